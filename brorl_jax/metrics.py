@@ -1,0 +1,234 @@
+"""Where numbers go: one JSON object per line, TensorBoard, and the terminal."""
+
+import json
+import math
+import os
+import pathlib
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import rich.console
+import rich.progress
+import tensorboardX
+from jaxtyping import Bool, Float
+
+from brorl_jax.types import Rollouts
+
+# Shown while the run goes on; the rest is in the files.
+_SHOWN = {
+  "reward/mean": "reward",
+  "sampling/pass_rate": "kept",
+  "policy/entropy": "entropy",
+  "rollout/tokens_per_s": "tokens/s",
+  "eval/pass_at_1": "held-out pass@1",
+}
+
+
+class JsonLines:
+  """A file with one JSON object per line, each with a "step"."""
+
+  def __init__(self, path: str | pathlib.Path, *, after: int):
+    """Opens it for appending, without what a killed run wrote past `after`.
+
+    Args:
+      path: Made if missing.
+      after: Last step whose lines stay.
+    """
+    path = pathlib.Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+      kept = [line for line in read_lines(path) if line["step"] <= after]
+      part = path.with_suffix(".part")
+      part.write_text("".join(json.dumps(line) + "\n" for line in kept))
+      os.replace(part, path)
+    self._file = path.open("a")
+
+  def write(self, *lines: Mapping[str, Any]) -> None:
+    """Appends; a process that is killed afterwards does not lose them."""
+    self._file.write("".join(json.dumps(dict(x)) + "\n" for x in lines))
+    self._file.flush()
+
+  def close(self) -> None:
+    self._file.close()
+
+
+def read_lines(path: str | pathlib.Path) -> list[dict[str, Any]]:
+  """The objects of a JSON lines file; a last line cut short is left out."""
+  lines = pathlib.Path(path).read_text().split("\n")
+  # A whole line ends with a newline, so the last piece is cut short or empty.
+  return [json.loads(line) for line in lines[:-1]]
+
+
+class Writer:
+  """Scalars of each step: metrics.jsonl, TensorBoard events, progress."""
+
+  def __init__(
+    self, workdir: str | pathlib.Path, *, after: int, steps: int
+  ):
+    """Continues the files of a run.
+
+    Args:
+      workdir: Of the run.
+      after: Last step that is done; what the files say of later ones is
+        dropped.
+      steps: Last step of the run.
+    """
+    workdir = pathlib.Path(workdir)
+    self._lines = JsonLines(workdir / "metrics.jsonl", after=after)
+    self._board = tensorboardX.SummaryWriter(
+      str(workdir), purge_step=after + 1, write_to_disk=True
+    )
+    self._progress = Progress(after=max(after, 0), steps=steps)
+
+  def write_scalars(self, step: int, scalars: Mapping[str, float | None]):
+    """One line of metrics.jsonl. None is null: not measured in this run."""
+    self._lines.write({"step": step, **scalars})
+    self._show(step, scalars)
+    self._progress.step(step, scalars)
+
+  def write_evaluation(self, step: int, scalars: Mapping[str, float]):
+    """An evaluation: to TensorBoard and the terminal."""
+    self._show(step, scalars)
+    self._progress.say(step, scalars)
+
+  def _show(self, step, scalars):
+    for name, value in scalars.items():
+      if value is not None:
+        self._board.add_scalar(name, value, step)
+    self._board.flush()
+
+  def close(self) -> None:
+    self._lines.close()
+    self._board.close()
+    self._progress.close()
+
+
+class Progress:
+  """A bar on a terminal, one plain line per step elsewhere."""
+
+  def __init__(self, *, after: int, steps: int):
+    self._steps = steps
+    self._first, self._start = after, time.monotonic()
+    self._bar = None
+    if sys.stderr.isatty():
+      self._bar = rich.progress.Progress(
+        rich.progress.TextColumn("step"),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.BarColumn(bar_width=20),
+        rich.progress.TimeRemainingColumn(),
+        rich.progress.TextColumn("{task.fields[numbers]}"),
+        console=rich.console.Console(stderr=True),
+      )
+      self._task = self._bar.add_task(
+        "", total=steps, completed=after, numbers="compiling"
+      )
+      self._bar.start()
+
+  def step(self, step: int, scalars: Mapping[str, float | None]) -> None:
+    numbers = _numbers(scalars)
+    if self._bar is not None:
+      self._bar.update(self._task, completed=step, numbers=numbers)
+      return
+    spent = time.monotonic() - self._start
+    left = spent / (step - self._first) * (self._steps - step)
+    print(
+      f"step {step}/{self._steps}  {numbers}  {spent:.0f} s, {left:.0f} s left",
+      file=sys.stderr,
+      flush=True,
+    )
+
+  def say(self, step: int, scalars: Mapping[str, float]) -> None:
+    line = f"step {step}/{self._steps}  {_numbers(scalars)}"
+    if self._bar is not None:
+      self._bar.console.print(line, highlight=False)
+    else:
+      print(line, file=sys.stderr, flush=True)
+
+  def close(self) -> None:
+    if self._bar is not None:
+      self._bar.stop()
+
+
+def _numbers(scalars: Mapping[str, float | None]) -> str:
+  shown = []
+  for name, label in _SHOWN.items():
+    value = scalars.get(name)
+    if value is not None:
+      digits = ",.0f" if value >= 100 else ".3f"
+      shown.append(f"{label} {value:{digits}}")
+  return "  ".join(shown)
+
+
+def of_groups(
+  rollouts: Rollouts,
+  reward: Float[np.ndarray, "P N"],
+  informative: Bool[np.ndarray, " P"],
+  *,
+  rollout_s: float,
+) -> dict[str, float]:
+  """What a step's rollouts look like, those that were not kept included.
+
+  Args:
+    rollouts: On the host.
+    reward: Raw.
+    informative: Which groups were kept for their rewards.
+    rollout_s: Seconds that sampling took.
+  """
+  length = rollouts.mask.sum(axis=2)
+  limit = rollouts.mask.shape[2]
+  # A response that used all T tokens and was not ended by its last one would
+  # need the stop ids to tell apart; the sampler counts both as full length.
+  return {
+    "reward/mean": float(reward.mean()),
+    "reward/std_within_group": float(reward.std(axis=1).mean()),
+    "sampling/pass_rate": float(informative.mean()),
+    "sampling/degenerate_fraction": float(1.0 - informative.mean()),
+    "rollout/tokens_per_s": float(length.sum() / rollout_s),
+    "rollout/samples_per_s": float(reward.size / rollout_s),
+    "rollout/slot_occupancy": float(rollouts.occupancy.mean()),
+    "rollout/length_mean": float(length.mean()),
+    "rollout/truncated_fraction": float((length == limit).mean()),
+    "theory/correct_mass": float(correct_mass(rollouts, reward).mean()),
+    "memory/peak_bytes": peak_bytes(),
+  }
+
+
+def correct_mass(
+  rollouts: Rollouts, reward: Float[np.ndarray, "P N"]
+) -> Float[np.ndarray, " P"]:
+  """Probability of the distinct rewarded responses that were seen.
+
+    mass[p] = sum of exp(sum_t logp[p,n,t]) over distinct n of largest reward
+
+  A lower bound of the probability of a right response, Q_pos in the paper: it
+  approaches it from below as N grows.
+  """
+  mass = np.zeros(len(reward))
+  probability = np.exp(rollouts.logp.sum(axis=2, dtype=np.float64))
+  for p in range(len(reward)):
+    right = reward[p] >= 1.0
+    _, first = np.unique(rollouts.tokens[p][right], axis=0, return_index=True)
+    mass[p] = probability[p][right][first].sum()
+  return mass
+
+
+def first_not_finite(scalars: Mapping[str, float | None]) -> str | None:
+  """Name of the first value that is NaN or infinite, or None."""
+  for name, value in scalars.items():
+    if value is not None and not math.isfinite(value):
+      return name
+  return None
+
+
+def peak_bytes() -> int:
+  """Most memory in use so far: of the first device, or of this process."""
+  stats = jax.local_devices()[0].memory_stats()
+  if stats and "peak_bytes_in_use" in stats:
+    return stats["peak_bytes_in_use"]
+  unit = 1 if sys.platform == "darwin" else 1024
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,1 @@
+"""The paper as functions: jax.numpy only, no I/O, no state."""

@@ -1,0 +1,33 @@
+"""How often at least one of k samples is right."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+
+def pass_at_k(
+  n: int, c: Int[Array, "*axes"], k: int
+) -> Float[Array, "*axes"]:
+  """Unbiased estimate of pass@k from c correct answers among n samples.
+
+    pass@k = 1 - C(n - c, k) / C(n, k) = 1 - prod_{i<k} (n - c - i) / (n - i)
+
+  The product needs no factorials, so it neither overflows nor cancels.
+
+  Args:
+    n: Samples taken.
+    c: Correct ones among them, in [0, n].
+    k: Samples the user may take, in [1, n].
+
+  Raises:
+    ValueError: k is not in [1, n].
+
+  References:
+    Chen et al. 2021 (Codex), arXiv:2107.03374, eq. 1.
+  """
+  if not 1 <= k <= n:
+    raise ValueError(f"k = {k} is not in [1, {n}]: only {n} samples were taken")
+  wrong = jnp.asarray(n - c, jnp.float32)[..., None]
+  i = jnp.arange(k, dtype=jnp.float32)
+  i = i.reshape((1,) * (wrong.ndim - 1) + (k,))
+  # A factor is 0 as soon as fewer than k samples are wrong.
+  return 1.0 - jnp.prod(jnp.maximum(wrong - i, 0.0) / (n - i), axis=-1)

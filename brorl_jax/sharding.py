@@ -1,0 +1,119 @@
+"""Where every array lives: two tables and two functions."""
+
+import re
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+# Parameter path -> the meaning of each of its axes. First match wins.
+PARAM_AXES = (
+  (r"embed/embedding", ("vocab", "width")),
+  (r"blocks/q/kernel", ("layer", "width", "heads", "head_size")),
+  (r"blocks/[kv]/kernel", ("layer", "width", "kv_heads", "head_size")),
+  (r"blocks/q/bias", ("layer", "heads", "head_size")),
+  (r"blocks/[kv]/bias", ("layer", "kv_heads", "head_size")),
+  (r"blocks/o/kernel", ("layer", "heads", "head_size", "width")),
+  (r"blocks/(gate|up)/kernel", ("layer", "width", "mlp")),
+  (r"blocks/down/kernel", ("layer", "mlp", "width")),
+  (r"blocks/ln_\w+/scale", ("layer", "width")),
+  (r"ln_final/scale", ("width",)),
+  (r"head/kernel", ("width", "vocab")),
+)
+
+# Meaning of an axis -> mesh axis. Change the strategy here, nowhere else.
+MESH_AXIS = {
+  "vocab": "model",
+  "heads": "model",
+  "kv_heads": "model",
+  "mlp": "model",
+  "width": "data",  # fully sharded: gathered just before use
+  "head_size": None,
+  "layer": None,  # scanned over
+}
+
+
+def make_mesh(data: int, model: int) -> Mesh:
+  """A mesh over all devices with axes "data" and "model".
+
+  Args:
+    data: Devices over which prompts and rows are spread; -1 takes what is left.
+    model: Devices over which heads and vocabulary are spread.
+
+  Raises:
+    ValueError: The devices of this machine do not fill the mesh.
+  """
+  count = jax.device_count()
+  wanted = f"mesh (data={data}, model={model})"
+  if model < 1 or (data < 1 and data != -1):
+    raise ValueError(f"{wanted}: sizes are positive, or -1 for data")
+  if data == -1:
+    data = max(count // model, 1)
+  if data * model != count:
+    raise ValueError(f"{wanted} does not fill the {count} devices that exist")
+  auto = (AxisType.Auto, AxisType.Auto)
+  return jax.make_mesh((data, model), ("data", "model"), axis_types=auto)
+
+
+def param_shardings(abstract_params: PyTree, mesh: Mesh) -> PyTree:
+  """A `NamedSharding` for every parameter.
+
+  Args:
+    abstract_params: Nested dict of `jax.ShapeDtypeStruct`.
+    mesh: Device mesh with axes "data" and "model".
+
+  Returns:
+    The same nested dict, of shardings.
+
+  Raises:
+    ValueError: A parameter has no rule, or its shape does not fit its rule.
+  """
+
+  def place(path, leaf) -> NamedSharding:
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    axes = next((a for r, a in PARAM_AXES if re.fullmatch(r, name)), None)
+    if axes is None:
+      raise ValueError(f"no sharding rule for {name} {leaf.shape}")
+    if len(axes) != len(leaf.shape):
+      raise ValueError(f"{name} {leaf.shape} does not have axes {axes}")
+    spec = PartitionSpec(*(MESH_AXIS[axis] for axis in axes))
+    for size, axis in zip(leaf.shape, spec, strict=True):
+      if axis is not None and size % mesh.shape[axis]:
+        raise ValueError(
+          f"{name} {leaf.shape}: {size} does not divide over the "
+          f"{mesh.shape[axis]} devices of mesh axis {axis!r}"
+        )
+    return NamedSharding(mesh, spec)
+
+  return jax.tree_util.tree_map_with_path(place, abstract_params)
+
+
+def state_shardings(abstract_state: PyTree, params: PyTree, mesh: Mesh):
+  """Shardings of a whole state: moments lie where their parameters lie.
+
+  Args:
+    abstract_state: Any pytree that holds copies of the parameters' tree, such
+      as an optimizer state, beside small leaves.
+    params: The abstract parameters.
+    mesh: Device mesh with axes "data" and "model".
+
+  Returns:
+    The same pytree, of shardings; leaves that are not parameters' are whole on
+    every device.
+  """
+  spec = param_shardings(params, mesh)
+  like = jax.tree.structure(params)
+  whole = NamedSharding(mesh, PartitionSpec())
+  is_params = lambda x: jax.tree.structure(x) == like
+  return jax.tree.map(
+    lambda x: spec if is_params(x) else whole, abstract_state, is_leaf=is_params
+  )
+
+
+def to_mesh(mesh: Mesh, spec: PartitionSpec, array: np.ndarray) -> jax.Array:
+  """A global array from the host copy that every process holds."""
+  sharding = NamedSharding(mesh, spec)
+  return jax.make_array_from_callback(
+    array.shape, sharding, lambda index: array[index]
+  )

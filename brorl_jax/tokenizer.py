@@ -1,0 +1,174 @@
+"""Hugging Face tokenizers: text <-> token ids, prompts by chat template."""
+
+import collections
+import json
+import pathlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+
+class Tokenizer:
+  """A `tokenizer.json`, read as it stands.
+
+  transformers' AutoTokenizer replaces the pre-tokenizer of some directories by
+  the one of their model type; the class used here does not.
+
+  Attributes:
+    stop_ids: Every id that ends a response.
+    size: Number of ids.
+  """
+
+  def __init__(self, directory: str | pathlib.Path):
+    """Reads a Hugging Face directory.
+
+    Raises:
+      ValueError: It holds no tokenizer.json that can be read.
+    """
+    from transformers import PreTrainedTokenizerFast  # 1 s, not for --help
+
+    directory = pathlib.Path(directory)
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+      raise ValueError(f"{path} is missing")
+    try:
+      self._tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
+    except Exception as e:  # the Rust parser raises bare Exception
+      first = str(e).splitlines()[0]
+      raise ValueError(f"{path} is damaged: {first}") from None
+    self.size = len(self._tokenizer)
+    self.stop_ids = _stop_ids(directory, self._tokenizer.eos_token_id)
+
+  def render(self, question: str) -> list[int]:
+    """The ids of a question as the model's own template poses it."""
+    return self._tokenizer.apply_chat_template(
+      [{"role": "user", "content": question}],
+      add_generation_prompt=True,
+      return_dict=False,
+    )
+
+  def encode(self, text: str) -> list[int]:
+    """Ids of plain text, nothing added."""
+    return self._tokenizer.encode(text, add_special_tokens=False)
+
+  def decode(self, responses: Iterable[Sequence[int]]) -> list[str]:
+    """Texts of responses, without what ends them."""
+    return self._tokenizer.batch_decode(
+      list(responses), skip_special_tokens=True
+    )
+
+
+def _stop_ids(directory: pathlib.Path, eos: int | None) -> tuple[int, ...]:
+  """Ids that `generation_config.json` names, else the tokenizer's."""
+  path = directory / "generation_config.json"
+  ids = eos
+  if path.is_file():
+    ids = json.loads(path.read_text()).get("eos_token_id", eos)
+  ids = [ids] if isinstance(ids, int) else ids
+  if not ids:
+    raise ValueError(f"{directory} names no token that ends a response")
+  return tuple(ids)
+
+
+def left_pad(
+  prompts: Sequence[Sequence[int]], width: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Tokens [P,S] and mask [P,S] with every prompt's last token in the last place.
+
+  Raises:
+    ValueError: A prompt is empty, or longer than `width`.
+  """
+  tokens = np.zeros((len(prompts), width), np.int32)
+  mask = np.zeros((len(prompts), width), bool)
+  for row, ids in enumerate(prompts):
+    if not 0 < len(ids) <= width:
+      raise ValueError(
+        f"prompt {row} has {len(ids)} tokens; the budget is 1 to {width}"
+      )
+    tokens[row, width - len(ids) :] = ids
+    mask[row, width - len(ids) :] = True
+  return tokens, mask
+
+
+# How Qwen2 splits text before byte-pair merges. transformers uses it for every
+# directory whose config.json says qwen2, so a tokenizer of such a directory
+# must be trained with it.
+_QWEN2_SPLIT = (
+  r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+  r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_PAD, _ASK, _END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+_TEMPLATE = (
+  "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+  "{% if add_generation_prompt %}" + _ASK + "{% endif %}"
+)
+
+
+def build(
+  directory: str | pathlib.Path, texts: Sequence[str], *, size: int
+) -> Tokenizer:
+  """Trains a byte-level BPE on `texts` and writes it as a Hugging Face directory.
+
+  Sentences that the texts share word for word become one token each: puzzles
+  are posed in the same few words, and a prompt is then a dozen tokens, not a
+  hundred.
+
+  Args:
+    directory: Where tokenizer.json and the template go.
+    texts: Questions. Same texts, same tokenizer.
+    size: Number of ids, the special ones included.
+  """
+  import tokenizers
+  from transformers import PreTrainedTokenizerFast
+
+  phrases = _phrases(texts)
+  split = tokenizers.Regex(_QWEN2_SPLIT)
+  bpe = _train_bpe(texts, split, size - len(phrases), [_PAD, _ASK, _END])
+  bpe.add_tokens([tokenizers.AddedToken(p, normalized=False) for p in phrases])
+  PreTrainedTokenizerFast(
+    tokenizer_object=bpe,
+    eos_token=_END,
+    pad_token=_PAD,
+    padding_side="left",
+    chat_template=_TEMPLATE,
+  ).save_pretrained(directory)
+  return Tokenizer(directory)
+
+
+def _train_bpe(texts, split, size, special):
+  from tokenizers import Tokenizer as Rust
+  from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+  bpe = Rust(models.BPE())
+  bpe.normalizer = normalizers.NFC()
+  bytes_only = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+  bpe.pre_tokenizer = pre_tokenizers.Sequence(
+    [pre_tokenizers.Split(split, "isolated"), bytes_only]
+  )
+  bpe.decoder = decoders.ByteLevel()
+  trainer = trainers.BpeTrainer(
+    vocab_size=size,
+    special_tokens=special,
+    initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+    show_progress=False,
+  )
+  bpe.train_from_iterator(texts, trainer)
+  return bpe
+
+
+def _phrases(texts: Sequence[str]) -> list[str]:
+  """Stretches of several words that at least 1 % of the texts share.
+
+  Found by a BPE whose merges may cross blanks; only digits stay apart.
+  """
+  import tokenizers
+
+  bpe = _train_bpe(texts, tokenizers.Regex("[0-9]"), 700, [])
+  used = collections.Counter()
+  for encoding in bpe.encode_batch(list(texts)):
+    used.update(set(encoding.ids))
+  common = [bpe.decode([i]) for i, n in used.items() if n >= len(texts) / 100]
+  found = [text for text in common if len(text.split()) > 1]
+  # "the letter "e" appear" is "the letter " and "appear" with an accident.
+  inside = lambda text: any(p != text and p in text for p in found)
+  return sorted(text for text in found if not inside(text))

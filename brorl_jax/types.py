@@ -1,0 +1,59 @@
+"""What flows along the arrows of the figure: one frozen struct per arrow."""
+
+import dataclasses
+from typing import Any
+
+import jax
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+_pytree = jax.tree_util.register_dataclass
+
+
+@_pytree
+@dataclasses.dataclass(frozen=True)
+class Prompts:
+  """Prompts of one call of the sampler, left-padded: the last token is real."""
+
+  tokens: Int[Array, "P S"]
+  mask: Bool[Array, "P S"]  # True on real tokens
+  index: Int[Array, " P"]  # p of the rollouts' keys: candidate of this step
+
+
+@_pytree
+@dataclasses.dataclass(frozen=True)
+class Rollouts:
+  """N responses to each prompt, right-padded."""
+
+  tokens: Int[Array, "P N T"]  # 0 after the end
+  logp: Float[Array, "P N T"]  # of the behaviour distribution, nats; 0 after
+  mask: Bool[Array, "P N T"]  # True on sampled tokens, the end token included
+  occupancy: Float[Array, " P"]  # share of slot-steps that wrote a token
+
+
+@_pytree
+@dataclasses.dataclass(frozen=True)
+class Batch:
+  """One minibatch: C microbatches of P blocks of R rows of the same prompt.
+
+  A group of N rollouts is spread over as many blocks as it needs.
+  """
+
+  prompt: Int[Array, "C P S"]
+  prompt_mask: Bool[Array, "C P S"]
+  response: Int[Array, "C P R T"]
+  mask: Bool[Array, "C P R T"]
+  logp_old: Float[Array, "C P R T"]  # of the sampler
+  advantage: Float[Array, "C P R"]
+  weight: Float[Array, "C P R"]  # identical rollouts this row stands for
+  used: Int[Array, ""]  # microbatches that hold any row, at most C
+
+
+@_pytree
+@dataclasses.dataclass(frozen=True)
+class State:
+  """All that a step changes, and all that a checkpoint holds."""
+
+  step: Int[Array, ""]
+  params: PyTree
+  opt: Any  # optax's
+  reference: PyTree | None  # parameters of the KL term; None if its weight is 0

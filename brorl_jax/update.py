@@ -1,0 +1,330 @@
+"""One optimizer update from a minibatch of rollouts.
+
+`pack` cuts kept groups into blocks of rows on the host; `minibatch_step` adds
+up the gradients of all microbatches and applies them, as one program.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from brorl_jax.rl import losses
+from brorl_jax.rl.mean import Mean
+from brorl_jax.types import Batch, Prompts, Rollouts, State
+
+# (params, prompt [P,S], prompt mask [P,S], response [P,R,T]) -> logits [P,R,T,V]
+ResponseLogits = Callable[[PyTree, Array, Array, Array], Array]
+
+
+def optimizer(
+  *,
+  lr: float,
+  warmup: int,
+  total: int | None,
+  b1: float,
+  b2: float,
+  eps: float,
+  weight_decay: float,
+  max_grad_norm: float,
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
+  """AdamW behind clipping by global norm, and its learning rate by update.
+
+  Args:
+    lr: Largest learning rate.
+    warmup: Updates over which it rises linearly from 0; the first uses
+      lr / warmup.
+    total: Updates over which it then falls to 0 as a cosine; constant if None.
+    b1: Decay of the first moment.
+    b2: Decay of the second moment.
+    eps: Added to the root of the second moment.
+    weight_decay: Decoupled, per unit of learning rate.
+    max_grad_norm: Longer gradients are scaled down to it.
+  """
+  ramp = optax.linear_schedule(lr / max(warmup, 1), lr, max(warmup - 1, 1))
+  after = optax.constant_schedule(lr)
+  if total is not None:
+    after = optax.cosine_decay_schedule(lr, max(total - warmup, 1))
+  schedule = optax.join_schedules([ramp, after], [warmup])
+  adamw = optax.adamw(
+    schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay
+  )
+  return optax.chain(optax.clip_by_global_norm(max_grad_norm), adamw), schedule
+
+
+def init_state(
+  params: PyTree, tx: optax.GradientTransformation, *, keep_reference: bool
+) -> State:
+  """The state before the first step."""
+  copy = lambda tree: jax.tree.map(jnp.copy, tree)
+  return State(
+    step=jnp.int32(0),
+    params=params,
+    opt=tx.init(params),
+    reference=copy(params) if keep_reference else None,
+  )
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Stats:
+  """Sums over a minibatch; `Mean`s add up over microbatches."""
+
+  loss: Mean  # without the KL term
+  kl_ref: Mean  # k2, nats per token; 0 without a reference
+  clip_fraction: Mean
+  entropy: Mean  # of the policy at the sampled positions, nats per token
+  logp_gap: Mean  # |trainer - sampler|, nats; means something before any update
+  logp_gap_max: Float[Array, ""]
+  grad_norm: Float[Array, ""]  # before clipping
+  finite: Bool[Array, " leaves"]  # per parameter, in the tree's order
+
+
+@dataclasses.dataclass(frozen=True)
+class Objective:
+  """Constants of the loss; hashable, so jit may close over it."""
+
+  clip_low: float
+  clip_high: float
+  kl_weight: float  # beta
+  kl_clamp: float  # nats
+  temperature: float  # of the sampler
+
+
+def token_logp(
+  logits: Float[Array, "*axes V"], tokens: Int[Array, "*axes"]
+) -> tuple[Float[Array, "*axes"], Float[Array, "*axes"]]:
+  """Log-probability of `tokens` and entropy of the distribution, in nats."""
+  logp = jax.nn.log_softmax(logits)
+  chosen = jnp.take_along_axis(logp, tokens[..., None], axis=-1)[..., 0]
+  return chosen, -jnp.sum(jnp.exp(logp) * logp, axis=-1)
+
+
+def loss_and_stats(
+  params: PyTree,
+  reference: PyTree | None,
+  micro: Batch,
+  *,
+  response_logits: ResponseLogits,
+  objective: Objective,
+) -> tuple[Float[Array, ""], Stats]:
+  """Summed loss of one microbatch, to be divided by the minibatch's count.
+
+    total = sum over tokens of weight * (ppo_clip + beta * k2)
+
+  Args:
+    params: Differentiated.
+    reference: Parameters of the KL term's reference policy, or None.
+    micro: One microbatch: a `Batch` without its leading axis.
+    response_logits: The policy.
+    objective: Constants.
+  """
+  flat = lambda x: x.reshape(-1, *x.shape[2:])
+  mask, weight = flat(micro.mask), flat(micro.weight)
+  logp_old = flat(micro.logp_old)
+
+  def score(params):
+    logits = response_logits(
+      params, micro.prompt, micro.prompt_mask, micro.response
+    )
+    logp, entropy = token_logp(logits / objective.temperature, micro.response)
+    return flat(logp), flat(entropy)
+
+  logp, entropy = score(params)
+  loss, ppo = losses.ppo_clip(
+    logp,
+    logp_old,
+    flat(micro.advantage),
+    mask,
+    clip_low=objective.clip_low,
+    clip_high=objective.clip_high,
+    weight=weight,
+  )
+  total, kl_ref = loss.total, Mean(jnp.zeros(()), jnp.zeros(()))
+  if reference is not None:
+    logp_ref, _ = score(jax.lax.stop_gradient(reference))
+    kl_ref = losses.kl_k2(
+      logp, logp_ref, mask, clamp=objective.kl_clamp, weight=weight
+    )
+    total += objective.kl_weight * kl_ref.total
+
+  gap = jnp.where(mask, jnp.abs(logp - logp_old), 0.0)
+  weight_BT = losses.per_token(weight, mask)
+  stats = Stats(
+    loss=loss,
+    kl_ref=kl_ref,
+    clip_fraction=ppo.clip_fraction,
+    entropy=Mean.of(entropy, mask, weight_BT),
+    logp_gap=Mean.of(gap, mask, weight_BT),
+    logp_gap_max=jnp.max(gap),
+    grad_norm=jnp.zeros(()),
+    finite=jnp.ones(len(jax.tree.leaves(params)), bool),
+  )
+  return total, jax.lax.stop_gradient(stats)
+
+
+def gradient(
+  params: PyTree,
+  reference: PyTree | None,
+  batch: Batch,
+  *,
+  response_logits: ResponseLogits,
+  objective: Objective,
+) -> tuple[PyTree, Stats]:
+  """Gradient of the minibatch's mean loss: one division, at the end.
+
+    grad = (sum over microbatches of d total / d params) / count
+
+  Only the `used` first microbatches are computed, whatever C is.
+  """
+  differentiate = jax.value_and_grad(
+    functools.partial(
+      loss_and_stats, response_logits=response_logits, objective=objective
+    ),
+    has_aux=True,
+  )
+  one = lambda i: jax.tree.map(
+    lambda x: x[i] if x.ndim else x, batch, is_leaf=lambda x: x is None
+  )
+
+  def add(i, carry):
+    grads, stats = carry
+    (_, more), grad = differentiate(params, reference, one(i))
+    gap = jnp.maximum(stats.logp_gap_max, more.logp_gap_max)
+    stats = jax.tree.map(jnp.add, stats, more)
+    stats = dataclasses.replace(stats, logp_gap_max=gap, finite=more.finite)
+    return jax.tree.map(jnp.add, grads, grad), stats
+
+  (_, shape), _ = jax.eval_shape(differentiate, params, reference, one(0))
+  start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (params, shape))
+  grads, stats = jax.lax.fori_loop(0, batch.used, add, start)
+  count = jnp.maximum(stats.loss.count, 1.0)
+  grads = jax.tree.map(lambda g: g / count, grads)
+  finite = jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(grads)])
+  stats = dataclasses.replace(
+    stats, grad_norm=optax.tree.norm(grads), finite=finite
+  )
+  return grads, stats
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=("tx", "response_logits", "objective"),
+  donate_argnames="state",
+)
+def minibatch_step(
+  state: State,
+  batch: Batch,
+  *,
+  tx: optax.GradientTransformation,
+  response_logits: ResponseLogits,
+  objective: Objective,
+) -> tuple[State, Stats]:
+  """One optimizer update. `state` is donated; its step does not change."""
+  grads, stats = gradient(
+    state.params,
+    state.reference,
+    batch,
+    response_logits=response_logits,
+    objective=objective,
+  )
+  updates, opt = tx.update(grads, state.opt, state.params)
+  params = optax.apply_updates(state.params, updates)
+  return dataclasses.replace(state, params=params, opt=opt), stats
+
+
+def first_bad_path(params: PyTree, finite: np.ndarray) -> str | None:
+  """Path of the first parameter whose gradient is not finite, or None."""
+  paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+  bad = np.flatnonzero(~np.asarray(finite))
+  if not bad.size:
+    return None
+  return jax.tree_util.keystr(paths[bad[0]], simple=True, separator="/")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """The static shape of minibatches."""
+
+  rows: int  # R, rollouts per block; all of one prompt
+  blocks: int  # P, blocks per microbatch over all devices
+  micro: int  # C, microbatches that a minibatch may need
+
+  @staticmethod
+  def of(prompts: int, n: int, *, rows: int, blocks: int) -> "Layout":
+    """Room for `prompts` groups of `n` different rollouts."""
+    most = prompts * -(-n // rows)
+    return Layout(rows, blocks, -(-most // blocks))
+
+
+def split(groups: int, minibatches: int, seed: Sequence[int]) -> np.ndarray:
+  """Which groups go into which minibatch: [minibatches, groups / minibatches].
+
+  Whole groups, shuffled: a minibatch averages over as many prompts as it can.
+  """
+  order = np.random.default_rng(list(seed)).permutation(groups)
+  return np.sort(order.reshape(minibatches, -1), axis=1)
+
+
+def pack(
+  prompts: Prompts,
+  rollouts: Rollouts,
+  advantage: Float[np.ndarray, "P N"],
+  layout: Layout,
+) -> Batch:
+  """Cuts groups into blocks; of identical rollouts of a group one is kept.
+
+  Identical rollouts have equal advantage and log-probability, so that one with
+  the count as its weight has exactly the gradient of all of them. With short
+  answers most of a group of 512 are copies.
+
+  Args:
+    prompts: P prompts, on the host.
+    rollouts: Their N rollouts, on the host.
+    advantage: One per rollout.
+    layout: Must have room for all blocks.
+  """
+  P, N, T = rollouts.tokens.shape
+  C, B, R = layout.micro, layout.blocks, layout.rows
+  blocks = []  # (prompt, rows of it, how often each occurs)
+  for p in range(P):
+    length = np.sum(rollouts.mask[p], axis=1, dtype=np.int32)
+    content = np.concatenate([rollouts.tokens[p], length[:, None]], axis=1)
+    _, first, count = np.unique(
+      content, axis=0, return_index=True, return_counts=True
+    )
+    order = np.argsort(first)  # by n, so that blocks do not depend on token ids
+    first, count = first[order], count[order]
+    for start in range(0, len(first), R):
+      at = slice(start, start + R)
+      blocks.append((p, first[at], count[at]))
+
+  S = prompts.tokens.shape[1]
+  out = Batch(
+    prompt=np.zeros((C * B, S), np.int32),
+    # A block without rows still needs a prompt with a last token.
+    prompt_mask=np.zeros((C * B, S), bool),
+    response=np.zeros((C * B, R, T), np.int32),
+    mask=np.zeros((C * B, R, T), bool),
+    logp_old=np.zeros((C * B, R, T), np.float32),
+    advantage=np.zeros((C * B, R), np.float32),
+    weight=np.zeros((C * B, R), np.float32),
+    used=np.int32(-(-len(blocks) // B)),
+  )
+  out.prompt_mask[:, -1] = True
+  for i, (p, rows, count) in enumerate(blocks):
+    to = (i, slice(len(rows)))
+    out.prompt[i] = prompts.tokens[p]
+    out.prompt_mask[i] = prompts.mask[p]
+    out.response[to] = rollouts.tokens[p, rows]
+    out.mask[to] = rollouts.mask[p, rows]
+    out.logp_old[to] = rollouts.logp[p, rows]
+    out.advantage[to] = advantage[p, rows]
+    out.weight[to] = count
+  fold = lambda x: x.reshape(C, B, *x.shape[1:]) if x.ndim else x
+  return jax.tree.map(fold, out)

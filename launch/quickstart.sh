@@ -1,0 +1,18 @@
+#!/usr/bin/env bash
+# From a fresh machine to a trained policy: environment, installation, main job.
+#
+#   bash launch/quickstart.sh                       configs/n512.py into runs/n512
+#   bash launch/quickstart.sh --config.steps=5      any flag of brorl_jax.main
+#
+# Run it again and it goes on where it was. PYTHON= and VENV= as in environment.sh;
+# WORKDIR= is where the run goes. Relative paths in flags count from the repository.
+set -euo pipefail
+# shellcheck source=launch/environment.sh
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+
+prepare requirements.txt
+workdir="$(absolute "${WORKDIR:-$root/runs/n512}")"
+cd "$root"
+say "python -m brorl_jax.main --config=configs/n512.py --workdir=$workdir${*:+ $*}"
+# exec: a SIGTERM meant for the job reaches it.
+exec "$python" -m brorl_jax.main --config=configs/n512.py --workdir="$workdir" "$@"

@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# Every check there is: format, lint, types, tests. CI runs this and nothing else.
+#
+#   bash launch/test.sh                  all but the slow tests
+#   bash launch/test.sh -k losses        any flag of pytest
+#
+# PYTHON= and VENV= as in environment.sh.
+set -euo pipefail
+# shellcheck source=launch/environment.sh
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+
+prepare requirements-dev.txt
+cd "$root"
+# Named, so that an environment kept in the repository is not checked.
+ours=(brorl_jax configs launch tests third_party)
+say "ruff format --check"
+"$python" -m ruff format --check "${ours[@]}" ||
+  fail "not formatted; mend with: '$python' -m ruff format ${ours[*]}"
+say "ruff check"
+"$python" -m ruff check "${ours[@]}"
+say "pyright"
+"$python" -m pyright --pythonpath "$python"
+say "pytest${*:+ $*}"
+exec "$python" -m pytest "$@"
