@@ -57,7 +57,7 @@ def evaluate(
           "task": real[p].family,
           "sample": n,
           "tokens": int(length[p, n]),
-          "truncated": bool(length[p, n] == out.mask.shape[2]),
+          "truncated": bool(out.truncated[p, n]),
           "score": verdict.score,
           "pass": verdict.status == "pass",
           "answer": verdict.answer,

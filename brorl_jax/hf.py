@@ -70,7 +70,9 @@ def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
   }
   for field, (got, want) in supported.items():
     if got != want:
-      raise ValueError(f"{path}: {field} {got!r} is not supported, only {want!r}")
+      raise ValueError(
+        f"{path}: {field} {got!r} is not supported, only {want!r}"
+      )
   try:
     heads = c["num_attention_heads"]
     return Policy(
@@ -132,18 +134,24 @@ def load(
         raise ValueError(f"{directory}: {name} is {value.shape}, not {want}")
       value = value.astype(np.float32)
       if not np.isfinite(value).all():
-        raise ValueError(f"{directory}: {name} holds values that are not finite")
+        raise ValueError(
+          f"{directory}: {name} holds values that are not finite"
+        )
       parts.append(value.T if keys[-1] == "kernel" else value)
     return np.stack(parts).reshape(leaf.shape)
 
   host = jax.tree_util.tree_map_with_path(take, abstract)
   if tensors:
-    raise ValueError(f"{directory}: unknown tensors {', '.join(sorted(tensors))}")
+    raise ValueError(
+      f"{directory}: unknown tensors {', '.join(sorted(tensors))}"
+    )
   if mesh is None:
     return policy, jax.tree.map(jnp.asarray, host)
   places = sharding.param_shardings(abstract, mesh)
   return policy, jax.tree.map(
-    lambda a, place: jax.make_array_from_callback(a.shape, place, a.__getitem__),
+    lambda a, place: jax.make_array_from_callback(
+      a.shape, place, a.__getitem__
+    ),
     host,
     places,
   )

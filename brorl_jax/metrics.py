@@ -67,9 +67,7 @@ def read_lines(path: str | pathlib.Path) -> list[dict[str, Any]]:
 class Writer:
   """Scalars of each step: metrics.jsonl, TensorBoard events, progress."""
 
-  def __init__(
-    self, workdir: str | pathlib.Path, *, after: int, steps: int
-  ):
+  def __init__(self, workdir: str | pathlib.Path, *, after: int, steps: int):
     """Continues the files of a run.
 
     Args:
@@ -180,9 +178,6 @@ def of_groups(
     rollout_s: Seconds that sampling took.
   """
   length = rollouts.mask.sum(axis=2)
-  limit = rollouts.mask.shape[2]
-  # A response that used all T tokens and was not ended by its last one would
-  # need the stop ids to tell apart; the sampler counts both as full length.
   return {
     "reward/mean": float(reward.mean()),
     "reward/std_within_group": float(reward.std(axis=1).mean()),
@@ -192,7 +187,7 @@ def of_groups(
     "rollout/samples_per_s": float(reward.size / rollout_s),
     "rollout/slot_occupancy": float(rollouts.occupancy.mean()),
     "rollout/length_mean": float(length.mean()),
-    "rollout/truncated_fraction": float((length == limit).mean()),
+    "rollout/truncated_fraction": float(rollouts.truncated.mean()),
     "theory/correct_mass": float(correct_mass(rollouts, reward).mean()),
     "memory/peak_bytes": peak_bytes(),
   }

@@ -64,8 +64,8 @@ class Policy:
   def init(self, key: Key[Array, ""]) -> PyTree:
     """Random float32 parameters, N(0, 0.02^2), norms 1 and biases 0."""
     k_embed, k_blocks, k_head = jax.random.split(key, 3)
-    module = lambda make: lambda k: nnx.to_pure_dict(
-      nnx.state(make(self, rngs=nnx.Rngs(params=k)))
+    module = lambda make: (
+      lambda k: nnx.to_pure_dict(nnx.state(make(self, rngs=nnx.Rngs(params=k))))
     )
     params = module(_Outside)(k_embed)
     keys = jax.random.split(k_blocks, self.layers)

@@ -220,10 +220,12 @@ def decode(
       suffix=policy.suffix(P, R, T),
     ),
   )
+  final = jnp.take_along_axis(last.tokens, last.lengths[..., None] - 1, axis=2)
   return Rollouts(
     tokens=last.tokens,
     logp=last.logp,
     mask=jnp.arange(T)[None, None] < last.lengths[..., None],
+    truncated=~ended(final[..., 0]),
     occupancy=last.busy / jnp.maximum(last.step * R, 1),
   )
 

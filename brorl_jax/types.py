@@ -27,6 +27,7 @@ class Rollouts:
   tokens: Int[Array, "P N T"]  # 0 after the end
   logp: Float[Array, "P N T"]  # of the behaviour distribution, nats; 0 after
   mask: Bool[Array, "P N T"]  # True on sampled tokens, the end token included
+  truncated: Bool[Array, "P N"]  # cut at T tokens, without an end token
   occupancy: Float[Array, " P"]  # share of slot-steps that wrote a token
 
 

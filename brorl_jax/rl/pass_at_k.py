@@ -4,9 +4,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 
-def pass_at_k(
-  n: int, c: Int[Array, "*axes"], k: int
-) -> Float[Array, "*axes"]:
+def pass_at_k(n: int, c: Int[Array, "*axes"], k: int) -> Float[Array, "*axes"]:
   """Unbiased estimate of pass@k from c correct answers among n samples.
 
     pass@k = 1 - C(n - c, k) / C(n, k) = 1 - prod_{i<k} (n - c - i) / (n - i)

@@ -1,0 +1,1 @@
+"""Flags -> config -> wiring, in the order of the README's figure."""

@@ -1,0 +1,86 @@
+"""The command.
+
+  python -m brorl_jax.main --config=configs/n512.py --workdir=runs/n512
+
+Every field of the config can be overridden: --config.lr=1e-4. The same command
+again resumes a run that was stopped. The status is 0 only if the last step was
+reached and saved.
+"""
+
+import ctypes
+import os
+import pathlib
+import sys
+
+from absl import app, flags
+from ml_collections import config_flags
+
+from brorl_jax.main import settings
+
+_CONFIG = config_flags.DEFINE_config_file(
+  "config", None, "Which run: a file of configs/.", lock_config=True
+)
+_WORKDIR = flags.DEFINE_string(
+  "workdir", None, "Folder of the run: metrics, checkpoints, report."
+)
+_MODE = flags.DEFINE_enum(
+  "mode",
+  "train",
+  ["train", "warmup"],
+  "train: reinforcement learning. warmup: makes the embedded policy.",
+)
+_ALLOW_CHANGE = flags.DEFINE_bool(
+  "allow_config_change",
+  False,
+  "Resume a run although it was started with another config.",
+)
+
+
+def main(argv: list[str]) -> None:
+  """Dispatches; what the user can mend is one line and status 2."""
+  try:
+    if len(argv) > 1:
+      raise settings.UserError(f"{argv[1]!r} is not a flag; see --help")
+    for flag in (_CONFIG, _WORKDIR):
+      if flag.value is None:
+        raise settings.UserError(f"--{flag.name} is missing; see --help")
+    keep_freed_memory()
+    # It would say on every start that there is no PyTorch, which is intended.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    workdir = pathlib.Path(_WORKDIR.value)
+    # Not above: jax and transformers take seconds to load, and --help or a
+    # misspelt flag should not cost that.
+    if _MODE.value == "train":
+      from brorl_jax.main import training
+
+      training.run(_CONFIG.value, workdir, allow_change=_ALLOW_CHANGE.value)
+    else:
+      from brorl_jax.main import warming
+
+      warming.run(_CONFIG.value, workdir)
+  except settings.UserError as e:
+    print(f"error: {e}", file=sys.stderr)
+    sys.exit(2)
+  except KeyboardInterrupt:
+    print("interrupted; the same command resumes", file=sys.stderr)
+    sys.exit(130)
+
+
+def keep_freed_memory() -> None:
+  """Tells glibc to reuse large blocks instead of returning them.
+
+  XLA frees its work space after every call; getting it back from the kernel
+  page by page took half of an update on CPU. Elsewhere this does nothing.
+  """
+  try:
+    mallopt = ctypes.CDLL(None).mallopt
+  except (AttributeError, OSError, TypeError):
+    return
+  M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX = -1, -2, -4
+  mallopt(M_MMAP_MAX, 0)
+  mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+  mallopt(M_TOP_PAD, 64 << 20)
+
+
+if __name__ == "__main__":
+  app.run(main, flags_parser=settings.parse_flags)

@@ -1,0 +1,217 @@
+"""What can be refused before anything is loaded: flags, values, folders."""
+
+import difflib
+import importlib.metadata
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from absl import flags
+from ml_collections import ConfigDict, config_flags
+
+# A run may go on with other values of these and still be the same run.
+_FREE = {"steps", "save_every", "keep_checkpoints", "samples_shown"}
+_LIBRARIES = (
+  "jax",
+  "flax",
+  "optax",
+  "orbax-checkpoint",
+  "transformers",
+  "reasoning-gym",
+  "numpy",
+)
+# What Python says of a value of the wrong type, and what it means.
+_BETTER = {
+  r"invalid literal for int\(\) with base 10: (.*)": r"\1 is not an integer",
+  r"could not convert string to float: (.*)": r"\1 is not a number",
+}
+
+
+class UserError(Exception):
+  """What the user can mend, in one line."""
+
+
+def parse_flags(argv: list[str]) -> list[str]:
+  """absl's parser, with one line instead of a traceback."""
+  try:
+    _check_overrides(argv[1:])
+    return flags.FLAGS(argv)
+  except UserError as e:
+    line = str(e)
+  except flags.UnrecognizedFlagError as e:
+    known = [*flags.FLAGS]
+    line = f"there is no --{e.flagname}{_hint(e.flagname, known, '--')}"
+  except Exception as e:  # a config file is code and may raise anything
+    line = (str(e).strip() or type(e).__name__).splitlines()[0]
+    for said, better in _BETTER.items():
+      line = re.sub(said, better, line)
+  print(f"error: {line}", file=sys.stderr)
+  sys.exit(2)
+
+
+def _check_overrides(args: list[str]) -> None:
+  """Config file and fields on the command line exist.
+
+  ml_collections would say so too, in a traceback and without a close match.
+  """
+  line = " ".join(args)
+  files = re.findall(r"(?:^| )--?config[= ]([^\s:]+)", line)
+  if not files:
+    return
+  path = pathlib.Path(files[-1])
+  if not path.is_file():
+    near = [str(p) for p in path.parent.glob("[!_]*.py")]
+    raise UserError(f"config file {path} is missing{_hint(str(path), near)}")
+  holder = flags.FlagValues()
+  one = ["", f"--config={path}"]
+  config_flags.DEFINE_config_file("config", flag_values=holder, sys_argv=one)
+  holder(one)
+  fields = list(flatten(holder.config.to_dict()))
+  for name in re.findall(r"(?:^| )--?(?:no)?config\.([\w.]+)", line):
+    if name not in fields:
+      raise UserError(
+        f"there is no --config.{name}{_hint(name, fields, '--config.')}"
+      )
+
+
+def _hint(given: str, known: list[str], prefix: str = "") -> str:
+  close = difflib.get_close_matches(given, known, 1, cutoff=0.5)
+  if close:
+    return f"; did you mean {prefix}{close[0]}?"
+  return "; configs/base.py lists all fields" if "config" in prefix else ""
+
+
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+  """Nested dict -> {"a.b": value}."""
+  out = {}
+  for key, value in values.items():
+    if isinstance(value, dict):
+      out |= flatten(value, f"{prefix}{key}.")
+    else:
+      out[prefix + key] = value
+  return out
+
+
+def check_training(c: ConfigDict) -> None:
+  """Raises UserError at the first value that cannot work."""
+  for field, good, must in _training_rules(c):
+    if not good:
+      raise UserError(f"config.{field} = {c[field]!r} must be {must}")
+
+
+def _training_rules(c: ConfigDict) -> Iterator[tuple[str, bool, str]]:
+  counts = (
+    "steps samples round_samples max_rounds prompt_tokens max_new_tokens "
+    "minibatches rows blocks save_every keep_checkpoints eval_every "
+    "eval_prompts eval_n mesh_model"
+  )
+  for field in counts.split():
+    yield field, c[field] >= 1, "at least 1"
+  yield "seed", 0 <= c.seed < 2**31, "0 to 2**31 - 1"
+  yield "n", c.n >= 2, "at least 2: a group is compared with its own mean"
+  for field in ("samples", "round_samples"):
+    good = c[field] % c.n == 0
+    yield field, good, f"a multiple of n = {c.n}"
+  prompts = c.samples // c.n
+  good = prompts % c.minibatches == 0
+  yield "minibatches", good, f"a divisor of samples / n = {prompts} prompts"
+  yield "slots", 0 <= c.slots <= c.n, f"0 to n = {c.n}"
+  yield "temperature", c.temperature > 0.0, "positive; greedy cannot explore"
+  yield "clip_low", 0.0 < c.clip_low < 1.0, "between 0 and 1"
+  yield "clip_high", c.clip_high > 0.0, "positive"
+  yield "kl_weight", c.kl_weight >= 0.0, "0 or positive"
+  yield "kl_clamp", c.kl_clamp > 0.0, "positive"
+  yield "lr", c.lr > 0.0, "positive"
+  yield "warmup", c.warmup >= 0, "0 or positive"
+  for field in ("b1", "b2"):
+    yield field, 0.0 <= c[field] < 1.0, "at least 0 and below 1"
+  yield "eps", c.eps > 0.0, "positive"
+  yield "weight_decay", c.weight_decay >= 0.0, "0 or positive"
+  yield "max_grad_norm", c.max_grad_norm > 0.0, "positive"
+  good = c.dtype in ("float32", "bfloat16")
+  yield "dtype", good, "'float32' or 'bfloat16'"
+  yield "mesh_data", c.mesh_data >= 1 or c.mesh_data == -1, "positive, or -1"
+  yield "samples_shown", c.samples_shown >= 0, "0 or positive"
+
+
+def check_mesh(c: ConfigDict, data: int) -> None:
+  """Raises UserError if work does not spread evenly over the data axis."""
+  prompts = c.round_samples // c.n
+  if prompts % data:
+    raise UserError(
+      f"config.round_samples = {c.round_samples} is {prompts} prompts of "
+      f"{c.n}, which do not spread over {data} devices"
+    )
+  if c.blocks % data:
+    raise UserError(
+      f"config.blocks = {c.blocks} do not spread over {data} devices"
+    )
+
+
+def check_workdir(
+  c: ConfigDict, workdir: pathlib.Path, *, allow_change: bool
+) -> bool:
+  """Whether `workdir` holds a run of this config; nothing is written.
+
+  Raises:
+    UserError: It cannot be written, belongs to something else, or to a run
+      with another config.
+  """
+  parent = next(p for p in (workdir, *workdir.absolute().parents) if p.exists())
+  if not parent.is_dir():
+    raise UserError(f"workdir {workdir}: {parent} is not a folder")
+  if not os.access(parent, os.W_OK | os.X_OK):
+    raise UserError(f"workdir {workdir}: {parent} cannot be written")
+  if not workdir.exists() or not any(workdir.iterdir()):
+    return False
+  path = workdir / "config.json"
+  try:
+    before = flatten(json.loads(path.read_text())["config"])
+  except FileNotFoundError:
+    raise UserError(
+      f"workdir {workdir} holds files that are no run; choose another"
+    ) from None
+  except (OSError, ValueError, KeyError, TypeError) as e:
+    raise UserError(f"{path} cannot be read: {e}") from None
+  now = flatten(json.loads(c.to_json()))
+  changed = [
+    f"{k} = {before.get(k)!r} (now {now.get(k)!r})"
+    for k in sorted(before.keys() | now.keys())
+    if before.get(k) != now.get(k) and k not in _FREE
+  ]
+  if changed and not allow_change:
+    raise UserError(
+      f"workdir {workdir} belongs to a run with {', '.join(changed)}; choose "
+      "another, or pass --allow_config_change"
+    )
+  return True
+
+
+def write_config(c: ConfigDict, workdir: pathlib.Path) -> None:
+  """config.json: the resolved config, the commit and the versions."""
+  workdir.mkdir(parents=True, exist_ok=True)
+  root = pathlib.Path(__file__).parents[2]
+  try:
+    commit = subprocess.run(
+      ["git", "describe", "--always", "--dirty", "--abbrev=40"],
+      cwd=root,
+      capture_output=True,
+      text=True,
+      timeout=10,
+    ).stdout.strip()
+  except (OSError, subprocess.SubprocessError):
+    commit = ""
+  record = {
+    "config": json.loads(c.to_json()),
+    "git_commit": commit or None,
+    "python": sys.version.split()[0],
+    "versions": {name: importlib.metadata.version(name) for name in _LIBRARIES},
+  }
+  part = workdir / "config.json.part"
+  part.write_text(json.dumps(record, indent=2) + "\n")
+  part.replace(workdir / "config.json")

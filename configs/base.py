@@ -1,0 +1,116 @@
+"""Every hyperparameter, its unit, its default and why. Experiments change a few.
+
+Not an experiment: run `n512.py` or `n16.py`.
+"""
+
+import ml_collections
+
+
+def get_config() -> ml_collections.ConfigDict:
+  c = ml_collections.ConfigDict()
+  c.seed = (
+    0  # of puzzles, rollouts and shuffling; all derived from (seed, step)
+  )
+  c.steps = 100  # rollout -> update rounds; each makes `minibatches` updates
+
+  # Rollouts. The dial of this project is `n`; `samples` keeps the cost of a
+  # step fixed when it turns, so fewer prompts are seen with a larger n.
+  c.n = 512  # rollouts per prompt
+  c.samples = 16384  # rollouts trained on per step, multiple of n
+  c.round_samples = 8192  # rollouts drawn at a time until enough are kept
+  c.max_rounds = 20  # give up on a step after so many
+  c.slots = 0  # rollouts of a prompt that decode together; 0 is all n
+  c.prompt_tokens = 40  # longest prompt; longer ones are refused
+  c.max_new_tokens = 6  # longest response, its end token included
+  # The paper does not state it; 1 makes sampler and trainer the same policy.
+  c.temperature = 1.0
+
+  # Where prompts come from: reasoning-gym tasks with their settings.
+  c.families = families()
+
+  # Update.
+  c.minibatches = 2  # optimizer updates per step, over whole groups
+  c.rows = 32  # different rollouts of one prompt per block, padded
+  c.blocks = 16  # blocks per microbatch, multiple of mesh_data
+  c.clip_low = 0.2  # ratio may fall to 1 - clip_low (ProRL v2)
+  c.clip_high = 0.28  # ratio may rise to 1 + clip_high (ProRL v2)
+  # Unknown for BroRL; the released ProRL v2 scripts use 1e-4.
+  c.kl_weight = 1e-4  # of the k2 term; 0 keeps no reference policy
+  c.kl_clamp = 10.0  # nats (ProRL v2)
+
+  # AdamW. Unknown for BroRL, but that its rate is scaled with sqrt(samples).
+  c.lr = 3e-4  # constant after warmup
+  c.warmup = 5  # updates
+  c.b1 = 0.9
+  c.b2 = 0.95
+  c.eps = 1e-8
+  c.weight_decay = 0.0  # per unit of lr
+  c.max_grad_norm = 1.0
+
+  # Policy.
+  c.checkpoint = ""  # Hugging Face directory; "" is the embedded policy
+  c.dtype = "float32"  # of activations; parameters and losses are float32
+
+  # Devices: prompts and rows over `data`, heads and vocabulary over `model`.
+  c.mesh_data = -1  # -1 takes all that are left
+  c.mesh_model = 1
+
+  # Output.
+  c.save_every = 10  # steps
+  c.keep_checkpoints = 3  # newest ones
+  c.eval_every = 10  # steps
+  c.eval_prompts = 60  # held-out puzzles per family
+  c.eval_n = 16  # samples per held-out puzzle
+  c.samples_shown = 4  # rollouts per step that go to samples.jsonl
+  return c
+
+
+def families() -> ml_collections.ConfigDict:
+  """Task -> share of the prompts and settings of its generator.
+
+  Prompts of at most 40 and answers of at most 5 tokens: what a policy of half
+  a million parameters can learn in minutes.
+  """
+  c = ml_collections.ConfigDict()
+  add = lambda name, **settings: c.update(
+    {name: {"weight": 1.0, "settings": settings}}
+  )
+  add("letter_counting", min_words=2, max_words=3)
+  add("count_primes", min_n=1, max_n=50)
+  add(
+    "leg_counting",
+    min_animals=1,
+    max_animals=2,
+    min_instances=1,
+    max_instances=3,
+  )
+  add("gcd", min_value=1, max_value=40)
+  add(
+    "basic_arithmetic",
+    min_terms=2,
+    max_terms=3,
+    min_digits=1,
+    max_digits=1,
+    operators=["+", "-", "*"],
+    allow_parentheses=False,
+    allow_negation=False,
+  )
+  add(
+    "number_sequence",
+    min_terms=4,
+    max_terms=5,
+    min_value=-10,
+    max_value=10,
+    max_complexity=1,
+  )
+  add("spell_backward", min_word_len=3, max_word_len=4)
+  add(
+    "simple_equations",
+    min_terms=2,
+    max_terms=2,
+    min_value=1,
+    max_value=10,
+    operators=["+", "-"],
+    operators_weights=[0.5, 0.5],
+  )
+  return c
