@@ -7,9 +7,10 @@ step that does not match is set aside by name and the one before it used.
 """
 
 import hashlib
+import json
 import pathlib
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -55,7 +56,12 @@ class Store:
     # Copies: on CPU the host's view of an array is the array itself, and the
     # next update would write into it while it is being saved.
     state = jax.tree.map(_own_copy, state)
-    extra = {"totals": totals, "digest": digest(state)}
+    extra = {
+      "totals": totals,
+      "leaves": describe(state),
+      "digest": digest(state),
+    }
+    extra["seal"] = _seal(extra)
     self._manager.save(
       step,
       args=ocp.args.Composite(
@@ -70,12 +76,15 @@ class Store:
       like: Arrays, or their abstract form with shardings.
 
     Raises:
-      ValueError: There are steps, and none can be used.
+      ValueError: There are steps, and none can be used, or the newest whole
+        one holds other arrays than `like`.
     """
     steps = sorted(self._manager.all_steps(), reverse=True)
     for step in steps:
       try:
         state, totals = self._read(step, like)
+      except MismatchError as e:  # a whole step, only not of this model
+        raise ValueError(f"checkpoint {step} in {self._directory}: {e}") from e
       except Exception as e:  # orbax raises many kinds for one damaged file
         lines = str(e).splitlines() or [type(e).__name__]
         aside = self._set_aside(step)
@@ -97,18 +106,26 @@ class Store:
     self._manager.close()
 
   def _read(self, step, like) -> tuple[PyTree, dict[str, int]]:
-    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-    read = self._manager.restore(
-      step,
-      args=ocp.args.Composite(
-        state=ocp.args.StandardRestore(target), extra=ocp.args.JsonRestore()
-      ),
+    item = lambda **args: self._manager.restore(
+      step, args=ocp.args.Composite(**args)
     )
-    want = read["extra"]["digest"]
-    got = digest(read["state"])
-    if bad := [path for path in got if got[path] != want.get(path)]:
-      raise ValueError(f"{bad[0]} is not what was saved")
-    return read["state"], read["extra"]["totals"]
+    extra = item(extra=ocp.args.JsonRestore())["extra"]
+    if extra.pop("seal") != _seal(extra):
+      raise ValueError("its record is not what was saved")
+    # First, because orbax casts to the wanted dtype without a word.
+    saved, wanted = extra["leaves"], describe(like)
+    for path in sorted(saved.keys() | wanted.keys()):
+      if saved.get(path) != wanted.get(path):
+        raise MismatchError(
+          f"{path} is {saved.get(path, 'not there')}, this run needs "
+          f"{wanted.get(path, 'no such array')}"
+        )
+    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
+    state = item(state=ocp.args.StandardRestore(target))["state"]
+    for path, value in digest(state).items():
+      if value != extra["digest"].get(path):
+        raise ValueError(f"{path} is not what was saved")
+    return state, extra["totals"]
 
   def _set_aside(self, step: int) -> pathlib.Path:
     to = self._directory.parent / "damaged_checkpoints" / str(step)
@@ -119,23 +136,45 @@ class Store:
     return to
 
 
+class MismatchError(Exception):
+  """A step is whole, but holds other arrays than the run needs."""
+
+
+def describe(state: PyTree) -> dict[str, str]:
+  """Dtype and shape of each array, by path: "float32[3, 4]"."""
+  return {
+    path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in _leaves(state)
+  }
+
+
 def digest(state: PyTree) -> dict[str, str]:
-  """SHA-256 of each array with its dtype and shape, by path.
+  """SHA-256 of each array, by path.
 
   Arrays that are spread over several processes are left out: no process sees
   all of such an array.
   """
   out = {}
-  for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+  for path, leaf in _leaves(state):
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
       continue
     value = np.ascontiguousarray(np.asarray(leaf))
-    head = f"{value.dtype}{value.shape}".encode()
-    name = jax.tree_util.keystr(path, simple=True, separator="/")
-    out[name] = hashlib.sha256(head + value.tobytes()).hexdigest()
+    out[path] = hashlib.sha256(value.tobytes()).hexdigest()
   return out
 
 
+def _leaves(state: PyTree) -> Iterator[tuple[str, Any]]:
+  for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+    yield jax.tree_util.keystr(path, simple=True, separator="/"), leaf
+
+
+def _seal(extra: dict[str, Any]) -> str:
+  text = json.dumps(extra, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _own_copy(x: Any) -> Any:
-  on_cpu = isinstance(x, jax.Array) and x.devices().pop().platform == "cpu"
+  if not isinstance(x, jax.Array):
+    return np.array(x)
+  # Not pop(): devices() is the very set that the mesh keeps.
+  on_cpu = next(iter(x.devices())).platform == "cpu"
   return jax.numpy.copy(x) if on_cpu else x

@@ -293,7 +293,8 @@ def rotate(
   """
   half = x.shape[-1] // 2
   frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  angle = position[..., None, None].astype(jnp.float32) * frequency
+  angle = jnp.multiply.outer(position.astype(jnp.float32), frequency)
+  angle = angle[..., None, :]  # the same for every head
   cos, sin = jnp.cos(angle), jnp.sin(angle)
   a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)

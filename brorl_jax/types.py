@@ -4,8 +4,10 @@ import dataclasses
 from typing import Any
 
 import jax
-from jaxtyping import Array, Bool, Float, Int, PyTree
+import numpy as np
+from jaxtyping import Bool, Float, Int, PyTree
 
+Array = jax.Array | np.ndarray  # on the devices, or copied to the host
 _pytree = jax.tree_util.register_dataclass
 
 
@@ -36,16 +38,17 @@ class Rollouts:
 class Batch:
   """One minibatch: C microbatches of P blocks of R rows of the same prompt.
 
-  A group of N rollouts is spread over as many blocks as it needs.
+  A group of N rollouts is spread over as many blocks as it needs. Without the
+  leading axis it is one microbatch.
   """
 
-  prompt: Int[Array, "C P S"]
-  prompt_mask: Bool[Array, "C P S"]
-  response: Int[Array, "C P R T"]
-  mask: Bool[Array, "C P R T"]
-  logp_old: Float[Array, "C P R T"]  # of the sampler
-  advantage: Float[Array, "C P R"]
-  weight: Float[Array, "C P R"]  # identical rollouts this row stands for
+  prompt: Int[Array, "*C P S"]
+  prompt_mask: Bool[Array, "*C P S"]
+  response: Int[Array, "*C P R T"]
+  mask: Bool[Array, "*C P R T"]
+  logp_old: Float[Array, "*C P R T"]  # of the sampler
+  advantage: Float[Array, "*C P R"]
+  weight: Float[Array, "*C P R"]  # identical rollouts this row stands for
   used: Int[Array, ""]  # microbatches that hold any row, at most C
 
 
@@ -54,7 +57,7 @@ class Batch:
 class State:
   """All that a step changes, and all that a checkpoint holds."""
 
-  step: Int[Array, ""]
+  step: Any  # int32 scalar; Any because abstract states and shardings have it
   params: PyTree
   opt: Any  # optax's
   reference: PyTree | None  # parameters of the KL term; None if its weight is 0

@@ -18,7 +18,7 @@ from brorl_jax.rl import losses
 from brorl_jax.rl.mean import Mean
 from brorl_jax.types import Batch, Prompts, Rollouts, State
 
-# (params, prompt [P,S], prompt mask [P,S], response [P,R,T]) -> logits [P,R,T,V]
+# (params, prompt [P,S], its mask, response [P,R,T]) -> logits [P,R,T,V]
 ResponseLogits = Callable[[PyTree, Array, Array, Array], Array]
 
 
@@ -83,6 +83,13 @@ class Stats:
   logp_gap_max: Float[Array, ""]
   grad_norm: Float[Array, ""]  # before clipping
   finite: Bool[Array, " leaves"]  # per parameter, in the tree's order
+
+  @staticmethod
+  def zero(params: PyTree) -> "Stats":
+    """Of no tokens at all."""
+    leaves, scalar = len(jax.tree.leaves(params)), jnp.zeros(())
+    means = [Mean(scalar, scalar)] * 5
+    return Stats(*means, scalar, scalar, jnp.ones(leaves, bool))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -155,15 +162,14 @@ def loss_and_stats(
 
   gap = jnp.where(mask, jnp.abs(logp - logp_old), 0.0)
   weight_BT = losses.per_token(weight, mask)
-  stats = Stats(
+  stats = dataclasses.replace(
+    Stats.zero(params),
     loss=loss,
     kl_ref=kl_ref,
     clip_fraction=ppo.clip_fraction,
     entropy=Mean.of(entropy, mask, weight_BT),
     logp_gap=Mean.of(gap, mask, weight_BT),
     logp_gap_max=jnp.max(gap),
-    grad_norm=jnp.zeros(()),
-    finite=jnp.ones(len(jax.tree.leaves(params)), bool),
   )
   return total, jax.lax.stop_gradient(stats)
 
@@ -196,12 +202,12 @@ def gradient(
     grads, stats = carry
     (_, more), grad = differentiate(params, reference, one(i))
     gap = jnp.maximum(stats.logp_gap_max, more.logp_gap_max)
-    stats = jax.tree.map(jnp.add, stats, more)
-    stats = dataclasses.replace(stats, logp_gap_max=gap, finite=more.finite)
+    stats = dataclasses.replace(
+      jax.tree.map(jnp.add, stats, more), logp_gap_max=gap, finite=more.finite
+    )
     return jax.tree.map(jnp.add, grads, grad), stats
 
-  (_, shape), _ = jax.eval_shape(differentiate, params, reference, one(0))
-  start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (params, shape))
+  start = (jax.tree.map(jnp.zeros_like, params), Stats.zero(params))
   grads, stats = jax.lax.fori_loop(0, batch.used, add, start)
   count = jnp.maximum(stats.loss.count, 1.0)
   grads = jax.tree.map(lambda g: g / count, grads)
@@ -289,7 +295,7 @@ def pack(
     advantage: One per rollout.
     layout: Must have room for all blocks.
   """
-  P, N, T = rollouts.tokens.shape
+  P, _, T = rollouts.tokens.shape
   C, B, R = layout.micro, layout.blocks, layout.rows
   blocks = []  # (prompt, rows of it, how often each occurs)
   for p in range(P):
@@ -304,27 +310,27 @@ def pack(
       at = slice(start, start + R)
       blocks.append((p, first[at], count[at]))
 
-  S = prompts.tokens.shape[1]
-  out = Batch(
-    prompt=np.zeros((C * B, S), np.int32),
-    # A block without rows still needs a prompt with a last token.
-    prompt_mask=np.zeros((C * B, S), bool),
-    response=np.zeros((C * B, R, T), np.int32),
-    mask=np.zeros((C * B, R, T), bool),
-    logp_old=np.zeros((C * B, R, T), np.float32),
-    advantage=np.zeros((C * B, R), np.float32),
-    weight=np.zeros((C * B, R), np.float32),
-    used=np.int32(-(-len(blocks) // B)),
-  )
-  out.prompt_mask[:, -1] = True
-  for i, (p, rows, count) in enumerate(blocks):
-    to = (i, slice(len(rows)))
-    out.prompt[i] = prompts.tokens[p]
-    out.prompt_mask[i] = prompts.mask[p]
-    out.response[to] = rollouts.tokens[p, rows]
-    out.mask[to] = rollouts.mask[p, rows]
-    out.logp_old[to] = rollouts.logp[p, rows]
-    out.advantage[to] = advantage[p, rows]
-    out.weight[to] = count
-  fold = lambda x: x.reshape(C, B, *x.shape[1:]) if x.ndim else x
-  return jax.tree.map(fold, out)
+  rows, S = C * B, prompts.tokens.shape[1]
+  out = {
+    "prompt": np.zeros((rows, S), np.int32),
+    "prompt_mask": np.zeros((rows, S), bool),
+    "response": np.zeros((rows, R, T), np.int32),
+    "mask": np.zeros((rows, R, T), bool),
+    "logp_old": np.zeros((rows, R, T), np.float32),
+    "advantage": np.zeros((rows, R), np.float32),
+    "weight": np.zeros((rows, R), np.float32),
+  }
+  # A block without rows still needs a prompt with a last token.
+  out["prompt_mask"][:, -1] = True
+  for i, (p, chosen, count) in enumerate(blocks):
+    to = (i, slice(len(chosen)))
+    out["prompt"][i] = prompts.tokens[p]
+    out["prompt_mask"][i] = prompts.mask[p]
+    out["response"][to] = rollouts.tokens[p, chosen]
+    out["mask"][to] = rollouts.mask[p, chosen]
+    out["logp_old"][to] = rollouts.logp[p, chosen]
+    out["advantage"][to] = advantage[p, chosen]
+    out["weight"][to] = count
+  folded = {k: v.reshape(C, B, *v.shape[1:]) for k, v in out.items()}
+  used = -(-len(blocks) // B)
+  return Batch(**folded, used=np.array(used, np.int32))

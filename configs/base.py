@@ -1,4 +1,4 @@
-"""Every hyperparameter, its unit, its default and why. Experiments change a few.
+"""Every hyperparameter: its unit, its default and why. Experiments change few.
 
 Not an experiment: run `n512.py` or `n16.py`.
 """

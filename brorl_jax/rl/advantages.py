@@ -78,6 +78,7 @@ def whiten_by_trajectory(
 
 def _whiten(advantage, weight, where):
   weight = jnp.where(where[:, None], weight, 0.0)
+  advantage = jnp.where(where[:, None], advantage, 0.0)  # 0 * nan is nan
   total = jnp.maximum(jnp.sum(weight), 1.0)
   shifted = advantage - jnp.sum(weight * advantage) / total
   variance = jnp.sum(weight * shifted**2) / total

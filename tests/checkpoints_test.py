@@ -1,0 +1,350 @@
+"""Tests of brorl_jax/checkpoints.py."""
+
+import json
+import pathlib
+import shutil
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from brorl_jax import checkpoints
+from brorl_jax.types import State
+
+
+class Moments(NamedTuple):  # as optax keeps them
+  count: jax.Array
+  mu: dict
+  nu: dict
+
+
+def state_of(step: int, *, reference: bool = False) -> State:
+  """Different in every leaf at every step; holds what compares badly."""
+  params = {
+    "blocks": {"q": jnp.arange(24.0).reshape(2, 3, 4) * 0.1 + step},
+    "scale": jnp.array([jnp.nan, -0.0, jnp.inf, 1e-40]) * (step + 1),
+  }
+  half = jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)
+  opt = (Moments(jnp.int32(step), params, half), (), jnp.bool_(step % 2))
+  return State(jnp.int32(step), params, opt, params if reference else None)
+
+
+def bits(tree) -> list[tuple[str, bytes]]:
+  return [
+    (
+      jax.tree_util.keystr(path),
+      str(x.dtype).encode() + np.asarray(x).tobytes(),
+    )
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  ]
+
+
+class Run:
+  """A directory of checkpoints as successive processes see it."""
+
+  def __init__(self, root: pathlib.Path, keep: int = 3):
+    self.root, self.keep, self.said = root, keep, []
+
+  @property
+  def folder(self) -> pathlib.Path:
+    return self.root / "checkpoints"
+
+  def open(self) -> checkpoints.Store:
+    return checkpoints.Store(self.folder, keep=self.keep, warn=self.said.append)
+
+  def save(self, *steps: int) -> None:
+    store = self.open()
+    for step in steps:
+      store.save(step, state_of(step), totals_of(step))
+    store.close()
+
+  def restore(self, like=None):
+    store = self.open()
+    try:
+      return store.restore(state_of(0) if like is None else like)
+    finally:
+      store.close()
+
+  def steps(self) -> list[int]:
+    return sorted(int(p.name) for p in self.folder.iterdir())
+
+
+def totals_of(step: int) -> dict[str, int]:
+  return {"tokens": 2**40 + step, "samples": step}
+
+
+def is_step(saved, step: int) -> bool:
+  state, totals = saved
+  return bits(state) == bits(state_of(step)) and totals == totals_of(step)
+
+
+@pytest.fixture
+def run(tmp_path):
+  return Run(tmp_path)
+
+
+def test_an_empty_directory_restores_nothing(run):
+  assert run.restore() is None
+  assert run.said == []
+
+
+@pytest.mark.parametrize("reference", [False, True])
+def test_restores_every_bit(run, reference):
+  store = run.open()
+  store.save(4, state_of(4, reference=reference), totals_of(4))
+  store.close()
+  state, totals = run.restore(state_of(0, reference=reference))
+  assert bits(state) == bits(state_of(4, reference=reference))
+  assert isinstance(state.opt[0], Moments)
+  assert (state.reference is None) is not reference
+  assert totals == {"tokens": 2**40 + 4, "samples": 4}
+
+
+def test_restores_from_the_abstract_form_too(run):
+  run.save(1)
+  like = jax.eval_shape(lambda: state_of(0))
+  place = jax.sharding.SingleDeviceSharding(jax.devices()[3])
+  like = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place), like
+  )
+  saved = run.restore(like)
+  assert is_step(saved, 1)
+  assert saved[0].params["scale"].devices() == {jax.devices()[3]}
+
+
+def test_keeps_the_newest_steps(run):
+  run.keep = 2
+  run.save(1, 2, 5, 9)
+  assert run.steps() == [5, 9]
+  assert is_step(run.restore(), 9)
+
+
+def test_a_save_survives_the_donation_of_the_state(run):
+  """On CPU the next update writes into the very memory that was handed over."""
+  update = jax.jit(
+    lambda s: jax.tree.map(lambda x: x * 3.0 + 1.0, s), donate_argnums=0
+  )
+  run.keep = 40
+  state = {"w": jnp.arange(200_000.0), "b": jnp.ones(7)}
+  seen, store = {}, run.open()
+  for step in range(1, 31):
+    store.save(step, state, {"tokens": step})
+    seen[step] = bits(state)
+    old, state = state, update(state)
+    assert old["w"].is_deleted()
+  store.close()
+  for step in reversed(range(1, 31)):
+    got, totals = run.restore(state)
+    assert totals == {"tokens": step}
+    assert bits(got) == seen[step]
+    shutil.rmtree(run.folder / str(step))
+
+
+def test_a_numpy_state_may_be_changed_after_the_save(run):
+  state = {"w": np.arange(100_000.0, dtype=np.float32)}
+  before, store = bits(state), run.open()
+  store.save(1, state, {})
+  state["w"][:] = -1.0
+  store.close()
+  assert bits(run.restore({"w": jnp.zeros(100_000)})[0]) == before
+
+
+def test_a_mesh_does_not_forget_its_devices(run):
+  mesh = jax.make_mesh((8,), ("data",))
+  spread = NamedSharding(mesh, PartitionSpec("data"))
+  state = {name: jax.device_put(jnp.arange(8.0), spread) for name in "abc"}
+  store = run.open()
+  for step in range(1, 5):
+    store.save(step, state, {})
+  store.close()
+  assert state["a"].devices() == set(jax.devices())
+
+
+def test_restores_onto_another_mesh(run):
+  value = jax.random.normal(jax.random.key(0), (8, 16))
+  place = lambda sizes, *spec: NamedSharding(
+    jax.make_mesh(sizes, ("data", "model")), PartitionSpec(*spec)
+  )
+  store = run.open()
+  store.save(
+    1, {"w": jax.device_put(value, place((4, 2), "data", "model"))}, {}
+  )
+  store.close()
+  for target in (
+    place((2, 4), "model", "data"),
+    place((8, 1), None, "data"),
+    place((1, 8)),
+  ):
+    like = {"w": jax.ShapeDtypeStruct((8, 16), jnp.float32, sharding=target)}
+    got = run.restore(like)[0]["w"]
+    assert got.sharding == target
+    np.testing.assert_array_equal(got, value)
+
+
+def flip(path):
+  data = bytearray(path.read_bytes())
+  data[len(data) // 2] ^= 1
+  path.write_bytes(data)
+
+
+def cut(path):
+  path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+DAMAGE = {
+  "flip": flip,
+  "cut": cut,
+  "empty": lambda path: path.write_bytes(b""),
+  "delete": lambda path: path.unlink(),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+def test_damage_to_any_file_never_gives_a_wrong_state(run, damage):
+  """Some files are not read; then the newest step is right nevertheless."""
+  run.save(1, 2)
+  whole = run.root / "whole"
+  run.folder.rename(whole)
+  files = [p for p in sorted((whole / "2").rglob("*")) if p.is_file()]
+  used = 0
+  for path in files:
+    shutil.copytree(whole, run.folder)
+    damage(run.folder / path.relative_to(whole))
+    run.said.clear()
+    saved = run.restore()
+    if run.said:
+      assert is_step(saved, 1), path
+      assert len(run.said) == 1
+      assert "checkpoint 2 is not used (" in run.said[0]
+    else:
+      assert is_step(saved, 2), path
+      used += 1
+    shutil.rmtree(run.folder)
+  # At least the arrays, their manifest and metadata, and the record are read.
+  assert len(files) - used >= 4
+
+
+def swap_state(folder):
+  shutil.rmtree(folder / "2" / "state")
+  shutil.copytree(folder / "1" / "state", folder / "2" / "state")
+
+
+def edit_record(change):
+  def damage(folder):
+    path = folder / "2" / "extra" / "metadata"
+    extra = json.loads(path.read_text())
+    change(extra)
+    path.write_text(json.dumps(extra))
+
+  return damage
+
+
+BROKEN = {
+  "emptied": lambda folder: (
+    shutil.rmtree(folder / "2"),
+    (folder / "2").mkdir(),
+  ),
+  "no state": lambda folder: shutil.rmtree(folder / "2" / "state"),
+  "no record": lambda folder: shutil.rmtree(folder / "2" / "extra"),
+  "no data": lambda folder: shutil.rmtree(folder / "2" / "state" / "d"),
+  "readable state of another step": swap_state,
+  "another total": edit_record(lambda x: x["totals"].update(tokens=7)),
+  "another shape": edit_record(lambda x: x["leaves"].update(step="int32[2]")),
+  "another digest": edit_record(lambda x: x["digest"].update(step="00")),
+  "no seal": edit_record(lambda x: x.pop("seal")),
+  "record is a list": lambda folder: (
+    folder / "2" / "extra" / "metadata"
+  ).write_text("[]"),
+}
+
+
+@pytest.mark.parametrize("damage", BROKEN.values(), ids=BROKEN)
+def test_falls_back_and_can_save_the_same_step_again(run, damage):
+  run.save(1, 2)
+  damage(run.folder)
+  store = run.open()
+  assert is_step(store.restore(state_of(0)), 1)
+  aside = run.root / "damaged_checkpoints" / "2"
+  assert run.said[0].startswith("checkpoint 2 is not used (")
+  assert run.said[0].endswith(f": see {aside}")
+  assert len(run.said) == 1 and "\n" not in run.said[0]
+  assert aside.is_dir()  # set aside, not deleted
+  store.save(2, state_of(2), totals_of(2))
+  store.close()
+  assert is_step(run.restore(), 2)
+  assert len(run.said) == 1
+
+
+def test_a_step_that_is_damaged_twice_is_set_aside_twice(run):
+  run.save(1, 2)
+  for _ in range(2):
+    BROKEN["no data"](run.folder)
+    assert is_step(run.restore(), 1)
+    run.save(2)
+  assert len(run.said) == 2
+
+
+def test_says_so_when_no_step_can_be_used(run):
+  run.save(1, 2)
+  for step in (1, 2):
+    cut(run.folder / str(step) / "extra" / "metadata")
+  with pytest.raises(ValueError, match="no checkpoint in .* can be used"):
+    run.restore()
+  assert [line.split()[1] for line in run.said] == ["2", "1"]
+
+
+MISFITS = {
+  "dtype": (
+    {"a": jnp.zeros(4, jnp.bfloat16), "b": jnp.zeros((2, 3))},
+    r"a is float32\[4\], this run needs bfloat16\[4\]",
+  ),
+  "shape": (
+    {"a": jnp.zeros(4), "b": jnp.zeros((3, 2))},
+    r"b is float32\[2, 3\], this run needs float32\[3, 2\]",
+  ),
+  "missing": (
+    {"a": jnp.zeros(4), "b": jnp.zeros((2, 3)), "c": jnp.zeros(1)},
+    r"c is not there, this run needs float32\[1\]",
+  ),
+  "extra": (
+    {"a": jnp.zeros(4)},
+    r"b is float32\[2, 3\], this run needs no such array",
+  ),
+}
+
+
+@pytest.mark.parametrize("like, message", MISFITS.values(), ids=MISFITS)
+def test_refuses_another_model_and_leaves_its_steps_alone(run, like, message):
+  """orbax would cast a dtype without a word."""
+  store = run.open()
+  for step in (1, 2):
+    store.save(step, {"a": jnp.ones(4), "b": jnp.ones((2, 3))}, {})
+  store.close()
+  with pytest.raises(ValueError, match=f"checkpoint 2 in .*: {message}"):
+    run.restore(like)
+  assert run.said == []
+  assert run.steps() == [1, 2]
+
+
+def test_a_save_that_fails_is_an_error_of_wait(run):
+  store = run.open()
+  store.save(1, state_of(1), totals_of(1))
+  store.wait()
+  assert run.steps() == [1]
+  shutil.rmtree(run.folder)
+  run.folder.write_text("not a folder any more")
+  with pytest.raises(Exception, match="checkpoints"):
+    store.save(2, state_of(2), totals_of(2))
+    store.wait()
+
+
+def test_digest_tells_values_apart_down_to_the_bit():
+  of = lambda x: checkpoints.digest({"w": x})["w"]
+  zero = jnp.zeros(3)
+  assert of(zero) == of(jnp.zeros(3))
+  assert of(zero) != of(-zero)
+  assert of(zero) != of(zero.at[1].set(1e-45))
+  assert of(np.arange(6.0).reshape(2, 3).T) != of(np.arange(6.0).reshape(3, 2))

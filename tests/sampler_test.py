@@ -1,0 +1,568 @@
+"""Tests of brorl_jax/sampler.py.
+
+Two decoders of a few lines stand in for the policy: one whose next token
+depends on the last one alone, so that every probability is known, and one that
+depends on everything it is shown, so that nothing it is shown can be wrong.
+"""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from jax.sharding import AxisType
+
+from brorl_jax import sampler, sharding
+from brorl_jax.policy import Policy
+from brorl_jax.types import Prompts
+
+V, STOP = 6, 0
+KEY = jax.random.key(3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """params[v] are the logits after token v."""
+
+  def prefill(self, params, tokens, mask):
+    assert tokens.shape == mask.shape
+    return params[tokens[:, -1]], ()
+
+  def suffix(self, prompts, rows, columns):
+    return jnp.zeros((prompts, rows, columns), jnp.int32)
+
+  def decode_step(self, params, prefix, suffix, token, length, column, mask):
+    del prefix, length, mask
+    return params[token], suffix.at[:, :, column].set(token)
+
+
+@dataclasses.dataclass(frozen=True)
+class Recall(Table):
+  """params[m, v], m from all of the prompt and of the response so far."""
+
+  def prefill(self, params, tokens, mask):
+    total = jnp.sum(jnp.where(mask, tokens + 1, 0), axis=1)
+    return params[total % len(params), tokens[:, -1]], total
+
+  def decode_step(self, params, prefix, suffix, token, length, column, mask):
+    suffix = suffix.at[:, :, column].set(token)
+    total = jnp.sum(jnp.where(mask, suffix + 1, 0), axis=2) + 5 * length
+    m = (prefix[:, None] + total) % len(params)
+    wrong = jnp.sum(mask, axis=2) != length
+    return jnp.where(wrong[..., None], jnp.nan, params[m, token]), suffix
+
+  def logits(self, params, prompt, response):
+    """The same for one rollout, in plain Python."""
+    for i in range(len(response)):
+      m = sum(prompt) + len(prompt) + sum(response[:i]) + i + 5 * i
+      yield params[m % len(params)][[*prompt, *response][len(prompt) + i - 1]]
+
+
+TABLE = 1.5 * jax.random.normal(jax.random.key(0), (V, V))
+RECALL = jax.random.normal(jax.random.key(1), (7, V, V))
+PROMPTS = [[3], [1, 4, 2], [5, 5]]
+
+POLICY = Policy(
+  vocab=24, width=16, layers=2, heads=4, kv_heads=2, head_size=4, mlp=16,
+  rope_theta=100.0, norm_eps=1e-6, tied=False, qkv_bias=True,
+)  # fmt: skip
+
+
+@functools.cache
+def policy_params():
+  params = POLICY.init(jax.random.key(0))
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda a: a + jnp.asarray(0.3 * rng.normal(size=a.shape), a.dtype), params
+  )
+
+
+def devices(count, model=1):
+  return jax.make_mesh(
+    (count // model, model),
+    ("data", "model"),
+    axis_types=(AxisType.Auto, AxisType.Auto),
+    devices=jax.devices()[:count],
+  )
+
+
+def run(prompts=PROMPTS, key=KEY, policy=Table(), params=TABLE, **changes):  # noqa: B008
+  settings = {"n": 16, "max_new_tokens": 12, "stop_ids": (STOP,)}
+  return sampler.sample(policy, params, prompts, key, **settings | changes)
+
+
+def same(a, b):
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def truncated(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+  """The behaviour distribution, one token at a time. No ties, please."""
+  logits = [float(x) for x in logits]
+  order = sorted(range(len(logits)), key=lambda v: -logits[v])
+  if temperature == 0.0:
+    return np.eye(len(logits))[order[0]]
+  weight = {v: np.exp((logits[v] - logits[order[0]]) / temperature) for v in order}
+  if top_k:
+    weight = {v: weight[v] for v in order[:top_k]}
+  total, kept = sum(weight.values()), {}
+  for v, w in weight.items():
+    if sum(kept.values()) / total < top_p:
+      kept[v] = w
+  kept = {v: w for v, w in kept.items() if w >= min_p * kept[order[0]]}
+  prob = np.zeros(len(logits))
+  for v, w in kept.items():
+    prob[v] = w / sum(kept.values())
+  return prob
+
+
+def fits(counts, prob):
+  """The p-value of counts under the distribution; 0 if one cannot happen."""
+  possible = prob > 0
+  if counts[~possible].any():
+    return 0.0
+  if possible.sum() == 1:
+    return 1.0
+  want = prob[possible] / prob[possible].sum() * counts.sum()
+  enough = want >= 5  # merge the rare ones into one bin
+  merge = lambda x: np.append(x[enough], x[~enough].sum())
+  got, want = merge(counts[possible]), merge(want)
+  if want[-1] < 5:
+    got = np.append(got[:-2], got[-2:].sum())
+    want = np.append(want[:-2], want[-2:].sum())
+  return scipy.stats.chisquare(got, want).pvalue
+
+
+BEHAVIOURS = [
+  {},
+  {"temperature": 0.5},
+  {"temperature": 1.7},
+  {"top_p": 0.7},
+  {"top_k": 3},
+  {"min_p": 0.2},
+  {"temperature": 1.3, "top_k": 4, "top_p": 0.8, "min_p": 0.35},
+]
+
+
+@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=str)
+def test_tokens_come_from_the_softmax_and_carry_its_log_probability(behaviour):
+  n, prompt = 20_000, 2
+  out = run(
+    [[prompt]], n=n, max_new_tokens=3, slots=n // 2, stop_ids=(), **behaviour
+  )
+  tokens, logp = np.asarray(out.tokens[0]), np.asarray(out.logp[0])
+  prob = np.stack([truncated(row, **behaviour) for row in TABLE])
+
+  first = np.bincount(tokens[:, 0], minlength=V)
+  assert fits(first, prob[prompt]) > 1e-3
+  for i in (1, 2):
+    for previous in range(V):
+      rows = tokens[:, i - 1] == previous
+      if rows.sum() > 100:
+        counts = np.bincount(tokens[rows, i], minlength=V)
+        assert fits(counts, prob[previous]) > 1e-3, (i, previous)
+  # Whole sequences: no token knows more of another than the table says.
+  a, b = tokens[:, 0], tokens[:, 1]
+  pairs = np.bincount(a * V + b, minlength=V * V)
+  assert fits(pairs, (prob[prompt][:, None] * prob).ravel()) > 1e-3
+  triples = np.bincount((a * V + b) * V + tokens[:, 2], minlength=V**3)
+  joint = prob[prompt][:, None, None] * prob[:, :, None] * prob
+  assert fits(triples, joint.ravel()) > 1e-3
+
+  before = np.concatenate([np.full((n, 1), prompt), tokens[:, :-1]], axis=1)
+  want = np.log(prob[before, tokens])
+  np.testing.assert_allclose(logp, want, atol=2e-6)
+  table = jax.jit(sampler.Behaviour(**behaviour).logp)(TABLE)
+  np.testing.assert_array_equal(logp, np.asarray(table)[before, tokens])
+
+
+@pytest.mark.parametrize(
+  "behaviour, kept",
+  [
+    # Probabilities 1/2, 1/4, 1/8, 1/8 less a little, and 2^-30.
+    ({}, 5),
+    ({"top_k": 1}, 1),
+    ({"top_k": 2}, 2),
+    ({"top_k": 5}, 5),
+    ({"top_k": 9}, 5),
+    ({"top_p": 0.45}, 1),
+    ({"top_p": 0.55}, 2),
+    ({"top_p": 0.80}, 3),
+    ({"top_p": 0.95}, 4),
+    ({"min_p": 0.6}, 1),
+    ({"min_p": 0.4}, 2),
+    ({"min_p": 0.2}, 4),
+    ({"min_p": 1.0}, 1),
+    # Each works on what the one before left: of 2/3 and 1/3, 0.6 is one token.
+    ({"top_k": 2, "top_p": 0.6}, 1),
+    ({"top_p": 0.6}, 2),
+    # Cold, the second token has (1/2)^4 of the first.
+    ({"temperature": 0.25, "min_p": 0.1}, 1),
+    ({"temperature": 0.25, "top_p": 0.9}, 1),
+    ({"temperature": 4.0, "min_p": 0.6}, 4),
+    ({"temperature": 0.0}, 1),
+  ],
+  ids=str,
+)
+def test_truncation_by_hand(behaviour, kept):
+  p = np.asarray([1 / 2, 1 / 4, 1 / 8, 1 / 8 - 1e-3, 2.0**-30])
+  shuffle = np.asarray([3, 0, 4, 1, 2])
+  logits = jnp.asarray(np.log(p)[shuffle], jnp.float32)
+  got = np.asarray(sampler.Behaviour(**behaviour).logp(logits))
+  assert set(np.flatnonzero(np.isfinite(got))) == {
+    int(i) for i in np.flatnonzero(shuffle < kept)
+  }
+  prob = truncated(np.asarray(logits), **behaviour)
+  np.testing.assert_allclose(np.exp(got), prob, atol=1e-6)
+  assert np.exp(got).sum() == pytest.approx(1.0, abs=1e-6)
+
+
+def test_greedy_takes_the_likeliest_with_probability_one():
+  out = run(temperature=0.0, n=3)
+  for p, prompt in enumerate(PROMPTS):
+    last, want = prompt[-1], []
+    while len(want) < 12 and (not want or want[-1] != STOP):
+      last = int(np.argmax(TABLE[last]))
+      want.append(last)
+    for n in range(3):
+      assert list(out.tokens[p, n][out.mask[p, n]]) == want
+  assert not np.any(out.logp)
+  # Of equals, the first, and it alone.
+  tie = sampler.Behaviour(temperature=0.0).logp(jnp.asarray([1.0, 2.0, 2.0]))
+  np.testing.assert_array_equal(np.exp(tie), [0, 1, 0])
+
+
+def test_draw_returns_the_token_whose_share_holds_the_uniform():
+  prob = np.asarray([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
+  logp = jnp.asarray(np.log(np.where(prob, prob, 1e-99)), jnp.float32)
+  logp = jnp.where(prob > 0, logp, -jnp.inf)
+  uniform = jnp.asarray([0.0, 0.1, 0.2499, 0.2501, 0.7499, 0.7501, 0.9999])
+  got = jax.vmap(sampler.draw, (None, 0))(logp, uniform)
+  np.testing.assert_array_equal(got, [1, 1, 1, 3, 3, 4, 4])
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_rounding_draws_a_token_of_probability_zero(seed):
+  """Sums of 50,000 tiny numbers, with runs of zeros also at both ends."""
+  rng = np.random.default_rng(seed)
+  size = 50_000
+  logits = rng.normal(size=(3, size)) * [[0.0], [1.0], [10.0]]
+  logits[:, rng.random(size) < 0.5] = -np.inf
+  logits[:, :100] = logits[:, -100:] = -np.inf
+  logp = jax.nn.log_softmax(jnp.asarray(logits, jnp.float32))
+  near = [0.0, 2.0**-32, 1e-38, 1 - 2.0**-23, 1 - 2.0**-24, 0.5]
+  uniform = np.concatenate([near, rng.random(58)]).astype(np.float32)
+  assert (uniform < 1).all()
+  got = jax.vmap(jax.vmap(sampler.draw, (None, 0)), (0, None))(logp, uniform)
+  chosen = np.take_along_axis(np.asarray(logp), np.asarray(got), axis=1)
+  assert np.isfinite(chosen).all()
+  for row, tokens in enumerate(np.asarray(got)):
+    possible = np.flatnonzero(np.isfinite(logp[row]))
+    assert tokens[0] == possible[0]  # uniform 0
+  # The total is not 1 in float32, and the last tokens still have their share.
+  assert (got[0, 3:5] > 0.99 * size).all()
+
+
+def test_a_total_away_from_one_leaves_no_token_a_wrong_share():
+  # 0.7 of all mass, as if rounding had lost the rest.
+  logp = jnp.log(jnp.asarray([0.35, 0.35]))
+  grid = jnp.arange(100) / 100
+  got = jax.vmap(sampler.draw, (None, 0))(logp, grid)
+  assert int(jnp.sum(got)) == 50
+
+
+def test_every_token_comes_from_its_own_key():
+  """fold_in(fold_in(fold_in(key, p), n), i), the contract of reproducibility."""
+  out = run(n=5, slots=2)
+  fold = jax.random.fold_in
+  table = jax.nn.log_softmax(TABLE)
+  for p, n in np.ndindex(3, 5):
+    token = PROMPTS[p][-1]
+    for i in range(int(out.mask[p, n].sum())):
+      key = fold(fold(fold(KEY, p), n), i)
+      token = int(sampler.draw(table[token], jax.random.uniform(key)))
+      assert out.tokens[p, n, i] == token, (p, n, i)
+
+
+def test_different_keys_prompts_rollouts_and_places_differ():
+  settings = {"prompts": [[2], [2]], "n": 64, "stop_ids": ()}
+  a, b = (
+    run(key=jax.random.fold_in(KEY, t), **settings).tokens for t in (1, 2)
+  )
+  chance = 0.9  # no table row agrees with itself more often
+  assert np.mean(np.asarray(a) == np.asarray(b)) < chance
+  rows = np.asarray(a).reshape(-1, 12)
+  assert len(np.unique(rows, axis=0)) > 0.9 * len(rows)
+
+
+INVARIANT = {
+  "slots 1": {"slots": 1},
+  "slots 3": {"slots": 3},
+  "slots 7": {"slots": 7},
+  "slots 63": {"slots": 63},
+  "n 8": {"n": 8},
+  "n 8, slots 3": {"n": 8, "slots": 3},
+  "n 1": {"n": 1},
+  "1 device": {"mesh": 1},
+  "2 devices": {"mesh": 2},
+  "4 devices": {"mesh": 4},
+  "8 devices": {"mesh": 8},
+  "8 devices, slots 5": {"mesh": 8, "slots": 5},
+  "limit 5": {"max_new_tokens": 5},
+  "limit 30": {"max_new_tokens": 30},
+  "limit 1": {"max_new_tokens": 1},
+}
+
+
+@functools.cache
+def base():
+  return run(n=64, policy=Recall(), params=RECALL)
+
+
+@pytest.mark.parametrize("change", INVARIANT.values(), ids=INVARIANT)
+def test_a_rollout_does_not_depend_on(change):
+  settings = {"n": 64, "policy": Recall(), "params": RECALL} | change
+  if "mesh" in change:
+    settings["mesh"] = devices(change["mesh"])
+  out, want = run(**settings), base()
+  T = min(12, settings["max_new_tokens"] if "max_new_tokens" in change else 12)
+  at = np.s_[:, : settings["n"], :T]
+  np.testing.assert_array_equal(out.tokens[:, :, :T], want.tokens[at])
+  np.testing.assert_array_equal(out.mask[:, :, :T], want.mask[at])
+  np.testing.assert_allclose(out.logp[:, :, :T], want.logp[at], atol=1e-6)
+  longer = np.asarray(want.mask).sum(2)[:, : settings["n"]]
+  if settings.get("max_new_tokens", 12) <= 12:
+    limit = settings.get("max_new_tokens", 12)
+    cut = np.asarray(want.truncated)[:, : settings["n"]] | (longer > limit)
+    np.testing.assert_array_equal(out.truncated, cut)
+
+
+def test_a_rollout_does_not_depend_on_the_other_prompts():
+  for p, prompt in enumerate(PROMPTS):
+    tokens = np.asarray([prompt], np.int32)
+    out = sampler.rollouts(
+      Recall(),
+      RECALL,
+      Prompts(tokens, tokens >= 0, np.asarray([p], np.int32)),
+      KEY,
+      n=64,
+      max_new_tokens=12,
+      behaviour=sampler.Behaviour(),
+      stop_ids=(STOP,),
+      slots=64,
+    )
+    np.testing.assert_array_equal(out.tokens[0], base().tokens[p])
+
+
+def test_what_the_decoder_is_shown_is_the_rollout_and_nothing_else():
+  """Refilled slots, a circle of columns, stale columns, idle slots."""
+  out = run(n=40, slots=3, policy=Recall(), params=RECALL, temperature=1.3)
+  table, worst = np.asarray(RECALL, np.float64), 0.0
+  assert len(set(np.asarray(out.mask).sum(2).ravel())) > 5
+  for p, n in np.ndindex(3, 40):
+    length = int(out.mask[p, n].sum())
+    ids = np.asarray(out.tokens[p, n])[:length].tolist()
+    for i, logits in enumerate(Recall().logits(table, PROMPTS[p], ids)):
+      want = scipy.special.log_softmax(logits / 1.3)[ids[i]]
+      worst = max(worst, abs(float(out.logp[p, n, i]) - want))
+  assert worst < 2e-6
+
+
+def test_the_end_token_counts_and_nothing_follows_it():
+  out = run(n=200, slots=17, stop_ids=(STOP, 4))
+  tokens, mask = np.asarray(out.tokens), np.asarray(out.mask)
+  ends = set()
+  for p, n in np.ndindex(3, 200):
+    ids, length = tokens[p, n], mask[p, n].sum()
+    assert mask[p, n, :length].all() and not mask[p, n, length:].any()
+    inside, last = ids[: length - 1], ids[length - 1]
+    assert not np.isin(inside, (STOP, 4)).any()
+    assert bool(out.truncated[p, n]) == (last not in (STOP, 4))
+    if out.truncated[p, n]:
+      assert length == 12
+    else:
+      ends.add((int(last), length == 12))
+    assert not ids[length:].any() and not out.logp[p, n, length:].any()
+    assert (np.asarray(out.logp[p, n, :length]) < 0).all()
+  # Both ends occur, and an end in the very last place is not a cut.
+  assert {(STOP, False), (4, False)} <= ends
+  assert {True, False} == set(np.asarray(out.truncated).ravel().tolist())
+
+
+# Each token leads to the one below; 0 ends.
+DOWN = jnp.where(jnp.arange(V)[:, None] - 1 == jnp.arange(V)[None], 0.0, -jnp.inf)
+DOWN = DOWN.at[0, 0].set(0.0)
+
+
+@pytest.mark.parametrize(
+  "n, slots, limit, lengths, occupancy",
+  [
+    # Lengths 3, 1, 2 of prompts 3, 1, 2. Decode steps: 2 x 3 slots of work for
+    # the first in ceil(3 / 2) x 2 = 4 steps of 2 slots, and so on.
+    (3, 2, 9, [3, 1, 2], [6 / 8, 0 / 8, 3 / 8]),
+    (3, 3, 9, [3, 1, 2], [6 / 6, 0 / 6, 3 / 6]),
+    (3, 1, 9, [3, 1, 2], [6 / 6, 0 / 6, 3 / 6]),
+    (1, 1, 9, [3, 1, 2], [2 / 2, 0 / 2, 1 / 2]),
+    (3, 2, 2, [2, 1, 2], [3 / 4, 0 / 4, 3 / 4]),
+    (3, 2, 1, [1, 1, 1], [0, 0, 0]),
+  ],
+)
+def test_occupancy_by_hand(n, slots, limit, lengths, occupancy):
+  out = run(
+    [[3], [1], [2]],
+    params=DOWN, n=n, slots=slots, max_new_tokens=limit,
+  )  # fmt: skip
+  np.testing.assert_array_equal(out.mask.sum(2), np.repeat([lengths], n, 0).T)
+  np.testing.assert_allclose(out.occupancy, occupancy, rtol=1e-6)
+  cut = [[limit < 3] * n, [False] * n, [limit < 2] * n]
+  np.testing.assert_array_equal(out.truncated, cut)
+
+
+def test_all_stop_at_the_first_token():
+  out = run([[1], [1]], params=DOWN, n=5, slots=2)
+  assert out.tokens.shape == (2, 5, 12) and not np.any(out.tokens)
+  np.testing.assert_array_equal(out.mask.sum(2), np.ones((2, 5)))
+  assert not np.any(out.truncated) and not np.any(out.occupancy)
+
+
+def test_one_token_is_drawn_from_the_prefill_alone():
+  """T = 1: never decoded, so a decoder that cannot decode will do."""
+
+  class Mute(Table):
+    def decode_step(self, *args):
+      logits, suffix = super().decode_step(*args)
+      return jnp.full_like(logits, jnp.nan), suffix
+
+  out = run(policy=Mute(), max_new_tokens=1, n=500)
+  table = jax.nn.log_softmax(TABLE)
+  for p, prompt in enumerate(PROMPTS):
+    tokens = np.asarray(out.tokens[p, :, 0])
+    np.testing.assert_allclose(out.logp[p, :, 0], table[prompt[-1]][tokens])
+    np.testing.assert_array_equal(out.truncated[p], tokens != STOP)
+  assert np.all(out.mask)
+
+
+def test_the_same_program_twice_gives_the_same_bits():
+  args = {"policy": POLICY, "params": policy_params(), "n": 9, "slots": 4}
+  same(run(**args), run(**args))
+
+
+def prompts_of_policy():
+  rng = np.random.default_rng(1)
+  return [rng.integers(1, 24, size).tolist() for size in (3, 7, 1, 5, 2, 4, 6)]
+
+
+def run_policy(**changes):
+  settings = {"n": 160, "max_new_tokens": 24, "stop_ids": (STOP,)} | changes
+  return sampler.sample(
+    POLICY, policy_params(), prompts_of_policy(), KEY, **settings
+  )
+
+
+def flips(a, b):
+  """Tokens that differ, and tokens compared up to the first that does."""
+  N, T = b.tokens.shape[1:]
+  both = np.asarray(a.mask)[:, :N, :T] | np.asarray(b.mask)
+  differ = both & (np.asarray(a.tokens)[:, :N, :T] != np.asarray(b.tokens))
+  before = np.cumsum(differ, axis=2) - differ == 0
+  return int(np.sum(differ & before)), int(np.sum(both & before))
+
+
+def test_shapes_of_the_program_flip_fewer_than_one_token_in_10000():
+  want = run_policy()
+  total = np.zeros(2, int)
+  for change in ({"slots": 37}, {"n": 64}, {"mesh": devices(8, model=2)}):
+    flipped, compared = flips(want, run_policy(**change))
+    assert compared > 3_000
+    total += flipped, compared
+  print(f"flips {total[0]} of {total[1]}")
+  assert total[1] >= 20_000
+  assert total[0] < 1e-4 * total[1]
+
+
+def test_log_probabilities_are_those_of_scoring_the_response():
+  behaviour = sampler.Behaviour(temperature=0.8, top_p=0.9)
+  out = run_policy(n=32, slots=10, temperature=0.8, top_p=0.9)
+  prompts = prompts_of_policy()
+  tokens = np.zeros((len(prompts), 7), np.int32)
+  for row, ids in zip(tokens, prompts, strict=True):
+    row[7 - len(ids) :] = ids
+  logits = jax.jit(POLICY.response_logits)(
+    policy_params(), jnp.asarray(tokens), jnp.asarray(tokens > 0), out.tokens
+  )
+  logp = np.take_along_axis(
+    np.asarray(behaviour.logp(logits)), np.asarray(out.tokens)[..., None], -1
+  )[..., 0]
+  gap = np.abs(np.where(out.mask, logp - np.asarray(out.logp), 0.0))
+  print(f"logp gap {gap.max():.2e}")
+  assert 0 < np.sum(out.mask) and gap.max() < 1e-4
+
+
+def test_parameters_may_be_spread_over_the_mesh():
+  mesh = devices(8, model=2)
+  places = sharding.param_shardings(jax.eval_shape(policy_params), mesh)
+  spread = jax.device_put(policy_params(), places)
+  assert len(spread["head"]["kernel"].sharding.device_set) == 8
+  args = {"prompts": PROMPTS, "n": 16, "slots": 5, "policy": POLICY}
+  want = run(params=policy_params(), **args)
+  got = run(params=spread, mesh=mesh, **args)
+  np.testing.assert_array_equal(got.tokens, want.tokens)
+  np.testing.assert_allclose(got.logp, want.logp, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  "change, message",
+  [
+    ({"n": 0}, "n = 0 must be at least 1"),
+    ({"max_new_tokens": 0}, "max_new_tokens = 0 must be at least 1"),
+    ({"slots": 0}, "slots = 0 must be at least 1 and at most 16"),
+    ({"slots": 17}, "slots = 17 must be at least 1 and at most 16"),
+    ({"prompts": []}, "prompts = 0 must be at least 1"),
+    ({"prompts": [[1], [], [2]]}, "prompt 1 is empty"),
+    ({"temperature": -0.1}, "temperature = -0.1 is out of range"),
+    ({"temperature": float("nan")}, "temperature = nan is out of range"),
+    ({"top_k": -1}, "top_k = -1 is out of range"),
+    ({"top_p": 0.0}, "top_p = 0.0 is out of range"),
+    ({"top_p": 1.01}, "top_p = 1.01 is out of range"),
+    ({"min_p": -0.01}, "min_p = -0.01 is out of range"),
+    ({"min_p": 1.5}, "min_p = 1.5 is out of range"),
+  ],
+  ids=str,
+)
+def test_refuses_by_name_and_value(change, message):
+  with pytest.raises(ValueError) as e:
+    run(**change)
+  assert str(e.value) == message
+
+
+def test_prompts_of_all_lengths_keep_their_places():
+  """The prefill gets every prompt on the left, and True on its tokens alone."""
+  seen = []
+
+  @dataclasses.dataclass(frozen=True)
+  class Watched(Table):
+    def prefill(self, params, tokens, mask):
+      seen.append((tokens.shape, mask.shape))
+      jax.debug.callback(lambda *x: seen.append([*map(np.array, x)]), tokens, mask)
+      return super().prefill(params, tokens, mask)
+
+  run(policy=Watched(), max_new_tokens=1)
+  jax.effects_barrier()
+  assert seen[0] == ((3, 3), (3, 3))
+  tokens, mask = seen[1]
+  np.testing.assert_array_equal(tokens, [[0, 0, 3], [1, 4, 2], [0, 5, 5]])
+  np.testing.assert_array_equal(mask, [[0, 0, 1], [1, 1, 1], [0, 1, 1]])
+
+
+def test_all_kinds_of_stop_ids_together_are_the_union():
+  stops = {
+    ids: run(n=100, stop_ids=ids).mask.sum(2)
+    for ids in [(1,), (2,), (3,), (1, 2, 3)]
+  }
+  least = functools.reduce(np.minimum, [stops[i,] for i in (1, 2, 3)])
+  np.testing.assert_array_equal(stops[1, 2, 3], least)
+  for a, b in itertools.combinations(stops, 2):
+    assert np.any(stops[a] != stops[b])
