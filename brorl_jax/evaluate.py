@@ -1,6 +1,7 @@
 """Held-out prompts -> one record per sample -> pass@1 with its interval."""
 
 import collections
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -45,8 +46,9 @@ def evaluate(
   for start in range(0, len(puzzles), chunk):
     real = puzzles[start : start + chunk]
     filled = [*real, *[real[0]] * (chunk - len(real))]
-    out = rollouts(params, filled, start)
-    out = jax.tree.map(lambda x, count=len(real): x[:count], out)
+    out = jax.tree.map(
+      operator.itemgetter(slice(len(real))), rollouts(params, filled, start)
+    )
     length = out.mask.sum(axis=2)
     for p, row in enumerate(verdicts(real, out)):
       rates.append(np.mean([verdict.reward for verdict in row]))

@@ -79,7 +79,7 @@ class Writer:
     workdir = pathlib.Path(workdir)
     self._lines = JsonLines(workdir / "metrics.jsonl", after=after)
     self._board = tensorboardX.SummaryWriter(
-      str(workdir), purge_step=after + 1, write_to_disk=True
+      str(workdir), purge_step=after + 1, write_to_disk=True, flush_secs=1
     )
     self._progress = Progress(after=max(after, 0), steps=steps)
 
@@ -98,7 +98,6 @@ class Writer:
     for name, value in scalars.items():
       if value is not None:
         self._board.add_scalar(name, value, step)
-    self._board.flush()
 
   def close(self) -> None:
     self._lines.close()
@@ -198,7 +197,7 @@ def correct_mass(
 ) -> Float[np.ndarray, " P"]:
   """Probability of the distinct rewarded responses that were seen.
 
-    mass[p] = sum of exp(sum_t logp[p,n,t]) over distinct n of largest reward
+    mass[p] = sum of exp(sum_t logp[p,n,t]) over distinct n of reward 1
 
   A lower bound of the probability of a right response, Q_pos in the paper: it
   approaches it from below as N grows.

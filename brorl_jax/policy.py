@@ -285,7 +285,7 @@ def attend(
 def rotate(
   x: Float[Array, "P R Q h K"], position: Int[Array, "P R Q"], theta: float
 ) -> Float[Array, "P R Q h K"]:
-  """Rotary position embedding: pairs (i, i + K/2) turn by position * theta^-2i/K.
+  """Rotary embedding: pairs (i, i + K/2) turn by position / theta^(2i/K).
 
   References:
     Su et al. 2021, arXiv:2104.09864, eq. 34, in the half-split layout of

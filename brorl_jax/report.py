@@ -30,18 +30,19 @@ def learning_curve(
     steps: Lines of metrics.jsonl.
     title: One line.
   """
-  figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.2))
+  figure, (left, right) = plt.subplots(
+    1, 2, figsize=(11, 4.8), layout="constrained"
+  )
   x = np.array([e["step"] for e in evaluations])
   mean = np.array([e["pass_at_1"] for e in evaluations])
   half = np.array([e["half_width"] for e in evaluations])
+  left.plot(x, mean, "k-o", lw=2, ms=4, label="mean, 95 % interval", zorder=3)
   for family in evaluations[0]["by_family"]:
     y = [e["by_family"][family] for e in evaluations]
     left.plot(x, y, lw=1, alpha=0.6, label=family)
-  left.plot(x, mean, "k-o", lw=2, ms=4, label="mean, 95 % interval")
   left.fill_between(x, mean - half, mean + half, color="k", alpha=0.15, lw=0)
   left.set(xlabel="step", ylabel="pass@1", title="held-out puzzles")
   left.set_ylim(0, 1)
-  left.legend(fontsize=7, ncols=2, loc="upper left")
 
   x = [s["step"] for s in steps]
   for name, label in (
@@ -52,12 +53,18 @@ def learning_curve(
     right.plot(x, [s[name] for s in steps], lw=1.5, label=label)
   right.set(xlabel="step", title="training prompts")
   right.set_ylim(bottom=0)
-  right.legend(fontsize=8)
   for axis in (left, right):
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
+    below = (0.5, -0.14)  # inside it would hide a line of some run
+    axis.legend(
+      fontsize=8,
+      ncols=3,
+      loc="upper center",
+      bbox_to_anchor=below,
+      frameon=False,
+    )
   figure.suptitle(title)
-  figure.tight_layout()
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   figure.savefig(path, dpi=130)

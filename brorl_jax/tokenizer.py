@@ -73,7 +73,7 @@ def _stop_ids(directory: pathlib.Path, eos: int | None) -> tuple[int, ...]:
 def left_pad(
   prompts: Sequence[Sequence[int]], width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Tokens [P,S] and mask [P,S] with every prompt's last token in the last place.
+  """Tokens and mask [P,S], every prompt's last token in the last place.
 
   Raises:
     ValueError: A prompt is empty, or longer than `width`.
@@ -107,7 +107,7 @@ _TEMPLATE = (
 def build(
   directory: str | pathlib.Path, texts: Sequence[str], *, size: int
 ) -> Tokenizer:
-  """Trains a byte-level BPE on `texts` and writes it as a Hugging Face directory.
+  """Trains a byte-level BPE on `texts` and writes it in Hugging Face's form.
 
   Sentences that the texts share word for word become one token each: puzzles
   are posed in the same few words, and a prompt is then a dozen tokens, not a

@@ -11,7 +11,7 @@ def get_config() -> ml_collections.ConfigDict:
   c.seed = (
     0  # of puzzles, rollouts and shuffling; all derived from (seed, step)
   )
-  c.steps = 100  # rollout -> update rounds; each makes `minibatches` updates
+  c.steps = 60  # rollout -> update rounds; each makes `minibatches` updates
 
   # Rollouts. The dial of this project is `n`; `samples` keeps the cost of a
   # step fixed when it turns, so fewer prompts are seen with a larger n.

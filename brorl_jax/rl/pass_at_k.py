@@ -28,4 +28,6 @@ def pass_at_k(n: int, c: Int[Array, "*axes"], k: int) -> Float[Array, "*axes"]:
   i = jnp.arange(k, dtype=jnp.float32)
   i = i.reshape((1,) * (wrong.ndim - 1) + (k,))
   # A factor is 0 as soon as fewer than k samples are wrong.
-  return 1.0 - jnp.prod(jnp.maximum(wrong - i, 0.0) / (n - i), axis=-1)
+  none = jnp.prod(jnp.maximum(wrong - i, 0.0) / (n - i), axis=-1)
+  # x / x is not always 1 in XLA, and a problem never solved must stay at 0.
+  return jnp.where(c > 0, 1.0 - none, 0.0)

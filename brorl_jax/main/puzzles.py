@@ -1,0 +1,102 @@
+"""Puzzles of a run as prompts, and responses as verdicts."""
+
+import functools
+from collections.abc import Sequence
+
+import numpy as np
+from jaxtyping import Float
+from ml_collections import ConfigDict
+
+from brorl_jax import tokenizer, types
+from brorl_jax.tasks import gym, mixture
+from brorl_jax.tasks.base import Puzzle, Verdict
+
+_PROBES = 64  # prompts per family that are measured before anything starts
+
+
+class Puzzles:
+  """Puzzles of a run as prompts, and responses as verdicts."""
+
+  def __init__(self, c: ConfigDict, text: tokenizer.Tokenizer):
+    """Raises ValueError if a family is wrong or its prompts are too long."""
+    self._c, self._text = c, text
+    self.stop_ids = text.stop_ids
+    self.puzzle = functools.lru_cache(maxsize=1 << 14)(self._draw)
+    self.families = [
+      gym.Family(name, f.settings.to_dict(), f.weight)
+      for name, f in c.families.items()
+    ]
+    gym.check(self.families)
+    self._weights = [f.weight for f in self.families]
+    for family in self.families:
+      for i in range(_PROBES):
+        self._render(gym.puzzle(family, "train", i, seed=c.seed))
+
+  def _render(self, puzzle: Puzzle) -> list[int]:
+    ids = self._text.render(puzzle.question)
+    if len(ids) > self._c.prompt_tokens:
+      raise ValueError(
+        f"{puzzle.id} has {len(ids)} prompt tokens, config.prompt_tokens = "
+        f"{self._c.prompt_tokens}: raise it, or narrow the family's settings"
+      )
+    return ids
+
+  def heldout(self) -> list[Puzzle]:
+    puzzles = gym.heldout(
+      self.families, per_family=self._c.eval_prompts, seed=self._c.seed
+    )
+    for puzzle in puzzles:
+      self._render(puzzle)
+    return puzzles
+
+  def _draw(self, step: int, position: int) -> Puzzle:
+    """Candidate `position` of a step: a function of (seed, step, position)."""
+    which = mixture.pick(self._c.seed, step, position, self._weights)
+    index = mixture.index(step, position)
+    return gym.puzzle(self.families[which], "train", index, seed=self._c.seed)
+
+  def prompts(self, step: int, round: int) -> types.Prompts:
+    """Stage 1: candidates of a round."""
+    count = self._c.round_samples // self._c.n
+    index = np.arange(round * count, (round + 1) * count, dtype=np.int32)
+    return self.pad([self.puzzle(step, int(i)) for i in index], index)
+
+  def pad(self, puzzles: Sequence[Puzzle], index: np.ndarray) -> types.Prompts:
+    ids = [self._render(puzzle) for puzzle in puzzles]
+    return types.Prompts(*tokenizer.left_pad(ids, self._c.prompt_tokens), index)
+
+  def decode(self, response: Sequence[int]) -> str:
+    return self._text.decode([response])[0]
+
+  def verdicts(
+    self, puzzles: Sequence[Puzzle], rollouts: types.Rollouts
+  ) -> list[list[Verdict]]:
+    """One for each rollout; equal responses to a prompt are judged once."""
+    out = []
+    for puzzle, tokens, mask in zip(
+      puzzles, rollouts.tokens, rollouts.mask, strict=True
+    ):
+      ids = [tuple(row[keep]) for row, keep in zip(tokens, mask, strict=True)]
+      distinct = list(dict.fromkeys(ids))
+      judged = {
+        key: gym.verify(response, puzzle.entry)
+        for key, response in zip(
+          distinct, self._text.decode(distinct), strict=True
+        )
+      }
+      out.append([judged[key] for key in ids])
+    return out
+
+  def rewards(
+    self, step: int, prompts: types.Prompts, rollouts: types.Rollouts
+  ) -> Float[np.ndarray, "P N"]:
+    """Stage 3: 1 for a pass, 0 for a fail."""
+    puzzles = [self.puzzle(step, int(i)) for i in prompts.index]
+    verdicts = self.verdicts(puzzles, rollouts)
+    for puzzle, row in zip(puzzles, verdicts, strict=True):
+      for verdict in row:
+        # Not 0: that would train the policy away from a puzzle whose verifier
+        # is broken. These verifiers never fail on a sound entry.
+        if verdict.status == "invalid":
+          raise ValueError(f"step {step}: {puzzle.id}: {verdict.reason}")
+    return np.array([[v.reward for v in row] for row in verdicts], np.float32)

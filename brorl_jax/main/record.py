@@ -1,0 +1,119 @@
+"""What a run writes of itself: metrics, samples, evaluations."""
+
+import functools
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+from ml_collections import ConfigDict
+
+from brorl_jax import evaluate, metrics, sampler, train
+from brorl_jax.main.puzzles import Puzzles
+from brorl_jax.policy import Policy
+from brorl_jax.tasks.base import Puzzle
+
+
+def evaluation(
+  c: ConfigDict, policy: Policy, prompts: Puzzles, mesh: Mesh
+) -> Callable[[PyTree, Sequence[Puzzle]], evaluate.Evaluation]:
+  """Samples held-out puzzles; the same draws at every step of a run."""
+  # Step 0 trains nothing, so its key is free.
+  key = jax.random.fold_in(jax.random.key(c.seed), 0)
+  data = mesh.shape["data"]
+  chunk = max(c.round_samples // c.eval_n // data, 1) * data
+
+  def rollouts(params, puzzles: Sequence[Puzzle], start: int):
+    index = np.arange(start, start + len(puzzles), dtype=np.int32)
+    out = sampler.rollouts(
+      policy,
+      params,
+      prompts.pad(puzzles, index),
+      key,
+      n=c.eval_n,
+      max_new_tokens=c.max_new_tokens,
+      behaviour=sampler.Behaviour(temperature=c.temperature),
+      stop_ids=prompts.stop_ids,
+      slots=c.eval_n,
+      mesh=mesh,
+    )
+    return jax.device_get(out)
+
+  return functools.partial(
+    evaluate.evaluate, rollouts=rollouts, verdicts=prompts.verdicts, chunk=chunk
+  )
+
+
+class Record:
+  """metrics.jsonl, samples.jsonl, eval/ and TensorBoard of one run."""
+
+  def __init__(
+    self,
+    c: ConfigDict,
+    workdir: pathlib.Path,
+    puzzles: Puzzles,
+    heldout: Sequence[Puzzle],
+    measure: Callable[[PyTree, Sequence[Puzzle]], evaluate.Evaluation],
+  ):
+    self._c, self._workdir, self._puzzles = c, workdir, puzzles
+    self._heldout, self._measure = heldout, measure
+    self._files = []
+
+  def start(self, done: int) -> None:
+    if done >= 0:
+      print(f"resumes after step {done}")
+    lines = lambda *path: metrics.JsonLines(
+      self._workdir.joinpath(*path), after=done
+    )
+    self._samples = lines("samples.jsonl")
+    self._curve = lines("eval", "curve.jsonl")
+    self._records = lines("eval", "records.jsonl")
+    self._writer = metrics.Writer(
+      self._workdir, after=done, steps=self._c.steps
+    )
+    self._files = [self._samples, self._curve, self._records, self._writer]
+
+  def step(
+    self, step: int, scalars: Mapping[str, Any], kept: train.Groups
+  ) -> None:
+    self._writer.write_scalars(step, scalars)
+    self._samples.write(*self._shown(step, kept))
+
+  def _shown(self, step: int, kept: train.Groups) -> Iterator[dict[str, Any]]:
+    for p in range(min(self._c.samples_shown, len(kept.reward))):
+      puzzle = self._puzzles.puzzle(step, int(kept.prompts.index[p]))
+      # Right and wrong ones in turn: a kept group has both.
+      n = int((kept.reward[p] if p % 2 == 0 else -kept.reward[p]).argmax())
+      ids = kept.rollouts.tokens[p, n][kept.rollouts.mask[p, n]]
+      yield {
+        "step": step,
+        "id": puzzle.id,
+        "prompt": puzzle.question,
+        "response": self._puzzles.decode(ids),
+        "answer": puzzle.entry["answer"],
+        "reward": float(kept.reward[p, n]),
+        "tokens": len(ids),
+        "truncated": bool(kept.rollouts.truncated[p, n]),
+      }
+
+  def evaluate(self, step: int, params: PyTree) -> None:
+    e = self._measure(params, self._heldout)
+    self._records.write(*({"step": step, **record} for record in e.records))
+    self._curve.write(
+      {
+        "step": step,
+        "pass_at_1": e.mean,
+        "half_width": e.half_width,
+        "by_family": e.by_family,
+        "rates": e.pass_at_1.tolist(),
+      }
+    )
+    by_family = {f"eval/pass_at_1/{k}": v for k, v in e.by_family.items()}
+    self._writer.write_evaluation(step, {"eval/pass_at_1": e.mean} | by_family)
+
+  def close(self) -> None:
+    for file in self._files:
+      file.close()

@@ -1,0 +1,215 @@
+"""The whole program on the embedded policy, killed and resumed."""
+
+import json
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from brorl_jax import metrics
+
+ROOT = pathlib.Path(__file__).parents[1]
+# Everything as in configs/n512.py, but small.
+SMALL = {
+  "n": 32,
+  "samples": 128,
+  "round_samples": 128,
+  "steps": 8,
+  "save_every": 3,
+  "eval_every": 4,
+  "eval_prompts": 4,
+  "eval_n": 4,
+  "rows": 8,
+  "blocks": 4,
+}
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+  """Starts the command on a work folder; programs are compiled once."""
+  cache = tmp_path_factory.mktemp("compiled")
+
+  def start(workdir, **overrides):
+    fields = {**SMALL, **overrides}
+    command = [sys.executable, "-m", "brorl_jax.main"]
+    command += ["--config=configs/n512.py", f"--workdir={workdir}"]
+    command += [f"--config.{k}={v}" for k, v in fields.items()]
+    environment = os.environ | {
+      "JAX_PLATFORMS": "cpu",
+      "XLA_FLAGS": "",
+      "JAX_COMPILATION_CACHE_DIR": str(cache),
+      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    return subprocess.Popen(
+      command,
+      cwd=ROOT,
+      env=environment,
+      text=True,
+      stdout=subprocess.PIPE,
+      stderr=subprocess.PIPE,
+    )
+
+  return start
+
+
+@pytest.fixture(scope="module")
+def whole(start, tmp_path_factory):
+  """A run that nobody disturbed."""
+  workdir = tmp_path_factory.mktemp("whole") / "run"
+  process = start(workdir)
+  out, err = process.communicate(timeout=240)
+  assert process.returncode == 0, err
+  return workdir, out, err
+
+
+def digest(workdir):
+  """SHA-256 of every array of the last checkpoint."""
+  last = max((workdir / "checkpoints").iterdir(), key=lambda p: int(p.name))
+  extra = json.loads((last / "extra" / "metadata").read_text())
+  assert any(path.startswith("opt/") for path in extra["digest"])
+  assert any(path.startswith("params/") for path in extra["digest"])
+  return last.name, extra
+
+
+def numbers(workdir):
+  """Every line of the run's files, times and memory aside."""
+  timed = ("time/", "rollout/tokens_per_s", "rollout/samples_per_s", "memory/")
+  keep = lambda line: {k: v for k, v in line.items() if not k.startswith(timed)}
+  files = ("metrics.jsonl", "samples.jsonl", "eval/curve.jsonl")
+  files += ("eval/records.jsonl",)
+  return {
+    name: [keep(line) for line in metrics.read_lines(workdir / name)]
+    for name in files
+  }
+
+
+def lines_of(workdir):
+  path = workdir / "metrics.jsonl"
+  return path.read_text().count("\n") if path.exists() else 0
+
+
+def stop_after(process, workdir, lines, wait, how):
+  """Sends a signal `wait` seconds after metrics.jsonl has so many lines."""
+  deadline = time.monotonic() + 120
+  while lines_of(workdir) < lines and process.poll() is None:
+    assert time.monotonic() < deadline
+    time.sleep(0.01)
+  time.sleep(wait)
+  process.send_signal(how)
+  return process.communicate(timeout=120)
+
+
+def test_a_run_leaves_what_it_promises(whole):
+  workdir, out, err = whole
+  config = json.loads((workdir / "config.json").read_text())
+  assert config["config"]["n"] == 32 and "jax" in config["versions"]
+  lines = metrics.read_lines(workdir / "metrics.jsonl")
+  assert [line["step"] for line in lines] == list(range(1, 9))
+  promised = """reward/mean reward/std_within_group sampling/pass_rate
+    sampling/degenerate_fraction rollout/tokens_per_s rollout/samples_per_s
+    rollout/slot_occupancy rollout/length_mean rollout/truncated_fraction
+    policy/entropy policy/kl_ref policy/clip_fraction policy/logp_gap_max
+    policy/logp_gap_mean loss/total optim/lr optim/grad_norm
+    theory/correct_mass time/rollout_s time/score_s time/update_s
+    time/checkpoint_s memory/peak_bytes data/tokens_total data/samples_total"""
+  assert set(promised.split()) <= lines[0].keys()
+  assert all(line["policy/logp_gap_max"] < 1e-4 for line in lines)
+  assert (workdir / "report" / "learning_curve.png").stat().st_size > 10_000
+  assert list(workdir.glob("events.out.tfevents.*"))
+  records = metrics.read_lines(workdir / "eval" / "records.jsonl")
+  assert (
+    len(records) == 3 * 8 * 4 * 4
+  )  # evaluations, families, prompts, samples
+  # Not a terminal: one plain line per step, no control characters.
+  assert err.count("\nstep ") + err.startswith("step ") == 8 + 3
+  assert "\x1b" not in err + out
+  assert "held-out pass@1 before" in out
+
+
+def test_kill_and_resume_is_bit_identical(start, whole, tmp_path):
+  workdir, rng = tmp_path / "run", random.Random(0)
+  for lines in (0, 2, 4, 7):
+    process = start(workdir)
+    stop_after(process, workdir, lines, rng.uniform(0, 0.3), signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL
+  process = start(workdir)
+  out, err = process.communicate(timeout=240)
+  assert process.returncode == 0, err
+  assert "resumes after step" in out
+  assert digest(workdir) == digest(whole[0])
+  assert numbers(workdir) == numbers(whole[0])
+
+
+def test_interrupt_and_resume_is_bit_identical(start, whole, tmp_path):
+  workdir = tmp_path / "run"
+  process = start(workdir)
+  _, err = stop_after(process, workdir, 4, 0.05, signal.SIGINT)
+  assert process.returncode == 130
+  assert err.splitlines()[-1] == "interrupted; the same command resumes"
+  process = start(workdir)
+  _, err = process.communicate(timeout=240)
+  assert process.returncode == 0, err
+  assert digest(workdir) == digest(whole[0])
+  assert numbers(workdir) == numbers(whole[0])
+
+
+def test_a_finished_run_only_reports_again(start, whole):
+  workdir = whole[0]
+  before = (workdir / "metrics.jsonl").read_bytes()
+  process = start(workdir)
+  out, err = process.communicate(timeout=120)
+  assert process.returncode == 0, err
+  assert "held-out pass@1 before" in out
+  assert (workdir / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_folder_of_another_run_is_refused(start, whole):
+  before = sorted(p.stat().st_mtime_ns for p in whole[0].rglob("*"))
+  process = start(whole[0], lr=1e-3)
+  _, err = process.communicate(timeout=120)
+  assert process.returncode == 2
+  assert err.count("\n") == 1
+  assert "lr = 0.0003 (now 0.001)" in err
+  assert sorted(p.stat().st_mtime_ns for p in whole[0].rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+  "override, message",
+  [
+    ({"prompt_tokens": 8}, "prompt tokens, config.prompt_tokens = 8"),
+    ({"checkpoint": "nowhere"}, "nowhere"),
+    ({"mesh_model": 3}, "does not fill the 1 devices"),
+    ({"families.gcd.settings.max_value": 0}, "gcd"),
+  ],
+)
+def test_refused_before_anything_is_written(start, tmp_path, override, message):
+  process = start(tmp_path / "run", **override)
+  _, err = process.communicate(timeout=120)
+  assert process.returncode == 2
+  assert err.startswith("error: ") and err.count("\n") == 1
+  assert message in err
+  assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("damage", ["truncate", "garbage", "tokenizer"])
+def test_damaged_policy_is_refused(start, tmp_path, damage):
+  policy = tmp_path / "policy"
+  policy.mkdir()
+  for file in (ROOT / "brorl_jax" / "assets").iterdir():
+    if file.is_file():
+      (policy / file.name).write_bytes(file.read_bytes())
+  name = "tokenizer.json" if damage == "tokenizer" else "model.safetensors"
+  content = (policy / name).read_bytes()
+  half = content[: len(content) // 2]
+  content = half if damage != "garbage" else b"\xff" * 64 + content[64:]
+  (policy / name).write_bytes(content)
+  process = start(tmp_path / "run", checkpoint=policy)
+  _, err = process.communicate(timeout=120)
+  assert process.returncode == 2
+  assert err.count("\n") == 1 and name in err
+  assert not (tmp_path / "run").exists()

@@ -1,0 +1,299 @@
+"""Tests of brorl_jax/metrics.py."""
+
+import json
+import math
+import os
+import pathlib
+import pty
+import subprocess
+import sys
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tensorboardX import proto
+from tensorboardX.event_file_writer import EventsWriter
+
+from brorl_jax import metrics
+from brorl_jax.types import Rollouts
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+@pytest.fixture
+def path(tmp_path):
+  return tmp_path / "deep" / "lines.jsonl"
+
+
+def fill(path, *lines, after=-1):
+  file = metrics.JsonLines(path, after=after)
+  file.write(*lines)
+  file.close()
+
+
+def test_lines_are_on_disk_as_soon_as_they_are_written(path):
+  file = metrics.JsonLines(path, after=-1)
+  file.write({"step": 1, "x": 0.1}, {"step": 1, "x": None})
+  file.write({"step": 2, "x": "\n"})
+  assert path.read_text() == (
+    '{"step": 1, "x": 0.1}\n{"step": 1, "x": null}\n{"step": 2, "x": "\\n"}\n'
+  )
+  file.close()
+
+
+def test_continues_byte_for_byte_and_drops_what_came_after(path):
+  numbers = [1 / 3, 1e-30, 1e300, -0.0, 2**60, 5]
+  fill(path, *({"step": i, "x": x, "s": "é"} for i, x in enumerate(numbers)))
+  before = path.read_bytes().splitlines(keepends=True)
+  fill(path, {"step": 4, "new": True}, after=3)
+  lines = path.read_bytes().splitlines(keepends=True)
+  assert lines[:4] == before[:4]
+  assert lines[4:] == [b'{"step": 4, "new": true}\n']
+
+
+@pytest.mark.parametrize("cut", [1, 5, 12])
+def test_continues_after_a_last_line_that_was_cut_short(path, cut):
+  fill(path, {"step": 1}, {"step": 2, "x": 0.5})
+  path.write_bytes(path.read_bytes()[:-cut])
+  assert metrics.read_lines(path) == [{"step": 1}]
+  fill(path, {"step": 2, "x": 0.25}, after=5)
+  assert metrics.read_lines(path) == [{"step": 1}, {"step": 2, "x": 0.25}]
+
+
+def test_starts_anew_if_nothing_is_done(path):
+  fill(path, {"step": 0}, {"step": 1})
+  fill(path, {"step": 0, "x": 1}, after=-1)
+  assert metrics.read_lines(path) == [{"step": 0, "x": 1}]
+
+
+def test_leaves_no_other_files(path):
+  for _ in range(2):
+    fill(path, {"step": 1}, after=1)
+  assert [p.name for p in path.parent.iterdir()] == ["lines.jsonl"]
+
+
+def test_an_unreadable_line_in_the_middle_is_an_error(path):
+  fill(path, {"step": 1}, {"step": 2})
+  path.write_text('{"step": 1}\n{"st\n{"step": 2}\n')
+  with pytest.raises(json.JSONDecodeError):
+    metrics.read_lines(path)
+
+
+def events(workdir):
+  """The events of a TensorBoard folder, parsed record by record."""
+  for file in sorted(workdir.glob("events.out.tfevents.*")):
+    data = file.read_bytes()
+    at = 0
+    while at < len(data):
+      size = int.from_bytes(data[at : at + 8], "little")
+      yield proto.event_pb2.Event.FromString(data[at + 12 : at + 12 + size])
+      at += 12 + size + 4
+
+
+def scalars_of(workdir) -> dict[tuple[str, int], float]:
+  """What TensorBoard shows: a start marker drops what an older file has."""
+  shown = {}
+  for event in events(workdir):
+    if event.session_log.status == proto.event_pb2.SessionLog.START:
+      shown = {k: v for k, v in shown.items() if k[1] < event.step}
+    for value in event.summary.value:
+      shown[value.tag, event.step] = value.simple_value
+  return shown
+
+
+def test_a_writer_writes_each_scalar_everywhere(tmp_path, capsys):
+  writer = metrics.Writer(tmp_path, after=-1, steps=3)
+  writer.write_evaluation(0, {"eval/pass_at_1": 0.125})
+  writer.write_scalars(1, {"reward/mean": 0.25, "policy/kl_ref": None})
+  writer.write_scalars(2, {"reward/mean": 0.5, "policy/kl_ref": 0.75})
+  writer.close()
+  lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+  assert lines == [
+    '{"step": 1, "reward/mean": 0.25, "policy/kl_ref": null}',
+    '{"step": 2, "reward/mean": 0.5, "policy/kl_ref": 0.75}',
+  ]
+  assert scalars_of(tmp_path) == {
+    ("eval/pass_at_1", 0): 0.125,
+    ("reward/mean", 1): 0.25,
+    ("reward/mean", 2): 0.5,
+    ("policy/kl_ref", 2): 0.75,
+  }
+  said = capsys.readouterr()
+  assert said.out == ""
+  assert "\x1b" not in said.err  # plain: not a terminal
+  first, second, third = said.err.splitlines()
+  assert first == "step 0/3  held-out pass@1 0.125"
+  assert second.startswith("step 1/3  reward 0.250  ")
+  assert third.startswith("step 2/3  reward 0.500  ")
+
+
+def test_scalars_can_be_read_while_the_run_goes_on(tmp_path):
+  writer = metrics.Writer(tmp_path, after=-1, steps=3)
+  writer.write_scalars(1, {"reward/mean": 0.25})
+  end = time.monotonic() + 20.0
+  while not scalars_of(tmp_path) and time.monotonic() < end:
+    time.sleep(0.05)  # a thread writes them, within a second or so
+  assert scalars_of(tmp_path) == {("reward/mean", 1): 0.25}
+  assert len(metrics.read_lines(tmp_path / "metrics.jsonl")) == 1
+  writer.close()
+
+
+def test_a_resumed_writer_takes_back_what_was_not_saved(tmp_path):
+  first = metrics.Writer(tmp_path, after=-1, steps=3)
+  for step in (1, 2, 3):
+    first.write_scalars(step, {"x": float(step)})
+  first.close()
+  for file in tmp_path.glob("events*"):
+    file.rename(f"{file}.older")  # the names hold seconds
+  second = metrics.Writer(tmp_path, after=1, steps=3)
+  second.write_scalars(2, {"x": 20.0})
+  second.close()
+  steps = [x["step"] for x in metrics.read_lines(tmp_path / "metrics.jsonl")]
+  assert steps == [1, 2]
+  new = [p for p in tmp_path.glob("events*") if p.suffix != ".older"]
+  for file in new:
+    file.rename(f"{tmp_path}/events.out.tfevents.z")
+  assert scalars_of(tmp_path) == {("x", 1): 1.0, ("x", 2): 20.0}
+
+
+def test_the_event_reader_of_these_tests_reads_events(tmp_path):
+  """So that an empty dict above means that nothing was written."""
+  writer = EventsWriter(str(tmp_path / "events"))
+  writer.write_event(proto.event_pb2.Event(step=7))
+  writer.close()
+  assert [event.step for event in events(tmp_path)] == [0, 7]  # version first
+
+
+def test_time_left_is_told_from_the_steps_of_this_process(monkeypatch, capsys):
+  clock = iter([100.0, 110.0])
+  monkeypatch.setattr(metrics.time, "monotonic", lambda: next(clock))
+  progress = metrics.Progress(after=4, steps=9)
+  progress.step(5, {"reward/mean": 0.5, "rollout/tokens_per_s": 12345.6})
+  said = capsys.readouterr().err
+  assert said == ("step 5/9  reward 0.500  tokens/s 12,346  10 s, 40 s left\n")
+
+
+def test_a_terminal_shows_a_bar():
+  code = (
+    "from brorl_jax import metrics\n"
+    "p = metrics.Progress(after=0, steps=4)\n"
+    "p.step(1, {'reward/mean': 0.5})\n"
+    "p.say(1, {'eval/pass_at_1': 0.25})\n"
+    "p.step(4, {'reward/mean': 0.75})\n"
+    "p.close()\n"
+  )
+  ours, theirs = pty.openpty()
+  process = subprocess.Popen(
+    [sys.executable, "-c", code],
+    cwd=ROOT,
+    stderr=theirs,
+    stdout=subprocess.PIPE,
+    env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"},
+  )
+  os.close(theirs)
+  seen = b""
+  try:
+    while chunk := os.read(ours, 4096):
+      seen += chunk
+  except OSError:  # Linux: the other end is closed
+    pass
+  out, _ = process.communicate(timeout=60)
+  os.close(ours)
+  text = seen.decode()
+  assert process.returncode == 0 and out == b""
+  assert "\x1b[" in text and "━" in text
+  assert "4/4" in text and "reward 0.750" in text
+  assert "step 1/4  held-out pass@1 0.250" in text
+  assert text.count("s left") == 0  # no plain lines beside it
+
+
+def example() -> tuple[Rollouts, np.ndarray, np.ndarray]:
+  """Two prompts, three rollouts of at most two tokens; 9 is the end token."""
+  tokens = np.array([[[5, 9], [5, 9], [6, 7]], [[9, 0], [9, 0], [9, 0]]])
+  mask = np.array([[[1, 1], [1, 1], [1, 1]], [[1, 0], [1, 0], [1, 0]]], bool)
+  p = np.array([[[0.5, 0.5]] * 2 + [[0.5, 0.2]], [[0.125, 1.0]] * 3])
+  rollouts = Rollouts(
+    tokens=tokens.astype(np.int32),
+    logp=np.log(p).astype(np.float32),
+    mask=mask,
+    truncated=np.array([[False, False, True], [False] * 3]),
+    occupancy=np.array([1.0, 0.5], np.float32),
+  )
+  reward = np.array([[1, 1, 0], [0, 0, 0]], np.float32)
+  return rollouts, reward, np.array([True, False])
+
+
+def test_numbers_of_a_step_by_hand():
+  got = metrics.of_groups(*example(), rollout_s=0.5)
+  assert got.pop("memory/peak_bytes") > 10e6
+  assert got == pytest.approx(
+    {
+      "reward/mean": 2 / 6,
+      "reward/std_within_group": (2 / 9) ** 0.5 / 2,
+      "sampling/pass_rate": 0.5,
+      "sampling/degenerate_fraction": 0.5,
+      "rollout/tokens_per_s": 18.0,
+      "rollout/samples_per_s": 12.0,
+      "rollout/slot_occupancy": 0.75,
+      "rollout/length_mean": 1.5,
+      "rollout/truncated_fraction": 1 / 6,
+      "theory/correct_mass": 0.125,  # 1/4 once, and nothing of the second
+    },
+    rel=1e-6,
+  )
+  assert all(type(value) is float for value in got.values())
+
+
+def test_pass_rate_is_of_all_that_was_drawn():
+  rollouts, reward, _ = example()
+  every = metrics.of_groups(
+    rollouts, reward, np.array([True, True]), rollout_s=1.0
+  )
+  assert every["sampling/pass_rate"] == 1.0
+  assert every["sampling/degenerate_fraction"] == 0.0
+
+
+def test_correct_mass_counts_distinct_right_responses_once():
+  rollouts, reward, _ = example()
+  of = lambda reward: metrics.correct_mass(rollouts, reward)
+  np.testing.assert_allclose(of(reward), [0.25, 0.0])
+  both = np.array([[0, 1, 1], [1, 0, 1]], np.float32)
+  np.testing.assert_allclose(of(both), [0.35, 0.125], rtol=1e-6)
+  partial = np.array([[0.9, 0.5, 0.1], [0.0, 0.0, 0.99]], np.float32)
+  np.testing.assert_array_equal(of(partial), [0.0, 0.0])
+
+
+def test_correct_mass_sums_long_responses_exactly():
+  """A probability of 1e-40 is not 0 in float64."""
+  rollouts = Rollouts(
+    tokens=np.ones((1, 2, 100), np.int32),
+    logp=np.full((1, 2, 100), np.log(0.4), np.float32),
+    mask=np.ones((1, 2, 100), bool),
+    truncated=np.ones((1, 2), bool),
+    occupancy=np.ones(1, np.float32),
+  )
+  got = metrics.correct_mass(rollouts, np.ones((1, 2), np.float32))
+  np.testing.assert_allclose(got, [0.4**100], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+  "scalars, name",
+  [
+    ({"a": 1.0, "b": None, "c": 0}, None),
+    ({}, None),
+    ({"a": 1.0, "b": math.nan, "c": math.inf}, "b"),
+    ({"a": 1.0, "b": -math.inf}, "b"),
+    ({"a": float(jnp.exp(1000.0))}, "a"),
+  ],
+)
+def test_the_first_number_that_is_not_finite_is_named(scalars, name):
+  assert metrics.first_not_finite(scalars) == name
+
+
+def test_peak_memory_is_that_of_this_process():
+  before = metrics.peak_bytes()
+  block = np.ones(before // 8 + 2**21)  # more than there ever was
+  assert metrics.peak_bytes() > before + 2**23
+  assert before > 10e6
+  del block
