@@ -65,7 +65,11 @@ def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
   supported = {
     "model_type": (c.get("model_type"), "qwen2"),
     "hidden_act": (c.get("hidden_act", "silu"), "silu"),
-    "rope_type": (rope.get("rope_type", "default"), "default"),
+    # Older files say "type".
+    "rope_type": (
+      rope.get("rope_type", rope.get("type", "default")),
+      "default",
+    ),
     "use_sliding_window": (c.get("use_sliding_window", False), False),
   }
   for field, (got, want) in supported.items():
@@ -73,16 +77,23 @@ def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
       raise ValueError(
         f"{path}: {field} {got!r} is not supported, only {want!r}"
       )
+
+  def size(field: str) -> int:
+    value = c[field]
+    if not isinstance(value, int) or value < 1:
+      raise ValueError(f"{path}: {field} {value!r} is not a positive integer")
+    return value
+
   try:
-    heads = c["num_attention_heads"]
+    width, heads = size("hidden_size"), size("num_attention_heads")
     return Policy(
-      vocab=c["vocab_size"],
-      width=c["hidden_size"],
-      layers=c["num_hidden_layers"],
+      vocab=size("vocab_size"),
+      width=width,
+      layers=size("num_hidden_layers"),
       heads=heads,
-      kv_heads=c["num_key_value_heads"],
-      head_size=c.get("head_dim") or c["hidden_size"] // heads,
-      mlp=c["intermediate_size"],
+      kv_heads=size("num_key_value_heads"),
+      head_size=c.get("head_dim") or width // heads,
+      mlp=size("intermediate_size"),
       # transformers 5 writes rope_parameters, transformers 4 rope_theta.
       rope_theta=float(rope.get("rope_theta") or c["rope_theta"]),
       norm_eps=c["rms_norm_eps"],
@@ -206,7 +217,10 @@ def _read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
   index = directory / f"{_WEIGHTS}.index.json"
   files = [_WEIGHTS]
   if index.exists():
-    files = sorted(set(_read_json(index).get("weight_map", {}).values()))
+    where = _read_json(index).get("weight_map")
+    if not isinstance(where, dict) or not where:
+      raise ValueError(f"{index}: no weight_map from tensors to files")
+    files = sorted(set(map(str, where.values())))
     for name in files:
       # A path would reach outside of the directory.
       if pathlib.PurePath(name).name != name:
@@ -244,6 +258,7 @@ def _config(policy: Policy, dtype: str) -> dict[str, Any]:
     "num_hidden_layers": policy.layers,
     "num_attention_heads": policy.heads,
     "num_key_value_heads": policy.kv_heads,
+    "head_dim": policy.head_size,
     "hidden_act": "silu",
     "max_position_embeddings": 32768,
     "rms_norm_eps": policy.norm_eps,

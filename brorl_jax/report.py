@@ -84,8 +84,8 @@ def table(
     steps: Lines of metrics.jsonl.
   """
   gain, half = gain_interval(before["rates"], after["rates"])
-  seconds = sum(s["time/rollout_s"] for s in steps)
-  tokens = steps[-1]["data/tokens_total"]
+  # The median, because the first step compiles.
+  tokens_per_s = np.median([s["rollout/tokens_per_s"] for s in steps])
   samples = steps[-1]["data/samples_total"]
   rate = np.mean([s["sampling/pass_rate"] for s in steps])
   interval = lambda e: f"{e['pass_at_1']:.3f} +- {e['half_width']:.3f}"
@@ -94,7 +94,7 @@ def table(
     (f"held-out pass@1 after {steps[-1]['step']} steps", interval(after)),
     ("gain, same prompts", f"{gain:+.3f} +- {half:.3f}"),
     ("rollouts", f"{samples:,}"),
-    ("sampled tokens per second", f"{tokens / seconds:,.0f}"),
+    ("sampled tokens per second", f"{tokens_per_s:,.0f}"),
     ("dynamic sampling, prompts kept", f"{rate:.1%}"),
   )
   width = max(len(name) for name, _ in rows)

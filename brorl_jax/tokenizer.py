@@ -53,9 +53,10 @@ class Tokenizer:
 
   def decode(self, responses: Iterable[Sequence[int]]) -> list[str]:
     """Texts of responses, without what ends them."""
-    return self._tokenizer.batch_decode(
-      list(responses), skip_special_tokens=True
-    )
+    batch = list(responses)
+    if not batch:  # which batch_decode takes for one empty response
+      return []
+    return self._tokenizer.batch_decode(batch, skip_special_tokens=True)
 
 
 def _stop_ids(directory: pathlib.Path, eos: int | None) -> tuple[int, ...]:
@@ -63,7 +64,10 @@ def _stop_ids(directory: pathlib.Path, eos: int | None) -> tuple[int, ...]:
   path = directory / "generation_config.json"
   ids = eos
   if path.is_file():
-    ids = json.loads(path.read_text()).get("eos_token_id", eos)
+    try:
+      ids = json.loads(path.read_text()).get("eos_token_id", eos)
+    except (OSError, ValueError, AttributeError) as e:
+      raise ValueError(f"{path} is damaged: {e}") from None
   ids = [ids] if isinstance(ids, int) else ids
   if not ids:
     raise ValueError(f"{directory} names no token that ends a response")

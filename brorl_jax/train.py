@@ -36,7 +36,7 @@ class Stages(NamedTuple):
   rollouts: Callable[[PyTree, Prompts, jax.Array], Rollouts]  # to the host
   rewards: Callable[[int, Prompts, Rollouts], Float[np.ndarray, "P N"]]
   advantages: Callable[[Groups], Float[np.ndarray, "P N"]]
-  update: Callable[[Any, Groups, Any], tuple[Any, dict[str, float]]]
+  update: Callable[[Any, Groups, Any], tuple[Any, dict[str, Any]]]
 
 
 @runtime_checkable
@@ -122,6 +122,10 @@ def train(
       prompts = stages.prompts(step, round)
       with clock("rollout"):
         rollouts = stages.rollouts(state.params, prompts, key)
+      if not np.isfinite(rollouts.logp).all():
+        raise FloatingPointError(
+          f"step {step}: the sampler's logits are not finite"
+        )
       with clock("score"):
         reward = stages.rewards(step, prompts, rollouts)
       return Groups(prompts, rollouts, reward)
@@ -205,7 +209,7 @@ class Clock:
   """Seconds spent in the parts of one step."""
 
   def __init__(self):
-    self.spent = collections.Counter()
+    self.spent = collections.defaultdict[str, float](float)
 
   @contextlib.contextmanager
   def __call__(self, part: str):

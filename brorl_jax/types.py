@@ -1,13 +1,16 @@
 """What flows along the arrows of the figure: one frozen struct per arrow."""
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree
 
-Array = jax.Array | np.ndarray  # on the devices, or copied to the host
+if TYPE_CHECKING:
+  Array = Any
+else:
+  Array = jax.Array | np.ndarray  # on the devices, or copied to the host
 _pytree = jax.tree_util.register_dataclass
 
 

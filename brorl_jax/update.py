@@ -82,14 +82,14 @@ class Stats:
   logp_gap: Mean  # |trainer - sampler|, nats; means something before any update
   logp_gap_max: Float[Array, ""]
   grad_norm: Float[Array, ""]  # before clipping
-  finite: Bool[Array, " leaves"]  # per parameter, in the tree's order
+  finite: Bool[Array, " leaves"]  # gradient and result, in the tree's order
 
   @staticmethod
   def zero(params: PyTree) -> "Stats":
     """Of no tokens at all."""
-    leaves, scalar = len(jax.tree.leaves(params)), jnp.zeros(())
-    means = [Mean(scalar, scalar)] * 5
-    return Stats(*means, scalar, scalar, jnp.ones(leaves, bool))
+    zero, none = jnp.zeros(()), Mean(jnp.zeros(()), jnp.zeros(()))
+    finite = jnp.ones(len(jax.tree.leaves(params)), bool)
+    return Stats(none, none, none, none, none, zero, zero, finite)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,11 +211,14 @@ def gradient(
   grads, stats = jax.lax.fori_loop(0, batch.used, add, start)
   count = jnp.maximum(stats.loss.count, 1.0)
   grads = jax.tree.map(lambda g: g / count, grads)
-  finite = jnp.stack([jnp.all(jnp.isfinite(g)) for g in jax.tree.leaves(grads)])
-  stats = dataclasses.replace(
-    stats, grad_norm=optax.tree.norm(grads), finite=finite
-  )
+  norm = optax.tree.norm(grads)
+  stats = dataclasses.replace(stats, grad_norm=norm, finite=all_finite(grads))
   return grads, stats
+
+
+def all_finite(tree: PyTree) -> Bool[Array, " leaves"]:
+  """For each leaf, in the tree's order, whether all of it is finite."""
+  return jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)])
 
 
 @functools.partial(
@@ -241,11 +244,13 @@ def minibatch_step(
   )
   updates, opt = tx.update(grads, state.opt, state.params)
   params = optax.apply_updates(state.params, updates)
+  # A finite gradient can still leave parameters that are not.
+  stats = dataclasses.replace(stats, finite=stats.finite & all_finite(params))
   return dataclasses.replace(state, params=params, opt=opt), stats
 
 
 def first_bad_path(params: PyTree, finite: np.ndarray) -> str | None:
-  """Path of the first parameter whose gradient is not finite, or None."""
+  """Path of the first parameter for which `finite` is False, or None."""
   paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
   bad = np.flatnonzero(~np.asarray(finite))
   if not bad.size:
@@ -299,8 +304,8 @@ def pack(
   C, B, R = layout.micro, layout.blocks, layout.rows
   blocks = []  # (prompt, rows of it, how often each occurs)
   for p in range(P):
-    length = np.sum(rollouts.mask[p], axis=1, dtype=np.int32)
-    content = np.concatenate([rollouts.tokens[p], length[:, None]], axis=1)
+    length = rollouts.mask[p].sum(axis=1, keepdims=True)
+    content = np.concatenate([rollouts.tokens[p], length], axis=1)
     _, first, count = np.unique(
       content, axis=0, return_index=True, return_counts=True
     )

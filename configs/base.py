@@ -17,9 +17,13 @@ def get_config() -> ml_collections.ConfigDict:
   # step fixed when it turns, so fewer prompts are seen with a larger n.
   c.n = 512  # rollouts per prompt
   c.samples = 16384  # rollouts trained on per step, multiple of n
-  c.round_samples = 8192  # rollouts drawn at a time until enough are kept
-  c.max_rounds = 20  # give up on a step after so many
-  c.slots = 0  # rollouts of a prompt that decode together; 0 is all n
+  # Rollouts drawn at a time until enough are kept, multiple of n. The last round
+  # is drawn whole, so small rounds waste less.
+  c.round_samples = 4096
+  c.max_rounds = 40  # give up on a step after so many
+  # Rollouts of a prompt that decode together, at most n are used. Most responses
+  # are short: 128 instead of 512 gives 1.36 times the tokens per second.
+  c.slots = 128
   c.prompt_tokens = 40  # longest prompt; longer ones are refused
   c.max_new_tokens = 6  # longest response, its end token included
   # The paper does not state it; 1 makes sampler and trainer the same policy.

@@ -213,3 +213,13 @@ def test_damaged_policy_is_refused(start, tmp_path, damage):
   assert process.returncode == 2
   assert err.count("\n") == 1 and name in err
   assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_diverges_stops_before_it_saves(start, tmp_path):
+  workdir = tmp_path / "run"
+  process = start(workdir, lr=1e38, max_grad_norm=1e38, save_every=1)
+  _, err = process.communicate(timeout=120)
+  assert process.returncode == 2
+  last = err.splitlines()[-1]
+  assert last.startswith("error: step 1: gradient or value of blocks/")
+  assert not list((workdir / "checkpoints").glob("[0-9]*"))

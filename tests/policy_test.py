@@ -212,7 +212,7 @@ def test_gradients_of_a_shared_prompt_are_those_of_joined_rows():
 
 
 def test_decoding_in_a_circle_of_columns_gives_the_logits_of_the_whole_row():
-  """Responses of different length follow each other in the slots of 2 prompts."""
+  """Responses of different length follow each other in the slots."""
   params = shaken(TINY)
   prompts = some_ids(2, 5)
   tokens, mask = padded(prompts, 5, "left")

@@ -7,7 +7,6 @@ depends on everything it is shown, so that nothing it is shown can be wrong.
 
 import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
@@ -96,7 +95,9 @@ def run(prompts=PROMPTS, key=KEY, policy=Table(), params=TABLE, **changes):
 
 
 def same(a, b):
-  jax.tree.map(np.testing.assert_array_equal, a, b)
+  for field in dataclasses.fields(a):
+    x, y = getattr(a, field.name), getattr(b, field.name)
+    np.testing.assert_array_equal(x, y, err_msg=field.name)
 
 
 def truncated(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
@@ -276,46 +277,53 @@ def test_a_total_away_from_one_leaves_no_token_a_wrong_share():
   assert int(jnp.sum(got)) == 50
 
 
+@functools.cache
+def with_two_ends():
+  return run(n=200, slots=17, stop_ids=(STOP, 4))
+
+
 def test_every_token_comes_from_its_own_key():
-  """fold_in(fold_in(fold_in(key, p), n), i), the contract of reproducibility."""
-  out = run(n=5, slots=2)
-  fold = jax.random.fold_in
-  table = jax.nn.log_softmax(TABLE)
-  for p, n in np.ndindex(3, 5):
-    token = PROMPTS[p][-1]
-    for i in range(int(out.mask[p, n].sum())):
-      key = fold(fold(fold(KEY, p), n), i)
-      token = int(sampler.draw(table[token], jax.random.uniform(key)))
-      assert out.tokens[p, n, i] == token, (p, n, i)
+  """fold_in(fold_in(fold_in(key, p), n), i), as the contract says."""
+  out = with_two_ends()
+  fold = jnp.vectorize(jax.random.fold_in)
+  p, n, i = np.ogrid[:3, :200, :12]
+  keys = fold(fold(fold(KEY, p), n), i)
+  uniform = np.asarray(jnp.vectorize(jax.random.uniform)(keys), np.float64)
+  prob = np.stack([truncated(row) for row in TABLE])
+  tokens, mask = np.asarray(out.tokens), np.asarray(out.mask)
+  last = np.broadcast_to([[ids[-1]] for ids in PROMPTS], (3, 200))
+  before = np.concatenate([last[..., None], tokens[..., :-1]], axis=2)
+  cdf = np.cumsum(prob, axis=1)[before]
+  want = np.sum(cdf <= uniform[..., None], axis=-1)
+  # Nearer to a border than float32 resolves, either side is right.
+  clear = np.abs(cdf - uniform[..., None]).min(axis=-1) > 1e-6
+  assert np.mean(clear) > 0.99
+  assert np.all((tokens == want)[mask & clear])
 
 
-def test_different_keys_prompts_rollouts_and_places_differ():
-  settings = {"prompts": [[2], [2]], "n": 64, "stop_ids": ()}
-  a, b = (
-    run(key=jax.random.fold_in(KEY, t), **settings).tokens for t in (1, 2)
-  )
-  chance = 0.9  # no table row agrees with itself more often
-  assert np.mean(np.asarray(a) == np.asarray(b)) < chance
-  rows = np.asarray(a).reshape(-1, 12)
-  assert len(np.unique(rows, axis=0)) > 0.9 * len(rows)
+def test_different_steps_differ():
+  settings = {"n": 64, "policy": Recall(), "params": RECALL}
+  a, b = (run(key=jax.random.fold_in(KEY, t), **settings) for t in (1, 2))
+  both = np.asarray(a.mask) & np.asarray(b.mask)
+  agree = np.mean((np.asarray(a.tokens) == np.asarray(b.tokens))[both])
+  # Two draws of one distribution agree with the sum of its squares.
+  assert agree < 0.5
+  rows = np.asarray(a.tokens).reshape(-1, 12)
+  long = rows[np.asarray(a.mask).reshape(-1, 12).sum(1) > 6]
+  assert len(long) > 30 and len(np.unique(long, axis=0)) == len(long)
 
 
 INVARIANT = {
   "slots 1": {"slots": 1},
   "slots 3": {"slots": 3},
   "slots 7": {"slots": 7},
-  "slots 63": {"slots": 63},
-  "n 8": {"n": 8},
   "n 8, slots 3": {"n": 8, "slots": 3},
-  "n 1": {"n": 1},
   "1 device": {"mesh": 1},
   "2 devices": {"mesh": 2},
   "4 devices": {"mesh": 4},
   "8 devices": {"mesh": 8},
-  "8 devices, slots 5": {"mesh": 8, "slots": 5},
   "limit 5": {"max_new_tokens": 5},
   "limit 30": {"max_new_tokens": 30},
-  "limit 1": {"max_new_tokens": 1},
 }
 
 
@@ -343,38 +351,38 @@ def test_a_rollout_does_not_depend_on(change):
 
 
 def test_a_rollout_does_not_depend_on_the_other_prompts():
-  for p, prompt in enumerate(PROMPTS):
-    tokens = np.asarray([prompt], np.int32)
-    out = sampler.rollouts(
-      Recall(),
-      RECALL,
-      Prompts(tokens, tokens >= 0, np.asarray([p], np.int32)),
-      KEY,
-      n=64,
-      max_new_tokens=12,
-      behaviour=sampler.Behaviour(),
-      stop_ids=(STOP,),
-      slots=64,
-    )
-    np.testing.assert_array_equal(out.tokens[0], base().tokens[p])
+  p = 2
+  tokens = jnp.asarray([PROMPTS[p]])
+  out = sampler.rollouts(
+    Recall(),
+    RECALL,
+    Prompts(tokens, tokens >= 0, jnp.asarray([p])),
+    KEY,
+    n=64,
+    max_new_tokens=12,
+    behaviour=sampler.Behaviour(),
+    stop_ids=(STOP,),
+    slots=64,
+  )
+  np.testing.assert_array_equal(out.tokens[0], base().tokens[p])
 
 
 def test_what_the_decoder_is_shown_is_the_rollout_and_nothing_else():
   """Refilled slots, a circle of columns, stale columns, idle slots."""
-  out = run(n=40, slots=3, policy=Recall(), params=RECALL, temperature=1.3)
+  out = run(n=64, slots=3, policy=Recall(), params=RECALL)
   table, worst = np.asarray(RECALL, np.float64), 0.0
   assert len(set(np.asarray(out.mask).sum(2).ravel())) > 5
-  for p, n in np.ndindex(3, 40):
+  for p, n in np.ndindex(3, 64):
     length = int(out.mask[p, n].sum())
     ids = np.asarray(out.tokens[p, n])[:length].tolist()
     for i, logits in enumerate(Recall().logits(table, PROMPTS[p], ids)):
-      want = scipy.special.log_softmax(logits / 1.3)[ids[i]]
+      want = scipy.special.log_softmax(logits)[ids[i]]
       worst = max(worst, abs(float(out.logp[p, n, i]) - want))
   assert worst < 2e-6
 
 
 def test_the_end_token_counts_and_nothing_follows_it():
-  out = run(n=200, slots=17, stop_ids=(STOP, 4))
+  out = with_two_ends()
   tokens, mask = np.asarray(out.tokens), np.asarray(out.mask)
   ends = set()
   for p, n in np.ndindex(3, 200):
@@ -402,56 +410,56 @@ DOWN = DOWN.at[0, 0].set(0.0)
 
 
 @pytest.mark.parametrize(
-  "n, slots, limit, lengths, occupancy",
+  "prompts, n, slots, limit, occupancy",
   [
-    # Lengths 3, 1, 2 of prompts 3, 1, 2. Decode steps: 2 x 3 slots of work for
-    # the first in ceil(3 / 2) x 2 = 4 steps of 2 slots, and so on.
-    (3, 2, 9, [3, 1, 2], [6 / 8, 0 / 8, 3 / 8]),
-    (3, 3, 9, [3, 1, 2], [6 / 6, 0 / 6, 3 / 6]),
-    (3, 1, 9, [3, 1, 2], [6 / 6, 0 / 6, 3 / 6]),
-    (1, 1, 9, [3, 1, 2], [2 / 2, 0 / 2, 1 / 2]),
-    (3, 2, 2, [2, 1, 2], [3 / 4, 0 / 4, 3 / 4]),
-    (3, 2, 1, [1, 1, 1], [0, 0, 0]),
+    # Length 3: rollouts 0 and 1 take two steps, then rollout 2 takes two beside
+    # an idle slot. Length 2: one step each. Length 1: never in a slot.
+    ([3, 1, 2], 3, 2, 9, [6 / 8, 0 / 8, 3 / 8]),
+    ([3, 1, 2], 1, 1, 9, [2 / 2, 0 / 2, 1 / 2]),
+    ([3, 1, 2], 3, 2, 2, [3 / 4, 0 / 4, 3 / 4]),
+    ([1, 1, 1], 3, 2, 9, [0, 0, 0]),  # every slot idles from the start
   ],
 )
-def test_occupancy_by_hand(n, slots, limit, lengths, occupancy):
+def test_occupancy_by_hand(prompts, n, slots, limit, occupancy):
   out = run(
-    [[3], [1], [2]],
-    params=DOWN, n=n, slots=slots, max_new_tokens=limit,
-  )  # fmt: skip
-  np.testing.assert_array_equal(out.mask.sum(2), np.repeat([lengths], n, 0).T)
+    [[v] for v in prompts], params=DOWN, n=n, slots=slots, max_new_tokens=limit
+  )
+  for p, start in enumerate(prompts):
+    want = np.zeros(limit)
+    length = min(start, limit)
+    want[:length] = np.arange(start)[::-1][:length]
+    for r in range(n):
+      np.testing.assert_array_equal(out.tokens[p, r], want)
+      assert out.mask[p, r].sum() == length and out.mask[p, r, 0]
+      assert out.truncated[p, r] == (start > limit)
   np.testing.assert_allclose(out.occupancy, occupancy, rtol=1e-6)
-  cut = [[limit < 3] * n, [False] * n, [limit < 2] * n]
-  np.testing.assert_array_equal(out.truncated, cut)
-
-
-def test_all_stop_at_the_first_token():
-  out = run([[1], [1]], params=DOWN, n=5, slots=2)
-  assert out.tokens.shape == (2, 5, 12) and not np.any(out.tokens)
-  np.testing.assert_array_equal(out.mask.sum(2), np.ones((2, 5)))
-  assert not np.any(out.truncated) and not np.any(out.occupancy)
+  assert not np.any(out.logp)
 
 
 def test_one_token_is_drawn_from_the_prefill_alone():
-  """T = 1: never decoded, so a decoder that cannot decode will do."""
+  """T = 1, and prompts of all lengths end in the last place."""
+  seen = []
 
-  class Mute(Table):
-    def decode_step(self, *args):
+  class Watched(Table):
+    def prefill(self, params, tokens, mask):
+      jax.debug.callback(lambda *x: seen.extend(map(np.array, x)), tokens, mask)
+      return super().prefill(params, tokens, mask)
+
+    def decode_step(self, *args):  # is never run
       logits, suffix = super().decode_step(*args)
       return jnp.full_like(logits, jnp.nan), suffix
 
-  out = run(policy=Mute(), max_new_tokens=1, n=500)
-  table = jax.nn.log_softmax(TABLE)
+  out = run(policy=Watched(), max_new_tokens=1, n=500)
+  jax.effects_barrier()
+  np.testing.assert_array_equal(seen[0], [[0, 0, 3], [1, 4, 2], [0, 5, 5]])
+  np.testing.assert_array_equal(seen[1], [[0, 0, 1], [1, 1, 1], [0, 1, 1]])
+  table = np.log(np.stack([truncated(row) for row in TABLE]))
   for p, prompt in enumerate(PROMPTS):
     tokens = np.asarray(out.tokens[p, :, 0])
-    np.testing.assert_allclose(out.logp[p, :, 0], table[prompt[-1]][tokens])
+    want = table[prompt[-1]][tokens]
+    np.testing.assert_allclose(out.logp[p, :, 0], want, rtol=1e-5)
     np.testing.assert_array_equal(out.truncated[p], tokens != STOP)
   assert np.all(out.mask)
-
-
-def test_the_same_program_twice_gives_the_same_bits():
-  args = {"policy": POLICY, "params": policy_params(), "n": 9, "slots": 4}
-  same(run(**args), run(**args))
 
 
 def prompts_of_policy():
@@ -460,10 +468,12 @@ def prompts_of_policy():
 
 
 def run_policy(**changes):
-  settings = {"n": 160, "max_new_tokens": 24, "stop_ids": (STOP,)} | changes
-  return sampler.sample(
-    POLICY, policy_params(), prompts_of_policy(), KEY, **settings
-  )
+  settings = {"n": 160, "max_new_tokens": 24, "stop_ids": (STOP,)}
+  settings |= {"temperature": 0.8, "top_p": 0.95, "params": policy_params()}
+  return run(prompts_of_policy(), policy=POLICY, **settings | changes)
+
+
+base_of_policy = functools.cache(run_policy)
 
 
 def flips(a, b):
@@ -475,11 +485,22 @@ def flips(a, b):
   return int(np.sum(differ & before)), int(np.sum(both & before))
 
 
+def test_the_same_program_twice_gives_the_same_bits():
+  same(run_policy(), base_of_policy())
+
+
 def test_shapes_of_the_program_flip_fewer_than_one_token_in_10000():
-  want = run_policy()
+  mesh = devices(8, model=2)
+  places = sharding.param_shardings(jax.eval_shape(policy_params), mesh)
+  spread = jax.device_put(policy_params(), places)
+  assert len(spread["head"]["kernel"].sharding.device_set) == 8
   total = np.zeros(2, int)
-  for change in ({"slots": 37}, {"n": 64}, {"mesh": devices(8, model=2)}):
-    flipped, compared = flips(want, run_policy(**change))
+  for change in (
+    {"slots": 37},
+    {"n": 64, "max_new_tokens": 20},
+    {"mesh": mesh, "params": spread},
+  ):
+    flipped, compared = flips(base_of_policy(), run_policy(**change))
     assert compared > 3_000
     total += flipped, compared
   print(f"flips {total[0]} of {total[1]}")
@@ -488,8 +509,8 @@ def test_shapes_of_the_program_flip_fewer_than_one_token_in_10000():
 
 
 def test_log_probabilities_are_those_of_scoring_the_response():
-  behaviour = sampler.Behaviour(temperature=0.8, top_p=0.9)
-  out = run_policy(n=32, slots=10, temperature=0.8, top_p=0.9)
+  behaviour = sampler.Behaviour(temperature=0.8, top_p=0.95)
+  out = base_of_policy()
   prompts = prompts_of_policy()
   tokens = np.zeros((len(prompts), 7), np.int32)
   for row, ids in zip(tokens, prompts, strict=True):
@@ -503,18 +524,6 @@ def test_log_probabilities_are_those_of_scoring_the_response():
   gap = np.abs(np.where(out.mask, logp - np.asarray(out.logp), 0.0))
   print(f"logp gap {gap.max():.2e}")
   assert 0 < np.sum(out.mask) and gap.max() < 1e-4
-
-
-def test_parameters_may_be_spread_over_the_mesh():
-  mesh = devices(8, model=2)
-  places = sharding.param_shardings(jax.eval_shape(policy_params), mesh)
-  spread = jax.device_put(policy_params(), places)
-  assert len(spread["head"]["kernel"].sharding.device_set) == 8
-  args = {"prompts": PROMPTS, "n": 16, "slots": 5, "policy": POLICY}
-  want = run(params=policy_params(), **args)
-  got = run(params=spread, mesh=mesh, **args)
-  np.testing.assert_array_equal(got.tokens, want.tokens)
-  np.testing.assert_allclose(got.logp, want.logp, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -540,35 +549,3 @@ def test_refuses_by_name_and_value(change, message):
   with pytest.raises(ValueError) as e:
     run(**change)
   assert str(e.value) == message
-
-
-def test_prompts_of_all_lengths_keep_their_places():
-  """The prefill gets every prompt on the left, and True on its tokens alone."""
-  seen = []
-
-  @dataclasses.dataclass(frozen=True)
-  class Watched(Table):
-    def prefill(self, params, tokens, mask):
-      seen.append((tokens.shape, mask.shape))
-      jax.debug.callback(
-        lambda *x: seen.append([*map(np.array, x)]), tokens, mask
-      )
-      return super().prefill(params, tokens, mask)
-
-  run(policy=Watched(), max_new_tokens=1)
-  jax.effects_barrier()
-  assert seen[0] == ((3, 3), (3, 3))
-  tokens, mask = seen[1]
-  np.testing.assert_array_equal(tokens, [[0, 0, 3], [1, 4, 2], [0, 5, 5]])
-  np.testing.assert_array_equal(mask, [[0, 0, 1], [1, 1, 1], [0, 1, 1]])
-
-
-def test_all_kinds_of_stop_ids_together_are_the_union():
-  stops = {
-    ids: run(n=100, stop_ids=ids).mask.sum(2)
-    for ids in [(1,), (2,), (3,), (1, 2, 3)]
-  }
-  least = functools.reduce(np.minimum, [stops[i,] for i in (1, 2, 3)])
-  np.testing.assert_array_equal(stops[1, 2, 3], least)
-  for a, b in itertools.combinations(stops, 2):
-    assert np.any(stops[a] != stops[b])

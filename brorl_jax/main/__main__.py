@@ -41,9 +41,9 @@ def main(argv: list[str]) -> None:
   try:
     if len(argv) > 1:
       raise settings.UserError(f"{argv[1]!r} is not a flag; see --help")
-    for flag in (_CONFIG, _WORKDIR):
-      if flag.value is None:
-        raise settings.UserError(f"--{flag.name} is missing; see --help")
+    if _CONFIG.value is None or _WORKDIR.value is None:
+      name = "config" if _CONFIG.value is None else "workdir"
+      raise settings.UserError(f"--{name} is missing; see --help")
     keep_freed_memory()
     # It would say on every start that there is no PyTorch, which is intended.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from jaxtyping import Float
-from ml_collections import ConfigDict
 
 from brorl_jax import tokenizer, types
+from brorl_jax.main.settings import Config
 from brorl_jax.tasks import gym, mixture
 from brorl_jax.tasks.base import Puzzle, Verdict
 
@@ -17,7 +17,7 @@ _PROBES = 64  # prompts per family that are measured before anything starts
 class Puzzles:
   """Puzzles of a run as prompts, and responses as verdicts."""
 
-  def __init__(self, c: ConfigDict, text: tokenizer.Tokenizer):
+  def __init__(self, c: Config, text: tokenizer.Tokenizer):
     """Raises ValueError if a family is wrong or its prompts are too long."""
     self._c, self._text = c, text
     self.stop_ids = text.stop_ids

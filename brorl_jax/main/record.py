@@ -9,16 +9,16 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import PyTree
-from ml_collections import ConfigDict
 
 from brorl_jax import evaluate, metrics, sampler, train
 from brorl_jax.main.puzzles import Puzzles
+from brorl_jax.main.settings import Config
 from brorl_jax.policy import Policy
 from brorl_jax.tasks.base import Puzzle
 
 
 def evaluation(
-  c: ConfigDict, policy: Policy, prompts: Puzzles, mesh: Mesh
+  c: Config, policy: Policy, prompts: Puzzles, mesh: Mesh
 ) -> Callable[[PyTree, Sequence[Puzzle]], evaluate.Evaluation]:
   """Samples held-out puzzles; the same draws at every step of a run."""
   # Step 0 trains nothing, so its key is free.
@@ -37,7 +37,7 @@ def evaluation(
       max_new_tokens=c.max_new_tokens,
       behaviour=sampler.Behaviour(temperature=c.temperature),
       stop_ids=prompts.stop_ids,
-      slots=c.eval_n,
+      slots=min(c.slots, c.eval_n),
       mesh=mesh,
     )
     return jax.device_get(out)
@@ -52,7 +52,7 @@ class Record:
 
   def __init__(
     self,
-    c: ConfigDict,
+    c: Config,
     workdir: pathlib.Path,
     puzzles: Puzzles,
     heldout: Sequence[Puzzle],
@@ -63,8 +63,14 @@ class Record:
     self._files = []
 
   def start(self, done: int) -> None:
-    if done >= 0:
-      print(f"resumes after step {done}")
+    c = self._c
+    print(
+      f"{c.samples // c.n} prompts x {c.n} rollouts per step on "
+      f"{jax.device_count()} {jax.devices()[0].device_kind}; "
+      + (
+        f"resumes after step {done}" if done >= 0 else "the first step compiles"
+      )
+    )
     lines = lambda *path: metrics.JsonLines(
       self._workdir.joinpath(*path), after=done
     )

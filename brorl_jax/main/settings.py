@@ -2,7 +2,9 @@
 
 import difflib
 import importlib.metadata
+import itertools
 import json
+import math
 import os
 import pathlib
 import re
@@ -12,10 +14,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from absl import flags
-from ml_collections import ConfigDict, config_flags
+from ml_collections import config_flags
+
+# A ConfigDict; its fields are typed when flags are parsed, not statically.
+Config = Any
 
 # A run may go on with other values of these and still be the same run.
 _FREE = {"steps", "save_every", "keep_checkpoints", "samples_shown"}
+_PART = "config.json.part"  # while it is written
 _LIBRARIES = (
   "jax",
   "flax",
@@ -29,6 +35,7 @@ _LIBRARIES = (
 _BETTER = {
   r"invalid literal for int\(\) with base 10: (.*)": r"\1 is not an integer",
   r"could not convert string to float: (.*)": r"\1 is not a number",
+  r"\('Non-boolean argument to boolean flag', (.*)\)": r"\1 is not a boolean",
 }
 
 
@@ -59,11 +66,20 @@ def _check_overrides(args: list[str]) -> None:
 
   ml_collections would say so too, in a traceback and without a close match.
   """
-  line = " ".join(args)
-  files = re.findall(r"(?:^| )--?config[= ]([^\s:]+)", line)
-  if not files:
+  file, given = None, []
+  for arg, after in itertools.pairwise([*args, ""]):
+    if arg == "--":
+      break
+    name, equals, value = arg.partition("=")
+    if name in ("-config", "--config"):
+      file = (value if equals else after).partition(":")[0]
+    elif match := re.match(r"--?(?:no)?config\.([\w.]+)", name):
+      given.append(match[1])
+  if file is None:
     return
-  path = pathlib.Path(files[-1])
+  if not file:
+    raise UserError("--config is empty; name a file of configs/")
+  path = pathlib.Path(file)
   if not path.is_file():
     near = [str(p) for p in path.parent.glob("[!_]*.py")]
     raise UserError(f"config file {path} is missing{_hint(str(path), near)}")
@@ -72,7 +88,7 @@ def _check_overrides(args: list[str]) -> None:
   config_flags.DEFINE_config_file("config", flag_values=holder, sys_argv=one)
   holder(one)
   fields = list(flatten(holder.config.to_dict()))
-  for name in re.findall(r"(?:^| )--?(?:no)?config\.([\w.]+)", line):
+  for name in given:
     if name not in fields:
       raise UserError(
         f"there is no --config.{name}{_hint(name, fields, '--config.')}"
@@ -97,21 +113,30 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
   return out
 
 
-def check_training(c: ConfigDict) -> None:
+def check_training(c: Config) -> None:
   """Raises UserError at the first value that cannot work."""
-  for field, good, must in _training_rules(c):
-    if not good:
-      raise UserError(f"config.{field} = {c[field]!r} must be {must}")
+  try:
+    for field, good, must in _training_rules(c):
+      if not good:
+        raise UserError(f"config.{field} = {c[field]!r} must be {must}")
+  except KeyError as e:
+    field = str(e.args[0]).splitlines()[0].strip("\"'")
+    raise UserError(
+      f"config.{field} is missing; is this config for another --mode?"
+    ) from None
 
 
-def _training_rules(c: ConfigDict) -> Iterator[tuple[str, bool, str]]:
+def _training_rules(c: Config) -> Iterator[tuple[str, bool, str]]:
   counts = (
     "steps samples round_samples max_rounds prompt_tokens max_new_tokens "
-    "minibatches rows blocks save_every keep_checkpoints eval_every "
+    "slots minibatches rows blocks save_every keep_checkpoints eval_every "
     "eval_prompts eval_n mesh_model"
   )
   for field in counts.split():
     yield field, c[field] >= 1, "at least 1"
+  for field, value in c.items():
+    if isinstance(value, float):
+      yield field, math.isfinite(value), "finite"
   yield "seed", 0 <= c.seed < 2**31, "0 to 2**31 - 1"
   yield "n", c.n >= 2, "at least 2: a group is compared with its own mean"
   for field in ("samples", "round_samples"):
@@ -120,7 +145,6 @@ def _training_rules(c: ConfigDict) -> Iterator[tuple[str, bool, str]]:
   prompts = c.samples // c.n
   good = prompts % c.minibatches == 0
   yield "minibatches", good, f"a divisor of samples / n = {prompts} prompts"
-  yield "slots", 0 <= c.slots <= c.n, f"0 to n = {c.n}"
   yield "temperature", c.temperature > 0.0, "positive; greedy cannot explore"
   yield "clip_low", 0.0 < c.clip_low < 1.0, "between 0 and 1"
   yield "clip_high", c.clip_high > 0.0, "positive"
@@ -139,7 +163,7 @@ def _training_rules(c: ConfigDict) -> Iterator[tuple[str, bool, str]]:
   yield "samples_shown", c.samples_shown >= 0, "0 or positive"
 
 
-def check_mesh(c: ConfigDict, data: int) -> None:
+def check_mesh(c: Config, data: int) -> None:
   """Raises UserError if work does not spread evenly over the data axis."""
   prompts = c.round_samples // c.n
   if prompts % data:
@@ -154,7 +178,7 @@ def check_mesh(c: ConfigDict, data: int) -> None:
 
 
 def check_workdir(
-  c: ConfigDict, workdir: pathlib.Path, *, allow_change: bool
+  c: Config, workdir: pathlib.Path, *, allow_change: bool
 ) -> bool:
   """Whether `workdir` holds a run of this config; nothing is written.
 
@@ -162,16 +186,20 @@ def check_workdir(
     UserError: It cannot be written, belongs to something else, or to a run
       with another config.
   """
-  parent = next(p for p in (workdir, *workdir.absolute().parents) if p.exists())
+  # os.path: what lies in a closed folder does not exist, rather than raise.
+  parent = next(
+    p for p in (workdir, *workdir.absolute().parents) if os.path.exists(p)
+  )
   if not parent.is_dir():
     raise UserError(f"workdir {workdir}: {parent} is not a folder")
-  if not os.access(parent, os.W_OK | os.X_OK):
-    raise UserError(f"workdir {workdir}: {parent} cannot be written")
-  if not workdir.exists() or not any(workdir.iterdir()):
+  if not os.access(parent, os.R_OK | os.W_OK | os.X_OK):
+    raise UserError(f"workdir {workdir}: {parent} cannot be read and written")
+  # A run that was killed at once leaves a config.json that is not whole.
+  if parent != workdir or {p.name for p in workdir.iterdir()} <= {_PART}:
     return False
   path = workdir / "config.json"
   try:
-    before = flatten(json.loads(path.read_text())["config"])
+    before = flatten(dict(json.loads(path.read_text())["config"]))
   except FileNotFoundError:
     raise UserError(
       f"workdir {workdir} holds files that are no run; choose another"
@@ -192,7 +220,7 @@ def check_workdir(
   return True
 
 
-def write_config(c: ConfigDict, workdir: pathlib.Path) -> None:
+def write_config(c: Config, workdir: pathlib.Path) -> None:
   """config.json: the resolved config, the commit and the versions."""
   workdir.mkdir(parents=True, exist_ok=True)
   root = pathlib.Path(__file__).parents[2]
@@ -212,6 +240,6 @@ def write_config(c: ConfigDict, workdir: pathlib.Path) -> None:
     "python": sys.version.split()[0],
     "versions": {name: importlib.metadata.version(name) for name in _LIBRARIES},
   }
-  part = workdir / "config.json.part"
+  part = workdir / _PART
   part.write_text(json.dumps(record, indent=2) + "\n")
   part.replace(workdir / "config.json")

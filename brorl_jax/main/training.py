@@ -10,7 +10,6 @@ import numpy as np
 from absl import logging
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float, PyTree
-from ml_collections import ConfigDict
 
 from brorl_jax import (
   checkpoints,
@@ -24,15 +23,16 @@ from brorl_jax import (
   types,
   update,
 )
-from brorl_jax.main import settings
+from brorl_jax.main import record, settings
 from brorl_jax.main.puzzles import Puzzles
+from brorl_jax.main.settings import Config
 from brorl_jax.policy import Policy
 from brorl_jax.rl import advantages
 
 ASSETS = pathlib.Path(__file__).parents[1] / "assets"
 
 
-def run(c: ConfigDict, workdir: pathlib.Path, *, allow_change: bool) -> None:
+def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   """Checks what can be checked, trains, reports."""
   settings.check_training(c)
   resume = settings.check_workdir(c, workdir, allow_change=allow_change)
@@ -121,7 +121,7 @@ def initial_state(
 
 
 def rollouts_stage(
-  c: ConfigDict, policy: Policy, text: tokenizer.Tokenizer, mesh: Mesh
+  c: Config, policy: Policy, text: tokenizer.Tokenizer, mesh: Mesh
 ) -> Callable[..., types.Rollouts]:
   """Stage 2: prompts -> N rollouts each, copied to the host at once."""
 
@@ -135,7 +135,7 @@ def rollouts_stage(
       max_new_tokens=c.max_new_tokens,
       behaviour=sampler.Behaviour(temperature=c.temperature),
       stop_ids=text.stop_ids,
-      slots=c.slots or c.n,
+      slots=min(c.slots, c.n),
       mesh=mesh,
     )
     return jax.device_get(out)
@@ -158,7 +158,7 @@ def advantages_stage(kept: train.Groups) -> Float[np.ndarray, "P N"]:
 
 
 def update_stage(
-  c: ConfigDict, policy: Policy, tx, schedule, mesh: Mesh
+  c: Config, policy: Policy, tx, schedule, mesh: Mesh
 ) -> Callable[..., tuple[types.State, dict[str, float | None]]]:
   """Stage 5: `minibatches` optimizer updates over whole groups."""
   prompts = c.samples // c.n // c.minibatches
@@ -199,7 +199,9 @@ def update_stage(
     stats = jax.device_get(stats)
     for one in stats:
       if (path := update.first_bad_path(state.params, one.finite)) is not None:
-        raise FloatingPointError(f"step {step}: gradient of {path} not finite")
+        raise FloatingPointError(
+          f"step {step}: gradient or value of {path} is not finite; lower lr"
+        )
     mean = lambda name: float(np.mean([getattr(s, name).value for s in stats]))
     kl = mean("kl_ref") if c.kl_weight else None
     return state, {

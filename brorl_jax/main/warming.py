@@ -5,17 +5,17 @@ import sys
 import time
 
 import jax
-from ml_collections import ConfigDict
 
 from brorl_jax import hf, tokenizer, update, warmup
 from brorl_jax.main import settings
+from brorl_jax.main.settings import Config
 from brorl_jax.policy import Policy
 from brorl_jax.tasks import gym
 
 _TOKENIZER_TEXTS = 1500  # per family
 
 
-def run(c: ConfigDict, workdir: pathlib.Path) -> None:
+def run(c: Config, workdir: pathlib.Path) -> None:
   """Writes a Hugging Face directory to `workdir`."""
   if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
     raise settings.UserError(f"workdir {workdir} is not an empty folder")

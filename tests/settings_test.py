@@ -1,0 +1,484 @@
+"""Tests of brorl_jax/main/settings.py and of the arguments of the command."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import time
+
+import pytest
+
+from brorl_jax.main import settings
+from configs import base, n16, n512
+
+ROOT = pathlib.Path(__file__).parents[1]
+RUN = ("--config=configs/n512.py", "--workdir={}/run")
+
+
+def command(*args: str, code: str | None = None) -> subprocess.CompletedProcess:
+  start = ["-c", code] if code else ["-m", "brorl_jax.main"]
+  return subprocess.run(
+    [sys.executable, *start, *args],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=120,
+    env={**os.environ, "JAX_PLATFORMS": "cpu"},
+  )
+
+
+def message(done: subprocess.CompletedProcess) -> str:
+  """The one line of a refusal."""
+  assert done.returncode == 2, done.stderr
+  assert done.stdout == ""
+  (line,) = done.stderr.splitlines()
+  assert line.startswith("error: ")
+  return line.removeprefix("error: ")
+
+
+# ------------------------------------------------------------------ arguments
+
+
+@pytest.mark.parametrize(
+  "args, line",
+  [
+    (
+      (*RUN, "--config.clip_lwo=0.1"),
+      "there is no --config.clip_lwo; did you mean --config.clip_low?",
+    ),
+    (
+      (*RUN, "--config.families.gcd.settings.max_valu=3"),
+      "there is no --config.families.gcd.settings.max_valu; did you mean "
+      "--config.families.gcd.settings.max_value?",
+    ),
+    (
+      (*RUN, "--config.xyzzy", "3"),
+      "there is no --config.xyzzy; configs/base.py lists all fields",
+    ),
+    (
+      (*RUN, "--noconfig.shuffel"),
+      "there is no --config.shuffel; configs/base.py lists all fields",
+    ),
+    (
+      (RUN[0], "--wrkdir={}/run"),
+      "there is no --wrkdir; did you mean --workdir?",
+    ),
+    (
+      ("--config=configs/n521.py", RUN[1]),
+      "config file configs/n521.py is missing; did you mean configs/n512.py?",
+    ),
+    (
+      ("--config", "no folder/n512.py", RUN[1]),
+      "config file no folder/n512.py is missing",
+    ),
+    ((*RUN, "--config"), "--config is empty; name a file of configs/"),
+    (
+      (*RUN, "--config.lr=fast"),
+      "flag --config.lr=fast: 'fast' is not a number",
+    ),
+    (
+      (*RUN, "--config.n=1.5"),
+      "flag --config.n=1.5: '1.5' is not an integer",
+    ),
+    (
+      (*RUN, "--config.families.gcd.settings.max_value=many"),
+      "flag --config.families.gcd.settings.max_value=many: 'many' is not an "
+      "integer",
+    ),
+    (
+      (*RUN, "--allow_config_change=perhaps"),
+      "flag --allow_config_change=perhaps: 'perhaps' is not a boolean",
+    ),
+    (
+      (*RUN, "--mode=trian"),
+      "flag --mode=trian: value should be one of <train|warmup>",
+    ),
+    ((*RUN, "512"), "'512' is not a flag; see --help"),
+    ((RUN[0],), "--workdir is missing; see --help"),
+    ((RUN[1],), "--config is missing; see --help"),
+  ],
+)
+def test_refuses_in_one_line_and_writes_nothing(tmp_path, args, line):
+  done = command(*(arg.format(tmp_path) for arg in args))
+  assert message(done) == line
+  assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+  "text, line",
+  [
+    ("def get_config(:\n", "invalid syntax (c.py, line 1)"),
+    ("def get_config():\n  return 1 / 0\n", "division by zero"),
+  ],
+)
+def test_a_config_file_that_does_not_run_is_one_line(tmp_path, text, line):
+  file = tmp_path / "a folder" / "c.py"
+  file.parent.mkdir()
+  file.write_text(text)
+  assert message(command(f"--config={file}", f"--workdir={tmp_path}/r")) == line
+
+
+# Stands in for training: says which config arrived.
+STUB = """
+import sys, types
+from absl import app
+training = types.ModuleType("brorl_jax.main.training")
+def run(c, workdir, *, allow_change):
+  print(c.lr, c.n, c.families.gcd.weight, c.checkpoint, workdir, allow_change)
+  FAILS
+training.run = run
+sys.modules["brorl_jax.main.training"] = training
+from brorl_jax.main import __main__ as command, settings
+app.run(command.main, flags_parser=settings.parse_flags)
+"""
+
+
+def test_overrides_are_typed_and_reach_the_run():
+  done = command(
+    "--config=configs/n16.py",
+    "--workdir=runs/a b",
+    "--config.lr=1",
+    "--config.families.gcd.weight",
+    "3",
+    "--config.checkpoint=/a --config.b",
+    "--allow_config_change",
+    code=STUB.replace("FAILS", ""),
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stdout == "1.0 16 3.0 /a --config.b runs/a b True\n"
+
+
+def test_a_config_file_may_lie_in_a_folder_with_spaces(tmp_path):
+  file = tmp_path / "a folder" / "mine.py"
+  file.parent.mkdir()
+  file.write_text("from configs.n16 import get_config\n")
+  done = command(
+    f"--config={file}", "--workdir=w", code=STUB.replace("FAILS", "")
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stdout == "0.0003 16 1.0  w False\n"
+
+
+@pytest.mark.parametrize(
+  "fails, status, line",
+  [
+    ("raise settings.UserError('no')", 2, "error: no"),
+    ("raise KeyboardInterrupt", 130, "interrupted; the same command resumes"),
+  ],
+)
+def test_status_of_a_run_that_ends_early(fails, status, line):
+  done = command(
+    "--config=configs/n16.py", "--workdir=w", code=STUB.replace("FAILS", fails)
+  )
+  assert done.returncode == status
+  assert done.stderr.splitlines() == [line]
+
+
+def test_help_does_not_wait_for_jax():
+  start = time.monotonic()
+  done = command("--help")
+  assert time.monotonic() - start < 30.0  # a hang; the speed is below
+  for flag in ("--config", "--workdir", "--mode", "allow_config_change"):
+    assert flag in done.stdout
+  assert "Traceback" not in done.stderr
+  code = (
+    "import sys, brorl_jax.main.__main__\n"
+    "slow = {'jax', 'flax', 'transformers', 'orbax', 'matplotlib'}\n"
+    "print(slow & set(sys.modules))"
+  )
+  assert command(code=code).stdout == "set()\n"
+
+
+def test_refuses_a_foreign_workdir_by_the_whole_command(tmp_path):
+  (tmp_path / "thesis.tex").write_text("precious")
+  done = command(RUN[0], f"--workdir={tmp_path}")
+  assert message(done) == (
+    f"workdir {tmp_path} holds files that are no run; choose another"
+  )
+  assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+# --------------------------------------------------------------------- values
+
+
+def config(**changes):
+  c = base.get_config()
+  c.update(changes)
+  return c
+
+
+@pytest.mark.parametrize("get", [base, n16, n512])
+def test_accepts_the_configs_of_the_repository(get):
+  settings.check_training(get.get_config())
+
+
+GOOD = [
+  {"n": 2},
+  {"slots": 512},
+  {"kl_weight": 0.0},
+  {"warmup": 0},
+  {"b1": 0.0},
+  {"weight_decay": 0.1},
+  {"mesh_data": 4},
+  {"dtype": "bfloat16"},
+  {"samples_shown": 0},
+  {"minibatches": 32},
+  {"seed": 2**31 - 1},
+  {"n": 16, "samples": 8192},  # the paper's own arm
+]
+
+
+@pytest.mark.parametrize("changes", GOOD, ids=str)
+def test_accepts_the_edge_of_what_works(changes):
+  settings.check_training(config(**changes))
+
+
+COUNTS = (
+  "steps samples round_samples max_rounds prompt_tokens max_new_tokens "
+  "minibatches rows blocks save_every keep_checkpoints eval_every "
+  "eval_prompts eval_n mesh_model"
+).split()
+BAD = [
+  *((field, {field: 0}, "at least 1") for field in COUNTS),
+  ("steps", {"steps": -3}, "at least 1"),
+  ("seed", {"seed": -1}, "0 to 2"),
+  ("seed", {"seed": 2**31}, "0 to 2"),
+  ("n", {"n": 1}, "at least 2"),
+  ("n", {"n": 0}, "at least 2"),
+  ("n", {"n": -512}, "at least 2"),
+  ("samples", {"samples": 16385}, "a multiple of n = 512"),
+  ("samples", {"samples": 256}, "a multiple of n = 512"),
+  ("round_samples", {"round_samples": 8000}, "a multiple of n = 512"),
+  ("minibatches", {"minibatches": 3}, "a divisor of samples / n = 32"),
+  ("slots", {"slots": -1}, "0 to n = 512"),
+  ("slots", {"slots": 513}, "0 to n = 512"),
+  ("temperature", {"temperature": 0.0}, "positive"),
+  ("temperature", {"temperature": float("inf")}, "finite"),
+  ("temperature", {"temperature": float("nan")}, "finite"),
+  ("clip_low", {"clip_low": -0.2}, "between 0 and 1"),
+  ("clip_low", {"clip_low": 0.0}, "between 0 and 1"),
+  ("clip_low", {"clip_low": 1.0}, "between 0 and 1"),
+  ("clip_high", {"clip_high": -0.28}, "positive"),
+  ("clip_high", {"clip_high": 0.0}, "positive"),
+  ("clip_high", {"clip_high": float("inf")}, "finite"),
+  ("kl_weight", {"kl_weight": -1e-4}, "0 or positive"),
+  ("kl_clamp", {"kl_clamp": 0.0}, "positive"),
+  ("lr", {"lr": 0.0}, "positive"),
+  ("lr", {"lr": -1e-3}, "positive"),
+  ("lr", {"lr": float("nan")}, "finite"),
+  ("warmup", {"warmup": -1}, "0 or positive"),
+  ("b1", {"b1": 1.0}, "below 1"),
+  ("b2", {"b2": -0.1}, "at least 0"),
+  ("b2", {"b2": 1.0}, "below 1"),
+  ("eps", {"eps": 0.0}, "positive"),
+  ("weight_decay", {"weight_decay": -0.1}, "0 or positive"),
+  ("max_grad_norm", {"max_grad_norm": 0.0}, "positive"),
+  ("dtype", {"dtype": "float16"}, "'float32' or 'bfloat16'"),
+  ("mesh_data", {"mesh_data": 0}, "positive, or -1"),
+  ("mesh_data", {"mesh_data": -2}, "positive, or -1"),
+  ("samples_shown", {"samples_shown": -1}, "0 or positive"),
+]
+
+
+@pytest.mark.parametrize("field, changes, must", BAD, ids=str)
+def test_refuses_a_value_and_says_what_it_must_be(field, changes, must):
+  with pytest.raises(settings.UserError) as e:
+    settings.check_training(config(**changes))
+  line = str(e.value)
+  assert line.startswith(f"config.{field} = {changes[field]!r} must be ")
+  assert must in line and "\n" not in line
+
+
+def test_every_rule_has_a_value_that_breaks_it():
+  rules = {field for field, _, _ in settings._training_rules(config())}
+  floats = {k for k, v in config().items() if isinstance(v, float)}
+  assert rules == {field for field, _, _ in BAD} | floats
+
+
+def test_a_config_of_another_mode_is_refused():
+  c = config()
+  del c.samples
+  with pytest.raises(
+    settings.UserError, match=r"config\.samples is missing; .* --mode"
+  ):
+    settings.check_training(c)
+
+
+def test_work_spreads_evenly_over_the_mesh():
+  settings.check_mesh(config(), 8)
+  with pytest.raises(
+    settings.UserError, match=r"round_samples = 8192 is 16 prompts .* 3 devices"
+  ):
+    settings.check_mesh(config(), 3)
+  with pytest.raises(settings.UserError, match=r"blocks = 6 do not .* 4 dev"):
+    settings.check_mesh(config(blocks=6), 4)
+
+
+# -------------------------------------------------------------------- folders
+
+
+def check(workdir, *, allow_change=False, **changes):
+  return settings.check_workdir(
+    config(**changes), workdir, allow_change=allow_change
+  )
+
+
+def test_a_folder_is_not_a_run_before_its_config_is_written(tmp_path):
+  assert check(tmp_path) is False  # empty
+  assert check(tmp_path / "not" / "made") is False
+  assert list(tmp_path.iterdir()) == []
+  workdir = tmp_path / "deep" / "run"
+  settings.write_config(config(), workdir)
+  assert check(workdir) is True
+  assert [p.name for p in workdir.iterdir()] == ["config.json"]
+
+
+def test_a_run_that_was_killed_while_it_began_can_begin_again(tmp_path):
+  (tmp_path / "config.json.part").write_text('{"conf')
+  assert check(tmp_path) is False
+  settings.write_config(config(), tmp_path)
+  assert check(tmp_path) is True
+
+
+def test_config_json_tells_what_ran(tmp_path):
+  settings.write_config(config(lr=0.5), tmp_path)
+  record = json.loads((tmp_path / "config.json").read_text())
+  assert record["config"]["lr"] == 0.5
+  assert record["config"]["families"]["gcd"]["settings"]["max_value"] == 40
+  assert record["python"] == ".".join(map(str, sys.version_info[:3]))
+  assert record["versions"].keys() >= {"jax", "flax", "optax", "numpy"}
+  import jax
+
+  assert record["versions"]["jax"] == jax.__version__
+  assert "git_commit" in record
+
+
+def test_names_the_commit(tmp_path, monkeypatch):
+  answer = subprocess.CompletedProcess([], 0, stdout="abc-dirty\n")
+  monkeypatch.setattr(settings.subprocess, "run", lambda *_, **__: answer)
+  settings.write_config(config(), tmp_path)
+  path = tmp_path / "config.json"
+  assert json.loads(path.read_text())["git_commit"] == "abc-dirty"
+
+  def no_git(*_, **__):
+    raise FileNotFoundError("git")
+
+  monkeypatch.setattr(settings.subprocess, "run", no_git)
+  settings.write_config(config(), tmp_path)
+  assert json.loads(path.read_text())["git_commit"] is None
+
+
+def test_refuses_a_run_of_another_config(tmp_path):
+  settings.write_config(config(), tmp_path)
+  before = (tmp_path / "config.json").read_bytes()
+  with pytest.raises(settings.UserError) as e:
+    check(tmp_path, lr=0.5, dtype="bfloat16")
+  assert str(e.value) == (
+    f"workdir {tmp_path} belongs to a run with dtype = 'float32' (now "
+    "'bfloat16'), lr = 0.0003 (now 0.5); choose another, or pass "
+    "--allow_config_change"
+  )
+  changed = {"families": {"gcd": {"weight": 2.0}}}
+  with pytest.raises(
+    settings.UserError, match=r"families\.gcd\.weight = 1\.0 \(now 2\.0\);"
+  ):
+    check(tmp_path, **changed)
+  assert check(tmp_path, lr=0.5, allow_change=True) is True
+  assert (tmp_path / "config.json").read_bytes() == before
+
+
+def test_names_a_field_that_only_one_of_them_has(tmp_path):
+  older = config()
+  older.gone = 7
+  del older.rows
+  settings.write_config(older, tmp_path)
+  with pytest.raises(
+    settings.UserError,
+    match=r"gone = 7 \(now None\), rows = None \(now 32\);",
+  ):
+    check(tmp_path)
+
+
+@pytest.mark.parametrize(
+  "field", ["steps", "save_every", "keep_checkpoints", "samples_shown"]
+)
+def test_some_fields_may_change(tmp_path, field):
+  settings.write_config(config(), tmp_path)
+  assert check(tmp_path, **{field: 7}) is True
+
+
+def test_the_other_fields_may_not(tmp_path):
+  settings.write_config(config(), tmp_path)
+  free = {"steps", "save_every", "keep_checkpoints", "samples_shown"}
+  numbers = {
+    k: v
+    for k, v in config().items()
+    if isinstance(v, (int, float)) and k not in free
+  }
+  assert len(numbers) > 20
+  for field, value in numbers.items():
+    with pytest.raises(settings.UserError, match=rf" {field} = "):
+      check(tmp_path, **{field: value + 1})
+
+
+def test_refuses_a_folder_of_something_else(tmp_path):
+  (tmp_path / "thesis.tex").touch()
+  with pytest.raises(settings.UserError, match="holds files that are no run"):
+    check(tmp_path)
+  with pytest.raises(settings.UserError, match="holds files that are no run"):
+    check(tmp_path, allow_change=True)
+
+
+def test_refuses_a_file(tmp_path):
+  file = tmp_path / "file"
+  file.touch()
+  for workdir in (file, file / "run", file / "a" / "b"):
+    with pytest.raises(settings.UserError, match=rf"{file} is not a folder"):
+      check(workdir)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_refuses_what_it_may_not_write(tmp_path):
+  for mode in (0o500, 0o300, 0o600):
+    tmp_path.chmod(mode)
+    for workdir in (tmp_path, tmp_path / "run"):
+      with pytest.raises(settings.UserError, match="cannot be read and"):
+        check(workdir)
+  tmp_path.chmod(0o700)
+
+
+def test_asks_the_system_whether_it_may_write(tmp_path, monkeypatch):
+  asked = []
+  monkeypatch.setattr(settings.os, "access", lambda *a: asked.append(a))
+  with pytest.raises(
+    settings.UserError,
+    match=rf"workdir .*: {tmp_path} cannot be read and written",
+  ):
+    check(tmp_path / "a" / "b")
+  assert asked == [(tmp_path, os.R_OK | os.W_OK | os.X_OK)]
+
+
+@pytest.mark.parametrize(
+  "text", ["", '{"config": ', "[]", "{}", '{"config": 3}', "null", "\x00"]
+)
+def test_refuses_a_config_json_that_cannot_be_read(tmp_path, text):
+  (tmp_path / "config.json").write_text(text)
+  with pytest.raises(
+    settings.UserError, match=r"config\.json cannot be read: "
+  ) as e:
+    check(tmp_path, allow_change=True)
+  assert "\n" not in str(e.value)
+
+
+def test_refuses_a_config_json_that_is_a_folder(tmp_path):
+  (tmp_path / "config.json").mkdir()
+  with pytest.raises(settings.UserError, match="cannot be read"):
+    check(tmp_path)
+
+
+def test_flatten_by_hand():
+  assert settings.flatten({"a": 1, "b": {"c": [2], "d": {"e": {}}}}) == {
+    "a": 1,
+    "b.c": [2],
+  }

@@ -1,0 +1,227 @@
+"""Tests of brorl_jax/tokenizer.py."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+
+from brorl_jax import tokenizer
+
+QWEN2 = {"model_type": "qwen2"}
+
+
+def questions(count=600):
+  rng = random.Random(0)
+  texts = []
+  for _ in range(count):
+    a, b = rng.randrange(1000), rng.randrange(1000)
+    texts.append(
+      rng.choices(
+        [
+          f"Calculate the following sum: {a} + {b} = ?",
+          f"What is the greatest common divisor of {a} and {b}?",
+          f'How many times does the letter "{chr(97 + a % 26)}{chr(97 + b % 26)}" appear?',
+        ],
+        weights=[4, 4, 1],
+      )[0]
+    )
+  return texts
+
+
+ODD = [
+  "",
+  " ",
+  "x",
+  "Calculate the following sum: 12 + 345 = ?",
+  "It's 3.5% -- isn't it?\r\n\r\n  indented\ttab \n",
+  "Zürich, naïve, Ωμέγα, 数学, emoji 🧮 and a zero-width\u200bspace",
+  "12345678901234567890",
+  "'s 'll <|im_start|",
+]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+  path = tmp_path_factory.mktemp("tokenizer")
+  tokenizer.build(path, questions(), size=420)
+  return path
+
+
+@pytest.fixture(scope="module")
+def built(directory):
+  return tokenizer.Tokenizer(directory)
+
+
+@pytest.fixture
+def copy(directory, tmp_path):
+  for path in directory.iterdir():
+    (tmp_path / path.name).write_bytes(path.read_bytes())
+  return tmp_path
+
+
+def test_the_same_texts_build_the_same_files(directory, tmp_path):
+  again = tokenizer.build(tmp_path, questions(), size=420)
+  names = sorted(path.name for path in directory.iterdir())
+  assert "tokenizer.json" in names
+  assert names == sorted(path.name for path in tmp_path.iterdir())
+  for name in names:
+    assert (tmp_path / name).read_bytes() == (directory / name).read_bytes()
+  assert again.size <= 420
+
+
+def test_transformers_reads_the_same_ids_from_a_qwen2_directory(copy, built):
+  from transformers import AutoTokenizer
+
+  (copy / "config.json").write_text(json.dumps(QWEN2))
+  theirs = AutoTokenizer.from_pretrained(copy)
+  for text in [*questions(), *ODD]:
+    ids = built.encode(text)
+    assert theirs.encode(text, add_special_tokens=False) == ids, text
+    assert (
+      tokenizer.Tokenizer(copy).encode(text) == ids if text in ODD else True
+    )
+  message = [{"role": "user", "content": ODD[3]}]
+  rendered = theirs.apply_chat_template(
+    message, add_generation_prompt=True, return_dict=False
+  )
+  assert rendered == built.render(ODD[3])
+
+
+def test_text_survives(built):
+  texts = [*questions(20), *ODD]
+  assert built.decode(map(built.encode, texts)) == texts
+  assert built.decode([]) == []
+
+
+def test_ids_fill_the_range_from_zero(built):
+  used = {i for text in [*questions(), *ODD] for i in built.render(text)}
+  assert min(used) >= 0 and max(used) < built.size <= 420
+  # Every byte has a token, so nothing is unknown.
+  assert built.size > 256 + 3
+
+
+def test_a_prompt_is_the_question_and_the_ask_token(built):
+  (ask,) = built.encode("<|im_start|>")
+  for text in questions(5):
+    assert built.render(text) == [*built.encode(text), ask]
+  assert ask not in built.stop_ids
+
+
+def test_decoding_leaves_out_what_ends_a_response(built):
+  (end,), (pad,) = built.encode("<|im_end|>"), built.encode("<|endoftext|>")
+  assert built.stop_ids == (end,)
+  assert (pad, end) == (0, 2)  # 0 is what stands behind the end
+  answer = built.encode("42")
+  assert built.decode([[*answer, end], [*answer, end, pad, pad], [end]]) == [
+    "42",
+    "42",
+    "",
+  ]
+
+
+def test_phrases_of_the_questions_are_single_tokens(built):
+  for text, most in (
+    ("Calculate the following sum: 1 + 2 = ?", 9),
+    ("What is the greatest common divisor of 1 and 2?", 8),
+  ):
+    ids = built.encode(text)
+    assert len(ids) <= most
+    pieces = built.decode([i] for i in ids)
+    assert "".join(pieces) == text
+    assert max(len(piece.split()) for piece in pieces) >= 3
+    assert not any(c.isdigit() and len(p) > 1 for p in pieces for c in p)
+  # No phrase holds the letter that happened to stand in it.
+  lengths = {len(built.encode(t)) for t in questions() if t.startswith("How")}
+  assert len(lengths) == 1
+
+
+def test_no_phrase_is_a_part_of_another():
+  texts = [f"one two three {i}" for i in range(300)] + ["four five"] * 2
+  phrases = tokenizer._phrases(texts)
+  assert phrases == sorted(phrases)
+  assert [p.strip() for p in phrases] == ["one two three"]
+
+
+def write(path, text):
+  path.write_text(text if isinstance(text, str) else json.dumps(text))
+
+
+@pytest.mark.parametrize(
+  "generation, want",
+  [
+    ({"eos_token_id": 7}, (7,)),
+    ({"eos_token_id": [5, 7]}, (5, 7)),
+    ({"eos_token_id": 0}, (0,)),
+    ({"temperature": 0.6}, (2,)),  # as the tokenizer says
+    (None, (2,)),
+  ],
+)
+def test_stop_ids_are_those_of_the_generation_config(copy, generation, want):
+  if generation is not None:
+    write(copy / "generation_config.json", generation)
+  assert tokenizer.Tokenizer(copy).stop_ids == want
+
+
+def test_a_directory_that_names_no_end_is_refused(copy):
+  path = copy / "tokenizer_config.json"
+  config = json.loads(path.read_text())
+  del config["eos_token"]
+  write(path, config)
+  refused(copy, f"{copy} names no token that ends a response")
+  write(copy / "generation_config.json", {"eos_token_id": []})
+  refused(copy, f"{copy} names no token that ends a response")
+
+
+def refused(directory, message):
+  with pytest.raises(ValueError) as e:
+    tokenizer.Tokenizer(directory)
+  assert str(e.value).startswith(message), e.value
+  assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("text", ["{", "", "[]", "{}", '{"version": "1.0"}'])
+def test_damaged_files_are_refused_in_one_line(copy, text):
+  write(copy / "tokenizer.json", text)
+  refused(copy, f"{copy / 'tokenizer.json'} is damaged")
+
+
+def test_half_a_file_is_refused_in_one_line(copy):
+  path = copy / "tokenizer.json"
+  path.write_bytes(path.read_bytes()[:-100])
+  refused(copy, f"{path} is damaged")
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_a_damaged_generation_config_is_refused(copy, text):
+  write(copy / "generation_config.json", text)
+  refused(copy, f"{copy / 'generation_config.json'} is damaged")
+
+
+def test_a_missing_file_is_refused(copy, tmp_path):
+  (copy / "tokenizer.json").unlink()
+  refused(copy, f"{copy / 'tokenizer.json'} is missing")
+  refused(tmp_path / "x", f"{tmp_path / 'x' / 'tokenizer.json'} is missing")
+
+
+def test_left_padding_by_hand():
+  tokens, mask = tokenizer.left_pad([[3], [1, 2, 4], [7, 7]], 3)
+  np.testing.assert_array_equal(tokens, [[0, 0, 3], [1, 2, 4], [0, 7, 7]])
+  np.testing.assert_array_equal(
+    mask, np.asarray([[0, 0, 1], [1, 1, 1], [0, 1, 1]], bool)
+  )
+  assert tokens.dtype == np.int32 and mask.dtype == bool
+  assert tokenizer.left_pad([[1]], 4)[1].tolist() == [[False] * 3 + [True]]
+
+
+@pytest.mark.parametrize(
+  "prompts, message",
+  [
+    ([[1], [1, 2, 3, 4]], "prompt 1 has 4 tokens; the budget is 1 to 3"),
+    ([[]], "prompt 0 has 0 tokens; the budget is 1 to 3"),
+  ],
+)
+def test_left_padding_refuses_by_number(prompts, message):
+  with pytest.raises(ValueError) as e:
+    tokenizer.left_pad(prompts, 3)
+  assert str(e.value) == message
