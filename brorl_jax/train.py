@@ -123,9 +123,7 @@ def train(
       with clock("rollout"):
         rollouts = stages.rollouts(state.params, prompts, key)
       if not np.isfinite(rollouts.logp).all():
-        raise FloatingPointError(
-          f"step {step}: the sampler's logits are not finite"
-        )
+        raise FloatingPointError(f"step {step}: sampled logp is not finite")
       with clock("score"):
         reward = stages.rewards(step, prompts, rollouts)
       return Groups(prompts, rollouts, reward)

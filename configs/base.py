@@ -17,11 +17,11 @@ def get_config() -> ml_collections.ConfigDict:
   # step fixed when it turns, so fewer prompts are seen with a larger n.
   c.n = 512  # rollouts per prompt
   c.samples = 16384  # rollouts trained on per step, multiple of n
-  # Rollouts drawn at a time until enough are kept, multiple of n. The last round
-  # is drawn whole, so small rounds waste less.
+  # Rollouts drawn at a time until enough are kept, multiple of n. The last
+  # round is drawn whole, so small rounds waste less.
   c.round_samples = 4096
   c.max_rounds = 40  # give up on a step after so many
-  # Rollouts of a prompt that decode together, at most n are used. Most responses
+  # Rollouts of a prompt that decode together, at most n are used. Responses
   # are short: 128 instead of 512 gives 1.36 times the tokens per second.
   c.slots = 128
   c.prompt_tokens = 40  # longest prompt; longer ones are refused

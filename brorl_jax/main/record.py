@@ -63,13 +63,11 @@ class Record:
     self._files = []
 
   def start(self, done: int) -> None:
-    c = self._c
+    c, devices = self._c, jax.devices()
+    what = f"resumes after step {done}" if done >= 0 else "first step compiles"
     print(
       f"{c.samples // c.n} prompts x {c.n} rollouts per step on "
-      f"{jax.device_count()} {jax.devices()[0].device_kind}; "
-      + (
-        f"resumes after step {done}" if done >= 0 else "the first step compiles"
-      )
+      f"{len(devices)} {devices[0].device_kind}; {what}"
     )
     lines = lambda *path: metrics.JsonLines(
       self._workdir.joinpath(*path), after=done
