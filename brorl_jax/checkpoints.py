@@ -174,7 +174,7 @@ def _seal(extra: dict[str, Any]) -> str:
 
 def _own_copy(x: Any) -> Any:
   if not isinstance(x, jax.Array):
-    return np.array(x)
+    return x  # orbax copies these itself
   # Not pop(): devices() is the very set that the mesh keeps.
   on_cpu = next(iter(x.devices())).platform == "cpu"
   return jax.numpy.copy(x) if on_cpu else x

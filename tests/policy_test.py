@@ -287,10 +287,10 @@ def test_attention_is_the_softmax_over_both_kinds_of_keys(shared):
 
 
 def test_rotation_by_hand():
-  # Two pairs, (1, 0) and (0, 1); at position 3 they turn by 3 and by 3 / 10.
-  x = jnp.asarray([1.0, 0.0, 0.0, 1.0]).reshape(1, 1, 1, 1, 4)
+  # Two pairs, (1, 0) and (2, 0); at position 3 they turn by 3 and by 3 / 10.
+  x = jnp.asarray([1.0, 2.0, 0.0, 0.0]).reshape(1, 1, 1, 1, 4)
   got = policy_lib.rotate(x, jnp.full((1, 1, 1), 3), 100.0)
-  want = [np.cos(3), -np.sin(0.3), np.sin(3), np.cos(0.3)]
+  want = [np.cos(3), 2 * np.cos(0.3), np.sin(3), 2 * np.sin(0.3)]
   np.testing.assert_allclose(got.ravel(), want, atol=1e-6)
   still = policy_lib.rotate(x, jnp.zeros((1, 1, 1), jnp.int32), 100.0)
   np.testing.assert_array_equal(still, x)

@@ -371,6 +371,7 @@ def test_what_the_decoder_is_shown_is_the_rollout_and_nothing_else():
   """Refilled slots, a circle of columns, stale columns, idle slots."""
   out = run(n=64, slots=3, policy=Recall(), params=RECALL)
   table, worst = np.asarray(RECALL, np.float64), 0.0
+  assert np.isfinite(out.logp).all()
   assert len(set(np.asarray(out.mask).sum(2).ravel())) > 5
   for p, n in np.ndindex(3, 64):
     length = int(out.mask[p, n].sum())
@@ -459,7 +460,7 @@ def test_one_token_is_drawn_from_the_prefill_alone():
     want = table[prompt[-1]][tokens]
     np.testing.assert_allclose(out.logp[p, :, 0], want, rtol=1e-5)
     np.testing.assert_array_equal(out.truncated[p], tokens != STOP)
-  assert np.all(out.mask)
+  assert np.all(out.mask) and not np.any(out.occupancy)
 
 
 def prompts_of_policy():
@@ -491,7 +492,7 @@ def test_the_same_program_twice_gives_the_same_bits():
 
 def test_shapes_of_the_program_flip_fewer_than_one_token_in_10000():
   mesh = devices(8, model=2)
-  places = sharding.param_shardings(jax.eval_shape(policy_params), mesh)
+  places = sharding.param_shardings(policy_params(), mesh)
   spread = jax.device_put(policy_params(), places)
   assert len(spread["head"]["kernel"].sharding.device_set) == 8
   total = np.zeros(2, int)

@@ -2,12 +2,14 @@
 
 import json
 import random
+import types
 
 import numpy as np
 import pytest
 
 from brorl_jax import tokenizer
 
+SIZE = 320
 QWEN2 = {"model_type": "qwen2"}
 
 
@@ -16,12 +18,13 @@ def questions(count=600):
   texts = []
   for _ in range(count):
     a, b = rng.randrange(1000), rng.randrange(1000)
+    two = chr(97 + a % 26) + chr(97 + b % 26)
     texts.append(
       rng.choices(
         [
           f"Calculate the following sum: {a} + {b} = ?",
           f"What is the greatest common divisor of {a} and {b}?",
-          f'How many times does the letter "{chr(97 + a % 26)}{chr(97 + b % 26)}" appear?',
+          f'How many times does the letter "{two}" appear?',
         ],
         weights=[4, 4, 1],
       )[0]
@@ -38,13 +41,14 @@ ODD = [
   "Zürich, naïve, Ωμέγα, 数学, emoji 🧮 and a zero-width\u200bspace",
   "12345678901234567890",
   "'s 'll <|im_start|",
+  "\ufb01ne, 10\u00b2",  # would become "fine, 102" were it simplified
 ]
 
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
   path = tmp_path_factory.mktemp("tokenizer")
-  tokenizer.build(path, questions(), size=420)
+  tokenizer.build(path, questions(), size=SIZE)
   return path
 
 
@@ -61,13 +65,13 @@ def copy(directory, tmp_path):
 
 
 def test_the_same_texts_build_the_same_files(directory, tmp_path):
-  again = tokenizer.build(tmp_path, questions(), size=420)
+  again = tokenizer.build(tmp_path, questions(), size=SIZE)
   names = sorted(path.name for path in directory.iterdir())
   assert "tokenizer.json" in names
   assert names == sorted(path.name for path in tmp_path.iterdir())
   for name in names:
     assert (tmp_path / name).read_bytes() == (directory / name).read_bytes()
-  assert again.size <= 420
+  assert again.size == SIZE
 
 
 def test_transformers_reads_the_same_ids_from_a_qwen2_directory(copy, built):
@@ -96,9 +100,9 @@ def test_text_survives(built):
 
 def test_ids_fill_the_range_from_zero(built):
   used = {i for text in [*questions(), *ODD] for i in built.render(text)}
-  assert min(used) >= 0 and max(used) < built.size <= 420
+  assert min(used) >= 0 and max(used) < built.size
   # Every byte has a token, so nothing is unknown.
-  assert built.size > 256 + 3
+  assert built.size == SIZE > 256 + 3
 
 
 def test_a_prompt_is_the_question_and_the_ask_token(built):
@@ -141,6 +145,43 @@ def test_no_phrase_is_a_part_of_another():
   phrases = tokenizer._phrases(texts)
   assert phrases == sorted(phrases)
   assert [p.strip() for p in phrases] == ["one two three"]
+
+
+def test_a_phrase_with_an_accident_in_it_gives_way_to_its_parts(monkeypatch):
+  pieces = ['find it "', '" here', 'find it "x" here', "x", "too rare"]
+
+  class Merged:
+    """What a BPE may have found in 200 texts; two of them are rare."""
+
+    def encode_batch(self, texts):
+      ids = [[0, 3, 1]] * 197 + [[2, 2]] * 2 + [[4, 4, 4]]
+      return [
+        types.SimpleNamespace(ids=i) for i, _ in zip(ids, texts, strict=True)
+      ]
+
+    def decode(self, ids):
+      return "".join(pieces[i] for i in ids)
+
+  monkeypatch.setattr(tokenizer, "_train_bpe", lambda *args: Merged())
+  assert tokenizer._phrases(["text"] * 200) == ['" here', 'find it "']
+
+
+def test_encoding_adds_nothing(copy, built):
+  path = copy / "tokenizer.json"
+  content = json.loads(path.read_text())
+  content["post_processor"] = {
+    "type": "TemplateProcessing",
+    "single": [
+      {"SpecialToken": {"id": "<|im_end|>", "type_id": 0}},
+      {"Sequence": {"id": "A", "type_id": 0}},
+    ],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+    "special_tokens": {
+      "<|im_end|>": {"id": "<|im_end|>", "ids": [2], "tokens": ["<|im_end|>"]}
+    },
+  }
+  write(path, content)
+  assert tokenizer.Tokenizer(copy).encode(ODD[3]) == built.encode(ODD[3])
 
 
 def write(path, text):
