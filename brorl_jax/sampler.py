@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from brorl_jax.types import Prompts, Rollouts
 
@@ -119,6 +119,25 @@ def draw(
   return jnp.argmax(above, axis=-1).astype(jnp.int32)
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Queue:
+  """Rollouts whose first token did not end them, waiting for a slot."""
+
+  order: Int[Array, "P N"]  # n of the waiting ones first, ascending
+  waiting: Int[Array, " P"]  # how many there were at the start
+  first: Int[Array, "P N"]  # first token of rollout n
+
+  def take(
+    self, place: Int[Array, "P R"]
+  ) -> tuple[Int[Array, "P R"], Int[Array, "P R"]]:
+    """n and first token at places of the queue; n is N beyond its end."""
+    N = self.order.shape[1]
+    at = lambda x, i: jnp.take_along_axis(x, jnp.minimum(i, N - 1), axis=1)
+    n = jnp.where(place < self.waiting[:, None], at(self.order, place), N)
+    return n, at(self.first, n)
+
+
 def decode(
   policy: Decoder,
   params: PyTree,
@@ -145,31 +164,21 @@ def decode(
     slots: R, rollouts of a prompt that decode at the same time, at most N.
   """
   P, N, T, R = prompts.tokens.shape[0], n, max_new_tokens, slots
-  stops = jnp.asarray(stop_ids, jnp.int32)
-  ended = lambda token: jnp.isin(token, stops)
-  rows = jnp.arange(P)[:, None]
-
+  ended = lambda token: jnp.isin(token, jnp.asarray(stop_ids, jnp.int32))
   fold = jnp.vectorize(jax.random.fold_in)
-  key_P = fold(key, prompts.index)
+  key_P1 = fold(key, prompts.index)[:, None]
   uniform = lambda rollout, i: jnp.vectorize(jax.random.uniform)(
-    fold(fold(key_P[:, None], rollout), i)
+    fold(fold(key_P1, rollout), i)
   )
 
   logits, prefix = policy.prefill(params, prompts.tokens, prompts.mask)
   logp_PV = behaviour.logp(logits)
+  # All first tokens from one cumulative distribution per prompt.
   first_uniform = uniform(jnp.arange(N)[None], 0)
   first = jax.vmap(jax.vmap(draw, (None, 0)))(logp_PV, first_uniform)
-  first_logp = jnp.take_along_axis(logp_PV, first, axis=1)
   over = ended(first) | (T == 1)
-  # Rollouts that go on, in their order; the others are already complete.
-  queue = jnp.argsort(over, axis=1, stable=True).astype(jnp.int32)
-  queued = N - jnp.sum(over, axis=1, dtype=jnp.int32)
-
-  def take(place):
-    """Rollout and first token of places in the queue; idle beyond its end."""
-    at = jnp.minimum(place, N - 1)
-    rollout = jnp.where(place < queued[:, None], queue[rows, at], N)
-    return rollout, first[rows, jnp.minimum(rollout, N - 1)]
+  order = jnp.argsort(over, axis=1, stable=True).astype(jnp.int32)
+  queue = Queue(order, N - jnp.sum(over, axis=1, dtype=jnp.int32), first)
 
   def step(s: DecodeState) -> DecodeState:
     column = s.step % T
@@ -181,45 +190,24 @@ def decode(
     logp_PRV = behaviour.logp(logits)
     token = draw(logp_PRV, uniform(s.rollout, s.length))
     logp = jnp.take_along_axis(logp_PRV, token[..., None], axis=2)[..., 0]
+    over = ended(token) | (s.length + 1 == T)
+    return _advance(s, token, logp, over, queue, suffix)
 
-    # An idle slot's rollout is N: out of bounds, so nothing is written.
-    at = (rows, s.rollout, s.length)
-    length = s.length + 1
-    active = s.rollout < N
-    over = active & (ended(token) | (length == T))
-    done = jnp.where(over, s.rollout, N)
-    place = s.started[:, None] + jnp.cumsum(over, axis=1) - 1
-    fresh, fresh_token = take(place)
-    return DecodeState(
-      step=s.step + 1,
-      rollout=jnp.where(over, fresh, s.rollout),
-      token=jnp.where(over, fresh_token, token),
-      length=jnp.where(over, 1, jnp.where(active, length, 1)),
-      started=s.started + jnp.sum(over, axis=1, dtype=jnp.int32),
-      busy=s.busy + jnp.sum(active, axis=1, dtype=jnp.int32),
-      tokens=s.tokens.at[at].set(token, mode="drop"),
-      logp=s.logp.at[at].set(logp, mode="drop"),
-      lengths=s.lengths.at[rows, done].set(length, mode="drop"),
-      suffix=suffix,
-    )
-
-  rollout, token = take(jnp.broadcast_to(jnp.arange(R)[None], (P, R)))
-  last = jax.lax.while_loop(
-    lambda s: jnp.any(s.rollout < N),
-    step,
-    DecodeState(
-      step=jnp.int32(0),
-      rollout=rollout,
-      token=token,
-      length=jnp.ones((P, R), jnp.int32),
-      started=jnp.full((P,), R, jnp.int32),
-      busy=jnp.zeros((P,), jnp.int32),
-      tokens=jnp.zeros((P, N, T), jnp.int32).at[:, :, 0].set(first),
-      logp=jnp.zeros((P, N, T), jnp.float32).at[:, :, 0].set(first_logp),
-      lengths=jnp.ones((P, N), jnp.int32),
-      suffix=policy.suffix(P, R, T),
-    ),
+  rollout, token = queue.take(jnp.broadcast_to(jnp.arange(R)[None], (P, R)))
+  first_logp = jnp.take_along_axis(logp_PV, first, axis=1)
+  start = DecodeState(
+    step=jnp.int32(0),
+    rollout=rollout,
+    token=token,
+    length=jnp.ones((P, R), jnp.int32),
+    started=jnp.full((P,), R, jnp.int32),
+    busy=jnp.zeros((P,), jnp.int32),
+    tokens=jnp.zeros((P, N, T), jnp.int32).at[:, :, 0].set(first),
+    logp=jnp.zeros((P, N, T), jnp.float32).at[:, :, 0].set(first_logp),
+    lengths=jnp.ones((P, N), jnp.int32),
+    suffix=policy.suffix(P, R, T),
   )
+  last = jax.lax.while_loop(lambda s: jnp.any(s.rollout < N), step, start)
   final = jnp.take_along_axis(last.tokens, last.lengths[..., None] - 1, axis=2)
   return Rollouts(
     tokens=last.tokens,
@@ -227,6 +215,39 @@ def decode(
     mask=jnp.arange(T)[None, None] < last.lengths[..., None],
     truncated=~ended(final[..., 0]),
     occupancy=last.busy / jnp.maximum(last.step * R, 1),
+  )
+
+
+def _advance(
+  s: DecodeState,
+  token: Int[Array, "P R"],
+  logp: Float[Array, "P R"],
+  over: Bool[Array, "P R"],
+  queue: Queue,
+  suffix: Any,
+) -> DecodeState:
+  """Writes one token per slot; a slot that is `over` takes the next rollout."""
+  P, N = s.lengths.shape
+  rows = jnp.arange(P)[:, None]
+  # An idle slot's rollout is N: out of bounds, so nothing is written for it.
+  active = s.rollout < N
+  over = over & active
+  length = s.length + 1
+  at = (rows, s.rollout, s.length)
+  done = (rows, jnp.where(over, s.rollout, N))
+  place = s.started[:, None] + jnp.cumsum(over, axis=1) - 1
+  fresh, fresh_token = queue.take(place)
+  return DecodeState(
+    step=s.step + 1,
+    rollout=jnp.where(over, fresh, s.rollout),
+    token=jnp.where(over, fresh_token, token),
+    length=jnp.where(over | ~active, 1, length),
+    started=s.started + jnp.sum(over, axis=1, dtype=jnp.int32),
+    busy=s.busy + jnp.sum(active, axis=1, dtype=jnp.int32),
+    tokens=s.tokens.at[at].set(token, mode="drop"),
+    logp=s.logp.at[at].set(logp, mode="drop"),
+    lengths=s.lengths.at[done].set(length, mode="drop"),
+    suffix=suffix,
   )
 
 

@@ -96,7 +96,6 @@ def some_ids(*lengths, seed=0):
 @pytest.mark.parametrize(
   "change",
   [
-    {},
     {"tied": True, "qkv_bias": False, "kv_heads": 6},
     {"kv_heads": 1, "layers": 3, "rope_theta": 1e4, "norm_eps": 1e-6},
   ],
@@ -324,13 +323,13 @@ def test_a_tied_head_is_the_embedding():
   assert 30 not in ids and jnp.any(gradient[30] != 0)  # through the head
 
 
-def dots(jaxpr):
-  """Every matrix product of a program, those in its loops included."""
+def equations(jaxpr, name):
+  """Those of one kind in a program, the ones in its loops included."""
   for eqn in jaxpr.eqns:
-    if eqn.primitive.name == "dot_general":
+    if eqn.primitive.name == name:
       yield eqn
     for sub in jex.core.jaxprs_in_params(eqn.params):
-      yield from dots(sub)
+      yield from equations(sub, name)
 
 
 def test_bfloat16_activations_stay_so_and_logits_are_float32():
@@ -354,17 +353,23 @@ def test_bfloat16_activations_stay_so_and_logits_are_float32():
     empty = policy.suffix(1, 1, 4)
     state = prefix, empty, one, one, jnp.int32(0), seen
     last, suffix = policy.decode_step(params, *state)
-    return (first, last), (prefix.k, prefix.v, empty, suffix)
+    return (first, last), jax.tree.leaves((prefix.k, prefix.v, empty, suffix))
 
   dtypes = lambda tree: {a.dtype.name for a in jax.tree.leaves(tree)}
   outputs, caches = jax.eval_shape(decode, params)
   assert dtypes(outputs) == {"float32"} and dtypes(caches) == {"bfloat16"}
   score = lambda p: policy.response_logits(p, prompt, mask, response)
   for program in decode, score:
-    found = list(dots(jax.make_jaxpr(program)(params).jaxpr))
-    assert len(found) > 10
-    for eqn in found:
-      assert {v.aval.dtype.name for v in eqn.invars} == {"bfloat16"}, eqn
+    jaxpr = jax.make_jaxpr(program)(params).jaxpr
+    dots = list(equations(jaxpr, "dot_general"))
+    read = {v.aval.dtype.name for eqn in dots for v in eqn.invars}
+    assert len(dots) > 10 and read == {"bfloat16"}
+    # Twice the head; scores of the prompt, of the response, and between them.
+    written = [eqn.outvars[0].aval.dtype.name for eqn in dots]
+    assert written.count("float32") == 5
+    layers = list(equations(jaxpr, "scan"))
+    assert len(layers) == 2
+    assert {eqn.outvars[0].aval.dtype.name for eqn in layers} == {"bfloat16"}
 
 
 def test_initial_parameters_are_normal_with_standard_deviation_002():

@@ -9,7 +9,7 @@ import pytest
 
 from brorl_jax import tokenizer
 
-SIZE = 320
+SIZE = 380
 QWEN2 = {"model_type": "qwen2"}
 
 
@@ -135,9 +135,6 @@ def test_phrases_of_the_questions_are_single_tokens(built):
     assert "".join(pieces) == text
     assert max(len(piece.split()) for piece in pieces) >= 3
     assert not any(c.isdigit() and len(p) > 1 for p in pieces for c in p)
-  # No phrase holds the letter that happened to stand in it.
-  lengths = {len(built.encode(t)) for t in questions() if t.startswith("How")}
-  assert len(lengths) == 1
 
 
 def test_no_phrase_is_a_part_of_another():

@@ -10,7 +10,7 @@ import pathlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from absl import flags
@@ -18,6 +18,7 @@ from ml_collections import config_flags
 
 # A ConfigDict; its fields are typed when flags are parsed, not statically.
 Config = Any
+Rule = tuple[str, bool, str]  # field, whether it can work, what it must be
 
 # A run may go on with other values of these and still be the same run.
 _FREE = {"steps", "save_every", "keep_checkpoints", "samples_shown"}
@@ -115,8 +116,17 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def check_training(c: Config) -> None:
   """Raises UserError at the first value that cannot work."""
+  _check(c, _training_rules)
+
+
+def check_warmup(c: Config) -> None:
+  """Raises UserError at the first value that cannot work."""
+  _check(c, _warmup_rules)
+
+
+def _check(c: Config, rules: Callable[[Config], Iterator[Rule]]) -> None:
   try:
-    for field, good, must in _training_rules(c):
+    for field, good, must in rules(c):
       if not good:
         raise UserError(f"config.{field} = {c[field]!r} must be {must}")
   except KeyError as e:
@@ -126,7 +136,26 @@ def check_training(c: Config) -> None:
     ) from None
 
 
-def _training_rules(c: Config) -> Iterator[tuple[str, bool, str]]:
+def _warmup_rules(c: Config) -> Iterator[Rule]:
+  counts = (
+    "puzzles prompt_tokens max_new_tokens vocab width layers heads kv_heads "
+    "mlp batch steps mixed_steps"
+  )
+  for field in counts.split():
+    yield field, c[field] >= 1, "at least 1"
+  yield "seed", 0 <= c.seed < 2**29, "0 to 2**29 - 1"
+  good = c.width % (2 * c.heads) == 0
+  yield "width", good, f"an even multiple of heads = {c.heads}"
+  good = c.heads % c.kv_heads == 0
+  yield "kv_heads", good, f"a divisor of heads = {c.heads}"
+  for field in ("lr", "mixed_lr", "max_grad_norm", "rope_theta"):
+    yield field, 0.0 < c[field] < math.inf, "positive"
+  yield "b2", 0.0 <= c.b2 < 1.0, "at least 0 and below 1"
+  good = all(0.0 <= share <= 1.0 for share in c.right.values())
+  yield "right", good, "shares between 0 and 1"
+
+
+def _training_rules(c: Config) -> Iterator[Rule]:
   counts = (
     "steps samples round_samples max_rounds prompt_tokens max_new_tokens "
     "slots minibatches rows blocks save_every keep_checkpoints eval_every "
@@ -145,6 +174,8 @@ def _training_rules(c: Config) -> Iterator[tuple[str, bool, str]]:
   prompts = c.samples // c.n
   good = prompts % c.minibatches == 0
   yield "minibatches", good, f"a divisor of samples / n = {prompts} prompts"
+  good = c.eval_prompts * len(c.families) >= 2
+  yield "eval_prompts", good, "2 or more in all families: it is an interval"
   yield "temperature", c.temperature > 0.0, "positive; greedy cannot explore"
   yield "clip_low", 0.0 < c.clip_low < 1.0, "between 0 and 1"
   yield "clip_high", c.clip_high > 0.0, "positive"

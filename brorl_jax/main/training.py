@@ -55,17 +55,7 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   if not resume:
     settings.write_config(c, workdir)
 
-  tx, schedule = update.optimizer(
-    lr=c.lr,
-    warmup=c.warmup,
-    total=None,
-    b1=c.b1,
-    b2=c.b2,
-    eps=c.eps,
-    weight_decay=c.weight_decay,
-    max_grad_norm=c.max_grad_norm,
-  )
-  state = initial_state(params, tx, mesh, keep_reference=c.kl_weight > 0.0)
+  tx, schedule = optimizer(c)
   stages = train.Stages(
     prompts=puzzles.prompts,
     rollouts=rollouts_stage(c, policy, text, mesh),
@@ -73,6 +63,7 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
     advantages=advantages_stage,
     update=update_stage(c, policy, tx, schedule, mesh),
   )
+  state = initial_state(params, tx, mesh, keep_reference=c.kl_weight > 0.0)
   store = checkpoints.Store(workdir / "checkpoints", keep=c.keep_checkpoints)
   measure = record.evaluation(c, policy, puzzles, mesh)
   book = record.Record(c, workdir, puzzles, heldout, measure)
@@ -106,6 +97,20 @@ def finish(workdir: pathlib.Path, *, title: str) -> None:
   report.learning_curve(figure, curve, steps, title=title)
   print(report.table(curve[0], curve[-1], steps))
   print(f"  {figure}")
+
+
+def optimizer(c: Config):
+  """AdamW at a constant rate after its warm-up, and that rate by update."""
+  return update.optimizer(
+    lr=c.lr,
+    warmup=c.warmup,
+    total=None,
+    b1=c.b1,
+    b2=c.b2,
+    eps=c.eps,
+    weight_decay=c.weight_decay,
+    max_grad_norm=c.max_grad_norm,
+  )
 
 
 def initial_state(

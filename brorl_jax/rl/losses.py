@@ -8,6 +8,8 @@ from jaxtyping import Array, Bool, Float
 
 from brorl_jax.rl.mean import Mean
 
+_MAX_LOG_RATIO = 20.0  # nats; ratios beyond e^20 are numerics, not policy
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +56,8 @@ def ppo_clip(
   logp_old, advantage = jax.lax.stop_gradient((logp_old, advantage))
   # Off-mask logits may be anything; a 0 log-ratio keeps exp finite there.
   log_ratio_BT = jnp.where(mask, logp - logp_old, 0.0)
+  # exp overflows float32 at 88 nats, and 0 * inf in the gradient is NaN.
+  log_ratio_BT = jnp.clip(log_ratio_BT, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
   ratio_BT = jnp.exp(log_ratio_BT)
   adv_B1 = advantage[:, None]
 
