@@ -83,7 +83,11 @@ def table(
     after: Last line of it.
     steps: Lines of metrics.jsonl.
   """
-  gain, half = gain_interval(before["rates"], after["rates"])
+  gain = "not known: the held-out prompts changed"
+  if len(before["rates"]) == len(after["rates"]):
+    gain = "{:+.3f} +- {:.3f}".format(
+      *gain_interval(before["rates"], after["rates"])
+    )
   # The median, because the first step compiles.
   tokens_per_s = np.median([s["rollout/tokens_per_s"] for s in steps])
   samples = steps[-1]["data/samples_total"]
@@ -92,7 +96,7 @@ def table(
   rows = (
     ("held-out pass@1 before", interval(before)),
     (f"held-out pass@1 after {steps[-1]['step']} steps", interval(after)),
-    ("gain, same prompts", f"{gain:+.3f} +- {half:.3f}"),
+    ("gain, same prompts", gain),
     ("rollouts", f"{samples:,}"),
     ("sampled tokens per second", f"{tokens_per_s:,.0f}"),
     ("dynamic sampling, prompts kept", f"{rate:.1%}"),
