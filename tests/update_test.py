@@ -261,8 +261,7 @@ def test_temperature_divides_the_logits():
 
 def test_not_finite_gradients_are_named():
   batch = packed()
-  batch.logp_old[0, 0, 0, 0] = -np.inf
-  batch.mask[0, 0, 0, 0] = True
+  batch.advantage[0, 0] = np.nan
   _, stats = gradient(batch)
   assert not stats.finite.all()
   path = update.first_bad_path(params(), np.asarray(stats.finite))
