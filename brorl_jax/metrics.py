@@ -87,12 +87,12 @@ class Writer:
     """One line of metrics.jsonl. None is null: not measured in this run."""
     self._lines.write({"step": step, **scalars})
     self._show(step, scalars)
-    self._progress.step(step, scalars)
+    self._progress.step(step, numbers(scalars))
 
   def write_evaluation(self, step: int, scalars: Mapping[str, float]):
     """An evaluation: to TensorBoard and the terminal."""
     self._show(step, scalars)
-    self._progress.say(step, scalars)
+    self._progress.say(step, numbers(scalars))
 
   def _show(self, step, scalars):
     for name, value in scalars.items():
@@ -108,13 +108,20 @@ class Writer:
 class Progress:
   """A bar on a terminal, one plain line per step elsewhere."""
 
-  def __init__(self, *, after: int, steps: int):
-    self._steps = steps
+  def __init__(self, *, after: int, steps: int, unit: str = "step"):
+    """Starts.
+
+    Args:
+      after: Steps that were done before.
+      steps: All of them.
+      unit: What a step is called.
+    """
+    self._steps, self._unit = steps, unit
     self._first, self._start = after, time.monotonic()
     self._bar = None
     if sys.stderr.isatty():
       self._bar = rich.progress.Progress(
-        rich.progress.TextColumn("step"),
+        rich.progress.TextColumn(unit),
         rich.progress.MofNCompleteColumn(),
         rich.progress.BarColumn(bar_width=20),
         rich.progress.TimeRemainingColumn(),
@@ -126,21 +133,23 @@ class Progress:
       )
       self._bar.start()
 
-  def step(self, step: int, scalars: Mapping[str, float | None]) -> None:
-    numbers = _numbers(scalars)
+  def step(self, step: int, numbers: str) -> None:
+    """A step is done."""
     if self._bar is not None:
       self._bar.update(self._task, completed=step, numbers=numbers)
       return
     spent = time.monotonic() - self._start
     left = spent / (step - self._first) * (self._steps - step)
     print(
-      f"step {step}/{self._steps}  {numbers}  {spent:.0f} s, {left:.0f} s left",
+      f"{self._unit} {step}/{self._steps}  {numbers}  {spent:.0f} s, "
+      f"{left:.0f} s left",
       file=sys.stderr,
       flush=True,
     )
 
-  def say(self, step: int, scalars: Mapping[str, float]) -> None:
-    line = f"step {step}/{self._steps}  {_numbers(scalars)}"
+  def say(self, step: int, numbers: str) -> None:
+    """Something else that happened at a step."""
+    line = f"{self._unit} {step}/{self._steps}  {numbers}"
     if self._bar is not None:
       self._bar.console.print(line, highlight=False)
     else:
@@ -151,7 +160,8 @@ class Progress:
       self._bar.stop()
 
 
-def _numbers(scalars: Mapping[str, float | None]) -> str:
+def numbers(scalars: Mapping[str, float | None]) -> str:
+  """The few scalars that are shown, as text."""
   shown = []
   for name, label in _SHOWN.items():
     value = scalars.get(name)

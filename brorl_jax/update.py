@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from brorl_jax.rl import losses
 from brorl_jax.rl.mean import Mean
@@ -103,15 +103,6 @@ class Objective:
   temperature: float  # of the sampler
 
 
-def token_logp(
-  logits: Float[Array, "*axes V"], tokens: Int[Array, "*axes"]
-) -> tuple[Float[Array, "*axes"], Float[Array, "*axes"]]:
-  """Log-probability of `tokens` and entropy of the distribution, in nats."""
-  logp = jax.nn.log_softmax(logits)
-  chosen = jnp.take_along_axis(logp, tokens[..., None], axis=-1)[..., 0]
-  return chosen, -jnp.sum(jnp.exp(logp) * logp, axis=-1)
-
-
 def loss_and_stats(
   params: PyTree,
   reference: PyTree | None,
@@ -139,7 +130,9 @@ def loss_and_stats(
     logits = response_logits(
       params, micro.prompt, micro.prompt_mask, micro.response
     )
-    logp, entropy = token_logp(logits / objective.temperature, micro.response)
+    logp, entropy = losses.token_logp(
+      logits / objective.temperature, micro.response
+    )
     return flat(logp), flat(entropy)
 
   logp, entropy = score(params)

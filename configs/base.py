@@ -65,6 +65,7 @@ def get_config() -> ml_collections.ConfigDict:
   c.eval_every = 10  # steps
   c.eval_prompts = 60  # held-out puzzles per family
   c.eval_n = 16  # samples per held-out puzzle
+  c.theory_prompts = 4  # per step, on which the theorem is measured
   c.samples_shown = 4  # rollouts per step that go to samples.jsonl
   return c
 

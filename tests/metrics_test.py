@@ -169,7 +169,8 @@ def test_time_left_is_told_from_the_steps_of_this_process(monkeypatch, capsys):
   clock = iter([100.0, 110.0])
   monkeypatch.setattr(metrics.time, "monotonic", lambda: next(clock))
   progress = metrics.Progress(after=4, steps=9)
-  progress.step(5, {"reward/mean": 0.5, "rollout/tokens_per_s": 12345.6})
+  scalars = {"reward/mean": 0.5, "rollout/tokens_per_s": 12345.6}
+  progress.step(5, metrics.numbers(scalars))
   said = capsys.readouterr().err
   assert said == ("step 5/9  reward 0.500  tokens/s 12,346  10 s, 40 s left\n")
 
@@ -178,9 +179,9 @@ def test_a_terminal_shows_a_bar():
   code = (
     "from brorl_jax import metrics\n"
     "p = metrics.Progress(after=0, steps=4)\n"
-    "p.step(1, {'reward/mean': 0.5})\n"
-    "p.say(1, {'eval/pass_at_1': 0.25})\n"
-    "p.step(4, {'reward/mean': 0.75})\n"
+    "p.step(1, 'reward 0.500')\n"
+    "p.say(1, 'held-out pass@1 0.250')\n"
+    "p.step(4, 'reward 0.750')\n"
     "p.close()\n"
   )
   ours, theirs = pty.openpty()

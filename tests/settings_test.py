@@ -92,7 +92,7 @@ def message(done: subprocess.CompletedProcess) -> str:
     ),
     (
       (*RUN, "--mode=trian"),
-      "flag --mode=trian: value should be one of <train|warmup>",
+      "flag --mode=trian: value should be one of <train|warmup|simulate>",
     ),
     ((*RUN, "512"), "'512' is not a flag; see --help"),
     ((RUN[0],), "--workdir is missing; see --help"),
@@ -283,6 +283,7 @@ BAD = [
   ("mesh_data", {"mesh_data": 0}, "positive, or -1"),
   ("mesh_data", {"mesh_data": -2}, "positive, or -1"),
   ("samples_shown", {"samples_shown": -1}, "0 or positive"),
+  ("theory_prompts", {"theory_prompts": 0}, "at least 1"),
 ]
 
 

@@ -97,7 +97,7 @@ def plain_loss(at, out, advantage, reference=None):
 
   def score(at):
     logits = POLICY.logits(at, tokens, mask)[:, S - 1 : -1]
-    return update.token_logp(logits, flat(out.tokens))[0]
+    return losses.token_logp(logits, flat(out.tokens))[0]
 
   clip = dict(clip_low=0.2, clip_high=0.28)
   loss, _ = losses.ppo_clip(
@@ -235,7 +235,7 @@ def test_logp_gap_is_zero_for_the_policy_that_sampled():
   logits = POLICY.response_logits(
     params(), flat(batch.prompt), flat(batch.prompt_mask), flat(batch.response)
   )
-  logp, entropy = update.token_logp(logits, flat(batch.response))
+  logp, entropy = losses.token_logp(logits, flat(batch.response))
   sampled = dataclasses.replace(batch, logp_old=logp.reshape(batch.mask.shape))
   _, stats = gradient(sampled)
   assert stats.logp_gap_max < 1e-5

@@ -13,6 +13,7 @@ import pytest
 
 from brorl_jax import hf, tokenizer, update, warmup
 from brorl_jax.policy import Policy
+from brorl_jax.rl import losses
 from brorl_jax.tasks import gym
 from configs import base
 
@@ -150,7 +151,7 @@ def test_embedded_policy_is_within_its_promises():
     jnp.asarray(data.prompt_mask),
     jnp.asarray(data.response[:, None]),
   )
-  logp, _ = update.token_logp(logits, jnp.asarray(data.response[:, None]))
+  logp, _ = losses.token_logp(logits, jnp.asarray(data.response[:, None]))
   # Exact pass@1 at temperature 1: the probability of the one right answer.
   right = np.exp(np.where(data.mask, logp[:, 0], 0.0).sum(axis=1))
   by_family = collections.defaultdict(list)

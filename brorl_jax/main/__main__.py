@@ -26,8 +26,9 @@ _WORKDIR = flags.DEFINE_string(
 _MODE = flags.DEFINE_enum(
   "mode",
   "train",
-  ["train", "warmup"],
-  "train: reinforcement learning. warmup: makes the embedded policy.",
+  ["train", "warmup", "simulate"],
+  "train: reinforcement learning. warmup: makes the embedded policy. simulate: "
+  "the paper's token simulator over N.",
 )
 _ALLOW_CHANGE = flags.DEFINE_bool(
   "allow_config_change",
@@ -54,10 +55,14 @@ def main(argv: list[str]) -> None:
       from brorl_jax.main import training
 
       training.run(_CONFIG.value, workdir, allow_change=_ALLOW_CHANGE.value)
-    else:
+    elif _MODE.value == "warmup":
       from brorl_jax.main import warming
 
       warming.run(_CONFIG.value, workdir)
+    else:
+      from brorl_jax.main import simulating
+
+      simulating.run(_CONFIG.value, workdir)
   except settings.UserError as e:
     print(f"error: {e}", file=sys.stderr)
     sys.exit(2)

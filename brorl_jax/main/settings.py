@@ -124,6 +124,29 @@ def check_warmup(c: Config) -> None:
   _check(c, _warmup_rules)
 
 
+def check_simulation(c: Config, surrogates: tuple[str, ...]) -> None:
+  """Raises UserError at the first value that cannot work."""
+
+  def rules(c: Config) -> Iterator[Rule]:
+    for field in ("seeds", "steps", "vocab"):
+      yield field, c[field] >= 1, "at least 1"
+    for field in ("n", "dense_n"):
+      yield field, all(n >= 1 for n in c[field]), "all at least 1"
+    yield "n", len(c.n) >= 1, "one number or more"
+    yield "seed", 0 <= c.seed < 2**31, "0 to 2**31 - 1"
+    good = 1 <= c.correct < c.vocab
+    yield "correct", good, f"1 to vocab - 1 = {c.vocab - 1}"
+    good = c.surrogate in surrogates
+    yield "surrogate", good, f"one of {', '.join(surrogates)}"
+    for field in ("lr", "eps", "sgd_lr"):
+      yield field, 0.0 < c[field] < math.inf, "positive"
+    for field in ("b1", "b2"):
+      yield field, 0.0 < c[field] < 1.0, "between 0 and 1"
+    yield "weight_decay", 0.0 <= c.weight_decay < math.inf, "0 or positive"
+
+  _check(c, rules)
+
+
 def _check(c: Config, rules: Callable[[Config], Iterator[Rule]]) -> None:
   try:
     for field, good, must in rules(c):
@@ -159,7 +182,7 @@ def _training_rules(c: Config) -> Iterator[Rule]:
   counts = (
     "steps samples round_samples max_rounds prompt_tokens max_new_tokens "
     "slots minibatches rows blocks save_every keep_checkpoints eval_every "
-    "eval_prompts eval_n mesh_model"
+    "eval_prompts eval_n theory_prompts mesh_model"
   )
   for field in counts.split():
     yield field, c[field] >= 1, "at least 1"

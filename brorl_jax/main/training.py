@@ -2,7 +2,7 @@
 
 import functools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,7 @@ from brorl_jax import (
   report,
   sampler,
   sharding,
+  theory,
   tokenizer,
   train,
   types,
@@ -180,7 +181,16 @@ def update_stage(
     mesh, spread if x.ndim else PartitionSpec(), x
   )
 
+  mass = jax.jit(
+    functools.partial(
+      theory.correct_mass,
+      response_logits=policy.response_logits,
+      temperature=c.temperature,
+    )
+  )
+
   def apply(state: types.State, kept: train.Groups, advantage):
+    found = theory.probe(*kept, count=c.theory_prompts, rows=c.rows)
     step = int(state.step) + 1
     parts = update.split(len(advantage), c.minibatches, (c.seed, step))
     stats, rows = [], 0
@@ -198,6 +208,7 @@ def update_stage(
         objective=objective,
       )
       stats.append(more)
+    after = mass(state.params, found)
     state = types.State(
       state.step + 1, state.params, state.opt, state.reference
     )
@@ -207,19 +218,34 @@ def update_stage(
         raise FloatingPointError(
           f"step {step}: gradient or value of {path} is not finite; lower lr"
         )
-    mean = lambda name: float(np.mean([getattr(s, name).value for s in stats]))
-    kl = mean("kl_ref") if c.kl_weight else None
     return state, {
-      "policy/entropy": mean("entropy"),
-      "policy/kl_ref": kl,
-      "policy/clip_fraction": mean("clip_fraction"),
-      # Before the first update trainer and sampler hold the same parameters.
-      "policy/logp_gap_max": float(stats[0].logp_gap_max),
-      "policy/logp_gap_mean": float(stats[0].logp_gap.value),
-      "loss/total": mean("loss") + c.kl_weight * (kl or 0.0),
-      "optim/lr": float(schedule(step * c.minibatches - 1)),
-      "optim/grad_norm": float(np.mean([s.grad_norm for s in stats])),
+      **learned(stats, schedule, step, c.minibatches, kl_weight=c.kl_weight),
       "update/distinct_fraction": rows / advantage.size,
+      **theory.measure(found, np.asarray(after), n=c.n),
     }
 
   return apply
+
+
+def learned(
+  stats: Sequence[update.Stats],
+  schedule,
+  step: int,
+  minibatches: int,
+  *,
+  kl_weight: float,
+) -> dict[str, float | None]:
+  """Metrics of a step's updates, one `Stats` each, on the host."""
+  mean = lambda name: float(np.mean([getattr(s, name).value for s in stats]))
+  kl = mean("kl_ref") if kl_weight else None
+  return {
+    "policy/entropy": mean("entropy"),
+    "policy/kl_ref": kl,
+    "policy/clip_fraction": mean("clip_fraction"),
+    # Before the first update trainer and sampler hold the same parameters.
+    "policy/logp_gap_max": float(stats[0].logp_gap_max),
+    "policy/logp_gap_mean": float(stats[0].logp_gap.value),
+    "loss/total": mean("loss") + kl_weight * (kl or 0.0),
+    "optim/lr": float(schedule(step * minibatches - 1)),
+    "optim/grad_norm": float(np.mean([s.grad_norm for s in stats])),
+  }

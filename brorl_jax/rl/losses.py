@@ -4,7 +4,7 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from brorl_jax.rl.mean import Mean
 
@@ -112,3 +112,12 @@ def per_token(
   if weight is None:
     return None
   return jnp.broadcast_to(weight[:, None], mask.shape)
+
+
+def token_logp(
+  logits: Float[Array, "*axes V"], tokens: Int[Array, "*axes"]
+) -> tuple[Float[Array, "*axes"], Float[Array, "*axes"]]:
+  """Log-probability of `tokens` and entropy of the distribution, in nats."""
+  logp = jax.nn.log_softmax(logits)
+  chosen = jnp.take_along_axis(logp, tokens[..., None], axis=-1)[..., 0]
+  return chosen, -jnp.sum(jnp.exp(logp) * logp, axis=-1)

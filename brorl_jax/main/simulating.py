@@ -1,0 +1,87 @@
+"""Runs the simulator over N, with AdamW and with plain gradient descent."""
+
+import functools
+import json
+import pathlib
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from brorl_jax import metrics, report
+from brorl_jax.main import settings
+from brorl_jax.main.settings import Config
+from brorl_jax.rl import simulator
+
+_SURROGATES = {
+  "probability": simulator.weighted_by_probability,
+  "ratio": simulator.ratio,
+  "log_probability": simulator.log_probability,
+}
+
+
+def run(c: Config, workdir: pathlib.Path) -> None:
+  """Writes report/figure3.png, report/sweep.png and report/simulate.json."""
+  settings.check_simulation(c, tuple(_SURROGATES))
+  folder = workdir / "report"
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as e:
+    raise settings.UserError(
+      f"workdir {workdir} cannot be written: {e}"
+    ) from None
+  adamw = simulator.AdamW(c.lr, c.b1, c.b2, c.eps, c.weight_decay)
+  sgd = simulator.Sgd(c.sgd_lr)
+  plan = [("adamw", adamw, n) for n in sorted({*c.n, *c.dense_n})]
+  plan += [("sgd", sgd, n) for n in sorted(c.n)]
+  progress = metrics.Progress(after=0, steps=len(plan), unit="run")
+  results = []
+  for i, (name, optimizer, n) in enumerate(plan, 1):
+    results.append(sweep(c, name, optimizer, n))
+    progress.step(i, describe(results[-1]))
+  progress.close()
+
+  (folder / "simulate.json").write_text(
+    json.dumps({"config": json.loads(c.to_json()), "runs": results}) + "\n"
+  )
+  main = [r for r in results if r["optimizer"] == "adamw" and r["n"] in c.n]
+  report.figure3(folder / "figure3.png", main)
+  report.sweep(folder / "sweep.png", results)
+  print(report.simulation_table(results))
+  print(f"  {folder / 'figure3.png'}\n  {folder / 'sweep.png'}")
+
+
+def sweep(c: Config, name: str, optimizer: Any, n: int) -> dict[str, Any]:
+  """Mean curves over seeds for one N."""
+  start = time.monotonic()
+  one = functools.partial(
+    simulator.simulate,
+    n=n,
+    steps=c.steps,
+    vocab=c.vocab,
+    correct=c.correct,
+    seeding=c.seeding,
+    anchor=c.anchor,
+    surrogate=_SURROGATES[c.surrogate],
+    optimizer=optimizer,
+    centred=c.centred,
+  )
+  keys = jax.random.split(jax.random.key(c.seed), c.seeds)
+  many = jax.device_get(jax.vmap(one)(keys))
+  curve = lambda x: np.round(x.mean(axis=0, dtype=np.float64), 12).tolist()
+  return {
+    "optimizer": name,
+    "n": n,
+    "correct_mass": curve(many.correct_mass),
+    "improved_fraction": curve(many.improved_fraction),
+    "worst_drop": curve(many.worst_drop),
+    "correct_mass_by_seed": many.correct_mass[:, -1].tolist(),
+    "seconds": time.monotonic() - start,
+  }
+
+
+def describe(r: dict[str, Any]) -> str:
+  """One line of progress."""
+  mass = r["correct_mass"]
+  return f"{r['optimizer']} N = {r['n']}: Q_pos {mass[0]:.4f} -> {mass[-1]:.4f}"

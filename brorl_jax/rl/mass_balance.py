@@ -1,0 +1,353 @@
+"""How one policy-gradient step moves probability onto correct tokens.
+
+Setting of every function here: one softmax over V tokens with its own logits
+(no shared parameters), N independent draws from it, reward Rc on correct and Rw
+on wrong tokens, and one plain gradient step of size lr on the surrogate
+
+    L = -(1/N) sum over sampled i of R[i] p[i]        (set form)
+
+No clipping, no KL, no Adam, no baseline. Under these assumptions Theorem 1 of
+BroRL splits the first-order change of the correct mass Q_pos into two terms
+that are never negative and one that may be, which vanishes as N grows. It
+promises a step of surer sign, not a larger one, and nothing about many steps.
+
+Values keep the dtype of the probabilities: enable x64 for identities to 1e-12.
+
+References:
+  Hu et al. 2025 (BroRL), arXiv:2510.01180, section 2 and appendix C.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int
+
+# Probabilities are sums of up to 1e5 rounded terms.
+_SUM_TOLERANCE = 1e-3
+
+
+class Moments(NamedTuple):
+  """What Theorem 1 is made of; pos is correct, neg is wrong."""
+
+  q_pos: Float[Array, ""]  # Q_pos, mass of correct tokens
+  q_neg: Float[Array, ""]  # 1 - Q_pos
+  p_pos: Float[Array, ""]  # P_pos, mass of sampled correct tokens
+  p_neg: Float[Array, ""]  # P_neg, mass of sampled wrong tokens
+  a2: Float[Array, ""]  # A_2, sum of p^2 over sampled correct tokens
+  b2: Float[Array, ""]  # B_2, sum of p^2 over sampled wrong tokens
+  u_pos2: Float[Array, ""]  # U_pos2, sum of p^2 over unsampled correct tokens
+  u_neg2: Float[Array, ""]  # U_neg2, sum of p^2 over unsampled wrong tokens
+  s_r: Float[Array, ""]  # S_R = Rc P_pos + Rw P_neg, reward mass of the sample
+
+
+class MassBalance(NamedTuple):
+  """First-order change of the correct mass, split by its cause.
+
+  Each term is a probability, lr / N included.
+  """
+
+  sampled_correct: Float[Array, ""]
+  sampled_wrong: Float[Array, ""]
+  unsampled: Float[Array, ""]
+  moments: Moments
+
+  @property
+  def total(self) -> Float[Array, ""]:
+    """Delta Q_pos to first order in lr."""
+    return self.sampled_correct + self.sampled_wrong + self.unsampled
+
+
+def mass_balance(
+  probs: Float[Array, " V"],
+  correct: Bool[Array, " V"],
+  sampled: Bool[Array, " V"],
+  *,
+  reward_correct: float,
+  reward_wrong: float,
+  lr: float,
+  n: int,
+) -> MassBalance:
+  """Theorem 1: the change of Q_pos by one step on the set form.
+
+    Delta Q_pos = lr/N [ (Rc - S) Q_neg A_2            sampled_correct, >= 0
+                       + (S - Rw) Q_pos B_2            sampled_wrong,   >= 0
+                       + S (Q_pos U_neg2 - Q_neg U_pos2) ]     unsampled
+
+  The signs need Rc >= 0 >= Rw, which keeps S in [Rw, Rc]. The set form counts a
+  token once however often it was drawn; with multiplicities use
+  `mass_balance_counts`, for which the signs are not promised.
+
+  Args:
+    probs: The policy's next-token distribution.
+    correct: Tokens whose reward is `reward_correct`; the others are wrong.
+    sampled: Tokens drawn at least once.
+    reward_correct: Rc, at least 0.
+    reward_wrong: Rw, at most 0.
+    lr: Step size of plain gradient descent on the logits.
+    n: N, number of draws.
+
+  Raises:
+    ValueError: Probabilities do not sum to 1, a mask is not one, nothing is
+      correct, or a number is out of range. Inside jit values are not known and
+      only shapes and types are checked.
+
+  References:
+    arXiv:2510.01180, Theorem 1. The prefactor lr/N belongs to the 1/N of L.
+  """
+  _check(probs, correct, n, sampled=sampled)
+  if not reward_correct >= 0.0 >= reward_wrong:
+    raise ValueError(
+      f"reward_correct = {reward_correct} and reward_wrong = {reward_wrong} "
+      "must lie on either side of 0"
+    )
+  m = _moments(probs, correct, sampled, reward_correct, reward_wrong)
+  step = lr / n
+  return MassBalance(
+    sampled_correct=step * (reward_correct - m.s_r) * m.q_neg * m.a2,
+    sampled_wrong=step * (m.s_r - reward_wrong) * m.q_pos * m.b2,
+    unsampled=step * m.s_r * (m.q_pos * m.u_neg2 - m.q_neg * m.u_pos2),
+    moments=m,
+  )
+
+
+def mass_balance_counts(
+  probs: Float[Array, " V"],
+  correct: Bool[Array, " V"],
+  counts: Int[Array, " V"],
+  *,
+  reward_correct: float,
+  reward_wrong: float,
+  lr: float,
+  n: int,
+) -> MassBalance:
+  """The multiset form: every draw counts, as in the paper's own simulator.
+
+  With w[i] = counts[i] R[i] and S = sum of w[i] p[i], the step on
+  L = -(1/N) sum over draws j of R[y_j] p[y_j] gives
+
+    Delta Q_pos = lr/N [ Q_neg sum over sampled correct of p^2 (w - S)
+                       + Q_pos sum over sampled wrong   of p^2 (S - w)
+                       + S (Q_pos U_neg2 - Q_neg U_pos2) ]
+
+  S may leave [Rw, Rc], so that neither of the first terms has a promised sign.
+
+  Args:
+    probs: The policy's next-token distribution.
+    correct: Tokens whose reward is `reward_correct`; the others are wrong.
+    counts: How often each token was drawn; sums to `n`.
+    reward_correct: Rc.
+    reward_wrong: Rw.
+    lr: Step size of plain gradient descent on the logits.
+    n: N, number of draws.
+
+  Raises:
+    ValueError: As `mass_balance`, or the counts do not sum to `n`.
+
+  References:
+    Not in the paper, whose Theorem 1 is the set form and whose section 4.1
+    simulates this one; derived like Theorem 1.
+  """
+  sampled = counts > 0
+  _check(probs, correct, n, sampled=sampled)
+  _require_sum(counts, n)
+  m = _moments(probs, correct, sampled, reward_correct, reward_wrong)
+  w = counts * jnp.where(correct, reward_correct, reward_wrong)
+  w = w.astype(probs.dtype)
+  s = jnp.sum(w * probs)
+  p2, step = probs**2, lr / n
+  right = jnp.sum(p2 * (w - s), where=correct & sampled)
+  wrong = jnp.sum(p2 * (s - w), where=~correct & sampled)
+  return MassBalance(
+    sampled_correct=step * m.q_neg * right,
+    sampled_wrong=step * m.q_pos * wrong,
+    unsampled=step * s * (m.q_pos * m.u_neg2 - m.q_neg * m.u_pos2),
+    moments=m._replace(s_r=s),
+  )
+
+
+def token_gains(
+  probs: Float[Array, " V"],
+  correct: Bool[Array, " V"],
+  sampled: Bool[Array, " V"],
+  *,
+  reward_correct: float,
+  reward_wrong: float,
+  lr: float,
+  n: int,
+) -> Float[Array, " V"]:
+  """First-order change of every token's probability, set form.
+
+    Delta p[i] = lr/N p[i] (p[i] (R[i] - S) - M),
+    M = (Rc - S) A_2 + (Rw - S) B_2 - S (U_pos2 + U_neg2)
+      = sum over all j of p[j]^2 (R[j] - S),       R = 0 where not sampled
+
+  So an unsampled correct token gains if and only if S p[i] + M < 0: Q_pos may
+  rise while correct tokens that were not drawn fall.
+
+  Args and Raises: as `mass_balance`.
+
+  References:
+    Per-token form behind arXiv:2510.01180, Theorem 1.
+  """
+  _check(probs, correct, n, sampled=sampled)
+  reward = jnp.where(correct, reward_correct, reward_wrong) * sampled
+  reward = reward.astype(probs.dtype)
+  s = jnp.sum(reward * probs)
+  m = jnp.sum(probs**2 * (reward - s))
+  return lr / n * probs * (probs * (reward - s) - m)
+
+
+def unsampled_correct_gain(
+  probs: Float[Array, " V"],
+  correct: Bool[Array, " V"],
+  sampled: Bool[Array, " V"],
+  *,
+  reward_correct: float,
+  reward_wrong: float,
+  lr: float,
+  n: int,
+) -> Float[Array, ""]:
+  """First-order change of the mass of correct tokens that were not drawn.
+
+    Delta Q_u,pos = lr/N ( -S U_pos2
+        - Q_u,pos [ (Rc - S) A_2 + (Rw - S) B_2 - S (U_pos2 + U_neg2) ] )
+
+  Args and Raises: as `mass_balance`.
+
+  References:
+    F-GRPO, arXiv:2602.06717, Proposition 3.2.
+  """
+  _check(probs, correct, n, sampled=sampled)
+  m = _moments(probs, correct, sampled, reward_correct, reward_wrong)
+  bracket = (reward_correct - m.s_r) * m.a2 + (reward_wrong - m.s_r) * m.b2
+  bracket -= m.s_r * (m.u_pos2 + m.u_neg2)
+  unsampled = jnp.sum(probs, where=correct & ~sampled)
+  return lr / n * (-m.s_r * m.u_pos2 - unsampled * bracket)
+
+
+def exact_step(
+  logits: Float[Array, " V"],
+  reward_mass: Float[Array, " V"],
+  *,
+  lr: float,
+  n: int,
+) -> Float[Array, " V"]:
+  """Probabilities after the step, without the first-order approximation.
+
+    z' = z + lr/N p (w - S),   S = sum of w p,   p' = softmax(z')
+
+  Args:
+    logits: z.
+    reward_mass: w[i]: the reward of a sampled token, times its count in the
+      multiset form; 0 for tokens that were not drawn.
+    lr: Step size of plain gradient descent on the logits.
+    n: N, number of draws.
+  """
+  _require_positive("n", n)
+  probs = jax.nn.softmax(logits)
+  s = jnp.sum(reward_mass * probs)
+  return jax.nn.softmax(logits + lr / n * probs * (reward_mass - s))
+
+
+def expected_unsampled_second_moment(
+  p: Float[Array, "*axes"], n: int
+) -> Float[Array, "*axes"]:
+  """Lemma 2: E[p^2 1{token never drawn in N}] = p^2 (1 - p)^N, elementwise.
+
+  Exact for independent draws; tokens may be dependent, so that the sum over
+  tokens is Corollary 3's E[U_2]. It decays exponentially only for p >> 1/N.
+
+  Args:
+    p: Probabilities, in [0, 1].
+    n: N, number of draws.
+
+  Raises:
+    ValueError: A probability or `n` is out of range.
+
+  References:
+    arXiv:2510.01180, Lemma 2 and Corollary 3 (appendix C.2).
+  """
+  _require_positive("n", n)
+  _require("p", p, lambda x: (x >= 0) & (x <= 1), "in [0, 1]")
+  # Of 1 - p as a power: log1p keeps p = 1e-9 where 1 - p is 1 in float32.
+  return p**2 * jnp.exp(n * jnp.log1p(-p))
+
+
+def unsampled_second_moment_bound(n: int) -> float:
+  """E[U_2] <= 1/(N + 1) (N / (N + 1))^N, about 1/(eN), for any distribution.
+
+  The sum of p * p (1 - p)^N is an average over p of p (1 - p)^N, which is at
+  most its largest value, at p = 1/(N + 1).
+
+  Args:
+    n: N, number of draws.
+
+  Raises:
+    ValueError: `n` is below 1.
+
+  References:
+    Follows from arXiv:2510.01180, Corollary 3; not stated there.
+  """
+  _require_positive("n", n)
+  return (n / (n + 1)) ** n / (n + 1)
+
+
+def _moments(probs, correct, sampled, reward_correct, reward_wrong) -> Moments:
+  mass = lambda where: jnp.sum(probs, where=where)
+  second = lambda where: jnp.sum(probs**2, where=where)
+  q_pos, q_neg = mass(correct), mass(~correct)
+  p_pos, p_neg = mass(correct & sampled), mass(~correct & sampled)
+  return Moments(
+    q_pos=q_pos,
+    q_neg=q_neg,
+    p_pos=p_pos,
+    p_neg=p_neg,
+    a2=second(correct & sampled),
+    b2=second(~correct & sampled),
+    u_pos2=second(correct & ~sampled),
+    u_neg2=second(~correct & ~sampled),
+    s_r=reward_correct * p_pos + reward_wrong * p_neg,
+  )
+
+
+def _known(x: Any) -> Array | None:
+  """The value, or None inside a traced function."""
+  return None if isinstance(x, Tracer) else jnp.asarray(x)
+
+
+def _require(name: str, value: Any, good, must: str) -> None:
+  known = _known(value)
+  if known is None or bool(jnp.all(good(known))):
+    return
+  bad = known[~good(known)] if known.ndim else known[None]
+  raise ValueError(f"{name} = {bad[0]} must be {must}")
+
+
+def _require_positive(name: str, value: int) -> None:
+  if value < 1:
+    raise ValueError(f"{name} = {value} must be at least 1")
+
+
+def _require_sum(counts, n: int) -> None:
+  _require("counts", counts, lambda x: x >= 0, "at least 0")
+  known = _known(counts)
+  if known is not None and known.sum() != n:
+    raise ValueError(f"counts sum to {known.sum()}, not to n = {n}")
+
+
+def _check(probs, correct, n: int, *, sampled) -> None:
+  _require_positive("n", n)
+  for name, mask in (("correct", correct), ("sampled", sampled)):
+    if mask.dtype != jnp.bool_:
+      raise ValueError(f"{name} is {mask.dtype}; it must be a mask, of bool")
+    if mask.shape != probs.shape:
+      raise ValueError(f"{name} is {mask.shape}, probs is {probs.shape}")
+  _require("probs", probs, lambda x: x >= 0, "at least 0")
+  total = _known(jnp.sum(probs))
+  if total is not None and not abs(total - 1.0) < _SUM_TOLERANCE:
+    raise ValueError(f"probs sum to {total}, not to 1")
+  known = _known(correct)
+  if known is not None and not known.any():
+    raise ValueError(f"correct is False for all {known.size} tokens")

@@ -1,0 +1,244 @@
+"""The paper's token simulator: many steps of one softmax, for one N.
+
+A vocabulary of V tokens of which some are correct, reward +1 on these and -1
+elsewhere. A step draws N tokens, centres their rewards, and moves the logits by
+an optimizer. What becomes of the correct mass depends on N, and as much on the
+optimizer and the surrogate: they are arguments, and none has a default here.
+
+References:
+  Hu et al. 2025 (BroRL), arXiv:2510.01180, section 4.1 and Figure 3.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+# Block of the two-level inverse CDF; a power of 2 for the binary search.
+_BLOCK = 512
+
+
+class Trajectory(NamedTuple):
+  """What Figure 3 shows, before the first step and after each: [steps + 1]."""
+
+  correct_mass: Float[Array, "*seeds steps"]  # Q_pos
+  improved_fraction: Float[Array, "*seeds steps"]  # correct tokens above start
+  worst_drop: Float[Array, "*seeds steps"]  # min of p - p_start over correct
+
+
+# (probs, summed reward of each token's draws, n) -> gradient of the surrogate
+Surrogate = Callable[
+  [Float[Array, " V"], Float[Array, " V"], int], Float[Array, " V"]
+]
+
+
+def weighted_by_probability(
+  probs: Float[Array, " V"], reward: Float[Array, " V"], n: int
+) -> Float[Array, " V"]:
+  """Gradient in the logits of L = -(1/N) sum over draws j of r_j p[y_j].
+
+    dL/dz = -(1/N) p (w - sum of w p),   w[i] = sum of r_j over draws of i
+
+  The paper's surrogate. Its p weights a draw by its probability once more, so
+  that it is not an unbiased estimate of the policy gradient.
+  """
+  return -probs * (reward - jnp.sum(reward * probs)) / n
+
+
+def log_probability(
+  probs: Float[Array, " V"], reward: Float[Array, " V"], n: int
+) -> Float[Array, " V"]:
+  """Gradient in the logits of L = -(1/N) sum over draws j of r_j log p[y_j].
+
+    dL/dz = -(1/N) (w - p sum of w)
+
+  REINFORCE. The ratio p / p_old has this same gradient at p = p_old, where the
+  simulator, which makes one update per draw, always stands.
+  """
+  return -(reward - jnp.sum(reward) * probs) / n
+
+
+ratio = log_probability
+
+
+@dataclasses.dataclass(frozen=True)
+class AdamW:
+  """AdamW with decoupled decay; eps decides what tiny gradients do."""
+
+  lr: float
+  b1: float
+  b2: float
+  eps: float
+  weight_decay: float
+
+  def init(self, logits: Float[Array, " V"]) -> PyTree:
+    return jnp.zeros_like(logits), jnp.zeros_like(logits)
+
+  def step(self, logits, grad, state, count):
+    """New logits and moments; `count` is the number of this update, from 1."""
+    mean, square = state
+    mean = self.b1 * mean + (1.0 - self.b1) * grad
+    square = self.b2 * square + (1.0 - self.b2) * grad**2
+    # Powers in float32 of a float32 count would lose digits late in the run.
+    steady = lambda x, b: x / -jnp.expm1(count * jnp.log(b))
+    move = steady(mean, self.b1) / (
+      jnp.sqrt(steady(square, self.b2)) + self.eps
+    )
+    logits = logits * (1.0 - self.lr * self.weight_decay)
+    return logits - self.lr * move, (mean, square)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sgd:
+  """Plain gradient descent: the control that shows what AdamW adds."""
+
+  lr: float
+
+  def init(self, logits: Float[Array, " V"]) -> PyTree:
+    del logits
+    return ()
+
+  def step(self, logits, grad, state, count):
+    """New logits; there is no state."""
+    del count
+    return logits - self.lr * grad, state
+
+
+def initial_logits(
+  *, vocab: int, correct: int, seeding: float, anchor: float | None
+) -> tuple[Float[Array, " V"], Bool[Array, " V"]]:
+  """Logits at the start, and which tokens are correct: the first ones.
+
+  Args:
+    vocab: V.
+    correct: How many tokens are correct, in [1, V - 1].
+    seeding: Logit of correct tokens; wrong ones have 0.
+    anchor: Logit of token 0, which is correct; None for no anchor.
+  """
+  if not 1 <= correct < vocab:
+    raise ValueError(
+      f"correct = {correct} must be 1 to vocab - 1 = {vocab - 1}"
+    )
+  is_correct = jnp.arange(vocab) < correct
+  logits = jnp.where(is_correct, seeding, 0.0).astype(jnp.float32)
+  if anchor is not None:
+    logits = logits.at[0].set(anchor)
+  return logits, is_correct
+
+
+def draw_counts(
+  key: Key[Array, ""], probs: Float[Array, " V"], n: int
+) -> Int[Array, " V"]:
+  """How often each token occurs among N independent draws.
+
+  Inverse CDF in two levels, block and token, with a uniform for each: a sum
+  over 128,000 tokens in float32 may be off by a third of a rare token's
+  probability, a sum over one block is not. Memory grows with N + V, not N V.
+  """
+  blocks = -(-probs.size // _BLOCK)
+  table = jnp.pad(probs, (0, blocks * _BLOCK - probs.size))
+  inside = jnp.cumsum(table.reshape(blocks, _BLOCK), axis=1)
+  outside = jnp.cumsum(inside[:, -1])
+  u_block, u_token = jax.random.uniform(key, (2, n))
+  block = jnp.searchsorted(outside, u_block * outside[-1], side="right")
+  block = jnp.minimum(block, blocks - 1)
+  goal = u_token * inside[block, -1]
+
+  def halve(i, low):
+    # The token is the number of cumulative sums that are at most `goal`.
+    step = _BLOCK >> (i + 1)
+    return jnp.where(inside[block, low + step - 1] <= goal, low + step, low)
+
+  token = jax.lax.fori_loop(
+    0, _BLOCK.bit_length() - 1, halve, jnp.zeros(n, jnp.int32)
+  )
+  return (
+    jnp.zeros(table.size, jnp.int32)
+    .at[block * _BLOCK + token]
+    .add(1)[: probs.size]
+  )
+
+
+@functools.partial(
+  jax.jit,
+  static_argnames=(
+    "n",
+    "steps",
+    "vocab",
+    "correct",
+    "seeding",
+    "anchor",
+    "surrogate",
+    "optimizer",
+    "centred",
+  ),
+)
+def simulate(
+  key: Key[Array, ""],
+  *,
+  n: int,
+  steps: int,
+  vocab: int,
+  correct: int,
+  seeding: float,
+  anchor: float | None,
+  surrogate: Surrogate,
+  optimizer: AdamW | Sgd,
+  centred: bool,
+) -> Trajectory:
+  """Runs the simulator for one N and one seed; vmap over keys for more.
+
+  Args:
+    key: Of the draws.
+    n: N, draws per step.
+    steps: Updates.
+    vocab: V.
+    correct: Tokens with reward 1; the others have -1.
+    seeding: Logit of correct tokens at the start.
+    anchor: Logit of token 0, a correct one; None for no anchor.
+    surrogate: `weighted_by_probability`, `ratio` or `log_probability`.
+    optimizer: `AdamW` or `Sgd`.
+    centred: Whether the mean reward of the N draws is subtracted.
+
+  Raises:
+    ValueError: A number is out of range.
+  """
+  for name, value in (("n", n), ("steps", steps)):
+    if value < 1:
+      raise ValueError(f"{name} = {value} must be at least 1")
+  start, is_correct = initial_logits(
+    vocab=vocab, correct=correct, seeding=seeding, anchor=anchor
+  )
+  p_start = jax.nn.softmax(start)
+  reward = jnp.where(is_correct, 1.0, -1.0)
+
+  def observe(probs) -> Trajectory:
+    change = (probs - p_start)[:correct]
+    return Trajectory(
+      correct_mass=jnp.sum(probs[:correct]),
+      improved_fraction=jnp.mean((change > 0.0).astype(jnp.float32)),
+      worst_drop=jnp.min(change),
+    )
+
+  def step(carry, count):
+    logits, state = carry
+    probs = jax.nn.softmax(logits)
+    counts = draw_counts(jax.random.fold_in(key, count), probs, n)
+    mean = jnp.sum(counts * reward) / n if centred else 0.0
+    grad = surrogate(probs, counts * (reward - mean), n)
+    logits, state = optimizer.step(
+      logits, grad, state, count.astype(jnp.float32)
+    )
+    return (logits, state), observe(jax.nn.softmax(logits))
+
+  carry = (start, optimizer.init(start))
+  _, after = jax.lax.scan(step, carry, jnp.arange(1, steps + 1))
+  return jax.tree.map(
+    lambda first, rest: jnp.concatenate([first[None], rest]),
+    observe(p_start),
+    after,
+  )

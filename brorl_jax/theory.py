@@ -1,0 +1,159 @@
+"""The theorem's quantities on the real policy, for a few prompts of a step.
+
+The theorem speaks of one softmax over tokens. Here its atoms are whole
+responses to one prompt, whose probabilities are known for those that were
+sampled: p = exp(sum of their log-probabilities). Correct are those of reward 1.
+What was not sampled is known only in total, 1 minus what was.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+from brorl_jax.rl import losses, mass_balance
+from brorl_jax.types import Prompts, Rollouts
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Probe:
+  """Distinct responses to a few prompts, most probable first, on the host."""
+
+  prompt: Int[np.ndarray, "P S"]
+  prompt_mask: Bool[np.ndarray, "P S"]
+  response: Int[np.ndarray, "P R T"]
+  mask: Bool[np.ndarray, "P R T"]
+  probability: Float[np.ndarray, "P R"]  # before the update; 0 in empty rows
+  correct: Bool[np.ndarray, "P R"]
+  unsampled: Float[np.ndarray, " P"]  # mass of all other responses
+
+
+def probe(
+  prompts: Prompts,
+  rollouts: Rollouts,
+  reward: Float[np.ndarray, "P N"],
+  *,
+  count: int,
+  rows: int,
+) -> Probe:
+  """Takes the first `count` prompts and their `rows` likeliest responses.
+
+  Args:
+    prompts: Of kept groups, on the host.
+    rollouts: On the host; temperature 1, nothing cut, or the mass is that of
+      the behaviour distribution.
+    reward: Raw.
+    count: Prompts; fewer if there are not so many.
+    rows: Distinct responses per prompt; rarer ones count as unsampled.
+  """
+  T = rollouts.tokens.shape[2]
+  count = min(count, len(reward))
+  out = Probe(
+    prompt=prompts.tokens[:count],
+    prompt_mask=prompts.mask[:count],
+    response=np.zeros((count, rows, T), np.int32),
+    mask=np.zeros((count, rows, T), bool),
+    probability=np.zeros((count, rows), np.float32),
+    correct=np.zeros((count, rows), bool),
+    unsampled=np.zeros(count, np.float32),
+  )
+  for p in range(count):
+    length = rollouts.mask[p].sum(axis=1, keepdims=True)
+    content = np.concatenate([rollouts.tokens[p], length], axis=1)
+    _, first = np.unique(content, axis=0, return_index=True)
+    mass = np.exp(rollouts.logp[p, first].sum(axis=1, dtype=np.float64))
+    first = first[np.argsort(-mass, kind="stable")][:rows]
+    to = (p, slice(len(first)))
+    out.response[to] = rollouts.tokens[p, first]
+    out.mask[to] = rollouts.mask[p, first]
+    out.probability[to] = np.exp(rollouts.logp[p, first].sum(axis=1))
+    out.correct[to] = reward[p, first] >= 1.0
+    out.unsampled[p] = max(1.0 - out.probability[p].sum(), 0.0)
+  return out
+
+
+@functools.partial(jax.jit, static_argnames="n")
+def predicted(
+  probability: Float[Array, "P R"],
+  correct: Bool[Array, "P R"],
+  unsampled: Float[Array, " P"],
+  *,
+  n: int,
+) -> Float[Array, " P"]:
+  """Theorem 1's change of the correct mass per unit of learning rate.
+
+  The responses are the atoms of a softmax with a logit each, with rewards 1 and
+  -1 and one plain gradient step. What was not sampled is taken as wrong and as
+  spread so thin that its second moment vanishes: what is left are the two terms
+  that are never negative.
+
+  Args:
+    probability: Of the sampled responses, 0 in empty rows.
+    correct: Those of reward 1.
+    unsampled: Mass of all others.
+    n: N.
+  """
+
+  def one(probability, correct, unsampled):
+    # The remainder as one wrong atom: it enters the masses only, because the
+    # term of what was not sampled is left out.
+    probs = jnp.append(probability, unsampled)
+    balance = mass_balance.mass_balance(
+      probs / jnp.sum(probs),
+      jnp.append(correct, False),
+      jnp.append(probability > 0.0, False),
+      reward_correct=1.0,
+      reward_wrong=-1.0,
+      lr=1.0,
+      n=n,
+    )
+    return balance.sampled_correct + balance.sampled_wrong
+
+  return jax.vmap(one)(probability, correct, unsampled)
+
+
+def correct_mass(
+  params: PyTree,
+  found: Probe,
+  *,
+  response_logits: Callable[..., Array],
+  temperature: float,
+) -> Float[Array, " P"]:
+  """Mass of the probe's correct responses under other parameters."""
+  logits = response_logits(
+    params,
+    jnp.asarray(found.prompt),
+    jnp.asarray(found.prompt_mask),
+    jnp.asarray(found.response),
+  )
+  logp, _ = losses.token_logp(logits / temperature, jnp.asarray(found.response))
+  total = jnp.sum(jnp.where(found.mask, logp, 0.0), axis=2)
+  return jnp.sum(jnp.where(found.correct, jnp.exp(total), 0.0), axis=1)
+
+
+def measure(
+  found: Probe, after: Float[np.ndarray, " P"], *, n: int
+) -> dict[str, float]:
+  """Metrics of a step: what the theorem predicts beside what happened.
+
+  Args:
+    found: From `probe`, before the update.
+    after: From `correct_mass`, with the updated parameters.
+    n: N.
+  """
+  before = (found.probability * found.correct).sum(axis=1)
+  change = after - before
+  expected = predicted(
+    *map(jnp.asarray, (found.probability, found.correct, found.unsampled)), n=n
+  )
+  return {
+    "theory/unsampled_mass": float(found.unsampled.mean()),
+    "theory/change_measured": float(change.mean()),
+    "theory/change_predicted_per_lr": float(expected.mean()),
+    "theory/fell_fraction": float((change < 0.0).mean()),
+  }

@@ -1,0 +1,114 @@
+"""Tests of brorl_jax/theory.py."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from brorl_jax import theory
+from brorl_jax.policy import Policy
+from brorl_jax.rl import losses, mass_balance
+from brorl_jax.types import Prompts, Rollouts
+
+# Two prompts, four rollouts of at most two tokens.
+TOKENS = np.array(
+  [[[5, 1], [5, 1], [1, 0], [6, 1]], [[7, 1], [7, 1], [7, 1], [1, 0]]], np.int32
+)
+LENGTH = np.array([[2, 2, 1, 2], [2, 2, 2, 1]])
+MASS = np.array([[0.4, 0.4, 0.1, 0.2], [0.5, 0.5, 0.5, 0.25]])
+REWARD = np.array([[1, 1, 0, 0], [0, 0, 0, 1]], np.float32)
+
+
+def groups():
+  mask = np.arange(2) < LENGTH[..., None]
+  logp = np.where(mask, np.log(MASS)[..., None] / LENGTH[..., None], 0.0)
+  rollouts = Rollouts(
+    tokens=TOKENS,
+    logp=logp.astype(np.float32),
+    mask=mask,
+    truncated=np.zeros((2, 4), bool),
+    occupancy=np.ones(2, np.float32),
+  )
+  prompts = Prompts(
+    np.array([[2, 3], [0, 4]], np.int32),
+    np.array([[True, True], [False, True]]),
+    np.arange(2, dtype=np.int32),
+  )
+  return prompts, rollouts, REWARD
+
+
+def test_probe_holds_distinct_responses_by_probability():
+  found = theory.probe(*groups(), count=2, rows=4)
+  np.testing.assert_allclose(
+    found.probability, [[0.4, 0.2, 0.1, 0.0], [0.5, 0.25, 0.0, 0.0]], rtol=1e-6
+  )
+  assert found.correct.tolist() == [[1, 0, 0, 0], [0, 1, 0, 0]]
+  np.testing.assert_allclose(found.unsampled, [0.3, 0.25], rtol=1e-5)
+  assert found.response[0, :3].tolist() == [[5, 1], [6, 1], [1, 0]]
+  assert found.mask[0].tolist() == [[1, 1], [1, 1], [1, 0], [0, 0]]
+
+
+def test_rare_responses_beyond_the_rows_count_as_unsampled():
+  found = theory.probe(*groups(), count=1, rows=2)
+  assert found.probability.shape == (1, 2)
+  np.testing.assert_allclose(found.unsampled, [0.4], rtol=1e-5)
+
+
+def test_measure_by_hand():
+  found = theory.probe(*groups(), count=2, rows=4)
+  got = theory.measure(found, np.array([0.5, 0.2]), n=4)
+  assert got["theory/change_measured"] == pytest.approx((0.1 - 0.05) / 2)
+  assert got["theory/fell_fraction"] == 0.5
+  assert got["theory/unsampled_mass"] == pytest.approx(0.275)
+  terms = []
+  for probs, correct, sampled in (
+    ([0.4, 0.2, 0.1, 0.3], [1, 0, 0, 0], [1, 1, 1, 0]),
+    ([0.5, 0.25, 0.25], [0, 1, 0], [1, 1, 0]),
+  ):
+    b = mass_balance.mass_balance(
+      jnp.array(probs),
+      jnp.array(correct, bool),
+      jnp.array(sampled, bool),
+      reward_correct=1.0,
+      reward_wrong=-1.0,
+      lr=1.0,
+      n=4,
+    )
+    terms.append(float(b.sampled_correct + b.sampled_wrong))
+  assert got["theory/change_predicted_per_lr"] == pytest.approx(
+    np.mean(terms), rel=1e-5
+  )
+
+
+def test_correct_mass_is_that_of_the_policy():
+  policy = Policy(
+    vocab=8,
+    width=8,
+    layers=1,
+    heads=2,
+    kv_heads=1,
+    head_size=4,
+    mlp=8,
+    rope_theta=100.0,
+    norm_eps=1e-6,
+    tied=True,
+    qkv_bias=True,
+  )
+  params = jax.tree.map(lambda x: x * 9.0, policy.init(jax.random.key(0)))
+  prompts, _, _ = groups()
+  found = theory.probe(*groups(), count=2, rows=4)
+  mass = lambda temperature: theory.correct_mass(
+    params,
+    found,
+    response_logits=policy.response_logits,
+    temperature=temperature,
+  )
+  # The one right response to each prompt, by the plain form.
+  for p, response in enumerate(([5, 1], [1])):
+    ids = [*prompts.tokens[p][prompts.mask[p]], *response]
+    ids = jnp.array([ids], jnp.int32)
+    logits = policy.logits(params, ids, jnp.ones(ids.shape, bool))
+    for temperature in (1.0, 0.5):
+      logp, _ = losses.token_logp(logits[:, :-1] / temperature, ids[:, 1:])
+      want = jnp.exp(logp[0, -len(response) :].sum())
+      np.testing.assert_allclose(mass(temperature)[p], want, rtol=1e-5)
