@@ -19,6 +19,10 @@ import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 
+class Unusable(ValueError):
+  """There are checkpoints, but none that this run can go on from."""
+
+
 class Store:
   """The steps of one run, newest first."""
 
@@ -76,7 +80,7 @@ class Store:
       like: Arrays, or their abstract form with shardings.
 
     Raises:
-      ValueError: There are steps, and none can be used, or the newest whole
+      Unusable: There are steps, and none can be used, or the newest whole
         one holds other arrays than `like`.
     """
     steps = sorted(self._manager.all_steps(), reverse=True)
@@ -84,7 +88,7 @@ class Store:
       try:
         state, totals = self._read(step, like)
       except MismatchError as e:  # a whole step, only not of this model
-        raise ValueError(f"checkpoint {step} in {self._directory}: {e}") from e
+        raise Unusable(f"checkpoint {step} in {self._directory}: {e}") from e
       except Exception as e:  # orbax raises many kinds for one damaged file
         lines = str(e).splitlines() or [type(e).__name__]
         aside = self._set_aside(step)
@@ -92,7 +96,7 @@ class Store:
         continue
       return state, totals
     if steps:
-      raise ValueError(f"no checkpoint in {self._directory} can be used")
+      raise Unusable(f"no checkpoint in {self._directory} can be used")
     return None
 
   def wait(self) -> None:

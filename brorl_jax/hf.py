@@ -56,12 +56,16 @@ def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
   Raises:
     ValueError: Not such a directory, or an architecture that is not supported.
   """
+  if dtype not in ("float32", "bfloat16"):
+    raise ValueError(f"dtype {dtype!r} is neither 'float32' nor 'bfloat16'")
   directory = pathlib.Path(directory)
   if not directory.is_dir():
     raise ValueError(f"checkpoint {str(directory)!r} is not a directory")
   path = directory / "config.json"
   c = _read_json(path)
   rope = c.get("rope_parameters") or c.get("rope_scaling") or {}
+  if not isinstance(rope, dict):
+    raise ValueError(f"{path}: rope_parameters {rope!r} is not an object")
   supported = {
     "model_type": (c.get("model_type"), "qwen2"),
     "hidden_act": (c.get("hidden_act", "silu"), "silu"),
@@ -84,7 +88,14 @@ def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
       raise ValueError(f"{path}: {field} {value!r} is not a positive integer")
     return value
 
+  def number(name: str, value) -> float:
+    if not isinstance(value, int | float) or not 0.0 < value < float("inf"):
+      raise ValueError(f"{path}: {name} {value!r} is not a positive number")
+    return float(value)
+
   try:
+    # transformers 5 writes rope_parameters, transformers 4 rope_theta.
+    theta = rope.get("rope_theta") or c["rope_theta"]
     width, heads = size("hidden_size"), size("num_attention_heads")
     return Policy(
       vocab=size("vocab_size"),
@@ -94,9 +105,8 @@ def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
       kv_heads=size("num_key_value_heads"),
       head_size=c.get("head_dim") or width // heads,
       mlp=size("intermediate_size"),
-      # transformers 5 writes rope_parameters, transformers 4 rope_theta.
-      rope_theta=float(rope.get("rope_theta") or c["rope_theta"]),
-      norm_eps=c["rms_norm_eps"],
+      rope_theta=number("rope_theta", theta),
+      norm_eps=number("rms_norm_eps", c["rms_norm_eps"]),
       tied=c.get("tie_word_embeddings", False),
       qkv_bias=True,
       dtype=dtype,

@@ -29,8 +29,16 @@ _SHOWN = {
 }
 
 
+class Damaged(ValueError):
+  """A file of the run is not as it was written."""
+
+
 class JsonLines:
-  """A file with one JSON object per line, each with a "step"."""
+  """A file with one JSON object per line, each with a "step".
+
+  Attributes:
+    steps: Of the lines that were there and stay.
+  """
 
   def __init__(self, path: str | pathlib.Path, *, after: int):
     """Opens it for appending, without what a killed run wrote past `after`.
@@ -41,8 +49,10 @@ class JsonLines:
     """
     path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
+    self.steps = []
     if path.exists():
       kept = [line for line in read_lines(path) if line["step"] <= after]
+      self.steps = [line["step"] for line in kept]
       part = path.with_suffix(".part")
       part.write_text("".join(json.dumps(line) + "\n" for line in kept))
       os.replace(part, path)
@@ -61,7 +71,13 @@ def read_lines(path: str | pathlib.Path) -> list[dict[str, Any]]:
   """The objects of a JSON lines file; a last line cut short is left out."""
   lines = pathlib.Path(path).read_text().split("\n")
   # A whole line ends with a newline, so the last piece is cut short or empty.
-  return [json.loads(line) for line in lines[:-1]]
+  out = []
+  for number, line in enumerate(lines[:-1], 1):
+    try:
+      out.append(json.loads(line))
+    except ValueError as e:
+      raise Damaged(f"{path}, line {number}: {e}") from None
+  return out
 
 
 class Writer:
@@ -75,9 +91,19 @@ class Writer:
       after: Last step that is done; what the files say of later ones is
         dropped.
       steps: Last step of the run.
+
+    Raises:
+      Damaged: metrics.jsonl lacks lines of steps that are done.
     """
     workdir = pathlib.Path(workdir)
-    self._lines = JsonLines(workdir / "metrics.jsonl", after=after)
+    path = workdir / "metrics.jsonl"
+    self._lines = JsonLines(path, after=after)
+    if self._lines.steps != list(range(1, after + 1)):
+      self._lines.close()
+      raise Damaged(
+        f"{path} does not hold the steps 1 to {after} that the checkpoint "
+        "follows; bring it back, or choose another workdir"
+      )
     self._board = tensorboardX.SummaryWriter(
       str(workdir), purge_step=after + 1, write_to_disk=True, flush_secs=1
     )

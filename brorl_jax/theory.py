@@ -13,10 +13,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Bool, Float, Int, PyTree
 
 from brorl_jax.rl import losses, mass_balance
-from brorl_jax.types import Prompts, Rollouts
+from brorl_jax.types import Array, Prompts, Rollouts
 
 
 @jax.tree_util.register_dataclass
@@ -24,13 +24,13 @@ from brorl_jax.types import Prompts, Rollouts
 class Probe:
   """Distinct responses to a few prompts, most probable first, on the host."""
 
-  prompt: Int[np.ndarray, "P S"]
-  prompt_mask: Bool[np.ndarray, "P S"]
-  response: Int[np.ndarray, "P R T"]
-  mask: Bool[np.ndarray, "P R T"]
-  probability: Float[np.ndarray, "P R"]  # before the update; 0 in empty rows
-  correct: Bool[np.ndarray, "P R"]
-  unsampled: Float[np.ndarray, " P"]  # mass of all other responses
+  prompt: Int[Array, "P S"]
+  prompt_mask: Bool[Array, "P S"]
+  response: Int[Array, "P R T"]
+  mask: Bool[Array, "P R T"]
+  probability: Float[Array, "P R"]  # before the update; 0 in empty rows
+  correct: Bool[Array, "P R"]
+  unsampled: Float[Array, " P"]  # mass of all other responses
 
 
 def probe(

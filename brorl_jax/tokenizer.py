@@ -37,6 +37,11 @@ class Tokenizer:
       first = str(e).splitlines()[0]
       raise ValueError(f"{path} is damaged: {first}") from None
     self.size = len(self._tokenizer)
+    try:
+      self.render("?")
+    except Exception as e:  # a template is code and may raise anything
+      first = (str(e).splitlines() or [type(e).__name__])[0]
+      raise ValueError(f"{directory}: its chat template fails: {first}") from e
     self.stop_ids = _stop_ids(directory, self._tokenizer.eos_token_id)
 
   def render(self, question: str) -> list[int]:

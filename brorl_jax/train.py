@@ -1,7 +1,7 @@
 """The training loop: prompts, rollouts, rewards, advantages, update, save.
 
-Read `train` from top to bottom; every line of it is one arrow of the README's
-figure. Nothing below this file knows about configs, flags or files.
+Read `train` from top to bottom: it goes around the README's figure once per
+step. Nothing below this file knows about configs, flags or files.
 """
 
 import collections
@@ -30,7 +30,7 @@ class Groups(NamedTuple):
 
 
 class Stages(NamedTuple):
-  """The five stages, each a function; `main.py` wires the real ones."""
+  """The five stages, each a function; main/training.py wires the real ones."""
 
   prompts: Callable[[int, int], Prompts]  # step, round
   rollouts: Callable[[PyTree, Prompts, jax.Array], Rollouts]  # to the host

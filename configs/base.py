@@ -67,7 +67,7 @@ def get_config() -> ml_collections.ConfigDict:
   c.eval_n = 16  # samples per held-out puzzle
   c.theory_prompts = 4  # per step, on which the theorem is measured
   c.samples_shown = 4  # rollouts per step that go to samples.jsonl
-  return c
+  return c.lock()  # a misspelt field in a config is an error
 
 
 def families() -> ml_collections.ConfigDict:

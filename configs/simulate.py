@@ -36,4 +36,4 @@ def get_config() -> ml_collections.ConfigDict:
   # The control, plain gradient descent. Q_pos gains about 1e-4 at every N; at
   # rates of 1e4 the anchor takes all of the mass within the run.
   c.sgd_lr = 300.0
-  return c
+  return c.lock()  # a misspelt field in a config is an error

@@ -1,7 +1,7 @@
 r"""Makes the embedded policy: 465k parameters, Qwen2 architecture.
 
   python -m brorl_jax.main --mode=warmup --config=configs/warmup.py \
-      --workdir=/tmp/assets
+      --workdir=assets
 
 Deterministic: the same seed gives the same files on the same kind of machine.
 """
@@ -47,4 +47,4 @@ def get_config() -> ml_collections.ConfigDict:
   c.right.simple_equations = 0.2
   c.b2 = 0.95
   c.max_grad_norm = 1.0
-  return c
+  return c.lock()  # a misspelt field in a config is an error

@@ -82,3 +82,23 @@ def test_help_is_fast_and_names_the_flags():
   # What takes seconds is not loaded.
   for library in ("jax", "flax", "transformers", "reasoning_gym"):
     assert not re.search(rf"\| +{library}$", result.stderr, re.MULTILINE)
+
+
+def snippets():
+  """The Python of the README."""
+  text = (ROOT / "README.md").read_text()
+  return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("snippet", snippets(), ids=["mathematics", "sampler"])
+def test_snippet_runs(snippet):
+  result = subprocess.run(
+    [sys.executable, "-W", "error", "-c", snippet],
+    cwd=ROOT,
+    env=os.environ | {"XLA_FLAGS": ""},
+    capture_output=True,
+    text=True,
+    timeout=120,
+  )
+  assert result.returncode == 0, result.stderr
+  assert result.stdout.strip()

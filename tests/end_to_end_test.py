@@ -158,6 +158,32 @@ def test_interrupt_and_resume_is_bit_identical(start, whole, tmp_path):
   assert numbers(workdir) == numbers(whole[0])
 
 
+@pytest.mark.parametrize("seconds", [0.05, 0.4, 0.9, 1.3, 1.7, 2.1])
+def test_interrupt_while_it_starts_ends_at_once(start, tmp_path, seconds):
+  process = start(tmp_path / "run", steps=1000)
+  time.sleep(seconds)
+  process.send_signal(signal.SIGINT)
+  _, err = process.communicate(timeout=60)
+  # Before the interpreter runs the first line of ours, Python decides.
+  assert process.returncode in (130, -signal.SIGINT)
+  if process.returncode == 130:
+    assert err.splitlines()[-1] == "interrupted; the same command resumes"
+
+
+def test_two_processes_do_not_share_a_folder(start, tmp_path):
+  first = start(tmp_path / "run", steps=1000)
+  deadline = time.monotonic() + 120
+  while not (tmp_path / "run" / "config.json").exists():
+    assert time.monotonic() < deadline and first.poll() is None
+    time.sleep(0.05)
+  second = start(tmp_path / "run", steps=1000)
+  _, err = second.communicate(timeout=120)
+  first.kill()
+  first.communicate()
+  assert second.returncode == 2
+  assert err.splitlines()[-1].endswith(f"is in use by process {first.pid}")
+
+
 def test_a_finished_run_only_reports_again(start, whole):
   workdir = whole[0]
   before = (workdir / "metrics.jsonl").read_bytes()

@@ -463,3 +463,22 @@ def test_the_embedded_policy_is_a_directory_that_loads():
     count = sum(a.size for a in jax.tree.leaves(params))
     assert 0 < count <= 3_000_000
     assert params["embed"]["embedding"].shape == (policy.vocab, policy.width)
+
+
+@pytest.mark.parametrize(
+  "field, value",
+  [("rms_norm_eps", "x"), ("rms_norm_eps", -5), ("rope_theta", "y")],
+)
+def test_numbers_of_the_config_are_checked(tmp_path, field, value):
+  policy, params = hf.load(pathlib.Path(hf.__file__).parent / "assets")
+  hf.save(tmp_path, policy, params)
+  path = tmp_path / "config.json"
+  config = json.loads(path.read_text()) | {"rope_parameters": {}, field: value}
+  path.write_text(json.dumps(config))
+  with pytest.raises(ValueError, match=f"{field} {value!r} is not a positive"):
+    hf.load(tmp_path)
+
+
+def test_an_unknown_dtype_is_refused():
+  with pytest.raises(ValueError, match="dtype 'int7'"):
+    hf.load(pathlib.Path(hf.__file__).parent / "assets", dtype="int7")

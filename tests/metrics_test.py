@@ -1,6 +1,5 @@
 """Tests of brorl_jax/metrics.py."""
 
-import json
 import math
 import os
 import pathlib
@@ -76,7 +75,7 @@ def test_leaves_no_other_files(path):
 def test_an_unreadable_line_in_the_middle_is_an_error(path):
   fill(path, {"step": 1}, {"step": 2})
   path.write_text('{"step": 1}\n{"st\n{"step": 2}\n')
-  with pytest.raises(json.JSONDecodeError):
+  with pytest.raises(metrics.Damaged, match=f"{path.name}, line 2: Unterm"):
     metrics.read_lines(path)
 
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from brorl_jax.main import settings
+from brorl_jax.main import folder, settings
 from configs import base, n16, n512
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -110,13 +110,25 @@ def test_refuses_in_one_line_and_writes_nothing(tmp_path, args, line):
   [
     ("def get_config(:\n", "invalid syntax (c.py, line 1)"),
     ("def get_config():\n  return 1 / 0\n", "division by zero"),
+    ("import sys\nsys.exit(0)\n", "0"),
+    (
+      "from configs import base\n"
+      "def get_config():\n  c = base.get_config()\n  c.lerning_rate = 1.0\n",
+      'Key "lerning_rate" does not exist and cannot be added since the config',
+    ),
+    (
+      "from configs import base\n"
+      "def get_config():\n  c = base.get_config()\n  c.n = '512'\n",
+      "Could not override field 'n' (",
+    ),
   ],
 )
 def test_a_config_file_that_does_not_run_is_one_line(tmp_path, text, line):
   file = tmp_path / "a folder" / "c.py"
   file.parent.mkdir()
   file.write_text(text)
-  assert message(command(f"--config={file}", f"--workdir={tmp_path}/r")) == line
+  said = message(command(f"--config={file}", f"--workdir={tmp_path}/r"))
+  assert said.startswith(f"config file {file}: {line}")
 
 
 # Stands in for training: says which config arrived.
@@ -207,7 +219,7 @@ def test_refuses_a_foreign_workdir_by_the_whole_command(tmp_path):
 
 def config(**changes):
   """The base config, but that its defaults may be tuned without these tests."""
-  c = base.get_config()
+  c = base.get_config().unlock()
   c.update(n=512, samples=16384, round_samples=8192, minibatches=2)
   c.update(slots=64, rows=32, blocks=16, lr=3e-4, dtype="float32")
   c.update(changes)
@@ -325,30 +337,57 @@ def test_work_spreads_evenly_over_the_mesh():
 
 
 def check(workdir, *, allow_change=False, **changes):
-  return settings.check_workdir(
-    config(**changes), workdir, allow_change=allow_change
-  )
+  return folder.check(config(**changes), workdir, allow_change=allow_change)
 
 
 def test_a_folder_is_not_a_run_before_its_config_is_written(tmp_path):
-  assert check(tmp_path) is False  # empty
-  assert check(tmp_path / "not" / "made") is False
+  check(tmp_path)  # empty
+  check(tmp_path / "not" / "made")
   assert list(tmp_path.iterdir()) == []
   workdir = tmp_path / "deep" / "run"
-  settings.write_config(config(), workdir)
-  assert check(workdir) is True
-  assert [p.name for p in workdir.iterdir()] == ["config.json"]
+  with folder.hold(workdir):
+    check(workdir)
+    folder.write_config(config(), workdir)
+  check(workdir)
+  names = sorted(p.name for p in workdir.iterdir())
+  assert names == [".lock", "config.json"]
+
+
+def test_one_process_at_a_time(tmp_path):
+  with (
+    folder.hold(tmp_path),
+    pytest.raises(settings.UserError, match=f"by process {os.getpid()}$"),
+  ):
+    folder.hold(tmp_path)
+  folder.hold(tmp_path).close()  # free again
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+  (tmp_path / "file").write_text("")
+  with pytest.raises(settings.UserError, match="cannot be written"):
+    folder.hold(tmp_path / "file" / "run")
+
+
+def test_config_json_keeps_what_ran_before(tmp_path):
+  folder.write_config(config(lr=0.5), tmp_path)
+  folder.write_config(config(lr=0.5), tmp_path)
+  read = lambda: json.loads((tmp_path / "config.json").read_text())
+  assert "earlier" not in read()
+  folder.write_config(config(lr=0.25), tmp_path)
+  folder.write_config(config(lr=0.125), tmp_path)
+  assert read()["config"]["lr"] == 0.125
+  assert [e["config"]["lr"] for e in read()["earlier"]] == [0.5, 0.25]
 
 
 def test_a_run_that_was_killed_while_it_began_can_begin_again(tmp_path):
   (tmp_path / "config.json.part").write_text('{"conf')
-  assert check(tmp_path) is False
-  settings.write_config(config(), tmp_path)
-  assert check(tmp_path) is True
+  check(tmp_path)
+  folder.write_config(config(), tmp_path)
+  check(tmp_path)
 
 
 def test_config_json_tells_what_ran(tmp_path):
-  settings.write_config(config(lr=0.5), tmp_path)
+  folder.write_config(config(lr=0.5), tmp_path)
   record = json.loads((tmp_path / "config.json").read_text())
   assert record["config"]["lr"] == 0.5
   assert record["config"]["families"]["gcd"]["settings"]["max_value"] == 40
@@ -362,21 +401,21 @@ def test_config_json_tells_what_ran(tmp_path):
 
 def test_names_the_commit(tmp_path, monkeypatch):
   answer = subprocess.CompletedProcess([], 0, stdout="abc-dirty\n")
-  monkeypatch.setattr(settings.subprocess, "run", lambda *_, **__: answer)
-  settings.write_config(config(), tmp_path)
+  monkeypatch.setattr(folder.subprocess, "run", lambda *_, **__: answer)
+  folder.write_config(config(), tmp_path)
   path = tmp_path / "config.json"
   assert json.loads(path.read_text())["git_commit"] == "abc-dirty"
 
   def no_git(*_, **__):
     raise FileNotFoundError("git")
 
-  monkeypatch.setattr(settings.subprocess, "run", no_git)
-  settings.write_config(config(), tmp_path)
+  monkeypatch.setattr(folder.subprocess, "run", no_git)
+  folder.write_config(config(), tmp_path)
   assert json.loads(path.read_text())["git_commit"] is None
 
 
 def test_refuses_a_run_of_another_config(tmp_path):
-  settings.write_config(config(), tmp_path)
+  folder.write_config(config(), tmp_path)
   before = (tmp_path / "config.json").read_bytes()
   with pytest.raises(settings.UserError) as e:
     check(tmp_path, lr=0.5, dtype="bfloat16")
@@ -390,7 +429,7 @@ def test_refuses_a_run_of_another_config(tmp_path):
     settings.UserError, match=r"families\.gcd\.weight = 1\.0 \(now 2\.0\);"
   ):
     check(tmp_path, **changed)
-  assert check(tmp_path, lr=0.5, allow_change=True) is True
+  check(tmp_path, lr=0.5, allow_change=True)
   assert (tmp_path / "config.json").read_bytes() == before
 
 
@@ -398,7 +437,7 @@ def test_names_a_field_that_only_one_of_them_has(tmp_path):
   older = config()
   older.gone = 7
   del older.rows
-  settings.write_config(older, tmp_path)
+  folder.write_config(older, tmp_path)
   with pytest.raises(
     settings.UserError,
     match=r"gone = 7 \(now None\), rows = None \(now 32\);",
@@ -410,12 +449,12 @@ def test_names_a_field_that_only_one_of_them_has(tmp_path):
   "field", ["steps", "save_every", "keep_checkpoints", "samples_shown"]
 )
 def test_some_fields_may_change(tmp_path, field):
-  settings.write_config(config(), tmp_path)
-  assert check(tmp_path, **{field: 7}) is True
+  folder.write_config(config(), tmp_path)
+  check(tmp_path, **{field: 7})
 
 
 def test_the_other_fields_may_not(tmp_path):
-  settings.write_config(config(), tmp_path)
+  folder.write_config(config(), tmp_path)
   free = {"steps", "save_every", "keep_checkpoints", "samples_shown"}
   numbers = {
     k: v
@@ -456,7 +495,7 @@ def test_refuses_what_it_may_not_write(tmp_path):
 
 def test_asks_the_system_whether_it_may_write(tmp_path, monkeypatch):
   asked = []
-  monkeypatch.setattr(settings.os, "access", lambda *a: asked.append(a))
+  monkeypatch.setattr(folder.os, "access", lambda *a: asked.append(a))
   with pytest.raises(
     settings.UserError,
     match=rf"workdir .*: {tmp_path} cannot be read and written",

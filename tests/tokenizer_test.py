@@ -263,3 +263,12 @@ def test_left_padding_refuses_by_number(prompts, message):
   with pytest.raises(ValueError) as e:
     tokenizer.left_pad(prompts, 3)
   assert str(e.value) == message
+
+
+def test_a_template_that_fails_is_refused_in_one_line(tmp_path):
+  tokenizer.build(tmp_path, ["a question"] * 3, size=300)
+  for broken in ("{{ raise_exception('no') }}", "{% for %}"):
+    (tmp_path / "chat_template.jinja").write_text(broken)
+    with pytest.raises(ValueError, match="its chat template fails: ") as e:
+      tokenizer.Tokenizer(tmp_path)
+    assert "\n" not in str(e.value) and str(tmp_path) in str(e.value)

@@ -10,7 +10,25 @@ reached and saved.
 import ctypes
 import os
 import pathlib
+import signal
 import sys
+
+
+def interrupt(signum, frame) -> None:
+  """Ends at once: a run may be killed at any moment, and resumes the same.
+
+  Not by KeyboardInterrupt, which libraries swallow in their callbacks, or turn
+  into pages of tracebacks while they shut down.
+  """
+  del signum, frame
+  show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""
+  sys.stdout.flush()
+  os.write(2, f"{show_cursor}interrupted; the same command resumes\n".encode())
+  os._exit(130)
+
+
+if __name__ == "__main__":
+  signal.signal(signal.SIGINT, interrupt)
 
 from absl import app, flags
 from ml_collections import config_flags
@@ -66,9 +84,8 @@ def main(argv: list[str]) -> None:
   except settings.UserError as e:
     print(f"error: {e}", file=sys.stderr)
     sys.exit(2)
-  except KeyboardInterrupt:
-    print("interrupted; the same command resumes", file=sys.stderr)
-    sys.exit(130)
+  except KeyboardInterrupt:  # raised, not sent
+    interrupt(signal.SIGINT, None)
 
 
 def keep_freed_memory() -> None:

@@ -7,11 +7,18 @@ import numpy as np
 from jaxtyping import Float
 
 from brorl_jax import tokenizer, types
+from brorl_jax.main import settings
 from brorl_jax.main.settings import Config
 from brorl_jax.tasks import gym, mixture
 from brorl_jax.tasks.base import Puzzle, Verdict
 
-_PROBES = 64  # prompts per family that are measured before anything starts
+_PROBES = 256  # prompts per family that are measured before anything starts
+# gym.puzzle takes indexes below 2**44; 2 million steps need those below 2**41.
+_SUBSTITUTES, _SUBSTITUTE_BITS = 8, 41
+
+
+class TooLong(ValueError):
+  """A prompt has more tokens than the budget."""
 
 
 class Puzzles:
@@ -35,7 +42,7 @@ class Puzzles:
   def _render(self, puzzle: Puzzle) -> list[int]:
     ids = self._text.render(puzzle.question)
     if len(ids) > self._c.prompt_tokens:
-      raise ValueError(
+      raise TooLong(
         f"{puzzle.id} has {len(ids)} prompt tokens, config.prompt_tokens = "
         f"{self._c.prompt_tokens}: raise it, or narrow the family's settings"
       )
@@ -53,7 +60,22 @@ class Puzzles:
     """Candidate `position` of a step: a function of (seed, step, position)."""
     which = mixture.pick(self._c.seed, step, position, self._weights)
     index = mixture.index(step, position)
-    return gym.puzzle(self.families[which], "train", index, seed=self._c.seed)
+    # A prompt that is rarer than the probes and too long must not end a run of
+    # a week: the next of its own substitutes takes its place.
+    for substitute in range(_SUBSTITUTES):
+      puzzle = gym.puzzle(
+        self.families[which],
+        "train",
+        index + (substitute << _SUBSTITUTE_BITS),
+        seed=self._c.seed,
+      )
+      try:
+        self._render(puzzle)
+      except TooLong as e:
+        error = e
+        continue
+      return puzzle
+    raise settings.UserError(str(error))
 
   def prompts(self, step: int, round: int) -> types.Prompts:
     """Stage 1: candidates of a round."""
@@ -76,7 +98,10 @@ class Puzzles:
     for puzzle, tokens, mask in zip(
       puzzles, rollouts.tokens, rollouts.mask, strict=True
     ):
-      ids = [tuple(row[keep]) for row, keep in zip(tokens, mask, strict=True)]
+      ids = [
+        tuple(row[keep].tolist())
+        for row, keep in zip(tokens, mask, strict=True)
+      ]
       distinct = list(dict.fromkeys(ids))
       judged = {
         key: gym.verify(response, puzzle.entry)
@@ -98,5 +123,7 @@ class Puzzles:
         # Not 0: that would train the policy away from a puzzle whose verifier
         # is broken. These verifiers never fail on a sound entry.
         if verdict.status == "invalid":
-          raise ValueError(f"step {step}: {puzzle.id}: {verdict.reason}")
+          raise settings.UserError(
+            f"step {step}: the verifier of {puzzle.id} failed: {verdict.reason}"
+          )
     return np.array([[v.reward for v in row] for row in verdicts], np.float32)

@@ -72,12 +72,11 @@ class Record:
     lines = lambda *path: metrics.JsonLines(
       self._workdir.joinpath(*path), after=done
     )
+    # First, because it refuses a folder whose lines are gone.
+    self._writer = metrics.Writer(self._workdir, after=done, steps=c.steps)
     self._samples = lines("samples.jsonl")
     self._curve = lines("eval", "curve.jsonl")
     self._records = lines("eval", "records.jsonl")
-    self._writer = metrics.Writer(
-      self._workdir, after=done, steps=self._c.steps
-    )
     self._files = [self._samples, self._curve, self._records, self._writer]
 
   def step(
@@ -91,7 +90,7 @@ class Record:
       puzzle = self._puzzles.puzzle(step, int(kept.prompts.index[p]))
       # Right and wrong ones in turn: a kept group has both.
       n = int((kept.reward[p] if p % 2 == 0 else -kept.reward[p]).argmax())
-      ids = kept.rollouts.tokens[p, n][kept.rollouts.mask[p, n]]
+      ids = kept.rollouts.tokens[p, n][kept.rollouts.mask[p, n]].tolist()
       yield {
         "step": step,
         "id": puzzle.id,

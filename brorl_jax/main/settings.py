@@ -1,14 +1,10 @@
-"""What can be refused before anything is loaded: flags, values, folders."""
+"""What can be refused before anything is loaded: flags and values."""
 
 import difflib
-import importlib.metadata
 import itertools
-import json
 import math
-import os
 import pathlib
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,18 +16,6 @@ from ml_collections import config_flags
 Config = Any
 Rule = tuple[str, bool, str]  # field, whether it can work, what it must be
 
-# A run may go on with other values of these and still be the same run.
-_FREE = {"steps", "save_every", "keep_checkpoints", "samples_shown"}
-_PART = "config.json.part"  # while it is written
-_LIBRARIES = (
-  "jax",
-  "flax",
-  "optax",
-  "orbax-checkpoint",
-  "transformers",
-  "reasoning-gym",
-  "numpy",
-)
 # What Python says of a value of the wrong type, and what it means.
 _BETTER = {
   r"invalid literal for int\(\) with base 10: (.*)": r"\1 is not an integer",
@@ -54,7 +38,7 @@ def parse_flags(argv: list[str]) -> list[str]:
   except flags.UnrecognizedFlagError as e:
     known = [*flags.FLAGS]
     line = f"there is no --{e.flagname}{_hint(e.flagname, known, '--')}"
-  except Exception as e:  # a config file is code and may raise anything
+  except Exception as e:
     line = (str(e).strip() or type(e).__name__).splitlines()[0]
     for said, better in _BETTER.items():
       line = re.sub(said, better, line)
@@ -73,27 +57,41 @@ def _check_overrides(args: list[str]) -> None:
       break
     name, equals, value = arg.partition("=")
     if name in ("-config", "--config"):
-      file = (value if equals else after).partition(":")[0]
+      file = value if equals else after
     elif match := re.match(r"--?(?:no)?config\.([\w.]+)", name):
       given.append(match[1])
   if file is None:
     return
   if not file:
     raise UserError("--config is empty; name a file of configs/")
-  path = pathlib.Path(file)
+  path = pathlib.Path(file.partition(":")[0])
   if not path.is_file():
     near = [str(p) for p in path.parent.glob("[!_]*.py")]
     raise UserError(f"config file {path} is missing{_hint(str(path), near)}")
   holder = flags.FlagValues()
-  one = ["", f"--config={path}"]
+  one = ["", f"--config={file}"]
   config_flags.DEFINE_config_file("config", flag_values=holder, sys_argv=one)
-  holder(one)
-  fields = list(flatten(holder.config.to_dict()))
+  try:
+    holder(one)
+    fields = list(flatten(holder.config.to_dict()))
+  except (Exception, SystemExit) as e:  # it is code and may raise anything
+    raise UserError(f"config file {path}: {_first_line(e)}") from None
   for name in given:
     if name not in fields:
       raise UserError(
         f"there is no --config.{name}{_hint(name, fields, '--config.')}"
       )
+
+
+def _first_line(error: BaseException) -> str:
+  """What went wrong, without the words that ml_collections puts around it."""
+  said: list[str] = []
+  cause: BaseException | None = error
+  while cause is not None:
+    said += [line for line in str(cause).splitlines() if line.strip()][:1]
+    cause = cause.__cause__ or cause.__context__
+  useful = [line for line in said if "whilst parsing" not in line]
+  return useful[0].strip("\"' ") if useful else type(error).__name__
 
 
 def _hint(given: str, known: list[str], prefix: str = "") -> str:
@@ -152,7 +150,7 @@ def _check(c: Config, rules: Callable[[Config], Iterator[Rule]]) -> None:
     for field, good, must in rules(c):
       if not good:
         raise UserError(f"config.{field} = {c[field]!r} must be {must}")
-  except KeyError as e:
+  except (AttributeError, KeyError) as e:
     field = str(e.args[0]).splitlines()[0].strip("\"'")
     raise UserError(
       f"config.{field} is missing; is this config for another --mode?"
@@ -229,71 +227,3 @@ def check_mesh(c: Config, data: int) -> None:
     raise UserError(
       f"config.blocks = {c.blocks} do not spread over {data} devices"
     )
-
-
-def check_workdir(
-  c: Config, workdir: pathlib.Path, *, allow_change: bool
-) -> bool:
-  """Whether `workdir` holds a run of this config; nothing is written.
-
-  Raises:
-    UserError: It cannot be written, belongs to something else, or to a run
-      with another config.
-  """
-  # os.path: what lies in a closed folder does not exist, rather than raise.
-  parent = next(
-    p for p in (workdir, *workdir.absolute().parents) if os.path.exists(p)
-  )
-  if not parent.is_dir():
-    raise UserError(f"workdir {workdir}: {parent} is not a folder")
-  if not os.access(parent, os.R_OK | os.W_OK | os.X_OK):
-    raise UserError(f"workdir {workdir}: {parent} cannot be read and written")
-  # A run that was killed at once leaves a config.json that is not whole.
-  if parent != workdir or {p.name for p in workdir.iterdir()} <= {_PART}:
-    return False
-  path = workdir / "config.json"
-  try:
-    before = flatten(dict(json.loads(path.read_text())["config"]))
-  except FileNotFoundError:
-    raise UserError(
-      f"workdir {workdir} holds files that are no run; choose another"
-    ) from None
-  except (OSError, ValueError, KeyError, TypeError) as e:
-    raise UserError(f"{path} cannot be read: {e}") from None
-  now = flatten(json.loads(c.to_json()))
-  changed = [
-    f"{k} = {before.get(k)!r} (now {now.get(k)!r})"
-    for k in sorted(before.keys() | now.keys())
-    if before.get(k) != now.get(k) and k not in _FREE
-  ]
-  if changed and not allow_change:
-    raise UserError(
-      f"workdir {workdir} belongs to a run with {', '.join(changed)}; choose "
-      "another, or pass --allow_config_change"
-    )
-  return True
-
-
-def write_config(c: Config, workdir: pathlib.Path) -> None:
-  """config.json: the resolved config, the commit and the versions."""
-  workdir.mkdir(parents=True, exist_ok=True)
-  root = pathlib.Path(__file__).parents[2]
-  try:
-    commit = subprocess.run(
-      ["git", "describe", "--always", "--dirty", "--abbrev=40"],
-      cwd=root,
-      capture_output=True,
-      text=True,
-      timeout=10,
-    ).stdout.strip()
-  except (OSError, subprocess.SubprocessError):
-    commit = ""
-  record = {
-    "config": json.loads(c.to_json()),
-    "git_commit": commit or None,
-    "python": sys.version.split()[0],
-    "versions": {name: importlib.metadata.version(name) for name in _LIBRARIES},
-  }
-  part = workdir / _PART
-  part.write_text(json.dumps(record, indent=2) + "\n")
-  part.replace(workdir / "config.json")

@@ -24,19 +24,21 @@ from brorl_jax import (
   types,
   update,
 )
-from brorl_jax.main import record, settings
+from brorl_jax.main import folder, record, settings
 from brorl_jax.main.puzzles import Puzzles
 from brorl_jax.main.settings import Config
 from brorl_jax.policy import Policy
 from brorl_jax.rl import advantages
 
+# Files of the run that it cannot go on from.
+_UNUSABLE = (checkpoints.Unusable, metrics.Damaged)
 ASSETS = pathlib.Path(__file__).parents[1] / "assets"
 
 
 def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   """Checks what can be checked, trains, reports."""
   settings.check_training(c)
-  resume = settings.check_workdir(c, workdir, allow_change=allow_change)
+  folder.check(c, workdir, allow_change=allow_change)
   logging.set_verbosity(logging.ERROR)  # orbax tells of every file it opens
   try:
     mesh = sharding.make_mesh(c.mesh_data, c.mesh_model)
@@ -44,17 +46,18 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
     source = pathlib.Path(c.checkpoint) if c.checkpoint else ASSETS
     text = tokenizer.Tokenizer(source)
     policy, params = hf.load(source, dtype=c.dtype, mesh=mesh)
-    if text.size > policy.vocab:
+    largest = max(text.size - 1, *text.stop_ids)
+    if largest >= policy.vocab:
       raise ValueError(
-        f"{source}: the tokenizer has {text.size} ids, the embedding only "
+        f"{source}: the tokenizer has an id {largest}, the embedding only "
         f"{policy.vocab} rows"
       )
     puzzles = Puzzles(c, text)
     heldout = puzzles.heldout()
   except ValueError as e:
     raise settings.UserError(str(e)) from None
-  if not resume:
-    settings.write_config(c, workdir)
+  lock = folder.hold(workdir)
+  folder.write_config(c, workdir)
 
   tx, schedule = optimizer(c)
   stages = train.Stages(
@@ -82,11 +85,12 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
       save_every=c.save_every,
       eval_every=c.eval_every,
     )
-  except (FloatingPointError, train.Starved, ValueError) as e:
+  except (FloatingPointError, train.Starved, *_UNUSABLE) as e:
     raise settings.UserError(str(e)) from None
   finally:
     store.close()
     book.close()
+    lock.close()
   finish(workdir, title=f"N = {c.n}, {c.samples:,} rollouts per step")
 
 
@@ -212,9 +216,11 @@ def update_stage(
     state = types.State(
       state.step + 1, state.params, state.opt, state.reference
     )
-    stats = jax.device_get(stats)
+    jax.block_until_ready((state, stats, after))
     for one in stats:
-      if (path := update.first_bad_path(state.params, one.finite)) is not None:
+      if (
+        path := update.first_bad_path(state.params, np.asarray(one.finite))
+      ) is not None:
         raise FloatingPointError(
           f"step {step}: gradient or value of {path} is not finite; lower lr"
         )
@@ -235,7 +241,7 @@ def learned(
   *,
   kl_weight: float,
 ) -> dict[str, float | None]:
-  """Metrics of a step's updates, one `Stats` each, on the host."""
+  """Metrics of a step's updates, one `Stats` each."""
   mean = lambda name: float(np.mean([getattr(s, name).value for s in stats]))
   kl = mean("kl_ref") if kl_weight else None
   return {

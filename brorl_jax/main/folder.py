@@ -1,0 +1,127 @@
+"""The folder of a run: whose it is, and what it says of itself."""
+
+import fcntl
+import importlib.metadata
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from typing import IO
+
+from brorl_jax.main.settings import Config, UserError, flatten
+
+# A run may go on with other values of these and still be the same run.
+_FREE = {"steps", "save_every", "keep_checkpoints", "samples_shown"}
+_LOCK = ".lock"  # names the process that works in the folder
+_PART = "config.json.part"  # while it is written
+_LIBRARIES = (
+  "jax",
+  "flax",
+  "optax",
+  "orbax-checkpoint",
+  "transformers",
+  "reasoning-gym",
+  "numpy",
+)
+
+
+def check(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
+  """Refuses a folder that this run may not use; nothing is written.
+
+  Raises:
+    UserError: It cannot be written, belongs to something else, or to a run
+      with another config.
+  """
+  # os.path: what lies in a closed folder does not exist, rather than raise.
+  parent = next(
+    p for p in (workdir, *workdir.absolute().parents) if os.path.exists(p)
+  )
+  if not parent.is_dir():
+    raise UserError(f"workdir {workdir}: {parent} is not a folder")
+  if not os.access(parent, os.R_OK | os.W_OK | os.X_OK):
+    raise UserError(f"workdir {workdir}: {parent} cannot be read and written")
+  # A run that was killed at once leaves a config.json that is not whole.
+  mine = {_PART, _LOCK}
+  if parent != workdir or {p.name for p in workdir.iterdir()} <= mine:
+    return
+  path = workdir / "config.json"
+  try:
+    before = flatten(dict(json.loads(path.read_text())["config"]))
+  except FileNotFoundError:
+    raise UserError(
+      f"workdir {workdir} holds files that are no run; choose another"
+    ) from None
+  except (OSError, ValueError, KeyError, TypeError) as e:
+    raise UserError(f"{path} cannot be read: {e}") from None
+  now = flatten(json.loads(c.to_json()))
+  changed = [
+    f"{k} = {before.get(k)!r} (now {now.get(k)!r})"
+    for k in sorted(before.keys() | now.keys())
+    if before.get(k) != now.get(k) and k not in _FREE
+  ]
+  if changed and not allow_change:
+    raise UserError(
+      f"workdir {workdir} belongs to a run with {', '.join(changed)}; choose "
+      "another, or pass --allow_config_change"
+    )
+
+
+def hold(workdir: pathlib.Path) -> IO[str]:
+  """Makes the folder and keeps other processes out of it while this one lives.
+
+  Raises:
+    UserError: It cannot be made, or another process holds it.
+  """
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+    lock = (workdir / _LOCK).open("a+")
+  except OSError as e:
+    raise UserError(f"workdir {workdir} cannot be written: {e}") from None
+  try:
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except OSError:
+    lock.seek(0)
+    holder = lock.read().strip()
+    lock.close()
+    raise UserError(
+      f"workdir {workdir} is in use by process {holder}"
+    ) from None
+  lock.truncate(0)
+  lock.write(f"{os.getpid()}\n")
+  lock.flush()
+  return lock
+
+
+def write_config(c: Config, workdir: pathlib.Path) -> None:
+  """config.json: the resolved config, the commit and the versions.
+
+  What an earlier start of the run had, if it differs, goes below "earlier".
+  """
+  root = pathlib.Path(__file__).parents[2]
+  try:
+    commit = subprocess.run(
+      ["git", "describe", "--always", "--dirty", "--abbrev=40"],
+      cwd=root,
+      capture_output=True,
+      text=True,
+      timeout=10,
+    ).stdout.strip()
+  except (OSError, subprocess.SubprocessError):
+    commit = ""
+  record = {
+    "config": json.loads(c.to_json()),
+    "git_commit": commit or None,
+    "python": sys.version.split()[0],
+    "versions": {name: importlib.metadata.version(name) for name in _LIBRARIES},
+  }
+  path = workdir / "config.json"
+  if path.exists():
+    before = json.loads(path.read_text())
+    earlier = before.pop("earlier", [])
+    if before != record:
+      earlier = [*earlier, before]
+    record |= {"earlier": earlier} if earlier else {}
+  part = workdir / _PART
+  part.write_text(json.dumps(record, indent=2) + "\n")
+  part.replace(path)

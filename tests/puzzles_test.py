@@ -1,0 +1,158 @@
+"""Tests of brorl_jax/main/puzzles.py."""
+
+import functools
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from brorl_jax import sampler, tokenizer, types
+from brorl_jax.main import settings
+from brorl_jax.main.puzzles import Puzzles, TooLong
+from brorl_jax.tasks import gym
+from configs import base
+
+ASSETS = pathlib.Path(tokenizer.__file__).parent / "assets"
+
+
+@functools.cache
+def text():
+  return tokenizer.Tokenizer(ASSETS)
+
+
+def config(**changes):
+  c = base.get_config()
+  c.n, c.round_samples, c.eval_prompts = 16, 128, 4
+  c.update(changes)
+  return c
+
+
+@functools.cache
+def puzzles():
+  return Puzzles(config(), text())
+
+
+def test_every_candidate_is_a_training_puzzle_of_its_own_place():
+  seen = set()
+  for step in (1, 2):
+    for round in (0, 1, 2):
+      prompts = puzzles().prompts(step, round)
+      assert prompts.index.tolist() == list(range(8 * round, 8 * round + 8))
+      for i, position in enumerate(prompts.index):
+        puzzle = puzzles().puzzle(step, int(position))
+        assert puzzle.id.split("/")[1] == "train"
+        assert puzzle.id not in seen
+        seen.add(puzzle.id)
+        ids = prompts.tokens[i][prompts.mask[i]].tolist()
+        assert ids == text().render(puzzle.question)
+        assert prompts.mask[i, -1]
+
+
+def test_no_heldout_question_is_drawn():
+  heldout = {p.question for p in puzzles().heldout()}
+  assert len(heldout) == 8 * 4
+  drawn = {puzzles().puzzle(s, p).question for s in range(9) for p in range(99)}
+  assert not heldout & drawn
+
+
+def test_families_are_drawn_by_weight():
+  c = config()
+  for name in c.families:
+    c.families[name].weight = 3.0 if name == "gcd" else 0.0
+  some = Puzzles(c, text())
+  families = {some.puzzle(1, i).family for i in range(50)}
+  assert families == {"gcd"}
+
+
+def rollouts(responses):
+  """Rollouts that say these texts, the first of each prompt cut short."""
+  T = 6
+  tokens = np.zeros((len(responses), len(responses[0]), T), np.int32)
+  mask = np.zeros(tokens.shape, bool)
+  for p, row in enumerate(responses):
+    for n, said in enumerate(row):
+      ids = [*text().encode(said), text().stop_ids[0]][:T]
+      tokens[p, n, : len(ids)] = ids
+      mask[p, n, : len(ids)] = True
+  return types.Rollouts(
+    tokens=tokens,
+    logp=np.zeros(tokens.shape, np.float32),
+    mask=mask,
+    truncated=np.zeros(tokens.shape[:2], bool),
+    occupancy=np.ones(len(responses), np.float32),
+  )
+
+
+def test_rewards_are_the_verifiers_word_for_word():
+  prompts = puzzles().prompts(3, 0)
+  answers = [puzzles().puzzle(3, int(i)).entry["answer"] for i in prompts.index]
+  said = [[a, "7", a, "no", a + "1", "7"] for a in answers]
+  got = puzzles().rewards(3, prompts, rollouts(said))
+  want = [
+    [gym.verify(x, puzzles().puzzle(3, i).entry).reward for x in row]
+    for i, row in enumerate(said)
+  ]
+  assert got.tolist() == want
+  assert got[:, 0].tolist() == got[:, 2].tolist() == [1.0] * 8
+  assert got[:, 4].tolist() == [0.0] * 8
+
+
+def test_equal_responses_are_judged_once(monkeypatch):
+  calls = []
+  monkeypatch.setattr(
+    gym, "verify", lambda *a, verify=gym.verify: calls.append(a) or verify(*a)
+  )
+  some = [puzzles().puzzle(3, 0)]
+  puzzles().verdicts(some, rollouts([["1", "2", "1", "1", "2", "3"]]))
+  assert len(calls) == 3
+
+
+def test_a_broken_verifier_stops_the_run(monkeypatch):
+  broken = gym.Verdict("invalid", 0.0, "it raised", "")
+  monkeypatch.setattr(gym, "verify", lambda *_: broken)
+  with pytest.raises(settings.UserError, match=r"step 3: .*/train/.*raised"):
+    puzzles().rewards(3, puzzles().prompts(3, 0), rollouts([["1"] * 2] * 8))
+
+
+def test_a_budget_that_most_prompts_exceed_is_refused():
+  with pytest.raises(TooLong, match=r"config\.prompt_tokens = 9: raise it"):
+    Puzzles(config(prompt_tokens=9), text())
+
+
+def test_a_rare_long_prompt_gives_its_place_to_a_substitute():
+  c = config()
+  some = Puzzles(c, text())
+  lengths = lambda: [
+    len(text().render(some._draw(5, i).question)) for i in range(400)
+  ]
+  before = lengths()
+  limit = sorted(before)[-8]
+  assert limit < max(before)
+  with c.unlocked():
+    c.prompt_tokens = limit
+  after = lengths()
+  assert max(after) <= limit
+  same = [a == b for a, b in zip(before, after, strict=True)]
+  assert all(s for s, b in zip(same, before, strict=True) if b <= limit)
+  assert after == lengths()  # the same substitutes each time
+
+
+def test_rollouts_of_the_embedded_policy_are_judged():
+  from brorl_jax import hf
+
+  policy, params = hf.load(ASSETS)
+  prompts = puzzles().prompts(1, 0)
+  out = sampler.rollouts(
+    policy,
+    params,
+    prompts,
+    jax.random.key(0),
+    n=16,
+    max_new_tokens=6,
+    behaviour=sampler.Behaviour(),
+    stop_ids=text().stop_ids,
+    slots=8,
+  )
+  reward = puzzles().rewards(1, prompts, jax.device_get(out))
+  assert 0.02 < reward.mean() < 0.7

@@ -1,0 +1,145 @@
+"""Tests of brorl_jax/main/training.py and record.py: the wiring."""
+
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from brorl_jax import hf, metrics, sharding, tokenizer, train, update
+from brorl_jax.main import record, training
+from brorl_jax.main.puzzles import Puzzles
+from brorl_jax.rl import advantages
+from configs import base
+
+ASSETS = pathlib.Path(tokenizer.__file__).parent / "assets"
+
+
+def config():
+  c = base.get_config()
+  c.n, c.samples, c.round_samples = 16, 64, 64
+  c.eval_prompts, c.eval_n, c.rows, c.blocks = 2, 4, 8, 2
+  return c
+
+
+@pytest.fixture(scope="module")
+def wired():
+  """Config, puzzles, stages, state and the groups of one step."""
+  c = config()
+  mesh = jax.make_mesh(
+    (1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+  )
+  text = tokenizer.Tokenizer(ASSETS)
+  policy, params = hf.load(ASSETS, mesh=mesh)
+  puzzles = Puzzles(c, text)
+  tx, schedule = training.optimizer(c)
+  state = training.initial_state(params, tx, mesh, keep_reference=True)
+  stages = train.Stages(
+    prompts=puzzles.prompts,
+    rollouts=training.rollouts_stage(c, policy, text, mesh),
+    rewards=puzzles.rewards,
+    advantages=training.advantages_stage,
+    update=training.update_stage(c, policy, tx, schedule, mesh),
+  )
+  prompts = stages.prompts(1, 0)
+  key = jax.random.fold_in(jax.random.key(c.seed), 1)
+  out = stages.rollouts(state.params, prompts, key)
+  kept = train.Groups(prompts, out, stages.rewards(1, prompts, out))
+  return c, policy, puzzles, stages, state, kept, mesh
+
+
+def test_advantages_are_whitened_over_tokens(wired):
+  kept = wired[5]
+  got = training.advantages_stage(kept)
+  length = kept.rollouts.mask.sum(axis=2).astype(np.float32)
+  where = np.asarray(advantages.informative(jnp.asarray(kept.reward)))
+  assert where.any() and len(np.unique(length)) > 1
+  weight = length * where[:, None]
+  centered = kept.reward - kept.reward.mean(axis=1, keepdims=True)
+  mean = np.average(centered, weights=weight)
+  std = np.sqrt(np.average((centered - mean) ** 2, weights=weight))
+  want = np.where(where[:, None], (centered - mean) / std, 0.0)
+  np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
+  c, _, _, stages, state, kept, _ = wired
+  seeds = []
+  split = update.split
+  monkeypatch.setattr(
+    update, "split", lambda *a: seeds.append(a[-1]) or split(*a)
+  )
+  before = jax.tree.map(np.asarray, state.params)
+  copy = jax.tree.map(jnp.copy, state)
+  advantage = stages.advantages(kept)
+  after, numbers = stages.update(copy, kept, advantage)
+  assert seeds == [(c.seed, 1)]
+  assert int(after.step) == 1
+  assert after.opt[1][0].count == c.minibatches
+  moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after.params)
+  assert max(jax.tree.leaves(moved)) > 0.0
+  jax.tree.map(np.testing.assert_array_equal, before, after.reference)
+  assert numbers["policy/logp_gap_max"] < 1e-4
+  # Two updates of a warm-up of five: the second used 2/5 of the rate.
+  assert numbers["optim/lr"] == pytest.approx(c.lr * 2 / 5)
+  assert 0.0 < numbers["update/distinct_fraction"] <= 1.0
+  assert metrics.first_not_finite(numbers) is None
+  _, numbers = stages.update(after, kept, advantage)
+  assert seeds[-1] == (c.seed, 2)
+  assert numbers["optim/lr"] == pytest.approx(c.lr * 4 / 5)
+  # After an update the old rollouts are off policy.
+  assert numbers["policy/logp_gap_max"] > 1e-4
+
+
+def test_a_reference_is_kept_only_if_it_has_a_weight(wired):
+  c, policy, _, _, _, _, mesh = wired
+  tx, _ = training.optimizer(c)
+  params = policy.init(jax.random.key(0))
+  state = training.initial_state(params, tx, mesh, keep_reference=False)
+  assert state.reference is None
+
+
+def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
+  c, policy, puzzles, _, state, kept, mesh = wired
+  heldout = puzzles.heldout()
+  measure = record.evaluation(c, policy, puzzles, mesh)
+  book = record.Record(c, tmp_path, puzzles, heldout, measure)
+  book.start(-1)
+  book.evaluate(0, state.params)
+  book.step(1, {"reward/mean": 0.5}, kept)
+  book.evaluate(1, state.params)
+  book.close()
+  curve = metrics.read_lines(tmp_path / "eval" / "curve.jsonl")
+  # The same draws each time: a gain is paired.
+  assert curve[0]["rates"] == curve[1]["rates"]
+  records = metrics.read_lines(tmp_path / "eval" / "records.jsonl")
+  assert len(records) == 2 * 8 * 2 * 4
+  assert {r["id"].split("/")[1] for r in records} == {"heldout"}
+  samples = metrics.read_lines(tmp_path / "samples.jsonl")
+  assert len(samples) == c.samples_shown
+  for p, line in enumerate(samples):
+    puzzle = puzzles.puzzle(1, p)
+    assert line["id"] == puzzle.id and line["answer"] == puzzle.entry["answer"]
+    n = kept.reward[p] == line["reward"]
+    assert n.any()
+
+
+def test_record_refuses_a_run_whose_lines_are_gone(wired, tmp_path):
+  c, _, puzzles, _, _, _, _ = wired
+  book = record.Record(c, tmp_path, puzzles, [], lambda *_: None)
+  with pytest.raises(metrics.Damaged, match=r"does not hold the steps 1 to 3"):
+    book.start(3)
+  lines = [json.dumps({"step": i}) for i in (1, 2, 3)]
+  (tmp_path / "metrics.jsonl").write_text("\n".join(["{", *lines]) + "\n")
+  with pytest.raises(metrics.Damaged, match=r"metrics\.jsonl, line 1"):
+    book.start(3)
+  (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+  book.start(3)
+  book.close()
+
+
+def test_a_mesh_that_does_not_exist_is_refused():
+  with pytest.raises(ValueError, match="3"):
+    sharding.make_mesh(3, 1)
