@@ -77,6 +77,7 @@ class Stats:
 
   loss: Mean  # without the KL term
   kl_ref: Mean  # k2, nats per token; 0 without a reference
+  kl_old: Mean  # k3 against the policy that sampled, nats per token
   clip_fraction: Mean
   entropy: Mean  # of the policy at the sampled positions, nats per token
   logp_gap: Mean  # |trainer - sampler|, nats; means something before any update
@@ -89,7 +90,7 @@ class Stats:
     """Of no tokens at all."""
     zero, none = jnp.zeros(()), Mean(jnp.zeros(()), jnp.zeros(()))
     finite = jnp.ones(len(jax.tree.leaves(params)), bool)
-    return Stats(none, none, none, none, none, zero, zero, finite)
+    return Stats(none, none, none, none, none, none, zero, zero, finite)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,6 +160,7 @@ def loss_and_stats(
     Stats.zero(params),
     loss=loss,
     kl_ref=kl_ref,
+    kl_old=ppo.approx_kl,
     clip_fraction=ppo.clip_fraction,
     entropy=Mean.of(entropy, mask, weight_BT),
     logp_gap=Mean.of(gap, mask, weight_BT),

@@ -90,6 +90,7 @@ def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
   assert seeds[-1] == (c.seed, 2)
   assert numbers["optim/lr"] == pytest.approx(c.lr * 4 / 5)
   # After an update the old rollouts are off policy.
+  assert numbers["policy/kl_old"] > 0.0
   assert numbers["policy/logp_gap_max"] > 1e-4
 
 

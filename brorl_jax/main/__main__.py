@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
   try:
     if len(argv) > 1:
       raise settings.UserError(f"{argv[1]!r} is not a flag; see --help")
-    if _CONFIG.value is None or _WORKDIR.value is None:
+    if _CONFIG.value is None or not _WORKDIR.value:
       name = "config" if _CONFIG.value is None else "workdir"
       raise settings.UserError(f"--{name} is missing; see --help")
     keep_freed_memory()

@@ -247,6 +247,7 @@ def learned(
   return {
     "policy/entropy": mean("entropy"),
     "policy/kl_ref": kl,
+    "policy/kl_old": mean("kl_old"),
     "policy/clip_fraction": mean("clip_fraction"),
     # Before the first update trainer and sampler hold the same parameters.
     "policy/logp_gap_max": float(stats[0].logp_gap_max),
