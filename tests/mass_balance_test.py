@@ -240,11 +240,15 @@ GOOD = dict(
 @pytest.mark.parametrize(
   "change, message",
   [
-    (dict(probs=jnp.full(4, 0.3)), r"probs sum to 1\.2"),
+    (dict(probs=jnp.full(4, 0.3)), r"the sum of probs = 1\.2"),
     (dict(probs=jnp.array([1.5, -0.5, 0.0, 0.0])), r"probs = -0\.5"),
     (dict(correct=jnp.zeros(4, bool)), "correct is False for all 4"),
     (dict(sampled=jnp.ones(3, bool)), r"sampled is \(3,\)|sampled"),
-    (dict(n=0), "n = 0 must be at least 1"),
+    (dict(n=0), "n = 0 must be an integer"),
+    (dict(probs=jnp.full(4, 0.25001)), r"the sum of probs = 1\.00004"),
+    (dict(n=1), "sampled has 2 tokens, more than n = 1 draws"),
+    (dict(lr=float("nan")), "lr = nan must be finite"),
+    (dict(reward_correct=float("inf")), "reward_correct = inf"),
     (dict(reward_correct=-1.0), r"reward_correct = -1\.0"),
     (dict(reward_wrong=0.5), r"reward_wrong = 0\.5"),
   ],
@@ -265,3 +269,58 @@ def test_counts_are_no_mask_and_must_sum_to_n():
     mb.mass_balance_counts(probs, correct, counts, lr=0.1, n=4, **REWARDS)
   with pytest.raises(ValueError, match=r"p = 1\.5"):
     mb.expected_unsampled_second_moment(jnp.asarray(1.5), 2)
+
+
+def test_counts_are_integers_and_not_negative():
+  probs, correct = GOOD["probs"], GOOD["correct"]
+  run = lambda counts: mb.mass_balance_counts(
+    probs, correct, counts, lr=0.1, n=3, **REWARDS
+  )
+  with pytest.raises(ValueError, match="counts = -1 must be at least 0"):
+    run(jnp.array([4, -1, 0, 0]))
+  with pytest.raises(Exception, match="counts"):
+    run(jnp.array([1.5, 1.5, 0.0, 0.0]))
+
+
+def test_the_other_functions_refuse_too():
+  arrays = (jnp.full(4, 0.3), GOOD["correct"], GOOD["sampled"])
+  for function in (mb.token_gains, mb.unsampled_correct_gain):
+    with pytest.raises(ValueError, match="the sum of probs"):
+      function(*arrays, lr=0.1, n=2, **REWARDS)
+  for p in (-0.1, float("nan")):
+    with pytest.raises(ValueError, match="p = "):
+      mb.expected_unsampled_second_moment(jnp.asarray(p), 2)
+  with pytest.raises(ValueError, match="n = 0"):
+    mb.unsampled_second_moment_bound(0)
+  with pytest.raises(ValueError, match="logits = nan must be finite"):
+    mb.exact_step(jnp.array([0.0, jnp.nan]), jnp.zeros(2), lr=0.1, n=1)
+  with pytest.raises(Exception, match=r"reward_mass"):
+    mb.exact_step(jnp.zeros(2), jnp.zeros(1), lr=0.1, n=1)
+
+
+def test_constants_may_be_closed_over_and_refused():
+  logits, correct, counts = problem(0)
+  probs, sampled = jax.nn.softmax(logits), counts > 0
+  run = lambda sampled: (
+    mb.mass_balance(probs, correct, sampled, lr=0.1, n=8, **REWARDS).total
+  )
+  close(jax.jit(run)(sampled), run(sampled), 1.0)
+  lemma = mb.expected_unsampled_second_moment
+  close(
+    jax.jit(lambda x: x * lemma(probs, 4).sum())(2.0),
+    2 * lemma(probs, 4).sum(),
+    1.0,
+  )
+  wrong = jnp.full(60, 0.5)
+  with pytest.raises(ValueError, match="the sum of probs = 30"):
+    jax.jit(
+      lambda s: mb.mass_balance(wrong, correct, s, lr=0.1, n=8, **REWARDS)
+    )(sampled)
+
+
+@pytest.mark.parametrize("n", [1, 7, 10**9, 10**14, 10**16])
+def test_the_bound_keeps_its_digits(n):
+  got = mb.unsampled_second_moment_bound(n)
+  assert got <= 1 / (n + 1)
+  if n >= 10**9:
+    assert got * np.e * n == pytest.approx(1.0, abs=1e-8)

@@ -162,3 +162,40 @@ def test_centring_anchor_and_seeding_matter():
 def test_bad_input_is_refused(change, message):
   with pytest.raises(ValueError, match=message):
     sim.simulate(jax.random.key(0), **(SMALL | dict(n=4) | change))
+
+
+def test_runs_in_float64():
+  with jax.enable_x64(True):
+    for optimizer in (ADAMW, sim.Sgd(lr=300.0)):
+      run = sim.simulate(
+        jax.random.key(0), n=8, **(SMALL | dict(optimizer=optimizer))
+      )
+      assert run.correct_mass.dtype == jnp.float64
+
+
+@pytest.mark.parametrize(
+  "make",
+  [
+    lambda: sim.Sgd(lr=-1.0),
+    lambda: sim.AdamW(lr=1e-3, b1=1.0, b2=0.9, eps=1e-8, weight_decay=0.0),
+    lambda: sim.AdamW(lr=1e-3, b1=0.9, b2=0.9, eps=0.0, weight_decay=0.0),
+    lambda: sim.initial_logits(
+      vocab=9, correct=1, seeding=float("nan"), anchor=None
+    ),
+  ],
+)
+def test_settings_out_of_range_are_refused(make):
+  with pytest.raises(ValueError, match=r"lr|b1|eps|seeding"):
+    make()
+
+
+def test_what_is_observed_by_hand():
+  # One correct token, sampled or not: it improves or it does not.
+  run = sim.simulate(
+    jax.random.key(0),
+    **(SMALL | dict(n=600, steps=1, correct=1, optimizer=sim.Sgd(lr=10.0))),
+  )
+  assert run.improved_fraction[0] == 0.0 and run.worst_drop[0] == 0.0
+  gain = run.correct_mass[1] - run.correct_mass[0]
+  np.testing.assert_allclose(run.worst_drop[1], gain, rtol=1e-4)
+  assert run.improved_fraction[1] == (1.0 if gain > 0 else 0.0)

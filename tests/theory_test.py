@@ -1,5 +1,7 @@
 """Tests of brorl_jax/theory.py."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -48,16 +50,56 @@ def test_probe_holds_distinct_responses_by_probability():
   assert found.mask[0].tolist() == [[1, 1], [1, 1], [1, 0], [0, 0]]
 
 
-def test_rare_responses_beyond_the_rows_count_as_unsampled():
+def test_rare_responses_beyond_the_rows_are_left_out_but_were_sampled():
   found = theory.probe(*groups(), count=1, rows=2)
   assert found.probability.shape == (1, 2)
-  np.testing.assert_allclose(found.unsampled, [0.4], rtol=1e-5)
+  np.testing.assert_allclose(found.unsampled, [0.3], rtol=1e-5)
+  assert len(theory.probe(*groups(), count=9, rows=2).unsampled) == 2
+
+
+def test_mass_beyond_1_by_rounding_leaves_nothing_unsampled():
+  prompts, rollouts, reward = groups()
+  certain = dataclasses.replace(rollouts, logp=rollouts.logp * 0.0)
+  found = theory.probe(prompts, certain, reward, count=1, rows=4)
+  assert found.unsampled.tolist() == [0.0]
+
+
+def test_responses_that_differ_in_length_only_are_different():
+  prompts, rollouts, reward = groups()
+  tokens, mask = rollouts.tokens.copy(), rollouts.mask.copy()
+  tokens[0, :2] = [[5, 0], [5, 0]]
+  mask[0, :2] = [[True, False], [True, True]]
+  other = dataclasses.replace(rollouts, tokens=tokens, mask=mask)
+  found = theory.probe(prompts, other, reward, count=1, rows=4)
+  assert (found.probability[0] > 0.0).sum() == 4
+
+
+def test_partial_rewards_are_not_correct():
+  prompts, rollouts, _ = groups()
+  found = theory.probe(
+    prompts, rollouts, np.full((2, 4), 0.75, np.float32), count=2, rows=4
+  )
+  assert not found.correct.any()
+
+
+def test_nothing_is_reported_where_nothing_can_be_measured():
+  prompts, rollouts, reward = groups()
+  long = dataclasses.replace(rollouts, logp=rollouts.logp - 400.0)
+  found = theory.probe(prompts, long, reward, count=2, rows=4)
+  got = theory.measure(found, np.zeros(2), n=4)
+  assert set(got.values()) == {None} and len(got) == 4
+
+
+def test_rounding_is_not_a_fall():
+  found = theory.probe(*groups(), count=2, rows=4)
+  after = np.array([0.4 - 1e-5, 0.25 - 1e-3])
+  assert theory.measure(found, after, n=4)["theory/fell_fraction"] == 0.5
 
 
 def test_measure_by_hand():
   found = theory.probe(*groups(), count=2, rows=4)
   got = theory.measure(found, np.array([0.5, 0.2]), n=4)
-  assert got["theory/change_measured"] == pytest.approx((0.1 - 0.05) / 2)
+  assert got["theory/correct_change"] == pytest.approx((0.1 - 0.05) / 2)
   assert got["theory/fell_fraction"] == 0.5
   assert got["theory/unsampled_mass"] == pytest.approx(0.275)
   terms = []
@@ -75,7 +117,7 @@ def test_measure_by_hand():
       n=4,
     )
     terms.append(float(b.sampled_correct + b.sampled_wrong))
-  assert got["theory/change_predicted_per_lr"] == pytest.approx(
+  assert got["theory/sampled_terms_per_lr"] == pytest.approx(
     np.mean(terms), rel=1e-5
   )
 

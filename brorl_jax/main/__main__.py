@@ -23,7 +23,9 @@ def interrupt(signum, frame) -> None:
   del signum, frame
   show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""
   sys.stdout.flush()
-  os.write(2, f"{show_cursor}interrupted; the same command resumes\n".encode())
+  other = [a for a in sys.argv if a.startswith("--mode=") and "train" not in a]
+  what = "begins again" if other else "resumes"
+  os.write(2, f"{show_cursor}interrupted; the same command {what}\n".encode())
   os._exit(130)
 
 
@@ -80,7 +82,7 @@ def main(argv: list[str]) -> None:
     else:
       from brorl_jax.main import simulating
 
-      simulating.run(_CONFIG.value, workdir)
+      simulating.run(_CONFIG.value, workdir, allow_change=_ALLOW_CHANGE.value)
   except settings.UserError as e:
     print(f"error: {e}", file=sys.stderr)
     sys.exit(2)

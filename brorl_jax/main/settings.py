@@ -141,6 +141,8 @@ def check_simulation(c: Config, surrogates: tuple[str, ...]) -> None:
     for field in ("b1", "b2"):
       yield field, 0.0 < c[field] < 1.0, "between 0 and 1"
     yield "weight_decay", 0.0 <= c.weight_decay < math.inf, "0 or positive"
+    for field in ("seeding", "anchor"):
+      yield field, math.isfinite(c[field]), "finite"
 
   _check(c, rules)
 

@@ -17,6 +17,7 @@ References:
   Hu et al. 2025 (BroRL), arXiv:2510.01180, section 2 and appendix C.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import jax
@@ -24,8 +25,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
-# Probabilities are sums of up to 1e5 rounded terms.
-_SUM_TOLERANCE = 1e-3
+# How far the sum of 1e5 rounded probabilities may be from 1, by bytes of each.
+_SUM_TOLERANCE = {2: 1e-2, 4: 1e-5, 8: 1e-10}
 
 
 class Moments(NamedTuple):
@@ -90,18 +91,15 @@ def mass_balance(
 
   Raises:
     ValueError: Probabilities do not sum to 1, a mask is not one, nothing is
-      correct, or a number is out of range. Inside jit values are not known and
-      only shapes and types are checked.
+      correct, or a number is out of range. Of what is traced only shapes and
+      types are checked.
 
   References:
     arXiv:2510.01180, Theorem 1. The prefactor lr/N belongs to the 1/N of L.
   """
-  _check(probs, correct, n, sampled=sampled)
-  if not reward_correct >= 0.0 >= reward_wrong:
-    raise ValueError(
-      f"reward_correct = {reward_correct} and reward_wrong = {reward_wrong} "
-      "must lie on either side of 0"
-    )
+  rewards = {"reward_correct": reward_correct, "reward_wrong": reward_wrong}
+  _check(probs, correct, sampled, n=n, lr=lr, **rewards)
+  _check_signs(**rewards)
   m = _moments(probs, correct, sampled, reward_correct, reward_wrong)
   step = lr / n
   return MassBalance(
@@ -149,9 +147,17 @@ def mass_balance_counts(
     Not in the paper, whose Theorem 1 is the set form and whose section 4.1
     simulates this one; derived like Theorem 1.
   """
+  rewards = {"reward_correct": reward_correct, "reward_wrong": reward_wrong}
+  if not jnp.issubdtype(counts.dtype, jnp.integer):
+    raise ValueError(f"counts are {counts.dtype}; they must be integers")
   sampled = counts > 0
-  _check(probs, correct, n, sampled=sampled)
-  _require_sum(counts, n)
+  _check(probs, correct, sampled, n=n, lr=lr, **rewards)
+  _require("counts", counts, lambda x: x >= 0, "at least 0")
+  if not isinstance(counts, Tracer) and not isinstance(n, Tracer):
+    with jax.ensure_compile_time_eval():
+      total = int(jnp.sum(counts))
+    if total != n:
+      raise ValueError(f"counts sum to {total}, not to n = {n}")
   m = _moments(probs, correct, sampled, reward_correct, reward_wrong)
   w = counts * jnp.where(correct, reward_correct, reward_wrong)
   w = w.astype(probs.dtype)
@@ -186,12 +192,13 @@ def token_gains(
   So an unsampled correct token gains if and only if S p[i] + M < 0: Q_pos may
   rise while correct tokens that were not drawn fall.
 
-  Args and Raises: as `mass_balance`.
+  Args and Raises: as `mass_balance`, but that rewards may have any sign.
 
   References:
     Per-token form behind arXiv:2510.01180, Theorem 1.
   """
-  _check(probs, correct, n, sampled=sampled)
+  rewards = {"reward_correct": reward_correct, "reward_wrong": reward_wrong}
+  _check(probs, correct, sampled, n=n, lr=lr, **rewards)
   reward = jnp.where(correct, reward_correct, reward_wrong) * sampled
   reward = reward.astype(probs.dtype)
   s = jnp.sum(reward * probs)
@@ -214,12 +221,13 @@ def unsampled_correct_gain(
     Delta Q_u,pos = lr/N ( -S U_pos2
         - Q_u,pos [ (Rc - S) A_2 + (Rw - S) B_2 - S (U_pos2 + U_neg2) ] )
 
-  Args and Raises: as `mass_balance`.
+  Args and Raises: as `mass_balance`, but that rewards may have any sign.
 
   References:
     F-GRPO, arXiv:2602.06717, Proposition 3.2.
   """
-  _check(probs, correct, n, sampled=sampled)
+  rewards = {"reward_correct": reward_correct, "reward_wrong": reward_wrong}
+  _check(probs, correct, sampled, n=n, lr=lr, **rewards)
   m = _moments(probs, correct, sampled, reward_correct, reward_wrong)
   bracket = (reward_correct - m.s_r) * m.a2 + (reward_wrong - m.s_r) * m.b2
   bracket -= m.s_r * (m.u_pos2 + m.u_neg2)
@@ -244,8 +252,20 @@ def exact_step(
       multiset form; 0 for tokens that were not drawn.
     lr: Step size of plain gradient descent on the logits.
     n: N, number of draws.
+
+  Raises:
+    ValueError: Shapes differ, or a number is out of range.
+
+  References:
+    The step of arXiv:2510.01180, section 2, with dp/dz of the softmax written
+    out; its change of Q_pos differs from Theorem 1's by O(lr^2).
   """
-  _require_positive("n", n)
+  _require_count("n", n)
+  _require_finite(lr=lr, logits=logits, reward_mass=reward_mass)
+  if reward_mass.shape != logits.shape:
+    raise ValueError(
+      f"reward_mass is {reward_mass.shape}, logits is {logits.shape}"
+    )
   probs = jax.nn.softmax(logits)
   s = jnp.sum(reward_mass * probs)
   return jax.nn.softmax(logits + lr / n * probs * (reward_mass - s))
@@ -269,7 +289,7 @@ def expected_unsampled_second_moment(
   References:
     arXiv:2510.01180, Lemma 2 and Corollary 3 (appendix C.2).
   """
-  _require_positive("n", n)
+  _require_count("n", n)
   _require("p", p, lambda x: (x >= 0) & (x <= 1), "in [0, 1]")
   # Of 1 - p as a power: log1p keeps p = 1e-9 where 1 - p is 1 in float32.
   return p**2 * jnp.exp(n * jnp.log1p(-p))
@@ -290,8 +310,8 @@ def unsampled_second_moment_bound(n: int) -> float:
   References:
     Follows from arXiv:2510.01180, Corollary 3; not stated there.
   """
-  _require_positive("n", n)
-  return (n / (n + 1)) ** n / (n + 1)
+  _require_count("n", n)
+  return math.exp(-n * math.log1p(1 / n)) / (n + 1)
 
 
 def _moments(probs, correct, sampled, reward_correct, reward_wrong) -> Moments:
@@ -312,42 +332,58 @@ def _moments(probs, correct, sampled, reward_correct, reward_wrong) -> Moments:
   )
 
 
-def _known(x: Any) -> Array | None:
-  """The value, or None inside a traced function."""
-  return None if isinstance(x, Tracer) else jnp.asarray(x)
-
-
 def _require(name: str, value: Any, good, must: str) -> None:
-  known = _known(value)
-  if known is None or bool(jnp.all(good(known))):
+  """Refuses a value that is known and not good; traced ones are not known."""
+  if isinstance(value, Tracer):
     return
-  bad = known[~good(known)] if known.ndim else known[None]
-  raise ValueError(f"{name} = {bad[0]} must be {must}")
+  # Constants inside a traced function are known, but their sums are not unless
+  # asked for.
+  with jax.ensure_compile_time_eval():
+    value = jnp.asarray(value)
+    fine = jnp.broadcast_to(good(value), value.shape)
+    if not bool(jnp.all(fine)):
+      bad = value[~fine] if value.ndim else value[None]
+      raise ValueError(f"{name} = {bad[0]} must be {must}")
 
 
-def _require_positive(name: str, value: int) -> None:
-  if value < 1:
-    raise ValueError(f"{name} = {value} must be at least 1")
+def _require_count(name: str, value: Any) -> None:
+  if isinstance(value, Tracer):
+    return
+  if isinstance(value, float) or value < 1:
+    raise ValueError(f"{name} = {value} must be an integer of at least 1")
 
 
-def _require_sum(counts, n: int) -> None:
-  _require("counts", counts, lambda x: x >= 0, "at least 0")
-  known = _known(counts)
-  if known is not None and known.sum() != n:
-    raise ValueError(f"counts sum to {known.sum()}, not to n = {n}")
+def _require_finite(**values: Any) -> None:
+  for name, value in values.items():
+    _require(name, value, jnp.isfinite, "finite")
 
 
-def _check(probs, correct, n: int, *, sampled) -> None:
-  _require_positive("n", n)
+def _check(probs, correct, sampled, *, n, lr, reward_correct, reward_wrong):
+  _require_count("n", n)
+  _require_finite(
+    lr=lr, reward_correct=reward_correct, reward_wrong=reward_wrong
+  )
   for name, mask in (("correct", correct), ("sampled", sampled)):
     if mask.dtype != jnp.bool_:
       raise ValueError(f"{name} is {mask.dtype}; it must be a mask, of bool")
     if mask.shape != probs.shape:
       raise ValueError(f"{name} is {mask.shape}, probs is {probs.shape}")
   _require("probs", probs, lambda x: x >= 0, "at least 0")
-  total = _known(jnp.sum(probs))
-  if total is not None and not abs(total - 1.0) < _SUM_TOLERANCE:
-    raise ValueError(f"probs sum to {total}, not to 1")
-  known = _known(correct)
-  if known is not None and not known.any():
-    raise ValueError(f"correct is False for all {known.size} tokens")
+  if not isinstance(probs, Tracer):
+    with jax.ensure_compile_time_eval():
+      total = jnp.sum(probs)
+    wide = _SUM_TOLERANCE[probs.dtype.itemsize]
+    _require("the sum of probs", total, lambda x: abs(x - 1) < wide, "1")
+  for name, mask in (("correct", correct), ("sampled", sampled)):
+    if not isinstance(mask, Tracer):
+      with jax.ensure_compile_time_eval():
+        count = int(jnp.sum(mask))
+      if name == "correct" and not count:
+        raise ValueError(f"correct is False for all {mask.size} tokens")
+      if name == "sampled" and not isinstance(n, Tracer) and count > n:
+        raise ValueError(f"sampled has {count} tokens, more than n = {n} draws")
+
+
+def _check_signs(reward_correct, reward_wrong) -> None:
+  _require("reward_correct", reward_correct, lambda x: x >= 0, "at least 0")
+  _require("reward_wrong", reward_wrong, lambda x: x <= 0, "at most 0")

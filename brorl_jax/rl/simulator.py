@@ -11,6 +11,7 @@ References:
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -65,6 +66,12 @@ def log_probability(
 ratio = log_probability
 
 
+def _require(settings: object, name: str, good: bool) -> None:
+  value = getattr(settings, name)
+  if not (good and math.isfinite(value)):
+    raise ValueError(f"{name} = {value} is out of range")
+
+
 @dataclasses.dataclass(frozen=True)
 class AdamW:
   """AdamW with decoupled decay; eps decides what tiny gradients do."""
@@ -75,6 +82,13 @@ class AdamW:
   eps: float
   weight_decay: float
 
+  def __post_init__(self):
+    _require(self, "lr", self.lr > 0.0)
+    _require(self, "b1", 0.0 <= self.b1 < 1.0)
+    _require(self, "b2", 0.0 <= self.b2 < 1.0)
+    _require(self, "eps", self.eps > 0.0)
+    _require(self, "weight_decay", self.weight_decay >= 0.0)
+
   def init(self, logits: Float[Array, " V"]) -> PyTree:
     return jnp.zeros_like(logits), jnp.zeros_like(logits)
 
@@ -84,7 +98,7 @@ class AdamW:
     mean = self.b1 * mean + (1.0 - self.b1) * grad
     square = self.b2 * square + (1.0 - self.b2) * grad**2
     # Powers in float32 of a float32 count would lose digits late in the run.
-    steady = lambda x, b: x / -jnp.expm1(count * jnp.log(b))
+    steady = lambda x, b: x / -jnp.expm1(count * math.log(b)) if b else x
     move = steady(mean, self.b1) / (
       jnp.sqrt(steady(square, self.b2)) + self.eps
     )
@@ -97,6 +111,9 @@ class Sgd:
   """Plain gradient descent: the control that shows what AdamW adds."""
 
   lr: float
+
+  def __post_init__(self):
+    _require(self, "lr", self.lr > 0.0)
 
   def init(self, logits: Float[Array, " V"]) -> PyTree:
     del logits
@@ -123,8 +140,11 @@ def initial_logits(
     raise ValueError(
       f"correct = {correct} must be 1 to vocab - 1 = {vocab - 1}"
     )
+  for name, value in (("seeding", seeding), ("anchor", anchor)):
+    if value is not None and not math.isfinite(value):
+      raise ValueError(f"{name} = {value} must be finite")
   is_correct = jnp.arange(vocab) < correct
-  logits = jnp.where(is_correct, seeding, 0.0).astype(jnp.float32)
+  logits = jnp.where(is_correct, seeding, 0.0)  # float64 when x64 is on
   if anchor is not None:
     logits = logits.at[0].set(anchor)
   return logits, is_correct
@@ -231,7 +251,7 @@ def simulate(
     mean = jnp.sum(counts * reward) / n if centred else 0.0
     grad = surrogate(probs, counts * (reward - mean), n)
     logits, state = optimizer.step(
-      logits, grad, state, count.astype(jnp.float32)
+      logits, grad, state, count.astype(logits.dtype)
     )
     return (logits, state), observe(jax.nn.softmax(logits))
 
