@@ -21,6 +21,16 @@ class TooLong(ValueError):
   """A prompt has more tokens than the budget."""
 
 
+def families(c: Config) -> list[gym.Family]:
+  """What prompts are drawn from; raises ValueError if one of them is wrong."""
+  out = [
+    gym.Family(name, f.settings.to_dict(), f.weight)
+    for name, f in c.families.items()
+  ]
+  gym.check(out)
+  return out
+
+
 class Puzzles:
   """Puzzles of a run as prompts, and responses as verdicts."""
 
@@ -29,11 +39,7 @@ class Puzzles:
     self._c, self._text = c, text
     self.stop_ids = text.stop_ids
     self.puzzle = functools.lru_cache(maxsize=1 << 14)(self._draw)
-    self.families = [
-      gym.Family(name, f.settings.to_dict(), f.weight)
-      for name, f in c.families.items()
-    ]
-    gym.check(self.families)
+    self.families = families(c)
     self._weights = [f.weight for f in self.families]
     for family in self.families:
       for i in range(_PROBES):

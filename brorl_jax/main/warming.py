@@ -9,6 +9,7 @@ from jaxtyping import PyTree
 
 from brorl_jax import hf, tokenizer, update, warmup
 from brorl_jax.main import settings
+from brorl_jax.main.puzzles import families
 from brorl_jax.main.settings import Config
 from brorl_jax.policy import Policy
 from brorl_jax.tasks import gym
@@ -72,14 +73,9 @@ def run(c: Config, workdir: pathlib.Path) -> None:
 
 def draw(c: Config) -> list[Puzzle]:
   """Puzzles of every family, from seeds that training never draws."""
-  families = [
-    gym.Family(name, f.settings.to_dict(), f.weight)
-    for name, f in c.families.items()
-  ]
-  gym.check(families)
   return [
     gym.puzzle(family, "warmup", i, seed=c.seed)
-    for family in families
+    for family in families(c)
     for i in range(c.puzzles)
   ]
 
