@@ -43,7 +43,7 @@ def probe(
   *,
   count: int,
   rows: int,
-) -> Probe:
+) -> Probe | None:
   """Takes the first `count` prompts and their `rows` likeliest responses.
 
   Args:
@@ -53,6 +53,10 @@ def probe(
     reward: Raw.
     count: Prompts; fewer if there are not so many.
     rows: Distinct responses per prompt; rarer ones are left out.
+
+  Returns:
+    None where float32 can hold the probability of no response, as with answers
+    of hundreds of tokens: there is nothing to measure then.
   """
   T = rollouts.tokens.shape[2]
   count = min(count, len(reward))
@@ -77,7 +81,7 @@ def probe(
     out.mask[to] = rollouts.mask[p, first]
     out.probability[to] = np.exp(rollouts.logp[p, first].sum(axis=1))
     out.correct[to] = reward[p, first] >= 1.0
-  return out
+  return out if out.probability.any() else None
 
 
 @functools.partial(jax.jit, static_argnames="n")
@@ -93,8 +97,9 @@ def sampled_terms(
   The responses are the atoms of a softmax with a logit each, with rewards 1 and
   -1 and one plain gradient step. The third term, of what was not sampled, would
   need the single probabilities of what was not sampled, which are not known. So
-  this is no forecast of what Adam does to a network, in sign or in size; it
-  shows how much of the theorem's push there is at this N.
+  this is no forecast of what Adam does to a network, in sign or in size (for
+  that, see `measure`); it shows how much of the theorem's push there is at this
+  N.
 
   Args:
     probability: Of the sampled responses, 0 in empty rows.
@@ -122,8 +127,8 @@ def sampled_terms(
 
 
 def correct_mass(
-  params: PyTree,
   found: Probe,
+  params: PyTree,
   *,
   response_logits: Callable[..., Array],
   temperature: float,
@@ -140,23 +145,42 @@ def correct_mass(
   return jnp.sum(jnp.where(found.correct, jnp.exp(total), 0.0), axis=1)
 
 
+_NAMES = (
+  "unsampled_mass",
+  "correct_change",
+  "correct_change_first_order",
+  "sampled_terms_per_lr",
+  "fell_fraction",
+)
+
+
+def unmeasured() -> dict[str, None]:
+  """The metrics of `measure` where there is nothing to measure."""
+  return {f"theory/{name}": None for name in _NAMES}
+
+
 def measure(
-  found: Probe, after: Float[np.ndarray, " P"], *, n: int
-) -> dict[str, float | None]:
+  found: Probe,
+  after: Float[np.ndarray, " P"],
+  first_order: float,
+  *,
+  n: int,
+) -> dict[str, float]:
   """Metrics of a step: what the theorem is about, before and after the update.
 
-  None where no sampled response has a probability that float32 can hold, as
-  with answers of hundreds of tokens: there is nothing to measure then.
+  The forecast of the change for a network is its first-order one:
+
+    correct_change ~ sum over updates of <d Q / d params, params' - params>
+
+  with Q the mean correct mass of the probe. Where the two agree the step is
+  small enough for first-order theory to speak about it.
 
   Args:
     found: From `probe`, before the update.
     after: From `correct_mass`, with the updated parameters.
+    first_order: That sum.
     n: N.
   """
-  names = ("unsampled_mass", "correct_change", "sampled_terms_per_lr")
-  names += ("fell_fraction",)
-  if not found.probability.any():
-    return {f"theory/{name}": None for name in names}
   before = (found.probability * found.correct).sum(axis=1)
   change = after - before
   arrays = (found.probability, found.correct, found.unsampled)
@@ -164,10 +188,11 @@ def measure(
   values = (
     found.unsampled.mean(),
     change.mean(),
+    first_order,
     terms.mean(),
     (change < -_NOISE).mean(),
   )
   return {
     f"theory/{name}": float(value)
-    for name, value in zip(names, values, strict=True)
+    for name, value in zip(_NAMES, values, strict=True)
   }

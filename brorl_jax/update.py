@@ -84,13 +84,14 @@ class Stats:
   logp_gap_max: Float[Array, ""]
   grad_norm: Float[Array, ""]  # before clipping
   finite: Bool[Array, " leaves"]  # gradient and result, in the tree's order
+  watched: Float[Array, ""]  # first-order change of `watch`; 0 without
 
   @staticmethod
   def zero(params: PyTree) -> "Stats":
     """Of no tokens at all."""
     zero, none = jnp.zeros(()), Mean(jnp.zeros(()), jnp.zeros(()))
     finite = jnp.ones(len(jax.tree.leaves(params)), bool)
-    return Stats(none, none, none, none, none, none, zero, zero, finite)
+    return Stats(none, none, none, none, none, none, zero, zero, finite, zero)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,8 +229,20 @@ def minibatch_step(
   tx: optax.GradientTransformation,
   response_logits: ResponseLogits,
   objective: Objective,
+  watch: Callable[[PyTree], Float[Array, ""]] | None = None,
 ) -> tuple[State, Stats]:
-  """One optimizer update. `state` is donated; its step does not change."""
+  """One optimizer update. `state` is donated; its step does not change.
+
+  Args:
+    state: Before the update.
+    batch: One minibatch.
+    tx: The optimizer.
+    response_logits: The policy.
+    objective: Constants of the loss.
+    watch: A function of the parameters, as a `jax.tree_util.Partial`. Its
+      directional derivative along the optimizer's step, <d watch / d params,
+      updates>, is in the result: what to first order this update changes it by.
+  """
   grads, stats = gradient(
     state.params,
     state.reference,
@@ -241,6 +254,9 @@ def minibatch_step(
   params = optax.apply_updates(state.params, updates)
   # A finite gradient can still leave parameters that are not.
   stats = dataclasses.replace(stats, finite=stats.finite & all_finite(params))
+  if watch is not None:
+    _, change = jax.jvp(watch, (state.params,), (updates,))
+    stats = dataclasses.replace(stats, watched=change)
   return dataclasses.replace(state, params=params, opt=opt), stats
 
 

@@ -65,7 +65,10 @@ def get_config() -> ml_collections.ConfigDict:
   c.eval_every = 10  # steps
   c.eval_prompts = 60  # held-out puzzles per family
   c.eval_n = 16  # samples per held-out puzzle
-  c.theory_prompts = 4  # per step, on which the theorem is measured
+  # The theorem is measured on so many prompts of a step and on the likeliest
+  # responses to each: at 2 x 16 it costs less than 2 % of a step.
+  c.theory_prompts = 2
+  c.theory_responses = 16
   c.samples_shown = 4  # rollouts per step that go to samples.jsonl
   return c.lock()  # a misspelt field in a config is an error
 

@@ -115,10 +115,13 @@ def test_a_run_leaves_what_it_promises(whole):
     rollout/slot_occupancy rollout/length_mean rollout/truncated_fraction
     policy/entropy policy/kl_ref policy/clip_fraction policy/logp_gap_max
     policy/logp_gap_mean loss/total optim/lr optim/grad_norm
-    theory/correct_mass time/rollout_s time/score_s time/update_s
+    theory/correct_mass theory/unsampled_mass theory/correct_change
+    theory/correct_change_first_order theory/sampled_terms_per_lr
+    theory/fell_fraction time/rollout_s time/score_s time/update_s
     time/checkpoint_s memory/peak_bytes data/tokens_total data/samples_total"""
   assert set(promised.split()) <= lines[0].keys()
   assert all(line["policy/logp_gap_max"] < 1e-4 for line in lines)
+  assert all(line["theory/correct_change_first_order"] for line in lines)
   assert (workdir / "report" / "learning_curve.png").stat().st_size > 10_000
   assert list(workdir.glob("events.out.tfevents.*"))
   records = metrics.read_lines(workdir / "eval" / "records.jsonl")

@@ -296,6 +296,7 @@ BAD = [
   ("mesh_data", {"mesh_data": -2}, "positive, or -1"),
   ("samples_shown", {"samples_shown": -1}, "0 or positive"),
   ("theory_prompts", {"theory_prompts": 0}, "at least 1"),
+  ("theory_responses", {"theory_responses": 0}, "at least 1"),
 ]
 
 

@@ -85,21 +85,23 @@ def test_partial_rewards_are_not_correct():
 def test_nothing_is_reported_where_nothing_can_be_measured():
   prompts, rollouts, reward = groups()
   long = dataclasses.replace(rollouts, logp=rollouts.logp - 400.0)
-  found = theory.probe(prompts, long, reward, count=2, rows=4)
-  got = theory.measure(found, np.zeros(2), n=4)
-  assert set(got.values()) == {None} and len(got) == 4
+  assert theory.probe(prompts, long, reward, count=2, rows=4) is None
+  found = theory.probe(*groups(), count=2, rows=4)
+  measured = theory.measure(found, np.zeros(2), 0.0, n=4)
+  assert theory.unmeasured() == dict.fromkeys(measured)
 
 
 def test_rounding_is_not_a_fall():
   found = theory.probe(*groups(), count=2, rows=4)
   after = np.array([0.4 - 1e-5, 0.25 - 1e-3])
-  assert theory.measure(found, after, n=4)["theory/fell_fraction"] == 0.5
+  assert theory.measure(found, after, 0.0, n=4)["theory/fell_fraction"] == 0.5
 
 
 def test_measure_by_hand():
   found = theory.probe(*groups(), count=2, rows=4)
-  got = theory.measure(found, np.array([0.5, 0.2]), n=4)
+  got = theory.measure(found, np.array([0.5, 0.2]), 0.03, n=4)
   assert got["theory/correct_change"] == pytest.approx((0.1 - 0.05) / 2)
+  assert got["theory/correct_change_first_order"] == 0.03
   assert got["theory/fell_fraction"] == 0.5
   assert got["theory/unsampled_mass"] == pytest.approx(0.275)
   terms = []
@@ -140,8 +142,8 @@ def test_correct_mass_is_that_of_the_policy():
   prompts, _, _ = groups()
   found = theory.probe(*groups(), count=2, rows=4)
   mass = lambda temperature: theory.correct_mass(
-    params,
     found,
+    params,
     response_logits=policy.response_logits,
     temperature=temperature,
   )

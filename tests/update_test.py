@@ -269,6 +269,35 @@ def test_not_finite_gradients_are_named():
   assert update.first_bad_path(params(), np.ones(13, bool)) is None
 
 
+def test_what_is_watched_changes_by_its_derivative_along_the_step():
+  batch = packed()
+  flat = lambda x: jnp.asarray(x).reshape(-1, *x.shape[2:])
+
+  def loglikelihood(response, params):
+    logits = POLICY.response_logits(
+      params, flat(batch.prompt), flat(batch.prompt_mask), response
+    )
+    return jnp.mean(losses.token_logp(logits, response)[0])
+
+  response = flat(batch.response)
+  watch = jax.tree_util.Partial(loglikelihood, response)
+  errors = []
+  for lr in (0.1, 0.01):  # of plain gradient descent, Adam's has no limit
+    state, stats = update.minibatch_step(
+      update.init_state(params(), tx := optax.sgd(lr), keep_reference=False),
+      batch,
+      tx=tx,
+      response_logits=POLICY.response_logits,
+      objective=OBJECTIVE,
+      watch=watch,
+    )
+    change = watch(state.params) - watch(params())
+    assert abs(change) > 1e-5
+    errors.append(abs(stats.watched / change - 1.0))
+  assert errors[1] < 0.02
+  assert errors[1] < errors[0] / 4
+
+
 def test_minibatch_step_applies_what_optax_says():
   tx, _ = update.optimizer(
     lr=1e-2,

@@ -182,7 +182,7 @@ def _training_rules(c: Config) -> Iterator[Rule]:
   counts = (
     "steps samples round_samples max_rounds prompt_tokens max_new_tokens "
     "slots minibatches rows blocks save_every keep_checkpoints eval_every "
-    "eval_prompts eval_n theory_prompts mesh_model"
+    "eval_prompts eval_n theory_prompts theory_responses mesh_model"
   )
   for field in counts.split():
     yield field, c[field] >= 1, "at least 1"

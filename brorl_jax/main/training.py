@@ -185,16 +185,17 @@ def update_stage(
     mesh, spread if x.ndim else PartitionSpec(), x
   )
 
-  mass = jax.jit(
-    functools.partial(
-      theory.correct_mass,
-      response_logits=policy.response_logits,
-      temperature=c.temperature,
-    )
+  mass_of = functools.partial(
+    theory.correct_mass,
+    response_logits=policy.response_logits,
+    temperature=c.temperature,
   )
+  mass = jax.jit(mass_of)
+  mean_mass = lambda found, params: jnp.mean(mass_of(found, params))
 
   def apply(state: types.State, kept: train.Groups, advantage):
-    found = theory.probe(*kept, count=c.theory_prompts, rows=c.rows)
+    found = theory.probe(*kept, count=c.theory_prompts, rows=c.theory_responses)
+    watch = found and jax.tree_util.Partial(mean_mass, found)
     step = int(state.step) + 1
     parts = update.split(len(advantage), c.minibatches, (c.seed, step))
     stats, rows = [], 0
@@ -210,27 +211,38 @@ def update_stage(
         tx=tx,
         response_logits=policy.response_logits,
         objective=objective,
+        watch=watch,
       )
       stats.append(more)
-    after = mass(state.params, found)
+    after = found and mass(found, state.params)
     state = types.State(
       state.step + 1, state.params, state.opt, state.reference
     )
     jax.block_until_ready((state, stats, after))
-    for one in stats:
-      if (
-        path := update.first_bad_path(state.params, np.asarray(one.finite))
-      ) is not None:
-        raise FloatingPointError(
-          f"step {step}: gradient or value of {path} is not finite; lower lr"
-        )
+    refuse_not_finite(stats, state.params, step)
+    promise = theory.unmeasured()
+    if found is not None:
+      first_order = sum(float(one.watched) for one in stats)
+      promise = theory.measure(found, np.asarray(after), first_order, n=c.n)
     return state, {
       **learned(stats, schedule, step, c.minibatches, kl_weight=c.kl_weight),
       "update/distinct_fraction": rows / advantage.size,
-      **theory.measure(found, np.asarray(after), n=c.n),
+      **promise,
     }
 
   return apply
+
+
+def refuse_not_finite(
+  stats: Sequence[update.Stats], params: PyTree, step: int
+) -> None:
+  """Stops the run before a broken state can be saved."""
+  for one in stats:
+    path = update.first_bad_path(params, np.asarray(one.finite))
+    if path is not None:
+      raise FloatingPointError(
+        f"step {step}: gradient or value of {path} is not finite; lower lr"
+      )
 
 
 def learned(
