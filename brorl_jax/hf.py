@@ -1,118 +1,57 @@
-"""A Hugging Face directory <-> policy and parameters.
+"""A Hugging Face directory <-> policy and parameters on a mesh.
 
 `config.json` says which decoder it is, `model.safetensors` (or several, with
 an index) holds the weights. Nothing else is read, and nothing is executed.
 """
 
+import contextlib
+import dataclasses
+import functools
 import json
 import pathlib
-from typing import Any
+import shutil
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from brorl_jax import sharding
+from brorl_jax import architectures, sharding
 from brorl_jax.policy import Policy
 
 _WEIGHTS = "model.safetensors"
-
-# Path of a parameter -> the tensor's name there; {} is the layer.
-_NAMES = {
-  ("embed", "embedding"): "model.embed_tokens.weight",
-  ("ln_final", "scale"): "model.norm.weight",
-  ("head", "kernel"): "lm_head.weight",
-  ("blocks", "ln_attn", "scale"): "model.layers.{}.input_layernorm.weight",
-  ("blocks", "ln_mlp", "scale"): (
-    "model.layers.{}.post_attention_layernorm.weight"
-  ),
-  **{
-    ("blocks", ours, kind[0]): f"model.layers.{{}}.{theirs}.{kind[1]}"
-    for ours, theirs in {
-      "q": "self_attn.q_proj",
-      "k": "self_attn.k_proj",
-      "v": "self_attn.v_proj",
-      "o": "self_attn.o_proj",
-      "gate": "mlp.gate_proj",
-      "up": "mlp.up_proj",
-      "down": "mlp.down_proj",
-    }.items()
-    for kind in (("kernel", "weight"), ("bias", "bias"))
-  },
-}
+_INDEX = "model.safetensors.index.json"
+_DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+# Constants that transformers 4 and before wrote beside the weights.
+_COMPUTED = ".rotary_emb.inv_freq"
+# What belongs to a model beside config and weights, copied as it is.
+_BESIDE = (
+  "tokenizer.json",
+  "tokenizer_config.json",
+  "special_tokens_map.json",
+  "added_tokens.json",
+  "vocab.json",
+  "merges.txt",
+  "tokenizer.model",
+  "chat_template.jinja",
+  "chat_template.json",
+  "generation_config.json",
+)
 
 
-def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
-  """The decoder that `config.json` describes.
+class _Stored(NamedTuple):
+  """How a parameter, or one layer of it, lies in the files."""
 
-  Args:
-    directory: A Hugging Face model directory.
-    dtype: Of activations and caches.
-
-  Raises:
-    ValueError: Not such a directory, or an architecture that is not supported.
-  """
-  if dtype not in ("float32", "bfloat16"):
-    raise ValueError(f"dtype {dtype!r} is neither 'float32' nor 'bfloat16'")
-  directory = pathlib.Path(directory)
-  if not directory.is_dir():
-    raise ValueError(f"checkpoint {str(directory)!r} is not a directory")
-  path = directory / "config.json"
-  c = _read_json(path)
-  rope = c.get("rope_parameters") or c.get("rope_scaling") or {}
-  if not isinstance(rope, dict):
-    raise ValueError(f"{path}: rope_parameters {rope!r} is not an object")
-  supported = {
-    "model_type": (c.get("model_type"), "qwen2"),
-    "hidden_act": (c.get("hidden_act", "silu"), "silu"),
-    # Older files say "type".
-    "rope_type": (
-      rope.get("rope_type", rope.get("type", "default")),
-      "default",
-    ),
-    "use_sliding_window": (c.get("use_sliding_window", False), False),
-  }
-  for field, (got, want) in supported.items():
-    if got != want:
-      raise ValueError(
-        f"{path}: {field} {got!r} is not supported, only {want!r}"
-      )
-
-  def size(field: str) -> int:
-    value = c[field]
-    if not isinstance(value, int) or value < 1:
-      raise ValueError(f"{path}: {field} {value!r} is not a positive integer")
-    return value
-
-  def number(name: str, value) -> float:
-    if not isinstance(value, int | float) or not 0.0 < value < float("inf"):
-      raise ValueError(f"{path}: {name} {value!r} is not a positive number")
-    return float(value)
-
-  try:
-    # transformers 5 writes rope_parameters, transformers 4 rope_theta.
-    theta = rope.get("rope_theta") or c["rope_theta"]
-    width, heads = size("hidden_size"), size("num_attention_heads")
-    return Policy(
-      vocab=size("vocab_size"),
-      width=width,
-      layers=size("num_hidden_layers"),
-      heads=heads,
-      kv_heads=size("num_key_value_heads"),
-      head_size=c.get("head_dim") or width // heads,
-      mlp=size("intermediate_size"),
-      rope_theta=number("rope_theta", theta),
-      norm_eps=number("rms_norm_eps", c["rms_norm_eps"]),
-      tied=c.get("tie_word_embeddings", False),
-      qkv_bias=True,
-      dtype=dtype,
-    )
-  except KeyError as e:
-    raise ValueError(f"{path}: no field {e}") from None
+  name: str  # with {layer} and {expert} open
+  shape: tuple[int, ...]  # experts are stacked to [E, out, in]
+  spec: PartitionSpec  # of that shape
+  here: tuple[int, ...]  # in the policy: [E?, in..., out...]
+  turned: bool  # [out, in] there, [in, out] here
 
 
 def load(
@@ -120,14 +59,19 @@ def load(
   *,
   dtype: str = "float32",
   mesh: Mesh | None = None,
+  param_dtype: str = "float32",
 ) -> tuple[Policy, PyTree]:
-  """Policy and float32 parameters of a Hugging Face directory.
+  """Policy and parameters of a Hugging Face directory.
+
+  Each device reads its own slices from the files, layer by layer: the host
+  never holds more than one layer, or one tensor outside of the layers.
 
   Args:
     directory: Holds config.json and model.safetensors, or several of them with
       model.safetensors.index.json.
-    dtype: Of activations and caches. Parameters are float32.
+    dtype: Of activations and caches.
     mesh: Where the parameters go; the first device if None.
+    param_dtype: Of the parameters, "float32" or "bfloat16".
 
   Returns:
     The static policy and the nested dict of its parameters.
@@ -136,98 +80,81 @@ def load(
     ValueError: Something is missing, unknown, damaged or of the wrong shape.
       The message names the file and the tensor.
   """
-  directory = pathlib.Path(directory)
-  policy = read_policy(directory, dtype=dtype)
-  abstract = jax.eval_shape(policy.init, jax.random.key(0))
-  tensors = _read_tensors(directory)
-  if policy.tied:  # some writers repeat the embedding under its other name
-    tensors.pop(_NAMES["head", "kernel"], None)
-
-  def take(path, leaf) -> np.ndarray:
-    keys = tuple(k.key for k in path)
-    parts = []
-    for name in _names(keys, policy):
-      if name not in tensors:
-        raise ValueError(f"{directory}: no tensor {name}")
-      value = tensors.pop(name)
-      want = _stored_shape(keys, leaf.shape)
-      if value.shape != want:
-        raise ValueError(f"{directory}: {name} is {value.shape}, not {want}")
-      value = value.astype(np.float32)
-      if not np.isfinite(value).all():
-        raise ValueError(
-          f"{directory}: {name} holds values that are not finite"
-        )
-      parts.append(value.T if keys[-1] == "kernel" else value)
-    return np.stack(parts).reshape(leaf.shape)
-
-  host = jax.tree_util.tree_map_with_path(take, abstract)
-  if tensors:
+  if param_dtype not in ("float32", "bfloat16"):
     raise ValueError(
-      f"{directory}: unknown tensors {', '.join(sorted(tensors))}"
+      f"param_dtype {param_dtype!r} is neither 'float32' nor 'bfloat16'"
     )
-  if mesh is None:
-    return policy, jax.tree.map(jnp.asarray, host)
-  places = sharding.param_shardings(abstract, mesh)
-  return policy, jax.tree.map(
-    lambda a, place: jax.make_array_from_callback(
-      a.shape, place, a.__getitem__
-    ),
-    host,
-    places,
-  )
-
-
-def save(directory: str | pathlib.Path, policy: Policy, params: PyTree) -> None:
-  """Writes the config.json and model.safetensors that transformers loads.
-
-  Args:
-    directory: Made if it does not exist.
-    policy: What `load` returned, or the like.
-    params: Its parameters; written in their own dtype.
-  """
   directory = pathlib.Path(directory)
-  directory.mkdir(parents=True, exist_ok=True)
-  tensors = {}
-  for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+  policy = architectures.read_policy(directory, dtype=dtype)
+  stored, places = _layout(policy, mesh)
+  with contextlib.ExitStack() as stack:
+    files = _open(directory, stack)
+    _check(directory, files, stored, policy)
+    try:
+      params, finite = _read(
+        files, stored, places, policy.layers, mesh, param_dtype
+      )
+    except safetensors.SafetensorError as e:
+      raise ValueError(f"{directory} is damaged: {e}") from None
+  for path, good in jax.tree_util.tree_leaves_with_path(jax.device_get(finite)):
+    if not good.all():
+      bad = np.argwhere(~good)[0].tolist()
+      at = dict(zip(("layer", "expert"), bad, strict=False))
+      name = _at(stored, path).name.format(**at)
+      raise ValueError(f"{directory}: {name} holds values that are not finite")
+  return policy, params
+
+
+def _layout(policy: Policy, mesh: Mesh | None) -> tuple[PyTree, PyTree | None]:
+  """How every parameter is stored, and where it goes."""
+  abstract = jax.eval_shape(policy.init, jax.random.key(0))
+  places = None if mesh is None else sharding.param_shardings(abstract, mesh)
+
+  def layout(path, leaf) -> _Stored:
     keys = tuple(k.key for k in path)
-    value = np.asarray(leaf)
-    parts = value if keys[0] == "blocks" else value[None]
-    for name, part in zip(_names(keys, policy), parts, strict=True):
-      stored = _stored_shape(keys, value.shape)
-      if keys[-1] == "kernel":
-        part = part.reshape(stored[::-1]).T
-      tensors[name] = np.ascontiguousarray(part).reshape(stored)
-  safetensors.numpy.save_file(
-    tensors, directory / _WEIGHTS, metadata={"format": "pt"}
-  )
-  text = json.dumps(_config(policy, value.dtype.name), indent=2)
-  (directory / "config.json").write_text(text + "\n")
+    spec = (None,) * leaf.ndim if mesh is None else _at(places, path).spec
+    here = leaf.shape
+    if keys[0] == "blocks":
+      here, spec = here[1:], spec[1:]
+    name = architectures.tensor_name(keys, policy)
+    turned = keys[-1] == "kernel"
+    if not turned:  # a bias is flat there; of its axes only the first is spread
+      flat = (int(np.prod(here)),) if keys[-1] == "bias" else here
+      spec = spec[: len(flat)]
+      return _Stored(name, flat, PartitionSpec(*spec), here, turned)
+    first = int("{expert}" in name)
+    middle = first + (2 if keys[1] == "o" else 1)
+    inputs, outputs = here[first:middle], here[middle:]
+    shape = (*here[:first], int(np.prod(outputs)), int(np.prod(inputs)))
+    spec = PartitionSpec(*spec[:first], spec[middle], spec[first])
+    return _Stored(name, shape, spec, here, turned)
+
+  return jax.tree_util.tree_map_with_path(layout, abstract), places
 
 
-def _names(keys: tuple[str, ...], policy: Policy) -> list[str]:
-  name = _NAMES[keys]
-  if keys[0] != "blocks":
-    return [name]
-  return [name.format(layer) for layer in range(policy.layers)]
+def _at(tree: PyTree, path) -> Any:
+  for key in path:
+    tree = tree[key.key]
+  return tree
 
 
-def _stored_shape(keys: tuple[str, ...], shape) -> tuple[int, ...]:
-  """A kernel [L, in, *out] here is a matrix [out, in] per layer there."""
-  one = shape[1:] if keys[0] == "blocks" else shape
-  if keys[-1] == "bias":
-    return (int(np.prod(one)),)
-  if keys[-1] != "kernel":
-    return tuple(one)
-  inputs = int(np.prod(one[:-1])) if keys[1] == "o" else one[0]
-  return (int(np.prod(one)) // inputs, inputs)
+def _names(stored: _Stored, layers: int) -> Iterator[tuple[str, tuple]]:
+  """Every tensor of a parameter and its shape."""
+  experts = stored.shape[0] if "{expert}" in stored.name else 1
+  shape = stored.shape[1:] if "{expert}" in stored.name else stored.shape
+  for layer in range(layers if "{layer}" in stored.name else 1):
+    for expert in range(experts):
+      yield stored.name.format(layer=layer, expert=expert), shape
 
 
-def _read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
-  index = directory / f"{_WEIGHTS}.index.json"
+def _open(
+  directory: pathlib.Path, stack: contextlib.ExitStack
+) -> dict[str, Any]:
+  """Name of each tensor to a slice of its file; nothing is read yet."""
+  index = directory / _INDEX
   files = [_WEIGHTS]
   if index.exists():
-    where = _read_json(index).get("weight_map")
+    where = architectures.read_json(index).get("weight_map")
     if not isinstance(where, dict) or not where:
       raise ValueError(f"{index}: no weight_map from tensors to files")
     files = sorted(set(map(str, where.values())))
@@ -239,47 +166,243 @@ def _read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
   for name in files:
     path = directory / name
     if not path.is_file():
-      raise ValueError(f"{path} is missing; weights are read from safetensors")
+      pickled = sorted(p.name for p in directory.glob("*.bin"))
+      why = f"; {pickled[0]} is a pickle, which can run code" if pickled else ""
+      raise ValueError(
+        f"{path} is missing{why}; weights are read from safetensors"
+      )
     try:
-      tensors |= safetensors.numpy.load_file(path)
+      file = stack.enter_context(safetensors.safe_open(path, "numpy"))
+      tensors |= {key: file.get_slice(key) for key in file.keys()}
     except (safetensors.SafetensorError, OSError) as e:
       raise ValueError(f"{path} is damaged: {e}") from None
   return tensors
 
 
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
+def _check(
+  directory: pathlib.Path, files: dict[str, Any], stored: PyTree, policy: Policy
+) -> None:
+  """Raises ValueError unless the files hold what the policy needs."""
+  leaves = jax.tree.leaves(stored, is_leaf=_is_stored)
+  want = dict(x for leaf in leaves for x in _names(leaf, policy.layers))
+  if missing := want.keys() - files.keys():
+    raise ValueError(f"{directory}: no tensor {_listed(missing)}")
+  extra = {name for name in files if not name.endswith(_COMPUTED)} - want.keys()
+  if policy.tied:  # some writers repeat the embedding under its other name
+    extra -= {"lm_head.weight"}
+  if extra:
+    raise ValueError(f"{directory}: unknown tensors {_listed(extra)}")
+  for name, shape in want.items():
+    if (got := tuple(files[name].get_shape())) != shape:
+      raise ValueError(f"{directory}: {name} is {got}, not {shape}")
+    if (dtype := files[name].get_dtype()) not in _DTYPES:
+      raise ValueError(
+        f"{directory}: {name} is {dtype}, not one of {', '.join(_DTYPES)}"
+      )
+
+
+def _is_stored(x: Any) -> bool:
+  return isinstance(x, _Stored)
+
+
+def _listed(names: set[str]) -> str:
+  some = sorted(names)[:8]
+  more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+  return ", ".join(some) + more
+
+
+def _read(
+  files: dict[str, Any],
+  stored: PyTree,
+  places: PyTree | None,
+  layers: int,
+  mesh: Mesh | None,
+  dtype: str,
+) -> tuple[PyTree, PyTree]:
+  """Parameters on their devices, and for each tensor whether it is finite."""
+  put = lambda layer, tree: _map(lambda s: _put(s, layer, files, mesh), tree)
+  turn = lambda s, x: _turn(s, x).astype(dtype)
+  at = lambda name: None if places is None else places[name]
+
+  inside = stored["blocks"]
+  empty = lambda: _map(lambda s: jnp.zeros((layers, *s.here), dtype), inside)
+  stack = jax.jit(empty, out_shardings=at("blocks"))()
+  out_shardings = (at("blocks"), None)
+
+  @functools.partial(jax.jit, donate_argnums=0, out_shardings=out_shardings)
+  def place(stack, one, layer):
+    into = lambda s, whole, x: whole.at[layer].set(turn(s, x))
+    return _map(into, inside, stack, one), _map(_finite, inside, one)
+
+  flags = []
+  for layer in range(layers):
+    stack, good = place(stack, put(layer, inside), layer)
+    # Else the host would run ahead and hold several layers.
+    flags.append(jax.block_until_ready(good))
+  params = {"blocks": stack}
+  finite = {"blocks": jax.tree.map(lambda *x: jnp.stack(x), *flags)}
+  for name, tree in stored.items():
+    if name == "blocks":
+      continue
+    turns = lambda one, tree=tree: _map(turn, tree, one)
+    one = put(0, tree)
+    params[name] = jax.jit(turns, out_shardings=at(name))(one)
+    finite[name] = _map(_finite, tree, one)
+  return params, finite
+
+
+_map = functools.partial(jax.tree.map, is_leaf=_is_stored)
+
+
+def _put(
+  s: _Stored, layer: int, files: dict[str, Any], mesh: Mesh | None
+) -> jax.Array:
+  """A parameter of one layer as it is stored; each device reads its part."""
+  expert = "{expert}" in s.name
+  slices = [
+    files[s.name.format(layer=layer, expert=e)]
+    for e in range(s.shape[0] if expert else 1)
+  ]
+
+  def read(index: Any) -> np.ndarray:
+    if expert:
+      return np.stack([one[index[1:]] for one in slices[index[0]]])
+    return slices[0][index]
+
+  if mesh is None:
+    return jnp.asarray(read((slice(None),) * len(s.shape)))
+  place = NamedSharding(mesh, s.spec)
+  return jax.make_array_from_callback(s.shape, place, read)
+
+
+def _turn(s: _Stored, x: jax.Array) -> jax.Array:
+  """From the files' layout to the policy's."""
+  return (jnp.swapaxes(x, -1, -2) if s.turned else x).reshape(s.here)
+
+
+def _finite(s: _Stored, x: jax.Array) -> jax.Array:
+  return jnp.all(jnp.isfinite(x), axis=(-1, -2) if s.turned else None)
+
+
+def save(
+  directory: str | pathlib.Path,
+  policy: Policy,
+  params: PyTree,
+  *,
+  dtype: str | None = None,
+  source: str | pathlib.Path | None = None,
+  shard_bytes: int = 5_000_000_000,
+) -> None:
+  """Writes a directory that transformers and vLLM load.
+
+  config.json is removed first and written last, so that a directory that was
+  not finished is not taken for a model.
+
+  Args:
+    directory: Made if it does not exist.
+    policy: What `load` returned, or a Qwen2 made by hand.
+    params: Its parameters.
+    dtype: Of the weights that are written; that of `params` if None.
+    source: Directory whose tokenizer is copied.
+    shard_bytes: Weights beyond it go into several files with an index.
+
+  Raises:
+    ValueError: config.json cannot express this policy.
+  """
+  directory = pathlib.Path(directory)
+  dtype = str(dtype or jax.tree.leaves(params)[0].dtype)
+  config = architectures.config_of(policy, dtype)
+  directory.mkdir(parents=True, exist_ok=True)
+  _require_same(directory, config, policy)
+  for stale in ("config.json", _INDEX):
+    (directory / stale).unlink(missing_ok=True)
+  for stale in directory.glob("model*.safetensors"):
+    stale.unlink()
+
+  stored, _ = _layout(policy, None)
+  shards = _shards(stored, policy.layers, np.dtype(dtype).itemsize, shard_bytes)
+  where = {}
+  for number, shard in enumerate(shards, 1):
+    name = _WEIGHTS
+    if len(shards) > 1:
+      name = f"model-{number:05}-of-{len(shards):05}.safetensors"
+    tensors = {}
+    for keys, layer in shard:
+      tensors |= _written(stored, params, keys, layer, dtype)
+    where |= dict.fromkeys(tensors, name)
+    part = directory / f"{name}.part"
+    safetensors.numpy.save_file(tensors, part, metadata={"format": "pt"})
+    part.replace(directory / name)
+  for name in _BESIDE:
+    path = pathlib.Path(source or directory) / name
+    if source is not None and path.is_file():
+      shutil.copyfile(path, directory / name)
+  if len(shards) > 1:
+    total = sum(x.size for x in jax.tree.leaves(params))
+    size = {"total_size": total * np.dtype(dtype).itemsize}
+    _write_json(directory / _INDEX, {"metadata": size, "weight_map": where})
+  _write_json(directory / "config.json", config)
+
+
+def _require_same(
+  directory: pathlib.Path, config: dict[str, Any], policy: Policy
+) -> None:
+  """What is written is what will be read."""
+  trial = directory / "config.part"
+  trial.mkdir(exist_ok=True)
+  _write_json(trial / "config.json", config)
   try:
-    value = json.loads(path.read_text())
-  except (OSError, ValueError) as e:
-    raise ValueError(f"{path} cannot be read: {e}") from None
-  if not isinstance(value, dict):
-    raise ValueError(f"{path} is not a JSON object")
-  return value
+    again = architectures.read_policy(trial, dtype=policy.dtype)
+  finally:
+    shutil.rmtree(trial)
+  for field in dataclasses.fields(policy):
+    want, got = getattr(policy, field.name), getattr(again, field.name)
+    if field.compare and want != got:
+      raise ValueError(
+        f"config.json says {field.name} = {got!r}, the policy has {want!r}: "
+        "it was changed after it was loaded"
+      )
 
 
-def _config(policy: Policy, dtype: str) -> dict[str, Any]:
-  """config.json in the spelling of transformers 5 and of 4."""
+def _shards(
+  stored: PyTree, layers: int, itemsize: int, most: int
+) -> list[list[tuple[tuple[str, ...], int]]]:
+  """Parameters, layer by layer, in files of at most `most` bytes each."""
+  shards, size = [[]], 0
+  paths = jax.tree_util.tree_leaves_with_path(stored, is_leaf=_is_stored)
+  inside = [x for x in paths if x[0][0].key == "blocks"]
+  parts = [(x, 0) for x in paths if x not in inside]
+  parts += [(x, layer) for layer in range(layers) for x in inside]
+  for (path, leaf), layer in parts:
+    bytes_ = int(np.prod(leaf.shape)) * itemsize
+    if shards[-1] and size + bytes_ > most:
+      shards.append([])
+      size = 0
+    shards[-1].append((tuple(k.key for k in path), layer))
+    size += bytes_
+  return shards
+
+
+def _written(
+  stored: PyTree, params: PyTree, keys: Sequence[str], layer: int, dtype: str
+) -> dict[str, np.ndarray]:
+  """The tensors of one parameter of one layer, as they are stored."""
+  s, leaf = stored, params
+  for key in keys:
+    s, leaf = s[key], leaf[key]
+  value = np.asarray(leaf[layer] if keys[0] == "blocks" else leaf).astype(dtype)
+  if s.turned:
+    value = value.reshape(*s.shape[:-2], s.shape[-1], s.shape[-2])
+    value = np.swapaxes(value, -1, -2)
+  value = np.ascontiguousarray(value.reshape(s.shape))
+  if "{expert}" not in s.name:
+    return {s.name.format(layer=layer): value}
   return {
-    "architectures": ["Qwen2ForCausalLM"],
-    "model_type": "qwen2",
-    "vocab_size": policy.vocab,
-    "hidden_size": policy.width,
-    "intermediate_size": policy.mlp,
-    "num_hidden_layers": policy.layers,
-    "num_attention_heads": policy.heads,
-    "num_key_value_heads": policy.kv_heads,
-    "head_dim": policy.head_size,
-    "hidden_act": "silu",
-    "max_position_embeddings": 32768,
-    "rms_norm_eps": policy.norm_eps,
-    "rope_theta": policy.rope_theta,
-    "rope_parameters": {
-      "rope_theta": policy.rope_theta,
-      "rope_type": "default",
-    },
-    "tie_word_embeddings": policy.tied,
-    "use_sliding_window": False,
-    "attention_dropout": 0.0,
-    "dtype": dtype,
-    "torch_dtype": dtype,
+    s.name.format(layer=layer, expert=e): one for e, one in enumerate(value)
   }
+
+
+def _write_json(path: pathlib.Path, value: dict[str, Any]) -> None:
+  part = path.with_name(f"{path.name}.part")
+  part.write_text(json.dumps(value, indent=2) + "\n")
+  part.replace(path)

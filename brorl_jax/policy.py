@@ -15,14 +15,14 @@ its prompt share and to keys of its *own* row, merged in one softmax:
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-# Not -inf: a query without any visible key (padding) must stay finite.
-_MASKED = -1e30
+from brorl_jax import attention, experts
 
 
 @jax.tree_util.register_dataclass
@@ -54,12 +54,37 @@ class Policy:
   heads: int  # H
   kv_heads: int  # G, divides H
   head_size: int  # K, even
-  mlp: int  # F
-  rope_theta: float
+  mlp: int  # F, of an expert if there are experts
+  rope: attention.Rope
   norm_eps: float
   tied: bool  # the head is the embedding, transposed
-  qkv_bias: bool
   dtype: str = "float32"  # of activations and caches; logits are float32
+  max_positions: int = 32768  # of prompt and response together
+  # The config.json it was read from, for writing it back.
+  origin: str = dataclasses.field(default="", compare=False, repr=False)
+
+  # Attention.
+  qkv_bias: bool = False
+  output_bias: bool = False
+  qk_norm: bool = False  # RMSNorm of every head's query and key
+  query_scale: float | None = None  # of the scores; K^-1/2 if None
+  attention_softcap: float = 0.0  # of the scores; 0: none
+  window: int = 0  # positions that a sliding layer sees, its own included
+  sliding: tuple[bool, ...] = ()  # per layer; empty if none slides
+  sliding_rope: attention.Rope | None = None  # of sliding layers, if another
+
+  # Feed-forward.
+  mlp_bias: bool = False
+  activation: str = "silu"  # or "gelu_tanh"
+  experts: int = 0  # E; 0: one feed-forward for all tokens
+  experts_per_token: int = 0
+  normalize_experts: bool = False  # shares of the chosen ones add up to 1
+
+  # Around them.
+  embed_scale: float = 1.0
+  norm_offset: float = 0.0  # added to the scale of every norm
+  post_norms: bool = False  # norms behind attention and feed-forward too
+  final_softcap: float = 0.0  # of the logits; 0: none
 
   def init(self, key: Key[Array, ""]) -> PyTree:
     """Random float32 parameters, N(0, 0.02^2), norms 1 and biases 0."""
@@ -138,20 +163,24 @@ class Policy:
     """
     prompt_length = jnp.sum(prefix.mask, axis=1, dtype=jnp.int32)
     position = (prompt_length[:, None] + length - 1)[..., None]
+    T = mask.shape[2]
+    written = position - (column - jnp.arange(T)) % T  # before this token
+    views = self._views(position, mask[:, :, None], written, prefix)
     block = _block_graph(self)
 
     def layer(carry, xs):
       x, all_k, all_v = carry
       index, weights, prefix_k, prefix_v = xs
       one = nnx.merge(block, weights)
-      q, k, v = one.project(x, position)
+      view = self._view(views, index)
+      q, k, v = one.project(x, view)
       # In place: only the new column moves.
       at = (index, 0, 0, 0, column, 0)
       all_k = jax.lax.dynamic_update_slice(all_k, k[None], at)
       all_v = jax.lax.dynamic_update_slice(all_v, v[None], at)
-      own = (all_k[index], all_v[index], mask[:, :, None, :])
-      shared = (prefix_k, prefix_v, prefix.mask)
-      x = one.close(x, attend(q, shared, own))
+      own = (all_k[index], all_v[index], view.own)
+      shared = (prefix_k, prefix_v, view.shared)
+      x = one.close(x, self._attend(q, shared, own))
       return (x, all_k, all_v), None
 
     x = self._embed(params, token[..., None])
@@ -196,15 +225,17 @@ class Policy:
     if prefix is not None:
       before = jnp.sum(prefix.mask, axis=1, dtype=jnp.int32)
       position = position + before[:, None, None]
+    views = self._views(position, visible, position, prefix)
     block = _block_graph(self)
 
     def layer(x, xs):
-      weights, shared = xs
+      index, weights, shared = xs
       one = nnx.merge(block, weights)
-      q, k, v = one.project(x, position)
+      view = self._view(views, index)
+      q, k, v = one.project(x, view)
       if prefix is not None:
-        shared = (*shared, prefix.mask)
-      x = one.close(x, attend(q, shared, (k, v, visible)))
+        shared = (*shared, view.shared)
+      x = one.close(x, self._attend(q, shared, (k, v, view.own)))
       return x, (k, v)
 
     shared = None if prefix is None else (prefix.k, prefix.v)
@@ -212,11 +243,54 @@ class Policy:
     # Recomputed in the backward pass: what the scan would keep of a layer is a
     # dozen times the size of its input, and slower to store than to recompute.
     layer = jax.checkpoint(layer, prevent_cse=False)
-    x, (k, v) = jax.lax.scan(layer, x, (params["blocks"], shared))
+    xs = (jnp.arange(self.layers), params["blocks"], shared)
+    x, (k, v) = jax.lax.scan(layer, x, xs)
     return self._norm(params, x), k, v
 
+  def _views(
+    self,
+    position: Int[Array, "P R Q"],
+    own: Bool[Array, "P R Q T"],
+    own_position: Int[Array, "P R T"],
+    prefix: Prefix | None,
+  ) -> "_View":
+    """Angles and masks of full layers, or [2, ...] of full and sliding ones."""
+    shared = None if prefix is None else prefix.mask[:, None, None]
+    turn = lambda rope: rope.turn(position, self.head_size)
+    cos, sin = turn(self.rope)
+    if not any(self.sliding):
+      return _View(cos, sin, own, shared)
+    near = lambda mask, key: attention.within(mask, position, key, self.window)
+    close_cos, close_sin = turn(self.sliding_rope or self.rope)
+    near_shared = None
+    if prefix is not None and shared is not None:
+      before = jnp.cumsum(prefix.mask, axis=1, dtype=jnp.int32) - 1
+      near_shared = near(shared, before[:, None])
+      shared = jnp.broadcast_to(shared, near_shared.shape)
+    return jax.tree.map(
+      lambda *both: jnp.stack(both),
+      _View(cos, sin, own, shared),
+      _View(close_cos, close_sin, near(own, own_position), near_shared),
+    )
+
+  def _view(self, views: "_View", layer: Int[Array, ""]) -> "_View":
+    if not any(self.sliding):
+      return views
+    slides = jnp.asarray(self.sliding, jnp.int32)[layer]
+    return jax.tree.map(lambda both: both[slides], views)
+
+  def _attend(self, q, shared, own):
+    return attention.attend(
+      q,
+      shared,
+      own,
+      scale=self.query_scale or self.head_size**-0.5,
+      softcap=self.attention_softcap,
+    )
+
   def _embed(self, params, tokens):
-    return params["embed"]["embedding"][tokens].astype(self.dtype)
+    x = params["embed"]["embedding"][tokens].astype(self.dtype)
+    return x * jnp.asarray(self.embed_scale, self.dtype)
 
   def _norm(self, params, x):
     outside = {name: params[name] for name in ("embed", "ln_final")}
@@ -234,71 +308,18 @@ class Policy:
       kernel.astype(x.dtype),
       preferred_element_type=jnp.float32,
     )
+    if self.final_softcap:
+      flat = self.final_softcap * jnp.tanh(flat / self.final_softcap)
     return flat.reshape(*x.shape[:-1], self.vocab)
 
 
-def attend(
-  q: Float[Array, "P R Q H K"],
-  shared: tuple[Array, Array, Array] | None,
-  own: tuple[Array, Array, Array],
-) -> Float[Array, "P R Q H K"]:
-  """Grouped-query attention over a shared prefix and own keys, one softmax.
+class _View(NamedTuple):
+  """What a layer knows of its queries' place."""
 
-    out = softmax([q k_shared', q k_own'] / sqrt(K)) [v_shared; v_own]
-
-  The scores of the prefix are one matrix product per prompt and key/value
-  head, [R Q H/G, K] x [K, S], not R small ones.
-
-  Args:
-    q: Queries, rotated.
-    shared: Keys and values [P,G,S,K] and mask [P,S], or None.
-    own: Keys and values [P,R,G,T,K] and mask [P,R,Q,T].
-  """
-  P, R, Q, H, K = q.shape
-  k_own, v_own, visible = own
-  G = k_own.shape[2]
-  q = q.reshape(P, R, Q, G, H // G, K) * K**-0.5
-
-  score = jnp.einsum(
-    "prqgjk,prgtk->prgqjt", q, k_own, preferred_element_type=jnp.float32
-  )
-  score = jnp.where(visible[:, :, None, :, None], score, _MASKED)
-  if shared is None:
-    weight = jax.nn.softmax(score, axis=-1).astype(q.dtype)
-    out = jnp.einsum("prgqjt,prgtk->prqgjk", weight, v_own)
-    return out.reshape(P, R, Q, H, K)
-
-  k_shared, v_shared, mask = shared
-  score_shared = jnp.einsum(
-    "prqgjk,pgsk->prgqjs", q, k_shared, preferred_element_type=jnp.float32
-  )
-  mask = mask[:, None, None, None, None]
-  score_shared = jnp.where(mask, score_shared, _MASKED)
-  score = jnp.concatenate([score_shared, score], axis=-1)
-  weight = jax.nn.softmax(score, axis=-1).astype(q.dtype)
-  S = k_shared.shape[2]
-  out = jnp.einsum("prgqjs,pgsk->prqgjk", weight[..., :S], v_shared)
-  out += jnp.einsum("prgqjt,prgtk->prqgjk", weight[..., S:], v_own)
-  return out.reshape(P, R, Q, H, K)
-
-
-def rotate(
-  x: Float[Array, "P R Q h K"], position: Int[Array, "P R Q"], theta: float
-) -> Float[Array, "P R Q h K"]:
-  """Rotary embedding: pairs (i, i + K/2) turn by position / theta^(2i/K).
-
-  References:
-    Su et al. 2021, arXiv:2104.09864, eq. 34, in the half-split layout of
-    Hugging Face checkpoints.
-  """
-  half = x.shape[-1] // 2
-  frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  angle = jnp.multiply.outer(position.astype(jnp.float32), frequency)
-  angle = angle[..., None, :]  # the same for every head
-  cos, sin = jnp.cos(angle), jnp.sin(angle)
-  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-  turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
-  return turned.astype(x.dtype)
+  cos: Float[Array, "*kinds P R Q half"]
+  sin: Float[Array, "*kinds P R Q half"]
+  own: Bool[Array, "*kinds P R Q T"]
+  shared: Bool[Array, "*kinds P #R #Q S"] | None
 
 
 class _Outside(nnx.Module):
@@ -307,44 +328,106 @@ class _Outside(nnx.Module):
   def __init__(self, c: Policy, *, rngs: nnx.Rngs):
     init = nnx.initializers.normal(0.02)
     self.embed = nnx.Embed(c.vocab, c.width, embedding_init=init, rngs=rngs)
-    self.ln_final = _norm(c, rngs)
+    self.ln_final = _Norm(c, c.width)
 
 
 class _Block(nnx.Module):
-  """Attention and SwiGLU feed-forward, each behind an RMSNorm."""
+  """Attention and a gated feed-forward, each behind an RMSNorm."""
 
   def __init__(self, c: Policy, *, rngs: nnx.Rngs):
     D, H, G, K, F = c.width, c.heads, c.kv_heads, c.head_size, c.mlp
-    self.theta = c.rope_theta
-    self.ln_attn = _norm(c, rngs)
-    self.ln_mlp = _norm(c, rngs)
-    bias = lambda *shape: shape if c.qkv_bias else None
-    self.q = _einsum(c, "nd,dhk->nhk", (D, H, K), bias(H, K), rngs)
-    self.k = _einsum(c, "nd,dgk->ngk", (D, G, K), bias(G, K), rngs)
-    self.v = _einsum(c, "nd,dgk->ngk", (D, G, K), bias(G, K), rngs)
-    self.o = _einsum(c, "nhk,hkd->nd", (H, K, D), None, rngs)
-    self.gate = _einsum(c, "nd,df->nf", (D, F), None, rngs)
-    self.up = _einsum(c, "nd,df->nf", (D, F), None, rngs)
-    self.down = _einsum(c, "nf,fd->nd", (F, D), None, rngs)
+    self.policy = c
+    self.ln_attn = _Norm(c, D)
+    self.ln_mlp = _Norm(c, D)
+    if c.post_norms:
+      self.ln_attn_out = _Norm(c, D)
+      self.ln_mlp_out = _Norm(c, D)
+    if c.qk_norm:
+      self.ln_q = _Norm(c, K)
+      self.ln_k = _Norm(c, K)
+    one = functools.partial(_einsum, c, rngs=rngs)
+    self.q = one("nd,dhk->nhk", (D, H, K), bias=c.qkv_bias)
+    self.k = one("nd,dgk->ngk", (D, G, K), bias=c.qkv_bias)
+    self.v = one("nd,dgk->ngk", (D, G, K), bias=c.qkv_bias)
+    self.o = one("nhk,hkd->nd", (H, K, D), bias=c.output_bias)
+    if c.experts:
+      self.router = _Kernel((D, c.experts), rngs=rngs)
+      self.expert_gate = _Kernel((c.experts, D, F), rngs=rngs)
+      self.expert_up = _Kernel((c.experts, D, F), rngs=rngs)
+      self.expert_down = _Kernel((c.experts, F, D), rngs=rngs)
+    else:
+      self.gate = one("nd,df->nf", (D, F), bias=c.mlp_bias)
+      self.up = one("nd,df->nf", (D, F), bias=c.mlp_bias)
+      self.down = one("nf,fd->nd", (F, D), bias=c.mlp_bias)
 
   def project(
-    self, x: Float[Array, "P R Q D"], position: Int[Array, "P R Q"]
+    self, x: Float[Array, "P R Q D"], view: _View
   ) -> tuple[Array, Array, Array]:
     """Rotated queries [P,R,Q,H,K], rotated keys and values [P,R,G,Q,K]."""
     h = _rows(self.ln_attn(x))
     apart = lambda y: y.reshape(*x.shape[:3], *y.shape[1:])
-    q = rotate(apart(self.q(h)), position, self.theta)
-    k = rotate(apart(self.k(h)), position, self.theta)
-    return q, jnp.swapaxes(k, 2, 3), jnp.swapaxes(apart(self.v(h)), 2, 3)
+    q, k, v = self.q(h), self.k(h), self.v(h)
+    if self.policy.qk_norm:
+      q, k = self.ln_q(q), self.ln_k(k)
+    q = attention.rotate(apart(q), view.cos, view.sin)
+    k = attention.rotate(apart(k), view.cos, view.sin)
+    return q, jnp.swapaxes(k, 2, 3), jnp.swapaxes(apart(v), 2, 3)
 
   def close(
     self, x: Float[Array, "P R Q D"], attended: Float[Array, "P R Q H K"]
   ) -> Float[Array, "P R Q D"]:
     """Adds what was attended to, then the feed-forward."""
-    y = _rows(x) + self.o(attended.reshape(-1, *attended.shape[3:]))
-    h = self.ln_mlp(y)
-    y += self.down(jax.nn.silu(self.gate(h)) * self.up(h))
+    post = self.policy.post_norms
+    y = self.o(attended.reshape(-1, *attended.shape[3:]))
+    y = _rows(x) + (self.ln_attn_out(y) if post else y)
+    z = self.feed_forward(self.ln_mlp(y))
+    y += self.ln_mlp_out(z) if post else z
     return y.reshape(x.shape)
+
+  def feed_forward(self, h: Float[Array, "n D"]) -> Float[Array, "n D"]:
+    c = self.policy
+    if c.experts:
+      weight = lambda kernel: kernel.kernel[...].astype(c.dtype)
+      return experts.routed(
+        h,
+        weight(self.router),
+        weight(self.expert_gate),
+        weight(self.expert_up),
+        weight(self.expert_down),
+        per_token=c.experts_per_token,
+        normalize=c.normalize_experts,
+      )
+    act = _ACTIVATIONS[c.activation]
+    return self.down(act(self.gate(h)) * self.up(h))
+
+
+_ACTIVATIONS = {
+  "silu": jax.nn.silu,
+  "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
+
+
+class _Norm(nnx.Module):
+  """x / sqrt(mean(x^2) + eps) * (offset + scale), in float32."""
+
+  def __init__(self, c: Policy, size: int):
+    self.eps, self.offset, self.dtype = c.norm_eps, c.norm_offset, c.dtype
+    self.scale = nnx.Param(jnp.full((size,), 1.0 - c.norm_offset))
+
+  def __call__(self, x: Float[Array, "*axes D"]) -> Float[Array, "*axes D"]:
+    y = x.astype(jnp.float32)
+    y *= jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
+    scale = self.offset + self.scale[...].astype(jnp.float32)
+    return (y * jnp.broadcast_to(scale, y.shape)).astype(self.dtype)
+
+
+class _Kernel(nnx.Module):
+  """A weight that is not used by one product alone."""
+
+  def __init__(self, shape: tuple[int, ...], *, rngs: nnx.Rngs):
+    self.kernel = nnx.Param(
+      nnx.initializers.normal(0.02)(rngs.params(), shape, jnp.float32)
+    )
 
 
 def _rows(x: Float[Array, "P R Q D"]) -> Float[Array, "n D"]:
@@ -353,14 +436,22 @@ def _rows(x: Float[Array, "P R Q D"]) -> Float[Array, "n D"]:
   return x.reshape(-1, x.shape[-1])
 
 
-def _norm(c: Policy, rngs: nnx.Rngs) -> nnx.RMSNorm:
-  return nnx.RMSNorm(c.width, epsilon=c.norm_eps, dtype=c.dtype, rngs=rngs)
-
-
-def _einsum(c: Policy, spec: str, kernel, bias, rngs: nnx.Rngs) -> nnx.Einsum:
+def _einsum(
+  c: Policy, spec: str, kernel: tuple[int, ...], *, bias: bool, rngs: nnx.Rngs
+) -> nnx.Einsum:
   init = nnx.initializers.normal(0.02)
+  # The bias has the axes that the product adds.
+  inputs, added = spec.split("->")[0].split(",")
+  shape = tuple(
+    n for n, axis in zip(kernel, added, strict=True) if axis not in inputs
+  )
   return nnx.Einsum(
-    spec, kernel, bias, dtype=c.dtype, kernel_init=init, rngs=rngs
+    spec,
+    kernel,
+    shape if bias else None,
+    dtype=c.dtype,
+    kernel_init=init,
+    rngs=rngs,
   )
 
 

@@ -14,9 +14,19 @@ PARAM_AXES = (
   (r"blocks/[kv]/kernel", ("layer", "width", "kv_heads", "head_size")),
   (r"blocks/q/bias", ("layer", "heads", "head_size")),
   (r"blocks/[kv]/bias", ("layer", "kv_heads", "head_size")),
+  (r"blocks/o/bias", ("layer", "width")),
+  (r"blocks/ln_[qk]/scale", ("layer", "head_size")),
   (r"blocks/o/kernel", ("layer", "heads", "head_size", "width")),
   (r"blocks/(gate|up)/kernel", ("layer", "width", "mlp")),
   (r"blocks/down/kernel", ("layer", "mlp", "width")),
+  (r"blocks/(gate|up)/bias", ("layer", "mlp")),
+  (r"blocks/down/bias", ("layer", "width")),
+  (r"blocks/router/kernel", ("layer", "width", "router")),
+  (
+    r"blocks/expert_(gate|up)/kernel",
+    ("layer", "expert", "width", "expert_mlp"),
+  ),
+  (r"blocks/expert_down/kernel", ("layer", "expert", "expert_mlp", "width")),
   (r"blocks/ln_\w+/scale", ("layer", "width")),
   (r"ln_final/scale", ("width",)),
   (r"head/kernel", ("width", "vocab")),
@@ -28,6 +38,9 @@ MESH_AXIS = {
   "heads": "model",
   "kv_heads": "model",
   "mlp": "model",
+  "expert": "model",  # each device computes its own experts
+  "expert_mlp": None,
+  "router": None,  # every device scores all experts
   "width": "data",  # fully sharded: gathered just before use
   "head_size": None,
   "layer": None,  # scanned over

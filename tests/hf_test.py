@@ -11,11 +11,12 @@ import pytest
 import safetensors.numpy
 
 from brorl_jax import hf, sharding
+from brorl_jax.attention import Rope
 from brorl_jax.policy import Policy
 
 TINY = Policy(
   vocab=32, width=16, layers=2, heads=4, kv_heads=2, head_size=6, mlp=20,
-  rope_theta=1e4, norm_eps=1e-5, tied=False, qkv_bias=True,
+  rope=Rope(1e4), norm_eps=1e-5, tied=False, qkv_bias=True,
 )  # fmt: skip
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -382,7 +383,7 @@ def torch_model(directory, tied):
   config = Qwen2Config(
     vocab_size=320, hidden_size=64, intermediate_size=160, num_hidden_layers=3,
     num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
-    rms_norm_eps=1e-5, rope_theta=1e4, tie_word_embeddings=tied,
+    rms_norm_eps=1e-5, rope=Rope(1e4), tie_word_embeddings=tied,
     pad_token_id=0, bos_token_id=None, eos_token_id=None,
   )  # fmt: skip
   model = Qwen2ForCausalLM(config).eval().float()

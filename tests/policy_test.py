@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 
 from brorl_jax import policy as policy_lib
+from brorl_jax.attention import Rope
 from brorl_jax.policy import Policy
 
 # Sizes that are all different, so that no two axes can be swapped unnoticed; an
 # epsilon and a base that matter at this size.
 TINY = Policy(
   vocab=37, width=16, layers=2, heads=6, kv_heads=2, head_size=4, mlp=20,
-  rope_theta=100.0, norm_eps=1e-2, tied=False, qkv_bias=True,
+  rope=Rope(100.0), norm_eps=1e-2, tied=False, qkv_bias=True,
 )  # fmt: skip
 
 
@@ -45,7 +46,7 @@ def reference(policy, params, ids):
     pairs = x[:, : c.head_size // 2] + 1j * x[:, c.head_size // 2 :]
     for t in range(len(pairs)):
       for i in range(pairs.shape[1]):
-        pairs[t, i] *= np.exp(1j * t * c.rope_theta ** (-2 * i / c.head_size))
+        pairs[t, i] *= np.exp(1j * t * c.rope.theta ** (-2 * i / c.head_size))
     return np.concatenate([pairs.real, pairs.imag], axis=1)
 
   x = w["embed"]["embedding"][ids]
@@ -97,7 +98,7 @@ def some_ids(*lengths, seed=0):
   "change",
   [
     {"tied": True, "qkv_bias": False, "kv_heads": 6},
-    {"kv_heads": 1, "layers": 3, "rope_theta": 1e4, "norm_eps": 1e-6},
+    {"kv_heads": 1, "layers": 3, "rope": Rope(1e4), "norm_eps": 1e-6},
   ],
 )
 def test_logits_are_those_of_a_decoder_written_with_loops(change):

@@ -16,6 +16,7 @@ import scipy.stats
 from jax.sharding import AxisType
 
 from brorl_jax import sampler, sharding
+from brorl_jax.attention import Rope
 from brorl_jax.policy import Policy
 from brorl_jax.types import Prompts
 
@@ -67,7 +68,7 @@ PROMPTS = [[3], [1, 4, 2], [5, 5]]
 
 POLICY = Policy(
   vocab=24, width=16, layers=2, heads=4, kv_heads=2, head_size=4, mlp=16,
-  rope_theta=100.0, norm_eps=1e-6, tied=False, qkv_bias=True,
+  rope=Rope(100.0), norm_eps=1e-6, tied=False, qkv_bias=True,
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from brorl_jax import theory
+from brorl_jax.attention import Rope
 from brorl_jax.policy import Policy
 from brorl_jax.rl import losses, mass_balance
 from brorl_jax.types import Prompts, Rollouts
@@ -133,7 +134,7 @@ def test_correct_mass_is_that_of_the_policy():
     kv_heads=1,
     head_size=4,
     mlp=8,
-    rope_theta=100.0,
+    rope=Rope(100.0),
     norm_eps=1e-6,
     tied=True,
     qkv_bias=True,

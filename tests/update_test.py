@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from brorl_jax import sharding, update
+from brorl_jax.attention import Rope
 from brorl_jax.policy import Policy
 from brorl_jax.rl import losses
 from brorl_jax.types import Prompts, Rollouts
@@ -23,7 +24,7 @@ POLICY = Policy(
   kv_heads=2,
   head_size=4,
   mlp=24,
-  rope_theta=100.0,
+  rope=Rope(100.0),
   norm_eps=1e-6,
   tied=True,
   qkv_bias=True,

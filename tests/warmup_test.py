@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from brorl_jax import hf, tokenizer, update, warmup
+from brorl_jax.attention import Rope
 from brorl_jax.policy import Policy
 from brorl_jax.rl import losses
 from brorl_jax.tasks import gym
@@ -26,7 +27,7 @@ POLICY = Policy(
   kv_heads=1,
   head_size=8,
   mlp=32,
-  rope_theta=100.0,
+  rope=Rope(100.0),
   norm_eps=1e-6,
   tied=True,
   qkv_bias=True,

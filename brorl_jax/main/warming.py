@@ -8,6 +8,7 @@ import jax
 from jaxtyping import PyTree
 
 from brorl_jax import hf, tokenizer, update, warmup
+from brorl_jax.attention import Rope
 from brorl_jax.main import settings
 from brorl_jax.main.puzzles import families
 from brorl_jax.main.settings import Config
@@ -33,7 +34,7 @@ def run(c: Config, workdir: pathlib.Path) -> None:
       kv_heads=c.kv_heads,
       head_size=c.width // c.heads,
       mlp=c.mlp,
-      rope_theta=c.rope_theta,
+      rope=Rope(c.rope_theta),
       norm_eps=1e-6,
       tied=True,
       qkv_bias=True,

@@ -1,0 +1,382 @@
+"""Which decoder a config.json describes, and how its tensors are called.
+
+Defaults and old spellings are left to transformers' own config classes;
+whatever the policy cannot do is refused here, by name.
+"""
+
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from brorl_jax.attention import Rope
+from brorl_jax.policy import Policy
+
+_CLASSES = {
+  "gemma2": "Gemma2ForCausalLM",
+  "gemma3_text": "Gemma3ForCausalLM",
+  "llama": "LlamaForCausalLM",
+  "mistral": "MistralForCausalLM",
+  "qwen2": "Qwen2ForCausalLM",
+  "qwen3": "Qwen3ForCausalLM",
+  "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+_SIZES = (
+  "vocab_size",
+  "hidden_size",
+  "num_hidden_layers",
+  "num_attention_heads",
+  "num_key_value_heads",
+)
+_NUMBERS = ("rms_norm_eps", "rope_theta")
+_ACTIVATIONS = {
+  "silu": "silu",
+  "swish": "silu",
+  "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
+  """The decoder that `config.json` describes.
+
+  Args:
+    directory: A Hugging Face model directory.
+    dtype: Of activations and caches.
+
+  Raises:
+    ValueError: Not such a directory, or an architecture that is not supported.
+  """
+  if dtype not in ("float32", "bfloat16"):
+    raise ValueError(f"dtype {dtype!r} is neither 'float32' nor 'bfloat16'")
+  directory = pathlib.Path(directory)
+  if not directory.is_dir():
+    raise ValueError(f"checkpoint {str(directory)!r} is not a directory")
+  path = directory / "config.json"
+  raw = read_json(path)
+  try:
+    policy = _policy(_config(path, raw), dtype)
+  except _Unsupported as e:
+    raise ValueError(f"{path}: {e}") from None
+  return dataclasses.replace(policy, origin=json.dumps(raw))
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+  """A file that holds one JSON object.
+
+  Raises:
+    ValueError: It does not.
+  """
+  try:
+    value = json.loads(path.read_text())
+  except (OSError, ValueError) as e:
+    raise ValueError(f"{path} cannot be read: {e}") from None
+  if not isinstance(value, dict):
+    raise ValueError(f"{path} is not a JSON object")
+  return value
+
+
+class _Unsupported(ValueError):
+  """A field, its value and what it may be."""
+
+  def __init__(self, field: str, value: Any, may: str):
+    super().__init__(f"{field} {value!r} is {may}")
+
+
+def _config(path: pathlib.Path, raw: Mapping[str, Any]) -> Any:
+  """transformers' view of the file, in its newest spelling."""
+  from transformers import AutoConfig  # 1 s, not for --help
+
+  kind = raw.get("model_type")
+  if kind not in _CLASSES:
+    raise _Unsupported(
+      "model_type", kind, f"not supported, only {', '.join(_CLASSES)}"
+    )
+  rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+  if not isinstance(rope, dict):
+    raise _Unsupported("rope_parameters", rope, "not an object")
+  # transformers would take what is missing from some model it knows.
+  wanted = {*_SIZES, *_NUMBERS, _mlp_field(kind)}
+  if kind == "llama":  # older ones do without, and its defaults are right
+    wanted -= {"num_key_value_heads", "rope_theta"}
+  theta = {"rope_theta": rope.get("rope_theta") or _first(rope, "rope_theta")}
+  given = {**raw, **{k: v for k, v in theta.items() if v is not None}}
+  for field in sorted(wanted):
+    if field not in given:
+      raise ValueError(f"{path}: no field {field!r}")
+  for field in given.keys() & {*_SIZES, _mlp_field(kind)}:
+    _size(given[field], field)
+  for field in given.keys() & set(_NUMBERS):
+    _number(given[field], field)
+  try:
+    # Never the code of a repository, and never a question on the terminal.
+    return AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
+  except Exception as e:  # its validators raise many kinds
+    raise ValueError(f"{path}: {' '.join(str(e).split())}") from None
+
+
+def _mlp_field(kind: str) -> str:
+  return "moe_intermediate_size" if kind == "qwen3_moe" else "intermediate_size"
+
+
+def _first(nested: Mapping[str, Any], field: str) -> Any:
+  """The field of the first layer type that has it."""
+  found = (v.get(field) for v in nested.values() if isinstance(v, dict))
+  return next((v for v in found if v is not None), None)
+
+
+def _policy(c: Any, dtype: str) -> Policy:
+  kind = c.model_type
+  gemma, moe = kind.startswith("gemma"), kind == "qwen3_moe"
+  heads, head_size = _heads(c)
+  sliding = _sliding(c)
+  rope, local = c.rope_parameters or {}, None
+  if kind == "gemma3_text":
+    rope, local = rope["full_attention"], rope["sliding_attention"]
+  every = bool(getattr(c, "attention_bias", False))
+  return Policy(
+    vocab=c.vocab_size,
+    width=c.hidden_size,
+    layers=c.num_hidden_layers,
+    heads=heads,
+    kv_heads=c.num_key_value_heads,
+    head_size=head_size,
+    mlp=getattr(c, _mlp_field(kind)),
+    rope=_rope(rope, c.max_position_embeddings),
+    norm_eps=c.rms_norm_eps,
+    tied=bool(c.tie_word_embeddings),
+    dtype=dtype,
+    max_positions=_size(c.max_position_embeddings, "max_position_embeddings"),
+    qkv_bias=every or kind == "qwen2",
+    output_bias=every,
+    qk_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
+    query_scale=c.query_pre_attn_scalar**-0.5 if gemma else None,
+    attention_softcap=getattr(c, "attn_logit_softcapping", None) or 0.0,
+    window=_size(c.sliding_window, "sliding_window") if sliding else 0,
+    sliding=sliding,
+    sliding_rope=_rope(local, 0) if local and sliding else None,
+    mlp_bias=bool(getattr(c, "mlp_bias", False)),
+    activation=_activation(c.hidden_activation if gemma else c.hidden_act),
+    embed_scale=c.hidden_size**0.5 if gemma else 1.0,
+    norm_offset=1.0 if gemma else 0.0,
+    post_norms=gemma,
+    final_softcap=getattr(c, "final_logit_softcapping", None) or 0.0,
+    **(_experts(c) if moe else {}),
+  )
+
+
+def _heads(c: Any) -> tuple[int, int]:
+  """How many, and the size of each."""
+  heads, kv_heads = c.num_attention_heads, c.num_key_value_heads
+  if heads % kv_heads:
+    raise _Unsupported(
+      "num_key_value_heads", kv_heads, f"not a divisor of {heads} heads"
+    )
+  size = getattr(c, "head_dim", None) or c.hidden_size // heads
+  if size % 2:
+    raise _Unsupported("head_dim", size, "odd; components turn in pairs")
+  return heads, size
+
+
+def _activation(name: str) -> str:
+  if name not in _ACTIVATIONS:
+    known = ", ".join(_ACTIVATIONS)
+    raise _Unsupported("hidden_act", name, f"not supported, only {known}")
+  return _ACTIVATIONS[name]
+
+
+def _experts(c: Any) -> dict[str, Any]:
+  """Fields of a policy whose layers are all routed."""
+  for field, only in (("mlp_only_layers", []), ("decoder_sparse_step", 1)):
+    if (value := getattr(c, field)) != only:
+      raise _Unsupported(field, value, f"not supported, only {only}")
+  return {
+    "experts": _size(c.num_experts, "num_experts"),
+    "experts_per_token": _size(c.num_experts_per_tok, "num_experts_per_tok"),
+    "normalize_experts": bool(c.norm_topk_prob),
+  }
+
+
+def _size(value: Any, field: str) -> int:
+  if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    raise _Unsupported(field, value, "not a positive integer")
+  return value
+
+
+def _number(value: Any, field: str) -> float:
+  good = isinstance(value, int | float) and not isinstance(value, bool)
+  if not good or not 0.0 < value < float("inf"):
+    raise _Unsupported(field, value, "not a positive number")
+  return float(value)
+
+
+def _sliding(c: Any) -> tuple[bool, ...]:
+  """Which layers slide; empty if none does."""
+  kinds = getattr(c, "layer_types", None)
+  if kinds is None:  # of these model types all layers slide or none
+    kinds = ["sliding_attention"] * c.num_hidden_layers
+  if unknown := set(kinds) - {"sliding_attention", "full_attention"}:
+    raise _Unsupported("layer_types", sorted(unknown), "not supported")
+  if len(kinds) != c.num_hidden_layers:
+    raise _Unsupported(
+      "layer_types", kinds, f"not of {c.num_hidden_layers} layers"
+    )
+  if getattr(c, "sliding_window", None) is None:
+    return ()
+  if getattr(c, "use_bidirectional_attention", None):
+    raise _Unsupported("use_bidirectional_attention", True, "not supported")
+  slides = tuple(kind == "sliding_attention" for kind in kinds)
+  return slides if any(slides) else ()
+
+
+def _rope(p: Mapping[str, Any], max_positions: int) -> Rope:
+  """From rope_parameters; a factor that is not given follows from lengths."""
+  kind = p.get("rope_type", "default")
+  if kind not in Rope.KINDS:
+    raise _Unsupported(
+      "rope_type", kind, f"not supported, only {', '.join(Rope.KINDS)}"
+    )
+  if p.get("partial_rotary_factor") not in (None, 1, 1.0):
+    raise _Unsupported(
+      "partial_rotary_factor", p["partial_rotary_factor"], "not supported"
+    )
+  theta = _number(p.get("rope_theta"), "rope_theta")
+  if kind in ("default", "dynamic"):
+    return Rope(theta, kind)
+  if kind == "linear":
+    return Rope(theta, kind, factor=_number(p.get("factor"), "factor"))
+  trained = p.get("original_max_position_embeddings") or max_positions
+  factor = _number(p.get("factor") or max_positions / trained, "factor")
+  if kind == "llama3":
+    low, high = (
+      _number(p.get(field), field)
+      for field in ("low_freq_factor", "high_freq_factor")
+    )
+    return Rope(theta, kind, factor, trained, low, high)
+  return Rope(
+    theta,
+    kind,
+    factor,
+    trained,
+    low=_number(p.get("beta_slow") or 1.0, "beta_slow"),
+    high=_number(p.get("beta_fast") or 32.0, "beta_fast"),
+    truncate=bool(p.get("truncate", True)),
+    scale=_yarn_scale(p, factor),
+  )
+
+
+def _yarn_scale(p: Mapping[str, Any], factor: float) -> float:
+  """Peng et al. 2023 (YaRN), arXiv:2309.00071, eq. 22; DeepSeek's ratio."""
+  if p.get("attention_factor") is not None:
+    return _number(p["attention_factor"], "attention_factor")
+  grown = lambda by: 0.1 * by * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+  if p.get("mscale") and p.get("mscale_all_dim"):
+    return grown(p["mscale"]) / grown(p["mscale_all_dim"])
+  return grown(1.0)
+
+
+def config_of(policy: Policy, dtype: str) -> dict[str, Any]:
+  """config.json in the spelling of transformers 5 and of 4, and so of vLLM.
+
+  Args:
+    policy: From `read_policy`, or made by hand as a Qwen2.
+    dtype: Of the weights beside it.
+  """
+  fields = json.loads(policy.origin) if policy.origin else _qwen2(policy)
+  fields |= {"dtype": dtype, "torch_dtype": dtype}
+  rope = fields.get("rope_parameters")
+  if rope is None:  # written by transformers 4
+    scaling = fields.get("rope_scaling") or {}
+    if fields["model_type"] == "gemma3_text":
+      theta = fields.get("rope_theta", 1e6)
+      local = fields.get("rope_local_base_freq", 1e4)
+      rope = {
+        "full_attention": _new(scaling, theta),
+        "sliding_attention": _new({}, local),
+      }
+    else:
+      rope = _new(scaling, fields.get("rope_theta", 10000.0))
+    return fields | {"rope_parameters": rope}
+  full = rope.get("full_attention", rope)
+  fields["rope_theta"] = full.get("rope_theta", fields.get("rope_theta"))
+  if "sliding_attention" in rope:
+    local = rope["sliding_attention"]["rope_theta"]
+    fields["rope_local_base_freq"] = local
+  if full.get("rope_type", "default") != "default":
+    fields["rope_scaling"] = full | {"type": full["rope_type"]}
+  return fields
+
+
+def _new(scaling: Mapping[str, Any], theta: float) -> dict[str, Any]:
+  kind = scaling.get("rope_type", scaling.get("type", "default"))
+  return {**scaling, "rope_type": kind, "rope_theta": theta}
+
+
+def _qwen2(policy: Policy) -> dict[str, Any]:
+  return {
+    "architectures": [_CLASSES["qwen2"]],
+    "model_type": "qwen2",
+    "vocab_size": policy.vocab,
+    "hidden_size": policy.width,
+    "intermediate_size": policy.mlp,
+    "num_hidden_layers": policy.layers,
+    "num_attention_heads": policy.heads,
+    "num_key_value_heads": policy.kv_heads,
+    "head_dim": policy.head_size,
+    "hidden_act": "silu",
+    "max_position_embeddings": policy.max_positions,
+    "rms_norm_eps": policy.norm_eps,
+    "rope_theta": policy.rope.theta,
+    "rope_parameters": {
+      "rope_theta": policy.rope.theta,
+      "rope_type": policy.rope.kind,
+    },
+    "tie_word_embeddings": policy.tied,
+    "use_sliding_window": False,
+    "attention_dropout": 0.0,
+  }
+
+
+def tensor_name(keys: tuple[str, ...], policy: Policy) -> str:
+  """What a parameter is called in the files; {layer} and {expert} are open."""
+  if keys[0] != "blocks":
+    return _OUTSIDE["/".join(keys)]
+  norms = _NORMS | (_POST_NORMS if policy.post_norms else {})
+  module, kind = keys[1:]
+  if module in norms:
+    name = f"{norms[module]}.weight"
+  else:
+    name = f"{_MODULES[module]}.{'weight' if kind == 'kernel' else kind}"
+  return f"model.layers.{{layer}}.{name}"
+
+
+_OUTSIDE = {
+  "embed/embedding": "model.embed_tokens.weight",
+  "ln_final/scale": "model.norm.weight",
+  "head/kernel": "lm_head.weight",
+}
+_NORMS = {
+  "ln_attn": "input_layernorm",
+  "ln_mlp": "post_attention_layernorm",
+  "ln_q": "self_attn.q_norm",
+  "ln_k": "self_attn.k_norm",
+}
+_POST_NORMS = {
+  "ln_attn_out": "post_attention_layernorm",
+  "ln_mlp": "pre_feedforward_layernorm",
+  "ln_mlp_out": "post_feedforward_layernorm",
+}
+_MODULES = {
+  "q": "self_attn.q_proj",
+  "k": "self_attn.k_proj",
+  "v": "self_attn.v_proj",
+  "o": "self_attn.o_proj",
+  "gate": "mlp.gate_proj",
+  "up": "mlp.up_proj",
+  "down": "mlp.down_proj",
+  "router": "mlp.gate",
+  "expert_gate": "mlp.experts.{expert}.gate_proj",
+  "expert_up": "mlp.experts.{expert}.up_proj",
+  "expert_down": "mlp.experts.{expert}.down_proj",
+}

@@ -1,0 +1,156 @@
+"""Attention over a shared prefix and own tokens, and rotary positions."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int
+
+# Not -inf: a query without any visible key (padding) must stay finite.
+_MASKED = -1e30
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+  """How fast each pair of a head's components turns with the position.
+
+  References:
+    default: Su et al. 2021, arXiv:2104.09864. linear: Chen et al. 2023,
+    arXiv:2306.15595. yarn: Peng et al. 2023, arXiv:2309.00071, section 3.
+    llama3: Llama team 2024, arXiv:2407.21783. dynamic is default up to the
+    positions the policy was trained on, and undefined for a cache beyond them.
+  """
+
+  theta: float
+  kind: str = "default"
+  factor: float = 1.0  # by which positions are stretched
+  trained: int = 0  # positions before they were stretched
+  # llama3: wavelengths above trained / low are stretched, below trained / high
+  # left. yarn: pairs with fewer turns than low within `trained` are stretched,
+  # with more than high left.
+  low: float = 1.0
+  high: float = 32.0
+  truncate: bool = True  # yarn's limits are whole pairs
+  scale: float = 1.0  # of cosine and sine
+
+  KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+
+  def frequency(self, head_size: int) -> Float[np.ndarray, " half"]:
+    """Radians per position of pair i, theta^(-2i/K) before any stretching."""
+    pair = np.arange(head_size // 2)
+    plain = self.theta ** (-2.0 * pair / head_size)
+    if self.kind in ("default", "dynamic"):
+      left = np.ones_like(plain)
+    elif self.kind == "linear":
+      left = np.zeros_like(plain)
+    elif self.kind == "llama3":
+      turns = self.trained * plain / (2.0 * math.pi)
+      left = np.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
+    else:  # yarn: linear in the pair, not in its turns
+      at = lambda turns: (
+        head_size
+        * math.log(self.trained / (turns * 2.0 * math.pi))
+        / (2.0 * math.log(self.theta))
+      )
+      first, last = at(self.high), at(self.low)
+      if self.truncate:
+        first, last = math.floor(first), math.ceil(last)
+      first, last = max(first, 0), min(last, head_size - 1)
+      width = (last - first) or 1e-3
+      left = 1.0 - np.clip((pair - first) / width, 0.0, 1.0)
+    mixed = left * plain + (1.0 - left) * plain / self.factor
+    return mixed.astype(np.float32)
+
+  def turn(
+    self, position: Int[Array, "P R Q"], head_size: int
+  ) -> tuple[Float[Array, "P R Q half"], Float[Array, "P R Q half"]]:
+    """Cosine and sine of every pair at these positions, in float32."""
+    frequency = self.frequency(head_size)
+    angle = jnp.multiply.outer(position.astype(jnp.float32), frequency)
+    return self.scale * jnp.cos(angle), self.scale * jnp.sin(angle)
+
+
+def rotate(
+  x: Float[Array, "P R Q h K"],
+  cos: Float[Array, "P R Q half"],
+  sin: Float[Array, "P R Q half"],
+) -> Float[Array, "P R Q h K"]:
+  """Turns pairs (i, i + K/2), the half-split layout of Hugging Face."""
+  cos, sin = cos[..., None, :], sin[..., None, :]  # the same for every head
+  a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+  turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
+  return turned.astype(x.dtype)
+
+
+def attend(
+  q: Float[Array, "P R Q H K"],
+  shared: tuple[Array, Array, Array] | None,
+  own: tuple[Array, Array, Array],
+  *,
+  scale: float,
+  softcap: float = 0.0,
+) -> Float[Array, "P R Q H K"]:
+  """Grouped-query attention over a shared prefix and own keys, one softmax.
+
+    out = softmax(cap([q k_shared', q k_own'] * scale)) [v_shared; v_own]
+    cap(s) = softcap * tanh(s / softcap), or s if softcap is 0
+
+  The scores of the prefix are one matrix product per prompt and key/value
+  head, [R Q H/G, K] x [K, S], not R small ones.
+
+  Args:
+    q: Queries, rotated.
+    shared: Keys and values [P,G,S,K] and mask [P,R,Q,S], or None. Axes R and Q
+      of the mask may be 1.
+    own: Keys and values [P,R,G,T,K] and mask [P,R,Q,T].
+    scale: Of the scores, usually K^-1/2.
+    softcap: Bound of the scores.
+  """
+  P, R, Q, H, K = q.shape
+  k_own, v_own, visible = own
+  G = k_own.shape[2]
+  q = q.reshape(P, R, Q, G, H // G, K) * scale
+
+  def seen(score: Array, mask: Array) -> Array:
+    if softcap:
+      score = softcap * jnp.tanh(score / softcap)
+    return jnp.where(mask[:, :, :, None, None], score, _MASKED)
+
+  score = jnp.einsum(
+    "prqgjk,prgtk->prqgjt", q, k_own, preferred_element_type=jnp.float32
+  )
+  score = seen(score, visible)
+  if shared is None:
+    weight = jax.nn.softmax(score, axis=-1).astype(q.dtype)
+    out = jnp.einsum("prqgjt,prgtk->prqgjk", weight, v_own)
+    return out.reshape(P, R, Q, H, K)
+
+  k_shared, v_shared, mask = shared
+  score_shared = jnp.einsum(
+    "prqgjk,pgsk->prqgjs", q, k_shared, preferred_element_type=jnp.float32
+  )
+  score = jnp.concatenate([seen(score_shared, mask), score], axis=-1)
+  weight = jax.nn.softmax(score, axis=-1).astype(q.dtype)
+  S = k_shared.shape[2]
+  out = jnp.einsum("prqgjs,pgsk->prqgjk", weight[..., :S], v_shared)
+  out += jnp.einsum("prqgjt,prgtk->prqgjk", weight[..., S:], v_own)
+  return out.reshape(P, R, Q, H, K)
+
+
+def within(
+  mask: Bool[Array, "P R Q T"],
+  query: Int[Array, "P R Q"],
+  key: Int[Array, "P R T"],
+  window: int,
+) -> Bool[Array, "P R Q T"]:
+  """What a sliding layer sees of `mask`: the last `window` positions.
+
+  Args:
+    mask: What a full layer sees.
+    query: Positions of the queries.
+    key: Positions of the keys; axis R may be 1.
+    window: Positions, the query's own included.
+  """
+  return mask & (query[..., None] - key[:, :, None] < window)
