@@ -241,9 +241,8 @@ def correct_mass(
   mass = np.zeros(len(reward))
   probability = np.exp(rollouts.logp.sum(axis=2, dtype=np.float64))
   for p in range(len(reward)):
-    right = reward[p] >= 1.0
-    _, first = np.unique(rollouts.tokens[p][right], axis=0, return_index=True)
-    mass[p] = probability[p][right][first].sum()
+    first, _ = rollouts.distinct(p)
+    mass[p] = probability[p, first[reward[p, first] >= 1.0]].sum()
   return mass
 
 

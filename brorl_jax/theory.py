@@ -33,6 +33,9 @@ class Probe:
   mask: Bool[Array, "P R T"]
   probability: Float[Array, "P R"]  # before the update; 0 in empty rows
   correct: Bool[Array, "P R"]
+  # Of all distinct responses, not only of those above.
+  sampled: Float[Array, "P N"]  # probability; 0 in empty places
+  sampled_correct: Bool[Array, "P N"]
   unsampled: Float[Array, " P"]  # mass of responses that were never drawn
 
 
@@ -58,7 +61,7 @@ def probe(
     None where float32 can hold the probability of no response, as with answers
     of hundreds of tokens: there is nothing to measure then.
   """
-  T = rollouts.tokens.shape[2]
+  N, T = rollouts.tokens.shape[1:]
   count = min(count, len(reward))
   out = Probe(
     prompt=prompts.tokens[:count],
@@ -67,27 +70,30 @@ def probe(
     mask=np.zeros((count, rows, T), bool),
     probability=np.zeros((count, rows), np.float32),
     correct=np.zeros((count, rows), bool),
+    sampled=np.zeros((count, N), np.float32),
+    sampled_correct=np.zeros((count, N), bool),
     unsampled=np.zeros(count, np.float32),
   )
   for p in range(count):
-    length = rollouts.mask[p].sum(axis=1, keepdims=True)
-    content = np.concatenate([rollouts.tokens[p], length], axis=1)
-    _, first = np.unique(content, axis=0, return_index=True)
+    first, _ = rollouts.distinct(p)
     mass = np.exp(rollouts.logp[p, first].sum(axis=1, dtype=np.float64))
+    correct = reward[p, first] >= 1.0
+    out.sampled[p, : len(first)] = mass
+    out.sampled_correct[p, : len(first)] = correct
     out.unsampled[p] = max(1.0 - mass.sum(), 0.0)
-    first = first[np.argsort(-mass, kind="stable")][:rows]
-    to = (p, slice(len(first)))
-    out.response[to] = rollouts.tokens[p, first]
-    out.mask[to] = rollouts.mask[p, first]
-    out.probability[to] = np.exp(rollouts.logp[p, first].sum(axis=1))
-    out.correct[to] = reward[p, first] >= 1.0
+    likeliest = np.argsort(-mass, kind="stable")[:rows]
+    to = (p, slice(len(likeliest)))
+    out.response[to] = rollouts.tokens[p, first[likeliest]]
+    out.mask[to] = rollouts.mask[p, first[likeliest]]
+    out.probability[to] = mass[likeliest]
+    out.correct[to] = correct[likeliest]
   return out if out.probability.any() else None
 
 
 @functools.partial(jax.jit, static_argnames="n")
 def sampled_terms(
-  probability: Float[Array, "P R"],
-  correct: Bool[Array, "P R"],
+  probability: Float[Array, "P N"],
+  correct: Bool[Array, "P N"],
   unsampled: Float[Array, " P"],
   *,
   n: int,
@@ -102,7 +108,7 @@ def sampled_terms(
   N.
 
   Args:
-    probability: Of the sampled responses, 0 in empty rows.
+    probability: Of all distinct sampled responses, 0 in empty places.
     correct: Those of reward 1.
     unsampled: Mass of all others.
     n: N.
@@ -183,7 +189,7 @@ def measure(
   """
   before = (found.probability * found.correct).sum(axis=1)
   change = after - before
-  arrays = (found.probability, found.correct, found.unsampled)
+  arrays = (found.sampled, found.sampled_correct, found.unsampled)
   terms = sampled_terms(*map(jnp.asarray, arrays), n=n)
   values = (
     found.unsampled.mean(),

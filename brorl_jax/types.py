@@ -35,6 +35,19 @@ class Rollouts:
   truncated: Bool[Array, "P N"]  # cut at T tokens, without an end token
   occupancy: Float[Array, " P"]  # share of slot-steps that wrote a token
 
+  def distinct(self, p: int) -> tuple[np.ndarray, np.ndarray]:
+    """The different responses to prompt p: index of the first, and how many.
+
+    On the host. Ascending, so that nothing depends on token ids.
+    """
+    length = self.mask[p].sum(axis=1, keepdims=True)  # 0 may be a token too
+    content = np.concatenate([self.tokens[p], length], axis=1)
+    _, first, count = np.unique(
+      content, axis=0, return_index=True, return_counts=True
+    )
+    order = np.argsort(first)
+    return first[order], count[order]
+
 
 @_pytree
 @dataclasses.dataclass(frozen=True)

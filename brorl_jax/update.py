@@ -315,13 +315,7 @@ def pack(
   C, B, R = layout.micro, layout.blocks, layout.rows
   blocks = []  # (prompt, rows of it, how often each occurs)
   for p in range(P):
-    length = rollouts.mask[p].sum(axis=1, keepdims=True)
-    content = np.concatenate([rollouts.tokens[p], length], axis=1)
-    _, first, count = np.unique(
-      content, axis=0, return_index=True, return_counts=True
-    )
-    order = np.argsort(first)  # by n, so that blocks do not depend on token ids
-    first, count = first[order], count[order]
+    first, count = rollouts.distinct(p)
     for start in range(0, len(first), R):
       at = slice(start, start + R)
       blocks.append((p, first[at], count[at]))

@@ -258,10 +258,22 @@ def test_correct_mass_counts_distinct_right_responses_once():
   rollouts, reward, _ = example()
   of = lambda reward: metrics.correct_mass(rollouts, reward)
   np.testing.assert_allclose(of(reward), [0.25, 0.0])
-  both = np.array([[0, 1, 1], [1, 0, 1]], np.float32)
+  both = np.ones((2, 3), np.float32)  # equal responses, equal rewards
   np.testing.assert_allclose(of(both), [0.35, 0.125], rtol=1e-6)
   partial = np.array([[0.9, 0.5, 0.1], [0.0, 0.0, 0.99]], np.float32)
   np.testing.assert_array_equal(of(partial), [0.0, 0.0])
+
+
+def test_correct_mass_tells_responses_apart_that_differ_in_length_only():
+  rollouts = Rollouts(
+    tokens=np.zeros((1, 2, 2), np.int32),
+    logp=np.log(np.array([[[0.5, 1.0], [0.5, 0.5]]], np.float32)),
+    mask=np.array([[[True, False], [True, True]]]),
+    truncated=np.zeros((1, 2), bool),
+    occupancy=np.ones(1, np.float32),
+  )
+  got = metrics.correct_mass(rollouts, np.ones((1, 2), np.float32))
+  np.testing.assert_allclose(got, [0.75])
 
 
 def test_correct_mass_sums_long_responses_exactly():

@@ -58,6 +58,15 @@ def test_rare_responses_beyond_the_rows_are_left_out_but_were_sampled():
   assert len(theory.probe(*groups(), count=9, rows=2).unsampled) == 2
 
 
+def test_the_theorems_terms_count_responses_beyond_the_rows():
+  every = theory.probe(*groups(), count=2, rows=4)
+  likeliest = theory.probe(*groups(), count=2, rows=1)
+  terms = lambda found: theory.measure(found, np.zeros(2), 0.0, n=4)[
+    "theory/sampled_terms_per_lr"
+  ]
+  assert terms(likeliest) == terms(every) > 0.0
+
+
 def test_mass_beyond_1_by_rounding_leaves_nothing_unsampled():
   prompts, rollouts, reward = groups()
   certain = dataclasses.replace(rollouts, logp=rollouts.logp * 0.0)
