@@ -86,7 +86,7 @@ class _Unsupported(ValueError):
 
 def _config(path: pathlib.Path, raw: Mapping[str, Any]) -> Any:
   """transformers' view of the file, in its newest spelling."""
-  from transformers import AutoConfig  # 1 s, not for --help
+  from transformers import CONFIG_MAPPING  # 1 s, not for --help
 
   kind = raw.get("model_type")
   if kind not in _CLASSES:
@@ -109,9 +109,10 @@ def _config(path: pathlib.Path, raw: Mapping[str, Any]) -> Any:
     _size(given[field], field)
   for field in given.keys() & set(_NUMBERS):
     _number(given[field], field)
-  try:
-    # Never the code of a repository, and never a question on the terminal.
-    return AutoConfig.from_pretrained(path.parent, trust_remote_code=False)
+  if isinstance(old := raw.get("rope_scaling"), dict) and "type" in old:
+    raw = {**raw, "rope_scaling": {"rope_type": old["type"], **old}}
+  try:  # a class of transformers, whatever code the directory brings
+    return CONFIG_MAPPING[kind].from_dict(dict(raw))
   except Exception as e:  # its validators raise many kinds
     raise ValueError(f"{path}: {' '.join(str(e).split())}") from None
 

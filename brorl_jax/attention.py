@@ -140,15 +140,15 @@ def attend(
 
 
 def within(
-  mask: Bool[Array, "P R Q T"],
+  mask: Bool[Array, "P #R #Q T"],
   query: Int[Array, "P R Q"],
-  key: Int[Array, "P R T"],
+  key: Int[Array, "P #R T"],
   window: int,
 ) -> Bool[Array, "P R Q T"]:
   """What a sliding layer sees of `mask`: the last `window` positions.
 
   Args:
-    mask: What a full layer sees.
+    mask: What a full layer sees; axes R and Q may be 1.
     query: Positions of the queries.
     key: Positions of the keys; axis R may be 1.
     window: Positions, the query's own included.

@@ -118,17 +118,11 @@ class Store:
       raise ValueError("its record is not what was saved")
     # First, because orbax casts to the wanted dtype without a word.
     saved, wanted = extra["leaves"], describe(like)
-    for path in sorted(saved.keys() | wanted.keys()):
-      if saved.get(path) != wanted.get(path):
-        raise MismatchError(
-          f"{path} is {saved.get(path, 'not there')}, this run needs "
-          f"{wanted.get(path, 'no such array')}"
-        )
+    missing = dict.fromkeys(saved.keys() - wanted.keys(), "no such array")
+    _require_same(saved, wanted | missing)
     target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     state = item(state=ocp.args.StandardRestore(target))["state"]
-    for path, value in digest(state).items():
-      if value != extra["digest"].get(path):
-        raise ValueError(f"{path} is not what was saved")
+    _require_digest(state, extra["digest"])
     return state, extra["totals"]
 
   def _set_aside(self, step: int) -> pathlib.Path:
@@ -138,6 +132,64 @@ class Store:
     (self._directory / str(step)).rename(to)
     self._manager.reload()
     return to
+
+
+def read_params(
+  directory: str | pathlib.Path, step: int | None, like: PyTree
+) -> tuple[int, PyTree]:
+  """Parameters alone, of the newest step or of one, verified.
+
+  Args:
+    directory: Of the checkpoints of a run; nothing in it is changed.
+    step: Which; None takes the newest.
+    like: Abstract parameters with shardings.
+
+  Returns:
+    The step and its parameters.
+
+  Raises:
+    Unusable: There is no such step, it is damaged, or of another policy.
+  """
+  directory = pathlib.Path(directory).absolute()
+  names = [p.name for p in directory.glob("*") if p.name.isdigit()]
+  steps = sorted(map(int, names))
+  if not steps or step not in (None, *steps):
+    have = ", ".join(map(str, steps)) or "none"
+    what = "checkpoint" if step is None else f"checkpoint {step}"
+    raise Unusable(f"there is no {what} in {directory}; there are: {have}")
+  step = steps[-1] if step is None else step
+  args = ocp.args.PyTreeRestore(
+    item={"params": like},
+    restore_args=ocp.checkpoint_utils.construct_restore_args({"params": like}),
+    partial_restore=True,
+  )
+  try:
+    extra = json.loads((directory / str(step) / "extra/metadata").read_text())
+    if extra.pop("seal") != _seal(extra):
+      raise ValueError("its record is not what was saved")
+    _require_same(extra["leaves"], describe({"params": like}))
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
+      params = reader.restore(directory / str(step) / "state", args=args)
+    _require_digest(params, extra["digest"])
+  except Exception as e:  # orbax raises many kinds for one damaged file
+    lines = str(e).splitlines() or [type(e).__name__]
+    raise Unusable(f"checkpoint {step} in {directory}: {lines[0]}") from e
+  return step, params["params"]
+
+
+def _require_same(saved: dict[str, str], wanted: dict[str, str]) -> None:
+  for path in sorted(wanted):
+    if saved.get(path) != wanted[path]:
+      raise MismatchError(
+        f"{path} is {saved.get(path, 'not there')}, this run needs "
+        f"{wanted[path]}"
+      )
+
+
+def _require_digest(state: PyTree, saved: dict[str, str]) -> None:
+  for path, value in digest(state).items():
+    if value != saved.get(path):
+      raise ValueError(f"{path} is not what was saved")
 
 
 class MismatchError(Exception):

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import re
 import shutil
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -42,6 +43,37 @@ _BESIDE = (
   "chat_template.json",
   "generation_config.json",
 )
+
+
+def locate(checkpoint: str) -> pathlib.Path:
+  """The directory of a checkpoint, downloaded first if it is a hub's name.
+
+  Args:
+    checkpoint: A directory, or "organisation/name".
+
+  Raises:
+    ValueError: It is neither, or there is no way to download it.
+  """
+  path = pathlib.Path(checkpoint)
+  if path.is_dir():
+    return path
+  if path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", checkpoint):
+    raise ValueError(f"checkpoint {checkpoint!r} is not a directory")
+  import huggingface_hub  # comes with transformers
+
+  kinds = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+  try:
+    return pathlib.Path(
+      huggingface_hub.snapshot_download(checkpoint, allow_patterns=kinds)
+    )
+  except Exception as e:  # no network, no such name, no permission, ...
+    why = (str(e).splitlines() or [type(e).__name__])[0]
+    name = path.name
+    raise ValueError(
+      f"checkpoint {checkpoint!r} is not a directory here, and its download "
+      f"failed ({why}): where there is a network run 'hf download {checkpoint} "
+      f"--local-dir {name}', then give --config.checkpoint={name}"
+    ) from None
 
 
 class _Stored(NamedTuple):
@@ -332,6 +364,7 @@ def save(
     where |= dict.fromkeys(tensors, name)
     part = directory / f"{name}.part"
     safetensors.numpy.save_file(tensors, part, metadata={"format": "pt"})
+    part.chmod(0o644)  # safetensors lets nobody else read it
     part.replace(directory / name)
   for name in _BESIDE:
     path = pathlib.Path(source or directory) / name

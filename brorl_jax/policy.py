@@ -164,7 +164,8 @@ class Policy:
     prompt_length = jnp.sum(prefix.mask, axis=1, dtype=jnp.int32)
     position = (prompt_length[:, None] + length - 1)[..., None]
     T = mask.shape[2]
-    written = position - (column - jnp.arange(T)) % T  # before this token
+    age = (column - jnp.arange(T)) % T  # columns are used in a circle
+    written = position - age[None, None]
     views = self._views(position, mask[:, :, None], written, prefix)
     block = _block_graph(self)
 

@@ -171,11 +171,12 @@ def sweep(path: str | pathlib.Path, runs: Sequence[Mapping[str, Any]]):
 def simulation_table(runs: Sequence[Mapping[str, Any]]) -> str:
   """End points of every run in a few lines."""
   lines = [
-    f"  {'optimizer':<10}{'N':>8}{'Q_pos':>9}{'improved':>10}{'worst now':>12}"
-    f"{'worst ever':>12}"
+    f"  {'optimizer':<10}{'N':>8}{'Q_pos':>9}{'change':>11}{'improved':>10}"
+    f"{'worst now':>12}{'worst ever':>12}"
   ]
   lines += [
     f"  {run['optimizer']:<10}{run['n']:>8,}{run['correct_mass'][-1]:>9.4f}"
+    f"{run['correct_mass'][-1] - run['correct_mass'][0]:>+11.2e}"
     f"{run['improved_fraction'][-1]:>10.1%}{run['worst_drop'][-1]:>12.1e}"
     f"{min(run['worst_drop']):>12.1e}"
     for run in runs

@@ -16,6 +16,7 @@ class Tokenizer:
 
   Attributes:
     stop_ids: Every id that ends a response.
+    pad_id: Of padding; the first of the stop ids where there is none.
     size: Number of ids.
   """
 
@@ -43,6 +44,8 @@ class Tokenizer:
       first = (str(e).splitlines() or [type(e).__name__])[0]
       raise ValueError(f"{directory}: its chat template fails: {first}") from e
     self.stop_ids = _stop_ids(directory, self._tokenizer.eos_token_id)
+    pad = self._tokenizer.pad_token_id
+    self.pad_id = self.stop_ids[0] if pad is None else pad
 
   def render(self, question: str) -> list[int]:
     """The ids of a question as the model's own template poses it."""

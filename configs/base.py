@@ -29,6 +29,9 @@ def get_config() -> ml_collections.ConfigDict:
   # The paper does not state it; 1 makes sampler and trainer the same policy.
   c.temperature = 1.0
 
+  # Follows every question, on a line of its own. Verifiers read what stands
+  # between the last <answer> and </answer>, or the whole response.
+  c.instruction = ""
   # Where prompts come from: reasoning-gym tasks with their settings.
   c.families = families()
 
@@ -52,7 +55,9 @@ def get_config() -> ml_collections.ConfigDict:
   c.max_grad_norm = 1.0
 
   # Policy.
-  c.checkpoint = ""  # Hugging Face directory; "" is the embedded policy
+  # Hugging Face directory, or a name to download it by; "" is the embedded
+  # policy. With --mode=export: the folder of a run.
+  c.checkpoint = ""
   c.dtype = "float32"  # of activations; parameters and losses are float32
 
   # Devices: prompts and rows over `data`, heads and vocabulary over `model`.

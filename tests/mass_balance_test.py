@@ -4,6 +4,7 @@ import itertools
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,6 +19,14 @@ REWARDS = dict(reward_correct=1.0, reward_wrong=-1.0)
 def x64():
   with jax.enable_x64(True):
     yield
+
+
+@pytest.fixture
+def unhooked():
+  """As for a user, whose annotations are not checked."""
+  jaxtyping.config.update("jaxtyping_disable", True)
+  yield
+  jaxtyping.config.update("jaxtyping_disable", False)
 
 
 def problem(seed, vocab=60, n=8, spread=2.0):
@@ -79,14 +88,20 @@ def test_theorem_1_is_the_derivative_along_the_step(case, right, wrong):
 
 
 @settings(deadline=None, max_examples=60)
-@given(problems)
-def test_multiset_form_is_the_derivative_along_its_step(case):
+@given(problems, st.floats(0.01, 3.0), st.floats(-3.0, -0.01))
+def test_multiset_form_is_the_derivative_along_its_step(case, right, wrong):
   seed, vocab, n, spread = case
   logits, correct, counts = problem(seed, vocab, n, spread)
-  weight = counts * jnp.where(correct, 1.0, -1.0)
+  weight = counts * jnp.where(correct, right, wrong)
   objective = lambda z: jnp.sum(weight * jax.nn.softmax(z)) / n
   balance = mb.mass_balance_counts(
-    jax.nn.softmax(logits), correct, counts, lr=0.7, n=n, **REWARDS
+    jax.nn.softmax(logits),
+    correct,
+    counts,
+    reward_correct=right,
+    reward_wrong=wrong,
+    lr=0.7,
+    n=n,
   )
   want = 0.7 * slope(logits, correct, objective)
   close(balance.total, want, max(size(balance), 1e-3))
@@ -132,9 +147,10 @@ def test_multiset_may_leave_the_range_of_rewards():
 def test_token_gains_are_the_derivative_and_add_up(seed):
   logits, correct, counts = problem(seed)
   sampled, probs = counts > 0, jax.nn.softmax(logits)
-  args = dict(lr=0.3, n=8, **REWARDS)
+  right, wrong = np.random.default_rng(seed).uniform([0.1, -3.0], [3.0, -0.1])
+  args = dict(lr=0.3, n=8, reward_correct=right, reward_wrong=wrong)
   gains = mb.token_gains(probs, correct, sampled, **args)
-  reward = jnp.where(correct, 1.0, -1.0) * sampled
+  reward = jnp.where(correct, right, wrong) * sampled
   objective = lambda z: jnp.sum(reward * jax.nn.softmax(z)) / 8
   direction = jax.grad(objective)(logits)
   want = 0.3 * jax.jvp(jax.nn.softmax, (logits,), (direction,))[1]
@@ -237,6 +253,13 @@ GOOD = dict(
 )
 
 
+COUNTED = dict(
+  probs=GOOD["probs"],
+  correct=GOOD["correct"],
+  counts=jnp.array([1, 1, 0, 0]),
+)
+
+
 @pytest.mark.parametrize(
   "change, message",
   [
@@ -248,6 +271,7 @@ GOOD = dict(
     (dict(probs=jnp.full(4, 0.25001)), r"the sum of probs = 1\.00004"),
     (dict(n=1), "sampled has 2 tokens, more than n = 1 draws"),
     (dict(lr=float("nan")), "lr = nan must be finite"),
+    (dict(lr=-1e-9), "lr = -1e-09 must be finite and at least 0"),
     (dict(reward_correct=float("inf")), "reward_correct = inf"),
     (dict(reward_correct=-1.0), r"reward_correct = -1\.0"),
     (dict(reward_wrong=0.5), r"reward_wrong = 0\.5"),
@@ -280,6 +304,144 @@ def test_counts_are_integers_and_not_negative():
     run(jnp.array([4, -1, 0, 0]))
   with pytest.raises(Exception, match="counts"):
     run(jnp.array([1.5, 1.5, 0.0, 0.0]))
+
+
+def test_a_step_of_0_moves_nothing():
+  balance = mb.mass_balance(**GOOD, lr=0.0, n=2, **REWARDS)
+  assert balance.total == 0.0
+
+
+LISTS = [
+  (mb.mass_balance, "sampled", dict(sampled=[True, True, False, False])),
+  (mb.token_gains, "correct", dict(correct=[True, False, False, True])),
+  (mb.unsampled_correct_gain, "probs", dict(probs=[0.25] * 4)),
+  (mb.mass_balance_counts, "probs", dict(probs=[0.25] * 4)),
+  (mb.mass_balance_counts, "counts", dict(counts=[1, 1, 0, 0])),
+]
+
+
+@pytest.mark.parametrize("function, name, change", LISTS)
+def test_lists_are_refused_by_name(unhooked, function, name, change):
+  arrays = GOOD if function is not mb.mass_balance_counts else COUNTED
+  with pytest.raises(ValueError, match=f"{name} is a list; it must be an arr"):
+    function(**(arrays | change), lr=0.1, n=2, **REWARDS)
+
+
+def test_shapes_are_named_as_the_caller_named_them(unhooked):
+  with pytest.raises(ValueError, match=r"counts is \(2,\), probs is \(4,\)"):
+    mb.mass_balance_counts(
+      **(COUNTED | dict(counts=jnp.array([1, 1]))), lr=0.1, n=2, **REWARDS
+    )
+  with pytest.raises(ValueError, match="reward_mass is a list"):
+    mb.exact_step(jnp.zeros(2), [0.0, 0.0], lr=0.1, n=1)
+  with pytest.raises(ValueError, match=r"reward_mass is \(1,\), logits is"):
+    mb.exact_step(jnp.zeros(2), jnp.zeros(1), lr=0.1, n=1)
+
+
+WITH_N = [
+  lambda n: mb.mass_balance(**GOOD, lr=0.1, n=n, **REWARDS).total,
+  lambda n: mb.mass_balance_counts(**COUNTED, lr=0.1, n=n, **REWARDS).total,
+  lambda n: mb.token_gains(**GOOD, lr=0.1, n=n, **REWARDS),
+  lambda n: mb.unsampled_correct_gain(**GOOD, lr=0.1, n=n, **REWARDS),
+  lambda n: mb.exact_step(jnp.zeros(2), jnp.ones(2), lr=0.1, n=n),
+  lambda n: mb.expected_unsampled_second_moment(jnp.array([0.5]), n),
+]
+
+
+@pytest.mark.parametrize(
+  "function", [*WITH_N, mb.unsampled_second_moment_bound]
+)
+@pytest.mark.parametrize(
+  "n, shown",
+  [
+    (2.0, "2.0"),
+    (float("nan"), "nan"),
+    (np.float32(2.5), "np.float32(2.5)"),
+    (np.array([2, 2]), "array([2, 2])"),
+    (jnp.float32(2.5), "Array(2.5, dtype=float32)"),
+    (jnp.ones((2, 2), "i4"), "Array([[1, 1], [1, 1]], dtype=int32)"),
+    ("4", "'4'"),
+    (None, "None"),
+    (0, "0"),
+    (np.int64(-1), "np.int64(-1)"),
+  ],
+)
+def test_n_is_an_integer(unhooked, function, n, shown):
+  with pytest.raises(ValueError) as refusal:
+    function(n)
+  assert str(refusal.value) == f"n = {shown} must be an integer of at least 1"
+
+
+@pytest.mark.parametrize(
+  "function", [*WITH_N, mb.unsampled_second_moment_bound]
+)
+def test_integers_of_numpy_and_jax_are_integers(unhooked, function):
+  for n in (np.int32(2), np.uint8(2), jnp.int32(2), np.array(2)):
+    np.testing.assert_allclose(function(n), function(2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("function", WITH_N)
+def test_n_may_be_traced_or_closed_over(unhooked, function):
+  np.testing.assert_allclose(jax.jit(function)(2), function(2), rtol=1e-12)
+  n = jnp.int32(2)
+  np.testing.assert_allclose(jax.jit(lambda: function(n))(), function(2), 1e-12)
+  with pytest.raises(ValueError, match="must be an integer"):
+    jax.jit(function)(2.0)
+
+
+def test_the_learning_rate_may_be_traced(unhooked):
+  run = lambda lr: mb.mass_balance(**GOOD, lr=lr, n=2, **REWARDS).total
+  close(jax.jit(run)(0.1), run(0.1), 1.0)
+  with pytest.raises(ValueError, match="lr = -0"):
+    run(jnp.float32(-0.5))
+
+
+@pytest.mark.parametrize(
+  "wide, off, fine",
+  [
+    (True, 1e-8, False),
+    (True, 1e-12, True),
+    (False, 1e-4, False),
+    (False, 1e-6, True),
+  ],
+)
+def test_the_sum_of_numpys_probabilities(unhooked, wide, off, fine):
+  # Where x64 is off, jax sums float64 in float32.
+  p = np.random.default_rng(0).dirichlet(np.ones(30_000))
+  assert p.dtype == np.float64
+  p[p.argmax()] += off
+  mask = np.arange(p.size) < 2
+  with jax.enable_x64(wide):
+    run = lambda: mb.mass_balance(p, mask, mask, lr=0.1, n=2, **REWARDS)
+    if fine:
+      assert np.isfinite(run().total)
+    else:
+      with pytest.raises(ValueError, match="the sum of probs"):
+        run()
+
+
+def test_numpy_arrays_will_do_without_x64(unhooked):
+  p = np.random.default_rng(0).dirichlet(np.ones(30_000))
+  counts = np.bincount([0, 1, 1], minlength=p.size)
+  with jax.enable_x64(False):
+    for function, drawn in (
+      (mb.mass_balance, counts > 0),
+      (mb.mass_balance_counts, counts),
+      (mb.token_gains, counts > 0),
+      (mb.unsampled_correct_gain, counts > 0),
+    ):
+      function(p, np.arange(p.size) < 2, drawn, lr=0.1, n=3, **REWARDS)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_exact_step_names_what_is_not_finite(bad):
+  run = lambda lr=0.1, **mass: mb.exact_step(
+    jnp.zeros(2), jnp.array([0.0, mass.get("mass", 1.0)]), lr=lr, n=1
+  )
+  with pytest.raises(ValueError, match=f"lr = {bad} must be finite"):
+    run(lr=bad)
+  with pytest.raises(ValueError, match=f"reward_mass = {bad} must be finite"):
+    run(mass=bad)
 
 
 def test_the_other_functions_refuse_too():

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from brorl_jax import policy as policy_lib
 from brorl_jax.attention import Rope
 from brorl_jax.policy import Policy
 
@@ -18,6 +17,51 @@ TINY = Policy(
   vocab=37, width=16, layers=2, heads=6, kv_heads=2, head_size=4, mlp=20,
   rope=Rope(100.0), norm_eps=1e-2, tied=False, qkv_bias=True,
 )  # fmt: skip
+
+
+def changed(**fields):
+  return dataclasses.replace(TINY, **fields)
+
+
+# As Gemma 2: layers that slide and layers that do not, everything capped and
+# scaled. The window is smaller than prompts and responses are.
+GEMMA2 = changed(
+  layers=3, tied=True, qkv_bias=False, window=3, sliding=(True, False, True),
+  attention_softcap=1.5, final_softcap=2.5, norm_offset=1.0, post_norms=True,
+  embed_scale=4.0, activation="gelu_tanh", query_scale=0.7,
+)  # fmt: skip
+# As Gemma 3: a long rope for full layers, a short one for those that slide.
+GEMMA3 = changed(
+  layers=3, tied=True, qkv_bias=False, window=2, sliding=(True, True, False),
+  sliding_rope=Rope(7.0), rope=Rope(100.0, "linear", 4.0, scale=1.2),
+  qk_norm=True, norm_offset=1.0, post_norms=True, embed_scale=4.0,
+  activation="gelu_tanh",
+)  # fmt: skip
+# As Qwen 3 with routed experts.
+EXPERTS = changed(
+  qkv_bias=False, qk_norm=True, experts=5, experts_per_token=2,
+  normalize_experts=True,
+)  # fmt: skip
+POLICIES = {
+  "qwen2": TINY,
+  "tied, without groups": changed(tied=True, qkv_bias=False, kv_heads=6),
+  "one group, deep": changed(
+    kv_heads=1, layers=3, rope=Rope(1e4), norm_eps=1e-6
+  ),
+  "qwen3": changed(qkv_bias=False, qk_norm=True, head_size=6),
+  "llama, biased": changed(
+    output_bias=True, mlp_bias=True, rope=Rope(50.0, "linear", 3.0)
+  ),
+  "mistral": changed(qkv_bias=False, window=4, sliding=(True, True)),
+  "gemma2": GEMMA2,
+  "gemma3": GEMMA3,
+  "experts": EXPERTS,
+  "experts, shares as they are, slide": dataclasses.replace(
+    EXPERTS, normalize_experts=False, experts_per_token=3, window=3,
+    sliding=(False, True), output_bias=True,
+  ),
+}  # fmt: skip
+NAMES = ("qwen2", "gemma2", "gemma3", "experts")
 
 
 logits = jax.jit(Policy.logits, static_argnums=0)
@@ -36,42 +80,76 @@ def reference(policy, params, ids):
   """The decoder in float64, one head and one pair of numbers at a time."""
   c, ids = policy, np.asarray(ids)
   w = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
+  scale = c.query_scale or c.head_size**-0.5
+  cap = lambda x, most: most * np.tanh(x / most) if most else x
 
   def norm(x, scale):
     square = np.mean(x**2, axis=-1, keepdims=True)
-    return x / np.sqrt(square + c.norm_eps) * scale
+    return x / np.sqrt(square + c.norm_eps) * (c.norm_offset + scale)
 
-  def turned(x):
+  def turned(x, rope):
     """x [T,K], each pair a complex number that turns."""
     pairs = x[:, : c.head_size // 2] + 1j * x[:, c.head_size // 2 :]
     for t in range(len(pairs)):
       for i in range(pairs.shape[1]):
-        pairs[t, i] *= np.exp(1j * t * c.rope.theta ** (-2 * i / c.head_size))
+        speed = rope.theta ** (-2 * i / c.head_size) / rope.factor
+        pairs[t, i] *= rope.scale * np.exp(1j * t * speed)
     return np.concatenate([pairs.real, pairs.imag], axis=1)
 
-  x = w["embed"]["embedding"][ids]
+  def product(b, name, h):
+    return h @ b[name]["kernel"] + b[name].get("bias", 0.0)
+
+  def head_of(b, name, index, h):
+    bias = b[name]["bias"][index] if c.qkv_bias else 0.0
+    y = h @ b[name]["kernel"][:, index] + bias
+    return norm(y, b[f"ln_{name}"]["scale"]) if c.qk_norm and name != "v" else y
+
+  def act(x):
+    if c.activation == "silu":
+      return x / (1 + np.exp(-x))
+    cube = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
+    return 0.5 * x * (1 + np.tanh(cube))
+
+  def feed_forward(b, h):
+    if not c.experts:
+      return product(b, "down", act(product(b, "gate", h)) * product(b, "up", h))
+    out = np.zeros_like(h)
+    for t in range(len(h)):
+      share = np.exp(h[t] @ b["router"]["kernel"])
+      share /= share.sum()
+      chosen = np.argsort(-share)[: c.experts_per_token]
+      total = share[chosen].sum() if c.normalize_experts else 1.0
+      for e in chosen:
+        gate, up, down = (
+          b[f"expert_{name}"]["kernel"][e] for name in ("gate", "up", "down")
+        )
+        out[t] += share[e] / total * (act(h[t] @ gate) * (h[t] @ up)) @ down
+    return out
+
+  x = w["embed"]["embedding"][ids] * c.embed_scale
   for layer in range(c.layers):
     b = jax.tree.map(lambda a: a[layer], w["blocks"])
+    slides = bool(c.sliding) and c.sliding[layer]
+    rope = (c.sliding_rope or c.rope) if slides else c.rope
     h = norm(x, b["ln_attn"]["scale"])
     total = np.zeros_like(x)
     for head in range(c.heads):
       group = head // (c.heads // c.kv_heads)
-      bias = lambda n, i: b[n]["bias"][i] if c.qkv_bias else 0.0
-      q = turned(h @ b["q"]["kernel"][:, head] + bias("q", head))
-      k = turned(h @ b["k"]["kernel"][:, group] + bias("k", group))
-      v = h @ b["v"]["kernel"][:, group] + bias("v", group)
+      q = turned(head_of(b, "q", head, h), rope)
+      k = turned(head_of(b, "k", group, h), rope)
+      v = head_of(b, "v", group, h)
       for t in range(len(ids)):
-        score = np.exp(k[: t + 1] @ q[t] / np.sqrt(c.head_size))
-        out = (score / score.sum()) @ v[: t + 1]
+        seen = slice(max(0, t - c.window + 1) if slides else 0, t + 1)
+        score = np.exp(cap(k[seen] @ q[t] * scale, c.attention_softcap))
+        out = (score / score.sum()) @ v[seen]
         total[t] += out @ b["o"]["kernel"][head]
-    x = x + total
-    h = norm(x, b["ln_mlp"]["scale"])
-    gate = h @ b["gate"]["kernel"]
-    up = h @ b["up"]["kernel"]
-    x = x + (gate / (1 + np.exp(-gate)) * up) @ b["down"]["kernel"]
+    total += b["o"].get("bias", 0.0)
+    x = x + (norm(total, b["ln_attn_out"]["scale"]) if c.post_norms else total)
+    y = feed_forward(b, norm(x, b["ln_mlp"]["scale"]))
+    x = x + (norm(y, b["ln_mlp_out"]["scale"]) if c.post_norms else y)
   x = norm(x, w["ln_final"]["scale"])
   head = w["embed"]["embedding"].T if c.tied else w["head"]["kernel"]
-  return x @ head
+  return cap(x @ head, c.final_softcap)
 
 
 def padded(rows, width, side):
@@ -94,15 +172,9 @@ def some_ids(*lengths, seed=0):
   return [rng.integers(0, TINY.vocab, length) for length in lengths]
 
 
-@pytest.mark.parametrize(
-  "change",
-  [
-    {"tied": True, "qkv_bias": False, "kv_heads": 6},
-    {"kv_heads": 1, "layers": 3, "rope": Rope(1e4), "norm_eps": 1e-6},
-  ],
-)
-def test_logits_are_those_of_a_decoder_written_with_loops(change):
-  policy = dataclasses.replace(TINY, **change)
+@pytest.mark.parametrize("name", POLICIES)
+def test_logits_are_those_of_a_decoder_written_with_loops(name):
+  policy = POLICIES[name]
   params = shaken(policy)
   assert ("head" in params) == (not policy.tied)
   assert ("bias" in params["blocks"]["k"]) == policy.qkv_bias
@@ -112,16 +184,18 @@ def test_logits_are_those_of_a_decoder_written_with_loops(change):
   np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * abs(want).max())
 
 
+@pytest.mark.parametrize("name", ["qwen2", "gemma2"])
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_changes_nothing_whatever_its_side_and_content(side):
-  params = shaken(TINY)
+def test_padding_changes_nothing_whatever_its_side_and_content(side, name):
+  policy = POLICIES[name]
+  params = shaken(policy)
   rows = some_ids(7, 1, 4)
   tokens, mask = padded(rows, 10, side)
   junk = jnp.where(mask, tokens, 5)
   for filled in tokens, junk:
-    got = logits(TINY, params, filled, mask)
+    got = logits(policy, params, filled, mask)
     for row, ids in enumerate(rows):
-      alone = reference(TINY, params, ids)
+      alone = reference(policy, params, ids)
       np.testing.assert_allclose(got[row][mask[row]], alone, atol=2e-5)
   assert np.isfinite(got).all()  # a row's padding sees no key at all
 
@@ -165,26 +239,32 @@ def test_response_logits_read_their_own_prompt_and_their_own_past():
     np.testing.assert_array_equal(np.flatnonzero(reached(p, r, t)), want)
 
 
-@pytest.mark.parametrize("length", [1, 5])
-def test_response_logits_are_logits_of_the_joined_row_shifted(length):
-  params = shaken(TINY)
+@pytest.mark.parametrize(
+  "name, length",
+  [("qwen2", 1), *((name, 5) for name in NAMES)],
+)
+def test_response_logits_are_logits_of_the_joined_row_shifted(name, length):
+  policy = POLICIES[name]
+  params = shaken(policy)
   prompts = some_ids(4, 1, 6)
   prompt, prompt_mask = padded(prompts, 6, "left")
   response = jnp.asarray(some_ids(*[length] * 6, seed=1), jnp.int32)
   response = response.reshape(3, 2, length)
-  apply = jax.jit(TINY.response_logits)
+  apply = jax.jit(policy.response_logits)
   got = apply(params, prompt, prompt_mask, response)
   assert got.shape == (3, 2, length, TINY.vocab) and got.dtype == jnp.float32
   rows = [[*prompts[p], *response[p, r]] for p, r in np.ndindex(3, 2)]
-  joined = logits(TINY, params, *padded(rows, 12, "right"))
+  joined = logits(policy, params, *padded(rows, 12, "right"))
   joined = joined.reshape(3, 2, *joined.shape[1:])
   for p, ids in enumerate(prompts):
     at = slice(len(ids) - 1, len(ids) - 1 + length)
     np.testing.assert_allclose(got[p], joined[p, :, at], atol=2e-5)
 
 
-def test_gradients_of_a_shared_prompt_are_those_of_joined_rows():
-  params = shaken(TINY)
+@pytest.mark.parametrize("name", ["qwen2", "gemma2", "experts"])
+def test_gradients_of_a_shared_prompt_are_those_of_joined_rows(name):
+  policy = POLICIES[name]
+  params = shaken(policy)
   prompts = some_ids(3, 5)
   prompt, prompt_mask = padded(prompts, 5, "left")
   response = jnp.asarray(some_ids(*[4] * 4, seed=1), jnp.int32)
@@ -196,11 +276,11 @@ def test_gradients_of_a_shared_prompt_are_those_of_joined_rows():
   joined_rows = padded(rows, 9, "right")
 
   def shared(params):
-    logits = TINY.response_logits(params, prompt, prompt_mask, response)
+    logits = policy.response_logits(params, prompt, prompt_mask, response)
     return jnp.sum(weight * logits)
 
   def joined(params):
-    logits = TINY.logits(params, *joined_rows).reshape(2, 2, 9, TINY.vocab)
+    logits = policy.logits(params, *joined_rows).reshape(2, 2, 9, TINY.vocab)
     parts = [logits[p, :, S - 1 : S + 3] for p, S in enumerate((3, 5))]
     return jnp.sum(weight * jnp.stack(parts))
 
@@ -211,9 +291,11 @@ def test_gradients_of_a_shared_prompt_are_those_of_joined_rows():
   )
 
 
-def test_decoding_in_a_circle_of_columns_gives_the_logits_of_the_whole_row():
+@pytest.mark.parametrize("name", NAMES)
+def test_decoding_in_a_circle_of_columns_gives_the_logits_of_the_whole_row(name):
   """Responses of different length follow each other in the slots."""
-  params = shaken(TINY)
+  policy = POLICIES[name]
+  params = shaken(policy)
   prompts = some_ids(2, 5)
   tokens, mask = padded(prompts, 5, "left")
   T, R, steps = 4, 3, 11
@@ -222,9 +304,9 @@ def test_decoding_in_a_circle_of_columns_gives_the_logits_of_the_whole_row():
     [[3, 1, 4], [4, 4], []],  # slot 2 never works
   ]
   rng = np.random.default_rng(3)
-  first, prefix = jax.jit(TINY.prefill)(params, tokens, mask)
-  step = jax.jit(TINY.decode_step)
-  suffix = TINY.suffix(2, R, T)
+  first, prefix = jax.jit(policy.prefill)(params, tokens, mask)
+  step = jax.jit(policy.decode_step)
+  suffix = policy.suffix(2, R, T)
 
   def stream(lengths):
     for length in lengths:
@@ -249,68 +331,95 @@ def test_decoding_in_a_circle_of_columns_gives_the_logits_of_the_whole_row():
     assert np.isfinite(logits).all()
     for (p, r), (ids, i) in now.items():
       joined = np.concatenate([prompts[p], ids[: i + 1]])
-      want = reference(TINY, params, joined)[-1]
+      want = reference(policy, params, joined)[-1]
       np.testing.assert_allclose(logits[p, r], want, atol=3e-5)
       seen += 1
   assert seen == sum(sum(slot) for prompt in lengths for slot in prompt)
   for p, ids in enumerate(prompts):
-    want = reference(TINY, params, ids)[-1]
+    want = reference(policy, params, ids)[-1]
     np.testing.assert_allclose(first[p], want, atol=3e-5)
 
 
-@pytest.mark.parametrize("shared", [False, True])
-def test_attention_is_the_softmax_over_both_kinds_of_keys(shared):
-  P, R, Q, H, G, K, S = 2, 3, 4, 6, 2, 5, 7
-  rng = np.random.default_rng(0)
-  normal = lambda *shape: 2 * rng.normal(size=shape).astype(np.float32)
-  q = normal(P, R, Q, H, K)
-  k_shared, v_shared = normal(P, G, S, K), normal(P, G, S, K)
-  k_own, v_own = normal(P, R, G, Q, K), normal(P, R, G, Q, K)
-  mask = rng.random((P, S)) < 0.6
-  visible = np.broadcast_to(np.tril(np.ones((Q, Q), bool)), (P, R, Q, Q))
-  prefix, own = (k_shared, v_shared, mask), (k_own, v_own, visible)
-  got = policy_lib.attend(
-    jnp.asarray(q),
-    tuple(map(jnp.asarray, prefix)) if shared else None,
-    tuple(map(jnp.asarray, own)),
+def last_by_logits(policy, params, rows, prompt):
+  return policy.logits(params, rows, jnp.ones(rows.shape, bool))[:, -1]
+
+
+def left_padded(tokens):
+  """By two, whose content does not matter."""
+  widths = (0, 0), (2, 0)
+  ones = jnp.ones(tokens.shape, bool)
+  return jnp.pad(tokens, widths), jnp.pad(ones, widths)
+
+
+def last_by_response_logits(policy, params, rows, prompt):
+  # One more token, whose own value does not matter.
+  response = jnp.pad(rows, ((0, 0), (0, 1)))[:, None, prompt:]
+  tokens, mask = left_padded(rows[:, :prompt])
+  return policy.response_logits(params, tokens, mask, response)[:, 0, -1]
+
+
+def last_by_decoding(policy, params, rows, prompt):
+  tokens, mask = left_padded(rows[:, :prompt])
+  logits, prefix = policy.prefill(params, tokens, mask)
+  T = rows.shape[1] - prompt
+  # The response begins in the middle of the circle.
+  order = [(2 + t) % T for t in range(T)]
+  suffix, visible = policy.suffix(len(rows), 1, T), np.zeros(T, bool)
+  for t, column in enumerate(order):
+    visible[column] = True
+    logits, suffix = policy.decode_step(
+      params, prefix, suffix, rows[:, None, prompt + t],
+      jnp.full((len(rows), 1), t + 1), jnp.int32(column),
+      jnp.broadcast_to(visible, (len(rows), 1, T)),
+    )  # fmt: skip
+    logits = logits[:, 0]
+  return logits
+
+
+@pytest.mark.parametrize(
+  "prompt, last",
+  [
+    (4, last_by_logits),
+    *((p, last_by_response_logits) for p in (2, 4, 6)),
+    *((p, last_by_decoding) for p in (2, 4, 6, 8)),
+  ],
+  ids=lambda x: getattr(x, "__name__", x),
+)
+def test_a_sliding_layer_sees_its_window_and_no_further(last, prompt):
+  """In one layer, so that nothing comes from further away through others."""
+  window, T = 4, 8
+  policy = changed(layers=1, window=window, sliding=(True,))
+  params = shaken(policy)
+  (ids,) = some_ids(T)
+  # The first row is as it was; in row 1 + i token i is another.
+  rows = np.tile(ids, (T + 1, 1))
+  rows[np.arange(1, T + 1), np.arange(T)] = (ids + 1) % TINY.vocab
+  out = jax.jit(last, static_argnums=(0, 3))(
+    policy, params, jnp.asarray(rows), prompt
   )
-  want = np.zeros(q.shape)
-  for p, r, t, h in np.ndindex(P, R, Q, H):
-    g = h // (H // G)
-    keys, values = k_own[p, r, g, : t + 1], v_own[p, r, g, : t + 1]
-    if shared:
-      keys = np.concatenate([k_shared[p, g][mask[p]], keys])
-      values = np.concatenate([v_shared[p, g][mask[p]], values])
-    weight = np.exp((keys @ q[p, r, t, h]).astype(np.float64) / np.sqrt(K))
-    want[p, r, t, h] = weight / weight.sum() @ values
-  np.testing.assert_allclose(got, want, atol=2e-5)
+  change = np.abs(out[1:] - out[:1]).max(axis=1)
+  assert (change[: T - window] < 1e-5).all()
+  assert (change[T - window :] > 1e-3).all()
 
 
-def test_rotation_by_hand():
-  # Two pairs, (1, 0) and (2, 0); at position 3 they turn by 3 and by 3 / 10.
-  x = jnp.asarray([1.0, 2.0, 0.0, 0.0]).reshape(1, 1, 1, 1, 4)
-  got = policy_lib.rotate(x, jnp.full((1, 1, 1), 3), 100.0)
-  want = [np.cos(3), 2 * np.cos(0.3), np.sin(3), 2 * np.sin(0.3)]
-  np.testing.assert_allclose(got.ravel(), want, atol=1e-6)
-  still = policy_lib.rotate(x, jnp.zeros((1, 1, 1), jnp.int32), 100.0)
-  np.testing.assert_array_equal(still, x)
-
-
-def test_rotated_products_depend_on_the_distance_alone():
-  rng = np.random.default_rng(0)
-  q, k = (jnp.asarray(rng.normal(size=(1, 1, 1, 1, 8))) for _ in range(2))
-  turn = lambda x, at: policy_lib.rotate(x, jnp.full((1, 1, 1), at), 1e4)
-  product = lambda at, to: float(jnp.sum(turn(q, at) * turn(k, to)))
-  for distance in (0, 1, 17):
-    base = product(distance, 0)
-    for start in (1, 40, 500):
-      assert product(start + distance, start) == pytest.approx(base, abs=2e-4)
-  assert abs(product(0, 0) - product(3, 0)) > 0.01
-  assert abs(product(3, 0) - product(0, 3)) > 0.01
+def test_a_window_as_long_as_the_row_is_none():
+  (ids,) = some_ids(9)
+  full = changed(qkv_bias=False)
+  params = shaken(full)
+  run = lambda **fields: logits(
+    dataclasses.replace(full, **fields), params, *whole(ids)
+  )
+  want = run()
+  np.testing.assert_allclose(
+    run(window=9, sliding=(True, True)), want, atol=1e-5
+  )
+  # A window without a layer that slides is none either.
+  np.testing.assert_allclose(run(window=2, sliding=(False,) * 2), want, atol=1e-5)
+  assert jnp.max(jnp.abs(run(window=8, sliding=(True, True)) - want)) > 1e-3
 
 
 def test_a_tied_head_is_the_embedding():
-  tied = dataclasses.replace(TINY, tied=True)
+  tied = changed(tied=True)
   params = shaken(tied)
   own = params | {"head": {"kernel": params["embed"]["embedding"].T}}
   (ids,) = some_ids(5)
@@ -334,7 +443,7 @@ def equations(jaxpr, name):
 
 
 def test_bfloat16_activations_stay_so_and_logits_are_float32():
-  policy = dataclasses.replace(TINY, dtype="bfloat16")
+  policy = changed(dtype="bfloat16")
   params = shaken(policy)
   assert {a.dtype.name for a in jax.tree.leaves(params)} == {"float32"}
   (ids,) = some_ids(6)

@@ -1,5 +1,6 @@
 """Tests of brorl_jax/rl/simulator.py."""
 
+import dataclasses
 import functools
 
 import jax
@@ -83,6 +84,25 @@ def test_draws_follow_the_distribution():
   assert abs(chi2 - degrees) < 4 * np.sqrt(2 * degrees)
 
 
+@pytest.mark.parametrize("u_block", [0.0, 1.0 - 2.0**-23])
+@pytest.mark.parametrize("empty", [1, 512])  # tokens at the start, a block
+def test_no_draw_is_of_probability_0(monkeypatch, u_block, empty):
+  rng = np.random.default_rng(8)
+  p = rng.dirichlet(np.full(600, 0.05)).astype(np.float32)
+  p[rng.random(600) < 0.5] = 0.0
+  p[:empty] = 0.0
+  n = 2**23
+  every = jnp.arange(n) / n  # all that jax.random.uniform returns in float32
+  monkeypatch.setattr(
+    jax.random,
+    "uniform",
+    lambda key, shape: jnp.stack([jnp.full(n, u_block), every]),
+  )
+  counts = np.asarray(sim.draw_counts(jax.random.key(0), jnp.asarray(p), n))
+  assert counts.sum() == n
+  assert (counts[p == 0.0] == 0).all()
+
+
 def test_rare_tokens_of_a_large_vocabulary_are_drawn_as_often_as_they_should():
   start, _ = sim.initial_logits(
     vocab=128_000, correct=10_000, seeding=3.0, anchor=5.0
@@ -118,18 +138,24 @@ def test_surrogates_are_gradients_of_what_they_say(surrogate, loss):
   np.testing.assert_allclose(got, want, rtol=1e-4, atol=1e-7)
 
 
-def test_adamw_is_optax_adamw():
+@pytest.mark.parametrize(
+  "change", [{}, dict(b1=0.0), dict(b2=0.0), dict(lr=0.5, weight_decay=0.5)]
+)
+def test_adamw_is_optax_adamw(change):
   optax = pytest.importorskip("optax")
+  adamw = dataclasses.replace(ADAMW, **change)
   rng = np.random.default_rng(4)
   logits = jnp.asarray(rng.normal(size=30), jnp.float32)
-  tx = optax.adamw(1e-3, b1=0.9, b2=0.999, eps=1e-8, weight_decay=0.01)
+  tx = optax.adamw(
+    adamw.lr, adamw.b1, adamw.b2, adamw.eps, weight_decay=adamw.weight_decay
+  )
   want, tx_state = logits, tx.init(logits)
-  state = ADAMW.init(logits)
+  state = adamw.init(logits)
   for count in range(1, 30):
     grad = jnp.asarray(rng.normal(size=30) * 1e-8, jnp.float32)
     updates, tx_state = tx.update(grad, tx_state, want)
     want = optax.apply_updates(want, updates)
-    logits, state = ADAMW.step(logits, grad, state, jnp.float32(count))
+    logits, state = adamw.step(logits, grad, state, jnp.float32(count))
   np.testing.assert_allclose(logits, want, rtol=1e-5, atol=1e-6)
 
 
@@ -174,19 +200,28 @@ def test_runs_in_float64():
 
 
 @pytest.mark.parametrize(
-  "make",
+  "name, value",
   [
-    lambda: sim.Sgd(lr=-1.0),
-    lambda: sim.AdamW(lr=1e-3, b1=1.0, b2=0.9, eps=1e-8, weight_decay=0.0),
-    lambda: sim.AdamW(lr=1e-3, b1=0.9, b2=0.9, eps=0.0, weight_decay=0.0),
-    lambda: sim.initial_logits(
-      vocab=9, correct=1, seeding=float("nan"), anchor=None
-    ),
+    ("lr", 0.0),
+    ("b1", 1.0),
+    ("b1", -0.1),
+    ("b2", 1.0),
+    ("b2", -0.1),
+    ("eps", 0.0),
+    ("weight_decay", -0.1),
+    ("weight_decay", float("inf")),
   ],
 )
-def test_settings_out_of_range_are_refused(make):
-  with pytest.raises(ValueError, match=r"lr|b1|eps|seeding"):
-    make()
+def test_settings_of_adamw_out_of_range_are_refused(name, value):
+  with pytest.raises(ValueError, match=f"{name} = {value} is out of range"):
+    dataclasses.replace(ADAMW, **{name: value})
+
+
+def test_other_settings_out_of_range_are_refused():
+  with pytest.raises(ValueError, match=r"lr = -1\.0"):
+    sim.Sgd(lr=-1.0)
+  with pytest.raises(ValueError, match="seeding = nan"):
+    sim.initial_logits(vocab=9, correct=1, seeding=float("nan"), anchor=None)
 
 
 def test_what_is_observed_by_hand():

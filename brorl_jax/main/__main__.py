@@ -46,9 +46,10 @@ _WORKDIR = flags.DEFINE_string(
 _MODE = flags.DEFINE_enum(
   "mode",
   "train",
-  ["train", "warmup", "simulate"],
+  ["train", "warmup", "simulate", "export"],
   "train: reinforcement learning. warmup: makes the embedded policy. simulate: "
-  "the paper's token simulator over N.",
+  "the paper's token simulator over N. export: a run's policy, "
+  "--config.checkpoint=RUN, as a Hugging Face directory.",
 )
 _ALLOW_CHANGE = flags.DEFINE_bool(
   "allow_config_change",
@@ -79,6 +80,10 @@ def main(argv: list[str]) -> None:
       from brorl_jax.main import warming
 
       warming.run(_CONFIG.value, workdir)
+    elif _MODE.value == "export":
+      from brorl_jax.main import exporting
+
+      exporting.run(_CONFIG.value, workdir)
     else:
       from brorl_jax.main import simulating
 

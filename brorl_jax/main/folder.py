@@ -7,12 +7,13 @@ import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Set
 from typing import IO
 
 from brorl_jax.main.settings import Config, UserError, flatten
 
 # A run may go on with other values of these and still be the same run.
-_FREE = {"steps", "save_every", "keep_checkpoints", "samples_shown"}
+_FREE = frozenset({"steps", "save_every", "keep_checkpoints", "samples_shown"})
 _LOCK = ".lock"  # names the process that works in the folder
 _PART = "config.json.part"  # while it is written
 _LIBRARIES = (
@@ -26,8 +27,20 @@ _LIBRARIES = (
 )
 
 
-def check(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
+def check(
+  c: Config,
+  workdir: pathlib.Path,
+  *,
+  allow_change: bool,
+  free: Set[str] = _FREE,
+) -> None:
   """Refuses a folder that this run may not use; nothing is written.
+
+  Args:
+    c: The config.
+    workdir: The folder.
+    allow_change: Whether a run with another config is accepted.
+    free: Fields in which another config is accepted in any case.
 
   Raises:
     UserError: It cannot be written, belongs to something else, or to a run
@@ -58,7 +71,7 @@ def check(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   changed = [
     f"{k} = {before.get(k)!r} (now {now.get(k)!r})"
     for k in sorted(before.keys() | now.keys())
-    if before.get(k) != now.get(k) and k not in _FREE
+    if before.get(k) != now.get(k) and k not in free
   ]
   if changed and not allow_change:
     raise UserError(

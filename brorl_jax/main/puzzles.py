@@ -46,7 +46,8 @@ class Puzzles:
         self._render(gym.puzzle(family, "train", i, seed=c.seed))
 
   def _render(self, puzzle: Puzzle) -> list[int]:
-    ids = self._text.render(puzzle.question)
+    parts = (puzzle.question, self._c.instruction)
+    ids = self._text.render("\n".join(part for part in parts if part))
     if len(ids) > self._c.prompt_tokens:
       raise TooLong(
         f"{puzzle.id} has {len(ids)} prompt tokens, config.prompt_tokens = "

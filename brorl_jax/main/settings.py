@@ -129,7 +129,8 @@ def check_simulation(c: Config, surrogates: tuple[str, ...]) -> None:
     for field in ("seeds", "steps", "vocab"):
       yield field, c[field] >= 1, "at least 1"
     for field in ("n", "dense_n"):
-      yield field, all(n >= 1 for n in c[field]), "all at least 1"
+      good = all(isinstance(n, int) and n >= 1 for n in c[field])
+      yield field, good, "integers of at least 1"
     yield "n", len(c.n) >= 1, "one number or more"
     yield "seed", 0 <= c.seed < 2**31, "0 to 2**31 - 1"
     good = 1 <= c.correct < c.vocab
@@ -139,10 +140,11 @@ def check_simulation(c: Config, surrogates: tuple[str, ...]) -> None:
     for field in ("lr", "eps", "sgd_lr"):
       yield field, 0.0 < c[field] < math.inf, "positive"
     for field in ("b1", "b2"):
-      yield field, 0.0 < c[field] < 1.0, "between 0 and 1"
+      yield field, 0.0 <= c[field] < 1.0, "at least 0 and below 1"
     yield "weight_decay", 0.0 <= c.weight_decay < math.inf, "0 or positive"
-    for field in ("seeding", "anchor"):
-      yield field, math.isfinite(c[field]), "finite"
+    yield "seeding", math.isfinite(c.seeding), "finite"
+    good = c.anchor is None or math.isfinite(c.anchor)
+    yield "anchor", good, "finite, or None"
 
   _check(c, rules)
 
@@ -228,4 +230,14 @@ def check_mesh(c: Config, data: int) -> None:
   if c.blocks % data:
     raise UserError(
       f"config.blocks = {c.blocks} do not spread over {data} devices"
+    )
+
+
+def check_lengths(c: Config, max_positions: int) -> None:
+  """Raises UserError if a rollout may go beyond the policy's positions."""
+  longest = c.prompt_tokens + c.max_new_tokens
+  if longest > max_positions:
+    raise UserError(
+      f"config.prompt_tokens + max_new_tokens = {longest} must be at most "
+      f"{max_positions}, the positions of this checkpoint"
     )

@@ -1,5 +1,6 @@
 """Runs the simulator over N, with AdamW and with plain gradient descent."""
 
+import contextlib
 import functools
 import json
 import pathlib
@@ -22,39 +23,49 @@ _SURROGATES = {
 
 
 def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
-  """Writes report/figure3.png, report/sweep.png and report/simulate.json."""
+  """Writes report/: figure3.png, sweep.png, simulate.json and table.txt."""
   settings.check_simulation(c, tuple(_SURROGATES))
-  folder.check(c, workdir, allow_change=allow_change)
-  lock = folder.hold(workdir)
-  folder.write_config(c, workdir)
-  out = workdir / "report"
-  out.mkdir(exist_ok=True)
+  # It begins again, so that no field may change unasked, not even steps.
+  folder.check(c, workdir, allow_change=allow_change, free=frozenset())
   adamw = simulator.AdamW(c.lr, c.b1, c.b2, c.eps, c.weight_decay)
   sgd = simulator.Sgd(c.sgd_lr)
   plan = [("adamw", adamw, n) for n in sorted({*c.n, *c.dense_n})]
   plan += [("sgd", sgd, n) for n in sorted(c.n)]
-  progress = metrics.Progress(after=0, steps=len(plan), unit="run")
+  progress = lambda: metrics.Progress(after=0, steps=len(plan), unit="run")
   results = []
-  for i, (name, optimizer, n) in enumerate(plan, 1):
-    # Gradient descent moves logits of 3 by a few roundings of float32 per step.
-    with jax.enable_x64(name == "sgd"):
-      results.append(sweep(c, name, optimizer, n))
-    progress.step(i, describe(results[-1]))
-  progress.close()
+  with folder.hold(workdir):
+    with contextlib.closing(progress()) as bar:
+      for i, (name, optimizer, n) in enumerate(plan, 1):
+        # Gradient descent moves logits of 3 by a few roundings of float32 per
+        # step.
+        with jax.enable_x64(name == "sgd"):
+          results.append(sweep(c, name, optimizer, n))
+        bar.step(i, describe(results[-1]))
+    folder.write_config(c, workdir)  # the folder is that of what it reports
+    write(c, workdir / "report", results)
 
+
+def write(c: Config, out: pathlib.Path, results: list[dict[str, Any]]) -> None:
+  """The report, of which the table and the figures are printed too."""
+  out.mkdir(exist_ok=True)
   (out / "simulate.json").write_text(
     json.dumps({"config": json.loads(c.to_json()), "runs": results}) + "\n"
   )
   main = [r for r in results if r["optimizer"] == "adamw" and r["n"] in c.n]
   report.figure3(out / "figure3.png", main)
   report.sweep(out / "sweep.png", results)
-  lock.close()
-  print(report.simulation_table(results))
+  table = report.simulation_table(results)
+  (out / "table.txt").write_text(table + "\n")
+  print(table)
   print(f"  {out / 'figure3.png'}\n  {out / 'sweep.png'}")
 
 
 def sweep(c: Config, name: str, optimizer: Any, n: int) -> dict[str, Any]:
-  """Curves for one N: means over seeds, of the drop the worst seed."""
+  """Curves for one N: means over seeds, of the drop the worst seed.
+
+  Raises:
+    UserError: They are not finite.
+  """
   start = time.monotonic()
   one = functools.partial(
     simulator.simulate,
@@ -70,6 +81,11 @@ def sweep(c: Config, name: str, optimizer: Any, n: int) -> dict[str, Any]:
   )
   keys = jax.random.split(jax.random.key(c.seed), c.seeds)
   many = jax.device_get(jax.vmap(one)(keys))
+  if not all(np.isfinite(x).all() for x in many):
+    lr = "lr" if name == "adamw" else "sgd_lr"
+    raise settings.UserError(
+      f"{name} with N = {n} does not stay finite; lower config.{lr} = {c[lr]}"
+    )
   curve = lambda x: np.round(x.mean(axis=0, dtype=np.float64), 12).tolist()
   return {
     "optimizer": name,
@@ -84,5 +100,8 @@ def sweep(c: Config, name: str, optimizer: Any, n: int) -> dict[str, Any]:
 
 def describe(r: dict[str, Any]) -> str:
   """One line of progress."""
-  mass = r["correct_mass"]
-  return f"{r['optimizer']} N = {r['n']}: Q_pos {mass[0]:.4f} -> {mass[-1]:.4f}"
+  first, *_, last = r["correct_mass"]
+  return (
+    f"{r['optimizer']} N = {r['n']}: Q_pos {first:.4f} -> {last:.4f}, "
+    f"{last - first:+.2e}"
+  )

@@ -41,9 +41,9 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   folder.check(c, workdir, allow_change=allow_change)
   logging.set_verbosity(logging.ERROR)  # orbax tells of every file it opens
   try:
+    source = hf.locate(c.checkpoint) if c.checkpoint else ASSETS
     mesh = sharding.make_mesh(c.mesh_data, c.mesh_model)
     settings.check_mesh(c, mesh.shape["data"])
-    source = pathlib.Path(c.checkpoint) if c.checkpoint else ASSETS
     text = tokenizer.Tokenizer(source)
     policy, params = hf.load(source, dtype=c.dtype, mesh=mesh)
     largest = max(text.size - 1, *text.stop_ids)
@@ -52,6 +52,7 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
         f"{source}: the tokenizer has an id {largest}, the embedding only "
         f"{policy.vocab} rows"
       )
+    settings.check_lengths(c, policy.max_positions)
     puzzles = Puzzles(c, text)
     heldout = puzzles.heldout()
   except ValueError as e:

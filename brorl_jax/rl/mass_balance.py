@@ -86,7 +86,7 @@ def mass_balance(
     sampled: Tokens drawn at least once.
     reward_correct: Rc, at least 0.
     reward_wrong: Rw, at most 0.
-    lr: Step size of plain gradient descent on the logits.
+    lr: Step size of plain gradient descent on the logits, at least 0.
     n: N, number of draws.
 
   Raises:
@@ -137,7 +137,7 @@ def mass_balance_counts(
     counts: How often each token was drawn; sums to `n`.
     reward_correct: Rc.
     reward_wrong: Rw.
-    lr: Step size of plain gradient descent on the logits.
+    lr: Step size of plain gradient descent on the logits, at least 0.
     n: N, number of draws.
 
   Raises:
@@ -148,16 +148,10 @@ def mass_balance_counts(
     simulates this one; derived like Theorem 1.
   """
   rewards = {"reward_correct": reward_correct, "reward_wrong": reward_wrong}
-  if not jnp.issubdtype(counts.dtype, jnp.integer):
-    raise ValueError(f"counts are {counts.dtype}; they must be integers")
+  _check_counts(probs, counts, n)
   sampled = counts > 0
   _check(probs, correct, sampled, n=n, lr=lr, **rewards)
-  _require("counts", counts, lambda x: x >= 0, "at least 0")
-  if not isinstance(counts, Tracer) and not isinstance(n, Tracer):
-    with jax.ensure_compile_time_eval():
-      total = int(jnp.sum(counts))
-    if total != n:
-      raise ValueError(f"counts sum to {total}, not to n = {n}")
+  probs = jnp.asarray(probs)
   m = _moments(probs, correct, sampled, reward_correct, reward_wrong)
   w = counts * jnp.where(correct, reward_correct, reward_wrong)
   w = w.astype(probs.dtype)
@@ -199,6 +193,7 @@ def token_gains(
   """
   rewards = {"reward_correct": reward_correct, "reward_wrong": reward_wrong}
   _check(probs, correct, sampled, n=n, lr=lr, **rewards)
+  probs = jnp.asarray(probs)
   reward = jnp.where(correct, reward_correct, reward_wrong) * sampled
   reward = reward.astype(probs.dtype)
   s = jnp.sum(reward * probs)
@@ -250,7 +245,7 @@ def exact_step(
     logits: z.
     reward_mass: w[i]: the reward of a sampled token, times its count in the
       multiset form; 0 for tokens that were not drawn.
-    lr: Step size of plain gradient descent on the logits.
+    lr: Step size of plain gradient descent on the logits, at least 0.
     n: N, number of draws.
 
   Raises:
@@ -261,7 +256,9 @@ def exact_step(
     out; its change of Q_pos differs from Theorem 1's by O(lr^2).
   """
   _require_count("n", n)
-  _require_finite(lr=lr, logits=logits, reward_mass=reward_mass)
+  _require_array(logits=logits, reward_mass=reward_mass)
+  _require_finite(logits=logits, reward_mass=reward_mass)
+  _require_step(lr)
   if reward_mass.shape != logits.shape:
     raise ValueError(
       f"reward_mass is {reward_mass.shape}, logits is {logits.shape}"
@@ -290,6 +287,7 @@ def expected_unsampled_second_moment(
     arXiv:2510.01180, Lemma 2 and Corollary 3 (appendix C.2).
   """
   _require_count("n", n)
+  p = jnp.asarray(p)
   _require("p", p, lambda x: (x >= 0) & (x <= 1), "in [0, 1]")
   # Of 1 - p as a power: log1p keeps p = 1e-9 where 1 - p is 1 in float32.
   return p**2 * jnp.exp(n * jnp.log1p(-p))
@@ -311,6 +309,7 @@ def unsampled_second_moment_bound(n: int) -> float:
     Follows from arXiv:2510.01180, Corollary 3; not stated there.
   """
   _require_count("n", n)
+  n = int(n)  # n + 1 may not fit into the dtype of an array
   return math.exp(-n * math.log1p(1 / n)) / (n + 1)
 
 
@@ -347,10 +346,26 @@ def _require(name: str, value: Any, good, must: str) -> None:
 
 
 def _require_count(name: str, value: Any) -> None:
-  if isinstance(value, Tracer):
-    return
-  if isinstance(value, float) or value < 1:
-    raise ValueError(f"{name} = {value} must be an integer of at least 1")
+  whole = isinstance(value, int) or (
+    getattr(value, "shape", None) == ()
+    and jnp.issubdtype(value.dtype, jnp.integer)
+  )
+  # int(): a comparison of a constant inside a traced function is traced.
+  if not whole or (not isinstance(value, Tracer) and int(value) < 1):
+    shown = " ".join(repr(value).split())
+    raise ValueError(f"{name} = {shown} must be an integer of at least 1")
+
+
+def _require_array(**values: Any) -> None:
+  for name, value in values.items():
+    if not hasattr(value, "dtype"):
+      kind = type(value).__name__
+      raise ValueError(f"{name} is a {kind}; it must be an array")
+
+
+def _require_step(lr: Any) -> None:
+  good = lambda x: jnp.isfinite(x) & (x >= 0)
+  _require("lr", lr, good, "finite and at least 0")
 
 
 def _require_finite(**values: Any) -> None:
@@ -360,9 +375,9 @@ def _require_finite(**values: Any) -> None:
 
 def _check(probs, correct, sampled, *, n, lr, reward_correct, reward_wrong):
   _require_count("n", n)
-  _require_finite(
-    lr=lr, reward_correct=reward_correct, reward_wrong=reward_wrong
-  )
+  _require_array(probs=probs, correct=correct, sampled=sampled)
+  _require_step(lr)
+  _require_finite(reward_correct=reward_correct, reward_wrong=reward_wrong)
   for name, mask in (("correct", correct), ("sampled", sampled)):
     if mask.dtype != jnp.bool_:
       raise ValueError(f"{name} is {mask.dtype}; it must be a mask, of bool")
@@ -372,7 +387,7 @@ def _check(probs, correct, sampled, *, n, lr, reward_correct, reward_wrong):
   if not isinstance(probs, Tracer):
     with jax.ensure_compile_time_eval():
       total = jnp.sum(probs)
-    wide = _SUM_TOLERANCE[probs.dtype.itemsize]
+    wide = _SUM_TOLERANCE[total.dtype.itemsize]  # float32 if x64 is off
     _require("the sum of probs", total, lambda x: abs(x - 1) < wide, "1")
   for name, mask in (("correct", correct), ("sampled", sampled)):
     if not isinstance(mask, Tracer):
@@ -380,8 +395,23 @@ def _check(probs, correct, sampled, *, n, lr, reward_correct, reward_wrong):
         count = int(jnp.sum(mask))
       if name == "correct" and not count:
         raise ValueError(f"correct is False for all {mask.size} tokens")
-      if name == "sampled" and not isinstance(n, Tracer) and count > n:
+      if name == "sampled" and not isinstance(n, Tracer) and count > int(n):
         raise ValueError(f"sampled has {count} tokens, more than n = {n} draws")
+
+
+def _check_counts(probs, counts, n) -> None:
+  _require_count("n", n)
+  _require_array(probs=probs, counts=counts)
+  if not jnp.issubdtype(counts.dtype, jnp.integer):
+    raise ValueError(f"counts are {counts.dtype}; they must be integers")
+  if counts.shape != probs.shape:
+    raise ValueError(f"counts is {counts.shape}, probs is {probs.shape}")
+  _require("counts", counts, lambda x: x >= 0, "at least 0")
+  if not isinstance(counts, Tracer) and not isinstance(n, Tracer):
+    with jax.ensure_compile_time_eval():
+      total = int(jnp.sum(counts))
+    if total != int(n):
+      raise ValueError(f"counts sum to {total}, not to n = {n}")
 
 
 def _check_signs(reward_correct, reward_wrong) -> None:

@@ -161,8 +161,15 @@ def draw_counts(
   """
   blocks = -(-probs.size // _BLOCK)
   table = jnp.pad(probs, (0, blocks * _BLOCK - probs.size))
-  inside = jnp.cumsum(table.reshape(blocks, _BLOCK), axis=1)
-  outside = jnp.cumsum(inside[:, -1])
+
+  def sums(x):
+    # One after the other: those of `jnp.cumsum` fall in places by rounding, and
+    # rise at tokens of probability 0, which would then be drawn.
+    add = lambda total, y: (total + y,) * 2
+    return jax.lax.scan(add, jnp.zeros_like(x[0]), x)[1]
+
+  inside = sums(table.reshape(blocks, _BLOCK).T).T
+  outside = sums(inside[:, -1])
   u_block, u_token = jax.random.uniform(key, (2, n))
   block = jnp.searchsorted(outside, u_block * outside[-1], side="right")
   block = jnp.minimum(block, blocks - 1)

@@ -1,0 +1,68 @@
+"""A run's policy as a Hugging Face directory."""
+
+import json
+import pathlib
+
+import jax
+from absl import logging
+
+from brorl_jax import architectures, checkpoints, hf, sharding, tokenizer
+from brorl_jax.main import settings
+from brorl_jax.main.settings import Config
+from brorl_jax.main.training import ASSETS
+
+
+def run(c: Config, workdir: pathlib.Path) -> None:
+  """Writes what `config.checkpoint` holds to `workdir`.
+
+  `config.checkpoint` is the folder of a run, or one step of it:
+  runs/n512/checkpoints/60. Weights get the dtype that the run began with.
+  """
+  if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
+    raise settings.UserError(f"workdir {workdir} is not an empty folder")
+  logging.set_verbosity(logging.ERROR)  # orbax tells of every file it opens
+  try:
+    folder, step = _run_and_step(c.checkpoint)
+    source = _source(folder)
+    policy = architectures.read_policy(source, dtype="float32")
+    text = tokenizer.Tokenizer(source)
+    mesh = sharding.make_mesh(data=-1, model=1)  # wherever it was trained
+    abstract = jax.eval_shape(policy.init, jax.random.key(0))
+    like = jax.tree.map(
+      lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place),
+      abstract,
+      sharding.param_shardings(abstract, mesh),
+    )
+    step, params = checkpoints.read_params(folder / "checkpoints", step, like)
+    fields = architectures.read_json(source / "config.json")
+    dtype = fields.get("dtype") or fields.get("torch_dtype") or "float32"
+    hf.save(workdir, policy, params, dtype=dtype, source=source)
+  except ValueError as e:
+    raise settings.UserError(str(e)) from None
+  generation = workdir / "generation_config.json"
+  if not generation.exists():  # or transformers would not stop
+    ids = {"eos_token_id": list(text.stop_ids), "pad_token_id": text.pad_id}
+    generation.write_text(json.dumps(ids, indent=2) + "\n")
+  print(f"wrote step {step} of {folder} to {workdir}, {dtype}")
+
+
+def _run_and_step(checkpoint: str) -> tuple[pathlib.Path, int | None]:
+  path = pathlib.Path(checkpoint or ".").absolute()
+  if path.parent.name == "checkpoints" and path.name.isdigit():
+    return path.parents[1], int(path.name)
+  if not checkpoint or not (path / "checkpoints").is_dir():
+    raise ValueError(
+      f"config.checkpoint = {checkpoint!r} is not the folder of a run, nor one "
+      "of its checkpoints, as runs/n512 or runs/n512/checkpoints/60"
+    )
+  return path, None
+
+
+def _source(folder: pathlib.Path) -> pathlib.Path:
+  """The Hugging Face directory that a run began with."""
+  record = architectures.read_json(folder / "config.json")
+  try:
+    checkpoint = record["config"]["checkpoint"]
+  except (KeyError, TypeError):
+    raise ValueError(f"{folder / 'config.json'} is not that of a run") from None
+  return hf.locate(checkpoint) if checkpoint else ASSETS

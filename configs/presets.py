@@ -1,0 +1,67 @@
+"""Sizes of a run: the embedded policy, or a language model of the hub.
+
+Not an experiment: n512.py:1p5b and n16.py:8b take them by name. Of the values
+that the paper does not state each says so.
+"""
+
+import ml_collections
+
+NAMES = ("tiny", "1p5b", "8b")
+
+
+def apply(c: ml_collections.ConfigDict, name: str) -> None:
+  """Changes the fields that depend on the size of the policy."""
+  if name not in NAMES:
+    raise ValueError(
+      f"there is no preset {name!r}; there are {', '.join(NAMES)}"
+    )
+  if name != "tiny":
+    _language_model(c)
+  if name == "1p5b":
+    # Where BroRL's lineage begins; the paper goes on from step 3,000 of
+    # ProRL v2, nvidia/Nemotron-Research-Reasoning-Qwen-1.5B, revision v2.
+    c.checkpoint = "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"
+  if name == "8b":
+    c.checkpoint = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
+    c.mesh_model = 8  # a node
+
+
+def _language_model(c: ml_collections.ConfigDict) -> None:
+  c.steps = 200
+  c.samples = 128 * 512  # stated: 128 prompts x 512; the small arm is 512 x 16
+  c.round_samples = 32 * 512
+  c.slots = 128
+  c.prompt_tokens = 1024
+  c.max_new_tokens = 15360  # stated: a context window of 16,384
+  c.instruction = (
+    "Think step by step, then write the final answer alone between <answer> "
+    "and </answer>."
+  )
+  c.families = _families()
+  # Unknown, only that both arms have the same; a public script makes 8 updates
+  # of 1,024 samples.
+  c.minibatches = 8
+  c.rows = 8
+  c.blocks = 8
+  # Unknown. 1e-6 for 512 x 16 in public scripts, scaled by the square root of 8
+  # times the samples, as the paper scales its own.
+  c.lr = 2.83e-6
+  c.warmup = 10  # unknown
+  c.dtype = "bfloat16"
+  c.eval_every = 20
+  c.eval_prompts = 20
+  c.save_every = 5
+
+
+def _families() -> ml_collections.ConfigDict:
+  """Reasoning-gym tasks at their own default difficulty."""
+  c = ml_collections.ConfigDict()
+  for name in """
+    base_conversion basic_arithmetic chain_sum count_primes course_schedule
+    family_relationships fraction_simplification gcd knights_knaves
+    largest_island lcm letter_counting maze mini_sudoku number_filtering
+    products rotate_matrix rotten_oranges self_reference shortest_path
+    simple_equations spell_backward string_synthesis syllogism word_sorting
+  """.split():
+    c[name] = {"weight": 1.0, "settings": {}}
+  return c
