@@ -123,18 +123,11 @@ def load(
     files = _open(directory, stack)
     _check(directory, files, stored, policy)
     try:
-      params, finite = _read(
-        files, stored, places, policy.layers, mesh, param_dtype
+      return policy, _read(
+        directory, files, stored, places, policy.layers, mesh, param_dtype
       )
     except safetensors.SafetensorError as e:
       raise ValueError(f"{directory} is damaged: {e}") from None
-  for path, good in jax.tree_util.tree_leaves_with_path(jax.device_get(finite)):
-    if not good.all():
-      bad = np.argwhere(~good)[0].tolist()
-      at = dict(zip(("layer", "expert"), bad, strict=False))
-      name = _at(stored, path).name.format(**at)
-      raise ValueError(f"{directory}: {name} holds values that are not finite")
-  return policy, params
 
 
 def _layout(policy: Policy, mesh: Mesh | None) -> tuple[PyTree, PyTree | None]:
@@ -244,62 +237,67 @@ def _listed(names: set[str]) -> str:
 
 
 def _read(
+  directory: pathlib.Path,
   files: dict[str, Any],
   stored: PyTree,
   places: PyTree | None,
   layers: int,
   mesh: Mesh | None,
   dtype: str,
-) -> tuple[PyTree, PyTree]:
-  """Parameters on their devices, and for each tensor whether it is finite."""
-  put = lambda layer, tree: _map(lambda s: _put(s, layer, files, mesh), tree)
+) -> PyTree:
+  """Parameters on their devices."""
+  put = lambda layer, tree: _map(
+    lambda s: _put(s, layer, directory, files, mesh), tree
+  )
   turn = lambda s, x: _turn(s, x).astype(dtype)
   at = lambda name: None if places is None else places[name]
 
   inside = stored["blocks"]
   empty = lambda: _map(lambda s: jnp.zeros((layers, *s.here), dtype), inside)
   stack = jax.jit(empty, out_shardings=at("blocks"))()
-  out_shardings = (at("blocks"), None)
 
-  @functools.partial(jax.jit, donate_argnums=0, out_shardings=out_shardings)
+  @functools.partial(jax.jit, donate_argnums=0, out_shardings=at("blocks"))
   def place(stack, one, layer):
     into = lambda s, whole, x: whole.at[layer].set(turn(s, x))
-    return _map(into, inside, stack, one), _map(_finite, inside, one)
+    return _map(into, inside, stack, one)
 
-  flags = []
   for layer in range(layers):
-    stack, good = place(stack, put(layer, inside), layer)
-    # Else the host would run ahead and hold several layers.
-    flags.append(jax.block_until_ready(good))
+    # Waits, else the host would run ahead and hold several layers.
+    stack = jax.block_until_ready(place(stack, put(layer, inside), layer))
   params = {"blocks": stack}
-  finite = {"blocks": jax.tree.map(lambda *x: jnp.stack(x), *flags)}
   for name, tree in stored.items():
-    if name == "blocks":
-      continue
-    turns = lambda one, tree=tree: _map(turn, tree, one)
-    one = put(0, tree)
-    params[name] = jax.jit(turns, out_shardings=at(name))(one)
-    finite[name] = _map(_finite, tree, one)
-  return params, finite
+    if name != "blocks":
+      turns = lambda one, tree=tree: _map(turn, tree, one)
+      params[name] = jax.jit(turns, out_shardings=at(name))(put(0, tree))
+  return params
 
 
 _map = functools.partial(jax.tree.map, is_leaf=_is_stored)
 
 
 def _put(
-  s: _Stored, layer: int, files: dict[str, Any], mesh: Mesh | None
+  s: _Stored,
+  layer: int,
+  directory: pathlib.Path,
+  files: dict[str, Any],
+  mesh: Mesh | None,
 ) -> jax.Array:
   """A parameter of one layer as it is stored; each device reads its part."""
-  expert = "{expert}" in s.name
-  slices = [
-    files[s.name.format(layer=layer, expert=e)]
-    for e in range(s.shape[0] if expert else 1)
-  ]
+  name = lambda expert: s.name.format(layer=layer, expert=expert)
+
+  def one(expert: int, index: Any) -> np.ndarray:
+    value = files[name(expert)][index]
+    if not np.isfinite(value).all():
+      raise ValueError(
+        f"{directory}: {name(expert)} holds values that are not finite"
+      )
+    return value
 
   def read(index: Any) -> np.ndarray:
-    if expert:
-      return np.stack([one[index[1:]] for one in slices[index[0]]])
-    return slices[0][index]
+    if "{expert}" not in s.name:
+      return one(0, index)
+    experts = range(s.shape[0])[index[0]]
+    return np.stack([one(expert, index[1:]) for expert in experts])
 
   if mesh is None:
     return jnp.asarray(read((slice(None),) * len(s.shape)))
@@ -310,10 +308,6 @@ def _put(
 def _turn(s: _Stored, x: jax.Array) -> jax.Array:
   """From the files' layout to the policy's."""
   return (jnp.swapaxes(x, -1, -2) if s.turned else x).reshape(s.here)
-
-
-def _finite(s: _Stored, x: jax.Array) -> jax.Array:
-  return jnp.all(jnp.isfinite(x), axis=(-1, -2) if s.turned else None)
 
 
 def save(

@@ -171,7 +171,12 @@ def test_yarns_ramp_may_be_a_step():
   np.testing.assert_allclose(rope.frequency(16), want, rtol=1e-6)
 
 
-MASKS = {"all": (2, 3, 4), "rows": (2, 3, 1), "queries": (2, 1, 4), "": (2, 1, 1)}
+MASKS = {
+  "all": (2, 3, 4),
+  "rows": (2, 3, 1),
+  "queries": (2, 1, 4),
+  "": (2, 1, 1),
+}
 
 
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
@@ -230,7 +235,9 @@ def test_the_softcap_bounds_scores_however_large():
   v = jnp.asarray([1.0, 0.0]).reshape(1, 1, 1, 2, 1)
   see = jnp.ones((1, 1, 1, 2), bool)
   got = attention.attend(q, None, (k, v, see), scale=1.0, softcap=2.0)
-  assert float(got.ravel()[0]) == pytest.approx(1 / (1 + math.exp(-4)), rel=1e-6)
+  assert float(got.ravel()[0]) == pytest.approx(
+    1 / (1 + math.exp(-4)), rel=1e-6
+  )
 
 
 @pytest.mark.parametrize("rows", [1, 3])

@@ -329,6 +329,62 @@ def test_refuses_another_model_and_leaves_its_steps_alone(run, like, message):
   assert run.steps() == [1, 2]
 
 
+def abstract_params(run):
+  place = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+  return jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+    state_of(1).params,
+  )
+
+
+@pytest.mark.parametrize("step, want", [(None, 4), (2, 2)])
+def test_parameters_are_read_alone(run, step, want):
+  run.save(2, 4)
+  files = sorted(run.folder.rglob("*"))
+  got = checkpoints.read_params(run.folder, step, abstract_params(run))
+  assert got[0] == want
+  assert bits(got[1]) == bits(state_of(want).params)
+  assert sorted(run.folder.rglob("*")) == files  # nothing is changed
+
+
+def test_parameters_that_are_not_there_are_refused(run):
+  like = abstract_params(run)
+  with pytest.raises(checkpoints.Unusable, match=r"no checkpoint in .*: none"):
+    checkpoints.read_params(run.folder, None, like)
+  run.save(2, 4)
+  with pytest.raises(checkpoints.Unusable, match=r"no checkpoint 3 .*: 2, 4"):
+    checkpoints.read_params(run.folder, 3, like)
+  other = {**like, "more": like["scale"]}
+  with pytest.raises(
+    checkpoints.Unusable, match="params/more is not there, this run needs"
+  ):
+    checkpoints.read_params(run.folder, None, other)
+
+
+@pytest.mark.parametrize("part", ["extra/metadata", "state"])
+def test_damaged_parameters_are_not_read(run, part):
+  run.save(2)
+  like = abstract_params(run)
+  where = run.folder / "2" / part
+  files = [where] if where.is_file() else sorted(where.rglob("*"))
+  seen = 0
+  for path in files:
+    if not path.is_file() or not (whole := path.read_bytes()):
+      continue
+    middle = len(whole) // 2
+    flipped = bytes([whole[middle] ^ 4])
+    path.write_bytes(whole[:middle] + flipped + whole[middle + 1 :])
+    try:
+      got = checkpoints.read_params(run.folder, None, like)
+    except checkpoints.Unusable as e:
+      assert "\n" not in str(e) and "checkpoint 2 in" in str(e)
+      seen += 1
+    else:  # of the optimizer, or of no importance
+      assert bits(got[1]) == bits(state_of(2).params)
+    path.write_bytes(whole)
+  assert seen
+
+
 def test_wait_returns_when_the_step_is_on_disk(run):
   store = run.open()
   store.save(1, state_of(1), totals_of(1))

@@ -1,5 +1,6 @@
 """The commands in the README and in the headers of the configs run."""
 
+import json
 import os
 import pathlib
 import re
@@ -7,7 +8,13 @@ import shlex
 import subprocess
 import sys
 
+import jax
+import numpy as np
 import pytest
+
+from brorl_jax.main import folder, settings, simulating
+from brorl_jax.rl import simulator
+from configs import simulate
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Short forms: the same command, with these overrides.
@@ -102,3 +109,146 @@ def test_snippet_runs(snippet):
   )
   assert result.returncode == 0, result.stderr
   assert result.stdout.strip()
+
+
+# -------------------------------------------------------------- the simulator
+
+
+def small(**change):
+  c = simulate.get_config()
+  with c.ignore_type():
+    c.update(
+      n=(4, 16), dense_n=(8,), steps=6, vocab=600, correct=50, seeds=3, **change
+    )
+  return c
+
+
+def reference(c, optimizer, n):
+  keys = jax.random.split(jax.random.key(c.seed), c.seeds)
+  runs = [
+    simulator.simulate(
+      key,
+      n=n,
+      steps=c.steps,
+      vocab=c.vocab,
+      correct=c.correct,
+      seeding=c.seeding,
+      anchor=c.anchor,
+      surrogate=simulator.weighted_by_probability,
+      optimizer=optimizer,
+      centred=c.centred,
+    )
+    for key in keys
+  ]
+  return jax.tree.map(lambda *x: np.stack(x), *runs)
+
+
+def test_the_report_of_the_simulator_is_that_of_its_runs(tmp_path, monkeypatch):
+  drawn = {}
+  for name in ("figure3", "sweep"):
+    draw = getattr(simulating.report, name)
+    monkeypatch.setattr(
+      simulating.report,
+      name,
+      lambda path, runs, name=name, draw=draw: (
+        drawn.update({name: [(r["optimizer"], r["n"]) for r in runs]}),
+        draw(path, runs),
+      ),
+    )
+  c = small()
+  simulating.run(c, tmp_path / "run", allow_change=False)
+  out = tmp_path / "run" / "report"
+  runs = json.loads((out / "simulate.json").read_text())["runs"]
+  every = [("adamw", 4), ("adamw", 8), ("adamw", 16), ("sgd", 4), ("sgd", 16)]
+  assert [(r["optimizer"], r["n"]) for r in runs] == drawn["sweep"] == every
+  assert drawn["figure3"] == [("adamw", 4), ("adamw", 16)]
+
+  adamw = simulator.AdamW(c.lr, c.b1, c.b2, c.eps, c.weight_decay)
+  for run in runs:
+    sgd = run["optimizer"] == "sgd"
+    with jax.enable_x64(sgd):
+      optimizer = simulator.Sgd(c.sgd_lr) if sgd else adamw
+      want = reference(c, optimizer, run["n"])
+    # float32 would be off by 1e-8; the file keeps 12 digits
+    same = dict(rtol=0, atol=2e-12 if sgd else 2e-7)
+    for name in ("correct_mass", "improved_fraction"):
+      mean = getattr(want, name).mean(axis=0, dtype=np.float64)
+      np.testing.assert_allclose(run[name], mean, **same)
+    worst = want.worst_drop.min(axis=0)
+    np.testing.assert_allclose(run["worst_drop"], worst, **same)
+    assert np.ptp(want.worst_drop[:, -1]) > 3 * same["atol"]
+    last = want.correct_mass[:, -1]
+    np.testing.assert_allclose(run["correct_mass_by_seed"], last, **same)
+
+  table = (out / "table.txt").read_text()
+  assert [line.split()[:2] for line in table.splitlines()[1:-1]] == [
+    [optimizer, str(n)] for optimizer, n in every
+  ]
+  for name in ("figure3.png", "sweep.png"):
+    assert (out / name).stat().st_size > 10_000
+
+
+def test_a_report_of_other_steps_is_not_overwritten(tmp_path):
+  simulating.run(small(), tmp_path, allow_change=False)
+  before = (tmp_path / "report" / "simulate.json").read_bytes()
+  other = small()
+  other.steps = 7
+  with pytest.raises(settings.UserError, match=r"steps = 6 \(now 7\)"):
+    simulating.run(other, tmp_path, allow_change=False)
+  assert (tmp_path / "report" / "simulate.json").read_bytes() == before
+  simulating.run(other, tmp_path, allow_change=True)
+  after = json.loads((tmp_path / "report" / "simulate.json").read_text())
+  assert after["config"]["steps"] == 7
+
+
+def test_what_is_not_finite_is_no_report(tmp_path):
+  line = "adamw with N = 4 does not stay finite; lower config.lr = 1e+38"
+  with pytest.raises(settings.UserError, match=re.escape(line)):
+    simulating.run(small(lr=1e38), tmp_path, allow_change=False)
+  assert [path.name for path in tmp_path.iterdir()] == [".lock"]
+  # The folder is still free for the same command with another rate.
+  folder.check(small(), tmp_path, allow_change=False)
+  bad = simulator.AdamW(1e38, 0.9, 0.999, 1e-8, 0.01)
+  with pytest.raises(
+    settings.UserError, match=r"lower config\.sgd_lr = 300\.0"
+  ):
+    simulating.sweep(small(), "sgd", bad, 4)
+
+
+@pytest.mark.parametrize(
+  "change, line",
+  [
+    (dict(n=(4.5,)), "config.n = (4.5,) must be integers of at least 1"),
+    (dict(n=("4",)), "config.n = ('4',) must be integers of at least 1"),
+    (dict(n=(0,)), "config.n = (0,) must be integers of at least 1"),
+    (dict(n=()), "config.n = () must be one number or more"),
+    (dict(dense_n=(4.5,)), "config.dense_n = (4.5,) must be integers of at"),
+    (dict(b1=1.0), "config.b1 = 1.0 must be at least 0 and below 1"),
+    (dict(b2=-0.1), "config.b2 = -0.1 must be at least 0 and below 1"),
+    (dict(lr=0.0), "config.lr = 0.0 must be positive"),
+    (dict(anchor=float("nan")), "config.anchor = nan must be finite, or None"),
+    (dict(seeding=float("inf")), "config.seeding = inf must be finite"),
+  ],
+)
+def test_settings_of_the_simulator_are_refused(change, line):
+  c = simulate.get_config()
+  with c.ignore_type():
+    c.update(**change)
+  with pytest.raises(settings.UserError, match=re.escape(line)):
+    settings.check_simulation(c, ("probability",))
+
+
+@pytest.mark.parametrize(
+  "change", [{}, dict(b1=0.0, b2=0.0), dict(anchor=None), dict(dense_n=())]
+)
+def test_settings_of_the_simulator_are_accepted(change):
+  c = simulate.get_config()
+  with c.ignore_type():
+    c.update(**change)
+  settings.check_simulation(c, ("probability",))
+
+
+def test_the_anchor_may_be_left_out(tmp_path):
+  simulating.run(small(anchor=None), tmp_path, allow_change=False)
+  stored = json.loads((tmp_path / "report" / "simulate.json").read_text())
+  assert stored["config"]["anchor"] is None

@@ -9,9 +9,10 @@ import subprocess
 import sys
 import time
 
+import jax
 import pytest
 
-from brorl_jax import metrics
+from brorl_jax import checkpoints, hf, metrics, sampler, tokenizer
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Everything as in configs/n512.py, but small.
@@ -34,9 +35,9 @@ def start(tmp_path_factory):
   """Starts the command on a work folder; programs are compiled once."""
   cache = tmp_path_factory.mktemp("compiled")
 
-  def start(workdir, **overrides):
+  def start(workdir, *, mode="train", **overrides):
     fields = {**SMALL, **overrides}
-    command = [sys.executable, "-m", "brorl_jax.main"]
+    command = [sys.executable, "-m", "brorl_jax.main", f"--mode={mode}"]
     command += ["--config=configs/n512.py", f"--workdir={workdir}"]
     command += [f"--config.{k}={v}" for k, v in fields.items()]
     environment = os.environ | {
@@ -207,9 +208,94 @@ def test_a_folder_of_another_run_is_refused(start, whole):
   assert sorted(p.stat().st_mtime_ns for p in whole[0].rglob("*")) == before
 
 
+def test_a_run_is_exported_as_it_is(start, whole, tmp_path):
+  run, out = whole[0], tmp_path / "exported"
+  process = start(out, mode="export", checkpoint=run)
+  said, err = process.communicate(timeout=120)
+  assert process.returncode == 0, err
+  assert said == f"wrote step 8 of {run} to {out}, float32\n"
+  policy, params = hf.load(out)
+  _, extra = digest(run)
+  for path, value in checkpoints.digest({"params": params}).items():
+    assert value == extra["digest"][path], path
+  assert policy == hf.load(ROOT / "brorl_jax" / "assets")[0]
+  # It is a checkpoint like any other.
+  again = start(tmp_path / "next", checkpoint=out, steps=1)
+  _, err = again.communicate(timeout=240)
+  assert again.returncode == 0, err
+
+
+def test_one_step_of_a_run_is_exported(start, whole, tmp_path):
+  step = whole[0] / "checkpoints" / "6"
+  process = start(tmp_path / "exported", mode="export", checkpoint=step)
+  said, err = process.communicate(timeout=120)
+  assert process.returncode == 0, err
+  assert said.startswith("wrote step 6 of ")
+
+
+def test_transformers_generates_with_an_exported_run(start, whole, tmp_path):
+  torch = pytest.importorskip("torch")
+  import transformers
+
+  process = start(tmp_path / "out", mode="export", checkpoint=whole[0])
+  _, err = process.communicate(timeout=120)
+  assert process.returncode == 0, err
+  text = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+  model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+  policy, params = hf.load(tmp_path / "out")
+  prompts = [
+    tokenizer.Tokenizer(tmp_path / "out").render(question)
+    for question in ("Calculate 3 + 4 * 2.", "Spell this word backward: cat")
+  ]
+  ours = sampler.sample(
+    policy, params, prompts, jax.random.key(0), n=1, max_new_tokens=12,
+    temperature=0.0, stop_ids=(text.eos_token_id,),
+  )  # fmt: skip
+  for p, prompt in enumerate(prompts):
+    ids = model.generate(
+      torch.tensor([prompt]),
+      attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+      max_new_tokens=12,
+      do_sample=False,
+    )
+    theirs = ids[0, len(prompt) :].tolist()
+    assert theirs == ours.tokens[p, 0][ours.mask[p, 0]].tolist()
+    assert theirs[-1] == text.eos_token_id  # it knows where to stop
+
+
+@pytest.mark.parametrize(
+  "checkpoint, message",
+  [
+    ("", "config.checkpoint = '' is not the folder of a run"),
+    ("nowhere", "config.checkpoint = 'nowhere' is not the folder of a run"),
+    ("{run}/checkpoints/99", "there is no checkpoint 99 in"),
+  ],
+)
+def test_an_export_of_nothing_is_refused(
+  start, whole, tmp_path, checkpoint, message
+):
+  checkpoint = checkpoint.format(run=whole[0])
+  process = start(tmp_path / "out", mode="export", checkpoint=checkpoint)
+  _, err = process.communicate(timeout=120)
+  assert process.returncode == 2
+  assert err.startswith("error: ") and err.count("\n") == 1
+  assert message in err
+  assert not (tmp_path / "out").exists()
+
+
+def test_an_export_overwrites_nothing(start, whole, tmp_path):
+  (tmp_path / "mine").write_text("")
+  process = start(tmp_path, mode="export", checkpoint=whole[0])
+  _, err = process.communicate(timeout=120)
+  assert process.returncode == 2
+  assert "is not an empty folder" in err and err.count("\n") == 1
+  assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
 @pytest.mark.parametrize(
   "override, message",
   [
+    ({"max_new_tokens": 40_000}, "prompt_tokens + max_new_tokens = 40040 must"),
     ({"prompt_tokens": 8}, "prompt tokens, config.prompt_tokens = 8"),
     ({"checkpoint": "nowhere"}, "nowhere"),
     ({"mesh_model": 3}, "does not fill the 1 devices"),

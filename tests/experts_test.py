@@ -81,9 +81,7 @@ def test_gradients_are_those_of_all_experts_with_zero_shares(
     loss = lambda *args: jnp.sum(weight * f(*args, **options))
     return jax.jit(jax.grad(loss, argnums=range(5)))(*args)
 
-  for got, want in zip(
-    grads(experts.routed), grads(dense), strict=True
-  ):
+  for got, want in zip(grads(experts.routed), grads(dense), strict=True):
     np.testing.assert_allclose(got, want, atol=2e-6 + 1e-5 * abs(want).max())
 
 
@@ -93,7 +91,9 @@ def test_shares_of_a_single_normalized_expert_do_not_depend_on_the_router():
   run = lambda router, normalize: experts.routed(
     x, router, *weights, per_token=1, normalize=normalize
   )
-  np.testing.assert_allclose(run(router, True), run(3 * router, True), atol=1e-6)
+  np.testing.assert_allclose(
+    run(router, True), run(3 * router, True), atol=1e-6
+  )
   assert jnp.max(jnp.abs(run(router, False) - run(3 * router, False))) > 0.01
 
 
@@ -164,7 +164,9 @@ def test_shares_are_float32_and_the_result_is_that_of_the_weights():
 
 def gathered(text):
   """Elements of everything that is gathered or exchanged in a program."""
-  moved = r"= \(?\w+\[([\d,]*)\][^=]*? (?:all-gather|all-to-all|collective-permute)"
+  moved = (
+    r"= \(?\w+\[([\d,]*)\][^=]*? (?:all-gather|all-to-all|collective-permute)"
+  )
   shapes = (m[1].split(",") for m in re.finditer(moved, text))
   return [math.prod(int(size) for size in shape if size) for shape in shapes]
 

@@ -112,7 +112,9 @@ def reference(policy, params, ids):
 
   def feed_forward(b, h):
     if not c.experts:
-      return product(b, "down", act(product(b, "gate", h)) * product(b, "up", h))
+      return product(
+        b, "down", act(product(b, "gate", h)) * product(b, "up", h)
+      )
     out = np.zeros_like(h)
     for t in range(len(h)):
       share = np.exp(h[t] @ b["router"]["kernel"])
@@ -292,7 +294,9 @@ def test_gradients_of_a_shared_prompt_are_those_of_joined_rows(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_decoding_in_a_circle_of_columns_gives_the_logits_of_the_whole_row(name):
+def test_decoding_in_a_circle_of_columns_gives_the_logits_of_the_whole_row(
+  name,
+):
   """Responses of different length follow each other in the slots."""
   policy = POLICIES[name]
   params = shaken(policy)
@@ -414,7 +418,9 @@ def test_a_window_as_long_as_the_row_is_none():
     run(window=9, sliding=(True, True)), want, atol=1e-5
   )
   # A window without a layer that slides is none either.
-  np.testing.assert_allclose(run(window=2, sliding=(False,) * 2), want, atol=1e-5)
+  np.testing.assert_allclose(
+    run(window=2, sliding=(False,) * 2), want, atol=1e-5
+  )
   assert jnp.max(jnp.abs(run(window=8, sliding=(True, True)) - want)) > 1e-3
 
 

@@ -49,6 +49,16 @@ def test_every_candidate_is_a_training_puzzle_of_its_own_place():
         assert prompts.mask[i, -1]
 
 
+def test_an_instruction_follows_every_question():
+  instruction = "Between <answer> and </answer>."
+  told = Puzzles(config(instruction=instruction, prompt_tokens=80), text())
+  prompts = told.prompts(1, 0)
+  for i, position in enumerate(prompts.index):
+    question = puzzles().puzzle(1, int(position)).question
+    ids = prompts.tokens[i][prompts.mask[i]].tolist()
+    assert ids == text().render(f"{question}\n{instruction}")
+
+
 def test_no_heldout_question_is_drawn():
   heldout = {p.question for p in puzzles().heldout()}
   assert len(heldout) == 8 * 4

@@ -166,7 +166,92 @@ def test_the_figure_of_a_run_of_one_step(drawn):
   assert path.stat().st_size > 1000
 
 
+def simulated():
+  """Runs of simulate.json: three N of AdamW, two of gradient descent."""
+  return [
+    {
+      "optimizer": optimizer,
+      "n": n,
+      "correct_mass": [0.63, 0.6, 0.63 + change],
+      "improved_fraction": [0.0, 0.2, improved],
+      "worst_drop": [0.0, -4.5e-5, -1.2e-6],
+    }
+    for optimizer, n, change, improved in (
+      ("adamw", 4, -0.028, 0.115),
+      ("adamw", 512, 0.0041, 0.627),
+      ("adamw", 51200, 0.017, 1.0),
+      ("sgd", 4, 7.5e-5, 0.17),
+      ("sgd", 51200, 9.7e-5, 1.0),
+    )
+  ]
+
+
+def test_the_table_of_the_simulator():
+  head, *rows, foot = report.simulation_table(simulated()).splitlines()
+  names = "optimizer N Q_pos change improved worst now worst ever"
+  assert " ".join(head.split()) == names
+  assert [row.split() for row in rows] == [
+    ["adamw", "4", "0.6020", "-2.80e-02", "11.5%", "-1.2e-06", "-4.5e-05"],
+    ["adamw", "512", "0.6341", "+4.10e-03", "62.7%", "-1.2e-06", "-4.5e-05"],
+    [
+      "adamw",
+      "51,200",
+      "0.6470",
+      "+1.70e-02",
+      "100.0%",
+      "-1.2e-06",
+      "-4.5e-05",
+    ],
+    ["sgd", "4", "0.6301", "+7.50e-05", "17.0%", "-1.2e-06", "-4.5e-05"],
+    ["sgd", "51,200", "0.6301", "+9.70e-05", "100.0%", "-1.2e-06", "-4.5e-05"],
+  ]
+  assert foot == "  (Q_pos starts at 0.6300)"
+  assert len({len(line) for line in (head, *rows)}) == 1
+
+
+def test_figure_3_shows_every_run(tmp_path, monkeypatch):
+  figures = []
+  monkeypatch.setattr(plt, "close", figures.append)
+  runs = simulated()[:3]
+  report.figure3(tmp_path / "a.png", runs)
+  monkeypatch.undo()
+  shown = ("correct_mass", "improved_fraction", "worst_drop")
+  for axis, name, scale in zip(
+    figures[0].axes, shown, (1, 100, 1), strict=True
+  ):
+    assert [line.get_label() for line in axis.lines] == [
+      "N = 4",
+      "N = 512",
+      "N = 51,200",
+    ]
+    for line, run in zip(axis.lines, runs, strict=True):
+      np.testing.assert_array_equal(line.get_xdata(), [0, 1, 2])
+      np.testing.assert_allclose(line.get_ydata() / scale, run[name])
+  plt.close(figures[0])
+  assert plt.imread(tmp_path / "a.png")[..., :3].std() > 0.05
+
+
+def test_the_sweep_shows_both_optimizers(tmp_path, monkeypatch):
+  figures = []
+  monkeypatch.setattr(plt, "close", figures.append)
+  report.sweep(tmp_path / "a.png", simulated())
+  monkeypatch.undo()
+  adamw, sgd, improved = figures[0].axes
+  np.testing.assert_array_equal(adamw.lines[0].get_xdata(), [4, 512, 51200])
+  np.testing.assert_allclose(
+    adamw.lines[0].get_ydata(), [-0.028, 0.0041, 0.017]
+  )
+  np.testing.assert_array_equal(sgd.lines[0].get_xdata(), [4, 51200])
+  np.testing.assert_allclose(sgd.lines[0].get_ydata(), [7.5e-5, 9.7e-5])
+  np.testing.assert_allclose(improved.lines[0].get_ydata(), [11.5, 62.7, 100])
+  np.testing.assert_allclose(improved.lines[1].get_ydata(), [17, 100])
+  plt.close(figures[0])
+  assert (tmp_path / "a.png").stat().st_size > 1000
+
+
 def test_no_figure_stays_in_memory(tmp_path):
   before = plt.get_fignums()
   report.learning_curve(tmp_path / "a.png", *run(), title="x")
+  report.figure3(tmp_path / "b.png", simulated()[:3])
+  report.sweep(tmp_path / "c.png", simulated())
   assert plt.get_fignums() == before

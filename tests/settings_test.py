@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from brorl_jax.main import folder, settings
+from brorl_jax.main import folder, puzzles, settings
 from configs import base, n16, n512
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -92,7 +92,8 @@ def message(done: subprocess.CompletedProcess) -> str:
     ),
     (
       (*RUN, "--mode=trian"),
-      "flag --mode=trian: value should be one of <train|warmup|simulate>",
+      "flag --mode=trian: value should be one of "
+      "<train|warmup|simulate|export>",
     ),
     ((*RUN, "512"), "'512' is not a flag; see --help"),
     ((RUN[0],), "--workdir is missing; see --help"),
@@ -313,6 +314,56 @@ def test_every_rule_has_a_value_that_breaks_it():
   rules = {field for field, _, _ in settings._training_rules(config())}
   floats = {k for k, v in config().items() if isinstance(v, float)}
   assert rules == {field for field, _, _ in BAD} | floats
+
+
+@pytest.mark.parametrize("of", [n512, n16])
+@pytest.mark.parametrize("preset", ["tiny", "1p5b", "8b"])
+def test_every_preset_is_a_config_that_works(of, preset):
+  c = of.get_config(preset)
+  settings.check_training(c)
+  assert c.n == (512 if of is n512 else 16)
+  assert set(c) == set(base.get_config())  # every field is in base.py
+  for data in (1, 4, 8):
+    settings.check_mesh(c, data)
+  settings.check_lengths(c, 32768)
+  assert bool(c.checkpoint) == (preset != "tiny")
+  families = puzzles.families(c)
+  assert len(families) == (8 if preset == "tiny" else 25)
+
+
+def test_an_unknown_preset_is_refused(tmp_path):
+  done = command("--config=configs/n512.py:70b", f"--workdir={tmp_path}/run")
+  assert message(done) == (
+    "config file configs/n512.py: there is no preset '70b'; there are tiny, "
+    "1p5b, 8b"
+  )
+
+
+def test_a_large_preset_without_its_checkpoint_says_what_to_download(tmp_path):
+  done = subprocess.run(
+    [sys.executable, "-m", "brorl_jax.main", "--config=configs/n512.py:8b",
+     f"--workdir={tmp_path}/run"],
+    cwd=ROOT, capture_output=True, text=True, timeout=120,
+    env={
+      **os.environ, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1",
+      "HF_HOME": str(tmp_path / "cache"),
+    },
+  )  # fmt: skip
+  line = message(done)
+  name = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
+  assert f"checkpoint '{name}' is not a directory here" in line
+  assert f"'hf download {name} --local-dir DeepSeek-R1-Distill-Llama" in line
+  assert "then give --config.checkpoint=DeepSeek-R1-Distill-Llama-8B" in line
+  assert not (tmp_path / "run").exists()
+
+
+def test_a_rollout_stays_within_the_positions_of_the_policy():
+  c = config(prompt_tokens=100, max_new_tokens=28)
+  settings.check_lengths(c, 128)
+  with pytest.raises(
+    settings.UserError, match=r"max_new_tokens = 128 must be at most 127"
+  ):
+    settings.check_lengths(c, 127)
 
 
 def test_a_config_of_another_mode_is_refused():

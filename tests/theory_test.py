@@ -107,6 +107,12 @@ def test_rounding_is_not_a_fall():
   assert theory.measure(found, after, 0.0, n=4)["theory/fell_fraction"] == 0.5
 
 
+def test_twice_the_noise_is_a_fall():
+  found = theory.probe(*groups(), count=2, rows=4)
+  after = np.array([0.4 - 2e-4, 0.25 + 2e-4])
+  assert theory.measure(found, after, 0.0, n=4)["theory/fell_fraction"] == 0.5
+
+
 def test_measure_by_hand():
   found = theory.probe(*groups(), count=2, rows=4)
   got = theory.measure(found, np.array([0.5, 0.2]), 0.03, n=4)

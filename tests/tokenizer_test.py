@@ -201,6 +201,16 @@ def test_stop_ids_are_those_of_the_generation_config(copy, generation, want):
   assert tokenizer.Tokenizer(copy).stop_ids == want
 
 
+def test_padding_is_the_end_where_there_is_none(copy):
+  assert tokenizer.Tokenizer(copy).pad_id == 0
+  path = copy / "tokenizer_config.json"
+  fields = json.loads(path.read_text())
+  del fields["pad_token"]
+  path.write_text(json.dumps(fields))
+  text = tokenizer.Tokenizer(copy)
+  assert text.pad_id == text.stop_ids[0] == 2
+
+
 def test_a_directory_that_names_no_end_is_refused(copy):
   path = copy / "tokenizer_config.json"
   config = json.loads(path.read_text())

@@ -299,6 +299,31 @@ def test_what_is_watched_changes_by_its_derivative_along_the_step():
   assert errors[1] < errors[0] / 4
 
 
+def test_what_is_watched_is_the_slope_at_the_old_parameters():
+  # Of large eps: with a small one rounding may turn the sign of an update.
+  tx = optax.adamw(0.1, eps=0.1, weight_decay=0.1)
+  tokens, mask = map(jnp.asarray, (packed().prompt[0], packed().prompt_mask[0]))
+
+  def entropy(tokens, mask, params):
+    logits = POLICY.logits(params, tokens, mask)
+    return jnp.mean(losses.token_logp(logits, tokens)[1], where=mask)
+
+  watch = jax.tree_util.Partial(entropy, tokens, mask)
+  grads, _ = gradient(packed())
+  updates, _ = tx.update(grads, tx.init(params()), params())
+  _, want = jax.jvp(watch, (params(),), (updates,))
+  _, stats = update.minibatch_step(
+    update.init_state(params(), tx, keep_reference=False),
+    packed(),
+    tx=tx,
+    response_logits=POLICY.response_logits,
+    objective=OBJECTIVE,
+    watch=watch,
+  )
+  assert abs(want) > 1e-2
+  np.testing.assert_allclose(stats.watched, want, rtol=1e-4)
+
+
 def test_minibatch_step_applies_what_optax_says():
   tx, _ = update.optimizer(
     lr=1e-2,
