@@ -4,6 +4,7 @@ Defaults and old spellings are left to transformers' own config classes;
 whatever the policy cannot do is refused here, by name.
 """
 
+import copy
 import dataclasses
 import json
 import math
@@ -56,7 +57,7 @@ def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
   path = directory / "config.json"
   raw = read_json(path)
   try:
-    policy = _policy(_config(path, raw), dtype)
+    policy = _policy(_config(path, copy.deepcopy(raw)), dtype)
   except _Unsupported as e:
     raise ValueError(f"{path}: {e}") from None
   return dataclasses.replace(policy, origin=json.dumps(raw))
@@ -84,7 +85,7 @@ class _Unsupported(ValueError):
     super().__init__(f"{field} {value!r} is {may}")
 
 
-def _config(path: pathlib.Path, raw: Mapping[str, Any]) -> Any:
+def _config(path: pathlib.Path, raw: dict[str, Any]) -> Any:
   """transformers' view of the file, in its newest spelling."""
   from transformers import CONFIG_MAPPING  # 1 s, not for --help
 
@@ -112,7 +113,7 @@ def _config(path: pathlib.Path, raw: Mapping[str, Any]) -> Any:
   if isinstance(old := raw.get("rope_scaling"), dict) and "type" in old:
     raw = {**raw, "rope_scaling": {"rope_type": old["type"], **old}}
   try:  # a class of transformers, whatever code the directory brings
-    return CONFIG_MAPPING[kind].from_dict(dict(raw))
+    return CONFIG_MAPPING[kind].from_dict(raw)  # which it changes
   except Exception as e:  # its validators raise many kinds
     raise ValueError(f"{path}: {' '.join(str(e).split())}") from None
 
@@ -309,7 +310,7 @@ def config_of(policy: Policy, dtype: str) -> dict[str, Any]:
   return fields
 
 
-def _new(scaling: Mapping[str, Any], theta: float) -> dict[str, Any]:
+def _new(scaling: Mapping[str, Any], theta: int | float) -> dict[str, Any]:
   kind = scaling.get("rope_type", scaling.get("type", "default"))
   return {**scaling, "rope_type": kind, "rope_theta": theta}
 

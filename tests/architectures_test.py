@@ -471,6 +471,11 @@ def test_ropes_that_are_stretched(tmp_path, config, rope):
       but(GEMMA_LAYERS, sliding_window_pattern=2),
       {"sliding": (True, False), "sliding_rope": Rope(1e3), "window": 7},
     ),
+    # The oldest spelling, of full layers alone.
+    (
+      but(GEMMA_LAYERS, rope_scaling={"type": "linear", "factor": 8.0}),
+      {"rope": Rope(1e4, "linear", 8.0), "sliding_rope": Rope(1e3)},
+    ),
     (
       but(GEMMA_LAYERS, layer_types=["full_attention", "sliding_attention"]),
       {"sliding": (False, True)},

@@ -520,3 +520,27 @@ def test_initial_parameters_are_normal_with_standard_deviation_002():
   jax.tree.map(np.testing.assert_array_equal, again, params)
   other = policy.init(jax.random.key(2))["embed"]["embedding"]
   assert jnp.all(jnp.any(other != embed, axis=1))
+
+
+def test_initial_parameters_of_every_option():
+  """Norms multiply by 1 whatever is added to their scale."""
+  policy = dataclasses.replace(
+    GEMMA2, qk_norm=True, output_bias=True, mlp_bias=True, tied=False
+  )
+  blocks = policy.init(jax.random.key(0))["blocks"]
+  norms = {name for name in blocks if name.startswith("ln_")}
+  assert norms == {
+    "ln_attn", "ln_attn_out", "ln_mlp", "ln_mlp_out", "ln_q", "ln_k",
+  }  # fmt: skip
+  for name in norms:
+    np.testing.assert_array_equal(blocks[name]["scale"], 0.0)
+  for name in ("o", "gate", "up", "down"):
+    np.testing.assert_array_equal(blocks[name]["bias"], 0.0)
+  blocks = EXPERTS.init(jax.random.key(0))["blocks"]
+  for name in ("router", "expert_gate", "expert_up", "expert_down"):
+    kernel = np.asarray(blocks[name]["kernel"]) / 0.02
+    # No two experts, layers or kernels start alike.
+    assert len(np.unique(kernel)) > 0.99 * kernel.size
+    assert abs((kernel**2).mean() - 1) < 5 * (2 / kernel.size) ** 0.5
+  gate, up = (blocks[f"expert_{name}"]["kernel"] for name in ("gate", "up"))
+  assert jnp.mean(gate == up) < 0.01
