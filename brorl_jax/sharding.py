@@ -27,7 +27,7 @@ PARAM_AXES = (
     ("layer", "expert", "width", "expert_mlp"),
   ),
   (r"blocks/expert_down/kernel", ("layer", "expert", "expert_mlp", "width")),
-  (r"blocks/ln_\w+/scale", ("layer", "width")),
+  (r"blocks/ln_(attn|mlp)\w*/scale", ("layer", "width")),
   (r"ln_final/scale", ("width",)),
   (r"head/kernel", ("width", "vocab")),
 )
