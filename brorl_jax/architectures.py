@@ -90,15 +90,18 @@ def _config(path: pathlib.Path, raw: dict[str, Any]) -> Any:
   from transformers import CONFIG_MAPPING  # 1 s, not for --help
 
   kind = raw.get("model_type")
-  if kind not in _CLASSES:
+  if not isinstance(kind, str) or kind not in _CLASSES:
     raise _Unsupported(
       "model_type", kind, f"not supported, only {', '.join(_CLASSES)}"
     )
+  for field in ("rope_parameters", "rope_scaling"):
+    if not isinstance(raw.get(field) or {}, dict):
+      raise _Unsupported(field, raw[field], "not an object")
   rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-  if not isinstance(rope, dict):
-    raise _Unsupported("rope_parameters", rope, "not an object")
   # transformers would take what is missing from some model it knows.
   wanted = {*_SIZES, *_NUMBERS, _mlp_field(kind)}
+  if kind == "qwen3_moe":
+    wanted |= {"num_experts_per_tok"}
   if kind == "llama":  # older ones do without, and its defaults are right
     wanted -= {"num_key_value_heads", "rope_theta"}
   theta = {"rope_theta": rope.get("rope_theta") or _first(rope, "rope_theta")}
@@ -136,7 +139,7 @@ def _policy(c: Any, dtype: str) -> Policy:
   rope, local = c.rope_parameters or {}, None
   if kind == "gemma3_text":
     rope, local = rope["full_attention"], rope["sliding_attention"]
-  every = bool(getattr(c, "attention_bias", False))
+  every = kind not in ("qwen2", "mistral") and bool(c.attention_bias)
   return Policy(
     vocab=c.vocab_size,
     width=c.hidden_size,
@@ -153,17 +156,17 @@ def _policy(c: Any, dtype: str) -> Policy:
     qkv_bias=every or kind == "qwen2",
     output_bias=every,
     qk_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
-    query_scale=c.query_pre_attn_scalar**-0.5 if gemma else None,
-    attention_softcap=getattr(c, "attn_logit_softcapping", None) or 0.0,
+    query_scale=_query_scale(c) if gemma else None,
+    attention_softcap=_cap(c, "attn_logit_softcapping", kind == "gemma2"),
     window=_size(c.sliding_window, "sliding_window") if sliding else 0,
     sliding=sliding,
     sliding_rope=_rope(local, 0) if local and sliding else None,
-    mlp_bias=bool(getattr(c, "mlp_bias", False)),
-    activation=_activation(c.hidden_activation if gemma else c.hidden_act),
+    mlp_bias=kind == "llama" and bool(c.mlp_bias),
+    activation=_activation(c, "hidden_activation" if gemma else "hidden_act"),
     embed_scale=c.hidden_size**0.5 if gemma else 1.0,
     norm_offset=1.0 if gemma else 0.0,
     post_norms=gemma,
-    final_softcap=getattr(c, "final_logit_softcapping", None) or 0.0,
+    final_softcap=_cap(c, "final_logit_softcapping", gemma),
     **(_experts(c) if moe else {}),
   )
 
@@ -175,16 +178,32 @@ def _heads(c: Any) -> tuple[int, int]:
     raise _Unsupported(
       "num_key_value_heads", kv_heads, f"not a divisor of {heads} heads"
     )
-  size = getattr(c, "head_dim", None) or c.hidden_size // heads
+  size = getattr(c, "head_dim", None)
+  size = _size(c.hidden_size // heads if size is None else size, "head_dim")
   if size % 2:
     raise _Unsupported("head_dim", size, "odd; components turn in pairs")
   return heads, size
 
 
-def _activation(name: str) -> str:
+def _query_scale(c: Any) -> float:
+  return _size(c.query_pre_attn_scalar, "query_pre_attn_scalar") ** -0.5
+
+
+def _cap(c: Any, field: str, used: bool) -> float:
+  """A bound of scores or logits; 0 if there is none."""
+  cap = getattr(c, field, None)
+  if cap is None:
+    return 0.0
+  if not used:
+    raise _Unsupported(field, cap, f"not for {c.model_type}")
+  return _number(cap, field)
+
+
+def _activation(c: Any, field: str) -> str:
+  name = getattr(c, field)
   if name not in _ACTIVATIONS:
     known = ", ".join(_ACTIVATIONS)
-    raise _Unsupported("hidden_act", name, f"not supported, only {known}")
+    raise _Unsupported(field, name, f"not supported, only {known}")
   return _ACTIVATIONS[name]
 
 
@@ -193,9 +212,15 @@ def _experts(c: Any) -> dict[str, Any]:
   for field, only in (("mlp_only_layers", []), ("decoder_sparse_step", 1)):
     if (value := getattr(c, field)) != only:
       raise _Unsupported(field, value, f"not supported, only {only}")
+  experts = _size(c.num_experts, "num_experts")
+  per_token = _size(c.num_experts_per_tok, "num_experts_per_tok")
+  if per_token > experts:
+    raise _Unsupported(
+      "num_experts_per_tok", per_token, f"more than {experts} experts"
+    )
   return {
-    "experts": _size(c.num_experts, "num_experts"),
-    "experts_per_token": _size(c.num_experts_per_tok, "num_experts_per_tok"),
+    "experts": experts,
+    "experts_per_token": per_token,
     "normalize_experts": bool(c.norm_topk_prob),
   }
 
@@ -215,9 +240,14 @@ def _number(value: Any, field: str) -> float:
 
 def _sliding(c: Any) -> tuple[bool, ...]:
   """Which layers slide; empty if none does."""
-  kinds = getattr(c, "layer_types", None)
-  if kinds is None:  # of these model types all layers slide or none
-    kinds = ["sliding_attention"] * c.num_hidden_layers
+  if getattr(c, "use_bidirectional_attention", None):
+    raise _Unsupported("use_bidirectional_attention", True, "not supported")
+  if c.model_type == "llama":  # whatever its config says
+    return ()
+  # Of these all layers slide or none, whatever layer_types says.
+  kinds = ["sliding_attention"] * c.num_hidden_layers
+  if c.model_type not in ("mistral", "qwen3_moe"):
+    kinds = c.layer_types
   if unknown := set(kinds) - {"sliding_attention", "full_attention"}:
     raise _Unsupported("layer_types", sorted(unknown), "not supported")
   if len(kinds) != c.num_hidden_layers:
@@ -226,8 +256,6 @@ def _sliding(c: Any) -> tuple[bool, ...]:
     )
   if getattr(c, "sliding_window", None) is None:
     return ()
-  if getattr(c, "use_bidirectional_attention", None):
-    raise _Unsupported("use_bidirectional_attention", True, "not supported")
   slides = tuple(kind == "sliding_attention" for kind in kinds)
   return slides if any(slides) else ()
 
@@ -248,24 +276,36 @@ def _rope(p: Mapping[str, Any], max_positions: int) -> Rope:
     return Rope(theta, kind)
   if kind == "linear":
     return Rope(theta, kind, factor=_number(p.get("factor"), "factor"))
-  trained = p.get("original_max_position_embeddings") or max_positions
-  factor = _number(p.get("factor") or max_positions / trained, "factor")
+  field = "original_max_position_embeddings"
+  trained = _size(p.get(field, max_positions), field)
+  factor = p.get("factor")
+  factor = max_positions / trained if factor is None else factor
+  factor = _number(factor, "factor")
   if kind == "llama3":
     low, high = (
       _number(p.get(field), field)
       for field in ("low_freq_factor", "high_freq_factor")
     )
+    _above(low, high, "high_freq_factor")
     return Rope(theta, kind, factor, trained, low, high)
+  low = _number(p.get("beta_slow") or 1.0, "beta_slow")
+  high = _number(p.get("beta_fast") or 32.0, "beta_fast")
+  _above(low, high, "beta_fast")
   return Rope(
     theta,
     kind,
     factor,
     trained,
-    low=_number(p.get("beta_slow") or 1.0, "beta_slow"),
-    high=_number(p.get("beta_fast") or 32.0, "beta_fast"),
+    low=low,
+    high=high,
     truncate=bool(p.get("truncate", True)),
     scale=_yarn_scale(p, factor),
   )
+
+
+def _above(low: float, high: float, field: str) -> None:
+  if high <= low:
+    raise _Unsupported(field, high, f"not above the lower limit {low}")
 
 
 def _yarn_scale(p: Mapping[str, Any], factor: float) -> float:
@@ -274,7 +314,8 @@ def _yarn_scale(p: Mapping[str, Any], factor: float) -> float:
     return _number(p["attention_factor"], "attention_factor")
   grown = lambda by: 0.1 * by * math.log(factor) + 1.0 if factor > 1.0 else 1.0
   if p.get("mscale") and p.get("mscale_all_dim"):
-    return grown(p["mscale"]) / grown(p["mscale_all_dim"])
+    by, all_by = (_number(p[f], f) for f in ("mscale", "mscale_all_dim"))
+    return grown(by) / grown(all_by)
   return grown(1.0)
 
 
@@ -287,6 +328,8 @@ def config_of(policy: Policy, dtype: str) -> dict[str, Any]:
   """
   fields = json.loads(policy.origin) if policy.origin else _qwen2(policy)
   fields |= {"dtype": dtype, "torch_dtype": dtype}
+  if "num_local_experts" in fields:  # so transformers 5
+    fields["num_experts"] = fields["num_local_experts"]
   rope = fields.get("rope_parameters")
   if rope is None:  # written by transformers 4
     scaling = fields.get("rope_scaling") or {}

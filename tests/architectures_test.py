@@ -415,6 +415,8 @@ def test_ropes_that_are_stretched(tmp_path, config, rope):
       but(LLAMA, attention_bias=True, mlp_bias=True),
       {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
     ),
+    # transformers' llama has no window, whatever its config says.
+    (but(LLAMA, sliding_window=3), {"sliding": (), "window": 0}),
     # The first llamas have no such fields.
     (
       but(LLAMA, num_key_value_heads=GONE, rope_theta=GONE),
@@ -531,6 +533,7 @@ POSITIVE = "is not a positive integer"
         ("mixtral", "'mixtral'"),
         ("", "''"),
         (2, "2"),
+        (["qwen2"], "['qwen2']"),
         (GONE, "None"),
       )
     ),
@@ -649,7 +652,7 @@ POSITIVE = "is not a positive integer"
       ["partial_rotary_factor 0.25 is not supported"],
     ),
     (but(QWEN, rope_parameters="x"), ["rope_parameters 'x' is not an object"]),
-    (but(QWEN, rope_scaling=["x"]), ["['x'] is not an object"]),
+    (but(QWEN, rope_scaling=["x"]), ["rope_scaling ['x'] is not an object"]),
     # Layers.
     (
       but(GEMMA, use_bidirectional_attention=True),
@@ -686,7 +689,62 @@ POSITIVE = "is not a positive integer"
       ],
     ),
     (but(QWEN, hidden_act=None), ["hidden_act", "None"]),
-    (but(GEMMA, hidden_activation="relu"), ["'relu' is not supported"]),
+    (
+      but(GEMMA, hidden_activation="relu"),
+      ["hidden_activation 'relu' is not supported"],
+    ),
+    *(
+      (but(QWEN, head_dim=value), [f"head_dim {value} {POSITIVE}"])
+      for value in (0, -2, 6.0, True)
+    ),
+    (but(QWEN, hidden_size=2), [f"head_dim 0 {POSITIVE}"]),
+    *(
+      (
+        but(GEMMA, query_pre_attn_scalar=value),
+        [f"query_pre_attn_scalar {value} {POSITIVE}"],
+      )
+      for value in (0, -2)
+    ),
+    (
+      but(GEMMA, final_logit_softcapping=-3.0),
+      ["final_logit_softcapping -3.0 is not a positive number"],
+    ),
+    # transformers passes over these in silence.
+    (
+      but(GEMMA_LAYERS, attn_logit_softcapping=3.0),
+      ["attn_logit_softcapping 3.0 is not for gemma3_text"],
+    ),
+    (
+      but(LLAMA, final_logit_softcapping=3.0),
+      ["final_logit_softcapping 3.0 is not for llama"],
+    ),
+    (
+      but(MOE, num_experts_per_tok=6),
+      ["num_experts_per_tok 6 is more than 5 experts"],
+    ),
+    (
+      but(GEMMA, use_bidirectional_attention=True, sliding_window=None),
+      ["use_bidirectional_attention True is not supported"],
+    ),
+    (yarn(factor=0), ["factor 0 is not a positive number"]),
+    (llama3(factor=0), ["factor 0 is not a positive number"]),
+    *(
+      (
+        config(original_max_position_embeddings=value),
+        [f"original_max_position_embeddings {value} {POSITIVE}"],
+      )
+      for config in (yarn, llama3)
+      for value in (-1, 1.5)
+    ),
+    (yarn(beta_slow=40), ["beta_fast 32.0 is not above the lower limit 40.0"]),
+    (
+      llama3(low_freq_factor=4.0),
+      ["high_freq_factor 4.0 is not above the lower limit 4.0"],
+    ),
+    (
+      yarn(mscale="x", mscale_all_dim=1.0),
+      ["mscale 'x' is not a positive number"],
+    ),
     (but(QWEN, tie_word_embeddings="no"), ["tie_word_embeddings", "'no'"]),
     (but(LLAMA, attention_bias="no"), ["attention_bias", "'no'"]),
     (but(GEMMA, attn_logit_softcapping="x"), ["attn_logit_softcapping", "'x'"]),

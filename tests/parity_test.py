@@ -18,6 +18,8 @@ from brorl_jax import hf, sampler
 torch = pytest.importorskip("torch")
 import transformers
 
+torch.set_num_threads(1)  # two workers share the cores
+
 SIZES = dict(
   vocab_size=96,
   hidden_size=64,
@@ -281,6 +283,8 @@ def test_what_we_write_transformers_reads_bit_for_bit(tmp_path, name, dtype):
   again, same = hf.load(tmp_path / "ours")
   assert again == policy
   jax.tree.map(np.testing.assert_array_equal, same, params)
+  fields = json.loads((tmp_path / "ours" / "config.json").read_text())
+  assert fields.get("num_experts", 0) == policy.experts  # as transformers 4
   # The config says the same model too.
   if dtype == "float32":
     want = theirs.logits(theirs.tokens, theirs.mask)[theirs.mask]
