@@ -98,6 +98,17 @@ def _config(path: pathlib.Path, raw: dict[str, Any]) -> Any:
     if not isinstance(raw.get(field) or {}, dict):
       raise _Unsupported(field, raw[field], "not an object")
   rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+  for one in (rope, *(v for v in rope.values() if isinstance(v, dict))):
+    _rope_kind(one)
+  if raw.get("quantization_config"):
+    raise _Unsupported(
+      "quantization_config", "...", "not supported; give the full weights"
+    )
+  for field in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
+    if not isinstance(raw.get(field, False), bool):
+      raise _Unsupported(field, raw[field], "not true or false")
+  if raw.get("head_dim") is not None:
+    _size(raw["head_dim"], "head_dim")
   # transformers would take what is missing from some model it knows.
   wanted = {*_SIZES, *_NUMBERS, _mlp_field(kind)}
   if kind == "qwen3_moe":
@@ -140,6 +151,10 @@ def _policy(c: Any, dtype: str) -> Policy:
   if kind == "gemma3_text":
     rope, local = rope["full_attention"], rope["sliding_attention"]
   every = kind not in ("qwen2", "mistral") and bool(c.attention_bias)
+  turns = _rope(rope, c.max_position_embeddings)
+  longest = _size(c.max_position_embeddings, "max_position_embeddings")
+  if turns.kind == "yarn":  # some configs give the length before stretching
+    longest = max(longest, int(turns.factor * turns.trained))
   return Policy(
     vocab=c.vocab_size,
     width=c.hidden_size,
@@ -148,11 +163,11 @@ def _policy(c: Any, dtype: str) -> Policy:
     kv_heads=c.num_key_value_heads,
     head_size=head_size,
     mlp=getattr(c, _mlp_field(kind)),
-    rope=_rope(rope, c.max_position_embeddings),
+    rope=turns,
     norm_eps=c.rms_norm_eps,
     tied=bool(c.tie_word_embeddings),
     dtype=dtype,
-    max_positions=_size(c.max_position_embeddings, "max_position_embeddings"),
+    max_positions=longest,
     qkv_bias=every or kind == "qwen2",
     output_bias=every,
     qk_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
@@ -260,13 +275,18 @@ def _sliding(c: Any) -> tuple[bool, ...]:
   return slides if any(slides) else ()
 
 
-def _rope(p: Mapping[str, Any], max_positions: int) -> Rope:
-  """From rope_parameters; a factor that is not given follows from lengths."""
-  kind = p.get("rope_type", "default")
+def _rope_kind(p: Mapping[str, Any]) -> str:
+  kind = p.get("rope_type", p.get("type", "default"))
   if kind not in Rope.KINDS:
     raise _Unsupported(
       "rope_type", kind, f"not supported, only {', '.join(Rope.KINDS)}"
     )
+  return kind
+
+
+def _rope(p: Mapping[str, Any], max_positions: int) -> Rope:
+  """From rope_parameters; a factor that is not given follows from lengths."""
+  kind = _rope_kind(p)
   if p.get("partial_rotary_factor") not in (None, 1, 1.0):
     raise _Unsupported(
       "partial_rotary_factor", p["partial_rotary_factor"], "not supported"
@@ -327,6 +347,7 @@ def config_of(policy: Policy, dtype: str) -> dict[str, Any]:
     dtype: Of the weights beside it.
   """
   fields = json.loads(policy.origin) if policy.origin else _qwen2(policy)
+  fields.pop("auto_map", None)  # points to code that does not come along
   fields |= {"dtype": dtype, "torch_dtype": dtype}
   if "num_local_experts" in fields:  # so transformers 5
     fields["num_experts"] = fields["num_local_experts"]

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import os
 import pathlib
 import re
 import shutil
@@ -61,10 +62,11 @@ def locate(checkpoint: str) -> pathlib.Path:
     raise ValueError(f"checkpoint {checkpoint!r} is not a directory")
   import huggingface_hub  # comes with transformers
 
-  kinds = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "*.txt"]
+  # Not every *.safetensors: some hold the same weights twice.
+  wanted = ["config.json", "model*.safetensors", _INDEX, *_BESIDE]
   try:
     return pathlib.Path(
-      huggingface_hub.snapshot_download(checkpoint, allow_patterns=kinds)
+      huggingface_hub.snapshot_download(checkpoint, allow_patterns=wanted)
     )
   except Exception as e:  # no network, no such name, no permission, ...
     why = (str(e).splitlines() or [type(e).__name__])[0]
@@ -96,7 +98,8 @@ def load(
   """Policy and parameters of a Hugging Face directory.
 
   Each device reads its own slices from the files, layer by layer: the host
-  never holds more than one layer, or one tensor outside of the layers.
+  never holds more than one layer, or one tensor outside of the layers. Damage
+  that leaves sizes and finite numbers cannot be seen: the format has no digest.
 
   Args:
     directory: Holds config.json and model.safetensors, or several of them with
@@ -177,7 +180,7 @@ def _open(
 ) -> dict[str, Any]:
   """Name of each tensor to a slice of its file; nothing is read yet."""
   index = directory / _INDEX
-  files = [_WEIGHTS]
+  where, files = None, [_WEIGHTS]
   if index.exists():
     where = architectures.read_json(index).get("weight_map")
     if not isinstance(where, dict) or not where:
@@ -190,18 +193,30 @@ def _open(
   tensors = {}
   for name in files:
     path = directory / name
-    if not path.is_file():
-      pickled = sorted(p.name for p in directory.glob("*.bin"))
-      why = f"; {pickled[0]} is a pickle, which can run code" if pickled else ""
-      raise ValueError(
-        f"{path} is missing{why}; weights are read from safetensors"
-      )
+    if not os.path.isfile(path):
+      raise ValueError(f"{path} is missing{_instead(directory)}")
     try:
       file = stack.enter_context(safetensors.safe_open(path, "numpy"))
-      tensors |= {key: file.get_slice(key) for key in file.keys()}
+      found = {key: file.get_slice(key) for key in file.keys()}
     except (safetensors.SafetensorError, OSError) as e:
-      raise ValueError(f"{path} is damaged: {e}") from None
+      with path.open("rb") as start:
+        pointer = start.read(16).startswith(b"version https://")
+      why = "a pointer; run git lfs pull" if pointer else f"damaged: {e}"
+      raise ValueError(f"{path} is {why}") from None
+    if where is not None:
+      said = {key for key, at in where.items() if at == name}
+      if wrong := said ^ found.keys():
+        raise ValueError(f"{index} is not right about {_listed(wrong)}")
+    tensors |= found
   return tensors
+
+
+def _instead(directory: pathlib.Path) -> str:
+  """What lies there in place of safetensors."""
+  others = (".bin", ".pt", ".pth", ".gguf", ".ckpt")
+  found = sorted(p.name for p in directory.iterdir() if p.suffix in others)
+  why = f"; {found[0]} may be a pickle, which can run code" if found else ""
+  return f"{why}; weights are read from safetensors"
 
 
 def _check(
@@ -209,6 +224,16 @@ def _check(
 ) -> None:
   """Raises ValueError unless the files hold what the policy needs."""
   leaves = jax.tree.leaves(stored, is_leaf=_is_stored)
+  count = sum(
+    (policy.layers if "{layer}" in leaf.name else 1)
+    * (policy.experts if "{expert}" in leaf.name else 1)
+    for leaf in leaves
+  )
+  if count > 10 * len(files) + 1000:  # too many to name
+    raise ValueError(
+      f"{directory}: config.json describes {count:,} tensors, the files hold "
+      f"{len(files):,}"
+    )
   want = dict(x for leaf in leaves for x in _names(leaf, policy.layers))
   if missing := want.keys() - files.keys():
     raise ValueError(f"{directory}: no tensor {_listed(missing)}")
@@ -231,7 +256,8 @@ def _is_stored(x: Any) -> bool:
 
 
 def _listed(names: set[str]) -> str:
-  some = sorted(names)[:8]
+  plain = lambda name: name if name.isprintable() else repr(name)
+  some = [plain(name)[:200] for name in sorted(names)[:8]]
   more = f" and {len(names) - 8} more" if len(names) > 8 else ""
   return ", ".join(some) + more
 
@@ -337,6 +363,10 @@ def save(
   """
   directory = pathlib.Path(directory)
   dtype = str(dtype or jax.tree.leaves(params)[0].dtype)
+  if dtype not in _DTYPES.values():
+    raise ValueError(
+      f"dtype {dtype!r} is not one of {', '.join(_DTYPES.values())}"
+    )
   config = architectures.config_of(policy, dtype)
   directory.mkdir(parents=True, exist_ok=True)
   _require_same(directory, config, policy)

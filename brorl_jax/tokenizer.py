@@ -38,14 +38,27 @@ class Tokenizer:
       first = str(e).splitlines()[0]
       raise ValueError(f"{path} is damaged: {first}") from None
     self.size = len(self._tokenizer)
+    self._check_template(directory)
+    self.stop_ids = _stop_ids(
+      directory, self._tokenizer.eos_token_id, self.size
+    )
+    pad = self._tokenizer.pad_token_id
+    self.pad_id = self.stop_ids[0] if pad is None else pad
+
+  def _check_template(self, directory: pathlib.Path) -> None:
+    if not self._tokenizer.chat_template:
+      raise ValueError(
+        f"{directory} has no chat template; add one as chat_template.jinja"
+      )
     try:
-      self.render("?")
+      one, other = self.render("1"), self.render("2")
     except Exception as e:  # a template is code and may raise anything
       first = (str(e).splitlines() or [type(e).__name__])[0]
       raise ValueError(f"{directory}: its chat template fails: {first}") from e
-    self.stop_ids = _stop_ids(directory, self._tokenizer.eos_token_id)
-    pad = self._tokenizer.pad_token_id
-    self.pad_id = self.stop_ids[0] if pad is None else pad
+    if one == other:
+      raise ValueError(
+        f"{directory}: its chat template leaves out the question"
+      )
 
   def render(self, question: str) -> list[int]:
     """The ids of a question as the model's own template poses it."""
@@ -67,19 +80,29 @@ class Tokenizer:
     return self._tokenizer.batch_decode(batch, skip_special_tokens=True)
 
 
-def _stop_ids(directory: pathlib.Path, eos: int | None) -> tuple[int, ...]:
-  """Ids that `generation_config.json` names, else the tokenizer's."""
-  path = directory / "generation_config.json"
-  ids = eos
-  if path.is_file():
-    try:
-      ids = json.loads(path.read_text()).get("eos_token_id", eos)
-    except (OSError, ValueError, AttributeError) as e:
-      raise ValueError(f"{path} is damaged: {e}") from None
-  ids = [ids] if isinstance(ids, int) else ids
-  if not ids:
+def _stop_ids(
+  directory: pathlib.Path, eos: int | None, size: int
+) -> tuple[int, ...]:
+  """Ids that `generation_config.json` names, else the config's, else eos."""
+  ids = None
+  for name in ("generation_config.json", "config.json"):
+    path = directory / name
+    if ids is None and path.is_file():
+      try:
+        ids = json.loads(path.read_text()).get("eos_token_id")
+      except (OSError, ValueError, AttributeError) as e:
+        raise ValueError(f"{path} is damaged: {e}") from None
+  ids = eos if ids is None else ids
+  ids = ids if isinstance(ids, list) else [ids]
+  if not ids or ids == [None]:
     raise ValueError(f"{directory} names no token that ends a response")
-  return tuple(ids)
+  good = [i for i in ids if type(i) is int and 0 <= i < size]
+  if wrong := [i for i in ids if i not in good]:
+    raise ValueError(
+      f"{directory}: eos_token_id {wrong[0]!r} is not an id from 0 to "
+      f"{size - 1}"
+    )
+  return tuple(good)
 
 
 def left_pad(

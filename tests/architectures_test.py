@@ -402,7 +402,10 @@ def test_spellings_that_mean_the_same(tmp_path, fields):
 )
 def test_ropes_that_are_stretched(tmp_path, config, rope):
   policy = read(tmp_path, config)
-  assert policy == dataclasses.replace(SAME, rope=rope)
+  # Of yarn both ways to give the length are in use, before and after.
+  longest = int(rope.factor * rope.trained) if rope.kind == "yarn" else 0
+  longest = max(longest, SAME.max_positions)
+  assert policy == dataclasses.replace(SAME, rope=rope, max_positions=longest)
   # And back, with what was left open.
   fields = architectures.config_of(policy, "float32")
   assert read(tmp_path, fields) == policy
@@ -892,3 +895,34 @@ def test_tensors_of_experts():
     SAME, qkv_bias=False, qk_norm=True, experts=4, experts_per_token=2
   )
   assert names_of(policy) == COMMON | NORM | QK_NORM | mlp | HEAD
+
+
+@pytest.mark.parametrize(
+  "fields, message",
+  [
+    (
+      {"quantization_config": {"quant_method": "fp8"}},
+      "quantization_config '...' is not supported; give the full weights",
+    ),
+    ({"attention_bias": "x"}, "attention_bias 'x' is not true or false"),
+    ({"tie_word_embeddings": 1}, "tie_word_embeddings 1 is not true or false"),
+    ({"head_dim": -24}, "head_dim -24 is not a positive integer"),
+    ({"head_dim": 24.0}, "head_dim 24.0 is not a positive integer"),
+    (
+      {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
+      "rope_type 'longrope' is not supported, only default, linear, dynamic",
+    ),
+  ],
+)
+def test_what_transformers_would_take_is_refused_first(
+  tmp_path, fields, message
+):
+  with pytest.raises(ValueError) as e:
+    read(tmp_path, but(QWEN, **fields))
+  assert message in str(e.value) and "\n" not in str(e.value)
+
+
+def test_code_of_the_source_is_not_written_on(tmp_path):
+  auto = {"auto_map": {"AutoModelForCausalLM": "modeling.Mine"}}
+  policy = read(tmp_path, but(QWEN, **auto))
+  assert "auto_map" not in architectures.config_of(policy, "float32")

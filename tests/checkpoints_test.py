@@ -361,6 +361,20 @@ def test_parameters_that_are_not_there_are_refused(run):
     checkpoints.read_params(run.folder, None, other)
 
 
+def test_parameters_that_are_not_what_was_saved_are_not_read(run):
+  """Damage that orbax takes: only the digest tells."""
+  run.save(2)
+  path = run.folder / "2" / "extra" / "metadata"
+  extra = json.loads(path.read_text())
+  del extra["seal"]
+  extra["digest"]["params/scale"] = "0" * 64
+  path.write_text(json.dumps({**extra, "seal": checkpoints._seal(extra)}))
+  with pytest.raises(
+    checkpoints.Unusable, match="params/scale is not what was"
+  ):
+    checkpoints.read_params(run.folder, None, abstract_params(run))
+
+
 @pytest.mark.parametrize("part", ["extra/metadata", "state"])
 def test_damaged_parameters_are_not_read(run, part):
   run.save(2)

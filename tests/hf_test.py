@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -404,8 +405,51 @@ def test_a_type_that_is_not_a_weight_is_refused(saved):
 
 
 def test_a_pickle_is_never_read(saved):
-  (saved / WEIGHTS).rename(saved / "pytorch_model.bin")
-  refused(saved, "pytorch_model.bin is a pickle, which can run code")
+  for name in ("pytorch_model.bin", "consolidated.00.pth", "model.gguf"):
+    copy = saved.parent / name
+    shutil.copytree(saved, copy)
+    (copy / WEIGHTS).rename(copy / name)
+    refused(copy, WEIGHTS, f"is missing; {name} may be a pickle, which can run")
+
+
+def test_an_index_is_believed_only_if_it_is_right(saved):
+  """Or another file's tensor of the same name would be taken."""
+  where = split(saved)
+  first, second = sorted(set(where.values()))[:2]
+  tensors = safetensors.numpy.load_file(saved / first)
+  again = {**tensors, Q: np.ones((24, 16), np.float32)}
+  assert where[Q] != first
+  safetensors.numpy.save_file(again, saved / first)
+  refused(saved, saved / INDEX, f"is not right about {Q}")
+  safetensors.numpy.save_file(tensors, saved / first)
+  for wrong in (
+    {**where, "nowhere": first},
+    {k: v for k, v in where.items() if k != Q},
+    {k: {first: second, second: first}.get(v, v) for k, v in where.items()},
+  ):
+    (saved / INDEX).write_text(json.dumps({"weight_map": wrong}))
+    refused(saved, saved / INDEX, "is not right about")
+
+
+def test_a_pointer_of_git_lfs_is_told_apart(saved):
+  text = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+  (saved / WEIGHTS).write_text(text)
+  refused(saved, WEIGHTS, "is a pointer; run git lfs pull")
+
+
+def test_more_layers_than_anybody_has_are_refused_at_once(saved):
+  edit(saved, num_hidden_layers=10_000_000)
+  refused(saved, "describes 120,000,003 tensors, the files hold 27")
+
+
+def test_names_of_others_stay_in_their_line(saved):
+  rewrite(saved, lambda t: t.update({"a\nb" + "c" * 999: t[Q]}))
+  refused(saved, "unknown tensors 'a\\nbccc")
+
+
+def test_a_type_that_cannot_be_stored_is_refused(tmp_path):
+  with pytest.raises(ValueError, match="dtype 'int4' is not one of float32"):
+    hf.save(tmp_path, TINY, random_params(), dtype="int4")
 
 
 def test_rotary_frequencies_of_old_files_are_not_weights(saved):
@@ -493,7 +537,8 @@ def test_a_name_of_the_hub_is_downloaded(tmp_path, monkeypatch):
 
   def download(name, *, allow_patterns):
     asked.append(name)
-    assert "*.safetensors" in allow_patterns and "*.bin" not in allow_patterns
+    assert {"config.json", "model*.safetensors", INDEX} < set(allow_patterns)
+    assert not any(p.endswith((".bin", ".py")) for p in allow_patterns)
     return str(tmp_path)
 
   monkeypatch.setattr(huggingface_hub, "snapshot_download", download)

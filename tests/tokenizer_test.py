@@ -192,6 +192,7 @@ def write(path, text):
     ({"eos_token_id": [5, 7]}, (5, 7)),
     ({"eos_token_id": 0}, (0,)),
     ({"temperature": 0.6}, (2,)),  # as the tokenizer says
+    ({"eos_token_id": None}, (2,)),
     (None, (2,)),
   ],
 )
@@ -199,6 +200,43 @@ def test_stop_ids_are_those_of_the_generation_config(copy, generation, want):
   if generation is not None:
     write(copy / "generation_config.json", generation)
   assert tokenizer.Tokenizer(copy).stop_ids == want
+
+
+def test_stop_ids_of_the_config_count_where_generation_has_none(copy):
+  write(copy / "config.json", {"model_type": "llama", "eos_token_id": [5, 9]})
+  assert tokenizer.Tokenizer(copy).stop_ids == (5, 9)
+  write(copy / "generation_config.json", {"eos_token_id": 7})
+  assert tokenizer.Tokenizer(copy).stop_ids == (7,)
+
+
+@pytest.mark.parametrize(
+  "ids, wrong",
+  [
+    ([2, "a"], "'a'"),
+    (2.5, "2.5"),
+    ("2", "'2'"),
+    ([[2]], "[2]"),
+    (True, "True"),
+    (-1, "-1"),
+    (380, "380"),
+    ({"a": 1}, "{'a': 1}"),
+  ],
+)
+def test_a_stop_id_that_is_none_is_refused(copy, ids, wrong):
+  write(copy / "generation_config.json", {"eos_token_id": ids})
+  refused(copy, f"{copy}: eos_token_id {wrong} is not an id from 0 to 379")
+
+
+@pytest.mark.parametrize(
+  "template, message",
+  [
+    ("", " has no chat template; add one as chat_template.jinja"),
+    ("hello", ": its chat template leaves out the question"),
+  ],
+)
+def test_a_template_without_the_question_is_refused(copy, template, message):
+  (copy / "chat_template.jinja").write_text(template)
+  refused(copy, f"{copy}{message}")
 
 
 def test_padding_is_the_end_where_there_is_none(copy):

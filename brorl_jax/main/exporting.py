@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import shutil
 
 import jax
 from absl import logging
@@ -36,13 +37,16 @@ def run(c: Config, workdir: pathlib.Path) -> None:
     step, params = checkpoints.read_params(folder / "checkpoints", step, like)
     fields = architectures.read_json(source / "config.json")
     dtype = fields.get("dtype") or fields.get("torch_dtype") or "float32"
-    hf.save(workdir, policy, params, dtype=dtype, source=source)
+    part = workdir.with_name(f"{workdir.name}.part")
+    shutil.rmtree(part, ignore_errors=True)  # of an export that was killed
+    hf.save(part, policy, params, dtype=dtype, source=source)
   except ValueError as e:
     raise settings.UserError(str(e)) from None
-  generation = workdir / "generation_config.json"
+  generation = part / "generation_config.json"
   if not generation.exists():  # or transformers would not stop
     ids = {"eos_token_id": list(text.stop_ids), "pad_token_id": text.pad_id}
     generation.write_text(json.dumps(ids, indent=2) + "\n")
+  part.replace(workdir)  # which is empty, or not there
   print(f"wrote step {step} of {folder} to {workdir}, {dtype}")
 
 
@@ -60,9 +64,12 @@ def _run_and_step(checkpoint: str) -> tuple[pathlib.Path, int | None]:
 
 def _source(folder: pathlib.Path) -> pathlib.Path:
   """The Hugging Face directory that a run began with."""
-  record = architectures.read_json(folder / "config.json")
+  path = folder / "config.json"
   try:
-    checkpoint = record["config"]["checkpoint"]
+    checkpoint = architectures.read_json(path)["config"]["checkpoint"]
   except (KeyError, TypeError):
-    raise ValueError(f"{folder / 'config.json'} is not that of a run") from None
-  return hf.locate(checkpoint) if checkpoint else ASSETS
+    raise ValueError(f"{path} is not that of a run") from None
+  try:
+    return hf.locate(checkpoint) if checkpoint else ASSETS
+  except ValueError as e:
+    raise ValueError(f"{path}: the run began with {e}") from None

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float, PyTree
 
 from brorl_jax import (
+  architectures,
   checkpoints,
   hf,
   metrics,
@@ -44,8 +45,8 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
     source = hf.locate(c.checkpoint) if c.checkpoint else ASSETS
     mesh = sharding.make_mesh(c.mesh_data, c.mesh_model)
     settings.check_mesh(c, mesh.shape["data"])
+    policy = architectures.read_policy(source, dtype=c.dtype)
     text = tokenizer.Tokenizer(source)
-    policy, params = hf.load(source, dtype=c.dtype, mesh=mesh)
     largest = max(text.size - 1, *text.stop_ids)
     if largest >= policy.vocab:
       raise ValueError(
@@ -55,6 +56,8 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
     settings.check_lengths(c, policy.max_positions)
     puzzles = Puzzles(c, text)
     heldout = puzzles.heldout()
+    # Last, because it takes longest.
+    policy, params = hf.load(source, dtype=c.dtype, mesh=mesh)
   except ValueError as e:
     raise settings.UserError(str(e)) from None
   lock = folder.hold(workdir)
