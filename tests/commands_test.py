@@ -53,23 +53,41 @@ def test_documents_name_the_two_arms_and_the_warmup():
     assert f"--config=configs/{config}.py" in text
 
 
-@pytest.mark.parametrize("command", commands())
-def test_command_runs(command, tmp_path):
-  _, *words = shlex.split(command)
-  named = [w.removeprefix("--mode=") for w in words if w.startswith("--mode=")]
-  mode = (named or ["train"])[0]
-  words = [w for w in words if not w.startswith("--workdir=")]
-  result = subprocess.run(
-    [sys.executable, *words, f"--workdir={tmp_path}/run", *SHORT[mode]],
+def start(*words):
+  return subprocess.run(
+    [sys.executable, *words],
     cwd=ROOT,
     env=os.environ | {"XLA_FLAGS": ""},
     capture_output=True,
     text=True,
     timeout=240,
   )
+
+
+@pytest.mark.parametrize("command", commands())
+def test_command_runs(command, tmp_path):
+  _, *words = shlex.split(command)
+  named = [w.removeprefix("--mode=") for w in words if w.startswith("--mode=")]
+  mode = (named or ["train"])[0]
+  words = [w for w in words if not w.startswith("--workdir=")]
+  words += [f"--workdir={tmp_path}/run", *SHORT.get(mode, [])]
+  if "--config.checkpoint=DIR" in words:  # a model that nobody has here
+    words += ["--config.minibatches=1"]
+    result = start(*words)
+    assert result.returncode == 2
+    assert result.stderr == "error: checkpoint 'DIR' is not a directory\n"
+    return
+  if mode == "export":
+    train = ["-m", "brorl_jax.main", "--config=configs/n512.py"]
+    trained = start(*train, f"--workdir={tmp_path}/before", *SHORT["train"])
+    assert trained.returncode == 0, trained.stderr
+    (run,) = [w for w in words if w.startswith("--config.checkpoint=runs/")]
+    words[words.index(run)] = f"--config.checkpoint={tmp_path}/before"
+  result = start(*words)
   assert result.returncode == 0, result.stderr
   leaves = {
     "train": "report/learning_curve.png",
+    "export": "model.safetensors",
     "warmup": "model.safetensors",
     "simulate": "report/figure3.png",
   }

@@ -523,9 +523,16 @@ def test_log_probabilities_are_those_of_scoring_the_response():
   logp = np.take_along_axis(
     np.asarray(behaviour.logp(logits)), np.asarray(out.tokens)[..., None], -1
   )[..., 0]
-  gap = np.abs(np.where(out.mask, logp - np.asarray(out.logp), 0.0))
-  print(f"logp gap {gap.max():.2e}")
-  assert 0 < np.sum(out.mask) and gap.max() < 1e-4
+  with np.errstate(invalid="ignore"):  # -inf where the token is cut
+    gap = np.abs(np.where(out.mask, logp - np.asarray(out.logp), 0.0))
+  # A token on the edge of top-p is kept by the one and cut by the other.
+  prob = np.exp(np.asarray(jax.nn.log_softmax(logits / 0.8), np.float64))
+  ordered = -np.sort(-prob, axis=-1)
+  before = np.cumsum(ordered, axis=-1) - ordered
+  edge = np.abs(before - 0.95).min(axis=-1) < 1e-6
+  print(f"logp gap {gap[~edge].max():.2e}, {edge.sum()} on the edge")
+  assert 10_000 < np.sum(out.mask) and gap[~edge].max() < 1e-4
+  assert edge.mean() < 1e-3
 
 
 @pytest.mark.parametrize(
