@@ -1,5 +1,6 @@
 """The whole program on the embedded policy, killed and resumed."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -327,6 +328,20 @@ def test_damaged_policy_is_refused(start, tmp_path, damage):
   _, err = process.communicate(timeout=120)
   assert process.returncode == 2
   assert err.count("\n") == 1 and name in err
+  assert not (tmp_path / "run").exists()
+
+
+def test_a_tokenizer_of_another_policy_is_refused(start, tmp_path):
+  """Its ids would be rows that the embedding does not have."""
+  policy, params = hf.load(ROOT / "brorl_jax" / "assets")
+  params["embed"]["embedding"] = params["embed"]["embedding"][:300]
+  smaller = dataclasses.replace(policy, vocab=300, origin="")
+  source = ROOT / "brorl_jax" / "assets"
+  hf.save(tmp_path / "policy", smaller, params, source=source)
+  process = start(tmp_path / "run", checkpoint=tmp_path / "policy")
+  _, err = process.communicate(timeout=120)
+  assert process.returncode == 2 and err.count("\n") == 1
+  assert "the tokenizer has an id 511, the embedding only 300 rows" in err
   assert not (tmp_path / "run").exists()
 
 
