@@ -87,6 +87,11 @@ class _Stored(NamedTuple):
   here: tuple[int, ...]  # in the policy: [E?, in..., out...]
   turned: bool  # [out, in] there, [in, out] here
 
+  @property
+  def experts(self) -> int | None:
+    """How many tensors of a layer are stacked; None if it is one."""
+    return self.shape[0] if "{expert}" in self.name else None
+
 
 def load(
   directory: str | pathlib.Path,
@@ -168,10 +173,9 @@ def _at(tree: PyTree, path) -> Any:
 
 def _names(stored: _Stored, layers: int) -> Iterator[tuple[str, tuple]]:
   """Every tensor of a parameter and its shape."""
-  experts = stored.shape[0] if "{expert}" in stored.name else 1
-  shape = stored.shape[1:] if "{expert}" in stored.name else stored.shape
+  shape = stored.shape[1:] if stored.experts else stored.shape
   for layer in range(layers if "{layer}" in stored.name else 1):
-    for expert in range(experts):
+    for expert in range(stored.experts or 1):
       yield stored.name.format(layer=layer, expert=expert), shape
 
 
@@ -225,8 +229,7 @@ def _check(
   """Raises ValueError unless the files hold what the policy needs."""
   leaves = jax.tree.leaves(stored, is_leaf=_is_stored)
   count = sum(
-    (policy.layers if "{layer}" in leaf.name else 1)
-    * (policy.experts if "{expert}" in leaf.name else 1)
+    (policy.layers if "{layer}" in leaf.name else 1) * (leaf.experts or 1)
     for leaf in leaves
   )
   if count > 10 * len(files) + 1000:  # too many to name
@@ -320,9 +323,9 @@ def _put(
     return value
 
   def read(index: Any) -> np.ndarray:
-    if "{expert}" not in s.name:
+    if not s.experts:
       return one(0, index)
-    experts = range(s.shape[0])[index[0]]
+    experts = range(s.experts)[index[0]]
     return np.stack([one(expert, index[1:]) for expert in experts])
 
   if mesh is None:
@@ -347,8 +350,9 @@ def save(
 ) -> None:
   """Writes a directory that transformers and vLLM load.
 
-  config.json is removed first and written last, so that a directory that was
-  not finished is not taken for a model.
+  config.json and the weights of an older model are removed first, and
+  config.json is written last: a directory that was not finished is not taken
+  for a model.
 
   Args:
     directory: Made if it does not exist.
@@ -452,7 +456,7 @@ def _written(
     value = value.reshape(*s.shape[:-2], s.shape[-1], s.shape[-2])
     value = np.swapaxes(value, -1, -2)
   value = np.ascontiguousarray(value.reshape(s.shape))
-  if "{expert}" not in s.name:
+  if not s.experts:
     return {s.name.format(layer=layer): value}
   return {
     s.name.format(layer=layer, expert=e): one for e, one in enumerate(value)

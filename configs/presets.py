@@ -60,8 +60,8 @@ def _families() -> ml_collections.ConfigDict:
     base_conversion basic_arithmetic chain_sum count_primes course_schedule
     family_relationships fraction_simplification gcd knights_knaves
     largest_island lcm letter_counting maze mini_sudoku number_filtering
-    products rotate_matrix rotten_oranges self_reference shortest_path
-    simple_equations spell_backward string_synthesis syllogism word_sorting
+    products rotate_matrix self_reference shortest_path simple_equations
+    spell_backward string_synthesis syllogism word_sorting
   """.split():
     c[name] = {"weight": 1.0, "settings": {}}
   return c

@@ -2,13 +2,13 @@
 
 import json
 import pathlib
-import shutil
+import tempfile
 
 import jax
 from absl import logging
 
 from brorl_jax import architectures, checkpoints, hf, sharding, tokenizer
-from brorl_jax.main import settings
+from brorl_jax.main import folder, settings
 from brorl_jax.main.settings import Config
 from brorl_jax.main.training import ASSETS
 
@@ -19,12 +19,11 @@ def run(c: Config, workdir: pathlib.Path) -> None:
   `config.checkpoint` is the folder of a run, or one step of it:
   runs/n512/checkpoints/60. Weights get the dtype that the run began with.
   """
-  if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
-    raise settings.UserError(f"workdir {workdir} is not an empty folder")
+  folder.check_empty(workdir)
   logging.set_verbosity(logging.ERROR)  # orbax tells of every file it opens
   try:
-    folder, step = _run_and_step(c.checkpoint)
-    source = _source(folder)
+    trained, step = _run_and_step(c.checkpoint)
+    source = _source(trained)
     policy = architectures.read_policy(source, dtype="float32")
     text = tokenizer.Tokenizer(source)
     mesh = sharding.make_mesh(data=-1, model=1)  # wherever it was trained
@@ -34,11 +33,14 @@ def run(c: Config, workdir: pathlib.Path) -> None:
       abstract,
       sharding.param_shardings(abstract, mesh),
     )
-    step, params = checkpoints.read_params(folder / "checkpoints", step, like)
+    step, params = checkpoints.read_params(trained / "checkpoints", step, like)
     fields = architectures.read_json(source / "config.json")
     dtype = fields.get("dtype") or fields.get("torch_dtype") or "float32"
-    part = workdir.with_name(f"{workdir.name}.part")
-    shutil.rmtree(part, ignore_errors=True)  # of an export that was killed
+    workdir.parent.mkdir(parents=True, exist_ok=True)
+    # A name of its own: nothing that is there is overwritten or removed.
+    part = pathlib.Path(
+      tempfile.mkdtemp(prefix=f".{workdir.name}.", dir=workdir.parent)
+    )
     hf.save(part, policy, params, dtype=dtype, source=source)
   except ValueError as e:
     raise settings.UserError(str(e)) from None
@@ -46,8 +48,9 @@ def run(c: Config, workdir: pathlib.Path) -> None:
   if not generation.exists():  # or transformers would not stop
     ids = {"eos_token_id": list(text.stop_ids), "pad_token_id": text.pad_id}
     generation.write_text(json.dumps(ids, indent=2) + "\n")
+  part.chmod(0o755)  # mkdtemp lets nobody else in
   part.replace(workdir)  # which is empty, or not there
-  print(f"wrote step {step} of {folder} to {workdir}, {dtype}")
+  print(f"wrote step {step} of {trained} to {workdir}, {dtype}")
 
 
 def _run_and_step(checkpoint: str) -> tuple[pathlib.Path, int | None]:
@@ -62,9 +65,9 @@ def _run_and_step(checkpoint: str) -> tuple[pathlib.Path, int | None]:
   return path, None
 
 
-def _source(folder: pathlib.Path) -> pathlib.Path:
+def _source(trained: pathlib.Path) -> pathlib.Path:
   """The Hugging Face directory that a run began with."""
-  path = folder / "config.json"
+  path = trained / "config.json"
   try:
     checkpoint = architectures.read_json(path)["config"]["checkpoint"]
   except (KeyError, TypeError):

@@ -27,6 +27,29 @@ _LIBRARIES = (
 )
 
 
+def check_empty(workdir: pathlib.Path) -> None:
+  """Refuses a folder that holds anything, or that cannot be written.
+
+  Raises:
+    UserError: It is one.
+  """
+  if _writable(workdir) == workdir and any(workdir.iterdir()):
+    raise UserError(f"workdir {workdir} is not an empty folder")
+
+
+def _writable(workdir: pathlib.Path) -> pathlib.Path:
+  """The folder, or the nearest above it that exists; raises UserError."""
+  # os.path: what lies in a closed folder does not exist, rather than raise.
+  parent = next(
+    p for p in (workdir, *workdir.absolute().parents) if os.path.exists(p)
+  )
+  if not parent.is_dir():
+    raise UserError(f"workdir {workdir}: {parent} is not a folder")
+  if not os.access(parent, os.R_OK | os.W_OK | os.X_OK):
+    raise UserError(f"workdir {workdir}: {parent} cannot be read and written")
+  return parent
+
+
 def check(
   c: Config,
   workdir: pathlib.Path,
@@ -46,14 +69,7 @@ def check(
     UserError: It cannot be written, belongs to something else, or to a run
       with another config.
   """
-  # os.path: what lies in a closed folder does not exist, rather than raise.
-  parent = next(
-    p for p in (workdir, *workdir.absolute().parents) if os.path.exists(p)
-  )
-  if not parent.is_dir():
-    raise UserError(f"workdir {workdir}: {parent} is not a folder")
-  if not os.access(parent, os.R_OK | os.W_OK | os.X_OK):
-    raise UserError(f"workdir {workdir}: {parent} cannot be read and written")
+  parent = _writable(workdir)
   # A run that was killed at once leaves a config.json that is not whole.
   mine = {_PART, _LOCK}
   if parent != workdir or {p.name for p in workdir.iterdir()} <= mine:

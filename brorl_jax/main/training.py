@@ -57,7 +57,7 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
     puzzles = Puzzles(c, text)
     heldout = puzzles.heldout()
     # Last, because it takes longest.
-    policy, params = hf.load(source, dtype=c.dtype, mesh=mesh)
+    _, params = hf.load(source, dtype=c.dtype, mesh=mesh)
   except ValueError as e:
     raise settings.UserError(str(e)) from None
   lock = folder.hold(workdir)

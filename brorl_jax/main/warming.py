@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from brorl_jax import hf, tokenizer, update, warmup
 from brorl_jax.attention import Rope
-from brorl_jax.main import settings
+from brorl_jax.main import folder, settings
 from brorl_jax.main.puzzles import families
 from brorl_jax.main.settings import Config
 from brorl_jax.policy import Policy
@@ -21,8 +21,7 @@ _TOKENIZER_TEXTS = 1500  # per family
 
 def run(c: Config, workdir: pathlib.Path) -> None:
   """Writes a Hugging Face directory to `workdir`."""
-  if workdir.exists() and (not workdir.is_dir() or any(workdir.iterdir())):
-    raise settings.UserError(f"workdir {workdir} is not an empty folder")
+  folder.check_empty(workdir)
   try:
     settings.check_warmup(c)
     puzzles = draw(c)
