@@ -8,13 +8,14 @@ One attention serves every use. A query attends to a *prefix* that all rows of
 its prompt share and to keys of its *own* row, merged in one softmax:
 
   prefill          no prefix, the prompt's own tokens, causal
-  decode_step      prefix = prompt, own = cache of the row's response so far
+  decode_step      prefix = prompt, own = pages of the row's response so far
   response_logits  prefix = prompt, own = the response's tokens, causal
   logits           no prefix, own tokens, causal
 """
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
@@ -30,18 +31,23 @@ from brorl_jax import attention, experts
 class Prefix:
   """Keys and values of the prompts, stored once however many rows read them."""
 
-  k: Float[Array, "L P G S K"]
-  v: Float[Array, "L P G S K"]
+  k: Float[Array, "P L G S K"]
+  v: Float[Array, "P L G S K"]
   mask: Bool[Array, "P S"]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Suffix:
-  """Keys and values of the rows' own tokens."""
+class Shared(NamedTuple):
+  """The prompts of A lanes, W of them side by side in each."""
 
-  k: Float[Array, "L P R G T K"]
-  v: Float[Array, "L P R G T K"]
+  k: list[Float[Array, "A G W*S K"]]  # of each layer
+  v: list[Float[Array, "A G W*S K"]]
+  mask: Bool[Array, "A W S"]
+
+
+# Prompt tokens that are read at a time. The scores of a chunk, [chunk, S] per
+# head, are the largest array of a long prefill; matrix products gain nothing
+# from more rows.
+PREFILL_CHUNK = 1024
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +66,7 @@ class Policy:
   tied: bool  # the head is the embedding, transposed
   dtype: str = "float32"  # of activations and caches; logits are float32
   max_positions: int = 32768  # of prompt and response together
+  int8_cache: bool = False  # keys and values of responses, when sampling
   # The config.json it was read from, for writing it back.
   origin: str = dataclasses.field(default="", compare=False, repr=False)
 
@@ -118,76 +125,174 @@ class Policy:
   ) -> tuple[Float[Array, "P V"], Prefix]:
     """Reads the prompts once: logits of the first response token, and cache.
 
+    Long prompts are read in chunks, each attending to those before it, so that
+    no array has S x S scores. No other position gets logits.
+
     Args:
       params: Nested dict of arrays.
       tokens: Left-padded, so that the last position is a real token.
       mask: True on real tokens.
     """
-    hidden, k, v = self._own(params, tokens[:, None], mask[:, None])
-    prefix = Prefix(k=k[:, :, 0], v=v[:, :, 0], mask=mask)
-    return self._head(params, hidden[:, 0, -1]), prefix
+    P, S = tokens.shape
+    if S <= PREFILL_CHUNK:
+      hidden, k, v = self._own(params, tokens[:, None], mask[:, None])
+      return self._head(params, hidden[:, 0, -1]), Prefix(k, v, mask)
 
-  def suffix(self, prompts: int, rows: int, columns: int) -> Suffix:
-    """An empty cache for `rows` responses to each of `prompts` prompts."""
-    shape = (
-      self.layers, prompts, rows, self.kv_heads, columns, self.head_size,
-    )  # fmt: skip
-    zeros = jnp.zeros(shape, self.dtype)
-    return Suffix(k=zeros, v=zeros)
+    spare = -S % PREFILL_CHUNK  # in front, where prompts are padded anyway
+    front = ((0, 0), (spare, 0))
+    tokens, padded = jnp.pad(tokens, front), jnp.pad(mask, front)
+    shape = (P, self.layers, self.kv_heads, S + spare, self.head_size)
+    empty = jnp.zeros(shape, self.dtype)
+    start = Prefix(empty, empty, jnp.zeros_like(padded))
+
+    def read(i, carry):
+      prefix, _ = carry
+      at = i * PREFILL_CHUNK
+      chunk = lambda x: jax.lax.dynamic_slice_in_dim(
+        x, at, PREFILL_CHUNK, axis=1
+      )
+      put = functools.partial(
+        jax.lax.dynamic_update_slice_in_dim, start_index=at
+      )
+      hidden, k, v = self._own(
+        params, chunk(tokens)[:, None], chunk(padded)[:, None], prefix
+      )
+      prefix = Prefix(
+        put(prefix.k, k, axis=3),
+        put(prefix.v, v, axis=3),
+        put(prefix.mask, chunk(padded), axis=1),
+      )
+      return prefix, hidden[:, 0, -1]
+
+    hidden = jnp.zeros((P, self.width), self.dtype)
+    chunks = (S + spare) // PREFILL_CHUNK
+    prefix, last = jax.lax.fori_loop(0, chunks, read, (start, hidden))
+    return self._head(params, last), Prefix(
+      prefix.k[:, :, :, spare:], prefix.v[:, :, :, spare:], mask
+    )
+
+  def cast(self, params: PyTree) -> PyTree:
+    """The parameters in `dtype`, but for norms: they are computed in float32.
+
+    Changes no result: products convert their weights anyway.
+    """
+    return jax.tree_util.tree_map_with_path(
+      lambda path, x: x if path[-1].key == "scale" else x.astype(self.dtype),
+      params,
+    )
+
+  def unroll(self, params: PyTree) -> PyTree:
+    """The parameters as `decode_step` reads them: every layer apart.
+
+    Made once per rollout, so that no step slices a weight.
+    """
+    layer = lambda i: jax.tree.map(lambda x: x[i], params["blocks"])
+    return params | {"blocks": [layer(i) for i in range(self.layers)]}
+
+  @property
+  def cache_dtype(self) -> str:
+    """What keys and values of responses lie in.
+
+    On a CPU bfloat16 values lie in float32: XLA would convert a whole page
+    forth and back to write one column of it, for a third of the speed.
+    """
+    return "float32" if jax.default_backend() == "cpu" else self.dtype
+
+  def lanes(self, prefix: Prefix, window: Int[Array, "A W"]) -> Shared:
+    """What the rows of each lane read of the prompts: W prompts side by side.
+
+    Args:
+      prefix: From `prefill`.
+      window: Prompts of each lane, 0 to P; P is none.
+    """
+    real = window < prefix.mask.shape[0]
+    at = jnp.where(real, window, 0)
+    K = self.head_size
+
+    def layers(x: Float[Array, "P L G S K"]) -> list[Array]:
+      x = jnp.moveaxis(x[at], 2, 0)  # L A W G S K
+      x = jnp.swapaxes(x, 2, 3).reshape(*x.shape[:2], *x.shape[3:4], -1, K)
+      return [x[i] for i in range(self.layers)]
+
+    mask = prefix.mask[at] & real[..., None]
+    return Shared(layers(prefix.k), layers(prefix.v), mask)
+
+  def page(self, rows: int, columns: int) -> list[attention.Page]:
+    """Empty columns of the cache of so many rows, for each layer."""
+    shape = (rows, self.kv_heads)
+    kind = jnp.int8 if self.int8_cache else self.cache_dtype
+    scale = jnp.zeros((*shape, columns)) if self.int8_cache else None
+    k = jnp.zeros((*shape, self.head_size, columns), kind)
+    v = jnp.zeros((*shape, columns, self.head_size), kind)
+    return [attention.Page(k, v, scale, scale)] * self.layers
 
   def decode_step(
     self,
-    params: PyTree,
-    prefix: Prefix,
-    suffix: Suffix,
-    token: Int[Array, "P R"],
-    length: Int[Array, "P R"],
+    weights: PyTree,
+    shared: Shared,
+    pages: Sequence[list[attention.Page]],
+    token: Int[Array, "A R"],
+    length: Int[Array, "A R"],
+    which: Int[Array, "A R"],
     column: Int[Array, ""],
-    mask: Bool[Array, "P R T"],
-  ) -> tuple[Float[Array, "P R V"], Suffix]:
+  ) -> tuple[Float[Array, "A R V"], list[attention.Page]]:
     """Next-token logits of every row, given one more token of each.
 
     Args:
-      params: Nested dict of arrays.
-      prefix: From `prefill`.
-      suffix: The rows' cache so far.
+      weights: From `unroll`.
+      shared: From `lanes`.
+      pages: The rows' caches, oldest first; see `attention.ages`.
       token: The last token of each row, not yet in the cache.
       length: Response tokens of each row, `token` included; its position is
         the prompt's length + `length` - 1.
-      column: Where all rows write this token. Attention does not look at the
-        order of columns, so rows of different length may share one.
-      mask: Columns that belong to the row's present response, `column` too.
+      which: Place of each row's prompt in its lane, 0 to W - 1.
+      column: Of the last page, where all rows write this token. Attention does
+        not look at the order of columns, so rows of different length share one.
 
     Returns:
-      Logits and the cache with `token` in it.
+      Logits and the last page with `token` in it.
     """
-    prompt_length = jnp.sum(prefix.mask, axis=1, dtype=jnp.int32)
-    position = (prompt_length[:, None] + length - 1)[..., None]
-    T = mask.shape[2]
-    age = (column - jnp.arange(T)) % T  # columns are used in a circle
-    written = position - age[None, None]
-    views = self._views(position, mask[:, :, None], written, prefix)
-    block = _block_graph(self)
-
-    def layer(carry, xs):
-      x, all_k, all_v = carry
-      index, weights, prefix_k, prefix_v = xs
-      one = nnx.merge(block, weights)
-      view = self._view(views, index)
+    views = self._decode_views(shared, length, which)
+    *older, newest = pages
+    written = []
+    flat = lambda x: x.reshape(-1, *x.shape[2:])[:, :, 0]  # A R G 1 K -> B G K
+    x = self._embed(weights, token)[:, :, None]
+    for i, layer in enumerate(weights["blocks"]):
+      one = nnx.merge(_block_graph(self), layer)
+      view = views[bool(self.sliding) and self.sliding[i]]
       q, k, v = one.project(x, view)
-      # In place: only the new column moves.
-      at = (index, 0, 0, 0, column, 0)
-      all_k = jax.lax.dynamic_update_slice(all_k, k[None], at)
-      all_v = jax.lax.dynamic_update_slice(all_v, v[None], at)
-      own = (all_k[index], all_v[index], view.own)
-      shared = (prefix_k, prefix_v, view.shared)
-      x = one.close(x, self._attend(q, shared, own))
-      return (x, all_k, all_v), None
+      written.append(newest[i].write(flat(k), flat(v), column))
+      out = attention.decode(
+        q[:, :, 0],
+        attention.Shared(shared.k[i], shared.v[i], view.shared),
+        [*(page[i] for page in older), written[i]],
+        column=column,
+        limit=view.own,
+        scale=self._scale,
+        softcap=self.attention_softcap,
+      )
+      x = one.close(x, out[:, :, None])
+    return self._head(weights, self._norm(weights, x)[:, :, 0]), written
 
-    x = self._embed(params, token[..., None])
-    xs = (jnp.arange(self.layers), params["blocks"], prefix.k, prefix.v)
-    (x, k, v), _ = jax.lax.scan(layer, (x, suffix.k, suffix.v), xs)
-    return self._head(params, self._norm(params, x)[:, :, 0]), Suffix(k=k, v=v)
+  def _decode_views(self, shared, length, which) -> "list[_View]":
+    """Angles and limits of rows in full layers and, if any, sliding ones."""
+    before = jnp.sum(shared.mask, axis=2, dtype=jnp.int32)  # A W
+    position = jnp.take_along_axis(before, which, axis=1) + length - 1
+    A, W, S = shared.mask.shape
+    mine = which[..., None] == jnp.arange(W)[None, None]  # A R W
+    if W == 1:
+      mine = jnp.ones((A, 1, 1), bool)
+    mask = mine[..., None] & shared.mask[:, None]
+    flat = lambda x: x.reshape(A, -1, W * S)
+    turn = lambda rope: rope.turn(position[..., None], self.head_size)
+    views = [_View(*turn(self.rope), length, flat(mask))]
+    if any(self.sliding):
+      place = jnp.cumsum(shared.mask, axis=2, dtype=jnp.int32) - 1  # A W S
+      near = position[..., None, None] - place[:, None] < self.window  # A R W S
+      limit = jnp.minimum(length, self.window)
+      rope = self.sliding_rope or self.rope
+      views.append(_View(*turn(rope), limit, flat(mask & near)))
+    return views
 
   def response_logits(
     self,
@@ -219,7 +324,10 @@ class Policy:
     mask: Bool[Array, "P R Q"],
     prefix: Prefix | None = None,
   ) -> tuple[Float[Array, "P R Q D"], Array, Array]:
-    """Hidden states of rows that attend to themselves, and to a prefix."""
+    """Hidden states of rows that attend to themselves, and to a prefix.
+
+    Also keys and values [P,L,G,Q,K] of each prompt's first row.
+    """
     position = jnp.maximum(jnp.cumsum(mask, axis=-1, dtype=jnp.int32) - 1, 0)
     Q = tokens.shape[-1]
     visible = jnp.tril(jnp.ones((Q, Q), bool))[None, None] & mask[:, :, None]
@@ -237,16 +345,18 @@ class Policy:
       if prefix is not None:
         shared = (*shared, view.shared)
       x = one.close(x, self._attend(q, shared, (k, v, view.own)))
-      return x, (k, v)
+      return x, (k[:, 0], v[:, 0])
 
-    shared = None if prefix is None else (prefix.k, prefix.v)
+    shared = None
+    if prefix is not None:
+      shared = (jnp.swapaxes(prefix.k, 0, 1), jnp.swapaxes(prefix.v, 0, 1))
     x = self._embed(params, tokens)
     # Recomputed in the backward pass: what the scan would keep of a layer is a
     # dozen times the size of its input, and slower to store than to recompute.
     layer = jax.checkpoint(layer, prevent_cse=False)
     xs = (jnp.arange(self.layers), params["blocks"], shared)
     x, (k, v) = jax.lax.scan(layer, x, xs)
-    return self._norm(params, x), k, v
+    return self._norm(params, x), jnp.swapaxes(k, 0, 1), jnp.swapaxes(v, 0, 1)
 
   def _views(
     self,
@@ -280,13 +390,13 @@ class Policy:
     slides = jnp.asarray(self.sliding, jnp.int32)[layer]
     return jax.tree.map(lambda both: both[slides], views)
 
+  @property
+  def _scale(self) -> float:
+    return self.query_scale or self.head_size**-0.5
+
   def _attend(self, q, shared, own):
     return attention.attend(
-      q,
-      shared,
-      own,
-      scale=self.query_scale or self.head_size**-0.5,
-      softcap=self.attention_softcap,
+      q, shared, own, scale=self._scale, softcap=self.attention_softcap
     )
 
   def _embed(self, params, tokens):
@@ -319,7 +429,8 @@ class _View(NamedTuple):
 
   cos: Float[Array, "*kinds P R Q half"]
   sin: Float[Array, "*kinds P R Q half"]
-  own: Bool[Array, "*kinds P R Q T"]
+  # Which own keys each query sees: a mask, or in decoding the newest so many.
+  own: Bool[Array, "*kinds P R Q T"] | Int[Array, "P R"]
   shared: Bool[Array, "*kinds P #R #Q S"] | None
 
 

@@ -1,17 +1,30 @@
-"""N rollouts per prompt from one prefill, streamed through R slots.
+"""N rollouts per prompt from one prefill, streamed through slots.
 
-A prompt is read once. All N first tokens come from its one distribution. Then
-R slots decode in lock-step; a slot whose rollout ends takes the prompt's next
-rollout in the same step, on the device, until none is left.
+A prompt is read once, and all N first tokens come from its one distribution.
+Then lanes of slots decode in lock-step. A lane works on a prompt or two at a
+time; a slot whose rollout ends takes the lane's next one in the same step, on
+the device: of the same prompt, then of the next.
+
+  rollouts          the host's loop over the programs below
+    _start          prefill, first tokens, everything idle
+    _segment        steps until the newest page of the cache is full
+    _compact        only the slots that still work
+    _finish         what the user gets
+
+Keys and values lie in pages of C columns. In every step all slots write the
+same column, and a slot sees its own newest columns, so slots of different age
+share pages. A page that nobody needs any more is dropped: a step reads what
+the longest rollout in a slot has written, not the limit.
 
 Rollout n of prompt p draws token i from `fold_in(fold_in(fold_in(key, p), n),
-i)` and nothing else, so neither N nor the slots nor the devices change it.
+i)` and nothing else, so neither N nor slots, lanes or devices change it.
 """
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -21,15 +34,30 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from brorl_jax.types import Prompts, Rollouts
 
+# Prompt tokens of one prefill. More would only need more memory.
+_PREFILL_TOKENS = 16384
+# Columns of a page, at least. Fewer pages are fewer programs to compile; more
+# let attention follow the length more closely.
+_LEAST_COLUMNS = 64
+_MOST_PAGES = 8
+# A tail is compacted to this share of its lanes or rows.
+_SHRINK = 4
+
 
 @runtime_checkable
 class Decoder(Protocol):
-  """What the sampler needs of a policy. Pure, hashable."""
+  """What the sampler needs of a policy. Pure, hashable.
 
+  Leaves of a prefix have axes [P,...], those of a page [A R,...].
+  """
+
+  def cast(self, params) -> PyTree: ...
+  def unroll(self, params) -> PyTree: ...
   def prefill(self, params, tokens, mask) -> tuple[Array, Any]: ...
-  def suffix(self, prompts, rows, columns) -> Any: ...
+  def lanes(self, prefix, window) -> Any: ...
+  def page(self, rows, columns) -> Any: ...
   def decode_step(
-    self, params, prefix, suffix, token, length, column, mask
+    self, weights, shared, pages, token, length, which, column
   ) -> tuple[Array, Any]: ...
 
 
@@ -56,213 +84,487 @@ class Behaviour:
       if not good:
         raise ValueError(f"{name} = {getattr(self, name)} is out of range")
 
-  def logp(self, logits: Float[Array, "*axes V"]) -> Float[Array, "*axes V"]:
-    """Log-probabilities of the behaviour distribution; -inf where cut."""
+  def cut(self, logits: Float[Array, "*axes V"]) -> Float[Array, "*axes V"]:
+    """Logits of the behaviour distribution, not normalised; -inf where cut."""
     logits = logits.astype(jnp.float32)
     if self.temperature == 0.0:
       best = jnp.argmax(logits, axis=-1, keepdims=True)
-      tokens = jnp.arange(logits.shape[-1]).reshape(
-        (1,) * (logits.ndim - 1) + (-1,)
-      )
-      return jnp.where(tokens == best, 0.0, -jnp.inf)
-    logp = jax.nn.log_softmax(logits / self.temperature)
-    if 0 < self.top_k < logp.shape[-1]:
-      least = jax.lax.top_k(logp, self.top_k)[0][..., -1:]
-      logp = jax.nn.log_softmax(jnp.where(logp >= least, logp, -jnp.inf))
+      token = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
+      return jnp.where(token == best, 0.0, -jnp.inf)
+    if self.temperature != 1.0:
+      logits = logits / self.temperature
+    if 0 < self.top_k < logits.shape[-1]:
+      logits = _keep(logits, jnp.ones_like(logits), self.top_k)
     if self.top_p < 1.0:
-      ordered = -jnp.sort(-logp, axis=-1)
-      before = jnp.cumsum(jnp.exp(ordered), axis=-1) - jnp.exp(ordered)
-      # The token that crosses the threshold is kept, so one always is.
-      inside = jnp.where(before < self.top_p, ordered, jnp.inf)
-      least = jnp.min(inside, axis=-1, keepdims=True)
-      logp = jax.nn.log_softmax(jnp.where(logp >= least, logp, -jnp.inf))
+      prob = jax.nn.softmax(logits)
+      logits = _keep(logits, prob, self.top_p)
     if self.min_p > 0.0:
-      least = jnp.max(logp, axis=-1, keepdims=True) + np.log(self.min_p)
-      logp = jax.nn.log_softmax(jnp.where(logp >= least, logp, -jnp.inf))
-    return logp
+      least = jnp.max(logits, axis=-1, keepdims=True) + np.log(self.min_p)
+      logits = jnp.where(logits >= least, logits, -jnp.inf)
+    return logits
+
+  def logp(self, logits: Float[Array, "*axes V"]) -> Float[Array, "*axes V"]:
+    """Log-probabilities of the behaviour distribution; -inf where cut."""
+    return jax.nn.log_softmax(self.cut(logits))
+
+
+def _keep(
+  logits: Float[Array, "*axes V"], weight: Float[Array, "*axes V"], limit: Any
+) -> Float[Array, "*axes V"]:
+  """Keeps v if the weights of all likelier tokens add up to less than `limit`.
+
+  Equals sorting and adding up, ties kept together, without a sort: the least
+  logit that is kept is found by bisection over the 2^32 floats.
+  """
+  bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
+  # Integers in the order of the floats.
+  rank = jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+  above = lambda at: jnp.sum(
+    jnp.where(rank > at, weight, 0.0), -1, keepdims=True
+  )
+
+  def halve(_, bounds):
+    low, high = bounds  # the answer lies in (low, high]
+    middle = (low & high) + ((low ^ high) >> 1)  # their mean; the sum overflows
+    enough = above(middle) < limit
+    return jnp.where(enough, low, middle), jnp.where(enough, middle, high)
+
+  top = jnp.max(rank, axis=-1, keepdims=True)
+  low = jnp.full_like(top, jnp.iinfo(jnp.int32).min)
+  _, least = jax.lax.fori_loop(0, 32, halve, (low, top))
+  return jnp.where(rank >= least, logits, -jnp.inf)
+
+
+_BLOCK = 128  # tokens whose probabilities are added up before any is looked at
+
+
+def draw(
+  logits: Float[Array, "*axes V"], uniform: Float[Array, "*axes M"]
+) -> tuple[Int[Array, "*axes M"], Float[Array, "*axes M"]]:
+  """M tokens of softmax(logits), and their log-probabilities.
+
+  One uniform per token instead of V: token = min{v : cdf[v] > uniform}. The
+  cdf is that of blocks of tokens first, then that of one block. A token of
+  probability 0 cannot be drawn, whatever the rounding of the sums.
+  """
+  V = logits.shape[-1]
+  size = min(V, _BLOCK)
+  top = jnp.max(logits, axis=-1, keepdims=True)
+  prob = jnp.exp(logits - top)
+  prob = jnp.pad(prob, [(0, 0)] * (prob.ndim - 1) + [(0, -V % size)])
+  prob = prob.reshape(*prob.shape[:-1], -1, size)
+
+  mass = jnp.sum(prob, axis=-1)
+  cdf = jnp.cumsum(mass, axis=-1)
+  total = jnp.max(jnp.where(mass > 0.0, cdf, 0.0), axis=-1, keepdims=True)
+  at = uniform * total
+  block = _first_above(mass[..., None, :], cdf[..., None, :], at)
+  inside = jnp.take_along_axis(prob, block[..., None], axis=-2)
+  before = jnp.take_along_axis(cdf - mass, block, axis=-1)
+  token = _first_above(inside, jnp.cumsum(inside, axis=-1), at - before)
+  token = block * size + token
+  logp = jnp.take_along_axis(logits - top, token, axis=-1) - jnp.log(total)
+  return token.astype(jnp.int32), logp
+
+
+def _first_above(
+  mass: Float[Array, "*axes #M n"],
+  cdf: Float[Array, "*axes #M n"],
+  at: Float[Array, "*axes M"],
+) -> Int[Array, "*axes M"]:
+  """The first place with a mass whose sum is above `at`, or the last sum."""
+  # Sums of a parallel scan need not increase, so the largest is the total.
+  cdf = jnp.where(mass > 0.0, cdf, 0.0)
+  total = jnp.max(cdf, axis=-1, keepdims=True)
+  return jnp.argmax((cdf > at[..., None]) | (cdf == total), axis=-1)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Job:
+  """All that is known before the first number: what programs are made for."""
+
+  policy: Decoder
+  behaviour: Behaviour
+  stop_ids: tuple[int, ...]
+  n: int  # N, rollouts per prompt
+  max_new_tokens: int  # T
+  lanes: int  # A, of one device
+  rows: int  # R, slots of a lane
+  mesh: Mesh | None
+
+  @property
+  def columns(self) -> int:
+    """C, of a page."""
+    least = -(-self.max_new_tokens // _MOST_PAGES)
+    columns = max(-(-least // _LEAST_COLUMNS) * _LEAST_COLUMNS, _LEAST_COLUMNS)
+    return min(columns, self.max_new_tokens)
+
+  @property
+  def pages(self) -> int:
+    """Pages that hold the longest rollout."""
+    return -(-self.max_new_tokens // self.columns)
+
+  def ended(self, token: Int[Array, "*axes"]) -> Bool[Array, "*axes"]:
+    return jnp.isin(token, jnp.asarray(self.stop_ids, jnp.int32))
+
+
+class _Queue(NamedTuple):
+  """Rollouts whose first token did not end them, waiting for a slot.
+
+  Of P prompts, and of one more that has none: lanes without work are on it.
+  """
+
+  order: Int[Array, "P+1 N"]  # n of the waiting ones first, ascending
+  waiting: Int[Array, " P+1"]  # how many there were at the start
+  first: Int[Array, "P+1 N"]  # first token of rollout n
+  prompt: Int[Array, " P+1"]  # p of the rollouts' keys
+  offset: Int[Array, " P+1"]  # n of a prompt's first rollout here
+
+
+class _Fixed(NamedTuple):
+  """What no step changes."""
+
+  weights: PyTree  # as the decoder reads them
+  prefix: Any  # of P prompts
+  queue: _Queue
+  key: Key[Array, ""]
+
+  def uniform(
+    self, prompt: Int[Array, "A #R"], n: Int[Array, "#A R"], i: Any
+  ) -> Float[Array, "A R"]:
+    """What decides about token i of rollout n here of each prompt here."""
+    fold = jnp.vectorize(jax.random.fold_in)
+    key = fold(self.key, self.queue.prompt)[prompt]
+    n = n + self.queue.offset[prompt]
+    return jnp.vectorize(jax.random.uniform)(fold(fold(key, n), i))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class DecodeState:
-  """Everything the loop carries; nothing is hidden in an object.
+  """Everything that a step changes; nothing is hidden in an object.
 
-  Columns of the cache are used in a circle: in step c every slot writes column
-  c mod T, and what a slot sees is its last `length` columns.
+  Scalars have an axis of 1, so that each device of a mesh has its own.
   """
 
-  step: Int[Array, ""]  # decode steps so far
-  rollout: Int[Array, "P R"]  # n of each slot's rollout; N if the slot idles
-  token: Int[Array, "P R"]  # its last token, not yet in the cache
-  length: Int[Array, "P R"]  # its tokens so far
-  started: Int[Array, " P"]  # how many of the queue have had a slot
-  busy: Int[Array, " P"]  # slot-steps that wrote a token
-  tokens: Int[Array, "P N T"]
-  logp: Float[Array, "P N T"]
-  lengths: Int[Array, "P N"]  # of finished rollouts
-  suffix: Any  # the policy's, opaque here
+  column: Int[Array, " one"]  # of the newest page, written next
+  slot_steps: Int[Array, " one"]  # slots times steps so far
+  next: Int[Array, " one"]  # first prompt that no lane has had
+  window: Int[Array, "A W"]  # prompts that each lane works on; P is none
+  started: Int[Array, " A"]  # rollouts of the window that have had a slot
+  rollout: Int[Array, "A R"]  # p N + n of each slot's rollout; P N if idle
+  token: Int[Array, "A R"]  # its last token, not yet in the cache
+  length: Int[Array, "A R"]  # its tokens so far
+  record: Int[Array, "B T 2"]  # of rollout p N + n: tokens and logp; -1 if none
 
 
-def draw(
-  logp: Float[Array, "*axes V"], uniform: Float[Array, "*axes"]
-) -> Int[Array, "*axes"]:
-  """The token whose share of the unit interval `uniform` falls into.
+class Progress(NamedTuple):
+  """How far the rollouts are; maxima over devices but for the last two."""
 
-  One uniform per row instead of V: token = min{v : cdf[v] > uniform}. A token
-  of probability 0 cannot be drawn, whatever the rounding of the sums.
+  rows: Int[Array, ""]  # busy slots of the busiest lane
+  lanes: Int[Array, ""]  # lanes with a busy slot
+  longest: Int[Array, ""]  # tokens of the longest rollout in a slot
+  busy: Int[Array, ""]  # busy slots
+  waiting: Int[Array, ""]  # rollouts that have not had a slot
+
+
+def _take(
+  queue: _Queue, window: Int[Array, "A W"], place: Int[Array, "A R"]
+) -> tuple[Int[Array, "A R"], Int[Array, "A R"]]:
+  """Rollout p N + n and first token at places of the lanes' queues.
+
+  A lane's queue is that of its first prompt, then that of its second. Beyond
+  its end the rollout is P N: out of bounds, so nothing is written for it.
   """
-  prob = jnp.exp(logp)
-  # Sums of a parallel scan need not increase, so the largest is the total.
-  cdf = jnp.where(prob > 0.0, jnp.cumsum(prob, axis=-1), 0.0)
-  total = jnp.max(cdf, axis=-1)
-  above = cdf > (uniform * total)[..., None]
-  return jnp.argmax(above, axis=-1).astype(jnp.int32)
+  P, N = queue.order.shape[0] - 1, queue.order.shape[1]
+  mine = queue.waiting[window]  # A W
+  end = jnp.cumsum(mine, axis=1)
+  w = jnp.sum(place[..., None] >= end[:, None], axis=-1)  # W beyond the end
+  inside = w < window.shape[1]
+  w = jnp.where(inside, w, 0)
+  p = jnp.take_along_axis(window, w, axis=1)
+  i = place - jnp.take_along_axis(end - mine, w, axis=1)
+  n = queue.order[p, jnp.where(inside, i, 0)]
+  return jnp.where(inside, p * N + n, P * N), queue.first[p, n]
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class Queue:
-  """Rollouts whose first token did not end them, waiting for a slot."""
+def _fill(
+  s: DecodeState, queue: _Queue, over: Bool[Array, "A R"]
+) -> DecodeState:
+  """Slots that are idle or `over` take the next rollouts of their lane."""
+  P, N = queue.order.shape[0] - 1, queue.order.shape[1]
+  free = over | (s.rollout == P * N)
+  place = s.started[:, None] + jnp.cumsum(free, axis=1) - 1
+  rollout, token = _take(queue, s.window, place)
+  total = jnp.sum(queue.waiting[s.window], axis=1)
+  taken = s.started + jnp.sum(free, axis=1, dtype=jnp.int32)
+  return dataclasses.replace(
+    s,
+    started=jnp.minimum(taken, total),
+    rollout=jnp.where(free, rollout, s.rollout),
+    token=jnp.where(free, token, s.token),
+    length=jnp.where(free, 1, s.length),
+  )
 
-  order: Int[Array, "P N"]  # n of the waiting ones first, ascending
-  waiting: Int[Array, " P"]  # how many there were at the start
-  first: Int[Array, "P N"]  # first token of rollout n
 
-  def take(
-    self, place: Int[Array, "P R"]
-  ) -> tuple[Int[Array, "P R"], Int[Array, "P R"]]:
-    """n and first token at places of the queue; n is N beyond its end."""
-    N = self.order.shape[1]
-    at = lambda x, i: jnp.take_along_axis(x, jnp.minimum(i, N - 1), axis=1)
-    n = jnp.where(place < self.waiting[:, None], at(self.order, place), N)
-    return n, at(self.first, n)
+def _first_done(s: DecodeState, queue: _Queue) -> Bool[Array, " A"]:
+  """Lanes whose first prompt neither waits nor has a busy slot."""
+  P, N = queue.order.shape[0] - 1, queue.order.shape[1]
+  first = s.window[:, :1]
+  mine = (s.rollout // N == first) & (s.rollout < P * N)
+  busy = jnp.any(mine, axis=1)
+  return ~busy & (s.started >= queue.waiting[first[:, 0]])
 
 
-def decode(
-  policy: Decoder,
+def _shift(s: DecodeState, queue: _Queue) -> DecodeState:
+  """Lanes whose first prompt is done go on to the next one."""
+  P = queue.order.shape[0] - 1
+  done = _first_done(s, queue)
+  gone = queue.waiting[s.window[:, 0]]
+  fresh = s.next + jnp.cumsum(done) - 1  # the next prompts, lane by lane
+  last = jnp.where(done, jnp.minimum(fresh, P), s.window[:, -1])
+  rest = jnp.where(done[:, None], s.window[:, 1:], s.window[:, :-1])
+  return dataclasses.replace(
+    s,
+    next=jnp.minimum(s.next + jnp.sum(done, dtype=jnp.int32), P),
+    window=jnp.concatenate([rest, last[:, None]], axis=1),
+    started=jnp.where(done, s.started - gone, s.started),
+  )
+
+
+def _progress(s: DecodeState, queue: _Queue, mesh: Mesh | None) -> Progress:
+  P, N = queue.order.shape[0] - 1, queue.order.shape[1]
+  busy = s.rollout < P * N
+  total = jnp.sum(queue.waiting[s.window], axis=1)
+  untouched = jnp.where(jnp.arange(P + 1) >= s.next, queue.waiting, 0)
+  most, add = (
+    (lambda x: x, lambda x: x)
+    if mesh is None
+    else (
+      functools.partial(jax.lax.pmax, axis_name="data"),
+      functools.partial(jax.lax.psum, axis_name="data"),
+    )
+  )
+  return Progress(
+    rows=most(jnp.max(jnp.sum(busy, axis=1))),
+    lanes=most(jnp.sum(jnp.any(busy, axis=1))),
+    longest=most(jnp.max(jnp.where(busy, s.length, 0))),
+    busy=add(jnp.sum(busy)),
+    waiting=add(jnp.sum(total - s.started) + jnp.sum(untouched)),
+  )
+
+
+def _on_devices(job: _Job, f: Callable, inputs: Any, outputs: Any) -> Callable:
+  """`f` on every device of the mesh for itself, over axis "data".
+
+  No device waits for another within a program. Heads and vocabulary may still
+  be spread over axis "model", which the compiler sees to.
+  """
+  if job.mesh is None:
+    return f
+  return jax.shard_map(
+    f,
+    mesh=job.mesh,
+    in_specs=inputs,
+    out_specs=outputs,
+    axis_names={"data"},
+    check_vma=False,  # the loop's state starts equal on every device
+  )
+
+
+_ALL, _OWN = PartitionSpec(), PartitionSpec("data")
+_FIXED = _Fixed(weights=_ALL, prefix=_OWN, queue=_OWN, key=_ALL)
+
+
+@functools.partial(jax.jit, static_argnames="job")
+def _start(
+  job: _Job,
   params: PyTree,
   prompts: Prompts,
+  offset: Int[Array, " P"],
   key: Key[Array, ""],
-  *,
-  n: int,
-  max_new_tokens: int,
-  behaviour: Behaviour,
-  stop_ids: tuple[int, ...],
-  slots: int,
-) -> Rollouts:
-  """Traceable core of `rollouts`, on one device.
+) -> tuple[_Fixed, DecodeState, Progress]:
+  """Prefill, all first tokens, and every slot idle."""
+  N, T, A, R = job.n, job.max_new_tokens, job.lanes, job.rows
+
+  def start(params, prompts, offset, key):
+    P = len(prompts.index)
+    logits, prefix = _prefill(job.policy, params, prompts)
+    extra = lambda x, value: jnp.pad(
+      x, [(0, 1), *[(0, 0)] * (x.ndim - 1)], constant_values=value
+    )
+    nothing = jnp.zeros((P + 1, N), jnp.int32)
+    index, offset = extra(prompts.index, 0), extra(offset, 0)
+    queue = _Queue(nothing, nothing[:, 0], nothing, index, offset)
+    fixed = _Fixed(job.policy.unroll(params), prefix, queue, key)
+    uniform = fixed.uniform(jnp.arange(P)[:, None], jnp.arange(N)[None], 0)
+    # All first tokens from one cumulative distribution per prompt.
+    first, logp = draw(job.behaviour.cut(logits), uniform)
+    over = extra(job.ended(first) | (T == 1), True)
+    order = jnp.argsort(over, axis=1, stable=True).astype(jnp.int32)
+    waiting = jnp.sum(~over, axis=1, dtype=jnp.int32)
+    queue = _Queue(order, waiting, extra(first, 0), index, offset)
+    record = jnp.full((P * N, T, 2), -1, jnp.int32)
+    one = jnp.zeros((1,), jnp.int32)
+    s = DecodeState(
+      column=one,
+      slot_steps=one,
+      next=one,
+      window=jnp.full((A, 1 if A == P else 2), P, jnp.int32),
+      started=jnp.zeros((A,), jnp.int32),
+      rollout=jnp.full((A, R), P * N, jnp.int32),
+      token=jnp.zeros((A, R), jnp.int32),
+      length=jnp.ones((A, R), jnp.int32),
+      record=record.at[:, 0].set(_pack(first, logp).reshape(P * N, 2)),
+    )
+    return fixed._replace(queue=queue), s, _progress(s, queue, job.mesh)
+
+  return _on_devices(
+    job, start, (_ALL, _OWN, _OWN, _ALL), (_FIXED, _OWN, _ALL)
+  )(job.policy.cast(params), prompts, offset, key)
+
+
+def _prefill(policy: Decoder, params: PyTree, prompts: Prompts):
+  """The policy's, over as many prompts at a time as are worth it."""
+  P, S = prompts.tokens.shape
+  fits = max(_PREFILL_TOKENS // S, 1)
+  group = max(g for g in range(1, P + 1) if P % g == 0 and g <= fits)
+  if group == P:
+    return policy.prefill(params, prompts.tokens, prompts.mask)
+  apart = lambda x: x.reshape(P // group, group, *x.shape[1:])
+  read = lambda x: policy.prefill(params, *x)
+  out = jax.lax.map(read, (apart(prompts.tokens), apart(prompts.mask)))
+  return jax.tree.map(lambda x: x.reshape(P, *x.shape[2:]), out)
+
+
+def _pack(
+  token: Int[Array, "*axes"], logp: Float[Array, "*axes"]
+) -> Int[Array, "*axes 2"]:
+  """Side by side, so that a step writes to one place per slot, not to two."""
+  bits = jax.lax.bitcast_convert_type(logp, jnp.int32)
+  return jnp.stack([token, bits], axis=-1)
+
+
+@functools.partial(
+  jax.jit, static_argnames="job", donate_argnames=("newest", "s")
+)
+def _segment(
+  job: _Job, fixed: _Fixed, older: tuple[Any, ...], newest: Any, s: DecodeState
+) -> tuple[Any, DecodeState, Progress]:
+  """Decodes until the newest page is full or there is nothing left to do.
+
+  With a single page its columns are used in a circle, and the loop is left
+  when a lane wants a prompt that it cannot have within the program.
 
   Args:
-    policy: Prefill and one decode step.
-    params: Its parameters.
-    prompts: P prompts and their indices p.
-    key: Of this training step. Not consumed: only folded.
-    n: N, rollouts per prompt.
-    max_new_tokens: T.
-    behaviour: The distribution that is sampled.
-    stop_ids: A rollout ends with the first of them.
-    slots: R, rollouts of a prompt that decode at the same time, at most N.
+    job: Static.
+    fixed: What no step changes.
+    older: Pages, oldest first; read only.
+    newest: The page to write; None for an empty one.
+    s: The state.
   """
-  P, N, T, R = prompts.tokens.shape[0], n, max_new_tokens, slots
-  ended = lambda token: jnp.isin(token, jnp.asarray(stop_ids, jnp.int32))
-  fold = jnp.vectorize(jax.random.fold_in)
-  key_P1 = fold(key, prompts.index)[:, None]
-  uniform = lambda rollout, i: jnp.vectorize(jax.random.uniform)(
-    fold(fold(key_P1, rollout), i)
-  )
+  policy, N, T = job.policy, job.n, job.max_new_tokens
 
-  logits, prefix = policy.prefill(params, prompts.tokens, prompts.mask)
-  logp_PV = behaviour.logp(logits)
-  # All first tokens from one cumulative distribution per prompt.
-  first_uniform = uniform(jnp.arange(N)[None], 0)
-  first = jax.vmap(jax.vmap(draw, (None, 0)))(logp_PV, first_uniform)
-  over = ended(first) | (T == 1)
-  order = jnp.argsort(over, axis=1, stable=True).astype(jnp.int32)
-  queue = Queue(order, N - jnp.sum(over, axis=1, dtype=jnp.int32), first)
+  def segment(fixed, older, newest, s):
+    queue = fixed.queue
+    P, W = queue.order.shape[0] - 1, s.window.shape[1]
+    for _ in range(W):
+      s = _shift(s, queue)
+    s = _fill(s, queue, jnp.zeros_like(s.rollout, bool))
+    shared = policy.lanes(fixed.prefix, s.window)
+    if newest is None:
+      newest = policy.page(s.rollout.size, job.columns)
+    if job.pages > 1:
+      s = dataclasses.replace(s, column=jnp.zeros_like(s.column))
 
-  def step(s: DecodeState) -> DecodeState:
-    column = s.step % T
-    age = (column - jnp.arange(T)) % T
-    visible = age[None, None] < s.length[..., None]
-    logits, suffix = policy.decode_step(
-      params, prefix, s.suffix, s.token, s.length, column, visible
+    def goes_on(carry):
+      s = carry[1]
+      busy = jnp.any(s.rollout < P * N)
+      if job.pages > 1:
+        return busy & (s.column[0] < job.columns)
+      return busy & ~((s.next[0] < P) & jnp.any(_first_done(s, queue)))
+
+    def step(carry):
+      page, s = carry
+      prompt, n = s.rollout // N, s.rollout % N
+      which = jnp.where(prompt == s.window[:, :1], 0, W - 1)
+      column = s.column[0] % job.columns
+      logits, page = policy.decode_step(
+        fixed.weights, shared, (*older, page), s.token, s.length, which, column
+      )
+      uniform = fixed.uniform(prompt, n, s.length)
+      token, logp = draw(job.behaviour.cut(logits), uniform[..., None])
+      token, logp = token[..., 0], logp[..., 0]
+      at = (s.rollout, s.length)  # an idle slot's is out of bounds
+      over = job.ended(token) | (s.length + 1 == T)
+      s = dataclasses.replace(
+        s,
+        column=s.column + 1,
+        slot_steps=s.slot_steps + s.rollout.size,
+        token=token,
+        length=s.length + 1,
+        record=s.record.at[at].set(_pack(token, logp), mode="drop"),
+      )
+      return page, _fill(s, queue, over)
+
+    newest, s = jax.lax.while_loop(goes_on, step, (newest, s))
+    return newest, s, _progress(s, queue, job.mesh)
+
+  return _on_devices(
+    job, segment, (_FIXED, _OWN, _OWN, _OWN), (_OWN, _OWN, _ALL)
+  )(fixed, older, newest, s)
+
+
+@functools.partial(jax.jit, static_argnames="job")
+def _compact(job: _Job, pages: list[Any], s: DecodeState):
+  """Only the lanes and slots that are busy, as many as `job` says."""
+
+  def compact(pages, s):
+    busy = s.rollout < s.record.shape[0]
+    lane = jnp.argsort(~jnp.any(busy, axis=1), stable=True)[: job.lanes]
+    slot = jnp.argsort(~busy[lane], axis=1, stable=True)[:, : job.rows]
+    lanes = lambda x: x[lane]
+    slots = lambda x: x[lane[:, None], slot]
+    s = dataclasses.replace(
+      s,
+      window=lanes(s.window),
+      started=lanes(s.started),
+      rollout=slots(s.rollout),
+      token=slots(s.token),
+      length=slots(s.length),
     )
-    logp_PRV = behaviour.logp(logits)
-    token = draw(logp_PRV, uniform(s.rollout, s.length))
-    logp = jnp.take_along_axis(logp_PRV, token[..., None], axis=2)[..., 0]
-    over = ended(token) | (s.length + 1 == T)
-    return _advance(s, token, logp, over, queue, suffix)
+    row = slots(jnp.arange(busy.size).reshape(busy.shape)).ravel()
+    return jax.tree.map(lambda x: x[row], pages), s
 
-  rollout, token = queue.take(jnp.broadcast_to(jnp.arange(R)[None], (P, R)))
-  first_logp = jnp.take_along_axis(logp_PV, first, axis=1)
-  start = DecodeState(
-    step=jnp.int32(0),
-    rollout=rollout,
-    token=token,
-    length=jnp.ones((P, R), jnp.int32),
-    started=jnp.full((P,), R, jnp.int32),
-    busy=jnp.zeros((P,), jnp.int32),
-    tokens=jnp.zeros((P, N, T), jnp.int32).at[:, :, 0].set(first),
-    logp=jnp.zeros((P, N, T), jnp.float32).at[:, :, 0].set(first_logp),
-    lengths=jnp.ones((P, N), jnp.int32),
-    suffix=policy.suffix(P, R, T),
-  )
-  last = jax.lax.while_loop(lambda s: jnp.any(s.rollout < N), step, start)
-  final = jnp.take_along_axis(last.tokens, last.lengths[..., None] - 1, axis=2)
-  return Rollouts(
-    tokens=last.tokens,
-    logp=last.logp,
-    mask=jnp.arange(T)[None, None] < last.lengths[..., None],
-    truncated=~ended(final[..., 0]),
-    occupancy=last.busy / jnp.maximum(last.step * R, 1),
-  )
+  return _on_devices(job, compact, (_OWN, _OWN), (_OWN, _OWN))(pages, s)
 
 
-def _advance(
-  s: DecodeState,
-  token: Int[Array, "P R"],
-  logp: Float[Array, "P R"],
-  over: Bool[Array, "P R"],
-  queue: Queue,
-  suffix: Any,
-) -> DecodeState:
-  """Writes one token per slot; a slot that is `over` takes the next rollout."""
-  P, N = s.lengths.shape
-  rows = jnp.arange(P)[:, None]
-  # An idle slot's rollout is N: out of bounds, so nothing is written for it.
-  active = s.rollout < N
-  over = over & active
-  length = s.length + 1
-  at = (rows, s.rollout, s.length)
-  done = (rows, jnp.where(over, s.rollout, N))
-  place = s.started[:, None] + jnp.cumsum(over, axis=1) - 1
-  fresh, fresh_token = queue.take(place)
-  return DecodeState(
-    step=s.step + 1,
-    rollout=jnp.where(over, fresh, s.rollout),
-    token=jnp.where(over, fresh_token, token),
-    length=jnp.where(over | ~active, 1, length),
-    started=s.started + jnp.sum(over, axis=1, dtype=jnp.int32),
-    busy=s.busy + jnp.sum(active, axis=1, dtype=jnp.int32),
-    tokens=s.tokens.at[at].set(token, mode="drop"),
-    logp=s.logp.at[at].set(logp, mode="drop"),
-    lengths=s.lengths.at[done].set(length, mode="drop"),
-    suffix=suffix,
-  )
+@functools.partial(jax.jit, static_argnames="job")
+def _finish(job: _Job, s: DecodeState) -> Rollouts:
+  """Tokens, masks and log-probabilities of every rollout."""
+  N, T = job.n, job.max_new_tokens
+
+  def finish(s):
+    record = s.record.reshape(-1, N, T, 2)
+    tokens = record[..., 0]
+    mask = tokens >= 0
+    length = jnp.sum(mask, axis=2, keepdims=True)
+    last = jnp.take_along_axis(tokens, length - 1, axis=2)[..., 0]
+    logp = jax.lax.bitcast_convert_type(record[..., 1], jnp.float32)
+    # First tokens come from the prefill, all others from a slot.
+    written = jnp.sum(length - 1, axis=(1, 2)).astype(jnp.float32)
+    share = s.slot_steps.astype(jnp.float32) / len(tokens)
+    return Rollouts(
+      tokens=jnp.where(mask, tokens, 0),
+      logp=jnp.where(mask, logp, 0.0),
+      mask=mask,
+      truncated=~job.ended(last),
+      occupancy=written / jnp.maximum(share, 1.0),
+    )
+
+  return _on_devices(job, finish, (_OWN,), _OWN)(s)
 
 
-_STATIC = (
-  "policy",
-  "n",
-  "max_new_tokens",
-  "behaviour",
-  "stop_ids",
-  "slots",
-  "mesh",
-)
-
-
-@functools.partial(jax.jit, static_argnames=_STATIC)
 def rollouts(
   policy: Decoder,
   params: PyTree,
@@ -274,33 +576,107 @@ def rollouts(
   behaviour: Behaviour,
   stop_ids: tuple[int, ...],
   slots: int,
+  lanes: int | None = None,
   mesh: Mesh | None = None,
+  watch: Callable[[Progress], None] = lambda progress: None,
 ) -> Rollouts:
-  """`decode` as one program, the prompts spread over the mesh's data axis.
+  """N rollouts of each prompt, prompts and slots spread over axis "data".
 
-  Each device runs its own loop over its own prompts, so no token waits for
-  another device. See `decode` for the arguments.
+  Args:
+    policy: Prefill and one decode step.
+    params: Its parameters.
+    prompts: P prompts and their indices p.
+    key: Of this training step. Not consumed: only folded.
+    n: N, rollouts per prompt.
+    max_new_tokens: T.
+    behaviour: The distribution that is sampled.
+    stop_ids: A rollout ends with the first of them.
+    slots: R, rollouts of a prompt that decode at the same time, at most N.
+    lanes: Prompts that are decoded at the same time; all if None.
+    mesh: Devices with axes "data" and "model"; one device if None.
+    watch: Called after the prefill and after every page of columns.
   """
-  run = functools.partial(
-    decode,
+  P = len(prompts.index)
+  devices = 1 if mesh is None else mesh.shape["data"]
+  units, parts = _spread(prompts, n, devices)
+  each = len(units.index) // devices
+  job = _Job(
     policy,
-    n=n,
+    behaviour,
+    stop_ids,
+    n=n // parts,
     max_new_tokens=max_new_tokens,
-    behaviour=behaviour,
-    stop_ids=stop_ids,
-    slots=slots,
-  )
-  if mesh is None:
-    return run(params, prompts, key)
-  spread = PartitionSpec("data")
-  return jax.shard_map(
-    run,
+    lanes=min(-(-(lanes or P) * parts // devices), each),
+    rows=-(-slots // parts),
     mesh=mesh,
-    in_specs=(PartitionSpec(), spread, PartitionSpec()),
-    out_specs=spread,
-    axis_names={"data"},
-    check_vma=False,  # the loop's state starts equal on every device
-  )(params, prompts, key)
+  )
+  offset = np.arange(len(units.index), dtype=np.int32) % parts * job.n
+  fixed, s, progress = _start(job, params, units, offset, key)
+  pages: list[Any] = []
+  while True:
+    progress = Progress(*map(int, jax.device_get(progress)))
+    watch(progress)
+    if not progress.busy + progress.waiting:
+      break
+    if (smaller := _shrunk(job, progress)) != job:
+      job = smaller
+      pages, s = _compact(job, pages, s)
+    *older, newest = _turned(job, pages, progress.longest)
+    newest, s, progress = _segment(job, fixed, tuple(older), newest, s)
+    pages = [*older, newest]
+  out = _finish(job, s)
+  together = lambda x: x.reshape(-1, n, *x.shape[2:])[:P]
+  return Rollouts(
+    tokens=together(out.tokens),
+    logp=together(out.logp),
+    mask=together(out.mask),
+    truncated=together(out.truncated),
+    occupancy=jnp.mean(out.occupancy.reshape(-1, parts), axis=1)[:P],
+  )
+
+
+def _spread(prompts: Prompts, n: int, devices: int) -> tuple[Prompts, int]:
+  """As many units for each device: prompts, or equal parts of their rollouts.
+
+  Where neither divides, spare prompts repeat the first ones.
+
+  Returns:
+    The units and into how many parts a prompt is cut.
+  """
+  P = len(prompts.index)
+  parts = devices // math.gcd(P, devices)
+  if parts == 1 or n % parts == 0:
+    return jax.tree.map(lambda x: np.repeat(x, parts, axis=0), prompts), parts
+  more = np.arange(P + -P % devices) % P
+  return jax.tree.map(lambda x: np.asarray(x)[more], prompts), 1
+
+
+def _shrunk(job: _Job, progress: Progress) -> _Job:
+  """Fewer lanes or slots, if none waits and so many are idle."""
+  lanes, rows = job.lanes, job.rows
+  if progress.waiting or job.pages == 1:
+    return job
+  while lanes > progress.lanes and -(-lanes // _SHRINK) >= progress.lanes:
+    lanes = -(-lanes // _SHRINK)
+  while rows > progress.rows and -(-rows // _SHRINK) >= progress.rows:
+    rows = -(-rows // _SHRINK)
+  return dataclasses.replace(job, lanes=lanes, rows=rows)
+
+
+def _turned(job: _Job, pages: list[Any], longest: int) -> list[Any]:
+  """The pages that the next steps need, the one to write last."""
+  if job.pages == 1:
+    return pages or [None]
+  needed = -(-(longest - 1) // job.columns)
+  if needed == job.pages:  # the columns to write are those nobody sees any more
+    return [*pages[-needed + 1 :], pages[-needed]]
+  kept = pages[-needed:] if needed else []
+  return [*kept, _empty(pages[-1]) if kept else None]
+
+
+@jax.jit
+def _empty(page: Any) -> Any:
+  return jax.tree.map(jnp.zeros_like, page)
 
 
 def sample(
@@ -317,6 +693,7 @@ def sample(
   min_p: float = 0.0,
   stop_ids: tuple[int, ...] = (),
   slots: int | None = None,
+  lanes: int | None = None,
   mesh: Mesh | None = None,
 ) -> Rollouts:
   """N rollouts of each prompt.
@@ -334,6 +711,7 @@ def sample(
     min_p: 0 keeps all tokens.
     stop_ids: A rollout ends with the first of them, which is part of it.
     slots: Rollouts of a prompt that decode at the same time; N if None.
+    lanes: Prompts that are decoded at the same time; all if None.
     mesh: Devices with axes "data" and "model"; one device if None.
 
   Returns:
@@ -344,12 +722,14 @@ def sample(
     ValueError: An argument is out of range; named with its value.
   """
   slots = n if slots is None else slots
+  lanes = len(prompts) if lanes is None else lanes
   behaviour = Behaviour(temperature, top_k, top_p, min_p)
   for name, value, low, high in (
     ("prompts", len(prompts), 1, None),
     ("n", n, 1, None),
     ("max_new_tokens", max_new_tokens, 1, None),
     ("slots", slots, 1, n),
+    ("lanes", lanes, 1, len(prompts)),
   ):
     if value < low or (high is not None and value > high):
       most = "" if high is None else f" and at most {high}"
@@ -357,25 +737,22 @@ def sample(
   if empty := [p for p, ids in enumerate(prompts) if not len(ids)]:
     raise ValueError(f"prompt {empty[0]} is empty")
 
-  P = len(prompts)
   width = max(map(len, prompts))
-  # Devices get equally many prompts; the spare ones repeat the first.
-  spare = 0 if mesh is None else -P % mesh.shape["data"]
-  tokens = np.zeros((P + spare, width), np.int32)
-  mask = np.zeros((P + spare, width), bool)
-  for row, ids in enumerate([*prompts, *[prompts[0]] * spare]):
+  tokens = np.zeros((len(prompts), width), np.int32)
+  mask = np.zeros((len(prompts), width), bool)
+  for row, ids in enumerate(prompts):
     tokens[row, width - len(ids) :] = ids
     mask[row, width - len(ids) :] = True
-  out = rollouts(
+  return rollouts(
     policy,
     params,
-    Prompts(tokens, mask, np.arange(P + spare, dtype=np.int32)),
+    Prompts(tokens, mask, np.arange(len(prompts), dtype=np.int32)),
     key,
     n=n,
     max_new_tokens=max_new_tokens,
     behaviour=behaviour,
     stop_ids=tuple(stop_ids),
     slots=slots,
+    lanes=lanes,
     mesh=mesh,
   )
-  return jax.tree.map(lambda x: x[:P], out)

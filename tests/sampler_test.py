@@ -15,7 +15,7 @@ import pytest
 import scipy.stats
 from jax.sharding import AxisType
 
-from brorl_jax import sampler, sharding
+from brorl_jax import attention, sampler, sharding
 from brorl_jax.attention import Rope
 from brorl_jax.policy import Policy
 from brorl_jax.types import Prompts
@@ -28,16 +28,25 @@ KEY = jax.random.key(3)
 class Table:
   """params[v] are the logits after token v."""
 
+  def cast(self, params):
+    return params
+
+  def unroll(self, params):
+    return params
+
   def prefill(self, params, tokens, mask):
     assert tokens.shape == mask.shape
-    return params[tokens[:, -1]], ()
+    return params[tokens[:, -1]], jnp.zeros(len(tokens), jnp.int32)
 
-  def suffix(self, prompts, rows, columns):
-    return jnp.zeros((prompts, rows, columns), jnp.int32)
+  def lanes(self, prefix, window):
+    return jnp.append(prefix, 0)[window]
 
-  def decode_step(self, params, prefix, suffix, token, length, column, mask):
-    del prefix, length, mask
-    return params[token], suffix.at[:, :, column].set(token)
+  def page(self, rows, columns):
+    return jnp.full((rows, columns), 1000, jnp.int32)  # not to be looked at
+
+  def decode_step(self, weights, shared, pages, token, length, which, column):
+    page = pages[-1].at[:, column].set(token.ravel())
+    return weights[token], page
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,12 +57,19 @@ class Recall(Table):
     total = jnp.sum(jnp.where(mask, tokens + 1, 0), axis=1)
     return params[total % len(params), tokens[:, -1]], total
 
-  def decode_step(self, params, prefix, suffix, token, length, column, mask):
-    suffix = suffix.at[:, :, column].set(token)
-    total = jnp.sum(jnp.where(mask, suffix + 1, 0), axis=2) + 5 * length
-    m = (prefix[:, None] + total) % len(params)
-    wrong = jnp.sum(mask, axis=2) != length
-    return jnp.where(wrong[..., None], jnp.nan, params[m, token]), suffix
+  def decode_step(self, weights, shared, pages, token, length, which, column):
+    page = pages[-1].at[:, column].set(token.ravel())
+    total, seen, columns = 0, 0, page.shape[1]
+    circle = attention.ages(column, len(pages), columns)
+    for age, cells in zip(circle, [*pages[:-1], page], strict=True):
+      mask = age < length.reshape(-1, 1)
+      total += jnp.sum(jnp.where(mask, cells + 1, 0), axis=1)
+      seen += jnp.sum(mask, axis=1)
+    prompt = jnp.take_along_axis(shared, which, axis=1)
+    total = prompt + total.reshape(length.shape) + 5 * length
+    wrong = seen.reshape(length.shape) != length
+    logits = weights[total % len(weights), token]
+    return jnp.where(wrong[..., None], jnp.nan, logits), page
 
   def logits(self, params, prompt, response):
     """The same for one rollout, in plain Python."""
@@ -243,8 +259,9 @@ def test_draw_returns_the_token_whose_share_holds_the_uniform():
   logp = jnp.asarray(np.log(np.where(prob, prob, 1e-99)), jnp.float32)
   logp = jnp.where(prob > 0, logp, -jnp.inf)
   uniform = jnp.asarray([0.0, 0.1, 0.2499, 0.2501, 0.7499, 0.7501, 0.9999])
-  got = jax.vmap(sampler.draw, (None, 0))(logp, uniform)
+  got, got_logp = sampler.draw(logp + 3.0, uniform)
   np.testing.assert_array_equal(got, [1, 1, 1, 3, 3, 4, 4])
+  np.testing.assert_allclose(got_logp, logp[got], rtol=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -259,9 +276,10 @@ def test_no_rounding_draws_a_token_of_probability_zero(seed):
   near = [0.0, 2.0**-32, 1e-38, 1 - 2.0**-23, 1 - 2.0**-24, 0.5]
   uniform = np.concatenate([near, rng.random(58)]).astype(np.float32)
   assert (uniform < 1).all()
-  got = jax.vmap(jax.vmap(sampler.draw, (None, 0)), (0, None))(logp, uniform)
+  got, got_logp = sampler.draw(logp, jnp.broadcast_to(uniform, (3, 64)))
   chosen = np.take_along_axis(np.asarray(logp), np.asarray(got), axis=1)
   assert np.isfinite(chosen).all()
+  np.testing.assert_allclose(got_logp, chosen, rtol=1e-5, atol=1e-5)
   for row, tokens in enumerate(np.asarray(got)):
     possible = np.flatnonzero(np.isfinite(logp[row]))
     assert tokens[0] == possible[0]  # uniform 0
@@ -273,7 +291,7 @@ def test_a_total_away_from_one_leaves_no_token_a_wrong_share():
   # 0.7 of all mass, as if rounding had lost the rest.
   logp = jnp.log(jnp.asarray([0.35, 0.35]))
   grid = jnp.arange(100) / 100
-  got = jax.vmap(sampler.draw, (None, 0))(logp, grid)
+  got, _ = sampler.draw(logp, grid)
   assert int(jnp.sum(got)) == 50
 
 
@@ -448,8 +466,8 @@ def test_one_token_is_drawn_from_the_prefill_alone():
       return super().prefill(params, tokens, mask)
 
     def decode_step(self, *args):  # is never run
-      logits, suffix = super().decode_step(*args)
-      return jnp.full_like(logits, jnp.nan), suffix
+      logits, page = super().decode_step(*args)
+      return jnp.full_like(logits, jnp.nan), page
 
   out = run(policy=Watched(), max_new_tokens=1, n=500)
   jax.effects_barrier()
