@@ -16,7 +16,7 @@ its prompt share and to keys of its *own* row, merged in one softmax:
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -284,14 +284,15 @@ class Policy:
       mine = jnp.ones((A, 1, 1), bool)
     mask = mine[..., None] & shared.mask[:, None]
     flat = lambda x: x.reshape(A, -1, W * S)
-    turn = lambda rope: rope.turn(position[..., None], self.head_size)
-    views = [_View(*turn(self.rope), length, flat(mask))]
+    cos, sin = self.rope.turn(position[..., None], self.head_size)
+    views = [_View(cos, sin, length, flat(mask))]
     if any(self.sliding):
       place = jnp.cumsum(shared.mask, axis=2, dtype=jnp.int32) - 1  # A W S
       near = position[..., None, None] - place[:, None] < self.window  # A R W S
       limit = jnp.minimum(length, self.window)
       rope = self.sliding_rope or self.rope
-      views.append(_View(*turn(rope), limit, flat(mask & near)))
+      cos, sin = rope.turn(position[..., None], self.head_size)
+      views.append(_View(cos, sin, limit, flat(mask & near)))
     return views
 
   def response_logits(
@@ -431,7 +432,7 @@ class _View(NamedTuple):
   sin: Float[Array, "*kinds P R Q half"]
   # Which own keys each query sees: a mask, or in decoding the newest so many.
   own: Bool[Array, "*kinds P R Q T"] | Int[Array, "P R"]
-  shared: Bool[Array, "*kinds P #R #Q S"] | None
+  shared: Any  # mask [*kinds,P,R,Q,S] of the prefix, axes R and Q may be 1
 
 
 class _Outside(nnx.Module):

@@ -23,7 +23,7 @@ i)` and nothing else, so neither N nor slots, lanes or devices change it.
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
@@ -109,7 +109,9 @@ class Behaviour:
 
 
 def _keep(
-  logits: Float[Array, "*axes V"], weight: Float[Array, "*axes V"], limit: Any
+  logits: Float[Array, "*axes V"],
+  weight: Float[Array, "*axes V"],
+  limit: float | int,
 ) -> Float[Array, "*axes V"]:
   """Keeps v if the weights of all likelier tokens add up to less than `limit`.
 
@@ -179,6 +181,12 @@ def _first_above(
   return jnp.argmax((cdf > at[..., None]) | (cdf == total), axis=-1)
 
 
+def page_columns(max_new_tokens: int) -> int:
+  """C, columns of a page: a multiple of 64, or all there are if fewer."""
+  least = -(-max_new_tokens // _MOST_PAGES)
+  return min(-(-least // _LEAST_COLUMNS) * _LEAST_COLUMNS, max_new_tokens)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Job:
   """All that is known before the first number: what programs are made for."""
@@ -190,14 +198,8 @@ class _Job:
   max_new_tokens: int  # T
   lanes: int  # A, of one device
   rows: int  # R, slots of a lane
+  columns: int  # C, of a page
   mesh: Mesh | None
-
-  @property
-  def columns(self) -> int:
-    """C, of a page."""
-    least = -(-self.max_new_tokens // _MOST_PAGES)
-    columns = max(-(-least // _LEAST_COLUMNS) * _LEAST_COLUMNS, _LEAST_COLUMNS)
-    return min(columns, self.max_new_tokens)
 
   @property
   def pages(self) -> int:
@@ -206,6 +208,9 @@ class _Job:
 
   def ended(self, token: Int[Array, "*axes"]) -> Bool[Array, "*axes"]:
     return jnp.isin(token, jnp.asarray(self.stop_ids, jnp.int32))
+
+
+_fold = jnp.vectorize(jax.random.fold_in)
 
 
 class _Queue(NamedTuple):
@@ -217,8 +222,20 @@ class _Queue(NamedTuple):
   order: Int[Array, "P+1 N"]  # n of the waiting ones first, ascending
   waiting: Int[Array, " P+1"]  # how many there were at the start
   first: Int[Array, "P+1 N"]  # first token of rollout n
-  prompt: Int[Array, " P+1"]  # p of the rollouts' keys
+  key: Key[Array, " P+1"]  # folded with p
   offset: Int[Array, " P+1"]  # n of a prompt's first rollout here
+
+  @property
+  def sizes(self) -> tuple[int, int]:
+    """P and N."""
+    return self.order.shape[0] - 1, self.order.shape[1]
+
+  def uniform(
+    self, prompt: Int[Array, "A #R"], n: Int[Array, "#A R"], i: Any
+  ) -> Float[Array, "A R"]:
+    """What decides about token i of rollout n here of each prompt here."""
+    key = _fold(self.key[prompt], n + self.offset[prompt])
+    return jnp.vectorize(jax.random.uniform)(_fold(key, i))
 
 
 class _Fixed(NamedTuple):
@@ -227,16 +244,6 @@ class _Fixed(NamedTuple):
   weights: PyTree  # as the decoder reads them
   prefix: Any  # of P prompts
   queue: _Queue
-  key: Key[Array, ""]
-
-  def uniform(
-    self, prompt: Int[Array, "A #R"], n: Int[Array, "#A R"], i: Any
-  ) -> Float[Array, "A R"]:
-    """What decides about token i of rollout n here of each prompt here."""
-    fold = jnp.vectorize(jax.random.fold_in)
-    key = fold(self.key, self.queue.prompt)[prompt]
-    n = n + self.queue.offset[prompt]
-    return jnp.vectorize(jax.random.uniform)(fold(fold(key, n), i))
 
 
 @jax.tree_util.register_dataclass
@@ -259,13 +266,16 @@ class DecodeState:
 
 
 class Progress(NamedTuple):
-  """How far the rollouts are; maxima over devices but for the last two."""
+  """How far the rollouts are, over all devices.
 
-  rows: Int[Array, ""]  # busy slots of the busiest lane
-  lanes: Int[Array, ""]  # lanes with a busy slot
-  longest: Int[Array, ""]  # tokens of the longest rollout in a slot
-  busy: Int[Array, ""]  # busy slots
-  waiting: Int[Array, ""]  # rollouts that have not had a slot
+  Scalars: arrays within a program, integers on the host.
+  """
+
+  rows: Any  # busy slots of the busiest lane
+  lanes: Any  # lanes of a device with a busy slot, at most
+  longest: Any  # tokens of the longest rollout in a slot
+  busy: Any  # busy slots, of all devices together
+  waiting: Any  # rollouts that have not had a slot, of all devices together
 
 
 def _take(
@@ -276,7 +286,7 @@ def _take(
   A lane's queue is that of its first prompt, then that of its second. Beyond
   its end the rollout is P N: out of bounds, so nothing is written for it.
   """
-  P, N = queue.order.shape[0] - 1, queue.order.shape[1]
+  P, N = queue.sizes
   mine = queue.waiting[window]  # A W
   end = jnp.cumsum(mine, axis=1)
   w = jnp.sum(place[..., None] >= end[:, None], axis=-1)  # W beyond the end
@@ -292,7 +302,7 @@ def _fill(
   s: DecodeState, queue: _Queue, over: Bool[Array, "A R"]
 ) -> DecodeState:
   """Slots that are idle or `over` take the next rollouts of their lane."""
-  P, N = queue.order.shape[0] - 1, queue.order.shape[1]
+  P, N = queue.sizes
   free = over | (s.rollout == P * N)
   place = s.started[:, None] + jnp.cumsum(free, axis=1) - 1
   rollout, token = _take(queue, s.window, place)
@@ -309,7 +319,7 @@ def _fill(
 
 def _first_done(s: DecodeState, queue: _Queue) -> Bool[Array, " A"]:
   """Lanes whose first prompt neither waits nor has a busy slot."""
-  P, N = queue.order.shape[0] - 1, queue.order.shape[1]
+  P, N = queue.sizes
   first = s.window[:, :1]
   mine = (s.rollout // N == first) & (s.rollout < P * N)
   busy = jnp.any(mine, axis=1)
@@ -318,7 +328,7 @@ def _first_done(s: DecodeState, queue: _Queue) -> Bool[Array, " A"]:
 
 def _shift(s: DecodeState, queue: _Queue) -> DecodeState:
   """Lanes whose first prompt is done go on to the next one."""
-  P = queue.order.shape[0] - 1
+  P, _ = queue.sizes
   done = _first_done(s, queue)
   gone = queue.waiting[s.window[:, 0]]
   fresh = s.next + jnp.cumsum(done) - 1  # the next prompts, lane by lane
@@ -333,18 +343,13 @@ def _shift(s: DecodeState, queue: _Queue) -> DecodeState:
 
 
 def _progress(s: DecodeState, queue: _Queue, mesh: Mesh | None) -> Progress:
-  P, N = queue.order.shape[0] - 1, queue.order.shape[1]
+  P, N = queue.sizes
   busy = s.rollout < P * N
   total = jnp.sum(queue.waiting[s.window], axis=1)
   untouched = jnp.where(jnp.arange(P + 1) >= s.next, queue.waiting, 0)
-  most, add = (
-    (lambda x: x, lambda x: x)
-    if mesh is None
-    else (
-      functools.partial(jax.lax.pmax, axis_name="data"),
-      functools.partial(jax.lax.psum, axis_name="data"),
-    )
-  )
+  over_devices = lambda reduce, x: x if mesh is None else reduce(x, "data")
+  most = functools.partial(over_devices, jax.lax.pmax)
+  add = functools.partial(over_devices, jax.lax.psum)
   return Progress(
     rows=most(jnp.max(jnp.sum(busy, axis=1))),
     lanes=most(jnp.sum(jnp.any(busy, axis=1))),
@@ -373,7 +378,7 @@ def _on_devices(job: _Job, f: Callable, inputs: Any, outputs: Any) -> Callable:
 
 
 _ALL, _OWN = PartitionSpec(), PartitionSpec("data")
-_FIXED = _Fixed(weights=_ALL, prefix=_OWN, queue=_OWN, key=_ALL)
+_FIXED = _Fixed._make((_ALL, _OWN, _OWN))
 
 
 @functools.partial(jax.jit, static_argnames="job")
@@ -390,20 +395,23 @@ def _start(
   def start(params, prompts, offset, key):
     P = len(prompts.index)
     logits, prefix = _prefill(job.policy, params, prompts)
-    extra = lambda x, value: jnp.pad(
-      x, [(0, 1), *[(0, 0)] * (x.ndim - 1)], constant_values=value
-    )
+
+    def extra(x: Array, value: Any) -> Array:  # for the prompt that is none
+      widths = [(0, 1), *[(0, 0)] * (x.ndim - 1)]
+      return jnp.pad(x, widths, constant_values=value)
+
+    keys = _fold(key, extra(prompts.index, 0))
     nothing = jnp.zeros((P + 1, N), jnp.int32)
-    index, offset = extra(prompts.index, 0), extra(offset, 0)
-    queue = _Queue(nothing, nothing[:, 0], nothing, index, offset)
-    fixed = _Fixed(job.policy.unroll(params), prefix, queue, key)
-    uniform = fixed.uniform(jnp.arange(P)[:, None], jnp.arange(N)[None], 0)
+    queue = _Queue(nothing, nothing[:, 0], nothing, keys, extra(offset, 0))
+    uniform = queue.uniform(jnp.arange(P)[:, None], jnp.arange(N)[None], 0)
     # All first tokens from one cumulative distribution per prompt.
     first, logp = draw(job.behaviour.cut(logits), uniform)
     over = extra(job.ended(first) | (T == 1), True)
-    order = jnp.argsort(over, axis=1, stable=True).astype(jnp.int32)
-    waiting = jnp.sum(~over, axis=1, dtype=jnp.int32)
-    queue = _Queue(order, waiting, extra(first, 0), index, offset)
+    queue = queue._replace(
+      order=jnp.argsort(over, axis=1, stable=True).astype(jnp.int32),
+      waiting=jnp.sum(~over, axis=1, dtype=jnp.int32),
+      first=extra(first, 0),
+    )
     record = jnp.full((P * N, T, 2), -1, jnp.int32)
     one = jnp.zeros((1,), jnp.int32)
     s = DecodeState(
@@ -417,7 +425,8 @@ def _start(
       length=jnp.ones((A, R), jnp.int32),
       record=record.at[:, 0].set(_pack(first, logp).reshape(P * N, 2)),
     )
-    return fixed._replace(queue=queue), s, _progress(s, queue, job.mesh)
+    fixed = _Fixed(job.policy.unroll(params), prefix, queue)
+    return fixed, s, _progress(s, queue, job.mesh)
 
   return _on_devices(
     job, start, (_ALL, _OWN, _OWN, _ALL), (_FIXED, _OWN, _ALL)
@@ -467,7 +476,7 @@ def _segment(
 
   def segment(fixed, older, newest, s):
     queue = fixed.queue
-    P, W = queue.order.shape[0] - 1, s.window.shape[1]
+    (P, _), W = queue.sizes, s.window.shape[1]
     for _ in range(W):
       s = _shift(s, queue)
     s = _fill(s, queue, jnp.zeros_like(s.rollout, bool))
@@ -492,7 +501,7 @@ def _segment(
       logits, page = policy.decode_step(
         fixed.weights, shared, (*older, page), s.token, s.length, which, column
       )
-      uniform = fixed.uniform(prompt, n, s.length)
+      uniform = queue.uniform(prompt, n, s.length)
       token, logp = draw(job.behaviour.cut(logits), uniform[..., None])
       token, logp = token[..., 0], logp[..., 0]
       at = (s.rollout, s.length)  # an idle slot's is out of bounds
@@ -608,6 +617,7 @@ def rollouts(
     max_new_tokens=max_new_tokens,
     lanes=min(-(-(lanes or P) * parts // devices), each),
     rows=-(-slots // parts),
+    columns=page_columns(max_new_tokens),
     mesh=mesh,
   )
   offset = np.arange(len(units.index), dtype=np.int32) % parts * job.n

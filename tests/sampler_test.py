@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+import simple_sampler
 from jax.sharding import AxisType
 
 from brorl_jax import attention, sampler, sharding
@@ -341,6 +342,15 @@ INVARIANT = {
   "4 devices": {"mesh": 4},
   "8 devices": {"mesh": 8},
   "limit 5": {"max_new_tokens": 5},
+  "1 lane": {"lanes": 1},
+  "1 lane, slots 1": {"lanes": 1, "slots": 1},
+  "2 lanes, slots 3": {"lanes": 2, "slots": 3},
+  "pages of 4": {"columns": 4},
+  "pages of 5, slots 7": {"columns": 5, "slots": 7},
+  "pages of 2, slots 40": {"columns": 2, "slots": 40},
+  "pages of 4, 1 lane, slots 20": {"columns": 4, "lanes": 1, "slots": 20},
+  "pages of 3, 2 devices": {"columns": 3, "mesh": 2, "slots": 9},
+  "pages of 3, 1 lane, 2 devices": {"columns": 3, "lanes": 1, "mesh": 2},
 }
 
 
@@ -350,8 +360,10 @@ def base():
 
 
 @pytest.mark.parametrize("change", INVARIANT.values(), ids=INVARIANT)
-def test_a_rollout_does_not_depend_on(change):
+def test_a_rollout_does_not_depend_on(change, monkeypatch):
   settings = {"n": 64, "policy": Recall(), "params": RECALL} | change
+  if columns := settings.pop("columns", None):
+    monkeypatch.setattr(sampler, "page_columns", lambda T: columns)
   if "mesh" in change:
     settings["mesh"] = devices(change["mesh"])
   out, want = run(**settings), base()
@@ -528,6 +540,48 @@ def test_shapes_of_the_program_flip_fewer_than_one_token_in_10000():
   assert total[0] < 1e-4 * total[1]
 
 
+REFERENCE = {
+  "greedy": {"temperature": 0.0},
+  "sampled": {},
+  "cut": {"temperature": 0.7, "top_k": 15, "top_p": 0.9, "min_p": 0.02},
+}
+
+
+@functools.cache
+def simple(name):
+  return simple_sampler.sample(
+    POLICY,
+    policy_params(),
+    prompts_of_policy(),
+    KEY,
+    n=24,
+    max_new_tokens=24,
+    stop_ids=(STOP,),
+    **REFERENCE[name],
+  )
+
+
+@pytest.mark.parametrize("columns, lanes, slots", [(24, 7, 24), (8, 2, 10)])
+@pytest.mark.parametrize("name", REFERENCE)
+def test_equals_the_sampler_without_caches(
+  name, columns, lanes, slots, monkeypatch
+):
+  monkeypatch.setattr(sampler, "page_columns", lambda T: columns)
+  changes = REFERENCE[name]
+  out = run_policy(
+    n=24, slots=slots, lanes=lanes, top_p=1.0, **{"temperature": 1.0} | changes
+  )
+  tokens, logp, mask = simple(name)
+  assert len(np.unique(mask.sum(axis=2))) > 3
+  differ = (tokens != np.asarray(out.tokens)).any(axis=2)
+  if name == "greedy":
+    assert not differ.any()
+  # Elsewhere a uniform number may fall between two roundings of one sum.
+  assert differ.sum() <= 1
+  np.testing.assert_array_equal(out.mask[~differ], mask[~differ])
+  np.testing.assert_allclose(out.logp[~differ], logp[~differ], atol=2e-5)
+
+
 def test_log_probabilities_are_those_of_scoring_the_response():
   behaviour = sampler.Behaviour(temperature=0.8, top_p=0.95)
   out = base_of_policy()
@@ -560,6 +614,8 @@ def test_log_probabilities_are_those_of_scoring_the_response():
     ({"max_new_tokens": 0}, "max_new_tokens = 0 must be at least 1"),
     ({"slots": 0}, "slots = 0 must be at least 1 and at most 16"),
     ({"slots": 17}, "slots = 17 must be at least 1 and at most 16"),
+    ({"lanes": 0}, "lanes = 0 must be at least 1 and at most 3"),
+    ({"lanes": 4}, "lanes = 4 must be at least 1 and at most 3"),
     ({"prompts": []}, "prompts = 0 must be at least 1"),
     ({"prompts": [[1], [], [2]]}, "prompt 1 is empty"),
     ({"temperature": -0.1}, "temperature = -0.1 is out of range"),

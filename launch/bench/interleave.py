@@ -1,0 +1,161 @@
+"""Two samplers take turns on one machine; prints how they compare.
+
+  python launch/bench/interleave.py --rounds=5 --workload=w1 --n=512 \
+    --dtype=float32 PYTHON SCRIPT PYTHON SCRIPT
+
+Ours and a peer, each a Python and a script that speaks protocol.py. Both are
+warm before the first round, and one waits while the other runs, so that what
+else the machine does falls on both alike. One line of JSON, rates in tokens;
+a ratio above 1 says that ours is faster.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+
+_RATES = {"tokens_per_cpu_s": "cpu_s", "tokens_per_s": "wall_s"}
+
+
+class Failed(Exception):
+  """One of the two did not do its part."""
+
+
+class Process:
+  """A sampler that waits for its turns.
+
+  Attributes:
+    ready: What it said when it was.
+    runs: What it said of each run.
+  """
+
+  def __init__(self, name: str, command: list[str]):
+    self._name = name
+    self._process = subprocess.Popen(
+      command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert self._process.stdin and self._process.stdout
+    self._input, self._output = self._process.stdin, self._process.stdout
+    self.runs: list[dict] = []
+
+  def warm_up(self) -> None:
+    self.ready = self._line()
+
+  def take_turn(self) -> None:
+    try:
+      self._input.write("\n")
+      self._input.flush()
+    except BrokenPipeError:
+      pass  # told better by the line that does not come
+    self.runs.append(self._line())
+
+  def _line(self) -> dict:
+    line = self._output.readline()
+    if not line:
+      status = self._process.wait()
+      raise Failed(f"{self._name} ended with status {status}, see above")
+    try:
+      return json.loads(line)
+    except ValueError:
+      raise Failed(f"{self._name} printed {line!r}, which is no JSON") from None
+
+  def close(self, *, kill: bool) -> None:
+    """Ends it; it ends by itself once its input does."""
+    if kill:
+      self._process.kill()
+    try:
+      self._input.close()
+    except BrokenPipeError:
+      pass
+    self._process.wait()
+
+  def summary(self) -> dict:
+    """Medians of the rates; the most memory."""
+    middle = {
+      rate: round(statistics.median(self.rates(rate)), 1) for rate in _RATES
+    }
+    return {
+      "system": self.ready["system"],
+      "versions": self.ready.get("versions", {}),
+      **middle,
+      "tokens": [run["tokens"] for run in self.runs],
+      "unique": [run["unique"] for run in self.runs],
+      "first_run_s": self.ready["first_run_s"],
+      **{
+        name: max(run[name] for run in self.runs)
+        for name in ("peak_bytes", "memory_above_idle_bytes")
+      },
+    }
+
+  def rates(self, name: str) -> list[float]:
+    """Of each run."""
+    return [run["tokens"] / run[_RATES[name]] for run in self.runs]
+
+
+def compare(ours: Process, peer: Process) -> dict:
+  """What is said of the runs they took in turns."""
+  both = {"ours": ours.summary(), "peer": peer.summary()}
+  ratios = {}
+  for name in _RATES:
+    each = [
+      a / b for a, b in zip(ours.rates(name), peer.rates(name), strict=True)
+    ]
+    ratio = both["ours"][name] / both["peer"][name]
+    of_rounds = {"of_medians": ratio, "min": min(each), "max": max(each)}
+    ratios[name] = {k: round(v, 3) for k, v in of_rounds.items()}
+  return {**both, "ratio": ratios}
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(allow_abbrev=False)
+  parser.add_argument("--rounds", type=int, default=5)
+  parser.add_argument("--workload", default="w1")
+  parser.add_argument("--n", type=int, default=512)
+  parser.add_argument("--dtype", default="float32")
+  parser.add_argument("commands", nargs=4, metavar="PYTHON SCRIPT")
+  flags = parser.parse_args()
+  if flags.rounds < 1:
+    parser.error("--rounds is at least 1")
+  task = {k: getattr(flags, k) for k in ("workload", "n", "dtype")}
+  asked = ["--serve", *(f"--{k}={v}" for k, v in task.items())]
+  start = os.getloadavg()
+  processes: list[Process] = []
+  done = False
+  try:
+    for i, name in enumerate(("ours", "the peer")):
+      command = flags.commands[2 * i : 2 * i + 2]
+      processes.append(Process(name, command + asked))
+      processes[-1].warm_up()
+      system = processes[-1].ready["system"]
+      print(f"* {system} is ready", file=sys.stderr, flush=True)
+    for number in range(1, flags.rounds + 1):
+      for process in processes:
+        process.take_turn()
+      rates = [round(p.rates("tokens_per_cpu_s")[-1]) for p in processes]
+      print(
+        f"* round {number}/{flags.rounds}: {rates[0]} and {rates[1]} tokens "
+        "per CPU-second",
+        file=sys.stderr,
+        flush=True,
+      )
+    done = True
+  except Failed as e:
+    sys.exit(f"error: {e}")
+  finally:
+    for process in processes:
+      process.close(kill=not done)
+  load = {"start": start, "end": os.getloadavg()}
+  result = {
+    **task,
+    "rounds": flags.rounds,
+    **compare(*processes),
+    "load_average": {k: [round(x, 2) for x in v] for k, v in load.items()},
+    "cpus": os.cpu_count(),
+  }
+  print(json.dumps(result))
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,226 @@
+"""One sampler under measurement: its command line, its clock, its output.
+
+  python SCRIPT --workload=w1 --n=512 --dtype=float32 [--serve | --repeats=3]
+
+A first run, with whatever is compiled then, is not measured. Every later one is
+a line of JSON: the useful tokens (up to and including the one that ends a
+response), seconds of the wall and of the CPU, memory. With --serve there is one
+run for each line on the standard input, so that two systems can take turns;
+the line that says it is ready comes first. Standard output has these lines
+alone: whatever a library prints goes to the standard error.
+
+Standard library alone, as in workloads.py.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import platform
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from workloads import WORKLOADS, Workload, prompt_ids
+
+# From a seed to a row of token ids for each response.
+Run = Callable[[int], Iterable[Any]]
+
+
+class Task:
+  """What to sample.
+
+  Attributes:
+    workload: Lengths and the shape of the model.
+    prompts: Token ids of each prompt.
+    n: Responses of each.
+    dtype: "float32" or "bfloat16".
+    slots: Responses in progress at a time, for a system that has slots.
+    threads: CPUs to use.
+    idle_bytes: Memory before caches were made.
+  """
+
+  def __init__(self, workload: Workload, n: int, dtype: str):
+    self.workload = workload
+    self.prompts = [prompt_ids(workload, i) for i in range(workload.prompts)]
+    self.n = n
+    self.dtype = dtype
+    self.slots = min(workload.slots or n, n)
+    self.threads = cpus()
+    self.idle_bytes: int | None = None
+
+  def idle(self) -> None:
+    """Libraries are loaded, weights too if possible; caches are not yet made.
+
+    Memory is counted from here.
+    """
+    self.idle_bytes = _resident()
+
+
+def main(
+  start: Callable[[Task], tuple[str, dict[str, str], Run]],
+  *,
+  accelerator: bool = False,
+) -> None:
+  """Runs the command line.
+
+  Args:
+    start: Builds a model of random weights, calls task.idle(), and gives the
+      name and version of the system, versions of what it stands on, and how to
+      run it.
+    accelerator: Workloads that are too large for a CPU are run too.
+  """
+  task, flags = parse(accelerator=accelerator)
+  say = _take_stdout()
+  system, versions, run = start(task)
+  if task.idle_bytes is None:
+    raise RuntimeError("start() has to call task.idle()")
+  about = {
+    "system": system,
+    "workload": flags.workload,
+    "n": task.n,
+    "dtype": task.dtype,
+  }
+  first = time.perf_counter()
+  measure(task, run, 0)
+  first = time.perf_counter() - first
+  if flags.serve:
+    ready = {"ready": True, "system": system, "first_run_s": round(first, 3)}
+    versions = {"python": platform.python_version(), **versions}
+    say({**ready, "idle_bytes": task.idle_bytes, "versions": versions})
+    for seed, _ in enumerate(sys.stdin, 1):
+      say({**about, **measure(task, run, seed)})
+  else:
+    for seed in range(1, flags.repeats + 1):
+      say({**about, **measure(task, run, seed)})
+
+
+def cpus() -> int:
+  """Those this process may use."""
+  if hasattr(os, "sched_getaffinity"):
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
+
+
+def parse(*, accelerator: bool) -> tuple[Task, argparse.Namespace]:
+  """What the command line asks for."""
+  parser = argparse.ArgumentParser(allow_abbrev=False)
+  parser.add_argument("--workload", choices=list(WORKLOADS), default="w1")
+  parser.add_argument("--n", type=int, help="responses of each prompt")
+  parser.add_argument("--dtype", choices=["float32", "bfloat16"])
+  how = parser.add_mutually_exclusive_group()
+  how.add_argument("--serve", action="store_true", help="a run for each line")
+  how.add_argument("--repeats", type=int, default=3, help="measured runs")
+  flags = parser.parse_args()
+  workload = WORKLOADS[flags.workload]
+  n = workload.n if flags.n is None else flags.n
+  if workload.accelerator and not accelerator:
+    parser.error(f"--workload={flags.workload} needs an accelerator")
+  if n < 1 or flags.repeats < 1:
+    parser.error("--n and --repeats are at least 1")
+  return Task(workload, n, flags.dtype or workload.dtype), flags
+
+
+def _take_stdout() -> Callable[[dict], None]:
+  """Whoever prints from here on, in Python or below, prints to stderr."""
+  sys.stdout.flush()
+  out = os.fdopen(os.dup(1), "w")
+  os.dup2(2, 1)
+
+  def say(line: dict) -> None:
+    print(json.dumps(line), file=out, flush=True)
+
+  return say
+
+
+def measure(task: Task, run: Run, seed: int) -> dict[str, Any]:
+  """One run, its responses checked and counted."""
+  """One run, its responses checked and counted."""
+  """One run, its responses checked and counted."""
+  wall, cpu = time.perf_counter(), _cpu_s()
+  rows = run(seed)
+  wall, cpu = time.perf_counter() - wall, _cpu_s() - cpu
+  responses = [_useful([int(t) for t in row], task.workload) for row in rows]
+  if len(responses) != task.n * len(task.prompts):
+    raise RuntimeError(f"{len(responses)} responses instead of {task.n} each")
+  peak = _peak()
+  return {
+    "tokens": sum(map(len, responses)),
+    "wall_s": round(wall, 4),
+    "cpu_s": round(cpu, 4),
+    "peak_bytes": peak,
+    "memory_above_idle_bytes": peak - (task.idle_bytes or 0),
+    "unique": len(set(responses)),
+  }
+
+
+def _useful(row: Sequence[int], workload: Workload) -> tuple[int, ...]:
+  """The response up to its end, which is there or the response is whole."""
+  stops = set(workload.stop_ids)
+  for i, token in enumerate(row):
+    if token in stops:
+      return tuple(row[: i + 1])
+  if len(row) != workload.new:
+    raise RuntimeError(f"a response of {len(row)} tokens that did not end")
+  return tuple(row)
+
+
+def _cpu_s() -> float:
+  """Of all threads and of all processes below this one, ended or not."""
+  ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+  seconds = time.process_time() + ended.ru_utime + ended.ru_stime
+  for pid in _descendants(os.getpid()):
+    # After the name, which may hold spaces: utime, stime, cutime, cstime.
+    fields = _read(pid, "stat").rpartition(")")[2].split()[11:15]
+    seconds += sum(map(int, fields)) / os.sysconf("SC_CLK_TCK")
+  return seconds
+
+
+def _resident() -> int:
+  """Memory now. Forgets the peak so far, where the kernel lets it."""
+  total = 0
+  for pid in [os.getpid(), *_descendants(os.getpid())]:
+    try:
+      pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")
+    except OSError:
+      pass
+    total += _status(pid, "VmRSS")
+  return total or _max_rss()
+
+
+def _peak() -> int:
+  """Most memory since then; the sum of each process's own peak."""
+  pids = [os.getpid(), *_descendants(os.getpid())]
+  return sum(_status(pid, "VmHWM") for pid in pids) or _max_rss()
+
+
+def _max_rss() -> int:
+  unit = 1 if sys.platform == "darwin" else 1024
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _descendants(pid: int) -> list[int]:
+  """Processes below one; none where there is no /proc."""
+  below = []
+  for task in pathlib.Path(f"/proc/{pid}/task").glob("*/children"):
+    try:
+      below += map(int, task.read_text().split())
+    except OSError:
+      pass
+  return below + [pid for child in below for pid in _descendants(child)]
+
+
+def _status(pid: int, name: str) -> int:
+  for line in _read(pid, "status").splitlines():
+    if line.startswith(name + ":"):
+      return int(line.split()[1]) * 1024
+  return 0
+
+
+def _read(pid: int, name: str) -> str:
+  try:
+    return pathlib.Path(f"/proc/{pid}/{name}").read_text()
+  except OSError:  # ended meanwhile, or there is no /proc
+    return ""

@@ -1,0 +1,227 @@
+r"""Speed of the sampler on the workloads of workloads.py; one line of JSON.
+
+  python launch/bench/rollout.py --workload=w1 --n=512 --dtype=float32
+
+w1: 128 tokens of prompt, 128 new, none ends. w2: 512 and 64. w3: w1, but one
+token in 32 ends its rollout, on 128 slots. w4, for an accelerator: a Qwen2 of
+1.5 billion parameters, 4 prompts of 512 tokens, 2,048 new. Weights are random.
+
+Rates are medians over the runs; tokens are those that count, up to and
+including the end. On a machine that does other things too read
+tokens_per_cpu_s. Memory is that above a process that holds the weights.
+
+  prefill_s        one run with a single new token
+  tail_s           after 95 % of the rollouts have ended, to a page of columns
+  roofline_share   of the time that the floating-point operations take at the
+                   rate of a large matrix product here, or the bytes at the
+                   bandwidth of a large copy, whichever is longer
+"""
+
+import json
+import pathlib
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+
+sys.path[:0] = [str(pathlib.Path(__file__).parents[2])]
+
+import protocol
+from workloads import Workload
+
+from brorl_jax.main.__main__ import keep_freed_memory
+
+
+def start(task: protocol.Task):
+  """Ours, for protocol.main."""
+  sampler = Sampler(task)
+  return "brorl_jax", sampler.versions, lambda seed: sampler.rows(seed)
+
+
+class Sampler:
+  """Rollouts of random weights, and what the last ones were like."""
+
+  def __init__(self, task: protocol.Task):
+    keep_freed_memory()
+    import flax
+    import jax
+    import jaxlib
+    import numpy as np
+
+    from brorl_jax import sampler
+    from brorl_jax.attention import Rope
+    from brorl_jax.policy import Policy
+    from brorl_jax.types import Prompts
+
+    m = task.workload.model
+    policy = Policy(
+      vocab=m.vocab,
+      width=m.width,
+      layers=m.layers,
+      heads=m.heads,
+      kv_heads=m.kv_heads,
+      head_size=m.head_size,
+      mlp=m.mlp,
+      rope=Rope(m.rope_theta),
+      norm_eps=m.norm_eps,
+      tied=m.tied,
+      qkv_bias=True,
+      dtype=task.dtype,
+    )
+    params = jax.block_until_ready(jax.jit(policy.init)(jax.random.key(0)))
+    self.versions = {
+      "jax": jax.__version__,
+      "jaxlib": jaxlib.__version__,
+      "flax": flax.__version__,
+      "device": jax.devices()[0].device_kind,
+    }
+
+    def sample(seed: int, new: int):
+      total = task.n * len(task.prompts)
+      self.tail = None
+
+      def watch(progress) -> None:
+        ended = total - progress.busy - progress.waiting
+        if self.tail is None and ended >= 0.95 * total:
+          self.tail = time.perf_counter()
+
+      ids = np.asarray(task.prompts, np.int32)
+      return sampler.rollouts(
+        policy,
+        params,
+        Prompts(ids, np.ones(ids.shape, bool), np.arange(len(ids))),
+        jax.random.key(seed),
+        n=task.n,
+        max_new_tokens=new,
+        behaviour=sampler.Behaviour(),
+        stop_ids=task.workload.stop_ids,
+        slots=task.slots,
+        watch=watch,
+      )
+
+    self._np, self._jax, self._task, self._sample = np, jax, task, sample
+    task.idle()
+
+  def rows(self, seed: int, new: int | None = None):
+    """Token ids of every response, up to its end."""
+    np = self._np
+    out = self._sample(seed, new or self._task.workload.new)
+    tokens, mask = np.asarray(out.tokens), np.asarray(out.mask)
+    self.tail_s = time.perf_counter() - self.tail
+    self.occupancy = float(np.mean(out.occupancy))
+    self.lengths = mask.sum(axis=2).ravel().tolist()
+    flat = tokens.reshape(-1, tokens.shape[2])
+    return [row[:t] for row, t in zip(flat, self.lengths, strict=True)]
+
+  def prefill_s(self) -> float:
+    """Of a second run with one new token."""
+    for seed in (0, 1):
+      begin = time.perf_counter()
+      self.rows(seed, new=1)
+    return time.perf_counter() - begin
+
+  def machine(self) -> tuple[float, float]:
+    """Operations per second of a large product, bytes per second of a copy."""
+    jax = self._jax
+    jnp = jax.numpy
+    x = jnp.ones((4096, 4096), self._task.dtype)
+    y = jnp.ones((64, 1024, 1024), jnp.float32)
+
+    def best(f, x) -> float:
+      jax.block_until_ready(f(x))
+      spent = []
+      for _ in range(3):
+        begin = time.perf_counter()
+        jax.block_until_ready(f(x))
+        spent.append(time.perf_counter() - begin)
+      return min(spent)
+
+    product = best(jax.jit(lambda x: x @ x), x)
+    # In place, so that no new memory is asked for.
+    again = lambda y: jax.lax.fori_loop(0, 8, lambda _, y: y + 1.0, y)
+    copy = best(jax.jit(again), y) / 8
+    return 2.0 * x.shape[0] ** 3 / product, 2.0 * y.nbytes / copy
+
+
+def work(
+  w: Workload, lengths: Sequence[int], size: int, slots: int
+) -> tuple[float, float]:
+  """Floating-point operations and bytes that the rollouts cannot do without.
+
+  Args:
+    w: The workload.
+    lengths: Tokens of each response.
+    size: Bytes of a number in the caches and of a weight.
+    slots: Responses that share one reading of the weights.
+  """
+  m = w.model
+  layer = (2 * m.heads + 2 * m.kv_heads) * m.head_size * m.width
+  layer += 3 * m.width * m.mlp
+  head = m.vocab * m.width
+  decoded = sum(lengths) - len(lengths)  # first tokens come from the prefill
+  own = sum(t * (t - 1) / 2 for t in lengths)  # columns that are read
+  seen = own + decoded * w.prompt + w.prompts * w.prompt**2 / 2
+  heads = m.layers * m.heads * m.head_size
+  flops = 2 * m.layers * layer * (decoded + w.prompts * w.prompt)
+  flops += 2 * head * (decoded + w.prompts) + 4 * heads * seen
+  steps = decoded / slots
+  cache = 2 * m.layers * m.kv_heads * m.head_size * size
+  read = steps * ((m.layers * layer + head) * size + w.prompt * cache)
+  return flops, read + own * cache
+
+
+def report(task: protocol.Task, name: str, repeats: int) -> dict:
+  """The line of JSON."""
+  sampler = Sampler(task)
+  begin = time.perf_counter()
+  sampler.rows(0)
+  first_s = time.perf_counter() - begin
+  runs, told = [], []
+  for seed in range(1, repeats + 1):
+    runs.append(protocol.measure(task, sampler.rows, seed))
+    told.append((sampler.tail_s, sampler.occupancy, sampler.lengths))
+  tails, occupancies, lengths = zip(*told, strict=True)
+  prefill_s = sampler.prefill_s()
+  rate, bandwidth = sampler.machine()
+  size = 2 if task.dtype == "bfloat16" else 4
+  slots = task.slots * len(task.prompts)
+  shares = []
+  for run, of_run in zip(runs, lengths, strict=True):
+    flops, moved = work(task.workload, of_run, size, slots)
+    shares.append(max(flops / rate, moved / bandwidth) / run["wall_s"])
+  middle = lambda f: statistics.median(map(f, runs))
+  total = task.n * len(task.prompts)
+  wall_s = middle(lambda r: r["wall_s"])
+  return {
+    "system": "brorl_jax",
+    "workload": name,
+    "n": task.n,
+    "dtype": task.dtype,
+    "tokens": runs[-1]["tokens"],
+    "tokens_per_s": round(middle(lambda r: r["tokens"] / r["wall_s"])),
+    "tokens_per_cpu_s": round(middle(lambda r: r["tokens"] / r["cpu_s"])),
+    "samples_per_s": round(total / wall_s, 2),
+    "slot_occupancy": round(statistics.median(occupancies), 4),
+    "prefill_s": round(prefill_s, 4),
+    "decode_s": round(wall_s - prefill_s, 4),
+    "tail_s": round(statistics.median(tails), 4),
+    "first_run_s": round(first_s, 2),
+    "memory_above_idle_bytes": runs[-1]["memory_above_idle_bytes"],
+    "roofline_share": round(statistics.median(shares), 4),
+    "matmul_flops_per_s": round(rate),
+    "copy_bytes_per_s": round(bandwidth),
+    "unique": runs[-1]["unique"],
+    "versions": sampler.versions,
+  }
+
+
+def main() -> None:
+  task, flags = protocol.parse(accelerator=True)
+  if flags.serve:
+    protocol.main(start, accelerator=True)
+  else:
+    print(json.dumps(report(task, flags.workload, flags.repeats)))
+
+
+if __name__ == "__main__":
+  main()
