@@ -303,11 +303,11 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize(
-  "name, way",
-  [*((name, "pages of 2, one lane and nothing beside") for name in NAMES)]
-  + [(name, way) for name in ("qwen2", "gemma2") for way in WAYS][:-1],
-)
+TURNS = [(name, "pages of 2, one lane and nothing beside") for name in NAMES]
+TURNS += [(n, way) for n in ("qwen2", "gemma2") for way in list(WAYS)[:-1]]
+
+
+@pytest.mark.parametrize("name, way", TURNS)
 def test_decoding_in_a_circle_of_columns_gives_the_logits_of_the_whole_row(
   name, way
 ):

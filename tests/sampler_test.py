@@ -567,9 +567,11 @@ def test_equals_the_sampler_without_caches(
   name, columns, lanes, slots, monkeypatch
 ):
   monkeypatch.setattr(sampler, "page_columns", lambda T: columns)
-  changes = REFERENCE[name]
   out = run_policy(
-    n=24, slots=slots, lanes=lanes, top_p=1.0, **{"temperature": 1.0} | changes
+    n=24,
+    slots=slots,
+    lanes=lanes,
+    **{"temperature": 1.0, "top_p": 1.0} | REFERENCE[name],
   )
   tokens, logp, mask = simple(name)
   assert len(np.unique(mask.sum(axis=2))) > 3

@@ -1,0 +1,115 @@
+"""Tests of launch/bench: what is counted, and how two systems take turns."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+BENCH = pathlib.Path(__file__).parents[1] / "launch" / "bench"
+sys.path.append(str(BENCH))
+
+import rollout
+import workloads
+
+
+def test_operations_and_bytes_by_hand():
+  model = workloads.Model(
+    vocab=5, width=3, mlp=4, layers=2, heads=2, kv_heads=1, head_size=2
+  )
+  w = workloads.Workload(model, prompt=10, new=4)
+  # A layer has 3 x (4 + 2 + 2 + 4) + 3 x 3 x 4 = 72 weights, the head 15.
+  # Responses of 1, 2 and 4 tokens: 0 + 1 + 3 = 4 are decoded and read 0 + 1 +
+  # (1 + 2 + 3) = 7 columns of their own and 4 x 10 of the prompt, which reads
+  # 50 pairs of itself.
+  flops, moved = rollout.work(w, [1, 2, 4], size=2, slots=2)
+  products = 2 * 2 * 72 * (4 + 10) + 2 * 15 * (4 + 1)
+  assert flops == products + 4 * (2 * 2 * 2) * (7 + 40 + 50)
+  # Two steps of two slots: the weights and the prompt's keys and values each
+  # time. A column is 2 x 2 layers x 1 head x 2 numbers.
+  assert moved == 2 * (159 * 2 + 10 * 16) + 7 * 16
+
+
+def test_one_token_in_so_many_ends():
+  assert workloads.WORKLOADS["w3"].stop_ids == tuple(range(64))
+  assert workloads.WORKLOADS["w1"].stop_ids == ()
+  ids = workloads.prompt_ids(workloads.WORKLOADS["w2"])
+  assert len(ids) == 512 and min(ids) >= 10 and max(ids) < 2048
+  assert ids == workloads.prompt_ids(workloads.WORKLOADS["w2"])
+
+
+def test_our_line_of_json():
+  command = ["rollout.py", "--workload=w3", "--n=8", "--repeats=1"]
+  out = subprocess.check_output(
+    [sys.executable, BENCH / command[0], *command[1:]], text=True
+  )
+  line = json.loads(out)
+  assert line["n"] == line["unique"] == 8 and line["workload"] == "w3"
+  assert 8 <= line["tokens"] <= 8 * 128
+  assert 0 < line["slot_occupancy"] <= 1 and 0 < line["roofline_share"] < 1
+  assert line["decode_s"] > 0 and line["prefill_s"] > 0
+  assert 0 <= line["tail_s"] < line["decode_s"] + line["prefill_s"]
+  assert line["tokens_per_s"] > 0 and line["tokens_per_cpu_s"] > 0
+  assert line["memory_above_idle_bytes"] > 1e6
+
+
+STUB = """
+import json, sys
+tokens, cpu_s = {values}
+print(json.dumps({{"ready": True, "system": "{name}", "first_run_s": 1.0}}))
+sys.stdout.flush()
+for i, _ in enumerate(sys.stdin):
+  print(json.dumps({{"tokens": tokens[i], "cpu_s": cpu_s[i], "wall_s": 2.0,
+    "unique": 1, "peak_bytes": 10 + i, "memory_above_idle_bytes": i}}))
+  sys.stdout.flush()
+"""
+
+
+def take_turns(tmp_path, ours, peer):
+  command = [sys.executable, BENCH / "interleave.py", "--rounds=3"]
+  for name, values in (("a", ours), ("b", peer)):
+    script = tmp_path / f"{name}.py"
+    script.write_text(STUB.format(name=name, values=values))
+    command += [sys.executable, script]
+  return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_turns_by_hand(tmp_path):
+  # Tokens per CPU-second: 100, 50, 40 against 10, 25, 5.
+  done = take_turns(
+    tmp_path, ([200, 100, 80], [2, 2, 2]), ([10, 100, 10], [1, 4, 2])
+  )
+  assert done.returncode == 0, done.stderr
+  line = json.loads(done.stdout)
+  assert line["ours"]["tokens_per_cpu_s"] == 50
+  assert line["peer"]["tokens_per_cpu_s"] == 10
+  want = {"of_medians": 5.0, "min": 2.0, "max": 10.0}
+  assert line["ratio"]["tokens_per_cpu_s"] == want
+  assert line["ours"]["tokens"] == [200, 100, 80]
+  assert line["peer"]["peak_bytes"] == 12
+
+
+def test_a_system_that_dies_is_named(tmp_path):
+  done = take_turns(tmp_path, ([200, 100, 80], [2, 2, 2]), ([10], [1]))
+  assert done.returncode == 1
+  assert (
+    done.stderr.strip().splitlines()[-1].startswith("error: the peer ended")
+  )
+
+
+@pytest.mark.parametrize(
+  "flags, message",
+  [
+    (["--workload=w9"], "invalid choice: 'w9'"),
+    (["--n=0"], "--n and --repeats are at least 1"),
+    (["--serve", "--repeats=2"], "not allowed with"),
+  ],
+)
+def test_refuses(flags, message):
+  done = subprocess.run(
+    [sys.executable, BENCH / "rollout.py", *flags],
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 2 and message in done.stderr
