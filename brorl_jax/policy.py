@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from brorl_jax import attention, experts
+from brorl_jax import attention, cache, experts
 
 
 @jax.tree_util.register_dataclass
@@ -67,6 +67,7 @@ class Policy:
   dtype: str = "float32"  # of activations and caches; logits are float32
   max_positions: int = 32768  # of prompt and response together
   int8_cache: bool = False  # keys and values of responses, when sampling
+  decode_kernel: bool = False  # attention of sampling as a GPU kernel
   # The config.json it was read from, for writing it back.
   origin: str = dataclasses.field(default="", compare=False, repr=False)
 
@@ -217,31 +218,31 @@ class Policy:
     mask = prefix.mask[at] & real[..., None]
     return Shared(layers(prefix.k), layers(prefix.v), mask)
 
-  def page(self, rows: int, columns: int) -> list[attention.Page]:
+  def page(self, rows: int, columns: int) -> list[cache.Page]:
     """Empty columns of the cache of so many rows, for each layer."""
     shape = (rows, self.kv_heads)
     kind = jnp.int8 if self.int8_cache else self.cache_dtype
     scale = jnp.zeros((*shape, columns)) if self.int8_cache else None
     k = jnp.zeros((*shape, self.head_size, columns), kind)
     v = jnp.zeros((*shape, columns, self.head_size), kind)
-    return [attention.Page(k, v, scale, scale)] * self.layers
+    return [cache.Page(k, v, scale, scale)] * self.layers
 
   def decode_step(
     self,
     weights: PyTree,
     shared: Shared,
-    pages: Sequence[list[attention.Page]],
+    pages: Sequence[list[cache.Page]],
     token: Int[Array, "A R"],
     length: Int[Array, "A R"],
     which: Int[Array, "A R"],
     column: Int[Array, ""],
-  ) -> tuple[Float[Array, "A R V"], list[attention.Page]]:
+  ) -> tuple[Float[Array, "A R V"], list[cache.Page]]:
     """Next-token logits of every row, given one more token of each.
 
     Args:
       weights: From `unroll`.
       shared: From `lanes`.
-      pages: The rows' caches, oldest first; see `attention.ages`.
+      pages: The rows' caches, oldest first; see `cache.ages`.
       token: The last token of each row, not yet in the cache.
       length: Response tokens of each row, `token` included; its position is
         the prompt's length + `length` - 1.
@@ -262,14 +263,15 @@ class Policy:
       view = views[bool(self.sliding) and self.sliding[i]]
       q, k, v = one.project(x, view)
       written.append(newest[i].write(flat(k), flat(v), column))
-      out = attention.decode(
+      out = cache.decode(
         q[:, :, 0],
-        attention.Shared(shared.k[i], shared.v[i], view.shared),
+        cache.Shared(shared.k[i], shared.v[i], view.shared),
         [*(page[i] for page in older), written[i]],
         column=column,
         limit=view.own,
         scale=self._scale,
         softcap=self.attention_softcap,
+        kernel=self.decode_kernel,
       )
       x = one.close(x, out[:, :, None])
     return self._head(weights, self._norm(weights, x)[:, :, 0]), written

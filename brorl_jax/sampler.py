@@ -35,13 +35,13 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from brorl_jax.types import Prompts, Rollouts
 
 # Prompt tokens of one prefill. More would only need more memory.
-_PREFILL_TOKENS = 16384
+PREFILL_TOKENS = 16384
 # Columns of a page, at least. Fewer pages are fewer programs to compile; more
 # let attention follow the length more closely.
 _LEAST_COLUMNS = 64
 _MOST_PAGES = 8
 # A tail is compacted to this share of its lanes or rows.
-_SHRINK = 4
+SHRINK = 4
 
 
 @runtime_checkable
@@ -137,7 +137,7 @@ def _keep(
   return jnp.where(rank >= least, logits, -jnp.inf)
 
 
-_BLOCK = 128  # tokens whose probabilities are added up before any is looked at
+BLOCK = 128  # tokens whose probabilities are added up before any is looked at
 
 
 def draw(
@@ -150,7 +150,7 @@ def draw(
   probability 0 cannot be drawn, whatever the rounding of the sums.
   """
   V = logits.shape[-1]
-  size = min(V, _BLOCK)
+  size = min(V, BLOCK)
   top = jnp.max(logits, axis=-1, keepdims=True)
   prob = jnp.exp(logits - top)
   prob = jnp.pad(prob, [(0, 0)] * (prob.ndim - 1) + [(0, -V % size)])
@@ -436,14 +436,19 @@ def _start(
 def _prefill(policy: Decoder, params: PyTree, prompts: Prompts):
   """The policy's, over as many prompts at a time as are worth it."""
   P, S = prompts.tokens.shape
-  fits = max(_PREFILL_TOKENS // S, 1)
-  group = max(g for g in range(1, P + 1) if P % g == 0 and g <= fits)
+  group = read_together(P, S)
   if group == P:
     return policy.prefill(params, prompts.tokens, prompts.mask)
   apart = lambda x: x.reshape(P // group, group, *x.shape[1:])
   read = lambda x: policy.prefill(params, *x)
   out = jax.lax.map(read, (apart(prompts.tokens), apart(prompts.mask)))
   return jax.tree.map(lambda x: x.reshape(P, *x.shape[2:]), out)
+
+
+def read_together(P: int, S: int) -> int:
+  """How many of P prompts of S tokens are read together, a divisor of P."""
+  fits = max(PREFILL_TOKENS // S, 1)
+  return max(g for g in range(1, min(P, fits) + 1) if P % g == 0)
 
 
 def _pack(
@@ -645,6 +650,12 @@ def rollouts(
   )
 
 
+def parts_of(P: int, N: int, devices: int) -> int:
+  """Into how many parts a prompt's rollouts are cut, so that they spread."""
+  parts = devices // math.gcd(P, devices)
+  return parts if N % parts == 0 else 1
+
+
 def _spread(prompts: Prompts, n: int, devices: int) -> tuple[Prompts, int]:
   """As many units for each device: prompts, or equal parts of their rollouts.
 
@@ -654,8 +665,8 @@ def _spread(prompts: Prompts, n: int, devices: int) -> tuple[Prompts, int]:
     The units and into how many parts a prompt is cut.
   """
   P = len(prompts.index)
-  parts = devices // math.gcd(P, devices)
-  if parts == 1 or n % parts == 0:
+  parts = parts_of(P, n, devices)
+  if P * parts % devices == 0:
     return jax.tree.map(lambda x: np.repeat(x, parts, axis=0), prompts), parts
   more = np.arange(P + -P % devices) % P
   return jax.tree.map(lambda x: np.asarray(x)[more], prompts), 1
@@ -666,10 +677,10 @@ def _shrunk(job: _Job, progress: Progress) -> _Job:
   lanes, rows = job.lanes, job.rows
   if progress.waiting or job.pages == 1:
     return job
-  while lanes > progress.lanes and -(-lanes // _SHRINK) >= progress.lanes:
-    lanes = -(-lanes // _SHRINK)
-  while rows > progress.rows and -(-rows // _SHRINK) >= progress.rows:
-    rows = -(-rows // _SHRINK)
+  while lanes > progress.lanes and -(-lanes // SHRINK) >= progress.lanes:
+    lanes = -(-lanes // SHRINK)
+  while rows > progress.rows and -(-rows // SHRINK) >= progress.rows:
+    rows = -(-rows // SHRINK)
   return dataclasses.replace(job, lanes=lanes, rows=rows)
 
 

@@ -4,7 +4,13 @@ import re
 
 import jax
 import numpy as np
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import (
+  AbstractMesh,
+  AxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+)
 from jaxtyping import PyTree
 
 # Parameter path -> the meaning of each of its axes. First match wins.
@@ -69,7 +75,9 @@ def make_mesh(data: int, model: int) -> Mesh:
   return jax.make_mesh((data, model), ("data", "model"), axis_types=auto)
 
 
-def param_shardings(abstract_params: PyTree, mesh: Mesh) -> PyTree:
+def param_shardings(
+  abstract_params: PyTree, mesh: Mesh | AbstractMesh
+) -> PyTree:
   """A `NamedSharding` for every parameter.
 
   Args:

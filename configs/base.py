@@ -21,9 +21,17 @@ def get_config() -> ml_collections.ConfigDict:
   # round is drawn whole, so small rounds waste less.
   c.round_samples = 4096
   c.max_rounds = 40  # give up on a step after so many
-  # Rollouts of a prompt that decode together, at most n are used. Responses
-  # are short: 128 instead of 512 gives 1.36 times the tokens per second.
+  # Rollouts of a prompt that decode together, at most n are used; 0: as many as
+  # fit. Responses are short: 128 instead of 512 gives 1.36 times the tokens per
+  # second.
   c.slots = 128
+  c.lanes = 0  # prompts that decode together; 0: as many as fit
+  # Keys and values of responses as int8 instead of `dtype`: twice the slots in
+  # half precision. Not exact, so that policy/logp_gap_max grows.
+  c.int8_cache = False
+  # Attention of sampling on NVIDIA GPUs as one kernel that reads what each row
+  # sees, not whole pages. Its speed is not measured, hence off.
+  c.decode_kernel = False
   c.prompt_tokens = 40  # longest prompt; longer ones are refused
   c.max_new_tokens = 6  # longest response, its end token included
   # The paper does not state it; 1 makes sampler and trainer the same policy.
@@ -63,6 +71,9 @@ def get_config() -> ml_collections.ConfigDict:
   # Devices: prompts and rows over `data`, heads and vocabulary over `model`.
   c.mesh_data = -1  # -1 takes all that are left
   c.mesh_model = 1
+  # Memory of a device. 0 asks it; with a number --mode=plan plans for
+  # accelerators that are not here.
+  c.memory_bytes = 0
 
   # Output.
   c.save_every = 10  # steps

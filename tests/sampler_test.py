@@ -16,7 +16,7 @@ import scipy.stats
 import simple_sampler
 from jax.sharding import AxisType
 
-from brorl_jax import attention, sampler, sharding
+from brorl_jax import cache, sampler, sharding
 from brorl_jax.attention import Rope
 from brorl_jax.policy import Policy
 from brorl_jax.types import Prompts
@@ -61,7 +61,7 @@ class Recall(Table):
   def decode_step(self, weights, shared, pages, token, length, which, column):
     page = pages[-1].at[:, column].set(token.ravel())
     total, seen, columns = 0, 0, page.shape[1]
-    circle = attention.ages(column, len(pages), columns)
+    circle = cache.ages(column, len(pages), columns)
     for age, cells in zip(circle, [*pages[:-1], page], strict=True):
       mask = age < length.reshape(-1, 1)
       total += jnp.sum(jnp.where(mask, cells + 1, 0), axis=1)

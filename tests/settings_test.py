@@ -95,7 +95,7 @@ def message(done: subprocess.CompletedProcess) -> str:
     (
       (*RUN, "--mode=trian"),
       "flag --mode=trian: value should be one of "
-      "<train|warmup|simulate|export>",
+      "<train|plan|warmup|simulate|export>",
     ),
     ((*RUN, "512"), "'512' is not a flag; see --help"),
     ((RUN[0],), "--workdir is missing; see --help"),
@@ -237,6 +237,13 @@ def test_accepts_the_configs_of_the_repository(get):
 GOOD = [
   {"n": 2},
   {"slots": 1},
+  {"slots": 0, "lanes": 0, "memory_bytes": 0},
+  {
+    "lanes": 3,
+    "memory_bytes": 10**9,
+    "int8_cache": True,
+    "decode_kernel": True,
+  },
   {"kl_weight": 0.0},
   {"warmup": 0},
   {"b1": 0.0},
@@ -257,7 +264,7 @@ def test_accepts_the_edge_of_what_works(changes):
 
 COUNTS = (
   "steps samples round_samples max_rounds prompt_tokens max_new_tokens "
-  "minibatches slots rows blocks save_every keep_checkpoints eval_every "
+  "minibatches rows blocks save_every keep_checkpoints eval_every "
   "eval_prompts eval_n mesh_model"
 ).split()
 BAD = [
@@ -272,7 +279,7 @@ BAD = [
   ("samples", {"samples": 256}, "a multiple of n = 512"),
   ("round_samples", {"round_samples": 8000}, "a multiple of n = 512"),
   ("minibatches", {"minibatches": 3}, "a divisor of samples / n = 32"),
-  ("slots", {"slots": -1}, "at least 1"),
+  *((f, {f: -1}, "positive, or 0") for f in ("slots", "lanes", "memory_bytes")),
   ("temperature", {"temperature": 0.0}, "positive"),
   ("temperature", {"temperature": float("inf")}, "finite"),
   ("temperature", {"temperature": float("nan")}, "finite"),
@@ -524,8 +531,9 @@ def test_the_other_fields_may_not(tmp_path):
   }
   assert len(numbers) > 20
   for field, value in numbers.items():
+    other = not value if isinstance(value, bool) else value + 1
     with pytest.raises(settings.UserError, match=rf" {field} = "):
-      check(tmp_path, **{field: value + 1})
+      check(tmp_path, **{field: other})
 
 
 def test_refuses_a_folder_of_something_else(tmp_path):

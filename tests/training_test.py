@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from brorl_jax import hf, metrics, sharding, tokenizer, train, update
-from brorl_jax.main import record, training
+from brorl_jax.main import planning, record, training
 from brorl_jax.main.puzzles import Puzzles
 from brorl_jax.rl import advantages
 from configs import base
@@ -34,11 +34,12 @@ def wired():
   text = tokenizer.Tokenizer(ASSETS)
   policy, params = hf.load(ASSETS, mesh=mesh)
   puzzles = Puzzles(c, text)
+  plans = planning.make(c, policy, **mesh.shape, on_cpu=None)
   tx, schedule = training.optimizer(c)
   state = training.initial_state(params, tx, mesh, keep_reference=True)
   stages = train.Stages(
     prompts=puzzles.prompts,
-    rollouts=training.rollouts_stage(c, policy, text, mesh),
+    rollouts=training.rollouts_stage(c, policy, text, mesh, plans.rollouts),
     rewards=puzzles.rewards,
     advantages=training.advantages_stage,
     update=training.update_stage(c, policy, tx, schedule, mesh),
@@ -105,7 +106,8 @@ def test_a_reference_is_kept_only_if_it_has_a_weight(wired):
 def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
   c, policy, puzzles, _, state, kept, mesh = wired
   heldout = puzzles.heldout()
-  measure = record.evaluation(c, policy, puzzles, mesh)
+  plans = planning.make(c, policy, **mesh.shape, on_cpu=None)
+  measure = record.evaluation(c, policy, puzzles, mesh, plans)
   book = record.Record(c, tmp_path, puzzles, heldout, measure)
   book.start(-1)
   book.evaluate(0, state.params)

@@ -46,8 +46,9 @@ _WORKDIR = flags.DEFINE_string(
 _MODE = flags.DEFINE_enum(
   "mode",
   "train",
-  ["train", "warmup", "simulate", "export"],
-  "train: reinforcement learning. warmup: makes the embedded policy. simulate: "
+  ["train", "plan", "warmup", "simulate", "export"],
+  "train: reinforcement learning. plan: prints the memory that it would "
+  "need; without --workdir. warmup: makes the embedded policy. simulate: "
   "the paper's token simulator over N. export: a run's policy, "
   "--config.checkpoint=RUN, as a Hugging Face directory.",
 )
@@ -63,19 +64,24 @@ def main(argv: list[str]) -> None:
   try:
     if len(argv) > 1:
       raise settings.UserError(f"{argv[1]!r} is not a flag; see --help")
-    if _CONFIG.value is None or not _WORKDIR.value:
-      name = "config" if _CONFIG.value is None else "workdir"
-      raise settings.UserError(f"--{name} is missing; see --help")
+    if _CONFIG.value is None:
+      raise settings.UserError("--config is missing; see --help")
+    if not _WORKDIR.value and _MODE.value != "plan":
+      raise settings.UserError("--workdir is missing; see --help")
     keep_freed_memory()
     # It would say on every start that there is no PyTorch, which is intended.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    workdir = pathlib.Path(_WORKDIR.value)
+    workdir = pathlib.Path(_WORKDIR.value or ".")
     # Not above: jax and transformers take seconds to load, and --help or a
     # misspelt flag should not cost that.
     if _MODE.value == "train":
       from brorl_jax.main import training
 
       training.run(_CONFIG.value, workdir, allow_change=_ALLOW_CHANGE.value)
+    elif _MODE.value == "plan":
+      from brorl_jax.main import planning
+
+      planning.run(_CONFIG.value)
     elif _MODE.value == "warmup":
       from brorl_jax.main import warming
 

@@ -9,8 +9,7 @@ from absl import logging
 
 from brorl_jax import architectures, checkpoints, hf, sharding, tokenizer
 from brorl_jax.main import folder, settings
-from brorl_jax.main.settings import Config
-from brorl_jax.main.training import ASSETS
+from brorl_jax.main.settings import ASSETS, Config
 
 
 def run(c: Config, workdir: pathlib.Path) -> None:

@@ -11,6 +11,8 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from brorl_jax import evaluate, metrics, sampler, train
+from brorl_jax.main import planning
+from brorl_jax.main.planning import Plans
 from brorl_jax.main.puzzles import Puzzles
 from brorl_jax.main.settings import Config
 from brorl_jax.policy import Policy
@@ -18,13 +20,12 @@ from brorl_jax.tasks.base import Puzzle
 
 
 def evaluation(
-  c: Config, policy: Policy, prompts: Puzzles, mesh: Mesh
+  c: Config, policy: Policy, prompts: Puzzles, mesh: Mesh, plans: Plans
 ) -> Callable[[PyTree, Sequence[Puzzle]], evaluate.Evaluation]:
   """Samples held-out puzzles; the same draws at every step of a run."""
   # Step 0 trains nothing, so its key is free.
   key = jax.random.fold_in(jax.random.key(c.seed), 0)
-  data = mesh.shape["data"]
-  chunk = max(c.round_samples // c.eval_n // data, 1) * data
+  policy, fits = planning.sampled(c, policy), plans.evaluations
 
   def rollouts(params, puzzles: Sequence[Puzzle], start: int):
     index = np.arange(start, start + len(puzzles), dtype=np.int32)
@@ -37,13 +38,17 @@ def evaluation(
       max_new_tokens=c.max_new_tokens,
       behaviour=sampler.Behaviour(temperature=c.temperature),
       stop_ids=prompts.stop_ids,
-      slots=min(c.slots, c.eval_n),
+      slots=fits.slots,
+      lanes=fits.lanes,
       mesh=mesh,
     )
     return jax.device_get(out)
 
   return functools.partial(
-    evaluate.evaluate, rollouts=rollouts, verdicts=prompts.verdicts, chunk=chunk
+    evaluate.evaluate,
+    rollouts=rollouts,
+    verdicts=prompts.verdicts,
+    chunk=plans.chunk,
   )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from absl import flags
 from ml_collections import config_flags
 
+ASSETS = pathlib.Path(__file__).parents[1] / "assets"  # embedded policy
 # A ConfigDict; its fields are typed when flags are parsed, not statically.
 Config = Any
 Rule = tuple[str, bool, str]  # field, whether it can work, what it must be
@@ -183,7 +184,7 @@ def _warmup_rules(c: Config) -> Iterator[Rule]:
 def _training_rules(c: Config) -> Iterator[Rule]:
   counts = (
     "steps samples round_samples max_rounds prompt_tokens max_new_tokens "
-    "slots minibatches rows blocks save_every keep_checkpoints eval_every "
+    "minibatches rows blocks save_every keep_checkpoints eval_every "
     "eval_prompts eval_n theory_prompts theory_responses mesh_model"
   )
   for field in counts.split():
@@ -201,6 +202,8 @@ def _training_rules(c: Config) -> Iterator[Rule]:
   yield "minibatches", good, f"a divisor of samples / n = {prompts} prompts"
   good = c.eval_prompts * len(c.families) >= 2
   yield "eval_prompts", good, "2 or more in all families: it is an interval"
+  for field in ("slots", "lanes", "memory_bytes"):
+    yield field, c[field] >= 0, "positive, or 0: as much as there is"
   yield "temperature", c.temperature > 0.0, "positive; greedy cannot explore"
   yield "clip_low", 0.0 < c.clip_low < 1.0, "between 0 and 1"
   yield "clip_high", c.clip_high > 0.0, "positive"

@@ -16,6 +16,7 @@ from brorl_jax import (
   checkpoints,
   hf,
   metrics,
+  plan,
   report,
   sampler,
   sharding,
@@ -25,15 +26,14 @@ from brorl_jax import (
   types,
   update,
 )
-from brorl_jax.main import folder, record, settings
+from brorl_jax.main import folder, planning, record, settings
 from brorl_jax.main.puzzles import Puzzles
-from brorl_jax.main.settings import Config
+from brorl_jax.main.settings import ASSETS, Config
 from brorl_jax.policy import Policy
 from brorl_jax.rl import advantages
 
 # Files of the run that it cannot go on from.
 _UNUSABLE = (checkpoints.Unusable, metrics.Damaged)
-ASSETS = pathlib.Path(__file__).parents[1] / "assets"
 
 
 def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
@@ -54,6 +54,7 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
         f"{policy.vocab} rows"
       )
     settings.check_lengths(c, policy.max_positions)
+    plans = planning.make(c, policy, **mesh.shape, on_cpu=None)
     puzzles = Puzzles(c, text)
     heldout = puzzles.heldout()
     # Last, because it takes longest.
@@ -62,18 +63,19 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
     raise settings.UserError(str(e)) from None
   lock = folder.hold(workdir)
   folder.write_config(c, workdir)
+  print(f"rollouts: {plans.rollouts.line()}")
 
   tx, schedule = optimizer(c)
   stages = train.Stages(
     prompts=puzzles.prompts,
-    rollouts=rollouts_stage(c, policy, text, mesh),
+    rollouts=rollouts_stage(c, policy, text, mesh, plans.rollouts),
     rewards=puzzles.rewards,
     advantages=advantages_stage,
     update=update_stage(c, policy, tx, schedule, mesh),
   )
   state = initial_state(params, tx, mesh, keep_reference=c.kl_weight > 0.0)
   store = checkpoints.Store(workdir / "checkpoints", keep=c.keep_checkpoints)
-  measure = record.evaluation(c, policy, puzzles, mesh)
+  measure = record.evaluation(c, policy, puzzles, mesh, plans)
   book = record.Record(c, workdir, puzzles, heldout, measure)
   try:
     train.train(
@@ -135,9 +137,14 @@ def initial_state(
 
 
 def rollouts_stage(
-  c: Config, policy: Policy, text: tokenizer.Tokenizer, mesh: Mesh
+  c: Config,
+  policy: Policy,
+  text: tokenizer.Tokenizer,
+  mesh: Mesh,
+  fits: plan.RolloutPlan,
 ) -> Callable[..., types.Rollouts]:
   """Stage 2: prompts -> N rollouts each, copied to the host at once."""
+  policy = planning.sampled(c, policy)
 
   def rollouts(params, prompts: types.Prompts, key) -> types.Rollouts:
     out = sampler.rollouts(
@@ -149,7 +156,8 @@ def rollouts_stage(
       max_new_tokens=c.max_new_tokens,
       behaviour=sampler.Behaviour(temperature=c.temperature),
       stop_ids=text.stop_ids,
-      slots=min(c.slots, c.n),
+      slots=fits.slots,
+      lanes=fits.lanes,
       mesh=mesh,
     )
     return jax.device_get(out)

@@ -1,0 +1,191 @@
+"""Keys and values of decoding in pages of columns, and attention over them."""
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from brorl_jax import kernels
+from brorl_jax.attention import MASKED
+
+
+class Shared(NamedTuple):
+  """What all rows of a lane may read: the prompts it works on, side by side."""
+
+  k: Float[Array, "A G S K"]
+  v: Float[Array, "A G S K"]
+  mask: Bool[Array, "A #R S"]  # what each row may
+
+
+class Page(NamedTuple):
+  """C columns of the own keys and values of B = A R rows.
+
+  Keys are stored transposed: both products of a row then run along the axis
+  that lies last. As int8 every column has a scale, otherwise none.
+  """
+
+  k: Float[Array, "B G K C"] | Int[Array, "B G K C"]
+  v: Float[Array, "B G C K"] | Int[Array, "B G C K"]
+  k_scale: Float[Array, "B G C"] | None = None
+  v_scale: Float[Array, "B G C"] | None = None
+
+  def write(
+    self, k: Float[Array, "B G K"], v: Float[Array, "B G K"], column
+  ) -> "Page":
+    """The page with one more column; in place if the page is donated."""
+    put = jax.lax.dynamic_update_slice_in_dim
+    k_scale, v_scale = self.k_scale, self.v_scale
+    if k_scale is not None and v_scale is not None:
+      k, k_size = _quantize(k)
+      v, v_size = _quantize(v)
+      k_scale = put(k_scale, k_size, column, axis=2)
+      v_scale = put(v_scale, v_size, column, axis=2)
+    return Page(
+      put(self.k, k[..., None].astype(self.k.dtype), column, axis=3),
+      put(self.v, v[:, :, None].astype(self.v.dtype), column, axis=2),
+      k_scale,
+      v_scale,
+    )
+
+
+def _quantize(x: Float[Array, "B G K"]) -> tuple[Array, Array]:
+  """int8 x' and scale [B,G,1] with x = x' scale up to scale / 2."""
+  size = jnp.max(jnp.abs(x), axis=-1, keepdims=True).astype(jnp.float32) / 127.0
+  size = jnp.maximum(size, 1e-30)  # a column of zeros
+  return jnp.round(x.astype(jnp.float32) / size).astype(jnp.int8), size
+
+
+def ages(
+  column: Int[Array, ""], pages: int, columns: int
+) -> list[Int[Array, "1 C"]]:
+  """How many steps ago each column of each page was written; 0 is now.
+
+  The pages are a circle of `pages * columns` columns, oldest page first. The
+  last one is being written: its columns up to `column` are the newest of all,
+  those behind it the oldest, left from a turn before.
+  """
+  back = column - jnp.arange(columns)[None]
+  older = [back + k * columns for k in range(pages - 1, 0, -1)]
+  return [*older, back % (pages * columns)]
+
+
+def decode(
+  q: Float[Array, "A R H K"],
+  shared: Shared,
+  pages: Sequence[Page],
+  *,
+  column: Int[Array, ""],
+  limit: Int[Array, "A R"],
+  scale: float,
+  softcap: float = 0.0,
+  kernel: bool = False,
+) -> Float[Array, "A R H K"]:
+  """Attention of one new token per row; `attend` in the form for decoding.
+
+    out = softmax(cap([q k_shared', q k_own'] * scale)) [v_shared; v_own]
+
+  The scores of the prompts are one matrix product per lane and key/value head,
+  [R H/G, K] x [K, S]. Parts are merged by their log-sum-exp, so no array ever
+  holds all scores of a row.
+
+  Args:
+    q: Queries, rotated, of R rows in each of A lanes.
+    shared: Keys and values that all rows of a lane read.
+    pages: The rows' own, oldest first; see `ages`.
+    column: Of the last page; the newest.
+    limit: Each row sees its columns of age below this.
+    scale: Of the scores, usually K^-1/2.
+    softcap: Bound of the scores.
+    kernel: On a GPU as one kernel, if it supports these arrays; see `kernels`.
+  """
+  form = functools.partial(_decode, scale=scale, softcap=softcap)
+  if not (kernel and kernels.supports(q, pages)):
+    return form(q, shared, pages, column, limit)
+  fused = functools.partial(kernels.decode, scale=scale, softcap=softcap)
+  return jax.lax.platform_dependent(
+    q, shared, list(pages), column, limit, cuda=fused, default=form
+  )
+
+
+def _decode(
+  q: Float[Array, "A R H K"],
+  shared: Shared,
+  pages: Sequence[Page],
+  column: Int[Array, ""],
+  limit: Int[Array, "A R"],
+  *,
+  scale: float,
+  softcap: float,
+) -> Float[Array, "A R H K"]:
+  A, R, H, K = q.shape
+  G = shared.k.shape[1]
+  J = H // G
+  cap = lambda s: softcap * jnp.tanh(s / softcap) if softcap else s
+  # Rows of a lane together, A G (R J) K, and every row by itself, B G J K. An
+  # axis of one lane would keep XLA from writing to pages in place.
+  alone = lambda x: jnp.swapaxes(
+    x.reshape(A, G, R, J, *x.shape[3:]), 1, 2
+  ).reshape(A * R, G, J, *x.shape[3:])
+  q = (q * scale).reshape(A, R, G, J, K)
+  together = jnp.swapaxes(q, 1, 2).reshape(A, G, R * J, K)
+  q = q.reshape(A * R, G, J, K)
+
+  score = jnp.einsum(
+    "agnk,agsk->agns", together, shared.k, preferred_element_type=jnp.float32
+  )
+  mask = shared.mask[:, None, :, None]  # A 1 R|1 1 S
+  score = jnp.where(mask, cap(score).reshape(A, G, R, J, -1), MASKED)
+  score = score.reshape(A, G, R * J, -1)
+  limit = limit.reshape(A * R, 1)
+  circle = ages(column, len(pages), pages[0].v.shape[2])
+  scores = [
+    jnp.where((age < limit)[:, None, None], cap(_own_scores(q, page)), MASKED)
+    for age, page in zip(circle, pages, strict=True)
+  ]
+
+  # One softmax over all parts.
+  top = alone(jnp.max(score, axis=-1))
+  for own in scores:
+    top = jnp.maximum(top, jnp.max(own, axis=-1))
+  back = jnp.swapaxes(top.reshape(A, R, G, J), 1, 2).reshape(A, G, R * J, 1)
+  weight = jnp.exp(score - back)
+  total = alone(jnp.sum(weight, axis=-1))
+  out = alone(
+    jnp.einsum(
+      "agns,agsk->agnk",
+      weight.astype(q.dtype),
+      shared.v,
+      preferred_element_type=jnp.float32,
+    )
+  )
+  for page, own in zip(pages, scores, strict=True):
+    weight = jnp.exp(own - top[..., None])
+    total += jnp.sum(weight, axis=-1)
+    out += _own_values(weight, page, q.dtype)
+  return (out / total[..., None]).astype(q.dtype).reshape(A, R, H, K)
+
+
+def _own_scores(q: Float[Array, "B G J K"], page: Page) -> Array:
+  k = page.k if page.k_scale is None else page.k.astype(q.dtype)
+  score = jnp.einsum(
+    "bgjk,bgkc->bgjc",
+    q.astype(k.dtype),
+    k,
+    preferred_element_type=jnp.float32,
+  )
+  return score if page.k_scale is None else score * page.k_scale[:, :, None]
+
+
+def _own_values(weight: Float[Array, "B G J C"], page: Page, dtype) -> Array:
+  v = page.v if page.v_scale is None else page.v.astype(dtype)
+  if page.v_scale is not None:
+    weight *= page.v_scale[:, :, None]
+  return jnp.einsum(
+    "bgjc,bgck->bgjk",
+    weight.astype(dtype).astype(v.dtype),
+    v,
+    preferred_element_type=jnp.float32,
+  )

@@ -1,0 +1,128 @@
+"""Memory of a run: how its rollouts and evaluations are decoded, or refused."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable
+
+import jax
+
+from brorl_jax import architectures, hf, memory, plan
+from brorl_jax.main import settings
+from brorl_jax.main.settings import ASSETS, Config
+from brorl_jax.policy import Policy
+
+
+@dataclasses.dataclass(frozen=True)
+class Plans:
+  """Both kinds of sampling of a run."""
+
+  rollouts: plan.RolloutPlan
+  evaluations: plan.RolloutPlan
+  chunk: int  # held-out puzzles that are sampled together
+
+
+def run(c: Config) -> None:
+  """Prints what a run would do with the memory there is; loads no weights.
+
+  Devices need not be here if `config.mesh_data` and `memory_bytes` are given.
+  """
+  settings.check_training(c)
+  model = c.mesh_model
+  try:
+    data = c.mesh_data
+    if data == -1:
+      data = max(jax.device_count() // model, 1)
+    settings.check_mesh(c, data)
+    policy = architectures.read_policy(_source(c.checkpoint), dtype=c.dtype)
+    settings.check_lengths(c, policy.max_positions)
+    on_cpu = False if c.memory_bytes else None
+    plans = make(c, policy, data=data, model=model, on_cpu=on_cpu)
+  except ValueError as e:
+    raise settings.UserError(str(e)) from None
+  print(
+    f"rollouts: {c.round_samples // c.n} prompts x {c.n}, at most "
+    f"{c.max_new_tokens} tokens, on {data} x {model} devices\n"
+    f"{plans.rollouts.table()}\n"
+    f"evaluations: {plans.chunk} prompts x {c.eval_n}\n"
+    f"{plans.evaluations.table()}"
+  )
+
+
+def _source(checkpoint: str) -> pathlib.Path:
+  """Where config.json lies; unlike `hf.locate` it downloads nothing."""
+  path = pathlib.Path(checkpoint)
+  if not checkpoint:
+    return ASSETS
+  if path.exists() or path.is_absolute() or len(path.parts) != 2:
+    return hf.locate(checkpoint)
+  raise ValueError(
+    f"checkpoint {checkpoint!r} is not a directory here; a plan needs its "
+    f"config.json alone: where there is a network run 'hf download "
+    f"{checkpoint} config.json --local-dir {path.name}', then give "
+    f"--config.checkpoint={path.name}"
+  )
+
+
+def make(
+  c: Config, policy: Policy, *, data: int, model: int, on_cpu: bool | None
+) -> Plans:
+  """Plans for a mesh of data x model devices.
+
+  Args:
+    c: The config.
+    policy: As it was read.
+    data: Devices over which prompts are spread.
+    model: Devices over which heads and vocabulary are spread.
+    on_cpu: Whether devices are CPUs; whether these are if None.
+
+  Raises:
+    TooLarge: Something does not fit.
+    ValueError: The policy cannot be spread like this.
+  """
+  state = memory.state_bytes(
+    policy, data=data, model=model, keep_reference=c.kl_weight > 0.0
+  )
+  fit = functools.partial(
+    plan.rollouts,
+    sampled(c, policy),
+    memory_bytes=c.memory_bytes or memory.device_bytes(),
+    resident_bytes=state,
+    prompt_tokens=c.prompt_tokens,
+    max_new_tokens=c.max_new_tokens,
+    data=data,
+    model=model,
+    on_cpu=on_cpu,
+  )
+  rollouts = fit(
+    n=c.n,
+    prompts=c.round_samples // c.n,
+    slots=c.slots or None,
+    lanes=c.lanes or None,
+  )
+  chunk, evaluations = _evaluations(c, fit, data)
+  return Plans(rollouts, evaluations, chunk)
+
+
+def _evaluations(
+  c: Config, fit: Callable[..., plan.RolloutPlan], data: int
+) -> tuple[int, plan.RolloutPlan]:
+  """As many held-out puzzles at a time as a round, or half of them, ..."""
+  heldout = c.eval_prompts * len(c.families)
+  each = max(min(c.round_samples // c.eval_n // data, -(-heldout // data)), 1)
+  while True:
+    try:
+      return each * data, fit(
+        n=c.eval_n, prompts=each * data, slots=min(c.slots, c.eval_n) or None
+      )
+    except plan.TooLarge as e:
+      if each == 1:
+        raise plan.TooLarge(f"evaluations: {e}") from None
+      each = -(-each // 2)
+
+
+def sampled(c: Config, policy: Policy) -> Policy:
+  """The policy as the sampler gets it."""
+  return dataclasses.replace(
+    policy, int8_cache=c.int8_cache, decode_kernel=c.decode_kernel
+  )
