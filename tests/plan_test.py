@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from compiled import compiled, zeros_of
 
 from brorl_jax import hf, memory, plan, sampler, sharding, tokenizer
 from brorl_jax.attention import Rope
@@ -177,25 +178,7 @@ def test_a_container_may_have_less_than_its_machine(tmp_path, monkeypatch):
 # ------------------------------------------------------------ against the truth
 
 
-def made(program, *args):
-  """Arrays of zeros like those that `program` returns."""
-  kinds = []
-
-  def leaves(*args):
-    out, kind = jax.tree.flatten(program(*args))
-    kinds.append(kind)
-    return out
-
-  zeros = lambda x: (
-    jnp.broadcast_to(jax.random.key(0), x.shape)
-    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
-    else jnp.zeros(x.shape, x.dtype)
-  )
-  out = jax.tree.map(zeros, jax.eval_shape(leaves, *args))
-  return jax.tree.unflatten(kinds[0], out)
-
-
-def compiled(policy, n, P, S, T, slots, lanes):
+def needs(policy, n, P, S, T, slots, lanes):
   """Bytes that XLA needs: prefilling, and decoding into the last page."""
   C = sampler.page_columns(T)
   job = sampler._Job(
@@ -208,27 +191,24 @@ def compiled(policy, n, P, S, T, slots, lanes):
     zeros(P),
     jax.eval_shape(lambda: jax.random.key(0)),
   )
-  fixed, s, _ = made(functools.partial(sampler._start, job), *start)
+  prefill = functools.partial(sampler._start, job)
+  fixed, s, _ = zeros_of(prefill, *start)
   page = policy.page(lanes * slots, C)
   older, newest = (page,) * (job.pages - 1), page if job.pages > 1 else None
+  decode = functools.partial(sampler._segment, job)
 
   def total(program, *args, donated=()):
-    # Of leaves: `lower` puts into its arguments what is no array.
-    flat, kinds = zip(*map(jax.tree.flatten, args), strict=True)
-    of = lambda *x: program(job, *map(jax.tree.unflatten, kinds, x))
-    form = jax.jit(lambda *x: jax.tree.leaves(of(*x)), donate_argnums=donated)
-    m = form.lower(*flat).compile().memory_analysis()
+    m = compiled(program, *args, donated=donated).memory_analysis()
     held = m.argument_size_in_bytes + m.output_size_in_bytes
     return held + m.temp_size_in_bytes - m.alias_size_in_bytes
 
   bytes_ = lambda x: math.prod(x.shape) * x.dtype.itemsize
   dropped = sum(map(bytes_, jax.tree.leaves(newest)))
   state = sum(map(bytes_, jax.tree.leaves(start[0])))
+  step = total(decode, fixed, older, newest, s, donated=(2, 3))
   return state, {
-    "prefilling": total(sampler._start, *start),
-    "decoding": state
-    + dropped
-    + total(sampler._segment, fixed, older, newest, s, donated=(2, 3)),
+    "prefilling": total(prefill, *start),
+    "decoding": state + dropped + step,
   }
 
 
@@ -253,7 +233,7 @@ def compiled(policy, n, P, S, T, slots, lanes):
 )
 def test_the_plan_is_never_below_and_seldom_above_what_xla_needs(policy, sizes):
   n, P, S, T, slots, lanes = sizes
-  state, needed = compiled(policy, *sizes)
+  state, needed = needs(policy, *sizes)
   one = load(
     policy, resident_bytes=state, n=n, prompts=P, prompt_tokens=S,
     max_new_tokens=T,

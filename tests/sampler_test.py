@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import simple_sampler
+from compiled import compiled, zeros_of
 from jax.sharding import AxisType
 
 from brorl_jax import cache, sampler, sharding
@@ -634,3 +635,43 @@ def test_refuses_by_name_and_value(change, message):
   with pytest.raises(ValueError) as e:
     run(**change)
   assert str(e.value) == message
+
+
+# ------------------------------------------------- what the compiler makes of it
+
+WIDE = Policy(
+  vocab=320, width=32, layers=2, heads=8, kv_heads=2, head_size=16, mlp=32,
+  rope=Rope(1e4), norm_eps=1e-6, tied=True,
+)  # fmt: skip
+
+
+def segment(pages, mesh=None, policy=WIDE):
+  """The program of a step with so many pages, 2 lanes of 24 slots."""
+  P, N, T, C = 2, 24, 512, 64
+  A = P if mesh is None else P // mesh.shape["data"]
+  job = sampler._Job(policy, sampler.Behaviour(), (0,), N, T, A, N, C, mesh)
+  params = policy.init(KEY)
+  if mesh is not None:
+    params = jax.device_put(params, sharding.param_shardings(params, mesh))
+  prompts = Prompts(
+    np.zeros((P, 8), np.int32), np.ones((P, 8), bool), np.arange(P)
+  )
+  start = functools.partial(sampler._start, job)
+  fixed, s, _ = start(params, prompts, np.zeros(P, np.int32), KEY)
+  step = functools.partial(sampler._segment, job)
+  newest, s, _ = step(fixed, (), None, s)
+  older = (newest,) * (pages - 1)
+  return newest, compiled(step, fixed, older, newest, s, donated=(2, 3))
+
+
+def test_a_step_copies_no_page():
+  for policy in (WIDE, dataclasses.replace(WIDE, int8_cache=True)):
+    page, program = segment(1, policy=policy)
+    layer = jax.tree.leaves(page[0])
+    # Keys of one layer are the smallest copy there could be.
+    least = min(x.nbytes for x in layer if x.ndim == 4)
+    used = program.memory_analysis()
+    assert used.alias_size_in_bytes >= sum(
+      x.nbytes for x in jax.tree.leaves(page)
+    )
+    assert used.temp_size_in_bytes < 2 * least, policy

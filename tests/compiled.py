@@ -1,0 +1,36 @@
+"""What XLA makes of a program; no test file."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+
+def compiled(program: Callable, *args, donated=()):
+  """`program` compiled for arguments like these.
+
+  Of their leaves: `lower` puts what is no array into the structs that it is
+  given, which the checks of their annotations would refuse.
+  """
+  flat, kinds = zip(*map(jax.tree.flatten, args), strict=True)
+  of = lambda *x: program(*map(jax.tree.unflatten, kinds, x))
+  form = jax.jit(lambda *x: jax.tree.leaves(of(*x)), donate_argnums=donated)
+  return form.lower(*flat).compile()
+
+
+def zeros_of(program: Callable, *args):
+  """Arrays of zeros like those that `program` returns."""
+  kinds = []
+
+  def leaves(*args):
+    out, kind = jax.tree.flatten(program(*args))
+    kinds.append(kind)
+    return out
+
+  zeros = lambda x: (
+    jnp.broadcast_to(jax.random.key(0), x.shape)
+    if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key)
+    else jnp.zeros(x.shape, x.dtype)
+  )
+  out = jax.tree.map(zeros, jax.eval_shape(leaves, *args))
+  return jax.tree.unflatten(kinds[0], out)
