@@ -252,7 +252,7 @@ class _Work:
     work = max(scores, self.feed_forward(group * chunk)) + self.experts()
     work += copies * self.heads(group * whole)
     # First tokens: logits twice, and a block of probabilities for each.
-    work += 2 * 4 * P * p.vocab + 3 * 4 * P * n * sampler.BLOCK
+    work += 2 * 4 * P * p.vocab + 3 * 4 * P * n * sampler.block_of(p.vocab)
     work += self.weights * stacked  # before layers are taken apart
     work += 2 * self.weights * (self.half and self.on_cpu)
     return int(_MORE * work)

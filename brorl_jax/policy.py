@@ -566,8 +566,30 @@ def _einsum(
     shape if bias else None,
     dtype=c.dtype,
     kernel_init=init,
+    einsum_op=_product,
     rngs=rngs,
   )
+
+
+def _product(spec: str, x: Array, kernel: Array, **options) -> Array:
+  """einsum. On a CPU XLA multiplies bfloat16 twice as fast into float32."""
+  if x.dtype != jnp.bfloat16 or jax.default_backend() != "cpu":
+    return jnp.einsum(spec, x, kernel, **options)
+  return _into_float32(spec, x, kernel)
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _into_float32(spec: str, x: Array, kernel: Array) -> Array:
+  y = jnp.einsum(spec, x, kernel, preferred_element_type=jnp.float32)
+  return y.astype(x.dtype)
+
+
+@_into_float32.defjvp
+def _into_float32_jvp(spec, primals, tangents):
+  # The transpose of the product above would multiply float32.
+  (x, kernel), (dx, dkernel) = primals, tangents
+  change = jnp.einsum(spec, dx, kernel) + jnp.einsum(spec, x, dkernel)
+  return _into_float32(spec, x, kernel), change
 
 
 @functools.cache

@@ -137,7 +137,14 @@ def _keep(
   return jnp.where(rank >= least, logits, -jnp.inf)
 
 
-BLOCK = 128  # tokens whose probabilities are added up before any is looked at
+def block_of(V: int) -> int:
+  """Tokens whose probabilities are added up before any is looked at.
+
+  V is cut into a power of two of them, near its root, so that a vocabulary
+  spread over devices stays there. If V has no such divisor it is padded.
+  """
+  blocks = min(V & -V, 2 ** (V.bit_length() // 2))
+  return V // blocks if V // blocks <= 4096 else 128
 
 
 def draw(
@@ -150,7 +157,7 @@ def draw(
   probability 0 cannot be drawn, whatever the rounding of the sums.
   """
   V = logits.shape[-1]
-  size = min(V, BLOCK)
+  size = block_of(V)
   top = jnp.max(logits, axis=-1, keepdims=True)
   prob = jnp.exp(logits - top)
   prob = jnp.pad(prob, [(0, 0)] * (prob.ndim - 1) + [(0, -V % size)])

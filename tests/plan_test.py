@@ -12,7 +12,6 @@ import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import compiled, zeros_of

@@ -7,6 +7,8 @@ depends on everything it is shown, so that nothing it is shown can be wrong.
 
 import dataclasses
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import simple_sampler
-from compiled import compiled, zeros_of
+from compiled import compiled
 from jax.sharding import AxisType
 
 from brorl_jax import cache, sampler, sharding
@@ -637,7 +639,7 @@ def test_refuses_by_name_and_value(change, message):
   assert str(e.value) == message
 
 
-# ------------------------------------------------- what the compiler makes of it
+# ------------------------------------------------ what the compiler makes of it
 
 WIDE = Policy(
   vocab=320, width=32, layers=2, heads=8, kv_heads=2, head_size=16, mlp=32,
@@ -650,7 +652,7 @@ def segment(pages, mesh=None, policy=WIDE):
   P, N, T, C = 2, 24, 512, 64
   A = P if mesh is None else P // mesh.shape["data"]
   job = sampler._Job(policy, sampler.Behaviour(), (0,), N, T, A, N, C, mesh)
-  params = policy.init(KEY)
+  params = policy.init(jax.random.key(0))
   if mesh is not None:
     params = jax.device_put(params, sharding.param_shardings(params, mesh))
   prompts = Prompts(
@@ -665,13 +667,43 @@ def segment(pages, mesh=None, policy=WIDE):
 
 
 def test_a_step_copies_no_page():
-  for policy in (WIDE, dataclasses.replace(WIDE, int8_cache=True)):
-    page, program = segment(1, policy=policy)
-    layer = jax.tree.leaves(page[0])
-    # Keys of one layer are the smallest copy there could be.
-    least = min(x.nbytes for x in layer if x.ndim == 4)
-    used = program.memory_analysis()
-    assert used.alias_size_in_bytes >= sum(
-      x.nbytes for x in jax.tree.leaves(page)
+  page, program = segment(1)
+  used = program.memory_analysis()
+  assert used.alias_size_in_bytes >= bytes_of(page)
+  # Keys of one layer are the smallest copy there could be; scores are smaller.
+  assert used.temp_size_in_bytes < page[0].k.nbytes
+
+
+def test_a_step_widens_int8_pages_layer_by_layer():
+  policy = dataclasses.replace(WIDE, int8_cache=True, layers=8)
+  page, program = segment(1, policy=policy)
+  used = program.memory_analysis()
+  assert used.alias_size_in_bytes >= bytes_of(page)
+  one = 4 * (page[0].k.nbytes + page[0].v.nbytes)
+  assert used.temp_size_in_bytes < 4 * one  # of 8
+
+
+def bytes_of(tree):
+  return sum(x.nbytes for x in jax.tree.leaves(tree))
+
+
+def test_heads_and_vocabulary_stay_apart_on_a_mesh():
+  mesh = devices(4, model=2)
+  policy = dataclasses.replace(WIDE, kv_heads=4)
+  page, program = segment(2, mesh, policy)
+  keys = page[0].k
+  B, G, K, C = keys.shape
+  assert keys.sharding.shard_shape(keys.shape) == (B // 2, G // 2, K, C)
+  text = program.as_text()
+  rows = B // 2
+  assert f"f32[{rows},{G // 2},{K},{C}]" in text
+  assert f"f32[{rows},{G},{K},{C}]" not in text
+  # What devices tell each other: sums over heads, best logits, sums of blocks
+  # of probabilities and the block of each row's draw; never logits or keys.
+  told = [
+    math.prod(map(int, size.split(",")))
+    for size in re.findall(
+      r"= \w+\[([\d,]+)\][^=]* (?:all-|collective-|reduce-s)\S*\(", text
     )
-    assert used.temp_size_in_bytes < 2 * least, policy
+  ]
+  assert told and max(told) < rows * policy.vocab / 2

@@ -112,6 +112,7 @@ def main() -> None:
   parser = argparse.ArgumentParser(allow_abbrev=False)
   parser.add_argument("--rounds", type=int, default=5)
   parser.add_argument("--workload", default="w1")
+  parser.add_argument("--prompts", type=int, help="the workload's if not given")
   parser.add_argument("--n", type=int, default=512)
   parser.add_argument("--dtype", default="float32")
   parser.add_argument("commands", nargs=4, metavar="PYTHON SCRIPT")
@@ -119,6 +120,8 @@ def main() -> None:
   if flags.rounds < 1:
     parser.error("--rounds is at least 1")
   task = {k: getattr(flags, k) for k in ("workload", "n", "dtype")}
+  if flags.prompts is not None:
+    task["prompts"] = flags.prompts
   asked = ["--serve", *(f"--{k}={v}" for k, v in task.items())]
   start = os.getloadavg()
   processes: list[Process] = []

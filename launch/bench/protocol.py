@@ -13,6 +13,7 @@ Standard library alone, as in workloads.py.
 """
 
 import argparse
+import dataclasses
 import json
 import os
 import pathlib
@@ -108,6 +109,7 @@ def parse(*, accelerator: bool) -> tuple[Task, argparse.Namespace]:
   """What the command line asks for."""
   parser = argparse.ArgumentParser(allow_abbrev=False)
   parser.add_argument("--workload", choices=list(WORKLOADS), default="w1")
+  parser.add_argument("--prompts", type=int, help="prompts at a time")
   parser.add_argument("--n", type=int, help="responses of each prompt")
   parser.add_argument("--dtype", choices=["float32", "bfloat16"])
   how = parser.add_mutually_exclusive_group()
@@ -118,8 +120,10 @@ def parse(*, accelerator: bool) -> tuple[Task, argparse.Namespace]:
   n = workload.n if flags.n is None else flags.n
   if workload.accelerator and not accelerator:
     parser.error(f"--workload={flags.workload} needs an accelerator")
-  if n < 1 or flags.repeats < 1:
-    parser.error("--n and --repeats are at least 1")
+  prompts = workload.prompts if flags.prompts is None else flags.prompts
+  if min(n, prompts, flags.repeats) < 1:
+    parser.error("--prompts, --n and --repeats are at least 1")
+  workload = dataclasses.replace(workload, prompts=prompts)
   return Task(workload, n, flags.dtype or workload.dtype), flags
 
 

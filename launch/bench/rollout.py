@@ -5,6 +5,7 @@ r"""Speed of the sampler on the workloads of workloads.py; one line of JSON.
 w1: 128 tokens of prompt, 128 new, none ends. w2: 512 and 64. w3: w1, but one
 token in 32 ends its rollout, on 128 slots. w4, for an accelerator: a Qwen2 of
 1.5 billion parameters, 4 prompts of 512 tokens, 2,048 new. Weights are random.
+Where not all responses fit into memory, slots and lanes are planned.
 
 Rates are medians over the runs; tokens are those that count, up to and
 including the end. On a machine that does other things too read
@@ -48,7 +49,7 @@ class Sampler:
     import jaxlib
     import numpy as np
 
-    from brorl_jax import sampler
+    from brorl_jax import memory, plan, sampler
     from brorl_jax.attention import Rope
     from brorl_jax.policy import Policy
     from brorl_jax.types import Prompts
@@ -69,6 +70,17 @@ class Sampler:
       dtype=task.dtype,
     )
     params = jax.block_until_ready(jax.jit(policy.init)(jax.random.key(0)))
+    fits = plan.rollouts(
+      policy,
+      memory_bytes=memory.device_bytes(),
+      resident_bytes=sum(x.nbytes for x in jax.tree.leaves(params)),
+      n=task.n,
+      prompts=len(task.prompts),
+      prompt_tokens=task.workload.prompt,
+      max_new_tokens=task.workload.new,
+      slots=task.workload.slots,
+    )
+    self.slots, self.lanes = fits.slots, fits.lanes
     self.versions = {
       "jax": jax.__version__,
       "jaxlib": jaxlib.__version__,
@@ -95,7 +107,8 @@ class Sampler:
         max_new_tokens=new,
         behaviour=sampler.Behaviour(),
         stop_ids=task.workload.stop_ids,
-        slots=task.slots,
+        slots=fits.slots,
+        lanes=fits.lanes,
         watch=watch,
       )
 
@@ -124,7 +137,6 @@ class Sampler:
     """Operations per second of a large product, bytes per second of a copy."""
     jax = self._jax
     jnp = jax.numpy
-    x = jnp.ones((4096, 4096), self._task.dtype)
     y = jnp.ones((64, 1024, 1024), jnp.float32)
 
     def best(f, x) -> float:
@@ -136,11 +148,17 @@ class Sampler:
         spent.append(time.perf_counter() - begin)
       return min(spent)
 
-    product = best(jax.jit(lambda x: x @ x), x)
+    multiply = jax.jit(
+      lambda x: jnp.dot(x, x, preferred_element_type="float32")
+    )
+    rates = []
+    for side in (1024, 4096):
+      x = jnp.ones((side, side), self._task.dtype)
+      rates.append(2.0 * side**3 / best(multiply, x))
     # In place, so that no new memory is asked for.
     again = lambda y: jax.lax.fori_loop(0, 8, lambda _, y: y + 1.0, y)
     copy = best(jax.jit(again), y) / 8
-    return 2.0 * x.shape[0] ** 3 / product, 2.0 * y.nbytes / copy
+    return max(rates), 2.0 * y.nbytes / copy
 
 
 def work(
@@ -184,7 +202,7 @@ def report(task: protocol.Task, name: str, repeats: int) -> dict:
   prefill_s = sampler.prefill_s()
   rate, bandwidth = sampler.machine()
   size = 2 if task.dtype == "bfloat16" else 4
-  slots = task.slots * len(task.prompts)
+  slots = sampler.slots * sampler.lanes
   shares = []
   for run, of_run in zip(runs, lengths, strict=True):
     flops, moved = work(task.workload, of_run, size, slots)
@@ -196,6 +214,9 @@ def report(task: protocol.Task, name: str, repeats: int) -> dict:
     "system": "brorl_jax",
     "workload": name,
     "n": task.n,
+    "prompts": len(task.prompts),
+    "slots": sampler.slots,
+    "lanes": sampler.lanes,
     "dtype": task.dtype,
     "tokens": runs[-1]["tokens"],
     "tokens_per_s": round(middle(lambda r: r["tokens"] / r["wall_s"])),
