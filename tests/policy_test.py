@@ -1,6 +1,7 @@
 """Tests of brorl_jax/policy.py."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.extend as jex
@@ -568,6 +569,36 @@ def test_bfloat16_activations_stay_so_and_logits_are_float32(monkeypatch):
     layers = list(equations(jaxpr, "scan"))
     assert len(layers) == scans
     assert {eqn.outvars[0].aval.dtype.name for eqn in layers} == {"bfloat16"}
+
+
+def test_on_a_cpu_bfloat16_is_multiplied_into_float32_and_rounded_once():
+  rng = np.random.default_rng(0)
+  half = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
+  x, kernel, dx, dkernel, g = (
+    half(5, 300),
+    half(300, 2, 3),
+    *(half(*shape) for shape in ((5, 300), (300, 2, 3), (5, 2, 3))),
+  )
+  wide = lambda x: np.asarray(x, np.float64)
+  spec = "nd,dhk->nhk"
+  form = functools.partial(policy_module._product, spec)
+  text = str(jax.make_jaxpr(form)(x, kernel))
+  assert "preferred_element_type=float32" in text
+  got = form(x, kernel)
+  want = np.einsum(spec, wide(x), wide(kernel))
+  assert got.dtype == jnp.bfloat16
+  close = functools.partial(np.testing.assert_allclose, rtol=2**-8)
+  close(wide(got), want, atol=1e-4)
+  _, change = jax.jvp(form, (x, kernel), (dx, dkernel))
+  want = np.einsum(spec, wide(dx), wide(kernel))
+  want += np.einsum(spec, wide(x), wide(dkernel))
+  np.testing.assert_allclose(wide(change), want, atol=0.3)  # two are rounded
+  _, pull = jax.vjp(form, x, kernel)
+  for at, got, transposed in (
+    ((g, kernel), pull(g)[0], "nhk,dhk->nd"),
+    ((x, g), pull(g)[1], "nd,nhk->dhk"),
+  ):
+    close(wide(got), np.einsum(transposed, *map(wide, at)), atol=0.02)
 
 
 def test_initial_parameters_are_normal_with_standard_deviation_002():
