@@ -66,8 +66,9 @@ class RolloutPlan:
 
 
 def size(n: int) -> str:
-  """Bytes in GiB or MiB."""
-  unit, name = (2**30, "GiB") if n >= 2**30 else (2**20, "MiB")
+  """Bytes in GiB, MiB or KiB."""
+  units = (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")
+  unit, name = next((u for u in units if n >= u[0] / 10), units[-1])
   return f"{n / unit:.2f} {name}"
 
 
@@ -124,10 +125,11 @@ def rollouts(
     on_cpu=on_cpu,
   )
   limit = int(_USABLE * memory_bytes)
+  asked = {"slots": slots, "lanes": lanes}
   slots, lanes = slots and min(slots, n), lanes and min(lanes, prompts)
   found = _choose(load, limit, slots, lanes)
   if found is None:
-    raise TooLarge(_refusal(load, limit, slots, lanes))
+    raise TooLarge(_refusal(load, limit, slots, lanes, asked))
   lanes, slots = found
   return RolloutPlan(
     slots,
@@ -171,7 +173,11 @@ def _choose(
 
 
 def _refusal(
-  load: Load, limit: int, slots: int | None, lanes: int | None
+  load: Load,
+  limit: int,
+  slots: int | None,
+  lanes: int | None,
+  asked: dict[str, int | None],
 ) -> str:
   """What is needed, what there is, and the nearest that fits, in one line."""
   within = lambda load, A=1, R=1: load.need(A, R) <= limit
@@ -180,14 +186,21 @@ def _refusal(
   there = f"of {size(limit)} ({_USABLE:.0%} of a device)"
   if within(load):
     need = f"{size(load.need(A, R))} {there}"
-    given = {"slots": slots, "lanes": lanes}
-    said = " and ".join(f"{k} = {v}" for k, v in given.items() if v)
+    said = " and ".join(f"{k} = {v}" for k, v in asked.items() if v)
     near = {
       "slots": _largest(lambda r: within(load, A, r), R),
       "lanes": _largest(lambda a: within(load, a, R), A),
     }
-    nearest = [f"{k} = {v}" for k, v in near.items() if given[k] and v]
-    nearest = nearest or ["slots = 1 and lanes = 1"]
+    kept = {"slots": f"lanes = {lanes}", "lanes": f"slots = {slots}"}
+    both = slots and lanes
+    nearest = [
+      f"{k} = {v}" + (f" with {kept[k]}" if both else "")
+      for k, v in near.items()
+      if asked[k] and v
+    ]
+    if not nearest:  # neither alone: as many slots as one lane can have
+      most = _largest(lambda r: within(load, 1, r), R)
+      nearest = [f"slots = {most} with lanes = 1"]
     return f"{what} {need} with {said}; {_listed(nearest)}"
   need = f"{size(load.need(1, 1))} {there} even one slot at a time"
   nearest = _nearest(load, within)
@@ -195,8 +208,8 @@ def _refusal(
     return f"{what} {need}; {_listed(nearest)}"
   alone = size(load.resident_bytes + load.weights)
   return (
-    f"{what} {need}, not even 1 token fits: training state and weights alone "
-    f"are {alone}; take more devices, or larger ones"
+    f"{what} {need}, not even 1 token of a prompt fits: training state and "
+    f"weights alone are {alone}; take more devices, or larger ones"
   )
 
 
@@ -205,13 +218,16 @@ def _listed(nearest: list[str]) -> str:
 
 
 def _nearest(load: Load, within: Callable[[Load], bool]) -> list[str]:
-  """Changes of one size, each of which would do, the least of its kind."""
+  """Changes of one size, each of which would do, the least of its kind.
+
+  If there is none, the longest rollouts of as few prompts as there can be.
+  """
   other = functools.partial(dataclasses.replace, load)
-  found = []
-  length = _largest(
-    lambda T: within(other(max_new_tokens=T)), load.max_new_tokens
+  longest = lambda **sizes: _largest(
+    lambda T: within(other(max_new_tokens=T, **sizes)), load.max_new_tokens
   )
-  if length:
+  found = []
+  if length := longest():
     found.append(f"max_new_tokens = {length}")
   if load.prompts % load.data == 0:
     each = lambda k: k * load.data
@@ -237,4 +253,8 @@ def _nearest(load: Load, within: Callable[[Load], bool]) -> list[str]:
       more = "" if devices == before else f" on {devices} devices"
       return [*found, f"mesh_model = {model}{more}"]
     model *= 2
+  least = min(load.data, load.prompts)
+  if not found and (length := longest(prompts=least)):
+    few = f"{_count(least, 'prompt')} ({least * load.n} rollouts) at a time"
+    return [f"{few} and max_new_tokens = {length}"]
   return found

@@ -7,7 +7,8 @@ the device: of the same prompt, then of the next.
 
   rollouts          the host's loop over the programs below
     _start          prefill, first tokens, everything idle
-    _segment        steps until the newest page of the cache is full
+    _segment        steps until the newest page of the cache is full, or a lane
+                    wants a prompt that it can only have between programs
     _compact        only the slots that still work
     _finish         what the user gets
 
@@ -51,6 +52,8 @@ class Decoder(Protocol):
   Leaves of a prefix have axes [P,...], those of a page [A R,...].
   """
 
+  @property
+  def vocab(self) -> int: ...
   def cast(self, params) -> PyTree: ...
   def unroll(self, params) -> PyTree: ...
   def prefill(self, params, tokens, mask) -> tuple[Array, Any]: ...
@@ -283,6 +286,7 @@ class Progress(NamedTuple):
   longest: Any  # tokens of the longest rollout in a slot
   busy: Any  # busy slots, of all devices together
   waiting: Any  # rollouts that have not had a slot, of all devices together
+  room: Any  # devices with work and columns left in the newest page
 
 
 def _take(
@@ -349,12 +353,20 @@ def _shift(s: DecodeState, queue: _Queue) -> DecodeState:
   )
 
 
-def _progress(s: DecodeState, queue: _Queue, mesh: Mesh | None) -> Progress:
+def _wants(s: DecodeState, queue: _Queue) -> Bool[Array, ""]:
+  """Whether a lane is to be shifted and there is a prompt for it."""
+  P, _ = queue.sizes
+  return (s.next[0] < P) & jnp.any(_first_done(s, queue))
+
+
+def _progress(s: DecodeState, queue: _Queue, job: _Job) -> Progress:
   P, N = queue.sizes
   busy = s.rollout < P * N
   total = jnp.sum(queue.waiting[s.window], axis=1)
   untouched = jnp.where(jnp.arange(P + 1) >= s.next, queue.waiting, 0)
-  over_devices = lambda reduce, x: x if mesh is None else reduce(x, "data")
+  waiting = jnp.sum(total - s.started) + jnp.sum(untouched)
+  room = (s.column[0] < job.columns) & (jnp.any(busy) | (waiting > 0))
+  over_devices = lambda reduce, x: x if job.mesh is None else reduce(x, "data")
   most = functools.partial(over_devices, jax.lax.pmax)
   add = functools.partial(over_devices, jax.lax.psum)
   return Progress(
@@ -362,7 +374,8 @@ def _progress(s: DecodeState, queue: _Queue, mesh: Mesh | None) -> Progress:
     lanes=most(jnp.sum(jnp.any(busy, axis=1))),
     longest=most(jnp.max(jnp.where(busy, s.length, 0))),
     busy=add(jnp.sum(busy)),
-    waiting=add(jnp.sum(total - s.started) + jnp.sum(untouched)),
+    waiting=add(waiting),
+    room=add(room.astype(jnp.int32)),
   )
 
 
@@ -433,7 +446,7 @@ def _start(
       record=record.at[:, 0].set(_pack(first, logp).reshape(P * N, 2)),
     )
     fixed = _Fixed(job.policy.unroll(params), prefix, queue)
-    return fixed, s, _progress(s, queue, job.mesh)
+    return fixed, s, _progress(s, queue, job)
 
   return _on_devices(
     job, start, (_ALL, _OWN, _OWN, _ALL), (_FIXED, _OWN, _ALL)
@@ -470,12 +483,17 @@ def _pack(
   jax.jit, static_argnames="job", donate_argnames=("newest", "s")
 )
 def _segment(
-  job: _Job, fixed: _Fixed, older: tuple[Any, ...], newest: Any, s: DecodeState
+  job: _Job,
+  fixed: _Fixed,
+  older: tuple[Any, ...],
+  newest: Any,
+  s: DecodeState,
+  turned: Bool[Array, ""],
 ) -> tuple[Any, DecodeState, Progress]:
   """Decodes until the newest page is full or there is nothing left to do.
 
-  With a single page its columns are used in a circle, and the loop is left
-  when a lane wants a prompt that it cannot have within the program.
+  The loop is also left when a lane wants a prompt that it cannot have within
+  the program. A single page is never full: its columns are used in a circle.
 
   Args:
     job: Static.
@@ -483,27 +501,26 @@ def _segment(
     older: Pages, oldest first; read only.
     newest: The page to write; None for an empty one.
     s: The state.
+    turned: Whether nothing is in the newest page yet that anybody needs.
   """
   policy, N, T = job.policy, job.n, job.max_new_tokens
 
-  def segment(fixed, older, newest, s):
+  def segment(fixed, older, newest, s, turned):
     queue = fixed.queue
     (P, _), W = queue.sizes, s.window.shape[1]
-    for _ in range(W):
-      s = _shift(s, queue)
+    s = jax.lax.while_loop(
+      lambda s: _wants(s, queue), lambda s: _shift(s, queue), s
+    )
     s = _fill(s, queue, jnp.zeros_like(s.rollout, bool))
     shared = policy.lanes(fixed.prefix, s.window)
     if newest is None:
       newest = policy.page(s.rollout.size, job.columns)
-    if job.pages > 1:
-      s = dataclasses.replace(s, column=jnp.zeros_like(s.column))
+    s = dataclasses.replace(s, column=jnp.where(turned, 0, s.column))
 
     def goes_on(carry):
       s = carry[1]
-      busy = jnp.any(s.rollout < P * N)
-      if job.pages > 1:
-        return busy & (s.column[0] < job.columns)
-      return busy & ~((s.next[0] < P) & jnp.any(_first_done(s, queue)))
+      room = job.pages == 1 or s.column[0] < job.columns
+      return jnp.any(s.rollout < P * N) & room & ~_wants(s, queue)
 
     def step(carry):
       page, s = carry
@@ -529,11 +546,11 @@ def _segment(
       return page, _fill(s, queue, over)
 
     newest, s = jax.lax.while_loop(goes_on, step, (newest, s))
-    return newest, s, _progress(s, queue, job.mesh)
+    return newest, s, _progress(s, queue, job)
 
   return _on_devices(
-    job, segment, (_FIXED, _OWN, _OWN, _OWN), (_OWN, _OWN, _ALL)
-  )(fixed, older, newest, s)
+    job, segment, (_FIXED, _OWN, _OWN, _OWN, _ALL), (_OWN, _OWN, _ALL)
+  )(fixed, older, newest, s, turned)
 
 
 @functools.partial(jax.jit, static_argnames="job")
@@ -615,7 +632,7 @@ def rollouts(
     slots: R, rollouts of a prompt that decode at the same time, at most N.
     lanes: Prompts that are decoded at the same time; all if None.
     mesh: Devices with axes "data" and "model"; one device if None.
-    watch: Called after the prefill and after every page of columns.
+    watch: Called after the prefill and whenever the loop was left.
   """
   P = len(prompts.index)
   devices = 1 if mesh is None else mesh.shape["data"]
@@ -634,7 +651,7 @@ def rollouts(
   )
   offset = np.arange(len(units.index), dtype=np.int32) % parts * job.n
   fixed, s, progress = _start(job, params, units, offset, key)
-  pages: list[Any] = []
+  pages: list[Any] = [None]
   while True:
     progress = Progress(*map(int, jax.device_get(progress)))
     watch(progress)
@@ -643,8 +660,11 @@ def rollouts(
     if (smaller := _shrunk(job, progress)) != job:
       job = smaller
       pages, s = _compact(job, pages, s)
-    *older, newest = _turned(job, pages, progress.longest)
-    newest, s, progress = _segment(job, fixed, tuple(older), newest, s)
+    turned = job.pages > 1 and not progress.room
+    if turned:
+      pages = _turned(job, pages, progress.longest)
+    *older, newest = pages
+    newest, s, progress = _segment(job, fixed, tuple(older), newest, s, turned)
     pages = [*older, newest]
   out = _finish(job, s)
   together = lambda x: x.reshape(-1, n, *x.shape[2:])[:P]
@@ -693,8 +713,6 @@ def _shrunk(job: _Job, progress: Progress) -> _Job:
 
 def _turned(job: _Job, pages: list[Any], longest: int) -> list[Any]:
   """The pages that the next steps need, the one to write last."""
-  if job.pages == 1:
-    return pages or [None]
   needed = -(-(longest - 1) // job.columns)
   if needed == job.pages:  # the columns to write are those nobody sees any more
     return [*pages[-needed + 1 :], pages[-needed]]
@@ -764,6 +782,13 @@ def sample(
       raise ValueError(f"{name} = {value} must be at least {low}{most}")
   if empty := [p for p, ids in enumerate(prompts) if not len(ids)]:
     raise ValueError(f"prompt {empty[0]} is empty")
+  named = [(f"prompt {p}", ids) for p, ids in enumerate(prompts)]
+  for name, ids in (*named, ("stop_ids", stop_ids)):
+    if wrong := [int(v) for v in ids if not 0 <= v < policy.vocab]:
+      raise ValueError(
+        f"token {wrong[0]} of {name} is not in the vocabulary, 0 to "
+        f"{policy.vocab - 1}"
+      )
 
   width = max(map(len, prompts))
   tokens = np.zeros((len(prompts), width), np.int32)

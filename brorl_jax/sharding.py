@@ -103,7 +103,8 @@ def param_shardings(
       if axis is not None and size % mesh.shape[axis]:
         raise ValueError(
           f"{name} {leaf.shape}: {size} does not divide over the "
-          f"{mesh.shape[axis]} devices of mesh axis {axis!r}"
+          f"{mesh.shape[axis]} devices of mesh axis {axis!r}; its size must be "
+          "a divisor"
         )
     return NamedSharding(mesh, spec)
 

@@ -33,7 +33,9 @@ class Rollouts:
   logp: Float[Array, "P N T"]  # of the behaviour distribution, nats; 0 after
   mask: Bool[Array, "P N T"]  # True on sampled tokens, the end token included
   truncated: Bool[Array, "P N"]  # cut at T tokens, without an end token
-  occupancy: Float[Array, " P"]  # share of slot-steps that wrote a token
+  # Slot-steps that wrote a token of it, over the P-th part of all slot-steps:
+  # the mean is the share of slot-steps that wrote one.
+  occupancy: Float[Array, " P"]
 
   def distinct(self, p: int) -> tuple[np.ndarray, np.ndarray]:
     """The different responses to prompt p: index of the first, and how many.

@@ -71,8 +71,8 @@ def get_config() -> ml_collections.ConfigDict:
   # Devices: prompts and rows over `data`, heads and vocabulary over `model`.
   c.mesh_data = -1  # -1 takes all that are left
   c.mesh_model = 1
-  # Memory of a device. 0 asks it; with a number --mode=plan plans for
-  # accelerators that are not here.
+  # Memory of a device in bytes; 0 asks it. With a number --mode=plan also plans
+  # for more devices than are here, which it takes for accelerators.
   c.memory_bytes = 0
 
   # Output.

@@ -16,7 +16,15 @@ import numpy as np
 import pytest
 from compiled import compiled, zeros_of
 
-from brorl_jax import hf, memory, plan, sampler, sharding, tokenizer
+from brorl_jax import (
+  architectures,
+  hf,
+  memory,
+  plan,
+  sampler,
+  sharding,
+  tokenizer,
+)
 from brorl_jax.attention import Rope
 from brorl_jax.main import planning, record, settings, training
 from brorl_jax.main.puzzles import Puzzles
@@ -204,7 +212,7 @@ def needs(policy, n, P, S, T, slots, lanes):
   bytes_ = lambda x: math.prod(x.shape) * x.dtype.itemsize
   dropped = sum(map(bytes_, jax.tree.leaves(newest)))
   state = sum(map(bytes_, jax.tree.leaves(start[0])))
-  step = total(decode, fixed, older, newest, s, donated=(2, 3))
+  step = total(decode, fixed, older, newest, s, True, donated=(2, 3))
   return state, {
     "prefilling": total(prefill, *start),
     "decoding": state + dropped + step,
@@ -348,8 +356,8 @@ def test_refuses_slots_and_names_how_many_fit():
   need, limit = needed(slots=20, lanes=3), int(0.9 * tight)
   assert f"need {plan.size(need)} of {plan.size(limit)} (90% of a" in line
   found = re.search(
-    r"with slots = 20 and lanes = 3; nearest that fits: slots = (\d+), or "
-    r"lanes = (\d+)$",
+    r"with slots = 20 and lanes = 3; nearest that fits: slots = (\d+) with "
+    r"lanes = 3, or lanes = (\d+) with slots = 20$",
     line,
   )
   slots, lanes = map(int, found.groups())
@@ -367,9 +375,13 @@ def test_refuses_one_given_number():
   tight = least(needed(slots=1, lanes=5))
   line = refusal(memory_bytes=tight, lanes=6)
   assert line.endswith("with lanes = 6; nearest that fits: lanes = 5")
-  one = least(needed(slots=1, lanes=1))
+  one = least(needed(slots=3, lanes=1))
   line = refusal(memory_bytes=one, slots=20, lanes=6)
-  assert line.endswith("nearest that fits: slots = 1 and lanes = 1")
+  assert line.endswith("nearest that fits: slots = 3 with lanes = 1")
+  line = refusal(
+    memory_bytes=least(needed(slots=10, lanes=8)), slots=99, lanes=99
+  )
+  assert "with slots = 99 and lanes = 99; nearest" in line
 
 
 def test_refuses_a_length_and_names_the_nearest():
@@ -399,12 +411,28 @@ def test_names_a_mesh_that_fits():
   assert line.endswith("nearest that fits: mesh_model = 2")
 
 
+def test_names_two_sizes_if_neither_would_do_alone():
+  sizes = dict(prompts=64, prompt_tokens=256, max_new_tokens=4000)
+  tight = least(needed(**sizes | {"prompts": 1, "max_new_tokens": 90}, slots=1))
+  line = refusal(memory_bytes=tight, **sizes)
+  found = re.search(
+    r"nearest that fits: 1 prompt \(24 rollouts\) at a time and "
+    r"max_new_tokens = (\d+)$",
+    line,
+  )
+  length = int(found[1])
+  assert length >= 90
+  fit(memory_bytes=tight, **sizes | {"prompts": 1, "max_new_tokens": length})
+  for one in ({"prompts": 1}, {"max_new_tokens": 1}):
+    refusal(memory_bytes=tight, **sizes | one)
+
+
 def test_says_when_nothing_fits():
   line = refusal(memory_bytes=2**20, resident_bytes=3 * GIB, max_new_tokens=9)
   weights = load(SMALL).weights
   assert line.endswith(
-    "even one slot at a time, not even 1 token fits: training state and "
-    f"weights alone are {plan.size(3 * GIB + weights)}; take more devices, or "
+    "even one slot at a time, not even 1 token of a prompt fits: training "
+    f"state and weights alone are {plan.size(3 * GIB + weights)}; take more devices, or "
     "larger ones"
   )
 
@@ -425,7 +453,7 @@ def test_the_table_adds_up():
   parts = [rows[name] for name in got.parts]
   assert sum(x[2] for x in parts) == pytest.approx(rows["together"][2], abs=0.1)
   one = plan.RolloutPlan(1, 1, 1, 1, {"finishing": {"a": 5}}, 9, 10)
-  assert one.line().startswith("1 lane x 1 slot, 1 page of 1 token, 0.00 MiB")
+  assert one.line().startswith("1 lane x 1 slot, 1 page of 1 token, 0.00 KiB")
 
 
 # ------------------------------------------------------------------ the command
@@ -461,7 +489,7 @@ def test_the_command_prints_a_plan_without_a_folder():
   done = command("--config=configs/n512.py")
   assert done.returncode == 0, done.stderr
   text = done.stdout
-  assert "rollouts: 8 prompts x 512, at most 6 tokens, on 1 x 1 dev" in text
+  assert "rollouts: 8 prompts x 512, at most 6 tokens, on 1 x 1 CPU" in text
   assert "\n8 lanes x 128 slots, 1 page of 6 tokens, " in text
   assert "\nevaluations: 256 prompts x 16\n" in text
 
@@ -470,7 +498,9 @@ def test_the_command_refuses_in_one_line():
   done = command("--config=configs/n512.py", "--config.memory_bytes=1000000")
   assert done.returncode == 2 and done.stdout == ""
   (line,) = done.stderr.splitlines()
-  assert line.startswith("error: rollouts of 512 x 6 tokens need ")
+  assert line.startswith(
+    "error: config.memory_bytes = 1000000: rollouts of 512 x 6 tokens need "
+  )
   assert "of 0.86 MiB (90% of a device)" in line
 
 
@@ -479,15 +509,16 @@ def test_the_command_refuses_in_one_line():
   "preset, fields, data", [("1p5b", QWEN, 8), ("8b", LLAMA, 1)]
 )
 def test_presets_fit_eight_devices_that_are_not_here(
-  of, preset, fields, data, tmp_path, capsys
+  of, preset, fields, data, tmp_path, capsys, monkeypatch
 ):
+  monkeypatch.setattr(jax, "device_count", lambda: 1)
   (tmp_path / "config.json").write_text(json.dumps(fields))
   c = of.get_config(preset)
   c.checkpoint, c.mesh_data = str(tmp_path), data
   c.memory_bytes = 80 * 10**9
   planning.run(c)
   text = capsys.readouterr().out
-  assert f"on {data} x {8 // data} devices" in text
+  assert f"on {data} x {8 // data} accelerators" in text
   found = re.findall(r"^(\d+) lanes? x (\d+) slots?, 8 pages", text, re.M)
   (lanes, slots), _ = [tuple(map(int, pair)) for pair in found]
   assert lanes * slots // data >= 64  # rows of a device
@@ -516,6 +547,28 @@ def test_a_directory_that_is_missing():
   c.checkpoint = "/no/such/directory"
   with pytest.raises(settings.UserError, match=r"is not a directory$"):
     planning.run(c)
+
+
+def test_devices_that_are_not_here_cannot_be_asked(capsys):
+  c = base.get_config()
+  c.mesh_data = 16
+  c.round_samples, c.blocks = 16 * 512, 16
+  with pytest.raises(settings.UserError, match="of 16 only 8 are here; give"):
+    planning.run(c)
+  c.memory_bytes = GIB
+  planning.run(c)
+  assert "on 16 x 1 accelerators" in capsys.readouterr().out
+
+
+def test_a_plan_is_that_of_the_run_where_its_devices_are_here(capsys):
+  c = base.get_config()
+  c.update(dtype="bfloat16", memory_bytes=10**8, mesh_data=1)
+  planning.run(c)
+  policy = architectures.read_policy(settings.ASSETS, dtype=c.dtype)
+  got = planning.make(c, policy, data=1, model=1, on_cpu=None)
+  text = capsys.readouterr().out
+  assert "on 1 x 1 CPU devices" in text
+  assert got.rollouts.table() in text and got.evaluations.table() in text
 
 
 def test_a_mesh_that_does_not_fit_the_work_is_refused():

@@ -7,6 +7,7 @@ depends on everything it is shown, so that nothing it is shown can be wrong.
 
 import dataclasses
 import functools
+import itertools
 import math
 import re
 
@@ -31,6 +32,8 @@ KEY = jax.random.key(3)
 @dataclasses.dataclass(frozen=True)
 class Table:
   """params[v] are the logits after token v."""
+
+  vocab = V
 
   def cast(self, params):
     return params
@@ -471,6 +474,93 @@ def test_occupancy_by_hand(prompts, n, slots, limit, occupancy):
   assert not np.any(out.logp)
 
 
+# After 4 rollouts end with their third token; after 3 none does.
+ENDLESS = jnp.full((V, V), -jnp.inf).at[3, 3].set(0.0)
+ENDLESS = ENDLESS.at[jnp.array([4, 5, 1]), jnp.array([5, 1, 0])].set(0.0)
+
+
+@pytest.mark.parametrize("columns", [40, 8])
+def test_lanes_go_on_in_the_middle_of_a_page(columns, monkeypatch):
+  monkeypatch.setattr(sampler, "page_columns", lambda T: columns)
+  out = run(
+    [[3], *[[4]] * 18], params=ENDLESS, n=2, slots=2, lanes=2,
+    max_new_tokens=40,
+  )  # fmt: skip
+  length = np.asarray(out.mask).sum(axis=2)
+  np.testing.assert_array_equal(length, [[40] * 2, *[[3] * 2] * 18])
+  # One lane has 39 steps of the first prompt and then 2 of the next, which was
+  # in its window; the other has all the rest meanwhile.
+  written = 2 * 39 + 2 * 2 * 18
+  share = float(np.mean(out.occupancy))
+  assert share >= written / (2 * 2 * 41) - 1e-6
+
+
+def test_pages_and_slots_are_as_few_as_the_rollouts_need(monkeypatch):
+  monkeypatch.setattr(sampler, "page_columns", lambda T: 3)
+  told, calls = [], []
+  segment = sampler._segment
+
+  def spy(job, fixed, older, newest, s, turned):
+    calls.append((job, len(older), turned))
+    return segment(job, fixed, older, newest, s, turned)
+
+  monkeypatch.setattr(sampler, "_segment", spy)
+  monkeypatch.setattr(sampler, "_compact", compact := Counted(sampler._compact))
+  out = sampler.rollouts(
+    Recall(), RECALL, Prompts(np.arange(1, 6)[:, None], np.ones((5, 1), bool),
+                              np.arange(5)),
+    KEY, n=64, max_new_tokens=24, behaviour=sampler.Behaviour(),
+    stop_ids=(STOP,), slots=64, watch=told.append,
+  )  # fmt: skip
+  longest = int(np.asarray(out.mask).sum(axis=2).max())
+  assert longest > 12
+  *before, last = told
+  assert not last.busy + last.waiting
+  for progress, (job, older, turned) in zip(before, calls, strict=True):
+    # Columns that are full, of the longest rollout; one more page is written.
+    if turned:
+      assert older == min(-(-(progress.longest - 1) // 3), 7)
+    if not progress.waiting:
+      for have, busy in (
+        (job.lanes, progress.lanes),
+        (job.rows, progress.rows),
+      ):
+        assert busy <= have and (have == 1 or -(-have // 4) < busy)
+  jobs = [job for job, _, _ in calls]
+  assert compact.count == sum(a != b for a, b in itertools.pairwise(jobs)) > 0
+  slots = [job.lanes * job.rows for job in jobs]
+  assert slots[0] == 5 * 64 and slots[-1] < 5 * 64 / 10
+
+
+class Counted:
+  def __init__(self, f):
+    self.f, self.count = f, 0
+
+  def __call__(self, *args):
+    self.count += 1
+    return self.f(*args)
+
+
+def test_prompts_are_read_in_groups_that_fit(monkeypatch):
+  monkeypatch.setattr(sampler, "PREFILL_TOKENS", 10)
+  assert sampler.read_together(6, 3) == 3
+  assert sampler.read_together(7, 3) == 1  # 2 do not divide 7
+  assert sampler.read_together(6, 100) == 1
+  assert sampler.read_together(2, 1) == 2
+  read = []
+
+  class Reader(Recall):
+    def prefill(self, params, tokens, mask):
+      read.append(tokens.shape)
+      return super().prefill(params, tokens, mask)
+
+  prompts = [[1, 2, 3], [2, 2, 2], [3, 1, 5], [5, 4, 1], [1, 1, 1], [4, 5, 3]]
+  settings = {"n": 8, "params": RECALL, "prompts": prompts}
+  out = run(policy=Reader(), **settings)
+  assert set(read) == {(3, 3)}
+  same(out, run(policy=Recall(), **settings))
+
+
 def test_one_token_is_drawn_from_the_prefill_alone():
   """T = 1, and prompts of all lengths end in the last place."""
   seen = []
@@ -623,6 +713,18 @@ def test_log_probabilities_are_those_of_scoring_the_response():
     ({"lanes": 4}, "lanes = 4 must be at least 1 and at most 3"),
     ({"prompts": []}, "prompts = 0 must be at least 1"),
     ({"prompts": [[1], [], [2]]}, "prompt 1 is empty"),
+    (
+      {"prompts": [[1], [2, V]]},
+      "token 6 of prompt 1 is not in the vocabulary, 0 to 5",
+    ),
+    (
+      {"prompts": [[-1]]},
+      "token -1 of prompt 0 is not in the vocabulary, 0 to 5",
+    ),
+    (
+      {"stop_ids": (0, 99)},
+      "token 99 of stop_ids is not in the vocabulary, 0 to 5",
+    ),
     ({"temperature": -0.1}, "temperature = -0.1 is out of range"),
     ({"temperature": float("nan")}, "temperature = nan is out of range"),
     ({"top_k": -1}, "top_k = -1 is out of range"),
@@ -661,9 +763,9 @@ def segment(pages, mesh=None, policy=WIDE):
   start = functools.partial(sampler._start, job)
   fixed, s, _ = start(params, prompts, np.zeros(P, np.int32), KEY)
   step = functools.partial(sampler._segment, job)
-  newest, s, _ = step(fixed, (), None, s)
+  newest, s, _ = step(fixed, (), None, s, False)
   older = (newest,) * (pages - 1)
-  return newest, compiled(step, fixed, older, newest, s, donated=(2, 3))
+  return newest, compiled(step, fixed, older, newest, s, False, donated=(2, 3))
 
 
 def test_a_step_copies_no_page():

@@ -25,24 +25,32 @@ class Plans:
 def run(c: Config) -> None:
   """Prints what a run would do with the memory there is; loads no weights.
 
-  Devices need not be here if `config.mesh_data` and `memory_bytes` are given.
+  Devices need not be here if `config.mesh_data` and `memory_bytes` are given;
+  those that are not are taken for accelerators.
   """
   settings.check_training(c)
   model = c.mesh_model
+  data = c.mesh_data
+  if data == -1:
+    data = max(jax.device_count() // model, 1)
+  here = data * model <= jax.device_count()
+  if not here and not c.memory_bytes:
+    raise settings.UserError(
+      f"config.memory_bytes = 0 asks the devices, but of {data * model} only "
+      f"{jax.device_count()} are here; give what one of them has"
+    )
   try:
-    data = c.mesh_data
-    if data == -1:
-      data = max(jax.device_count() // model, 1)
     settings.check_mesh(c, data)
     policy = architectures.read_policy(_source(c.checkpoint), dtype=c.dtype)
     settings.check_lengths(c, policy.max_positions)
-    on_cpu = False if c.memory_bytes else None
+    on_cpu = here and jax.default_backend() == "cpu"
     plans = make(c, policy, data=data, model=model, on_cpu=on_cpu)
   except ValueError as e:
     raise settings.UserError(str(e)) from None
   print(
     f"rollouts: {c.round_samples // c.n} prompts x {c.n}, at most "
-    f"{c.max_new_tokens} tokens, on {data} x {model} devices\n"
+    f"{c.max_new_tokens} tokens, on {data} x {model} "
+    f"{'CPU devices' if on_cpu else 'accelerators'}\n"
     f"{plans.rollouts.table()}\n"
     f"evaluations: {plans.chunk} prompts x {c.eval_n}\n"
     f"{plans.evaluations.table()}"
@@ -94,13 +102,19 @@ def make(
     model=model,
     on_cpu=on_cpu,
   )
-  rollouts = fit(
-    n=c.n,
-    prompts=c.round_samples // c.n,
-    slots=c.slots or None,
-    lanes=c.lanes or None,
-  )
-  chunk, evaluations = _evaluations(c, fit, data)
+  try:
+    rollouts = fit(
+      n=c.n,
+      prompts=c.round_samples // c.n,
+      slots=c.slots or None,
+      lanes=c.lanes or None,
+    )
+    chunk, evaluations = _evaluations(c, fit, data)
+  except plan.TooLarge as e:
+    if not c.memory_bytes:
+      raise
+    given = f"config.memory_bytes = {c.memory_bytes}"
+    raise plan.TooLarge(f"{given}: {e}") from None
   return Plans(rollouts, evaluations, chunk)
 
 

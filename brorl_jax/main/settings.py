@@ -228,11 +228,13 @@ def check_mesh(c: Config, data: int) -> None:
   if prompts % data:
     raise UserError(
       f"config.round_samples = {c.round_samples} is {prompts} prompts of "
-      f"{c.n}, which do not spread over {data} devices"
+      f"{c.n}, which do not spread over {data} devices; config.mesh_data must "
+      "divide them"
     )
   if c.blocks % data:
     raise UserError(
-      f"config.blocks = {c.blocks} do not spread over {data} devices"
+      f"config.blocks = {c.blocks} do not spread over {data} devices; "
+      "config.mesh_data must divide them"
     )
 
 

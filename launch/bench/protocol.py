@@ -141,8 +141,6 @@ def _take_stdout() -> Callable[[dict], None]:
 
 def measure(task: Task, run: Run, seed: int) -> dict[str, Any]:
   """One run, its responses checked and counted."""
-  """One run, its responses checked and counted."""
-  """One run, its responses checked and counted."""
   wall, cpu = time.perf_counter(), _cpu_s()
   rows = run(seed)
   wall, cpu = time.perf_counter() - wall, _cpu_s() - cpu

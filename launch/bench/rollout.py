@@ -69,11 +69,13 @@ class Sampler:
       qkv_bias=True,
       dtype=task.dtype,
     )
-    params = jax.block_until_ready(jax.jit(policy.init)(jax.random.key(0)))
+    init = jax.jit(policy.init)
+    size = lambda x: x.size * x.dtype.itemsize
+    abstract = jax.eval_shape(init, jax.random.key(0))
     fits = plan.rollouts(
       policy,
       memory_bytes=memory.device_bytes(),
-      resident_bytes=sum(x.nbytes for x in jax.tree.leaves(params)),
+      resident_bytes=sum(map(size, jax.tree.leaves(abstract))),
       n=task.n,
       prompts=len(task.prompts),
       prompt_tokens=task.workload.prompt,
@@ -81,6 +83,7 @@ class Sampler:
       slots=task.workload.slots,
     )
     self.slots, self.lanes = fits.slots, fits.lanes
+    params = jax.block_until_ready(init(jax.random.key(0)))
     self.versions = {
       "jax": jax.__version__,
       "jaxlib": jaxlib.__version__,
@@ -241,7 +244,10 @@ def main() -> None:
   if flags.serve:
     protocol.main(start, accelerator=True)
   else:
-    print(json.dumps(report(task, flags.workload, flags.repeats)))
+    try:
+      print(json.dumps(report(task, flags.workload, flags.repeats)))
+    except ValueError as e:
+      sys.exit(f"error: {e}")
 
 
 if __name__ == "__main__":
