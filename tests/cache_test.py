@@ -80,13 +80,14 @@ def test_int8_columns_keep_their_own_scale():
   page = Page(
     zeros, jnp.swapaxes(zeros, 2, 3), jnp.zeros((1, 1, 3)), jnp.ones((1, 1, 3))
   )
-  k, v = jnp.asarray([[[2.54, -1.0]]]), jnp.asarray([[[0.0, 0.0]]])
+  k, v = jnp.asarray([[[2.54, -1.005]]]), jnp.asarray([[[0.0, 0.0]]])
   new = page.write(k, v, 2)
-  # Of 127 steps of 0.02: -1.0 is 50.
+  # Of 127 steps of 0.02: -1.005 is 50.25.
   np.testing.assert_array_equal(new.k[0, 0, :, 2], [127, -50])
   np.testing.assert_allclose(new.k_scale[0, 0, 2], 0.02, rtol=1e-6)
   np.testing.assert_array_equal(new.k_scale[0, 0, :2], 0.0)
   np.testing.assert_array_equal(new.v, 0)
+  assert new.v_scale[0, 0, 2] > 0.0  # of zeros too: they are divided by it
 
 
 def test_int8_scores_and_values_are_those_of_what_was_stored():

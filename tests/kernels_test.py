@@ -76,7 +76,13 @@ def page(rng, z, kind):
 
 def place(rng, z, trial):
   """A column and limits; the first trials are the ends of both."""
-  ends = [(0, 1), (z.columns - 1, z.most), (0, z.most), (z.columns - 1, 1)]
+  ends = [
+    (0, 1),
+    (z.columns - 1, z.most),
+    (0, z.most),
+    (z.columns - 1, 1),
+    (1, z.most + 3),
+  ]
   shape = z.lanes, z.rows
   if trial < len(ends):
     column, limit = ends[trial]
@@ -185,7 +191,7 @@ def test_scores_far_apart_do_not_overflow():
   rng = np.random.default_rng(0)
   case = draw(rng, z)
   case = case._replace(q=case.q * 1e3)
-  for trial in range(6):
+  for trial in range(7):
     at = place(rng, z, trial)
     want = run(cache.decode, case, *at)
     np.testing.assert_allclose(run(kernel, case, *at), want, atol=1e-5)

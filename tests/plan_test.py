@@ -328,6 +328,13 @@ def test_as_many_slots_as_fit():
           assert slots * lanes <= 1.1 * rows
 
 
+def test_of_about_as_many_the_fewest_lanes():
+  tight = max(needed(slots=24, lanes=5), needed(slots=16, lanes=8))
+  assert needed(slots=24, lanes=6) > 1.01 * tight
+  got = fit(memory_bytes=least(tight))
+  assert (got.slots, got.lanes) == (24, 5)  # though 16 x 8 are 7 % more
+
+
 def test_a_given_number_stays():
   tight = least(needed(slots=24, lanes=2))
   got = fit(memory_bytes=tight, slots=4)
@@ -432,8 +439,8 @@ def test_says_when_nothing_fits():
   weights = load(SMALL).weights
   assert line.endswith(
     "even one slot at a time, not even 1 token of a prompt fits: training "
-    f"state and weights alone are {plan.size(3 * GIB + weights)}; take more devices, or "
-    "larger ones"
+    f"state and weights alone are {plan.size(3 * GIB + weights)}; take more "
+    "devices, or larger ones"
   )
 
 

@@ -601,6 +601,27 @@ def test_on_a_cpu_bfloat16_is_multiplied_into_float32_and_rounded_once():
     close(wide(got), np.einsum(transposed, *map(wide, at)), atol=0.02)
 
 
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_kernel_is_asked_for_in_every_layer_or_in_none(asked, monkeypatch):
+  told = []
+  decode = policy_module.cache.decode
+
+  def spy(*args, kernel, **options):
+    told.append(kernel)
+    return decode(*args, **options)
+
+  monkeypatch.setattr(policy_module.cache, "decode", spy)
+  policy = changed(decode_kernel=asked)
+  params = shaken(policy)
+  one = jnp.ones((1, 1), jnp.int32)
+  _, prefix = policy.prefill(params, one, one > 0)
+  policy.decode_step(
+    policy.unroll(params), policy.lanes(prefix, one - 1), [policy.page(1, 4)],
+    one, one, one - 1, jnp.int32(0),
+  )  # fmt: skip
+  assert told == [asked] * policy.layers
+
+
 def test_initial_parameters_are_normal_with_standard_deviation_002():
   policy = dataclasses.replace(
     TINY, vocab=500, width=64, heads=8, kv_heads=4, head_size=8, mlp=96

@@ -495,30 +495,40 @@ def test_lanes_go_on_in_the_middle_of_a_page(columns, monkeypatch):
   assert share >= written / (2 * 2 * 41) - 1e-6
 
 
-def test_pages_and_slots_are_as_few_as_the_rollouts_need(monkeypatch):
+@pytest.mark.parametrize("slots", [64, 9])
+def test_pages_and_slots_are_as_few_as_the_rollouts_need(slots, monkeypatch):
   monkeypatch.setattr(sampler, "page_columns", lambda T: 3)
-  told, calls = [], []
-  segment = sampler._segment
+  told, calls, compacted = [], [], []
+  segment, compact = sampler._segment, sampler._compact
 
   def spy(job, fixed, older, newest, s, turned):
     calls.append((job, len(older), turned))
     return segment(job, fixed, older, newest, s, turned)
 
+  def spy_compact(job, pages, s):
+    compacted.append(job)
+    return compact(job, pages, s)
+
   monkeypatch.setattr(sampler, "_segment", spy)
-  monkeypatch.setattr(sampler, "_compact", compact := Counted(sampler._compact))
+  monkeypatch.setattr(sampler, "_compact", spy_compact)
+  index = np.arange(5)
   out = sampler.rollouts(
-    Recall(), RECALL, Prompts(np.arange(1, 6)[:, None], np.ones((5, 1), bool),
-                              np.arange(5)),
-    KEY, n=64, max_new_tokens=24, behaviour=sampler.Behaviour(),
-    stop_ids=(STOP,), slots=64, watch=told.append,
-  )  # fmt: skip
-  longest = int(np.asarray(out.mask).sum(axis=2).max())
-  assert longest > 12
+    Recall(),
+    RECALL,
+    Prompts(index[:, None] + 1, np.ones((5, 1), bool), index),
+    KEY,
+    n=64,
+    max_new_tokens=24,
+    behaviour=sampler.Behaviour(),
+    stop_ids=(STOP,),
+    slots=slots,
+    watch=told.append,
+  )
+  assert int(np.asarray(out.mask).sum(axis=2).max()) > 12
   *before, last = told
   assert not last.busy + last.waiting
   for progress, (job, older, turned) in zip(before, calls, strict=True):
-    # Columns that are full, of the longest rollout; one more page is written.
-    if turned:
+    if turned:  # pages with columns of the longest rollout; one is overwritten
       assert older == min(-(-(progress.longest - 1) // 3), 7)
     if not progress.waiting:
       for have, busy in (
@@ -527,18 +537,10 @@ def test_pages_and_slots_are_as_few_as_the_rollouts_need(monkeypatch):
       ):
         assert busy <= have and (have == 1 or -(-have // 4) < busy)
   jobs = [job for job, _, _ in calls]
-  assert compact.count == sum(a != b for a, b in itertools.pairwise(jobs)) > 0
-  slots = [job.lanes * job.rows for job in jobs]
-  assert slots[0] == 5 * 64 and slots[-1] < 5 * 64 / 10
-
-
-class Counted:
-  def __init__(self, f):
-    self.f, self.count = f, 0
-
-  def __call__(self, *args):
-    self.count += 1
-    return self.f(*args)
+  changed = [b for a, b in itertools.pairwise(jobs) if a != b]
+  assert compacted == changed and changed
+  rows = [job.lanes * job.rows for job in jobs]
+  assert rows[0] == 5 * slots and rows[-1] < 5 * slots / 10
 
 
 def test_prompts_are_read_in_groups_that_fit(monkeypatch):
