@@ -1,6 +1,7 @@
 """Attention over a shared prefix and own tokens, and rotary positions."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -98,45 +99,98 @@ def attend(
     cap(s) = softcap * tanh(s / softcap), or s if softcap is 0
 
   The scores of the prefix are one matrix product per prompt and key/value
-  head, [R Q H/G, K] x [K, S], not R small ones.
+  head, [R H/G Q, K] x [K, S], not R small ones. Queries are taken in pieces,
+  each with the own keys up to its last one; the backward pass computes the
+  scores of a piece once more, so that no array has those of all.
 
   Args:
     q: Queries, rotated.
     shared: Keys and values [P,G,S,K] and mask [P,R,Q,S], or None. Axes R and Q
       of the mask may be 1.
-    own: Keys and values [P,R,G,T,K] and mask [P,R,Q,T].
+    own: Keys and values [P,R,G,Q,K] and mask [P,R,Q,Q], no query sees a key
+      behind it. Axis R of the mask may be 1.
     scale: Of the scores, usually K^-1/2.
     softcap: Bound of the scores.
   """
   P, R, Q, H, K = q.shape
-  k_own, v_own, visible = own
-  G = k_own.shape[2]
-  q = q.reshape(P, R, Q, G, H // G, K) * scale
+  k, v, visible = own
+  G = k.shape[2]
+  S = 0 if shared is None else shared[0].shape[2]
+  # Axes in the order of the products, so that scores need not be transposed:
+  # P G R (H/G Q) K, and P G R Q K.
+  q = jnp.transpose(
+    (q * scale).reshape(P, R, Q, G, H // G, K), (0, 3, 1, 4, 2, 5)
+  )
+  k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
+  size = _piece(Q, P * R * H * (Q + S))
+  piece = functools.partial(_attend, softcap=softcap)
+  if size < Q:
+    piece = jax.checkpoint(piece)
+  out = []
+  for start in range(0, Q, size):
+    stop = min(start + size, Q)
+    part = shared
+    if shared is not None and shared[2].shape[2] > 1:
+      part = (*shared[:2], shared[2][:, :, start:stop])
+    out.append(
+      piece(
+        q[:, :, :, :, start:stop],
+        part,
+        (
+          k[:, :, :, :stop],
+          v[:, :, :, :stop],
+          visible[:, :, start:stop, :stop],
+        ),
+      )
+    )
+  out = jnp.concatenate(out, axis=4)
+  return jnp.transpose(out, (0, 2, 4, 1, 3, 5)).reshape(P, R, Q, H, K)
 
-  def seen(score: Array, mask: Array) -> Array:
+
+def _piece(Q: int, scores: int) -> int:
+  """Queries of a piece: as many as have a tile of scores, at least Q / 16."""
+  cpu = jax.default_backend() == "cpu"
+  # Numbers per device. On a CPU a tile should stay near its core.
+  tile = (2**20 if cpu else 2**28) * jax.device_count()
+  pieces = min(-(-scores * Q // tile), 16)
+  return max(-(-Q // pieces), min(Q, 16))
+
+
+def _attend(
+  q: Float[Array, "P G R J q K"],
+  shared: tuple[Array, Array, Array] | None,
+  own: tuple[Array, Array, Array],
+  *,
+  softcap: float,
+) -> Float[Array, "P G R J q K"]:
+  P, G, R, J, Q, K = q.shape
+  parts = [(own[0], own[1], own[2], q.reshape(P, G, R, J * Q, K))]
+  if shared is not None:
+    parts.append((*shared, q.reshape(P, G, R * J * Q, K)))
+  scores = []
+  for k, _, mask, rows in parts:
+    score = jnp.einsum(
+      "...nk,...tk->...nt", rows, k, preferred_element_type=jnp.float32
+    ).reshape(P, G, R, J, Q, -1)
     if softcap:
       score = softcap * jnp.tanh(score / softcap)
-    return jnp.where(mask[:, :, :, None, None], score, MASKED)
+    scores.append(jnp.where(mask[:, None, :, None], score, MASKED))
 
-  score = jnp.einsum(
-    "prqgjk,prgtk->prqgjt", q, k_own, preferred_element_type=jnp.float32
+  # The largest score only keeps exp finite: its gradient is zero.
+  tops = [jnp.max(score, axis=-1, keepdims=True) for score in scores]
+  top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, tops))
+  weights = [jnp.exp(score - top) for score in scores]
+  total = sum(jnp.sum(weight, axis=-1, keepdims=True) for weight in weights)
+  out = sum(
+    jnp.einsum(
+      "...nt,...tk->...nk",
+      weight.astype(q.dtype).reshape(*rows.shape[:-1], -1),
+      v,
+      preferred_element_type=jnp.float32,
+    ).reshape(q.shape)
+    for weight, (_, v, _, rows) in zip(weights, parts, strict=True)
   )
-  score = seen(score, visible)
-  if shared is None:
-    weight = jax.nn.softmax(score, axis=-1).astype(q.dtype)
-    out = jnp.einsum("prqgjt,prgtk->prqgjk", weight, v_own)
-    return out.reshape(P, R, Q, H, K)
-
-  k_shared, v_shared, mask = shared
-  score_shared = jnp.einsum(
-    "prqgjk,pgsk->prqgjs", q, k_shared, preferred_element_type=jnp.float32
-  )
-  score = jnp.concatenate([seen(score_shared, mask), score], axis=-1)
-  weight = jax.nn.softmax(score, axis=-1).astype(q.dtype)
-  S = k_shared.shape[2]
-  out = jnp.einsum("prqgjs,pgsk->prqgjk", weight[..., :S], v_shared)
-  out += jnp.einsum("prqgjt,prgtk->prqgjk", weight[..., S:], v_own)
-  return out.reshape(P, R, Q, H, K)
+  return (out / total).astype(q.dtype)
 
 
 def within(

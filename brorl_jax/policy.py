@@ -24,6 +24,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from brorl_jax import attention, cache, experts
+from brorl_jax.rl import vocabulary
 
 
 @jax.tree_util.register_dataclass
@@ -134,10 +135,15 @@ class Policy:
       tokens: Left-padded, so that the last position is a real token.
       mask: True on real tokens.
     """
+    last, prefix = self._read(params, tokens, mask)
+    return self._head(params, last), prefix
+
+  def _read(self, params, tokens, mask) -> tuple[Float[Array, "P D"], Prefix]:
+    """`prefill`, but what the head reads instead of logits."""
     P, S = tokens.shape
     if S <= PREFILL_CHUNK:
       hidden, k, v = self._own(params, tokens[:, None], mask[:, None])
-      return self._head(params, hidden[:, 0, -1]), Prefix(k, v, mask)
+      return hidden[:, 0, -1], Prefix(k, v, mask)
 
     spare = -S % PREFILL_CHUNK  # in front, where prompts are padded anyway
     front = ((0, 0), (spare, 0))
@@ -168,9 +174,8 @@ class Policy:
     hidden = jnp.zeros((P, self.width), self.dtype)
     chunks = (S + spare) // PREFILL_CHUNK
     prefix, last = jax.lax.fori_loop(0, chunks, read, (start, hidden))
-    return self._head(params, last), Prefix(
-      prefix.k[:, :, :, spare:], prefix.v[:, :, :, spare:], mask
-    )
+    k, v = (x[:, :, :, spare:] for x in (prefix.k, prefix.v))
+    return last, Prefix(k, v, mask)
 
   def cast(self, params: PyTree) -> PyTree:
     """The parameters in `dtype`, but for norms: they are computed in float32.
@@ -309,16 +314,47 @@ class Policy:
     The prompt is read once for its R responses; gradients flow into it.
     Equals `logits` of prompt and response joined, shifted by one.
     """
-    first, prefix = self.prefill(params, prompt, prompt_mask)
+    hidden = self._response(params, prompt, prompt_mask, response)
+    return self._head(params, hidden)
+
+  def response_logp(
+    self,
+    params: PyTree,
+    prompt: Int[Array, "P S"],
+    prompt_mask: Bool[Array, "P S"],
+    response: Int[Array, "P R T"],
+    temperature: float = 1.0,
+  ) -> tuple[Float[Array, "P R T"], Float[Array, "P R T"]]:
+    """Log-probability of each response token, and entropy, in nats.
+
+    Those of `response_logits` / temperature, of a few tokens at a time, so that
+    no array has all of their logits. The entropy has no gradient.
+    """
+    hidden = self._response(params, prompt, prompt_mask, response)
+    P, R, T, D = hidden.shape
+    found = vocabulary.token_logp(
+      lambda x: self._head(params, x) / temperature,
+      hidden.reshape(P, R * T, D),
+      response.reshape(P, R * T),
+      rows=vocabulary.tile_rows(R * T, self.vocab, P),
+    )
+    logp, entropy = (x.reshape(P, R, T) for x in found)
+    return logp, entropy
+
+  def _response(
+    self, params, prompt, prompt_mask, response
+  ) -> Float[Array, "P R T D"]:
+    """What the head reads to give each response token."""
+    last, prefix = self._read(params, prompt, prompt_mask)
     P, R, T = response.shape
-    first = jnp.broadcast_to(first[:, None, None], (P, R, 1, self.vocab))
+    first = jnp.broadcast_to(last[:, None, None], (P, R, 1, self.width))
     if T == 1:
       return first
     # Right padding: a real token never sees a padded one behind it.
     inputs = response[:, :, :-1]
     everything = jnp.ones(inputs.shape, bool)
     hidden, _, _ = self._own(params, inputs, everything, prefix)
-    return jnp.concatenate([first, self._head(params, hidden)], axis=2)
+    return jnp.concatenate([first, hidden], axis=2)
 
   def _own(
     self,

@@ -106,6 +106,9 @@ def param_shardings(
           f"{mesh.shape[axis]} devices of mesh axis {axis!r}; its size must be "
           "a divisor"
         )
+    # As XLA writes it: programs are compiled anew for what looks different.
+    while spec and spec[-1] is None:
+      spec = PartitionSpec(*spec[:-1])
     return NamedSharding(mesh, spec)
 
   return jax.tree_util.tree_map_with_path(place, abstract_params)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree
 
-from brorl_jax.rl import losses, mass_balance
+from brorl_jax.rl import mass_balance
 from brorl_jax.types import Array, Prompts, Rollouts
 
 # Sampler and trainer agree on a response's probability to about 1e-5.
@@ -136,17 +136,17 @@ def correct_mass(
   found: Probe,
   params: PyTree,
   *,
-  response_logits: Callable[..., Array],
+  response_logp: Callable[..., tuple[Array, Array]],
   temperature: float,
 ) -> Float[Array, " P"]:
   """Mass of the probe's correct responses under other parameters."""
-  logits = response_logits(
+  logp, _ = response_logp(
     params,
     jnp.asarray(found.prompt),
     jnp.asarray(found.prompt_mask),
     jnp.asarray(found.response),
+    temperature,
   )
-  logp, _ = losses.token_logp(logits / temperature, jnp.asarray(found.response))
   total = jnp.sum(jnp.where(found.mask, logp, 0.0), axis=2)
   return jnp.sum(jnp.where(found.correct, jnp.exp(total), 0.0), axis=1)
 

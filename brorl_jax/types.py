@@ -64,10 +64,14 @@ class Batch:
   prompt_mask: Bool[Array, "*C P S"]
   response: Int[Array, "*C P R T"]
   mask: Bool[Array, "*C P R T"]
-  logp_old: Float[Array, "*C P R T"]  # of the sampler
+  logp_sampled: Float[Array, "*C P R T"]  # of the sampler
   advantage: Float[Array, "*C P R"]
   weight: Float[Array, "*C P R"]  # identical rollouts this row stands for
   used: Int[Array, ""]  # microbatches that hold any row, at most C
+  # Of the policy that the loss compares with; None if that is the sampler.
+  logp_old: Float[Array, "*C P R T"] | None = None
+  # Of the KL term's reference; None without.
+  logp_ref: Float[Array, "*C P R T"] | None = None
 
 
 @_pytree

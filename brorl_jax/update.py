@@ -1,7 +1,8 @@
 """One optimizer update from a minibatch of rollouts.
 
-`pack` cuts kept groups into blocks of rows on the host; `minibatch_step` adds
-up the gradients of all microbatches and applies them, as one program.
+A minibatch is a few batches of microbatches, of one length each (packing.py).
+One program per length adds up the gradients of all microbatches, one more
+applies them; the host does nothing between microbatches.
 """
 
 import dataclasses
@@ -12,14 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, PyTree
 
 from brorl_jax.rl import losses
 from brorl_jax.rl.mean import Mean
-from brorl_jax.types import Batch, Prompts, Rollouts, State
+from brorl_jax.types import Batch, State
 
-# (params, prompt [P,S], its mask, response [P,R,T]) -> logits [P,R,T,V]
-ResponseLogits = Callable[[PyTree, Array, Array, Array], Array]
+# (params, prompt [P,S], its mask, response [P,R,T], temperature) ->
+# log-probabilities and entropies [P,R,T]
+ResponseLogp = Callable[
+  [PyTree, Array, Array, Array, float], tuple[Array, Array]
+]
 
 
 def optimizer(
@@ -107,10 +112,9 @@ class Objective:
 
 def loss_and_stats(
   params: PyTree,
-  reference: PyTree | None,
   micro: Batch,
   *,
-  response_logits: ResponseLogits,
+  response_logp: ResponseLogp,
   objective: Objective,
 ) -> tuple[Float[Array, ""], Stats]:
   """Summed loss of one microbatch, to be divided by the minibatch's count.
@@ -119,25 +123,26 @@ def loss_and_stats(
 
   Args:
     params: Differentiated.
-    reference: Parameters of the KL term's reference policy, or None.
-    micro: One microbatch: a `Batch` without its leading axis.
-    response_logits: The policy.
+    micro: One microbatch: a `Batch` without its leading axis. The KL term is
+      left out if it has no log-probabilities of a reference.
+    response_logp: The policy.
     objective: Constants.
   """
   flat = lambda x: x.reshape(-1, *x.shape[2:])
   mask, weight = flat(micro.mask), flat(micro.weight)
-  logp_old = flat(micro.logp_old)
+  sampled = flat(micro.logp_sampled)
+  logp_old = sampled if micro.logp_old is None else flat(micro.logp_old)
 
-  def score(params):
-    logits = response_logits(
-      params, micro.prompt, micro.prompt_mask, micro.response
-    )
-    logp, entropy = losses.token_logp(
-      logits / objective.temperature, micro.response
-    )
-    return flat(logp), flat(entropy)
-
-  logp, entropy = score(params)
+  logp, entropy = map(
+    flat,
+    response_logp(
+      params,
+      micro.prompt,
+      micro.prompt_mask,
+      micro.response,
+      objective.temperature,
+    ),
+  )
   loss, ppo = losses.ppo_clip(
     logp,
     logp_old,
@@ -148,14 +153,17 @@ def loss_and_stats(
     weight=weight,
   )
   total, kl_ref = loss.total, Mean(jnp.zeros(()), jnp.zeros(()))
-  if reference is not None:
-    logp_ref, _ = score(jax.lax.stop_gradient(reference))
+  if micro.logp_ref is not None:
     kl_ref = losses.kl_k2(
-      logp, logp_ref, mask, clamp=objective.kl_clamp, weight=weight
+      logp,
+      flat(micro.logp_ref),
+      mask,
+      clamp=objective.kl_clamp,
+      weight=weight,
     )
     total += objective.kl_weight * kl_ref.total
 
-  gap = jnp.where(mask, jnp.abs(logp - logp_old), 0.0)
+  gap = jnp.where(mask, jnp.abs(logp - sampled), 0.0)
   weight_BT = losses.per_token(weight, mask)
   stats = dataclasses.replace(
     Stats.zero(params),
@@ -170,41 +178,53 @@ def loss_and_stats(
   return total, jax.lax.stop_gradient(stats)
 
 
-def gradient(
+def zero_gradient(params: PyTree) -> tuple[PyTree, Stats]:
+  """Of no microbatch at all."""
+  zeros = lambda x: jnp.zeros_like(x, jnp.float32)
+  return jax.tree.map(zeros, params), Stats.zero(params)
+
+
+def add_gradient(
+  sums: tuple[PyTree, Stats],
   params: PyTree,
-  reference: PyTree | None,
   batch: Batch,
   *,
-  response_logits: ResponseLogits,
+  response_logp: ResponseLogp,
   objective: Objective,
 ) -> tuple[PyTree, Stats]:
-  """Gradient of the minibatch's mean loss: one division, at the end.
-
-    grad = (sum over microbatches of d total / d params) / count
+  """Adds the gradients and sums of the microbatches of one batch.
 
   Only the `used` first microbatches are computed, whatever C is.
   """
   differentiate = jax.value_and_grad(
     functools.partial(
-      loss_and_stats, response_logits=response_logits, objective=objective
+      loss_and_stats, response_logp=response_logp, objective=objective
     ),
     has_aux=True,
-  )
-  one = lambda i: jax.tree.map(
-    lambda x: x[i] if x.ndim else x, batch, is_leaf=lambda x: x is None
   )
 
   def add(i, carry):
     grads, stats = carry
-    (_, more), grad = differentiate(params, reference, one(i))
+    (_, more), grad = differentiate(params, _microbatch(batch, i))
     gap = jnp.maximum(stats.logp_gap_max, more.logp_gap_max)
     stats = dataclasses.replace(
       jax.tree.map(jnp.add, stats, more), logp_gap_max=gap, finite=more.finite
     )
     return jax.tree.map(jnp.add, grads, grad), stats
 
-  start = (jax.tree.map(jnp.zeros_like, params), Stats.zero(params))
-  grads, stats = jax.lax.fori_loop(0, batch.used, add, start)
+  return jax.lax.fori_loop(0, batch.used, add, sums)
+
+
+def _microbatch(batch: Batch, i) -> Batch:
+  return jax.tree.map(lambda x: x[i] if x.ndim else x, batch)
+
+
+def gradient(sums: tuple[PyTree, Stats]) -> tuple[PyTree, Stats]:
+  """Gradient of the minibatch's mean loss: one division, at the end.
+
+  grad = (sum over microbatches of d total / d params) / count
+  """
+  grads, stats = sums
   count = jnp.maximum(stats.loss.count, 1.0)
   grads = jax.tree.map(lambda g: g / count, grads)
   norm = optax.tree.norm(grads)
@@ -217,39 +237,47 @@ def all_finite(tree: PyTree) -> Bool[Array, " leaves"]:
   return jnp.stack([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(tree)])
 
 
-@functools.partial(
-  jax.jit,
-  static_argnames=("tx", "response_logits", "objective"),
-  donate_argnames="state",
-)
-def minibatch_step(
-  state: State,
+@functools.partial(jax.jit, static_argnames=("temperature", "response_logp"))
+def logp_of(
+  params: PyTree,
   batch: Batch,
+  temperature: float,
+  *,
+  response_logp: ResponseLogp,
+) -> Float[Array, "C P R T"]:
+  """Log-probabilities that these parameters give to a batch's responses.
+
+  Those of a reference, or of the policy before the first of several minibatches
+  as the trainer computes them. 0 in unused microbatches.
+  """
+
+  def score(i, out):
+    micro = _microbatch(batch, i)
+    logp, _ = response_logp(
+      params, micro.prompt, micro.prompt_mask, micro.response, temperature
+    )
+    return out.at[i].set(logp)
+
+  start = jnp.zeros_like(batch.logp_sampled)
+  return jax.lax.fori_loop(0, batch.used, score, start)
+
+
+_add = jax.jit(
+  add_gradient,
+  static_argnames=("response_logp", "objective"),
+  donate_argnames="sums",
+)
+
+
+@functools.partial(jax.jit, static_argnames="tx", donate_argnames="state")
+def _apply(
+  state: State,
+  sums: tuple[PyTree, Stats],
   *,
   tx: optax.GradientTransformation,
-  response_logits: ResponseLogits,
-  objective: Objective,
-  watch: Callable[[PyTree], Float[Array, ""]] | None = None,
+  watch: Callable[[PyTree], Float[Array, ""]] | None,
 ) -> tuple[State, Stats]:
-  """One optimizer update. `state` is donated; its step does not change.
-
-  Args:
-    state: Before the update.
-    batch: One minibatch.
-    tx: The optimizer.
-    response_logits: The policy.
-    objective: Constants of the loss.
-    watch: A function of the parameters, as a `jax.tree_util.Partial`. Its
-      directional derivative along the optimizer's step, <d watch / d params,
-      updates>, is in the result: what to first order this update changes it by.
-  """
-  grads, stats = gradient(
-    state.params,
-    state.reference,
-    batch,
-    response_logits=response_logits,
-    objective=objective,
-  )
+  grads, stats = gradient(sums)
   updates, opt = tx.update(grads, state.opt, state.params)
   params = optax.apply_updates(state.params, updates)
   # A finite gradient can still leave parameters that are not.
@@ -260,6 +288,46 @@ def minibatch_step(
   return dataclasses.replace(state, params=params, opt=opt), stats
 
 
+def minibatch_step(
+  state: State,
+  batches: Sequence[Batch],
+  *,
+  tx: optax.GradientTransformation,
+  response_logp: ResponseLogp,
+  objective: Objective,
+  watch: Callable[[PyTree], Float[Array, ""]] | None = None,
+) -> tuple[State, Stats]:
+  """One optimizer update. `state` is donated; its step does not change.
+
+  Args:
+    state: Before the update.
+    batches: One minibatch, from `packing.pack`.
+    tx: The optimizer.
+    response_logp: The policy.
+    objective: Constants of the loss.
+    watch: A function of the parameters, as a `jax.tree_util.Partial`. Its
+      directional derivative along the optimizer's step, <d watch / d params,
+      updates>, is in the result: what to first order this update changes it by.
+  """
+  # Placed as what is added up, so that the first batch needs no program of its
+  # own.
+  places = jax.tree.map(lambda x: x.sharding, state.params)
+  scalar = jax.tree.leaves(places)[0]
+  if isinstance(scalar, NamedSharding):
+    scalar = NamedSharding(scalar.mesh, PartitionSpec())
+  zero = jax.jit(zero_gradient, out_shardings=(places, scalar))
+  sums = zero(state.params)
+  for batch in batches:
+    sums = _add(
+      sums,
+      state.params,
+      batch,
+      response_logp=response_logp,
+      objective=objective,
+    )
+  return _apply(state, sums, tx=tx, watch=watch)
+
+
 def first_bad_path(params: PyTree, finite: np.ndarray) -> str | None:
   """Path of the first parameter for which `finite` is False, or None."""
   paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
@@ -267,80 +335,3 @@ def first_bad_path(params: PyTree, finite: np.ndarray) -> str | None:
   if not bad.size:
     return None
   return jax.tree_util.keystr(paths[bad[0]], simple=True, separator="/")
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-  """The static shape of minibatches."""
-
-  rows: int  # R, rollouts per block; all of one prompt
-  blocks: int  # P, blocks per microbatch over all devices
-  micro: int  # C, microbatches that a minibatch may need
-
-  @staticmethod
-  def of(prompts: int, n: int, *, rows: int, blocks: int) -> "Layout":
-    """Room for `prompts` groups of `n` different rollouts."""
-    most = prompts * -(-n // rows)
-    return Layout(rows, blocks, -(-most // blocks))
-
-
-def split(groups: int, minibatches: int, seed: Sequence[int]) -> np.ndarray:
-  """Which groups go into which minibatch: [minibatches, groups / minibatches].
-
-  Whole groups, shuffled: a minibatch averages over as many prompts as it can.
-  """
-  order = np.random.default_rng(list(seed)).permutation(groups)
-  return np.sort(order.reshape(minibatches, -1), axis=1)
-
-
-def pack(
-  prompts: Prompts,
-  rollouts: Rollouts,
-  advantage: Float[np.ndarray, "P N"],
-  layout: Layout,
-) -> Batch:
-  """Cuts groups into blocks; of identical rollouts of a group one is kept.
-
-  Identical rollouts have equal advantage and log-probability, so that one with
-  the count as its weight has exactly the gradient of all of them. With short
-  answers most of a group of 512 are copies.
-
-  Args:
-    prompts: P prompts, on the host.
-    rollouts: Their N rollouts, on the host.
-    advantage: One per rollout.
-    layout: Must have room for all blocks.
-  """
-  P, _, T = rollouts.tokens.shape
-  C, B, R = layout.micro, layout.blocks, layout.rows
-  blocks = []  # (prompt, rows of it, how often each occurs)
-  for p in range(P):
-    first, count = rollouts.distinct(p)
-    for start in range(0, len(first), R):
-      at = slice(start, start + R)
-      blocks.append((p, first[at], count[at]))
-
-  rows, S = C * B, prompts.tokens.shape[1]
-  out = {
-    "prompt": np.zeros((rows, S), np.int32),
-    "prompt_mask": np.zeros((rows, S), bool),
-    "response": np.zeros((rows, R, T), np.int32),
-    "mask": np.zeros((rows, R, T), bool),
-    "logp_old": np.zeros((rows, R, T), np.float32),
-    "advantage": np.zeros((rows, R), np.float32),
-    "weight": np.zeros((rows, R), np.float32),
-  }
-  # A block without rows still needs a prompt with a last token.
-  out["prompt_mask"][:, -1] = True
-  for i, (p, chosen, count) in enumerate(blocks):
-    to = (i, slice(len(chosen)))
-    out["prompt"][i] = prompts.tokens[p]
-    out["prompt_mask"][i] = prompts.mask[p]
-    out["response"][to] = rollouts.tokens[p, chosen]
-    out["mask"][to] = rollouts.mask[p, chosen]
-    out["logp_old"][to] = rollouts.logp[p, chosen]
-    out["advantage"][to] = advantage[p, chosen]
-    out["weight"][to] = count
-  folded = {k: v.reshape(C, B, *v.shape[1:]) for k, v in out.items()}
-  used = -(-len(blocks) // B)
-  return Batch(**folded, used=np.array(used, np.int32))

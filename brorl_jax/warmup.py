@@ -97,7 +97,7 @@ def train(
   params: PyTree,
   data: Demonstrations,
   *,
-  response_logits: Callable[..., Array],
+  response_logp: Callable[..., tuple[Array, Array]],
   tx: optax.GradientTransformation,
   steps: int,
   batch: int,
@@ -109,7 +109,7 @@ def train(
   Args:
     params: Where to start; donated.
     data: Demonstrations; every batch draws anew.
-    response_logits: The policy.
+    response_logp: The policy.
     tx: Optimizer.
     steps: Updates.
     batch: Demonstrations per update.
@@ -123,13 +123,10 @@ def train(
   @functools.partial(jax.jit, donate_argnums=(0, 1))
   def step(params, opt, rows: Demonstrations):
     def loss(params) -> Float[Array, ""]:
-      logits = response_logits(
+      logp, _ = response_logp(
         params, rows.prompt, rows.prompt_mask, rows.response[:, None]
       )
-      nll = optax.softmax_cross_entropy_with_integer_labels(
-        logits[:, 0], rows.response
-      )
-      return jnp.mean(nll, where=rows.mask)
+      return -jnp.mean(logp[:, 0], where=rows.mask)
 
     value, grads = jax.value_and_grad(loss)(params)
     updates, opt = tx.update(grads, opt, params)

@@ -181,14 +181,18 @@ MASKS = {
 
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
 @pytest.mark.parametrize("shared", [None, *MASKS])
-def test_attention_is_the_softmax_over_both_kinds_of_keys(shared, softcap):
-  P, R, Q, H, G, K, S, T = 2, 3, 4, 6, 2, 5, 7, 8
+@pytest.mark.parametrize("pieces", [1, 2, 3])
+def test_attention_is_the_softmax_over_both_kinds_of_keys(
+  shared, softcap, pieces, monkeypatch
+):
+  monkeypatch.setattr(attention, "_piece", lambda Q, scores: -(-Q // pieces))
+  P, R, Q, H, G, K, S = 2, 3, 4, 6, 2, 5, 7
   rng = np.random.default_rng(0)
   normal = lambda *shape: 2 * rng.normal(size=shape).astype(np.float32)
   q = normal(P, R, Q, H, K)
   k_shared, v_shared = normal(P, G, S, K), normal(P, G, S, K)
-  k_own, v_own = normal(P, R, G, T, K), normal(P, R, G, T, K)
-  visible = rng.random((P, R, Q, T)) < 0.5
+  k_own, v_own = normal(P, R, G, Q, K), normal(P, R, G, Q, K)
+  visible = np.tril(rng.random((P, R, Q, Q)) < 0.5)
   visible[..., 0] = True
   mask = rng.random((*MASKS.get(shared, (P, R, Q)), S)) < 0.6
   prefix, own = (k_shared, v_shared, mask), (k_own, v_own, visible)
@@ -230,12 +234,12 @@ def test_a_query_that_sees_nothing_stays_finite(softcap):
 
 def test_the_softcap_bounds_scores_however_large():
   # Scores of 2 and of -2 with any larger input: weights e^2 and e^-2.
-  q = jnp.full((1, 1, 1, 1, 1), 1e6)
+  q = jnp.full((1, 1, 2, 1, 1), 1e6)
   k = jnp.asarray([1.0, -1.0]).reshape(1, 1, 1, 2, 1)
   v = jnp.asarray([1.0, 0.0]).reshape(1, 1, 1, 2, 1)
-  see = jnp.ones((1, 1, 1, 2), bool)
+  see = jnp.tril(jnp.ones((1, 1, 2, 2), bool))
   got = attention.attend(q, None, (k, v, see), scale=1.0, softcap=2.0)
-  assert float(got.ravel()[0]) == pytest.approx(
+  assert float(got.ravel()[1]) == pytest.approx(
     1 / (1 + math.exp(-4)), rel=1e-6
   )
 

@@ -32,21 +32,24 @@ def draw(rng, A=2, R=3, H=6, G=2, K=4, S=5, C=3, pages=2):
 
 
 def plain(q, shared, pages, column, limit, softcap):
-  """By `attention.attend`, over own keys in the order in which they lie."""
+  """By `attention.attend`: the token as the last of as many as there are."""
   A, R, _, K = q.shape
   k = jnp.concatenate([jnp.swapaxes(p.k, 2, 3) for p in pages], axis=2)
   v = jnp.concatenate([p.v for p in pages], axis=2)
   apart = lambda x: x.reshape(A, R, *x.shape[1:])
   age = jnp.concatenate(cache.ages(column, len(pages), 3), axis=1)
-  seen = age[None] < limit[..., None]
+  T = age.shape[1]
+  seen = (
+    jnp.zeros((A, R, T, T), bool).at[:, :, -1].set(age[None] < limit[..., None])
+  )
   out = attention.attend(
-    q[:, :, None],
+    jnp.repeat(q[:, :, None], T, axis=2),
     (shared.k, shared.v, shared.mask[:, :, None]),
-    (apart(k), apart(v), seen[:, :, None]),
+    (apart(k), apart(v), seen),
     scale=K**-0.5,
     softcap=softcap,
   )
-  return out[:, :, 0]
+  return out[:, :, -1]
 
 
 @pytest.mark.parametrize("softcap", [0.0, 0.7])

@@ -26,7 +26,7 @@ from brorl_jax import (
   tokenizer,
 )
 from brorl_jax.attention import Rope
-from brorl_jax.main import planning, record, settings, training
+from brorl_jax.main import learning, planning, record, settings, training
 from brorl_jax.main.puzzles import Puzzles
 from brorl_jax.policy import Policy
 from brorl_jax.types import Prompts
@@ -142,8 +142,8 @@ def test_prompts_are_spread_as_the_sampler_does(n, prompts, devices):
 @pytest.mark.parametrize("reference", [True, False])
 def test_training_state_is_what_training_makes(reference):
   mesh = sharding.make_mesh(data=4, model=2)
-  tx, _ = training.optimizer(base.get_config())
-  state = training.initial_state(
+  tx, _ = learning.optimizer(base.get_config())
+  state = learning.initial_state(
     SMALL.init(jax.random.key(0)), tx, mesh, keep_reference=reference
   )
   device = jax.devices()[0]

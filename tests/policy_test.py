@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.extend as jex
@@ -395,7 +396,8 @@ def test_a_prompt_read_in_chunks_is_the_prompt_read_at_once(name, monkeypatch):
     for v in eqn.outvars
   ]
   assert any(5 in s for s in shapes)
-  assert not any(s.count(15) > 1 or s.count(13) > 1 for s in shapes)
+  others = [math.prod(s) for s in shapes if policy.vocab not in s]
+  assert max(others) < len(tokens) * policy.heads * 13 * 13
   assert [s for s in shapes if policy.vocab in s] == [(3, policy.vocab)]
 
 

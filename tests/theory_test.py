@@ -160,7 +160,7 @@ def test_correct_mass_is_that_of_the_policy():
   mass = lambda temperature: theory.correct_mass(
     found,
     params,
-    response_logits=policy.response_logits,
+    response_logp=policy.response_logp,
     temperature=temperature,
   )
   # The one right response to each prompt, by the plain form.

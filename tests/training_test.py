@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from brorl_jax import hf, metrics, sharding, tokenizer, train, update
-from brorl_jax.main import planning, record, training
+from brorl_jax import hf, metrics, packing, sharding, tokenizer, train
+from brorl_jax.main import learning, planning, record, training
 from brorl_jax.main.puzzles import Puzzles
 from brorl_jax.rl import advantages
 from configs import base
@@ -35,14 +35,14 @@ def wired():
   policy, params = hf.load(ASSETS, mesh=mesh)
   puzzles = Puzzles(c, text)
   plans = planning.make(c, policy, **mesh.shape, on_cpu=None)
-  tx, schedule = training.optimizer(c)
-  state = training.initial_state(params, tx, mesh, keep_reference=True)
+  tx, schedule = learning.optimizer(c)
+  state = learning.initial_state(params, tx, mesh, keep_reference=True)
   stages = train.Stages(
     prompts=puzzles.prompts,
     rollouts=training.rollouts_stage(c, policy, text, mesh, plans.rollouts),
     rewards=puzzles.rewards,
     advantages=training.advantages_stage,
-    update=training.update_stage(c, policy, tx, schedule, mesh),
+    update=learning.update_stage(c, policy, tx, schedule, mesh),
   )
   prompts = stages.prompts(1, 0)
   key = jax.random.fold_in(jax.random.key(c.seed), 1)
@@ -68,9 +68,9 @@ def test_advantages_are_whitened_over_tokens(wired):
 def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
   c, _, _, stages, state, kept, _ = wired
   seeds = []
-  split = update.split
+  split = packing.split
   monkeypatch.setattr(
-    update, "split", lambda *a: seeds.append(a[-1]) or split(*a)
+    packing, "split", lambda *a: seeds.append(a[-1]) or split(*a)
   )
   before = jax.tree.map(np.asarray, state.params)
   copy = jax.tree.map(jnp.copy, state)
@@ -97,9 +97,9 @@ def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
 
 def test_a_reference_is_kept_only_if_it_has_a_weight(wired):
   c, policy, _, _, _, _, mesh = wired
-  tx, _ = training.optimizer(c)
+  tx, _ = learning.optimizer(c)
   params = policy.init(jax.random.key(0))
-  state = training.initial_state(params, tx, mesh, keep_reference=False)
+  state = learning.initial_state(params, tx, mesh, keep_reference=False)
   assert state.reference is None
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 
-from brorl_jax import sharding, update
+from brorl_jax import packing, sharding, update
 from brorl_jax.attention import Rope
 from brorl_jax.policy import Policy
 from brorl_jax.rl import losses
@@ -32,9 +32,15 @@ POLICY = Policy(
 OBJECTIVE = update.Objective(
   clip_low=0.2, clip_high=0.28, kl_weight=0.1, kl_clamp=10.0, temperature=1.0
 )
-GRADIENT = jax.jit(
-  update.gradient, static_argnames=("response_logits", "objective")
+ADD = jax.jit(
+  update.add_gradient, static_argnames=("response_logp", "objective")
 )
+
+
+@pytest.fixture(autouse=True)
+def three_lengths(monkeypatch):
+  """Responses of 1, 2 and up to 4 tokens have batches of their own."""
+  monkeypatch.setattr(packing, "_LEAST_LENGTH", 1)
 
 
 def params(seed=0):
@@ -73,20 +79,42 @@ def prompts(seed=0):
   return Prompts(tokens, mask, np.arange(P, dtype=np.int32))
 
 
-def gradient(batch, reference=None, objective=OBJECTIVE, at=None):
-  return GRADIENT(
-    at or params(),
-    reference,
-    batch,
-    response_logits=POLICY.response_logits,
-    objective=objective,
+def with_reference(batches, reference):
+  """The batches with log-probabilities of a reference."""
+  if reference is None:
+    return batches
+  return [
+    dataclasses.replace(batch, logp_ref=scores(reference, batch))
+    for batch in batches
+  ]
+
+
+def scores(at, batch, temperature=1.0):
+  batch = jax.tree.map(jnp.asarray, batch)
+  return update.logp_of(
+    at, batch, temperature, response_logp=POLICY.response_logp
   )
+
+
+def gradient(batches, reference=None, objective=OBJECTIVE, at=None):
+  at = at or params()
+  sums = update.zero_gradient(at)
+  for batch in with_reference(batches, reference):
+    sums = ADD(
+      sums,
+      at,
+      batch,
+      response_logp=POLICY.response_logp,
+      objective=objective,
+    )
+  return update.gradient(sums)
 
 
 def packed(rows=4, blocks=3, roll=None):
   out, advantage = roll or rollouts()
-  layout = update.Layout.of(P, N, rows=rows, blocks=blocks)
-  return update.pack(prompts(), out, advantage, layout)
+  return packing.pack(
+    prompts(), out, advantage, packing.Layout(rows, blocks, T)
+  )
 
 
 def plain_loss(at, out, advantage, reference=None):
@@ -150,13 +178,13 @@ def test_a_mesh_does_not_change_the_gradient():
     mesh = sharding.make_mesh(data, model)
     places = sharding.param_shardings(params(), mesh)
     spec = jax.sharding.PartitionSpec(None, "data")
-    batch = jax.tree.map(
+    batches = jax.tree.map(
       lambda x, mesh=mesh: sharding.to_mesh(
         mesh, spec if x.ndim else jax.sharding.PartitionSpec(), x
       ),
       packed(blocks=8),
     )
-    got, _ = gradient(batch, at=jax.device_put(params(), places))
+    got, _ = gradient(batches, at=jax.device_put(params(), places))
     assert_close(got, want)
 
 
@@ -191,65 +219,77 @@ def test_groups_without_advantage_contribute_nothing():
   assert_close(jax.tree.map(lambda g: g * ratio, more), grads)
 
 
-def test_pack_keeps_one_of_identical_rollouts_with_its_count():
-  out, advantage = rollouts(kinds=3)
-  batch = packed(roll=(out, advantage))
-  for p in range(P):
-    weight = {}
-    for n in range(N):
-      key = (*out.tokens[p, n], int(out.mask[p, n].sum()))
-      weight[key] = weight.get(key, 0) + 1
-    rows = batch.weight > 0
-    mine = rows & (batch.prompt == prompts().tokens[p]).all(-1)[..., None]
-    got = {
-      (*tokens, int(mask.sum())): count
-      for tokens, mask, count in zip(
-        batch.response[mine], batch.mask[mine], batch.weight[mine], strict=True
-      )
-    }
-    assert got == weight
-  assert batch.weight.sum() == P * N
-
-
-def test_pack_tells_a_real_zero_token_from_padding():
-  out, advantage = rollouts()
-  out.tokens[0, :2] = [[3, 0, 0, 0], [3, 0, 0, 0]]
-  out.mask[0, :2] = [[1, 0, 0, 0], [1, 1, 0, 0]]
-  batch = packed(roll=(out, advantage))
-  same = (batch.response == [3, 0, 0, 0]).all(-1) & (batch.weight > 0)
-  assert sorted(batch.mask[same].sum(-1).tolist())[:2] == [1, 2]
-
-
 def test_unused_microbatches_are_not_computed():
-  batch = packed()
-  assert batch.used < len(batch.prompt)
-  poisoned = dataclasses.replace(batch, logp_old=batch.logp_old.copy())
-  poisoned.logp_old[batch.used :] = np.nan
-  poisoned.mask[batch.used :] = True
-  assert_close(gradient(poisoned)[0], gradient(batch)[0], rtol=0)
+  batches = packed()
+  assert all(batch.used < len(batch.prompt) for batch in batches)
+  want = gradient(batches)[0]
+  for batch in batches:
+    batch.logp_sampled[batch.used :] = np.nan
+    batch.mask[batch.used :] = True
+  assert_close(gradient(batches)[0], want, rtol=0)
+
+
+def scored(batches, at, temperature=1.0):
+  """Log-probabilities and entropies of every row, by logits."""
+  for batch in batches:
+    flat = lambda x: jnp.asarray(x).reshape(-1, *x.shape[2:])
+    logits = POLICY.response_logits(
+      at, flat(batch.prompt), flat(batch.prompt_mask), flat(batch.response)
+    )
+    yield tuple(
+      x.reshape(batch.mask.shape)
+      for x in losses.token_logp(logits / temperature, flat(batch.response))
+    )
 
 
 def test_logp_gap_is_zero_for_the_policy_that_sampled():
-  out, advantage = rollouts()
-  batch = packed(roll=(out, advantage))
-  flat = lambda x: jnp.asarray(x).reshape(-1, *x.shape[2:])
-  logits = POLICY.response_logits(
-    params(), flat(batch.prompt), flat(batch.prompt_mask), flat(batch.response)
-  )
-  logp, entropy = losses.token_logp(logits, flat(batch.response))
-  sampled = dataclasses.replace(batch, logp_old=logp.reshape(batch.mask.shape))
-  _, stats = gradient(sampled)
+  batches = packed()
+  logp, entropy = zip(*scored(batches, params()), strict=True)
+  with_logp = lambda field, shift: [
+    dataclasses.replace(batch, **{field: x + shift})
+    for batch, x in zip(batches, logp, strict=True)
+  ]
+  _, stats = gradient(with_logp("logp_sampled", 0.0))
   assert stats.logp_gap_max < 1e-5
   assert stats.clip_fraction.value == 0.0
-  _, off = gradient(
-    dataclasses.replace(sampled, logp_old=sampled.logp_old - 0.5)
-  )
+  _, off = gradient(with_logp("logp_sampled", -0.5))
   np.testing.assert_allclose(off.logp_gap_max, 0.5, rtol=1e-4)
   np.testing.assert_allclose(off.logp_gap.value, 0.5, rtol=1e-4)
-  weight = (batch.weight[..., None] * batch.mask).reshape(entropy.shape)
+  weight = [batch.weight[..., None] * batch.mask for batch in batches]
+  join = lambda xs: np.concatenate([np.ravel(x) for x in xs])
   np.testing.assert_allclose(
-    stats.entropy.value, np.average(entropy, weights=weight), rtol=1e-5
+    stats.entropy.value,
+    np.average(join(entropy), weights=join(weight)),
+    rtol=1e-5,
   )
+
+
+def test_the_ratio_is_to_the_old_policy_and_the_gap_to_the_sampler():
+  batches = packed()
+  old = [
+    dataclasses.replace(batch, logp_old=scores(params(), batch, 0.7))
+    for batch in batches
+  ]
+  for batch in old:
+    assert not np.any(batch.logp_old[int(batch.used) :])
+  for batch, (logp, _) in zip(old, scored(batches, params(), 0.7), strict=True):
+    real = np.arange(len(batch.prompt)) < batch.used
+    np.testing.assert_allclose(
+      batch.logp_old[real], np.asarray(logp)[real], atol=1e-5
+    )
+  objective = dataclasses.replace(OBJECTIVE, temperature=0.7)
+  grads, stats = gradient(old, objective=objective)
+  assert stats.clip_fraction.value == 0.0 and stats.kl_old.value < 1e-9
+  _, plain = gradient(batches, objective=objective)
+  assert plain.kl_old.value > 0.1
+  np.testing.assert_allclose(stats.logp_gap.value, plain.logp_gap.value)
+  # At a ratio of 1 the loss is minus the mean advantage.
+  out, advantage = rollouts()
+  want = -np.average(
+    np.broadcast_to(advantage[..., None], out.mask.shape), weights=out.mask
+  )
+  np.testing.assert_allclose(stats.loss.value, want, rtol=1e-5)
+  assert optax.tree.norm(grads) > 0.0
 
 
 def test_temperature_divides_the_logits():
@@ -261,9 +301,9 @@ def test_temperature_divides_the_logits():
 
 
 def test_not_finite_gradients_are_named():
-  batch = packed()
-  batch.advantage[0, 0] = np.nan
-  _, stats = gradient(batch)
+  batches = packed()
+  batches[-1].advantage[0, 0] = np.nan
+  _, stats = gradient(batches)
   assert not stats.finite.all()
   path = update.first_bad_path(params(), np.asarray(stats.finite))
   assert path == "blocks/down/kernel"
@@ -271,24 +311,23 @@ def test_not_finite_gradients_are_named():
 
 
 def test_what_is_watched_changes_by_its_derivative_along_the_step():
-  batch = packed()
-  flat = lambda x: jnp.asarray(x).reshape(-1, *x.shape[2:])
+  batches = packed()
+  last = jax.tree.map(lambda x: jnp.asarray(x[0] if x.ndim else x), batches[-1])
 
   def loglikelihood(response, params):
-    logits = POLICY.response_logits(
-      params, flat(batch.prompt), flat(batch.prompt_mask), response
+    logp, _ = POLICY.response_logp(
+      params, last.prompt, last.prompt_mask, response
     )
-    return jnp.mean(losses.token_logp(logits, response)[0])
+    return jnp.mean(logp)
 
-  response = flat(batch.response)
-  watch = jax.tree_util.Partial(loglikelihood, response)
+  watch = jax.tree_util.Partial(loglikelihood, last.response)
   errors = []
   for lr in (0.1, 0.01):  # of plain gradient descent, Adam's has no limit
     state, stats = update.minibatch_step(
       update.init_state(params(), tx := optax.sgd(lr), keep_reference=False),
-      batch,
+      batches,
       tx=tx,
-      response_logits=POLICY.response_logits,
+      response_logp=POLICY.response_logp,
       objective=OBJECTIVE,
       watch=watch,
     )
@@ -302,7 +341,9 @@ def test_what_is_watched_changes_by_its_derivative_along_the_step():
 def test_what_is_watched_is_the_slope_at_the_old_parameters():
   # Of large eps: with a small one rounding may turn the sign of an update.
   tx = optax.adamw(0.1, eps=0.1, weight_decay=0.1)
-  tokens, mask = map(jnp.asarray, (packed().prompt[0], packed().prompt_mask[0]))
+  tokens, mask = map(
+    jnp.asarray, (packed()[0].prompt[0], packed()[0].prompt_mask[0])
+  )
 
   def entropy(tokens, mask, params):
     logits = POLICY.logits(params, tokens, mask)
@@ -316,7 +357,7 @@ def test_what_is_watched_is_the_slope_at_the_old_parameters():
     update.init_state(params(), tx, keep_reference=False),
     packed(),
     tx=tx,
-    response_logits=POLICY.response_logits,
+    response_logp=POLICY.response_logp,
     objective=OBJECTIVE,
     watch=watch,
   )
@@ -338,14 +379,15 @@ def test_minibatch_step_applies_what_optax_says():
   state = update.init_state(params(), tx, keep_reference=True)
   before = jax.tree.map(np.asarray, state.params)
   reference = jax.tree.map(np.asarray, state.reference)
-  grads, _ = gradient(packed(), state.reference)
+  batches = with_reference(packed(), reference)
+  grads, _ = gradient(batches)
   updates, _ = tx.update(grads, tx.init(before), before)
   want = optax.apply_updates(before, updates)
   state, _ = update.minibatch_step(
     state,
-    packed(),
+    batches,
     tx=tx,
-    response_logits=POLICY.response_logits,
+    response_logp=POLICY.response_logp,
     objective=OBJECTIVE,
   )
   # Adam divides by the root of the gradient's square: rounding of a gradient
@@ -379,9 +421,38 @@ def test_schedule_rises_over_the_warmup_and_stays_or_falls():
   )
 
 
-def test_split_is_a_shuffled_partition_of_whole_groups():
-  parts = update.split(12, 3, (0, 5))
-  assert parts.shape == (3, 4)
-  assert sorted(parts.ravel().tolist()) == list(range(12))
-  assert not np.array_equal(parts, update.split(12, 3, (0, 6)))
-  np.testing.assert_array_equal(parts, update.split(12, 3, (0, 5)))
+def test_a_length_is_compiled_once(monkeypatch):
+  add = jax.jit(
+    update.add_gradient,
+    static_argnames=("response_logp", "objective"),
+    donate_argnames="sums",
+  )
+  monkeypatch.setattr(update, "_add", add)
+  mesh = sharding.make_mesh(4, 2)
+  places = sharding.param_shardings(params(), mesh)
+  tx = optax.sgd(0.1)
+  make = functools.partial(update.init_state, tx=tx, keep_reference=False)
+  abstract = jax.eval_shape(make, params())
+  state = jax.jit(
+    make,
+    out_shardings=sharding.state_shardings(abstract, abstract.params, mesh),
+  )(jax.device_put(params(), places))
+  spec = jax.sharding.PartitionSpec(None, "data")
+  lengths = set()
+  for seed in range(3):
+    batches = packed(rows=1, blocks=4, roll=rollouts(seed, kinds=12))
+    lengths |= {batch.mask.shape[-1] for batch in batches}
+    state, _ = update.minibatch_step(
+      state,
+      jax.tree.map(
+        lambda x: sharding.to_mesh(
+          mesh, spec if x.ndim else jax.sharding.PartitionSpec(), x
+        ),
+        batches,
+      ),
+      tx=tx,
+      response_logp=POLICY.response_logp,
+      objective=OBJECTIVE,
+    )
+  assert lengths == {1, 2, 4}
+  assert add._cache_size() == 3

@@ -118,7 +118,7 @@ def test_training_lowers_the_loss_and_is_deterministic():
   run = lambda steps, seed: warmup.train(
     POLICY.init(jax.random.key(0)),
     data,
-    response_logits=POLICY.response_logits,
+    response_logp=POLICY.response_logp,
     tx=tx,
     steps=steps,
     batch=32,

@@ -106,7 +106,7 @@ def stage(
   return warmup.train(
     params,
     data,
-    response_logits=policy.response_logits,
+    response_logp=policy.response_logp,
     tx=tx,
     steps=steps,
     batch=c.batch,

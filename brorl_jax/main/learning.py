@@ -1,0 +1,180 @@
+"""Stage 5: groups of rollouts -> optimizer updates, and what they show."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Float, PyTree
+
+from brorl_jax import packing, sharding, theory, train, types, update
+from brorl_jax.main.settings import Config
+from brorl_jax.policy import Policy
+
+
+def optimizer(c: Config):
+  """AdamW at a constant rate after its warm-up, and that rate by update."""
+  return update.optimizer(
+    lr=c.lr,
+    warmup=c.warmup,
+    total=None,
+    b1=c.b1,
+    b2=c.b2,
+    eps=c.eps,
+    weight_decay=c.weight_decay,
+    max_grad_norm=c.max_grad_norm,
+  )
+
+
+def initial_state(
+  params: PyTree, tx, mesh: Mesh, *, keep_reference: bool
+) -> types.State:
+  """Made in one program, so that every leaf is a global array."""
+  make = functools.partial(
+    update.init_state, tx=tx, keep_reference=keep_reference
+  )
+  abstract = jax.eval_shape(make, params)
+  places = sharding.state_shardings(abstract, abstract.params, mesh)
+  return jax.jit(make, out_shardings=places)(params)
+
+
+def update_stage(
+  c: Config, policy: Policy, tx, schedule, mesh: Mesh
+) -> Callable[..., tuple[types.State, dict[str, float | None]]]:
+  """Stage 5: `minibatches` optimizer updates over whole groups."""
+  layout = packing.Layout(c.rows, c.blocks, c.max_new_tokens)
+  objective = update.Objective(
+    clip_low=c.clip_low,
+    clip_high=c.clip_high,
+    kl_weight=c.kl_weight,
+    kl_clamp=c.kl_clamp,
+    temperature=c.temperature,
+  )
+  spread = lambda x: PartitionSpec(*(None, "data")[: x.ndim])
+  place = lambda x: sharding.to_mesh(mesh, spread(x), x)
+  logp_of = functools.partial(
+    update.logp_of,
+    temperature=c.temperature,
+    response_logp=policy.response_logp,
+  )
+
+  def scored(state: types.State, batch: types.Batch) -> types.Batch:
+    batch = jax.tree.map(place, batch)
+    if c.minibatches > 1:  # later ones differ from the policy that sampled
+      old = logp_of(state.params, batch)
+      batch = dataclasses.replace(batch, logp_old=old)
+    if state.reference is not None:
+      ref = logp_of(state.reference, batch)
+      batch = dataclasses.replace(batch, logp_ref=ref)
+    return batch
+
+  mass_of = functools.partial(
+    theory.correct_mass,
+    response_logp=policy.response_logp,
+    temperature=c.temperature,
+  )
+  mass = jax.jit(mass_of)
+  mean_mass = lambda found, params: jnp.mean(mass_of(found, params))
+
+  def apply(state: types.State, kept: train.Groups, advantage):
+    found = theory.probe(*kept, count=c.theory_prompts, rows=c.theory_responses)
+    watch = found and jax.tree_util.Partial(mean_mass, found)
+    step = int(state.step) + 1
+    parts = minibatches(kept, advantage, layout, c.minibatches, (c.seed, step))
+    shares = packed_shares(parts, advantage.size)
+    # All before the first update.
+    parts = [[scored(state, batch) for batch in part] for part in parts]
+    stats = []
+    for part in parts:
+      state, more = update.minibatch_step(
+        state,
+        part,
+        tx=tx,
+        response_logp=policy.response_logp,
+        objective=objective,
+        watch=watch,
+      )
+      stats.append(more)
+    after = found and mass(found, state.params)
+    state = dataclasses.replace(state, step=state.step + 1)
+    jax.block_until_ready((state, stats, after))
+    refuse_not_finite(stats, state.params, step)
+    promise = theory.unmeasured()
+    if found is not None:
+      first_order = sum(float(one.watched) for one in stats)
+      promise = theory.measure(found, np.asarray(after), first_order, n=c.n)
+    return state, {
+      **learned(stats, schedule, step, c.minibatches, kl_weight=c.kl_weight),
+      **shares,
+      **promise,
+    }
+
+  return apply
+
+
+def minibatches(
+  kept: train.Groups,
+  advantage: Float[np.ndarray, "P N"],
+  layout: packing.Layout,
+  count: int,
+  seed: tuple[int, int],
+) -> list[list[types.Batch]]:
+  """Kept groups as so many minibatches of batches, on the host."""
+  parts = []
+  for at in packing.split(len(advantage), count, seed):
+    take = functools.partial(jax.tree.map, lambda x, at=at: x[at])
+    prompts, rollouts = take(kept.prompts), take(kept.rollouts)
+    parts.append(packing.pack(prompts, rollouts, advantage[at], layout))
+  return parts
+
+
+def packed_shares(
+  parts: Sequence[Sequence[types.Batch]], rollouts: int
+) -> dict[str, float]:
+  """What packing saved, and what it wastes."""
+  batches = [batch for part in parts for batch in part]
+  rows = sum(np.count_nonzero(batch.weight) for batch in batches)
+  return {
+    "update/distinct_fraction": rows / rollouts,
+    "update/padding_fraction": packing.padding_fraction(batches),
+  }
+
+
+def refuse_not_finite(
+  stats: Sequence[update.Stats], params: PyTree, step: int
+) -> None:
+  """Stops the run before a broken state can be saved."""
+  for one in stats:
+    path = update.first_bad_path(params, np.asarray(one.finite))
+    if path is not None:
+      raise FloatingPointError(
+        f"step {step}: gradient or value of {path} is not finite; lower lr"
+      )
+
+
+def learned(
+  stats: Sequence[update.Stats],
+  schedule,
+  step: int,
+  minibatches: int,
+  *,
+  kl_weight: float,
+) -> dict[str, float | None]:
+  """Metrics of a step's updates, one `Stats` each."""
+  mean = lambda name: float(np.mean([getattr(s, name).value for s in stats]))
+  kl = mean("kl_ref") if kl_weight else None
+  return {
+    "policy/entropy": mean("entropy"),
+    "policy/kl_ref": kl,
+    "policy/kl_old": mean("kl_old"),
+    "policy/clip_fraction": mean("clip_fraction"),
+    # Before the first update trainer and sampler hold the same parameters.
+    "policy/logp_gap_max": float(stats[0].logp_gap_max),
+    "policy/logp_gap_mean": float(stats[0].logp_gap.value),
+    "loss/total": mean("loss") + kl_weight * (kl or 0.0),
+    "optim/lr": float(schedule(step * minibatches - 1)),
+    "optim/grad_norm": float(np.mean([s.grad_norm for s in stats])),
+  }
