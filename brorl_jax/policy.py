@@ -563,7 +563,7 @@ class _Norm(nnx.Module):
 
   def __init__(self, c: Policy, size: int):
     self.eps, self.offset, self.dtype = c.norm_eps, c.norm_offset, c.dtype
-    self.scale = nnx.Param(jnp.full((size,), 1.0 - c.norm_offset))
+    self.scale = nnx.Param(jnp.full((size,), 1.0 - c.norm_offset, jnp.float32))
 
   def __call__(self, x: Float[Array, "*axes D"]) -> Float[Array, "*axes D"]:
     y = x.astype(jnp.float32)
