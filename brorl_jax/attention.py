@@ -84,6 +84,11 @@ def rotate(
   return turned.astype(x.dtype)
 
 
+def capped(score: Array, softcap: float) -> Array:
+  """softcap * tanh(score / softcap), or the score itself if softcap is 0."""
+  return softcap * jnp.tanh(score / softcap) if softcap else score
+
+
 def attend(
   q: Float[Array, "P R Q H K"],
   shared: tuple[Array, Array, Array] | None,
@@ -114,9 +119,7 @@ def attend(
   q = q.reshape(P, R, Q, G, H // G, K) * scale
 
   def seen(score: Array, mask: Array) -> Array:
-    if softcap:
-      score = softcap * jnp.tanh(score / softcap)
-    return jnp.where(mask[:, :, :, None, None], score, MASKED)
+    return jnp.where(mask[:, :, :, None, None], capped(score, softcap), MASKED)
 
   score = jnp.einsum(
     "prqgjk,prgtk->prqgjt", q, k_own, preferred_element_type=jnp.float32

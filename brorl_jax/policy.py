@@ -36,7 +36,7 @@ class Prefix:
   mask: Bool[Array, "P S"]
 
 
-class Shared(NamedTuple):
+class Lanes(NamedTuple):
   """The prompts of A lanes, W of them side by side in each."""
 
   k: list[Float[Array, "A G W*S K"]]  # of each layer
@@ -199,7 +199,7 @@ class Policy:
     """
     return "float32" if jax.default_backend() == "cpu" else self.dtype
 
-  def lanes(self, prefix: Prefix, window: Int[Array, "A W"]) -> Shared:
+  def lanes(self, prefix: Prefix, window: Int[Array, "A W"]) -> Lanes:
     """What the rows of each lane read of the prompts: W prompts side by side.
 
     Args:
@@ -216,7 +216,7 @@ class Policy:
       return [x[i] for i in range(self.layers)]
 
     mask = prefix.mask[at] & real[..., None]
-    return Shared(layers(prefix.k), layers(prefix.v), mask)
+    return Lanes(layers(prefix.k), layers(prefix.v), mask)
 
   def page(self, rows: int, columns: int) -> list[cache.Page]:
     """Empty columns of the cache of so many rows, for each layer."""
@@ -230,7 +230,7 @@ class Policy:
   def decode_step(
     self,
     weights: PyTree,
-    shared: Shared,
+    shared: Lanes,
     pages: Sequence[list[cache.Page]],
     token: Int[Array, "A R"],
     length: Int[Array, "A R"],
