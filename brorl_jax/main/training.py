@@ -16,9 +16,7 @@ from brorl_jax import (
   checkpoints,
   hf,
   metrics,
-  plan,
   report,
-  sampler,
   sharding,
   theory,
   tokenizer,
@@ -26,7 +24,7 @@ from brorl_jax import (
   types,
   update,
 )
-from brorl_jax.main import folder, planning, record, settings
+from brorl_jax.main import folder, planning, record, sampling, settings
 from brorl_jax.main.puzzles import Puzzles
 from brorl_jax.main.settings import ASSETS, Config
 from brorl_jax.policy import Policy
@@ -47,12 +45,7 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
     settings.check_mesh(c, mesh.shape["data"])
     policy = architectures.read_policy(source, dtype=c.dtype)
     text = tokenizer.Tokenizer(source)
-    largest = max(text.size - 1, *text.stop_ids)
-    if largest >= policy.vocab:
-      raise ValueError(
-        f"{source}: the tokenizer has an id {largest}, the embedding only "
-        f"{policy.vocab} rows"
-      )
+    check_vocabulary(source, text, policy)
     settings.check_lengths(c, policy.max_positions)
     plans = planning.make(c, policy, **mesh.shape, on_cpu=None)
     puzzles = Puzzles(c, text)
@@ -68,7 +61,9 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   tx, schedule = optimizer(c)
   stages = train.Stages(
     prompts=puzzles.prompts,
-    rollouts=rollouts_stage(c, policy, text, mesh, plans.rollouts),
+    rollouts=sampling.rollouts(
+      c, policy, text.stop_ids, mesh, plans.rollouts, n=c.n
+    ),
     rewards=puzzles.rewards,
     advantages=advantages_stage,
     update=update_stage(c, policy, tx, schedule, mesh),
@@ -98,6 +93,18 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
     book.close()
     lock.close()
   finish(workdir, title=f"N = {c.n}, {c.samples:,} rollouts per step")
+
+
+def check_vocabulary(
+  source: str | pathlib.Path, text: tokenizer.Tokenizer, policy: Policy
+) -> None:
+  """Raises ValueError if the policy does not know all of the text's tokens."""
+  largest = max(text.size - 1, *text.stop_ids)
+  if largest >= policy.vocab:
+    raise ValueError(
+      f"{source}: the tokenizer has an id {largest}, the embedding only "
+      f"{policy.vocab} rows"
+    )
 
 
 def finish(workdir: pathlib.Path, *, title: str) -> None:
@@ -134,35 +141,6 @@ def initial_state(
   abstract = jax.eval_shape(make, params)
   places = sharding.state_shardings(abstract, abstract.params, mesh)
   return jax.jit(make, out_shardings=places)(params)
-
-
-def rollouts_stage(
-  c: Config,
-  policy: Policy,
-  text: tokenizer.Tokenizer,
-  mesh: Mesh,
-  fits: plan.RolloutPlan,
-) -> Callable[..., types.Rollouts]:
-  """Stage 2: prompts -> N rollouts each, copied to the host at once."""
-  policy = planning.sampled(c, policy)
-
-  def rollouts(params, prompts: types.Prompts, key) -> types.Rollouts:
-    out = sampler.rollouts(
-      policy,
-      params,
-      prompts,
-      key,
-      n=c.n,
-      max_new_tokens=c.max_new_tokens,
-      behaviour=sampler.Behaviour(temperature=c.temperature),
-      stop_ids=text.stop_ids,
-      slots=fits.slots,
-      lanes=fits.lanes,
-      mesh=mesh,
-    )
-    return jax.device_get(out)
-
-  return rollouts
 
 
 def informative(reward: Float[np.ndarray, "P N"]) -> np.ndarray:
