@@ -85,6 +85,11 @@ def rotate(
   return turned.astype(x.dtype)
 
 
+def capped(score: Array, softcap: float) -> Array:
+  """softcap * tanh(score / softcap), or the score itself if softcap is 0."""
+  return softcap * jnp.tanh(score / softcap) if softcap else score
+
+
 def attend(
   q: Float[Array, "P R Q H K"],
   shared: tuple[Array, Array, Array] | None,
@@ -172,16 +177,17 @@ def _attend(
     score = jnp.einsum(
       "...nk,...tk->...nt", rows, k, preferred_element_type=jnp.float32
     ).reshape(P, G, R, J, Q, -1)
-    if softcap:
-      score = softcap * jnp.tanh(score / softcap)
-    scores.append(jnp.where(mask[:, None, :, None], score, MASKED))
+    scores.append(
+      jnp.where(mask[:, None, :, None], capped(score, softcap), MASKED)
+    )
 
   # The largest score only keeps exp finite: its gradient is zero.
   tops = [jnp.max(score, axis=-1, keepdims=True) for score in scores]
   top = jax.lax.stop_gradient(functools.reduce(jnp.maximum, tops))
   weights = [jnp.exp(score - top) for score in scores]
-  total = sum(jnp.sum(weight, axis=-1, keepdims=True) for weight in weights)
-  out = sum(
+  add = lambda parts: functools.reduce(jnp.add, parts)
+  total = add([jnp.sum(w, axis=-1, keepdims=True) for w in weights])
+  out = [
     jnp.einsum(
       "...nt,...tk->...nk",
       weight.astype(q.dtype).reshape(*rows.shape[:-1], -1),
@@ -189,8 +195,8 @@ def _attend(
       preferred_element_type=jnp.float32,
     ).reshape(q.shape)
     for weight, (_, v, _, rows) in zip(weights, parts, strict=True)
-  )
-  return (out / total).astype(q.dtype)
+  ]
+  return (add(out) / total).astype(q.dtype)
 
 
 def within(

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from brorl_jax import kernels
-from brorl_jax.attention import MASKED
+from brorl_jax.attention import MASKED, capped
 
 
 class Shared(NamedTuple):
@@ -101,71 +101,84 @@ def decode(
     softcap: Bound of the scores.
     kernel: On a GPU as one kernel, if it supports these arrays; see `kernels`.
   """
-  form = functools.partial(_decode, scale=scale, softcap=softcap)
-  if not (kernel and kernels.supports(q, pages)):
-    return form(q, shared, pages, column, limit)
-  fused = functools.partial(kernels.decode, scale=scale, softcap=softcap)
-  return jax.lax.platform_dependent(
-    q, shared, list(pages), column, limit, cuda=fused, default=form
-  )
+  A, R, H, K = q.shape
+  q *= scale
+  state = _prompts(q, shared, softcap)
+  rows = q.reshape(A * R, -1, H // shared.k.shape[1], K)
+  args = rows, state, list(pages), column, limit.reshape(A * R)
+  form = functools.partial(_own, softcap=softcap)
+  if kernel and kernels.supports(rows, pages):
+    fused = functools.partial(kernels.own, softcap=softcap)
+    out = jax.lax.platform_dependent(*args, cuda=fused, default=form)
+  else:
+    out = form(*args)
+  return out.reshape(A, R, H, K)
 
 
-def _decode(
-  q: Float[Array, "A R H K"],
-  shared: Shared,
-  pages: Sequence[Page],
-  column: Int[Array, ""],
-  limit: Int[Array, "A R"],
-  *,
-  scale: float,
-  softcap: float,
-) -> Float[Array, "A R H K"]:
+def _prompts(
+  q: Float[Array, "A R H K"], shared: Shared, softcap: float
+) -> kernels.Softmax:
+  """What is known of the softmax after the prompts.
+
+  A row that sees no prompt has m = -1e30: whatever comes next makes the rest
+  of it vanish.
+  """
   A, R, H, K = q.shape
   G = shared.k.shape[1]
   J = H // G
-  cap = lambda s: softcap * jnp.tanh(s / softcap) if softcap else s
   # Rows of a lane together, A G (R J) K, and every row by itself, B G J K. An
   # axis of one lane would keep XLA from writing to pages in place.
-  alone = lambda x: jnp.swapaxes(
-    x.reshape(A, G, R, J, *x.shape[3:]), 1, 2
-  ).reshape(A * R, G, J, *x.shape[3:])
-  q = (q * scale).reshape(A, R, G, J, K)
-  together = jnp.swapaxes(q, 1, 2).reshape(A, G, R * J, K)
-  q = q.reshape(A * R, G, J, K)
-
+  together = jnp.swapaxes(q.reshape(A, R, G, J, K), 1, 2)
   score = jnp.einsum(
-    "agnk,agsk->agns", together, shared.k, preferred_element_type=jnp.float32
-  )
+    "agnk,agsk->agns",
+    together.reshape(A, G, R * J, K),
+    shared.k,
+    preferred_element_type=jnp.float32,
+  ).reshape(A, G, R, J, -1)
   mask = shared.mask[:, None, :, None]  # A 1 R|1 1 S
-  score = jnp.where(mask, cap(score).reshape(A, G, R, J, -1), MASKED)
-  score = score.reshape(A, G, R * J, -1)
-  limit = limit.reshape(A * R, 1)
+  score = jnp.where(mask, capped(score, softcap), MASKED)
+  top = jnp.max(score, axis=-1)
+  weight = jnp.exp(score - top[..., None])
+  out = jnp.einsum(
+    "agns,agsk->agnk",
+    weight.astype(q.dtype).reshape(A, G, R * J, -1),
+    shared.v,
+    preferred_element_type=jnp.float32,
+  ).reshape(A, G, R, J, K)
+  alone = lambda x: jnp.swapaxes(x, 1, 2).reshape(A * R, G, *x.shape[3:])
+  return alone(top), alone(jnp.sum(weight, axis=-1)), alone(out)
+
+
+def _own(
+  q: Float[Array, "B G J K"],
+  state: kernels.Softmax,
+  pages: Sequence[Page],
+  column: Int[Array, ""],
+  limit: Int[Array, " B"],
+  *,
+  softcap: float,
+) -> Float[Array, "B G J K"]:
+  """Goes on with the rows' own columns; `kernels.own` is the same."""
   circle = ages(column, len(pages), pages[0].v.shape[2])
   scores = [
-    jnp.where((age < limit)[:, None, None], cap(_own_scores(q, page)), MASKED)
+    jnp.where(
+      (age < limit[:, None])[:, None, None],
+      capped(_own_scores(q, page), softcap),
+      MASKED,
+    )
     for age, page in zip(circle, pages, strict=True)
   ]
-
-  # One softmax over all parts.
-  top = alone(jnp.max(score, axis=-1))
-  for own in scores:
-    top = jnp.maximum(top, jnp.max(own, axis=-1))
-  back = jnp.swapaxes(top.reshape(A, R, G, J), 1, 2).reshape(A, G, R * J, 1)
-  weight = jnp.exp(score - back)
-  total = alone(jnp.sum(weight, axis=-1))
-  out = alone(
-    jnp.einsum(
-      "agns,agsk->agnk",
-      weight.astype(q.dtype),
-      shared.v,
-      preferred_element_type=jnp.float32,
-    )
-  )
-  for page, own in zip(pages, scores, strict=True):
-    weight = jnp.exp(own - top[..., None])
+  before, total, out = state
+  top = before
+  for score in scores:
+    top = jnp.maximum(top, jnp.max(score, axis=-1))
+  shrink = jnp.exp(before - top)
+  total, out = total * shrink, out * shrink[..., None]
+  for page, score in zip(pages, scores, strict=True):
+    weight = jnp.exp(score - top[..., None])
     total += jnp.sum(weight, axis=-1)
     out += _own_values(weight, page, q.dtype)
-  return (out / total[..., None]).astype(q.dtype).reshape(A, R, H, K)
+  return (out / total[..., None]).astype(q.dtype)
 
 
 def _own_scores(q: Float[Array, "B G J K"], page: Page) -> Array:

@@ -1,8 +1,8 @@
-"""The decode step's attention as one GPU kernel.
+"""The decode step's attention to own columns as one GPU kernel.
 
-`decode` computes what `cache.decode` computes. XLA's form of it reads all
-columns of all pages for every row and keeps their scores in memory; here each
-row reads only the blocks of columns that it sees, and its scores stay on chip.
+`own` computes what `cache._own` computes. XLA's form of it reads all columns of
+all pages for every row and keeps their scores in memory; here each row reads
+only the blocks of columns that it sees, and its scores stay on chip.
 
 Lowered through Pallas' Triton backend; `supports` says for what sizes. It was
 run by Pallas' interpreter and lowered for a GPU, but its speed on one is not
@@ -20,7 +20,7 @@ from jax.experimental.pallas import triton
 from jax.sharding import AxisType, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from brorl_jax.attention import MASKED
+from brorl_jax.attention import MASKED, capped
 
 # The least side of a matrix that tensor cores multiply.
 _LEAST = 16
@@ -30,14 +30,21 @@ _LEAST = 16
 _BLOCK, _BLOCK_BYTES = 64, 16384
 
 
+# What is known of a softmax before its end: the largest score m, the sum l of
+# exp(score - m), and the values o weighted by the same. float32.
+Softmax = tuple[
+  Float[Array, "B G J"], Float[Array, "B G J"], Float[Array, "B G J K"]
+]
+
+
 def supports(q: Any, pages: Sequence[Any]) -> bool:
-  """Whether `decode` can be lowered for a GPU with arrays of these shapes.
+  """Whether `own` can be lowered for a GPU with arrays of these shapes.
 
   To be asked where the arrays are traced: it looks at the mesh in use.
 
   Args:
-    q: Queries [A,R,H,K]; anything with shape and dtype.
-    pages: As in `decode`.
+    q: As in `own`; anything with shape and dtype.
+    pages: As in `own`.
   """
   K = q.shape[3]
   page = pages[0]
@@ -59,30 +66,24 @@ def supports(q: Any, pages: Sequence[Any]) -> bool:
   )
 
 
-def decode(
-  q: Float[Array, "A R H K"],
-  shared: Any,
+def own(
+  q: Float[Array, "B G J K"],
+  state: Softmax,
   pages: Sequence[Any],
   column: Int[Array, ""],
-  limit: Int[Array, "A R"],
+  limit: Int[Array, " B"],
   *,
-  scale: float,
   softcap: float = 0.0,
   interpret: bool = False,
-) -> Float[Array, "A R H K"]:
-  """Attention of one new token per row; equals `cache.decode`.
+) -> Float[Array, "B G J K"]:
+  """Goes on with a softmax over the rows' own columns, and ends it.
 
-    out = softmax(cap([q k_shared', q k_own'] * scale)) [v_shared; v_own]
-
-  The prompts' part is one matrix product per lane and key/value head and is
-  left to XLA. What is known of the softmax after it, the largest score m, the
-  sum l of exp(score - m) and the values o weighted by the same, goes into the
-  kernel, which for every block of own columns with scores s and values v does
+  For every block of columns with scores s and values v
 
     m' = max(m, max s)    l' = e^(m-m') l + sum e^(s-m')
                           o' = e^(m-m') o + e^(s-m') v
 
-  and returns o / l. In unseen columns anything may lie, even what is not a
+  and at last o / l. In unseen columns anything may lie, even what is not a
   number. float32 is multiplied as XLA does by default, on GPUs in tf32; see
   `jax.default_matmul_precision`. Sums are float32.
 
@@ -93,29 +94,18 @@ def decode(
     over several programs is not done: there are many rows.
 
   Args:
-    q: Queries, rotated, of R rows in each of A lanes.
-    shared: k and v [A,G,S,K] that all rows of a lane read, and mask
-      [A,R,S] or [A,1,S].
+    q: Queries, rotated and scaled, J of each key/value head.
+    state: After the prompts.
     pages: The rows' own, oldest first: k [B,G,K,C], v [B,G,C,K], and as int8
-      k_scale and v_scale [B,G,C]; B = A R.
+      k_scale and v_scale [B,G,C].
     column: Of the last page; the newest. See `cache.ages`.
     limit: Each row sees its columns of age below this; at least 1.
-    scale: Of the scores, usually K^-1/2.
     softcap: Bound of the scores.
     interpret: Without a GPU, as XLA operations.
   """
-  A, R, H, K = q.shape
-  q = q * scale
-  state = _prompts(q, shared, softcap)
-  own = functools.partial(_own, softcap=softcap, interpret=interpret)
-  out = _over_heads(own)(
-    column.reshape(1),
-    limit.reshape(A * R),
-    q.reshape(A * R, -1, H // shared.k.shape[1], K),
-    state,
-    tuple(tuple(page) for page in pages),
-  )
-  return out.reshape(A, R, H, K)
+  run = functools.partial(_own, softcap=softcap, interpret=interpret)
+  arrays = tuple(tuple(page) for page in pages)
+  return _over_heads(run)(column.reshape(1), limit, q, state, arrays)
 
 
 def _over_heads(own: Callable) -> Callable:
@@ -142,48 +132,6 @@ def _automatic_axes() -> dict[str, int]:
   mesh = jax.sharding.get_abstract_mesh()
   axes = zip(mesh.axis_names, mesh.axis_types, strict=True)
   return {name: mesh.shape[name] for name, k in axes if k == AxisType.Auto}
-
-
-def _prompts(
-  q: Float[Array, "A R H K"], shared: Any, softcap: float
-) -> tuple[
-  Float[Array, "B G J"], Float[Array, "B G J"], Float[Array, "B G J K"]
-]:
-  """Largest score m, sum of exp(score - m) and so weighted values, float32.
-
-  A row that sees no prompt has m = -1e30: whatever comes next makes the rest
-  of it vanish.
-  """
-  A, R, H, K = q.shape
-  G = shared.k.shape[1]
-  J = H // G
-  # Rows of a lane together, A G (R J) K, and every row by itself, B G J K.
-  together = jnp.swapaxes(q.reshape(A, R, G, J, K), 1, 2)
-  score = jnp.einsum(
-    "agnk,agsk->agns",
-    together.reshape(A, G, R * J, K),
-    shared.k,
-    preferred_element_type=jnp.float32,
-  ).reshape(A, G, R, J, -1)
-  mask = shared.mask[:, None, :, None]  # A 1 R|1 1 S
-  score = jnp.where(mask, _capped(score, softcap), MASKED)
-  top = jnp.max(score, axis=-1, keepdims=True)
-  weight = jnp.exp(score - top)
-  out = jnp.einsum(
-    "agns,agsk->agnk",
-    weight.astype(q.dtype).reshape(A, G, R * J, -1),
-    shared.v,
-    preferred_element_type=jnp.float32,
-  )
-  alone = lambda x: jnp.swapaxes(
-    x.reshape(A, G, R, J, *x.shape[4:]), 1, 2
-  ).reshape(A * R, G, J, *x.shape[4:])
-  total = jnp.sum(weight, axis=-1)
-  return alone(top[..., 0]), alone(total), alone(out.reshape(A, G, R, J, K))
-
-
-def _capped(score: Array, softcap: float) -> Array:
-  return softcap * jnp.tanh(score / softcap) if softcap else score
 
 
 # Traced once for all layers of a policy.
@@ -278,7 +226,7 @@ def _blocks(first, stop, block: int):
 
 
 def _step(query, page, first, stop, i, carry, *, block: int, softcap: float):
-  """The running softmax over one more block of columns; see `decode`."""
+  """The running softmax over one more block of columns; see `own`."""
   k, v, k_scale, v_scale = page
   top, total, out = carry
   at = pl.ds(i * block, block)
@@ -296,7 +244,7 @@ def _step(query, page, first, stop, i, carry, *, block: int, softcap: float):
   )
   if k_scale is not None:
     score *= _load(k_scale.at[at], inside, (block,))[None]
-  score = jnp.where(seen[None], _capped(score, softcap), MASKED)
+  score = jnp.where(seen[None], capped(score, softcap), MASKED)
 
   peak = jnp.maximum(top, jnp.max(score, axis=1))
   shrink = jnp.exp(top - peak)

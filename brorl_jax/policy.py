@@ -37,7 +37,7 @@ class Prefix:
   mask: Bool[Array, "P S"]
 
 
-class Shared(NamedTuple):
+class Lanes(NamedTuple):
   """The prompts of A lanes, W of them side by side in each."""
 
   k: list[Float[Array, "A G W*S K"]]  # of each layer
@@ -204,7 +204,7 @@ class Policy:
     """
     return "float32" if jax.default_backend() == "cpu" else self.dtype
 
-  def lanes(self, prefix: Prefix, window: Int[Array, "A W"]) -> Shared:
+  def lanes(self, prefix: Prefix, window: Int[Array, "A W"]) -> Lanes:
     """What the rows of each lane read of the prompts: W prompts side by side.
 
     Args:
@@ -221,7 +221,7 @@ class Policy:
       return [x[i] for i in range(self.layers)]
 
     mask = prefix.mask[at] & real[..., None]
-    return Shared(layers(prefix.k), layers(prefix.v), mask)
+    return Lanes(layers(prefix.k), layers(prefix.v), mask)
 
   def page(self, rows: int, columns: int) -> list[cache.Page]:
     """Empty columns of the cache of so many rows, for each layer."""
@@ -235,7 +235,7 @@ class Policy:
   def decode_step(
     self,
     weights: PyTree,
-    shared: Shared,
+    shared: Lanes,
     pages: Sequence[list[cache.Page]],
     token: Int[Array, "A R"],
     length: Int[Array, "A R"],

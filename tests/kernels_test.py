@@ -100,8 +100,26 @@ def run(form, case, column, limit, softcap=0.0):
   ).astype(jnp.float32)
 
 
-def kernel(*args, **options):
-  return kernels.decode(*args, **options, interpret=True)
+def kernel(
+  q, shared, pages, *, column, limit, scale, softcap=0.0, interpret=True
+):
+  """`cache.decode` with the kernel in it."""
+  A, R, H, K = q.shape
+  q *= scale
+  out = kernels.own(
+    q.reshape(A * R, -1, H // shared.k.shape[1], K),
+    cache._prompts(q, shared, softcap),
+    pages,
+    column,
+    limit.reshape(A * R),
+    softcap=softcap,
+    interpret=interpret,
+  )
+  return out.reshape(A, R, H, K)
+
+
+def compiled_kernel(*args, **options):
+  return kernel(*args, **options, interpret=False)
 
 
 def seen(z, column, limit):
@@ -321,7 +339,7 @@ def lowered(case, softcap=0.0):
   number = jax.ShapeDtypeStruct((), jnp.int32)
   limit = jax.ShapeDtypeStruct(case.q.shape[:2], jnp.int32)
   with some_gpu():
-    program = run.trace(kernels.decode, case, number, limit, softcap=softcap)
+    program = run.trace(compiled_kernel, case, number, limit, softcap=softcap)
     return program.lower(lowering_platforms=("cuda",)).as_text()
 
 

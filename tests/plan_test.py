@@ -26,7 +26,14 @@ from brorl_jax import (
   tokenizer,
 )
 from brorl_jax.attention import Rope
-from brorl_jax.main import learning, planning, record, settings, training
+from brorl_jax.main import (
+  learning,
+  planning,
+  record,
+  sampling,
+  settings,
+  training,
+)
 from brorl_jax.main.puzzles import Puzzles
 from brorl_jax.policy import Policy
 from brorl_jax.types import Prompts
@@ -647,7 +654,7 @@ def test_the_sampler_gets_what_was_planned(monkeypatch):
   )
   prompts = Prompts(np.ones((8, 3), np.int32), np.ones((8, 3), bool), index)
   with pytest.raises(Called) as e:
-    training.rollouts_stage(c, SMALL, text, mesh, got.rollouts)(
+    sampling.rollouts(c, SMALL, text.stop_ids, mesh, got.rollouts, n=c.n)(
       {}, prompts, None
     )
   policy, named = e.value.args

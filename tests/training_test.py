@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from brorl_jax import hf, metrics, packing, sharding, tokenizer, train
-from brorl_jax.main import learning, planning, record, training
+from brorl_jax.main import learning, planning, record, sampling, training
 from brorl_jax.main.puzzles import Puzzles
 from brorl_jax.rl import advantages
 from configs import base
@@ -39,7 +39,9 @@ def wired():
   state = learning.initial_state(params, tx, mesh, keep_reference=True)
   stages = train.Stages(
     prompts=puzzles.prompts,
-    rollouts=training.rollouts_stage(c, policy, text, mesh, plans.rollouts),
+    rollouts=sampling.rollouts(
+      c, policy, text.stop_ids, mesh, plans.rollouts, n=c.n
+    ),
     rewards=puzzles.rewards,
     advantages=training.advantages_stage,
     update=learning.update_stage(c, policy, tx, schedule, mesh),

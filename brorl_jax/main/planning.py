@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 
 from brorl_jax import architectures, hf, memory, plan
-from brorl_jax.main import settings
+from brorl_jax.main import sampling, settings
 from brorl_jax.main.settings import ASSETS, Config
 from brorl_jax.policy import Policy
 
@@ -93,7 +93,7 @@ def make(
   )
   fit = functools.partial(
     plan.rollouts,
-    sampled(c, policy),
+    sampling.decoder(c, policy),
     memory_bytes=c.memory_bytes or memory.device_bytes(),
     resident_bytes=state,
     prompt_tokens=c.prompt_tokens,
@@ -133,10 +133,3 @@ def _evaluations(
       if each == 1:
         raise plan.TooLarge(f"evaluations: {e}") from None
       each = -(-each // 2)
-
-
-def sampled(c: Config, policy: Policy) -> Policy:
-  """The policy as the sampler gets it."""
-  return dataclasses.replace(
-    policy, int8_cache=c.int8_cache, decode_kernel=c.decode_kernel
-  )

@@ -10,8 +10,8 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from brorl_jax import evaluate, metrics, sampler, train
-from brorl_jax.main import planning
+from brorl_jax import evaluate, metrics, train
+from brorl_jax.main import sampling
 from brorl_jax.main.planning import Plans
 from brorl_jax.main.puzzles import Puzzles
 from brorl_jax.main.settings import Config
@@ -25,24 +25,13 @@ def evaluation(
   """Samples held-out puzzles; the same draws at every step of a run."""
   # Step 0 trains nothing, so its key is free.
   key = jax.random.fold_in(jax.random.key(c.seed), 0)
-  policy, fits = planning.sampled(c, policy), plans.evaluations
+  sample = sampling.rollouts(
+    c, policy, prompts.stop_ids, mesh, plans.evaluations, n=c.eval_n
+  )
 
   def rollouts(params, puzzles: Sequence[Puzzle], start: int):
     index = np.arange(start, start + len(puzzles), dtype=np.int32)
-    out = sampler.rollouts(
-      policy,
-      params,
-      prompts.pad(puzzles, index),
-      key,
-      n=c.eval_n,
-      max_new_tokens=c.max_new_tokens,
-      behaviour=sampler.Behaviour(temperature=c.temperature),
-      stop_ids=prompts.stop_ids,
-      slots=fits.slots,
-      lanes=fits.lanes,
-      mesh=mesh,
-    )
-    return jax.device_get(out)
+    return sample(params, prompts.pad(puzzles, index), key)
 
   return functools.partial(
     evaluate.evaluate,

@@ -1,13 +1,10 @@
 """The boxes of the figure, wired from left to right."""
 
 import pathlib
-from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import logging
-from jax.sharding import Mesh
 from jaxtyping import Float
 
 from brorl_jax import (
@@ -15,15 +12,19 @@ from brorl_jax import (
   checkpoints,
   hf,
   metrics,
-  plan,
   report,
-  sampler,
   sharding,
   tokenizer,
   train,
-  types,
 )
-from brorl_jax.main import folder, learning, planning, record, settings
+from brorl_jax.main import (
+  folder,
+  learning,
+  planning,
+  record,
+  sampling,
+  settings,
+)
 from brorl_jax.main.puzzles import Puzzles
 from brorl_jax.main.settings import ASSETS, Config
 from brorl_jax.policy import Policy
@@ -60,7 +61,9 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   tx, schedule = learning.optimizer(c)
   stages = train.Stages(
     prompts=puzzles.prompts,
-    rollouts=rollouts_stage(c, policy, text, mesh, plans.rollouts),
+    rollouts=sampling.rollouts(
+      c, policy, text.stop_ids, mesh, plans.rollouts, n=c.n
+    ),
     rewards=puzzles.rewards,
     advantages=advantages_stage,
     update=learning.update_stage(c, policy, tx, schedule, mesh),
@@ -113,35 +116,6 @@ def finish(workdir: pathlib.Path, *, title: str) -> None:
   report.learning_curve(figure, curve, steps, title=title)
   print(report.table(curve[0], curve[-1], steps))
   print(f"  {figure}")
-
-
-def rollouts_stage(
-  c: Config,
-  policy: Policy,
-  text: tokenizer.Tokenizer,
-  mesh: Mesh,
-  fits: plan.RolloutPlan,
-) -> Callable[..., types.Rollouts]:
-  """Stage 2: prompts -> N rollouts each, copied to the host at once."""
-  policy = planning.sampled(c, policy)
-
-  def rollouts(params, prompts: types.Prompts, key) -> types.Rollouts:
-    out = sampler.rollouts(
-      policy,
-      params,
-      prompts,
-      key,
-      n=c.n,
-      max_new_tokens=c.max_new_tokens,
-      behaviour=sampler.Behaviour(temperature=c.temperature),
-      stop_ids=text.stop_ids,
-      slots=fits.slots,
-      lanes=fits.lanes,
-      mesh=mesh,
-    )
-    return jax.device_get(out)
-
-  return rollouts
 
 
 def informative(reward: Float[np.ndarray, "P N"]) -> np.ndarray:
