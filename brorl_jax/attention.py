@@ -118,6 +118,10 @@ def attend(
     softcap: Bound of the scores.
   """
   P, R, Q, H, K = q.shape
+  dtype, cpu = q.dtype, jax.default_backend() == "cpu"
+  if cpu:
+    # XLA multiplies these in float32 there anyway, and would convert for it.
+    q, own, shared = jax.tree.map(_in_float32, (q, own, shared))
   k, v, visible = own
   G = k.shape[2]
   S = 0 if shared is None else shared[0].shape[2]
@@ -127,7 +131,8 @@ def attend(
     (q * scale).reshape(P, R, Q, G, H // G, K), (0, 3, 1, 4, 2, 5)
   )
   k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
-  size = _piece(Q, P * R * H * (Q + S))
+  each = P * R * H * (Q + S) // jax.device_count()
+  size = -(-Q // pieces(each, Q, on_cpu=cpu))
   piece = functools.partial(_attend, softcap=softcap)
   if size < Q:
     piece = jax.checkpoint(piece)
@@ -149,16 +154,20 @@ def attend(
       )
     )
   out = jnp.concatenate(out, axis=4)
-  return jnp.transpose(out, (0, 2, 4, 1, 3, 5)).reshape(P, R, Q, H, K)
+  out = jnp.transpose(out, (0, 2, 4, 1, 3, 5)).reshape(P, R, Q, H, K)
+  return out.astype(dtype)
 
 
-def _piece(Q: int, scores: int) -> int:
-  """Queries of a piece: as many as have a tile of scores, at least Q / 16."""
-  cpu = jax.default_backend() == "cpu"
-  # Numbers per device. On a CPU a tile should stay near its core.
-  tile = (2**20 if cpu else 2**28) * jax.device_count()
-  pieces = min(-(-scores * Q // tile), 16)
-  return max(-(-Q // pieces), min(Q, 16))
+def pieces(each: int, Q: int, *, on_cpu: bool) -> int:
+  """Into how many pieces Q queries are cut: few have a tile of scores each.
+
+  Args:
+    each: Scores of a query, in all rows and heads of a device.
+    Q: Queries of a row.
+    on_cpu: There a tile should stay near its core.
+  """
+  tile = 2**20 if on_cpu else 2**28
+  return min(-(-each * Q // tile), 16, -(-Q // 16))
 
 
 def _attend(
@@ -197,6 +206,10 @@ def _attend(
     for weight, (_, v, _, rows) in zip(weights, parts, strict=True)
   ]
   return (add(out) / total).astype(q.dtype)
+
+
+def _in_float32(x: Array) -> Array:
+  return x if x.dtype == bool else x.astype(jnp.float32)
 
 
 def within(

@@ -145,7 +145,8 @@ def _layout(policy: Policy, mesh: Mesh | None) -> tuple[PyTree, PyTree | None]:
 
   def layout(path, leaf) -> _Stored:
     keys = tuple(k.key for k in path)
-    spec = (None,) * leaf.ndim if mesh is None else _at(places, path).spec
+    spec = () if mesh is None else _at(places, path).spec
+    spec = (*spec, *(None,) * (leaf.ndim - len(spec)))
     here = leaf.shape
     if keys[0] == "blocks":
       here, spec = here[1:], spec[1:]

@@ -33,7 +33,7 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh
 from jaxtyping import PyTree
 
-from brorl_jax import sampler, sharding
+from brorl_jax import attention, sampler, sharding
 from brorl_jax.policy import PREFILL_CHUNK, Policy
 
 _MORE = 1.1  # work that is not worth a term of its own
@@ -55,19 +55,6 @@ def device_bytes() -> int:
     text = path.read_text().strip() if path.is_file() else ""
     host = min(host, int(text)) if text.isdigit() else host
   return host // jax.local_device_count()
-
-
-def state_bytes(
-  policy: Policy, *, data: int, model: int, keep_reference: bool
-) -> int:
-  """What training keeps on a device while it samples, in float32.
-
-  Parameters, AdamW's two moments, and the parameters of the reference.
-
-  Raises:
-    ValueError: The policy cannot be spread like this.
-  """
-  return (4 if keep_reference else 3) * _shard(policy.init, data, model)
 
 
 def _shard(make: Callable[..., PyTree], data: int, model: int) -> int:
@@ -242,12 +229,19 @@ class _Work:
     return int(_MORE * work)
 
   def prefill(self, P: int, S: int, n: int, stacked: bool) -> int:
-    """Scores of a chunk thrice, or its feed-forward, and what is copied."""
+    """Scores of a chunk, or its feed-forward, and what is copied."""
     p, chunk = self.policy, min(S, PREFILL_CHUNK)
     group = sampler.read_together(P, S)
     whole = -(-S // chunk) * chunk
-    keys, copies = (chunk, 1) if S == chunk else (chunk + whole, 2)
-    scores = 3 * 4 * group * p.heads // self.model * chunk * keys
+    earlier, copies = (0, 1) if S == chunk else (whole, 2)
+    rows = group * p.heads // self.model
+    pieces = attention.pieces(
+      rows * (chunk + earlier), chunk, on_cpu=self.on_cpu
+    )
+    # Of own keys a piece sees those up to its last query. One piece has its
+    # scores thrice; of several not all are there at once.
+    keys = earlier + chunk * (pieces + 1) // (2 * pieces)
+    scores = int((3 if pieces == 1 else 2.1) * 4 * rows * chunk * keys)
     scores += 4 * 4 * group * chunk * p.width
     work = max(scores, self.feed_forward(group * chunk)) + self.experts()
     work += copies * self.heads(group * whole)

@@ -96,7 +96,7 @@ def rollouts(
   Args:
     policy: The decoder.
     memory_bytes: Of a device.
-    resident_bytes: That are on it anyway; see `memory.state_bytes`.
+    resident_bytes: That are on it anyway; those of training among them.
     n: N, rollouts per prompt.
     prompts: P, of all devices.
     prompt_tokens: S, of the longest prompt.

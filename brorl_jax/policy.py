@@ -15,6 +15,7 @@ its prompt share and to keys of its *own* row, merged in one softmax:
 
 import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +24,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from brorl_jax import attention, cache, experts
+from brorl_jax import attention, cache, experts, products
 from brorl_jax.rl import vocabulary
 
 
@@ -69,6 +70,9 @@ class Policy:
   max_positions: int = 32768  # of prompt and response together
   int8_cache: bool = False  # keys and values of responses, when sampling
   decode_kernel: bool = False  # attention of sampling as a GPU kernel
+  # What the backward pass computes again: "layer" all but its input, "products"
+  # all but its matrix products, or "nothing".
+  remat: str = "layer"
   # The config.json it was read from, for writing it back.
   origin: str = dataclasses.field(default="", compare=False, repr=False)
 
@@ -332,11 +336,14 @@ class Policy:
     """
     hidden = self._response(params, prompt, prompt_mask, response)
     P, R, T, D = hidden.shape
+    rows, block = vocabulary.tile_shape(R * T, self.vocab, P)
     found = vocabulary.token_logp(
-      lambda x: self._head(params, x) / temperature,
+      lambda x, head: self._logits(x, head) / temperature,
+      self._unembedding(params),
       hidden.reshape(P, R * T, D),
       response.reshape(P, R * T),
-      rows=vocabulary.tile_rows(R * T, self.vocab, P),
+      rows=rows,
+      block=block,
     )
     logp, entropy = (x.reshape(P, R, T) for x in found)
     return logp, entropy
@@ -390,9 +397,13 @@ class Policy:
     if prefix is not None:
       shared = (jnp.swapaxes(prefix.k, 0, 1), jnp.swapaxes(prefix.v, 0, 1))
     x = self._embed(params, tokens)
-    # Recomputed in the backward pass: what the scan would keep of a layer is a
-    # dozen times the size of its input, and slower to store than to recompute.
-    layer = jax.checkpoint(layer, prevent_cse=False)
+    if self.remat != "nothing":
+      keep = jax.checkpoint_policies
+      kept = {
+        "layer": keep.nothing_saveable,
+        "products": keep.dots_with_no_batch_dims_saveable,
+      }
+      layer = jax.checkpoint(layer, policy=kept[self.remat], prevent_cse=False)
     xs = (jnp.arange(self.layers), params["blocks"], shared)
     x, (k, v) = jax.lax.scan(layer, x, xs)
     return self._norm(params, x), jnp.swapaxes(k, 0, 1), jnp.swapaxes(v, 0, 1)
@@ -449,18 +460,21 @@ class Policy:
   def _head(
     self, params: PyTree, x: Float[Array, "*axes D"]
   ) -> Float[Array, "*axes V"]:
+    return self._logits(x, self._unembedding(params))
+
+  def _unembedding(self, params: PyTree) -> Float[Array, "V D"]:
     if self.tied:
-      kernel = params["embed"]["embedding"].T
-    else:
-      kernel = params["head"]["kernel"]
-    flat = jnp.matmul(
-      x.reshape(-1, self.width),
-      kernel.astype(x.dtype),
-      preferred_element_type=jnp.float32,
+      return params["embed"]["embedding"]
+    return params["head"]["kernel"].T
+
+  def _logits(
+    self, x: Float[Array, "*axes D"], head: Float[Array, "v D"]
+  ) -> Float[Array, "*axes v"]:
+    flat = products.dot(
+      x.reshape(-1, self.width), products.turned(head.astype(x.dtype))
     )
-    if self.final_softcap:
-      flat = self.final_softcap * jnp.tanh(flat / self.final_softcap)
-    return flat.reshape(*x.shape[:-1], self.vocab)
+    flat = attention.capped(flat, self.final_softcap)
+    return flat.reshape(*x.shape[:-1], len(head))
 
 
 class _View(NamedTuple):
@@ -608,24 +622,12 @@ def _einsum(
 
 
 def _product(spec: str, x: Array, kernel: Array, **options) -> Array:
-  """einsum. On a CPU XLA multiplies bfloat16 twice as fast into float32."""
-  if x.dtype != jnp.bfloat16 or jax.default_backend() != "cpu":
+  """einsum of rows with a kernel, as matrices where that is faster."""
+  if not products.half_on_cpu(x):
     return jnp.einsum(spec, x, kernel, **options)
-  return _into_float32(spec, x, kernel)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _into_float32(spec: str, x: Array, kernel: Array) -> Array:
-  y = jnp.einsum(spec, x, kernel, preferred_element_type=jnp.float32)
-  return y.astype(x.dtype)
-
-
-@_into_float32.defjvp
-def _into_float32_jvp(spec, primals, tangents):
-  # The transpose of the product above would multiply float32.
-  (x, kernel), (dx, dkernel) = primals, tangents
-  change = jnp.einsum(spec, dx, kernel) + jnp.einsum(spec, x, dkernel)
-  return _into_float32(spec, x, kernel), change
+  n = math.prod(x.shape[1:])  # axes summed over, in front in the kernel
+  y = products.dot(x.reshape(-1, n), kernel.reshape(n, -1))
+  return y.astype(x.dtype).reshape(-1, *kernel.shape[x.ndim - 1 :])
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""Where every array lives: two tables and two functions."""
+"""Where every array lives: two tables and a few functions."""
 
 import re
 
@@ -51,6 +51,8 @@ MESH_AXIS = {
   "head_size": None,
   "layer": None,  # scanned over
 }
+
+HOST = "pinned_host"  # JAX's name for the memory of a device's machine
 
 
 def make_mesh(data: int, model: int) -> Mesh:
@@ -114,7 +116,9 @@ def param_shardings(
   return jax.tree_util.tree_map_with_path(place, abstract_params)
 
 
-def state_shardings(abstract_state: PyTree, params: PyTree, mesh: Mesh):
+def state_shardings(
+  abstract_state: PyTree, params: PyTree, mesh: Mesh | AbstractMesh
+):
   """Shardings of a whole state: moments lie where their parameters lie.
 
   Args:
@@ -124,16 +128,32 @@ def state_shardings(abstract_state: PyTree, params: PyTree, mesh: Mesh):
     mesh: Device mesh with axes "data" and "model".
 
   Returns:
-    The same pytree, of shardings; leaves that are not parameters' are whole on
-    every device.
+    The same pytree, of shardings; leaves that are not like their parameter,
+    such as sums over its rows, are whole on every device.
   """
   spec = param_shardings(params, mesh)
   like = jax.tree.structure(params)
   whole = NamedSharding(mesh, PartitionSpec())
   is_params = lambda x: jax.tree.structure(x) == like
-  return jax.tree.map(
-    lambda x: spec if is_params(x) else whole, abstract_state, is_leaf=is_params
-  )
+
+  def place(tree):
+    if not is_params(tree):
+      return whole
+    same = lambda x, param, s: s if x.shape == param.shape else whole
+    return jax.tree.map(same, tree, params, spec)
+
+  return jax.tree.map(place, abstract_state, is_leaf=is_params)
+
+
+def in_host_memory(shardings: PyTree) -> PyTree:
+  """The same, in the memory of the machine that a device belongs to."""
+  return jax.tree.map(lambda s: s.with_memory_kind(HOST), shardings)
+
+
+def on_device(tree: PyTree) -> PyTree:
+  """Arrays that lie in host memory as they are on their devices; others."""
+  there = lambda x: x.sharding.with_memory_kind("device")
+  return jax.device_put(tree, jax.tree.map(there, tree))
 
 
 def to_mesh(mesh: Mesh, spec: PartitionSpec, array: np.ndarray) -> jax.Array:

@@ -16,6 +16,7 @@ import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, PyTree
 
+from brorl_jax import sharding
 from brorl_jax.rl import losses
 from brorl_jax.rl.mean import Mean
 from brorl_jax.types import Batch, State
@@ -37,6 +38,7 @@ def optimizer(
   eps: float,
   weight_decay: float,
   max_grad_norm: float,
+  second_moment: str = "full",
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
   """AdamW behind clipping by global norm, and its learning rate by update.
 
@@ -50,15 +52,32 @@ def optimizer(
     eps: Added to the root of the second moment.
     weight_decay: Decoupled, per unit of learning rate.
     max_grad_norm: Longer gradients are scaled down to it.
+    second_moment: "full", or "factored": of a matrix its rows' and columns'
+      means alone, r c' / mean(r) (Shazeer & Stern 2018, arXiv:1804.04235,
+      algorithm 4), so that it takes no memory. The first moment is then that
+      of g / sqrt(v) instead of g.
   """
   ramp = optax.linear_schedule(lr / max(warmup, 1), lr, max(warmup - 1, 1))
   after = optax.constant_schedule(lr)
   if total is not None:
     after = optax.cosine_decay_schedule(lr, max(total - warmup, 1))
   schedule = optax.join_schedules([ramp, after], [warmup])
-  adamw = optax.adamw(
-    schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay
-  )
+  if second_moment == "factored":
+    adamw = optax.chain(
+      # A mean without bias: Adam's b2 and its correction in one weight.
+      optax.scale_by_factored_rms(
+        decay_rate=b2,
+        decay_rate_fn=lambda t, b: b * (1.0 - b**t) / (1.0 - b ** (t + 1)),
+        epsilon=eps**2,
+      ),
+      optax.ema(b1),
+      optax.add_decayed_weights(weight_decay),
+      optax.scale_by_learning_rate(schedule),
+    )
+  else:
+    adamw = optax.adamw(
+      schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay
+    )
   return optax.chain(optax.clip_by_global_norm(max_grad_norm), adamw), schedule
 
 
@@ -283,8 +302,8 @@ def _apply(
   # A finite gradient can still leave parameters that are not.
   stats = dataclasses.replace(stats, finite=stats.finite & all_finite(params))
   if watch is not None:
-    _, change = jax.jvp(watch, (state.params,), (updates,))
-    stats = dataclasses.replace(stats, watched=change)
+    slope = jax.grad(watch)(state.params)
+    stats = dataclasses.replace(stats, watched=optax.tree.vdot(slope, updates))
   return dataclasses.replace(state, params=params, opt=opt), stats
 
 
@@ -298,6 +317,8 @@ def minibatch_step(
   watch: Callable[[PyTree], Float[Array, ""]] | None = None,
 ) -> tuple[State, Stats]:
   """One optimizer update. `state` is donated; its step does not change.
+
+  Moments that lie in host memory are on the devices for the last program alone.
 
   Args:
     state: Before the update.
@@ -325,7 +346,10 @@ def minibatch_step(
       response_logp=response_logp,
       objective=objective,
     )
-  return _apply(state, sums, tx=tx, watch=watch)
+  home = jax.tree.map(lambda x: x.sharding, state.opt)
+  state = dataclasses.replace(state, opt=sharding.on_device(state.opt))
+  state, stats = _apply(state, sums, tx=tx, watch=watch)
+  return dataclasses.replace(state, opt=jax.device_put(state.opt, home)), stats
 
 
 def first_bad_path(params: PyTree, finite: np.ndarray) -> str | None:

@@ -61,12 +61,23 @@ def get_config() -> ml_collections.ConfigDict:
   c.eps = 1e-8
   c.weight_decay = 0.0  # per unit of lr
   c.max_grad_norm = 1.0
+  # "factored" keeps means of rows and columns, a quarter less of the state;
+  # updates differ from AdamW's.
+  c.second_moment = "full"
 
   # Policy.
   # Hugging Face directory, or a name to download it by; "" is the embedded
   # policy. With --mode=export: the folder of a run.
   c.checkpoint = ""
   c.dtype = "float32"  # of activations; parameters and losses are float32
+
+  # What the backward pass computes once more: "layer" keeps the input of each
+  # layer alone, "products" the results of its matrix products too, "nothing"
+  # computes nothing twice. On CPUs all are as fast.
+  c.remat = "layer"
+  # What lies in host memory while no program reads it: "nothing", "reference",
+  # or "moments", which is both.
+  c.offload = "nothing"
 
   # Devices: prompts and rows over `data`, heads and vocabulary over `model`.
   c.mesh_data = -1  # -1 takes all that are left

@@ -146,12 +146,23 @@ def test_prompts_are_spread_as_the_sampler_does(n, prompts, devices):
   assert one.lanes(prompts) == one.here
 
 
+@pytest.mark.parametrize("offload", ["nothing", "reference", "moments"])
+@pytest.mark.parametrize("second_moment", ["full", "factored"])
 @pytest.mark.parametrize("reference", [True, False])
-def test_training_state_is_what_training_makes(reference):
+def test_training_state_is_what_training_makes(
+  reference, second_moment, offload
+):
   mesh = sharding.make_mesh(data=4, model=2)
-  tx, _ = learning.optimizer(base.get_config())
+  c = base.get_config()
+  c.second_moment, c.offload = second_moment, offload
+  c.kl_weight = 1e-4 * reference
+  tx, _ = learning.optimizer(c)
   state = learning.initial_state(
-    SMALL.init(jax.random.key(0)), tx, mesh, keep_reference=reference
+    SMALL.init(jax.random.key(0)),
+    tx,
+    mesh,
+    keep_reference=reference,
+    offload=offload,
   )
   device = jax.devices()[0]
   held = sum(
@@ -160,13 +171,26 @@ def test_training_state_is_what_training_makes(reference):
     for shard in x.addressable_shards
     if shard.device == device
   )
-  got = memory.state_bytes(SMALL, data=4, model=2, keep_reference=reference)
-  assert got <= held <= got + 64  # counters
+  state_bytes = functools.partial(
+    learning.state_bytes, c, SMALL, data=4, model=2
+  )
+  assert held == state_bytes(on_cpu=True)
+  on_device = sum(
+    shard.data.nbytes
+    for x in jax.tree.leaves(state)
+    for shard in x.addressable_shards
+    if shard.device == device and x.sharding.memory_kind == "device"
+  )
+  assert on_device == state_bytes(on_cpu=False)
+  copies = (offload == "nothing") * reference + 2 * (offload != "moments")
+  if second_moment == "full":
+    params = state_bytes(on_cpu=True) // (3 + reference)
+    assert round(on_device / params, 2) == 1 + copies
 
 
 def test_a_policy_that_does_not_spread_is_refused():
   with pytest.raises(ValueError, match="does not divide over the 4 devices"):
-    memory.state_bytes(SMALL, data=1, model=4, keep_reference=False)
+    learning.state_bytes(base.get_config(), SMALL, data=1, model=4, on_cpu=True)
 
 
 def test_memory_of_a_device(monkeypatch):

@@ -558,10 +558,10 @@ def test_bfloat16_activations_stay_so_and_logits_are_float32(monkeypatch):
   outputs, caches = jax.eval_shape(decode, params)
   assert dtypes(outputs) == {"float32"} and dtypes(caches) == {"bfloat16"}
   score = lambda p: policy.response_logits(p, prompt, mask, response)
-  # Written in float32: twice the head; scores of the prompt, of the response,
-  # and between them. Decoding: twice the head, scores of the prompt, and in
-  # each of the two layers scores and sums of the prompt and of the page.
-  for program, wide, scans in ((decode, 2 + 1 + 2 * 4, 1), (score, 5, 2)):
+  # Written in float32: twice the head; scores and sums of the prompt, of the
+  # response, and between them. Decoding: twice the head, scores and sums of the
+  # prompt, and in each of the two layers those of the prompt and of the page.
+  for program, wide, scans in ((decode, 2 + 2 + 2 * 4, 1), (score, 8, 2)):
     jaxpr = jax.make_jaxpr(program)(params).jaxpr
     dots = list(equations(jaxpr, "dot_general"))
     read = {v.aval.dtype.name for eqn in dots for v in eqn.invars}
@@ -576,11 +576,7 @@ def test_bfloat16_activations_stay_so_and_logits_are_float32(monkeypatch):
 def test_on_a_cpu_bfloat16_is_multiplied_into_float32_and_rounded_once():
   rng = np.random.default_rng(0)
   half = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
-  x, kernel, dx, dkernel, g = (
-    half(5, 300),
-    half(300, 2, 3),
-    *(half(*shape) for shape in ((5, 300), (300, 2, 3), (5, 2, 3))),
-  )
+  x, kernel, g = half(5, 300), half(300, 2, 3), half(5, 2, 3)
   wide = lambda x: np.asarray(x, np.float64)
   spec = "nd,dhk->nhk"
   form = functools.partial(policy_module._product, spec)
@@ -591,10 +587,6 @@ def test_on_a_cpu_bfloat16_is_multiplied_into_float32_and_rounded_once():
   assert got.dtype == jnp.bfloat16
   close = functools.partial(np.testing.assert_allclose, rtol=2**-8)
   close(wide(got), want, atol=1e-4)
-  _, change = jax.jvp(form, (x, kernel), (dx, dkernel))
-  want = np.einsum(spec, wide(dx), wide(kernel))
-  want += np.einsum(spec, wide(x), wide(dkernel))
-  np.testing.assert_allclose(wide(change), want, atol=0.3)  # two are rounded
   _, pull = jax.vjp(form, x, kernel)
   for at, got, transposed in (
     ((g, kernel), pull(g)[0], "nhk,dhk->nd"),

@@ -8,7 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from brorl_jax import hf, metrics, packing, sharding, tokenizer, train
+from brorl_jax import (
+  checkpoints,
+  hf,
+  metrics,
+  packing,
+  sharding,
+  tokenizer,
+  train,
+)
 from brorl_jax.main import learning, planning, record, sampling, training
 from brorl_jax.main.puzzles import Puzzles
 from brorl_jax.rl import advantages
@@ -36,7 +44,9 @@ def wired():
   puzzles = Puzzles(c, text)
   plans = planning.make(c, policy, **mesh.shape, on_cpu=None)
   tx, schedule = learning.optimizer(c)
-  state = learning.initial_state(params, tx, mesh, keep_reference=True)
+  state = learning.initial_state(
+    params, tx, mesh, keep_reference=True, offload="nothing"
+  )
   stages = train.Stages(
     prompts=puzzles.prompts,
     rollouts=sampling.rollouts(
@@ -101,8 +111,41 @@ def test_a_reference_is_kept_only_if_it_has_a_weight(wired):
   c, policy, _, _, _, _, mesh = wired
   tx, _ = learning.optimizer(c)
   params = policy.init(jax.random.key(0))
-  state = learning.initial_state(params, tx, mesh, keep_reference=False)
+  state = learning.initial_state(
+    params, tx, mesh, keep_reference=False, offload="nothing"
+  )
   assert state.reference is None
+
+
+@pytest.mark.parametrize("offload", ["reference", "moments"])
+def test_what_waits_in_host_memory_changes_no_bit(wired, offload, tmp_path):
+  c, policy, _, stages, _, kept, mesh = wired
+  advantage = stages.advantages(kept)
+  tx, schedule = learning.optimizer(c)
+  params = policy.init(jax.random.key(0))
+  step = learning.update_stage(c, policy, tx, schedule, mesh)
+  make = lambda offload: learning.initial_state(
+    params, tx, mesh, keep_reference=True, offload=offload
+  )
+  kinds = lambda tree: {x.sharding.memory_kind for x in jax.tree.leaves(tree)}
+  state, want = make(offload), make("nothing")
+  for _ in range(2):
+    state, numbers = step(state, kept, advantage)
+    want, wanted = step(want, kept, advantage)
+    assert numbers == wanted
+    jax.tree.map(np.testing.assert_array_equal, state, want)
+    assert kinds(state.params) == {"device"}
+    assert kinds(state.reference) == {sharding.HOST}
+    moments = sharding.HOST if offload == "moments" else "device"
+    assert kinds(state.opt) == {moments}
+  # A checkpoint is read into the memory that it was written from.
+  store = checkpoints.Store(tmp_path, keep=1)
+  store.save(2, state, {})
+  store.close()
+  again, _ = checkpoints.Store(tmp_path, keep=1).restore(make(offload))
+  jax.tree.map(np.testing.assert_array_equal, again, state)
+  assert kinds(again.reference) == {sharding.HOST}
+  assert kinds(again.opt) == {moments}
 
 
 def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):

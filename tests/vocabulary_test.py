@@ -20,9 +20,11 @@ def draw():
   )  # fmt: skip
 
 
-def tiled(hidden, kernel, tokens, rows):
-  head = lambda x: jnp.tanh(x @ kernel) * 4.0
-  return vocabulary.token_logp(head, hidden, tokens, rows=rows)
+def tiled(hidden, kernel, tokens, rows, block=V):
+  logits = lambda x, head: jnp.tanh(x @ head.T) * 4.0
+  return vocabulary.token_logp(
+    logits, kernel.T, hidden, tokens, rows=rows, block=block
+  )
 
 
 @pytest.mark.parametrize("rows", [1, 3, 5, 10, 64])
@@ -60,18 +62,59 @@ def shapes(jaxpr):
 
 def test_no_array_has_the_logits_of_all_tokens():
   hidden, kernel, tokens, _ = draw()
-  loss = lambda h, k: jnp.sum(tiled(h, k, tokens, 2)[0])
-  found = jax.make_jaxpr(jax.grad(loss, argnums=(0, 1)))(hidden, kernel)
-  sizes = [np.prod(s) for s in shapes(found.jaxpr) if s and s[-1] == V]
-  assert max(sizes) == max(P * 2 * V, D * V)
+  loss = lambda h, k, **tile: jnp.sum(tiled(h, k, tokens, **tile)[0])
+
+  def largest(**tile):
+    grad = jax.grad(lambda *a: loss(*a, **tile), argnums=(0, 1))
+    found = jax.make_jaxpr(grad)(hidden, kernel)
+    return max(np.prod(s) for s in shapes(found.jaxpr))
+
+  assert largest(rows=2) == max(P * M * D, D * V)
+  assert largest(rows=M) == P * M * V
+  assert largest(rows=M, block=1) == P * M * V // V * max(D, V)
 
 
-def test_rows_of_a_tile(monkeypatch):
+@pytest.mark.parametrize("blocked", [1, 2, 3, 4, 6])
+@pytest.mark.parametrize("rows", [4, 10])
+def test_blocks_of_the_vocabulary_change_nothing(blocked, rows):
+  rng = np.random.default_rng(1)
+  hidden, _, _, weight = draw()
+  kernel = jnp.asarray(rng.normal(size=(D, 12)), jnp.float32)
+  tokens = jnp.asarray(rng.integers(0, 12, (P, M)))
+  # Logits that overflow unless the largest one so far is taken off.
+  for scale in (1.0, 300.0):
+    logits = lambda x, head, scale=scale: jnp.tanh(x @ head.T) * scale
+    run = lambda h, k, block, logits=logits: vocabulary.token_logp(
+      logits, k.T, h, tokens, rows=rows, block=block
+    )
+    want, pull = jax.vjp(lambda *a, run=run: run(*a, 12), hidden, kernel)
+    got, pull_blocks = jax.vjp(
+      lambda *a, run=run: run(*a, 12 // blocked), hidden, kernel
+    )
+    for a, b in zip(got, want, strict=True):
+      np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
+    still = jnp.ones_like(weight)  # the entropy has no gradient
+    for a, b in zip(
+      pull_blocks((weight, still)), pull((weight, still * 0)), strict=True
+    ):
+      np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * scale)
+
+
+def test_tiles(monkeypatch):
   monkeypatch.setattr(jax, "device_count", lambda: 1)
-  assert vocabulary.tile_rows(10**6, 2048, 1) == 1024
-  assert vocabulary.tile_rows(10**6, 2048, 4) == 256
-  assert vocabulary.tile_rows(100, 2048, 4) == 100
-  assert vocabulary.tile_rows(100, 10**8, 4) == 1
+  shape = vocabulary.tile_shape
+  assert shape(10**6, 2048, 1) == (1024, 2048)
+  assert shape(10**6, 2048, 4) == (256, 2048)
+  assert shape(100, 2048, 4) == (100, 2048)
+  # 151,936 = 2^7 x 1,187.
+  assert shape(10**6, 151936, 1) == (1024, 1187)
+  assert shape(10**6, 151936, 4) == (256, 1187)
+  # A prime has no blocks.
+  assert shape(10**6, 150001, 2) == (2**20 // 150001, 150001)
+  assert shape(10**6, 10**9 + 7, 4) == (1, 10**9 + 7)
+  # Every device of eight has a part of a block.
   monkeypatch.setattr(jax, "device_count", lambda: 8)
   monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-  assert vocabulary.tile_rows(10**6, 151936, 8) == 441
+  rows, block = shape(10**6, 151936, 8)
+  assert (rows, block) == (4096, 8 * 1187)
+  assert rows * 8 * block <= 8 * 2**26

@@ -2,17 +2,20 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Float, PyTree
 
 from brorl_jax import packing, sharding, theory, train, types, update
 from brorl_jax.main.settings import Config
 from brorl_jax.policy import Policy
+
+Parts = list[list[types.Batch]]  # batches of each minibatch
 
 
 def optimizer(c: Config):
@@ -26,25 +29,81 @@ def optimizer(c: Config):
     eps=c.eps,
     weight_decay=c.weight_decay,
     max_grad_norm=c.max_grad_norm,
+    second_moment=c.second_moment,
   )
 
 
-def initial_state(
-  params: PyTree, tx, mesh: Mesh, *, keep_reference: bool
-) -> types.State:
-  """Made in one program, so that every leaf is a global array."""
+def initial_state(params: PyTree, tx, mesh: Mesh, **where) -> types.State:
+  """Made in one program, so that every leaf is a global array.
+
+  Args:
+    params: To begin with.
+    tx: The optimizer.
+    mesh: Devices.
+    **where: See `state_places`.
+  """
+  make, _, places = state_places(params, tx, mesh, **where)
+  return jax.jit(make, out_shardings=places)(params)
+
+
+def state_places(
+  params: PyTree,
+  tx,
+  mesh: Mesh | AbstractMesh,
+  *,
+  keep_reference: bool,
+  offload: str,
+) -> tuple[Callable[[PyTree], types.State], types.State, types.State]:
+  """How a state is made of parameters, its shapes and its shardings.
+
+  Args:
+    params: Arrays or shapes.
+    tx: The optimizer.
+    mesh: Devices.
+    keep_reference: Whether there is a KL term.
+    offload: What lies in host memory: "nothing", "reference", or "moments",
+      which is both.
+  """
   make = functools.partial(
     update.init_state, tx=tx, keep_reference=keep_reference
   )
   abstract = jax.eval_shape(make, params)
   places = sharding.state_shardings(abstract, abstract.params, mesh)
-  return jax.jit(make, out_shardings=places)(params)
+  away = {"nothing": (), "reference": ("reference",)}
+  for name in away.get(offload, ("reference", "opt")):
+    moved = sharding.in_host_memory(getattr(places, name))
+    places = dataclasses.replace(places, **{name: moved})
+  return make, abstract, places
+
+
+def state_bytes(
+  c: Config, policy: Policy, *, data: int, model: int, on_cpu: bool
+) -> int:
+  """What training keeps on a device while it samples.
+
+  Raises:
+    ValueError: The policy cannot be spread like this.
+  """
+  _, abstract, places = state_places(
+    jax.eval_shape(policy.init, jax.random.key(0)),
+    optimizer(c)[0],
+    AbstractMesh((data, model), ("data", "model")),
+    keep_reference=c.kl_weight > 0.0,
+    offload="nothing" if on_cpu else c.offload,  # a CPU's is the host's
+  )
+  here = lambda x, s: (
+    0
+    if s.memory_kind == sharding.HOST
+    else math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize
+  )
+  return sum(jax.tree.leaves(jax.tree.map(here, abstract, places)))
 
 
 def update_stage(
   c: Config, policy: Policy, tx, schedule, mesh: Mesh
 ) -> Callable[..., tuple[types.State, dict[str, float | None]]]:
   """Stage 5: `minibatches` optimizer updates over whole groups."""
+  policy = dataclasses.replace(policy, remat=c.remat)
   layout = packing.Layout(c.rows, c.blocks, c.max_new_tokens)
   objective = update.Objective(
     clip_low=c.clip_low,
@@ -53,24 +112,7 @@ def update_stage(
     kl_clamp=c.kl_clamp,
     temperature=c.temperature,
   )
-  spread = lambda x: PartitionSpec(*(None, "data")[: x.ndim])
-  place = lambda x: sharding.to_mesh(mesh, spread(x), x)
-  logp_of = functools.partial(
-    update.logp_of,
-    temperature=c.temperature,
-    response_logp=policy.response_logp,
-  )
-
-  def scored(state: types.State, batch: types.Batch) -> types.Batch:
-    batch = jax.tree.map(place, batch)
-    if c.minibatches > 1:  # later ones differ from the policy that sampled
-      old = logp_of(state.params, batch)
-      batch = dataclasses.replace(batch, logp_old=old)
-    if state.reference is not None:
-      ref = logp_of(state.reference, batch)
-      batch = dataclasses.replace(batch, logp_ref=ref)
-    return batch
-
+  scored = scores(c, policy, mesh)
   mass_of = functools.partial(
     theory.correct_mass,
     response_logp=policy.response_logp,
@@ -85,8 +127,7 @@ def update_stage(
     step = int(state.step) + 1
     parts = minibatches(kept, advantage, layout, c.minibatches, (c.seed, step))
     shares = packed_shares(parts, advantage.size)
-    # All before the first update.
-    parts = [[scored(state, batch) for batch in part] for part in parts]
+    parts = scored(parts, state)  # all before the first update
     stats = []
     for part in parts:
       state, more = update.minibatch_step(
@@ -115,13 +156,47 @@ def update_stage(
   return apply
 
 
+def scores(
+  c: Config, policy: Policy, mesh: Mesh
+) -> Callable[[Parts, types.State], Parts]:
+  """Batches on the mesh, with the log-probabilities that the loss asks for."""
+  spread = lambda x: PartitionSpec(*(None, "data")[: x.ndim])
+  place = lambda x: sharding.to_mesh(mesh, spread(x), x)
+  logp_of = functools.partial(
+    update.logp_of,
+    temperature=c.temperature,
+    response_logp=policy.response_logp,
+  )
+
+  def scored(parts: Parts, state: types.State) -> Parts:
+    parts = [[jax.tree.map(place, batch) for batch in part] for part in parts]
+    if c.minibatches > 1:  # later ones differ from the policy that sampled
+      parts = each(lambda b: {"logp_old": logp_of(state.params, b)}, parts)
+    if state.reference is not None:
+      reference = sharding.on_device(state.reference)
+      parts = each(lambda b: {"logp_ref": logp_of(reference, b)}, parts)
+    return parts
+
+  return scored
+
+
+def each(
+  found: Callable[[types.Batch], dict[str, jax.Array]], parts: Parts
+) -> Parts:
+  """Batches with what was found of each."""
+  return [
+    [dataclasses.replace(batch, **found(batch)) for batch in part]
+    for part in parts
+  ]
+
+
 def minibatches(
   kept: train.Groups,
   advantage: Float[np.ndarray, "P N"],
   layout: packing.Layout,
   count: int,
   seed: tuple[int, int],
-) -> list[list[types.Batch]]:
+) -> Parts:
   """Kept groups as so many minibatches of batches, on the host."""
   parts = []
   for at in packing.split(len(advantage), count, seed):

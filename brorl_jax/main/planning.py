@@ -8,7 +8,7 @@ from collections.abc import Callable
 import jax
 
 from brorl_jax import architectures, hf, memory, plan
-from brorl_jax.main import sampling, settings
+from brorl_jax.main import learning, sampling, settings
 from brorl_jax.main.settings import ASSETS, Config
 from brorl_jax.policy import Policy
 
@@ -88,9 +88,9 @@ def make(
     TooLarge: Something does not fit.
     ValueError: The policy cannot be spread like this.
   """
-  state = memory.state_bytes(
-    policy, data=data, model=model, keep_reference=c.kl_weight > 0.0
-  )
+  if on_cpu is None:
+    on_cpu = jax.default_backend() == "cpu"
+  state = learning.state_bytes(c, policy, data=data, model=model, on_cpu=on_cpu)
   fit = functools.partial(
     plan.rollouts,
     sampling.decoder(c, policy),

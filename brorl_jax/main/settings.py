@@ -15,6 +15,12 @@ from ml_collections import config_flags
 ASSETS = pathlib.Path(__file__).parents[1] / "assets"  # embedded policy
 # A ConfigDict; its fields are typed when flags are parsed, not statically.
 Config = Any
+CHOICES = {
+  "dtype": ("float32", "bfloat16"),
+  "second_moment": ("full", "factored"),
+  "remat": ("layer", "products", "nothing"),
+  "offload": ("nothing", "reference", "moments"),
+}
 Rule = tuple[str, bool, str]  # field, whether it can work, what it must be
 
 # What Python says of a value of the wrong type, and what it means.
@@ -216,8 +222,8 @@ def _training_rules(c: Config) -> Iterator[Rule]:
   yield "eps", c.eps > 0.0, "positive"
   yield "weight_decay", c.weight_decay >= 0.0, "0 or positive"
   yield "max_grad_norm", c.max_grad_norm > 0.0, "positive"
-  good = c.dtype in ("float32", "bfloat16")
-  yield "dtype", good, "'float32' or 'bfloat16'"
+  for field, known in CHOICES.items():
+    yield field, c[field] in known, f"one of {', '.join(known)}"
   yield "mesh_data", c.mesh_data >= 1 or c.mesh_data == -1, "positive, or -1"
   yield "samples_shown", c.samples_shown >= 0, "0 or positive"
 

@@ -69,7 +69,9 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
     update=learning.update_stage(c, policy, tx, schedule, mesh),
   )
   keep = c.kl_weight > 0.0
-  state = learning.initial_state(params, tx, mesh, keep_reference=keep)
+  state = learning.initial_state(
+    params, tx, mesh, keep_reference=keep, offload=c.offload
+  )
   store = checkpoints.Store(workdir / "checkpoints", keep=c.keep_checkpoints)
   measure = record.evaluation(c, policy, puzzles, mesh, plans)
   book = record.Record(c, workdir, puzzles, heldout, measure)
