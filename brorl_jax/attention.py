@@ -131,7 +131,7 @@ def attend(
     (q * scale).reshape(P, R, Q, G, H // G, K), (0, 3, 1, 4, 2, 5)
   )
   k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
-  each = P * R * H * (Q + S) // jax.device_count()
+  each = -(-P * R * H * (Q + S) // jax.device_count())
   size = -(-Q // pieces(each, Q, on_cpu=cpu))
   piece = functools.partial(_attend, softcap=softcap)
   if size < Q:

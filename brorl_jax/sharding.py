@@ -152,8 +152,17 @@ def in_host_memory(shardings: PyTree) -> PyTree:
 
 def on_device(tree: PyTree) -> PyTree:
   """Arrays that lie in host memory as they are on their devices; others."""
-  there = lambda x: x.sharding.with_memory_kind("device")
-  return jax.device_put(tree, jax.tree.map(there, tree))
+  return put_back(
+    tree, jax.tree.map(lambda x: x.sharding.with_memory_kind("device"), tree)
+  )
+
+
+def put_back(tree: PyTree, shardings: PyTree) -> PyTree:
+  """Arrays in the memory that these shardings name; others are left alone."""
+  move = lambda x, s: (
+    x if x.sharding.memory_kind == s.memory_kind else jax.device_put(x, s)
+  )
+  return jax.tree.map(move, tree, shardings)
 
 
 def to_mesh(mesh: Mesh, spec: PartitionSpec, array: np.ndarray) -> jax.Array:

@@ -330,14 +330,13 @@ def minibatch_step(
       directional derivative along the optimizer's step, <d watch / d params,
       updates>, is in the result: what to first order this update changes it by.
   """
-  # Placed as what is added up, so that the first batch needs no program of its
-  # own.
+  # On a mesh placed as what is added up, so that the first batch needs no
+  # program of its own.
   places = jax.tree.map(lambda x: x.sharding, state.params)
-  scalar = jax.tree.leaves(places)[0]
-  if isinstance(scalar, NamedSharding):
-    scalar = NamedSharding(scalar.mesh, PartitionSpec())
-  zero = jax.jit(zero_gradient, out_shardings=(places, scalar))
-  sums = zero(state.params)
+  one, to = jax.tree.leaves(places)[0], None
+  if isinstance(one, NamedSharding):
+    to = places, NamedSharding(one.mesh, PartitionSpec())
+  sums = jax.jit(zero_gradient, out_shardings=to)(state.params)
   for batch in batches:
     sums = _add(
       sums,
@@ -349,7 +348,9 @@ def minibatch_step(
   home = jax.tree.map(lambda x: x.sharding, state.opt)
   state = dataclasses.replace(state, opt=sharding.on_device(state.opt))
   state, stats = _apply(state, sums, tx=tx, watch=watch)
-  return dataclasses.replace(state, opt=jax.device_put(state.opt, home)), stats
+  return dataclasses.replace(
+    state, opt=sharding.put_back(state.opt, home)
+  ), stats
 
 
 def first_bad_path(params: PyTree, finite: np.ndarray) -> str | None:

@@ -179,13 +179,23 @@ MASKS = {
 }
 
 
+def test_pieces_by_hand():
+  of = attention.pieces
+  assert of(2**10, 2**10, on_cpu=True) == 1
+  assert of(2**10 + 1, 2**10, on_cpu=True) == 2
+  assert of(2**20, 2**10, on_cpu=True) == 16  # no more
+  assert of(2**20, 100, on_cpu=True) == 7  # of 16 queries at least
+  assert of(2**20, 2**10, on_cpu=False) == 4
+  assert of(1, 1, on_cpu=True) == 1
+
+
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
 @pytest.mark.parametrize("shared", [None, *MASKS])
 @pytest.mark.parametrize("pieces", [1, 2, 3])
 def test_attention_is_the_softmax_over_both_kinds_of_keys(
   shared, softcap, pieces, monkeypatch
 ):
-  monkeypatch.setattr(attention, "_piece", lambda Q, scores: -(-Q // pieces))
+  monkeypatch.setattr(attention, "pieces", lambda each, Q, on_cpu: pieces)
   P, R, Q, H, G, K, S = 2, 3, 4, 6, 2, 5, 7
   rng = np.random.default_rng(0)
   normal = lambda *shape: 2 * rng.normal(size=shape).astype(np.float32)

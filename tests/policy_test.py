@@ -8,6 +8,7 @@ import jax
 import jax.extend as jex
 import jax.numpy as jnp
 import numpy as np
+import plain_decoder
 import pytest
 
 from brorl_jax import policy as policy_module
@@ -79,84 +80,6 @@ def shaken(policy, seed=0, by=0.3):
   )
 
 
-def reference(policy, params, ids):
-  """The decoder in float64, one head and one pair of numbers at a time."""
-  c, ids = policy, np.asarray(ids)
-  w = jax.tree.map(lambda a: np.asarray(a, np.float64), params)
-  scale = c.query_scale or c.head_size**-0.5
-  cap = lambda x, most: most * np.tanh(x / most) if most else x
-
-  def norm(x, scale):
-    square = np.mean(x**2, axis=-1, keepdims=True)
-    return x / np.sqrt(square + c.norm_eps) * (c.norm_offset + scale)
-
-  def turned(x, rope):
-    """x [T,K], each pair a complex number that turns."""
-    pairs = x[:, : c.head_size // 2] + 1j * x[:, c.head_size // 2 :]
-    for t in range(len(pairs)):
-      for i in range(pairs.shape[1]):
-        speed = rope.theta ** (-2 * i / c.head_size) / rope.factor
-        pairs[t, i] *= rope.scale * np.exp(1j * t * speed)
-    return np.concatenate([pairs.real, pairs.imag], axis=1)
-
-  def product(b, name, h):
-    return h @ b[name]["kernel"] + b[name].get("bias", 0.0)
-
-  def head_of(b, name, index, h):
-    bias = b[name]["bias"][index] if c.qkv_bias else 0.0
-    y = h @ b[name]["kernel"][:, index] + bias
-    return norm(y, b[f"ln_{name}"]["scale"]) if c.qk_norm and name != "v" else y
-
-  def act(x):
-    if c.activation == "silu":
-      return x / (1 + np.exp(-x))
-    cube = np.sqrt(2 / np.pi) * (x + 0.044715 * x**3)
-    return 0.5 * x * (1 + np.tanh(cube))
-
-  def feed_forward(b, h):
-    if not c.experts:
-      return product(
-        b, "down", act(product(b, "gate", h)) * product(b, "up", h)
-      )
-    out = np.zeros_like(h)
-    for t in range(len(h)):
-      share = np.exp(h[t] @ b["router"]["kernel"])
-      share /= share.sum()
-      chosen = np.argsort(-share)[: c.experts_per_token]
-      total = share[chosen].sum() if c.normalize_experts else 1.0
-      for e in chosen:
-        gate, up, down = (
-          b[f"expert_{name}"]["kernel"][e] for name in ("gate", "up", "down")
-        )
-        out[t] += share[e] / total * (act(h[t] @ gate) * (h[t] @ up)) @ down
-    return out
-
-  x = w["embed"]["embedding"][ids] * c.embed_scale
-  for layer in range(c.layers):
-    b = jax.tree.map(lambda a: a[layer], w["blocks"])
-    slides = bool(c.sliding) and c.sliding[layer]
-    rope = (c.sliding_rope or c.rope) if slides else c.rope
-    h = norm(x, b["ln_attn"]["scale"])
-    total = np.zeros_like(x)
-    for head in range(c.heads):
-      group = head // (c.heads // c.kv_heads)
-      q = turned(head_of(b, "q", head, h), rope)
-      k = turned(head_of(b, "k", group, h), rope)
-      v = head_of(b, "v", group, h)
-      for t in range(len(ids)):
-        seen = slice(max(0, t - c.window + 1) if slides else 0, t + 1)
-        score = np.exp(cap(k[seen] @ q[t] * scale, c.attention_softcap))
-        out = (score / score.sum()) @ v[seen]
-        total[t] += out @ b["o"]["kernel"][head]
-    total += b["o"].get("bias", 0.0)
-    x = x + (norm(total, b["ln_attn_out"]["scale"]) if c.post_norms else total)
-    y = feed_forward(b, norm(x, b["ln_mlp"]["scale"]))
-    x = x + (norm(y, b["ln_mlp_out"]["scale"]) if c.post_norms else y)
-  x = norm(x, w["ln_final"]["scale"])
-  head = w["embed"]["embedding"].T if c.tied else w["head"]["kernel"]
-  return cap(x @ head, c.final_softcap)
-
-
 def padded(rows, width, side):
   tokens = np.zeros((len(rows), width), np.int32)
   mask = np.zeros((len(rows), width), bool)
@@ -184,7 +107,7 @@ def test_logits_are_those_of_a_decoder_written_with_loops(name):
   assert ("head" in params) == (not policy.tied)
   assert ("bias" in params["blocks"]["k"]) == policy.qkv_bias
   (ids,) = some_ids(9)
-  want = reference(policy, params, ids)
+  want = plain_decoder.logits(policy, params, ids)
   got = logits(policy, params, *whole(ids))[0]
   np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * abs(want).max())
 
@@ -200,7 +123,7 @@ def test_padding_changes_nothing_whatever_its_side_and_content(side, name):
   for filled in tokens, junk:
     got = logits(policy, params, filled, mask)
     for row, ids in enumerate(rows):
-      alone = reference(policy, params, ids)
+      alone = plain_decoder.logits(policy, params, ids)
       np.testing.assert_allclose(got[row][mask[row]], alone, atol=2e-5)
   assert np.isfinite(got).all()  # a row's padding sees no key at all
 
@@ -361,13 +284,13 @@ def test_decoding_in_a_circle_of_columns_gives_the_logits_of_the_whole_row(
     logits, pages[-1] = step(weights, shared, pages, *row)
     for (p, lane, row), (ids, i) in now.items():
       joined = np.concatenate([prompts[p], ids[: i + 1]])
-      want = reference(policy, params, joined)[-1]
+      want = plain_decoder.logits(policy, params, joined)[-1]
       np.testing.assert_allclose(logits[lane, row], want, atol=3e-5)
       seen += 1
     assert np.isfinite(logits).all()
   assert seen == sum(sum(slot) for prompt in lengths for slot in prompt)
   for p, ids in enumerate(prompts):
-    want = reference(policy, params, ids)[-1]
+    want = plain_decoder.logits(policy, params, ids)[-1]
     np.testing.assert_allclose(first[p], want, atol=3e-5)
 
 
@@ -558,10 +481,10 @@ def test_bfloat16_activations_stay_so_and_logits_are_float32(monkeypatch):
   outputs, caches = jax.eval_shape(decode, params)
   assert dtypes(outputs) == {"float32"} and dtypes(caches) == {"bfloat16"}
   score = lambda p: policy.response_logits(p, prompt, mask, response)
-  # Written in float32: twice the head; scores and sums of the prompt, of the
-  # response, and between them. Decoding: twice the head, scores and sums of the
-  # prompt, and in each of the two layers those of the prompt and of the page.
-  for program, wide, scans in ((decode, 2 + 2 + 2 * 4, 1), (score, 8, 2)):
+  # Written in float32: the head; scores and sums of the prompt, of responses
+  # and between them. Decoding: twice the head, scores and sums of the prompt,
+  # and in each of the two layers those of the prompt and of the page.
+  for program, wide, scans in ((decode, 2 + 2 + 2 * 4, 1), (score, 7, 2)):
     jaxpr = jax.make_jaxpr(program)(params).jaxpr
     dots = list(equations(jaxpr, "dot_general"))
     read = {v.aval.dtype.name for eqn in dots for v in eqn.invars}

@@ -7,13 +7,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import plain_decoder
 import pytest
+from compiled import compiled, zeros_of
 
 from brorl_jax import packing, sharding, update
 from brorl_jax.attention import Rope
 from brorl_jax.policy import Policy
 from brorl_jax.rl import losses
-from brorl_jax.types import Prompts, Rollouts
+from brorl_jax.types import Batch, Prompts, Rollouts
 
 P, N, S, T, V = 4, 12, 5, 4, 16
 POLICY = Policy(
@@ -37,7 +39,7 @@ ADD = jax.jit(
 )
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def three_lengths(monkeypatch):
   """Responses of 1, 2 and up to 4 tokens have batches of their own."""
   monkeypatch.setattr(packing, "_LEAST_LENGTH", 1)
@@ -153,6 +155,16 @@ def assert_close(got, want, rtol=1e-5):
   )
 
 
+def test_lengths_do_not_change_the_gradient(request):
+  want, stats = gradient(packed())
+  assert len(packed()) == 1
+  request.getfixturevalue("three_lengths")
+  assert len(packed()) == 3
+  got, more = gradient(packed())
+  assert_close(got, want)
+  np.testing.assert_allclose(more.loss.value, stats.loss.value, rtol=1e-5)
+
+
 @pytest.mark.parametrize("with_reference", [False, True])
 def test_gradient_equals_the_plain_form(with_reference):
   reference = params(1) if with_reference else None
@@ -172,36 +184,139 @@ def test_microbatch_size_does_not_change_the_gradient(rows, blocks):
   assert_close(gradient(packed(rows, blocks))[0], gradient(packed())[0])
 
 
+def on_mesh(batches, mesh):
+  spec = lambda x: jax.sharding.PartitionSpec(*(None, "data")[: x.ndim])
+  return jax.tree.map(lambda x: sharding.to_mesh(mesh, spec(x), x), batches)
+
+
 def test_a_mesh_does_not_change_the_gradient():
   want, _ = gradient(packed(blocks=4))
-  for data, model in ((8, 1), (4, 2)):
-    mesh = sharding.make_mesh(data, model)
-    places = sharding.param_shardings(params(), mesh)
-    spec = jax.sharding.PartitionSpec(None, "data")
-    batches = jax.tree.map(
-      lambda x, mesh=mesh: sharding.to_mesh(
-        mesh, spec if x.ndim else jax.sharding.PartitionSpec(), x
-      ),
-      packed(blocks=8),
+  mesh = sharding.make_mesh(4, 2)
+  at = jax.device_put(params(), sharding.param_shardings(params(), mesh))
+  got, _ = gradient(on_mesh(packed(blocks=8), mesh), at=at)
+  assert_close(got, want)
+
+
+def loss_in_float64(at, out, advantage, reference):
+  """`plain_loss` by a decoder written with loops."""
+  wide = functools.partial(np.asarray, dtype=np.float64)
+  total = 0.0
+  for p, n in np.ndindex(P, N):
+    prompt = prompts().tokens[p, prompts().mask[p]]
+    length = out.mask[p, n].sum()
+    token, old = out.tokens[p, n, :length], wide(out.logp[p, n, :length])
+
+    def score(at, prompt=prompt, token=token, length=length):
+      ids = np.concatenate([prompt, token])
+      logits = plain_decoder.logits(POLICY, at, ids)[-length - 1 : -1]
+      whole = np.log(np.exp(logits).sum(axis=1))
+      return logits[np.arange(length), token] - whole
+
+    logp = score(at)
+    ratio = np.exp(logp - old)
+    gain = np.minimum(
+      ratio * advantage[p, n], np.clip(ratio, 0.8, 1.28) * advantage[p, n]
     )
-    got, _ = gradient(batches, at=jax.device_put(params(), places))
-    assert_close(got, want)
+    total += np.sum(-gain + 0.1 * (logp - score(reference)) ** 2 / 2)
+  return total / out.mask.sum()
 
 
-def test_gradient_matches_finite_differences():
-  batch = packed()
-  direction = params(3)
-  loss = lambda eps: (lambda s: float(s.loss.value + 0.1 * s.kl_ref.value))(
-    gradient(
+def test_gradient_matches_finite_differences_in_float64():
+  wide = functools.partial(jax.tree.map, lambda x: np.asarray(x, np.float64))
+  out, advantage = rollouts(kinds=3)
+  grads, _ = gradient(packed(roll=(out, advantage)), params(1))
+  norm = float(optax.tree.norm(grads))
+  for seed in (3, 4):
+    along = POLICY.init(jax.random.key(seed))
+    along = jax.tree.map(lambda x: x / optax.tree.norm(along), along)
+    ends = [
+      loss_in_float64(
+        jax.tree.map(lambda a, b: a + eps * b, wide(params()), wide(along)),
+        out,
+        advantage,
+        wide(params(1)),
+      )
+      for eps in (-1e-5, 1e-5)
+    ]
+    slope = (ends[1] - ends[0]) / 2e-5
+    got = optax.tree.vdot(wide(grads), wide(along))
+    np.testing.assert_allclose(got, slope, rtol=0, atol=1e-5 * norm)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_memory_does_not_grow_with_the_vocabulary(tied, monkeypatch):
+  """But for the embedding, the head and their gradients."""
+  monkeypatch.setattr(jax, "device_count", lambda: 1)
+
+  def temporary(vocab):
+    policy = dataclasses.replace(
+      POLICY, vocab=vocab, width=64, mlp=64, tied=tied
+    )
+    at = zeros_of(policy.init, jax.random.key(0))
+    one = lambda *shape, dtype=jnp.float32: jnp.zeros(shape, dtype)
+    C, B, R, T, S = 2, 1, 16, 128, 32
+    batch = Batch(
+      prompt=one(C, B, S, dtype=jnp.int32),
+      prompt_mask=one(C, B, S, dtype=bool),
+      response=one(C, B, R, T, dtype=jnp.int32),
+      mask=one(C, B, R, T, dtype=bool),
+      logp_sampled=one(C, B, R, T),
+      advantage=one(C, B, R),
+      weight=one(C, B, R),
+      used=one(dtype=jnp.int32),
+    )
+    program = functools.partial(
+      update.add_gradient,
+      response_logp=policy.response_logp,
+      objective=OBJECTIVE,
+    )
+    sums = update.zero_gradient(at)
+    memory = compiled(program, sums, at, batch, donated=0).memory_analysis()
+    return memory.temp_size_in_bytes
+
+  few, many = 2048, 151936
+  logits = 4 * 16 * 128 * many
+  head = 4 * 64 * (many - few)
+  more = temporary(many) - temporary(few)
+  # The microbatch's gradient of the embedding, and of the head.
+  assert more < (1.05 if tied else 2.1) * head < logits / 10
+
+
+@pytest.mark.parametrize("remat", ["products", "nothing"])
+def test_what_is_computed_twice_does_not_change_the_gradient(remat):
+  policy = dataclasses.replace(POLICY, remat=remat)
+  sums = update.zero_gradient(params())
+  for batch in packed():
+    sums = ADD(
+      sums,
+      params(),
       batch,
-      params(1),
-      at=jax.tree.map(lambda a, b: a + eps * b, params(), direction),
-    )[1]
-  )
-  slope = (loss(1e-3) - loss(-1e-3)) / 2e-3
-  grads, _ = gradient(batch, params(1))
-  along = optax.tree.vdot(grads, direction)
-  np.testing.assert_allclose(along, slope, rtol=2e-2)
+      response_logp=policy.response_logp,
+      objective=OBJECTIVE,
+    )
+  want, _ = gradient(packed())
+  assert_close(update.gradient(sums)[0], want, rtol=1e-6)
+
+
+def test_what_is_computed_twice():
+  """Products of a layer, forward and backward."""
+  batch = jax.tree.map(lambda x: x[0] if x.ndim else x, packed()[-1])
+
+  def products(remat):
+    policy = dataclasses.replace(POLICY, remat=remat)
+    loss = functools.partial(
+      update.loss_and_stats,
+      response_logp=policy.response_logp,
+      objective=OBJECTIVE,
+    )
+    jaxpr = jax.make_jaxpr(jax.grad(loss, has_aux=True))(params(), batch)
+    return str(jaxpr).count("dot_general")
+
+  # Of prompts and of responses seven products with weights, but the last three
+  # of a layer need only two of their inputs again.
+  attention = 2 + 4
+  assert products("layer") > products("products") > products("nothing")
+  assert products("products") - products("nothing") == attention
 
 
 def test_groups_without_advantage_contribute_nothing():
@@ -400,6 +515,33 @@ def test_minibatch_step_applies_what_optax_says():
   jax.tree.map(np.testing.assert_array_equal, state.reference, reference)
 
 
+def test_a_factored_second_moment_by_hand():
+  """v = row mean x column mean / mean; both with Adam's bias correction."""
+  b2, eps = 0.9, 1e-8
+  tx, _ = update.optimizer(
+    lr=1.0, warmup=0, total=None, b1=0.0, b2=b2, eps=eps, weight_decay=0.0,
+    max_grad_norm=1e9, second_moment="factored",
+  )  # fmt: skip
+  rng = np.random.default_rng(0)
+  at = {"w": jnp.zeros((128, 130)), "b": jnp.zeros(3)}
+  state = tx.init(at)
+  numbers = sum(x.size for x in jax.tree.leaves(state))
+  assert numbers < 128 * 130 + 3 + 3 + 2 * (128 + 130)  # one moment of w alone
+  g = [jax.tree.map(lambda x: rng.normal(size=x.shape), at) for _ in range(2)]
+  for one in g:
+    step, state = tx.update(jax.tree.map(jnp.asarray, one), state, at)
+  weight = np.array([b2 * (1 - b2), 1 - b2]) / (1 - b2**2)
+  square = lambda name: sum(
+    w * one[name] ** 2 for w, one in zip(weight, g, strict=True)
+  )
+  v = square("w")
+  v = v.mean(axis=1)[:, None] * v.mean(axis=0) / v.mean()
+  np.testing.assert_allclose(step["w"], -g[1]["w"] / np.sqrt(v), rtol=1e-4)
+  np.testing.assert_allclose(
+    step["b"], -g[1]["b"] / np.sqrt(square("b")), rtol=1e-4
+  )
+
+
 def test_schedule_rises_over_the_warmup_and_stays_or_falls():
   make = functools.partial(
     update.optimizer,
@@ -421,7 +563,7 @@ def test_schedule_rises_over_the_warmup_and_stays_or_falls():
   )
 
 
-def test_a_length_is_compiled_once(monkeypatch):
+def test_a_length_is_compiled_once(monkeypatch, three_lengths):
   add = jax.jit(
     update.add_gradient,
     static_argnames=("response_logp", "objective"),
@@ -438,22 +580,37 @@ def test_a_length_is_compiled_once(monkeypatch):
     make,
     out_shardings=sharding.state_shardings(abstract, abstract.params, mesh),
   )(jax.device_put(params(), places))
-  spec = jax.sharding.PartitionSpec(None, "data")
   lengths = set()
   for seed in range(3):
     batches = packed(rows=1, blocks=4, roll=rollouts(seed, kinds=12))
     lengths |= {batch.mask.shape[-1] for batch in batches}
     state, _ = update.minibatch_step(
       state,
-      jax.tree.map(
-        lambda x: sharding.to_mesh(
-          mesh, spec if x.ndim else jax.sharding.PartitionSpec(), x
-        ),
-        batches,
-      ),
+      on_mesh(batches, mesh),
       tx=tx,
       response_logp=POLICY.response_logp,
       objective=OBJECTIVE,
     )
   assert lengths == {1, 2, 4}
   assert add._cache_size() - before == 3
+
+
+def test_without_a_mesh_the_second_update_compiles_nothing():
+  tx = optax.sgd(0.1)
+  state = update.init_state(params(), tx, keep_reference=False)
+  programs = []
+  listen = lambda event, *_, **__: programs.append(
+    event == "/jax/core/compile/backend_compile_duration"
+  )
+  step = lambda state: update.minibatch_step(
+    state,
+    packed(),
+    tx=tx,
+    response_logp=POLICY.response_logp,
+    objective=OBJECTIVE,
+  )[0]
+  state = step(state)
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  step(state)
+  jax.monitoring.unregister_event_duration_listener(listen)
+  assert not any(programs)

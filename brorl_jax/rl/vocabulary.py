@@ -1,11 +1,12 @@
 """Log-probabilities of tokens without the logits of all of them at once."""
 
+import functools
 import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Num
 
 
 def tile_shape(tokens: int, V: int, prompts: int) -> tuple[int, int]:
@@ -46,18 +47,21 @@ def token_logp(
 ) -> tuple[Float[Array, "P M"], Float[Array, "P M"]]:
   """Log-probability of each token, and entropy of its distribution, in nats.
 
-    l = logits(hidden, head)
+    l          = logits(hidden, head)
     logp[m]    = l[m, token[m]] - log sum_v exp l[m,v]
     entropy[m] = log sum_v exp l[m,v] - sum_v p[m,v] l[m,v]
 
-  `rows` of each prompt at a time, with `block` of the vocabulary at a time:
-  sums over the vocabulary are kept relative to the largest logit so far. The
-  backward pass computes each tile of logits once more. The entropy has no
-  gradient.
+  `rows` of each prompt and `block` of the vocabulary at a time; sums over the
+  vocabulary are kept relative to the largest logit so far. The backward pass
+  computes each tile of logits once more,
+
+    d logp[m] / d l[m,v] = [v = token[m]] - p[m,v],
+
+  and writes the gradient of each part of the head once. The entropy has none.
 
   Args:
     logits: Hidden states [P,rows,D] and part of the head [block,D] to float32
-      logits [P,rows,block].
+      logits [P,rows,block]. Closes over no array.
     head: What gives each token its logit.
     hidden: What the head reads.
     tokens: One for each hidden state.
@@ -65,7 +69,6 @@ def token_logp(
     block: Of the vocabulary, a divisor of V.
   """
   P, M, _ = hidden.shape
-  V = len(head)
   tiles = -(-M // rows)
   spare = tiles * rows - M
   apart = lambda x: jnp.moveaxis(
@@ -75,39 +78,95 @@ def token_logp(
     1,
     0,
   )
-  # Every so many-th token, so that a vocabulary that is spread stays so.
-  strided = lambda x: jnp.swapaxes(
-    x.reshape(block, V // block, *x.shape[1:]), 0, 1
+  both: tuple[Array, Array] = _tiled(
+    logits, block, head, apart(hidden), apart(tokens)
   )
-  blocks = strided(head), strided(jnp.arange(V))
-
-  def tile(tile: tuple[Array, Array]) -> tuple[Array, Array]:
-    hidden, tokens = tile
-
-    @jax.checkpoint
-    def read(sums, part):
-      top, total, chosen, mean = sums
-      x = logits(hidden, part[0])
-      # Compared, not gathered: the gradient of a gather is a slow scatter.
-      hit = tokens[..., None] == part[1][None, None]
-      # The largest logit only keeps exp finite: its gradient is zero.
-      still = jax.lax.stop_gradient(x)
-      higher = jnp.maximum(top, jnp.max(still, axis=-1))
-      weight = jnp.exp(x - higher[..., None])
-      less = jnp.exp(top - higher)
-      total = total * less + jnp.sum(weight, axis=-1)
-      chosen += jnp.sum(jnp.where(hit, x, 0.0), axis=-1)
-      weight = jax.lax.stop_gradient(weight)
-      mean = mean * less + jnp.sum(weight * still, axis=-1)
-      return (higher, total, chosen, mean), None
-
-    zero = jnp.zeros(tokens.shape)
-    start = (jnp.full(tokens.shape, -jnp.inf), zero, zero, zero)
-    (top, total, chosen, mean), _ = jax.lax.scan(read, start, blocks)
-    whole = top + jnp.log(total)
-    return chosen - whole, jax.lax.stop_gradient(whole - mean / total)
-
-  both = jax.lax.map(tile, (apart(hidden), apart(tokens)))
   together = lambda x: jnp.moveaxis(x, 0, 1).reshape(P, -1)[:, :M]
   logp, entropy = both
   return together(logp), together(entropy)
+
+
+def _parts(x: Num[Array, "V *axes"], block: int) -> Array:
+  """[V / block, block, ...]. A vocabulary that is spread over devices stays so:
+  a part is every so many-th token. On one device that would be a copy."""
+  if jax.device_count() == 1:
+    return x.reshape(-1, block, *x.shape[1:])
+  return jnp.swapaxes(x.reshape(block, -1, *x.shape[1:]), 0, 1)
+
+
+def _joined(parts: Float[Array, "parts block *axes"]) -> Array:
+  """What `_parts` took apart."""
+  if jax.device_count() > 1:
+    parts = jnp.swapaxes(parts, 0, 1)
+  return parts.reshape(-1, *parts.shape[2:])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _tiled(logits, block, head, hidden, tokens):
+  return _forward(logits, block, head, hidden, tokens)[0]
+
+
+def _forward(
+  logits,
+  block: int,
+  head: Float[Array, "V D"],
+  hidden: Float[Array, "tiles P rows D"],
+  tokens: Int[Array, "tiles P rows"],
+):
+  def part(sums, xs):
+    some, ids = xs
+
+    def tile(xs):
+      (top, total, chosen, mean), hidden, tokens = xs
+      x = logits(hidden, some)
+      higher = jnp.maximum(top, jnp.max(x, axis=-1))
+      weight = jnp.exp(x - higher[..., None])
+      less = jnp.exp(top - higher)
+      total = total * less + jnp.sum(weight, axis=-1)
+      mean = mean * less + jnp.sum(weight * x, axis=-1)
+      chosen += jnp.sum(jnp.where(_hit(tokens, ids), x, 0.0), axis=-1)
+      return higher, total, chosen, mean
+
+    return jax.lax.map(tile, (sums, hidden, tokens)), None
+
+  zero = jnp.zeros(tokens.shape)
+  start = jnp.full(tokens.shape, -jnp.inf), zero, zero, zero
+  parts = _parts(head, block), _parts(jnp.arange(len(head)), block)
+  (top, total, chosen, mean), _ = jax.lax.scan(part, start, parts)
+  whole = top + jnp.log(total)
+  found = chosen - whole, whole - mean / total
+  return found, (head, hidden, tokens, whole)
+
+
+def _hit(tokens: Int[Array, "P rows"], ids: Int[Array, " block"]) -> Array:
+  # Compared, not gathered: the gradient of a gather is a slow scatter.
+  return tokens[..., None] == ids[None, None]
+
+
+def _backward(logits, block, saved, slopes):
+  head, hidden, tokens, whole = saved
+  slope, _ = slopes
+
+  def part(dhidden, xs):
+    some, ids = xs
+
+    def tile(dsome, xs):
+      dhidden, hidden, tokens, whole, slope = xs
+      x, pull = jax.vjp(logits, hidden, some)
+      prob = jnp.exp(x - whole[..., None])
+      dx = slope[..., None] * (_hit(tokens, ids) - prob)
+      more_hidden, more_some = pull(dx)
+      return dsome + more_some, dhidden + more_hidden
+
+    zero = jnp.zeros(some.shape, some.dtype)
+    tiles = dhidden, hidden, tokens, whole, slope
+    dsome, dhidden = jax.lax.scan(tile, zero, tiles)
+    return dhidden, dsome
+
+  zero = jnp.zeros(hidden.shape, jnp.float32)
+  parts = _parts(head, block), _parts(jnp.arange(len(head)), block)
+  dhidden, dparts = jax.lax.scan(part, zero, parts)
+  return _joined(dparts), dhidden.astype(hidden.dtype), None
+
+
+_tiled.defvjp(_forward, _backward)

@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# Our sampler and a peer's take turns on this machine; one line of JSON says how
+# Ours and a peer's take turns on this machine; one line of JSON says how
 # they compare. The peers are the folders of third_party/peers.
 #
 #   bash launch/bench/compare.sh openvino
 #   bash launch/bench/compare.sh tunix --workload=w2 --n=64 --dtype=bfloat16 --rounds=3
+#   bash launch/bench/compare.sh trl --workload=l1 --n=512 --rounds=3
+#
+# Workloads w1 to w4 sample, l1 to l3 are whole steps of training.
 #
 # PYTHON= and VENV= as in environment.sh, for ours; for the peer:
 #
@@ -73,9 +76,15 @@ prepare_peer() {
 }
 
 peer="${1:-}"
-[[ "$peer" =~ ^[a-z0-9_]+$ && -f "$root/third_party/peers/$peer/run.py" ]] ||
+[[ "$peer" =~ ^[a-z0-9_]+$ && -d "$root/third_party/peers/$peer" ]] ||
   fail "which peer? one of: $(known)"
 shift
+script=rollout.py theirs=run.py
+if [[ " $* " == *" --workload=l"* ]]; then
+  script=update.py theirs=update.py
+fi
+[[ -f "$root/third_party/peers/$peer/$theirs" ]] ||
+  fail "$peer has no $theirs: workloads w1 to w4 sample, l1 to l3 train"
 # Standard output is for the result.
 {
   prepare requirements.txt
@@ -84,4 +93,4 @@ shift
 } >&2
 cd "$root"
 exec "$ours" launch/bench/interleave.py "$@" \
-  "$ours" launch/bench/rollout.py "$python" "third_party/peers/$peer/run.py"
+  "$ours" "launch/bench/$script" "$python" "third_party/peers/$peer/$theirs"

@@ -1,4 +1,4 @@
-"""Two samplers take turns on one machine; prints how they compare.
+"""Two systems take turns on one machine; prints how they compare.
 
   python launch/bench/interleave.py --rounds=5 --workload=w1 --n=512 \
     --dtype=float32 PYTHON SCRIPT PYTHON SCRIPT
@@ -16,7 +16,13 @@ import statistics
 import subprocess
 import sys
 
-_RATES = {"tokens_per_cpu_s": "cpu_s", "tokens_per_s": "wall_s"}
+_RATES = {
+  "tokens_per_cpu_s": "cpu_s",
+  "tokens_per_s": "wall_s",
+  # Of a step, for those that train.
+  "update_tokens_per_cpu_s": "update_cpu_s",
+  "update_tokens_per_s": "update_wall_s",
+}
 
 
 class Failed(Exception):
@@ -74,7 +80,9 @@ class Process:
   def summary(self) -> dict:
     """Medians of the rates; the most memory."""
     middle = {
-      rate: round(statistics.median(self.rates(rate)), 1) for rate in _RATES
+      rate: round(statistics.median(self.rates(rate)), 1)
+      for rate, seconds in _RATES.items()
+      if seconds in self.runs[0]
     }
     return {
       "system": self.ready["system"],
@@ -98,7 +106,7 @@ def compare(ours: Process, peer: Process) -> dict:
   """What is said of the runs they took in turns."""
   both = {"ours": ours.summary(), "peer": peer.summary()}
   ratios = {}
-  for name in _RATES:
+  for name in sorted(set(both["ours"]) & set(both["peer"]) & set(_RATES)):
     each = [
       a / b for a, b in zip(ours.rates(name), peer.rates(name), strict=True)
     ]

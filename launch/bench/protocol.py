@@ -18,8 +18,10 @@ import json
 import os
 import pathlib
 import platform
+import queue
 import resource
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -41,6 +43,7 @@ class Task:
     slots: Responses in progress at a time, for a system that has slots.
     threads: CPUs to use.
     idle_bytes: Memory before caches were made.
+    parts: Seconds of the last run's parts, by name, for its line.
   """
 
   def __init__(self, workload: Workload, n: int, dtype: str):
@@ -51,6 +54,7 @@ class Task:
     self.slots = min(workload.slots or n, n)
     self.threads = cpus()
     self.idle_bytes: int | None = None
+    self.parts: dict[str, float] = {}
 
   def idle(self) -> None:
     """Libraries are loaded, weights too if possible; caches are not yet made.
@@ -64,6 +68,7 @@ def main(
   start: Callable[[Task], tuple[str, dict[str, str], Run]],
   *,
   accelerator: bool = False,
+  **options,
 ) -> None:
   """Runs the command line.
 
@@ -72,8 +77,9 @@ def main(
       name and version of the system, versions of what it stands on, and how to
       run it.
     accelerator: Workloads that are too large for a CPU are run too.
+    **options: See `parse`.
   """
-  task, flags = parse(accelerator=accelerator)
+  task, flags = parse(accelerator=accelerator, **options)
   say = _take_stdout()
   system, versions, run = start(task)
   if task.idle_bytes is None:
@@ -105,16 +111,22 @@ def cpus() -> int:
   return os.cpu_count() or 1
 
 
-def parse(*, accelerator: bool) -> tuple[Task, argparse.Namespace]:
-  """What the command line asks for."""
+def parse(
+  *,
+  accelerator: bool,
+  default: str = "w1",
+  more: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
+) -> tuple[Task, argparse.Namespace]:
+  """What the command line asks for; `more` adds flags of a script's own."""
   parser = argparse.ArgumentParser(allow_abbrev=False)
-  parser.add_argument("--workload", choices=list(WORKLOADS), default="w1")
+  parser.add_argument("--workload", choices=list(WORKLOADS), default=default)
   parser.add_argument("--prompts", type=int, help="prompts at a time")
   parser.add_argument("--n", type=int, help="responses of each prompt")
   parser.add_argument("--dtype", choices=["float32", "bfloat16"])
   how = parser.add_mutually_exclusive_group()
   how.add_argument("--serve", action="store_true", help="a run for each line")
   how.add_argument("--repeats", type=int, default=3, help="measured runs")
+  more(parser)
   flags = parser.parse_args()
   workload = WORKLOADS[flags.workload]
   n = workload.n if flags.n is None else flags.n
@@ -141,13 +153,13 @@ def _take_stdout() -> Callable[[dict], None]:
 
 def measure(task: Task, run: Run, seed: int) -> dict[str, Any]:
   """One run, its responses checked and counted."""
-  wall, cpu = time.perf_counter(), _cpu_s()
+  wall, cpu = time.perf_counter(), cpu_s()
   rows = run(seed)
-  wall, cpu = time.perf_counter() - wall, _cpu_s() - cpu
+  wall, cpu = time.perf_counter() - wall, cpu_s() - cpu
   responses = [_useful([int(t) for t in row], task.workload) for row in rows]
   if len(responses) != task.n * len(task.prompts):
     raise RuntimeError(f"{len(responses)} responses instead of {task.n} each")
-  peak = _peak()
+  peak = peak_bytes()
   return {
     "tokens": sum(map(len, responses)),
     "wall_s": round(wall, 4),
@@ -155,7 +167,57 @@ def measure(task: Task, run: Run, seed: int) -> dict[str, Any]:
     "peak_bytes": peak,
     "memory_above_idle_bytes": peak - (task.idle_bytes or 0),
     "unique": len(set(responses)),
+    **{name: round(seconds, 4) for name, seconds in task.parts.items()},
   }
+
+
+class Trainer:
+  """A loop that belongs to somebody else, one step at a time.
+
+  It runs in a thread of its own and is held before each step.
+  """
+
+  def __init__(self, train: Callable[["Trainer"], None]):
+    self._go: queue.Queue[None] = queue.Queue()
+    self._done: queue.Queue[Any] = queue.Queue()
+    threading.Thread(target=self._run, args=(train,), daemon=True).start()
+
+  def _run(self, train) -> None:
+    try:
+      train(self)
+      raise RuntimeError("the trainer ended by itself")
+    except BaseException as e:
+      self._done.put(e)
+
+  def wait(self) -> None:
+    """Called by the loop before a step."""
+    self._go.get()
+
+  def done(self, result: Any) -> None:
+    """Called by the loop after a step."""
+    self._done.put(result)
+
+  def step(self) -> Any:
+    """Lets it take one; what it gave to `done`."""
+    self._go.put(None)
+    result = self._done.get()
+    if isinstance(result, BaseException):
+      raise result
+    return result
+
+
+class Clock:
+  """Seconds of the wall and of the CPU that a part of a run takes."""
+
+  def __init__(self):
+    self.wall_s = self.cpu_s = 0.0
+
+  def __enter__(self):
+    self._wall, self._cpu = time.perf_counter(), cpu_s()
+
+  def __exit__(self, *_):
+    self.wall_s += time.perf_counter() - self._wall
+    self.cpu_s += cpu_s() - self._cpu
 
 
 def _useful(row: Sequence[int], workload: Workload) -> tuple[int, ...]:
@@ -169,7 +231,7 @@ def _useful(row: Sequence[int], workload: Workload) -> tuple[int, ...]:
   return tuple(row)
 
 
-def _cpu_s() -> float:
+def cpu_s() -> float:
   """Of all threads and of all processes below this one, ended or not."""
   ended = resource.getrusage(resource.RUSAGE_CHILDREN)
   seconds = time.process_time() + ended.ru_utime + ended.ru_stime
@@ -192,7 +254,7 @@ def _resident() -> int:
   return total or _max_rss()
 
 
-def _peak() -> int:
+def peak_bytes() -> int:
   """Most memory since then; the sum of each process's own peak."""
   pids = [os.getpid(), *_descendants(os.getpid())]
   return sum(_status(pid, "VmHWM") for pid in pids) or _max_rss()

@@ -19,18 +19,13 @@ tokens_per_cpu_s. Memory is that above a process that holds the weights.
 """
 
 import json
-import pathlib
 import statistics
 import sys
 import time
 from collections.abc import Sequence
 
-sys.path[:0] = [str(pathlib.Path(__file__).parents[2])]
-
 import protocol
 from workloads import Workload
-
-from brorl_jax.main.__main__ import keep_freed_memory
 
 
 def start(task: protocol.Task):
@@ -43,32 +38,14 @@ class Sampler:
   """Rollouts of random weights, and what the last ones were like."""
 
   def __init__(self, task: protocol.Task):
-    keep_freed_memory()
-    import flax
     import jax
-    import jaxlib
     import numpy as np
+    import ours
 
     from brorl_jax import memory, plan, sampler
-    from brorl_jax.attention import Rope
-    from brorl_jax.policy import Policy
     from brorl_jax.types import Prompts
 
-    m = task.workload.model
-    policy = Policy(
-      vocab=m.vocab,
-      width=m.width,
-      layers=m.layers,
-      heads=m.heads,
-      kv_heads=m.kv_heads,
-      head_size=m.head_size,
-      mlp=m.mlp,
-      rope=Rope(m.rope_theta),
-      norm_eps=m.norm_eps,
-      tied=m.tied,
-      qkv_bias=True,
-      dtype=task.dtype,
-    )
+    policy = ours.policy(task.workload.model, task.dtype)
     init = jax.jit(policy.init)
     size = lambda x: x.size * x.dtype.itemsize
     abstract = jax.eval_shape(init, jax.random.key(0))
@@ -84,12 +61,7 @@ class Sampler:
     )
     self.slots, self.lanes = fits.slots, fits.lanes
     params = jax.block_until_ready(init(jax.random.key(0)))
-    self.versions = {
-      "jax": jax.__version__,
-      "jaxlib": jaxlib.__version__,
-      "flax": flax.__version__,
-      "device": jax.devices()[0].device_kind,
-    }
+    self.versions, self.machine = ours.versions(), ours.machine
 
     def sample(seed: int, new: int):
       total = task.n * len(task.prompts)
@@ -115,7 +87,7 @@ class Sampler:
         watch=watch,
       )
 
-    self._np, self._jax, self._task, self._sample = np, jax, task, sample
+    self._np, self._task, self._sample = np, task, sample
     task.idle()
 
   def rows(self, seed: int, new: int | None = None):
@@ -136,33 +108,6 @@ class Sampler:
       self.rows(seed, new=1)
     return time.perf_counter() - begin
 
-  def machine(self) -> tuple[float, float]:
-    """Operations per second of a large product, bytes per second of a copy."""
-    jax = self._jax
-    jnp = jax.numpy
-    y = jnp.ones((64, 1024, 1024), jnp.float32)
-
-    def best(f, x) -> float:
-      jax.block_until_ready(f(x))
-      spent = []
-      for _ in range(3):
-        begin = time.perf_counter()
-        jax.block_until_ready(f(x))
-        spent.append(time.perf_counter() - begin)
-      return min(spent)
-
-    multiply = jax.jit(
-      lambda x: jnp.dot(x, x, preferred_element_type="float32")
-    )
-    rates = []
-    for side in (1024, 4096):
-      x = jnp.ones((side, side), self._task.dtype)
-      rates.append(2.0 * side**3 / best(multiply, x))
-    # In place, so that no new memory is asked for.
-    again = lambda y: jax.lax.fori_loop(0, 8, lambda _, y: y + 1.0, y)
-    copy = best(jax.jit(again), y) / 8
-    return max(rates), 2.0 * y.nbytes / copy
-
 
 def work(
   w: Workload, lengths: Sequence[int], size: int, slots: int
@@ -176,9 +121,7 @@ def work(
     slots: Responses that share one reading of the weights.
   """
   m = w.model
-  layer = (2 * m.heads + 2 * m.kv_heads) * m.head_size * m.width
-  layer += 3 * m.width * m.mlp
-  head = m.vocab * m.width
+  layer, head = m.layer_weights, m.vocab * m.width
   decoded = sum(lengths) - len(lengths)  # first tokens come from the prefill
   own = sum(t * (t - 1) / 2 for t in lengths)  # columns that are read
   seen = own + decoded * w.prompt + w.prompts * w.prompt**2 / 2
@@ -203,7 +146,7 @@ def report(task: protocol.Task, name: str, repeats: int) -> dict:
     told.append((sampler.tail_s, sampler.occupancy, sampler.lengths))
   tails, occupancies, lengths = zip(*told, strict=True)
   prefill_s = sampler.prefill_s()
-  rate, bandwidth = sampler.machine()
+  rate, bandwidth = sampler.machine(task.dtype)
   size = 2 if task.dtype == "bfloat16" else 4
   slots = sampler.slots * sampler.lanes
   shares = []

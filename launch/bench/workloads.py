@@ -1,4 +1,4 @@
-"""What the benchmarks sample: shapes of models, lengths, how rollouts end.
+"""What the benchmarks do: shapes of models, lengths, how rollouts end.
 
 Standard library alone: environments that do not have this project import it by
 its path.
@@ -22,6 +22,12 @@ class Model:
   tied: bool = True  # the embedding is also the output matrix
   rope_theta: float = 1e6
   norm_eps: float = 1e-6
+
+  @property
+  def layer_weights(self) -> int:
+    """Numbers of a layer's matrices."""
+    heads = 2 * self.heads + 2 * self.kv_heads
+    return self.width * (heads * self.head_size + 3 * self.mlp)
 
 
 SMALL = Model(
@@ -82,6 +88,12 @@ WORKLOADS = {
     dtype="bfloat16",
     accelerator=True,
   ),
+}
+# What is trained on: one optimizer update with all responses.
+WORKLOADS |= {
+  "l1": WORKLOADS["w1"],
+  "l2": WORKLOADS["w2"],
+  "l3": dataclasses.replace(WORKLOADS["w4"], n=128),
 }
 
 

@@ -10,13 +10,10 @@ sys.path.insert(
 import protocol
 
 
-def start(task):
-  import numpy
-  import torch
+def model_of(task):
+  """A Qwen2 of random float32 weights; nothing ends its text."""
   import transformers
 
-  torch.set_num_threads(task.threads)
-  torch.manual_seed(0)
   shape, workload = task.workload.model, task.workload
   config = transformers.Qwen2Config(
     vocab_size=shape.vocab,
@@ -33,9 +30,19 @@ def start(task):
     eos_token_id=None,
     pad_token_id=0,
   )
+  return transformers.Qwen2ForCausalLM(config)
+
+
+def start(task):
+  import numpy
+  import torch
+  import transformers
+
+  torch.set_num_threads(task.threads)
+  torch.manual_seed(0)
+  workload = task.workload
   device = "cuda" if torch.cuda.is_available() else "cpu"
-  model = transformers.Qwen2ForCausalLM(config)
-  model = model.to(device, getattr(torch, task.dtype)).eval()
+  model = model_of(task).to(device, getattr(torch, task.dtype)).eval()
   prompts = torch.tensor(task.prompts, device=device)
   task.idle()
   generation = transformers.GenerationConfig(

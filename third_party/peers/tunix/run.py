@@ -15,7 +15,7 @@ import protocol
 _INITIAL_SCALE = 0.02  # its own initial weights are zero in places
 
 
-class _Numbers:
+class Numbers:
   """The tokenizer the sampler asks for: a text is its token ids."""
 
   def encode(self, text, **kwargs):
@@ -44,7 +44,7 @@ def start(task):
   mesh = jax.sharding.Mesh(
     np.array(jax.devices()).reshape(-1, 1), ("fsdp", "tp")
   )
-  model = jax.block_until_ready(_model(shape, jnp.dtype(task.dtype), mesh))
+  model = jax.block_until_ready(model_of(shape, jnp.dtype(task.dtype), mesh))
   task.idle()
   cache = sampler.CacheConfig(
     cache_size=workload.prompt + workload.new + 1,
@@ -52,7 +52,7 @@ def start(task):
     num_kv_heads=shape.kv_heads,
     head_dim=shape.head_size,
   )
-  sample = sampler.Sampler(model, _Numbers(), cache)
+  sample = sampler.Sampler(model, Numbers(), cache)
   texts = [
     text for p in task.prompts for text in [" ".join(map(str, p))] * task.n
   ]
@@ -80,7 +80,7 @@ def start(task):
   return f"tunix {importlib.metadata.version('google-tunix')}", versions, run
 
 
-def _model(shape, dtype, mesh):
+def model_of(shape, dtype, mesh):
   import jax
   from flax import nnx
   from tunix.models.qwen2 import model as qwen2

@@ -1,0 +1,73 @@
+"""What both benchmarks of this project ask of it and of the machine."""
+
+import pathlib
+import sys
+import time
+
+sys.path[:0] = [str(pathlib.Path(__file__).parents[2])]
+
+from workloads import Model
+
+from brorl_jax.main.__main__ import keep_freed_memory
+
+keep_freed_memory()
+
+import flax
+import jax
+import jax.numpy as jnp
+import jaxlib
+
+from brorl_jax.attention import Rope
+from brorl_jax.policy import Policy
+
+
+def policy(m: Model, dtype: str, **options) -> Policy:
+  """A Qwen2 of that shape."""
+  return Policy(
+    vocab=m.vocab,
+    width=m.width,
+    layers=m.layers,
+    heads=m.heads,
+    kv_heads=m.kv_heads,
+    head_size=m.head_size,
+    mlp=m.mlp,
+    rope=Rope(m.rope_theta),
+    norm_eps=m.norm_eps,
+    tied=m.tied,
+    qkv_bias=True,
+    dtype=dtype,
+    **options,
+  )
+
+
+def versions() -> dict[str, str]:
+  return {
+    "jax": jax.__version__,
+    "jaxlib": jaxlib.__version__,
+    "flax": flax.__version__,
+    "device": jax.devices()[0].device_kind,
+  }
+
+
+def machine(dtype: str) -> tuple[float, float]:
+  """Operations per second of a large product, bytes per second of a copy."""
+
+  def best(f, x) -> float:
+    jax.block_until_ready(f(x))
+    spent = []
+    for _ in range(3):
+      begin = time.perf_counter()
+      jax.block_until_ready(f(x))
+      spent.append(time.perf_counter() - begin)
+    return min(spent)
+
+  multiply = jax.jit(lambda x: jnp.dot(x, x, preferred_element_type="float32"))
+  rates = []
+  for side in (1024, 4096):
+    x = jnp.ones((side, side), dtype)
+    rates.append(2.0 * side**3 / best(multiply, x))
+  y = jnp.ones((64, 1024, 1024), jnp.float32)
+  # In place, so that no new memory is asked for.
+  again = lambda y: jax.lax.fori_loop(0, 8, lambda _, y: y + 1.0, y)
+  copy = best(jax.jit(again), y) / 8
+  return max(rates), 2.0 * y.nbytes / copy

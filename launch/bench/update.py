@@ -1,0 +1,283 @@
+r"""Speed of the learner on the workloads of workloads.py; one line of JSON.
+
+  python launch/bench/update.py --workload=l1 --n=64 --dtype=float32
+
+l1: 128 tokens of prompt, 128 of each response. l2: 512 and 64. l3, for an
+accelerator: a Qwen2 of 1.5 billion parameters, 4 prompts of 512 tokens, 128
+responses of 2,048 to each. Weights and responses are random, so that no two
+responses are alike. An update is forward, backward and AdamW; no reference.
+
+Rates are medians over the updates; tokens are those of responses. On a machine
+that does other things too read tokens_per_cpu_s. Memory is that of the process.
+
+  --form=plain     the prompt is read once for every response, and there is an
+                   array of all logits: how others train
+  model_flops_share   of the measured rate of a large matrix product. Counted is
+                   what training cannot do without, with the prompt read once;
+                   what is computed twice to save memory is not
+  programs         that were compiled in the first update, and in later ones
+
+With --serve a run is a whole step: rollouts, rewards, advantages, update.
+"""
+
+import functools
+import json
+import statistics
+import time
+
+import protocol
+from workloads import Workload
+
+# Of a CPU device: more rows are slower, their numbers lie far from a core.
+_ROWS = 16
+
+
+def start(task: protocol.Task):
+  """Ours, for protocol.main."""
+  learner = Learner(task, "shared", rows=_ROWS, blocks=1, remat="layer")
+  return "brorl_jax", learner.versions, learner.step
+
+
+class Learner:
+  """A policy of random weights and its optimizer."""
+
+  def __init__(
+    self,
+    task: protocol.Task,
+    form: str,
+    *,
+    rows: int,
+    blocks: int,
+    remat: str,
+  ):
+    import jax
+    import numpy as np
+    import ours
+
+    from brorl_jax import packing, types, update
+
+    self.versions, self.machine = ours.versions(), ours.machine
+    self.programs = 0
+
+    def count(event: str, *_, **__) -> None:
+      self.programs += event == "/jax/core/compile/backend_compile_duration"
+
+    jax.monitoring.register_event_duration_secs_listener(count)
+    m = task.workload.model
+    policy = ours.policy(m, task.dtype, remat=remat)
+    ids = np.asarray(task.prompts, np.int32)
+    self.prompts = types.Prompts(
+      ids, np.ones(ids.shape, bool), np.arange(len(ids), dtype=np.int32)
+    )
+    tx, _ = update.optimizer(
+      lr=1e-5,
+      warmup=1,
+      total=None,
+      b1=0.9,
+      b2=0.95,
+      eps=1e-8,
+      weight_decay=0.0,
+      max_grad_norm=1.0,
+    )
+    init = lambda key: update.init_state(
+      policy.init(key), tx, keep_reference=False
+    )
+    self.state = jax.block_until_ready(jax.jit(init)(jax.random.key(0)))
+    self._pack = functools.partial(
+      packing.pack, layout=packing.Layout(rows, blocks, task.workload.new)
+    )
+    self._minibatch = functools.partial(
+      update.minibatch_step,
+      tx=tx,
+      response_logp=policy.response_logp if form == "shared" else plain(policy),
+      objective=update.Objective(
+        clip_low=0.2,
+        clip_high=0.28,
+        kl_weight=0.0,
+        kl_clamp=10.0,
+        temperature=1.0,
+      ),
+    )
+    self._jax, self._np, self._task, self._policy = jax, np, task, policy
+    task.idle()
+
+  def update(self, rollouts) -> float:
+    """One optimizer update; the share of padding."""
+    from brorl_jax import packing
+    from brorl_jax.rl import advantages
+
+    np = self._np
+    # Trivial, and not the same for all: parity of the first token.
+    reward = rollouts.tokens[:, :, 0] % 2.0
+    advantage = np.asarray(advantages.center_by_group(reward))
+    batches = self._pack(self.prompts, rollouts, advantage)
+    self.state, stats = self._minibatch(self.state, batches)
+    self._jax.block_until_ready((self.state, stats))
+    return packing.padding_fraction(batches)
+
+  def step(self, seed: int):
+    """A whole one; token ids of every response."""
+    rollouts, update = protocol.Clock(), protocol.Clock()
+    with rollouts:
+      out = self.sample(seed)
+    with update:
+      self.update(out)
+    self._task.parts = {
+      "update_wall_s": update.wall_s,
+      "update_cpu_s": update.cpu_s,
+    }
+    lengths = out.mask.sum(axis=2).ravel()
+    flat = out.tokens.reshape(-1, out.tokens.shape[2])
+    return [row[:t] for row, t in zip(flat, lengths, strict=True)]
+
+  def sample(self, seed: int):
+    from brorl_jax import sampler
+
+    jax, w = self._jax, self._task.workload
+    out = sampler.rollouts(
+      self._policy,
+      self.state.params,
+      self.prompts,
+      jax.random.key(seed),
+      n=self._task.n,
+      max_new_tokens=w.new,
+      behaviour=sampler.Behaviour(),
+      stop_ids=w.stop_ids,
+      slots=self._task.slots,
+      lanes=len(self.prompts.index),
+    )
+    return jax.device_get(out)
+
+  def device_peak_bytes(self) -> int | None:
+    """Of an accelerator; a CPU does not say."""
+    stats = self._jax.local_devices()[0].memory_stats() or {}
+    return stats.get("peak_bytes_in_use")
+
+  def invented(self, seed: int):
+    """Random responses, as far from the policy as the first rollouts are."""
+    from brorl_jax import types
+
+    np, w = self._np, self._task.workload
+    shape = (len(self.prompts.index), self._task.n, w.new)
+    tokens = np.random.default_rng(seed).integers(10, w.model.vocab, shape)
+    return types.Rollouts(
+      tokens=tokens.astype(np.int32),
+      logp=np.full(shape, -np.log(w.model.vocab), np.float32),
+      mask=np.ones(shape, bool),
+      truncated=np.zeros(shape[:2], bool),
+      occupancy=np.ones(1, np.float32),
+    )
+
+
+def plain(policy):
+  """`response_logp` as others compute it: the prompt once for each response."""
+  import jax.numpy as jnp
+
+  from brorl_jax.rl import losses
+
+  def response_logp(params, prompt, prompt_mask, response, temperature):
+    P, R, T = response.shape
+    rows = lambda x: jnp.repeat(x[:, None], R, axis=1).reshape(P * R, -1)
+    response = response.reshape(P * R, T)
+    tokens = jnp.concatenate([rows(prompt), response], axis=1)
+    everything = jnp.ones(response.shape, bool)
+    mask = jnp.concatenate([rows(prompt_mask), everything], axis=1)
+    logits = policy.logits(params, tokens, mask)[:, -T - 1 : -1]
+    found = losses.token_logp(logits / temperature, response)
+    return tuple(x.reshape(P, R, T) for x in found)
+
+  return response_logp
+
+
+def work(w: Workload, prompts: int, n: int) -> float:
+  """Floating-point operations that an update cannot do without.
+
+  Forward, and twice as many backward. The prompt is read once.
+  """
+  m, responses = w.model, prompts * n
+  # The last token of a response is only predicted.
+  tokens = prompts * w.prompt + responses * (w.new - 1)
+  pairs = prompts * w.prompt * (w.prompt + 1) / 2
+  pairs += responses * (w.new - 1) * (w.prompt + w.new / 2)
+  forward = 2 * m.layers * m.layer_weights * tokens
+  forward += 2 * m.vocab * m.width * responses * w.new
+  forward += 4 * m.layers * m.heads * m.head_size * pairs
+  return 3 * forward
+
+
+def report(
+  task: protocol.Task, name: str, repeats: int, form: str, **layout
+) -> dict:
+  """The line of JSON."""
+  learner = Learner(task, form, **layout)
+  begin = time.perf_counter()
+  padding = learner.update(learner.invented(0))
+  first_s = time.perf_counter() - begin
+  first = learner.programs
+  runs = []
+  for seed in range(1, repeats + 1):
+    out, clock = learner.invented(seed), protocol.Clock()
+    with clock:
+      learner.update(out)
+    runs.append(clock)
+  programs = {"first": first, "later": learner.programs - first}
+  peak = protocol.peak_bytes()
+  rate, _ = learner.machine(task.dtype)
+  wall_s = statistics.median(run.wall_s for run in runs)
+  cpu_s = statistics.median(run.cpu_s for run in runs)
+  prompts = len(task.prompts)
+  tokens = prompts * task.n * task.workload.new
+  return {
+    "system": "brorl_jax",
+    "workload": name,
+    "form": form,
+    "n": task.n,
+    "prompts": prompts,
+    "dtype": task.dtype,
+    **layout,
+    "tokens": tokens,
+    "update_s": round(wall_s, 4),
+    "update_cpu_s": round(cpu_s, 4),
+    "tokens_per_s": round(tokens / wall_s),
+    "tokens_per_cpu_s": round(tokens / cpu_s),
+    "model_flops_share": round(
+      work(task.workload, prompts, task.n) / wall_s / rate, 4
+    ),
+    "matmul_flops_per_s": round(rate),
+    "padding_fraction": round(padding, 4),
+    "programs": programs,
+    "first_update_s": round(first_s, 2),
+    "peak_bytes": peak,
+    "device_peak_bytes": learner.device_peak_bytes(),
+    "versions": learner.versions,
+  }
+
+
+def main() -> None:
+  task, flags = protocol.parse(accelerator=True, more=_flags, default="l1")
+  if flags.serve:
+    protocol.main(start, accelerator=True, more=_flags, default="l1")
+    return
+  line = report(
+    task,
+    flags.workload,
+    flags.repeats,
+    flags.form,
+    rows=flags.rows,
+    blocks=flags.blocks,
+    remat=flags.remat,
+  )
+  print(json.dumps(line))
+
+
+def _flags(parser) -> None:
+  parser.add_argument("--form", choices=["shared", "plain"], default="shared")
+  parser.add_argument("--rows", type=int, default=_ROWS, help="of a block")
+  parser.add_argument("--blocks", type=int, default=1, help="of a microbatch")
+  parser.add_argument(
+    "--remat", choices=["layer", "products", "nothing"], default="layer"
+  )
+
+
+if __name__ == "__main__":
+  main()
