@@ -10,7 +10,9 @@ import pytest
 BENCH = pathlib.Path(__file__).parents[1] / "launch" / "bench"
 sys.path.append(str(BENCH))
 
+import protocol
 import rollout
+import update
 import workloads
 
 
@@ -29,6 +31,53 @@ def test_operations_and_bytes_by_hand():
   # Two steps of two slots: the weights and the prompt's keys and values each
   # time. A column is 2 x 2 layers x 1 head x 2 numbers.
   assert moved == 2 * (159 * 2 + 10 * 16) + 7 * 16
+
+
+def test_operations_of_an_update_by_hand():
+  model = workloads.Model(
+    vocab=5, width=3, mlp=4, layers=2, heads=2, kv_heads=1, head_size=2
+  )
+  w = workloads.Workload(model, prompt=10, new=4)
+  # Two prompts with three responses each. Read are 10 tokens of a prompt and 3
+  # of a response: 38. They attend to 1 + ... + 10 = 55 pairs of a prompt, and
+  # to 10 + 1, 10 + 2, 10 + 3 = 36 of a response. 24 tokens are predicted.
+  products = 2 * 2 * 72 * 38 + 2 * 15 * 24
+  pairs = 4 * (2 * 2 * 2) * (2 * 55 + 6 * 36)
+  assert update.work(w, prompts=2, n=3) == 3 * (products + pairs)
+
+
+def test_a_trainer_takes_one_step_at_a_time():
+  taken = []
+
+  def train(held):
+    for step in range(2):
+      held.wait()
+      taken.append(step)
+      held.done(10 * step)
+    held.wait()
+    raise ValueError("third")
+
+  trainer = protocol.Trainer(train)
+  assert trainer.step() == 0 and taken == [0]
+  assert trainer.step() == 10 and taken == [0, 1]
+  with pytest.raises(ValueError, match="third"):
+    trainer.step()
+  with pytest.raises(RuntimeError, match="ended by itself"):
+    protocol.Trainer(lambda held: held.wait()).step()
+
+
+def test_our_line_of_an_update():
+  command = ["update.py", "--workload=l2", "--n=4", "--repeats=1", "--rows=4"]
+  out = subprocess.check_output(
+    [sys.executable, BENCH / command[0], *command[1:]], text=True
+  )
+  line = json.loads(out)
+  assert line["workload"] == "l2" and line["tokens"] == 4 * 64
+  assert line["programs"]["first"] > 0 and line["programs"]["later"] == 0
+  assert line["padding_fraction"] == 0.0
+  assert 0 < line["model_flops_share"] < 1
+  assert line["tokens_per_s"] > 0 and line["tokens_per_cpu_s"] > 0
+  assert line["peak_bytes"] > 1e8
 
 
 def test_one_token_in_so_many_ends():
@@ -88,6 +137,22 @@ def test_turns_by_hand(tmp_path):
   assert line["ratio"]["tokens_per_cpu_s"] == want
   assert line["ours"]["tokens"] == [200, 100, 80]
   assert line["peer"]["peak_bytes"] == 12
+
+
+def test_turns_of_those_that_train_count_their_updates(tmp_path):
+  stub = STUB.replace('"unique": 1', '"unique": 1, "update_cpu_s": {update}')
+  command = [sys.executable, BENCH / "interleave.py", "--rounds=1"]
+  for name, seconds in (("a", 1), ("b", 5)):
+    script = tmp_path / f"{name}.py"
+    script.write_text(
+      stub.format(name=name, values=([100], [10]), update=seconds)
+    )
+    command += [sys.executable, script]
+  line = json.loads(subprocess.check_output(command, text=True))
+  assert line["ours"]["update_tokens_per_cpu_s"] == 100
+  assert line["ratio"]["update_tokens_per_cpu_s"]["of_medians"] == 5.0
+  assert line["ratio"]["tokens_per_cpu_s"]["of_medians"] == 1.0
+  assert "update_tokens_per_s" not in line["ratio"]
 
 
 def test_a_system_that_dies_is_named(tmp_path):

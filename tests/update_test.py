@@ -2,6 +2,8 @@
 
 import dataclasses
 import functools
+import math
+import re
 
 import jax
 import jax.numpy as jnp
@@ -195,6 +197,39 @@ def test_a_mesh_does_not_change_the_gradient():
   at = jax.device_put(params(), sharding.param_shardings(params(), mesh))
   got, _ = gradient(on_mesh(packed(blocks=8), mesh), at=at)
   assert_close(got, want)
+
+
+def test_devices_tell_each_other_weights_and_sums_but_no_logits():
+  """Fully sharded: every device has a part of all parameters."""
+  policy = dataclasses.replace(POLICY, vocab=512)
+  mesh = sharding.make_mesh(4, 2)
+  at = zeros_of(policy.init, jax.random.key(0))
+  at = jax.device_put(at, sharding.param_shardings(at, mesh))
+  parts = {
+    x.size // x.addressable_shards[0].data.size for x in jax.tree.leaves(at)
+  }
+  assert parts == {2, 4, 8}  # biases and norms have one axis to cut
+  (batch,) = on_mesh(packed(rows=12, blocks=8), mesh)
+  program = compiled(
+    functools.partial(
+      update.add_gradient,
+      response_logp=policy.response_logp,
+      objective=OBJECTIVE,
+    ),
+    jax.jit(update.zero_gradient)(at),
+    at,
+    batch,
+  )
+  told = [
+    math.prod(map(int, size.split(",")))
+    for size in re.findall(
+      r"= \w+\[([\d,]+)\][^=]* (?:all-|collective-|reduce-s)\S*\(",
+      program.as_text(),
+    )
+  ]
+  tokens = 8 // 4 * 12 * T  # of a device
+  embedding = policy.vocab * policy.width // 2
+  assert told and max(told) <= embedding < tokens * policy.vocab / 2
 
 
 def loss_in_float64(at, out, advantage, reference):
@@ -495,6 +530,7 @@ def test_minibatch_step_applies_what_optax_says():
   before = jax.tree.map(np.asarray, state.params)
   reference = jax.tree.map(np.asarray, state.reference)
   batches = with_reference(packed(), reference)
+  old = state
   grads, _ = gradient(batches)
   updates, _ = tx.update(grads, tx.init(before), before)
   want = optax.apply_updates(before, updates)
@@ -513,6 +549,8 @@ def test_minibatch_step_applies_what_optax_says():
     want,
   )
   jax.tree.map(np.testing.assert_array_equal, state.reference, reference)
+  # Its memory is used again.
+  assert all(x.is_deleted() for x in jax.tree.leaves((old.params, old.opt)))
 
 
 def test_a_factored_second_moment_by_hand():

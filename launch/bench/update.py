@@ -34,7 +34,7 @@ _ROWS = 16
 
 def start(task: protocol.Task):
   """Ours, for protocol.main."""
-  learner = Learner(task, "shared", rows=_ROWS, blocks=1, remat="layer")
+  learner = Learner(task, "shared", rows=_ROWS, blocks=1, remat="products")
   return "brorl_jax", learner.versions, learner.step
 
 
@@ -275,7 +275,7 @@ def _flags(parser) -> None:
   parser.add_argument("--rows", type=int, default=_ROWS, help="of a block")
   parser.add_argument("--blocks", type=int, default=1, help="of a microbatch")
   parser.add_argument(
-    "--remat", choices=["layer", "products", "nothing"], default="layer"
+    "--remat", choices=["layer", "products", "nothing"], default="products"
   )
 
 
