@@ -22,9 +22,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from brorl_jax import attention, cache, experts, products
+from brorl_jax import attention, cache, experts, products, sharding
 from brorl_jax.rl import vocabulary
 
 
@@ -73,6 +74,9 @@ class Policy:
   # What the backward pass computes again: "layer" all but its input, "products"
   # all but its matrix products, or "nothing".
   remat: str = "layer"
+  # Of parameters that are spread over its axis "data" and gathered for each
+  # product; None if they are whole there.
+  mesh: Mesh | None = None
   # The config.json it was read from, for writing it back.
   origin: str = dataclasses.field(default="", compare=False, repr=False)
 
@@ -385,6 +389,7 @@ class Policy:
 
     def layer(x, xs):
       index, weights, shared = xs
+      weights = sharding.gathered(weights, self.mesh, inside="blocks/")
       one = nnx.merge(block, weights)
       view = self._view(views, index)
       q, k, v = one.project(x, view)
@@ -450,11 +455,13 @@ class Policy:
     )
 
   def _embed(self, params, tokens):
-    x = params["embed"]["embedding"][tokens].astype(self.dtype)
+    x = self._whole(params, "embed")["embedding"][tokens].astype(self.dtype)
     return x * jnp.asarray(self.embed_scale, self.dtype)
 
   def _norm(self, params, x):
-    outside = {name: params[name] for name in ("embed", "ln_final")}
+    outside = {
+      name: self._whole(params, name) for name in ("embed", "ln_final")
+    }
     return nnx.merge(_outside_graph(self), outside).ln_final(x)
 
   def _head(
@@ -464,8 +471,11 @@ class Policy:
 
   def _unembedding(self, params: PyTree) -> Float[Array, "V D"]:
     if self.tied:
-      return params["embed"]["embedding"]
-    return params["head"]["kernel"].T
+      return self._whole(params, "embed")["embedding"]
+    return self._whole(params, "head")["kernel"].T
+
+  def _whole(self, params: PyTree, name: str) -> PyTree:
+    return sharding.gathered(params[name], self.mesh, inside=f"{name}/")
 
   def _logits(
     self, x: Float[Array, "*axes D"], head: Float[Array, "v D"]

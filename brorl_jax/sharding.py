@@ -95,9 +95,7 @@ def param_shardings(
 
   def place(path, leaf) -> NamedSharding:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
-    axes = next((a for r, a in PARAM_AXES if re.fullmatch(r, name)), None)
-    if axes is None:
-      raise ValueError(f"no sharding rule for {name} {leaf.shape}")
+    axes = _axes(name)
     if len(axes) != len(leaf.shape):
       raise ValueError(f"{name} {leaf.shape} does not have axes {axes}")
     spec = PartitionSpec(*(MESH_AXIS[axis] for axis in axes))
@@ -114,6 +112,37 @@ def param_shardings(
     return NamedSharding(mesh, spec)
 
   return jax.tree_util.tree_map_with_path(place, abstract_params)
+
+
+def gathered(params: PyTree, mesh: Mesh | None, *, inside: str = "") -> PyTree:
+  """Parameters whole on every device of `data`, as a product reads them.
+
+  Inside a traced function. Without this XLA would rather cut the sums of a
+  product, and send activations and logits of all tokens from device to device.
+
+  Args:
+    params: Nested dict of arrays, or a part of one.
+    mesh: Device mesh with axes "data" and "model"; None leaves all as it is.
+    inside: Path of that part; arrays in "blocks/" are those of one layer.
+  """
+  if mesh is None:
+    return params
+
+  def whole(path, leaf):
+    name = inside + jax.tree_util.keystr(path, simple=True, separator="/")
+    axes = _axes(name)[1:] if inside == "blocks/" else _axes(name)
+    cut = (MESH_AXIS[axis] for axis in axes)
+    spec = PartitionSpec(*(None if axis == "data" else axis for axis in cut))
+    return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
+
+  return jax.tree_util.tree_map_with_path(whole, params)
+
+
+def _axes(name: str) -> tuple[str, ...]:
+  axes = next((a for r, a in PARAM_AXES if re.fullmatch(r, name)), None)
+  if axes is None:
+    raise ValueError(f"no sharding rule for {name}")
+  return axes
 
 
 def state_shardings(

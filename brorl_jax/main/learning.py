@@ -103,7 +103,7 @@ def update_stage(
   c: Config, policy: Policy, tx, schedule, mesh: Mesh
 ) -> Callable[..., tuple[types.State, dict[str, float | None]]]:
   """Stage 5: `minibatches` optimizer updates over whole groups."""
-  policy = dataclasses.replace(policy, remat=c.remat)
+  policy = dataclasses.replace(policy, remat=c.remat, mesh=mesh)
   layout = packing.Layout(c.rows, c.blocks, c.max_new_tokens)
   objective = update.Objective(
     clip_low=c.clip_low,
