@@ -65,7 +65,7 @@ class Rope:
     return mixed.astype(np.float32)
 
   def turn(
-    self, position: Int[Array, "P R Q"], head_size: int
+    self, position: Int[Array, "P #R Q"], head_size: int
   ) -> tuple[Float[Array, "P R Q half"], Float[Array, "P R Q half"]]:
     """Cosine and sine of every pair at these positions, in float32."""
     frequency = self.frequency(head_size)
@@ -75,8 +75,8 @@ class Rope:
 
 def rotate(
   x: Float[Array, "P R Q h K"],
-  cos: Float[Array, "P R Q half"],
-  sin: Float[Array, "P R Q half"],
+  cos: Float[Array, "P #R Q half"],
+  sin: Float[Array, "P #R Q half"],
 ) -> Float[Array, "P R Q h K"]:
   """Turns pairs (i, i + K/2), the half-split layout of Hugging Face."""
   cos, sin = cos[..., None, :], sin[..., None, :]  # the same for every head
@@ -167,7 +167,9 @@ def pieces(each: int, Q: int, *, on_cpu: bool) -> int:
     on_cpu: There a tile should stay near its core.
   """
   tile = 2**20 if on_cpu else 2**28
-  return min(-(-each * Q // tile), 16, -(-Q // 16))
+  # Each is written out in the program.
+  most = 16 if on_cpu else 64
+  return min(-(-each * Q // tile), most, -(-Q // 16))
 
 
 def _attend(
@@ -214,7 +216,7 @@ def _in_float32(x: Array) -> Array:
 
 def within(
   mask: Bool[Array, "P #R #Q T"],
-  query: Int[Array, "P R Q"],
+  query: Int[Array, "P #R Q"],
   key: Int[Array, "P #R T"],
   window: int,
 ) -> Bool[Array, "P R Q T"]:
@@ -222,7 +224,7 @@ def within(
 
   Args:
     mask: What a full layer sees; axes R and Q may be 1.
-    query: Positions of the queries.
+    query: Positions of the queries; axis R may be 1.
     key: Positions of the keys; axis R may be 1.
     window: Positions, the query's own included.
   """

@@ -67,9 +67,9 @@ def pack(
 ) -> list[Batch]:
   """Cuts groups into blocks of similar length; of identical rollouts one stays.
 
-  Identical rollouts have equal advantage and log-probability, so that one with
-  the count as its weight has exactly the gradient of all of them. With short
-  answers most of a group of 512 are copies.
+  Identical rollouts have equal advantage and, up to rounding, log-probability,
+  so that one with the count as its weight has the gradient of all of them. With
+  short answers most of a group of 512 are copies.
 
   Args:
     prompts: P prompts, on the host.

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
@@ -363,7 +364,7 @@ class Policy:
       return first
     # Right padding: a real token never sees a padded one behind it.
     inputs = response[:, :, :-1]
-    everything = jnp.ones(inputs.shape, bool)
+    everything = jnp.ones((P, 1, T - 1), bool)
     hidden, _, _ = self._own(params, inputs, everything, prefix)
     return jnp.concatenate([first, hidden], axis=2)
 
@@ -371,7 +372,7 @@ class Policy:
     self,
     params: PyTree,
     tokens: Int[Array, "P R Q"],
-    mask: Bool[Array, "P R Q"],
+    mask: Bool[Array, "P #R Q"],
     prefix: Prefix | None = None,
   ) -> tuple[Float[Array, "P R Q D"], Array, Array]:
     """Hidden states of rows that attend to themselves, and to a prefix.
@@ -406,7 +407,10 @@ class Policy:
       keep = jax.checkpoint_policies
       kept = {
         "layer": keep.nothing_saveable,
-        "products": keep.dots_with_no_batch_dims_saveable,
+        "products": keep.save_from_both_policies(
+          keep.dots_with_no_batch_dims_saveable,
+          keep.save_only_these_names(_PRODUCT),
+        ),
       }
       layer = jax.checkpoint(layer, policy=kept[self.remat], prevent_cse=False)
     xs = (jnp.arange(self.layers), params["blocks"], shared)
@@ -415,9 +419,9 @@ class Policy:
 
   def _views(
     self,
-    position: Int[Array, "P R Q"],
-    own: Bool[Array, "P R Q T"],
-    own_position: Int[Array, "P R T"],
+    position: Int[Array, "P #R Q"],
+    own: Bool[Array, "P #R Q T"],
+    own_position: Int[Array, "P #R T"],
     prefix: Prefix | None,
   ) -> "_View":
     """Angles and masks of full layers, or [2, ...] of full and sliding ones."""
@@ -631,13 +635,18 @@ def _einsum(
   )
 
 
+_PRODUCT = "product"
+
+
 def _product(spec: str, x: Array, kernel: Array, **options) -> Array:
   """einsum of rows with a kernel, as matrices where that is faster."""
   if not products.half_on_cpu(x):
     return jnp.einsum(spec, x, kernel, **options)
   n = math.prod(x.shape[1:])  # axes summed over, in front in the kernel
-  y = products.dot(x.reshape(-1, n), kernel.reshape(n, -1))
-  return y.astype(x.dtype).reshape(-1, *kernel.shape[x.ndim - 1 :])
+  y = products.dot(x.reshape(-1, n), kernel.reshape(n, -1)).astype(x.dtype)
+  # Its own gradient hides the product from `remat`, hence the name.
+  y = checkpoint_name(y, _PRODUCT)
+  return y.reshape(-1, *kernel.shape[x.ndim - 1 :])
 
 
 @functools.cache

@@ -54,7 +54,7 @@ class Rollouts:
 @_pytree
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """One minibatch: C microbatches of P blocks of R rows of the same prompt.
+  """Part of a minibatch: C microbatches of P blocks of R rows of one prompt.
 
   A group of N rollouts is spread over as many blocks as it needs. Without the
   leading axis it is one microbatch.

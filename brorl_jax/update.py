@@ -52,10 +52,10 @@ def optimizer(
     eps: Added to the root of the second moment.
     weight_decay: Decoupled, per unit of learning rate.
     max_grad_norm: Longer gradients are scaled down to it.
-    second_moment: "full", or "factored": of a matrix its rows' and columns'
-      means alone, r c' / mean(r) (Shazeer & Stern 2018, arXiv:1804.04235,
-      algorithm 4), so that it takes no memory. The first moment is then that
-      of g / sqrt(v) instead of g.
+    second_moment: "full", or "factored": of a matrix with 96 rows and columns
+      or more their means r and c alone, v = r c' / mean(r) (Shazeer & Stern
+      2018, arXiv:1804.04235, algorithm 4), so that it takes no memory. The
+      first moment is then that of g / sqrt(v) instead of g.
   """
   ramp = optax.linear_schedule(lr / max(warmup, 1), lr, max(warmup - 1, 1))
   after = optax.constant_schedule(lr)
@@ -68,7 +68,9 @@ def optimizer(
       optax.scale_by_factored_rms(
         decay_rate=b2,
         decay_rate_fn=lambda t, b: b * (1.0 - b**t) / (1.0 - b ** (t + 1)),
-        epsilon=eps**2,
+        epsilon=max(eps**2, 1e-30),  # less is 0 in float32
+        # More than layers, over which norms must not be averaged.
+        min_dim_size_to_factor=96,
       ),
       optax.ema(b1),
       optax.add_decayed_weights(weight_decay),

@@ -61,8 +61,8 @@ def get_config() -> ml_collections.ConfigDict:
   c.eps = 1e-8
   c.weight_decay = 0.0  # per unit of lr
   c.max_grad_norm = 1.0
-  # "factored" keeps means of rows and columns, a quarter less of the state;
-  # updates differ from AdamW's.
+  # "factored" keeps means of rows and columns of matrices of 96 x 96 or more, a
+  # quarter less of the state; updates differ from AdamW's.
   c.second_moment = "full"
 
   # Policy.

@@ -186,6 +186,7 @@ def test_pieces_by_hand():
   assert of(2**20, 2**10, on_cpu=True) == 16  # no more
   assert of(2**20, 100, on_cpu=True) == 7  # of 16 queries at least
   assert of(2**20, 2**10, on_cpu=False) == 4
+  assert of(2**28, 2**14, on_cpu=False) == 64
   assert of(1, 1, on_cpu=True) == 1
 
 

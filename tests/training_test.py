@@ -1,5 +1,6 @@
 """Tests of brorl_jax/main/training.py and record.py: the wiring."""
 
+import dataclasses
 import json
 import pathlib
 
@@ -16,6 +17,7 @@ from brorl_jax import (
   sharding,
   tokenizer,
   train,
+  update,
 )
 from brorl_jax.main import learning, planning, record, sampling, training
 from brorl_jax.main.puzzles import Puzzles
@@ -115,6 +117,41 @@ def test_a_reference_is_kept_only_if_it_has_a_weight(wired):
     params, tx, mesh, keep_reference=False, offload="nothing"
   )
   assert state.reference is None
+
+
+def test_an_update_is_told_what_it_needs(wired, monkeypatch):
+  """The policy's options, and whose log-probabilities are scored before it."""
+  c, policy, _, stages, state, kept, mesh = wired
+  tx, schedule = learning.optimizer(c)
+  other = policy.init(jax.random.key(1))
+  state = dataclasses.replace(jax.tree.map(jnp.copy, state), reference=other)
+  scored, steps = [], []
+  logp_of, minibatch_step = update.logp_of, update.minibatch_step
+
+  def score(params, batch, **how):
+    scored.append((params is other, logp_of(params, batch, **how)))
+    return scored[-1][1]
+
+  def step(state, batches, **how):
+    steps.append((batches, how["response_logp"].__self__))
+    return minibatch_step(state, batches, **how)
+
+  monkeypatch.setattr(update, "logp_of", score)
+  monkeypatch.setattr(update, "minibatch_step", step)
+  c = c.copy_and_resolve_references()
+  c.remat = "products"
+  learn = learning.update_stage(c, policy, tx, schedule, mesh)
+  learn(state, kept, stages.advantages(kept))
+  assert len(steps) == c.minibatches == 2
+  batches = [batch for part, _ in steps for batch in part]
+  old = [logp for is_reference, logp in scored if not is_reference]
+  assert len(scored) == 2 * len(batches) and len(old) == len(batches)
+  for batch, one in zip(batches, old, strict=True):
+    np.testing.assert_array_equal(batch.logp_old, one)
+    gap = jnp.abs(batch.logp_ref - one)[batch.mask]
+    assert float(jnp.max(gap)) > 0.1  # another policy
+  for _, told in steps:
+    assert told == dataclasses.replace(policy, remat="products", mesh=mesh)
 
 
 @pytest.mark.parametrize("offload", ["reference", "moments"])

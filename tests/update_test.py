@@ -330,12 +330,13 @@ def test_what_is_computed_twice_does_not_change_the_gradient(remat):
   assert_close(gradient(packed(), policy=policy)[0], want, rtol=1e-6)
 
 
-def test_what_is_computed_twice():
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_computed_twice(dtype):
   """Products of a layer, forward and backward."""
   batch = jax.tree.map(lambda x: x[0] if x.ndim else x, packed()[-1])
 
   def products(remat):
-    policy = dataclasses.replace(POLICY, remat=remat)
+    policy = dataclasses.replace(POLICY, remat=remat, dtype=dtype)
     loss = functools.partial(
       update.loss_and_stats,
       response_logp=policy.response_logp,
@@ -552,29 +553,48 @@ def test_minibatch_step_applies_what_optax_says():
 
 def test_a_factored_second_moment_by_hand():
   """v = row mean x column mean / mean; both with Adam's bias correction."""
-  b2, eps = 0.9, 1e-8
+  b1, b2, eps, decay = 0.5, 0.9, 0.1, 0.3
   tx, _ = update.optimizer(
-    lr=1.0, warmup=0, total=None, b1=0.0, b2=b2, eps=eps, weight_decay=0.0,
+    lr=1.0, warmup=0, total=None, b1=b1, b2=b2, eps=eps, weight_decay=decay,
     max_grad_norm=1e9, second_moment="factored",
   )  # fmt: skip
   rng = np.random.default_rng(0)
-  at = {"w": jnp.zeros((128, 130)), "b": jnp.zeros(3)}
+  at = {"w": jnp.ones((4, 96, 130)), "b": jnp.full((40, 200), 2.0)}
   state = tx.init(at)
-  numbers = sum(x.size for x in jax.tree.leaves(state))
-  assert numbers < 128 * 130 + 3 + 3 + 2 * (128 + 130)  # one moment of w alone
+  size = lambda tree: sum(x.size for x in jax.tree.leaves(tree))
+  # The first moment, the second of b, and means of four matrices.
+  assert 0 <= size(state) - 2 * size(at) + at["w"].size - 4 * 226 < 20
   g = [jax.tree.map(lambda x: rng.normal(size=x.shape), at) for _ in range(2)]
-  for one in g:
+  mean, steps = jax.tree.map(np.zeros_like, at), {}
+  for t, one in enumerate(g, 1):
     step, state = tx.update(jax.tree.map(jnp.asarray, one), state, at)
-  weight = np.array([b2 * (1 - b2), 1 - b2]) / (1 - b2**2)
-  square = lambda name: sum(
-    w * one[name] ** 2 for w, one in zip(weight, g, strict=True)
+    weight = (1 - b2) * b2 ** np.arange(t)[::-1] / (1 - b2**t)
+    for name in at:
+      v = sum(w * (x[name] ** 2 + eps**2) for w, x in zip(weight, g[:t]))  # noqa: B905
+      if name == "w":
+        rows, columns = v.mean(axis=2), v.mean(axis=1)
+        v = (
+          rows[:, :, None]
+          * columns[:, None]
+          / v.mean(axis=(1, 2))[:, None, None]
+        )
+      mean[name] = b1 * mean[name] + (1 - b1) * one[name] / np.sqrt(v)
+      steps[name] = -mean[name] / (1 - b1**t) - decay * np.asarray(at[name])
+  for name in at:
+    np.testing.assert_allclose(step[name], steps[name], rtol=1e-3, atol=1e-4)
+
+
+def test_sums_of_gradients_use_their_memory_again():
+  (batch,) = packed()
+  sums = jax.jit(update.zero_gradient)(params())
+  update._add(
+    sums,
+    params(),
+    batch,
+    response_logp=POLICY.response_logp,
+    objective=OBJECTIVE,
   )
-  v = square("w")
-  v = v.mean(axis=1)[:, None] * v.mean(axis=0) / v.mean()
-  np.testing.assert_allclose(step["w"], -g[1]["w"] / np.sqrt(v), rtol=1e-4)
-  np.testing.assert_allclose(
-    step["b"], -g[1]["b"] / np.sqrt(square("b")), rtol=1e-4
-  )
+  assert all(x.is_deleted() for x in jax.tree.leaves(sums[0]))
 
 
 def test_schedule_rises_over_the_warmup_and_stays_or_falls():

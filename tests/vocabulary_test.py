@@ -117,3 +117,5 @@ def test_tiles(monkeypatch):
   rows, block = shape(10**6, 151936, 8)
   assert (rows, block) == (4096, 8 * 1187)
   assert rows * 8 * block <= 8 * 2**26
+  # 16,424 = 8 x 2,053: half of it would fit, but not in eight parts.
+  assert shape(10**6, 16424, 8) == (2**29 // (16424 * 8), 16424)

@@ -69,8 +69,12 @@ def state_places(
   )
   abstract = jax.eval_shape(make, params)
   places = sharding.state_shardings(abstract, abstract.params, mesh)
-  away = {"nothing": (), "reference": ("reference",)}
-  for name in away.get(offload, ("reference", "opt")):
+  away = {
+    "nothing": (),
+    "reference": ("reference",),
+    "moments": ("reference", "opt"),
+  }
+  for name in away[offload]:
     moved = sharding.in_host_memory(getattr(places, name))
     places = dataclasses.replace(places, **{name: moved})
   return make, abstract, places
