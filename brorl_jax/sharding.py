@@ -95,7 +95,7 @@ def param_shardings(
 
   def place(path, leaf) -> NamedSharding:
     name = jax.tree_util.keystr(path, simple=True, separator="/")
-    axes = _axes(name)
+    axes = _axes(name, leaf)
     if len(axes) != len(leaf.shape):
       raise ValueError(f"{name} {leaf.shape} does not have axes {axes}")
     spec = PartitionSpec(*(MESH_AXIS[axis] for axis in axes))
@@ -130,7 +130,7 @@ def gathered(params: PyTree, mesh: Mesh | None, *, inside: str = "") -> PyTree:
 
   def whole(path, leaf):
     name = inside + jax.tree_util.keystr(path, simple=True, separator="/")
-    axes = _axes(name)[1:] if inside == "blocks/" else _axes(name)
+    axes = _axes(name, leaf)[1 if inside == "blocks/" else 0 :]
     cut = (MESH_AXIS[axis] for axis in axes)
     spec = PartitionSpec(*(None if axis == "data" else axis for axis in cut))
     return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
@@ -138,10 +138,10 @@ def gathered(params: PyTree, mesh: Mesh | None, *, inside: str = "") -> PyTree:
   return jax.tree_util.tree_map_with_path(whole, params)
 
 
-def _axes(name: str) -> tuple[str, ...]:
+def _axes(name: str, leaf) -> tuple[str, ...]:
   axes = next((a for r, a in PARAM_AXES if re.fullmatch(r, name)), None)
   if axes is None:
-    raise ValueError(f"no sharding rule for {name}")
+    raise ValueError(f"no sharding rule for {name} {leaf.shape}")
   return axes
 
 

@@ -8,6 +8,7 @@ from brorl_jax import packing
 from brorl_jax.packing import Layout
 
 assert three_lengths  # a fixture
+pytestmark = pytest.mark.usefixtures("three_lengths")
 
 
 def test_pack_keeps_one_of_identical_rollouts_with_its_count():
