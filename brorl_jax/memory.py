@@ -26,7 +26,6 @@ import functools
 import math
 import os
 import pathlib
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -57,20 +56,19 @@ def device_bytes() -> int:
   return host // jax.local_device_count()
 
 
-def _shard(make: Callable[..., PyTree], data: int, model: int) -> int:
-  """Bytes on a device of the parameters that `make` makes of a key."""
-  tree = jax.eval_shape(make, jax.random.key(0))
-  places = sharding.param_shardings(
-    tree, AbstractMesh((data, model), ("data", "model"))
-  )
+def shard_bytes(tree: PyTree, shardings: PyTree) -> int:
+  """Bytes on a device of arrays, or of their shapes, that are cut like this."""
   here = lambda x, s: math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize
-  return sum(jax.tree.leaves(jax.tree.map(here, tree, places)))
+  return sum(jax.tree.leaves(jax.tree.map(here, tree, shardings)))
 
 
 @functools.cache
 def _weights(policy: Policy, model: int) -> int:
   """Bytes of the sampler's copy on a device."""
-  return _shard(lambda key: policy.cast(policy.init(key)), 1, model)
+  make = lambda key: policy.cast(policy.init(key))
+  tree = jax.eval_shape(make, jax.random.key(0))
+  mesh = AbstractMesh((1, model), ("data", "model"))
+  return shard_bytes(tree, sharding.param_shardings(tree, mesh))
 
 
 @dataclasses.dataclass(frozen=True)

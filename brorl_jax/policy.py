@@ -464,7 +464,8 @@ class Policy:
 
   def _norm(self, params, x):
     outside = {
-      name: self._whole(params, name) for name in ("embed", "ln_final")
+      "embed": params["embed"],
+      "ln_final": self._whole(params, "ln_final"),
     }
     return nnx.merge(_outside_graph(self), outside).ln_final(x)
 

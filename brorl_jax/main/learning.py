@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -11,7 +10,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import Float, PyTree
 
-from brorl_jax import packing, sharding, theory, train, types, update
+from brorl_jax import memory, packing, sharding, theory, train, types, update
 from brorl_jax.main.settings import Config
 from brorl_jax.policy import Policy
 
@@ -95,12 +94,9 @@ def state_bytes(
     keep_reference=c.kl_weight > 0.0,
     offload="nothing" if on_cpu else c.offload,  # a CPU's is the host's
   )
-  here = lambda x, s: (
-    0
-    if s.memory_kind == sharding.HOST
-    else math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize
-  )
-  return sum(jax.tree.leaves(jax.tree.map(here, abstract, places)))
+  leaves = zip(jax.tree.leaves(abstract), jax.tree.leaves(places), strict=True)
+  here = [(x, s) for x, s in leaves if s.memory_kind != sharding.HOST]
+  return memory.shard_bytes([x for x, _ in here], [s for _, s in here])
 
 
 def update_stage(
