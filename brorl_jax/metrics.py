@@ -220,7 +220,7 @@ def of_groups(
     "sampling/degenerate_fraction": float(1.0 - informative.mean()),
     "rollout/tokens_per_s": float(length.sum() / rollout_s),
     "rollout/samples_per_s": float(reward.size / rollout_s),
-    "rollout/slot_occupancy": float(rollouts.occupancy.mean()),
+    "rollout/slot_occupancy": rollouts.slot_occupancy(),
     "rollout/length_mean": float(length.mean()),
     "rollout/truncated_fraction": float(rollouts.truncated.mean()),
     "theory/correct_mass": float(correct_mass(rollouts, reward).mean()),

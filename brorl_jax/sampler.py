@@ -5,12 +5,16 @@ Then lanes of slots decode in lock-step. A lane works on a prompt or two at a
 time; a slot whose rollout ends takes the lane's next one in the same step, on
 the device: of the same prompt, then of the next.
 
-  rollouts          the host's loop over the programs below
-    _start          prefill, first tokens, everything idle
-    _segment        steps until the newest page of the cache is full, or a lane
-                    wants a prompt that it can only have between programs
-    _compact        only the slots that still work
-    _finish         what the user gets
+  rollouts          all of these prompts: the host's loop over `advance`
+    start           prefill, first tokens, everything idle
+    advance         pages turned, slots compacted, then a segment:
+      _segment        steps until the newest page of the cache is full, or a
+                      lane wants a prompt that it can only have between programs
+      _resize         only the slots that still work, or all of them again
+    finish          what the user gets
+
+Prompts that come one after the other instead, each as soon as there is room:
+stream.py, which adds two programs.
 
 Keys and values lie in pages of C columns. In every step all slots write the
 same column, and a slot sees its own newest columns, so slots of different age
@@ -198,7 +202,7 @@ def page_columns(max_new_tokens: int) -> int:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Job:
+class Job:
   """All that is known before the first number: what programs are made for."""
 
   policy: Decoder
@@ -210,6 +214,8 @@ class _Job:
   rows: int  # R, slots of a lane
   columns: int  # C, of a page
   mesh: Mesh | None
+  # Whether more prompts may follow: then a segment ends with any prompt.
+  streams: bool = False
 
   @property
   def pages(self) -> int:
@@ -223,7 +229,7 @@ class _Job:
 _fold = jnp.vectorize(jax.random.fold_in)
 
 
-class _Queue(NamedTuple):
+class Queue(NamedTuple):
   """Rollouts whose first token did not end them, waiting for a slot.
 
   Of P prompts, and of one more that has none: lanes without work are on it.
@@ -248,12 +254,12 @@ class _Queue(NamedTuple):
     return jnp.vectorize(jax.random.uniform)(_fold(key, i))
 
 
-class _Fixed(NamedTuple):
+class Fixed(NamedTuple):
   """What no step changes."""
 
   weights: PyTree  # as the decoder reads them
   prefix: Any  # of P prompts
-  queue: _Queue
+  queue: Queue
 
 
 @jax.tree_util.register_dataclass
@@ -266,7 +272,8 @@ class DecodeState:
 
   column: Int[Array, " one"]  # of the newest page, written next
   slot_steps: Int[Array, " one"]  # slots times steps so far
-  next: Int[Array, " one"]  # first prompt that no lane has had
+  todo: Int[Array, " places"]  # prompts in the order of their lanes; then P
+  next: Int[Array, " one"]  # place in it of the first that no lane has had
   window: Int[Array, "A W"]  # prompts that each lane works on; P is none
   started: Int[Array, " A"]  # rollouts of the window that have had a slot
   rollout: Int[Array, "A R"]  # p N + n of each slot's rollout; P N if idle
@@ -278,7 +285,7 @@ class DecodeState:
 class Progress(NamedTuple):
   """How far the rollouts are, over all devices.
 
-  Scalars: arrays within a program, integers on the host.
+  Scalars but for the last: arrays within a program, integers on the host.
   """
 
   rows: Any  # busy slots of the busiest lane
@@ -287,10 +294,12 @@ class Progress(NamedTuple):
   busy: Any  # busy slots, of all devices together
   waiting: Any  # rollouts that have not had a slot, of all devices together
   room: Any  # devices with work and columns left in the newest page
+  slot_steps: Any  # slots times steps so far, of all devices together
+  resting: Any  # [P]: prompts that no lane has or will have
 
 
 def _take(
-  queue: _Queue, window: Int[Array, "A W"], place: Int[Array, "A R"]
+  queue: Queue, window: Int[Array, "A W"], place: Int[Array, "A R"]
 ) -> tuple[Int[Array, "A R"], Int[Array, "A R"]]:
   """Rollout p N + n and first token at places of the lanes' queues.
 
@@ -310,7 +319,7 @@ def _take(
 
 
 def _fill(
-  s: DecodeState, queue: _Queue, over: Bool[Array, "A R"]
+  s: DecodeState, queue: Queue, over: Bool[Array, "A R"]
 ) -> DecodeState:
   """Slots that are idle or `over` take the next rollouts of their lane."""
   P, N = queue.sizes
@@ -328,8 +337,8 @@ def _fill(
   )
 
 
-def _first_done(s: DecodeState, queue: _Queue) -> Bool[Array, " A"]:
-  """Lanes whose first prompt neither waits nor has a busy slot."""
+def _first_done(s: DecodeState, queue: Queue) -> Bool[Array, " A"]:
+  """Lanes whose first prompt neither waits nor has a busy slot, or is none."""
   P, N = queue.sizes
   first = s.window[:, :1]
   mine = (s.rollout // N == first) & (s.rollout < P * N)
@@ -337,34 +346,50 @@ def _first_done(s: DecodeState, queue: _Queue) -> Bool[Array, " A"]:
   return ~busy & (s.started >= queue.waiting[first[:, 0]])
 
 
-def _shift(s: DecodeState, queue: _Queue) -> DecodeState:
-  """Lanes whose first prompt is done go on to the next one."""
+def shift(s: DecodeState, queue: Queue) -> DecodeState:
+  """Lanes whose first prompt is done go on to the next one, if there is one."""
   P, _ = queue.sizes
-  done = _first_done(s, queue)
-  gone = queue.waiting[s.window[:, 0]]
-  fresh = s.next + jnp.cumsum(done) - 1  # the next prompts, lane by lane
-  last = jnp.where(done, jnp.minimum(fresh, P), s.window[:, -1])
-  rest = jnp.where(done[:, None], s.window[:, 1:], s.window[:, :-1])
-  return dataclasses.replace(
-    s,
-    next=jnp.minimum(s.next + jnp.sum(done, dtype=jnp.int32), P),
-    window=jnp.concatenate([rest, last[:, None]], axis=1),
-    started=jnp.where(done, s.started - gone, s.started),
-  )
+
+  def moves(s):
+    more = (s.window[:, 0] < P) | (_upcoming(s) < P)
+    return jnp.any(_first_done(s, queue) & more)
+
+  def move(s):
+    done = _first_done(s, queue)
+    gone = queue.waiting[s.window[:, 0]]
+    # The next prompts, lane by lane; P beyond the last.
+    fresh = s.todo[jnp.minimum(s.next + jnp.cumsum(done) - 1, P)]
+    last = jnp.where(done, fresh, s.window[:, -1])
+    rest = jnp.where(done[:, None], s.window[:, 1:], s.window[:, :-1])
+    return dataclasses.replace(
+      s,
+      next=jnp.minimum(s.next + jnp.sum(done, dtype=jnp.int32), P),
+      window=jnp.concatenate([rest, last[:, None]], axis=1),
+      started=jnp.where(done, s.started - gone, s.started),
+    )
+
+  return jax.lax.while_loop(moves, move, s)
 
 
-def _wants(s: DecodeState, queue: _Queue) -> Bool[Array, ""]:
-  """Whether a lane is to be shifted and there is a prompt for it."""
+def _upcoming(s: DecodeState) -> Int[Array, ""]:
+  """The first prompt that no lane has had; P if there is none."""
+  return s.todo[s.next[0]]
+
+
+def _wants(s: DecodeState, queue: Queue, job: Job) -> Bool[Array, ""]:
+  """Whether a lane is done with a prompt and there is, or may be, another."""
   P, _ = queue.sizes
-  return (s.next[0] < P) & jnp.any(_first_done(s, queue))
+  done = _first_done(s, queue) & (s.window[:, 0] < P)
+  return jnp.any(done) & (job.streams | (_upcoming(s) < P))
 
 
-def _progress(s: DecodeState, queue: _Queue, job: _Job) -> Progress:
+def progress(s: DecodeState, queue: Queue, job: Job) -> Progress:
   P, N = queue.sizes
   busy = s.rollout < P * N
   total = jnp.sum(queue.waiting[s.window], axis=1)
-  untouched = jnp.where(jnp.arange(P + 1) >= s.next, queue.waiting, 0)
-  waiting = jnp.sum(total - s.started) + jnp.sum(untouched)
+  untouched = jnp.where(jnp.arange(P + 1) >= s.next, s.todo, P)
+  waiting = jnp.sum(total - s.started) + jnp.sum(queue.waiting[untouched])
+  held = jnp.zeros(P + 1, bool).at[s.window].set(True).at[untouched].set(True)
   room = (s.column[0] < job.columns) & (jnp.any(busy) | (waiting > 0))
   over_devices = lambda reduce, x: x if job.mesh is None else reduce(x, "data")
   most = functools.partial(over_devices, jax.lax.pmax)
@@ -376,10 +401,12 @@ def _progress(s: DecodeState, queue: _Queue, job: _Job) -> Progress:
     busy=add(jnp.sum(busy)),
     waiting=add(waiting),
     room=add(room.astype(jnp.int32)),
+    slot_steps=add(s.slot_steps[0]),
+    resting=~held[:P],
   )
 
 
-def _on_devices(job: _Job, f: Callable, inputs: Any, outputs: Any) -> Callable:
+def on_devices(job: Job, f: Callable, inputs: Any, outputs: Any) -> Callable:
   """`f` on every device of the mesh for itself, over axis "data".
 
   No device waits for another within a program. Heads and vocabulary may still
@@ -397,60 +424,82 @@ def _on_devices(job: _Job, f: Callable, inputs: Any, outputs: Any) -> Callable:
   )
 
 
-_ALL, _OWN = PartitionSpec(), PartitionSpec("data")
-_FIXED = _Fixed._make((_ALL, _OWN, _OWN))
+ALL, OWN = PartitionSpec(), PartitionSpec("data")
+FIXED = Fixed._make((ALL, OWN, OWN))
+PROGRESS = Progress._make([ALL] * (len(Progress._fields) - 1) + [OWN])
+
+
+class Unit(NamedTuple):
+  """What a device prefills: a prompt, and which of its rollouts."""
+
+  prompts: Prompts
+  offset: Int[Any, " P"]  # n of the first rollout
+  real: Bool[Any, " P"]  # False: fills up the shape, nothing is decoded
+
+
+def read(
+  job: Job, params: PyTree, units: Unit, key: Key[Array, ""]
+) -> tuple[Any, Queue, Int[Array, "P N 2"]]:
+  """Prefix, queue and all first tokens of prompts, within a program."""
+  prompts, offset, real = units
+  P, N = len(prompts.index), job.n
+  logits, prefix = _prefill(job.policy, params, prompts)
+  nothing = jnp.zeros((P, N), jnp.int32)
+  keys = _fold(key, prompts.index)
+  queue = Queue(nothing, nothing[:, 0], nothing, keys, offset)
+  uniform = queue.uniform(jnp.arange(P)[:, None], jnp.arange(N)[None], 0)
+  # All first tokens from one cumulative distribution per prompt.
+  first, logp = draw(job.behaviour.cut(logits), uniform)
+  over = job.ended(first) | (job.max_new_tokens == 1) | ~real[:, None]
+  queue = queue._replace(
+    order=jnp.argsort(over, axis=1, stable=True).astype(jnp.int32),
+    waiting=jnp.sum(~over, axis=1, dtype=jnp.int32),
+    first=first,
+  )
+  return prefix, queue, _pack(first, logp)
 
 
 @functools.partial(jax.jit, static_argnames="job")
-def _start(
-  job: _Job,
-  params: PyTree,
-  prompts: Prompts,
-  offset: Int[Array, " P"],
-  key: Key[Array, ""],
-) -> tuple[_Fixed, DecodeState, Progress]:
+def start(
+  job: Job, params: PyTree, units: Unit, key: Key[Array, ""]
+) -> tuple[Fixed, DecodeState, Progress]:
   """Prefill, all first tokens, and every slot idle."""
   N, T, A, R = job.n, job.max_new_tokens, job.lanes, job.rows
 
-  def start(params, prompts, offset, key):
-    P = len(prompts.index)
-    logits, prefix = _prefill(job.policy, params, prompts)
-
-    def extra(x: Array, value: Any) -> Array:  # for the prompt that is none
-      widths = [(0, 1), *[(0, 0)] * (x.ndim - 1)]
-      return jnp.pad(x, widths, constant_values=value)
-
-    keys = _fold(key, extra(prompts.index, 0))
-    nothing = jnp.zeros((P + 1, N), jnp.int32)
-    queue = _Queue(nothing, nothing[:, 0], nothing, keys, extra(offset, 0))
-    uniform = queue.uniform(jnp.arange(P)[:, None], jnp.arange(N)[None], 0)
-    # All first tokens from one cumulative distribution per prompt.
-    first, logp = draw(job.behaviour.cut(logits), uniform)
-    over = extra(job.ended(first) | (T == 1), True)
-    queue = queue._replace(
-      order=jnp.argsort(over, axis=1, stable=True).astype(jnp.int32),
-      waiting=jnp.sum(~over, axis=1, dtype=jnp.int32),
-      first=extra(first, 0),
+  def begin(params, units, key):
+    P = len(units.real)
+    prefix, queue, first = read(job, params, units, key)
+    # One more, for the prompt that is none.
+    extra = lambda x: jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1))
+    queue = Queue(
+      order=extra(queue.order),
+      waiting=extra(queue.waiting),
+      first=extra(queue.first),
+      key=_fold(key, extra(units.prompts.index)),
+      offset=extra(queue.offset),
     )
-    record = jnp.full((P * N, T, 2), -1, jnp.int32)
+    order = jnp.argsort(~units.real, stable=True).astype(jnp.int32)
     one = jnp.zeros((1,), jnp.int32)
     s = DecodeState(
       column=one,
       slot_steps=one,
+      todo=jnp.append(jnp.where(units.real[order], order, P), P),
       next=one,
       window=jnp.full((A, 1 if A == P else 2), P, jnp.int32),
       started=jnp.zeros((A,), jnp.int32),
       rollout=jnp.full((A, R), P * N, jnp.int32),
       token=jnp.zeros((A, R), jnp.int32),
       length=jnp.ones((A, R), jnp.int32),
-      record=record.at[:, 0].set(_pack(first, logp).reshape(P * N, 2)),
+      record=jnp.full((P * N, T, 2), -1, jnp.int32)
+      .at[:, 0]
+      .set(first.reshape(P * N, 2)),
     )
-    fixed = _Fixed(job.policy.unroll(params), prefix, queue)
-    return fixed, s, _progress(s, queue, job)
+    fixed = Fixed(job.policy.unroll(params), prefix, queue)
+    return fixed, s, progress(s, queue, job)
 
-  return _on_devices(
-    job, start, (_ALL, _OWN, _OWN, _ALL), (_FIXED, _OWN, _ALL)
-  )(job.policy.cast(params), prompts, offset, key)
+  return on_devices(job, begin, (ALL, OWN, ALL), (FIXED, OWN, PROGRESS))(
+    job.policy.cast(params), units, key
+  )
 
 
 def _prefill(policy: Decoder, params: PyTree, prompts: Prompts):
@@ -483,8 +532,8 @@ def _pack(
   jax.jit, static_argnames="job", donate_argnames=("newest", "s")
 )
 def _segment(
-  job: _Job,
-  fixed: _Fixed,
+  job: Job,
+  fixed: Fixed,
   older: tuple[Any, ...],
   newest: Any,
   s: DecodeState,
@@ -508,9 +557,7 @@ def _segment(
   def segment(fixed, older, newest, s, turned):
     queue = fixed.queue
     (P, _), W = queue.sizes, s.window.shape[1]
-    s = jax.lax.while_loop(
-      lambda s: _wants(s, queue), lambda s: _shift(s, queue), s
-    )
+    s = shift(s, queue)
     s = _fill(s, queue, jnp.zeros_like(s.rollout, bool))
     shared = policy.lanes(fixed.prefix, s.window)
     if newest is None:
@@ -520,7 +567,7 @@ def _segment(
     def goes_on(carry):
       s = carry[1]
       room = job.pages == 1 or s.column[0] < job.columns
-      return jnp.any(s.rollout < P * N) & room & ~_wants(s, queue)
+      return jnp.any(s.rollout < P * N) & room & ~_wants(s, queue, job)
 
     def step(carry):
       page, s = carry
@@ -546,61 +593,119 @@ def _segment(
       return page, _fill(s, queue, over)
 
     newest, s = jax.lax.while_loop(goes_on, step, (newest, s))
-    return newest, s, _progress(s, queue, job)
+    s = shift(s, queue)  # so that no lane holds on to what is done
+    return newest, s, progress(s, queue, job)
 
-  return _on_devices(
-    job, segment, (_FIXED, _OWN, _OWN, _OWN, _ALL), (_OWN, _OWN, _ALL)
+  return on_devices(
+    job, segment, (FIXED, OWN, OWN, OWN, ALL), (OWN, OWN, PROGRESS)
   )(fixed, older, newest, s, turned)
 
 
 @functools.partial(jax.jit, static_argnames="job")
-def _compact(job: _Job, pages: list[Any], s: DecodeState):
-  """Only the lanes and slots that are busy, as many as `job` says."""
+def _resize(job: Job, pages: list[Any], s: DecodeState):
+  """As many lanes and slots as `job` says: the busy ones, then idle ones."""
 
-  def compact(pages, s):
-    busy = s.rollout < s.record.shape[0]
-    lane = jnp.argsort(~jnp.any(busy, axis=1), stable=True)[: job.lanes]
-    slot = jnp.argsort(~busy[lane], axis=1, stable=True)[:, : job.rows]
-    lanes = lambda x: x[lane]
-    slots = lambda x: x[lane[:, None], slot]
+  def resize(pages, s):
+    P = s.todo.shape[0] - 1
+    none = s.record.shape[0]  # the rollout of an idle slot
+    busy = s.rollout < none
+
+    def chosen(keep, count):  # an index out of bounds is a new one
+      order = jnp.argsort(~keep, axis=-1, stable=True)[..., :count]
+      spare = [(0, 0)] * (keep.ndim - 1) + [(0, count - order.shape[-1])]
+      return jnp.pad(order, spare, constant_values=max(keep.shape))
+
+    def at(x, *index, fill=0):
+      return x.at[index].get(mode="fill", fill_value=fill)
+
+    lane = chosen(jnp.any(busy, axis=1), job.lanes)
+    slot = chosen(at(busy, lane, fill=False), job.rows)
+    slots = lambda x, fill: at(x, lane[:, None], slot, fill=fill)
     s = dataclasses.replace(
       s,
-      window=lanes(s.window),
-      started=lanes(s.started),
-      rollout=slots(s.rollout),
-      token=slots(s.token),
-      length=slots(s.length),
+      window=at(s.window, lane, fill=P),
+      started=at(s.started, lane),
+      rollout=slots(s.rollout, none),
+      token=slots(s.token, 0),
+      length=slots(s.length, 1),
     )
-    row = slots(jnp.arange(busy.size).reshape(busy.shape)).ravel()
+    row = slots(jnp.arange(busy.size).reshape(busy.shape), 0).ravel()
     return jax.tree.map(lambda x: x[row], pages), s
 
-  return _on_devices(job, compact, (_OWN, _OWN), (_OWN, _OWN))(pages, s)
+  return on_devices(job, resize, (OWN, OWN), (OWN, OWN))(pages, s)
 
 
 @functools.partial(jax.jit, static_argnames="job")
-def _finish(job: _Job, s: DecodeState) -> Rollouts:
+def finish(job: Job, s: DecodeState) -> Rollouts:
   """Tokens, masks and log-probabilities of every rollout."""
-  N, T = job.n, job.max_new_tokens
 
-  def finish(s):
-    record = s.record.reshape(-1, N, T, 2)
-    tokens = record[..., 0]
-    mask = tokens >= 0
-    length = jnp.sum(mask, axis=2, keepdims=True)
-    last = jnp.take_along_axis(tokens, length - 1, axis=2)[..., 0]
-    logp = jax.lax.bitcast_convert_type(record[..., 1], jnp.float32)
-    # First tokens come from the prefill, all others from a slot.
-    written = jnp.sum(length - 1, axis=(1, 2)).astype(jnp.float32)
-    share = s.slot_steps.astype(jnp.float32) / len(tokens)
-    return Rollouts(
-      tokens=jnp.where(mask, tokens, 0),
-      logp=jnp.where(mask, logp, 0.0),
-      mask=mask,
-      truncated=~job.ended(last),
-      occupancy=written / jnp.maximum(share, 1.0),
-    )
+  def own(s):
+    share = s.slot_steps.astype(jnp.float32) * job.n / len(s.record)
+    slot_steps = jnp.broadcast_to(share, len(s.record) // job.n)
+    record = s.record.reshape(-1, job.n, job.max_new_tokens, 2)
+    return unpacked(job, record, slot_steps)
 
-  return _on_devices(job, finish, (_OWN,), _OWN)(s)
+  return on_devices(job, own, (OWN,), OWN)(s)
+
+
+def unpacked(
+  job: Job, record: Int[Array, "P N T 2"], slot_steps: Float[Array, " P"]
+) -> Rollouts:
+  """What a step wrote side by side, apart."""
+  tokens = record[..., 0]
+  mask = tokens >= 0
+  last = jnp.sum(mask, axis=2, keepdims=True) - 1
+  last = jnp.take_along_axis(tokens, last, axis=2)[..., 0]
+  logp = jax.lax.bitcast_convert_type(record[..., 1], jnp.float32)
+  return Rollouts(
+    tokens=jnp.where(mask, tokens, 0),
+    logp=jnp.where(mask, logp, 0.0),
+    mask=mask,
+    truncated=~job.ended(last),
+    slot_steps=slot_steps,
+  )
+
+
+class Run(NamedTuple):
+  """Rollouts that are being made, between two programs."""
+
+  job: Job  # as it is now; fewer lanes or slots where the rest is idle
+  fixed: Fixed
+  pages: tuple[Any, ...]  # the newest last; None if there is none yet
+  s: DecodeState
+  progress: Progress
+
+
+def begun(job: Job, params: PyTree, units: Unit, key: Key[Array, ""]) -> Run:
+  """All prompts are read and every slot is idle."""
+  fixed, s, progress = start(job, params, units, key)
+  return Run(job, fixed, (None,), s, on_host(progress))
+
+
+def advance(run: Run) -> Run:
+  """Decodes until there is something to do or to know for the host."""
+  job, fixed, pages, s, progress = run
+  if (smaller := _shrunk(job, progress)) != job:
+    job, (pages, s) = smaller, _resize(smaller, list(pages), s)
+  turned = job.pages > 1 and not progress.room
+  if turned:
+    pages = _turned(job, list(pages), progress.longest)
+  *older, newest = pages
+  newest, s, progress = _segment(job, fixed, tuple(older), newest, s, turned)
+  return Run(job, fixed, (*older, newest), s, on_host(progress))
+
+
+def restored(run: Run, job: Job) -> Run:
+  """With the lanes and slots of `job` again."""
+  if run.job == job:
+    return run
+  pages, s = _resize(job, list(run.pages), run.s)
+  return run._replace(job=job, pages=tuple(pages), s=s)
+
+
+def on_host(progress: Progress) -> Progress:
+  *numbers, resting = jax.device_get(progress)
+  return Progress(*map(int, numbers), resting=resting)
 
 
 def rollouts(
@@ -638,7 +743,7 @@ def rollouts(
   devices = 1 if mesh is None else mesh.shape["data"]
   units, parts = _spread(prompts, n, devices)
   each = len(units.index) // devices
-  job = _Job(
+  job = Job(
     policy,
     behaviour,
     stop_ids,
@@ -650,30 +755,20 @@ def rollouts(
     mesh=mesh,
   )
   offset = np.arange(len(units.index), dtype=np.int32) % parts * job.n
-  fixed, s, progress = _start(job, params, units, offset, key)
-  pages: list[Any] = [None]
-  while True:
-    progress = Progress(*map(int, jax.device_get(progress)))
-    watch(progress)
-    if not progress.busy + progress.waiting:
-      break
-    if (smaller := _shrunk(job, progress)) != job:
-      job = smaller
-      pages, s = _compact(job, pages, s)
-    turned = job.pages > 1 and not progress.room
-    if turned:
-      pages = _turned(job, pages, progress.longest)
-    *older, newest = pages
-    newest, s, progress = _segment(job, fixed, tuple(older), newest, s, turned)
-    pages = [*older, newest]
-  out = _finish(job, s)
+  real = np.ones(len(units.index), bool)
+  run = begun(job, params, Unit(units, offset, real), key)
+  watch(run.progress)
+  while run.progress.busy + run.progress.waiting:
+    run = advance(run)
+    watch(run.progress)
+  out = finish(run.job, run.s)
   together = lambda x: x.reshape(-1, n, *x.shape[2:])[:P]
   return Rollouts(
     tokens=together(out.tokens),
     logp=together(out.logp),
     mask=together(out.mask),
     truncated=together(out.truncated),
-    occupancy=jnp.mean(out.occupancy.reshape(-1, parts), axis=1)[:P],
+    slot_steps=jnp.sum(out.slot_steps.reshape(-1, parts), axis=1)[:P],
   )
 
 
@@ -699,7 +794,7 @@ def _spread(prompts: Prompts, n: int, devices: int) -> tuple[Prompts, int]:
   return jax.tree.map(lambda x: np.asarray(x)[more], prompts), 1
 
 
-def _shrunk(job: _Job, progress: Progress) -> _Job:
+def _shrunk(job: Job, progress: Progress) -> Job:
   """Fewer lanes or slots, if none waits and so many are idle."""
   lanes, rows = job.lanes, job.rows
   if progress.waiting or job.pages == 1:
@@ -711,7 +806,7 @@ def _shrunk(job: _Job, progress: Progress) -> _Job:
   return dataclasses.replace(job, lanes=lanes, rows=rows)
 
 
-def _turned(job: _Job, pages: list[Any], longest: int) -> list[Any]:
+def _turned(job: Job, pages: list[Any], longest: int) -> list[Any]:
   """The pages that the next steps need, the one to write last."""
   needed = -(-(longest - 1) // job.columns)
   if needed == job.pages:  # the columns to write are those nobody sees any more

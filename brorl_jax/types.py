@@ -33,9 +33,14 @@ class Rollouts:
   logp: Float[Array, "P N T"]  # of the behaviour distribution, nats; 0 after
   mask: Bool[Array, "P N T"]  # True on sampled tokens, the end token included
   truncated: Bool[Array, "P N"]  # cut at T tokens, without an end token
-  # Slot-steps that wrote a token of it, over the P-th part of all slot-steps:
-  # the mean is the share of slot-steps that wrote one.
-  occupancy: Float[Array, " P"]
+  # Slots times steps of the sampler's loop; each prompt has an even share of
+  # those since the last prompts were done.
+  slot_steps: Float[Array, " P"]
+
+  def slot_occupancy(self) -> float:
+    """Share of slot-steps that wrote a token; the prefill wrote the first."""
+    written = self.mask.sum() - self.truncated.size
+    return float(written / max(float(self.slot_steps.sum()), 1.0))
 
   def distinct(self, p: int) -> tuple[np.ndarray, np.ndarray]:
     """The different responses to prompt p: index of the first, and how many.

@@ -36,7 +36,7 @@ class Table:
       logp=np.zeros((len(p), N, T), np.float32),
       mask=mask,
       truncated=length == T,
-      occupancy=np.ones(len(p), np.float32),
+      slot_steps=np.ones(len(p), np.float32),
     )
 
   def verdicts(self, asked, rollouts):

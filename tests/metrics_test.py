@@ -218,7 +218,7 @@ def example() -> tuple[Rollouts, np.ndarray, np.ndarray]:
     logp=np.log(p).astype(np.float32),
     mask=mask,
     truncated=np.array([[False, False, True], [False] * 3]),
-    occupancy=np.array([1.0, 0.5], np.float32),
+    slot_steps=np.array([2.0, 2.0], np.float32),
   )
   reward = np.array([[1, 1, 0], [0, 0, 0]], np.float32)
   return rollouts, reward, np.array([True, False])
@@ -270,7 +270,7 @@ def test_correct_mass_tells_responses_apart_that_differ_in_length_only():
     logp=np.log(np.array([[[0.5, 1.0], [0.5, 0.5]]], np.float32)),
     mask=np.array([[[True, False], [True, True]]]),
     truncated=np.zeros((1, 2), bool),
-    occupancy=np.ones(1, np.float32),
+    slot_steps=np.ones(1, np.float32),
   )
   got = metrics.correct_mass(rollouts, np.ones((1, 2), np.float32))
   np.testing.assert_allclose(got, [0.75])
@@ -283,7 +283,7 @@ def test_correct_mass_sums_long_responses_exactly():
     logp=np.full((1, 2, 100), np.log(0.4), np.float32),
     mask=np.ones((1, 2, 100), bool),
     truncated=np.ones((1, 2), bool),
-    occupancy=np.ones(1, np.float32),
+    slot_steps=np.ones(1, np.float32),
   )
   got = metrics.correct_mass(rollouts, np.ones((1, 2), np.float32))
   np.testing.assert_allclose(got, [0.4**100], rtol=1e-4)

@@ -219,17 +219,20 @@ def test_a_container_may_have_less_than_its_machine(tmp_path, monkeypatch):
 def needs(policy, n, P, S, T, slots, lanes):
   """Bytes that XLA needs: prefilling, and decoding into the last page."""
   C = sampler.page_columns(T)
-  job = sampler._Job(
+  job = sampler.Job(
     policy, sampler.Behaviour(), (0,), n, T, lanes, slots, C, None
   )
   zeros = lambda *shape, dtype=np.int32: np.zeros(shape, dtype)
   start = (
     jax.eval_shape(policy.init, jax.random.key(0)),
-    Prompts(zeros(P, S), zeros(P, S, dtype=bool), zeros(P)),
-    zeros(P),
+    sampler.Unit(
+      Prompts(zeros(P, S), zeros(P, S, dtype=bool), zeros(P)),
+      zeros(P),
+      np.ones(P, bool),
+    ),
     jax.eval_shape(lambda: jax.random.key(0)),
   )
-  prefill = functools.partial(sampler._start, job)
+  prefill = functools.partial(sampler.start, job)
   fixed, s, _ = zeros_of(prefill, *start)
   page = policy.page(lanes * slots, C)
   older, newest = (page,) * (job.pages - 1), page if job.pages > 1 else None

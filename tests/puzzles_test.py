@@ -90,7 +90,7 @@ def rollouts(responses):
     logp=np.zeros(tokens.shape, np.float32),
     mask=mask,
     truncated=np.zeros(tokens.shape[:2], bool),
-    occupancy=np.ones(len(responses), np.float32),
+    slot_steps=np.ones(len(responses), np.float32),
   )
 
 

@@ -446,19 +446,19 @@ DOWN = DOWN.at[0, 0].set(0.0)
 
 
 @pytest.mark.parametrize(
-  "prompts, n, slots, limit, occupancy",
+  "prompts, n, slots, limit, slot_steps, written",
   [
     # Length 3: rollouts 0 and 1 take two steps, then rollout 2 takes two beside
     # an idle slot. Length 2: one step each. Length 1: never in a slot.
-    ([3, 1, 2], 3, 2, 9, [6 / 8, 0 / 8, 3 / 8]),
+    ([3, 1, 2], 3, 2, 9, 3 * 8, 6 + 0 + 3),
     # Two slots end in one step and take a rollout each: 3 rounds, not more.
-    ([3, 1, 2], 5, 2, 9, [10 / 12, 0 / 12, 5 / 12]),
-    ([3, 1, 2], 1, 1, 9, [2 / 2, 0 / 2, 1 / 2]),
-    ([3, 1, 2], 3, 2, 2, [3 / 4, 0 / 4, 3 / 4]),
-    ([1, 1, 1], 3, 2, 9, [0, 0, 0]),  # every slot idles from the start
+    ([3, 1, 2], 5, 2, 9, 3 * 12, 10 + 0 + 5),
+    ([3, 1, 2], 1, 1, 9, 3 * 2, 2 + 0 + 1),
+    ([3, 1, 2], 3, 2, 2, 3 * 4, 3 + 0 + 3),
+    ([1, 1, 1], 3, 2, 9, 0, 0),  # every slot idles from the start
   ],
 )
-def test_occupancy_by_hand(prompts, n, slots, limit, occupancy):
+def test_slot_steps_by_hand(prompts, n, slots, limit, slot_steps, written):
   out = run(
     [[v] for v in prompts], params=DOWN, n=n, slots=slots, max_new_tokens=limit
   )
@@ -470,7 +470,9 @@ def test_occupancy_by_hand(prompts, n, slots, limit, occupancy):
       np.testing.assert_array_equal(out.tokens[p, r], want)
       assert out.mask[p, r].sum() == length and out.mask[p, r, 0]
       assert out.truncated[p, r] == (start > limit)
-  np.testing.assert_allclose(out.occupancy, occupancy, rtol=1e-6)
+  np.testing.assert_allclose(out.slot_steps, [slot_steps / 3] * 3, rtol=1e-6)
+  share = written / max(slot_steps, 1)
+  assert out.slot_occupancy() == pytest.approx(share)
   assert not np.any(out.logp)
 
 
@@ -491,7 +493,7 @@ def test_lanes_go_on_in_the_middle_of_a_page(columns, monkeypatch):
   # One lane has 39 steps of the first prompt and then 2 of the next, which was
   # in its window; the other has all the rest meanwhile.
   written = 2 * 39 + 2 * 2 * 18
-  share = float(np.mean(out.occupancy))
+  share = out.slot_occupancy()
   assert share >= written / (2 * 2 * 41) - 1e-6
 
 
@@ -499,7 +501,7 @@ def test_lanes_go_on_in_the_middle_of_a_page(columns, monkeypatch):
 def test_pages_and_slots_are_as_few_as_the_rollouts_need(slots, monkeypatch):
   monkeypatch.setattr(sampler, "page_columns", lambda T: 3)
   told, calls, compacted = [], [], []
-  segment, compact = sampler._segment, sampler._compact
+  segment, compact = sampler._segment, sampler._resize
 
   def spy(job, fixed, older, newest, s, turned):
     calls.append((job, len(older), turned))
@@ -510,7 +512,7 @@ def test_pages_and_slots_are_as_few_as_the_rollouts_need(slots, monkeypatch):
     return compact(job, pages, s)
 
   monkeypatch.setattr(sampler, "_segment", spy)
-  monkeypatch.setattr(sampler, "_compact", spy_compact)
+  monkeypatch.setattr(sampler, "_resize", spy_compact)
   index = np.arange(5)
   out = sampler.rollouts(
     Recall(),
@@ -586,7 +588,7 @@ def test_one_token_is_drawn_from_the_prefill_alone():
     want = table[prompt[-1]][tokens]
     np.testing.assert_allclose(out.logp[p, :, 0], want, rtol=1e-5)
     np.testing.assert_array_equal(out.truncated[p], tokens != STOP)
-  assert np.all(out.mask) and not np.any(out.occupancy)
+  assert np.all(out.mask) and not np.any(out.slot_steps)
 
 
 def prompts_of_policy():
@@ -755,15 +757,16 @@ def segment(pages, mesh=None, policy=WIDE):
   """The program of a step with so many pages, 2 lanes of 24 slots."""
   P, N, T, C = 2, 24, 512, 64
   A = P if mesh is None else P // mesh.shape["data"]
-  job = sampler._Job(policy, sampler.Behaviour(), (0,), N, T, A, N, C, mesh)
+  job = sampler.Job(policy, sampler.Behaviour(), (0,), N, T, A, N, C, mesh)
   params = policy.init(jax.random.key(0))
   if mesh is not None:
     params = jax.device_put(params, sharding.param_shardings(params, mesh))
   prompts = Prompts(
     np.zeros((P, 8), np.int32), np.ones((P, 8), bool), np.arange(P)
   )
-  start = functools.partial(sampler._start, job)
-  fixed, s, _ = start(params, prompts, np.zeros(P, np.int32), KEY)
+  start = functools.partial(sampler.start, job)
+  units = sampler.Unit(prompts, np.zeros(P, np.int32), np.ones(P, bool))
+  fixed, s, _ = start(params, units, KEY)
   step = functools.partial(sampler._segment, job)
   newest, s, _ = step(fixed, (), None, s, False)
   older = (newest,) * (pages - 1)

@@ -30,7 +30,7 @@ def groups():
     logp=logp.astype(np.float32),
     mask=mask,
     truncated=np.zeros((2, 4), bool),
-    occupancy=np.ones(2, np.float32),
+    slot_steps=np.ones(2, np.float32),
   )
   prompts = Prompts(
     np.array([[2, 3], [0, 4]], np.int32),

@@ -69,7 +69,7 @@ def rollouts(seed=0, kinds=5):
     logp=np.where(mask, logp, 0.0).astype(np.float32),
     mask=mask,
     truncated=np.zeros((P, N), bool),
-    occupancy=np.ones(P, np.float32),
+    slot_steps=np.ones(P, np.float32),
   ), rng.normal(size=(P, kinds)).astype(np.float32)[
     np.arange(P)[:, None], which
   ]

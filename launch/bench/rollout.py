@@ -96,7 +96,7 @@ class Sampler:
     out = self._sample(seed, new or self._task.workload.new)
     tokens, mask = np.asarray(out.tokens), np.asarray(out.mask)
     self.tail_s = time.perf_counter() - self.tail
-    self.occupancy = float(np.mean(out.occupancy))
+    self.occupancy = out.slot_occupancy()
     self.lengths = mask.sum(axis=2).ravel().tolist()
     flat = tokens.reshape(-1, tokens.shape[2])
     return [row[:t] for row, t in zip(flat, self.lengths, strict=True)]

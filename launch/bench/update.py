@@ -165,7 +165,7 @@ class Learner:
       logp=np.full(shape, -np.log(w.model.vocab), np.float32),
       mask=np.ones(shape, bool),
       truncated=np.zeros(shape[:2], bool),
-      occupancy=np.ones(1, np.float32),
+      slot_steps=np.ones(1, np.float32),
     )
 
 
