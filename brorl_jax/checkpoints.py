@@ -49,19 +49,19 @@ class Store:
       ),
     )
 
-  def save(self, step: int, state: PyTree, totals: dict[str, int]) -> None:
+  def save(self, step: int, state: PyTree, ledger: dict[str, Any]) -> None:
     """Saves in the background; `state` may be donated afterwards.
 
     Args:
       step: Must be newer than every saved one.
       state: Arrays.
-      totals: Counters that outgrow 32 bits.
+      ledger: What is to be remembered beside arrays, as JSON.
     """
     # Copies: on CPU the host's view of an array is the array itself, and the
     # next update would write into it while it is being saved.
     state = jax.tree.map(_own_copy, state)
     extra = {
-      "totals": totals,
+      "ledger": ledger,
       "leaves": describe(state),
       "digest": digest(state),
     }
@@ -73,7 +73,7 @@ class Store:
       ),
     )
 
-  def restore(self, like: PyTree) -> tuple[PyTree, dict[str, int]] | None:
+  def restore(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
     """The newest step that is whole, or None if nothing was ever saved.
 
     Args:
@@ -86,7 +86,7 @@ class Store:
     steps = sorted(self._manager.all_steps(), reverse=True)
     for step in steps:
       try:
-        state, totals = self._read(step, like)
+        state, ledger = self._read(step, like)
       except MismatchError as e:  # a whole step, only not of this model
         raise Unusable(f"checkpoint {step} in {self._directory}: {e}") from e
       except Exception as e:  # orbax raises many kinds for one damaged file
@@ -94,7 +94,7 @@ class Store:
         aside = self._set_aside(step)
         self._warn(f"checkpoint {step} is not used ({lines[0]}): see {aside}")
         continue
-      return state, totals
+      return state, ledger
     if steps:
       raise Unusable(f"no checkpoint in {self._directory} can be used")
     return None
@@ -109,7 +109,7 @@ class Store:
     self.wait()
     self._manager.close()
 
-  def _read(self, step, like) -> tuple[PyTree, dict[str, int]]:
+  def _read(self, step, like) -> tuple[PyTree, dict[str, Any]]:
     item = lambda **args: self._manager.restore(
       step, args=ocp.args.Composite(**args)
     )
@@ -123,7 +123,7 @@ class Store:
     target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
     state = item(state=ocp.args.StandardRestore(target))["state"]
     _require_digest(state, extra["digest"])
-    return state, extra["totals"]
+    return state, extra["ledger"]
 
   def _set_aside(self, step: int) -> pathlib.Path:
     to = self._directory.parent / "damaged_checkpoints" / str(step)

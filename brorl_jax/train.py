@@ -4,47 +4,62 @@ Read `train` from top to bottom: it goes around the README's figure once per
 step. Nothing below this file knows about configs, flags or files.
 """
 
-import collections
-import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 from jaxtyping import Bool, Float, PyTree
 
+from brorl_jax import ledger as ledgers
 from brorl_jax import metrics
-from brorl_jax.types import Prompts, Rollouts
+from brorl_jax.collect import Drawn, Feed, collect
+from brorl_jax.ledger import Ledger
+from brorl_jax.types import Groups, Prompts, Rollouts, Scores
 
-Totals = dict[str, int]
 _HELD = "time/checkpoint_s"  # what saving after the step before held this up
 
 
-class Groups(NamedTuple):
-  """Whole groups, on the host: of each prompt all N rollouts."""
+class Credit(NamedTuple):
+  """What stage 4 makes of rewards."""
 
-  prompts: Prompts
-  rollouts: Rollouts
-  reward: Float[np.ndarray, "P N"]  # raw
+  advantage: Float[np.ndarray, "P N"]
+  counts: Bool[np.ndarray, "P N"]  # False: out of the loss
+  ledger: Ledger
+  told: dict[str, float | None]  # metrics
 
 
 class Stages(NamedTuple):
-  """The five stages, each a function; main/training.py wires the real ones."""
+  """A step's stages, each a function; main/training.py wires the real ones."""
 
-  prompts: Callable[[int, int], Prompts]  # step, round
-  rollouts: Callable[[PyTree, Prompts, jax.Array], Rollouts]  # to the host
-  rewards: Callable[[int, Prompts, Rollouts], Float[np.ndarray, "P N"]]
-  advantages: Callable[[Groups], Float[np.ndarray, "P N"]]
-  update: Callable[[Any, Groups, Any], tuple[Any, dict[str, Any]]]
+  target: int  # groups that a step trains on
+  # step, those that rest -> numbers of the others, in the order of drawing
+  candidates: Callable[[int, frozenset[int]], Sequence[int]]
+  prompts: Callable[[int, Sequence[int]], Prompts]  # step, candidates
+  rollouts: Callable[
+    [PyTree, Feed, jax.Array], Iterator[tuple[Prompts, Rollouts]]
+  ]  # to the host
+  scores: Callable[[int, Prompts, Rollouts], Scores]
+  informative: Callable[[Groups], Bool[np.ndarray, " P"]]
+  visited: Callable[[Ledger, int, Drawn], Ledger]
+  advantages: Callable[[Groups, Ledger], Credit]
+  update: Callable[[Any, Groups, Credit], tuple[Any, dict[str, Any]]]
+  # After step and evaluation: the reference policy, and why it was reset.
+  reference: Callable[
+    [Any, Ledger, Mapping[str, Any]], tuple[Any, Ledger, str | None]
+  ]
+  changed: dict[str, Any] | None = (
+    None  # what the schedule changes at this step
+  )
 
 
 @runtime_checkable
 class Store(Protocol):
   """Where states go and come from."""
 
-  def restore(self, like: Any) -> tuple[Any, Totals] | None: ...
-  def save(self, step: int, state: Any, totals: Totals) -> None: ...
+  def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None: ...
+  def save(self, step: int, state: Any, ledger: dict[str, Any]) -> None: ...
 
 
 @runtime_checkable
@@ -55,37 +70,36 @@ class Record(Protocol):
     """Forget what was written of steps after `done`, -1 for all."""
     ...
 
+  def event(self, step: int, what: Mapping[str, Any]) -> None:
+    """Something that does not happen in every step."""
+    ...
+
   def step(self, step: int, scalars: Mapping[str, Any], kept: Groups) -> None:
     """The metrics of a step, and the groups that it was trained on."""
     ...
 
-  def evaluate(self, step: int, params: PyTree) -> None:
+  def evaluate(self, step: int, params: PyTree) -> float:
     """Measure these parameters on held-out prompts."""
     ...
 
 
-class Starved(RuntimeError):
-  """Dynamic sampling found too few prompts that carry a gradient."""
-
-
 def train(
   state: Any,
-  stages: Stages,
+  stages: Callable[[int], Stages],
   store: Store,
   record: Record,
   *,
-  informative: Callable[[Float[Any, "P N"]], Bool[Any, " P"]],
   seed: int,
   steps: int,
-  target: int,
-  max_rounds: int,
   save_every: int,
   eval_every: int,
+  pipeline: bool = False,
 ) -> Any:
   """Runs the steps after the newest checkpoint and returns the last state.
 
   A killed run continues as if it had not been: step s draws its prompts and
-  its randomness from (seed, s) alone, never from how the process came there.
+  its randomness from (seed, s) alone, and all else that it depends on is in
+  the checkpoint.
 
   Args:
     state: Initial state; `state.params` is sampled, `state.step` counts. If
@@ -93,128 +107,118 @@ def train(
     stages: What happens in a step.
     store: Checkpoints.
     record: Metrics and evaluations.
-    informative: Which groups carry a gradient.
     seed: Root of all randomness.
     steps: Last step.
-    target: Groups that are trained on in a step.
-    max_rounds: Rounds of prompts that a step may draw.
     save_every: Steps between checkpoints; the last step is always saved.
     eval_every: Steps between evaluations; there is one before the first step
       and one after the last.
+    pipeline: Sample the next step with the parameters before this update, which
+      then happens while the devices would wait for verdicts; but for the step
+      after a checkpoint, so that a run can go on from there.
 
   Raises:
     Starved: A step found too few groups with a gradient.
     FloatingPointError: A metric is not finite. The state is not saved.
   """
-  done, totals = -1, {"tokens": 0, "samples": 0}
+  done, ledger = -1, Ledger()
   if (saved := store.restore(like=state)) is not None:
-    state, totals = saved
+    state, ledger = saved[0], Ledger.from_json(saved[1])
     done = int(state.step)
   record.start(done)
   if done < 0:
-    record.evaluate(0, state.params)
-  root, held = jax.random.key(seed), 0.0
+    ledger = ledgers.evaluated(ledger, record.evaluate(0, state.params))
+  root, held, ahead = jax.random.key(seed), 0.0, None
+
+  def draw(step: int, params: PyTree, ledger: Ledger, **meanwhile) -> Drawn:
+    now, key = stages(step), jax.random.fold_in(root, step)
+    return collect(
+      lambda feed: _finite(now.rollouts(params, feed, key), step),
+      lambda *rollouts: now.scores(step, *rollouts),
+      now.informative,
+      lambda some: now.prompts(step, some),
+      now.candidates(step, ledgers.resting(ledger, step)),
+      target=now.target,
+      **meanwhile,
+    )
 
   for step in range(max(done, 0) + 1, steps + 1):
-    key, clock = jax.random.fold_in(root, step), Clock()
+    begin, now = time.perf_counter(), stages(step)
+    if now.changed is not None:
+      record.event(step, {"event": "phase", "changed": now.changed})
+    save = step % save_every == 0 or step == steps
+    drawn = ahead or draw(step, state.params, ledger)
+    kept = drawn.trained()
+    ledger = now.visited(_generated(ledger, drawn), step, drawn)
+    credit = now.advantages(kept, ledger)
 
-    def draw(round: int, step=step, key=key, clock=clock, state=state):
-      prompts = stages.prompts(step, round)
-      with clock("rollout"):
-        rollouts = stages.rollouts(state.params, prompts, key)
-      if not np.isfinite(rollouts.logp).all():
-        raise FloatingPointError(f"step {step}: sampled logp is not finite")
-      with clock("score"):
-        reward = stages.rewards(step, prompts, rollouts)
-      return Groups(prompts, rollouts, reward)
+    update, ahead = _Once(lambda: now.update(state, kept, credit)), None
+    if pipeline and not save:
+      old = jax.tree.map(jax.numpy.copy, state.params)  # the update donates
+      ahead = draw(step + 1, old, credit.ledger, meanwhile=update)
+    state, learned = update()
 
-    kept, drawn = collect(
-      draw, informative, target=target, max_rounds=max_rounds
-    )
-    with clock("update"):
-      advantages = stages.advantages(kept)
-      state, learned = stages.update(state, kept, advantages)
-
-    totals = {
-      "tokens": totals["tokens"] + int(drawn.rollouts.mask.sum()),
-      "samples": totals["samples"] + drawn.reward.size,
+    scalars = _of_draw(drawn) | credit.told | learned
+    scalars |= {"time/update_s": update.spent, _HELD: held}
+    scalars |= {
+      "data/tokens_total": ledger.tokens,
+      "data/samples_total": ledger.samples,
+      "time/step_s": time.perf_counter() - begin,
     }
-    scalars = metrics.of_groups(
-      drawn.rollouts,
-      drawn.reward,
-      np.asarray(informative(drawn.reward)),
-      rollout_s=clock.spent["rollout"],
-    )
-    scalars |= learned | {f"data/{k}_total": v for k, v in totals.items()}
     if (bad := metrics.first_not_finite(scalars)) is not None:
       raise FloatingPointError(f"step {step}: {bad} is {scalars[bad]}")
     # Lines first, then the checkpoint: a line past the newest checkpoint is
     # dropped on restart, but one that is missing could not be replaced.
-    record.step(step, scalars | clock.seconds() | {_HELD: held}, kept)
+    record.step(step, scalars, kept)
+    ledger = credit.ledger
     if step % eval_every == 0 or step == steps:
-      record.evaluate(step, state.params)
-    if step % save_every == 0 or step == steps:
-      with clock("save"):
-        store.save(step, state, totals)
-    held = clock.spent["save"]
+      ledger = ledgers.evaluated(ledger, record.evaluate(step, state.params))
+    state, ledger, why = now.reference(state, ledger, scalars)
+    if why is not None:
+      record.event(step, {"event": "reference reset", "why": why})
+    begin = time.perf_counter()
+    if save:
+      store.save(step, state, ledger.to_json())
+    held = time.perf_counter() - begin
   return state
 
 
-def collect(
-  draw: Callable[[int], Groups],
-  informative: Callable[[Float[Any, "P N"]], Bool[Any, " P"]],
-  *,
-  target: int,
-  max_rounds: int,
-) -> tuple[Groups, Groups]:
-  """Dynamic sampling: draws rounds of groups until `target` of them are kept.
+class _Once:
+  """A function without arguments that is called at most once."""
 
-  A group is kept iff its raw rewards are not all equal: the others have no
-  gradient. Rounds are whole, so the last may keep more than are wanted; the
-  first `target` in the order of drawing are trained on.
+  def __init__(self, function: Callable[[], Any]):
+    self._function, self._result, self.spent = function, None, 0.0
 
-  Args:
-    draw: Round number, from 0, to its groups.
-    informative: The rule.
-    target: Groups to keep.
-    max_rounds: When to give up.
-
-  Returns:
-    The kept groups, and all that were drawn.
-
-  Raises:
-    Starved: `max_rounds` were not enough.
-
-  References:
-    Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.2.
-  """
-  drawn, kept = [], 0
-  while kept < target and len(drawn) < max_rounds:
-    drawn.append(draw(len(drawn)))
-    kept += int(np.sum(informative(drawn[-1].reward)))
-  every = jax.tree.map(lambda *x: np.concatenate(x), *drawn)
-  if kept < target:
-    raise Starved(
-      f"only {kept} of {len(every.reward)} prompts have rewards that differ, "
-      f"{target} are needed: raise max_rounds ({max_rounds}), or train on "
-      "prompts that are neither solved nor hopeless"
-    )
-  places = np.flatnonzero(informative(every.reward))[:target]
-  return jax.tree.map(lambda x: x[places], every), every
+  def __call__(self) -> Any:
+    if self._result is None:
+      start = time.perf_counter()
+      self._result = self._function()
+      self.spent = time.perf_counter() - start
+    return self._result
 
 
-class Clock:
-  """Seconds spent in the parts of one step."""
+def _finite(
+  done: Iterator[tuple[Prompts, Rollouts]], step: int
+) -> Iterator[tuple[Prompts, Rollouts]]:
+  for prompts, rollouts in done:
+    if not np.isfinite(rollouts.logp).all():
+      raise FloatingPointError(f"step {step}: sampled logp is not finite")
+    yield prompts, rollouts
 
-  def __init__(self):
-    self.spent = collections.defaultdict[str, float](float)
 
-  @contextlib.contextmanager
-  def __call__(self, part: str):
-    start = time.perf_counter()
-    yield
-    self.spent[part] += time.perf_counter() - start
+def _generated(ledger: Ledger, drawn: Drawn) -> Ledger:
+  mask = drawn.groups.rollouts.mask
+  return ledgers.generated(
+    ledger, tokens=int(mask.sum()), samples=mask[..., 0].size
+  )
 
-  def seconds(self) -> dict[str, float]:
-    """As metrics."""
-    return {f"time/{part}_s": spent for part, spent in self.spent.items()}
+
+def _of_draw(drawn: Drawn) -> dict[str, float | None]:
+  """Metrics of everything that was generated, and where the time went."""
+  groups, spent = drawn.groups, drawn.spent
+  seen = metrics.of_groups(
+    groups.rollouts,
+    groups.scores.reward,
+    drawn.kept,
+    rollout_s=spent["rollout"],
+  )
+  return {**seen, **{f"time/{part}_s": s for part, s in spent.items()}}

@@ -1,7 +1,7 @@
 """What flows along the arrows of the figure: one frozen struct per arrow."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -54,6 +54,21 @@ class Rollouts:
     )
     order = np.argsort(first)
     return first[order], count[order]
+
+
+class Scores(NamedTuple):
+  """What verifiers say of rollouts, on the host."""
+
+  reward: Float[np.ndarray, "P N"]  # raw
+  answer: Int[np.ndarray, "P N"]  # equal numbers: equal answers to this prompt
+
+
+class Groups(NamedTuple):
+  """Whole groups, on the host: of each prompt all N rollouts."""
+
+  prompts: Prompts
+  rollouts: Rollouts
+  scores: Scores
 
 
 @_pytree

@@ -7,7 +7,9 @@ applies them; the host does nothing between microbatches.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, PyTree
 
 from brorl_jax import sharding
-from brorl_jax.rl import losses
+from brorl_jax.rl import corrections, losses
 from brorl_jax.rl.mean import Mean
 from brorl_jax.types import Batch, State
 
@@ -101,10 +103,15 @@ def init_state(
 class Stats:
   """Sums over a minibatch; `Mean`s add up over microbatches."""
 
-  loss: Mean  # without the KL term
+  loss: Mean  # of tokens, or of sequences; without the terms that are added
   kl_ref: Mean  # k2, nats per token; 0 without a reference
   kl_old: Mean  # k3 against the policy that sampled, nats per token
   clip_fraction: Mean
+  # Trainer against sampler, before any update: k3 of KL(sampler || trainer),
+  # weights, and tokens whose weight is not their ratio. 0 without correction.
+  kl_sampler: Mean
+  correction: Mean
+  corrected: Mean
   entropy: Mean  # of the policy at the sampled positions, nats per token
   logp_gap: Mean  # |trainer - sampler|, nats; means something before any update
   logp_gap_max: Float[Array, ""]
@@ -117,7 +124,57 @@ class Stats:
     """Of no tokens at all."""
     zero, none = jnp.zeros(()), Mean(jnp.zeros(()), jnp.zeros(()))
     finite = jnp.ones(len(jax.tree.leaves(params)), bool)
-    return Stats(none, none, none, none, none, none, zero, zero, finite, zero)
+    return Stats(
+      loss=none,
+      kl_ref=none,
+      kl_old=none,
+      clip_fraction=none,
+      kl_sampler=none,
+      correction=none,
+      corrected=none,
+      entropy=none,
+      logp_gap=none,
+      logp_gap_max=zero,
+      grad_norm=zero,
+      finite=finite,
+      watched=zero,
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Correction:
+  """How a token's loss is weighted for a sampler that is not the trainer."""
+
+  kind: Literal["truncated", "banded", "sequence"]  # see rl/corrections.py
+  low: float  # unused by "truncated"
+  high: float
+
+  def weights(
+    self,
+    logp: Float[Array, "B T"],
+    logp_sampled: Float[Array, "B T"],
+    mask: Bool[Array, "B T"],
+    *,
+    by_sequence: bool,
+  ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
+    """The weights, and where they are not the plain ratio.
+
+    `by_sequence` takes the geometric mean of a sequence's ratios for each.
+    """
+    if by_sequence:
+      mean = corrections.mean_log_ratio(logp, logp_sampled, mask)
+      logp = jnp.where(mask, mean[:, None], 0.0)
+      logp_sampled = jnp.zeros_like(logp)
+    band = dict(low=self.low, high=self.high)
+    plain = corrections.truncated_weight(logp, logp_sampled, cap=math.inf)
+    if self.kind == "truncated":
+      found = corrections.truncated_weight(logp, logp_sampled, cap=self.high)
+    elif self.kind == "banded":
+      found = corrections.banded_weight(logp, logp_sampled, **band)
+    else:
+      keep = corrections.sequence_mask(logp, logp_sampled, mask, **band)
+      found = jnp.where(keep[:, None], plain, 0.0)
+    return found, found != plain
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,6 +186,10 @@ class Objective:
   kl_weight: float  # beta
   kl_clamp: float  # nats
   temperature: float  # of the sampler
+  dual_clip: float | None = None
+  by_sequence: bool = False  # GSPO instead of PPO
+  entropy_weight: float = 0.0
+  correction: Correction | None = None
 
 
 def loss_and_stats(
@@ -137,10 +198,18 @@ def loss_and_stats(
   *,
   response_logp: ResponseLogp,
   objective: Objective,
+  tokens_per_sequence: Float[Array, ""] | float = 1.0,
 ) -> tuple[Float[Array, ""], Stats]:
-  """Summed loss of one microbatch, to be divided by the minibatch's count.
+  """Summed loss of one microbatch, to be divided by the minibatch's tokens.
 
-    total = sum over tokens of weight * (ppo_clip + beta * k2)
+    total = sum over tokens of weight * (correction * ppo_clip + beta * k2
+                                         - entropy_weight * entropy)
+
+  With one ratio per sequence its loss is counted by sequences:
+
+    total = tokens_per_sequence * sum of weight * correction * gspo + the rest
+
+  so that the division by tokens leaves the mean over sequences.
 
   Args:
     params: Differentiated.
@@ -148,12 +217,11 @@ def loss_and_stats(
       left out if it has no log-probabilities of a reference.
     response_logp: The policy.
     objective: Constants.
+    tokens_per_sequence: Mean of the minibatch; read by GSPO alone.
   """
   flat = lambda x: x.reshape(-1, *x.shape[2:])
   mask, weight = flat(micro.mask), flat(micro.weight)
   sampled = flat(micro.logp_sampled)
-  logp_old = sampled if micro.logp_old is None else flat(micro.logp_old)
-
   logp, entropy = map(
     flat,
     response_logp(
@@ -164,16 +232,18 @@ def loss_and_stats(
       objective.temperature,
     ),
   )
-  loss, ppo = losses.ppo_clip(
-    logp,
-    logp_old,
-    flat(micro.advantage),
-    mask,
-    clip_low=objective.clip_low,
-    clip_high=objective.clip_high,
-    weight=weight,
+  if micro.logp_old is not None:
+    logp_old = flat(micro.logp_old)
+  elif objective.correction is not None:
+    logp_old = jax.lax.stop_gradient(logp)  # a single minibatch: itself
+  else:
+    logp_old = sampled
+  loss, ppo, correction = _policy_loss(
+    logp, logp_old, sampled, flat(micro.advantage), mask, weight, objective
   )
   total, kl_ref = loss.total, Mean(jnp.zeros(()), jnp.zeros(()))
+  if objective.by_sequence:
+    total *= tokens_per_sequence
   if micro.logp_ref is not None:
     kl_ref = losses.kl_k2(
       logp,
@@ -186,17 +256,60 @@ def loss_and_stats(
 
   gap = jnp.where(mask, jnp.abs(logp - sampled), 0.0)
   weight_BT = losses.per_token(weight, mask)
+  entropy_mean = Mean.of(entropy, mask, weight_BT)
+  if objective.entropy_weight:
+    total -= objective.entropy_weight * entropy_mean.total
   stats = dataclasses.replace(
     Stats.zero(params),
+    **correction,
     loss=loss,
     kl_ref=kl_ref,
     kl_old=ppo.approx_kl,
     clip_fraction=ppo.clip_fraction,
-    entropy=Mean.of(entropy, mask, weight_BT),
+    entropy=entropy_mean,
     logp_gap=Mean.of(gap, mask, weight_BT),
     logp_gap_max=jnp.max(gap),
   )
   return total, jax.lax.stop_gradient(stats)
+
+
+def _policy_loss(
+  logp, logp_old, sampled, advantage, mask, weight, objective: Objective
+) -> tuple[Mean, losses.PpoStats, dict[str, Mean]]:
+  """The loss that the advantages enter, and what corrected it."""
+  told, weights = {}, None
+  if objective.correction is not None:
+    weights, cut = objective.correction.weights(
+      logp_old, sampled, mask, by_sequence=objective.by_sequence
+    )
+    gap = losses.log_ratio(logp_old, sampled)
+    mean = functools.partial(
+      Mean.of, where=mask, weight=losses.per_token(weight, mask)
+    )
+    told = {
+      "kl_sampler": mean(jnp.exp(gap) - 1.0 - gap),
+      "correction": mean(weights),
+      "corrected": mean(cut.astype(jnp.float32)),
+    }
+  clip = dict(clip_low=objective.clip_low, clip_high=objective.clip_high)
+  if objective.by_sequence:
+    if weights is not None:  # equal over a sequence, 1 where there is no token
+      weights = jnp.max(weights, axis=1, where=mask, initial=0.0)
+    loss, ppo = losses.gspo(
+      logp, logp_old, advantage, mask, weight=weight, correction=weights, **clip
+    )
+  else:
+    loss, ppo = losses.ppo_clip(
+      logp,
+      logp_old,
+      advantage,
+      mask,
+      weight=weight,
+      correction=weights,
+      dual_clip=objective.dual_clip,
+      **clip,
+    )
+  return loss, ppo, told
 
 
 def zero_gradient(params: PyTree) -> tuple[PyTree, Stats]:
@@ -212,6 +325,7 @@ def add_gradient(
   *,
   response_logp: ResponseLogp,
   objective: Objective,
+  tokens_per_sequence: Float[Array, ""] | float = 1.0,
 ) -> tuple[PyTree, Stats]:
   """Adds the gradients and sums of the microbatches of one batch.
 
@@ -219,7 +333,10 @@ def add_gradient(
   """
   differentiate = jax.value_and_grad(
     functools.partial(
-      loss_and_stats, response_logp=response_logp, objective=objective
+      loss_and_stats,
+      response_logp=response_logp,
+      objective=objective,
+      tokens_per_sequence=tokens_per_sequence,
     ),
     has_aux=True,
   )
@@ -246,7 +363,7 @@ def gradient(sums: tuple[PyTree, Stats]) -> tuple[PyTree, Stats]:
   grad = (sum over microbatches of d total / d params) / count
   """
   grads, stats = sums
-  count = jnp.maximum(stats.loss.count, 1.0)
+  count = jnp.maximum(stats.entropy.count, 1.0)  # tokens
   grads = jax.tree.map(lambda g: g / count, grads)
   norm = optax.tree.norm(grads)
   stats = dataclasses.replace(stats, grad_norm=norm, finite=all_finite(grads))
@@ -339,6 +456,9 @@ def minibatch_step(
   if isinstance(one, NamedSharding):
     to = places, NamedSharding(one.mesh, PartitionSpec())
   sums = jax.jit(zero_gradient, out_shardings=to)(state.params)
+  length = {}
+  if objective.by_sequence:
+    length = {"tokens_per_sequence": _tokens_per_sequence(list(batches))}
   for batch in batches:
     sums = _add(
       sums,
@@ -346,6 +466,7 @@ def minibatch_step(
       batch,
       response_logp=response_logp,
       objective=objective,
+      **length,
     )
   home = jax.tree.map(lambda x: x.sharding, state.opt)
   state = dataclasses.replace(state, opt=sharding.on_device(state.opt))
@@ -353,6 +474,20 @@ def minibatch_step(
   return dataclasses.replace(
     state, opt=sharding.put_back(state.opt, home)
   ), stats
+
+
+@jax.jit
+def _tokens_per_sequence(batches: list[Batch]) -> Float[Array, ""]:
+  """Mean over the minibatch of the lengths of its responses that have any."""
+  tokens = [jnp.sum(b.mask * b.weight[..., None]) for b in batches]
+  some = [jnp.sum(jnp.any(b.mask, axis=-1) * b.weight) for b in batches]
+  return sum(tokens, jnp.zeros(())) / jnp.maximum(sum(some, jnp.zeros(())), 1.0)
+
+
+def updates_done(opt: PyTree) -> int:
+  """Optimizer updates since these moments were made."""
+  counts = optax.tree.get_all_with_path(opt, "count")
+  return int(counts[0][1])
 
 
 def first_bad_path(params: PyTree, finite: np.ndarray) -> str | None:

@@ -17,10 +17,9 @@ def get_config() -> ml_collections.ConfigDict:
   # step fixed when it turns, so fewer prompts are seen with a larger n.
   c.n = 512  # rollouts per prompt
   c.samples = 16384  # rollouts trained on per step, multiple of n
-  # Rollouts drawn at a time until enough are kept, multiple of n. The last
-  # round is drawn whole, so small rounds waste less.
-  c.round_samples = 4096
-  c.max_rounds = 40  # give up on a step after so many
+  # Rollouts whose prompts are on the devices at a time, multiple of n: a prompt
+  # that is done makes room for the next.
+  c.in_flight = 4096
   # Rollouts of a prompt that decode together, at most n are used; 0: as many as
   # fit. Responses are short: 128 instead of 512 gives 1.36 times the tokens per
   # second.
@@ -43,18 +42,97 @@ def get_config() -> ml_collections.ConfigDict:
   # Where prompts come from: reasoning-gym tasks with their settings.
   c.families = families()
 
+  # 0: every prompt is new. Otherwise a run has so many, each at most once in a
+  # step.
+  c.distinct_prompts = 0
+
+  # Dynamic sampling, on raw rewards. "differ": the rewards of a group are not
+  # all equal. "mean": their mean is between 0 and 1. "solved": some are 1 and
+  # some are not. Which one is meant for rewards between 0 and 1 is unknown; for
+  # 0 and 1 alone they agree.
+  c.keep = "differ"
+  # Only groups with a mean between these. With N = 512 "differ" keeps prompts
+  # that are solved 99 times in 100, with N = 16 few of them. Off: 0 and 1.
+  c.keep_above = 0.0
+  c.keep_below = 1.0
+  # Give up on a step after so many times its prompts. Unknown for BroRL; its
+  # pass rate of 62 % needs 1.6.
+  c.max_oversampling = 10
+  # Prompts that gave nothing in so many visits in a row rest for so many steps;
+  # 0: never. Needs distinct_prompts. Not in BroRL.
+  c.rest_after = 0
+  c.rest_steps = 20
+
+  # Advantages. REINFORCE++-baseline whitened over "tokens" (as the released
+  # code) or "trajectories" (as the paper's formula), "grpo", or "centered": the
+  # reward less the mean of its group.
+  c.advantage = "tokens"
+  # How correct rollouts of a group share their credit: "equal" for each,
+  # "distinct": equal for each different answer, "inverse": in proportion to one
+  # over their probability. The latter two are ours, not BroRL's.
+  c.credit = "equal"
+
+  # Length, in tokens. The cosine reward is length_max for an empty response,
+  # length_min at max_new_tokens, and on for the first 100 of every 600 steps
+  # (ProRL v2). Its weight and ends are unknown, and whether wrong answers get
+  # it: if they do, short wrong answers gain on long wrong ones.
+  c.length_weight = 0.0  # 0: off. Whether BroRL has it on is unknown
+  c.length_min = -0.5
+  c.length_max = 0.0
+  c.length_wrong = False
+  c.length_on = 100
+  c.length_off = 500
+  # DAPO's overlong penalty: falls to -1 over the last tokens before the limit.
+  c.overlong_weight = 0.0  # 0: off; DAPO has 1
+  c.overlong_buffer = 2  # tokens; DAPO has 4,096 of 20,480
+  # Reward of a response that was cut, times this. 1: as it is. Released scripts
+  # have 0 under the name of stop-properly coefficient.
+  c.truncated_factor = 1.0
+  c.mask_truncated = False  # leave responses that were cut out of everything
+
   # Update.
   c.minibatches = 2  # optimizer updates per step, over whole groups
   c.rows = 32  # different rollouts of one prompt per block, padded
   c.blocks = 16  # blocks per microbatch, multiple of mesh_data
+  c.loss = "ppo"  # or "gspo": one ratio per sequence, clip about 3e-4
   c.clip_low = 0.2  # ratio may fall to 1 - clip_low (ProRL v2)
   c.clip_high = 0.28  # ratio may rise to 1 + clip_high (ProRL v2)
+  # Loss of a bad token at most so many times its advantage; 0: no bound. 3 is
+  # usual; the released ProRL v2 scripts have none.
+  c.dual_clip = 0.0
+  c.entropy_weight = 0.0  # nats; none in ProRL and BroRL
   # Unknown for BroRL; the released ProRL v2 scripts use 1e-4.
   c.kl_weight = 1e-4  # of the k2 term; 0 keeps no reference policy
   c.kl_clamp = 10.0  # nats (ProRL v2)
+  # The reference becomes the policy after so many steps (ProRL v2: 200 to 500;
+  # unknown for BroRL), above a KL in nats per token, or after so many
+  # evaluations without a better score. 0: not for that.
+  c.reset_every = 300
+  c.reset_above_kl = 0.0
+  c.reset_stalled = 0
+  c.reset_optimizer = False  # True: moments and warm-up start anew (ProRL)
 
-  # AdamW. Unknown for BroRL, but that its rate is scaled with sqrt(samples).
+  # Trainer against sampler: "truncated" (TIS; BroRL, cap unknown, 2 is usual),
+  # "banded" (IcePop; 0.5 to 5 in released scripts), "sequence": whole rollouts
+  # by their geometric mean (0.999 to 1.002 there), or "none".
+  c.correction = "truncated"
+  c.correction_cap = 2.0
+  c.correction_low = 0.5
+  c.correction_high = 5.0
+  c.sequence_low = 0.999
+  c.sequence_high = 1.002
+
+  # Sample the next step with the parameters before this update, which then
+  # happens while the devices wait for verdicts. Not for the step after a
+  # checkpoint.
+  c.pipeline = False
+
+  # AdamW. Unknown for BroRL, but that its rate grows with the root of samples.
   c.lr = 3e-4  # constant after warmup
+  # lr times the root of (count / lr_base): "samples" of a step (the paper), or
+  # "prompts" of an update, which were what limited the step in small studies.
+  c.lr_scaling = "none"
+  c.lr_base = 8192  # the count that lr is for
   c.warmup = 5  # updates
   c.b1 = 0.9
   c.b2 = 0.95
@@ -64,6 +142,10 @@ def get_config() -> ml_collections.ConfigDict:
   # "factored" keeps means of rows and columns of matrices of 96 x 96 or more, a
   # quarter less of the state; updates differ from AdamW's.
   c.second_moment = "full"
+
+  # Changes during a run: dicts of "from_step" and the fields that change then,
+  # such as {"from_step": 201, "n": 32, "length_weight": 1.0}.
+  c.phases = ()
 
   # Policy.
   # Hugging Face directory, or a name to download it by; "" is the embedded

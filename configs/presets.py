@@ -29,7 +29,7 @@ def apply(c: ml_collections.ConfigDict, name: str) -> None:
 def _language_model(c: ml_collections.ConfigDict) -> None:
   c.steps = 200
   c.samples = 128 * 512  # stated: 128 prompts x 512; the small arm is 512 x 16
-  c.round_samples = 32 * 512
+  c.in_flight = 32 * 512
   c.slots = 0  # as many as fit; responses are long
   c.prompt_tokens = 1024
   c.max_new_tokens = 15360  # stated: a context window of 16,384

@@ -27,6 +27,17 @@ def tiled(hidden, kernel, tokens, rows, block=V):
   )
 
 
+def with_gradient(form):
+  """Outputs, and the gradient in both arguments for slopes of the outputs."""
+
+  @jax.jit
+  def run(hidden, kernel, slopes):
+    found, pull = jax.vjp(form, hidden, kernel)
+    return found, pull(slopes)
+
+  return run
+
+
 @pytest.mark.parametrize("rows", [1, 3, 5, 10, 64])
 def test_equals_the_plain_form_and_its_gradient(rows):
   hidden, kernel, tokens, weight = draw()
@@ -34,17 +45,79 @@ def test_equals_the_plain_form_and_its_gradient(rows):
   def plain(hidden, kernel):
     return losses.token_logp(jnp.tanh(hidden @ kernel) * 4.0, tokens)
 
-  want, pull = jax.vjp(plain, hidden, kernel)
-  got, pull_tiled = jax.vjp(
-    lambda *args: tiled(*args, tokens, rows), hidden, kernel
+  by_tiles = with_gradient(lambda *args: tiled(*args, tokens, rows))
+  at_once = with_gradient(plain)
+  still, other = jnp.zeros_like(weight), weight[::-1] - 0.3
+  for slopes in ((weight, other), (weight, still), (still, other)):
+    got, grads = by_tiles(hidden, kernel, slopes)
+    want, want_grads = at_once(hidden, kernel, slopes)
+    for a, b in zip(got, want, strict=True):
+      np.testing.assert_allclose(a, b, atol=1e-5)
+    for a, b in zip(grads, want_grads, strict=True):
+      np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
+
+
+@pytest.mark.parametrize("rows, block", [(4, V), (3, 1), (10, 1)])
+@pytest.mark.parametrize("scale", [4.0, 40.0])
+def test_gradient_of_a_weighted_sum_of_both(rows, block, scale):
+  """Tiles that do not divide, and distributions that are nearly certain."""
+  hidden, kernel, tokens, weight = draw()
+  other = 1.0 - weight[::-1]
+  form = lambda x, head: jnp.tanh(x @ head.T) * scale
+
+  def total(found):
+    logp, entropy = found
+    return jnp.sum(weight * logp + other * entropy)
+
+  plain = lambda h, k: total(losses.token_logp(form(h, k.T), tokens))
+  run = lambda h, k: total(
+    vocabulary.token_logp(form, k.T, h, tokens, rows=rows, block=block)
   )
+  want = jax.grad(plain, argnums=(0, 1))(hidden, kernel)
+  got = jax.jit(jax.grad(run, argnums=(0, 1)))(hidden, kernel)
   for a, b in zip(got, want, strict=True):
-    np.testing.assert_allclose(a, b, atol=1e-5)
-  still = jnp.zeros_like(weight)
-  for a, b in zip(
-    pull_tiled((weight, weight)), pull((weight, still)), strict=True
-  ):
-    np.testing.assert_allclose(a, b, atol=1e-4)
+    np.testing.assert_allclose(a, b, atol=1e-5 * jnp.abs(b).max())
+
+
+def test_the_gradient_of_the_entropy_by_hand():
+  """Logits 0 and log 3: p = 1/4 and 3/4, and H = log 4 - 3/4 log 3.
+
+  d H / d l_0 = -1/4 (-log 4 + H) = 3/16 log 3, and the other is minus that.
+  """
+  logits = lambda x, head: x @ head.T
+  hidden = jnp.array([[[0.0, np.log(3.0)]]])
+  entropy = lambda h: vocabulary.token_logp(
+    logits, jnp.eye(2), h, jnp.array([[1]]), rows=1, block=2
+  )[1].sum()
+  value, grad = jax.value_and_grad(entropy)(hidden)
+  assert float(value) == pytest.approx(np.log(4) - 0.75 * np.log(3))
+  slope = 3 / 16 * np.log(3)
+  np.testing.assert_allclose(grad, [[[slope, -slope]]], rtol=1e-5)
+
+
+def work(jaxpr, shape):
+  """How many results of this shape are computed, in loops too."""
+  return sum(found == shape for found in shapes(jaxpr))
+
+
+def test_an_output_that_is_not_differentiated_costs_nothing():
+  hidden, kernel, tokens, _ = draw()
+  tile = P, 3, V
+
+  def cost(total):
+    run = lambda h, k: total(*tiled(h, k, tokens, 3))
+    grad = jax.jit(jax.grad(run, argnums=(0, 1), has_aux=True))
+    return work(jax.make_jaxpr(grad)(hidden, kernel).jaxpr, tile)
+
+  alone = cost(lambda logp, entropy: (logp.sum(), None))
+  still = jax.lax.stop_gradient
+  assert cost(lambda logp, entropy: (logp.sum(), still(entropy.sum()))) == alone
+  assert cost(lambda logp, entropy: (logp.sum(), entropy.sum())) == alone
+  stopped = cost(
+    lambda logp, entropy: (logp.sum() + still(entropy).sum(), None)
+  )
+  assert stopped == alone
+  assert cost(lambda logp, entropy: (logp.sum() + entropy.sum(), None)) > alone
 
 
 def shapes(jaxpr):
@@ -86,16 +159,16 @@ def test_blocks_of_the_vocabulary_change_nothing(
     run = lambda h, k, block, logits=logits: vocabulary.token_logp(
       logits, k.T, h, tokens, rows=rows, block=block
     )
-    want, pull = jax.vjp(lambda *a, run=run: run(*a, 12), hidden, kernel)
-    got, pull_blocks = jax.vjp(
-      lambda *a, run=run: run(*a, 12 // blocked), hidden, kernel
+    slopes = weight, weight[::-1]
+    whole, blocks = (
+      with_gradient(lambda *a, run=run, block=block: run(*a, block))(
+        hidden, kernel, slopes
+      )
+      for block in (12, 12 // blocked)
     )
-    for a, b in zip(got, want, strict=True):
+    for a, b in zip(blocks[0], whole[0], strict=True):
       np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4)
-    still = jnp.ones_like(weight)  # the entropy has no gradient
-    for a, b in zip(
-      pull_blocks((weight, still)), pull((weight, still * 0)), strict=True
-    ):
+    for a, b in zip(blocks[1], whole[1], strict=True):
       np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * scale)
 
 

@@ -8,19 +8,34 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
-from jaxtyping import Float, PyTree
+from jaxtyping import PyTree
 
+from brorl_jax import ledger as ledgers
 from brorl_jax import memory, packing, sharding, theory, train, types, update
+from brorl_jax.ledger import Ledger
+from brorl_jax.main import settings
 from brorl_jax.main.settings import Config
 from brorl_jax.policy import Policy
+from brorl_jax.rl import lr_scaling
 
 Parts = list[list[types.Batch]]  # batches of each minibatch
+
+
+def scaled_lr(c: Config) -> float:
+  """The learning rate of a step of so many samples, or prompts per update."""
+  prompts = c.samples // c.n
+  count = {
+    "none": c.lr_base,
+    "samples": c.samples,
+    "prompts": prompts // c.minibatches,
+  }[c.lr_scaling]
+  return lr_scaling.sqrt_scaled(c.lr, samples=count, base_samples=c.lr_base)
 
 
 def optimizer(c: Config):
   """AdamW at a constant rate after its warm-up, and that rate by update."""
   return update.optimizer(
-    lr=c.lr,
+    lr=scaled_lr(c),
     warmup=c.warmup,
     total=None,
     b1=c.b1,
@@ -91,12 +106,38 @@ def state_bytes(
     jax.eval_shape(policy.init, jax.random.key(0)),
     optimizer(c)[0],
     AbstractMesh((data, model), ("data", "model")),
-    keep_reference=c.kl_weight > 0.0,
+    keep_reference=keeps_reference(c),
     offload="nothing" if on_cpu else c.offload,  # a CPU's is the host's
   )
   leaves = zip(jax.tree.leaves(abstract), jax.tree.leaves(places), strict=True)
   here = [(x, s) for x, s in leaves if s.memory_kind != sharding.HOST]
   return memory.shard_bytes([x for x, _ in here], [s for _, s in here])
+
+
+def keeps_reference(c: Config) -> bool:
+  """Whether any phase of the run has a KL term."""
+  return any(phase.kl_weight > 0.0 for _, phase in settings.phases(c))
+
+
+def objective(c: Config) -> update.Objective:
+  """Constants of the loss."""
+  bounds = {
+    "none": None,
+    "truncated": (0.0, c.correction_cap),
+    "banded": (c.correction_low, c.correction_high),
+    "sequence": (c.sequence_low, c.sequence_high),
+  }[c.correction]
+  return update.Objective(
+    clip_low=c.clip_low,
+    clip_high=c.clip_high,
+    dual_clip=c.dual_clip or None,
+    by_sequence=c.loss == "gspo",
+    kl_weight=c.kl_weight,
+    kl_clamp=c.kl_clamp,
+    entropy_weight=c.entropy_weight,
+    correction=bounds and update.Correction(c.correction, *bounds),
+    temperature=c.temperature,
+  )
 
 
 def update_stage(
@@ -105,13 +146,7 @@ def update_stage(
   """Stage 5: `minibatches` optimizer updates over whole groups."""
   policy = dataclasses.replace(policy, remat=c.remat, mesh=mesh)
   layout = packing.Layout(c.rows, c.blocks, c.max_new_tokens)
-  objective = update.Objective(
-    clip_low=c.clip_low,
-    clip_high=c.clip_high,
-    kl_weight=c.kl_weight,
-    kl_clamp=c.kl_clamp,
-    temperature=c.temperature,
-  )
+  goal = objective(c)
   scored = scores(c, policy, mesh)
   mass_of = functools.partial(
     theory.correct_mass,
@@ -121,12 +156,18 @@ def update_stage(
   mass = jax.jit(mass_of)
   mean_mass = lambda found, params: jnp.mean(mass_of(found, params))
 
-  def apply(state: types.State, kept: train.Groups, advantage):
-    found = theory.probe(*kept, count=c.theory_prompts, rows=c.theory_responses)
+  def apply(state: types.State, kept: types.Groups, credit: train.Credit):
+    found = theory.probe(
+      kept.prompts,
+      kept.rollouts,
+      kept.scores.reward,
+      count=c.theory_prompts,
+      rows=c.theory_responses,
+    )
     watch = found and jax.tree_util.Partial(mean_mass, found)
     step = int(state.step) + 1
-    parts = minibatches(kept, advantage, layout, c.minibatches, (c.seed, step))
-    shares = packed_shares(parts, advantage.size)
+    parts = minibatches(kept, credit, layout, c.minibatches, (c.seed, step))
+    shares = packed_shares(parts, int(credit.counts.sum()))
     parts = scored(parts, state)  # all before the first update
     stats = []
     for part in parts:
@@ -135,7 +176,7 @@ def update_stage(
         part,
         tx=tx,
         response_logp=policy.response_logp,
-        objective=objective,
+        objective=goal,
         watch=watch,
       )
       stats.append(more)
@@ -148,7 +189,8 @@ def update_stage(
       first_order = sum(float(one.watched) for one in stats)
       promise = theory.measure(found, np.asarray(after), first_order, n=c.n)
     return state, {
-      **learned(stats, schedule, step, c.minibatches, kl_weight=c.kl_weight),
+      **learned(stats, goal),
+      "optim/lr": float(schedule(update.updates_done(state.opt) - 1)),
       **shares,
       **promise,
     }
@@ -172,7 +214,7 @@ def scores(
     parts = [[jax.tree.map(place, batch) for batch in part] for part in parts]
     if c.minibatches > 1:  # later ones differ from the policy that sampled
       parts = each(lambda b: {"logp_old": logp_of(state.params, b)}, parts)
-    if state.reference is not None:
+    if c.kl_weight and state.reference is not None:
       reference = sharding.on_device(state.reference)
       parts = each(lambda b: {"logp_ref": logp_of(reference, b)}, parts)
     return parts
@@ -191,18 +233,27 @@ def each(
 
 
 def minibatches(
-  kept: train.Groups,
-  advantage: Float[np.ndarray, "P N"],
+  kept: types.Groups,
+  credit: train.Credit,
   layout: packing.Layout,
   count: int,
   seed: tuple[int, int],
 ) -> Parts:
-  """Kept groups as so many minibatches of batches, on the host."""
+  """Kept groups as so many minibatches of batches, on the host.
+
+  Rollouts that do not count become empty ones, of which one is packed.
+  """
+  counts = credit.counts[..., None]
+  rollouts = dataclasses.replace(
+    kept.rollouts,
+    tokens=np.where(counts, kept.rollouts.tokens, 0),
+    mask=kept.rollouts.mask & counts,
+  )
   parts = []
-  for at in packing.split(len(advantage), count, seed):
+  for at in packing.split(len(counts), count, seed):
     take = functools.partial(jax.tree.map, lambda x, at=at: x[at])
-    prompts, rollouts = take(kept.prompts), take(kept.rollouts)
-    parts.append(packing.pack(prompts, rollouts, advantage[at], layout))
+    some = take(kept.prompts), take(rollouts), credit.advantage[at]
+    parts.append(packing.pack(*some, layout))
   return parts
 
 
@@ -231,16 +282,21 @@ def refuse_not_finite(
 
 
 def learned(
-  stats: Sequence[update.Stats],
-  schedule,
-  step: int,
-  minibatches: int,
-  *,
-  kl_weight: float,
+  stats: Sequence[update.Stats], goal: update.Objective
 ) -> dict[str, float | None]:
   """Metrics of a step's updates, one `Stats` each."""
   mean = lambda name: float(np.mean([getattr(s, name).value for s in stats]))
-  kl = mean("kl_ref") if kl_weight else None
+  kl = mean("kl_ref") if goal.kl_weight else None
+  total = mean("loss") + goal.kl_weight * (kl or 0.0)
+  # What is between sampler and trainer, with the parameters that sampled.
+  corrected = {
+    f"correction/{name}": mean(field) if goal.correction else None
+    for name, field in (
+      ("weight_mean", "correction"),
+      ("changed_fraction", "corrected"),
+      ("kl_sampler", "kl_sampler"),
+    )
+  }
   return {
     "policy/entropy": mean("entropy"),
     "policy/kl_ref": kl,
@@ -249,7 +305,42 @@ def learned(
     # Before the first update trainer and sampler hold the same parameters.
     "policy/logp_gap_max": float(stats[0].logp_gap_max),
     "policy/logp_gap_mean": float(stats[0].logp_gap.value),
-    "loss/total": mean("loss") + kl_weight * (kl or 0.0),
-    "optim/lr": float(schedule(step * minibatches - 1)),
+    **corrected,
+    "loss/total": total - goal.entropy_weight * mean("entropy"),
     "optim/grad_norm": float(np.mean([s.grad_norm for s in stats])),
   }
+
+
+def reference_stage(c: Config, tx) -> Callable[..., tuple]:
+  """After a step: the policy becomes the reference where the config says so.
+
+  The optimizer goes on as it was (ProRL v2), or starts anew (ProRL).
+  """
+  copy = functools.partial(jax.tree.map, jnp.copy)
+
+  def place(make, like: PyTree, params: PyTree) -> PyTree:
+    """Where it was: on the devices, or in host memory."""
+    home = jax.tree.map(lambda x: x.sharding, like)
+    return jax.jit(make, out_shardings=home)(params)
+
+  def after(state: types.State, ledger: Ledger, scalars):
+    if state.reference is None:
+      return state, ledger, None
+    ledger = dataclasses.replace(ledger, since_reset=ledger.since_reset + 1)
+    why = ledgers.reset_reason(
+      ledger,
+      scalars["policy/kl_ref"],
+      every=c.reset_every,
+      above_kl=c.reset_above_kl,
+      stalled=c.reset_stalled,
+    )
+    if why is None:
+      return state, ledger, None
+    reference = place(copy, state.reference, state.params)
+    state = dataclasses.replace(state, reference=reference)
+    if c.reset_optimizer:
+      opt = place(tx.init, state.opt, state.params)
+      state = dataclasses.replace(state, opt=opt)
+    return state, ledgers.was_reset(ledger), why
+
+  return after

@@ -48,7 +48,7 @@ def run(c: Config) -> None:
   except ValueError as e:
     raise settings.UserError(str(e)) from None
   print(
-    f"rollouts: {c.round_samples // c.n} prompts x {c.n}, at most "
+    f"rollouts: {c.in_flight // c.n} prompts x {c.n}, at most "
     f"{c.max_new_tokens} tokens, on {data} x {model} "
     f"{'CPU devices' if on_cpu else 'accelerators'}\n"
     f"{plans.rollouts.table()}\n"
@@ -105,7 +105,7 @@ def make(
   try:
     rollouts = fit(
       n=c.n,
-      prompts=c.round_samples // c.n,
+      prompts=c.in_flight // c.n,
       slots=c.slots or None,
       lanes=c.lanes or None,
     )
@@ -121,9 +121,9 @@ def make(
 def _evaluations(
   c: Config, fit: Callable[..., plan.RolloutPlan], data: int
 ) -> tuple[int, plan.RolloutPlan]:
-  """As many held-out puzzles at a time as a round, or half of them, ..."""
+  """As many held-out puzzles at a time as in training, or half of them, ..."""
   heldout = c.eval_prompts * len(c.families)
-  each = max(min(c.round_samples // c.eval_n // data, -(-heldout // data)), 1)
+  each = max(min(c.in_flight // c.eval_n // data, -(-heldout // data)), 1)
   while True:
     try:
       return each * data, fit(

@@ -4,7 +4,6 @@ import functools
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
 
 from brorl_jax import tokenizer, types
 from brorl_jax.main import settings
@@ -63,8 +62,23 @@ class Puzzles:
       self._render(puzzle)
     return puzzles
 
+  def candidates(
+    self, step: int, resting: frozenset[int], *, most: int
+  ) -> Sequence[int]:
+    """Numbers p of the prompts that a step may draw, in their order."""
+    count = self._c.distinct_prompts
+    if not count:
+      return range(most)
+    order = np.random.default_rng([self._c.seed, step]).permutation(count)
+    return [int(p) for p in order if p not in resting][:most]
+
   def _draw(self, step: int, position: int) -> Puzzle:
-    """Candidate `position` of a step: a function of (seed, step, position)."""
+    """Candidate `position` of a step: a function of (seed, step, position).
+
+    If a run has a fixed number of prompts, candidate p is prompt p of them.
+    """
+    if self._c.distinct_prompts:
+      step = 0
     which = mixture.pick(self._c.seed, step, position, self._weights)
     index = mixture.index(step, position)
     # A prompt that is rarer than the probes and too long must not end a run of
@@ -84,11 +98,10 @@ class Puzzles:
       return puzzle
     raise settings.UserError(str(error))
 
-  def prompts(self, step: int, round: int) -> types.Prompts:
-    """Stage 1: candidates of a round."""
-    count = self._c.round_samples // self._c.n
-    index = np.arange(round * count, (round + 1) * count, dtype=np.int32)
-    return self.pad([self.puzzle(step, int(i)) for i in index], index)
+  def prompts(self, step: int, candidates: Sequence[int]) -> types.Prompts:
+    """Stage 1: some candidates of a step."""
+    index = np.array(candidates, np.int32)
+    return self.pad([self.puzzle(step, p) for p in candidates], index)
 
   def pad(self, puzzles: Sequence[Puzzle], index: np.ndarray) -> types.Prompts:
     ids = [self._render(puzzle) for puzzle in puzzles]
@@ -119,9 +132,9 @@ class Puzzles:
       out.append([judged[key] for key in ids])
     return out
 
-  def rewards(
+  def scores(
     self, step: int, prompts: types.Prompts, rollouts: types.Rollouts
-  ) -> Float[np.ndarray, "P N"]:
+  ) -> types.Scores:
     """Stage 3: 1 for a pass, 0 for a fail."""
     puzzles = [self.puzzle(step, int(i)) for i in prompts.index]
     verdicts = self.verdicts(puzzles, rollouts)
@@ -133,4 +146,14 @@ class Puzzles:
           raise settings.UserError(
             f"step {step}: the verifier of {puzzle.id} failed: {verdict.reason}"
           )
-    return np.array([[v.reward for v in row] for row in verdicts], np.float32)
+    reward = [[v.reward for v in row] for row in verdicts]
+    answer = [_numbered([v.answer for v in row]) for row in verdicts]
+    return types.Scores(
+      np.array(reward, np.float32), np.array(answer, np.int32)
+    )
+
+
+def _numbered(texts: Sequence[str]) -> list[int]:
+  """Equal numbers for equal texts, ascending."""
+  numbers: dict[str, int] = {}
+  return [numbers.setdefault(text, len(numbers)) for text in texts]

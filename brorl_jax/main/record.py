@@ -2,6 +2,7 @@
 
 import functools
 import pathlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from brorl_jax import evaluate, metrics, train
+from brorl_jax import evaluate, metrics, types
 from brorl_jax.main import sampling
 from brorl_jax.main.planning import Plans
 from brorl_jax.main.puzzles import Puzzles
@@ -50,7 +51,7 @@ class Record:
     workdir: pathlib.Path,
     puzzles: Puzzles,
     heldout: Sequence[Puzzle],
-    measure: Callable[[PyTree, Sequence[Puzzle]], evaluate.Evaluation],
+    measure: Callable[[int], Callable[..., evaluate.Evaluation]],
   ):
     self._c, self._workdir, self._puzzles = c, workdir, puzzles
     self._heldout, self._measure = heldout, measure
@@ -59,31 +60,41 @@ class Record:
   def start(self, done: int) -> None:
     c, devices = self._c, jax.devices()
     what = f"resumes after step {done}" if done >= 0 else "first step compiles"
-    print(
-      f"{c.samples // c.n} prompts x {c.n} rollouts per step on "
-      f"{len(devices)} {devices[0].device_kind}; {what}"
-    )
+    print(f"{len(devices)} {devices[0].device_kind}; {what}")
     lines = lambda *path: metrics.JsonLines(
       self._workdir.joinpath(*path), after=done
     )
     # First, because it refuses a folder whose lines are gone.
     self._writer = metrics.Writer(self._workdir, after=done, steps=c.steps)
     self._samples = lines("samples.jsonl")
+    self._events = lines("events.jsonl")
     self._curve = lines("eval", "curve.jsonl")
     self._records = lines("eval", "records.jsonl")
-    self._files = [self._samples, self._curve, self._records, self._writer]
+    self._files = [
+      self._samples,
+      self._events,
+      self._curve,
+      self._records,
+      self._writer,
+    ]
+
+  def event(self, step: int, what: Mapping[str, Any]) -> None:
+    self._events.write({"step": step, **what})
+    said = ", ".join(f"{key} {value}" for key, value in what.items())
+    print(f"step {step}: {said}", file=sys.stderr)
 
   def step(
-    self, step: int, scalars: Mapping[str, Any], kept: train.Groups
+    self, step: int, scalars: Mapping[str, Any], kept: types.Groups
   ) -> None:
     self._writer.write_scalars(step, scalars)
     self._samples.write(*self._shown(step, kept))
 
-  def _shown(self, step: int, kept: train.Groups) -> Iterator[dict[str, Any]]:
-    for p in range(min(self._c.samples_shown, len(kept.reward))):
+  def _shown(self, step: int, kept: types.Groups) -> Iterator[dict[str, Any]]:
+    reward = kept.scores.reward
+    for p in range(min(self._c.samples_shown, len(reward))):
       puzzle = self._puzzles.puzzle(step, int(kept.prompts.index[p]))
       # Right and wrong ones in turn: a kept group has both.
-      n = int((kept.reward[p] if p % 2 == 0 else -kept.reward[p]).argmax())
+      n = int((reward[p] if p % 2 == 0 else -reward[p]).argmax())
       ids = kept.rollouts.tokens[p, n][kept.rollouts.mask[p, n]].tolist()
       yield {
         "step": step,
@@ -91,13 +102,13 @@ class Record:
         "prompt": puzzle.question,
         "response": self._puzzles.decode(ids),
         "answer": puzzle.entry["answer"],
-        "reward": float(kept.reward[p, n]),
+        "reward": float(reward[p, n]),
         "tokens": len(ids),
         "truncated": bool(kept.rollouts.truncated[p, n]),
       }
 
-  def evaluate(self, step: int, params: PyTree) -> None:
-    e = self._measure(params, self._heldout)
+  def evaluate(self, step: int, params: PyTree) -> float:
+    e = self._measure(step)(params, self._heldout)
     self._records.write(*({"step": step, **record} for record in e.records))
     self._curve.write(
       {
@@ -110,6 +121,7 @@ class Record:
     )
     by_family = {f"eval/pass_at_1/{k}": v for k, v in e.by_family.items()}
     self._writer.write_evaluation(step, {"eval/pass_at_1": e.mean} | by_family)
+    return e.mean
 
   def close(self) -> None:
     for file in self._files:

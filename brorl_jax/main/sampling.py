@@ -1,7 +1,8 @@
 """Stage 2: prompts -> rollouts, of training and of evaluations."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 
 import jax
 from jax.sharding import Mesh
@@ -9,6 +10,7 @@ from jax.sharding import Mesh
 from brorl_jax import plan, sampler, types
 from brorl_jax.main.settings import Config
 from brorl_jax.policy import Policy
+from brorl_jax.stream import stream
 
 
 def decoder(c: Config, policy: Policy) -> Policy:
@@ -28,22 +30,40 @@ def rollouts(
   n: int,
 ) -> Callable[..., types.Rollouts]:
   """(params, prompts, key) -> n rollouts each, copied to the host at once."""
-  policy = decoder(c, policy)
+  make = functools.partial(
+    sampler.rollouts, decoder(c, policy), **_how(c, stop_ids, mesh, fits, n)
+  )
 
   def sample(params, prompts: types.Prompts, key) -> types.Rollouts:
-    out = sampler.rollouts(
-      policy,
-      params,
-      prompts,
-      key,
-      n=n,
-      max_new_tokens=c.max_new_tokens,
-      behaviour=sampler.Behaviour(temperature=c.temperature),
-      stop_ids=stop_ids,
-      slots=fits.slots,
-      lanes=fits.lanes,
-      mesh=mesh,
-    )
-    return jax.device_get(out)
+    return jax.device_get(make(params, prompts, key))
 
   return sample
+
+
+def streamed(
+  c: Config,
+  policy: Policy,
+  stop_ids: tuple[int, ...],
+  mesh: Mesh,
+  fits: plan.RolloutPlan,
+) -> Callable[..., Iterator[tuple[types.Prompts, types.Rollouts]]]:
+  """Stage 2: (params, feed, key) -> prompts that are done, their rollouts."""
+  make = functools.partial(
+    stream,
+    decoder(c, policy),
+    **_how(c, stop_ids, mesh, fits, c.n),
+    places=c.in_flight // c.n,
+  )
+  return lambda params, feed, key: make(params, feed, key)
+
+
+def _how(c: Config, stop_ids, mesh, fits: plan.RolloutPlan, n: int):
+  return dict(
+    n=n,
+    max_new_tokens=c.max_new_tokens,
+    behaviour=sampler.Behaviour(temperature=c.temperature),
+    stop_ids=stop_ids,
+    slots=fits.slots,
+    lanes=fits.lanes,
+    mesh=mesh,
+  )

@@ -1,5 +1,6 @@
 """What can be refused before anything is loaded: flags and values."""
 
+import collections.abc
 import difflib
 import itertools
 import math
@@ -20,7 +21,24 @@ CHOICES = {
   "second_moment": ("full", "factored"),
   "remat": ("layer", "products", "nothing"),
   "offload": ("nothing", "reference", "moments"),
+  "keep": ("differ", "mean", "solved"),
+  "advantage": ("tokens", "trajectories", "grpo", "centered"),
+  "credit": ("equal", "distinct", "inverse"),
+  "loss": ("ppo", "gspo"),
+  "correction": ("none", "truncated", "banded", "sequence"),
+  "lr_scaling": ("none", "samples", "prompts"),
 }
+# What a phase may change: the data, the policy, and what state is made of stay.
+PHASED = frozenset(
+  "n samples in_flight slots lanes max_new_tokens max_oversampling temperature "
+  "minibatches rows blocks keep keep_above keep_below rest_after rest_steps "
+  "advantage credit truncated_factor mask_truncated length_weight length_min "
+  "length_max length_wrong length_on length_off overlong_weight "
+  "overlong_buffer loss clip_low clip_high dual_clip entropy_weight kl_weight "
+  "kl_clamp correction correction_cap correction_low correction_high "
+  "sequence_low sequence_high reset_every reset_above_kl reset_stalled "
+  "reset_optimizer lr lr_scaling lr_base warmup".split()
+)
 Rule = tuple[str, bool, str]  # field, whether it can work, what it must be
 
 # What Python says of a value of the wrong type, and what it means.
@@ -122,6 +140,40 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def check_training(c: Config) -> None:
   """Raises UserError at the first value that cannot work."""
   _check(c, _training_rules)
+  for since, phase in phases(c)[1:]:
+    _check(phase, _training_rules, f"phase from step {since}: ")
+
+
+def phases(c: Config) -> list[tuple[int, Config]]:
+  """First step and config of each phase of a run; the first is c from step 1.
+
+  Raises:
+    UserError: A phase is not a dict of fields that may change, or out of order.
+  """
+  out = [(1, c)]
+  for number, change in enumerate(c.phases):
+    name = f"config.phases[{number}]"
+    if not isinstance(change, collections.abc.Mapping):
+      raise UserError(f"{name} = {change!r} must be a dict of fields")
+    change = dict(change)
+    since = change.pop("from_step", None)
+    if not isinstance(since, int) or since <= out[-1][0]:
+      raise UserError(
+        f"{name}: from_step = {since!r} must be a step after {out[-1][0]}, "
+        "where the phase before begins"
+      )
+    for field in change:
+      if field not in PHASED:
+        raise UserError(
+          f"{name}: {field} cannot change during a run{_hint(field, [*PHASED])}"
+        )
+    phase = out[-1][1].copy_and_resolve_references()
+    try:
+      phase.update(change)
+    except (TypeError, ValueError) as e:
+      raise UserError(f"{name}: {_first_line(e)}") from None
+    out.append((since, phase))
+  return out
 
 
 def check_warmup(c: Config) -> None:
@@ -156,11 +208,13 @@ def check_simulation(c: Config, surrogates: tuple[str, ...]) -> None:
   _check(c, rules)
 
 
-def _check(c: Config, rules: Callable[[Config], Iterator[Rule]]) -> None:
+def _check(
+  c: Config, rules: Callable[[Config], Iterator[Rule]], where: str = ""
+) -> None:
   try:
     for field, good, must in rules(c):
       if not good:
-        raise UserError(f"config.{field} = {c[field]!r} must be {must}")
+        raise UserError(f"{where}config.{field} = {c[field]!r} must be {must}")
   except (AttributeError, KeyError) as e:
     field = str(e.args[0]).splitlines()[0].strip("\"'")
     raise UserError(
@@ -189,9 +243,10 @@ def _warmup_rules(c: Config) -> Iterator[Rule]:
 
 def _training_rules(c: Config) -> Iterator[Rule]:
   counts = (
-    "steps samples round_samples max_rounds prompt_tokens max_new_tokens "
+    "steps samples in_flight max_oversampling prompt_tokens max_new_tokens "
     "minibatches rows blocks save_every keep_checkpoints eval_every "
-    "eval_prompts eval_n theory_prompts theory_responses mesh_model"
+    "eval_prompts eval_n theory_prompts theory_responses mesh_model lr_base "
+    "length_on length_off rest_steps"
   )
   for field in counts.split():
     yield field, c[field] >= 1, "at least 1"
@@ -200,7 +255,7 @@ def _training_rules(c: Config) -> Iterator[Rule]:
       yield field, math.isfinite(value), "finite"
   yield "seed", 0 <= c.seed < 2**31, "0 to 2**31 - 1"
   yield "n", c.n >= 2, "at least 2: a group is compared with its own mean"
-  for field in ("samples", "round_samples"):
+  for field in ("samples", "in_flight"):
     good = c[field] % c.n == 0
     yield field, good, f"a multiple of n = {c.n}"
   prompts = c.samples // c.n
@@ -210,11 +265,67 @@ def _training_rules(c: Config) -> Iterator[Rule]:
   yield "eval_prompts", good, "2 or more in all families: it is an interval"
   for field in ("slots", "lanes", "memory_bytes"):
     yield field, c[field] >= 0, "positive, or 0: as much as there is"
+  yield from _sampling_rules(c)
+  yield from _loss_rules(c)
+  yield from _optimizer_rules(c)
+  for field, known in CHOICES.items():
+    yield field, c[field] in known, f"one of {', '.join(known)}"
+  yield "mesh_data", c.mesh_data >= 1 or c.mesh_data == -1, "positive, or -1"
+  yield "samples_shown", c.samples_shown >= 0, "0 or positive"
+
+
+def _sampling_rules(c: Config) -> Iterator[Rule]:
+  """Which groups are trained on, and what reward they get."""
   yield "temperature", c.temperature > 0.0, "positive; greedy cannot explore"
+  yield "keep_above", c.keep_above < c.keep_below, "below keep_below"
+  prompts, pool = c.samples // c.n, c.distinct_prompts
+  good = pool == 0 or pool >= prompts
+  yield "distinct_prompts", good, f"0, or the {prompts} of a step at least"
+  yield "rest_after", c.rest_after >= 0, "0 or positive"
+  good = c.rest_after == 0 or pool > 0
+  yield "rest_after", good, "0 unless distinct_prompts is set: none comes again"
+  good = 0.0 <= c.truncated_factor <= 1.0
+  yield "truncated_factor", good, "between 0 and 1"
+  good = c.length_min <= c.length_max
+  yield "length_min", good, f"at most length_max = {c.length_max}"
+  for field in ("length_weight", "overlong_weight"):
+    yield field, c[field] >= 0.0, "0 or positive"
+  good = 1 <= c.overlong_buffer <= c.max_new_tokens or not c.overlong_weight
+  most = c.max_new_tokens
+  yield "overlong_buffer", good, f"1 to max_new_tokens = {most}"
+
+
+def _loss_rules(c: Config) -> Iterator[Rule]:
   yield "clip_low", 0.0 < c.clip_low < 1.0, "between 0 and 1"
   yield "clip_high", c.clip_high > 0.0, "positive"
   yield "kl_weight", c.kl_weight >= 0.0, "0 or positive"
   yield "kl_clamp", c.kl_clamp > 0.0, "positive"
+  good = c.dual_clip == 0.0 or c.dual_clip > 1.0
+  yield "dual_clip", good, "above 1, or 0: without"
+  good = c.dual_clip == 0.0 or c.loss == "ppo"
+  yield "dual_clip", good, "0 with loss = 'gspo', which has none"
+  yield "entropy_weight", c.entropy_weight >= 0.0, "0 or positive"
+  yield "correction_cap", c.correction_cap >= 1.0, "at least 1"
+  for low, high in (
+    ("correction_low", "correction_high"),
+    ("sequence_low", "sequence_high"),
+  ):
+    yield low, 0.0 <= c[low] <= 1.0, "between 0 and 1, the ratio at rest"
+    yield high, c[high] >= 1.0, "at least 1, the ratio at rest"
+    yield low, c[low] < c[high], f"below {high} = {c[high]}"
+  good = not c.pipeline or c.correction != "none"
+  yield (
+    "correction",
+    good,
+    "other than 'none' with pipeline, which samples late",
+  )
+  for field in ("reset_every", "reset_stalled", "reset_above_kl"):
+    yield field, c[field] >= 0, "positive, or 0: not for that"
+    good = not c[field] or c.kl_weight > 0.0
+    yield field, good, "0 with kl_weight = 0: there is no reference policy"
+
+
+def _optimizer_rules(c: Config) -> Iterator[Rule]:
   yield "lr", c.lr > 0.0, "positive"
   yield "warmup", c.warmup >= 0, "0 or positive"
   for field in ("b1", "b2"):
@@ -222,18 +333,14 @@ def _training_rules(c: Config) -> Iterator[Rule]:
   yield "eps", c.eps > 0.0, "positive"
   yield "weight_decay", c.weight_decay >= 0.0, "0 or positive"
   yield "max_grad_norm", c.max_grad_norm > 0.0, "positive"
-  for field, known in CHOICES.items():
-    yield field, c[field] in known, f"one of {', '.join(known)}"
-  yield "mesh_data", c.mesh_data >= 1 or c.mesh_data == -1, "positive, or -1"
-  yield "samples_shown", c.samples_shown >= 0, "0 or positive"
 
 
 def check_mesh(c: Config, data: int) -> None:
   """Raises UserError if work does not spread evenly over the data axis."""
-  prompts = c.round_samples // c.n
+  prompts = c.in_flight // c.n
   if prompts % data:
     raise UserError(
-      f"config.round_samples = {c.round_samples} is {prompts} prompts of "
+      f"config.in_flight = {c.in_flight} is {prompts} prompts of "
       f"{c.n}, which do not spread over {data} devices; config.mesh_data must "
       "divide them"
     )

@@ -1,15 +1,17 @@
 """The boxes of the figure, wired from left to right."""
 
 import pathlib
+from collections.abc import Callable
+from typing import NamedTuple
 
-import jax.numpy as jnp
-import numpy as np
 from absl import logging
-from jaxtyping import Float
+from jax.sharding import Mesh
 
 from brorl_jax import (
   architectures,
   checkpoints,
+  collect,
+  evaluate,
   hf,
   metrics,
   report,
@@ -18,6 +20,7 @@ from brorl_jax import (
   train,
 )
 from brorl_jax.main import (
+  crediting,
   folder,
   learning,
   planning,
@@ -28,7 +31,6 @@ from brorl_jax.main import (
 from brorl_jax.main.puzzles import Puzzles
 from brorl_jax.main.settings import ASSETS, Config
 from brorl_jax.policy import Policy
-from brorl_jax.rl import advantages
 
 # Files of the run that it cannot go on from.
 _UNUSABLE = (checkpoints.Unusable, metrics.Damaged)
@@ -42,13 +44,14 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   try:
     source = hf.locate(c.checkpoint) if c.checkpoint else ASSETS
     mesh = sharding.make_mesh(c.mesh_data, c.mesh_model)
-    settings.check_mesh(c, mesh.shape["data"])
     policy = architectures.read_policy(source, dtype=c.dtype)
     text = tokenizer.Tokenizer(source)
     check_vocabulary(source, text, policy)
-    settings.check_lengths(c, policy.max_positions)
-    plans = planning.make(c, policy, **mesh.shape, on_cpu=None)
     puzzles = Puzzles(c, text)
+    phases = [
+      phase(which, since, puzzles, policy, mesh)
+      for since, which in settings.phases(c)
+    ]
     heldout = puzzles.heldout()
     # Last, because it takes longest.
     _, params = hf.load(source, dtype=c.dtype, mesh=mesh)
@@ -56,46 +59,94 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
     raise settings.UserError(str(e)) from None
   lock = folder.hold(workdir)
   folder.write_config(c, workdir)
-  print(f"rollouts: {plans.rollouts.line()}")
+  for one in phases:
+    print(one.says)
 
-  tx, schedule = learning.optimizer(c)
-  stages = train.Stages(
-    prompts=puzzles.prompts,
-    rollouts=sampling.rollouts(
-      c, policy, text.stop_ids, mesh, plans.rollouts, n=c.n
-    ),
-    rewards=puzzles.rewards,
-    advantages=advantages_stage,
-    update=learning.update_stage(c, policy, tx, schedule, mesh),
-  )
-  keep = c.kl_weight > 0.0
+  at = lambda step: next(p for p in reversed(phases) if p.since <= max(step, 1))
+  tx, _ = learning.optimizer(c)
   state = learning.initial_state(
-    params, tx, mesh, keep_reference=keep, offload=c.offload
+    params,
+    tx,
+    mesh,
+    keep_reference=learning.keeps_reference(c),
+    offload=c.offload,
   )
   store = checkpoints.Store(workdir / "checkpoints", keep=c.keep_checkpoints)
-  measure = record.evaluation(c, policy, puzzles, mesh, plans)
-  book = record.Record(c, workdir, puzzles, heldout, measure)
+  book = record.Record(
+    c, workdir, puzzles, heldout, lambda step: at(step).measure
+  )
   try:
     train.train(
       state,
-      stages,
+      lambda step: at(step).stages(step),
       store,
       book,
-      informative=informative,
       seed=c.seed,
       steps=c.steps,
-      target=c.samples // c.n,
-      max_rounds=c.max_rounds,
       save_every=c.save_every,
       eval_every=c.eval_every,
+      pipeline=c.pipeline,
     )
-  except (FloatingPointError, train.Starved, *_UNUSABLE) as e:
+  except (FloatingPointError, collect.Starved, *_UNUSABLE) as e:
     raise settings.UserError(str(e)) from None
   finally:
     store.close()
     book.close()
     lock.close()
   finish(workdir, title=f"N = {c.n}, {c.samples:,} rollouts per step")
+
+
+class Phase(NamedTuple):
+  """The steps from `since` on, wired."""
+
+  since: int
+  stages: Callable[[int], train.Stages]
+  measure: Callable[..., evaluate.Evaluation]
+  says: str
+
+
+def phase(
+  c: Config, since: int, puzzles: Puzzles, policy: Policy, mesh: Mesh
+) -> Phase:
+  """Checks what can be checked without parameters.
+
+  Raises:
+    ValueError: It does not fit the policy, the devices or their memory.
+  """
+  settings.check_mesh(c, mesh.shape["data"])
+  settings.check_lengths(c, policy.max_positions)
+  plans = planning.make(c, policy, **mesh.shape, on_cpu=None)
+  tx, schedule = learning.optimizer(c)
+  target = c.samples // c.n
+
+  def candidates(step: int, resting: frozenset[int]):
+    return puzzles.candidates(step, resting, most=c.max_oversampling * target)
+
+  stages = train.Stages(
+    target=target,
+    candidates=candidates,
+    prompts=puzzles.prompts,
+    rollouts=sampling.streamed(
+      c, policy, puzzles.stop_ids, mesh, plans.rollouts
+    ),
+    scores=puzzles.scores,
+    informative=crediting.filter_stage(c),
+    visited=crediting.visit_stage(c),
+    advantages=crediting.advantages_stage(c),
+    update=learning.update_stage(c, policy, tx, schedule, mesh),
+    reference=learning.reference_stage(c, tx),
+  )
+  changed = next((dict(p) for p in c.phases if p["from_step"] == since), None)
+  first = stages._replace(changed=changed)
+  lr = learning.scaled_lr(c)
+  return Phase(
+    since,
+    lambda step: first if step == since else stages,
+    record.evaluation(c, policy, puzzles, mesh, plans),
+    f"from step {since}: {target} prompts x {c.n} rollouts; "
+    f"{plans.rollouts.line()}\n"
+    f"lr {lr:.3g} = {c.lr:g} x {lr / c.lr:.3g} (lr_scaling {c.lr_scaling!r})",
+  )
 
 
 def check_vocabulary(
@@ -118,17 +169,3 @@ def finish(workdir: pathlib.Path, *, title: str) -> None:
   report.learning_curve(figure, curve, steps, title=title)
   print(report.table(curve[0], curve[-1], steps))
   print(f"  {figure}")
-
-
-def informative(reward: Float[np.ndarray, "P N"]) -> np.ndarray:
-  """Dynamic sampling's rule, on the host."""
-  return np.asarray(advantages.informative(jnp.asarray(reward)))
-
-
-def advantages_stage(kept: train.Groups) -> Float[np.ndarray, "P N"]:
-  """Stage 4: REINFORCE++-baseline."""
-  reward = jnp.asarray(kept.reward)
-  length = jnp.sum(jnp.asarray(kept.rollouts.mask), axis=2, dtype=jnp.float32)
-  centered = advantages.center_by_group(reward)
-  where = advantages.informative(reward)
-  return np.asarray(advantages.whiten_by_batch(centered, length, where))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int, Num
 
 
@@ -55,9 +56,11 @@ def token_logp(
   vocabulary are kept relative to the largest logit so far. The backward pass
   computes each tile of logits once more,
 
-    d logp[m] / d l[m,v] = [v = token[m]] - p[m,v],
+    d logp[m] / d l[m,v]    = [v = token[m]] - p[m,v]
+    d entropy[m] / d l[m,v] = -p[m,v] (log p[m,v] + entropy[m]),
 
-  and writes the gradient of each part of the head once. The entropy has none.
+  and writes the gradient of each part of the head once. An output that nobody
+  differentiates costs nothing there.
 
   Args:
     logits: Hidden states [P,rows,D] and part of the head [block,D] to float32
@@ -134,8 +137,12 @@ def _forward(
   parts = _parts(head, block), _parts(jnp.arange(len(head)), block)
   (top, total, chosen, mean), _ = jax.lax.scan(part, start, parts)
   whole = top + jnp.log(total)
-  found = chosen - whole, whole - mean / total
-  return found, (head, hidden, tokens, whole)
+  entropy = whole - mean / total
+  return (chosen - whole, entropy), (head, hidden, tokens, whole, entropy)
+
+
+def _forward_of_primals(logits, block, *primals):
+  return _forward(logits, block, *(x.value for x in primals))
 
 
 def _hit(tokens: Int[Array, "P rows"], ids: Int[Array, " block"]) -> Array:
@@ -144,22 +151,28 @@ def _hit(tokens: Int[Array, "P rows"], ids: Int[Array, " block"]) -> Array:
 
 
 def _backward(logits, block, saved, slopes):
-  head, hidden, tokens, whole = saved
-  slope, _ = slopes
+  head, hidden, tokens, whole, entropy = saved
+  # None for an output that is not differentiated: its term is not computed.
+  slopes = [None if isinstance(x, SymbolicZero) else x for x in slopes]
 
   def part(dhidden, xs):
     some, ids = xs
 
     def tile(dsome, xs):
-      dhidden, hidden, tokens, whole, slope = xs
+      dhidden, hidden, tokens, whole, entropy, (dlogp, dentropy) = xs
       x, pull = jax.vjp(logits, hidden, some)
-      prob = jnp.exp(x - whole[..., None])
-      dx = slope[..., None] * (_hit(tokens, ids) - prob)
+      logp = x - whole[..., None]
+      prob = jnp.exp(logp)
+      dx = jnp.zeros_like(x)
+      if dlogp is not None:
+        dx = dlogp[..., None] * (_hit(tokens, ids) - prob)
+      if dentropy is not None:
+        dx -= dentropy[..., None] * prob * (logp + entropy[..., None])
       more_hidden, more_some = pull(dx)
       return dsome + more_some, dhidden + more_hidden
 
     zero = jnp.zeros(some.shape, some.dtype)
-    tiles = dhidden, hidden, tokens, whole, slope
+    tiles = dhidden, hidden, tokens, whole, entropy, slopes
     dsome, dhidden = jax.lax.scan(tile, zero, tiles)
     return dhidden, dsome
 
@@ -169,4 +182,4 @@ def _backward(logits, block, saved, slopes):
   return _joined(dparts), dhidden.astype(hidden.dtype), None
 
 
-_tiled.defvjp(_forward, _backward)
+_tiled.defvjp(_forward_of_primals, _backward, symbolic_zeros=True)

@@ -1,0 +1,107 @@
+"""Importance weights for a sampler that is not quite the trainer.
+
+The sampler runs other kernels, in another precision, than the trainer, so that
+its probabilities q of the tokens differ from the trainer's p of the same
+parameters. Expectations under q become those under p with the weights
+
+    w = exp(logp_train - logp_sampler) = p / q.
+
+All of them are constants for the gradient and multiply a policy loss (see
+`correction` of `losses.ppo_clip`). Positions off the mask may hold anything;
+the loss ignores them.
+
+References:
+  Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy
+  RL training" (truncated importance sampling, TIS).
+  Hu et al. 2025 (BroRL), arXiv:2510.01180, section 3, uses TIS.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from brorl_jax.rl.losses import log_ratio, sequence_log_ratio
+
+
+def truncated_weight(
+  logp_train: Float[Array, "*axes"],
+  logp_sampler: Float[Array, "*axes"],
+  *,
+  cap: float,
+) -> Float[Array, "*axes"]:
+  """TIS: min(exp(logp_train - logp_sampler), cap).
+
+  Unbiased as long as no weight reaches the cap, which bounds the variance.
+
+  Args:
+    logp_train: Log-probability under the parameters that sampled, recomputed by
+      the trainer.
+    logp_sampler: What the sampler said it was.
+    cap: The largest weight.
+  """
+  return jnp.minimum(_ratio(logp_train, logp_sampler), cap)
+
+
+def banded_weight(
+  logp_train: Float[Array, "*axes"],
+  logp_sampler: Float[Array, "*axes"],
+  *,
+  low: float,
+  high: float,
+) -> Float[Array, "*axes"]:
+  """IcePop: exp(logp_train - logp_sampler) in [low, high], 0 outside.
+
+  A token on which the two disagree that much is left out, not weighed less.
+
+  Args:
+    logp_train: Log-probability under the parameters that sampled, recomputed by
+      the trainer.
+    logp_sampler: What the sampler said it was.
+    low: The smallest ratio that counts.
+    high: The largest ratio that counts.
+
+  References:
+    Ling Team 2025 (Ring-1T), arXiv:2510.18855: IcePop.
+  """
+  ratio = _ratio(logp_train, logp_sampler)
+  return jnp.where((ratio >= low) & (ratio <= high), ratio, 0.0)
+
+
+def mean_log_ratio(
+  logp_train: Float[Array, "B T"],
+  logp_sampler: Float[Array, "B T"],
+  mask: Bool[Array, "B T"],
+) -> Float[Array, " B"]:
+  """Mean of logp_train - logp_sampler over valid tokens, in nats.
+
+  0 for a sequence without valid tokens. Its exponential is the geometric mean
+  of the token ratios, which does not fall with the length as their product.
+  """
+  ratio = sequence_log_ratio(logp_train, logp_sampler, mask)
+  return jax.lax.stop_gradient(ratio)
+
+
+def sequence_mask(
+  logp_train: Float[Array, "B T"],
+  logp_sampler: Float[Array, "B T"],
+  mask: Bool[Array, "B T"],
+  *,
+  low: float,
+  high: float,
+) -> Bool[Array, " B"]:
+  """Sequences whose geometric mean of token ratios is in [low, high].
+
+  Args:
+    logp_train: Log-probability under the parameters that sampled, recomputed by
+      the trainer.
+    logp_sampler: What the sampler said it was.
+    mask: True on tokens the policy chose.
+    low: The smallest mean ratio that counts, at most 1.
+    high: The largest mean ratio that counts, at least 1.
+  """
+  ratio = jnp.exp(mean_log_ratio(logp_train, logp_sampler, mask))
+  return (ratio >= low) & (ratio <= high)
+
+
+def _ratio(logp_train, logp_sampler):
+  return jax.lax.stop_gradient(jnp.exp(log_ratio(logp_train, logp_sampler)))

@@ -1,0 +1,119 @@
+"""Other rules of dynamic sampling, and how many prompts a rule keeps.
+
+The strict rule is `advantages.informative`: not all rewards are equal. For
+binary rewards all rules agree. For rewards in between they do not, and nothing
+says which one BroRL uses. All of them read raw rewards: a penalty on length
+would make groups of wrong answers look informative.
+
+References:
+  Hu et al. 2025 (BroRL), arXiv:2510.01180, section 3.
+  Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 11.
+"""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from brorl_jax.rl.pass_at_k import pass_at_k
+
+
+def mean_inside(
+  reward: Float[Array, "P N"],
+  *,
+  low: float,
+  high: float,
+  valid: Bool[Array, "P N"] | None = None,
+) -> Bool[Array, " P"]:
+  """Which prompts have low < mean reward < high. OpenRLHF's rule.
+
+  It keeps a group whose rewards are all 0.5, which carries no gradient.
+
+  Args:
+    reward: Raw rewards.
+    low: The mean must be larger; 0 drops groups that are all wrong.
+    high: The mean must be smaller; 1 drops groups that are all right.
+    valid: Rollouts that count; all if None. A group of none is not kept.
+  """
+  count = _count(reward, valid)
+  total = jnp.sum(reward, axis=1, where=valid)
+  # Not divided: x / x is not always 1 in XLA.
+  return (low * count < total) & (total < high * count)
+
+
+def partly_solved(
+  reward: Float[Array, "P N"],
+  *,
+  threshold: float = 1.0,
+  valid: Bool[Array, "P N"] | None = None,
+) -> Bool[Array, " P"]:
+  """Which prompts some rollouts solve and some do not.
+
+    0 < #{n: reward[p,n] >= threshold} < number of rollouts
+
+  Args:
+    reward: Raw rewards.
+    threshold: The least reward of a rollout that solves its prompt.
+    valid: Rollouts that count; all if None.
+  """
+  solved = jnp.sum(reward >= threshold, axis=1, where=valid)
+  return (solved > 0) & (solved < _count(reward, valid))
+
+
+def _count(reward, valid):
+  return jnp.sum(jnp.ones_like(reward), axis=1, where=valid)
+
+
+def expected_pass_rate(p: Float[Array, " P"], n: int) -> Float[Array, ""]:
+  """How many prompts are informative with n rollouts, if rewards are binary.
+
+    1 - mean_p p^n - mean_p (1 - p)^n
+
+  If p is estimated as the share right of the same rollouts this is below the
+  true rate on average, because it is concave in p (Jensen). `pass_rate_at` is
+  unbiased.
+
+  Args:
+    p: Probability that a rollout of each prompt is right.
+    n: Rollouts of each prompt.
+
+  Returns:
+    A share of the prompts, in [0, 1].
+
+  Raises:
+    ValueError: n is not positive.
+  """
+  if n < 1:
+    raise ValueError(f"n = {n} rollouts: at least 1 is needed")
+  # p and 1 - p give the same. With the smaller one nothing cancels.
+  rare = jnp.minimum(p, 1.0 - p)
+  return jnp.mean(-jnp.expm1(n * jnp.log1p(-rare)) - rare**n)
+
+
+def pass_rate_at(m: int, correct: Int[Array, " P"], n: int) -> Float[Array, ""]:
+  """How many prompts had been informative with m of their n binary rewards.
+
+    mean_p (1 - C(c,m) / C(n,m) - C(n-c,m) / C(n,m))
+
+  with c = correct[p]: the mean over all choices of m rollouts, hence an
+  unbiased estimate of the rate with m.
+
+  Args:
+    m: Rollouts that would have been drawn, in [1, n].
+    correct: Right ones among the n of each prompt.
+    n: Rollouts that were drawn.
+
+  Returns:
+    A share of the prompts, in [0, 1].
+
+  Raises:
+    ValueError: m is not in [1, n].
+  """
+  if not 1 <= m <= n:
+    raise ValueError(
+      f"m = {m} is not in [1, {n}]: only {n} rollouts were drawn"
+    )
+  # Some are right, and some are wrong, less "some are right or wrong".
+  some_right, some_wrong = (
+    pass_at_k(n, correct, m),
+    pass_at_k(n, n - correct, m),
+  )
+  return jnp.mean(some_right + some_wrong - 1.0)

@@ -1,0 +1,29 @@
+"""The learning rate for another batch size."""
+
+import math
+
+
+def sqrt_scaled(lr: float, *, samples: int, base_samples: int) -> float:
+  """The square-root rule: lr * sqrt(samples / base_samples).
+
+  The paper does not say what its batch size B counts. Both counts may be
+  samples or prompts of an update, as long as they are the same thing. It
+  matters: from 512 prompts x 16 rollouts to 128 x 512 the samples grow 8 times,
+  which gives 2.83 lr, and the prompts fall to a quarter, which gives lr / 2.
+
+  Args:
+    lr: Tuned for `base_samples`.
+    samples: Of an update, after dynamic sampling.
+    base_samples: The same for which `lr` was tuned.
+
+  Raises:
+    ValueError: A count is not positive.
+
+  References:
+    Hu et al. 2025 (BroRL), arXiv:2510.01180, section 3:
+    eta_new = eta_0 sqrt(B_new / B_0).
+  """
+  for name, count in (("samples", samples), ("base_samples", base_samples)):
+    if count <= 0:
+      raise ValueError(f"{name} = {count} is not positive")
+  return lr * math.sqrt(samples / base_samples)
