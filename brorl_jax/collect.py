@@ -53,7 +53,8 @@ class Drawn:
   groups: Groups
   kept: Bool[np.ndarray, " P"]
   # rollout: until the last was done, without waiting. score: of the thread.
-  # score_wait: devices had nothing to do before the next verdict.
+  # score_wait: devices had nothing to do before the next verdict. rollout_wait:
+  # the thread had nothing to judge.
   spent: dict[str, float]
 
   def trained(self) -> Groups:
@@ -145,15 +146,16 @@ def collect(
       "needed: raise config.max_oversampling, or train on prompts that are "
       "neither solved nor hopeless"
     )
-  apart = clock.spent["meanwhile"] + clock.spent["score_wait"]
-  ordered = [found[p] for p in candidates[:given]]
+  spent, ordered = clock.spent, [found[p] for p in candidates[:given]]
   return Drawn(
     jax.tree.map(
       lambda *x: np.concatenate(x), *[group for group, _ in ordered]
     ),
     np.array([good for _, good in ordered], bool),
     {
-      "rollout": took - apart,
-      **{k: clock.spent[k] for k in ("score", "score_wait")},
+      "rollout": took - spent["meanwhile"] - spent["score_wait"],
+      "score": spent["score"],
+      "score_wait": spent["score_wait"],
+      "rollout_wait": max(took - spent["score"], 0.0),
     },
   )

@@ -337,7 +337,7 @@ class Policy:
     """Log-probability of each response token, and entropy, in nats.
 
     Those of `response_logits` / temperature, of a few tokens at a time, so that
-    no array has all of their logits. The entropy has no gradient.
+    no array has all of their logits.
     """
     hidden = self._response(params, prompt, prompt_mask, response)
     P, R, T, D = hidden.shape

@@ -1,0 +1,244 @@
+"""Tests of brorl_jax/collect.py, with samplers and verifiers of a few lines."""
+
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brorl_jax.collect import Starved, collect
+from brorl_jax.types import Prompts, Rollouts, Scores
+
+N = 4
+
+
+def prompts(numbers):
+  index = np.array(numbers, np.int32)
+  tokens = index[:, None]
+  return Prompts(tokens, tokens >= 0, index)
+
+
+def rollouts(some):
+  """Their number is in the tokens, so that mixed up ones are seen."""
+  P = len(some.index)
+  tokens = np.broadcast_to(some.index[:, None, None], (P, N, 1))
+  return Rollouts(
+    tokens=tokens.astype(np.int32),
+    logp=np.zeros((P, N, 1), np.float32),
+    mask=np.ones((P, N, 1), bool),
+    truncated=np.zeros((P, N), bool),
+    slot_steps=np.ones(P, np.float32),
+  )
+
+
+def informative(groups):
+  reward = groups.scores.reward
+  return reward.max(axis=1) > reward.min(axis=1)
+
+
+def scores_of(good):
+  def score(some, rolled):
+    np.testing.assert_array_equal(rolled.tokens[:, 0, 0], some.index)
+    reward = np.zeros((len(some.index), N), np.float32)
+    reward[np.isin(some.index, list(good)), 0] = 1.0
+    return Scores(reward, np.tile(some.index[:, None], N))
+
+  return score
+
+
+def sampler_of(places, order=lambda held: held[:1], log=None):
+  """Holds so many prompts; `order` says which are done next."""
+
+  def sample(feed):
+    held = []
+    while True:
+      room = places - len(held)
+      more = feed(room, not held) if room else None
+      if more is not None:
+        assert len(more.index) <= room
+        held += more.index.tolist()
+        if log is not None:
+          log.append(len(held))
+        continue
+      if not held:
+        return
+      for p in order(list(held)):
+        held.remove(p)
+        yield prompts([p]), rollouts(prompts([p]))
+
+  return sample
+
+
+def run(good, target, *, places=3, candidates=range(20), order=None, **more):
+  sample = sampler_of(places, *([order] if order else []))
+  return collect(
+    sample,
+    more.pop("score", scores_of(good)),
+    informative,
+    prompts,
+    candidates,
+    target=target,
+    **more,
+  )
+
+
+def test_keeps_the_first_that_pass_and_generates_nothing_beyond_the_last():
+  drawn = run({1, 4, 5, 9, 10}, target=4)
+  assert drawn.groups.prompts.index.tolist() == list(range(10))
+  assert np.flatnonzero(drawn.kept).tolist() == [1, 4, 5, 9]
+  kept = drawn.trained()
+  assert kept.prompts.index.tolist() == [1, 4, 5, 9]
+  assert kept.rollouts.tokens[:, 0, 0].tolist() == [1, 4, 5, 9]
+  assert kept.scores.answer[:, 0].tolist() == [1, 4, 5, 9]
+  np.testing.assert_array_equal(kept.scores.reward, [[1, 0, 0, 0]] * 4)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+  st.sets(st.integers(0, 29), min_size=3),
+  st.integers(1, 3),
+  st.integers(1, 9),
+  st.randoms(use_true_random=False),
+)
+def test_neither_the_order_nor_the_places_matter(good, target, places, random):
+  """Nor how long verifiers take."""
+
+  def order(held):
+    random.shuffle(held)
+    return held[: random.randint(1, len(held))]
+
+  def slow(*args):
+    time.sleep(random.choice([0.0, 0.001]))
+    return scores_of(good)(*args)
+
+  drawn = run(
+    good, target, places=places, candidates=range(30), order=order, score=slow
+  )
+  last = sorted(good)[target - 1]
+  assert drawn.groups.prompts.index.tolist() == list(range(last + 1))
+  assert drawn.kept.sum() == target and drawn.kept[last]
+  assert np.flatnonzero(drawn.kept).tolist() == sorted(good)[:target]
+
+
+def test_candidates_come_in_the_given_order():
+  drawn = run({7, 2, 5}, target=2, candidates=[9, 7, 3, 2, 5])
+  assert drawn.groups.prompts.index.tolist() == [9, 7, 3, 2]
+  assert drawn.trained().prompts.index.tolist() == [7, 2]
+
+
+def test_as_many_are_on_the_way_as_are_still_needed():
+  log = []
+  collect(
+    sampler_of(8, log=log),
+    scores_of({0, 1, 2, 3, 9}),
+    informative,
+    prompts,
+    range(20),
+    target=5,
+  )
+  assert log[0] == 5  # not 8
+  assert max(log) == 5
+
+
+def test_a_rejected_one_is_replaced_while_others_go_on():
+  """Prompt 0 is done last; all others pass by in the meantime."""
+  passed = []
+
+  def order(held):
+    time.sleep(0.001)
+    if len(held) > 1:
+      assert held[0] == 0
+      passed.append(held[1])
+      return held[1:]
+    return held if passed[-1] == 6 else []
+
+  drawn = run({0, 6}, target=2, places=2, order=order)
+  assert drawn.kept.tolist() == [True, *[False] * 5, True]
+  assert passed == [1, 2, 3, 4, 5, 6]
+
+
+def test_gives_up_with_the_numbers():
+  with pytest.raises(Starved, match=r"only 1 of 6 prompts .* 2 are needed"):
+    run({3}, target=2, candidates=range(6))
+
+
+def test_verdicts_are_made_beside_the_sampler():
+  """The verifier waits for the sampler to go on: on one thread it could not."""
+  on = threading.Event()
+
+  def score(some, rolled):
+    assert threading.current_thread() is not threading.main_thread()
+    if some.index[0] == 0:
+      assert on.wait(10)
+    return scores_of({0, 1, 2})(some, rolled)
+
+  def order(held):
+    if 0 not in held:
+      on.set()
+    return held[:1]
+
+  drawn = run({0, 1, 2}, target=3, score=score, order=order)
+  assert drawn.kept.all()
+
+
+def test_what_a_verifier_raises_is_raised():
+  def score(some, rolled):
+    raise KeyError("broken")
+
+  with pytest.raises(KeyError, match="broken"):
+    run({1}, target=1, score=score)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_other_work_is_done_once(waits):
+  done, judged = [], threading.Event()
+
+  def score(some, rolled):
+    if waits:
+      assert judged.wait(10)  # so that the sampler has to wait
+    return scores_of(range(9))(some, rolled)
+
+  def meanwhile():
+    done.append(True)
+    judged.set()
+
+  drawn = run(range(9), target=3, score=score, meanwhile=meanwhile)
+  assert done == [True] and len(drawn.kept) == 3
+
+
+def test_where_the_time_went():
+  def slow(seconds, function):
+    def called(*args):
+      time.sleep(seconds)
+      return function(*args)
+
+    return called
+
+  drawn = run(
+    {2},
+    target=1,
+    places=1,
+    order=slow(0.05, lambda held: held),
+    score=slow(0.1, scores_of({2})),
+    meanwhile=slow(0.2, lambda: None),
+  )
+  # Three prompts one after the other, each of them judged before the next.
+  spent = drawn.spent
+  assert 0.3 <= spent["score"] < 0.6
+  assert 0.15 <= spent["rollout"] < 0.35
+  # The first verdict comes during the other work.
+  assert 0.19 <= spent["score_wait"] < 0.5
+  assert spent["rollout_wait"] >= 0.15
+
+
+def test_groups_are_not_changed_by_later_ones():
+  drawn = run({0, 1}, target=2)
+  first = jax.tree.map(np.array, drawn.trained())
+  run({5}, target=1)
+  for a, b in zip(
+    jax.tree.leaves(first), jax.tree.leaves(drawn.trained()), strict=True
+  ):
+    np.testing.assert_array_equal(a, b)
