@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import rich.console
 import rich.progress
 import tensorboardX
 from jaxtyping import Bool, Float
 
+from brorl_jax.rl import filtering
 from brorl_jax.types import Rollouts
 
 # Shown while the run goes on; the rest is in the files.
@@ -203,7 +205,7 @@ def of_groups(
   informative: Bool[np.ndarray, " P"],
   *,
   rollout_s: float,
-) -> dict[str, float]:
+) -> dict[str, float | None]:
   """What a step's rollouts look like, those that were not kept included.
 
   Args:
@@ -218,6 +220,8 @@ def of_groups(
     "reward/std_within_group": float(reward.std(axis=1).mean()),
     "sampling/pass_rate": float(informative.mean()),
     "sampling/degenerate_fraction": float(1.0 - informative.mean()),
+    "sampling/rollouts_per_prompt": float(reward.shape[1]),
+    **expected_pass_rates(reward),
     "rollout/tokens_per_s": float(length.sum() / rollout_s),
     "rollout/samples_per_s": float(reward.size / rollout_s),
     "rollout/slot_occupancy": rollouts.slot_occupancy(),
@@ -225,6 +229,26 @@ def of_groups(
     "rollout/truncated_fraction": float(rollouts.truncated.mean()),
     "theory/correct_mass": float(correct_mass(rollouts, reward).mean()),
     "memory/peak_bytes": peak_bytes(),
+  }
+
+
+def expected_pass_rates(
+  reward: Float[np.ndarray, "P N"],
+) -> dict[str, float | None]:
+  """How many prompts binary rewards should keep, to read beside the pass rate.
+
+  From the shares of right rollouts in these groups, which is too low on average
+  (see `filtering.expected_pass_rate`); and with 16 rollouts of each instead,
+  which is unbiased, null where there are fewer.
+  """
+  N = reward.shape[1]
+  right = jnp.asarray((reward >= 1.0).sum(axis=1))
+  at_16 = filtering.pass_rate_at(16, right, N) if N >= 16 else None
+  return {
+    "sampling/pass_rate_predicted": float(
+      filtering.expected_pass_rate(right / N, N)
+    ),
+    "sampling/pass_rate_at_16": None if at_16 is None else float(at_16),
   }
 
 

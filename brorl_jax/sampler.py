@@ -47,6 +47,8 @@ _LEAST_COLUMNS = 64
 _MOST_PAGES = 8
 # A tail is compacted to this share of its lanes or rows.
 SHRINK = 4
+# This share of the lanes that work may wait for prompts that are not there yet.
+_IDLE_SHARE = 8
 
 
 @runtime_checkable
@@ -377,10 +379,16 @@ def _upcoming(s: DecodeState) -> Int[Array, ""]:
 
 
 def _wants(s: DecodeState, queue: Queue, job: Job) -> Bool[Array, ""]:
-  """Whether a lane is done with a prompt and there is, or may be, another."""
+  """Whether lanes are done with a prompt and there is, or may be, another."""
   P, _ = queue.sizes
-  done = _first_done(s, queue) & (s.window[:, 0] < P)
-  return jnp.any(done) & (job.streams | (_upcoming(s) < P))
+  has_one = s.window[:, 0] < P
+  done = jnp.sum(_first_done(s, queue) & has_one)
+  enough = done > 0
+  if job.streams:
+    # The host is asked for more. With many short prompts that would cost more
+    # than lanes that idle.
+    return enough & (done * _IDLE_SHARE >= jnp.sum(has_one))
+  return enough & (_upcoming(s) < P)
 
 
 def progress(s: DecodeState, queue: Queue, job: Job) -> Progress:

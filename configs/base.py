@@ -13,10 +13,10 @@ def get_config() -> ml_collections.ConfigDict:
   )
   c.steps = 60  # rollout -> update rounds; each makes `minibatches` updates
 
-  # Rollouts. The dial of this project is `n`; `samples` keeps the cost of a
-  # step fixed when it turns, so fewer prompts are seen with a larger n.
+  # Rollouts. The dial of this project is `n`. A step trains on samples / n
+  # prompts, those that dynamic sampling keeps.
   c.n = 512  # rollouts per prompt
-  c.samples = 16384  # rollouts trained on per step, multiple of n
+  c.samples = 8192  # rollouts trained on per step, multiple of n
   # Rollouts whose prompts are on the devices at a time, multiple of n: a prompt
   # that is done makes room for the next.
   c.in_flight = 4096
@@ -48,8 +48,8 @@ def get_config() -> ml_collections.ConfigDict:
 
   # Dynamic sampling, on raw rewards. "differ": the rewards of a group are not
   # all equal. "mean": their mean is between 0 and 1. "solved": some are 1 and
-  # some are not. Which one is meant for rewards between 0 and 1 is unknown; for
-  # 0 and 1 alone they agree.
+  # some are not. "all": no dynamic sampling. Which rule is meant for rewards
+  # between 0 and 1 is unknown; for 0 and 1 alone the three agree.
   c.keep = "differ"
   # Only groups with a mean between these. With N = 512 "differ" keeps prompts
   # that are solved 99 times in 100, with N = 16 few of them. Off: 0 and 1.

@@ -1,9 +1,12 @@
-r"""Control arm of `n512.py`: N = 16, equal samples per step, all else equal.
+r"""ProRL v2, with which BroRL is compared: 512 kept prompts x 16 rollouts.
 
   python -m brorl_jax.main --config=configs/n16.py --workdir=runs/n16
 
-The paper's own arm is 512 prompts of 16 rollouts: --config.samples=8192, and
-with `configs/n16.py:1p5b` --config.lr=1e-6 too.
+`n512.py` has 8 times the samples per step, a quarter of the prompts, and with a
+preset 2.83 times the learning rate. `n512_equal_samples.py` differs in N alone.
+
+Cost:
+Result:
 """
 
 from configs import base, presets
@@ -12,5 +15,6 @@ from configs import base, presets
 def get_config(preset: str = "tiny"):
   c = base.get_config()
   c.n = 16
+  c.samples = 512 * 16  # stated
   presets.apply(c, preset)
   return c

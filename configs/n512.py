@@ -1,10 +1,12 @@
-r"""BroRL: N = 512 rollouts per prompt.
+r"""BroRL: 128 kept prompts x 512 rollouts.
 
   python -m brorl_jax.main --config=configs/n512.py --workdir=runs/n512
 
 trains the embedded policy on a laptop. `configs/n512.py:1p5b` is the paper's
-run, `configs/n512.py:8b` a larger one: see `presets.py`. Control arm with equal
-samples per step: `n16.py`.
+run, `configs/n512.py:8b` a larger one: see `presets.py`.
+
+Cost:
+Result:
 """
 
 from configs import base, presets
@@ -13,5 +15,6 @@ from configs import base, presets
 def get_config(preset: str = "tiny"):
   c = base.get_config()
   c.n = 512
+  c.samples = 128 * 512  # stated
   presets.apply(c, preset)
   return c

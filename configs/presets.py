@@ -1,7 +1,8 @@
 """Sizes of a run: the embedded policy, or a language model of the hub.
 
-Not an experiment: n512.py:1p5b and n16.py:8b take them by name. Of the values
-that the paper does not state each says so.
+Not an experiment: n512.py:1p5b and n16.py:8b take them by name. N and samples
+stay those of the config. Of the values that the paper does not state each says
+so.
 """
 
 import ml_collections
@@ -28,7 +29,6 @@ def apply(c: ml_collections.ConfigDict, name: str) -> None:
 
 def _language_model(c: ml_collections.ConfigDict) -> None:
   c.steps = 200
-  c.samples = 128 * 512  # stated: 128 prompts x 512; the small arm is 512 x 16
   c.in_flight = 32 * 512
   c.slots = 0  # as many as fit; responses are long
   c.prompt_tokens = 1024
@@ -43,10 +43,14 @@ def _language_model(c: ml_collections.ConfigDict) -> None:
   c.minibatches = 8
   c.rows = 8
   c.blocks = 8
-  # Unknown. 1e-6 for 512 x 16 in public scripts, scaled by the square root of 8
-  # times the samples, as the paper scales its own.
-  c.lr = 2.83e-6
+  # Stated: the rate grows with the root of the samples, so that 128 x 512 has
+  # 2.83 times that of 512 x 16. Which rate that is is unknown: 1e-6 in public
+  # scripts.
+  c.lr = 1e-6
+  c.lr_scaling = "samples"
+  c.lr_base = 512 * 16
   c.warmup = 10  # unknown
+  c.overlong_buffer = 4096  # DAPO's, if overlong_weight is set
   c.dtype = "bfloat16"
   c.eval_every = 20
   c.eval_prompts = 20

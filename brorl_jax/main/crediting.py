@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
@@ -30,19 +31,26 @@ def filter_stage(c: Config) -> Callable[[Groups], Bool[np.ndarray, " P"]]:
     "differ": advantages.informative,
     "mean": functools.partial(filtering.mean_inside, low=0.0, high=1.0),
     "solved": filtering.partly_solved,
+    "all": lambda reward, valid: jnp.ones(len(reward), bool),
   }[c.keep]
   band = functools.partial(
     filtering.mean_inside, low=c.keep_above, high=c.keep_below
   )
   banded = (c.keep_above, c.keep_below) != (0.0, 1.0)
 
-  def informative(groups: Groups) -> Bool[np.ndarray, " P"]:
-    reward = jnp.asarray(groups.scores.reward)
-    valid = jnp.asarray(counts(c, groups))
+  @jax.jit
+  def both(reward, valid):
     kept = rule(reward, valid=valid)
-    if banded:
-      kept &= band(reward, valid=valid)
-    return np.asarray(kept)
+    return kept & band(reward, valid=valid) if banded else kept
+
+  def informative(groups: Groups) -> Bool[np.ndarray, " P"]:
+    reward, valid = groups.scores.reward, counts(c, groups)
+    # One shape, or each number of prompts would be compiled; and on the host,
+    # or it would wait for what the devices sample.
+    spare = [(0, max(c.in_flight // c.n - len(reward), 0)), (0, 0)]
+    padded = [np.pad(x, spare) for x in (reward, valid)]
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+      return np.asarray(both(*padded))[: len(reward)]
 
   return informative
 

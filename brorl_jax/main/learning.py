@@ -262,7 +262,8 @@ def packed_shares(
 ) -> dict[str, float]:
   """What packing saved, and what it wastes."""
   batches = [batch for part in parts for batch in part]
-  rows = sum(np.count_nonzero(batch.weight) for batch in batches)
+  some = [batch.weight * batch.mask.any(axis=-1) for batch in batches]
+  rows = sum(map(np.count_nonzero, some))  # but those that do not count
   return {
     "update/distinct_fraction": rows / rollouts,
     "update/padding_fraction": packing.padding_fraction(batches),

@@ -40,21 +40,23 @@ def run(c: Config) -> None:
       f"{jax.device_count()} are here; give what one of them has"
     )
   try:
-    settings.check_mesh(c, data)
     policy = architectures.read_policy(_source(c.checkpoint), dtype=c.dtype)
-    settings.check_lengths(c, policy.max_positions)
     on_cpu = here and jax.default_backend() == "cpu"
-    plans = make(c, policy, data=data, model=model, on_cpu=on_cpu)
+    for since, phase in settings.phases(c):
+      settings.check_mesh(phase, data)
+      settings.check_lengths(phase, policy.max_positions)
+      plans = make(phase, policy, data=data, model=model, on_cpu=on_cpu)
+      when = f" from step {since}" if c.phases else ""
+      print(
+        f"rollouts{when}: {phase.in_flight // phase.n} prompts x {phase.n}, at "
+        f"most {phase.max_new_tokens} tokens, on {data} x {model} "
+        f"{'CPU devices' if on_cpu else 'accelerators'}\n"
+        f"{plans.rollouts.table()}\n"
+        f"evaluations: {plans.chunk} prompts x {phase.eval_n}\n"
+        f"{plans.evaluations.table()}"
+      )
   except ValueError as e:
     raise settings.UserError(str(e)) from None
-  print(
-    f"rollouts: {c.in_flight // c.n} prompts x {c.n}, at most "
-    f"{c.max_new_tokens} tokens, on {data} x {model} "
-    f"{'CPU devices' if on_cpu else 'accelerators'}\n"
-    f"{plans.rollouts.table()}\n"
-    f"evaluations: {plans.chunk} prompts x {c.eval_n}\n"
-    f"{plans.evaluations.table()}"
-  )
 
 
 def _source(checkpoint: str) -> pathlib.Path:

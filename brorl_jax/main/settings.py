@@ -21,7 +21,7 @@ CHOICES = {
   "second_moment": ("full", "factored"),
   "remat": ("layer", "products", "nothing"),
   "offload": ("nothing", "reference", "moments"),
-  "keep": ("differ", "mean", "solved"),
+  "keep": ("differ", "mean", "solved", "all"),
   "advantage": ("tokens", "trajectories", "grpo", "centered"),
   "credit": ("equal", "distinct", "inverse"),
   "loss": ("ppo", "gspo"),
@@ -162,11 +162,12 @@ def phases(c: Config) -> list[tuple[int, Config]]:
         f"{name}: from_step = {since!r} must be a step after {out[-1][0]}, "
         "where the phase before begins"
       )
-    for field in change:
+    for field, value in change.items():
       if field not in PHASED:
-        raise UserError(
-          f"{name}: {field} cannot change during a run{_hint(field, [*PHASED])}"
-        )
+        hint = "" if field in c else _hint(str(field), [*PHASED])
+        raise UserError(f"{name}: {field} cannot change during a run{hint}")
+      if value is None:  # which takes the place of any type
+        raise UserError(f"{name}: {field} = None must be a value")
     phase = out[-1][1].copy_and_resolve_references()
     try:
       phase.update(change)
