@@ -669,3 +669,212 @@ def test_without_a_mesh_the_second_update_compiles_nothing():
   step(state)
   jax.monitoring.unregister_event_duration_listener(listen)
   assert not any(programs)
+
+
+# --------------------------------------------------- the terms, with a table
+
+
+def table_logp(at, prompt, mask, response, temperature):
+  """The next token depends on the last prompt token and the position."""
+  logits = at["w"][prompt[:, -1], : response.shape[2]] / temperature
+  logp = jnp.broadcast_to(
+    jax.nn.log_softmax(logits)[:, None], (*response.shape, V)
+  )
+  chosen = jnp.take_along_axis(logp, response[..., None], axis=3)[..., 0]
+  return chosen, -jnp.sum(jnp.exp(logp) * logp, axis=3)
+
+
+def table(seed=0):
+  return {"w": jax.random.normal(jax.random.key(seed), (V, T, V))}
+
+
+def table_step(batches, objective, logp_old=None):
+  """The gradient, by one step of plain gradient descent.
+
+  Its rate is large, so that the parameters' rounding does not matter.
+  """
+  if logp_old is not None:
+    batches = [
+      dataclasses.replace(
+        batch,
+        logp_old=table_logp(logp_old, *of_blocks(batch), 1.0)[0].reshape(
+          batch.mask.shape
+        ),
+      )
+      for batch in batches
+    ]
+  rate, at = 1e4, table()
+  tx = optax.sgd(rate)
+  state, stats = update.minibatch_step(
+    update.init_state(at, tx, keep_reference=False),
+    batches,
+    tx=tx,
+    response_logp=table_logp,
+    objective=objective,
+  )
+  return jax.tree.map(
+    lambda a, b: np.asarray(a - b) / rate, table(), state.params
+  ), stats
+
+
+def of_blocks(batch):
+  join = lambda x: jnp.asarray(x).reshape(-1, *x.shape[2:])
+  return join(batch.prompt), join(batch.prompt_mask), join(batch.response)
+
+
+PLAIN = update.Objective(
+  clip_low=0.2, clip_high=0.28, kl_weight=0.0, kl_clamp=10.0, temperature=1.0
+)
+CLIP = dict(clip_low=0.2, clip_high=0.28)
+
+
+def correct(kind, low=0.3, high=0.6):
+  return update.Correction(kind, low, high)
+
+
+@pytest.mark.parametrize("old", [None, 1], ids=["one minibatch", "several"])
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"dual_clip": 1.1},
+    {"entropy_weight": 0.3},
+    {"by_sequence": True},
+    {"by_sequence": True, "entropy_weight": 0.3},
+    {"correction": correct("truncated")},
+    {"correction": correct("banded")},
+    {"correction": correct("sequence")},
+    {"correction": correct("truncated"), "by_sequence": True},
+    {"correction": correct("banded"), "by_sequence": True},
+  ],
+  ids=str,
+)
+def test_terms_of_the_loss_equal_the_plain_form(changes, old):
+  """Blocks, copies as weights and microbatches change nothing."""
+  out, advantage = rollouts()
+  objective = dataclasses.replace(PLAIN, **changes)
+  other = None if old is None else table(old)
+  grads, stats = table_step(packed(roll=(out, advantage)), objective, other)
+  flat = lambda x: jnp.asarray(x).reshape(P * N, *x.shape[2:])
+  mask, sampled = flat(out.mask), flat(out.logp)
+  both = lambda at: [
+    flat(x)
+    for x in table_logp(
+      at, prompts().tokens, None, jnp.asarray(out.tokens), 1.0
+    )
+  ]
+
+  def loss(at):
+    logp, entropy = both(at)
+    before = sampled
+    if other is not None:
+      before = both(other)[0]
+    elif objective.correction is not None:
+      before = jax.lax.stop_gradient(logp)
+    weight = None
+    if objective.correction is not None:
+      ratio = np.where(mask, np.exp(before - sampled), 1.0)
+      mean = np.exp(np.log(ratio).sum(axis=1) / mask.sum(axis=1))[:, None]
+      kind, by = objective.correction.kind, objective.by_sequence
+      seen = np.broadcast_to(mean if by else ratio, ratio.shape)
+      inside = mean if kind == "sequence" else seen
+      weight = {
+        "truncated": np.minimum(seen, 0.6),
+        "banded": np.where((seen >= 0.3) & (seen <= 0.6), seen, 0.0),
+        "sequence": np.where((inside >= 0.3) & (inside <= 0.6), seen, 0.0),
+      }[kind]
+      assert (weight != seen).any() and (weight == seen).any()
+      weight = jnp.asarray(weight[:, 0] if by else weight)
+    args = logp, before, flat(advantage), mask
+    if objective.by_sequence:
+      mean, _ = losses.gspo(*args, correction=weight, **CLIP)
+    else:
+      mean, _ = losses.ppo_clip(
+        *args, correction=weight, dual_clip=objective.dual_clip, **CLIP
+      )
+    return mean.value - objective.entropy_weight * jnp.mean(entropy, where=mask)
+
+  assert_close(grads, jax.grad(loss)(jax.tree.map(jnp.asarray, table())))
+  assert float(stats.entropy.count) == out.mask.sum()
+  if objective.by_sequence:
+    assert float(stats.loss.count) == P * N
+
+
+def test_statistics_of_a_correction_by_hand():
+  """Two tokens with ratios 2 and 1/4, the first of them twice."""
+  batch = packed()[0]
+  one = jax.tree.map(np.zeros_like, batch)
+  one.used[...] = 1
+  one.prompt_mask[...] = True
+  one.mask[0, 0, :2, 0] = True
+  one.weight[0, 0, :2] = 2.0, 1.0
+  logp = np.asarray(table_logp(table(), *of_blocks(one), 1.0)[0])
+  one.logp_sampled[0, 0, :2, 0] = logp[0, :2, 0] - np.log([2.0, 0.25])
+  capped = correct("truncated", high=1.3)
+  objective = dataclasses.replace(PLAIN, correction=capped)
+  _, stats = table_step([one], objective)
+  np.testing.assert_allclose(
+    stats.correction.value, (2 * 1.3 + 0.25) / 3, rtol=1e-5
+  )
+  np.testing.assert_allclose(stats.corrected.value, 2 / 3, rtol=1e-5)
+  k3 = lambda r: r - 1 - np.log(r)
+  np.testing.assert_allclose(
+    stats.kl_sampler.value, (2 * k3(2.0) + k3(0.25)) / 3, rtol=1e-4
+  )
+  _, without = table_step([one], PLAIN)
+  assert without.correction.count == without.kl_sampler.count == 0.0
+
+
+def test_a_wrong_sampler_is_corrected():
+  """All V tokens, as often as a sampler would draw them that is wrong by e^.3.
+
+  With the weights the gradient is that of the policy's own expectation.
+  """
+  at = table()
+  p = np.asarray(jax.nn.softmax(at["w"][3, 0]))
+  q = p * np.exp(0.3 * np.random.default_rng(0).normal(size=V))
+  q /= q.sum()
+  advantage = np.random.default_rng(1).normal(size=V)
+  tokens = np.arange(V, dtype=np.int32).reshape(1, 1, 1, V, 1)
+  batch = Batch(
+    prompt=np.full((1, 1, 1), 3, np.int32),
+    prompt_mask=np.ones((1, 1, 1), bool),
+    response=tokens[0],
+    mask=np.ones((1, 1, V, 1), bool),
+    logp_sampled=np.log(q, dtype=np.float32).reshape(1, 1, V, 1),
+    advantage=advantage.reshape(1, 1, V).astype(np.float32),
+    weight=q.reshape(1, 1, V).astype(np.float32) * 1e6,
+    used=np.array(1, np.int32),
+  )
+  # d/dz sum_v p_v A_v = p_v (A_v - mean); descent goes against it.
+  want = -p * (advantage - p @ advantage)
+  far = correct("truncated", high=10.0)
+  found = {
+    name: table_step([batch], dataclasses.replace(PLAIN, correction=c), old)[0][
+      "w"
+    ][3, 0]
+    for name, c, old in (
+      ("wrong", None, at),
+      ("corrected", far, at),
+      ("corrected, one minibatch", far, None),
+      ("capped", correct("truncated", high=1.1), at),
+    )
+  }
+  error = {
+    k: np.abs(x - want).max() / np.abs(want).max() for k, x in found.items()
+  }
+  assert error["wrong"] > 0.1
+  assert error["corrected"] < 1e-4 and error["corrected, one minibatch"] < 1e-4
+  assert 1e-3 < error["capped"] < error["wrong"]
+
+
+def test_updates_are_counted_since_the_moments_were_made():
+  for kind in ("full", "factored"):
+    tx, _ = update.optimizer(
+      lr=1e-2, warmup=2, total=None, b1=0.9, b2=0.95, eps=1e-8,
+      weight_decay=0.0, max_grad_norm=1.0, second_moment=kind,
+    )  # fmt: skip
+    opt = tx.init(table())
+    assert update.updates_done(opt) == 0
+    for _ in range(3):
+      _, opt = tx.update(table(), opt, table())
+    assert update.updates_done(opt) == 3
