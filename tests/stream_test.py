@@ -1,5 +1,7 @@
 """Tests of brorl_jax/stream.py, with the decoders of the sampler's tests."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +10,8 @@ from sampler_test import DOWN, KEY, POLICY, RECALL, Recall, Table, devices
 from sampler_test import policy_params as params_of_policy
 
 from brorl_jax import sampler, stream
-from brorl_jax.types import Prompts
+from brorl_jax.collect import collect
+from brorl_jax.types import Prompts, Scores
 
 STOP = 0
 RECALLS = Recall()
@@ -81,7 +84,6 @@ def same(got, want):
 @pytest.mark.parametrize(
   "count, places, changes",
   [
-    (11, 4, {}),
     (11, 4, {"lanes": 2}),  # places whose prompts wait for a lane
     (11, 8, {"lanes": 3, "slots": 5}),
     (5, 1, {"slots": 5}),  # one after the other
@@ -99,17 +101,10 @@ def test_rollouts_are_those_of_all_prompts_together(count, places, changes):
   )
 
 
-@pytest.mark.parametrize(
-  "count, places, mesh",
-  [(11, 4, (2, 1)), (19, 8, (8, 1)), (7, 4, (4, 2))],
-)
-def test_a_mesh_makes_the_same_rollouts(count, places, mesh):
-  prompts = numbered(count)
-  mesh = devices(mesh[0] * mesh[1], model=mesh[1])
-  same(
-    streamed(Feed(prompts), places=places, lanes=4, mesh=mesh),
-    together(prompts),
-  )
+def test_a_mesh_makes_the_same_rollouts():
+  prompts = numbered(7)
+  got = streamed(Feed(prompts), places=4, lanes=4, mesh=devices(8, model=2))
+  same(got, together(prompts))
 
 
 def test_the_policy_makes_the_same_rollouts():
@@ -179,3 +174,41 @@ def test_batches_visit_every_place_once():
   places = [[0, 1, 2], [4], []]
   got = list(stream._batches(places, 2))
   assert got == [[[0, 1], [4], []], [[2], [], []]]
+
+
+def test_kept_groups_are_the_same_on_1_2_and_8_devices():
+  """What is rejected, and so replaced, hangs on the rollouts themselves."""
+
+  def score(prompts, rollouts):
+    first = rollouts.tokens[..., 0]
+    reward = (first == 1) & (rollouts.mask.sum(axis=2) > 3)
+    return Scores(reward.astype(np.float32), first)
+
+  def informative(groups):
+    reward = groups.scores.reward
+    return reward.max(axis=1) > reward.min(axis=1)
+
+  every = numbered(64)
+  found = []
+  for mesh, places in ((None, 3), (devices(2), 4), (devices(8), 8)):
+    drawn = collect(
+      functools.partial(
+        stream.stream, Recall(), RECALL, key=KEY, n=16, max_new_tokens=12,
+        behaviour=sampler.Behaviour(), stop_ids=(STOP,), slots=16,
+        lanes=places, places=places, mesh=mesh,
+      ),
+      score,
+      informative,
+      lambda some: jax.tree.map(lambda x: x[list(some)], every),
+      range(64),
+      target=6,
+    )  # fmt: skip
+    assert drawn.kept.sum() == 6 and 8 < len(drawn.kept) < 64
+    found.append((drawn.kept, drawn.trained()))
+  for kept, groups in found[1:]:
+    np.testing.assert_array_equal(kept, found[0][0])
+    for a, b in zip(
+      jax.tree.leaves(groups), jax.tree.leaves(found[0][1]), strict=True
+    ):
+      if a.ndim > 1:  # not how many slots there were
+        np.testing.assert_array_equal(a, b)

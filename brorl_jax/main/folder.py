@@ -8,7 +8,7 @@ import pathlib
 import subprocess
 import sys
 from collections.abc import Set
-from typing import IO
+from typing import IO, Any
 
 from brorl_jax.main.settings import Config, UserError, flatten
 
@@ -56,7 +56,7 @@ def check(
   *,
   allow_change: bool,
   free: Set[str] = _FREE,
-) -> None:
+) -> dict[str, Any]:
   """Refuses a folder that this run may not use; nothing is written.
 
   Args:
@@ -64,6 +64,9 @@ def check(
     workdir: The folder.
     allow_change: Whether a run with another config is accepted.
     free: Fields in which another config is accepted in any case.
+
+  Returns:
+    Fields that the run had other values of, with those it has now.
 
   Raises:
     UserError: It cannot be written, belongs to something else, or to a run
@@ -73,7 +76,7 @@ def check(
   # A run that was killed at once leaves a config.json that is not whole.
   mine = {_PART, _LOCK}
   if parent != workdir or {p.name for p in workdir.iterdir()} <= mine:
-    return
+    return {}
   path = workdir / "config.json"
   try:
     before = flatten(dict(json.loads(path.read_text())["config"]))
@@ -84,16 +87,18 @@ def check(
   except (OSError, ValueError, KeyError, TypeError) as e:
     raise UserError(f"{path} cannot be read: {e}") from None
   now = flatten(json.loads(c.to_json()))
-  changed = [
-    f"{k} = {before.get(k)!r} (now {now.get(k)!r})"
+  changed = {
+    k: now.get(k)
     for k in sorted(before.keys() | now.keys())
     if before.get(k) != now.get(k) and k not in free
-  ]
+  }
   if changed and not allow_change:
+    told = [f"{k} = {before.get(k)!r} (now {v!r})" for k, v in changed.items()]
     raise UserError(
-      f"workdir {workdir} belongs to a run with {', '.join(changed)}; choose "
+      f"workdir {workdir} belongs to a run with {', '.join(told)}; choose "
       "another, or pass --allow_config_change"
     )
+  return changed
 
 
 def hold(workdir: pathlib.Path) -> IO[str]:

@@ -52,9 +52,12 @@ class Record:
     puzzles: Puzzles,
     heldout: Sequence[Puzzle],
     measure: Callable[[int], Callable[..., evaluate.Evaluation]],
+    changed: Mapping[str, Any],
   ):
+    """`changed` holds the fields that an earlier start had otherwise."""
     self._c, self._workdir, self._puzzles = c, workdir, puzzles
     self._heldout, self._measure = heldout, measure
+    self._changed = changed
     self._files = []
 
   def start(self, done: int) -> None:
@@ -77,6 +80,11 @@ class Record:
       self._records,
       self._writer,
     ]
+
+    if done >= 0 and self._changed:
+      # With the last step that was done, so that a restart does not drop it.
+      what = {"event": "config", "changed": dict(self._changed)}
+      self.event(done, what)
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
     self._events.write({"step": step, **what})

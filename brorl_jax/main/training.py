@@ -39,7 +39,7 @@ _UNUSABLE = (checkpoints.Unusable, metrics.Damaged)
 def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   """Checks what can be checked, trains, reports."""
   settings.check_training(c)
-  folder.check(c, workdir, allow_change=allow_change)
+  changed = folder.check(c, workdir, allow_change=allow_change)
   logging.set_verbosity(logging.ERROR)  # orbax tells of every file it opens
   try:
     source = hf.locate(c.checkpoint) if c.checkpoint else ASSETS
@@ -73,7 +73,7 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   )
   store = checkpoints.Store(workdir / "checkpoints", keep=c.keep_checkpoints)
   book = record.Record(
-    c, workdir, puzzles, heldout, lambda step: at(step).measure
+    c, workdir, puzzles, heldout, lambda step: at(step).measure, changed
   )
   try:
     train.train(
