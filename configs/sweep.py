@@ -19,6 +19,5 @@ def get_config(n: str = "64"):
   c = base.get_config()
   c.n = int(n)
   c.samples = 8192
-  c.in_flight = max(c.in_flight, c.n)
   c.steps = 30
   return c
