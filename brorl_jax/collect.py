@@ -90,63 +90,26 @@ def collect(
   References:
     Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.2.
   """
-  clock, found, judged = Clock(), {}, []
-  given = kept = 0
-  others = [meanwhile]
-  begin = time.perf_counter()
+  draw = _Draw(prompts, candidates, target, meanwhile)
 
   def judge(prompts: Prompts, rollouts: Rollouts):
-    with clock("score"):
+    with draw.clock("score"):
       groups = Groups(prompts, rollouts, score(prompts, rollouts))
       return groups, informative(groups)
 
-  def settle() -> None:
-    """Takes the verdicts that are there."""
-    nonlocal kept
-    for one in [x for x in judged if x.done()]:
-      judged.remove(one)
-      groups, good = one.result()
-      kept += int(good.sum())
-      for i, p in enumerate(groups.prompts.index):
-        found[int(p)] = (
-          jax.tree.map(lambda x, i=i: x[i : i + 1], groups),
-          good[i],
-        )
-
-  def do_others() -> None:
-    with clock("meanwhile"):
-      while others:
-        others.pop()()
-
-  def feed(room: int, idle: bool) -> Prompts | None:
-    nonlocal given
-    settle()
-    while not (more := wanted(room)) and idle and judged:
-      do_others()
-      with clock("score_wait"):
-        futures.wait(judged, return_when=futures.FIRST_COMPLETED)
-      settle()
-    if not more:
-      return None
-    given += len(more)
-    return prompts(more)
-
-  def wanted(room: int) -> Sequence[int]:
-    undecided = given - len(found)
-    return candidates[given : given + min(room, target - kept - undecided)]
-
+  begin = time.perf_counter()
   with futures.ThreadPoolExecutor(1) as thread:
-    for done, rollouts in sample(feed):
-      judged.append(thread.submit(judge, done, rollouts))
-  do_others()
-  took = time.perf_counter() - begin
-  if kept < target:
+    for done, rollouts in sample(draw.feed):
+      draw.judged.append(thread.submit(judge, done, rollouts))
+  draw.do_others()
+  took, spent = time.perf_counter() - begin, draw.clock.spent
+  if draw.kept < target:
     raise Starved(
-      f"only {kept} of {given} prompts have rewards that differ, {target} are "
-      "needed: raise config.max_oversampling, or train on prompts that are "
-      "neither solved nor hopeless"
+      f"only {draw.kept} of {draw.given} prompts have rewards that differ, "
+      f"{target} are needed: raise config.max_oversampling, or train on "
+      "prompts that are neither solved nor hopeless"
     )
-  spent, ordered = clock.spent, [found[p] for p in candidates[:given]]
+  ordered = [draw.found[p] for p in candidates[: draw.given]]
   return Drawn(
     jax.tree.map(
       lambda *x: np.concatenate(x), *[group for group, _ in ordered]
@@ -159,3 +122,54 @@ def collect(
       "rollout_wait": max(took - spent["score"], 0.0),
     },
   )
+
+
+class _Draw:
+  """Candidates of one step: given to the sampler, being judged, decided."""
+
+  def __init__(
+    self,
+    prompts: Callable[[Sequence[int]], Prompts],
+    candidates: Sequence[int],
+    target: int,
+    meanwhile: Callable[[], None],
+  ):
+    self._prompts, self._candidates = prompts, candidates
+    self._target, self._others = target, [meanwhile]
+    self.clock = Clock()
+    self.judged: list[futures.Future] = []  # of (groups, which are kept)
+    self.found: dict[int, tuple[Groups, bool]] = {}  # by p, of one group each
+    self.given = self.kept = 0
+
+  def feed(self, room: int, idle: bool) -> Prompts | None:
+    """The next candidates; waits for verdicts if nothing else is to be done."""
+    self._settle()
+    while not (more := self._wanted(room)) and idle and self.judged:
+      self.do_others()
+      with self.clock("score_wait"):
+        futures.wait(self.judged, return_when=futures.FIRST_COMPLETED)
+      self._settle()
+    if not more:
+      return None
+    self.given += len(more)
+    return self._prompts(more)
+
+  def do_others(self) -> None:
+    with self.clock("meanwhile"):
+      while self._others:
+        self._others.pop()()
+
+  def _wanted(self, room: int) -> Sequence[int]:
+    undecided = self.given - len(self.found)
+    count = min(room, self._target - self.kept - undecided)
+    return self._candidates[self.given : self.given + count]
+
+  def _settle(self) -> None:
+    """Takes the verdicts that are there."""
+    for one in [x for x in self.judged if x.done()]:
+      self.judged.remove(one)
+      groups, good = one.result()
+      self.kept += int(good.sum())
+      for i, p in enumerate(groups.prompts.index):
+        group = jax.tree.map(lambda x, i=i: x[i : i + 1], groups)
+        self.found[int(p)] = group, bool(good[i])

@@ -1,5 +1,6 @@
 """Where numbers go: one JSON object per line, TensorBoard, and the terminal."""
 
+import functools
 import json
 import math
 import os
@@ -122,6 +123,10 @@ class Writer:
     self._show(step, scalars)
     self._progress.say(step, numbers(scalars))
 
+  def say(self, step: int, text: str) -> None:
+    """To the terminal alone."""
+    self._progress.say(step, text)
+
   def _show(self, step, scalars):
     for name, value in scalars.items():
       if value is not None:
@@ -241,15 +246,24 @@ def expected_pass_rates(
   (see `filtering.expected_pass_rate`); and with 16 rollouts of each instead,
   which is unbiased, null where there are fewer.
   """
-  N = reward.shape[1]
-  right = jnp.asarray((reward >= 1.0).sum(axis=1))
-  at_16 = filtering.pass_rate_at(16, right, N) if N >= 16 else None
+  right = (reward >= 1.0).sum(axis=1)
+  predicted, at_16 = _pass_rates(reward.shape[1])
   return {
-    "sampling/pass_rate_predicted": float(
-      filtering.expected_pass_rate(right / N, N)
-    ),
-    "sampling/pass_rate_at_16": None if at_16 is None else float(at_16),
+    "sampling/pass_rate_predicted": float(predicted[right].mean()),
+    "sampling/pass_rate_at_16": None
+    if at_16 is None
+    else float(at_16[right].mean()),
   }
+
+
+@functools.lru_cache
+def _pass_rates(N: int) -> tuple[np.ndarray, np.ndarray | None]:
+  """Both, of a prompt with 0 to N right rollouts: one shape for any prompts."""
+  right = jnp.arange(N + 1)[:, None]
+  predicted = lambda c: filtering.expected_pass_rate(c / N, N)
+  at_16 = lambda c: filtering.pass_rate_at(16, c, N)
+  of_all = lambda rate: np.asarray(jax.vmap(rate)(right))
+  return of_all(predicted), of_all(at_16) if N >= 16 else None
 
 
 def correct_mass(

@@ -58,7 +58,7 @@ class Run:
   def save(self, *steps: int) -> None:
     store = self.open()
     for step in steps:
-      store.save(step, state_of(step), totals_of(step))
+      store.save(step, state_of(step), ledger_of(step))
     store.close()
 
   def restore(self, like=None):
@@ -72,13 +72,13 @@ class Run:
     return sorted(int(p.name) for p in self.folder.iterdir())
 
 
-def totals_of(step: int) -> dict[str, int]:
+def ledger_of(step: int) -> dict[str, int]:
   return {"tokens": 2**40 + step, "samples": step}
 
 
 def is_step(saved, step: int) -> bool:
-  state, totals = saved
-  return bits(state) == bits(state_of(step)) and totals == totals_of(step)
+  state, ledger = saved
+  return bits(state) == bits(state_of(step)) and ledger == ledger_of(step)
 
 
 @pytest.fixture
@@ -94,13 +94,13 @@ def test_an_empty_directory_restores_nothing(run):
 @pytest.mark.parametrize("reference", [False, True])
 def test_restores_every_bit(run, reference):
   store = run.open()
-  store.save(4, state_of(4, reference=reference), totals_of(4))
+  store.save(4, state_of(4, reference=reference), ledger_of(4))
   store.close()
-  state, totals = run.restore(state_of(0, reference=reference))
+  state, ledger = run.restore(state_of(0, reference=reference))
   assert bits(state) == bits(state_of(4, reference=reference))
   assert isinstance(state.opt[0], Moments)
   assert (state.reference is None) is not reference
-  assert totals == {"tokens": 2**40 + 4, "samples": 4}
+  assert ledger == {"tokens": 2**40 + 4, "samples": 4}
 
 
 def test_restores_from_the_abstract_form_too(run):
@@ -137,8 +137,8 @@ def test_a_save_survives_the_donation_of_the_state(run):
     assert old["w"].is_deleted()
   store.close()
   for step in reversed(range(1, 31)):
-    got, totals = run.restore(state)
-    assert totals == {"tokens": step}
+    got, ledger = run.restore(state)
+    assert ledger == {"tokens": step}
     assert bits(got) == seen[step]
     shutil.rmtree(run.folder / str(step))
 
@@ -251,7 +251,7 @@ BROKEN = {
   "no record": lambda folder: shutil.rmtree(folder / "2" / "extra"),
   "no data": lambda folder: shutil.rmtree(folder / "2" / "state" / "d"),
   "readable state of another step": swap_state,
-  "another total": edit_record(lambda x: x["totals"].update(tokens=7)),
+  "another ledger": edit_record(lambda x: x["ledger"].update(tokens=7)),
   "another shape": edit_record(lambda x: x["leaves"].update(step="int32[2]")),
   "another digest": edit_record(lambda x: x["digest"].update(step="00")),
   "no seal": edit_record(lambda x: x.pop("seal")),
@@ -272,7 +272,7 @@ def test_falls_back_and_can_save_the_same_step_again(run, damage):
   assert run.said[0].endswith(f": see {aside}")
   assert len(run.said) == 1 and "\n" not in run.said[0]
   assert aside.is_dir()  # set aside, not deleted
-  store.save(2, state_of(2), totals_of(2))
+  store.save(2, state_of(2), ledger_of(2))
   store.close()
   assert is_step(run.restore(), 2)
   assert len(run.said) == 1
@@ -401,7 +401,7 @@ def test_damaged_parameters_are_not_read(run, part):
 
 def test_wait_returns_when_the_step_is_on_disk(run):
   store = run.open()
-  store.save(1, state_of(1), totals_of(1))
+  store.save(1, state_of(1), ledger_of(1))
   store.wait()
   assert run.steps() == [1]
   store.close()

@@ -21,7 +21,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 SHORT = {
   "train": [
     "--config.samples=1024",
-    "--config.round_samples=1024",
+    "--config.in_flight=1024",
     "--config.steps=1",
     "--config.eval_prompts=2",
     "--config.eval_n=2",

@@ -11,6 +11,7 @@ import sys
 import time
 
 import jax
+import numpy as np
 import pytest
 
 from brorl_jax import checkpoints, hf, metrics, sampler, tokenizer
@@ -20,7 +21,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 SMALL = {
   "n": 32,
   "samples": 128,
-  "round_samples": 128,
+  "in_flight": 128,
   "steps": 8,
   "save_every": 3,
   "eval_every": 4,
@@ -28,6 +29,11 @@ SMALL = {
   "eval_n": 4,
   "rows": 8,
   "blocks": 4,
+  # The reference is reset with steps 3 and 6; the last half has another N, and
+  # a length reward in the first of every three steps.
+  "reset_every": 3,
+  "phases": "({'from_step': 5, 'n': 16, 'max_new_tokens': 5,"
+  " 'length_weight': 0.5, 'length_on': 1, 'length_off': 2},)",
 }
 
 
@@ -83,7 +89,7 @@ def numbers(workdir):
   timed = ("time/", "rollout/tokens_per_s", "rollout/samples_per_s", "memory/")
   keep = lambda line: {k: v for k, v in line.items() if not k.startswith(timed)}
   files = ("metrics.jsonl", "samples.jsonl", "eval/curve.jsonl")
-  files += ("eval/records.jsonl",)
+  files += ("eval/records.jsonl", "events.jsonl")
   return {
     name: [keep(line) for line in metrics.read_lines(workdir / name)]
     for name in files
@@ -120,10 +126,28 @@ def test_a_run_leaves_what_it_promises(whole):
     theory/correct_mass theory/unsampled_mass theory/correct_change
     theory/correct_change_first_order theory/sampled_terms_per_lr
     theory/fell_fraction time/rollout_s time/score_s time/update_s
-    time/checkpoint_s memory/peak_bytes data/tokens_total data/samples_total"""
+    time/checkpoint_s memory/peak_bytes data/tokens_total data/samples_total
+    time/step_s time/score_wait_s time/rollout_wait_s reward/shaped_mean
+    sampling/pass_rate_predicted correction/weight_mean"""
   assert set(promised.split()) <= lines[0].keys()
   assert all(line["policy/logp_gap_max"] < 1e-4 for line in lines)
   assert all(line["theory/correct_change_first_order"] for line in lines)
+  assert [line["sampling/rollouts_per_prompt"] for line in lines] == (
+    [32] * 4 + [16] * 4
+  )
+  active = [line["reward/length_active"] for line in lines]
+  assert active == [0] * 4 + [1, 0, 0, 1]
+  generated = np.diff([0, *(line["data/samples_total"] for line in lines)])
+  for line, count in zip(lines, generated, strict=True):
+    assert line["sampling/pass_rate"] * count == pytest.approx(128)
+  changed = dict(n=16, max_new_tokens=5, length_weight=0.5)
+  changed |= dict(length_on=1, length_off=2, from_step=5)
+  reset = {"event": "reference reset", "why": "3 steps"}
+  assert metrics.read_lines(workdir / "events.jsonl") == [
+    {"step": 3, **reset},
+    {"step": 5, "event": "phase", "changed": changed},
+    {"step": 6, **reset},
+  ]
   assert (workdir / "report" / "learning_curve.png").stat().st_size > 10_000
   assert list(workdir.glob("events.out.tfevents.*"))
   records = metrics.read_lines(workdir / "eval" / "records.jsonl")
@@ -131,7 +155,7 @@ def test_a_run_leaves_what_it_promises(whole):
     len(records) == 3 * 8 * 4 * 4
   )  # evaluations, families, prompts, samples
   # Not a terminal: one plain line per step, no control characters.
-  assert err.count("\nstep ") + err.startswith("step ") == 8 + 3
+  assert err.count("\nstep ") + err.startswith("step ") == 8 + 3 + 3
   assert "\x1b" not in err + out
   assert "held-out pass@1 before" in out
 

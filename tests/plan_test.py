@@ -172,7 +172,7 @@ def test_training_state_is_what_training_makes(
     if shard.device == device
   )
   state_bytes = functools.partial(
-    learning.state_bytes, c, SMALL, data=4, model=2
+    learning.state_bytes, c, SMALL, data=4, model=2, keep_reference=reference
   )
   assert held == state_bytes(on_cpu=True)
   on_device = sum(
@@ -190,7 +190,14 @@ def test_training_state_is_what_training_makes(
 
 def test_a_policy_that_does_not_spread_is_refused():
   with pytest.raises(ValueError, match="does not divide over the 4 devices"):
-    learning.state_bytes(base.get_config(), SMALL, data=1, model=4, on_cpu=True)
+    learning.state_bytes(
+      base.get_config(),
+      SMALL,
+      data=1,
+      model=4,
+      on_cpu=True,
+      keep_reference=True,
+    )
 
 
 def test_memory_of_a_device(monkeypatch):
@@ -593,7 +600,7 @@ def test_a_directory_that_is_missing():
 def test_devices_that_are_not_here_cannot_be_asked(capsys):
   c = base.get_config()
   c.mesh_data = 16
-  c.round_samples, c.blocks = 16 * 512, 16
+  c.in_flight, c.blocks = 16 * 512, 16
   with pytest.raises(settings.UserError, match="of 16 only 8 are here; give"):
     planning.run(c)
   c.memory_bytes = GIB
@@ -606,7 +613,9 @@ def test_a_plan_is_that_of_the_run_where_its_devices_are_here(capsys):
   c.update(dtype="bfloat16", memory_bytes=10**8, mesh_data=1)
   planning.run(c)
   policy = architectures.read_policy(settings.ASSETS, dtype=c.dtype)
-  got = planning.make(c, policy, data=1, model=1, on_cpu=None)
+  got = planning.make(
+    c, policy, data=1, model=1, on_cpu=None, keep_reference=True
+  )
   text = capsys.readouterr().out
   assert "on 1 x 1 CPU devices" in text
   assert got.rollouts.table() in text and got.evaluations.table() in text
@@ -625,7 +634,9 @@ def test_a_mesh_that_does_not_fit_the_work_is_refused():
 def plans(**changes) -> planning.Plans:
   c = base.get_config()
   c.update(**changes)
-  return planning.make(c, SMALL, data=1, model=1, on_cpu=None)
+  return planning.make(
+    c, SMALL, data=1, model=1, on_cpu=None, keep_reference=True
+  )
 
 
 def test_zero_means_as_many_as_fit():
@@ -667,14 +678,17 @@ def test_the_sampler_gets_what_was_planned(monkeypatch):
   class Called(Exception):
     pass
 
-  def rollouts(*args, **named):
+  def called(*args, **named):
     raise Called(args[0], named)
 
-  monkeypatch.setattr(sampler, "rollouts", rollouts)
+  monkeypatch.setattr(sampler, "rollouts", called)
+  monkeypatch.setattr(sampling, "stream", called)
   c = base.get_config()
   c.update(int8_cache=True, lanes=3, slots=40)
   mesh = sharding.make_mesh(8, 1)
-  got = planning.make(c, SMALL, data=1, model=1, on_cpu=None)
+  got = planning.make(
+    c, SMALL, data=1, model=1, on_cpu=None, keep_reference=True
+  )
   text, index = (
     tokenizer.Tokenizer(settings.ASSETS),
     np.arange(8, dtype=np.int32),
@@ -686,6 +700,13 @@ def test_the_sampler_gets_what_was_planned(monkeypatch):
     )
   policy, named = e.value.args
   assert (named["slots"], named["lanes"], named["n"]) == (40, 3, 512)
+  assert policy == dataclasses.replace(SMALL, int8_cache=True)
+  with pytest.raises(Called) as e:
+    sampling.streamed(c, SMALL, text.stop_ids, mesh, got.rollouts)(
+      {}, lambda room, idle: None, None
+    )
+  policy, streamed = e.value.args
+  assert streamed == named | {"places": 8}  # 4096 / 512
   assert policy == dataclasses.replace(SMALL, int8_cache=True)
   puzzles = Puzzles(c, text)
   with pytest.raises(Called) as e:

@@ -23,7 +23,7 @@ def text():
 
 def config(**changes):
   c = base.get_config()
-  c.n, c.round_samples, c.eval_prompts = 16, 128, 4
+  c.n, c.eval_prompts = 16, 4
   c.update(changes)
   return c
 
@@ -36,9 +36,9 @@ def puzzles():
 def test_every_candidate_is_a_training_puzzle_of_its_own_place():
   seen = set()
   for step in (1, 2):
-    for round in (0, 1, 2):
-      prompts = puzzles().prompts(step, round)
-      assert prompts.index.tolist() == list(range(8 * round, 8 * round + 8))
+    for numbers in (range(8), [8, 11, 9], range(12, 24)):
+      prompts = puzzles().prompts(step, numbers)
+      assert prompts.index.tolist() == list(numbers)
       for i, position in enumerate(prompts.index):
         puzzle = puzzles().puzzle(step, int(position))
         assert puzzle.id.split("/")[1] == "train"
@@ -52,7 +52,7 @@ def test_every_candidate_is_a_training_puzzle_of_its_own_place():
 def test_an_instruction_follows_every_question():
   instruction = "Between <answer> and </answer>."
   told = Puzzles(config(instruction=instruction, prompt_tokens=80), text())
-  prompts = told.prompts(1, 0)
+  prompts = told.prompts(1, range(8))
   for i, position in enumerate(prompts.index):
     question = puzzles().puzzle(1, int(position)).question
     ids = prompts.tokens[i][prompts.mask[i]].tolist()
@@ -75,9 +75,8 @@ def test_families_are_drawn_by_weight():
   assert families == {"gcd"}
 
 
-def rollouts(responses):
+def rollouts(responses, T=6):
   """Rollouts that say these texts, the first of each prompt cut short."""
-  T = 6
   tokens = np.zeros((len(responses), len(responses[0]), T), np.int32)
   mask = np.zeros(tokens.shape, bool)
   for p, row in enumerate(responses):
@@ -94,11 +93,11 @@ def rollouts(responses):
   )
 
 
-def test_rewards_are_the_verifiers_word_for_word():
-  prompts = puzzles().prompts(3, 0)
+def test_scores_are_the_verifiers_word_for_word():
+  prompts = puzzles().prompts(3, range(8))
   answers = [puzzles().puzzle(3, int(i)).entry["answer"] for i in prompts.index]
   said = [[a, "7", a, "no", a + "1", "7"] for a in answers]
-  got = puzzles().rewards(3, prompts, rollouts(said))
+  got, answer = puzzles().scores(3, prompts, rollouts(said))
   want = [
     [gym.verify(x, puzzles().puzzle(3, i).entry).reward for x in row]
     for i, row in enumerate(said)
@@ -106,6 +105,19 @@ def test_rewards_are_the_verifiers_word_for_word():
   assert got.tolist() == want
   assert got[:, 0].tolist() == got[:, 2].tolist() == [1.0] * 8
   assert got[:, 4].tolist() == [0.0] * 8
+  for row, numbers in zip(said, answer, strict=True):
+    texts = dict(zip(numbers.tolist(), row, strict=True))
+    assert [texts[n] for n in numbers.tolist()] == row
+    assert len(set(numbers.tolist())) == len(set(row))
+
+
+def test_answers_are_numbered_by_what_verifiers_read():
+  """Two responses that say the same differ in words, not in the answer."""
+  prompts = puzzles().prompts(3, [0])
+  said = [["7", "<answer>7</answer>", "8", "7", "9"]]
+  told = rollouts(said, T=24)
+  answer = puzzles().scores(3, prompts, told).answer
+  assert answer.tolist() == [[0, 0, 1, 0, 2]]
 
 
 def test_equal_responses_are_judged_once(monkeypatch):
@@ -122,7 +134,9 @@ def test_a_broken_verifier_stops_the_run(monkeypatch):
   broken = gym.Verdict("invalid", 0.0, "it raised", "")
   monkeypatch.setattr(gym, "verify", lambda *_: broken)
   with pytest.raises(settings.UserError, match=r"step 3: .*/train/.*raised"):
-    puzzles().rewards(3, puzzles().prompts(3, 0), rollouts([["1"] * 2] * 8))
+    puzzles().scores(
+      3, puzzles().prompts(3, range(8)), rollouts([["1"] * 2] * 8)
+    )
 
 
 def test_a_budget_that_most_prompts_exceed_is_refused():
@@ -152,7 +166,7 @@ def test_rollouts_of_the_embedded_policy_are_judged():
   from brorl_jax import hf
 
   policy, params = hf.load(ASSETS)
-  prompts = puzzles().prompts(1, 0)
+  prompts = puzzles().prompts(1, range(8))
   out = sampler.rollouts(
     policy,
     params,
@@ -164,5 +178,28 @@ def test_rollouts_of_the_embedded_policy_are_judged():
     stop_ids=text().stop_ids,
     slots=8,
   )
-  reward = puzzles().rewards(1, prompts, jax.device_get(out))
+  reward, _ = puzzles().scores(1, prompts, jax.device_get(out))
   assert 0.02 < reward.mean() < 0.7
+
+
+def test_candidates_without_end_are_numbered_from_0():
+  got = puzzles().candidates(3, frozenset(), most=7)
+  assert list(got) == [0, 1, 2, 3, 4, 5, 6]
+  assert puzzles().puzzle(1, 0) != puzzles().puzzle(2, 0)
+
+
+def test_a_run_of_so_many_prompts_draws_each_once_in_a_step():
+  some = Puzzles(config(distinct_prompts=12), text())
+  orders = [some.candidates(step, frozenset(), most=99) for step in (1, 2, 1)]
+  assert all(sorted(order) == list(range(12)) for order in orders)
+  assert orders[0] == orders[2] != orders[1]
+  # Some are left out, the order of the others is the same.
+  rest = some.candidates(1, frozenset({3, 5}), most=99)
+  assert rest == [p for p in orders[0] if p not in {3, 5}]
+  assert some.candidates(1, frozenset({3, 5}), most=4) == rest[:4]
+  # A number names the same prompt in every step.
+  for p in range(12):
+    assert some.puzzle(1, p) == some.puzzle(2, p)
+  assert len({some.puzzle(9, p).id for p in range(12)}) == 12
+  other = Puzzles(config(distinct_prompts=12, seed=1), text())
+  assert other.candidates(1, frozenset(), most=99) != orders[0]

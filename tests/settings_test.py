@@ -164,6 +164,17 @@ def test_overrides_are_typed_and_reach_the_run():
   assert done.stdout == "1.0 16 3.0 /a --config.b runs/a b True\n"
 
 
+def test_phases_are_read_from_the_command_line():
+  done = command(
+    "--config=configs/n512.py",
+    "--workdir=w",
+    "--config.phases=({'from_step': 3, 'n': 32},)",
+    code=STUB.replace("FAILS", "print(settings.phases(c)[1][1].n, c.phases)"),
+  )
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.splitlines()[1] == "32 ({'from_step': 3, 'n': 32},)"
+
+
 def test_a_config_file_may_lie_in_a_folder_with_spaces(tmp_path):
   file = tmp_path / "a folder" / "mine.py"
   file.parent.mkdir()
@@ -223,7 +234,7 @@ def test_refuses_a_foreign_workdir_by_the_whole_command(tmp_path):
 def config(**changes):
   """The base config, but that its defaults may be tuned without these tests."""
   c = base.get_config().unlock()
-  c.update(n=512, samples=16384, round_samples=8192, minibatches=2)
+  c.update(n=512, samples=16384, in_flight=8192, minibatches=2)
   c.update(slots=64, rows=32, blocks=16, lr=3e-4, dtype="float32")
   c.update(changes)
   return c
@@ -245,6 +256,7 @@ GOOD = [
     "decode_kernel": True,
   },
   {"kl_weight": 0.0},
+  {"reset_every": 0, "reset_above_kl": 0.1, "reset_stalled": 3},
   {"warmup": 0},
   {"b1": 0.0},
   {"weight_decay": 0.1},
@@ -254,6 +266,18 @@ GOOD = [
   {"minibatches": 32},
   {"seed": 2**31 - 1},
   {"n": 16, "samples": 8192},  # the paper's own arm
+  {"keep": "solved", "keep_above": 0.05, "keep_below": 0.95},
+  {"distinct_prompts": 32, "rest_after": 2, "rest_steps": 1},
+  {"truncated_factor": 0.0, "mask_truncated": True},
+  {"length_weight": 1.0, "length_min": 0.0, "length_max": 0.0},
+  {"overlong_weight": 1.0, "overlong_buffer": 6},
+  {"overlong_buffer": 7},  # off: not read
+  {"dual_clip": 3.0},
+  {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
+  {"correction": "none"},
+  {"correction": "banded", "correction_low": 1.0, "correction_high": 1.1},
+  {"correction": "sequence", "pipeline": True},
+  {"lr_scaling": "prompts", "lr_base": 1},
 ]
 
 
@@ -263,9 +287,9 @@ def test_accepts_the_edge_of_what_works(changes):
 
 
 COUNTS = (
-  "steps samples round_samples max_rounds prompt_tokens max_new_tokens "
+  "steps samples in_flight max_oversampling prompt_tokens max_new_tokens "
   "minibatches rows blocks save_every keep_checkpoints eval_every "
-  "eval_prompts eval_n mesh_model"
+  "eval_prompts eval_n mesh_model lr_base length_on length_off rest_steps"
 ).split()
 BAD = [
   *((field, {field: 0}, "at least 1") for field in COUNTS),
@@ -277,7 +301,7 @@ BAD = [
   ("n", {"n": -512}, "at least 2"),
   ("samples", {"samples": 16385}, "a multiple of n = 512"),
   ("samples", {"samples": 256}, "a multiple of n = 512"),
-  ("round_samples", {"round_samples": 8000}, "a multiple of n = 512"),
+  ("in_flight", {"in_flight": 8000}, "a multiple of n = 512"),
   ("minibatches", {"minibatches": 3}, "a divisor of samples / n = 32"),
   *((f, {f: -1}, "positive, or 0") for f in ("slots", "lanes", "memory_bytes")),
   ("temperature", {"temperature": 0.0}, "positive"),
@@ -310,6 +334,62 @@ BAD = [
   ("samples_shown", {"samples_shown": -1}, "0 or positive"),
   ("theory_prompts", {"theory_prompts": 0}, "at least 1"),
   ("theory_responses", {"theory_responses": 0}, "at least 1"),
+  # Which groups are trained on, and what reward they get.
+  ("keep", {"keep": "some"}, "one of differ, mean, solved"),
+  ("keep_above", {"keep_above": 0.5, "keep_below": 0.5}, "below keep_below"),
+  ("keep_above", {"keep_above": 0.9, "keep_below": 0.1}, "below keep_below"),
+  ("distinct_prompts", {"distinct_prompts": 31}, "0, or the 32 of a step"),
+  ("distinct_prompts", {"distinct_prompts": -1}, "0, or the 32 of a step"),
+  ("rest_after", {"rest_after": 1}, "0 unless distinct_prompts is set"),
+  ("rest_after", {"rest_after": -1, "distinct_prompts": 99}, "0 or positive"),
+  ("truncated_factor", {"truncated_factor": 1.5}, "between 0 and 1"),
+  ("truncated_factor", {"truncated_factor": -0.5}, "between 0 and 1"),
+  ("length_weight", {"length_weight": -1.0}, "0 or positive"),
+  ("length_min", {"length_min": 0.5}, "at most length_max = 0.0"),
+  ("overlong_weight", {"overlong_weight": -1.0}, "0 or positive"),
+  (
+    "overlong_buffer",
+    {"overlong_buffer": 7, "overlong_weight": 1.0},
+    "1 to max_new_tokens = 6",
+  ),
+  (
+    "overlong_buffer",
+    {"overlong_buffer": 0, "overlong_weight": 0.1},
+    "1 to max_new_tokens = 6",
+  ),
+  ("advantage", {"advantage": "token"}, "one of tokens, trajectories, grpo, c"),
+  ("credit", {"credit": "unequal"}, "one of equal, distinct, inverse"),
+  # The loss.
+  ("loss", {"loss": "grpo"}, "one of ppo, gspo"),
+  ("dual_clip", {"dual_clip": 0.5}, "above 1, or 0: without"),
+  ("dual_clip", {"dual_clip": 1.0}, "above 1, or 0: without"),
+  ("dual_clip", {"dual_clip": 3.0, "loss": "gspo"}, "0 with loss = 'gspo'"),
+  ("entropy_weight", {"entropy_weight": -0.1}, "0 or positive"),
+  ("correction", {"correction": "tis"}, "one of none, truncated, banded, seq"),
+  (
+    "correction",
+    {"correction": "none", "pipeline": True},
+    "other than 'none' with pipeline, which samples late",
+  ),
+  ("correction_cap", {"correction_cap": 0.5}, "at least 1"),
+  ("correction_low", {"correction_low": 6.0}, "between 0 and 1"),
+  ("correction_high", {"correction_high": 0.4}, "at least 1"),
+  (
+    "correction_low",
+    {"correction_low": 1.0, "correction_high": 1.0},
+    "below correction_high = 1.0",
+  ),
+  ("sequence_low", {"sequence_low": 1.001}, "between 0 and 1"),
+  ("sequence_high", {"sequence_high": 0.999}, "at least 1"),
+  *(
+    (field, {field: value}, "positive, or 0: not for that")
+    for field, value in (
+      ("reset_every", -1),
+      ("reset_stalled", -1),
+      ("reset_above_kl", -0.5),
+    )
+  ),
+  ("lr_scaling", {"lr_scaling": "sample"}, "one of none, samples, prompts"),
 ]
 
 
@@ -397,11 +477,107 @@ def test_a_config_of_another_mode_is_refused():
 def test_work_spreads_evenly_over_the_mesh():
   settings.check_mesh(config(), 8)
   with pytest.raises(
-    settings.UserError, match=r"round_samples = 8192 is 16 prompts .* 3 devices"
+    settings.UserError, match=r"in_flight = 8192 is 16 prompts .* 3 devices"
   ):
     settings.check_mesh(config(), 3)
   with pytest.raises(settings.UserError, match=r"blocks = 6 do not .* 4 dev"):
     settings.check_mesh(config(blocks=6), 4)
+
+
+# --------------------------------------------------------------------- phases
+
+
+def refusal(*changes, **fields):
+  with pytest.raises(settings.UserError) as e:
+    settings.check_training(config(phases=changes, **fields))
+  line = str(e.value)
+  assert "\n" not in line
+  return line
+
+
+def test_phases_add_up():
+  changes = (
+    {"from_step": 3, "n": 256, "lr": 1},
+    {"from_step": 7, "n": 128, "length_weight": 0.5, "length_wrong": True},
+  )
+  c = config(phases=changes)
+  settings.check_training(c)
+  (first, one), (second, two), (third, three) = settings.phases(c)
+  assert (first, second, third) == (1, 3, 7)
+  assert one == c
+  assert (two.n, two.lr, two.length_weight) == (256, 1.0, 0.0)
+  assert isinstance(two.lr, float)
+  assert (three.n, three.lr, three.length_weight) == (128, 1.0, 0.5)
+  assert three.length_wrong is True and three.samples == c.samples
+  assert (c.n, c.lr) == (512, 3e-4)  # as it was
+  assert settings.phases(config()) == [(1, config())]
+
+
+@pytest.mark.parametrize("change", [3, "n=3", ("from_step", 3)])
+def test_a_phase_is_a_dict(change):
+  want = f"config.phases[0] = {change!r} must be a dict of fields"
+  assert refusal(change) == want
+
+
+@pytest.mark.parametrize("since", [None, 1, 0, -3, 3.0, "3", True])
+def test_a_phase_begins_after_the_one_before(since):
+  change = {"n": 256} if since is None else {"from_step": since, "n": 256}
+  assert refusal(change) == (
+    f"config.phases[0]: from_step = {since!r} must be a step after 1, where "
+    "the phase before begins"
+  )
+  for again in (5, 4):
+    line = refusal({"from_step": 5, "n": 256}, {"from_step": again, "n": 128})
+    assert line == (
+      f"config.phases[1]: from_step = {again} must be a step after 5, where "
+      "the phase before begins"
+    )
+
+
+@pytest.mark.parametrize(
+  "change, line",
+  [
+    ({"clip_lwo": 0.1}, "clip_lwo cannot change during a run; did you mean "
+     "clip_low?"),
+    ({"xyzzy": 1}, "xyzzy cannot change during a run"),
+    ({"seed": 1}, "seed cannot change during a run"),
+    ({"steps": 9}, "steps cannot change during a run"),
+    ({"phases": ()}, "phases cannot change during a run"),
+    ({4: 1}, "4 cannot change during a run"),
+    ({"lr": None}, "lr = None must be a value"),
+  ],
+)  # fmt: skip
+def test_a_phase_changes_fields_that_may_change(change, line):
+  assert refusal({"from_step": 7} | change) == f"config.phases[0]: {line}"
+
+
+@pytest.mark.parametrize(
+  "field, value", [("n", "256"), ("n", 256.5), ("lr", "1"), ("length_wrong", 1)]
+)
+def test_a_phase_has_values_of_the_right_type(field, value):
+  line = refusal({"from_step": 7, field: value})
+  assert line.startswith(
+    f"config.phases[0]: Could not override field '{field}'"
+  )
+  assert str(value) in line
+
+
+def test_the_config_of_every_phase_is_checked():
+  assert refusal({"from_step": 7, "n": 500}) == (
+    "phase from step 7: config.samples = 16384 must be a multiple of n = 500"
+  )
+  # What an earlier phase changed counts.
+  line = refusal(
+    {"from_step": 3, "dual_clip": 3.0}, {"from_step": 9, "loss": "gspo"}
+  )
+  assert line == (
+    "phase from step 9: config.dual_clip = 3.0 must be 0 with loss = 'gspo', "
+    "which has none"
+  )
+
+
+def test_every_field_of_a_phase_is_a_field():
+  assert set(config()) >= settings.PHASED
 
 
 # -------------------------------------------------------------------- folders
@@ -502,6 +678,14 @@ def test_refuses_a_run_of_another_config(tmp_path):
     check(tmp_path, **changed)
   check(tmp_path, lr=0.5, allow_change=True)
   assert (tmp_path / "config.json").read_bytes() == before
+
+
+def test_phases_belong_to_a_run(tmp_path):
+  phases = ({"from_step": 3, "n": 256}, {"from_step": 7, "lr": 1e-4})
+  folder.write_config(config(phases=phases), tmp_path)
+  check(tmp_path, phases=phases)
+  with pytest.raises(settings.UserError, match=r"phases = .*'n': 256"):
+    check(tmp_path, phases=phases[1:])
 
 
 def test_names_a_field_that_only_one_of_them_has(tmp_path):

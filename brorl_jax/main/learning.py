@@ -95,7 +95,13 @@ def state_places(
 
 
 def state_bytes(
-  c: Config, policy: Policy, *, data: int, model: int, on_cpu: bool
+  c: Config,
+  policy: Policy,
+  *,
+  data: int,
+  model: int,
+  on_cpu: bool,
+  keep_reference: bool,
 ) -> int:
   """What training keeps on a device while it samples.
 
@@ -106,7 +112,7 @@ def state_bytes(
     jax.eval_shape(policy.init, jax.random.key(0)),
     optimizer(c)[0],
     AbstractMesh((data, model), ("data", "model")),
-    keep_reference=keeps_reference(c),
+    keep_reference=keep_reference,
     offload="nothing" if on_cpu else c.offload,  # a CPU's is the host's
   )
   leaves = zip(jax.tree.leaves(abstract), jax.tree.leaves(places), strict=True)

@@ -45,7 +45,14 @@ def run(c: Config) -> None:
     for since, phase in settings.phases(c):
       settings.check_mesh(phase, data)
       settings.check_lengths(phase, policy.max_positions)
-      plans = make(phase, policy, data=data, model=model, on_cpu=on_cpu)
+      plans = make(
+        phase,
+        policy,
+        data=data,
+        model=model,
+        on_cpu=on_cpu,
+        keep_reference=learning.keeps_reference(c),
+      )
       when = f" from step {since}" if c.phases else ""
       print(
         f"rollouts{when}: {phase.in_flight // phase.n} prompts x {phase.n}, at "
@@ -75,7 +82,13 @@ def _source(checkpoint: str) -> pathlib.Path:
 
 
 def make(
-  c: Config, policy: Policy, *, data: int, model: int, on_cpu: bool | None
+  c: Config,
+  policy: Policy,
+  *,
+  data: int,
+  model: int,
+  on_cpu: bool | None,
+  keep_reference: bool,
 ) -> Plans:
   """Plans for a mesh of data x model devices.
 
@@ -85,6 +98,7 @@ def make(
     data: Devices over which prompts are spread.
     model: Devices over which heads and vocabulary are spread.
     on_cpu: Whether devices are CPUs; whether these are if None.
+    keep_reference: Whether any phase of the run has a reference policy.
 
   Raises:
     TooLarge: Something does not fit.
@@ -92,7 +106,14 @@ def make(
   """
   if on_cpu is None:
     on_cpu = jax.default_backend() == "cpu"
-  state = learning.state_bytes(c, policy, data=data, model=model, on_cpu=on_cpu)
+  state = learning.state_bytes(
+    c,
+    policy,
+    data=data,
+    model=model,
+    on_cpu=on_cpu,
+    keep_reference=keep_reference,
+  )
   fit = functools.partial(
     plan.rollouts,
     sampling.decoder(c, policy),

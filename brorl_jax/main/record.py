@@ -2,7 +2,6 @@
 
 import functools
 import pathlib
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -88,8 +87,7 @@ class Record:
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
     self._events.write({"step": step, **what})
-    said = ", ".join(f"{key} {value}" for key, value in what.items())
-    print(f"step {step}: {said}", file=sys.stderr)
+    self._writer.say(step, ", ".join(f"{k}: {v}" for k, v in what.items()))
 
   def step(
     self, step: int, scalars: Mapping[str, Any], kept: types.Groups

@@ -47,9 +47,9 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
     policy = architectures.read_policy(source, dtype=c.dtype)
     text = tokenizer.Tokenizer(source)
     check_vocabulary(source, text, policy)
-    puzzles = Puzzles(c, text)
+    puzzles, keep = Puzzles(c, text), learning.keeps_reference(c)
     phases = [
-      phase(which, since, puzzles, policy, mesh)
+      phase(which, since, puzzles, policy, mesh, keep_reference=keep)
       for since, which in settings.phases(c)
     ]
     heldout = puzzles.heldout()
@@ -65,11 +65,7 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   at = lambda step: next(p for p in reversed(phases) if p.since <= max(step, 1))
   tx, _ = learning.optimizer(c)
   state = learning.initial_state(
-    params,
-    tx,
-    mesh,
-    keep_reference=learning.keeps_reference(c),
-    offload=c.offload,
+    params, tx, mesh, keep_reference=keep, offload=c.offload
   )
   store = checkpoints.Store(workdir / "checkpoints", keep=c.keep_checkpoints)
   book = record.Record(
@@ -106,7 +102,13 @@ class Phase(NamedTuple):
 
 
 def phase(
-  c: Config, since: int, puzzles: Puzzles, policy: Policy, mesh: Mesh
+  c: Config,
+  since: int,
+  puzzles: Puzzles,
+  policy: Policy,
+  mesh: Mesh,
+  *,
+  keep_reference: bool,
 ) -> Phase:
   """Checks what can be checked without parameters.
 
@@ -115,7 +117,9 @@ def phase(
   """
   settings.check_mesh(c, mesh.shape["data"])
   settings.check_lengths(c, policy.max_positions)
-  plans = planning.make(c, policy, **mesh.shape, on_cpu=None)
+  plans = planning.make(
+    c, policy, **mesh.shape, on_cpu=None, keep_reference=keep_reference
+  )
   tx, schedule = learning.optimizer(c)
   target = c.samples // c.n
 
