@@ -204,7 +204,7 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
   measure = record.evaluation(c, policy, puzzles, mesh, plans)
   steps = []
   by_step = lambda step: steps.append(step) or measure
-  book = record.Record(c, tmp_path, puzzles, heldout, by_step)
+  book = record.Record(c, tmp_path, puzzles, heldout, by_step, {})
   book.start(-1)
   score = book.evaluate(0, state.params)
   book.step(1, {"reward/mean": 0.5}, kept)
@@ -229,7 +229,7 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
 
 def test_record_refuses_a_run_whose_lines_are_gone(wired, tmp_path):
   c, _, puzzles, _, _, _, _ = wired
-  book = record.Record(c, tmp_path, puzzles, [], lambda *_: None)
+  book = record.Record(c, tmp_path, puzzles, [], lambda *_: None, {})
   with pytest.raises(metrics.Damaged, match=r"does not hold the steps 1 to 3"):
     book.start(3)
   lines = [json.dumps({"step": i}) for i in (1, 2, 3)]
@@ -244,7 +244,9 @@ def test_record_refuses_a_run_whose_lines_are_gone(wired, tmp_path):
 def test_record_keeps_events_once(wired, tmp_path, capsys):
   (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
   open_at = lambda done: (
-    book := record.Record(wired[0], tmp_path, wired[2], [], lambda step: None),
+    book := record.Record(
+      wired[0], tmp_path, wired[2], [], lambda step: None, {}
+    ),
     book.start(done),
   )[0]
   book = open_at(2)
@@ -261,6 +263,19 @@ def test_record_keeps_events_once(wired, tmp_path, capsys):
     {"step": 1, **reset},
     {"step": 2, **reset},
     {"step": 3, "event": "phase", "changed": {"n": 32}},
+  ]
+
+
+def test_a_resume_with_another_config_is_an_event(wired, tmp_path):
+  (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+  for done, changed in ((2, {"n": 512}), (2, {})):  # killed before step 3
+    book = record.Record(
+      wired[0], tmp_path, wired[2], [], lambda step: None, changed
+    )
+    book.start(done)
+    book.close()
+  assert metrics.read_lines(tmp_path / "events.jsonl") == [
+    {"step": 2, "event": "config", "changed": {"n": 512}},
   ]
 
 
