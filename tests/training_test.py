@@ -254,7 +254,7 @@ def test_record_keeps_events_once(wired, tmp_path, capsys):
     book.event(step, {"event": "reference reset", "why": "KL"})
   book.close()
   told = capsys.readouterr().err
-  assert "step 3/8  event: reference reset, why: KL\n" in told
+  assert "step 3/60  event: reference reset, why: KL\n" in told
   book = open_at(2)  # killed before step 3 was saved
   book.event(3, {"event": "phase", "changed": {"n": 32}})
   book.close()
