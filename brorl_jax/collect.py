@@ -13,13 +13,16 @@ import collections
 import concurrent.futures as futures
 import contextlib
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 
+from brorl_jax.rl import filtering
 from brorl_jax.types import Groups, Prompts, Rollouts, Scores
 
 # See stream.py: it asks for prompts, and yields those that are done.
@@ -105,9 +108,9 @@ def collect(
   took, spent = time.perf_counter() - begin, draw.clock.spent
   if draw.kept < target:
     raise Starved(
-      f"only {draw.kept} of {draw.given} prompts have rewards that differ, "
-      f"{target} are needed: raise config.max_oversampling, or train on "
-      "prompts that are neither solved nor hopeless"
+      f"only {draw.kept} of {draw.given} prompts are kept, {target} are "
+      "needed: raise config.max_oversampling (or distinct_prompts), or train "
+      "on prompts that are neither solved nor hopeless"
     )
   ordered = [draw.found[p] for p in candidates[: draw.given]]
   return Drawn(
@@ -173,3 +176,32 @@ class _Draw:
       for i, p in enumerate(groups.prompts.index):
         group = jax.tree.map(lambda x, i=i: x[i : i + 1], groups)
         self.found[int(p)] = group, bool(good[i])
+
+
+def expected_pass_rates(
+  reward: Float[np.ndarray, "P N"],
+) -> dict[str, float | None]:
+  """How many prompts binary rewards should keep, to read beside the pass rate.
+
+  From the shares of right rollouts in these groups, which is too low on average
+  (see `filtering.expected_pass_rate`); and with 16 rollouts of each instead,
+  which is unbiased, null where there are fewer.
+  """
+  right = (reward >= 1.0).sum(axis=1)
+  predicted, at_16 = _pass_rates(reward.shape[1])
+  return {
+    "sampling/pass_rate_predicted": float(predicted[right].mean()),
+    "sampling/pass_rate_at_16": None
+    if at_16 is None
+    else float(at_16[right].mean()),
+  }
+
+
+@functools.lru_cache
+def _pass_rates(N: int) -> tuple[np.ndarray, np.ndarray | None]:
+  """Both, of a prompt with 0 to N right rollouts: one shape for any prompts."""
+  right = jnp.arange(N + 1)[:, None]
+  predicted = lambda c: filtering.expected_pass_rate(c / N, N)
+  at_16 = lambda c: filtering.pass_rate_at(16, c, N)
+  of_all = lambda rate: np.asarray(jax.vmap(rate)(right))
+  return of_all(predicted), of_all(at_16) if N >= 16 else None

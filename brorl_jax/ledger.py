@@ -58,7 +58,7 @@ def visited(
     ledger: Before.
     step: Of the visits.
     prompts: Their numbers.
-    kept: Whether each had rewards that differ.
+    kept: Whether each was kept.
     rest_after: Visits in a row without, after which a prompt rests; 0: never.
     rest_steps: Steps that it rests for. Its next visit decides again: one more
       without, and it rests as long once more.

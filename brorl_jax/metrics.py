@@ -1,6 +1,5 @@
 """Where numbers go: one JSON object per line, TensorBoard, and the terminal."""
 
-import functools
 import json
 import math
 import os
@@ -12,14 +11,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import rich.console
 import rich.progress
 import tensorboardX
 from jaxtyping import Bool, Float
 
-from brorl_jax.rl import filtering
 from brorl_jax.types import Rollouts
 
 # Shown while the run goes on; the rest is in the files.
@@ -210,7 +207,7 @@ def of_groups(
   informative: Bool[np.ndarray, " P"],
   *,
   rollout_s: float,
-) -> dict[str, float | None]:
+) -> dict[str, float]:
   """What a step's rollouts look like, those that were not kept included.
 
   Args:
@@ -226,7 +223,6 @@ def of_groups(
     "sampling/pass_rate": float(informative.mean()),
     "sampling/degenerate_fraction": float(1.0 - informative.mean()),
     "sampling/rollouts_per_prompt": float(reward.shape[1]),
-    **expected_pass_rates(reward),
     "rollout/tokens_per_s": float(length.sum() / rollout_s),
     "rollout/samples_per_s": float(reward.size / rollout_s),
     "rollout/slot_occupancy": rollouts.slot_occupancy(),
@@ -235,35 +231,6 @@ def of_groups(
     "theory/correct_mass": float(correct_mass(rollouts, reward).mean()),
     "memory/peak_bytes": peak_bytes(),
   }
-
-
-def expected_pass_rates(
-  reward: Float[np.ndarray, "P N"],
-) -> dict[str, float | None]:
-  """How many prompts binary rewards should keep, to read beside the pass rate.
-
-  From the shares of right rollouts in these groups, which is too low on average
-  (see `filtering.expected_pass_rate`); and with 16 rollouts of each instead,
-  which is unbiased, null where there are fewer.
-  """
-  right = (reward >= 1.0).sum(axis=1)
-  predicted, at_16 = _pass_rates(reward.shape[1])
-  return {
-    "sampling/pass_rate_predicted": float(predicted[right].mean()),
-    "sampling/pass_rate_at_16": None
-    if at_16 is None
-    else float(at_16[right].mean()),
-  }
-
-
-@functools.lru_cache
-def _pass_rates(N: int) -> tuple[np.ndarray, np.ndarray | None]:
-  """Both, of a prompt with 0 to N right rollouts: one shape for any prompts."""
-  right = jnp.arange(N + 1)[:, None]
-  predicted = lambda c: filtering.expected_pass_rate(c / N, N)
-  at_16 = lambda c: filtering.pass_rate_at(16, c, N)
-  of_all = lambda rate: np.asarray(jax.vmap(rate)(right))
-  return of_all(predicted), of_all(at_16) if N >= 16 else None
 
 
 def correct_mass(

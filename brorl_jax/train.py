@@ -14,7 +14,7 @@ from jaxtyping import Bool, Float, PyTree
 
 from brorl_jax import ledger as ledgers
 from brorl_jax import metrics
-from brorl_jax.collect import Drawn, Feed, collect
+from brorl_jax.collect import Drawn, Feed, collect, expected_pass_rates
 from brorl_jax.ledger import Ledger
 from brorl_jax.types import Groups, Prompts, Rollouts, Scores
 
@@ -159,11 +159,8 @@ def train(
 
     scalars = _of_draw(drawn) | credit.told | learned
     scalars |= {"time/update_s": update.spent, _HELD: held}
-    scalars |= {
-      "data/tokens_total": ledger.tokens,
-      "data/samples_total": ledger.samples,
-      "time/step_s": time.perf_counter() - begin,
-    }
+    scalars |= _of_ledger(ledger, step)
+    scalars["time/step_s"] = time.perf_counter() - begin
     if (bad := metrics.first_not_finite(scalars)) is not None:
       raise FloatingPointError(f"step {step}: {bad} is {scalars[bad]}")
     # Lines first, then the checkpoint: a line past the newest checkpoint is
@@ -221,4 +218,14 @@ def _of_draw(drawn: Drawn) -> dict[str, float | None]:
     drawn.kept,
     rollout_s=spent["rollout"],
   )
-  return {**seen, **{f"time/{part}_s": s for part, s in spent.items()}}
+  expected = expected_pass_rates(groups.scores.reward)
+  times = {f"time/{part}_s": seconds for part, seconds in spent.items()}
+  return {**seen, **expected, **times}
+
+
+def _of_ledger(ledger: Ledger, step: int) -> dict[str, int]:
+  return {
+    "data/tokens_total": ledger.tokens,
+    "data/samples_total": ledger.samples,
+    "sampling/resting_prompts": len(ledgers.resting(ledger, step + 1)),
+  }

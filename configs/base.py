@@ -1,6 +1,7 @@
 """Every hyperparameter: its unit, its default and why. Experiments change few.
 
-Not an experiment: run `n512.py` or `n16.py`.
+Not an experiment of its own: run `n512.py` or `n16.py`. `launch/switches.py`
+changes one field of it after the other.
 """
 
 import ml_collections
@@ -58,8 +59,8 @@ def get_config() -> ml_collections.ConfigDict:
   # Give up on a step after so many times its prompts. Unknown for BroRL; its
   # pass rate of 62 % needs 1.6.
   c.max_oversampling = 10
-  # Prompts that gave nothing in so many visits in a row rest for so many steps;
-  # 0: never. Needs distinct_prompts. Not in BroRL.
+  # Prompts that were rejected in so many visits in a row, by the band too, rest
+  # for so many steps; 0: never. Needs distinct_prompts. Not in BroRL.
   c.rest_after = 0
   c.rest_steps = 20
 
@@ -69,7 +70,7 @@ def get_config() -> ml_collections.ConfigDict:
   c.advantage = "tokens"
   # How correct rollouts of a group share their credit: "equal" for each,
   # "distinct": equal for each different answer, "inverse": in proportion to one
-  # over their probability. The latter two are ours, not BroRL's.
+  # over the probability of the whole response. These two are ours, not BroRL's.
   c.credit = "equal"
 
   # Length, in tokens. The cosine reward is length_max for an empty response,
@@ -102,7 +103,7 @@ def get_config() -> ml_collections.ConfigDict:
   c.dual_clip = 0.0
   c.entropy_weight = 0.0  # nats; none in ProRL and BroRL
   # Unknown for BroRL; the released ProRL v2 scripts use 1e-4.
-  c.kl_weight = 1e-4  # of the k2 term; 0 keeps no reference policy
+  c.kl_weight = 1e-4  # of the k2 term; 0, in all phases: no reference is kept
   c.kl_clamp = 10.0  # nats (ProRL v2)
   # The reference becomes the policy after so many steps (ProRL v2: 200 to 500;
   # unknown for BroRL), above a KL in nats per token, or after so many
@@ -132,7 +133,8 @@ def get_config() -> ml_collections.ConfigDict:
   # lr times the root of (count / lr_base): "samples" of a step (the paper), or
   # "prompts" of an update, which were what limited the step in small studies.
   c.lr_scaling = "none"
-  c.lr_base = 8192  # the count that lr is for
+  # The count that lr is for: samples of a step, or prompts of an update.
+  c.lr_base = 8192
   c.warmup = 5  # updates
   c.b1 = 0.9
   c.b2 = 0.95

@@ -6,8 +6,11 @@ Its eight runs as phases of one. What made the authors end a run, and when, is
 not stated but for the last, about 200 steps. That instructions joined the other
 domains with the third run is left out: a run has one set of tasks.
 
-Cost:
-Result:
+Cost: 60 steps, .71 million rollouts, 518 CPU-seconds with blocks of 32 rows (2
+cores of an AMD EPYC, jax 0.10.2, 2026-11-22, one seed); see `n16.py`.
+Result: held-out pass@1 at T = 1.2 .199 -> .623 +- .038; 50.7 % of prompts kept.
+The score never stalled for two evaluations, so the reference was not reset. The
+paper's size is not run.
 """
 
 from configs import base, presets

@@ -12,7 +12,7 @@ Cost:
 Result:
 """
 
-from configs import base
+from configs import base, presets
 
 
 def get_config(n: str = "64"):
@@ -20,4 +20,5 @@ def get_config(n: str = "64"):
   c.n = int(n)
   c.samples = 8192
   c.steps = 30
+  presets.apply(c, "tiny")
   return c

@@ -54,11 +54,14 @@ SWITCHES = {
   "length reward": "length_weight=1 length_on=24",
   "length reward, wrong too": "length_weight=1 length_on=24 length_wrong=True",
   "length reward 4 on, 8 off": "length_weight=1 length_on=4 length_off=8",
-  "overlong over 3": "overlong_weight=1 overlong_buffer=3",
-  "cut responses earn 0": "truncated_factor=0",
-  "cut responses masked": "mask_truncated=True",
+  "overlong over the last 3 tokens": "overlong_weight=1 overlong_buffer=3",
   "lr for samples / 512": "lr_scaling=samples lr_base=512",
   "lr for prompts / 512": "lr_scaling=prompts lr_base=512",
+  # Many responses are cut then.
+  "at most 2 tokens": "max_new_tokens=2",
+  "the same, cut ones earn 0": "max_new_tokens=2 truncated_factor=0",
+  "the same, cut ones masked": "max_new_tokens=2 mask_truncated=True",
+  "the same, overlong": "max_new_tokens=2 overlong_weight=1 overlong_buffer=1",
 }
 COLUMNS = (  # name, metric, digits
   ("kept", "sampling/pass_rate", 3),
@@ -79,7 +82,7 @@ def main() -> None:
   print("| " + " | ".join(names) + " |\n" + "|---" * len(names) + "|")
   for number, (name, change) in enumerate(SWITCHES.items()):
     folder = workdir / f"{number:02}"
-    run(folder, dict(x.split("=") for x in f"{BASE} {change}".split()))
+    run(folder, dict(x.split("=", 1) for x in f"{BASE} {change}".split()))
     print(row(name, folder), flush=True)
 
 

@@ -1,5 +1,7 @@
 """Tests of brorl_jax/collect.py, with samplers and verifiers of a few lines."""
 
+import math
+import random
 import threading
 import time
 
@@ -9,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brorl_jax.collect import Starved, collect
+from brorl_jax.collect import Starved, collect, expected_pass_rates
 from brorl_jax.types import Prompts, Rollouts, Scores
 
 N = 4
@@ -101,17 +103,18 @@ def test_keeps_the_first_that_pass_and_generates_nothing_beyond_the_last():
   st.sets(st.integers(0, 29), min_size=3),
   st.integers(1, 3),
   st.integers(1, 9),
-  st.randoms(use_true_random=False),
+  st.integers(0, 99),
 )
-def test_neither_the_order_nor_the_places_matter(good, target, places, random):
+def test_neither_the_order_nor_the_places_matter(good, target, places, seed):
   """Nor how long verifiers take."""
+  rng, delays = random.Random(seed), random.Random(seed)
 
   def order(held):
-    random.shuffle(held)
-    return held[: random.randint(1, len(held))]
+    rng.shuffle(held)
+    return held[: rng.randint(1, len(held))]
 
   def slow(*args):
-    time.sleep(random.choice([0.0, 0.001]))
+    time.sleep(delays.choice([0.0, 0.001]))
     return scores_of(good)(*args)
 
   drawn = run(
@@ -242,3 +245,24 @@ def test_groups_are_not_changed_by_later_ones():
     jax.tree.leaves(first), jax.tree.leaves(drawn.trained()), strict=True
   ):
     np.testing.assert_array_equal(a, b)
+
+
+def test_pass_rates_that_are_to_be_expected():
+  """Of 32 rollouts 1 and 16 are right, and none; partly right is wrong."""
+  reward = np.zeros((3, 32), np.float32)
+  reward[0, 0] = reward[1, :16] = 1.0
+  reward[2] = 0.9
+  got = expected_pass_rates(reward)
+  predicted = (1 - (31 / 32) ** 32 - (1 / 32) ** 32) + (1 - 2 * 0.5**32)
+  assert got["sampling/pass_rate_predicted"] == pytest.approx(predicted / 3)
+  # 16 of 32 hold the only right one half of the time.
+  all_or_none = 2 / math.comb(32, 16)
+  at_16 = 0.5 + 1 - all_or_none
+  assert got["sampling/pass_rate_at_16"] == pytest.approx(at_16 / 3, rel=1e-5)
+
+
+def test_fewer_rollouts_than_16_say_nothing_of_16():
+  """Two of three right: 1 - 8/27 - 1/27."""
+  got = expected_pass_rates(np.array([[1, 1, 0]], np.float32))
+  assert got["sampling/pass_rate_at_16"] is None
+  assert got["sampling/pass_rate_predicted"] == pytest.approx(18 / 27)

@@ -141,7 +141,7 @@ def test_a_run_leaves_what_it_promises(whole):
   for line, count in zip(lines, generated, strict=True):
     assert line["sampling/pass_rate"] * count == pytest.approx(128)
   changed = dict(n=16, max_new_tokens=5, length_weight=0.5)
-  changed |= dict(length_on=1, length_off=2, from_step=5)
+  changed |= dict(length_on=1, length_off=2)
   reset = {"event": "reference reset", "why": "3 steps"}
   assert metrics.read_lines(workdir / "events.jsonl") == [
     {"step": 3, **reset},

@@ -227,7 +227,6 @@ def example() -> tuple[Rollouts, np.ndarray, np.ndarray]:
 def test_numbers_of_a_step_by_hand():
   got = metrics.of_groups(*example(), rollout_s=0.5)
   assert got.pop("memory/peak_bytes") > 10e6
-  assert got.pop("sampling/pass_rate_at_16") is None  # there are 3
   assert got == pytest.approx(
     {
       "reward/mean": 2 / 6,
@@ -235,8 +234,6 @@ def test_numbers_of_a_step_by_hand():
       "sampling/pass_rate": 0.5,
       "sampling/degenerate_fraction": 0.5,
       "sampling/rollouts_per_prompt": 3.0,
-      # Two of three right: 1 - 8/27 - 1/27; none: 0.
-      "sampling/pass_rate_predicted": (18 / 27) / 2,
       "rollout/tokens_per_s": 18.0,
       "rollout/samples_per_s": 12.0,
       "rollout/slot_occupancy": 0.75,
@@ -256,20 +253,6 @@ def test_pass_rate_is_of_all_that_was_drawn():
   )
   assert every["sampling/pass_rate"] == 1.0
   assert every["sampling/degenerate_fraction"] == 0.0
-
-
-def test_pass_rates_that_are_to_be_expected():
-  """Of 32 rollouts 1 and 16 are right, and none; partly right is wrong."""
-  reward = np.zeros((3, 32), np.float32)
-  reward[0, 0] = reward[1, :16] = 1.0
-  reward[2] = 0.9
-  got = metrics.expected_pass_rates(reward)
-  predicted = (1 - (31 / 32) ** 32 - (1 / 32) ** 32) + (1 - 2 * 0.5**32)
-  assert got["sampling/pass_rate_predicted"] == pytest.approx(predicted / 3)
-  # 16 of 32 hold the only right one half of the time.
-  all_or_none = 2 / math.comb(32, 16)
-  at_16 = 0.5 + 1 - all_or_none
-  assert got["sampling/pass_rate_at_16"] == pytest.approx(at_16 / 3, rel=1e-5)
 
 
 def test_correct_mass_counts_distinct_right_responses_once():

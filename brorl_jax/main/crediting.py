@@ -139,7 +139,11 @@ def advantages_stage(c: Config) -> Callable[[Groups, Ledger], Credit]:
 def credit_factor(
   c: Config, groups: Groups, valid: Bool[Array, "P N"]
 ) -> Float[Array, "P N"]:
-  """How the correct rollouts of a group share their credit."""
+  """How the correct rollouts of a group share their credit.
+
+  Advantages of a group still add up to 0 if correct ones have equal rewards,
+  which a length reward changes.
+  """
   correct = jnp.asarray(groups.scores.reward >= 1.0)
   if c.credit == "distinct":
     answer = jnp.asarray(groups.scores.answer)

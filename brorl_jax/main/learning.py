@@ -117,7 +117,12 @@ def state_bytes(
   )
   leaves = zip(jax.tree.leaves(abstract), jax.tree.leaves(places), strict=True)
   here = [(x, s) for x, s in leaves if s.memory_kind != sharding.HOST]
-  return memory.shard_bytes([x for x, _ in here], [s for _, s in here])
+  held = memory.shard_bytes([x for x, _ in here], [s for _, s in here])
+  if c.pipeline:  # the parameters that the next step is sampled with
+    held += memory.shard_bytes(
+      jax.tree.leaves(abstract.params), jax.tree.leaves(places.params)
+    )
+  return held
 
 
 def keeps_reference(c: Config) -> bool:
@@ -271,7 +276,7 @@ def packed_shares(
   some = [batch.weight * batch.mask.any(axis=-1) for batch in batches]
   rows = sum(map(np.count_nonzero, some))  # but those that do not count
   return {
-    "update/distinct_fraction": rows / rollouts,
+    "update/distinct_fraction": rows / max(rollouts, 1),
     "update/padding_fraction": packing.padding_fraction(batches),
   }
 
@@ -309,7 +314,8 @@ def learned(
     "policy/kl_ref": kl,
     "policy/kl_old": mean("kl_old"),
     "policy/clip_fraction": mean("clip_fraction"),
-    # Before the first update trainer and sampler hold the same parameters.
+    # Before the first update trainer and sampler hold the same parameters, but
+    # with config.pipeline, where this is how far they are apart.
     "policy/logp_gap_max": float(stats[0].logp_gap_max),
     "policy/logp_gap_mean": float(stats[0].logp_gap.value),
     **corrected,

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from brorl_jax import evaluate, metrics, types
-from brorl_jax.main import sampling
+from brorl_jax.main import folder, sampling
 from brorl_jax.main.planning import Plans
 from brorl_jax.main.puzzles import Puzzles
 from brorl_jax.main.settings import Config
@@ -84,6 +84,7 @@ class Record:
       # With the last step that was done, so that a restart does not drop it.
       what = {"event": "config", "changed": dict(self._changed)}
       self.event(done, what)
+    folder.write_config(c, self._workdir)
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
     self._events.write({"step": step, **what})

@@ -154,7 +154,10 @@ def phases(c: Config) -> list[tuple[int, Config]]:
   for number, change in enumerate(c.phases):
     name = f"config.phases[{number}]"
     if not isinstance(change, collections.abc.Mapping):
-      raise UserError(f"{name} = {change!r} must be a dict of fields")
+      raise UserError(
+        f"{name} = {change!r} must be a dict of fields; write "
+        "({'from_step': 31, 'n': 512},)"
+      )
     change = dict(change)
     since = change.pop("from_step", None)
     if not isinstance(since, int) or since <= out[-1][0]:
@@ -169,10 +172,12 @@ def phases(c: Config) -> list[tuple[int, Config]]:
       if value is None:  # which takes the place of any type
         raise UserError(f"{name}: {field} = None must be a value")
     phase = out[-1][1].copy_and_resolve_references()
-    try:
-      phase.update(change)
-    except (TypeError, ValueError) as e:
-      raise UserError(f"{name}: {_first_line(e)}") from None
+    for field, value in change.items():
+      try:
+        phase[field] = value
+      except (TypeError, ValueError):
+        kind = type(phase[field]).__name__
+        raise UserError(f"{name}: {field} = {value!r} must be {kind}") from None
     out.append((since, phase))
   return out
 
@@ -278,10 +283,13 @@ def _training_rules(c: Config) -> Iterator[Rule]:
 def _sampling_rules(c: Config) -> Iterator[Rule]:
   """Which groups are trained on, and what reward they get."""
   yield "temperature", c.temperature > 0.0, "positive; greedy cannot explore"
-  yield "keep_above", c.keep_above < c.keep_below, "below keep_below"
+  good = 0.0 <= c.keep_above < c.keep_below
+  yield "keep_above", good, f"at least 0 and below keep_below = {c.keep_below}"
+  yield "keep_below", c.keep_below <= 1.0, "at most 1"
   prompts, pool = c.samples // c.n, c.distinct_prompts
-  good = pool == 0 or pool >= prompts
-  yield "distinct_prompts", good, f"0, or the {prompts} of a step at least"
+  good = pool == 0 or pool > prompts or (pool == prompts and c.keep == "all")
+  must = f"0, or more than the {prompts} of a step, of which some are rejected"
+  yield "distinct_prompts", good, must
   yield "rest_after", c.rest_after >= 0, "0 or positive"
   good = c.rest_after == 0 or pool > 0
   yield "rest_after", good, "0 unless distinct_prompts is set: none comes again"
@@ -318,7 +326,7 @@ def _loss_rules(c: Config) -> Iterator[Rule]:
   yield (
     "correction",
     good,
-    "other than 'none' with pipeline, which samples late",
+    "other than 'none' with pipeline, which samples a step behind",
   )
   for field in ("reset_every", "reset_stalled", "reset_above_kl"):
     yield field, c[field] >= 0, "positive, or 0: not for that"

@@ -58,7 +58,8 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   except ValueError as e:
     raise settings.UserError(str(e)) from None
   lock = folder.hold(workdir)
-  folder.write_config(c, workdir)
+  if not changed:  # otherwise once a checkpoint is known to fit
+    folder.write_config(c, workdir)
   for one in phases:
     print(one.says)
 
@@ -83,7 +84,10 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
       eval_every=c.eval_every,
       pipeline=c.pipeline,
     )
-  except (FloatingPointError, collect.Starved, *_UNUSABLE) as e:
+  except _UNUSABLE as e:
+    why = f"; this start changes {', '.join(changed)}" if changed else ""
+    raise settings.UserError(f"{e}{why}") from None
+  except (FloatingPointError, collect.Starved) as e:
     raise settings.UserError(str(e)) from None
   finally:
     store.close()
@@ -140,8 +144,10 @@ def phase(
     update=learning.update_stage(c, policy, tx, schedule, mesh),
     reference=learning.reference_stage(c, tx),
   )
-  changed = next((dict(p) for p in c.phases if p["from_step"] == since), None)
-  first = stages._replace(changed=changed)
+  change = next((p for p in c.phases if p["from_step"] == since), None)
+  if change is not None:
+    change = {k: v for k, v in change.items() if k != "from_step"}
+  first = stages._replace(changed=change)
   lr = learning.scaled_lr(c)
   return Phase(
     since,
