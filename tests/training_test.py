@@ -472,6 +472,33 @@ def test_what_was_cut_may_count_nowhere(advantage, want):
   assert all_in.advantage[0, 3] < 0.0
 
 
+def test_what_was_cut_has_no_part_in_the_credit():
+  """The only right answer of its kind was cut: the two others are one kind."""
+  some = groups(
+    [[1, 1, 1, 0]],
+    answer=[[0, 1, 0, 2]],
+    truncated=[[False, True, False, False]],
+  )
+  got = stage(
+    some, advantage="centered", credit="distinct", mask_truncated=True
+  )
+  np.testing.assert_allclose(
+    got.advantage, [[1 / 3, 0, 1 / 3, -2 / 3]], atol=1e-6
+  )
+
+
+def test_a_group_that_shaping_made_equal_gets_exactly_0():
+  """Not the shift that longer wrong answers give to all others."""
+  some = groups(
+    [[1, 0], [1, 0]],
+    length=[[4, 4], [1, 3]],
+    truncated=[[True, False], [False, False]],
+  )
+  got = stage(some, advantage="tokens", truncated_factor=0.0).advantage
+  np.testing.assert_array_equal(got[0], 0.0)
+  np.testing.assert_allclose(got[1], [3**0.5, -(3**-0.5)], rtol=1e-5)
+
+
 def some_groups():
   rng = np.random.default_rng(0)
   reward = (rng.random((6, 4)) < 0.5).astype(np.float32)
