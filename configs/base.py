@@ -92,7 +92,9 @@ def get_config() -> ml_collections.ConfigDict:
   c.mask_truncated = False  # leave responses that were cut out of everything
 
   # Update.
-  c.minibatches = 2  # optimizer updates per step, over whole groups
+  # Optimizer updates per step, over whole groups, whatever N is. Unknown for
+  # BroRL, only that both of its arms have as many; ProRL has 4.
+  c.minibatches = 2
   c.rows = 32  # different rollouts of one prompt per block, padded
   c.blocks = 16  # blocks per microbatch, multiple of mesh_data
   c.loss = "ppo"  # or "gspo": one ratio per sequence, clip about 3e-4
