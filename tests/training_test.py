@@ -286,7 +286,7 @@ def test_a_phase_says_once_what_it_changes(wired):
   later = c.copy_and_resolve_references()
   later.update(lr=0.5, samples=128)
   phase = training.phase(later, 3, puzzles, policy, mesh, keep_reference=True)
-  assert phase.stages(3).changed == change
+  assert phase.stages(3).changed == {"lr": 0.5, "samples": 128}
   assert phase.stages(4).changed is None
   assert phase.since == 3 and phase.stages(4).target == 128 // 16
   assert phase.says.startswith("from step 3: 8 prompts x 16 rollouts; ")

@@ -738,13 +738,11 @@ def correct(kind, low=0.3, high=0.6):
   [
     {"dual_clip": 1.1},
     {"entropy_weight": 0.3},
-    {"by_sequence": True},
     {"by_sequence": True, "entropy_weight": 0.3},
     {"correction": correct("truncated")},
     {"correction": correct("banded")},
     {"correction": correct("sequence")},
     {"correction": correct("truncated"), "by_sequence": True},
-    {"correction": correct("banded"), "by_sequence": True},
   ],
   ids=str,
 )
