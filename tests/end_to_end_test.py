@@ -32,8 +32,8 @@ SMALL = {
   # The reference is reset with steps 3 and 6; the last half has another N, and
   # a length reward in the first of every three steps.
   "reset_every": 3,
-  "phases": "({'from_step': 5, 'n': 16, 'max_new_tokens': 5,"
-  " 'length_weight': 0.5, 'length_on': 1, 'length_off': 2},)",
+  "phases": "({'from_step': 5, 'n': 16, 'length_weight': 0.5,"
+  " 'length_on': 1, 'length_off': 2},)",
 }
 
 
@@ -140,7 +140,7 @@ def test_a_run_leaves_what_it_promises(whole):
   generated = np.diff([0, *(line["data/samples_total"] for line in lines)])
   for line, count in zip(lines, generated, strict=True):
     assert line["sampling/pass_rate"] * count == pytest.approx(128)
-  changed = dict(n=16, max_new_tokens=5, length_weight=0.5)
+  changed = dict(n=16, length_weight=0.5)
   changed |= dict(length_on=1, length_off=2)
   reset = {"event": "reference reset", "why": "3 steps"}
   assert metrics.read_lines(workdir / "events.jsonl") == [
