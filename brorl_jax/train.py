@@ -49,9 +49,8 @@ class Stages(NamedTuple):
   reference: Callable[
     [Any, Ledger, Mapping[str, Any]], tuple[Any, Ledger, str | None]
   ]
-  changed: dict[str, Any] | None = (
-    None  # what the schedule changes at this step
-  )
+  # What the schedule changes at this step.
+  changed: dict[str, Any] | None = None
 
 
 @runtime_checkable

@@ -4,8 +4,8 @@
 
 Every run is the first of the list with one thing changed, from the same seed:
 24 steps of 64 prompts x 32 rollouts of the embedded policy. Prints a table of
-means over the last 12 steps, and the held-out pass@1 at the end. About 10
-minutes on 2 cores; runs that are done are not run again.
+means over the last 12 steps, and the held-out pass@1 at the end. About half an
+hour on 2 cores; runs that are done only start once more to say so.
 """
 
 import argparse
@@ -39,7 +39,7 @@ SWITCHES = {
   "dual clip 1.05": "dual_clip=1.05",
   "GSPO, clip 3e-4 / 4e-4": "loss=gspo clip_low=3e-4 clip_high=4e-4",
   "GSPO, clip .2 / .28": "loss=gspo",
-  "no KL": "kl_weight=0 reset_every=0",
+  "no KL": "kl_weight=0",
   "KL .1": "kl_weight=.1",
   "KL .1, reset above .02": "kl_weight=.1 reset_above_kl=.02",
   "KL .1, reset every 4": "kl_weight=.1 reset_every=4",

@@ -254,12 +254,13 @@ def minibatches(
 
   Rollouts that do not count become empty ones, of which one is packed.
   """
-  counts = credit.counts[..., None]
-  rollouts = dataclasses.replace(
-    kept.rollouts,
-    tokens=np.where(counts, kept.rollouts.tokens, 0),
-    mask=kept.rollouts.mask & counts,
-  )
+  counts, rollouts = credit.counts[..., None], kept.rollouts
+  if not counts.all():  # or it would copy gigabytes of long rollouts
+    rollouts = dataclasses.replace(
+      rollouts,
+      tokens=np.where(counts, rollouts.tokens, 0),
+      mask=rollouts.mask & counts,
+    )
   parts = []
   for at in packing.split(len(counts), count, seed):
     take = functools.partial(jax.tree.map, lambda x, at=at: x[at])
