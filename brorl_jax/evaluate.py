@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Float, PyTree
 
 from brorl_jax.rl import stats
-from brorl_jax.tasks.base import Puzzle, Verdict
+from brorl_jax.tasks.base import Example, Verdict
 from brorl_jax.types import Rollouts
 
 
@@ -26,10 +26,10 @@ class Evaluation(NamedTuple):
 
 def evaluate(
   params: PyTree,
-  puzzles: Sequence[Puzzle],
+  puzzles: Sequence[Example],
   *,
-  rollouts: Callable[[PyTree, Sequence[Puzzle], int], Rollouts],
-  verdicts: Callable[[Sequence[Puzzle], Rollouts], list[list[Verdict]]],
+  rollouts: Callable[[PyTree, Sequence[Example], int], Rollouts],
+  verdicts: Callable[[Sequence[Example], Rollouts], list[list[Verdict]]],
   chunk: int,
 ) -> Evaluation:
   """Samples and scores every held-out puzzle.
@@ -55,8 +55,8 @@ def evaluate(
       records += [
         {
           "id": real[p].id,
-          "domain": "gym",
-          "task": real[p].family,
+          "domain": real[p].domain,
+          "task": real[p].task,
           "sample": n,
           "tokens": int(length[p, n]),
           "truncated": bool(out.truncated[p, n]),
@@ -70,7 +70,7 @@ def evaluate(
 
 
 def summarise(
-  puzzles: Sequence[Puzzle],
+  puzzles: Sequence[Example],
   pass_at_1: Float[np.ndarray, " P"],
   records: list[dict[str, Any]],
 ) -> Evaluation:
@@ -78,7 +78,7 @@ def summarise(
   mean, half = stats.mean_interval(jax.numpy.asarray(pass_at_1))
   family = collections.defaultdict(list)
   for puzzle, rate in zip(puzzles, pass_at_1, strict=True):
-    family[puzzle.family].append(rate)
+    family[puzzle.task].append(rate)
   return Evaluation(
     pass_at_1=pass_at_1,
     mean=float(mean),

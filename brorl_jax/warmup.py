@@ -19,7 +19,7 @@ import numpy as np
 import optax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from brorl_jax.tasks.base import Puzzle
+from brorl_jax.tasks.base import Example
 from brorl_jax.tokenizer import Tokenizer, left_pad
 
 
@@ -49,7 +49,7 @@ def spoil(answer: str, rng: random.Random) -> str:
 
 
 def demonstrations(
-  puzzles: Sequence[Puzzle],
+  puzzles: Sequence[Example],
   tokenizer: Tokenizer,
   *,
   right: Mapping[str, float],
@@ -74,7 +74,7 @@ def demonstrations(
   prompts, responses = [], []
   for puzzle in puzzles:
     answer = puzzle.entry["answer"]
-    if rng.random() >= right.get(puzzle.family, 1.0):
+    if rng.random() >= right.get(puzzle.task, 1.0):
       answer = spoil(answer, rng)
     ids = [*tokenizer.encode(answer), tokenizer.stop_ids[0]]
     if len(ids) > max_new_tokens:

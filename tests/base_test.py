@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 
-from brorl_jax.tasks.base import Puzzle, Verdict
+from brorl_jax.tasks.base import Example, Verdict
 
 
 @pytest.mark.parametrize(
@@ -16,9 +16,24 @@ def test_reward_is_the_status_and_ignores_partial_credit(status, reward):
   "thing, field",
   [
     (Verdict("pass", 1.0, "", "4"), "status"),
-    (Puzzle("gcd/train/0", "gcd", "?", {}), "question"),
+    (Example("gcd/train/0", "gym", "gcd", (), {}), "messages"),
   ],
 )
 def test_records_cannot_be_changed(thing, field):
   with pytest.raises(dataclasses.FrozenInstanceError):
     setattr(thing, field, "other")
+
+
+@pytest.mark.parametrize(
+  "reason, code", [("", ""), ("wrong", "wrong"), ("too long: 5: 3", "too long")]
+)
+def test_the_code_is_the_reason_up_to_its_details(reason, code):
+  assert Verdict("fail", 0.0, reason, "4").code == code
+
+
+def test_the_question_is_what_the_user_asked_last():
+  messages = (
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "1 + 1?"},
+  )
+  assert Example("a", "math", "b", messages, {}).question == "1 + 1?"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from brorl_jax import evaluate
-from brorl_jax.tasks.base import Puzzle, Verdict
+from brorl_jax.tasks.base import Example, Verdict
 from brorl_jax.types import Rollouts
 
 N, T = 3, 4
@@ -14,7 +14,13 @@ RIGHT = (3, 0, 1, 2, 3)
 
 def puzzles(count=5):
   return [
-    Puzzle(f"f{i % 2}/heldout/{i}", f"f{i % 2}", f"question {i}", {"i": i})
+    Example(
+      f"f{i % 2}/heldout/{i}",
+      "gym",
+      f"f{i % 2}",
+      ({"role": "user", "content": f"question {i}"},),
+      {"i": i},
+    )
     for i in range(count)
   ]
 

@@ -477,7 +477,7 @@ def test_oracles_agree_with_arithmetic(name, solve, drawn):
 
 def test_a_puzzle_carries_its_name_and_entry():
   p = puzzle(SMALL[3], "heldout", 7, seed=2)
-  assert (p.id, p.family) == ("gcd/heldout/7", "gcd")
+  assert (p.id, p.task) == ("gcd/heldout/7", "gcd")
   assert p.question == p.entry["question"]
   assert p.entry["metadata"]["source_dataset"] == "gcd"
 
@@ -617,7 +617,7 @@ def test_puzzles_never_change():
 def test_heldout_questions_are_distinct_and_in_order():
   families = [SMALL[3], SMALL[0], SMALL[1]]
   puzzles = heldout(families, per_family=60, seed=0)
-  assert [p.family for p in puzzles] == (
+  assert [p.task for p in puzzles] == (
     ["gcd"] * 60 + ["letter_counting"] * 60 + ["count_primes"] * 60
   )
   assert len({p.question for p in puzzles}) == 180

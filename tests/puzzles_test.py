@@ -71,7 +71,7 @@ def test_families_are_drawn_by_weight():
   for name in c.families:
     c.families[name].weight = 3.0 if name == "gcd" else 0.0
   some = Puzzles(c, text())
-  families = {some.puzzle(1, i).family for i in range(50)}
+  families = {some.puzzle(1, i).task for i in range(50)}
   assert families == {"gcd"}
 
 

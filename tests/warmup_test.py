@@ -91,7 +91,7 @@ def test_share_of_right_answers_is_by_family():
   right = collections.defaultdict(list)
   for i, puzzle in enumerate(some):
     said = text().decode([data.response[i][data.mask[i]].tolist()])[0]
-    right[puzzle.family].append(said == puzzle.entry["answer"])
+    right[puzzle.task].append(said == puzzle.entry["answer"])
   assert np.mean(right["gcd"]) == pytest.approx(0.25, abs=0.07)
   assert np.mean(right["spell_backward"]) == 0.0
   assert np.mean(right["leg_counting"]) == 1.0
@@ -157,7 +157,7 @@ def test_embedded_policy_is_within_its_promises():
   right = np.exp(np.where(data.mask, logp[:, 0], 0.0).sum(axis=1))
   by_family = collections.defaultdict(list)
   for puzzle, probability in zip(heldout, right, strict=True):
-    by_family[puzzle.family].append(probability)
+    by_family[puzzle.task].append(probability)
   means = {name: np.mean(p) for name, p in by_family.items()}
   assert len(means) >= 8
   assert 0.15 < np.mean(list(means.values())) < 0.5

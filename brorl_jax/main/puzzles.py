@@ -9,7 +9,7 @@ from brorl_jax import tokenizer, types
 from brorl_jax.main import settings
 from brorl_jax.main.settings import Config
 from brorl_jax.tasks import gym, mixture
-from brorl_jax.tasks.base import Puzzle, Verdict
+from brorl_jax.tasks.base import Example, Verdict
 
 _PROBES = 256  # prompts per family that are measured before anything starts
 # gym.puzzle takes indexes below 2**44; 2 million steps need those below 2**41.
@@ -44,7 +44,7 @@ class Puzzles:
       for i in range(_PROBES):
         self._render(gym.puzzle(family, "train", i, seed=c.seed))
 
-  def _render(self, puzzle: Puzzle) -> list[int]:
+  def _render(self, puzzle: Example) -> list[int]:
     parts = (puzzle.question, self._c.instruction)
     ids = self._text.render("\n".join(part for part in parts if part))
     if len(ids) > self._c.prompt_tokens:
@@ -54,7 +54,7 @@ class Puzzles:
       )
     return ids
 
-  def heldout(self) -> list[Puzzle]:
+  def heldout(self) -> list[Example]:
     puzzles = gym.heldout(
       self.families, per_family=self._c.eval_prompts, seed=self._c.seed
     )
@@ -72,7 +72,7 @@ class Puzzles:
     order = np.random.default_rng([self._c.seed, step]).permutation(count)
     return [int(p) for p in order if p not in resting][:most]
 
-  def _draw(self, step: int, position: int) -> Puzzle:
+  def _draw(self, step: int, position: int) -> Example:
     """Candidate `position` of a step: a function of (seed, step, position).
 
     If a run has a fixed number of prompts, candidate p is prompt p of them.
@@ -103,7 +103,7 @@ class Puzzles:
     index = np.array(candidates, np.int32)
     return self.pad([self.puzzle(step, p) for p in candidates], index)
 
-  def pad(self, puzzles: Sequence[Puzzle], index: np.ndarray) -> types.Prompts:
+  def pad(self, puzzles: Sequence[Example], index: np.ndarray) -> types.Prompts:
     ids = [self._render(puzzle) for puzzle in puzzles]
     return types.Prompts(*tokenizer.left_pad(ids, self._c.prompt_tokens), index)
 
@@ -111,7 +111,7 @@ class Puzzles:
     return self._text.decode([response])[0]
 
   def verdicts(
-    self, puzzles: Sequence[Puzzle], rollouts: types.Rollouts
+    self, puzzles: Sequence[Example], rollouts: types.Rollouts
   ) -> list[list[Verdict]]:
     """One for each rollout; equal responses to a prompt are judged once."""
     out = []

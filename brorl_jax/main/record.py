@@ -16,12 +16,12 @@ from brorl_jax.main.planning import Plans
 from brorl_jax.main.puzzles import Puzzles
 from brorl_jax.main.settings import Config
 from brorl_jax.policy import Policy
-from brorl_jax.tasks.base import Puzzle
+from brorl_jax.tasks.base import Example
 
 
 def evaluation(
   c: Config, policy: Policy, prompts: Puzzles, mesh: Mesh, plans: Plans
-) -> Callable[[PyTree, Sequence[Puzzle]], evaluate.Evaluation]:
+) -> Callable[[PyTree, Sequence[Example]], evaluate.Evaluation]:
   """Samples held-out puzzles; the same draws at every step of a run."""
   # Step 0 trains nothing, so its key is free.
   key = jax.random.fold_in(jax.random.key(c.seed), 0)
@@ -29,7 +29,7 @@ def evaluation(
     c, policy, prompts.stop_ids, mesh, plans.evaluations, n=c.eval_n
   )
 
-  def rollouts(params, puzzles: Sequence[Puzzle], start: int):
+  def rollouts(params, puzzles: Sequence[Example], start: int):
     index = np.arange(start, start + len(puzzles), dtype=np.int32)
     return sample(params, prompts.pad(puzzles, index), key)
 
@@ -49,7 +49,7 @@ class Record:
     c: Config,
     workdir: pathlib.Path,
     puzzles: Puzzles,
-    heldout: Sequence[Puzzle],
+    heldout: Sequence[Example],
     measure: Callable[[int], Callable[..., evaluate.Evaluation]],
     changed: Mapping[str, Any],
   ):

@@ -14,7 +14,7 @@ from brorl_jax.main.puzzles import families
 from brorl_jax.main.settings import Config
 from brorl_jax.policy import Policy
 from brorl_jax.tasks import gym
-from brorl_jax.tasks.base import Puzzle
+from brorl_jax.tasks.base import Example
 
 _TOKENIZER_TEXTS = 1500  # per family
 
@@ -71,7 +71,7 @@ def run(c: Config, workdir: pathlib.Path) -> None:
   _say(f"wrote {workdir}")
 
 
-def draw(c: Config) -> list[Puzzle]:
+def draw(c: Config) -> list[Example]:
   """Puzzles of every family, from seeds that training never draws."""
   return [
     gym.puzzle(family, "warmup", i, seed=c.seed)

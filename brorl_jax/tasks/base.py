@@ -1,12 +1,14 @@
-"""What a verifier says about an answer, and what a task hands to a prompt."""
+"""What a verifier says of a response, and what a domain hands to a prompt."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 Status = Literal["pass", "fail", "invalid"]
+Domain = Literal["math", "code", "stem", "gym", "instructions"]
+DOMAINS: tuple[Domain, ...] = ("math", "code", "stem", "gym", "instructions")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -16,9 +18,10 @@ class Verdict:
   Attributes:
     status: "pass", "fail", or "invalid" when the verifier itself failed; an
       invalid response is no evidence about the policy and leaves the loss.
-    score: The verifier's own number, 1.0 for a right answer. Diagnostics only:
-      partial credit is easy to exploit, so train on `reward`.
-    reason: Why the response did not pass, in one line; "" for a pass.
+    score: The verifier's own number, 1.0 for a right answer; where there are
+      parts, such as the tests of a program, the share that is right.
+    reason: Why the response did not pass: a code of a few words, and after a
+      colon what more there is to say, in one line; "" for a pass.
     answer: The text that was judged.
   """
 
@@ -32,19 +35,32 @@ class Verdict:
     """1.0 for a pass, else 0.0."""
     return 1.0 if self.status == "pass" else 0.0
 
+  @property
+  def code(self) -> str:
+    """The reason without its details, for counting."""
+    return self.reason.partition(":")[0]
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Puzzle:
+class Example:
   """One question with everything its verifier needs.
 
   Attributes:
-    id: "family/split/index", unique within a run, such as "gcd/train/123".
-    family: The task it was drawn from.
-    question: The text for the prompt.
-    entry: The second argument of the task's `verify`.
+    id: Unique within a run, such as "gcd/train/123".
+    domain: Which verifier judges the responses.
+    task: What it is counted under: the gym's task, or the source of the data.
+    messages: The conversation so far, each with "role" and "content"; the last
+      one is the user's.
+    entry: The verifier's second argument, as JSON would hold it.
   """
 
   id: str
-  family: str
-  question: str
+  domain: Domain
+  task: str
+  messages: Sequence[Mapping[str, str]]
   entry: Mapping[str, Any]
+
+  @property
+  def question(self) -> str:
+    """What the user asked last."""
+    return self.messages[-1]["content"]

@@ -28,7 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from brorl_jax.tasks import mixture
-from brorl_jax.tasks.base import Puzzle, Verdict
+from brorl_jax.tasks.base import Example, Verdict
 
 MAX_ANSWER = 1_000  # characters; the longest right answer measured has 419
 SPLITS = ("train", "heldout", "warmup")
@@ -234,7 +234,7 @@ def check(families: Sequence[Family]) -> None:
         )
 
 
-def puzzle(family: Family, split: str, index: int, *, seed: int) -> Puzzle:
+def puzzle(family: Family, split: str, index: int, *, seed: int) -> Example:
   """One puzzle, a pure function of its arguments.
 
   Index i of a split owns the 1,024 generator seeds
@@ -278,7 +278,8 @@ def puzzle(family: Family, split: str, index: int, *, seed: int) -> Puzzle:
       ) from error
     if _is_heldout(family.name, entry["question"]) == (split == "heldout"):
       name = f"{family.name}/{split}/{index}"
-      return Puzzle(name, family.name, entry["question"], entry)
+      asked = ({"role": "user", "content": entry["question"]},)
+      return Example(name, "gym", family.name, asked, entry)
   raise ValueError(
     f"{_describe(family)} has no question for {split} among"
     f" {2**_STRIDE_BITS} drawn; widen its settings"
@@ -287,7 +288,7 @@ def puzzle(family: Family, split: str, index: int, *, seed: int) -> Puzzle:
 
 def heldout(
   families: Iterable[Family], *, per_family: int, seed: int
-) -> list[Puzzle]:
+) -> list[Example]:
   """Held-out puzzles with distinct questions, ordered by family.
 
   Args:
@@ -304,7 +305,7 @@ def heldout(
     raise ValueError(f"per_family is {per_family}; use a number >= 1")
   puzzles = []
   for family in families:
-    found: dict[str, Puzzle] = {}
+    found: dict[str, Example] = {}
     index = repeats = 0
     while len(found) < per_family:
       candidate = puzzle(family, "heldout", index, seed=seed)
