@@ -15,7 +15,7 @@ import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -23,15 +23,24 @@ import numpy as np
 from jaxtyping import Bool, Float
 
 from brorl_jax.rl import filtering
-from brorl_jax.types import Groups, Prompts, Rollouts, Scores
+from brorl_jax.types import Groups, Judged, Prompts, Rollouts, Scores
 
 # See stream.py: it asks for prompts, and yields those that are done.
 Feed = Callable[[int, bool], Prompts | None]
 Sample = Callable[[Feed], Iterator[tuple[Prompts, Rollouts]]]
 
 
+# Share of a step's responses whose verifier may fail. It is not evidence about
+# the policy, but much of it is evidence about the verifiers.
+MAX_INVALID = 0.01
+
+
 class Starved(RuntimeError):
   """Dynamic sampling found too few prompts that carry a gradient."""
+
+
+class Unjudged(RuntimeError):
+  """Verifiers failed on too many responses."""
 
 
 class Clock:
@@ -89,6 +98,7 @@ def collect(
 
   Raises:
     Starved: There were not enough candidates.
+    Unjudged: Verifiers failed on more than `MAX_INVALID` of the responses.
 
   References:
     Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.2.
@@ -106,6 +116,10 @@ def collect(
       draw.judged.append(thread.submit(judge, done, rollouts))
   draw.do_others()
   took, spent = time.perf_counter() - begin, draw.clock.spent
+  # First, since groups that nobody could judge are not kept.
+  check_judged(
+    one for group, _ in draw.found.values() for one in group.scores.judged.flat
+  )
   if draw.kept < target:
     raise Starved(
       f"only {draw.kept} of {draw.given} prompts are kept, {target} are "
@@ -176,6 +190,19 @@ class _Draw:
       for i, p in enumerate(groups.prompts.index):
         group = jax.tree.map(lambda x, i=i: x[i : i + 1], groups)
         self.found[int(p)] = group, bool(good[i])
+
+
+def check_judged(judged: Iterable[Judged]) -> None:
+  """Raises Unjudged if the verifiers failed on more than `MAX_INVALID`."""
+  every = [*judged]
+  failed = [(one.task, one.verdict.reason) for one in every if not one.valid]
+  if len(failed) <= MAX_INVALID * len(every):
+    return
+  (task, reason), count = collections.Counter(failed).most_common(1)[0]
+  raise Unjudged(
+    f"verifiers failed on {len(failed)} of {len(every)} responses, at most "
+    f"{MAX_INVALID:.0%} may; {count} times on {task}: {reason}"
+  )
 
 
 def expected_pass_rates(

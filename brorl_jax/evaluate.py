@@ -9,9 +9,10 @@ import jax
 import numpy as np
 from jaxtyping import Float, PyTree
 
+from brorl_jax.collect import check_judged
 from brorl_jax.rl import stats
-from brorl_jax.tasks.base import Example, Verdict
-from brorl_jax.types import Rollouts
+from brorl_jax.tasks.base import Example
+from brorl_jax.types import Judged, Rollouts
 
 
 class Evaluation(NamedTuple):
@@ -26,32 +27,40 @@ class Evaluation(NamedTuple):
 
 def evaluate(
   params: PyTree,
-  puzzles: Sequence[Example],
+  examples: Sequence[Example],
   *,
   rollouts: Callable[[PyTree, Sequence[Example], int], Rollouts],
-  verdicts: Callable[[Sequence[Example], Rollouts], list[list[Verdict]]],
+  judged: Callable[[Sequence[Example], Rollouts], list[list[Judged]]],
   chunk: int,
 ) -> Evaluation:
-  """Samples and scores every held-out puzzle.
+  """Samples and scores every held-out example.
+
+  Responses on which a verifier failed do not count; a prompt with none that
+  could be judged counts as failed.
 
   Args:
     params: Of the policy.
-    puzzles: Held out.
-    rollouts: (params, `chunk` puzzles, place of the first) -> rollouts, host.
-    verdicts: One for each rollout, [P][N].
-    chunk: Puzzles that are sampled together; the last chunk is filled up with
+    examples: Held out.
+    rollouts: (params, `chunk` examples, place of the first) -> rollouts, host.
+    judged: One for each rollout, [P][N].
+    chunk: Examples that are sampled together; the last chunk is filled up with
       repetitions that do not count.
+
+  Raises:
+    Unjudged: Verifiers failed on too many responses.
   """
-  records, rates = [], []
-  for start in range(0, len(puzzles), chunk):
-    real = puzzles[start : start + chunk]
+  records, rates, every = [], [], []
+  for start in range(0, len(examples), chunk):
+    real = examples[start : start + chunk]
     filled = [*real, *[real[0]] * (chunk - len(real))]
     out = jax.tree.map(
       operator.itemgetter(slice(len(real))), rollouts(params, filled, start)
     )
     length = out.mask.sum(axis=2)
-    for p, row in enumerate(verdicts(real, out)):
-      rates.append(np.mean([verdict.reward for verdict in row]))
+    for p, row in enumerate(judged(real, out)):
+      every += row
+      valid = [one.verdict.reward for one in row if one.valid]
+      rates.append(sum(valid) / max(len(valid), 1))
       records += [
         {
           "id": real[p].id,
@@ -60,25 +69,27 @@ def evaluate(
           "sample": n,
           "tokens": int(length[p, n]),
           "truncated": bool(out.truncated[p, n]),
-          "score": verdict.score,
-          "pass": verdict.status == "pass",
-          "answer": verdict.answer,
+          "score": one.verdict.score,
+          "pass": one.verdict.status == "pass",
+          "reason": one.verdict.reason,
+          "answer": one.verdict.answer,
         }
-        for n, verdict in enumerate(row)
+        for n, one in enumerate(row)
       ]
-  return summarise(puzzles, np.array(rates), records)
+  check_judged(every)
+  return summarise(examples, np.array(rates), records)
 
 
 def summarise(
-  puzzles: Sequence[Example],
+  examples: Sequence[Example],
   pass_at_1: Float[np.ndarray, " P"],
   records: list[dict[str, Any]],
 ) -> Evaluation:
   """Means over prompts, which are independent; samples of one are not."""
   mean, half = stats.mean_interval(jax.numpy.asarray(pass_at_1))
   family = collections.defaultdict(list)
-  for puzzle, rate in zip(puzzles, pass_at_1, strict=True):
-    family[puzzle.task].append(rate)
+  for example, rate in zip(examples, pass_at_1, strict=True):
+    family[example.task].append(rate)
   return Evaluation(
     pass_at_1=pass_at_1,
     mean=float(mean),

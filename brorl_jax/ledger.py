@@ -14,6 +14,7 @@ class Ledger:
 
   tokens: int = 0  # generated so far, those of rejected prompts included
   samples: int = 0
+  drawn: int = 0  # candidates so far: where files of examples go on
   shaped: int = 0  # steps that the schedule of the length reward has counted
   # The reference policy.
   since_reset: int = 0  # steps since it was the policy
@@ -36,10 +37,15 @@ class Ledger:
     return Ledger(**{**saved, **numbered})
 
 
-def generated(ledger: Ledger, *, tokens: int, samples: int) -> Ledger:
+def generated(
+  ledger: Ledger, *, tokens: int, samples: int, prompts: int
+) -> Ledger:
   """After so many more."""
   return dataclasses.replace(
-    ledger, tokens=ledger.tokens + tokens, samples=ledger.samples + samples
+    ledger,
+    tokens=ledger.tokens + tokens,
+    samples=ledger.samples + samples,
+    drawn=ledger.drawn + prompts,
   )
 
 

@@ -1,5 +1,6 @@
 """Where numbers go: one JSON object per line, TensorBoard, and the terminal."""
 
+import collections
 import json
 import math
 import os
@@ -17,7 +18,7 @@ import rich.progress
 import tensorboardX
 from jaxtyping import Bool, Float
 
-from brorl_jax.types import Rollouts
+from brorl_jax.types import Rollouts, Scores
 
 # Shown while the run goes on; the rest is in the files.
 _SHOWN = {
@@ -203,23 +204,27 @@ def numbers(scalars: Mapping[str, float | None]) -> str:
 
 def of_groups(
   rollouts: Rollouts,
-  reward: Float[np.ndarray, "P N"],
+  scores: Scores,
   informative: Bool[np.ndarray, " P"],
   *,
   rollout_s: float,
 ) -> dict[str, float]:
   """What a step's rollouts look like, those that were not kept included.
 
+  Rewards are those of responses that could be judged.
+
   Args:
     rollouts: On the host.
-    reward: Raw.
+    scores: Of the rollouts.
     informative: Which groups were kept for their rewards.
     rollout_s: Seconds that sampling took.
   """
   length = rollouts.mask.sum(axis=2)
+  reward, some = scores.reward, scores.valid.any(axis=1)
+  std = reward[some].std(axis=1, where=scores.valid[some])
   return {
-    "reward/mean": float(reward.mean()),
-    "reward/std_within_group": float(reward.std(axis=1).mean()),
+    "reward/mean": float(reward.mean(where=scores.valid)),
+    "reward/std_within_group": float(std.mean()),
     "sampling/pass_rate": float(informative.mean()),
     "sampling/degenerate_fraction": float(1.0 - informative.mean()),
     "sampling/rollouts_per_prompt": float(reward.shape[1]),
@@ -230,6 +235,33 @@ def of_groups(
     "rollout/truncated_fraction": float(rollouts.truncated.mean()),
     "theory/correct_mass": float(correct_mass(rollouts, reward).mean()),
     "memory/peak_bytes": peak_bytes(),
+  }
+
+
+def of_scores(scores: Scores, *, score_s: float) -> dict[str, float]:
+  """What a step's verdicts look like.
+
+  Args:
+    scores: Of all that was generated.
+    score_s: Seconds that judging took.
+  """
+  judged, valid = scores.judged, scores.valid
+  by_task = collections.defaultdict[str, list[int]](list)
+  for p, row in enumerate(judged):
+    if valid[p].any():
+      by_task[row[0].task].append(p)
+  passed = np.array([[one.verdict.reward for one in row] for row in judged])
+  return {
+    # Of all parts of an answer, where the reward may be that of some.
+    "reward/strict_mean": float(passed.mean(where=valid)),
+    "reward/invalid_fraction": float(1.0 - valid.mean()),
+    "score/verdicts_per_s": float(judged.size / max(score_s, 1e-9)),
+    **{
+      f"reward/by_task/{task}": float(
+        scores.reward[rows].mean(where=valid[rows])
+      )
+      for task, rows in sorted(by_task.items())
+    },
   }
 
 

@@ -3,7 +3,7 @@
 import collections
 import json
 import pathlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -51,7 +51,9 @@ class Tokenizer:
         f"{directory} has no chat template; add one as chat_template.jinja"
       )
     try:
-      one, other = self.render("1"), self.render("2")
+      one, other = (
+        self.render([{"role": "user", "content": text}]) for text in "12"
+      )
     except Exception as e:  # a template is code and may raise anything
       first = (str(e).splitlines() or [type(e).__name__])[0]
       raise ValueError(f"{directory}: its chat template fails: {first}") from e
@@ -60,10 +62,10 @@ class Tokenizer:
         f"{directory}: its chat template leaves out the question"
       )
 
-  def render(self, question: str) -> list[int]:
-    """The ids of a question as the model's own template poses it."""
+  def render(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+    """The ids of a conversation as the model's own template poses it."""
     return self._tokenizer.apply_chat_template(
-      [{"role": "user", "content": question}],
+      [dict(message) for message in messages],
       add_generation_prompt=True,
       return_dict=False,
     )

@@ -34,8 +34,8 @@ class Stages(NamedTuple):
   """A step's stages, each a function; main/training.py wires the real ones."""
 
   target: int  # groups that a step trains on
-  # step, those that rest -> numbers of the others, in the order of drawing
-  candidates: Callable[[int, frozenset[int]], Sequence[int]]
+  # step -> numbers of the prompts that it may draw, in the order of drawing
+  candidates: Callable[[int, Ledger], Sequence[int]]
   prompts: Callable[[int, Sequence[int]], Prompts]  # step, candidates
   rollouts: Callable[
     [PyTree, Feed, jax.Array], Iterator[tuple[Prompts, Rollouts]]
@@ -117,6 +117,7 @@ def train(
 
   Raises:
     Starved: A step found too few groups with a gradient.
+    Unjudged: Verifiers failed on too many of a step's responses.
     FloatingPointError: A metric is not finite. The state is not saved.
   """
   done, ledger = -1, Ledger()
@@ -135,7 +136,7 @@ def train(
       lambda *rollouts: now.scores(step, *rollouts),
       now.informative,
       lambda some: now.prompts(step, some),
-      now.candidates(step, ledgers.resting(ledger, step)),
+      now.candidates(step, ledger),
       target=now.target,
       **meanwhile,
     )
@@ -204,7 +205,10 @@ def _finite(
 def _generated(ledger: Ledger, drawn: Drawn) -> Ledger:
   mask = drawn.groups.rollouts.mask
   return ledgers.generated(
-    ledger, tokens=int(mask.sum()), samples=mask[..., 0].size
+    ledger,
+    tokens=int(mask.sum()),
+    samples=mask[..., 0].size,
+    prompts=len(mask),
   )
 
 
@@ -213,10 +217,11 @@ def _of_draw(drawn: Drawn) -> dict[str, float | None]:
   groups, spent = drawn.groups, drawn.spent
   seen = metrics.of_groups(
     groups.rollouts,
-    groups.scores.reward,
+    groups.scores,
     drawn.kept,
     rollout_s=spent["rollout"],
   )
+  seen |= metrics.of_scores(groups.scores, score_s=spent["score"])
   expected = expected_pass_rates(groups.scores.reward)
   times = {f"time/{part}_s": seconds for part, seconds in spent.items()}
   return {**seen, **expected, **times}

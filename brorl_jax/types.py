@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Int, PyTree
+from jaxtyping import Bool, Float, Int, PyTree, Shaped
+
+from brorl_jax.tasks.base import Verdict
 
 if TYPE_CHECKING:
   Array = Any
@@ -56,11 +58,27 @@ class Rollouts:
     return first[order], count[order]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Judged:
+  """What a verifier says of one rollout, to be read."""
+
+  task: str  # that the prompt is counted under
+  verdict: Verdict
+  seconds: float  # that it took
+
+  @property
+  def valid(self) -> bool:
+    """False if the verifier failed: then nothing is known."""
+    return self.verdict.status != "invalid"
+
+
 class Scores(NamedTuple):
   """What verifiers say of rollouts, on the host."""
 
-  reward: Float[np.ndarray, "P N"]  # raw
+  reward: Float[np.ndarray, "P N"]  # raw; 0 where the verifier failed
   answer: Int[np.ndarray, "P N"]  # equal numbers: equal answers to this prompt
+  valid: Bool[np.ndarray, "P N"]  # see Judged
+  judged: Shaped[np.ndarray, "P N"]  # of Judged
 
 
 class Groups(NamedTuple):

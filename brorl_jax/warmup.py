@@ -82,7 +82,7 @@ def demonstrations(
         f"{puzzle.id}: answer {answer!r} has {len(ids)} tokens; the budget "
         f"max_new_tokens is {max_new_tokens}"
       )
-    prompts.append(tokenizer.render(puzzle.question))
+    prompts.append(tokenizer.render(puzzle.messages))
     responses.append(ids)
   prompt, prompt_mask = left_pad(prompts, prompt_tokens)
   response = np.zeros((len(puzzles), max_new_tokens), np.int32)

@@ -37,11 +37,11 @@ def get_config() -> ml_collections.ConfigDict:
   # The paper does not state it; 1 makes sampler and trainer the same policy.
   c.temperature = 1.0
 
-  # Follows every question, on a line of its own. Verifiers read what stands
-  # between the last <answer> and </answer>, or the whole response.
-  c.instruction = ""
-  # Where prompts come from: reasoning-gym tasks with their settings.
+  # Where prompts come from: a share for each domain, reasoning-gym tasks with
+  # their settings for the domain "gym", and files for the others.
+  c.domains = domains()
   c.families = families()
+  c.data = data()
 
   # 0: every prompt is new. Otherwise a run has so many, each at most once in a
   # step.
@@ -176,7 +176,7 @@ def get_config() -> ml_collections.ConfigDict:
   c.save_every = 10  # steps
   c.keep_checkpoints = 3  # newest ones
   c.eval_every = 10  # steps
-  c.eval_prompts = 60  # held-out puzzles per family
+  c.eval_prompts = 60  # held-out prompts per task
   c.eval_n = 16  # samples per held-out puzzle
   # The theorem is measured on so many prompts of a step and on the likeliest
   # responses to each: at 2 x 16 it costs less than 2 % of a step.
@@ -184,6 +184,43 @@ def get_config() -> ml_collections.ConfigDict:
   c.theory_responses = 16
   c.samples_shown = 4  # rollouts per step that go to samples.jsonl
   return c.lock()  # a misspelt field in a config is an error
+
+
+def domains() -> ml_collections.ConfigDict:
+  """Domain -> its share of the prompts, what it asks for, and what it pays.
+
+  weight: Among those domains that have prompts: shares need not add up to 1.
+  instruction: Follows every question, on a line of its own.
+  reward: "pass", 1 for a response that is right in all its parts and 0 for any
+    other; or "score", the share of the parts that are right.
+  """
+  c = ml_collections.ConfigDict()
+  add = lambda name, instruction, reward: c.update(
+    {name: {"weight": 1.0, "instruction": instruction, "reward": reward}}
+  )
+  # What stands between the last <answer> and </answer>, or all of the response.
+  # ProRL pays the scorers' numbers; their partial credit is easy to exploit.
+  add("gym", "", "pass")
+  # The last complete \\boxed{}.
+  add("math", "Think step by step and put the answer into \\boxed{}.", "pass")
+  # The last fenced block. ProRL pays the share of tests that pass.
+  add("code", "Write the program in one fenced code block.", "score")
+  add("stem", "Put the answer, or its letter, into \\boxed{}.", "pass")
+  add("instructions", "", "score")  # as ProRL
+  return c
+
+
+def data() -> ml_collections.ConfigDict:
+  """Files of examples: the format is told in brorl_jax/tasks/dataset.py."""
+  c = ml_collections.ConfigDict()
+  c.files = ()  # jsonl or parquet
+  # Files that are not trained on; without any, one example in heldout_one_in of
+  # the files above, by a hash of its text, is held out.
+  c.heldout_files = ()
+  c.heldout_one_in = 10
+  c.skip_bad = False  # lines that are wrong are left out and counted
+  c.drop_long = False  # so are prompts of more than prompt_tokens
+  return c
 
 
 def families() -> ml_collections.ConfigDict:

@@ -36,7 +36,7 @@ def _language_model(c: ml_collections.ConfigDict) -> None:
   c.slots = 0  # as many as fit; responses are long
   c.prompt_tokens = 1024
   c.max_new_tokens = 15360  # stated: a context window of 16,384
-  c.instruction = (
+  c.domains.gym.instruction = (
     "Think step by step, then write the final answer alone between <answer> "
     "and </answer>."
   )

@@ -6,13 +6,20 @@ import threading
 import time
 
 import jax
+import judged
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brorl_jax.collect import Starved, collect, expected_pass_rates
-from brorl_jax.types import Prompts, Rollouts, Scores
+from brorl_jax.collect import (
+  Starved,
+  Unjudged,
+  check_judged,
+  collect,
+  expected_pass_rates,
+)
+from brorl_jax.types import Prompts, Rollouts
 
 N = 4
 
@@ -46,7 +53,7 @@ def scores_of(good):
     np.testing.assert_array_equal(rolled.tokens[:, 0, 0], some.index)
     reward = np.zeros((len(some.index), N), np.float32)
     reward[np.isin(some.index, list(good)), 0] = 1.0
-    return Scores(reward, np.tile(some.index[:, None], N))
+    return judged.scores(reward, np.tile(some.index[:, None], N))
 
   return score
 
@@ -266,3 +273,25 @@ def test_fewer_rollouts_than_16_say_nothing_of_16():
   got = expected_pass_rates(np.array([[1, 1, 0]], np.float32))
   assert got["sampling/pass_rate_at_16"] is None
   assert got["sampling/pass_rate_predicted"] == pytest.approx(18 / 27)
+
+
+def test_responses_that_nobody_could_judge_are_counted():
+  some = judged.scores(np.ones((10, 20)), task="gcd").judged
+  check_judged(some.flat)
+  failed = judged.scores(
+    [[0.0, 0.0]], valid=[[False, False]], task="gcd"
+  ).judged
+  check_judged([*some.flat, *failed.flat])  # 2 of 202
+  with pytest.raises(Unjudged, match=r"on 4 of 204 .* 1% .*; 4 times on gcd: "):
+    check_judged([*some.flat, *failed.flat, *failed.flat])
+
+
+def test_a_step_that_cannot_be_judged_is_not_called_starved():
+  """Its groups are not kept, but not for want of prompts."""
+
+  def score(some, rolled):
+    reward = np.ones((len(some.index), N))
+    return judged.scores(reward, valid=np.zeros(reward.shape, bool))
+
+  with pytest.raises(Unjudged, match="failed on 80 of 80 responses"):
+    run(set(), target=4, score=score)

@@ -86,7 +86,14 @@ def digest(workdir):
 
 def numbers(workdir):
   """Every line of the run's files, times and memory aside."""
-  timed = ("time/", "rollout/tokens_per_s", "rollout/samples_per_s", "memory/")
+  timed = (
+    "time/",
+    "score/",
+    "seconds",
+    "rollout/tokens_per_s",
+    "rollout/samples_per_s",
+    "memory/",
+  )
   keep = lambda line: {k: v for k, v in line.items() if not k.startswith(timed)}
   files = ("metrics.jsonl", "samples.jsonl", "eval/curve.jsonl")
   files += ("eval/records.jsonl", "events.jsonl")
@@ -269,7 +276,9 @@ def test_transformers_generates_with_an_exported_run(start, whole, tmp_path):
   model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
   policy, params = hf.load(tmp_path / "out")
   prompts = [
-    tokenizer.Tokenizer(tmp_path / "out").render(question)
+    tokenizer.Tokenizer(tmp_path / "out").render(
+      [{"role": "user", "content": question}]
+    )
     for question in ("Calculate 3 + 4 * 2.", "Spell this word backward: cat")
   ]
   ours = sampler.sample(

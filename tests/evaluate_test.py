@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from brorl_jax import evaluate
+from brorl_jax.collect import Unjudged
 from brorl_jax.tasks.base import Example, Verdict
-from brorl_jax.types import Rollouts
+from brorl_jax.types import Judged, Rollouts
 
 N, T = 3, 4
 # How many of the N answers to each puzzle are right; puzzle i is of f(i % 2).
@@ -45,7 +46,7 @@ class Table:
       slot_steps=np.ones(len(p), np.float32),
     )
 
-  def verdicts(self, asked, rollouts):
+  def judged(self, asked, rollouts):
     assert len(asked) == len(rollouts.tokens)  # fillers are not judged
     out = []
     for puzzle, tokens in zip(asked, rollouts.tokens, strict=True):
@@ -53,7 +54,10 @@ class Table:
       assert (tokens[:, 0] == i).all()  # each is judged on its own answers
       status = lambda n, i=i: "pass" if n < RIGHT[i] else "fail"
       out.append(
-        [Verdict(status(n), 0.25 * n, "", f"{i}.{n}") for n in range(N)]
+        [
+          Judged(puzzle.task, Verdict(status(n), 0.25 * n, "", f"{i}.{n}"), 0.0)
+          for n in range(N)
+        ]
       )
     return out
 
@@ -64,7 +68,7 @@ def run(chunk):
     "params",
     puzzles(),
     rollouts=table.rollouts,
-    verdicts=table.verdicts,
+    judged=table.judged,
     chunk=chunk,
   )
   return got, table.calls
@@ -93,6 +97,7 @@ def test_one_record_for_each_sample():
     "truncated": False,
     "score": 0.25,
     "pass": True,
+    "reason": "",
     "answer": "3.1",
   }
   assert got.records[3 * N] == {
@@ -104,6 +109,7 @@ def test_one_record_for_each_sample():
     "truncated": True,
     "score": 0.0,
     "pass": True,
+    "reason": "",
     "answer": "3.0",
   }
   for i, right in enumerate(RIGHT):
@@ -128,20 +134,41 @@ def test_chunks_have_one_size_and_what_fills_them_does_not_count(chunk, calls):
   assert got._replace(pass_at_1=0) == want._replace(pass_at_1=0)
 
 
-def test_an_invalid_verdict_is_not_a_pass():
-  table = Table()
-  verdicts = lambda asked, _: [
-    [Verdict("invalid", 1.0, "broken", "x")] * N for _ in asked
-  ]
-  got = evaluate.evaluate(
+def measure(statuses):
+  """Of prompts whose responses have these statuses."""
+  word = {"p": "pass", "f": "fail", "i": "invalid"}
+
+  def judged(asked, _):
+    return [
+      [
+        Judged("f", Verdict(word[s], 1.0, "broken: x", "x"), 0.0)
+        for s in statuses[puzzle.entry["i"]]
+      ]
+      for puzzle in asked
+    ]
+
+  return evaluate.evaluate(
     "params",
-    puzzles(),
-    rollouts=table.rollouts,
-    verdicts=verdicts,
-    chunk=5,
+    puzzles(len(statuses)),
+    rollouts=Table().rollouts,
+    judged=judged,
+    chunk=len(statuses),
   )
-  assert got.mean == 0.0
-  assert not any(record["pass"] for record in got.records)
+
+
+def test_what_could_not_be_judged_does_not_count():
+  got = measure(["pii", "iif", "iii", *["pff"] * 300])
+  np.testing.assert_allclose(got.pass_at_1[:4], [1.0, 0.0, 0.0, 1 / 3])
+  assert [record["pass"] for record in got.records[:4]] == [
+    *[True, False, False],
+    False,
+  ]
+
+
+def test_an_evaluation_that_cannot_be_judged_is_refused():
+  measure(["ipp", *["ppp"] * 33])  # 1 of 102
+  with pytest.raises(Unjudged, match=r"failed on 2 of 102 .*1% .* f: broken: "):
+    measure(["iip", *["ppp"] * 33])
 
 
 def test_summary_needs_one_rate_for_each_prompt():

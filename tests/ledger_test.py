@@ -22,7 +22,9 @@ def test_a_checkpoint_gives_back_the_same_value():
 
 
 def test_counts_add_up():
-  one = ledger.generated(Ledger(tokens=5, samples=1), tokens=7, samples=2)
+  one = ledger.generated(
+    Ledger(tokens=5, samples=1), tokens=7, samples=2, prompts=3
+  )
   assert (one.tokens, one.samples) == (12, 3)
 
 

@@ -9,13 +9,14 @@ import sys
 import time
 
 import jax.numpy as jnp
+import judged
 import numpy as np
 import pytest
 from tensorboardX import proto
 from tensorboardX.event_file_writer import EventsWriter
 
 from brorl_jax import metrics
-from brorl_jax.types import Rollouts
+from brorl_jax.types import Rollouts, Scores
 
 ROOT = pathlib.Path(__file__).parents[1]
 
@@ -225,7 +226,8 @@ def example() -> tuple[Rollouts, np.ndarray, np.ndarray]:
 
 
 def test_numbers_of_a_step_by_hand():
-  got = metrics.of_groups(*example(), rollout_s=0.5)
+  rollouts, reward, kept = example()
+  got = metrics.of_groups(rollouts, judged.scores(reward), kept, rollout_s=0.5)
   assert got.pop("memory/peak_bytes") > 10e6
   assert got == pytest.approx(
     {
@@ -249,7 +251,10 @@ def test_numbers_of_a_step_by_hand():
 def test_pass_rate_is_of_all_that_was_drawn():
   rollouts, reward, _ = example()
   every = metrics.of_groups(
-    rollouts, reward, np.array([True, True]), rollout_s=1.0
+    rollouts,
+    judged.scores(reward),
+    np.array([True, True]),
+    rollout_s=1.0,
   )
   assert every["sampling/pass_rate"] == 1.0
   assert every["sampling/degenerate_fraction"] == 0.0
@@ -310,3 +315,41 @@ def test_peak_memory_is_that_of_this_process():
   assert metrics.peak_bytes() > before + 2**23
   assert before > 10e6
   del block
+
+
+def test_verdicts_of_a_step_by_hand():
+  some = judged.scores(
+    [[1.0, 0.5, 0.0], [0.25, 0.0, 0.0]],
+    valid=[[True, True, False], [True, True, True]],
+    task="gcd",
+  )
+  other = judged.scores([[1.0, 1.0, 1.0]], task="lcm")
+  both = Scores(*map(np.concatenate, zip(some, other, strict=True)))
+  assert metrics.of_scores(both, score_s=2.0) == pytest.approx(
+    {
+      "reward/strict_mean": 4 / 8,
+      "reward/invalid_fraction": 1 / 9,
+      "score/verdicts_per_s": 4.5,
+      "reward/by_task/gcd": 1.75 / 5,
+      "reward/by_task/lcm": 1.0,
+    }
+  )
+
+
+def test_a_task_that_nobody_could_judge_has_no_reward():
+  none = judged.scores([[0.0, 0.0]], valid=[[False] * 2], task="gcd")
+  other = judged.scores([[1.0, 0.0]], task="lcm")
+  both = Scores(*map(np.concatenate, zip(none, other, strict=True)))
+  got = metrics.of_scores(both, score_s=1.0)
+  assert "reward/by_task/gcd" not in got
+  assert got["reward/by_task/lcm"] == 0.5
+
+
+def test_rewards_of_a_step_are_of_what_could_be_judged():
+  rollouts, reward, kept = example()
+  valid = np.array([[True, True, True], [False] * 3])
+  got = metrics.of_groups(
+    rollouts, judged.scores(reward, valid=valid), kept, rollout_s=1.0
+  )
+  assert got["reward/mean"] == pytest.approx(2 / 3)
+  assert got["reward/std_within_group"] == pytest.approx((2 / 9) ** 0.5)

@@ -34,7 +34,8 @@ from brorl_jax.main import (
   settings,
   training,
 )
-from brorl_jax.main.puzzles import Puzzles
+from brorl_jax.main.examples import Examples
+from brorl_jax.main.judging import Judge
 from brorl_jax.policy import Policy
 from brorl_jax.types import Prompts
 from configs import base, n16, n512
@@ -708,8 +709,10 @@ def test_the_sampler_gets_what_was_planned(monkeypatch):
   policy, streamed = e.value.args
   assert streamed == named | {"places": 8}  # 4096 / 512
   assert policy == dataclasses.replace(SMALL, int8_cache=True)
-  puzzles = Puzzles(c, text)
+  examples = Examples(c, text)
+  judge = Judge(c, examples)
   with pytest.raises(Called) as e:
-    record.evaluation(c, SMALL, puzzles, mesh, got)({}, puzzles.heldout())
+    measure = record.evaluation(c, SMALL, examples, judge, mesh, got)
+    measure({}, examples.heldout())
   _, named = e.value.args
   assert (named["slots"], named["lanes"], named["n"]) == (16, 256, 16)

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from brorl_jax.main import folder, puzzles, settings
+from brorl_jax.main import examples, folder, settings
 from brorl_jax.tasks import gym
 from configs import base, n16, n512
 
@@ -236,7 +236,7 @@ def config(**changes):
   c = base.get_config().unlock()
   c.update(n=512, samples=16384, in_flight=8192, minibatches=2)
   c.update(slots=64, rows=32, blocks=16, lr=3e-4, dtype="float32")
-  c.update(changes)
+  c.update_from_flattened_dict(changes)
   return c
 
 
@@ -402,6 +402,19 @@ BAD = [
     )
   ),
   ("lr_scaling", {"lr_scaling": "sample"}, "one of none, samples, prompts"),
+  *(
+    (f"domains.{name}.weight", {f"domains.{name}.weight": value}, "0 or posi")
+    for name, value in zip(DOMAINS, [-1.0, math.nan, math.inf, -0.5, -9.0])
+  ),
+  *(
+    (f"domains.{name}.reward", {f"domains.{name}.reward": "half"}, "pass, sc")
+    for name in DOMAINS
+  ),
+  ("data.files", {"data.files": (3,)}, "paths, as in ('a.jsonl'"),
+  ("data.files", {"data.files": ("",)}, "paths, as in ('a.jsonl'"),
+  ("data.heldout_files", {"data.heldout_files": ("",)}, "paths, as in"),
+  ("data.heldout_files", {"data.heldout_files": ("a",)}, "empty without data"),
+  ("data.heldout_one_in", {"data.heldout_one_in": 1}, "at least 2"),
 ]
 
 
@@ -431,7 +444,7 @@ def test_every_preset_is_a_config_that_works(of, preset):
     settings.check_mesh(c, data)
   settings.check_lengths(c, 32768)
   assert bool(c.checkpoint) == (preset != "tiny")
-  families = puzzles.families(c)
+  families = examples.families(c)
   assert len(families) == (8 if preset == "tiny" else 24)
   # A prompt beyond the budget would stop the run before it begins. Their
   # tokenizers are not here: a number, a word or a sign is at least a token.

@@ -4,6 +4,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+import judged
 import numpy as np
 import pytest
 from sampler_test import DOWN, KEY, POLICY, RECALL, Recall, Table, devices
@@ -11,7 +12,7 @@ from sampler_test import policy_params as params_of_policy
 
 from brorl_jax import sampler, stream
 from brorl_jax.collect import collect
-from brorl_jax.types import Prompts, Scores
+from brorl_jax.types import Prompts
 
 STOP = 0
 RECALLS = Recall()
@@ -182,7 +183,7 @@ def test_kept_groups_are_the_same_on_1_2_and_8_devices():
   def score(prompts, rollouts):
     first = rollouts.tokens[..., 0]
     reward = (first == 1) & (rollouts.mask.sum(axis=2) > 3)
-    return Scores(reward.astype(np.float32), first)
+    return judged.scores(reward, first)
 
   def informative(groups):
     reward = groups.scores.reward

@@ -13,6 +13,10 @@ SIZE = 380
 QWEN2 = {"model_type": "qwen2"}
 
 
+def asked(text):
+  return [{"role": "user", "content": text}]
+
+
 def questions(count=600):
   rng = random.Random(0)
   texts = []
@@ -85,11 +89,10 @@ def test_transformers_reads_the_same_ids_from_a_qwen2_directory(copy, built):
     assert (
       tokenizer.Tokenizer(copy).encode(text) == ids if text in ODD else True
     )
-  message = [{"role": "user", "content": ODD[3]}]
   rendered = theirs.apply_chat_template(
-    message, add_generation_prompt=True, return_dict=False
+    asked(ODD[3]), add_generation_prompt=True, return_dict=False
   )
-  assert rendered == built.render(ODD[3])
+  assert rendered == built.render(asked(ODD[3]))
 
 
 def test_text_survives(built):
@@ -99,7 +102,7 @@ def test_text_survives(built):
 
 
 def test_ids_fill_the_range_from_zero(built):
-  used = {i for text in [*questions(), *ODD] for i in built.render(text)}
+  used = {i for text in [*questions(), *ODD] for i in built.render(asked(text))}
   assert min(used) >= 0 and max(used) < built.size
   # Every byte has a token, so nothing is unknown.
   assert built.size == SIZE > 256 + 3
@@ -108,7 +111,7 @@ def test_ids_fill_the_range_from_zero(built):
 def test_a_prompt_is_the_question_and_the_ask_token(built):
   (ask,) = built.encode("<|im_start|>")
   for text in questions(5):
-    assert built.render(text) == [*built.encode(text), ask]
+    assert built.render(asked(text)) == [*built.encode(text), ask]
   assert ask not in built.stop_ids
 
 
@@ -320,3 +323,14 @@ def test_a_template_that_fails_is_refused_in_one_line(tmp_path):
     with pytest.raises(ValueError, match="its chat template fails: ") as e:
       tokenizer.Tokenizer(tmp_path)
     assert "\n" not in str(e.value) and str(tmp_path) in str(e.value)
+
+
+def test_a_conversation_is_rendered_whole(built):
+  turns = [
+    {"role": "user", "content": "1 + 1 = ?"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "2 + 2 = ?"},
+  ]
+  (ask,) = built.encode("<|im_start|>")
+  ids = [i for turn in turns for i in built.encode(turn["content"])]
+  assert built.render(turns) == [*ids, ask]

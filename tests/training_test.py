@@ -6,6 +6,7 @@ import pathlib
 
 import jax
 import jax.numpy as jnp
+import judged
 import numpy as np
 import pytest
 
@@ -27,9 +28,10 @@ from brorl_jax.main import (
   sampling,
   training,
 )
-from brorl_jax.main.puzzles import Puzzles
+from brorl_jax.main.examples import Examples
+from brorl_jax.main.judging import Judge
 from brorl_jax.rl import advantages, lr_scaling
-from brorl_jax.types import Groups, Prompts, Rollouts, Scores
+from brorl_jax.types import Groups, Prompts, Rollouts
 from configs import base
 
 ASSETS = pathlib.Path(tokenizer.__file__).parent / "assets"
@@ -45,14 +47,15 @@ def config(**changes):
 
 @pytest.fixture(scope="module")
 def wired():
-  """Config, puzzles, stages, state and the groups of one step."""
+  """Config, policy, examples, judge, stages, state and groups of a step."""
   c = config()
   mesh = jax.make_mesh(
     (1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
   )
   text = tokenizer.Tokenizer(ASSETS)
   policy, params = hf.load(ASSETS, mesh=mesh)
-  puzzles = Puzzles(c, text)
+  examples = Examples(c, text)
+  judge = Judge(c, examples)
   plans = planning.make(
     c, policy, **mesh.shape, on_cpu=None, keep_reference=True
   )
@@ -61,7 +64,7 @@ def wired():
     params, tx, mesh, keep_reference=True, offload="nothing"
   )
   stages = training.phase(
-    c, 1, puzzles, policy, mesh, keep_reference=True
+    c, 1, examples, judge, policy, mesh, keep_reference=True
   ).stages(1)
   rollouts = sampling.rollouts(
     c, policy, text.stop_ids, mesh, plans.rollouts, n=c.n
@@ -70,11 +73,12 @@ def wired():
   key = jax.random.fold_in(jax.random.key(c.seed), 1)
   out = rollouts(state.params, prompts, key)
   kept = Groups(prompts, out, stages.scores(1, prompts, out))
-  return c, policy, puzzles, stages, state, kept, mesh
+  yield c, policy, examples, judge, stages, state, kept, mesh
+  judge.close()
 
 
 def test_advantages_are_whitened_over_tokens(wired):
-  stages, kept = wired[3], wired[5]
+  stages, kept = wired[4], wired[6]
   got = stages.advantages(kept, Ledger()).advantage
   reward = kept.scores.reward
   length = kept.rollouts.mask.sum(axis=2).astype(np.float32)
@@ -89,7 +93,7 @@ def test_advantages_are_whitened_over_tokens(wired):
 
 
 def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
-  c, _, _, stages, state, kept, _ = wired
+  c, _, _, _, stages, state, kept, _ = wired
   seeds = []
   split = packing.split
   monkeypatch.setattr(
@@ -119,7 +123,7 @@ def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
 
 
 def test_a_reference_is_kept_only_if_it_has_a_weight(wired):
-  c, policy, _, _, _, _, mesh = wired
+  c, policy, _, _, _, _, _, mesh = wired
   tx, _ = learning.optimizer(c)
   params = policy.init(jax.random.key(0))
   state = learning.initial_state(
@@ -130,7 +134,7 @@ def test_a_reference_is_kept_only_if_it_has_a_weight(wired):
 
 def test_an_update_is_told_what_it_needs(wired, monkeypatch):
   """The policy's options, and whose log-probabilities are scored before it."""
-  c, policy, _, stages, state, kept, mesh = wired
+  c, policy, _, _, stages, state, kept, mesh = wired
   tx, schedule = learning.optimizer(c)
   other = policy.init(jax.random.key(1))
   state = dataclasses.replace(jax.tree.map(jnp.copy, state), reference=other)
@@ -166,7 +170,7 @@ def test_an_update_is_told_what_it_needs(wired, monkeypatch):
 
 @pytest.mark.parametrize("offload", ["reference", "moments"])
 def test_what_waits_in_host_memory_changes_no_bit(wired, offload, tmp_path):
-  c, policy, _, stages, _, kept, mesh = wired
+  c, policy, _, _, stages, _, kept, mesh = wired
   credit = stages.advantages(kept, Ledger())
   tx, schedule = learning.optimizer(c)
   params = policy.init(jax.random.key(0))
@@ -196,15 +200,17 @@ def test_what_waits_in_host_memory_changes_no_bit(wired, offload, tmp_path):
 
 
 def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
-  c, policy, puzzles, _, state, kept, mesh = wired
-  heldout = puzzles.heldout()
+  c, policy, examples, judge, _, state, kept, mesh = wired
+  heldout = examples.heldout()
   plans = planning.make(
     c, policy, **mesh.shape, on_cpu=None, keep_reference=True
   )
-  measure = record.evaluation(c, policy, puzzles, mesh, plans)
+  measure = record.evaluation(c, policy, examples, judge, mesh, plans)
   steps = []
   by_step = lambda step: steps.append(step) or measure
-  book = record.Record(c, tmp_path, puzzles, heldout, by_step, {})
+  book = record.Record(
+    c, tmp_path, examples, heldout, by_step, {}, {"sandbox": 1}
+  )
   book.start(-1)
   score = book.evaluate(0, state.params)
   book.step(1, {"reward/mean": 0.5}, kept)
@@ -221,15 +227,19 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
   samples = metrics.read_lines(tmp_path / "samples.jsonl")
   assert len(samples) == c.samples_shown
   for p, line in enumerate(samples):
-    puzzle = puzzles.puzzle(1, p)
-    assert line["id"] == puzzle.id and line["answer"] == puzzle.entry["answer"]
+    example = examples.example(1, p)
+    assert (line["id"], line["domain"]) == (example.id, "gym")
+    assert line["gold"] == example.entry["answer"]
+    assert (line["verdict"] == "pass") == (line["reward"] == 1.0)
+    assert (line["answer"] == line["gold"]) >= (line["verdict"] == "pass")
+    assert line["seconds"] >= 0.0 and (line["reason"] == "") == line["reward"]
     n = kept.scores.reward[p] == line["reward"]
     assert n.any()
 
 
 def test_record_refuses_a_run_whose_lines_are_gone(wired, tmp_path):
-  c, _, puzzles, _, _, _, _ = wired
-  book = record.Record(c, tmp_path, puzzles, [], lambda *_: None, {})
+  c, _, examples, *_ = wired
+  book = record.Record(c, tmp_path, examples, [], lambda *_: None, {}, {})
   with pytest.raises(metrics.Damaged, match=r"does not hold the steps 1 to 3"):
     book.start(3)
   lines = [json.dumps({"step": i}) for i in (1, 2, 3)]
@@ -245,7 +255,7 @@ def test_record_keeps_events_once(wired, tmp_path, capsys):
   (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
   open_at = lambda done: (
     book := record.Record(
-      wired[0], tmp_path, wired[2], [], lambda step: None, {}
+      wired[0], tmp_path, wired[2], [], lambda step: None, {}, {}
     ),
     book.start(done),
   )[0]
@@ -270,7 +280,7 @@ def test_a_resume_with_another_config_is_an_event(wired, tmp_path):
   (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
   for done, changed in ((2, {"n": 512}), (2, {})):  # killed before step 3
     book = record.Record(
-      wired[0], tmp_path, wired[2], [], lambda step: None, changed
+      wired[0], tmp_path, wired[2], [], lambda step: None, changed, {}
     )
     book.start(done)
     book.close()
@@ -280,18 +290,22 @@ def test_a_resume_with_another_config_is_an_event(wired, tmp_path):
 
 
 def test_a_phase_says_once_what_it_changes(wired):
-  _, policy, puzzles, _, _, _, mesh = wired
+  _, policy, examples, judge, *_, mesh = wired
   change = {"from_step": 3, "lr": 0.5, "samples": 128}
   c = config(phases=({"from_step": 2, "lr": 0.25}, change))
   later = c.copy_and_resolve_references()
   later.update(lr=0.5, samples=128)
-  phase = training.phase(later, 3, puzzles, policy, mesh, keep_reference=True)
+  phase = training.phase(
+    later, 3, examples, judge, policy, mesh, keep_reference=True
+  )
   assert phase.stages(3).changed == {"lr": 0.5, "samples": 128}
   assert phase.stages(4).changed is None
   assert phase.since == 3 and phase.stages(4).target == 128 // 16
   assert phase.says.startswith("from step 3: 8 prompts x 16 rollouts; ")
-  assert list(phase.stages(4).candidates(4, frozenset())) == list(range(80))
-  first = training.phase(c, 1, puzzles, policy, mesh, keep_reference=True)
+  assert list(phase.stages(4).candidates(4, Ledger())) == list(range(80))
+  first = training.phase(
+    c, 1, examples, judge, policy, mesh, keep_reference=True
+  )
   assert first.stages(1).changed is None
 
 
@@ -318,7 +332,7 @@ def groups(reward, *, length=None, truncated=None, logp=None, answer=None):
   )
   if answer is None:
     answer = np.zeros(shape)
-  return Groups(prompts, rollouts, Scores(reward, np.array(answer, np.int32)))
+  return Groups(prompts, rollouts, judged.scores(reward, answer))
 
 
 def short(**changes):
@@ -676,7 +690,7 @@ def test_without_a_reference_nothing_is_reset():
 
 
 def test_a_reset_leaves_arrays_where_they_were_and_warms_up_again(wired):
-  _, policy, _, stages, _, kept, mesh = wired
+  _, policy, _, _, stages, _, kept, mesh = wired
   c = config(reset_every=1, reset_optimizer=True)
   tx, _ = learning.optimizer(c)
   params = policy.init(jax.random.key(0))

@@ -79,7 +79,7 @@ def test_demonstrations_hold_prompt_answer_and_end():
   data = demonstrate(some, {})
   for i, puzzle in enumerate(some):
     prompt = data.prompt[i][data.prompt_mask[i]].tolist()
-    assert prompt == text().render(puzzle.question)
+    assert prompt == text().render(puzzle.messages)
     *answer, end = data.response[i][data.mask[i]].tolist()
     assert end in text().stop_ids
     assert text().decode([answer]) == [puzzle.entry["answer"]]

@@ -21,8 +21,8 @@ from brorl_jax.types import Groups
 def counts(c: Config, groups: Groups) -> Bool[np.ndarray, "P N"]:
   """Rollouts that baseline, whitening and loss count."""
   if c.mask_truncated:
-    return ~groups.rollouts.truncated
-  return np.ones(groups.scores.reward.shape, bool)
+    return groups.scores.valid & ~groups.rollouts.truncated
+  return groups.scores.valid
 
 
 def filter_stage(c: Config) -> Callable[[Groups], Bool[np.ndarray, " P"]]:

@@ -25,6 +25,9 @@ _LIBRARIES = (
   "orbax-checkpoint",
   "transformers",
   "reasoning-gym",
+  "math-verify",
+  "sympy",
+  "grain",
   "numpy",
 )
 
@@ -131,8 +134,14 @@ def hold(workdir: pathlib.Path) -> IO[str]:
   return lock
 
 
-def write_config(c: Config, workdir: pathlib.Path) -> None:
-  """config.json: the resolved config, the commit and the versions.
+def said(workdir: pathlib.Path, what: str) -> Any:
+  """What config.json of an earlier start says, None if there is none."""
+  path = workdir / "config.json"
+  return json.loads(path.read_text()).get(what) if path.exists() else None
+
+
+def write_config(c: Config, workdir: pathlib.Path, **found: Any) -> None:
+  """config.json: the resolved config, the commit, the versions, and `found`.
 
   What an earlier start of the run had, if it differs, goes below "earlier".
   """
@@ -152,6 +161,7 @@ def write_config(c: Config, workdir: pathlib.Path) -> None:
     "git_commit": commit or None,
     "python": sys.version.split()[0],
     "versions": {name: importlib.metadata.version(name) for name in _LIBRARIES},
+    **found,
   }
   path = workdir / "config.json"
   if path.exists():

@@ -145,7 +145,10 @@ def _evaluations(
   c: Config, fit: Callable[..., plan.RolloutPlan], data: int
 ) -> tuple[int, plan.RolloutPlan]:
   """As many held-out puzzles at a time as in training, or half of them, ..."""
-  heldout = c.eval_prompts * len(c.families)
+  # Tasks of files are not known before they are read: one for each.
+  tasks = len(c.families) if c.domains.gym.weight else 0
+  tasks += len(c.data.heldout_files or c.data.files)
+  heldout = c.eval_prompts * max(tasks, 1)
   each = max(min(c.in_flight // c.eval_n // data, -(-heldout // data)), 1)
   while True:
     try:

@@ -12,31 +12,37 @@ from jaxtyping import PyTree
 
 from brorl_jax import evaluate, metrics, types
 from brorl_jax.main import folder, sampling
+from brorl_jax.main.examples import Examples
+from brorl_jax.main.judging import Judge
 from brorl_jax.main.planning import Plans
-from brorl_jax.main.puzzles import Puzzles
 from brorl_jax.main.settings import Config
 from brorl_jax.policy import Policy
 from brorl_jax.tasks.base import Example
 
 
 def evaluation(
-  c: Config, policy: Policy, prompts: Puzzles, mesh: Mesh, plans: Plans
+  c: Config,
+  policy: Policy,
+  examples: Examples,
+  judge: Judge,
+  mesh: Mesh,
+  plans: Plans,
 ) -> Callable[[PyTree, Sequence[Example]], evaluate.Evaluation]:
-  """Samples held-out puzzles; the same draws at every step of a run."""
+  """Samples held-out prompts; the same draws at every step of a run."""
   # Step 0 trains nothing, so its key is free.
   key = jax.random.fold_in(jax.random.key(c.seed), 0)
   sample = sampling.rollouts(
-    c, policy, prompts.stop_ids, mesh, plans.evaluations, n=c.eval_n
+    c, policy, examples.stop_ids, mesh, plans.evaluations, n=c.eval_n
   )
 
-  def rollouts(params, puzzles: Sequence[Example], start: int):
-    index = np.arange(start, start + len(puzzles), dtype=np.int32)
-    return sample(params, prompts.pad(puzzles, index), key)
+  def rollouts(params, some: Sequence[Example], start: int):
+    index = np.arange(start, start + len(some), dtype=np.int32)
+    return sample(params, examples.pad(some, index), key)
 
   return functools.partial(
     evaluate.evaluate,
     rollouts=rollouts,
-    verdicts=prompts.verdicts,
+    judged=judge.judged,
     chunk=plans.chunk,
   )
 
@@ -48,15 +54,26 @@ class Record:
     self,
     c: Config,
     workdir: pathlib.Path,
-    puzzles: Puzzles,
+    examples: Examples,
     heldout: Sequence[Example],
     measure: Callable[[int], Callable[..., evaluate.Evaluation]],
     changed: Mapping[str, Any],
+    found: Mapping[str, Any],
   ):
-    """`changed` holds the fields that an earlier start had otherwise."""
-    self._c, self._workdir, self._puzzles = c, workdir, puzzles
+    """Opens nothing yet.
+
+    Args:
+      c: The config.
+      workdir: Of the run.
+      examples: What it trains on.
+      heldout: What it is measured on.
+      measure: At each step.
+      changed: Fields that an earlier start had otherwise.
+      found: What config.json says beside the config.
+    """
+    self._c, self._workdir, self._examples = c, workdir, examples
     self._heldout, self._measure = heldout, measure
-    self._changed = changed
+    self._changed, self._found = changed, found
     self._files = []
 
   def start(self, done: int) -> None:
@@ -84,7 +101,7 @@ class Record:
       # With the last step that was done, so that a restart does not drop it.
       what = {"event": "config", "changed": dict(self._changed)}
       self.event(done, what)
-    folder.write_config(c, self._workdir)
+    folder.write_config(c, self._workdir, **self._found)
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
     self._events.write({"step": step, **what})
@@ -99,17 +116,26 @@ class Record:
   def _shown(self, step: int, kept: types.Groups) -> Iterator[dict[str, Any]]:
     reward = kept.scores.reward
     for p in range(min(self._c.samples_shown, len(reward))):
-      puzzle = self._puzzles.puzzle(step, int(kept.prompts.index[p]))
+      example = self._examples.example(step, int(kept.prompts.index[p]))
       # Right and wrong ones in turn: a kept group has both.
       n = int((reward[p] if p % 2 == 0 else -reward[p]).argmax())
       ids = kept.rollouts.tokens[p, n][kept.rollouts.mask[p, n]].tolist()
+      judged = kept.scores.judged[p, n]
+      verdict = judged.verdict
       yield {
         "step": step,
-        "id": puzzle.id,
-        "prompt": puzzle.question,
-        "response": self._puzzles.decode(ids),
-        "answer": puzzle.entry["answer"],
+        "id": example.id,
+        "domain": example.domain,
+        "task": example.task,
+        "prompt": example.question,
+        "response": self._examples.decode([ids])[0],
+        "gold": example.entry.get("answer"),  # none for tests and constraints
+        "answer": verdict.answer,
+        "verdict": verdict.status,
+        "reason": verdict.reason,
+        "score": verdict.score,
         "reward": float(reward[p, n]),
+        "seconds": round(judged.seconds, 6),  # that the verifier took
         "tokens": len(ids),
         "truncated": bool(kept.rollouts.truncated[p, n]),
       }

@@ -2,8 +2,10 @@
 
 import collections.abc
 import difflib
+import functools
 import itertools
 import math
+import operator
 import pathlib
 import re
 import sys
@@ -220,7 +222,8 @@ def _check(
   try:
     for field, good, must in rules(c):
       if not good:
-        raise UserError(f"{where}config.{field} = {c[field]!r} must be {must}")
+        value = functools.reduce(operator.getitem, field.split("."), c)
+        raise UserError(f"{where}config.{field} = {value!r} must be {must}")
   except (AttributeError, KeyError) as e:
     field = str(e.args[0]).splitlines()[0].strip("\"'")
     raise UserError(
@@ -267,10 +270,9 @@ def _training_rules(c: Config) -> Iterator[Rule]:
   prompts = c.samples // c.n
   good = prompts % c.minibatches == 0
   yield "minibatches", good, f"a divisor of samples / n = {prompts} prompts"
-  good = c.eval_prompts * len(c.families) >= 2
-  yield "eval_prompts", good, "2 or more in all families: it is an interval"
   for field in ("slots", "lanes", "memory_bytes"):
     yield field, c[field] >= 0, "positive, or 0: as much as there is"
+  yield from _data_rules(c)
   yield from _sampling_rules(c)
   yield from _loss_rules(c)
   yield from _optimizer_rules(c)
@@ -278,6 +280,22 @@ def _training_rules(c: Config) -> Iterator[Rule]:
     yield field, c[field] in known, f"one of {', '.join(known)}"
   yield "mesh_data", c.mesh_data >= 1 or c.mesh_data == -1, "positive, or -1"
   yield "samples_shown", c.samples_shown >= 0, "0 or positive"
+
+
+def _data_rules(c: Config) -> Iterator[Rule]:
+  """Where prompts come from."""
+  for name, domain in c.domains.items():
+    good = 0.0 <= domain.weight < math.inf
+    yield f"domains.{name}.weight", good, "0 or positive"
+    good = domain.reward in ("pass", "score")
+    yield f"domains.{name}.reward", good, "one of pass, score"
+  for field in ("files", "heldout_files"):
+    good = all(isinstance(path, str) and path for path in c.data[field])
+    yield f"data.{field}", good, "paths, as in ('a.jsonl', 'b.parquet')"
+  good = not c.data.heldout_files or bool(c.data.files)
+  yield "data.heldout_files", good, "empty without data.files"
+  good = c.data.heldout_one_in >= 2
+  yield "data.heldout_one_in", good, "at least 2"
 
 
 def _sampling_rules(c: Config) -> Iterator[Rule]:

@@ -14,11 +14,13 @@ from brorl_jax import (
   evaluate,
   hf,
   metrics,
+  order,
   report,
   sharding,
   tokenizer,
   train,
 )
+from brorl_jax.ledger import Ledger
 from brorl_jax.main import (
   crediting,
   folder,
@@ -28,7 +30,8 @@ from brorl_jax.main import (
   sampling,
   settings,
 )
-from brorl_jax.main.puzzles import Puzzles
+from brorl_jax.main.examples import Examples
+from brorl_jax.main.judging import Judge
 from brorl_jax.main.settings import ASSETS, Config
 from brorl_jax.policy import Policy
 
@@ -47,19 +50,26 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
     policy = architectures.read_policy(source, dtype=c.dtype)
     text = tokenizer.Tokenizer(source)
     check_vocabulary(source, text, policy)
-    puzzles, keep = Puzzles(c, text), learning.keeps_reference(c)
+    examples, keep = Examples(c, text), learning.keeps_reference(c)
+    before = folder.said(workdir, "data")
+    if before is not None and not allow_change:
+      order.refuse_changes(before, examples.fingerprint)
+    judge = Judge(c, examples)
+    found = {"data": examples.fingerprint, "sandbox": judge.walls}
     phases = [
-      phase(which, since, puzzles, policy, mesh, keep_reference=keep)
+      phase(which, since, examples, judge, policy, mesh, keep_reference=keep)
       for since, which in settings.phases(c)
     ]
-    heldout = puzzles.heldout()
+    heldout = examples.heldout()
     # Last, because it takes longest.
     _, params = hf.load(source, dtype=c.dtype, mesh=mesh)
   except ValueError as e:
     raise settings.UserError(str(e)) from None
   lock = folder.hold(workdir)
   if not changed:  # otherwise once a checkpoint is known to fit
-    folder.write_config(c, workdir)
+    folder.write_config(c, workdir, **found)
+  for line in examples.says:
+    print(line)
   for one in phases:
     print(one.says)
 
@@ -70,7 +80,7 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   )
   store = checkpoints.Store(workdir / "checkpoints", keep=c.keep_checkpoints)
   book = record.Record(
-    c, workdir, puzzles, heldout, lambda step: at(step).measure, changed
+    c, workdir, examples, heldout, lambda step: at(step).measure, changed, found
   )
   try:
     train.train(
@@ -87,11 +97,12 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   except _UNUSABLE as e:
     why = f"; this start changes {', '.join(changed)}" if changed else ""
     raise settings.UserError(f"{e}{why}") from None
-  except (FloatingPointError, collect.Starved) as e:
+  except (FloatingPointError, collect.Starved, collect.Unjudged) as e:
     raise settings.UserError(str(e)) from None
   finally:
     store.close()
     book.close()
+    judge.close()
     lock.close()
   finish(workdir, title=f"N = {c.n}, {c.samples:,} rollouts per step")
 
@@ -108,7 +119,8 @@ class Phase(NamedTuple):
 def phase(
   c: Config,
   since: int,
-  puzzles: Puzzles,
+  examples: Examples,
+  judge: Judge,
   policy: Policy,
   mesh: Mesh,
   *,
@@ -127,17 +139,17 @@ def phase(
   tx, schedule = learning.optimizer(c)
   target = c.samples // c.n
 
-  def candidates(step: int, resting: frozenset[int]):
-    return puzzles.candidates(step, resting, most=c.max_oversampling * target)
+  def candidates(step: int, ledger: Ledger):
+    return examples.candidates(step, ledger, most=c.max_oversampling * target)
 
   stages = train.Stages(
     target=target,
     candidates=candidates,
-    prompts=puzzles.prompts,
+    prompts=examples.prompts,
     rollouts=sampling.streamed(
-      c, policy, puzzles.stop_ids, mesh, plans.rollouts
+      c, policy, examples.stop_ids, mesh, plans.rollouts
     ),
-    scores=puzzles.scores,
+    scores=judge.scores,
     informative=crediting.filter_stage(c),
     visited=crediting.visit_stage(c),
     advantages=crediting.advantages_stage(c),
@@ -152,7 +164,7 @@ def phase(
   return Phase(
     since,
     lambda step: first if step == since else stages,
-    record.evaluation(c, policy, puzzles, mesh, plans),
+    record.evaluation(c, policy, examples, judge, mesh, plans),
     f"from step {since}: {target} prompts x {c.n} rollouts; "
     f"{plans.rollouts.line()}\n"
     f"lr {lr:.3g} = {c.lr:g} x {lr / c.lr:.3g} (lr_scaling {c.lr_scaling!r})",

@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 from brorl_jax import hf, tokenizer, update, warmup
 from brorl_jax.attention import Rope
 from brorl_jax.main import folder, settings
-from brorl_jax.main.puzzles import families
+from brorl_jax.main.examples import families
 from brorl_jax.main.settings import Config
 from brorl_jax.policy import Policy
 from brorl_jax.tasks import gym
@@ -72,7 +72,7 @@ def run(c: Config, workdir: pathlib.Path) -> None:
 
 
 def draw(c: Config) -> list[Example]:
-  """Puzzles of every family, from seeds that training never draws."""
+  """Examples of every family, from seeds that training never draws."""
   return [
     gym.puzzle(family, "warmup", i, seed=c.seed)
     for family in families(c)

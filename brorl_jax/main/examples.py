@@ -1,0 +1,207 @@
+"""Where the prompts of a run come from, and what they look like."""
+
+import collections
+import functools
+import importlib.metadata
+from collections.abc import Sequence
+
+import numpy as np
+
+from brorl_jax import ledger as ledgers
+from brorl_jax import order, tokenizer, types
+from brorl_jax.ledger import Ledger
+from brorl_jax.main import settings
+from brorl_jax.main.settings import Config
+from brorl_jax.tasks import dataset, gym, mixture
+from brorl_jax.tasks.base import Example
+
+_PROBES = 256  # prompts per family that are measured before anything starts
+# gym.puzzle takes indexes below 2**44; 2 million steps need those below 2**41.
+_SUBSTITUTES, _SUBSTITUTE_BITS = 8, 41
+_SHOWN = 5  # lines that were left out
+
+
+class TooLong(ValueError):
+  """A prompt has more tokens than the budget."""
+
+
+def families(c: Config) -> list[gym.Family]:
+  """What puzzles are drawn from; raises ValueError if one of them is wrong."""
+  out = [
+    gym.Family(name, f.settings.to_dict(), f.weight)
+    for name, f in c.families.items()
+  ]
+  gym.check(out)
+  return out
+
+
+class Examples:
+  """Prompts of a run: generated puzzles, and examples from files.
+
+  Attributes:
+    stop_ids: Tokens that end a response.
+    families: Of the puzzles; none if there are no generated ones.
+    domains: Those that are drawn.
+    fingerprint: What a run that goes on must find unchanged.
+    says: What was read, and what was left out, in lines.
+  """
+
+  def __init__(self, c: Config, text: tokenizer.Tokenizer):
+    """Raises ValueError if a family or file is wrong, or prompts too long."""
+    self._c, self._text = c, text
+    self.stop_ids = text.stop_ids
+    self.example = functools.lru_cache(maxsize=1 << 14)(self._draw)
+    self.says: list[str] = []
+    self._train, self._heldout = self._read() if c.data.files else ({}, [])
+    made = c.domains.gym.weight > 0.0 and "gym" not in self._train
+    self.families = families(c) if made else []
+    for family in self.families:
+      for i in range(_PROBES):
+        self._render(gym.puzzle(family, "train", i, seed=c.seed))
+    sizes = {name: len(some) for name, some in self._train.items()}
+    digests = {name: dataset.digest(s) for name, s in self._train.items()}
+    if made:
+      version = importlib.metadata.version("reasoning-gym")
+      sizes["gym"], digests["gym"] = None, f"reasoning-gym {version}"
+    weights = {name: c.domains[name].weight for name in sizes}
+    self._order = order.Order(sizes, weights, seed=c.seed)
+    self.fingerprint = self._order.fingerprint(digests)
+    self.domains = [name for name in sizes if weights[name] > 0.0]
+
+  def _read(self) -> tuple[dict[str, list[Example]], list[Example]]:
+    """Training examples of each domain, and held-out ones, from the files."""
+    data = self._c.data
+    read = functools.partial(dataset.read, skip_bad=data.skip_bad)
+    train = read(data.files)
+    if data.heldout_files:
+      heldout = read(data.heldout_files)
+      dataset.refuse_overlap(train, heldout)
+    else:
+      train, heldout = dataset.split(train, one_in=data.heldout_one_in)
+    skipped = [*train.skipped, *heldout.skipped]
+    by_domain = collections.defaultdict[str, list[Example]](list)
+    for example in self._fitting(train):
+      by_domain[example.domain].append(example)
+    held = self._fitting(heldout)
+    counts = ", ".join(f"{k} {len(v)}" for k, v in sorted(by_domain.items()))
+    self.says += [
+      f"files: {counts}; held out {len(held)}; left out {len(skipped)} bad "
+      f"lines; {train.repeats} prompts come more than once",
+      *(f"  left out: {one}" for one in skipped[:_SHOWN]),
+    ]
+    return dict(by_domain), held
+
+  def _fitting(self, data: dataset.Data) -> Sequence[Example]:
+    """Those whose prompts are not too long; raises TooLong if that is asked."""
+    if not self._c.data.drop_long:
+      for example in data.examples:
+        self._render(example)
+      return data.examples
+    tokens = lambda example: len(self._ids(example))
+    kept, dropped = dataset.fit(data.examples, tokens, self._c.prompt_tokens)
+    if dropped:
+      self.says.append(
+        f"left out {len(dropped)} prompts of more than "
+        f"{self._c.prompt_tokens} tokens"
+      )
+    return kept
+
+  def _ids(self, example: Example) -> list[int]:
+    *before, last = example.messages
+    added = self._c.domains[example.domain].instruction
+    asked = "\n".join(part for part in (last["content"], added) if part)
+    return self._text.render([*before, {"role": "user", "content": asked}])
+
+  def _render(self, example: Example) -> list[int]:
+    ids = self._ids(example)
+    if len(ids) > self._c.prompt_tokens:
+      remedy = (
+        "narrow the family's settings"
+        if example.id.startswith(f"{example.task}/")
+        else "set config.data.drop_long"
+      )
+      raise TooLong(
+        f"{example.id} has {len(ids)} prompt tokens, config.prompt_tokens = "
+        f"{self._c.prompt_tokens}: raise it, or {remedy}"
+      )
+    return ids
+
+  def heldout(self) -> list[Example]:
+    """So many of each task, which training never draws."""
+    c, by_task = self._c, collections.defaultdict[str, list[Example]](list)
+    for example in self._heldout:
+      if example.domain in self.domains:
+        by_task[example.task].append(example)
+    out = [e for task in by_task.values() for e in task[: c.eval_prompts]]
+    made = gym.heldout(self.families, per_family=c.eval_prompts, seed=c.seed)
+    for example in made:
+      self._render(example)
+    if len(out := out + made) < 2:
+      raise ValueError(
+        f"{len(out)} held-out prompts: 2 or more are needed for an interval; "
+        "raise config.eval_prompts, or give more examples"
+      )
+    return out
+
+  def candidates(
+    self, step: int, ledger: Ledger, *, most: int
+  ) -> Sequence[int]:
+    """Numbers p of the prompts that a step may draw, in their order.
+
+    Files are gone through from where the step before ended; puzzles without
+    end begin anew in each step, so that step and p name one.
+    """
+    count = self._c.distinct_prompts
+    if count:
+      resting = ledgers.resting(ledger, step)
+      order = np.random.default_rng([self._c.seed, step]).permutation(count)
+      return [int(p) for p in order if p not in resting][:most]
+    start = ledger.drawn if self._train else 0
+    return range(start, start + most)
+
+  def _draw(self, step: int, position: int) -> Example:
+    """Candidate `position` of a step."""
+    anew = not self._train and not self._c.distinct_prompts
+    number = mixture.index(step, position) if anew else position
+    domain, element = self._order[number]
+    if domain in self._train:
+      return self._train[domain][element]
+    return self._made(element)
+
+  def _made(self, element: int) -> Example:
+    """Puzzle `element`: a function of (seed, element)."""
+    step, position = divmod(element, mixture.POSITIONS)
+    weights = [family.weight for family in self.families]
+    which = mixture.pick(self._c.seed, step, position, weights)
+    # A prompt that is rarer than the probes and too long must not end a run of
+    # a week: the next of its own substitutes takes its place.
+    for substitute in range(_SUBSTITUTES):
+      puzzle = gym.puzzle(
+        self.families[which],
+        "train",
+        element + (substitute << _SUBSTITUTE_BITS),
+        seed=self._c.seed,
+      )
+      try:
+        self._render(puzzle)
+      except TooLong as e:
+        error = e
+        continue
+      return puzzle
+    raise settings.UserError(str(error))
+
+  def prompts(self, step: int, candidates: Sequence[int]) -> types.Prompts:
+    """Stage 1: some candidates of a step."""
+    index = np.array(candidates, np.int32)
+    return self.pad([self.example(step, p) for p in candidates], index)
+
+  def pad(
+    self, examples: Sequence[Example], index: np.ndarray
+  ) -> types.Prompts:
+    """Examples as the sampler takes them, with their numbers p."""
+    ids = [self._render(example) for example in examples]
+    return types.Prompts(*tokenizer.left_pad(ids, self._c.prompt_tokens), index)
+
+  def decode(self, responses: Sequence[Sequence[int]]) -> list[str]:
+    """Texts of responses."""
+    return self._text.decode(responses)

@@ -1,0 +1,83 @@
+"""Responses -> verdicts -> rewards."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from brorl_jax import types
+from brorl_jax.main.examples import Examples
+from brorl_jax.main.settings import Config
+from brorl_jax.tasks import verifiers
+from brorl_jax.tasks.base import Example
+from brorl_jax.tasks.pool import Job, Pool
+from brorl_jax.types import Judged
+
+
+class Judge:
+  """The verifiers of a run, in the processes that they need."""
+
+  def __init__(self, c: Config, examples: Examples):
+    self._c, self._examples = c, examples
+    self._pool = Pool(verifiers.VERIFIERS)
+
+  def judged(
+    self, examples: Sequence[Example], rollouts: types.Rollouts
+  ) -> list[list[Judged]]:
+    """One for each rollout; equal responses to a prompt are judged once."""
+    jobs: dict[tuple[str, tuple[int, ...]], Job] = {}
+    rows = []
+    for example, tokens, mask in zip(
+      examples, rollouts.tokens, rollouts.mask, strict=True
+    ):
+      ids = [
+        tuple(row[keep].tolist())
+        for row, keep in zip(tokens, mask, strict=True)
+      ]
+      rows.append([(example.id, said) for said in ids])
+      distinct = list(dict.fromkeys(ids))
+      for said, text in zip(
+        distinct, self._examples.decode(distinct), strict=True
+      ):
+        jobs[example.id, said] = Job(example.domain, text, example.entry)
+    found = dict(zip(jobs, self._pool.judge(list(jobs.values())), strict=True))
+    return [
+      [Judged(example.task, *found[key]) for key in row]
+      for example, row in zip(examples, rows, strict=True)
+    ]
+
+  def scores(
+    self, step: int, prompts: types.Prompts, rollouts: types.Rollouts
+  ) -> types.Scores:
+    """Stage 3: what each domain pays for its verdicts."""
+    examples = [self._examples.example(step, int(i)) for i in prompts.index]
+    rows = self.judged(examples, rollouts)
+    return types.Scores(
+      np.array(
+        [
+          [self._pays(example, one) for one in row]
+          for example, row in zip(examples, rows, strict=True)
+        ],
+        np.float32,
+      ),
+      np.array(
+        [_numbered([one.verdict.answer for one in row]) for row in rows],
+        np.int32,
+      ),
+      np.array([[one.valid for one in row] for row in rows]),
+      np.array(rows, object),
+    )
+
+  def _pays(self, example: Example, judged: Judged) -> float:
+    verdict = judged.verdict
+    if self._c.domains[example.domain].reward == "score" and judged.valid:
+      return verdict.score
+    return verdict.reward
+
+  def close(self) -> None:
+    self._pool.close()
+
+
+def _numbered(texts: Sequence[str]) -> list[int]:
+  """Equal numbers for equal texts, ascending."""
+  numbers: dict[str, int] = {}
+  return [numbers.setdefault(text, len(numbers)) for text in texts]

@@ -1,0 +1,45 @@
+"""Which verifier judges the responses of which domain."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from brorl_jax.tasks import code, gym, instructions, math, stem
+from brorl_jax.tasks.base import Domain, Verdict
+from brorl_jax.tasks.sandbox.jail import Jail
+
+# (response, entry of the example, where untrusted work is done) -> verdict
+Verifier = Callable[[str, Mapping[str, Any], Jail], Verdict]
+
+
+def _math(response: str, entry: Mapping[str, Any], jail: Jail) -> Verdict:
+  return math.verify(response, entry["answer"], jail=jail)
+
+
+def _code(response: str, entry: Mapping[str, Any], jail: Jail) -> Verdict:
+  return code.judge(response, entry, jail=jail)
+
+
+def _stem(response: str, entry: Mapping[str, Any], jail: Jail) -> Verdict:
+  answer, choices = entry["answer"], entry.get("choices")
+  return stem.verify(response, answer, choices=choices, jail=jail)
+
+
+def _gym(response: str, entry: Mapping[str, Any], jail: Jail) -> Verdict:
+  return gym.verify(response, entry, jail=jail)
+
+
+def _instructions(
+  response: str, entry: Mapping[str, Any], jail: Jail
+) -> Verdict:
+  return instructions.verify(response, entry["instructions"], jail=jail)
+
+
+VERIFIERS: Mapping[Domain, Verifier] = {
+  "math": _math,
+  "code": _code,
+  "stem": _stem,
+  "gym": _gym,
+  "instructions": _instructions,
+}
