@@ -1,0 +1,94 @@
+"""Held-out examples: a part of the data by hash, or files of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+
+from brorl_jax.tasks.base import Example
+from brorl_jax.tasks.dataset import Data
+from brorl_jax.tasks.records import DataError, Place
+
+
+def split(data: Data, *, one_in: int) -> tuple[Data, Data]:
+  """Training and held-out examples.
+
+  A hash of the conversation, without its system message and with case and
+  white space evened out, puts about one prompt in `one_in` on the held-out
+  side: always the same ones, whichever files they come in, and repeats of a
+  prompt on the same side.
+
+  Args:
+    data: What was read.
+    one_in: At least 2.
+
+  Returns:
+    Training data, then held-out data; what was skipped goes with the first.
+
+  Raises:
+    DataError: If a side would be empty.
+  """
+  if one_in < 2:
+    raise DataError(f"heldout one in {one_in}: use at least 2")
+  held = [
+    int.from_bytes(_asked(example), "little") % one_in == 0
+    for example in data.examples
+  ]
+  if all(held) or not any(held):
+    side = "training" if all(held) else "held-out"
+    raise DataError(
+      f"{len(held)} examples, one in {one_in} held out: no {side} example is"
+      " left; change one_in, or give held-out files of their own"
+    )
+  train, heldout = _side(data, held, False), _side(data, held, True)
+  return train, dataclasses.replace(heldout, skipped=())
+
+
+def _side(data: Data, held: Sequence[bool], which: bool) -> Data:
+  numbers = [i for i, side in enumerate(held) if side == which]
+  return dataclasses.replace(
+    data,
+    examples=[data.examples[i] for i in numbers],
+    places=[data.places[i] for i in numbers],
+  )
+
+
+def refuse_overlap(train: Data, heldout: Data) -> None:
+  """Refuses held-out examples that are in training too.
+
+  Args:
+    train: What is trained on.
+    heldout: What is held out, from files of its own.
+
+  Raises:
+    DataError: Naming both places, if an id or a prompt is on both sides;
+      prompts are compared as `split` compares them.
+  """
+  ids: dict[str, Place] = {}
+  asked: dict[bytes, Place] = {}
+  for example, place in zip(train.examples, train.places, strict=True):
+    ids.setdefault(example.id, place)
+    asked.setdefault(_asked(example), place)
+  for example, place in zip(heldout.examples, heldout.places, strict=True):
+    if example.id in ids:
+      raise DataError(
+        f"{place}, held out: id {example.id!r} is also in {ids[example.id]},"
+        " trained on; remove it from one"
+      )
+    other = asked.get(_asked(example))
+    if other is not None:
+      raise DataError(
+        f"{place}, held out: asks the same as {other}, trained on; remove it"
+        " from one"
+      )
+
+
+def _asked(example: Example) -> bytes:
+  """A hash of the conversation, as the split sees it."""
+  text = "\n".join(
+    f"{m['role']}: {' '.join(m['content'].casefold().split())}"
+    for m in example.messages
+    if m["role"] != "system"
+  )
+  return hashlib.blake2b(text.encode(), digest_size=16).digest()
