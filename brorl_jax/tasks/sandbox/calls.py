@@ -1,0 +1,225 @@
+"""Which system calls are left to a process in the jail, as a seccomp filter.
+
+A list of what is allowed, about a hundred calls that interpreters and honest
+programs make; what is not in it is refused with an error that programs handle,
+and a few dozen that only an attack asks for end the process. Pure: numbers and
+instructions, for x86-64 and aarch64; walls.py hands them to the kernel.
+
+Standard library only, for Python 3.9 and later.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+# Calls as name:x86-64:aarch64, the latter "-" where it has none (it
+# never had those whose work a later call does). Numbers: asm/unistd_64.h and
+# asm-generic/unistd.h of Linux.
+
+
+class Machine(NamedTuple):
+  audit: int  # AUDIT_ARCH of elf machine, 64 bits, little-endian
+  column: int  # of the tables
+  seccomp: int  # number of the call itself
+
+
+MACHINES = {
+  "x86_64": Machine(0xC000003E, 0, 317),
+  "aarch64": Machine(0xC00000B7, 1, 277),
+}
+
+_ALLOWED = """
+  read:0:63 write:1:64 close:3:57 stat:4:- fstat:5:80 lstat:6:- poll:7:-
+  lseek:8:62 mmap:9:222 mprotect:10:226 munmap:11:215 brk:12:214
+  rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigreturn:15:139 pread64:17:67
+  pwrite64:18:68 readv:19:65 writev:20:66 access:21:- pipe:22:- select:23:-
+  sched_yield:24:124 mremap:25:216 madvise:28:233 dup:32:23 dup2:33:-
+  pause:34:- nanosleep:35:101 getitimer:36:102 alarm:37:- setitimer:38:103
+  getpid:39:172 sendfile:40:71 recvfrom:45:207 shutdown:48:210
+  getsockname:51:204 getpeername:52:205 getsockopt:55:209 exit:60:93
+  uname:63:160 fsync:74:82 fdatasync:75:83 ftruncate:77:46 getdents:78:-
+  getcwd:79:17 chdir:80:49 fchdir:81:50 rename:82:- mkdir:83:- rmdir:84:-
+  unlink:87:- readlink:89:- umask:95:166 gettimeofday:96:169 getrlimit:97:163
+  getrusage:98:165 sysinfo:99:179 times:100:153 getuid:102:174 getgid:104:176
+  geteuid:107:175 getegid:108:177 getppid:110:173 getpgrp:111:-
+  getgroups:115:158 getresuid:118:148 getresgid:120:150 getpgid:121:155
+  getsid:124:156 sigaltstack:131:132 sched_getparam:143:121
+  sched_getscheduler:145:120 arch_prctl:158:- gettid:186:178 time:201:-
+  futex:202:98 sched_getaffinity:204:123 epoll_create:213:- getdents64:217:61
+  set_tid_address:218:96 restart_syscall:219:128 fadvise64:221:223
+  clock_gettime:228:113 clock_getres:229:114 clock_nanosleep:230:115
+  exit_group:231:94 epoll_wait:232:- epoll_ctl:233:21 mkdirat:258:34
+  newfstatat:262:79 unlinkat:263:35 renameat:264:38 readlinkat:267:78
+  faccessat:269:48 pselect6:270:72 ppoll:271:73 set_robust_list:273:99
+  epoll_pwait:281:22 eventfd2:290:19 epoll_create1:291:20 dup3:292:24
+  pipe2:293:59 preadv:295:69 pwritev:296:70 getcpu:309:168 renameat2:316:276
+  getrandom:318:278 membarrier:324:283 statx:332:291 rseq:334:293
+  faccessat2:439:439
+"""
+
+# What only an attack asks for: the process ends at once, by SIGSYS.
+_KILLED = """
+  ptrace:101:117 personality:135:92 pivot_root:155:41 chroot:161:51
+  mount:165:40 umount2:166:39 swapon:167:224 swapoff:168:225 reboot:169:142
+  init_module:175:105 delete_module:176:106 kexec_load:246:104
+  add_key:248:217 request_key:249:218 keyctl:250:219 unshare:272:97
+  move_pages:279:239 perf_event_open:298:241 open_by_handle_at:304:265
+  setns:308:268 process_vm_readv:310:270 process_vm_writev:311:271
+  finit_module:313:273 kexec_file_load:320:294 bpf:321:280
+  userfaultfd:323:282 io_uring_setup:425:425 open_tree:428:428
+  move_mount:429:429 fsopen:430:430 fsmount:432:432 pidfd_getfd:438:438
+  mount_setattr:442:442
+"""
+
+# Allowed for some arguments; see _rules.
+_WEIGHED = """
+  ioctl:16:29 sendto:44:206 socketpair:53:199 clone:56:220 fcntl:72:25
+  openat:257:56 prlimit64:302:261 clone3:435:435
+"""
+
+# For a process that prepares others.
+_FORKING = """
+  wait4:61:260 waitid:247:95 memfd_create:319:279
+"""
+
+
+def numbers(table: str, machine: str) -> dict[str, int]:
+  """The numbers of a table's calls on a machine that has them."""
+  column = MACHINES[machine].column
+  rows = (row.split(":") for row in table.split())
+  return {n: int(of[column]) for n, *of in rows if of[column] != "-"}
+
+
+class Instruction(NamedTuple):
+  """Of classic BPF: struct sock_filter."""
+
+  code: int
+  jt: int  # instructions to skip if true
+  jf: int
+  k: int
+
+
+_LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
+_EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
+ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+
+_CLONE_THREAD = 0x10000
+# Any new namespace. A thread cannot have most, but none is ours to give.
+_CLONE_NEW = 0x7E020000
+_O_ACCMODE, _O_TRUNC = 0x3, 0x200
+# Of fcntl: duplicate, flags, locks; not who gets signals, no larger pipes.
+_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
+_FIOCLEX, _FIONCLEX, _FIONBIO = 0x5451, 0x5450, 0x5421
+_AF_UNIX = 1
+
+
+def program(machine: str, *, forks: bool = False) -> list[Instruction]:
+  """The filter of system calls, for the kernel to run on each.
+
+  Args:
+    machine: A key of `MACHINES`.
+    forks: Whether to allow fork and wait.
+
+  Raises:
+    OSError: If there is no table for the machine.
+  """
+  if machine not in MACHINES:
+    raise OSError(
+      errno.ENOSYS,
+      f"no table of system calls for {machine!r}, only for"
+      f" {' and '.join(MACHINES)}",
+    )
+  code = [
+    _load(4),  # the architecture that the call was made for
+    Instruction(_EQUAL, 1, 0, MACHINES[machine].audit),
+    _answer(KILL),
+    _load(0),  # the number
+  ]
+  if machine == "x86_64":  # x32 has the same architecture, and other numbers
+    code += [Instruction(_AT_LEAST, 0, 1, 0x40000000), _answer(KILL)]
+  for rule, body in _rules(machine, forks):
+    code += [Instruction(_EQUAL, 0, len(body), rule), *body]
+  return [*code, _answer(ERRNO | errno.EPERM)]
+
+
+def _rules(machine: str, forks: bool) -> list[tuple[int, list[Instruction]]]:
+  """Pairs of a call's number and the end of the program for it."""
+  allowed = numbers(_ALLOWED, machine)
+  weighed = numbers(_WEIGHED, machine)
+  clone = [_load_argument(0), *_unless(_ANY_BIT, _CLONE_NEW)]
+  if forks:
+    allowed |= numbers(_FORKING, machine)
+    clone += [_answer(ALLOW)]
+  else:
+    clone += [
+      Instruction(_ANY_BIT, 0, 1, _CLONE_THREAD),
+      _answer(ALLOW),
+      _answer(ERRNO | errno.EPERM),
+    ]
+  bodies = {
+    "clone": clone,
+    # Its flags lie in memory, where no filter can see them; with this error
+    # the C library turns to clone.
+    "clone3": [_answer(ERRNO | errno.ENOSYS)],
+    # Before version 3 Landlock lets one truncate a file that one may read.
+    "openat": [
+      _load_argument(2),
+      Instruction(_AND, 0, 0, _O_ACCMODE | _O_TRUNC),
+      *_unless(_EQUAL, _O_TRUNC | os.O_RDONLY),
+      _answer(ALLOW),
+    ],
+    "fcntl": _only(1, _FCNTL, errno.EPERM),
+    "ioctl": _only(1, (_FIOCLEX, _FIONCLEX, _FIONBIO), errno.ENOTTY),
+    "sendto": _only_null(4),  # an address: asyncio's own pair needs none
+    "prlimit64": _only_null(2),  # limits to set
+    "socketpair": _only(0, (_AF_UNIX,), errno.EPERM),
+  }
+  return [
+    *((number, [_answer(ALLOW)]) for number in allowed.values()),
+    *(
+      (number, [_answer(KILL)]) for number in numbers(_KILLED, machine).values()
+    ),
+    *((weighed[name], body) for name, body in bodies.items()),
+  ]
+
+
+def _load(offset: int) -> Instruction:
+  """From struct seccomp_data: number, architecture, address, arguments."""
+  return Instruction(_LOAD, 0, 0, offset)
+
+
+def _load_argument(index: int, *, high: bool = False) -> Instruction:
+  """32 of its 64 bits; the kernel itself reads no others of an int."""
+  return _load(16 + 8 * index + 4 * high)
+
+
+def _answer(value: int) -> Instruction:
+  return Instruction(_RETURN, 0, 0, value)
+
+
+def _unless(test: int, value: int) -> list[Instruction]:
+  """Refuses if the test of what is loaded is true, else goes on."""
+  return [Instruction(test, 0, 1, value), _answer(ERRNO | errno.EPERM)]
+
+
+def _only(
+  index: int, values: Iterable[int], otherwise: int
+) -> list[Instruction]:
+  code = [_load_argument(index)]
+  for value in values:
+    code += [Instruction(_EQUAL, 0, 1, value), _answer(ALLOW)]
+  return [*code, _answer(ERRNO | otherwise)]
+
+
+def _only_null(index: int) -> list[Instruction]:
+  code = []
+  for high in (False, True):
+    code += [
+      _load_argument(index, high=high),
+      Instruction(_EQUAL, 1, 0, 0),
+      _answer(ERRNO | errno.EPERM),
+    ]
+  return [*code, _answer(ALLOW)]
