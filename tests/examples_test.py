@@ -1,13 +1,15 @@
 """Tests of brorl_jax/main/examples.py."""
 
 import functools
+import json
 import pathlib
 
 import pytest
 
-from brorl_jax import tokenizer
+from brorl_jax import order, tokenizer
 from brorl_jax.ledger import Ledger
 from brorl_jax.main.examples import Examples, TooLong
+from brorl_jax.tasks import dataset, gym
 from configs import base
 
 ASSETS = pathlib.Path(tokenizer.__file__).parent / "assets"
@@ -122,3 +124,121 @@ def test_a_run_of_so_many_prompts_draws_each_once_in_a_step():
   assert len({some.example(9, p).id for p in range(12)}) == 12
   other = Examples(config(distinct_prompts=12, seed=1), text())
   assert other.candidates(1, Ledger(), most=99) != orders[0]
+
+
+def lines(count=60):
+  """Puzzles as a file holds them."""
+  family = gym.Family("chain_sum", {"min_digits": 1, "max_digits": 1})
+  return [
+    {
+      "id": f"sum-{i}",
+      "domain": "gym",
+      "prompt": puzzle.question,
+      "entry": puzzle.entry,
+    }
+    for i in range(count)
+    for puzzle in [gym.puzzle(family, "train", i, seed=0)]
+  ]
+
+
+def from_file(path, records, **changes):
+  path.write_text("".join(json.dumps(record) + "\n" for record in records))
+  c = config()
+  c.prompt_tokens = 80
+  c.data.files = (str(path),)
+  c.update_from_flattened_dict(changes)
+  return Examples(c, text())
+
+
+def test_a_file_is_gone_through_in_an_order_of_its_own(tmp_path):
+  some = from_file(tmp_path / "sums.jsonl", lines())
+  heldout = {e.question for e in some._heldout}
+  questions = {record["prompt"] for record in lines()} - heldout
+  assert {e.question for e in some.heldout()} <= heldout
+  assert len(heldout) >= 2 and some.domains == ["gym"] and not some.families
+  epoch = len(some._train["gym"])
+  asked = [some.example(1, p).question for p in range(2 * epoch)]
+  assert set(asked) == questions
+  first, second = asked[:epoch], asked[epoch:]
+  assert sorted(first) == sorted(second) and first != second
+  assert first != [e.question for e in some._train["gym"]]
+  # A number names the same example in every step.
+  assert all(some.example(9, p).question == asked[p] for p in range(epoch))
+
+
+def test_a_step_goes_on_where_the_one_before_ended(tmp_path):
+  some = from_file(tmp_path / "sums.jsonl", lines())
+  assert list(some.candidates(1, Ledger(), most=3)) == [0, 1, 2]
+  later = Ledger(drawn=70)
+  assert list(some.candidates(2, later, most=3)) == [70, 71, 72]
+
+
+def test_shares_of_domains_mix_files_and_puzzles(tmp_path, monkeypatch):
+  monkeypatch.setattr(
+    dataset,
+    "read",
+    functools.partial(
+      dataset.read, check={"math": lambda r: {"answer": r["answer"]}}
+    ),
+  )
+  records = [
+    {"id": f"m{i}", "domain": "math", "prompt": f"{i} + 1?", "answer": str(i)}
+    for i in range(40)
+  ]
+  weights = {"domains.math.weight": 3.0, "domains.gym.weight": 1.0}
+  some = from_file(tmp_path / "sums.jsonl", records, **weights)
+  drawn = [some.example(1, p) for p in range(80)]
+  assert [e.domain for e in drawn].count("math") == 60
+  made = [e.id for e in drawn if e.domain == "gym"]
+  assert len(set(made)) == 20
+  assert {e.domain for e in some.heldout()} == {"math", "gym"}
+  asked = some._ids(next(e for e in drawn if e.domain == "math"))
+  assert text().decode([asked])[0].endswith("the answer into \\boxed{}.")
+  none = from_file(tmp_path / "b.jsonl", records, **{"domains.gym.weight": 0.0})
+  assert {none.example(1, p).domain for p in range(50)} == {"math"}
+  assert {e.domain for e in none.heldout()} == {"math"}
+
+
+def test_a_bad_line_is_refused_or_counted(tmp_path):
+  path = tmp_path / "sums.jsonl"
+  records = lines()
+  records[7]["promt"] = records[7].pop("prompt")
+  with pytest.raises(ValueError, match=r"sums\.jsonl.*8.*promt.*prompt"):
+    from_file(path, records)
+  some = from_file(path, records, **{"data.skip_bad": True})
+  assert "left out 1 bad lines" in some.says[0]
+  assert "promt" in some.says[1] and len(some.says) == 2
+
+
+def test_long_prompts_of_files_are_refused_or_dropped(tmp_path):
+  path, records = tmp_path / "sums.jsonl", lines()
+  records[3]["prompt"] = "so " * 100 + records[3]["prompt"]
+  with pytest.raises(TooLong, match=r"sum-3 has \d+ prompt .*data\.drop_long"):
+    from_file(path, records)
+  some = from_file(path, records, **{"data.drop_long": True})
+  assert any("left out 1 prompts of more than 80" in s for s in some.says)
+  assert all(e.id != "sum-3" for e in [*some._train["gym"], *some.heldout()])
+
+
+def test_heldout_files_must_not_be_trained_on(tmp_path):
+  other = tmp_path / "held.jsonl"
+  records = lines()
+  other.write_text("".join(json.dumps(r) + "\n" for r in records[50:]))
+  held = {"data.heldout_files": (str(other),)}
+  some = from_file(tmp_path / "sums.jsonl", records[:50], **held)
+  assert len(some._train["gym"]) == 50
+  assert [e.id for e in some.heldout()] == [f"sum-{i}" for i in range(50, 54)]
+  with pytest.raises(ValueError, match=r"held\.jsonl.*sum-5\d.*sums\.jsonl"):
+    from_file(tmp_path / "sums.jsonl", records[:51], **held)
+
+
+def test_a_run_that_goes_on_needs_the_same_examples(tmp_path):
+  path, records = tmp_path / "sums.jsonl", lines()
+  before = from_file(path, records).fingerprint
+  order.refuse_changes(before, from_file(path, records).fingerprint)
+  records[20]["prompt"] += " "
+  with pytest.raises(ValueError, match="data has changed: source gym was 5"):
+    order.refuse_changes(before, from_file(path, records).fingerprint)
+  made = examples().fingerprint
+  with pytest.raises(ValueError, match="source gym was None"):
+    order.refuse_changes(made, before)

@@ -1,6 +1,7 @@
 """Tests of brorl_jax/main/settings.py and of the arguments of the command."""
 
 import json
+import math
 import os
 import pathlib
 import re
@@ -12,6 +13,7 @@ import pytest
 
 from brorl_jax.main import examples, folder, settings
 from brorl_jax.tasks import gym
+from brorl_jax.tasks.base import DOMAINS
 from configs import base, n16, n512
 
 ROOT = pathlib.Path(__file__).parents[1]
@@ -404,7 +406,9 @@ BAD = [
   ("lr_scaling", {"lr_scaling": "sample"}, "one of none, samples, prompts"),
   *(
     (f"domains.{name}.weight", {f"domains.{name}.weight": value}, "0 or posi")
-    for name, value in zip(DOMAINS, [-1.0, math.nan, math.inf, -0.5, -9.0])
+    for name, value in zip(
+      DOMAINS, [-1.0, math.nan, math.inf, -0.5, -9.0], strict=True
+    )
   ),
   *(
     (f"domains.{name}.reward", {f"domains.{name}.reward": "half"}, "pass, sc")

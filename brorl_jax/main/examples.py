@@ -12,7 +12,7 @@ from brorl_jax import order, tokenizer, types
 from brorl_jax.ledger import Ledger
 from brorl_jax.main import settings
 from brorl_jax.main.settings import Config
-from brorl_jax.tasks import dataset, gym, mixture
+from brorl_jax.tasks import dataset, gym, heldout, mixture
 from brorl_jax.tasks.base import Example
 
 _PROBES = 256  # prompts per family that are measured before anything starts
@@ -74,22 +74,22 @@ class Examples:
     read = functools.partial(dataset.read, skip_bad=data.skip_bad)
     train = read(data.files)
     if data.heldout_files:
-      heldout = read(data.heldout_files)
-      dataset.refuse_overlap(train, heldout)
+      held = read(data.heldout_files)
+      heldout.refuse_overlap(train, held)
     else:
-      train, heldout = dataset.split(train, one_in=data.heldout_one_in)
-    skipped = [*train.skipped, *heldout.skipped]
+      train, held = heldout.split(train, one_in=data.heldout_one_in)
+    skipped = [*train.skipped, *held.skipped]
     by_domain = collections.defaultdict[str, list[Example]](list)
     for example in self._fitting(train):
       by_domain[example.domain].append(example)
-    held = self._fitting(heldout)
+    kept = self._fitting(held)
     counts = ", ".join(f"{k} {len(v)}" for k, v in sorted(by_domain.items()))
     self.says += [
-      f"files: {counts}; held out {len(held)}; left out {len(skipped)} bad "
+      f"files: {counts}; held out {len(kept)}; left out {len(skipped)} bad "
       f"lines; {train.repeats} prompts come more than once",
       *(f"  left out: {one}" for one in skipped[:_SHOWN]),
     ]
-    return dict(by_domain), held
+    return dict(by_domain), list(kept)
 
   def _fitting(self, data: dataset.Data) -> Sequence[Example]:
     """Those whose prompts are not too long; raises TooLong if that is asked."""
