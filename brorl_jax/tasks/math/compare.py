@@ -1,0 +1,209 @@
+"""Whether two structures say the same.
+
+True, False, or None where only their leaves' values can tell, which is the
+symbolic judge's part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from brorl_jax.tasks.math.structure import (
+  Assign,
+  Items,
+  Leaf,
+  Node,
+  Relation,
+  Row,
+  Words,
+)
+
+Answer = bool | None
+LeafRule = Callable[[Leaf, Leaf], Answer]
+
+# A gold with so many significant digits is taken for a rounded number. One
+# with fewer is often exact (2.5, 0.125), and half a unit of its last digit
+# would let wrong answers through.
+_ROUNDED_DIGITS = 4
+
+
+def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
+  """Compares structure with structure and leaf with leaf.
+
+  Args:
+    answer: What is judged.
+    gold: What is right.
+    rule: Compares two leaves whose exact comparison left it open.
+  """
+  if isinstance(answer, Assign) or isinstance(gold, Assign):
+    return _assigned(answer, gold, rule)
+  if isinstance(answer, Leaf) and isinstance(gold, Leaf):
+    return _leaves(answer, gold, rule)
+  if isinstance(answer, Words) or isinstance(gold, Words):
+    return _letter(answer) == _letter(gold)
+  if isinstance(answer, Items) and isinstance(gold, Items):
+    return _items(answer, gold, rule)
+  if isinstance(answer, Row) and isinstance(gold, Row):
+    if (answer.open, answer.close) != (gold.open, gold.close):
+      return False
+    return _in_order(answer.items, gold.items, rule)
+  if isinstance(answer, Relation) and isinstance(gold, Relation):
+    return _relations(answer, gold, rule)
+  # {5} and 5: a set of one solution.
+  for one, other in ((answer, gold), (gold, answer)):
+    if (
+      isinstance(one, Items)
+      and one.kind == "set"
+      and len(one.items) == 1
+      and isinstance(other, Leaf)
+    ):
+      alone = one.items[0]
+      if one is answer:
+        return same(alone, gold, rule)
+      return same(answer, alone, rule)
+  return False
+
+
+def is_rounded(leaf: Leaf) -> bool:
+  """Whether a gold is a decimal that shows its precision."""
+  if leaf.step is None or not isinstance(leaf.tree, Fraction):
+    return False
+  return abs(leaf.tree) / leaf.step >= 10 ** (_ROUNDED_DIGITS - 1)
+
+
+def _leaves(answer: Leaf, gold: Leaf, rule: LeafRule) -> Answer:
+  if answer.unit and gold.unit and answer.unit != gold.unit:
+    return False
+  if answer.tree is None and gold.tree is None and answer.text == gold.text:
+    return True
+  a, g = answer.tree, gold.tree
+  if isinstance(a, Fraction) and isinstance(g, Fraction):
+    if a == g:
+      return True
+    return is_rounded(gold) and abs(a - g) <= (gold.step or 0) / 2
+  if a is not None and a == g:
+    return True
+  return rule(answer, gold)
+
+
+def _letter(node: Node) -> object:
+  """A choice is the same letter as text and as a symbol."""
+  if isinstance(node, Words):
+    return node.text
+  if isinstance(node, Leaf) and len(node.text) == 1 and not node.unit:
+    return node.text
+  return node
+
+
+def _assigned(answer: Node, gold: Node, rule: LeafRule) -> Answer:
+  if isinstance(answer, Assign) and isinstance(gold, Assign):
+    if answer.name == gold.name:
+      return same(answer.value, gold.value, rule)
+    equation = _equation(answer), _equation(gold)
+    if equation[0] is None or equation[1] is None:
+      return False
+    return rule(equation[0], equation[1])
+  for one, other in ((answer, gold), (gold, answer)):
+    if isinstance(one, Assign) and isinstance(other, Relation):
+      pair = _equation(answer), _equation(gold)
+      if pair[0] is None or pair[1] is None:
+        return False
+      return rule(pair[0], pair[1])
+  if isinstance(answer, Assign):
+    return same(answer.value, gold, rule)
+  assert isinstance(gold, Assign)
+  return same(answer, gold.value, rule)
+
+
+def _equation(node: Node) -> Leaf | None:
+  """Left side minus right side, marked so that only another equals it."""
+  if isinstance(node, Assign):
+    if not isinstance(node.value, Leaf) or node.value.tree is None:
+      return None
+    if not node.name.isalpha() and not node.name.startswith("\\"):
+      return None
+    left: object = ("symbol", node.name)
+    right = node.value.tree
+  elif isinstance(node, Relation) and node.signs == ("=",):
+    left, right = (
+      side.tree if isinstance(side, Leaf) else None for side in node.sides
+    )
+    if left is None or right is None:
+      return None
+  else:
+    return None
+  return Leaf("=", ("=", left, right))
+
+
+def _relations(answer: Relation, gold: Relation, rule: LeafRule) -> Answer:
+  if answer.signs == gold.signs:
+    found = _in_order(answer.sides, gold.sides, rule)
+    if found or answer.signs != ("=",):
+      return found
+  a, g = _equation(answer), _equation(gold)
+  if a is None or g is None:
+    return False
+  return rule(a, g)
+
+
+def _in_order(
+  answers: Sequence[Node], golds: Sequence[Node], rule: LeafRule
+) -> Answer:
+  if len(answers) != len(golds):
+    return False
+  found: Answer = True
+  for pair in zip(answers, golds, strict=True):
+    one = same(*pair, rule)
+    if one is False:
+      return False
+    found = found and one
+  return found
+
+
+def _items(answer: Items, gold: Items, rule: LeafRule) -> Answer:
+  if "union" in (answer.kind, gold.kind) and answer.kind != gold.kind:
+    return False
+  a, g = answer.items, gold.items
+  named = [
+    {item.name for item in items if isinstance(item, Assign)}
+    for items in (a, g)
+  ]
+  if max(map(len, named)) > 1 and min(map(len, named)) == 0:
+    # x=1, y=2 against 1, 2: the order is all that names them.
+    return _in_order(a, g, rule)
+  table = [[same(x, y, rule) for y in g] for x in a]
+  if answer.kind == "set" == gold.kind:
+    return _covered(table, len(g))
+  return _matched(table, len(g))
+
+
+def _covered(table: list[list[Answer]], columns: int) -> Answer:
+  """Every element is in the other set."""
+  lines = [*table, *([row[j] for row in table] for j in range(columns))]
+  if any(all(cell is False for cell in line) for line in lines):
+    return False
+  if all(any(cell is True for cell in line) for line in lines):
+    return True
+  return None
+
+
+def _matched(table: list[list[Answer]], columns: int) -> Answer:
+  """Every element has its own partner in the other list."""
+  if len(table) != columns:
+    return False
+  free = set(range(columns))
+  open_rows = []
+  for row in table:
+    partner = next((j for j in sorted(free) if row[j] is True), None)
+    if partner is None:
+      open_rows.append(row)
+    else:
+      free.discard(partner)
+  for row in open_rows:
+    if all(row[j] is False for j in free):
+      return False
+  for j in free:
+    if all(row[j] is False for row in open_rows):
+      return False
+  return None if open_rows else True

@@ -1,0 +1,451 @@
+r"""Expressions, read to a tree in which every rational part is one Fraction.
+
+  read(tokens(r"\frac{1}{2}+0.25"))        # Fraction(3, 4)
+  read(tokens(r"2\sqrt{3}"))               # ("*", Fraction(2), ("root", ...))
+
+Nothing here is rounded. Numbers stay below 2**30,000, and an operation costs
+at most milliseconds, whatever the text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from brorl_jax.tasks.math.tokens import Token, Unreadable
+
+# A Fraction, or a tuple of an operator and its arguments:
+#   ("symbol", name) ("constant", "pi" | "e" | "i" | "infinity")
+#   ("+" | "*" | "/" | "^" | "binom" | "root" | "log", a, b) ("-", a)
+#   ("!" | "abs" | "floor" | "ceil" | name of a function, a)
+Tree = Any
+
+_MAX_BITS = 30_000
+_MAX_FACTORIAL = 2_500
+_FUNCTIONS = frozenset(
+  "sin cos tan sec csc cot arcsin arccos arctan sinh cosh tanh ln exp".split()
+)
+_LETTERS = frozenset(
+  r"""\alpha \beta \gamma \delta \epsilon \varepsilon \zeta \eta \theta
+  \vartheta \iota \kappa \lambda \mu \nu \xi \rho \sigma \tau \upsilon \phi
+  \varphi \chi \psi \omega \Gamma \Delta \Theta \Lambda \Xi \Sigma \Phi \Psi
+  \Omega \ell""".split()
+)
+_CLOSING = {
+  "(": ")",
+  "[": "]",
+  "{": "}",
+  r"\lfloor": r"\rfloor",
+  r"\lceil": r"\rceil",
+}
+_END = Token("sign", "")
+
+
+def read(tokens: Sequence[Token]) -> Tree:
+  """The tree of an expression.
+
+  A number before a proper fraction is a mixed number; two numbers side by side
+  are no expression.
+
+  Raises:
+    Unreadable: If it is none, or is undefined, or too large.
+  """
+  reader = _Reader(tokens)
+  try:
+    tree = reader.sum()
+  except RecursionError:
+    raise Unreadable("too deep") from None
+  if reader.next is not _END:
+    raise Unreadable(f"unexpected {reader.next.text}")
+  return tree
+
+
+class _Reader:
+  """Recursive descent; `next` is the token that was not used yet."""
+
+  def __init__(self, tokens: Sequence[Token]):
+    self._tokens = [*tokens, _END]
+    self._at = 0
+    self._bars = 0  # open absolute values
+
+  @property
+  def next(self) -> Token:
+    return self._tokens[self._at]
+
+  def take(self) -> Token:
+    token = self.next
+    if token is _END:
+      raise Unreadable("ends too early")
+    self._at += 1
+    return token
+
+  def is_next(self, *texts: str) -> bool:
+    return self.next.kind in ("sign", "command") and self.next.text in texts
+
+  def expect(self, text: str) -> None:
+    if not self.is_next(text):
+      raise Unreadable(f"{text} is missing")
+    self._at += 1
+
+  def sum(self) -> Tree:
+    tree = self.product()
+    while self.is_next("+", "-"):
+      if self.take().text == "+":
+        tree = add(tree, self.product())
+      else:
+        tree = add(tree, negative(self.product()))
+    return tree
+
+  def product(self) -> Tree:
+    sign = 1
+    while self.is_next("+", "-"):
+      sign *= 1 if self.take().text == "+" else -1
+    tree = self.power()
+    while True:
+      if self.is_next("*", "/"):
+        operator = multiply if self.take().text == "*" else divide
+        if self.is_next("*"):  # Python's power is read as one
+          raise Unreadable("** inside a product")
+        tree = operator(tree, self.signed_power())
+      elif self.starts_factor():
+        if self.next.kind == "number":
+          raise Unreadable("two numbers side by side")
+        tree = multiply(tree, self.power())
+      else:
+        return tree if sign > 0 else negative(tree)
+
+  def signed_power(self) -> Tree:
+    sign = 1
+    while self.is_next("+", "-"):
+      sign *= 1 if self.take().text == "+" else -1
+    tree = self.power()
+    return tree if sign > 0 else negative(tree)
+
+  def starts_factor(self) -> bool:
+    token = self.next
+    if token.kind in ("number", "symbol"):
+      return True
+    if token.text == "|":
+      return not self._bars
+    return token.kind in ("sign", "command") and (
+      token.text in _CLOSING
+      or token.text
+      in (r"\frac", r"\sqrt", r"\binom", r"\pi", r"\infty", r"\log")
+      or token.text in _LETTERS
+      or token.text[1:] in _FUNCTIONS
+    )
+
+  def power(self) -> Tree:
+    base = self.postfix(self.primary())
+    python = self.is_next("*") and self._tokens[self._at + 1].text == "*"
+    if self.is_next("^") or python:
+      self._at += 1 + python
+      base = self.postfix(raise_to(base, self.exponent()))
+    return base
+
+  def postfix(self, tree: Tree) -> Tree:
+    while True:
+      if self.is_next("!"):
+        self.take()
+        tree = factorial(tree)
+      elif self.is_next("%"):
+        self.take()
+        tree = divide(tree, Fraction(100))
+      elif self.is_degree():
+        tree = multiply(tree, divide(("constant", "pi"), Fraction(180)))
+      else:
+        return tree
+
+  def is_degree(self) -> bool:
+    r"""Takes `^\circ` or `^{\circ}` if it is next."""
+    for form in (("^", r"\circ"), ("^", "{", r"\circ", "}"), (r"\circ",)):
+      here = self._tokens[self._at : self._at + len(form)]
+      if tuple(token.text for token in here) == form:
+        self._at += len(form)
+        return True
+    return False
+
+  def exponent(self) -> Tree:
+    if self.is_next("+", "-"):
+      return self.signed_power()
+    if self.is_next("{"):
+      return self.argument()
+    return self.postfix(self.primary())
+
+  def argument(self) -> Tree:
+    r"""What a command takes: braces, one digit, one letter, a command."""
+    if self.is_next("{"):
+      self.take()
+      tree = self.sum()
+      self.expect("}")
+      return tree
+    token = self.next
+    if token.kind == "number" and token.text.isdigit() and len(token.text) > 1:
+      # TeX takes one digit: \frac12 is a half.
+      self._tokens[self._at] = Token("number", token.text[1:])
+      return Fraction(token.text[0])
+    return self.primary()
+
+  def primary(self) -> Tree:
+    token = self.take()
+    if token.kind == "number":
+      return self.mixed(token)
+    if token.kind == "symbol":
+      constant = token.text in ("e", "i")
+      return ("constant" if constant else "symbol", token.text)
+    if token.kind == "word":
+      raise Unreadable(f"word {token.text}")
+    if token.text in ("(", "[", "{"):
+      tree = self.outside_bars(self.sum)
+      self.expect(_CLOSING[token.text])
+      return tree
+    if token.text in (r"\lfloor", r"\lceil"):
+      tree = self.outside_bars(self.sum)
+      self.expect(_CLOSING[token.text])
+      return rounded(token.text, tree)
+    if token.text == "|":
+      self._bars += 1
+      tree = self.sum()
+      self._bars -= 1
+      self.expect("|")
+      return absolute(tree)
+    return self.command(token)
+
+  def outside_bars(self, inner):
+    bars, self._bars = self._bars, 0
+    tree = inner()
+    self._bars = bars
+    return tree
+
+  def command(self, token: Token) -> Tree:
+    name = token.text
+    if name == r"\pi":
+      return ("constant", "pi")
+    if name == r"\infty":
+      return ("constant", "infinity")
+    if name in _LETTERS:
+      return ("symbol", name)
+    if name == r"\frac":
+      above = self.argument()
+      return divide(above, self.argument())
+    if name == r"\binom":
+      above = self.argument()
+      return binomial(above, self.argument())
+    if name == r"\sqrt":
+      degree: Tree = Fraction(2)
+      if self.is_next("["):
+        self.take()
+        degree = self.sum()
+        self.expect("]")
+      return root(self.argument(), degree)
+    if name == r"\log" or name[1:] in _FUNCTIONS:
+      return self.function(name[1:])
+    raise Unreadable(f"unknown {name}")
+
+  def function(self, name: str) -> Tree:
+    base: Tree = Fraction(10)
+    exponent: Tree = None
+    while self.is_next("^", "_"):
+      if self.take().text == "_":
+        if name != "log":
+          raise Unreadable(f"_ after {name}")
+        base = self.argument()
+      else:
+        exponent = self.exponent()
+    if exponent == -1 and name in ("sin", "cos", "tan"):
+      name, exponent = f"arc{name}", None
+    value = self.operand()
+    if name == "exp":
+      tree = raise_to(("constant", "e"), value)
+    else:
+      tree = ("log", value, base) if name == "log" else (name, value)
+    return tree if exponent is None else raise_to(tree, exponent)
+
+  def operand(self) -> Tree:
+    r"""What a function without brackets applies to: `\sin 2x \cos x`."""
+    if self.is_next("("):
+      self.take()
+      tree = self.outside_bars(self.sum)
+      self.expect(")")
+      return tree
+    tree = self.signed_power()
+    while self.starts_factor() and self.next.kind != "number":
+      if self.next.text == r"\log" or self.next.text[1:] in _FUNCTIONS:
+        break
+      if self.next.text in _CLOSING:
+        break
+      tree = multiply(tree, self.power())
+    return tree
+
+  def mixed(self, token: Token) -> Tree:
+    """A number, or a number and a proper fraction."""
+    value = number(token.text)
+    if self.is_next(r"\overline", r"\dot"):
+      return self.repeating(token.text)
+    if not (self.is_next(r"\frac") and token.text.isdigit()):
+      return value
+    at, saved = self._at, list(self._tokens)
+    self.take()
+    above, below = self.argument(), self.argument()
+    whole = (
+      isinstance(n, Fraction) and n.denominator == 1 for n in (above, below)
+    )
+    if all(whole) and 0 < above < below:
+      return value + above / below
+    self._at, self._tokens = at, saved
+    return value
+
+  def repeating(self, text: str) -> Fraction:
+    r"""`0.1\overline{6}` is a sixth."""
+    self.take()
+    braced = self.is_next("{")
+    if braced:
+      self.take()
+    period = self.take()
+    if braced:
+      self.expect("}")
+    if not period.text.isdigit() or "e" in text.casefold():
+      raise Unreadable("a bar over what are no digits")
+    places = len(text.partition(".")[2])
+    tail = Fraction(int(period.text), 10 ** len(period.text) - 1)
+    return number(text) + tail / 10**places
+
+
+def number(text: str) -> Fraction:
+  """The value of a decimal number."""
+  return Fraction(text)
+
+
+def decimal_step(text: str) -> Fraction | None:
+  """One unit of a decimal's last digit; None for what has no point."""
+  digits, _, exponent = text.casefold().partition("e")
+  if "." not in digits:
+    return None
+  return Fraction(10) ** (int(exponent or 0) - len(digits.partition(".")[2]))
+
+
+def _small(value: Fraction) -> Fraction:
+  if max(value.numerator.bit_length(), value.denominator.bit_length()) > (
+    _MAX_BITS
+  ):
+    raise Unreadable("number too large")
+  return value
+
+
+def add(a: Tree, b: Tree) -> Tree:
+  """a + b."""
+  if isinstance(a, Fraction) and isinstance(b, Fraction):
+    return _small(a + b)
+  return ("+", a, b)
+
+
+def negative(a: Tree) -> Tree:
+  """-a."""
+  return -a if isinstance(a, Fraction) else ("-", a)
+
+
+def multiply(a: Tree, b: Tree) -> Tree:
+  """a b."""
+  if isinstance(a, Fraction) and isinstance(b, Fraction):
+    return _small(a * b)
+  return ("*", a, b)
+
+
+def divide(a: Tree, b: Tree) -> Tree:
+  """a / b."""
+  if b == 0:
+    raise Unreadable("division by zero")
+  if isinstance(a, Fraction) and isinstance(b, Fraction):
+    return _small(a / b)
+  return ("/", a, b)
+
+
+def raise_to(a: Tree, b: Tree) -> Tree:
+  """a to the power b; exact for a whole b."""
+  if not (isinstance(a, Fraction) and isinstance(b, Fraction)):
+    return ("^", a, b)
+  if a == 0 and b <= 0:
+    raise Unreadable("zero to a power that is not positive")
+  if b.denominator > 1:
+    if a < 0:  # the principal value is complex
+      return ("^", a, b)
+    return root(raise_to(a, Fraction(b.numerator)), Fraction(b.denominator))
+  bits = max(a.numerator.bit_length(), a.denominator.bit_length())
+  if abs(a) != 1 and bits * abs(b.numerator) > _MAX_BITS:
+    raise Unreadable("number too large")
+  if abs(a) == 1:
+    return a if b.numerator % 2 else Fraction(1)
+  return a**b.numerator
+
+
+def root(a: Tree, degree: Tree) -> Tree:
+  """The principal root, exact where it is rational and not negative."""
+  if degree == 0:
+    raise Unreadable("root of degree zero")
+  if degree == 1:
+    return a
+  if isinstance(a, Fraction) and isinstance(degree, Fraction) and a >= 0:
+    if degree.denominator == 1 and 2 <= degree <= 100:
+      above = _whole_root(a.numerator, int(degree))
+      below = _whole_root(a.denominator, int(degree))
+      if above is not None and below is not None:
+        return Fraction(above, below)
+  return ("root", a, degree)
+
+
+def _whole_root(n: int, degree: int) -> int | None:
+  if degree == 2:
+    found = math.isqrt(n)
+    return found if found**2 == n else None
+  low, high = 0, 1 << (n.bit_length() // degree + 1)
+  while low < high:
+    middle = (low + high) // 2
+    if middle**degree < n:
+      low = middle + 1
+    else:
+      high = middle
+  return low if low**degree == n else None
+
+
+def absolute(a: Tree) -> Tree:
+  """|a|."""
+  return abs(a) if isinstance(a, Fraction) else ("abs", a)
+
+
+def rounded(name: str, a: Tree) -> Tree:
+  """The floor or the ceiling of a."""
+  kind = "floor" if name == r"\lfloor" else "ceil"
+  if isinstance(a, Fraction):
+    return Fraction(math.floor(a) if kind == "floor" else math.ceil(a))
+  return (kind, a)
+
+
+def factorial(a: Tree) -> Tree:
+  """a!."""
+  if not isinstance(a, Fraction):
+    return ("!", a)
+  if a.denominator > 1 or not 0 <= a <= _MAX_FACTORIAL:
+    raise Unreadable("factorial too large or of no whole number")
+  return _small(Fraction(math.factorial(a.numerator)))
+
+
+def binomial(n: Tree, k: Tree) -> Tree:
+  """n over k."""
+  if not (isinstance(n, Fraction) and isinstance(k, Fraction)):
+    return ("binom", n, k)
+  whole = n.denominator == 1 == k.denominator
+  if not whole or min(n, k) < 0 or max(n, k) > _MAX_FACTORIAL:
+    raise Unreadable("binomial too large or of no whole numbers")
+  return _small(Fraction(math.comb(n.numerator, k.numerator)))
+
+
+def is_letter(command: str) -> bool:
+  r"""Whether a command is a variable, as `\alpha` is."""
+  return command in _LETTERS
+
+
+def is_function(command: str) -> bool:
+  r"""Whether a command applies to what follows, as `\sin` does."""
+  return command[1:] in _FUNCTIONS or command == r"\log"

@@ -1,0 +1,227 @@
+r"""What may be read at all: refuses bombs, code and disguised characters.
+
+In front of every parser, in the trusted process. Linear in a text of at most
+`MAX_LENGTH` characters and constant beyond it, without a library; the same
+text is refused for the same reason on every machine.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+MAX_LENGTH = 400  # characters; the longest golds of the public sets have 150
+_MAX_DEPTH = 12
+_MAX_DIGITS = 40  # of one number
+_MAX_ITEMS = 32  # of a list
+_MAX_CELLS = 64  # of a matrix
+_MAX_POWERS = 6
+_MAX_EXPONENT = 2_500
+_MAX_NAME = 32  # letters in a row
+
+_SIGNS = {
+  **dict.fromkeys("−–﹣－‐‑", "-"),
+  **dict.fromkeys("\u00a0\u2002\u2003\u2009\u202f\u3000\n\t\r", " "),
+  **{"，": ",", "．": ".", "（": "(", "）": ")", "％": "%", "＝": "="},
+}
+_TEXT = re.compile(
+  r"\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it|sf)|operatorname|mbox)"
+  r"\s*\{([^{}]{0,60})\}"
+)
+_CODE = re.compile(
+  r"""__|["`;@#]|(?<![A-Za-z)}\]'])'|'(?=\w)"""
+  r"|\b(?:import|exec|eval|lambda|open|sys|os|exit|quit|globals|locals"
+  r"|getattr|class|for|if|while|print|def|del|return|yield)\b"
+  r"|\)\s*\(\s*\)|\.\s*[A-Za-z_]{2}|<[/|!]?[A-Za-z]*[>|]|//|\[\s*\]"
+)
+_CODE_IN_TEXT = re.compile(r"""__|["`;@#=\\]|\(\s*['"]|\w\(|\.\s*\w{2}""")
+_SPENDING = re.compile(
+  r"\\(?:sum|prod|int|iint|iiint|oint|lim|limsup|liminf|bigcup|bigcap|coprod"
+  r"|input|include|def|gdef|edef|let|newcommand|renewcommand|csname|loop|write"
+  r"|read|openin|openout|href|url|usepackage|catcode|expandafter|require)"
+  r"(?![A-Za-z])"
+)
+_FUNCTION = re.compile(
+  r"\\?(?:a(?:rc)?)?(?:sin|cos|tan|sec|csc|cot)h?(?![a-z])"
+  r"|\\?(?:log|ln|exp|sqrt)(?![a-z])"
+)
+_NUMBER = re.compile(r"\d+")
+_NAME = re.compile(r"[A-Za-z]{%d}" % (_MAX_NAME + 1))
+_POWER = re.compile(r"\^|\*\s*\*")
+_BASE_IS_A_SUM = re.compile(r"\([^()]*[+a-zA-Z-][^()]*\)\s*$")
+_SMALL_FACTORIAL = re.compile(
+  r"\((?:[a-z\s+-]|(?<!\d)\d{1,3}(?!\d)){1,20}\)!(?!\s*!)"
+)
+# A power's exponent as TeX and plain text write it: in braces, in brackets, a
+# command, or what follows up to the next operator.
+_BARE_EXPONENT = re.compile(r"[+-]?\s*(?:\\[A-Za-z]+|\d+|[A-Za-z])")
+
+
+def screen(text: str) -> tuple[str, str]:
+  """The text as it may be read, or why it may not.
+
+  Foreign decimal digits, dashes and spaces become ASCII ones; that is all that
+  is changed.
+
+  Args:
+    text: Any text.
+
+  Returns:
+    The clean text, stripped, and ""; or "" and the reason.
+  """
+  if len(text) > MAX_LENGTH:
+    return "", f"{len(text)} characters, at most {MAX_LENGTH}"
+  clean, reason = _ascii(text)
+  if reason:
+    return "", reason
+  if _code_in_text(clean):
+    return "", "code-like text"
+  bare = _TEXT.sub(" ", clean)
+  for look in (_looks, _brackets, _sizes, _powers, _factorials):
+    reason = look(bare)
+    if reason:
+      return "", reason
+  return clean.strip(), ""
+
+
+def _ascii(text: str) -> tuple[str, str]:
+  out = []
+  for c in text:
+    if c in _SIGNS:
+      c = _SIGNS[c]
+    elif c > "\u007f" or c < " " or c == "\u007f":
+      category = unicodedata.category(c)
+      if category == "Nd":
+        c = str(unicodedata.digit(c))
+      elif category[0] == "C":
+        return "", f"control or format character U+{ord(c):04X}"
+      elif category in ("Mn", "Me", "Zl", "Zp"):
+        return "", f"combining or separating character U+{ord(c):04X}"
+    out.append(c)
+  return "".join(out), ""
+
+
+def _code_in_text(text: str) -> bool:
+  return any(_CODE_IN_TEXT.search(m.group(1)) for m in _TEXT.finditer(text))
+
+
+def _looks(bare: str) -> str:
+  # `\;` and `\"` are TeX's; the rest of what has a meaning in code is refused.
+  if _CODE.search(bare.replace(r"\;", " ").replace(r"\#", " ")):
+    return "code-like text"
+  if _SPENDING.search(bare):
+    return "unbounded operator"
+  if r"\boxed" in bare:
+    return "box in the answer"
+  if bare.replace(r"\$", "").count("$") > 2:
+    return "several formulas"
+  if _NAME.search(bare):
+    return f"name of more than {_MAX_NAME} letters"
+  return ""
+
+
+def _brackets(bare: str) -> str:
+  depth = braces = 0
+  escaped = False
+  for c in bare:
+    if escaped:
+      escaped = False
+      # `\{` opens a set, and so counts as a bracket.
+      if c not in "{}":
+        continue
+      braces -= (c == "{") - (c == "}")
+    elif c == "\\":
+      escaped = True
+      continue
+    if c in "([{":
+      depth += 1
+      braces += c == "{"
+    elif c in ")]}":
+      depth -= 1
+      braces -= c == "}"
+    if depth > _MAX_DEPTH:
+      return f"brackets deeper than {_MAX_DEPTH}"
+    if depth < 0 or braces < 0:
+      return "unbalanced brackets"
+  return "unbalanced brackets" if depth or braces else ""
+
+
+def _sizes(bare: str) -> str:
+  if bare.count(",") >= _MAX_ITEMS:
+    return f"more than {_MAX_ITEMS} items"
+  if bare.count("&") + bare.count(r"\\") >= _MAX_CELLS:
+    return f"more than {_MAX_CELLS} cells"
+  if bare.count("|") > 8:
+    return "too many bars"
+  if any(len(number) > _MAX_DIGITS for number in _NUMBER.findall(bare)):
+    return f"number of more than {_MAX_DIGITS} digits"
+  if re.search(r"\d\s*[eE]\s*[+-]?\s*\d{4}", bare):
+    return "exponent too large"
+  if len(_FUNCTION.findall(bare)) > 8:
+    return "more than 8 functions"
+  return ""
+
+
+def _powers(bare: str) -> str:
+  powers = [found.end() for found in _POWER.finditer(bare)]
+  if len(powers) > _MAX_POWERS:
+    return f"more than {_MAX_POWERS} powers"
+  for start in powers:
+    exponent, end = _exponent(bare, start)
+    rest = bare[end:].lstrip(" })]")
+    if rest[:1] in ("^", "!") or rest[:2] == "**":
+      if bare[end:].lstrip()[:1] in ("^", "!", "*"):
+        return "power of a power"
+    if _POWER.search(exponent) or "!" in exponent:
+      return "power in an exponent"
+    numbers = [int(n) for n in _NUMBER.findall(exponent)]
+    if not numbers:
+      continue
+    if max(numbers) > _MAX_EXPONENT or len(numbers) > 4:
+      return "exponent too large"
+    before = bare[: start - 1].rstrip("* ")
+    if max(numbers) > 40 and _BASE_IS_A_SUM.search(before[-80:]):
+      return "exponent too large"
+  return ""
+
+
+def _exponent(bare: str, start: int) -> tuple[str, int]:
+  """The exponent that starts there, and where it ends."""
+  while start < len(bare) and bare[start] == " ":
+    start += 1
+  if start < len(bare) and bare[start] in "{(":
+    depth = 0
+    for i in range(start, len(bare)):
+      depth += (bare[i] in "{([") - (bare[i] in "})]")
+      if depth == 0:
+        return bare[start : i + 1], i + 1
+    return bare[start:], len(bare)
+  found = _BARE_EXPONENT.match(bare, start)
+  end = found.end() if found else start
+  if found and "\\" in found.group():  # `\frac{1}{2}`: its arguments too
+    while end < len(bare) and bare[end] == "{":
+      end = _exponent(bare, end)[1]
+  return bare[start:end], end
+
+
+def _factorials(bare: str) -> str:
+  # `(n-1)!` may stay, for what is in the bracket is small.
+  bare = _SMALL_FACTORIAL.sub(" ", bare)
+  if re.search(r"![\s!]*!|[)\]}]\s*!|\d{5}\s*!", bare) or bare.count("!") > 3:
+    return "factorial too large"
+  if any(int(n) > _MAX_EXPONENT for n in re.findall(r"(\d+)\s*!", bare)):
+    return "factorial too large"
+  if re.search(r"[A-Za-z]{4}\s*!", bare):
+    return "factorial of a word"
+  for found in re.finditer(r"\\[dt]?binom", bare):
+    sizes = re.match(
+      r"\s*\{\s*(\w{1,4})\s*\}\s*\{\s*(\w{1,4})\s*\}",
+      bare[found.end() : found.end() + 40],
+    )
+    if not sizes or any(
+      n.isdigit() and int(n) > _MAX_EXPONENT for n in sizes.groups()
+    ):
+      return "binomial too large"
+  if re.search(r"\\sqrt\s*\[\s*\d{4}", bare):
+    return "root too large"
+  return ""

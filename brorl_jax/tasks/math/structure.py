@@ -1,0 +1,449 @@
+r"""What an answer is: a number, a set, an interval, a matrix, words.
+
+  parse(r"0 < x \le 1")   # Assign("x", Row("(", (0, 1), "]"))
+  parse(r"\{2, 1\}")      # Items("set", (2, 1))
+
+The elements of structures are structures; the leaves are expressions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Literal
+
+from brorl_jax.tasks.math import exact, units
+from brorl_jax.tasks.math.tokens import Token, Unreadable, plain, tokens
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leaf:
+  """An expression.
+
+  Attributes:
+    text: Its tokens, one way of writing it.
+    tree: As `exact.read` gives it, or None if that cannot read it.
+    unit: What stands beside it, or "".
+    step: One unit of its last digit, if it is a number with a decimal point.
+    why: Why it could not be read.
+  """
+
+  text: str
+  tree: exact.Tree
+  unit: str = ""
+  step: Fraction | None = None
+  why: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Words:
+  """Text without a number, in lower case if it is more than one letter."""
+
+  text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Items:
+  r"""Elements in no order: "list" (1, 2 or 1 or 2), "set", "union".
+
+  Attributes:
+    kind: Which of them.
+    items: The elements.
+    choice: Whether "or" stood between them.
+  """
+
+  kind: Literal["list", "set", "union"]
+  items: tuple[Node, ...]
+  choice: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+  """Elements in order: a tuple, an interval, a ratio, a row of a matrix."""
+
+  open: str
+  items: tuple[Node, ...]
+  close: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Assign:
+  """A variable with its value, or with the interval it lies in."""
+
+  name: str
+  value: Node
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Relation:
+  """Sides of an equation or inequality that assigns nothing, and the signs."""
+
+  signs: tuple[str, ...]
+  sides: tuple[Node, ...]
+
+
+Node = Leaf | Words | Items | Row | Assign | Relation
+
+_OPEN, _CLOSE = ("(", "[", "{", r"\{", r"\langle"), (
+  ")", "]", "}", r"\}", r"\rangle")  # fmt: skip
+_PARTNER = dict(zip(_OPEN, _CLOSE, strict=True))
+_ORDER = {"<": "(", r"\leq": "[", ">": ")", r"\geq": "]"}
+_FLIPPED = {"<": ">", ">": "<", r"\leq": r"\geq", r"\geq": r"\leq"}
+_SIGNS = (
+  "=", "<", ">", r"\leq", r"\geq", r"\neq", r"\approx", r"\equiv", r"\sim",
+  r"\to", r"\rightarrow", r"\mapsto", r"\implies", r"\Rightarrow", r"\iff",
+  r"\simeq", r"\cong", r"\propto",
+)  # fmt: skip
+_WORDS = re.compile(r"[A-Za-z]{3,}|no|No|NO|[A-Za-z]+(?: [A-Za-z]+)+")
+_INFINITY = Leaf(r"\infty", ("constant", "infinity"))
+_MINUS_INFINITY = Leaf(r"-\infty", ("-", ("constant", "infinity")))
+
+
+@functools.lru_cache(maxsize=16_384)
+def parse(text: str) -> Node:
+  """The structure of a text that the gate let through.
+
+  Raises:
+    Unreadable: If a part is empty, or brackets do not fit together. An
+      expression that cannot be read is a leaf all the same.
+  """
+  text = plain(text)
+  if _WORDS.fullmatch(text) and not units.is_known(text):
+    if text not in ("pi", "sqrt") and " or " not in f" {text} ":
+      return Words(text.casefold())
+  try:
+    return _structure(tokens(_mixed(text)))
+  except RecursionError:
+    raise Unreadable("too deep") from None
+
+
+def _mixed(text: str) -> str:
+  r"""`1 1/2` as LaTeX writes it."""
+  return re.sub(
+    r"(?<![\w./}])(\d+) (\d+)/(\d+)(?![\w./])", r"\1\\frac{\2}{\3}", text
+  )
+
+
+def _structure(part: Sequence[Token]) -> Node:
+  if not part:
+    raise Unreadable("an empty part")
+  for read in (_several, _words, _united, _related, _ratio, _bracketed):
+    node = read(part)
+    if node is not None:
+      return node
+  return _leaf(part)
+
+
+def _split(
+  part: Sequence[Token], is_separator: Callable[[Token], bool]
+) -> tuple[list[Sequence[Token]], list[Token]]:
+  """The pieces between separators outside of all brackets, and those."""
+  pieces, found, start, depth = [], [], 0, 0
+  for i, token in enumerate(part):
+    if token.kind in ("sign", "command"):
+      if token.text in _OPEN or token.text.startswith(r"\begin"):
+        depth += 1
+      elif token.text in _CLOSE or token.text.startswith(r"\end"):
+        depth -= 1
+        if depth < 0:
+          raise Unreadable("brackets that do not fit")
+    if depth == 0 and is_separator(token):
+      pieces.append(part[start:i])
+      found.append(token)
+      start = i + 1
+  if depth:
+    raise Unreadable("brackets that do not fit")
+  return [*pieces, part[start:]], found
+
+
+def _is(*texts: str) -> Callable[[Token], bool]:
+  return lambda token: token.kind in ("sign", "command") and token.text in texts
+
+
+def _is_link(token: Token) -> bool:
+  if token.kind == "word":
+    return token.text.casefold() in ("or", "and")
+  return _is(",", r"\lor", r"\land")(token)
+
+
+def _several(part: Sequence[Token]) -> Node | None:
+  """1, 2 and 3; x < 1 or x > 2."""
+  pieces, links = _split(part, _is_link)
+  if not links:
+    return None
+  # "1, 2, and 3": between a comma and its "and" is nothing.
+  kept = _without_empty(pieces, links)
+  choice = any(link.text.casefold() in ("or", r"\lor") for link in links)
+  nodes = tuple(_structure(piece) for piece in kept)
+  values = [n.value if isinstance(n, Assign) else n for n in nodes]
+  if choice and all(isinstance(value, Row) for value in values):
+    names = {n.name for n in nodes if isinstance(n, Assign)}
+    whole = Items("union", tuple(values), choice=True)
+    return Assign(names.pop(), whole) if len(names) == 1 else whole
+  flat: list[Node] = []
+  for node in nodes:
+    inner = node.value if isinstance(node, Assign) else node
+    flat += inner.items if _is_plus_minus(inner) else (node,)
+  return Items("list", tuple(flat), choice=choice)
+
+
+def _is_plus_minus(node: Node) -> bool:
+  return isinstance(node, Items) and node.kind == "list"
+
+
+def _without_empty(pieces, links) -> list[Sequence[Token]]:
+  kept = []
+  for i, piece in enumerate(pieces):
+    between = (
+      not piece
+      and 0 < i < len(links)
+      and links[i - 1].text == ","
+      and links[i].kind == "word"
+    )
+    if not between:
+      if not piece:
+        raise Unreadable("an empty part")
+      kept.append(piece)
+  return kept
+
+
+def _words(part: Sequence[Token]) -> Node | None:
+  if all(
+    token.kind == "word" or token.text in ("-", "'", ".", "?") for token in part
+  ) and any(token.kind == "word" for token in part):
+    words = [token.text for token in part if token.kind == "word"]
+    if len(words) == 1 and len(words[0]) == 1:
+      return Words(words[0])
+    return Words(" ".join(words).casefold())
+  return None
+
+
+def _united(part: Sequence[Token]) -> Node | None:
+  r"""A \cup B; x \in A."""
+  pieces, found = _split(part, _is(r"\in"))
+  if len(found) == 1 and (name := _name(pieces[0])):
+    return Assign(name, _structure(pieces[1]))
+  pieces, found = _split(part, _is(r"\cup"))
+  if not found:
+    return None
+  nodes = []
+  for piece in pieces:
+    node = _structure(piece)
+    nodes += node.items if isinstance(node, Items) else (node,)
+  if all(isinstance(n, Leaf) for n in nodes):
+    return Items("set", tuple(nodes))
+  return Items("union", tuple(nodes))
+
+
+def _related(part: Sequence[Token]) -> Node | None:
+  sides, found = _split(part, _is(*_SIGNS))
+  if not found:
+    return None
+  signs = tuple(token.text for token in found)
+  names = [_name(side) for side in sides]
+  if signs == ("=",):
+    for name, value in ((names[0], sides[1]), (names[1], sides[0])):
+      if name:
+        return Assign(name, _structure(value))
+  if len(signs) == 1 and signs[0] in _ORDER and any(names):
+    if names[0]:
+      return _ray(names[0], signs[0], _structure(sides[1]))
+    return _ray(names[1] or "", _FLIPPED[signs[0]], _structure(sides[0]))
+  if len(signs) == 2 and names[1] and all(sign in _ORDER for sign in signs):
+    ends = _structure(sides[0]), _structure(sides[2])
+    if all(sign in ("<", r"\leq") for sign in signs):
+      return _between(names[1], signs[0], ends[0], ends[1], signs[1])
+    if all(sign in (">", r"\geq") for sign in signs):
+      return _between(
+        names[1], _FLIPPED[signs[1]], ends[1], ends[0], _FLIPPED[signs[0]]
+      )
+  return Relation(signs, tuple(_structure(side) for side in sides))
+
+
+def _between(name: str, left: str, low: Node, high: Node, right: str) -> Assign:
+  row = Row(
+    "(" if left == "<" else "[", (low, high), ")" if right == "<" else "]"
+  )
+  return Assign(name, row)
+
+
+def _ray(name: str, sign: str, end: Node) -> Assign:
+  if sign in (">", r"\geq"):
+    row = Row("(" if sign == ">" else "[", (end, _INFINITY), ")")
+  else:
+    row = Row("(", (_MINUS_INFINITY, end), ")" if sign == "<" else "]")
+  return Assign(name, row)
+
+
+def _name(part: Sequence[Token]) -> str | None:
+  """The name of what is assigned: x, f(x), (x, y)."""
+  texts = [token.text for token in part]
+  letters = [_is_variable(token) for token in part]
+  if letters == [True]:
+    return texts[0]
+  if (
+    len(part) == 4
+    and letters[0]
+    and letters[2]
+    and (texts[1] + texts[3] == "()")
+  ):
+    return "".join(texts)
+  if (
+    len(part) >= 5
+    and texts[0] + texts[-1] == "()"
+    and all(
+      letters[i] if i % 2 else texts[i] == "," for i in range(1, len(part) - 1)
+    )
+  ):
+    return "".join(texts)
+  return None
+
+
+def _is_variable(token: Token) -> bool:
+  if token.kind == "symbol":
+    return token.text not in ("e", "i")
+  return token.kind == "command" and exact.is_letter(token.text)
+
+
+def _ratio(part: Sequence[Token]) -> Node | None:
+  part, unit = _without_unit(part)
+  pieces, found = _split(part, _is(":"))
+  if not found:
+    return None
+  row = Row(":", tuple(_structure(piece) for piece in pieces), ":")
+  # 1:00 p.m. is another time than 1:00 a.m.
+  return Row(f":{unit}", row.items, ":") if unit else row
+
+
+def _bracketed(part: Sequence[Token]) -> Node | None:
+  first, last = part[0].text, part[-1].text
+  if part[0].kind == "command":
+    if first == r"\emptyset" and len(part) == 1:
+      return Items("set", ())
+    if first == r"\mathbbR" and len(part) == 1:
+      return Row("(", (_MINUS_INFINITY, _INFINITY), ")")
+    if first.startswith(r"\begin"):
+      return _matrix(part)
+  if first not in _OPEN or last not in _CLOSE or not _is_around(part):
+    return None
+  inside = part[1:-1]
+  if first == r"\{" and last == r"\}":
+    return _set(inside)
+  if first == "{" and last == "}":
+    return _structure(inside)
+  pieces, commas = _split(inside, _is(","))
+  if commas:
+    return Row(first, tuple(_structure(piece) for piece in pieces), last)
+  if (first, last) == ("(", ")"):
+    # Not what holds a sum together: that is an expression, as a whole.
+    return _structure(inside)
+  return None
+
+
+def _is_around(part: Sequence[Token]) -> bool:
+  """Whether the first bracket closes with the last one."""
+  depth = 0
+  for i, token in enumerate(part):
+    if token.text in _OPEN or token.text.startswith(r"\begin"):
+      depth += 1
+    elif token.text in _CLOSE or token.text.startswith(r"\end"):
+      depth -= 1
+    if depth == 0:
+      return i == len(part) - 1
+  return False
+
+
+def _set(inside: Sequence[Token]) -> Node:
+  if not inside:
+    return Items("set", ())
+  pieces, found = _split(inside, _is("|", ":"))
+  if len(found) == 1 and pieces[0] and pieces[1]:
+    # {x : 0 < x < 1}, {x \in R | ...}: the condition says it all.
+    left, right = _structure(pieces[0]), _structure(pieces[1])
+    real = isinstance(left, Assign) and left.value == Row(
+      "(", (_MINUS_INFINITY, _INFINITY), ")"
+    )
+    if isinstance(right, Assign) and (
+      _name(pieces[0]) == right.name or real and left.name == right.name
+    ):
+      return right
+    raise Unreadable("a set by its condition")
+  node = _structure(inside)
+  if isinstance(node, Items) and node.kind == "list":
+    return Items("set", node.items)
+  return Items("set", (node,))
+
+
+def _matrix(part: Sequence[Token]) -> Node | None:
+  kind = part[0].text.removeprefix(r"\begin")
+  if part[-1].text != rf"\end{kind}" or not _is_around(part):
+    return None
+  # Round and square ones are the same; bars are a determinant.
+  same = {"bmatrix": "matrix", "pmatrix": "matrix", "smallmatrix": "matrix"}
+  inside = part[1:-1]
+  if kind == "array" and inside and inside[0].text == "{":
+    end = next(i for i, token in enumerate(inside) if token.text == "}")
+    inside, kind = inside[end + 1 :], "matrix"
+  rows, _ = _split(inside, _is(r"\\"))
+  if len(rows) > 1 and not rows[-1]:
+    rows = rows[:-1]
+  cells = [_split(row, _is("&"))[0] for row in rows]
+  return Row(
+    same.get(kind, kind),
+    tuple(Row("&", tuple(_structure(c) for c in row), "&") for row in cells),
+    "matrix",
+  )
+
+
+def _leaf(part: Sequence[Token]) -> Node:
+  signed = [i for i, token in enumerate(part) if token.text in (r"\pm", r"\mp")]
+  if len(signed) == 1:
+    i = signed[0]
+    both = [
+      _leaf([*part[:i], Token("sign", sign), *part[i + 1 :]]) for sign in "+-"
+    ]
+    return Items("list", tuple(both))
+  bare, unit = _without_unit(part)
+  text = " ".join(token.text for token in bare)
+  try:
+    tree = exact.read(bare)
+  except Unreadable as error:
+    text = " ".join(token.text for token in part)
+    return Leaf(text, None, why=str(error))
+  digits = [token for token in bare if token.text not in "+-"]
+  step = None
+  if len(digits) == 1 and digits[0].kind == "number":
+    step = exact.decimal_step(digits[0].text)
+  return Leaf(text, tree, unit, step)
+
+
+def _without_unit(part: Sequence[Token]) -> tuple[Sequence[Token], str]:
+  """An expression and the unit beside it."""
+  if part[0].text in (r"\$", "$", "£", "€") and len(part) > 1:
+    return part[1:], "dollar" if "$" in part[0].text else part[0].text
+  if part[-1].text in (r"\$", "$", "£", "€") and len(part) > 1:
+    return part[:-1], "dollar" if "$" in part[-1].text else part[-1].text
+  end = next((i for i, t in enumerate(part) if t.kind == "word"), len(part))
+  bare, words = part[:end], part[end:]
+  if not bare:
+    return part, ""
+  unit = ""
+  if words:
+    canon = units.canon(" ".join(token.text for token in words))
+    if canon is None:
+      return part, ""
+    if canon == "percent":
+      return [*bare, Token("sign", "%")], ""
+    unit = canon
+  texts = [token.text for token in bare]
+  for form in (["^", r"\circ"], ["^", "{", r"\circ", "}"], [r"\circ"]):
+    if texts[-len(form) :] == form and len(texts) > len(form):
+      # Inside an expression a degree is a number, pi / 180.
+      inside = any(t in ("+", "-", "*", "/") for t in texts[1 : -len(form)])
+      function = any(exact.is_function(t) for t in texts)
+      if not inside and not function:
+        return bare[: -len(form)], " ".join(["degree", unit]).strip()
+  return bare, unit
