@@ -11,6 +11,13 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
 prepare requirements-dev.txt
 cd "$root"
+# Model-written code is judged in a jail; without bubblewrap only its inner walls
+# are tested.
+if ! command -v bwrap >/dev/null && command -v apt-get >/dev/null && ((EUID == 0)); then
+  say "installing bubblewrap"
+  { apt-get update -qq && apt-get install -y -qq bubblewrap; } >/dev/null ||
+    say "bubblewrap could not be installed: tests of the full jail are skipped"
+fi
 # Named, so that an environment kept in the repository is not checked.
 ours=(brorl_jax configs launch tests third_party)
 say "ruff format --check"

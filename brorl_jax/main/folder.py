@@ -27,6 +27,8 @@ _LIBRARIES = (
   "reasoning-gym",
   "math-verify",
   "sympy",
+  "latex2sympy2-extended",
+  "antlr4-python3-runtime",
   "grain",
   "numpy",
 )
