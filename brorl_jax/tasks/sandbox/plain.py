@@ -1,0 +1,272 @@
+"""Plain data across the wall of the jail, and how two values compare.
+
+    node = encode(value)          # in the jail; JSON can hold it
+    got = decode(node)            # outside
+    same(got, [1, 2.5])
+
+A closed encoding of exact builtin types. A subclass, or anything else that
+could bring code of its own, such as an int whose __eq__ says True, becomes an
+`Opaque` that equals nothing. JSON's own scalars stand for themselves, except
+what it cannot hold; everything else is a list that starts with a tag:
+
+  l t   list, tuple            S     set or frozenset
+  d     dict, as pairs         i     int beyond 64 bits, hexadecimal
+  f c   float, complex, hex    b     bytes, hexadecimal
+  x     none of these, or too large or too deep
+
+Outside, the cost is linear in the bytes received. Sets and dicts are held by
+the text of their keys: rebuilt as such, 200,000 multiples of 2**61 - 1, which
+hash alike, would take hours.
+
+Standard library only, for Python 3.9 and later.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import math
+from collections.abc import Iterable
+from typing import Any
+
+MAX_DEPTH = 50
+MAX_NODES = 200_000
+MAX_BYTES = 8 << 20
+
+_RELATIVE, _ABSOLUTE = 1e-6, 1e-9
+_WORD = 1 << 63
+_DICTS = (
+  dict,
+  collections.Counter,
+  collections.OrderedDict,
+  collections.defaultdict,
+)
+_TEXT = {str, bool, type(None)}
+_SCALARS = _TEXT | {int, float}
+
+
+class Opaque:
+  """What is not plain data; equals nothing, itself neither."""
+
+  def __eq__(self, other: object) -> bool:
+    return False
+
+  __hash__ = None  # type: ignore[assignment]
+
+
+class Keyed:
+  """A set or a dict, by the text of its keys; see `same` and `rebuild`."""
+
+  def __init__(self, items: dict[str, tuple[Any, Any]], *, is_set: bool):
+    self.items = items  # text of the key -> key, value
+    self.is_set = is_set
+
+
+class _TooLarge(Exception):
+  pass
+
+
+def encode(value: Any) -> Any:
+  """A value as JSON can hold it; as a whole `Opaque` if too large or deep."""
+  try:
+    return _encode(value, 0, [MAX_NODES])
+  except _TooLarge:
+    return ["x", "too large"]
+
+
+def decode(node: Any) -> Any:
+  """The value of a node, with `Keyed` for sets and dicts.
+
+  Raises:
+    ValueError: If `encode` cannot have made the node.
+  """
+  try:
+    return _decode(node, 0, [MAX_NODES])
+  except (TypeError, OverflowError, IndexError) as error:
+    raise ValueError(f"not an encoded value: {error}") from None
+
+
+def dumps(node: Any) -> bytes:
+  """A node as the bytes that cross the wall."""
+  return json.dumps(node, separators=(",", ":")).encode()
+
+
+def loads(data: bytes) -> Any:
+  """The node that bytes hold; for `decode`, which checks it.
+
+  Raises:
+    ValueError: If they are no JSON, or more than `MAX_BYTES`.
+  """
+  if len(data) > MAX_BYTES:
+    raise ValueError(f"{len(data)} bytes, at most {MAX_BYTES}")
+  try:
+    return json.loads(data)
+  except RecursionError:
+    raise ValueError("JSON too deep") from None
+
+
+def rebuild(value: Any, *, key: bool = False) -> Any:
+  """A decoded value with real sets and dicts. In the jail only: it hashes.
+
+  Args:
+    value: From `decode`.
+    key: Whether it has to be hashable itself: a set is frozen then.
+  """
+  if isinstance(value, Keyed):
+    keys = [rebuild(k, key=True) for k, _ in value.items.values()]
+    if value.is_set:
+      return frozenset(keys) if key else set(keys)
+    return dict(zip(keys, (rebuild(v) for _, v in value.items.values())))  # noqa: B905
+  if type(value) is list:
+    return [rebuild(item) for item in value]
+  if type(value) is tuple:
+    return tuple(rebuild(item, key=key) for item in value)
+  return value
+
+
+def same(got: Any, want: Any) -> bool:
+  """Whether a decoded value is what was expected.
+
+  A bool is no int, nan equals nothing, a list equals a tuple with the same
+  items. Where a float is expected, 1e-6 of it is allowed, and 1e-9 around 0;
+  where an int is expected, a float must be that number. Keys of dicts and items
+  of sets must be exact, 1.0 as good as 1.
+
+  Args:
+    got: From `decode`.
+    want: Plain data; what `encode` cannot hold equals nothing.
+  """
+  return _same(got, decode(encode(want)))
+
+
+def _encode(value: Any, depth: int, left: list[int]) -> Any:
+  left[0] -= 1
+  if left[0] < 0 or depth > MAX_DEPTH:
+    raise _TooLarge
+  kind = type(value)
+  if kind in _TEXT:
+    return value
+  if kind is int:
+    return value if -_WORD <= value < _WORD else ["i", hex(value)]
+  if kind is float:
+    return value if math.isfinite(value) else ["f", value.hex()]
+  if kind is complex:
+    return ["c", value.real.hex(), value.imag.hex()]
+  if kind is bytes:
+    return ["b", value.hex()]
+  if kind is list or kind is tuple:
+    return ["l" if kind is list else "t", *_encode_all(value, depth, left)]
+  if kind is set or kind is frozenset:
+    return ["S", *_encode_all(list(value), depth, left)]
+  if kind in _DICTS:
+    items = list(value.items())  # of Counter and the like: dict's own
+    return ["d", *([_encode(x, depth + 1, left) for x in kv] for kv in items)]
+  return ["x", "no plain data"]
+
+
+def _encode_all(values: Any, depth: int, left: list[int]) -> list[Any]:
+  if left[0] < len(values):
+    raise _TooLarge
+  kinds = set(map(type, values))
+  plain_ints = kinds == {int} and -_WORD <= min(values) <= max(values) < _WORD
+  if plain_ints or kinds <= _TEXT:  # at the speed of C
+    left[0] -= len(values)
+    return list(values)
+  return [_encode(value, depth + 1, left) for value in values]
+
+
+def _decode(node: Any, depth: int, left: list[int]) -> Any:
+  left[0] -= 1
+  if left[0] < 0 or depth > MAX_DEPTH:
+    raise ValueError("too large or too deep")
+  if type(node) in _SCALARS:
+    return node
+  if type(node) is not list or not node or type(node[0]) is not str:
+    raise ValueError("no scalar and no tag")
+  tag, *rest = node
+  if tag in ("l", "t"):
+    values = _decode_all(rest, depth, left)
+    return values if tag == "l" else tuple(values)
+  if tag == "S":
+    values = _decode_all(rest, depth, left)
+    pairs = zip(map(_key, rest), values)  # noqa: B905
+    return Keyed({k: (v, None) for k, v in pairs}, is_set=True)
+  if tag == "d":
+    items = {}
+    for key, value in rest:
+      pair = _decode(key, depth + 1, left), _decode(value, depth + 1, left)
+      items[_key(key)] = pair
+    return Keyed(items, is_set=False)
+  return _decode_scalar(tag, rest)
+
+
+def _decode_all(nodes: list[Any], depth: int, left: list[int]) -> list[Any]:
+  if set(map(type, nodes)) <= _SCALARS:
+    left[0] -= len(nodes)
+    if left[0] < 0:
+      raise ValueError("too large")
+    return nodes
+  return [_decode(node, depth + 1, left) for node in nodes]
+
+
+def _decode_scalar(tag: str, rest: list[Any]) -> Any:
+  if tag == "x":
+    return Opaque()
+  if tag == "c":
+    real, imaginary = rest
+    return complex(float.fromhex(real), float.fromhex(imaginary))
+  (text,) = rest
+  if tag == "i":
+    return int(text, 16)
+  if tag == "f":
+    return float.fromhex(text)
+  if tag == "b":
+    return bytes.fromhex(text)
+  raise ValueError(f"tag {tag[:9]!r}")
+
+
+def _key(node: Any) -> str:
+  """One text for all nodes that are one key of a Python dict."""
+  if type(node) is float and abs(node) < 1e18 and node == int(node):
+    return str(int(node))
+  if type(node) is list:
+    items: Iterable[str] = map(_key, node[1:])
+    if node[0] == "S":
+      items = sorted(items)
+    return f"{node[0]}[{','.join(items)}]"
+  return json.dumps(node)
+
+
+def _same(got: Any, want: Any) -> bool:
+  if isinstance(want, Keyed):
+    return isinstance(got, Keyed) and _same_keyed(got, want)
+  if isinstance(want, (list, tuple)):
+    return (
+      isinstance(got, (list, tuple))
+      and len(got) == len(want)
+      and all(map(_same, got, want))
+    )
+  if type(want) in (float, complex):
+    return type(got) in (int, float, complex) and _close(got, want)
+  if type(want) is int:
+    return type(got) in (int, float, complex) and got == want
+  return type(got) is type(want) and got == want
+
+
+def _same_keyed(got: Keyed, want: Keyed) -> bool:
+  return (
+    got.is_set == want.is_set
+    and got.items.keys() == want.items.keys()
+    and all(_same(got.items[k][1], v) for k, (_, v) in want.items.items())
+  )
+
+
+def _close(got: complex, want: complex) -> bool:
+  if got == want:
+    return True
+  try:
+    size, off = abs(want), abs(got - want)
+  except OverflowError:  # an int beyond every float
+    return False
+  # Of an infinity everything would be within a millionth.
+  return math.isfinite(size) and off <= _RELATIVE * size + _ABSOLUTE
