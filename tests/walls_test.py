@@ -178,12 +178,28 @@ def test_clone_makes_threads_only(ask):
 
 
 def test_a_process_that_prepares_others_may_fork_and_wait_and_no_more(ask):
-  for name in ("clone", "wait4", "memfd_create"):
+  for name in ("clone", "wait4", "memfd_create", "prctl"):
     assert ask(name, FORK, forks=True) == ALLOW
   assert ask("clone", FORK | 0x20000000, forks=True) == EPERM  # a namespace
-  for name in ("execve", "kill", "socket", "setsid", "prctl"):
+  for name in ("execve", "kill", "socket", "setsid", "setuid"):
     assert ask(name, forks=True) == EPERM
   assert ask("ptrace", forks=True) == KILL
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+def test_the_ban_on_forks_is_the_difference(machine):
+  audit = calls.MACHINES[machine].audit
+  before = calls.program(machine, forks=True)
+  ban = calls.fork_ban(machine)
+  after = calls.program(machine)
+  assert len(ban) < 20
+  severity = {KILL: 3, EPERM: 2, ENOSYS: 1, ENOTTY: 1, ALLOW: 0}
+  for number in range(500):
+    for first in (0, 1, FORK, THREAD, THREAD | 0x20000000):
+      arguments = (first, 1, 0)
+      both = [answer(p, number, arguments, audit=audit) for p in (before, ban)]
+      want = answer(after, number, arguments, audit=audit)
+      assert max(both, key=severity.__getitem__) == want
 
 
 def test_arguments_that_matter(ask):
@@ -360,7 +376,7 @@ def test_what_is_left_inside(said, attempt, outcome):
 def test_capabilities_are_gone():
   code = """
 from brorl_jax.tasks.sandbox import walls
-walls._drop_capabilities()
+walls.drop_capabilities()
 print(*[l.split()[1] for l in open("/proc/self/status") if l[:3] == "Cap"])
 print([l.split()[1] for l in open("/proc/self/status") if l[:4] == "NoNe"])
 """

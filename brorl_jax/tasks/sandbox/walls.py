@@ -26,9 +26,11 @@ from __future__ import annotations
 import ctypes
 import dataclasses
 import errno
+import functools
 import os
 import platform
 import resource
+import signal
 import struct
 from collections.abc import Iterable, Sequence
 
@@ -78,7 +80,7 @@ def raise_walls(
     writable: The same, to read and to write: to make, change and remove files
       and folders, never devices, pipes, sockets or links.
     forks: Whether the process may still fork and wait, for one that prepares
-      others; they call `forbid_calls`.
+      others; they call `forbid_forks`.
 
   Raises:
     OSError: If one of the walls cannot be had. The others may stand by then:
@@ -86,7 +88,7 @@ def raise_walls(
   """
   _restrict_files(readable, writable)
   _set_limits(limits)
-  _drop_capabilities()
+  drop_capabilities()
   forbid_calls(forks=forks)
 
 
@@ -117,15 +119,30 @@ def _set_limits(limits: Limits) -> None:
     resource.setrlimit(which, (value, hard))
 
 
-# Capabilities.
+# prctl() and capabilities.
 
-_NO_NEW_PRIVS = 38  # of prctl(), as the next two
+_PDEATHSIG, _CHILD_SUBREAPER, _NO_NEW_PRIVS = 1, 36, 38
 _CAPBSET_DROP = 24
 _CAP_AMBIENT, _CLEAR_ALL = 47, 4
 _CAPABILITY_VERSION = 0x20080522
 
 
-def _drop_capabilities() -> None:
+def die_with_parent() -> None:
+  """The kernel kills this process when the thread that made it ends."""
+  _prctl(_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+  """Descendants whose parents ended become this process's, to wait for."""
+  _prctl(_CHILD_SUBREAPER, 1)
+
+
+def drop_capabilities() -> None:
+  """Drops all capabilities, for this process and what it executes.
+
+  Raises:
+    OSError: If the kernel refuses.
+  """
   libc = _libc()
   _prctl(_NO_NEW_PRIVS, 1)
   # A process without CAP_SETPCAP may not shrink what it could be given on exec;
@@ -211,17 +228,31 @@ def forbid_calls(*, forks: bool = False) -> None:
   Raises:
     OSError: If the kernel refuses, or is not one of `calls.MACHINES`.
   """
-  machine = platform.machine()
-  if struct.calcsize("P") != 8:
-    machine += " with 32 bits"
-  code = calls.program(machine, forks=forks)
+  _filter(calls.program(_machine(), forks=forks))
+
+
+def forbid_forks() -> None:
+  """Takes back what `raise_walls(..., forks=True)` allowed.
+
+  Raises:
+    OSError: If the kernel refuses.
+  """
+  _filter(calls.fork_ban(_machine()))
+
+
+def _machine() -> str:
+  bits = 8 * struct.calcsize("P")
+  return platform.machine() + ("" if bits == 64 else f" with {bits} bits")
+
+
+def _filter(code: Sequence[calls.Instruction]) -> None:
   packed = b"".join(struct.pack("=HBBI", *one) for one in code)
   array = ctypes.create_string_buffer(packed, len(packed))
   # struct sock_fprog: a count, and a pointer where the compiler aligns it.
   header = struct.pack("@HP", len(code), ctypes.addressof(array))
   _prctl(_NO_NEW_PRIVS, 1)
   # SECCOMP_SET_MODE_FILTER with SECCOMP_FILTER_FLAG_TSYNC: for all threads.
-  if _syscall(calls.MACHINES[machine].seccomp, 1, 1, header) != 0:
+  if _syscall(calls.MACHINES[_machine()].seccomp, 1, 1, header) != 0:
     raise _error("seccomp")
 
 
@@ -230,6 +261,7 @@ def forbid_calls(*, forks: bool = False) -> None:
 _ZEROS = (ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
 
 
+@functools.lru_cache(None)
 def _libc() -> ctypes.CDLL:
   return ctypes.CDLL(None, use_errno=True)
 
