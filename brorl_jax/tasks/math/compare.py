@@ -45,7 +45,7 @@ def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
   if isinstance(answer, Items) and isinstance(gold, Items):
     return _items(answer, gold, rule)
   if isinstance(answer, Row) and isinstance(gold, Row):
-    if (answer.open, answer.close) != (gold.open, gold.close):
+    if answer.close != gold.close or not _fit(answer.open, gold.open):
       return False
     return _in_order(answer.items, gold.items, rule)
   if isinstance(answer, Relation) and isinstance(gold, Relation):
@@ -63,6 +63,13 @@ def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
         return same(alone, gold, rule)
       return same(answer, alone, rule)
   return False
+
+
+def _fit(mark: str, gold_mark: str) -> bool:
+  """Whether brackets are the same; a time may leave out its p.m."""
+  if mark[0] == gold_mark[0] == ":":
+    return mark == gold_mark or ":" in (mark, gold_mark)
+  return mark == gold_mark
 
 
 def is_rounded(leaf: Leaf) -> bool:
@@ -170,12 +177,18 @@ def _items(answer: Items, gold: Items, rule: LeafRule) -> Answer:
     for items in (a, g)
   ]
   if max(map(len, named)) > 1 and min(map(len, named)) == 0:
-    # x=1, y=2 against 1, 2: the order is all that names them.
-    return _in_order(a, g, rule)
+    # x=1, y=2 against 1, 2: the alphabet is all that can name them.
+    return _in_order(_by_name(a), _by_name(g), rule)
   table = [[same(x, y, rule) for y in g] for x in a]
   if answer.kind == "set" == gold.kind:
     return _covered(table, len(g))
   return _matched(table, len(g))
+
+
+def _by_name(items: Sequence[Node]) -> Sequence[Node]:
+  if not all(isinstance(item, Assign) for item in items):
+    return items
+  return sorted(items, key=lambda item: getattr(item, "name", ""))
 
 
 def _covered(table: list[list[Answer]], columns: int) -> Answer:

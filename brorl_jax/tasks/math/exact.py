@@ -330,7 +330,7 @@ def _small(value: Fraction) -> Fraction:
   if max(value.numerator.bit_length(), value.denominator.bit_length()) > (
     _MAX_BITS
   ):
-    raise Unreadable("number too large")
+    raise Unreadable("too large")
   return value
 
 
@@ -374,7 +374,7 @@ def raise_to(a: Tree, b: Tree) -> Tree:
     return root(raise_to(a, Fraction(b.numerator)), Fraction(b.denominator))
   bits = max(a.numerator.bit_length(), a.denominator.bit_length())
   if abs(a) != 1 and bits * abs(b.numerator) > _MAX_BITS:
-    raise Unreadable("number too large")
+    raise Unreadable("too large")
   if abs(a) == 1:
     return a if b.numerator % 2 else Fraction(1)
   return a**b.numerator
@@ -427,7 +427,7 @@ def factorial(a: Tree) -> Tree:
   if not isinstance(a, Fraction):
     return ("!", a)
   if a.denominator > 1 or not 0 <= a <= _MAX_FACTORIAL:
-    raise Unreadable("factorial too large or of no whole number")
+    raise Unreadable("factorial of no small whole number")
   return _small(Fraction(math.factorial(a.numerator)))
 
 
@@ -437,7 +437,7 @@ def binomial(n: Tree, k: Tree) -> Tree:
     return ("binom", n, k)
   whole = n.denominator == 1 == k.denominator
   if not whole or min(n, k) < 0 or max(n, k) > _MAX_FACTORIAL:
-    raise Unreadable("binomial too large or of no whole numbers")
+    raise Unreadable("binomial of no small whole numbers")
   return _small(Fraction(math.comb(n.numerator, k.numerator)))
 
 

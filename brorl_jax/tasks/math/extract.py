@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import re
 
+# What may stand around an answer; str.strip would take control characters too.
+_SPACES = " \t\r\n"
 _END, _START = "</think>", "<think>"
 # An escaped character (`\{`, `\\`) is one item, so its brace does not count.
 _ITEM = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
-_ALL = re.compile(r"\s*\\boxed\s*\{(.*)\}\s*", re.DOTALL)
+# Boxes around boxes that are taken off; more of them are refused later.
+_MAX_NESTED = 4
 
 
 def boxed(response: str) -> str | None:
@@ -28,11 +31,7 @@ def boxed(response: str) -> str | None:
   Returns:
     The text in the box, without outer spaces, or None.
   """
-  tail = (
-    response[response.rfind(_END) + len(_END) :]
-    if (_END in response)
-    else response
-  )
+  tail = response.rpartition(_END)[2]
   if _START in tail:
     return None
   found = None
@@ -57,23 +56,27 @@ def boxed(response: str) -> str | None:
 
 def unboxed(text: str) -> str:
   r"""The text without the boxes that go around all of it."""
-  while whole := _ALL.fullmatch(text):
-    inner = whole.group(1)
+  text = text.strip(_SPACES)
+  for _ in range(_MAX_NESTED):
+    start = _ITEM.match(text)
+    if not start or len(start.group()) < 3 or not text.endswith("}"):
+      break
+    inner = text[start.end() : -1]
     # `\boxed{1}+\boxed{2}` also starts and ends like a box.
     if not _closed(inner):
       break
-    text = inner
-  return text.strip()
+    text = inner.strip(_SPACES)
+  return text
 
 
 def _closed(text: str) -> bool:
   """Whether every brace in the text has its partner in the text."""
   depth = 0
   for item in _ITEM.finditer(text):
-    last = item.group()[-1]
-    if last == "{" and item.group() != r"\{":
+    part = item.group()
+    if part == "{" or len(part) > 2:
       depth += 1
-    elif item.group() == "}":
+    elif part == "}":
       depth -= 1
       if depth < 0:
         return False

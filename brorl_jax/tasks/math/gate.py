@@ -5,6 +5,7 @@ In front of every parser, in the trusted process. Linear in a text of at most
 text is refused for the same reason on every machine.
 """
 
+# ruff: noqa: RUF001 (look-alikes are what this is about)
 from __future__ import annotations
 
 import re
@@ -32,9 +33,9 @@ _CODE = re.compile(
   r"""__|["`;@#]|(?<![A-Za-z)}\]'])'|'(?=\w)"""
   r"|\b(?:import|exec|eval|lambda|open|sys|os|exit|quit|globals|locals"
   r"|getattr|class|for|if|while|print|def|del|return|yield)\b"
-  r"|\)\s*\(\s*\)|\.\s*[A-Za-z_]{2}|<[/|!]?[A-Za-z]*[>|]|//|\[\s*\]"
+  r"|\)\s*\(\s*\)|\.\s*[A-Za-z_]{2}|<[A-Za-z]{2,}>|</[A-Za-z]|<\||//|\[\s*\]"
 )
-_CODE_IN_TEXT = re.compile(r"""__|["`;@#=\\]|\(\s*['"]|\w\(|\.\s*\w{2}""")
+_CODE_IN_TEXT = re.compile(r"""__|["`;@#]|\\[xu0]|\(\s*['"]|\w\(|\.\s*\w{2}""")
 _SPENDING = re.compile(
   r"\\(?:sum|prod|int|iint|iiint|oint|lim|limsup|liminf|bigcup|bigcap|coprod"
   r"|input|include|def|gdef|edef|let|newcommand|renewcommand|csname|loop|write"
@@ -46,7 +47,7 @@ _FUNCTION = re.compile(
   r"|\\?(?:log|ln|exp|sqrt)(?![a-z])"
 )
 _NUMBER = re.compile(r"\d+")
-_NAME = re.compile(r"[A-Za-z]{%d}" % (_MAX_NAME + 1))
+_NAME = re.compile(rf"[A-Za-z]{{{_MAX_NAME + 1}}}")
 _POWER = re.compile(r"\^|\*\s*\*")
 _BASE_IS_A_SUM = re.compile(r"\([^()]*[+a-zA-Z-][^()]*\)\s*$")
 _SMALL_FACTORIAL = re.compile(
@@ -81,7 +82,7 @@ def screen(text: str) -> tuple[str, str]:
     reason = look(bare)
     if reason:
       return "", reason
-  return clean.strip(), ""
+  return clean.strip(" "), ""
 
 
 def _ascii(text: str) -> tuple[str, str]:
@@ -168,10 +169,9 @@ def _powers(bare: str) -> str:
     return f"more than {_MAX_POWERS} powers"
   for start in powers:
     exponent, end = _exponent(bare, start)
-    rest = bare[end:].lstrip(" })]")
+    rest = bare[end:].lstrip()
     if rest[:1] in ("^", "!") or rest[:2] == "**":
-      if bare[end:].lstrip()[:1] in ("^", "!", "*"):
-        return "power of a power"
+      return "power of a power"
     if _POWER.search(exponent) or "!" in exponent:
       return "power in an exponent"
     numbers = [int(n) for n in _NUMBER.findall(exponent)]

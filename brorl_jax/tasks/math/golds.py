@@ -110,7 +110,7 @@ def _fault(node: Node) -> str:
   else:
     if node.tree is None and node.why.startswith("word"):
       return "it has words in it that are no unit"
-    undefined = ("division", "zero to", "root of degree", "number too large")
+    undefined = ("division", "zero to", "root of degree", "too large")
     if node.tree is None and node.why.startswith(undefined):
       return node.why
     return ""

@@ -29,7 +29,7 @@ from brorl_jax.tasks.math.structure import (
 from brorl_jax.tasks.math.tokens import Unreadable, plain
 
 DEADLINE = 3.0  # seconds for the jailed part; its slowest honest pair took 0.2
-_KNOWN_PAIRS = 65_536
+_KNOWN_PAIRS = 16_384
 
 
 class Jail(Protocol):
@@ -107,7 +107,12 @@ def _exactly(answer: str, gold: str) -> tuple[compare.Answer, str]:
     return False, f"unreadable: {error}"
   found = _readings(answer, given, gold, right)
   why = _unread(given)
-  return found, f"unreadable: {why}" if found is False and why else ""
+  if found is not False or not why:
+    return found, ""
+  return (
+    False,
+    f"refused: {why}" if why == "too large" else f"unreadable: {why}",
+  )
 
 
 def _readings(
@@ -137,8 +142,8 @@ def _thousands(text: str) -> list[Node]:
 def _undecided(answer: Leaf, gold: Leaf) -> compare.Answer:
   """For the host: numbers were compared, the rest is open."""
   for leaf in (answer, gold):
-    # No word has a value.
-    if leaf.tree is None and leaf.why.startswith("word"):
+    # The judge knows more commands, not other rules for numbers and words.
+    if leaf.tree is None and not leaf.why.startswith("unknown"):
       return False
   return None
 

@@ -13,7 +13,7 @@ import functools
 import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from brorl_jax.tasks.math import exact, units
 from brorl_jax.tasks.math.tokens import Token, Unreadable, plain, tokens
@@ -102,7 +102,7 @@ _INFINITY = Leaf(r"\infty", ("constant", "infinity"))
 _MINUS_INFINITY = Leaf(r"-\infty", ("-", ("constant", "infinity")))
 
 
-@functools.lru_cache(maxsize=16_384)
+@functools.lru_cache(maxsize=2_048)
 def parse(text: str) -> Node:
   """The structure of a text that the gate let through.
 
@@ -178,34 +178,33 @@ def _several(part: Sequence[Token]) -> Node | None:
   kept = _without_empty(pieces, links)
   choice = any(link.text.casefold() in ("or", r"\lor") for link in links)
   nodes = tuple(_structure(piece) for piece in kept)
-  values = [n.value if isinstance(n, Assign) else n for n in nodes]
-  if choice and all(isinstance(value, Row) for value in values):
-    names = {n.name for n in nodes if isinstance(n, Assign)}
-    whole = Items("union", tuple(values), choice=True)
-    return Assign(names.pop(), whole) if len(names) == 1 else whole
+  named = [node for node in nodes if isinstance(node, Assign)]
+  if choice and len(named) == len(nodes) and _is_one(named):
+    values = tuple(node.value for node in named)
+    if all(isinstance(value, Row) for value in values):
+      return Assign(named[0].name, Items("union", values, choice=True))
   flat: list[Node] = []
   for node in nodes:
     inner = node.value if isinstance(node, Assign) else node
-    flat += inner.items if _is_plus_minus(inner) else (node,)
+    flat += inner.items if _is_list(inner) else (node,)
   return Items("list", tuple(flat), choice=choice)
 
 
-def _is_plus_minus(node: Node) -> bool:
+def _is_one(named: Sequence[Assign]) -> bool:
+  return len({node.name for node in named}) == 1
+
+
+def _is_list(node: Node) -> TypeGuard[Items]:
   return isinstance(node, Items) and node.kind == "list"
 
 
-def _without_empty(pieces, links) -> list[Sequence[Token]]:
+def _without_empty(
+  pieces: Sequence[Sequence[Token]], links: Sequence[Token]
+) -> list[Sequence[Token]]:
   kept = []
   for i, piece in enumerate(pieces):
-    between = (
-      not piece
-      and 0 < i < len(links)
-      and links[i - 1].text == ","
-      and links[i].kind == "word"
-    )
-    if not between:
-      if not piece:
-        raise Unreadable("an empty part")
+    between = 0 < i < len(links) and links[i - 1].text == ","
+    if piece or not between or links[i].kind != "word":
       kept.append(piece)
   return kept
 
@@ -363,12 +362,11 @@ def _set(inside: Sequence[Token]) -> Node:
   if len(found) == 1 and pieces[0] and pieces[1]:
     # {x : 0 < x < 1}, {x \in R | ...}: the condition says it all.
     left, right = _structure(pieces[0]), _structure(pieces[1])
-    real = isinstance(left, Assign) and left.value == Row(
-      "(", (_MINUS_INFINITY, _INFINITY), ")"
-    )
-    if isinstance(right, Assign) and (
-      _name(pieces[0]) == right.name or real and left.name == right.name
-    ):
+    everywhere = Row("(", (_MINUS_INFINITY, _INFINITY), ")")
+    names = {_name(pieces[0])}
+    if isinstance(left, Assign) and left.value == everywhere:
+      names.add(left.name)
+    if isinstance(right, Assign) and right.name in names:
       return right
     raise Unreadable("a set by its condition")
   node = _structure(inside)

@@ -6,6 +6,7 @@ Sizes, spaces and styles are dropped, signs of other alphabets become commands,
 thousands lose their separators, and words are told from products of letters.
 """
 
+# ruff: noqa: RUF001 (signs of other alphabets are what is replaced)
 from __future__ import annotations
 
 import dataclasses
@@ -42,7 +43,8 @@ _SAME = {
   r"\le": r"\leq", r"\leqslant": r"\leq", r"\ge": r"\geq",
   r"\geqslant": r"\geq", r"\ne": r"\neq", r"\lt": "<", r"\gt": ">",
   r"\varnothing": r"\emptyset", r"\mid": "|", r"\vert": "|", r"\lvert": "|",
-  r"\rvert": "|", r"\|": "|", r"\colon": ":", r"\lbrace": r"\{", r"\rbrace": r"\}",
+  r"\rvert": "|", r"\|": "|", r"\colon": ":",
+  r"\lbrace": r"\{", r"\rbrace": r"\}",
   r"\lbrack": "[", r"\rbrack": "]", r"\lparen": "(", r"\rparen": ")",
   r"\ast": "*", r"\cdot": "*", r"\times": "*", r"\div": "/", r"\%": "%",
   r"\vee": r"\lor", r"\wedge": r"\land", r"\arcsec": r"\asec",
@@ -66,7 +68,7 @@ _DROPPED = re.compile(
   r"|limits|nolimits|rm|bf|it|mathopen|mathclose)(?![A-Za-z])\.?"
 )
 _SPACE = re.compile(
-  r"\\(?:[,;:!> ]|quad(?![A-Za-z])|qquad(?![A-Za-z])|thinspace(?![A-Za-z])"
+  r"(?<!\\)\\(?:[,;:!> ]|quad(?![A-Za-z])|qquad(?![A-Za-z])|thinspace(?![A-Za-z])"
   r"|hspace\*?\{[^{}]*\}|phantom\{[^{}]*\})|~|\s+"
 )
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\{,\}| )\d{3})+(?![\d ]*\d)")
@@ -82,7 +84,8 @@ _TOKEN = re.compile(
   | (?P<letters_of>\\mathbb\s*\{?\s*[A-Z]\s*\}?)
   | (?P<command>\\[A-Za-z]+)
   | (?P<escaped>\\.)
-  | (?P<number>(?:\d+(?:\.\d+)?|\.\d+)(?:[eE][+-]?\d{1,3}(?![\dA-Za-z.]))?)
+  | (?P<number>(?:\d+(?:\.(?:\d+|(?=\s*\\(?:overline|dot))))?|\.\d+)
+    (?:[eE][+-]?\d{1,3}(?![\dA-Za-z.]))?)
   | (?P<word>[A-Za-z]+)
   | (?P<sign>\S)
   """,
@@ -189,8 +192,10 @@ def _with_subscripts(parts: list[Token]) -> list[Token]:
     last = out[-1] if out else None
     named = last is not None and (
       last.kind == "symbol"
-      or last.kind == "command"
-      and last.text not in (r"\log", r"\lim", r"\frac", r"\sqrt")
+      or (
+        last.kind == "command"
+        and last.text not in (r"\log", r"\lim", r"\frac", r"\sqrt")
+      )
     )
     if not mark or (token.text == "_" and last and last.text == r"\log"):
       out.append(token)
