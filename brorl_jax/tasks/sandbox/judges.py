@@ -34,33 +34,10 @@ class Judge:
 
 
 def symbolic(answer: str, gold: str) -> bool:
-  """Whether two LaTeX expressions are equal, as math-verify sees it.
+  """Whether two LaTeX expressions are equal; see tasks/math/symbolic.py."""
+  from brorl_jax.tasks.math import symbolic
 
-  Args:
-    answer: The model's, without \\boxed and dollars.
-    gold: The right one, likewise.
-  """
-  parse, verify, config = _math_verify()
-  parsed = [
-    parse(
-      f"${text}$",
-      extraction_config=[config],
-      fallback_mode="no_fallback",
-      parsing_timeout=None,  # its clock does not stop C code; the kill does
-    )
-    for text in (gold, answer)
-  ]
-  return bool(
-    all(parsed)
-    and verify(
-      *parsed,
-      # Rounding at six places, the default, holds 1e-7 equal to 2e-7.
-      float_rounding=30,
-      numeric_precision=40,
-      strict=True,
-      timeout_seconds=None,
-    )
-  )
+  return symbolic.symbolic(answer, gold)
 
 
 def gym(answer: str, entry: Mapping[str, Any]) -> float | dict[str, str]:
@@ -84,20 +61,10 @@ def gym(answer: str, entry: Mapping[str, Any]) -> float | dict[str, str]:
 
 
 def instruction(kind: str, kwargs: Mapping[str, Any], response: str) -> bool:
-  """Whether a response follows an instruction of IFEval or IFBench.
+  """Whether a response follows an instruction; see tasks/if_library.py."""
+  from brorl_jax.tasks import if_library
 
-  Args:
-    kind: The checker's name in if-verifiable, such as
-      "length_constraints:number_words".
-    kwargs: What its description is built from.
-    response: The model's.
-  """
-  for registry in _instructions():
-    if kind in registry:
-      checker = registry[kind](kind)
-      checker.build_description(**kwargs)
-      return bool(response.strip() and checker.check_following(response))
-  raise LookupError(f"if-verifiable has no instruction {kind!r}")
+  return if_library.checked(kind, kwargs, response)
 
 
 JUDGES: Mapping[str, Judge] = {
@@ -119,7 +86,7 @@ def preload() -> None:
   for warm in (_warm_symbolic, _warm_gym, _warm_instructions):
     try:
       warm()
-    except ImportError:
+    except (ImportError, LookupError):
       pass  # an extra; a judge that is asked all the same says which
 
 
@@ -148,34 +115,13 @@ def _warm_gym() -> None:
 
 
 def _warm_instructions() -> None:
-  instruction(
-    "length_constraints:number_words",
-    {"num_words": 1, "relation": "at least"},
-    "one",
-  )
-
-
-@functools.cache
-def _math_verify() -> tuple[Any, Any, Any]:
-  library = _library("math_verify", "math-verify")
-  # Not its reader of plain expressions, which is sympy's: that one evaluates.
-  return library.parse, library.verify, library.LatexExtractionConfig()
+  instruction("count:numbers", {"N": 1}, "one 1")
 
 
 @functools.cache
 def _scorer(name: str) -> Callable[[str, Mapping[str, Any]], float]:
   # Once per task: some datasets read a book when they are built.
   return _library("reasoning_gym", "reasoning-gym").get_score_answer_fn(name)
-
-
-@functools.cache
-def _instructions() -> list[Mapping[str, Any]]:
-  return [
-    _library(
-      f"if_verifiable.{family}.instructions_registry", "if-verifiable"
-    ).INSTRUCTION_DICT
-    for family in ("ifeval", "ifbench")
-  ]
 
 
 def _library(module: str, package: str) -> Any:
