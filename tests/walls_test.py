@@ -129,7 +129,7 @@ def test_no_number_has_two_meanings(machine):
   tables = calls._ALLOWED, calls._KILLED, calls._WEIGHED, calls._FORKING
   found = [list(calls.numbers(t, machine).values()) for t in tables]
   assert len(set().union(*found)) == sum(map(len, found))
-  assert {calls.MACHINES[machine].seccomp} & set().union(*found) == set()
+  assert calls.MACHINES[machine].seccomp in found[3]
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -178,7 +178,7 @@ def test_clone_makes_threads_only(ask):
 
 
 def test_a_process_that_prepares_others_may_fork_and_wait_and_no_more(ask):
-  for name in ("clone", "wait4", "memfd_create", "prctl"):
+  for name in ("clone", "wait4", "memfd_create", "prctl", "seccomp"):
     assert ask(name, FORK, forks=True) == ALLOW
   assert ask("clone", FORK | 0x20000000, forks=True) == EPERM  # a namespace
   for name in ("execve", "kill", "socket", "setsid", "setuid"):

@@ -82,7 +82,8 @@ _WEIGHED = """
 
 # For a process that prepares others.
 _FORKING = """
-  prctl:157:167 waitid:247:95 wait4:61:260 memfd_create:319:279
+  wait4:61:260 prctl:157:167 waitid:247:95 seccomp:317:277
+  memfd_create:319:279
 """
 
 

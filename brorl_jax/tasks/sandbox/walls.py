@@ -137,6 +137,22 @@ def adopt_orphans() -> None:
   _prctl(_CHILD_SUBREAPER, 1)
 
 
+def mount_tmpfs(path: str, flags: int, options: str) -> None:
+  """Mounts a file system in memory, where namespaces give us the right to.
+
+  Raises:
+    OSError: If the kernel refuses.
+  """
+  if _libc().mount(
+    b"tmpfs",
+    path.encode(),
+    b"tmpfs",
+    ctypes.c_ulong(flags),
+    options.encode(),
+  ):
+    raise _error(f"mount {path}")
+
+
 def drop_capabilities() -> None:
   """Drops all capabilities, for this process and what it executes.
 
