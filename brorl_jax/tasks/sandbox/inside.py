@@ -47,6 +47,7 @@ STATUS = struct.Struct("=i")
 FRAME = struct.Struct("=iiII")  # index, wait status, bytes of two strings
 OVERFLOW = -1  # a status: more output than is read
 BEFORE = -1  # an index: it failed before the first test
+KILLED = 9  # exit status of a job whose tests have processes: one was killed
 
 _LENGTH = struct.Struct("=I")
 _TMP = "/tmp"
@@ -261,7 +262,7 @@ def _call(function: Callable[..., Any], node: Any) -> bytes:
 
 
 def _stdio(job: dict[str, Any], results: int, limits: walls.Limits) -> int:
-  """Forks one process per input; 9 if one was killed."""
+  """Forks one process per input, one after the other."""
   code = _compile(job["program"], results, BEFORE)
   if code is None:
     return 0
@@ -283,7 +284,7 @@ def _stdio(job: dict[str, Any], results: int, limits: walls.Limits) -> int:
     if len(output) > limits.output_bytes:
       status, output = OVERFLOW, b""
     _send(results, index, status, output, why.split(b"\n")[-1])
-  return 9 if killed else 0
+  return KILLED if killed else 0
 
 
 def _program(code: types.CodeType, files: Sequence[int]) -> NoReturn:

@@ -320,20 +320,16 @@ def _end(
 
 
 def _boot(*, namespaces: bool, path: str) -> bytes:
-  options = {"namespaces": namespaces, "readable": _readable(path)}
+  options = {"namespaces": namespaces, "readable": [*_READABLE, *_own(path)]}
   sources = {module.__name__: inspect.getsource(module) for module in _MODULES}
   boot = {"modules": sources, "main": inside.__name__, "options": options}
   return json.dumps(boot).encode()
 
 
-def _prefix(interpreter: str) -> str:
-  """/usr/local of /usr/local/bin/python3.11."""
-  return os.path.dirname(os.path.dirname(os.path.realpath(interpreter)))
-
-
-def _readable(interpreter: str) -> list[str]:
-  lib = os.path.join(_prefix(interpreter), "lib")
-  return [*_READABLE, lib, os.path.realpath(interpreter)]
+def _own(interpreter: str) -> list[str]:
+  """/usr/local/lib and the file itself, of /usr/local/bin/python3.11."""
+  file = os.path.realpath(interpreter)
+  return [os.path.join(os.path.dirname(os.path.dirname(file)), "lib"), file]
 
 
 def _bubblewrap(path: str | None, interpreter: str, info: int) -> list[str]:
@@ -351,9 +347,9 @@ def _bubblewrap(path: str | None, interpreter: str, info: int) -> list[str]:
       command += ["--symlink", os.readlink(f"/{name}"), f"/{name}"]
     elif os.path.isdir(f"/{name}"):
       command += ["--ro-bind", f"/{name}", f"/{name}"]
-  prefix = _prefix(interpreter)
-  if not f"{prefix}/".startswith("/usr/"):
-    command += ["--ro-bind", prefix, prefix]
+  for own in _own(interpreter):
+    if not own.startswith("/usr/"):
+      command += ["--ro-bind", own, own]
   # No --proc and no --dev: its /dev/shm would be one more place to write.
   command += ["--dir", "/tmp", "--dir", "/dev"]
   for device in ("/dev/null", "/dev/urandom"):
@@ -406,11 +402,11 @@ def _collect(
   try:
     frames.extend(_frames(data))
   except ValueError:
-    reason = reason or _why(status) or "malformed results"
-  return Ended(frames, reason or _why(status))
+    reason = reason or why(status) or "malformed results"
+  return Ended(frames, reason or why(status))
 
 
-def _why(status: int | None) -> str:
+def why(status: int | None) -> str:
   """What a wait status says, "" if all went well."""
   if status is None or status == 0:
     return ""
