@@ -155,7 +155,7 @@ def _registry() -> dict[str, Any]:
     load = importlib.import_module
     # Else the language of a short text is drawn anew for each call.
     load("langdetect").DetectorFactory.seed = 0
-    nltk = load("nltk")
+    nltk: Any = load("nltk")
     # Importing IFBench's checkers would fetch data from the network.
     download, nltk.download = nltk.download, lambda *_, **__: False
     try:
