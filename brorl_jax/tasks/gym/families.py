@@ -1,0 +1,264 @@
+"""Families of puzzles, and the puzzles drawn from them.
+
+Two walls keep held-out puzzles out of training. Splits draw from disjoint
+ranges of generator seeds, and, because a small family repeats its questions
+under different seeds, a hash of the question puts one text in ten on the
+held-out side for good.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import hashlib
+import math
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from brorl_jax.tasks import mixture
+from brorl_jax.tasks.base import Example
+from brorl_jax.tasks.gym.judge import library, verify
+from brorl_jax.tasks.gym.tables import LARGEST, refuse
+
+SPLITS = ("train", "heldout", "warmup")
+
+# Bits of a generator seed, from the low end. 2**44 indexes are 16 million
+# steps of mixture.index; the stride is how far an index may walk to find a
+# question on its side of the split.
+_STRIDE_BITS, _INDEX_BITS, _SPLIT_BITS = 10, 44, 2
+_HELDOUT_ONE_IN = 10
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+  """A task with the settings that make it easy or hard.
+
+  Attributes:
+    name: One of `ALLOWED`.
+    settings: Fields of the task's reasoning-gym configuration; what is left
+      out keeps the library's default.
+    weight: Relative share of the training prompts.
+  """
+
+  name: str
+  settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  weight: float = 1.0
+
+  def __hash__(self) -> int:
+    # repr because settings hold lists and dicts; equality stays field by field.
+    return hash((self.name, repr(sorted(self.settings.items()))))
+
+
+def check(families: Sequence[Family]) -> None:
+  """Refuses families that would fail later, before anything else runs.
+
+  Args:
+    families: What the run draws its puzzles from.
+
+  Raises:
+    ValueError: One line naming the family, the setting, its value and the
+      remedy, if a task is not allowed, a setting is unknown, of the wrong type
+      or out of range, a family is listed twice or makes no puzzles, or the
+      weights define no distribution.
+  """
+  if not families:
+    raise ValueError("families is empty; list at least one")
+  names = [family.name for family in families]
+  for family in families:
+    if names.count(family.name) > 1:
+      raise ValueError(
+        f"family {family.name!r} is listed {names.count(family.name)} times;"
+        " list it once, with one weight and one range of settings"
+      )
+    _dataset(family)
+  mixture.check([family.weight for family in families])
+  for family in families:
+    for split in SPLITS:
+      entry = puzzle(family, split, 0, seed=0).entry
+      verdict = verify(entry["answer"], entry)
+      if verdict.status != "pass":
+        raise ValueError(
+          f"{_describe(family)} makes puzzles whose own answer does not pass:"
+          f" {verdict.reason}; change its settings"
+        )
+
+
+def puzzle(family: Family, split: str, index: int, *, seed: int) -> Example:
+  """One puzzle, a pure function of its arguments.
+
+  Index i of a split owns the 1,024 generator seeds
+
+    g = seed * 2**56 + split * 2**54 + i * 2**10 + [0, 2**10)
+
+  with split 0, 1, 2 for train, heldout, warmup, and takes the first whose
+  question is on its side: held-out if a hash of task name and question is
+  0 mod 10, else train and warmup. So no question of the held-out side is ever
+  drawn by the others, under any seed and any settings. Two indexes may meet
+  the same question.
+
+  Args:
+    family: Task and settings.
+    split: "train", "heldout" or "warmup".
+    index: Which puzzle, in [0, 2**44).
+    seed: The run's data seed, >= 0.
+
+  Raises:
+    ValueError: If an argument is wrong, or none of the index's questions is on
+      the split's side: the settings allow too few questions.
+  """
+  if split not in SPLITS:
+    raise ValueError(f"split is {split!r}; use one of {', '.join(SPLITS)}")
+  if not 0 <= index < 2**_INDEX_BITS:
+    raise ValueError(f"index is {index}; use 0 to 2**{_INDEX_BITS} - 1")
+  if seed < 0:
+    # The generators ignore a seed's sign.
+    raise ValueError(f"seed is {seed}; use a number >= 0")
+  dataset = _dataset(family)
+  start = (seed << _SPLIT_BITS) + SPLITS.index(split)
+  start = ((start << _INDEX_BITS) + index) << _STRIDE_BITS
+  for generator_seed in range(start, start + 2**_STRIDE_BITS):
+    try:
+      # Item i of a dataset depends on seed + i alone, and this one's seed is 0.
+      entry = dataset[generator_seed]
+    except Exception as error:
+      raise ValueError(
+        f"{_describe(family)} cannot make a puzzle:"
+        f" {_one_line(error)}; change its settings"
+      ) from error
+    if _is_heldout(family.name, entry["question"]) == (split == "heldout"):
+      name = f"{family.name}/{split}/{index}"
+      asked = ({"role": "user", "content": entry["question"]},)
+      return Example(name, "gym", family.name, asked, entry)
+  raise ValueError(
+    f"{_describe(family)} has no question for {split} among"
+    f" {2**_STRIDE_BITS} drawn; widen its settings"
+  )
+
+
+def heldout(
+  families: Iterable[Family], *, per_family: int, seed: int
+) -> list[Example]:
+  """Held-out puzzles with distinct questions, ordered by family.
+
+  Args:
+    families: Tasks and settings.
+    per_family: Distinct questions wanted of each family, >= 1.
+    seed: The run's data seed, >= 0.
+
+  Raises:
+    ValueError: If a family is too small to give that many. It is called too
+      small when one more question would have shown up with probability
+      1 - exp(-10).
+  """
+  if per_family < 1:
+    raise ValueError(f"per_family is {per_family}; use a number >= 1")
+  puzzles = []
+  for family in families:
+    found: dict[str, Example] = {}
+    index = repeats = 0
+    while len(found) < per_family:
+      candidate = puzzle(family, "heldout", index, seed=seed)
+      index += 1
+      if candidate.question not in found:
+        found[candidate.question] = candidate
+        repeats = 0
+        continue
+      repeats += 1
+      # With one of len + 1 questions missing, a draw misses it with
+      # probability len / (len + 1); 10 (len + 1) in a row with exp(-10).
+      if repeats >= 10 * (len(found) + 1):
+        raise ValueError(
+          f"{_describe(family)} has only {len(found)} distinct held-out"
+          f" questions, {per_family} are wanted; widen its settings or lower"
+          " per_family"
+        )
+    puzzles.extend(found.values())
+  return puzzles
+
+
+@functools.lru_cache(maxsize=256)
+def _dataset(family: Family) -> Any:
+  refuse(family.name, drawn=True)
+  _, config_class = library().factory.DATASETS[family.name]
+  defaults = {
+    field.name: _default(field)
+    for field in dataclasses.fields(config_class)
+    if field.name not in ("seed", "size")
+  }
+  for key, value in family.settings.items():
+    where = f"family {family.name!r}: setting {key} = {value!r}"
+    if key not in defaults:
+      close = difflib.get_close_matches(str(key), list(defaults), n=1)
+      remedy = (
+        f"did you mean {close[0]}?" if close else (f"use {', '.join(defaults)}")
+      )
+      raise ValueError(f"{where} is unknown; {remedy}")
+    wanted = _wanted_type(defaults[key], value)
+    if wanted:
+      raise ValueError(
+        f"{where} is a {type(value).__name__}; it must be {wanted},"
+        f" such as {defaults[key]!r}"
+      )
+  try:
+    dataset = library().create_dataset(
+      family.name, **family.settings, seed=0, size=1
+    )
+  except Exception as error:
+    raise ValueError(
+      f"{_describe(family)} is refused: {_one_line(error)}"
+    ) from error
+  for (name, key), (largest, why) in LARGEST.items():
+    if name == family.name and getattr(dataset.config, key) > largest:
+      raise ValueError(
+        f"family {name!r}: setting {key} = {getattr(dataset.config, key)} is"
+        f" too large, {why}; set it to at most {largest}"
+      )
+  return dataset
+
+
+def _default(field: dataclasses.Field[Any]) -> Any:
+  if field.default is not dataclasses.MISSING:
+    return field.default
+  if field.default_factory is not dataclasses.MISSING:
+    return field.default_factory()
+  return None
+
+
+def _wanted_type(default: Any, value: Any) -> str | None:
+  """What `value` should have been, or None if it fits the default's type."""
+  if isinstance(default, bool):
+    return None if isinstance(value, bool) else "true or false"
+  if isinstance(default, int):
+    fits = isinstance(value, int) and not isinstance(value, bool)
+    return None if fits else "a whole number"
+  if isinstance(default, float):
+    fits = isinstance(value, int | float) and not isinstance(value, bool)
+    return None if fits and math.isfinite(value) else "a finite number"
+  if isinstance(default, str):
+    return None if isinstance(value, str) else "a text"
+  if isinstance(default, tuple | list):
+    return None if isinstance(value, tuple | list) else "a list"
+  return None
+
+
+def _describe(family: Family) -> str:
+  settings = ", ".join(f"{k}={v!r}" for k, v in family.settings.items())
+  return f"family {family.name!r} with {settings or 'default settings'}"
+
+
+def _one_line(error: Exception) -> str:
+  """The message of `error`; of a bare assert, the condition that failed."""
+  text = " ".join(str(error).split())
+  if text or error.__traceback__ is None:
+    return text or type(error).__name__
+  line = traceback.extract_tb(error.__traceback__)[-1].line or ""
+  return line.removeprefix("assert ").replace("self.", "") + " is required"
+
+
+def _is_heldout(name: str, question: str) -> bool:
+  digest = hashlib.blake2b(
+    f"{name}\n{question}".encode("utf-8", "surrogatepass"), digest_size=8
+  ).digest()
+  return int.from_bytes(digest, "little") % _HELDOUT_ONE_IN == 0

@@ -1,0 +1,120 @@
+"""Which of reasoning-gym's tasks can be used, and what is wrong with the rest.
+
+Audited with reasoning-gym 0.1.25, all of its tasks; a task of another version
+that is in none of the tables was not audited and is unknown here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+
+MAX_ANSWER = 1_000  # characters, for the tasks below with no limit of their own
+# The longest right answers of 2,000 puzzles each had 1,799, 11,400, 511 and
+# 4,063 characters. What judges them takes a time linear in their length.
+LONGEST: Mapping[str, int] = {
+  "arc_agi": 2_000,
+  "palindrome_partitioning": 20_000,
+  "rearc": 2_000,
+  "tower_of_hanoi": 8_000,
+}
+
+# Can be drawn and judged.
+ALLOWED = frozenset(
+  """
+  ab aiw arc_1d base_conversion basic_arithmetic binary_alternation
+  binary_matrix bitwise_arithmetic caesar_cipher calendar_arithmetic chain_sum
+  circuit_logic color_cube_rotation complex_arithmetic count_bits countdown
+  count_primes course_schedule cryptarithm decimal_chain_sum dice
+  emoji_mystery family_relationships figlet_font fraction_simplification
+  game_of_life game_of_life_halting gcd group_anagrams jugs kakurasu
+  knights_knaves largest_island lcm leg_counting letter_counting letter_jumble
+  mahjong_puzzle manipulate_matrix maze mini_sudoku modulo_grid n_queens
+  needle_haystack number_filtering number_format number_sequence
+  number_sorting palindrome_generation palindrome_partitioning path_star
+  prime_factorization products puzzle24 rearc rectangle_count rotate_matrix
+  rotten_oranges self_reference sentence_reordering shortest_path
+  simple_equations simple_geometry simple_integration spell_backward
+  spiral_matrix string_insertion string_splitting string_synthesis survo
+  syllogism tower_of_hanoi tsumego word_sequence_reversal word_sorting
+  """.split()
+)
+
+_HASH = "its puzzles change with PYTHONHASHSEED"
+_ORDER = "its puzzles depend on more than seed + index"
+
+# Judged, but only where the puzzle comes from a data file: why it is not drawn.
+STORED: Mapping[str, str] = {
+  "acre": _ORDER,
+  "arc_agi": "one riddle turns up on both sides of the split, in other colours",
+  "bf": "it prints to stdout for every puzzle",
+  "futoshiki": "one puzzle takes 60 to 260 ms",
+  "gsm_symbolic": _ORDER,
+  "intermediate_integration": "one puzzle takes 30 to 130 ms",
+  "isomorphic_strings": _HASH,
+  "list_functions": _ORDER,
+  "polynomial_multiplication": _HASH,
+  "pool_matrix": "its generator takes no seed above 2**32",
+  "quantum_lock": "one puzzle takes 24 to 42 ms",
+  "ransom_note": _HASH,
+  "sokoban": "one puzzle takes 9 to 90 ms",
+  "string_manipulation": "one right answer in 2,000 is empty",
+  "sudoku": "one puzzle takes 22 ms",
+  "zebra_puzzles": "one puzzle takes 60 to 160 ms",
+}
+
+_NONE = "its puzzles come without an answer"
+
+REFUSED: Mapping[str, str] = {
+  "advanced_geometry": "its angles have fewer places than it asks for",
+  "boxnet": _NONE,
+  "codeio": f"{_HASH}, and many have several right answers",
+  "coin_flip": "it does not say how many digits it wants",
+  "composite": "it is a mixture; list its tasks as families",
+  "decimal_arithmetic": "its answers are rounded after every operation",
+  "graph_color": _NONE,
+  "knight_swap": f"{_HASH}, and one takes 300 to 600 ms",
+  "polynomial_equations": "its scorer pays for garbage if there is no root",
+  "power_function": "it writes the square of -2 as -2^2",
+  "propositional_logic": _NONE,
+  "rubiks_cube": _NONE,
+  "rush_hour": _NONE,
+  "time_intervals": "its answers are a millisecond short now and then",
+  "word_ladder": f"{_HASH}, and its scorer knows words of four letters only",
+}
+
+# (task, setting) -> largest value, and why. Of 2,000 number sequences of
+# complexity 3, the library's default, two took over 10 s; of complexity 2 the
+# slowest took 50 ms.
+LARGEST: Mapping[tuple[str, str], tuple[int, str]] = {
+  ("number_sequence", "max_complexity"): (
+    2,
+    "one puzzle may then take over 10 s",
+  ),
+}
+
+
+def refuse(name: str, *, drawn: bool) -> None:
+  """Refuses a task that cannot be used.
+
+  Args:
+    name: What an entry or a family calls its task.
+    drawn: Whether its puzzles are to be made here, and not only judged.
+
+  Raises:
+    ValueError: One line that names the task, the reason and the remedy.
+  """
+  if name in ALLOWED or (name in STORED and not drawn):
+    return
+  if name in STORED:
+    raise ValueError(
+      f"task {name!r} is refused: {STORED[name]}; read its puzzles from a data"
+      " file or use one of gym.ALLOWED"
+    )
+  if name in REFUSED:
+    raise ValueError(
+      f"task {name!r} is refused: {REFUSED[name]}; use one of gym.ALLOWED"
+    )
+  close = difflib.get_close_matches(str(name), sorted(ALLOWED), n=1)
+  remedy = f"did you mean {close[0]!r}?" if close else "use one of gym.ALLOWED"
+  raise ValueError(f"task {name!r} is unknown; {remedy}")
