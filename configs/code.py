@@ -1,8 +1,10 @@
 r"""Programs from a file: judged by their tests, in a jail.
 
-  python -m brorl_jax.main --config=configs/code.py --workdir=runs/code
+  python -m brorl_jax.main --config=configs/code.py \
+      --workdir=runs/code
 
-A few steps on a laptop, that show the whole way of this domain. The embedded policy has never seen a program: its reward is 0.
+A few steps on a laptop, that show the whole way of this domain.
+The embedded policy has never seen a program: its reward is 0.
 For a language model: --config.checkpoint=DIRECTORY, and files of your own,
 which `python -m brorl_jax.tasks.prepare` makes of public sets.
 

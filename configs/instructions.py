@@ -1,9 +1,11 @@
 r"""Instructions from a file: the share that is followed is the reward.
 
-  python -m brorl_jax.main --config=configs/instructions.py --workdir=runs/instructions
+  python -m brorl_jax.main --config=configs/instructions.py \
+      --workdir=runs/instructions
 
-A few steps on a laptop, that show the whole way of this domain. What the embedded policy says is short and has few commas, so that it
-follows some by chance.
+A few steps on a laptop, that show the whole way of this domain.
+What the embedded policy says is short and has few commas, so that it follows
+some by chance.
 For a language model: --config.checkpoint=DIRECTORY, and files of your own,
 which `python -m brorl_jax.tasks.prepare` makes of public sets.
 

@@ -1,8 +1,10 @@
 r"""Multiple choice and short answers from a file.
 
-  python -m brorl_jax.main --config=configs/stem.py --workdir=runs/stem
+  python -m brorl_jax.main --config=configs/stem.py \
+      --workdir=runs/stem
 
-A few steps on a laptop, that show the whole way of this domain. The embedded policy has never seen a box: its reward is 0.
+A few steps on a laptop, that show the whole way of this domain.
+The embedded policy has never seen a box: its reward is 0.
 For a language model: --config.checkpoint=DIRECTORY, and files of your own,
 which `python -m brorl_jax.tasks.prepare` makes of public sets.
 

@@ -35,7 +35,7 @@ from brorl_jax.main import (
   training,
 )
 from brorl_jax.main.examples import Examples
-from brorl_jax.main.judging import Judge
+from brorl_jax.main.scoring import Judge
 from brorl_jax.policy import Policy
 from brorl_jax.types import Prompts
 from configs import base, n16, n512

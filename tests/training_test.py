@@ -29,7 +29,7 @@ from brorl_jax.main import (
   training,
 )
 from brorl_jax.main.examples import Examples
-from brorl_jax.main.judging import Judge
+from brorl_jax.main.scoring import Judge
 from brorl_jax.rl import advantages, lr_scaling
 from brorl_jax.types import Groups, Prompts, Rollouts
 from configs import base

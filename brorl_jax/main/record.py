@@ -13,8 +13,8 @@ from jaxtyping import PyTree
 from brorl_jax import evaluate, metrics, types
 from brorl_jax.main import folder, sampling
 from brorl_jax.main.examples import Examples
-from brorl_jax.main.judging import Judge
 from brorl_jax.main.planning import Plans
+from brorl_jax.main.scoring import Judge
 from brorl_jax.main.settings import Config
 from brorl_jax.policy import Policy
 from brorl_jax.tasks.base import Example

@@ -31,7 +31,7 @@ from brorl_jax.main import (
   settings,
 )
 from brorl_jax.main.examples import Examples
-from brorl_jax.main.judging import Judge
+from brorl_jax.main.scoring import Judge
 from brorl_jax.main.settings import ASSETS, Config
 from brorl_jax.policy import Policy
 

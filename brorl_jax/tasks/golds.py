@@ -51,7 +51,7 @@ def _check_code(record: Mapping[str, Any]) -> Mapping[str, Any]:
   from brorl_jax.tasks import code
 
   code.check_tests(record["tests"])
-  return record["tests"]
+  return {"tests": record["tests"]}
 
 
 def _check_instructions(record: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from brorl_jax.tasks import code, gym, instructions, math, stem
 from brorl_jax.tasks.base import Domain, Verdict
+from brorl_jax.tasks.pool import Verifier
 from brorl_jax.tasks.sandbox.jail import Jail
-
-# (response, entry of the example, where untrusted work is done) -> verdict
-Verifier = Callable[[str, Mapping[str, Any], Jail], Verdict]
 
 
 def _math(response: str, entry: Mapping[str, Any], jail: Jail) -> Verdict:
@@ -19,11 +17,6 @@ def _math(response: str, entry: Mapping[str, Any], jail: Jail) -> Verdict:
 
 def _code(response: str, entry: Mapping[str, Any], jail: Jail) -> Verdict:
   return code.judge(response, entry, jail=jail)
-
-
-def _stem(response: str, entry: Mapping[str, Any], jail: Jail) -> Verdict:
-  answer, choices = entry["answer"], entry.get("choices")
-  return stem.verify(response, answer, choices=choices, jail=jail)
 
 
 def _gym(response: str, entry: Mapping[str, Any], jail: Jail) -> Verdict:
@@ -39,7 +32,7 @@ def _instructions(
 VERIFIERS: Mapping[Domain, Verifier] = {
   "math": _math,
   "code": _code,
-  "stem": _stem,
+  "stem": stem.judge,
   "gym": _gym,
   "instructions": _instructions,
 }

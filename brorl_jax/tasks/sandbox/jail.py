@@ -1,21 +1,25 @@
 """What one thread needs to judge untrusted text: its own jailed processes.
 
-jail.mine().ask("symbolic", answer, gold)
+jail.mine().ask("symbolic", answer, gold)  # a library, on a text
+jail.mine().run(job, limits=Limits())      # a program
 """
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from typing import Any
 
-from brorl_jax.tasks.sandbox import workers
+from brorl_jax.tasks.sandbox import levels, workers, zygote
+from brorl_jax.tasks.sandbox.walls import Limits
 from brorl_jax.tasks.sandbox.workers import Failed, walls
+from brorl_jax.tasks.sandbox.zygote import Zygote
 
 __all__ = ["Failed", "Jail", "mine", "walls"]
 
 
 class Jail:
-  """A worker process of its own, started when it is first asked.
+  """A worker and a warm interpreter of its own, started when first needed.
 
   One thread uses it; `stop` is for the others.
   """
@@ -27,6 +31,7 @@ class Jail:
       judges: Module with the table of judges that can be asked.
     """
     self._worker = workers.Worker(judges)
+    self._zygote: Zygote | None = None
 
   @property
   def failures(self) -> int:
@@ -41,13 +46,30 @@ class Jail:
     """
     return self._worker.ask(judge, *args, timeout=timeout)
 
+  def run(
+    self, job: Mapping[str, Any], *, limits: Limits, **more: Any
+  ) -> zygote.Ended:
+    """How a program ended; see Zygote.run.
+
+    Raises:
+      zygote.Failed: If there is no jail for programs here, or it failed.
+    """
+    if self._zygote is None:
+      self._zygote = levels.require().zygote()
+    return self._zygote.run(job, limits=limits, **more)
+
   def stop(self) -> None:
-    """Ends what it is asked now and refuses the rest, from any thread."""
+    """Ends what it is asked now and refuses the rest, from any thread.
+
+    A program that runs has its own time and ends by itself.
+    """
     self._worker.stop()
 
   def close(self) -> None:
     """Ends its processes; they start again if they are wanted."""
     self._worker.close()
+    if self._zygote is not None:
+      self._zygote.close()
 
 
 _local = threading.local()

@@ -1,6 +1,8 @@
 """Responses -> verdicts -> rewards."""
 
+import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -10,14 +12,22 @@ from brorl_jax.main.settings import Config
 from brorl_jax.tasks import verifiers
 from brorl_jax.tasks.base import Example
 from brorl_jax.tasks.pool import Job, Pool
+from brorl_jax.tasks.sandbox import jail, levels
 from brorl_jax.types import Judged
 
 
 class Judge:
-  """The verifiers of a run, in the processes that they need."""
+  """The verifiers of a run, in the processes that they need.
+
+  Attributes:
+    walls: What stands between a response and this machine, by what judges it;
+      part of the run's record.
+  """
 
   def __init__(self, c: Config, examples: Examples):
+    """Raises ValueError if untrusted programs cannot be judged safely here."""
     self._c, self._examples = c, examples
+    self.walls = _walls(examples.domains)
     self._pool = Pool(verifiers.VERIFIERS)
 
   def judged(
@@ -75,6 +85,16 @@ class Judge:
 
   def close(self) -> None:
     self._pool.close()
+
+
+def _walls(domains: Sequence[str]) -> dict[str, Any]:
+  """What is there, tried now and not when the first response comes."""
+  walls: dict[str, Any] = {}
+  if "code" in domains:
+    walls["programs"] = dataclasses.asdict(levels.require())
+  if set(domains) != {"gym"}:
+    walls["libraries"] = jail.walls() or "walled"
+  return walls
 
 
 def _numbered(texts: Sequence[str]) -> list[int]:

@@ -1,4 +1,4 @@
-"""Tests of brorl_jax/main/judging.py."""
+"""Tests of brorl_jax/main/scoring.py."""
 
 import functools
 import pathlib
@@ -9,7 +9,7 @@ import pytest
 
 from brorl_jax import sampler, tokenizer, types
 from brorl_jax.main.examples import Examples
-from brorl_jax.main.judging import Judge
+from brorl_jax.main.scoring import Judge
 from brorl_jax.tasks import gym
 from brorl_jax.tasks.base import Verdict
 from configs import base
