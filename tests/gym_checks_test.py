@@ -210,6 +210,16 @@ SLOPE = entry("simple_integration", "-2*X**6/3 + X**2 + C", variable="X")
       ],
     ),
     (
+      entry(
+        "survo",
+        "1 2 3\n3 4 7\n4 6 10",
+        puzzle=[[0, 2, 3], [3, 0, 7], [4, 6, 10]],
+        candidate_numbers=[4, 1],
+      ),
+      ["1 2 3\n3 4 7\n4 6 10"],
+      ["1 1 2\n1 4 5\n2 5 7", "1 2 3\n3 4 7\n4 6 11"],
+    ),
+    (
       PICK,
       ["1234567.8901234", "1,234,567.8901234", "1.2345678901234e+06"],
       ["1234567.5", "1234567.89", "1234567.88", "1,23,4567.8901234", "1e999"],
@@ -358,6 +368,7 @@ def test_answers_by_hand(item, right, wrong):
     (PLUS, "10*5/5+4", "wrong operators: use +-"),
     (TWO, BIG, "illegal move"),
     (TWO, SMALL, "wrong answer"),
+    (TWO, f"{SMALL}\nMove disk 2 from Peg 1 to Peg 2", "illegal move"),
     (TWO, f"{TWO['answer']}\n{LAST}", "illegal move"),
     (SUMS, "a", "refused: no rows of numbers"),
     (SLOPE, "sin(X)", "refused: no sum of terms such as -3*x**2/5"),
