@@ -87,8 +87,8 @@ class Order:
     return {
       "seed": str(self._seed),
       **{
-        f"source {name}": f"{size} examples, weight"
-        f" {self._weights[name]:g}, digest {data[name]}"
+        f"source {name}": f"{_amount(size)}, weight"
+        f" {float(self._weights[name])!r}, digest {data[name]}"
         for name, size in sorted(self._sizes.items())
       },
       # Changes with a grain that shuffles or mixes in another way.
@@ -108,13 +108,18 @@ def refuse_changes(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
   Raises:
     ValueError: Naming the first thing that differs, and what it was.
   """
-  for name in dict.fromkeys((*stored, *now)):
+  # What has changed before what follows from it.
+  for name in sorted({*stored, *now}, key=lambda n: (n == "order", n)):
     was, is_ = stored.get(name, "not there"), now.get(name, "not there")
     if was != is_:
       raise ValueError(
         f"the run's data has changed: {name} was {was}, is {is_}; give it back"
         " as it was, or start a new run"
       )
+
+
+def _amount(size: int | None) -> str:
+  return "unbounded" if size is None else f"{size} examples"
 
 
 def _source(name: str, size: int | None, seed: int) -> grain.MapDataset:

@@ -134,6 +134,8 @@ def _llama_nemotron_if(row: Mapping[str, Any]) -> dict[str, Any]:
     raise Unusable("no instruction_id_list and instruction_kwargs")
   if not ids or len(ids) != len(kwargs):
     raise Unusable("instructions and their arguments differ in number")
+  if not all(isinstance(kw, dict) or kw is None for kw in kwargs):
+    raise Unusable("the arguments of an instruction are no object")
   return {
     "domain": "instructions",
     "source": "llama_nemotron_if",

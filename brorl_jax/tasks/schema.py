@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brorl_jax.tasks.base import DOMAINS, Example
@@ -67,9 +67,9 @@ def example(
     source = _task(record["entry"]) or source
   if "source" in record:
     source = _field_name(record, "source")
-  fields = {**record, "messages": messages, **_own_fields(domain, record)}
+  own = _own_fields(domain, record, messages)
   try:
-    entry = check[domain](fields)
+    entry = check[domain](own)
   except Refused:
     raise
   except ValueError as error:
@@ -189,13 +189,17 @@ def _text(value: Any, field: str) -> str:
   return value
 
 
-def _own_fields(domain: str, record: Mapping[str, Any]) -> dict[str, Any]:
+def _own_fields(
+  domain: str,
+  record: Mapping[str, Any],
+  messages: Sequence[Mapping[str, str]],
+) -> dict[str, Any]:
   """What only this domain has, with the types that its check relies on."""
   value = record[_NEEDED[domain]]
   if domain in ("math", "stem"):
     own: dict[str, Any] = {"answer": _answer(value)}
     if "choices" in record:
-      own["choices"] = _choices(record["choices"])
+      own["choices"] = _choices(record["choices"], messages)
     return own
   if domain == "code":
     return {"tests": _tests(value)}
@@ -212,10 +216,17 @@ def _answer(value: Any) -> str:
   return _text(value, "answer")
 
 
-def _choices(value: Any) -> list[str]:
+def _choices(value: Any, messages: Sequence[Mapping[str, str]]) -> list[str]:
   if not isinstance(value, list):
     raise Refused("choices", f"{kind(value)}; write a list of texts")
-  return [_text(choice, f"choices[{i}]") for i, choice in enumerate(value)]
+  # They are for the verifier; the policy reads the messages alone.
+  asked = " ".join(" ".join(m["content"] for m in messages).split())
+  for i, choice in enumerate(value):
+    if " ".join(_text(choice, f"choices[{i}]").split()) not in asked:
+      raise Refused(
+        f"choices[{i}]", f"{show(choice)} is not in the prompt; list it there"
+      )
+  return value
 
 
 def _object(value: Any, field: str) -> dict[str, Any]:
