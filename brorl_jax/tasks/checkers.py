@@ -13,10 +13,10 @@ purpose:
   the letter is drawn at random.
 - Relations are "less than", "at least" and also "at most".
 - length_constraints:number_sentences and change_case:capital_word_frequency
-  split the text by the rules at `count_sentences` and `capital_words`; there a
-  model is downloaded. A sentence without a letter or digit is none.
+  split the text by the rules of `english`; there a model is downloaded. A
+  sentence without a letter or digit is none.
 - change_case:english_capital and english_lowercase call a text English by the
-  rule at `is_english`; there by a language detector, which takes a text that it
+  rule of `english`; there by a language detector, which takes a text that it
   can make nothing of for English.
 - detectable_format:constrained_response wants exactly one of the three answers.
   There all three at once will do.
@@ -35,6 +35,8 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from brorl_jax.tasks import english
 
 RELATIONS = ("less than", "at least", "at most")
 CONSTRAINED_RESPONSES = (
@@ -174,45 +176,7 @@ def has_words(response: str, *, num_words: int, relation: str) -> bool:
 
 def has_sentences(response: str, *, num_sentences: int, relation: str) -> bool:
   """It has so many sentences."""
-  return _holds(count_sentences(response), relation, num_sentences)
-
-
-_CLOSING = r"[\"')\]}»”’*_]*+"  # noqa: RUF001
-_ABBREVIATIONS = (
-  "Mr Ms Dr St Jr Sr Lt vs cf eq pp ch Mrs Drs Rev Gen Col Sgt vol fig eqs ref"
-  " viz Inc Ltd Jan Feb Aug Sep Oct Nov Dec Prof Capt figs refs Corp Sept"
-  " approx"
-).split()
-# Stops that end no sentence. Each alternative starts with a stop, which a
-# search finds fast, and looks behind from there: of fixed width, so one for
-# each length of abbreviation. Nothing is given back ("*+"), and a run is tried
-# from its first stop alone: a run that fails is not read again from each stop.
-_NO_END = re.compile(
-  r"\.(?=\s)(?:(?<=\b[A-Za-z]\.[A-Za-z]\.)|(?<=\b[A-Z]\.)"
-  + "".join(
-    rf"|(?<=\b(?i:{'|'.join(w for w in _ABBREVIATIONS if len(w) == n)})\.)"
-    for n in sorted({len(word) for word in _ABBREVIATIONS})
-  )
-  + rf")|[.…](?<![.!?…][.…])[.…]*+(?={_CLOSING}\s+[a-z])"
-)
-_LIST_NUMBER = re.compile(r"^[ \t>*#-]*+\d{1,3}\.(?=\s)", re.MULTILINE)
-# From a letter or digit to before the stop that ends the sentence.
-_SENTENCE = re.compile(
-  rf"[^\W_](?:[^.!?…。！？।]++|[.!?…]++(?!{_CLOSING}(?:\s|\Z)))*+"  # noqa: RUF001
-)
-
-
-def count_sentences(response: str) -> int:
-  """How many sentences a text has.
-
-  A sentence ends at a run of . ! ? or ellipses that space or the end of the
-  text follows (closing quotes and brackets may stand between), and at the full
-  stops of Chinese, Japanese and Hindi. No sentence ends at the "." of a common
-  abbreviation, of initials or of the number that starts a list's line, or at a
-  run of full stops before one of a to z. What follows the last stop is a
-  sentence, what has no letter or digit is none.
-  """
-  return len(_SENTENCE.findall(_NO_END.sub("", _LIST_NUMBER.sub("", response))))
+  return _holds(english.count_sentences(response), relation, num_sentences)
 
 
 def has_paragraphs(response: str, *, num_paragraphs: int) -> bool:
@@ -344,52 +308,18 @@ def has_capital_words(
   response: str, *, capital_frequency: int, capital_relation: str
 ) -> bool:
   """So many words are all capitals."""
-  count = len(capital_words(response))
+  count = len(english.capital_words(response))
   return _holds(count, capital_relation, capital_frequency)
-
-
-def capital_words(response: str) -> list[str]:
-  r"""The words without a small letter and with a capital.
-
-  A word is a run of \w, or several joined by one - ' . / or &.
-  """
-  words = re.findall(r"\w+(?:[-'’./&]\w+)*", response)  # noqa: RUF001
-  return [word for word in words if word.isupper()]
 
 
 def is_english_capital(response: str) -> bool:
   """English without a small letter."""
-  return response.isupper() and is_english(response)
+  return response.isupper() and english.is_english(response)
 
 
 def is_english_lowercase(response: str) -> bool:
   """English without a capital."""
-  return response.islower() and is_english(response)
-
-
-# Each is in most English texts of 20 words, and few are words elsewhere.
-_COMMON = frozenset(
-  """
-  the of and to in is you that it he was for on are as with his they at be this
-  have from or had by not but what all were we when your can said there an each
-  which she do how their if will
-  """.split()
-)
-
-
-def is_english(response: str) -> bool:
-  """Whether a text passes for English.
-
-  Nine letters of ten are a to z and, from 20 words on, one word of 20 is among
-  the 48 commonest. A detector of languages guesses at short texts, and at texts
-  in capitals.
-  """
-  letters = sum(map(str.isalpha, response))
-  words = re.findall(r"[a-z]+", response.lower())
-  if not letters or 10 * sum(map(len, words)) < 9 * letters:
-    return False
-  common = sum(map(_COMMON.__contains__, words))
-  return len(words) < 20 or 20 * common >= len(words)
+  return response.islower() and english.is_english(response)
 
 
 def has_no_comma(response: str) -> bool:

@@ -20,6 +20,7 @@ import functools
 import importlib
 import importlib.util
 import inspect
+import random
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -53,6 +54,10 @@ KINDS = frozenset(
   """.split()
 )
 
+_NLTK_DATA = (
+  "download it: python -m nltk.downloader punkt_tab stopwords"
+  " averaged_perceptron_tagger_eng"
+)
 # Long enough that "the tenth sentence" exists, with paragraphs and lines.
 _PROBE = "\n\n".join(["The first of two sentences. A second, in it?"] * 30)
 
@@ -103,20 +108,24 @@ def check(kind: str, kwargs: Mapping[str, Any]) -> None:
   except LookupError as error:
     raise ValueError(f"instruction {kind!r}: {error.args[0]}") from error
   _check_names(kind, kwargs, checker)
+  state = random.getstate()
   try:
     checker.build_description(**kwargs)
+    if random.getstate() != state:
+      # For a negative number, say, it draws one, anew for every response.
+      raise ValueError("the library would replace one by a draw")
     checker.check_following(_PROBE)
   except Exception as error:
     if type(error) is LookupError:
-      remedy = "download it: python -m nltk.downloader punkt_tab stopwords"
-      remedy += " averaged_perceptron_tagger_eng"
       raise ValueError(
-        f"instruction {kind!r} needs data of nltk; {remedy}"
+        f"instruction {kind!r} needs data of nltk; {_NLTK_DATA}"
       ) from error
     raise ValueError(
       f"instruction {kind!r}: kwargs {dict(kwargs)!r} are refused:"
       f" {type(error).__name__} {error}".replace("\n", " ")
     ) from error
+  finally:
+    random.setstate(state)
 
 
 def _check_names(kind: str, kwargs: Mapping[str, Any], checker: Any) -> None:
@@ -128,11 +137,6 @@ def _check_names(kind: str, kwargs: Mapping[str, Any], checker: Any) -> None:
       raise ValueError(
         f"{where}: kwarg {name} = {value!r} is unknown;"
         f" it takes {', '.join(wanted) or 'none'}"
-      )
-    # The library replaces what is negative or empty by a draw.
-    if value in ("", []) or (isinstance(value, int | float) and value < 0):
-      raise ValueError(
-        f"{where}: kwarg {name} is {value!r}; give a number >= 0 or a text"
       )
   missing = [name for name in wanted if name not in kwargs]
   if missing:
