@@ -172,8 +172,8 @@ def test_each_instruction_counts_alike(follow):
     ),
     (
       [{"id": "startend:end_checker", "kwargs": {"end_phrse": "a"}}],
-      "instruction 'startend:end_checker': kwarg end_phrse = 'a' is unknown; did"
-      " you mean end_phrase?",
+      "instruction 'startend:end_checker': kwarg end_phrse = 'a' is unknown;"
+      " did you mean end_phrase?",
     ),
     (
       [{"id": "startend:end_checker", "kwargs": {"end_phrase": None}}],

@@ -178,11 +178,11 @@ def _verdict(fault: str, given: str) -> Verdict:
 
 
 def _short(given: str, answer: str, jail: Any) -> Verdict:
+  if quantities.same(given, answer):
+    return _verdict("", given)
   right = quantities.read(answer)
-  if right is not None:
+  if right is not None and right.known:
     # Not by spelling, which does not tell MeV from meV.
-    if quantities.same(given, answer):
-      return _verdict("", given)
     if right.unit or quantities.read(given) is not None:
       return _verdict("wrong answer", given)
   elif wording.same(given, answer):

@@ -74,11 +74,13 @@ def plain(text: str) -> str:
   )
   text = "".join(_typed(text))
   for _ in range(_MAX_NESTED):
-    text, count = _WRAPPER.subn(r"\1", text)
-    if not count:
+    before = text
+    text = re.sub(r"\^\{([^{}]*)\}", r"^\1", text)
+    text = re.sub(r"_\{([^{}]*)\}", r"\1", text)
+    text = _WRAPPER.sub(r"\1", text)
+    if text == before:
       break
-  text = re.sub(r"\^\{([^{}]*)\}", r"^\1", text)
-  text = re.sub(r"_\{([^{}]*)\}|_", r"\1", text)
+  text = text.replace("_", "")
   return " ".join(text.replace("^°", "°").split())
 
 
@@ -116,7 +118,7 @@ def key(text: str) -> tuple[str, ...]:
   g is not G, and PV = nRT is not pv = nrt.
   """
   text = unwrapped(text)
-  text = re.sub(r"^(?:the|an?)\s+(?=\w\w)", "", text, flags=re.IGNORECASE)
+  text = re.sub(r"^(?:the\s+|an?\s+(?=\w\w))", "", text, flags=re.IGNORECASE)
   text = re.sub(r"(?<=[^\W\d_])'(?=[^\W\d_]{1,2}(?!\w))", "", text)
   text = _HYPHEN.sub(" ", text)
   text = "".join(f" {_GREEK_NAME[c]} " if c in _GREEK_NAME else c for c in text)
@@ -137,16 +139,18 @@ def same(a: str, b: str) -> bool:
   first, second = key(a), key(b)
   if first == second:
     return True
-  word = unwrapped(a)
-  if ("^" in first) == ("^" in second) or not (
-    is_formula(word) or _HYBRID.fullmatch(word)
-  ):
+  if ("^" in first) == ("^" in second) or not is_formula(unwrapped(a)):
     return False
   return [t for t in first if t != "^"] == [t for t in second if t != "^"]
 
 
 def is_formula(word: str) -> bool:
-  """Whether a word is several elements, or one with a number: CO, Fe2, OH^-."""
+  """Whether a word is several elements, or one with a number, or an orbital.
+
+  CO, Fe2, OH^- and sp3 are; Co, DNA and co2 are not.
+  """
+  if _HYBRID.fullmatch(word):
+    return True
   if not re.fullmatch(r"(?:[A-Z][a-z]?|[0-9()\[\]^+-])+", word):
     return False
   symbols = re.findall(r"[A-Z][a-z]?", word)

@@ -1,0 +1,409 @@
+# ruff: noqa: RUF001
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brorl_jax.tasks import math, stem
+from brorl_jax.tasks.base import Verdict
+from brorl_jax.tasks.stem import MAX_ANSWER, MAX_GOLD, check_gold, find, verify
+
+CHOICES = [
+  "the ribosome",
+  "The mitochondria",
+  "nucleus",
+  "a black hole",
+  "5 m/s",
+]
+
+
+# Where the answer is.
+
+
+@pytest.mark.parametrize(
+  "response, answer",
+  [
+    (r"so \boxed{B}.", "B"),
+    (r"\boxed{A} no, \boxed{B}", "B"),
+    (r"\boxed{\text{B}}", r"\text{B}"),
+    (r"\boxed{\frac{1}{2}} \boxed{3", r"\frac{1}{2}"),
+    ("<answer>A</answer> <answer> B </answer>", "B"),
+    ("<answer>A</answer><answer>B", "A"),
+    (r"<answer>A</answer> \boxed{B} The answer is C.", "B"),
+    ("Answer: A\n<answer>B</answer>\nAnswer: C", "B"),
+    ("Answer: A\nAnswer: B", "B"),
+    ("The answer is (B).", "(B)"),
+    ("the final ANSWER is **B**", "B"),
+    ("**Answer:** B", "B"),
+    ("**Answer: B.**", "B"),
+    ("Answer:\n\n  B\nas said", "B"),
+    ("Answer: B. nucleus", "B. nucleus"),
+    ("Answer: 3.0 m/s.", "3.0 m/s"),
+    ("the answer is B because", "B because"),
+    (r"<think>\boxed{A}</think> Answer: B", "B"),
+    (r"\boxed{}", ""),
+    ("<answer></answer>", ""),
+    ("Answer:", ""),
+    ("B", None),
+    ("", None),
+    ("The answer isn't B", None),
+    ("answer island", None),
+    ("It answers is", None),
+    (r"<think>\boxed{B}", None),
+    (r"\boxed{B}</think>", None),
+    (r"x</think><think>\boxed{B}", None),
+    ("</answer>B<answer>", None),
+  ],
+)
+def test_where_the_answer_is(response, answer):
+  assert find(response) == answer
+
+
+# Multiple choice.
+
+
+@pytest.mark.parametrize(
+  "answer",
+  [
+    "B",
+    "b",
+    "(B)",
+    "(b)",
+    "[B]",
+    "B)",
+    "B.",
+    "B:",
+    "**B**",
+    r"\text{B}",
+    r"\mathbf{(B)}",
+    r"\textbf{B.}",
+    "Option B",
+    "choice (B)",
+    "Ｂ",
+    "B. mitochondria",
+    "(B) The mitochondria.",
+    "B) the mitochondria",
+    "B: mitochondria",
+    "B - mitochondria",
+    "B mitochondria",
+    r"\text{B. Mitochondria}",
+    "mitochondria",
+    "The Mitochondria.",
+  ],
+)
+def test_the_right_choice(answer):
+  verdict = verify(rf"\boxed{{{answer}}}", "B", choices=CHOICES)
+  assert verdict == Verdict("pass", 1.0, "", answer)
+  verdict = verify(rf"\boxed{{{answer}}}", "A", choices=CHOICES)
+  assert verdict == Verdict("fail", 0.0, "wrong answer", answer)
+
+
+@pytest.mark.parametrize(
+  "answer, reason",
+  [
+    ("A or B", "several letters"),
+    ("A, B", "several letters"),
+    ("B and A", "several letters"),
+    ("A/B", "several letters"),
+    ("A B C D E", "several letters"),
+    ("(A)(B)", "several letters"),
+    ("B, not A", "several letters"),
+    ("B. or maybe A.", "several letters"),
+    ("ABCDE", "not a choice"),
+    ("BB", "not a choice"),
+    ("a or b", "not a choice"),
+    ("not B", "not a choice"),
+    ("B, because", "not a choice"),
+    ("B?", "not a choice"),
+    ("B. nucleus", "not a choice"),
+    ("B. mitochondria nucleus", "not a choice"),
+    ("mitochondria nucleus", "not a choice"),
+    ("mitochondria or nucleus", "not a choice"),
+    ("mitochondri", "not a choice"),
+    ("В", "not a choice"),  # Cyrillic
+    ("2", "not a choice"),
+    ("True", "not a choice"),
+    ("F", "no such choice: F"),
+    ("z", "no such choice: Z"),
+    ("the ribosome", "wrong answer"),
+    ("A black hole", "wrong answer"),  # choice D, not the letter A
+    ("D. a black hole", "wrong answer"),
+    ("C", "wrong answer"),
+    ("", "empty answer"),
+    ("x" * (MAX_ANSWER + 1), "too long: 1001 characters, at most 1000"),
+  ],
+)
+def test_no_right_choice(answer, reason):
+  verdict = verify(rf"\boxed{{{answer}}}", "B", choices=CHOICES)
+  assert (verdict.status, verdict.score) == ("fail", 0.0)
+  assert verdict.reason == reason
+  assert verdict.answer == answer[:MAX_ANSWER]
+
+
+def test_no_answer_is_a_fail():
+  assert verify("B", "B", choices=CHOICES) == Verdict(
+    "fail", 0.0, "no answer", ""
+  )
+
+
+@given(
+  st.sampled_from("ABCDE"),
+  st.sets(st.sampled_from("ABCDE"), min_size=2),
+  st.sampled_from([" or ", ", ", " and ", " ", "/", "; ", ""]),
+)
+def test_no_spray_of_letters_passes(right, letters, between):
+  spray = between.join(sorted(letters))
+  for form in (
+    rf"\boxed{{{spray}}}",
+    f"Answer: {spray}",
+    rf"\boxed{{({spray})}}",
+  ):
+    assert verify(form, right, choices=CHOICES).status == "fail"
+    assert verify(form, right).status == "fail"
+
+
+@given(st.text(max_size=60), st.sampled_from("ABCDE"))
+def test_one_text_is_right_for_one_choice_at_most(text, _right):
+  statuses = [
+    verify(f"<answer>{text}</answer>", letter, choices=CHOICES).status
+    for letter in "ABCDE"
+  ]
+  assert statuses.count("pass") <= 1
+  assert "invalid" not in statuses
+
+
+def test_a_letter_without_choices_is_a_symbol():
+  for answer in ("C", "(C)", r"\text{C}", "C.", "option C"):
+    assert verify(rf"\boxed{{{answer}}}", "C").status == "pass"
+  for answer, reason in [
+    ("c", "wrong answer"),
+    ("B", "wrong answer"),
+    ("C. carbon", "not a letter"),
+    ("carbon", "not a letter"),
+    ("A, C", "several letters"),
+  ]:
+    assert verify(rf"\boxed{{{answer}}}", "C").reason == reason
+
+
+# Short answers.
+
+
+@pytest.fixture
+def asked(monkeypatch):
+  """What mathematics is asked; it says that nothing is right."""
+  seen = []
+
+  def answer(response, gold, *, jail=None):
+    seen.append((response, gold, jail))
+    return Verdict("fail", 0.0, "not equal", "?")
+
+  monkeypatch.setattr(math, "verify", answer)
+  return seen
+
+
+@pytest.mark.parametrize(
+  "gold, right, wrong",
+  [
+    (
+      "mitochondria",
+      ["Mitochondria.", "the mitochondria"],
+      ["nucleus", "not mitochondria", "mitochondria or nucleus"],
+    ),
+    (
+      "CO_2",
+      ["CO2", "CO₂", r"\ce{CO2}"],
+      ["Co2", "CO", "co2", "carbon dioxide"],
+    ),
+    (
+      "3.0e8 m/s",
+      [r"3.00\times10^{8}\,\text{m/s}", "3.0e8"],
+      ["3.0e8 km/s", "3.1e8 m/s", "3", "fast"],
+    ),
+    ("4 MeV", ["4 MeV", "4.0 MeV"], ["4 meV", "4 Mev"]),
+    ("42", ["42", "42.0", r"\text{42}"], ["42.3", "-42", "41", "42 apples"]),
+    ("5 million", ["5 million", "5 Million"], ["5", "5 billion", "5000000"]),
+    ("2 HCl", ["2HCl", "2 HCl"], ["2 HCL", "2", "HCl"]),
+    ("sp^3", ["sp3", "sp³"], ["sp2", "sp"]),
+    ("β-decay", [r"\beta-decay", "beta decay"], ["alpha decay", "decay"]),
+    ("increases", ["Increases"], ["decreases", "increases then decreases"]),
+  ],
+)
+def test_short_answers(asked, gold, right, wrong):
+  for text in right:
+    assert verify(rf"\boxed{{{text}}}", gold).status == "pass", text
+  for text in wrong:
+    verdict = verify(rf"\boxed{{{text}}}", gold)
+    assert (verdict.status, verdict.reason) == ("fail", "wrong answer"), text
+  assert asked == []
+
+
+def test_expressions_are_for_mathematics(asked):
+  jail = object()
+  verdict = verify(r"\boxed{mv^2/2}", r"\frac{1}{2}mv^2", jail=jail)
+  assert asked == [(r"\boxed{mv^2/2}", r"\frac{1}{2}mv^2", jail)]
+  assert verdict == Verdict("fail", 0.0, "not equal", "mv^2/2")
+  assert verify(r"\boxed{\sqrt{2}}", "1.41421").reason == "not equal"
+  assert verify(r"\boxed{2\pi r}", r"2\pi r").status == "pass"  # by spelling
+  assert len(asked) == 2
+  # Numbers with units, formulae of chemistry and words are not.
+  for answer, gold in [("\\pi m", "3.1416 m"), ("2HO", "H2O"), ("x+y", "left")]:
+    assert verify(rf"\boxed{{{answer}}}", gold).reason == "wrong answer"
+  assert len(asked) == 2
+
+
+def test_the_verdict_of_mathematics_stands(monkeypatch):
+  for status in ("pass", "invalid"):
+    said = Verdict(status, float(status == "pass"), "because", "mv")
+    monkeypatch.setattr(math, "verify", lambda *_, jail, said=said: said)
+    assert verify(r"\boxed{mv}", "p=mv").status == status
+
+
+def test_mathematics_itself():
+  assert verify(r"\boxed{0.5 \cdot \pi}", r"\frac{\pi}{2}").status == "pass"
+  assert verify(r"\boxed{2\pi}", r"\frac{\pi}{2}").status == "fail"
+
+
+def test_an_entry_is_judged():
+  entry = {"answer": "B", "choices": CHOICES}
+  assert stem.judge("Answer: mitochondria", entry, None).status == "pass"
+  assert stem.judge("Answer: B", {"answer": "A"}, None).status == "fail"
+
+
+# Golds.
+
+
+@pytest.mark.parametrize(
+  "answer, choices, gold",
+  [
+    ("B", CHOICES, "B"),
+    ("b", CHOICES, "B"),
+    ("(B)", CHOICES, "B"),
+    (r"\boxed{B}", CHOICES, "B"),
+    ("B. mitochondria", CHOICES, "B"),
+    ("the mitochondria", CHOICES, "B"),
+    ("a black hole", CHOICES, "D"),
+    (" nucleus ", None, "nucleus"),
+    (r"\boxed{3.0\ \text{m}}", None, r"3.0\ \text{m}"),
+    ("C", None, "C"),
+    ("x" * MAX_GOLD, None, "x" * MAX_GOLD),
+    ("ordinary matter", None, "ordinary matter"),
+  ],
+)
+def test_golds_are_read(answer, choices, gold):
+  assert check_gold(answer, choices) == gold
+  assert verify(rf"\boxed{{{answer}}}", gold, choices=choices).status == "pass"
+
+
+@pytest.mark.parametrize(
+  "answer, choices, message",
+  [
+    (None, None, "answer is a NoneType; it must be text"),
+    (3, CHOICES, "answer is a int; it must be text"),
+    ("", None, "answer is empty; give the right one"),
+    (r"\boxed{ }", None, "answer is empty; give the right one"),
+    ("  ", CHOICES, "answer is empty; give the right one"),
+    (
+      "F",
+      CHOICES,
+      "answer is 'F': no such choice: F; give one of A to E or the text of a"
+      " choice",
+    ),
+    (
+      "A or B",
+      CHOICES,
+      "answer is 'A or B': several letters; give one of A to E or the text of a"
+      " choice",
+    ),
+    (
+      "B. nucleus",
+      CHOICES,
+      "answer is 'B. nucleus': not a choice; give one of A to E or the text of"
+      " a choice",
+    ),
+    (
+      "x" * (MAX_GOLD + 1),
+      None,
+      "answer has 81 characters, at most 80: a sentence cannot be compared by"
+      " spelling; leave it out",
+    ),
+    ("4 or 5", None, "answer is '4 or 5', which hedges ('or'); leave it out"),
+    (
+      "probably iron",
+      None,
+      "answer is 'probably iron', which hedges ('probably'); leave it out",
+    ),
+    ("...", None, "answer is '...', which says nothing; leave it out"),
+    ("A", ["x"], "choices are 1; give 2 to 26"),
+    ("A", ["x"] * 27, "choices are 27; give 2 to 26"),
+    ("A", "xy", "choices is a str; it must be a list of texts"),
+    ("A", 3, "choices is a int; it must be a list of texts"),
+    ("A", ["x", " "], "choice B is ' '; give its text"),
+    ("A", ["x", 3], "choice B is 3; give its text"),
+    (
+      "A",
+      ["the cell", "nucleus", "Cell."],
+      "choices A and C read the same, 'Cell.'; leave the question out",
+    ),
+    (
+      "A",
+      ["b", "x"],
+      "choice A reads 'b', another choice's letter; leave the question out",
+    ),
+  ],
+)
+def test_unusable_golds_are_refused_in_one_line(answer, choices, message):
+  with pytest.raises(ValueError) as error:
+    check_gold(answer, choices)
+  assert str(error.value) == message
+
+
+def test_a_choice_may_be_its_own_letter():
+  assert check_gold("A", ["A", "B", "G"]) == "A"
+
+
+@pytest.mark.parametrize("answer", ["F", "b", "", "AB", "mitochondria"])
+def test_an_answer_that_is_no_letter_is_refused(answer):
+  with pytest.raises(
+    ValueError, match="with 5 choices it must be one of ABCDE"
+  ):
+    verify("Answer: B", answer, choices=CHOICES)
+
+
+def test_a_response_must_be_text():
+  with pytest.raises(ValueError, match="response is a bytes; it must be text"):
+    verify(b"B", "B")  # pyright: ignore
+
+
+# Hostile text.
+
+
+@pytest.mark.timeout(60)  # the square of a million is hours
+@pytest.mark.parametrize(
+  "unit",
+  [
+    r"\boxed{", r"\boxed", "{", "}", r"\boxed{A}", "<answer>", "</answer>",
+    "<answer></answer>", "answer ", "answer:", "answer:\n", "answer* ", "*",
+    "Answer is (", "</think>", "\n", " ", "\\", "(", "A ", "A", "$", "_{", "^{",
+    r"\text{", "1", "1,", "°", "α-", "\u0300",
+  ],
+)  # fmt: skip
+def test_a_million_characters_are_read_once(unit):
+  text = unit * (1_000_000 // len(unit))
+  for response in (
+    text,
+    rf"\boxed{{{text}}}",
+    f"<answer>{text}</answer>",
+    f"Answer: {text}",
+  ):
+    assert verify(response, "B", choices=CHOICES).status == "fail"
+
+
+@pytest.mark.parametrize(
+  "unit",
+  [r"\text{", "{", "(", "^{", "_", "1,", "m", "m/", " ", "-", "A", "α", "'",
+   "1e", "$", "\\", "A ", "²", "Ǆ", "ﷺ"],
+)  # fmt: skip
+def test_an_answer_of_any_length_is_read(asked, unit):
+  for n in (1, 7, 199, 999):
+    text = (unit * n)[:MAX_ANSWER]
+    for gold in ("5 m", "words", "x^2", "CO2"):
+      assert verify(f"<answer>{text}</answer>", gold).status == "fail"
