@@ -105,8 +105,8 @@ def test_verdicts_by_hand(kind, kwargs, good, bad):
 
 @installed
 def test_the_language_does_not_depend_on_chance():
-  text = "Der Rat des Prinz"
-  seen = {checked(LANGUAGE, {"language": "de"}, text) for _ in range(30)}
+  # Without a seed this is Finnish or Norwegian.
+  seen = {checked(LANGUAGE, {"language": "fi"}, "Hello") for _ in range(40)}
   assert len(seen) == 1
 
 

@@ -220,6 +220,8 @@ def test_wrong_instructions_are_refused_in_one_line(instructions, message):
 def test_what_is_right_is_accepted():
   assert check([NO_COMMA, TITLE, TWO_WORDS]) is None
   assert check([{"id": "punctuation:no_comma", "kwargs": None}]) is None
+  none = "detectable_format:number_bullet_lists"
+  assert check([{"id": none, "kwargs": {"num_bullets": 0}}]) is None
 
 
 def test_a_response_must_be_text():

@@ -51,6 +51,8 @@ CHOICES = [
     (r"<think>\boxed{B}", None),
     (r"\boxed{B}</think>", None),
     (r"x</think><think>\boxed{B}", None),
+    ("<think>Answer: B", None),
+    ("x</think><answer>B</answer><think>", None),
     ("</answer>B<answer>", None),
   ],
 )

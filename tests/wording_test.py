@@ -78,6 +78,7 @@ def test_what_says_the_same(a, b):
     ("g", "G"),
     ("p", "P"),
     ("PV = nRT", "pv = nrt"),
+    ("mx = 2", "MX = 2"),
     ("x-1", "x1"),
     ("x-1", "x 1"),
     ("x - \\sin y", "x \\sin y"),

@@ -1,4 +1,4 @@
-"""Checks of IFEval's instructions that need nothing but this file.
+"""Checks of the instructions of IFEval that need no library.
 
 IFEval (https://arxiv.org/abs/2311.07911) names 25 kinds of instruction that a
 program can check. Here are 24; the other, language:response_language, needs a
