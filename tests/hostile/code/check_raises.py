@@ -1,0 +1,3 @@
+# check, fail: raises what tests may swallow, and what ends them
+def rise(numbers, **options):
+  raise [AssertionError, SystemExit, StopIteration][len(numbers) % 3]

@@ -1,0 +1,2 @@
+# call, fail: the name is there, and no function
+rise = 3

@@ -1,0 +1,1 @@
+# call, fail: no function

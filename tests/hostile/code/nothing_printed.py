@@ -1,0 +1,1 @@
+# stdio, fail: no output

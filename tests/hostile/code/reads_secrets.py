@@ -1,0 +1,22 @@
+# call, fail: reads files of the host, its processes and its environment
+import os
+
+
+def rise(numbers):
+  got = [dict(os.environ)]
+  for path in (
+    "@FOLDER@/secret",
+    "/proc/1/environ",
+    "/proc/self/environ",
+    "/proc/self/root@FOLDER@/secret",
+    "/etc/shadow",
+    "/etc/passwd",
+    "/root/.ssh/id_rsa",
+    "../../../..@FOLDER@/secret",
+  ):
+    try:
+      with open(path) as file:
+        got.append(file.read(1_000))
+    except OSError:
+      pass
+  return [str(got)]

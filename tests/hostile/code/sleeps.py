@@ -1,0 +1,7 @@
+# call, fail: never returns, and uses no CPU
+import time
+
+
+def rise(numbers):
+  while True:
+    time.sleep(1e6)

@@ -1,0 +1,4 @@
+# call, fail: never returns
+def rise(numbers):
+  while True:
+    pass

@@ -1,0 +1,330 @@
+"""The code jail, by hostile programs and by hand."""
+
+import dataclasses
+import os
+import pathlib
+import signal
+import struct
+import subprocess
+import threading
+import time
+
+import hostile_code
+import pytest
+
+from brorl_jax.tasks.sandbox import inside, levels, plain, walls, zygote
+
+LEVEL = levels.require()
+# Both layers, and the walls alone, whichever this machine's own level is.
+INNER = dataclasses.replace(LEVEL, name="inner", bubblewrap=None)
+# There is no place to write without namespaces.
+NOT_INNER = {"honest_temporary_file"}
+
+
+@pytest.fixture(scope="module", params=[LEVEL, INNER], ids=["probed", "inner"])
+def run(request):
+  """All programs, four at a time: what became of them and of the host."""
+  with hostile_code.Canaries() as canaries:
+    reports = hostile_code.run_all(
+      hostile_code.NAMES, request.param, canaries, at_once=4
+    )
+    return request.param, reports, canaries.complaints(), canaries.secret
+
+
+@pytest.mark.parametrize("name", hostile_code.NAMES)
+def test_verdict(run, name):
+  level, reports, _, secret = run
+  _, right = hostile_code.header(name)
+  if level.name == "inner" and name in NOT_INNER:
+    right = "fail"
+  verdict = reports[name].verdict
+  assert verdict.status == right, verdict.reason
+  assert (verdict.score == 1.0) == (right == "pass")
+  assert "\n" not in verdict.reason and verdict.reason.isprintable()
+  assert secret.encode() not in reports[name].said
+  assert reports[name].seconds < 30  # it ended; how fast is the machine's
+
+
+def test_the_host_noticed_nothing(run):
+  assert run[2] == []
+
+
+def test_the_canaries_are_alive(tmp_path):
+  """They notice what a program without a jail does; harmless ones."""
+  with hostile_code.Canaries() as canaries:
+    program = canaries.fill(
+      "import socket, subprocess\n"
+      "open('@FOLDER@/new', 'w').close()\n"
+      "socket.create_connection(('127.0.0.1', @TCP@))\n"
+      "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+      "s.sendto(b'leak', ('127.0.0.1', @UDP@))\n"
+      "socket.socket(socket.AF_UNIX).connect('\\0@ABSTRACT@')\n"
+      "subprocess.Popen(['sleep', '1'])\n"
+    )
+    subprocess.run(
+      ["python3", "-W", "ignore", "-c", program], check=True, timeout=20
+    )
+    found = "\n".join(canaries.complaints())
+    for pid in canaries._children() - {canaries._victim.pid}:
+      os.waitpid(pid, 0)
+  for word in ("files", "connection", "datagram", "process left"):
+    assert word in found
+  assert found.count("connection from") == 2
+
+
+JOB = {"mode": "call", "function": "f"}
+HONEST = JOB | {"program": "def f(x): return x + 1", "calls": [["l", 1]]}
+
+
+@pytest.fixture
+def jail():
+  jail = LEVEL.zygote()
+  yield jail
+  jail.close()
+
+
+def payloads(ended):
+  assert ended.reason == ""
+  return [frame.payload for frame in ended.frames]
+
+
+def received(payload):
+  return plain.decode(plain.loads(payload))
+
+
+def pid_of(jail):
+  return jail._process._popen.pid
+
+
+def test_jobs_share_an_interpreter_until_one_misbehaves(jail):
+  assert payloads(jail.run(HONEST, limits=walls.Limits())) == [b"2"]
+  first = pid_of(jail)
+  wrong = JOB | {"program": "def f(x): return y", "calls": [["l", 1]] * 2}
+  ended = jail.run(wrong, limits=walls.Limits())
+  assert [f.why for f in ended.frames] == [b"runtime error: NameError"] * 2
+  assert ended.reason == "" and pid_of(jail) == first
+  crash = JOB | {
+    "program": "import ctypes\ndef f(x): ctypes.string_at(0)",
+    "calls": [["l", 1]],
+  }
+  assert jail.run(crash, limits=walls.Limits()).reason == "killed: SIGSEGV"
+  assert payloads(jail.run(HONEST, limits=walls.Limits())) == [b"2"]
+  assert pid_of(jail) != first
+
+
+def test_an_interpreter_is_replaced_after_many_jobs(jail, monkeypatch):
+  monkeypatch.setattr(zygote, "_JOBS", 2)
+  pids = []
+  for _ in range(4):
+    assert payloads(jail.run(HONEST, limits=walls.Limits())) == [b"2"]
+    pids.append(pid_of(jail))
+  assert pids[0] == pids[1] != pids[2] == pids[3]
+
+
+@pytest.mark.parametrize(
+  "body, limits, reason",
+  [
+    ("while True: pass", {"wall_s": 0.3}, "time-out"),
+    ("while True: pass", {"cpu_s": 1}, "time-out"),
+    ("import time; time.sleep(99)", {"wall_s": 0.3}, "time-out"),
+    ("return 'x' * 5000", {"result_bytes": 1000}, "too much output"),
+    (
+      "import ctypes; ctypes.CDLL(None).unshare(0)",
+      {},
+      "forbidden system call",
+    ),
+    ("import os; os._exit(7)", {}, "exit status: 7"),
+    ("import os; os.closerange(0, 64)", {}, "exit status: 5"),
+    ("import os; os.write(4, b'x'); os._exit(0)", {}, "malformed results"),
+  ],
+)
+def test_how_a_job_ends(jail, body, limits, reason):
+  job = JOB | {"program": f"def f(x):\n  {body}", "calls": [["l", 1]]}
+  if "write(4" in body:
+    body = body.replace("4", str(results_fd(jail)))
+    job["program"] = f"def f(x):\n  {body}"
+  ended = jail.run(job, limits=walls.Limits(**limits))
+  assert ended.reason == reason
+  assert jail._process is None
+
+
+def results_fd(jail):
+  program = """
+import os, stat
+def f(x):
+  found = []
+  for fd in range(3, 256):
+    try:
+      if stat.S_ISFIFO(os.fstat(fd).st_mode):
+        found.append(fd)
+    except OSError:
+      pass
+  return found
+"""
+  job = JOB | {"program": program, "calls": [["l", 1]]}
+  (payload,) = payloads(jail.run(job, limits=walls.Limits()))
+  (fd,) = received(payload)
+  return fd
+
+
+def test_limits_are_those_of_the_job(jail):
+  body = "return len(bytearray(300 << 20))"
+  job = JOB | {"program": f"def f(x):\n  {body}", "calls": [["l", 1]]}
+  assert payloads(jail.run(job, limits=walls.Limits())) == [b"314572800"]
+  small = walls.Limits(memory=1 << 28)
+  (frame,) = jail.run(job, limits=small).frames
+  assert frame.why == b"runtime error: MemoryError"
+
+
+def test_what_a_program_finds(jail):
+  program = """
+import os, sys
+def f(x):
+  names = "bin dev etc home lib proc root run sys tmp usr var".split()
+  root = [name for name in names if os.path.exists("/" + name)]
+  return [root, os.getcwd(), list(os.environ), os.listdir("."), os.getuid(),
+          sys.flags.hash_randomization]
+"""
+  job = JOB | {"program": program, "calls": [["l", 1]]}
+  (payload,) = payloads(jail.run(job, limits=walls.Limits()))
+  root, cwd, environment, here, uid, hash_randomization = received(payload)
+  assert not any("SECRET" in name or "TOKEN" in name for name in environment)
+  assert uid == (zygote.NOBODY if os.geteuid() == 0 else os.getuid())
+  assert hash_randomization == 0
+  if LEVEL.name == "full":
+    assert set(root) <= {"bin", "dev", "lib", "tmp", "usr"}
+    assert cwd == "/tmp/1" and here == []
+
+
+def test_scratch_is_removed_and_its_neighbour_out_of_reach(jail):
+  if LEVEL.name != "full":
+    pytest.skip("there is no scratch")
+  program = """
+import glob, os
+def f(x):
+  open("note", "w").close()
+  os.makedirs("a/b")
+  for place in ("/tmp/note", "../note"):
+    try:
+      open(place, "w").close()
+      return "written"
+    except OSError:
+      pass
+  return glob.glob("/tmp/*/*") + glob.glob("/tmp/*note")
+"""
+  job = JOB | {"program": program, "calls": [["l", 1]]}
+  for n in (1, 2):
+    (payload,) = payloads(jail.run(job, limits=walls.Limits()))
+    assert b"written" not in payload
+    found = received(payload)
+    assert sorted(found) in ([], [f"/tmp/{n}/a", f"/tmp/{n}/note"])
+
+
+def test_a_scratch_that_cannot_be_removed_ends_the_interpreter(jail):
+  program = "import os\ndef f(x):\n  os.mkdir('a', 0)\n  return 1"
+  job = JOB | {"program": program, "calls": [["l", 1]]}
+  for _ in range(3):
+    assert payloads(jail.run(HONEST, limits=walls.Limits())) == [b"2"]
+    jail.run(job, limits=walls.Limits())
+
+
+def test_a_killed_interpreter_is_replaced(jail):
+  assert payloads(jail.run(HONEST, limits=walls.Limits())) == [b"2"]
+  os.kill(pid_of(jail), signal.SIGKILL)
+  time.sleep(0.2)
+  assert payloads(jail.run(HONEST, limits=walls.Limits())) == [b"2"]
+
+
+def test_a_program_that_takes_the_jail_along_fails(jail, monkeypatch):
+  real = zygote._collect
+  died = []
+
+  def collect(*args):
+    if len(died) < 2:
+      died.append(1)
+      raise zygote._Died
+    return real(*args)
+
+  monkeypatch.setattr(zygote, "_collect", collect)
+  assert jail.run(HONEST, limits=walls.Limits()).reason == "killed: the jail"
+
+
+def test_a_jail_that_always_dies_is_no_verdict(jail, monkeypatch):
+  def collect(*args):
+    raise zygote._Died
+
+  monkeypatch.setattr(zygote, "_collect", collect)
+  with pytest.raises(zygote.Failed, match="ends with every program"):
+    jail.run(HONEST, limits=walls.Limits())
+
+
+@pytest.mark.parametrize("path", ["/nowhere/python", "/bin/false", "/bin/cat"])
+@pytest.mark.parametrize("bubblewrap", [LEVEL.bubblewrap, None])
+def test_no_interpreter(path, bubblewrap):
+  jail = zygote.Zygote(path, bubblewrap=bubblewrap)
+  with pytest.raises(zygote.Failed) as error:
+    jail.run(HONEST, limits=walls.Limits())
+  assert str(error.value).startswith(
+    ("the jail does not start", "cannot start")
+  )
+  assert "\n" not in str(error.value)
+
+
+def test_one_jail_per_thread_and_they_end_with_it():
+  pids = []
+
+  def work():
+    mine = levels.mine()
+    assert mine is levels.mine()
+    assert payloads(mine.run(HONEST, limits=walls.Limits())) == [b"2"]
+    pids.append(pid_of(mine))
+
+  threads = [threading.Thread(target=work) for _ in range(2)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert len(set(pids)) == 2
+  for pid in pids:
+    assert not pathlib.Path(f"/proc/{pid}").exists()
+
+
+def frame(index, payload=b"", why=b"", status=0):
+  sizes = len(payload), len(why)
+  return inside.FRAME.pack(index, status, *sizes) + payload + why
+
+
+def test_frames_by_hand():
+  data = frame(0, b"ab") + frame(1, why=b"c", status=256)
+  assert list(zygote._frames(bytearray(data))) == [
+    zygote.Frame(0, 0, b"ab", b""),
+    zygote.Frame(1, 256, b"", b"c"),
+  ]
+  assert [f.index for f in zygote._frames(bytearray(frame(-1)))] == [-1]
+  assert list(zygote._frames(bytearray())) == []
+
+
+@pytest.mark.parametrize(
+  "data",
+  [
+    frame(1),
+    frame(0) + frame(0),
+    frame(0) + frame(2),
+    frame(-2),
+    frame(0) + b"x",
+    frame(0, b"abc")[:-1],
+    struct.pack("=iiII", 0, 0, 2**32 - 1, 2**32 - 1),
+  ],
+)
+def test_frames_that_are_none(data):
+  with pytest.raises(ValueError):
+    list(zygote._frames(bytearray(data)))
+
+
+def test_why():
+  assert zygote.why(None) == zygote.why(0) == ""
+  assert zygote.why(3 << 8) == "exit status: 3"
+  assert zygote.why(signal.SIGSYS) == "forbidden system call"
+  assert zygote.why(signal.SIGXCPU) == "time-out"
+  assert zygote.why(signal.SIGKILL) == "killed: SIGKILL"
+  assert zygote.why(40) == "killed: signal 40"
