@@ -1,5 +1,7 @@
 """A table of judges that behave badly, for a template of the tests."""
 
+import importlib
+import mmap
 import os
 import pathlib
 import signal
@@ -25,6 +27,21 @@ def pid() -> int:
   return os.getpid()
 
 
+def slow_echo(text: str, seconds: float) -> str:
+  time.sleep(seconds)
+  return text
+
+
+def length(text: str) -> int:
+  return len(text)
+
+
+def imported(name: str) -> bool:
+  missing = name not in sys.modules
+  importlib.import_module(name)
+  return missing
+
+
 def remember(text: str) -> list[str]:
   seen.append(text)
   return seen
@@ -48,8 +65,12 @@ def work(seconds: float) -> float:
   return seconds
 
 
-def crash(number: int) -> None:
-  os.kill(os.getpid(), number) if number else os._exit(0)
+def crash(status: int) -> None:
+  os._exit(status)
+
+
+def abort() -> None:
+  os.abort()
 
 
 def segfault() -> None:
@@ -61,7 +82,7 @@ def segfault() -> None:
 def allocate() -> None:
   held = []
   while True:
-    held.append(bytearray(1 << 26))
+    held.append(mmap.mmap(-1, 1 << 26))  # not touched, which takes seconds
 
 
 def recurse() -> None:
@@ -135,8 +156,9 @@ def descriptors() -> list[int]:
 
 _WALLED = (allocate, touch, read, connect, fork, run, kill)
 _BARE = (
-  *(echo, pid, remember, sleep, spin, work, crash, segfault, recurse, leave),
-  *(huge, unserialisable, say, drip, environment, descriptors),
+  *(echo, slow_echo, length, pid, remember, imported, sleep, spin, work),
+  *(crash, abort, segfault, recurse, leave, huge, unserialisable, say, drip),
+  *(environment, descriptors),
 )
 JUDGES = {
   **{f.__name__: Judge(f) for f in _BARE},

@@ -50,25 +50,27 @@ class Judged(NamedTuple):
   seconds: float
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Stats:
   """What a pool did since it was last asked.
 
   Attributes:
+    busy_s: Seconds in verifiers, by thread.
     jobs: Verdicts given.
     distinct: Verdicts that had to be found; the others are copies.
     seconds: In `judge`, of the wall.
-    busy_s: In verifiers, by thread.
     replaced: Processes that were late or died, and threads that were stuck.
     invalid: Number of invalid verdicts by the code of their reason.
   """
 
-  jobs: int
-  distinct: int
-  seconds: float
-  busy_s: tuple[float, ...]
-  replaced: int
-  invalid: Mapping[str, int]
+  busy_s: list[float]
+  jobs: int = 0
+  distinct: int = 0
+  seconds: float = 0.0
+  replaced: int = 0
+  invalid: collections.Counter[str] = dataclasses.field(
+    default_factory=collections.Counter
+  )
 
   @property
   def verdicts_per_s(self) -> float:
@@ -119,7 +121,7 @@ class Pool:
     # Guards everything below, and says when there is work or a batch is done.
     self._changed = threading.Condition()
     self._batches: list[_Batch] = []  # not done, the oldest first
-    self._tally = _Tally(workers)
+    self._stats = Stats([0.0] * workers)
     self._threads = [_Thread(self, slot) for slot in range(workers)]
     for thread in self._threads:
       thread.start()
@@ -166,14 +168,19 @@ class Pool:
     found = dict(zip(distinct, batch.judged(self._deadline_s), strict=True))
     judged = [found[key] for key in keys]
     with self._changed:
-      self._tally.add(judged, len(distinct), time.monotonic() - begin)
+      self._stats.jobs += len(jobs)
+      self._stats.distinct += len(distinct)
+      self._stats.seconds += time.monotonic() - begin
+      self._stats.invalid.update(
+        one.verdict.code for one in judged if one.verdict.status == "invalid"
+      )
     return judged
 
   def stats(self) -> Stats:
     """Counts since the last call, or the start."""
     with self._changed:
-      tally, self._tally = self._tally, _Tally(len(self._threads))
-    return tally.stats()
+      stats, self._stats = self._stats, Stats([0.0] * len(self._threads))
+    return stats
 
   def close(self) -> None:
     """Ends the threads and their jails. What is being judged becomes late."""
@@ -199,7 +206,7 @@ class Pool:
         batch.seconds[thread.index] = time.monotonic() - thread.since
         thread.abandoned = True
         thread.jail.stop()
-        self._tally.replaced += 1
+        self._stats.replaced += 1
         if not self._closed:
           self._threads[slot] = _Thread(self, slot)
           self._threads[slot].start()
@@ -221,10 +228,10 @@ class Pool:
     with self._changed:
       batch, seconds = thread.batch, time.monotonic() - thread.since
       thread.batch = None
-      self._tally.busy_s[thread.slot] += seconds
+      self._stats.busy_s[thread.slot] += seconds
       if batch is None or thread.abandoned:  # it is late; nobody waits
         return
-      self._tally.replaced += thread.jail.failures - thread.failures
+      self._stats.replaced += thread.jail.failures - thread.failures
       thread.failures = thread.jail.failures
       batch.verdicts[thread.index] = verdict
       batch.seconds[thread.index] = seconds
@@ -284,36 +291,6 @@ class _Thread(threading.Thread):
     while (job := self._pool._next(self)) is not None:
       self._pool._done(self, self._pool._verdict(job, self.jail))
     self.jail.close()
-
-
-class _Tally:
-  """Counts behind Stats."""
-
-  def __init__(self, workers: int):
-    self.jobs = self.distinct = self.replaced = 0
-    self.seconds = 0.0
-    self.busy_s = [0.0] * workers
-    self.invalid: collections.Counter[str] = collections.Counter()
-
-  def add(
-    self, judged: Sequence[Judged], distinct: int, seconds: float
-  ) -> None:
-    self.jobs += len(judged)
-    self.distinct += distinct
-    self.seconds += seconds
-    self.invalid.update(
-      one.verdict.code for one in judged if one.verdict.status == "invalid"
-    )
-
-  def stats(self) -> Stats:
-    return Stats(
-      jobs=self.jobs,
-      distinct=self.distinct,
-      seconds=self.seconds,
-      busy_s=tuple(self.busy_s),
-      replaced=self.replaced,
-      invalid=dict(self.invalid),
-    )
 
 
 def _failed(what: str) -> Verdict:

@@ -74,7 +74,7 @@ class Process:
       data = b""
     if len(data) < inside.PID.size:
       self.close()
-      raise Failed("the template died")
+      raise Failed("no worker could be started")
     self.schedule.open(inside.PID.unpack(data)[0])
 
   def stop(self) -> None:
@@ -116,6 +116,7 @@ class Template:
   """The process that workers are forked from.
 
   Attributes:
+    pid: Its number.
     walls: Why its workers have none, "" if they have.
   """
 
@@ -143,6 +144,7 @@ class Template:
         cwd="/",
         env={**environment, **_SET},
       )
+    self.pid = self._process.pid
     self._close = weakref.finalize(
       self, _end_template, self._orders, self._process, os.getpid()
     )
@@ -161,7 +163,7 @@ class Template:
     """A new worker.
 
     Raises:
-      Failed: If the template is dead.
+      Failed: If the template is dead or the machine has no process to give.
     """
     link, its_link = socket.socketpair()
     leash, its_leash = socket.socketpair()
@@ -219,8 +221,9 @@ def fork(judges: str) -> Process:
   try:
     return found.fork()
   except Failed:
-    # It was killed a moment ago; no text of a model's was involved.
-    found.close()
+    if found.alive():
+      raise
+    # It was killed a moment ago, and no text of a model's was involved.
     return template(judges).fork()
 
 

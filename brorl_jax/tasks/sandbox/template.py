@@ -42,8 +42,8 @@ LENGTH = struct.Struct("=I")
 PID = struct.Struct("=i")
 NEW = b"n"
 
-# sympy's caches and one hard answer fit; addresses count, not resident memory,
-# and the template alone has 0.7 GiB of them.
+# sympy's caches and one hard answer fit. Addresses count, not resident memory;
+# the template has 0.23 GiB of them.
 _MEMORY = 2 << 30
 # A worker lives for thousands of answers; the host counts the seconds of each.
 _LIMITS = walls.Limits(cpu_s=1 << 30, memory=_MEMORY, open_files=64)
@@ -110,17 +110,20 @@ def _serve_orders(
       order, fds, _, _ = socket.recv_fds(orders, 1, 2)
       if not order:
         break
-      pid = os.fork()
-      if pid == 0:
-        _work(fds[0], table, walled=walled)
-      os.close(fds[0])
       leash = socket.socket(fileno=fds[1])
-      pids[leash] = pid
-      selector.register(leash, selectors.EVENT_READ)
       try:
+        pid = os.fork()
+        if pid == 0:
+          _work(fds[0], table, walled=walled)
+        pids[leash] = pid
+        selector.register(leash, selectors.EVENT_READ)
         leash.sendall(PID.pack(pid))
       except OSError:
-        pass  # the host let go of it; it is ended in the next round
+        # Either there can be no more processes now, and the host sees it by the
+        # leash; or it let go of this one, which is ended in the next round.
+        if leash not in pids:
+          leash.close()
+      os.close(fds[0])
   for leash, pid in pids.items():
     _end(leash, pid)
 
@@ -205,8 +208,7 @@ def _answer(
       return
     try:
       reply = {"value": _judge(body, table, walled=walled)}
-      # In kilobytes, the most it ever had; see man 2 getrusage.
-      reply["rss"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+      reply["rss"] = _resident()
       data = json.dumps(reply).encode()
       if len(data) > MAX_REPLY:
         raise ValueError(f"a reply of {len(data)} bytes, at most {MAX_REPLY}")
@@ -228,6 +230,12 @@ def _judge(body: bytes, table: Mapping[str, Any], *, walled: bool) -> Any:
       f"{name!r} may execute the text it judges and there are no walls here"
     )
   return judge.function(*args)
+
+
+def _resident() -> int:
+  """The most kilobytes of memory that it ever had."""
+  most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  return most // 1024 if sys.platform == "darwin" else most
 
 
 def _describe(error: BaseException) -> str:

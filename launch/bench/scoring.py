@@ -1,0 +1,138 @@
+"""Speed of the scoring pool and of the workers behind it; a line of JSON.
+
+python launch/bench/scoring.py --workers=2 --answers=16384
+
+echo_us         one question and its answer, of no work
+fresh_ms        the same with a new worker for each, as executed text needs
+fraction_ms     math-verify on two fractions, each pair another one
+polynomial_ms   the same on two polynomials that are equal
+group_s         512 responses to one prompt, 20 distinct answers, fractions
+gym_s           --answers responses, no two of them equal, to puzzles of all
+                allowed tasks; half of them right. gym_cpu_s is of this
+                process, which reads and writes; gym_by_task_ms the slowest
+"""
+
+import argparse
+import collections
+import json
+import pathlib
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+
+from brorl_jax.tasks import gym, pool
+from brorl_jax.tasks.base import Verdict
+from brorl_jax.tasks.sandbox import jail, workers
+
+PUZZLES = 8  # of each task
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser()
+  parser.add_argument("--workers", type=int, default=2)
+  parser.add_argument("--answers", type=int, default=16384)
+  flags = parser.parse_args()
+  begin = time.perf_counter()
+  why = jail.walls()
+  out = {
+    "workers": flags.workers,
+    "walls": why or "up",
+    "template_s": time.perf_counter() - begin,
+    **questions(),
+  }
+  verifiers = {"gym": by_jail("gym"), "math": by_jail("symbolic")}
+  with pool.Pool(verifiers, workers=flags.workers) as scoring:
+    jobs = puzzles(flags.answers)
+    scoring.judge([job for job in jobs[: 4 * flags.workers]])
+    fraction = {"gold": r"\frac{3}{4}"}
+    answers = [rf"\frac{{{3 * i}}}{{{4 * i}}}" for i in range(1, 21)]
+    group = [pool.Job("math", answers[i % 20], fraction) for i in range(512)]
+    out["group_s"], _, judged = timed(scoring, group)
+    assert all(one.verdict.reward == 1.0 for one in judged)
+    out["gym_answers"] = len(jobs)
+    out["gym_s"], out["gym_cpu_s"], judged = timed(scoring, jobs)
+  slow = collections.Counter()
+  for job, one in zip(jobs, judged, strict=True):
+    slow[job.entry["metadata"]["source_dataset"]] += one.seconds
+  share = len(slow) / len(jobs)
+  out["gym_by_task_ms"] = {
+    name: 1e3 * seconds * share for name, seconds in slow.most_common(3)
+  }
+  out["gym_per_s"] = len(jobs) / out["gym_s"]
+  print(json.dumps(out, default=str))
+
+
+def questions() -> dict[str, float]:
+  """Times of one worker's questions."""
+  worker = workers.Worker()
+  entry = {"answer": "4", "metadata": {"source_dataset": "gcd"}}
+
+  def mean(count, question) -> float:
+    question(0)
+    begin = time.perf_counter()
+    for i in range(count):
+      question(i)
+    return (time.perf_counter() - begin) / count
+
+  ask = lambda *args: worker.ask(*args, timeout=30.0)
+  fraction = lambda k, i: rf"\frac{{{k * i}}}{{{7 * k}}}"
+  out = {
+    "echo_us": 1e6 * mean(2000, lambda i: ask("gym", "4", entry)),
+    "fresh_ms": 1e3 * mean(50, lambda i: ask("gym_executing", "4", entry)),
+    "fraction_ms": 1e3
+    * mean(200, lambda i: ask("symbolic", fraction(1, i), fraction(2, i))),
+    "polynomial_ms": 1e3
+    * mean(
+      50,
+      lambda i: ask("symbolic", f"(x+{i})^2", f"x^2+{2 * i}x+{i * i}"),
+    ),
+  }
+  worker.close()
+  return out
+
+
+def puzzles(count: int) -> list[pool.Job]:
+  """Jobs, half of them with the right answer, each in a text of its own."""
+  entries = []
+  for name in sorted(gym.ALLOWED):
+    # The library's default for number_sequence takes 10 s for some puzzles.
+    settings = {"max_complexity": 2} if name == "number_sequence" else {}
+    family = gym.Family(name, settings)
+    entries += [
+      gym.puzzle(family, "train", i, seed=0).entry for i in range(PUZZLES)
+    ]
+  jobs = []
+  for i in range(count):
+    entry, turn = entries[i % len(entries)], i // len(entries)
+    answer = entry["answer"] if turn % 2 else f"{entry['answer']} {turn}"
+    jobs.append(pool.Job("gym", f"{turn}<answer>{answer}</answer>", entry))
+  return jobs
+
+
+def by_jail(judge: str):
+  """A verifier that only asks a jail."""
+
+  def verify(response, entry, of):
+    if judge == "gym":
+      response = response.partition("<answer>")[2][: -len("</answer>")]
+      value = of.ask(judge, response, entry)
+    else:
+      value = of.ask(judge, response, entry["gold"])
+    score = 0.0 if isinstance(value, dict) else float(value)
+    status = "pass" if score >= 1.0 else "fail"
+    return Verdict(status, score, "" if score >= 1.0 else "wrong", response)
+
+  return verify
+
+
+def timed(scoring: pool.Pool, jobs: list[pool.Job]):
+  """Seconds of the wall, seconds of this process's CPU, and the verdicts."""
+  cpu, begin = time.process_time(), time.perf_counter()
+  judged = scoring.judge(jobs)
+  wall = time.perf_counter() - begin
+  return wall, time.process_time() - cpu, judged
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,77 @@
+import threading
+
+import pytest
+
+from brorl_jax.tasks.sandbox import forks, jail, workers
+from brorl_jax.tasks.sandbox.jail import Failed, Jail
+
+TABLE = "judges_for_tests"
+
+
+def test_a_jail_starts_nothing_until_it_is_asked(monkeypatch):
+  started = []
+  fork = forks.fork
+  monkeypatch.setattr(
+    forks, "fork", lambda judges: started.append(judges) or fork(judges)
+  )
+  it = Jail(TABLE)
+  it.close()
+  assert started == []
+  assert it.ask("echo", 1) == [1]
+  assert it.ask("echo", 2) == [2]
+  assert started == [TABLE]
+  it.close()
+  assert it.ask("echo", 3) == [3]  # closed is not for ever
+  assert started == [TABLE, TABLE]
+  it.close()
+
+
+def test_failures_are_counted():
+  it = Jail(TABLE)
+  assert it.failures == 0
+  for count in (1, 2):
+    with pytest.raises(Failed, match=r"^crash: the worker died$"):
+      it.ask("crash", 0)
+    assert it.failures == count
+  with pytest.raises(Failed, match=r"^sleep: late"):
+    it.ask("sleep", timeout=0.1)
+  assert it.failures == 3
+  it.close()
+
+
+def test_stop_is_for_good():
+  it = Jail(TABLE)
+  timer = threading.Timer(0.1, it.stop)
+  timer.start()
+  with pytest.raises(Failed):
+    it.ask("sleep", timeout=60.0)
+  timer.join()
+  with pytest.raises(Failed, match=r"^echo: stopped$"):
+    it.ask("echo")
+
+
+def test_each_thread_has_one_of_its_own_and_it_ends_with_the_thread(
+  monkeypatch,
+):
+  monkeypatch.setattr(workers.Worker.__init__, "__defaults__", (TABLE,))
+  monkeypatch.setattr(Jail.__init__, "__defaults__", (TABLE,))
+  monkeypatch.setattr(jail, "_local", threading.local())
+  pids = []
+
+  def work():
+    assert jail.mine() is jail.mine()
+    pids.append(jail.mine().ask("pid"))
+
+  work()
+  for _ in range(2):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+  work()
+  assert pids[0] == pids[3] and len(set(pids)) == 3
+  jail.mine().close()
+
+
+def test_the_level_of_the_machine_is_asked_once():
+  first = jail.walls(TABLE)
+  assert first == forks.template(TABLE).walls == jail.walls(TABLE)
