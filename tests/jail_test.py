@@ -2,7 +2,14 @@ import threading
 
 import pytest
 
-from brorl_jax.tasks.sandbox import forks, jail, workers
+from brorl_jax.tasks.sandbox import (
+  forks,
+  jail,
+  levels,
+  plain,
+  walls,
+  workers,
+)
 from brorl_jax.tasks.sandbox.jail import Failed, Jail
 
 TABLE = "judges_for_tests"
@@ -48,6 +55,43 @@ def test_stop_is_for_good():
   timer.join()
   with pytest.raises(Failed, match=r"^echo: stopped$"):
     it.ask("echo")
+
+
+@pytest.fixture
+def level():
+  level = levels.probe()
+  if level.name == "none":
+    pytest.skip(f"no jail for programs on this machine: {level.reason}")
+
+
+def job(program):
+  return {"mode": "call", "program": program, "function": "f", "calls": [["l"]]}
+
+
+def test_a_jail_runs_programs_too(level):
+  it = Jail(TABLE)
+  for number in (1, 2):
+    ended = it.run(job(f"def f(): return {number}"), limits=walls.Limits())
+    assert ended.reason == ""
+    assert [plain.decode(plain.loads(f.payload)) for f in ended.frames] == [
+      number
+    ]
+  assert it.ask("echo", 1) == [1]
+  it.close()
+  assert it.run(job("f = list"), limits=walls.Limits()).reason == ""
+  it.close()
+  it.stop()
+  with pytest.raises(Failed, match=r"^stopped$"):
+    it.run(job("f = list"), limits=walls.Limits())
+
+
+def test_a_machine_without_a_jail_runs_no_program(monkeypatch):
+  def require():
+    raise Failed("no jail for untrusted code here: a test")
+
+  monkeypatch.setattr(levels, "require", require)
+  with pytest.raises(Failed, match="no jail for untrusted code here"):
+    Jail(TABLE).run(job("f = list"), limits=walls.Limits())
 
 
 def test_each_thread_has_one_of_its_own_and_it_ends_with_the_thread(

@@ -9,7 +9,7 @@ Each thread of the pool has a jail of its own, so that as many processes work as
 there are threads. Whatever goes wrong with a verifier makes its response
 invalid, never right or wrong: the loss leaves it out and the run counts it.
 
-The verifiers are passed in; the pool knows no domain.
+The verifiers are passed in: the pool knows no domain.
 """
 
 from __future__ import annotations
@@ -84,10 +84,10 @@ class Pool:
   Several threads may ask it at once; each waits for its own batch, so that
   nobody is ahead of the judges by more than what they were asked.
 
-  What a verifier does in a jail is ended at the deadline. A verifier that does
-  not come back from Python code of its own cannot be ended in a thread: its
-  thread is left behind, with the CPU it takes, and another takes its place.
-  Verifiers must bound what they do outside a jail.
+  A question to a jail is ended at the deadline; a program has its own limits. A
+  verifier that hangs in Python code of this process cannot be ended: its thread
+  is left behind, with the CPU it takes, and another takes its place. Verifiers
+  must bound what they do outside a jail.
   """
 
   def __init__(
@@ -135,9 +135,8 @@ class Pool:
   def judge(self, jobs: Sequence[Job]) -> list[Judged]:
     """Verdicts in the order of the jobs; waits for them.
 
-    Jobs of one domain, response and entry are judged once. What is not done at
-    the deadline is invalid ("late"), and so is what the verifier raises on
-    ("verifier failed").
+    Jobs of one domain, response and entry are judged once. Invalid is what is
+    not done at the deadline ("late") or raises ("verifier failed").
 
     Args:
       jobs: In any order and of any domains.
@@ -193,7 +192,7 @@ class Pool:
         thread.jail.stop()
       self._changed.notify_all()
     for thread in self._threads:
-      thread.join(_JOIN_S)  # longer only if a verifier is stuck
+      thread.join(5.0)  # longer only if a verifier is stuck
 
   def _withdraw(self, batch: _Batch) -> None:
     """Takes back what is not done of it. The lock is held."""
@@ -252,9 +251,6 @@ class Pool:
     return verdict
 
 
-_JOIN_S = 5.0
-
-
 class _Batch:
   """Jobs of one call and what is known of them."""
 
@@ -300,6 +296,5 @@ def _failed(what: str) -> Verdict:
 
 def _cpus() -> int:
   """Those this process may use."""
-  if hasattr(os, "sched_getaffinity"):
-    return len(os.sched_getaffinity(0))
-  return os.cpu_count() or 1
+  ours = getattr(os, "sched_getaffinity", None)  # Linux alone has it
+  return len(ours(0)) if ours else os.cpu_count() or 1

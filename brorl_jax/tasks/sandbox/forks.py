@@ -16,6 +16,7 @@ import weakref
 from typing import Any
 
 from brorl_jax.tasks.sandbox import template as inside
+from brorl_jax.tasks.sandbox.zygote import Failed
 
 _START_S = 120.0  # for a template: it imports for 3 s, on a busy machine for 20
 _FORK_S = 60.0  # for a worker, which takes milliseconds
@@ -38,10 +39,6 @@ sys.path[:] = sys.argv[3:]
 from brorl_jax.tasks.sandbox import template
 template.main(int(sys.argv[1]), sys.argv[2])
 """
-
-
-class Failed(RuntimeError):
-  """The verifier itself failed: late, dead, absent. No verdict on the text."""
 
 
 class Process:

@@ -1,7 +1,7 @@
 """What one thread needs to judge untrusted text: its own jailed processes.
 
-jail.mine().ask("symbolic", answer, gold)  # a library, on a text
-jail.mine().run(job, limits=Limits())      # a program
+jail.mine().ask("symbolic", answer, gold)
+jail.mine().run({"mode": "call", ...}, limits=Limits())
 """
 
 from __future__ import annotations
@@ -12,16 +12,17 @@ from typing import Any
 
 from brorl_jax.tasks.sandbox import levels, workers, zygote
 from brorl_jax.tasks.sandbox.walls import Limits
-from brorl_jax.tasks.sandbox.workers import Failed, walls
-from brorl_jax.tasks.sandbox.zygote import Zygote
+from brorl_jax.tasks.sandbox.workers import walls
+from brorl_jax.tasks.sandbox.zygote import Failed
 
 __all__ = ["Failed", "Jail", "mine", "walls"]
 
 
 class Jail:
-  """A worker and a warm interpreter of its own, started when first needed.
+  """A worker for the libraries' judges, a zygote for programs.
 
-  One thread uses it; `stop` is for the others.
+  Each starts when it is first used. One thread uses a jail; `stop` is for the
+  others.
   """
 
   def __init__(self, judges: str = workers.JUDGES):
@@ -31,11 +32,12 @@ class Jail:
       judges: Module with the table of judges that can be asked.
     """
     self._worker = workers.Worker(judges)
-    self._zygote: Zygote | None = None
+    self._zygote: zygote.Zygote | None = None
+    self._stopped = False
 
   @property
   def failures(self) -> int:
-    """Processes that were late or died so far, and were replaced."""
+    """Questions so far that cost a worker its life."""
     return self._worker.failures
 
   def ask(self, judge: str, *args: Any, timeout: float = 3.0) -> Any:
@@ -47,22 +49,30 @@ class Jail:
     return self._worker.ask(judge, *args, timeout=timeout)
 
   def run(
-    self, job: Mapping[str, Any], *, limits: Limits, **more: Any
+    self,
+    job: Mapping[str, Any],
+    *,
+    limits: Limits,
+    tests: bytes = b"",
+    received: int | None = None,
   ) -> zygote.Ended:
     """How a program ended; see Zygote.run.
 
     Raises:
-      zygote.Failed: If there is no jail for programs here, or it failed.
+      Failed: If this machine has no jail for programs, or it fails.
     """
+    if self._stopped:
+      raise Failed("stopped")
     if self._zygote is None:
       self._zygote = levels.require().zygote()
-    return self._zygote.run(job, limits=limits, **more)
+    return self._zygote.run(job, limits=limits, tests=tests, received=received)
 
   def stop(self) -> None:
-    """Ends what it is asked now and refuses the rest, from any thread.
+    """Ends a question in progress and refuses what follows, from any thread.
 
-    A program that runs has its own time and ends by itself.
+    A program in progress ends by its own limits.
     """
+    self._stopped = True
     self._worker.stop()
 
   def close(self) -> None:

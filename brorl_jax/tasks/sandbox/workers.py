@@ -19,14 +19,13 @@ import time
 from typing import Any
 
 from brorl_jax.tasks.sandbox import forks, template
+from brorl_jax.tasks.sandbox.zygote import Failed
 
 JUDGES = "brorl_jax.tasks.sandbox.judges"
 PATIENCE = 10  # times the time-out, of the wall clock, on a crowded machine
 
 _QUESTIONS = 5_000  # of one worker; sympy's caches grow
 _RESIDENT = 1 << 20  # kilobytes a worker may have had, to be asked again
-
-Failed = forks.Failed
 
 
 class Worker:
