@@ -33,7 +33,7 @@ _CODE = re.compile(
   r"""__|["`;@#]|(?<![A-Za-z)}\]'])'|'(?=\w)"""
   r"|\b(?:import|exec|eval|lambda|open|sys|os|exit|quit|globals|locals"
   r"|getattr|class|for|if|while|print|def|del|return|yield)\b"
-  r"|\)\s*\(\s*\)|\.\s*[A-Za-z_]{2}|<[A-Za-z]{2,}>|</[A-Za-z]|<\||//|\[\s*\]"
+  r"|\)\s*\(\s*\)|\.\s*[A-Za-z_]{2}|<[A-Za-z]{2,}>|</[A-Za-z]|<\|\s*\w+\s*\|>|//|\[\s*\]"
 )
 _CODE_IN_TEXT = re.compile(r"""__|["`;@#]|\\[xu0]|\(\s*['"]|\w\(|\.\s*\w{2}""")
 _SPENDING = re.compile(

@@ -9,7 +9,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from brorl_jax.tasks.math import exact, extract, gate, judging
-from brorl_jax.tasks.math.structure import (
+from brorl_jax.tasks.math.nodes import (
   Assign,
   Items,
   Leaf,
@@ -17,11 +17,12 @@ from brorl_jax.tasks.math.structure import (
   Relation,
   Row,
   Words,
-  parse,
 )
+from brorl_jax.tasks.math.structure import parse
 from brorl_jax.tasks.math.tokens import Unreadable
 
 _MAX_WORDS = 4
+_OF_SENTENCES = frozenset("is are was answer equals therefore".split())
 
 
 def check_gold(gold: str, *, jail: judging.Jail | None = None) -> str:
@@ -94,7 +95,8 @@ def _value(node: Node) -> exact.Tree:
 def _fault(node: Node) -> str:
   """What is wrong with a gold's structure, or ""."""
   if isinstance(node, Words):
-    if len(node.text.split()) > _MAX_WORDS:
+    words = node.text.split()
+    if len(words) > _MAX_WORDS or not _OF_SENTENCES.isdisjoint(words):
       return "it is a sentence"
     return ""
   if isinstance(node, Assign):
@@ -108,10 +110,7 @@ def _fault(node: Node) -> str:
   elif isinstance(node, Relation):
     parts = node.sides
   else:
-    if node.tree is None and node.why.startswith("word"):
-      return "it has words in it that are no unit"
-    undefined = ("division", "zero to", "root of degree", "too large")
-    if node.tree is None and node.why.startswith(undefined):
-      return node.why
-    return ""
+    # What has a command that is not known here, the judge may still know.
+    unread = node.tree is None and not node.why.startswith("unknown")
+    return f"unreadable: {node.why}" if unread else ""
   return next(filter(None, map(_fault, parts)), "")

@@ -17,15 +17,15 @@ from typing import Any, Protocol
 
 from brorl_jax.tasks.base import Verdict
 from brorl_jax.tasks.math import compare, extract, gate
-from brorl_jax.tasks.math.structure import (
+from brorl_jax.tasks.math.nodes import (
   Assign,
   Items,
   Leaf,
   Node,
   Relation,
   Row,
-  parse,
 )
+from brorl_jax.tasks.math.structure import parse
 from brorl_jax.tasks.math.tokens import Unreadable, plain
 
 DEADLINE = 3.0  # seconds for the jailed part; its slowest honest pair took 0.2

@@ -8,88 +8,31 @@ The elements of structures are structures; the leaves are expressions.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from collections.abc import Callable, Sequence
-from fractions import Fraction
-from typing import Literal, TypeGuard
+from typing import TypeGuard
 
-from brorl_jax.tasks.math import exact, units
-from brorl_jax.tasks.math.tokens import Token, Unreadable, plain, tokens
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Leaf:
-  """An expression.
-
-  Attributes:
-    text: Its tokens, one way of writing it.
-    tree: As `exact.read` gives it, or None if that cannot read it.
-    unit: What stands beside it, or "".
-    step: One unit of its last digit, if it is a number with a decimal point.
-    why: Why it could not be read.
-  """
-
-  text: str
-  tree: exact.Tree
-  unit: str = ""
-  step: Fraction | None = None
-  why: str = ""
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Words:
-  """Text without a number, in lower case if it is more than one letter."""
-
-  text: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Items:
-  r"""Elements in no order: "list" (1, 2 or 1 or 2), "set", "union".
-
-  Attributes:
-    kind: Which of them.
-    items: The elements.
-    choice: Whether "or" stood between them.
-  """
-
-  kind: Literal["list", "set", "union"]
-  items: tuple[Node, ...]
-  choice: bool = False
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Row:
-  """Elements in order: a tuple, an interval, a ratio, a row of a matrix."""
-
-  open: str
-  items: tuple[Node, ...]
-  close: str
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Assign:
-  """A variable with its value, or with the interval it lies in."""
-
-  name: str
-  value: Node
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Relation:
-  """Sides of an equation or inequality that assigns nothing, and the signs."""
-
-  signs: tuple[str, ...]
-  sides: tuple[Node, ...]
-
-
-Node = Leaf | Words | Items | Row | Assign | Relation
+from brorl_jax.tasks.math import exact, reader, units
+from brorl_jax.tasks.math.nodes import (
+  Assign,
+  Items,
+  Leaf,
+  Node,
+  Relation,
+  Row,
+  Words,
+)
+from brorl_jax.tasks.math.tokens import (
+  LETTERS,
+  Token,
+  Unreadable,
+  plain,
+  tokens,
+)
 
 _OPEN, _CLOSE = ("(", "[", "{", r"\{", r"\langle"), (
   ")", "]", "}", r"\}", r"\rangle")  # fmt: skip
-_PARTNER = dict(zip(_OPEN, _CLOSE, strict=True))
 _ORDER = {"<": "(", r"\leq": "[", ">": ")", r"\geq": "]"}
 _FLIPPED = {"<": ">", ">": "<", r"\leq": r"\geq", r"\geq": r"\leq"}
 _SIGNS = (
@@ -304,7 +247,7 @@ def _name(part: Sequence[Token]) -> str | None:
 def _is_variable(token: Token) -> bool:
   if token.kind == "symbol":
     return token.text not in ("e", "i")
-  return token.kind == "command" and exact.is_letter(token.text)
+  return token.kind == "command" and token.text in LETTERS
 
 
 def _ratio(part: Sequence[Token]) -> Node | None:
@@ -407,7 +350,7 @@ def _leaf(part: Sequence[Token]) -> Node:
   bare, unit = _without_unit(part)
   text = " ".join(token.text for token in bare)
   try:
-    tree = exact.read(bare)
+    tree = reader.read(bare)
   except Unreadable as error:
     text = " ".join(token.text for token in part)
     return Leaf(text, None, why=str(error))
@@ -441,7 +384,7 @@ def _without_unit(part: Sequence[Token]) -> tuple[Sequence[Token], str]:
     if texts[-len(form) :] == form and len(texts) > len(form):
       # Inside an expression a degree is a number, pi / 180.
       inside = any(t in ("+", "-", "*", "/") for t in texts[1 : -len(form)])
-      function = any(exact.is_function(t) for t in texts)
+      function = any(reader.is_function(t) for t in texts)
       if not inside and not function:
         return bare[: -len(form)], " ".join(["degree", unit]).strip()
   return bare, unit

@@ -37,6 +37,13 @@ class Unreadable(ValueError):
   """The text is none of what is understood here."""
 
 
+# Commands that are variables.
+LETTERS = frozenset(
+  r"""\alpha \beta \gamma \delta \epsilon \varepsilon \zeta \eta \theta
+  \vartheta \iota \kappa \lambda \mu \nu \xi \rho \sigma \tau \upsilon \phi
+  \varphi \chi \psi \omega \Gamma \Delta \Theta \Lambda \Xi \Sigma \Phi \Psi
+  \Omega \ell""".split()
+)
 _SAME = {
   r"\dfrac": r"\frac", r"\tfrac": r"\frac", r"\cfrac": r"\frac",
   r"\dbinom": r"\binom", r"\tbinom": r"\binom",
@@ -64,11 +71,12 @@ _UNICODE = str.maketrans({
   "⅔": r"\frac{2}{3}", "ℝ": r"\mathbb{R}", "′": "'",
 })  # fmt: skip
 _DROPPED = re.compile(
-  r"\\(?:left|right|middle|[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle"
-  r"|limits|nolimits|rm|bf|it|mathopen|mathclose)(?![A-Za-z])\.?"
+  r"\\(?:left|right|middle)(?:\.|(?![A-Za-z]))"
+  r"|\\(?:[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle"
+  r"|limits|nolimits|rm|bf|it|mathopen|mathclose)(?![A-Za-z])"
 )
 _SPACE = re.compile(
-  r"(?<!\\)\\(?:[,;:!> ]|quad(?![A-Za-z])|qquad(?![A-Za-z])|thinspace(?![A-Za-z])"
+  r"(?<!\\)\\(?:[,;:!> ]|(?:q?quad|thinspace)(?![A-Za-z])"
   r"|hspace\*?\{[^{}]*\}|phantom\{[^{}]*\})|~|\s+"
 )
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\{,\}| )\d{3})+(?![\d ]*\d)")
@@ -190,13 +198,7 @@ def _with_subscripts(parts: list[Token]) -> list[Token]:
     token = parts[i]
     mark = token.kind == "sign" and token.text in ("_", "'")
     last = out[-1] if out else None
-    named = last is not None and (
-      last.kind == "symbol"
-      or (
-        last.kind == "command"
-        and last.text not in (r"\log", r"\lim", r"\frac", r"\sqrt")
-      )
-    )
+    named = last is not None and (last.kind == "symbol" or last.text in LETTERS)
     if not mark or (token.text == "_" and last and last.text == r"\log"):
       out.append(token)
       i += 1

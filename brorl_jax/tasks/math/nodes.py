@@ -1,0 +1,78 @@
+"""What an answer can be: the parts of a structure."""
+
+from __future__ import annotations
+
+import dataclasses
+from fractions import Fraction
+from typing import Literal
+
+from brorl_jax.tasks.math.exact import Tree
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leaf:
+  """An expression.
+
+  Attributes:
+    text: Its tokens, one way of writing it.
+    tree: As `reader.read` gives it, or None if that cannot read it.
+    unit: What stands beside it, or "".
+    step: One unit of its last digit, if it is a number with a decimal point.
+    why: Why it could not be read.
+  """
+
+  text: str
+  tree: Tree
+  unit: str = ""
+  step: Fraction | None = None
+  why: str = ""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Words:
+  """Text without a number, in lower case if it is more than one letter."""
+
+  text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Items:
+  r"""Elements in no order: "list" (1, 2 or 1 or 2), "set", "union".
+
+  Attributes:
+    kind: Which of them.
+    items: The elements.
+    choice: Whether "or" stood between them.
+  """
+
+  kind: Literal["list", "set", "union"]
+  items: tuple[Node, ...]
+  choice: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+  """Elements in order: a tuple, an interval, a ratio, a row of a matrix."""
+
+  open: str
+  items: tuple[Node, ...]
+  close: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Assign:
+  """A variable with its value, or with the interval it lies in."""
+
+  name: str
+  value: Node
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Relation:
+  """Sides of an equation or inequality that assigns nothing, and the signs."""
+
+  signs: tuple[str, ...]
+  sides: tuple[Node, ...]
+
+
+Node = Leaf | Words | Items | Row | Assign | Relation

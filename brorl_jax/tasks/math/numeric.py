@@ -1,0 +1,158 @@
+"""Values of expressions at a point, to as many digits as decide.
+
+mpmath computes them, in the jail. Arguments that would take long (the sine of a
+number with 1,000 digits) are refused, so that no text costs more than
+milliseconds.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+from brorl_jax.tasks.math.exact import Tree
+
+_MAX_BITS = 60_000  # of working precision; sqrt(2) with so many takes 1 ms
+_MAX_SIZE = 40  # bits of an exponent: values up to 2**(2**40)
+
+
+class Undefined(ValueError):
+  """An expression has no finite value at a point."""
+
+
+class _Values:
+  """Evaluates trees with mpmath, and remembers how large values became."""
+
+  def __init__(self, point: dict[str, Fraction]):
+    import mpmath
+
+    self.mp = mpmath.mp
+    self._point = point
+    self.largest = 0  # of |log2| of all values
+    self.top = 0  # of log2 of all values
+
+  def value(self, tree: Tree) -> Any:
+    return self._seen(self._value(tree))
+
+  def _seen(self, value: Any) -> Any:
+    mp = self.mp
+    if not mp.isfinite(value):
+      raise Undefined
+    if value:
+      size = mp.mag(value)
+      self.largest = max(self.largest, abs(int(size)))
+      self.top = max(self.top, int(size))
+      if self.largest > 2**_MAX_SIZE:
+        raise Undefined
+    return value
+
+  def _value(self, tree: Tree) -> Any:
+    mp = self.mp
+    if isinstance(tree, Fraction):
+      return mp.mpf(tree.numerator) / tree.denominator
+    operator, *arguments = tree
+    if operator == "symbol":
+      return self._value(self._point[arguments[0]])
+    if operator == "constant":
+      constants = {"pi": mp.pi, "e": mp.e, "i": mp.mpc(0, 1)}
+      if arguments[0] not in constants:
+        raise Undefined
+      return +constants[arguments[0]]
+    values = [self.value(argument) for argument in arguments]
+    try:
+      return self._apply(operator, *values)
+    except (ZeroDivisionError, ValueError, OverflowError):
+      raise Undefined from None
+
+  def _apply(self, operator: str, *values: Any) -> Any:
+    mp = self.mp
+    a = values[0]
+    match operator:
+      case "+":
+        return a + values[1]
+      case "-":
+        return -a
+      case "*":
+        return a * values[1]
+      case "/":
+        return a / values[1]
+      case "^":
+        return self._power(a, values[1])
+      case "root":
+        return self._power(a, 1 / values[1])
+      case "log":
+        return mp.log(a) / mp.log(values[1])
+      case "abs":
+        return abs(a)
+      case "floor" | "ceil":
+        return self._whole(operator, a)
+      case "!":
+        self._bound(a, 12)
+        return mp.factorial(a)
+      case "binom":
+        self._bound(a, 12)
+        self._bound(values[1], 12)
+        return mp.binomial(a, values[1])
+      case "ln":
+        return mp.log(a)
+    self._bound(a, 256)
+    if operator.startswith("arc"):
+      return getattr(mp, "a" + operator[3:])(a)
+    if operator.endswith("h"):
+      self._bound(a, _MAX_SIZE)
+    return getattr(mp, operator)(a)
+
+  def _bound(self, value: Any, bits: int) -> None:
+    """Refuses arguments whose function would take long."""
+    if value and self.mp.mag(value) > bits:
+      raise Undefined
+
+  def _power(self, base: Any, exponent: Any) -> Any:
+    if not base:
+      if self.mp.re(exponent) <= 0:
+        raise Undefined
+      return base
+    size = max(abs(self.mp.mag(base)), 1)
+    if exponent and self.mp.mag(exponent) + size.bit_length() > _MAX_SIZE:
+      raise Undefined
+    return self.mp.power(base, exponent)
+
+  def _whole(self, operator: str, a: Any) -> Any:
+    nearest = self.mp.nint(a)
+    if a != nearest and abs(a - nearest) < self.mp.mpf(2) ** -100:
+      return nearest  # rounding, not a fraction
+    return getattr(self.mp, operator)(a)
+
+
+def agree(a: Tree, g: Tree, point: dict[str, Fraction], cost: int) -> bool:
+  """Whether two trees have one value at a point.
+
+  A first evaluation finds how large and small the values are; the second has
+  twice these bits more than the texts have, so that what is left of a
+  difference of equals is far below any difference of unequals.
+  """
+  gap, bits, top = difference(a, g, point, 200)
+  if abs(gap) > _scale(top - 60):
+    return False
+  bits = 200 + 2 * bits + cost
+  if bits > _MAX_BITS:
+    raise Undefined
+  gap, _, top = difference(a, g, point, bits)
+  return bool(abs(gap) <= _scale(top + 60 - bits))
+
+
+def _scale(exponent: int) -> Any:
+  import mpmath
+
+  return mpmath.ldexp(1, exponent)
+
+
+def difference(
+  a: Tree, g: Tree, point: dict[str, Fraction], bits: int
+) -> tuple[Any, int, int]:
+  import mpmath
+
+  with mpmath.workprec(bits):
+    values = _Values(point)
+    gap = values.value(a) - values.value(g)
+  return gap, values.largest, values.top

@@ -1,0 +1,76 @@
+import pytest
+
+from brorl_jax.tasks.math import golds
+from brorl_jax.tasks.math.symbolic import symbolic
+
+
+class Near:
+  """The judge in this process."""
+
+  def ask(self, judge, *args, timeout):
+    assert judge == "symbolic"
+    return symbolic(*args)
+
+
+@pytest.mark.parametrize(
+  "gold, clean",
+  [
+    (r" \boxed{12} ", "12"),
+    (r"\frac{1}{2}", r"\frac{1}{2}"),
+    ("0", "0"),
+    ("1", "1"),
+    ("x=1", "x=1"),
+    (r"x^2-1", r"x^2-1"),
+    (r"\pm 2", r"\pm 2"),
+    (r"\{-1,1\}", r"\{-1,1\}"),
+    (r"(-\infty,0)\cup(0,\infty)", r"(-\infty,0)\cup(0,\infty)"),
+    (r"\text{Friday}", r"\text{Friday}"),
+    ("C", "C"),
+    (r"5\text{ cm}", r"5\text{ cm}"),
+    (r"x<1 \text{ or } x>2", r"x<1 \text{ or } x>2"),
+    (r"\infty", r"\infty"),
+    (r"\max(a,b)", r"\max(a,b)"),
+    ("3:45", "3:45"),
+  ],
+)
+def test_golds_that_can_be_used(gold, clean):
+  assert golds.check_gold(gold, jail=Near()) == clean
+
+
+@pytest.mark.parametrize(
+  "gold, why",
+  [
+    ("", "gold is empty"),
+    (r"\boxed{}", "gold is empty"),
+    (4, "gold is a int; it must be text"),
+    ("4 or 5", "it offers a choice"),
+    (r"4\text{ or }5", "it offers a choice"),
+    (r"\text{The answer is four, of course}", "it is a sentence"),
+    ("The answer is 4.", "unreadable: two numbers"),
+    (r"4\text{ is the answer}", "unreadable: unexpected is"),
+    ("9^{9^9}", "power in an exponent"),
+    ("1,,2", "unreadable: an empty part"),
+    (r"\frac{1}{0}", "division by zero"),
+    ("1 2", "unreadable: two numbers side by side"),
+    (r"\foo{x}{", "unbalanced"),
+    ("x=", "unreadable"),
+    (r"\foo{x}", "does not verify against itself"),
+    (r"\cos^2x+\sin^2x", "1 verifies against it"),
+    (r"\sqrt2\sqrt3-\sqrt6", "0 verifies against it"),
+    ("4\u200b", "U+200B"),
+  ],
+)
+def test_golds_that_cannot_be_used(gold, why):
+  with pytest.raises(ValueError) as error:
+    golds.check_gold(gold, jail=Near())
+  assert why in str(error.value)
+  assert "\n" not in str(error.value)
+
+
+def test_a_jail_that_fails_is_no_fault_of_the_gold():
+  class Broken:
+    def ask(self, judge, *args, timeout):
+      raise RuntimeError("late")
+
+  with pytest.raises(RuntimeError, match="late"):
+    golds.check_gold(r"\max(a,c)", jail=Broken())

@@ -1,0 +1,52 @@
+import pytest
+
+from brorl_jax.tasks.math.tokens import Unreadable, plain, tokens
+
+
+def texts(text):
+  return [token.text for token in tokens(plain(text))]
+
+
+@pytest.mark.parametrize(
+  "text, expected",
+  [
+    (r"\left( 1,\,\tfrac12 \right)", ["(", "1", ",", r"\frac", "12", ")"]),
+    (r"$x_{12} + y_1'$", ["x_12", "+", "y_1'"]),
+    ("½ ÷ π", [r"\frac", "{", "1", "}", "{", "2", "}", "/", r"\pi"]),
+    ("1,234", ["1", ",", "234"]),
+    (r"1{,}234", ["1234"]),
+    (r"1\,234\,567", ["1234567"]),
+    ("12 34", ["12", "34"]),
+    ("2.5e-3", ["2.5e-3"]),
+    ("2ex", ["2", "e", "x"]),
+    ("5 cm", ["5", "cm"]),
+    ("5xy", ["5", "x", "y"]),
+    ("sqrt(2)", [r"\sqrt", "(", "2", ")"]),
+    (r"\log_2 8", [r"\log", "_", "2", "8"]),
+    (r"\displaystyle.5", [".5"]),
+    (r"1 \\ 2", ["1", r"\\", "2"]),
+    (r"\le\leq\leqslant≤", [r"\leq"] * 4),
+    (r"\begin{pmatrix}1\end{pmatrix}", [r"\beginpmatrix", "1", r"\endpmatrix"]),
+  ],
+)
+def test_one_spelling(text, expected):
+  assert texts(text) == expected
+
+
+def test_words_are_told_from_letters():
+  kinds = [t.kind for t in tokens(r"\text{m} m \mathrm{e} \mathrm{cm} or")]
+  assert kinds == ["word", "symbol", "symbol", "word", "word"]
+
+
+@pytest.mark.parametrize(
+  "text", ["_1", "x_", "x_{}", "'", "1_2", "x_{1", r"\sin_2 x"]
+)
+def test_a_mark_without_its_letter_is_unreadable(text):
+  with pytest.raises(Unreadable):
+    tokens(text)
+
+
+def test_the_marks_of_a_formula_and_full_stops_are_taken_off():
+  assert plain(r"\( 4. \)") == "4"
+  assert plain("$4$.") == "4"
+  assert plain("$4$ and $5$") == "$4$ and $5$"
