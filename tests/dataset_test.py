@@ -238,6 +238,22 @@ def test_the_same_task_may_have_other_tests(tmp_path):
   assert read(path, check=CHECK).repeats == 1
 
 
+def test_other_questions_may_have_other_answers(tmp_path):
+  def chat(*roles):
+    return [{"role": role, "content": "The same."} for role in roles]
+
+  path = write(
+    tmp_path / "a.jsonl",
+    line("a", prompt="What is g?", answer="8"),
+    line("b", prompt="What is g?", domain="stem", choices=["g"], answer="9"),
+    line("c", prompt=None, messages=chat("user", "user"), answer="1"),
+    line("d", prompt=None, messages=chat("system", "user"), answer="2"),
+  )
+  data = read(path, check=CHECK)
+  assert len(data.examples) == 4
+  assert data.repeats == 1  # b asks what a asks, of another verifier
+
+
 def test_skipping_says_what_was_skipped(tmp_path):
   path = write(
     tmp_path / "a.jsonl",
@@ -364,16 +380,21 @@ def test_sixteen_levels_fit(depth, fits):
 
 
 @pytest.mark.parametrize("extra, fits", [(0, True), (1, False)])
-@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_a_line_of_a_megabyte_fits(tmp_path, extra, fits, end):
-  pad = 1_000_000 - len(line("a", source="")) + extra
-  text = line("a", source="x" * pad)
+  def with_output(text):
+    tests = {"inputs": ["1"], "outputs": [text]}
+    return line("a", domain="code", tests=tests, answer=None)
+
+  long = with_output("x" * (1_000_000 - len(with_output("")) + extra))
+  assert len(long) == 1_000_000 + extra
   path = tmp_path / "a.jsonl"
-  path.write_bytes((text + end).encode())
-  with pytest.raises(DataError) as error:
-    read(str(path), check=CHECK)
-  said = "field 'source': " if fits else "longer than 1,000,000 bytes"
-  assert len(text) == 1_000_000 + extra and said in str(error.value)
+  path.write_bytes((long + end + line("b") + end).encode())
+  data = read(str(path), check=CHECK, skip_bad=True)
+  assert [p.line for p in data.places] == ([1, 2] if fits else [2])
+  assert [s.why[:27] for s in data.skipped] == (
+    [] if fits else ["longer than 1,000,000 bytes"]
+  )
 
 
 def test_what_follows_a_long_line_keeps_its_number(tmp_path):
@@ -468,11 +489,25 @@ def test_rows_are_counted_over_batches(parquet):
 
 def test_text_that_is_no_text_is_named(tmp_path, parquet):
   pyarrow = pytest.importorskip("pyarrow")
+  from pyarrow import parquet
+
   broken = pyarrow.array([b"3 \xff 5"]).view(pyarrow.string())
   columns = {"id": ["a"], "domain": ["math"], "prompt": broken, "answer": ["8"]}
   path = tmp_path / "b.parquet"
-  pyarrow.parquet.write_table(pyarrow.table(columns), path)
+  parquet.write_table(pyarrow.table(columns), path)
   with pytest.raises(DataError, match=r"b.parquet, row 1.*(UTF|utf)"):
+    read(str(path), check=CHECK)
+
+
+def test_a_column_there_twice_is_refused(tmp_path):
+  pyarrow = pytest.importorskip("pyarrow")
+  from pyarrow import parquet
+
+  columns = [pyarrow.array(["a"])] * 3
+  names = ["id", "domain", "id"]
+  path = tmp_path / "b.parquet"
+  parquet.write_table(pyarrow.Table.from_arrays(columns, names=names), path)
+  with pytest.raises(DataError, match="column 'id' is there twice"):
     read(str(path), check=CHECK)
 
 

@@ -281,6 +281,13 @@ def test_lines_that_are_no_rows_are_counted(tmp_path):
   assert sum(count for count, _ in dropped.values()) == 3
 
 
+def test_the_commonest_reason_comes_first(tmp_path):
+  rows = [{"problem": "?"}] + [{"answer": "8"}] * 3 + [[]] * 2
+  path = written(tmp_path / "a.jsonl", rows)
+  _, dropped = prepare.convert("deepscaler", [path], check=CHECK)
+  assert [count for count, _ in dropped.values()] == [3, 2, 1]
+
+
 def test_ids_go_on_over_files(tmp_path):
   rows = [{"problem": f"{n} + 5?", "answer": "8"} for n in range(3)]
   paths = [
