@@ -109,7 +109,7 @@ def test_an_answer_that_is_executed_changes_nothing_for_the_next(
   walled, worker
 ):
   puzzle = entry("spiral_matrix", "1 2 3")
-  ask = lambda text: worker.ask("gym_executing", text, puzzle, timeout=LONG)
+  ask = lambda text: worker.ask("gym", text, puzzle, timeout=LONG)
   assert ask("[1, 2, 3]") == 0.1  # evaluated
   assert ask(PAID) == 0.0
   assert ask("4 5 6") == 0.0
@@ -127,21 +127,21 @@ def test_an_answer_that_is_executed_reaches_nothing(walled, worker, tmp_path):
     "[open('/etc/passwd').read()]",
     "[__import__('os').kill(1, 0)]",
   ):
-    assert worker.ask("gym_executing", answer, puzzle, timeout=LONG) == 0.0
+    assert worker.ask("gym", answer, puzzle, timeout=LONG) == 0.0
   assert not canary.exists()
 
 
 def test_an_answer_that_does_not_end_is_the_verifiers_failure(walled, worker):
   puzzle = entry("spiral_matrix", "1 2 3")
   with pytest.raises(Failed, match="late"):
-    worker.ask("gym_executing", "[9**9**9]", puzzle, timeout=0.3)
-  assert worker.ask("gym_executing", "1 2 3", puzzle, timeout=LONG) == 1.0
+    worker.ask("gym", "[9**9**9]", puzzle, timeout=0.3)
+  assert worker.ask("gym", "1 2 3", puzzle, timeout=LONG) == 1.0
 
 
 def test_what_may_execute_text_needs_walls_and_a_process_of_its_own():
   table = judges.JUDGES
   assert table["symbolic"].walls
-  assert table["gym_executing"].walls and table["gym_executing"].fresh
+  assert table["gym"].walls and table["gym"].fresh
   assert all(judge.walls for judge in table.values() if judge.fresh)
 
 

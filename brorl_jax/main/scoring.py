@@ -90,10 +90,13 @@ class Judge:
 def _walls(domains: Sequence[str]) -> dict[str, Any]:
   """What is there, tried now and not when the first response comes."""
   walls: dict[str, Any] = {}
-  if "code" in domains:
-    walls["programs"] = dataclasses.asdict(levels.require())
-  if set(domains) != {"gym"}:
-    walls["libraries"] = jail.walls() or "walled"
+  try:
+    if "code" in domains:
+      walls["programs"] = dataclasses.asdict(levels.require())
+    if set(domains) != {"gym"}:
+      walls["libraries"] = jail.walls() or "walled"
+  except jail.Failed as e:
+    raise ValueError(str(e)) from None
   return walls
 
 

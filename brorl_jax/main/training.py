@@ -51,9 +51,10 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
     text = tokenizer.Tokenizer(source)
     check_vocabulary(source, text, policy)
     examples, keep = Examples(c, text), learning.keeps_reference(c)
-    before = folder.said(workdir, "data")
-    if before is not None and not allow_change:
-      order.refuse_changes(before, examples.fingerprint)
+    if not allow_change:
+      order.refuse_changes(
+        folder.said(workdir, "data", examples.fingerprint), examples.fingerprint
+      )
     judge = Judge(c, examples)
     found = {"data": examples.fingerprint, "sandbox": judge.walls}
     phases = [
@@ -68,10 +69,7 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   lock = folder.hold(workdir)
   if not changed:  # otherwise once a checkpoint is known to fit
     folder.write_config(c, workdir, **found)
-  for line in examples.says:
-    print(line)
-  for one in phases:
-    print(one.says)
+  print(*examples.says, *(one.says for one in phases), sep="\n")
 
   at = lambda step: next(p for p in reversed(phases) if p.since <= max(step, 1))
   tx, _ = learning.optimizer(c)

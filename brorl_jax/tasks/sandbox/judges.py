@@ -69,9 +69,8 @@ def instruction(kind: str, kwargs: Mapping[str, Any], response: str) -> bool:
 
 JUDGES: Mapping[str, Judge] = {
   "symbolic": Judge(symbolic, walls=True),
-  "gym": Judge(gym),
-  # For the tasks whose scorer executes the answer.
-  "gym_executing": Judge(gym, walls=True, fresh=True),
+  # The scorers that are asked here execute the answer, see tasks/gym.
+  "gym": Judge(gym, walls=True, fresh=True),
   "instruction": Judge(instruction),
 }
 
@@ -108,9 +107,9 @@ def _warm_symbolic() -> None:
 
 
 def _warm_gym() -> None:
-  from brorl_jax.tasks.gym import ALLOWED
+  from brorl_jax.tasks.gym import JAILED
 
-  for name in sorted(ALLOWED):
+  for name in sorted(JAILED):
     _scorer(name)
 
 
