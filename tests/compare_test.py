@@ -27,6 +27,7 @@ def same(answer, gold, rule=lambda a, g: None):
     ("x=1, y=2", "1, 2", True),
     ("y=2, x=1", "1, 2", True),
     ("x=2, y=1", "1, 2", False),
+    (r"\{1, 2\}", "x=1, y=2", False),
     ("1, 1, 2", "1, 2, 2", False),
     (r"\{1, 1, 2\}", r"\{1, 2\}", True),
     (r"1:00\text{ p.m.}", "1:00", True),

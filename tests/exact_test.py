@@ -36,6 +36,7 @@ def test_roots_undo_powers(a, n):
   "call, value",
   [
     (lambda: exact.raise_to(Fraction(4), Fraction(-3, 2)), Fraction(1, 8)),
+    (lambda: exact.raise_to(Fraction(1, 4), Fraction(1, 2)), Fraction(1, 2)),
     (lambda: exact.raise_to(Fraction(-1), Fraction(10**30)), 1),
     (lambda: exact.raise_to(Fraction(-1), Fraction(10**30 + 1)), -1),
     (

@@ -1,5 +1,3 @@
-import time
-
 import hypothesis
 import pytest
 from hypothesis import strategies
@@ -78,8 +76,6 @@ def test_only_what_goes_around_everything_is_taken_off():
 
 @pytest.mark.parametrize("piece", [r"\boxed{", "{", "}", r"\boxed{x}", "\\"])
 def test_time_grows_with_the_length_only(piece):
-  # A quadratic scan of 400,000 characters would take minutes.
-  start = time.process_time()
-  extract.boxed(piece * (400_000 // len(piece)))
-  extract.boxed(r"\boxed{" * 20_000 + "6" + "}" * 20_000)
-  assert time.process_time() - start < 20
+  # Quadratic in 2,000,000 characters would be more than a test may take.
+  assert extract.boxed(piece * (2_000_000 // len(piece))) in (None, "x")
+  assert extract.boxed(r"\boxed{" * 100_000 + "6" + "}" * 100_000)

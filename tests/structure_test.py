@@ -19,6 +19,7 @@ from brorl_jax.tasks.math.tokens import Unreadable
 ONE = Leaf("1", Fraction(1))
 TWO = Leaf("2", Fraction(2))
 INFINITY = Leaf(r"\infty", ("constant", "infinity"))
+MINUS_INFINITY = Leaf(r"-\infty", ("-", ("constant", "infinity")))
 
 
 @pytest.mark.parametrize(
@@ -49,6 +50,17 @@ INFINITY = Leaf(r"\infty", ("constant", "infinity"))
     ("1<x", Assign("x", Row("(", (ONE, INFINITY), ")"))),
     (r"x\in[1,2]", Assign("x", Row("[", (ONE, TWO), "]"))),
     (r"\{x : 1<x<2\}", Assign("x", Row("(", (ONE, TWO), ")"))),
+    (
+      "x<1 or y<2",
+      Items(
+        "list",
+        (
+          Assign("x", Row("(", (MINUS_INFINITY, ONE), ")")),
+          Assign("y", Row("(", (MINUS_INFINITY, TWO), ")")),
+        ),
+        choice=True,
+      ),
+    ),
     ("1=2", Relation(("=",), (ONE, TWO))),
     ("Friday", Words("friday")),
     (r"\text{(B)}", Words("B")),

@@ -12,7 +12,8 @@ from typing import Any
 
 from brorl_jax.tasks.math.exact import Tree
 
-_MAX_BITS = 60_000  # of working precision; sqrt(2) with so many takes 1 ms
+_MAX_BITS = 20_000  # of values and precision; a root with so many takes 0.1 s
+_MAX_GAMMA_BITS = 1_000  # with 4,000 its first value takes 3 s
 _MAX_SIZE = 40  # bits of an exponent: values up to 2**(2**40)
 
 
@@ -30,6 +31,7 @@ class _Values:
     self._point = point
     self.largest = 0  # of |log2| of all values
     self.top = 0  # of log2 of all values
+    self.gamma = False  # whether the gamma function was used
 
   def value(self, tree: Tree) -> Any:
     return self._seen(self._value(tree))
@@ -87,9 +89,11 @@ class _Values:
       case "floor" | "ceil":
         return self._whole(operator, a)
       case "!":
+        self.gamma = True
         self._bound(a, 12)
         return mp.factorial(a)
       case "binom":
+        self.gamma = True
         self._bound(a, 12)
         self._bound(values[1], 12)
         return mp.binomial(a, values[1])
@@ -131,14 +135,17 @@ def agree(a: Tree, g: Tree, point: dict[str, Fraction], cost: int) -> bool:
   twice these bits more than the texts have, so that what is left of a
   difference of equals is far below any difference of unequals.
   """
-  gap, bits, top = difference(a, g, point, 200)
-  if abs(gap) > _scale(top - 60):
+  gap, rough = difference(a, g, point, 200)
+  if abs(gap) > _scale(rough.top - 60):
     return False
-  bits = 200 + 2 * bits + cost
-  if bits > _MAX_BITS:
+  bits = 200 + 2 * rough.largest
+  if bits > (_MAX_GAMMA_BITS if rough.gamma else _MAX_BITS):
     raise Undefined
-  gap, _, top = difference(a, g, point, bits)
-  return bool(abs(gap) <= _scale(top + 60 - bits))
+  bits += cost
+  if rough.gamma:
+    bits = min(bits, _MAX_GAMMA_BITS)
+  gap, fine = difference(a, g, point, bits)
+  return bool(abs(gap) <= _scale(fine.top + 60 - bits))
 
 
 def _scale(exponent: int) -> Any:
@@ -149,10 +156,11 @@ def _scale(exponent: int) -> Any:
 
 def difference(
   a: Tree, g: Tree, point: dict[str, Fraction], bits: int
-) -> tuple[Any, int, int]:
+) -> tuple[Any, _Values]:
+  """The difference of two trees' values, and what was seen on the way."""
   import mpmath
 
   with mpmath.workprec(bits):
     values = _Values(point)
     gap = values.value(a) - values.value(g)
-  return gap, values.largest, values.top
+  return gap, values

@@ -122,7 +122,7 @@ def _point(names: list[str], seed: bytes, i: int) -> dict[str, Fraction]:
 def _rounds_to(tree: Tree, gold: Leaf) -> bool:
   """Whether a constant is the gold to the digits that the gold shows."""
   assert gold.step is not None
-  difference, *_ = numeric.difference(tree, gold.tree, {}, 400)
+  difference, _ = numeric.difference(tree, gold.tree, {}, 400)
   half = gold.step / 2
   return bool(abs(difference) * half.denominator <= half.numerator)
 
