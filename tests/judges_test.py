@@ -1,6 +1,5 @@
 """Judges in real workers: what they say, and what no answer can do to them."""
 
-import importlib
 import sys
 
 import pytest
@@ -61,7 +60,6 @@ def test_symbolic_by_hand(walled, worker, answer, gold, equal):
 
 
 def test_symbolic_evaluates_no_python(walled, worker):
-  pid = worker.ask("symbolic", "1", "1", timeout=LONG)
   for answer in (
     "__import__('os')._exit(0)",
     r"\text{__import__('os')._exit(0)}",
@@ -69,7 +67,7 @@ def test_symbolic_evaluates_no_python(walled, worker):
     "().__class__",
   ):
     assert worker.ask("symbolic", answer, "0", timeout=LONG) is False
-  assert worker.ask("symbolic", "1", "1", timeout=LONG) is pid
+  assert worker.ask("symbolic", "1", "1", timeout=LONG) is True
 
 
 def test_gym_gives_the_scorers_number(worker):
@@ -146,21 +144,16 @@ def test_what_may_execute_text_needs_walls_and_a_process_of_its_own():
 
 
 @pytest.mark.parametrize(
-  ("name", "args", "package"),
+  ("name", "args", "needs"),
   [
-    ("symbolic", ("1", "1"), "math-verify"),
-    ("gym", ("4", entry("gcd", "4")), "reasoning-gym"),
-    ("instruction", ("punctuation:no_comma", {}, "x"), "if-verifiable"),
+    ("gym", ("4", entry("gcd", "4")), r"reasoning-gym \(.*pip install"),
+    ("instruction", ("count:numbers", {"N": 1}, "x"), "if-verifiable .*pip"),
   ],
 )
-def test_a_library_that_is_missing_is_named(monkeypatch, name, args, package):
+def test_a_library_that_is_missing_is_named(monkeypatch, name, args, needs):
   for module in ("math_verify", "reasoning_gym", "if_verifiable"):
     monkeypatch.setitem(sys.modules, module, None)
-  mine = importlib.import_module("brorl_jax.tasks.sandbox.judges")
-  for cached in (mine._math_verify, mine._scorer, mine._instructions):
-    cached.cache_clear()
-  mine.preload()  # what is missing is left out
-  with pytest.raises(
-    ImportError, match=rf"^it needs {package} \(.*pip install"
-  ):
-    mine.JUDGES[name].function(*args)
+  judges._scorer.cache_clear()
+  judges.preload()  # what is missing is left out
+  with pytest.raises((ImportError, LookupError), match=f"it needs .*{needs}"):
+    judges.JUDGES[name].function(*args)

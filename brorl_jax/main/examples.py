@@ -3,7 +3,7 @@
 import collections
 import functools
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -125,6 +125,11 @@ class Examples:
         f"{self._c.prompt_tokens}: raise it, or {remedy}"
       )
     return ids
+
+  def refuse_changes(self, before: Mapping[str, str] | None) -> None:
+    """Raises ValueError if a run that goes on had other examples."""
+    if before is not None:
+      order.refuse_changes(before, self.fingerprint)
 
   def heldout(self) -> list[Example]:
     """So many of each task, which training never draws."""

@@ -136,14 +136,10 @@ def hold(workdir: pathlib.Path) -> IO[str]:
   return lock
 
 
-def said(workdir: pathlib.Path, what: str, default: Any) -> Any:
-  """What config.json of an earlier start says, `default` if nothing."""
+def said(workdir: pathlib.Path, what: str) -> Any:
+  """What config.json of an earlier start says, None if there is none."""
   path = workdir / "config.json"
-  return (
-    json.loads(path.read_text()).get(what, default)
-    if path.exists()
-    else default
-  )
+  return json.loads(path.read_text()).get(what) if path.exists() else None
 
 
 def write_config(c: Config, workdir: pathlib.Path, **found: Any) -> None:

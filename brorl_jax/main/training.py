@@ -14,7 +14,6 @@ from brorl_jax import (
   evaluate,
   hf,
   metrics,
-  order,
   report,
   sharding,
   tokenizer,
@@ -52,9 +51,7 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
     check_vocabulary(source, text, policy)
     examples, keep = Examples(c, text), learning.keeps_reference(c)
     if not allow_change:
-      order.refuse_changes(
-        folder.said(workdir, "data", examples.fingerprint), examples.fingerprint
-      )
+      examples.refuse_changes(folder.said(workdir, "data"))
     judge = Judge(c, examples)
     found = {"data": examples.fingerprint, "sandbox": judge.walls}
     phases = [
