@@ -34,7 +34,6 @@ import signal
 import socket
 import struct
 import sys
-import threading
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -54,12 +53,13 @@ _TMP = "/tmp"
 _TMP_OPTIONS = "size=32m,nr_inodes=4096,mode=755"
 _TMP_FLAGS = 2 | 4 | 8  # no setuid, no devices, no programs
 _OPEN_FILES = 256  # of the interpreter that forks
-# What solutions import most: warm, they cost a program nothing.
+# What solutions import most: warm, it costs a program nothing. No more than
+# that, since a fork pays for the interpreter's size; and neither threading nor
+# random, which have work to do in each process that is forked.
 _WARM = """
-  bisect collections copy functools heapq itertools json math operator re string
-  random datetime decimal fractions statistics array enum dataclasses
+  bisect collections copy dataclasses functools heapq itertools json math
+  operator re string
 """
-
 
 _running: list[int] = []  # the job's process
 
@@ -262,24 +262,34 @@ def _call(function: Callable[..., Any], node: Any) -> bytes:
 
 
 def _stdio(job: dict[str, Any], results: int, limits: walls.Limits) -> int:
-  """Forks one process per input, one after the other."""
+  """Forks one process per input, one after the other.
+
+  Whatever can be is done before: a forked process pays for each page that it is
+  the first to touch, and twenty of them for twenty times as many.
+  """
   code = _compile(job["program"], results, BEFORE)
   if code is None:
     return 0
+  last_wall = walls.last_wall()
+  module = types.ModuleType("__main__")
+  sys.modules["__main__"] = module
+  sys.argv = ["program.py"]
+  _open_streams()
   killed = 0
   for index, text in enumerate(job["inputs"]):
     # Files rather than pipes: nobody has to stand by and move bytes.
-    files = [os.memfd_create(name) for name in ("stdin", "stdout", "stderr")]
-    _write(files[0], text.encode())
-    os.lseek(files[0], 0, os.SEEK_SET)
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+      file = os.memfd_create(name)
+      os.dup2(file, fd)
+      os.close(file)
+    _write(0, text.encode())
+    os.lseek(0, 0, os.SEEK_SET)
     pid = os.fork()
     if pid == 0:
-      _program(code, files)
+      _program(code, module, results, last_wall)
     status = os.waitpid(pid, 0)[1]
-    output = os.pread(files[1], limits.output_bytes + 1, 0)
-    why = os.pread(files[2], 1 << 12, max(0, os.fstat(files[2]).st_size - 80))
-    for fd in files:
-      os.close(fd)
+    output = os.pread(1, limits.output_bytes + 1, 0)
+    why = os.pread(2, 1 << 12, max(0, os.fstat(2).st_size - 80))
     killed |= os.WIFSIGNALED(status)
     if len(output) > limits.output_bytes:
       status, output = OVERFLOW, b""
@@ -287,23 +297,29 @@ def _stdio(job: dict[str, Any], results: int, limits: walls.Limits) -> int:
   return KILLED if killed else 0
 
 
-def _program(code: types.CodeType, files: Sequence[int]) -> NoReturn:
+def _open_streams() -> None:
+  """As an interpreter opens them, for processes that are yet to be forked.
+
+  Unused here they stay at the start, whatever file their descriptor becomes.
+  """
+  sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)
+  sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)
+  sys.stderr = sys.__stderr__ = open(
+    2, "w", errors="backslashreplace", closefd=False
+  )
+
+
+def _program(
+  code: types.CodeType,
+  module: types.ModuleType,
+  results: int,
+  last_wall: Callable[[], None],
+) -> NoReturn:
   """Runs a program as the interpreter would, from its first line to its end."""
   status = 1
   try:
-    walls.die_with_parent()
-    for fd, file in enumerate(files):
-      os.dup2(file, fd)
-    _keep(())
-    walls.forbid_forks()
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)
-    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)
-    sys.stderr = sys.__stderr__ = open(
-      2, "w", errors="backslashreplace", closefd=False
-    )
-    sys.argv = ["program.py"]
-    module = types.ModuleType("__main__")
-    sys.modules["__main__"] = module
+    last_wall()
+    os.close(results)
     status = _exit_status(code, module)
   finally:
     os._exit(status)
@@ -321,7 +337,9 @@ def _exit_status(code: types.CodeType, module: types.ModuleType) -> int:
   except BaseException as error:
     status = 1
     os.write(2, b"\n" + _name(error))
-  threading._shutdown()  # type: ignore[attr-defined]  # what is left to join
+  threading: Any = sys.modules.get("threading")
+  if threading:  # what was not joined
+    threading._shutdown()
   atexit._run_exitfuncs()
   for stream in (sys.stdout, *ours):  # perhaps of the program's own making
     with contextlib.suppress(AttributeError):
@@ -337,19 +355,19 @@ def _check(job: dict[str, Any], results: int, tests: int) -> int:
   """Forks the program's process, then becomes the one with the tests."""
   ask, asked = os.pipe()
   answered, answer = os.pipe()
+  last_wall = walls.last_wall()
   pid = os.fork()
   if pid == 0:
     status = 1
     try:
-      walls.die_with_parent()
+      last_wall()
       _keep((ask, answer))
-      walls.forbid_forks()
       status = _serve(job, ask, answer)
     finally:
       os._exit(status)
   os.close(ask)
   os.close(answer)
-  walls.forbid_forks()
+  last_wall()
   source = _contents(tests).decode()
   os.close(tests)
   return _run_check(job["function"], source, asked, answered, results)

@@ -32,7 +32,7 @@ import platform
 import resource
 import signal
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from brorl_jax.tasks.sandbox import calls
 
@@ -80,7 +80,7 @@ def raise_walls(
     writable: The same, to read and to write: to make, change and remove files
       and folders, never devices, pipes, sockets or links.
     forks: Whether the process may still fork and wait, for one that prepares
-      others; they call `forbid_forks`.
+      others; they call a `last_wall`.
 
   Raises:
     OSError: If one of the walls cannot be had. The others may stand by then:
@@ -244,16 +244,28 @@ def forbid_calls(*, forks: bool = False) -> None:
   Raises:
     OSError: If the kernel refuses, or is not one of `calls.MACHINES`.
   """
-  _filter(calls.program(_machine(), forks=forks))
+  install = _prepared(calls.program(_machine(), forks=forks))
+  _prctl(_NO_NEW_PRIVS, 1)
+  install()
 
 
-def forbid_forks() -> None:
-  """Takes back what `raise_walls(..., forks=True)` allowed.
+def last_wall() -> Callable[[], None]:
+  """What a process calls that a process with `forks=True` has forked.
 
-  Raises:
-    OSError: If the kernel refuses.
+  It dies with its parent then, and may fork no more. The call is made ready
+  beforehand: a process that was just forked pays for each page it touches, and
+  two system calls touch few.
   """
-  _filter(calls.fork_ban(_machine()))
+  ban = _prepared(calls.fork_ban(_machine()))
+  prctl = _libc().prctl
+  numbers = ctypes.c_int(_PDEATHSIG), ctypes.c_ulong(signal.SIGKILL), *_ZEROS
+
+  def raise_it() -> None:
+    if prctl(*numbers) != 0:
+      raise _error("prctl")
+    ban()
+
+  return raise_it
 
 
 def _machine() -> str:
@@ -261,15 +273,21 @@ def _machine() -> str:
   return platform.machine() + ("" if bits == 64 else f" with {bits} bits")
 
 
-def _filter(code: Sequence[calls.Instruction]) -> None:
+def _prepared(code: Sequence[calls.Instruction]) -> Callable[[], None]:
   packed = b"".join(struct.pack("=HBBI", *one) for one in code)
   array = ctypes.create_string_buffer(packed, len(packed))
   # struct sock_fprog: a count, and a pointer where the compiler aligns it.
   header = struct.pack("@HP", len(code), ctypes.addressof(array))
-  _prctl(_NO_NEW_PRIVS, 1)
+  number = calls.MACHINES[_machine()].seccomp
   # SECCOMP_SET_MODE_FILTER with SECCOMP_FILTER_FLAG_TSYNC: for all threads.
-  if _syscall(calls.MACHINES[_machine()].seccomp, 1, 1, header) != 0:
-    raise _error("seccomp")
+  numbers = [ctypes.c_long(n) for n in (number, 1, 1)]
+  syscall = _libc().syscall
+
+  def install(_keep: object = array) -> None:  # the header points to it
+    if syscall(*numbers, header) != 0:
+      raise _error("seccomp")
+
+  return install
 
 
 # The C library.
