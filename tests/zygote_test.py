@@ -4,7 +4,6 @@ import dataclasses
 import os
 import pathlib
 import signal
-import struct
 import subprocess
 import threading
 import time
@@ -291,14 +290,14 @@ def test_one_jail_per_thread_and_they_end_with_it():
 
 def frame(index, payload=b"", why=b"", status=0):
   sizes = len(payload), len(why)
-  return inside.FRAME.pack(index, status, *sizes) + payload + why
+  return inside.FRAME.pack(index, status, True, *sizes) + payload + why
 
 
 def test_frames_by_hand():
   data = frame(0, b"ab") + frame(1, why=b"c", status=256)
   assert list(zygote._frames(bytearray(data))) == [
-    zygote.Frame(0, 0, b"ab", b""),
-    zygote.Frame(1, 256, b"", b"c"),
+    zygote.Frame(0, 0, True, b"ab", b""),
+    zygote.Frame(1, 256, True, b"", b"c"),
   ]
   assert [f.index for f in zygote._frames(bytearray(frame(-1)))] == [-1]
   assert list(zygote._frames(bytearray())) == []
@@ -313,7 +312,7 @@ def test_frames_by_hand():
     frame(-2),
     frame(0) + b"x",
     frame(0, b"abc")[:-1],
-    struct.pack("=iiII", 0, 0, 2**32 - 1, 2**32 - 1),
+    inside.FRAME.pack(0, 0, True, 2**32 - 1, 2**32 - 1),
   ],
 )
 def test_frames_that_are_none(data):

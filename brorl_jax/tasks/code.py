@@ -7,7 +7,10 @@ Tests are of three kinds:
 
   {"inputs": ["3\\n"], "outputs": ["9\\n"]}
     Text for standard input, text expected on standard output; a list of texts
-    is joined by line ends. One process per test.
+    is joined by line ends. Starting a process is most of the cost of a test, so
+    one process runs a few tests, each with its own streams and `__main__`; a
+    test that fails there and was not the first is run again in its own, so that
+    no program fails for what it left behind.
   {"inputs": [[3, 4]], "outputs": [7], "fn_name": "add"}
     Lists of arguments and expected values. An input may be text, with one
     argument as JSON per line; then an output that is text is JSON too, where it
@@ -36,6 +39,7 @@ import json
 import math
 import os
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -49,6 +53,8 @@ MAX_TEXT = 8 << 20  # bytes of one test's input or output
 
 _LANGUAGES = ("", "python", "python3", "py")
 _DEFAULT = Limits()
+_KILLED = f"exit status: {inside.KILLED}"  # some test, which says how
+_TOGETHER = 8  # tests of one process; each holds two descriptors of 64
 _REASONS = ("runtime error", "syntax error", "no function", "wrong answer")
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-9
 
@@ -154,16 +160,9 @@ def verify(
   if len(program) > MAX_PROGRAM:
     reason = f"too long: {len(program)} characters, at most {MAX_PROGRAM}"
     return Verdict("fail", 0.0, reason, program[:MAX_PROGRAM])
-  job = {"mode": parsed.mode, "program": program, **parsed.job}
-  expected = sum(map(len, parsed.outputs)) if parsed.mode == "stdio" else 0
   try:
-    ended = (jail or levels.mine()).run(
-      job,
-      limits=limits,
-      tests=parsed.check,
-      # An output that is far longer than the right one is not right.
-      received=limits.result_bytes + 2 * expected,
-    )
+    jail = levels.mine() if jail is None else jail
+    ended = _run(program, parsed, limits, jail)
   except zygote.Failed as error:
     return Verdict("invalid", 0.0, f"verifier failed: {error}", program)
   return _verdict(program, parsed, ended)
@@ -301,14 +300,72 @@ def _has_opaque(node: Any) -> bool:
   return node[0] == "x" or any(map(_has_opaque, node[1:]))
 
 
+# Running them.
+
+
+def _run(
+  program: str, tests: _Tests, limits: Limits, jail: Jail
+) -> zygote.Ended:
+  job = {"mode": tests.mode, "program": program, **tests.job}
+  if tests.mode != "stdio":
+    return jail.run(job, limits=limits, tests=tests.check)
+  # An output that is far longer than the right one is not right.
+  received = limits.result_bytes + 2 * sum(map(len, tests.outputs))
+  start = time.monotonic()
+  job["together"] = _TOGETHER
+  ended = jail.run(job, limits=limits, received=received)
+  if ended.reason not in ("", _KILLED):
+    return ended
+  failed = _failed_after_others(tests, ended.frames)
+  # The first, to see whether a process of its own makes a difference; if so,
+  # all the others.
+  for some in (failed[:1], failed[1:]):
+    left = limits.wall_s - (time.monotonic() - start)
+    if not some or left <= 0:
+      break
+    job |= {"together": 1, "inputs": [tests.job["inputs"][i] for i in some]}
+    alone = jail.run(
+      job,
+      limits=dataclasses.replace(limits, wall_s=left),
+      received=received,
+    )
+    by_index = {f.index: f for f in ended.frames}
+    better = False
+    for i, frame in zip(some, alone.frames, strict=False):
+      if not _fault_of_output(frame, tests.outputs[i]):
+        by_index[i] = dataclasses.replace(frame, index=i)
+        better = True
+    ended = dataclasses.replace(ended, frames=list(by_index.values()))
+    if not better:
+      break
+  return ended
+
+
+def _failed_after_others(
+  tests: _Tests, frames: Sequence[zygote.Frame]
+) -> list[int]:
+  """Tests that failed, if the first of them was not the first of its process.
+
+  Otherwise the verdict is clear. One that was killed keeps what it got.
+  """
+  failed = [
+    frame
+    for frame, want in zip(frames, tests.outputs, strict=False)
+    if frame.index == inside.BEFORE or _fault_of_output(frame, want)
+  ]
+  if not failed or failed[0].first:
+    return []
+  kept = [f.first or os.WIFSIGNALED(f.status) for f in failed]
+  return [f.index for f, keep in zip(failed, kept, strict=True) if not keep]
+
+
 # The verdict.
 
 
 def _verdict(program: str, tests: _Tests, ended: zygote.Ended) -> Verdict:
   count = len(tests.outputs)
   passed, fault = _count(tests, ended.frames)
-  killed = f"exit status: {inside.KILLED}"  # of some test, which says how
-  if ended.reason and not (tests.mode == "stdio" and ended.reason == killed):
+  if ended.reason and not (tests.mode == "stdio" and ended.reason == _KILLED):
     return Verdict("fail", 0.0, ended.reason, program)
   if passed == count and not fault and not ended.reason:
     return Verdict("pass", 1.0, "", program)

@@ -9,8 +9,10 @@ waits until the job's process and all its descendants are gone, and answers with
 the wait status. A job says how it is run:
 
   call    one process; the function is called with one input after the other
-  stdio   one process per input, which is its stdin; its stdout comes back. They
-          are forked from one that has compiled the program and never runs it
+  stdio   each input is a process's stdin; its stdout comes back. They are
+          forked from one that has compiled the program and never runs it. A
+          process goes on to the next input, up to "together" of them, with new
+          standard streams and a new __main__, unless it ended or used threads
   check   one process with the program, one with the tests that call it, joined
           by two pipes; neither can see the other's memory
 
@@ -43,7 +45,11 @@ from brorl_jax.tasks.sandbox import plain, walls
 
 READY, JOB = b"r", b"j"
 STATUS = struct.Struct("=i")
-FRAME = struct.Struct("=iiII")  # index, wait status, bytes of two strings
+# Index, wait status, whether it was the first of its process, bytes of two
+# strings.
+FRAME = struct.Struct("=ii?II")
+END = struct.Struct("=B40s")  # of a test: exit status and name of the error
+STOPPED = b"."  # after the last of a process that was not in a test
 OVERFLOW = -1  # a status: more output than is read
 BEFORE = -1  # an index: it failed before the first test
 KILLED = 9  # exit status of a job whose tests have processes: one was killed
@@ -182,9 +188,15 @@ def _contents(fd: int) -> bytes:
 
 
 def _send(
-  results: int, index: int, status: int, payload: bytes, why: bytes
+  results: int,
+  index: int,
+  status: int,
+  payload: bytes,
+  why: bytes,
+  *,
+  first: bool = True,
 ) -> None:
-  _write(results, FRAME.pack(index, status, len(payload), len(why)))
+  _write(results, FRAME.pack(index, status, first, len(payload), len(why)))
   _write(results, payload)
   _write(results, why)
 
@@ -262,72 +274,89 @@ def _call(function: Callable[..., Any], node: Any) -> bytes:
 
 
 def _stdio(job: dict[str, Any], results: int, limits: walls.Limits) -> int:
-  """Forks one process per input, one after the other.
-
-  Whatever can be is done before: a forked process pays for each page that it is
-  the first to touch, and twenty of them for twenty times as many.
-  """
+  """Forks processes, one after the other, that run the next tests each."""
   code = _compile(job["program"], results, BEFORE)
   if code is None:
     return 0
   last_wall = walls.last_wall()
-  module = types.ModuleType("__main__")
-  sys.modules["__main__"] = module
-  sys.argv = ["program.py"]
-  _open_streams()
-  killed = 0
-  for index, text in enumerate(job["inputs"]):
+  texts, most = job["inputs"], job["together"]
+  killed = done = 0
+  while done < len(texts):
     # Files rather than pipes: nobody has to stand by and move bytes.
-    for fd, name in enumerate(("stdin", "stdout", "stderr")):
-      file = os.memfd_create(name)
-      os.dup2(file, fd)
-      os.close(file)
-    _write(0, text.encode())
-    os.lseek(0, 0, os.SEEK_SET)
+    files = [_files(text) for text in texts[done : done + most]]
+    said, say = os.pipe()
     pid = os.fork()
     if pid == 0:
-      _program(code, module, results, last_wall)
+      last_wall()
+      os.close(said)
+      os.close(results)
+      _programs(code, files, say)
+    os.close(say)
     status = os.waitpid(pid, 0)[1]
-    output = os.pread(1, limits.output_bytes + 1, 0)
-    why = os.pread(2, 1 << 12, max(0, os.fstat(2).st_size - 80))
     killed |= os.WIFSIGNALED(status)
-    if len(output) > limits.output_bytes:
-      status, output = OVERFLOW, b""
-    _send(results, index, status, output, why.split(b"\n")[-1])
+    ends = _ends(_contents(said), status)
+    os.close(said)
+    for k, (end, name) in enumerate(ends[: len(files)]):
+      output = os.pread(files[k][1], limits.output_bytes + 1, 0)
+      if len(output) > limits.output_bytes:
+        end, output = OVERFLOW, b""
+      _send(results, done, end, output, name, first=k == 0)
+      done += 1
+    for fd in sum(files, ()):
+      os.close(fd)
   return KILLED if killed else 0
 
 
-def _open_streams() -> None:
-  """As an interpreter opens them, for processes that are yet to be forked.
-
-  Unused here they stay at the start, whatever file their descriptor becomes.
-  """
-  sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)
-  sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)
-  sys.stderr = sys.__stderr__ = open(
-    2, "w", errors="backslashreplace", closefd=False
-  )
+def _files(text: str) -> tuple[int, int]:
+  """A test's input and output."""
+  files = os.memfd_create("stdin"), os.memfd_create("stdout")
+  _write(files[0], text.encode())
+  os.lseek(files[0], 0, os.SEEK_SET)
+  return files
 
 
-def _program(
-  code: types.CodeType,
-  module: types.ModuleType,
-  results: int,
-  last_wall: Callable[[], None],
+def _ends(said: bytes, status: int) -> list[tuple[int, bytes]]:
+  """Wait status and name of the error of each test that a process ran."""
+  ends = []
+  for at in range(0, len(said) - END.size + 1, END.size):
+    code, name = END.unpack_from(said, at)
+    ends.append((code << 8, name.rstrip(b"\0")))
+  if not ends or len(said) % END.size != len(STOPPED):
+    ends.append((status, b""))  # it ended in the middle of a test
+  return ends
+
+
+def _programs(
+  code: types.CodeType, files: Sequence[tuple[int, int]], say: int
 ) -> NoReturn:
-  """Runs a program as the interpreter would, from its first line to its end."""
+  """Runs a program on one test after the other; see the module."""
   status = 1
   try:
-    last_wall()
-    os.close(results)
-    status = _exit_status(code, module)
+    here, depth = os.getcwd(), sys.getrecursionlimit()
+    for stdin, stdout in files:
+      os.dup2(stdin, 0)
+      os.dup2(stdout, 1)
+      os.chdir(here)
+      sys.setrecursionlimit(depth)
+      status, name = _run_program(code)
+      os.write(say, END.pack(status, name))
+      # What is left of threads may disturb the next test.
+      if "threading" in sys.modules:
+        break
+    os.write(say, STOPPED)
   finally:
     os._exit(status)
 
 
-def _exit_status(code: types.CodeType, module: types.ModuleType) -> int:
-  ours = sys.stdout, sys.stderr
-  status = 0
+def _run_program(code: types.CodeType) -> tuple[int, bytes]:
+  """Runs it as an interpreter would, from its first line to its end."""
+  sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)
+  ours = sys.stdout = sys.__stdout__ = open(
+    1, "w", encoding="utf-8", closefd=False
+  )
+  sys.argv = ["program.py"]
+  sys.modules["__main__"] = module = types.ModuleType("__main__")
+  status, name = 0, b""
   try:
     exec(code, vars(module))
   except SystemExit as end:
@@ -335,17 +364,16 @@ def _exit_status(code: types.CodeType, module: types.ModuleType) -> int:
     if isinstance(end.code, int):
       status = end.code & 0xFF
   except BaseException as error:
-    status = 1
-    os.write(2, b"\n" + _name(error))
+    status, name = 1, _name(error)
   threading: Any = sys.modules.get("threading")
-  if threading:  # what was not joined
-    threading._shutdown()
+  if threading:
+    threading._shutdown()  # joins what was not joined
   atexit._run_exitfuncs()
-  for stream in (sys.stdout, *ours):  # perhaps of the program's own making
+  for stream in (sys.stdout, ours):  # perhaps one of the program's own making
     with contextlib.suppress(AttributeError):
       if not stream.closed:
         stream.flush()
-  return status
+  return status, name
 
 
 # check(candidate): two processes.
@@ -395,8 +423,11 @@ def _run_check(
   function: str, source: str, asked: int, answered: int, results: int
 ) -> int:
   """The tests' side; one frame, without a reason if they all hold."""
-  _, _, why = _receive_frame(answered)
-  lost = []
+  why, lost = b"", []
+  try:
+    _, _, why = _receive_frame(answered)
+  except _Lost as error:
+    lost.append(str(error))
 
   def candidate(*args: Any, **kwargs: Any) -> Any:
     try:
@@ -406,7 +437,7 @@ def _run_check(
       lost.append(str(error))
       raise
 
-  if not why:
+  if not why and not lost:
     names = {"__name__": "tests", "candidate": candidate, function: candidate}
     try:
       exec(compile(source, "<tests>", "exec", dont_inherit=True), names)
@@ -469,7 +500,7 @@ def _receive(fd: int) -> bytes:
 
 
 def _receive_frame(fd: int) -> tuple[int, bytes, bytes]:
-  index, _, size, more = FRAME.unpack(_read(fd, FRAME.size))
+  index, _, _, size, more = FRAME.unpack(_read(fd, FRAME.size))
   return index, _read(fd, size), _read(fd, more)
 
 

@@ -92,7 +92,8 @@ class Frame:
 
   Attributes:
     index: Which test, or -1 for what failed before the first.
-    status: Wait status of the test's process, 0 where it has none of its own.
+    status: Wait status of the test, as of a process of its own.
+    first: Whether no test ran in its process before.
     payload: What came back.
     why: What went wrong, in the words of the jail or of a program that forged
       them.
@@ -100,6 +101,7 @@ class Frame:
 
   index: int
   status: int
+  first: bool
   payload: bytes
   why: bytes
 
@@ -431,7 +433,7 @@ def _frames(data: bytearray) -> Iterator[Frame]:
   while at < len(view):
     if len(view) - at < inside.FRAME.size:
       raise ValueError
-    index, status, size, more = inside.FRAME.unpack_from(view, at)
+    index, status, first, size, more = inside.FRAME.unpack_from(view, at)
     at += inside.FRAME.size
     if index != inside.BEFORE and index != expected:
       raise ValueError
@@ -440,4 +442,4 @@ def _frames(data: bytearray) -> Iterator[Frame]:
     payload, why = view[at : at + size], view[at + size : at + size + more]
     at += size + more
     expected += 1
-    yield Frame(index, status, bytes(payload), bytes(why))
+    yield Frame(index, status, first, bytes(payload), bytes(why))

@@ -5,7 +5,7 @@ import struct
 
 STEP = (1 << 61) - 1
 text = json.dumps(["S", *(k * STEP for k in range(150_000))]).encode()
-data = struct.pack("=iiII", 0, 0, len(text), 0) + text
+data = struct.pack("=ii?II", 0, 0, True, len(text), 0) + text
 for fd in range(3, 256):
   view = memoryview(data)
   try:

@@ -5,7 +5,7 @@ import struct
 text = b"[" * 1_000_000
 for fd in range(3, 256):
   try:
-    os.write(fd, struct.pack("=iiII", 0, 0, len(text), 0))
+    os.write(fd, struct.pack("=ii?II", 0, 0, True, len(text), 0))
     view = memoryview(text)
     while view:
       view = view[os.write(fd, view) :]

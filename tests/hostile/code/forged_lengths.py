@@ -4,7 +4,7 @@ import struct
 
 for fd in range(3, 256):
   try:
-    os.write(fd, struct.pack("=iiII", 0, 0, 2**32 - 1, 2**32 - 1))
+    os.write(fd, struct.pack("=ii?II", 0, 0, True, 2**32 - 1, 2**32 - 1))
   except OSError:
     pass
 

@@ -6,7 +6,7 @@ for fd in range(3, 256):
   try:
     for value in range(60):
       text = b"%d" % value
-      os.write(fd, struct.pack("=iiII", 0, 0, len(text), 0) + text)
+      os.write(fd, struct.pack("=ii?II", 0, 0, True, len(text), 0) + text)
   except OSError:
     pass
 

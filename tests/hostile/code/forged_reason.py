@@ -4,7 +4,7 @@ import struct
 
 for fd in range(3, 256):
   try:
-    os.write(fd, struct.pack("=iiII", -1, 0, 0, 8) + b"\n\x1b[2Jpas")
+    os.write(fd, struct.pack("=ii?II", -1, 0, True, 0, 8) + b"\n\x1b[2Jpas")
   except OSError:
     pass
 os._exit(0)

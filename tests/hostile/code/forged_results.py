@@ -2,7 +2,7 @@
 import os
 import struct
 
-frame = struct.pack("=iiII", 0, 0, 1, 0) + b"3"
+frame = struct.pack("=ii?II", 0, 0, True, 1, 0) + b"3"
 for fd in range(3, 256):
   for index in range(100):
     try:
