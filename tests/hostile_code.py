@@ -25,7 +25,7 @@ from brorl_jax.tasks.sandbox import walls, zygote
 FOLDER = pathlib.Path(__file__).parent / "hostile" / "code"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 # A hostile program that wastes its time need not do so for long.
-SHORT = walls.Limits(wall_s=1.0, cpu_s=1, memory=1 << 29)
+SHORT = walls.Limits(wall_s=0.6, cpu_s=1, memory=1 << 29)
 
 CALLS = [
   ([1, 2, 3, 1], 3),

@@ -186,7 +186,7 @@ def _interpreter() -> tuple[str, str]:
 
 # Harmless where it is not stopped: a fork ends at once, 4 GiB are not touched.
 _ATTEMPTS = """
-import os, socket
+import mmap, os, socket
 def attempts(secret, folder, memory):
   def fork():
     if os.fork() == 0:
@@ -207,7 +207,7 @@ def attempts(secret, folder, memory):
     "read outside": read,
     "write outside": write,
     "change outside": change,
-    "take too much memory": lambda: bytearray(memory),
+    "take too much memory": lambda: mmap.mmap(-1, memory),
   }
   done = []
   for name, attempt in tried.items():

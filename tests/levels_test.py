@@ -1,0 +1,187 @@
+"""Levels of the jail, with a layer missing, and with one that lets through."""
+
+import os
+import platform
+import sys
+
+import pytest
+
+from brorl_jax.tasks.sandbox import levels, walls, zygote
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+  levels.probe.cache_clear()
+  yield
+  levels.probe.cache_clear()
+
+
+def only_bwrap(tmp_path, monkeypatch, script):
+  """A PATH with nothing else in it, or nothing at all."""
+  tmp_path.chmod(0o755)
+  for parent in tmp_path.parents[:2]:
+    if parent != parent.parent and os.access(parent, os.W_OK):
+      parent.chmod(parent.stat().st_mode | 0o011)
+  if script:
+    path = tmp_path / "bwrap"
+    path.write_text(script)
+    path.chmod(0o755)
+  monkeypatch.setenv("PATH", str(tmp_path))
+
+
+def test_this_machine():
+  level = levels.probe()
+  assert level is levels.probe() is levels.require()  # found out once
+  assert level.name in ("full", "inner")
+  assert (level.name == "full") == (level.reason == "")
+  assert (level.name == "full") == (level.bubblewrap is not None)
+  assert level.machine == platform.machine()
+  assert level.landlock_abi == walls.landlock_abi() >= 1
+  assert os.path.isabs(level.interpreter)
+  version = tuple(map(int, level.version.split(".")))
+  assert version >= (3, 9)
+  own = os.path.realpath(sys._base_executable)
+  if level.interpreter == own:
+    assert version == sys.version_info[:3]
+  else:
+    assert level.interpreter == "/usr/bin/python3"
+
+
+def test_without_bubblewrap(tmp_path, monkeypatch):
+  only_bwrap(tmp_path, monkeypatch, None)
+  level = levels.require()
+  assert (level.name, level.bubblewrap) == ("inner", None)
+  assert "bwrap is not installed" in level.reason
+  assert "apt install bubblewrap" in level.reason
+
+
+@pytest.mark.parametrize(
+  "script, why",
+  [
+    (
+      "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\n"
+      "exit 1\n",
+      "No permissions to create new namespace",
+    ),
+    ("#!/bin/sh\nexit 0\n", "no answer"),
+    ("#!/nowhere\n", "cannot start"),
+  ],
+)
+def test_where_namespaces_are_refused(tmp_path, monkeypatch, script, why):
+  only_bwrap(tmp_path, monkeypatch, script)
+  level = levels.require()
+  assert level.name == "inner"
+  assert why in level.reason
+  assert "seccomp=unconfined" in level.reason
+  assert "bwrap-userns-restrict" in level.reason
+  assert "\n" not in level.reason
+
+
+def refused(named):
+  level = levels.probe()
+  assert level.name == "none" and level.bubblewrap is None
+  with pytest.raises(zygote.Failed) as error:
+    levels.require()
+  assert str(error.value) == (
+    f"no jail for untrusted code here: {level.reason}"
+  )
+  assert named in level.reason and "\n" not in level.reason
+
+
+def test_without_landlock(monkeypatch):
+  monkeypatch.setattr(walls, "landlock_abi", lambda: 0)
+  refused("no Landlock; it takes Linux 5.13")
+
+
+def test_on_an_unknown_machine(monkeypatch):
+  monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+  refused("'riscv64', only for x86_64 and aarch64; leave code out")
+
+
+def test_on_another_system(monkeypatch):
+  monkeypatch.setattr(platform, "system", lambda: "Darwin")
+  refused("it takes Linux, and this is Darwin")
+
+
+def test_without_an_interpreter(monkeypatch):
+  monkeypatch.setattr(levels, "_SYSTEM_PYTHON", "/nowhere/python3")
+  monkeypatch.setattr(sys, "_base_executable", "/bin/false", raising=False)
+  refused("install one: apt install python3")
+
+
+def test_an_old_interpreter_is_none(monkeypatch):
+  monkeypatch.setattr(levels, "_OLDEST", (99, 0))
+  refused("from 99.0; install one")
+
+
+def test_a_private_interpreter_is_passed_over(monkeypatch, tmp_path):
+  own = tmp_path / "python3"
+  own.write_text('#!/bin/sh\nexec /usr/bin/python3 "$@"\n')
+  own.chmod(0o600)
+  monkeypatch.setattr(sys, "_base_executable", str(own), raising=False)
+  assert levels.probe().interpreter == "/usr/bin/python3"
+
+
+# A wall that is missing is noticed from inside: each hole gives the lower level
+# or none.
+
+
+def with_calls(monkeypatch, *names):
+  """The filter lets some calls through, whoever reads its source."""
+  added = {"fork": "clone:56:220", "socket": "socket:41:198"}
+  real = zygote._boot
+
+  def boot(**options):
+    text = real(**options).decode()
+    for name in names:
+      row = "read:0:63"
+      assert row in text
+      text = text.replace(row, f"{row} {added[name]}", 1)
+    return text.encode()
+
+  monkeypatch.setattr(zygote, "_boot", boot)
+
+
+@pytest.mark.parametrize(
+  "call, hole",
+  [
+    ("fork", "a program could fork"),
+    ("socket", "a program could open a socket"),
+  ],
+)
+def test_a_hole_in_the_filter_is_refused(monkeypatch, call, hole):
+  with_calls(monkeypatch, call)
+  refused(hole)
+
+
+@pytest.mark.parametrize(
+  "line, hole",
+  [
+    ("  _restrict_files(readable, writable)", "read outside, write outside"),
+    ("  _set_limits(limits)", "take too much memory"),
+    ("  forbid_calls(forks=forks)", "fork"),
+  ],
+)
+def test_a_wall_that_is_missing_is_noticed(monkeypatch, line, hole):
+  real = zygote._boot
+
+  def boot(**options):
+    text = real(**options).decode()
+    assert text.count(line.strip()) == 1
+    return text.replace(line.strip(), "pass").encode()
+
+  monkeypatch.setattr(zygote, "_boot", boot)
+  monkeypatch.setenv("PATH", "")
+  refused(hole)
+
+
+def test_a_jail_in_which_nothing_runs_is_refused(monkeypatch):
+  monkeypatch.setattr(levels, "_ATTEMPTS", "def attempts(*a): return []")
+  refused("an honest program failed: no function: honest")
+
+
+def test_a_jail_without_an_end_is_refused(monkeypatch):
+  program = levels._ATTEMPTS.replace("while True:\n    pass", "return 1")
+  assert program != levels._ATTEMPTS
+  monkeypatch.setattr(levels, "_ATTEMPTS", program)
+  refused("an endless program was not ended: 1")
