@@ -2,11 +2,11 @@
 
 python launch/bench/scoring.py --workers=2 --answers=16384
 
-echo_us         one question and its answer, of no work
-fresh_ms        the same with a new worker for each, as executed text needs
-fraction_ms     math-verify on two fractions, each pair another one
+question_us     one question to a worker that is hardly any work
+fresh_ms        one to a new worker for each, as executed text needs
+fraction_ms     two fractions, each pair another one
 polynomial_ms   the same on two polynomials that are equal
-group_s         512 responses to one prompt, 20 distinct answers, fractions
+group_s         512 responses to one prompt, 20 distinct answers, roots
 gym_s           --answers responses, no two of them equal, to puzzles of all
                 allowed tasks; half of them right. gym_cpu_s is of this
                 process, which reads and writes; gym_by_task_ms the slowest
@@ -22,8 +22,8 @@ import time
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
 
 from brorl_jax.tasks import gym, pool
-from brorl_jax.tasks.base import Verdict
 from brorl_jax.tasks.sandbox import jail, workers
+from brorl_jax.tasks.verifiers import VERIFIERS
 
 PUZZLES = 8  # of each task
 
@@ -41,13 +41,14 @@ def main() -> None:
     "template_s": time.perf_counter() - begin,
     **questions(),
   }
-  verifiers = {"gym": by_jail("gym"), "math": by_jail("symbolic")}
-  with pool.Pool(verifiers, workers=flags.workers) as scoring:
+  with pool.Pool(VERIFIERS, workers=flags.workers) as scoring:
     jobs = puzzles(flags.answers)
     scoring.judge([job for job in jobs[: 4 * flags.workers]])
-    fraction = {"gold": r"\frac{3}{4}"}
-    answers = [rf"\frac{{{3 * i}}}{{{4 * i}}}" for i in range(1, 21)]
-    group = [pool.Job("math", answers[i % 20], fraction) for i in range(512)]
+    root = {"answer": r"2\sqrt{3}"}
+    answers = [
+      rf"\boxed{{\frac{{{2 * i}\sqrt{{3}}}}{{{i}}}}}" for i in range(1, 21)
+    ]
+    group = [pool.Job("math", answers[i % 20], root) for i in range(512)]
     out["group_s"], _, judged = timed(scoring, group)
     assert all(one.verdict.reward == 1.0 for one in judged)
     out["gym_answers"] = len(jobs)
@@ -78,8 +79,8 @@ def questions() -> dict[str, float]:
   ask = lambda *args: worker.ask(*args, timeout=30.0)
   fraction = lambda k, i: rf"\frac{{{k * i}}}{{{7 * k}}}"
   out = {
-    "echo_us": 1e6 * mean(2000, lambda i: ask("gym", "4", entry)),
-    "fresh_ms": 1e3 * mean(50, lambda i: ask("gym_executing", "4", entry)),
+    "question_us": 1e6 * mean(2000, lambda i: ask("symbolic", "4", "4")),
+    "fresh_ms": 1e3 * mean(50, lambda i: ask("gym", "4", entry)),
     "fraction_ms": 1e3
     * mean(200, lambda i: ask("symbolic", fraction(1, i), fraction(2, i))),
     "polynomial_ms": 1e3
@@ -108,22 +109,6 @@ def puzzles(count: int) -> list[pool.Job]:
     answer = entry["answer"] if turn % 2 else f"{entry['answer']} {turn}"
     jobs.append(pool.Job("gym", f"{turn}<answer>{answer}</answer>", entry))
   return jobs
-
-
-def by_jail(judge: str):
-  """A verifier that only asks a jail."""
-
-  def verify(response, entry, of):
-    if judge == "gym":
-      response = response.partition("<answer>")[2][: -len("</answer>")]
-      value = of.ask(judge, response, entry)
-    else:
-      value = of.ask(judge, response, entry["gold"])
-    score = 0.0 if isinstance(value, dict) else float(value)
-    status = "pass" if score >= 1.0 else "fail"
-    return Verdict(status, score, "" if score >= 1.0 else "wrong", response)
-
-  return verify
 
 
 def timed(scoring: pool.Pool, jobs: list[pool.Job]):
