@@ -3,10 +3,10 @@
 Not an experiment: math.py, code.py, stem.py and instructions.py are made of it.
 """
 
-import ml_collections
+from typing import Any
 
 
-def apply(c: ml_collections.ConfigDict, name: str) -> None:
+def apply(c: Any, name: str) -> None:
   """Changes what a run on the file of a domain needs."""
   c.steps = 3
   c.n = 32

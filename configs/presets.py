@@ -5,6 +5,8 @@ stay those of the config. Of the values that the paper does not state each says
 so.
 """
 
+from typing import Any
+
 import ml_collections
 
 NAMES = ("tiny", "1p5b", "8b")
@@ -30,7 +32,7 @@ def apply(c: ml_collections.ConfigDict, name: str) -> None:
     c.mesh_model = 8  # a node
 
 
-def _language_model(c: ml_collections.ConfigDict) -> None:
+def _language_model(c: Any) -> None:
   c.steps = 200
   c.in_flight = 32 * 512
   c.slots = 0  # as many as fit; responses are long

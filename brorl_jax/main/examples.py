@@ -58,7 +58,9 @@ class Examples:
     for family in self.families:
       for i in range(_PROBES):
         self._render(gym.puzzle(family, "train", i, seed=c.seed))
-    sizes = {name: len(some) for name, some in self._train.items()}
+    sizes: dict[str, int | None] = {
+      name: len(some) for name, some in self._train.items()
+    }
     digests = {name: dataset.digest(s) for name, s in self._train.items()}
     if made:
       version = importlib.metadata.version("reasoning-gym")

@@ -59,6 +59,7 @@ class Record:
     measure: Callable[[int], Callable[..., evaluate.Evaluation]],
     changed: Mapping[str, Any],
     found: Mapping[str, Any],
+    told: Callable[[], Mapping[str, Any]] = dict,
   ):
     """Opens nothing yet.
 
@@ -70,10 +71,11 @@ class Record:
       measure: At each step.
       changed: Fields that an earlier start had otherwise.
       found: What config.json says beside the config.
+      told: More metrics of each step.
     """
     self._c, self._workdir, self._examples = c, workdir, examples
     self._heldout, self._measure = heldout, measure
-    self._changed, self._found = changed, found
+    self._changed, self._found, self._told = changed, found, told
     self._files = []
 
   def start(self, done: int) -> None:
@@ -110,7 +112,7 @@ class Record:
   def step(
     self, step: int, scalars: Mapping[str, Any], kept: types.Groups
   ) -> None:
-    self._writer.write_scalars(step, scalars)
+    self._writer.write_scalars(step, {**scalars, **self._told()})
     self._samples.write(*self._shown(step, kept))
 
   def _shown(self, step: int, kept: types.Groups) -> Iterator[dict[str, Any]]:

@@ -83,7 +83,12 @@ class Judge:
       return verdict.score
     return verdict.reward
 
+  def told(self) -> dict[str, float]:
+    """What the metrics of rollouts do not tell, since it was last asked."""
+    return {"score/replaced_workers": self._pool.stats().replaced}
+
   def close(self) -> None:
+    """Ends the processes."""
     self._pool.close()
 
 

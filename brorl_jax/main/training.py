@@ -2,7 +2,7 @@
 
 import pathlib
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from absl import logging
 from jax.sharding import Mesh
@@ -33,6 +33,8 @@ from brorl_jax.main.examples import Examples
 from brorl_jax.main.scoring import Judge
 from brorl_jax.main.settings import ASSETS, Config
 from brorl_jax.policy import Policy
+from brorl_jax.tasks.base import Example
+from brorl_jax.types import State
 
 # Files of the run that it cannot go on from.
 _UNUSABLE = (checkpoints.Unusable, metrics.Damaged)
@@ -44,42 +46,31 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   changed = folder.check(c, workdir, allow_change=allow_change)
   logging.set_verbosity(logging.ERROR)  # orbax tells of every file it opens
   try:
-    source = hf.locate(c.checkpoint) if c.checkpoint else ASSETS
-    mesh = sharding.make_mesh(c.mesh_data, c.mesh_model)
-    policy = architectures.read_policy(source, dtype=c.dtype)
-    text = tokenizer.Tokenizer(source)
-    check_vocabulary(source, text, policy)
-    examples, keep = Examples(c, text), learning.keeps_reference(c)
-    if not allow_change:
-      examples.refuse_changes(folder.said(workdir, "data"))
-    judge = Judge(c, examples)
-    found = {"data": examples.fingerprint, "sandbox": judge.walls}
-    phases = [
-      phase(which, since, examples, judge, policy, mesh, keep_reference=keep)
-      for since, which in settings.phases(c)
-    ]
-    heldout = examples.heldout()
-    # Last, because it takes longest.
-    _, params = hf.load(source, dtype=c.dtype, mesh=mesh)
+    parts = _parts(c, workdir, allow_change=allow_change)
   except ValueError as e:
     raise settings.UserError(str(e)) from None
   lock = folder.hold(workdir)
   if not changed:  # otherwise once a checkpoint is known to fit
-    folder.write_config(c, workdir, **found)
-  print(*examples.says, *(one.says for one in phases), sep="\n")
+    folder.write_config(c, workdir, **parts.found)
+  print(*parts.examples.says, *(one.says for one in parts.phases), sep="\n")
 
-  at = lambda step: next(p for p in reversed(phases) if p.since <= max(step, 1))
-  tx, _ = learning.optimizer(c)
-  state = learning.initial_state(
-    params, tx, mesh, keep_reference=keep, offload=c.offload
+  at = lambda step: next(
+    p for p in reversed(parts.phases) if p.since <= max(step, 1)
   )
   store = checkpoints.Store(workdir / "checkpoints", keep=c.keep_checkpoints)
   book = record.Record(
-    c, workdir, examples, heldout, lambda step: at(step).measure, changed, found
+    c,
+    workdir,
+    parts.examples,
+    parts.heldout,
+    lambda step: at(step).measure,
+    changed,
+    parts.found,
+    parts.judge.told,
   )
   try:
     train.train(
-      state,
+      parts.state,
       lambda step: at(step).stages(step),
       store,
       book,
@@ -97,9 +88,46 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   finally:
     store.close()
     book.close()
-    judge.close()
+    parts.judge.close()
     lock.close()
   finish(workdir, title=f"N = {c.n}, {c.samples:,} rollouts per step")
+
+
+class _Parts(NamedTuple):
+  """What a run is made of, once nothing of it can be refused any more."""
+
+  examples: Examples
+  judge: Judge
+  phases: "list[Phase]"
+  heldout: list[Example]
+  state: State
+  found: dict[str, Any]  # for config.json
+
+
+def _parts(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> _Parts:
+  """Raises ValueError if something does not fit or cannot be read."""
+  source = hf.locate(c.checkpoint) if c.checkpoint else ASSETS
+  mesh = sharding.make_mesh(c.mesh_data, c.mesh_model)
+  policy = architectures.read_policy(source, dtype=c.dtype)
+  text = tokenizer.Tokenizer(source)
+  check_vocabulary(source, text, policy)
+  examples, keep = Examples(c, text), learning.keeps_reference(c)
+  if not allow_change:
+    examples.refuse_changes(folder.said(workdir, "data"))
+  judge = Judge(c, examples)
+  phases = [
+    phase(which, since, examples, judge, policy, mesh, keep_reference=keep)
+    for since, which in settings.phases(c)
+  ]
+  heldout = examples.heldout()
+  # Last, because it takes longest.
+  _, params = hf.load(source, dtype=c.dtype, mesh=mesh)
+  tx, _ = learning.optimizer(c)
+  state = learning.initial_state(
+    params, tx, mesh, keep_reference=keep, offload=c.offload
+  )
+  found = {"data": examples.fingerprint, "sandbox": judge.walls}
+  return _Parts(examples, judge, phases, heldout, state, found)
 
 
 class Phase(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from brorl_jax.tasks import code, gym, instructions, math, stem
-from brorl_jax.tasks.base import Domain, Verdict
+from brorl_jax.tasks.base import Verdict
 from brorl_jax.tasks.pool import Verifier
 from brorl_jax.tasks.sandbox.jail import Jail
 
@@ -29,7 +29,7 @@ def _instructions(
   return instructions.verify(response, entry["instructions"], jail=jail)
 
 
-VERIFIERS: Mapping[Domain, Verifier] = {
+VERIFIERS: Mapping[str, Verifier] = {
   "math": _math,
   "code": _code,
   "stem": stem.judge,
