@@ -8,7 +8,8 @@ The embedded policy has never seen a program: its reward is 0.
 For a language model: --config.checkpoint=DIRECTORY, and files of your own,
 which `python -m brorl_jax.tasks.prepare` makes of public sets.
 
-Cost: 3 steps, COST (2 cores of an AMD EPYC, jax 0.10.2, 2026-11-22).
+Cost: 3 steps, about a minute, most of it compilation (2 cores of an AMD EPYC,
+jax 0.10.2, 2026-11-22).
 """
 
 from configs import base, domain
