@@ -7,9 +7,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from brorl_jax.tasks import code
+from brorl_jax.tasks import cases, code
 from brorl_jax.tasks.base import Verdict
-from brorl_jax.tasks.sandbox import levels, walls, zygote
+from brorl_jax.tasks.sandbox import levels, process, walls, zygote
 
 SQUARE = {"inputs": ["3\n", "-4\n", "0\n"], "outputs": ["9\n", "16\n", "0"]}
 ADD = {"inputs": [[1, 2], [3, 4], [0, 0]], "outputs": [3, 7, 0]}
@@ -80,8 +80,7 @@ def test_extract(response, program):
 
 @hypothesis.given(st.text(alphabet="ab \n\r`~", max_size=60), st.booleans())
 def test_a_program_in_a_fence_is_found(text, tildes):
-  longest = max(map(len, text.replace("~", "`").split("`")), default=0)
-  fence = "~`"[not tildes] * max(3, len(text) + longest)
+  fence = "`~"[tildes] * (3 + len(text))  # longer than any in the text
   response = f"Here:\n{fence}python\n{text}\n{fence}\n"
   assert code.extract(response) == text + "\n"
 
@@ -277,7 +276,7 @@ def test_long_inputs_and_outputs(jail):
   ],
 )
 def test_same_output(got, want):
-  assert code.same_output(got.encode(), want.encode())
+  assert cases.same_output(got.encode(), want.encode())
 
 
 @pytest.mark.parametrize(
@@ -309,12 +308,12 @@ def test_same_output(got, want):
   ],
 )
 def test_not_same_output(got, want):
-  assert not code.same_output(got.encode(), want.encode())
+  assert not cases.same_output(got.encode(), want.encode())
 
 
 def test_bytes_that_are_no_text():
-  assert not code.same_output(b"\xff", "ÿ".encode())
-  assert not code.same_output(bytes(range(256)), b"1")
+  assert not cases.same_output(b"\xff", "ÿ".encode())
+  assert not cases.same_output(bytes(range(256)), b"1")
 
 
 @hypothesis.given(st.binary(max_size=40), st.binary(max_size=40))
@@ -322,7 +321,7 @@ def test_same_output_ignores_white_space_alone(a, b):
   hypothesis.assume(b"." not in b)
   rows = [[w for w in x.split(b"\n") if w.split()] for x in (a, b)]
   equal = [[w.split() for w in row] for row in rows]
-  assert code.same_output(a, b) == (equal[0] == equal[1])
+  assert cases.same_output(a, b) == (equal[0] == equal[1])
 
 
 # Function calls.
@@ -527,7 +526,7 @@ def f(x):
 
 def test_no_jail_is_no_verdict(monkeypatch):
   def require():
-    raise zygote.Failed("no jail: none")
+    raise process.Failed("no jail: none")
 
   monkeypatch.setattr(levels, "mine", require)
   assert code.verify("print(1)", SQUARE) == Verdict(

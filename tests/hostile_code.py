@@ -20,7 +20,7 @@ import time
 
 from brorl_jax.tasks import code
 from brorl_jax.tasks.base import Verdict
-from brorl_jax.tasks.sandbox import walls, zygote
+from brorl_jax.tasks.sandbox import process, walls
 
 FOLDER = pathlib.Path(__file__).parent / "hostile" / "code"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -231,7 +231,7 @@ class Canaries:
     self._children_before = self._children()
     as_jail = {}
     if os.geteuid() == 0:
-      nobody = zygote.NOBODY
+      nobody = process.NOBODY
       as_jail = {"user": nobody, "group": nobody, "extra_groups": []}
     self._victim = subprocess.Popen(["sleep", "600"], **as_jail)
     self._places["VICTIM"] = self._victim.pid

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from brorl_jax.tasks.sandbox import levels, walls, zygote
+from brorl_jax.tasks.sandbox import levels, process, walls
 
 
 @pytest.fixture(autouse=True)
@@ -80,7 +80,7 @@ def test_where_namespaces_are_refused(tmp_path, monkeypatch, script, why):
 def refused(named):
   level = levels.probe()
   assert level.name == "none" and level.bubblewrap is None
-  with pytest.raises(zygote.Failed) as error:
+  with pytest.raises(process.Failed) as error:
     levels.require()
   assert str(error.value) == (
     f"no jail for untrusted code here: {level.reason}"
@@ -129,7 +129,7 @@ def test_a_private_interpreter_is_passed_over(monkeypatch, tmp_path):
 def with_calls(monkeypatch, *names):
   """The filter lets some calls through, whoever reads its source."""
   added = {"fork": "clone:56:220", "socket": "socket:41:198"}
-  real = zygote._boot
+  real = process._boot
 
   def boot(**options):
     text = real(**options).decode()
@@ -139,7 +139,7 @@ def with_calls(monkeypatch, *names):
       text = text.replace(row, f"{row} {added[name]}", 1)
     return text.encode()
 
-  monkeypatch.setattr(zygote, "_boot", boot)
+  monkeypatch.setattr(process, "_boot", boot)
 
 
 @pytest.mark.parametrize(
@@ -163,14 +163,14 @@ def test_a_hole_in_the_filter_is_refused(monkeypatch, call, hole):
   ],
 )
 def test_a_wall_that_is_missing_is_noticed(monkeypatch, line, hole):
-  real = zygote._boot
+  real = process._boot
 
   def boot(**options):
     text = real(**options).decode()
     assert text.count(line.strip()) == 1
     return text.replace(line.strip(), "pass").encode()
 
-  monkeypatch.setattr(zygote, "_boot", boot)
+  monkeypatch.setattr(process, "_boot", boot)
   monkeypatch.setenv("PATH", "")
   refused(hole)
 

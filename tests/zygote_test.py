@@ -11,7 +11,14 @@ import time
 import hostile_code
 import pytest
 
-from brorl_jax.tasks.sandbox import inside, levels, plain, walls, zygote
+from brorl_jax.tasks.sandbox import (
+  levels,
+  plain,
+  process,
+  running,
+  walls,
+  zygote,
+)
 
 LEVEL = levels.require()
 # Both layers, and the walls alone, whichever this machine's own level is.
@@ -188,7 +195,7 @@ def f(x):
   (payload,) = payloads(jail.run(job, limits=walls.Limits()))
   root, cwd, environment, here, uid, hash_randomization = received(payload)
   assert not any("SECRET" in name or "TOKEN" in name for name in environment)
-  assert uid == (zygote.NOBODY if os.geteuid() == 0 else os.getuid())
+  assert uid == (process.NOBODY if os.geteuid() == 0 else os.getuid())
   assert hash_randomization == 0
   if LEVEL.name == "full":
     assert set(root) <= {"bin", "dev", "lib", "tmp", "usr"}
@@ -241,7 +248,7 @@ def test_a_program_that_takes_the_jail_along_fails(jail, monkeypatch):
   def collect(*args):
     if len(died) < 2:
       died.append(1)
-      raise zygote._Died
+      raise process.Died
     return real(*args)
 
   monkeypatch.setattr(zygote, "_collect", collect)
@@ -250,10 +257,10 @@ def test_a_program_that_takes_the_jail_along_fails(jail, monkeypatch):
 
 def test_a_jail_that_always_dies_is_no_verdict(jail, monkeypatch):
   def collect(*args):
-    raise zygote._Died
+    raise process.Died
 
   monkeypatch.setattr(zygote, "_collect", collect)
-  with pytest.raises(zygote.Failed, match="ends with every program"):
+  with pytest.raises(process.Failed, match="ends with every program"):
     jail.run(HONEST, limits=walls.Limits())
 
 
@@ -261,7 +268,7 @@ def test_a_jail_that_always_dies_is_no_verdict(jail, monkeypatch):
 @pytest.mark.parametrize("bubblewrap", [LEVEL.bubblewrap, None])
 def test_no_interpreter(path, bubblewrap):
   jail = zygote.Zygote(path, bubblewrap=bubblewrap)
-  with pytest.raises(zygote.Failed) as error:
+  with pytest.raises(process.Failed) as error:
     jail.run(HONEST, limits=walls.Limits())
   assert str(error.value).startswith(
     ("the jail does not start", "cannot start")
@@ -290,7 +297,7 @@ def test_one_jail_per_thread_and_they_end_with_it():
 
 def frame(index, payload=b"", why=b"", status=0):
   sizes = len(payload), len(why)
-  return inside.FRAME.pack(index, status, True, *sizes) + payload + why
+  return running.FRAME.pack(index, status, True, *sizes) + payload + why
 
 
 def test_frames_by_hand():
@@ -312,7 +319,7 @@ def test_frames_by_hand():
     frame(-2),
     frame(0) + b"x",
     frame(0, b"abc")[:-1],
-    inside.FRAME.pack(0, 0, True, 2**32 - 1, 2**32 - 1),
+    running.FRAME.pack(0, 0, True, 2**32 - 1, 2**32 - 1),
   ],
 )
 def test_frames_that_are_none(data):

@@ -1,6 +1,6 @@
 """How good a jail this machine can give, found out by trying to break it.
 
-    level = levels.require()      # or zygote.Failed, with the reason
+    level = levels.require()      # or process.Failed, with the reason
     level.name                    # "full" or "inner"; goes into the run record
 
   full    bubblewrap: no host file but /usr, no network, no other process, 32 MB
@@ -38,7 +38,8 @@ import threading
 from typing import Any
 
 from brorl_jax.tasks.sandbox import calls, plain, walls
-from brorl_jax.tasks.sandbox.zygote import NOBODY, Failed, Zygote
+from brorl_jax.tasks.sandbox.process import NOBODY, Failed
+from brorl_jax.tasks.sandbox.zygote import Zygote
 
 _SYSTEM_PYTHON = "/usr/bin/python3"
 _OLDEST = (3, 9)

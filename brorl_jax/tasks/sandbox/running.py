@@ -1,0 +1,239 @@
+"""How a job's process runs a program: calls, or tests on standard streams.
+
+Results are frames: `FRAME` and two byte strings, what came back and, if nothing
+did, why. A program may forge those of its own calls, with values that it might
+as well return.
+
+Standard library only, for Python 3.9 and later.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import struct
+import sys
+import types
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+from brorl_jax.tasks.sandbox import plain, walls
+
+OPEN_FILES = 256  # of the interpreter that forks
+# Index, wait status, whether it was the first of its process, bytes of two
+# strings.
+FRAME = struct.Struct("=ii?II")
+END = struct.Struct("=B40s")  # of a test: exit status and name of the error
+STOPPED = b"."  # after the last of a process that was not in a test
+OVERFLOW = -1  # a status: more output than is read
+BEFORE = -1  # an index: it failed before the first test
+KILLED = 9  # exit status of a job whose tests have processes: one was killed
+
+
+def keep(fds: Sequence[int]) -> None:
+  """Closes all other descriptors."""
+  low = 3
+  for fd in [*sorted(fds), OPEN_FILES]:
+    os.closerange(low, fd)
+    low = fd + 1
+
+
+def contents(fd: int) -> bytes:
+  """What a file holds from its position on."""
+  with open(fd, "rb", closefd=False) as file:
+    return file.read()
+
+
+def send(
+  results: int,
+  index: int,
+  status: int,
+  payload: bytes,
+  why: bytes,
+  *,
+  first: bool = True,
+) -> None:
+  """Writes a frame."""
+  write(results, FRAME.pack(index, status, first, len(payload), len(why)))
+  write(results, payload)
+  write(results, why)
+
+
+def write(fd: int, data: bytes) -> None:
+  """Writes all of it."""
+  view = memoryview(data)
+  while view:
+    view = view[os.write(fd, view) :]
+
+
+def name_of(error: BaseException) -> bytes:
+  """The name of its class, which may be the program's own."""
+  return type(error).__name__[:80].encode("utf-8", "replace")
+
+
+def load(
+  job: dict[str, Any], results: int, module_name: str, index: int
+) -> Callable[..., Any] | None:
+  """The program's function, or None after a frame that says why not."""
+  code = _compile(job["program"], results, index)
+  if code is None:
+    return None
+  module = types.ModuleType(module_name)
+  # As the judges of such programs do, which are written without the import.
+  vars(module).update({n: getattr(typing, n) for n in typing.__all__})
+  sys.modules[module_name] = module
+  try:
+    exec(code, vars(module))
+  except BaseException as error:
+    send(results, index, 0, b"", b"runtime error: " + name_of(error))
+    return None
+  name = job["function"]
+  if callable(vars(module).get(name)):
+    return vars(module)[name]
+  solution: Any = vars(module).get("Solution")
+  if callable(getattr(solution, name, None)):
+    return lambda *args, **kwargs: getattr(solution(), name)(*args, **kwargs)
+  send(results, index, 0, b"", b"no function: " + name.encode())
+  return None
+
+
+def _compile(program: str, results: int, index: int) -> types.CodeType | None:
+  try:
+    # Without the future statements of this file.
+    return compile(program, "<program>", "exec", dont_inherit=True)
+  except BaseException as error:
+    line = getattr(error, "lineno", None)
+    where = f" in line {line}".encode() if type(line) is int else b""
+    send(results, index, 0, b"", b"syntax error: " + name_of(error) + where)
+    return None
+
+
+# Function calls.
+
+
+def calls(job: dict[str, Any], results: int) -> int:
+  """Calls the function with one list of arguments after the other."""
+  function = load(job, results, "submission", BEFORE)
+  if function is None:
+    return 0
+  for index, node in enumerate(job["calls"]):
+    payload = why = b""
+    try:
+      payload = _call(function, node)
+    except BaseException as error:
+      why = b"runtime error: " + name_of(error)
+    send(results, index, 0, payload, why)
+  return 0
+
+
+def _call(function: Callable[..., Any], node: Any) -> bytes:
+  value = function(*plain.rebuild(plain.decode(node)))
+  return plain.dumps(plain.encode(value))
+
+
+# Standard input and output.
+
+
+def stdio(job: dict[str, Any], results: int, limits: walls.Limits) -> int:
+  """Forks processes, one after the other, that run the next tests each."""
+  code = _compile(job["program"], results, BEFORE)
+  if code is None:
+    return 0
+  last_wall = walls.last_wall()
+  texts, most = job["inputs"], job["together"]
+  killed = done = 0
+  while done < len(texts):
+    # Files rather than pipes: nobody has to stand by and move bytes.
+    files = [_files(text) for text in texts[done : done + most]]
+    said, say = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+      last_wall()
+      os.close(said)
+      os.close(results)
+      _programs(code, files, say)
+    os.close(say)
+    status = os.waitpid(pid, 0)[1]
+    killed |= os.WIFSIGNALED(status)
+    ends = _ends(contents(said), status)
+    os.close(said)
+    for k, (end, name) in enumerate(ends[: len(files)]):
+      output = os.pread(files[k][1], limits.output_bytes + 1, 0)
+      if len(output) > limits.output_bytes:
+        end, output = OVERFLOW, b""
+      send(results, done, end, output, name, first=k == 0)
+      done += 1
+    for fd in sum(files, ()):
+      os.close(fd)
+  return KILLED if killed else 0
+
+
+def _files(text: str) -> tuple[int, int]:
+  """A test's input and output."""
+  files = os.memfd_create("stdin"), os.memfd_create("stdout")
+  write(files[0], text.encode())
+  os.lseek(files[0], 0, os.SEEK_SET)
+  return files
+
+
+def _ends(said: bytes, status: int) -> list[tuple[int, bytes]]:
+  """Wait status and name of the error of each test that a process ran."""
+  ends = []
+  for at in range(0, len(said) - END.size + 1, END.size):
+    code, name = END.unpack_from(said, at)
+    ends.append((code << 8, name.rstrip(b"\0")))
+  if not ends or len(said) % END.size != len(STOPPED):
+    ends.append((status, b""))  # it ended in the middle of a test
+  return ends
+
+
+def _programs(
+  code: types.CodeType, files: Sequence[tuple[int, int]], say: int
+) -> NoReturn:
+  """Runs a program on one test after the other; see the module."""
+  status = 1
+  try:
+    here, depth = os.getcwd(), sys.getrecursionlimit()
+    for stdin, stdout in files:
+      os.dup2(stdin, 0)
+      os.dup2(stdout, 1)
+      os.chdir(here)
+      sys.setrecursionlimit(depth)
+      status, name = _run_program(code)
+      os.write(say, END.pack(status, name))
+      # What is left of threads may disturb the next test.
+      if "threading" in sys.modules:
+        break
+    os.write(say, STOPPED)
+  finally:
+    os._exit(status)
+
+
+def _run_program(code: types.CodeType) -> tuple[int, bytes]:
+  """Runs it as an interpreter would, from its first line to its end."""
+  sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)
+  ours = sys.stdout = sys.__stdout__ = open(
+    1, "w", encoding="utf-8", closefd=False
+  )
+  sys.argv = ["program.py"]
+  sys.modules["__main__"] = module = types.ModuleType("__main__")
+  status, name = 0, b""
+  try:
+    exec(code, vars(module))
+  except SystemExit as end:
+    status = 0 if end.code is None else 1
+    if isinstance(end.code, int):
+      status = end.code & 0xFF
+  except BaseException as error:
+    status, name = 1, name_of(error)
+  threading: Any = sys.modules.get("threading")
+  if threading:
+    threading._shutdown()  # joins what was not joined
+  atexit._run_exitfuncs()
+  for stream in (sys.stdout, ours):  # perhaps one of the program's own making
+    with contextlib.suppress(AttributeError):
+      if not stream.closed:
+        stream.flush()
+  return status, name
