@@ -173,6 +173,14 @@ def test_same(got, want):
   assert same(received(got), want)
 
 
+def test_sets_in_sets_have_no_order():
+  got = decode(["S", ["S", 1, "a"], ["S", ["f", "inf"], "b"]])
+  want = {frozenset([1, "a"]), frozenset([math.inf, "b"])}
+  assert same(got, want)
+  got = decode(["S", ["S", "a", 1], ["S", "b", ["f", "inf"]]])
+  assert same(got, want)
+
+
 @pytest.mark.parametrize(
   "got, want",
   [

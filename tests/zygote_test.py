@@ -234,6 +234,99 @@ def test_a_scratch_that_cannot_be_removed_ends_the_interpreter(jail):
     jail.run(job, limits=walls.Limits())
 
 
+def value(jail, body, head=""):
+  """What a function of x = 1 returns in the jail."""
+  program = f"{head}\ndef f(x):\n" + "".join(
+    f"  {line}\n" for line in body.strip().split("\n")
+  )
+  job = JOB | {"program": program, "calls": [["l", 1]]}
+  (payload,) = payloads(jail.run(job, limits=walls.Limits()))
+  return received(payload)
+
+
+@pytest.mark.skipif(LEVEL.name != "full", reason="there is no scratch")
+def test_scratch_is_limited_and_each_job_has_all_of_it(jail):
+  fill = """
+import os
+made = 0
+try:
+  for made in range(9):
+    with open(str(made), "wb") as file:
+      file.write(bytes(6 << 20))
+except OSError:
+  pass
+return made
+"""
+  assert [value(jail, fill) for _ in range(3)] == [5, 5, 5]  # of 32 MB
+  many = """
+import os
+for made in range(10_000):
+  try:
+    os.mkdir(str(made))
+  except OSError:
+    return made
+"""
+  for _ in range(2):
+    assert 4_000 < value(jail, many) < 4_096
+
+
+@pytest.mark.skipif(LEVEL.name != "full", reason="all of the user count")
+def test_threads_are_limited(jail):
+  body = """
+import threading, time
+threading.stack_size(32_768)
+for made in range(1_000):
+  try:
+    threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
+  except RuntimeError:
+    return made
+"""
+  assert 50 < value(jail, body) < 64
+
+
+def test_a_job_has_its_own_descriptors_and_no_others(jail):
+  body = """
+import os
+found = []
+for fd in range(256):
+  try:
+    found.append([fd, os.fstat(fd).st_rdev])
+  except OSError:
+    pass
+return found
+"""
+  found = value(jail, body)
+  assert [fd for fd, _ in found[:3]] == [0, 1, 2]
+  assert {device for _, device in found[:3]} == {os.makedev(1, 3)}
+  assert len(found) == 4  # and where results go
+
+
+def test_a_program_inherits_no_future_statement(jail):
+  head = "def g(y: int): 0"
+  assert value(jail, "return g.__annotations__['y'] is int", head)
+
+
+@pytest.mark.parametrize(
+  "program, first",
+  [
+    ("print(input())", [True, False, False, True, False]),
+    ("import threading\nprint(input())", [True] * 5),
+    ("import os\nos.write(1, input().encode())\nos._exit(0)", [True] * 5),
+    (
+      "import os\nn = input()\nprint(n, flush=True)\nif n == '1': os._exit(0)",
+      [True, False, True, False, False],
+    ),
+  ],
+)
+def test_tests_that_share_a_process(jail, program, first):
+  inputs = [f"{i}\n" for i in range(5)]
+  job = {"mode": "stdio", "program": program, "inputs": inputs, "together": 3}
+  ended = jail.run(job, limits=walls.Limits())
+  assert [int(p) for p in payloads(ended)] == list(range(5))
+  assert [frame.first for frame in ended.frames] == first
+  assert {frame.status for frame in ended.frames} == {0}
+
+
 def test_a_killed_interpreter_is_replaced(jail):
   assert payloads(jail.run(HONEST, limits=walls.Limits())) == [b"2"]
   os.kill(pid_of(jail), signal.SIGKILL)
