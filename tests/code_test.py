@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from brorl_jax.tasks import cases, code
 from brorl_jax.tasks.base import Verdict
+from brorl_jax.tasks.sandbox import jail as jails
 from brorl_jax.tasks.sandbox import levels, process, walls, zygote
 
 SQUARE = {"inputs": ["3\n", "-4\n", "0\n"], "outputs": ["9\n", "16\n", "0"]}
@@ -528,7 +529,8 @@ def test_no_jail_is_no_verdict(monkeypatch):
   def require():
     raise process.Failed("no jail: none")
 
-  monkeypatch.setattr(levels, "mine", require)
+  monkeypatch.setattr(levels, "require", require)
+  monkeypatch.setattr(jails, "mine", jails.Jail)
   assert code.verify("print(1)", SQUARE) == Verdict(
     "invalid", 0.0, "verifier failed: no jail: none", "print(1)"
   )
@@ -536,7 +538,7 @@ def test_no_jail_is_no_verdict(monkeypatch):
 
 def test_this_threads_jail_is_used():
   assert code.verify("print(int(input()) ** 2)", SQUARE).status == "pass"
-  levels.mine().close()
+  jails.mine().close()
 
 
 def test_a_program_that_is_too_long_is_not_run():

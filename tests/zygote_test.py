@@ -11,6 +11,7 @@ import time
 import hostile_code
 import pytest
 
+from brorl_jax.tasks.sandbox import jail as jails
 from brorl_jax.tasks.sandbox import (
   levels,
   plain,
@@ -373,10 +374,10 @@ def test_one_jail_per_thread_and_they_end_with_it():
   pids = []
 
   def work():
-    mine = levels.mine()
-    assert mine is levels.mine()
+    mine = jails.mine()
+    assert mine is jails.mine()
     assert payloads(mine.run(HONEST, limits=walls.Limits())) == [b"2"]
-    pids.append(pid_of(mine))
+    pids.append(pid_of(mine._zygote))
 
   threads = [threading.Thread(target=work) for _ in range(2)]
   for thread in threads:

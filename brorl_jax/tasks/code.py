@@ -42,7 +42,8 @@ from typing import Any, Protocol
 
 from brorl_jax.tasks import cases
 from brorl_jax.tasks.base import Verdict
-from brorl_jax.tasks.sandbox import levels, plain, process, running, zygote
+from brorl_jax.tasks.sandbox import jail as jails
+from brorl_jax.tasks.sandbox import plain, process, running, zygote
 from brorl_jax.tasks.sandbox.walls import Limits
 
 MAX_PROGRAM = 100_000  # characters
@@ -156,7 +157,7 @@ def verify(
     reason = f"too long: {len(program)} characters, at most {MAX_PROGRAM}"
     return Verdict("fail", 0.0, reason, program[:MAX_PROGRAM])
   try:
-    jail = levels.mine() if jail is None else jail
+    jail = jails.mine() if jail is None else jail
     ended = _run(program, parsed, limits, jail)
   except process.Failed as error:
     return Verdict("invalid", 0.0, f"verifier failed: {error}", program)

@@ -34,7 +34,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 from typing import Any
 
 from brorl_jax.tasks.sandbox import calls, plain, walls
@@ -89,20 +88,6 @@ def require() -> Level:
   if level.name == "none":
     raise Failed(f"no jail for untrusted code here: {level.reason}")
   return level
-
-
-_local = threading.local()
-
-
-def mine() -> Zygote:
-  """This thread's jail; its processes end with the thread, or the program.
-
-  Raises:
-    Failed: In one line, if there can be none.
-  """
-  if not hasattr(_local, "zygote"):
-    _local.zygote = require().zygote()
-  return _local.zygote
 
 
 @functools.lru_cache(maxsize=1)
