@@ -1,6 +1,7 @@
 """The code domain: what is extracted, compared, counted and refused."""
 
 import json
+import re
 import time
 
 import hypothesis
@@ -270,7 +271,7 @@ def test_long_inputs_and_outputs(jail):
     ("3", "3.0"),
     ("-0.0", "0.0"),
     (".5", "0.5"),
-    ("1000000.5", "1000000.4"),
+    ("1000000.43", "1000000.4"),
     ("0", "0.0000000001"),
     ("Yes 0.10", "Yes 0.1"),
     ("é", "é"),
@@ -292,6 +293,8 @@ def test_same_output(got, want):
     ("yes", "YES"),
     ("3.0", "3"),
     ("1000001", "1000000"),
+    ("1000000.5", "1000000.4"),  # a shown digit counts
+    ("1234567.00", "1234567.89"),
     ("1000001.0", "1000000"),
     ("0.3334", "0.3333"),
     ("0.00000001", "0.0"),
@@ -658,3 +661,103 @@ def test_lists_of_lines_are_joined(jail):
   tests = {"inputs": [["1", "2"]], "outputs": [["3", "4"]]}
   program = "print(int(input()) + 2)\nprint(int(input()) + 2)"
   assert outcome(program, tests, jail)[0] == "pass"
+
+
+GUESSES = {"inputs": [f"{i}\n" for i in range(5)]}
+_REMEMBERS = """
+import builtins
+print("YES" if hasattr(builtins, "seen") else "NO")
+builtins.seen = 1
+"""
+
+
+def test_no_test_is_guessed_twice(jail):
+  """What tests leave behind for each other must not be a second try."""
+  mixed = GUESSES | {"outputs": ["NO", "YES", "NO", "YES", "NO"]}
+  status, score, _ = outcome(_REMEMBERS, mixed, jail)
+  assert (status, score) == ("fail", 0.6)  # of processes of their own: all NO
+
+
+def test_a_program_that_remembers_is_judged_in_processes_of_its_own(jail):
+  status, score, _ = outcome(
+    _REMEMBERS, GUESSES | {"outputs": ["NO"] * 5}, jail
+  )
+  assert (status, score) == ("pass", 1.0)
+
+
+@pytest.mark.parametrize("leave", ["exit()", "quit()", "exit(0)"])
+def test_programs_may_leave_as_in_an_interpreter(jail, leave):
+  program = f"print(int(input()) ** 2); {leave}; print(1)"
+  assert outcome(program, SQUARE, jail)[0] == "pass"
+
+
+def test_outputs_may_be_as_long_as_they_must(jail):
+  text = "\n".join(map(str, range(300_000)))
+  program = "print('\\n'.join(map(str, range(int(input())))))"
+  tests = {"inputs": ["300000\n"], "outputs": [text]}
+  assert outcome(program, tests, jail)[0] == "pass"
+  program = "def f(n): return list(range(n, n + 100_000))"
+  tests = {
+    "inputs": [[i] for i in range(20)],
+    "outputs": [list(range(i, i + 100_000)) for i in range(20)],
+    "fn_name": "f",
+  }
+  assert outcome(program, tests, jail)[0] == "pass"
+
+
+def test_a_value_of_sets_in_sets_is_read_at_once(jail):
+  program = """
+def f(n):
+  s = frozenset(range(100_000))
+  for _ in range(48):
+    s = frozenset([s])
+  return s
+"""
+  tests = {"inputs": [[1], [2]], "outputs": [1, 2], "fn_name": "f"}
+  start = time.monotonic()
+  assert outcome(program, tests, jail)[0] == "fail"
+  assert time.monotonic() - start < 20.0  # it took 49 s; now .1
+
+
+_OPEN = """
+import fcntl
+def descriptors():
+  found = []
+  for fd in range(3, 256):
+    try:
+      fcntl.fcntl(fd, fcntl.F_GETFD)
+      found.append(fd)
+    except OSError:
+      pass
+  return found
+"""
+
+
+def test_a_program_on_standard_input_holds_no_results(jail):
+  """Inputs and outputs of up to 8 tests, and where it tells that it ended."""
+  tests = {"inputs": ["", ""], "outputs": ["5", "5"]}
+  program = _OPEN + "print(len(descriptors()))"
+  assert outcome(program, tests, jail)[0] == "pass"
+  one = {"inputs": [""], "outputs": ["3"]}
+  assert outcome(program, one, jail)[0] == "pass"
+
+
+def test_a_program_under_a_check_holds_its_two_pipes_alone(jail):
+  tests = {
+    "check": "def check(candidate):\n  assert len(candidate()) == 2",
+    "fn_name": "descriptors",
+  }
+  assert outcome(_OPEN, tests, jail)[0] == "pass"
+
+
+@pytest.mark.parametrize(
+  "tests, says",
+  [
+    ({"inputs": ["1", "2", "1"], "outputs": ["1", "2", "3"]}, "inputs[2] is "),
+    ({"inputs": [[1], [1]], "outputs": [1, 2], "fn_name": "f"}, "inputs[1] is"),
+    ({"inputs": [[1]], "outputs": [1], "fn_name": "def"}, "a Python name"),
+  ],
+)
+def test_tests_that_nothing_can_pass_are_refused(tests, says):
+  with pytest.raises(ValueError, match=re.escape(says)):
+    code.check_tests(tests)

@@ -271,3 +271,17 @@ def test_integrals_are_let_through(text):
 )
 def test_other_text_is_refused_with_the_reason(text, why):
   assert refuse_integral(text, "x").startswith(why)
+
+
+@pytest.mark.parametrize(
+  "text, why",
+  [
+    ("((((99)**20)**20)**20)**20", "a power of a bracket"),
+    ("(x+C+E)**3*(x+C)**2*(x+1)**2", "more than two powers"),
+    ("tan(tan(x))", "functions in functions"),
+    ("tan(x)*" * 6 + "tan(x)", "more than 6 functions"),
+  ],
+)
+def test_what_would_take_long_is_refused(text, why):
+  """An answer must not be able to make its verifier late."""
+  assert refuse_integral(text, "x").startswith(why)

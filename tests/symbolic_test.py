@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from brorl_jax.tasks.math.symbolic import symbolic
@@ -47,3 +49,12 @@ def test_equal(answer, gold):
 )
 def test_not_equal(answer, gold):
   assert symbolic(answer, gold) is False
+
+
+def test_what_would_take_long_to_work_out_is_compared_as_it_stands():
+  gold = r"\max(x,y)(x+y+z+a+b+c)"
+  start = time.monotonic()
+  assert not symbolic(gold + "^{40}", gold)
+  assert time.monotonic() - start < 2.5
+  assert symbolic(gold + "^{40}", gold + "^{40}")
+  assert symbolic(r"\max(a,b)(x+1)^2", r"\max(b,a)(x^2+2x+1)")

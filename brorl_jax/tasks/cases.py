@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import keyword
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ class Tests:
   mode: str
   job: Mapping[str, Any]
   outputs: Sequence[Any]
+  sizes: Sequence[int]  # of the outputs, in bytes as they come out of the jail
   check: bytes = b""
 
 
@@ -46,7 +48,11 @@ def parse(tests: Any) -> Tests:
       " fn_name or check"
     )
   name = tests.get("fn_name")
-  if name and not (isinstance(name, str) and name.isidentifier()):
+  if name and not (
+    isinstance(name, str)
+    and name.isidentifier()
+    and not keyword.iskeyword(name)
+  ):
     raise ValueError(f"tests.fn_name is {name!r}; it must be a Python name")
   if tests.get("check") is not None:
     return _parse_check(tests, name)
@@ -69,7 +75,8 @@ def parse(tests: Any) -> Tests:
   expected = [_text(v, f"outputs[{i}]") for i, v in enumerate(outputs)]
   if not b"".join(expected).split():
     raise ValueError("tests expects only empty outputs; any program would pass")
-  return Tests("stdio", {"inputs": texts}, expected)
+  _refuse_contradiction(texts, expected)
+  return Tests("stdio", {"inputs": texts}, expected, [*map(len, expected)])
 
 
 def _parse_check(tests: Mapping[str, Any], name: Any) -> Tests:
@@ -85,13 +92,13 @@ def _parse_check(tests: Mapping[str, Any], name: Any) -> Tests:
   kinds = {n.name for n in body if isinstance(n, ast.FunctionDef)}
   if "check" not in kinds:
     raise ValueError("tests.check defines no function check(candidate)")
-  return Tests("check", {"function": name}, [b""], source)
+  return Tests("check", {"function": name}, [b""], [0], source)
 
 
 def _parse_calls(
   inputs: Sequence[Any], outputs: Sequence[Any], name: str
 ) -> Tests:
-  nodes, expected = [], []
+  nodes, expected, sizes = [], [], []
   for i, (given, want) in enumerate(zip(inputs, outputs, strict=True)):
     where = f"inputs[{i}]"
     if isinstance(given, str):
@@ -110,11 +117,25 @@ def _parse_calls(
         " arguments, or text with one argument as JSON per line"
       )
     nodes.append(_node(arguments, where))
-    _node(want, f"outputs[{i}]")
+    sizes.append(len(plain.dumps(_node(want, f"outputs[{i}]"))))
     expected.append(want)
   if all(want in (None, "", [], {}, [None], [""], [[]]) for want in expected):
     raise ValueError("tests expects only empty outputs; any program would pass")
-  return Tests("call", {"function": name, "calls": nodes}, expected)
+  _refuse_contradiction([*map(plain.dumps, nodes)], expected)
+  return Tests("call", {"function": name, "calls": nodes}, expected, sizes)
+
+
+def _refuse_contradiction(
+  inputs: Sequence[str | bytes], outputs: Sequence[Any]
+) -> None:
+  first: dict[str | bytes, int] = {}
+  for i, given in enumerate(inputs):
+    j = first.setdefault(given, i)
+    if outputs[i] != outputs[j]:
+      raise ValueError(
+        f"tests.inputs[{i}] is inputs[{j}] with another output; no program"
+        " could pass both"
+      )
 
 
 def _text(value: Any, where: str) -> bytes:
@@ -195,4 +216,7 @@ def _same_word(got: bytes, want: bytes) -> bool:
   value, other = float(want), float(got)
   if not math.isfinite(value):
     return False
-  return abs(other - value) <= _RELATIVE * abs(value) + _ABSOLUTE
+  allowed = _RELATIVE * abs(value) + _ABSOLUTE
+  # Where every shown digit matters, as in amounts of money.
+  shown = len(want.partition(b".")[2])
+  return abs(other - value) <= min(allowed, 0.5 * 10.0**-shown + _ABSOLUTE)

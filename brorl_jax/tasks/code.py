@@ -168,53 +168,40 @@ def _run(
   program: str, tests: cases.Tests, limits: Limits, jail: Jail
 ) -> zygote.Ended:
   job = {"mode": tests.mode, "program": program, **tests.job}
-  if tests.mode != "stdio":
-    return jail.run(job, limits=limits, tests=tests.check)
   # An output that is far longer than the right one is not right.
-  received = limits.result_bytes + 2 * sum(map(len, tests.outputs))
+  size = max(tests.sizes)
+  limits = dataclasses.replace(
+    limits, output_bytes=max(limits.output_bytes, 2 * size)
+  )
+  received = limits.result_bytes + 2 * sum(tests.sizes)
+  if tests.mode != "stdio":
+    return jail.run(job, limits=limits, tests=tests.check, received=received)
   start = time.monotonic()
-  job |= {"together": _TOGETHER}
-  ended = jail.run(job, limits=limits, received=received)
+  ended = jail.run(
+    job | {"together": _TOGETHER}, limits=limits, received=received
+  )
   if ended.reason not in ("", _KILLED):
     return ended
-  failed = _failed_after_others(tests, ended.frames)
-  # The first, to see whether a process of its own makes a difference; if so,
-  # all the others.
-  for some in (failed[:1], failed[1:]):
-    left = limits.wall_s - (time.monotonic() - start)
-    if not some or left <= 0:
-      break
-    job |= {"together": 1, "inputs": [tests.job["inputs"][i] for i in some]}
-    rest = dataclasses.replace(limits, wall_s=left)
-    alone = jail.run(job, limits=rest, received=received)
-    better = {
-      i: dataclasses.replace(frame, index=i)
-      for i, frame in zip(some, alone.frames, strict=False)
-      if not _fault_of_output(frame, tests.outputs[i])
-    }
-    frames = {f.index: f for f in ended.frames} | better
-    ended = dataclasses.replace(ended, frames=list(frames.values()))
-    if not better:
-      break
-  return ended
+  left = limits.wall_s - (time.monotonic() - start)
+  if left <= 0 or not _failed_after_others(tests, ended.frames):
+    return ended
+  # All of them, and what they say then counts alone: a test that could be tried
+  # twice would be guessed twice.
+  rest = dataclasses.replace(limits, wall_s=left)
+  return jail.run(job | {"together": 1}, limits=rest, received=received)
 
 
 def _failed_after_others(
   tests: cases.Tests, frames: Sequence[zygote.Frame]
-) -> list[int]:
-  """Tests that failed, if the first of them was not the first of its process.
-
-  Otherwise the verdict is clear. One that was killed keeps what it got.
-  """
-  failed = [
+) -> bool:
+  """Whether what others left behind may be why the first that failed did."""
+  failed = (
     frame
     for frame, want in zip(frames, tests.outputs, strict=False)
     if frame.index == running.BEFORE or _fault_of_output(frame, want)
-  ]
-  if not failed or failed[0].first:
-    return []
-  rerun = (f for f in failed if not f.first and not os.WIFSIGNALED(f.status))
-  return [frame.index for frame in rerun]
+  )
+  first = next(failed, None)
+  return first is not None and not first.first
 
 
 # The verdict.

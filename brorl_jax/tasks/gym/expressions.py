@@ -166,6 +166,29 @@ def refuse_integral(text: str, variable: str) -> str:
       return f"the text {token[:20]}"
   # E alone may have any power: sympy does not work it out.
   small = r"(?:-?(?:1?\d|20)(?![\d.])|\(-?\d\d?(?:/\d\d?)?\))(?!\*\*)"
-  if re.search(rf"(?<!E)\*\*(?!{small})", "".join(text.split())):
+  packed = "".join(text.split())
+  if re.search(rf"(?<!E)\*\*(?!{small})", packed):
     return "a power that is no number up to 20"
+  # A sum to a power is worked out; a function of a function of one is not, but
+  # its derivative has as many factors.
+  if re.search(r"\)\*\*(?!\(|[23](?!\d))", packed):
+    return "a power of a bracket above 3"
+  if packed.count(")**") > 2:
+    return "more than two powers of brackets"
+  if len(re.findall(r"[a-z]{2,}\(", packed)) > 6:
+    return "more than 6 functions"
+  if _nesting(packed) > 1:
+    return "functions in functions"
   return ""
+
+
+def _nesting(text: str) -> int:
+  """Most functions that lie in each other."""
+  stack, most = [], 0
+  for match in re.finditer(r"([A-Za-z]{2,})?\(|\)", text):
+    if match[0] == ")":
+      stack = stack[:-1]
+    else:
+      stack.append(match[1] is not None)
+      most = max(most, sum(stack))
+  return most

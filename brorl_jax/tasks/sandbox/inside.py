@@ -23,6 +23,8 @@ Standard library only, for Python 3.9 and later.
 
 from __future__ import annotations
 
+import _sitebuiltins
+import builtins
 import dataclasses
 import gc
 import json
@@ -77,6 +79,9 @@ def main(control: int, *, readable: Sequence[str], namespaces: bool) -> None:
   walls.drop_capabilities()
   for name in _WARM.split():
     __import__(name)
+  # As `site` would, which is not loaded: many programs end with exit().
+  for name in ("exit", "quit"):
+    setattr(builtins, name, _sitebuiltins.Quitter(name, ""))
   gc.collect()
   gc.freeze()  # collections in a program leave the shared pages alone
   sock.send(READY)

@@ -32,6 +32,7 @@ from typing import Any
 MAX_DEPTH = 50
 MAX_NODES = 200_000
 MAX_BYTES = 8 << 20
+_MAX_KEY_DEPTH = 4
 
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-9
 _WORD = 1 << 63
@@ -157,10 +158,16 @@ def _encode(value: Any, depth: int, left: list[int]) -> Any:
   if kind is list or kind is tuple:
     return ["l" if kind is list else "t", *_encode_all(value, depth, left)]
   if kind is set or kind is frozenset:
-    return ["S", *_encode_all(list(value), depth, left)]
+    keys = _encode_all(list(value), depth, left)
+    if _keys_too_deep(keys):
+      raise _TooLarge
+    return ["S", *keys]
   if kind in _DICTS:
     items = list(value.items())  # of Counter and the like: dict's own
-    return ["d", *([_encode(x, depth + 1, left) for x in kv] for kv in items)]
+    pairs = [[_encode(x, depth + 1, left) for x in kv] for kv in items]
+    if _keys_too_deep([key for key, _ in pairs]):
+      raise _TooLarge
+    return ["d", *pairs]
   return ["x", "no plain data"]
 
 
@@ -188,11 +195,15 @@ def _decode(node: Any, depth: int, left: list[int]) -> Any:
     values = _decode_all(rest, depth, left)
     return values if tag == "l" else tuple(values)
   if tag == "S":
+    if _keys_too_deep(rest):
+      raise ValueError("keys too deep")
     values = _decode_all(rest, depth, left)
     pairs = zip(map(_key, rest), values)  # noqa: B905
     return Keyed({k: (v, None) for k, v in pairs}, is_set=True)
   if tag == "d":
     items = {}
+    if _keys_too_deep([key for key, _ in rest]):
+      raise ValueError("keys too deep")
     for key, value in rest:
       pair = _decode(key, depth + 1, left), _decode(value, depth + 1, left)
       items[_key(key)] = pair
@@ -225,6 +236,19 @@ def _decode_scalar(tag: str, rest: list[Any]) -> Any:
   raise ValueError(f"tag {tag[:9]!r}")
 
 
+def _keys_too_deep(keys: list[Any]) -> bool:
+  """Whether keys hold keys too deeply: each level writes out all below it."""
+  for _ in range(_MAX_KEY_DEPTH):
+    keys = [
+      child
+      for key in keys
+      if type(key) is list
+      for child in key[1:]
+      if type(child) is list
+    ]
+  return bool(keys)
+
+
 def _key(node: Any) -> str:
   """One text for all nodes that are one key of a Python dict."""
   if type(node) is float and abs(node) < 1e18 and node == int(node):
@@ -247,9 +271,10 @@ def _same(got: Any, want: Any) -> bool:
       and all(map(_same, got, want))
     )
   if type(want) in (float, complex):
-    return type(got) in (int, float, complex) and _close(got, want)
+    numbers = (int, float) if type(want) is float else (int, float, complex)
+    return type(got) in numbers and _close(got, want)
   if type(want) is int:
-    return type(got) in (int, float, complex) and got == want
+    return type(got) in (int, float) and got == want
   return type(got) is type(want) and got == want
 
 
