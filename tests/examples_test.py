@@ -240,5 +240,31 @@ def test_a_run_that_goes_on_needs_the_same_examples(tmp_path):
   with pytest.raises(ValueError, match="data has changed: source gym was 5"):
     order.refuse_changes(before, from_file(path, records).fingerprint)
   made = examples().fingerprint
-  with pytest.raises(ValueError, match="source gym was unbounded"):
+  with pytest.raises(ValueError, match=r"(source gym|held out) was "):
     order.refuse_changes(made, before)
+
+
+def test_other_heldout_examples_are_refused_too(tmp_path):
+  path, records = tmp_path / "sums.jsonl", lines()
+  some = from_file(path, records)
+  held = some._heldout[0].id
+  (record,) = [r for r in records if r["id"] == held]
+  record["source"] = "elsewhere"
+  with pytest.raises(ValueError, match="data has changed: held out was"):
+    from_file(path, records).refuse_changes(some.fingerprint)
+  some.refuse_changes(None)  # a run that begins
+
+
+def test_a_domain_of_long_prompts_alone_is_refused(tmp_path):
+  path = tmp_path / "sums.jsonl"
+  with pytest.raises(TooLong, match=r"no gym prompt has at most .* = 3 tokens"):
+    from_file(path, lines(), prompt_tokens=3, **{"data.drop_long": True})
+
+
+def test_what_was_left_out_is_kept_word_for_word(tmp_path):
+  records = lines()
+  for i in range(9):
+    records[i]["promt"] = records[i].pop("prompt")
+  some = from_file(tmp_path / "a.jsonl", records, **{"data.skip_bad": True})
+  assert len(some.left_out) == 9 and len(some.says) == 6
+  assert "a.jsonl, line 9, field 'promt'" in some.left_out[8]

@@ -167,12 +167,12 @@ def test_without_the_library_the_remedy_is_named(monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   monkeypatch.delitem(sys.modules, "if_verifiable", raising=False)
   if_library._registry.cache_clear()
-  with pytest.raises(ValueError) as error:
+  with pytest.raises(ImportError) as error:
     instructions.check([{"id": "count:numbers", "kwargs": {"N": 1}}])
   assert str(error.value) == (
     "instruction 'count:numbers': it needs the library if-verifiable (No module"
     " named 'if_verifiable'); pip install \"brorl_jax[if]\""
   )
-  with pytest.raises(LookupError, match="needs the library if-verifiable"):
+  with pytest.raises(ImportError, match="needs the library if-verifiable"):
     checked("count:numbers", {"N": 1}, "1")
   if_library._registry.cache_clear()

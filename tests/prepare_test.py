@@ -376,3 +376,28 @@ def test_every_set_is_documented_and_the_command_runs(tmp_path):
 def test_a_broken_list_cannot_be_read_twice(tmp_path):
   with pytest.raises(DataError, match="there is no such file"):
     prepare.convert("deepscaler", [str(tmp_path / "x.json")], check=CHECK)
+
+
+@pytest.mark.parametrize("given", ["[NaN, 1]", "1e999", '"\\ud800"'])
+def test_rows_that_could_not_be_read_back_are_dropped(tmp_path, given):
+  """One of them must not cost the others, nor spoil the file."""
+  rows = [
+    {
+      "ability": "code",
+      "prompt": [{"role": "user", "content": f"Number {i}?"}],
+      "reward_model": {
+        "ground_truth": json.dumps(
+          {"fn_name": "f", "inputs": [one], "outputs": ["1"]}
+        )
+      },
+      "extra_info": {"index": i, "split": "train"},
+      "data_source": "some",
+    }
+    for i, one in enumerate((given, "2"))
+  ]
+  path, output = tmp_path / "rows.json", tmp_path / "out.jsonl"
+  path.write_text(json.dumps(rows))
+  assert prepare.main(["eurus2", str(path), f"--output={output}"]) == 0
+  assert [e.question for e in dataset.read(str(output)).examples] == [
+    "Number 1?"
+  ]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from brorl_jax import sampler, tokenizer, types
+from brorl_jax.main import scoring
 from brorl_jax.main.examples import Examples
 from brorl_jax.main.scoring import Judge
 from brorl_jax.tasks import gym
@@ -154,3 +155,21 @@ def test_rollouts_of_the_embedded_policy_are_judged(judge):
   )
   reward = judge.scores(1, prompts, jax.device_get(out)).reward
   assert 0.02 < reward.mean() < 0.7
+
+
+def test_walls_are_tried_for_what_is_judged(monkeypatch):
+  asked = []
+  monkeypatch.setattr(scoring.jail, "walls", lambda: asked.append(1) or "")
+  assert scoring._walls(["gym"]) == {} and not asked
+  assert scoring._walls(["gym", "math"]) == {"libraries": "walled"}
+  monkeypatch.setattr(scoring.jail, "walls", lambda: "no Landlock")
+  assert scoring._walls(["stem"]) == {"libraries": "no Landlock"}
+
+
+def test_programs_without_a_jail_are_refused_in_one_line(monkeypatch):
+  def require():
+    raise scoring.jail.Failed("no jail for untrusted code here: install it")
+
+  monkeypatch.setattr(scoring.levels, "require", require)
+  with pytest.raises(ValueError, match=r"^no jail .*: install it$"):
+    scoring._walls(["code"])

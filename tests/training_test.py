@@ -209,7 +209,14 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
   steps = []
   by_step = lambda step: steps.append(step) or measure
   book = record.Record(
-    c, tmp_path, examples, heldout, by_step, {}, {"sandbox": 1}
+    c,
+    tmp_path,
+    examples,
+    heldout,
+    by_step,
+    {},
+    {"sandbox": 1},
+    lambda: {"score/replaced_workers": 3},
   )
   book.start(-1)
   score = book.evaluate(0, state.params)
@@ -217,6 +224,9 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
   book.evaluate(1, state.params)
   book.close()
   assert steps == [0, 1]
+  assert json.loads((tmp_path / "config.json").read_text())["sandbox"] == 1
+  (line,) = metrics.read_lines(tmp_path / "metrics.jsonl")
+  assert line["score/replaced_workers"] == 3 and line["reward/mean"] == 0.5
   curve = metrics.read_lines(tmp_path / "eval" / "curve.jsonl")
   # The same draws each time: a gain is paired.
   assert curve[0]["rates"] == curve[1]["rates"]

@@ -42,6 +42,7 @@ class Examples:
     stop_ids: Tokens that end a response.
     families: Of the puzzles; none if there are no generated ones.
     domains: Those that are drawn.
+    left_out: Bad lines of the files, each with its place and what is wrong.
     fingerprint: What a run that goes on must find unchanged.
     says: What was read, and what was left out, in lines.
   """
@@ -52,6 +53,7 @@ class Examples:
     self.stop_ids = text.stop_ids
     self.example = functools.lru_cache(maxsize=1 << 14)(self._draw)
     self.says: list[str] = []
+    self.left_out: list[str] = []
     self._train, self._heldout = self._read() if c.data.files else ({}, [])
     made = c.domains.gym.weight > 0.0 and "gym" not in self._train
     self.families = families(c) if made else []
@@ -68,6 +70,7 @@ class Examples:
     weights = {name: c.domains[name].weight for name in sizes}
     self._order = order.Order(sizes, weights, seed=c.seed)
     self.fingerprint = self._order.fingerprint(digests)
+    self.fingerprint["held out"] = dataset.digest(self._heldout)
     self.domains = [name for name in sizes if weights[name] > 0.0]
 
   def _read(self) -> tuple[dict[str, list[Example]], list[Example]]:
@@ -80,16 +83,16 @@ class Examples:
       heldout.refuse_overlap(train, held)
     else:
       train, held = heldout.split(train, one_in=data.heldout_one_in)
-    skipped = [*train.skipped, *held.skipped]
+    self.left_out = [str(one) for one in (*train.skipped, *held.skipped)]
     by_domain = collections.defaultdict[str, list[Example]](list)
     for example in self._fitting(train):
       by_domain[example.domain].append(example)
     kept = self._fitting(held)
     counts = ", ".join(f"{k} {len(v)}" for k, v in sorted(by_domain.items()))
     self.says += [
-      f"files: {counts}; held out {len(kept)}; left out {len(skipped)} bad "
-      f"lines; {train.repeats} prompts come more than once",
-      *(f"  left out: {one}" for one in skipped[:_SHOWN]),
+      f"files: {counts}; held out {len(kept)}; left out {len(self.left_out)} "
+      f"bad lines; {train.repeats} prompts come more than once",
+      *(f"  left out: {one}" for one in self.left_out[:_SHOWN]),
     ]
     return dict(by_domain), list(kept)
 
@@ -101,18 +104,27 @@ class Examples:
       return data.examples
     tokens = lambda example: len(self._ids(example))
     kept, dropped = dataset.fit(data.examples, tokens, self._c.prompt_tokens)
+    limit = self._c.prompt_tokens
+    for name in {example.domain for example in dropped}:
+      if all(example.domain != name for example in kept):
+        raise TooLong(
+          f"no {name} prompt has at most config.prompt_tokens = {limit} "
+          "tokens: raise it"
+        )
     if dropped:
       self.says.append(
-        f"left out {len(dropped)} prompts of more than "
-        f"{self._c.prompt_tokens} tokens"
+        f"left out {len(dropped)} prompts of more than {limit} tokens"
       )
     return kept
 
   def _ids(self, example: Example) -> list[int]:
-    *before, last = example.messages
+    last = {"role": "user", "content": self.asked(example)}
+    return self._text.render([*example.messages[:-1], last])
+
+  def asked(self, example: Example) -> str:
+    """The user's last message, with what its domain asks for."""
     added = self._c.domains[example.domain].instruction
-    asked = "\n".join(part for part in (last["content"], added) if part)
-    return self._text.render([*before, {"role": "user", "content": asked}])
+    return "\n".join(part for part in (example.question, added) if part)
 
   def _render(self, example: Example) -> list[int]:
     ids = self._ids(example)

@@ -129,7 +129,7 @@ class Record:
         "id": example.id,
         "domain": example.domain,
         "task": example.task,
-        "prompt": example.question,
+        "prompt": self._examples.asked(example),
         "response": self._examples.decode([ids])[0],
         "gold": example.entry.get("answer"),  # none for tests and constraints
         "answer": verdict.answer,

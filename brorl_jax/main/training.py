@@ -126,7 +126,11 @@ def _parts(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> _Parts:
   state = learning.initial_state(
     params, tx, mesh, keep_reference=keep, offload=c.offload
   )
-  found = {"data": examples.fingerprint, "sandbox": judge.walls}
+  found = {
+    "data": examples.fingerprint,
+    "left_out": examples.left_out,
+    "sandbox": judge.walls,
+  }
   return _Parts(examples, judge, phases, heldout, state, found)
 
 

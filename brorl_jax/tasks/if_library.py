@@ -74,7 +74,8 @@ def checked(kind: str, kwargs: Mapping[str, Any], response: str) -> bool:
     response: Text of the policy.
 
   Raises:
-    LookupError: If the library or its data is not installed.
+    ImportError: If the library is not installed.
+    LookupError: If its data is not.
   """
   checker = _checker(kind)
   if len(response) > MAX_RESPONSE:
@@ -102,11 +103,14 @@ def check(kind: str, kwargs: Mapping[str, Any]) -> None:
 
   Raises:
     ValueError: One line with the id, what is wrong and the remedy.
+    ImportError: If the library is not installed.
   """
   try:
     checker = _checker(kind)
   except LookupError as error:
     raise ValueError(f"instruction {kind!r}: {error.args[0]}") from error
+  except ImportError as error:  # not the example's fault
+    raise ImportError(f"instruction {kind!r}: {error}") from error
   _check_names(kind, kwargs, checker)
   state = random.getstate()
   try:
@@ -168,7 +172,7 @@ def _registry() -> dict[str, Any]:
     finally:
       nltk.download = download
   except ImportError as error:
-    raise LookupError(
+    raise ImportError(
       f"it needs the library if-verifiable ({error}); {INSTALL}"
     ) from error
   return {**bench.INSTRUCTION_DICT, **ifeval.INSTRUCTION_DICT}

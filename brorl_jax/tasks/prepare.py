@@ -63,6 +63,8 @@ def convert(
         if isinstance(row, Refused):
           raise row
         record = {"id": f"{name}-{number:06d}", **SETS[name](row)}
+        # As a line, so that what is written can be read.
+        record = strict.parse(json.dumps(record).encode())
         reader.add(record, place, name)
       except (Unusable, Refused) as error:
         field = error.field if isinstance(error, Refused) else ""
