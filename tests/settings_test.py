@@ -238,7 +238,8 @@ def config(**changes):
   c = base.get_config().unlock()
   c.update(n=512, samples=16384, in_flight=8192, minibatches=2)
   c.update(slots=64, rows=32, blocks=16, lr=3e-4, dtype="float32")
-  c.update_from_flattened_dict(changes)
+  c.update({k: v for k, v in changes.items() if "." not in k})
+  c.update_from_flattened_dict({k: v for k, v in changes.items() if "." in k})
   return c
 
 
