@@ -30,13 +30,16 @@ field is not there. The fields:
 
 No other field is allowed, and none that another domain needs. Prompts must
 not hold control tokens of chat templates, nor characters that are not seen.
-Each gold is tried on its own verifier: mathematics must verify against itself
+
+Golds are tried on their own verifiers: mathematics must verify against itself
 and against nothing trivial, choices and short answers must be readable, tests
 must expect something and not contradict each other, instructions must be known
 with their arguments, a puzzle's own answer must pass. Instructions that
-contradict each other, and checks that everything passes, are not found out. What an `Example` carries as its entry: math {"answer"}, stem
-{"answer"} and "choices" if given, code {"tests"}, instructions
-{"instructions"}, gym the entry itself.
+contradict each other, and checks that everything passes, are not found out.
+
+What an `Example` carries as its entry: math {"answer"}, stem {"answer"} and
+"choices" if given, code {"tests"}, instructions {"instructions"}, gym the
+entry itself.
 """
 
 from __future__ import annotations
