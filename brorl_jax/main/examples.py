@@ -173,8 +173,8 @@ class Examples:
     count = self._c.distinct_prompts
     if count:
       resting = ledgers.resting(ledger, step)
-      order = np.random.default_rng([self._c.seed, step]).permutation(count)
-      return [int(p) for p in order if p not in resting][:most]
+      shuffled = np.random.default_rng([self._c.seed, step]).permutation(count)
+      return [int(p) for p in shuffled if p not in resting][:most]
     start = ledger.drawn if self._train else 0
     return range(start, start + most)
 

@@ -11,7 +11,7 @@ def rise(numbers):
     "/proc/self/root@FOLDER@/secret",
     "/etc/shadow",
     "/etc/passwd",
-    "/root/.ssh/id_rsa",
+    "/etc/ssh/ssh_host_rsa_key",
     "../../../..@FOLDER@/secret",
   ):
     try:
