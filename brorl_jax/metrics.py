@@ -9,7 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -82,7 +82,11 @@ def read_lines(path: str | pathlib.Path) -> list[dict[str, Any]]:
 
 
 class Writer:
-  """Scalars of each step: metrics.jsonl, TensorBoard events, progress."""
+  """Scalars of each step: metrics.jsonl, TensorBoard events, progress.
+
+  Attributes:
+    cpu_s: time/cpu_s of the steps that are done, added up.
+  """
 
   def __init__(self, workdir: str | pathlib.Path, *, after: int, steps: int):
     """Continues the files of a run.
@@ -105,6 +109,7 @@ class Writer:
         f"{path} does not hold the steps 1 to {after} that the checkpoint "
         "follows; bring it back, or choose another workdir"
       )
+    self.cpu_s = sum(line.get("time/cpu_s", 0.0) for line in read_lines(path))
     self._board = tensorboardX.SummaryWriter(
       str(workdir), purge_step=after + 1, write_to_disk=True, flush_secs=1
     )
@@ -281,6 +286,44 @@ def correct_mass(
     first, _ = rollouts.distinct(p)
     mass[p] = probability[p, first[reward[p, first] >= 1.0]].sum()
   return mass
+
+
+class Clock(NamedTuple):
+  """Seconds so far."""
+
+  wall: float
+  process: float  # of the processor, all threads
+  compiling: float  # of the wall; most of it on one thread
+
+
+_compiling = [0.0]  # one process, one compiler
+
+
+def _told(event: str, duration_secs: float, **_: Any) -> None:
+  if event == "/jax/core/compile/backend_compile_duration":
+    _compiling[0] += duration_secs
+
+
+jax.monitoring.register_event_duration_secs_listener(_told)
+
+
+def clock() -> Clock:
+  """Now."""
+  return Clock(time.perf_counter(), time.process_time(), _compiling[0])
+
+
+def since(begin: Clock) -> dict[str, float]:
+  """Metrics of the time since `begin`.
+
+  time/cpu_s leaves compiling out, so that runs can be compared by it whichever
+  of them met more shapes; what scoring workers spent is not in it.
+  """
+  wall, process, compiling = np.subtract(clock(), begin).tolist()
+  return {
+    "time/step_s": wall,
+    "time/cpu_s": max(process - compiling, 0.0),
+    "time/compile_s": compiling,
+  }
 
 
 def first_not_finite(scalars: Mapping[str, float | None]) -> str | None:

@@ -4,6 +4,7 @@ Read `train` from top to bottom: it goes around the README's figure once per
 step. Nothing below this file knows about configs, flags or files.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -65,8 +66,12 @@ class Store(Protocol):
 class Record(Protocol):
   """Where numbers go."""
 
-  def start(self, done: int) -> None:
-    """Forget what was written of steps after `done`, -1 for all."""
+  def start(self, done: int) -> float:
+    """Forget what was written of steps after `done`, -1 for all.
+
+    Returns:
+      time/cpu_s of the steps up to there, added up.
+    """
     ...
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
@@ -93,6 +98,7 @@ def train(
   save_every: int,
   eval_every: int,
   pipeline: bool = False,
+  max_cpu_s: float = math.inf,
 ) -> Any:
   """Runs the steps after the newest checkpoint and returns the last state.
 
@@ -107,13 +113,15 @@ def train(
     store: Checkpoints.
     record: Metrics and evaluations.
     seed: Root of all randomness.
-    steps: Last step.
+    steps: Last step at most.
     save_every: Steps between checkpoints; the last step is always saved.
     eval_every: Steps between evaluations; there is one before the first step
       and one after the last.
     pipeline: Sample the next step with the parameters before this update, which
       then happens while the devices would wait for verdicts; but for the step
       after a checkpoint, so that a run can go on from there.
+    max_cpu_s: The step with which time/cpu_s of all steps comes to this is the
+      last one.
 
   Raises:
     Starved: A step found too few groups with a gradient.
@@ -124,7 +132,7 @@ def train(
   if (saved := store.restore(like=state)) is not None:
     state, ledger = saved[0], Ledger.from_json(saved[1])
     done = int(state.step)
-  record.start(done)
+  spent = record.start(done)
   if done < 0:
     ledger = ledgers.evaluated(ledger, record.evaluate(0, state.params))
   root, held, ahead = jax.random.key(seed), 0.0, None
@@ -142,7 +150,9 @@ def train(
     )
 
   for step in range(max(done, 0) + 1, steps + 1):
-    begin, now = time.perf_counter(), stages(step)
+    if spent >= max_cpu_s:
+      break
+    begin, now = metrics.clock(), stages(step)
     if now.changed is not None:
       record.event(step, {"event": "phase", "changed": now.changed})
     save = step % save_every == 0 or step == steps
@@ -160,22 +170,23 @@ def train(
     scalars = _of_draw(drawn) | credit.told | learned
     scalars |= {"time/update_s": update.spent, _HELD: held}
     scalars |= _of_ledger(ledger, step)
-    scalars["time/step_s"] = time.perf_counter() - begin
+    scalars |= metrics.since(begin)
     if (bad := metrics.first_not_finite(scalars)) is not None:
       raise FloatingPointError(f"step {step}: {bad} is {scalars[bad]}")
     # Lines first, then the checkpoint: a line past the newest checkpoint is
     # dropped on restart, but one that is missing could not be replaced.
     record.step(step, scalars, kept)
-    ledger = credit.ledger
-    if step % eval_every == 0 or step == steps:
+    ledger, spent = credit.ledger, spent + scalars["time/cpu_s"]
+    last = step == steps or spent >= max_cpu_s
+    if step % eval_every == 0 or last:
       ledger = ledgers.evaluated(ledger, record.evaluate(step, state.params))
     state, ledger, why = now.reference(state, ledger, scalars)
     if why is not None:
       record.event(step, {"event": "reference reset", "why": why})
-    begin = time.perf_counter()
-    if save:
+    start = time.perf_counter()
+    if save or last:
       store.save(step, state, ledger.to_json())
-    held = time.perf_counter() - begin
+    held = time.perf_counter() - start
   return state
 
 

@@ -14,6 +14,11 @@ def get_config() -> ml_collections.ConfigDict:
   )
   c.steps = 60  # rollout -> update rounds; each makes `minibatches` updates
 
+  # A run ends, before `steps`, with the step that brings the processor seconds
+  # of its steps (time/cpu_s: compiling, evaluations and checkpoints aside) to
+  # this: what arms are compared at. 0: no bound.
+  c.max_cpu_s = 0.0
+
   # Rollouts. The dial of this project is `n`. A step trains on samples / n
   # prompts, those that dynamic sampling keeps.
   c.n = 512  # rollouts per prompt

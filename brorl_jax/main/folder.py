@@ -13,9 +13,11 @@ from typing import IO, Any
 from brorl_jax.main.settings import Config, UserError, flatten
 
 # A run may go on with other values of these and still be the same run; the
-# first two not where the last step or a checkpoint changes what is sampled next
-# or when the reference is reset.
-_FREE = frozenset({"steps", "save_every", "keep_checkpoints", "samples_shown"})
+# first three not where the last step or a checkpoint changes what is sampled
+# next or when the reference is reset.
+_FREE = frozenset(
+  {"steps", "save_every", "max_cpu_s", "keep_checkpoints", "samples_shown"}
+)
 _LOCK = ".lock"  # names the process that works in the folder
 _PART = "config.json.part"  # while it is written
 _LIBRARIES = (
@@ -95,7 +97,7 @@ def check(
     raise UserError(f"{path} cannot be read: {e}") from None
   now = flatten(json.loads(c.to_json()))
   if now.get("pipeline") or now.get("reset_stalled"):
-    free = free - {"steps", "save_every"}
+    free = free - {"steps", "save_every", "max_cpu_s"}
   changed = {
     k: now.get(k)
     for k in sorted(before.keys() | now.keys())

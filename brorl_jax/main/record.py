@@ -78,7 +78,7 @@ class Record:
     self._changed, self._found, self._told = changed, found, told
     self._files = []
 
-  def start(self, done: int) -> None:
+  def start(self, done: int) -> float:
     c, devices = self._c, jax.devices()
     what = f"resumes after step {done}" if done >= 0 else "first step compiles"
     print(f"{len(devices)} {devices[0].device_kind}; {what}")
@@ -104,6 +104,7 @@ class Record:
       what = {"event": "config", "changed": dict(self._changed)}
       self.event(done, what)
     folder.write_config(c, self._workdir, **self._found)
+    return self._writer.cpu_s
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
     self._events.write({"step": step, **what})
