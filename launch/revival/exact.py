@@ -1,0 +1,142 @@
+"""The probability of every known right answer, read from checkpoints.
+
+  python launch/revival/exact.py runs/revival/countdown RUN [RUN ...]
+
+For each checkpoint of each run one line of RUN/exact.jsonl, by side (train,
+heldout) with one number per prompt:
+
+  pass_at_1   sum of p over the right answers, as they are spelt in known.json
+  covered     share of them with p > 1e-4
+  distinct    how many different ones are expected in 256 samples,
+              sum of 1 - (1 - p)^256
+  fell        share of them that lost mass since the policy the run began with
+  lost        the mass that those lost
+  answers     exp of the entropy among them
+
+A lower bound where the policy can spell an answer in another way, with brackets
+or blanks. No sampling: one forward pass over all answers.
+"""
+
+import argparse
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from brorl_jax import checkpoints, hf, metrics, tokenizer
+
+SAMPLES, COVERED = 256, 1e-4
+
+
+def measures(
+  logp: np.ndarray, before: np.ndarray, some: np.ndarray
+) -> dict[str, list[float]]:
+  """What is told of each prompt.
+
+  Args:
+    logp: [P, A], of the known right answers, padded.
+    before: Where the run began.
+    some: Which of them are there.
+  """
+  p, old = (np.where(some, np.exp(x), 0.0) for x in (logp, before))
+  count, mass = some.sum(axis=1), p.sum(axis=1)
+  share = p / np.maximum(mass, 1e-300)[:, None]
+  logs = np.log(np.where(share > 0.0, share, 1.0))
+  never = np.log1p(-np.minimum(p, 1.0 - 1e-12))  # drawn in one sample
+  told = {
+    "pass_at_1": mass,
+    "covered": (p > COVERED).sum(axis=1) / count,
+    "distinct": -np.expm1(SAMPLES * never).sum(axis=1),
+    "fell": ((p < old) & some).sum(axis=1) / count,
+    "lost": np.maximum(old - p, 0.0).sum(axis=1),
+    "answers": np.exp(-(share * logs).sum(axis=1)),
+  }
+  return {name: np.round(x, 9).tolist() for name, x in told.items()}
+
+
+class Known:
+  """The right answers of one side as tokens."""
+
+  def __init__(self, folder: pathlib.Path, side: str, source: pathlib.Path):
+    text = tokenizer.Tokenizer(source)
+    known = json.loads((folder / "known.json").read_text())[side]
+    lines = metrics.read_lines(folder / f"{side}.jsonl")
+    prompts = [
+      text.render([{"role": "user", "content": line["prompt"]}])
+      for line in lines
+    ]
+    said = [
+      [[*text.encode(a), text.stop_ids[0]] for a in known[line["id"]]]
+      for line in lines
+    ]
+    width = max(map(len, prompts))
+    self.prompt, self.prompt_mask = tokenizer.left_pad(prompts, width)
+    most = max(map(len, said))
+    longest = max(len(ids) for row in said for ids in row)
+    self.response = np.zeros((len(said), most, longest), np.int32)
+    self.mask = np.zeros(self.response.shape, bool)
+    for p, row in enumerate(said):
+      for a, ids in enumerate(row):
+        self.response[p, a, : len(ids)] = ids
+        self.mask[p, a, : len(ids)] = True
+    self.some = self.mask.any(axis=2)
+
+
+def reader(policy):
+  """(params, known) -> log-probability of each answer, on the host."""
+
+  @jax.jit
+  def logp(params, prompt, prompt_mask, response, mask):
+    each, _ = policy.response_logp(params, prompt, prompt_mask, response)
+    return jnp.sum(each, axis=-1, where=mask)
+
+  def read(params, k: Known):
+    found = logp(params, k.prompt, k.prompt_mask, k.response, k.mask)
+    return np.asarray(found, np.float64)
+
+  return read
+
+
+def measure(folder: pathlib.Path, run: pathlib.Path) -> None:
+  """Adds lines for the checkpoints that have none yet."""
+  config = json.loads((run / "config.json").read_text())["config"]
+  source = pathlib.Path(config["checkpoint"])
+  policy, first = hf.load(source)
+  read = reader(policy)
+  sides = {name: Known(folder, name, source) for name in ("train", "heldout")}
+  start = {name: read(first, k) for name, k in sides.items()}
+  path = run / "exact.jsonl"
+  done = {x["step"] for x in metrics.read_lines(path)} if path.exists() else ()
+  steps = sorted(
+    int(p.name) for p in (run / "checkpoints").iterdir() if p.name.isdigit()
+  )
+  like = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), first
+  )
+  with path.open("a") as file:
+    for step in [0, *steps]:
+      if step in done:
+        continue
+      params = first
+      if step:
+        _, params = checkpoints.read_params(run / "checkpoints", step, like)
+      told = {
+        name: measures(read(params, k), start[name], k.some)
+        for name, k in sides.items()
+      }
+      file.write(json.dumps({"step": step, **told}) + "\n")
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("folder", type=pathlib.Path)
+  parser.add_argument("runs", type=pathlib.Path, nargs="+")
+  a = parser.parse_args()
+  for run in a.runs:
+    measure(a.folder, run)
+
+
+if __name__ == "__main__":
+  main()
