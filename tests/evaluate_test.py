@@ -1,7 +1,12 @@
 """Tests of brorl_jax/evaluate.py, on a policy that is a table."""
 
+import itertools
+import json
+
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from brorl_jax import evaluate
 from brorl_jax.collect import Unjudged
@@ -62,7 +67,7 @@ class Table:
     return out
 
 
-def run(chunk):
+def run(chunk, first=0):
   table = Table()
   got = evaluate.evaluate(
     "params",
@@ -70,25 +75,20 @@ def run(chunk):
     rollouts=table.rollouts,
     judged=table.judged,
     chunk=chunk,
+    first=first,
   )
-  return got, table.calls
+  return list(got), table.calls
 
 
-def test_means_by_hand():
-  got, _ = run(chunk=5)
-  rates = np.array(RIGHT) / 3
-  np.testing.assert_allclose(got.pass_at_1, rates)
-  assert got.mean == pytest.approx(3 / 5)
-  half = 1.959964 * (np.sum((rates - 0.6) ** 2) / 4 / 5) ** 0.5
-  assert got.half_width == pytest.approx(half, rel=1e-6)
-  assert got.by_family == pytest.approx({"f0": 7 / 9, "f1": 1 / 3})
-  assert type(got.mean) is type(got.half_width) is float
+def flat(chunks):
+  return [record for chunk in chunks for record in chunk]
 
 
 def test_one_record_for_each_sample():
-  got, _ = run(chunk=2)
-  assert len(got.records) == 5 * N
-  assert got.records[3 * N + 1] == {
+  chunks, _ = run(chunk=2)
+  records = flat(chunks)
+  assert [len(c) for c in chunks] == [2 * N, 2 * N, N]
+  assert records[3 * N + 1] == {
     "id": "f1/heldout/3",
     "domain": "gym",
     "task": "f1",
@@ -97,25 +97,28 @@ def test_one_record_for_each_sample():
     "truncated": False,
     "score": 0.25,
     "pass": True,
+    "status": "pass",
     "reason": "",
     "answer": "3.1",
   }
-  assert got.records[3 * N] == {
-    "id": "f1/heldout/3",
+  assert records[2 * N + 2] == {
+    "id": "f0/heldout/2",
     "domain": "gym",
-    "task": "f1",
-    "sample": 0,
-    "tokens": 4,
-    "truncated": True,
-    "score": 0.0,
-    "pass": True,
+    "task": "f0",
+    "sample": 2,
+    "tokens": 1,  # 1 + (2 + 2) % 4
+    "truncated": False,
+    "score": 0.5,
+    "pass": False,
+    "status": "fail",
     "reason": "",
-    "answer": "3.0",
+    "answer": "2.2",
   }
+  assert records[3 * N]["tokens"] == 4 and records[3 * N]["truncated"] is True
   for i, right in enumerate(RIGHT):
-    passed = [r["pass"] for r in got.records[i * N : (i + 1) * N]]
+    passed = [r["pass"] for r in records[i * N : (i + 1) * N]]
     assert sum(passed) == right
-  assert all(type(r["truncated"]) is bool for r in got.records)
+  assert json.loads(json.dumps(records)) == records
 
 
 @pytest.mark.parametrize(
@@ -130,47 +133,243 @@ def test_chunks_have_one_size_and_what_fills_them_does_not_count(chunk, calls):
   got, asked = run(chunk)
   assert asked == calls
   want, _ = run(chunk=1)
-  np.testing.assert_array_equal(got.pass_at_1, want.pass_at_1)
-  assert got._replace(pass_at_1=0) == want._replace(pass_at_1=0)
+  assert flat(got) == flat(want)
 
 
-def measure(statuses):
-  """Of prompts whose responses have these statuses."""
-  word = {"p": "pass", "f": "fail", "i": "invalid"}
+def test_an_evaluation_may_begin_anywhere():
+  got, asked = run(chunk=2, first=3)
+  assert asked == [(3, [3, 4])]
+  assert flat(got) == flat(run(chunk=5)[0])[3 * N :]
+  assert run(chunk=2, first=5) == ([], [])
 
-  def judged(asked, _):
-    return [
-      [
-        Judged("f", Verdict(word[s], 1.0, "broken: x", "x"), 0.0)
-        for s in statuses[puzzle.entry["i"]]
-      ]
-      for puzzle in asked
-    ]
 
-  return evaluate.evaluate(
+def test_nothing_is_sampled_before_it_is_asked_for():
+  table = Table()
+  chunks = evaluate.evaluate(
     "params",
-    puzzles(len(statuses)),
-    rollouts=Table().rollouts,
-    judged=judged,
-    chunk=len(statuses),
+    puzzles(),
+    rollouts=table.rollouts,
+    judged=table.judged,
+    chunk=2,
   )
+  assert table.calls == []
+  next(chunks)
+  assert len(table.calls) == 1
 
 
-def test_what_could_not_be_judged_does_not_count():
-  got = measure(["pii", "iif", "iii", *["pff"] * 300])
-  np.testing.assert_allclose(got.pass_at_1[:4], [1.0, 0.0, 0.0, 1 / 3])
-  assert [record["pass"] for record in got.records[:4]] == [
-    *[True, False, False],
-    False,
+# -------------------------------------------------------------------- summary
+
+
+def prompt(name, statuses, *, domain="gym", answers=None, **fields):
+  """Records of samples that pass (p), fail (f) or could not be judged (i)."""
+  word = {"p": "pass", "f": "fail", "i": "invalid"}
+  return [
+    {
+      "id": name,
+      "domain": domain,
+      "task": name.split("/")[0],
+      "sample": n,
+      "tokens": 2 + n,
+      "truncated": n == 0,
+      "score": float(s == "p"),
+      "pass": s == "p",
+      "status": word[s],
+      "reason": "broken: x" if s == "i" else "",
+      "answer": answers[n] if answers else s,
+      **fields,
+    }
+    for n, s in enumerate(statuses)
   ]
 
 
+def all_of(records):
+  return evaluate.summary(records)["all"]
+
+
+def test_summary_by_hand():
+  """Task a: pppp, pfff; task b: ffff; domain math, task m: ppff."""
+  got = evaluate.summary(
+    prompt("a/0", "pppp")
+    + prompt("a/1", "pfff")
+    + prompt("b/0", "ffff")
+    + prompt("m/0", "ppff", domain="math")
+  )
+  assert got.keys() == {"all", "by_domain"}
+  assert got["by_domain"].keys() == {"gym", "math"}
+  a, b = (got["by_domain"]["gym"]["by_task"][task] for task in "ab")
+  math = got["by_domain"]["math"]
+  assert math["by_task"] == {"m": {k: math[k] for k in math if k != "by_task"}}
+  assert a["pass_at_k"] == pytest.approx({"1": 5 / 8, "2": 3 / 4, "4": 1.0})
+  assert b["pass_at_k"] == {"1": 0.0, "2": 0.0, "4": 0.0}
+  # Of ppff 1 of 6 pairs is wrong.
+  assert math["pass_at_k"] == pytest.approx({"1": 1 / 2, "2": 5 / 6, "4": 1.0})
+  # pf and ff: the first is a tie; pfff as one block: f wins.
+  assert a["majority_at_k"] == pytest.approx(
+    {"1": 5 / 8, "2": (1 + 1 / 4) / 2, "4": 1 / 2}
+  )
+  # The domain over its tasks, everything over prompts.
+  domain, everything = got["by_domain"]["gym"], got["all"]
+  assert domain["pass_at_k"]["1"] == pytest.approx((5 / 8 + 0) / 2)
+  assert everything["pass_at_k"]["1"] == pytest.approx(
+    (1 + 1 / 4 + 0 + 1 / 2) / 4
+  )
+  counts = [(s["prompts"], s["samples"]) for s in (a, b, domain, everything)]
+  assert counts == [(2, 4), (1, 4), (3, 4), (4, 4)]
+  assert everything["mean_score"] == pytest.approx(7 / 16)
+  assert everything["tokens_mean"] == 3.5
+  assert everything["truncated_fraction"] == 0.25
+  assert everything["invalid"] == 0
+  assert json.loads(json.dumps(got)) == got
+
+
+def test_a_score_is_not_a_pass():
+  records = prompt("a/0", "ff", score=0.75) + prompt("a/1", "ff", score=0.25)
+  got = all_of(records)
+  assert got["mean_score"] == 0.5 and got["pass_at_k"]["1"] == 0.0
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 5, 6])
+def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(samples):
+  for right in range(samples + 1):
+    statuses = "p" * right + "f" * (samples - right)
+    got = all_of(prompt("a/0", statuses))["pass_at_k"]
+    powers = {k for k in (1, 2, 4) if k <= samples}
+    assert got.keys() == {str(k) for k in powers | {samples}}
+    for k, value in got.items():
+      subsets = list(itertools.combinations(statuses, int(k)))
+      want = sum("p" in s for s in subsets) / len(subsets)
+      assert value == pytest.approx(want, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+  "answers, statuses, k, want",
+  [
+    ("abab", "pfpf", 4, 1 / 2),  # a tie
+    ("aabc", "ppff", 4, 1.0),
+    ("abbc", "pfff", 4, 0.0),
+    ("aabb", "ppff", 2, 1 / 2),  # blocks of two: right, wrong
+    ("abcc", "ppff", 2, 1 / 2),  # a tie of two right ones, then a wrong one
+    ("abca", "pffp", 2, 1 / 2),  # two ties
+    ("   a", "fffp", 4, 1.0),  # who does not answer does not vote
+    ("    ", "ffff", 4, 0.0),
+    ("   a", "fffp", 2, 1 / 2),
+    ("abcd", "pppf", 4, 3 / 4),
+    # Passes in one form of the response, and not in the other.
+    ("aaab", "pffp", 4, 1 / 3),
+  ],
+)
+def test_majority_by_hand(answers, statuses, k, want):
+  answers = [a.strip() for a in answers]
+  got = all_of(prompt("a/0", statuses, answers=answers))["majority_at_k"]
+  assert got[str(k)] == pytest.approx(want)
+
+
+def test_majority_leaves_out_what_fills_no_block():
+  """Five samples in blocks of two: the last one is in none."""
+  got = all_of(prompt("a/0", "pffff", answers="abbbb"))["majority_at_k"]
+  assert got == pytest.approx({"1": 1 / 5, "2": 1 / 4, "4": 0.0, "5": 0.0})
+  got = all_of(prompt("a/0", "ffffp", answers="bbbba"))["majority_at_k"]
+  assert got == pytest.approx({"1": 1 / 5, "2": 0.0, "4": 0.0, "5": 0.0})
+
+
+def test_what_could_not_be_judged_does_not_count():
+  one = lambda statuses: all_of(prompt("a/0", statuses))
+  got, want = one("ipfi"), one("pf")
+  assert got["invalid"] == 2 and want["invalid"] == 0
+  for name in ("pass_at_k", "majority_at_k"):
+    # Of two that count, four is taken as two.
+    wanted = want[name] | {"4": want[name]["2"]}
+    assert got[name] == pytest.approx(wanted)
+  assert got["mean_score"] == 0.5
+  assert got["tokens_mean"] == 3.5  # of all: they were sampled
+  none = one("iiii")
+  assert set(none["pass_at_k"].values()) == {0.0}
+  assert set(none["majority_at_k"].values()) == {0.0}
+  assert (none["mean_score"], none["invalid"]) == (0.0, 4)
+  many = evaluate.summary(prompt("a/0", "ipfi") + prompt("b/0", "iiii"))
+  assert many["all"]["invalid"] == 6
+  assert many["by_domain"]["gym"]["invalid"] == 6
+
+
+def test_intervals_are_those_of_prompts_within_tasks():
+  """Task a: 60 prompts of which half are solved; b: 20, all solved."""
+  records = [
+    record
+    for i in range(60)
+    for record in prompt(f"a/{i}", "pp" if i % 2 else "ff")
+  ]
+  records += [r for i in range(20) for r in prompt(f"b/{i}", "pp")]
+  got = evaluate.summary(records)
+  domain = got["by_domain"]["gym"]
+  a, b = domain["by_task"]["a"], domain["by_task"]["b"]
+  assert (b["low"], b["high"]) == (1.0, 1.0)
+  half = 1.96 * (0.25 / 60) ** 0.5
+  width = a["high"] - a["low"]
+  assert width == pytest.approx(2 * half, rel=0.15)
+  assert (a["low"] + a["high"]) / 2 == pytest.approx(0.5, abs=0.03)
+  # b does not vary: a counts half in the domain, 60 of 80 in everything.
+  assert domain["high"] - domain["low"] == pytest.approx(width / 2, rel=1e-3)
+  everything = got["all"]
+  wide = everything["high"] - everything["low"]
+  assert wide == pytest.approx(width * 3 / 4, rel=1e-3)
+  assert evaluate.summary(records) == got  # the same draws
+
+
+def test_tasks_of_one_name_in_two_domains_are_two():
+  got = evaluate.summary(prompt("a/0", "p") + prompt("a/1", "f", domain="math"))
+  assert got["by_domain"]["gym"]["by_task"]["a"]["pass_at_k"]["1"] == 1.0
+  assert got["by_domain"]["math"]["by_task"]["a"]["pass_at_k"]["1"] == 0.0
+
+
+@given(
+  st.lists(st.text("pfi", min_size=5, max_size=5), min_size=1, max_size=4),
+  st.randoms(use_true_random=False),
+)
+@settings(deadline=None, max_examples=30)
+def test_summary_of_anything(prompts, random):
+  records = [r for i, s in enumerate(prompts) for r in prompt(f"a/{i}", s)]
+  got = all_of(records)
+  passed = list(got["pass_at_k"].values())
+  assert all(x <= y + 1e-6 for x, y in itertools.pairwise(passed))
+  assert all(0.0 <= x <= 1.0 for x in got["majority_at_k"].values())
+  one = pytest.approx(passed[0], abs=1e-6)
+  assert got["majority_at_k"]["1"] == one == got["mean_score"]
+  assert got["low"] - 1e-6 <= passed[0] <= got["high"] + 1e-6
+  assert np.mean(evaluate.rates(records)) == one
+  random.shuffle(records)  # nothing depends on their order but the draws'
+  again = all_of(records)
+  assert again["pass_at_k"] == pytest.approx(got["pass_at_k"])
+  assert again["majority_at_k"] == pytest.approx(got["majority_at_k"])
+
+
+def test_rates_are_those_of_each_prompt():
+  records = prompt("a/0", "ppf") + prompt("b/0", "fff") + prompt("a/1", "pii")
+  assert evaluate.rates(records) == pytest.approx([2 / 3, 0.0, 1.0])
+
+
+@pytest.mark.parametrize(
+  "records, said",
+  [
+    ([], "there are no records"),
+    (
+      prompt("a/0", "pf") + prompt("a/0", "p"),
+      "sample 0 of 'a/0' is there twice; give the records of one evaluation",
+    ),
+    (
+      prompt("a/0", "pf") + prompt("a/1", "pff"),
+      "'a/1' has 3 samples, 'a/0' has 2; give the records of one whole ",
+    ),
+  ],
+)
+def test_records_of_no_evaluation_are_refused(records, said):
+  for of in (evaluate.summary, evaluate.rates):
+    with pytest.raises(ValueError) as error:
+      of(records)
+    assert str(error.value).startswith(said)
+
+
 def test_an_evaluation_that_cannot_be_judged_is_refused():
-  measure(["ipp", *["ppp"] * 33])  # 1 of 102
+  some = [r for i in range(33) for r in prompt(f"a/{i}", "ppp")]
+  evaluate.check_judged(prompt("f/0", "ipp") + some)  # 1 of 102
   with pytest.raises(Unjudged, match=r"failed on 2 of 102 .*1% .* f: broken: "):
-    measure(["iip", *["ppp"] * 33])
-
-
-def test_summary_needs_one_rate_for_each_prompt():
-  with pytest.raises(ValueError, match="zip"):
-    evaluate.summarise(puzzles(3), np.array([0.5, 0.5]), [])
+    evaluate.check_judged(prompt("f/0", "iip") + some)

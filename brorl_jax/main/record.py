@@ -1,11 +1,13 @@
 """What a run writes of itself: metrics, samples, evaluations."""
 
 import functools
+import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import PyTree
@@ -17,6 +19,7 @@ from brorl_jax.main.planning import Plans
 from brorl_jax.main.scoring import Judge
 from brorl_jax.main.settings import Config
 from brorl_jax.policy import Policy
+from brorl_jax.rl import stats
 from brorl_jax.tasks.base import Example
 
 
@@ -27,7 +30,7 @@ def evaluation(
   judge: Judge,
   mesh: Mesh,
   plans: Plans,
-) -> Callable[[PyTree, Sequence[Example]], evaluate.Evaluation]:
+) -> Callable[..., evaluate.Chunks]:
   """Samples held-out prompts; the same draws at every step of a run."""
   # Step 0 trains nothing, so its key is free.
   key = jax.random.fold_in(jax.random.key(c.seed), 0)
@@ -56,7 +59,7 @@ class Record:
     workdir: pathlib.Path,
     examples: Examples,
     heldout: Sequence[Example],
-    measure: Callable[[int], Callable[..., evaluate.Evaluation]],
+    measure: Callable[[int], Callable[..., evaluate.Chunks]],
     changed: Mapping[str, Any],
     found: Mapping[str, Any],
     told: Callable[[], Mapping[str, Any]] = dict,
@@ -144,20 +147,30 @@ class Record:
       }
 
   def evaluate(self, step: int, params: PyTree) -> float:
-    e = self._measure(step)(params, self._heldout)
-    self._records.write(*({"step": step, **record} for record in e.records))
+    records = [*itertools.chain(*self._measure(step)(params, self._heldout))]
+    evaluate.check_judged(records)
+    said, rates = evaluate.summary(records), evaluate.rates(records)
+    mean, half = stats.mean_interval(jnp.array(rates))
+    by_family = {
+      task: numbers["pass_at_k"]["1"]
+      for domain in said["by_domain"].values()
+      for task, numbers in domain["by_task"].items()
+    }
+    self._records.write(*({"step": step, **record} for record in records))
     self._curve.write(
       {
         "step": step,
-        "pass_at_1": e.mean,
-        "half_width": e.half_width,
-        "by_family": e.by_family,
-        "rates": e.pass_at_1.tolist(),
+        "pass_at_1": float(mean),
+        "half_width": float(half),
+        "by_family": by_family,
+        "rates": rates,
+        "summary": said,
       }
     )
-    by_family = {f"eval/pass_at_1/{k}": v for k, v in e.by_family.items()}
-    self._writer.write_evaluation(step, {"eval/pass_at_1": e.mean} | by_family)
-    return e.mean
+    shown = {f"eval/pass_at_1/{task}": x for task, x in by_family.items()}
+    shown["eval/pass_at_1"] = float(mean)
+    self._writer.write_evaluation(step, shown)
+    return float(mean)
 
   def close(self) -> None:
     for file in self._files:

@@ -141,7 +141,7 @@ class Phase(NamedTuple):
 
   since: int
   stages: Callable[[int], train.Stages]
-  measure: Callable[..., evaluate.Evaluation]
+  measure: Callable[..., evaluate.Chunks]
   says: str
 
 
