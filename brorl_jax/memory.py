@@ -84,6 +84,7 @@ class Load:
   data: int
   model: int
   on_cpu: bool
+  cut: bool = False  # top-p or top-k
 
   @property
   def columns(self) -> int:
@@ -119,7 +120,7 @@ class Load:
     P, n, A = self.here, self.n // self.parts, self.lanes(lanes)
     R = -(-slots // self.parts)
     places, token = P * n * self.max_new_tokens, P * self.prompt_tokens
-    work = _Work(self.policy, self.model, self.on_cpu)
+    work = _Work(self.policy, self.model, self.on_cpu, self.cut)
     cache = self.pages * (page := work.page(A * R * self.columns))
     fewer = work.page(_fewer(A, R) * self.columns) if self.pages > 1 else 0
     window = A * self.prompt_tokens * (1 if A == P else 2)
@@ -166,6 +167,12 @@ class _Work:
   policy: Policy
   model: int
   on_cpu: bool
+  cut: bool
+
+  @property
+  def logits(self) -> int:
+    """Copies of them: to find what is cut takes their order and weights too."""
+    return 4 if self.cut else 2
 
   @property
   def activation(self) -> int:
@@ -209,10 +216,10 @@ class _Work:
     return 3 * p.experts // self.model * p.width * p.mlp * 4 * self.on_cpu
 
   def step(self, A: int, R: int, window: int, pages: int, C: int) -> int:
-    """Logits twice or the largest arrays of a layer, and what is converted."""
+    """Logits or the largest arrays of a layer, and what is converted."""
     p, rows = self.policy, A * R
     keys = window // A + pages * C
-    logits = 2 * 4 * rows * p.vocab // self.model
+    logits = self.logits * 4 * rows * p.vocab // self.model
     scores = 2 * 4 * rows * p.heads // self.model * keys
     work = max(logits, scores, self.feed_forward(rows))
     work += self.heads(window) // 2 + p.layers * self.experts()
@@ -243,8 +250,10 @@ class _Work:
     scores += 4 * 4 * group * chunk * p.width
     work = max(scores, self.feed_forward(group * chunk)) + self.experts()
     work += copies * self.heads(group * whole)
-    # First tokens: logits twice, and a block of probabilities for each.
-    work += 2 * 4 * P * p.vocab + 3 * 4 * P * n * sampler.block_of(p.vocab)
+    # First tokens: logits, and a block of probabilities for each.
+    work += self.logits * 4 * P * p.vocab + 3 * 4 * P * n * sampler.block_of(
+      p.vocab
+    )
     work += self.weights * stacked  # before layers are taken apart
     work += 2 * self.weights * (self.half and self.on_cpu)
     return int(_MORE * work)

@@ -90,6 +90,7 @@ def rollouts(
   slots: int | None = None,
   lanes: int | None = None,
   on_cpu: bool | None = None,
+  cut: bool = False,
 ) -> RolloutPlan:
   """As many slots in all lanes as fit; of about as many the fewest lanes.
 
@@ -106,6 +107,7 @@ def rollouts(
     slots: Rollouts of a prompt that decode together; as many as fit if None.
     lanes: Prompts that are decoded together; as many as fit if None.
     on_cpu: Whether devices are CPUs; whether these are if None.
+    cut: Whether the sampler cuts unlikely tokens, by top-p or top-k.
 
   Raises:
     TooLarge: They do not fit; with the nearest that do.
@@ -123,6 +125,7 @@ def rollouts(
     data=data,
     model=model,
     on_cpu=on_cpu,
+    cut=cut,
   )
   limit = int(_USABLE * memory_bytes)
   asked = {"slots": slots, "lanes": lanes}

@@ -23,7 +23,8 @@ def interrupt(signum, frame) -> None:
   del signum, frame
   show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""
   sys.stdout.flush()
-  other = [a for a in sys.argv if a.startswith("--mode=") and "train" not in a]
+  resumes = ("--mode=train", "--mode=evaluate")
+  other = [a for a in sys.argv if a.startswith("--mode=") and a not in resumes]
   what = "begins again" if other else "resumes"
   os.write(2, f"{show_cursor}interrupted; the same command {what}\n".encode())
   os._exit(130)
@@ -46,9 +47,10 @@ _WORKDIR = flags.DEFINE_string(
 _MODE = flags.DEFINE_enum(
   "mode",
   "train",
-  ["train", "plan", "warmup", "simulate", "export"],
-  "train: reinforcement learning. plan: prints the memory that it would "
-  "need; without --workdir. warmup: makes the embedded policy. simulate: "
+  ["train", "evaluate", "plan", "warmup", "simulate", "export"],
+  "train: reinforcement learning. evaluate: samples held-out prompts with "
+  "--config.checkpoint=, which may be a run. plan: prints the memory that it "
+  "would need; without --workdir. warmup: makes the embedded policy. simulate: "
   "the paper's token simulator over N. export: a run's policy, "
   "--config.checkpoint=RUN, as a Hugging Face directory.",
 )
@@ -78,6 +80,10 @@ def main(argv: list[str]) -> None:
       from brorl_jax.main import training
 
       training.run(_CONFIG.value, workdir, allow_change=_ALLOW_CHANGE.value)
+    elif _MODE.value == "evaluate":
+      from brorl_jax.main import evaluating
+
+      evaluating.run(_CONFIG.value, workdir)
     elif _MODE.value == "plan":
       from brorl_jax.main import planning
 

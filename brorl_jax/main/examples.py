@@ -14,6 +14,7 @@ from brorl_jax.main import settings
 from brorl_jax.main.settings import Config
 from brorl_jax.tasks import dataset, gym, heldout, mixture
 from brorl_jax.tasks.base import Example
+from brorl_jax.tasks.records import Place
 
 _PROBES = 256  # prompts per family that are measured before anything starts
 # gym.puzzle takes indexes below 2**44; 2 million steps need those below 2**41.
@@ -54,9 +55,12 @@ class Examples:
     self.example = functools.lru_cache(maxsize=1 << 14)(self._draw)
     self.says: list[str] = []
     self.left_out: list[str] = []
+    self._places: dict[str, Place | str] = {}
     self._train, self._heldout = self._read() if c.data.files else ({}, [])
     made = c.domains.gym.weight > 0.0 and "gym" not in self._train
     self.families = families(c) if made else []
+    drawn = [family.name for family in self.families]
+    heldout.refuse_drawn(self.placed(self._heldout), drawn)
     for family in self.families:
       for i in range(_PROBES):
         self._render(gym.puzzle(family, "train", i, seed=c.seed))
@@ -88,6 +92,8 @@ class Examples:
     for example in self._fitting(train):
       by_domain[example.domain].append(example)
     kept = self._fitting(held)
+    for example, place in zip(held.examples, held.places, strict=True):
+      self._places[example.id] = place
     counts = ", ".join(f"{k} {len(v)}" for k, v in sorted(by_domain.items()))
     self.says += [
       f"files: {counts}; held out {len(kept)}; left out {len(self.left_out)} "
@@ -161,6 +167,11 @@ class Examples:
         "raise config.eval_prompts, or give more examples"
       )
     return out
+
+  def placed(self, examples: Sequence[Example]) -> dataset.Data:
+    """Held-out examples, with where each comes from."""
+    of = lambda example: self._places.get(example.id, f"puzzle {example.id}")
+    return dataset.Data(examples, [of(example) for example in examples])
 
   def candidates(
     self, step: int, ledger: Ledger, *, most: int

@@ -65,6 +65,7 @@ def check(
   *,
   allow_change: bool,
   free: Set[str] = _FREE,
+  mode: str = "train",
 ) -> dict[str, Any]:
   """Refuses a folder that this run may not use; nothing is written.
 
@@ -73,6 +74,7 @@ def check(
     workdir: The folder.
     allow_change: Whether a run with another config is accepted.
     free: Fields in which another config is accepted in any case.
+    mode: Of the command; a folder of another one's is refused.
 
   Returns:
     Fields that the run had other values of, with those it has now.
@@ -88,13 +90,19 @@ def check(
     return {}
   path = workdir / "config.json"
   try:
-    before = flatten(dict(json.loads(path.read_text())["config"]))
+    record = json.loads(path.read_text())
+    before, of = flatten(dict(record["config"])), record.get("mode", "train")
   except FileNotFoundError:
     raise UserError(
       f"workdir {workdir} holds files that are no run; choose another"
     ) from None
   except (OSError, ValueError, KeyError, TypeError) as e:
     raise UserError(f"{path} cannot be read: {e}") from None
+  if of != mode:
+    raise UserError(
+      f"workdir {workdir} belongs to --mode={of}, this is --mode={mode}; "
+      "choose another"
+    )
   now = flatten(json.loads(c.to_json()))
   if now.get("pipeline") or now.get("reset_stalled"):
     free = free - {"steps", "save_every", "max_cpu_s"}

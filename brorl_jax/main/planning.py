@@ -4,10 +4,12 @@ import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
+from typing import Any
 
 import jax
+from jax.sharding import AbstractMesh
 
-from brorl_jax import architectures, hf, memory, plan
+from brorl_jax import architectures, hf, memory, plan, sharding
 from brorl_jax.main import learning, sampling, settings
 from brorl_jax.main.settings import ASSETS, Config
 from brorl_jax.policy import Policy
@@ -114,31 +116,59 @@ def make(
     on_cpu=on_cpu,
     keep_reference=keep_reference,
   )
+  fit = _fit(c, policy, state, data=data, model=model, on_cpu=on_cpu)
+  rollouts = fit(
+    n=c.n,
+    prompts=c.in_flight // c.n,
+    slots=c.slots or None,
+    lanes=c.lanes or None,
+  )
+  chunk, evaluations = _evaluations(c, fit, data)
+  return Plans(rollouts, evaluations, chunk)
+
+
+def evaluation(
+  c: Config, policy: Policy, *, data: int, model: int, on_cpu: bool
+) -> tuple[int, plan.RolloutPlan]:
+  """Held-out prompts at a time, and their plan, beside parameters alone.
+
+  Raises:
+    TooLarge: They do not fit.
+    ValueError: The policy cannot be spread like this.
+  """
+  params = jax.eval_shape(policy.init, jax.random.key(0))
+  places = sharding.param_shardings(
+    params, AbstractMesh((data, model), ("data", "model"))
+  )
+  held = memory.shard_bytes(params, places)
+  fit = _fit(c, policy, held, data=data, model=model, on_cpu=on_cpu)
+  return _evaluations(c, fit, data)
+
+
+def _fit(
+  c: Config, policy: Policy, resident_bytes: int, **where: Any
+) -> Callable[..., plan.RolloutPlan]:
+  """`plan.rollouts`, with a name for the memory that the config gives."""
   fit = functools.partial(
     plan.rollouts,
     sampling.decoder(c, policy),
     memory_bytes=c.memory_bytes or memory.device_bytes(),
-    resident_bytes=state,
+    resident_bytes=resident_bytes,
     prompt_tokens=c.prompt_tokens,
     max_new_tokens=c.max_new_tokens,
-    data=data,
-    model=model,
-    on_cpu=on_cpu,
+    **where,
   )
-  try:
-    rollouts = fit(
-      n=c.n,
-      prompts=c.in_flight // c.n,
-      slots=c.slots or None,
-      lanes=c.lanes or None,
-    )
-    chunk, evaluations = _evaluations(c, fit, data)
-  except plan.TooLarge as e:
-    if not c.memory_bytes:
-      raise
-    given = f"config.memory_bytes = {c.memory_bytes}"
-    raise plan.TooLarge(f"{given}: {e}") from None
-  return Plans(rollouts, evaluations, chunk)
+  if not c.memory_bytes:
+    return fit
+
+  def named(**sizes: Any) -> plan.RolloutPlan:
+    try:
+      return fit(**sizes)
+    except plan.TooLarge as e:
+      given = f"config.memory_bytes = {c.memory_bytes}"
+      raise plan.TooLarge(f"{given}: {e}") from None
+
+  return named
 
 
 def _evaluations(
@@ -153,7 +183,10 @@ def _evaluations(
   while True:
     try:
       return each * data, fit(
-        n=c.eval_n, prompts=each * data, slots=min(c.slots, c.eval_n) or None
+        n=c.eval_n,
+        prompts=each * data,
+        slots=min(c.slots, c.eval_n) or None,
+        cut=c.eval_top_p < 1.0,
       )
     except plan.TooLarge as e:
       if each == 1:

@@ -1,6 +1,5 @@
 """What a run writes of itself: metrics, samples, evaluations."""
 
-import functools
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -8,46 +7,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from brorl_jax import evaluate, metrics, types
-from brorl_jax.main import folder, sampling
+from brorl_jax.main import folder
 from brorl_jax.main.examples import Examples
-from brorl_jax.main.planning import Plans
-from brorl_jax.main.scoring import Judge
 from brorl_jax.main.settings import Config
-from brorl_jax.policy import Policy
 from brorl_jax.rl import stats
 from brorl_jax.tasks.base import Example
-
-
-def evaluation(
-  c: Config,
-  policy: Policy,
-  examples: Examples,
-  judge: Judge,
-  mesh: Mesh,
-  plans: Plans,
-) -> Callable[..., evaluate.Chunks]:
-  """Samples held-out prompts; the same draws at every step of a run."""
-  # Step 0 trains nothing, so its key is free.
-  key = jax.random.fold_in(jax.random.key(c.seed), 0)
-  sample = sampling.rollouts(
-    c, policy, examples.stop_ids, mesh, plans.evaluations, n=c.eval_n
-  )
-
-  def rollouts(params, some: Sequence[Example], start: int):
-    index = np.arange(start, start + len(some), dtype=np.int32)
-    return sample(params, examples.pad(some, index), key)
-
-  return functools.partial(
-    evaluate.evaluate,
-    rollouts=rollouts,
-    judged=judge.judged,
-    chunk=plans.chunk,
-  )
 
 
 class Record:

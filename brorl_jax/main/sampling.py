@@ -20,18 +20,21 @@ def decoder(c: Config, policy: Policy) -> Policy:
   )
 
 
-def rollouts(
+def heldout(
   c: Config,
   policy: Policy,
   stop_ids: tuple[int, ...],
   mesh: Mesh,
   fits: plan.RolloutPlan,
-  *,
-  n: int,
 ) -> Callable[..., types.Rollouts]:
-  """(params, prompts, key) -> n rollouts each, copied to the host at once."""
+  """Of evaluations: (params, prompts, key) -> rollouts, on the host at once."""
+  behaviour = sampler.Behaviour(
+    temperature=c.eval_temperature, top_p=c.eval_top_p
+  )
   make = functools.partial(
-    sampler.rollouts, decoder(c, policy), **_how(c, stop_ids, mesh, fits, n)
+    sampler.rollouts,
+    decoder(c, policy),
+    **_how(c, stop_ids, mesh, fits, c.eval_n, behaviour),
   )
 
   def sample(params, prompts: types.Prompts, key) -> types.Rollouts:
@@ -48,20 +51,21 @@ def streamed(
   fits: plan.RolloutPlan,
 ) -> Callable[..., Iterator[tuple[types.Prompts, types.Rollouts]]]:
   """Stage 2: (params, feed, key) -> prompts that are done, their rollouts."""
+  behaviour = sampler.Behaviour(temperature=c.temperature)
   make = functools.partial(
     stream,
     decoder(c, policy),
-    **_how(c, stop_ids, mesh, fits, c.n),
+    **_how(c, stop_ids, mesh, fits, c.n, behaviour),
     places=c.in_flight // c.n,
   )
   return lambda params, feed, key: make(params, feed, key)
 
 
-def _how(c: Config, stop_ids, mesh, fits: plan.RolloutPlan, n: int):
+def _how(c: Config, stop_ids, mesh, fits: plan.RolloutPlan, n: int, behaviour):
   return dict(
     n=n,
     max_new_tokens=c.max_new_tokens,
-    behaviour=sampler.Behaviour(temperature=c.temperature),
+    behaviour=behaviour,
     stop_ids=stop_ids,
     slots=fits.slots,
     lanes=fits.lanes,

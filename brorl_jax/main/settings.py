@@ -272,6 +272,10 @@ def _training_rules(c: Config) -> Iterator[Rule]:
   yield "minibatches", good, f"a divisor of samples / n = {prompts} prompts"
   for field in ("slots", "lanes", "memory_bytes"):
     yield field, c[field] >= 0, "positive, or 0: as much as there is"
+  good = c.eval_temperature >= 0.0
+  yield "eval_temperature", good, "positive, or 0: the likeliest token"
+  good = 0.0 < c.eval_top_p <= 1.0
+  yield "eval_top_p", good, "above 0 and at most 1, where nothing is cut"
   yield from _data_rules(c)
   yield from _sampling_rules(c)
   yield from _loss_rules(c)

@@ -23,12 +23,14 @@ from brorl_jax import (
 from brorl_jax.ledger import Ledger
 from brorl_jax.main import (
   crediting,
+  evaluating,
   folder,
   learning,
   planning,
   record,
   sampling,
   settings,
+  trained,
 )
 from brorl_jax.main.examples import Examples
 from brorl_jax.main.scoring import Judge
@@ -112,7 +114,7 @@ def _parts(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> _Parts:
   mesh = sharding.make_mesh(c.mesh_data, c.mesh_model)
   policy = architectures.read_policy(source, dtype=c.dtype)
   text = tokenizer.Tokenizer(source)
-  check_vocabulary(source, text, policy)
+  trained.check_vocabulary(source, text, policy)
   examples, keep = Examples(c, text), learning.keeps_reference(c)
   if not allow_change:
     examples.refuse_changes(folder.said(workdir, "data"))
@@ -193,23 +195,13 @@ def phase(
   return Phase(
     since,
     lambda step: first if step == since else stages,
-    record.evaluation(c, policy, examples, judge, mesh, plans),
+    evaluating.measure(
+      c, policy, examples, judge, mesh, plans.evaluations, plans.chunk
+    ),
     f"from step {since}: {target} prompts x {c.n} rollouts; "
     f"{plans.rollouts.line()}\n"
     f"lr {lr:.3g} = {c.lr:g} x {lr / c.lr:.3g} (lr_scaling {c.lr_scaling!r})",
   )
-
-
-def check_vocabulary(
-  source: str | pathlib.Path, text: tokenizer.Tokenizer, policy: Policy
-) -> None:
-  """Raises ValueError if the policy does not know all of the text's tokens."""
-  largest = max(text.size - 1, *text.stop_ids)
-  if largest >= policy.vocab:
-    raise ValueError(
-      f"{source}: the tokenizer has an id {largest}, the embedding only "
-      f"{policy.vocab} rows"
-    )
 
 
 def finish(workdir: pathlib.Path, *, title: str) -> None:

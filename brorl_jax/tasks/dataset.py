@@ -85,12 +85,12 @@ class Data:
 
   Attributes:
     examples: In the order of the files.
-    places: Where each of them comes from.
+    places: Where each of them comes from, for a person.
     skipped: What was left out; empty unless that was allowed.
   """
 
   examples: Sequence[Example]
-  places: Sequence[Place]
+  places: Sequence[Place | str]
   skipped: Sequence[Skipped] = ()
 
   @property

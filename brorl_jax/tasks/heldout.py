@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
+from brorl_jax.tasks import gym
 from brorl_jax.tasks.base import Example
 from brorl_jax.tasks.dataset import Data
 from brorl_jax.tasks.records import DataError, Place
@@ -31,10 +32,7 @@ def split(data: Data, *, one_in: int) -> tuple[Data, Data]:
   """
   if one_in < 2:
     raise DataError(f"heldout one in {one_in}: use at least 2")
-  held = [
-    int.from_bytes(_asked(example), "little") % one_in == 0
-    for example in data.examples
-  ]
+  held = [_is_held(example, one_in) for example in data.examples]
   if all(held) or not any(held):
     side = "training" if all(held) else "held-out"
     raise DataError(
@@ -43,6 +41,16 @@ def split(data: Data, *, one_in: int) -> tuple[Data, Data]:
     )
   train, heldout = _side(data, held, False), _side(data, held, True)
   return train, dataclasses.replace(heldout, skipped=())
+
+
+def trained_on(data: Data, *, one_in: int) -> Data:
+  """The training side alone, which may be empty: see `split`."""
+  held = [_is_held(example, one_in) for example in data.examples]
+  return _side(data, held, False)
+
+
+def _is_held(example: Example, one_in: int) -> bool:
+  return int.from_bytes(_asked(example), "little") % one_in == 0
 
 
 def _side(data: Data, held: Sequence[bool], which: bool) -> Data:
@@ -59,14 +67,14 @@ def refuse_overlap(train: Data, heldout: Data) -> None:
 
   Args:
     train: What is trained on.
-    heldout: What is held out, from files of its own.
+    heldout: What is held out from it.
 
   Raises:
     DataError: Naming both places, if an id or a prompt is on both sides;
       prompts are compared as `split` compares them.
   """
-  ids: dict[str, Place] = {}
-  asked: dict[bytes, Place] = {}
+  ids: dict[str, Place | str] = {}
+  asked: dict[bytes, Place | str] = {}
   for example, place in zip(train.examples, train.places, strict=True):
     ids.setdefault(example.id, place)
     asked.setdefault(_asked(example), place)
@@ -81,6 +89,32 @@ def refuse_overlap(train: Data, heldout: Data) -> None:
       raise DataError(
         f"{place}, held out: asks the same as {other}, trained on; remove it"
         " from one"
+      )
+
+
+def refuse_drawn(heldout: Data, tasks: Collection[str]) -> None:
+  """Refuses held-out puzzles which training may draw from a generator.
+
+  Generators draw questions of one side of a split by hash, whatever their
+  settings and seed (see `gym.puzzle`): a puzzle of that side cannot be ruled
+  out.
+
+  Args:
+    heldout: What is held out.
+    tasks: Those that are generated for training.
+
+  Raises:
+    DataError: Naming the place of the first such puzzle.
+  """
+  for example, place in zip(heldout.examples, heldout.places, strict=True):
+    if example.domain != "gym":
+      continue
+    # What it is counted under may have another name.
+    task = example.entry["metadata"]["source_dataset"]
+    if task in tasks and not gym.is_heldout(task, example.entry["question"]):
+      raise DataError(
+        f"{place}, held out: may be drawn for training, where {task} is "
+        "generated; remove it, or the task"
       )
 
 

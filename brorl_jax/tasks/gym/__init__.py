@@ -23,6 +23,7 @@ from brorl_jax.tasks.gym.families import (
   Family,
   check,
   heldout,
+  is_heldout,
   puzzle,
 )
 from brorl_jax.tasks.gym.judge import JAILED, verify
@@ -39,6 +40,7 @@ __all__ = [
   "Verdict",
   "check",
   "heldout",
+  "is_heldout",
   "puzzle",
   "verify",
 ]

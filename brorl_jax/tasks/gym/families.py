@@ -127,7 +127,7 @@ def puzzle(family: Family, split: str, index: int, *, seed: int) -> Example:
         f"{_describe(family)} cannot make a puzzle:"
         f" {_one_line(error)}; change its settings"
       ) from error
-    if _is_heldout(family.name, entry["question"]) == (split == "heldout"):
+    if is_heldout(family.name, entry["question"]) == (split == "heldout"):
       name = f"{family.name}/{split}/{index}"
       asked = ({"role": "user", "content": entry["question"]},)
       return Example(name, "gym", family.name, asked, entry)
@@ -135,6 +135,14 @@ def puzzle(family: Family, split: str, index: int, *, seed: int) -> Example:
     f"{_describe(family)} has no question for {split} among"
     f" {2**_STRIDE_BITS} drawn; widen its settings"
   )
+
+
+def is_heldout(task: str, question: str) -> bool:
+  """Whether a question is on the side of its task that is never trained on."""
+  digest = hashlib.blake2b(
+    f"{task}\n{question}".encode("utf-8", "surrogatepass"), digest_size=8
+  ).digest()
+  return int.from_bytes(digest, "little") % _HELDOUT_ONE_IN == 0
 
 
 def heldout(
@@ -255,10 +263,3 @@ def _one_line(error: Exception) -> str:
     return text or type(error).__name__
   line = traceback.extract_tb(error.__traceback__)[-1].line or ""
   return line.removeprefix("assert ").replace("self.", "") + " is required"
-
-
-def _is_heldout(name: str, question: str) -> bool:
-  digest = hashlib.blake2b(
-    f"{name}\n{question}".encode("utf-8", "surrogatepass"), digest_size=8
-  ).digest()
-  return int.from_bytes(digest, "little") % _HELDOUT_ONE_IN == 0
