@@ -2,8 +2,8 @@ r"""Arms of the revival experiment, which `launch/reproduce.sh` runs.
 
   bash launch/reproduce.sh
 
-WING/ARM. A wing is a set of prompts (`launch/revival/`), an arm says how samples
-are spread over them:
+WING/ARM. A wing is a set of prompts (`launch/revival/`), an arm says how
+samples are spread over them:
 
   n16                 from which the others go on
   n512_equal_samples  N = 512, as many samples per step
@@ -60,6 +60,8 @@ def get_config(which: str = "countdown/n16"):
     # Each prompt in turn: there are few of them, and that is the point.
     c.keep = "all"
   c.eval_prompts = 480
+  # What is trained: the gain of pass@1 at temperature 1, by 16 samples.
+  c.eval_temperature, c.eval_top_p = 1.0, 1.0
   c.theory_prompts = 1
   c.keep_checkpoints = 100_000  # each of them is read
   return c

@@ -3,11 +3,11 @@
   python launch/revival/countdown.py runs/revival/countdown
 
 An answer is an expression that uses each number once, such as 3*4+5+7 for
-3 4 5 7 -> 24; reasoning-gym's puzzle `countdown` is what judges it. There are 24
-orders of four numbers and 27 choices of three operators from + - *, so that all
-648 expressions without brackets can be listed, and the 16 to 48 right ones among
-them. With --paths there are three numbers, and steps to the target are written before the answer,
-in any of their orders, of which the verifier sees nothing:
+3 4 5 7 -> 24; the judge of reasoning-gym's `countdown` decides. There are 24
+orders of four numbers and 27 choices of three operators from + - *, so that
+all 648 expressions without brackets can be listed, and the 16 to 48 right ones
+among them. With --paths there are three numbers, and steps to the target are
+written before the answer, in any of their orders; the judge sees the answer:
 
   4*3=12,5+12=17<answer>3*4+5</answer>
 
@@ -166,7 +166,10 @@ def demonstrations(
   for puzzle in some:
     weights = [rng.lognormal(sigma=1.5, size=len(k)) for k in puzzle[2:]]
     odds = np.concatenate(
-      [w / w.sum() * s for w, s in zip(weights, (_RIGHT, 1 - _RIGHT), strict=True)]
+      [
+        w / w.sum() * s
+        for w, s in zip(weights, (_RIGHT, 1 - _RIGHT), strict=True)
+      ]
     )
     said = rng.choice([*puzzle.right, *puzzle.wrong], size=each, p=odds)
     question = text.render([{"role": "user", "content": puzzle.question}])
@@ -233,7 +236,9 @@ def teach(
   hf.save(directory, policy, params)
 
 
-def write(directory: pathlib.Path, some: Mapping[str, Sequence[Puzzle]]) -> None:
+def write(
+  directory: pathlib.Path, some: Mapping[str, Sequence[Puzzle]]
+) -> None:
   """One file for each side, and known.json."""
   directory.mkdir(parents=True, exist_ok=True)
   for name, side in some.items():

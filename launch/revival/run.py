@@ -8,10 +8,10 @@ arms. In each wing
 1. N = 16 trains until it stands still: the last third of its steps gained
    nothing that a paired test over prompts calls significant (one-sided p of
    5 %). If it still gains, it goes on for half as long again.
-2. From its last checkpoint, with a new optimizer as from a published model, each
-   arm gets the same processor seconds (time/cpu_s). Its learning rate is chosen
-   before, with a seed of its own, among rates a factor 3 apart; one more is tried
-   as long as the best is the least or greatest of them.
+2. From its last checkpoint, with a new optimizer as from a published model,
+   each arm gets the same processor seconds (time/cpu_s). Its learning rate is
+   chosen before, with a seed of its own, among rates a factor 3 apart; one more
+   is tried as long as the best is the least or greatest of them.
 3. Three seeds of each arm. On countdown the same once more from the policy that
    N = 16 began with, for what happens on the way.
 
@@ -26,7 +26,6 @@ import argparse
 import concurrent.futures
 import dataclasses
 import json
-import math
 import os
 import pathlib
 import queue
@@ -35,6 +34,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -136,24 +136,32 @@ class Machine:
 
   def __init__(self, root: pathlib.Path, lanes: int, seconds: float):
     cores = sorted(os.sched_getaffinity(0))
-    self._root, self._lanes = root, queue.SimpleQueue()
+    self._root, self._lanes = root, queue.SimpleQueue[set[int]]()
     pin = 1 < lanes <= len(cores)
     for lane in range(lanes):
       self._lanes.put({cores[lane]} if pin else set(cores))
     self._pool = concurrent.futures.ThreadPoolExecutor(lanes)
-    self._count, self._start = lanes, time.monotonic()
+    self._start = time.monotonic()
     self._done, self._all = 0.0, seconds
 
   def run(self, jobs: Sequence[Job]) -> None:
     """All of them; raises what the first failure raises."""
-    list(self._pool.map(self._one, jobs))
+    self.each(self._one, jobs)
 
-  def _one(self, job: Job) -> None:
-    core = self._lanes.get()
-    try:
-      train(job, self._root, core)
-    finally:
-      self._lanes.put(core)
+  def each(self, do: Callable[[Any, set[int]], None], some: Sequence) -> None:
+    """`do` with each of them and the cores of a lane that is free."""
+
+    def one(what) -> None:
+      cores = self._lanes.get()
+      try:
+        do(what, cores)
+      finally:
+        self._lanes.put(cores)
+
+    list(self._pool.map(one, some))
+
+  def _one(self, job: Job, cores: set[int]) -> None:
+    train(job, self._root, cores)
     self._done += job.seconds
     spent = time.monotonic() - self._start
     left = spent * max(self._all - self._done, 0.0) / self._done
@@ -265,12 +273,13 @@ def stands_still(steps: Sequence[int], rate: np.ndarray) -> bool:
   return float(gain.p_one_sided) >= SATURATED_P
 
 
-def saturate(wing: Wing, machine: Machine, root: pathlib.Path) -> None:
+def saturate(
+  wing: Wing, machine: Machine, root: pathlib.Path, seconds: float
+) -> None:
   """N = 16 until it stands still; its policy goes to saturated/policy."""
   policy = root / wing.name / "saturated" / "policy"
   if policy.exists():
     return
-  seconds = wing.saturate_s
   for _ in range(MOST_TRIES):
     job = Job(wing, "until_saturated", "n16", wing.lr, TUNING_SEED, seconds)
     machine.run([job])
@@ -330,24 +339,18 @@ def best_rates(
 def sweep(machine: Machine, root: pathlib.Path, seconds: float) -> None:
   """N at a constant N P, from the embedded policy on fresh puzzles."""
 
-  def one(n: int) -> None:
-    core = machine._lanes.get()
+  def one(n: int, cores: set[int]) -> None:
     folder = root / "sweep" / f"n{n}"
-    try:
-      if not (folder / "done").exists():
-        call(
-          folder,
-          core,
-          *("-m", "brorl_jax.main", f"--workdir={folder}"),
-          f"--config=configs/sweep.py:{n}",
-          f"--config.max_cpu_s={seconds}",
-        )
-        (folder / "done").touch()
-        say(f"sweep: N = {n} done")
-    finally:
-      machine._lanes.put(core)
+    call(
+      folder,
+      cores,
+      *("-m", "brorl_jax.main", f"--workdir={folder}"),
+      f"--config=configs/sweep.py:{n}",
+      f"--config.max_cpu_s={seconds}",
+    )
+    say(f"sweep: N = {n} done")
 
-  list(machine._pool.map(one, SWEEP))
+  machine.each(one, SWEEP)
 
 
 def say(text: str) -> None:
@@ -359,16 +362,20 @@ def main() -> None:
   parser.add_argument("root", type=pathlib.Path)
   parser.add_argument("--scale", type=int, default=1)
   parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1)
+  parser.add_argument(
+    "--share", type=float, default=1.0, help="of the processor seconds"
+  )
   parser.add_argument("--only", choices=[w.name for w in WINGS] + ["sweep"])
   a = parser.parse_args()
   root = a.root.absolute()
   wings = [w for w in WINGS if a.only in (None, w.name)]
-  machine = Machine(root, a.lanes, sum(planned(w) for w in wings) * a.scale)
+  longer = a.scale * a.share
+  machine = Machine(root, a.lanes, sum(map(planned, wings)) * longer)
   for wing in wings:
     prepare(wing, root, a.scale)
-    saturate(wing, machine, root)
+    saturate(wing, machine, root, wing.saturate_s * longer)
     arms = [(b, arm) for b, some in wing.arms.items() for arm in some]
-    seconds = wing.seconds * a.scale
+    seconds = wing.seconds * longer
     lr = best_rates(wing, machine, root, arms, seconds)
     chosen = {"/".join(which): rate for which, rate in lr.items()}
     (root / wing.name / "rates.json").write_text(json.dumps(chosen, indent=1))
@@ -380,7 +387,7 @@ def main() -> None:
       ]
     )
   if a.only in (None, "sweep"):
-    sweep(machine, root, 40.0 * a.scale)
+    sweep(machine, root, 40.0 * longer)
 
 
 def planned(wing: Wing) -> float:
