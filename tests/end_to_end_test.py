@@ -181,6 +181,7 @@ def test_kill_and_resume_is_bit_identical(start, whole, tmp_path):
   assert numbers(workdir) == numbers(whole[0])
 
 
+@pytest.mark.slow
 def test_interrupt_and_resume_is_bit_identical(start, whole, tmp_path):
   workdir = tmp_path / "run"
   process = start(workdir)
@@ -251,7 +252,14 @@ def test_a_run_is_exported_as_it_is(start, whole, tmp_path):
   for path, value in checkpoints.digest({"params": params}).items():
     assert value == extra["digest"][path], path
   assert policy == hf.load(ROOT / "brorl_jax" / "assets")[0]
-  # It is a checkpoint like any other.
+
+
+@pytest.mark.slow
+def test_an_exported_run_is_a_checkpoint_like_any_other(start, whole, tmp_path):
+  out = tmp_path / "exported"
+  process = start(out, mode="export", checkpoint=whole[0])
+  process.communicate(timeout=120)
+  assert process.returncode == 0
   again = start(tmp_path / "next", checkpoint=out, steps=1)
   _, err = again.communicate(timeout=240)
   assert again.returncode == 0, err

@@ -270,8 +270,14 @@ def needs(policy, n, P, S, T, slots, lanes):
       dataclasses.replace(HALF, int8_cache=True),
       (64, 8, 96, 192, 64, 4),
       id="int8",
+      marks=pytest.mark.slow,
     ),
-    pytest.param(SMALL, (16, 3, 1100, 20, 16, 3), id="long prompts"),
+    pytest.param(
+      SMALL,
+      (16, 3, 1100, 20, 16, 3),
+      id="long prompts",
+      marks=pytest.mark.slow,
+    ),
     pytest.param(SMALL, (16, 64, 40, 6, 16, 64), id="many prompts"),
     pytest.param(
       dataclasses.replace(SMALL, experts=4, experts_per_token=2, mlp=128),

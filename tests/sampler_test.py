@@ -365,7 +365,17 @@ def base():
   return run(n=64, policy=Recall(), params=RECALL)
 
 
-@pytest.mark.parametrize("change", INVARIANT.values(), ids=INVARIANT)
+# Their programs take longest to compile.
+SLOW = {"pages of 4", "pages of 2, slots 40", "pages of 4, 1 lane, slots 20"}
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    pytest.param(change, id=name, marks=[pytest.mark.slow] * (name in SLOW))
+    for name, change in INVARIANT.items()
+  ],
+)
 def test_a_rollout_does_not_depend_on(change, monkeypatch):
   settings = {"n": 64, "policy": Recall(), "params": RECALL} | change
   if columns := settings.pop("columns", None):
@@ -497,7 +507,7 @@ def test_lanes_go_on_in_the_middle_of_a_page(columns, monkeypatch):
   assert share >= written / (2 * 2 * 41) - 1e-6
 
 
-@pytest.mark.parametrize("slots", [64, 9])
+@pytest.mark.parametrize("slots", [64, pytest.param(9, marks=pytest.mark.slow)])
 def test_pages_and_slots_are_as_few_as_the_rollouts_need(slots, monkeypatch):
   monkeypatch.setattr(sampler, "page_columns", lambda T: 3)
   told, calls, compacted = [], [], []
@@ -614,10 +624,12 @@ def flips(a, b):
   return int(np.sum(differ & before)), int(np.sum(both & before))
 
 
+@pytest.mark.slow
 def test_the_same_program_twice_gives_the_same_bits():
   same(run_policy(), base_of_policy())
 
 
+@pytest.mark.slow
 def test_shapes_of_the_program_flip_fewer_than_one_token_in_10000():
   mesh = devices(8, model=2)
   places = sharding.param_shardings(policy_params(), mesh)
@@ -658,7 +670,10 @@ def simple(name):
   )
 
 
-@pytest.mark.parametrize("columns, lanes, slots", [(24, 7, 24), (8, 2, 10)])
+@pytest.mark.parametrize(
+  "columns, lanes, slots",
+  [pytest.param(24, 7, 24, marks=pytest.mark.slow), (8, 2, 10)],
+)
 @pytest.mark.parametrize("name", REFERENCE)
 def test_equals_the_sampler_without_caches(
   name, columns, lanes, slots, monkeypatch

@@ -85,10 +85,12 @@ def same(got, want):
 @pytest.mark.parametrize(
   "count, places, changes",
   [
-    (11, 4, {"lanes": 2}),  # places whose prompts wait for a lane
+    # Places whose prompts wait for a lane.
+    pytest.param(11, 4, {"lanes": 2}, marks=pytest.mark.slow),
     (11, 8, {"lanes": 3, "slots": 5}),
     (5, 1, {"slots": 5}),  # one after the other
-    (3, 8, {}),  # places that are never used
+    # Places that are never used.
+    pytest.param(3, 8, {}, marks=pytest.mark.slow),
     (9, 4, {"lanes": 2, "slots": 5, "max_new_tokens": 150}),  # pages, compacted
     (1, 1, {"max_new_tokens": 1}),  # no slot is ever used
   ],
@@ -108,6 +110,7 @@ def test_a_mesh_makes_the_same_rollouts():
   same(got, together(prompts))
 
 
+@pytest.mark.slow
 def test_the_policy_makes_the_same_rollouts():
   """Its prefix is written into places that other prompts had."""
   prompts = numbered(7)

@@ -168,7 +168,9 @@ def test_an_update_is_told_what_it_needs(wired, monkeypatch):
     assert told == dataclasses.replace(policy, remat="products", mesh=mesh)
 
 
-@pytest.mark.parametrize("offload", ["reference", "moments"])
+@pytest.mark.parametrize(
+  "offload", [pytest.param("reference", marks=pytest.mark.slow), "moments"]
+)
 def test_what_waits_in_host_memory_changes_no_bit(wired, offload, tmp_path):
   c, policy, _, _, stages, _, kept, mesh = wired
   credit = stages.advantages(kept, Ledger())

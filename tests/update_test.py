@@ -193,15 +193,15 @@ def on_mesh(batches, mesh):
   return jax.tree.map(lambda x: sharding.to_mesh(mesh, spec(x), x), batches)
 
 
-def test_a_mesh_does_not_change_the_gradient():
+@pytest.mark.parametrize(
+  "gathers", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
+def test_a_mesh_does_not_change_the_gradient(gathers):
   want, _ = gradient(packed(blocks=4))
   mesh = sharding.make_mesh(4, 2)
   at = jax.device_put(params(), sharding.param_shardings(params(), mesh))
-  batches = on_mesh(packed(blocks=8), mesh)
-  got, _ = gradient(batches, at=at)
-  assert_close(got, want)
-  policy = dataclasses.replace(POLICY, mesh=mesh)
-  got, _ = gradient(batches, at=at, policy=policy)
+  policy = dataclasses.replace(POLICY, mesh=mesh) if gathers else POLICY
+  got, _ = gradient(on_mesh(packed(blocks=8), mesh), at=at, policy=policy)
   assert_close(got, want)
 
 
@@ -284,7 +284,9 @@ def test_gradient_matches_finite_differences_in_float64():
     np.testing.assert_allclose(got, slope, rtol=0, atol=1e-5 * norm)
 
 
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(
+  "tied", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_memory_does_not_grow_with_the_vocabulary(tied, monkeypatch):
   """But for the embedding, the head and their gradients."""
   monkeypatch.setattr(jax, "device_count", lambda: 1)
