@@ -2,9 +2,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brorl_jax.tasks import gym
 from brorl_jax.tasks.base import Example
 from brorl_jax.tasks.dataset import Data, DataError, Skipped
-from brorl_jax.tasks.heldout import refuse_overlap, split
+from brorl_jax.tasks.heldout import (
+  refuse_drawn,
+  refuse_overlap,
+  split,
+  trained_on,
+)
 from brorl_jax.tasks.records import Place
 
 
@@ -115,3 +121,47 @@ def test_an_example_on_both_sides_is_refused(other, said):
   with pytest.raises(DataError) as error:
     refuse_overlap(train, data(fine, other, file="h.jsonl"))
   assert str(error.value) == said
+
+
+@pytest.mark.parametrize("one_in", [2, 300])
+def test_the_training_side_is_that_of_the_split(one_in):
+  train, _ = split(MANY, one_in=one_in)
+  assert trained_on(MANY, one_in=one_in) == train
+  _, heldout = split(MANY, one_in=300)
+  assert trained_on(heldout, one_in=300).examples == []
+
+
+@pytest.mark.parametrize("seed", [0, 1, 977])
+def test_a_generator_never_draws_what_another_seed_holds_out(seed):
+  """By the text of the question; ids do not meet those of any file either."""
+  family = gym.Family("gcd", {"min_value": 1, "max_value": 30})
+  other = gym.Family("gcd", {"min_value": 1, "max_value": 12})
+  held = gym.heldout([family], per_family=20, seed=seed)
+  asked = {puzzle.question for puzzle in held}
+  ids = {puzzle.id for puzzle in held}
+  for one in (family, other):
+    for drawn_with in (seed, seed + 1, 5):
+      for i in range(300):
+        drawn = gym.puzzle(one, "train", i, seed=drawn_with)
+        assert drawn.question not in asked
+        assert drawn.id not in ids
+        assert not gym.is_heldout("gcd", drawn.question)
+  assert all("/" in name for name in ids)  # which no file may have
+  assert all(gym.is_heldout("gcd", question) for question in asked)
+  refuse_drawn(data(*held), ["gcd"])
+
+
+def test_a_stored_puzzle_that_may_be_drawn_is_refused():
+  family = gym.Family("gcd", {"min_value": 1, "max_value": 30})
+  drawn = gym.puzzle(family, "train", 0, seed=3)
+  stored = Example("p-1", "gym", "my-set", drawn.messages, drawn.entry)
+  (fine,) = gym.heldout([family], per_family=1, seed=0)
+  both = data(fine, stored, file="h.jsonl")
+  refuse_drawn(both, ["lcm"])
+  refuse_drawn(data(example("a", "3 + 5?")), ["gcd"])
+  with pytest.raises(DataError) as error:
+    refuse_drawn(both, ["lcm", "gcd"])
+  assert str(error.value) == (
+    "h.jsonl, line 2, held out: may be drawn for training, where gcd is "
+    "generated; remove it, or the task"
+  )

@@ -27,9 +27,9 @@ from brorl_jax import (
 )
 from brorl_jax.attention import Rope
 from brorl_jax.main import (
+  evaluating,
   learning,
   planning,
-  record,
   sampling,
   settings,
   training,
@@ -224,12 +224,10 @@ def test_a_container_may_have_less_than_its_machine(tmp_path, monkeypatch):
 # ------------------------------------------------------------ against the truth
 
 
-def needs(policy, n, P, S, T, slots, lanes):
+def needs(policy, n, P, S, T, slots, lanes, behaviour):
   """Bytes that XLA needs: prefilling, and decoding into the last page."""
   C = sampler.page_columns(T)
-  job = sampler.Job(
-    policy, sampler.Behaviour(), (0,), n, T, lanes, slots, C, None
-  )
+  job = sampler.Job(policy, behaviour, (0,), n, T, lanes, slots, C, None)
   zeros = lambda *shape, dtype=np.int32: np.zeros(shape, dtype)
   start = (
     jax.eval_shape(policy.init, jax.random.key(0)),
@@ -262,36 +260,49 @@ def needs(policy, n, P, S, T, slots, lanes):
 
 
 @pytest.mark.parametrize(
-  "policy, sizes",
+  "policy, sizes, top_p",
   [
-    pytest.param(SMALL, (64, 8, 96, 128, 64, 4), id="float32"),
-    pytest.param(HALF, (32, 8, 96, 128, 32, 4), id="bfloat16"),
+    pytest.param(SMALL, (64, 8, 96, 128, 64, 4), 1.0, id="float32"),
+    pytest.param(HALF, (32, 8, 96, 128, 32, 4), 1.0, id="bfloat16"),
     pytest.param(
       dataclasses.replace(HALF, int8_cache=True),
       (64, 8, 96, 192, 64, 4),
+      1.0,
       id="int8",
       marks=pytest.mark.slow,
     ),
     pytest.param(
       SMALL,
       (16, 3, 1100, 20, 16, 3),
+      1.0,
       id="long prompts",
       marks=pytest.mark.slow,
     ),
-    pytest.param(SMALL, (16, 64, 40, 6, 16, 64), id="many prompts"),
+    pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 1.0, id="many prompts"),
+    pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 0.95, id="an evaluation"),
+    pytest.param(
+      dataclasses.replace(SMALL, vocab=2**15),
+      (16, 8, 40, 6, 16, 8),
+      0.95,
+      id="an evaluation with a large vocabulary",
+      marks=pytest.mark.slow,
+    ),
     pytest.param(
       dataclasses.replace(SMALL, experts=4, experts_per_token=2, mlp=128),
       (16, 8, 64, 32, 16, 8),
+      1.0,
       id="experts",
     ),
   ],
 )
-def test_the_plan_is_never_below_and_seldom_above_what_xla_needs(policy, sizes):
+def test_the_plan_is_never_below_and_seldom_above_what_xla_needs(
+  policy, sizes, top_p
+):
   n, P, S, T, slots, lanes = sizes
-  state, needed = needs(policy, *sizes)
+  state, needed = needs(policy, *sizes, sampler.Behaviour(top_p=top_p))
   one = load(
     policy, resident_bytes=state, n=n, prompts=P, prompt_tokens=S,
-    max_new_tokens=T,
+    max_new_tokens=T, cut=top_p < 1.0,
   )  # fmt: skip
   stages = one.stages(lanes, slots)
   ratio = {k: sum(stages[k].values()) / v for k, v in needed.items()}
@@ -696,29 +707,24 @@ def test_the_sampler_gets_what_was_planned(monkeypatch):
   got = planning.make(
     c, SMALL, data=1, model=1, on_cpu=None, keep_reference=True
   )
-  text, index = (
-    tokenizer.Tokenizer(settings.ASSETS),
-    np.arange(8, dtype=np.int32),
-  )
-  prompts = Prompts(np.ones((8, 3), np.int32), np.ones((8, 3), bool), index)
-  with pytest.raises(Called) as e:
-    sampling.rollouts(c, SMALL, text.stop_ids, mesh, got.rollouts, n=c.n)(
-      {}, prompts, None
-    )
-  policy, named = e.value.args
-  assert (named["slots"], named["lanes"], named["n"]) == (40, 3, 512)
-  assert policy == dataclasses.replace(SMALL, int8_cache=True)
+  text = tokenizer.Tokenizer(settings.ASSETS)
   with pytest.raises(Called) as e:
     sampling.streamed(c, SMALL, text.stop_ids, mesh, got.rollouts)(
       {}, lambda room, idle: None, None
     )
   policy, streamed = e.value.args
-  assert streamed == named | {"places": 8}  # 4096 / 512
+  assert (streamed["slots"], streamed["lanes"], streamed["n"]) == (40, 3, 512)
+  assert streamed["places"] == 8  # 4096 / 512
+  assert streamed["behaviour"] == sampler.Behaviour()
   assert policy == dataclasses.replace(SMALL, int8_cache=True)
   examples = Examples(c, text)
   judge = Judge(c, examples)
   with pytest.raises(Called) as e:
-    measure = record.evaluation(c, SMALL, examples, judge, mesh, got)
-    measure({}, examples.heldout())
-  _, named = e.value.args
+    measure = evaluating.measure(
+      c, SMALL, examples, judge, mesh, got.evaluations, got.chunk
+    )
+    next(measure({}, examples.heldout()))
+  policy, named = e.value.args
   assert (named["slots"], named["lanes"], named["n"]) == (16, 256, 16)
+  assert named["behaviour"] == sampler.Behaviour(temperature=0.6, top_p=0.95)
+  assert policy == dataclasses.replace(SMALL, int8_cache=True)

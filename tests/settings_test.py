@@ -282,6 +282,7 @@ GOOD = [
   {"correction": "banded", "correction_low": 1.0, "correction_high": 1.1},
   {"correction": "sequence", "pipeline": True},
   {"lr_scaling": "prompts", "lr_base": 1},
+  {"eval_temperature": 0.0, "eval_top_p": 1.0},
 ]
 
 
@@ -420,6 +421,9 @@ BAD = [
   ("data.heldout_files", {"data.heldout_files": ("",)}, "paths, as in"),
   ("data.heldout_files", {"data.heldout_files": ("a",)}, "empty without data"),
   ("data.heldout_one_in", {"data.heldout_one_in": 1}, "at least 2"),
+  ("eval_temperature", {"eval_temperature": -0.1}, "positive, or 0: the like"),
+  ("eval_top_p", {"eval_top_p": 0.0}, "above 0 and at most 1"),
+  ("eval_top_p", {"eval_top_p": 1.1}, "above 0 and at most 1"),
 ]
 
 
@@ -752,6 +756,23 @@ def test_the_other_fields_may_not(tmp_path):
     other = not value if isinstance(value, bool) else value + 1
     with pytest.raises(settings.UserError, match=rf" {field} = "):
       check(tmp_path, **{field: other})
+
+
+@pytest.mark.parametrize(
+  "was, now", [("train", "evaluate"), ("evaluate", "train")]
+)
+def test_refuses_a_folder_of_another_mode(tmp_path, was, now):
+  folder.write_config(
+    config(), tmp_path, **{"mode": was} if now == "train" else {}
+  )
+  for allow in (False, True):
+    with pytest.raises(settings.UserError) as e:
+      folder.check(config(), tmp_path, allow_change=allow, mode=now)
+    assert str(e.value) == (
+      f"workdir {tmp_path} belongs to --mode={was}, this is --mode={now}; "
+      "choose another"
+    )
+  folder.check(config(), tmp_path, allow_change=False, mode=was)
 
 
 def test_refuses_a_folder_of_something_else(tmp_path):

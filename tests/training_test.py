@@ -12,9 +12,11 @@ import pytest
 
 from brorl_jax import (
   checkpoints,
+  evaluate,
   hf,
   metrics,
   packing,
+  sampler,
   sharding,
   tokenizer,
   update,
@@ -22,15 +24,15 @@ from brorl_jax import (
 from brorl_jax.ledger import Ledger
 from brorl_jax.main import (
   crediting,
+  evaluating,
   learning,
   planning,
   record,
-  sampling,
   training,
 )
 from brorl_jax.main.examples import Examples
 from brorl_jax.main.scoring import Judge
-from brorl_jax.rl import advantages, lr_scaling
+from brorl_jax.rl import advantages, lr_scaling, stats
 from brorl_jax.types import Groups, Prompts, Rollouts
 from configs import base
 
@@ -66,12 +68,21 @@ def wired():
   stages = training.phase(
     c, 1, examples, judge, policy, mesh, keep_reference=True
   ).stages(1)
-  rollouts = sampling.rollouts(
-    c, policy, text.stop_ids, mesh, plans.rollouts, n=c.n
-  )
   prompts = stages.prompts(1, range(4))
-  key = jax.random.fold_in(jax.random.key(c.seed), 1)
-  out = rollouts(state.params, prompts, key)
+  out = sampler.rollouts(
+    policy,
+    state.params,
+    prompts,
+    jax.random.fold_in(jax.random.key(c.seed), 1),
+    n=c.n,
+    max_new_tokens=c.max_new_tokens,
+    behaviour=sampler.Behaviour(),
+    stop_ids=text.stop_ids,
+    slots=plans.rollouts.slots,
+    lanes=plans.rollouts.lanes,
+    mesh=mesh,
+  )
+  out = jax.device_get(out)
   kept = Groups(prompts, out, stages.scores(1, prompts, out))
   yield c, policy, examples, judge, stages, state, kept, mesh
   judge.close()
@@ -207,7 +218,9 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
   plans = planning.make(
     c, policy, **mesh.shape, on_cpu=None, keep_reference=True
   )
-  measure = record.evaluation(c, policy, examples, judge, mesh, plans)
+  measure = evaluating.measure(
+    c, policy, examples, judge, mesh, plans.evaluations, plans.chunk
+  )
   steps = []
   by_step = lambda step: steps.append(step) or measure
   book = record.Record(
@@ -235,6 +248,18 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
   assert 0.0 < score == curve[0]["pass_at_1"] < 1.0
   records = metrics.read_lines(tmp_path / "eval" / "records.jsonl")
   assert len(records) == 2 * 8 * 2 * 4
+  for step, line in enumerate(curve):
+    said = evaluate.summary([r for r in records if r["step"] == step])
+    assert line["summary"] == said
+    assert line["pass_at_1"] == pytest.approx(said["all"]["pass_at_k"]["1"])
+    by_task = said["by_domain"]["gym"]["by_task"]
+    want = {
+      task: numbers["pass_at_k"]["1"] for task, numbers in by_task.items()
+    }
+    assert line["by_family"] == want
+    mean, half = stats.mean_interval(jnp.array(line["rates"]))
+    assert (line["pass_at_1"], line["half_width"]) == (mean, half)
+    assert len(line["rates"]) == 16
   assert {r["id"].split("/")[1] for r in records} == {"heldout"}
   samples = metrics.read_lines(tmp_path / "samples.jsonl")
   assert len(samples) == c.samples_shown
