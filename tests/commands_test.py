@@ -28,6 +28,7 @@ SHORT = {
     "--config.eval_n=2",
     "--config.blocks=4",
   ],
+  "evaluate": ["--config.eval_prompts=2", "--config.eval_n=2"],
   "simulate": ["--config.steps=3", "--config.vocab=20000"],
   "warmup": [
     "--config.puzzles=100",
@@ -94,7 +95,7 @@ def test_command_runs(start, command, tmp_path):
     assert result.returncode == 2
     assert result.stderr == "error: checkpoint 'DIR' is not a directory\n"
     return
-  if mode == "export":
+  if "--config.checkpoint=runs/" in command:
     train = ["-m", "brorl_jax.main", "--config=configs/n512.py"]
     trained = start(*train, f"--workdir={tmp_path}/before", *SHORT["train"])
     assert trained.returncode == 0, trained.stderr
@@ -104,6 +105,7 @@ def test_command_runs(start, command, tmp_path):
   assert result.returncode == 0, result.stderr
   leaves = {
     "train": "report/learning_curve.png",
+    "evaluate": "eval/summary.json",
     "export": "model.safetensors",
     "warmup": "model.safetensors",
     "simulate": "report/figure3.png",

@@ -22,7 +22,7 @@ from brorl_jax.main import (
   settings,
   trained,
 )
-from brorl_jax.tasks import dataset, gym
+from brorl_jax.tasks import dataset, gym, heldout
 from brorl_jax.types import State
 from configs import base
 
@@ -291,10 +291,7 @@ def test_records_that_were_edited_are_refused(tmp_path, monkeypatch):
   lines = path.read_text().splitlines(keepends=True)
   path.write_text("".join(lines[:5] + lines[6:]))
   line = refused(workdir)
-  assert (
-    "records.jsonl, line 6: is not sample 1 of 'gcd/heldout/1'" in line
-    or ("records.jsonl, line 6: is not sample 1 of" in line)
-  )
+  assert f"{path}, line 6: is not sample 1 of 'count_primes/heldout/1'" in line
   assert "without eval/, begins again" in line
 
 
@@ -388,13 +385,13 @@ def problems(path, numbers, *, prefix="q", domain="math"):
   return str(path)
 
 
-def run_on(workdir, *files, heldout=(), one_in=10, earlier=(), gym_weight=0.0):
+def run_on(workdir, *files, held_out=(), one_in=10, earlier=(), gym_weight=0.0):
   """config.json of a run that was trained on files."""
   workdir.mkdir()
   for some in (*earlier, files):
     c = config()
     c.domains.gym.weight = gym_weight
-    c.data.files, c.data.heldout_files = tuple(some), tuple(heldout)
+    c.data.files, c.data.heldout_files = tuple(some), tuple(held_out)
     c.data.heldout_one_in = one_in
     folder.write_config(c, workdir)
   return workdir
@@ -407,7 +404,7 @@ def held(path, which=slice(None)):
 
 def test_a_prompt_that_a_run_trained_on_is_refused_by_id_and_by_text(tmp_path):
   a = problems(tmp_path / "a.jsonl", range(40))
-  trained_on = run_on(tmp_path / "run", a, heldout=["b.jsonl"])
+  trained_on = run_on(tmp_path / "run", a, held_out=["b.jsonl"])
   fine = problems(tmp_path / "c.jsonl", range(100, 110), prefix="c")
   assert leaks.refuse(trained_on, held(fine)) == []
   same_id = problems(tmp_path / "d.jsonl", range(7, 8), prefix="q")
@@ -433,8 +430,6 @@ def test_its_own_held_out_part_may_be_evaluated_and_no_other(tmp_path):
   a = problems(tmp_path / "a.jsonl", range(60))
   trained_on = run_on(tmp_path / "run", a, one_in=3)
   data = dataset.read(a)
-  from brorl_jax.tasks import heldout
-
   _, mine = heldout.split(data, one_in=3)
   assert leaks.refuse(trained_on, mine) == []
   _, other = heldout.split(data, one_in=4)
@@ -445,7 +440,7 @@ def test_its_own_held_out_part_may_be_evaluated_and_no_other(tmp_path):
 def test_files_of_earlier_starts_count_too(tmp_path):
   a = problems(tmp_path / "a.jsonl", range(10), prefix="a")
   b = problems(tmp_path / "b.jsonl", range(50, 60), prefix="b")
-  trained_on = run_on(tmp_path / "run", b, heldout=["x.jsonl"], earlier=[[a]])
+  trained_on = run_on(tmp_path / "run", b, held_out=["x.jsonl"], earlier=[[a]])
   with pytest.raises(ValueError, match="id 'a-0' is also in"):
     leaks.refuse(trained_on, held(a))
 
@@ -453,7 +448,7 @@ def test_files_of_earlier_starts_count_too(tmp_path):
 def test_files_that_are_gone_are_named_and_do_not_stop_it(tmp_path):
   a = problems(tmp_path / "a.jsonl", range(10), prefix="a")
   gone = str(tmp_path / "gone.jsonl")
-  trained_on = run_on(tmp_path / "run", gone, a, heldout=["x.jsonl"])
+  trained_on = run_on(tmp_path / "run", gone, a, held_out=["x.jsonl"])
   c = held(problems(tmp_path / "c.jsonl", range(90, 95), prefix="c"))
   assert leaks.refuse(trained_on, c) == [
     f"not compared with the training of {trained_on}: {gone}: there is no "
@@ -484,14 +479,14 @@ def test_stored_puzzles_that_a_run_may_have_drawn_are_refused(tmp_path):
   path = tmp_path / "stored.jsonl"
   path.write_text("".join(json.dumps(line) + "\n" for line in stored))
   trained_on = run_on(
-    tmp_path / "c", str(path), heldout=["x.jsonl"], gym_weight=1.0
+    tmp_path / "c", str(path), held_out=["x.jsonl"], gym_weight=1.0
   )
   assert leaks.refuse(trained_on, generated) == []
   with pytest.raises(ValueError, match="h, held out: asks the same as"):
     leaks.refuse(trained_on, dataset.Data(other, ["h"] * 30))
 
 
-def test_the_command_refuses_what_a_run_was_trained_on(tmp_path):
+def test_the_command_refuses_what_a_run_was_trained_on(tmp_path, capsys):
   a = problems(tmp_path / "a.jsonl", range(60))
   changes = {"data.files": (a,), "domains.gym.weight": 0.0}
   changes |= {"data.heldout_one_in": 3, "prompt_tokens": 80}
@@ -503,7 +498,10 @@ def test_the_command_refuses_what_a_run_was_trained_on(tmp_path):
   run(tmp_path / "e", **changes)
   (tmp_path / "a.jsonl").rename(tmp_path / "b.jsonl")
   changes["data.files"] = (str(tmp_path / "b.jsonl"),)
+  capsys.readouterr()
   run(tmp_path / "f", **changes | {"data.heldout_one_in": 4})
+  said = f"not compared with the training of {training}: {a}: there is no such"
+  assert said in capsys.readouterr().out
 
 
 def test_what_a_checkpoint_names(tmp_path):

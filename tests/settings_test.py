@@ -97,7 +97,7 @@ def message(done: subprocess.CompletedProcess) -> str:
     (
       (*RUN, "--mode=trian"),
       "flag --mode=trian: value should be one of "
-      "<train|plan|warmup|simulate|export>",
+      "<train|evaluate|plan|warmup|simulate|export>",
     ),
     ((*RUN, "512"), "'512' is not a flag; see --help"),
     ((RUN[0],), "--workdir is missing; see --help"),
