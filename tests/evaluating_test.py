@@ -405,6 +405,9 @@ def held(path, which=slice(None)):
 def test_a_prompt_that_a_run_trained_on_is_refused_by_id_and_by_text(tmp_path):
   a = problems(tmp_path / "a.jsonl", range(40))
   trained_on = run_on(tmp_path / "run", a, held_out=["b.jsonl"])
+  for i in range(40):  # with held-out files, all of these are trained on
+    with pytest.raises(ValueError, match=f"id 'q-{i}' is also in"):
+      leaks.refuse(trained_on, held(a, slice(i, i + 1)))
   fine = problems(tmp_path / "c.jsonl", range(100, 110), prefix="c")
   assert leaks.refuse(trained_on, held(fine)) == []
   same_id = problems(tmp_path / "d.jsonl", range(7, 8), prefix="q")
