@@ -347,9 +347,25 @@ def sweep(machine: Machine, root: pathlib.Path, seconds: float) -> None:
       *("-m", "brorl_jax.main", f"--workdir={folder}"),
       f"--config=configs/sweep.py:{n}",
       f"--config.max_cpu_s={seconds}",
+      "--config.eval_temperature=1.0",
+      "--config.eval_top_p=1.0",
     )
     say(f"sweep: N = {n} done")
 
+  def start(_, cores: set[int]) -> None:
+    """512 samples of each held-out prompt, from which all N are foretold."""
+    folder = root / "sweep" / "start"
+    call(
+      folder,
+      cores,
+      *("-m", "brorl_jax.main", "--mode=evaluate", f"--workdir={folder}"),
+      "--config=configs/sweep.py:512",
+      "--config.eval_n=512",
+      "--config.eval_temperature=1.0",
+      "--config.eval_top_p=1.0",
+    )
+
+  machine.each(start, [None])
   machine.each(one, SWEEP)
 
 
