@@ -24,12 +24,14 @@ cores, one core each.
 
 import argparse
 import concurrent.futures
+import ctypes
 import dataclasses
 import json
 import os
 import pathlib
 import queue
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -42,6 +44,7 @@ import numpy as np
 from brorl_jax import metrics
 from brorl_jax.rl import stats
 
+_LIBC = ctypes.CDLL(None)
 ROOT = pathlib.Path(__file__).parents[2]
 HERE = pathlib.Path(__file__).parent
 SEEDS, TUNING_SEED = (0, 1, 2), 100
@@ -230,11 +233,18 @@ def call(folder: pathlib.Path, cores: Iterable[int], *args: object) -> None:
       env=environment,
       stdout=out,
       stderr=subprocess.STDOUT,
+      preexec_fn=lambda: begin(set(cores)),
     )
-    os.sched_setaffinity(process.pid, set(cores))
     if process.wait():
       tail = log.read_text().splitlines()[-3:]
       raise SystemExit(f"{folder} failed; {log} ends with:\n" + "\n".join(tail))
+
+
+def begin(cores: set[int]) -> None:
+  """In the new process: its cores, and its end when this one ends."""
+  os.sched_setaffinity(0, cores)
+  PR_SET_PDEATHSIG = 1
+  _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def prepare(wing: Wing, root: pathlib.Path, scale: int) -> None:
