@@ -8,7 +8,7 @@ import pathlib
 import resource
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -70,15 +70,19 @@ class JsonLines:
 
 def read_lines(path: str | pathlib.Path) -> list[dict[str, Any]]:
   """The objects of a JSON lines file; a last line cut short is left out."""
-  lines = pathlib.Path(path).read_text().split("\n")
-  # A whole line ends with a newline, so the last piece is cut short or empty.
-  out = []
-  for number, line in enumerate(lines[:-1], 1):
-    try:
-      out.append(json.loads(line))
-    except ValueError as e:
-      raise Damaged(f"{path}, line {number}: {e}") from None
-  return out
+  return list(each_line(path))
+
+
+def each_line(path: str | pathlib.Path) -> Iterator[dict[str, Any]]:
+  """The same, one after the other, for files that fill the memory."""
+  with pathlib.Path(path).open() as file:
+    for number, line in enumerate(file, 1):
+      if not line.endswith("\n"):  # as every whole one does
+        return
+      try:
+        yield json.loads(line[:-1])
+      except ValueError as e:
+        raise Damaged(f"{path}, line {number}: {e}") from None
 
 
 class Writer:
@@ -198,13 +202,9 @@ class Progress:
 
 def numbers(scalars: Mapping[str, float | None]) -> str:
   """The few scalars that are shown, as text."""
-  shown = []
-  for name, label in _SHOWN.items():
-    value = scalars.get(name)
-    if value is not None:
-      digits = ",.0f" if value >= 100 else ".3f"
-      shown.append(f"{label} {value:{digits}}")
-  return "  ".join(shown)
+  digits = lambda value: ",.0f" if value >= 100 else ".3f"
+  shown = [(label, scalars.get(name)) for name, label in _SHOWN.items()]
+  return "  ".join(f"{k} {v:{digits(v)}}" for k, v in shown if v is not None)
 
 
 def of_groups(

@@ -12,6 +12,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+import runs_for_tests as made
 
 from brorl_jax.main import folder, settings, simulating
 from brorl_jax.rl import simulator
@@ -101,10 +102,14 @@ def test_command_runs(start, command, tmp_path):
     assert trained.returncode == 0, trained.stderr
     (run,) = [w for w in words if w.startswith("--config.checkpoint=runs/")]
     words[words.index(run)] = f"--config.checkpoint={tmp_path}/before"
+  if mode == "report":
+    words = [w for w in words if not w.startswith("--workdir=")]
+    words += [f"--workdir={made.run(tmp_path / name)}" for name in ("run", "b")]
   result = start(*words)
   assert result.returncode == 0, result.stderr
   leaves = {
     "train": "report/learning_curve.png",
+    "report": "report/index.html",
     "evaluate": "eval/summary.json",
     "export": "model.safetensors",
     "warmup": "model.safetensors",

@@ -1,4 +1,4 @@
-"""Tests of brorl_jax/report.py."""
+"""Tests of brorl_jax/report: one run and the simulator."""
 
 import matplotlib.pyplot as plt
 import numpy as np

@@ -41,18 +41,21 @@ from brorl_jax.main import settings
 _CONFIG = config_flags.DEFINE_config_file(
   "config", None, "Which run: a file of configs/.", lock_config=True
 )
-_WORKDIR = flags.DEFINE_string(
-  "workdir", None, "Folder of the run: metrics, checkpoints, report."
+_WORKDIR = flags.DEFINE_multi_string(
+  "workdir",
+  [],
+  "Folder of the run: metrics, checkpoints, report. --mode=report takes many.",
 )
 _MODE = flags.DEFINE_enum(
   "mode",
   "train",
-  ["train", "evaluate", "plan", "warmup", "simulate", "export"],
+  ["train", "evaluate", "plan", "warmup", "simulate", "export", "report"],
   "train: reinforcement learning. evaluate: samples held-out prompts with "
   "--config.checkpoint=, which may be a run. plan: prints the memory that it "
   "would need; without --workdir. warmup: makes the embedded policy. simulate: "
   "the paper's token simulator over N. export: a run's policy, "
-  "--config.checkpoint=RUN, as a Hugging Face directory.",
+  "--config.checkpoint=RUN, as a Hugging Face directory. report: compares "
+  "runs and evaluations, a --workdir each; without --config.",
 )
 _ALLOW_CHANGE = flags.DEFINE_bool(
   "allow_config_change",
@@ -66,14 +69,11 @@ def main(argv: list[str]) -> None:
   try:
     if len(argv) > 1:
       raise settings.UserError(f"{argv[1]!r} is not a flag; see --help")
-    if _CONFIG.value is None:
-      raise settings.UserError("--config is missing; see --help")
-    if not _WORKDIR.value and _MODE.value != "plan":
-      raise settings.UserError("--workdir is missing; see --help")
+    workdirs = [pathlib.Path(one) for one in folders()]
     keep_freed_memory()
     # It would say on every start that there is no PyTorch, which is intended.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-    workdir = pathlib.Path(_WORKDIR.value or ".")
+    workdir = workdirs[0]
     # Not above: jax and transformers take seconds to load, and --help or a
     # misspelt flag should not cost that.
     if _MODE.value == "train":
@@ -96,6 +96,10 @@ def main(argv: list[str]) -> None:
       from brorl_jax.main import exporting
 
       exporting.run(_CONFIG.value, workdir)
+    elif _MODE.value == "report":
+      from brorl_jax.main import reporting
+
+      reporting.run(workdirs)
     else:
       from brorl_jax.main import simulating
 
@@ -105,6 +109,25 @@ def main(argv: list[str]) -> None:
     sys.exit(2)
   except KeyboardInterrupt:  # raised, not sent
     interrupt(signal.SIGINT, None)
+
+
+def folders() -> list[str]:
+  """The work folders; raises UserError if the mode needs other flags."""
+  mode, given = _MODE.value, _WORKDIR.value
+  if mode == "report" and _CONFIG.value is not None:
+    raise settings.UserError(
+      "--mode=report takes no --config: runs have theirs"
+    )
+  if mode != "report" and _CONFIG.value is None:
+    raise settings.UserError("--config is missing; see --help")
+  if mode != "plan" and not all(given or [""]):
+    raise settings.UserError("--workdir is missing; see --help")
+  if mode != "report" and len(given) > 1:
+    raise settings.UserError(
+      f"--workdir is given {len(given)} times; --mode={mode} takes one, "
+      "--mode=report many"
+    )
+  return given or ["."]
 
 
 def keep_freed_memory() -> None:

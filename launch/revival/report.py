@@ -222,8 +222,7 @@ def shrinkage(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   some = [
     (wing, where)
     for wing, where in branches(data)
-    if "dead"
-    in next(iter(data["wings"][wing][where]["arms"].values()))["end"]
+    if "dead" in next(iter(data["wings"][wing][where]["arms"].values()))["end"]
   ]
   figure, axes = figures.panels(len(some), height=3.4)
   for axis, (wing, where) in zip(axes, some, strict=True):

@@ -1,0 +1,117 @@
+"""Tables whose cells say where in the JSON a number is, and how it is written.
+
+So that text and page cannot say two things, no table holds a number itself.
+"""
+
+import html
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+_UNKNOWN = "n/a"
+
+
+class Number(NamedTuple):
+  """A number of the JSON.
+
+  Attributes:
+    path: Keys and places that lead to it.
+    kind: How it is written, a key of `_KINDS`.
+  """
+
+  path: tuple[str | int, ...]
+  kind: str
+
+
+Part = str | Number
+Cell = Sequence[Part] | Part
+
+
+class Table(NamedTuple):
+  """Rows of cells below a head.
+
+  Attributes:
+    title: One line.
+    caption: Units and rules.
+    head: Of the columns.
+    rows: Cells; the first `labels` of each are text, the others numbers.
+    labels: So many columns are text.
+  """
+
+  title: str
+  caption: Cell
+  head: Sequence[str]
+  rows: Sequence[Sequence[Cell]]
+  labels: int
+
+
+_KINDS: Mapping[str, Callable[[Any], str]] = {
+  "count": lambda x: f"{x:,.0f}",
+  "thousands": lambda x: f"{x / 1e3:,.1f}",
+  "hours": lambda x: f"{x:,.0f}" if x >= 1e3 else f"{x:.3g}",
+  "rate": lambda x: f"{x:,.0f}" if x >= 100 else f"{x:.3g}",
+  "mean": lambda x: f"{x:,.1f}",
+  "percent": lambda x: f"{100 * x:.2f}",
+  "percent1": lambda x: f"{100 * x:.1f}",
+  "decimal": lambda x: f"{x:.3f}",
+  "signed": lambda x: f"{x:+.4f}",
+  "t": lambda x: f"{x:.2f}",
+  # float32 knows nothing between 0 and 1e-38.
+  "p": lambda x: f"{x:.2g}" if x > 0.0 else "< 1e-38",
+  "value": str,  # of a config
+}
+
+
+def value(path: Sequence[str | int], data: Any) -> Any:
+  """What lies at a path."""
+  for key in path:
+    data = data[key]
+  return data
+
+
+def written(number: Number, data: Any) -> str:
+  """A number as people read it; the one place where that happens."""
+  found = value(number.path, data)
+  return _UNKNOWN if found is None else _KINDS[number.kind](found)
+
+
+def pointer(path: Sequence[str | int]) -> str:
+  """A path as a JSON pointer (RFC 6901)."""
+  escape = lambda key: str(key).replace("~", "~0").replace("/", "~1")
+  return "".join(f"/{escape(key)}" for key in path)
+
+
+def as_text(cell: Cell, data: Any) -> str:
+  """A cell for the terminal."""
+  parts = [cell] if isinstance(cell, str | Number) else cell
+  return "".join(
+    written(part, data) if isinstance(part, Number) else part.replace("\n", " ")
+    for part in parts
+  )
+
+
+def as_html(cell: Cell, data: Any) -> str:
+  """A cell for the page; each number names its place in the JSON."""
+  parts = [cell] if isinstance(cell, str | Number) else cell
+  return "".join(
+    f'<span data-path="{html.escape(pointer(part.path))}" '
+    f'data-kind="{part.kind}">{html.escape(written(part, data))}</span>'
+    if isinstance(part, Number)
+    else broken(part)
+    for part in parts
+  )
+
+
+def broken(text: str) -> str:
+  """Text for the page, which may end a line after an underscore."""
+  return html.escape(text).replace("_", "_<wbr>").replace("\n", "<br>")
+
+
+def text(table: Table, data: Any) -> str:
+  """The table for the terminal."""
+  rows = [table.head, *([as_text(c, data) for c in row] for row in table.rows)]
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  line = lambda row: "  ".join(
+    f"{cell:<{width}}" if i < table.labels else f"{cell:>{width}}"
+    for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+  )
+  return "\n".join(f"  {line(row)}".rstrip() for row in rows)

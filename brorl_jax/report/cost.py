@@ -1,0 +1,55 @@
+"""What runs have spent, and how fast: time and samples from their metrics."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+_HOUR = 3600.0  # seconds
+
+
+def spent(lines: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+  """Step -> what had been spent when it was done.
+
+  The time that saving took is part of it. Evaluations are not: how often a run
+  is looked at does not make it slower.
+  """
+  hours, cpu = 0.0, 0.0 if all("time/cpu_s" in x for x in lines) else None
+  out = {0: {"hours": 0.0, "cpu_hours": cpu, "samples": 0, "tokens": 0}}
+  for line in lines:
+    hours += (line["time/step_s"] + line["time/checkpoint_s"]) / _HOUR
+    cpu = None if cpu is None else cpu + line["time/cpu_s"] / _HOUR
+    out[line["step"]] = {
+      "hours": hours,
+      "cpu_hours": cpu,
+      "samples": line["data/samples_total"],
+      "tokens": line["data/tokens_total"],
+    }
+  return out
+
+
+def throughput(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+  """Sums over the steps divided by each other; the first step compiles.
+
+  Generation is the time of rollouts alone; overall is all of a step and saving.
+  """
+  if not lines:
+    return None
+  first = 1 if len(lines) > 1 else 0
+  rest = lines[first:]
+  total = lambda name: float(sum(line[name] for line in rest))
+  made = lambda name: np.diff([0, *(line[name] for line in lines)])[first:]
+  samples, tokens = made("data/samples_total"), made("data/tokens_total")
+  kept = float(samples @ [line["sampling/pass_rate"] for line in rest])
+  generation = total("time/rollout_s")
+  overall = total("time/step_s") + total("time/checkpoint_s")
+  return {
+    "steps": len(rest),
+    "pass_rate": kept / float(samples.sum()),
+    "generated_per_generation_s": float(samples.sum()) / generation,
+    "generated_per_s": float(samples.sum()) / overall,
+    "tokens_per_generation_s": float(tokens.sum()) / generation,
+    "kept_per_s": kept / overall,
+    "generation_share": generation / overall,
+    "reward_std_within_group": total("reward/std_within_group") / len(rest),
+  }

@@ -1,0 +1,214 @@
+"""The numbers of a comparison -> Figures 1 and 4, and pass@k.
+
+Pages show a figure as wide as it is here, 96 pixels to the inch, so that a
+label of 9 points is one of 9 points there too.
+"""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import matplotlib
+
+matplotlib.use("Agg")  # no display
+import matplotlib.pyplot as plt
+import numpy as np
+
+WIDTH = 10.0  # inches
+_COLUMNS = 3
+_ROOM = 120  # characters of a legend, side by side
+_DPI = 144  # sharp on screens with 1.5 pixels per point
+# Told apart without colours too: several runs may lie on each other.
+_MARKERS = "osD^vP*X"
+_STYLE: Any = {
+  "font.size": 10,
+  "axes.titlesize": 10,
+  "axes.labelsize": 10,
+  "xtick.labelsize": 9,
+  "ytick.labelsize": 9,
+  "legend.fontsize": 9,
+  "axes.spines.top": False,
+  "axes.spines.right": False,
+  "axes.grid": True,
+  "grid.alpha": 0.25,
+}
+
+
+class Figure(NamedTuple):
+  """A figure of the page."""
+
+  file: str  # its name beside the page
+  title: str
+  caption: str
+
+
+def draw(folder: pathlib.Path, data: Mapping[str, Any]) -> list[Figure]:
+  """Writes the PNGs of a comparison; those that would be empty are not."""
+  out = []
+  with plt.rc_context(_STYLE):
+    if any(run["training"] for run in data["runs"]):
+      out.append(score(folder, data))
+      reached = {one["key"] for one in data["comparisons"]}
+      out += [
+        trajectories(folder, data, key)
+        for key in ("hours", "samples")
+        if key in reached
+      ]
+    out.append(pass_at_k(folder, data))
+  return out
+
+
+def score(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
+  """Figure 1: score of each domain against time, with intervals."""
+  domains = data["domains"]
+  figure, axes = _panels(len(domains), height=3.4)
+  scale, unit = _time(_latest(data, "hours"))
+  for axis, domain in zip(axes, domains, strict=True):
+    of = lambda one: one["summary"]["by_domain"][domain]
+    for i, run in enumerate(data["runs"]):
+      every = run["evaluations"]
+      y = [100 * of(one)["pass_at_k"]["1"] for one in every]
+      low = [100 * of(one)["low"] for one in every]
+      high = [100 * of(one)["high"] for one in every]
+      look = _look(i, run)
+      if run["training"]:
+        x = [one["hours"] * scale for one in every]
+        axis.plot(x, y, ms=4, **look)
+        axis.fill_between(x, low, high, color=look["color"], alpha=0.12, lw=0)
+      else:  # it has no time
+        axis.axhline(y[0], **look | {"marker": "", "ls": "--"})
+    axis.set(title=_plain(domain), xlabel=unit, ylabel="pass@1, %")
+  _legend(figure, axes)
+  _save(figure, folder / "score.png")
+  caption = (
+    "Pass@1 of the held-out prompts against the time of steps and saving, with "
+    "95 % bootstrap intervals. Dashed: policies that were only evaluated."
+  )
+  return Figure(
+    "score.png", "Score against time (the paper's Figure 1)", caption
+  )
+
+
+def trajectories(
+  folder: pathlib.Path, data: Mapping[str, Any], key: str
+) -> Figure:
+  """Figure 4: a panel for each task, as far as all runs reached."""
+  panels = data["panels"]
+  (reach,) = [c["reach"] for c in data["comparisons"] if c["key"] == key]
+  scale, unit = _time(reach) if key == "hours" else (1e-3, "thousand samples")
+  figure, axes = _panels(len(panels), height=2.3)
+  for axis, panel in zip(axes, panels, strict=True):
+    for i, run in enumerate(data["runs"]):
+      if not run["training"]:
+        continue
+      every = run["evaluations"]
+      s = [
+        e["summary"]["by_domain"][panel["domain"]]["by_task"][panel["task"]]
+        for e in every
+      ]
+      x = np.array([e[key] * scale for e in every])
+      y = np.array([100 * one["pass_at_k"]["1"] for one in s])
+      inside, end = x <= reach * scale, reach * scale
+      # On towards the next evaluation, which may be long after the end.
+      x, y = [*x[inside], end], [*y[inside], np.interp(end, x, y)]
+      axis.plot(x, y, ms=4, markevery=range(inside.sum()), **_look(i, run))
+    axis.set(title=_plain(panel["task"]), xlabel=unit, ylabel="pass@1, %")
+  _legend(figure, axes)
+  what = {"hours": "time", "samples": "samples"}[key]
+  name = f"tasks_by_{what}.png"
+  _save(figure, folder / name)
+  total = sum(map(len, data["tasks"].values()))
+  which = (
+    "all tasks"
+    if len(panels) == total
+    else f"the {len(panels)} of {total} tasks in which the runs differ most"
+  )
+  caption = (
+    f"Pass@1 of {which}, up to the {what} that all runs reached (markers are "
+    "evaluations; a line ends on its way to the next); each panel has a scale "
+    "of its own."
+  )
+  return Figure(name, f"Tasks on equal {what} (the paper's Figure 4)", caption)
+
+
+def pass_at_k(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
+  """Pass@k of the last evaluation of each run, by domain."""
+  domains = data["domains"]
+  figure, axes = _panels(len(domains), height=3.2)
+  for axis, domain in zip(axes, domains, strict=True):
+    for i, run in enumerate(data["runs"]):
+      s = run["evaluations"][-1]["summary"]["by_domain"][domain]
+      k = sorted(map(int, s["pass_at_k"]))
+      y = [100 * s["pass_at_k"][str(one)] for one in k]
+      axis.plot(k, y, ms=4, **_look(i, run))
+    axis.set_xscale("log", base=2)
+    axis.set_xticks(k, [str(one) for one in k])
+    axis.minorticks_off()
+    axis.set(title=_plain(domain), xlabel="k, samples", ylabel="pass@k, %")
+  _legend(figure, axes)
+  _save(figure, folder / "pass_at_k.png")
+  caption = (
+    "How many prompts are solved by one of k samples at least, of the last "
+    "evaluation of each run (unbiased estimate)."
+  )
+  return Figure("pass_at_k.png", "Pass@k", caption)
+
+
+def _look(i: int, run: Mapping[str, Any]) -> dict[str, Any]:
+  """How run i is drawn, in every figure."""
+  n = f" (N = {run['n']})" if run["n"] else ""
+  return {
+    "color": f"C{i % 10}",
+    "marker": _MARKERS[i % len(_MARKERS)],
+    "lw": 1.5,
+    "label": f"{_plain(run['name'])}{n}",
+  }
+
+
+def _plain(name: str) -> str:
+  """A name as it is: dollar signs do not begin mathematics."""
+  return name.replace("$", r"\$")
+
+
+def _panels(count: int, *, height: float) -> tuple[Any, Sequence[Any]]:
+  columns = min(count, _COLUMNS)
+  rows = -(-count // columns)
+  figure, axes = plt.subplots(
+    rows,
+    columns,
+    figsize=(WIDTH, rows * height + 0.5),
+    squeeze=False,
+    layout="constrained",
+  )
+  axes = [*axes.ravel()]
+  for axis in axes[count:]:
+    axis.remove()
+  return figure, axes[:count]
+
+
+def _legend(figure: Any, axes: Sequence[Any]) -> None:
+  """One for all panels, outside of them: it would hide a line of some run."""
+  lines, labels = axes[0].get_legend_handles_labels()
+  longest = max(map(len, labels)) + 8  # the line before it
+  columns = max(1, min(len(labels), 4, _ROOM // longest))
+  figure.legend(
+    lines, labels, loc="outside lower center", ncols=columns, frameon=False
+  )
+
+
+def _latest(data: Mapping[str, Any], key: str) -> float:
+  every = [e[key] for run in data["runs"] for e in run["evaluations"]]
+  return max(x for x in every if x is not None)
+
+
+def _time(hours: float) -> tuple[float, str]:
+  """Factor and name of a unit in which so many hours are a handy number."""
+  for factor, unit in ((1.0, "hours"), (60.0, "minutes")):
+    if hours * factor >= 1.0:
+      return factor, unit
+  return 3600.0, "seconds"
+
+
+def _save(figure: Any, path: pathlib.Path) -> None:
+  figure.savefig(path, dpi=_DPI)
+  plt.close(figure)

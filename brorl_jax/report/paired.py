@@ -1,0 +1,61 @@
+"""Paired t-tests between evaluations, plain and clustered by task."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from brorl_jax.rl import stats
+
+# The paper's own test: over 10,000 instances and more, plain.
+PAPER = {"difference": 0.0033, "t": 4.84, "p_one_sided": 6.5e-7}
+Which = Mapping[str, int]  # run and evaluation, by their places
+
+
+def tests(
+  rates: Callable[[Which], Mapping[str, float]],
+  tasks: Mapping[str, str],
+  comparisons: Sequence[Mapping[str, Any]],
+) -> Iterator[dict[str, Any]]:
+  """The first run against each other, prompt by prompt.
+
+  Args:
+    rates: Of an evaluation: pass@1 of each prompt by its id.
+    tasks: Id of each prompt -> what it is clustered by.
+    comparisons: Each with the evaluations that are "chosen".
+  """
+  index = {name: i for i, name in enumerate(sorted(set(tasks.values())))}
+  cluster = jnp.array([index[task] for task in tasks.values()])
+  for one in comparisons:
+    first, *others = one["chosen"]
+    for other in others:
+      a, b = (
+        jnp.array([rates(which)[id] for id in tasks])
+        for which in (other, first)
+      )
+      plain = stats.paired_t(a, b)
+      by_task = (
+        stats.paired_t(a, b, cluster=cluster) if len(index) > 1 else None
+      )
+      yield {
+        "at": one["at"],
+        "first": first,
+        "other": other,
+        "n": int(plain.n),
+        "difference": _finite(plain.difference),
+        "effect_size": _finite(plain.effect_size),
+        "plain": _test(plain),
+        "by_task": None if by_task is None else _test(by_task),
+      }
+
+
+def _test(result: stats.PairedT) -> dict[str, Any]:
+  names = ("standard_error", "t", "p_one_sided", "p_two_sided", "dof")
+  out = {name: _finite(getattr(result, name)) for name in names}
+  return out | {"clusters": int(result.clusters)}
+
+
+def _finite(value: Any) -> float | None:
+  """JSON has no infinities: a t without any variance is None."""
+  return float(value) if np.isfinite(value) else None

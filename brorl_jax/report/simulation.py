@@ -1,0 +1,81 @@
+"""What the simulator shows: the paper's Figure 3, the sweep, end points."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")  # no display
+import matplotlib.pyplot as plt
+import numpy as np
+
+
+def figure3(path: str | pathlib.Path, runs: Sequence[Mapping[str, Any]]):
+  """The paper's Figure 3: correct mass, improved share, worst drop, by step.
+
+  Args:
+    path: The PNG.
+    runs: Of `--mode=simulate`, one per N.
+  """
+  figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+  colours = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(runs)))
+  for run, colour in zip(runs, colours, strict=True):
+    x = np.arange(len(run["correct_mass"]))
+    label = f"N = {run['n']:,}"
+    axes[0].plot(x, run["correct_mass"], color=colour, label=label)
+    improved = 100 * np.array(run["improved_fraction"])
+    axes[1].plot(x, improved, color=colour, label=label)
+    axes[2].plot(x, run["worst_drop"], color=colour, label=label)
+  axes[0].set(title="correct mass", ylabel="Q_pos")
+  axes[1].set(title="correct tokens above their start", ylabel="%")
+  axes[2].set(title="worst change of a correct token", ylabel="probability")
+  figure.supxlabel("means over seeds; right: the worst token of any", size=8)
+  for axis in axes:
+    axis.set_xlabel("step")
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+  axes[0].legend(fontsize=8)
+  figure.savefig(path, dpi=130)
+  plt.close(figure)
+
+
+def sweep(path: str | pathlib.Path, runs: Sequence[Mapping[str, Any]]):
+  """Correct mass after the last step against N, by optimizer."""
+  figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+  for axis, (optimizer, colour) in zip(
+    axes, (("adamw", "C0"), ("sgd", "C1")), strict=False
+  ):
+    mine = [run for run in runs if run["optimizer"] == optimizer]
+    n = [run["n"] for run in mine]
+    gain = [run["correct_mass"][-1] - run["correct_mass"][0] for run in mine]
+    axis.plot(n, gain, "o-", color=colour, label=optimizer)
+    axis.axhline(0.0, color="k", lw=1, ls=":")
+    axis.set(ylabel="change of Q_pos", title=f"{optimizer}: correct mass")
+    improved = [100 * run["improved_fraction"][-1] for run in mine]
+    axes[2].plot(n, improved, "o-", color=colour, label=optimizer)
+  axes[2].set(ylabel="%", title="correct tokens above their start")
+  for axis in axes:
+    axis.set(xscale="log", xlabel="N, draws per step")
+    axis.grid(alpha=0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(fontsize=8)
+  figure.savefig(path, dpi=130)
+  plt.close(figure)
+
+
+def simulation_table(runs: Sequence[Mapping[str, Any]]) -> str:
+  """End points of every run in a few lines."""
+  lines = [
+    f"  {'optimizer':<10}{'N':>8}{'Q_pos':>9}{'change':>11}{'improved':>10}"
+    f"{'worst now':>12}{'worst ever':>12}"
+  ]
+  lines += [
+    f"  {run['optimizer']:<10}{run['n']:>8,}{run['correct_mass'][-1]:>9.4f}"
+    f"{run['correct_mass'][-1] - run['correct_mass'][0]:>+11.2e}"
+    f"{run['improved_fraction'][-1]:>10.1%}{run['worst_drop'][-1]:>12.1e}"
+    f"{min(run['worst_drop']):>12.1e}"
+    for run in runs
+  ]
+  start = runs[0]["correct_mass"][0]
+  return "\n".join([*lines, f"  (Q_pos starts at {start:.4f})"])

@@ -1,0 +1,282 @@
+"""The numbers of a comparison -> the paper's tables."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from brorl_jax.report.cells import Cell, Number, Part, Table
+
+_WIDE = 70  # characters of column names, above which a table is turned
+
+
+def main(data: Mapping[str, Any]) -> Table:
+  """Table 1: what each run did, and its score in each domain."""
+  several = len(data["domains"]) > 1
+  domains = [*data["domains"], *(["all prompts"] if several else [])]
+  head = ["run", "at", "method", "N", "prompts", "steps", "samples (k)"]
+  head += ["hours", "CPU-hours", *domains]
+  rows = []
+  for i, row in enumerate(data["rows"]):
+    run, at = ("runs", row["run"]), _at(data, i)
+    trained = lambda key, kind: Number((*run, key), kind)
+    spent = lambda key, kind: Number((*at, key), kind)
+    scores = [
+      _score(data, (*at, "summary", "by_domain", domain))
+      for domain in data["domains"]
+    ]
+    scores += [_score(data, (*at, "summary", "all"))] if several else []
+    shared = len(row["names"]) > 1  # a start, which is no method's
+    method = data["runs"][row["run"]]["method"]
+    rows.append(
+      [
+        *_label(row),
+        "" if shared else method,
+        "" if shared else trained("n", "count"),
+        "" if shared else trained("prompts_per_step", "count"),
+        spent("step", "count"),
+        spent("samples", "thousands"),
+        spent("hours", "hours"),
+        spent("cpu_hours", "hours"),
+        *scores,
+      ]
+    )
+  caption = [
+    "Scores are pass@1 in percent, with their 95 % bootstrap intervals over "
+    "prompts; a domain is the mean over its tasks. Prompts are those that a "
+    "step trains on; samples, in thousands, all that were generated. Hours are "
+    "those of steps and saving, with compilation and without evaluations; "
+    "CPU-hours those of the process, where they were recorded.",
+    *_reached(data),
+  ]
+  title = "Table 1. Cost and score of each run"
+  return Table(title, caption, head, rows, 3)
+
+
+def _at(data: Mapping[str, Any], i: int) -> tuple[str | int, ...]:
+  """Path of the evaluation that row i shows."""
+  row = data["rows"][i]
+  return ("runs", row["run"], "evaluations", row["evaluation"])
+
+
+def _label(row: Mapping[str, Any]) -> list[str]:
+  return [", ".join(row["names"]), ", ".join(row["at"])]
+
+
+def _score(data: Any, path: tuple[str | int, ...]) -> Cell:
+  """Pass@1 and its interval."""
+  low, high = (
+    Number((*path, "low"), "percent1"),
+    Number((*path, "high"), "percent1"),
+  )
+  return [
+    Number((*path, "pass_at_k", "1"), "percent"),
+    "\n[",
+    low,
+    ", ",
+    high,
+    "]",
+  ]
+
+
+def _reached(data: Mapping[str, Any]) -> list[Part]:
+  """Where the runs are compared."""
+  parts: list[Part] = []
+  for i, one in enumerate(data["comparisons"]):
+    if one["key"] is not None:
+      kind = "count" if one["key"] == "samples" else "hours"
+      reach = Number(("comparisons", i, "reach"), kind)
+      unit = {"cpu_hours": "CPU-hours"}.get(one["key"], one["key"])
+      parts += ["; " if parts else " Compared are last evaluations by "]
+      parts += [reach, f" {unit} ({one['at']})"]
+  return [*parts, ", which all runs reached."] if parts else []
+
+
+def throughput(data: Mapping[str, Any]) -> Table:
+  """Table 2: how fast samples are made, and how many are of use."""
+  columns = (
+    ("pass rate, %", "pass_rate", "percent1"),
+    ("samples/s, generation", "generated_per_generation_s", "rate"),
+    ("samples/s, overall", "generated_per_s", "rate"),
+    ("tokens/s, generation", "tokens_per_generation_s", "rate"),
+    ("kept samples/s, overall", "kept_per_s", "rate"),
+    ("generation, % of time", "generation_share", "percent1"),
+    ("reward std in a group", "reward_std_within_group", "decimal"),
+  )
+  rows = [
+    [
+      run["name"],
+      Number(("runs", i, "n"), "count"),
+      Number(("runs", i, "throughput", "steps"), "count"),
+      *(Number(("runs", i, "throughput", key), k) for _, key, k in columns),
+    ]
+    for i, run in enumerate(data["runs"])
+    if run["throughput"]
+  ]
+  caption = (
+    "Sums over the steps of a run but the first, which compiles. Pass rate: "
+    "samples kept by dynamic sampling among those generated. Generation: the "
+    "time of rollouts alone; overall: all of a step, and saving. Kept samples "
+    "are what training sees. A group that is kept may teach little: the last "
+    "column is the mean over steps and groups, rejected ones included."
+  )
+  title = "Table 2. Throughput and dynamic sampling"
+  head = ["run", "N", "steps", *(name for name, _, _ in columns)]
+  return Table(title, caption, head, rows, 1)
+
+
+def tasks(data: Mapping[str, Any], domain: str, number: int) -> Table:
+  """Tables 3 and on: the tasks of a domain."""
+  names = data["tasks"][domain]
+  path = lambda i, task: (
+    *_at(data, i),
+    *("summary", "by_domain", domain, "by_task", task, "pass_at_k", "1"),
+  )
+  title = f"Table {number}. Tasks of the domain {domain}"
+  caption = "Pass@1 in percent, mean over the prompts of the task."
+  return _of_rows(data, title, caption, names, path)
+
+
+def categories(data: Mapping[str, Any], number: int) -> Table:
+  """The paper's Table 5: puzzles by category of reasoning-gym."""
+  title = f"Table {number}. Puzzles by category"
+  caption = (
+    "Pass@1 in percent, mean over those tasks of a category of reasoning-gym "
+    "that are evaluated here."
+  )
+  path = lambda i, name: (*_at(data, i), "categories", name)
+  return _of_rows(data, title, caption, data["categories"], path)
+
+
+def _of_rows(
+  data: Mapping[str, Any],
+  title: str,
+  caption: str,
+  names: Sequence[str],
+  path: Callable[[int, str], tuple[str | int, ...]],
+) -> Table:
+  """A row for each of Table 1 and a column for each name, or turned."""
+  every = range(len(data["rows"]))
+  labels = [_label(row) for row in data["rows"]]
+  cell = lambda i, name: Number(path(i, name), "percent")
+  if len(" ".join(names)) > _WIDE and len(names) > len(every):
+    head = ["task", *(f"{who} ({at})" for who, at in labels)]
+    rows = [[name, *(cell(i, name) for i in every)] for name in names]
+    return Table(title, caption, head, rows, 1)
+  rows = [[*labels[i], *(cell(i, name) for name in names)] for i in every]
+  return Table(title, caption, ["run", "at", *names], rows, 2)
+
+
+def tokens(data: Mapping[str, Any], number: int) -> Table:
+  """Average output and score of each domain, before and after."""
+  rows = []
+  for i, run in enumerate(data["runs"]):
+    if not run["training"]:
+      continue
+    last = len(run["evaluations"]) - 1
+    for domain in data["domains"]:
+      at = lambda j, *what: (
+        *("runs", i, "evaluations", j, "summary", "by_domain", domain),
+        *what,
+      )
+      change = lambda *what, kind: [
+        Number(at(0, *what), kind),
+        " → ",
+        Number(at(last, *what), kind),
+      ]
+      rows.append(
+        [
+          run["name"],
+          domain,
+          change("tokens_mean", kind="mean"),
+          change("pass_at_k", "1", kind="percent"),
+          change("truncated_fraction", kind="percent1"),
+        ]
+      )
+  caption = (
+    "At the first evaluation of each run → at its last. Tokens: mean over "
+    "responses, the end token included. Truncated: responses cut at the limit."
+  )
+  title = f"Table {number}. Output tokens and score, before and after"
+  head = ["run", "domain", "output tokens", "pass@1, %", "truncated, %"]
+  return Table(title, caption, head, rows, 2)
+
+
+def tests(data: Mapping[str, Any], number: int) -> Table:
+  """Paired t-tests of the first run against each other."""
+  names = [run["name"] for run in data["runs"]]
+  rows = []
+  for i, one in enumerate(data["tests"]):
+    here = lambda *keys: ("tests", i, *keys)
+    label = [names[one["other"]["run"]], names[one["first"]["run"]], one["at"]]
+    for how, words in (("plain", "plain"), ("by_task", "clustered by task")):
+      if one[how] is None:
+        continue
+      rows.append(
+        [
+          *label,
+          words,
+          Number(here("difference"), "signed"),
+          Number(here(how, "standard_error"), "decimal"),
+          Number(here("effect_size"), "decimal"),
+          Number(here("n"), "count"),
+          Number(here(how, "clusters"), "count"),
+          Number(here(how, "t"), "t"),
+          Number(here(how, "p_one_sided"), "p"),
+          Number(here(how, "p_two_sided"), "p"),
+        ]
+      )
+  paper = lambda key, kind: Number(("paper", key), kind)
+  caption = [
+    "Difference of pass@1, the first column minus the second, prompt by prompt "
+    "(each the mean over its samples); one-sided: the first column is better. "
+    "Clustered: prompts of one task may rise and fall together (CR1, clusters "
+    "- 1 degrees of freedom). d_z: difference over the standard deviation of "
+    "the differences. One run each: what another seed would give is in none of "
+    "these. For comparison, the paper over its 10,000 instances and more, "
+    "plain: mean difference ",
+    paper("difference", "signed"),
+    ", t ",
+    paper("t", "t"),
+    ", one-tailed p ",
+    paper("p_one_sided", "p"),
+    ".",
+  ]
+  head = ["run", "against", "at", "errors", "difference", "standard error"]
+  head += ["d_z", "n", "clusters", "t", "p, one-sided", "p, two-sided"]
+  return Table(f"Table {number}. Paired t-tests", caption, head, rows, 4)
+
+
+def differences(data: Mapping[str, Any], number: int) -> Table:
+  """What makes the training runs different methods, field by field."""
+  names = [run["name"] for run in data["runs"] if run["training"]]
+  run_places = range(len(names))
+  rows = [
+    [
+      one["field"],
+      *(Number(("differences", i, "values", j), "value") for j in run_places),
+    ]
+    for i, one in enumerate(data["differences"])
+  ]
+  title = f"Table {number}. Fields in which the training runs differ"
+  caption = "Of config.json. What is not here is the same in all of them."
+  return Table(title, caption, ["field", *names], rows, len(names) + 1)
+
+
+def every(data: Mapping[str, Any]) -> list[Table]:
+  """The tables of the page, numbered, without those that would be empty."""
+  out = [main(data), throughput(data)] if _trained(data) else [main(data)]
+  out += [
+    tasks(data, d, len(out) + 1 + i) for i, d in enumerate(data["domains"])
+  ]
+  if len(data["categories"]) > 1:
+    out.append(categories(data, len(out) + 1))
+  for make, there in (
+    (tokens, _trained(data)),
+    (tests, data["tests"]),
+    (differences, data["differences"]),
+  ):
+    out += [make(data, len(out) + 1)] if there else []
+  return out
+
+
+def _trained(data: Mapping[str, Any]) -> bool:
+  return any(run["training"] for run in data["runs"])

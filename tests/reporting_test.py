@@ -1,0 +1,333 @@
+"""Tests of --mode=report: what it reads, writes and refuses."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import runs_for_tests as made
+
+from brorl_jax import metrics
+from brorl_jax.main import reading, reporting
+from brorl_jax.main.settings import UserError
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def refusal(*workdirs):
+  with pytest.raises(UserError) as error:
+    reporting.run([pathlib.Path(one) for one in workdirs])
+  (line,) = str(error.value).splitlines()
+  return line
+
+
+def test_the_report_of_two_runs_and_an_evaluation(tmp_path, capsys):
+  a = made.run(tmp_path / "runs" / "a")
+  b = made.run(tmp_path / "runs" / "b", n=2, samples=16)
+  c = made.evaluation(tmp_path / "c", passes=made.PASSES[1])
+  reporting.run([a, b, c])
+  said = capsys.readouterr()
+  assert "evaluation 7/7  c, step 0" in said.err and "s left" in said.err
+  lines = said.out.splitlines()
+  assert lines[0].split()[:3] == ["run", "at", "method"]
+  assert [line.split()[0] for line in lines[1:]] == [
+    "a,",
+    "a",
+    "b",
+    "c",
+    str(a / "report" / "index.html"),
+  ]
+  data = json.loads((a / "report" / "report.json").read_text())
+  assert [run["name"] for run in data["runs"]] == ["a", "b", "c"]
+  assert [run["n"] for run in data["runs"]] == [4, 2, None]
+  assert data["runs"][2]["evaluated"] == "n512, step 60"
+  assert data["sampling"] == {"temperature": 0.6, "top_p": 0.95}
+  assert data["differences"] == [
+    {"field": "n", "values": [4, 2]},
+    {"field": "samples", "values": [8, 16]},
+  ]
+  assert data["prompts"] == 4 and data["samples_per_prompt"] == 2
+  assert not (b / "report").exists() and not (c / "report").exists()
+
+
+def test_a_report_is_written_again(tmp_path):
+  a = made.run(tmp_path / "a")
+  reporting.run([a])
+  first = (a / "report" / "report.json").read_text()
+  reporting.run([a])
+  assert (a / "report" / "report.json").read_text() == first
+
+
+def test_a_run_in_progress_is_reported_as_far_as_it_is(tmp_path):
+  """Its next evaluation is being written, as are its next metrics."""
+  a = made.run(tmp_path / "a", steps=9)
+  lines = made.records(4, made.PASSES[3])[:3]
+  with (a / "eval" / "records.jsonl").open("a") as file:
+    file.write("".join(json.dumps(line) + "\n" for line in lines) + '{"st')
+  with (a / "metrics.jsonl").open("a") as file:
+    file.write('{"step": 4, "time')
+  reporting.run([a])
+  data = json.loads((a / "report" / "report.json").read_text())
+  assert [e["step"] for e in data["runs"][0]["evaluations"]] == [0, 1, 3]
+  assert data["runs"][0]["finished"] is False
+
+
+def test_an_evaluation_after_the_metrics_were_read_waits(tmp_path):
+  a = made.run(tmp_path / "a", lines=made.metric_lines(2))
+  reporting.run([a])
+  data = json.loads((a / "report" / "report.json").read_text())
+  assert [e["step"] for e in data["runs"][0]["evaluations"]] == [0, 1]
+
+
+def test_folders_of_one_name_are_told_apart(tmp_path):
+  paths = [tmp_path / "x" / "run", tmp_path / "y" / "run"]
+  assert reading.names(paths) == ["x/run", "y/run"]
+  assert reading.names([*paths, tmp_path / "y" / "b"])[2] == "y/b"
+  assert reading.names([paths[0], tmp_path / "b"]) == ["run", "b"]
+
+
+def test_a_folder_twice_is_refused(tmp_path):
+  a = made.run(tmp_path / "a")
+  assert (
+    refusal(a, tmp_path / "." / "a") == f"workdir {a} is given more than once"
+  )
+
+
+OTHER = {**made.PROMPTS}
+OTHER["gcd/heldout/5"] = OTHER.pop("gcd/heldout/1")
+TASK = {k: (d, t.replace("aime", "amc")) for k, (d, t) in made.PROMPTS.items()}
+MOVED = {**made.PROMPTS, "gcd/heldout/0": ("gym", "syllogism")}
+THREE = {
+  step: [[*row, 1] for row in rows] for step, rows in made.PASSES.items()
+}
+
+
+@pytest.mark.parametrize(
+  "changes, difference",
+  [
+    ({"passes": THREE}, "they have 2 and 3 samples per prompt"),
+    ({"eval_temperature": 1.0}, "eval_temperature is 0.6 and 1.0"),
+    ({"eval_top_p": None}, "eval_top_p is 0.95 and not recorded"),
+    (
+      {"prompts": TASK},
+      "tasks differ: 1 of 3 only in the first (math/aime), 1 of 3 only in the "
+      "second (math/amc)",
+    ),
+    (
+      {"prompts": OTHER},
+      "held-out prompts differ: 1 of 4 only in the first (gcd/heldout/1), 1 of "
+      "4 only in the second (gcd/heldout/5)",
+    ),
+    (
+      {"prompts": MOVED},
+      "prompt gcd/heldout/0 belongs to gym/gcd and to gym/syllogism",
+    ),
+    ({"seed": 1}, "seed is 0 and 1"),
+    (
+      {"families__gcd__settings__max_value": 50},
+      "families.gcd.settings.max_value is 40 and 50",
+    ),
+    (
+      {"domains__math__instruction": "Think."},
+      "domains.math.instruction is 'Box it.' and 'Think.'",
+    ),
+    (
+      {"held": "def"},
+      "the held-out examples of their files differ: digests abc and def",
+    ),
+  ],
+)
+def test_runs_that_were_measured_otherwise_are_refused(
+  tmp_path, changes, difference
+):
+  a = made.run(tmp_path / "a")
+  b = made.run(tmp_path / "b", **changes)
+  assert refusal(a, b) == f"a and b cannot be compared: {difference}"
+  assert not (a / "report").exists()
+
+
+def test_prompts_of_one_side_are_counted_and_a_few_named(tmp_path):
+  prompts = {f"gcd/heldout/{i}": ("gym", "gcd") for i in range(9)}
+  fewer = dict(list(prompts.items())[:4])
+  a = made.run(tmp_path / "a", prompts=prompts, passes={0: [[0, 1]] * 9})
+  b = made.run(tmp_path / "b", prompts=fewer, passes={0: [[0, 1]] * 4})
+  assert refusal(a, b).endswith(
+    "held-out prompts differ: 5 of 9 only in the first (gcd/heldout/4, "
+    "gcd/heldout/5, gcd/heldout/6, ...)"
+  )
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"lr": 0.1},
+    {"domains__gym__instruction": "", "families__gcd__weight": 2.0},
+    {"steps": 9},
+  ],
+)
+def test_what_makes_another_method_may_differ(tmp_path, changes):
+  a, b = made.run(tmp_path / "a"), made.run(tmp_path / "b", **changes)
+  reporting.run([a, b])
+
+
+def test_a_seed_may_differ_where_no_puzzle_is_made(tmp_path):
+  prompts = {f"aime/{i}": ("math", "aime") for i in range(4)}
+  a = made.run(tmp_path / "a", prompts=prompts)
+  b = made.run(tmp_path / "b", prompts=prompts, seed=1)
+  reporting.run([a, b])
+
+
+def broken(path, damage):
+  run = made.run(path)
+  damage(run)
+  return run
+
+
+def append(name, text):
+  def damage(run):
+    with (run / name).open("a") as file:
+      file.write(text)
+
+  return damage
+
+
+def remove(*names):
+  return lambda run: [(run / name).unlink() for name in names]
+
+
+@pytest.mark.parametrize(
+  "damage, line",
+  [
+    (remove("config.json"), "workdir {} is no run: it has no config.json"),
+    (
+      lambda run: (run / "config.json").write_text("{"),
+      "{}/config.json: Expecting property name enclosed in double quotes: "
+      "line 1 column 2 (char 1)",
+    ),
+    (
+      lambda run: (run / "config.json").write_text('{"model_type": "qwen2"}'),
+      "{}/config.json is not that of a run",
+    ),
+    (
+      remove("metrics.jsonl", "eval/records.jsonl"),
+      "workdir {} holds no run and no evaluation",
+    ),
+    (remove("eval/curve.jsonl"), "workdir {} has no evaluation"),
+    (
+      lambda run: (run / "eval" / "curve.jsonl").write_text('{"step": 0'),
+      "workdir {} has no evaluation that has ended",
+    ),
+    (
+      remove("metrics.jsonl"),
+      "the evaluation in {} has not ended; its command goes on with it",
+    ),
+    (
+      append("metrics.jsonl", "nonsense\n"),
+      "{}/metrics.jsonl, line 4: Expecting value: line 1 column 1 (char 0)",
+    ),
+    (
+      append("metrics.jsonl", '{"step": 4}\n'),
+      "{}/metrics.jsonl, line 4: there is no 'time/step_s'",
+    ),
+    (
+      append("eval/curve.jsonl", "[]\n"),
+      "{}/eval/curve.jsonl, line 4: there is no 'step'",
+    ),
+    (
+      append("eval/records.jsonl", '{"step": 4}\n'),
+      "{}/eval/records.jsonl, line 25: there is no 'id'",
+    ),
+    (
+      append("eval/curve.jsonl", '{"step": 2}\n'),
+      "{}/eval/records.jsonl has the steps [0, 1, 3], the evaluations of the "
+      "run are those of [0, 1, 3, 2]",
+    ),
+  ],
+)
+def test_a_folder_that_is_damaged_or_no_run(tmp_path, damage, line):
+  path = broken(tmp_path / "a", damage)
+  assert refusal(path) == line.format(path)
+
+
+def test_a_sample_that_is_there_twice(tmp_path):
+  a = made.run(tmp_path / "a")
+  lines = metrics.read_lines(a / "eval" / "records.jsonl")
+  made.dump(a / "eval" / "records.jsonl", [*lines, lines[-1]])
+  line = refusal(a)
+  assert line.startswith(f"{a}/eval/records.jsonl: sample 1 of 'aime/7'")
+
+
+def test_prompts_that_change_during_a_run(tmp_path):
+  a = made.run(tmp_path / "a")
+  lines = metrics.read_lines(a / "eval" / "records.jsonl")
+  for line in lines:
+    if line["step"] == 3:
+      line["id"] = line["id"].replace("aime/7", "aime/8")
+  made.dump(a / "eval" / "records.jsonl", lines)
+  assert refusal(a) == (
+    f"{a}/eval/records.jsonl: the held-out prompts of step 3 are others than "
+    "those of step 0; nothing compares them"
+  )
+
+
+def test_samples_that_change_during_a_run(tmp_path):
+  a = made.run(tmp_path / "a")
+  lines = metrics.read_lines(a / "eval" / "records.jsonl")
+  some = [x for x in lines if x["step"] != 3 or x["sample"] == 0]
+  made.dump(a / "eval" / "records.jsonl", some)
+  assert refusal(a) == (
+    f"{a}/eval/records.jsonl: step 3 has 1 samples per prompt, step 0 has 2"
+  )
+
+
+def test_a_report_that_cannot_be_written(tmp_path):
+  a = made.run(tmp_path / "a")
+  (a / "report").write_text("in the way")
+  assert refusal(a).startswith(f"{a}/report cannot be written: ")
+
+
+# ----------------------------------------------------------------- the command
+
+
+def command(*args):
+  return subprocess.run(
+    [sys.executable, "-m", "brorl_jax.main", *map(str, args)],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=120,
+    env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+  )
+
+
+def test_the_command(tmp_path):
+  a, b = made.run(tmp_path / "a"), made.run(tmp_path / "b")
+  done = command("--mode=report", f"--workdir={a}", f"--workdir={b}")
+  assert done.returncode == 0, done.stderr
+  assert done.stdout.splitlines()[-1].strip() == str(
+    a / "report" / "index.html"
+  )
+  assert "backend" not in done.stderr
+
+
+@pytest.mark.parametrize(
+  "args, line",
+  [
+    (("--mode=report",), "--workdir is missing; see --help"),
+    (("--mode=report", "--workdir="), "--workdir is missing; see --help"),
+    (
+      ("--mode=report", "--workdir=a", "--config=configs/n16.py"),
+      "--mode=report takes no --config: runs have theirs",
+    ),
+    (
+      ("--workdir=a", "--workdir=b", "--config=configs/n16.py"),
+      "--workdir is given 2 times; --mode=train takes one, --mode=report many",
+    ),
+  ],
+)
+def test_flags_that_are_refused(args, line):
+  done = command(*args)
+  assert done.returncode == 2
+  assert done.stderr == f"error: {line}\n"

@@ -1,0 +1,126 @@
+"""Folders of runs and evaluations as they are written, with chosen numbers."""
+
+import json
+import pathlib
+
+CONFIG = {
+  "seed": 0,
+  "steps": 3,
+  "n": 4,
+  "samples": 8,
+  "loss": "ppo",
+  "advantage": "tokens",
+  "credit": "equal",
+  "lr": 1e-3,
+  "eval_temperature": 0.6,
+  "eval_top_p": 0.95,
+  "domains": {"gym": {"instruction": ""}, "math": {"instruction": "Box it."}},
+  "families": {"gcd": {"weight": 1.0, "settings": {"max_value": 40}}},
+  "phases": [],
+}
+# Id of each prompt -> its domain and task.
+PROMPTS = {
+  "gcd/heldout/0": ("gym", "gcd"),
+  "gcd/heldout/1": ("gym", "gcd"),
+  "syllogism/heldout/0": ("gym", "syllogism"),
+  "aime/7": ("math", "aime"),
+}
+PASSES = {  # of the two samples of each prompt, by step
+  0: ([0, 0], [1, 0], [0, 0], [0, 0]),
+  1: ([1, 0], [1, 0], [0, 0], [0, 0]),
+  3: ([1, 1], [1, 0], [1, 0], [0, 1]),
+}
+
+
+def records(step, passes, prompts=PROMPTS, *, tokens=5):
+  """Lines of eval/records.jsonl of one evaluation."""
+  return [
+    {
+      "step": step,
+      "id": name,
+      "domain": domain,
+      "task": task,
+      "sample": n,
+      "tokens": tokens + n,
+      "truncated": False,
+      "score": float(right),
+      "pass": bool(right),
+      "status": "pass" if right else "fail",
+      "reason": "" if right else "wrong answer",
+      "answer": str(right),
+    }
+    for (name, (domain, task)), row in zip(prompts.items(), passes, strict=True)
+    for n, right in enumerate(row)
+  ]
+
+
+def metric_lines(steps, *, step_s=3600.0, samples=16, cpu_s=1800.0):
+  """Lines of metrics.jsonl; the first step takes twice the time."""
+  return [
+    {
+      "step": step,
+      "time/step_s": step_s * (2 if step == 1 else 1),
+      "time/checkpoint_s": 0.0 if step == 1 else step_s / 10,
+      "time/rollout_s": step_s / 4,
+      "data/samples_total": samples * step,
+      "data/tokens_total": 10 * samples * step,
+      "sampling/pass_rate": 0.25 + 0.25 * (step % 2),
+      "reward/std_within_group": 0.125 * step,
+      **({} if cpu_s is None else {"time/cpu_s": cpu_s}),
+    }
+    for step in range(1, steps + 1)
+  ]
+
+
+def merged(config, changes):
+  """A config with some fields changed, "a.b" for one below another."""
+  out = json.loads(json.dumps(config))
+  for field, value in changes.items():
+    *above, last = field.split(".")
+    place = out
+    for name in above:
+      place = place[name]
+    place[last] = value
+  return out
+
+
+def dump(path, lines):
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def run(
+  path, *, passes=None, prompts=None, lines=None, held="abc", tokens=5, **config
+):
+  """A training run; keywords with __ are fields below others."""
+  path, passes = pathlib.Path(path), passes or PASSES
+  prompts = prompts or PROMPTS
+  changes = {name.replace("__", "."): value for name, value in config.items()}
+  about = {
+    "config": merged(CONFIG, changes),
+    "git_commit": "0" * 40,
+    "python": "3.11.7",
+    "versions": {"jax": "0.10.2", "reasoning-gym": "0.1.25"},
+    "data": {"held out": held},
+  }
+  path.mkdir(parents=True)
+  (path / "config.json").write_text(json.dumps(about))
+  dump(path / "metrics.jsonl", lines or metric_lines(max(passes) or 1))
+  each = [
+    records(step, p, prompts, tokens=tokens) for step, p in passes.items()
+  ]
+  dump(path / "eval" / "records.jsonl", [one for some in each for one in some])
+  dump(path / "eval" / "curve.jsonl", [{"step": step} for step in passes])
+  return path
+
+
+def evaluation(path, *, passes=PASSES[3], **config):
+  """An evaluation of one policy."""
+  path = run(path, passes={0: passes}, **config)
+  (path / "metrics.jsonl").unlink()
+  (path / "eval" / "curve.jsonl").unlink()
+  (path / "eval" / "summary.json").write_text("{}")
+  about = json.loads((path / "config.json").read_text())
+  about["evaluated"] = {"source": "/x", "run": "/runs/n512", "step": 60}
+  (path / "config.json").write_text(json.dumps(about))
+  return path
