@@ -9,7 +9,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -286,44 +286,6 @@ def correct_mass(
     first, _ = rollouts.distinct(p)
     mass[p] = probability[p, first[reward[p, first] >= 1.0]].sum()
   return mass
-
-
-class Clock(NamedTuple):
-  """Seconds so far."""
-
-  wall: float
-  process: float  # of the processor, all threads
-  compiling: float  # of the wall; most of it on one thread
-
-
-_compiling = [0.0]  # one process, one compiler
-
-
-def _told(event: str, duration_secs: float, **_: Any) -> None:
-  if event == "/jax/core/compile/backend_compile_duration":
-    _compiling[0] += duration_secs
-
-
-jax.monitoring.register_event_duration_secs_listener(_told)
-
-
-def clock() -> Clock:
-  """Now."""
-  return Clock(time.perf_counter(), time.process_time(), _compiling[0])
-
-
-def since(begin: Clock) -> dict[str, float]:
-  """Metrics of the time since `begin`.
-
-  time/cpu_s leaves compiling out, so that runs can be compared by it whichever
-  of them met more shapes; what scoring workers spent is not in it.
-  """
-  wall, process, compiling = np.subtract(clock(), begin).tolist()
-  return {
-    "time/step_s": wall,
-    "time/cpu_s": max(process - compiling, 0.0),
-    "time/compile_s": compiling,
-  }
 
 
 def first_not_finite(scalars: Mapping[str, float | None]) -> str | None:

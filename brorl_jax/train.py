@@ -13,8 +13,8 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, PyTree
 
+from brorl_jax import clock, metrics
 from brorl_jax import ledger as ledgers
-from brorl_jax import metrics
 from brorl_jax.collect import Drawn, Feed, collect, expected_pass_rates
 from brorl_jax.ledger import Ledger
 from brorl_jax.types import Groups, Prompts, Rollouts, Scores
@@ -152,7 +152,7 @@ def train(
   for step in range(max(done, 0) + 1, steps + 1):
     if spent >= max_cpu_s:
       break
-    begin, now = metrics.clock(), stages(step)
+    begin, now = clock.now(), stages(step)
     if now.changed is not None:
       record.event(step, {"event": "phase", "changed": now.changed})
     save = step % save_every == 0 or step == steps
@@ -170,7 +170,7 @@ def train(
     scalars = _of_draw(drawn) | credit.told | learned
     scalars |= {"time/update_s": update.spent, _HELD: held}
     scalars |= _of_ledger(ledger, step)
-    scalars |= metrics.since(begin)
+    scalars |= clock.since(begin)
     if (bad := metrics.first_not_finite(scalars)) is not None:
       raise FloatingPointError(f"step {step}: {bad} is {scalars[bad]}")
     # Lines first, then the checkpoint: a line past the newest checkpoint is

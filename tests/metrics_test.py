@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 
-import jax
 import jax.numpy as jnp
 import judged
 import numpy as np
@@ -354,26 +353,6 @@ def test_rewards_of_a_step_are_of_what_could_be_judged():
   )
   assert got["reward/mean"] == pytest.approx(2 / 3)
   assert got["reward/std_within_group"] == pytest.approx((2 / 9) ** 0.5)
-
-
-def test_time_since():
-  begin = metrics.clock()
-  end = time.process_time() + 0.1
-  while time.process_time() < end:
-    pass
-  spent = metrics.since(begin)
-  assert 0.1 <= spent["time/cpu_s"] < 5.0
-  assert spent["time/step_s"] >= 0.09 and spent["time/compile_s"] == 0.0
-
-
-def test_compiling_is_told_apart():
-  begin = metrics.clock()
-  many = lambda x: sum(jnp.sin(x * i) @ x for i in range(30))
-  jax.jit(many).lower(jnp.ones((7, 7))).compile()
-  process = metrics.clock().process - begin.process
-  spent = metrics.since(begin)
-  assert 0.0 < spent["time/compile_s"] <= spent["time/step_s"]
-  assert spent["time/cpu_s"] <= max(process - spent["time/compile_s"], 0) + 0.1
 
 
 def test_a_writer_knows_what_was_spent(tmp_path):

@@ -24,7 +24,6 @@ cores, one core each.
 
 import argparse
 import concurrent.futures
-import ctypes
 import dataclasses
 import json
 import os
@@ -44,7 +43,14 @@ import numpy as np
 from brorl_jax import metrics
 from brorl_jax.rl import stats
 
-_LIBC = ctypes.CDLL(None)
+# In front of a process that ends when this one does. Not as a preexec_fn: jax
+# has threads, and between fork and exec nothing may need their locks.
+PR_SET_PDEATHSIG = 1
+_WITH_ME = (
+  "import ctypes, os, sys; "
+  f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {signal.SIGKILL:d}); "
+  "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
 ROOT = pathlib.Path(__file__).parents[2]
 HERE = pathlib.Path(__file__).parent
 SEEDS, TUNING_SEED = (0, 1, 2), 100
@@ -228,23 +234,16 @@ def call(folder: pathlib.Path, cores: Iterable[int], *args: object) -> None:
   }
   with log.open("a") as out:
     process = subprocess.Popen(
-      [sys.executable, *map(str, args)],
+      [sys.executable, "-c", _WITH_ME, *map(str, args)],
       cwd=ROOT,
       env=environment,
       stdout=out,
       stderr=subprocess.STDOUT,
-      preexec_fn=lambda: begin(set(cores)),
     )
+    os.sched_setaffinity(process.pid, set(cores))
     if process.wait():
       tail = log.read_text().splitlines()[-3:]
       raise SystemExit(f"{folder} failed; {log} ends with:\n" + "\n".join(tail))
-
-
-def begin(cores: set[int]) -> None:
-  """In the new process: its cores, and its end when this one ends."""
-  os.sched_setaffinity(0, cores)
-  PR_SET_PDEATHSIG = 1
-  _LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def prepare(wing: Wing, root: pathlib.Path, scale: int) -> None:
