@@ -86,19 +86,14 @@ def each_line(path: str | pathlib.Path) -> Iterator[dict[str, Any]]:
 
 
 class Writer:
-  """Scalars of each step: metrics.jsonl, TensorBoard events, progress.
-
-  Attributes:
-    cpu_s: time/cpu_s of the steps that are done, added up.
-  """
+  """Scalars of each step: metrics.jsonl, TensorBoard events, progress."""
 
   def __init__(self, workdir: str | pathlib.Path, *, after: int, steps: int):
     """Continues the files of a run.
 
     Args:
       workdir: Of the run.
-      after: Last step that is done; what the files say of later ones is
-        dropped.
+      after: Last step that is done; lines of later ones are dropped.
       steps: Last step of the run.
 
     Raises:

@@ -22,7 +22,7 @@ from brorl_jax.report.figures import Figure
 ARMS = {  # as people read them, and their look
   "n16": ("N = 16", "k", "o"),
   "n512_equal_samples": ("N = 512, equal samples", "C0", "s"),
-  "n512_paper": ("N = 512, 8 × samples", "C1", "D"),
+  "n512_paper": ("N = 512, 8 x samples", "C1", "D"),
   "n512_equal_prompts": ("N = 512, equal prompts", "C3", "^"),
   "n16_distinct": ("N = 16, credit by distinct answer", "C2", "v"),
   "n512_distinct": ("N = 512, credit by distinct answer", "C4", "P"),
