@@ -363,10 +363,10 @@ def drawn(data, tmp_path, monkeypatch):
   """Figures by their file, before they are thrown away."""
   out = {}
   close = plt.close
-  save = figures._save
+  save = figures.save
   monkeypatch.setattr(
     figures,
-    "_save",
+    "save",
     lambda figure, path: (out.update({path.name: figure}), save(figure, path)),
   )
   monkeypatch.setattr(plt, "close", lambda figure: None)
@@ -436,7 +436,7 @@ def test_the_figures_are_legible(drawn):
   assert f"max-width: {figures.WIDTH * 96:.0f}px" in page._CSS
   for name, figure in out.items():
     assert figure.get_figwidth() == figures.WIDTH
-    with plt.rc_context(figures._STYLE):
+    with plt.rc_context(figures.STYLE):
       figure.canvas.draw()
     texts = [t for t in figure.findobj(plt.Text) if t.get_text()]
     assert texts and min(t.get_fontsize() for t in texts) >= 9

@@ -20,7 +20,7 @@ _ROOM = 120  # characters of a legend, side by side
 _DPI = 144  # sharp on screens with 1.5 pixels per point
 # Told apart without colours too: several runs may lie on each other.
 _MARKERS = "osD^vP*X"
-_STYLE: Any = {
+STYLE: Any = {
   "font.size": 10,
   "axes.titlesize": 10,
   "axes.labelsize": 10,
@@ -45,7 +45,7 @@ class Figure(NamedTuple):
 def draw(folder: pathlib.Path, data: Mapping[str, Any]) -> list[Figure]:
   """Writes the PNGs of a comparison; those that would be empty are not."""
   out = []
-  with plt.rc_context(_STYLE):
+  with plt.rc_context(STYLE):
     if any(run["training"] for run in data["runs"]):
       out.append(score(folder, data))
       reached = {one["key"] for one in data["comparisons"]}
@@ -61,7 +61,7 @@ def draw(folder: pathlib.Path, data: Mapping[str, Any]) -> list[Figure]:
 def score(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   """Figure 1: score of each domain against time, with intervals."""
   domains = data["domains"]
-  figure, axes = _panels(len(domains), height=3.4)
+  figure, axes = axes_of(len(domains), height=3.4)
   scale, unit = _time(_latest(data, "hours"))
   for axis, domain in zip(axes, domains, strict=True):
     of = lambda one: one["summary"]["by_domain"][domain]
@@ -79,7 +79,7 @@ def score(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
         axis.axhline(y[0], **look | {"marker": "", "ls": "--"})
     axis.set(title=_plain(domain), xlabel=unit, ylabel="pass@1, %")
   _legend(figure, axes)
-  _save(figure, folder / "score.png")
+  save(figure, folder / "score.png")
   caption = (
     "Pass@1 of the held-out prompts against the time of steps and saving, with "
     "95 % bootstrap intervals. Dashed: policies that were only evaluated."
@@ -96,7 +96,7 @@ def trajectories(
   panels = data["panels"]
   (reach,) = [c["reach"] for c in data["comparisons"] if c["key"] == key]
   scale, unit = _time(reach) if key == "hours" else (1e-3, "thousand samples")
-  figure, axes = _panels(len(panels), height=2.3)
+  figure, axes = axes_of(len(panels), height=2.3)
   for axis, panel in zip(axes, panels, strict=True):
     for i, run in enumerate(data["runs"]):
       if not run["training"]:
@@ -116,7 +116,7 @@ def trajectories(
   _legend(figure, axes)
   what = {"hours": "time", "samples": "samples"}[key]
   name = f"tasks_by_{what}.png"
-  _save(figure, folder / name)
+  save(figure, folder / name)
   total = sum(map(len, data["tasks"].values()))
   which = (
     "all tasks"
@@ -134,7 +134,7 @@ def trajectories(
 def pass_at_k(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   """Pass@k of the last evaluation of each run, by domain."""
   domains = data["domains"]
-  figure, axes = _panels(len(domains), height=3.2)
+  figure, axes = axes_of(len(domains), height=3.2)
   for axis, domain in zip(axes, domains, strict=True):
     for i, run in enumerate(data["runs"]):
       s = run["evaluations"][-1]["summary"]["by_domain"][domain]
@@ -146,7 +146,7 @@ def pass_at_k(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
     axis.minorticks_off()
     axis.set(title=_plain(domain), xlabel="k, samples", ylabel="pass@k, %")
   _legend(figure, axes)
-  _save(figure, folder / "pass_at_k.png")
+  save(figure, folder / "pass_at_k.png")
   caption = (
     "How many prompts are solved by one of k samples at least, of the last "
     "evaluation of each run (unbiased estimate)."
@@ -170,7 +170,8 @@ def _plain(name: str) -> str:
   return name.replace("$", r"\$")
 
 
-def _panels(count: int, *, height: float) -> tuple[Any, Sequence[Any]]:
+def axes_of(count: int, *, height: float) -> tuple[Any, Sequence[Any]]:
+  """So many axes, three in a row, on a figure as wide as the page."""
   columns = min(count, _COLUMNS)
   rows = -(-count // columns)
   figure, axes = plt.subplots(
@@ -209,6 +210,7 @@ def _time(hours: float) -> tuple[float, str]:
   return 3600.0, "seconds"
 
 
-def _save(figure: Any, path: pathlib.Path) -> None:
+def save(figure: Any, path: pathlib.Path) -> None:
+  """As a PNG; the figure is closed."""
   figure.savefig(path, dpi=_DPI)
   plt.close(figure)

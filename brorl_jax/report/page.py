@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brorl_jax.report import cells, tables
-from brorl_jax.report.cells import Number, Part, Table
+from brorl_jax.report.cells import Cell, Number, Part, Table
 from brorl_jax.report.figures import WIDTH, Figure
 
 _SIGNIFICANT = 0.05  # of a two-sided p
@@ -53,22 +53,35 @@ def page(
     folder: Where they lie.
   """
   title = "Comparison of " + ", ".join(run["name"] for run in data["runs"])
-  body = [f"<h1>{html.escape(title)}</h1>"]
-  paragraph = cells.as_html(summary(data), data)
-  body.append(f'<p class="summary">{paragraph}</p>')
-  body += [_table(one, data) for one in tables.every(data)[:2]]
-  body += [_figure(one, folder) for one in figures]
-  body += [_table(one, data) for one in tables.every(data)[2:]]
+  some = tables.every(data)
+  return document(
+    title,
+    [
+      paragraph(summary(data), data),
+      *(table(one, data) for one in some[:2]),
+      *(figure(one, folder) for one in figures),
+      *(table(one, data) for one in some[2:]),
+    ],
+  )
+
+
+def document(title: str, body: Sequence[str]) -> str:
+  """A whole page of what `paragraph`, `table` and `figure` give."""
   head = (
     '<meta charset="utf-8">\n'
     '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
     f"<title>{html.escape(title)}</title>\n<style>{_CSS}</style>"
   )
-  joined = "\n".join(body)
+  joined = "\n".join([f"<h1>{html.escape(title)}</h1>", *body])
   return (
     f'<!doctype html>\n<html lang="en">\n<head>\n{head}\n</head>\n'
     f"<body>\n{joined}\n</body>\n</html>\n"
   )
+
+
+def paragraph(cell: Cell, data: Mapping[str, Any]) -> str:
+  """Running text with numbers."""
+  return f'<p class="summary">{cells.as_html(cell, data)}</p>'
 
 
 def summary(data: Mapping[str, Any]) -> list[Part]:
@@ -155,11 +168,12 @@ def _unfinished(data: Mapping[str, Any]) -> list[Part]:
   return parts
 
 
-def _table(table: Table, data: Mapping[str, Any]) -> str:
-  kind = lambda i: ' class="text"' if i < table.labels else ""
+def table(what: Table, data: Mapping[str, Any]) -> str:
+  """A table with its title and caption."""
+  kind = lambda i: ' class="text"' if i < what.labels else ""
   head = "".join(
     f"<th{kind(i)}>{cells.broken(name)}</th>"
-    for i, name in enumerate(table.head)
+    for i, name in enumerate(what.head)
   )
   rows = "\n".join(
     "<tr>"
@@ -168,21 +182,22 @@ def _table(table: Table, data: Mapping[str, Any]) -> str:
       for i, cell in enumerate(row)
     )
     + "</tr>"
-    for row in table.rows
+    for row in what.rows
   )
   return (
-    f"<h2>{html.escape(table.title)}</h2>\n"
+    f"<h2>{html.escape(what.title)}</h2>\n"
     f'<div class="wide"><table>\n<thead><tr>{head}</tr></thead>\n'
     f"<tbody>\n{rows}\n</tbody></table></div>\n"
-    f'<p class="caption">{cells.as_html(table.caption, data)}</p>'
+    f'<p class="caption">{cells.as_html(what.caption, data)}</p>'
   )
 
 
-def _figure(figure: Figure, folder: pathlib.Path) -> str:
-  image = base64.b64encode((folder / figure.file).read_bytes()).decode()
-  title = html.escape(figure.title)
+def figure(what: Figure, folder: pathlib.Path) -> str:
+  """A figure of `folder`, inside the page."""
+  image = base64.b64encode((folder / what.file).read_bytes()).decode()
+  title = html.escape(what.title)
   return (
     f"<h2>{title}</h2>\n<figure>\n"
     f'<img alt="{title}" src="data:image/png;base64,{image}">\n'
-    f"<figcaption>{html.escape(figure.caption)}</figcaption>\n</figure>"
+    f"<figcaption>{html.escape(what.caption)}</figcaption>\n</figure>"
   )

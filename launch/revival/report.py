@@ -201,7 +201,7 @@ def curves(
 ) -> Figure:
   """pass@1 of every branch against time or samples."""
   some = branches(data)
-  figure, axes = figures.panels(len(some), height=3.4)
+  figure, axes = figures.axes_of(len(some), height=3.4)
   for axis, (wing, where) in zip(axes, some, strict=True):
     arms = data["wings"][wing][where]["arms"]
     for name, arm in arms.items():
@@ -224,7 +224,7 @@ def shrinkage(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
     for wing, where in branches(data)
     if "dead" in next(iter(data["wings"][wing][where]["arms"].values()))["end"]
   ]
-  figure, axes = figures.panels(len(some), height=3.4)
+  figure, axes = figures.axes_of(len(some), height=3.4)
   for axis, (wing, where) in zip(axes, some, strict=True):
     for name, arm in data["wings"][wing][where]["arms"].items():
       _line(axis, name, arm["curves"], "pass_at_1", "distinct")
@@ -247,7 +247,7 @@ def sweep_figure(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   points = data["sweep"]["points"]
   n = [p["n"] for p in points]
   of = lambda key: np.array([p[key] for p in points])
-  figure, axes = figures.panels(3, height=3.4)
+  figure, axes = figures.axes_of(3, height=3.4)
   rate, seen = of("pass_rate"), of("prompts_seen")
   error = 1.96 * np.sqrt(rate * (1 - rate) / seen)
   axes[0].errorbar(n, rate, error, fmt="ko", label="measured, 95 %")

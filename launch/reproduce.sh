@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# The revival experiment, unattended: does N = 512 revive what N = 16 left standing?
+#
+#   bash launch/reproduce.sh                 into runs/revival, at most 3 hours on 2 cores
+#   bash launch/reproduce.sh --share=.05     all of it in short, to see that it works
+#   bash launch/reproduce.sh --scale=4 --lanes=1     larger, for an accelerator
+#
+# Run it again and it goes on where it was. WORKDIR= is where it goes; PYTHON= and
+# VENV= as in environment.sh. launch/revival/run.py tells what it does and its flags.
+set -euo pipefail
+# shellcheck source=launch/environment.sh
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+
+prepare requirements.txt
+workdir="$(absolute "${WORKDIR:-$root/runs/revival}")"
+cd "$root"
+say "python launch/revival/run.py $workdir${*:+ $*}"
+PYTHONPATH="$root" "$python" launch/revival/run.py "$workdir" "$@"
+PYTHONPATH="$root" exec "$python" launch/revival/report.py "$workdir"
