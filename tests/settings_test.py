@@ -97,7 +97,7 @@ def message(done: subprocess.CompletedProcess) -> str:
     (
       (*RUN, "--mode=trian"),
       "flag --mode=trian: value should be one of "
-      "<train|evaluate|plan|warmup|simulate|export>",
+      "<train|evaluate|plan|warmup|simulate|export|report>",
     ),
     ((*RUN, "512"), "'512' is not a flag; see --help"),
     ((RUN[0],), "--workdir is missing; see --help"),
@@ -736,16 +736,18 @@ def test_names_a_field_that_only_one_of_them_has(tmp_path):
 
 
 @pytest.mark.parametrize(
-  "field", ["steps", "save_every", "keep_checkpoints", "samples_shown"]
+  "field",
+  ["steps", "save_every", "max_cpu_s", "keep_checkpoints", "samples_shown"],
 )
 def test_some_fields_may_change(tmp_path, field):
   folder.write_config(config(), tmp_path)
-  check(tmp_path, **{field: 7})
+  check(tmp_path, **{field: type(config()[field])(7)})
 
 
 def test_the_other_fields_may_not(tmp_path):
   folder.write_config(config(), tmp_path)
-  free = {"steps", "save_every", "keep_checkpoints", "samples_shown"}
+  free = {"steps", "save_every", "max_cpu_s", "keep_checkpoints"}
+  free |= {"samples_shown"}
   numbers = {
     k: v
     for k, v in config().items()
