@@ -421,5 +421,5 @@ def test_the_page_says_what_the_runs_say(tmp_path, capsys):
     ]
     number = cells.Number(tuple(path), kind)
     assert text == cells.written(number, data).replace("<", "&lt;")
-  assert html.count("<img ") == 3 and "N = 512, 8 x samples" in html
+  assert html.count("<img ") == 4 and "N = 512, 8 x samples" in html
   assert "Against N = 16" in capsys.readouterr().out

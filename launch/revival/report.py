@@ -28,8 +28,8 @@ ARMS = {  # as people read them, and their look
   "n512_distinct": ("N = 512, credit by distinct answer", "C4", "P"),
 }
 BRANCHES = {
-  "saturated": "from where N = 16 stood still",
-  "start": "from the policy that N = 16 began with",
+  "saturated": "after N = 16 stood still",
+  "start": "from the beginning",
 }
 WINGS = {
   "countdown": "Many right answers: four numbers and a target",
@@ -243,6 +243,31 @@ def shrinkage(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   return Figure("distinct_by_pass_at_1.png", title, caption)
 
 
+def overview(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
+  """The three panels that say most."""
+  wanted = (
+    ("countdown", "saturated", "cpu_s", "pass_at_1"),
+    ("puzzles", "saturated", "cpu_s", "pass_at_1"),
+    ("countdown", "start", "pass_at_1", "distinct"),
+  )
+  some = [one for one in wanted if one[:2] in branches(data)]
+  names = {
+    "cpu_s": "processor seconds",
+    "pass_at_1": "pass@1",
+    "distinct": "distinct right in 256 samples",
+  }
+  figure, axes = figures.axes_of(len(some), height=3.4)
+  for axis, (wing, where, x, y) in zip(axes, some, strict=True):
+    for name, arm in data["wings"][wing][where]["arms"].items():
+      _line(axis, name, arm["curves"], x, y)
+    title = f"{wing}, {BRANCHES[where]}"
+    axis.set(title=title, xlabel=names[x], ylabel=names[y])
+  _legend(figure, axes)
+  figures.save(figure, folder / "revival.png")
+  caption = "Lines: means over seeds; bands: their range."
+  return Figure("revival.png", "In short", caption)
+
+
 def sweep_figure(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   points = data["sweep"]["points"]
   n = [p["n"] for p in points]
@@ -322,6 +347,7 @@ def write(root: pathlib.Path) -> pathlib.Path:
   tables, drawn = [], []
   with plt.rc_context(figures.STYLE):
     if branches(data):
+      drawn.append(overview(folder, data))
       drawn.append(curves(folder, data, "cpu_s", "processor seconds"))
       drawn.append(curves(folder, data, "samples", "samples generated"))
       drawn.append(shrinkage(folder, data))
