@@ -2,8 +2,8 @@ r"""Arms of the revival experiment, which `launch/reproduce.sh` runs.
 
   bash launch/reproduce.sh
 
-WING/ARM. A wing is a set of prompts (`launch/revival/`), an arm says how
-samples are spread over them:
+WING/ARM/SCALE. A wing is a set of prompts (`launch/revival/`), an arm says how
+samples are spread over them, and there are SCALE times as many:
 
   n16                 from which the others go on
   n512_equal_samples  N = 512, as many samples per step
@@ -29,7 +29,8 @@ ARMS = {  # N, prompts per step as a share of those of n16
   "n16_distinct": (16, 1.0),
   "n512_distinct": (512, 1.0),
 }
-# Prompts per step of n16, longest prompt and response in tokens.
+# Prompts per step of n16, longest prompt and response in tokens; above scale 1
+# there is one number more, and responses may be half as long again.
 WINGS = {
   "puzzles": (64, 40, 6),
   "countdown": (32, 16, 12),
@@ -37,17 +38,19 @@ WINGS = {
 }
 
 
-def get_config(which: str = "countdown/n16"):
-  wing, _, arm = which.partition("/")
-  if wing not in WINGS or arm not in ARMS:
+def get_config(which: str = "countdown/n16/1"):
+  wing, arm, scale = [*which.split("/"), "1"][:3]
+  if wing not in WINGS or arm not in ARMS or not scale.isdigit():
     raise ValueError(
       f"there is no {which!r}; there are {', '.join(WINGS)} with "
-      f"{', '.join(ARMS)}"
+      f"{', '.join(ARMS)}, as in countdown/n16/1"
     )
   c: Any = base.get_config()
   prompts, c.prompt_tokens, c.max_new_tokens = WINGS[wing]
+  if int(scale) > 1 and wing != "puzzles":
+    c.max_new_tokens += c.max_new_tokens // 2
   c.n, share = ARMS[arm]
-  c.samples = c.n * max(int(prompts * share), 1)
+  c.samples = c.n * max(int(prompts * int(scale) * share), 1)
   c.in_flight = min(c.samples, 8192)
   c.steps = 100_000  # processor seconds end it
   c.minibatches = 1

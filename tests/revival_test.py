@@ -123,6 +123,8 @@ def test_arms_differ_in_what_they_say():
     assert (c.credit == "distinct") == ("distinct" in name)
   with pytest.raises(ValueError, match=r"there is no 'x/n16'; there are puz"):
     revival.get_config("x/n16")
+  larger = revival.get_config("countdown/n16/4")
+  assert (larger.samples, larger.max_new_tokens) == (4 * 32 * 16, 18)
 
 
 # ------------------------------------------------------------- what is measured
@@ -331,7 +333,7 @@ def test_rates_are_tried_until_the_best_is_inside(
   monkeypatch.setattr(run, "rates", rates)
   machine = Machine()
   which = ("start", "n16")
-  got = run.best_rates(WING, machine, tmp_path, [which], 1.0)
+  got = run.best_rates(WING, machine, tmp_path, [which], 1.0, 1)
   assert got == {which: pytest.approx(chosen, rel=0.01)}
   powers = [round(np.log(job.lr / 1e-3) / np.log(3)) for job in machine.jobs]
   assert powers == tried
@@ -351,7 +353,7 @@ def test_a_run_that_is_done_is_not_done_again(tmp_path, monkeypatch):
   run.train(job, tmp_path, {0})
   assert len(called) == 2  # the run, and what is read of it
   flags = called[0]
-  assert "--config=configs/revival.py:countdown/n16" in flags
+  assert "--config=configs/revival.py:countdown/n16/1" in flags
   assert "--config.max_cpu_s=5.0" in flags and "--config.seed=0" in flags
   run.train(job, tmp_path, {0})
   assert len(called) == 2

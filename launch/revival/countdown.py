@@ -24,7 +24,7 @@ import operator
 import pathlib
 import random
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -70,10 +70,13 @@ class Puzzle(NamedTuple):
 
 
 def kind(*, paths: bool, scale: int) -> Kind:
-  """One number more for each step of the scale, as many times the prompts."""
+  """More prompts with the scale, and one number more above 1.
+
+  Not more than one: all expressions of six numbers are too many to list.
+  """
   if paths:
-    return Kind(2 + scale, True, 16 * scale, 16, 128 * scale)
-  return Kind(3 + scale, False, 32 * scale, 16, 48 * scale)
+    return Kind(3 + (scale > 1), True, 16 * scale, 16, 128 * scale)
+  return Kind(4 + (scale > 1), False, 32 * scale, 16, 48 * scale)
 
 
 _OPERATE = {"+": operator.add, "-": operator.sub, "*": operator.mul}
@@ -128,14 +131,22 @@ def puzzles(kind: Kind, *, seed: int) -> list[Puzzle]:
   """Different ones for both sides, whose targets are 5 to 60."""
   found = []
   for numbers in itertools.combinations(range(1, 10), kind.numbers):
-    said = defaultdict(list)
-    for text, value in responses(numbers, paths=kind.paths).items():
-      said[value].append(text)
-    for target, right in said.items():
-      if 5 <= target <= 60 and kind.fewest <= len(right) <= kind.most:
-        wrong = [t for v, some in said.items() if v != target for t in some]
-        found.append(Puzzle(numbers, target, right, wrong))
-  return random.Random(seed).sample(found, 2 * kind.prompts)
+    count = Counter(responses(numbers, paths=kind.paths).values())
+    found += [
+      (numbers, target)
+      for target, right in count.items()
+      if 5 <= target <= 60 and kind.fewest <= right <= kind.most
+    ]
+  chosen = random.Random(seed).sample(found, 2 * kind.prompts)
+  return [_puzzle(kind, *one) for one in chosen]
+
+
+def _puzzle(kind: Kind, numbers: tuple[int, ...], target: int) -> Puzzle:
+  said = defaultdict(list)
+  for text, value in responses(numbers, paths=kind.paths).items():
+    said[value].append(text)
+  right = said.pop(target)
+  return Puzzle(numbers, target, right, [*itertools.chain(*said.values())])
 
 
 def example(puzzle: Puzzle) -> dict:

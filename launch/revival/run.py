@@ -134,6 +134,7 @@ class Job:
   lr: float
   seed: int
   seconds: float
+  scale: int = 1
 
   def folder(self, root: pathlib.Path) -> pathlib.Path:
     name = f"lr{self.lr:.3g}-seed{self.seed}"
@@ -205,7 +206,7 @@ def train(job: Job, root: pathlib.Path, cores: Iterable[int]) -> None:
     folder,
     cores,
     *("-m", "brorl_jax.main", f"--workdir={folder}"),
-    f"--config=configs/revival.py:{job.wing.name}/{job.arm}",
+    f"--config={config_of(job)}",
     *(f"--config.{field}={value}" for field, value in config.items()),
   )
   if job.wing.exact:
@@ -213,11 +214,16 @@ def train(job: Job, root: pathlib.Path, cores: Iterable[int]) -> None:
   (folder / "done").write_text(f"{job.seconds}\n")
 
 
+def config_of(job: Job) -> str:
+  return f"configs/revival.py:{job.wing.name}/{job.arm}/{job.scale}"
+
+
 def policy_of(job: Job, root: pathlib.Path) -> pathlib.Path | str:
   """What an arm begins with; "" is the embedded policy."""
   if job.branch == "saturated":
     return root / job.wing.name / "saturated" / "policy"
-  return root / job.wing.name / "policy" if job.wing.exact else ""
+  own = job.wing.exact or job.scale > 1
+  return root / job.wing.name / "policy" if own else ""
 
 
 def call(folder: pathlib.Path, cores: Iterable[int], *args: object) -> None:
@@ -256,6 +262,18 @@ def prepare(wing: Wing, root: pathlib.Path, scale: int) -> None:
   flags = ["--paths"] if wing.name == "paths" else []
   cores = os.sched_getaffinity(0)
   call(folder, cores, script, folder, f"--scale={scale}", *flags)
+  if scale > 1 and not wing.exact:
+    say(f"{wing.name}: warm-up of a larger policy")
+    larger = {"width": 96, "mlp": 384, "layers": 3}
+    policy = folder / "policy"
+    shutil.rmtree(policy, ignore_errors=True)  # of a start that was stopped
+    call(
+      policy,
+      cores,
+      *("-m", "brorl_jax.main", "--mode=warmup", f"--workdir={policy}"),
+      "--config=configs/warmup.py",
+      *(f"--config.{field}={scale * one}" for field, one in larger.items()),
+    )
   (folder / "prepared").touch()
 
 
@@ -283,14 +301,15 @@ def stands_still(steps: Sequence[int], rate: np.ndarray) -> bool:
 
 
 def saturate(
-  wing: Wing, machine: Machine, root: pathlib.Path, seconds: float
+  wing: Wing, machine: Machine, root: pathlib.Path, seconds: float, scale: int
 ) -> None:
   """N = 16 until it stands still; its policy goes to saturated/policy."""
   policy = root / wing.name / "saturated" / "policy"
   if policy.exists():
     return
   for _ in range(MOST_TRIES):
-    job = Job(wing, "until_saturated", "n16", wing.lr, TUNING_SEED, seconds)
+    where = ("until_saturated", "n16", wing.lr, TUNING_SEED, seconds, scale)
+    job = Job(wing, *where)
     machine.run([job])
     steps, rate = rates(job.folder(root), wing)
     if stands_still(steps, rate):
@@ -306,7 +325,7 @@ def saturate(
     part,
     os.sched_getaffinity(0),
     *("-m", "brorl_jax.main", "--mode=export", f"--workdir={part}"),
-    f"--config=configs/revival.py:{wing.name}/n16",
+    f"--config={config_of(job)}",
     f"--config.checkpoint={job.folder(root)}",
   )
   part.rename(policy)
@@ -318,12 +337,13 @@ def best_rates(
   root: pathlib.Path,
   arms: Sequence[tuple[str, str]],
   seconds: float,
+  scale: int,
 ) -> dict[tuple[str, str], float]:
   """The learning rate of each (branch, arm), tuned with its own seed."""
 
   def job(which: tuple[str, str], power: int) -> Job:
     lr = float(f"{wing.lr * 3.0**power:.3g}")
-    return Job(wing, *which, lr, TUNING_SEED, seconds)
+    return Job(wing, *which, lr, TUNING_SEED, seconds, scale)
 
   def score(which: tuple[str, str], power: int) -> float:
     """The last two, because one evaluation is noisy."""
@@ -398,15 +418,15 @@ def main() -> None:
   machine = Machine(root, a.lanes, sum(map(planned, wings)) * longer)
   for wing in wings:
     prepare(wing, root, a.scale)
-    saturate(wing, machine, root, wing.saturate_s * longer)
+    saturate(wing, machine, root, wing.saturate_s * longer, a.scale)
     arms = [(b, arm) for b, some in wing.arms.items() for arm in some]
     seconds = wing.seconds * longer
-    lr = best_rates(wing, machine, root, arms, seconds)
+    lr = best_rates(wing, machine, root, arms, seconds, a.scale)
     chosen = {"/".join(which): rate for which, rate in lr.items()}
     (root / wing.name / "rates.json").write_text(json.dumps(chosen, indent=1))
     machine.run(
       [
-        Job(wing, *which, lr[which], seed, seconds)
+        Job(wing, *which, lr[which], seed, seconds, a.scale)
         for seed in SEEDS
         for which in arms
       ]
