@@ -108,7 +108,7 @@ class Writer:
         f"{path} does not hold the steps 1 to {after} that the checkpoint "
         "follows; bring it back, or choose another workdir"
       )
-    self.cpu_s = math.fsum(x.get("time/cpu_s", 0) for x in read_lines(path))
+    self.busy_s = math.fsum(x.get("time/busy_s", 0) for x in read_lines(path))
     self._board = tensorboardX.SummaryWriter(
       str(workdir), purge_step=after + 1, write_to_disk=True, flush_secs=1
     )

@@ -70,7 +70,7 @@ class Record(Protocol):
     """Forget what was written of steps after `done`, -1 for all.
 
     Returns:
-      time/cpu_s of the steps up to there, added up.
+      time/busy_s of the steps up to there, added up.
     """
     ...
 
@@ -98,7 +98,7 @@ def train(
   save_every: int,
   eval_every: int,
   pipeline: bool = False,
-  max_cpu_s: float = math.inf,
+  max_busy_s: float = math.inf,
 ) -> Any:
   """Runs the steps after the newest checkpoint and returns the last state.
 
@@ -120,7 +120,7 @@ def train(
     pipeline: Sample the next step with the parameters before this update, which
       then happens while the devices would wait for verdicts; but for the step
       after a checkpoint, so that a run can go on from there.
-    max_cpu_s: The step with which time/cpu_s of all steps comes to this is the
+    max_busy_s: The step that brings time/busy_s of all steps to this is the
       last one.
 
   Raises:
@@ -150,7 +150,7 @@ def train(
     )
 
   for step in range(max(done, 0) + 1, steps + 1):
-    if spent >= max_cpu_s:
+    if spent >= max_busy_s:
       break
     begin, now = clock.now(), stages(step)
     if now.changed is not None:
@@ -176,8 +176,8 @@ def train(
     # Lines first, then the checkpoint: a line past the newest checkpoint is
     # dropped on restart, but one that is missing could not be replaced.
     record.step(step, scalars, kept)
-    ledger, spent = credit.ledger, spent + scalars["time/cpu_s"]
-    last = step == steps or spent >= max_cpu_s
+    ledger, spent = credit.ledger, spent + scalars["time/busy_s"]
+    last = step == steps or spent >= max_busy_s
     if step % eval_every == 0 or last:
       ledger = ledgers.evaluated(ledger, record.evaluate(step, state.params))
     state, ledger, why = now.reference(state, ledger, scalars)

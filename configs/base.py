@@ -14,10 +14,10 @@ def get_config() -> ml_collections.ConfigDict:
   )
   c.steps = 60  # rollout -> update rounds; each makes `minibatches` updates
 
-  # A run ends, before `steps`, with the step that brings the processor seconds
-  # of its steps (time/cpu_s: compiling, evaluations and checkpoints aside) to
-  # this: what arms are compared at. 0: no bound.
-  c.max_cpu_s = 0.0
+  # A run ends, before `steps`, with the step that brings the seconds of its
+  # steps (time/busy_s: of the processor, or of the wall with an accelerator;
+  # compiling, evaluations and checkpoints aside) to this. 0: no bound.
+  c.max_busy_s = 0.0
 
   # Rollouts. The dial of this project is `n`. A step trains on samples / n
   # prompts, those that dynamic sampling keeps.

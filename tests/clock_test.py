@@ -18,6 +18,16 @@ def test_time_since():
   assert spent["time/step_s"] >= 0.09 and spent["time/compile_s"] == 0.0
 
 
+def test_busy_are_the_processor_or_the_wall(monkeypatch):
+  monkeypatch.setattr(clock, "now", lambda: clock.Clock(9.0, 30.0, 5.0))
+  begin = clock.Clock(1.0, 10.0, 2.0)  # 8 of the wall, 20 of cores, 3 compiling
+  spent = clock.since(begin)
+  assert spent["time/cpu_s"] == spent["time/busy_s"] == 17.0
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  spent = clock.since(begin)
+  assert (spent["time/cpu_s"], spent["time/busy_s"]) == (17.0, 5.0)
+
+
 def test_compiling_is_told_apart():
   begin = clock.now()
   many = lambda x: sum(jnp.sin(x * i) @ x for i in range(30))

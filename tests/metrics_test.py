@@ -357,10 +357,10 @@ def test_rewards_of_a_step_are_of_what_could_be_judged():
 
 def test_a_writer_knows_what_was_spent(tmp_path):
   writer = metrics.Writer(tmp_path, after=-1, steps=3)
-  assert writer.cpu_s == 0.0
+  assert writer.busy_s == 0.0
   for step, cpu_s in ((1, 1.5), (2, 2.0), (3, 4.0)):
-    writer.write_scalars(step, {"time/cpu_s": cpu_s})
+    writer.write_scalars(step, {"time/busy_s": cpu_s})
   writer.close()
   again = metrics.Writer(tmp_path, after=2, steps=3)
-  assert again.cpu_s == 3.5  # the third is dropped
+  assert again.busy_s == 3.5  # the third is dropped
   again.close()

@@ -214,12 +214,12 @@ def test_the_policy_is_taught_with_the_end_of_each_answer(tmp_path):
 # -------------------------------------------------------------------- the study
 
 
-def made(rates, cpu_s=None, samples=None):
+def made(rates, busy_s=None, samples=None):
   """A run that was measured after each row of rates."""
   rates = np.array(rates, float)
   places = np.arange(len(rates), dtype=float)
   return study.Run(
-    places if cpu_s is None else np.array(cpu_s, float),
+    places if busy_s is None else np.array(busy_s, float),
     100 * places if samples is None else np.array(samples, float),
     {"pass_at_1": rates.mean(axis=1), "distinct": 8 - 2 * places},
     rates,
@@ -230,7 +230,7 @@ def test_a_level_is_met_between_two_measurements():
   one = made([[0.1, 0.3], [0.5, 0.3], [0.9, 0.5]])
   got = study.at_level(one, 0.3)  # half way from .2 to .4
   assert got == pytest.approx(
-    {"pass_at_1": 0.3, "distinct": 7.0, "cpu_s": 0.5, "samples": 50.0}
+    {"pass_at_1": 0.3, "distinct": 7.0, "busy_s": 0.5, "samples": 50.0}
   )
   assert study.at_level(one, 0.9) is None
   falls = made([[0.5], [0.1], [0.7]])
@@ -354,7 +354,7 @@ def test_a_run_that_is_done_is_not_done_again(tmp_path, monkeypatch):
   assert len(called) == 2  # the run, and what is read of it
   flags = called[0]
   assert "--config=configs/revival.py:countdown/n16/1" in flags
-  assert "--config.max_cpu_s=5.0" in flags and "--config.seed=0" in flags
+  assert "--config.max_busy_s=5.0" in flags and "--config.seed=0" in flags
   run.train(job, tmp_path, {0})
   assert len(called) == 2
   longer = run.Job(WING, "start", "n16", 1e-3, 0, 7.0)
@@ -382,7 +382,7 @@ def folders(root, arms, *, wing="countdown", where="start"):
     path = root / wing / where / arm / f"lr0.001-seed{seed}"
     path.mkdir(parents=True)
     lines = [
-      {"step": s, "time/cpu_s": 1.5, "data/samples_total": 64 * s}
+      {"step": s, "time/busy_s": 1.5, "data/samples_total": 64 * s}
       for s in range(1, 5)
     ]
     write = lambda name, some, path=path: (path / name).write_text(
@@ -411,7 +411,7 @@ def test_the_page_says_what_the_runs_say(tmp_path, capsys):
     ends.append(np.mean(last["train"]["pass_at_1"]))
   assert arm["end"]["pass_at_1"]["mean"] == pytest.approx(np.mean(ends))
   assert arm["end"]["pass_at_1"]["high"] == pytest.approx(max(ends))
-  assert arm["end"]["cpu_s"]["mean"] == 6.0
+  assert arm["end"]["busy_s"]["mean"] == 6.0
   assert arm["end"]["samples"]["mean"] == 256.0
   html = page.read_text()
   spans = re.findall(r'data-path="([^"]+)" data-kind="(\w+)">([^<]*)<', html)

@@ -737,7 +737,7 @@ def test_names_a_field_that_only_one_of_them_has(tmp_path):
 
 @pytest.mark.parametrize(
   "field",
-  ["steps", "save_every", "max_cpu_s", "keep_checkpoints", "samples_shown"],
+  ["steps", "save_every", "max_busy_s", "keep_checkpoints", "samples_shown"],
 )
 def test_some_fields_may_change(tmp_path, field):
   folder.write_config(config(), tmp_path)
@@ -746,7 +746,7 @@ def test_some_fields_may_change(tmp_path, field):
 
 def test_the_other_fields_may_not(tmp_path):
   folder.write_config(config(), tmp_path)
-  free = {"steps", "save_every", "max_cpu_s", "keep_checkpoints"}
+  free = {"steps", "save_every", "max_busy_s", "keep_checkpoints"}
   free |= {"samples_shown"}
   numbers = {
     k: v

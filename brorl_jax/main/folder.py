@@ -16,7 +16,7 @@ from brorl_jax.main.settings import Config, UserError, flatten
 # first three not where the last step or a checkpoint changes what is sampled
 # next or when the reference is reset.
 _FREE = frozenset(
-  {"steps", "save_every", "max_cpu_s", "keep_checkpoints", "samples_shown"}
+  {"steps", "save_every", "max_busy_s", "keep_checkpoints", "samples_shown"}
 )
 _LOCK = ".lock"  # names the process that works in the folder
 _PART = "config.json.part"  # while it is written
@@ -105,7 +105,7 @@ def check(
     )
   now = flatten(json.loads(c.to_json()))
   if now.get("pipeline") or now.get("reset_stalled"):
-    free = free - {"steps", "save_every", "max_cpu_s"}
+    free = free - {"steps", "save_every", "max_busy_s"}
   changed = {
     k: now.get(k)
     for k in sorted(before.keys() | now.keys())

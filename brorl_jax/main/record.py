@@ -74,7 +74,7 @@ class Record:
       what = {"event": "config", "changed": dict(self._changed)}
       self.event(done, what)
     folder.write_config(c, self._workdir, **self._found)
-    return self._writer.cpu_s
+    return self._writer.busy_s
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
     self._events.write({"step": step, **what})

@@ -283,7 +283,7 @@ def _training_rules(c: Config) -> Iterator[Rule]:
   for field, known in CHOICES.items():
     yield field, c[field] in known, f"one of {', '.join(known)}"
   yield "mesh_data", c.mesh_data >= 1 or c.mesh_data == -1, "positive, or -1"
-  yield "max_cpu_s", c.max_cpu_s >= 0.0, "positive, or 0: no bound"
+  yield "max_busy_s", c.max_busy_s >= 0.0, "positive, or 0: no bound"
   yield "samples_shown", c.samples_shown >= 0, "0 or positive"
 
 

@@ -82,7 +82,7 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
       save_every=c.save_every,
       eval_every=c.eval_every,
       pipeline=c.pipeline,
-      max_cpu_s=c.max_cpu_s or math.inf,
+      max_busy_s=c.max_busy_s or math.inf,
     )
   except _UNUSABLE as e:
     why = f"; this start changes {', '.join(changed)}" if changed else ""

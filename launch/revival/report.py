@@ -121,7 +121,7 @@ def levels(data: Mapping[str, Any], wing: str, where: str) -> Table | None:
         [
           level,
           ARMS[name][0],
-          mean("cpu_s", "rate"),
+          mean("busy_s", "rate"),
           mean("samples", "thousands"),
           *(mean(key, kind) for _, key, kind in columns),
         ]
@@ -246,13 +246,13 @@ def shrinkage(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
 def overview(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   """The three panels that say most."""
   wanted = (
-    ("countdown", "saturated", "cpu_s", "pass_at_1"),
-    ("puzzles", "saturated", "cpu_s", "pass_at_1"),
+    ("countdown", "saturated", "busy_s", "pass_at_1"),
+    ("puzzles", "saturated", "busy_s", "pass_at_1"),
     ("countdown", "start", "pass_at_1", "distinct"),
   )
   some = [one for one in wanted if one[:2] in branches(data)]
   names = {
-    "cpu_s": "processor seconds",
+    "busy_s": "processor seconds",
     "pass_at_1": "pass@1",
     "distinct": "distinct right in 256 samples",
   }
@@ -348,7 +348,7 @@ def write(root: pathlib.Path) -> pathlib.Path:
   with plt.rc_context(figures.STYLE):
     if branches(data):
       drawn.append(overview(folder, data))
-      drawn.append(curves(folder, data, "cpu_s", "processor seconds"))
+      drawn.append(curves(folder, data, "busy_s", "processor seconds"))
       drawn.append(curves(folder, data, "samples", "samples generated"))
       drawn.append(shrinkage(folder, data))
       tables.append(tests(data))

@@ -9,7 +9,7 @@ arms. In each wing
    nothing that a paired test over prompts calls significant (one-sided p of
    5 %). If it still gains, it goes on for half as long again.
 2. From its last checkpoint, with a new optimizer as from a published model,
-   each arm gets the same processor seconds (time/cpu_s). Its learning rate is
+   each arm gets the same processor seconds (time/busy_s). Its learning rate is
    chosen before, with a seed of its own, among rates a factor 3 apart; one more
    is tried as long as the best is the least or greatest of them.
 3. Three seeds of each arm. On countdown the same once more from the policy that
@@ -194,7 +194,7 @@ def train(job: Job, root: pathlib.Path, cores: Iterable[int]) -> None:
   config = dict(
     seed=job.seed,
     lr=job.lr,
-    max_cpu_s=job.seconds,
+    max_busy_s=job.seconds,
     checkpoint=policy_of(job, root),
     save_every=every,
     eval_every=100_000 if job.wing.exact else every,
@@ -375,7 +375,7 @@ def sweep(machine: Machine, root: pathlib.Path, seconds: float) -> None:
       cores,
       *("-m", "brorl_jax.main", f"--workdir={folder}"),
       f"--config=configs/sweep.py:{n}",
-      f"--config.max_cpu_s={seconds}",
+      f"--config.max_busy_s={seconds}",
       "--config.eval_temperature=1.0",
       "--config.eval_top_p=1.0",
     )

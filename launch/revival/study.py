@@ -26,7 +26,7 @@ DEAD, ALIVE = 0.05, 0.5  # pass@1 of a prompt
 class Run(NamedTuple):
   """One run, at the steps where it was measured."""
 
-  cpu_s: np.ndarray  # processor seconds of the steps before
+  busy_s: np.ndarray  # processor seconds of the steps before
   samples: np.ndarray  # generated before
   measures: dict[str, np.ndarray]  # means over prompts
   rates: np.ndarray  # [points, prompts], pass@1 of each
@@ -35,7 +35,7 @@ class Run(NamedTuple):
 def read(folder: pathlib.Path) -> Run:
   """A finished run."""
   lines = metrics.read_lines(folder / "metrics.jsonl")
-  cpu_s = np.cumsum([0.0, *(line["time/cpu_s"] for line in lines)])
+  busy_s = np.cumsum([0.0, *(line["time/busy_s"] for line in lines)])
   samples = np.array([0, *(line["data/samples_total"] for line in lines)])
   if (folder / "exact.jsonl").exists():
     told = metrics.read_lines(folder / "exact.jsonl")
@@ -49,7 +49,7 @@ def read(folder: pathlib.Path) -> Run:
     rates = np.array([x["rates"] for x in told])
     measures = {"pass_at_1": rates.mean(axis=1)}
   at = [x["step"] for x in told]
-  return Run(cpu_s[at], samples[at], measures, rates)
+  return Run(busy_s[at], samples[at], measures, rates)
 
 
 def at_level(run: Run, level: float) -> dict[str, float] | None:
@@ -64,7 +64,7 @@ def at_level(run: Run, level: float) -> dict[str, float] | None:
   share = (level - rate[i - 1]) / (rate[i] - rate[i - 1])
   between = lambda v: float(v[i - 1] + share * (v[i] - v[i - 1]))
   out = {name: between(v) for name, v in run.measures.items()}
-  return out | {"cpu_s": between(run.cpu_s), "samples": between(run.samples)}
+  return out | {"busy_s": between(run.busy_s), "samples": between(run.samples)}
 
 
 def at_samples(run: Run, samples: float) -> dict[str, float]:
@@ -78,7 +78,7 @@ def at_samples(run: Run, samples: float) -> dict[str, float]:
 def at_end(run: Run) -> dict[str, float]:
   told = {name: float(v[-1]) for name, v in run.measures.items()}
   return told | {
-    "cpu_s": float(run.cpu_s[-1]),
+    "busy_s": float(run.busy_s[-1]),
     "samples": float(run.samples[-1]),
   }
 
@@ -185,7 +185,7 @@ def sweep(root: pathlib.Path) -> dict[str, Any] | None:
         "samples_per_cpu_s": (
           lines[-1]["data/samples_total"] - first["data/samples_total"]
         )
-        / sum(line["time/cpu_s"] for line in rest),
+        / sum(line["time/busy_s"] for line in rest),
         "gain_at_equal_samples": gain,
         "gain_per_million_samples": gain / equal * 1e6,
         "gain_at_end": float(np.subtract(*run.measures["pass_at_1"][[-1, 0]])),
@@ -240,7 +240,7 @@ def numbers(root: pathlib.Path) -> dict[str, Any]:
 
 def _first(run: Run) -> Run:
   return Run(
-    run.cpu_s[:1],
+    run.busy_s[:1],
     run.samples[:1],
     {k: v[:1] for k, v in run.measures.items()},
     run.rates[:1],
@@ -248,7 +248,7 @@ def _first(run: Run) -> Run:
 
 
 def _curve(run: Run) -> dict[str, list[float]]:
-  told = run.measures | {"cpu_s": run.cpu_s, "samples": run.samples}
+  told = run.measures | {"busy_s": run.busy_s, "samples": run.samples}
   return {k: np.round(v, 6).tolist() for k, v in told.items()}
 
 
