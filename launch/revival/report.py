@@ -189,7 +189,7 @@ def sweep_table(data: Mapping[str, Any]) -> Table:
   caption = (
     "8,192 kept samples per step from the embedded policy, one seed, learning "
     "rate not tuned. Kept and std: of the first step. Foretold: from 512 "
-    "samples of each of 480 held-out prompts of the same families. Gains: of "
+    "samples of each of 480 other prompts that training may draw. Gains: of "
     "held-out pass@1 at temperature 1."
   )
   title = "N at a constant number of samples per step"

@@ -382,13 +382,16 @@ def sweep(machine: Machine, root: pathlib.Path, seconds: float) -> None:
     say(f"sweep: N = {n} done")
 
   def start(_, cores: set[int]) -> None:
-    """512 samples of each held-out prompt, from which all N are foretold."""
-    folder = root / "sweep" / "start"
+    """512 samples of prompts like those of training: all N are foretold."""
+    folder, data = root / "sweep" / "start", root / "puzzles"
     call(
       folder,
       cores,
       *("-m", "brorl_jax.main", "--mode=evaluate", f"--workdir={folder}"),
       "--config=configs/sweep.py:512",
+      # Nothing is trained here: the sides change places.
+      f"--config.data.files=('{data}/heldout.jsonl',)",
+      f"--config.data.heldout_files=('{data}/train.jsonl',)",
       "--config.eval_n=512",
       "--config.eval_temperature=1.0",
       "--config.eval_top_p=1.0",
@@ -432,6 +435,7 @@ def main() -> None:
       ]
     )
   if a.only in (None, "sweep"):
+    prepare(WINGS[-1], root, a.scale)  # its prompts
     sweep(machine, root, 40.0 * longer)
 
 
