@@ -425,3 +425,14 @@ def test_the_page_says_what_the_runs_say(tmp_path, capsys):
     assert text == cells.written(number, data).replace("<", "&lt;")
   assert html.count("<img ") == 4 and "N = 512, 8 x samples" in html
   assert "Against N = 16" in capsys.readouterr().out
+
+
+def test_what_has_not_run_yet_is_left_out(tmp_path):
+  (tmp_path / "paths").mkdir(parents=True)
+  (tmp_path / "paths" / "rates.json").write_text('{"saturated/n16": 0.001}')
+  page = revival_report.write(tmp_path)
+  data = json.loads((page.parent / "revival.json").read_text())
+  assert data == {
+    "wings": {"paths": {"saturated": {"arms": {}}}},
+    "sweep": None,
+  }

@@ -108,6 +108,11 @@ def measure(folder: pathlib.Path, run: pathlib.Path) -> None:
   sides = {name: Known(folder, name, source) for name in ("train", "heldout")}
   start = {name: read(first, k) for name, k in sides.items()}
   path = run / "exact.jsonl"
+  if path.exists():  # a line that was cut short is not to be gone on behind
+    lines = metrics.read_lines(path)
+    part = path.with_suffix(".part")
+    part.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    part.replace(path)
   done = {x["step"] for x in metrics.read_lines(path)} if path.exists() else ()
   steps = sorted(
     int(p.name) for p in (run / "checkpoints").iterdir() if p.name.isdigit()

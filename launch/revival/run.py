@@ -211,7 +211,9 @@ def train(job: Job, root: pathlib.Path, cores: Iterable[int]) -> None:
   )
   if job.wing.exact:
     call(folder, cores, HERE / "exact.py", data, folder)
-  (folder / "done").write_text(f"{job.seconds}\n")
+  part = folder / "done.part"
+  part.write_text(f"{job.seconds}\n")
+  part.replace(folder / "done")
 
 
 def config_of(job: Job) -> str:

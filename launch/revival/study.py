@@ -128,6 +128,8 @@ def branch(folder: pathlib.Path, chosen: Mapping[str, float]) -> dict[str, Any]:
     paths = sorted((folder / name).glob(f"lr{lr:.3g}-seed[0-9]"))
     runs[name] = [read(p) for p in paths if (p / "done").exists()]
   runs = {name: some for name, some in runs.items() if some}
+  if not runs:
+    return {"arms": {}}
   equal = min(run.samples[-1] for some in runs.values() for run in some)
   out: dict[str, Any] = {"samples_of_all": float(equal), "arms": {}}
   for name, some in runs.items():
@@ -169,7 +171,7 @@ def sweep(root: pathlib.Path) -> dict[str, Any] | None:
   points = []
   for N, run in runs.items():
     lines = metrics.read_lines(folders[N] / "metrics.jsonl")
-    first, rest = lines[0], lines[1:]
+    first, rest = lines[0], lines[1:] or lines  # the first one traces
     kept = kept_at(counts, n, N)
     gain = at_samples(run, equal)["pass_at_1"] - run.measures["pass_at_1"][0]
     points.append(
