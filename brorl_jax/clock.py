@@ -11,23 +11,38 @@ class Clock(NamedTuple):
 
   wall: float
   process: float  # of the processor, all threads
-  compiling: float  # of the wall; most of it on one thread
+  compiling: float  # of the wall
+  compiling_process: float  # of the processor
 
 
-_compiling = [0.0]  # one process, one compiler
+class _Compiler:
+  """What the compiler of this process has taken."""
+
+  wall = process = lowered = 0.0
+
+  def told(self, event: str, duration_secs: float, **_: Any) -> None:
+    """jax tells an end; compiling begins where lowering to MLIR has ended."""
+    if event == "/jax/core/compile/jaxpr_to_mlir_module_duration":
+      self.lowered = time.process_time()
+    if event == "/jax/core/compile/backend_compile_duration":
+      self.wall += duration_secs
+      self.process += time.process_time() - self.lowered
 
 
-def _told(event: str, duration_secs: float, **_: Any) -> None:
-  if event == "/jax/core/compile/backend_compile_duration":
-    _compiling[0] += duration_secs
+_compiler = _Compiler()
 
 
-jax.monitoring.register_event_duration_secs_listener(_told)
+jax.monitoring.register_event_duration_secs_listener(_compiler.told)
 
 
 def now() -> Clock:
   """Now."""
-  return Clock(time.perf_counter(), time.process_time(), _compiling[0])
+  return Clock(
+    time.perf_counter(),
+    time.process_time(),
+    _compiler.wall,
+    _compiler.process,
+  )
 
 
 def since(begin: Clock) -> dict[str, float]:
@@ -38,11 +53,15 @@ def since(begin: Clock) -> dict[str, float]:
   accelerator the wall's, because the processor only waits. Compiling is left
   out, whichever run met more shapes; what scoring workers spent is not in it.
   """
-  wall, process, compiling = (x - y for x, y in zip(now(), begin, strict=True))
-  busy = process if jax.default_backend() == "cpu" else wall
+  end = now()
+  wall = end.wall - begin.wall
+  compiling = end.compiling - begin.compiling
+  cpu = end.process - begin.process
+  cpu -= end.compiling_process - begin.compiling_process
+  on_cpu = jax.default_backend() == "cpu"
   return {
     "time/step_s": wall,
-    "time/cpu_s": max(process - compiling, 0.0),
-    "time/busy_s": max(busy - compiling, 0.0),
+    "time/cpu_s": cpu,
+    "time/busy_s": cpu if on_cpu else wall - compiling,
     "time/compile_s": compiling,
   }

@@ -84,13 +84,21 @@ def demonstrations(
       )
     prompts.append(tokenizer.render(puzzle.messages))
     responses.append(ids)
-  prompt, prompt_mask = left_pad(prompts, prompt_tokens)
-  response = np.zeros((len(puzzles), max_new_tokens), np.int32)
-  mask = np.zeros((len(puzzles), max_new_tokens), bool)
-  for row, ids in enumerate(responses):
-    response[row, : len(ids)] = ids
-    mask[row, : len(ids)] = True
-  return Demonstrations(prompt, prompt_mask, response, mask)
+  return padded(prompts, responses, prompt_tokens, max_new_tokens)
+
+
+def padded(
+  prompts: Sequence[Sequence[int]],
+  responses: Sequence[Sequence[int]],
+  prompt_tokens: int,
+  max_new_tokens: int,
+) -> Demonstrations:
+  """Token ids of B demonstrations, responses of at most T with their ends."""
+  length = np.array([len(ids) for ids in responses])
+  mask = np.arange(max_new_tokens) < length[:, None]
+  response = np.zeros(mask.shape, np.int32)
+  response[mask] = np.concatenate(responses)
+  return Demonstrations(*left_pad(prompts, prompt_tokens), response, mask)
 
 
 def train(

@@ -2,7 +2,7 @@
 # The revival experiment, unattended: does N = 512 revive what N = 16 left standing?
 #
 #   bash launch/reproduce.sh                 into runs/revival, at most 3 hours on 2 cores
-#   bash launch/reproduce.sh --share=.05     all of it in short, to see that it works
+#   WORKDIR=runs/trial bash launch/reproduce.sh --share=.05     in short, to see it work
 #   bash launch/reproduce.sh --scale=4 --lanes=1     larger, for an accelerator
 #
 # Run it again and it goes on where it was. WORKDIR= is where it goes; PYTHON= and

@@ -19,13 +19,14 @@ def test_time_since():
 
 
 def test_busy_are_the_processor_or_the_wall(monkeypatch):
-  monkeypatch.setattr(clock, "now", lambda: clock.Clock(9.0, 30.0, 5.0))
-  begin = clock.Clock(1.0, 10.0, 2.0)  # 8 of the wall, 20 of cores, 3 compiling
+  monkeypatch.setattr(clock, "now", lambda: clock.Clock(9.0, 30.0, 5.0, 6.0))
+  # 8 of the wall, 3 of them compiling; 20 of cores, 2 of them compiling.
+  begin = clock.Clock(1.0, 10.0, 2.0, 4.0)
   spent = clock.since(begin)
-  assert spent["time/cpu_s"] == spent["time/busy_s"] == 17.0
+  assert spent["time/cpu_s"] == spent["time/busy_s"] == 18.0
   monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
   spent = clock.since(begin)
-  assert (spent["time/cpu_s"], spent["time/busy_s"]) == (17.0, 5.0)
+  assert (spent["time/cpu_s"], spent["time/busy_s"]) == (18.0, 5.0)
 
 
 def test_compiling_is_told_apart():

@@ -155,8 +155,6 @@ def test_measures_by_hand():
   assert told["distinct"] == pytest.approx([2.0])  # both are sure to be drawn
   assert told["fell"] == pytest.approx([2 / 3])
   assert told["lost"] == pytest.approx([0.25 + 0.2])
-  entropy = -(2 / 3 * np.log(2 / 3) + 1 / 3 * np.log(1 / 3))
-  assert told["answers"] == pytest.approx([np.exp(entropy)])
 
 
 def test_distinct_answers_are_those_of_256_samples():
@@ -436,3 +434,10 @@ def test_what_has_not_run_yet_is_left_out(tmp_path):
     "wings": {"paths": {"saturated": {"arms": {}}}},
     "sweep": None,
   }
+
+
+def test_a_trial_is_not_taken_for_a_part_of_the_whole(tmp_path):
+  run.refuse_another(tmp_path, {"scale": 1, "share": 0.05})
+  run.refuse_another(tmp_path, {"scale": 1, "share": 0.05})
+  with pytest.raises(SystemExit, match=r"'share': 0\.05}, not .*1\.0}; choose"):
+    run.refuse_another(tmp_path, {"scale": 1, "share": 1.0})

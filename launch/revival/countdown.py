@@ -190,12 +190,8 @@ def demonstrations(
     question = text.render([{"role": "user", "content": puzzle.question}])
     prompts += [question] * each
     responses += [[*text.encode(str(t)), text.stop_ids[0]] for t in said]
-  length = np.array([len(ids) for ids in responses])
-  mask = np.arange(length.max()) < length[:, None]
-  response = np.zeros(mask.shape, np.int32)
-  response[mask] = np.concatenate(responses)
-  prompt = tokenizer.left_pad(prompts, PROMPT_TOKENS)
-  return warmup.Demonstrations(*prompt, response, mask)
+  longest = max(map(len, responses))
+  return warmup.padded(prompts, responses, PROMPT_TOKENS, longest)
 
 
 def teach(

@@ -11,7 +11,6 @@ heldout) with one number per prompt:
               sum of 1 - (1 - p)^256
   fell        share of them that lost mass since the policy the run began with
   lost        the mass that those lost
-  answers     exp of the entropy among them
 
 A lower bound where the policy can spell an answer in another way, with brackets
 or blanks. No sampling: one forward pass over all answers.
@@ -42,8 +41,6 @@ def measures(
   """
   p, old = (np.where(some, np.exp(x), 0.0) for x in (logp, before))
   count, mass = some.sum(axis=1), p.sum(axis=1)
-  share = p / np.maximum(mass, 1e-300)[:, None]
-  logs = np.log(np.where(share > 0.0, share, 1.0))
   never = np.log1p(-np.minimum(p, 1.0 - 1e-12))  # drawn in one sample
   told = {
     "pass_at_1": mass,
@@ -51,7 +48,6 @@ def measures(
     "distinct": -np.expm1(SAMPLES * never).sum(axis=1),
     "fell": ((p < old) & some).sum(axis=1) / count,
     "lost": np.maximum(old - p, 0.0).sum(axis=1),
-    "answers": np.exp(-(share * logs).sum(axis=1)),
   }
   return {name: np.round(x, 9).tolist() for name, x in told.items()}
 
@@ -107,31 +103,25 @@ def measure(folder: pathlib.Path, run: pathlib.Path) -> None:
   read = reader(policy)
   sides = {name: Known(folder, name, source) for name in ("train", "heldout")}
   start = {name: read(first, k) for name, k in sides.items()}
-  path = run / "exact.jsonl"
-  if path.exists():  # a line that was cut short is not to be gone on behind
-    lines = metrics.read_lines(path)
-    part = path.with_suffix(".part")
-    part.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    part.replace(path)
-  done = {x["step"] for x in metrics.read_lines(path)} if path.exists() else ()
   steps = sorted(
     int(p.name) for p in (run / "checkpoints").iterdir() if p.name.isdigit()
   )
+  lines = metrics.JsonLines(run / "exact.jsonl", after=steps[-1])
   like = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), first
   )
-  with path.open("a") as file:
-    for step in [0, *steps]:
-      if step in done:
-        continue
-      params = first
-      if step:
-        _, params = checkpoints.read_params(run / "checkpoints", step, like)
-      told = {
-        name: measures(read(params, k), start[name], k.some)
-        for name, k in sides.items()
-      }
-      file.write(json.dumps({"step": step, **told}) + "\n")
+  for step in [0, *steps]:
+    if step in lines.steps:
+      continue
+    params = first
+    if step:
+      _, params = checkpoints.read_params(run / "checkpoints", step, like)
+    told = {
+      name: measures(read(params, k), start[name], k.some)
+      for name, k in sides.items()
+    }
+    lines.write({"step": step, **told})
+  lines.close()
 
 
 def main() -> None:

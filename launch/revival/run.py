@@ -118,7 +118,12 @@ WINGS = (
 )
 # Steps between what is read of a run, by arm: some ten times in each.
 EVERY = {
-  "countdown": {"n16": 20, "n512_equal_samples": 30, "n512_paper": 8},
+  "countdown": {
+    "n16": 20,
+    "n16_distinct": 20,
+    "n512_equal_samples": 30,
+    "n512_paper": 8,
+  },
   "paths": {"n16": 15, "n512_paper": 5},
   "puzzles": {"n16": 10, "n512_equal_samples": 25, "n512_paper": 6},
 }
@@ -189,8 +194,6 @@ def train(job: Job, root: pathlib.Path, cores: Iterable[int]) -> None:
     if float((folder / "done").read_text()) >= job.seconds:
       return
   data, every = root / job.wing.name, EVERY[job.wing.name].get(job.arm, 2)
-  if "n16" in job.arm:
-    every = EVERY[job.wing.name]["n16"]
   config = dict(
     seed=job.seed,
     lr=job.lr,
@@ -229,7 +232,7 @@ def policy_of(job: Job, root: pathlib.Path) -> pathlib.Path | str:
 
 
 def call(folder: pathlib.Path, cores: Iterable[int], *args: object) -> None:
-  """A Python process on these cores; what it says goes to FOLDER/log.txt."""
+  """A Python process on these cores; what it says goes to FOLDER.log."""
   folder.mkdir(parents=True, exist_ok=True)
   # Beside the folder: a run takes an empty one only.
   log = folder.with_name(f"{folder.name}.log")
@@ -419,6 +422,7 @@ def main() -> None:
   a = parser.parse_args()
   root = a.root.absolute()
   wings = [w for w in WINGS if a.only in (None, w.name)]
+  refuse_another(root, {"scale": a.scale, "share": a.share})
   longer = a.scale * a.share
   machine = Machine(root, a.lanes, sum(map(planned, wings)) * longer)
   for wing in wings:
@@ -439,6 +443,17 @@ def main() -> None:
   if a.only in (None, "sweep"):
     prepare(WINGS[-1], root, a.scale)  # its prompts
     sweep(machine, root, 40.0 * longer)
+
+
+def refuse_another(root: pathlib.Path, size: dict[str, float]) -> None:
+  """A short trial in the folder of the whole would be taken for part of it."""
+  path = root / "size.json"
+  if path.exists() and (before := json.loads(path.read_text())) != size:
+    raise SystemExit(
+      f"{root} is of a run with {before}, not {size}; choose another folder"
+    )
+  root.mkdir(parents=True, exist_ok=True)
+  path.write_text(json.dumps(size))
 
 
 def planned(wing: Wing) -> float:

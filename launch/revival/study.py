@@ -18,7 +18,7 @@ from brorl_jax import metrics
 from brorl_jax.rl import stats
 
 # What is told of the prompts that are trained on, where answers are known.
-EXACT = ("pass_at_1", "distinct", "covered", "fell", "lost", "answers")
+EXACT = ("pass_at_1", "distinct", "covered", "fell", "lost")
 LEVELS = (0.3, 0.5, 0.6, 0.7, 0.8)  # of pass@1, where arms are compared
 DEAD, ALIVE = 0.05, 0.5  # pass@1 of a prompt
 
