@@ -225,6 +225,7 @@ def of_groups(
   return {
     "reward/mean": float(reward.mean(where=scores.valid)),
     "reward/std_within_group": float(std.mean()),
+    "reward/variance_within_group": float((std**2).mean()),
     "sampling/pass_rate": float(informative.mean()),
     "sampling/degenerate_fraction": float(1.0 - informative.mean()),
     "sampling/rollouts_per_prompt": float(reward.shape[1]),

@@ -34,7 +34,7 @@ ARMS = {  # N, prompts per step as a share of those of n16
 WINGS = {
   "puzzles": (64, 40, 6),
   "countdown": (32, 16, 12),
-  "paths": (16, 16, 32),
+  "paths": (32, 16, 32),
 }
 
 
@@ -54,6 +54,7 @@ def get_config(which: str = "countdown/n16/1"):
   c.in_flight = min(c.samples, 8192)
   c.steps = 100_000  # processor seconds end it
   c.minibatches = 1
+  c.warmup = 2  # updates; the arms with the fewest make some 20
   c.kl_weight = 0.0  # nothing but reward and N
   c.credit = "distinct" if "distinct" in arm else "equal"
   c.rows, c.blocks = (8, 64) if c.n == 16 else (32, 16)
@@ -62,7 +63,7 @@ def get_config(which: str = "countdown/n16/1"):
   else:
     # Each prompt in turn: there are few of them, and that is the point.
     c.keep = "all"
-  c.eval_prompts = 480
+  c.eval_prompts = 960
   # What is trained: the gain of pass@1 at temperature 1, by 16 samples.
   c.eval_temperature, c.eval_top_p = 1.0, 1.0
   c.theory_prompts = 1

@@ -233,6 +233,7 @@ def test_numbers_of_a_step_by_hand():
     {
       "reward/mean": 2 / 6,
       "reward/std_within_group": (2 / 9) ** 0.5 / 2,
+      "reward/variance_within_group": (2 / 9) / 2,
       "sampling/pass_rate": 0.5,
       "sampling/degenerate_fraction": 0.5,
       "sampling/rollouts_per_prompt": 3.0,

@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +18,13 @@ sys.path.append(str(REVIVAL))
 
 import countdown
 import exact
+import machine
 import puzzles
 import report as revival_report
 import run
 import study
 
-from brorl_jax import warmup
+from brorl_jax import tokenizer, warmup
 from brorl_jax.attention import Rope
 from brorl_jax.policy import Policy
 from brorl_jax.report import cells
@@ -95,7 +97,7 @@ def test_the_files_of_the_control_are_read(tmp_path, monkeypatch):
   train, held = (
     dataset.read([str(tmp_path / f"{n}.jsonl")]) for n in ("train", "heldout")
   )
-  assert (len(train.examples), len(held.examples)) == (8 * 6, 8 * 3)
+  assert (len(train.examples), len(held.examples)) == (8 * 6, 8 * 6)
   assert len({e.question for e in train.examples}) == 8 * 6
   heldout.refuse_overlap(train, held)
 
@@ -204,9 +206,92 @@ def test_the_policy_is_taught_with_the_end_of_each_answer(tmp_path):
     puzzle = some[row // 200]
     assert said in puzzle.right or said in puzzle.wrong
     right += said in puzzle.right
-  assert 0.01 * len(length) < right < 0.5 * len(length)
+  assert 0.003 * len(length) < right < 0.5 * len(length)
   assert length.max() <= revival.WINGS["paths"][2]
   assert shown.prompt.shape[1] <= revival.WINGS["paths"][1]
+
+
+def test_mass_is_told_since_the_policy_that_the_run_began_with(
+  tmp_path, monkeypatch
+):
+  kind = countdown.Kind(3, False, 2, 2, 12)
+  some = countdown.puzzles(kind, seed=0)
+  countdown.write(tmp_path, {"train": some[:2], "heldout": some[2:]})
+  source = tmp_path / "policy"
+  countdown.teach(source, some, seed=0, width=16, layers=1, steps=1)
+  told = tmp_path / "run"
+  for step in ("2", "4"):
+    (told / "checkpoints" / step).mkdir(parents=True)
+  config = {"checkpoint": str(source)}
+  (told / "config.json").write_text(json.dumps({"config": config}))
+  # Every right answer has .25 in the beginning, then .5, then .2.
+  first, after = {"p": jnp.array(0.25)}, {2: 0.5, 4: 0.2}
+  monkeypatch.setattr(exact.hf, "load", lambda _: (None, first))
+  monkeypatch.setattr(
+    exact.checkpoints, "read_params", lambda _, step, like: (0, after[step])
+  )
+  monkeypatch.setattr(
+    exact,
+    "reader",
+    lambda _: (
+      lambda params, k: np.full(
+        k.some.shape,
+        np.log(params["p"] if isinstance(params, dict) else params),
+      )
+    ),
+  )
+  path = told / "exact.jsonl"
+  path.write_text('{"step": 0, "tr')  # killed while it wrote
+  exact.measure(tmp_path, told)
+  lines = [json.loads(x)["train"] for x in path.read_text().splitlines()]
+  count = np.array([len(puzzle.right) for puzzle in some[:2]])
+  for line, p, fell, lost in zip(
+    lines, (0.25, 0.5, 0.2), (0, 0, 1), (0, 0, 0.05), strict=True
+  ):
+    assert line["pass_at_1"] == pytest.approx(p * count, rel=1e-6)
+    assert line["fell"] == [fell] * 2
+    assert line["lost"] == pytest.approx(lost * count, abs=1e-6)
+  before = path.read_bytes()
+  exact.measure(tmp_path, told)
+  assert path.read_bytes() == before
+
+
+def test_samples_are_judged_by_the_answer_whatever_the_steps(
+  tmp_path, monkeypatch
+):
+  kind = countdown.Kind(3, True, 2, 16, 128)
+  some = countdown.puzzles(kind, seed=0)
+  countdown.write(tmp_path, {"train": some[:2], "heldout": some[2:]})
+  source = tmp_path / "policy"
+  countdown.teach(source, some, seed=0, width=16, layers=1, steps=1)
+  text = tokenizer.Tokenizer(source)
+  known = exact.Known(tmp_path, "train", text)
+  assert known.steps
+  one, other = (p.right[0].split("<answer>")[1] for p in some[:2])
+  wrong = some[0].wrong[0]
+  monkeypatch.setattr(exact, "DRAWN", 4)
+
+  def sample(policy, params, prompts, key, *, n, max_new_tokens, stop_ids):
+    assert (policy, params, n, max_new_tokens) == ("policy", "params", 4, 48)
+    asked = ["".join(text.decode([p])) for p in prompts]
+    for said, puzzle in zip(asked, some, strict=False):
+      assert puzzle.question in said
+    said = [
+      [f"1+1=3<answer>{one}", f"<answer>{one}", wrong, some[0].right[1]],
+      [wrong] * 3 + [f"1+1=3<answer>{other}"],
+    ]
+    ids = [[[*text.encode(x), stop_ids[0]] for x in row] for row in said]
+    tokens = np.zeros((2, 4, 48), np.int32)
+    mask = np.zeros((2, 4, 48), bool)
+    for p, n in itertools.product(range(2), range(4)):
+      tokens[p, n, : len(ids[p][n])] = ids[p][n]
+      mask[p, n, : len(ids[p][n])] = True
+    return SimpleNamespace(tokens=tokens, mask=mask)
+
+  monkeypatch.setattr(exact.sampler, "sample", sample)
+  got = exact.drawn("policy", "params", text, known, max_new_tokens=48)
+  answers = {one.split("<")[0], some[0].right[1].split(">")[1].split("<")[0]}
+  assert got == {"pass_at_1": [0.75, 0.25], "distinct": [len(answers), 1]}
 
 
 # -------------------------------------------------------------------- the study
@@ -217,10 +302,12 @@ def made(rates, busy_s=None, samples=None):
   rates = np.array(rates, float)
   places = np.arange(len(rates), dtype=float)
   return study.Run(
+    places,
     places if busy_s is None else np.array(busy_s, float),
     100 * places if samples is None else np.array(samples, float),
     {"pass_at_1": rates.mean(axis=1), "distinct": 8 - 2 * places},
     rates,
+    512,
   )
 
 
@@ -254,6 +341,115 @@ def test_an_arm_against_another_is_paired_by_prompt_and_seed():
   assert got["seeds"] == 3
 
 
+def test_steps_begun_after_the_time_and_other_prompts_are_left_out(tmp_path):
+  folders(tmp_path, ["n16"])
+  path = tmp_path / "countdown/start/n16/lr0.001-seed0"
+  assert study.read(path).steps.tolist() == [0, 2, 4]
+  # A step takes 1.5 s: the third begins at 3.0.
+  assert study.read(path, seconds=3.0).steps.tolist() == [0, 2]
+  assert study.read(path, seconds=4.6).steps.tolist() == [0, 2, 4]
+  (path / "exact.jsonl").unlink()
+  (path / "eval").mkdir()
+  (path / "eval" / "curve.jsonl").write_text(
+    "".join(
+      json.dumps({"step": s, "rates": [0.1, 0.5, 0.2, 0.7]}) + "\n"
+      for s in (0, 3)
+    )
+  )
+  assert study.read(path).rates.tolist() == [[0.5, 0.7]] * 2
+  assert study.read(path).measures["pass_at_1"] == pytest.approx([0.6] * 2)
+  deciding = study.read(path, prompts=study.DECIDING, seconds=3.0)
+  assert deciding.rates.tolist() == [[0.1, 0.2]]
+
+
+def test_arms_of_a_branch_are_held_against_both_credits(tmp_path):
+  arms = ["n16", "n16_distinct", "n512_paper", "n512_distinct"]
+  folders(tmp_path, arms)
+  (
+    tmp_path / "countdown/start/n512_paper/lr0.001-seed0/config.json"
+  ).write_text('{"config": {"samples": 4096}}')
+  got = study.branch(tmp_path / "countdown/start", dict.fromkeys(arms, 0.001))
+  last = {
+    arm: np.mean(
+      [
+        study.read(tmp_path / f"countdown/start/{arm}/lr0.001-seed{s}").rates[
+          -1
+        ]
+        for s in (0, 1)
+      ]
+    )
+    for arm in arms
+  }
+  for arm, other in itertools.product(arms, ("n16", "n16_distinct")):
+    told = got["arms"][arm].get(f"against_{other}")
+    assert (told is None) == (arm == other)
+    if told is not None:
+      assert told["difference"] == pytest.approx(last[arm] - last[other])
+  assert got["arms"]["n512_paper"]["lr_sqrt_rule"] == pytest.approx(
+    0.001 * 8**0.5
+  )
+  assert got["arms"]["n512_distinct"]["lr_sqrt_rule"] == pytest.approx(0.001)
+
+
+def test_the_sweep_compares_at_equal_samples(tmp_path):
+  rng = np.random.default_rng(0)
+  passes = rng.uniform(size=(5, 16)) < 0.4
+  begin = tmp_path / "start" / "eval"
+  begin.mkdir(parents=True)
+  (begin / "summary.json").touch()
+  (begin / "records.jsonl").write_text(
+    "".join(
+      json.dumps({"id": str(p), "pass": bool(x)}) + "\n"
+      for p, row in enumerate(passes)
+      for x in row
+    )
+  )
+  for N, per_step in ((2, 100), (8, 400)):
+    folder = tmp_path / f"n{N}"
+    (folder / "report").mkdir(parents=True)
+    (folder / "eval").mkdir()
+    (folder / "config.json").write_text('{"config": {"samples": 64}}')
+    (folder / "metrics.jsonl").write_text(
+      "".join(
+        json.dumps(
+          {
+            "step": s,
+            "time/busy_s": 2.0,
+            "data/samples_total": per_step * s,
+            "sampling/pass_rate": 0.5,
+            "reward/variance_within_group": 0.2,
+          }
+        )
+        + "\n"
+        for s in (1, 2)
+      )
+    )
+    (folder / "eval" / "curve.jsonl").write_text(
+      "".join(
+        json.dumps({"step": s, "rates": [0.1 + 0.2 * s] * 3}) + "\n"
+        for s in (0, 1, 2)
+      )
+    )
+  got = study.sweep(tmp_path)
+  assert got["samples_of_all"] == 200
+  two, eight = got["points"]
+  assert (two["n"], two["prompts_seen"], eight["prompts_seen"]) == (2, 50, 50)
+  # 200 samples are both steps of one and half a step of the other.
+  assert two["gain_at_equal_samples"] == pytest.approx(0.4)
+  assert eight["gain_at_equal_samples"] == pytest.approx(0.1)
+  assert eight["gain_per_million_samples"] == pytest.approx(0.1 / 200 * 1e6)
+  assert two["gain_at_end"] == eight["gain_at_end"] == pytest.approx(0.4)
+  assert (two["samples_per_cpu_s"], eight["samples_per_cpu_s"]) == (50, 200)
+  assert two["reward_variance"] == 0.2
+  counts = passes.sum(axis=1)
+  assert eight["pass_rate_predicted"] == pytest.approx(
+    study.kept_at(counts, 16, 8).mean()
+  )
+  assert eight["reward_variance_predicted"] == pytest.approx(
+    study.variance_at(counts, 16, 8)
+  )
+
+
 def test_revived_are_the_prompts_that_were_dead_and_live():
   assert study.revived(made([[0.0, 0.04, 0.9], [0.6, 0.4, 0.0]])) == 0.5
   assert study.revived(made([[0.2, 0.3], [0.9, 0.9]])) is None
@@ -281,7 +477,7 @@ def test_the_variance_of_a_group_is_foretold_by_brute_force():
 # ---------------------------------------------------------------- the decisions
 
 
-def test_standing_still_is_no_significant_gain_over_the_last_third():
+def test_standing_still_is_no_change_over_the_last_third():
   rng = np.random.default_rng(0)
   steps = [0, 10, 20, 30, 40, 50, 60]
   noise = lambda: rng.normal(0, 0.02, 40)
@@ -292,21 +488,21 @@ def test_standing_still_is_no_significant_gain_over_the_last_third():
   early = np.array([min(0.5, 0.1 + 0.02 * s) + noise() for s in steps])
   assert run.stands_still(steps, early)
   falls = np.array([0.9 - 0.005 * s + noise() for s in steps])
-  assert run.stands_still(steps, falls)
+  assert not run.stands_still(steps, falls)
+  slowly = np.array([0.3 + 0.0004 * s + noise() for s in steps])  # by .008
+  assert not run.stands_still(steps, slowly)
+  # Ten prompts cannot show that nothing was gained, and so it is not shown.
+  few = flat[:, :10] + rng.normal(0, 0.1, (7, 10))
+  assert not run.stands_still(steps, few)
+  assert run.stands_still(steps, np.full((7, 40), 0.5))  # exactly still
   assert not run.stands_still(steps[:3], flat[:3])  # too little to tell
 
 
 WING = run.Wing("countdown", 1e-3, 1.0, 1.0, {"start": ("n16",)}, exact=True)
 
 
-class Machine:
-  """Does nothing, and remembers what."""
-
-  def __init__(self):
-    self.jobs = []
-
-  def run(self, jobs):
-    self.jobs += jobs
+def experiment(root):
+  return run.Experiment(root, 1, 1.0, machine.Machine(1), machine.Progress())
 
 
 @pytest.mark.parametrize(
@@ -322,21 +518,94 @@ class Machine:
 def test_rates_are_tried_until_the_best_is_inside(
   best, tried, chosen, monkeypatch, tmp_path
 ):
-  def rates(folder, wing):
-    power = round(
-      np.log(float(folder.name[2:].rsplit("-seed", 1)[0]) / 1e-3) / np.log(3)
-    )
-    return [0, 1, 2], np.full((3, 4), 1.0 - 0.1 * abs(power - best))
+  def rates(_, job):
+    power = round(np.log(job.lr / 1e-3) / np.log(3))
+    # Where each began is not what counts.
+    rate = np.full((3, 4), 1.0 - 0.1 * abs(power - best))
+    rate[0] = power
+    return [0, 1, 2], rate
 
+  jobs = []
   monkeypatch.setattr(run, "rates", rates)
-  machine = Machine()
+  monkeypatch.setattr(run, "each", lambda _, some: jobs.extend(some))
   which = ("start", "n16")
-  got = run.best_rates(WING, machine, tmp_path, [which], 1.0, 1)
+  got = run.best_rates(experiment(tmp_path), WING, [which], 1.0)
   assert got == {which: pytest.approx(chosen, rel=0.01)}
-  powers = [round(np.log(job.lr / 1e-3) / np.log(3)) for job in machine.jobs]
+  powers = [round(np.log(job.lr / 1e-3) / np.log(3)) for job in jobs]
   assert powers == tried
-  assert {job.seed for job in machine.jobs} == {run.TUNING_SEED}
+  assert {job.seed for job in jobs} == {run.TUNING_SEED}
   assert run.TUNING_SEED not in run.SEEDS and len(run.SEEDS) >= 3
+
+
+@pytest.mark.parametrize("still_after, seconds", [(0, 8), (2, 18), (99, 40.5)])
+def test_n16_goes_on_until_it_stands_still(
+  still_after, seconds, tmp_path, monkeypatch
+):
+  """8, 12, 18, 27, 40.5 processor seconds: no more than some four times 8."""
+  asked, jobs, called = [], [], []
+
+  def stands_still(*_):
+    asked.append(1)
+    return len(asked) > still_after
+
+  def call(folder, cores, *args):
+    folder.mkdir(parents=True)
+    called.append(args)
+
+  which = run.SATURATING
+  monkeypatch.setattr(run, "best_rates", lambda *_: {which: 3e-3})
+  monkeypatch.setattr(
+    run, "rates", lambda *_: (np.array([0, 40]), np.array([[0.1], [0.5]]))
+  )
+  monkeypatch.setattr(run, "stands_still", stands_still)
+  monkeypatch.setattr(run, "each", lambda _, some: jobs.extend(some))
+  monkeypatch.setattr(run, "call", call)
+  wing = run.Wing("countdown", 1e-3, 8.0, 1.0, {}, exact=True)
+  e = experiment(tmp_path)
+  run.saturate(e, wing)
+  longest = jobs[-1].seconds if jobs else 8.0
+  assert longest == seconds
+  assert {(job.lr, job.seed) for job in jobs} <= {(3e-3, run.TUNING_SEED)}
+  stood = tmp_path / "countdown" / "saturated" / "stood.json"
+  assert json.loads(stood.read_text()) == {
+    "still": still_after < 99,
+    "pass_at_1": 0.5,
+    "steps": 40,
+    "busy_s": seconds,
+    "lr": 3e-3,
+  }
+  own = e.folder(run.Job(wing, *which, 3e-3, run.TUNING_SEED, seconds))
+  assert f"--config.checkpoint={own}" in called[0]
+  assert (stood.parent / "policy").exists()
+  run.saturate(e, wing)  # done
+  assert len(called) == 1
+
+
+def test_arms_begin_where_n16_stood_still_or_where_it_began(tmp_path):
+  e = experiment(tmp_path)
+  job = lambda wing, where: run.Job(wing, where, "n16", 1e-3, 0, 1.0)
+  control = run.Wing("puzzles", 1e-3, 1.0, 1.0, {}, exact=False)
+  for wing in (WING, control):
+    stood = tmp_path / wing.name / "saturated" / "policy"
+    assert e.policy(job(wing, "saturated")) == stood
+  own = tmp_path / "countdown" / "policy"
+  assert e.policy(job(WING, "start")) == own
+  assert e.policy(job(WING, "until_saturated")) == own
+  assert e.policy(job(control, "until_saturated")) == ""  # the embedded one
+
+
+def test_time_left_is_of_what_has_to_run(capsys, monkeypatch):
+  monkeypatch.setattr(machine.time, "monotonic", lambda: now)
+  now = 0.0
+  progress = machine.Progress()
+  progress.plan(600.0)
+  progress.plan(-300.0)  # had run before
+  now = 120.0
+  progress.did("one", 100.0)
+  assert capsys.readouterr().out == "one: 2 min, about 4 min left\n"
+  progress.plan(100.0)
+  progress.did("two", 100.0)
+  assert capsys.readouterr().out == "two: 2 min, about 2 min left\n"
 
 
 def test_a_run_that_is_done_is_not_done_again(tmp_path, monkeypatch):
@@ -347,22 +616,23 @@ def test_a_run_that_is_done_is_not_done_again(tmp_path, monkeypatch):
     folder.mkdir(parents=True, exist_ok=True)
 
   monkeypatch.setattr(run, "call", call)
+  e = experiment(tmp_path)
   job = run.Job(WING, "start", "n16", 1e-3, 0, 5.0)
-  run.train(job, tmp_path, {0})
+  run.each(e, [job])
   assert len(called) == 2  # the run, and what is read of it
   flags = called[0]
   assert "--config=configs/revival.py:countdown/n16/1" in flags
   assert "--config.max_busy_s=5.0" in flags and "--config.seed=0" in flags
-  run.train(job, tmp_path, {0})
+  run.each(e, [job])
   assert len(called) == 2
   longer = run.Job(WING, "start", "n16", 1e-3, 0, 7.0)
-  run.train(longer, tmp_path, {0})
+  run.each(e, [longer])
   assert len(called) == 4
 
 
 def test_what_fails_is_named_with_its_last_lines(tmp_path):
   with pytest.raises(SystemExit, match=r"x failed; .*x\.log ends with:\na\nb"):
-    run.call(
+    machine.call(
       tmp_path / "x",
       {0},
       "-c",
@@ -387,6 +657,7 @@ def folders(root, arms, *, wing="countdown", where="start"):
       "".join(json.dumps(line) + "\n" for line in some)
     )
     write("metrics.jsonl", lines)
+    (path / "config.json").write_text('{"config": {"samples": 512}}')
     sides = lambda: {
       name: {k: rng.uniform(size=6).tolist() for k in study.EXACT}
       for name in ("train", "heldout")
@@ -432,6 +703,7 @@ def test_what_has_not_run_yet_is_left_out(tmp_path):
   data = json.loads((page.parent / "revival.json").read_text())
   assert data == {
     "wings": {"paths": {"saturated": {"arms": {}}}},
+    "stood": {},
     "sweep": None,
   }
 

@@ -14,19 +14,29 @@ heldout) with one number per prompt:
 
 A lower bound where the policy can spell an answer in another way, with brackets
 or blanks. No sampling: one forward pass over all answers.
+
+With steps before the answer these are the responses whose steps lead to it. The
+judge sees the answer only, and the policy learns to write any steps; so each
+line also has what 64 samples of each training prompt say, by prompt ("drawn"):
+
+  pass_at_1   share of right answers
+  distinct    different right ones
 """
 
 import argparse
 import json
 import pathlib
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brorl_jax import checkpoints, hf, metrics, tokenizer
+from brorl_jax import checkpoints, hf, metrics, sampler, tokenizer
+from brorl_jax.tasks import gym
 
 SAMPLES, COVERED = 256, 1e-4
+DRAWN = 64
 
 
 def measures(
@@ -53,10 +63,15 @@ def measures(
 
 
 class Known:
-  """The right answers of one side as tokens."""
+  """The right answers of one side as tokens.
 
-  def __init__(self, folder: pathlib.Path, side: str, source: pathlib.Path):
-    text = tokenizer.Tokenizer(source)
+  Attributes:
+    steps: Whether steps come before the answers.
+  """
+
+  def __init__(
+    self, folder: pathlib.Path, side: str, text: tokenizer.Tokenizer
+  ):
     known = json.loads((folder / "known.json").read_text())[side]
     lines = metrics.read_lines(folder / f"{side}.jsonl")
     prompts = [
@@ -67,6 +82,8 @@ class Known:
       [[*text.encode(a), text.stop_ids[0]] for a in known[line["id"]]]
       for line in lines
     ]
+    self.entries = [line["entry"] for line in lines]
+    self.steps = "<answer>" in known[lines[0]["id"]][0]
     width = max(map(len, prompts))
     self.prompt, self.prompt_mask = tokenizer.left_pad(prompts, width)
     most = max(map(len, said))
@@ -95,13 +112,42 @@ def reader(policy):
   return read
 
 
+def drawn(
+  policy, params, text: tokenizer.Tokenizer, k: Known, *, max_new_tokens: int
+) -> dict[str, list[float]]:
+  """The same samples of each checkpoint but for what it has learnt."""
+  out = sampler.sample(
+    policy,
+    params,
+    [
+      row[some].tolist()
+      for row, some in zip(k.prompt, k.prompt_mask, strict=True)
+    ],
+    jax.random.key(0),
+    n=DRAWN,
+    max_new_tokens=max_new_tokens,
+    stop_ids=text.stop_ids,
+  )
+  tokens, mask = jax.device_get((out.tokens, out.mask))
+  rate, distinct = [], []
+  for entry, row, some in zip(k.entries, tokens, mask, strict=True):
+    said = Counter(
+      text.decode(ids[m].tolist() for ids, m in zip(row, some, strict=True))
+    )
+    told = {one: gym.verify(one, entry) for one in said}
+    right = [one for one in said if told[one].status == "pass"]
+    rate.append(sum(said[one] for one in right) / DRAWN)
+    distinct.append(len({told[one].answer for one in right}))
+  return {"pass_at_1": rate, "distinct": distinct}
+
+
 def measure(folder: pathlib.Path, run: pathlib.Path) -> None:
   """Adds lines for the checkpoints that have none yet."""
   config = json.loads((run / "config.json").read_text())["config"]
   source = pathlib.Path(config["checkpoint"])
   policy, first = hf.load(source)
-  read = reader(policy)
-  sides = {name: Known(folder, name, source) for name in ("train", "heldout")}
+  read, text = reader(policy), tokenizer.Tokenizer(source)
+  sides = {name: Known(folder, name, text) for name in ("train", "heldout")}
   start = {name: read(first, k) for name, k in sides.items()}
   steps = sorted(
     int(p.name) for p in (run / "checkpoints").iterdir() if p.name.isdigit()
@@ -120,6 +166,11 @@ def measure(folder: pathlib.Path, run: pathlib.Path) -> None:
       name: measures(read(params, k), start[name], k.some)
       for name, k in sides.items()
     }
+    if sides["train"].steps:
+      most = config["max_new_tokens"]
+      told["drawn"] = drawn(
+        policy, params, text, sides["train"], max_new_tokens=most
+      )
     lines.write({"step": step, **told})
   lines.close()
 

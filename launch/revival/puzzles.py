@@ -2,8 +2,9 @@
 
   python launch/revival/puzzles.py runs/revival/puzzles
 
-480 prompts to train on and 480 that are held out, 60 of each family that the
-embedded policy knows. So few that N = 16 comes to a stop on them.
+480 prompts to train on, 60 of each family that the embedded policy knows: so few
+that N = 16 comes to a stop on them. 960 are held out, half of them to choose
+learning rates by, half for what is told.
 """
 
 import argparse
@@ -48,7 +49,7 @@ def write(directory: pathlib.Path, *, scale: int) -> None:
   ]
   sides = {
     "train": [e for family in families for e in train(family, count)],
-    "heldout": gym.heldout(families, per_family=PROMPTS, seed=0),
+    "heldout": gym.heldout(families, per_family=2 * PROMPTS, seed=0),
   }
   directory.mkdir(parents=True, exist_ok=True)
   for name, side in sides.items():

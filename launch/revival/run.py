@@ -5,15 +5,20 @@
 Wings (`countdown.py`, `puzzles.py`) hold the prompts, `configs/revival.py` the
 arms. In each wing
 
-1. N = 16 trains until it stands still: the last third of its steps gained
-   nothing that a paired test over prompts calls significant (one-sided p of
-   5 %). If it still gains, it goes on for half as long again.
+1. N = 16 trains at its best rate until it stands still: the last third of its
+   steps gained nothing that a paired test over prompts calls significant
+   (one-sided p of 5 %), and that is no lack of prompts: the gain is within
+   +- .03, also with 5 % (two one-sided tests). If not, it goes on for half as
+   long again, up to some four times as long.
 2. From its last checkpoint, with a new optimizer as from a published model,
    each arm gets the same processor seconds (time/busy_s). Its learning rate is
    chosen before, with a seed of its own, among rates a factor 3 apart; one more
    is tried as long as the best is the least or greatest of them.
 3. Three seeds of each arm. On countdown the same once more from the policy that
    N = 16 began with, for what happens on the way.
+
+Where prompts are held out (puzzles), 1 and 2 look at every other one of them,
+and what is told of 3 is of the rest.
 
 `sweep` is another thing: N from 4 to 512 at a constant number of samples.
 
@@ -23,41 +28,27 @@ cores, one core each.
 """
 
 import argparse
-import concurrent.futures
 import dataclasses
 import json
 import os
 import pathlib
-import queue
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import jax.numpy as jnp
+import machine
 import numpy as np
+import study
+from machine import call, say
 
-from brorl_jax import metrics
 from brorl_jax.rl import stats
 
-# In front of a process that ends when this one does. Not as a preexec_fn: jax
-# has threads, and between fork and exec nothing may need their locks.
-PR_SET_PDEATHSIG = 1
-_WITH_ME = (
-  "import ctypes, os, sys; "
-  f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {signal.SIGKILL:d}); "
-  "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
-)
-ROOT = pathlib.Path(__file__).parents[2]
 HERE = pathlib.Path(__file__).parent
 SEEDS, TUNING_SEED = (0, 1, 2), 100
 GRID, MOST_RATES = (-1, 0, 1), 5  # powers of 3 of the wing's rate
-SATURATED_P, LONGER, MOST_TRIES = 0.05, 1.5, 5
+SIGNIFICANT_P, STILL, LONGER, LONGEST = 0.05, 0.03, 1.5, 4
 ARMS = ("n16", "n512_equal_samples", "n512_paper", "n512_equal_prompts")
-SWEEP = (4, 8, 16, 32, 64, 128, 256, 512)
+SWEEP, SWEEP_S = (4, 8, 16, 32, 64, 128, 256, 512), 40.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +57,8 @@ class Wing:
 
   Attributes:
     name: Of configs/revival.py.
-    lr: Of N = 16 until it stands still, and the middle of the rates tried.
-    saturate_s: Processor seconds of N = 16 before that is asked.
+    lr: The middle of the rates that are tried.
+    saturate_s: Processor seconds of N = 16 before it may stand still.
     seconds: Processor seconds of an arm.
     arms: By branch: from where the arms go on.
     exact: Whether right responses are known, and read from checkpoints.
@@ -85,7 +76,7 @@ WINGS = (
   Wing(
     "countdown",
     lr=1e-3,
-    saturate_s=24,
+    saturate_s=60,
     seconds=60,
     arms={
       "saturated": ARMS,
@@ -101,10 +92,9 @@ WINGS = (
   Wing(
     "paths",
     lr=1e-3,
-    saturate_s=24,
+    saturate_s=60,
     seconds=60,
-    # 16 prompts of 16 rollouts are half a group of 512
-    arms={"saturated": ("n16", "n512_paper", "n512_equal_prompts")},
+    arms={"saturated": ARMS},
     exact=True,
   ),
   Wing(
@@ -124,9 +114,10 @@ EVERY = {
     "n512_equal_samples": 30,
     "n512_paper": 8,
   },
-  "paths": {"n16": 15, "n512_paper": 5},
+  "paths": {"n16": 15, "n512_equal_samples": 20, "n512_paper": 5},
   "puzzles": {"n16": 10, "n512_equal_samples": 25, "n512_paper": 6},
 }
+SATURATING = ("until_saturated", "n16")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,66 +130,71 @@ class Job:
   lr: float
   seed: int
   seconds: float
-  scale: int = 1
-
-  def folder(self, root: pathlib.Path) -> pathlib.Path:
-    name = f"lr{self.lr:.3g}-seed{self.seed}"
-    return root / self.wing.name / self.branch / self.arm / name
 
 
-class Machine:
-  """Cores that jobs share, and how far they are."""
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """Where it runs, and how large.
 
-  def __init__(self, root: pathlib.Path, lanes: int, seconds: float):
-    cores = sorted(os.sched_getaffinity(0))
-    self._root, self._lanes = root, queue.SimpleQueue[set[int]]()
-    pin = 1 < lanes <= len(cores)
-    for lane in range(lanes):
-      self._lanes.put({cores[lane]} if pin else set(cores))
-    self._pool = concurrent.futures.ThreadPoolExecutor(lanes)
-    self._start = time.monotonic()
-    self._done, self._all = 0.0, seconds
+  Attributes:
+    root: Its folder.
+    scale: Of policy, prompts and lengths.
+    share: Of the processor seconds that a scale asks for.
+  """
 
-  def run(self, jobs: Sequence[Job]) -> None:
-    """All of them; raises what the first failure raises."""
-    self.each(self._one, jobs)
+  root: pathlib.Path
+  scale: int
+  share: float
+  lanes: machine.Machine
+  progress: machine.Progress
 
-  def each(self, do: Callable[[Any, set[int]], None], some: Sequence) -> None:
-    """`do` with each of them and the cores of a lane that is free."""
+  @property
+  def longer(self) -> float:
+    return self.scale * self.share
 
-    def one(what) -> None:
-      cores = self._lanes.get()
-      try:
-        do(what, cores)
-      finally:
-        self._lanes.put(cores)
+  def folder(self, job: Job) -> pathlib.Path:
+    name = f"lr{job.lr:.3g}-seed{job.seed}"
+    return self.root / job.wing.name / job.branch / job.arm / name
 
-    list(self._pool.map(one, some))
+  def config(self, job: Job) -> str:
+    return f"configs/revival.py:{job.wing.name}/{job.arm}/{self.scale}"
 
-  def _one(self, job: Job, cores: set[int]) -> None:
-    train(job, self._root, cores)
-    self._done += job.seconds
-    spent = time.monotonic() - self._start
-    left = spent * max(self._all - self._done, 0.0) / self._done
-    say(
-      f"{job.folder(self._root).relative_to(self._root)}: {self._done:.0f} of "
-      f"about {self._all:.0f} s of arms, {spent / 60:.0f} min, about "
-      f"{left / 60:.0f} min left"
-    )
+  def policy(self, job: Job) -> pathlib.Path | str:
+    """What it begins with; "" is the embedded policy."""
+    if job.branch == "saturated":
+      return self.root / job.wing.name / "saturated" / "policy"
+    own = job.wing.exact or self.scale > 1
+    return self.root / job.wing.name / "policy" if own else ""
 
 
-def train(job: Job, root: pathlib.Path, cores: Iterable[int]) -> None:
-  """Runs it, or what is left of it."""
-  folder = job.folder(root)
-  if (folder / "done").exists():
-    if float((folder / "done").read_text()) >= job.seconds:
+def each(e: Experiment, jobs: Sequence[Job]) -> None:
+  """All of them, or what is left of each."""
+
+  def one(job: Job, cores: set[int]) -> None:
+    done = e.folder(job) / "done"
+    before = float(done.read_text()) if done.exists() else 0.0
+    if before >= job.seconds:
+      e.progress.plan(-job.seconds)
       return
-  data, every = root / job.wing.name, EVERY[job.wing.name].get(job.arm, 2)
+    e.progress.plan(-before)
+    train(e, job, cores)
+    part = done.with_suffix(".part")
+    part.write_text(f"{job.seconds}\n")
+    part.replace(done)
+    e.progress.did(str(done.parent.relative_to(e.root)), job.seconds - before)
+
+  e.lanes.each(one, jobs)
+
+
+def train(e: Experiment, job: Job, cores: Iterable[int]) -> None:
+  """Goes on until its seconds are spent, then reads its checkpoints."""
+  folder, data = e.folder(job), e.root / job.wing.name
+  every = EVERY[job.wing.name].get(job.arm, 2)
   config = dict(
     seed=job.seed,
     lr=job.lr,
     max_busy_s=job.seconds,
-    checkpoint=policy_of(job, root),
+    checkpoint=e.policy(job),
     save_every=every,
     eval_every=100_000 if job.wing.exact else every,
     keep_checkpoints=100_000 if job.wing.exact else 2,
@@ -209,65 +205,24 @@ def train(job: Job, root: pathlib.Path, cores: Iterable[int]) -> None:
     folder,
     cores,
     *("-m", "brorl_jax.main", f"--workdir={folder}"),
-    f"--config={config_of(job)}",
+    f"--config={e.config(job)}",
     *(f"--config.{field}={value}" for field, value in config.items()),
   )
   if job.wing.exact:
     call(folder, cores, HERE / "exact.py", data, folder)
-  part = folder / "done.part"
-  part.write_text(f"{job.seconds}\n")
-  part.replace(folder / "done")
 
 
-def config_of(job: Job) -> str:
-  return f"configs/revival.py:{job.wing.name}/{job.arm}/{job.scale}"
-
-
-def policy_of(job: Job, root: pathlib.Path) -> pathlib.Path | str:
-  """What an arm begins with; "" is the embedded policy."""
-  if job.branch == "saturated":
-    return root / job.wing.name / "saturated" / "policy"
-  own = job.wing.exact or job.scale > 1
-  return root / job.wing.name / "policy" if own else ""
-
-
-def call(folder: pathlib.Path, cores: Iterable[int], *args: object) -> None:
-  """A Python process on these cores; what it says goes to FOLDER.log."""
-  folder.mkdir(parents=True, exist_ok=True)
-  # Beside the folder: a run takes an empty one only.
-  log = folder.with_name(f"{folder.name}.log")
-  environment = os.environ | {
-    "PYTHONPATH": str(ROOT),
-    "JAX_COMPILATION_CACHE_DIR": os.environ.get(
-      "JAX_COMPILATION_CACHE_DIR", str(ROOT / "runs" / "compiled")
-    ),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-  }
-  with log.open("a") as out:
-    process = subprocess.Popen(
-      [sys.executable, "-c", _WITH_ME, *map(str, args)],
-      cwd=ROOT,
-      env=environment,
-      stdout=out,
-      stderr=subprocess.STDOUT,
-    )
-    os.sched_setaffinity(process.pid, set(cores))
-    if process.wait():
-      tail = log.read_text().splitlines()[-3:]
-      raise SystemExit(f"{folder} failed; {log} ends with:\n" + "\n".join(tail))
-
-
-def prepare(wing: Wing, root: pathlib.Path, scale: int) -> None:
+def prepare(e: Experiment, wing: Wing) -> None:
   """Prompts, and a policy that knows a little of them."""
-  folder = root / wing.name
+  folder = e.root / wing.name
   if (folder / "prepared").exists():
     return
   say(f"{wing.name}: prompts" + (" and warm-up" if wing.exact else ""))
   script = HERE / ("countdown.py" if wing.exact else "puzzles.py")
   flags = ["--paths"] if wing.name == "paths" else []
   cores = os.sched_getaffinity(0)
-  call(folder, cores, script, folder, f"--scale={scale}", *flags)
-  if scale > 1 and not wing.exact:
+  call(folder, cores, script, folder, f"--scale={e.scale}", *flags)
+  if e.scale > 1 and not wing.exact:
     say(f"{wing.name}: warm-up of a larger policy")
     larger = {"width": 96, "mlp": 384, "layers": 3}
     policy = folder / "policy"
@@ -277,89 +232,91 @@ def prepare(wing: Wing, root: pathlib.Path, scale: int) -> None:
       cores,
       *("-m", "brorl_jax.main", "--mode=warmup", f"--workdir={policy}"),
       "--config=configs/warmup.py",
-      *(f"--config.{field}={scale * one}" for field, one in larger.items()),
+      *(f"--config.{field}={e.scale * one}" for field, one in larger.items()),
     )
   (folder / "prepared").touch()
 
 
-def rates(folder: pathlib.Path, wing: Wing) -> tuple[list[int], np.ndarray]:
-  """Steps, and what is to grow [steps, prompts]: exact, or held out."""
-  if wing.exact:
-    lines = metrics.read_lines(folder / "exact.jsonl")
-    return [x["step"] for x in lines], np.array(
-      [x["train"]["pass_at_1"] for x in lines]
-    )
-  lines = metrics.read_lines(folder / "eval" / "curve.jsonl")
-  return [x["step"] for x in lines], np.array([x["rates"] for x in lines])
+def rates(e: Experiment, job: Job) -> tuple[np.ndarray, np.ndarray]:
+  """Steps, and pass@1 [steps, prompts] that is to decide something.
+
+  What was done past the job's seconds is left out: it was begun when the job
+  was longer, and may be half done.
+  """
+  told = study.read(e.folder(job), seconds=job.seconds, prompts=study.DECIDING)
+  return told.steps, told.rates
 
 
 def stands_still(steps: Sequence[int], rate: np.ndarray) -> bool:
-  """Whether the last third of the steps gained nothing significant."""
+  """Whether the last third of the steps brought nothing, and that is sure."""
   if len(steps) < 4:
     return False
   two_thirds = min(
     range(len(steps)), key=lambda i: abs(steps[i] - steps[-1] * 2 / 3)
   )
   before, after = (jnp.asarray(rate[i]) for i in (two_thirds, -1))
-  gain = stats.paired_t(after, before)
-  return float(gain.p_one_sided) >= SATURATED_P
+  p = lambda a, b: float(stats.paired_t(a, b).p_one_sided)
+  gained = p(after, before) < SIGNIFICANT_P
+  within = max(p(before + STILL, after), p(after + STILL, before))
+  return not gained and within < SIGNIFICANT_P
 
 
-def saturate(
-  wing: Wing, machine: Machine, root: pathlib.Path, seconds: float, scale: int
-) -> None:
+def saturate(e: Experiment, wing: Wing) -> None:
   """N = 16 until it stands still; its policy goes to saturated/policy."""
-  policy = root / wing.name / "saturated" / "policy"
+  policy = e.root / wing.name / "saturated" / "policy"
   if policy.exists():
     return
-  for _ in range(MOST_TRIES):
-    where = ("until_saturated", "n16", wing.lr, TUNING_SEED, seconds, scale)
-    job = Job(wing, *where)
-    machine.run([job])
-    steps, rate = rates(job.folder(root), wing)
-    if stands_still(steps, rate):
+  seconds = wing.saturate_s * e.longer
+  lr = best_rates(e, wing, [SATURATING], seconds)[SATURATING]
+  job = Job(wing, *SATURATING, lr, TUNING_SEED, seconds)
+  while not (still := stands_still(*rates(e, job))):
+    if job.seconds >= LONGEST * seconds:
       break
-    seconds *= LONGER
-  else:
-    say(f"{wing.name}: N = 16 still gains after {seconds:.0f} s; going on")
-  say(f"{wing.name}: N = 16 stands at {rate[-1].mean():.3f} after {steps[-1]}")
+    job = dataclasses.replace(job, seconds=LONGER * job.seconds)
+    e.progress.plan(job.seconds)
+    each(e, [job])
+  steps, rate = rates(e, job)
+  stood = {
+    "still": still,
+    "pass_at_1": float(rate[-1].mean()),
+    "steps": int(steps[-1]),
+    "busy_s": job.seconds,
+    "lr": lr,
+  }
+  say(f"{wing.name}: N = 16 after the last of its steps: {stood}")
   policy.parent.mkdir(parents=True, exist_ok=True)
+  (policy.parent / "stood.json").write_text(json.dumps(stood))
   part = policy.with_name("exporting")
   shutil.rmtree(part, ignore_errors=True)
   call(
     part,
     os.sched_getaffinity(0),
     *("-m", "brorl_jax.main", "--mode=export", f"--workdir={part}"),
-    f"--config={config_of(job)}",
-    f"--config.checkpoint={job.folder(root)}",
+    f"--config={e.config(job)}",
+    f"--config.checkpoint={e.folder(job)}",
   )
   part.rename(policy)
 
 
 def best_rates(
-  wing: Wing,
-  machine: Machine,
-  root: pathlib.Path,
-  arms: Sequence[tuple[str, str]],
-  seconds: float,
-  scale: int,
+  e: Experiment, wing: Wing, arms: Sequence[tuple[str, str]], seconds: float
 ) -> dict[tuple[str, str], float]:
   """The learning rate of each (branch, arm), tuned with its own seed."""
 
   def job(which: tuple[str, str], power: int) -> Job:
     lr = float(f"{wing.lr * 3.0**power:.3g}")
-    return Job(wing, *which, lr, TUNING_SEED, seconds, scale)
+    return Job(wing, *which, lr, TUNING_SEED, seconds)
 
   def score(which: tuple[str, str], power: int) -> float:
     """The last two, because one evaluation is noisy."""
-    _, rate = rates(job(which, power).folder(root), wing)
+    _, rate = rates(e, job(which, power))
     return float(rate[-2:].mean())
 
   tried = {which: list(GRID) for which in arms}
   wanted = [(which, power) for which in arms for power in GRID]
   best: dict[tuple[str, str], int] = {}
   while wanted:
-    machine.run([job(which, power) for which, power in wanted])
+    each(e, [job(which, power) for which, power in wanted])
     wanted = []
     for which, powers in tried.items():
       best[which] = max(powers, key=lambda power: score(which, power))
@@ -367,14 +324,37 @@ def best_rates(
       if best[which] in beyond and len(powers) < MOST_RATES:
         powers.append(beyond[best[which]])
         wanted.append((which, powers[-1]))
+    e.progress.plan(seconds * len(wanted))
   return {which: job(which, power).lr for which, power in best.items()}
 
 
-def sweep(machine: Machine, root: pathlib.Path, seconds: float) -> None:
+def compare(e: Experiment, wing: Wing) -> None:
+  """Every arm of a wing."""
+  prepare(e, wing)
+  saturate(e, wing)
+  arms = [(b, arm) for b, some in wing.arms.items() for arm in some]
+  seconds = wing.seconds * e.longer
+  lr = best_rates(e, wing, arms, seconds)
+  chosen = {"/".join(which): rate for which, rate in lr.items()}
+  (e.root / wing.name / "rates.json").write_text(json.dumps(chosen, indent=1))
+  jobs = [
+    Job(wing, *which, lr[which], seed, seconds)
+    for seed in SEEDS
+    for which in arms
+  ]
+  each(e, jobs)
+
+
+def sweep(e: Experiment) -> None:
   """N at a constant N P, from the embedded policy on fresh puzzles."""
+  prepare(e, WINGS[-1])  # its prompts
+  seconds = SWEEP_S * e.longer
 
   def one(n: int, cores: set[int]) -> None:
-    folder = root / "sweep" / f"n{n}"
+    folder = e.root / "sweep" / f"n{n}"
+    if (folder / "report").exists():
+      e.progress.plan(-seconds)
+      return
     call(
       folder,
       cores,
@@ -384,11 +364,11 @@ def sweep(machine: Machine, root: pathlib.Path, seconds: float) -> None:
       "--config.eval_temperature=1.0",
       "--config.eval_top_p=1.0",
     )
-    say(f"sweep: N = {n} done")
+    e.progress.did(f"sweep/n{n}", seconds)
 
   def start(_, cores: set[int]) -> None:
     """512 samples of prompts like those of training: all N are foretold."""
-    folder, data = root / "sweep" / "start", root / "puzzles"
+    folder, data = e.root / "sweep" / "start", e.root / "puzzles"
     call(
       folder,
       cores,
@@ -402,47 +382,8 @@ def sweep(machine: Machine, root: pathlib.Path, seconds: float) -> None:
       "--config.eval_top_p=1.0",
     )
 
-  machine.each(start, [None])
-  machine.each(one, SWEEP)
-
-
-def say(text: str) -> None:
-  print(text, flush=True)
-
-
-def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-  parser.add_argument("root", type=pathlib.Path)
-  parser.add_argument("--scale", type=int, default=1)
-  parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1)
-  parser.add_argument(
-    "--share", type=float, default=1.0, help="of the processor seconds"
-  )
-  parser.add_argument("--only", choices=[w.name for w in WINGS] + ["sweep"])
-  a = parser.parse_args()
-  root = a.root.absolute()
-  wings = [w for w in WINGS if a.only in (None, w.name)]
-  refuse_another(root, {"scale": a.scale, "share": a.share})
-  longer = a.scale * a.share
-  machine = Machine(root, a.lanes, sum(map(planned, wings)) * longer)
-  for wing in wings:
-    prepare(wing, root, a.scale)
-    saturate(wing, machine, root, wing.saturate_s * longer, a.scale)
-    arms = [(b, arm) for b, some in wing.arms.items() for arm in some]
-    seconds = wing.seconds * longer
-    lr = best_rates(wing, machine, root, arms, seconds, a.scale)
-    chosen = {"/".join(which): rate for which, rate in lr.items()}
-    (root / wing.name / "rates.json").write_text(json.dumps(chosen, indent=1))
-    machine.run(
-      [
-        Job(wing, *which, lr[which], seed, seconds, a.scale)
-        for seed in SEEDS
-        for which in arms
-      ]
-    )
-  if a.only in (None, "sweep"):
-    prepare(WINGS[-1], root, a.scale)  # its prompts
-    sweep(machine, root, 40.0 * longer)
+  e.lanes.each(start, [None])
+  e.lanes.each(one, SWEEP)
 
 
 def refuse_another(root: pathlib.Path, size: dict[str, float]) -> None:
@@ -457,9 +398,34 @@ def refuse_another(root: pathlib.Path, size: dict[str, float]) -> None:
 
 
 def planned(wing: Wing) -> float:
-  """Processor seconds of a wing's arms, if no rate is tried beyond the grid."""
+  """Processor seconds, if no rate is tried beyond the grid."""
   arms = sum(map(len, wing.arms.values()))
-  return wing.saturate_s + arms * wing.seconds * (len(GRID) + len(SEEDS))
+  each_arm = wing.seconds * (len(GRID) + len(SEEDS))
+  return wing.saturate_s * len(GRID) + arms * each_arm
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser.add_argument("root", type=pathlib.Path)
+  parser.add_argument("--scale", type=int, default=1)
+  parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1)
+  parser.add_argument(
+    "--share", type=float, default=1.0, help="of the processor seconds"
+  )
+  parser.add_argument("--only", choices=[w.name for w in WINGS] + ["sweep"])
+  a = parser.parse_args()
+  root = a.root.absolute()
+  refuse_another(root, {"scale": a.scale, "share": a.share})
+  lanes, progress = machine.Machine(a.lanes), machine.Progress()
+  e = Experiment(root, a.scale, a.share, lanes, progress)
+  wings = [w for w in WINGS if a.only in (None, w.name)]
+  sweeps = a.only in (None, "sweep")
+  seconds = sum(map(planned, wings)) + sweeps * SWEEP_S * len(SWEEP)
+  progress.plan(seconds * e.longer)
+  for wing in wings:
+    compare(e, wing)
+  if sweeps:
+    sweep(e)
 
 
 if __name__ == "__main__":

@@ -21,35 +21,56 @@ from brorl_jax.rl import stats
 EXACT = ("pass_at_1", "distinct", "covered", "fell", "lost")
 LEVELS = (0.3, 0.5, 0.6, 0.7, 0.8)  # of pass@1, where arms are compared
 DEAD, ALIVE = 0.05, 0.5  # pass@1 of a prompt
+# Held-out prompts by which rates are chosen and N = 16 stands still, and those
+# of which results are told.
+DECIDING, TOLD, ALL = slice(0, None, 2), slice(1, None, 2), slice(None)
 
 
 class Run(NamedTuple):
   """One run, at the steps where it was measured."""
 
+  steps: np.ndarray
   busy_s: np.ndarray  # processor seconds of the steps before
   samples: np.ndarray  # generated before
   measures: dict[str, np.ndarray]  # means over prompts
   rates: np.ndarray  # [points, prompts], pass@1 of each
+  kept_per_step: int  # samples
 
 
-def read(folder: pathlib.Path) -> Run:
-  """A finished run."""
+def read(
+  folder: pathlib.Path, *, seconds: float = math.inf, prompts: slice = TOLD
+) -> Run:
+  """A run.
+
+  Args:
+    folder: Of the run.
+    seconds: Steps that began after so many of the processor are left out.
+    prompts: Which of those that are held out, where answers are not known.
+  """
   lines = metrics.read_lines(folder / "metrics.jsonl")
   busy_s = np.cumsum([0.0, *(line["time/busy_s"] for line in lines)])
   samples = np.array([0, *(line["data/samples_total"] for line in lines)])
-  if (folder / "exact.jsonl").exists():
-    told = metrics.read_lines(folder / "exact.jsonl")
+  exact = (folder / "exact.jsonl").exists()
+  name = "exact.jsonl" if exact else "eval/curve.jsonl"
+  last = np.searchsorted(busy_s, seconds)
+  told = [x for x in metrics.read_lines(folder / name) if x["step"] <= last]
+  if exact:
     rates = np.array([x["train"]["pass_at_1"] for x in told])
     mean = lambda side, name: np.array([np.mean(x[side][name]) for x in told])
     measures = {name: mean("train", name) for name in EXACT}
-    measures["heldout"] = mean("heldout", "pass_at_1")
+    if "drawn" in told[0]:
+      measures["known"] = measures["pass_at_1"]
+      rates = np.array([x["drawn"]["pass_at_1"] for x in told])
+      measures |= {k: mean("drawn", k) for k in ("pass_at_1", "distinct")}
+    else:
+      measures["heldout"] = mean("heldout", "pass_at_1")
     measures["dead"] = (rates < DEAD).mean(axis=1)
   else:
-    told = metrics.read_lines(folder / "eval" / "curve.jsonl")
-    rates = np.array([x["rates"] for x in told])
+    rates = np.array([x["rates"] for x in told])[:, prompts]
     measures = {"pass_at_1": rates.mean(axis=1)}
-  at = [x["step"] for x in told]
-  return Run(busy_s[at], samples[at], measures, rates)
+  at = np.array([x["step"] for x in told])
+  config = json.loads((folder / "config.json").read_text())["config"]
+  return Run(at, busy_s[at], samples[at], measures, rates, config["samples"])
 
 
 def at_level(run: Run, level: float) -> dict[str, float] | None:
@@ -149,8 +170,11 @@ def branch(folder: pathlib.Path, chosen: Mapping[str, float]) -> dict[str, Any]:
         arm["levels"][f"{level:g}"] = over_seeds(found) if whole else None
     back = [x for run in some if (x := revived(run)) is not None]
     arm["revived"] = float(np.mean(back)) if back else None
-    if name != "n16" and len(runs.get("n16", ())) == len(some):
-      arm["against_n16"] = against(some, runs["n16"])
+    for other in ("n16", "n16_distinct"):
+      if name != other and len(runs.get(other, ())) == len(some):
+        arm[f"against_{other}"] = against(some, runs[other])
+    more = some[0].kept_per_step / runs["n16"][0].kept_per_step
+    arm["lr_sqrt_rule"] = chosen["n16"] * math.sqrt(more)
     arm["curves"] = [_curve(run) for run in some]
     out["arms"][name] = arm
   return out
@@ -166,7 +190,7 @@ def sweep(root: pathlib.Path) -> dict[str, Any] | None:
   right = _right(root / "start")
   n = len(next(iter(right.values())))
   counts = np.array([sum(some) for some in right.values()])
-  runs = {N: read(folder) for N, folder in sorted(folders.items())}
+  runs = {N: read(p, prompts=ALL) for N, p in sorted(folders.items())}
   equal = min(run.samples[-1] for run in runs.values())
   points = []
   for N, run in runs.items():
@@ -182,7 +206,7 @@ def sweep(root: pathlib.Path) -> dict[str, Any] | None:
         "pass_rate": first["sampling/pass_rate"],
         "pass_rate_predicted": float(kept.mean()),
         "pass_rate_predicted_se": float(kept.std() / math.sqrt(len(kept))),
-        "reward_std_within_group": first["reward/std_within_group"],
+        "reward_variance": first["reward/variance_within_group"],
         "reward_variance_predicted": variance_at(counts, n, N),
         "samples_per_cpu_s": (
           lines[-1]["data/samples_total"] - first["data/samples_total"]
@@ -237,15 +261,20 @@ def numbers(root: pathlib.Path) -> dict[str, Any]:
     wings[path.parent.name] = {
       where: branch(path.parent / where, some) for where, some in chosen.items()
     }
-  return {"wings": wings, "sweep": sweep(root / "sweep")}
+  stood = {
+    path.parents[1].name: json.loads(path.read_text())
+    for path in sorted(root.glob("*/saturated/stood.json"))
+  }
+  return {"wings": wings, "stood": stood, "sweep": sweep(root / "sweep")}
 
 
 def _first(run: Run) -> Run:
-  return Run(
-    run.busy_s[:1],
-    run.samples[:1],
-    {k: v[:1] for k, v in run.measures.items()},
-    run.rates[:1],
+  return run._replace(
+    steps=run.steps[:1],
+    busy_s=run.busy_s[:1],
+    samples=run.samples[:1],
+    measures={k: v[:1] for k, v in run.measures.items()},
+    rates=run.rates[:1],
   )
 
 

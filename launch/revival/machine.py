@@ -1,0 +1,103 @@
+"""Processes on the cores of this machine, and how far they are."""
+
+import concurrent.futures
+import os
+import pathlib
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+# In front of a process that ends when this one does. Not as a preexec_fn: jax
+# has threads, and between fork and exec nothing may need their locks.
+PR_SET_PDEATHSIG = 1
+_WITH_ME = (
+  "import ctypes, os, sys; "
+  f"ctypes.CDLL(None).prctl({PR_SET_PDEATHSIG}, {signal.SIGKILL:d}); "
+  "os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+)
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+class Machine:
+  """Cores that runs share, one lane each."""
+
+  def __init__(self, lanes: int):
+    cores = sorted(os.sched_getaffinity(0))
+    self._lanes = queue.SimpleQueue[set[int]]()
+    pin = 1 < lanes <= len(cores)
+    for lane in range(lanes):
+      self._lanes.put({cores[lane]} if pin else set(cores))
+    self._pool = concurrent.futures.ThreadPoolExecutor(lanes)
+
+  def each(self, do: Callable[[Any, set[int]], None], some: Sequence) -> None:
+    """`do` with each of them and the cores of a lane that is free.
+
+    Raises what the first failure raises.
+    """
+
+    def one(what) -> None:
+      cores = self._lanes.get()
+      try:
+        do(what, cores)
+      finally:
+        self._lanes.put(cores)
+
+    list(self._pool.map(one, some))
+
+
+class Progress:
+  """Time left, from what has run since this process began."""
+
+  def __init__(self):
+    self._begin, self._lock = time.monotonic(), threading.Lock()
+    self._planned, self._done = 0.0, 0.0
+
+  def plan(self, seconds: float) -> None:
+    """So many more are to run; fewer if it is below 0."""
+    with self._lock:
+      self._planned += seconds
+
+  def did(self, what: str, seconds: float) -> None:
+    """Says that it ran, and what is left of the plan."""
+    with self._lock:
+      self._done += seconds
+      self._planned -= seconds
+      spent = time.monotonic() - self._begin
+      left = spent * max(self._planned, 0.0) / self._done
+    say(f"{what}: {spent / 60:.0f} min, about {left / 60:.0f} min left")
+
+
+def call(folder: pathlib.Path, cores: Iterable[int], *args: object) -> None:
+  """A Python process on these cores; what it says goes to FOLDER.log."""
+  folder.mkdir(parents=True, exist_ok=True)
+  # Beside the folder: a run takes an empty one only.
+  log = folder.with_name(f"{folder.name}.log")
+  environment = os.environ | {
+    "PYTHONPATH": str(ROOT),
+    "JAX_COMPILATION_CACHE_DIR": os.environ.get(
+      "JAX_COMPILATION_CACHE_DIR", str(ROOT / "runs" / "compiled")
+    ),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+  }
+  with log.open("a") as out:
+    process = subprocess.Popen(
+      [sys.executable, "-c", _WITH_ME, *map(str, args)],
+      cwd=ROOT,
+      env=environment,
+      stdout=out,
+      stderr=subprocess.STDOUT,
+    )
+    os.sched_setaffinity(process.pid, set(cores))
+    if process.wait():
+      tail = log.read_text().splitlines()[-3:]
+      raise SystemExit(f"{folder} failed; {log} ends with:\n" + "\n".join(tail))
+
+
+def say(text: str) -> None:
+  """Now, also where the output is a file."""
+  print(text, flush=True)
