@@ -59,13 +59,15 @@ def curves(
   return Figure(file, f"pass@1 against {label}", caption)
 
 
-def shrinkage(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
+def shrinkage(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure | None:
   """How many right answers are left when pass@1 has come so far."""
   some = [
     (wing, where)
     for wing, where in branches(data)
     if "dead" in next(iter(data["wings"][wing][where]["arms"].values()))["end"]
   ]
+  if not some:
+    return None
   figure, axes = figures.axes_of(len(some), height=3.4)
   for axis, (wing, where) in zip(axes, some, strict=True):
     for name, arm in data["wings"][wing][where]["arms"].items():
@@ -85,14 +87,17 @@ def shrinkage(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   return Figure("distinct_by_pass_at_1.png", title, caption)
 
 
-def overview(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
-  """The three panels that say most."""
+def overview(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure | None:
+  """The panels that say most."""
   wanted = (
     ("countdown", "saturated", "busy_s", "pass_at_1"),
+    ("paths", "saturated", "busy_s", "pass_at_1"),
     ("puzzles", "saturated", "busy_s", "pass_at_1"),
     ("countdown", "start", "pass_at_1", "distinct"),
   )
   some = [one for one in wanted if one[:2] in branches(data)]
+  if not some:
+    return None
   names = {
     "busy_s": "processor seconds",
     "pass_at_1": "pass@1",

@@ -2,9 +2,9 @@
 
   python launch/revival/puzzles.py runs/revival/puzzles
 
-480 prompts to train on, 60 of each family that the embedded policy knows: so few
-that N = 16 comes to a stop on them. 960 are held out, half of them to choose
-learning rates by, half for what is told.
+480 prompts to train on, 60 of each family that the embedded policy knows: so
+few that N = 16 comes to a stop on them. 960 are held out, half of them to
+choose learning rates by, half for what is told.
 """
 
 import argparse

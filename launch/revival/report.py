@@ -226,7 +226,8 @@ def write(root: pathlib.Path) -> pathlib.Path:
   folder = root / "report"
   folder.mkdir(exist_ok=True)
   (folder / "revival.json").write_text(json.dumps(data, indent=1) + "\n")
-  tables, drawn = [], []
+  drawn: list[figures.Figure | None] = []
+  tables = []
   with plt.rc_context(figures.STYLE):
     if branches(data):
       drawn.append(draw.overview(folder, data))
@@ -243,7 +244,7 @@ def write(root: pathlib.Path) -> pathlib.Path:
     if data["sweep"]:
       drawn.append(draw.sweep(folder, data))
       tables.append(sweep_table(data))
-  body = [page.figure(one, folder) for one in drawn]
+  body = [page.figure(one, folder) for one in drawn if one is not None]
   body += [page.table(one, data) for one in tables]
   html = page.document("The revival experiment", body)
   (folder / "index.html").write_text(html)
