@@ -2,6 +2,8 @@
 
 import collections
 import functools
+import json
+import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -19,6 +21,24 @@ from brorl_jax.types import Judged, Rollouts
 
 Record = Mapping[str, Any]  # of one sample, as JSON
 Chunks = Iterator[list[dict[str, Any]]]  # of records
+_STATUSES = ("pass", "fail", "invalid")
+_FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+  **dict.fromkeys(
+    ("step", "sample", "tokens"), ("an integer", lambda x: type(x) is int)
+  ),
+  **dict.fromkeys(
+    ("id", "domain", "task", "reason", "answer"),
+    ("text", lambda x: isinstance(x, str)),
+  ),
+  **dict.fromkeys(
+    ("truncated", "pass"), ("true or false", lambda x: isinstance(x, bool))
+  ),
+  "score": (
+    "a finite number",
+    lambda x: type(x) in (int, float) and math.isfinite(x),
+  ),
+  "status": (f"one of {', '.join(_STATUSES)}", _STATUSES.__contains__),
+}
 
 
 def evaluate(
@@ -68,6 +88,23 @@ def evaluate(
       for p, row in enumerate(judged(real, out))
       for n, one in enumerate(row)
     ]
+
+
+def check_record(line: Any) -> None:
+  """Checks what was read as a record, its "step" with it.
+
+  Raises:
+    ValueError: Naming the first field that it lacks, or that is wrong.
+  """
+  for name, (kind, good) in _FIELDS.items():
+    if not isinstance(line, dict) or name not in line:
+      raise ValueError(f"there is no {name!r}")
+    if not good(line[name]):
+      shown = json.dumps(line[name])[:40]
+      raise ValueError(f"{name!r} is {shown}, which is not {kind}")
+  if line["pass"] != (line["status"] == "pass"):
+    shown = json.dumps(line["pass"])
+    raise ValueError(f"'pass' is {shown}, 'status' is {line['status']!r}")
 
 
 def check_judged(records: Sequence[Record]) -> None:

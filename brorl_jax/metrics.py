@@ -52,7 +52,13 @@ class JsonLines:
     path.parent.mkdir(parents=True, exist_ok=True)
     self.steps = []
     if path.exists():
-      kept = [line for line in read_lines(path) if line["step"] <= after]
+      try:
+        kept = [line for line in read_lines(path) if line["step"] <= after]
+      except (KeyError, TypeError):
+        raise Damaged(
+          f"{path} has a line without a step; bring it back as it was, or "
+          "choose another workdir"
+        ) from None
       self.steps = [line["step"] for line in kept]
       part = path.with_suffix(".part")
       part.write_text("".join(json.dumps(line) + "\n" for line in kept))
@@ -75,13 +81,13 @@ def read_lines(path: str | pathlib.Path) -> list[dict[str, Any]]:
 
 def each_line(path: str | pathlib.Path) -> Iterator[dict[str, Any]]:
   """The same, one after the other, for files that fill the memory."""
-  with pathlib.Path(path).open() as file:
+  with pathlib.Path(path).open("rb") as file:
     for number, line in enumerate(file, 1):
-      if not line.endswith("\n"):  # as every whole one does
+      if not line.endswith(b"\n"):  # as every whole one does
         return
       try:
-        yield json.loads(line[:-1])
-      except ValueError as e:
+        yield json.loads(line[:-1].decode())
+      except (ValueError, RecursionError) as e:
         raise Damaged(f"{path}, line {number}: {e}") from None
 
 

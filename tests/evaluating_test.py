@@ -4,6 +4,7 @@ import itertools
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -292,6 +293,31 @@ def test_records_that_were_edited_are_refused(tmp_path, monkeypatch):
   path.write_text("".join(lines[:5] + lines[6:]))
   line = refused(workdir)
   assert f"{path}, line 6: is not sample 1 of 'count_primes/heldout/1'" in line
+  assert "without eval/, begins again" in line
+
+
+@pytest.mark.parametrize(
+  "line, said",
+  [
+    ("7", "there is no 'step'"),
+    ('{"step": 0}', "there is no 'sample'"),
+    ({"status": None}, "'status' is null, which is not one of pass, fail, inv"),
+    ({"score": "1"}, "'score' is \"1\", which is not a finite number"),
+    ({"step": 1}, "is not sample 1 of 'count_primes/heldout/0' at step 0"),
+    (b"\xff", "'utf-8' codec can't decode byte 0xff in position 0"),
+  ],
+)
+def test_records_of_another_make_are_refused(whole, tmp_path, line, said):
+  workdir = tmp_path / "run"
+  shutil.copytree(whole[0], workdir)
+  path = workdir / "eval" / "records.jsonl"
+  lines = path.read_bytes().splitlines()
+  if isinstance(line, dict):
+    line = json.dumps(json.loads(lines[1]) | line)
+  lines[1] = line if isinstance(line, bytes) else line.encode()
+  path.write_bytes(b"\n".join(lines) + b"\n")
+  line = refused(workdir)
+  assert line.startswith(f"{path}, line 2: {said}")
   assert "without eval/, begins again" in line
 
 

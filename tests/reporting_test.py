@@ -74,11 +74,12 @@ def test_a_run_in_progress_is_reported_as_far_as_it_is(tmp_path):
   assert data["runs"][0]["finished"] is False
 
 
-def test_an_evaluation_after_the_metrics_were_read_waits(tmp_path):
-  a = made.run(tmp_path / "a", lines=made.metric_lines(2))
+def test_a_run_that_was_only_evaluated_at_its_start(tmp_path):
+  a = made.run(tmp_path / "a", passes={0: made.PASSES[0]})
+  (a / "metrics.jsonl").write_text("")
   reporting.run([a])
   data = json.loads((a / "report" / "report.json").read_text())
-  assert [e["step"] for e in data["runs"][0]["evaluations"]] == [0, 1]
+  assert [e["step"] for e in data["runs"][0]["evaluations"]] == [0]
 
 
 def test_folders_of_one_name_are_told_apart(tmp_path):
@@ -179,6 +180,55 @@ def test_a_seed_may_differ_where_no_puzzle_is_made(tmp_path):
   reporting.run([a, b])
 
 
+REMEDY = "; bring it back as it was written, or leave its folder out"
+
+
+def changed(number, text):
+  """Another text for a line of eval/records.jsonl."""
+
+  def damage(run):
+    path = run / "eval" / "records.jsonl"
+    lines = path.read_text().splitlines()
+    lines[number - 1] = text(json.loads(lines[number - 1]))
+    path.write_text("\n".join(lines) + "\n")
+
+  return damage
+
+
+def field(**values):
+  return lambda record: json.dumps(record | values)
+
+
+@pytest.mark.parametrize("kind", [made.run, made.evaluation])
+@pytest.mark.parametrize(
+  "text, said",
+  [
+    (lambda _: "7", "there is no 'step'"),
+    (lambda _: "[]", "there is no 'step'"),
+    (lambda _: '{"step": 0}', "there is no 'sample'"),
+    (lambda r: json.dumps(r | {"x": 1})[:-1], "Expecting ',' delimiter: "),
+    (
+      field(status=None),
+      "'status' is null, which is not one of pass, fail, in",
+    ),
+    (field(status=["pass"]), "'status' is [\"pass\"], which is not one of "),
+    (field(score="1"), "'score' is \"1\", which is not a finite number"),
+    (field(score=float("nan")), "'score' is NaN, which is not a finite number"),
+    (field(step="0"), "'step' is \"0\", which is not an integer"),
+    (field(id=[1]), "'id' is [1], which is not text"),
+    (field(truncated=0), "'truncated' is 0, which is not true or false"),
+    (field(**{"pass": True, "status": "fail"}), "'pass' is true, 'status' is "),
+  ],
+)
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_damaged_record_is_named(tmp_path, kind, number, text, said):
+  path = kind(tmp_path / "a")
+  changed(number, text)(path)
+  line = refusal(path)
+  assert line.startswith(f"{path}/eval/records.jsonl, line {number}: {said}")
+  assert line.endswith(REMEDY)
+
+
 def broken(path, damage):
   run = made.run(path)
   damage(run)
@@ -204,7 +254,7 @@ def remove(*names):
     (
       lambda run: (run / "config.json").write_text("{"),
       "{}/config.json: Expecting property name enclosed in double quotes: "
-      "line 1 column 2 (char 1)",
+      "line 1 column 2 (char 1)" + REMEDY,
     ),
     (
       lambda run: (run / "config.json").write_text('{"model_type": "qwen2"}'),
@@ -225,24 +275,55 @@ def remove(*names):
     ),
     (
       append("metrics.jsonl", "nonsense\n"),
-      "{}/metrics.jsonl, line 4: Expecting value: line 1 column 1 (char 0)",
+      "{}/metrics.jsonl, line 4: Expecting value: line 1 column 1 (char 0)"
+      + REMEDY,
     ),
     (
       append("metrics.jsonl", '{"step": 4}\n'),
-      "{}/metrics.jsonl, line 4: there is no 'time/step_s'",
+      "{}/metrics.jsonl, line 4: there is no 'time/step_s'" + REMEDY,
     ),
     (
       append("eval/curve.jsonl", "[]\n"),
-      "{}/eval/curve.jsonl, line 4: there is no 'step'",
+      "{}/eval/curve.jsonl, line 4: there is no 'step'" + REMEDY,
     ),
     (
       append("eval/records.jsonl", '{"step": 4}\n'),
-      "{}/eval/records.jsonl, line 25: there is no 'id'",
+      "{}/eval/records.jsonl, line 25: there is no 'sample'" + REMEDY,
     ),
     (
       append("eval/curve.jsonl", '{"step": 2}\n'),
       "{}/eval/records.jsonl has the steps [0, 1, 3], the evaluations of the "
       "run are those of [0, 1, 3, 2]",
+    ),
+    (
+      append("eval/curve.jsonl", '{"step": "4"}\n'),
+      "{}/eval/curve.jsonl, line 4: 'step' is \"4\", which is not an integer"
+      + REMEDY,
+    ),
+    (
+      append(
+        "metrics.jsonl",
+        json.dumps(made.metric_lines(4)[3]).replace("3600.0", '"x"') + "\n",
+      ),
+      "{}/metrics.jsonl, line 4: 'time/step_s' is \"x\", which is not a number"
+      + REMEDY,
+    ),
+    (
+      lambda run: (run / "metrics.jsonl").write_bytes(b"\xff\n"),
+      "{}/metrics.jsonl, line 1: 'utf-8' codec can't decode byte 0xff in "
+      "position 0: invalid start byte" + REMEDY,
+    ),
+    (
+      lambda run: (run / "metrics.jsonl").write_text(""),
+      "{}/metrics.jsonl ends with step 0, but step 3 was evaluated" + REMEDY,
+    ),
+    (
+      lambda run: made.dump(run / "metrics.jsonl", made.metric_lines(2)),
+      "{}/metrics.jsonl ends with step 2, but step 3 was evaluated" + REMEDY,
+    ),
+    (
+      lambda run: made.dump(run / "metrics.jsonl", made.metric_lines(3)[1:]),
+      "{}/metrics.jsonl lacks some of its steps" + REMEDY,
     ),
   ],
 )

@@ -187,7 +187,7 @@ def _sampled(
 ) -> list[dict[str, Any]]:
   """All records: those that are there, and then those that are not."""
   total, step = len(parts.heldout), parts.found["evaluated"]["step"] or 0
-  records = _whole(path, parts.heldout, n=c.eval_n, chunk=parts.chunk)
+  records = _whole(path, parts.heldout, step, n=c.eval_n, chunk=parts.chunk)
   _replace(path, "".join(json.dumps(record) + "\n" for record in records))
   lines = metrics.JsonLines(path, after=step)
   first = len(records) // c.eval_n
@@ -203,7 +203,12 @@ def _sampled(
 
 
 def _whole(
-  path: pathlib.Path, heldout: Sequence[Example], *, n: int, chunk: int
+  path: pathlib.Path,
+  heldout: Sequence[Example],
+  step: int,
+  *,
+  n: int,
+  chunk: int,
 ) -> list[dict[str, Any]]:
   """Records of the chunks that were written to their end.
 
@@ -212,10 +217,16 @@ def _whole(
   """
   records = metrics.read_lines(path) if path.exists() else []
   wanted = [(example.id, i) for example in heldout for i in range(n)]
+  for number, record in enumerate(records, 1):
+    try:
+      evaluate.check_record(record)
+    except ValueError as e:
+      raise metrics.Damaged(f"{path}, line {number}: {e}") from None
   for number, (record, key) in enumerate(zip(records, wanted, strict=False), 1):
-    if (record.get("id"), record.get("sample")) != key:
+    if (record["id"], record["sample"]) != key or record["step"] != step:
       raise metrics.Damaged(
-        f"{path}, line {number}: is not sample {key[1]} of {key[0]!r}"
+        f"{path}, line {number}: is not sample {key[1]} of {key[0]!r} at step "
+        f"{step}"
       )
   if len(records) >= len(wanted):
     return records[: len(wanted)]

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 import operator
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,8 @@ _METRICS = (
   "step time/step_s time/checkpoint_s time/rollout_s data/samples_total "
   "data/tokens_total sampling/pass_rate reward/std_within_group"
 ).split()
-_RECORD = "id domain task sample tokens truncated score pass status answer"
+_OPTIONAL = ("time/cpu_s", "time/compile_s")  # older runs have none
+_REMEDY = "bring it back as it was written, or leave its folder out"
 
 
 class Folder(NamedTuple):
@@ -69,21 +71,36 @@ def look(path: pathlib.Path) -> Folder:
       raise UserError(
         f"the evaluation in {path} has not ended; its command goes on with it"
       )
-    (step,) = {_field(r, "step", records) for r in _first(records)} or {None}
-    if step is None:
-      raise UserError(f"{records} is empty")
-    return Folder(path, about, (), (step,), _source(about))
-  lines = _lines(path / "metrics.jsonl", _METRICS)
+    first = [
+      one["step"] for one in _read(records, evaluate.check_record, most=1)
+    ]
+    if not first:
+      raise UserError(f"{records} is empty; {_REMEDY}")
+    return Folder(path, about, (), first, _source(about))
   curve = path / "eval" / "curve.jsonl"
   if not (curve.exists() and records.exists()):
     raise UserError(f"workdir {path} has no evaluation")
-  # Written after its records, so that what it names is whole; and a run that
-  # goes on may have evaluated after the metrics were read.
-  done = lines[-1]["step"] if lines else 0
-  steps = [x["step"] for x in _lines(curve, ("step",)) if x["step"] <= done]
+  # What it names is in the records and in the metrics, which are written
+  # before, and read after it: the run may go on meanwhile.
+  steps = [x["step"] for x in _read(curve, _numbers(("step",)))]
   if not steps:
     raise UserError(f"workdir {path} has no evaluation that has ended")
+  lines = _read(path / "metrics.jsonl", _numbers(_METRICS))
+  _check_steps(path / "metrics.jsonl", [x["step"] for x in lines], max(steps))
   return Folder(path, about, lines, steps, None)
+
+
+def _check_steps(
+  path: pathlib.Path, there: Sequence[int], evaluated: int
+) -> None:
+  """Raises UserError if a step up to the evaluated one is not there."""
+  if there != [*range(1, len(there) + 1)]:
+    raise UserError(f"{path} lacks some of its steps; {_REMEDY}")
+  if len(there) < evaluated:
+    raise UserError(
+      f"{path} ends with step {len(there)}, but step {evaluated} was "
+      f"evaluated; {_REMEDY}"
+    )
 
 
 def _source(about: Mapping[str, Any]) -> str:
@@ -108,7 +125,7 @@ def read(folder: Folder, name: str, told: Callable[[int], None]) -> Read:
   path = folder.path / "eval" / "records.jsonl"
   out: list[Evaluation] = []
   prompts: dict[str, tuple[str, str]] = {}
-  lines = _checked(path, _RECORD.split())
+  lines = _checked(path, evaluate.check_record)
   try:
     for step, some in itertools.groupby(lines, operator.itemgetter("step")):
       if step not in folder.steps:
@@ -179,36 +196,44 @@ def _json(path: pathlib.Path, folder: pathlib.Path) -> dict[str, Any]:
     raise UserError(_one_line(path, e)) from None
 
 
-def _lines(path: pathlib.Path, fields: Sequence[str]) -> list[dict[str, Any]]:
+def _read(
+  path: pathlib.Path, check: Callable[[Any], None], *, most: int | None = None
+) -> list[dict[str, Any]]:
   try:
-    return list(_checked(path, fields))
-  except (OSError, ValueError) as e:
-    raise UserError(_one_line(path, e)) from None
-
-
-def _first(path: pathlib.Path) -> Iterator[dict[str, Any]]:
-  try:
-    yield from itertools.islice(metrics.each_line(path), 1)
+    return list(itertools.islice(_checked(path, check), most))
   except (OSError, ValueError) as e:
     raise UserError(_one_line(path, e)) from None
 
 
 def _checked(
-  path: pathlib.Path, fields: Sequence[str]
+  path: pathlib.Path, check: Callable[[Any], None]
 ) -> Iterator[dict[str, Any]]:
   for number, line in enumerate(metrics.each_line(path), 1):
-    for name in fields:
-      _field(line, name, f"{path}, line {number}")
+    try:
+      check(line)
+    except ValueError as e:
+      raise metrics.Damaged(f"{path}, line {number}: {e}") from None
     yield line
 
 
-def _field(line: Any, name: str, where: Any) -> Any:
-  if not isinstance(line, dict) or line.get(name) is None:
-    raise metrics.Damaged(f"{where}: there is no {name!r}")
-  return line[name]
+def _numbers(fields: Sequence[str]) -> Callable[[Any], None]:
+  """Checks that a line has them, as finite numbers, a step as a whole one."""
+
+  def check(line: Any) -> None:
+    for name in fields:
+      if not isinstance(line, dict) or line.get(name) is None:
+        raise ValueError(f"there is no {name!r}")
+    for name in (*fields, *(name for name in _OPTIONAL if name in line)):
+      kind, of = ("an integer", int) if name == "step" else ("a number", float)
+      if type(line[name]) not in (int, of) or not math.isfinite(line[name]):
+        shown = json.dumps(line[name])[:40]
+        raise ValueError(f"{name!r} is {shown}, which is not {kind}")
+
+  return check
 
 
 def _one_line(path: pathlib.Path, error: Exception) -> str:
-  """What is wrong, with the file, once."""
+  """What is wrong, with the file, once, and what helps."""
   line = (str(error).splitlines() or [type(error).__name__])[0]
-  return line if str(path) in line else f"{path}: {line}"
+  line = line if str(path) in line else f"{path}: {line}"
+  return f"{line}; {_REMEDY}"
