@@ -114,7 +114,7 @@ def refuse_changes(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
     if was != is_:
       raise ValueError(
         f"the run's data has changed: {name} was {was}, is {is_}; give it back"
-        " as it was, or start a new run"
+        " as it was, or choose another workdir"
       )
 
 

@@ -277,7 +277,20 @@ def test_kill_9_at_any_time(tmp_path):
 def test_a_folder_of_another_evaluation_is_refused(whole):
   workdir = whole[0]
   assert "eval_n = 4 (now 8)" in refused(workdir, eval_n=8)
-  assert "eval_top_p = 0.95 (now 1.0)" in refused(workdir, eval_top_p=1.0)
+  line = refused(workdir, eval_top_p=1.0)
+  assert "eval_top_p = 0.95 (now 1.0); choose another, or give these" in line
+  assert "--allow_config_change" not in line  # which would not help
+
+
+def test_other_prompts_of_the_same_files_are_refused(tmp_path):
+  a = problems(tmp_path / "a.jsonl", range(20))
+  changes = {"data.files": (a,), "domains.gym.weight": 0.0}
+  changes |= {"data.heldout_one_in": 3, "prompt_tokens": 80}
+  run(tmp_path / "e", **changes)
+  problems(tmp_path / "a.jsonl", range(21))
+  line = refused(tmp_path / "e", **changes)
+  assert line.startswith("the run's data has changed: ")
+  assert line.endswith("give it back as it was, or choose another workdir")
 
 
 def test_a_folder_of_a_training_run_is_refused(tmp_path):
@@ -329,6 +342,7 @@ def test_records_of_another_make_are_refused(whole, tmp_path, line, said):
     ({"memory_bytes": 10**6}, "evaluations: config.memory_bytes = 1000000"),
     ({"max_new_tokens": 40_000}, "the positions of this checkpoint"),
     ({"prompt_tokens": 4}, "prompt tokens, config.prompt_tokens = 4"),
+    ({"eval_prompts": 10**4}, "config.eval_prompts = 10000: family 'count"),
   ],
 )
 def test_what_cannot_work_is_refused_before_anything_is_written(

@@ -777,6 +777,7 @@ def test_a_family_can_be_exhausted_and_no_further():
     heldout([tiny], per_family=len(numbers) + 1, seed=0)
   assert "'count_bits' with min_n=1, max_n=100" in str(error.value)
   assert f"only {len(numbers)} distinct" in str(error.value)
+  assert str(error.value).endswith("widen its settings or ask for fewer")
 
 
 def test_a_family_of_one_question_has_no_other_side():

@@ -158,7 +158,11 @@ class Examples:
       if example.domain in self.domains:
         by_task[example.task].append(example)
     out = [e for task in by_task.values() for e in task[: c.eval_prompts]]
-    made = gym.heldout(self.families, per_family=c.eval_prompts, seed=c.seed)
+    count = c.eval_prompts
+    try:
+      made = gym.heldout(self.families, per_family=count, seed=c.seed)
+    except ValueError as e:
+      raise ValueError(f"config.eval_prompts = {count}: {e}") from None
     for example in made:
       self._render(example)
     if len(out := out + made) < 2:

@@ -113,9 +113,15 @@ def check(
   }
   if changed and not allow_change:
     told = [f"{k} = {before.get(k)!r} (now {v!r})" for k, v in changed.items()]
+    # An evaluation has records of all its prompts alike, or none.
+    helps = (
+      "give these values again"
+      if mode == "evaluate"
+      else "pass --allow_config_change"
+    )
     raise UserError(
       f"workdir {workdir} belongs to a run with {', '.join(told)}; choose "
-      "another, or pass --allow_config_change"
+      f"another, or {helps}"
     )
   return changed
 

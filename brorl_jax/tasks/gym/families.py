@@ -179,8 +179,8 @@ def heldout(
       if repeats >= 10 * (len(found) + 1):
         raise ValueError(
           f"{_describe(family)} has only {len(found)} distinct held-out"
-          f" questions, {per_family} are wanted; widen its settings or lower"
-          " per_family"
+          f" questions, {per_family} are wanted; widen its settings or ask"
+          " for fewer"
         )
     puzzles.extend(found.values())
   return puzzles
