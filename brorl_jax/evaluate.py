@@ -129,7 +129,10 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
                       other. Of tied answers the share that is right; empty
                       ones do not vote; where nobody votes it is wrong.
     mean_score        of the verifiers' own numbers
-    low, high         95 % interval of pass@1: prompts drawn anew within tasks
+    low, high         95 % percentile bootstrap interval of pass@1: prompts
+                      drawn anew within tasks; None if no task has two. Below
+                      some 20 prompts it is too narrow, and it has no width
+                      where all prompts agree, however few they are.
     tokens_mean, truncated_fraction   of all samples
     invalid           samples on which the verifier failed. These do not count:
                       a prompt with v < k others is taken at k = v, one
@@ -206,18 +209,19 @@ def _said(
   values = (share @ tasks.means).tolist()
   passed, values = values[: len(ks)], values[len(ks) :]
   majority, (score, tokens, truncated, _) = values[: len(ks)], values[len(ks) :]
-  low, high = stats.percentile_interval(
-    jnp.asarray(tasks.draws @ share.astype(np.float32))
-  )
   here = np.where(weight > 0, tasks.size, 0)
+  low = high = None
+  if here.max() > 1:  # or each prompt stands for its task alone
+    drawn = jnp.asarray(tasks.draws @ share.astype(np.float32))
+    low, high = map(float, stats.percentile_interval(drawn))
   return {
     "prompts": int(here.sum()),
     "samples": samples,
     "pass_at_k": dict(zip(map(str, ks), passed, strict=True)),
     "majority_at_k": dict(zip(map(str, ks), majority, strict=True)),
     "mean_score": score,
-    "low": float(low),
-    "high": float(high),
+    "low": low,
+    "high": high,
     "tokens_mean": tokens,
     "truncated_fraction": truncated,
     "invalid": round(float(here @ tasks.means[:, -1])),

@@ -315,6 +315,18 @@ def test_intervals_are_those_of_prompts_within_tasks():
   assert evaluate.summary(records) == got  # the same draws
 
 
+def test_there_is_no_interval_where_no_task_has_two_prompts():
+  alone = prompt("a/0", "ppf") + prompt("b/0", "fff")
+  got = evaluate.summary(alone)
+  for s in (got["all"], got["by_domain"]["gym"]):
+    assert (s["low"], s["high"]) == (None, None)
+  got = evaluate.summary(alone + prompt("a/1", "fff"))
+  a, b = (got["by_domain"]["gym"]["by_task"][name] for name in "ab")
+  assert (b["low"], b["high"]) == (None, None)
+  assert a["low"] < a["high"] and got["all"]["low"] < got["all"]["high"]
+  json.dumps(got, allow_nan=False)
+
+
 def test_tasks_of_one_name_in_two_domains_are_two():
   got = evaluate.summary(prompt("a/0", "p") + prompt("a/1", "f", domain="math"))
   assert got["by_domain"]["gym"]["by_task"]["a"]["pass_at_k"]["1"] == 1.0
@@ -334,7 +346,8 @@ def test_summary_of_anything(prompts, random):
   assert all(0.0 <= x <= 1.0 for x in got["majority_at_k"].values())
   one = pytest.approx(passed[0], abs=1e-6)
   assert got["majority_at_k"]["1"] == one == got["mean_score"]
-  assert got["low"] - 1e-6 <= passed[0] <= got["high"] + 1e-6
+  if len(prompts) > 1:
+    assert got["low"] - 1e-6 <= passed[0] <= got["high"] + 1e-6
   assert np.mean(evaluate.rates(records)) == one
   random.shuffle(records)  # nothing depends on their order but the draws'
   again = all_of(records)

@@ -20,6 +20,7 @@ from brorl_jax.main import (
   exporting,
   folder,
   leaks,
+  reporting,
   settings,
   trained,
 )
@@ -177,6 +178,20 @@ def test_greedy_samples_are_all_the_same(tmp_path):
   records = metrics.read_lines(tmp_path / "run" / "eval" / "records.jsonl")
   for _, mine in itertools.groupby(records, lambda r: r["id"]):
     assert len({(r["answer"], r["tokens"]) for r in mine}) == 1
+
+
+def test_one_prompt_is_enough_and_has_no_interval(tmp_path, capsys):
+  a = problems(tmp_path / "a.jsonl", [5])
+  b = problems(tmp_path / "b.jsonl", [9], prefix="b")
+  changes = {"data.files": (a,), "data.heldout_files": (b,)}
+  changes |= {"domains.gym.weight": 0.0, "prompt_tokens": 80}
+  run(tmp_path / "e", **changes)
+  text = (tmp_path / "e" / "eval" / "summary.json").read_text()
+  said = json.loads(text)["all"]
+  assert (said["prompts"], said["low"], said["high"]) == (1, None, None)
+  assert "NaN" not in text
+  assert "nan" not in capsys.readouterr().out.lower()
+  reporting.run([tmp_path / "e"])
 
 
 # ------------------------------------------------------------------ killed

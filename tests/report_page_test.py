@@ -255,7 +255,7 @@ def shown(table, data, row):
 def test_each_column_of_the_tables_shows_its_number(data):
   """Run a ends with all but four of ten samples right, in step 3."""
   last = data["runs"][0]["evaluations"][-1]
-  gym, math = (last["summary"]["by_domain"][d] for d in ("gym", "math"))
+  gym = last["summary"]["by_domain"]["gym"]
   (row,) = [
     i
     for i, one in enumerate(data["rows"])
@@ -274,7 +274,7 @@ def test_each_column_of_the_tables_shows_its_number(data):
     "hours": "4.2",
     "CPU-hours": "1.5",
     "gym": f"62.50 {interval(gym)}",
-    "math": f"75.00 {interval(math)}",
+    "math": "75.00",  # of each of its tasks there is one prompt
     "all prompts": f"70.00 {interval(everything)}",
   }
   assert gym["low"] < 0.625 < gym["high"]
@@ -391,9 +391,12 @@ def test_figure_1_shows_scores_and_intervals(drawn, data):
       else:
         assert line.get_ydata() == y * 2  # from side to side
     for band, run in zip(axis.collections, data["runs"], strict=False):
+      box = band.get_datalim(axis.transData)
+      if domain == "math":  # no task of it has two prompts
+        assert not np.isfinite([box.y0, box.y1]).any()
+        continue
       low = min(100 * of(e)["low"] for e in run["evaluations"])
       high = max(100 * of(e)["high"] for e in run["evaluations"])
-      box = band.get_datalim(axis.transData)
       assert (box.y0, box.y1) == pytest.approx((low, high))
 
 

@@ -90,6 +90,16 @@ def test_table_holds_the_numbers_of_the_run():
   assert len({len(line) - len(line[36:]) for line in lines[:-1]}) == 1
 
 
+def test_one_prompt_has_no_interval(drawn):
+  evaluations, steps = run()
+  for one in evaluations:
+    one |= {"half_width": None, "rates": [one["pass_at_1"]]}
+  drawn[0](evaluations, steps)
+  lines = report.table(evaluations[0], evaluations[-1], steps).splitlines()
+  said = [line.split("  ")[-1].strip() for line in lines]
+  assert said[:3] == ["0.250", "0.490", "+0.240"]
+
+
 def test_table_tells_a_loss_from_a_gain():
   evaluations, steps = run()
   text = report.table(evaluations[-1], evaluations[0], steps)

@@ -52,6 +52,21 @@ def test_the_report_of_two_runs_and_an_evaluation(tmp_path, capsys):
   assert not (b / "report").exists() and not (c / "report").exists()
 
 
+def test_runs_with_one_held_out_prompt(tmp_path, capsys):
+  prompts = {"aime/7": ("math", "aime")}
+  passes = {0: [[0, 1]], 1: [[1, 1]]}
+  a, b = (
+    made.run(tmp_path / name, prompts=prompts, passes=passes) for name in "ab"
+  )
+  reporting.run([a, b])
+  data = json.loads((a / "report" / "report.json").read_text())
+  assert data["tests"] == []
+  assert data["runs"][0]["evaluations"][1]["summary"]["all"]["low"] is None
+  assert "100.00" in capsys.readouterr().out
+  page = (a / "report" / "index.html").read_text()
+  assert "[n/a" not in page and "nan" not in page.lower().split("<img")[0]
+
+
 def test_a_report_is_written_again(tmp_path):
   a = made.run(tmp_path / "a")
   reporting.run([a])

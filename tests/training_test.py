@@ -212,6 +212,20 @@ def test_what_waits_in_host_memory_changes_no_bit(wired, offload, tmp_path):
   assert kinds(again.opt) == {moments}
 
 
+def test_record_of_one_held_out_prompt_has_no_interval(wired, tmp_path):
+  one = {"id": "q", "domain": "math", "task": "m", "tokens": 3, "reason": ""}
+  one |= {"truncated": False, "score": 1.0, "pass": True, "status": "pass"}
+  chunks = [[one | {"sample": n, "answer": "8"} for n in range(2)]]
+  measure = lambda params, heldout: iter(chunks)
+  c, _, examples, *_ = wired
+  book = record.Record(c, tmp_path, examples, [], lambda step: measure, {}, {})
+  book.start(-1)
+  assert book.evaluate(0, None) == 1.0
+  book.close()
+  (line,) = metrics.read_lines(tmp_path / "eval" / "curve.jsonl")
+  assert (line["pass_at_1"], line["half_width"]) == (1.0, None)
+
+
 def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
   c, policy, examples, judge, _, state, kept, mesh = wired
   heldout = examples.heldout()

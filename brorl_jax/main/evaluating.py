@@ -255,7 +255,7 @@ def table(summary: Mapping[str, Any]) -> str:
       name,
       f"{s['prompts']}",
       f"{s['pass_at_k']['1']:.3f}",
-      f"{s['low']:.3f}-{s['high']:.3f}",
+      "" if s["low"] is None else f"{s['low']:.3f}-{s['high']:.3f}",
       f"{s['pass_at_k'][k]:.3f}",
       f"{s['majority_at_k'][k]:.3f}",
       f"{s['mean_score']:.3f}",

@@ -165,10 +165,10 @@ class Examples:
       raise ValueError(f"config.eval_prompts = {count}: {e}") from None
     for example in made:
       self._render(example)
-    if len(out := out + made) < 2:
+    if not (out := out + made):
       raise ValueError(
-        f"{len(out)} held-out prompts: 2 or more are needed for an interval; "
-        "raise config.eval_prompts, or give more examples"
+        "there is no held-out prompt of a domain whose config.domains weight "
+        "is positive; raise one, or give examples"
       )
     return out
 

@@ -117,7 +117,10 @@ class Record:
     records = [*itertools.chain(*self._measure(step)(params, self._heldout))]
     evaluate.check_judged(records)
     said, rates = evaluate.summary(records), evaluate.rates(records)
-    mean, half = stats.mean_interval(jnp.array(rates))
+    values, half = jnp.array(rates), None
+    mean = float(values.mean())
+    if len(rates) > 1:
+      half = float(stats.mean_interval(values)[1])
     by_family = {
       task: numbers["pass_at_k"]["1"]
       for domain in said["by_domain"].values()
@@ -127,17 +130,17 @@ class Record:
     self._curve.write(
       {
         "step": step,
-        "pass_at_1": float(mean),
-        "half_width": float(half),
+        "pass_at_1": mean,
+        "half_width": half,  # of its 95 % interval; one prompt has none
         "by_family": by_family,
         "rates": rates,
         "summary": said,
       }
     )
     shown = {f"eval/pass_at_1/{task}": x for task, x in by_family.items()}
-    shown["eval/pass_at_1"] = float(mean)
+    shown["eval/pass_at_1"] = mean
     self._writer.write_evaluation(step, shown)
-    return float(mean)
+    return mean
 
   def close(self) -> None:
     for file in self._files:

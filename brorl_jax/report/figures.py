@@ -68,8 +68,10 @@ def score(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
     for i, run in enumerate(data["runs"]):
       every = run["evaluations"]
       y = [100 * of(one)["pass_at_k"]["1"] for one in every]
-      low = [100 * of(one)["low"] for one in every]
-      high = [100 * of(one)["high"] for one in every]
+      low, high = (
+        100 * np.array([of(one)[side] for one in every], float)  # None: NaN
+        for side in ("low", "high")
+      )
       look = _look(i, run)
       if run["training"]:
         x = [one["hours"] * scale for one in every]

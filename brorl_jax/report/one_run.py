@@ -35,7 +35,7 @@ def learning_curve(
   )
   x = np.array([e["step"] for e in evaluations])
   mean = np.array([e["pass_at_1"] for e in evaluations])
-  half = np.array([e["half_width"] for e in evaluations])
+  half = np.array([e["half_width"] for e in evaluations], float)  # None: NaN
   left.plot(x, mean, "k-o", lw=2, ms=4, label="mean, 95 % interval", zorder=3)
   for family in evaluations[0]["by_family"]:
     y = [e["by_family"][family] for e in evaluations]
@@ -84,7 +84,9 @@ def table(
     steps: Lines of metrics.jsonl.
   """
   gain = "not known: the held-out prompts changed"
-  if len(before["rates"]) == len(after["rates"]):
+  if len(before["rates"]) == len(after["rates"]) == 1:
+    gain = f"{after['rates'][0] - before['rates'][0]:+.3f}"
+  elif len(before["rates"]) == len(after["rates"]):
     gain = "{:+.3f} +- {:.3f}".format(
       *gain_interval(before["rates"], after["rates"])
     )
@@ -92,7 +94,8 @@ def table(
   tokens_per_s = np.median([s["rollout/tokens_per_s"] for s in steps])
   samples = steps[-1]["data/samples_total"]
   rate = np.mean([s["sampling/pass_rate"] for s in steps])
-  interval = lambda e: f"{e['pass_at_1']:.3f} +- {e['half_width']:.3f}"
+  half = lambda x: "" if x is None else f" +- {x:.3f}"
+  interval = lambda e: f"{e['pass_at_1']:.3f}{half(e['half_width'])}"
   rows = (
     ("held-out pass@1 before", interval(before)),
     (f"held-out pass@1 after {steps[-1]['step']} steps", interval(after)),

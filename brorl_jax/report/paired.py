@@ -18,7 +18,7 @@ def tests(
   tasks: Mapping[str, str],
   comparisons: Sequence[Mapping[str, Any]],
 ) -> Iterator[dict[str, Any]]:
-  """The first run against each other, prompt by prompt.
+  """The first run against each other, prompt by prompt; one has no spread.
 
   Args:
     rates: Of an evaluation: pass@1 of each prompt by its id.
@@ -27,7 +27,7 @@ def tests(
   """
   index = {name: i for i, name in enumerate(sorted(set(tasks.values())))}
   cluster = jnp.array([index[task] for task in tasks.values()])
-  for one in comparisons:
+  for one in comparisons if len(tasks) > 1 else ():
     first, *others = one["chosen"]
     for other in others:
       a, b = (

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from brorl_jax.report import cells
 from brorl_jax.report.cells import Cell, Number, Part, Table
 
 _WIDE = 70  # characters of column names, above which a table is turned
@@ -62,19 +63,15 @@ def _label(row: Mapping[str, Any]) -> list[str]:
 
 
 def _score(data: Any, path: tuple[str | int, ...]) -> Cell:
-  """Pass@1 and its interval."""
+  """Pass@1 and its interval, if it has one."""
   low, high = (
     Number((*path, "low"), "percent1"),
     Number((*path, "high"), "percent1"),
   )
-  return [
-    Number((*path, "pass_at_k", "1"), "percent"),
-    "\n[",
-    low,
-    ", ",
-    high,
-    "]",
-  ]
+  score = Number((*path, "pass_at_k", "1"), "percent")
+  if cells.value(low.path, data) is None:
+    return score
+  return [score, "\n[", low, ", ", high, "]"]
 
 
 def _reached(data: Mapping[str, Any]) -> list[Part]:
