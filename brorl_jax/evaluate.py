@@ -124,11 +124,13 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
     prompts, samples  how many; samples are those of each prompt
     pass_at_k         for k = 1, 2, 4, ... and all samples: the probability
                       that one of k samples is right, unbiased
+    mean_at_k         for k = all samples: the share of them that is right,
+                      which is pass_at_k for k = 1 by its other name
     majority_at_k     that the answer which most of k samples give is right:
                       the mean over disjoint blocks of k samples one after the
                       other. Of tied answers the share that is right; empty
                       ones do not vote; where nobody votes it is wrong.
-    mean_score        of the verifiers' own numbers
+    mean_score        of the verifiers' own numbers, where parts may count
     low, high         95 % percentile bootstrap interval of pass@1: prompts
                       drawn anew within tasks; None if no task has two. Below
                       some 20 prompts it is too narrow, and it has no width
@@ -218,6 +220,7 @@ def _said(
     "prompts": int(here.sum()),
     "samples": samples,
     "pass_at_k": dict(zip(map(str, ks), passed, strict=True)),
+    "mean_at_k": {str(samples): passed[0]},
     "majority_at_k": dict(zip(map(str, ks), majority, strict=True)),
     "mean_score": score,
     "low": low,

@@ -216,6 +216,7 @@ def test_summary_by_hand():
   counts = [(s["prompts"], s["samples"]) for s in (a, b, domain, everything)]
   assert counts == [(2, 4), (1, 4), (3, 4), (4, 4)]
   assert everything["mean_score"] == pytest.approx(7 / 16)
+  assert everything["mean_at_k"] == pytest.approx({"4": 7 / 16})
   assert everything["tokens_mean"] == 3.5
   assert everything["truncated_fraction"] == 0.25
   assert everything["invalid"] == 0
@@ -226,6 +227,7 @@ def test_a_score_is_not_a_pass():
   records = prompt("a/0", "ff", score=0.75) + prompt("a/1", "ff", score=0.25)
   got = all_of(records)
   assert got["mean_score"] == 0.5 and got["pass_at_k"]["1"] == 0.0
+  assert got["mean_at_k"] == {"2": 0.0}
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 5, 6])

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from brorl_jax import checkpoints, hf, metrics, sampler, sharding
+from brorl_jax import checkpoints, evaluate, hf, metrics, sampler, sharding
 from brorl_jax.main import (
   evaluating,
   exporting,
@@ -132,7 +132,8 @@ def test_the_table_shows_the_summary(whole, capsys):
   workdir, _ = whole
   said = json.loads((workdir / "eval" / "summary.json").read_text())
   head, everything, domain, *tasks = evaluating.table(said).splitlines()
-  names = "prompts pass@1 95 % pass@4 majority@4 score tokens cut invalid"
+  names = "prompts pass@1=mean@4 95 % pass@4 majority@4 score tokens cut "
+  names += "invalid"
   assert " ".join(head.split()) == names
   assert domain.split()[0] == "gym" and len(tasks) == 3
   for line, s in (
@@ -151,6 +152,15 @@ def test_the_table_shows_the_summary(whole, capsys):
       "0",
     ]
   assert len({len(line) for line in (head, everything, domain, *tasks)}) == 1
+
+
+def test_the_table_of_one_sample_says_everything_once(whole):
+  records = metrics.read_lines(whole[0] / "eval" / "records.jsonl")
+  said = evaluate.summary([r for r in records if r["sample"] == 0])
+  head, line, *_ = evaluating.table(said).splitlines()
+  names = "prompts pass@1 95 % score tokens cut invalid"
+  assert " ".join(head.split()) == names
+  assert len(line.split()) == 1 + len(names.split()) - 1
 
 
 def test_the_same_command_again_samples_nothing(whole, monkeypatch, capsys):

@@ -248,7 +248,11 @@ def table(summary: Mapping[str, Any]) -> str:
     sides.append((domain, numbers))
     sides += [(f"  {task}", s) for task, s in numbers["by_task"].items()]
   k = max(summary["all"]["pass_at_k"], key=int)
-  head = ("", "prompts", "pass@1", "95 %", f"pass@{k}", f"majority@{k}")
+  # One sample is all that there is to it: pass@1 = mean@1 = majority@1.
+  more = ("pass_at_k", "majority_at_k") if k != "1" else ()
+  named = "pass@1" if k == "1" else f"pass@1=mean@{k}"
+  head = ("", "prompts", named, "95 %")
+  head += tuple(f"{name.removesuffix('_at_k')}@{k}" for name in more)
   rows = [(*head, "score", "tokens", "cut", "invalid")]
   rows += [
     (
@@ -256,8 +260,7 @@ def table(summary: Mapping[str, Any]) -> str:
       f"{s['prompts']}",
       f"{s['pass_at_k']['1']:.3f}",
       "" if s["low"] is None else f"{s['low']:.3f}-{s['high']:.3f}",
-      f"{s['pass_at_k'][k]:.3f}",
-      f"{s['majority_at_k'][k]:.3f}",
+      *(f"{s[which][k]:.3f}" for which in more),
       f"{s['mean_score']:.3f}",
       f"{s['tokens_mean']:,.1f}",
       f"{s['truncated_fraction']:.1%}",

@@ -41,8 +41,9 @@ def main(data: Mapping[str, Any]) -> Table:
       ]
     )
   caption = [
-    "Scores are pass@1 in percent, with their 95 % bootstrap intervals over "
-    "prompts; a domain is the mean over its tasks. Prompts are those that a "
+    "Scores are pass@1 in percent, the mean over all samples of a prompt "
+    "(mean@k), with their 95 % bootstrap intervals over prompts; a domain is "
+    "the mean over its tasks. Prompts are those that a "
     "step trains on; samples, in thousands, all that were generated. Hours are "
     "those of steps and saving, with compilation and without evaluations; "
     "CPU-hours those of the process, where they were recorded.",
