@@ -48,6 +48,24 @@ def test_hours_are_those_of_steps_and_of_saving():
   assert [e["tokens"] for e in spent] == [0, 160, 480]
 
 
+def test_equal_time_leaves_out_compiling():
+  """Half an hour in each step of a: 1.5, 2.1 and 2.7 net hours of 4.2."""
+  lines = made.metric_lines(3)
+  for line in lines:
+    line["time/compile_s"] = 1800.0
+  # Older lines have none.
+  fast = run("b", FASTER, lines=made.metric_lines(2, step_s=1800.0))
+  data = numbers(run("a", lines=lines), fast)
+  spent = data["runs"][0]["evaluations"]
+  assert [e["hours"] for e in spent] == pytest.approx([0.0, 2.0, 4.2])
+  assert [e["net_hours"] for e in spent] == pytest.approx([0.0, 1.5, 2.7])
+  assert [e["net_hours"] for e in data["runs"][1]["evaluations"]] == (
+    pytest.approx([0.0, 1.0, 1.55])
+  )
+  # With what it compiled, the first would have nothing but its start.
+  assert chosen(data, "equal time") == [1, 2]
+
+
 def test_cpu_hours_are_known_only_if_every_step_has_them():
   lines = made.metric_lines(3)
   del lines[1]["time/cpu_s"]
@@ -66,7 +84,7 @@ def test_equal_time_is_the_last_that_all_reached():
   fast = run("fast", FASTER, lines=made.metric_lines(2, step_s=1800.0))
   data = numbers(slow, fast)
   time, *_ = data["comparisons"]
-  assert (time["key"], time["reach"]) == ("hours", pytest.approx(1.55))
+  assert (time["key"], time["reach"]) == ("net_hours", pytest.approx(1.55))
   # The slow one had its second evaluation after 2 h.
   assert chosen(data, "equal time") == [0, 2]
   # 1.5 and 1.0 CPU-hours: the slow one had .5 before.
@@ -117,7 +135,7 @@ def test_rows_of_other_starts_and_of_an_evaluation():
   c = data["runs"][2]
   assert c["evaluated"] == "x" and c["throughput"] is None and c["finished"]
   spent = c["evaluations"][0]
-  assert {spent[k] for k in ("step", "hours", "cpu_hours", "samples")} == {None}
+  assert {spent[k] for k in ("step", "hours", *compare.EQUAL)} == {None}
 
 
 def test_a_run_that_has_not_ended_says_so():

@@ -403,7 +403,7 @@ def test_figure_1_shows_scores_and_intervals(drawn, data):
 def test_figure_4_ends_where_all_runs_reached(drawn, data):
   out, _ = drawn
   for name, key, scale in (
-    ("tasks_by_time.png", "hours", 1.0),
+    ("tasks_by_time.png", "net_hours", 1.0),
     ("tasks_by_samples.png", "samples", 1e-3),
   ):
     (reach,) = [c["reach"] for c in data["comparisons"] if c["key"] == key]
@@ -420,6 +420,15 @@ def test_figure_4_ends_where_all_runs_reached(drawn, data):
   assert line.get_xdata() == pytest.approx([0, 2, reach])
   assert line.get_ydata() == pytest.approx([25, 50, end])
   assert list(line.get_markevery()) == [0, 1]
+
+
+def test_figure_4_asks_for_no_time_with_compiling(data, tmp_path):
+  net = json.loads(json.dumps(data))
+  for run in net["runs"]:
+    for one in run["evaluations"]:
+      one["hours"] = None
+  drawn = figures.trajectories(tmp_path, net, "net_hours")
+  assert "up to the time without compiling that all runs" in drawn.caption
 
 
 def test_pass_at_k_is_that_of_the_last_evaluation(drawn, data):

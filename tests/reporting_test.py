@@ -164,6 +164,23 @@ def test_runs_that_were_measured_otherwise_are_refused(
   assert not (a / "report").exists()
 
 
+def test_a_seed_is_named_rather_than_the_prompts_that_it_makes(tmp_path):
+  a = made.run(tmp_path / "a")
+  b = made.run(tmp_path / "b", prompts=OTHER, seed=1)
+  assert refusal(a, b) == "a and b cannot be compared: seed is 0 and 1"
+
+
+def test_puzzles_of_another_reasoning_gym_are_refused(tmp_path):
+  a, b = made.run(tmp_path / "a"), made.run(tmp_path / "b")
+  about = json.loads((b / "config.json").read_text())
+  about["versions"]["reasoning-gym"] = "0.1.24"
+  (b / "config.json").write_text(json.dumps(about))
+  assert refusal(a, b) == (
+    "a and b cannot be compared: version of reasoning-gym is '0.1.25' and "
+    "'0.1.24'"
+  )
+
+
 def test_prompts_of_one_side_are_counted_and_a_few_named(tmp_path):
   prompts = {f"gcd/heldout/{i}": ("gym", "gcd") for i in range(9)}
   fewer = dict(list(prompts.items())[:4])

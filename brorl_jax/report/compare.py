@@ -12,7 +12,7 @@ from brorl_jax.report import cost, paired
 
 # Runs are compared where all of them have spent, or generated, as much.
 EQUAL = {
-  "hours": "equal time",
+  "net_hours": "equal time",
   "cpu_hours": "equal CPU time",
   "samples": "equal samples",
 }
@@ -125,7 +125,7 @@ def _run(run: Run) -> dict[str, Any]:
   }
 
 
-_UNKNOWN = (*EQUAL, "tokens")
+_UNKNOWN = ("hours", *EQUAL, "tokens")
 
 
 def _at(config: Mapping[str, Any], step: int) -> dict[str, Any]:

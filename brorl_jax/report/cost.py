@@ -12,15 +12,22 @@ def spent(lines: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
   """Step -> what had been spent when it was done.
 
   The time that saving took is part of it. Evaluations are not: how often a run
-  is looked at does not make it slower.
+  is looked at does not make it slower. "net_hours" are those without compiling,
+  which decides between runs of minutes and says nothing of those of days; runs
+  that did not record it are taken to have compiled nothing.
   """
-  hours, cpu = 0.0, 0.0 if all("time/cpu_s" in x for x in lines) else None
-  out = {0: {"hours": 0.0, "cpu_hours": cpu, "samples": 0, "tokens": 0}}
+  hours = net = 0.0
+  cpu = 0.0 if all("time/cpu_s" in x for x in lines) else None
+  nothing = dict.fromkeys(("hours", "net_hours"), 0.0)
+  out = {0: {**nothing, "cpu_hours": cpu, "samples": 0, "tokens": 0}}
   for line in lines:
-    hours += (line["time/step_s"] + line["time/checkpoint_s"]) / _HOUR
+    spent = (line["time/step_s"] + line["time/checkpoint_s"]) / _HOUR
+    hours += spent
+    net += spent - line.get("time/compile_s", 0.0) / _HOUR
     cpu = None if cpu is None else cpu + line["time/cpu_s"] / _HOUR
     out[line["step"]] = {
       "hours": hours,
+      "net_hours": net,
       "cpu_hours": cpu,
       "samples": line["data/samples_total"],
       "tokens": line["data/tokens_total"],

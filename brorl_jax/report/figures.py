@@ -51,7 +51,7 @@ def draw(folder: pathlib.Path, data: Mapping[str, Any]) -> list[Figure]:
       reached = {one["key"] for one in data["comparisons"]}
       out += [
         trajectories(folder, data, key)
-        for key in ("hours", "samples")
+        for key in ("net_hours", "samples")
         if key in reached
       ]
     out.append(pass_at_k(folder, data))
@@ -83,8 +83,9 @@ def score(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   _legend(figure, axes)
   save(figure, folder / "score.png")
   caption = (
-    "Pass@1 of the held-out prompts against the time of steps and saving, with "
-    "95 % bootstrap intervals. Dashed: policies that were only evaluated."
+    "Pass@1 of the held-out prompts against the time of steps and saving, "
+    "compiling included, with 95 % bootstrap intervals. Dashed: policies that "
+    "were only evaluated."
   )
   return Figure(
     "score.png", "Score against time (the paper's Figure 1)", caption
@@ -97,7 +98,9 @@ def trajectories(
   """Figure 4: a panel for each task, as far as all runs reached."""
   panels = data["panels"]
   (reach,) = [c["reach"] for c in data["comparisons"] if c["key"] == key]
-  scale, unit = _time(reach) if key == "hours" else (1e-3, "thousand samples")
+  scale, unit = 1e-3, "thousand samples"
+  if key == "net_hours":
+    scale, unit = _time(reach)
   figure, axes = axes_of(len(panels), height=2.3)
   for axis, panel in zip(axes, panels, strict=True):
     for i, run in enumerate(data["runs"]):
@@ -116,7 +119,8 @@ def trajectories(
       axis.plot(x, y, ms=4, markevery=range(inside.sum()), **_look(i, run))
     axis.set(title=_plain(panel["task"]), xlabel=unit, ylabel="pass@1, %")
   _legend(figure, axes)
-  what = {"hours": "time", "samples": "samples"}[key]
+  what = {"net_hours": "time", "samples": "samples"}[key]
+  aside = {"net_hours": " without compiling", "samples": ""}[key]
   name = f"tasks_by_{what}.png"
   save(figure, folder / name)
   total = sum(map(len, data["tasks"].values()))
@@ -126,8 +130,8 @@ def trajectories(
     else f"the {len(panels)} of {total} tasks in which the runs differ most"
   )
   caption = (
-    f"Pass@1 of {which}, up to the {what} that all runs reached (markers are "
-    "evaluations; a line ends on its way to the next); each panel has a scale "
+    f"Pass@1 of {which}, up to the {what}{aside} that all runs reached "
+    "(markers are evaluations; a line ends on its way to the next); each panel has a scale "
     "of its own."
   )
   return Figure(name, f"Tasks on equal {what} (the paper's Figure 4)", caption)

@@ -45,8 +45,9 @@ def main(data: Mapping[str, Any]) -> Table:
     "(mean@k), with their 95 % bootstrap intervals over prompts; a domain is "
     "the mean over its tasks. Prompts are those that a "
     "step trains on; samples, in thousands, all that were generated. Hours are "
-    "those of steps and saving, with compilation and without evaluations; "
-    "CPU-hours those of the process, where they were recorded.",
+    "those of steps and saving, with compiling and without evaluations; "
+    "CPU-hours those of the process, without compiling, where they were "
+    "recorded. Equal time is that of steps and saving without compiling.",
     *_reached(data),
   ]
   title = "Table 1. Cost and score of each run"
@@ -82,7 +83,8 @@ def _reached(data: Mapping[str, Any]) -> list[Part]:
     if one["key"] is not None:
       kind = "count" if one["key"] == "samples" else "hours"
       reach = Number(("comparisons", i, "reach"), kind)
-      unit = {"cpu_hours": "CPU-hours"}.get(one["key"], one["key"])
+      units = {"net_hours": "hours", "cpu_hours": "CPU-hours"}
+      unit = units.get(one["key"], one["key"])
       parts += ["; " if parts else " Compared are last evaluations by "]
       parts += [reach, f" {unit} ({one['at']})"]
   return [*parts, ", which all runs reached."] if parts else []
