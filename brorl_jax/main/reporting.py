@@ -87,6 +87,9 @@ def _differences(first: Read, other: Read) -> Iterator[str]:
     yield f"they have {samples[0]} and {samples[1]} samples per prompt"
   for field in ("eval_temperature", "eval_top_p"):
     yield from _field(first, other, field)
+  made = [_made(one) for one in (first, other)]
+  if all(made):  # another seed makes other prompts: its cause comes first
+    yield from _field(first, other, "seed")
   yield from _sets("task", *({*one.prompts.values()} for one in (first, other)))
   yield from _sets("held-out prompt", {*first.prompts}, {*other.prompts})
   moved = [i for i, where in first.prompts.items() if other.prompts[i] != where]
@@ -96,19 +99,22 @@ def _differences(first: Read, other: Read) -> Iterator[str]:
       f"prompt {i} belongs to {'/'.join(first.prompts[i])} and to "
       f"{'/'.join(other.prompts[i])}"
     )
-  yield from _texts(first, other)
+  yield from _texts(first, other, made[0])
 
 
-def _texts(first: Read, other: Read) -> Iterator[str]:
+def _made(one: Read) -> set[str]:
+  """Tasks whose puzzles are made: their ids say so, and number them."""
+  return {
+    t for i, (_, t) in one.prompts.items() if i.startswith(f"{t}/heldout/")
+  }
+
+
+def _texts(first: Read, other: Read, made: set[str]) -> Iterator[str]:
   """Where prompts of the same ids have other texts."""
   for domain in sorted({domain for domain, _ in first.prompts.values()}):
     yield from _field(first, other, f"domains.{domain}.instruction")
-  # Puzzles that are made are named by a number, and are what these make of it.
-  made = {
-    t for i, (_, t) in first.prompts.items() if i.startswith(f"{t}/heldout/")
-  }
+  # Puzzles that are made are what the seed and these make of their number.
   if made:
-    yield from _field(first, other, "seed")
     yield from _field(first, other, "version of reasoning-gym")
     both = {*first.run.config, *other.run.config}
     for field in sorted(both):
