@@ -52,13 +52,7 @@ class JsonLines:
     path.parent.mkdir(parents=True, exist_ok=True)
     self.steps = []
     if path.exists():
-      try:
-        kept = [line for line in read_lines(path) if line["step"] <= after]
-      except (KeyError, TypeError):
-        raise Damaged(
-          f"{path} has a line without a step; bring it back as it was, or "
-          "choose another workdir"
-        ) from None
+      kept = [line for line in read_lines(path) if line["step"] <= after]
       self.steps = [line["step"] for line in kept]
       part = path.with_suffix(".part")
       part.write_text("".join(json.dumps(line) + "\n" for line in kept))

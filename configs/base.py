@@ -225,7 +225,8 @@ def data() -> ml_collections.ConfigDict:
   c = ml_collections.ConfigDict()
   c.files = ()  # jsonl or parquet
   # Files that are not trained on; without any, one example in heldout_one_in of
-  # the files above, by a hash of its text, is held out.
+  # the files above, by a hash of its text, is held out. --mode=evaluate may
+  # have these alone.
   c.heldout_files = ()
   c.heldout_one_in = 10
   c.skip_bad = False  # lines that are wrong are left out and counted

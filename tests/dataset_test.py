@@ -546,3 +546,20 @@ def test_the_documented_limits_are_the_enforced_ones():
   text = " ".join((dataset.__doc__ or "").split())
   assert "at most 1 MB and 16 levels" in text
   assert (strict.MAX_LINE, strict.MAX_DEPTH) == (10**6, 16)
+
+
+def test_file_digests_change_with_any_byte(tmp_path, monkeypatch):
+  one, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
+  one.write_bytes(b"x\n")
+  other.write_bytes(b"x\n")
+  monkeypatch.chdir(tmp_path)
+  before = dataset.file_digests("*.jsonl")
+  assert list(before) == [str(one), str(other)]
+  assert len({*before.values()}) == 1
+  other.write_bytes(b"x \n")
+  after = dataset.file_digests(["a.jsonl", str(other)])
+  assert after[str(one)] == before[str(one)]
+  assert after[str(other)] != before[str(other)]
+  other.unlink()
+  with pytest.raises(DataError, match=r"b\.jsonl: there is no such file"):
+    dataset.file_digests(str(other))

@@ -280,6 +280,7 @@ def test_transformers_generates_with_an_exported_run(start, whole, tmp_path):
   process = start(tmp_path / "out", mode="export", checkpoint=whole[0])
   _, err = process.communicate(timeout=120)
   assert process.returncode == 0, err
+  assert (tmp_path / "out" / "trained_on.json").exists()  # does not disturb
   text = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
   model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
   policy, params = hf.load(tmp_path / "out")

@@ -89,7 +89,8 @@ def make_run(workdir, steps, **changes):
   """The folder of a run with checkpoints that differ from each other."""
   c = config(**changes)
   workdir.mkdir(exist_ok=True)
-  folder.write_config(c, workdir)
+  files = dataset.file_digests(c.data.files) if c.data.files else {}
+  folder.write_config(c, workdir, files=files)
   _, params = hf.load(settings.ASSETS)
   store = checkpoints.Store(workdir / "checkpoints", keep=9)
   for step in steps:
@@ -450,7 +451,15 @@ def problems(path, numbers, *, prefix="q", domain="math"):
   return str(path)
 
 
-def run_on(workdir, *files, held_out=(), one_in=10, earlier=(), gym_weight=0.0):
+def run_on(
+  workdir,
+  *files,
+  held_out=(),
+  one_in=10,
+  earlier=(),
+  gym_weight=0.0,
+  digests=True,
+):
   """config.json of a run that was trained on files."""
   workdir.mkdir()
   for some in (*earlier, files):
@@ -458,8 +467,17 @@ def run_on(workdir, *files, held_out=(), one_in=10, earlier=(), gym_weight=0.0):
     c.domains.gym.weight = gym_weight
     c.data.files, c.data.heldout_files = tuple(some), tuple(held_out)
     c.data.heldout_one_in = one_in
-    folder.write_config(c, workdir)
+    there = [path for path in some if os.path.exists(path)]
+    files = dict.fromkeys(some, "not there any more")
+    files |= dataset.file_digests(there) if there else {}
+    folder.write_config(c, workdir, **({"files": files} if digests else {}))
   return workdir
+
+
+def refuse(run, evaluated):
+  return leaks.refuse(
+    trained.starts(trained.Trained(settings.ASSETS, run)), evaluated
+  )
 
 
 def held(path, which=slice(None)):
@@ -472,22 +490,22 @@ def test_a_prompt_that_a_run_trained_on_is_refused_by_id_and_by_text(tmp_path):
   trained_on = run_on(tmp_path / "run", a, held_out=["b.jsonl"])
   for i in range(40):  # with held-out files, all of these are trained on
     with pytest.raises(ValueError, match=f"id 'q-{i}' is also in"):
-      leaks.refuse(trained_on, held(a, slice(i, i + 1)))
+      refuse(trained_on, held(a, slice(i, i + 1)))
   fine = problems(tmp_path / "c.jsonl", range(100, 110), prefix="c")
-  assert leaks.refuse(trained_on, held(fine)) == []
+  assert refuse(trained_on, held(fine)) == []
   same_id = problems(tmp_path / "d.jsonl", range(7, 8), prefix="q")
   (tmp_path / "d.jsonl").write_text(
     (tmp_path / "d.jsonl").read_text().replace("What is 7", "How much is 7")
   )
   with pytest.raises(ValueError) as error:
-    leaks.refuse(trained_on, held(same_id))
+    refuse(trained_on, held(same_id))
   assert str(error.value) == (
     f"the training of {trained_on} had this prompt: {same_id}, line 1, held "
     f"out: id 'q-7' is also in {a}, line 8, trained on; remove it from one"
   )
   same_text = problems(tmp_path / "e.jsonl", (200, 9), prefix="e")
   with pytest.raises(ValueError) as error:
-    leaks.refuse(trained_on, held(same_text))
+    refuse(trained_on, held(same_text))
   assert str(error.value) == (
     f"the training of {trained_on} had this prompt: {same_text}, line 2, held "
     f"out: asks the same as {a}, line 10, trained on; remove it from one"
@@ -499,10 +517,10 @@ def test_its_own_held_out_part_may_be_evaluated_and_no_other(tmp_path):
   trained_on = run_on(tmp_path / "run", a, one_in=3)
   data = dataset.read(a)
   _, mine = heldout.split(data, one_in=3)
-  assert leaks.refuse(trained_on, mine) == []
+  assert refuse(trained_on, mine) == []
   _, other = heldout.split(data, one_in=4)
   with pytest.raises(ValueError, match=r"id 'q-\d+' is also in .*trained on"):
-    leaks.refuse(trained_on, other)
+    refuse(trained_on, other)
 
 
 def test_files_of_earlier_starts_count_too(tmp_path):
@@ -510,7 +528,7 @@ def test_files_of_earlier_starts_count_too(tmp_path):
   b = problems(tmp_path / "b.jsonl", range(50, 60), prefix="b")
   trained_on = run_on(tmp_path / "run", b, held_out=["x.jsonl"], earlier=[[a]])
   with pytest.raises(ValueError, match="id 'a-0' is also in"):
-    leaks.refuse(trained_on, held(a))
+    refuse(trained_on, held(a))
 
 
 def test_files_that_are_gone_are_named_and_do_not_stop_it(tmp_path):
@@ -518,12 +536,12 @@ def test_files_that_are_gone_are_named_and_do_not_stop_it(tmp_path):
   gone = str(tmp_path / "gone.jsonl")
   trained_on = run_on(tmp_path / "run", gone, a, held_out=["x.jsonl"])
   c = held(problems(tmp_path / "c.jsonl", range(90, 95), prefix="c"))
-  assert leaks.refuse(trained_on, c) == [
+  assert refuse(trained_on, c) == [
     f"not compared with the training of {trained_on}: {gone}: there is no "
     "such file"
   ]
   with pytest.raises(ValueError, match="id 'a-0' is also in"):
-    leaks.refuse(trained_on, held(a))
+    refuse(trained_on, held(a))
 
 
 def test_stored_puzzles_that_a_run_may_have_drawn_are_refused(tmp_path):
@@ -534,12 +552,12 @@ def test_stored_puzzles_that_a_run_may_have_drawn_are_refused(tmp_path):
   with pytest.raises(
     ValueError, match="there, held out: may be drawn for trai"
   ):
-    leaks.refuse(trained_on, generated)
+    refuse(trained_on, generated)
   # Of another seed, by the same generator: the split holds for all of them.
   other = gym.heldout([family], per_family=30, seed=11)
-  assert leaks.refuse(trained_on, dataset.Data(other, ["h"] * 30)) == []
+  assert refuse(trained_on, dataset.Data(other, ["h"] * 30)) == []
   # A run without puzzles, or with stored ones alone, has drawn none.
-  assert leaks.refuse(run_on(tmp_path / "b"), generated) == []
+  assert refuse(run_on(tmp_path / "b"), generated) == []
   stored = [
     {"id": f"s-{i}", "domain": "gym", "entry": p.entry, "prompt": p.question}
     for i, p in enumerate(other)
@@ -549,9 +567,9 @@ def test_stored_puzzles_that_a_run_may_have_drawn_are_refused(tmp_path):
   trained_on = run_on(
     tmp_path / "c", str(path), held_out=["x.jsonl"], gym_weight=1.0
   )
-  assert leaks.refuse(trained_on, generated) == []
+  assert refuse(trained_on, generated) == []
   with pytest.raises(ValueError, match="h, held out: asks the same as"):
-    leaks.refuse(trained_on, dataset.Data(other, ["h"] * 30))
+    refuse(trained_on, dataset.Data(other, ["h"] * 30))
 
 
 def test_the_command_refuses_what_a_run_was_trained_on(tmp_path, capsys):
@@ -570,6 +588,111 @@ def test_the_command_refuses_what_a_run_was_trained_on(tmp_path, capsys):
   run(tmp_path / "f", **changes | {"data.heldout_one_in": 4})
   said = f"not compared with the training of {training}: {a}: there is no such"
   assert said in capsys.readouterr().out
+
+
+def test_a_file_that_was_edited_after_training_is_refused(tmp_path):
+  a = problems(tmp_path / "a.jsonl", range(10))
+  trained_on = run_on(tmp_path / "run", a, held_out=["x.jsonl"])
+  c = held(problems(tmp_path / "c.jsonl", range(2, 3), prefix="c"))
+  with pytest.raises(ValueError, match="asks the same as"):
+    refuse(trained_on, c)
+  for damage in (
+    lambda: problems(tmp_path / "a.jsonl", range(5, 10)),
+    lambda: (tmp_path / "a.jsonl").write_text(""),
+  ):
+    damage()
+    with pytest.raises(ValueError) as error:
+      refuse(trained_on, c)
+    assert str(error.value) == (
+      f"{a} is not what {trained_on} was trained on: it was changed since; "
+      "bring it back as it was, so that held-out prompts can be compared"
+    )
+
+
+def test_files_that_came_later_were_not_trained_on(tmp_path):
+  problems(tmp_path / "a.jsonl", range(10), prefix="a")
+  c = config(**{"data.files": (str(tmp_path / "*.jsonl"),)})
+  (tmp_path / "run").mkdir()
+  files = dataset.file_digests(c.data.files)
+  folder.write_config(c, tmp_path / "run", files=files)
+  b = held(problems(tmp_path / "b.jsonl", range(20, 30), prefix="b"))
+  assert refuse(tmp_path / "run", b) == []
+
+
+def test_all_of_the_files_of_an_older_run_counts(tmp_path):
+  """Which part it held out, and what the files were, is not known."""
+  a = problems(tmp_path / "a.jsonl", range(60))
+  trained_on = run_on(tmp_path / "run", a, one_in=3, digests=False)
+  _, mine = heldout.split(dataset.read(a), one_in=3)
+  with pytest.raises(ValueError, match=r"may have had this prompt: .*trained"):
+    refuse(trained_on, mine)
+  c = held(problems(tmp_path / "c.jsonl", range(90, 95), prefix="c"))
+  assert refuse(trained_on, c) == [
+    f"not compared with the training of {trained_on}: its files as they were, "
+    "of which it kept no digests"
+  ]
+
+
+def test_what_an_exported_policy_was_trained_on_is_refused(tmp_path):
+  a = problems(tmp_path / "a.jsonl", range(60))
+  changes = {"data.files": (a,), "domains.gym.weight": 0.0}
+  changes |= {"data.heldout_one_in": 3, "prompt_tokens": 80}
+  training = make_run(tmp_path / "training", [3], **changes)
+  exporting.run(config(checkpoint=str(training)), tmp_path / "policy")
+  changes["checkpoint"] = str(tmp_path / "policy")
+  line = refused(tmp_path / "e", **changes | {"data.heldout_one_in": 4})
+  assert line.startswith(f"the training of {training} had this prompt: {a}, li")
+  # What was trained further knows what it began with, exported again or not.
+  b = problems(tmp_path / "b.jsonl", range(100, 160), prefix="b")
+  changes["data.files"] = (b,)
+  further = make_run(tmp_path / "further", [3], **changes)
+  exporting.run(config(checkpoint=str(further)), tmp_path / "again")
+  both = [str(further), str(training)]
+  for run_or_policy in (further, tmp_path / "again"):
+    starts = trained.starts(trained.locate(str(run_or_policy)))
+    assert [start.run for start in starts] == both
+  (tmp_path / "policy" / "trained_on.json").write_text('{"starts": [7]}')
+  line = refused(tmp_path / "e", **changes | {"checkpoint": str(further)})
+  assert line == (
+    f"{tmp_path / 'policy' / 'trained_on.json'} is not as --mode=export "
+    "writes it"
+  )
+
+
+def test_an_evaluation_needs_no_files_to_train_on(tmp_path, capsys):
+  a = problems(tmp_path / "a.jsonl", range(4))
+  changes = {"data.heldout_files": (a,), "domains.gym.weight": 0.0}
+  changes |= {"prompt_tokens": 80}
+  run(tmp_path / "e", **changes)
+  assert "files: none to train on; held out 4;" in capsys.readouterr().out
+  records = metrics.read_lines(tmp_path / "e" / "eval" / "records.jsonl")
+  assert {r["id"] for r in records} == {f"q-{i}" for i in range(4)}
+  # Against what the policy was trained on.
+  b = problems(tmp_path / "b.jsonl", range(3, 9), prefix="b")
+  trained_on = {"data.files": (b,), "domains.gym.weight": 0.0}
+  trained_on["data.heldout_files"] = ("x.jsonl",)
+  training = make_run(tmp_path / "training", [3], **trained_on)
+  line = refused(tmp_path / "f", **changes, checkpoint=str(training))
+  assert line.endswith(
+    f"asks the same as {b}, line 1, trained on; remove it from one"
+  )
+  # Other held-out prompts are another evaluation.
+  problems(tmp_path / "a.jsonl", range(5))
+  assert refused(tmp_path / "e", **changes).startswith("the run's data has ch")
+
+
+def test_stored_puzzles_are_evaluated_as_they_are(tmp_path):
+  family = gym.Family("gcd", {"min_value": 1, "max_value": 40})
+  some = [gym.puzzle(family, "train", i, seed=11) for i in range(3)]
+  lines = [
+    {"id": f"s-{i}", "domain": "gym", "entry": p.entry, "prompt": p.question}
+    for i, p in enumerate(some)
+  ]
+  path = tmp_path / "stored.jsonl"
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  run(tmp_path / "e", **{"data.heldout_files": (str(path),)})
+  records = metrics.read_lines(tmp_path / "e" / "eval" / "records.jsonl")
+  assert {r["id"] for r in records} == {"s-0", "s-1", "s-2"}
 
 
 def test_what_a_checkpoint_names(tmp_path):

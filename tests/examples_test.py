@@ -226,6 +226,7 @@ def test_heldout_files_must_not_be_trained_on(tmp_path):
   other.write_text("".join(json.dumps(r) + "\n" for r in records[50:]))
   held = {"data.heldout_files": (str(other),)}
   some = from_file(tmp_path / "sums.jsonl", records[:50], **held)
+  assert some.files == dataset.file_digests(str(tmp_path / "sums.jsonl"))
   assert len(some._train["gym"]) == 50
   assert [e.id for e in some.heldout()] == [f"sum-{i}" for i in range(50, 54)]
   with pytest.raises(ValueError, match=r"held\.jsonl.*sum-5\d.*sums\.jsonl"):

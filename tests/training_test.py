@@ -33,6 +33,7 @@ from brorl_jax.main import (
 from brorl_jax.main.examples import Examples
 from brorl_jax.main.scoring import Judge
 from brorl_jax.rl import advantages, lr_scaling, stats
+from brorl_jax.tasks import dataset
 from brorl_jax.types import Groups, Prompts, Rollouts
 from configs import base
 
@@ -210,6 +211,24 @@ def test_what_waits_in_host_memory_changes_no_bit(wired, offload, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, again, state)
   assert kinds(again.reference) == {sharding.HOST}
   assert kinds(again.opt) == {moments}
+
+
+def test_a_run_records_the_files_that_it_trains_on(tmp_path, monkeypatch):
+  path = tmp_path / "a.jsonl"
+  lines = [
+    {"id": f"q-{i}", "domain": "math", "prompt": f"{i} + 5?", "answer": f"{i}"}
+    for i in range(40)
+  ]
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  mesh = jax.make_mesh(
+    (1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+  )
+  monkeypatch.setattr(sharding, "make_mesh", lambda data, model: mesh)
+  c = config(prompt_tokens=80)
+  c.data.files, c.domains.gym.weight = (str(path),), 0.0
+  parts = training._parts(c, tmp_path / "run", allow_change=False)
+  parts.judge.close()
+  assert parts.found["files"] == dataset.file_digests(str(path))
 
 
 def test_record_of_one_held_out_prompt_has_no_interval(wired, tmp_path):

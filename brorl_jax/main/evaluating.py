@@ -73,7 +73,7 @@ def measure(
 
 def run(c: Config, workdir: pathlib.Path) -> None:
   """Writes eval/records.jsonl, chunk by chunk, and eval/summary.json."""
-  settings.check_training(c)
+  settings.check_evaluation(c)
   folder.check(c, workdir, allow_change=False, mode="evaluate")
   logging.set_verbosity(logging.ERROR)  # orbax tells of every file it opens
   try:
@@ -126,8 +126,7 @@ def _parts(c: Config, workdir: pathlib.Path) -> _Parts:
   examples = Examples(c, text)
   examples.refuse_changes(folder.said(workdir, "data"))
   heldout, says = examples.heldout(), examples.says
-  if which.run is not None:
-    says = says + leaks.refuse(which.run, examples.placed(heldout))
+  leaked = leaks.refuse(trained.starts(which), examples.placed(heldout))
   # Last, because it takes longest.
   policy, params, step = trained.load(which, mesh, dtype=c.dtype)
   evaluated = {
@@ -142,7 +141,11 @@ def _parts(c: Config, workdir: pathlib.Path) -> _Parts:
       f"one of {_told(evaluated)}; choose another"
     )
   judge = Judge(c, examples)
-  says = [*says, f"{_told(evaluated)}: {len(heldout)} prompts x {c.eval_n}"]
+  says = [
+    *says,
+    *leaked,
+    f"{_told(evaluated)}: {len(heldout)} prompts x {c.eval_n}",
+  ]
   return _Parts(
     params,
     heldout,

@@ -3,7 +3,7 @@
 import collections
 import functools
 import importlib.metadata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
@@ -36,6 +36,13 @@ def families(c: Config) -> list[gym.Family]:
   return out
 
 
+def _by_domain(some: Iterable[Example]) -> dict[str, list[Example]]:
+  out = collections.defaultdict[str, list[Example]](list)
+  for example in some:
+    out[example.domain].append(example)
+  return dict(out)
+
+
 class Examples:
   """Prompts of a run: generated puzzles, and examples from files.
 
@@ -43,6 +50,7 @@ class Examples:
     stop_ids: Tokens that end a response.
     families: Of the puzzles; none if there are no generated ones.
     domains: Those that are drawn.
+    files: Those to train on by absolute path, each with its digest.
     left_out: Bad lines of the files, each with its place and what is wrong.
     fingerprint: What a run that goes on must find unchanged.
     says: What was read, and what was left out, in lines.
@@ -56,8 +64,12 @@ class Examples:
     self.says: list[str] = []
     self.left_out: list[str] = []
     self._places: dict[str, Place | str] = {}
-    self._train, self._heldout = self._read() if c.data.files else ({}, [])
-    made = c.domains.gym.weight > 0.0 and "gym" not in self._train
+    self.files = dataset.file_digests(c.data.files) if c.data.files else {}
+    given = self.files or c.data.heldout_files
+    self._train, self._heldout = self._read() if given else ({}, [])
+    # An evaluation may have held-out files alone; nothing is drawn from them.
+    stored = self._train or _by_domain(self._heldout)
+    made = c.domains.gym.weight > 0.0 and "gym" not in stored
     self.families = families(c) if made else []
     drawn = [family.name for family in self.families]
     heldout.refuse_drawn(self.placed(self._heldout), drawn)
@@ -65,9 +77,9 @@ class Examples:
       for i in range(_PROBES):
         self._render(gym.puzzle(family, "train", i, seed=c.seed))
     sizes: dict[str, int | None] = {
-      name: len(some) for name, some in self._train.items()
+      name: len(some) for name, some in stored.items()
     }
-    digests = {name: dataset.digest(s) for name, s in self._train.items()}
+    digests = {name: dataset.digest(s) for name, s in stored.items()}
     if made:
       version = importlib.metadata.version("reasoning-gym")
       sizes["gym"], digests["gym"] = None, f"reasoning-gym {version}"
@@ -81,26 +93,25 @@ class Examples:
     """Training examples of each domain, and held-out ones, from the files."""
     data = self._c.data
     read = functools.partial(dataset.read, skip_bad=data.skip_bad)
-    train = read(data.files)
+    train = read(data.files) if data.files else dataset.Data([], [])
     if data.heldout_files:
       held = read(data.heldout_files)
       heldout.refuse_overlap(train, held)
     else:
       train, held = heldout.split(train, one_in=data.heldout_one_in)
     self.left_out = [str(one) for one in (*train.skipped, *held.skipped)]
-    by_domain = collections.defaultdict[str, list[Example]](list)
-    for example in self._fitting(train):
-      by_domain[example.domain].append(example)
+    by_domain = _by_domain(self._fitting(train))
     kept = self._fitting(held)
     for example, place in zip(held.examples, held.places, strict=True):
       self._places[example.id] = place
-    counts = ", ".join(f"{k} {len(v)}" for k, v in sorted(by_domain.items()))
+    counts = [f"{k} {len(v)}" for k, v in sorted(by_domain.items())]
     self.says += [
-      f"files: {counts}; held out {len(kept)}; left out {len(self.left_out)} "
-      f"bad lines; {train.repeats} prompts come more than once",
+      f"files: {', '.join(counts) or 'none to train on'}; held out "
+      f"{len(kept)}; left out {len(self.left_out)} bad lines; {train.repeats} "
+      "prompts come more than once",
       *(f"  left out: {one}" for one in self.left_out[:_SHOWN]),
     ]
-    return dict(by_domain), list(kept)
+    return by_domain, list(kept)
 
   def _fitting(self, data: dataset.Data) -> Sequence[Example]:
     """Those whose prompts are not too long; raises TooLong if that is asked."""

@@ -21,6 +21,7 @@ def run(c: Config, workdir: pathlib.Path) -> None:
   logging.set_verbosity(logging.ERROR)  # orbax tells of every file it opens
   try:
     which = _of_a_run(c.checkpoint)
+    starts = [one._asdict() for one in trained.starts(which)]
     text = tokenizer.Tokenizer(which.source)
     mesh = sharding.make_mesh(data=-1, model=1)  # wherever it was trained
     policy, params, step = trained.load(which, mesh, dtype="float32")
@@ -38,6 +39,9 @@ def run(c: Config, workdir: pathlib.Path) -> None:
   if not generation.exists():  # or transformers would not stop
     ids = {"eos_token_id": list(text.stop_ids), "pad_token_id": text.pad_id}
     generation.write_text(json.dumps(ids, indent=2) + "\n")
+  # So that an evaluation knows what must not be held out from it.
+  told = json.dumps({"starts": starts}, indent=2)
+  (part / trained.TRAINED_ON).write_text(told + "\n")
   part.chmod(0o755)  # mkdtemp lets nobody else in
   part.replace(workdir)  # which is empty, or not there
   print(f"wrote step {step} of {which.run} to {workdir}, {dtype}")

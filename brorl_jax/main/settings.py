@@ -141,9 +141,20 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def check_training(c: Config) -> None:
   """Raises UserError at the first value that cannot work."""
-  _check(c, _training_rules)
+  check_evaluation(c)
+
+  def rules(c: Config) -> Iterator[Rule]:
+    good = not c.data.heldout_files or bool(c.data.files)
+    yield "data.heldout_files", good, "empty without data.files"
+
+  _check(c, rules)
   for since, phase in phases(c)[1:]:
     _check(phase, _training_rules, f"phase from step {since}: ")
+
+
+def check_evaluation(c: Config) -> None:
+  """Raises UserError at the first value that cannot work; trains nothing."""
+  _check(c, _training_rules)
 
 
 def phases(c: Config) -> list[tuple[int, Config]]:
@@ -297,8 +308,6 @@ def _data_rules(c: Config) -> Iterator[Rule]:
   for field in ("files", "heldout_files"):
     good = all(isinstance(path, str) and path for path in c.data[field])
     yield f"data.{field}", good, "paths, as in ('a.jsonl', 'b.parquet')"
-  good = not c.data.heldout_files or bool(c.data.files)
-  yield "data.heldout_files", good, "empty without data.files"
   good = c.data.heldout_one_in >= 2
   yield "data.heldout_one_in", good, "at least 2"
 

@@ -1,6 +1,7 @@
 """What `config.checkpoint` names: weights of a hub, or those of a run."""
 
 import pathlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,8 @@ from jaxtyping import PyTree
 from brorl_jax import architectures, checkpoints, hf, sharding, tokenizer
 from brorl_jax.main.settings import ASSETS
 from brorl_jax.policy import Policy
+
+TRAINED_ON = "trained_on.json"  # beside the weights of an exported run
 
 
 class Trained(NamedTuple):
@@ -46,18 +49,62 @@ def of_a_run(checkpoint: str) -> Trained | None:
   return Trained(_source(run), run, step)
 
 
-def configs(run: pathlib.Path) -> list[dict[str, Any]]:
-  """The configs that a run had, the newest first.
+class Start(NamedTuple):
+  """What one start of a run trained on, as its config.json tells it."""
+
+  run: str
+  files: list[str]  # as its config named them
+  digests: dict[str, str] | None  # by absolute path; older runs have none
+  heldout_one_in: int  # of the prompts of its files; 0: none of them
+  made: list[str]  # tasks of which it may have made puzzles
+
+
+def starts(which: Trained) -> list[Start]:
+  """What led to a policy, as far as it is known, the newest first.
 
   Raises:
-    ValueError: It is no run.
+    ValueError: It is known but cannot be read.
   """
-  path = run / "config.json"
-  record = architectures.read_json(path)
+  out, beside = [], which.source / TRAINED_ON
+  if which.run is not None:
+    path = which.run / "config.json"
+    out = [_start(which.run, one, path) for one in _records(path)]
+  if beside.exists():
+    try:
+      out += [Start(**one) for one in architectures.read_json(beside)["starts"]]
+    except (KeyError, TypeError):
+      raise ValueError(f"{beside} is not as --mode=export writes it") from None
+  return out
+
+
+def _start(
+  run: pathlib.Path, record: Mapping[str, Any], path: pathlib.Path
+) -> Start:
   try:
-    return [one["config"] for one in (record, *record.get("earlier", ()))]
+    c = record["config"]
+    made = c["families"] if c["domains"]["gym"]["weight"] > 0.0 else {}
+    return Start(
+      str(run),
+      list(c["data"]["files"]),
+      record.get("files"),
+      0 if c["data"]["heldout_files"] else c["data"]["heldout_one_in"],
+      [name for name, family in made.items() if family["weight"] > 0.0],
+    )
   except (AttributeError, KeyError, TypeError):
     raise ValueError(f"{path} is not that of a run") from None
+
+
+def _records(path: pathlib.Path) -> list[dict[str, Any]]:
+  """What config.json tells of each start of a run, the newest first.
+
+  Raises:
+    ValueError: It is not that of a run.
+  """
+  record = architectures.read_json(path)
+  earlier = record.get("earlier", [])
+  if not isinstance(record.get("config"), dict) or type(earlier) is not list:
+    raise ValueError(f"{path} is not that of a run")
+  return [record, *reversed(earlier)]
 
 
 def load(
@@ -98,7 +145,7 @@ def check_vocabulary(
 def _source(run: pathlib.Path) -> pathlib.Path:
   """The Hugging Face directory that a run began with."""
   try:
-    checkpoint = configs(run)[0]["checkpoint"]
+    checkpoint = _records(run / "config.json")[0]["config"]["checkpoint"]
   except KeyError:
     raise ValueError(f"{run / 'config.json'} is not that of a run") from None
   try:

@@ -132,6 +132,7 @@ def _parts(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> _Parts:
   )
   found = {
     "data": examples.fingerprint,
+    "files": examples.files,
     "left_out": examples.left_out,
     "sandbox": judge.walls,
   }

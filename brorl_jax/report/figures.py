@@ -131,8 +131,8 @@ def trajectories(
   )
   caption = (
     f"Pass@1 of {which}, up to the {what}{aside} that all runs reached "
-    "(markers are evaluations; a line ends on its way to the next); each panel has a scale "
-    "of its own."
+    "(markers are evaluations; a line ends on its way to the next); each "
+    "panel has a scale of its own."
   )
   return Figure(name, f"Tasks on equal {what} (the paper's Figure 4)", caption)
 

@@ -47,6 +47,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
 import pathlib
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -235,6 +236,26 @@ def digest(examples: Iterable[Example]) -> str:
     text = json.dumps(dataclasses.asdict(example), sort_keys=True)
     total.update(f"{len(text)}:{text}".encode())
   return total.hexdigest()
+
+
+def file_digests(paths: str | Sequence[str]) -> dict[str, str]:
+  """For each file, by its absolute path, digits that change with any byte.
+
+  Args:
+    paths: Files or patterns, as `read` takes them.
+
+  Raises:
+    DataError: If a file is not there or cannot be read.
+  """
+  out = {}
+  for path in records.files(paths):
+    try:
+      with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+      raise DataError(f"{path}: {error.strerror}") from error
+    out[os.path.abspath(path)] = digest[:32]
+  return out
 
 
 def _asked(example: Example) -> bytes:
