@@ -275,6 +275,18 @@ def append(name, text):
   return damage
 
 
+def written(field, value):
+  """Another value of a field of config.json."""
+
+  def damage(run):
+    about = json.loads((run / "config.json").read_text())
+    about.setdefault("evaluated", {})
+    about = made.merged(about, {field: value})
+    (run / "config.json").write_text(json.dumps(about))
+
+  return damage
+
+
 def remove(*names):
   return lambda run: [(run / name).unlink() for name in names]
 
@@ -291,6 +303,22 @@ def remove(*names):
     (
       lambda run: (run / "config.json").write_text('{"model_type": "qwen2"}'),
       "{}/config.json is not that of a run",
+    ),
+    *(
+      (
+        written(field, value),
+        f"{{}}/config.json: {field!r} is not as a run writes it{REMEDY}",
+      )
+      for field, value in (
+        ("versions", None),
+        ("data", 7),
+        ("evaluated", "x"),
+        ("evaluated.run", 7),
+        ("config.n", "4"),
+        ("config.steps", [3]),
+        ("config.phases", 7),
+        ("config.phases", [3]),
+      )
     ),
     (
       remove("metrics.jsonl", "eval/records.jsonl"),

@@ -63,6 +63,10 @@ def look(path: pathlib.Path) -> Folder:
   about = _json(path / "config.json", path)
   if not isinstance(about.get("config"), dict):
     raise UserError(f"{path / 'config.json'} is not that of a run")
+  for field in _wrong(about):
+    raise UserError(
+      f"{path / 'config.json'}: {field!r} is not as a run writes it; {_REMEDY}"
+    )
   records = path / "eval" / "records.jsonl"
   if not (path / "metrics.jsonl").exists():
     if not records.exists():
@@ -88,6 +92,28 @@ def look(path: pathlib.Path) -> Folder:
   lines = _read(path / "metrics.jsonl", _numbers(_METRICS))
   _check_steps(path / "metrics.jsonl", [x["step"] for x in lines], max(steps))
   return Folder(path, about, lines, steps, None)
+
+
+def _wrong(about: Mapping[str, Any]) -> Iterator[str]:
+  """Fields of config.json that the report needs and cannot read."""
+  for field in ("versions", "data", "evaluated"):
+    if not isinstance(about.get(field, {}), dict):
+      yield field
+  for field in ("run", "source"):
+    if not isinstance(
+      (about.get("evaluated") or {}).get(field, ""), str | None
+    ):
+      yield f"evaluated.{field}"
+  config = about["config"]
+  for field in ("n", "samples", "steps"):
+    if type(config.get(field, 1)) is not int:
+      yield f"config.{field}"
+  phases = config.get("phases", [])
+  if not isinstance(phases, list) or not all(
+    isinstance(one, dict) and type(one.get("from_step")) is int
+    for one in phases
+  ):
+    yield "config.phases"
 
 
 def _check_steps(
