@@ -502,7 +502,7 @@ WING = run.Wing("countdown", 1e-3, 1.0, 1.0, {"start": ("n16",)}, exact=True)
 
 
 def experiment(root):
-  return run.Experiment(root, 1, 1.0, machine.Machine(1), machine.Progress())
+  return run.Experiment(root, 1, 1.0, machine.Machine(1), machine.Progress(1))
 
 
 @pytest.mark.parametrize(
@@ -595,17 +595,18 @@ def test_arms_begin_where_n16_stood_still_or_where_it_began(tmp_path):
 
 
 def test_time_left_is_of_what_has_to_run(capsys, monkeypatch):
-  monkeypatch.setattr(machine.time, "monotonic", lambda: now)
-  now = 0.0
-  progress = machine.Progress()
-  progress.plan(600.0)
-  progress.plan(-300.0)  # had run before
-  now = 120.0
-  progress.did("one", 100.0)
-  assert capsys.readouterr().out == "one: 2 min, about 4 min left\n"
+  now = iter([0.0, 120.0, 130.0, 190.0])
+  monkeypatch.setattr(machine.time, "monotonic", lambda: next(now))
+  progress = machine.Progress(lanes=2)
+  progress.plan(900.0)
+  progress.plan(-500.0)  # had run before
+  with progress.run("one", 100.0):  # of two lanes; 300 are left
+    pass
+  assert capsys.readouterr().out == "one: 120 s, about 3 min left\n"
   progress.plan(100.0)
-  progress.did("two", 100.0)
-  assert capsys.readouterr().out == "two: 2 min, about 2 min left\n"
+  with progress.run("two", 50.0):  # 350 are left, at 1.2 s for each
+    pass
+  assert capsys.readouterr().out == "two: 60 s, about 4 min left\n"
 
 
 def test_a_run_that_is_done_is_not_done_again(tmp_path, monkeypatch):

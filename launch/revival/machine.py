@@ -1,6 +1,7 @@
 """Processes on the cores of this machine, and how far they are."""
 
 import concurrent.futures
+import contextlib
 import os
 import pathlib
 import queue
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 # In front of a process that ends when this one does. Not as a preexec_fn: jax
@@ -51,25 +52,29 @@ class Machine:
 
 
 class Progress:
-  """Time left, from what has run since this process began."""
+  """Time left, from how long runs have taken since this process began."""
 
-  def __init__(self):
-    self._begin, self._lock = time.monotonic(), threading.Lock()
-    self._planned, self._done = 0.0, 0.0
+  def __init__(self, lanes: int):
+    self._lanes, self._lock = lanes, threading.Lock()
+    self._planned = self._done = self._took = 0.0
 
   def plan(self, seconds: float) -> None:
     """So many more are to run; fewer if it is below 0."""
     with self._lock:
       self._planned += seconds
 
-  def did(self, what: str, seconds: float) -> None:
-    """Says that it ran, and what is left of the plan."""
+  @contextlib.contextmanager
+  def run(self, what: str, seconds: float) -> Iterator[None]:
+    """One of the planned runs; says how long it took, and what is left."""
+    begin = time.monotonic()
+    yield
+    took = time.monotonic() - begin
     with self._lock:
+      self._took += took
       self._done += seconds
       self._planned -= seconds
-      spent = time.monotonic() - self._begin
-      left = spent * max(self._planned, 0.0) / self._done
-    say(f"{what}: {spent / 60:.0f} min, about {left / 60:.0f} min left")
+      left = self._took / self._done * self._planned / self._lanes
+    say(f"{what}: {took:.0f} s, about {max(left, 0) / 60:.0f} min left")
 
 
 def call(folder: pathlib.Path, cores: Iterable[int], *args: object) -> None:

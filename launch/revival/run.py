@@ -177,11 +177,12 @@ def each(e: Experiment, jobs: Sequence[Job]) -> None:
       e.progress.plan(-job.seconds)
       return
     e.progress.plan(-before)
-    train(e, job, cores)
-    part = done.with_suffix(".part")
-    part.write_text(f"{job.seconds}\n")
-    part.replace(done)
-    e.progress.did(str(done.parent.relative_to(e.root)), job.seconds - before)
+    what = str(done.parent.relative_to(e.root))
+    with e.progress.run(what, job.seconds - before):
+      train(e, job, cores)
+      part = done.with_suffix(".part")
+      part.write_text(f"{job.seconds}\n")
+      part.replace(done)
 
   e.lanes.each(one, jobs)
 
@@ -355,16 +356,16 @@ def sweep(e: Experiment) -> None:
     if (folder / "report").exists():
       e.progress.plan(-seconds)
       return
-    call(
-      folder,
-      cores,
-      *("-m", "brorl_jax.main", f"--workdir={folder}"),
-      f"--config=configs/sweep.py:{n}",
-      f"--config.max_busy_s={seconds}",
-      "--config.eval_temperature=1.0",
-      "--config.eval_top_p=1.0",
-    )
-    e.progress.did(f"sweep/n{n}", seconds)
+    with e.progress.run(f"sweep/n{n}", seconds):
+      call(
+        folder,
+        cores,
+        *("-m", "brorl_jax.main", f"--workdir={folder}"),
+        f"--config=configs/sweep.py:{n}",
+        f"--config.max_busy_s={seconds}",
+        "--config.eval_temperature=1.0",
+        "--config.eval_top_p=1.0",
+      )
 
   def start(_, cores: set[int]) -> None:
     """512 samples of prompts like those of training: all N are foretold."""
@@ -416,7 +417,7 @@ def main() -> None:
   a = parser.parse_args()
   root = a.root.absolute()
   refuse_another(root, {"scale": a.scale, "share": a.share})
-  lanes, progress = machine.Machine(a.lanes), machine.Progress()
+  lanes, progress = machine.Machine(a.lanes), machine.Progress(a.lanes)
   e = Experiment(root, a.scale, a.share, lanes, progress)
   wings = [w for w in WINGS if a.only in (None, w.name)]
   sweeps = a.only in (None, "sweep")
