@@ -189,7 +189,7 @@ def test_the_summary_says_who_leads_and_what_the_test_says(data):
     verdict = "significant" if p < 0.05 else "not significant"
     said.append(f"{name} {gain:+.4f} (p {p:.2g}, {verdict} at 5 %)")
   assert text.endswith(
-    f"Less {NASTY}, paired over prompts, clustered by task, two-sided: "
+    f"Minus {NASTY}, paired over prompts, clustered by task, two-sided: "
     f"{'; '.join(said)}. "
   )
 

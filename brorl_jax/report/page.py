@@ -137,7 +137,7 @@ def _tested(data: Mapping[str, Any], at: str) -> list[Part]:
     how = "plain" if one["by_task"] is None else "by_task"
     errors = "" if how == "plain" else ", clustered by task"
     first = names[one["first"]["run"]]
-    said = f"Less {first}, paired over prompts{errors}, two-sided: "
+    said = f"Minus {first}, paired over prompts{errors}, two-sided: "
     p = one[how]["p_two_sided"]
     verdict = "" if p is not None and p < _SIGNIFICANT else "not "
     parts += ["; " if parts else said, f"{names[one['other']['run']]} "]

@@ -8,8 +8,10 @@ choose learning rates by, half for what is told.
 """
 
 import argparse
+import itertools
 import json
 import pathlib
+from collections.abc import Collection
 
 from brorl_jax.tasks import gym
 from brorl_jax.tasks.base import Example
@@ -18,12 +20,19 @@ from configs import base
 PROMPTS = 60  # of each family
 
 
-def train(family: gym.Family, count: int) -> list[Example]:
-  """Different questions."""
+def train(
+  family: gym.Family, count: int, *, held_out: Collection[str]
+) -> list[Example]:
+  """Different questions, none of which is held out but for its case.
+
+  To the puzzles' generator "Tass" is another word to spell backwards than
+  "tass"; to files of prompts it is not.
+  """
   found: dict[str, Example] = {}
   for index in range(100 * count):
     example = gym.puzzle(family, "train", index, seed=0)
-    found.setdefault(example.question, example)
+    if example.question.casefold() not in held_out:
+      found.setdefault(example.question, example)
     if len(found) == count:
       return list(found.values())
   raise ValueError(f"{family.name} has fewer than {count} different questions")
@@ -47,10 +56,10 @@ def write(directory: pathlib.Path, *, scale: int) -> None:
     gym.Family(name, settings.settings.to_dict())
     for name, settings in base.families().items()
   ]
-  sides = {
-    "train": [e for family in families for e in train(family, count)],
-    "heldout": gym.heldout(families, per_family=2 * PROMPTS, seed=0),
-  }
+  heldout = gym.heldout(families, per_family=2 * PROMPTS, seed=0)
+  asked = {example.question.casefold() for example in heldout}
+  some = [train(family, count, held_out=asked) for family in families]
+  sides = {"train": [*itertools.chain(*some)], "heldout": heldout}
   directory.mkdir(parents=True, exist_ok=True)
   for name, side in sides.items():
     text = "".join(line(example) + "\n" for example in side)

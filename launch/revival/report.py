@@ -56,7 +56,7 @@ def ends(data: Mapping[str, Any], wing: str, where: str) -> Table:
   first = next(iter(arms))
   mean = lambda path, kind: Number((*base, *path, "mean"), kind)
   rows = [
-    ["where they begin", "", "", "", "", "", ""]
+    ["where they begin", "", "", "", "", "", "", ""]
     + [mean((first, "start", key), kind) for _, key, kind in columns]
   ]
   for at in ("end", "equal_samples"):
@@ -75,6 +75,7 @@ def ends(data: Mapping[str, Any], wing: str, where: str) -> Table:
         [
           "equal time" if at == "end" else "equal samples",
           ARMS[name][0],
+          Number((*base, name, "prompts_per_step"), "count"),
           Number((*base, name, "lr"), "rate"),
           Number((*base, name, "lr_sqrt_rule"), "rate"),
           Number((*base, name, "seeds"), "count"),
@@ -94,7 +95,14 @@ def ends(data: Mapping[str, Any], wing: str, where: str) -> Table:
       " pass@1 and different answers: of 64 samples of each prompt, whatever "
       "the steps. Right responses: answer and steps."
     )
-  head = ["at", "arm", "learning rate", "sqrt rule", "seeds"]
+  head = [
+    "at",
+    "arm",
+    "prompts per step",
+    "learning rate",
+    "sqrt rule",
+    "seeds",
+  ]
   head += ["samples, thousands"]
   head += ["range of pass@1", *(name for name, _, _ in columns)]
   title = f"{WINGS[wing]}, {BRANCHES[where]}"
@@ -183,7 +191,8 @@ def tests(data: Mapping[str, Any]) -> Table:
     "seed, paired; two-sided p, plain and with errors clustered by prompt. It "
     "holds for other prompts, not for other policies to begin with; how far "
     "seeds differ is in the ranges below. Revived: prompts whose pass@1 was "
-    "below .05 where the arm began and is .5 or more at the end."
+    "below .05 where the arm began and is .5 or more at the end; of puzzles, "
+    "which 16 samples measure, some are by chance, in all arms alike."
   )
   head = ["wing", "branch", "arm", "less", *(c[0] for c in columns)]
   title = "Against N = 16"

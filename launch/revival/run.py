@@ -9,7 +9,7 @@ arms. In each wing
    steps gained nothing that a paired test over prompts calls significant
    (one-sided p of 5 %), and that is no lack of prompts: the gain is within
    +- .03, also with 5 % (two one-sided tests). If not, it goes on for half as
-   long again, up to some four times as long.
+   long again, at most to four times as long.
 2. From its last checkpoint, with a new optimizer as from a published model,
    each arm gets the same processor seconds (time/busy_s). Its learning rate is
    chosen before, with a seed of its own, among rates a factor 3 apart; one more
@@ -271,7 +271,7 @@ def saturate(e: Experiment, wing: Wing) -> None:
   lr = best_rates(e, wing, [SATURATING], seconds)[SATURATING]
   job = Job(wing, *SATURATING, lr, TUNING_SEED, seconds)
   while not (still := stands_still(*rates(e, job))):
-    if job.seconds >= LONGEST * seconds:
+    if LONGER * job.seconds > LONGEST * seconds:
       break
     job = dataclasses.replace(job, seconds=LONGER * job.seconds)
     e.progress.plan(job.seconds)

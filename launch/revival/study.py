@@ -35,6 +35,7 @@ class Run(NamedTuple):
   measures: dict[str, np.ndarray]  # means over prompts
   rates: np.ndarray  # [points, prompts], pass@1 of each
   kept_per_step: int  # samples
+  prompts_per_step: int
 
 
 def read(
@@ -70,7 +71,8 @@ def read(
     measures = {"pass_at_1": rates.mean(axis=1)}
   at = np.array([x["step"] for x in told])
   config = json.loads((folder / "config.json").read_text())["config"]
-  return Run(at, busy_s[at], samples[at], measures, rates, config["samples"])
+  kept, N = config["samples"], config["n"]
+  return Run(at, busy_s[at], samples[at], measures, rates, kept, kept // N)
 
 
 def at_level(run: Run, level: float) -> dict[str, float] | None:
@@ -173,6 +175,7 @@ def branch(folder: pathlib.Path, chosen: Mapping[str, float]) -> dict[str, Any]:
     for other in ("n16", "n16_distinct"):
       if name != other and len(runs.get(other, ())) == len(some):
         arm[f"against_{other}"] = against(some, runs[other])
+    arm["prompts_per_step"] = some[0].prompts_per_step
     more = some[0].kept_per_step / runs["n16"][0].kept_per_step
     arm["lr_sqrt_rule"] = chosen["n16"] * math.sqrt(more)
     arm["curves"] = [_curve(run) for run in some]
