@@ -9,8 +9,8 @@ samples are spread over them, and there are SCALE times as many:
   n512_equal_samples  N = 512, as many samples per step
   n512_paper          N = 512, 8 times the samples, a quarter of the prompts
   n512_equal_prompts  N = 512, as many prompts, 32 times the samples
-  n16_distinct        as n16 and n512_equal_prompts, but each *different* right
-  n512_distinct       response of a group gets the same credit
+  n16_distinct        as n16 and n512_paper, but each *different* right response
+  n512_distinct       of a group gets the same credit
 
 All arms make one update per step, so that prompts per step are prompts per
 update. Files, policy, learning rate, seed and the processor seconds of an arm
@@ -27,7 +27,7 @@ ARMS = {  # N, prompts per step as a share of those of n16
   "n512_paper": (512, 1 / 4),
   "n512_equal_prompts": (512, 1.0),
   "n16_distinct": (16, 1.0),
-  "n512_distinct": (512, 1.0),
+  "n512_distinct": (512, 1 / 4),
 }
 # Prompts per step of n16, longest prompt and response in tokens; above scale 1
 # there is one number more, and responses may be half as long again.

@@ -128,7 +128,7 @@ def test_arms_differ_in_what_they_say():
     "n512_paper": (512, 8 * 32 * 16),
     "n512_equal_prompts": (512, 32 * 512),
     "n16_distinct": (16, 32 * 16),
-    "n512_distinct": (512, 32 * 512),
+    "n512_distinct": (512, 8 * 32 * 16),
   }
   assert {c.minibatches for c in arms.values()} == {1}
   for name, c in arms.items():
@@ -391,11 +391,18 @@ def test_arms_of_a_branch_are_held_against_both_credits(tmp_path):
     )
     for arm in arms
   }
+  tested = set()
   for arm, other in itertools.product(arms, ("n16", "n16_distinct")):
     told = got["arms"][arm].get(f"against_{other}")
-    assert (told is None) == (arm == other)
     if told is not None:
+      tested.add((arm, other))
       assert told["difference"] == pytest.approx(last[arm] - last[other])
+  assert tested == {
+    ("n16_distinct", "n16"),
+    ("n512_paper", "n16"),
+    ("n512_distinct", "n16"),
+    ("n512_distinct", "n16_distinct"),
+  }
   assert got["arms"]["n512_paper"]["lr_sqrt_rule"] == pytest.approx(
     0.001 * 8**0.5
   )
@@ -511,7 +518,13 @@ def test_standing_still_is_no_change_over_the_last_third():
   assert not run.stands_still(steps[:3], flat[:3])  # too little to tell
 
 
-WING = run.Wing("countdown", 1e-3, 1.0, 1.0, {"start": ("n16",)}, exact=True)
+WING = run.Wing(
+  "countdown",
+  1e-3,
+  {"start": ("n16",)},
+  {"until_saturated": 8.0, "start": 1.0},
+  exact=True,
+)
 
 
 def experiment(root):
@@ -544,7 +557,7 @@ def test_rates_are_tried_until_the_best_is_inside(
   monkeypatch.setattr(run, "rates", rates)
   monkeypatch.setattr(run, "each", lambda _, some: jobs.extend(some))
   which = ("start", "n16")
-  got = run.best_rates(experiment(tmp_path), WING, [which], 1.0)
+  got = run.best_rates(experiment(tmp_path), WING, [which])
   assert got == {which: pytest.approx(chosen, rel=0.01)}
   powers = [round(np.log(job.lr / 1e-3) / np.log(3)) for job in jobs]
   assert powers == tried
@@ -575,9 +588,8 @@ def test_n16_goes_on_until_it_stands_still(
   monkeypatch.setattr(run, "stands_still", stands_still)
   monkeypatch.setattr(run, "each", lambda _, some: jobs.extend(some))
   monkeypatch.setattr(run, "call", call)
-  wing = run.Wing("countdown", 1e-3, 8.0, 1.0, {}, exact=True)
   e = experiment(tmp_path)
-  run.saturate(e, wing)
+  run.saturate(e, WING)
   longest = jobs[-1].seconds if jobs else 8.0
   assert longest == seconds
   assert {(job.lr, job.seed) for job in jobs} <= {(3e-3, run.TUNING_SEED)}
@@ -589,17 +601,17 @@ def test_n16_goes_on_until_it_stands_still(
     "busy_s": seconds,
     "lr": 3e-3,
   }
-  own = e.folder(run.Job(wing, *which, 3e-3, run.TUNING_SEED, seconds))
+  own = e.folder(run.Job(WING, *which, 3e-3, run.TUNING_SEED, seconds))
   assert f"--config.checkpoint={own}" in called[0]
   assert (stood.parent / "policy").exists()
-  run.saturate(e, wing)  # done
+  run.saturate(e, WING)  # done
   assert len(called) == 1
 
 
 def test_arms_begin_where_n16_stood_still_or_where_it_began(tmp_path):
   e = experiment(tmp_path)
   job = lambda wing, where: run.Job(wing, where, "n16", 1e-3, 0, 1.0)
-  control = run.Wing("puzzles", 1e-3, 1.0, 1.0, {}, exact=False)
+  control = run.Wing("puzzles", 1e-3, {}, {}, exact=False)
   for wing in (WING, control):
     stood = tmp_path / wing.name / "saturated" / "policy"
     assert e.policy(job(wing, "saturated")) == stood
@@ -612,7 +624,7 @@ def test_arms_begin_where_n16_stood_still_or_where_it_began(tmp_path):
 def test_what_is_told_decides_nothing(tmp_path):
   """Rates and standing still look at the other half of the held-out prompts."""
   folders(tmp_path, ["n16"], wing="puzzles")
-  control = run.Wing("puzzles", 1e-3, 1.0, 1.0, {}, exact=False)
+  control = run.Wing("puzzles", 1e-3, {}, {}, exact=False)
   e = experiment(tmp_path)
   job = run.Job(control, "start", "n16", 1e-3, 0, 9.0)
   (e.folder(job) / "exact.jsonl").unlink()

@@ -58,17 +58,16 @@ class Wing:
   Attributes:
     name: Of configs/revival.py.
     lr: The middle of the rates that are tried.
-    saturate_s: Processor seconds of N = 16 before it may stand still.
-    seconds: Processor seconds of an arm.
     arms: By branch: from where the arms go on.
+    seconds: Processor seconds of an arm, by branch; of N = 16 before it may
+      stand still.
     exact: Whether right responses are known, and read from checkpoints.
   """
 
   name: str
   lr: float
-  saturate_s: float
-  seconds: float
   arms: dict[str, tuple[str, ...]]
+  seconds: dict[str, float]
   exact: bool
 
 
@@ -76,33 +75,25 @@ WINGS = (
   Wing(
     "countdown",
     lr=1e-3,
-    saturate_s=60,
-    seconds=60,
     arms={
       "saturated": ARMS,
-      "start": (
-        "n16",
-        "n512_equal_prompts",
-        "n16_distinct",
-        "n512_distinct",
-      ),
+      "start": ("n16", "n512_paper", "n16_distinct", "n512_distinct"),
     },
+    seconds={"until_saturated": 60, "saturated": 60, "start": 120},
     exact=True,
   ),
   Wing(
     "paths",
     lr=1e-3,
-    saturate_s=60,
-    seconds=45,
     arms={"saturated": ARMS},
+    seconds={"until_saturated": 60, "saturated": 45},
     exact=True,
   ),
   Wing(
     "puzzles",
     lr=3e-4,
-    saturate_s=90,
-    seconds=45,
     arms={"saturated": ARMS},
+    seconds={"until_saturated": 90, "saturated": 45},
     exact=False,
   ),
 )
@@ -113,6 +104,7 @@ EVERY = {
     "n16_distinct": 20,
     "n512_equal_samples": 30,
     "n512_paper": 8,
+    "n512_distinct": 8,
   },
   "paths": {"n16": 15, "n512_equal_samples": 20, "n512_paper": 5},
   "puzzles": {"n16": 10, "n512_equal_samples": 25, "n512_paper": 6},
@@ -151,6 +143,9 @@ class Experiment:
   @property
   def longer(self) -> float:
     return self.scale * self.share
+
+  def seconds(self, wing: Wing, branch: str) -> float:
+    return wing.seconds[branch] * self.longer
 
   def folder(self, job: Job) -> pathlib.Path:
     name = f"lr{job.lr:.3g}-seed{job.seed}"
@@ -267,8 +262,8 @@ def saturate(e: Experiment, wing: Wing) -> None:
   policy = e.root / wing.name / "saturated" / "policy"
   if policy.exists():
     return
-  seconds = wing.saturate_s * e.longer
-  lr = best_rates(e, wing, [SATURATING], seconds)[SATURATING]
+  seconds = e.seconds(wing, SATURATING[0])
+  lr = best_rates(e, wing, [SATURATING])[SATURATING]
   job = Job(wing, *SATURATING, lr, TUNING_SEED, seconds)
   while not (still := stands_still(*rates(e, job))):
     if LONGER * job.seconds > LONGEST * seconds:
@@ -300,13 +295,13 @@ def saturate(e: Experiment, wing: Wing) -> None:
 
 
 def best_rates(
-  e: Experiment, wing: Wing, arms: Sequence[tuple[str, str]], seconds: float
+  e: Experiment, wing: Wing, arms: Sequence[tuple[str, str]]
 ) -> dict[tuple[str, str], float]:
   """The learning rate of each (branch, arm), tuned with its own seed."""
 
   def job(which: tuple[str, str], power: int) -> Job:
     lr = float(f"{wing.lr * 3.0**power:.3g}")
-    return Job(wing, *which, lr, TUNING_SEED, seconds)
+    return Job(wing, *which, lr, TUNING_SEED, e.seconds(wing, which[0]))
 
   def score(which: tuple[str, str], power: int) -> float:
     """The last two, because one evaluation is noisy."""
@@ -325,7 +320,7 @@ def best_rates(
       if best[which] in beyond and len(powers) < MOST_RATES:
         powers.append(beyond[best[which]])
         wanted.append((which, powers[-1]))
-    e.progress.plan(seconds * len(wanted))
+    e.progress.plan(sum(e.seconds(wing, which[0]) for which, _ in wanted))
   return {which: job(which, power).lr for which, power in best.items()}
 
 
@@ -334,12 +329,11 @@ def compare(e: Experiment, wing: Wing) -> None:
   prepare(e, wing)
   saturate(e, wing)
   arms = [(b, arm) for b, some in wing.arms.items() for arm in some]
-  seconds = wing.seconds * e.longer
-  lr = best_rates(e, wing, arms, seconds)
+  lr = best_rates(e, wing, arms)
   chosen = {"/".join(which): rate for which, rate in lr.items()}
   (e.root / wing.name / "rates.json").write_text(json.dumps(chosen, indent=1))
   jobs = [
-    Job(wing, *which, lr[which], seed, seconds)
+    Job(wing, *which, lr[which], seed, e.seconds(wing, which[0]))
     for seed in SEEDS
     for which in arms
   ]
@@ -400,9 +394,9 @@ def refuse_another(root: pathlib.Path, size: dict[str, float]) -> None:
 
 def planned(wing: Wing) -> float:
   """Processor seconds, if no rate is tried beyond the grid."""
-  arms = sum(map(len, wing.arms.values()))
-  each_arm = wing.seconds * (len(GRID) + len(SEEDS))
-  return wing.saturate_s * len(GRID) + arms * each_arm
+  until = wing.seconds[SATURATING[0]] * len(GRID)
+  arms = sum(wing.seconds[b] * len(some) for b, some in wing.arms.items())
+  return until + arms * (len(GRID) + len(SEEDS))
 
 
 def main() -> None:

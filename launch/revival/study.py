@@ -19,7 +19,9 @@ from brorl_jax.rl import stats
 
 # What is told of the prompts that are trained on, where answers are known.
 EXACT = ("pass_at_1", "distinct", "covered", "fell", "lost")
-LEVELS = (0.3, 0.5, 0.6, 0.7, 0.8)  # of pass@1, where arms are compared
+LEVELS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)  # of pass@1, where arms are compared
+# Which arms each is tested against, if not N = 16 alone.
+AGAINST = {"n16": (), "n512_distinct": ("n16", "n16_distinct")}
 DEAD, ALIVE = 0.05, 0.5  # pass@1 of a prompt
 # Held-out prompts by which rates are chosen and N = 16 stands still, and those
 # of which results are told.
@@ -172,8 +174,8 @@ def branch(folder: pathlib.Path, chosen: Mapping[str, float]) -> dict[str, Any]:
         arm["levels"][f"{level:g}"] = over_seeds(found) if whole else None
     back = [x for run in some if (x := revived(run)) is not None]
     arm["revived"] = float(np.mean(back)) if back else None
-    for other in ("n16", "n16_distinct"):
-      if name != other and len(runs.get(other, ())) == len(some):
+    for other in AGAINST.get(name, ("n16",)):
+      if len(runs.get(other, ())) == len(some):
         arm[f"against_{other}"] = against(some, runs[other])
     arm["prompts_per_step"] = some[0].prompts_per_step
     more = some[0].kept_per_step / runs["n16"][0].kept_per_step
