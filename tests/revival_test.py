@@ -17,6 +17,7 @@ REVIVAL = pathlib.Path(__file__).parents[1] / "launch" / "revival"
 sys.path.append(str(REVIVAL))
 
 import countdown
+import draw
 import exact
 import machine
 import puzzles
@@ -742,6 +743,11 @@ def test_the_page_says_what_the_runs_say(tmp_path, capsys):
     assert text == cells.written(number, data).replace("<", "&lt;")
   assert html.count("<img ") == 4 and "N = 512, 8 x samples" in html
   assert "Against N = 16" in capsys.readouterr().out
+
+
+def test_an_axis_of_pass_at_1_is_not_wide_for_nothing():
+  assert draw._wide((0.733, 0.735)) == pytest.approx((0.684, 0.784))
+  assert draw._wide((0.2, 0.8)) == pytest.approx((0.2, 0.8))
 
 
 def test_what_has_not_run_yet_is_left_out(tmp_path):

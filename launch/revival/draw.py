@@ -52,6 +52,7 @@ def curves(
       axis.set_xscale("log")
     title = f"{wing}, {BRANCHES[where]}"
     axis.set(title=title, xlabel=label, ylabel="pass@1")
+    axis.set_ylim(_wide(axis.get_ylim()))
   _legend(figure, axes)
   file = f"pass_at_1_by_{x}.png"
   figures.save(figure, folder / file)
@@ -76,6 +77,7 @@ def shrinkage(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure | None:
       title=f"{wing}, {BRANCHES[where]}",
       xlabel="pass@1",
       ylabel=f"distinct right in {64 if wing == 'paths' else 256} samples",
+      xlim=_wide(axis.get_xlim()),
     )
   _legend(figure, axes)
   figures.save(figure, folder / "distinct_by_pass_at_1.png")
@@ -109,6 +111,8 @@ def overview(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure | None:
       _line(axis, name, arm["curves"], x, y)
     title = f"{wing}, {BRANCHES[where]}"
     axis.set(title=title, xlabel=names[x], ylabel=names[y])
+    if y == "pass_at_1":
+      axis.set_ylim(_wide(axis.get_ylim()))
   _legend(figure, axes)
   figures.save(figure, folder / "revival.png")
   caption = "Lines: means over seeds; bands: their range."
@@ -140,6 +144,12 @@ def sweep(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   figures.save(figure, folder / "sweep.png")
   title = "N at a constant number of samples per step"
   return Figure("sweep.png", title, "One seed; see the table.")
+
+
+def _wide(limits: tuple[float, float]) -> tuple[float, float]:
+  """An axis of pass@1 spans .1 at least, or nothing would look like much."""
+  middle, half = sum(limits) / 2, max((limits[1] - limits[0]) / 2, 0.05)
+  return middle - half, middle + half
 
 
 def _line(
