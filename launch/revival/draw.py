@@ -171,7 +171,7 @@ def _line(
     mean,
     color=colour,
     marker=marker,
-    markevery=12,
+    markevery=(2 * [*ARMS].index(name), 12),  # or they would hide each other
     ms=4,
     lw=1.5,
     label=label,
