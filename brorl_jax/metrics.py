@@ -209,9 +209,7 @@ def of_groups(
   *,
   rollout_s: float,
 ) -> dict[str, float]:
-  """What a step's rollouts look like, those that were not kept included.
-
-  Rewards are those of responses that could be judged.
+  """What a step's rollouts look like, kept or not; rewards of judged ones.
 
   Args:
     rollouts: On the host.

@@ -65,7 +65,7 @@ def test_documents_name_the_two_arms_and_the_warmup():
 def start(tmp_path_factory):
   """Runs Python; programs that several commands need are compiled once."""
   cache = {
-    "XLA_FLAGS": "",
+    "XLA_FLAGS": "--xla_backend_optimization_level=0",
     "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
   }
