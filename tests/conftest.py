@@ -5,8 +5,8 @@ import pathlib
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 # Machine code is made without LLVM's optimizations: making it is 70 % of what
-# tests take, and a third less without. XLA's own passes are not changed, and the
-# runs of end_to_end_test are compiled as always.
+# tests take, and a third less without. XLA's own passes stay, and the runs of
+# end_to_end_test are compiled as always.
 os.environ["XLA_FLAGS"] = (
   "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 )
