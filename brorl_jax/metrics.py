@@ -8,7 +8,7 @@ import pathlib
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -73,16 +73,19 @@ def read_lines(path: str | pathlib.Path) -> list[dict[str, Any]]:
   return list(each_line(path))
 
 
-def each_line(path: str | pathlib.Path) -> Iterator[dict[str, Any]]:
-  """The same, one after the other, for files that fill the memory."""
+def each_line(
+  path: str | pathlib.Path, check: Callable[[Any], object] = bool
+) -> Iterator[dict[str, Any]]:
+  """The same, one by one; what `check` raises as ValueError is `Damaged`."""
   with pathlib.Path(path).open("rb") as file:
     for number, line in enumerate(file, 1):
       if not line.endswith(b"\n"):  # as every whole one does
         return
       try:
-        yield json.loads(line[:-1].decode())
+        check(found := json.loads(line[:-1].decode()))
       except (ValueError, RecursionError) as e:
         raise Damaged(f"{path}, line {number}: {e}") from None
+      yield found
 
 
 class Writer:
@@ -249,18 +252,14 @@ def of_scores(scores: Scores, *, score_s: float) -> dict[str, float]:
   for p, row in enumerate(judged):
     if valid[p].any():
       by_task[row[0].task].append(p)
+  mean = lambda p: float(scores.reward[p].mean(where=valid[p]))
   passed = np.array([[one.verdict.reward for one in row] for row in judged])
   return {
     # Of all parts of an answer, where the reward may be that of some.
     "reward/strict_mean": float(passed.mean(where=valid)),
     "reward/invalid_fraction": float(1.0 - valid.mean()),
     "score/verdicts_per_s": float(judged.size / max(score_s, 1e-9)),
-    **{
-      f"reward/by_task/{task}": float(
-        scores.reward[rows].mean(where=valid[rows])
-      )
-      for task, rows in sorted(by_task.items())
-    },
+    **{f"reward/by_task/{t}": mean(p) for t, p in sorted(by_task.items())},
   }
 
 

@@ -222,14 +222,19 @@ def test_the_policy_is_taught_with_the_end_of_each_answer(tmp_path):
   assert shown.prompt.shape[1] <= revival.WINGS["paths"][1]
 
 
+def taught(folder, kind):
+  """Files of two prompts a side, and a policy that has their tokens."""
+  some = countdown.puzzles(kind, seed=0)
+  countdown.write(folder, {"train": some[:2], "heldout": some[2:]})
+  source = folder / "policy"
+  countdown.teach(source, some, seed=0, width=16, layers=1, steps=1)
+  return source, some
+
+
 def test_mass_is_told_since_the_policy_that_the_run_began_with(
   tmp_path, monkeypatch
 ):
-  kind = countdown.Kind(3, False, 2, 2, 12)
-  some = countdown.puzzles(kind, seed=0)
-  countdown.write(tmp_path, {"train": some[:2], "heldout": some[2:]})
-  source = tmp_path / "policy"
-  countdown.teach(source, some, seed=0, width=16, layers=1, steps=1)
+  source, some = taught(tmp_path, countdown.Kind(3, False, 2, 2, 12))
   told = tmp_path / "run"
   for step in ("2", "4"):
     (told / "checkpoints" / step).mkdir(parents=True)
@@ -270,11 +275,7 @@ def test_mass_is_told_since_the_policy_that_the_run_began_with(
 def test_samples_are_judged_by_the_answer_whatever_the_steps(
   tmp_path, monkeypatch
 ):
-  kind = countdown.Kind(3, True, 2, 16, 128)
-  some = countdown.puzzles(kind, seed=0)
-  countdown.write(tmp_path, {"train": some[:2], "heldout": some[2:]})
-  source = tmp_path / "policy"
-  countdown.teach(source, some, seed=0, width=16, layers=1, steps=1)
+  source, some = taught(tmp_path, countdown.Kind(3, True, 2, 16, 128))
   text = tokenizer.Tokenizer(source)
   known = exact.Known(tmp_path, "train", text)
   assert known.steps

@@ -218,13 +218,10 @@ def _whole(
   Raises:
     Damaged: They are not those that this evaluation writes.
   """
-  records = metrics.read_lines(path) if path.exists() else []
+  records = []
+  if path.exists():
+    records = [*metrics.each_line(path, evaluate.check_record)]
   wanted = [(example.id, i) for example in heldout for i in range(n)]
-  for number, record in enumerate(records, 1):
-    try:
-      evaluate.check_record(record)
-    except ValueError as e:
-      raise metrics.Damaged(f"{path}, line {number}: {e}") from None
   for number, (record, key) in enumerate(zip(records, wanted, strict=False), 1):
     if (record["id"], record["sample"]) != key or record["step"] != step:
       raise metrics.Damaged(

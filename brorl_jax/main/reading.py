@@ -151,7 +151,7 @@ def read(folder: Folder, name: str, told: Callable[[int], None]) -> Read:
   path = folder.path / "eval" / "records.jsonl"
   out: list[Evaluation] = []
   prompts: dict[str, tuple[str, str]] = {}
-  lines = _checked(path, evaluate.check_record)
+  lines = metrics.each_line(path, evaluate.check_record)
   try:
     for step, some in itertools.groupby(lines, operator.itemgetter("step")):
       if step not in folder.steps:
@@ -226,20 +226,9 @@ def _read(
   path: pathlib.Path, check: Callable[[Any], None], *, most: int | None = None
 ) -> list[dict[str, Any]]:
   try:
-    return list(itertools.islice(_checked(path, check), most))
+    return list(itertools.islice(metrics.each_line(path, check), most))
   except (OSError, ValueError) as e:
     raise UserError(_one_line(path, e)) from None
-
-
-def _checked(
-  path: pathlib.Path, check: Callable[[Any], None]
-) -> Iterator[dict[str, Any]]:
-  for number, line in enumerate(metrics.each_line(path), 1):
-    try:
-      check(line)
-    except ValueError as e:
-      raise metrics.Damaged(f"{path}, line {number}: {e}") from None
-    yield line
 
 
 def _numbers(fields: Sequence[str]) -> Callable[[Any], None]:

@@ -260,9 +260,10 @@ def stands_still(steps: Sequence[int], rate: np.ndarray) -> bool:
 def saturate(e: Experiment, wing: Wing) -> None:
   """N = 16 until it stands still; its policy goes to saturated/policy."""
   policy = e.root / wing.name / "saturated" / "policy"
-  if policy.exists():
-    return
   seconds = e.seconds(wing, SATURATING[0])
+  if policy.exists():
+    e.progress.plan(-seconds * len(GRID))
+    return
   lr = best_rates(e, wing, [SATURATING])[SATURATING]
   job = Job(wing, *SATURATING, lr, TUNING_SEED, seconds)
   while not (still := stands_still(*rates(e, job))):
