@@ -34,6 +34,7 @@ ARMS = {  # N, prompts per step as a share of those of n16
 WINGS = {
   "puzzles": (64, 40, 6),
   "countdown": (32, 16, 12),
+  "queens": (32, 16, 12),
   "paths": (32, 16, 32),
 }
 

@@ -21,9 +21,11 @@ import draw
 import exact
 import machine
 import puzzles
+import queens
 import report as revival_report
 import run
 import study
+import taught
 
 from brorl_jax import tokenizer, warmup
 from brorl_jax.attention import Rope
@@ -71,7 +73,7 @@ def test_puzzles_are_judged_as_they_were_made(paths):
   assert len(some) == len({p.id for p in some}) == 2 * kind.prompts
   assert some == countdown.puzzles(kind, seed=0)
   for puzzle in some[:3]:
-    entry = countdown.example(puzzle)["entry"]
+    entry = taught.example(puzzle)["entry"]
     assert kind.fewest <= len(puzzle.right) <= kind.most
     for said in puzzle.right:
       assert gym.verify(said, entry).status == "pass", said
@@ -79,11 +81,49 @@ def test_puzzles_are_judged_as_they_were_made(paths):
       assert gym.verify(said, entry).status == "fail", said
 
 
+def attacked(columns):
+  """Pairs of queens in a column or on a diagonal."""
+  return sum(
+    b - a in (0, j - i, i - j)
+    for (i, a), (j, b) in itertools.combinations(enumerate(columns), 2)
+  )
+
+
+def test_queens_are_all_found():
+  """92 boards of 8 by 8, as is known, and those of 5 by trying all."""
+  assert len(set(queens.boards(8))) == 92
+  tried = {p for p in itertools.permutations(range(5)) if not attacked(p)}
+  assert set(queens.boards(5)) == tried
+
+
+def test_queens_are_judged_as_they_were_made():
+  some = queens.puzzles(prompts=128, side=10, seed=0)
+  assert len({p.id for p in some}) == len({p.question for p in some}) == 128
+  assert some == queens.puzzles(prompts=128, side=10, seed=0)
+  every = [*queens.boards(10)]
+  for puzzle in some[:3]:
+    asked = re.fullmatch(r"10: (\d)(\d) (\d)(\d)", puzzle.question).groups()
+    row, column, other, another = map(int, asked)
+    right = [b for b in every if b[row] == column and b[other] == another]
+    assert puzzle.right == ["".join(map(str, board)) for board in sorted(right)]
+    assert len(right) >= queens.FEWEST
+    entry = taught.example(puzzle)["entry"]
+    for said in puzzle.right:
+      assert gym.verify(said, entry).status == "pass", said
+    for said in puzzle.wrong:
+      assert gym.verify(said, entry).status == "fail", said
+      columns = [*map(int, said)]
+      assert (columns[row], columns[other]) == (column, another)
+      assert sorted(columns) == [*range(10)] and attacked(columns)
+  larger = queens.puzzles(prompts=40, side=11, seed=0)
+  assert any("a" in said for p in larger for said in p.right)
+
+
 def test_files_are_read_and_their_sides_share_nothing(tmp_path):
   kind = countdown.kind(paths=False, scale=1)
   some = countdown.puzzles(kind, seed=0)
   sides = {"train": some[: kind.prompts], "heldout": some[kind.prompts :]}
-  countdown.write(tmp_path, sides)
+  taught.write(tmp_path, sides)
   read = [dataset.read([str(tmp_path / f"{n}.jsonl")]) for n in sides]
   assert [len(data.examples) for data in read] == [kind.prompts] * 2
   heldout.refuse_overlap(*read)
@@ -204,9 +244,9 @@ def test_probabilities_are_those_of_the_policy():
 def test_the_policy_is_taught_with_the_end_of_each_answer(tmp_path):
   kind = countdown.Kind(3, True, 2, 16, 128)
   some = countdown.puzzles(kind, seed=0)
-  countdown.teach(tmp_path, some, seed=0, width=16, layers=1, steps=1)
-  text = countdown.tokenizer.Tokenizer(tmp_path)
-  shown = countdown.demonstrations(some, text, each=200, seed=0)
+  taught.teach(tmp_path, some, seed=0, width=16, layers=1, steps=1)
+  text = tokenizer.Tokenizer(tmp_path)
+  shown = taught.demonstrations(some, text, each=200, seed=0)
   assert isinstance(shown, warmup.Demonstrations)
   length = shown.mask.sum(axis=1)
   right = 0
@@ -222,19 +262,19 @@ def test_the_policy_is_taught_with_the_end_of_each_answer(tmp_path):
   assert shown.prompt.shape[1] <= revival.WINGS["paths"][1]
 
 
-def taught(folder, kind):
+def prepared(folder, kind):
   """Files of two prompts a side, and a policy that has their tokens."""
   some = countdown.puzzles(kind, seed=0)
-  countdown.write(folder, {"train": some[:2], "heldout": some[2:]})
+  taught.write(folder, {"train": some[:2], "heldout": some[2:]})
   source = folder / "policy"
-  countdown.teach(source, some, seed=0, width=16, layers=1, steps=1)
+  taught.teach(source, some, seed=0, width=16, layers=1, steps=1)
   return source, some
 
 
 def test_mass_is_told_since_the_policy_that_the_run_began_with(
   tmp_path, monkeypatch
 ):
-  source, some = taught(tmp_path, countdown.Kind(3, False, 2, 2, 12))
+  source, some = prepared(tmp_path, countdown.Kind(3, False, 2, 2, 12))
   told = tmp_path / "run"
   for step in ("2", "4"):
     (told / "checkpoints" / step).mkdir(parents=True)
@@ -275,7 +315,7 @@ def test_mass_is_told_since_the_policy_that_the_run_began_with(
 def test_samples_are_judged_by_the_answer_whatever_the_steps(
   tmp_path, monkeypatch
 ):
-  source, some = taught(tmp_path, countdown.Kind(3, True, 2, 16, 128))
+  source, some = prepared(tmp_path, countdown.Kind(3, True, 2, 16, 128))
   text = tokenizer.Tokenizer(source)
   known = exact.Known(tmp_path, "train", text)
   assert known.steps
@@ -522,6 +562,7 @@ def test_standing_still_is_no_change_over_the_last_third():
 
 WING = run.Wing(
   "countdown",
+  "countdown.py",
   1e-3,
   {"start": ("n16",)},
   {"until_saturated": 8.0, "start": 1.0},
@@ -613,7 +654,7 @@ def test_n16_goes_on_until_it_stands_still(
 def test_arms_begin_where_n16_stood_still_or_where_it_began(tmp_path):
   e = experiment(tmp_path)
   job = lambda wing, where: run.Job(wing, where, "n16", 1e-3, 0, 1.0)
-  control = run.Wing("puzzles", 1e-3, {}, {}, exact=False)
+  control = run.Wing("puzzles", "puzzles.py", 1e-3, {}, {}, exact=False)
   for wing in (WING, control):
     stood = tmp_path / wing.name / "saturated" / "policy"
     assert e.policy(job(wing, "saturated")) == stood
@@ -626,7 +667,7 @@ def test_arms_begin_where_n16_stood_still_or_where_it_began(tmp_path):
 def test_what_is_told_decides_nothing(tmp_path):
   """Rates and standing still look at the other half of the held-out prompts."""
   folders(tmp_path, ["n16"], wing="puzzles")
-  control = run.Wing("puzzles", 1e-3, {}, {}, exact=False)
+  control = run.Wing("puzzles", "puzzles.py", 1e-3, {}, {}, exact=False)
   e = experiment(tmp_path)
   job = run.Job(control, "start", "n16", 1e-3, 0, 9.0)
   (e.folder(job) / "exact.jsonl").unlink()

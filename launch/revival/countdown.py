@@ -11,35 +11,20 @@ written before the answer, in any of their orders; the judge sees the answer:
 
   4*3=12,5+12=17<answer>3*4+5</answer>
 
-The folder gets train.jsonl and heldout.jsonl, in the format of
-brorl_jax/tasks/dataset.py, known.json with the right responses to each prompt,
-and policy/: a small transformer that was taught the prompts of both, with few
-right answers and most of them rarely.
+What the folder gets is told in taught.py.
 """
 
 import argparse
 import itertools
-import json
 import operator
 import pathlib
 import random
-import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import jax
-import numpy as np
-
-from brorl_jax import hf, tokenizer, update, warmup
-from brorl_jax.attention import Rope
-from brorl_jax.policy import Policy
-
-PROMPT_TOKENS = 16
-# Share of right demonstrations, uniform in its logarithm between prompts, 10 %
-# on average. With 25 % everywhere N = 16 learns all prompts and none is left to
-# be revived; with 1 % at least 4 of 32 were left, too few to tell arms apart.
-_LEAST_RIGHT, _MOST_RIGHT = 0.003, 0.5
+import taught
+from taught import Puzzle
 
 
 class Kind(NamedTuple):
@@ -50,23 +35,6 @@ class Kind(NamedTuple):
   prompts: int  # of each side
   fewest: int  # right responses to a prompt
   most: int
-
-
-class Puzzle(NamedTuple):
-  """A prompt with every response of the form that is taught."""
-
-  numbers: tuple[int, ...]
-  target: int
-  right: list[str]
-  wrong: list[str]
-
-  @property
-  def id(self) -> str:
-    return "countdown-" + "-".join(map(str, (*self.numbers, self.target)))
-
-  @property
-  def question(self) -> str:
-    return f"{' '.join(map(str, self.numbers))} -> {self.target}"
 
 
 def kind(*, paths: bool, scale: int) -> Kind:
@@ -146,120 +114,17 @@ def _puzzle(kind: Kind, numbers: tuple[int, ...], target: int) -> Puzzle:
   for text, value in responses(numbers, paths=kind.paths).items():
     said[value].append(text)
   right = said.pop(target)
-  return Puzzle(numbers, target, right, [*itertools.chain(*said.values())])
-
-
-def example(puzzle: Puzzle) -> dict:
-  """A line of a data file."""
-  return {
-    "id": puzzle.id,
-    "domain": "gym",
-    "prompt": puzzle.question,
-    "entry": {
-      "question": puzzle.question,
-      "answer": puzzle.right[0],
-      "metadata": {
-        "source_dataset": "countdown",
-        "numbers": list(puzzle.numbers),
-        "target": puzzle.target,
-      },
+  return Puzzle(
+    "countdown-" + "-".join(map(str, (*numbers, target))),
+    f"{' '.join(map(str, numbers))} -> {target}",
+    {
+      "source_dataset": "countdown",
+      "numbers": list(numbers),
+      "target": target,
     },
-  }
-
-
-def demonstrations(
-  some: Sequence[Puzzle], text: tokenizer.Tokenizer, *, each: int, seed: int
-) -> warmup.Demonstrations:
-  """`each` answers to every puzzle, few of them right.
-
-  How often each one is said is uneven (lognormal, sigma 1.5), so that a few
-  right ones are known well and many hardly.
-  """
-  rng = np.random.default_rng(seed)
-  prompts, responses = [], []
-  for puzzle in some:
-    share = np.exp(rng.uniform(*np.log([_LEAST_RIGHT, _MOST_RIGHT])))
-    weights = [rng.lognormal(sigma=1.5, size=len(k)) for k in puzzle[2:]]
-    odds = np.concatenate(
-      [
-        w / w.sum() * s
-        for w, s in zip(weights, (share, 1 - share), strict=True)
-      ]
-    )
-    said = rng.choice([*puzzle.right, *puzzle.wrong], size=each, p=odds)
-    question = text.render([{"role": "user", "content": puzzle.question}])
-    prompts += [question] * each
-    responses += [[*text.encode(str(t)), text.stop_ids[0]] for t in said]
-  longest = max(map(len, responses))
-  return warmup.padded(prompts, responses, PROMPT_TOKENS, longest)
-
-
-def teach(
-  directory: pathlib.Path,
-  some: Sequence[Puzzle],
-  *,
-  seed: int,
-  width: int,
-  layers: int,
-  steps: int,
-) -> None:
-  """Writes a policy as a Hugging Face directory."""
-  texts = [text for p in some for text in (p.question, *p.right)]
-  text = tokenizer.build(directory, texts, size=320)
-  policy = Policy(
-    vocab=text.size,
-    width=width,
-    layers=layers,
-    heads=4,
-    kv_heads=4,
-    head_size=width // 4,
-    mlp=4 * width,
-    rope=Rope(100.0),
-    norm_eps=1e-6,
-    tied=True,
-    qkv_bias=True,
+    right,
+    [*itertools.chain(*said.values())],
   )
-  tx, _ = update.optimizer(
-    lr=3e-3,
-    warmup=50,
-    total=steps,
-    b1=0.9,
-    b2=0.95,
-    eps=1e-8,
-    weight_decay=0.0,
-    max_grad_norm=1.0,
-    second_moment="full",
-  )
-  params = warmup.train(
-    policy.init(jax.random.key(seed)),
-    demonstrations(some, text, each=4000, seed=seed),
-    response_logp=policy.response_logp,
-    tx=tx,
-    steps=steps,
-    batch=256,
-    seed=seed,
-    log=lambda i, loss: print(
-      f"warm-up {i}/{steps}: {loss:.3f} nats per token",
-      file=sys.stderr,
-      flush=True,
-    ),
-  )
-  hf.save(directory, policy, params)
-
-
-def write(
-  directory: pathlib.Path, some: Mapping[str, Sequence[Puzzle]]
-) -> None:
-  """One file for each side, and known.json."""
-  directory.mkdir(parents=True, exist_ok=True)
-  for name, side in some.items():
-    lines = [json.dumps(example(puzzle)) + "\n" for puzzle in side]
-    (directory / f"{name}.jsonl").write_text("".join(lines))
-  known = {
-    name: {puzzle.id: sorted(puzzle.right) for puzzle in side}
-    for name, side in some.items()
-  }
-  (directory / "known.json").write_text(json.dumps(known, indent=1) + "\n")
 
 
 def main() -> None:
@@ -270,16 +135,7 @@ def main() -> None:
   parser.add_argument("--seed", type=int, default=0)
   a = parser.parse_args()
   some = puzzles(kind(paths=a.paths, scale=a.scale), seed=a.seed)
-  half = len(some) // 2
-  write(a.directory, {"train": some[:half], "heldout": some[half:]})
-  teach(
-    a.directory / "policy",
-    some,
-    seed=a.seed,
-    width=64 * a.scale,
-    layers=1 + a.scale,
-    steps=1500,
-  )
+  taught.make(a.directory, some, scale=a.scale, seed=a.seed)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ BRANCHES = {
 }
 WINGS = {
   "countdown": "Many right answers: four numbers and a target",
+  "queens": "Many right answers: queens on a board, two of them placed",
   "paths": "Many right responses: three numbers, steps, answer",
   "puzzles": "One short answer: eight families, held-out prompts",
 }
@@ -93,6 +94,7 @@ def overview(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure | None:
   """The panels that say most."""
   wanted = (
     ("countdown", "saturated", "busy_s", "pass_at_1"),
+    ("queens", "saturated", "busy_s", "pass_at_1"),
     ("paths", "saturated", "busy_s", "pass_at_1"),
     ("puzzles", "saturated", "busy_s", "pass_at_1"),
     ("countdown", "start", "pass_at_1", "distinct"),

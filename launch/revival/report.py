@@ -232,6 +232,10 @@ def sweep_table(data: Mapping[str, Any]) -> Table:
 def write(root: pathlib.Path) -> pathlib.Path:
   """The page and what it is made of; returns the page."""
   data = study.numbers(root)
+  if not any((data["wings"], data["stood"], data["sweep"])):
+    raise SystemExit(
+      f"{root} has no results yet: run launch/reproduce.sh there"
+    )
   folder = root / "report"
   folder.mkdir(exist_ok=True)
   (folder / "revival.json").write_text(json.dumps(data, indent=1) + "\n")

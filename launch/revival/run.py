@@ -2,18 +2,19 @@
 
   python launch/revival/run.py runs/revival
 
-Wings (`countdown.py`, `puzzles.py`) hold the prompts, `configs/revival.py` the
-arms. In each wing
+Wings (`countdown.py`, `queens.py`, `puzzles.py`) hold the prompts,
+`configs/revival.py` the arms. In each wing
 
 1. N = 16 trains at its best rate until it stands still: the last third of its
    steps gained nothing that a paired test over prompts calls significant
    (one-sided p of 5 %), and that is no lack of prompts: the gain is within
    +- .03, also with 5 % (two one-sided tests). If not, it goes on for half as
-   long again, at most to four times as long.
+   long again, at most to four times as long; arms go on then all the same, and
+   the report says that it did not stand still.
 2. From its last checkpoint, with a new optimizer as from a published model,
    each arm gets the same processor seconds (time/busy_s). Its learning rate is
    chosen before, with a seed of its own, among rates a factor 3 apart; one more
-   is tried as long as the best is the least or greatest of them.
+   is tried as long as the best is the least or greatest of them, up to five.
 3. Three seeds of each arm. On countdown the same once more from the policy that
    N = 16 began with, for what happens on the way.
 
@@ -57,6 +58,7 @@ class Wing:
 
   Attributes:
     name: Of configs/revival.py.
+    script: Makes its prompts.
     lr: The middle of the rates that are tried.
     arms: By branch: from where the arms go on.
     seconds: Processor seconds of an arm, by branch; of N = 16 before it may
@@ -65,6 +67,7 @@ class Wing:
   """
 
   name: str
+  script: str
   lr: float
   arms: dict[str, tuple[str, ...]]
   seconds: dict[str, float]
@@ -74,6 +77,7 @@ class Wing:
 WINGS = (
   Wing(
     "countdown",
+    "countdown.py",
     lr=1e-3,
     arms={
       "saturated": ARMS,
@@ -83,7 +87,16 @@ WINGS = (
     exact=True,
   ),
   Wing(
+    "queens",
+    "queens.py",
+    lr=1e-3,
+    arms={"saturated": ARMS},
+    seconds={"until_saturated": 60, "saturated": 45},
+    exact=True,
+  ),
+  Wing(
     "paths",
+    "countdown.py --paths",
     lr=1e-3,
     arms={"saturated": ARMS},
     seconds={"until_saturated": 60, "saturated": 45},
@@ -91,6 +104,7 @@ WINGS = (
   ),
   Wing(
     "puzzles",
+    "puzzles.py",
     lr=3e-4,
     arms={"saturated": ARMS},
     seconds={"until_saturated": 90, "saturated": 45},
@@ -106,6 +120,7 @@ EVERY = {
     "n512_paper": 8,
     "n512_distinct": 8,
   },
+  "queens": {"n16": 20, "n512_equal_samples": 30, "n512_paper": 8},
   "paths": {"n16": 15, "n512_equal_samples": 20, "n512_paper": 5},
   "puzzles": {"n16": 10, "n512_equal_samples": 25, "n512_paper": 6},
 }
@@ -175,9 +190,7 @@ def each(e: Experiment, jobs: Sequence[Job]) -> None:
     what = str(done.parent.relative_to(e.root))
     with e.progress.run(what, job.seconds - before):
       train(e, job, cores)
-      part = done.with_suffix(".part")
-      part.write_text(f"{job.seconds}\n")
-      part.replace(done)
+      write(done, job.seconds)
 
   e.lanes.each(one, jobs)
 
@@ -214,10 +227,9 @@ def prepare(e: Experiment, wing: Wing) -> None:
   if (folder / "prepared").exists():
     return
   say(f"{wing.name}: prompts" + (" and warm-up" if wing.exact else ""))
-  script = HERE / ("countdown.py" if wing.exact else "puzzles.py")
-  flags = ["--paths"] if wing.name == "paths" else []
+  script, *flags = wing.script.split()
   cores = os.sched_getaffinity(0)
-  call(folder, cores, script, folder, f"--scale={e.scale}", *flags)
+  call(folder, cores, HERE / script, folder, f"--scale={e.scale}", *flags)
   if e.scale > 1 and not wing.exact:
     say(f"{wing.name}: warm-up of a larger policy")
     larger = {"width": 96, "mlp": 384, "layers": 3}
@@ -282,7 +294,7 @@ def saturate(e: Experiment, wing: Wing) -> None:
   }
   say(f"{wing.name}: N = 16 after the last of its steps: {stood}")
   policy.parent.mkdir(parents=True, exist_ok=True)
-  (policy.parent / "stood.json").write_text(json.dumps(stood))
+  write(policy.parent / "stood.json", stood)
   part = policy.with_name("exporting")
   shutil.rmtree(part, ignore_errors=True)
   call(
@@ -332,7 +344,7 @@ def compare(e: Experiment, wing: Wing) -> None:
   arms = [(b, arm) for b, some in wing.arms.items() for arm in some]
   lr = best_rates(e, wing, arms)
   chosen = {"/".join(which): rate for which, rate in lr.items()}
-  (e.root / wing.name / "rates.json").write_text(json.dumps(chosen, indent=1))
+  write(e.root / wing.name / "rates.json", chosen)
   jobs = [
     Job(wing, *which, lr[which], seed, e.seconds(wing, which[0]))
     for seed in SEEDS
@@ -390,7 +402,14 @@ def refuse_another(root: pathlib.Path, size: dict[str, float]) -> None:
       f"{root} is of a run with {before}, not {size}; choose another folder"
     )
   root.mkdir(parents=True, exist_ok=True)
-  path.write_text(json.dumps(size))
+  write(path, size)
+
+
+def write(path: pathlib.Path, value: object) -> None:
+  """JSON that is whole whenever this process is killed."""
+  part = path.with_suffix(".part")
+  part.write_text(json.dumps(value, indent=1) + "\n")
+  part.replace(path)
 
 
 def planned(wing: Wing) -> float:
@@ -410,6 +429,8 @@ def main() -> None:
   )
   parser.add_argument("--only", choices=[w.name for w in WINGS] + ["sweep"])
   a = parser.parse_args()
+  if a.scale < 1 or a.lanes < 1 or a.share <= 0:
+    parser.error("--scale and --lanes are at least 1, --share is above 0")
   root = a.root.absolute()
   refuse_another(root, {"scale": a.scale, "share": a.share})
   lanes, progress = machine.Machine(a.lanes), machine.Progress(a.lanes)
