@@ -392,6 +392,27 @@ def test_an_arm_against_another_is_paired_by_prompt_and_seed():
   assert got["p_by_prompt"] != pytest.approx(got["p_plain"], rel=1e-2)
   assert got["seeds_ahead"] == (a.mean(axis=1) > b.mean(axis=1)).sum()
   assert got["seeds"] == 3
+  same = [made([row, row]) for row in a]
+  assert (
+    study.against(same, same)["seeds_ahead"] == 0
+  )  # none is ahead of itself
+
+
+def test_an_arm_of_which_a_seed_never_reaches_a_level_has_none(tmp_path):
+  folders(tmp_path, ["n16"])
+  where = tmp_path / "countdown/start"
+  for seed, last in ((0, 0.9), (1, 0.45)):
+    path = where / f"n16/lr0.001-seed{seed}" / "exact.jsonl"
+    sides = lambda x: {
+      side: dict.fromkeys(study.EXACT, [x] * 6) for side in ("train", "heldout")
+    }
+    some = [(0, 0.1), (4, last)]
+    path.write_text(
+      "".join(json.dumps({"step": s, **sides(x)}) + "\n" for s, x in some)
+    )
+  levels = study.branch(where, {"n16": 0.001})["arms"]["n16"]["levels"]
+  assert [k for k, told in levels.items() if told] == ["0.2", "0.3", "0.4"]
+  assert levels["0.5"] is None  # though one of them does
 
 
 def test_steps_begun_after_the_time_and_other_prompts_are_left_out(tmp_path):
@@ -558,6 +579,10 @@ def test_standing_still_is_no_change_over_the_last_third():
   assert not run.stands_still(steps, few)
   assert run.stands_still(steps, np.full((7, 40), 0.5))  # exactly still
   assert not run.stands_still(steps[:3], flat[:3])  # too little to tell
+  # What was gained before the last third is no gain of it.
+  before = np.full((7, 40), 0.5)
+  before[:4] -= 0.2 - 0.05 * np.arange(4)[:, None]
+  assert run.stands_still(steps, before)
 
 
 WING = run.Wing(
@@ -592,8 +617,8 @@ def test_rates_are_tried_until_the_best_is_inside(
     # Where each began is not what counts, and the last one is not all.
     rate = np.full((3, 4), 1.0 - 0.1 * abs(power - best))
     rate[0] = power
-    rate[1] += 0.04 * power
-    rate[2] -= 0.04 * power
+    rate[1] += 0.14 * power
+    rate[2] -= 0.14 * power
     return [0, 1, 2], rate
 
   jobs = []
@@ -809,3 +834,8 @@ def test_a_trial_is_not_taken_for_a_part_of_the_whole(tmp_path):
   run.refuse_another(tmp_path, {"scale": 1, "share": 0.05})
   with pytest.raises(SystemExit, match=r"'share': 0\.05}, not .*1\.0}; choose"):
     run.refuse_another(tmp_path, {"scale": 1, "share": 1.0})
+
+
+def test_a_folder_without_results_is_named(tmp_path):
+  with pytest.raises(SystemExit, match=r"x has no results yet: run launch/rep"):
+    revival_report.write(tmp_path / "x")
