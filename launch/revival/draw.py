@@ -98,6 +98,7 @@ def overview(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure | None:
     ("paths", "saturated", "busy_s", "pass_at_1"),
     ("puzzles", "saturated", "busy_s", "pass_at_1"),
     ("countdown", "start", "pass_at_1", "distinct"),
+    ("queens", "start", "pass_at_1", "distinct"),
   )
   some = [one for one in wanted if one[:2] in branches(data)]
   if not some:

@@ -15,8 +15,8 @@ Wings (`countdown.py`, `queens.py`, `puzzles.py`) hold the prompts,
    each arm gets the same processor seconds (time/busy_s). Its learning rate is
    chosen before, with a seed of its own, among rates a factor 3 apart; one more
    is tried as long as the best is the least or greatest of them, up to five.
-3. Three seeds of each arm. On countdown the same once more from the policy that
-   N = 16 began with, for what happens on the way.
+3. Three seeds of each arm. On countdown and queens the same once more from the
+   policy that N = 16 began with, for what happens on the way.
 
 Where prompts are held out (puzzles), 1 and 2 look at every other one of them,
 and what is told of 3 is of the rest.
@@ -49,6 +49,7 @@ SEEDS, TUNING_SEED = (0, 1, 2), 100
 GRID, MOST_RATES = (-1, 0, 1), 5  # powers of 3 of the wing's rate
 SIGNIFICANT_P, STILL, LONGER, LONGEST = 0.05, 0.03, 1.5, 4
 ARMS = ("n16", "n512_equal_samples", "n512_paper", "n512_equal_prompts")
+WAY = ("n16", "n512_paper", "n16_distinct", "n512_distinct")
 SWEEP, SWEEP_S = (4, 8, 16, 32, 64, 128, 256, 512), 40.0
 
 
@@ -79,10 +80,7 @@ WINGS = (
     "countdown",
     "countdown.py",
     lr=1e-3,
-    arms={
-      "saturated": ARMS,
-      "start": ("n16", "n512_paper", "n16_distinct", "n512_distinct"),
-    },
+    arms={"saturated": ARMS, "start": WAY},
     seconds={"until_saturated": 60, "saturated": 60, "start": 120},
     exact=True,
   ),
@@ -90,8 +88,8 @@ WINGS = (
     "queens",
     "queens.py",
     lr=1e-3,
-    arms={"saturated": ARMS},
-    seconds={"until_saturated": 60, "saturated": 45},
+    arms={"saturated": ARMS, "start": WAY},
+    seconds={"until_saturated": 60, "saturated": 45, "start": 90},
     exact=True,
   ),
   Wing(
@@ -112,15 +110,16 @@ WINGS = (
   ),
 )
 # Steps between what is read of a run, by arm: some ten times in each.
+_SHORT = {
+  "n16": 20,
+  "n16_distinct": 20,
+  "n512_equal_samples": 30,
+  "n512_paper": 8,
+  "n512_distinct": 8,
+}
 EVERY = {
-  "countdown": {
-    "n16": 20,
-    "n16_distinct": 20,
-    "n512_equal_samples": 30,
-    "n512_paper": 8,
-    "n512_distinct": 8,
-  },
-  "queens": {"n16": 20, "n512_equal_samples": 30, "n512_paper": 8},
+  "countdown": _SHORT,
+  "queens": _SHORT,
   "paths": {"n16": 15, "n512_equal_samples": 20, "n512_paper": 5},
   "puzzles": {"n16": 10, "n512_equal_samples": 25, "n512_paper": 6},
 }
