@@ -182,6 +182,37 @@ def test_a_stored_puzzle_that_may_be_drawn_is_refused():
   with pytest.raises(DataError) as error:
     refuse_drawn(both, ["lcm", "gcd"])
   assert str(error.value) == (
-    "h.jsonl, line 2, held out: may be drawn for training, where gcd is "
-    "generated; remove it, or the task"
+    "h.jsonl, line 2, held out: asks what gcd, which is generated for "
+    "training, may draw; remove it from the held-out file"
   )
+
+
+def shown(text, puzzle, **entry):
+  """A stored puzzle that shows a text of its own."""
+  asked = ({"role": "user", "content": text},)
+  return Example("p", "gym", "s", asked, {**puzzle.entry, **entry})
+
+
+def test_what_a_stored_puzzle_shows_counts_beside_its_question():
+  family = gym.Family("gcd", {"min_value": 1, "max_value": 30})
+  drawn = gym.puzzle(family, "train", 0, seed=3)
+  (fine,) = gym.heldout([family], per_family=1, seed=0)
+  for leak in (
+    shown(drawn.question, fine),
+    shown(fine.question, drawn),
+    shown(f"Be brief. {drawn.question}", drawn),
+    shown(drawn.question, drawn, question=None),
+  ):
+    with pytest.raises(DataError, match="asks what gcd"):
+      refuse_drawn(data(leak), ["gcd"])
+  # The hash of a text around a question tells nothing: nine in ten of these
+  # would be on the side of training.
+  for i in range(50):
+    around = f"Puzzle {i}.\n {fine.question}  \nAnswer in a box."
+    refuse_drawn(data(shown(around, fine)), ["gcd"])
+  refuse_drawn(data(shown(fine.question, fine, question=None)), ["gcd"])
+  # To a generator it is another question, and these are of training's side.
+  for other in (f"{fine.question}8", fine.question.upper()):
+    assert not gym.is_heldout("gcd", other)
+    with pytest.raises(DataError, match="asks what gcd"):
+      refuse_drawn(data(shown(other, fine)), ["gcd"])

@@ -13,7 +13,10 @@ _UNTRIED: Mapping[str, golds.Check] = dict.fromkeys(DOMAINS, dict)
 def refuse(starts: Sequence[Start], evaluated: dataset.Data) -> list[str]:
   """Refuses prompts that training has seen or could have drawn.
 
-  A run that was resumed with other files was trained on all of them.
+  A run that was resumed with other files was trained on all of them. Compared
+  are ids and texts of files as they are written there, without what the config
+  has each domain add, and puzzles with what was generated; a generated puzzle
+  that comes in a file of another domain is not found.
 
   Args:
     starts: What led to the policy.
@@ -33,11 +36,12 @@ def refuse(starts: Sequence[Start], evaluated: dataset.Data) -> list[str]:
     says |= dict.fromkeys(told + why for why in gone)
     # Files that held puzzles took the place of those that would be made.
     stored = any(example.domain == "gym" for example in train.examples)
+    had = "may have had" if _unknown(start) else "had"
     try:
       heldout.refuse_overlap(train, evaluated)
+      had = "may have drawn"
       heldout.refuse_drawn(evaluated, [] if stored else start.made)
     except dataset.DataError as e:
-      had = "may have had" if _unknown(start) else "had"
       raise ValueError(
         f"the training of {start.run} {had} this prompt: {e}"
       ) from None
