@@ -243,6 +243,16 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(samples):
       assert value == pytest.approx(want, abs=1e-6)
 
 
+def test_one_prompt_may_have_very_many_samples():
+  """A table over the counts and k took n x n numbers, 27 GB here."""
+  n = 100_000
+  got = all_of(prompt("a/0", "p" + "f" * (n - 1)))["pass_at_k"]
+  assert len(got) == 18
+  # The right one is among the k, or is not; 65,536 factors of float32.
+  for k, value in got.items():
+    assert value == pytest.approx(int(k) / n, abs=2e-4)
+
+
 @pytest.mark.parametrize(
   "answers, statuses, k, want",
   [
