@@ -436,6 +436,14 @@ def test_refuses_a_value_and_says_what_it_must_be(field, changes, must):
   assert must in line and "\n" not in line
 
 
+def test_an_evaluation_is_not_refused_for_what_only_training_needs():
+  settings.check_evaluation(config(n=1, samples=3, minibatches=2, in_flight=5))
+  settings.check_evaluation(config(**{"data.heldout_files": ("a",)}))
+  for field in ("in_flight", "eval_n", "prompt_tokens", "mesh_data"):
+    with pytest.raises(settings.UserError, match=f"config.{field} = 0 must be"):
+      settings.check_evaluation(config(**{field: 0}))
+
+
 def test_every_rule_has_a_value_that_breaks_it():
   rules = {field for field, _, _ in settings._training_rules(config())}
   floats = {k for k, v in config().items() if isinstance(v, float)}

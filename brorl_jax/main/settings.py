@@ -141,7 +141,7 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def check_training(c: Config) -> None:
   """Raises UserError at the first value that cannot work."""
-  check_evaluation(c)
+  _check(c, _training_rules)
 
   def rules(c: Config) -> Iterator[Rule]:
     good = not c.data.heldout_files or bool(c.data.files)
@@ -153,8 +153,11 @@ def check_training(c: Config) -> None:
 
 
 def check_evaluation(c: Config) -> None:
-  """Raises UserError at the first value that cannot work; trains nothing."""
-  _check(c, _training_rules)
+  """Raises UserError at the first value that cannot work; trains nothing.
+
+  So what only training needs may be anything.
+  """
+  _check(c, _evaluation_rules)
 
 
 def phases(c: Config) -> list[tuple[int, Config]]:
@@ -261,26 +264,14 @@ def _warmup_rules(c: Config) -> Iterator[Rule]:
   yield "right", good, "shares between 0 and 1"
 
 
-def _training_rules(c: Config) -> Iterator[Rule]:
-  counts = (
-    "steps samples in_flight max_oversampling prompt_tokens max_new_tokens "
-    "minibatches rows blocks save_every keep_checkpoints eval_every "
-    "eval_prompts eval_n theory_prompts theory_responses mesh_model lr_base "
-    "length_on length_off rest_steps"
-  )
-  for field in counts.split():
+def _evaluation_rules(c: Config) -> Iterator[Rule]:
+  counts = "in_flight prompt_tokens max_new_tokens eval_prompts eval_n"
+  for field in (*counts.split(), "mesh_model"):
     yield field, c[field] >= 1, "at least 1"
   for field, value in c.items():
     if isinstance(value, float):
       yield field, math.isfinite(value), "finite"
   yield "seed", 0 <= c.seed < 2**31, "0 to 2**31 - 1"
-  yield "n", c.n >= 2, "at least 2: a group is compared with its own mean"
-  for field in ("samples", "in_flight"):
-    good = c[field] % c.n == 0
-    yield field, good, f"a multiple of n = {c.n}"
-  prompts = c.samples // c.n
-  good = prompts % c.minibatches == 0
-  yield "minibatches", good, f"a divisor of samples / n = {prompts} prompts"
   for field in ("slots", "lanes", "memory_bytes"):
     yield field, c[field] >= 0, "positive, or 0: as much as there is"
   good = c.eval_temperature >= 0.0
@@ -288,12 +279,30 @@ def _training_rules(c: Config) -> Iterator[Rule]:
   good = 0.0 < c.eval_top_p <= 1.0
   yield "eval_top_p", good, "above 0 and at most 1, where nothing is cut"
   yield from _data_rules(c)
-  yield from _sampling_rules(c)
-  yield from _loss_rules(c)
-  yield from _optimizer_rules(c)
   for field, known in CHOICES.items():
     yield field, c[field] in known, f"one of {', '.join(known)}"
   yield "mesh_data", c.mesh_data >= 1 or c.mesh_data == -1, "positive, or -1"
+
+
+def _training_rules(c: Config) -> Iterator[Rule]:
+  yield from _evaluation_rules(c)
+  counts = (
+    "steps samples max_oversampling minibatches rows blocks save_every "
+    "keep_checkpoints eval_every theory_prompts theory_responses lr_base "
+    "length_on length_off rest_steps"
+  )
+  for field in counts.split():
+    yield field, c[field] >= 1, "at least 1"
+  yield "n", c.n >= 2, "at least 2: a group is compared with its own mean"
+  for field in ("samples", "in_flight"):
+    good = c[field] % c.n == 0
+    yield field, good, f"a multiple of n = {c.n}"
+  prompts = c.samples // c.n
+  good = prompts % c.minibatches == 0
+  yield "minibatches", good, f"a divisor of samples / n = {prompts} prompts"
+  yield from _sampling_rules(c)
+  yield from _loss_rules(c)
+  yield from _optimizer_rules(c)
   yield "max_busy_s", c.max_busy_s >= 0.0, "positive, or 0: no bound"
   yield "samples_shown", c.samples_shown >= 0, "0 or positive"
 
