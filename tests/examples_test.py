@@ -77,6 +77,7 @@ def test_families_are_drawn_by_weight():
   some = Examples(c, text())
   families = {some.example(1, i).task for i in range(50)}
   assert families == {"gcd"}
+  assert {puzzle.task for puzzle in some.heldout()} == {"gcd"}
 
 
 def test_a_budget_that_most_prompts_exceed_is_refused():
@@ -197,6 +198,22 @@ def test_shares_of_domains_mix_files_and_puzzles(tmp_path, monkeypatch):
   none = from_file(tmp_path / "b.jsonl", records, **{"domains.gym.weight": 0.0})
   assert {none.example(1, p).domain for p in range(50)} == {"math"}
   assert {e.domain for e in none.heldout()} == {"math"}
+
+
+def test_a_held_out_puzzle_of_a_family_without_weight_may_be_any(tmp_path):
+  drawn = gym.puzzle(gym.Family("gcd"), "train", 0, seed=1)
+  record = {"id": "p", "domain": "gym", "prompt": drawn.question}
+  held = tmp_path / "held.jsonl"
+  held.write_text(json.dumps(record | {"entry": drawn.entry}) + "\n")
+  train = [
+    {"id": f"m{i}", "domain": "math", "prompt": f"{i} + 1?", "answer": str(i)}
+    for i in range(4)
+  ]
+  path, given = tmp_path / "m.jsonl", {"data.heldout_files": (str(held),)}
+  with pytest.raises(ValueError, match="asks what gcd, which is generated"):
+    from_file(path, train, **given)
+  some = from_file(path, train, **given, **{"families.gcd.weight": 0.0})
+  assert [e.id for e in some.heldout() if e.task == "gcd"] == ["p"]
 
 
 def test_a_bad_line_is_refused_or_counted(tmp_path):

@@ -71,7 +71,7 @@ class Examples:
     stored = self._train or _by_domain(self._heldout)
     made = c.domains.gym.weight > 0.0 and "gym" not in stored
     self.families = families(c) if made else []
-    drawn = [family.name for family in self.families]
+    drawn = [family.name for family in self.families if family.weight > 0.0]
     heldout.refuse_drawn(self.placed(self._heldout), drawn)
     for family in self.families:
       for i in range(_PROBES):
@@ -171,7 +171,8 @@ class Examples:
     out = [e for task in by_task.values() for e in task[: c.eval_prompts]]
     count = c.eval_prompts
     try:
-      made = gym.heldout(self.families, per_family=count, seed=c.seed)
+      drawn = [family for family in self.families if family.weight > 0.0]
+      made = gym.heldout(drawn, per_family=count, seed=c.seed)
     except ValueError as e:
       raise ValueError(f"config.eval_prompts = {count}: {e}") from None
     for example in made:
