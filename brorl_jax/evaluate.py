@@ -24,7 +24,8 @@ Chunks = Iterator[list[dict[str, Any]]]  # of records
 _STATUSES = ("pass", "fail", "invalid")
 _FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
   **dict.fromkeys(
-    ("step", "sample", "tokens"), ("an integer", lambda x: type(x) is int)
+    ("step", "sample", "tokens"),
+    ("an integer of at least 0", lambda x: type(x) is int and x >= 0),
   ),
   **dict.fromkeys(
     ("id", "domain", "task", "reason", "answer"),

@@ -75,6 +75,12 @@ def run(c: Config, workdir: pathlib.Path) -> None:
   """Writes eval/records.jsonl, chunk by chunk, and eval/summary.json."""
   settings.check_evaluation(c)
   folder.check(c, workdir, allow_change=False, mode="evaluate")
+  lines, path = (
+    workdir / "eval" / name for name in ("records.jsonl", "summary.json")
+  )
+  for file in (lines, path):
+    if file.is_dir():
+      raise settings.UserError(f"{file} is a folder; remove it")
   logging.set_verbosity(logging.ERROR)  # orbax tells of every file it opens
   try:
     parts = _parts(c, workdir)
@@ -84,7 +90,7 @@ def run(c: Config, workdir: pathlib.Path) -> None:
     folder.write_config(c, workdir, mode="evaluate", **parts.found)
     print(*parts.says, sep="\n")
     try:
-      records = _sampled(c, workdir / "eval" / "records.jsonl", parts)
+      records = _sampled(c, lines, parts)
       evaluate.check_judged(records)
     except (metrics.Damaged, collect.Unjudged) as e:
       raise settings.UserError(
@@ -94,7 +100,6 @@ def run(c: Config, workdir: pathlib.Path) -> None:
       "sampling": {field: c[field] for field in _FIELDS},
       **evaluate.summary(records),
     }
-    path = workdir / "eval" / "summary.json"
     _replace(path, json.dumps(said, indent=2) + "\n")
   print(table(said), f"  {path}", sep="\n")
 
@@ -228,8 +233,12 @@ def _whole(
         f"{path}, line {number}: is not sample {key[1]} of {key[0]!r} at step "
         f"{step}"
       )
-  if len(records) >= len(wanted):
-    return records[: len(wanted)]
+  if len(records) > len(wanted):
+    raise metrics.Damaged(
+      f"{path}, line {len(wanted) + 1}: this evaluation ends before it"
+    )
+  if len(records) == len(wanted):
+    return records
   return records[: len(records) // (n * chunk) * n * chunk]
 
 
