@@ -343,6 +343,7 @@ def test_records_that_were_edited_are_refused(tmp_path, monkeypatch):
     ({"status": None}, "'status' is null, which is not one of pass, fail, inv"),
     ({"score": "1"}, "'score' is \"1\", which is not a finite number"),
     ({"step": 1}, "is not sample 1 of 'count_primes/heldout/0' at step 0"),
+    ({"tokens": -1}, "'tokens' is -1, which is not an integer of at least 0"),
     (b"\xff", "'utf-8' codec can't decode byte 0xff in position 0"),
   ],
 )
@@ -358,6 +359,29 @@ def test_records_of_another_make_are_refused(whole, tmp_path, line, said):
   line = refused(workdir)
   assert line.startswith(f"{path}, line 2: {said}")
   assert "without eval/, begins again" in line
+
+
+def test_records_beyond_the_end_are_refused(whole, tmp_path):
+  """Of a file as long as it may be, nothing is cut silently."""
+  workdir = tmp_path / "run"
+  shutil.copytree(whole[0], workdir)
+  path = workdir / "eval" / "records.jsonl"
+  lines = path.read_bytes().splitlines(keepends=True)
+  path.write_bytes(b"".join([*lines, lines[-1]]))
+  line = refused(workdir)
+  assert line.startswith(f"{path}, line 49: this evaluation ends before it; ")
+
+
+@pytest.mark.parametrize("name", ["records.jsonl", "summary.json"])
+def test_a_folder_in_the_place_of_a_file_is_refused_at_once(
+  whole, tmp_path, monkeypatch, name
+):
+  monkeypatch.setattr(hf, "load", lambda *_, **__: pytest.fail("loads"))
+  workdir = tmp_path / "run"
+  shutil.copytree(whole[0], workdir)
+  path = workdir / "eval" / name
+  path.unlink(), path.mkdir()
+  assert refused(workdir) == f"{path} is a folder; remove it"
 
 
 @pytest.mark.parametrize(
@@ -706,5 +730,8 @@ def test_what_a_checkpoint_names(tmp_path):
   assert trained.locate(str(training)) == (assets, training, None)
   one = trained.locate(f"{training}/checkpoints/3")
   assert one == (assets, training, 3)
+  around = f"{training}/../x/../training/checkpoints/3"
+  (tmp_path / "x").mkdir()
+  assert trained.locate(around) == one  # messages name the folder as it is
   assert trained.of_a_run(str(assets)) is None
   assert trained.of_a_run("") is None

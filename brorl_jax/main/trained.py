@@ -46,7 +46,7 @@ def of_a_run(checkpoint: str) -> Trained | None:
     run, step = path.parents[1], int(path.name)
   if not checkpoint or not (run / "checkpoints").is_dir():
     return None
-  return Trained(_source(run), run, step)
+  return Trained(_source(run), run.resolve(), step)
 
 
 class Start(NamedTuple):
