@@ -141,7 +141,11 @@ def _tested(data: Mapping[str, Any], at: str) -> list[Part]:
     p = one[how]["p_two_sided"]
     verdict = "" if p is not None and p < _SIGNIFICANT else "not "
     parts += ["; " if parts else said, f"{names[one['other']['run']]} "]
-    parts += [Number(("tests", i, "difference"), "signed"), " (p "]
+    parts += [Number(("tests", i, "difference"), "signed")]
+    if one["difference"] == one["plain"]["standard_error"] == 0.0:
+      parts += [" (the same score of every prompt)"]
+      continue
+    parts += [" (p "]
     parts += [Number(("tests", i, how, "p_two_sided"), "p"), ", "]
     parts += [f"{verdict}significant at 5 %)"]
   return [*parts, ". "] if parts else []
