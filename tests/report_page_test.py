@@ -10,6 +10,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import runs_for_tests as made
+from matplotlib.colors import to_rgb
 
 from brorl_jax.main import reading, reporting
 from brorl_jax.report import cells, figures, page, tables
@@ -194,6 +195,18 @@ def test_the_summary_says_who_leads_and_what_the_test_says(data):
   )
 
 
+def test_the_summary_says_where_scores_are_the_same(tmp_path):
+  """Of each prompt, not only on average: b gains here and loses there."""
+  turned = ([1, 1], [0, 0], [0, 1], [1, 1])
+  a = made.run(tmp_path / "a")
+  same = made.evaluation(tmp_path / "same", passes=made.PASSES[3])
+  b = made.evaluation(tmp_path / "b", passes=turned)
+  data = reporting.numbers([read(p, p.name) for p in (a, same, b)])
+  text = cells.as_text(page.summary(data), data)
+  assert "two-sided: same +0.0000 (the same score of every prompt); b " in text
+  assert text.count("of every prompt") == 1
+
+
 @pytest.mark.parametrize(
   "kind, value, text",
   [
@@ -311,6 +324,20 @@ def test_each_column_of_the_tables_shows_its_number(data):
   }
 
 
+def test_every_hour_of_the_page_is_one_without_compiling(data, tmp_path):
+  other = json.loads(json.dumps(data))
+  for run in other["runs"]:
+    for one in run["evaluations"]:
+      one["hours"] = None
+  rows = range(len(data["rows"]))
+  for table in tables.every(data):
+    assert cells.text(table, other) == cells.text(table, data)
+  assert [shown(tables.main(data), data, row)["hours"] for row in rows] == [
+    *("0", "2", "4.2", "2.19", "n/a")
+  ]
+  assert figures.draw(tmp_path, other) == figures.draw(tmp_path, data)
+
+
 def test_each_column_of_the_t_tests_shows_its_number(data):
   at = next(i for i, t in enumerate(data["tests"]) if t["at"] == "end")
   test = data["tests"][at]
@@ -386,7 +413,7 @@ def test_figure_1_shows_scores_and_intervals(drawn, data):
       y = [100 * of(e)["pass_at_k"]["1"] for e in run["evaluations"]]
       if run["training"]:
         np.testing.assert_allclose(line.get_ydata(), y)
-        x = [e["hours"] for e in run["evaluations"]]
+        x = [e["net_hours"] for e in run["evaluations"]]
         np.testing.assert_allclose(line.get_xdata(), x)
       else:
         assert line.get_ydata() == y * 2  # from side to side
@@ -440,6 +467,19 @@ def test_pass_at_k_is_that_of_the_last_evaluation(drawn, data):
       s = run["evaluations"][-1]["summary"]["by_domain"][domain]["pass_at_k"]
       np.testing.assert_array_equal(line.get_xdata(), [1, 2])
       np.testing.assert_allclose(line.get_ydata(), [100 * s["1"], 100 * s["2"]])
+
+
+def test_runs_that_lie_on_each_other_are_all_seen(tmp_path):
+  """Pixels in the colour of each of four, in the panels."""
+  runs = [made.run(tmp_path / name) for name in "abcd"]
+  data = reporting.numbers([read(path, path.name) for path in runs])
+  reporting.write(data, tmp_path / "out")
+  for path in (tmp_path / "out").glob("*.png"):
+    image = plt.imread(path)[..., :3]
+    panels = image[: int(0.85 * len(image))]
+    for i in range(4):
+      off = np.abs(panels - to_rgb(f"C{i}")).max(axis=2)
+      assert (off < 0.02).sum() > 100, (path.name, i)
 
 
 def test_the_figures_are_legible(drawn):

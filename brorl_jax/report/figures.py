@@ -18,8 +18,10 @@ WIDTH = 10.0  # inches
 _COLUMNS = 3
 _ROOM = 120  # characters of a legend, side by side
 _DPI = 144  # sharp on screens with 1.5 pixels per point
-# Told apart without colours too: several runs may lie on each other.
+# Told apart without colours too. Runs may lie on each other: later ones have
+# wider gaps and hollow markers, through which those below are seen.
 _MARKERS = "osD^vP*X"
+_DASHES = ("-", (0, (3, 3)), (0, (3, 6)), (0, (3, 9)))
 STYLE: Any = {
   "font.size": 10,
   "axes.titlesize": 10,
@@ -62,7 +64,7 @@ def score(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   """Figure 1: score of each domain against time, with intervals."""
   domains = data["domains"]
   figure, axes = axes_of(len(domains), height=3.4)
-  scale, unit = _time(_latest(data, "hours"))
+  scale, unit = _time(_latest(data, "net_hours"))
   for axis, domain in zip(axes, domains, strict=True):
     of = lambda one: one["summary"]["by_domain"][domain]
     for i, run in enumerate(data["runs"]):
@@ -74,17 +76,17 @@ def score(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
       )
       look = _look(i, run)
       if run["training"]:
-        x = [one["hours"] * scale for one in every]
+        x = [one["net_hours"] * scale for one in every]
         axis.plot(x, y, ms=4, **look)
         axis.fill_between(x, low, high, color=look["color"], alpha=0.12, lw=0)
       else:  # it has no time
-        axis.axhline(y[0], **look | {"marker": "", "ls": "--"})
+        axis.axhline(y[0], **look | {"marker": "", "ls": ":"})
     axis.set(title=_plain(domain), xlabel=unit, ylabel="pass@1, %")
   _legend(figure, axes)
   save(figure, folder / "score.png")
   caption = (
     "Pass@1 of the held-out prompts against the time of steps and saving, "
-    "compiling included, with 95 % bootstrap intervals. Dashed: policies that "
+    "without compiling, with 95 % bootstrap intervals. Dotted: policies that "
     "were only evaluated."
   )
   return Figure(
@@ -165,7 +167,9 @@ def _look(i: int, run: Mapping[str, Any]) -> dict[str, Any]:
   n = f" (N = {run['n']})" if run["n"] else ""
   return {
     "color": f"C{i % 10}",
+    "ls": _DASHES[i % len(_DASHES)],
     "marker": _MARKERS[i % len(_MARKERS)],
+    "fillstyle": "none" if i else "full",
     "lw": 1.5,
     "label": f"{_plain(run['name'])}{n}",
   }
@@ -199,7 +203,12 @@ def _legend(figure: Any, axes: Sequence[Any]) -> None:
   longest = max(map(len, labels)) + 8  # the line before it
   columns = max(1, min(len(labels), 4, _ROOM // longest))
   figure.legend(
-    lines, labels, loc="outside lower center", ncols=columns, frameon=False
+    lines,
+    labels,
+    loc="outside lower center",
+    ncols=columns,
+    frameon=False,
+    handlelength=3,  # or the widest gap would leave nothing of its line
   )
 
 

@@ -35,7 +35,7 @@ def main(data: Mapping[str, Any]) -> Table:
         "" if shared else trained("prompts_per_step", "count"),
         spent("step", "count"),
         spent("samples", "thousands"),
-        spent("hours", "hours"),
+        spent("net_hours", "hours"),
         spent("cpu_hours", "hours"),
         *scores,
       ]
@@ -45,9 +45,8 @@ def main(data: Mapping[str, Any]) -> Table:
     "(mean@k), with their 95 % bootstrap intervals over prompts; a domain is "
     "the mean over its tasks. Prompts are those that a "
     "step trains on; samples, in thousands, all that were generated. Hours are "
-    "those of steps and saving, with compiling and without evaluations; "
-    "CPU-hours those of the process, without compiling, where they were "
-    "recorded. Equal time is that of steps and saving without compiling.",
+    "those of steps and saving, CPU-hours those of the process where they were "
+    "recorded, both without compiling and without evaluations.",
     *_reached(data),
   ]
   title = "Table 1. Cost and score of each run"
