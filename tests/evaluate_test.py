@@ -303,6 +303,26 @@ def test_what_could_not_be_judged_does_not_count():
   assert many["by_domain"]["gym"]["invalid"] == 6
 
 
+def test_what_could_not_be_judged_is_counted_not_averaged():
+  """2 + 1 of task a, 1 of b, 0 and 1 of m in another domain."""
+  got = evaluate.summary(
+    prompt("a/0", "ii")
+    + prompt("a/1", "ip")
+    + prompt("b/0", "fi")
+    + prompt("m/0", "pp", domain="math")
+    + prompt("m/1", "pi", domain="math")
+  )
+  gym, math = got["by_domain"]["gym"], got["by_domain"]["math"]
+  assert got["all"]["invalid"] == 5
+  assert (gym["invalid"], math["invalid"]) == (4, 1)
+  assert [gym["by_task"][task]["invalid"] for task in "ab"] == [3, 1]
+  assert math["by_task"]["m"]["invalid"] == 1
+
+
+def test_a_score_of_what_could_not_be_judged_does_not_count():
+  assert all_of(prompt("a/0", "pi", score=0.5))["mean_score"] == 0.5
+
+
 def test_intervals_are_those_of_prompts_within_tasks():
   """Task a: 60 prompts of which half are solved; b: 20, all solved."""
   records = [

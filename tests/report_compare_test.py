@@ -144,6 +144,20 @@ def test_a_run_that_has_not_ended_says_so():
   assert [r["steps"] for r in data["runs"]] == [3, 3]
 
 
+def test_a_run_that_was_not_evaluated_at_its_end_says_so():
+  early = {0: made.PASSES[0], 1: made.PASSES[1]}
+  data = numbers(run("a", early, lines=made.metric_lines(3)), run("b"))
+  assert [r["finished"] for r in data["runs"]] == [False, True]
+  assert [r["steps"] for r in data["runs"]] == [3, 3]
+
+
+def test_a_run_whose_start_was_not_evaluated_has_no_such_row():
+  later = {1: made.PASSES[1], 3: made.PASSES[3]}
+  data = numbers(run("a", later), run("b"))
+  starts = [row["names"] for row in data["rows"] if "start" in row["at"]]
+  assert starts == [["b"]]
+
+
 def test_throughput_by_hand():
   """Steps 2 and 3: 16 samples each, 900 s of rollouts of 3,960 s; a step keeps
   a fourth or a half."""
@@ -251,6 +265,13 @@ def test_categories_are_means_over_tasks():
   assert last["categories"] == {"arithmetic": 0.75, "logic": 0.5}
 
 
+def test_a_category_is_the_mean_of_more_than_two_tasks():
+  """One task of four is solved, the others half: (1 + 3 * .5) / 4."""
+  data = many(4, [0])
+  last = data["runs"][1]["evaluations"][-1]
+  assert last["categories"] == {"other": 0.625}
+
+
 def test_a_phase_changes_n_from_its_step():
   config = {"phases": [{"from_step": 2, "n": 8}, {"from_step": 9, "n": 99}]}
   (told,) = numbers(run("a", **config))["runs"]
@@ -258,6 +279,9 @@ def test_a_phase_changes_n_from_its_step():
   early = {0: made.PASSES[0], 1: made.PASSES[1]}
   (told,) = numbers(run("a", early, **config))["runs"]
   assert (told["n"], told["prompts_per_step"]) == (4, 2)
+  exactly = {0: made.PASSES[0], 2: made.PASSES[1]}
+  (told,) = numbers(run("a", exactly, **config))["runs"]
+  assert told["n"] == 8
 
 
 def test_differences_name_fields_and_values():

@@ -132,7 +132,7 @@ def _at(config: Mapping[str, Any], step: int) -> dict[str, Any]:
   """The config with the phases that have begun by a step."""
   out = dict(config)
   for phase in config.get("phases") or ():
-    if phase["from_step"] <= max(step, 1):
+    if phase["from_step"] <= step:
       out |= phase
   return out
 
