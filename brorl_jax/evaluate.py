@@ -266,7 +266,7 @@ def _numbers(mine: Sequence[Record], ks: Sequence[int]) -> list[float]:
   v, right = len(votes), sum(passed for _, passed in votes)
   score = sum(r["score"] for r in mine if r.get("status") != "invalid")
   return [
-    *(_pass_at_k(v, right, min(k, v)) if v else 0.0 for k in ks),
+    *(float(_pass_at_k(v, right, min(k, v))) if v else 0.0 for k in ks),
     *(_majority(votes, min(k, v)) if v else 0.0 for k in ks),
     score / max(v, 1),
     sum(r["tokens"] for r in mine) / len(mine),
@@ -275,13 +275,8 @@ def _numbers(mine: Sequence[Record], ks: Sequence[int]) -> list[float]:
   ]
 
 
-_compiled = jax.jit(pass_at_k, static_argnums=(0, 2))
-
-
-@functools.cache
-def _pass_at_k(n: int, right: int, k: int) -> float:
-  """For one count: a table of all of them would be made of n x k numbers."""
-  return float(_compiled(n, right, k))
+# For one count at a time: a table of all would be made of n x k numbers.
+_pass_at_k = functools.cache(jax.jit(pass_at_k, static_argnums=(0, 2)))
 
 
 def _majority(votes: Sequence[tuple[str, bool]], k: int) -> float:
