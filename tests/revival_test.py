@@ -815,6 +815,7 @@ def test_the_page_says_what_the_runs_say(tmp_path, capsys):
 def test_an_axis_of_pass_at_1_is_not_wide_for_nothing():
   assert draw._wide((0.733, 0.735)) == pytest.approx((0.684, 0.784))
   assert draw._wide((0.2, 0.8)) == pytest.approx((0.2, 0.8))
+  assert draw._wide((0.99, 1.0)) == pytest.approx((0.945, 1.005))
 
 
 def test_what_has_not_run_yet_is_left_out(tmp_path):

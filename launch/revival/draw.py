@@ -150,9 +150,12 @@ def sweep(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
 
 
 def _wide(limits: tuple[float, float]) -> tuple[float, float]:
-  """An axis of pass@1 spans .1 at least, or nothing would look like much."""
+  """An axis of pass@1 spans some .1, or nothing would look like much.
+
+  It ends at 1, with room for a line there.
+  """
   middle, half = sum(limits) / 2, max((limits[1] - limits[0]) / 2, 0.05)
-  return middle - half, middle + half
+  return middle - half, min(middle + half, 1.005)
 
 
 def _line(
