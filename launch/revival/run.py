@@ -89,7 +89,7 @@ WINGS = (
     "queens.py",
     lr=1e-3,
     arms={"saturated": ARMS, "start": WAY},
-    seconds={"until_saturated": 60, "saturated": 45, "start": 90},
+    seconds={"until_saturated": 60, "saturated": 45, "start": 45},
     exact=True,
   ),
   Wing(
