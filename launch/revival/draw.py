@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib import ticker
 
 from brorl_jax.report import figures
 from brorl_jax.report.figures import Figure
@@ -51,6 +52,9 @@ def curves(
       _line(axis, name, arm["curves"], x, "pass_at_1")
     if x == "samples":
       axis.set_xscale("log")
+      axis.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 3.0)))
+      axis.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+      axis.xaxis.set_minor_formatter(ticker.NullFormatter())
     title = f"{wing}, {BRANCHES[where]}"
     axis.set(title=title, xlabel=label, ylabel="pass@1")
     axis.set_ylim(_wide(axis.get_ylim()))

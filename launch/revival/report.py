@@ -152,9 +152,10 @@ def stood(data: Mapping[str, Any]) -> Table:
     ("learning rate", "lr", "rate"),
   )
   rows = [
-    [WINGS[wing], "yes" if told["still"] else "no"]
+    [title, "yes" if data["stood"][wing]["still"] else "no"]
     + [Number(("stood", wing, key), kind) for _, key, kind in columns]
-    for wing, told in data["stood"].items()
+    for wing, title in WINGS.items()
+    if wing in data["stood"]
   ]
   caption = (
     "Still: over the last third of the steps pass@1 gained nothing significant "
