@@ -5,9 +5,9 @@ r"""ProRL v2, with which BroRL is compared: 512 kept prompts x 16 rollouts.
 `n512.py` has 8 times the samples per step, a quarter of the prompts, and with a
 preset 2.83 times the learning rate. `n512_equal_samples.py` differs in N alone.
 
-Cost: 60 steps, 1.2 million rollouts, 381 CPU-seconds (2 cores of an AMD EPYC,
-jax 0.10.2, 2026-11-22, one seed), 1.8 GB.
-Result: held-out pass@1 .228 -> .633 +- .039; 46.5 % of prompts kept, 28 % at
+Cost: 60 steps, 1.2 million rollouts, 366 CPU-seconds (2 cores of an AMD EPYC,
+jax 0.10.2, 2026-11-22, one seed), 2.0 GB.
+Result: held-out pass@1 .333 -> .657 +- .040; 46.5 % of prompts kept, 28 % at
 the end. The paper's size is not run.
 """
 
