@@ -83,11 +83,20 @@ def test_paired_t_agrees_with_scipy(n, gain):
   assert got.dof == two.df == n - 1
   at = float(got.t)  # p by itself, not through a t that was rounded
   p = float(scipy.stats.t.sf(abs(at), n - 1))
-  assert float(got.p_two_sided) == pytest.approx(2 * p, rel=2e-3)
+  assert float(got.p_two_sided) == pytest.approx(2 * p, rel=1e-4)
   one = p if at > 0 else 1 - p
-  assert float(got.p_one_sided) == pytest.approx(one, rel=2e-3)
+  assert float(got.p_one_sided) == pytest.approx(one, rel=1e-4)
   assert float(got.p_two_sided) == pytest.approx(two.pvalue, rel=0.05)
   assert float(got.p_one_sided) == pytest.approx(upper.pvalue, rel=0.05)
+
+
+@pytest.mark.parametrize("dof", [1, 7, 99, 100, 480, 10_000, 1_000_000])
+@pytest.mark.parametrize("t", [0.0, 0.1, 1.0, 2.1, -3.5, 6.0])
+def test_students_t_agrees_with_scipy(dof, t):
+  got = float(stats._outside(jnp.asarray(t, jnp.float32), dof))
+  exact = float(np.float32(t))
+  want = 2 * scipy.stats.t.sf(abs(exact), dof)
+  assert got == pytest.approx(want, rel=1e-4)
 
 
 def test_the_papers_test_comes_out():

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import betainc
+from jax.scipy.special import betainc, erfc
 from jaxtyping import Array, Float, Int, Key
 
 _Z95 = 1.959964  # the normal distribution holds 95 % within +- this
@@ -95,8 +95,8 @@ def paired_t(
     error = jnp.sqrt(clusters / (clusters - 1) * jnp.sum(sums**2)) / n
   dof = clusters - 1
   t = _ratio(difference, error)
+  two_sided = _outside(t, dof)
   # Each end of [0, 1] from its own side, or the smaller one would be rounded.
-  two_sided = betainc(dof / 2, 0.5, 1.0 / (1.0 + t**2 / dof))
   upper = jnp.where(t > 0, two_sided / 2, 1.0 - two_sided / 2)
   return PairedT(
     difference=difference,
@@ -109,6 +109,23 @@ def paired_t(
     n=n,
     clusters=clusters,
   )
+
+
+def _outside(t: Float[Array, ""], dof: int) -> Float[Array, ""]:
+  """Probability that Student's t is farther from 0, to 1e-4 of it in float32.
+
+  In float32 the incomplete beta function is off by 2e-3 with 10,000 degrees of
+  freedom and by 4 % with 100,000. With many of them t is made into z of the
+  normal distribution (G. W. Hill, CACM 13 (1970), algorithm 395, two terms):
+
+    z = u + (u^3 + 3 u) / (48 a^2),  u^2 = a log(1 + t^2 / dof),  a = dof - 1/2
+  """
+  if dof < 100:
+    return betainc(dof / 2, 0.5, 1.0 / (1.0 + t**2 / dof))
+  a = dof - 0.5
+  u = jnp.sqrt(a * jnp.log1p(t**2 / dof))
+  z = u + (u**3 + 3.0 * u) / (48.0 * a**2)
+  return erfc(z / 2.0**0.5)
 
 
 def _ratio(x: Float[Array, ""], y: Float[Array, ""]) -> Float[Array, ""]:
