@@ -48,7 +48,7 @@ class Examples:
 
   Attributes:
     stop_ids: Tokens that end a response.
-    families: Of the puzzles; none if there are no generated ones.
+    families: Of the puzzles, with a weight; none if none are generated.
     domains: Those that are drawn.
     files: Those to train on by absolute path, each with its digest.
     left_out: Bad lines of the files, each with its place and what is wrong.
@@ -70,8 +70,9 @@ class Examples:
     # An evaluation may have held-out files alone; nothing is drawn from them.
     stored = self._train or _by_domain(self._heldout)
     made = c.domains.gym.weight > 0.0 and "gym" not in stored
-    self.families = families(c) if made else []
-    drawn = [family.name for family in self.families if family.weight > 0.0]
+    every = families(c) if made else []
+    self.families = [family for family in every if family.weight > 0.0]
+    drawn = [family.name for family in self.families]
     heldout.refuse_drawn(self.placed(self._heldout), drawn)
     for family in self.families:
       for i in range(_PROBES):
@@ -171,8 +172,7 @@ class Examples:
     out = [e for task in by_task.values() for e in task[: c.eval_prompts]]
     count = c.eval_prompts
     try:
-      drawn = [family for family in self.families if family.weight > 0.0]
-      made = gym.heldout(drawn, per_family=count, seed=c.seed)
+      made = gym.heldout(self.families, per_family=count, seed=c.seed)
     except ValueError as e:
       raise ValueError(f"config.eval_prompts = {count}: {e}") from None
     for example in made:

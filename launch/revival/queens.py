@@ -61,11 +61,12 @@ def _puzzle(side: int, given: tuple[int, ...], right: list[Board]) -> Puzzle:
     for i, j in itertools.combinations(set(range(side)) - {one, other}, 2)
   }
   text = lambda some: ["".join(_DIGITS[c] for c in b) for b in sorted(some)]
+  answers = text(right)
   return Puzzle(
     f"queens-{side}-{at}",
     f"{side}: {at[:2]} {at[2:]}",
-    {"source_dataset": "n_queens", "valid_answers": text(right)},
-    text(right),
+    {"source_dataset": "n_queens", "valid_answers": answers},
+    answers,
     text(wrong - set(right)),
   )
 
