@@ -48,6 +48,15 @@ def get_config() -> ml_collections.ConfigDict:
   c.families = families()
   c.data = data()
 
+  # CPU-seconds that a program may take for a test, where its example has no
+  # `time_limit`, and for all its tests together. Sleep counts like computing,
+  # waiting for a CPU does not. Public sets give a test 1 to 10 seconds.
+  c.code_test_s = 5.0
+  c.code_total_s = 30.0
+  # Run programs although there is no bubblewrap or it may not make namespaces:
+  # they can then find out which files exist, and fail with threads or files.
+  c.allow_inner = False
+
   # 0: every prompt is new. Otherwise a run has so many, each at most once in a
   # step.
   c.distinct_prompts = 0

@@ -1,7 +1,11 @@
 """The code domain: what is extracted, compared, counted and refused."""
 
+import functools
 import json
+import os
 import re
+import subprocess
+import sys
 import time
 
 import hypothesis
@@ -20,9 +24,16 @@ ADD["fn_name"] = "add"
 
 @pytest.fixture(scope="module")
 def jail():
-  jail = levels.require().zygote()
+  jail = levels.require(allow_inner=True).zygote()
   yield jail
   jail.close()
+
+
+def squares(count):
+  return {
+    "inputs": [f"{i}\n" for i in range(1, count + 1)],
+    "outputs": [f"{i * i}\n" for i in range(1, count + 1)],
+  }
 
 
 def outcome(program, tests, jail, **limits):
@@ -177,18 +188,119 @@ def test_stdio(jail, program, status, score, reason):
     assert got == (status, score, reason)
 
 
-def test_the_budget_is_that_of_all_tests(jail):
+COMPUTES = """
+import time
+n, end = int(input()), time.process_time() + 0.15
+while time.process_time() < end: pass
+print(n * n)
+"""
+
+
+def test_a_test_has_its_time_and_all_have_theirs(jail):
+  tests = squares(10)  # 1.5 s
+  assert outcome(COMPUTES, tests, jail, test_s=0.5, total_s=9.0)[0] == "pass"
+  late = ("fail", 0.0, "time-out")
+  assert outcome(COMPUTES, tests, jail, test_s=0.1, total_s=9.0) == late
+  assert outcome(COMPUTES, tests, jail, test_s=0.5, total_s=1.0) == late
+  assert outcome(COMPUTES, squares(3), jail, test_s=0.5, total_s=1.0)[0] == (
+    "pass"
+  )
+
+
+@pytest.mark.parametrize("count", [1, 20, 40])
+def test_right_is_right_for_any_number_of_tests(jail, count):
+  """As many seconds of CPU as it takes, a tenth for each test."""
+  program = COMPUTES.replace("0.15", "0.1")
+  assert outcome(program, squares(count), jail, test_s=1.0)[0] == "pass"
+
+
+@pytest.mark.parametrize("mode", ["stdio", "call"])
+def test_each_call_has_its_time(jail, mode):
+  body = "\n  end = time.process_time() + 0.2 * (a == 3)"
+  body += "\n  while time.process_time() < end: pass\n  return a + b"
+  program, tests = f"import time\ndef add(a, b):{body}", ADD
+  if mode == "stdio":
+    program += "\nprint(add(*map(int, input().split())))"
+    lines = [f"{a} {b}" for a, b in ADD["inputs"]]
+    tests = {"inputs": lines, "outputs": [*map(str, ADD["outputs"])]}
+  assert outcome(program, tests, jail, test_s=0.5)[0] == "pass"
+  assert outcome(program, tests, jail, test_s=0.1)[2] == "time-out"
+
+
+def test_sleep_counts_and_waiting_for_a_cpu_does_not(jail):
   slow = "import time; time.sleep(0.2); print(int(input()) ** 2)"
-  assert outcome(slow, SQUARE, jail, wall_s=5.0)[0] == "pass"
-  assert outcome(slow, SQUARE, jail, wall_s=0.5) == ("fail", 0.0, "time-out")
+  assert outcome(slow, SQUARE, jail, test_s=1.0)[0] == "pass"
+  long = slow.replace("0.2", "60")
+  assert outcome(long, SQUARE, jail, test_s=0.5) == ("fail", 0.0, "time-out")
+  rivals = [
+    subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    for _ in range(4 * len(os.sched_getaffinity(0)))
+  ]
+  try:
+    begin = time.monotonic()
+    program = COMPUTES.replace("0.15", "0.5")
+    assert outcome(program, squares(2), jail, test_s=0.8, total_s=1.6)[0] == (
+      "pass"
+    )
+    assert time.monotonic() - begin > 1.6  # else the test shows nothing
+  finally:
+    for rival in rivals:
+      rival.kill()
+      rival.wait()
+
+
+class Counted:
+  """A jail, with what it was given and what that took."""
+
+  def __init__(self, jail):
+    self.jail, self.jobs = jail, []
+
+  def run(self, job, **options):
+    ended = self.jail.run(job, **options)
+    self.jobs.append((len(job["inputs"]), job["together"]))
+    return ended
+
+
+def test_a_wrong_program_costs_no_more_than_a_right_one(jail):
+  """One test more, and nothing more if the first test failed."""
+  tests = squares(20)
+  for program, jobs in (
+    ("print(int(input()) ** 2)", [(20, 8)]),
+    ("print(int(input()) ** 3)", [(20, 8), (1, 1)]),  # right for 1
+    ("print(int(input()) ** 2 + 1)", [(20, 8)]),
+    ("n = int(input()); print(n * n if n < 20 else 0)", [(20, 8), (1, 1)]),
+    ("n = int(input()); print(n * n if n < 17 else 0)", [(20, 8)]),
+    (DIRTY.format(condition=""), [(20, 8), (1, 1), (20, 1)]),
+  ):
+    counted = Counted(jail)
+    outcome(program, tests, counted)
+    assert counted.jobs == jobs, program
+
+
+def test_what_ended_badly_is_not_decoded(monkeypatch):
+  frames = [zygote.Frame(0, 0, True, 0.0, b'["i", "1"]', b"")]
+  jail = Recorder(frames, "time-out")
+
+  def loads(data):
+    raise AssertionError("its score is 0")
+
+  monkeypatch.setattr(code.plain, "loads", loads)
+  assert outcome("pass", ADD, jail) == ("fail", 0.0, "time-out")
+
+
+def test_the_limit_of_an_example_is_its_own(jail):
+  response = f"```\n{COMPUTES}```"
+  entry = {"tests": squares(2)}
+  limits = walls.Limits(test_s=0.1, total_s=0.2)
+  judge = functools.partial(code.judge, response, limits=limits, jail=jail)
+  assert judge(entry).reason == "time-out"
+  assert judge(entry | {"time_limit": 0.5}).status == "pass"
+  assert judge(entry | {"time_limit": 0.05}).reason == "time-out"
 
 
 @pytest.mark.parametrize("count", [1, 7, 8, 9, 17])
 def test_any_number_of_tests(jail, count):
-  tests = {
-    "inputs": [f"{i}\n" for i in range(1, count + 1)],
-    "outputs": [f"{i * i}\n" for i in range(1, count + 1)],
-  }
+  tests = squares(count)
   right = "print(int(input()) ** 2)"
   assert outcome(right, tests, jail) == ("pass", 1.0, "")
   last = f"n = int(input())\nprint(n * n if n != {count} else 0)"
@@ -388,7 +500,7 @@ def test_same_output_ignores_white_space_alone(a, b):
   ],
 )
 def test_calls(jail, program, status, score, reason):
-  got = outcome(program, ADD, jail, wall_s=1.0 if "while" in program else 5.0)
+  got = outcome(program, ADD, jail, test_s=1.0 if "while" in program else 5.0)
   if reason is None:
     assert got[:2] == (status, score) and got[2].startswith("runtime error: ")
   else:
@@ -529,7 +641,7 @@ def f(x):
 
 
 def test_no_jail_is_no_verdict(monkeypatch):
-  def require():
+  def require(*, allow_inner):
     raise process.Failed("no jail: none")
 
   monkeypatch.setattr(levels, "require", require)
@@ -539,7 +651,8 @@ def test_no_jail_is_no_verdict(monkeypatch):
   )
 
 
-def test_this_threads_jail_is_used():
+def test_this_threads_jail_is_used(monkeypatch):
+  monkeypatch.setattr(jails.mine(), "_allow_inner", True)
   assert code.verify("print(int(input()) ** 2)", SQUARE).status == "pass"
   jails.mine().close()
 
@@ -554,7 +667,7 @@ def test_a_program_that_is_too_long_is_not_run():
 def test_reasons_cannot_be_forged(jail):
   program = """
 import os, struct
-frame = struct.pack("=ii?II", -1, 0, True, 0, 11) + b"passed\\n\\x1b[2J"
+frame = struct.pack("=ii?dII", -1, 0, True, 0.0, 0, 11) + b"passed\\n\\x1b[2J"
 for fd in range(3, 256):
   try:
     os.write(fd, frame)
@@ -571,12 +684,12 @@ os._exit(0)
 class Recorder:
   """A jail that runs nothing and shows what it was given."""
 
-  def __init__(self, frames=()):
-    self.frames, self.texts = frames, []
+  def __init__(self, frames=(), reason=""):
+    self.frames, self.reason, self.texts = frames, reason, []
 
   def run(self, job, *, limits, tests=b"", received=None):
     self.texts.append(json.dumps(job))
-    return zygote.Ended(self.frames, "")
+    return zygote.Ended(self.frames, self.reason)
 
 
 def test_expected_values_do_not_enter_the_jail():
@@ -597,7 +710,7 @@ def test_expected_values_do_not_enter_the_jail():
   [b"", b"[", b"{}", b'["q"]', b"[" * 10_000, b'["i", 3]', b"\xff"],
 )
 def test_results_that_are_no_values(payload):
-  frames = [zygote.Frame(i, 0, True, payload, b"") for i in range(3)]
+  frames = [zygote.Frame(i, 0, True, 0.0, payload, b"") for i in range(3)]
   verdict = code.verify("pass", ADD, jail=Recorder(frames))
   assert verdict == Verdict("fail", 0.0, "malformed results", "pass")
 
@@ -642,19 +755,19 @@ def test_results_that_are_no_values(payload):
 )
 def test_malformed_tests_are_refused_in_one_line(tests, named):
   with pytest.raises(ValueError) as error:
-    code.check_tests(tests)
+    cases.parse(tests)
   assert named in str(error.value)
   assert "\n" not in str(error.value)
 
 
 def test_tests_that_can_be_used():
   for tests in (SQUARE, ADD, {"check": CHECK, "fn_name": "add"}):
-    code.check_tests(tests)
-  code.check_tests({**SQUARE, "fn_name": None})
-  code.check_tests({"inputs": [["1", "2"]], "outputs": [["3", "4"]]})
+    cases.parse(tests)
+  cases.parse({**SQUARE, "fn_name": None})
+  cases.parse({"inputs": [["1", "2"]], "outputs": [["3", "4"]]})
   # Not unpickled, not unpacked: text like any other.
-  code.check_tests({"inputs": ["gASVBAAAAAAAAAB9lC4="], "outputs": ["x"]})
-  code.check_tests({"inputs": [[1], [2]], "outputs": [0, None], "fn_name": "f"})
+  cases.parse({"inputs": ["gASVBAAAAAAAAAB9lC4="], "outputs": ["x"]})
+  cases.parse({"inputs": [[1], [2]], "outputs": [0, None], "fn_name": "f"})
 
 
 def test_lists_of_lines_are_joined(jail):
@@ -760,4 +873,4 @@ def test_a_program_under_a_check_holds_its_two_pipes_alone(jail):
 )
 def test_tests_that_nothing_can_pass_are_refused(tests, says):
   with pytest.raises(ValueError, match=re.escape(says)):
-    code.check_tests(tests)
+    cases.parse(tests)

@@ -2,7 +2,7 @@
 
 The first line of a program says how it is called, the right verdict and what it
 tries. The task: the length of the longest run of neighbours that rise. Never
-run one outside a jail whose limits were proved; levels.require() does that.
+run one outside a jail whose limits were proved; levels.probe() does that.
 """
 
 import concurrent.futures
@@ -20,12 +20,12 @@ import time
 
 from brorl_jax.tasks import code
 from brorl_jax.tasks.base import Verdict
-from brorl_jax.tasks.sandbox import process, walls
+from brorl_jax.tasks.sandbox import programs, walls
 
 FOLDER = pathlib.Path(__file__).parent / "hostile" / "code"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 # A hostile program that wastes its time need not do so for long.
-SHORT = walls.Limits(wall_s=0.6, cpu_s=1, memory=1 << 29)
+SHORT = walls.Limits(test_s=0.6, total_s=1, memory=1 << 29)
 
 CALLS = [
   ([1, 2, 3, 1], 3),
@@ -231,7 +231,7 @@ class Canaries:
     self._children_before = self._children()
     as_jail = {}
     if os.geteuid() == 0:
-      nobody = process.NOBODY
+      nobody = programs.NOBODY
       as_jail = {"user": nobody, "group": nobody, "extra_groups": []}
     self._victim = subprocess.Popen(["sleep", "600"], **as_jail)
     self._places["VICTIM"] = self._victim.pid

@@ -3,7 +3,6 @@ import threading
 import pytest
 
 from brorl_jax.tasks.sandbox import (
-  forks,
   jail,
   levels,
   plain,
@@ -17,9 +16,9 @@ TABLE = "judges_for_tests"
 
 def test_a_jail_starts_nothing_until_it_is_asked(monkeypatch):
   started = []
-  fork = forks.fork
+  real = workers.libraries
   monkeypatch.setattr(
-    forks, "fork", lambda judges: started.append(judges) or fork(judges)
+    workers, "libraries", lambda judges: started.append(judges) or real(judges)
   )
   it = Jail(TABLE)
   it.close()
@@ -69,7 +68,7 @@ def job(program):
 
 
 def test_a_jail_runs_programs_too(level):
-  it = Jail(TABLE)
+  it = Jail(TABLE, allow_inner=True)
   for number in (1, 2):
     ended = it.run(job(f"def f(): return {number}"), limits=walls.Limits())
     assert ended.reason == ""
@@ -86,7 +85,8 @@ def test_a_jail_runs_programs_too(level):
 
 
 def test_a_machine_without_a_jail_runs_no_program(monkeypatch):
-  def require():
+  def require(*, allow_inner):
+    assert not allow_inner
     raise Failed("no jail for untrusted code here: a test")
 
   monkeypatch.setattr(levels, "require", require)
@@ -118,4 +118,4 @@ def test_each_thread_has_one_of_its_own_and_it_ends_with_the_thread(
 
 def test_the_level_of_the_machine_is_asked_once():
   first = jail.walls(TABLE)
-  assert first == forks.template(TABLE).walls == jail.walls(TABLE)
+  assert first == workers.libraries(TABLE).hello["walls"] == jail.walls(TABLE)

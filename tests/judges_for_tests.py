@@ -36,6 +36,10 @@ def length(text: str) -> int:
   return len(text)
 
 
+def hashed(text: str) -> int:
+  return hash(text)
+
+
 def imported(name: str) -> bool:
   missing = name not in sys.modules
   importlib.import_module(name)
@@ -156,7 +160,18 @@ def descriptors() -> list[int]:
 
 _WALLED = (allocate, touch, read, connect, fork, run, kill)
 _BARE = (
-  *(echo, slow_echo, length, pid, remember, imported, sleep, spin, work),
+  *(
+    echo,
+    slow_echo,
+    length,
+    hashed,
+    pid,
+    remember,
+    imported,
+    sleep,
+    spin,
+    work,
+  ),
   *(crash, abort, segfault, recurse, leave, huge, unserialisable, say, drip),
   *(environment, descriptors),
 )

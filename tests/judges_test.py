@@ -7,7 +7,7 @@ import pytest
 pytest.importorskip("math_verify")
 pytest.importorskip("reasoning_gym")
 
-from brorl_jax.tasks.sandbox import forks, judges, workers
+from brorl_jax.tasks.sandbox import judges, workers
 from brorl_jax.tasks.sandbox.workers import Failed, Worker
 
 LONG = 60.0
@@ -18,7 +18,7 @@ def worker():
   it = Worker()
   yield it
   it.close()
-  forks.template(workers.JUDGES).close()
+  workers.libraries(workers.JUDGES).close()
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from brorl_jax.tasks.sandbox import levels, process, walls
+from brorl_jax.tasks.sandbox import levels, process, programs, walls
 
 
 @pytest.fixture(autouse=True)
@@ -31,11 +31,15 @@ def only_bwrap(tmp_path, monkeypatch, script):
 
 def test_this_machine():
   level = levels.probe()
-  assert level is levels.probe() is levels.require()  # found out once
+  assert level is levels.probe()  # found out once
+  assert level is levels.require(allow_inner=True)
   assert level.name in ("full", "inner")
   assert (level.name == "full") == (level.reason == "")
   assert (level.name == "full") == (level.bubblewrap is not None)
   assert level.machine == platform.machine()
+  if level.name == "full":
+    assert levels.require(allow_inner=False) is level
+    assert "full jail" in levels.describe(level)
   assert level.landlock_abi == walls.landlock_abi() >= 1
   assert os.path.isabs(level.interpreter)
   version = tuple(map(int, level.version.split(".")))
@@ -49,7 +53,15 @@ def test_this_machine():
 
 def test_without_bubblewrap(tmp_path, monkeypatch):
   only_bwrap(tmp_path, monkeypatch, None)
-  level = levels.require()
+  with pytest.raises(process.Failed) as error:
+    levels.require(allow_inner=False)
+  for said in ("temporary files", "threads", "bwrap is not installed"):
+    assert said in str(error.value)
+  assert str(error.value).endswith("--config.allow_inner=True")
+  assert "\n" not in str(error.value)
+  level = levels.require(allow_inner=True)
+  assert "only the inner walls" in levels.describe(level)
+  assert "start threads" in levels.describe(level)
   assert (level.name, level.bubblewrap) == ("inner", None)
   assert "bwrap is not installed" in level.reason
   assert "apt install bubblewrap" in level.reason
@@ -69,7 +81,7 @@ def test_without_bubblewrap(tmp_path, monkeypatch):
 )
 def test_where_namespaces_are_refused(tmp_path, monkeypatch, script, why):
   only_bwrap(tmp_path, monkeypatch, script)
-  level = levels.require()
+  level = levels.require(allow_inner=True)
   assert level.name == "inner"
   assert why in level.reason
   assert "seccomp=unconfined" in level.reason
@@ -81,7 +93,7 @@ def refused(named):
   level = levels.probe()
   assert level.name == "none" and level.bubblewrap is None
   with pytest.raises(process.Failed) as error:
-    levels.require()
+    levels.require(allow_inner=True)
   assert str(error.value) == (
     f"no jail for untrusted code here: {level.reason}"
   )
@@ -129,7 +141,7 @@ def test_a_private_interpreter_is_passed_over(monkeypatch, tmp_path):
 def with_calls(monkeypatch, *names):
   """The filter lets some calls through, whoever reads its source."""
   added = {"fork": "clone:56:220", "socket": "socket:41:198"}
-  real = process._boot
+  real = programs._boot
 
   def boot(**options):
     text = real(**options).decode()
@@ -139,7 +151,7 @@ def with_calls(monkeypatch, *names):
       text = text.replace(row, f"{row} {added[name]}", 1)
     return text.encode()
 
-  monkeypatch.setattr(process, "_boot", boot)
+  monkeypatch.setattr(programs, "_boot", boot)
 
 
 @pytest.mark.parametrize(
@@ -159,18 +171,18 @@ def test_a_hole_in_the_filter_is_refused(monkeypatch, call, hole):
   [
     ("  _restrict_files(readable, writable)", "read outside, write outside"),
     ("  _set_limits(limits)", "take too much memory"),
-    ("  forbid_calls(forks=forks)", "fork"),
+    ("  forbid_calls(forks=forks, threads=limits.threads > 0)", "fork"),
   ],
 )
 def test_a_wall_that_is_missing_is_noticed(monkeypatch, line, hole):
-  real = process._boot
+  real = programs._boot
 
   def boot(**options):
     text = real(**options).decode()
     assert text.count(line.strip()) == 1
     return text.replace(line.strip(), "pass").encode()
 
-  monkeypatch.setattr(process, "_boot", boot)
+  monkeypatch.setattr(programs, "_boot", boot)
   monkeypatch.setenv("PATH", "")
   refused(hole)
 

@@ -69,9 +69,8 @@ def test_equal_jobs_are_judged_once():
   ]
   with Pool({"x": verify, "y": verify}, workers=2, jail=jailed) as pool:
     judged = pool.judge(jobs)
-    stats = pool.stats()
   # Two responses to three objects in two domains.
-  assert len(seen) == stats.distinct == 12 and stats.jobs == 30
+  assert len(seen) == 12
   assert sorted(set(seen)) == [(r, g) for r in "ab" for g in "ab"]
   assert [j.verdict.reward for j in judged[:5]] == [1, 1, 0, 1, 0]
   assert [j.verdict.reward for j in judged[10:15]] == [0, 0, 1, 0, 1]
@@ -101,12 +100,10 @@ def test_a_verifier_that_fails_is_neither_right_nor_wrong(error, reason):
   jobs = [Job("x", response, gold) for response in ("a", "bad", "b", "bad")]
   with Pool({"x": verify}, workers=2, jail=jailed) as pool:
     judged = [one.verdict for one in pool.judge(jobs)]
-    stats = pool.stats()
   assert [v.status for v in judged] == ["pass", "invalid", "fail", "invalid"]
   assert judged[1] == Verdict("invalid", 0.0, f"verifier failed: {reason}", "")
   assert judged[1].code == "verifier failed"
-  assert stats.invalid == {"verifier failed": 2}
-  assert stats.replaced == 0
+  assert pool.replaced() == 0
 
 
 def test_a_random_mix_has_no_wrong_verdict(pool):
@@ -136,36 +133,48 @@ def test_a_random_mix_has_no_wrong_verdict(pool):
     jobs.append(Job("asked", str(i), entry))
   judged = pool.judge(jobs)
   assert [one.verdict.status for one in judged] == wanted
-  stats = pool.stats()
   failed = wanted.count("invalid")
   assert failed > 20
-  assert stats.replaced == failed
-  assert stats.invalid == {"verifier failed": failed}
+  assert pool.replaced() == failed and pool.replaced() == 0
 
 
-def test_at_the_deadline_what_is_not_done_is_invalid_and_the_pool_goes_on():
+def test_what_is_judged_for_too_long_is_invalid_and_all_else_is_judged():
   jobs = [
     Job("asked", "a", {"ask": ("pid",), "gold": 0}),
     Job("asked", "b", {"ask": ("sleep",), "gold": None}),
     Job("asked", "c", {"ask": ("spin",), "gold": None}),
     Job("asked", "d", {"ask": ("echo",), "gold": []}),
   ]
-  late = f"late: the batch had {SOON} s"
+  late = f"late: no verdict in {SOON} s"
   with Pool({"asked": asked}, workers=1, deadline_s=SOON, jail=jailed) as pool:
-    jailed().ask("echo")  # the template is there, if no worker
+    jailed().ask("echo")  # the zygote is there, if no worker
     judged = pool.judge(jobs)
-    assert [one.verdict.status for one in judged] == ["fail"] + ["invalid"] * 3
-    assert [one.verdict.reason for one in judged[1:]] == [late] * 3
-    assert 0 < judged[1].seconds < 60
-    assert (judged[2].seconds, judged[3].seconds) == (0.0, 0.0)
-    stats = pool.stats()
-    assert stats.replaced == 1 and stats.invalid == {"late": 3}
-    pool._deadline_s = 60.0
+    assert [one.verdict.status for one in judged] == [
+      *("fail", "invalid", "invalid", "pass")
+    ]
+    assert [one.verdict.reason for one in judged[1:3]] == [late] * 2
+    assert all(SOON <= one.seconds < 60 for one in judged[1:3])
+    assert pool.replaced() == 2
     assert [one.verdict.status for one in pool.judge(jobs[::3])] == [
       "fail",
       "pass",
     ]
-    assert pool.stats().replaced == 0
+    assert pool.replaced() == 0
+
+
+def test_to_wait_for_others_is_no_fault():
+  """One worker, and a queue that takes many times as long as the deadline."""
+
+  def verify(response, entry, jail):
+    time.sleep(0.4 * SOON)
+    return right(response, entry, jail)
+
+  jobs = [Job("x", str(i), {"gold": str(i)}) for i in range(12)]
+  with Pool({"x": verify}, workers=1, deadline_s=SOON, jail=jailed) as pool:
+    begin = time.monotonic()
+    assert all(one.verdict.reward for one in pool.judge(jobs))
+    assert time.monotonic() - begin > 4 * SOON
+    assert pool.replaced() == 0
 
 
 def test_a_verifier_that_hangs_in_this_process_costs_its_thread():
@@ -181,7 +190,8 @@ def test_a_verifier_that_hangs_in_this_process_costs_its_thread():
   jobs = [Job("x", response, gold) for response in ("hang", "a", "b")]
   with Pool({"x": verify}, workers=1, deadline_s=SOON, jail=jailed) as pool:
     before = threading.active_count()
-    assert [one.verdict.code for one in pool.judge(jobs)] == ["late"] * 3
+    judged = [one.verdict.status for one in pool.judge(jobs)]
+    assert judged == ["invalid", "pass", "fail"]
     assert threading.active_count() == before + 1
     assert [one.verdict.status for one in pool.judge(jobs[1:])] == [
       "pass",
@@ -229,36 +239,8 @@ def test_callers_wait_and_threads_are_no_more_than_workers():
       caller.start()
     for caller in callers:
       caller.join()
-    stats = pool.stats()
   assert found == {i: [0.0] * 7 + [1.0, 0.0] for i in range(6)}
   assert most == 3
-  assert (stats.jobs, stats.distinct, len(stats.busy_s)) == (54, 54, 3)
-
-
-def test_stats_are_of_the_time_since_the_last_call(pool):
-  nothing = pool.stats()
-  assert (nothing.jobs, nothing.seconds, nothing.verdicts_per_s) == (
-    0,
-    0.0,
-    0.0,
-  )
-  entry = {"ask": ("slow_echo", "a", 0.1), "gold": "a"}
-  pool.judge([Job("asked", "1", entry), Job("asked", "1", entry)])
-  stats = pool.stats()
-  assert (stats.jobs, stats.distinct, stats.replaced) == (2, 1, 0)
-  assert 0.1 <= sum(stats.busy_s) <= stats.seconds
-  assert stats.verdicts_per_s == 2 / stats.seconds
-  assert pool.stats().jobs == 0
-
-
-def test_invalid_verdicts_of_a_verifier_are_counted_by_their_code():
-  def verify(response, entry, jail):
-    return Verdict("invalid", 0.0, response, "")
-
-  jobs = [Job("x", text, {}) for text in ("no jail: a", "no jail: b", "late")]
-  with Pool({"x": verify}, workers=1, jail=jailed) as pool:
-    pool.judge(jobs)
-    assert pool.stats().invalid == {"no jail": 2, "late": 1}
 
 
 def test_a_closed_pool_leaves_nothing_and_refuses():
@@ -323,7 +305,6 @@ def test_a_domain_without_a_verifier_is_refused(pool):
     ValueError, match=r"^domain 'x' has no verifier; there are"
   ):
     pool.judge([Job("right", "a", {"gold": "a"}), Job("x", "a", {})])
-  assert pool.stats().jobs == 0
 
 
 @pytest.mark.parametrize(
@@ -332,7 +313,7 @@ def test_a_domain_without_a_verifier_is_refused(pool):
 def test_there_are_as_many_threads_as_cpus_can_use(monkeypatch, cpus, threads):
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cpus))
   with Pool({}, jail=jailed) as pool:
-    assert len(pool.stats().busy_s) == threads
+    assert len(pool._threads) == threads
 
 
 def test_judged_is_a_pair():

@@ -1,5 +1,6 @@
 """Tests of brorl_jax/main/scoring.py."""
 
+import dataclasses
 import functools
 import pathlib
 
@@ -11,8 +12,9 @@ from brorl_jax import sampler, tokenizer, types
 from brorl_jax.main import scoring
 from brorl_jax.main.examples import Examples
 from brorl_jax.main.scoring import Judge
-from brorl_jax.tasks import gym
+from brorl_jax.tasks import code, gym, verifiers
 from brorl_jax.tasks.base import Verdict
+from brorl_jax.tasks.sandbox import levels
 from configs import base
 
 ASSETS = pathlib.Path(tokenizer.__file__).parent / "assets"
@@ -160,16 +162,52 @@ def test_rollouts_of_the_embedded_policy_are_judged(judge):
 def test_walls_are_tried_for_what_is_judged(monkeypatch):
   asked = []
   monkeypatch.setattr(scoring.jail, "walls", lambda: asked.append(1) or "")
-  assert scoring._walls(["gym"]) == {} and not asked
-  assert scoring._walls(["gym", "math"]) == {"libraries": "walled"}
+  assert scoring._walls(["gym"], False) == ({}, []) and not asked
+  walled = {"libraries": "walled"}
+  assert scoring._walls(["gym", "math"], False) == (walled, [])
   monkeypatch.setattr(scoring.jail, "walls", lambda: "no Landlock")
-  assert scoring._walls(["stem"]) == {"libraries": "no Landlock"}
+  assert scoring._walls(["stem"], False) == (
+    {"libraries": "no Landlock"},
+    ["jail: none around libraries: no Landlock"],
+  )
+
+
+def test_the_level_of_the_jail_is_said_and_inner_is_asked_for(monkeypatch):
+  level = levels.Level("inner", "no bwrap", "/p", "3.11", 7, "x86_64", None)
+  monkeypatch.setattr(levels, "probe", lambda: level)
+  with pytest.raises(ValueError, match=r"threads .*allow_inner=True$"):
+    scoring._walls(["code"], False)
+  monkeypatch.setattr(scoring.jail, "walls", lambda: "")
+  walls, (said,) = scoring._walls(["code"], True)
+  assert walls["programs"]["name"] == "inner"
+  assert said.startswith("jail: only the inner walls") and "no bwrap" in said
+  full = dataclasses.replace(level, name="full", bubblewrap="/usr/bin/bwrap")
+  monkeypatch.setattr(levels, "probe", lambda: full)
+  _, (said,) = scoring._walls(["code"], False)
+  assert said == "jail: programs run in a full jail, with Python 3.11"
 
 
 def test_programs_without_a_jail_are_refused_in_one_line(monkeypatch):
-  def require():
+  def require(*, allow_inner):
     raise scoring.jail.Failed("no jail for untrusted code here: install it")
 
   monkeypatch.setattr(scoring.levels, "require", require)
   with pytest.raises(ValueError, match=r"^no jail .*: install it$"):
-    scoring._walls(["code"])
+    scoring._walls(["code"], False)
+
+
+def test_the_limits_of_programs_are_those_of_the_config(monkeypatch):
+  c = base.get_config()
+  c.code_test_s, c.code_total_s = 0.25, 1.5
+  seen = []
+
+  def verify(program, tests, *, limits, jail):
+    seen.append((limits.test_s, limits.total_s))
+    return Verdict("pass", 1.0, "", program)
+
+  monkeypatch.setattr(code, "verify", verify)
+  table = verifiers.table(scoring.limits(c))
+  entry = {"tests": {"inputs": ["1"], "outputs": ["1"]}}
+  for own in ({}, {"time_limit": 1.0}, {"time_limit": 4}):
+    table["code"]("```\nprint(1)\n```", {**entry, **own}, None)
+  assert seen == [(0.25, 1.5), (1.0, 1.5), (4.0, 4.0)]

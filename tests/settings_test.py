@@ -337,6 +337,8 @@ BAD = [
   ("mesh_data", {"mesh_data": 0}, "positive, or -1"),
   ("mesh_data", {"mesh_data": -2}, "positive, or -1"),
   ("samples_shown", {"samples_shown": -1}, "0 or positive"),
+  ("code_test_s", {"code_test_s": 0.0}, "positive: CPU-seconds of a test"),
+  ("code_total_s", {"code_total_s": 4.0}, "at least code_test_s = 5"),
   ("theory_prompts", {"theory_prompts": 0}, "at least 1"),
   ("theory_responses", {"theory_responses": 0}, "at least 1"),
   # Which groups are trained on, and what reward they get.

@@ -1,4 +1,4 @@
-"""Workers and their template, both sides, on judges that misbehave."""
+"""Workers and their zygotes, both sides, on judges that misbehave."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ import time
 
 import pytest
 
-from brorl_jax.tasks.sandbox import forks, template, workers
+from brorl_jax.tasks.sandbox import asking, process, usage, workers
 from brorl_jax.tasks.sandbox.workers import Failed, Worker
 
 TABLE = "judges_for_tests"
@@ -36,13 +36,23 @@ def walled():
 
 
 def children(parent: int) -> list[int]:
+  """Those that live: a zygote waits for its clones when it makes the next."""
   found = []
   for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
     with contextlib.suppress(OSError):
       fields = stat.read_text().rpartition(")")[2].split()
-      if int(fields[1]) == parent:
+      if int(fields[1]) == parent and fields[0] != "Z":
         found.append(int(stat.parent.name))
   return sorted(found)
+
+
+def only(pids: list[int], *, children_of: int) -> bool:
+  """Whether these are all that is left in some seconds."""
+  for _ in range(500):
+    if children(children_of) == pids:
+      return True
+    time.sleep(0.02)
+  return False
 
 
 def descriptors() -> int:
@@ -73,9 +83,10 @@ def test_one_process_answers_many_questions(worker):
   assert worker.failures == 0
 
 
-def test_a_worker_is_a_child_of_the_template_alone(worker):
+def test_a_worker_is_a_child_of_a_clone_alone(worker):
   pid = worker.ask("pid", timeout=LONG)
-  assert pid in children(forks.template(TABLE).pid)
+  clones = children(workers.libraries(TABLE).pid)
+  assert [pid] in [children(clone) for clone in clones]
   assert pid not in children(os.getpid())
 
 
@@ -130,7 +141,7 @@ def test_what_takes_too_long_is_killed(worker, judge, args):
   start = time.monotonic()
   with pytest.raises(Failed, match=f"^{judge}: late, no answer in 0.2 s$"):
     worker.ask(judge, *args, timeout=0.2)
-  assert 0.2 <= time.monotonic() - start < 0.2 * workers.PATIENCE + 3
+  assert 0.2 <= time.monotonic() - start < 0.2 * usage.PATIENCE + 3
   assert not pathlib.Path(f"/proc/{pid}").exists()  # reaped, too
   assert worker.ask("echo", 1, timeout=LONG) == [1]
 
@@ -159,18 +170,6 @@ def test_the_wait_for_a_cpu_does_not_count(worker):
   assert wall > 0.6  # else the test shows nothing
 
 
-def test_what_the_kernel_does_not_say_is_no_time():
-  schedule = forks.Schedule()
-  assert schedule.waited() == 0.0
-  schedule.open(2**30)  # no such process
-  assert schedule.waited() == 0.0
-  schedule.open(os.getpid())
-  first = schedule.waited()
-  assert 0 <= first <= schedule.waited() < time.monotonic()
-  schedule.close()
-  assert schedule.waited() == 0.0
-
-
 @pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
 def test_a_time_out_that_is_none_is_refused(worker, timeout):
   with pytest.raises(ValueError, match=r"^timeout is .*; use seconds > 0$"):
@@ -178,7 +177,7 @@ def test_a_time_out_that_is_none_is_refused(worker, timeout):
 
 
 def test_a_question_has_a_largest_size(worker):
-  text = "x" * (template.MAX_REQUEST - 100)
+  text = "x" * (asking.MAX_REQUEST - 100)
   assert worker.ask("length", text, timeout=LONG) == len(text)
   with pytest.raises(Failed, match=r"^length: a question of 4194\d+ bytes, at"):
     worker.ask("length", text + "x" * 100, timeout=LONG)
@@ -214,7 +213,7 @@ def test_the_walls_hold(walled, worker, tmp_path, judge, args, refusal):
     with pytest.raises(BlockingIOError):
       server.accept()
   assert judge == "read" or not path.exists()
-  assert children(forks.template(TABLE).pid) == []
+  assert only([], children_of=workers.libraries(TABLE).pid)
 
 
 def test_the_walls_let_the_libraries_load(walled, worker):
@@ -226,13 +225,21 @@ def test_a_worker_has_no_descriptor_and_no_environment_of_ours(
   worker, monkeypatch
 ):
   monkeypatch.setenv("API_KEY", "secret")
-  forks.template(TABLE).close()  # the next has this environment around it
+  workers.libraries(TABLE).close()  # the next has this environment around it
   other = Worker(TABLE)
   other.ask("echo", timeout=LONG)
   assert worker.ask("descriptors", timeout=LONG) == [0, 1, 2, 3]
   environment = worker.ask("environment", timeout=LONG)
   assert "secret" not in environment.values()
   assert environment["PYTHONHASHSEED"] == "0"
+  other.close()
+
+
+def test_a_verdict_does_not_hang_on_the_seed_of_hashes(worker):
+  first = worker.ask("hashed", "text", timeout=LONG)
+  workers.libraries(TABLE).close()
+  other = Worker(TABLE)
+  assert other.ask("hashed", "text", timeout=LONG) == first
   other.close()
 
 
@@ -268,42 +275,57 @@ def test_without_walls_only_harmless_judges_answer():
     worker.ask("executing", timeout=LONG)
   assert worker.ask("harmless", timeout=LONG) == 1
   worker.close()
-  forks.template(BARE).close()
+  workers.libraries(BARE).close()
 
 
 def test_a_table_that_cannot_be_loaded_is_said():
-  message = "^echo: the template did not start: ModuleNotFoundError: .*nowhere"
+  message = "^echo: the judges do not load: ModuleNotFoundError: .*nowhere"
   worker = Worker("nowhere_for_tests")
   with pytest.raises(Failed, match=message):
     worker.ask("echo", timeout=LONG)
-  with pytest.raises(Failed, match="did not start"):
+  with pytest.raises(Failed, match="do not load"):
     workers.walls("nowhere_for_tests")
 
 
-def test_a_template_that_dies_is_replaced_with_its_workers():
+def test_a_zygote_that_dies_is_replaced_and_its_clones_go_on():
   pair = [Worker(TABLE), Worker(TABLE)]
   pids = [worker.ask("pid", timeout=LONG) for worker in pair]
-  before = forks.template(TABLE).pid
+  before = workers.libraries(TABLE).pid
   os.kill(before, signal.SIGKILL)
-  assert all(gone(pid) for pid in pids)  # they die with it
-  for worker in pair:
-    with pytest.raises(Failed, match="the worker died"):
-      worker.ask("echo", timeout=LONG)
-    assert worker.ask("echo", 1, timeout=LONG) == [1]
-  assert forks.template(TABLE).pid != before
-  assert children(before) == [] and before not in children(os.getpid())
+  assert gone(before)
+  assert [worker.ask("pid", timeout=LONG) for worker in pair] == pids
+  pair[0].close()
+  assert gone(pids[0])
+  assert pair[0].ask("pid", timeout=LONG) not in pids
+  assert workers.libraries(TABLE).pid != before
+  assert before not in children(os.getpid())
   for worker in pair:
     worker.close()
+  assert gone(pids[1])
 
 
-def test_an_interrupt_of_the_terminal_is_not_for_the_template(worker):
+def test_a_clone_that_is_not_made_is_tried_once_again(worker, monkeypatch):
+  real, tried = process.Process.clone, []
+
+  def clone(self):
+    tried.append(self)
+    if len(tried) < 2:
+      raise Failed("no answer")
+    return real(self)
+
+  monkeypatch.setattr(process.Process, "clone", clone)
+  assert worker.ask("echo", 1, timeout=LONG) == [1]
+  assert len(tried) == 2 and worker.failures == 0
+
+
+def test_an_interrupt_of_the_terminal_is_not_for_the_zygotes(worker):
   pid = worker.ask("pid", timeout=LONG)
-  it = forks.template(TABLE).pid
+  it = workers.libraries(TABLE).pid
   assert os.getsid(it) != os.getsid(0)
   for each in (it, pid):
     os.kill(each, signal.SIGINT)
   assert worker.ask("pid", timeout=LONG) == pid
-  assert forks.template(TABLE).pid == it
+  assert workers.libraries(TABLE).pid == it
 
 
 def test_an_interrupted_question_is_not_answered_later(worker):
@@ -332,24 +354,24 @@ def test_stop_ends_a_question_from_another_thread(worker):
 
 
 def test_nothing_is_left_behind():
-  forks.template(TABLE)
+  workers.libraries(TABLE)
   fds, mine = descriptors(), children(os.getpid())
-  theirs = children(forks.template(TABLE).pid)
+  theirs = children(workers.libraries(TABLE).pid)
   made = [Worker(TABLE) for _ in range(5)]
   for worker in made:
     worker.ask("echo", timeout=LONG)
     with pytest.raises(Failed):
       worker.ask("crash", 0, timeout=LONG)
     worker.ask("echo", timeout=LONG)
-  assert len(children(forks.template(TABLE).pid)) == len(theirs) + 5
+  assert len(children(workers.libraries(TABLE).pid)) == len(theirs) + 5
   made[0].close()
   del worker, made  # the others are let go without a word
-  assert children(forks.template(TABLE).pid) == theirs
+  assert only(theirs, children_of=workers.libraries(TABLE).pid)
   assert (descriptors(), children(os.getpid())) == (fds, mine)
 
 
-def test_threads_share_a_template_and_start_one():
-  forks.template(TABLE).close()
+def test_threads_share_a_zygote_and_start_one():
+  workers.libraries(TABLE).close()
   found, barrier = [], threading.Barrier(4)
 
   def ask(number):
@@ -357,7 +379,7 @@ def test_threads_share_a_template_and_start_one():
     barrier.wait()
     answers = [worker.ask("echo", number, i, timeout=LONG) for i in range(50)]
     found.append(answers == [[number, i] for i in range(50)])
-    found.append(forks.template(TABLE).pid)
+    found.append(workers.libraries(TABLE).pid)
     worker.close()
 
   threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
@@ -372,11 +394,11 @@ def script(code: str) -> subprocess.Popen[str]:
   path = [str(pathlib.Path(__file__).parent), *sys.path]
   code = (
     f"import os, sys, time; sys.path[:] = {path!r}\n"
-    "from brorl_jax.tasks.sandbox import forks\n"
+    "from brorl_jax.tasks.sandbox import workers\n"
     "from brorl_jax.tasks.sandbox.workers import Worker\n"
     f"worker = Worker({TABLE!r})\n"
     "pid = lambda: worker.ask('pid', timeout=60.0)\n"
-    f"print(forks.template({TABLE!r}).pid, pid(), flush=True)\n" + code
+    f"print(workers.libraries({TABLE!r}).pid, pid(), flush=True)\n" + code
   )
   return subprocess.Popen(
     [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
@@ -416,14 +438,14 @@ def test_a_fork_of_the_program_has_workers_of_its_own():
   assert len({it, first, in_child}) == 3
 
 
-def test_the_orders_of_a_template_by_hand():
-  """What template.main says first, and that it ends with its orders."""
-  mine, its = socket.socketpair()
+def test_the_orders_of_a_zygote_by_hand():
+  """What asking.main says first, and that it ends with its orders."""
+  mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
   path = [str(pathlib.Path(__file__).parent), *sys.path]
   code = (
     f"import sys; sys.path[:] = {path!r}\n"
-    "from brorl_jax.tasks.sandbox import template\n"
-    f"template.main({its.fileno()}, {TABLE!r})"
+    "from brorl_jax.tasks.sandbox import asking\n"
+    f"asking.main({its.fileno()}, {TABLE!r})"
   )
   with mine, its:
     program = subprocess.Popen(
@@ -432,6 +454,7 @@ def test_the_orders_of_a_template_by_hand():
     its.close()
     hello = json.loads(mine.recv(4096))
     assert hello == {
+      "pid": program.pid,
       "walls": workers.walls(TABLE),
       "fresh": ["remember_afresh"],
     }
@@ -440,7 +463,7 @@ def test_the_orders_of_a_template_by_hand():
 
 
 def test_what_a_worker_may_read_is_code():
-  places = template.readable()
+  places = asking.readable()
   assert all(os.path.isdir(place) for place in places)
   assert any(json.__file__.startswith(place + "/") for place in places)
   assert any(pytest.__file__.startswith(place + "/") for place in places)

@@ -16,16 +16,21 @@ from brorl_jax.tasks.sandbox import (
   levels,
   plain,
   process,
+  programs,
   running,
   walls,
   zygote,
 )
 
-LEVEL = levels.require()
+LEVEL = levels.require(allow_inner=True)
 # Both layers, and the walls alone, whichever this machine's own level is.
 INNER = dataclasses.replace(LEVEL, name="inner", bubblewrap=None)
-# There is no place to write without namespaces.
-NOT_INNER = {"honest_temporary_file"}
+# There is no place to write without namespaces, and threads are not started.
+NOT_INNER = {
+  "honest_temporary_file",
+  "honest_threads",
+  "honest_stdio_thread",
+}
 
 
 @pytest.fixture(scope="module", params=[LEVEL, INNER], ids=["probed", "inner"])
@@ -115,7 +120,13 @@ def test_jobs_share_an_interpreter_until_one_misbehaves(jail):
     "program": "import ctypes\ndef f(x): ctypes.string_at(0)",
     "calls": [["l", 1]],
   }
+  # What crashes leaves nothing behind; a new jail takes a tenth of a second.
   assert jail.run(crash, limits=walls.Limits()).reason == "killed: SIGSEGV"
+  assert payloads(jail.run(HONEST, limits=walls.Limits())) == [b"2"]
+  assert pid_of(jail) == first
+  late = JOB | {"program": "def f(x):\n  while True: pass", "calls": [["l", 1]]}
+  limits = walls.Limits(test_s=0.2)
+  assert jail.run(late, limits=limits).reason == "time-out"
   assert payloads(jail.run(HONEST, limits=walls.Limits())) == [b"2"]
   assert pid_of(jail) != first
 
@@ -132,9 +143,10 @@ def test_an_interpreter_is_replaced_after_many_jobs(jail, monkeypatch):
 @pytest.mark.parametrize(
   "body, limits, reason",
   [
-    ("while True: pass", {"wall_s": 0.3}, "time-out"),
-    ("while True: pass", {"cpu_s": 1}, "time-out"),
-    ("import time; time.sleep(99)", {"wall_s": 0.3}, "time-out"),
+    ("while True: pass", {"test_s": 0.3}, "time-out"),
+    ("while True: pass", {"total_s": 0.3}, "time-out"),
+    ("import time; time.sleep(99)", {"test_s": 0.3}, "time-out"),
+    ("import time; time.sleep(99)", {"total_s": 0.3}, "time-out"),
     ("return 'x' * 5000", {"result_bytes": 1000}, "too much output"),
     (
       "import ctypes; ctypes.CDLL(None).unshare(0)",
@@ -153,7 +165,7 @@ def test_how_a_job_ends(jail, body, limits, reason):
     job["program"] = f"def f(x):\n  {body}"
   ended = jail.run(job, limits=walls.Limits(**limits))
   assert ended.reason == reason
-  assert jail._process is None
+  assert (jail._process is None) == (not reason.startswith("exit status"))
 
 
 def results_fd(jail):
@@ -197,7 +209,7 @@ def f(x):
   (payload,) = payloads(jail.run(job, limits=walls.Limits()))
   root, cwd, environment, here, uid, hash_randomization = received(payload)
   assert not any("SECRET" in name or "TOKEN" in name for name in environment)
-  assert uid == (process.NOBODY if os.geteuid() == 0 else os.getuid())
+  assert uid == (programs.NOBODY if os.geteuid() == 0 else os.getuid())
   assert hash_randomization == 0
   if LEVEL.name == "full":
     assert set(root) <= {"bin", "dev", "lib", "tmp", "usr"}
@@ -377,6 +389,7 @@ def test_one_jail_per_thread_and_they_end_with_it():
   def work():
     mine = jails.mine()
     assert mine is jails.mine()
+    mine._allow_inner = True
     assert payloads(mine.run(HONEST, limits=walls.Limits())) == [b"2"]
     pids.append(pid_of(mine._zygote))
 
@@ -390,16 +403,147 @@ def test_one_jail_per_thread_and_they_end_with_it():
     assert not pathlib.Path(f"/proc/{pid}").exists()
 
 
-def frame(index, payload=b"", why=b"", status=0):
+def test_what_the_jail_does_wrong_is_tried_again_and_no_verdict(
+  jail, monkeypatch
+):
+  """Its process ends before the program's first line."""
+  boot = programs._boot
+
+  def broken(**options):
+    text = boot(**options)
+    line = b"os.write(fds[1], running.BEGUN)"
+    assert text.count(line) == 1
+    return text.replace(line, b"if broken: raise OSError")
+
+  monkeypatch.setattr(programs, "_boot", broken)
+  with pytest.raises(process.Failed, match="failed twice in a row"):
+    jail.run(HONEST, limits=walls.Limits())
+  tried = []
+
+  def once(**options):
+    tried.append(1)
+    return broken(**options) if len(tried) == 1 else boot(**options)
+
+  monkeypatch.setattr(programs, "_boot", once)
+  assert payloads(jail.run(HONEST, limits=walls.Limits())) == [b"2"]
+  assert len(tried) == 2
+
+
+def test_a_process_that_cannot_be_forked_is_the_jails_fault(jail, monkeypatch):
+  boot = programs._boot
+
+  def broken(**options):
+    text = boot(**options)
+    line = b"texts, most = job"
+    assert text.count(line) == 1
+    return text.replace(line, b"raise BlockingIOError; texts, most = job")
+
+  monkeypatch.setattr(programs, "_boot", broken)
+  job = {"mode": "stdio", "program": "1", "inputs": [""], "together": 1}
+  with pytest.raises(process.Failed, match="failed twice in a row"):
+    jail.run(job, limits=walls.Limits())
+
+
+@pytest.mark.parametrize("mode", ["call", "stdio"])
+def test_no_program_can_say_that_the_jail_failed(jail, mode):
+  program = "import os\ndef f(x): os._exit(5)\nif __name__ == '__main__': f(1)"
+  job = JOB | {"program": program, "calls": [["l", 1]]}
+  if mode == "stdio":
+    job = {"mode": mode, "program": program, "inputs": ["1"], "together": 1}
+  ended = jail.run(job, limits=walls.Limits())
+  if mode == "call":
+    assert ended.reason == "exit status: 5"
+  else:
+    assert [frame.status for frame in ended.frames] == [5 << 8]
+
+
+def test_seconds_are_counted_by_who_waits_for_it(jail):
+  body = "end = time.process_time() + 0.3\n  while time.process_time() < end: 0"
+  program = f"import time\ndef f(x):\n  {body}"
+  job = JOB | {"program": program, "calls": [["l", 1]] * 2}
+  ended = jail.run(job, limits=walls.Limits())
+  assert ended.reason == "" and 0.6 <= ended.cpu_s < 2.0
+  assert all(0.3 <= frame.cpu_s < 1.0 for frame in ended.frames)
+  # Those that it says it took may be forged; those it has had may not.
+  forged = "import time\ntime.process_time = lambda: 0.0\ndef f(x):\n"
+  forged += (
+    "  end = time.thread_time() + 0.3\n  while time.thread_time() < end: 0"
+  )
+  job = JOB | {"program": forged, "calls": [["l", 1]] * 2}
+  limits = walls.Limits(test_s=0.5, total_s=0.5)
+  assert jail.run(job, limits=limits).reason == "time-out"
+
+
+def test_a_job_can_be_stopped_from_another_thread(jail):
+  job = JOB | {"program": "def f(x):\n  while True: pass", "calls": [["l", 1]]}
+  assert payloads(jail.run(HONEST, limits=walls.Limits())) == [b"2"]
+  timer = threading.Timer(0.3, jail.stop)
+  timer.start()
+  with pytest.raises(process.Failed, match=r"^stopped$"):
+    jail.run(job, limits=walls.Limits(test_s=60.0, total_s=60.0))
+  timer.join()
+  with pytest.raises(process.Failed, match=r"^stopped$"):
+    jail.run(HONEST, limits=walls.Limits())
+
+
+_HOG = """
+import threading, time
+threading.stack_size(32_768)
+def f(x):
+  made = 0
+  try:
+    while True:
+      threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
+      made += 1
+  except RuntimeError:
+    pass
+  time.sleep(x)
+  return made
+"""
+_POOLED = """
+import concurrent.futures
+def f(x):
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    return pool.submit(lambda: x + 1).result()
+"""
+
+
+@pytest.mark.parametrize("level", [LEVEL, INNER], ids=["probed", "inner"])
+def test_threads_of_one_program_are_not_missed_by_another(level):
+  """As many as it can start, while others run beside it."""
+  hog, other = level.zygote(), level.zygote()
+  job = JOB | {"program": _HOG, "calls": [["l", 1.0]]}
+  found = []
+  thread = threading.Thread(
+    target=lambda: found.append(hog.run(job, limits=walls.Limits()))
+  )
+  thread.start()
+  time.sleep(0.5)
+  stdio = {"mode": "stdio", "program": "print(1)", "inputs": ["", ""]}
+  for _ in range(5):
+    for others in (HONEST, stdio | {"together": 1}):
+      ended = other.run(others, limits=walls.Limits())
+      assert ended.reason == "" and not any(f.why for f in ended.frames)
+    pooled = JOB | {"program": _POOLED, "calls": [["l", 1]]}
+    (frame,) = other.run(pooled, limits=walls.Limits()).frames
+    assert (frame.payload == b"2") == (level.name == "full")
+  thread.join()
+  (made,) = payloads(found[0])
+  assert (received(made) == 0) == (level.name == "inner")
+  hog.close()
+  other.close()
+
+
+def frame(index, payload=b"", why=b"", status=0, cpu_s=0.5):
   sizes = len(payload), len(why)
-  return running.FRAME.pack(index, status, True, *sizes) + payload + why
+  return running.FRAME.pack(index, status, True, cpu_s, *sizes) + payload + why
 
 
 def test_frames_by_hand():
   data = frame(0, b"ab") + frame(1, why=b"c", status=256)
   assert list(zygote._frames(bytearray(data))) == [
-    zygote.Frame(0, 0, True, b"ab", b""),
-    zygote.Frame(1, 256, True, b"", b"c"),
+    zygote.Frame(0, 0, True, 0.5, b"ab", b""),
+    zygote.Frame(1, 256, True, 0.5, b"", b"c"),
   ]
   assert [f.index for f in zygote._frames(bytearray(frame(-1)))] == [-1]
   assert list(zygote._frames(bytearray())) == []
@@ -414,7 +558,7 @@ def test_frames_by_hand():
     frame(-2),
     frame(0) + b"x",
     frame(0, b"abc")[:-1],
-    running.FRAME.pack(0, 0, True, 2**32 - 1, 2**32 - 1),
+    running.FRAME.pack(0, 0, True, 0.0, 2**32 - 1, 2**32 - 1),
   ],
 )
 def test_frames_that_are_none(data):

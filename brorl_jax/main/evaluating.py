@@ -149,6 +149,7 @@ def _parts(c: Config, workdir: pathlib.Path) -> _Parts:
   says = [
     *says,
     *leaked,
+    *judge.says,
     f"{_told(evaluated)}: {len(heldout)} prompts x {c.eval_n}",
   ]
   return _Parts(

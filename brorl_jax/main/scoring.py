@@ -13,6 +13,9 @@ from brorl_jax.tasks import verifiers
 from brorl_jax.tasks.base import Example
 from brorl_jax.tasks.pool import Job, Pool
 from brorl_jax.tasks.sandbox import jail, levels
+from brorl_jax.tasks.sandbox.usage import PATIENCE
+from brorl_jax.tasks.sandbox.walls import Limits
+from brorl_jax.tasks.schema import MAX_TIME_LIMIT
 from brorl_jax.types import Judged
 
 
@@ -22,13 +25,19 @@ class Judge:
   Attributes:
     walls: What stands between a response and this machine, by what judges it;
       part of the run's record.
+    says: The same in a line each, for whoever starts the run.
   """
 
   def __init__(self, c: Config, examples: Examples):
     """Raises ValueError if untrusted programs cannot be judged safely here."""
     self._c, self._examples = c, examples
-    self.walls = _walls(examples.domains)
-    self._pool = Pool(verifiers.VERIFIERS)
+    self.walls, self.says = _walls(examples.domains, c.allow_inner)
+    self._pool = Pool(
+      verifiers.table(limits(c)),
+      # A program may be run four times; what hangs longer is no program.
+      deadline_s=4 * PATIENCE * max(c.code_total_s, MAX_TIME_LIMIT),
+      jail=lambda: jail.Jail(allow_inner=c.allow_inner),
+    )
 
   def judged(
     self, examples: Sequence[Example], rollouts: types.Rollouts
@@ -85,24 +94,36 @@ class Judge:
 
   def told(self) -> dict[str, float]:
     """What the metrics of rollouts do not tell, since it was last asked."""
-    return {"score/replaced_workers": self._pool.stats().replaced}
+    return {"score/replaced_workers": self._pool.replaced()}
 
   def close(self) -> None:
     """Ends the processes."""
     self._pool.close()
 
 
-def _walls(domains: Sequence[str]) -> dict[str, Any]:
+def limits(c: Config) -> Limits:
+  """What a program may use."""
+  return Limits(test_s=c.code_test_s, total_s=c.code_total_s)
+
+
+def _walls(
+  domains: Sequence[str], allow_inner: bool
+) -> tuple[dict[str, Any], list[str]]:
   """What is there, tried now and not when the first response comes."""
   walls: dict[str, Any] = {}
+  says = []
   try:
     if "code" in domains:
-      walls["programs"] = dataclasses.asdict(levels.require())
+      level = levels.require(allow_inner=allow_inner)
+      walls["programs"] = dataclasses.asdict(level)
+      says.append(f"jail: {levels.describe(level)}")
     if set(domains) != {"gym"}:
       walls["libraries"] = jail.walls() or "walled"
+      if walls["libraries"] != "walled":
+        says.append(f"jail: none around libraries: {walls['libraries']}")
   except jail.Failed as e:
     raise ValueError(str(e)) from None
-  return walls
+  return walls, says
 
 
 def _numbered(texts: Sequence[str]) -> list[int]:

@@ -55,7 +55,8 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   lock = folder.hold(workdir)
   if not changed:  # otherwise once a checkpoint is known to fit
     folder.write_config(c, workdir, **parts.found)
-  print(*parts.examples.says, *(one.says for one in parts.phases), sep="\n")
+  phases = (one.says for one in parts.phases)
+  print(*parts.examples.says, *parts.judge.says, *phases, sep="\n")
 
   at = lambda step: next(
     p for p in reversed(parts.phases) if p.since <= max(step, 1)

@@ -37,7 +37,9 @@ def parse(tests: Any) -> Tests:
   """Tests of an example in the form in which they are run.
 
   Raises:
-    ValueError: See code.check_tests.
+    ValueError: In one line, if no program should be judged by them: they are
+      not of one of the kinds of code.py, none or too many, not one for each
+      output, expect nothing at all, or hold what is too large or no plain data.
   """
   if not isinstance(tests, Mapping):
     raise ValueError(f"tests is a {type(tests).__name__}; it must be an object")

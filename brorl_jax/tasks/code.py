@@ -8,9 +8,10 @@ Tests are of three kinds:
   {"inputs": ["3\\n"], "outputs": ["9\\n"]}
     Text for standard input, text expected on standard output; a list of texts
     is joined by line ends. Starting a process is most of the cost of a test, so
-    one process runs a few tests, each with its own streams and `__main__`; a
-    test that fails there and was not the first is run again in its own, so that
-    no program fails for what it left behind.
+    one process runs a few tests, each with its own streams and `__main__`. If
+    the first that fails there was not the first of its process, it is run again
+    in one of its own, and all are if it passes then, so that no program fails
+    for what it left behind.
   {"inputs": [[3, 4]], "outputs": [7], "fn_name": "add"}
     Lists of arguments and expected values. An input may be text, with one
     argument as JSON per line; then an output that is text is JSON too, where it
@@ -22,9 +23,10 @@ Tests are of three kinds:
     A function that calls the candidate and asserts. One test, in two processes.
 
 The program runs in a jail (sandbox/) that the expected values never enter, and
-the verdict is reached out here. All tests together have `Limits.wall_s`. Over
-it, or after anything else that ends the run, the score is 0; a process of one
-test that is killed fails that test.
+the verdict is reached out here. Each test has `Limits.test_s` of CPU, all
+together `Limits.total_s`; an example may say how much one of its tests has, in
+`time_limit`. Over it, or after anything else that ends the run, the score is 0;
+a process of one test that is killed fails that test.
 
 Output is compared line by line and word by word; blank lines and the amount of
 white space do not count. Where the expected word has a decimal point, another
@@ -36,7 +38,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -69,14 +70,20 @@ class Jail(Protocol):
 
 
 def judge(
-  response: str, entry: Mapping[str, Any], *, jail: Jail | None = None
+  response: str,
+  entry: Mapping[str, Any],
+  *,
+  limits: Limits = _DEFAULT,
+  jail: Jail | None = None,
 ) -> Verdict:
   """Judges the program in a response.
 
   Args:
     response: What the policy wrote.
-    entry: Its "tests".
-    jail: See `verify`.
+    entry: Its "tests", and perhaps a "time_limit": CPU-seconds of one test, in
+      the place of `limits.test_s`.
+    limits: What it may use.
+    jail: What to run it in; None is this thread's own.
 
   Raises:
     ValueError: If the tests are malformed.
@@ -84,7 +91,11 @@ def judge(
   program = extract(response)
   if program is None:
     return Verdict("fail", 0.0, "no program", "")
-  return verify(program, entry["tests"], jail=jail)
+  if entry.get("time_limit") is not None:
+    test_s = float(entry["time_limit"])
+    total_s = max(limits.total_s, test_s)
+    limits = dataclasses.replace(limits, test_s=test_s, total_s=total_s)
+  return verify(program, entry["tests"], limits=limits, jail=jail)
 
 
 _FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})([^`]*)")
@@ -119,17 +130,6 @@ def extract(response: str) -> str | None:
   return program
 
 
-def check_tests(tests: Any) -> None:
-  """Refuses tests that no program should be judged by.
-
-  Raises:
-    ValueError: In one line, if the tests are not of one of the kinds above, are
-      none or too many, are unequal in number to their outputs, expect nothing
-      at all, or hold what is too large or no plain data.
-  """
-  cases.parse(tests)
-
-
 def verify(
   program: str,
   tests: Mapping[str, Any],
@@ -142,8 +142,8 @@ def verify(
   Args:
     program: Source, verbatim.
     tests: See the module.
-    limits: What all tests together may use.
-    jail: What to run it in; None is this thread's own.
+    limits: See `judge`.
+    jail: See `judge`.
 
   Returns:
     A pass if every test passes. Else a fail with the share that does, or
@@ -169,39 +169,45 @@ def _run(
 ) -> zygote.Ended:
   job = {"mode": tests.mode, "program": program, **tests.job}
   # An output that is far longer than the right one is not right.
-  size = max(tests.sizes)
-  limits = dataclasses.replace(
-    limits, output_bytes=max(limits.output_bytes, 2 * size)
-  )
+  output_bytes = max(limits.output_bytes, 2 * max(tests.sizes))
+  limits = dataclasses.replace(limits, output_bytes=output_bytes)
   received = limits.result_bytes + 2 * sum(tests.sizes)
   if tests.mode != "stdio":
     return jail.run(job, limits=limits, tests=tests.check, received=received)
-  start = time.monotonic()
-  ended = jail.run(
-    job | {"together": _TOGETHER}, limits=limits, received=received
-  )
+  inputs, left = tests.job["inputs"], limits.total_s
+
+  def run(which: Sequence[str], together: int) -> zygote.Ended:
+    nonlocal left
+    some = {**job, "inputs": which, "together": together}
+    rest = dataclasses.replace(limits, total_s=left)
+    ended = jail.run(some, limits=rest, received=received)
+    left -= ended.cpu_s
+    return ended
+
+  ended = run(inputs, _TOGETHER)
+  index = _failed_after_others(tests, ended)
+  if index is None or left <= 0:
+    return ended
+  # What fails alone too is wrong, and so is the program. Else all tests run
+  # alone, and what they say counts: what is tried twice is guessed twice.
+  alone = run([inputs[index]], 1)
+  fails = alone.reason or _fails(tests, index, alone.frames[0])
+  return ended if fails or left <= 0 else run(inputs, 1)
+
+
+def _failed_after_others(tests: cases.Tests, ended: zygote.Ended) -> int | None:
+  """The first test that failed, if others ran in its process before."""
   if ended.reason not in ("", _KILLED):
-    return ended
-  left = limits.wall_s - (time.monotonic() - start)
-  if left <= 0 or not _failed_after_others(tests, ended.frames):
-    return ended
-  # All of them, and what they say then counts alone: a test that could be tried
-  # twice would be guessed twice.
-  rest = dataclasses.replace(limits, wall_s=left)
-  return jail.run(job | {"together": 1}, limits=rest, received=received)
+    return None
+  for index, frame in enumerate(ended.frames[: len(tests.outputs)]):
+    if _fails(tests, index, frame):
+      return None if frame.first else index
+  return None
 
 
-def _failed_after_others(
-  tests: cases.Tests, frames: Sequence[zygote.Frame]
-) -> bool:
-  """Whether what others left behind may be why the first that failed did."""
-  failed = (
-    frame
-    for frame, want in zip(frames, tests.outputs, strict=False)
-    if frame.index == running.BEFORE or _fault_of_output(frame, want)
-  )
-  first = next(failed, None)
-  return first is not None and not first.first
+def _fails(tests: cases.Tests, index: int, frame: zygote.Frame) -> bool:
+  before = frame.index == running.BEFORE
+  return before or bool(_fault_of_output(frame, tests.outputs[index]))
 
 
 # The verdict.
@@ -209,9 +215,9 @@ def _failed_after_others(
 
 def _verdict(program: str, tests: cases.Tests, ended: zygote.Ended) -> Verdict:
   count = len(tests.outputs)
-  passed, fault = _count(tests, ended.frames)
   if ended.reason and not (tests.mode == "stdio" and ended.reason == _KILLED):
     return Verdict("fail", 0.0, ended.reason, program)
+  passed, fault = _count(tests, ended.frames)
   if passed == count and not fault and not ended.reason:
     return Verdict("pass", 1.0, "", program)
   if len(ended.frames) < count and not fault:

@@ -24,6 +24,8 @@ field is not there. The fields:
                 read stdin, with "fn_name" for a function that is called; or
                 {"check": source of check(candidate), "fn_name": ...}; or a
                 list of {"input": ..., "output": ...}.
+  time_limit    code, optional: CPU-seconds of one test, at most 60, instead of
+                the config's code_test_s.
   instructions  instructions: a list of {"id": "keywords:existence",
                 "kwargs": {...}}, ids and arguments as in IFEval.
   entry         gym: the puzzle with its question, answer and metadata.
@@ -38,8 +40,8 @@ with their arguments, a puzzle's own answer must pass. Instructions that
 contradict each other, and checks that everything passes, are not found out.
 
 What an `Example` carries as its entry: math {"answer"}, stem {"answer"} and
-"choices" if given, code {"tests"}, instructions {"instructions"}, gym the
-entry itself.
+"choices" if given, code {"tests"} and "time_limit" if given,
+instructions {"instructions"}, gym the entry itself.
 """
 
 from __future__ import annotations

@@ -37,10 +37,10 @@ def _check_stem(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _check_code(record: Mapping[str, Any]) -> Mapping[str, Any]:
-  from brorl_jax.tasks import code
+  from brorl_jax.tasks import cases
 
-  code.check_tests(record["tests"])
-  return {"tests": record["tests"]}
+  cases.parse(record["tests"])
+  return {key: record[key] for key in ("tests", "time_limit") if key in record}
 
 
 def _check_instructions(record: Mapping[str, Any]) -> Mapping[str, Any]:

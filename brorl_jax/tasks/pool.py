@@ -1,7 +1,7 @@
 """Judges many responses at once, and survives the judges.
 
     verifiers = {"math": lambda response, entry, jail: math.verify(...)}
-    with Pool(verifiers, deadline_s=300.0) as pool:
+    with Pool(verifiers) as pool:
       judged = pool.judge([Job("math", response, entry), ...])
       judged[0].verdict.reward, judged[0].seconds
 
@@ -14,8 +14,6 @@ The verifiers are passed in: the pool knows no domain.
 
 from __future__ import annotations
 
-import collections
-import dataclasses
 import os
 import threading
 import time
@@ -50,44 +48,17 @@ class Judged(NamedTuple):
   seconds: float
 
 
-@dataclasses.dataclass
-class Stats:
-  """What a pool did since it was last asked.
-
-  Attributes:
-    busy_s: Seconds in verifiers, by thread.
-    jobs: Verdicts given.
-    distinct: Verdicts that had to be found; the others are copies.
-    seconds: In `judge`, of the wall.
-    replaced: Processes that were late or died, and threads that were stuck.
-    invalid: Number of invalid verdicts by the code of their reason.
-  """
-
-  busy_s: list[float]
-  jobs: int = 0
-  distinct: int = 0
-  seconds: float = 0.0
-  replaced: int = 0
-  invalid: collections.Counter[str] = dataclasses.field(
-    default_factory=collections.Counter
-  )
-
-  @property
-  def verdicts_per_s(self) -> float:
-    """0.0 if there were none."""
-    return self.jobs / self.seconds if self.seconds > 0 else 0.0
-
-
 class Pool:
   """Threads with jails, and the batches they work on.
 
   Several threads may ask it at once; each waits for its own batch, so that
   nobody is ahead of the judges by more than what they were asked.
 
-  A question to a jail is ended at the deadline; a program has its own limits. A
-  verifier that hangs in Python code of this process cannot be ended: its thread
-  is left behind, with the CPU it takes, and another takes its place. Verifiers
-  must bound what they do outside a jail.
+  Responses wait for as long as others are judged; only one that is being judged
+  has a deadline, for a verifier that hangs, since all that runs in a jail has
+  limits of its own. What hangs in Python code of this process cannot be ended:
+  its thread is left behind, with the CPU it takes, and another takes its place.
+  Verifiers must bound what they do outside a jail.
   """
 
   def __init__(
@@ -104,7 +75,8 @@ class Pool:
       verifiers: By domain. Called in any of the threads.
       workers: Threads, >= 1. None is one for each CPU, of more than four one
         less for the trainer, and at least two.
-      deadline_s: Seconds that a batch may take, > 0.
+      deadline_s: Seconds that a response may be judged, > 0; more than what
+        is done to it in a jail may take.
       jail: Makes a thread's jail.
     """
     if workers is None:
@@ -121,7 +93,7 @@ class Pool:
     # Guards everything below, and says when there is work or a batch is done.
     self._changed = threading.Condition()
     self._batches: list[_Batch] = []  # not done, the oldest first
-    self._stats = Stats([0.0] * workers)
+    self._replaced = 0
     self._threads = [_Thread(self, slot) for slot in range(workers)]
     for thread in self._threads:
       thread.start()
@@ -136,7 +108,7 @@ class Pool:
     """Verdicts in the order of the jobs; waits for them.
 
     Jobs of one domain, response and entry are judged once. Invalid is what is
-    not done at the deadline ("late") or raises ("verifier failed").
+    judged for longer than the deadline ("late") or raises ("verifier failed").
 
     Args:
       jobs: In any order and of any domains.
@@ -144,7 +116,6 @@ class Pool:
     Raises:
       ValueError: If a domain has no verifier, or the pool is closed.
     """
-    begin = time.monotonic()
     for job in jobs:
       if job.domain not in self._verifiers:
         raise ValueError(
@@ -161,25 +132,18 @@ class Pool:
         self._batches.append(batch)
         self._changed.notify_all()
       try:
-        self._changed.wait_for(lambda: batch.left == 0, self._deadline_s)
+        while batch.left:
+          self._changed.wait(self._end_late(batch))
       finally:
         self._withdraw(batch)
     found = dict(zip(distinct, batch.judged(self._deadline_s), strict=True))
-    judged = [found[key] for key in keys]
-    with self._changed:
-      self._stats.jobs += len(jobs)
-      self._stats.distinct += len(distinct)
-      self._stats.seconds += time.monotonic() - begin
-      self._stats.invalid.update(
-        one.verdict.code for one in judged if one.verdict.status == "invalid"
-      )
-    return judged
+    return [found[key] for key in keys]
 
-  def stats(self) -> Stats:
-    """Counts since the last call, or the start."""
+  def replaced(self) -> int:
+    """Processes that were late or died, and threads that hung: since asked."""
     with self._changed:
-      stats, self._stats = self._stats, Stats([0.0] * len(self._threads))
-    return stats
+      replaced, self._replaced = self._replaced, 0
+    return replaced
 
   def close(self) -> None:
     """Ends the threads and their jails. What is being judged becomes late."""
@@ -194,21 +158,38 @@ class Pool:
     for thread in self._threads:
       thread.join(5.0)  # longer only if a verifier is stuck
 
+  def _end_late(self, batch: _Batch) -> float:
+    """Gives up on what took too long; seconds until more may have."""
+    now, left = time.monotonic(), self._deadline_s
+    for thread in tuple(self._threads):
+      if thread.batch is batch and not thread.abandoned:
+        if now - thread.since >= self._deadline_s:
+          self._abandon(thread)
+          batch.left -= 1
+        else:
+          left = min(left, thread.since + self._deadline_s - now)
+    return left if batch.left else 0.0
+
   def _withdraw(self, batch: _Batch) -> None:
     """Takes back what is not done of it. The lock is held."""
     batch.left = 0
     self._changed.notify_all()
     if batch in self._batches:
       self._batches.remove(batch)
-    for slot, thread in enumerate(self._threads):
+    for thread in tuple(self._threads):
       if thread.batch is batch and not thread.abandoned:
-        batch.seconds[thread.index] = time.monotonic() - thread.since
-        thread.abandoned = True
-        thread.jail.stop()
-        self._stats.replaced += 1
-        if not self._closed:
-          self._threads[slot] = _Thread(self, slot)
-          self._threads[slot].start()
+        self._abandon(thread)
+
+  def _abandon(self, thread: _Thread) -> None:
+    """Leaves it with what it judges; another takes its place."""
+    assert thread.batch is not None
+    thread.batch.seconds[thread.index] = time.monotonic() - thread.since
+    thread.abandoned = True
+    thread.jail.stop()
+    self._replaced += 1
+    if not self._closed:
+      self._threads[thread.slot] = _Thread(self, thread.slot)
+      self._threads[thread.slot].start()
 
   def _next(self, thread: _Thread) -> Job | None:
     """Something to judge, when there is; None if the thread is to end."""
@@ -227,10 +208,9 @@ class Pool:
     with self._changed:
       batch, seconds = thread.batch, time.monotonic() - thread.since
       thread.batch = None
-      self._stats.busy_s[thread.slot] += seconds
       if batch is None or thread.abandoned:  # it is late; nobody waits
         return
-      self._stats.replaced += thread.jail.failures - thread.failures
+      self._replaced += thread.jail.failures - thread.failures
       thread.failures = thread.jail.failures
       batch.verdicts[thread.index] = verdict
       batch.seconds[thread.index] = seconds
@@ -262,7 +242,7 @@ class _Batch:
     self.seconds = [0.0] * len(jobs)
 
   def judged(self, deadline_s: float) -> list[Judged]:
-    late = Verdict("invalid", 0.0, f"late: the batch had {deadline_s:g} s", "")
+    late = Verdict("invalid", 0.0, f"late: no verdict in {deadline_s:g} s", "")
     return [
       Judged(verdict or late, seconds)
       for verdict, seconds in zip(self.verdicts, self.seconds, strict=True)

@@ -25,8 +25,14 @@ _NEEDED: Mapping[str, str] = {
   "gym": "entry",
   "instructions": "instructions",
 }
-_OPTIONAL: Mapping[str, tuple[str, ...]] = {"stem": ("choices",)}
-_FIELDS = tuple(dict.fromkeys((*_COMMON, *_NEEDED.values(), "choices")))
+_OPTIONAL: Mapping[str, tuple[str, ...]] = {
+  "stem": ("choices",),
+  "code": ("time_limit",),
+}
+_FIELDS = tuple(
+  dict.fromkeys((*_COMMON, *_NEEDED.values(), *sum(_OPTIONAL.values(), ())))
+)
+MAX_TIME_LIMIT = 60.0  # CPU-seconds of one test
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 # What a reader does not see, or sees in another place than the policy: control
@@ -202,7 +208,10 @@ def _own_fields(
       own["choices"] = _choices(record["choices"], messages)
     return own
   if domain == "code":
-    return {"tests": _tests(value)}
+    own = {"tests": _tests(value)}
+    if "time_limit" in record:
+      own["time_limit"] = _time_limit(record["time_limit"])
+    return own
   if domain == "instructions":
     return {"instructions": _instructions(value)}
   return {"entry": _object(value, "entry")}
@@ -249,6 +258,17 @@ def _tests(value: Any) -> dict[str, Any]:
     "inputs": [pair["input"] for pair in value],
     "outputs": [pair["output"] for pair in value],
   }
+
+
+def _time_limit(value: Any) -> float:
+  number = isinstance(value, (int, float)) and not isinstance(value, bool)
+  if not number or not 0 < value <= MAX_TIME_LIMIT:
+    raise Refused(
+      "time_limit",
+      f"{show(value)}; write the CPU-seconds of one test, above 0 and at most"
+      f" {MAX_TIME_LIMIT:g}",
+    )
+  return float(value)
 
 
 def _instructions(value: Any) -> list[dict[str, Any]]:

@@ -117,12 +117,15 @@ _FIOCLEX, _FIONCLEX, _FIONBIO = 0x5451, 0x5450, 0x5421
 _AF_UNIX = 1
 
 
-def program(machine: str, *, forks: bool = False) -> list[Instruction]:
+def program(
+  machine: str, *, forks: bool = False, threads: bool = True
+) -> list[Instruction]:
   """The filter of system calls, for the kernel to run on each.
 
   Args:
     machine: A key of `MACHINES`.
     forks: Whether to allow fork and wait.
+    threads: Whether to allow threads.
 
   Raises:
     OSError: If there is no table for the machine.
@@ -141,12 +144,12 @@ def program(machine: str, *, forks: bool = False) -> list[Instruction]:
   ]
   if machine == "x86_64":  # x32 has the same architecture, and other numbers
     code += [Instruction(_AT_LEAST, 0, 1, 0x40000000), _answer(KILL)]
-  for rule, body in _rules(machine, forks):
+  for rule, body in _rules(machine, forks, threads):
     code += [Instruction(_EQUAL, 0, len(body), rule), *body]
   return [*code, _answer(ERRNO | errno.EPERM)]
 
 
-def fork_ban(machine: str) -> list[Instruction]:
+def fork_ban(machine: str, *, threads: bool = True) -> list[Instruction]:
   """What turns the filter with forks into the one without, on top of it.
 
   The kernel asks every filter and heeds the strictest. This one is short: it
@@ -161,13 +164,15 @@ def fork_ban(machine: str) -> list[Instruction]:
     *code,
     Instruction(_EQUAL, 0, 3, clone),
     _load_argument(0),
-    Instruction(_ANY_BIT, 1, 0, _CLONE_THREAD),
+    Instruction(_ANY_BIT, 1, 0, _CLONE_THREAD if threads else 0),
     _answer(ERRNO | errno.EPERM),
     _answer(ALLOW),
   ]
 
 
-def _rules(machine: str, forks: bool) -> list[tuple[int, list[Instruction]]]:
+def _rules(
+  machine: str, forks: bool, threads: bool
+) -> list[tuple[int, list[Instruction]]]:
   """Pairs of a call's number and the end of the program for it."""
   allowed = numbers(_ALLOWED, machine)
   weighed = numbers(_WEIGHED, machine)
@@ -177,7 +182,7 @@ def _rules(machine: str, forks: bool) -> list[tuple[int, list[Instruction]]]:
     clone += [_answer(ALLOW)]
   else:
     clone += [
-      Instruction(_ANY_BIT, 0, 1, _CLONE_THREAD),
+      Instruction(_ANY_BIT, 0, 1, _CLONE_THREAD if threads else 0),
       _answer(ALLOW),
       _answer(ERRNO | errno.EPERM),
     ]

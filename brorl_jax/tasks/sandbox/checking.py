@@ -23,11 +23,13 @@ class _Lost(BaseException):
   """The other process is gone, or says what it should not."""
 
 
-def check(job: dict[str, Any], results: int, tests: int) -> int:
+def check(
+  job: dict[str, Any], results: int, limits: walls.Limits, tests: int
+) -> int:
   """Forks the program's process, then becomes the one with the tests."""
   ask, asked = os.pipe()
   answered, answer = os.pipe()
-  last_wall = walls.last_wall()
+  last_wall = walls.last_wall(threads=limits.threads > 0)
   pid = os.fork()
   if pid == 0:
     status = 1
@@ -144,7 +146,7 @@ def _receive(fd: int) -> bytes:
 
 
 def _receive_frame(fd: int) -> tuple[int, bytes, bytes]:
-  index, _, _, size, more = running.FRAME.unpack(_read(fd, running.FRAME.size))
+  index, *_, size, more = running.FRAME.unpack(_read(fd, running.FRAME.size))
   return index, _read(fd, size), _read(fd, more)
 
 

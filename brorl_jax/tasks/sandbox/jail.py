@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from brorl_jax.tasks.sandbox import levels, workers, zygote
+from brorl_jax.tasks.sandbox.process import Failed
 from brorl_jax.tasks.sandbox.walls import Limits
 from brorl_jax.tasks.sandbox.workers import walls
-from brorl_jax.tasks.sandbox.zygote import Failed
 
 __all__ = ["Failed", "Jail", "mine", "walls"]
 
@@ -25,13 +25,18 @@ class Jail:
   others.
   """
 
-  def __init__(self, judges: str = workers.JUDGES):
+  def __init__(
+    self, judges: str = workers.JUDGES, *, allow_inner: bool = False
+  ):
     """Starts nothing yet.
 
     Args:
       judges: Module with the table of judges that can be asked.
+      allow_inner: Whether to run programs where the inner walls are all that
+        stands around them; see levels.py for what these do not promise.
     """
     self._worker = workers.Worker(judges)
+    self._allow_inner = allow_inner
     self._zygote: zygote.Zygote | None = None
     self._stopped = False
 
@@ -64,16 +69,15 @@ class Jail:
     if self._stopped:
       raise Failed("stopped")
     if self._zygote is None:
-      self._zygote = levels.require().zygote()
+      self._zygote = levels.require(allow_inner=self._allow_inner).zygote()
     return self._zygote.run(job, limits=limits, tests=tests, received=received)
 
   def stop(self) -> None:
-    """Ends a question in progress and refuses what follows, from any thread.
-
-    A program in progress ends by its own limits.
-    """
+    """Ends what is in progress and refuses what follows, from any thread."""
     self._stopped = True
     self._worker.stop()
+    if self._zygote is not None:
+      self._zygote.stop()
 
   def close(self) -> None:
     """Ends its processes; they start again if they are wanted."""

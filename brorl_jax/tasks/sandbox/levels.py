@@ -1,13 +1,14 @@
 """How good a jail this machine can give, found out by trying to break it.
 
-    level = levels.require()      # or process.Failed, with the reason
-    level.name                    # "full" or "inner"; goes into the run record
+    level = levels.require(allow_inner=False)   # or process.Failed, and why
+    level.name                                  # goes into the run record
 
   full    bubblewrap: no host file but /usr, no network, no other process, 32 MB
           to write; and, inside it, the walls of walls.py
   inner   the walls alone: limits, no capabilities, Landlock, seccomp. Programs
           can find out that a file exists and how long it is, and have no place
-          to write, so that those with temporary files fail
+          to write and can start no threads, so that those with temporary files
+          or threads fail. Used only if it is asked for
   none    neither: no program is judged; a run that needs it must not start
 
 A level is had only if harmless attempts to leave were stopped just now: to
@@ -37,7 +38,8 @@ import tempfile
 from typing import Any
 
 from brorl_jax.tasks.sandbox import calls, plain, walls
-from brorl_jax.tasks.sandbox.process import NOBODY, Failed
+from brorl_jax.tasks.sandbox.process import Failed
+from brorl_jax.tasks.sandbox.programs import NOBODY
 from brorl_jax.tasks.sandbox.zygote import Zygote
 
 _SYSTEM_PYTHON = "/usr/bin/python3"
@@ -78,16 +80,37 @@ class Level:
     return Zygote(self.interpreter, bubblewrap=self.bubblewrap)
 
 
-def require() -> Level:
+_INNER = (
+  "only the inner walls can stand around programs here, which can then find out"
+  " that files exist and how long they are, and fail if they start threads or"
+  " write temporary files"
+)
+
+
+def require(*, allow_inner: bool) -> Level:
   """The level of this machine, found out once per process.
 
+  Args:
+    allow_inner: Whether "inner" will do.
+
   Raises:
-    Failed: In one line, if there is none.
+    Failed: In one line, if there is none that will.
   """
   level = probe()
   if level.name == "none":
     raise Failed(f"no jail for untrusted code here: {level.reason}")
+  if level.name == "inner" and not allow_inner:
+    raise Failed(
+      f"{_INNER}: {level.reason}; or accept that: --config.allow_inner=True"
+    )
   return level
+
+
+def describe(level: Level) -> str:
+  """A line for whoever starts a run."""
+  if level.name == "full":
+    return f"programs run in a full jail, with Python {level.version}"
+  return f"{_INNER} ({level.reason}); Python {level.version}"
 
 
 @functools.lru_cache(maxsize=1)
@@ -244,7 +267,7 @@ def _run_honest(zygote: Zygote) -> str:
 
 
 def _run_endless(zygote: Zygote) -> str:
-  got = _call(zygote, "endless", [], walls.Limits(wall_s=0.3))
+  got = _call(zygote, "endless", [], walls.Limits(test_s=0.3))
   return "" if got == "time-out" else f"an endless program was not ended: {got}"
 
 

@@ -1,8 +1,9 @@
 """How a job's process runs a program: calls, or tests on standard streams.
 
-Results are frames: `FRAME` and two byte strings, what came back and, if nothing
-did, why. A program may forge those of its own calls, with values that it might
-as well return.
+Results are the byte `BEGUN`, before the program's first line is compiled, and
+frames: `FRAME` and two byte strings, what came back and, if nothing did, why. A
+program may forge those of its own calls, with values that it might as well
+return, and the seconds that they took; what all took is not its to say.
 
 Standard library only, for Python 3.9 and later.
 """
@@ -14,6 +15,7 @@ import contextlib
 import os
 import struct
 import sys
+import time
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -22,10 +24,12 @@ from typing import Any, NoReturn
 from brorl_jax.tasks.sandbox import plain, walls
 
 OPEN_FILES = 256  # of the interpreter that forks
-# Index, wait status, whether it was the first of its process, bytes of two
-# strings.
-FRAME = struct.Struct("=ii?II")
-END = struct.Struct("=B40s")  # of a test: exit status and name of the error
+BEGUN = b"+"
+# Index, wait status, whether it was the first of its process, CPU-seconds,
+# bytes of two strings.
+FRAME = struct.Struct("=ii?dII")
+# Of a test: exit status, CPU-seconds and name of the error.
+END = struct.Struct("=Bd40s")
 STOPPED = b"."  # after the last of a process that was not in a test
 OVERFLOW = -1  # a status: more output than is read
 BEFORE = -1  # an index: it failed before the first test
@@ -54,9 +58,11 @@ def send(
   why: bytes,
   *,
   first: bool = True,
+  cpu_s: float = 0.0,
 ) -> None:
   """Writes a frame."""
-  write(results, FRAME.pack(index, status, first, len(payload), len(why)))
+  sizes = len(payload), len(why)
+  write(results, FRAME.pack(index, status, first, cpu_s, *sizes))
   write(results, payload)
   write(results, why)
 
@@ -120,11 +126,12 @@ def calls(job: dict[str, Any], results: int) -> int:
     return 0
   for index, node in enumerate(job["calls"]):
     payload = why = b""
+    began = time.process_time()
     try:
       payload = _call(function, node)
     except BaseException as error:
       why = b"runtime error: " + name_of(error)
-    send(results, index, 0, payload, why)
+    send(results, index, 0, payload, why, cpu_s=time.process_time() - began)
   return 0
 
 
@@ -141,7 +148,7 @@ def stdio(job: dict[str, Any], results: int, limits: walls.Limits) -> int:
   code = _compile(job["program"], results, BEFORE)
   if code is None:
     return 0
-  last_wall = walls.last_wall()
+  last_wall = walls.last_wall(threads=limits.threads > 0)
   texts, most = job["inputs"], job["together"]
   killed = done = 0
   while done < len(texts):
@@ -155,19 +162,51 @@ def stdio(job: dict[str, Any], results: int, limits: walls.Limits) -> int:
       os.close(results)
       _programs(code, files, say)
     os.close(say)
+    count, end = 0, b""
+    while count < len(files) and len(end := _read(said, END.size)) == END.size:
+      exit_status, cpu_s, name = END.unpack(end)
+      output = files[count][1], limits.output_bytes
+      status = exit_status << 8
+      _tell(results, done + count, status, name, output, count == 0, cpu_s)
+      count += 1
     status = os.waitpid(pid, 0)[1]
-    killed |= os.WIFSIGNALED(status)
-    ends = _ends(contents(said), status)
     os.close(said)
-    for k, (end, name) in enumerate(ends[: len(files)]):
-      output = os.pread(files[k][1], limits.output_bytes + 1, 0)
-      if len(output) > limits.output_bytes:
-        end, output = OVERFLOW, b""
-      send(results, done, end, output, name, first=k == 0)
-      done += 1
+    killed |= os.WIFSIGNALED(status)
+    if count < len(files) and not (count and len(end) == len(STOPPED)):
+      # It ended in the middle of a test.
+      output = files[count][1], limits.output_bytes
+      _tell(results, done + count, status, b"", output, count == 0, 0.0)
+      count += 1
+    done += count
     for fd in sum(files, ()):
       os.close(fd)
   return KILLED if killed else 0
+
+
+def _tell(
+  results: int,
+  index: int,
+  status: int,
+  name: bytes,
+  output: tuple[int, int],
+  first: bool,
+  cpu_s: float,
+) -> None:
+  """Sends how a test ended and what it wrote: a file, and its most bytes."""
+  fd, most = output
+  written = os.pread(fd, most + 1, 0)
+  if len(written) > most:
+    status, written = OVERFLOW, b""
+  name = name.rstrip(b"\0")
+  send(results, index, status, written, name, first=first, cpu_s=cpu_s)
+
+
+def _read(fd: int, size: int) -> bytes:
+  """So many bytes, fewer if there are no more."""
+  data = b""
+  while len(data) < size and (more := os.read(fd, size - len(data))):
+    data += more
+  return data
 
 
 def _files(text: str) -> tuple[int, int]:
@@ -176,17 +215,6 @@ def _files(text: str) -> tuple[int, int]:
   write(files[0], text.encode())
   os.lseek(files[0], 0, os.SEEK_SET)
   return files
-
-
-def _ends(said: bytes, status: int) -> list[tuple[int, bytes]]:
-  """Wait status and name of the error of each test that a process ran."""
-  ends = []
-  for at in range(0, len(said) - END.size + 1, END.size):
-    code, name = END.unpack_from(said, at)
-    ends.append((code << 8, name.rstrip(b"\0")))
-  if not ends or len(said) % END.size != len(STOPPED):
-    ends.append((status, b""))  # it ended in the middle of a test
-  return ends
 
 
 def _programs(
@@ -201,8 +229,9 @@ def _programs(
       os.dup2(stdout, 1)
       os.chdir(here)
       sys.setrecursionlimit(depth)
+      began = time.process_time()
       status, name = _run_program(code)
-      os.write(say, END.pack(status, name))
+      os.write(say, END.pack(status, time.process_time() - began, name))
       # What is left of threads may disturb the next test.
       if "threading" in sys.modules:
         break

@@ -27,6 +27,7 @@ import ctypes
 import dataclasses
 import errno
 import functools
+import math
 import os
 import platform
 import resource
@@ -39,22 +40,23 @@ from brorl_jax.tasks.sandbox import calls
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-  """How much one program may use, all its tests together.
+  """How much one program may use.
 
   Attributes:
-    wall_s: Seconds of the clock; who started it counts them, and kills it.
-    cpu_s: Seconds of CPU time in one process.
+    test_s: CPU-seconds of one test, of all its threads; it may sleep for as
+      long. Who started it counts them, see usage.py, and kills it.
+    total_s: The same of all its tests together.
     memory: Bytes of addresses in one process, 64 MiB of stack among them.
     file_bytes: Bytes of one file.
     output_bytes: Bytes of standard output that are read; the rest is an error.
     result_bytes: Bytes of results that are read; the rest is an error.
     open_files: Descriptors of one process.
     threads: Of all processes of the jail's user: in a user namespace those of
-      one jail. No limit for root.
+      one jail. No limit for root. 0: it can start none.
   """
 
-  wall_s: float = 5.0
-  cpu_s: int = 5
+  test_s: float = 5.0
+  total_s: float = 30.0
   memory: int = 1 << 30
   file_bytes: int = 8 << 20
   output_bytes: int = 1 << 20
@@ -73,8 +75,8 @@ def raise_walls(
   """Raises all walls around this process, for good.
 
   Args:
-    limits: See `Limits`; the wall clock and the two that count what is read
-      are the business of whoever started the process.
+    limits: See `Limits`; the seconds, but for a bound on those of a process,
+      and what is read are the business of whoever started it.
     readable: Files and folders with all they hold, to read; also to map as
       code. One that does not exist is left out.
     writable: The same, to read and to write: to make, change and remove files
@@ -89,18 +91,17 @@ def raise_walls(
   _restrict_files(readable, writable)
   _set_limits(limits)
   drop_capabilities()
-  forbid_calls(forks=forks)
+  forbid_calls(forks=forks, threads=limits.threads > 0)
 
 
 def _set_limits(limits: Limits) -> None:
   wanted = {
     resource.RLIMIT_CORE: 0,
-    resource.RLIMIT_CPU: limits.cpu_s,
+    resource.RLIMIT_CPU: math.ceil(limits.total_s) + 1,
     resource.RLIMIT_AS: limits.memory,
     resource.RLIMIT_DATA: limits.memory,
     resource.RLIMIT_FSIZE: limits.file_bytes,
     resource.RLIMIT_NOFILE: limits.open_files,
-    resource.RLIMIT_NPROC: limits.threads,
     resource.RLIMIT_STACK: 64 << 20,
     resource.RLIMIT_MEMLOCK: 0,
     resource.RLIMIT_MSGQUEUE: 0,
@@ -108,6 +109,8 @@ def _set_limits(limits: Limits) -> None:
     resource.RLIMIT_RTPRIO: 0,
     resource.RLIMIT_NICE: 0,
   }
+  if limits.threads:
+    wanted[resource.RLIMIT_NPROC] = limits.threads
   for which, value in wanted.items():
     hard = resource.getrlimit(which)[1]
     if hard != resource.RLIM_INFINITY:
@@ -235,28 +238,29 @@ def _add_rule(ruleset: int, path: str, access: int) -> None:
 # seccomp.
 
 
-def forbid_calls(*, forks: bool = False) -> None:
+def forbid_calls(*, forks: bool = False, threads: bool = True) -> None:
   """The last wall alone: system calls that are not listed are refused.
 
   Args:
     forks: Whether to allow fork and wait.
+    threads: Whether to allow threads.
 
   Raises:
     OSError: If the kernel refuses, or is not one of `calls.MACHINES`.
   """
-  install = _prepared(calls.program(_machine(), forks=forks))
+  install = _prepared(calls.program(_machine(), forks=forks, threads=threads))
   _prctl(_NO_NEW_PRIVS, 1)
   install()
 
 
-def last_wall() -> Callable[[], None]:
+def last_wall(*, threads: bool = True) -> Callable[[], None]:
   """What a process calls that a process with `forks=True` has forked.
 
   It dies with its parent then, and may fork no more. The call is made ready
   beforehand: a process that was just forked pays for each page it touches, and
   two system calls touch few.
   """
-  ban = _prepared(calls.fork_ban(_machine()))
+  ban = _prepared(calls.fork_ban(_machine(), threads=threads))
   prctl = _libc().prctl
   numbers = ctypes.c_int(_PDEATHSIG), ctypes.c_ulong(signal.SIGKILL), *_ZEROS
 

@@ -4,28 +4,47 @@
     worker.ask("symbolic", r"\\frac{1}{2}", "0.5", timeout=3.0)   # True
     worker.close()
 
-A worker is forked from a template that has the libraries loaded; there is one
-template per process and table of judges, whatever the number of threads,
-started when the first worker is wanted. A worker that was late, died, or said
-what it should not is never asked again: the next question has a new one.
+A worker has a zygote with the libraries, see asking.py, cloned from the one
+that this process starts when the first worker is wanted, and a process of it
+that answers. One that was late, died, or said what it should not is never asked
+again: the next question has a new one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
-import time
+import socket
+import sys
+import threading
+import weakref
 from typing import Any
 
-from brorl_jax.tasks.sandbox import forks, template
-from brorl_jax.tasks.sandbox.zygote import Failed
+from brorl_jax.tasks.sandbox import asking, process, usage
+from brorl_jax.tasks.sandbox.process import Died, Failed
+from brorl_jax.tasks.sandbox.walls import Limits
 
 JUDGES = "brorl_jax.tasks.sandbox.judges"
-PATIENCE = 10  # times the time-out, of the wall clock, on a crowded machine
 
-_QUESTIONS = 5_000  # of one worker; sympy's caches grow
-_RESIDENT = 1 << 20  # kilobytes a worker may have had, to be asked again
+_QUESTIONS = 5_000  # of one process; sympy's caches grow
+_RESIDENT = 1 << 20  # kilobytes a process may have had, to be asked again
+
+_LOAD_S = 120.0  # it imports for 3 s, on a crowded machine for 20
+_KEPT = ("HOME", "LD_LIBRARY_PATH", "NLTK_DATA", "PATH")
+# Threads would not survive a fork.
+_ENVIRONMENT = {
+  "MPLBACKEND": "agg",
+  "OMP_NUM_THREADS": "1",
+  "OPENBLAS_NUM_THREADS": "1",
+}
+_BOOT = """
+import sys
+sys.path[:] = {path!r}
+from brorl_jax.tasks.sandbox import asking
+asking.main(int(sys.argv[2]), judges=sys.argv[1])
+"""
 
 
 class Worker:
@@ -38,26 +57,22 @@ class Worker:
     """Starts nothing yet.
 
     Args:
-      judges: Module with the table of judges; see template.main.
+      judges: Module with the table of judges; see asking.main.
     """
     self.failures = 0  # questions without an answer; each cost a process
     self._judges = judges
-    self._process: forks.Process | None = None
+    self._process: process.Process | None = None
+    self._link: socket.socket | None = None
+    self._asked = 0
     self._stopped = False
 
   def ask(self, judge: str, *args: Any, timeout: float) -> Any:
     """What a judge says: any value that JSON can hold, to be checked.
 
-    The time-out counts the time in which the worker runs or sleeps, not that
-    in which it waits for a CPU: the kernel says how long that was, to within
-    one turn of its scheduler. So a verdict does not depend on what else the
-    machine does, unless that takes `PATIENCE` times as long. Where the kernel
-    does not say, the wall clock decides.
-
     Args:
       judge: A name in the table.
       *args: Values that JSON can hold, at most 4 MiB of it.
-      timeout: Seconds, > 0.
+      timeout: Seconds of CPU, or of sleep, > 0; see usage.py.
 
     Raises:
       Failed: In one line, if there is no answer.
@@ -66,12 +81,12 @@ class Worker:
       raise ValueError(f"timeout is {timeout}; use seconds > 0")
     request = json.dumps([judge, args]).encode()
     try:
-      if len(request) > template.MAX_REQUEST:
+      if len(request) > asking.MAX_REQUEST:
         raise Failed(
-          f"a question of {len(request)} bytes, at most {template.MAX_REQUEST}"
+          f"a question of {len(request)} bytes, at most {asking.MAX_REQUEST}"
         )
-      process = self._running()
-      value, resident = _exchange(process, request, timeout)
+      zygote = self._running()
+      value, resident = self._exchange(zygote, request, timeout)
     except Failed as error:
       self.failures += 1
       self.close()
@@ -79,10 +94,10 @@ class Worker:
     except BaseException:  # an interrupt: the answer may still be on its way
       self.close()
       raise
-    process.asked += 1
+    self._asked += 1
     if (
-      judge in process.fresh
-      or process.asked >= _QUESTIONS
+      judge in zygote.hello["fresh"]
+      or self._asked >= _QUESTIONS
       or resident > _RESIDENT
     ):
       self.close()
@@ -91,23 +106,64 @@ class Worker:
   def stop(self) -> None:
     """Ends a question in progress and refuses others, from any thread."""
     self._stopped = True
-    process = self._process
-    if process is not None:
-      process.stop()
+    zygote = self._process
+    if zygote is not None:
+      zygote.stop()
 
   def close(self) -> None:
     """Ends the process. A later question starts another."""
-    process, self._process = self._process, None
-    if process is not None:
-      process.close()
+    zygote, self._process = self._process, None
+    if zygote is not None:
+      zygote.close()
+    if self._link is not None:
+      self._link.close()
 
-  def _running(self) -> forks.Process:
+  def _running(self) -> process.Process:
     # After a fork of ours the process is still the parent's, who asks it too.
     if self._process is None or self._process.owner != os.getpid():
-      self._process = forks.fork(self._judges)
+      zygote = self._clone()
+      self._link, theirs = socket.socketpair()
+      with contextlib.suppress(Died):  # the link says so
+        zygote.begin([b'{"mode": "ask"}'], theirs.detach())
+      weakref.finalize(zygote, self._link.close)
+      self._process, self._asked = zygote, 0
     if self._stopped:  # looked at after the process is there for stop() to see
       raise Failed("stopped")
     return self._process
+
+  def _clone(self) -> process.Process:
+    try:
+      return libraries(self._judges).clone()
+    except Failed:
+      # It was killed a moment ago, and no text of a model's was involved.
+      return libraries(self._judges).clone()
+
+  def _exchange(
+    self, zygote: process.Process, request: bytes, timeout: float
+  ) -> tuple[Any, int]:
+    """One question; its answer, and the kilobytes the process has had."""
+    link, data = self._link, b""
+    assert link is not None
+    clock = usage.Clock(zygote.pid, Limits(test_s=timeout, total_s=math.inf))
+    clock.tested()  # what it used before does not count
+    try:
+      link.settimeout(usage.PATIENCE * timeout)
+      link.sendall(asking.LENGTH.pack(len(request)) + request)
+      link.settimeout(clock.wait_s)
+      while True:
+        with contextlib.suppress(TimeoutError):
+          part = link.recv(asking.MAX_REPLY + 1)
+          if not part:
+            raise Failed("the worker died")
+          data += part
+        if _whole(data):
+          return _decoded(data[asking.LENGTH.size :])
+        if clock.late():
+          raise Failed(f"late, no answer in {timeout:g} s")
+    except TimeoutError:
+      raise Failed(f"late, not even read in {timeout:g} s") from None
+    except OSError:
+      raise Failed("the worker died") from None
 
 
 def walls(judges: str = JUDGES) -> str:
@@ -116,45 +172,47 @@ def walls(judges: str = JUDGES) -> str:
   Raises:
     Failed: If there can be no workers at all.
   """
-  return forks.template(judges).walls
+  return libraries(judges).hello["walls"]
 
 
-def _exchange(
-  process: forks.Process, request: bytes, timeout: float
-) -> tuple[Any, int]:
-  """One question; its answer, and the kilobytes the worker has had."""
-  link, data, left = process.link, b"", timeout
-  start, waited = time.monotonic(), process.schedule.waited()
-  try:
-    link.settimeout(PATIENCE * timeout)
-    link.sendall(template.LENGTH.pack(len(request)) + request)
-    while True:
-      link.settimeout(max(left, 0.01))  # not less than a turn of the scheduler
-      with contextlib.suppress(TimeoutError):
-        part = link.recv(template.MAX_REPLY + 1)
-        if not part:
-          raise Failed("the worker died")
-        data += part
-      if _whole(data):
-        return _decoded(data[template.LENGTH.size :])
-      wall = time.monotonic() - start
-      left = timeout - wall + process.schedule.waited() - waited
-      if left <= 0 or wall > PATIENCE * timeout:
-        raise Failed(f"late, no answer in {timeout:g} s")
-  except TimeoutError:
-    raise Failed(f"late, not even read in {timeout:g} s") from None
-  except OSError:
-    raise Failed("the worker died") from None
+_loaded: dict[str, process.Process] = {}
+_loading = threading.Lock()
+
+
+def libraries(judges: str) -> process.Process:
+  """The zygote of this process for a table of judges, started if need be.
+
+  Args:
+    judges: Module with the table; see asking.main.
+
+  Raises:
+    Failed: If it does not start.
+  """
+  with _loading:
+    found = _loaded.get(judges)
+    if found is None or found.owner != os.getpid() or not found.alive():
+      path = [os.path.abspath(entry) for entry in sys.path]
+      kept = {key: os.environ[key] for key in _KEPT if key in os.environ}
+      found = process.start(
+        [sys.executable, "-s", "-c", _BOOT.format(path=path), judges],
+        env={**kept, **process.ENVIRONMENT, **_ENVIRONMENT},
+        patience_s=_LOAD_S,
+      )
+      if "error" in found.hello:
+        found.close()
+        raise Failed(f"the judges do not load: {found.hello['error']}")
+      _loaded[judges] = found
+    return found
 
 
 def _whole(data: bytes) -> bool:
   """Whether all of a reply is there."""
-  if len(data) < template.LENGTH.size:
+  if len(data) < asking.LENGTH.size:
     return False
-  (size,) = template.LENGTH.unpack_from(data)
-  if size > template.MAX_REPLY or len(data) > template.LENGTH.size + size:
+  (size,) = asking.LENGTH.unpack_from(data)
+  if size > asking.MAX_REPLY or len(data) > asking.LENGTH.size + size:
     raise Failed(f"a malformed reply, of {max(size, len(data))} bytes")
-  return len(data) == template.LENGTH.size + size
+  return len(data) == asking.LENGTH.size + size
 
 
 def _decoded(data: bytes) -> tuple[Any, int]:
