@@ -143,7 +143,8 @@ def test_a_leaf_that_cannot_be_read_says_why():
     strategies.sampled_from(
       r"\frac \sqrt \{ \} ( ) [ ] { } , x 1 2.5 = < \cup \in \pm \text{or} : |"
       r" \begin{pmatrix} \end{pmatrix} & \\ ^ _ ' ! % \circ \text{cm} \log"
-      r" \overline \infty \emptyset".split()
+      r" \overline \infty \emptyset _2 _{16} A \pmod7 \mathbb{R} \setminus -"
+      r" \neq \equiv \max \gcd \hat y".split()
     ),
     max_size=30,
   ).map(" ".join)
