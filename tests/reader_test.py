@@ -47,7 +47,7 @@ def read(text):
     (r"\max(1, 5/2, 2)", Fraction(5, 2)),
     (r"2\min\{3, 2\}+1", 5),
     (r"\gcd(12, 18, -9)", 3),
-    (r"|\max(-3, -|4|)|", 3),
+    (r"|\max(-3, 2|4|)|", 8),
   ],
 )
 def test_rational_expressions_by_hand(text, value):
@@ -82,6 +82,7 @@ def test_rational_expressions_by_hand(text, value):
       ),
     ),
     (r"\overline{PQ}", ("symbol", r"\overlineP Q")),
+    (r"\hat xy", ("*", ("symbol", r"\hatx"), ("symbol", "y"))),
     (r"\exp(x)", ("^", ("constant", "e"), ("symbol", "x"))),
     (
       r"\cos 60^\circ",

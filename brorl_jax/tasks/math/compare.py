@@ -156,7 +156,7 @@ def _each(node: Assign) -> Node:
   """x = 1, y = 2 for (x, y) = (1, 2); anything else as it is."""
   names = node.name.strip("()").split(",")
   row = node.value
-  if not isinstance(row, Row) or not 1 < len(names) == len(row.items):
+  if not isinstance(row, Row) or len(names) != len(row.items):
     return node
   return Items("list", tuple(map(Assign, names, row.items)))
 
@@ -217,8 +217,7 @@ def _coordinates(node: Items) -> tuple[Row, ...]:
   """
   named = [item for item in node.items if isinstance(item, Assign)]
   names = [item.name for item in named]
-  letters = "".join(names)
-  alike = re.fullmatch("[a-z]+|[A-Z]+", letters) and len(letters) == len(names)
+  alike = re.fullmatch("[a-z]+|[A-Z]+", "".join(names))
   if not _is_named(node) or not alike or names != sorted(set(names)):
     return ()
   return (Row("(", tuple(item.value for item in named), ")"),)
