@@ -32,6 +32,9 @@ _SIZES = (
   "num_key_value_heads",
 )
 _NUMBERS = ("rms_norm_eps", "rope_theta")
+# A hundred times the deepest that is supported; what runs over the layers of a
+# damaged field would take hours to find that their tensors are missing.
+_MAX_LAYERS = 10_000
 _ACTIVATIONS = {
   "silu": "silu",
   "swish": "silu",
@@ -122,6 +125,12 @@ def _config(path: pathlib.Path, raw: dict[str, Any]) -> Any:
       raise ValueError(f"{path}: no field {field!r}")
   for field in given.keys() & {*_SIZES, _mlp_field(kind)}:
     _size(given[field], field)
+  if given["num_hidden_layers"] > _MAX_LAYERS:
+    raise _Unsupported(
+      "num_hidden_layers",
+      given["num_hidden_layers"],
+      f"more than {_MAX_LAYERS}; correct it",
+    )
   for field in given.keys() & set(_NUMBERS):
     _number(given[field], field)
   if isinstance(old := raw.get("rope_scaling"), dict) and "type" in old:

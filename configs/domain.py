@@ -10,7 +10,7 @@ A few steps on a laptop, that show the whole way of a domain. The embedded
 policy has never seen a box or a program: its reward is 0 but for instructions,
 some of which its short answers follow by chance. For a language model:
 --config.checkpoint=DIRECTORY, and files of your own, which
-`python -m brorl_jax.tasks.prepare` makes of public sets.
+`python launch/data/prepare.py` makes of public sets.
 
 Cost: 3 steps, about a minute, most of it compilation (2 cores of an AMD EPYC,
 jax 0.10.2, 2026-11-22).

@@ -567,6 +567,10 @@ POSITIVE = "is not a positive integer"
       )
     ),
     (
+      but(QWEN, num_hidden_layers=10_001),
+      ["num_hidden_layers 10001 is more than 10000; correct it"],
+    ),
+    (
       but(QWEN, max_position_embeddings="a"),
       ["max_position_embeddings", "'a'"],
     ),
@@ -756,6 +760,10 @@ POSITIVE = "is not a positive integer"
 )
 def test_refuses_a_config_by_field_and_value(tmp_path, config, parts):
   refused(written(tmp_path, config), *parts)
+
+
+def test_as_many_layers_as_may_be_are_read(tmp_path):
+  assert read(tmp_path, but(QWEN, num_hidden_layers=10_000)).layers == 10_000
 
 
 def test_refuses_what_is_not_a_config(tmp_path):

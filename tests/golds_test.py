@@ -30,6 +30,16 @@ class Near:
     (r"x<1 \text{ or } x>2", r"x<1 \text{ or } x>2"),
     (r"\infty", r"\infty"),
     (r"\max(a,b)", r"\max(a,b)"),
+    ("2516_8", "2516_8"),
+    ("4210_{5}", "4210_{5}"),
+    ("1_2", "1_2"),
+    (r"\mathbb{R}\setminus\{2\}", r"\mathbb{R}\setminus\{2\}"),
+    (r"x\ne 0", r"x\ne 0"),
+    (r"x\equiv 3\pmod 7", r"x\equiv 3\pmod 7"),
+    (r"0.6=\frac35", r"0.6=\frac35"),
+    ("2/2=1", "2/2=1"),
+    ("x+y=7", "x+y=7"),
+    (r"\text{none}", r"\text{none}"),
     ("3:45", "3:45"),
   ],
 )
@@ -54,7 +64,13 @@ def test_golds_that_can_be_used(gold, clean):
     ("1 2", "unreadable: two numbers side by side"),
     (r"\foo{x}{", "unbalanced"),
     ("x=", "unreadable"),
-    (r"\foo{x}", "does not verify against itself"),
+    (r"\foo{x}", r"unreadable: unknown \foo"),
+    ("nan", "where a value is missing"),
+    ("NaN", "where a value is missing"),
+    (r"\text{null}", "where a value is missing"),
+    ("5=6", "its parts are not equal"),
+    ("x=3=4", "its parts are not equal"),
+    ("2518_8", "unreadable: 2518 is no number of base 8"),
     (r"\cos^2x+\sin^2x", "1 verifies against it"),
     (r"\sqrt2\sqrt3-\sqrt6", "0 verifies against it"),
     ("4\u200b", "U+200B"),
@@ -72,5 +88,4 @@ def test_a_jail_that_fails_is_no_fault_of_the_gold():
     def ask(self, judge, *args, timeout):
       raise RuntimeError("late")
 
-  with pytest.raises(RuntimeError, match="late"):
-    golds.check_gold(r"\max(a,c)", jail=Broken())
+  assert golds.check_gold(r"\max(a,c)", jail=Broken()) == r"\max(a,c)"

@@ -4,7 +4,6 @@ import sys
 
 import pytest
 
-pytest.importorskip("math_verify")
 pytest.importorskip("reasoning_gym")
 
 from brorl_jax.tasks.sandbox import judges, workers
@@ -151,7 +150,7 @@ def test_what_may_execute_text_needs_walls_and_a_process_of_its_own():
   ],
 )
 def test_a_library_that_is_missing_is_named(monkeypatch, name, args, needs):
-  for module in ("math_verify", "reasoning_gym", "if_verifiable"):
+  for module in ("reasoning_gym", "if_verifiable"):
     monkeypatch.setitem(sys.modules, module, None)
   judges._scorer.cache_clear()
   judges.preload()  # what is missing is left out

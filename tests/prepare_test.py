@@ -1,3 +1,5 @@
+"""Tests of launch/data: public sets in the schema of a run."""
+
 import json
 import pathlib
 import subprocess
@@ -5,10 +7,15 @@ import sys
 
 import pytest
 
-from brorl_jax.tasks import dataset, golds, prepare, public
-from brorl_jax.tasks.dataset import DataError
-
 ROOT = pathlib.Path(__file__).parents[1]
+DATA = ROOT / "launch" / "data"
+sys.path.append(str(DATA))
+
+import prepare
+import public
+
+from brorl_jax.tasks import dataset, golds
+from brorl_jax.tasks.dataset import DataError
 
 
 def short(record):
@@ -359,8 +366,7 @@ def test_every_set_is_documented_and_the_command_runs(tmp_path):
   done = subprocess.run(
     [
       sys.executable,
-      "-m",
-      "brorl_jax.tasks.prepare",
+      str(DATA / "prepare.py"),
       "eurus",
       "a",
       "--output=b",

@@ -39,6 +39,9 @@ from brorl_jax.tasks.quantities import MAX_EXPONENT, read, same
     ("4 µm", "4", "0", {"μm": 1}),
     ("4 Ohms", "4", "0", {"Ω": 1}),
     ("v = 5 m", "5", "0", {"m": 1}),
+    ("pH 7.4", "7.4", "0.1", {}),
+    ("pH of about 7.4", "7.4", "0.1", {}),
+    ("pH = 7.4", "7.4", "0.1", {}),
     ("≈ 5.3 kg", "5.3", "0.1", {"kg": 1}),
     ("about 7 min", "7", "0", {"min": 1}),
     ("6 m/m", "6", "0", {}),
@@ -59,6 +62,7 @@ def test_quantities_by_hand(text, value, step, unit):
     "", "m", "five", "5 5", "5 or 6", "5, 6", "1,2345", "5!", "5±0.1", "1/0",
     "2(3)", "x^2", "5-6", "1:2", "2-butanol", "9" * 61, f"1e{MAX_EXPONENT + 1}",
     f"10^{MAX_EXPONENT + 1}", "1e99999", "5 m/s or 6 m/s", "..", "-", "e5",
+    "pH", "H 7", "pOH 7", "PH 7", "pH is", "pH or 7",
   ],
 )  # fmt: skip
 def test_what_is_no_quantity(text):

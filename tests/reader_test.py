@@ -44,6 +44,10 @@ def read(text):
     (r"1.2\overline{34}", Fraction(1222, 990)),
     (r"0.\dot3", Fraction(1, 3)),
     ("1.5e3", 1500),
+    (r"\max(1, 5/2, 2)", Fraction(5, 2)),
+    (r"2\min\{3, 2\}+1", 5),
+    (r"\gcd(12, 18, -9)", 3),
+    (r"|\max(2|3|, 2|4|)|", 8),
   ],
 )
 def test_rational_expressions_by_hand(text, value):
@@ -68,6 +72,17 @@ def test_rational_expressions_by_hand(text, value):
     (r"\log x", ("log", ("symbol", "x"), Fraction(10))),
     (r"\ln(x)y", ("*", ("ln", ("symbol", "x")), ("symbol", "y"))),
     ("e^x", ("^", ("constant", "e"), ("symbol", "x"))),
+    (r"\max(x, 1)", ("max", ("symbol", "x"), Fraction(1))),
+    (
+      r"3\hat{i}\vec v",
+      (
+        "*",
+        ("*", Fraction(3), ("symbol", r"\hati")),
+        ("symbol", r"\vecv"),
+      ),
+    ),
+    (r"\overline{PQ}", ("symbol", r"\overlineP Q")),
+    (r"\hat xy", ("*", ("symbol", r"\hatx"), ("symbol", "y"))),
     (r"\exp(x)", ("^", ("constant", "e"), ("symbol", "x"))),
     (
       r"\cos 60^\circ",
@@ -99,6 +114,14 @@ def test_trees_by_hand(text, tree):
     (r"\text{two}", "word two"),
     ("|1", "\\| is missing"),
     (r"\overline{3}", "unknown"),
+    (r"\overline{x+1}", "unknown"),
+    (r"\hat", "unknown"),
+    (r"\hat{}", "unknown"),
+    (r"\max 3", "is missing"),
+    (r"\max(1, 2\}", "is missing"),
+    (r"\max()", "stray"),
+    (r"\gcd(x, 2)", "common divisor of no whole numbers"),
+    (r"\gcd(1/2, 2)", "common divisor of no whole numbers"),
     (r"0.\overline{x}", "a bar over what are no digits"),
   ],
 )

@@ -39,6 +39,16 @@ CHOICES = [
     ("Answer: B. nucleus", "B. nucleus"),
     ("Answer: 3.0 m/s.", "3.0 m/s"),
     ("the answer is B because", "B because"),
+    ("The correct option is B", "B"),
+    ("The correct choice is **(B)**.", "(B)"),
+    ("The right option: B", "B"),
+    ("Correct choice:\nB", "B"),
+    ("The answer is A. No!\nThe correct option is B.", "B"),
+    ("The correct option is B or C", "B or C"),
+    ("An incorrect option is B", None),
+    ("The option is B", None),
+    ("The correct option isn't B", None),
+    ("The correct optional B", None),
     (r"<think>\boxed{A}</think> Answer: B", "B"),
     (r"\boxed{}", ""),
     ("<answer></answer>", ""),
@@ -223,6 +233,8 @@ def asked(monkeypatch):
     ("4 MeV", ["4 MeV", "4.0 MeV"], ["4 meV", "4 Mev"]),
     ("42", ["42", "42.0", r"\text{42}"], ["42.3", "-42", "41", "42 apples"]),
     ("5 million", ["5 million", "5 Million"], ["5", "5 billion", "5000000"]),
+    ("7.4", ["pH 7.4", r"\text{pH} = 7.4"], ["pH 7.5", "pH 74"]),
+    ("pH 7.4", ["7.4", "pH of 7.4", "pH is 7.40"], ["7.5", "8.4"]),
     ("2 HCl", ["2HCl", "2 HCl"], ["2 HCL", "2", "HCl"]),
     ("sp^3", ["sp3", "sp³"], ["sp2", "sp"]),
     ("β-decay", [r"\beta-decay", "beta decay"], ["alpha decay", "decay"]),
@@ -262,6 +274,8 @@ def test_the_verdict_of_mathematics_stands(monkeypatch):
 def test_mathematics_itself():
   assert verify(r"\boxed{0.5 \cdot \pi}", r"\frac{\pi}{2}").status == "pass"
   assert verify(r"\boxed{2\pi}", r"\frac{\pi}{2}").status == "fail"
+  for gold in ("7.4", "pH 7.4"):
+    assert verify(r"\boxed{pOH 7.4}", gold).status == "fail"
 
 
 def test_an_entry_is_judged():

@@ -31,6 +31,19 @@ MINUS_INFINITY = Leaf(r"-\infty", ("-", ("constant", "infinity")))
     ("1.0", Leaf("1.0", Fraction(1), "", Fraction(1, 10))),
     (r"1\text{ cm}", Leaf("1", Fraction(1), "cm")),
     (r"\$1", Leaf("1", Fraction(1), "dollar")),
+    ("1_2", Leaf("1", Fraction(1), "(base 2)")),
+    ("1.0_2", Leaf("1.0", Fraction(1), "(base 2)")),  # no rounded decimal
+    (r"1\pmod 2", Leaf("1", Fraction(1), "(mod 2)")),
+    (r"x\equiv 1\pmod 2", Assign("x", Leaf("1", Fraction(1), "(mod 2)"))),
+    (r"x\equiv 1", Assign("x", ONE)),
+    (r"1\equiv 2", Relation((r"\equiv",), (ONE, TWO))),
+    ("x=1=2", Assign("x", Relation(("=",), (ONE, TWO)))),
+    (r"x\neq 1", Assign("x", Items("except", (ONE,)))),
+    (r"x\neq 1, x\neq 2", Assign("x", Items("except", (ONE, TWO)))),
+    (r"\mathbb{R}\setminus\{1,2\}", Items("except", (ONE, TWO))),
+    (r"\mathbb{R}-\{1\}", Items("except", (ONE,))),
+    (r"x<1\text{ or }x>1", Assign("x", Items("except", (ONE,)))),
+    (r"(2,\infty)\cup(-\infty,1)\cup(1,2)", Items("except", (ONE, TWO))),
     (r"1^\circ", Leaf("1", Fraction(1), "degree")),
     ("1, 2", Items("list", (ONE, TWO))),
     ("1, and 2", Items("list", (ONE, TWO))),
@@ -79,6 +92,25 @@ def test_structures_by_hand(text, node):
   assert parse(text) == node
 
 
+@pytest.mark.parametrize(
+  "text",
+  [
+    r"(-\infty,1)\cup(2,\infty)",
+    r"(-\infty,1)\cup(1,2)",
+    r"(1,2)\cup(2,\infty)",
+    r"(-\infty,1]\cup(1,\infty)",
+    r"(-\infty,2)\cup(2,1)\cup(1,\infty)",  # 2 to 1 is none
+    r"(-\infty,1)\cup(1,\infty)\cup(1,\infty)",
+    r"(-\infty,1)\cup(1,\infty)\cup(5,6)",
+    r"(-\infty,1)\cup(1,\infty)\cup\{1\}",
+    r"(\mathbb{R}\setminus\{1\})\cup(1,2)",
+  ],
+)
+def test_unions_that_are_not_all_numbers_but_some(text):
+  node = parse(text)
+  assert isinstance(node, Items) and node.kind == "union"
+
+
 def test_plus_minus_is_a_list_of_two():
   node = parse(r"2 \pm 1")
   assert isinstance(node, Items)
@@ -111,7 +143,8 @@ def test_a_leaf_that_cannot_be_read_says_why():
     strategies.sampled_from(
       r"\frac \sqrt \{ \} ( ) [ ] { } , x 1 2.5 = < \cup \in \pm \text{or} : |"
       r" \begin{pmatrix} \end{pmatrix} & \\ ^ _ ' ! % \circ \text{cm} \log"
-      r" \overline \infty \emptyset".split()
+      r" \overline \infty \emptyset _2 _{16} A \pmod7 \mathbb{R} \setminus -"
+      r" \neq \equiv \max \gcd \hat y".split()
     ),
     max_size=30,
   ).map(" ".join)

@@ -1,5 +1,3 @@
-import time
-
 import pytest
 
 from brorl_jax.tasks.math.symbolic import symbolic
@@ -19,6 +17,12 @@ from brorl_jax.tasks.math.symbolic import symbolic
     ),
     (r"\pi", "3.14159"),
     (r"\max(a,b)", r"\max(b,a)"),
+    (r"\max(a,b)+\min(a,b)", "a+b"),
+    (r"\max(x,-x)", "|x|"),
+    (r"\max(\sqrt2,1.4)", r"\sqrt2"),
+    (r"2\hat{i}+\hat{j}", r"\hat{j}+2\hat{i}"),
+    (r"\sqrt8=2\sqrt2", r"2\sqrt2"),
+    (r"x\neq\sqrt8", r"(-\infty,2\sqrt2)\cup(2\sqrt2,\infty)"),
     ("|x-2|", "|2-x|"),
   ],
 )  # fmt: skip
@@ -34,6 +38,16 @@ def test_equal(answer, gold):
     (r"\pi", "3.14160"),
     (r"\sqrt{x^2}", "x"),
     ("|x-1000|", "1000-x"),
+    # At four points each of these has one order.
+    ("|a-q|", "a-q"),
+    ("|c-b|", "c-b"),
+    ("|a-t|=5", "a-t=5"),
+    ("a", r"\max(a,b)"),
+    (r"\max(a,i)", r"\max(i,a)"),  # there is no order of complex numbers
+    (r"\hat{i}", "i"),
+    (r"\pi=\sqrt2\sqrt5", r"\sqrt{10}"),
+    (r"\sqrt2=\sqrt3", r"\sqrt3"),
+    (r"\sqrt{10}=\pi", r"\sqrt{10}"),
     ("X", "x"),
     ("x'", "x"),
     (r"\max(2 3)", "5"),
@@ -51,10 +65,8 @@ def test_not_equal(answer, gold):
   assert symbolic(answer, gold) is False
 
 
-def test_what_would_take_long_to_work_out_is_compared_as_it_stands():
+def test_what_would_take_long_to_work_out_is_not_worked_out():
   gold = r"\max(x,y)(x+y+z+a+b+c)"
-  start = time.monotonic()
   assert not symbolic(gold + "^{40}", gold)
-  assert time.monotonic() - start < 2.5
   assert symbolic(gold + "^{40}", gold + "^{40}")
   assert symbolic(r"\max(a,b)(x+1)^2", r"\max(b,a)(x^2+2x+1)")

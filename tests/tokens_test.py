@@ -39,10 +39,41 @@ def test_words_are_told_from_letters():
 
 
 @pytest.mark.parametrize(
-  "text", ["_1", "x_", "x_{}", "'", "1_2", "x_{1", r"\sin_2 x"]
+  "text", ["_1", "x_", "x_{}", "'", "_{2}1", "x_{1", r"\sin_2 x"]
 )
 def test_a_mark_without_its_letter_is_unreadable(text):
   with pytest.raises(Unreadable):
+    tokens(text)
+
+
+@pytest.mark.parametrize(
+  "text, expected",
+  [
+    ("2516_8", ["2516", "(base 8)"]),
+    ("(1011)_{2}", ["1011", "(base 2)"]),
+    (r"0.12_{\text{three}}", ["0.12", "(base 3)"]),
+    ("012_{sixteen}", ["012", "(base 16)"]),
+    ("0A3_{16}", ["A3", "(base 16)"]),
+    ("12_{10}", ["12", "(base 10)"]),
+    ("2A_1", ["2", "A_1"]),  # a product
+    ("x_12", ["x_12"]),
+    ("3 \\pmod 7", ["3", "(mod 7)"]),
+    ("3 \\pmod{ 12 }", ["3", "(mod 12)"]),
+    (r"3 (\bmod 7)", ["3", "(mod 7)"]),
+    (r"3 (\text{mod }7)", ["3", "(mod 7)"]),
+    ("3 (mod 7)", ["3", "(mod 7)"]),
+  ],
+)
+def test_bases_and_moduli_are_words_of_their_own(text, expected):
+  assert texts(text) == expected
+
+
+@pytest.mark.parametrize(
+  "text",
+  ["1_1", "0_1", "8_8", "12_{37}", "5_{many}", "1.3_3", "1D_{13}", "1_0"],
+)
+def test_digits_that_the_base_does_not_have(text):
+  with pytest.raises(Unreadable, match="is no number of base"):
     tokens(text)
 
 

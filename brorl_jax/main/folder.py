@@ -27,10 +27,8 @@ _LIBRARIES = (
   "orbax-checkpoint",
   "transformers",
   "reasoning-gym",
-  "math-verify",
+  "mpmath",
   "sympy",
-  "latex2sympy2-extended",
-  "antlr4-python3-runtime",
   "grain",
   "numpy",
 )

@@ -88,7 +88,7 @@ _FACTOR = re.compile(
 )
 _DEGREES = re.compile(r"\bdegrees?\s+([CF])(?:elsius|ahrenheit)?\b", re.I)
 _BEFORE = re.compile(
-  r"(?:[A-Za-zα-ωΑ-Ω][A-Za-z0-9]{0,7}\s*=)?\s*"  # noqa: RUF001
+  r"(?:[A-Za-zα-ωΑ-Ω][A-Za-z0-9]{0,7}\s*=|pH(?: of| is)?)?\s*"  # noqa: RUF001
   r"(?:[≈~=]|about |approximately |approx\.? )?\s*"
 )
 
@@ -113,7 +113,7 @@ class Quantity:
 def read(text: str) -> Quantity | None:
   """The quantity that a text is, or None if it is not one.
 
-  "v = ", "≈" and "about" may stand before it.
+  "v = ", "pH", "≈" and "about" may stand before it.
   """
   text = _FRAC.sub(r"\1/\2", plain(text)).strip().rstrip(".,; ")
   before = _BEFORE.match(text)

@@ -8,8 +8,9 @@ is:
 
 1. the last complete \boxed{...};
 2. the last <answer>...</answer>;
-3. the rest of the line after the last "answer:" or "answer is", in any case;
-   the next line that is not blank if the rest is.
+3. the rest of the line after the last "answer:" or "answer is", or "correct
+   option is", "right choice:" and the like, in any case; the next line that is
+   not blank if the rest is.
 
 What stands there must be the answer and nothing else, apart from punctuation
 and formatting: "B or C", "B, because..." and "A B C D" fail.
@@ -30,7 +31,9 @@ MAX_GOLD = 80  # of a short answer: a sentence cannot be compared by spelling
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 _SPOKEN = re.compile(
-  r"\banswer[*_\s]*+(?:is\b|:)[*_:\s]*+([^\n]*)", re.IGNORECASE
+  r"\b(?:answer|(?:correct|right) (?:option|choice))[*_\s]*+(?:is\b|:)"
+  r"[*_:\s]*+([^\n]*)",
+  re.IGNORECASE,
 )
 _LETTER = re.compile(
   r"(?:(?:option|choice)\s+)?[(\[]?([A-Za-z])[)\].:]*", re.IGNORECASE

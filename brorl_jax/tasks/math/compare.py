@@ -6,6 +6,8 @@ symbolic judge's part.
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
@@ -50,6 +52,15 @@ def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
     return _in_order(answer.items, gold.items, rule)
   if isinstance(answer, Relation) and isinstance(gold, Relation):
     return _relations(answer, gold, rule)
+  if isinstance(answer, Relation):
+    return _chain(answer, (answer.sides[-1], gold), rule)
+  if isinstance(gold, Relation):
+    return _chain(gold, (answer, gold.sides[-1]), rule)
+  # x = 1, y = 2 and (1, 2)
+  if isinstance(answer, Items) and isinstance(gold, Row):
+    return _in_order(_coordinates(answer), (gold,), rule)
+  if isinstance(answer, Row) and isinstance(gold, Items):
+    return _in_order((answer,), _coordinates(gold), rule)
   # {5} and 5: a set of one solution.
   for one, other in ((answer, gold), (gold, answer)):
     if (
@@ -82,6 +93,8 @@ def is_rounded(leaf: Leaf) -> bool:
 def _leaves(answer: Leaf, gold: Leaf, rule: LeafRule) -> Answer:
   if answer.unit and gold.unit and answer.unit != gold.unit:
     return False
+  if _is_base(answer.unit) and not gold.unit:
+    return False  # 11_2 is three
   a, g = answer.tree, gold.tree
   if isinstance(a, Fraction) and isinstance(g, Fraction):
     if a == g:
@@ -90,6 +103,11 @@ def _leaves(answer: Leaf, gold: Leaf, rule: LeafRule) -> Answer:
   if a is not None and a == g:
     return True
   return rule(answer, gold)
+
+
+def _is_base(unit: str) -> bool:
+  """Whether it is a base that an answer must not keep to itself."""
+  return unit.startswith("(base") and unit != "(base 10)"
 
 
 def _letter(node: Node) -> object:
@@ -102,6 +120,12 @@ def _letter(node: Node) -> object:
 
 
 def _assigned(answer: Node, gold: Node, rule: LeafRule) -> Answer:
+  if isinstance(answer, Assign) and _is_named(gold):
+    answer = _each(answer)
+  if isinstance(gold, Assign) and _is_named(answer):
+    gold = _each(gold)
+  if isinstance(answer, Items) and isinstance(gold, Items):
+    return same(answer, gold, rule)
   if isinstance(answer, Assign) and isinstance(gold, Assign):
     if answer.name == gold.name:
       return same(answer.value, gold.value, rule)
@@ -119,6 +143,22 @@ def _assigned(answer: Node, gold: Node, rule: LeafRule) -> Answer:
     return same(answer.value, gold, rule)
   assert isinstance(gold, Assign)
   return same(answer, gold.value, rule)
+
+
+def _is_named(node: Node) -> bool:
+  """Whether it is x = 1, y = 2, or x = 1 and y = 2."""
+  if not isinstance(node, Items) or node.kind != "list" or node.choice:
+    return False
+  return all(isinstance(item, Assign) for item in node.items)
+
+
+def _each(node: Assign) -> Node:
+  """x = 1, y = 2 for (x, y) = (1, 2); anything else as it is."""
+  names = node.name.strip("()").split(",")
+  row = node.value
+  if not isinstance(row, Row) or len(names) != len(row.items):
+    return node
+  return Items("list", tuple(map(Assign, names, row.items)))
 
 
 def _equation(node: Node) -> Leaf | None:
@@ -152,6 +192,37 @@ def _relations(answer: Relation, gold: Relation, rule: LeafRule) -> Answer:
   return rule(a, g)
 
 
+def _chain(chain: Relation, ends: tuple[Node, Node], rule: LeafRule) -> Answer:
+  """Whether a = b = c is what stands on the other side.
+
+  Its last part must be that, and every part exactly the next one: 8 = 9 is
+  neither. A part that stands there twice (8 = 8) is no calculation.
+  """
+  parts = [
+    dataclasses.replace(part, step=None) if isinstance(part, Leaf) else part
+    for part in chain.sides
+  ]
+  if set(chain.signs) != {"="} or len(set(parts)) < len(parts):
+    return False
+  units = {part.unit for part in parts if isinstance(part, Leaf)}
+  if len(units - {""}) > 1 or ("" in units and any(map(_is_base, units))):
+    return False
+  return _in_order((ends[0], *parts[:-1]), (ends[1], *parts[1:]), rule)
+
+
+def _coordinates(node: Items) -> tuple[Row, ...]:
+  """The tuple that x = 1, y = 2 names, if its order is that of the alphabet.
+
+  y = 2, x = 1 may be (1, 2) or (2, 1), and so is none.
+  """
+  named = [item for item in node.items if isinstance(item, Assign)]
+  names = [item.name for item in named]
+  alike = re.fullmatch("[a-z]+|[A-Z]+", "".join(names))
+  if not _is_named(node) or not alike or names != sorted(set(names)):
+    return ()
+  return (Row("(", tuple(item.value for item in named), ")"),)
+
+
 def _in_order(
   answers: Sequence[Node], golds: Sequence[Node], rule: LeafRule
 ) -> Answer:
@@ -167,7 +238,9 @@ def _in_order(
 
 
 def _items(answer: Items, gold: Items, rule: LeafRule) -> Answer:
-  if "union" in (answer.kind, gold.kind) and answer.kind != gold.kind:
+  if answer.kind != gold.kind and not (
+    {"union", "except"}.isdisjoint((answer.kind, gold.kind))
+  ):
     return False
   a, g = answer.items, gold.items
   named = [
@@ -180,7 +253,7 @@ def _items(answer: Items, gold: Items, rule: LeafRule) -> Answer:
       return False  # which has no order
     return _in_order(_by_name(a), _by_name(g), rule)
   table = [[same(x, y, rule) for y in g] for x in a]
-  if answer.kind == "set" == gold.kind:
+  if answer.kind == gold.kind and gold.kind in ("set", "except"):
     return _covered(table, len(g))
   return _matched(table, len(g))
 

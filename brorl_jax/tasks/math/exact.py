@@ -10,6 +10,7 @@ at most milliseconds, whatever the text. What has no value raises Unreadable.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -19,6 +20,7 @@ from brorl_jax.tasks.math.tokens import Unreadable
 #   ("symbol", name) ("constant", "pi" | "e" | "i" | "infinity")
 #   ("+" | "*" | "/" | "^" | "binom" | "root" | "log", a, b) ("-", a)
 #   ("!" | "abs" | "floor" | "ceil" | name of a function, a)
+#   ("max" | "min", a, b, ...)
 Tree = Any
 
 _MAX_BITS = 30_000
@@ -151,3 +153,15 @@ def binomial(n: Tree, k: Tree) -> Tree:
   if not whole or min(n, k) < 0 or max(n, k) > _MAX_FACTORIAL:
     raise Unreadable("binomial of no small whole numbers")
   return _small(Fraction(math.comb(n.numerator, k.numerator)))
+
+
+def of_several(name: str, values: Sequence[Tree]) -> Tree:
+  """The maximum, the minimum or, of whole numbers, the common divisor."""
+  numbers = [value for value in values if isinstance(value, Fraction)]
+  if name == "gcd":
+    if len(numbers) < len(values) or any(n.denominator > 1 for n in numbers):
+      raise Unreadable("a common divisor of no whole numbers")
+    return Fraction(math.gcd(*(n.numerator for n in numbers)))
+  if len(numbers) == len(values):
+    return max(numbers) if name == "max" else min(numbers)
+  return (name, *values)

@@ -22,6 +22,7 @@ from brorl_jax.tasks.math.structure import parse
 from brorl_jax.tasks.math.tokens import Unreadable
 
 _MAX_WORDS = 4
+_MISSING = ("nan", "null")
 _OF_SENTENCES = frozenset("is are was answer equals therefore".split())
 
 
@@ -55,9 +56,7 @@ def check_gold(gold: str, *, jail: judging.Jail | None = None) -> str:
   if reason := _fault(node):
     raise _refused(gold, reason)
   box = f"\\boxed{{{clean}}}"
-  if judging.verify(box, clean, jail=jail).status != "pass" or (
-    not judging.is_readable(clean, jail)
-  ):
+  if judging.verify(box, clean, jail=jail).status != "pass":
     raise _refused(gold, "it does not verify against itself")
   for trivial in ("0", "1"):
     if _value(node) != Fraction(trivial) and _passes(trivial, clean, jail):
@@ -89,6 +88,8 @@ def _value(node: Node) -> exact.Tree:
   bare = _bare(node)
   if isinstance(bare, Items) and bare.kind == "set" and len(bare.items) == 1:
     bare = bare.items[0]
+  if isinstance(bare, Relation):  # a chain is its last part
+    bare = bare.sides[-1]
   return bare.tree if isinstance(bare, Leaf) else None
 
 
@@ -96,6 +97,8 @@ def _fault(node: Node) -> str:
   """What is wrong with a gold's structure, or ""."""
   if isinstance(node, Words):
     words = node.text.split()
+    if node.text in _MISSING:
+      return "it is what a table has where a value is missing"
     if len(words) > _MAX_WORDS or not _OF_SENTENCES.isdisjoint(words):
       return "it is a sentence"
     return ""
@@ -109,8 +112,10 @@ def _fault(node: Node) -> str:
     parts = node.items
   elif isinstance(node, Relation):
     parts = node.sides
+    values = {part.tree for part in parts if isinstance(part, Leaf)}
+    numbers = all(isinstance(value, Fraction) for value in values)
+    if set(node.signs) == {"="} and numbers and len(values) > 1:
+      return "its parts are not equal"
   else:
-    # What has a command that is not known here, the judge may still know.
-    unread = node.tree is None and not node.why.startswith("unknown")
-    return f"unreadable: {node.why}" if unread else ""
+    return f"unreadable: {node.why}" if node.tree is None else ""
   return next(filter(None, map(_fault, parts)), "")

@@ -42,13 +42,18 @@ def verify(response: str, gold: str, *, jail: Jail | None = None) -> Verdict:
   r"""Judges a response by a gold answer.
 
   What is equal:
-    numbers by value: 0.5, 1/2, 50\%; 60\% is 0.6 and not 60
+    numbers by value: 0.5, 1/2, 50\%; 60\% is 0.6 and not 60, for a gold is
+      not known to have lost its sign, and 0.5\% must not be 0.5
+    a chain by its last part, if all its parts are equal: 3/5 = 0.6 is 0.6
+    digits with their base, which may be left out for a gold that has one:
+      1011 is 1011_2, and 11 is not; x \equiv 3 \pmod 7 is 3
     a gold with a decimal point and at least four significant digits, by what
       rounds to it: 3.14159 is \pi; all others exactly: 3.14 is not
     units may be left out and not exchanged: 5 cm is 5 and not 5 m
     x = 5 is 5, and not y = 5; an equation is its multiples
     sets and lists in any order; tuples, ratios, matrices in theirs; intervals
-      by their ends, as inequalities too; \pm 2 is 2, -2
+      by their ends, as inequalities too; \pm 2 is 2, -2; x \ne 2 is
+      \mathbb{R}\setminus\{2\}; x = 1, y = 2 is (1, 2)
     words without case; the letter of a choice with it
     expressions that have one value wherever both are defined
 
@@ -141,16 +146,7 @@ def _thousands(text: str) -> list[Node]:
 
 def _undecided(answer: Leaf, gold: Leaf) -> compare.Answer:
   """For the host: numbers were compared, the rest is open."""
-  for leaf in (answer, gold):
-    # The judge knows more commands, not other rules for numbers and words.
-    if leaf.tree is None and not leaf.why.startswith("unknown"):
-      return False
-  return None
-
-
-def is_readable(gold: str, jail: Jail | None) -> bool:
-  """Whether every part of a gold has a value, if need be for the jail."""
-  return not _unread(parse(gold)) or _symbolically(gold, gold, jail)
+  return False if answer.tree is None or gold.tree is None else None
 
 
 def _unread(node: Node) -> str:

@@ -37,7 +37,9 @@ class Words:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Items:
-  r"""Elements in no order: "list" (1, 2 or 1 or 2), "set", "union".
+  r"""Elements in no order: "list" (1, 2 or 1 or 2), "set", "union", "except".
+
+  "except" is all real numbers but these: \mathbb{R}\setminus\{2\}, x \ne 2.
 
   Attributes:
     kind: Which of them.
@@ -45,7 +47,7 @@ class Items:
     choice: Whether "or" stood between them.
   """
 
-  kind: Literal["list", "set", "union"]
+  kind: Literal["list", "set", "union", "except"]
   items: tuple[Node, ...]
   choice: bool = False
 
@@ -61,7 +63,10 @@ class Row:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Assign:
-  """A variable with its value, or with the interval it lies in."""
+  """A variable with its value, or with the interval it lies in.
+
+  The value of x = 1/2 = 0.5 is the chain behind x, a relation.
+  """
 
   name: str
   value: Node

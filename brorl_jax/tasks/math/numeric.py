@@ -99,6 +99,10 @@ class _Values:
         return mp.binomial(a, values[1])
       case "ln":
         return mp.log(a)
+      case "max" | "min":
+        if any(mp.im(value) for value in values):
+          raise Undefined
+        return (max if operator == "max" else min)(map(mp.re, values))
     self._bound(a, 256)
     if operator.startswith("arc"):
       return getattr(mp, "a" + operator[3:])(a)

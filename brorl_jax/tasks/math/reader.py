@@ -16,6 +16,12 @@ from brorl_jax.tasks.math.tokens import LETTERS, Token, Unreadable
 _FUNCTIONS = frozenset(
   "sin cos tan sec csc cot arcsin arccos arctan sinh cosh tanh ln exp".split()
 )
+_OF_SEVERAL = (r"\max", r"\min", r"\gcd")
+# Names of vectors, segments and estimates: with their letters one symbol.
+_MARKS = (
+  r"\hat", r"\vec", r"\bar", r"\overline", r"\overrightarrow", r"\widehat",
+  r"\tilde",
+)  # fmt: skip
 _CLOSING = {
   "(": ")",
   "[": "]",
@@ -116,6 +122,7 @@ class _Reader:
       token.text in _CLOSING
       or token.text
       in (r"\frac", r"\sqrt", r"\binom", r"\pi", r"\infty", r"\log")
+      or token.text in (*_OF_SEVERAL, *_MARKS)
       or token.text in LETTERS
       or token.text[1:] in _FUNCTIONS
     )
@@ -227,9 +234,36 @@ class _Reader:
       return exact.root(self.argument(), degree)
     if name == r"\log" or name[1:] in _FUNCTIONS:
       return self.function(name[1:])
+    if name in _OF_SEVERAL:
+      return exact.of_several(name[1:], self.arguments())
+    if name in _MARKS and (letters := self.letters()):
+      return ("symbol", name + letters)
     if name.startswith("\\") and name[1:].isalpha():
       raise Unreadable(f"unknown {name}")
     raise Unreadable(f"stray {name}")
+
+  def arguments(self) -> list[Tree]:
+    """What stands in brackets, between commas."""
+    close = ")" if self.is_next("(") else r"\}"
+    self.expect("(" if close == ")" else r"\{")
+    found = [self.outside_bars(self.sum)]
+    while self.is_next(","):
+      self.take()
+      found.append(self.outside_bars(self.sum))
+    self.expect(close)
+    return found
+
+  def letters(self) -> str:
+    """Takes a letter, or some in braces; "" if there are none."""
+    braced = self.is_next("{")
+    at = self._at + braced
+    end = at
+    while self._tokens[end].kind == "symbol" and (braced or end == at):
+      end += 1
+    if end == at or (braced and self._tokens[end].text != "}"):
+      return ""
+    self._at = end + braced
+    return " ".join(token.text for token in self._tokens[at:end])
 
   def function(self, name: str) -> Tree:
     base: Tree = Fraction(10)

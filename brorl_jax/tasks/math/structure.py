@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import TypeGuard
 
 from brorl_jax.tasks.math import exact, reader, units
@@ -122,10 +123,13 @@ def _several(part: Sequence[Token]) -> Node | None:
   choice = any(link.text.casefold() in ("or", r"\lor") for link in links)
   nodes = tuple(_structure(piece) for piece in kept)
   named = [node for node in nodes if isinstance(node, Assign)]
-  if choice and len(named) == len(nodes) and _is_one(named):
+  if len(named) == len(nodes) and _is_one(named):
     values = tuple(node.value for node in named)
-    if all(isinstance(value, Row) for value in values):
-      return Assign(named[0].name, Items("union", values, choice=True))
+    if choice and all(isinstance(value, Row) for value in values):
+      return Assign(named[0].name, _union(values, choice=True))
+    points = [value.items for value in values if _is_except(value)]
+    if not choice and len(points) == len(values):
+      return Assign(named[0].name, Items("except", sum(points, ())))
   flat: list[Node] = []
   for node in nodes:
     inner = node.value if isinstance(node, Assign) else node
@@ -139,6 +143,46 @@ def _is_one(named: Sequence[Assign]) -> bool:
 
 def _is_list(node: Node) -> TypeGuard[Items]:
   return isinstance(node, Items) and node.kind == "list"
+
+
+def _is_except(node: Node) -> TypeGuard[Items]:
+  return isinstance(node, Items) and node.kind == "except"
+
+
+def _flat(nodes: Sequence[Node]) -> tuple[Node, ...]:
+  """The elements of lists and sets, and what is none of them."""
+  flat: list[Node] = []
+  for node in nodes:
+    if isinstance(node, Items) and node.kind != "except":
+      flat += node.items
+    else:
+      flat.append(node)
+  return tuple(flat)
+
+
+def _union(values: tuple[Node, ...], *, choice: bool = False) -> Items:
+  """Intervals side by side; (-oo, 2) and (2, oo) are all numbers but 2."""
+  ends = {
+    _tree(row.items[0]): row.items[1]
+    for row in values
+    if isinstance(row, Row) and (row.open, row.close) == ("(", ")")
+    if len(row.items) == 2
+  }
+  points: list[Node] = []
+  end = ends.pop(_MINUS_INFINITY.tree, None)
+  while end is not None and _tree(end) in ends:
+    points.append(end)
+    end = ends.pop(_tree(end))
+  whole = end is not None and _tree(end) == _INFINITY.tree
+  rational = [x for x in map(_tree, points) if isinstance(x, Fraction)]
+  if whole and len(points) + 1 == len(values) and rational == sorted(rational):
+    return Items("except", tuple(points))
+  return Items("union", values, choice=choice)
+
+
+def _tree(node: Node) -> object:
+  """The tree of an expression; what has none is itself."""
+  return node.tree if isinstance(node, Leaf) and node.tree is not None else node
 
 
 def _without_empty(
@@ -164,20 +208,23 @@ def _words(part: Sequence[Token]) -> Node | None:
 
 
 def _united(part: Sequence[Token]) -> Node | None:
-  r"""A \cup B; x \in A."""
+  r"""A \cup B; x \in A; all numbers but some."""
   pieces, found = _split(part, _is(r"\in"))
   if len(found) == 1 and (name := _name(pieces[0])):
     return Assign(name, _structure(pieces[1]))
+  texts = [token.text for token in part]
+  minus = texts[:1] == [r"\mathbbR"] and texts[1:2] in ([r"\setminus"], ["-"])
+  if minus and texts[2:3] == [r"\{"] and _is_around(part[2:]):
+    without = _structure(part[2:])
+    if isinstance(without, Items) and without.kind == "set":
+      return Items("except", without.items)
   pieces, found = _split(part, _is(r"\cup"))
   if not found:
     return None
-  nodes = []
-  for piece in pieces:
-    node = _structure(piece)
-    nodes += node.items if isinstance(node, Items) else (node,)
+  nodes = _flat([_structure(piece) for piece in pieces])
   if all(isinstance(n, Leaf) for n in nodes):
-    return Items("set", tuple(nodes))
-  return Items("union", tuple(nodes))
+    return Items("set", nodes)
+  return _union(nodes)
 
 
 def _related(part: Sequence[Token]) -> Node | None:
@@ -190,6 +237,13 @@ def _related(part: Sequence[Token]) -> Node | None:
     for name, value in ((names[0], sides[1]), (names[1], sides[0])):
       if name:
         return Assign(name, _structure(value))
+  if names[0] and signs == (r"\equiv",):
+    return Assign(names[0], _structure(sides[1]))
+  if names[0] and signs == (r"\neq",):
+    return Assign(names[0], Items("except", _flat([_structure(sides[1])])))
+  if names[0] and set(signs) == {"="}:
+    rest = tuple(_structure(side) for side in sides[1:])
+    return Assign(names[0], Relation(signs[1:], rest))
   if len(signs) == 1 and signs[0] in _ORDER and any(names):
     if names[0]:
       return _ray(names[0], signs[0], _structure(sides[1]))
@@ -356,7 +410,8 @@ def _leaf(part: Sequence[Token]) -> Node:
     return Leaf(text, None, why=str(error))
   digits = [token for token in bare if token.text not in "+-"]
   step = None
-  if len(digits) == 1 and digits[0].kind == "number":
+  based = unit.startswith("(base")  # whose last digit is no tenth
+  if len(digits) == 1 and digits[0].kind == "number" and not based:
     step = exact.decimal_step(digits[0].text)
   return Leaf(text, tree, unit, step)
 

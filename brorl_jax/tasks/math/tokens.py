@@ -84,9 +84,23 @@ _FUNCTIONS = (
   "sin cos tan sec csc cot arcsin arccos arctan sinh cosh tanh log ln exp"
   " sqrt pi"
 ).split()
+_BASES = dict(
+  zip(
+    "two three four five six seven eight nine ten eleven twelve".split(),
+    range(2, 13),
+    strict=True,
+  )
+) | {"sixteen": 16}
 _TOKEN = re.compile(
   r"""
-  (?P<wrapped>\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it|sf)|operatorname\*?|mbox)
+  (?P<modulus>\\pmod\s*(?:\d+|\{\s*\d+\s*\})
+    |\(\s*(?:\\?b?mod|\\(?:text|mathrm)\s*\{\s*mod\s*\})\s*
+      (?:\d+|\{\s*\d+\s*\})\s*\))
+  # Digits that are letters only where their base needs some: 2A_1 is a product.
+  | (?P<based>(?P<round>\()?(?P<digits>\d+(?:\.\d+)?
+      |(?=[A-F]*\d)[\dA-F]+(?=\)?_\{1[1-6]\}))(?(round)\))
+    _(?:(?P<base>\d+)|\{(?:\\text\{)?\s*(?P<braced>\w+)\s*\}?\}))
+  | (?P<wrapped>\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it|sf)|operatorname\*?|mbox)
     \s*\{(?P<inner>[^{}]*)\})
   | (?P<environment>\\(?:begin|end)\s*\{\w+\*?\})
   | (?P<letters_of>\\mathbb\s*\{?\s*[A-Z]\s*\}?)
@@ -136,6 +150,11 @@ def tokens(text: str) -> tuple[Token, ...]:
     match found.lastgroup:
       case "inner" | "wrapped":
         out += _wrapped(found.group("wrapped"), found.group("inner"))
+      case "modulus":
+        out.append(Token("word", f"(mod {re.sub(r'[^0-9]', '', part)})"))
+      case "based":
+        base = found.group("base") or found.group("braced")
+        out += _based(found.group("digits"), base)
       case "command":
         out += _command(part)
       case "escaped":
@@ -160,6 +179,16 @@ def _command(part: str) -> list[Token]:
   if part in (r"\{", r"\}"):
     return [Token("sign", part)]
   return [Token("command", part)]
+
+
+def _based(digits: str, base: str) -> list[Token]:
+  """A number of another base, as its digits with the base for a unit."""
+  size = int(base) if base.isdecimal() else _BASES.get(base, 0)
+  if not 2 <= size <= 36 or any(int(d, 36) >= size for d in digits if d != "."):
+    raise Unreadable(f"{digits} is no number of base {base}")
+  kind = "number" if digits.isdecimal() or "." in digits else "symbol"
+  number = Token(kind, digits if kind == "number" else digits.lstrip("0"))
+  return [number, Token("word", f"(base {size})")]
 
 
 def _wrapped(whole: str, inner: str) -> list[Token]:

@@ -1,7 +1,8 @@
 """Words beside a number: units, which may be left out but not exchanged.
 
 No unit is converted: 5 m is not 500 cm, for a question that names its unit
-wants it.
+wants it. The base that a number is written in and the modulus of a congruence
+are units too, "(base 8)" and "(mod 7)".
 """
 
 from __future__ import annotations
@@ -90,6 +91,8 @@ def canon(words: str) -> str | None:
     words: What follows the number: words, and powers, products and quotients
       of them, such as "square feet" or "m/s^2".
   """
+  if re.fullmatch(r"\((?:base|mod) \d+\)", words):
+    return words
   words = re.sub(r"[{}*]", " ", words).replace("per ", "/")
   words = re.sub(r"\s*([/^.])\s*", r"\1", " ".join(words.split()))
   words = re.sub(r"\ba\.m\b\.?", "am", words)

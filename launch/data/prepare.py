@@ -1,6 +1,6 @@
 """The public sets of the recipe, from their own files to this one's schema.
 
-    python -m brorl_jax.tasks.prepare eurus2 train.parquet --output=eurus2.jsonl
+    python launch/data/prepare.py eurus2 train.parquet --output=eurus2.jsonl
 
 Nothing is downloaded. Inputs are .jsonl, .parquet, or .json with one list or
 with one object per line; `public` says what is read of each set. Prompts stay
@@ -21,8 +21,9 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from public import SETS, Unusable
+
 from brorl_jax.tasks import dataset, golds, records, strict
-from brorl_jax.tasks.public import SETS, Unusable
 from brorl_jax.tasks.records import DataError, Place
 from brorl_jax.tasks.strict import Refused
 
@@ -106,7 +107,7 @@ def _rows(path: str) -> Iterator[tuple[int, dict[str, Any] | Refused]]:
 def main(argv: Sequence[str] | None = None) -> int:
   """The command; returns its exit status."""
   parser = argparse.ArgumentParser(
-    prog="python -m brorl_jax.tasks.prepare",
+    prog="python launch/data/prepare.py",
     description="Converts a public set to the schema of tasks/dataset.py.",
   )
   parser.add_argument("set", choices=sorted(SETS))
