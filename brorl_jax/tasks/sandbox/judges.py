@@ -101,7 +101,7 @@ def _warm_symbolic() -> None:
     ("x=3", "3"),
     ("x<2", r"(-\infty,2)"),
     (r"50\%", r"\frac{1}{2}"),
-    (r"\max(a,b)", r"\max(b,a)"),  # read by math-verify
+    (r"\max(a,b)", r"\max(b,a)"),
   )
   for answer, gold in pairs:
     symbolic(answer, gold)
