@@ -110,7 +110,7 @@ def test_a_worker_is_a_child_of_a_clone_alone(worker):
     ("say", (b"\2\0\0\0[]",), "a malformed reply"),
     ("say", (b"\2\0\0\0{}",), "a malformed reply"),
     ("say", (b"\3\0\0\0\xff\xff\xff",), r"a malformed reply \(Unicode"),
-    ("say", (b"\x0b\0\0\0" + b'{"value":1}',), "a malformed reply"),
+    ("say", (b"\x0b\0\0\0" + b'{"valve":1}',), "a malformed reply"),
     ("say", (b"\x10\xea\0\0" + b"[" * 59_920,), r"a malformed reply \(Rec"),
     (
       "nothing",
@@ -253,13 +253,10 @@ def test_a_fresh_judge_leaves_nothing_behind(walled, worker):
   assert worker.failures == 0
 
 
-def test_a_worker_is_replaced_when_it_is_old_or_large(worker, monkeypatch):
+def test_a_worker_is_replaced_when_it_is_old(worker, monkeypatch):
   monkeypatch.setattr(workers, "_QUESTIONS", 3)
   pids = [worker.ask("pid", timeout=LONG) for _ in range(7)]
   assert [pids.index(pid) for pid in pids] == [0, 0, 0, 3, 3, 3, 6]
-  monkeypatch.setattr(workers, "_QUESTIONS", 1000)
-  monkeypatch.setattr(workers, "_RESIDENT", 1)
-  assert len({worker.ask("pid", timeout=LONG) for _ in range(3)}) == 3
   assert worker.failures == 0
 
 
@@ -354,19 +351,18 @@ def test_stop_ends_a_question_from_another_thread(worker):
 
 
 def test_nothing_is_left_behind():
-  workers.libraries(TABLE)
+  assert only([], children_of=workers.libraries(TABLE).pid)
   fds, mine = descriptors(), children(os.getpid())
-  theirs = children(workers.libraries(TABLE).pid)
   made = [Worker(TABLE) for _ in range(5)]
   for worker in made:
     worker.ask("echo", timeout=LONG)
     with pytest.raises(Failed):
       worker.ask("crash", 0, timeout=LONG)
     worker.ask("echo", timeout=LONG)
-  assert len(children(workers.libraries(TABLE).pid)) == len(theirs) + 5
+  assert len(children(workers.libraries(TABLE).pid)) == 5
   made[0].close()
   del worker, made  # the others are let go without a word
-  assert only(theirs, children_of=workers.libraries(TABLE).pid)
+  assert only([], children_of=workers.libraries(TABLE).pid)
   assert (descriptors(), children(os.getpid())) == (fds, mine)
 
 

@@ -17,7 +17,6 @@ import functools
 import importlib
 import json
 import os
-import resource
 import signal
 import socket
 import struct
@@ -32,9 +31,8 @@ MAX_REQUEST = 4 << 20  # bytes
 MAX_REPLY = 64 << 10
 LENGTH = struct.Struct("=I")
 
-# sympy's caches and one hard answer fit. Addresses count, not resident memory;
-# the zygote has 0.23 GiB of them. It lives for thousands of answers; the host
-# counts the seconds of each.
+# Addresses count, not resident memory; the zygote has 0.2 GiB of them. It lives
+# for thousands of answers; the host counts the seconds of each.
 _LIMITS = walls.Limits(total_s=1 << 30, memory=2 << 30)
 _SOCKET = 3  # its number in a process that answers
 
@@ -109,9 +107,8 @@ def _serve(fd: int, *, table: Mapping[str, Any], walled: bool) -> int:
       return 0
     body = stream.read(*LENGTH.unpack(head))
     try:
-      reply = {"value": _judge(body, table, walled=walled)}
-      reply["rss"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-      data = json.dumps(reply).encode()
+      value = _judge(body, table, walled=walled)
+      data = json.dumps({"value": value}).encode()
       if len(data) > MAX_REPLY:
         raise ValueError(f"a reply of {len(data)} bytes, at most {MAX_REPLY}")
     # What a model's text does may raise anything, SystemExit too.

@@ -28,8 +28,7 @@ from brorl_jax.tasks.sandbox.walls import Limits
 
 JUDGES = "brorl_jax.tasks.sandbox.judges"
 
-_QUESTIONS = 5_000  # of one process; sympy's caches grow
-_RESIDENT = 1 << 20  # kilobytes a process may have had, to be asked again
+_QUESTIONS = 5_000  # of one process: libraries' caches grow
 
 _LOAD_S = 120.0  # it imports for 3 s, on a crowded machine for 20
 _KEPT = ("HOME", "LD_LIBRARY_PATH", "NLTK_DATA", "PATH")
@@ -86,7 +85,7 @@ class Worker:
           f"a question of {len(request)} bytes, at most {asking.MAX_REQUEST}"
         )
       zygote = self._running()
-      value, resident = self._exchange(zygote, request, timeout)
+      value = self._exchange(zygote, request, timeout)
     except Failed as error:
       self.failures += 1
       self.close()
@@ -95,11 +94,7 @@ class Worker:
       self.close()
       raise
     self._asked += 1
-    if (
-      judge in zygote.hello["fresh"]
-      or self._asked >= _QUESTIONS
-      or resident > _RESIDENT
-    ):
+    if judge in zygote.hello["fresh"] or self._asked >= _QUESTIONS:
       self.close()
     return value
 
@@ -140,8 +135,7 @@ class Worker:
 
   def _exchange(
     self, zygote: process.Process, request: bytes, timeout: float
-  ) -> tuple[Any, int]:
-    """One question; its answer, and the kilobytes the process has had."""
+  ) -> Any:
     link, data = self._link, b""
     assert link is not None
     clock = usage.Clock(zygote.pid, Limits(test_s=timeout, total_s=math.inf))
@@ -215,15 +209,15 @@ def _whole(data: bytes) -> bool:
   return len(data) == asking.LENGTH.size + size
 
 
-def _decoded(data: bytes) -> tuple[Any, int]:
+def _decoded(data: bytes) -> Any:
   # What executed a model's text may say anything.
   try:
     reply = json.loads(data)
   except (ValueError, RecursionError) as error:
     raise Failed(f"a malformed reply ({type(error).__name__})") from None
   match reply:
-    case {"value": value, "rss": int(resident)}:
-      return value, resident
+    case {"value": value}:
+      return value
     case {"error": str(text)}:
       raise Failed(" ".join(text.split())[:400])
   raise Failed("a malformed reply")
