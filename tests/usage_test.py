@@ -165,6 +165,32 @@ def test_waiting_for_a_cpu_is_not_sleep(monkeypatch):
   assert after(13.2, 1.2, 10.9)  # 1.1 s
 
 
+def test_what_ended_in_between_is_not_sleep(monkeypatch):
+  """Another process than before: how long it waited cannot be told."""
+  now, pids = [0.0], iter(range(1, 99))
+  monkeypatch.setattr(usage.time, "monotonic", lambda: now[0])
+  monkeypatch.setattr(
+    usage, "of_descendants", lambda pid: {next(pids): usage.Usage(0.0, 0.0)}
+  )
+  clock = usage.Clock(0, Limits(test_s=1.0, total_s=2.0))
+  for now[0] in (1.5, 3.0, 4.5):
+    assert not clock.late()
+
+
+def test_all_tests_together_end_when_patience_does(monkeypatch):
+  now = [0.0]
+  monkeypatch.setattr(usage.time, "monotonic", lambda: now[0])
+  monkeypatch.setattr(
+    usage, "of_descendants", lambda pid: {1: usage.Usage(0.0, now[0])}
+  )
+  clock = usage.Clock(0, Limits(test_s=1.0, total_s=2.0))
+  for now[0] in (6.0, 12.0, 18.0):
+    clock.tested()
+    assert not clock.late()
+  now[0] = 20.1
+  assert clock.late()
+
+
 def test_what_the_kernel_does_not_tell_is_sleep(monkeypatch):
   now = [0.0]
   monkeypatch.setattr(usage.time, "monotonic", lambda: now[0])

@@ -474,6 +474,15 @@ def test_seconds_are_counted_by_who_waits_for_it(jail):
   assert jail.run(job, limits=limits).reason == "time-out"
 
 
+def test_what_took_too_long_is_late_though_nobody_looked(jail):
+  """It ends before the clock first looks at it."""
+  body = "while time.process_time() - begin < 0.05: pass"
+  program = f"import time\nbegin = time.process_time()\ndef f(x):\n  {body}"
+  job = JOB | {"program": program, "calls": [["l", 1]]}
+  limits = walls.Limits(test_s=60.0, total_s=0.04)
+  assert jail.run(job, limits=limits).reason == "time-out"
+
+
 def test_a_job_can_be_stopped_from_another_thread(jail):
   job = JOB | {"program": "def f(x):\n  while True: pass", "calls": [["l", 1]]}
   assert payloads(jail.run(HONEST, limits=walls.Limits())) == [b"2"]
