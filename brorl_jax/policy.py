@@ -16,14 +16,14 @@ its prompt share and to keys of its *own* row, merged in one softmax:
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from brorl_jax import attention, cache, experts, products, sharding
@@ -337,10 +337,18 @@ class Policy:
     """Log-probability of each response token, and entropy, in nats.
 
     Those of `response_logits` / temperature, of a few tokens at a time, so that
-    no array has all of their logits.
+    no array has all of their logits. With a mesh the work is spread over its
+    axis "data", as the prompts are if they divide, and otherwise by their rows.
     """
+    P, R, T = response.shape
+    if self.mesh is not None and P % self.mesh.shape["data"]:
+      cut, join = self._apart(P, R)
+      blocks = map(cut, (prompt, prompt_mask, response))
+      logp, entropy = self.response_logp(params, *blocks, temperature)
+      return join(logp), join(entropy)
+
     hidden = self._response(params, prompt, prompt_mask, response)
-    P, R, T, D = hidden.shape
+    D = self.width
     rows, block = vocabulary.tile_shape(R * T, self.vocab, P)
     found = vocabulary.token_logp(
       lambda x, head: self._logits(x, head) / temperature,
@@ -352,6 +360,29 @@ class Policy:
     )
     logp, entropy = (x.reshape(P, R, T) for x in found)
     return logp, entropy
+
+  def _apart(
+    self, P: int, R: int
+  ) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
+    """Prompts [P,S] or their rows [P,R,T] to blocks that spread, and back."""
+    assert self.mesh is not None
+    each, rows, blocks = sharding.blocks(P, R, self.mesh.shape["data"])
+    spread = NamedSharding(self.mesh, PartitionSpec("data"))
+
+    def cut(x: Array) -> Array:
+      if x.ndim == 2:  # every block reads its prompt
+        x = jnp.repeat(x, each, axis=0)
+      else:
+        x = jnp.pad(x, ((0, 0), (0, each * rows - R), (0, 0)))
+        x = x.reshape(P * each, rows, -1)
+      spare = ((0, blocks - P * each),) + ((0, 0),) * (x.ndim - 1)
+      x = jnp.pad(x, spare, mode="edge")  # a prompt has a last token
+      return jax.lax.with_sharding_constraint(x, spread)
+
+    def join(x: Array) -> Array:
+      return x[: P * each].reshape(P, each * rows, -1)[:, :R]
+
+    return cut, join
 
   def _response(
     self, params, prompt, prompt_mask, response

@@ -168,13 +168,7 @@ def update_stage(
   mean_mass = lambda found, params: jnp.mean(mass_of(found, params))
 
   def apply(state: types.State, kept: types.Groups, credit: train.Credit):
-    found = theory.probe(
-      kept.prompts,
-      kept.rollouts,
-      kept.scores.reward,
-      count=c.theory_prompts,
-      rows=c.theory_responses,
-    )
+    found = probed(c, kept)
     watch = found and jax.tree_util.Partial(mean_mass, found)
     step = int(state.step) + 1
     parts = minibatches(kept, credit, layout, c.minibatches, (c.seed, step))
@@ -207,6 +201,20 @@ def update_stage(
     }
 
   return apply
+
+
+def probed(c: Config, kept: types.Groups) -> theory.Probe | None:
+  """What the theorem is measured on in this step; None if it is not."""
+  if not c.theory_prompts:
+    return None
+  return theory.probe(
+    kept.prompts,
+    kept.rollouts,
+    kept.scores.reward,
+    count=c.theory_prompts,
+    rows=c.theory_responses,
+    tokens=c.theory_tokens,
+  )
 
 
 def scores(
