@@ -92,7 +92,8 @@ def get_config() -> ml_collections.ConfigDict:
   c.overlong_weight = 0.0  # 0: off; DAPO has 1
   c.overlong_buffer = 2  # tokens; DAPO has 4,096 of 20,480
   # Reward of a response that was cut, times this. 1: as it is. Released scripts
-  # have 0 under the name of stop-properly coefficient.
+  # have 0 under the name of stop-properly coefficient, and so have the presets
+  # of language models; an answer of 6 tokens that is right has an end.
   c.truncated_factor = 1.0
   c.mask_truncated = False  # leave responses that were cut out of everything
 
@@ -114,7 +115,8 @@ def get_config() -> ml_collections.ConfigDict:
   c.kl_clamp = 10.0  # nats that a token counts at most in it (ProRL v2)
   # The reference becomes the policy after so many steps (ProRL v2: 200 to 500;
   # unknown for BroRL), above a KL in nats per token, or after so many
-  # evaluations without a better score. 0: not for that.
+  # evaluations without a better score. 0: not for that. The 30 to 60 steps of a
+  # laptop have none; language models, in presets.py, have two in a run.
   c.reset_every = 300
   c.reset_above_kl = 0.0
   c.reset_stalled = 0
