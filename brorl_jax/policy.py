@@ -338,19 +338,14 @@ class Policy:
 
     Those of `response_logits` / temperature, of a few tokens at a time, so that
     no array has all of their logits. With a mesh the work is spread over its
-    axis "data", as the prompts are if they divide, and otherwise by their rows.
+    axis "data": prompts if there are enough of them, and otherwise their rows.
     """
-    P, R, T = response.shape
-    if self.mesh is not None and P % self.mesh.shape["data"]:
-      cut, join = self._apart(P, R)
-      blocks = map(cut, (prompt, prompt_mask, response))
-      logp, entropy = self.response_logp(params, *blocks, temperature)
-      return join(logp), join(entropy)
-
+    cut, join = self._apart(*response.shape[:2])
+    prompt, prompt_mask, response = map(cut, (prompt, prompt_mask, response))
     hidden = self._response(params, prompt, prompt_mask, response)
-    D = self.width
+    P, R, T, D = hidden.shape
     rows, block = vocabulary.tile_shape(R * T, self.vocab, P)
-    found = vocabulary.token_logp(
+    logp, entropy = vocabulary.token_logp(
       lambda x, head: self._logits(x, head) / temperature,
       self._unembedding(params),
       hidden.reshape(P, R * T, D),
@@ -358,15 +353,16 @@ class Policy:
       rows=rows,
       block=block,
     )
-    logp, entropy = (x.reshape(P, R, T) for x in found)
-    return logp, entropy
+    return join(logp.reshape(P, R, T)), join(entropy.reshape(P, R, T))
 
   def _apart(
     self, P: int, R: int
   ) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
     """Prompts [P,S] or their rows [P,R,T] to blocks that spread, and back."""
-    assert self.mesh is not None
-    each, rows, blocks = sharding.blocks(P, R, self.mesh.shape["data"])
+    data = 1 if self.mesh is None else self.mesh.shape["data"]
+    if self.mesh is None or data == 1:
+      return (lambda x: x), (lambda x: x)
+    each, rows, blocks = sharding.blocks(P, R, data)
     spread = NamedSharding(self.mesh, PartitionSpec("data"))
 
     def cut(x: Array) -> Array:

@@ -102,18 +102,22 @@ def state_bytes(
   model: int,
   on_cpu: bool,
   keep_reference: bool,
+  applying: bool = False,
 ) -> int:
-  """What training keeps on a device while it samples.
+  """What training keeps on a device while it samples, or applies an update.
 
   Raises:
     ValueError: The policy cannot be spread like this.
   """
+  away = "nothing" if on_cpu else c.offload  # a CPU's is the host's
+  if applying and away == "moments":
+    away = "reference"
   _, abstract, places = state_places(
     jax.eval_shape(policy.init, jax.random.key(0)),
     optimizer(c)[0],
     AbstractMesh((data, model), ("data", "model")),
     keep_reference=keep_reference,
-    offload="nothing" if on_cpu else c.offload,  # a CPU's is the host's
+    offload=away,
   )
   leaves = zip(jax.tree.leaves(abstract), jax.tree.leaves(places), strict=True)
   here = [(x, s) for x, s in leaves if s.memory_kind != sharding.HOST]
@@ -159,9 +163,11 @@ def update_stage(
   layout = packing.Layout(c.rows, c.blocks, c.max_new_tokens)
   goal = objective(c)
   scored = scores(c, policy, mesh)
+  # Its tokens are few: as little as can be is kept of them.
+  lean = dataclasses.replace(policy, remat="layer")
   mass_of = functools.partial(
     theory.correct_mass,
-    response_logp=policy.response_logp,
+    response_logp=lean.response_logp,
     temperature=c.temperature,
   )
   mass = jax.jit(mass_of)
