@@ -810,20 +810,21 @@ def test_the_probe_is_that_of_the_config():
 
 
 def test_moments_are_on_the_devices_while_an_update_is_applied():
-  c = base.get_config()
-  bytes_ = lambda offload, **how: learning.state_bytes(
-    c if c.update(offload=offload) else c, SMALL, data=1, model=1,
-    on_cpu=False, keep_reference=True, **how,
-  )  # fmt: skip
-  assert bytes_("moments") < bytes_("moments", applying=True)
-  assert bytes_("moments", applying=True) == bytes_("reference")
-  assert bytes_("nothing", applying=True) == bytes_("nothing")
+  def held(offload, **how):
+    c = base.get_config()
+    c.offload = offload
+    where = dict(data=1, model=1, on_cpu=False, keep_reference=True)
+    return learning.state_bytes(c, SMALL, **where, **how)
+
+  assert held("moments") < held("moments", applying=True)
+  assert held("moments", applying=True) == held("reference")
+  assert held("nothing", applying=True) == held("nothing")
 
 
 def test_a_probe_that_does_not_fit_is_refused_with_the_nearest_that_does():
-  need = lambda **changes: plans(
-    max_new_tokens=900, memory_bytes=10**15, **changes
-  ).probe.need
+  need = lambda **changes: (
+    plans(max_new_tokens=900, memory_bytes=10**15, **changes).probe.need
+  )
   many = dict(theory_prompts=9, theory_responses=200)
   assert need(**many, theory_tokens=100) < need(**many, theory_tokens=101)
   # Less than the probe would take, and enough for all else.
