@@ -217,16 +217,14 @@ def of_groups(
   Args:
     rollouts: On the host.
     scores: Of the rollouts.
-    informative: Which groups dynamic sampling kept, whatever its rule. Whether
-      their rewards differ is in sampling/degenerate_fraction.
+    informative: Which groups dynamic sampling kept, whatever its rule.
     rollout_s: Seconds that sampling took.
   """
   length = rollouts.mask.sum(axis=2)
   reward, some = scores.reward, scores.valid.any(axis=1)
   std = reward[some].std(axis=1, where=scores.valid[some])
-  # Not by their deviation, which rounding may keep from 0.
   high = reward.max(axis=1, where=scores.valid, initial=-np.inf)
-  low = reward.min(axis=1, where=scores.valid, initial=np.inf)
+  low = reward.min(axis=1, where=scores.valid, initial=np.inf)  # std rounds
   return {
     "reward/mean": float(reward.mean(where=scores.valid)),
     "reward/std_within_group": float(std.mean()),
