@@ -271,6 +271,7 @@ def test_pass_rate_is_of_all_that_was_drawn():
     # What could not be judged, reward 0, tells nothing.
     ([[1, 1, 0], [1, 0, 0]], [[True, True, False], [True, True, False]], 0.5),
     ([[1, 0, 0], [1, 0, 1]], [[True, False, False], [False] * 3], 1.0),
+    ([[1, 1, 5], [1, 1, -5]], [[True, True, False]] * 2, 1.0),
   ],
 )
 @pytest.mark.parametrize("kept", [True, False])
