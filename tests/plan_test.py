@@ -819,6 +819,12 @@ def test_moments_are_on_the_devices_while_an_update_is_applied():
   assert held("moments") < held("moments", applying=True)
   assert held("moments", applying=True) == held("reference")
   assert held("nothing", applying=True) == held("nothing")
+  c = base.get_config()
+  c.update(offload="moments", memory_bytes=10**12)
+  probe = planning.make(
+    c, SMALL, data=1, model=1, on_cpu=False, keep_reference=True
+  ).probe
+  assert probe.resident_bytes == held("reference")
 
 
 def test_a_probe_that_does_not_fit_is_refused_with_the_nearest_that_does():
