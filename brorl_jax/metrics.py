@@ -217,18 +217,20 @@ def of_groups(
   Args:
     rollouts: On the host.
     scores: Of the rollouts.
-    informative: Which groups were kept for their rewards.
+    informative: Which groups dynamic sampling kept, whatever its rule.
     rollout_s: Seconds that sampling took.
   """
   length = rollouts.mask.sum(axis=2)
   reward, some = scores.reward, scores.valid.any(axis=1)
   std = reward[some].std(axis=1, where=scores.valid[some])
+  high = reward.max(axis=1, where=scores.valid, initial=-np.inf)
+  low = reward.min(axis=1, where=scores.valid, initial=np.inf)  # std rounds
   return {
     "reward/mean": float(reward.mean(where=scores.valid)),
     "reward/std_within_group": float(std.mean()),
     "reward/variance_within_group": float((std**2).mean()),
     "sampling/pass_rate": float(informative.mean()),
-    "sampling/degenerate_fraction": float(1.0 - informative.mean()),
+    "sampling/degenerate_fraction": float((high <= low).mean()),
     "sampling/rollouts_per_prompt": float(reward.shape[1]),
     "rollout/tokens_per_s": float(length.sum() / rollout_s),
     "rollout/samples_per_s": float(reward.size / rollout_s),

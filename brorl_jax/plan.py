@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import jax
 
-from brorl_jax.memory import Load
+from brorl_jax.memory import Load, Probe
 from brorl_jax.policy import Policy
 
 _WORTH = 1.1  # so many times the work per step is worth fewer slots
@@ -54,15 +54,36 @@ class RolloutPlan:
 
   def table(self) -> str:
     """Every part with its size and its share of memory."""
-    rows = [*self.parts.items(), ("together", self.total_bytes)]
-    rows += [("allowed", self.limit_bytes), ("memory", self.memory_bytes)]
-    wide = max(len(name) for name, _ in rows)
-    lines = [f"{self.line()}, most while {self.stage}"]
-    lines += [
-      f"  {name:{wide}}  {size(n):>11}  {n / self.memory_bytes:7.2%}"
-      for name, n in rows
-    ]
-    return "\n".join(lines)
+    head = f"{self.line()}, most while {self.stage}"
+    return "\n".join([head, *shares(self.parts, self.memory_bytes)])
+
+
+def shares(parts: dict[str, int], memory_bytes: int) -> list[str]:
+  """A line for every part, with its size and its share of memory."""
+  rows = [*parts.items(), ("together", sum(parts.values()))]
+  rows += [("allowed", int(_USABLE * memory_bytes)), ("memory", memory_bytes)]
+  wide = max(len(name) for name, _ in rows)
+  return [
+    f"  {name:{wide}}  {size(n):>11}  {n / memory_bytes:7.2%}"
+    for name, n in rows
+  ]
+
+
+def check_probe(probe: Probe, memory_bytes: int) -> None:
+  """Raises TooLarge if an update does not fit while the theorem is measured."""
+  limit = int(_USABLE * memory_bytes)
+  if probe.need <= limit:
+    return
+  fits = lambda T: dataclasses.replace(probe, tokens=T).need <= limit
+  nearest = _largest(fits, probe.tokens)
+  raise TooLarge(
+    f"measuring the theorem on theory_prompts = {probe.prompts} with "
+    f"{probe.responses} responses of {probe.tokens} tokens needs "
+    f"{size(probe.need)} of {size(limit)} ({_USABLE:.0%} of a device) in an "
+    "update; "
+    + (f"nearest that fits: theory_tokens = {nearest}, or " if nearest else "")
+    + "theory_prompts = 0 leaves it out"
+  )
 
 
 def size(n: int) -> str:

@@ -16,14 +16,14 @@ its prompt share and to keys of its *own* row, merged in one softmax:
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from brorl_jax import attention, cache, experts, products, sharding
@@ -337,12 +337,15 @@ class Policy:
     """Log-probability of each response token, and entropy, in nats.
 
     Those of `response_logits` / temperature, of a few tokens at a time, so that
-    no array has all of their logits.
+    no array has all of their logits. With a mesh the work is spread over its
+    axis "data": prompts if there are enough of them, and otherwise their rows.
     """
+    cut, join = self._apart(*response.shape[:2])
+    prompt, prompt_mask, response = map(cut, (prompt, prompt_mask, response))
     hidden = self._response(params, prompt, prompt_mask, response)
     P, R, T, D = hidden.shape
     rows, block = vocabulary.tile_shape(R * T, self.vocab, P)
-    found = vocabulary.token_logp(
+    logp, entropy = vocabulary.token_logp(
       lambda x, head: self._logits(x, head) / temperature,
       self._unembedding(params),
       hidden.reshape(P, R * T, D),
@@ -350,8 +353,32 @@ class Policy:
       rows=rows,
       block=block,
     )
-    logp, entropy = (x.reshape(P, R, T) for x in found)
-    return logp, entropy
+    return join(logp.reshape(P, R, T)), join(entropy.reshape(P, R, T))
+
+  def _apart(
+    self, P: int, R: int
+  ) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
+    """Prompts [P,S] or their rows [P,R,T] to blocks that spread, and back."""
+    data = 1 if self.mesh is None else self.mesh.shape["data"]
+    if self.mesh is None or data == 1:
+      return (lambda x: x), (lambda x: x)
+    each, rows, blocks = sharding.blocks(P, R, data)
+    spread = NamedSharding(self.mesh, PartitionSpec("data"))
+
+    def cut(x: Array) -> Array:
+      if x.ndim == 2:  # every block reads its prompt
+        x = jnp.repeat(x, each, axis=0)
+      else:
+        x = jnp.pad(x, ((0, 0), (0, each * rows - R), (0, 0)))
+        x = x.reshape(P * each, rows, -1)
+      spare = ((0, blocks - P * each),) + ((0, 0),) * (x.ndim - 1)
+      x = jnp.pad(x, spare, mode="edge")  # a prompt has a last token
+      return jax.lax.with_sharding_constraint(x, spread)
+
+    def join(x: Array) -> Array:
+      return x[: P * each].reshape(P, each * rows, -1)[:, :R]
+
+    return cut, join
 
   def _response(
     self, params, prompt, prompt_mask, response

@@ -1,5 +1,6 @@
 """Where every array lives: two tables and a few functions."""
 
+import math
 import re
 
 import jax
@@ -136,6 +137,22 @@ def gathered(params: PyTree, mesh: Mesh | None, *, inside: str = "") -> PyTree:
     return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
 
   return jax.tree_util.tree_map_with_path(whole, params)
+
+
+def blocks(prompts: int, rows: int, data: int) -> tuple[int, int, int]:
+  """How rows of a few prompts are cut into blocks that spread over `data`.
+
+  Args:
+    prompts: P.
+    rows: R, of each prompt.
+    data: Devices.
+
+  Returns:
+    Blocks of each prompt, rows of each block, and all blocks, of which the last
+    ones are empty where prompts and rows do not divide.
+  """
+  each = min(data // math.gcd(prompts, data), rows)
+  return each, -(-rows // each), -(-prompts * each // data) * data
 
 
 def _axes(name: str, leaf) -> tuple[str, ...]:

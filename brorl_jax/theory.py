@@ -46,8 +46,12 @@ def probe(
   *,
   count: int,
   rows: int,
-) -> Probe | None:
+  tokens: int,
+) -> Probe:
   """Takes the first `count` prompts and their `rows` likeliest responses.
+
+  Its shapes depend on the arguments alone, not on what was sampled: an update
+  that reads it is compiled once, and what it needs can be planned.
 
   Args:
     prompts: Of kept groups, on the host.
@@ -56,13 +60,11 @@ def probe(
     reward: Raw.
     count: Prompts; fewer if there are not so many.
     rows: Distinct responses per prompt; rarer ones are left out.
-
-  Returns:
-    None where float32 can hold the probability of no response, as with answers
-    of hundreds of tokens: there is nothing to measure then.
+    tokens: Of the longest response that is taken; longer ones are left out,
+      but for their mass.
   """
   N, T = rollouts.tokens.shape[1:]
-  count = min(count, len(reward))
+  count, T = min(count, len(reward)), min(tokens, T)
   out = Probe(
     prompt=prompts.tokens[:count],
     prompt_mask=prompts.mask[:count],
@@ -81,13 +83,14 @@ def probe(
     out.sampled[p, : len(first)] = mass
     out.sampled_correct[p, : len(first)] = correct
     out.unsampled[p] = max(1.0 - mass.sum(), 0.0)
-    likeliest = np.argsort(-mass, kind="stable")[:rows]
+    short = np.flatnonzero(rollouts.mask[p, first].sum(axis=1) <= T)
+    likeliest = short[np.argsort(-mass[short], kind="stable")[:rows]]
     to = (p, slice(len(likeliest)))
-    out.response[to] = rollouts.tokens[p, first[likeliest]]
-    out.mask[to] = rollouts.mask[p, first[likeliest]]
+    out.response[to] = rollouts.tokens[p, first[likeliest], :T]
+    out.mask[to] = rollouts.mask[p, first[likeliest], :T]
     out.probability[to] = mass[likeliest]
     out.correct[to] = correct[likeliest]
-  return out if out.probability.any() else None
+  return out
 
 
 @functools.partial(jax.jit, static_argnames="n")
@@ -171,7 +174,7 @@ def measure(
   first_order: float,
   *,
   n: int,
-) -> dict[str, float]:
+) -> dict[str, float] | dict[str, None]:
   """Metrics of a step: what the theorem is about, before and after the update.
 
   The forecast of the change for a network is its first-order one:
@@ -186,7 +189,13 @@ def measure(
     after: From `correct_mass`, with the updated parameters.
     first_order: That sum.
     n: N.
+
+  Returns:
+    None for each where float32 can hold the probability of no response, as
+    with answers of hundreds of tokens: there is nothing to measure then.
   """
+  if not found.probability.any():
+    return unmeasured()
   before = (found.probability * found.correct).sum(axis=1)
   change = after - before
   arrays = (found.sampled, found.sampled_correct, found.unsampled)

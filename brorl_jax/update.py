@@ -184,7 +184,7 @@ class Objective:
   clip_low: float
   clip_high: float
   kl_weight: float  # beta
-  kl_clamp: float  # nats
+  kl_clamp: float  # of the k2 term, nats per token
   temperature: float  # of the sampler
   dual_clip: float | None = None
   by_sequence: bool = False  # GSPO instead of PPO

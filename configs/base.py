@@ -96,12 +96,13 @@ def get_config() -> ml_collections.ConfigDict:
   c.length_max = 0.0
   c.length_wrong = False
   c.length_on = 100
-  c.length_off = 500
+  c.length_off = 500  # 0: always on
   # DAPO's overlong penalty: falls to -1 over the last tokens before the limit.
   c.overlong_weight = 0.0  # 0: off; DAPO has 1
   c.overlong_buffer = 2  # tokens; DAPO has 4,096 of 20,480
   # Reward of a response that was cut, times this. 1: as it is. Released scripts
-  # have 0 under the name of stop-properly coefficient.
+  # have 0 under the name of stop-properly coefficient, and so have the presets
+  # of language models; an answer of 6 tokens that is right has an end.
   c.truncated_factor = 1.0
   c.mask_truncated = False  # leave responses that were cut out of everything
 
@@ -120,10 +121,11 @@ def get_config() -> ml_collections.ConfigDict:
   c.entropy_weight = 0.0  # nats; none in ProRL and BroRL
   # Unknown for BroRL; the released ProRL v2 scripts use 1e-4.
   c.kl_weight = 1e-4  # of the k2 term; 0, in all phases: no reference is kept
-  c.kl_clamp = 10.0  # nats (ProRL v2)
+  c.kl_clamp = 10.0  # nats that a token counts at most in it (ProRL v2)
   # The reference becomes the policy after so many steps (ProRL v2: 200 to 500;
   # unknown for BroRL), above a KL in nats per token, or after so many
-  # evaluations without a better score. 0: not for that.
+  # evaluations without a better score. 0: not for that. The 30 to 60 steps of a
+  # laptop have none; language models, in presets.py, have two in a run.
   c.reset_every = 300
   c.reset_above_kl = 0.0
   c.reset_stalled = 0
@@ -198,9 +200,14 @@ def get_config() -> ml_collections.ConfigDict:
   c.eval_temperature = 0.6  # 0: the likeliest token
   c.eval_top_p = 0.95  # 1: nothing is cut
   # The theorem is measured on so many prompts of a step and on the likeliest
-  # responses to each: at 2 x 16 it costs less than 2 % of a step.
-  c.theory_prompts = 2
+  # responses to each: with answers of 6 tokens 2 x 16 cost less than 2 % of a
+  # step.
+  c.theory_prompts = 2  # 0: not measured
   c.theory_responses = 16
+  # Longer responses are left out. At .3 nats a token one of 128 has a
+  # probability of 2e-17, which moves no mean; but gradients of 2 x 16 x 15,360
+  # tokens would take 42 GB at the size of preset 1p5b.
+  c.theory_tokens = 128
   c.samples_shown = 4  # rollouts per step that go to samples.jsonl
   return c.lock()  # a misspelt field in a config is an error
 

@@ -16,7 +16,7 @@ from configs import base, presets
 
 def get_config(preset: str = "tiny"):
   c = base.get_config()
-  c.n = 16
+  c.n = 16  # stated
   c.samples = 512 * 16  # stated
   presets.apply(c, preset)
   return c

@@ -16,7 +16,7 @@ from configs import base, presets
 
 def get_config(preset: str = "tiny"):
   c = base.get_config()
-  c.n = 512
+  c.n = 512  # stated
   c.samples = 128 * 512  # stated
   c.steps = 30  # two to three minutes on two cores
   presets.apply(c, preset)

@@ -33,7 +33,12 @@ def apply(c: ml_collections.ConfigDict, name: str) -> None:
 
 
 def _language_model(c: Any) -> None:
-  c.steps = 200
+  # BroRL's own runs have 191 steps with N = 512 (419 in a later note) and 535
+  # with N = 16: as many as two resets of the reference need.
+  c.steps = 420
+  # Stated for ProRL v2: every 200 to 500 steps. Unknown for BroRL; the least of
+  # these, or a run of its length would never be reset.
+  c.reset_every = 200
   c.in_flight = 32 * 512
   c.slots = 0  # as many as fit; responses are long
   c.prompt_tokens = 1024
@@ -43,9 +48,9 @@ def _language_model(c: Any) -> None:
     "and </answer>."
   )
   c.families = _families()
-  # Unknown, only that both arms have the same; a public script makes 8 updates
-  # of 1,024 samples.
-  c.minibatches = 8
+  # Unknown, only that both arms have the same. ProRL's own 4, which leave 32
+  # prompts for an update of 128 x 512; a public script makes 8 of 512 x 16.
+  c.minibatches = 4
   c.rows = 8
   c.blocks = 8
   # Stated: the rate grows with the root of the samples, so that 128 x 512 has
@@ -55,6 +60,9 @@ def _language_model(c: Any) -> None:
   c.lr_scaling = "samples"
   c.lr_base = 512 * 16
   c.warmup = 10  # unknown
+  # Unknown for BroRL; both released recipes of ProRL v2 pay nothing for a
+  # response that was cut, whatever it says.
+  c.truncated_factor = 0.0
   c.overlong_buffer = 4096  # DAPO's, if overlong_weight is set
   c.dtype = "bfloat16"
   c.eval_every = 20

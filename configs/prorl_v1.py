@@ -18,7 +18,8 @@ from configs import base, presets
 
 def get_config(preset: str = "tiny"):
   c = base.get_config()
-  c.n = 16
+  c.n = 16  # stated
+  presets.apply(c, preset)
   c.samples = 256 * 16  # stated
   c.minibatches = 4  # stated: mini-batches of 64 prompts
   c.temperature = 1.2  # stated
@@ -30,7 +31,7 @@ def get_config(preset: str = "tiny"):
   c.reset_every = 0
   c.reset_stalled = 2
   c.reset_optimizer = True
-  presets.apply(c, preset)
+  c.truncated_factor = 1.0  # until run 4, see below
   if preset == "tiny":
     c.steps = 60
     c.phases = _phases(20, 30, 50, longer=8)

@@ -277,6 +277,17 @@ def test_a_wrong_program_costs_no_more_than_a_right_one(jail):
     assert counted.jobs == jobs, program
 
 
+def test_all_runs_of_a_program_share_its_time(jail):
+  program = DIRTY.format(condition="") + COMPUTES[COMPUTES.index("n, end") :]
+  program = "import time\n" + program.replace("n, end = int(input()),", "end =")
+  program = program.replace("0.15", "0.1").replace("\nprint(n * n)\n", "\n")
+  assert outcome(program, squares(5), jail, test_s=1.0)[0] == "pass"
+  # .5 s, one test again, and all again.
+  assert outcome(program, squares(5), jail, test_s=0.5, total_s=0.8)[2] == (
+    "time-out"
+  )
+
+
 def test_what_ended_badly_is_not_decoded(monkeypatch):
   frames = [zygote.Frame(0, 0, True, 0.0, b'["i", "1"]', b"")]
   jail = Recorder(frames, "time-out")

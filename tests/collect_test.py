@@ -286,6 +286,19 @@ def test_responses_that_nobody_could_judge_are_counted():
     check_judged([*some.flat, *failed.flat, *failed.flat])
 
 
+@pytest.mark.parametrize("right, stops", [(198, False), (197, True)])
+def test_one_in_a_hundred_may_fail_and_no_more(right, stops):
+  """2 of 200 are 1 %, 2 of 199 more."""
+  some = judged.scores(np.ones((1, right)), task="gcd").judged
+  failed = judged.scores([[0.0] * 2], valid=[[False] * 2], task="gcd").judged
+  every = [*some.flat, *failed.flat]
+  if stops:
+    with pytest.raises(Unjudged, match=r"on 2 of 199 .* 1% "):
+      check_judged(every)
+  else:
+    check_judged(every)
+
+
 def test_a_step_that_cannot_be_judged_is_not_called_starved():
   """Its groups are not kept, but not for want of prompts."""
 

@@ -159,6 +159,40 @@ def test_weights_below_the_cap_remove_the_bias_of_a_perturbed_sampler():
   assert 1e-3 < bias(capped(1.2)) < bias(None)
 
 
+def test_weights_of_tokens_are_biased_for_two_tokens_those_of_responses_not():
+  """All four responses of two tokens, enumerated; no weight is cut."""
+  keys = jax.random.split(jax.random.key(6), 4)
+  z = (jax.random.normal(keys[0], (2,)), jax.random.normal(keys[1], (2, 2)))
+  q = (z[0] + 0.8 * jax.random.normal(keys[2], (2,)),
+       z[1] + 0.8 * jax.random.normal(keys[3], (2, 2)))  # fmt: skip
+  first, second = jnp.array([0, 0, 1, 1]), jnp.array([0, 1, 0, 1])
+  reward, ones = jnp.array([1.0, 0.0, 0.5, -1.0]), jnp.ones((4, 2), bool)
+
+  def logp(z):
+    both = map(jax.nn.log_softmax, z)
+    a, b = next(both)[first], next(both)[first, second]
+    return jnp.stack([a, b], axis=1)
+
+  def gradient(correction, weight):
+    loss = lambda z: losses.ppo_clip(
+      logp(z), logp(old), reward, ones, clip_low=0.2, clip_high=0.28,
+      weight=weight, correction=correction,
+    )[0].value  # fmt: skip
+    old = z
+    return 2.0 * ravel(jax.grad(loss)(z))  # a mean over two tokens
+
+  ravel = lambda tree: jnp.concatenate([*map(jnp.ravel, tree)])
+  chance = lambda z: jnp.exp(jnp.sum(logp(z), axis=1))
+  want = -ravel(jax.grad(lambda z: jnp.sum(chance(z) * reward))(z))
+  far = lambda *how: float(jnp.abs(gradient(*how) - want).max())
+  tokens = corrections.truncated_weight(logp(z), logp(q), cap=5.0)
+  assert 1.2 < float(tokens.max()) < 5.0
+  whole = jnp.broadcast_to(jnp.prod(tokens, axis=1, keepdims=True), (4, 2))
+  assert far(None, chance(z)) < 1e-6
+  assert far(whole, chance(q)) < 1e-6
+  assert far(tokens, chance(q)) > 0.01
+
+
 def test_a_finite_sample_is_nearer_with_weights():
   z, q = perturbed()
   tokens = jax.random.categorical(jax.random.key(4), q, shape=(4096,))

@@ -258,7 +258,35 @@ def test_pass_rate_is_of_all_that_was_drawn():
     rollout_s=1.0,
   )
   assert every["sampling/pass_rate"] == 1.0
-  assert every["sampling/degenerate_fraction"] == 0.0
+  # The second group's rewards are equal, though it was kept.
+  assert every["sampling/degenerate_fraction"] == 0.5
+
+
+@pytest.mark.parametrize(
+  "reward, valid, degenerate",
+  [
+    ([[0, 0, 0], [0, 0, 0]], True, 1.0),
+    ([[0.1, 0.1, 0.1], [1, 1, 1]], True, 1.0),  # whose mean is rounded
+    ([[0.1, 0.1, 0.2], [1, 0, 1]], True, 0.0),
+    # What could not be judged, reward 0, tells nothing.
+    ([[1, 1, 0], [1, 0, 0]], [[True, True, False], [True, True, False]], 0.5),
+    ([[1, 0, 0], [1, 0, 1]], [[True, False, False], [False] * 3], 1.0),
+    ([[1, 1, 5], [1, 1, -5]], [[True, True, False]] * 2, 1.0),
+  ],
+)
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_group_of_equal_rewards_is_degenerate_kept_or_not(
+  reward, valid, degenerate, kept
+):
+  rollouts, _, _ = example()
+  scores = judged.scores(
+    np.array(reward, np.float32), valid=np.broadcast_to(valid, (2, 3))
+  )
+  got = metrics.of_groups(
+    rollouts, scores, np.array([kept, kept]), rollout_s=1.0
+  )
+  assert got["sampling/degenerate_fraction"] == degenerate
+  assert got["sampling/pass_rate"] == kept
 
 
 def test_correct_mass_counts_distinct_right_responses_once():

@@ -23,7 +23,9 @@ from brorl_jax import (
   plan,
   sampler,
   sharding,
+  theory,
   tokenizer,
+  update,
 )
 from brorl_jax.attention import Rope
 from brorl_jax.main import (
@@ -310,6 +312,107 @@ def test_the_plan_is_never_below_and_seldom_above_what_xla_needs(
   assert one.need(lanes, slots) <= 1.3 * max(needed.values()), ratio
 
 
+def applying(policy, mesh, *, P, R, T, S):
+  """Bytes that XLA needs for an update that measures the theorem.
+
+  Also those of the state and of the gradients, which are arguments.
+  """
+  policy = dataclasses.replace(policy, mesh=mesh)
+  tx, _ = learning.optimizer(base.get_config())
+  _, state, places = learning.state_places(
+    jax.eval_shape(policy.init, jax.random.key(0)),
+    tx,
+    mesh,
+    keep_reference=True,
+    offload="nothing",
+  )
+  mass = functools.partial(
+    theory.correct_mass, response_logp=policy.response_logp, temperature=1.0
+  )
+  zeros = lambda *shape, dtype=np.int32: np.zeros(shape, dtype)
+  of_rows = zeros(P, R, dtype=np.float32), zeros(P, R, dtype=bool)
+  found = theory.Probe(
+    zeros(P, S), zeros(P, S, dtype=bool), zeros(P, R, T),
+    zeros(P, R, T, dtype=bool), *of_rows, *of_rows, zeros(P, dtype=np.float32),
+  )  # fmt: skip
+  placed = lambda tree, at: jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, at
+  )
+  grads = placed(state.params, places.params)  # all are float32
+  # Of leaves, as in compiled.py.
+  args = (placed(state, places), grads, found)
+  flat, kinds = zip(*map(jax.tree.flatten, args), strict=True)
+
+  def apply(*leaves):
+    state, grads, found = map(jax.tree.unflatten, kinds, leaves)
+    watch = lambda found, params: mass(found, params).mean()
+    return jax.tree.leaves(
+      update._apply.__wrapped__(
+        state,
+        (grads, update.Stats.zero(state.params)),
+        tx=tx,
+        watch=jax.tree_util.Partial(watch, found),
+      )
+    )
+
+  whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  out = jax.tree.leaves(places)
+  out += [whole] * (len(jax.eval_shape(apply, *flat)) - len(out))
+  program = jax.jit(apply, donate_argnums=0, out_shardings=out)
+  m = program.lower(*flat).compile().memory_analysis()
+  held = m.argument_size_in_bytes + m.output_size_in_bytes
+  total = held + m.temp_size_in_bytes - m.alias_size_in_bytes
+  size = lambda tree, at: memory.shard_bytes(
+    jax.tree.leaves(tree), jax.tree.leaves(at)
+  )
+  return total, size(state, places), size(grads, places.params)
+
+
+@pytest.mark.parametrize(
+  "policy, sizes",
+  [
+    pytest.param(SMALL, dict(P=2, R=16, T=128, S=96), id="float32"),
+    pytest.param(
+      HALF,
+      dict(P=2, R=16, T=128, S=96),
+      id="bfloat16",
+      marks=pytest.mark.slow,
+    ),
+    pytest.param(
+      SMALL, dict(P=2, R=16, T=6, S=40), id="short", marks=pytest.mark.slow
+    ),
+    pytest.param(
+      dataclasses.replace(SMALL, layers=6, tied=False),
+      dict(P=3, R=5, T=64, S=500),
+      id="a head of its own",
+      marks=pytest.mark.slow,
+    ),
+    pytest.param(
+      dataclasses.replace(SMALL, experts=4, experts_per_token=2, mlp=128),
+      dict(P=2, R=16, T=128, S=96),
+      id="experts",
+      marks=pytest.mark.slow,
+    ),
+  ],
+)
+@pytest.mark.parametrize("data, model", [(1, 1), (8, 1), (4, 2)])
+def test_an_update_that_measures_the_theorem_is_planned(
+  policy, sizes, data, model, monkeypatch
+):
+  devices = jax.devices()[: data * model]
+  monkeypatch.setattr(jax, "device_count", lambda: len(devices))
+  mesh = jax.make_mesh(
+    (data, model), ("data", "model"), devices=devices,
+    axis_types=(jax.sharding.AxisType.Auto,) * 2,
+  )  # fmt: skip
+  total, state, gradient = applying(policy, mesh, **sizes)
+  P, R, T, S = sizes.values()
+  found = memory.Probe(
+    policy, state, gradient, P, R, S, T, data, model, on_cpu=True
+  )
+  assert total <= found.need <= 1.4 * total, found.need / total
+
+
 # --------------------------------------------------------------------- choices
 
 fit = functools.partial(
@@ -558,6 +661,14 @@ def test_the_command_prints_a_plan_without_a_folder():
   assert "rollouts: 8 prompts x 512, at most 6 tokens, on 1 x 1 CPU" in text
   assert "\n8 lanes x 128 slots, 1 page of 6 tokens, " in text
   assert "\nevaluations: 256 prompts x 16\n" in text
+  head, *parts = text[text.index("an update, measuring the ") :].splitlines()
+  assert head == "an update, measuring the theorem"
+  names = [line.split("  ")[1].strip() for line in parts]
+  assert names == (
+    "training state,gradients,weights,work,together,allowed,memory".split(",")
+  )
+  out = command("--config=configs/n512.py", "--config.theory_prompts=0").stdout
+  assert out == text[: text.index("an update, measuring the ")]
 
 
 def test_the_command_refuses_in_one_line():
@@ -681,6 +792,67 @@ def test_evaluations_take_fewer_puzzles_at_a_time_if_they_must():
   )
   assert tight.chunk < 256
   assert tight.evaluations.total_bytes <= tight.evaluations.limit_bytes
+
+
+def test_the_probe_is_that_of_the_config():
+  found = plans(theory_tokens=4, theory_responses=5).probe
+  assert (found.prompts, found.responses, found.tokens) == (2, 5, 4)
+  assert found.prompt_tokens == 40
+  # No more than there are.
+  found = plans(theory_prompts=99, theory_tokens=99, samples=16 * 512).probe
+  assert (found.prompts, found.tokens) == (16, 6)
+  assert plans(theory_prompts=0).probe is None
+  params = learning.state_bytes(
+    base.get_config(), SMALL, data=1, model=1, on_cpu=False,
+    keep_reference=True,
+  ) // 4  # fmt: skip
+  assert found.gradient_bytes == pytest.approx(params, rel=1e-4)
+
+
+def test_moments_are_on_the_devices_while_an_update_is_applied():
+  def held(offload, **how):
+    c = base.get_config()
+    c.offload = offload
+    where = dict(data=1, model=1, on_cpu=False, keep_reference=True)
+    return learning.state_bytes(c, SMALL, **where, **how)
+
+  assert held("moments") < held("moments", applying=True)
+  assert held("moments", applying=True) == held("reference")
+  assert held("nothing", applying=True) == held("nothing")
+  c = base.get_config()
+  c.update(offload="moments", memory_bytes=10**12)
+  probe = planning.make(
+    c, SMALL, data=1, model=1, on_cpu=False, keep_reference=True
+  ).probe
+  assert probe.resident_bytes == held("reference")
+
+
+def test_a_probe_that_does_not_fit_is_refused_with_the_nearest_that_does():
+  need = lambda **changes: (
+    plans(max_new_tokens=900, memory_bytes=10**15, **changes).probe.need
+  )
+  many = dict(theory_prompts=9, theory_responses=200)
+  assert need(**many, theory_tokens=100) < need(**many, theory_tokens=101)
+  # Less than the probe would take, and enough for all else.
+  tight = dict(memory_bytes=least(need(**many, theory_tokens=100)))
+  assert plans(max_new_tokens=900, theory_prompts=0, **tight).probe is None
+  with pytest.raises(plan.TooLarge) as e:
+    plans(max_new_tokens=900, **many, theory_tokens=128, **tight)
+  line = str(e.value)
+  assert "\n" not in line and re.fullmatch(
+    r"measuring the theorem on theory_prompts = 9 with 200 responses of 128 "
+    r"tokens needs [\d.]+ .iB of [\d.]+ .iB \(90% of a device\) in an update; "
+    r"nearest that fits: theory_tokens = 100, or theory_prompts = 0 leaves it "
+    r"out",
+    line,
+  )
+  plans(max_new_tokens=900, **many, theory_tokens=100, **tight)
+
+
+def test_a_probe_of_which_nothing_fits():
+  found = plans().probe
+  with pytest.raises(plan.TooLarge, match="in an update; theory_prompts = 0 "):
+    plan.check_probe(found, found.resident_bytes)
 
 
 def test_training_refuses_before_it_loads(tmp_path, monkeypatch):

@@ -12,6 +12,7 @@ import plain_decoder
 import pytest
 
 from brorl_jax import policy as policy_module
+from brorl_jax import sharding
 from brorl_jax.attention import Rope
 from brorl_jax.policy import Policy
 
@@ -595,3 +596,57 @@ def test_initial_parameters_of_every_option():
     assert abs((kernel**2).mean() - 1) < 5 * (2 / kernel.size) ** 0.5
   gate, up = (blocks[f"expert_{name}"]["kernel"] for name in ("gate", "up"))
   assert jnp.mean(gate == up) < 0.01
+
+
+def asked(P, R, T=6, S=5):
+  """Prompts of different lengths and responses for `response_logp`."""
+  rng = np.random.default_rng(0)
+  tokens = lambda *shape: rng.integers(1, TINY.vocab, shape).astype(np.int32)
+  mask = np.arange(S) >= rng.integers(0, S, (P, 1))
+  return tokens(P, S), mask, tokens(P, R, T)
+
+
+@pytest.mark.parametrize("P, R", [(2, 16), (3, 5), (1, 1), (8, 2), (4, 3)])
+@pytest.mark.parametrize("data, model", [(8, 1), (4, 2)])
+def test_a_mesh_changes_no_log_probability_however_few_prompts(
+  P, R, data, model
+):
+  params = jax.tree.map(lambda x: x * 9.0, TINY.init(jax.random.key(0)))
+  spread = changed(mesh=sharding.make_mesh(data, model))
+  logp = lambda policy: jax.jit(
+    functools.partial(policy.response_logp, temperature=0.7)
+  )
+  got = logp(spread)(params, *asked(P, R))
+  want = logp(TINY)(params, *asked(P, R))
+  for a, b in zip(got, want, strict=True):
+    assert a.shape == (P, R, 6)
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("P", [2, 8])
+def test_each_device_of_a_mesh_has_its_share_of_few_prompts(P):
+  """Of work and of memory, also if the arrays come from the host."""
+  wide = changed(width=64, mlp=256, remat="layer")
+  mesh = sharding.make_mesh(8, 1)
+
+  def cost(policy):
+    slope = jax.grad(
+      lambda params, *some: jnp.mean(policy.response_logp(params, *some)[0])
+    )
+    params = jax.eval_shape(policy.init, jax.random.key(0))
+    if policy.mesh is not None:
+      places = sharding.param_shardings(params, mesh)
+      params = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        params,
+        places,
+      )
+    program = jax.jit(slope).lower(params, *asked(P, 16, T=64)).compile()
+    return (
+      program.cost_analysis()["flops"],
+      program.memory_analysis().temp_size_in_bytes,
+    )
+
+  whole, part = cost(wide), cost(dataclasses.replace(wide, mesh=mesh))
+  assert part[0] < whole[0] / 6
+  assert part[1] < whole[1] / 3

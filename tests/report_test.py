@@ -35,6 +35,7 @@ def run(steps=30):
       "step": step,
       "reward/mean": 0.3 + 0.01 * step,
       "sampling/pass_rate": 0.8 - 0.002 * step,
+      "sampling/degenerate_fraction": 0.3 + 0.01 * step,
       "policy/entropy": 1.2 - 0.02 * step,
       "rollout/tokens_per_s": 500.0 if step > 1 else 3.0,  # it compiles
       "data/tokens_total": 1000 * step,
@@ -148,10 +149,13 @@ def test_the_figure_shows_the_run(drawn):
   shown = {line.get_label(): line.get_ydata() for line in right.lines}
   for label, name in (
     ("mean reward", "reward/mean"),
-    ("prompts with a gradient", "sampling/pass_rate"),
     ("entropy, nats per token", "policy/entropy"),
   ):
     np.testing.assert_allclose(shown[label], [s[name] for s in steps])
+  # Whatever dynamic sampling kept.
+  np.testing.assert_allclose(
+    shown["prompts with a gradient"], [0.7 - 0.01 * s["step"] for s in steps]
+  )
   assert figure.get_suptitle() == "N = 512"
 
 

@@ -266,6 +266,7 @@ GOOD = [
   {"mesh_data": 4},
   {"dtype": "bfloat16"},
   {"samples_shown": 0},
+  {"theory_prompts": 0},  # not measured
   {"minibatches": 32},
   {"seed": 2**31 - 1},
   {"n": 16, "samples": 8192},  # the paper's own arm
@@ -274,6 +275,7 @@ GOOD = [
   {"distinct_prompts": 32, "keep": "all"},
   {"truncated_factor": 0.0, "mask_truncated": True},
   {"length_weight": 1.0, "length_min": 0.0, "length_max": 0.0},
+  {"length_weight": 1.0, "length_off": 0},  # always on
   {"overlong_weight": 1.0, "overlong_buffer": 6},
   {"overlong_buffer": 7},  # off: not read
   {"dual_clip": 3.0},
@@ -294,7 +296,7 @@ def test_accepts_the_edge_of_what_works(changes):
 COUNTS = (
   "steps samples in_flight max_oversampling prompt_tokens max_new_tokens "
   "minibatches rows blocks save_every keep_checkpoints eval_every "
-  "eval_prompts eval_n mesh_model lr_base length_on length_off rest_steps"
+  "eval_prompts eval_n mesh_model lr_base length_on rest_steps"
 ).split()
 BAD = [
   *((field, {field: 0}, "at least 1") for field in COUNTS),
@@ -339,7 +341,8 @@ BAD = [
   ("samples_shown", {"samples_shown": -1}, "0 or positive"),
   ("code_test_s", {"code_test_s": 0.0}, "positive: CPU-seconds of a test"),
   ("code_total_s", {"code_total_s": 4.0}, "at least code_test_s = 5"),
-  ("theory_prompts", {"theory_prompts": 0}, "at least 1"),
+  ("theory_prompts", {"theory_prompts": -1}, "positive, or 0: the theorem is"),
+  ("theory_tokens", {"theory_tokens": 0}, "at least 1"),
   ("theory_responses", {"theory_responses": 0}, "at least 1"),
   # Which groups are trained on, and what reward they get.
   ("keep", {"keep": "some"}, "one of differ, mean, solved"),
@@ -363,6 +366,7 @@ BAD = [
   ("truncated_factor", {"truncated_factor": 1.5}, "between 0 and 1"),
   ("truncated_factor", {"truncated_factor": -0.5}, "between 0 and 1"),
   ("length_weight", {"length_weight": -1.0}, "0 or positive"),
+  ("length_off", {"length_off": -1}, "positive, or 0: always on"),
   ("length_min", {"length_min": 0.5}, "at most length_max = 0.0"),
   ("overlong_weight", {"overlong_weight": -1.0}, "0 or positive"),
   (

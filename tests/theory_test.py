@@ -1,6 +1,7 @@
 """Tests of brorl_jax/theory.py."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ from brorl_jax.attention import Rope
 from brorl_jax.policy import Policy
 from brorl_jax.rl import losses, mass_balance
 from brorl_jax.types import Prompts, Rollouts
+
+probe = functools.partial(theory.probe, tokens=2)
 
 # Two prompts, four rollouts of at most two tokens.
 TOKENS = np.array(
@@ -41,7 +44,7 @@ def groups():
 
 
 def test_probe_holds_distinct_responses_by_probability():
-  found = theory.probe(*groups(), count=2, rows=4)
+  found = probe(*groups(), count=2, rows=4)
   np.testing.assert_allclose(
     found.probability, [[0.4, 0.2, 0.1, 0.0], [0.5, 0.25, 0.0, 0.0]], rtol=1e-6
   )
@@ -52,15 +55,15 @@ def test_probe_holds_distinct_responses_by_probability():
 
 
 def test_rare_responses_beyond_the_rows_are_left_out_but_were_sampled():
-  found = theory.probe(*groups(), count=1, rows=2)
+  found = probe(*groups(), count=1, rows=2)
   assert found.probability.shape == (1, 2)
   np.testing.assert_allclose(found.unsampled, [0.3], rtol=1e-5)
-  assert len(theory.probe(*groups(), count=9, rows=2).unsampled) == 2
+  assert len(probe(*groups(), count=9, rows=2).unsampled) == 2
 
 
 def test_the_theorems_terms_count_responses_beyond_the_rows():
-  every = theory.probe(*groups(), count=2, rows=4)
-  likeliest = theory.probe(*groups(), count=2, rows=1)
+  every = probe(*groups(), count=2, rows=4)
+  likeliest = probe(*groups(), count=2, rows=1)
   terms = lambda found: theory.measure(found, np.zeros(2), 0.0, n=4)[
     "theory/sampled_terms_per_lr"
   ]
@@ -70,7 +73,7 @@ def test_the_theorems_terms_count_responses_beyond_the_rows():
 def test_mass_beyond_1_by_rounding_leaves_nothing_unsampled():
   prompts, rollouts, reward = groups()
   certain = dataclasses.replace(rollouts, logp=rollouts.logp * 0.0)
-  found = theory.probe(prompts, certain, reward, count=1, rows=4)
+  found = probe(prompts, certain, reward, count=1, rows=4)
   assert found.unsampled.tolist() == [0.0]
 
 
@@ -80,13 +83,13 @@ def test_responses_that_differ_in_length_only_are_different():
   tokens[0, :2] = [[5, 0], [5, 0]]
   mask[0, :2] = [[True, False], [True, True]]
   other = dataclasses.replace(rollouts, tokens=tokens, mask=mask)
-  found = theory.probe(prompts, other, reward, count=1, rows=4)
+  found = probe(prompts, other, reward, count=1, rows=4)
   assert (found.probability[0] > 0.0).sum() == 4
 
 
 def test_partial_rewards_are_not_correct():
   prompts, rollouts, _ = groups()
-  found = theory.probe(
+  found = probe(
     prompts, rollouts, np.full((2, 4), 0.75, np.float32), count=2, rows=4
   )
   assert not found.correct.any()
@@ -95,26 +98,61 @@ def test_partial_rewards_are_not_correct():
 def test_nothing_is_reported_where_nothing_can_be_measured():
   prompts, rollouts, reward = groups()
   long = dataclasses.replace(rollouts, logp=rollouts.logp - 400.0)
-  assert theory.probe(prompts, long, reward, count=2, rows=4) is None
-  found = theory.probe(*groups(), count=2, rows=4)
+  found = probe(prompts, long, reward, count=2, rows=4)
+  nothing = theory.measure(found, np.zeros(2), 0.0, n=4)
+  found = probe(*groups(), count=2, rows=4)
   measured = theory.measure(found, np.zeros(2), 0.0, n=4)
-  assert theory.unmeasured() == dict.fromkeys(measured)
+  assert nothing == theory.unmeasured() == dict.fromkeys(measured)
+
+
+def test_longer_responses_are_left_out_but_were_sampled():
+  found = theory.probe(*groups(), count=2, rows=4, tokens=1)
+  assert found.response.shape == found.mask.shape == (2, 4, 1)
+  # The one of one token of each prompt.
+  assert found.response[:, :, 0].tolist() == [[1, 0, 0, 0], [1, 0, 0, 0]]
+  assert found.mask[:, :, 0].tolist() == [[1, 0, 0, 0], [1, 0, 0, 0]]
+  np.testing.assert_allclose(
+    found.probability, [[0.1, 0, 0, 0], [0.25, 0, 0, 0]], rtol=1e-6
+  )
+  assert found.correct.tolist() == [[0, 0, 0, 0], [1, 0, 0, 0]]
+  whole = probe(*groups(), count=2, rows=4)
+  np.testing.assert_array_equal(found.sampled, whole.sampled)
+  np.testing.assert_array_equal(found.unsampled, whole.unsampled)
+
+
+def test_the_probe_has_the_same_shapes_whatever_was_sampled():
+  """Or an update would be compiled anew when a short response comes."""
+  prompts, rollouts, reward = groups()
+  shapes = lambda found: [*map(np.shape, jax.tree.leaves(found))]
+  want = shapes(probe(*groups(), count=2, rows=4))
+  long = dataclasses.replace(rollouts, logp=rollouts.logp - 400.0)
+  assert shapes(probe(prompts, long, reward, count=2, rows=4)) == want
+  every = np.ones_like(rollouts.mask)
+  none = dataclasses.replace(rollouts, mask=every)
+  found = theory.probe(prompts, none, reward, count=2, rows=4, tokens=1)
+  want = theory.probe(*groups(), count=2, rows=4, tokens=1)
+  assert shapes(found) == shapes(want)
+  assert not found.mask.any() and not found.probability.any()
+  # No more tokens than there are.
+  assert shapes(theory.probe(*groups(), count=2, rows=4, tokens=9)) == shapes(
+    probe(*groups(), count=2, rows=4)
+  )
 
 
 def test_rounding_is_not_a_fall():
-  found = theory.probe(*groups(), count=2, rows=4)
+  found = probe(*groups(), count=2, rows=4)
   after = np.array([0.4 - 1e-5, 0.25 - 1e-3])
   assert theory.measure(found, after, 0.0, n=4)["theory/fell_fraction"] == 0.5
 
 
 def test_twice_the_noise_is_a_fall():
-  found = theory.probe(*groups(), count=2, rows=4)
+  found = probe(*groups(), count=2, rows=4)
   after = np.array([0.4 - 2e-4, 0.25 + 2e-4])
   assert theory.measure(found, after, 0.0, n=4)["theory/fell_fraction"] == 0.5
 
 
 def test_measure_by_hand():
-  found = theory.probe(*groups(), count=2, rows=4)
+  found = probe(*groups(), count=2, rows=4)
   got = theory.measure(found, np.array([0.5, 0.2]), 0.03, n=4)
   assert got["theory/correct_change"] == pytest.approx((0.1 - 0.05) / 2)
   assert got["theory/correct_change_first_order"] == 0.03
@@ -156,7 +194,7 @@ def test_correct_mass_is_that_of_the_policy():
   )
   params = jax.tree.map(lambda x: x * 9.0, policy.init(jax.random.key(0)))
   prompts, _, _ = groups()
-  found = theory.probe(*groups(), count=2, rows=4)
+  found = probe(*groups(), count=2, rows=4)
   mass = lambda temperature: theory.correct_mass(
     found,
     params,

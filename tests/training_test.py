@@ -18,6 +18,7 @@ from brorl_jax import (
   packing,
   sampler,
   sharding,
+  theory,
   tokenizer,
   update,
 )
@@ -178,6 +179,41 @@ def test_an_update_is_told_what_it_needs(wired, monkeypatch):
     assert float(jnp.max(gap)) > 0.1  # another policy
   for _, told in steps:
     assert told == dataclasses.replace(policy, remat="products", mesh=mesh)
+
+
+def test_the_theorem_is_measured_only_if_it_shall_be(wired, monkeypatch):
+  c, policy, _, _, stages, state, kept, mesh = wired
+  credit, seen = stages.advantages(kept, Ledger()), []
+  minibatch_step = update.minibatch_step
+
+  def step(*args, watch, **how):
+    seen.append(watch)
+    return minibatch_step(*args, watch=watch, **how)
+
+  monkeypatch.setattr(update, "minibatch_step", step)
+  tx, schedule = learning.optimizer(c)
+
+  def learn(**changes):
+    seen.clear()
+    other = c.copy_and_resolve_references()
+    other.update(changes)
+    stage = learning.update_stage(other, policy, tx, schedule, mesh)
+    after, numbers = stage(jax.tree.map(jnp.copy, state), kept, credit)
+    found = {k: v for k, v in numbers.items() if k.startswith("theory/")}
+    return after, found
+
+  off, nothing = learn(theory_prompts=0)
+  assert seen == [None] * c.minibatches
+  assert nothing == theory.unmeasured()
+  on, measured = learn()
+  assert measured.keys() == nothing.keys() and None not in measured.values()
+  (found,) = seen[0].args
+  assert found.response.shape == (2, 16, 6)
+  # It only looks.
+  jax.tree.map(np.testing.assert_array_equal, on, off)
+  learn(theory_prompts=1, theory_responses=3, theory_tokens=2, remat="products")
+  (found,) = seen[0].args
+  assert found.response.shape == (1, 3, 2)
 
 
 @pytest.mark.parametrize(
@@ -442,6 +478,29 @@ def test_which_groups_are_kept(changes, want):
   assert got.dtype == bool and got.tolist() == want
 
 
+# By rollouts that count the means are 1, 1/2, 1/2 and none; by all of them, a
+# reward of 0 for what could not be judged, 1/2, 1/4, 1/2 and 1/4.
+@pytest.mark.parametrize(
+  "band, want",
+  [
+    ({"keep_below": 0.9}, [0, 1, 1, 0]),
+    ({"keep_above": 0.3}, [0, 1, 1, 0]),  # the ends are out
+    ({"keep_above": 0.3, "keep_below": 0.9}, [0, 1, 1, 0]),
+    ({"keep_above": 0.1, "keep_below": 0.4}, [0, 0, 0, 0]),
+  ],
+  ids=str,
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_band_is_of_rollouts_that_count(band, want, masked):
+  reward = [[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0], [1, 0, 0, 0]]
+  counts = np.array([[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [0] * 4], bool)
+  some = groups(reward, truncated=~counts & masked)
+  if not masked:
+    some = some._replace(scores=judged.scores(reward, valid=counts))
+  c = short(keep="all", mask_truncated=masked, **band)
+  assert crediting.filter_stage(c)(some).tolist() == want
+
+
 @pytest.mark.parametrize("keep", ["differ", "mean", "solved"])
 def test_a_length_reward_makes_no_group_of_wrong_answers_informative(keep):
   c = short(
@@ -659,6 +718,13 @@ def test_the_schedule_of_the_length_reward_has_its_own_count():
     assert got.told["reward/shaped_mean"] == pytest.approx(2.5 / 4 + mean)
   assert seen == [1.0, 0.0, 0.0, 1.0, 0.0]
   assert ledger == Ledger(tokens=7, shaped=5)
+
+
+@pytest.mark.parametrize("done, off, active", [(3, 0, 1.0), (3, 1, 0.0)])
+def test_without_off_the_length_reward_stays_on(done, off, active):
+  some, how = groups(RIGHT, length=LENGTHS), {"length_weight": 2.0}
+  got = stage(some, Ledger(shaped=done), **how, length_on=3, length_off=off)
+  assert got.told["reward/length_active"] == active
 
 
 # --------------------------------------------------------------------- learning

@@ -170,6 +170,26 @@ def test_the_wait_for_a_cpu_does_not_count(worker):
   assert wall > 0.6  # else the test shows nothing
 
 
+def test_what_was_used_for_other_questions_does_not_count(worker):
+  worker.ask("work", 0.6, timeout=LONG)
+  assert worker.ask("slow_echo", "a", 0.3, timeout=0.55) == "a"
+
+
+def test_a_zygote_waits_for_clones_that_ended(worker):
+  def zombies():
+    task = f"/proc/{it}/task/{it}/children"
+    pids = pathlib.Path(task).read_text().split()
+    stats = (pathlib.Path(f"/proc/{pid}/stat").read_text() for pid in pids)
+    return sum(stat.rpartition(")")[2].split()[0] == "Z" for stat in stats)
+
+  it = workers.libraries(TABLE).pid
+  for _ in range(8):
+    worker.ask("echo", timeout=LONG)
+    worker.close()
+  worker.ask("echo", timeout=LONG)
+  assert zombies() <= 2
+
+
 @pytest.mark.parametrize("timeout", [0, -1.0, float("nan")])
 def test_a_time_out_that_is_none_is_refused(worker, timeout):
   with pytest.raises(ValueError, match=r"^timeout is .*; use seconds > 0$"):

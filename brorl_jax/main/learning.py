@@ -102,18 +102,22 @@ def state_bytes(
   model: int,
   on_cpu: bool,
   keep_reference: bool,
+  applying: bool = False,
 ) -> int:
-  """What training keeps on a device while it samples.
+  """What training keeps on a device while it samples, or applies an update.
 
   Raises:
     ValueError: The policy cannot be spread like this.
   """
+  away = "nothing" if on_cpu else c.offload  # a CPU's is the host's
+  if applying and away == "moments":
+    away = "reference"
   _, abstract, places = state_places(
     jax.eval_shape(policy.init, jax.random.key(0)),
     optimizer(c)[0],
     AbstractMesh((data, model), ("data", "model")),
     keep_reference=keep_reference,
-    offload="nothing" if on_cpu else c.offload,  # a CPU's is the host's
+    offload=away,
   )
   leaves = zip(jax.tree.leaves(abstract), jax.tree.leaves(places), strict=True)
   here = [(x, s) for x, s in leaves if s.memory_kind != sharding.HOST]
@@ -159,22 +163,18 @@ def update_stage(
   layout = packing.Layout(c.rows, c.blocks, c.max_new_tokens)
   goal = objective(c)
   scored = scores(c, policy, mesh)
+  # Its tokens are few: as little as can be is kept of them.
+  lean = dataclasses.replace(policy, remat="layer")
   mass_of = functools.partial(
     theory.correct_mass,
-    response_logp=policy.response_logp,
+    response_logp=lean.response_logp,
     temperature=c.temperature,
   )
   mass = jax.jit(mass_of)
   mean_mass = lambda found, params: jnp.mean(mass_of(found, params))
 
   def apply(state: types.State, kept: types.Groups, credit: train.Credit):
-    found = theory.probe(
-      kept.prompts,
-      kept.rollouts,
-      kept.scores.reward,
-      count=c.theory_prompts,
-      rows=c.theory_responses,
-    )
+    found = probed(c, kept)
     watch = found and jax.tree_util.Partial(mean_mass, found)
     step = int(state.step) + 1
     parts = minibatches(kept, credit, layout, c.minibatches, (c.seed, step))
@@ -207,6 +207,20 @@ def update_stage(
     }
 
   return apply
+
+
+def probed(c: Config, kept: types.Groups) -> theory.Probe | None:
+  """What the theorem is measured on in this step; None if it is not."""
+  if not c.theory_prompts:
+    return None
+  return theory.probe(
+    kept.prompts,
+    kept.rollouts,
+    kept.scores.reward,
+    count=c.theory_prompts,
+    rows=c.theory_responses,
+    tokens=c.theory_tokens,
+  )
 
 
 def scores(

@@ -17,11 +17,12 @@ from brorl_jax.policy import Policy
 
 @dataclasses.dataclass(frozen=True)
 class Plans:
-  """Both kinds of sampling of a run."""
+  """Both kinds of sampling of a run, and its updates as far as they measure."""
 
   rollouts: plan.RolloutPlan
   evaluations: plan.RolloutPlan
   chunk: int  # held-out puzzles that are sampled together
+  probe: memory.Probe | None  # None: the theorem is not measured
 
 
 def run(c: Config) -> None:
@@ -64,6 +65,9 @@ def run(c: Config) -> None:
         f"evaluations: {plans.chunk} prompts x {phase.eval_n}\n"
         f"{plans.evaluations.table()}"
       )
+      if plans.probe is not None:
+        parts = plan.shares(plans.probe.parts, _memory_bytes(c))
+        print("an update, measuring the theorem", *parts, sep="\n")
   except ValueError as e:
     raise settings.UserError(str(e)) from None
 
@@ -108,15 +112,11 @@ def make(
   """
   if on_cpu is None:
     on_cpu = jax.default_backend() == "cpu"
-  state = learning.state_bytes(
-    c,
-    policy,
-    data=data,
-    model=model,
-    on_cpu=on_cpu,
-    keep_reference=keep_reference,
+  where = dict(data=data, model=model, on_cpu=on_cpu)
+  state = functools.partial(
+    learning.state_bytes, c, policy, **where, keep_reference=keep_reference
   )
-  fit = _fit(c, policy, state, data=data, model=model, on_cpu=on_cpu)
+  fit = _fit(c, policy, state(), **where)
   rollouts = fit(
     n=c.n,
     prompts=c.in_flight // c.n,
@@ -124,7 +124,8 @@ def make(
     lanes=c.lanes or None,
   )
   chunk, evaluations = _evaluations(c, fit, data)
-  return Plans(rollouts, evaluations, chunk)
+  probe = _probe(c, policy, state(applying=True), **where)
+  return Plans(rollouts, evaluations, chunk, probe)
 
 
 def evaluation(
@@ -136,13 +137,40 @@ def evaluation(
     TooLarge: They do not fit.
     ValueError: The policy cannot be spread like this.
   """
-  params = jax.eval_shape(policy.init, jax.random.key(0))
-  places = sharding.param_shardings(
-    params, AbstractMesh((data, model), ("data", "model"))
-  )
-  held = memory.shard_bytes(params, places)
+  held = _parameter_bytes(policy, data, model)
   fit = _fit(c, policy, held, data=data, model=model, on_cpu=on_cpu)
   return _evaluations(c, fit, data)
+
+
+def _parameter_bytes(policy: Policy, data: int, model: int) -> int:
+  """Of a device; as many as of their gradients."""
+  params = jax.eval_shape(policy.init, jax.random.key(0))
+  mesh = AbstractMesh((data, model), ("data", "model"))
+  return memory.shard_bytes(params, sharding.param_shardings(params, mesh))
+
+
+def _memory_bytes(c: Config) -> int:
+  return c.memory_bytes or memory.device_bytes()
+
+
+def _probe(
+  c: Config, policy: Policy, resident_bytes: int, **where: Any
+) -> memory.Probe | None:
+  """What the theorem's probe holds; raises TooLarge if that does not fit."""
+  if not c.theory_prompts:
+    return None
+  found = memory.Probe(
+    policy,
+    resident_bytes,
+    _parameter_bytes(policy, where["data"], where["model"]),
+    prompts=min(c.theory_prompts, c.samples // c.n),
+    responses=c.theory_responses,
+    prompt_tokens=c.prompt_tokens,
+    tokens=min(c.theory_tokens, c.max_new_tokens),
+    **where,
+  )
+  plan.check_probe(found, _memory_bytes(c))
+  return found
 
 
 def _fit(
@@ -152,7 +180,7 @@ def _fit(
   fit = functools.partial(
     plan.rollouts,
     sampling.decoder(c, policy),
-    memory_bytes=c.memory_bytes or memory.device_bytes(),
+    memory_bytes=_memory_bytes(c),
     resident_bytes=resident_bytes,
     prompt_tokens=c.prompt_tokens,
     max_new_tokens=c.max_new_tokens,

@@ -288,8 +288,8 @@ def _training_rules(c: Config) -> Iterator[Rule]:
   yield from _evaluation_rules(c)
   counts = (
     "steps samples max_oversampling minibatches rows blocks save_every "
-    "keep_checkpoints eval_every theory_prompts theory_responses lr_base "
-    "length_on length_off rest_steps"
+    "keep_checkpoints eval_every theory_responses theory_tokens lr_base "
+    "length_on rest_steps"
   )
   for field in counts.split():
     yield field, c[field] >= 1, "at least 1"
@@ -305,6 +305,8 @@ def _training_rules(c: Config) -> Iterator[Rule]:
   yield from _optimizer_rules(c)
   yield "max_busy_s", c.max_busy_s >= 0.0, "positive, or 0: no bound"
   yield "samples_shown", c.samples_shown >= 0, "0 or positive"
+  good = c.theory_prompts >= 0
+  yield "theory_prompts", good, "positive, or 0: the theorem is not measured"
 
 
 def _data_rules(c: Config) -> Iterator[Rule]:
@@ -343,6 +345,7 @@ def _sampling_rules(c: Config) -> Iterator[Rule]:
   yield "length_min", good, f"at most length_max = {c.length_max}"
   for field in ("length_weight", "overlong_weight"):
     yield field, c[field] >= 0.0, "0 or positive"
+  yield "length_off", c.length_off >= 0, "positive, or 0: always on"
   good = 1 <= c.overlong_buffer <= c.max_new_tokens or not c.overlong_weight
   most = c.max_new_tokens
   yield "overlong_buffer", good, f"1 to max_new_tokens = {most}"

@@ -14,6 +14,8 @@ from jaxtyping import Float
 
 from brorl_jax.rl import stats
 
+_WITHOUT = "sampling/degenerate_fraction"
+
 
 def learning_curve(
   path: str | pathlib.Path,
@@ -45,12 +47,13 @@ def learning_curve(
   left.set_ylim(0, 1)
 
   x = [s["step"] for s in steps]
-  for name, label in (
-    ("reward/mean", "mean reward"),
-    ("sampling/pass_rate", "prompts with a gradient"),
-    ("policy/entropy", "entropy, nats per token"),
+  for label, of in (
+    ("mean reward", lambda s: s["reward/mean"]),
+    # Not those that were kept: with keep = "all" these are all.
+    ("prompts with a gradient", lambda s: 1.0 - s[_WITHOUT]),
+    ("entropy, nats per token", lambda s: s["policy/entropy"]),
   ):
-    right.plot(x, [s[name] for s in steps], lw=1.5, label=label)
+    right.plot(x, [of(s) for s in steps], lw=1.5, label=label)
   right.set(xlabel="step", title="training prompts")
   right.set_ylim(bottom=0)
   for axis in (left, right):

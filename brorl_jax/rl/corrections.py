@@ -2,9 +2,15 @@
 
 The sampler runs other kernels, in another precision, than the trainer, so that
 its probabilities q of the tokens differ from the trainer's p of the same
-parameters. Expectations under q become those under p with the weights
+parameters. The weight of a token is
 
     w = exp(logp_train - logp_sampler) = p / q.
+
+The expectation over one draw from q becomes that over one from p with it. A
+response is many draws, and its weight would be the product of its tokens',
+whose variance grows with the length. A weight of each token alone leaves the
+tokens before it as q draws them: less variance, and a bias for every response
+of more than one token.
 
 All of them are constants for the gradient and multiply a policy loss (see
 `correction` of `losses.ppo_clip`). Positions off the mask may hold anything;
@@ -31,7 +37,8 @@ def truncated_weight(
 ) -> Float[Array, "*axes"]:
   """TIS: min(exp(logp_train - logp_sampler), cap).
 
-  Unbiased as long as no weight reaches the cap, which bounds the variance.
+  The cap bounds the variance. Unbiased for responses of one token while no
+  weight reaches it; for longer ones the text above says what remains.
 
   Args:
     logp_train: Log-probability under the parameters that sampled, recomputed by

@@ -184,7 +184,8 @@ def libraries(judges: str) -> process.Process:
   """
   with _loading:
     found = _loaded.get(judges)
-    if found is None or found.owner != os.getpid() or not found.alive():
+    # In a fork of ours it is not alive: it is no child of the fork.
+    if found is None or not found.alive():
       path = [os.path.abspath(entry) for entry in sys.path]
       kept = {key: os.environ[key] for key in _KEPT if key in os.environ}
       found = process.start(
