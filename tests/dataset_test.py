@@ -422,6 +422,24 @@ def parquet(tmp_path):
   return write
 
 
+def test_a_program_may_have_a_time_limit_of_its_own(tmp_path):
+  tests = {"inputs": ["1"], "outputs": ["2"]}
+  code = {"domain": "code", "answer": None, "tests": tests}
+  path = write(tmp_path / "a.jsonl", line("a", **code, time_limit=2))
+  (example,) = read(path).examples
+  assert example.entry == {"tests": tests, "time_limit": 2.0}
+  for bad in (0, -1, 60.5, "2", True, [2]):
+    path = write(tmp_path / "b.jsonl", line("b", **code, time_limit=bad))
+    with pytest.raises(
+      DataError, match=r"time_limit.*above 0 and at most 60"
+    ) as error:
+      read(path)
+    assert "\n" not in str(error.value)
+  path = write(tmp_path / "c.jsonl", line("c", time_limit=2))
+  with pytest.raises(DataError, match=r"time_limit.*not for domain math"):
+    read(path)
+
+
 def test_parquet_holds_the_same_records(tmp_path, parquet):
   rows = [
     {"id": "m", "domain": "math", "prompt": "3 + 5?", "answer": "8"},

@@ -66,7 +66,7 @@ class Process:
       Failed: If it is not.
     """
     self.control, self.owner, self._popen = control, os.getpid(), popen
-    self._end = weakref.finalize(self, _end, self.owner, popen, None, control)
+    self._end = weakref.finalize(self, _end, self.owner, popen, control)
     control.settimeout(patience_s)
     try:
       self.hello = json.loads(control.recv(1 << 16))
@@ -75,14 +75,6 @@ class Process:
       raise Failed("no answer") from None
     control.settimeout(None)
     self.pid: int = self.hello["pid"]
-
-  def lead(self, pid: int) -> None:
-    """It is the first process of its namespaces, by another number out here."""
-    self.pid, first = pid, os.pidfd_open(pid)
-    self._end.detach()
-    self._end = weakref.finalize(
-      self, _end, self.owner, self._popen, first, self.control
-    )
 
   def alive(self) -> bool:
     """Whether it runs; of one that we started."""
@@ -176,22 +168,13 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 
 
 def _end(
-  owner: int,
-  popen: subprocess.Popen | None,
-  first: int | None,
-  control: socket.socket,
+  owner: int, popen: subprocess.Popen | None, control: socket.socket
 ) -> None:
   if os.getpid() != owner:  # a fork of ours has no business with it
     control.close()
     return
-  # With namespaces their first process is killed, and with it all the others,
-  # and bubblewrap, its parent, waits for it. Killed itself, it would leave it
-  # to the first process of this container, which may wait for nobody. Without,
-  # the zygote kills and waits when it finds its socket closed.
-  if first is not None:
-    with contextlib.suppress(ProcessLookupError):
-      signal.pidfd_send_signal(first, signal.SIGKILL)
-    os.close(first)
+  # It kills its job, waits for it and ends when it finds its socket closed, and
+  # with it the namespaces of which it is the first process.
   with contextlib.suppress(OSError):
     control.shutdown(socket.SHUT_WR)
     control.settimeout(_END_S)

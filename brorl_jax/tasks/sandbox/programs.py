@@ -88,7 +88,8 @@ def start(interpreter: str, bubblewrap: str | None) -> process.Process:
       **options,
     )
     if bubblewrap:
-      found.lead(json.loads(os.pread(info, 1 << 12, 0))["child-pid"])
+      # In its namespaces it has another.
+      found.pid = json.loads(os.pread(info, 1 << 12, 0))["child-pid"]
     return found
   except process.Failed as error:
     said = os.pread(errors, 1 << 12, 0).decode("utf-8", "replace").split("\n")
