@@ -141,7 +141,7 @@ STUB = """
 import sys, types
 from absl import app
 training = types.ModuleType("brorl_jax.main.training")
-def run(c, workdir, *, allow_change):
+def run(c, workdir, *, allow_change, begin_again):
   print(c.lr, c.n, c.families.gcd.weight, c.checkpoint, workdir, allow_change)
   FAILS
 training.run = run
@@ -635,7 +635,7 @@ def test_a_folder_is_not_a_run_before_its_config_is_written(tmp_path):
   check(tmp_path / "not" / "made")
   assert list(tmp_path.iterdir()) == []
   workdir = tmp_path / "deep" / "run"
-  with folder.hold(workdir):
+  with lock.hold(workdir):
     check(workdir)
     folder.write_config(config(), workdir)
   check(workdir)
@@ -645,17 +645,17 @@ def test_a_folder_is_not_a_run_before_its_config_is_written(tmp_path):
 
 def test_one_process_at_a_time(tmp_path):
   with (
-    folder.hold(tmp_path),
+    lock.hold(tmp_path),
     pytest.raises(settings.UserError, match=f"by process {os.getpid()}$"),
   ):
-    folder.hold(tmp_path)
-  folder.hold(tmp_path).close()  # free again
+    lock.hold(tmp_path)
+  lock.hold(tmp_path).close()  # free again
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
   (tmp_path / "file").write_text("")
   with pytest.raises(settings.UserError, match="cannot be written"):
-    folder.hold(tmp_path / "file" / "run")
+    lock.hold(tmp_path / "file" / "run")
 
 
 def test_config_json_keeps_what_ran_before(tmp_path):
