@@ -20,7 +20,7 @@ from jaxtyping import PyTree
 
 from brorl_jax import intact, stored
 from brorl_jax.intact import digest as digest
-from brorl_jax.stored import MismatchError, Unusable
+from brorl_jax.stored import MismatchError, Unreachable, Unusable
 from brorl_jax.stored import read_params as read_params
 
 
@@ -103,16 +103,16 @@ class Store:
         step that they do not cover is not used.
 
     Raises:
-      Unusable: There are steps, and none can be used, or one cannot be read,
-        or the newest whole one holds other arrays than `like`. All of them
-        are where they were.
+      Unusable: There are steps, and none can be used, or the newest whole one
+        holds other arrays than `like`. All of them are where they were.
+      Unreachable: One cannot be read, whatever it holds. They are there too.
     """
     passed: list[tuple[int, str, str]] = []
     for step in reversed(stored.steps(self._directory)):
+      if (reason := lacks(step)) is not None:
+        passed.append((step, "newer_checkpoints", reason))
+        continue
       try:
-        if (reason := lacks(step)) is not None:
-          passed.append((step, "newer_checkpoints", reason))
-          continue
         found = stored.read(self._folder(step), like, self._run)
       except MismatchError as e:  # a whole step, only not of this model
         raise Unusable(f"checkpoint {step} in {self._directory}: {e}") from e
@@ -187,11 +187,11 @@ class Store:
       ) from e
 
   def _require_reached(self, step: int, error: Exception) -> None:
-    """Raises Unusable if a step could not be read, whatever it holds."""
+    """Raises Unreachable if a step could not be read, whatever it holds."""
     gone = not self._folder(step).is_dir()
     if (why := "it is gone" if gone else intact.unreachable(error)) is None:
       return
-    raise Unusable(
+    raise Unreachable(
       f"checkpoint {step} in {self._directory} cannot be read now ({why}); "
       "nothing was changed: mend that, and start again"
     ) from error

@@ -19,6 +19,10 @@ class Unusable(ValueError):
   """There are checkpoints, but none that this run can go on from."""
 
 
+class Unreachable(Unusable):
+  """They cannot be read now, which says nothing about them."""
+
+
 class MismatchError(Exception):
   """A step is whole, but holds other arrays than the run needs."""
 
@@ -86,14 +90,14 @@ def steps(directory: pathlib.Path) -> list[int]:
   """The steps in a directory of checkpoints, ascending; [] if it is gone.
 
   Raises:
-    Unusable: It cannot be read.
+    Unreachable: It cannot be read.
   """
   try:
     return sorted(int(p.name) for p in directory.iterdir() if p.name.isdigit())
   except FileNotFoundError:
     return []
   except OSError as e:
-    raise Unusable(
+    raise Unreachable(
       f"{intact.told(e)}; nothing was changed: mend that, and start again"
     ) from e
 

@@ -142,7 +142,7 @@ def _ended(
     return settings.UserError(
       f"{intact.told(error)}; {left}: mend that, and start again"
     )
-  if started or isinstance(error, Newer):
+  if started or isinstance(error, Newer | checkpoints.Unreachable):
     return settings.UserError(str(error))
   why = f"; this start changes {', '.join(changed)}" if changed else ""
   return folder.lost(f"{error}{why}")
