@@ -327,7 +327,7 @@ def test_record_refuses_a_run_whose_lines_are_gone(wired, tmp_path):
   with pytest.raises(metrics.Damaged, match=r"metrics\.jsonl, line 1"):
     book().start(3)
   lines_of(tmp_path, 3)
-  with pytest.raises(metrics.Damaged, match="has steps of a run, and .* no"):
+  with pytest.raises(metrics.Damaged, match=r"has steps of a run, and .* no"):
     book().start(-1)
   one = book()
   assert [one.lacks(step) is None for step in (0, 3, 4)] == [True, True, False]
