@@ -87,8 +87,7 @@ class Writer:
 
   def close(self) -> None:
     self._lines.close()
-    with contextlib.suppress(OSError):  # metrics.jsonl has all that it has
-      self._board.close()
+    self._board.close()
     self._progress.close()
 
 
@@ -101,6 +100,7 @@ def _keep_going(board: tensorboardX.SummaryWriter) -> None:
   events = file.event_writer._ev_writer
   events.write_event = _unless_it_fails(events.write_event)
   events.flush = _unless_it_fails(events.flush)
+  events.close = _unless_it_fails(events.close)
 
 
 def _unless_it_fails(write: Callable[..., object]) -> Callable[..., None]:

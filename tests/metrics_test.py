@@ -306,3 +306,24 @@ def test_a_writer_knows_what_was_spent(tmp_path):
   again = metrics.Writer(tmp_path, after=2, steps=3)
   assert again.busy_s == 3.5  # the third is dropped
   again.close()
+
+
+def test_tensorboard_on_a_full_disk_neither_ends_nor_holds_up_a_run(
+  tmp_path, capfd
+):
+  writer = metrics.Writer(tmp_path, after=-1, steps=9)
+  (name,) = (str(p) for p in tmp_path.glob("events.out.tfevents.*"))
+  (at,) = (
+    int(fd)
+    for fd in os.listdir("/proc/self/fd")
+    if os.path.realpath(f"/proc/self/fd/{fd}") == name
+  )
+  full = os.open("/dev/full", os.O_WRONLY)
+  os.dup2(full, at)
+  os.close(full)
+  for step in range(1, 5):  # more than its queue holds
+    writer.write_scalars(step, {f"x{i}": 1.0 for i in range(20)})
+    time.sleep(0.4)  # a thread writes every second
+  writer.close()
+  assert len(metrics.read_lines(tmp_path / "metrics.jsonl")) == 4
+  assert "Traceback" not in capfd.readouterr().err

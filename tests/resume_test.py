@@ -253,6 +253,28 @@ def _killed(*args, **kwargs):
   raise KeyboardInterrupt
 
 
+def test_every_file_is_on_disk_before_a_step_is_saved(monkeypatch, tmp_path):
+  run, save = Run(monkeypatch, tmp_path / "run"), checkpoints.Store.save
+  seen, before, fsync = set(), {}, os.fsync
+
+  def spy(at):
+    seen.add(os.readlink(f"/proc/self/fd/{at}"))
+    fsync(at)
+
+  def saves(self, step, *args):
+    before[step] = set(seen)
+    seen.clear()
+    save(self, step, *args)
+
+  monkeypatch.setattr(os, "fsync", spy)
+  monkeypatch.setattr(checkpoints.Store, "save", saves)
+  run.start(steps=3)
+  files = {f"{run.dir}/{name}" for name in EVERY}
+  assert before.keys() == {0, 3}
+  for paths in before.values():
+    assert paths >= files | {f"{run.dir}", f"{run.dir}/eval"}
+
+
 # --------------------------------------------------- begun again over itself
 
 
