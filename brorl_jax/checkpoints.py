@@ -1,53 +1,63 @@
-"""Checkpoints by orbax: asynchronous, atomic, and verified when they are read.
+"""Checkpoints by orbax: asynchronous, atomic, and verified.
 
 A step on disk is whole or it is not there (orbax commits by a rename). That
 does not protect from damage afterwards, and one flipped bit restores a wrong
-state without a word; so each step also holds a digest of every array, and a
-step that does not match is set aside by name and the one before it used.
+state without a word; so each step also holds a digest of every array. A step
+is read back and compared before an older one is deleted, and compared again
+when a run goes on from it. One that does not match is set aside by name once
+an older one is in hand. What cannot be read at all (a disk that fails, too
+little memory) says nothing about a step, and changes nothing.
 """
 
-import hashlib
-import json
+import contextlib
 import pathlib
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
+from brorl_jax import intact, stored
+from brorl_jax.intact import digest as digest
+from brorl_jax.stored import MismatchError, Unreachable, Unusable
+from brorl_jax.stored import read_params as read_params
 
-class Unusable(ValueError):
-  """There are checkpoints, but none that this run can go on from."""
+
+class Unsaved(Exception):
+  """A step could not be written, or is not on disk what it should be."""
 
 
 class Store:
-  """The steps of one run, newest first."""
+  """The steps of one run.
+
+  Attributes:
+    good: The newest step that is known to be whole on disk.
+  """
+
+  good: int | None = None
 
   def __init__(
     self,
     directory: str | pathlib.Path,
     *,
     keep: int,
+    run: str | None = None,
     warn: Callable[[str], None] = print,
   ):
-    """Opens or makes the directory.
+    """Makes nothing; the first save makes the directory.
 
     Args:
       directory: Of the checkpoints; orbax wants it absolute.
       keep: Newest steps that are kept.
+      run: Which run it is. Each step says so, and one that says otherwise is
+        not used; older ones say nothing.
       warn: Receives one line for each step that could not be used.
     """
     self._directory = pathlib.Path(directory).absolute()
-    self._warn = warn
-    self._manager = ocp.CheckpointManager(
-      self._directory,
-      options=ocp.CheckpointManagerOptions(
-        max_to_keep=keep, enable_async_checkpointing=True
-      ),
-    )
+    self._keep, self._run, self._warn = keep, run, warn
+    self._manager: ocp.CheckpointManager | None = None
+    self._written = None  # step, arrays and record that are not read back yet
 
   def save(self, step: int, state: PyTree, ledger: dict[str, Any]) -> None:
     """Saves in the background; `state` may be donated afterwards.
@@ -56,176 +66,148 @@ class Store:
       step: Must be newer than every saved one.
       state: Arrays.
       ledger: What is to be remembered beside arrays, as JSON.
+
+    Raises:
+      Unsaved: It cannot be written, or the step before it was not.
     """
+    self.wait()
     # Copies: on CPU the host's view of an array is the array itself, and the
     # next update would write into it while it is being saved.
     state = jax.tree.map(_own_copy, state)
-    extra = {
-      "ledger": ledger,
-      "leaves": describe(state),
-      "digest": digest(state),
-    }
-    extra["seal"] = _seal(extra)
-    self._manager.save(
-      step,
-      args=ocp.args.Composite(
-        state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra)
-      ),
-    )
+    record = {"ledger": ledger, "leaves": intact.describe(state)}
+    record |= {"digest": digest(state)}
+    record |= {} if self._run is None else {"run": self._run}
+    extra = intact.sealed(record)
+    like = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
+    with self._told(step):
+      saved = self._open().save(
+        step,
+        args=ocp.args.Composite(
+          state=ocp.args.StandardSave(state), extra=ocp.args.JsonSave(extra)
+        ),
+      )
+      if not saved:  # orbax leaves out steps below the newest without a word
+        raise ValueError(f"{self._directory} has a newer step")
+    self._written = step, like, intact.opened(extra)
 
-  def restore(self, like: PyTree) -> tuple[PyTree, dict[str, Any]] | None:
-    """The newest step that is whole, or None if nothing was ever saved.
+  def restore(
+    self,
+    like: PyTree,
+    lacks: Callable[[int], str | None] = lambda step: None,
+  ) -> tuple[PyTree, dict[str, Any]] | None:
+    """The newest step that can be used, or None if nothing was ever saved.
 
     Args:
       like: Arrays, or their abstract form with shardings.
+      lacks: What the run's other files lack of the steps up to this one; a
+        step that they do not cover is not used.
 
     Raises:
-      Unusable: There are steps, and none can be used, or the newest whole
-        one holds other arrays than `like`.
+      Unusable: There are steps, and none can be used, or the newest whole one
+        holds other arrays than `like`. All of them are where they were.
+      Unreachable: One cannot be read, whatever it holds. They are there too.
     """
-    steps = sorted(self._manager.all_steps(), reverse=True)
-    for step in steps:
+    passed: list[tuple[int, str, str]] = []
+    for step in reversed(stored.steps(self._directory)):
+      if (reason := lacks(step)) is not None:
+        passed.append((step, "newer_checkpoints", reason))
+        continue
       try:
-        state, ledger = self._read(step, like)
+        found = stored.read(self._folder(step), like, self._run)
       except MismatchError as e:  # a whole step, only not of this model
         raise Unusable(f"checkpoint {step} in {self._directory}: {e}") from e
       except Exception as e:  # orbax raises many kinds for one damaged file
-        lines = str(e).splitlines() or [type(e).__name__]
-        aside = self._set_aside(step)
-        self._warn(f"checkpoint {step} is not used ({lines[0]}): see {aside}")
+        self._require_reached(step, e)
+        passed.append((step, "damaged_checkpoints", intact.told(e)))
         continue
-      return state, ledger
-    if steps:
-      raise Unusable(f"no checkpoint in {self._directory} can be used")
+      for one in passed:
+        self._set_aside(*one)
+      self.good = step
+      return found
+    if passed:
+      reasons = "; ".join(f"{step}: {reason}" for step, _, reason in passed[:1])
+      raise Unusable(
+        f"no checkpoint in {self._directory} can be used ({reasons})"
+      )
     return None
 
   def wait(self) -> None:
-    """Returns when all saves are on disk; raises if one failed."""
-    self._manager.wait_until_finished()
-    self._manager.check_for_errors()
+    """Returns when what was saved is on disk, read back, and the rest pruned.
+
+    Raises:
+      Unsaved: It is not what was saved, or could not be written.
+    """
+    if self._written is None or self._manager is None:
+      return
+    (step, like, extra), self._written = self._written, None
+    with self._told(step):
+      self._manager.wait_until_finished()
+      self._manager.check_for_errors()
+      stored.compare(self._folder(step), like, extra)
+    self.good = step
+    with self._told(step):
+      for old in stored.steps(self._directory)[: -self._keep]:
+        self._manager.delete(old)
 
   def close(self) -> None:
     """Waits, and lets go of the directory."""
-    self.wait()
-    self._manager.close()
+    try:
+      self.wait()
+    finally:
+      if self._manager is not None:
+        # What it holds was read back, or its failure has been told.
+        with contextlib.suppress(Exception):
+          self._manager.close()
 
-  def _read(self, step, like) -> tuple[PyTree, dict[str, Any]]:
-    item = lambda **args: self._manager.restore(
-      step, args=ocp.args.Composite(**args)
-    )
-    extra = item(extra=ocp.args.JsonRestore())["extra"]
-    if extra.pop("seal") != _seal(extra):
-      raise ValueError("its record is not what was saved")
-    # First, because orbax casts to the wanted dtype without a word.
-    saved, wanted = extra["leaves"], describe(like)
-    missing = dict.fromkeys(saved.keys() - wanted.keys(), "no such array")
-    _require_same(saved, wanted | missing)
-    target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
-    state = item(state=ocp.args.StandardRestore(target))["state"]
-    _require_digest(state, extra["digest"])
-    return state, extra["ledger"]
-
-  def _set_aside(self, step: int) -> pathlib.Path:
-    to = self._directory.parent / "damaged_checkpoints" / str(step)
-    shutil.rmtree(to, ignore_errors=True)
-    to.parent.mkdir(exist_ok=True)
-    (self._directory / str(step)).rename(to)
-    self._manager.reload()
-    return to
-
-
-def read_params(
-  directory: str | pathlib.Path, step: int | None, like: PyTree
-) -> tuple[int, PyTree]:
-  """Parameters alone, of the newest step or of one, verified.
-
-  Args:
-    directory: Of the checkpoints of a run; nothing in it is changed.
-    step: Which; None takes the newest.
-    like: Abstract parameters with shardings.
-
-  Returns:
-    The step and its parameters.
-
-  Raises:
-    Unusable: There is no such step, it is damaged, or of another policy.
-  """
-  directory = pathlib.Path(directory).absolute()
-  names = [p.name for p in directory.glob("*") if p.name.isdigit()]
-  steps = sorted(map(int, names))
-  if not steps or step not in (None, *steps):
-    have = ", ".join(map(str, steps)) or "none"
-    what = "checkpoint" if step is None else f"checkpoint {step}"
-    raise Unusable(f"there is no {what} in {directory}; there are: {have}")
-  step = steps[-1] if step is None else step
-  args = ocp.args.PyTreeRestore(
-    item={"params": like},
-    restore_args=ocp.checkpoint_utils.construct_restore_args({"params": like}),
-    partial_restore=True,
-  )
-  try:
-    extra = json.loads((directory / str(step) / "extra/metadata").read_text())
-    if extra.pop("seal") != _seal(extra):
-      raise ValueError("its record is not what was saved")
-    _require_same(extra["leaves"], describe({"params": like}))
-    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as reader:
-      params = reader.restore(directory / str(step) / "state", args=args)
-    _require_digest(params, extra["digest"])
-  except Exception as e:  # orbax raises many kinds for one damaged file
-    lines = str(e).splitlines() or [type(e).__name__]
-    raise Unusable(f"checkpoint {step} in {directory}: {lines[0]}") from e
-  return step, params["params"]
-
-
-def _require_same(saved: dict[str, str], wanted: dict[str, str]) -> None:
-  for path in sorted(wanted):
-    if saved.get(path) != wanted[path]:
-      raise MismatchError(
-        f"{path} is {saved.get(path, 'not there')}, this run needs "
-        f"{wanted[path]}"
+  def _open(self) -> ocp.CheckpointManager:
+    """The manager; raises if what was there is gone, rather than make it."""
+    begun = self._manager is not None or self.good is not None
+    needed = self._directory if begun else self._directory.parent
+    if not needed.is_dir():
+      raise ValueError(f"{needed} was removed while the run went on")
+    if self._manager is None:
+      self._manager = ocp.CheckpointManager(
+        self._directory,
+        options=ocp.CheckpointManagerOptions(
+          max_to_keep=None, enable_async_checkpointing=True
+        ),
       )
+    return self._manager
 
+  @contextlib.contextmanager
+  def _told(self, step: int):
+    """What fails inside is told in one line, with what is left."""
+    try:
+      yield
+    except Exception as e:  # of orbax, tensorstore, jax and the system
+      left = "none" if self.good is None else self.good
+      raise Unsaved(
+        f"checkpoint {step} in {self._directory} could not be saved: "
+        f"{intact.told(e)}; the last good step is {left}"
+      ) from e
 
-def _require_digest(state: PyTree, saved: dict[str, str]) -> None:
-  for path, value in digest(state).items():
-    if value != saved.get(path):
-      raise ValueError(f"{path} is not what was saved")
+  def _require_reached(self, step: int, error: Exception) -> None:
+    """Raises Unreachable if a step could not be read, whatever it holds."""
+    gone = not self._folder(step).is_dir()
+    if (why := "it is gone" if gone else intact.unreachable(error)) is None:
+      return
+    raise Unreachable(
+      f"checkpoint {step} in {self._directory} cannot be read now ({why}); "
+      "nothing was changed: mend that, and start again"
+    ) from error
 
+  def _folder(self, step: int) -> pathlib.Path:
+    return self._directory / str(step)
 
-class MismatchError(Exception):
-  """A step is whole, but holds other arrays than the run needs."""
-
-
-def describe(state: PyTree) -> dict[str, str]:
-  """Dtype and shape of each array, by path: "float32[3, 4]"."""
-  return {
-    path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in _leaves(state)
-  }
-
-
-def digest(state: PyTree) -> dict[str, str]:
-  """SHA-256 of each array, by path.
-
-  Arrays that are spread over several processes are left out: no process sees
-  all of such an array.
-  """
-  out = {}
-  for path, leaf in _leaves(state):
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
-      continue
-    value = np.ascontiguousarray(np.asarray(leaf))
-    out[path] = hashlib.sha256(value.tobytes()).hexdigest()
-  return out
-
-
-def _leaves(state: PyTree) -> Iterator[tuple[str, Any]]:
-  for path, leaf in jax.tree_util.tree_leaves_with_path(state):
-    yield jax.tree_util.keystr(path, simple=True, separator="/"), leaf
-
-
-def _seal(extra: dict[str, Any]) -> str:
-  text = json.dumps(extra, sort_keys=True)
-  return hashlib.sha256(text.encode()).hexdigest()
+  def _set_aside(self, step: int, where: str, reason: str) -> None:
+    """Moves a step out of the way, beside others of its number."""
+    base = to = self._directory.parent / where / str(step)
+    count = 0
+    while to.exists():
+      to = base.with_name(f"{step}.{(count := count + 1)}")
+    to.parent.mkdir(exist_ok=True)
+    self._folder(step).rename(to)
+    self._warn(f"checkpoint {step} is not used ({reason}): see {to}")
 
 
 def _own_copy(x: Any) -> Any:

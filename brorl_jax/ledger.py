@@ -8,6 +8,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 
+class Newer(ValueError):
+  """A newer version wrote it."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Ledger:
   """After a step."""
@@ -30,6 +34,18 @@ class Ledger:
 
   @staticmethod
   def from_json(saved: Mapping[str, Any]) -> "Ledger":
+    """What `to_json` gave, after JSON: numbers of prompts are text there.
+
+    Raises:
+      Newer: It has fields that this version does not know.
+    """
+    known = {field.name for field in dataclasses.fields(Ledger)}
+    if more := sorted(saved.keys() - known):
+      raise Newer(
+        f"the checkpoint's ledger has {', '.join(more)}, which this version "
+        "does not know: it was written by a newer version, which goes on with "
+        "it"
+      )
     numbered = {
       name: {int(k): v for k, v in saved.get(name, {}).items()}
       for name in ("streak", "rests")

@@ -1,14 +1,13 @@
 """Where numbers go: one JSON object per line, TensorBoard, and the terminal."""
 
 import collections
-import json
+import contextlib
 import math
-import os
 import pathlib
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -18,6 +17,9 @@ import rich.progress
 import tensorboardX
 from jaxtyping import Bool, Float
 
+from brorl_jax.lines import Damaged as Damaged
+from brorl_jax.lines import JsonLines, read_lines
+from brorl_jax.lines import each_line as each_line
 from brorl_jax.types import Rollouts, Scores
 
 # Shown while the run goes on; the rest is in the files.
@@ -30,91 +32,33 @@ _SHOWN = {
 }
 
 
-class Damaged(ValueError):
-  """A file of the run is not as it was written."""
-
-
-class JsonLines:
-  """A file with one JSON object per line, each with a "step".
-
-  Attributes:
-    steps: Of the lines that were there and stay.
-  """
-
-  def __init__(self, path: str | pathlib.Path, *, after: int):
-    """Opens it for appending, without what a killed run wrote past `after`.
-
-    Args:
-      path: Made if missing.
-      after: Last step whose lines stay.
-    """
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    self.steps = []
-    if path.exists():
-      kept = [line for line in read_lines(path) if line["step"] <= after]
-      self.steps = [line["step"] for line in kept]
-      part = path.with_suffix(".part")
-      part.write_text("".join(json.dumps(line) + "\n" for line in kept))
-      os.replace(part, path)
-    self._file = path.open("a")
-
-  def write(self, *lines: Mapping[str, Any]) -> None:
-    """Appends; a process that is killed afterwards does not lose them."""
-    self._file.write("".join(json.dumps(dict(x)) + "\n" for x in lines))
-    self._file.flush()
-
-  def close(self) -> None:
-    self._file.close()
-
-
-def read_lines(path: str | pathlib.Path) -> list[dict[str, Any]]:
-  """The objects of a JSON lines file; a last line cut short is left out."""
-  return list(each_line(path))
-
-
-def each_line(
-  path: str | pathlib.Path, check: Callable[[Any], object] = bool
-) -> Iterator[dict[str, Any]]:
-  """The same, one by one; what `check` raises as ValueError is `Damaged`."""
-  with pathlib.Path(path).open("rb") as file:
-    for number, line in enumerate(file, 1):
-      if not line.endswith(b"\n"):  # as every whole one does
-        return
-      try:
-        check(found := json.loads(line[:-1].decode()))
-      except (ValueError, RecursionError) as e:
-        raise Damaged(f"{path}, line {number}: {e}") from None
-      yield found
-
-
 class Writer:
   """Scalars of each step: metrics.jsonl, TensorBoard events, progress."""
 
-  def __init__(self, workdir: str | pathlib.Path, *, after: int, steps: int):
+  def __init__(
+    self,
+    workdir: str | pathlib.Path,
+    *,
+    after: int,
+    steps: int,
+    warn: Callable[[str], None] | None = None,
+  ):
     """Continues the files of a run.
 
     Args:
       workdir: Of the run.
       after: Last step that is done; lines of later ones are dropped.
       steps: Last step of the run.
-
-    Raises:
-      Damaged: metrics.jsonl lacks lines of steps that are done.
+      warn: Receives one line for each line that cannot be read.
     """
     workdir = pathlib.Path(workdir)
     path = workdir / "metrics.jsonl"
-    self._lines = JsonLines(path, after=after)
-    if self._lines.steps != list(range(1, after + 1)):
-      self._lines.close()
-      raise Damaged(
-        f"{path} does not hold the steps 1 to {after} that the checkpoint "
-        "follows; bring it back, or choose another workdir"
-      )
+    self._lines = JsonLines(path, after=after, warn=warn)
     self.busy_s = math.fsum(x.get("time/busy_s", 0) for x in read_lines(path))
     self._board = tensorboardX.SummaryWriter(
       str(workdir), purge_step=after + 1, write_to_disk=True, flush_secs=1
     )
+    _keep_going(self._board)
     self._progress = Progress(after=max(after, 0), steps=steps)
 
   def write_scalars(self, step: int, scalars: Mapping[str, float | None]):
@@ -122,6 +66,10 @@ class Writer:
     self._lines.write({"step": step, **scalars})
     self._show(step, scalars)
     self._progress.step(step, numbers(scalars))
+
+  def sync(self) -> None:
+    """Returns when a loss of power does not lose the lines."""
+    self._lines.sync()
 
   def write_evaluation(self, step: int, scalars: Mapping[str, float]):
     """An evaluation: to TensorBoard and the terminal."""
@@ -141,6 +89,26 @@ class Writer:
     self._lines.close()
     self._board.close()
     self._progress.close()
+
+
+def _keep_going(board: tensorboardX.SummaryWriter) -> None:
+  """TensorBoard's thread outlives a full disk, of which other files tell.
+
+  It would end with a traceback, and the run would then wait for it for ever.
+  """
+  file: Any = board._get_file_writer()
+  events = file.event_writer._ev_writer
+  events.write_event = _unless_it_fails(events.write_event)
+  events.flush = _unless_it_fails(events.flush)
+  events.close = _unless_it_fails(events.close)
+
+
+def _unless_it_fails(write: Callable[..., object]) -> Callable[..., None]:
+  def quiet(*args: object) -> None:
+    with contextlib.suppress(OSError):
+      write(*args)
+
+  return quiet
 
 
 class Progress:

@@ -58,13 +58,28 @@ class Stages(NamedTuple):
 class Store(Protocol):
   """Where states go and come from."""
 
-  def restore(self, like: Any) -> tuple[Any, dict[str, Any]] | None: ...
-  def save(self, step: int, state: Any, ledger: dict[str, Any]) -> None: ...
+  def restore(
+    self, like: Any, lacks: Callable[[int], str | None]
+  ) -> tuple[Any, dict[str, Any]] | None:
+    """The newest step that is whole and of which nothing is lacking."""
+    ...
+
+  def save(self, step: int, state: Any, ledger: dict[str, Any]) -> None:
+    """Begins to."""
+    ...
+
+  def wait(self) -> None:
+    """Returns when what was saved is there."""
+    ...
 
 
 @runtime_checkable
 class Record(Protocol):
   """Where numbers go."""
+
+  def lacks(self, step: int) -> str | None:
+    """What is missing of what was written up to this step, None if nothing."""
+    ...
 
   def start(self, done: int) -> float:
     """Forget what was written of steps after `done`, -1 for all.
@@ -86,6 +101,10 @@ class Record(Protocol):
     """Measure these parameters on held-out prompts."""
     ...
 
+  def sync(self) -> None:
+    """Return when a loss of power loses nothing that was written."""
+    ...
+
 
 def train(
   state: Any,
@@ -104,7 +123,8 @@ def train(
 
   A killed run continues as if it had not been: step s draws its prompts and
   its randomness from (seed, s) alone, and all else that it depends on is in
-  the checkpoint.
+  the checkpoint. The state before the first step is saved too: where there is
+  a line of a step there is a checkpoint, or one that was lost.
 
   Args:
     state: Initial state; `state.params` is sampled, `state.step` counts. If
@@ -129,13 +149,15 @@ def train(
     FloatingPointError: A metric is not finite. The state is not saved.
   """
   done, ledger = -1, Ledger()
-  if (saved := store.restore(like=state)) is not None:
+  if (saved := store.restore(state, record.lacks)) is not None:
     state, ledger = saved[0], Ledger.from_json(saved[1])
     done = int(state.step)
   spent = record.start(done)
+  held = 0.0
   if done < 0:
     ledger = ledgers.evaluated(ledger, record.evaluate(0, state.params))
-  root, held, ahead = jax.random.key(seed), 0.0, None
+    held = _save(0, state, ledger, store, record)
+  root, ahead = jax.random.key(seed), None
 
   def draw(step: int, params: PyTree, ledger: Ledger, **meanwhile) -> Drawn:
     now, key = stages(step), jax.random.fold_in(root, step)
@@ -168,9 +190,9 @@ def train(
     state, learned = update()
 
     scalars = _of_draw(drawn) | credit.told | learned
-    scalars |= {"time/update_s": update.spent, _HELD: held}
-    scalars |= _of_ledger(ledger, step)
+    scalars |= {"time/update_s": update.spent, **_of_ledger(ledger, step)}
     scalars |= clock.since(begin)
+    scalars |= {_HELD: held + _waited(store)}
     if (bad := metrics.first_not_finite(scalars)) is not None:
       raise FloatingPointError(f"step {step}: {bad} is {scalars[bad]}")
     # Lines first, then the checkpoint: a line past the newest checkpoint is
@@ -183,11 +205,26 @@ def train(
     state, ledger, why = now.reference(state, ledger, scalars)
     if why is not None:
       record.event(step, {"event": "reference reset", "why": why})
-    start = time.perf_counter()
-    if save or last:
-      store.save(step, state, ledger.to_json())
-    held = time.perf_counter() - start
+    held = _save(step, state, ledger, store, record) if save or last else 0.0
+  store.wait()
   return state
+
+
+def _save(
+  step: int, state: Any, ledger: Ledger, store: Store, record: Record
+) -> float:
+  """Begins to save a step; seconds that this took."""
+  start = time.perf_counter()
+  record.sync()  # so that no step is on disk without its lines
+  store.save(step, state, ledger.to_json())
+  return time.perf_counter() - start
+
+
+def _waited(store: Store) -> float:
+  """Seconds until the step that is being saved was on disk, and read back."""
+  start = time.perf_counter()
+  store.wait()
+  return time.perf_counter() - start
 
 
 class _Once:

@@ -1,8 +1,11 @@
 """Tests of brorl_jax/checkpoints.py."""
 
 import json
+import os
 import pathlib
 import shutil
+import subprocess
+import sys
 from typing import NamedTuple
 
 import jax
@@ -11,7 +14,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from brorl_jax import checkpoints
+from brorl_jax import checkpoints, intact, stored
 from brorl_jax.types import State
 
 
@@ -291,9 +294,13 @@ def test_says_so_when_no_step_can_be_used(run):
   run.save(1, 2)
   for step in (1, 2):
     cut(run.folder / str(step) / "extra" / "metadata")
-  with pytest.raises(ValueError, match=r"no checkpoint in .* can be used"):
+  files = sorted(run.root.rglob("*"))
+  with pytest.raises(
+    checkpoints.Unusable, match=r"no checkpoint in .* can be used \(2: "
+  ):
     run.restore()
-  assert [line.split()[1] for line in run.said] == ["2", "1"]
+  # Where they were, for as long as no state is in hand.
+  assert run.said == [] and sorted(run.root.rglob("*")) == files
 
 
 MISFITS = {
@@ -368,7 +375,7 @@ def test_parameters_that_are_not_what_was_saved_are_not_read(run):
   extra = json.loads(path.read_text())
   del extra["seal"]
   extra["digest"]["params/scale"] = "0" * 64
-  path.write_text(json.dumps({**extra, "seal": checkpoints._seal(extra)}))
+  path.write_text(json.dumps(intact.sealed(extra)))
   with pytest.raises(
     checkpoints.Unusable, match="params/scale is not what was"
   ):
@@ -407,10 +414,221 @@ def test_wait_returns_when_the_step_is_on_disk(run):
   store.close()
 
 
-def test_digest_tells_values_apart_down_to_the_bit():
-  of = lambda x: checkpoints.digest({"w": x})["w"]
-  zero = jnp.zeros(3)
-  assert of(zero) == of(jnp.zeros(3))
-  assert of(zero) != of(-zero)
-  assert of(zero) != of(zero.at[1].set(1e-45))
-  assert of(np.arange(6.0).reshape(2, 3).T) != of(np.arange(6.0).reshape(3, 2))
+def test_a_ledger_with_numbers_as_keys_is_read_as_it_was_saved(run):
+  ledger = {"rests": {7: 3, 30: 5, 100: 1}, "streak": {2: 1, 10: 2}}
+  store = run.open()
+  store.save(1, state_of(1), ledger)
+  store.close()
+  _, got = run.restore()
+  assert got == json.loads(json.dumps(ledger)) and run.said == []
+  assert checkpoints.read_params(run.folder, 1, abstract_params(run))[0] == 1
+
+
+def test_nothing_is_made_before_the_first_save(run):
+  store = run.open()
+  assert store.restore(state_of(0)) is None
+  store.close()
+  assert not run.folder.exists() and store.good is None
+
+
+@pytest.mark.parametrize("damage", ["record", "arrays", "gone"])
+def test_a_step_is_read_back_before_an_older_one_is_deleted(
+  run, monkeypatch, damage
+):
+  compare, kept = stored.compare, []
+
+  def rots(folder, *args):
+    kept.append(run.steps())
+    if folder.name == "9" and damage == "record":
+      flip(folder / "extra" / "metadata")
+    elif folder.name == "9" and damage == "arrays":
+      files = [p for p in (folder / "state").rglob("d/*") if p.is_file()]
+      for path in files:
+        flip(path)
+    elif folder.name == "9":
+      shutil.rmtree(folder)
+    compare(folder, *args)
+
+  monkeypatch.setattr(stored, "compare", rots)
+  run.keep = 2
+  store = run.open()
+  for step in (1, 2, 5, 9):
+    store.save(step, state_of(step), ledger_of(step))
+  with pytest.raises(checkpoints.Unsaved, match="last good step is 5") as e:
+    store.close()
+  assert "\n" not in str(e.value) and "checkpoint 9 in " in str(e.value)
+  assert kept == [[1], [1, 2], [1, 2, 5], [2, 5, 9]]
+  assert store.good == 5 and {2, 5} <= {*run.steps()}
+  store.close()  # once more is no more
+  monkeypatch.undo()
+  assert is_step(run.restore(), 5)
+
+
+@pytest.mark.parametrize("path", ["opt/0/nu/blocks/q", "params/scale", "step"])
+def test_reading_back_sees_every_array(run, path):
+  run.save(1)
+  folder, like = run.folder / "1", state_of(1)
+  extra = intact.opened(json.loads((folder / "extra" / "metadata").read_text()))
+  stored.compare(folder, like, extra)
+  other = json.loads(json.dumps(extra))
+  other["digest"][path] = "0" * 64
+  with pytest.raises(intact.Damage, match="record is not what was saved"):
+    stored.compare(folder, like, other)
+  text = json.dumps(intact.sealed(other))
+  (folder / "extra" / "metadata").write_text(text)
+  with pytest.raises(intact.Damage, match=f"{path} is not what was saved"):
+    stored.compare(folder, like, other)
+
+
+def test_a_step_that_is_not_newer_is_not_left_out_in_silence(run):
+  run.save(1, 5)
+  store = run.open()
+  with pytest.raises(checkpoints.Unsaved, match=r"checkpoint 3 .*newer step"):
+    store.save(3, state_of(3), {})
+  store.close()
+
+
+def test_the_newest_whole_step_is_known(run):
+  store = run.open()
+  store.save(1, state_of(1), {})
+  assert store.good is None
+  store.wait()
+  assert store.good == 1
+  store.close()
+  store = run.open()
+  store.restore(state_of(0))
+  assert store.good == 1
+
+
+def test_a_step_under_another_number_is_not_read(run):
+  run.save(1, 2)
+  (run.folder / "2").rename(run.folder / "3")
+  with pytest.raises(
+    checkpoints.Unusable, match=r"checkpoint 3 .*its state is that of step 2"
+  ):
+    checkpoints.read_params(run.folder, None, abstract_params(run))
+  assert is_step(run.restore(), 1)
+  assert "its state is that of step 2" in run.said[0]
+
+
+def test_a_step_of_another_run_is_not_read(run):
+  store = checkpoints.Store(run.folder, keep=3, run="mine")
+  store.save(1, state_of(1), ledger_of(1))
+  store.close()
+  like = abstract_params(run)
+  assert is_step(run.restore(), 1)  # nobody asks
+  assert checkpoints.read_params(run.folder, None, like, "mine")[0] == 1
+  why = "it is of another run: mine, this one is yours"
+  with pytest.raises(checkpoints.Unusable, match=why):
+    checkpoints.read_params(run.folder, None, like, "yours")
+  with pytest.raises(checkpoints.Unusable, match=why):
+    checkpoints.Store(run.folder, keep=3, run="yours").restore(state_of(0))
+
+
+def test_steps_that_are_not_covered_are_set_aside_and_kept(run):
+  run.save(1, 2, 3)
+  store = run.open()
+  lacks = {1: None, 2: "a line", 3: "two"}.get
+  assert is_step(store.restore(state_of(0), lacks), 1)
+  store.save(2, state_of(2), ledger_of(2))
+  store.close()
+  assert run.steps() == [1, 2]
+  newer = run.root / "newer_checkpoints"
+  assert sorted(p.name for p in newer.iterdir()) == ["2", "3"]
+  assert run.said == [
+    f"checkpoint 3 is not used (two): see {newer / '3'}",
+    f"checkpoint 2 is not used (a line): see {newer / '2'}",
+  ]
+
+
+def limited(run, code):
+  """What a process says that may open hardly more files than it has."""
+  code = f"""
+import resource, sys
+sys.path.insert(0, {str(pathlib.Path(__file__).parent)!r})
+import checkpoints_test as t
+run = t.Run(t.pathlib.Path({str(run.root)!r}))
+like, store = t.state_of(0), run.open()
+{code}
+"""
+  return subprocess.run(
+    [sys.executable, "-c", code],
+    capture_output=True,
+    text=True,
+    timeout=120,
+    env={**os.environ, "JAX_PLATFORMS": "cpu"},
+  )
+
+
+def test_too_many_open_files_are_no_damage(run):
+  run.save(1, 2)
+  files = sorted(run.root.rglob("*"))
+  done = limited(
+    run,
+    """
+import os
+t.stored.steps = lambda directory: [1, 2]
+used = len(os.listdir("/proc/self/fd"))
+resource.setrlimit(resource.RLIMIT_NOFILE, (used, used))
+try:
+  store.restore(like)
+except t.checkpoints.Unreachable as e:
+  print("unreachable:", e)
+""",
+  )
+  assert "unreachable: checkpoint 2 in " in done.stdout, done.stderr
+  assert "Too many open files" in done.stdout
+  assert sorted(run.root.rglob("*")) == files
+  assert is_step(run.restore(), 2)
+
+
+def test_a_disk_that_fails_under_the_arrays_is_no_damage(run, monkeypatch):
+  """As tensorstore tells it, which opens files by itself."""
+  run.save(1, 2)
+  text = "UNKNOWN: Error reading: Input/output error [os_error_code='5']"
+
+  def fails(*_, **__):
+    raise ValueError(text)
+
+  monkeypatch.setattr(checkpoints.ocp.Checkpointer, "restore", fails)
+  with pytest.raises(
+    checkpoints.Unreachable, match=r"checkpoint 2 .*\(Input/output error\)"
+  ):
+    run.restore()
+  monkeypatch.undo()
+  assert run.steps() == [1, 2] and is_step(run.restore(), 2)
+
+
+def test_a_step_that_vanishes_while_it_is_read_is_no_damage(run, monkeypatch):
+  run.save(1, 2)
+
+  def gone(folder, *_):
+    shutil.rmtree(run.folder)
+    raise FileNotFoundError(2, "gone", str(folder))
+
+  monkeypatch.setattr(stored, "read", gone)
+  with pytest.raises(checkpoints.Unreachable, match="it is gone"):
+    run.restore()
+
+
+@pytest.mark.parametrize("restored", [False, True])
+def test_a_directory_that_is_removed_is_not_made_again(run, restored):
+  run.save(1)
+  store = run.open()
+  if restored:
+    store.restore(state_of(0))
+  else:
+    store.save(2, state_of(2), {})
+    store.wait()
+  shutil.rmtree(run.folder)
+  with pytest.raises(checkpoints.Unsaved, match="was removed while the run"):
+    store.save(3, state_of(3), {})
+  store.close()
+  assert not run.folder.exists()
+
+
+def test_a_folder_of_a_run_that_is_removed_is_not_made_again(run):
+  store = checkpoints.Store(run.root / "run" / "checkpoints", keep=3)
+  with pytest.raises(checkpoints.Unsaved, match=r"run was removed while"):
+    store.save(0, state_of(0), {})
+  assert not (run.root / "run").exists()

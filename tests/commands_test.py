@@ -126,7 +126,13 @@ def test_help_is_fast_and_names_the_flags():
     text=True,
     timeout=60,
   )
-  for flag in ("--config", "--workdir", "--mode", "--[no]allow_config_change"):
+  for flag in (
+    "--config",
+    "--workdir",
+    "--mode",
+    "--[no]allow_config_change",
+    "--[no]begin_again",
+  ):
     assert flag in result.stdout
   # What takes seconds is not loaded.
   for library in ("jax", "flax", "transformers", "reasoning_gym"):

@@ -735,3 +735,19 @@ def test_what_a_checkpoint_names(tmp_path):
   assert trained.locate(around) == one  # messages name the folder as it is
   assert trained.of_a_run(str(assets)) is None
   assert trained.of_a_run("") is None
+
+
+def test_weights_of_another_run_are_not_read(tmp_path):
+  run = make_run(tmp_path / "run", [1])
+  path = run / "config.json"
+  path.write_text(json.dumps(json.loads(path.read_text()) | {"run": "mine"}))
+  _, params = hf.load(settings.ASSETS)
+  store = checkpoints.Store(run / "checkpoints", keep=9, run="yours")
+  store.save(2, State(np.int32(2), params, {}, None), {})
+  store.close()
+  mesh = sharding.make_mesh(1, 1)
+  which = trained.locate(str(run))
+  with pytest.raises(ValueError, match=r"checkpoint 2 .*it is of another run"):
+    trained.load(which, mesh, dtype="float32")
+  older = trained.locate(str(run / "checkpoints" / "1"))  # it does not say
+  assert trained.load(older, mesh, dtype="float32")[2] == 1

@@ -61,6 +61,15 @@ def test_an_instruction_follows_every_question():
     assert ids == text().render(asked)
 
 
+def test_a_config_without_any_data_names_both_ways_to_some():
+  c = config()
+  c.domains.gym.weight = 0.0
+  with pytest.raises(
+    ValueError, match=r"domains\.gym\.weight is 0, and .*files"
+  ):
+    Examples(c, text())
+
+
 def test_no_heldout_question_is_drawn():
   heldout = {p.question for p in examples().heldout()}
   assert len(heldout) == 8 * 4

@@ -106,3 +106,9 @@ def test_after_a_reset_all_triggers_start_anew():
   now = ledger.was_reset(was)
   assert now == Ledger(tokens=9, resets=2)
   assert ledger.evaluated(now, 0.1).best == 0.1
+
+
+def test_fields_of_a_newer_version_are_named():
+  saved = ledger.Ledger().to_json() | {"dreams": 3, "naps": 4}
+  with pytest.raises(ledger.Newer, match="has dreams, naps, which this vers"):
+    ledger.Ledger.from_json(saved)

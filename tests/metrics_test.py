@@ -21,65 +21,6 @@ from brorl_jax.types import Rollouts, Scores
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-@pytest.fixture
-def path(tmp_path):
-  return tmp_path / "deep" / "lines.jsonl"
-
-
-def fill(path, *lines, after=-1):
-  file = metrics.JsonLines(path, after=after)
-  file.write(*lines)
-  file.close()
-
-
-def test_lines_are_on_disk_as_soon_as_they_are_written(path):
-  file = metrics.JsonLines(path, after=-1)
-  file.write({"step": 1, "x": 0.1}, {"step": 1, "x": None})
-  file.write({"step": 2, "x": "\n"})
-  assert path.read_text() == (
-    '{"step": 1, "x": 0.1}\n{"step": 1, "x": null}\n{"step": 2, "x": "\\n"}\n'
-  )
-  file.close()
-
-
-def test_continues_byte_for_byte_and_drops_what_came_after(path):
-  numbers = [1 / 3, 1e-30, 1e300, -0.0, 2**60, 5]
-  fill(path, *({"step": i, "x": x, "s": "é"} for i, x in enumerate(numbers)))
-  before = path.read_bytes().splitlines(keepends=True)
-  fill(path, {"step": 4, "new": True}, after=3)
-  lines = path.read_bytes().splitlines(keepends=True)
-  assert lines[:4] == before[:4]
-  assert lines[4:] == [b'{"step": 4, "new": true}\n']
-
-
-@pytest.mark.parametrize("cut", [1, 5, 12])
-def test_continues_after_a_last_line_that_was_cut_short(path, cut):
-  fill(path, {"step": 1}, {"step": 2, "x": 0.5})
-  path.write_bytes(path.read_bytes()[:-cut])
-  assert metrics.read_lines(path) == [{"step": 1}]
-  fill(path, {"step": 2, "x": 0.25}, after=5)
-  assert metrics.read_lines(path) == [{"step": 1}, {"step": 2, "x": 0.25}]
-
-
-def test_starts_anew_if_nothing_is_done(path):
-  fill(path, {"step": 0}, {"step": 1})
-  fill(path, {"step": 0, "x": 1}, after=-1)
-  assert metrics.read_lines(path) == [{"step": 0, "x": 1}]
-
-
-def test_leaves_no_other_files(path):
-  for _ in range(2):
-    fill(path, {"step": 1}, after=1)
-  assert [p.name for p in path.parent.iterdir()] == ["lines.jsonl"]
-
-
-def test_an_unreadable_line_in_the_middle_is_an_error(path):
-  fill(path, {"step": 1}, {"step": 2})
-  path.write_text('{"step": 1}\n{"st\n{"step": 2}\n')
-  with pytest.raises(metrics.Damaged, match=f"{path.name}, line 2: Unterm"):
-    metrics.read_lines(path)
-
-
 def events(workdir):
   """The events of a TensorBoard folder, parsed record by record."""
   for file in sorted(workdir.glob("events.out.tfevents.*")):
@@ -393,3 +334,24 @@ def test_a_writer_knows_what_was_spent(tmp_path):
   again = metrics.Writer(tmp_path, after=2, steps=3)
   assert again.busy_s == 3.5  # the third is dropped
   again.close()
+
+
+def test_tensorboard_on_a_full_disk_neither_ends_nor_holds_up_a_run(
+  tmp_path, capfd
+):
+  writer = metrics.Writer(tmp_path, after=-1, steps=9)
+  (name,) = (str(p) for p in tmp_path.glob("events.out.tfevents.*"))
+  (at,) = (
+    int(fd)
+    for fd in os.listdir("/proc/self/fd")
+    if os.path.realpath(f"/proc/self/fd/{fd}") == name
+  )
+  full = os.open("/dev/full", os.O_WRONLY)
+  os.dup2(full, at)
+  os.close(full)
+  for step in range(1, 5):  # more than its queue holds
+    writer.write_scalars(step, {f"x{i}": 1.0 for i in range(20)})
+    time.sleep(0.4)  # a thread writes every second
+  writer.close()
+  assert len(metrics.read_lines(tmp_path / "metrics.jsonl")) == 4
+  assert "Traceback" not in capfd.readouterr().err

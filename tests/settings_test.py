@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from brorl_jax.main import examples, folder, settings
+from brorl_jax.main import examples, folder, lock, settings
 from brorl_jax.tasks import gym
 from brorl_jax.tasks.base import DOMAINS
 from configs import base, n16, n512
@@ -141,7 +141,7 @@ STUB = """
 import sys, types
 from absl import app
 training = types.ModuleType("brorl_jax.main.training")
-def run(c, workdir, *, allow_change):
+def run(c, workdir, *, allow_change, begin_again):
   print(c.lr, c.n, c.families.gcd.weight, c.checkpoint, workdir, allow_change)
   FAILS
 training.run = run
@@ -641,7 +641,7 @@ def test_a_folder_is_not_a_run_before_its_config_is_written(tmp_path):
   check(tmp_path / "not" / "made")
   assert list(tmp_path.iterdir()) == []
   workdir = tmp_path / "deep" / "run"
-  with folder.hold(workdir):
+  with lock.hold(workdir):
     check(workdir)
     folder.write_config(config(), workdir)
   check(workdir)
@@ -651,17 +651,124 @@ def test_a_folder_is_not_a_run_before_its_config_is_written(tmp_path):
 
 def test_one_process_at_a_time(tmp_path):
   with (
-    folder.hold(tmp_path),
+    lock.hold(tmp_path),
     pytest.raises(settings.UserError, match=f"by process {os.getpid()}$"),
   ):
-    folder.hold(tmp_path)
-  folder.hold(tmp_path).close()  # free again
+    lock.hold(tmp_path)
+  lock.hold(tmp_path).close()  # free again
 
 
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
   (tmp_path / "file").write_text("")
   with pytest.raises(settings.UserError, match="cannot be written"):
-    folder.hold(tmp_path / "file" / "run")
+    lock.hold(tmp_path / "file" / "run")
+
+
+def test_a_start_that_is_refused_leaves_the_lock_as_it_was(tmp_path):
+  workdir = tmp_path / "run"
+  with lock.hold(workdir) as held:
+    held.undo()
+  assert list(workdir.iterdir()) == []
+  (workdir / ".lock").write_text("12345\n")
+  with lock.hold(workdir) as held:
+    assert (workdir / ".lock").read_text() == f"{os.getpid()}\n"
+    held.undo()
+  assert (workdir / ".lock").read_text() == "12345\n"
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "y" * 256 + "/b", "a\0b"])
+def test_a_name_that_cannot_be_is_one_line(tmp_path, name):
+  for refuse in (
+    check,
+    folder.check_again,
+    folder.check_empty,
+    lambda workdir: folder.check(config(), workdir, allow_change=True),
+  ):
+    with pytest.raises(settings.UserError) as e:
+      refuse(tmp_path / name)
+    assert str(e.value).startswith("workdir '") and "\n" not in str(e.value)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_a_workdir_may_begin_with_the_home_folder(tmp_path):
+  run = "app.run(command.main, flags_parser=settings.parse_flags)"
+  at_home = f"import os; os.environ['HOME'] = {str(tmp_path)!r}\n{run}"
+  code = STUB.replace("FAILS", "").replace(run, at_home)
+  config = "--config=configs/n16.py"
+  done = command(config, "--workdir=~/a b", code=code)
+  assert done.stdout == f"0.0003 16 1.0  {tmp_path}/a b False\n", done.stderr
+  said = message(command(config, "--workdir=~nobody-has-it/x", code=code))
+  assert said.startswith("workdir ~nobody-has-it/x: ")
+
+
+def test_what_the_system_refuses_is_one_line():
+  fails = "raise OSError(28, 'No space left on device', '/a/b')"
+  code = STUB.replace("FAILS", fails)
+  done = command("--config=configs/n16.py", "--workdir=w", code=code)
+  assert done.returncode == 2
+  assert done.stderr == "error: /a/b: No space left on device\n"
+
+
+@pytest.mark.parametrize("mode", ["evaluate", "plan", "export", "report"])
+def test_only_training_begins_again(mode):
+  config = [] if mode == "report" else ["--config=configs/n16.py"]
+  flags = [*config, "--workdir=w", f"--mode={mode}", "--begin_again"]
+  assert message(command(*flags)) == f"--begin_again is not for --mode={mode}"
+
+
+@pytest.mark.parametrize(
+  "field, value",
+  [
+    ("data", ["seed"]),
+    ("data", "seed"),
+    ("run", 3),
+    ("machine", "a"),
+    ("earlier", {}),
+    ("earlier", [3]),
+    ("earlier", [{"config": []}]),
+  ],
+)
+def test_a_field_of_config_json_that_no_run_writes_is_one_line(
+  tmp_path, field, value
+):
+  path = tmp_path / "config.json"
+  folder.write_config(config(), tmp_path)
+  path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+  with pytest.raises(settings.UserError) as e:
+    check(tmp_path, allow_change=True)
+  start = f"{path}: {field!r} is not as a run writes it; bring it back"
+  assert str(e.value).startswith(start) and "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl"])
+def test_a_run_without_its_config_is_told_the_way_back(tmp_path, name):
+  (tmp_path / name).touch()
+  with pytest.raises(settings.UserError) as e:
+    check(tmp_path)
+  said = str(e.value)
+  assert said.startswith(f"{tmp_path}/config.json is gone; bring it back")
+  assert "--begin_again" in said and "on another workdir writes it" in said
+
+
+def test_the_identity_of_a_run_is_of_what_it_began_with():
+  of = lambda data="d", **changes: folder.identity(config(**changes), data)
+  assert of() == of(steps=7, save_every=3, keep_checkpoints=9) == of("d")
+  assert len({of(), of("other"), of(lr=0.5), of(seed=9), of(eval_n=3)}) == 5
+
+
+def test_set_aside_counts(tmp_path):
+  assert folder.set_aside(tmp_path) is None
+  for count in (1, 2, 3):
+    (tmp_path / "metrics.jsonl").write_text(f"{count}")
+    (tmp_path / ".lock").touch()
+    assert folder.set_aside(tmp_path) == tmp_path / "set_aside" / f"{count}"
+  left = {p.name for p in tmp_path.iterdir()}
+  assert left == {".lock", "set_aside"}
+  for count in (1, 2, 3):
+    path = tmp_path / "set_aside" / f"{count}" / "metrics.jsonl"
+    assert path.read_text() == f"{count}"
+  check(tmp_path)  # a folder in which a run may begin
+  assert folder.begun(tmp_path) is None
 
 
 def test_config_json_keeps_what_ran_before(tmp_path):

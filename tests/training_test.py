@@ -343,22 +343,36 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
     assert n.any()
 
 
+def lines_of(workdir, steps):
+  """What a run leaves that was evaluated before its first step alone."""
+  text = "".join(json.dumps({"step": i}) + "\n" for i in range(1, steps + 1))
+  (workdir / "metrics.jsonl").write_text(text)
+  (workdir / "eval").mkdir(exist_ok=True)
+  (workdir / "eval" / "curve.jsonl").write_text('{"step": 0}\n')
+
+
 def test_record_refuses_a_run_whose_lines_are_gone(wired, tmp_path):
   c, _, examples, *_ = wired
-  book = record.Record(c, tmp_path, examples, [], lambda *_: None, {}, {})
+  book = lambda: record.Record(
+    c, tmp_path, examples, [], lambda *_: None, {}, {}
+  )
   with pytest.raises(metrics.Damaged, match=r"does not hold the steps 1 to 3"):
-    book.start(3)
+    book().start(3)
   lines = [json.dumps({"step": i}) for i in (1, 2, 3)]
   (tmp_path / "metrics.jsonl").write_text("\n".join(["{", *lines]) + "\n")
   with pytest.raises(metrics.Damaged, match=r"metrics\.jsonl, line 1"):
-    book.start(3)
-  (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-  book.start(3)
-  book.close()
+    book().start(3)
+  lines_of(tmp_path, 3)
+  with pytest.raises(metrics.Damaged, match=r"has steps of a run, and .* no"):
+    book().start(-1)
+  one = book()
+  assert [one.lacks(step) is None for step in (0, 3, 4)] == [True, True, False]
+  one.start(3)
+  one.close()
 
 
 def test_record_keeps_events_once(wired, tmp_path, capsys):
-  (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+  lines_of(tmp_path, 2)
   open_at = lambda done: (
     book := record.Record(
       wired[0], tmp_path, wired[2], [], lambda step: None, {}, {}
@@ -376,14 +390,16 @@ def test_record_keeps_events_once(wired, tmp_path, capsys):
   book.close()
   reset = {"event": "reference reset", "why": "KL"}
   assert metrics.read_lines(tmp_path / "events.jsonl") == [
+    {"step": 2, "event": "resume"},
     {"step": 1, **reset},
     {"step": 2, **reset},
+    {"step": 2, "event": "resume"},
     {"step": 3, "event": "phase", "changed": {"n": 32}},
   ]
 
 
 def test_a_resume_with_another_config_is_an_event(wired, tmp_path):
-  (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n{"step": 2}\n')
+  lines_of(tmp_path, 2)
   for done, changed in ((2, {"n": 512}), (2, {})):  # killed before step 3
     book = record.Record(
       wired[0], tmp_path, wired[2], [], lambda step: None, changed, {}
@@ -391,7 +407,9 @@ def test_a_resume_with_another_config_is_an_event(wired, tmp_path):
     book.start(done)
     book.close()
   assert metrics.read_lines(tmp_path / "events.jsonl") == [
+    {"step": 2, "event": "resume"},
     {"step": 2, "event": "config", "changed": {"n": 512}},
+    {"step": 2, "event": "resume"},
   ]
 
 

@@ -62,6 +62,12 @@ _ALLOW_CHANGE = flags.DEFINE_bool(
   False,
   "Resume a run although it was started with another config.",
 )
+_BEGIN_AGAIN = flags.DEFINE_bool(
+  "begin_again",
+  False,
+  "Begin at step 1 in a folder that holds a run, whose files are moved to "
+  "set_aside/ in it; each start with this flag does so.",
+)
 
 
 def main(argv: list[str]) -> None:
@@ -69,7 +75,7 @@ def main(argv: list[str]) -> None:
   try:
     if len(argv) > 1:
       raise settings.UserError(f"{argv[1]!r} is not a flag; see --help")
-    workdirs = [pathlib.Path(one) for one in folders()]
+    workdirs = [home(one) for one in folders()]
     keep_freed_memory()
     # It would say on every start that there is no PyTorch, which is intended.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -79,7 +85,12 @@ def main(argv: list[str]) -> None:
     if _MODE.value == "train":
       from brorl_jax.main import training
 
-      training.run(_CONFIG.value, workdir, allow_change=_ALLOW_CHANGE.value)
+      training.run(
+        _CONFIG.value,
+        workdir,
+        allow_change=_ALLOW_CHANGE.value,
+        begin_again=_BEGIN_AGAIN.value,
+      )
     elif _MODE.value == "evaluate":
       from brorl_jax.main import evaluating
 
@@ -107,6 +118,10 @@ def main(argv: list[str]) -> None:
   except settings.UserError as e:
     print(f"error: {e}", file=sys.stderr)
     sys.exit(2)
+  except OSError as e:  # a full or failing disk, too many open files
+    where = f"{e.filename}: " if e.filename else ""
+    print(f"error: {where}{e.strerror or e}", file=sys.stderr)
+    sys.exit(2)
   except KeyboardInterrupt:  # raised, not sent
     interrupt(signal.SIGINT, None)
 
@@ -114,6 +129,8 @@ def main(argv: list[str]) -> None:
 def folders() -> list[str]:
   """The work folders; raises UserError if the mode needs other flags."""
   mode, given = _MODE.value, _WORKDIR.value
+  if mode != "train" and _BEGIN_AGAIN.value:
+    raise settings.UserError(f"--begin_again is not for --mode={mode}")
   if mode == "report" and _CONFIG.value is not None:
     raise settings.UserError(
       "--mode=report takes no --config: runs have theirs"
@@ -128,6 +145,14 @@ def folders() -> list[str]:
       "--mode=report many"
     )
   return given or ["."]
+
+
+def home(workdir: str) -> pathlib.Path:
+  """~ is a home folder: shells leave it as it is in --workdir=~/run."""
+  try:
+    return pathlib.Path(workdir).expanduser()
+  except RuntimeError as e:
+    raise settings.UserError(f"workdir {workdir}: {e}") from None
 
 
 def keep_freed_memory() -> None:

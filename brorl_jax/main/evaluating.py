@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import os
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -24,7 +23,16 @@ from brorl_jax import (
   sharding,
   tokenizer,
 )
-from brorl_jax.main import folder, leaks, planning, sampling, settings, trained
+from brorl_jax.lines import replace
+from brorl_jax.main import (
+  folder,
+  leaks,
+  lock,
+  planning,
+  sampling,
+  settings,
+  trained,
+)
 from brorl_jax.main.examples import Examples
 from brorl_jax.main.scoring import Judge
 from brorl_jax.main.settings import Config
@@ -86,7 +94,7 @@ def run(c: Config, workdir: pathlib.Path) -> None:
     parts = _parts(c, workdir)
   except ValueError as e:
     raise settings.UserError(str(e)) from None
-  with contextlib.closing(parts.judge), folder.hold(workdir):
+  with contextlib.closing(parts.judge), lock.hold(workdir):
     folder.write_config(c, workdir, mode="evaluate", **parts.found)
     print(*parts.says, sep="\n")
     try:
@@ -100,7 +108,7 @@ def run(c: Config, workdir: pathlib.Path) -> None:
       "sampling": {field: c[field] for field in _FIELDS},
       **evaluate.summary(records),
     }
-    _replace(path, json.dumps(said, indent=2) + "\n")
+    replace(path, json.dumps(said, indent=2) + "\n")
   print(table(said), f"  {path}", sep="\n")
 
 
@@ -195,9 +203,10 @@ def _sampled(
   c: Config, path: pathlib.Path, parts: _Parts
 ) -> list[dict[str, Any]]:
   """All records: those that are there, and then those that are not."""
+  path.parent.mkdir(exist_ok=True)
   total, step = len(parts.heldout), parts.found["evaluated"]["step"] or 0
   records = _whole(path, parts.heldout, step, n=c.eval_n, chunk=parts.chunk)
-  _replace(path, "".join(json.dumps(record) + "\n" for record in records))
+  replace(path, "".join(json.dumps(record) + "\n" for record in records))
   lines = metrics.JsonLines(path, after=step)
   first = len(records) // c.eval_n
   progress = metrics.Progress(after=first, steps=total, unit="prompts")
@@ -241,14 +250,6 @@ def _whole(
   if len(records) == len(wanted):
     return records
   return records[: len(records) // (n * chunk) * n * chunk]
-
-
-def _replace(path: pathlib.Path, text: str) -> None:
-  """Writes a file that is whole whenever this process is killed."""
-  path.parent.mkdir(exist_ok=True)
-  part = path.with_suffix(".part")
-  part.write_text(text)
-  os.replace(part, path)
 
 
 def table(summary: Mapping[str, Any]) -> str:

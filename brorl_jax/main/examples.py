@@ -84,6 +84,11 @@ class Examples:
     if made:
       version = importlib.metadata.version("reasoning-gym")
       sizes["gym"], digests["gym"] = None, f"reasoning-gym {version}"
+    if not sizes:
+      raise ValueError(
+        "there is nothing to train on: config.domains.gym.weight is 0, and "
+        "config.data.files names no file; raise the one, or give the other"
+      )
     weights = {name: c.domains[name].weight for name in sizes}
     self._order = order.Order(sizes, weights, seed=c.seed)
     self.fingerprint = self._order.fingerprint(digests)

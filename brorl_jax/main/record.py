@@ -1,5 +1,6 @@
 """What a run writes of itself: metrics, samples, evaluations."""
 
+import functools
 import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from brorl_jax import evaluate, metrics, types
-from brorl_jax.main import folder
+from brorl_jax.main import covered, folder
 from brorl_jax.main.examples import Examples
 from brorl_jax.main.settings import Config
 from brorl_jax.rl import stats
@@ -46,17 +47,45 @@ class Record:
     self._c, self._workdir, self._examples = c, workdir, examples
     self._heldout, self._measure = heldout, measure
     self._changed, self._found, self._told = changed, found, told
-    self._files = []
+    self._files, self._warned = [], []
+    self.started = False
+
+  @functools.cached_property
+  def _covered(self) -> covered.Covered:
+    return covered.look(
+      self._workdir, folder.configs(self._workdir) or [self._c.to_dict()]
+    )
+
+  def lacks(self, step: int) -> str | None:
+    return self._covered.lacks(step)
+
+  def warn(self, text: str) -> None:
+    """One line on the terminal, and in events.jsonl once it is open."""
+    print(f"warning: {text}")
+    self._warned.append(text)
 
   def start(self, done: int) -> float:
+    """As `train.Record` says.
+
+    Raises:
+      Damaged: The files do not hold the steps up to `done`, or they hold
+        steps, and there is no checkpoint to go on from.
+    """
     c, devices = self._c, jax.devices()
+    why = folder.begun(self._workdir) if done < 0 else self.lacks(done)
+    if why is not None:
+      raise metrics.Damaged(why)
+    self.started = True
     what = f"resumes after step {done}" if done >= 0 else "first step compiles"
     print(f"{len(devices)} {devices[0].device_kind}; {what}")
+    if done < 0:  # before any file that no run would have without it
+      folder.write_config(c, self._workdir, **self._found)
     lines = lambda *path: metrics.JsonLines(
-      self._workdir.joinpath(*path), after=done
+      self._workdir.joinpath(*path), after=done, warn=self.warn
     )
-    # First, because it refuses a folder whose lines are gone.
-    self._writer = metrics.Writer(self._workdir, after=done, steps=c.steps)
+    self._writer = metrics.Writer(
+      self._workdir, after=done, steps=c.steps, warn=self.warn
+    )
     self._samples = lines("samples.jsonl")
     self._events = lines("events.jsonl")
     self._curve = lines("eval", "curve.jsonl")
@@ -69,12 +98,32 @@ class Record:
       self._writer,
     ]
 
-    if done >= 0 and self._changed:
-      # With the last step that was done, so that a restart does not drop it.
-      what = {"event": "config", "changed": dict(self._changed)}
-      self.event(done, what)
-    folder.write_config(c, self._workdir, **self._found)
+    if done >= 0:
+      self._tell_of_start(done)
+      folder.write_config(c, self._workdir, **self._found)
     return self._writer.busy_s
+
+  def _tell_of_start(self, done: int) -> None:
+    """What is other than before, with the last step that was done.
+
+    So that a restart does not drop it.
+    """
+    before, now = folder.said(self._workdir, "machine"), folder.machine()
+    if before not in (None, now):
+      self.warn(
+        f"this machine has {now}, the run had {before}: the last bits of "
+        "numbers may differ from those of a run that stays on one"
+      )
+    for text in self._warned:
+      self._events.write({"step": done, "event": "warning", "why": text})
+    if done < self._c.steps:
+      self._events.write({"step": done, "event": "resume"})
+    if self._changed:
+      self.event(done, {"event": "config", "changed": dict(self._changed)})
+
+  def sync(self) -> None:
+    for file in self._files:
+      file.sync()
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
     self._events.write({"step": step, **what})

@@ -125,7 +125,10 @@ def load(
     sharding.param_shardings(abstract, mesh),
   )
   step, params = checkpoints.read_params(
-    which.run / "checkpoints", which.step, like
+    which.run / "checkpoints",
+    which.step,
+    like,
+    _records(which.run / "config.json")[0].get("run"),
   )
   return policy, params, step
 

@@ -1,8 +1,9 @@
 """The boxes of the figure, wired from left to right."""
 
+import contextlib
 import math
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from absl import logging
@@ -14,18 +15,20 @@ from brorl_jax import (
   collect,
   evaluate,
   hf,
+  intact,
   metrics,
   report,
   sharding,
   tokenizer,
   train,
 )
-from brorl_jax.ledger import Ledger
+from brorl_jax.ledger import Ledger, Newer
 from brorl_jax.main import (
   crediting,
   evaluating,
   folder,
   learning,
+  lock,
   planning,
   record,
   sampling,
@@ -40,28 +43,56 @@ from brorl_jax.tasks.base import Example
 from brorl_jax.types import State
 
 # Files of the run that it cannot go on from.
-_UNUSABLE = (checkpoints.Unusable, metrics.Damaged)
+_UNUSABLE = (checkpoints.Unusable, metrics.Damaged, Newer)
+_STOPS = (FloatingPointError, collect.Starved, collect.Unjudged)
 
 
-def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
+def run(
+  c: Config,
+  workdir: pathlib.Path,
+  *,
+  allow_change: bool,
+  begin_again: bool = False,
+) -> None:
   """Checks what can be checked, trains, reports."""
   settings.check_training(c)
-  changed = folder.check(c, workdir, allow_change=allow_change)
+  changed = {}
+  if begin_again:
+    folder.check_again(workdir)
+  else:
+    changed = folder.check(c, workdir, allow_change=allow_change)
   logging.set_verbosity(logging.ERROR)  # orbax tells of every file it opens
   try:
-    parts = _parts(c, workdir, allow_change=allow_change)
+    parts = _parts(c, workdir, allow_change=allow_change or begin_again)
   except ValueError as e:
     raise settings.UserError(str(e)) from None
-  lock = folder.hold(workdir)
-  if not changed:  # otherwise once a checkpoint is known to fit
-    folder.write_config(c, workdir, **parts.found)
-  phases = (one.says for one in parts.phases)
-  print(*parts.examples.says, *parts.judge.says, *phases, sep="\n")
+  with contextlib.closing(parts.judge), lock.hold(workdir) as held:
+    if begin_again and (aside := folder.set_aside(workdir)) is not None:
+      print(f"what was in {workdir} is in {aside}")
+    phases = (one.says for one in parts.phases)
+    print(*parts.examples.says, *parts.judge.says, *phases, sep="\n")
+    if c.save_every > c.steps:
+      print(
+        f"warning: save_every = {c.save_every} is above steps = {c.steps}: a "
+        "run that is stopped before its end begins with step 1 again"
+      )
+    _train(c, workdir, parts, changed, held)
+  finish(workdir, title=f"N = {c.n}, {c.samples:,} rollouts per step")
 
+
+def _train(
+  c: Config,
+  workdir: pathlib.Path,
+  parts: "_Parts",
+  changed: Mapping[str, Any],
+  held: lock.Lock,
+) -> None:
+  """Trains; whatever ends it too early is a UserError of one line."""
+  there = workdir / "checkpoints"
   at = lambda step: next(
     p for p in reversed(parts.phases) if p.since <= max(step, 1)
   )
-  store = checkpoints.Store(workdir / "checkpoints", keep=c.keep_checkpoints)
+  which = folder.said(workdir, "run") or folder.identity(c, parts.found["data"])
   book = record.Record(
     c,
     workdir,
@@ -69,33 +100,53 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
     parts.heldout,
     lambda step: at(step).measure,
     changed,
-    parts.found,
+    parts.found | {"run": which},
     parts.judge.told,
   )
+  store = checkpoints.Store(
+    there, keep=c.keep_checkpoints, run=which, warn=book.warn
+  )
   try:
-    train.train(
-      parts.state,
-      lambda step: at(step).stages(step),
-      store,
-      book,
-      seed=c.seed,
-      steps=c.steps,
-      save_every=c.save_every,
-      eval_every=c.eval_every,
-      pipeline=c.pipeline,
-      max_busy_s=c.max_busy_s or math.inf,
+    with contextlib.closing(book), contextlib.closing(store):
+      try:
+        train.train(
+          parts.state,
+          lambda step: at(step).stages(step),
+          store,
+          book,
+          seed=c.seed,
+          steps=c.steps,
+          save_every=c.save_every,
+          eval_every=c.eval_every,
+          pipeline=c.pipeline,
+          max_busy_s=c.max_busy_s or math.inf,
+        )
+      except _STOPS as e:
+        book.event(store.good or 0, {"event": "stop", "why": str(e)})
+        raise
+  except (*_UNUSABLE, *_STOPS, checkpoints.Unsaved, OSError) as e:
+    if not book.started:
+      held.undo()
+    raise _ended(e, changed, store.good, started=book.started) from None
+
+
+def _ended(
+  error: Exception,
+  changed: Mapping[str, Any],
+  good: int | None,
+  *,
+  started: bool,
+) -> settings.UserError:
+  """What the user is told of a run that ended too early."""
+  if isinstance(error, OSError):
+    left = f"the last good step is {good}" if started else "nothing was begun"
+    return settings.UserError(
+      f"{intact.told(error)}; {left}: mend that, and start again"
     )
-  except _UNUSABLE as e:
-    why = f"; this start changes {', '.join(changed)}" if changed else ""
-    raise settings.UserError(f"{e}{why}") from None
-  except (FloatingPointError, collect.Starved, collect.Unjudged) as e:
-    raise settings.UserError(str(e)) from None
-  finally:
-    store.close()
-    book.close()
-    parts.judge.close()
-    lock.close()
-  finish(workdir, title=f"N = {c.n}, {c.samples:,} rollouts per step")
+  if started or isinstance(error, Newer | checkpoints.Unreachable):
+    return settings.UserError(str(error))
+  why = f"; this start changes {', '.join(changed)}" if changed else ""
+  return folder.lost(f"{error}{why}")
 
 
 class _Parts(NamedTuple):

@@ -156,7 +156,7 @@ def measure(folder: pathlib.Path, run: pathlib.Path) -> None:
   like = jax.tree.map(
     lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), first
   )
-  for step in [0, *steps]:
+  for step in sorted({0, *steps}):
     if step in lines.steps:
       continue
     params = first
