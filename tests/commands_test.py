@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import runs_for_tests as made
 
-from brorl_jax.main import folder, settings, simulating
+from brorl_jax.main import folder, programs, settings, simulating
 from brorl_jax.rl import simulator
 from configs import simulate
 
@@ -62,14 +62,10 @@ def test_documents_name_the_two_arms_and_the_warmup():
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory):
-  """Runs Python; programs that several commands need are compiled once."""
-  cache = {
-    "XLA_FLAGS": "--xla_backend_optimization_level=0",
-    "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-  }
-  return functools.partial(run, env=os.environ | cache)
+def start():
+  """Runs Python, which compiles without LLVM's optimizations."""
+  flags = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+  return functools.partial(run, env=os.environ | flags)
 
 
 def run(*words, env):
@@ -116,6 +112,8 @@ def test_command_runs(start, command, tmp_path):
     "simulate": "report/figure3.png",
   }
   assert (tmp_path / "run" / leaves[mode]).exists()
+  said = f"{programs.says()}\n" in result.stdout + result.stderr
+  assert said == (mode in ("train", "evaluate", "warmup", "simulate"))
 
 
 def test_help_is_fast_and_names_the_flags():
@@ -126,7 +124,8 @@ def test_help_is_fast_and_names_the_flags():
     text=True,
     timeout=60,
   )
-  for flag in ("--config", "--workdir", "--mode", "--[no]allow_config_change"):
+  some = ("--config", "--workdir", "--mode", "--compilation_cache")
+  for flag in (*some, "--[no]allow_config_change"):
     assert flag in result.stdout
   # What takes seconds is not loaded.
   for library in ("jax", "flax", "transformers", "reasoning_gym"):

@@ -24,7 +24,15 @@ from brorl_jax import (
   sharding,
   tokenizer,
 )
-from brorl_jax.main import folder, leaks, planning, sampling, settings, trained
+from brorl_jax.main import (
+  folder,
+  leaks,
+  planning,
+  programs,
+  sampling,
+  settings,
+  trained,
+)
 from brorl_jax.main.examples import Examples
 from brorl_jax.main.scoring import Judge
 from brorl_jax.main.settings import Config
@@ -88,7 +96,7 @@ def run(c: Config, workdir: pathlib.Path) -> None:
     raise settings.UserError(str(e)) from None
   with contextlib.closing(parts.judge), folder.hold(workdir):
     folder.write_config(c, workdir, mode="evaluate", **parts.found)
-    print(*parts.says, sep="\n")
+    print(*parts.says, programs.says(), sep="\n")
     try:
       records = _sampled(c, lines, parts)
       evaluate.check_judged(records)

@@ -27,6 +27,7 @@ from brorl_jax.main import (
   folder,
   learning,
   planning,
+  programs,
   record,
   sampling,
   settings,
@@ -55,7 +56,8 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   lock = folder.hold(workdir)
   if not changed:  # otherwise once a checkpoint is known to fit
     folder.write_config(c, workdir, **parts.found)
-  print(*parts.examples.says, *(one.says for one in parts.phases), sep="\n")
+  says = [*parts.examples.says, *(one.says for one in parts.phases)]
+  print(*says, programs.says(), sep="\n")
 
   at = lambda step: next(
     p for p in reversed(parts.phases) if p.since <= max(step, 1)

@@ -102,6 +102,8 @@ def summary(data: Mapping[str, Any]) -> list[Part]:
   parts += _unfinished(data)
   told = [data["comparisons"][0]["at"], "end"]  # the tables have the others
   for at in dict.fromkeys(told):
+    early = tables.too_early(data, at)
+    parts += [f"At {at} nothing is ranked: ", *early, ". "] if early else []
     parts += [*_leaders(data, at), *_tested(data, at)]
   return parts
 

@@ -80,13 +80,41 @@ def _reached(data: Mapping[str, Any]) -> list[Part]:
   parts: list[Part] = []
   for i, one in enumerate(data["comparisons"]):
     if one["key"] is not None:
-      kind = "count" if one["key"] == "samples" else "hours"
-      reach = Number(("comparisons", i, "reach"), kind)
-      units = {"net_hours": "hours", "cpu_hours": "CPU-hours"}
-      unit = units.get(one["key"], one["key"])
       parts += ["; " if parts else " Compared are last evaluations by "]
-      parts += [reach, f" {unit} ({one['at']})"]
-  return [*parts, ", which all runs reached."] if parts else []
+      parts += [*_amount(data, i, ("comparisons", i, "reach"))]
+      parts += [f" ({one['at']})"]
+  if not parts:
+    return []
+  out: list[Part] = [*parts, ", which all runs reached."]
+  for one in data["comparisons"]:
+    early = too_early(data, one["at"])
+    out += (
+      [f" At {one['at']} ", *early, " and is not compared."] if early else []
+    )
+  return out
+
+
+def too_early(data: Mapping[str, Any], at: str) -> list[Part]:
+  """Which runs have no evaluation near where all are compared, if any."""
+  parts: list[Part] = []
+  for i, one in enumerate(data["comparisons"]):
+    for which in one["chosen"]:
+      if one["at"] == at and which["run"] in one["early"]:
+        place = ("runs", which["run"], "evaluations", which["evaluation"])
+        name = data["runs"][which["run"]]["name"]
+        parts += [" and " if parts else "", f"{name} was last evaluated after "]
+        parts += _amount(data, i, (*place, one["key"]))
+  return parts
+
+
+def _amount(
+  data: Mapping[str, Any], i: int, path: tuple[str | int, ...]
+) -> list[Part]:
+  """What had been spent, in the unit of comparison i."""
+  key = data["comparisons"][i]["key"]
+  units = {"net_hours": "hours", "cpu_hours": "CPU-hours"}
+  kind = "count" if key == "samples" else "hours"
+  return [Number(path, kind), f" {units.get(key, key)}"]
 
 
 def throughput(data: Mapping[str, Any]) -> Table:
@@ -229,8 +257,9 @@ def tests(data: Mapping[str, Any], number: int) -> Table:
     "(each the mean over its samples); one-sided: the first column is better. "
     "Clustered: prompts of one task may rise and fall together (CR1, clusters "
     "- 1 degrees of freedom). d_z: difference over the standard deviation of "
-    "the differences. One run each: what another seed would give is in none of "
-    "these. For comparison, the paper over its 10,000 instances and more, "
+    "the differences. A run whose evaluation is before 90 % of what is equal "
+    "is not tested there. One run each: what another seed would give is in "
+    "none of these. For comparison, the paper over its 10,000 instances and more, "
     "plain: mean difference ",
     paper("difference", "signed"),
     ", t ",
