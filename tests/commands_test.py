@@ -16,7 +16,7 @@ import runs_for_tests as made
 
 from brorl_jax.main import folder, programs, settings, simulating
 from brorl_jax.rl import simulator
-from configs import simulate
+from configs import revival, simulate
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Short forms: the same command, with these overrides.
@@ -130,6 +130,32 @@ def test_help_is_fast_and_names_the_flags():
   # What takes seconds is not loaded.
   for library in ("jax", "flax", "transformers", "reasoning_gym"):
     assert not re.search(rf"\| +{library}$", result.stderr, re.MULTILINE)
+
+
+def test_the_revival_section_says_what_was_off():
+  """As the config of its arms has it, and as its numbers are."""
+  text = " ".join((ROOT / "README.md").read_text().split())
+  section = text.split("## Does N = 512 revive")[1].split(" ## ")[0]
+  arms = [revival.get_config(f"{wing}/n512_paper") for wing in revival.WINGS]
+  assert {c.kl_weight for c in arms} == {0.0} and "No KL term" in section
+  assert "none of its resets" in section
+  wings = [c.keep == "all" for c in arms]
+  assert (sum(wings), len(wings)) == (3, 4)
+  assert "No dynamic sampling on three of the four wings" in section
+  assert {c.minibatches for c in arms} == {1} and "One update" in section
+  lost = 2.3e-5
+  found = 1.0 - (1.0 - lost) ** 512
+  assert f"{lost:.1e}".replace("e-05", "e-5") in section
+  assert f"probability of {found:.1%} at best".replace("%", " %") in section
+
+
+def test_no_scores_of_untuned_rates_are_compared():
+  """Nor is a rule of rates drawn from those of arms that cannot gain."""
+  text = (ROOT / "README.md").read_text()
+  first = text.split("## Your own model")[0]
+  (table,) = [x for x in first.split("\n\n") if "rollouts generated |" in x]
+  assert "pass@1" not in table and "learns faster" not in text
+  assert "2.83" not in text
 
 
 def snippets():

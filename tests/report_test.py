@@ -177,7 +177,7 @@ def test_the_figure_names_the_domains(drawn, domains, title):
   draw, _ = drawn
   evaluations, steps = run()
   for one in evaluations:
-    one["summary"] = {"by_domain": dict.fromkeys(domains, {})}
+    one["summary"] = {"by_domain": {name: {} for name in domains}}
   assert draw(evaluations, steps).axes[0].get_title() == title
 
 

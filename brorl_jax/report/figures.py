@@ -86,9 +86,9 @@ def score(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   save(figure, folder / "score.png")
   caption = (
     "Pass@1 of the held-out prompts against the time of steps and saving, "
-    "without compiling, with 95 % bootstrap intervals. Markers are evaluations; "
-    "between them nothing was measured. Dotted: policies that were only "
-    "evaluated."
+    "without compiling, with 95 % bootstrap intervals. Markers are "
+    "evaluations; between them nothing was measured. Dotted: policies that "
+    "were only evaluated."
   )
   return Figure(
     "score.png", "Score against time (the paper's Figure 1)", caption

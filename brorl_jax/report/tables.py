@@ -259,8 +259,8 @@ def tests(data: Mapping[str, Any], number: int) -> Table:
     "- 1 degrees of freedom). d_z: difference over the standard deviation of "
     "the differences. A run whose evaluation is before 90 % of what is equal "
     "is not tested there. One run each: what another seed would give is in "
-    "none of these. For comparison, the paper over its 10,000 instances and more, "
-    "plain: mean difference ",
+    "none of these. For comparison, the paper over its 10,000 instances and "
+    "more, plain: mean difference ",
     paper("difference", "signed"),
     ", t ",
     paper("t", "t"),
