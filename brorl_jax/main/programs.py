@@ -82,8 +82,9 @@ def keep(given: str | None) -> None:
 
 def says() -> str:
   """A line for those that a run starts with."""
-  folder = jax.config.read("jax_compilation_cache_dir")
-  if folder is None or not jax.config.read("jax_enable_compilation_cache"):
+  of = jax.config.values
+  folder = of["jax_compilation_cache_dir"]
+  if folder is None or not of["jax_enable_compilation_cache"]:
     return "compiled programs are not kept"
   return f"compiled programs are kept in {folder}"
 
