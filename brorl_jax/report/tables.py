@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from brorl_jax.report import cells
-from brorl_jax.report.cells import Cell, Number, Part, Table
+from brorl_jax.report import cells, equal
+from brorl_jax.report.cells import Cell, Number, Table
 
 _WIDE = 70  # characters of column names, above which a table is turned
 
@@ -47,7 +47,7 @@ def main(data: Mapping[str, Any]) -> Table:
     "step trains on; samples, in thousands, all that were generated. Hours are "
     "those of steps and saving, CPU-hours those of the process where they were "
     "recorded, both without compiling and without evaluations.",
-    *_reached(data),
+    *equal.reached(data),
   ]
   title = "Table 1. Cost and score of each run"
   return Table(title, caption, head, rows, 3)
@@ -73,48 +73,6 @@ def _score(data: Any, path: tuple[str | int, ...]) -> Cell:
   if cells.value(low.path, data) is None:
     return score
   return [score, "\n[", low, ", ", high, "]"]
-
-
-def _reached(data: Mapping[str, Any]) -> list[Part]:
-  """Where the runs are compared."""
-  parts: list[Part] = []
-  for i, one in enumerate(data["comparisons"]):
-    if one["key"] is not None:
-      parts += ["; " if parts else " Compared are last evaluations by "]
-      parts += [*_amount(data, i, ("comparisons", i, "reach"))]
-      parts += [f" ({one['at']})"]
-  if not parts:
-    return []
-  out: list[Part] = [*parts, ", which all runs reached."]
-  for one in data["comparisons"]:
-    early = too_early(data, one["at"])
-    out += (
-      [f" At {one['at']} ", *early, " and is not compared."] if early else []
-    )
-  return out
-
-
-def too_early(data: Mapping[str, Any], at: str) -> list[Part]:
-  """Which runs have no evaluation near where all are compared, if any."""
-  parts: list[Part] = []
-  for i, one in enumerate(data["comparisons"]):
-    for which in one["chosen"]:
-      if one["at"] == at and which["run"] in one["early"]:
-        place = ("runs", which["run"], "evaluations", which["evaluation"])
-        name = data["runs"][which["run"]]["name"]
-        parts += [" and " if parts else "", f"{name} was last evaluated after "]
-        parts += _amount(data, i, (*place, one["key"]))
-  return parts
-
-
-def _amount(
-  data: Mapping[str, Any], i: int, path: tuple[str | int, ...]
-) -> list[Part]:
-  """What had been spent, in the unit of comparison i."""
-  key = data["comparisons"][i]["key"]
-  units = {"net_hours": "hours", "cpu_hours": "CPU-hours"}
-  kind = "count" if key == "samples" else "hours"
-  return [Number(path, kind), f" {units.get(key, key)}"]
 
 
 def throughput(data: Mapping[str, Any]) -> Table:
