@@ -102,6 +102,13 @@ def test_a_folder_that_cannot_be_used_is_a_warning(home, capsys):
   assert kept()
 
 
+def test_a_user_without_a_home_is_a_warning(home, capsys):
+  programs.keep("~nobody-has-this-name/programs")
+  (line,) = capsys.readouterr().err.splitlines()
+  assert "cannot be kept in ~nobody-has-this-name/programs: " in line
+  assert programs.says() == "compiled programs are not kept"
+
+
 def test_a_folder_that_cannot_be_written_is_a_warning(
   home, monkeypatch, capsys
 ):

@@ -132,8 +132,7 @@ def _tidy(folder: pathlib.Path) -> None:
       if stat.st_mtime >= since and not _whole(path):
         path.unlink()
       else:
-        used = max(stat.st_atime, stat.st_mtime)
-        entries.append((used, stat.st_size, path))
+        entries.append((stat.st_atime, stat.st_size, path))
   excess = sum(size for _, size, _ in entries) - MOST_BYTES
   for _, size, path in sorted(entries):
     if excess <= 0:
