@@ -220,6 +220,7 @@ def test_steps_are_whole_numbers(drawn, count):
     ]
     assert 1 <= len(said) <= 12
     assert all(text.isdecimal() for text in said), said
+    assert str(count) in said or axis is figure.axes[0]  # ends at 10
 
 
 def test_the_legends_hide_no_line(drawn):
