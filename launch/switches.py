@@ -10,7 +10,6 @@ hour on 2 cores; runs that are done only start once more to say so.
 
 import argparse
 import json
-import os
 import pathlib
 import statistics
 import subprocess
@@ -89,12 +88,9 @@ def main() -> None:
 def run(folder: pathlib.Path, fields: dict[str, str]) -> None:
   flags = [f"--config.{field}={value}" for field, value in fields.items()]
   command = [sys.executable, "-m", "brorl_jax.main", f"--workdir={folder}"]
-  # Most programs are those of the run before.
-  env = os.environ | {"JAX_COMPILATION_CACHE_DIR": str(folder.parent / "jax")}
   done = subprocess.run(
     [*command, "--config=configs/base.py", *flags],
     cwd=ROOT,
-    env=env,
     stdout=subprocess.DEVNULL,
     stderr=subprocess.PIPE,
     text=True,

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 import runs_for_tests as made
 
-from brorl_jax.main import folder, settings, simulating
+from brorl_jax.main import folder, programs, settings, simulating
 from brorl_jax.rl import simulator
-from configs import simulate
+from configs import revival, simulate
 
 ROOT = pathlib.Path(__file__).parents[1]
 # Short forms: the same command, with these overrides.
@@ -62,14 +62,10 @@ def test_documents_name_the_two_arms_and_the_warmup():
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory):
-  """Runs Python; programs that several commands need are compiled once."""
-  cache = {
-    "XLA_FLAGS": "--xla_backend_optimization_level=0",
-    "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-  }
-  return functools.partial(run, env=os.environ | cache)
+def start():
+  """Runs Python, which compiles without LLVM's optimizations."""
+  flags = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+  return functools.partial(run, env=os.environ | flags)
 
 
 def run(*words, env):
@@ -116,6 +112,8 @@ def test_command_runs(start, command, tmp_path):
     "simulate": "report/figure3.png",
   }
   assert (tmp_path / "run" / leaves[mode]).exists()
+  said = f"{programs.says()}\n" in result.stdout + result.stderr
+  assert said == (mode in ("train", "evaluate", "warmup", "simulate"))
 
 
 def test_help_is_fast_and_names_the_flags():
@@ -126,17 +124,38 @@ def test_help_is_fast_and_names_the_flags():
     text=True,
     timeout=60,
   )
-  for flag in (
-    "--config",
-    "--workdir",
-    "--mode",
-    "--[no]allow_config_change",
-    "--[no]begin_again",
-  ):
+  some = ("--config", "--workdir", "--mode", "--compilation_cache")
+  for flag in (*some, "--[no]allow_config_change", "--[no]begin_again"):
     assert flag in result.stdout
   # What takes seconds is not loaded.
   for library in ("jax", "flax", "transformers", "reasoning_gym"):
     assert not re.search(rf"\| +{library}$", result.stderr, re.MULTILINE)
+
+
+def test_the_revival_section_says_what_was_off():
+  """As the config of its arms has it, and as its numbers are."""
+  text = " ".join((ROOT / "README.md").read_text().split())
+  section = text.split("## Does N = 512 revive")[1].split(" ## ")[0]
+  arms = [revival.get_config(f"{wing}/n512_paper") for wing in revival.WINGS]
+  assert {c.kl_weight for c in arms} == {0.0} and "No KL term" in section
+  assert "none of its resets" in section
+  wings = [c.keep == "all" for c in arms]
+  assert (sum(wings), len(wings)) == (3, 4)
+  assert "No dynamic sampling on three of the four wings" in section
+  assert {c.minibatches for c in arms} == {1} and "One update" in section
+  lost = 2.3e-5
+  found = 1.0 - (1.0 - lost) ** 512
+  assert f"{lost:.1e}".replace("e-05", "e-5") in section
+  assert f"probability of {found:.1%} at best".replace("%", " %") in section
+
+
+def test_no_scores_of_untuned_rates_are_compared():
+  """Nor is a rule of rates drawn from those of arms that cannot gain."""
+  text = (ROOT / "README.md").read_text()
+  first = text.split("## Your own model")[0]
+  (table,) = [x for x in first.split("\n\n") if "rollouts generated |" in x]
+  assert "pass@1" not in table and "learns faster" not in text
+  assert "2.83" not in text
 
 
 def snippets():

@@ -25,6 +25,11 @@ jaxtyping.install_import_hook(
   sorted(f"brorl_jax.{name}" for name in names), "beartype.beartype"
 )
 
+from brorl_jax.main import programs
+
+# Where commands keep them too, those that tests start among them.
+programs.keep(None)
+
 
 @pytest.fixture(autouse=True, scope="module")
 def forget_programs():

@@ -38,9 +38,8 @@ SMALL = {
 
 
 @pytest.fixture(scope="module")
-def start(tmp_path_factory):
-  """Starts the command on a work folder; programs are compiled once."""
-  cache = tmp_path_factory.mktemp("compiled")
+def start():
+  """Starts the command on a work folder."""
 
   def start(workdir, *, mode="train", **overrides):
     fields = {**SMALL, **overrides}
@@ -50,8 +49,6 @@ def start(tmp_path_factory):
     environment = os.environ | {
       "JAX_PLATFORMS": "cpu",
       "XLA_FLAGS": "",
-      "JAX_COMPILATION_CACHE_DIR": str(cache),
-      "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     }
     return subprocess.Popen(
       command,

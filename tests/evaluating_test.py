@@ -271,8 +271,6 @@ def test_kill_9_at_any_time(tmp_path):
   environment = os.environ | {
     "JAX_PLATFORMS": "cpu",
     "XLA_FLAGS": "",
-    "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "compiled"),
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
   }
   start = lambda name: subprocess.Popen(
     [*command, f"--workdir={tmp_path / name}"],

@@ -93,6 +93,75 @@ def test_equal_time_is_the_last_that_all_reached():
   assert chosen(data, "end") == [2, 2]
 
 
+def early(data):
+  return {c["at"]: c["early"] for c in data["comparisons"]}
+
+
+def test_an_early_evaluation_is_not_compared():
+  """At equal time the slow run has its start alone, and at its end all."""
+  better = {0: made.PASSES[0], 1: made.PASSES[3], 2: made.PASSES[3]}
+  data = numbers(
+    run("slow"),
+    run("fast", better, lines=made.metric_lines(2, step_s=1800.0)),
+  )
+  assert early(data) == {
+    "equal time": [0],
+    "equal CPU time": [0],  # .5 of 1 h
+    "equal samples": [0],  # 16 of 32
+    "end": [],
+  }
+  assert {one["at"] for one in data["leaders"]} == {"end"}
+  assert {one["at"] for one in data["tests"]} == {"end"}
+  labels = {(r["run"], r["evaluation"]): r["at"] for r in data["rows"][1:]}
+  assert labels == {
+    (0, 0): ["before equal time"],
+    (0, 1): ["before equal CPU time"],
+    (0, 2): ["end"],
+    (1, 2): ["equal time", "equal CPU time", "end"],
+  }
+  # What differs most is not looked for where nothing is compared: at the end.
+  assert {panel["spread"] for panel in data["panels"]} == {0.0}
+
+
+@pytest.mark.parametrize("last, who", [(0.89, [1]), (0.90, []), (0.91, [])])
+def test_nine_tenths_of_what_is_equal_are_enough(last, who):
+  """The second run is evaluated after 90 hours, more or less, of 100."""
+  passes = {0: made.PASSES[0], 1: made.PASSES[1]}
+  lines = made.metric_lines(1, step_s=50 * 3600.0)
+  hundred = run("a", passes, lines=lines)
+  passes = {**passes, 2: made.PASSES[3]}
+  lines = made.metric_lines(2)
+  for line, hours in zip(lines, (100 * last, 99.0), strict=True):
+    line |= {"time/step_s": 3600 * hours, "time/checkpoint_s": 0.0}
+  data = numbers(hundred, run("b", passes, lines=lines))
+  assert chosen(data, "equal time") == [1, 1]
+  assert early(data)["equal time"] == who
+  told = [one["at"] for one in data["tests"]]
+  assert ("equal time" in told) == (not who)
+  assert any(x["at"] == "equal time" for x in data["leaders"]) == (not who)
+
+
+def test_a_pair_that_is_not_early_is_tested_beside_one_that_is():
+  late = {0: made.PASSES[0], 3: made.PASSES[3]}
+  longer = run("c", late, lines=made.metric_lines(3, step_s=4000.0))
+  data = numbers(run("a"), run("b"), longer)
+  assert early(data)["equal time"] == [2]
+  pairs = [
+    (t["first"]["run"], t["other"]["run"])
+    for t in data["tests"]
+    if t["at"] == "equal time"
+  ]
+  assert pairs == [(0, 1)]
+  # Who leads among two of three is not said.
+  assert not [x for x in data["leaders"] if x["at"] == "equal time"]
+
+
+def test_runs_that_are_all_at_their_start_are_compared():
+  start = {0: made.PASSES[0]}
+  data = numbers(run("a", start, lines=[]), run("b", start, lines=[]))
+  assert not any(early(data).values())
+
+
 def test_an_evaluation_exactly_at_the_end_counts():
   data = numbers(run("a"), run("b"))
   for at in ("equal time", "equal CPU time", "equal samples", "end"):

@@ -207,6 +207,36 @@ def test_the_summary_says_where_scores_are_the_same(tmp_path):
   assert text.count("of every prompt") == 1
 
 
+def test_page_and_tables_say_where_nothing_is_compared(tmp_path):
+  """Fast ends after 1.55 h, when slow was evaluated at its start alone."""
+  passes = {0: made.PASSES[0], 1: made.PASSES[1], 2: made.PASSES[3]}
+  slow = made.run(tmp_path / "slow")
+  lines = made.metric_lines(2, step_s=1800.0, samples=9, cpu_s=None)
+  fast = made.run(tmp_path / "fast", passes=passes, lines=lines)
+  data = reporting.numbers([read(p, p.name) for p in (slow, fast)])
+  text = cells.as_text(page.summary(data), data)
+  assert (
+    "At equal time nothing is ranked: slow was last evaluated after 0 hours. "
+    "At the last evaluations, "
+  ) in text
+  assert text.count("Minus") == 1 and "At equal time, " not in text
+  main = tables.main(data)
+  assert [(row[0], row[1]) for row in main.rows] == [
+    ("slow, fast", "start"),
+    # At 16 of 18 samples it is early too, which has no row of its own.
+    ("slow", "before equal time"),
+    ("slow", "end"),
+    ("fast", "equal time, end"),
+  ]
+  assert cells.as_text(main.caption, data).endswith(
+    "Compared are last evaluations by 1.55 hours (equal time); 18 samples "
+    "(equal samples), which all runs reached. At equal time slow was last "
+    "evaluated after 0 hours and is not compared. At equal samples slow was "
+    "last evaluated after 16 samples and is not compared."
+  )
+  assert [row[2] for row in tables.tests(data, 7).rows] == ["end", "end"]
+
+
 @pytest.mark.parametrize(
   "kind, value, text",
   [
@@ -438,15 +468,28 @@ def test_figure_4_ends_where_all_runs_reached(drawn, data):
     assert titles == ["gcd", "syllogism", "aime", r"a/b~<i>\$x\$.c"]
     for axis in out[name].axes:
       assert len(axis.lines) == 2  # an evaluation has no trajectory
-      for line in axis.lines:
-        assert line.get_xdata()[-1] == pytest.approx(reach * scale)
-  # Run b reached 2.057 h, a had .5 of gcd after 2 h and .75 after 4.2.
+      low, high = axis.get_xlim()
+      assert low < 0 and reach * scale < high < 1.05 * reach * scale
+  # Run b reached 2.19 h; a had .5 of gcd after 2 h, and .75 only after 4.2.
   line = out["tasks_by_time.png"].axes[0].lines[0]
-  reach = (6 * 1234.5 + 4 * 123.45) / 3600
-  end = 50 + 25 * (reach - 2) / 2.2
-  assert line.get_xdata() == pytest.approx([0, 2, reach])
-  assert line.get_ydata() == pytest.approx([25, 50, end])
-  assert list(line.get_markevery()) == [0, 1]
+  assert line.get_xdata() == pytest.approx([0, 2])
+  assert line.get_ydata() == pytest.approx([25, 50])
+
+
+def test_figure_4_ends_with_the_numbers_of_the_tables(drawn, data):
+  out, _ = drawn
+  for name, key in (
+    ("tasks_by_time.png", "net_hours"),
+    ("tasks_by_samples.png", "samples"),
+  ):
+    (one,) = [c for c in data["comparisons"] if c["key"] == key]
+    for axis, panel in zip(out[name].axes, data["panels"], strict=True):
+      for line, which in zip(axis.lines, one["chosen"], strict=True):
+        e = data["runs"][which["run"]]["evaluations"][which["evaluation"]]
+        domain = e["summary"]["by_domain"][panel["domain"]]
+        score = domain["by_task"][panel["task"]]["pass_at_k"]["1"]
+        assert line.get_ydata()[-1] == pytest.approx(100 * score)
+        assert len(line.get_ydata()) == which["evaluation"] + 1
 
 
 def test_figure_4_asks_for_no_time_with_compiling(data, tmp_path):

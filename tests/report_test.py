@@ -26,6 +26,7 @@ def run(steps=30):
       "pass_at_1": 0.25 + 0.008 * step,
       "half_width": 0.03,
       "by_family": {k: v + 0.01 * step for k, v in FAMILIES.items()},
+      "summary": {"by_domain": {"math": {}, "gym": {}}},
       "rates": [0.25 + 0.008 * step] * 4,
     }
     for step in range(0, steps + 1, 10)
@@ -136,7 +137,7 @@ def test_the_figure_shows_the_run(drawn):
   draw, _ = drawn
   evaluations, steps = run()
   figure = draw(evaluations, steps)
-  left, right = figure.axes
+  left, shares, entropy = figure.axes
   lines = {line.get_label(): line for line in left.lines}
   assert set(lines) == {*FAMILIES, "mean, 95 % interval"}
   np.testing.assert_allclose(
@@ -146,17 +147,80 @@ def test_the_figure_shows_the_run(drawn):
   np.testing.assert_array_equal(lines["gcd"].get_xdata(), [0, 10, 20, 30])
   band = left.collections[0].get_datalim(left.transData)
   assert (band.y0, band.y1) == pytest.approx((0.22, 0.52))
-  shown = {line.get_label(): line.get_ydata() for line in right.lines}
-  for label, name in (
-    ("mean reward", "reward/mean"),
-    ("entropy, nats per token", "policy/entropy"),
-  ):
-    np.testing.assert_allclose(shown[label], [s[name] for s in steps])
+  shown = {line.get_label(): line.get_ydata() for line in shares.lines}
+  assert len(shown) == 2
+  of = lambda name: np.array([s[name] for s in steps])
+  np.testing.assert_allclose(shown["mean reward"], of("reward/mean"))
   # Whatever dynamic sampling kept.
-  np.testing.assert_allclose(
-    shown["prompts with a gradient"], [0.7 - 0.01 * s["step"] for s in steps]
+  with_gradient = 1.0 - of("sampling/degenerate_fraction")
+  np.testing.assert_allclose(shown["prompts with a gradient"], with_gradient)
+  (line,) = entropy.lines
+  np.testing.assert_allclose(line.get_ydata(), of("policy/entropy"))
+  assert (entropy.get_title(), entropy.get_ylabel()) == (
+    "entropy",
+    "nats per token",
   )
+  for axis in (shares, entropy):
+    for line in axis.lines:
+      np.testing.assert_array_equal(line.get_xdata(), of("step"))
   assert figure.get_suptitle() == "N = 512"
+
+
+@pytest.mark.parametrize(
+  "domains, title",
+  [
+    (["math"], "held-out prompts: math"),
+    (["code", "gym"], "held-out prompts: code, gym"),
+  ],
+)
+def test_the_figure_names_the_domains(drawn, domains, title):
+  draw, _ = drawn
+  evaluations, steps = run()
+  for one in evaluations:
+    one["summary"] = {"by_domain": {name: {} for name in domains}}
+  assert draw(evaluations, steps).axes[0].get_title() == title
+
+
+def test_entropy_does_not_shrink_the_shares(drawn):
+  """A policy that knows nothing has 6 nats, whose axis is its own."""
+  draw, _ = drawn
+  evaluations, steps = run()
+  for one in steps:
+    one["policy/entropy"] += 5.0
+  _, shares, entropy = draw(evaluations, steps).axes
+  assert shares.get_ylim() == (0.0, 1.02)
+  low, high = entropy.get_ylim()
+  assert low == 0.0 and 6.18 < high < 7.0
+
+
+def test_rewards_beyond_0_and_1_are_seen(drawn):
+  draw, _ = drawn
+  evaluations, steps = run()
+  steps[3]["reward/mean"], steps[4]["reward/mean"] = -0.25, 1.5
+  assert draw(evaluations, steps).axes[1].get_ylim() == (-0.25, 1.5)
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7, 30, 3000])
+def test_steps_are_whole_numbers(drawn, count):
+  draw, _ = drawn
+  evaluations, steps = run(max(count, 10))
+  if count < 10:
+    steps, evaluations = steps[:count], evaluations[:2]
+    evaluations[-1] |= {"step": count}
+  figure = draw(evaluations, steps)
+  figure.canvas.draw()
+  for axis in figure.axes:
+    low, high = axis.get_xlim()
+    said = [
+      label.get_text()
+      for label, at in zip(
+        axis.get_xticklabels(), axis.get_xticks(), strict=True
+      )
+      if low <= at <= high
+    ]
+    assert 1 <= len(said) <= 12
+    assert all(text.isdecimal() for text in said), said
+    assert str(count) in said or axis is figure.axes[0]  # ends at 10
 
 
 def test_the_legends_hide_no_line(drawn):
@@ -165,7 +229,10 @@ def test_the_legends_hide_no_line(drawn):
   evaluations[-1]["by_family"]["gcd"] = 0.99
   figure = draw(evaluations, steps)
   figure.canvas.draw()
-  for axis in figure.axes:
+  _, shares, entropy = figure.axes
+  legend = shares.get_legend().get_window_extent()
+  assert legend.y0 > entropy.title.get_window_extent().y1
+  for axis in figure.axes[:2]:
     box = axis.get_legend().get_window_extent()
     for line in axis.lines:
       points = axis.transData.transform(np.column_stack(line.get_data()))
@@ -176,8 +243,11 @@ def test_the_legends_hide_no_line(drawn):
 def test_the_figure_of_a_run_of_one_step(drawn):
   draw, path = drawn
   evaluations, steps = run()
-  draw(evaluations[:1], steps[:1])
+  figure = draw(evaluations[:1], steps[:1])
   assert path.stat().st_size > 1000
+  # A line of one point is none.
+  for axis in figure.axes[1:]:
+    assert {line.get_marker() for line in axis.lines} == {"o"}
 
 
 def simulated():

@@ -191,6 +191,23 @@ def test_a_config_file_may_lie_in_a_folder_with_spaces(tmp_path):
   assert done.stdout == "2.0 16 1.0  w False\n"
 
 
+def test_the_flag_says_where_compiled_programs_are_kept(tmp_path):
+  code = STUB.replace(
+    "FAILS", "from brorl_jax.main import programs; print(programs.says())"
+  )
+  flags = ("--config=configs/n16.py", "--workdir=w")
+  for where in (tmp_path, "off"):
+    done = command(*flags, f"--compilation_cache={where}", code=code)
+    assert done.returncode == 0, done.stderr
+    said = done.stdout.splitlines()[1]
+    if where == "off":
+      assert said == "compiled programs are not kept"
+    else:
+      assert said.startswith(f"compiled programs are kept in {tmp_path}/")
+  done = command(*flags, "--compilation_cache=", code=code)
+  assert message(done).startswith("--compilation_cache='' names no folder")
+
+
 @pytest.mark.parametrize(
   "fails, status, line",
   [

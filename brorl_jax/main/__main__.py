@@ -68,6 +68,14 @@ _BEGIN_AGAIN = flags.DEFINE_bool(
   "Begin at step 1 in a folder that holds a run, whose files are moved to "
   "set_aside/ in it; each start with this flag does so.",
 )
+_PROGRAMS = flags.DEFINE_string(
+  "compilation_cache",
+  None,
+  "Folder in which compiled programs are kept from one start to the next; off: "
+  "none. Without it JAX_COMPILATION_CACHE_DIR, or else brorl_jax/programs in "
+  "$XDG_CACHE_HOME or ~/.cache. Programs are run as they are found there: it "
+  "must be a folder that nobody else can write to.",
+)
 
 
 def main(argv: list[str]) -> None:
@@ -82,6 +90,9 @@ def main(argv: list[str]) -> None:
     workdir = workdirs[0]
     # Not above: jax and transformers take seconds to load, and --help or a
     # misspelt flag should not cost that.
+    from brorl_jax.main import programs
+
+    programs.keep(_PROGRAMS.value)
     if _MODE.value == "train":
       from brorl_jax.main import training
 

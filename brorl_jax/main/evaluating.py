@@ -29,6 +29,7 @@ from brorl_jax.main import (
   leaks,
   lock,
   planning,
+  programs,
   sampling,
   settings,
   trained,
@@ -96,7 +97,7 @@ def run(c: Config, workdir: pathlib.Path) -> None:
     raise settings.UserError(str(e)) from None
   with contextlib.closing(parts.judge), lock.hold(workdir):
     folder.write_config(c, workdir, mode="evaluate", **parts.found)
-    print(*parts.says, sep="\n")
+    print(*parts.says, programs.says(), sep="\n")
     try:
       records = _sampled(c, lines, parts)
       evaluate.check_judged(records)

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from brorl_jax import metrics, report
-from brorl_jax.main import folder, lock, settings
+from brorl_jax.main import folder, lock, programs, settings
 from brorl_jax.main.settings import Config
 from brorl_jax.rl import simulator
 
@@ -34,6 +34,7 @@ def run(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> None:
   progress = lambda: metrics.Progress(after=0, steps=len(plan), unit="run")
   results = []
   with lock.hold(workdir):
+    print(programs.says())
     with contextlib.closing(progress()) as bar:
       for i, (name, optimizer, n) in enumerate(plan, 1):
         # Gradient descent moves logits of 3 by a few roundings of float32 per

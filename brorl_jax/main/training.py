@@ -30,6 +30,7 @@ from brorl_jax.main import (
   learning,
   lock,
   planning,
+  programs,
   record,
   sampling,
   settings,
@@ -69,8 +70,8 @@ def run(
   with contextlib.closing(parts.judge), lock.hold(workdir) as held:
     if begin_again and (aside := folder.set_aside(workdir)) is not None:
       print(f"what was in {workdir} is in {aside}")
-    phases = (one.says for one in parts.phases)
-    print(*parts.examples.says, *parts.judge.says, *phases, sep="\n")
+    says = [*parts.judge.says, *(one.says for one in parts.phases)]
+    print(*parts.examples.says, *says, programs.says(), sep="\n")
     if c.save_every > c.steps:
       print(
         f"warning: save_every = {c.save_every} is above steps = {c.steps}: a "

@@ -9,7 +9,7 @@ from jaxtyping import PyTree
 
 from brorl_jax import hf, tokenizer, update, warmup
 from brorl_jax.attention import Rope
-from brorl_jax.main import folder, settings
+from brorl_jax.main import folder, programs, settings
 from brorl_jax.main.examples import families
 from brorl_jax.main.settings import Config
 from brorl_jax.policy import Policy
@@ -24,6 +24,7 @@ def run(c: Config, workdir: pathlib.Path) -> None:
   folder.check_empty(workdir)
   try:
     settings.check_warmup(c)
+    _say(programs.says())
     puzzles = draw(c)
     policy = Policy(
       vocab=c.vocab,

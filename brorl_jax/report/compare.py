@@ -16,6 +16,8 @@ EQUAL = {
   "cpu_hours": "equal CPU time",
   "samples": "equal samples",
 }
+# An evaluation before this share of what is equal shows another policy.
+EARLIEST = 0.9
 MOST_PANELS = 12  # tasks of which trajectories are drawn
 
 
@@ -146,23 +148,29 @@ def _method(config: Mapping[str, Any]) -> str:
 
 
 def _comparisons(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Where runs are compared: where all spent as much, and at their ends."""
+  """Where runs are compared: where all spent as much, and at their ends.
+
+  Runs that are "early" there have no evaluation near it, and are not compared.
+  """
   out, training = [], [i for i, run in enumerate(told) if run["training"]]
   for key, label in EQUAL.items():
     last = [told[i]["evaluations"][-1][key] for i in training]
     if len(training) < 2 or None in last:
       continue
     reach = min(last)
-    chosen = []
+    chosen, early = [], []
     for i in training:
-      before = [e[key] <= reach for e in told[i]["evaluations"]]
-      chosen.append({"run": i, "evaluation": sum(before) - 1})
-    out.append({"key": key, "at": label, "reach": reach, "chosen": chosen})
+      before = [e[key] for e in told[i]["evaluations"] if e[key] <= reach]
+      chosen.append({"run": i, "evaluation": len(before) - 1})
+      early += [i] if before[-1] < EARLIEST * reach else []
+    one = {"key": key, "at": label, "reach": reach, "chosen": chosen}
+    out.append(one | {"early": early})
   ends = [
     {"run": i, "evaluation": len(run["evaluations"]) - 1}
     for i, run in enumerate(told)
   ]
-  return [*out, {"key": None, "at": "end", "reach": None, "chosen": ends}]
+  end = {"key": None, "at": "end", "reach": None, "chosen": ends, "early": []}
+  return [*out, end]
 
 
 def _rows(
@@ -190,7 +198,8 @@ def _rows(
         continue
       for chosen in one["chosen"]:
         if chosen["run"] == i:
-          labels.setdefault(chosen["evaluation"], []).append(one["at"])
+          at = f"before {one['at']}" if i in one["early"] else one["at"]
+          labels.setdefault(chosen["evaluation"], []).append(at)
     for j, at in sorted(labels.items()):
       at = at if run["training"] else ["evaluation"]
       yield {"run": i, "evaluation": j, "at": at, "names": [run["name"]]}
@@ -199,8 +208,10 @@ def _rows(
 def _leaders(
   told: Sequence[Mapping[str, Any]], comparisons: Sequence[Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-  """Which run has the highest pass@1, in each domain."""
+  """Which run has the highest pass@1, in each domain, if none is early."""
   for one in comparisons if len(told) > 1 else ():
+    if one["early"]:
+      continue
     for domain in told[0]["evaluations"][0]["summary"]["by_domain"]:
       score = lambda which: told[which["run"]]["evaluations"][
         which["evaluation"]
@@ -223,7 +234,7 @@ def _categories(
 
 def _panels(out: Mapping[str, Any]) -> list[dict[str, Any]]:
   """Tasks to draw: all, or those that differ most where runs are compared."""
-  chosen = out["comparisons"][0]["chosen"]
+  chosen = next(c["chosen"] for c in out["comparisons"] if not c["early"])
 
   def spread(domain: str, task: str) -> float:
     scores = [

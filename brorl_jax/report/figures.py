@@ -86,7 +86,8 @@ def score(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   save(figure, folder / "score.png")
   caption = (
     "Pass@1 of the held-out prompts against the time of steps and saving, "
-    "without compiling, with 95 % bootstrap intervals. Dotted: policies that "
+    "without compiling, with 95 % bootstrap intervals. Markers are "
+    "evaluations; between them nothing was measured. Dotted: policies that "
     "were only evaluated."
   )
   return Figure(
@@ -115,10 +116,12 @@ def trajectories(
       ]
       x = np.array([e[key] * scale for e in every])
       y = np.array([100 * one["pass_at_k"]["1"] for one in s])
-      inside, end = x <= reach * scale, reach * scale
-      # On towards the next evaluation, which may be long after the end.
-      x, y = [*x[inside], end], [*y[inside], np.interp(end, x, y)]
-      axis.plot(x, y, ms=4, markevery=range(inside.sum()), **_look(i, run))
+      # No further: a line to the next would show what was not measured, and
+      # end elsewhere than the tables do.
+      inside = x <= reach * scale
+      axis.plot(x[inside], y[inside], ms=4, **_look(i, run))
+    margin = 0.03 * reach * scale or 1.0  # nobody got beyond the start
+    axis.set_xlim(-margin, reach * scale + margin)
     axis.set(title=_plain(panel["task"]), xlabel=unit, ylabel="pass@1, %")
   _legend(figure, axes)
   what = {"net_hours": "time", "samples": "samples"}[key]
@@ -133,8 +136,8 @@ def trajectories(
   )
   caption = (
     f"Pass@1 of {which}, up to the {what}{aside} that all runs reached "
-    "(markers are evaluations; a line ends on its way to the next); each "
-    "panel has a scale of its own."
+    "(a line ends with the evaluation that the tables show); each panel has a "
+    "scale of its own."
   )
   return Figure(name, f"Tasks on equal {what} (the paper's Figure 4)", caption)
 

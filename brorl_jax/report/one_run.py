@@ -11,10 +11,9 @@ matplotlib.use("Agg")  # no display
 import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Float
+from matplotlib.ticker import MaxNLocator
 
 from brorl_jax.rl import stats
-
-_WITHOUT = "sampling/degenerate_fraction"
 
 
 def learning_curve(
@@ -32,39 +31,26 @@ def learning_curve(
     steps: Lines of metrics.jsonl.
     title: One line.
   """
-  figure, (left, right) = plt.subplots(
-    1, 2, figsize=(11, 4.8), layout="constrained"
+  figure = plt.figure(figsize=(11, 5.2), layout="constrained")
+  grid = figure.add_gridspec(2, 2)
+  heldout, shares, entropy = (
+    figure.add_subplot(place) for place in (grid[:, 0], grid[0, 1], grid[1, 1])
   )
-  x = np.array([e["step"] for e in evaluations])
-  mean = np.array([e["pass_at_1"] for e in evaluations])
-  half = np.array([e["half_width"] for e in evaluations], float)  # None: NaN
-  left.plot(x, mean, "k-o", lw=2, ms=4, label="mean, 95 % interval", zorder=3)
-  for family in evaluations[0]["by_family"]:
-    y = [e["by_family"][family] for e in evaluations]
-    left.plot(x, y, lw=1, alpha=0.6, label=family)
-  left.fill_between(x, mean - half, mean + half, color="k", alpha=0.15, lw=0)
-  left.set(xlabel="step", ylabel="pass@1", title="held-out puzzles")
-  left.set_ylim(0, 1)
-
-  x = [s["step"] for s in steps]
-  for label, of in (
-    ("mean reward", lambda s: s["reward/mean"]),
-    # Not those that were kept: with keep = "all" these are all.
-    ("prompts with a gradient", lambda s: 1.0 - s[_WITHOUT]),
-    ("entropy, nats per token", lambda s: s["policy/entropy"]),
-  ):
-    right.plot(x, [of(s) for s in steps], lw=1.5, label=label)
-  right.set(xlabel="step", title="training prompts")
-  right.set_ylim(bottom=0)
-  for axis in (left, right):
+  _draw_heldout(heldout, evaluations)
+  _draw_training(shares, entropy, steps)
+  for axis in (heldout, shares, entropy):
     axis.grid(alpha=0.25)
     axis.spines[["top", "right"]].set_visible(False)
-    below = (0.5, -0.14)  # inside it would hide a line of some run
-    axis.legend(
+    whole = MaxNLocator(integer=True, min_n_ticks=1, steps=(1, 2, 5, 10))
+    axis.xaxis.set_major_locator(whole)
+  for axis in (heldout, entropy):
+    axis.set_xlabel("step")
+  for axis, below in ((heldout, -0.12), (shares, -0.1)):
+    axis.legend(  # inside it would hide a line of some run
       fontsize=8,
       ncols=3,
       loc="upper center",
-      bbox_to_anchor=below,
+      bbox_to_anchor=(0.5, below),
       frameon=False,
     )
   figure.suptitle(title)
@@ -72,6 +58,43 @@ def learning_curve(
   path.parent.mkdir(parents=True, exist_ok=True)
   figure.savefig(path, dpi=130)
   plt.close(figure)
+
+
+def _draw_heldout(
+  heldout: Any, evaluations: Sequence[Mapping[str, Any]]
+) -> None:
+  """Pass@1 of each family, and of all with its interval."""
+  x = np.array([e["step"] for e in evaluations])
+  mean = np.array([e["pass_at_1"] for e in evaluations])
+  half = np.array([e["half_width"] for e in evaluations], float)  # None: NaN
+  heldout.plot(
+    x, mean, "k-o", lw=2, ms=4, label="mean, 95 % interval", zorder=3
+  )
+  for family in evaluations[0]["by_family"]:
+    y = [e["by_family"][family] for e in evaluations]
+    heldout.plot(x, y, lw=1, alpha=0.6, label=family)
+  heldout.fill_between(x, mean - half, mean + half, color="k", alpha=0.15, lw=0)
+  domains = ", ".join(evaluations[0]["summary"]["by_domain"])
+  heldout.set(ylabel="pass@1", title=f"held-out prompts: {domains}")
+  heldout.set_ylim(0, 1)
+
+
+def _draw_training(
+  shares: Any, entropy: Any, steps: Sequence[Mapping[str, Any]]
+) -> None:
+  """What lies between 0 and 1, and what does not."""
+  x = np.array([s["step"] for s in steps])
+  look: Any = {"lw": 1.5, "marker": "o" if len(x) == 1 else ""}
+  of = lambda name: np.array([s[name] for s in steps])
+  # Not those that are kept: where nothing is filtered these are all.
+  some = 1.0 - of("sampling/degenerate_fraction")
+  shares.plot(x, of("reward/mean"), **look, label="mean reward")
+  shares.plot(x, some, **look, label="prompts with a gradient")
+  # A penalty for length may bring rewards below 0.
+  shares.set_ylim(min(0.0, *of("reward/mean")), max(1.02, *of("reward/mean")))
+  shares.set_title("training prompts")
+  entropy.plot(x, of("policy/entropy"), "C2", **look)
+  entropy.set(title="entropy", ylabel="nats per token", ylim=(0.0, None))
 
 
 def table(

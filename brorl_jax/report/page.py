@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from brorl_jax.report import cells, tables
+from brorl_jax.report import cells, equal, tables
 from brorl_jax.report.cells import Cell, Number, Part, Table
 from brorl_jax.report.figures import WIDTH, Figure
 
@@ -102,6 +102,8 @@ def summary(data: Mapping[str, Any]) -> list[Part]:
   parts += _unfinished(data)
   told = [data["comparisons"][0]["at"], "end"]  # the tables have the others
   for at in dict.fromkeys(told):
+    early = equal.too_early(data, at)
+    parts += [f"At {at} nothing is ranked: ", *early, ". "] if early else []
     parts += [*_leaders(data, at), *_tested(data, at)]
   return parts
 

@@ -20,16 +20,21 @@ def tests(
 ) -> Iterator[dict[str, Any]]:
   """The first run against each other, prompt by prompt; one has no spread.
 
+  A pair of which one is early, where it is compared, is not tested.
+
   Args:
     rates: Of an evaluation: pass@1 of each prompt by its id.
     tasks: Id of each prompt -> what it is clustered by.
-    comparisons: Each with the evaluations that are "chosen".
+    comparisons: Each with the evaluations that are "chosen", and the runs that
+      are "early" there.
   """
   index = {name: i for i, name in enumerate(sorted(set(tasks.values())))}
   cluster = jnp.array([index[task] for task in tasks.values()])
   for one in comparisons if len(tasks) > 1 else ():
     first, *others = one["chosen"]
     for other in others:
+      if {first["run"], other["run"]} & {*one["early"]}:
+        continue
       a, b = (
         jnp.array([rates(which)[id] for id in tasks])
         for which in (other, first)

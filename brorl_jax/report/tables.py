@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from brorl_jax.report import cells
-from brorl_jax.report.cells import Cell, Number, Part, Table
+from brorl_jax.report import cells, equal
+from brorl_jax.report.cells import Cell, Number, Table
 
 _WIDE = 70  # characters of column names, above which a table is turned
 
@@ -47,7 +47,7 @@ def main(data: Mapping[str, Any]) -> Table:
     "step trains on; samples, in thousands, all that were generated. Hours are "
     "those of steps and saving, CPU-hours those of the process where they were "
     "recorded, both without compiling and without evaluations.",
-    *_reached(data),
+    *equal.reached(data),
   ]
   title = "Table 1. Cost and score of each run"
   return Table(title, caption, head, rows, 3)
@@ -73,20 +73,6 @@ def _score(data: Any, path: tuple[str | int, ...]) -> Cell:
   if cells.value(low.path, data) is None:
     return score
   return [score, "\n[", low, ", ", high, "]"]
-
-
-def _reached(data: Mapping[str, Any]) -> list[Part]:
-  """Where the runs are compared."""
-  parts: list[Part] = []
-  for i, one in enumerate(data["comparisons"]):
-    if one["key"] is not None:
-      kind = "count" if one["key"] == "samples" else "hours"
-      reach = Number(("comparisons", i, "reach"), kind)
-      units = {"net_hours": "hours", "cpu_hours": "CPU-hours"}
-      unit = units.get(one["key"], one["key"])
-      parts += ["; " if parts else " Compared are last evaluations by "]
-      parts += [reach, f" {unit} ({one['at']})"]
-  return [*parts, ", which all runs reached."] if parts else []
 
 
 def throughput(data: Mapping[str, Any]) -> Table:
@@ -229,9 +215,10 @@ def tests(data: Mapping[str, Any], number: int) -> Table:
     "(each the mean over its samples); one-sided: the first column is better. "
     "Clustered: prompts of one task may rise and fall together (CR1, clusters "
     "- 1 degrees of freedom). d_z: difference over the standard deviation of "
-    "the differences. One run each: what another seed would give is in none of "
-    "these. For comparison, the paper over its 10,000 instances and more, "
-    "plain: mean difference ",
+    "the differences. A run whose evaluation is before 90 % of what is equal "
+    "is not tested there. One run each: what another seed would give is in "
+    "none of these. For comparison, the paper over its 10,000 instances and "
+    "more, plain: mean difference ",
     paper("difference", "signed"),
     ", t ",
     paper("t", "t"),
