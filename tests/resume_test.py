@@ -84,7 +84,7 @@ class Run:
 
   def _parts(self, c, workdir, *, allow_change):
     del c, workdir, allow_change
-    judge = types.SimpleNamespace(told=dict, close=self._close)
+    judge = types.SimpleNamespace(told=dict, says=[], close=self._close)
     phase = training.Phase(1, lambda step: self.stages, lambda *a: None, "one")
     phase = phase._replace(measure=measure)
     state = State(jnp.zeros(3), jnp.int32(0), jnp.zeros(3))
@@ -306,6 +306,12 @@ def lose_all_but_samples(run):
   (run.dir / "metrics.jsonl").unlink()
 
 
+def lose_all_but_evaluations(run):
+  lose_folder(run)
+  (run.dir / "metrics.jsonl").write_bytes(b"")
+  (run.dir / "samples.jsonl").write_bytes(b"")
+
+
 def lose_lock(run):
   lose_folder(run)
   (run.dir / ".lock").unlink()
@@ -317,6 +323,7 @@ LOST = {
   "no steps": (lose_steps, r"metrics\.jsonl has steps of a run"),
   "set aside": (as_older_versions_left_it, "damaged_checkpoints has"),
   "samples": (lose_all_but_samples, r"samples\.jsonl has steps of a run"),
+  "evaluations": (lose_all_but_evaluations, r"curve\.jsonl has steps of a run"),
   "no lock": (lose_lock, r"metrics\.jsonl has steps of a run"),
 }
 

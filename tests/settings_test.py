@@ -356,7 +356,11 @@ BAD = [
   ("mesh_data", {"mesh_data": 0}, "positive, or -1"),
   ("mesh_data", {"mesh_data": -2}, "positive, or -1"),
   ("samples_shown", {"samples_shown": -1}, "0 or positive"),
-  ("code_test_s", {"code_test_s": 0.0}, "positive: CPU-seconds of a test"),
+  (
+    "code_test_s",
+    {"code_test_s": 0.0},
+    "positive; it is the CPU-seconds of a test",
+  ),
   ("code_total_s", {"code_total_s": 4.0}, "at least code_test_s = 5"),
   ("theory_prompts", {"theory_prompts": -1}, "positive, or 0: the theorem is"),
   ("theory_tokens", {"theory_tokens": 0}, "at least 1"),
@@ -753,7 +757,9 @@ def test_a_field_of_config_json_that_no_run_writes_is_one_line(
   path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
   with pytest.raises(settings.UserError) as e:
     check(tmp_path, allow_change=True)
-  start = f"{path}: {field!r} is not as a run writes it; bring it back"
+  start = (
+    f"{path}: {field!r} is not as a run writes it; bring back what is missing"
+  )
   assert str(e.value).startswith(start) and "\n" not in str(e.value)
 
 
@@ -763,7 +769,9 @@ def test_a_run_without_its_config_is_told_the_way_back(tmp_path, name):
   with pytest.raises(settings.UserError) as e:
     check(tmp_path)
   said = str(e.value)
-  assert said.startswith(f"{tmp_path}/config.json is gone; bring it back")
+  assert said.startswith(
+    f"{tmp_path}/config.json is gone; bring back what is missing"
+  )
   assert "--begin_again" in said and "on another workdir writes it" in said
 
 

@@ -165,6 +165,50 @@ def test_waiting_for_a_cpu_is_not_sleep(monkeypatch):
   assert after(13.2, 1.2, 10.9)  # 1.1 s
 
 
+def test_a_process_whose_threads_end_is_seen_all_the_time(start):
+  code = (
+    "import threading\n"
+    "while True:\n"
+    "  some = [threading.Thread(target=int) for _ in range(8)]\n"
+    "  for one in some: one.start()\n"
+    "  for one in some: one.join()"
+  )
+  pid = start(code)
+  last = 0.0
+  for _ in range(2000):
+    seen = usage.of_descendants(pid)
+    assert len(seen) == 1
+    assert cpu_s(pid) >= last
+    last = cpu_s(pid)
+
+
+def test_cpu_never_grows_less(monkeypatch):
+  """A look that missed a process does not begin a test at nothing."""
+  now, found = [0.0], [{}]
+  monkeypatch.setattr(usage.time, "monotonic", lambda: now[0])
+  monkeypatch.setattr(usage, "of_descendants", lambda pid: found[0])
+  clock = usage.Clock(0, Limits(test_s=5.0, total_s=60.0))
+  for now[0], cpu in ((1.0, 1.0), (4.0, 4.0)):
+    found[0] = {1: usage.Usage(cpu, 0.0)}
+    assert not clock.late()
+  clock.tested()
+  now[0], found[0] = 4.2, {}
+  assert not clock.late()
+  now[0], found[0] = 6.0, {1: usage.Usage(6.0, 0.0)}
+  assert not clock.late()  # two seconds of five
+
+
+def test_waits_of_threads_that_ended_are_no_sleep(monkeypatch):
+  now, found = [0.0], [{1: usage.Usage(0.0, 5.0)}]
+  monkeypatch.setattr(usage.time, "monotonic", lambda: now[0])
+  monkeypatch.setattr(usage, "of_descendants", lambda pid: found[0])
+  clock = usage.Clock(0, Limits(test_s=2.5, total_s=60.0))
+  now[0] = 0.1
+  assert not clock.late()
+  now[0], found[0] = 2.1, {1: usage.Usage(2.0, 0.0)}
+  assert not clock.late()
+
+
 def test_what_ended_in_between_is_not_sleep(monkeypatch):
   """Another process than before: how long it waited cannot be told."""
   now, pids = [0.0], iter(range(1, 99))

@@ -175,6 +175,14 @@ def test_what_was_used_for_other_questions_does_not_count(worker):
   assert worker.ask("slow_echo", "a", 0.3, timeout=0.55) == "a"
 
 
+def test_one_that_was_killed_while_nothing_was_asked_is_replaced(worker):
+  pid = worker.ask("pid", timeout=LONG)
+  os.kill(pid, signal.SIGKILL)
+  assert gone(pid)
+  assert worker.ask("echo", 1, timeout=LONG) == [1]
+  assert worker.failures == 0
+
+
 def test_a_zygote_waits_for_clones_that_ended(worker):
   def zombies():
     task = f"/proc/{it}/task/{it}/children"

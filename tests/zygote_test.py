@@ -444,6 +444,21 @@ def test_a_process_that_cannot_be_forked_is_the_jails_fault(jail, monkeypatch):
     jail.run(job, limits=walls.Limits())
 
 
+def test_a_check_that_cannot_be_forked_is_the_jails_fault(jail, monkeypatch):
+  boot = programs._boot
+
+  def broken(**options):
+    text = boot(**options)
+    line = b"answered, answer = os.pipe()"
+    assert text.count(line) == 1
+    return text.replace(line, b"raise BlockingIOError")
+
+  monkeypatch.setattr(programs, "_boot", broken)
+  job = {"mode": "check", "program": "def f(): 0", "function": "f"}
+  with pytest.raises(process.Failed, match="failed twice in a row"):
+    jail.run(job, limits=walls.Limits(), tests=b"def check(c): c()")
+
+
 @pytest.mark.parametrize("mode", ["call", "stdio"])
 def test_no_program_can_say_that_the_jail_failed(jail, mode):
   program = "import os\ndef f(x): os._exit(5)\nif __name__ == '__main__': f(1)"
@@ -505,6 +520,32 @@ os._exit(3)
   job = {"mode": "stdio", "program": program, "inputs": ["", ""], "together": 2}
   ended = jail.run(job, limits=walls.Limits(test_s=1.0, total_s=2.0))
   assert [frame.status for frame in ended.frames] == [3 << 8] * 2
+
+
+def test_bytes_that_are_no_result_begin_no_test(jail, monkeypatch):
+  """A program that writes a little all the time has no more time for it."""
+  program = """
+import os, stat, time
+def fifo(fd):
+  try:
+    return stat.S_ISFIFO(os.fstat(fd).st_mode)
+  except OSError:
+    return False
+def f(x):
+  (fd,) = filter(fifo, range(3, 64))
+  while True:
+    end = time.process_time() + 0.1
+    while time.process_time() < end: pass
+    os.write(fd, b"\\0")
+"""
+  job = JOB | {"program": program, "calls": [["l", 1]]}
+  limits, reads, real = walls.Limits(test_s=0.4, total_s=20.0), [], os.read
+  monkeypatch.setattr(
+    zygote.os, "read", lambda *args: reads.append(1) or real(*args)
+  )
+  # Each byte is less than a frame: 27 of them would be one.
+  assert jail.run(job, limits=limits).reason == "time-out"
+  assert len(reads) < 15
 
 
 def test_a_job_can_be_stopped_from_another_thread(jail):

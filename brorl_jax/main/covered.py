@@ -58,7 +58,8 @@ def look(workdir: pathlib.Path, starts: Sequence[Mapping[str, Any]]) -> Covered:
   evaluations = {}
   count = Counter(x["step"] for x in _lines(workdir / "eval/records.jsonl"))
   for line in _lines(workdir / "eval/curve.jsonl"):
-    said = line.get("summary", {}).get("all", {})
+    said = line.get("summary")
+    said = said.get("all", {}) if isinstance(said, dict) else {}
     of = said.get("prompts", 0) * said.get("samples", 0)
     evaluations[line["step"]] = count[line["step"]], of or None
   # Starts with another eval_every have only these in common.

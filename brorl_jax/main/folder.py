@@ -29,8 +29,9 @@ _ASIDE = "set_aside"  # what a run left that was begun again
 _UNUSED = ("damaged_checkpoints", "newer_checkpoints")
 _KINDS = {"run": str, "data": dict, "machine": dict, "earlier": list}
 _HELP = (
-  "bring it back, choose another workdir, or pass --begin_again, which moves "
-  f"all files to {_ASIDE}/ there and starts at step 1"
+  "bring back what is missing (is a disk not mounted?), choose another workdir, "
+  f"or pass --begin_again, which moves all files to {_ASIDE}/ there and starts "
+  "at step 1"
 )
 _ANEW = (
   "the same command on another workdir writes it anew, as it was at the "
@@ -184,10 +185,14 @@ def configs(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 def begun(workdir: pathlib.Path) -> str | None:
   """Why a run must not begin here, though no checkpoint of one is found."""
+  there = f"steps of a run, and {workdir / 'checkpoints'} has no checkpoint"
   for name in ("metrics.jsonl", "samples.jsonl"):
     if (path := workdir / name).exists() and path.stat().st_size:
-      there = workdir / "checkpoints"
-      return f"{path} has steps of a run, and {there} has no checkpoint"
+      return f"{path} has {there}"
+  curve = workdir / "eval" / "curve.jsonl"
+  # Step 0 is measured before it is saved.
+  if curve.exists() and any(x["step"] > 0 for x in lines.each_whole(curve)):
+    return f"{curve} has {there}"
   for name in _UNUSED:
     if (path := workdir / name).is_dir():
       return f"{path} has checkpoints of a run, which are not used"

@@ -319,7 +319,11 @@ def _data_rules(c: Config) -> Iterator[Rule]:
   for field in ("files", "heldout_files"):
     good = all(isinstance(path, str) and path for path in c.data[field])
     yield f"data.{field}", good, "paths, as in ('a.jsonl', 'b.parquet')"
-  yield "code_test_s", c.code_test_s > 0.0, "positive: CPU-seconds of a test"
+  yield (
+    "code_test_s",
+    c.code_test_s > 0.0,
+    "positive; it is the CPU-seconds of a test",
+  )
   good = c.code_total_s >= c.code_test_s
   yield "code_total_s", good, f"at least code_test_s = {c.code_test_s:g}"
   good = c.data.heldout_one_in >= 2

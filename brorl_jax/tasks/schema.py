@@ -262,10 +262,10 @@ def _tests(value: Any) -> dict[str, Any]:
 
 def _time_limit(value: Any) -> float:
   number = isinstance(value, (int, float)) and not isinstance(value, bool)
-  if not number or not 0 < value <= MAX_TIME_LIMIT:
+  if not number or not 0.01 <= value <= MAX_TIME_LIMIT:
     raise Refused(
       "time_limit",
-      f"{show(value)}; write the CPU-seconds of one test, above 0 and at most"
+      f"{show(value)}; write the CPU-seconds of one test, .01 to"
       f" {MAX_TIME_LIMIT:g}",
     )
   return float(value)

@@ -72,7 +72,7 @@ def _run_tests(
   why, lost = b"", []
   try:
     _, _, why = _receive_frame(answered)
-  except _Lost as error:
+  except (_Lost, Exception) as error:  # whatever the program has sent
     lost.append(str(error))
 
   def candidate(*args: Any, **kwargs: Any) -> Any:

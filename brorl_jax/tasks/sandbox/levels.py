@@ -81,9 +81,8 @@ class Level:
 
 
 _INNER = (
-  "only the inner walls can stand around programs here, which can then find out"
-  " that files exist and how long they are, and fail if they start threads or"
-  " write temporary files"
+  "programs could then find out that files exist and how long they are, and"
+  " fail if they start threads or write temporary files"
 )
 
 
@@ -101,7 +100,8 @@ def require(*, allow_inner: bool) -> Level:
     raise Failed(f"no jail for untrusted code here: {level.reason}")
   if level.name == "inner" and not allow_inner:
     raise Failed(
-      f"{_INNER}: {level.reason}; or accept that: --config.allow_inner=True"
+      f"no full jail for programs here: {level.reason}. Or accept the inner"
+      f" walls alone, --config.allow_inner=True: {_INNER}"
     )
   return level
 
@@ -110,7 +110,10 @@ def describe(level: Level) -> str:
   """A line for whoever starts a run."""
   if level.name == "full":
     return f"programs run in a full jail, with Python {level.version}"
-  return f"{_INNER} ({level.reason}); Python {level.version}"
+  return (
+    f"programs run within the inner walls alone, with Python {level.version}:"
+    f" {_INNER.replace('could then', 'can')} ({level.reason})"
+  )
 
 
 @functools.lru_cache(maxsize=1)

@@ -57,8 +57,9 @@ def _children(pid: int) -> list[int]:
   found = []
   with contextlib.suppress(OSError):
     for task in os.listdir(f"/proc/{pid}/task"):
-      with open(f"/proc/{pid}/task/{task}/children") as file:
-        found += map(int, file.read().split())
+      with contextlib.suppress(OSError):
+        with open(f"/proc/{pid}/task/{task}/children") as file:
+          found += map(int, file.read().split())
   return found
 
 
@@ -67,8 +68,10 @@ def _usage(pid: int) -> Usage:
     fields = file.read().rpartition(")")[2].split()
   waited = 0
   for task in os.listdir(f"/proc/{pid}/task"):
-    with open(f"/proc/{pid}/task/{task}/schedstat") as file:
-      waited += int(file.read().split()[1])
+    # It may have ended by now, and the others have not.
+    with contextlib.suppress(OSError, IndexError):
+      with open(f"/proc/{pid}/task/{task}/schedstat") as file:
+        waited += int(file.read().split()[1])
   return Usage(sum(map(int, fields[11:15])) / _HERTZ, waited / 1e9)
 
 
@@ -91,7 +94,7 @@ class Clock:
     self._begin = self._test = self._looked = time.monotonic()
     self._seen: dict[int, Usage] = {}
     self._before = 0.0  # CPU-seconds when the test began; < 0: not known yet
-    self._slept = self._slept_before = 0.0
+    self._slept = self._slept_before = self._cpu_s = 0.0
 
   def tested(self) -> None:
     """A test has ended."""
@@ -121,7 +124,14 @@ class Clock:
     """The CPU-seconds so far; counts the sleep since it last looked."""
     seen, before = of_descendants(self._pid), self._seen
     if seen.keys() == before.keys():
-      busy = sum(map(sum, seen.values())) - sum(map(sum, before.values()))
+      # What a thread waited is forgotten when it ends.
+      busy = sum(
+        max(0.0, after - then)
+        for pid in seen
+        for after, then in zip(seen[pid], before[pid], strict=True)
+      )
       self._slept += max(0.0, now - self._looked - busy)
     self._seen, self._looked = seen, now
-    return sum(one.cpu_s for one in seen.values())
+    # One that ended and was not waited for yet may be missing: never less.
+    self._cpu_s = max(self._cpu_s, sum(one.cpu_s for one in seen.values()))
+    return self._cpu_s

@@ -16,6 +16,7 @@ import contextlib
 import json
 import math
 import os
+import select
 import socket
 import sys
 import threading
@@ -112,8 +113,11 @@ class Worker:
       zygote.close()
     if self._link is not None:
       self._link.close()
+      self._link = None
 
   def _running(self) -> process.Process:
+    if self._link is not None and select.select([self._link], [], [], 0)[0]:
+      self.close()  # nothing was asked: it was killed from outside
     # After a fork of ours the process is still the parent's, who asks it too.
     if self._process is None or self._process.owner != os.getpid():
       zygote = self._clone()

@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import select
 import signal
@@ -161,7 +162,7 @@ class Zygote:
     try:
       self._process.begin(texts, theirs)
       ended = _collect(
-        self._process, results, limits, received, job["mode"] == "stdio"
+        self._process, results, limits, received, job["mode"] != "call"
       )
       clean = ended.reason not in _UNCLEAN
       return ended
@@ -198,7 +199,7 @@ def _collect(
   """
   clock = usage.Clock(jail.pid, limits)
   control = jail.control
-  data = bytearray()
+  data, whole = bytearray(), len(running.BEGUN)
   status, cpu_s, reason = None, 0.0, ""
   poll = select.poll()
   poll.register(results, select.POLLIN)
@@ -219,7 +220,9 @@ def _collect(
     if results in ready:
       piece = os.read(results, _PIECE)
       data += piece
-      clock.tested()
+      while (end := _next_frame(data, whole)) <= len(data):
+        whole = end
+        clock.tested()
       if not piece:
         poll.unregister(results)
         waiting.remove(results)
@@ -255,6 +258,14 @@ def why(status: int | None) -> str:
     except ValueError:
       return f"killed: signal {number}"
   return f"exit status: {os.WEXITSTATUS(status)}"
+
+
+def _next_frame(data: bytearray, at: int) -> float:
+  """Where the frame ends that begins there; infinite if that is not known."""
+  if len(data) - at < running.FRAME.size:
+    return math.inf
+  *_, size, more = running.FRAME.unpack_from(data, at)
+  return at + running.FRAME.size + size + more
 
 
 def _frames(data: bytearray) -> Iterator[Frame]:
