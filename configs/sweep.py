@@ -9,8 +9,8 @@ with 512 alone. 16 and 512 are the first steps of `n16.py` and
 Cost: 30 steps each: 181, 126, 115, 96, 82, 74, 75 CPU-seconds (2 cores of an
 AMD EPYC, jax 0.10.2, 2026-11-22, one seed, beside other jobs).
 Result: held-out pass@1, at temperature 1, from .228 to .592, .579, .554, .511,
-.492, .447, .420; kept .56, .70, .84, .93, .98, .99, .99. One learning rate, tuned
-for none of them, and 256 to 4 prompts per update: the scores say nothing of N.
+.492, .447, .420; kept .56, .70, .84, .93, .98, .99, .99. One learning rate,
+tuned for none of them, and 256 to 4 prompts per update: that says nothing of N.
 """
 
 from configs import base, presets

@@ -179,9 +179,12 @@ def test_the_summary_says_who_leads_and_what_the_test_says(data):
     "samples of each at temperature 0.6 and top-p 0.95. b is not at its end: "
     "step 5 of 9. At equal time, "
   )
+  ends = [run["evaluations"][-1]["step"] for run in data["runs"]]
+  assert ends == [3, 5, None]  # not the same, so that they are told
+  told = [f"{NASTY} after step 3", "b after step 5"]
   assert (
-    "At the last evaluations, b leads in gym with 100.00 %, b leads in math "
-    "with 100.00 %. "
+    f"At the last evaluations ({', '.join(told)}), b leads in gym with 100.00 "
+    "%, b leads in math with 100.00 %. "
   ) in text
   tests = {t["other"]["run"]: t for t in data["tests"] if t["at"] == "end"}
   said = []
@@ -217,7 +220,7 @@ def test_page_and_tables_say_where_nothing_is_compared(tmp_path):
   text = cells.as_text(page.summary(data), data)
   assert (
     "At equal time nothing is ranked: slow was last evaluated after 0 hours. "
-    "At the last evaluations, "
+    "At the last evaluations (slow after step 3, fast after step 2), "
   ) in text
   assert text.count("Minus") == 1 and "At equal time, " not in text
   main = tables.main(data)

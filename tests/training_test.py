@@ -29,6 +29,7 @@ from brorl_jax.main import (
   learning,
   planning,
   record,
+  settings,
   training,
 )
 from brorl_jax.main.examples import Examples
@@ -938,3 +939,12 @@ def test_the_config_becomes_constants_of_the_loss(changes, correction):
 def test_a_mesh_that_does_not_exist_is_refused():
   with pytest.raises(ValueError, match="3"):
     sharding.make_mesh(3, 1)
+
+
+def test_a_line_that_is_no_evaluation_is_one_line_at_the_end(tmp_path):
+  lines_of(tmp_path, 1)
+  with pytest.raises(
+    settings.UserError, match=r"curve\.jsonl, line 1: is no evaluation"
+  ) as error:
+    training.finish(tmp_path, title="a run")
+  assert "\n" not in str(error.value)

@@ -29,9 +29,9 @@ _ASIDE = "set_aside"  # what a run left that was begun again
 _UNUSED = ("damaged_checkpoints", "newer_checkpoints")
 _KINDS = {"run": str, "data": dict, "machine": dict, "earlier": list}
 _HELP = (
-  "bring back what is missing (is a disk not mounted?), choose another workdir, "
-  f"or pass --begin_again, which moves all files to {_ASIDE}/ there and starts "
-  "at step 1"
+  "bring back what is missing (is a disk not mounted?), choose another "
+  f"workdir, or pass --begin_again, which moves all files to {_ASIDE}/ there "
+  "and starts at step 1"
 )
 _ANEW = (
   "the same command on another workdir writes it anew, as it was at the "

@@ -16,6 +16,7 @@ from brorl_jax import (
   evaluate,
   hf,
   intact,
+  lines,
   metrics,
   report,
   sharding,
@@ -260,9 +261,20 @@ def phase(
 
 def finish(workdir: pathlib.Path, *, title: str) -> None:
   """The figure and the table of a run that has ended."""
-  curve = metrics.read_lines(workdir / "eval" / "curve.jsonl")
+  try:
+    curve = [*lines.each_line(workdir / "eval" / "curve.jsonl", _is_evaluation)]
+  except metrics.Damaged as e:
+    raise settings.UserError(
+      f"{e}; the run is whole but for that line: mend or remove it"
+    ) from None
   steps = metrics.read_lines(workdir / "metrics.jsonl")
   figure = workdir / "report" / "learning_curve.png"
   report.learning_curve(figure, curve, steps, title=title)
   print(report.table(curve[0], curve[-1], steps))
   print(f"  {figure}")
+
+
+def _is_evaluation(line: Any) -> None:
+  """Raises ValueError if a line of curve.jsonl is none."""
+  if not isinstance(line, dict) or not {"step", "pass_at_1"} <= line.keys():
+    raise ValueError("is no evaluation, it has no pass_at_1")

@@ -108,8 +108,18 @@ def summary(data: Mapping[str, Any]) -> list[Part]:
   return parts
 
 
-def _where(at: str) -> str:
-  return "At the last evaluations" if at == "end" else f"At {at}"
+def _where(data: Mapping[str, Any], at: str) -> list[Part]:
+  """Where; of ends also after how many steps, if these are not the same."""
+  if at != "end":
+    return [f"At {at}, "]
+  parts: list[Part] = []
+  ends = [run["evaluations"][-1]["step"] for run in data["runs"]]
+  for i, run in enumerate(data["runs"] if len({*ends} - {None}) > 1 else ()):
+    if ends[i] is not None:  # of weights alone
+      last = len(run["evaluations"]) - 1
+      step = Number(("runs", i, "evaluations", last, "step"), "count")
+      parts += [", " if parts else " (", f"{run['name']} after step ", step]
+  return ["At the last evaluations", *parts, "), " if parts else ", "]
 
 
 def _leaders(data: Mapping[str, Any], at: str) -> list[Part]:
@@ -124,7 +134,8 @@ def _leaders(data: Mapping[str, Any], at: str) -> list[Part]:
     best = one["who"][0]
     path = ("runs", best["run"], "evaluations", best["evaluation"], "summary")
     path = (*path, "by_domain", one["domain"], "pass_at_k", "1")
-    parts += [", " if parts else f"{_where(at)}, ", f"{who} {leads} in "]
+    parts += [", "] if parts else _where(data, at)
+    parts += [f"{who} {leads} in "]
     parts += [f"{one['domain']} with ", Number(path, "percent"), " %"]
   return [*parts, ". "] if parts else []
 
