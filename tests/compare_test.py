@@ -94,6 +94,22 @@ def same(answer, gold, rule=lambda a, g: None):
     (r"x\equiv 3\pmod 7", "3", True),
     (r"x\equiv 3\pmod 8", r"x\equiv 3\pmod 7", False),
     (r"1:00\text{ p.m.}", r"1:00\text{ a.m.}", False),
+    # A modulus at the end is that of the whole list.
+    (r"3\pmod 5, 4\pmod 7", r"3,4\pmod 7", False),
+    (r"3\pmod 7, 4", r"3,4\pmod 7", False),
+    (r"3,4\pmod 7", r"3\pmod 7, 4", False),
+    (r"3\pmod 7, 4", "3,4", False),
+    ("3,4", r"3\pmod 5, 4\pmod 7", False),
+    (r"\{3\pmod 5, 4\pmod 7\}", r"\{3,4\pmod 7\}", False),
+    (r"(3\pmod 5, 4\pmod 7)", r"(3,4\pmod 7)", False),
+    (r"x\equiv 3\pmod 5, x\equiv 4\pmod 7", r"x\equiv 3, 4\pmod 7", False),
+    (r"x\equiv 3\pmod 5, y\equiv 4\pmod 7", r"3,4\pmod 7", False),
+    (r"4\pmod 7, 3\pmod 5", r"3\pmod 5, 4\pmod 7", False),
+    (r"3\pmod 5, 4\pmod 7", r"3\pmod 5, 4\pmod 7", True),
+    (r"4,3\pmod 7", r"3,4\pmod 7", True),
+    (r"3\pmod 7, 4\pmod 7", r"3,4\pmod 7", True),
+    (r"3,4\pmod 8", r"3,4\pmod 7", False),
+    ("3,4", r"3,4\pmod 7", True),
   ],
 )
 def test_three_answers_by_hand(answer, gold, expected):
