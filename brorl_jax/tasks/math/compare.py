@@ -200,7 +200,8 @@ def _chain(chain: Relation, ends: tuple[Node, Node], rule: LeafRule) -> Answer:
   """Whether a = b = c is what stands on the other side.
 
   Its last part must be that, and every part exactly the next one: 8 = 9 is
-  neither. A part that stands there twice (8 = 8) is no calculation.
+  neither, nor is 8 = 8 cm. A part that stands there twice (8 = 8) is no
+  calculation.
   """
   parts = [
     dataclasses.replace(part, step=None) if isinstance(part, Leaf) else part
@@ -209,7 +210,7 @@ def _chain(chain: Relation, ends: tuple[Node, Node], rule: LeafRule) -> Answer:
   if set(chain.signs) != {"="} or len(set(parts)) < len(parts):
     return False
   units = {part.unit for part in parts if isinstance(part, Leaf)}
-  if len(units - {""}) > 1 or ("" in units and any(map(_is_base, units))):
+  if len(units) > 1:
     return False
   return _in_order((ends[0], *parts[:-1]), (ends[1], *parts[1:]), rule)
 
