@@ -104,6 +104,11 @@ def test_structures_by_hand(text, node):
     r"(-\infty,1)\cup(1,\infty)\cup(5,6)",
     r"(-\infty,1)\cup(1,\infty)\cup\{1\}",
     r"(\mathbb{R}\setminus\{1\})\cup(1,2)",
+    # No order is known of what is not rational.
+    r"(-\infty,\sqrt3)\cup(\sqrt3,\sqrt2)\cup(\sqrt2,\infty)",
+    r"(-\infty,2)\cup(2,\sqrt2)\cup(\sqrt2,\infty)",
+    r"(-\infty,a)\cup(a,b)\cup(b,\infty)",
+    r"(-\infty,\infty)\cup(\infty,\infty)",
   ],
 )
 def test_unions_that_are_not_all_numbers_but_some(text):

@@ -12,6 +12,7 @@ exchanged: none is converted, and a prefix is part of it. "m/s", "m s^-1" and
 "meters per second" are one unit; after a "/" all is divided by. mW is not MW.
 A word that is not known as a unit must be there in both: "5 million" is not 5,
 and neither must the letter of "3d" be left out, which may be no unit.
+A pH has no unit: pH 7 is neither 7 M nor pOH = 7.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ _FACTOR = re.compile(
 )
 _DEGREES = re.compile(r"\bdegrees?\s+([CF])(?:elsius|ahrenheit)?\b", re.I)
 _BEFORE = re.compile(
-  r"(?:[A-Za-zα-ωΑ-Ω][A-Za-z0-9]{0,7}\s*=|pH(?: of| is)?)?\s*"  # noqa: RUF001
+  r"(?:([A-Za-zα-ωΑ-Ω][A-Za-z0-9]{0,7})\s*=|(pH)(?: of| is)?)?\s*"  # noqa: RUF001
   r"(?:[≈~=]|about |approximately |approx\.? )?\s*"
 )
 
@@ -102,12 +103,14 @@ class Quantity:
     step: One unit of its last digit, or 0 for a whole number or a fraction.
     unit: Symbol -> power, for symbols whose power is not 0.
     known: Whether all of these are known as units.
+    name: What stands before it, "v" in "v = 5", or "".
   """
 
   value: Fraction
   step: Fraction
   unit: dict[str, int]
   known: bool
+  name: str = ""
 
 
 def read(text: str) -> Quantity | None:
@@ -127,7 +130,8 @@ def read(text: str) -> Quantity | None:
   powers, known = unit
   # 1s and 3d are orbitals as well.
   known = known and not re.fullmatch(r"\d[A-Za-z]", text)
-  return Quantity(value, step, powers, known)
+  name = (before[1] or before[2] or "") if before else ""
+  return Quantity(value, step, powers, known, name)
 
 
 def same(answer: str, gold: str) -> bool:
@@ -143,6 +147,9 @@ def same(answer: str, gold: str) -> bool:
 
 
 def _same_unit(given: Quantity, right: Quantity) -> bool:
+  names = {given.name, right.name}
+  if "pH" in names:  # which has no unit, and is no pOH or pKa
+    return not given.unit and not right.unit and names <= {"", "pH"}
   if given.unit == right.unit:
     return True
   if not given.unit:

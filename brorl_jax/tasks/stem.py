@@ -10,7 +10,7 @@ is:
 2. the last <answer>...</answer>;
 3. the rest of the line after the last "answer:" or "answer is", or "correct
    option is", "right choice:" and the like, in any case; the next line that is
-   not blank if the rest is.
+   not blank if the rest is. Not after a "not", as in "not the right choice:".
 
 What stands there must be the answer and nothing else, apart from punctuation
 and formatting: "B or C", "B, because..." and "A B C D" fail.
@@ -35,6 +35,13 @@ _SPOKEN = re.compile(
   r"[*_:\s]*+([^\n]*)",
   re.IGNORECASE,
 )
+# Searched in the few characters before what _SPOKEN found.
+_DENIED = re.compile(
+  r"(?:\b(?:can)?not|\bnever|\bnon|n['\u2019]t)[*_\s-]+"
+  r"(?:(?:the|an?|my|our|your|be|final|best|only|correct|right)[*_\s]+){0,3}$",
+  re.IGNORECASE,
+)
+_MAX_DENIAL = 40
 _LETTER = re.compile(
   r"(?:(?:option|choice)\s+)?[(\[]?([A-Za-z])[)\].:]*", re.IGNORECASE
 )
@@ -123,7 +130,9 @@ def find(response: str) -> str | None:
     return tail[start : tail.find("</answer>", start)].strip()
   line = None
   for spoken in _SPOKEN.finditer(tail):
-    line = spoken[1]
+    before = tail[max(0, spoken.start() - _MAX_DENIAL) : spoken.start()]
+    if not _DENIED.search(before):
+      line = spoken[1]
   return (
     None if line is None else line.strip("*_ ").removesuffix(".").strip("*_ ")
   )

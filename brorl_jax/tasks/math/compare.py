@@ -49,6 +49,10 @@ def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
   if isinstance(answer, Row) and isinstance(gold, Row):
     if answer.close != gold.close or not _fit(answer.open, gold.open):
       return False
+    if _is_mixed(answer.items, gold.items) and (
+      _moduli(answer.items) != _moduli(gold.items)
+    ):
+      return False
     return _in_order(answer.items, gold.items, rule)
   if isinstance(answer, Relation) and isinstance(gold, Relation):
     return _relations(answer, gold, rule)
@@ -196,7 +200,8 @@ def _chain(chain: Relation, ends: tuple[Node, Node], rule: LeafRule) -> Answer:
   """Whether a = b = c is what stands on the other side.
 
   Its last part must be that, and every part exactly the next one: 8 = 9 is
-  neither. A part that stands there twice (8 = 8) is no calculation.
+  neither, nor is 8 = 8 cm; 2 * 4 = 8 cm is. A part that stands there twice (8 = 8) is no
+  calculation.
   """
   parts = [
     dataclasses.replace(part, step=None) if isinstance(part, Leaf) else part
@@ -207,7 +212,21 @@ def _chain(chain: Relation, ends: tuple[Node, Node], rule: LeafRule) -> Answer:
   units = {part.unit for part in parts if isinstance(part, Leaf)}
   if len(units - {""}) > 1 or ("" in units and any(map(_is_base, units))):
     return False
+  if len(units) > 1 and not _ends_in_unit(chain.sides):
+    return False
   return _in_order((ends[0], *parts[:-1]), (ends[1], *parts[1:]), rule)
+
+
+def _ends_in_unit(parts: Sequence[Node]) -> bool:
+  """Whether only calculations leave out the unit, as in 2 * 3 = 6 cm."""
+  last, texts = parts[-1], set()
+  for part in parts:
+    if not isinstance(part, Leaf) or part.text in texts:
+      return False
+    texts.add(part.text)
+    if not part.unit and re.fullmatch(r"[-+ ]*[\d.,]+", part.text):
+      return False
+  return isinstance(last, Leaf) and last.unit != ""
 
 
 def _coordinates(node: Items) -> tuple[Row, ...]:
@@ -243,6 +262,8 @@ def _items(answer: Items, gold: Items, rule: LeafRule) -> Answer:
   ):
     return False
   a, g = answer.items, gold.items
+  if _is_mixed(a, g):
+    return _moduli(a) == _moduli(g) and _in_order(a, g, rule)
   named = [
     {item.name for item in items if isinstance(item, Assign)}
     for items in (a, g)
@@ -256,6 +277,22 @@ def _items(answer: Items, gold: Items, rule: LeafRule) -> Answer:
   if answer.kind == gold.kind and gold.kind in ("set", "except"):
     return _covered(table, len(g))
   return _matched(table, len(g))
+
+
+def _is_mixed(a: Sequence[Node], g: Sequence[Node]) -> bool:
+  """Whether a modulus is not that of all elements of both.
+
+  All of one side may leave it out, as one number may.
+  """
+  return any(len(set(_moduli(items))) > 1 for items in (a, g))
+
+
+def _moduli(items: Sequence[Node]) -> list[str]:
+  """The modulus of each element; one at the end is that of all before it."""
+  leaves = [item.value if isinstance(item, Assign) else item for item in items]
+  units = [leaf.unit if isinstance(leaf, Leaf) else "" for leaf in leaves]
+  moduli = [unit if unit.startswith("(mod") else "" for unit in units]
+  return moduli if any(moduli[:-1]) else moduli[-1:] * len(moduli)
 
 
 def _by_name(items: Sequence[Node]) -> Sequence[Node]:

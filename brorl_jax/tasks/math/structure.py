@@ -174,10 +174,18 @@ def _union(values: tuple[Node, ...], *, choice: bool = False) -> Items:
     points.append(end)
     end = ends.pop(_tree(end))
   whole = end is not None and _tree(end) == _INFINITY.tree
-  rational = [x for x in map(_tree, points) if isinstance(x, Fraction)]
-  if whole and len(points) + 1 == len(values) and rational == sorted(rational):
+  if whole and len(points) + 1 == len(values) and _is_ascending(points):
     return Items("except", tuple(points))
   return Items("union", values, choice=choice)
+
+
+def _is_ascending(points: Sequence[Node]) -> bool:
+  """Whether it is known exactly: of rational numbers, or of a single point."""
+  trees = [_tree(point) for point in points]
+  rational = [tree for tree in trees if isinstance(tree, Fraction)]
+  if len(rational) < len(trees):
+    return len(trees) == 1 and trees[0] != _INFINITY.tree
+  return rational == sorted(rational)
 
 
 def _tree(node: Node) -> object:
