@@ -200,8 +200,8 @@ def _chain(chain: Relation, ends: tuple[Node, Node], rule: LeafRule) -> Answer:
   """Whether a = b = c is what stands on the other side.
 
   Its last part must be that, and every part exactly the next one: 8 = 9 is
-  neither, nor is 8 = 8 cm. A part that stands there twice (8 = 8) is no
-  calculation.
+  neither, nor is 8 = 8 cm; 2 * 4 = 8 cm is. A part that stands
+  there twice (8 = 8) is no calculation.
   """
   parts = [
     dataclasses.replace(part, step=None) if isinstance(part, Leaf) else part
@@ -210,9 +210,23 @@ def _chain(chain: Relation, ends: tuple[Node, Node], rule: LeafRule) -> Answer:
   if set(chain.signs) != {"="} or len(set(parts)) < len(parts):
     return False
   units = {part.unit for part in parts if isinstance(part, Leaf)}
-  if len(units) > 1:
+  if len(units - {""}) > 1 or ("" in units and any(map(_is_base, units))):
+    return False
+  if len(units) > 1 and not _ends_in_unit(chain.sides):
     return False
   return _in_order((ends[0], *parts[:-1]), (ends[1], *parts[1:]), rule)
+
+
+def _ends_in_unit(parts: Sequence[Node]) -> bool:
+  """Whether only calculations leave out the unit, as in 2 * 3 = 6 cm."""
+  last, texts = parts[-1], set()
+  for part in parts:
+    if not isinstance(part, Leaf) or part.text in texts:
+      return False
+    texts.add(part.text)
+    if not part.unit and re.fullmatch(r"[-+ ]*[\d.,]+", part.text):
+      return False
+  return isinstance(last, Leaf) and last.unit != ""
 
 
 def _coordinates(node: Items) -> tuple[Row, ...]:
