@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import math
 import os
 import select
 import signal
@@ -260,10 +259,10 @@ def why(status: int | None) -> str:
   return f"exit status: {os.WEXITSTATUS(status)}"
 
 
-def _next_frame(data: bytearray, at: int) -> float:
-  """Where the frame ends that begins there; infinite if that is not known."""
+def _next_frame(data: bytearray, at: int) -> int:
+  """Where the frame ends that begins there: beyond the data if it is cut."""
   if len(data) - at < running.FRAME.size:
-    return math.inf
+    return len(data) + 1
   *_, size, more = running.FRAME.unpack_from(data, at)
   return at + running.FRAME.size + size + more
 
