@@ -199,14 +199,9 @@ def _relations(answer: Relation, gold: Relation, rule: LeafRule) -> Answer:
 def _chain(chain: Relation, ends: tuple[Node, Node], rule: LeafRule) -> Answer:
   """Whether a = b = c is what stands on the other side.
 
-    Its last part must be that, and every part exactly the next one: 8 = 9 is
-  <<<<<<< HEAD
-    neither, nor is 8 = 8 cm; 2 * 4 = 8 cm is. A part that stands there twice (8 = 8) is no
-    calculation.
-  =======
-    neither, nor is 8 = 8 cm; 2 * 4 = 8 cm is. A part that stands
-    there twice (8 = 8) is no calculation.
-  >>>>>>> part1-d
+  Its last part must be that, and every part exactly the next one: 8 = 9 is
+  neither, nor is 8 = 8 cm; 2 * 4 = 8 cm is. A part that stands there twice (8
+  = 8) is no calculation.
   """
   parts = [
     dataclasses.replace(part, step=None) if isinstance(part, Leaf) else part
