@@ -233,7 +233,9 @@ def test_sleep_counts_and_waiting_for_a_cpu_does_not(jail):
   long = slow.replace("0.2", "60")
   assert outcome(long, SQUARE, jail, test_s=0.5) == ("fail", 0.0, "time-out")
   rivals = [
-    subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    subprocess.Popen(
+      [sys.executable, "-c", "while True: pass"], start_new_session=True
+    )
     for _ in range(4 * len(os.sched_getaffinity(0)))
   ]
   try:
@@ -242,7 +244,8 @@ def test_sleep_counts_and_waiting_for_a_cpu_does_not(jail):
     assert outcome(program, squares(2), jail, test_s=0.8, total_s=1.6)[0] == (
       "pass"
     )
-    assert time.monotonic() - begin > 1.6  # else the test shows nothing
+    if time.monotonic() - begin < 1.6:
+      pytest.skip("nobody had to wait for a CPU, so that this shows nothing")
   finally:
     for rival in rivals:
       rival.kill()

@@ -39,7 +39,7 @@ import dataclasses
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from brorl_jax.tasks import cases
 from brorl_jax.tasks.base import Verdict
@@ -56,17 +56,7 @@ _TOGETHER = 8  # tests of one process; each holds two descriptors of 64
 _REASONS = ("runtime error", "syntax error", "no function", "wrong answer")
 
 
-class Jail(Protocol):
-  """What runs a job: a zygote.Zygote, or what holds one."""
-
-  def run(
-    self,
-    job: Mapping[str, Any],
-    *,
-    limits: Limits,
-    tests: bytes = ...,
-    received: int | None = ...,
-  ) -> zygote.Ended: ...
+Jail = jails.Jail | zygote.Zygote
 
 
 def judge(

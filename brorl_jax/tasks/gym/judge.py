@@ -12,23 +12,18 @@ import functools
 import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from brorl_jax.tasks.base import Verdict
 from brorl_jax.tasks.gym import expressions
 from brorl_jax.tasks.gym.checks import CHECKS, FORMS
 from brorl_jax.tasks.gym.tables import LONGEST, MAX_ANSWER, refuse
+from brorl_jax.tasks.sandbox.jail import Failed, Jail, mine
 
 # sympy.parse_expr evaluates; and what it may be asked to differentiate and
 # simplify, though short, has no bound in time.
 JAILED = frozenset({"intermediate_integration"})
 _SECONDS = 3.0
-
-
-class Jail(Protocol):
-  """Where code runs that is not trusted; see tasks/sandbox/jail.py."""
-
-  def ask(self, judge: str, /, *arguments: Any, timeout: float) -> Any: ...
 
 
 def verify(
@@ -106,16 +101,14 @@ def _of(score: float, answer: str) -> Verdict:
 def _in_jail(
   answer: str, entry: Mapping[str, Any], jail: Jail | None
 ) -> Verdict:
-  from brorl_jax.tasks.sandbox import jail as jails
-
   metadata = entry["metadata"]
   reason = expressions.refuse_integral(answer, metadata["variable"])
   if reason:
     return Verdict("fail", 0.0, f"refused: {reason}", answer)
   asked = {"answer": entry["answer"], "metadata": dict(metadata)}
   try:
-    got = (jail or jails.mine()).ask("gym", answer, asked, timeout=_SECONDS)
-  except jails.Failed as error:
+    got = (jail or mine()).ask("gym", answer, asked, timeout=_SECONDS)
+  except Failed as error:
     return Verdict("invalid", 0.0, f"verifier failed: {error}", answer)
   if isinstance(got, Mapping):
     return Verdict("fail", 0.0, f"scorer raised {got['raised']}", answer)

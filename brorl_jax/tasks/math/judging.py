@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import functools
 import re
-from typing import Any, Protocol
 
 from brorl_jax.tasks.base import Verdict
 from brorl_jax.tasks.math import compare, extract, gate
@@ -27,15 +26,10 @@ from brorl_jax.tasks.math.nodes import (
 )
 from brorl_jax.tasks.math.structure import parse
 from brorl_jax.tasks.math.tokens import Unreadable, plain
+from brorl_jax.tasks.sandbox.jail import Jail, mine
 
 DEADLINE = 3.0  # seconds for the jailed part; its slowest honest pair took 0.2
 _KNOWN_PAIRS = 16_384
-
-
-class Jail(Protocol):
-  """What asks a judge in a jail."""
-
-  def ask(self, judge: str, *args: Any, timeout: float) -> Any: ...
 
 
 def verify(response: str, gold: str, *, jail: Jail | None = None) -> Verdict:
@@ -170,10 +164,7 @@ def _symbolically(answer: str, gold: str, jail: Jail | None) -> bool:
   """Asks the jail, once for a pair; a failure is not remembered."""
   pair = (answer, gold)
   if pair not in _known:
-    if jail is None:
-      from brorl_jax.tasks.sandbox import jail as jails
-
-      jail = jails.mine()
+    jail = mine() if jail is None else jail
     found = bool(jail.ask("symbolic", answer, gold, timeout=DEADLINE))
     while len(_known) >= _KNOWN_PAIRS:
       _known.pop(next(iter(_known)), None)

@@ -90,20 +90,7 @@ def preload() -> None:
 
 
 def _warm_symbolic() -> None:
-  pairs = (
-    (r"\frac{1}{2}", "0.5"),
-    (r"\sqrt{2}+1", r"1+\sqrt{2}"),
-    ("x^2+2x+1", "(x+1)^2"),
-    ("(0,1]", "(0,1]"),
-    (r"\{1,2\}", r"\{2,1\}"),
-    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1\\3\end{pmatrix}"),
-    (r"\sin(x)", r"\cos(x)"),
-    ("x=3", "3"),
-    ("x<2", r"(-\infty,2)"),
-    (r"50\%", r"\frac{1}{2}"),
-    (r"\max(a,b)", r"\max(b,a)"),
-  )
-  for answer, gold in pairs:
+  for answer, gold in ((r"\sqrt{2}+1", r"1+\sqrt{2}"), ("x<2", r"(-\infty,2)")):
     symbolic(answer, gold)
 
 
