@@ -4,7 +4,36 @@ Axis alphabet, used in every signature and suffix of this package:
 
   P  prompts in a step        T  response positions     D  model width
   N  rollouts per prompt      S  prompt positions       H  attention heads
-  B  sequences, B = P * N     V  vocabulary             G  key/value heads
-  R  rows in flight (slots)   L  layers                 K  head size
-                              F  feed-forward width     Q  query positions
+  A  lanes that decode        V  vocabulary             G  key/value heads
+  R  decode slots of a lane   L  layers                 K  head size
+  B  rows, such as A * R      F  feed-forward width     Q  query positions
+  M  rows of a training block, all of one prompt
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+  from brorl_jax.main.text_policy import load
+  from brorl_jax.rollout.sampler import sample
+  from brorl_jax.tasks.verify import verify
+
+__all__ = ["load", "sample", "verify"]
+
+# Loaded when they are used: jax takes seconds, and a worker of the verifiers
+# imports this package without it.
+_WHERE = {
+  "load": "brorl_jax.main.text_policy",
+  "sample": "brorl_jax.rollout.sampler",
+  "verify": "brorl_jax.tasks.verify",
+}
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _WHERE:
+    raise AttributeError(f"module 'brorl_jax' has no attribute {name!r}")
+  return getattr(importlib.import_module(_WHERE[name]), name)
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})

@@ -13,16 +13,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
-from brorl_jax import collect
 from brorl_jax.rl import stats
 from brorl_jax.rl.pass_at_k import pass_at_k
+from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.tasks.base import Example, Verdict
-from brorl_jax.types import Judged, Rollouts
+from brorl_jax.types import Rollouts, ScoredResponse
 
-Record = Mapping[str, Any]  # of one sample, as JSON
-Chunks = Iterator[list[dict[str, Any]]]  # of records
+Record = Mapping[str, Any]  # one sample, as JSON
+Chunks = Iterator[list[dict[str, Any]]]  # records of one chunk after the other
 _STATUSES = ("pass", "fail", "invalid")
-_FIELDS: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
+_OF_A_RECORD: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
   **dict.fromkeys(
     ("step", "sample", "tokens"),
     ("an integer of at least 0", lambda x: type(x) is int and x >= 0),
@@ -47,23 +47,26 @@ def evaluate(
   examples: Sequence[Example],
   *,
   rollouts: Callable[[PyTree, Sequence[Example], int], Rollouts],
-  judged: Callable[[Sequence[Example], Rollouts], list[list[Judged]]],
+  score_responses: Callable[
+    [Sequence[Example], Rollouts], list[list[ScoredResponse]]
+  ],
   chunk: int,
   first: int = 0,
 ) -> Chunks:
-  """Samples and scores held-out examples: records of one chunk after the other.
+  """Samples and scores held-out examples, chunk by chunk.
 
   Args:
-    params: Of the policy.
-    examples: Held out.
-    rollouts: (params, `chunk` examples, place of the first) -> rollouts, host.
-    judged: One for each rollout, [P][N].
-    chunk: Examples that are sampled together; the last chunk is filled up with
-      repetitions that do not count.
-    first: Place of the example to begin with.
+    params: Parameters of the policy.
+    examples: Held-out examples.
+    rollouts: (params, `chunk` examples, index of the first) -> rollouts on the
+      host.
+    score_responses: (examples, rollouts) -> a scored response each, [P][N].
+    chunk: Examples that are sampled together. The last chunk is padded with
+      repetitions, which are dropped.
+    first: Index of the first example to sample.
 
   Yields:
-    Records of a chunk, by example and then by sample.
+    The records of a chunk, ordered by example and sample.
   """
   for start in range(first, len(examples), chunk):
     real = examples[start : start + chunk]
@@ -80,114 +83,114 @@ def evaluate(
         "sample": n,
         "tokens": int(length[p, n]),
         "truncated": bool(out.truncated[p, n]),
-        "score": one.verdict.score,
-        "pass": one.verdict.status == "pass",
-        "status": one.verdict.status,
-        "reason": one.verdict.reason,
-        "answer": one.verdict.answer,
+        "score": scored.verdict.score,
+        "pass": scored.verdict.status == "pass",
+        "status": scored.verdict.status,
+        "reason": scored.verdict.reason,
+        "answer": scored.verdict.answer,
       }
-      for p, row in enumerate(judged(real, out))
-      for n, one in enumerate(row)
+      for p, row in enumerate(score_responses(real, out))
+      for n, scored in enumerate(row)
     ]
 
 
 def check_record(line: Any) -> None:
-  """Checks what was read as a record, its "step" with it.
+  """Checks a record that was read from a file, including its "step".
 
   Raises:
-    ValueError: Naming the first field that it lacks, or that is wrong.
+    ValueError: Names the first field that is missing or wrong.
   """
-  for name, (kind, good) in _FIELDS.items():
+  for name, (kind, good) in _OF_A_RECORD.items():
     if not isinstance(line, dict) or name not in line:
-      raise ValueError(f"there is no {name!r}")
+      raise ValueError(f"{name!r} is missing")
     if not good(line[name]):
       shown = json.dumps(line[name])[:40]
-      raise ValueError(f"{name!r} is {shown}, which is not {kind}")
+      raise ValueError(f"{name!r} is {shown}; it must be {kind}")
   if line["pass"] != (line["status"] == "pass"):
     shown = json.dumps(line["pass"])
-    raise ValueError(f"'pass' is {shown}, 'status' is {line['status']!r}")
+    raise ValueError(f"'pass' is {shown}, but 'status' is {line['status']!r}")
 
 
-def check_judged(records: Sequence[Record]) -> None:
-  """Raises `collect.Unjudged` if verifiers failed on too many responses."""
+def check_invalid(records: Sequence[Record]) -> None:
+  """Raises TooManyInvalid if verifiers failed on too many responses."""
   fields = ("status", "score", "reason", "answer")
-  collect.check_judged(
-    Judged(r["task"], Verdict(*(r[name] for name in fields)), 0.0)
+  dynamic_sampling.check_invalid(
+    ScoredResponse(r["task"], Verdict(*(r[name] for name in fields)), 0.0)
     for r in records
   )
 
 
 def summary(records: Sequence[Record]) -> dict[str, Any]:
-  """What the records of one evaluation say, as plain JSON.
+  """The scores of one evaluation, as plain JSON.
 
-  Of all prompts, of each domain and of each task:
+  For all prompts, for each domain and for each task:
 
-    prompts, samples  how many; samples are those of each prompt
+    prompts, samples  number of prompts, and of samples per prompt
     pass_at_k         for k = 1, 2, 4, ... and all samples: the probability
-                      that one of k samples is right, unbiased
-    mean_at_k         for k = all samples: the share of them that is right,
-                      which is pass_at_k for k = 1 by its other name
-    majority_at_k     that the answer which most of k samples give is right:
-                      the mean over disjoint blocks of k samples one after the
-                      other. Of tied answers the share that is right; empty
-                      ones do not vote; where nobody votes it is wrong.
-    mean_score        of the verifiers' own numbers, where parts may count
-    low, high         95 % percentile bootstrap interval of pass@1: prompts
-                      drawn anew within tasks; None if no task has two. Below
-                      some 20 prompts it is too narrow, and it has no width
-                      where all prompts agree, however few they are.
-    tokens_mean, truncated_fraction   of all samples
-    invalid           samples on which the verifier failed. These do not count:
-                      a prompt with v < k others is taken at k = v, one
-                      without any has failed.
+                      that at least one of k samples is right, unbiased
+    mean_at_k         for k = all samples: the fraction of right samples; it
+                      equals pass_at_k at k = 1
+    majority_at_k     whether the most frequent answer of k samples is right,
+                      as the mean over consecutive blocks of k samples. Tied
+                      answers count by the fraction that is right. An empty
+                      answer does not vote. Without any vote it is wrong.
+    mean_score        mean of the verifiers' scores, with partial credit
+    low, high         95 % percentile bootstrap interval of pass@1, by
+                      resampling prompts within tasks; None if no task has two
+                      prompts. It is too narrow below about 20 prompts, and
+                      has no width if all prompts agree.
+    tokens_mean, truncated_fraction   over all samples
+    invalid           samples on which the verifier failed. They are left out:
+                      a prompt with v < k other samples counts with k = v, and
+                      a prompt without any counts as failed.
 
-  A task's numbers are means over its prompts, a domain's means over its tasks,
-  those of all prompts means over prompts.
+  The numbers of a task are means over its prompts; those of a domain are means
+  over its tasks; those of all prompts are means over prompts.
 
   Args:
-    records: One per sample, of one step.
+    records: The samples of one step.
 
   Raises:
-    ValueError: There are none, a sample is there twice, or prompts have
+    ValueError: There are no records, a sample occurs twice, or prompts have
       different numbers of samples.
   """
   prompts = list(_by_prompt(records).values())
   samples = len(prompts[0])
-  # n samples give up to n; powers of two below are enough for a curve.
+  # Powers of two, and all samples, are enough for a curve.
   ks = sorted({2**i for i in range(samples.bit_length())} | {samples})
   named = [(prompt[0]["domain"], prompt[0]["task"]) for prompt in prompts]
   tasks = list(dict.fromkeys(named))
   group = np.array([tasks.index(name) for name in named])
-  said = functools.partial(
-    _said,
+  numbers = functools.partial(
+    _together,
     ks=ks,
     samples=samples,
     tasks=_tasks(np.array([_numbers(p, ks) for p in prompts]), group),
   )
-  size, one = np.bincount(group), np.eye(len(tasks))
+  size, one_hot = np.bincount(group), np.eye(len(tasks))
   by_domain = {}
   for g, (domain, task) in enumerate(tasks):
-    mine = np.array([float(other == domain) for other, _ in tasks])
-    by_domain.setdefault(domain, {**said(mine), "by_task": {}})
-    by_domain[domain]["by_task"][task] = said(one[g])
-  return {"all": said(size), "by_domain": by_domain}
+    in_domain = np.array([float(other == domain) for other, _ in tasks])
+    by_domain.setdefault(domain, {**numbers(in_domain), "by_task": {}})
+    by_domain[domain]["by_task"][task] = numbers(one_hot[g])
+  return {"all": numbers(size), "by_domain": by_domain}
 
 
 def rates(records: Sequence[Record]) -> list[float]:
-  """pass@1 of each prompt, in the order of the records; for pairing runs.
+  """pass@1 of each prompt in the order of the records, for paired comparisons.
 
   Args:
-    records: As those of `summary`, with the same errors.
+    records: As for `summary`, with the same errors.
   """
-  return [_numbers(mine, [1])[0] for mine in _by_prompt(records).values()]
+  return [_numbers(x, [1])[0] for x in _by_prompt(records).values()]
 
 
 class _Tasks(NamedTuple):
-  """Means over prompts, for each of G tasks."""
+  """Means over prompts for each of G tasks."""
 
   size: Int[np.ndarray, " G"]  # prompts
-  means: Float[np.ndarray, "G columns"]  # of what `_numbers` gives
-  draws: Float[np.ndarray, "draws G"]  # of pass@1, prompts drawn anew
+  means: Float[np.ndarray, "G columns"]  # of the columns of `_numbers`
+  draws: Float[np.ndarray, "draws G"]  # bootstrap means of pass@1
 
 
 def _tasks(
@@ -195,7 +198,7 @@ def _tasks(
 ) -> _Tasks:
   size = np.bincount(group)
   draws = stats.bootstrap_means(
-    jax.random.key(0),  # the interval is a function of the records
+    jax.random.key(0),  # fixed: the interval depends on the records alone
     jnp.asarray(numbers[:, 0], jnp.float32),
     jnp.asarray(group),
     count=len(size),
@@ -204,21 +207,21 @@ def _tasks(
   return _Tasks(size, np.array(means), np.asarray(draws))
 
 
-def _said(
+def _together(
   weight: np.ndarray, *, ks: Sequence[int], samples: int, tasks: _Tasks
 ) -> dict[str, Any]:
-  """The numbers of some tasks together, each of which has a weight."""
+  """The numbers of several tasks together, by weight."""
   share = weight / weight.sum()
   values = (share @ tasks.means).tolist()
   passed, values = values[: len(ks)], values[len(ks) :]
   majority, (score, tokens, truncated, _) = values[: len(ks)], values[len(ks) :]
-  here = np.where(weight > 0, tasks.size, 0)
+  size = np.where(weight > 0, tasks.size, 0)
   low = high = None
-  if here.max() > 1:  # or each prompt stands for its task alone
+  if size.max() > 1:  # otherwise there is nothing to resample
     drawn = jnp.asarray(tasks.draws @ share.astype(np.float32))
     low, high = map(float, stats.percentile_interval(drawn))
   return {
-    "prompts": int(here.sum()),
+    "prompts": int(size.sum()),
     "samples": samples,
     "pass_at_k": dict(zip(map(str, ks), passed, strict=True)),
     "mean_at_k": {str(samples): passed[0]},
@@ -228,70 +231,70 @@ def _said(
     "high": high,
     "tokens_mean": tokens,
     "truncated_fraction": truncated,
-    "invalid": round(float(here @ tasks.means[:, -1])),
+    "invalid": round(float(size @ tasks.means[:, -1])),
   }
 
 
 def _by_prompt(records: Sequence[Record]) -> dict[str, list[Record]]:
-  """Records of each prompt; raises ValueError if they are not of one kind."""
+  """The records of each prompt; raises ValueError as `summary` does."""
   prompts: dict[str, list[Record]] = {}
   seen = set()
   for record in records:
     key = record["id"], record["sample"]
     if key in seen:
       raise ValueError(
-        f"sample {key[1]} of {key[0]!r} is there twice; give the records of "
-        "one evaluation"
+        f"sample {key[1]} of {key[0]!r} occurs twice; give the records of one "
+        "evaluation only"
       )
     seen.add(key)
     prompts.setdefault(record["id"], []).append(record)
   if not prompts:
-    raise ValueError("there are no records; give those of an evaluation")
+    raise ValueError("there are no records; give those of one evaluation")
   first, *_ = prompts
-  for name, mine in prompts.items():
-    if len(mine) != len(prompts[first]):
+  for name, of_prompt in prompts.items():
+    if len(of_prompt) != len(prompts[first]):
       raise ValueError(
-        f"{name!r} has {len(mine)} samples, {first!r} has "
-        f"{len(prompts[first])}; give the records of one whole evaluation"
+        f"{name!r} has {len(of_prompt)} samples, but {first!r} has "
+        f"{len(prompts[first])}; give all records of one evaluation"
       )
-    mine.sort(key=operator.itemgetter("sample"))
+    of_prompt.sort(key=operator.itemgetter("sample"))
   return prompts
 
 
-def _numbers(mine: Sequence[Record], ks: Sequence[int]) -> list[float]:
-  """Of one prompt: pass@k, majority@k, score, tokens, truncated, invalid."""
+def _numbers(records: Sequence[Record], ks: Sequence[int]) -> list[float]:
+  """One prompt's pass@k, majority@k, score, tokens, truncated, invalid."""
   votes = [
-    (r["answer"], r["pass"]) for r in mine if r.get("status") != "invalid"
+    (r["answer"], r["pass"]) for r in records if r.get("status") != "invalid"
   ]
   v, right = len(votes), sum(passed for _, passed in votes)
-  score = sum(r["score"] for r in mine if r.get("status") != "invalid")
+  score = sum(r["score"] for r in records if r.get("status") != "invalid")
   return [
     *(float(_pass_at_k(v, right, min(k, v))) if v else 0.0 for k in ks),
     *(_majority(votes, min(k, v)) if v else 0.0 for k in ks),
     score / max(v, 1),
-    sum(r["tokens"] for r in mine) / len(mine),
-    sum(r["truncated"] for r in mine) / len(mine),
-    float(len(mine) - v),
+    sum(r["tokens"] for r in records) / len(records),
+    sum(r["truncated"] for r in records) / len(records),
+    float(len(records) - v),
   ]
 
 
-# For one count at a time: a table of all would be made of n x k numbers.
+# One count at a time: a table of all counts would have n x k numbers.
 _pass_at_k = functools.cache(jax.jit(pass_at_k, static_argnums=(0, 2)))
 
 
 def _majority(votes: Sequence[tuple[str, bool]], k: int) -> float:
-  """Mean over blocks of k votes of how right the winning answer is."""
+  """Mean correctness of the winning answer, over blocks of k votes."""
   blocks = [votes[i : i + k] for i in range(0, len(votes) - k + 1, k)]
   return sum(map(_won, blocks)) / len(blocks)
 
 
 def _won(block: Sequence[tuple[str, bool]]) -> float:
-  """Whether the answer given most often is right; the mean of tied ones."""
+  """1 if the most frequent answer is right, 0 if not; the mean over ties."""
   passed = collections.defaultdict[str, list[bool]](list)
   for answer, right in block:
     if answer:
       passed[answer].append(right)
   most = max(map(len, passed.values()), default=0)
-  # An answer may pass in one form of the response and not in another.
+  # One answer may pass in one response and fail in another.
   right = [sum(p) / most for p in passed.values() if len(p) == most]
   return sum(right) / max(len(right), 1)

@@ -1,7 +1,7 @@
 """The training loop: prompts, rollouts, rewards, advantages, update, save.
 
-Read `train` from top to bottom: it goes around the README's figure once per
-step. Nothing below this file knows about configs, flags or files.
+Read `train` from top to bottom: each step goes once around the README's figure.
+This file and the files it imports know no configs, flags or commands.
 """
 
 import math
@@ -13,104 +13,124 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, PyTree
 
-from brorl_jax import clock, metrics
-from brorl_jax import ledger as ledgers
-from brorl_jax.collect import Drawn, Feed, collect, expected_pass_rates
-from brorl_jax.ledger import Ledger
+from brorl_jax.rollout.dynamic_sampling import (
+  Feed,
+  SampledGroups,
+  collect,
+  expected_pass_rates,
+)
+from brorl_jax.runs import clock, metrics, run_state
+from brorl_jax.runs.run_state import RunState
 from brorl_jax.types import Groups, Prompts, Rollouts, Scores
 
-_HELD = "time/checkpoint_s"  # what saving after the step before held this up
+_SAVING = "time/checkpoint_s"  # time that saving the previous step cost
 
 
 class Credit(NamedTuple):
-  """What stage 4 makes of rewards."""
+  """The result of stage 4."""
 
   advantage: Float[np.ndarray, "P N"]
-  counts: Bool[np.ndarray, "P N"]  # False: out of the loss
-  ledger: Ledger
-  told: dict[str, float | None]  # metrics
+  counts: Bool[np.ndarray, "P N"]  # False: left out of the loss
+  progress: RunState
+  metrics: dict[str, float | None]
+
+
+class Updated(NamedTuple):
+  """The result of stage 5, beside the new state."""
+
+  kl_ref: float | None  # policy to reference, nats per token; None without
+  metrics: dict[str, Any]
+
+
+class Outcome(NamedTuple):
+  """The numbers of a step that steer the run; metrics steer nothing."""
+
+  kl_ref: float | None  # see Updated
+  busy_s: float  # seconds of the step, see clock.since
 
 
 class Stages(NamedTuple):
-  """A step's stages, each a function; main/training.py wires the real ones."""
+  """The stages of a step as functions; main/commands/train.py makes them."""
 
-  target: int  # groups that a step trains on
-  # step -> numbers of the prompts that it may draw, in the order of drawing
-  candidates: Callable[[int, Ledger], Sequence[int]]
+  target: int  # number of groups to train on
+  # step -> indices of the prompts to draw from, in that order
+  candidates: Callable[[int, RunState], Sequence[int]]
   prompts: Callable[[int, Sequence[int]], Prompts]  # step, candidates
   rollouts: Callable[
     [PyTree, Feed, jax.Array], Iterator[tuple[Prompts, Rollouts]]
   ]  # to the host
   scores: Callable[[int, Prompts, Rollouts], Scores]
   informative: Callable[[Groups], Bool[np.ndarray, " P"]]
-  visited: Callable[[Ledger, int, Drawn], Ledger]
-  advantages: Callable[[Groups, Ledger], Credit]
-  update: Callable[[Any, Groups, Credit], tuple[Any, dict[str, Any]]]
-  # After step and evaluation: the reference policy, and why it was reset.
+  visited: Callable[[RunState, int, SampledGroups], RunState]
+  advantages: Callable[[Groups, RunState], Credit]
+  update: Callable[[Any, Groups, Credit], tuple[Any, Updated]]
+  # After update and evaluation: may make the policy the new reference. The text
+  # is the reason, None without a reset.
   reference: Callable[
-    [Any, Ledger, Mapping[str, Any]], tuple[Any, Ledger, str | None]
+    [Any, RunState, Outcome], tuple[Any, RunState, str | None]
   ]
-  # What the schedule changes at this step.
+  # Config fields that a phase changes at this step.
   changed: dict[str, Any] | None = None
 
 
 @runtime_checkable
 class Store(Protocol):
-  """Where states go and come from."""
+  """Saves and restores states."""
 
   def restore(
     self, like: Any, lacks: Callable[[int], str | None]
   ) -> tuple[Any, dict[str, Any]] | None:
-    """The newest step that is whole and of which nothing is lacking."""
+    """The newest whole step for which `lacks` returns None."""
     ...
 
-  def save(self, step: int, state: Any, ledger: dict[str, Any]) -> None:
-    """Begins to."""
+  def save(self, step: int, state: Any, progress: dict[str, Any]) -> None:
+    """Starts to save in the background."""
     ...
 
   def wait(self) -> None:
-    """Returns when what was saved is there."""
+    """Returns when the last save is on disk."""
     ...
 
 
 @runtime_checkable
-class Record(Protocol):
-  """Where numbers go."""
+class Recorder(Protocol):
+  """Writes metrics, events, samples and evaluations."""
 
   def lacks(self, step: int) -> str | None:
-    """What is missing of what was written up to this step, None if nothing."""
+    """Why the files do not cover the steps up to this one, None if they do."""
     ...
 
   def start(self, done: int) -> float:
-    """Forget what was written of steps after `done`, -1 for all.
+    """Drop what was written after step `done`; -1 drops everything.
 
     Returns:
-      time/busy_s of the steps up to there, added up.
+      The busy seconds of the remaining steps, see Outcome.
     """
     ...
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
-    """Something that does not happen in every step."""
+    """Record something that does not happen in every step."""
     ...
 
   def step(self, step: int, scalars: Mapping[str, Any], kept: Groups) -> None:
-    """The metrics of a step, and the groups that it was trained on."""
+    """Record the metrics of a step and the groups it was trained on."""
     ...
 
   def evaluate(self, step: int, params: PyTree) -> float:
-    """Measure these parameters on held-out prompts."""
+    """Evaluate these parameters on held-out prompts; returns the score."""
     ...
 
   def sync(self) -> None:
-    """Return when a loss of power loses nothing that was written."""
+    """Return when everything written would survive a power loss."""
     ...
 
 
+@clock.counting()
 def train(
   state: Any,
-  stages: Callable[[int], Stages],
+  make_stages: Callable[[int], Stages],
   store: Store,
-  record: Record,
+  recorder: Recorder,
   *,
   seed: int,
   steps: int,
@@ -121,123 +141,146 @@ def train(
 ) -> Any:
   """Runs the steps after the newest checkpoint and returns the last state.
 
-  A killed run continues as if it had not been: step s draws its prompts and
-  its randomness from (seed, s) alone, and all else that it depends on is in
-  the checkpoint. The state before the first step is saved too: where there is
-  a line of a step there is a checkpoint, or one that was lost.
+  A killed run resumes with the same numbers: the prompts and the randomness of
+  step s depend on (seed, s) alone, and everything else is in the checkpoint.
+  The state before the first step is saved too. So a run that has written the
+  line of a step also has a checkpoint, unless somebody removed it.
 
   Args:
-    state: Initial state; `state.params` is sampled, `state.step` counts. If
-      `store` holds any, `state` only lends its structure.
-    stages: What happens in a step.
+    state: Initial state. The rollouts use `state.params`; `state.step` counts
+      the steps. If `store` holds a checkpoint, only the structure of `state`
+      is used.
+    make_stages: From the number of a step to its stages.
     store: Checkpoints.
-    record: Metrics and evaluations.
-    seed: Root of all randomness.
-    steps: Last step at most.
-    save_every: Steps between checkpoints; the last step is always saved.
-    eval_every: Steps between evaluations; there is one before the first step
-      and one after the last.
-    pipeline: Sample the next step with the parameters before this update, which
-      then happens while the devices would wait for verdicts; but for the step
-      after a checkpoint, so that a run can go on from there.
-    max_busy_s: The step that brings time/busy_s of all steps to this is the
-      last one.
+    recorder: Metrics and evaluations.
+    seed: Seed of all randomness.
+    steps: Last step.
+    save_every: Steps between checkpoints. The last step is always saved.
+    eval_every: Steps between evaluations. The policy is also evaluated before
+      the first step and after the last.
+    pipeline: Sample the next step before this step's update, with the old
+      parameters; the update then runs while the devices would wait for the
+      verifiers. A step that is saved updates first, so that a run can resume
+      after it.
+    max_busy_s: The run ends with the step at which the busy seconds of all
+      steps reach this.
 
   Raises:
-    Starved: A step found too few groups with a gradient.
-    Unjudged: Verifiers failed on too many of a step's responses.
+    NotEnoughPrompts: A step found too few groups with a gradient.
+    TooManyInvalid: Verifiers failed on too many responses of a step.
     FloatingPointError: A metric is not finite. The state is not saved.
   """
-  done, ledger = -1, Ledger()
-  if (saved := store.restore(state, record.lacks)) is not None:
-    state, ledger = saved[0], Ledger.from_json(saved[1])
+  done, progress = -1, RunState()
+  if (saved := store.restore(state, recorder.lacks)) is not None:
+    state, progress = saved[0], RunState.from_json(saved[1])
     done = int(state.step)
-  spent = record.start(done)
-  held = 0.0
+  busy_s, saving_s = recorder.start(done), 0.0
   if done < 0:
-    ledger = ledgers.evaluated(ledger, record.evaluate(0, state.params))
-    held = _save(0, state, ledger, store, record)
-  root, ahead = jax.random.key(seed), None
-
-  def draw(step: int, params: PyTree, ledger: Ledger, **meanwhile) -> Drawn:
-    now, key = stages(step), jax.random.fold_in(root, step)
-    return collect(
-      lambda feed: _finite(now.rollouts(params, feed, key), step),
-      lambda *rollouts: now.scores(step, *rollouts),
-      now.informative,
-      lambda some: now.prompts(step, some),
-      now.candidates(step, ledger),
-      target=now.target,
-      **meanwhile,
-    )
+    progress = run_state.evaluated(progress, recorder.evaluate(0, state.params))
+    saving_s = _save(0, state, progress, store, recorder)
+  key, ahead = jax.random.key(seed), None
 
   for step in range(max(done, 0) + 1, steps + 1):
-    if spent >= max_busy_s:
+    if busy_s >= max_busy_s:
       break
-    begin, now = clock.now(), stages(step)
-    if now.changed is not None:
-      record.event(step, {"event": "phase", "changed": now.changed})
+    started = clock.now()
+    stages = make_stages(step)
+    if stages.changed is not None:
+      recorder.event(step, {"event": "phase", "changed": stages.changed})
     save = step % save_every == 0 or step == steps
-    drawn = ahead or draw(step, state.params, ledger)
-    kept = drawn.trained()
-    ledger = now.visited(_generated(ledger, drawn), step, drawn)
-    credit = now.advantages(kept, ledger)
 
-    update, ahead = _Once(lambda: now.update(state, kept, credit)), None
+    # Stages 1 to 3: prompts, their rollouts, their rewards; more of them until
+    # enough groups have a gradient.
+    if (sampled := ahead) is None:
+      sampled = _sample(stages, step, state.params, progress, key)
+    kept = sampled.kept_groups()
+    progress = stages.visited(_generated(progress, sampled), step, sampled)
+
+    # Stage 4: advantages of the groups that were kept.
+    credit = stages.advantages(kept, progress)
+
+    # Stage 5: the update; with `pipeline`, while the next step is sampled.
+    update, ahead = _Once(lambda: stages.update(state, kept, credit)), None
     if pipeline and not save:
       old = jax.tree.map(jax.numpy.copy, state.params)  # the update donates
-      ahead = draw(step + 1, old, credit.ledger, meanwhile=update)
-    state, learned = update()
+      ahead = _sample(
+        make_stages(step + 1), step + 1, old, credit.progress, key, update
+      )
+    state, updated = update()
 
-    scalars = _of_draw(drawn) | credit.told | learned
-    scalars |= {"time/update_s": update.spent, **_of_ledger(ledger, step)}
-    scalars |= clock.since(begin)
-    scalars |= {_HELD: held + _waited(store)}
+    scalars = _of_draw(sampled) | credit.metrics | updated.metrics
+    scalars |= {"time/update_s": update.seconds, **_totals(progress, step)}
+    spent = clock.since(started)
+    scalars |= {**spent.metrics, _SAVING: saving_s + _waited(store)}
     if (bad := metrics.first_not_finite(scalars)) is not None:
       raise FloatingPointError(f"step {step}: {bad} is {scalars[bad]}")
-    # Lines first, then the checkpoint: a line past the newest checkpoint is
-    # dropped on restart, but one that is missing could not be replaced.
-    record.step(step, scalars, kept)
-    ledger, spent = credit.ledger, spent + scalars["time/busy_s"]
-    last = step == steps or spent >= max_busy_s
+    # First the lines, then the checkpoint: a restart drops lines that are newer
+    # than the newest checkpoint, but it could not replace a missing line.
+    recorder.step(step, scalars, kept)
+    progress, busy_s = credit.progress, busy_s + spent.busy_s
+    last = step == steps or busy_s >= max_busy_s
     if step % eval_every == 0 or last:
-      ledger = ledgers.evaluated(ledger, record.evaluate(step, state.params))
-    state, ledger, why = now.reference(state, ledger, scalars)
-    if why is not None:
-      record.event(step, {"event": "reference reset", "why": why})
-    held = _save(step, state, ledger, store, record) if save or last else 0.0
+      score = recorder.evaluate(step, state.params)
+      progress = run_state.evaluated(progress, score)
+    outcome = Outcome(updated.kl_ref, spent.busy_s)
+    state, progress, reason = stages.reference(state, progress, outcome)
+    if reason is not None:
+      recorder.event(step, {"event": "reference reset", "why": reason})
+    save = save or last
+    saving_s = _save(step, state, progress, store, recorder) if save else 0.0
   store.wait()
   return state
 
 
+def _sample(
+  stages: Stages,
+  step: int,
+  params: PyTree,
+  progress: RunState,
+  key: jax.Array,
+  meanwhile: Callable[[], Any] = lambda: None,
+) -> SampledGroups:
+  """Stages 1 to 3: prompts, rollouts, rewards, until `target` groups remain."""
+  key = jax.random.fold_in(key, step)
+  return collect(
+    lambda feed: _finite(stages.rollouts(params, feed, key), step),
+    lambda *rollouts: stages.scores(step, *rollouts),
+    stages.informative,
+    lambda candidates: stages.prompts(step, candidates),
+    stages.candidates(step, progress),
+    target=stages.target,
+    meanwhile=meanwhile,
+  )
+
+
 def _save(
-  step: int, state: Any, ledger: Ledger, store: Store, record: Record
+  step: int, state: Any, progress: RunState, store: Store, recorder: Recorder
 ) -> float:
-  """Begins to save a step; seconds that this took."""
+  """Starts to save a step; returns the seconds that this took."""
   start = time.perf_counter()
-  record.sync()  # so that no step is on disk without its lines
-  store.save(step, state, ledger.to_json())
+  recorder.sync()  # the lines of a step are on disk before its checkpoint
+  store.save(step, state, progress.to_json())
   return time.perf_counter() - start
 
 
 def _waited(store: Store) -> float:
-  """Seconds until the step that is being saved was on disk, and read back."""
+  """Waits until the last save is on disk and verified; returns the seconds."""
   start = time.perf_counter()
   store.wait()
   return time.perf_counter() - start
 
 
 class _Once:
-  """A function without arguments that is called at most once."""
+  """A function without arguments that runs at most once."""
 
   def __init__(self, function: Callable[[], Any]):
-    self._function, self._result, self.spent = function, None, 0.0
+    self._function, self._result, self.seconds = function, None, 0.0
 
   def __call__(self) -> Any:
     if self._result is None:
       start = time.perf_counter()
       self._result = self._function()
-      self.spent = time.perf_counter() - start
+      self.seconds = time.perf_counter() - start
     return self._result
 
 
@@ -246,27 +289,30 @@ def _finite(
 ) -> Iterator[tuple[Prompts, Rollouts]]:
   for prompts, rollouts in done:
     if not np.isfinite(rollouts.logp).all():
-      raise FloatingPointError(f"step {step}: sampled logp is not finite")
+      raise FloatingPointError(
+        f"step {step}: sampled logp is not finite; check the parameters, or "
+        "lower lr"
+      )
     yield prompts, rollouts
 
 
-def _generated(ledger: Ledger, drawn: Drawn) -> Ledger:
-  mask = drawn.groups.rollouts.mask
-  return ledgers.generated(
-    ledger,
+def _generated(progress: RunState, sampled: SampledGroups) -> RunState:
+  mask = sampled.groups.rollouts.mask
+  return run_state.generated(
+    progress,
     tokens=int(mask.sum()),
     samples=mask[..., 0].size,
     prompts=len(mask),
   )
 
 
-def _of_draw(drawn: Drawn) -> dict[str, float | None]:
-  """Metrics of everything that was generated, and where the time went."""
-  groups, spent = drawn.groups, drawn.spent
+def _of_draw(sampled: SampledGroups) -> dict[str, float | None]:
+  """Metrics of all generated rollouts, and of the time of each part."""
+  groups, spent = sampled.groups, sampled.spent
   seen = metrics.of_groups(
     groups.rollouts,
     groups.scores,
-    drawn.kept,
+    sampled.kept,
     rollout_s=spent["rollout"],
   )
   seen |= metrics.of_scores(groups.scores, score_s=spent["score"])
@@ -275,9 +321,9 @@ def _of_draw(drawn: Drawn) -> dict[str, float | None]:
   return {**seen, **expected, **times}
 
 
-def _of_ledger(ledger: Ledger, step: int) -> dict[str, int]:
+def _totals(progress: RunState, step: int) -> dict[str, int]:
   return {
-    "data/tokens_total": ledger.tokens,
-    "data/samples_total": ledger.samples,
-    "sampling/resting_prompts": len(ledgers.resting(ledger, step + 1)),
+    "data/tokens_total": progress.tokens,
+    "data/samples_total": progress.samples,
+    "sampling/resting_prompts": len(run_state.resting(progress, step + 1)),
   }

@@ -1,4 +1,4 @@
-"""What flows along the arrows of the figure: one frozen struct per arrow."""
+"""The data that flows along the arrows of the figure: one struct per arrow."""
 
 import dataclasses
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -19,11 +19,11 @@ _pytree = jax.tree_util.register_dataclass
 @_pytree
 @dataclasses.dataclass(frozen=True)
 class Prompts:
-  """Prompts of one call of the sampler, left-padded: the last token is real."""
+  """Prompts for the sampler, left-padded: the last token is always real."""
 
   tokens: Int[Array, "P S"]
   mask: Bool[Array, "P S"]  # True on real tokens
-  index: Int[Array, " P"]  # p of the rollouts' keys: candidate of this step
+  index: Int[Array, " P"]  # p in the keys of rollouts: candidate of the step
 
 
 @_pytree
@@ -32,24 +32,25 @@ class Rollouts:
   """N responses to each prompt, right-padded."""
 
   tokens: Int[Array, "P N T"]  # 0 after the end
-  logp: Float[Array, "P N T"]  # of the behaviour distribution, nats; 0 after
+  logp: Float[Array, "P N T"]  # under the sampling distribution; 0 after
   mask: Bool[Array, "P N T"]  # True on sampled tokens, the end token included
   truncated: Bool[Array, "P N"]  # cut at T tokens, without an end token
-  # Slots times steps of the sampler's loop; each prompt has an even share of
-  # those since the last prompts were done.
+  # Slots times steps of the sampler's loop. Prompts that finish together share
+  # the steps since the previous prompts finished.
   slot_steps: Float[Array, " P"]
 
   def slot_occupancy(self) -> float:
-    """Share of slot-steps that wrote a token; the prefill wrote the first."""
+    """Fraction of slot-steps that wrote a token (the prefill wrote one)."""
     written = self.mask.sum() - self.truncated.size
     return float(written / max(float(self.slot_steps.sum()), 1.0))
 
   def distinct(self, p: int) -> tuple[np.ndarray, np.ndarray]:
-    """The different responses to prompt p: index of the first, and how many.
+    """The distinct responses to prompt p: first index and count of each.
 
-    On the host. Ascending, so that nothing depends on token ids.
+    On the host, ordered by first index, so that the order does not depend on
+    token ids.
     """
-    length = self.mask[p].sum(axis=1, keepdims=True)  # 0 may be a token too
+    length = self.mask[p].sum(axis=1, keepdims=True)  # 0 may be a real token
     content = np.concatenate([self.tokens[p], length], axis=1)
     _, first, count = np.unique(
       content, axis=0, return_index=True, return_counts=True
@@ -59,30 +60,30 @@ class Rollouts:
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Judged:
-  """What a verifier says of one rollout, to be read."""
+class ScoredResponse:
+  """The verdict on one rollout."""
 
-  task: str  # that the prompt is counted under
+  task: str  # under which the prompt is counted
   verdict: Verdict
-  seconds: float  # that it took
+  seconds: float  # of the verifier
 
   @property
   def valid(self) -> bool:
-    """False if the verifier failed: then nothing is known."""
+    """False if the verifier itself failed, so that nothing is known."""
     return self.verdict.status != "invalid"
 
 
 class Scores(NamedTuple):
-  """What verifiers say of rollouts, on the host."""
+  """Rewards and verdicts of rollouts, on the host."""
 
   reward: Float[np.ndarray, "P N"]  # raw; 0 where the verifier failed
-  answer: Int[np.ndarray, "P N"]  # equal numbers: equal answers to this prompt
-  valid: Bool[np.ndarray, "P N"]  # see Judged
-  judged: Shaped[np.ndarray, "P N"]  # of Judged
+  answer: Int[np.ndarray, "P N"]  # equal numbers mean equal answers
+  valid: Bool[np.ndarray, "P N"]  # see ScoredResponse
+  responses: Shaped[np.ndarray, "P N"]  # of ScoredResponse
 
 
 class Groups(NamedTuple):
-  """Whole groups, on the host: of each prompt all N rollouts."""
+  """Whole groups on the host: prompts with all their N rollouts."""
 
   prompts: Prompts
   rollouts: Rollouts
@@ -92,32 +93,34 @@ class Groups(NamedTuple):
 @_pytree
 @dataclasses.dataclass(frozen=True)
 class Batch:
-  """Part of a minibatch: C microbatches of P blocks of R rows of one prompt.
+  """Part of a minibatch: C microbatches of P blocks of M rows of one prompt.
 
-  A group of N rollouts is spread over as many blocks as it needs. Without the
-  leading axis it is one microbatch.
+  A group of N rollouts takes as many blocks as it needs. Without the leading
+  axis C, it is one microbatch.
   """
 
   prompt: Int[Array, "*C P S"]
   prompt_mask: Bool[Array, "*C P S"]
-  response: Int[Array, "*C P R T"]
-  mask: Bool[Array, "*C P R T"]
-  logp_sampled: Float[Array, "*C P R T"]  # of the sampler
-  advantage: Float[Array, "*C P R"]
-  weight: Float[Array, "*C P R"]  # identical rollouts this row stands for
-  used: Int[Array, ""]  # microbatches that hold any row, at most C
-  # Of the policy that the loss compares with; None if that is the sampler.
-  logp_old: Float[Array, "*C P R T"] | None = None
-  # Of the KL term's reference; None without.
-  logp_ref: Float[Array, "*C P R T"] | None = None
+  response: Int[Array, "*C P M T"]
+  mask: Bool[Array, "*C P M T"]
+  logp_sampled: Float[Array, "*C P M T"]  # of the sampler
+  advantage: Float[Array, "*C P M"]
+  weight: Float[Array, "*C P M"]  # number of identical rollouts in this row
+  used: Int[Array, ""]  # microbatches that are not empty, at most C
+  # Factor on the policy loss of each row; None: 1.
+  scale: Float[Array, "*C P M"] | None = None
+  # Of the old policy of the ratio; None: the sampler's log-probabilities.
+  logp_old: Float[Array, "*C P M T"] | None = None
+  # Of the reference policy; None without a KL term.
+  logp_ref: Float[Array, "*C P M T"] | None = None
 
 
 @_pytree
 @dataclasses.dataclass(frozen=True)
 class State:
-  """All that a step changes, and all that a checkpoint holds."""
+  """The arrays that a step changes and a checkpoint holds."""
 
-  step: Any  # int32 scalar; Any because abstract states and shardings have it
+  step: Any  # int32 scalar, or its shape or sharding
   params: PyTree
-  opt: Any  # optax's
-  reference: PyTree | None  # parameters of the KL term; None if its weight is 0
+  opt: Any  # optimizer state of optax
+  reference: PyTree | None  # reference parameters; None without a KL term

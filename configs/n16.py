@@ -1,22 +1,22 @@
-r"""ProRL v2, with which BroRL is compared: 512 kept prompts x 16 rollouts.
+r"""The paper's baseline, ProRL v2: 512 kept prompts x 16 rollouts.
 
   python -m brorl_jax.main --config=configs/n16.py --workdir=runs/n16
 
 `n512.py` has 8 times the samples per step, a quarter of the prompts, and with a
-preset 2.83 times the learning rate. `n512_equal_samples.py` differs in N alone.
+preset 2.83 times the learning rate. `n512_equal_samples.py` differs only in N.
 
 Cost: 60 steps, 1.2 million rollouts, 366 CPU-seconds (2 cores of an AMD EPYC,
 jax 0.10.2, 2026-11-22, one seed), 2.0 GB.
 Result: held-out pass@1 .333 -> .657 +- .040; 46.5 % of prompts kept, 28 % at
-the end. The paper's size is not run.
+the end. The paper's model size has not been run.
 """
 
-from configs import base, presets
+from brorl_jax.configs import base, presets
 
 
 def get_config(preset: str = "tiny"):
   c = base.get_config()
-  c.n = 16  # stated
-  c.samples = 512 * 16  # stated
+  c.sampling.n = 16  # stated
+  c.sampling.samples = 512 * 16  # stated
   presets.apply(c, preset)
   return c

@@ -3,21 +3,21 @@ r"""BroRL: 128 kept prompts x 512 rollouts.
   python -m brorl_jax.main --config=configs/n512.py --workdir=runs/n512
 
 trains the embedded policy on a laptop. `configs/n512.py:1p5b` is the paper's
-run, `configs/n512.py:8b` a larger one: see `presets.py`.
+run and `configs/n512.py:8b` a larger one; see `presets.py`.
 
 Cost: 30 steps, 2.0 million rollouts, 167 CPU-seconds (2 cores of an AMD EPYC,
 jax 0.10.2, 2026-11-22, one seed), 1.6 GB.
 Result: held-out pass@1 .333 -> .595 +- .040; 96.8 % of prompts kept. The
-paper's size is not run.
+paper's model size has not been run.
 """
 
-from configs import base, presets
+from brorl_jax.configs import base, presets
 
 
 def get_config(preset: str = "tiny"):
   c = base.get_config()
-  c.n = 512  # stated
-  c.samples = 128 * 512  # stated
-  c.steps = 30  # two to three minutes on two cores
+  c.sampling.n = 512  # stated
+  c.sampling.samples = 128 * 512  # stated
+  c.run.steps = 30  # two to three minutes on two cores
   presets.apply(c, preset)
   return c

@@ -1,76 +1,79 @@
-"""Sizes of a run: the embedded policy, or a language model of the hub.
+"""Model sizes for a run: the embedded policy, or a language model of the hub.
 
-Not an experiment: n512.py:1p5b and n16.py:8b take them by name. N and samples
-stay those of the config. Of the values that the paper does not state each says
-so.
+Not an experiment: n512.py:1p5b and n16.py:8b name a preset. A preset does not
+change N or the samples of the config. Comments mark the values that the paper
+does not state.
 """
 
 from typing import Any
 
 import ml_collections
 
+from brorl_jax.tasks.domains import MADE
+
 NAMES = ("tiny", "1p5b", "8b")
 
 
-def apply(c: ml_collections.ConfigDict, name: str) -> None:
+def apply(c: Any, name: str) -> None:
   """Changes the fields that depend on the size of the policy."""
   if name not in NAMES:
     raise ValueError(
-      f"there is no preset {name!r}; there are {', '.join(NAMES)}"
+      f"preset {name!r} does not exist; choose {', '.join(NAMES)}"
     )
   if name != "tiny":
     _language_model(c)
-  elif c.n in (4, 8, 16, 32):
-    # 7 of 16 rollouts differ, of 512 some 40: a third of the time of an update.
-    c.rows, c.blocks = 8, 64
+  elif c.sampling.n in (4, 8, 16, 32):
+    # About 7 of 16 rollouts are distinct, and about 40 of 512. Blocks of 8 rows
+    # therefore take a third of the time of an update with blocks of 32.
+    c.optim.rows, c.optim.blocks = 8, 64
   if name == "1p5b":
-    # Where BroRL's lineage begins; the paper goes on from step 3,000 of
+    # The model that ProRL starts from. The paper continues from step 3,000 of
     # ProRL v2, nvidia/Nemotron-Research-Reasoning-Qwen-1.5B, revision v2.
-    c.checkpoint = "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"
+    c.policy.checkpoint = "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"
   if name == "8b":
-    c.checkpoint = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
-    c.mesh_model = 8  # a node
+    c.policy.checkpoint = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
+    c.devices.mesh_model = 8  # a node
 
 
 def _language_model(c: Any) -> None:
-  # BroRL's own runs have 191 steps with N = 512 (419 in a later note) and 535
-  # with N = 16: as many as two resets of the reference need.
-  c.steps = 420
-  # Stated for ProRL v2: every 200 to 500 steps. Unknown for BroRL; the least of
-  # these, or a run of its length would never be reset.
-  c.reset_every = 200
-  c.in_flight = 32 * 512
-  c.slots = 0  # as many as fit; responses are long
-  c.prompt_tokens = 1024
-  c.max_new_tokens = 15360  # stated: a context window of 16,384
-  c.domains.gym.instruction = (
+  # BroRL's runs have 191 steps with N = 512 (419 in a later note) and 535 with
+  # N = 16. 420 steps include two resets of the reference.
+  c.run.steps = 420
+  # Stated for ProRL v2: every 200 to 500 steps. Unknown for BroRL; the smallest
+  # value, because a longer period would never reset a run of BroRL's length.
+  c.reference.reset_every = 200
+  c.sampling.in_flight = 32 * 512
+  c.sampling.slots = 0  # as many as fit; responses are long
+  c.data.prompt_tokens = 1024
+  c.sampling.max_new_tokens = 15360  # stated: a context window of 16,384
+  c.data.domains[MADE.name].instruction = (
     "Think step by step, then write the final answer alone between <answer> "
     "and </answer>."
   )
-  c.families = _families()
-  # Unknown, only that both arms have the same. ProRL's own 4, which leave 32
-  # prompts for an update of 128 x 512; a public script makes 8 of 512 x 16.
-  c.minibatches = 4
-  c.rows = 8
-  c.blocks = 8
-  # Stated: the rate grows with the root of the samples, so that 128 x 512 has
-  # 2.83 times that of 512 x 16. Which rate that is is unknown: 1e-6 in public
-  # scripts.
-  c.lr = 1e-6
-  c.lr_scaling = "samples"
-  c.lr_base = 512 * 16
-  c.warmup = 10  # unknown
-  # Unknown for BroRL; both released recipes of ProRL v2 pay nothing for a
-  # response that was cut, whatever it says.
-  c.truncated_factor = 0.0
-  c.overlong_buffer = 4096  # DAPO's, if overlong_weight is set
-  c.dtype = "bfloat16"
-  c.eval_every = 20
-  c.eval_prompts = 20
-  c.save_every = 5
+  c.data.families = _families()
+  # Unknown, except that both arms have the same number. ProRL's 4 give 32
+  # prompts per update of 128 x 512. A public script splits 512 x 16 into 8.
+  c.optim.minibatches = 4
+  c.optim.rows = 8
+  c.optim.blocks = 8
+  # Stated: the rate grows with the square root of the samples, so 128 x 512 has
+  # 2.83 times the rate of 512 x 16. The base rate is unknown; public scripts
+  # have 1e-6.
+  c.optim.lr = 1e-6
+  c.optim.lr_scaling = "samples"
+  c.optim.lr_base = 512 * 16
+  c.optim.warmup = 10  # unknown
+  # Unknown for BroRL. Both released recipes of ProRL v2 pay 0 for a truncated
+  # response.
+  c.reward.truncated_factor = 0.0
+  c.reward.overlong_buffer = 4096  # as in DAPO; used if overlong_weight is set
+  c.policy.dtype = "bfloat16"
+  c.eval.every = 20
+  c.eval.prompts = 20
+  c.run.save_every = 5
 
 
-def _families() -> ml_collections.ConfigDict:
+def _families() -> Any:
   """Reasoning-gym tasks at their own default difficulty."""
   c = ml_collections.ConfigDict()
   for name in """

@@ -6,16 +6,18 @@ r"""Makes the embedded policy: 465k parameters, Qwen2 architecture.
 Deterministic: the same seed gives the same files on the same kind of machine.
 """
 
+from typing import Any
+
 import ml_collections
 
-from configs import base
+from brorl_jax.configs import base
 
 
 def get_config() -> ml_collections.ConfigDict:
-  c = ml_collections.ConfigDict()
+  c: Any = ml_collections.ConfigDict()
   c.seed = 0
-  c.families = base.families()
-  c.puzzles = 20000  # per family, from seeds that training never draws
+  c.families = base.get_config().data.families
+  c.puzzles = 20000  # per family, from seeds that training never uses
   c.prompt_tokens = 40
   c.max_new_tokens = 6
   c.vocab = 512  # ids of the tokenizer
@@ -29,13 +31,14 @@ def get_config() -> ml_collections.ConfigDict:
   c.rope_theta = 100.0  # sequences are short
 
   # Right demonstrations first, then demonstrations of mixed quality.
-  c.batch = 128  # demonstrations per update
+  c.row_tokens = 128  # several demonstrations share a row
+  c.rows = 14  # per update: about 128 demonstrations
   c.lr = 3e-3  # falls to 0 as a cosine
   c.steps = 3000
   c.mixed_lr = 1e-3
   c.mixed_steps = 420
-  # Share of right answers in the second stage. Without wrong ones there is
-  # nothing for RL to sharpen.
+  # Share of right answers in the second stage. Without wrong ones RL would have
+  # nothing to improve.
   c.right = ml_collections.ConfigDict()
   c.right.letter_counting = 0.5
   c.right.count_primes = 0.5

@@ -1,7 +1,8 @@
 # shellcheck shell=bash
-# Sourced by the scripts beside it, which say what they need:
+# Sourced by the scripts in this folder, which say what they need:
 #
-#   prepare requirements.txt    a virtual environment with that and brorl_jax in it
+#   prepare requirements.txt    a virtual environment with that, brorl_jax and its
+#                               extra "gym" in it
 #
 # and then find the repository in $root and the interpreter in $python.
 #
@@ -57,7 +58,7 @@ prepare() {
 }
 
 # make_venv BASE VERSION VENV: makes it, or makes it again if it was made here,
-# which .brorl_jax in it tells. Nobody else's folder is cleared.
+# which the file .brorl_jax in it marks. Other folders are never cleared.
 make_venv() {
   local base="$1" version="$2" venv="$3" mark="$3/.brorl_jax"
   if [[ ! -f "$mark" && -n "$(ls -A "$venv" 2>/dev/null)" ]]; then
@@ -99,7 +100,7 @@ install() {
   say "installing $file into $2 (about 1 GB, a few minutes the first time)"
   pip_install -r "$root/$file"
   say "installing brorl_jax from $root"
-  pip_install --no-deps --editable "$root"
+  pip_install --editable "$root[gym]"
   mkdir -p "$stamps"
   printf '%s\n' "$now" >"$stamps/$file"
   # requirements-dev.txt includes requirements.txt.

@@ -6,7 +6,7 @@
 #   bash launch/reproduce.sh --scale=4 --lanes=1     larger, for an accelerator
 #
 # Run it again and it goes on where it was. WORKDIR= is where it goes; PYTHON= and
-# VENV= as in environment.sh. launch/revival/run.py tells what it does and its flags.
+# VENV= as in environment.sh. launch/revival/run.py describes the experiment and its flags.
 set -euo pipefail
 # shellcheck source=launch/environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
@@ -14,6 +14,6 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare requirements.txt
 workdir="$(absolute "${WORKDIR:-$root/runs/revival}")"
 cd "$root"
-say "python launch/revival/run.py $workdir${*:+ $*}"
-PYTHONPATH="$root" "$python" launch/revival/run.py "$workdir" "$@"
-PYTHONPATH="$root" exec "$python" launch/revival/report.py "$workdir"
+say "python -m launch.revival.run $workdir${*:+ $*}"
+"$python" -m launch.revival.run "$workdir" "$@"
+exec "$python" -m launch.revival.report "$workdir"

@@ -15,6 +15,8 @@ import statistics
 import subprocess
 import sys
 
+from brorl_jax.runs import sections
+
 ROOT = pathlib.Path(__file__).parents[1]
 BASE = (
   "n=32 samples=2048 in_flight=1024 max_new_tokens=5 steps=24 eval_every=100 "
@@ -23,7 +25,6 @@ BASE = (
 SWITCHES = {
   "as it is": "",
   "no dynamic sampling": "keep=all",
-  "keep: mean between 0 and 1": "keep=mean",
   "keep: partly solved": "keep=solved",
   "band .1 to .9": "keep_above=.1 keep_below=.9",
   "1,024 prompts": "distinct_prompts=1024",
@@ -31,13 +32,19 @@ SWITCHES = {
   "whitened by trajectory": "advantage=trajectories",
   "GRPO": "advantage=grpo",
   "group mean": "advantage=centered",
+  "leave one out": "advantage=leave_one_out",
+  "MaxRL": "advantage=maxrl",
   "credit by answer": "credit=distinct",
-  "credit by 1 / p": "credit=inverse",
   "clip .02 / .02": "clip_low=.02 clip_high=.02",
   "clip .2 / .4": "clip_high=.4",
   "dual clip 1.05": "dual_clip=1.05",
   "GSPO, clip 3e-4 / 4e-4": "loss=gspo clip_low=3e-4 clip_high=4e-4",
   "GSPO, clip .2 / .28": "loss=gspo",
+  "CISPO, clip 1 / 3": "loss=cispo clip_low=1 clip_high=3",
+  "REINFORCE": "loss=reinforce",
+  "mean over sequences": "mean=sequence",
+  "mean over prompts": "mean=prompt",
+  "Dr. GRPO": "advantage=centered mean=constant",
   "no KL": "kl_weight=0",
   "KL .1": "kl_weight=.1",
   "KL .1, reset above .02": "kl_weight=.1 reset_above_kl=.02",
@@ -55,7 +62,6 @@ SWITCHES = {
   "length reward 4 on, 8 off": "length_weight=1 length_on=4 length_off=8",
   "overlong over the last 3 tokens": "overlong_weight=1 overlong_buffer=3",
   "lr for samples / 512": "lr_scaling=samples lr_base=512",
-  "lr for prompts / 512": "lr_scaling=prompts lr_base=512",
   # Many responses are cut then.
   "at most 2 tokens": "max_new_tokens=2",
   "the same, cut ones earn 0": "max_new_tokens=2 truncated_factor=0",
@@ -86,7 +92,10 @@ def main() -> None:
 
 
 def run(folder: pathlib.Path, fields: dict[str, str]) -> None:
-  flags = [f"--config.{field}={value}" for field, value in fields.items()]
+  flags = [
+    f"--config.{sections.RENAMED[field]}={value}"
+    for field, value in fields.items()
+  ]
   command = [sys.executable, "-m", "brorl_jax.main", f"--workdir={folder}"]
   done = subprocess.run(
     [*command, "--config=configs/base.py", *flags],

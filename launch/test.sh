@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Every check there is: format, lint, types, tests. CI runs this and nothing else.
+# Format, lint, types and tests. CI runs this with --all and nothing else.
 #
-#   bash launch/test.sh                  all but the slow tests
+#   bash launch/test.sh                  the tests of a desk: 5 minutes on two cores
+#   bash launch/test.sh --all            all but the slow tests: 15 minutes
 #   bash launch/test.sh -k losses        any flag of pytest
 #
 # PYTHON= and VENV= as in environment.sh.
@@ -9,6 +10,11 @@ set -euo pipefail
 # shellcheck source=launch/environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
+tier=()
+if [[ ${1:-} == --all ]]; then
+  tier=(-m "not slow")
+  shift
+fi
 prepare requirements-dev.txt
 cd "$root"
 # Model-written code is judged in a jail; without bubblewrap only its inner walls
@@ -27,5 +33,7 @@ say "ruff check"
 "$python" -m ruff check "${ours[@]}"
 say "pyright"
 "$python" -m pyright --pythonpath "$python"
+# With byte code kept, or each worker and each command compiles all it imports.
+unset PYTHONDONTWRITEBYTECODE
 say "pytest${*:+ $*}"
-exec "$python" -m pytest -n 2 --dist loadfile "$@"
+exec "$python" -m pytest -n 2 --dist loadfile ${tier[@]+"${tier[@]}"} "$@"

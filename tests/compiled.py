@@ -1,5 +1,6 @@
 """What XLA makes of a program; no test file."""
 
+import contextlib
 from collections.abc import Callable
 
 import jax
@@ -34,3 +35,19 @@ def zeros_of(program: Callable, *args):
   )
   out = jax.tree.map(zeros, jax.eval_shape(leaves, *args))
   return jax.tree.unflatten(kinds[0], out)
+
+
+@contextlib.contextmanager
+def compilations():
+  """Times, in seconds, that compiling takes while it lasts."""
+  seen: list[float] = []
+
+  def listen(event: str, seconds: float, **_):
+    if event == "/jax/core/compile/backend_compile_duration":
+      seen.append(seconds)
+
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  try:
+    yield seen
+  finally:
+    jax.monitoring.unregister_event_duration_listener(listen)

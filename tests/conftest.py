@@ -11,6 +11,12 @@ os.environ["XLA_FLAGS"] = (
   "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
 )
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
+# Compiled programs are kept for the next run of the tests, also those of the
+# commands that tests start.
+os.environ.setdefault(
+  "JAX_COMPILATION_CACHE_DIR",
+  str(pathlib.Path(__file__).parents[1] / ".pytest_cache" / "xla"),
+)
 
 import jax
 import jaxtyping
@@ -18,16 +24,18 @@ import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
-# tasks/ holds no arrays, and says itself what is wrong with its arguments.
+# tasks/ and sections/ hold no arrays, and say themselves what is wrong with
+# their arguments.
 package = pathlib.Path(__file__).parents[1] / "brorl_jax"
-names = {path.stem for path in package.glob("[!_]*")} - {"tasks", "assets"}
-jaxtyping.install_import_hook(
-  sorted(f"brorl_jax.{name}" for name in names), "beartype.beartype"
-)
+names = [
+  ".".join(("brorl_jax", *path.relative_to(package).with_suffix("").parts))
+  for path in sorted(package.rglob("[!_]*.py"))
+  if not {"tasks", "sections", "configs"} & {*path.relative_to(package).parts}
+]
+jaxtyping.install_import_hook(names, "beartype.beartype")
 
 from brorl_jax.main import programs
 
-# Where commands keep them too, those that tests start among them.
 programs.keep(None)
 
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brorl_jax import evaluate
-from brorl_jax.collect import Unjudged
+from brorl_jax.rollout.dynamic_sampling import TooManyInvalid
 from brorl_jax.tasks.base import Example, Verdict
-from brorl_jax.types import Judged, Rollouts
+from brorl_jax.types import Rollouts, ScoredResponse
 
 N, T = 3, 4
 # How many of the N answers to each puzzle are right; puzzle i is of f(i % 2).
@@ -51,7 +51,7 @@ class Table:
       slot_steps=np.ones(len(p), np.float32),
     )
 
-  def judged(self, asked, rollouts):
+  def score_responses(self, asked, rollouts):
     assert len(asked) == len(rollouts.tokens)  # fillers are not judged
     out = []
     for puzzle, tokens in zip(asked, rollouts.tokens, strict=True):
@@ -60,7 +60,9 @@ class Table:
       status = lambda n, i=i: "pass" if n < RIGHT[i] else "fail"
       out.append(
         [
-          Judged(puzzle.task, Verdict(status(n), 0.25 * n, "", f"{i}.{n}"), 0.0)
+          ScoredResponse(
+            puzzle.task, Verdict(status(n), 0.25 * n, "", f"{i}.{n}"), 0.0
+          )
           for n in range(N)
         ]
       )
@@ -73,7 +75,7 @@ def run(chunk, first=0):
     "params",
     puzzles(),
     rollouts=table.rollouts,
-    judged=table.judged,
+    score_responses=table.score_responses,
     chunk=chunk,
     first=first,
   )
@@ -149,7 +151,7 @@ def test_nothing_is_sampled_before_it_is_asked_for():
     "params",
     puzzles(),
     rollouts=table.rollouts,
-    judged=table.judged,
+    score_responses=table.score_responses,
     chunk=2,
   )
   assert table.calls == []
@@ -243,6 +245,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(samples):
       assert value == pytest.approx(want, abs=1e-6)
 
 
+@pytest.mark.ci
 def test_one_prompt_may_have_very_many_samples():
   """A table over the counts and k took n x n numbers, 27 GB here."""
   n = 100_000
@@ -398,11 +401,11 @@ def test_rates_are_those_of_each_prompt():
     ([], "there are no records"),
     (
       prompt("a/0", "pf") + prompt("a/0", "p"),
-      "sample 0 of 'a/0' is there twice; give the records of one evaluation",
+      "sample 0 of 'a/0' occurs twice; give the records of one evaluation",
     ),
     (
       prompt("a/0", "pf") + prompt("a/1", "pff"),
-      "'a/1' has 3 samples, 'a/0' has 2; give the records of one whole ",
+      "'a/1' has 3 samples, but 'a/0' has 2; ",
     ),
   ],
 )
@@ -415,6 +418,8 @@ def test_records_of_no_evaluation_are_refused(records, said):
 
 def test_an_evaluation_that_cannot_be_judged_is_refused():
   some = [r for i in range(33) for r in prompt(f"a/{i}", "ppp")]
-  evaluate.check_judged(prompt("f/0", "ipp") + some)  # 1 of 102
-  with pytest.raises(Unjudged, match=r"failed on 2 of 102 .*1% .* f: broken: "):
-    evaluate.check_judged(prompt("f/0", "iip") + some)
+  evaluate.check_invalid(prompt("f/0", "ipp") + some)  # 1 of 102
+  with pytest.raises(
+    TooManyInvalid, match=r"failed on 2 of 102 .*1% .* f: broken: "
+  ):
+    evaluate.check_invalid(prompt("f/0", "iip") + some)

@@ -2,7 +2,7 @@
 
 The first line of a program says how it is called, the right verdict and what it
 tries. The task: the length of the longest run of neighbours that rise. Never
-run one outside a jail whose limits were proved; levels.probe() does that.
+run one outside a jail whose limits were proved; probe.measure() does that.
 """
 
 import concurrent.futures
@@ -20,12 +20,13 @@ import time
 
 from brorl_jax.tasks import code
 from brorl_jax.tasks.base import Verdict
-from brorl_jax.tasks.sandbox import programs, walls
+from brorl_jax.tasks.sandbox import programs, seccomp_landlock
+from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
 
 FOLDER = pathlib.Path(__file__).parent / "hostile" / "code"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 # A hostile program that wastes its time need not do so for long.
-SHORT = walls.Limits(test_s=0.6, total_s=1, memory=1 << 29)
+SHORT = Limits(test_s=0.6, total_s=1, memory=1 << 29)
 
 CALLS = [
   ([1, 2, 3, 1], 3),
@@ -111,7 +112,7 @@ def run_all(names, level, canaries, *, at_once: int) -> dict[str, Report]:
     verdict = code.verify(
       program,
       TESTS[mode],
-      limits=walls.Limits() if right == "pass" else SHORT,
+      limits=Limits() if right == "pass" else SHORT,
       jail=watched,
     )
     seconds = time.monotonic() - start
@@ -226,8 +227,10 @@ class Canaries:
 
   def _start_processes(self):
     # An orphan becomes our child, so that none is overlooked.
-    walls._prctl(walls._CHILD_SUBREAPER, 1)
-    self._stack.callback(walls._prctl, walls._CHILD_SUBREAPER, 0)
+    seccomp_landlock._prctl(seccomp_landlock._CHILD_SUBREAPER, 1)
+    self._stack.callback(
+      seccomp_landlock._prctl, seccomp_landlock._CHILD_SUBREAPER, 0
+    )
     self._children_before = self._children()
     as_jail = {}
     if os.geteuid() == 0:

@@ -3,20 +3,25 @@
 import json
 import pathlib
 
+import jax
+import numpy as np
+from configured import SHORT
+
+from brorl_jax.model import huggingface
+from brorl_jax.runs import checkpoints, folder, sections
+from brorl_jax.types import State
+
 CONFIG = {
-  "seed": 0,
-  "steps": 3,
-  "n": 4,
-  "samples": 8,
-  "loss": "ppo",
-  "advantage": "tokens",
-  "credit": "equal",
-  "lr": 1e-3,
-  "eval_temperature": 0.6,
-  "eval_top_p": 0.95,
-  "domains": {"gym": {"instruction": ""}, "math": {"instruction": "Box it."}},
-  "families": {"gcd": {"weight": 1.0, "settings": {"max_value": 40}}},
-  "phases": [],
+  "run": {"seed": 0, "steps": 3, "phases": []},
+  "data": {
+    "domains": {"gym": {"instruction": ""}, "math": {"instruction": "Box it."}},
+    "families": {"gcd": {"weight": 1.0, "settings": {"max_value": 40}}},
+  },
+  "sampling": {"n": 4, "samples": 8},
+  "advantage": {"kind": "tokens", "credit": "equal"},
+  "loss": {"kind": "ppo"},
+  "optim": {"lr": 1e-3},
+  "eval": {"temperature": 0.6, "top_p": 0.95},
 }
 # Id of each prompt -> its domain and task.
 PROMPTS = {
@@ -95,7 +100,8 @@ def run(
   """A training run; keywords with __ are fields below others."""
   path, passes = pathlib.Path(path), passes or PASSES
   prompts = prompts or PROMPTS
-  changes = {name.replace("__", "."): value for name, value in config.items()}
+  names = {name: name.replace("__", ".") for name in config}
+  changes = {SHORT.get(names[k], names[k]): v for k, v in config.items()}
   about = {
     "config": merged(CONFIG, changes),
     "git_commit": "0" * 40,
@@ -111,6 +117,19 @@ def run(
   ]
   dump(path / "eval" / "records.jsonl", [one for some in each for one in some])
   dump(path / "eval" / "curve.jsonl", [{"step": step} for step in passes])
+  return path
+
+
+def with_checkpoints(path, c, steps, **found):
+  """A run of the embedded policy, moved by 1 % of its weights per step."""
+  path.mkdir(exist_ok=True)
+  folder.write_config(sections.as_dict(c), path, **found)
+  _, params = huggingface.load(huggingface.ASSETS)
+  store = checkpoints.Store(path / "checkpoints", keep=9)
+  for step in steps:
+    moved = jax.tree.map(lambda x, s=step: x * (1 + 0.01 * s), params)
+    store.save(step, State(np.int32(step), moved, {}, None), {})
+  store.close()
   return path
 
 

@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brorl_jax.sampler import Behaviour
+from brorl_jax.rollout.draw import SamplingParams
 
 
-@functools.partial(jax.jit, static_argnames=("logits", "behaviour", "T"))
-def _continue(logits, params, rows, keys, behaviour, T):
+@functools.partial(jax.jit, static_argnames=("logits", "sampling", "T"))
+def _continue(logits, params, rows, keys, sampling, T):
   """rows [B,S+T], left-padded prompts of S tokens, marked -1 where padded."""
   B, S = rows.shape[0], rows.shape[1] - T
 
@@ -24,7 +24,7 @@ def _continue(logits, params, rows, keys, behaviour, T):
     seen = (rows >= 0) & (jnp.arange(S + T)[None] < S + i)
     all_logits = logits(params, jnp.maximum(rows, 0), seen)
     last = jax.lax.dynamic_index_in_dim(all_logits, S + i - 1, 1, False)
-    now = behaviour.logp(last)
+    now = sampling.logp(last)
     fold = jax.vmap(jax.random.fold_in, (0, None))
     uniform = jax.vmap(jax.random.uniform)(fold(keys, i))
     cdf = jnp.cumsum(jnp.exp(now), axis=1)
@@ -37,7 +37,7 @@ def _continue(logits, params, rows, keys, behaviour, T):
 
 
 def sample(
-  policy, params, prompts, key, *, n, max_new_tokens, stop_ids=(), **behaviour
+  policy, params, prompts, key, *, n, max_new_tokens, stop_ids=(), **sampling
 ):
   """Tokens, log-probabilities and masks [P,N,T], as `sampler.sample` has."""
   P, T, S = len(prompts), max_new_tokens, max(map(len, prompts))
@@ -51,7 +51,7 @@ def sample(
     params,
     jnp.asarray(rows.reshape(P * n, -1)),
     keys.ravel(),
-    Behaviour(**behaviour),
+    SamplingParams(**sampling),
     T,
   )
   tokens = np.asarray(out)[:, S:].reshape(P, n, T)

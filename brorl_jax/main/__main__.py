@@ -2,8 +2,8 @@
 
   python -m brorl_jax.main --config=configs/n512.py --workdir=runs/n512
 
-Every field of the config can be overridden: --config.lr=1e-4. The same command
-again resumes a run that was stopped. The status is 0 only if the last step was
+Flags override fields of the config: --config.optim.lr=1e-4. The same command
+resumes a run that was stopped. The exit status is 0 only if the last step was
 reached and saved.
 """
 
@@ -15,18 +15,20 @@ import sys
 
 
 def interrupt(signum, frame) -> None:
-  """Ends at once: a run may be killed at any moment, and resumes the same.
+  """Ends the process at once: a run may be killed at any time and resumes.
 
-  Not by KeyboardInterrupt, which libraries swallow in their callbacks, or turn
-  into pages of tracebacks while they shut down.
+  A KeyboardInterrupt would be swallowed in callbacks of libraries, or become
+  pages of tracebacks while they shut down.
   """
   del signum, frame
   show_cursor = "\x1b[?25h" if sys.stderr.isatty() else ""
   sys.stdout.flush()
   resumes = ("--mode=train", "--mode=evaluate")
   other = [a for a in sys.argv if a.startswith("--mode=") and a not in resumes]
-  what = "begins again" if other else "resumes"
-  os.write(2, f"{show_cursor}interrupted; the same command {what}\n".encode())
+  what = "; the same command " + ("begins again" if other else "resumes")
+  if "--mode=sample" in sys.argv:
+    what = ""
+  os.write(2, f"{show_cursor}interrupted{what}\n".encode())
   os._exit(130)
 
 
@@ -36,97 +38,118 @@ if __name__ == "__main__":
 from absl import app, flags
 from ml_collections import config_flags
 
+from brorl_jax.errors import UserError
 from brorl_jax.main import settings
+from brorl_jax.main.commands import sample
 
 _CONFIG = config_flags.DEFINE_config_file(
-  "config", None, "Which run: a file of configs/.", lock_config=True
+  "config", None, "The config: a file of configs/.", lock_config=True
 )
 _WORKDIR = flags.DEFINE_multi_string(
   "workdir",
   [],
-  "Folder of the run: metrics, checkpoints, report. --mode=report takes many.",
+  "Folder of the run: metrics, checkpoints, report. --mode=report takes "
+  "several.",
 )
 _MODE = flags.DEFINE_enum(
   "mode",
   "train",
-  ["train", "evaluate", "plan", "warmup", "simulate", "export", "report"],
-  "train: reinforcement learning. evaluate: samples held-out prompts with "
-  "--config.checkpoint=, which may be a run. plan: prints the memory that it "
-  "would need; without --workdir. warmup: makes the embedded policy. simulate: "
-  "the paper's token simulator over N. export: a run's policy, "
-  "--config.checkpoint=RUN, as a Hugging Face directory. report: compares "
-  "runs and evaluations, a --workdir each; without --config.",
+  [
+    "train",
+    "evaluate",
+    "plan",
+    "warmup",
+    "simulate",
+    "export",
+    "report",
+    "sample",
+  ],
+  "train: reinforcement learning. evaluate: evaluates "
+  "--config.policy.checkpoint=, which may be a run, on held-out prompts. plan: "
+  "prints how much memory a run needs; no --workdir. warmup: supervised "
+  "training on pairs of prompt and response, --config=sft. simulate: the "
+  "paper's token simulator for several N. export: writes the policy of a run, "
+  "--config.policy.checkpoint=RUN, as a Hugging Face directory. report: "
+  "compares runs and evaluations, one --workdir each; no --config. sample: a "
+  "policy answers --prompt, --prompts or standard input; --workdir is a run, "
+  "one of its checkpoints or a model directory, by default the embedded "
+  "policy; no --config.",
 )
 _ALLOW_CHANGE = flags.DEFINE_bool(
   "allow_config_change",
   False,
-  "Resume a run although it was started with another config.",
+  "Resume a run with a changed config.",
 )
 _BEGIN_AGAIN = flags.DEFINE_bool(
   "begin_again",
   False,
-  "Begin at step 1 in a folder that holds a run, whose files are moved to "
-  "set_aside/ in it; each start with this flag does so.",
+  "Start at step 1 in the folder of a run, whose files are moved to set_aside/ "
+  "in that folder. Every start with this flag does so.",
 )
 _PROGRAMS = flags.DEFINE_string(
   "compilation_cache",
   None,
-  "Folder in which compiled programs are kept from one start to the next; off: "
-  "none. Without it JAX_COMPILATION_CACHE_DIR, or else brorl_jax/programs in "
-  "$XDG_CACHE_HOME or ~/.cache. Programs are run as they are found there: it "
-  "must be a folder that nobody else can write to.",
+  "Folder that keeps compiled programs between starts; off: none. The default "
+  "is JAX_COMPILATION_CACHE_DIR, or else brorl_jax/programs in $XDG_CACHE_HOME "
+  "or ~/.cache. Programs in it are executed unchecked: other users must not be "
+  "able to write to it.",
 )
 
 
 def main(argv: list[str]) -> None:
-  """Dispatches; what the user can mend is one line and status 2."""
+  """Runs the mode; errors that the user can fix are one line and status 2."""
   try:
     if len(argv) > 1:
-      raise settings.UserError(f"{argv[1]!r} is not a flag; see --help")
+      raise UserError(f"{argv[1]!r} is not a flag; see --help")
     workdirs = [home(one) for one in folders()]
     keep_freed_memory()
-    # It would say on every start that there is no PyTorch, which is intended.
+    # Otherwise it warns at every start that PyTorch is missing.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     workdir = workdirs[0]
-    # Not above: jax and transformers take seconds to load, and --help or a
-    # misspelt flag should not cost that.
+    # Imported here because jax and transformers take seconds to load: --help
+    # and misspelt flags should be fast.
     from brorl_jax.main import programs
 
     programs.keep(_PROGRAMS.value)
     if _MODE.value == "train":
-      from brorl_jax.main import training
+      from brorl_jax.main.commands import train
 
-      training.run(
-        _CONFIG.value,
+      train.run(
+        settings.typed(_CONFIG.value),
         workdir,
         allow_change=_ALLOW_CHANGE.value,
         begin_again=_BEGIN_AGAIN.value,
       )
     elif _MODE.value == "evaluate":
-      from brorl_jax.main import evaluating
+      from brorl_jax.main.commands import evaluate
 
-      evaluating.run(_CONFIG.value, workdir)
+      evaluate.run(settings.typed(_CONFIG.value), workdir)
     elif _MODE.value == "plan":
-      from brorl_jax.main import planning
+      from brorl_jax.main.commands import plan
 
-      planning.run(_CONFIG.value)
+      plan.run(settings.typed(_CONFIG.value))
     elif _MODE.value == "warmup":
-      from brorl_jax.main import warming
+      from brorl_jax.main import embedding
+      from brorl_jax.main.commands import warmup
 
-      warming.run(_CONFIG.value, workdir)
+      # The config of the embedded policy has an architecture instead.
+      own = "policy" in _CONFIG.value
+      (warmup if own else embedding).run(_CONFIG.value, workdir)
     elif _MODE.value == "export":
-      from brorl_jax.main import exporting
+      from brorl_jax.main.commands import export
 
-      exporting.run(_CONFIG.value, workdir)
+      export.run(settings.typed(_CONFIG.value), workdir)
+    elif _MODE.value == "sample":
+      sample.run(str(workdir) if _WORKDIR.value else "")
     elif _MODE.value == "report":
-      from brorl_jax.main import reporting
+      from brorl_jax.main.commands import report
 
-      reporting.run(workdirs)
+      report.run(workdirs)
     else:
-      from brorl_jax.main import simulating
+      from brorl_jax.main.commands import simulate
 
-      simulating.run(_CONFIG.value, workdir, allow_change=_ALLOW_CHANGE.value)
-  except settings.UserError as e:
+      simulate.run(_CONFIG.value, workdir, allow_change=_ALLOW_CHANGE.value)
+  except UserError as e:
     print(f"error: {e}", file=sys.stderr)
     sys.exit(2)
   except OSError as e:  # a full or failing disk, too many open files
@@ -138,39 +161,44 @@ def main(argv: list[str]) -> None:
 
 
 def folders() -> list[str]:
-  """The work folders; raises UserError if the mode needs other flags."""
+  """The values of --workdir; raises UserError if flags do not fit the mode."""
   mode, given = _MODE.value, _WORKDIR.value
   if mode != "train" and _BEGIN_AGAIN.value:
-    raise settings.UserError(f"--begin_again is not for --mode={mode}")
-  if mode == "report" and _CONFIG.value is not None:
-    raise settings.UserError(
-      "--mode=report takes no --config: runs have theirs"
+    raise UserError(
+      f"--begin_again is for --mode=train, not --mode={mode}; leave it out"
     )
-  if mode != "report" and _CONFIG.value is None:
-    raise settings.UserError("--config is missing; see --help")
-  if mode != "plan" and not all(given or [""]):
-    raise settings.UserError("--workdir is missing; see --help")
+  if mode != "sample":
+    sample.refuse_flags(mode)
+  if mode in ("report", "sample") and _CONFIG.value is not None:
+    raise UserError(
+      f"--config: --mode={mode} reads the config of the run; leave it out"
+    )
+  if mode not in ("report", "sample") and _CONFIG.value is None:
+    raise UserError("--config is missing; see --help")
+  if mode not in ("plan", "sample") and not all(given or [""]):
+    raise UserError("--workdir is missing; see --help")
   if mode != "report" and len(given) > 1:
-    raise settings.UserError(
-      f"--workdir is given {len(given)} times; --mode={mode} takes one, "
-      "--mode=report many"
+    raise UserError(
+      f"--workdir is given {len(given)} times; --mode={mode} takes one; only "
+      "--mode=report takes several"
     )
   return given or ["."]
 
 
 def home(workdir: str) -> pathlib.Path:
-  """~ is a home folder: shells leave it as it is in --workdir=~/run."""
+  """Expands ~, which shells leave unchanged in --workdir=~/run."""
   try:
     return pathlib.Path(workdir).expanduser()
   except RuntimeError as e:
-    raise settings.UserError(f"workdir {workdir}: {e}") from None
+    raise UserError(f"workdir {workdir}: {e}") from None
 
 
 def keep_freed_memory() -> None:
   """Tells glibc to reuse large blocks instead of returning them.
 
-  XLA frees its work space after every call; getting it back from the kernel
-  page by page took half of an update on CPU. Elsewhere this does nothing.
+  XLA frees its work space after every call. Getting it back from the kernel
+  page by page took half of the time of an update on a CPU. Without glibc this
+  does nothing.
   """
   try:
     mallopt = ctypes.CDLL(None).mallopt

@@ -1,10 +1,10 @@
-"""Compiled programs are kept from one start to the next, by jax's own cache.
+"""Keeps compiled programs between starts, in jax's persistent cache.
 
-A resume would otherwise compile all of them again: 20 s on a laptop, minutes
-for a language model. jax names an entry by the program, its own version, XLA's
-flags and the devices. It leaves out what machine code also depends on, the
-instructions of the processor (such an entry ends in SIGILL elsewhere) and how
-many processors it is divided among, so each kind of machine has a folder here.
+Without it a resume compiles everything again: 20 s on a laptop, minutes for a
+language model. jax identifies an entry by the program, its own version, XLA's
+flags and the devices. Machine code also depends on the processor's instructions
+(an entry from another processor ends in SIGILL) and on the number of
+processors, so each kind of machine has its own folder.
 """
 
 import contextlib
@@ -19,39 +19,39 @@ import zlib
 
 import jax
 
-from brorl_jax.main.settings import UserError
+from brorl_jax.errors import UserError
 
-MOST_BYTES = 2**30  # of a folder; the quick start has 2.2 MB
+MOST_BYTES = 2**30  # limit of a folder; the quick start needs 2.2 MB
 OFF = "off"
 _CPUINFO = pathlib.Path("/proc/cpuinfo")
-# What differs between processors, not between cores or moments.
+# Fields that differ between processors, but not between cores or over time.
 _PROCESSOR = (
   "vendor_id",
   "cpu family",
   "model",
   "model name",
   "flags",
-  "CPU implementer",  # from here on ARM's
+  "CPU implementer",  # this and the following: ARM
   "CPU architecture",
   "CPU part",
   "Features",
 )
-_CHECKED = "checked"  # its time is that of the last look at the entries
-_CLOCKS = 60.0  # seconds by which those of a file server may be off
-_ZSTANDARD = b"\x28\xb5\x2f\xfd"  # begins what jax writes where it has that
+_CHECKED = "checked"  # file whose time is that of the last check
+_CLOCKS = 60.0  # seconds by which the clock of a file server may differ
+_ZSTANDARD = b"\x28\xb5\x2f\xfd"  # first bytes of an entry if jax has zstandard
 
 
 def keep(given: str | None) -> None:
-  """Tells jax where; to be called before anything is compiled.
+  """Sets jax's cache folder; call it before anything is compiled.
 
-  A folder that cannot be used is a warning: a run needs none.
+  A folder that cannot be used gives a warning: a run works without it.
 
   Args:
     given: A folder, "off", or None for JAX_COMPILATION_CACHE_DIR or else the
       user's cache folder.
 
   Raises:
-    UserError: It names nothing.
+    UserError: The name is blank.
   """
   if given is not None and not given.strip():
     raise UserError(
@@ -64,10 +64,12 @@ def keep(given: str | None) -> None:
   try:
     folder = _base(given) / machine()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=folder):  # or jax warns of each program
+    with tempfile.TemporaryFile(
+      dir=folder
+    ):  # otherwise jax warns about each program
       pass
     _tidy(folder)
-  except (OSError, RuntimeError) as e:  # RuntimeError: nobody has no home
+  except (OSError, RuntimeError) as e:  # RuntimeError: no home folder
     print(
       f"warning: compiled programs cannot be kept in {folder}: {e}; "
       "--compilation_cache=DIR names another folder",
@@ -76,12 +78,12 @@ def keep(given: str | None) -> None:
     return
   jax.config.update("jax_enable_compilation_cache", True)
   jax.config.update("jax_compilation_cache_dir", str(folder))
-  # Those below jax's limit of 1 s are 2 s of the quick start's 22.
+  # Programs below jax's default limit of 1 s are 2 s of the quick start's 22.
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def says() -> str:
-  """A line for those that a run starts with."""
+def log_line() -> str:
+  """A line for the log."""
   of = jax.config.values
   folder = of["jax_compilation_cache_dir"]
   if folder is None or not of["jax_enable_compilation_cache"]:
@@ -90,7 +92,7 @@ def says() -> str:
 
 
 def machine() -> str:
-  """The kind of machine: one word for those that share machine code."""
+  """The kind of machine, as a name: machines of one kind share programs."""
   if hasattr(os, "sched_getaffinity"):
     count = len(os.sched_getaffinity(0))
   else:
@@ -99,14 +101,14 @@ def machine() -> str:
   if _CPUINFO.exists():
     first = _CPUINFO.read_text().split("\n\n")[0].splitlines()
     lines = [x for x in first if x.partition(":")[0].strip() in _PROCESSOR]
-  # XLA takes NPROC for the number of processors.
-  said = [platform.processor(), os.environ.get("NPROC", ""), *lines]
-  digest = hashlib.sha256("\n".join(said).encode()).hexdigest()[:12]
+  # XLA reads the number of processors from NPROC.
+  parts = [platform.processor(), os.environ.get("NPROC", ""), *lines]
+  digest = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
   return f"{platform.machine()}-{count}cpu-{digest}"
 
 
 def _base(given: str | None) -> pathlib.Path:
-  """The folder that those of all kinds of machines are in."""
+  """The folder with one folder per kind of machine."""
   given = given or os.environ.get("JAX_COMPILATION_CACHE_DIR")
   if given:
     return pathlib.Path(given).expanduser().absolute()
@@ -115,19 +117,19 @@ def _base(given: str | None) -> pathlib.Path:
 
 
 def _tidy(folder: pathlib.Path) -> None:
-  """Removes entries that are not whole, and the oldest beyond MOST_BYTES.
+  """Removes incomplete entries, and the oldest beyond MOST_BYTES.
 
-  jax writes an entry in place and never again, so that what a killed process
-  left of one would be compiled, with a warning, at every start. jax's own
-  bound (jax_compilation_cache_max_size) is of no use: until 0.10.2 an entry
-  without the file of its last use, which a kill leaves too, stops all writing,
-  and each write reads all of those files.
+  jax writes an entry in place and never replaces it. An entry that a killed
+  process left incomplete would be compiled, with a warning, at every start.
+  jax's own limit (jax_compilation_cache_max_size) does not help: until 0.10.2
+  an entry without its access-time file, which a kill also leaves, stops all
+  writing, and each write reads all of these files.
   """
   begin, stamp = time.time(), folder / _CHECKED
   since = stamp.stat().st_mtime if stamp.exists() else 0.0
   entries = []
   for path in folder.glob("*-cache"):
-    with contextlib.suppress(FileNotFoundError):  # another process tidies too
+    with contextlib.suppress(FileNotFoundError):  # another process removed it
       stat = path.stat()
       if stat.st_mtime >= since and not _whole(path):
         path.unlink()
@@ -144,7 +146,7 @@ def _tidy(folder: pathlib.Path) -> None:
 
 
 def _whole(path: pathlib.Path) -> bool:
-  """Whether an entry can be decompressed; zstandard's cannot be told here."""
+  """Whether an entry can be decompressed; zstandard entries are not checked."""
   data = path.read_bytes()
   if data.startswith(_ZSTANDARD):
     return True

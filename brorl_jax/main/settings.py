@@ -1,8 +1,8 @@
-"""What can be refused before anything is loaded: flags and values."""
+"""Checks of flags and config values, before anything is loaded."""
 
-import collections.abc
 import difflib
 import functools
+import importlib.util
 import itertools
 import math
 import operator
@@ -13,51 +13,42 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from absl import flags
-from ml_collections import config_flags
+from ml_collections import ConfigDict, config_flags
 
-ASSETS = pathlib.Path(__file__).parents[1] / "assets"  # embedded policy
-# A ConfigDict; its fields are typed when flags are parsed, not statically.
-Config = Any
-CHOICES = {
-  "dtype": ("float32", "bfloat16"),
-  "second_moment": ("full", "factored"),
-  "remat": ("layer", "products", "nothing"),
-  "offload": ("nothing", "reference", "moments"),
-  "keep": ("differ", "mean", "solved", "all"),
-  "advantage": ("tokens", "trajectories", "grpo", "centered"),
-  "credit": ("equal", "distinct", "inverse"),
-  "loss": ("ppo", "gspo"),
-  "correction": ("none", "truncated", "banded", "sequence"),
-  "lr_scaling": ("none", "samples", "prompts"),
-}
-# What a phase may change: the data, the policy, and what state is made of stay.
-PHASED = frozenset(
-  "n samples in_flight slots lanes max_new_tokens max_oversampling temperature "
-  "minibatches rows blocks keep keep_above keep_below rest_after rest_steps "
-  "advantage credit truncated_factor mask_truncated length_weight length_min "
-  "length_max length_wrong length_on length_off overlong_weight "
-  "overlong_buffer loss clip_low clip_high dual_clip entropy_weight kl_weight "
-  "kl_clamp correction correction_cap correction_low correction_high "
-  "sequence_low sequence_high reset_every reset_above_kl reset_stalled "
-  "reset_optimizer lr lr_scaling lr_base warmup".split()
-)
-Rule = tuple[str, bool, str]  # field, whether it can work, what it must be
+from brorl_jax.errors import UserError
+from brorl_jax.runs import sections
+from brorl_jax.runs.sections.section import Rule
 
-# What Python says of a value of the wrong type, and what it means.
+CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
+
+# Messages of Python for a value of the wrong type, in plain English.
 _BETTER = {
   r"invalid literal for int\(\) with base 10: (.*)": r"\1 is not an integer",
   r"could not convert string to float: (.*)": r"\1 is not a number",
   r"\('Non-boolean argument to boolean flag', (.*)\)": r"\1 is not a boolean",
 }
-
-
-class UserError(Exception):
-  """What the user can mend, in one line."""
+# Names of fields in other trainers.
+_ELSEWHERE = {
+  "learning_rate": "optim.lr",
+  "num_generations": "sampling.n",
+  "rollout_n": "sampling.n",
+  "max_completion_length": "sampling.max_new_tokens",
+  "max_prompt_length": "data.prompt_tokens",
+  "beta": "reference.kl_weight",
+  "epsilon": "loss.clip_low",
+  "epsilon_high": "loss.clip_high",
+  "loss_type": "loss.kind",
+  "model": "policy.checkpoint",
+  "model_name_or_path": "policy.checkpoint",
+  "dataset": "data.files",
+  "train_files": "data.files",
+}
 
 
 def parse_flags(argv: list[str]) -> list[str]:
-  """absl's parser, with one line instead of a traceback."""
+  """absl's parser with errors in one line instead of a traceback."""
   try:
+    argv = [argv[0], *_found_configs(argv[1:])]
     _check_overrides(argv[1:])
     return flags.FLAGS(argv)
   except UserError as e:
@@ -67,16 +58,48 @@ def parse_flags(argv: list[str]) -> list[str]:
     line = f"there is no --{e.flagname}{_hint(e.flagname, known, '--')}"
   except Exception as e:
     line = (str(e).strip() or type(e).__name__).splitlines()[0]
-    for said, better in _BETTER.items():
-      line = re.sub(said, better, line)
+    for pattern, better in _BETTER.items():
+      line = re.sub(pattern, better, line)
   print(f"error: {line}", file=sys.stderr)
   sys.exit(2)
 
 
-def _check_overrides(args: list[str]) -> None:
-  """Config file and fields on the command line exist.
+def _found_configs(args: list[str]) -> list[str]:
+  """The arguments with --config=n512:1p5b replaced by a file of the package."""
+  out, value = [], False
+  for arg in args:
+    name, equals, given = arg.partition("=")
+    if value:
+      out.append(_config_path(arg))
+    elif name in ("-config", "--config") and equals:
+      out.append(f"{name}={_config_path(given)}")
+    else:
+      out.append(arg)
+    value = arg in ("-config", "--config")
+  return out
 
-  ml_collections would say so too, in a traceback and without a close match.
+
+def _config_path(given: str) -> str:
+  """A path as given, or the package's file for a name without a suffix.
+
+  Outside the repository configs/n512.py also means the package's file, if there
+  is no such file.
+  """
+  file, colon, rest = given.partition(":")
+  path = pathlib.PurePath(file)
+  if path.suffix == "" and len(path.parts) == 1:
+    packaged = CONFIGS / f"{file}.py"
+  elif path.parts[:-1] == ("configs",) and not pathlib.Path(file).exists():
+    packaged = CONFIGS / path.name
+  else:
+    return given
+  return f"{packaged}{colon}{rest}" if packaged.is_file() else given
+
+
+def _check_overrides(args: list[str]) -> None:
+  """Checks that the config file and the fields on the command line exist.
+
+  ml_collections would raise a traceback without a close match.
   """
   file, given = None, []
   for arg, after in itertools.pairwise([*args, ""]):
@@ -90,129 +113,142 @@ def _check_overrides(args: list[str]) -> None:
   if file is None:
     return
   if not file:
-    raise UserError("--config is empty; name a file of configs/")
+    raise UserError(
+      "--config is empty; give a file, or the name of a packaged config: n512"
+    )
   path = pathlib.Path(file.partition(":")[0])
   if not path.is_file():
     near = [str(p) for p in path.parent.glob("[!_]*.py")]
-    raise UserError(f"config file {path} is missing{_hint(str(path), near)}")
+    near += (
+      [p.stem for p in CONFIGS.glob("[!_]*.py")] if not path.suffix else []
+    )
+    raise UserError(
+      f"config file {path} does not exist{_hint(str(path), near)}"
+    )
   holder = flags.FlagValues()
-  one = ["", f"--config={file}"]
-  config_flags.DEFINE_config_file("config", flag_values=holder, sys_argv=one)
+  argv = ["", f"--config={file}"]
+  config_flags.DEFINE_config_file("config", flag_values=holder, sys_argv=argv)
   try:
-    holder(one)
-    fields = list(flatten(holder.config.to_dict()))
-  except (Exception, SystemExit) as e:  # it is code and may raise anything
+    holder(argv)
+    fields = list(sections.flat(holder.config.to_dict()))
+  except (Exception, SystemExit) as e:  # a config is code: any error
     raise UserError(f"config file {path}: {_first_line(e)}") from None
   for name in given:
     if name not in fields:
-      raise UserError(
-        f"there is no --config.{name}{_hint(name, fields, '--config.')}"
-      )
+      raise UserError(_no_field(name, fields))
+
+
+def _no_field(name: str, fields: list[str]) -> str:
+  """The error for an unknown --config.NAME, with the name that was meant."""
+  new = sections.RENAMED.get(name)
+  if new in fields:
+    return f"--config.{name} is now --config.{new}"
+  first, _, rest = name.partition(".")
+  new = f"{sections.RENAMED.get(first)}.{rest}"
+  if rest and new in fields:
+    return f"--config.{name} is now --config.{new}"
+  unknown = f"there is no --config.{name}"
+  if (meant := _ELSEWHERE.get(name)) in fields:
+    return f"{unknown}; it is --config.{meant} here"
+  same = [f for f in fields if f.endswith(f".{name}")]
+  if len(same) == 1:
+    return f"{unknown}; did you mean --config.{same[0]}?"
+  # Also finds a misspelt field that is given without its section.
+  ends = {f.rpartition(".")[2]: f for f in fields}
+  close = difflib.get_close_matches(name, ends, 1, cutoff=0.7)
+  if "." not in name and close:
+    return f"{unknown}; did you mean --config.{ends[close[0]]}?"
+  return unknown + _hint(name, fields, "--config.")
 
 
 def _first_line(error: BaseException) -> str:
-  """What went wrong, without the words that ml_collections puts around it."""
-  said: list[str] = []
+  """The cause of an error, without the words that ml_collections adds."""
+  messages: list[str] = []
   cause: BaseException | None = error
   while cause is not None:
-    said += [line for line in str(cause).splitlines() if line.strip()][:1]
+    messages += [line for line in str(cause).splitlines() if line.strip()][:1]
     cause = cause.__cause__ or cause.__context__
-  useful = [line for line in said if "whilst parsing" not in line]
-  return useful[0].strip("\"' ") if useful else type(error).__name__
+  useful = [line for line in messages if "whilst parsing" not in line]
+  text = (useful or [type(error).__name__])[0].strip()
+  quoted = text[:1] in "\"'" and text[-1:] == text[:1]
+  return _of_today(text[1:-1] if quoted and len(text) > 1 else text)
+
+
+def _of_today(text: str) -> str:
+  """An error of a config file in plain English, with today's field names."""
+  unknown = re.match(r"Key \W*([\w.]+)\W* does not exist", text)
+  section = re.match(r"Could not override field '(\w+)'", text)
+  known = [*sections.every_field()]
+  if unknown:
+    field = _no_field(unknown[1], known)
+    return field.replace("--config.", "c.").replace("is now c.", "is c.")
+  if section and section[1] in sections.RENAMED and "ConfigDict" in text:
+    return f"c.{section[1]} is c.{sections.RENAMED[section[1]]}"
+  if "No module named 'configs" in text:
+    return (
+      "there is no module configs; write `from brorl_jax.configs import ...`"
+    )
+  if "has no attribute 'get_config" in text:
+    return "the function get_config is missing"
+  if "NoneType' object has no attribute 'to_dict" in text:
+    return "get_config returns nothing; end it with `return c`"
+  return text.partition(" Did you mean")[0].partition("Other fields")[0].strip()
 
 
 def _hint(given: str, known: list[str], prefix: str = "") -> str:
   close = difflib.get_close_matches(given, known, 1, cutoff=0.5)
   if close:
     return f"; did you mean {prefix}{close[0]}?"
-  return "; configs/base.py lists all fields" if "config" in prefix else ""
+  return (
+    "; brorl_jax/runs/sections/ lists all fields" if "config" in prefix else ""
+  )
 
 
-def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Nested dict -> {"a.b": value}."""
-  out = {}
-  for key, value in values.items():
-    if isinstance(value, dict):
-      out |= flatten(value, f"{prefix}{key}.")
-    else:
-      out[prefix + key] = value
-  return out
+def typed(
+  c: ConfigDict, kind: type[sections.Made] = sections.Config
+) -> sections.Made:
+  """A parsed config as typed sections; raises UserError for a wrong value."""
+  try:
+    return sections.of(c.to_dict(), kind)
+  except sections.Wrong as e:
+    raise UserError(f"config.{e}") from None
+  except KeyError as e:
+    field = str(e.args[0]).splitlines()[0].strip("\"'")
+    raise UserError(
+      f"config.{field} is missing; use a config of this --mode"
+    ) from None
 
 
-def check_training(c: Config) -> None:
-  """Raises UserError at the first value that cannot work."""
-  _check(c, _training_rules)
-
-  def rules(c: Config) -> Iterator[Rule]:
-    good = not c.data.heldout_files or bool(c.data.files)
-    yield "data.heldout_files", good, "empty without data.files"
-
-  _check(c, rules)
-  for since, phase in phases(c)[1:]:
-    _check(phase, _training_rules, f"phase from step {since}: ")
-
-
-def check_evaluation(c: Config) -> None:
-  """Raises UserError at the first value that cannot work; trains nothing.
-
-  So what only training needs may be anything.
-  """
-  _check(c, _evaluation_rules)
+def check_training(c: sections.Config) -> None:
+  """Raises UserError where sections do not go together, in any phase."""
+  if c.run.wandb and importlib.util.find_spec("wandb") is None:
+    raise UserError(
+      f"config.run.wandb = {c.run.wandb!r} needs the package wandb; pip "
+      "install 'brorl_jax[wandb]'"
+    )
+  for phase in phases(c):
+    where = "" if phase.changed is None else f"phase from step {phase.since}: "
+    _check(phase.config, _training_rules, where)
 
 
-def phases(c: Config) -> list[tuple[int, Config]]:
-  """First step and config of each phase of a run; the first is c from step 1.
-
-  Raises:
-    UserError: A phase is not a dict of fields that may change, or out of order.
-  """
-  out = [(1, c)]
-  for number, change in enumerate(c.phases):
-    name = f"config.phases[{number}]"
-    if not isinstance(change, collections.abc.Mapping):
-      raise UserError(
-        f"{name} = {change!r} must be a dict of fields; write "
-        "({'from_step': 31, 'n': 512},)"
-      )
-    change = dict(change)
-    since = change.pop("from_step", None)
-    if not isinstance(since, int) or since <= out[-1][0]:
-      raise UserError(
-        f"{name}: from_step = {since!r} must be a step after {out[-1][0]}, "
-        "where the phase before begins"
-      )
-    for field, value in change.items():
-      if field not in PHASED:
-        hint = "" if field in c else _hint(str(field), [*PHASED])
-        raise UserError(f"{name}: {field} cannot change during a run{hint}")
-      if value is None:  # which takes the place of any type
-        raise UserError(f"{name}: {field} = None must be a value")
-    phase = out[-1][1].copy_and_resolve_references()
-    for field, value in change.items():
-      try:
-        phase[field] = value
-      except (TypeError, ValueError):
-        kind = type(phase[field]).__name__
-        raise UserError(f"{name}: {field} = {value!r} must be {kind}") from None
-    out.append((since, phase))
-  return out
+def phases(c: sections.Config) -> list[sections.Phase]:
+  """`sections.phases`; raises UserError."""
+  try:
+    return sections.phases(c)
+  except sections.Wrong as e:
+    raise UserError(f"config.{e}") from None
 
 
-def check_warmup(c: Config) -> None:
-  """Raises UserError at the first value that cannot work."""
-  _check(c, _warmup_rules)
+def check_simulation(c: ConfigDict, surrogates: tuple[str, ...]) -> None:
+  """Raises UserError for the first invalid value."""
 
-
-def check_simulation(c: Config, surrogates: tuple[str, ...]) -> None:
-  """Raises UserError at the first value that cannot work."""
-
-  def rules(c: Config) -> Iterator[Rule]:
+  def rules(c: Any) -> Iterator[Rule]:
     for field in ("seeds", "steps", "vocab"):
       yield field, c[field] >= 1, "at least 1"
     for field in ("n", "dense_n"):
       good = all(isinstance(n, int) and n >= 1 for n in c[field])
       yield field, good, "integers of at least 1"
-    yield "n", len(c.n) >= 1, "one number or more"
+    yield "n", len(c.n) >= 1, "at least one number"
     yield "seed", 0 <= c.seed < 2**31, "0 to 2**31 - 1"
     good = 1 <= c.correct < c.vocab
     yield "correct", good, f"1 to vocab - 1 = {c.vocab - 1}"
@@ -230,25 +266,36 @@ def check_simulation(c: Config, surrogates: tuple[str, ...]) -> None:
   _check(c, rules)
 
 
+def check_warmup(c: ConfigDict) -> None:
+  """Raises UserError for the first invalid value."""
+  _check(c, _warmup_rules)
+
+
 def _check(
-  c: Config, rules: Callable[[Config], Iterator[Rule]], where: str = ""
+  c: Any, rules: Callable[[Any], Iterator[Rule]], where: str = ""
 ) -> None:
   try:
     for field, good, must in rules(c):
       if not good:
-        value = functools.reduce(operator.getitem, field.split("."), c)
+        value = functools.reduce(_get, field.split("."), c)
         raise UserError(f"{where}config.{field} = {value!r} must be {must}")
   except (AttributeError, KeyError) as e:
     field = str(e.args[0]).splitlines()[0].strip("\"'")
     raise UserError(
-      f"config.{field} is missing; is this config for another --mode?"
+      f"config.{field} is missing; use a config of this --mode"
     ) from None
 
 
-def _warmup_rules(c: Config) -> Iterator[Rule]:
+def _get(c: Any, name: str) -> Any:
+  return (
+    operator.getitem(c, name) if isinstance(c, ConfigDict) else getattr(c, name)
+  )
+
+
+def _warmup_rules(c: Any) -> Iterator[Rule]:
   counts = (
     "puzzles prompt_tokens max_new_tokens vocab width layers heads kv_heads "
-    "mlp batch steps mixed_steps"
+    "mlp row_tokens rows steps mixed_steps"
   )
   for field in counts.split():
     yield field, c[field] >= 1, "at least 1"
@@ -264,156 +311,69 @@ def _warmup_rules(c: Config) -> Iterator[Rule]:
   yield "right", good, "shares between 0 and 1"
 
 
-def _evaluation_rules(c: Config) -> Iterator[Rule]:
-  counts = "in_flight prompt_tokens max_new_tokens eval_prompts eval_n"
-  for field in (*counts.split(), "mesh_model"):
-    yield field, c[field] >= 1, "at least 1"
-  for field, value in c.items():
-    if isinstance(value, float):
-      yield field, math.isfinite(value), "finite"
-  yield "seed", 0 <= c.seed < 2**31, "0 to 2**31 - 1"
-  for field in ("slots", "lanes", "memory_bytes"):
-    yield field, c[field] >= 0, "positive, or 0: as much as there is"
-  good = c.eval_temperature >= 0.0
-  yield "eval_temperature", good, "positive, or 0: the likeliest token"
-  good = 0.0 < c.eval_top_p <= 1.0
-  yield "eval_top_p", good, "above 0 and at most 1, where nothing is cut"
-  yield from _data_rules(c)
-  for field, known in CHOICES.items():
-    yield field, c[field] in known, f"one of {', '.join(known)}"
-  yield "mesh_data", c.mesh_data >= 1 or c.mesh_data == -1, "positive, or -1"
-
-
-def _training_rules(c: Config) -> Iterator[Rule]:
-  yield from _evaluation_rules(c)
-  counts = (
-    "steps samples max_oversampling minibatches rows blocks save_every "
-    "keep_checkpoints eval_every theory_responses theory_tokens lr_base "
-    "length_on rest_steps"
+def _training_rules(c: sections.Config) -> Iterator[Rule]:
+  """Conditions between fields of different sections."""
+  n, samples = c.sampling.n, c.sampling.samples
+  good = not c.data.heldout_files or bool(c.data.files)
+  yield "data.heldout_files", good, "empty without data.files"
+  yield (
+    "sampling.n",
+    n >= 2,
+    "at least 2: a rollout is compared with the mean of its group",
   )
-  for field in counts.split():
-    yield field, c[field] >= 1, "at least 1"
-  yield "n", c.n >= 2, "at least 2: a group is compared with its own mean"
   for field in ("samples", "in_flight"):
-    good = c[field] % c.n == 0
-    yield field, good, f"a multiple of n = {c.n}"
-  prompts = c.samples // c.n
-  good = prompts % c.minibatches == 0
-  yield "minibatches", good, f"a divisor of samples / n = {prompts} prompts"
-  yield from _sampling_rules(c)
-  yield from _loss_rules(c)
-  yield from _optimizer_rules(c)
-  yield "max_busy_s", c.max_busy_s >= 0.0, "positive, or 0: no bound"
-  yield "samples_shown", c.samples_shown >= 0, "0 or positive"
-  good = c.theory_prompts >= 0
-  yield "theory_prompts", good, "positive, or 0: the theorem is not measured"
-
-
-def _data_rules(c: Config) -> Iterator[Rule]:
-  """Where prompts come from."""
-  for name, domain in c.domains.items():
-    good = 0.0 <= domain.weight < math.inf
-    yield f"domains.{name}.weight", good, "0 or positive"
-    good = domain.reward in ("pass", "score")
-    yield f"domains.{name}.reward", good, "one of pass, score"
-  for field in ("files", "heldout_files"):
-    good = all(isinstance(path, str) and path for path in c.data[field])
-    yield f"data.{field}", good, "paths, as in ('a.jsonl', 'b.parquet')"
-  yield (
-    "code_test_s",
-    c.code_test_s > 0.0,
-    "positive; it is the CPU-seconds of a test",
+    good = getattr(c.sampling, field) % n == 0
+    yield f"sampling.{field}", good, f"a multiple of n = {n}"
+  prompts, pool = samples // n, c.data.distinct_prompts
+  good = prompts % c.optim.minibatches == 0
+  must = f"a divisor of samples / n = {prompts} prompts"
+  yield "optim.minibatches", good, must
+  good = pool == 0 or pool > prompts
+  good = good or (pool == prompts and c.filter.keep == "all")
+  must = f"0, or more than the {prompts} prompts of a step: some are rejected"
+  yield "data.distinct_prompts", good, must
+  good = c.filter.rest_after == 0 or pool > 0
+  must = "0 unless data.distinct_prompts is set: no prompt comes twice"
+  yield "filter.rest_after", good, must
+  most, buffer = c.sampling.max_new_tokens, c.reward.overlong_buffer
+  good = 1 <= buffer <= most or not c.reward.overlong_weight
+  yield "reward.overlong_buffer", good, f"1 to max_new_tokens = {most}"
+  shaped = c.reward.length_weight and c.reward.length_min < 0.0
+  good = c.advantage.kind != "maxrl" or not (shaped or c.reward.overlong_weight)
+  must = (
+    "another kind if the reward depends on the length: it divides by the mean "
+    "reward, which may then be 0"
   )
-  good = c.code_total_s >= c.code_test_s
-  yield "code_total_s", good, f"at least code_test_s = {c.code_test_s:g}"
-  good = c.data.heldout_one_in >= 2
-  yield "data.heldout_one_in", good, "at least 2"
-
-
-def _sampling_rules(c: Config) -> Iterator[Rule]:
-  """Which groups are trained on, and what reward they get."""
-  yield "temperature", c.temperature > 0.0, "positive; greedy cannot explore"
-  good = 0.0 <= c.keep_above < c.keep_below
-  yield "keep_above", good, f"at least 0 and below keep_below = {c.keep_below}"
-  yield "keep_below", c.keep_below <= 1.0, "at most 1"
-  prompts, pool = c.samples // c.n, c.distinct_prompts
-  good = pool == 0 or pool > prompts or (pool == prompts and c.keep == "all")
-  must = f"0, or more than the {prompts} of a step, of which some are rejected"
-  yield "distinct_prompts", good, must
-  yield "rest_after", c.rest_after >= 0, "0 or positive"
-  good = c.rest_after == 0 or pool > 0
-  yield "rest_after", good, "0 unless distinct_prompts is set: none comes again"
-  good = 0.0 <= c.truncated_factor <= 1.0
-  yield "truncated_factor", good, "between 0 and 1"
-  good = c.length_min <= c.length_max
-  yield "length_min", good, f"at most length_max = {c.length_max}"
-  for field in ("length_weight", "overlong_weight"):
-    yield field, c[field] >= 0.0, "0 or positive"
-  yield "length_off", c.length_off >= 0, "positive, or 0: always on"
-  good = 1 <= c.overlong_buffer <= c.max_new_tokens or not c.overlong_weight
-  most = c.max_new_tokens
-  yield "overlong_buffer", good, f"1 to max_new_tokens = {most}"
-
-
-def _loss_rules(c: Config) -> Iterator[Rule]:
-  yield "clip_low", 0.0 < c.clip_low < 1.0, "between 0 and 1"
-  yield "clip_high", c.clip_high > 0.0, "positive"
-  yield "kl_weight", c.kl_weight >= 0.0, "0 or positive"
-  yield "kl_clamp", c.kl_clamp > 0.0, "positive"
-  good = c.dual_clip == 0.0 or c.dual_clip > 1.0
-  yield "dual_clip", good, "above 1, or 0: without"
-  good = c.dual_clip == 0.0 or c.loss == "ppo"
-  yield "dual_clip", good, "0 with loss = 'gspo', which has none"
-  yield "entropy_weight", c.entropy_weight >= 0.0, "0 or positive"
-  yield "correction_cap", c.correction_cap >= 1.0, "at least 1"
-  for low, high in (
-    ("correction_low", "correction_high"),
-    ("sequence_low", "sequence_high"),
-  ):
-    yield low, 0.0 <= c[low] <= 1.0, "between 0 and 1, the ratio at rest"
-    yield high, c[high] >= 1.0, "at least 1, the ratio at rest"
-    yield low, c[low] < c[high], f"below {high} = {c[high]}"
-  good = not c.pipeline or c.correction != "none"
-  yield (
-    "correction",
-    good,
-    "other than 'none' with pipeline, which samples a step behind",
+  yield "advantage.kind", good, must
+  good = not c.run.pipeline or c.loss.correction != "none"
+  must = (
+    "other than 'none' with run.pipeline: rollouts then come from the policy "
+    "before the last update"
   )
-  for field in ("reset_every", "reset_stalled", "reset_above_kl"):
-    yield field, c[field] >= 0, "positive, or 0: not for that"
+  yield "loss.correction", good, must
 
 
-def _optimizer_rules(c: Config) -> Iterator[Rule]:
-  yield "lr", c.lr > 0.0, "positive"
-  yield "warmup", c.warmup >= 0, "0 or positive"
-  for field in ("b1", "b2"):
-    yield field, 0.0 <= c[field] < 1.0, "at least 0 and below 1"
-  yield "eps", c.eps > 0.0, "positive"
-  yield "weight_decay", c.weight_decay >= 0.0, "0 or positive"
-  yield "max_grad_norm", c.max_grad_norm > 0.0, "positive"
-
-
-def check_mesh(c: Config, data: int) -> None:
-  """Raises UserError if work does not spread evenly over the data axis."""
-  prompts = c.in_flight // c.n
+def check_mesh(c: sections.Config, data: int) -> None:
+  """Raises UserError if work does not divide evenly over the data axis."""
+  prompts = c.sampling.in_flight // c.sampling.n
   if prompts % data:
     raise UserError(
-      f"config.in_flight = {c.in_flight} is {prompts} prompts of "
-      f"{c.n}, which do not spread over {data} devices; config.mesh_data must "
-      "divide them"
+      f"config.sampling.in_flight = {c.sampling.in_flight} is {prompts} "
+      f"prompts of {c.sampling.n} rollouts; config.devices.mesh_data = {data} "
+      "must divide the number of prompts"
     )
-  if c.blocks % data:
+  if c.optim.blocks % data:
     raise UserError(
-      f"config.blocks = {c.blocks} do not spread over {data} devices; "
-      "config.mesh_data must divide them"
+      f"config.optim.blocks = {c.optim.blocks}; config.devices.mesh_data = "
+      f"{data} must divide it"
     )
 
 
-def check_lengths(c: Config, max_positions: int) -> None:
-  """Raises UserError if a rollout may go beyond the policy's positions."""
-  longest = c.prompt_tokens + c.max_new_tokens
+def check_lengths(c: sections.Config, max_positions: int) -> None:
+  """Raises UserError if a rollout may be longer than the policy allows."""
+  longest = c.data.prompt_tokens + c.sampling.max_new_tokens
   if longest > max_positions:
     raise UserError(
-      f"config.prompt_tokens + max_new_tokens = {longest} must be at most "
-      f"{max_positions}, the positions of this checkpoint"
+      f"config.data.prompt_tokens + sampling.max_new_tokens = {longest} must "
+      f"be at most {max_positions}, the longest input of this checkpoint"
     )

@@ -1,11 +1,11 @@
-"""What runs show: figures, tables, and one page that compares them.
+"""Reports: figures and tables of a run, and a page that compares runs.
 
-one_run.py     the learning curve of a run, and its result in a few lines
+one_run.py     the learning curve of a run and a short table
 simulation.py  Figure 3 and the sweep of the token simulator
-compare.py     runs -> every number of the comparison, as plain JSON
+compare.py     runs -> all numbers of a comparison, as plain JSON
 tables.py      those numbers -> the paper's tables, as text or HTML
 figures.py     those numbers -> Figures 1 and 4, and pass@k, as PNG
-page.py        all of it -> one HTML file
+page.py        numbers, tables and figures -> one HTML file
 """
 
 from brorl_jax.report.one_run import gain_interval, learning_curve, table

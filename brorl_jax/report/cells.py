@@ -1,6 +1,7 @@
-"""Tables whose cells say where in the JSON a number is, and how it is written.
+"""Tables whose cells refer to numbers of the report's JSON.
 
-So that text and page cannot say two things, no table holds a number itself.
+A cell holds the path and the format of a number, not the number itself. Text
+and page therefore always show the same numbers.
 """
 
 import html
@@ -14,8 +15,8 @@ class Number(NamedTuple):
   """A number of the JSON.
 
   Attributes:
-    path: Keys and places that lead to it.
-    kind: How it is written, a key of `_KINDS`.
+    path: Keys and indices that lead to it.
+    kind: Its format, a key of `_KINDS`.
   """
 
   path: tuple[str | int, ...]
@@ -27,14 +28,14 @@ Cell = Sequence[Part] | Part
 
 
 class Table(NamedTuple):
-  """Rows of cells below a head.
+  """A table with a head and rows of cells.
 
   Attributes:
     title: One line.
     caption: Units and rules.
-    head: Of the columns.
-    rows: Cells; the first `labels` of each are text, the others numbers.
-    labels: So many columns are text.
+    head: Names of the columns.
+    rows: Cells; the first `labels` of a row are text, the others numbers.
+    labels: Number of text columns.
   """
 
   title: str
@@ -44,10 +45,25 @@ class Table(NamedTuple):
   labels: int
 
 
+def time_unit(hours: float) -> tuple[float, str]:
+  """Factor and name of a convenient unit for a time in hours."""
+  for factor, unit in ((1.0, "hours"), (60.0, "minutes")):
+    if hours * factor >= 1.0:
+      return factor, unit
+  return 3600.0, "seconds"
+
+
+def _time(hours: float) -> str:
+  factor, unit = time_unit(hours)
+  x = hours * factor
+  short = {"hours": "h", "minutes": "min", "seconds": "s"}[unit]
+  return f"{x:,.0f} {short}" if x >= 100 else f"{x:.3g} {short}"
+
+
 _KINDS: Mapping[str, Callable[[Any], str]] = {
   "count": lambda x: f"{x:,.0f}",
   "thousands": lambda x: f"{x / 1e3:,.1f}",
-  "hours": lambda x: f"{x:,.0f}" if x >= 1e3 else f"{x:.3g}",
+  "time": _time,  # from hours
   "rate": lambda x: f"{x:,.0f}" if x >= 100 else f"{x:.3g}",
   "mean": lambda x: f"{x:,.1f}",
   "percent": lambda x: f"{100 * x:.2f}",
@@ -55,23 +71,23 @@ _KINDS: Mapping[str, Callable[[Any], str]] = {
   "decimal": lambda x: f"{x:.3f}",
   "signed": lambda x: f"{x:+.4f}",
   "t": lambda x: f"{x:.2f}",
-  # float32 knows nothing between 0 and 1e-38.
+  # float32 has no numbers between 0 and 1e-38.
   "p": lambda x: f"{x:.2g}" if x > 0.0 else "< 1e-38",
-  "value": str,  # of a config
+  "value": str,  # of a config field
 }
 
 
 def value(path: Sequence[str | int], data: Any) -> Any:
-  """What lies at a path."""
+  """The value at a path."""
   for key in path:
     data = data[key]
   return data
 
 
 def written(number: Number, data: Any) -> str:
-  """A number as people read it; the one place where that happens."""
-  found = value(number.path, data)
-  return _UNKNOWN if found is None else _KINDS[number.kind](found)
+  """A number in its format; all numbers are formatted here."""
+  x = value(number.path, data)
+  return _UNKNOWN if x is None else _KINDS[number.kind](x)
 
 
 def pointer(path: Sequence[str | int]) -> str:
@@ -90,7 +106,7 @@ def as_text(cell: Cell, data: Any) -> str:
 
 
 def as_html(cell: Cell, data: Any) -> str:
-  """A cell for the page; each number names its place in the JSON."""
+  """A cell for the page; each number has its path in the JSON."""
   parts = [cell] if isinstance(cell, str | Number) else cell
   return "".join(
     f'<span data-path="{html.escape(pointer(part.path))}" '
@@ -102,7 +118,7 @@ def as_html(cell: Cell, data: Any) -> str:
 
 
 def broken(text: str) -> str:
-  """Text for the page, which may end a line after an underscore."""
+  """Text for the page; lines may break after an underscore."""
   return html.escape(text).replace("_", "_<wbr>").replace("\n", "<br>")
 
 

@@ -1,6 +1,6 @@
-"""Runs that were measured on the same prompts -> every number of the report.
+"""Runs with the same held-out prompts -> all numbers of the report.
 
-What comes out is plain JSON, and the only source of tables, figures and page.
+The result is plain JSON. Tables, figures and page are made from it alone.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,24 +10,24 @@ import numpy as np
 
 from brorl_jax.report import cost, paired
 
-# Runs are compared where all of them have spent, or generated, as much.
+# Runs are compared at the largest cost that all of them reached.
 EQUAL = {
   "net_hours": "equal time",
   "cpu_hours": "equal CPU time",
   "samples": "equal samples",
 }
-# An evaluation before this share of what is equal shows another policy.
+# An evaluation below this fraction of that cost is too early to compare.
 EARLIEST = 0.9
-MOST_PANELS = 12  # tasks of which trajectories are drawn
+MOST_PANELS = 12  # tasks whose curves are drawn
 
 
 class Evaluation(NamedTuple):
-  """What the held-out prompts showed at one step.
+  """One evaluation on the held-out prompts.
 
   Attributes:
-    step: 0 is the start.
-    summary: Of `evaluate.summary`.
-    rates: Pass@1 of each prompt by its id.
+    step: Step of the run; 0 is before training.
+    summary: From `evaluate.summary`.
+    rates: Pass@1 of each prompt, by id.
   """
 
   step: int
@@ -39,12 +39,12 @@ class Run(NamedTuple):
   """A training run, or an evaluation of one policy if it has no metrics.
 
   Attributes:
-    name: What it is called in the report.
-    folder: Where it lies.
-    config: Field -> value, nested fields as "data.files".
+    name: Name in the report.
+    folder: Path of the folder.
+    config: Values by dotted field name, such as "data.files".
     metrics: Lines of metrics.jsonl.
-    evaluations: By step.
-    evaluated: Which policy, of a folder that has no metrics.
+    evaluations: Ordered by step.
+    evaluated: Name of the evaluated policy; None for a training run.
   """
 
   name: str
@@ -59,36 +59,36 @@ def numbers(
   runs: Sequence[Run],
   tasks: Mapping[str, str],
   *,
-  category: Callable[[str], str | None],
+  category: Callable[[str, str], str | None],
 ) -> dict[str, Any]:
-  """Everything that the report says.
+  """All numbers of the report.
 
   Args:
-    runs: Measured on the same prompts.
-    tasks: Id of each prompt -> its domain and task, in one text.
-    category: Task of the gym -> its category, if it has one.
+    runs: Runs with the same held-out prompts.
+    tasks: From the id of each prompt to its domain and task, as one text.
+    category: From a domain and a task to a category; None for no category.
   """
-  told = [_run(run) for run in runs]
-  at = _comparisons(told)
-  domains = told[0]["evaluations"][0]["summary"]["by_domain"]
-  for run in told:
-    for one in run["evaluations"]:
-      one["categories"] = _categories(one["summary"], category)
+  summaries = [_run(run) for run in runs]
+  at = _comparisons(summaries)
+  domains = summaries[0]["evaluations"][0]["summary"]["by_domain"]
+  for run in summaries:
+    for evaluation in run["evaluations"]:
+      evaluation["categories"] = _categories(evaluation["summary"], category)
   of = lambda which: runs[which["run"]].evaluations[which["evaluation"]]
   out = {
-    "runs": told,
+    "runs": summaries,
     "domains": list(domains),
     "tasks": {name: list(d["by_task"]) for name, d in domains.items()},
-    "categories": sorted(told[0]["evaluations"][0]["categories"]),
+    "categories": sorted(summaries[0]["evaluations"][0]["categories"]),
     "prompts": len(tasks),
-    "samples_per_prompt": told[0]["evaluations"][0]["summary"]["all"][
+    "samples_per_prompt": summaries[0]["evaluations"][0]["summary"]["all"][
       "samples"
     ],
     "comparisons": at,
-    "rows": list(_rows(runs, told, at)),
+    "rows": list(_rows(runs, summaries, at)),
     "tests": list(paired.tests(lambda x: of(x).rates, tasks, at)),
     "paper": paired.PAPER,
-    "leaders": list(_leaders(told, at)),
+    "leaders": list(_leaders(summaries, at)),
     "differences": _differences(runs),
   }
   out["panels"] = _panels(out)
@@ -99,10 +99,10 @@ def _run(run: Run) -> dict[str, Any]:
   spent = cost.spent(run.metrics)
   last = run.evaluations[-1].step
   config = _at(run.config, last)
-  wanted = run.config.get("steps")
+  wanted = run.config.get("run.steps")
   done = run.metrics[-1]["step"] if run.metrics else 0
   training = run.evaluated is None
-  n, samples = config.get("n"), config.get("samples")
+  n, samples = config.get("sampling.n"), config.get("sampling.samples")
   return {
     "name": run.name,
     "folder": run.folder,
@@ -131,43 +131,45 @@ _UNKNOWN = ("hours", *EQUAL, "tokens")
 
 
 def _at(config: Mapping[str, Any], step: int) -> dict[str, Any]:
-  """The config with the phases that have begun by a step."""
+  """The config at a step, after the phases that started before it."""
   out = dict(config)
-  for phase in config.get("phases") or ():
+  for phase in config.get("run.phases") or ():
     if phase["from_step"] <= step:
       out |= phase
   return out
 
 
 def _method(config: Mapping[str, Any]) -> str:
-  """The recipe in a few words; all that differs has a table of its own."""
-  words = [config.get("loss"), config.get("advantage")]
-  credit = config.get("credit")
+  """The method in a few words; another table lists all differences."""
+  words = [config.get("loss.kind"), config.get("advantage.kind")]
+  credit = config.get("advantage.credit")
   words += [f"{credit} credit"] if credit else []
   return ", ".join(str(word) for word in words if word)
 
 
-def _comparisons(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Where runs are compared: where all spent as much, and at their ends.
+def _comparisons(
+  summaries: Sequence[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+  """The points at which runs are compared: equal cost, and their ends.
 
-  Runs that are "early" there have no evaluation near it, and are not compared.
+  Runs that are "early" at a point have no evaluation near it and are left out.
   """
-  out, training = [], [i for i, run in enumerate(told) if run["training"]]
+  out, training = [], [i for i, run in enumerate(summaries) if run["training"]]
   for key, label in EQUAL.items():
-    last = [told[i]["evaluations"][-1][key] for i in training]
+    last = [summaries[i]["evaluations"][-1][key] for i in training]
     if len(training) < 2 or None in last:
       continue
     reach = min(last)
     chosen, early = [], []
     for i in training:
-      before = [e[key] for e in told[i]["evaluations"] if e[key] <= reach]
+      before = [e[key] for e in summaries[i]["evaluations"] if e[key] <= reach]
       chosen.append({"run": i, "evaluation": len(before) - 1})
       early += [i] if before[-1] < EARLIEST * reach else []
-    one = {"key": key, "at": label, "reach": reach, "chosen": chosen}
-    out.append(one | {"early": early})
+    comparison = {"key": key, "at": label, "reach": reach, "chosen": chosen}
+    out.append(comparison | {"early": early})
   ends = [
     {"run": i, "evaluation": len(run["evaluations"]) - 1}
-    for i, run in enumerate(told)
+    for i, run in enumerate(summaries)
   ]
   end = {"key": None, "at": "end", "reach": None, "chosen": ends, "early": []}
   return [*out, end]
@@ -175,13 +177,13 @@ def _comparisons(told: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def _rows(
   runs: Sequence[Run],
-  told: Sequence[Mapping[str, Any]],
+  summaries: Sequence[Mapping[str, Any]],
   comparisons: Sequence[Mapping[str, Any]],
 ) -> Iterator[dict[str, Any]]:
-  """The rows of Table 1: starts, each once, then what is compared."""
+  """The rows of Table 1: each start once, then the compared evaluations."""
   starts: list[tuple[Any, list[int]]] = []
   for i, run in enumerate(runs):
-    if told[i]["training"] and run.evaluations[0].step == 0:
+    if summaries[i]["training"] and run.evaluations[0].step == 0:
       rates = run.evaluations[0].rates
       same = [who for seen, who in starts if seen == rates]
       if same:
@@ -189,16 +191,20 @@ def _rows(
       else:
         starts.append((rates, [i]))
   for _, who in starts:
-    names = [told[i]["name"] for i in who]
+    names = [summaries[i]["name"] for i in who]
     yield {"run": who[0], "evaluation": 0, "at": ["start"], "names": names}
-  for i, run in enumerate(told):
+  for i, run in enumerate(summaries):
     labels: dict[int, list[str]] = {}
-    for one in comparisons:
-      if one["key"] == "samples":  # it would be a row more for each run
+    for comparison in comparisons:
+      if comparison["key"] == "samples":  # would add a row for each run
         continue
-      for chosen in one["chosen"]:
+      for chosen in comparison["chosen"]:
         if chosen["run"] == i:
-          at = f"before {one['at']}" if i in one["early"] else one["at"]
+          at = (
+            f"before {comparison['at']}"
+            if i in comparison["early"]
+            else comparison["at"]
+          )
           labels.setdefault(chosen["evaluation"], []).append(at)
     for j, at in sorted(labels.items()):
       at = at if run["training"] else ["evaluation"]
@@ -206,34 +212,36 @@ def _rows(
 
 
 def _leaders(
-  told: Sequence[Mapping[str, Any]], comparisons: Sequence[Mapping[str, Any]]
+  summaries: Sequence[Mapping[str, Any]],
+  comparisons: Sequence[Mapping[str, Any]],
 ) -> Iterator[dict[str, Any]]:
-  """Which run has the highest pass@1, in each domain, if none is early."""
-  for one in comparisons if len(told) > 1 else ():
-    if one["early"]:
+  """The run with the highest pass@1 in each domain, if none is early."""
+  for comparison in comparisons if len(summaries) > 1 else ():
+    if comparison["early"]:
       continue
-    for domain in told[0]["evaluations"][0]["summary"]["by_domain"]:
-      score = lambda which: told[which["run"]]["evaluations"][
+    for domain in summaries[0]["evaluations"][0]["summary"]["by_domain"]:
+      score = lambda which: summaries[which["run"]]["evaluations"][
         which["evaluation"]
       ]["summary"]["by_domain"][domain]["pass_at_k"]["1"]
-      best = max(map(score, one["chosen"]))
-      who = [which for which in one["chosen"] if score(which) == best]
-      yield {"at": one["at"], "domain": domain, "who": who}
+      best = max(map(score, comparison["chosen"]))
+      who = [which for which in comparison["chosen"] if score(which) == best]
+      yield {"at": comparison["at"], "domain": domain, "who": who}
 
 
 def _categories(
-  summary: Mapping[str, Any], category: Callable[[str], str | None]
+  summary: Mapping[str, Any], category: Callable[[str, str], str | None]
 ) -> dict[str, float]:
-  """Category of the gym's tasks -> mean pass@1 over its tasks here."""
+  """Mean pass@1 over the tasks of each category."""
   scores: dict[str, list[float]] = {}
-  gym = summary["by_domain"].get("gym", {"by_task": {}})
-  for task, s in gym["by_task"].items():
-    scores.setdefault(category(task) or "other", []).append(s["pass_at_k"]["1"])
+  for domain, numbers in summary["by_domain"].items():
+    for task, s in numbers["by_task"].items():
+      if (name := category(domain, task)) is not None:
+        scores.setdefault(name, []).append(s["pass_at_k"]["1"])
   return {name: float(np.mean(x)) for name, x in scores.items()}
 
 
 def _panels(out: Mapping[str, Any]) -> list[dict[str, Any]]:
-  """Tasks to draw: all, or those that differ most where runs are compared."""
+  """Tasks to draw: those with the largest differences between runs."""
   chosen = next(c["chosen"] for c in out["comparisons"] if not c["early"])
 
   def spread(domain: str, task: str) -> float:
@@ -255,7 +263,7 @@ def _panels(out: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
-  """Fields in which training runs differ, with the value of each."""
+  """Config fields in which training runs differ, with their values."""
   trained = [run.config for run in runs if run.evaluated is None]
   fields = sorted({field for config in trained for field in config})
   values = [(f, [config.get(f) for config in trained]) for f in fields]

@@ -1,4 +1,4 @@
-"""What runs have spent, and how fast: time and samples from their metrics."""
+"""Cost and speed of runs: time and samples, from their metrics."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,12 +9,11 @@ _HOUR = 3600.0  # seconds
 
 
 def spent(lines: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-  """Step -> what had been spent when it was done.
+  """The cumulative cost after each step.
 
-  The time that saving took is part of it. Evaluations are not: how often a run
-  is looked at does not make it slower. "net_hours" are those without compiling,
-  which decides between runs of minutes and says nothing of those of days; runs
-  that did not record it are taken to have compiled nothing.
+  It includes saving, but not evaluations, whose frequency is a free choice.
+  "net_hours" exclude compilation, which dominates runs of minutes but not of
+  days. Runs that did not record compilation count as if there was none.
   """
   hours = net = 0.0
   cpu = 0.0 if all("time/cpu_s" in x for x in lines) else None
@@ -36,9 +35,10 @@ def spent(lines: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
 
 
 def throughput(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-  """Sums over the steps divided by each other; the first step compiles.
+  """Speeds over all steps but the first, which compiles.
 
-  Generation is the time of rollouts alone; overall is all of a step and saving.
+  "generation" counts only the time of rollouts; "overall" counts the whole step
+  and saving.
   """
   if not lines:
     return None

@@ -1,4 +1,4 @@
-"""What is said of where runs are compared, and of runs that are not."""
+"""Sentences about where runs are compared and which runs are left out."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,42 +7,44 @@ from brorl_jax.report.cells import Number, Part
 
 
 def reached(data: Mapping[str, Any]) -> list[Part]:
-  """Where the runs are compared."""
+  """The sentence that names the points of comparison."""
   parts: list[Part] = []
-  for i, one in enumerate(data["comparisons"]):
-    if one["key"] is not None:
+  for i, comparison in enumerate(data["comparisons"]):
+    if comparison["key"] is not None:
       parts += ["; " if parts else " Compared are last evaluations by "]
       parts += [*_amount(data, i, ("comparisons", i, "reach"))]
-      parts += [f" ({one['at']})"]
+      parts += [f" ({comparison['at']})"]
   if not parts:
     return []
   out: list[Part] = [*parts, ", which all runs reached."]
-  for one in data["comparisons"]:
-    early = too_early(data, one["at"])
+  for comparison in data["comparisons"]:
+    early = too_early(data, comparison["at"])
     out += (
-      [f" At {one['at']} ", *early, " and is not compared."] if early else []
+      [f" At {comparison['at']} ", *early, " and is not compared."]
+      if early
+      else []
     )
   return out
 
 
 def too_early(data: Mapping[str, Any], at: str) -> list[Part]:
-  """Which runs have no evaluation near where all are compared, if any."""
+  """The runs without an evaluation near a point of comparison."""
   parts: list[Part] = []
-  for i, one in enumerate(data["comparisons"]):
-    for which in one["chosen"]:
-      if one["at"] == at and which["run"] in one["early"]:
+  for i, comparison in enumerate(data["comparisons"]):
+    for which in comparison["chosen"]:
+      if comparison["at"] == at and which["run"] in comparison["early"]:
         place = ("runs", which["run"], "evaluations", which["evaluation"])
         name = data["runs"][which["run"]]["name"]
         parts += [" and " if parts else "", f"{name} was last evaluated after "]
-        parts += _amount(data, i, (*place, one["key"]))
+        parts += _amount(data, i, (*place, comparison["key"]))
   return parts
 
 
 def _amount(
   data: Mapping[str, Any], i: int, path: tuple[str | int, ...]
 ) -> list[Part]:
-  """What had been spent, in the unit of comparison i."""
+  """A cost, in the unit of comparison i."""
   key = data["comparisons"][i]["key"]
-  units = {"net_hours": "hours", "cpu_hours": "CPU-hours"}
-  kind = "count" if key == "samples" else "hours"
-  return [Number(path, kind), f" {units.get(key, key)}"]
+  units = {"net_hours": "", "cpu_hours": " of the processor"}
+  kind = "count" if key == "samples" else "time"
+  return [Number(path, kind), units.get(key, f" {key}")]

@@ -1,7 +1,7 @@
 """The numbers of a comparison -> Figures 1 and 4, and pass@k.
 
-Pages show a figure as wide as it is here, 96 pixels to the inch, so that a
-label of 9 points is one of 9 points there too.
+Pages show a figure at its width here, 96 pixels to the inch, so a label of 9
+points has 9 points on the page too.
 """
 
 import pathlib
@@ -9,17 +9,17 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import matplotlib
-
-matplotlib.use("Agg")  # no display
-import matplotlib.pyplot as plt
+import matplotlib.figure
 import numpy as np
+
+from brorl_jax.report import cells
 
 WIDTH = 10.0  # inches
 _COLUMNS = 3
 _ROOM = 120  # characters of a legend, side by side
 _DPI = 144  # sharp on screens with 1.5 pixels per point
-# Told apart without colours too. Runs may lie on each other: later ones have
-# wider gaps and hollow markers, through which those below are seen.
+# Lines differ without colours too. Where runs coincide, later ones have wider
+# gaps and hollow markers, so that those below stay visible.
 _MARKERS = "osD^vP*X"
 _DASHES = ("-", (0, (3, 3)), (0, (3, 6)), (0, (3, 9)))
 STYLE: Any = {
@@ -39,15 +39,15 @@ STYLE: Any = {
 class Figure(NamedTuple):
   """A figure of the page."""
 
-  file: str  # its name beside the page
+  file: str  # name of the file, next to the page
   title: str
   caption: str
 
 
 def draw(folder: pathlib.Path, data: Mapping[str, Any]) -> list[Figure]:
-  """Writes the PNGs of a comparison; those that would be empty are not."""
+  """Writes the PNGs of a comparison, except empty ones."""
   out = []
-  with plt.rc_context(STYLE):
+  with matplotlib.rc_context(STYLE):
     if any(run["training"] for run in data["runs"]):
       out.append(score(folder, data))
       reached = {one["key"] for one in data["comparisons"]}
@@ -64,7 +64,7 @@ def score(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   """Figure 1: score of each domain against time, with intervals."""
   domains = data["domains"]
   figure, axes = axes_of(len(domains), height=3.4)
-  scale, unit = _time(_latest(data, "net_hours"))
+  scale, unit = cells.time_unit(_latest(data, "net_hours"))
   for axis, domain in zip(axes, domains, strict=True):
     of = lambda one: one["summary"]["by_domain"][domain]
     for i, run in enumerate(data["runs"]):
@@ -79,7 +79,7 @@ def score(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
         x = [one["net_hours"] * scale for one in every]
         axis.plot(x, y, ms=4, **look)
         axis.fill_between(x, low, high, color=look["color"], alpha=0.12, lw=0)
-      else:  # it has no time
+      else:  # without a time
         axis.axhline(y[0], **look | {"marker": "", "ls": ":"})
     axis.set(title=_plain(domain), xlabel=unit, ylabel="pass@1, %")
   _legend(figure, axes)
@@ -98,12 +98,12 @@ def score(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
 def trajectories(
   folder: pathlib.Path, data: Mapping[str, Any], key: str
 ) -> Figure:
-  """Figure 4: a panel for each task, as far as all runs reached."""
+  """Figure 4: a panel for each task, up to the cost that all runs reached."""
   panels = data["panels"]
   (reach,) = [c["reach"] for c in data["comparisons"] if c["key"] == key]
   scale, unit = 1e-3, "thousand samples"
   if key == "net_hours":
-    scale, unit = _time(reach)
+    scale, unit = cells.time_unit(reach)
   figure, axes = axes_of(len(panels), height=2.3)
   for axis, panel in zip(axes, panels, strict=True):
     for i, run in enumerate(data["runs"]):
@@ -116,11 +116,11 @@ def trajectories(
       ]
       x = np.array([e[key] * scale for e in every])
       y = np.array([100 * one["pass_at_k"]["1"] for one in s])
-      # No further: a line to the next would show what was not measured, and
-      # end elsewhere than the tables do.
+      # A line to the next evaluation would show values that were not measured,
+      # and end at another point than the tables.
       inside = x <= reach * scale
       axis.plot(x[inside], y[inside], ms=4, **_look(i, run))
-    margin = 0.03 * reach * scale or 1.0  # nobody got beyond the start
+    margin = 0.03 * reach * scale or 1.0  # no run got beyond the start
     axis.set_xlim(-margin, reach * scale + margin)
     axis.set(title=_plain(panel["task"]), xlabel=unit, ylabel="pass@1, %")
   _legend(figure, axes)
@@ -166,7 +166,7 @@ def pass_at_k(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
 
 
 def _look(i: int, run: Mapping[str, Any]) -> dict[str, Any]:
-  """How run i is drawn, in every figure."""
+  """The style of run i in all figures."""
   n = f" (N = {run['n']})" if run["n"] else ""
   return {
     "color": f"C{i % 10}",
@@ -179,29 +179,24 @@ def _look(i: int, run: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(name: str) -> str:
-  """A name as it is: dollar signs do not begin mathematics."""
+  """A name with escaped dollar signs, which would start mathematics."""
   return name.replace("$", r"\$")
 
 
 def axes_of(count: int, *, height: float) -> tuple[Any, Sequence[Any]]:
-  """So many axes, three in a row, on a figure as wide as the page."""
+  """A figure as wide as the page with `count` axes, three in a row."""
   columns = min(count, _COLUMNS)
   rows = -(-count // columns)
-  figure, axes = plt.subplots(
-    rows,
-    columns,
-    figsize=(WIDTH, rows * height + 0.5),
-    squeeze=False,
-    layout="constrained",
-  )
-  axes = [*axes.ravel()]
+  size = (WIDTH, rows * height + 0.5)
+  figure = matplotlib.figure.Figure(size, layout="constrained")
+  axes = [*figure.subplots(rows, columns, squeeze=False).ravel()]
   for axis in axes[count:]:
     axis.remove()
   return figure, axes[:count]
 
 
 def _legend(figure: Any, axes: Sequence[Any]) -> None:
-  """One for all panels, outside of them: it would hide a line of some run."""
+  """One legend for all panels, outside them so that it hides no line."""
   lines, labels = axes[0].get_legend_handles_labels()
   longest = max(map(len, labels)) + 8  # the line before it
   columns = max(1, min(len(labels), 4, _ROOM // longest))
@@ -211,7 +206,7 @@ def _legend(figure: Any, axes: Sequence[Any]) -> None:
     loc="outside lower center",
     ncols=columns,
     frameon=False,
-    handlelength=3,  # or the widest gap would leave nothing of its line
+    handlelength=3,  # otherwise the widest gap would hide the line
   )
 
 
@@ -220,15 +215,6 @@ def _latest(data: Mapping[str, Any], key: str) -> float:
   return max(x for x in every if x is not None)
 
 
-def _time(hours: float) -> tuple[float, str]:
-  """Factor and name of a unit in which so many hours are a handy number."""
-  for factor, unit in ((1.0, "hours"), (60.0, "minutes")):
-    if hours * factor >= 1.0:
-      return factor, unit
-  return 3600.0, "seconds"
-
-
-def save(figure: Any, path: pathlib.Path) -> None:
-  """As a PNG; the figure is closed."""
+def save(figure: matplotlib.figure.Figure, path: pathlib.Path) -> None:
+  """Saves a figure as a PNG."""
   figure.savefig(path, dpi=_DPI)
-  plt.close(figure)

@@ -1,16 +1,13 @@
-"""What one run shows for itself: a figure and a short table."""
+"""The learning curve and a short table of one run."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-import matplotlib
-
-matplotlib.use("Agg")  # no display
-import matplotlib.pyplot as plt
 import numpy as np
 from jaxtyping import Float
+from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from brorl_jax.rl import stats
@@ -23,15 +20,15 @@ def learning_curve(
   *,
   title: str,
 ) -> None:
-  """Held-out pass@1 with its interval, and what the training prompts show.
+  """Draws held-out pass@1 with its interval, and metrics of training prompts.
 
   Args:
-    path: The PNG; its folder is made.
+    path: The PNG; its folder is created.
     evaluations: Lines of eval/curve.jsonl.
     steps: Lines of metrics.jsonl.
     title: One line.
   """
-  figure = plt.figure(figsize=(11, 5.2), layout="constrained")
+  figure = Figure((11, 5.2), layout="constrained")
   grid = figure.add_gridspec(2, 2)
   heldout, shares, entropy = (
     figure.add_subplot(place) for place in (grid[:, 0], grid[0, 1], grid[1, 1])
@@ -46,7 +43,7 @@ def learning_curve(
   for axis in (heldout, entropy):
     axis.set_xlabel("step")
   for axis, below in ((heldout, -0.12), (shares, -0.1)):
-    axis.legend(  # inside it would hide a line of some run
+    axis.legend(  # inside it would hide lines
       fontsize=8,
       ncols=3,
       loc="upper center",
@@ -57,13 +54,12 @@ def learning_curve(
   path = pathlib.Path(path)
   path.parent.mkdir(parents=True, exist_ok=True)
   figure.savefig(path, dpi=130)
-  plt.close(figure)
 
 
 def _draw_heldout(
   heldout: Any, evaluations: Sequence[Mapping[str, Any]]
 ) -> None:
-  """Pass@1 of each family, and of all with its interval."""
+  """Draws pass@1 of each family, and of all with its interval."""
   x = np.array([e["step"] for e in evaluations])
   mean = np.array([e["pass_at_1"] for e in evaluations])
   half = np.array([e["half_width"] for e in evaluations], float)  # None: NaN
@@ -82,15 +78,15 @@ def _draw_heldout(
 def _draw_training(
   shares: Any, entropy: Any, steps: Sequence[Mapping[str, Any]]
 ) -> None:
-  """What lies between 0 and 1, and what does not."""
+  """Draws rewards and shares of the training prompts, and the entropy."""
   x = np.array([s["step"] for s in steps])
   look: Any = {"lw": 1.5, "marker": "o" if len(x) == 1 else ""}
   of = lambda name: np.array([s[name] for s in steps])
-  # Not those that are kept: where nothing is filtered these are all.
-  some = 1.0 - of("sampling/degenerate_fraction")
+  # Not the kept prompts: without a filter these are all prompts.
+  mixed = 1.0 - of("sampling/degenerate_fraction")
   shares.plot(x, of("reward/mean"), **look, label="mean reward")
-  shares.plot(x, some, **look, label="prompts with a gradient")
-  # A penalty for length may bring rewards below 0.
+  shares.plot(x, mixed, **look, label="prompts with a gradient")
+  # A length penalty may make rewards negative.
   shares.set_ylim(min(0.0, *of("reward/mean")), max(1.02, *of("reward/mean")))
   shares.set_title("training prompts")
   entropy.plot(x, of("policy/entropy"), "C2", **look)
@@ -109,7 +105,7 @@ def table(
     after: Last line of it.
     steps: Lines of metrics.jsonl.
   """
-  gain = "not known: the held-out prompts changed"
+  gain = "unknown: the held-out prompts changed"
   if len(before["rates"]) == len(after["rates"]) == 1:
     gain = f"{after['rates'][0] - before['rates'][0]:+.3f}"
   elif len(before["rates"]) == len(after["rates"]):

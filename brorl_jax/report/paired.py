@@ -8,9 +8,9 @@ import numpy as np
 
 from brorl_jax.rl import stats
 
-# The paper's own test: over 10,000 instances and more, plain.
+# The test of the paper: unclustered, over more than 10,000 instances.
 PAPER = {"difference": 0.0033, "t": 4.84, "p_one_sided": 6.5e-7}
-Which = Mapping[str, int]  # run and evaluation, by their places
+Which = Mapping[str, int]  # indices of a run and of its evaluation
 
 
 def tests(
@@ -18,9 +18,9 @@ def tests(
   tasks: Mapping[str, str],
   comparisons: Sequence[Mapping[str, Any]],
 ) -> Iterator[dict[str, Any]]:
-  """The first run against each other, prompt by prompt; one has no spread.
+  """Tests of the first run against each other run, paired by prompt.
 
-  A pair of which one is early, where it is compared, is not tested.
+  One prompt has no variance and gives no test; neither does an early run.
 
   Args:
     rates: Of an evaluation: pass@1 of each prompt by its id.
@@ -30,10 +30,10 @@ def tests(
   """
   index = {name: i for i, name in enumerate(sorted(set(tasks.values())))}
   cluster = jnp.array([index[task] for task in tasks.values()])
-  for one in comparisons if len(tasks) > 1 else ():
-    first, *others = one["chosen"]
+  for comparison in comparisons if len(tasks) > 1 else ():
+    first, *others = comparison["chosen"]
     for other in others:
-      if {first["run"], other["run"]} & {*one["early"]}:
+      if {first["run"], other["run"]} & {*comparison["early"]}:
         continue
       a, b = (
         jnp.array([rates(which)[id] for id in tasks])
@@ -44,7 +44,7 @@ def tests(
         stats.paired_t(a, b, cluster=cluster) if len(index) > 1 else None
       )
       yield {
-        "at": one["at"],
+        "at": comparison["at"],
         "first": first,
         "other": other,
         "n": int(plain.n),
@@ -62,5 +62,5 @@ def _test(result: stats.PairedT) -> dict[str, Any]:
 
 
 def _finite(value: Any) -> float | None:
-  """JSON has no infinities: a t without any variance is None."""
+  """None for an infinite t (no variance): JSON has no infinities."""
   return float(value) if np.isfinite(value) else None

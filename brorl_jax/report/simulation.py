@@ -1,14 +1,12 @@
-"""What the simulator shows: the paper's Figure 3, the sweep, end points."""
+"""Results of the simulator: the paper's Figure 3, the sweep, a table."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")  # no display
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 
 
 def figure3(path: str | pathlib.Path, runs: Sequence[Mapping[str, Any]]):
@@ -16,10 +14,11 @@ def figure3(path: str | pathlib.Path, runs: Sequence[Mapping[str, Any]]):
 
   Args:
     path: The PNG.
-    runs: Of `--mode=simulate`, one per N.
+    runs: Results of `--mode=simulate`, one per N.
   """
-  figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
-  colours = plt.get_cmap("viridis")(np.linspace(0, 0.9, len(runs)))
+  figure = Figure((13, 4), layout="constrained")
+  axes = figure.subplots(1, 3)
+  colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(runs)))
   for run, colour in zip(runs, colours, strict=True):
     x = np.arange(len(run["correct_mass"]))
     label = f"N = {run['n']:,}"
@@ -37,22 +36,24 @@ def figure3(path: str | pathlib.Path, runs: Sequence[Mapping[str, Any]]):
     axis.spines[["top", "right"]].set_visible(False)
   axes[0].legend(fontsize=8)
   figure.savefig(path, dpi=130)
-  plt.close(figure)
 
 
 def sweep(path: str | pathlib.Path, runs: Sequence[Mapping[str, Any]]):
   """Correct mass after the last step against N, by optimizer."""
-  figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+  figure = Figure((13, 4), layout="constrained")
+  axes = figure.subplots(1, 3)
   for axis, (optimizer, colour) in zip(
     axes, (("adamw", "C0"), ("sgd", "C1")), strict=False
   ):
-    mine = [run for run in runs if run["optimizer"] == optimizer]
-    n = [run["n"] for run in mine]
-    gain = [run["correct_mass"][-1] - run["correct_mass"][0] for run in mine]
+    of_optimizer = [run for run in runs if run["optimizer"] == optimizer]
+    n = [run["n"] for run in of_optimizer]
+    gain = [
+      run["correct_mass"][-1] - run["correct_mass"][0] for run in of_optimizer
+    ]
     axis.plot(n, gain, "o-", color=colour, label=optimizer)
     axis.axhline(0.0, color="k", lw=1, ls=":")
     axis.set(ylabel="change of Q_pos", title=f"{optimizer}: correct mass")
-    improved = [100 * run["improved_fraction"][-1] for run in mine]
+    improved = [100 * run["improved_fraction"][-1] for run in of_optimizer]
     axes[2].plot(n, improved, "o-", color=colour, label=optimizer)
   axes[2].set(ylabel="%", title="correct tokens above their start")
   for axis in axes:
@@ -61,11 +62,10 @@ def sweep(path: str | pathlib.Path, runs: Sequence[Mapping[str, Any]]):
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=8)
   figure.savefig(path, dpi=130)
-  plt.close(figure)
 
 
 def simulation_table(runs: Sequence[Mapping[str, Any]]) -> str:
-  """End points of every run in a few lines."""
+  """A table of the last values of every run."""
   lines = [
     f"  {'optimizer':<10}{'N':>8}{'Q_pos':>9}{'change':>11}{'improved':>10}"
     f"{'worst now':>12}{'worst ever':>12}"

@@ -6,26 +6,26 @@ from typing import Any
 from brorl_jax.report import cells, equal
 from brorl_jax.report.cells import Cell, Number, Table
 
-_WIDE = 70  # characters of column names, above which a table is turned
+_WIDE = 70  # characters of column names above which a table is transposed
 
 
 def main(data: Mapping[str, Any]) -> Table:
-  """Table 1: what each run did, and its score in each domain."""
+  """Table 1: the settings of each run and its score in each domain."""
   several = len(data["domains"]) > 1
   domains = [*data["domains"], *(["all prompts"] if several else [])]
   head = ["run", "at", "method", "N", "prompts", "steps", "samples (k)"]
-  head += ["hours", "CPU-hours", *domains]
+  head += ["time", "CPU time", *domains]
   rows = []
   for i, row in enumerate(data["rows"]):
     run, at = ("runs", row["run"]), _at(data, i)
     trained = lambda key, kind: Number((*run, key), kind)
     spent = lambda key, kind: Number((*at, key), kind)
     scores = [
-      _score(data, (*at, "summary", "by_domain", domain))
+      score(data, (*at, "summary", "by_domain", domain))
       for domain in data["domains"]
     ]
-    scores += [_score(data, (*at, "summary", "all"))] if several else []
-    shared = len(row["names"]) > 1  # a start, which is no method's
+    scores += [score(data, (*at, "summary", "all"))] if several else []
+    shared = len(row["names"]) > 1  # a start that several runs share
     method = data["runs"][row["run"]]["method"]
     rows.append(
       [
@@ -35,8 +35,8 @@ def main(data: Mapping[str, Any]) -> Table:
         "" if shared else trained("prompts_per_step", "count"),
         spent("step", "count"),
         spent("samples", "thousands"),
-        spent("net_hours", "hours"),
-        spent("cpu_hours", "hours"),
+        spent("net_hours", "time"),
+        spent("cpu_hours", "time"),
         *scores,
       ]
     )
@@ -44,8 +44,8 @@ def main(data: Mapping[str, Any]) -> Table:
     "Scores are pass@1 in percent, the mean over all samples of a prompt "
     "(mean@k), with their 95 % bootstrap intervals over prompts; a domain is "
     "the mean over its tasks. Prompts are those that a "
-    "step trains on; samples, in thousands, all that were generated. Hours are "
-    "those of steps and saving, CPU-hours those of the process where they were "
+    "step trains on; samples, in thousands, all that were generated. Time is "
+    "that of steps and saving, CPU time that of the process where it was "
     "recorded, both without compiling and without evaluations.",
     *equal.reached(data),
   ]
@@ -63,7 +63,7 @@ def _label(row: Mapping[str, Any]) -> list[str]:
   return [", ".join(row["names"]), ", ".join(row["at"])]
 
 
-def _score(data: Any, path: tuple[str | int, ...]) -> Cell:
+def score(data: Any, path: tuple[str | int, ...]) -> Cell:
   """Pass@1 and its interval, if it has one."""
   low, high = (
     Number((*path, "low"), "percent1"),
@@ -76,7 +76,7 @@ def _score(data: Any, path: tuple[str | int, ...]) -> Cell:
 
 
 def throughput(data: Mapping[str, Any]) -> Table:
-  """Table 2: how fast samples are made, and how many are of use."""
+  """Table 2: speed of generation, and the share of useful samples."""
   columns = (
     ("pass rate, %", "pass_rate", "percent1"),
     ("samples/s, generation", "generated_per_generation_s", "rate"),
@@ -109,7 +109,7 @@ def throughput(data: Mapping[str, Any]) -> Table:
 
 
 def tasks(data: Mapping[str, Any], domain: str, number: int) -> Table:
-  """Tables 3 and on: the tasks of a domain."""
+  """Tables 3 and following: the tasks of a domain."""
   names = data["tasks"][domain]
   path = lambda i, task: (
     *_at(data, i),
@@ -124,8 +124,8 @@ def categories(data: Mapping[str, Any], number: int) -> Table:
   """The paper's Table 5: puzzles by category of reasoning-gym."""
   title = f"Table {number}. Puzzles by category"
   caption = (
-    "Pass@1 in percent, mean over those tasks of a category of reasoning-gym "
-    "that are evaluated here."
+    "Pass@1 in percent, mean over the evaluated tasks of each category of "
+    "reasoning-gym."
   )
   path = lambda i, name: (*_at(data, i), "categories", name)
   return _of_rows(data, title, caption, data["categories"], path)
@@ -138,7 +138,7 @@ def _of_rows(
   names: Sequence[str],
   path: Callable[[int, str], tuple[str | int, ...]],
 ) -> Table:
-  """A row for each of Table 1 and a column for each name, or turned."""
+  """A table with the rows of Table 1 and a column per name, or transposed."""
   every = range(len(data["rows"]))
   labels = [_label(row) for row in data["rows"]]
   cell = lambda i, name: Number(path(i, name), "percent")
@@ -189,24 +189,28 @@ def tests(data: Mapping[str, Any], number: int) -> Table:
   """Paired t-tests of the first run against each other."""
   names = [run["name"] for run in data["runs"]]
   rows = []
-  for i, one in enumerate(data["tests"]):
-    here = lambda *keys: ("tests", i, *keys)
-    label = [names[one["other"]["run"]], names[one["first"]["run"]], one["at"]]
+  for i, test in enumerate(data["tests"]):
+    path = lambda *keys: ("tests", i, *keys)
+    label = [
+      names[test["other"]["run"]],
+      names[test["first"]["run"]],
+      test["at"],
+    ]
     for how, words in (("plain", "plain"), ("by_task", "clustered by task")):
-      if one[how] is None:
+      if test[how] is None:
         continue
       rows.append(
         [
           *label,
           words,
-          Number(here("difference"), "signed"),
-          Number(here(how, "standard_error"), "decimal"),
-          Number(here("effect_size"), "decimal"),
-          Number(here("n"), "count"),
-          Number(here(how, "clusters"), "count"),
-          Number(here(how, "t"), "t"),
-          Number(here(how, "p_one_sided"), "p"),
-          Number(here(how, "p_two_sided"), "p"),
+          Number(path("difference"), "signed"),
+          Number(path(how, "standard_error"), "decimal"),
+          Number(path("effect_size"), "decimal"),
+          Number(path("n"), "count"),
+          Number(path(how, "clusters"), "count"),
+          Number(path(how, "t"), "t"),
+          Number(path(how, "p_one_sided"), "p"),
+          Number(path(how, "p_two_sided"), "p"),
         ]
       )
   paper = lambda key, kind: Number(("paper", key), kind)
@@ -232,7 +236,7 @@ def tests(data: Mapping[str, Any], number: int) -> Table:
 
 
 def differences(data: Mapping[str, Any], number: int) -> Table:
-  """What makes the training runs different methods, field by field."""
+  """The config fields in which the training runs differ."""
   names = [run["name"] for run in data["runs"] if run["training"]]
   run_places = range(len(names))
   rows = [
@@ -248,7 +252,7 @@ def differences(data: Mapping[str, Any], number: int) -> Table:
 
 
 def every(data: Mapping[str, Any]) -> list[Table]:
-  """The tables of the page, numbered, without those that would be empty."""
+  """The numbered tables of the page, without empty ones."""
   out = [main(data), throughput(data)] if _trained(data) else [main(data)]
   out += [
     tasks(data, d, len(out) + 1 + i) for i, d in enumerate(data["domains"])

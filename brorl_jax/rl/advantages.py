@@ -10,8 +10,8 @@ with mean and std over every rollout of the step that is trained on. The paper
 writes the mean over trajectories; the released implementations weight each
 trajectory by its number of tokens. Both are here, as two functions.
 
-`normalize_by_group` is GRPO's scale instead. The two `credit_by_...` are
-options of this project and no part of BroRL.
+`normalize_by_group` is GRPO's scale instead, `leave_one_out` and `maxrl` are
+baselines of their own. `ADVANTAGES` is the table of what a run may choose.
 
 Rollouts that do not count (`valid` is False) get exactly 0 everywhere, do not
 influence the others, and may hold anything.
@@ -21,9 +21,14 @@ References:
   Hu et al. 2025 (REINFORCE++), arXiv:2501.03262, the baseline variant.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
+
+from brorl_jax.rl import shapes
 
 # Rewards are O(1): a smaller variance is rounding, and must not be divided by.
 _MIN_VARIANCE = 1e-8
@@ -47,6 +52,7 @@ def informative(
     Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 11 (dynamic sampling), for
     binary rewards; for continuous ones this is its strict reading.
   """
+  shapes.check(reward=(reward, "PN"), valid=(valid, "PN"))
   high = jnp.max(reward, axis=1, initial=-jnp.inf, where=valid)
   low = jnp.min(reward, axis=1, initial=jnp.inf, where=valid)
   return high > low  # -inf > inf where none counts
@@ -64,6 +70,7 @@ def center_by_group(
     reward: Rewards of the rollouts.
     valid: Rollouts that count in the mean; all if None. The others get 0.
   """
+  shapes.check(reward=(reward, "PN"), valid=(valid, "PN"))
   centered = reward - jnp.mean(reward, axis=1, keepdims=True, where=valid)
   return jnp.where(_carries(reward, valid), centered, 0.0)
 
@@ -86,9 +93,59 @@ def normalize_by_group(
     Shao et al. 2024 (DeepSeekMath), arXiv:2402.03300, section 4.1.2. It does
     not say which deviation; this is the one that divides by N.
   """
+  shapes.check(centered=(centered, "PN"), valid=(valid, "PN"))
   std = jnp.std(centered, axis=1, keepdims=True, where=valid)
   scaled = centered / (std + _MIN_STD)
   return jnp.where(_carries(centered, valid), scaled, 0.0)
+
+
+def leave_one_out(
+  reward: Float[Array, "P N"], valid: Bool[Array, "P N"] | None = None
+) -> Float[Array, "P N"]:
+  """Subtracts the mean reward of the other rollouts of the prompt, as RLOO.
+
+    A[p,n] = r[p,n] - mean_{m != n} r[p,m]
+           = N / (N - 1) * (r[p,n] - mean_m r[p,m])
+
+  A baseline that does not depend on the rollout leaves the policy gradient
+  unbiased. A group of equal rewards becomes exactly 0.
+
+  Args:
+    reward: Rewards of the rollouts.
+    valid: Rollouts that count; all if None. The others get 0.
+
+  References:
+    Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free!".
+    Ahmadian et al. 2024 (RLOO), arXiv:2402.14740, section 3.3.
+  """
+  centered = center_by_group(reward, valid)
+  count = jnp.ones_like(reward).sum(axis=1, keepdims=True, where=valid)
+  return centered * count / jnp.maximum(count - 1.0, 1.0)
+
+
+def maxrl(
+  reward: Float[Array, "P N"], valid: Bool[Array, "P N"] | None = None
+) -> Float[Array, "P N"]:
+  """Divides by the mean reward of the prompt: maximum likelihood, not mean.
+
+    A[p,n] = (r[p,n] - mean r[p,:]) / mean r[p,:]
+
+  For rewards 0 and 1 the expected gradient is that of log p instead of p, with
+  the first N - 1 terms of its series in 1 - p. The only right rollout of a
+  prompt gets N - 1, one of many right ones little.
+
+  Args:
+    reward: Rewards, at least 0: the mean is a scale. A group whose mean is 0 or
+      less gets exactly 0, as one of equal rewards does.
+    valid: Rollouts that count; all if None. The others get 0.
+
+  References:
+    Tajwar et al. 2026 (MaxRL), arXiv:2602.02710.
+  """
+  centered = center_by_group(reward, valid)
+  mean = jnp.mean(reward, axis=1, keepdims=True, where=valid)
+  scaled = centered / jnp.where(mean > 0.0, mean, 1.0)
+  return jnp.where(mean > 0.0, scaled, 0.0)
 
 
 def _carries(reward, valid):
@@ -119,6 +176,9 @@ def whiten_by_batch(
   Returns:
     Advantages with mean 0 and variance 1 over the tokens of kept prompts.
   """
+  shapes.check(
+    advantage=(advantage, "PN"), length=(length, "PN"), where=(where, "P")
+  )
   return _whiten(advantage, length, where)
 
 
@@ -137,6 +197,9 @@ def whiten_by_trajectory(
     where: Prompts that are kept. The others get exactly 0 and do not count.
     valid: Rollouts that count; all if None. The others get exactly 0.
   """
+  shapes.check(
+    advantage=(advantage, "PN"), where=(where, "P"), valid=(valid, "PN")
+  )
   once = jnp.ones_like(advantage)
   if valid is not None:
     once = jnp.where(valid, once, 0.0)
@@ -154,62 +217,47 @@ def _whiten(advantage, weight, where):
   return jnp.where(counts, scaled, 0.0)
 
 
-def credit_by_answer(
-  answer: Int[Array, "P N"],
-  correct: Bool[Array, "P N"],
-  valid: Bool[Array, "P N"] | None = None,
-) -> Float[Array, "P N"]:
-  """Factors that give each distinct correct answer of a group equal credit.
+def _over_tokens(reward, valid, length):
+  return whiten_by_batch(
+    center_by_group(reward, valid),
+    jnp.where(valid, length, 0.0),
+    informative(reward, valid),
+  )
 
-    factor[n] = c / (D * #{correct m: answer[m] = answer[n]})  if n is correct
-    factor[n] = 1                                              otherwise
 
-  with c correct rollouts and D distinct answers among them. The factors of the
-  correct rollouts add up to c, so that centered binary advantages times the
-  factors still add up to 0. An option of this project, not of BroRL.
+def _over_trajectories(reward, valid, length):
+  del length
+  centered = center_by_group(reward, valid)
+  return whiten_by_trajectory(centered, informative(reward, valid), valid)
 
-  Args:
-    answer: Any number that is the same for the same answer to one prompt.
-    correct: Rollouts with a right answer.
-    valid: Rollouts that count; all if None. The others get 1.
+
+# (reward [P,N], valid [P,N], length [P,N]) -> advantage [P,N], over all groups
+# that a step trains on; lengths in tokens, as float32. What does not count
+# (valid is False) may hold anything and gets 0.
+Advantage = Callable[[Array, Array, Array], Array]
+ADVANTAGES: dict[str, Advantage] = {
+  "tokens": _over_tokens,
+  "trajectories": _over_trajectories,
+  "grpo": lambda reward, valid, length: normalize_by_group(
+    center_by_group(reward, valid), valid
+  ),
+  "centered": lambda reward, valid, length: center_by_group(reward, valid),
+  "leave_one_out": lambda reward, valid, length: leave_one_out(reward, valid),
+  "maxrl": lambda reward, valid, length: maxrl(reward, valid),
+}
+
+
+def own(function: Callable[..., Any]) -> Advantage:
+  """A user's function, if it can stand in `ADVANTAGES`.
+
+  Raises:
+    ValueError: It cannot be called, or returns another shape; in one line.
   """
-  counted = correct if valid is None else correct & valid
-  # One prompt at a time: [P,N,N] would be large at N = 512.
-  return jax.lax.map(_share_by_answer, (answer, counted))
-
-
-def _share_by_answer(xs):
-  answer, counted = xs
-  same = (answer[:, None] == answer[None, :]) & counted[None, :]
-  times = jnp.sum(same, axis=1)
-  # Counted by the first of each: a sum of 1 / times would be rounded.
-  first = counted & ~jnp.any(jnp.tril(same, -1), axis=1)
-  share = jnp.sum(counted) / jnp.maximum(jnp.sum(first) * times, 1)
-  return jnp.where(counted, share, 1.0)
-
-
-def credit_by_probability(
-  logp: Float[Array, "P N"],
-  correct: Bool[Array, "P N"],
-  valid: Bool[Array, "P N"] | None = None,
-) -> Float[Array, "P N"]:
-  """Factors that give unlikely correct rollouts of a group more credit.
-
-    factor[n] = c * (1 / p[n]) / sum_{correct m} 1 / p[m]  if n is correct
-    factor[n] = 1                                          otherwise
-
-  with c correct rollouts and p = exp(logp). As in `credit_by_answer` they add
-  up to c. Whole responses differ by many nats, and then nearly all credit goes
-  to one of them; a mean over the tokens is milder. An option of this project,
-  not of BroRL.
-
-  Args:
-    logp: Log-probability of each rollout, in nats.
-    correct: Rollouts with a right answer.
-    valid: Rollouts that count; all if None. The others get 1.
-  """
-  counted = correct if valid is None else correct & valid
-  c = jnp.sum(counted, axis=1, keepdims=True)
-  # The softmax takes the largest off: 1 / p of -3000 nats is not a float.
-  share = jax.nn.softmax(-logp, axis=1, where=counted)
-  return jnp.where(counted, share * c, 1.0)
+  number = jax.ShapeDtypeStruct((4, 6), jnp.float32)
+  mask = jax.ShapeDtypeStruct((4, 6), jnp.bool_)
+  got = shapes.described(shapes.result(function, number, mask, number))
+  if got != "float32[4,6]":
+    raise ValueError(
+      f"returns {got} for 4 prompts of 6 rollouts; it must be float32[4,6]"
+    )
+  return function

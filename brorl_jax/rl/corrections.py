@@ -1,8 +1,8 @@
 """Importance weights for a sampler that is not quite the trainer.
 
-The sampler runs other kernels, in another precision, than the trainer, so that
-its probabilities q of the tokens differ from the trainer's p of the same
-parameters. The weight of a token is
+The sampler runs other kernels than the trainer, in another precision. So with
+the same parameters its token probabilities q differ from the trainer's p. The
+weight of a token is
 
     w = exp(logp_train - logp_sampler) = p / q.
 
@@ -26,7 +26,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from brorl_jax.rl.losses import log_ratio, sequence_log_ratio
+from brorl_jax.rl import shapes
+from brorl_jax.rl.policy_loss import log_ratio, sequence_log_ratio
 
 
 def truncated_weight(
@@ -46,6 +47,7 @@ def truncated_weight(
     logp_sampler: What the sampler said it was.
     cap: The largest weight.
   """
+  shapes.check(logp_train=(logp_train, "*"), logp_sampler=(logp_sampler, "*"))
   return jnp.minimum(_ratio(logp_train, logp_sampler), cap)
 
 
@@ -70,6 +72,7 @@ def banded_weight(
   References:
     Ling Team 2025 (Ring-1T), arXiv:2510.18855: IcePop.
   """
+  shapes.check(logp_train=(logp_train, "*"), logp_sampler=(logp_sampler, "*"))
   ratio = _ratio(logp_train, logp_sampler)
   return jnp.where((ratio >= low) & (ratio <= high), ratio, 0.0)
 
@@ -84,6 +87,7 @@ def mean_log_ratio(
   0 for a sequence without valid tokens. Its exponential is the geometric mean
   of the token ratios, which does not fall with the length as their product.
   """
+  _check(logp_train, logp_sampler, mask)
   ratio = sequence_log_ratio(logp_train, logp_sampler, mask)
   return jax.lax.stop_gradient(ratio)
 
@@ -106,8 +110,17 @@ def sequence_mask(
     low: The smallest mean ratio that counts, at most 1.
     high: The largest mean ratio that counts, at least 1.
   """
+  _check(logp_train, logp_sampler, mask)
   ratio = jnp.exp(mean_log_ratio(logp_train, logp_sampler, mask))
   return (ratio >= low) & (ratio <= high)
+
+
+def _check(logp_train, logp_sampler, mask) -> None:
+  shapes.check(
+    logp_train=(logp_train, "BT"),
+    logp_sampler=(logp_sampler, "BT"),
+    mask=(mask, "BT"),
+  )
 
 
 def _ratio(logp_train, logp_sampler):

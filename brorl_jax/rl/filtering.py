@@ -1,18 +1,25 @@
-"""Other rules of dynamic sampling, and how many prompts a rule keeps.
+"""Rules of dynamic sampling, and how many prompts a rule keeps.
 
 The strict rule is `advantages.informative`: not all rewards are equal. For
-binary rewards all rules agree. For rewards in between they do not, and nothing
-says which one BroRL uses. All of them read raw rewards: a penalty on length
-would make groups of wrong answers look informative.
+binary rewards all rules agree. For other rewards they do not, and the papers do
+not say which one BroRL uses. All of them read raw rewards: a penalty on length
+would make groups of wrong answers look informative. `KEEP` is the table of what
+a run may choose; a band of `mean_inside` may come on top.
 
 References:
   Hu et al. 2025 (BroRL), arXiv:2510.01180, section 3.
   Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 11.
 """
 
+from collections.abc import Callable
+from typing import Any
+
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from brorl_jax.rl import shapes
+from brorl_jax.rl.advantages import informative
 from brorl_jax.rl.pass_at_k import pass_at_k
 
 
@@ -33,6 +40,7 @@ def mean_inside(
     high: The mean must be smaller; 1 drops groups that are all right.
     valid: Rollouts that count; all if None. A group of none is not kept.
   """
+  shapes.check(reward=(reward, "PN"), valid=(valid, "PN"))
   count = _count(reward, valid)
   total = jnp.sum(reward, axis=1, where=valid)
   # Not divided: x / x is not always 1 in XLA.
@@ -41,9 +49,9 @@ def mean_inside(
 
 def partly_solved(
   reward: Float[Array, "P N"],
+  valid: Bool[Array, "P N"] | None = None,
   *,
   threshold: float = 1.0,
-  valid: Bool[Array, "P N"] | None = None,
 ) -> Bool[Array, " P"]:
   """Which prompts some rollouts solve and some do not.
 
@@ -51,11 +59,39 @@ def partly_solved(
 
   Args:
     reward: Raw rewards.
-    threshold: The least reward of a rollout that solves its prompt.
     valid: Rollouts that count; all if None.
+    threshold: The least reward of a rollout that solves its prompt.
   """
+  shapes.check(reward=(reward, "PN"), valid=(valid, "PN"))
   solved = jnp.sum(reward >= threshold, axis=1, where=valid)
   return (solved > 0) & (solved < _count(reward, valid))
+
+
+# (raw reward [P,N], valid [P,N]) -> which prompts are trained on [P]. Rollouts
+# that do not count (valid is False) may hold anything.
+Rule = Callable[[Array, Array], Array]
+KEEP: dict[str, Rule] = {
+  "differ": informative,
+  "solved": partly_solved,
+  "all": lambda reward, valid: jnp.ones(len(reward), bool),
+}
+
+
+def own(function: Callable[..., Any]) -> Rule:
+  """A user's function, if it can stand in `KEEP`.
+
+  Raises:
+    ValueError: It cannot be called, or returns another shape; in one line.
+  """
+  reward = jax.ShapeDtypeStruct((4, 6), jnp.float32)
+  valid = jax.ShapeDtypeStruct((4, 6), jnp.bool_)
+  got = shapes.described(shapes.result(function, reward, valid))
+  if got != "bool[4]":
+    raise ValueError(
+      f"returns {got} for 4 prompts of 6 rollouts; it must be bool[4], which "
+      "prompts are trained on"
+    )
+  return function
 
 
 def _count(reward, valid):
@@ -83,6 +119,7 @@ def expected_pass_rate(p: Float[Array, " P"], n: int) -> Float[Array, ""]:
   """
   if n < 1:
     raise ValueError(f"n = {n} rollouts: at least 1 is needed")
+  shapes.check(p=(p, "P"))
   # p and 1 - p give the same. With the smaller one nothing cancels.
   rare = jnp.minimum(p, 1.0 - p)
   return jnp.mean(-jnp.expm1(n * jnp.log1p(-rare)) - rare**n)
@@ -111,6 +148,7 @@ def pass_rate_at(m: int, correct: Int[Array, " P"], n: int) -> Float[Array, ""]:
     raise ValueError(
       f"m = {m} is not in [1, {n}]: only {n} rollouts were drawn"
     )
+  shapes.check(correct=(correct, "P"))
   # Some are right, and some are wrong, less "some are right or wrong".
   some_right, some_wrong = (
     pass_at_k(n, correct, m),

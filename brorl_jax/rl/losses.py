@@ -1,25 +1,73 @@
-"""Policy losses. Every loss is a `Mean`; the caller divides."""
+"""Policy losses. Every loss is a `Mean`; the caller divides.
 
-import dataclasses
+The formulas, and a table of them; `policy_loss` has what they share.
+"""
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from brorl_jax.rl import shapes
 from brorl_jax.rl.mean import Mean
+from brorl_jax.rl.policy_loss import (
+  OPTIONS,
+  Loss,
+  PpoStats,
+  log_ratio,
+  per_token,
+  policy_loss,
+  sequence_log_ratio,
+)
 
-_MAX_LOG_RATIO = 20.0  # nats; ratios beyond e^20 are numerics, not policy
+
+def _ppo(
+  logp, logp_old, advantage, mask, *, clip_low, clip_high, dual_clip=None
+):
+  if dual_clip is not None and dual_clip <= 1.0:
+    raise ValueError(
+      f"dual_clip = {dual_clip} must be above 1, the ratio before an update"
+    )
+  del mask
+  ratio, adv_B1 = jnp.exp(log_ratio(logp, logp_old)), advantage[:, None]
+  value, clipped = _surrogate(ratio, adv_B1, clip_low, clip_high)
+  if dual_clip is not None:
+    floor = jnp.where(adv_B1 < 0.0, dual_clip * adv_B1, -jnp.inf)
+    clipped |= value < floor
+    value = jnp.maximum(value, floor)
+  return -value, clipped
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class PpoStats:
-  """What to look at when the loss looks wrong. Gradients are stopped."""
+def _gspo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
+  ratio = jnp.exp(sequence_log_ratio(logp, logp_old, mask))
+  value, clipped = _surrogate(ratio, advantage, clip_low, clip_high)
+  return -value, clipped
 
-  # What the clip takes the gradient from, in [0, 1]: tokens, or sequences if
-  # these are what the loss counts.
-  clip_fraction: Mean
-  approx_kl: Mean  # k3 estimate of KL(old || new), nats per token
+
+def _cispo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
+  del mask
+  ratio = jax.lax.stop_gradient(jnp.exp(log_ratio(logp, logp_old)))
+  held = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
+  return -held * advantage[:, None] * logp, held != ratio
+
+
+def _reinforce(logp, logp_old, advantage, mask):
+  del logp_old, mask
+  return -advantage[:, None] * logp
+
+
+def _surrogate(ratio, advantage, clip_low, clip_high):
+  """What the clip leaves of ratio * advantage, and where it holds it."""
+  free = ratio * advantage
+  held = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high) * advantage
+  return jnp.minimum(free, held), held < free
+
+
+LOSSES = {
+  "ppo": Loss(_ppo, "token", OPTIONS),
+  "gspo": Loss(_gspo, "sequence", ("clip_low", "clip_high")),
+  "cispo": Loss(_cispo, "token", ("clip_low", "clip_high")),
+  "reinforce": Loss(_reinforce, "token", ()),
+}
 
 
 def ppo_clip(
@@ -68,31 +116,18 @@ def ppo_clip(
     Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.1: clip_high > clip_low.
     Ye et al. 2020, arXiv:1912.09729: the dual clip.
   """
-  if dual_clip is not None and dual_clip <= 1.0:
-    raise ValueError(
-      f"dual_clip = {dual_clip} is not above 1, the ratio at rest"
-    )
-  logp_old, advantage = jax.lax.stop_gradient((logp_old, advantage))
-  # Off-mask logits may be anything; a 0 log-ratio keeps exp finite there.
-  log_ratio_BT = jnp.where(mask, log_ratio(logp, logp_old), 0.0)
-  ratio_BT = jnp.exp(log_ratio_BT)
-  adv_B1 = advantage[:, None]
-  weight_BT = per_token(weight, mask)
-
-  value_BT, clipped_BT = _surrogate(ratio_BT, adv_B1, clip_low, clip_high)
-  if dual_clip is not None:
-    floor_BT = jnp.where(adv_B1 < 0.0, dual_clip * adv_B1, -jnp.inf)
-    clipped_BT |= value_BT < floor_BT
-    value_BT = jnp.maximum(value_BT, floor_BT)
-  if correction is not None:
-    value_BT *= jnp.where(mask, jax.lax.stop_gradient(correction), 0.0)
-  loss = Mean.of(-value_BT, mask, weight_BT)
-
-  stats = PpoStats(
-    clip_fraction=Mean.of(clipped_BT.astype(jnp.float32), mask, weight_BT),
-    approx_kl=Mean.of(ratio_BT - 1.0 - log_ratio_BT, mask, weight_BT),
+  return policy_loss(
+    LOSSES["ppo"],
+    logp,
+    logp_old,
+    advantage,
+    mask,
+    weight=weight,
+    correction=correction,
+    clip_low=clip_low,
+    clip_high=clip_high,
+    dual_clip=dual_clip,
   )
-  return loss, jax.lax.stop_gradient(stats)
 
 
 def gspo(
@@ -131,46 +166,66 @@ def gspo(
   References:
     Zheng et al. 2025 (GSPO), arXiv:2507.18071, eq. 5 to 7.
   """
-  logp_old, advantage = jax.lax.stop_gradient((logp_old, advantage))
-  some_B = jnp.any(mask, axis=1)
-  ratio_B = jnp.exp(sequence_log_ratio(logp, logp_old, mask))
-  value_B, clipped_B = _surrogate(ratio_B, advantage, clip_low, clip_high)
-  if correction is not None:
-    value_B *= jnp.where(some_B, jax.lax.stop_gradient(correction), 0.0)
-  loss = Mean.of(-value_B, some_B, weight)
-
-  gap_BT = jnp.where(mask, log_ratio(logp, logp_old), 0.0)
-  k3_BT = jnp.exp(gap_BT) - 1.0 - gap_BT
-  stats = PpoStats(
-    clip_fraction=Mean.of(clipped_B.astype(jnp.float32), some_B, weight),
-    approx_kl=Mean.of(k3_BT, mask, per_token(weight, mask)),
+  return policy_loss(
+    LOSSES["gspo"],
+    logp,
+    logp_old,
+    advantage,
+    mask,
+    weight=weight,
+    correction=correction,
+    clip_low=clip_low,
+    clip_high=clip_high,
   )
-  return loss, jax.lax.stop_gradient(stats)
 
 
-def _surrogate(ratio, advantage, clip_low, clip_high):
-  """What the clip leaves of ratio * advantage, and where it holds it."""
-  free = ratio * advantage
-  held = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high) * advantage
-  return jnp.minimum(free, held), held < free
-
-
-def log_ratio(
-  logp: Float[Array, "*axes"], other: Float[Array, "*axes"]
-) -> Float[Array, "*axes"]:
-  """logp - other, in nats, at most 20 either way."""
-  # exp overflows float32 at 88 nats, and 0 * inf in the gradient is NaN.
-  return jnp.clip(logp - other, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-
-
-def sequence_log_ratio(
+def cispo(
   logp: Float[Array, "B T"],
-  other: Float[Array, "B T"],
+  logp_old: Float[Array, "B T"],
+  advantage: Float[Array, " B"],
   mask: Bool[Array, "B T"],
-) -> Float[Array, " B"]:
-  """Mean of `log_ratio` over valid tokens; 0 for a sequence of none."""
-  total_B = jnp.sum(log_ratio(logp, other), axis=1, where=mask)
-  return total_B / jnp.maximum(jnp.sum(mask, axis=1), 1)
+  *,
+  clip_low: float,
+  clip_high: float,
+  weight: Float[Array, " B"] | None = None,
+  correction: Float[Array, "B T"] | None = None,
+) -> tuple[Mean, PpoStats]:
+  """REINFORCE with a clipped importance weight: no token loses its gradient.
+
+    loss[b,t] = -sg(clip(rho, 1 - clip_low, 1 + clip_high)) * A[b] * logp[b,t]
+    rho       = exp(logp[b,t] - logp_old[b,t]),  sg: its gradient is 0
+
+  The paper has no lower bound, which is clip_low = 1, and tunes the upper one
+  alone.
+
+  Args:
+    logp: Log-probability of the sampled token under the current parameters.
+    logp_old: The same under the parameters that sampled it. Constant.
+    advantage: One advantage for the whole sequence. Constant.
+    mask: True on tokens the policy chose.
+    clip_low: The weight is at least 1 - clip_low.
+    clip_high: The weight is at most 1 + clip_high.
+    weight: How often each sequence counts; once if None.
+    correction: Multiplies the loss of each token; 1 if None. Constant.
+
+  Returns:
+    The loss over valid tokens, to be minimised, and diagnostics. Its value says
+    little; its gradient is what is meant.
+
+  References:
+    MiniMax 2025 (MiniMax-M1), arXiv:2506.13585, eq. 4 and 5.
+  """
+  return policy_loss(
+    LOSSES["cispo"],
+    logp,
+    logp_old,
+    advantage,
+    mask,
+    weight=weight,
+    correction=correction,
+    clip_low=clip_low,
+    clip_high=clip_high,
+  )
 
 
 def kl_k2(
@@ -201,24 +256,22 @@ def kl_k2(
     ProRL v2: k2 clamped to 10. The released recipes clamp the log-ratio to 20
     nats and the value to 10.
   """
+  shapes.check(
+    logp=(logp, "BT"),
+    logp_ref=(logp_ref, "BT"),
+    mask=(mask, "BT"),
+    weight=(weight, "B"),
+  )
   gap_BT = log_ratio(logp, jax.lax.stop_gradient(logp_ref))
   k2_BT = jnp.minimum(0.5 * jnp.where(mask, gap_BT, 0.0) ** 2, clamp)
   return Mean.of(k2_BT, mask, per_token(weight, mask))
-
-
-def per_token(
-  weight: Float[Array, " B"] | None, mask: Bool[Array, "B T"]
-) -> Float[Array, "B T"] | None:
-  """Spreads one weight per sequence over its tokens."""
-  if weight is None:
-    return None
-  return jnp.broadcast_to(weight[:, None], mask.shape)
 
 
 def token_logp(
   logits: Float[Array, "*axes V"], tokens: Int[Array, "*axes"]
 ) -> tuple[Float[Array, "*axes"], Float[Array, "*axes"]]:
   """Log-probability of `tokens` and entropy of the distribution, in nats."""
+  shapes.check(logits=(logits, "*V"), tokens=(tokens, "*"))
   logp = jax.nn.log_softmax(logits)
   chosen = jnp.take_along_axis(logp, tokens[..., None], axis=-1)[..., 0]
   return chosen, -jnp.sum(jnp.exp(logp) * logp, axis=-1)

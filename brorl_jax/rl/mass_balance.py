@@ -25,6 +25,9 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
+from brorl_jax.rl import shapes
+from brorl_jax.rl.values import require, require_count, require_finite
+
 # How far the sum of 1e5 rounded probabilities may be from 1, by bytes of each.
 _SUM_TOLERANCE = {2: 1e-2, 4: 1e-5, 8: 1e-10}
 
@@ -255,14 +258,10 @@ def exact_step(
     The step of arXiv:2510.01180, section 2, with dp/dz of the softmax written
     out; its change of Q_pos differs from Theorem 1's by O(lr^2).
   """
-  _require_count("n", n)
-  _require_array(logits=logits, reward_mass=reward_mass)
-  _require_finite(logits=logits, reward_mass=reward_mass)
+  require_count("n", n)
+  shapes.check(logits=(logits, "V"), reward_mass=(reward_mass, "V"))
+  require_finite(logits=logits, reward_mass=reward_mass)
   _require_step(lr)
-  if reward_mass.shape != logits.shape:
-    raise ValueError(
-      f"reward_mass is {reward_mass.shape}, logits is {logits.shape}"
-    )
   probs = jax.nn.softmax(logits)
   s = jnp.sum(reward_mass * probs)
   return jax.nn.softmax(logits + lr / n * probs * (reward_mass - s))
@@ -286,9 +285,9 @@ def expected_unsampled_second_moment(
   References:
     arXiv:2510.01180, Lemma 2 and Corollary 3 (appendix C.2).
   """
-  _require_count("n", n)
+  require_count("n", n)
   p = jnp.asarray(p)
-  _require("p", p, lambda x: (x >= 0) & (x <= 1), "in [0, 1]")
+  require("p", p, lambda x: (x >= 0) & (x <= 1), "in [0, 1]")
   # Of 1 - p as a power: log1p keeps p = 1e-9 where 1 - p is 1 in float32.
   return p**2 * jnp.exp(n * jnp.log1p(-p))
 
@@ -308,7 +307,7 @@ def unsampled_second_moment_bound(n: int) -> float:
   References:
     Follows from arXiv:2510.01180, Corollary 3; not stated there.
   """
-  _require_count("n", n)
+  require_count("n", n)
   n = int(n)  # n + 1 may not fit into the dtype of an array
   return math.exp(-n * math.log1p(1 / n)) / (n + 1)
 
@@ -331,64 +330,27 @@ def _moments(probs, correct, sampled, reward_correct, reward_wrong) -> Moments:
   )
 
 
-def _require(name: str, value: Any, good, must: str) -> None:
-  """Refuses a value that is known and not good; traced ones are not known."""
-  if isinstance(value, Tracer):
-    return
-  # Constants inside a traced function are known, but their sums are not unless
-  # asked for.
-  with jax.ensure_compile_time_eval():
-    value = jnp.asarray(value)
-    fine = jnp.broadcast_to(good(value), value.shape)
-    if not bool(jnp.all(fine)):
-      bad = value[~fine] if value.ndim else value[None]
-      raise ValueError(f"{name} = {bad[0]} must be {must}")
-
-
-def _require_count(name: str, value: Any) -> None:
-  whole = isinstance(value, int) or (
-    getattr(value, "shape", None) == ()
-    and jnp.issubdtype(value.dtype, jnp.integer)
-  )
-  # int(): a comparison of a constant inside a traced function is traced.
-  if not whole or (not isinstance(value, Tracer) and int(value) < 1):
-    shown = " ".join(repr(value).split())
-    raise ValueError(f"{name} = {shown} must be an integer of at least 1")
-
-
-def _require_array(**values: Any) -> None:
-  for name, value in values.items():
-    if not hasattr(value, "dtype"):
-      kind = type(value).__name__
-      raise ValueError(f"{name} is a {kind}; it must be an array")
-
-
 def _require_step(lr: Any) -> None:
   good = lambda x: jnp.isfinite(x) & (x >= 0)
-  _require("lr", lr, good, "finite and at least 0")
-
-
-def _require_finite(**values: Any) -> None:
-  for name, value in values.items():
-    _require(name, value, jnp.isfinite, "finite")
+  require("lr", lr, good, "finite and at least 0")
 
 
 def _check(probs, correct, sampled, *, n, lr, reward_correct, reward_wrong):
-  _require_count("n", n)
-  _require_array(probs=probs, correct=correct, sampled=sampled)
+  require_count("n", n)
+  shapes.check(
+    probs=(probs, "V"), correct=(correct, "V"), sampled=(sampled, "V")
+  )
   _require_step(lr)
-  _require_finite(reward_correct=reward_correct, reward_wrong=reward_wrong)
+  require_finite(reward_correct=reward_correct, reward_wrong=reward_wrong)
   for name, mask in (("correct", correct), ("sampled", sampled)):
     if mask.dtype != jnp.bool_:
       raise ValueError(f"{name} is {mask.dtype}; it must be a mask, of bool")
-    if mask.shape != probs.shape:
-      raise ValueError(f"{name} is {mask.shape}, probs is {probs.shape}")
-  _require("probs", probs, lambda x: x >= 0, "at least 0")
+  require("probs", probs, lambda x: x >= 0, "at least 0")
   if not isinstance(probs, Tracer):
     with jax.ensure_compile_time_eval():
       total = jnp.sum(probs)
     wide = _SUM_TOLERANCE[total.dtype.itemsize]  # float32 if x64 is off
-    _require("the sum of probs", total, lambda x: abs(x - 1) < wide, "1")
+    require("the sum of probs", total, lambda x: abs(x - 1) < wide, "1")
   for name, mask in (("correct", correct), ("sampled", sampled)):
     if not isinstance(mask, Tracer):
       with jax.ensure_compile_time_eval():
@@ -400,13 +362,11 @@ def _check(probs, correct, sampled, *, n, lr, reward_correct, reward_wrong):
 
 
 def _check_counts(probs, counts, n) -> None:
-  _require_count("n", n)
-  _require_array(probs=probs, counts=counts)
+  require_count("n", n)
+  shapes.check(probs=(probs, "V"), counts=(counts, "V"))
   if not jnp.issubdtype(counts.dtype, jnp.integer):
     raise ValueError(f"counts are {counts.dtype}; they must be integers")
-  if counts.shape != probs.shape:
-    raise ValueError(f"counts is {counts.shape}, probs is {probs.shape}")
-  _require("counts", counts, lambda x: x >= 0, "at least 0")
+  require("counts", counts, lambda x: x >= 0, "at least 0")
   if not isinstance(counts, Tracer) and not isinstance(n, Tracer):
     with jax.ensure_compile_time_eval():
       total = int(jnp.sum(counts))
@@ -415,5 +375,5 @@ def _check_counts(probs, counts, n) -> None:
 
 
 def _check_signs(reward_correct, reward_wrong) -> None:
-  _require("reward_correct", reward_correct, lambda x: x >= 0, "at least 0")
-  _require("reward_wrong", reward_wrong, lambda x: x <= 0, "at most 0")
+  require("reward_correct", reward_correct, lambda x: x >= 0, "at least 0")
+  require("reward_wrong", reward_wrong, lambda x: x <= 0, "at most 0")

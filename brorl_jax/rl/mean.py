@@ -6,6 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from brorl_jax.rl import shapes
+
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +34,7 @@ class Mean:
       where: Which values count.
       weight: How often each value counts; once if None.
     """
+    shapes.check(values=(values, "*"), where=(where, "*"), weight=(weight, "*"))
     if weight is None:
       total = jnp.sum(values, where=where)
       return Mean(total, jnp.sum(where, dtype=jnp.float32))

@@ -2,8 +2,8 @@
 
 A vocabulary of V tokens of which some are correct, reward +1 on these and -1
 elsewhere. A step draws N tokens, centres their rewards, and moves the logits by
-an optimizer. What becomes of the correct mass depends on N, and as much on the
-optimizer and the surrogate: they are arguments, and none has a default here.
+an optimizer. The change of the correct mass depends on N, and just as much on
+the optimizer and the surrogate. So all three are arguments without a default.
 
 References:
   Hu et al. 2025 (BroRL), arXiv:2510.01180, section 4.1 and Figure 3.
@@ -18,6 +18,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from brorl_jax.rl import shapes
 
 # Block of the two-level inverse CDF; a power of 2 for the binary search.
 _BLOCK = 512
@@ -47,6 +49,7 @@ def weighted_by_probability(
   The paper's surrogate. Its p weights a draw by its probability once more, so
   that it is not an unbiased estimate of the policy gradient.
   """
+  shapes.check(probs=(probs, "V"), reward=(reward, "V"))
   return -probs * (reward - jnp.sum(reward * probs)) / n
 
 
@@ -60,6 +63,7 @@ def log_probability(
   REINFORCE. The ratio p / p_old has this same gradient at p = p_old, where the
   simulator, which makes one update per draw, always stands.
   """
+  shapes.check(probs=(probs, "V"), reward=(reward, "V"))
   return -(reward - jnp.sum(reward) * probs) / n
 
 
@@ -159,6 +163,7 @@ def draw_counts(
   over 128,000 tokens in float32 may be off by a third of a rare token's
   probability, a sum over one block is not. Memory grows with N + V, not N V.
   """
+  shapes.check(probs=(probs, "V"))
   blocks = -(-probs.size // _BLOCK)
   table = jnp.pad(probs, (0, blocks * _BLOCK - probs.size))
 

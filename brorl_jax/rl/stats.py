@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from jax.scipy.special import betainc, erfc
 from jaxtyping import Array, Float, Int, Key
 
+from brorl_jax.rl import shapes
+
 _Z95 = 1.959964  # the normal distribution holds 95 % within +- this
 # Numbers that are drawn at a time: 4 MB of each of a few arrays.
 _AT_ONCE = 2**20
@@ -26,6 +28,7 @@ def mean_interval(
   Raises:
     ValueError: Fewer than two values.
   """
+  shapes.check(values=(values, "N"))
   n = values.shape[0]
   if n < 2:
     raise ValueError(f"an interval needs at least 2 values, not {n}")
@@ -78,6 +81,7 @@ def paired_t(
     Student 1908, doi:10.1093/biomet/6.1.1.
     Cameron, Miller 2015, doi:10.3368/jhr.50.2.317, section II.
   """
+  shapes.check(a=(a, "N"), b=(b, "N"), cluster=(cluster, "N"))
   n = a.shape[0]
   if n < 2:
     raise ValueError(f"a test needs at least 2 pairs, not {n}")
@@ -161,6 +165,7 @@ def bootstrap_means(
     Efron 1979, doi:10.1214/aos/1176344552; stratified: Davison, Hinkley 1997,
     section 3.2.
   """
+  shapes.check(values=(values, "N"), groups=(groups, "N"))
   n = values.shape[0]
   order = jnp.argsort(groups)
   values, groups = values[order], groups[order]
@@ -188,5 +193,6 @@ def percentile_interval(
 
   2.5th and 97.5th percentile, linear between neighbours
   """
+  shapes.check(draws=(draws, "D"))
   low, high = jnp.percentile(draws, jnp.array([2.5, 97.5]))
   return low, high

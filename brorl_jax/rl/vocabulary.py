@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int, Num
 
+from brorl_jax.rl import shapes
+
 
 def tile_shape(tokens: int, V: int, prompts: int) -> tuple[int, int]:
   """Tokens of each prompt, and of the vocabulary, whose logits exist together.
@@ -31,10 +33,10 @@ def tile_shape(tokens: int, V: int, prompts: int) -> tuple[int, int]:
   # block.
   spread = math.gcd(V, devices)
   fits = lambda block: V % block == 0 and block % spread == 0
-  found = next(filter(fits, range(room, room // 16, -1)), None)
-  if found is None:
+  width = next(filter(fits, range(room, room // 16, -1)), None)
+  if width is None:
     return min(max(tile // (V * prompts), 1), tokens), V
-  return rows, found
+  return rows, width
 
 
 def token_logp(
@@ -71,6 +73,7 @@ def token_logp(
     rows: Whose logits exist together; see `tile_shape`.
     block: Of the vocabulary, a divisor of V.
   """
+  shapes.check(head=(head, "VD"), hidden=(hidden, "PMD"), tokens=(tokens, "PM"))
   P, M, _ = hidden.shape
   tiles = -(-M // rows)
   spare = tiles * rows - M
@@ -117,11 +120,11 @@ def _forward(
   tokens: Int[Array, "tiles P rows"],
 ):
   def part(sums, xs):
-    some, ids = xs
+    head_part, ids = xs
 
     def tile(xs):
       (top, total, chosen, mean), hidden, tokens = xs
-      x = logits(hidden, some)
+      x = logits(hidden, head_part)
       higher = jnp.maximum(top, jnp.max(x, axis=-1))
       weight = jnp.exp(x - higher[..., None])
       less = jnp.exp(top - higher)
@@ -156,11 +159,11 @@ def _backward(logits, block, saved, slopes):
   slopes = [None if isinstance(x, SymbolicZero) else x for x in slopes]
 
   def part(dhidden, xs):
-    some, ids = xs
+    head_part, ids = xs
 
-    def tile(dsome, xs):
+    def tile(dhead_part, xs):
       dhidden, hidden, tokens, whole, entropy, (dlogp, dentropy) = xs
-      x, pull = jax.vjp(logits, hidden, some)
+      x, pull = jax.vjp(logits, hidden, head_part)
       logp = x - whole[..., None]
       prob = jnp.exp(logp)
       dx = jnp.zeros_like(x)
@@ -168,13 +171,13 @@ def _backward(logits, block, saved, slopes):
         dx = dlogp[..., None] * (_hit(tokens, ids) - prob)
       if dentropy is not None:
         dx -= dentropy[..., None] * prob * (logp + entropy[..., None])
-      more_hidden, more_some = pull(dx)
-      return dsome + more_some, dhidden + more_hidden
+      more_hidden, more_head = pull(dx)
+      return dhead_part + more_head, dhidden + more_hidden
 
-    zero = jnp.zeros(some.shape, some.dtype)
+    zero = jnp.zeros(head_part.shape, head_part.dtype)
     tiles = dhidden, hidden, tokens, whole, entropy, slopes
-    dsome, dhidden = jax.lax.scan(tile, zero, tiles)
-    return dhidden, dsome
+    dhead_part, dhidden = jax.lax.scan(tile, zero, tiles)
+    return dhidden, dhead_part
 
   zero = jnp.zeros(hidden.shape, jnp.float32)
   parts = _parts(head, block), _parts(jnp.arange(len(head)), block)

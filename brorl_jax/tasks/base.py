@@ -1,4 +1,4 @@
-"""What a verifier says of a response, and what a domain hands to a prompt."""
+"""The verdict of a verifier, and the example that it checks against."""
 
 from __future__ import annotations
 
@@ -7,28 +7,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 Status = Literal["pass", "fail", "invalid"]
-Domain = Literal["math", "code", "stem", "gym", "instructions"]
-DOMAINS: tuple[Domain, ...] = ("math", "code", "stem", "gym", "instructions")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Verdict:
-  """A verifier's judgement of one response.
+  """The result of checking one response.
 
   Attributes:
-    status: "pass", "fail", or "invalid" when the verifier itself failed; an
-      invalid response is no evidence about the policy and leaves the loss.
-    score: The verifier's own number, 1.0 for a right answer; where there are
-      parts, such as the tests of a program, the share that is right.
-    reason: Why the response did not pass: a code of a few words, and after a
-      colon what more there is to say, in one line; "" for a pass.
-    answer: The text that was judged.
+    status: "pass", "fail", or "invalid" if the verifier itself failed. Invalid
+      responses say nothing about the policy and are left out of the loss.
+    score: 1.0 for a right answer. An answer with parts, such as a program with
+      several tests, scores the share that is right.
+    reason: Why the response did not pass: a code of a few words and, after a
+      colon, details, in one line; "" for a pass.
+    answer: The part of the response that was checked.
   """
 
   status: Status
   score: float
-  reason: str
-  answer: str
+  reason: str = ""
+  answer: str = ""
 
   @property
   def reward(self) -> float:
@@ -37,7 +35,7 @@ class Verdict:
 
   @property
   def code(self) -> str:
-    """The reason without its details, for counting."""
+    """The reason without its details, for counts."""
     return self.reason.partition(":")[0]
 
 
@@ -47,20 +45,22 @@ class Example:
 
   Attributes:
     id: Unique within a run, such as "gcd/train/123".
-    domain: Which verifier judges the responses.
-    task: What it is counted under: the gym's task, or the source of the data.
-    messages: The conversation so far, each with "role" and "content"; the last
-      one is the user's.
-    entry: The verifier's second argument, as JSON would hold it.
+    domain: Name of the domain whose verifier scores the responses.
+    task: Name for statistics: the gym task, or the source of the data.
+    messages: The conversation, each message with "role" and "content". The last
+      message is the user's.
+    entry: Second argument of the verifier, a JSON object.
+    columns: Other fields of the record; only own reward functions read them.
   """
 
   id: str
-  domain: Domain
+  domain: str
   task: str
   messages: Sequence[Mapping[str, str]]
   entry: Mapping[str, Any]
+  columns: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
   @property
   def question(self) -> str:
-    """What the user asked last."""
+    """The last message of the user."""
     return self.messages[-1]["content"]

@@ -1,15 +1,13 @@
-"""Judges many responses at once, and survives the judges.
+"""Scores many responses in parallel.
 
     verifiers = {"math": lambda response, entry, jail: math.verify(...)}
     with Pool(verifiers) as pool:
-      judged = pool.judge([Job("math", response, entry), ...])
-      judged[0].verdict.reward, judged[0].seconds
+      scored = pool.score([Job("math", response, entry), ...])
+      scored[0].verdict.reward, scored[0].seconds
 
-Each thread of the pool has a jail of its own, so that as many processes work as
-there are threads. Whatever goes wrong with a verifier makes its response
-invalid, never right or wrong: the loss leaves it out and the run counts it.
-
-The verifiers are passed in: the pool knows no domain.
+Each thread of the pool has its own jail and so its own processes. If a verifier
+fails, the response becomes invalid, never right or wrong: the loss leaves it
+out and a metric counts it. The caller passes the verifiers in.
 """
 
 from __future__ import annotations
@@ -27,13 +25,13 @@ Verifier = Callable[[str, Mapping[str, Any], Jail], Verdict]
 
 
 class Job(NamedTuple):
-  """A response to judge.
+  """A response to score.
 
   Attributes:
-    domain: Which verifier judges it.
-    response: What the policy wrote.
-    entry: The example's; the same object for all responses to one prompt, which
-      is how equal jobs are found.
+    domain: Name of the verifier.
+    response: The text of the response.
+    entry: The example's entry. Responses to one prompt share the same object,
+      by which equal jobs are found.
   """
 
   domain: str
@@ -41,8 +39,8 @@ class Job(NamedTuple):
   entry: Mapping[str, Any]
 
 
-class Judged(NamedTuple):
-  """A verdict and the seconds it took; equal jobs share both."""
+class TimedVerdict(NamedTuple):
+  """A verdict and the seconds that it took; equal jobs share both."""
 
   verdict: Verdict
   seconds: float
@@ -51,14 +49,13 @@ class Judged(NamedTuple):
 class Pool:
   """Threads with jails, and the batches they work on.
 
-  Several threads may ask it at once; each waits for its own batch, so that
-  nobody is ahead of the judges by more than what they were asked.
+  Several threads may call `score` at once; each waits for its own batch.
 
-  Responses wait for as long as others are judged; only one that is being judged
-  has a deadline, for a verifier that hangs, since all that runs in a jail has
-  limits of its own. What hangs in Python code of this process cannot be ended:
-  its thread is left behind, with the CPU it takes, and another takes its place.
-  Verifiers must bound what they do outside a jail.
+  A response may wait in the queue without limit. A deadline applies only while
+  it is scored, in case a verifier hangs; work in a jail has its own limits.
+  Python code of this process that hangs cannot be ended: the thread is
+  abandoned, with the CPU it takes, and a new one replaces it. Verifiers must
+  bound the work they do outside a jail.
   """
 
   def __init__(
@@ -69,30 +66,28 @@ class Pool:
     deadline_s: float = 600.0,
     jail: Callable[[], Jail] = Jail,
   ):
-    """Starts the threads; their jails start when they are first needed.
+    """Starts the threads; a jail starts when it is first needed.
 
     Args:
-      verifiers: By domain. Called in any of the threads.
-      workers: Threads, >= 1. None is one for each CPU, of more than four one
-        less for the trainer, and at least two.
-      deadline_s: Seconds that a response may be judged, > 0; more than what
-        is done to it in a jail may take.
-      jail: Makes a thread's jail.
+      verifiers: By domain; called in any thread.
+      workers: Number of threads, >= 1; None: `size()`.
+      deadline_s: Seconds to score one response, > 0. Use more than the limits
+        of the jail add up to.
+      jail: Makes the jail of a thread.
     """
     if workers is None:
-      workers = _cpus()
-      workers = max(2, workers - 1 if workers > 4 else workers)
+      workers = size()
     if workers < 1:
-      raise ValueError(f"workers is {workers}; use a number >= 1")
+      raise ValueError(f"workers = {workers}; use a number >= 1")
     if not deadline_s > 0:
-      raise ValueError(f"deadline_s is {deadline_s}; use seconds > 0")
+      raise ValueError(f"deadline_s = {deadline_s}; use seconds > 0")
     self._verifiers = dict(verifiers)
     self._deadline_s = deadline_s
     self._jail = jail
     self._closed = False
-    # Guards everything below, and says when there is work or a batch is done.
+    # Guards all fields below; notified of new work and finished batches.
     self._changed = threading.Condition()
-    self._batches: list[_Batch] = []  # not done, the oldest first
+    self._batches: list[_Batch] = []  # unfinished, oldest first
     self._replaced = 0
     self._threads = [_Thread(self, slot) for slot in range(workers)]
     for thread in self._threads:
@@ -104,30 +99,31 @@ class Pool:
   def __exit__(self, *_: object) -> None:
     self.close()
 
-  def judge(self, jobs: Sequence[Job]) -> list[Judged]:
-    """Verdicts in the order of the jobs; waits for them.
+  def score(self, jobs: Sequence[Job]) -> list[TimedVerdict]:
+    """Waits for all verdicts and returns them in the order of the jobs.
 
-    Jobs of one domain, response and entry are judged once. Invalid is what is
-    judged for longer than the deadline ("late") or raises ("verifier failed").
+    Jobs with the same domain, response and entry are scored once. A response
+    becomes invalid if its verifier misses the deadline ("late") or raises
+    ("verifier failed").
 
     Args:
-      jobs: In any order and of any domains.
+      jobs: In any order, of any domains.
 
     Raises:
-      ValueError: If a domain has no verifier, or the pool is closed.
+      ValueError: A domain has no verifier, or the pool is closed.
     """
     for job in jobs:
       if job.domain not in self._verifiers:
         raise ValueError(
-          f"domain {job.domain!r} has no verifier; there are"
-          f" {', '.join(sorted(self._verifiers)) or 'none'}"
+          f"domain {job.domain!r} has no verifier; use one of"
+          f" {', '.join(sorted(self._verifiers)) or '(none)'}"
         )
     keys = [(job.domain, job.response, id(job.entry)) for job in jobs]
     distinct = dict(zip(keys, jobs, strict=True))
     batch = _Batch(list(distinct.values()))
     with self._changed:
       if self._closed:
-        raise ValueError("the pool is closed; make another")
+        raise ValueError("the pool is closed; make a new one")
       if batch.jobs:
         self._batches.append(batch)
         self._changed.notify_all()
@@ -136,17 +132,17 @@ class Pool:
           self._changed.wait(self._end_late(batch))
       finally:
         self._withdraw(batch)
-    found = dict(zip(distinct, batch.judged(self._deadline_s), strict=True))
-    return [found[key] for key in keys]
+    scored = dict(zip(distinct, batch.scored(self._deadline_s), strict=True))
+    return [scored[key] for key in keys]
 
   def replaced(self) -> int:
-    """Processes that were late or died, and threads that hung: since asked."""
+    """Processes and threads replaced since the last call."""
     with self._changed:
       replaced, self._replaced = self._replaced, 0
     return replaced
 
   def close(self) -> None:
-    """Ends the threads and their jails. What is being judged becomes late."""
+    """Ends the threads and jails; responses in progress become late."""
     with self._changed:
       self._closed = True
       for batch in tuple(self._batches):
@@ -159,7 +155,7 @@ class Pool:
       thread.join(5.0)  # longer only if a verifier is stuck
 
   def _end_late(self, batch: _Batch) -> float:
-    """Gives up on what took too long; seconds until more may have."""
+    """Abandons late threads; seconds until the next deadline."""
     now, left = time.monotonic(), self._deadline_s
     for thread in tuple(self._threads):
       if thread.batch is batch and not thread.abandoned:
@@ -171,7 +167,7 @@ class Pool:
     return left if batch.left else 0.0
 
   def _withdraw(self, batch: _Batch) -> None:
-    """Takes back what is not done of it. The lock is held."""
+    """Drops the unfinished jobs of a batch. The lock is held."""
     batch.left = 0
     self._changed.notify_all()
     if batch in self._batches:
@@ -181,7 +177,7 @@ class Pool:
         self._abandon(thread)
 
   def _abandon(self, thread: _Thread) -> None:
-    """Leaves it with what it judges; another takes its place."""
+    """Abandons a thread with its job and starts a new one in its place."""
     assert thread.batch is not None
     thread.batch.seconds[thread.index] = time.monotonic() - thread.since
     thread.abandoned = True
@@ -192,7 +188,7 @@ class Pool:
       self._threads[thread.slot].start()
 
   def _next(self, thread: _Thread) -> Job | None:
-    """Something to judge, when there is; None if the thread is to end."""
+    """Waits for the next job; None if the thread should end."""
     with self._changed:
       while not (self._closed or thread.abandoned):
         batch = next((b for b in self._batches if b.taken < len(b.jobs)), None)
@@ -208,7 +204,7 @@ class Pool:
     with self._changed:
       batch, seconds = thread.batch, time.monotonic() - thread.since
       thread.batch = None
-      if batch is None or thread.abandoned:  # it is late; nobody waits
+      if batch is None or thread.abandoned:  # too late; no one waits
         return
       self._replaced += thread.jail.failures - thread.failures
       thread.failures = thread.jail.failures
@@ -223,16 +219,16 @@ class Pool:
       verdict = self._verifiers[job.domain](job.response, job.entry, jail)
     except Failed as error:
       return _failed(str(error))
-    # A verifier is others' code on a model's text: it may raise anything.
+    # A verifier runs library code on model text and may raise anything.
     except BaseException as error:
       return _failed(f"{type(error).__name__}: {error}")
     if not isinstance(verdict, Verdict):
-      return _failed(f"it gave a {type(verdict).__name__}, not a Verdict")
+      return _failed(f"it returned a {type(verdict).__name__}, not a Verdict")
     return verdict
 
 
 class _Batch:
-  """Jobs of one call and what is known of them."""
+  """The jobs of one call and their results so far."""
 
   def __init__(self, jobs: Sequence[Job]):
     self.jobs = jobs
@@ -241,22 +237,24 @@ class _Batch:
     self.verdicts: list[Verdict | None] = [None] * len(jobs)
     self.seconds = [0.0] * len(jobs)
 
-  def judged(self, deadline_s: float) -> list[Judged]:
+  def scored(self, deadline_s: float) -> list[TimedVerdict]:
     late = Verdict("invalid", 0.0, f"late: no verdict in {deadline_s:g} s", "")
     return [
-      Judged(verdict or late, seconds)
+      TimedVerdict(verdict or late, seconds)
       for verdict, seconds in zip(self.verdicts, self.seconds, strict=True)
     ]
 
 
 class _Thread(threading.Thread):
-  """Judges one job after the other until it is abandoned."""
+  """Scores one job after the other until it is abandoned."""
 
   def __init__(self, pool: Pool, slot: int):
     super().__init__(name=f"scoring-{slot}", daemon=True)
     self.slot = slot
     self.jail = pool._jail()
-    self.batch: _Batch | None = None  # in progress, and which of it, since when
+    self.batch: _Batch | None = (
+      None  # the current job: batch, index, start time
+    )
     self.index = 0
     self.since = 0.0
     self.failures = 0
@@ -274,7 +272,11 @@ def _failed(what: str) -> Verdict:
   return Verdict("invalid", 0.0, f"verifier failed: {line}", "")
 
 
-def _cpus() -> int:
-  """Those this process may use."""
-  ours = getattr(os, "sched_getaffinity", None)  # Linux alone has it
-  return len(ours(0)) if ours else os.cpu_count() or 1
+def size() -> int:
+  """The default number of threads: the CPUs of this process, at least two.
+
+  With more than four CPUs, one is left to the trainer.
+  """
+  ours = getattr(os, "sched_getaffinity", None)  # only on Linux
+  cpus = len(ours(0)) if ours else os.cpu_count() or 1
+  return max(2, cpus - 1 if cpus > 4 else cpus)

@@ -1,6 +1,6 @@
-r"""How fast programs are judged, in the jail that this machine gives; one line.
+r"""Measures the speed of scoring programs in the jail; prints one line.
 
-  python launch/bench/code_scoring.py --programs=512 --tests=20 --threads=2
+  python -m launch.bench.code_scoring --programs=512 --tests=20 --threads=2
 
 Each of the programs is another text, of twenty lines, and right. call: one
 process per program. stdio: one for a few tests. Seconds are of the wall, the
@@ -16,7 +16,7 @@ import threading
 import time
 
 from brorl_jax.tasks import code
-from brorl_jax.tasks.sandbox import levels
+from brorl_jax.tasks.sandbox import probe
 
 SOLUTION = """
 import sys
@@ -52,7 +52,7 @@ def tests(kind: str, count: int) -> dict:
 
 
 def measure(kind: str, args: argparse.Namespace) -> dict[str, float]:
-  level = levels.require(allow_inner=True)
+  level = probe.require(allow_inner=True)
   local = threading.local()
   jails = []
   wanted = tests(kind, args.tests)
@@ -88,7 +88,7 @@ def main() -> None:
   parser.add_argument("--tests", type=int, default=20)
   parser.add_argument("--threads", type=int, default=2)
   args = parser.parse_args()
-  level = levels.require(allow_inner=True)
+  level = probe.require(allow_inner=True)
   line = {
     "bench": "code_scoring",
     **vars(args),

@@ -79,9 +79,9 @@ peer="${1:-}"
 [[ "$peer" =~ ^[a-z0-9_]+$ && -d "$root/third_party/peers/$peer" ]] ||
   fail "which peer? one of: $(known)"
 shift
-script=rollout.py theirs=run.py
+ours_module=launch.bench.rollout theirs=run.py
 if [[ " $* " == *" --workload=l"* ]]; then
-  script=update.py theirs=update.py
+  ours_module=launch.bench.update theirs=update.py
 fi
 [[ -f "$root/third_party/peers/$peer/$theirs" ]] ||
   fail "$peer has no $theirs: workloads w1 to w4 sample, l1 to l3 train"
@@ -92,5 +92,5 @@ fi
   prepare_peer "$peer"
 } >&2
 cd "$root"
-exec "$ours" launch/bench/interleave.py "$@" \
-  "$ours" "launch/bench/$script" "$python" "third_party/peers/$peer/$theirs"
+exec "$ours" -m launch.bench.interleave "$@" \
+  "$ours" "$ours_module" "$python" "third_party/peers/$peer/$theirs"

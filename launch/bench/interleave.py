@@ -1,12 +1,13 @@
-"""Two systems take turns on one machine; prints how they compare.
+"""Compares two systems that take turns on one machine.
 
-  python launch/bench/interleave.py --rounds=5 --workload=w1 --n=512 \
-    --dtype=float32 PYTHON SCRIPT PYTHON SCRIPT
+  python -m launch.bench.interleave --rounds=5 --workload=w1 --n=512 \
+    --dtype=float32 PYTHON launch.bench.rollout PYTHON PEER.py
 
-Ours and a peer, each a Python and a script that speaks protocol.py. Both are
-warm before the first round, and one waits while the other runs, so that what
-else the machine does falls on both alike. One line of JSON, rates in tokens;
-a ratio above 1 says that ours is faster.
+Ours and a peer, each an interpreter and a module or a file that uses
+protocol.py. Both are
+warm before the first round, and one waits while the other runs, so that other
+load affects both alike. Prints one line of JSON with rates in tokens; a ratio
+above 1 means that ours is faster.
 """
 
 import argparse
@@ -26,15 +27,15 @@ _RATES = {
 
 
 class Failed(Exception):
-  """One of the two did not do its part."""
+  """One of the two systems failed."""
 
 
 class Process:
-  """A sampler that waits for its turns.
+  """A benchmarked process that waits for its turns.
 
   Attributes:
-    ready: What it said when it was.
-    runs: What it said of each run.
+    ready: Its first line.
+    runs: Its line of each run.
   """
 
   def __init__(self, name: str, command: list[str]):
@@ -54,7 +55,7 @@ class Process:
       self._input.write("\n")
       self._input.flush()
     except BrokenPipeError:
-      pass  # told better by the line that does not come
+      pass  # the missing line reports it better
     self.runs.append(self._line())
 
   def _line(self) -> dict:
@@ -65,7 +66,9 @@ class Process:
     try:
       return json.loads(line)
     except ValueError:
-      raise Failed(f"{self._name} printed {line!r}, which is no JSON") from None
+      raise Failed(
+        f"{self._name} printed {line!r}, which is not JSON"
+      ) from None
 
   def close(self, *, kill: bool) -> None:
     """Ends it; it ends by itself once its input does."""
@@ -103,7 +106,7 @@ class Process:
 
 
 def compare(ours: Process, peer: Process) -> dict:
-  """What is said of the runs they took in turns."""
+  """Summaries and ratios of the rates."""
   both = {"ours": ours.summary(), "peer": peer.summary()}
   ratios = {}
   for name in sorted(set(both["ours"]) & set(both["peer"]) & set(_RATES)):
@@ -126,7 +129,7 @@ def main() -> None:
   parser.add_argument("commands", nargs=4, metavar="PYTHON SCRIPT")
   flags = parser.parse_args()
   if flags.rounds < 1:
-    parser.error("--rounds is at least 1")
+    parser.error(f"--rounds = {flags.rounds}; use at least 1")
   task = {k: getattr(flags, k) for k in ("workload", "n", "dtype")}
   if flags.prompts is not None:
     task["prompts"] = flags.prompts
@@ -136,8 +139,9 @@ def main() -> None:
   done = False
   try:
     for i, name in enumerate(("ours", "the peer")):
-      command = flags.commands[2 * i : 2 * i + 2]
-      processes.append(Process(name, command + asked))
+      python, script = flags.commands[2 * i : 2 * i + 2]
+      command = [script] if script.endswith(".py") else ["-m", script]
+      processes.append(Process(name, [python, *command, *asked]))
       processes[-1].warm_up()
       system = processes[-1].ready["system"]
       print(f"* {system} is ready", file=sys.stderr, flush=True)

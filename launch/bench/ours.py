@@ -1,12 +1,6 @@
-"""What both benchmarks of this project ask of it and of the machine."""
+"""Model, versions and machine speed for the benchmarks of this project."""
 
-import pathlib
-import sys
 import time
-
-sys.path[:0] = [str(pathlib.Path(__file__).parents[2])]
-
-from workloads import Model
 
 from brorl_jax.main.__main__ import keep_freed_memory
 
@@ -15,10 +9,11 @@ keep_freed_memory()
 import flax
 import jax
 import jax.numpy as jnp
-import jaxlib
+import jaxlib.version
 
-from brorl_jax.attention import Rope
-from brorl_jax.policy import Policy
+from brorl_jax.model.attention import Rope
+from brorl_jax.model.policy import Policy
+from launch.bench.workloads import Model
 
 
 def policy(m: Model, dtype: str, **options) -> Policy:
@@ -43,7 +38,7 @@ def policy(m: Model, dtype: str, **options) -> Policy:
 def versions() -> dict[str, str]:
   return {
     "jax": jax.__version__,
-    "jaxlib": jaxlib.__version__,
+    "jaxlib": jaxlib.version.__version__,
     "flax": flax.__version__,
     "device": jax.devices()[0].device_kind,
   }

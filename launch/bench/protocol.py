@@ -1,15 +1,14 @@
-"""One sampler under measurement: its command line, its clock, its output.
+"""The command line, clock and output of a benchmarked system.
 
   python SCRIPT --workload=w1 --n=512 --dtype=float32 [--serve | --repeats=3]
 
-A first run, with whatever is compiled then, is not measured. Every later one is
-a line of JSON: the useful tokens (up to and including the one that ends a
-response), seconds of the wall and of the CPU, memory. With --serve there is one
-run for each line on the standard input, so that two systems can take turns;
-the line that says it is ready comes first. Standard output has these lines
-alone: whatever a library prints goes to the standard error.
+The first run, which compiles, is not measured. Each later run prints a line of
+JSON: useful tokens (up to and including the end token of a response), wall and
+CPU seconds, memory. With --serve it runs once per line on standard input, so
+that two systems can take turns, and first prints a line that it is ready. Only
+these lines go to standard output; prints of libraries go to standard error.
 
-Standard library alone, as in workloads.py.
+Standard library only, as in workloads.py.
 """
 
 import argparse
@@ -26,7 +25,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from workloads import WORKLOADS, Workload, prompt_ids
+from launch.bench.workloads import WORKLOADS, Workload, prompt_ids
 
 # From a seed to a row of token ids for each response.
 Run = Callable[[int], Iterable[Any]]
@@ -74,8 +73,8 @@ def main(
 
   Args:
     start: Builds a model of random weights, calls task.idle(), and gives the
-      name and version of the system, versions of what it stands on, and how to
-      run it.
+      the name and version of the system, versions of its libraries, and a
+      function that runs it.
     accelerator: Workloads that are too large for a CPU are run too.
     **options: See `parse`.
   """
@@ -142,7 +141,7 @@ def parse(
 
 
 def _take_stdout() -> Callable[[dict], None]:
-  """Whoever prints from here on, in Python or below, prints to stderr."""
+  """Redirects standard output to standard error; returns the JSON printer."""
   sys.stdout.flush()
   out = os.fdopen(os.dup(1), "w")
   os.dup2(2, 1)
@@ -174,9 +173,9 @@ def measure(task: Task, run: Run, seed: int) -> dict[str, Any]:
 
 
 class Trainer:
-  """A loop that belongs to somebody else, one step at a time.
+  """Runs the training loop of a library one step at a time.
 
-  It runs in a thread of its own and is held before each step.
+  The loop runs in a separate thread, which waits before each step.
   """
 
   held = False  # whether there is one in this process
@@ -203,7 +202,7 @@ class Trainer:
     self._done.put(result)
 
   def step(self) -> Any:
-    """Lets it take one; what it gave to `done`."""
+    """Runs one step and returns the value passed to `done`."""
     self._go.put(None)
     result = self._done.get()
     if isinstance(result, BaseException):
@@ -226,7 +225,7 @@ class Clock:
 
 
 def _useful(row: Sequence[int], workload: Workload) -> tuple[int, ...]:
-  """The response up to its end, which is there or the response is whole."""
+  """The response up to its end token, or the whole response."""
   stops = set(workload.stop_ids)
   for i, token in enumerate(row):
     if token in stops:

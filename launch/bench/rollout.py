@@ -1,6 +1,6 @@
 r"""Speed of the sampler on the workloads of workloads.py; one line of JSON.
 
-  python launch/bench/rollout.py --workload=w1 --n=512 --dtype=float32
+  python -m launch.bench.rollout --workload=w1 --n=512 --dtype=float32
 
 w1: 128 tokens of prompt, 128 new, none ends. w2: 512 and 64. w3: w1, but one
 token in 32 ends its rollout, on 128 slots. w4, for an accelerator: a Qwen2 of
@@ -24,8 +24,8 @@ import sys
 import time
 from collections.abc import Sequence
 
-import protocol
-from workloads import Workload
+from launch.bench import protocol
+from launch.bench.workloads import Workload
 
 
 def start(task: protocol.Task):
@@ -35,15 +35,16 @@ def start(task: protocol.Task):
 
 
 class Sampler:
-  """Rollouts of random weights, and what the last ones were like."""
+  """Samples rollouts with random weights and keeps statistics of the last."""
 
   def __init__(self, task: protocol.Task):
     import jax
     import numpy as np
-    import ours
 
-    from brorl_jax import memory, plan, sampler
+    from brorl_jax.rollout import memory, plan, sampler
+    from brorl_jax.rollout.draw import SamplingParams
     from brorl_jax.types import Prompts
+    from launch.bench import ours
 
     policy = ours.policy(task.workload.model, task.dtype)
     init = jax.jit(policy.init)
@@ -62,6 +63,7 @@ class Sampler:
     self.slots, self.lanes = fits.slots, fits.lanes
     params = jax.block_until_ready(init(jax.random.key(0)))
     self.versions, self.machine = ours.versions(), ours.machine
+    self.tail: float | None = None  # when 95 % of the rollouts had ended
 
     def sample(seed: int, new: int):
       total = task.n * len(task.prompts)
@@ -80,7 +82,7 @@ class Sampler:
         jax.random.key(seed),
         n=task.n,
         max_new_tokens=new,
-        behaviour=sampler.Behaviour(),
+        sampling=SamplingParams(),
         stop_ids=task.workload.stop_ids,
         slots=fits.slots,
         lanes=fits.lanes,
@@ -95,6 +97,7 @@ class Sampler:
     np = self._np
     out = self._sample(seed, new or self._task.workload.new)
     tokens, mask = np.asarray(out.tokens), np.asarray(out.mask)
+    assert self.tail is not None
     self.tail_s = time.perf_counter() - self.tail
     self.occupancy = out.slot_occupancy()
     self.lengths = mask.sum(axis=2).ravel().tolist()
@@ -112,7 +115,7 @@ class Sampler:
 def work(
   w: Workload, lengths: Sequence[int], size: int, slots: int
 ) -> tuple[float, float]:
-  """Floating-point operations and bytes that the rollouts cannot do without.
+  """A lower bound on floating-point operations and bytes of the rollouts.
 
   Args:
     w: The workload.
@@ -140,11 +143,11 @@ def report(task: protocol.Task, name: str, repeats: int) -> dict:
   begin = time.perf_counter()
   sampler.rows(0)
   first_s = time.perf_counter() - begin
-  runs, told = [], []
+  runs, details = [], []
   for seed in range(1, repeats + 1):
     runs.append(protocol.measure(task, sampler.rows, seed))
-    told.append((sampler.tail_s, sampler.occupancy, sampler.lengths))
-  tails, occupancies, lengths = zip(*told, strict=True)
+    details.append((sampler.tail_s, sampler.occupancy, sampler.lengths))
+  tails, occupancies, lengths = zip(*details, strict=True)
   prefill_s = sampler.prefill_s()
   rate, bandwidth = sampler.machine(task.dtype)
   size = 2 if task.dtype == "bfloat16" else 4

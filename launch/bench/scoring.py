@@ -1,6 +1,6 @@
 """Speed of the scoring pool and of the workers behind it; a line of JSON.
 
-python launch/bench/scoring.py --workers=2 --answers=16384
+  python -m launch.bench.scoring --workers=2 --answers=16384
 
 question_us     one question to a worker that is hardly any work
 fresh_ms        one to a new worker for each, as executed text needs
@@ -15,15 +15,12 @@ gym_s           --answers responses, no two of them equal, to puzzles of all
 import argparse
 import collections
 import json
-import pathlib
-import sys
 import time
-
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2]))
+from typing import Any
 
 from brorl_jax.tasks import gym, pool
+from brorl_jax.tasks.domains import DOMAINS
 from brorl_jax.tasks.sandbox import jail, workers
-from brorl_jax.tasks.verifiers import VERIFIERS
 
 PUZZLES = 8  # of each task
 
@@ -34,16 +31,17 @@ def main() -> None:
   parser.add_argument("--answers", type=int, default=16384)
   flags = parser.parse_args()
   begin = time.perf_counter()
-  why = jail.walls()
-  out = {
+  why = jail.isolation_error()
+  out: dict[str, Any] = {
     "workers": flags.workers,
     "walls": why or "up",
     "template_s": time.perf_counter() - begin,
     **questions(),
   }
-  with pool.Pool(VERIFIERS, workers=flags.workers) as scoring:
+  verifiers = {name: domain.verify for name, domain in DOMAINS.items()}
+  with pool.Pool(verifiers, workers=flags.workers) as scoring:
     jobs = puzzles(flags.answers)
-    scoring.judge([job for job in jobs[: 4 * flags.workers]])
+    scoring.score([job for job in jobs[: 4 * flags.workers]])
     root = {"answer": r"2\sqrt{3}"}
     answers = [
       rf"\boxed{{\frac{{{2 * i}\sqrt{{3}}}}{{{i}}}}}" for i in range(1, 21)
@@ -53,12 +51,13 @@ def main() -> None:
     assert all(one.verdict.reward == 1.0 for one in judged)
     out["gym_answers"] = len(jobs)
     out["gym_s"], out["gym_cpu_s"], judged = timed(scoring, jobs)
-  slow = collections.Counter()
+  slow: dict[str, float] = collections.defaultdict(float)
   for job, one in zip(jobs, judged, strict=True):
     slow[job.entry["metadata"]["source_dataset"]] += one.seconds
   share = len(slow) / len(jobs)
   out["gym_by_task_ms"] = {
-    name: 1e3 * seconds * share for name, seconds in slow.most_common(3)
+    name: 1e3 * slow[name] * share
+    for name in sorted(slow, key=lambda name: -slow[name])[:3]
   }
   out["gym_per_s"] = len(jobs) / out["gym_s"]
   print(json.dumps(out, default=str))
@@ -94,7 +93,7 @@ def questions() -> dict[str, float]:
 
 
 def puzzles(count: int) -> list[pool.Job]:
-  """Jobs, half of them with the right answer, each in a text of its own."""
+  """Jobs with distinct texts, half of them with the right answer."""
   entries = []
   for name in sorted(gym.ALLOWED):
     # The library's default for number_sequence takes 10 s for some puzzles.
@@ -114,7 +113,7 @@ def puzzles(count: int) -> list[pool.Job]:
 def timed(scoring: pool.Pool, jobs: list[pool.Job]):
   """Seconds of the wall, seconds of this process's CPU, and the verdicts."""
   cpu, begin = time.process_time(), time.perf_counter()
-  judged = scoring.judge(jobs)
+  judged = scoring.score(jobs)
   wall = time.perf_counter() - begin
   return wall, time.process_time() - cpu, judged
 

@@ -1,6 +1,6 @@
 r"""Speed of the learner on the workloads of workloads.py; one line of JSON.
 
-  python launch/bench/update.py --workload=l1 --n=64 --dtype=float32
+  python -m launch.bench.update --workload=l1 --n=64 --dtype=float32
 
 l1: 128 tokens of prompt, 128 of each response. l2: 512 and 64. l3, for an
 accelerator: a Qwen2 of 1.5 billion parameters, 4 prompts of 512 tokens, 128
@@ -25,8 +25,8 @@ import json
 import statistics
 import time
 
-import protocol
-from workloads import Workload
+from launch.bench import protocol
+from launch.bench.workloads import Workload
 
 # Of a CPU device: more rows are slower, their numbers lie far from a core.
 _ROWS = 16
@@ -52,9 +52,11 @@ class Learner:
   ):
     import jax
     import numpy as np
-    import ours
 
-    from brorl_jax import packing, types, update
+    from brorl_jax import types
+    from brorl_jax.learner import optimizer, packing, update
+    from brorl_jax.learner.objective import Objective
+    from launch.bench import ours
 
     self.versions, self.machine = ours.versions(), ours.machine
     self.programs = 0
@@ -69,7 +71,7 @@ class Learner:
     self.prompts = types.Prompts(
       ids, np.ones(ids.shape, bool), np.arange(len(ids), dtype=np.int32)
     )
-    tx, _ = update.optimizer(
+    tx, _ = optimizer.adamw(
       lr=1e-5,
       warmup=1,
       total=None,
@@ -79,7 +81,7 @@ class Learner:
       weight_decay=0.0,
       max_grad_norm=1.0,
     )
-    init = lambda key: update.init_state(
+    init = lambda key: optimizer.init_state(
       policy.init(key), tx, keep_reference=False
     )
     self.state = jax.block_until_ready(jax.jit(init)(jax.random.key(0)))
@@ -90,7 +92,7 @@ class Learner:
       update.minibatch_step,
       tx=tx,
       response_logp=policy.response_logp if form == "shared" else plain(policy),
-      objective=update.Objective(
+      objective=Objective(
         clip_low=0.2,
         clip_high=0.28,
         kl_weight=0.0,
@@ -103,7 +105,7 @@ class Learner:
 
   def update(self, rollouts) -> float:
     """One optimizer update; the share of padding."""
-    from brorl_jax import packing
+    from brorl_jax.learner import packing
     from brorl_jax.rl import advantages
 
     np = self._np
@@ -131,7 +133,8 @@ class Learner:
     return [row[:t] for row, t in zip(flat, lengths, strict=True)]
 
   def sample(self, seed: int):
-    from brorl_jax import sampler
+    from brorl_jax.rollout import sampler
+    from brorl_jax.rollout.draw import SamplingParams
 
     jax, w = self._jax, self._task.workload
     out = sampler.rollouts(
@@ -141,7 +144,7 @@ class Learner:
       jax.random.key(seed),
       n=self._task.n,
       max_new_tokens=w.new,
-      behaviour=sampler.Behaviour(),
+      sampling=SamplingParams(),
       stop_ids=w.stop_ids,
       slots=self._task.slots,
       lanes=len(self.prompts.index),
@@ -175,7 +178,7 @@ def plain(policy):
 
   from brorl_jax.rl import losses
 
-  def response_logp(params, prompt, prompt_mask, response, temperature):
+  def response_logp(params, prompt, prompt_mask, response, temperature=1.0):
     P, R, T = response.shape
     rows = lambda x: jnp.repeat(x[:, None], R, axis=1).reshape(P * R, -1)
     response = response.reshape(P * R, T)
@@ -184,7 +187,8 @@ def plain(policy):
     mask = jnp.concatenate([rows(prompt_mask), everything], axis=1)
     logits = policy.logits(params, tokens, mask)[:, -T - 1 : -1]
     found = losses.token_logp(logits / temperature, response)
-    return tuple(x.reshape(P, R, T) for x in found)
+    logp, entropy = (x.reshape(P, R, T) for x in found)
+    return logp, entropy
 
   return response_logp
 

@@ -1,7 +1,6 @@
-"""What the benchmarks do: shapes of models, lengths, how rollouts end.
+"""Workloads of the benchmarks: model shapes, lengths, ends of rollouts.
 
-Standard library alone: environments that do not have this project import it by
-its path.
+Standard library only, because environments without this project import it.
 """
 
 import dataclasses
@@ -52,7 +51,7 @@ QWEN2_5_1_5B = Model(
 
 @dataclasses.dataclass(frozen=True)
 class Workload:
-  """How many tokens of which model; always temperature 1, nothing cut off."""
+  """Lengths and model; always temperature 1, without top-k or top-p."""
 
   model: Model
   prompt: int  # tokens
@@ -60,7 +59,9 @@ class Workload:
   prompts: int = 1  # each with n responses
   n: int = 512
   dtype: str = "float32"
-  one_in: int | None = None  # one token in so many ends; None: none does
+  one_in: int | None = (
+    None  # one token in this many ends a response; None: never
+  )
   slots: int | None = None  # responses in progress at a time; None: all
   accelerator: bool = False  # too large for a CPU
 

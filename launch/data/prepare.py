@@ -1,6 +1,6 @@
 """The public sets of the recipe, from their own files to this one's schema.
 
-    python launch/data/prepare.py eurus2 train.parquet --output=eurus2.jsonl
+    python -m launch.data.prepare eurus2 train.parquet --output=eurus2.jsonl
 
 Nothing is downloaded. Inputs are .jsonl, .parquet, or .json with one list or
 with one object per line; `public` says what is read of each set. Prompts stay
@@ -21,18 +21,19 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from public import SETS, Unusable
-
-from brorl_jax.tasks import dataset, golds, records, strict
-from brorl_jax.tasks.records import DataError, Place
-from brorl_jax.tasks.strict import Refused
+from brorl_jax.tasks.data import dataset, records, strict_json
+from brorl_jax.tasks.data.records import DataError, Place
+from brorl_jax.tasks.data.strict_json import Refused
+from brorl_jax.tasks.domain import Domain
+from brorl_jax.tasks.domains import DOMAINS
+from launch.data.public import SETS, Unusable
 
 
 def convert(
   name: str,
   paths: Sequence[str],
   *,
-  check: Mapping[str, golds.Check] = golds.CHECKS,
+  domains: Mapping[str, Domain] = DOMAINS,
 ) -> tuple[list[dict[str, Any]], dict[str, tuple[int, str]]]:
   """The examples of a set's files, as records of `dataset`.
 
@@ -42,7 +43,7 @@ def convert(
   Args:
     name: One of `public.SETS`.
     paths: The set's own files.
-    check: As `dataset.read` takes it.
+    domains: As `dataset.read` takes it.
 
   Returns:
     The records, and for each reason why rows were dropped how many, and the
@@ -51,7 +52,7 @@ def convert(
   Raises:
     DataError: If a file cannot be read at all.
   """
-  reader = dataset.Reader(check)
+  reader = dataset.Reader(domains)
   kept: list[dict[str, Any]] = []
   counts: collections.Counter[str] = collections.Counter()
   first: dict[str, str] = {}
@@ -65,11 +66,11 @@ def convert(
           raise row
         record = {"id": f"{name}-{number:06d}", **SETS[name](row)}
         # As a line, so that what is written can be read.
-        record = strict.parse(json.dumps(record).encode())
+        record = strict_json.parse(json.dumps(record).encode())
         reader.add(record, place, name)
       except (Unusable, Refused) as error:
         field = error.field if isinstance(error, Refused) else ""
-        # Details differ from row to row: counted by field, the first one told.
+        # Details differ between rows: count by field and show the first.
         field = re.sub(r"\[\d+\]", "[]", field)
         reason = f"{field} refused" if field else str(error)
         counts[reason] += 1
@@ -95,11 +96,13 @@ def _rows(path: str) -> Iterator[tuple[int, dict[str, Any] | Refused]]:
   try:
     rows = json.loads(pathlib.Path(path).read_bytes())
   except (ValueError, RecursionError) as error:
-    raise DataError(f"{path}: not JSON: {strict.show(str(error))}") from error
+    raise DataError(
+      f"{path}: not JSON: {strict_json.show(str(error))}"
+    ) from error
   for i, row in enumerate(rows):
     try:
       # Through text, so that a list of objects is checked as lines are.
-      yield i + 1, strict.parse(json.dumps(row).encode())
+      yield i + 1, strict_json.parse(json.dumps(row).encode())
     except Refused as refused:
       yield i + 1, refused
 
@@ -107,8 +110,8 @@ def _rows(path: str) -> Iterator[tuple[int, dict[str, Any] | Refused]]:
 def main(argv: Sequence[str] | None = None) -> int:
   """The command; returns its exit status."""
   parser = argparse.ArgumentParser(
-    prog="python launch/data/prepare.py",
-    description="Converts a public set to the schema of tasks/dataset.py.",
+    prog="python -m launch.data.prepare",
+    description="Converts a public set to the schema of tasks/data/dataset.py.",
   )
   parser.add_argument("set", choices=sorted(SETS))
   parser.add_argument("input", nargs="+", help="the set's own files")

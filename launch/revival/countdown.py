@@ -1,17 +1,17 @@
 """Numbers and a target: puzzles with many right answers, all of them known.
 
-  python launch/revival/countdown.py runs/revival/countdown
+  python -m launch.revival.countdown runs/revival/countdown
 
 An answer is an expression that uses each number once, such as 3*4+5+7 for
-3 4 5 7 -> 24; the judge of reasoning-gym's `countdown` decides. There are 24
+3 4 5 7 -> 24; the scorer of reasoning-gym's `countdown` decides. There are 24
 orders of four numbers and 27 choices of three operators from + - *, so that
 all 648 expressions without brackets can be listed, and the 16 to 48 right ones
-among them. With --paths there are three numbers, and steps to the target are
-written before the answer, in any of their orders; the judge sees the answer:
+among them. With --paths there are three numbers, and steps to the target come
+before the answer, in any order; the scorer sees only the answer:
 
   4*3=12,5+12=17<answer>3*4+5</answer>
 
-What the folder gets is told in taught.py.
+taught.py describes the folder.
 """
 
 import argparse
@@ -23,8 +23,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-import taught
-from taught import Puzzle
+from launch.revival import taught
+from launch.revival.taught import Puzzle
 
 
 class Kind(NamedTuple):
@@ -51,7 +51,7 @@ _OPERATE = {"+": operator.add, "-": operator.sub, "*": operator.mul}
 
 
 def expressions(numbers: Sequence[int]) -> Iterator[tuple[str, int]]:
-  """Every one without brackets, and what it comes to."""
+  """Every expression without brackets, and its value."""
   for order in itertools.permutations(numbers):
     for signs in itertools.product("+-*", repeat=len(numbers) - 1):
       text, total, product = str(order[0]), 0, order[0]
@@ -78,9 +78,9 @@ def steps(numbers: tuple[int, ...]) -> Iterator[tuple[str, int]]:
 
 
 def responses(numbers: Sequence[int], *, paths: bool) -> dict[str, int]:
-  """Every response of the form that is taught, and what it comes to.
+  """Every response of the taught form, and its value.
 
-  With steps, these come to what the answer comes to; nothing else ties them.
+  With steps, only the values of steps and answer must agree.
   """
   found = dict(expressions(numbers))
   if not paths:
@@ -96,7 +96,7 @@ def responses(numbers: Sequence[int], *, paths: bool) -> dict[str, int]:
 
 
 def puzzles(kind: Kind, *, seed: int) -> list[Puzzle]:
-  """Different ones for both sides, whose targets are 5 to 60."""
+  """Distinct puzzles for both sides, with targets 5 to 60."""
   found = []
   for numbers in itertools.combinations(range(1, 10), kind.numbers):
     count = Counter(responses(numbers, paths=kind.paths).values())
@@ -128,7 +128,7 @@ def _puzzle(kind: Kind, numbers: tuple[int, ...], target: int) -> Puzzle:
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
   parser.add_argument("directory", type=pathlib.Path)
   parser.add_argument("--paths", action="store_true")
   parser.add_argument("--scale", type=int, default=1)

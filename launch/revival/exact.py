@@ -1,23 +1,24 @@
 """The probability of every known right answer, read from checkpoints.
 
-  python launch/revival/exact.py runs/revival/countdown RUN [RUN ...]
+  python -m launch.revival.exact runs/revival/countdown RUN [RUN ...]
 
 For each checkpoint of each run one line of RUN/exact.jsonl, by side (train,
 heldout) with one number per prompt:
 
-  pass_at_1   sum of p over the right answers, as they are spelt in known.json
+  pass_at_1   sum of p over the right answers, as spelt in known.json
   covered     share of them with p > 1e-4
-  distinct    how many different ones are expected in 256 samples,
+  distinct    expected number of different ones in 256 samples,
               sum of 1 - (1 - p)^256
   fell        share of them that lost mass since the policy the run began with
-  lost        the mass that those lost
+  lost        the mass that they lost
 
-A lower bound where the policy can spell an answer in another way, with brackets
-or blanks. No sampling: one forward pass over all answers.
+This is a lower bound if the policy can spell an answer in another way, with
+brackets or spaces. No sampling: one forward pass over all answers.
 
-With steps before the answer these are the responses whose steps lead to it. The
-judge sees the answer only, and the policy learns to write any steps; so each
-line also has what 64 samples of each training prompt say, by prompt ("drawn"):
+For tasks with steps before the answer, the responses are those whose steps lead
+to it. The scorer sees only the answer, and the policy learns to write any
+steps. So each line also has the results of 64 samples per training prompt
+("drawn"):
 
   pass_at_1   share of right answers
   distinct    different right ones
@@ -32,7 +33,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brorl_jax import checkpoints, hf, metrics, sampler, tokenizer
+from brorl_jax.model import huggingface, tokenizer
+from brorl_jax.rollout import sampler
+from brorl_jax.runs import checkpoints, metrics
 from brorl_jax.tasks import gym
 
 SAMPLES, COVERED = 256, 1e-4
@@ -42,24 +45,24 @@ DRAWN = 64
 def measures(
   logp: np.ndarray, before: np.ndarray, some: np.ndarray
 ) -> dict[str, list[float]]:
-  """What is told of each prompt.
+  """The measures of each prompt.
 
   Args:
     logp: [P, A], of the known right answers, padded.
     before: Where the run began.
-    some: Which of them are there.
+    some: Mask of the padding.
   """
   p, old = (np.where(some, np.exp(x), 0.0) for x in (logp, before))
   count, mass = some.sum(axis=1), p.sum(axis=1)
   never = np.log1p(-np.minimum(p, 1.0 - 1e-12))  # drawn in one sample
-  told = {
+  values = {
     "pass_at_1": mass,
     "covered": (p > COVERED).sum(axis=1) / count,
     "distinct": -np.expm1(SAMPLES * never).sum(axis=1),
     "fell": ((p < old) & some).sum(axis=1) / count,
     "lost": np.maximum(old - p, 0.0).sum(axis=1),
   }
-  return {name: np.round(x, 9).tolist() for name, x in told.items()}
+  return {name: np.round(x, 9).tolist() for name, x in values.items()}
 
 
 class Known:
@@ -94,7 +97,7 @@ class Known:
       for a, ids in enumerate(row):
         self.response[p, a, : len(ids)] = ids
         self.mask[p, a, : len(ids)] = True
-    self.some = self.mask.any(axis=2)
+    self.some: np.ndarray = np.any(self.mask, axis=2)
 
 
 def reader(policy):
@@ -115,7 +118,7 @@ def reader(policy):
 def drawn(
   policy, params, text: tokenizer.Tokenizer, k: Known, *, max_new_tokens: int
 ) -> dict[str, list[float]]:
-  """The same samples of each checkpoint but for what it has learnt."""
+  """Samples with the same random numbers for each checkpoint."""
   out = sampler.sample(
     policy,
     params,
@@ -134,18 +137,18 @@ def drawn(
     said = Counter(
       text.decode(ids[m].tolist() for ids, m in zip(row, some, strict=True))
     )
-    told = {one: gym.verify(one, entry) for one in said}
-    right = [one for one in said if told[one].status == "pass"]
+    verdicts = {one: gym.verify(one, entry) for one in said}
+    right = [one for one in said if verdicts[one].status == "pass"]
     rate.append(sum(said[one] for one in right) / DRAWN)
-    distinct.append(len({told[one].answer for one in right}))
+    distinct.append(len({verdicts[one].answer for one in right}))
   return {"pass_at_1": rate, "distinct": distinct}
 
 
 def measure(folder: pathlib.Path, run: pathlib.Path) -> None:
   """Adds lines for the checkpoints that have none yet."""
   config = json.loads((run / "config.json").read_text())["config"]
-  source = pathlib.Path(config["checkpoint"])
-  policy, first = hf.load(source)
+  source = pathlib.Path(config["policy"]["checkpoint"])
+  policy, first = huggingface.load(source)
   read, text = reader(policy), tokenizer.Tokenizer(source)
   sides = {name: Known(folder, name, text) for name in ("train", "heldout")}
   start = {name: read(first, k) for name, k in sides.items()}
@@ -162,21 +165,21 @@ def measure(folder: pathlib.Path, run: pathlib.Path) -> None:
     params = first
     if step:
       _, params = checkpoints.read_params(run / "checkpoints", step, like)
-    told = {
+    line = {
       name: measures(read(params, k), start[name], k.some)
       for name, k in sides.items()
     }
     if sides["train"].steps:
-      most = config["max_new_tokens"]
-      told["drawn"] = drawn(
+      most = config["sampling"]["max_new_tokens"]
+      line["drawn"] = drawn(
         policy, params, text, sides["train"], max_new_tokens=most
       )
-    lines.write({"step": step, **told})
+    lines.write({"step": step, **line})
   lines.close()
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
   parser.add_argument("folder", type=pathlib.Path)
   parser.add_argument("runs", type=pathlib.Path, nargs="+")
   a = parser.parse_args()

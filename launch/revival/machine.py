@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-# In front of a process that ends when this one does. Not as a preexec_fn: jax
+# Starts a process that ends when this one does. Not a preexec_fn, because jax
 # has threads, and between fork and exec nothing may need their locks.
 PR_SET_PDEATHSIG = 1
 _WITH_ME = (
@@ -59,7 +59,7 @@ class Progress:
     self._planned = self._done = self._took = 0.0
 
   def plan(self, seconds: float) -> None:
-    """So many more are to run; fewer if it is below 0."""
+    """Adds planned seconds; a negative number removes them."""
     with self._lock:
       self._planned += seconds
 
@@ -78,7 +78,7 @@ class Progress:
 
 
 def call(folder: pathlib.Path, cores: Iterable[int], *args: object) -> None:
-  """A Python process on these cores; what it says goes to FOLDER.log."""
+  """Runs a Python process on these cores; its output goes to FOLDER.log."""
   folder.mkdir(parents=True, exist_ok=True)
   # Beside the folder: a run takes an empty one only.
   log = folder.with_name(f"{folder.name}.log")

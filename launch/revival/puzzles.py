@@ -1,10 +1,10 @@
 """The negative control: puzzles with one short answer each, in files.
 
-  python launch/revival/puzzles.py runs/revival/puzzles
+  python -m launch.revival.puzzles runs/revival/puzzles
 
-480 prompts to train on, 60 of each family that the embedded policy knows: so
-few that N = 16 comes to a stop on them. 960 are held out, half of them to
-choose learning rates by, half for what is told.
+480 training prompts, 60 of each family that the embedded policy knows: so few
+that N = 16 stops improving on them. 960 are held out: half of them to choose
+learning rates, half for the results.
 """
 
 import argparse
@@ -13,9 +13,9 @@ import json
 import pathlib
 from collections.abc import Collection
 
+from brorl_jax.runs.sections import Config
 from brorl_jax.tasks import gym
 from brorl_jax.tasks.base import Example
-from configs import base
 
 PROMPTS = 60  # of each family
 
@@ -53,8 +53,8 @@ def line(example: Example) -> str:
 def write(directory: pathlib.Path, *, scale: int) -> None:
   count = PROMPTS * scale
   families = [
-    gym.Family(name, settings.settings.to_dict())
-    for name, settings in base.families().items()
+    gym.Family(name, dict(of.settings))
+    for name, of in Config().data.families.items()
   ]
   heldout = gym.heldout(families, per_family=2 * PROMPTS, seed=0)
   asked = {example.question.casefold() for example in heldout}
@@ -67,7 +67,7 @@ def write(directory: pathlib.Path, *, scale: int) -> None:
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
   parser.add_argument("directory", type=pathlib.Path)
   parser.add_argument("--scale", type=int, default=1)
   a = parser.parse_args()

@@ -1,14 +1,13 @@
 """Queens on a board, two of them placed: constraints that many boards meet.
 
-  python launch/revival/queens.py runs/revival/queens
+  python -m launch.revival.queens runs/revival/queens
 
 The prompt is the side of the board and where two queens stand, row and column
 from 0, such as "10: 39 47"; the answer is the column of each row's queen, such
-as 0639714258 (no two in a column or on a diagonal). reasoning-gym's `n_queens`
-is judged by the valid answers that an entry lists, here in that form: 18 to 25
-of each prompt, all that there are. Wrong ones that are taught are right ones in
-which two of the free queens have changed columns. What the folder gets is told
-in taught.py.
+as 0639714258 (no two in a column or on a diagonal). The check of
+reasoning-gym's `n_queens` accepts the valid answers that an entry lists, here
+in that form: all 18 to 25 of each prompt. The wrong answers that are taught are
+right ones with two free queens exchanged. taught.py describes the folder.
 """
 
 import argparse
@@ -18,8 +17,8 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator
 
-import taught
-from taught import Puzzle
+from launch.revival import taught
+from launch.revival.taught import Puzzle
 
 FEWEST = 18  # answers; of 10 x 10, 184 prompts have as many
 _DIGITS = "0123456789a"
@@ -42,7 +41,7 @@ def boards(side: int, placed: Board = ()) -> Iterator[Board]:
 
 
 def puzzles(*, prompts: int, side: int, seed: int) -> list[Puzzle]:
-  """Different ones, of which the judge takes FEWEST answers or more."""
+  """Distinct puzzles with at least FEWEST right answers."""
   found = defaultdict[tuple[int, ...], list[Board]](list)
   for board in boards(side):
     for one, other in itertools.combinations(range(side), 2):
@@ -78,7 +77,7 @@ def _exchanged(board: Board, i: int, j: int) -> Board:
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
   parser.add_argument("directory", type=pathlib.Path)
   parser.add_argument("--scale", type=int, default=1)
   parser.add_argument("--seed", type=int, default=0)

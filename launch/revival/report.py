@@ -1,6 +1,6 @@
 """Tables and figures of the revival experiment, from what has run so far.
 
-  python launch/revival/report.py runs/revival
+  python -m launch.revival.report runs/revival
 
 Writes runs/revival/report/: revival.json, index.html, and PNGs.
 """
@@ -11,13 +11,12 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import draw
-import matplotlib.pyplot as plt
-import study
-from draw import ARMS, BRANCHES, WINGS, branches
+import matplotlib
 
 from brorl_jax.report import cells, figures, page
 from brorl_jax.report.cells import Number, Table
+from launch.revival import draw, study
+from launch.revival.draw import ARMS, BRANCHES, WINGS, branches
 
 EXACT = (
   ("pass@1", "pass_at_1", "decimal"),
@@ -55,7 +54,7 @@ def ends(data: Mapping[str, Any], wing: str, where: str) -> Table:
   columns = columns_of(arms)
   first = next(iter(arms))
   mean = lambda path, kind: Number((*base, *path, "mean"), kind)
-  rows = [
+  rows: list[list[Any]] = [
     ["where they begin", "", "", "", "", "", "", ""]
     + [mean((first, "start", key), kind) for _, key, kind in columns]
   ]
@@ -86,9 +85,9 @@ def ends(data: Mapping[str, Any], wing: str, where: str) -> Table:
       )
   caption = (
     "Means over seeds; the range is that of the seeds. Learning rates were "
-    "tuned for each arm with another seed; beside it what the sqrt rule makes "
-    "of that of N = 16. Time: processor seconds of the steps, compiling, "
-    "evaluations and checkpoints aside."
+    "tuned for each arm with another seed; the next column applies the sqrt "
+    "rule to that of N = 16. Time: processor seconds of the steps, without "
+    "compiling, evaluations and checkpoints."
   )
   if columns is STEPS:
     caption += (
@@ -184,9 +183,9 @@ def tests(data: Mapping[str, Any]) -> Table:
       for other in ("n16", "n16_distinct"):
         if f"against_{other}" in arm:
           path = (*base, f"against_{other}")
-          told = [Number((*path, key), kind) for _, key, kind in columns]
+          numbers = [Number((*path, key), kind) for _, key, kind in columns]
           names = [ARMS[name][0], ARMS[other][0]]
-          rows.append([wing, BRANCHES[where], *names, *told, back])
+          rows.append([wing, BRANCHES[where], *names, *numbers, back])
   caption = (
     "At equal time, arm less the other: the last pass@1 of each prompt and "
     "seed, paired; two-sided p, plain and with errors clustered by prompt. It "
@@ -231,7 +230,7 @@ def sweep_table(data: Mapping[str, Any]) -> Table:
 
 
 def write(root: pathlib.Path) -> pathlib.Path:
-  """The page and what it is made of; returns the page."""
+  """Writes the page and its files; returns the page."""
   data = study.numbers(root)
   if not any((data["wings"], data["stood"], data["sweep"])):
     raise SystemExit(
@@ -242,7 +241,7 @@ def write(root: pathlib.Path) -> pathlib.Path:
   (folder / "revival.json").write_text(json.dumps(data, indent=1) + "\n")
   drawn: list[figures.Figure | None] = []
   tables = []
-  with plt.rc_context(figures.STYLE):
+  with matplotlib.rc_context(figures.STYLE):
     if branches(data):
       drawn.append(draw.overview(folder, data))
       drawn.append(draw.curves(folder, data, "busy_s", "processor seconds"))
@@ -268,7 +267,7 @@ def write(root: pathlib.Path) -> pathlib.Path:
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
   parser.add_argument("root", type=pathlib.Path)
   print(write(parser.parse_args().root))
 

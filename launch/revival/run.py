@@ -1,31 +1,29 @@
 """The revival experiment: saturate with N = 16, continue in arms, compare.
 
-  python launch/revival/run.py runs/revival
+  python -m launch.revival.run runs/revival
 
 Wings (`countdown.py`, `queens.py`, `puzzles.py`) hold the prompts,
 `configs/revival.py` the arms. In each wing
 
-1. N = 16 trains at its best rate until it stands still: the last third of its
-   steps gained nothing that a paired test over prompts calls significant
-   (one-sided p of 5 %), and that is no lack of prompts: the gain is within
-   +- .03, also with 5 % (two one-sided tests). If not, it goes on for half as
-   long again, at most to four times as long; arms go on then all the same, and
-   the report says that it did not stand still.
-2. From its last checkpoint, with a new optimizer as from a published model,
-   each arm gets the same processor seconds (time/busy_s). Its learning rate is
-   chosen before, with a seed of its own, among rates a factor 3 apart; one more
-   is tried as long as the best is the least or greatest of them, up to five.
-3. Three seeds of each arm. On countdown and queens the same once more from the
-   policy that N = 16 began with, for what happens on the way.
+1. N = 16 trains at its best rate until it has saturated: over the last third of
+   its steps, a paired test over prompts finds no significant gain (one-sided p
+   of 5 %), and the gain lies within +- .03 (two one-sided tests, 5 %). If not,
+   it trains half as long again, up to four times the time. If it still has not
+   saturated, the arms continue anyway, and the report says so.
+2. From its last checkpoint, with a new optimizer, each arm trains for the same
+   processor seconds (time/busy_s). Its learning rate is tuned first, with a
+   separate seed, among rates a factor 3 apart. While the best rate is the least
+   or the greatest, one more is tried, up to five.
+3. Three seeds of each arm. On countdown and queens this is repeated from the
+   policy that N = 16 started with.
 
-Where prompts are held out (puzzles), 1 and 2 look at every other one of them,
-and what is told of 3 is of the rest.
+On puzzles, 1 and 2 use every other held-out prompt, and the results of 3 use
+the rest.
 
-`sweep` is another thing: N from 4 to 512 at a constant number of samples.
+`sweep` is separate: N from 4 to 512 at a constant number of samples.
 
-Every run is `python -m brorl_jax.main` in a folder of its own; the same command
-again goes on where it stopped. Runs that do not wait for each other share the
-cores, one core each.
+Every run is `python -m brorl_jax.main` in its own folder. Repeating the command
+resumes it. Independent runs share the cores, one core each.
 """
 
 import argparse
@@ -37,14 +35,13 @@ import shutil
 from collections.abc import Iterable, Sequence
 
 import jax.numpy as jnp
-import machine
 import numpy as np
-import study
-from machine import call, say
 
 from brorl_jax.rl import stats
+from brorl_jax.runs import lines
+from launch.revival import machine, study
+from launch.revival.machine import call, say
 
-HERE = pathlib.Path(__file__).parent
 SEEDS, TUNING_SEED = (0, 1, 2), 100
 GRID, MOST_RATES = (-1, 0, 1), 5  # powers of 3 of the wing's rate
 SIGNIFICANT_P, STILL, LONGER, LONGEST = 0.05, 0.03, 1.5, 4
@@ -59,7 +56,7 @@ class Wing:
 
   Attributes:
     name: Of configs/revival.py.
-    script: Makes its prompts.
+    script: Module that makes its prompts, with its flags.
     lr: The middle of the rates that are tried.
     arms: By branch: from where the arms go on.
     seconds: Processor seconds of an arm, by branch; of N = 16 before it may
@@ -78,7 +75,7 @@ class Wing:
 WINGS = (
   Wing(
     "countdown",
-    "countdown.py",
+    "countdown",
     lr=1e-3,
     arms={"saturated": ARMS, "start": WAY},
     seconds={"until_saturated": 60, "saturated": 60, "start": 120},
@@ -86,7 +83,7 @@ WINGS = (
   ),
   Wing(
     "queens",
-    "queens.py",
+    "queens",
     lr=1e-3,
     arms={"saturated": ARMS, "start": WAY},
     seconds={"until_saturated": 60, "saturated": 45, "start": 45},
@@ -94,7 +91,7 @@ WINGS = (
   ),
   Wing(
     "paths",
-    "countdown.py --paths",
+    "countdown --paths",
     lr=1e-3,
     arms={"saturated": ARMS},
     seconds={"until_saturated": 60, "saturated": 45},
@@ -102,7 +99,7 @@ WINGS = (
   ),
   Wing(
     "puzzles",
-    "puzzles.py",
+    "puzzles",
     lr=3e-4,
     arms={"saturated": ARMS},
     seconds={"until_saturated": 90, "saturated": 45},
@@ -198,15 +195,15 @@ def train(e: Experiment, job: Job, cores: Iterable[int]) -> None:
   """Goes on until its seconds are spent, then reads its checkpoints."""
   folder, data = e.folder(job), e.root / job.wing.name
   every = EVERY[job.wing.name].get(job.arm, 2)
-  config = dict(
-    seed=job.seed,
-    lr=job.lr,
-    max_busy_s=job.seconds,
-    checkpoint=e.policy(job),
-    save_every=every,
-    eval_every=100_000 if job.wing.exact else every,
-    keep_checkpoints=100_000 if job.wing.exact else 2,
-  )
+  config = {
+    "run.seed": job.seed,
+    "optim.lr": job.lr,
+    "run.max_busy_s": job.seconds,
+    "policy.checkpoint": e.policy(job),
+    "run.save_every": every,
+    "eval.every": 100_000 if job.wing.exact else every,
+    "run.keep_checkpoints": 100_000 if job.wing.exact else 2,
+  }
   config["data.files"] = f"('{data}/train.jsonl',)"
   config["data.heldout_files"] = f"('{data}/heldout.jsonl',)"
   call(
@@ -217,7 +214,7 @@ def train(e: Experiment, job: Job, cores: Iterable[int]) -> None:
     *(f"--config.{field}={value}" for field, value in config.items()),
   )
   if job.wing.exact:
-    call(folder, cores, HERE / "exact.py", data, folder)
+    call(folder, cores, "-m", "launch.revival.exact", data, folder)
 
 
 def prepare(e: Experiment, wing: Wing) -> None:
@@ -228,7 +225,8 @@ def prepare(e: Experiment, wing: Wing) -> None:
   say(f"{wing.name}: prompts" + (" and warm-up" if wing.exact else ""))
   script, *flags = wing.script.split()
   cores = os.sched_getaffinity(0)
-  call(folder, cores, HERE / script, folder, f"--scale={e.scale}", *flags)
+  module = f"launch.revival.{script}"
+  call(folder, cores, "-m", module, folder, f"--scale={e.scale}", *flags)
   if e.scale > 1 and not wing.exact:
     say(f"{wing.name}: warm-up of a larger policy")
     larger = {"width": 96, "mlp": 384, "layers": 3}
@@ -245,17 +243,17 @@ def prepare(e: Experiment, wing: Wing) -> None:
 
 
 def rates(e: Experiment, job: Job) -> tuple[np.ndarray, np.ndarray]:
-  """Steps, and pass@1 [steps, prompts] that is to decide something.
+  """Steps, and pass@1 [steps, prompts] of the deciding prompts.
 
-  What was done past the job's seconds is left out: it was begun when the job
-  was longer, and may be half done.
+  Steps past the job's seconds are left out: they come from a longer job and may
+  be incomplete.
   """
-  told = study.read(e.folder(job), seconds=job.seconds, prompts=study.DECIDING)
-  return told.steps, told.rates
+  run = study.read(e.folder(job), seconds=job.seconds, prompts=study.DECIDING)
+  return run.steps, run.rates
 
 
-def stands_still(steps: Sequence[int], rate: np.ndarray) -> bool:
-  """Whether the last third of the steps brought nothing, and that is sure."""
+def stands_still(steps: Sequence[int] | np.ndarray, rate: np.ndarray) -> bool:
+  """Whether the last third of the steps brought no gain, with certainty."""
   if len(steps) < 4:
     return False
   two_thirds = min(
@@ -301,7 +299,7 @@ def saturate(e: Experiment, wing: Wing) -> None:
     os.sched_getaffinity(0),
     *("-m", "brorl_jax.main", "--mode=export", f"--workdir={part}"),
     f"--config={e.config(job)}",
-    f"--config.checkpoint={e.folder(job)}",
+    f"--config.policy.checkpoint={e.folder(job)}",
   )
   part.rename(policy)
 
@@ -368,13 +366,13 @@ def sweep(e: Experiment) -> None:
         cores,
         *("-m", "brorl_jax.main", f"--workdir={folder}"),
         f"--config=configs/sweep.py:{n}",
-        f"--config.max_busy_s={seconds}",
-        "--config.eval_temperature=1.0",
-        "--config.eval_top_p=1.0",
+        f"--config.run.max_busy_s={seconds}",
+        "--config.eval.temperature=1.0",
+        "--config.eval.top_p=1.0",
       )
 
   def start(_, cores: set[int]) -> None:
-    """512 samples of prompts like those of training: all N are foretold."""
+    """512 samples of each prompt before training, to predict all N."""
     folder, data = e.root / "sweep" / "start", e.root / "puzzles"
     call(
       folder,
@@ -384,9 +382,9 @@ def sweep(e: Experiment) -> None:
       # Nothing is trained here: the sides change places.
       f"--config.data.files=('{data}/heldout.jsonl',)",
       f"--config.data.heldout_files=('{data}/train.jsonl',)",
-      "--config.eval_n=512",
-      "--config.eval_temperature=1.0",
-      "--config.eval_top_p=1.0",
+      "--config.eval.n=512",
+      "--config.eval.temperature=1.0",
+      "--config.eval.top_p=1.0",
     )
 
   e.lanes.each(start, [None])
@@ -394,11 +392,11 @@ def sweep(e: Experiment) -> None:
 
 
 def refuse_another(root: pathlib.Path, size: dict[str, float]) -> None:
-  """A short trial in the folder of the whole would be taken for part of it."""
+  """Refuses a folder that belongs to a run of another size."""
   path = root / "size.json"
   if path.exists() and (before := json.loads(path.read_text())) != size:
     raise SystemExit(
-      f"{root} is of a run with {before}, not {size}; choose another folder"
+      f"{root} belongs to a run with {before}, not {size}; use another folder"
     )
   root.mkdir(parents=True, exist_ok=True)
   write(path, size)
@@ -406,9 +404,7 @@ def refuse_another(root: pathlib.Path, size: dict[str, float]) -> None:
 
 def write(path: pathlib.Path, value: object) -> None:
   """JSON that is whole whenever this process is killed."""
-  part = path.with_suffix(".part")
-  part.write_text(json.dumps(value, indent=1) + "\n")
-  part.replace(path)
+  lines.write_whole(path, json.dumps(value, indent=1) + "\n")
 
 
 def planned(wing: Wing) -> float:
@@ -419,7 +415,7 @@ def planned(wing: Wing) -> float:
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
   parser.add_argument("root", type=pathlib.Path)
   parser.add_argument("--scale", type=int, default=1)
   parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1)

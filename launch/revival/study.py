@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from brorl_jax import metrics
 from brorl_jax.rl import stats
+from brorl_jax.runs import metrics
 
-# What is told of the prompts that are trained on, where answers are known.
+# Measures of the training prompts, if all right answers are known.
 EXACT = ("pass_at_1", "distinct", "covered", "fell", "lost")
 LEVELS = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7)  # of pass@1, where arms are compared
 # Which arms each is tested against, if not N = 16 alone.
 AGAINST = {"n16": (), "n512_distinct": ("n16", "n16_distinct")}
 DEAD, ALIVE = 0.05, 0.5  # pass@1 of a prompt
 # Held-out prompts by which rates are chosen and N = 16 stands still, and those
-# of which results are told.
+# of the results.
 DECIDING, TOLD, ALL = slice(0, None, 2), slice(1, None, 2), slice(None)
 
 
@@ -47,7 +47,7 @@ def read(
 
   Args:
     folder: Of the run.
-    seconds: Steps that began after so many of the processor are left out.
+    seconds: Steps that began after this many processor seconds are left out.
     prompts: Which of those that are held out, where answers are not known.
   """
   lines = metrics.read_lines(folder / "metrics.jsonl")
@@ -56,24 +56,27 @@ def read(
   exact = (folder / "exact.jsonl").exists()
   name = "exact.jsonl" if exact else "eval/curve.jsonl"
   last = np.searchsorted(busy_s, seconds)
-  told = [x for x in metrics.read_lines(folder / name) if x["step"] <= last]
+  records = [x for x in metrics.read_lines(folder / name) if x["step"] <= last]
   if exact:
-    rates = np.array([x["train"]["pass_at_1"] for x in told])
-    mean = lambda side, name: np.array([np.mean(x[side][name]) for x in told])
+    rates = np.array([x["train"]["pass_at_1"] for x in records])
+    mean = lambda side, name: np.array(
+      [np.mean(x[side][name]) for x in records]
+    )
     measures = {name: mean("train", name) for name in EXACT}
-    if "drawn" in told[0]:
+    if "drawn" in records[0]:
       measures["known"] = measures["pass_at_1"]
-      rates = np.array([x["drawn"]["pass_at_1"] for x in told])
+      rates = np.array([x["drawn"]["pass_at_1"] for x in records])
       measures |= {k: mean("drawn", k) for k in ("pass_at_1", "distinct")}
     else:
       measures["heldout"] = mean("heldout", "pass_at_1")
     measures["dead"] = (rates < DEAD).mean(axis=1)
   else:
-    rates = np.array([x["rates"] for x in told])[:, prompts]
+    rates = np.array([x["rates"] for x in records])[:, prompts]
     measures = {"pass_at_1": rates.mean(axis=1)}
-  at = np.array([x["step"] for x in told])
+  at = np.array([x["step"] for x in records])
   config = json.loads((folder / "config.json").read_text())["config"]
-  kept, N = config["samples"], config["n"]
+  sampled = config["sampling"]
+  kept, N = sampled["samples"], sampled["n"]
   return Run(at, busy_s[at], samples[at], measures, rates, kept, kept // N)
 
 
@@ -93,7 +96,7 @@ def at_level(run: Run, level: float) -> dict[str, float] | None:
 
 
 def at_samples(run: Run, samples: float) -> dict[str, float]:
-  """Its measures after so many."""
+  """Its measures at the given point."""
   return {
     name: float(np.interp(samples, run.samples, v))
     for name, v in run.measures.items()
@@ -101,22 +104,22 @@ def at_samples(run: Run, samples: float) -> dict[str, float]:
 
 
 def at_end(run: Run) -> dict[str, float]:
-  told = {name: float(v[-1]) for name, v in run.measures.items()}
-  return told | {
+  end = {name: float(v[-1]) for name, v in run.measures.items()}
+  return end | {
     "busy_s": float(run.busy_s[-1]),
     "samples": float(run.samples[-1]),
   }
 
 
-def over_seeds(told: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+def over_seeds(ends: Sequence[Mapping[str, float]]) -> dict[str, Any]:
   """Mean, least and greatest of each number."""
   return {
     name: {
-      "mean": float(np.mean([x[name] for x in told])),
-      "low": float(np.min([x[name] for x in told])),
-      "high": float(np.max([x[name] for x in told])),
+      "mean": float(np.mean([x[name] for x in ends])),
+      "low": float(np.min([x[name] for x in ends])),
+      "high": float(np.max([x[name] for x in ends])),
     }
-    for name in told[0]
+    for name in ends[0]
   }
 
 
@@ -167,10 +170,10 @@ def branch(folder: pathlib.Path, chosen: Mapping[str, float]) -> dict[str, Any]:
       "levels": {},
     }
     for level in LEVELS:
-      told = [at_level(run, level) for run in some]
+      measured = [at_level(run, level) for run in some]
       if level > arm["start"]["pass_at_1"]["high"]:
-        found = [x for x in told if x is not None]
-        whole = len(found) == len(told)
+        found = [x for x in measured if x is not None]
+        whole = len(found) == len(measured)
         arm["levels"][f"{level:g}"] = over_seeds(found) if whole else None
     back = [x for run in some if (x := revived(run)) is not None]
     arm["revived"] = float(np.mean(back)) if back else None
@@ -284,8 +287,8 @@ def _first(run: Run) -> Run:
 
 
 def _curve(run: Run) -> dict[str, list[float]]:
-  told = run.measures | {"busy_s": run.busy_s, "samples": run.samples}
-  return {k: np.round(v, 6).tolist() for k, v in told.items()}
+  values = run.measures | {"busy_s": run.busy_s, "samples": run.samples}
+  return {k: np.round(v, 6).tolist() for k, v in values.items()}
 
 
 def _number(x) -> float | None:

@@ -1,9 +1,9 @@
 """Puzzles with many known right answers, and a policy that knows them a little.
 
 A folder has train.jsonl and heldout.jsonl, in the format of
-brorl_jax/tasks/dataset.py, known.json with the right responses to each prompt,
-and policy/: a small transformer that was taught the prompts of both, with few
-right answers and most of them rarely.
+brorl_jax/tasks/data/dataset.py, known.json with the right responses to each
+prompt, and policy/: a small transformer that was taught the prompts of both,
+with few right answers and most of them rarely.
 """
 
 import json
@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from brorl_jax import hf, tokenizer, update, warmup
-from brorl_jax.attention import Rope
-from brorl_jax.policy import Policy
+from brorl_jax.learner import optimizer, pair_packing, supervised
+from brorl_jax.model import huggingface, tokenizer
+from brorl_jax.model.attention import Rope
+from brorl_jax.model.policy import Policy
 
-PROMPT_TOKENS = 16
 # Share of right demonstrations, uniform in its logarithm between prompts, 10 %
 # on average. With 25 % everywhere N = 16 learns all prompts and none is left to
 # be revived; with 1 % at least 4 of 32 were left, too few to tell arms apart.
@@ -32,7 +32,7 @@ class Puzzle(NamedTuple):
   Attributes:
     id: In the files.
     question: The prompt.
-    metadata: By which reasoning-gym's judge decides.
+    metadata: Input of reasoning-gym's scorer.
     right: All that there are.
     wrong: Some.
   """
@@ -60,14 +60,14 @@ def example(puzzle: Puzzle) -> dict:
 
 def demonstrations(
   some: Sequence[Puzzle], text: tokenizer.Tokenizer, *, each: int, seed: int
-) -> warmup.Demonstrations:
+) -> list[pair_packing.Pair]:
   """`each` answers to every puzzle, few of them right.
 
   How often each one is said is uneven (lognormal, sigma 1.5), so that a few
   right ones are known well and many hardly.
   """
   rng = np.random.default_rng(seed)
-  prompts, responses = [], []
+  out = []
   for puzzle in some:
     share = np.exp(rng.uniform(*np.log([_LEAST_RIGHT, _MOST_RIGHT])))
     weights = [
@@ -82,10 +82,9 @@ def demonstrations(
     )
     said = rng.choice([*puzzle.right, *puzzle.wrong], size=each, p=odds)
     question = text.render([{"role": "user", "content": puzzle.question}])
-    prompts += [question] * each
-    responses += [[*text.encode(str(t)), text.stop_ids[0]] for t in said]
-  longest = max(map(len, responses))
-  return warmup.padded(prompts, responses, PROMPT_TOKENS, longest)
+    answers = [[*text.encode(str(t)), text.stop_ids[0]] for t in said]
+    out += [pair_packing.Pair(question, answer) for answer in answers]
+  return out
 
 
 def teach(
@@ -113,7 +112,7 @@ def teach(
     tied=True,
     qkv_bias=True,
   )
-  tx, _ = update.optimizer(
+  tx, _ = optimizer.adamw(
     lr=3e-3,
     warmup=50,
     total=steps,
@@ -124,21 +123,23 @@ def teach(
     max_grad_norm=1.0,
     second_moment="full",
   )
-  params = warmup.train(
+  # About 256 demonstrations in an update.
+  layout = pair_packing.Layout(tokens=256, rows=16, microbatches=1)
+  params = supervised.train(
     policy.init(jax.random.key(seed)),
     demonstrations(some, text, each=4000, seed=seed),
-    response_logp=policy.response_logp,
+    packed_logp=policy.packed_logp,
     tx=tx,
-    steps=steps,
-    batch=256,
+    layout=layout,
+    count=steps,
     seed=seed,
-    log=lambda i, loss: print(
-      f"warm-up {i}/{steps}: {loss:.3f} nats per token",
+    look=lambda now: print(
+      f"warm-up {now.update}/{steps}: {now.loss or 0.0:.3f} nats per token",
       file=sys.stderr,
       flush=True,
     ),
   )
-  hf.save(directory, policy, params)
+  huggingface.save(directory, policy, params)
 
 
 def write(

@@ -1,36 +1,39 @@
 """Procedural puzzles and their verifiers, from reasoning-gym.
 
-Only tasks that were audited can be used: many scorers of the library execute
-the model's text or pay for garbage. `ALLOWED` names the tasks that can be drawn
-and judged, `STORED` those that are judged where they come from a data file and
-why they are not drawn, `REFUSED` what is wrong with the others.
+Only audited tasks can be used, because many scorers of the library execute
+model text or reward garbage. `ALLOWED` lists the tasks that can be generated
+and scored. `STORED` lists those that are only scored, from data files, with the
+reason. `REFUSED` lists the others with the reason.
 
     families = [Family("gcd", {"max_value": 40}), Family("leg_counting")]
     check(families)
     p = puzzle(families[0], "train", 123, seed=0)
     verify("<answer>4</answer>", p.entry).reward
 
-  tables.py       which task can be used, how far, and why not
-  families.py     what a run draws from: settings, splits, held-out puzzles
-  judge.py        a response and an entry to a verdict, by one of three ways
-  checks.py       our own checks of an answer, task by task
-  expressions.py  arithmetic and polynomials, read without executing them
+  tables.py       which tasks can be used, and why not
+  families.py     generates puzzles: settings, splits, held-out puzzles
+  verifier.py     scores a response in one of three ways
+  checks.py       our own checks of answers, by task
+  solutions.py    checks of puzzles with many right answers
+  expressions.py  parses arithmetic and polynomials without executing them
 """
 
 from brorl_jax.tasks.base import Verdict
+from brorl_jax.tasks.domain import Family
+from brorl_jax.tasks.gym.domain import DOMAIN
 from brorl_jax.tasks.gym.families import (
   SPLITS,
-  Family,
   check,
   heldout,
   is_heldout,
   puzzle,
 )
-from brorl_jax.tasks.gym.judge import JAILED, verify
 from brorl_jax.tasks.gym.tables import ALLOWED, MAX_ANSWER, REFUSED, STORED
+from brorl_jax.tasks.gym.verifier import JAILED, verify
 
 __all__ = [
   "ALLOWED",
+  "DOMAIN",
   "JAILED",
   "MAX_ANSWER",
   "REFUSED",

@@ -1,7 +1,7 @@
-"""Which chapter of reasoning-gym a task belongs to: the columns of Table 5.
+"""The category of each reasoning-gym task: the columns of Table 5.
 
-The folders of the library, version 0.1.25, written down because importing it
-takes seconds.
+These are the folders of the library, version 0.1.25. They are listed here
+because importing the library takes seconds.
 """
 
 from collections.abc import Mapping
@@ -47,7 +47,7 @@ _TASKS: Mapping[str, str] = {
   """,
 }
 
-# Of the tasks that can be judged.
+# By task.
 CATEGORIES: Mapping[str, str] = {
   task: category for category, tasks in _TASKS.items() for task in tasks.split()
 }

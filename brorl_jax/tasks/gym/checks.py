@@ -1,10 +1,10 @@
-"""What makes an answer right, where the library's scorer cannot be used.
+"""Our own checks of answers, for tasks whose scorer cannot be used.
 
-Those scorers execute the answer, pay for text beside it, raise, print, or are
-content with something near. The checks here are ours: exact, linear in the
-length of the answer, and deaf to everything outside the form that the question
-asks for. A check returns why the answer is wrong, "" if it is right, and
-raises only if the entry is damaged.
+Those scorers execute the answer, ignore text around it, raise, print, or accept
+near misses. These checks are exact, take time linear in the length of the
+answer, and accept only the form that the question asks for. A check returns the
+reason why the answer is wrong, "" if it is right, and raises only if the entry
+is damaged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _same_text(answer: str, entry: Entry) -> str:
 
 
 def _same_word(answer: str, entry: Entry) -> str:
-  # ASCII, because lower() turns a Kelvin sign into a k.
+  # ASCII only, because lower() turns a Kelvin sign into a k.
   same = answer.lower() == entry["answer"].lower()
   return _verdict(same and answer.isascii())
 
@@ -48,7 +48,7 @@ def _same_rows(answer: str, entry: Entry) -> str:
 
 
 def _same_list(answer: str, entry: Entry) -> str:
-  """The stored list with any white space between its parts, and any quotes."""
+  """The stored list, with any white space and any quotes."""
 
   def parts(text: str) -> list[str]:
     return re.findall(r"[\[\],]|[^\[\],\s]+", text.replace('"', "'"))
@@ -56,18 +56,18 @@ def _same_list(answer: str, entry: Entry) -> str:
   return _verdict(parts(answer) == parts(entry["answer"]))
 
 
-# One right value, which can be written in several ways.
+# One right value that can be written in several ways.
 
 
 def _same_hexadecimal(answer: str, entry: Entry) -> str:
   if not re.fullmatch(r"[+-]?0[xX][0-9a-fA-F]+", answer):
-    return "refused: no hexadecimal number such as -0x1f"
+    return "refused: not a hexadecimal number such as -0x1f"
   return _verdict(int(answer, 16) == int(entry["answer"], 16))
 
 
 def _same_number(answer: str, entry: Entry) -> str:
   if not re.fullmatch(rf"[+-]?{_DECIMAL}", answer, re.ASCII):
-    return "refused: no number such as -12.5"
+    return "refused: not a number such as -12.5"
   return _verdict(Fraction(answer) == Fraction(entry["answer"]))
 
 
@@ -75,7 +75,7 @@ def _same_numbers(answer: str, entry: Entry) -> str:
   rows = solutions.rows(answer)
   pattern = re.compile(rf"[+-]?{_DECIMAL}", re.ASCII)
   if not all(pattern.fullmatch(word) for row in rows for word in row):
-    return "refused: no rows of numbers"
+    return "refused: not rows of numbers"
   right = [
     [Fraction(x) for x in row] for row in solutions.rows(entry["answer"])
   ]
@@ -84,27 +84,27 @@ def _same_numbers(answer: str, entry: Entry) -> str:
 
 def _same_complex(answer: str, entry: Entry) -> str:
   dense = re.sub(r"\s*([+-])\s*", r"\1", answer)
-  found = re.fullmatch(
+  match = re.fullmatch(
     rf"([+-]?{_DECIMAL}(?![\d.]*i))?(?:([+-]?)({_DECIMAL})?(i))?",
     dense,
     re.ASCII,
   )
-  if not found or not dense or (found[1] and found[4] and not found[2]):
-    return "refused: no complex number such as 2.0 - 3.5i"
-  real = Fraction(found[1] or 0)
-  imaginary = Fraction(found[3] or 1) if found[4] else Fraction(0)
-  if found[2] == "-":
+  if not match or not dense or (match[1] and match[4] and not match[2]):
+    return "refused: not a complex number such as 2.0 - 3.5i"
+  real = Fraction(match[1] or 0)
+  imaginary = Fraction(match[3] or 1) if match[4] else Fraction(0)
+  if match[2] == "-":
     imaginary = -imaginary
   return _verdict([real, imaginary] == list(entry["metadata"]["result"]))
 
 
 def _same_candidate(answer: str, entry: Entry) -> str:
-  """The number to be picked, as it is or as the question writes it."""
+  """The number to pick, plain or in the format of the question."""
   grouped = r"\d{1,3}(?:,\d{3})+(?:\.\d{1,20})?"
   if not re.fullmatch(
     rf"[+-]?(?:{grouped}|{_DECIMAL}(?:[eE][+-]?\d{{1,3}})?)", answer, re.ASCII
   ):
-    return "refused: no number such as -1,234.5 or 1.2e+3"
+    return "refused: not a number such as -1,234.5 or 1.2e+3"
   metadata = entry["metadata"]
   right = {Decimal(entry["answer"])}
   for number, written in zip(
@@ -119,7 +119,7 @@ def _same_factors(answer: str, entry: Entry) -> str:
   if not re.fullmatch(
     rf"\d{{1,20}}(?:\s*{_TIMES}\s*\d{{1,20}})*", answer, re.ASCII
   ):
-    return f"refused: no numbers with {_TIMES} between them"
+    return f"refused: not numbers joined by {_TIMES}"
 
   def factors(text: str) -> list[int]:
     return sorted(int(number) for number in text.split(_TIMES))
@@ -128,52 +128,52 @@ def _same_factors(answer: str, entry: Entry) -> str:
 
 
 def _same_partitions(answer: str, entry: Entry) -> str:
-  """Each way to cut the string once, in any order."""
+  """All ways to cut the string, each once, in any order."""
   pieces = r'\[\s*"[a-z]+"(?:\s*,\s*"[a-z]+")*\s*\]'
   if not re.fullmatch(rf"\[\s*{pieces}(?:\s*,\s*{pieces})*\s*\]", answer):
-    return "refused: no list of lists of letters"
-  # Nested twice and no deeper, so that json.loads cannot run out of stack.
+    return "refused: not a list of lists of letters"
+  # Nested exactly twice, so json.loads cannot overflow the stack.
   return _verdict(
     sorted(json.loads(answer)) == sorted(entry["metadata"]["solution"])
   )
 
 
-# Polynomials. The library's way, sympy, takes 3 ms and executes Python.
+# Polynomials. The library uses sympy, which takes 3 ms and executes Python.
 
 
 def _expanded(answer: str, entry: Entry) -> str:
-  """The product, multiplied out: the question itself would be equal too."""
-  found = expressions.terms(answer)
-  if found is None:
-    return "refused: no sum of terms such as -3*x**2*y"
+  """The expanded product; the unexpanded question would be equal as well."""
+  terms = expressions.terms(answer)
+  if terms is None:
+    return "refused: not a sum of terms such as -3*x**2*y"
   right = {m: c for m, c, _ in expressions.terms(entry["answer"]) or () if c}
-  got = {m: c for m, c, _ in found if c}
+  got = {m: c for m, c, _ in terms if c}
   if got != right:
     return _WRONG
-  simplified = all(simple for _, _, simple in found)
+  simplified = all(simple for _, _, simple in terms)
   return (
-    "" if simplified and len(found) <= max(1, len(right)) else "not simplified"
+    "" if simplified and len(terms) <= max(1, len(right)) else "not simplified"
   )
 
 
 def _antiderivative(answer: str, entry: Entry) -> str:
   variable = entry["metadata"]["variable"]
-  found = expressions.terms(answer)
-  if found is None:
-    return "refused: no sum of terms such as -3*x**2/5"
+  terms = expressions.terms(answer)
+  if terms is None:
+    return "refused: not a sum of terms such as -3*x**2/5"
   right = expressions.terms(entry["answer"])
   if right is None:
-    raise ValueError(f"the entry's answer is {entry['answer']!r}")
-  letters = {letter for monomial, _, _ in found for letter, _ in monomial}
+    raise ValueError(f"entry.answer = {entry['answer']!r} is not a sum")
+  letters = {letter for monomial, _, _ in terms for letter, _ in monomial}
   if not letters <= {variable, "C"}:
     return "refused: a letter other than the variable and C"
-  return _verdict(_varying(found, variable) == _varying(right, variable))
+  return _verdict(_varying(terms, variable) == _varying(right, variable))
 
 
 def _varying(
   terms: list[tuple[expressions.Monomial, Fraction, bool]], variable: str
 ) -> dict[expressions.Monomial, Fraction]:
-  """Coefficients, without what is constant."""
+  """Coefficients of the terms that depend on the variable."""
   total: dict[expressions.Monomial, Fraction] = {}
   for monomial, coefficient, _ in terms:
     if variable in dict(monomial):
@@ -212,8 +212,8 @@ CHECKS: Mapping[str, Check] = {
 
 _MOVE = r'"(?:(?:fill|empty) [A-Z]|pour [A-Z]->[A-Z])"'
 
-# The form of an answer whose scorer is sound but overlooks what is beside it:
-# asked only about what fits.
+# Forms of answers for scorers that are sound but ignore extra text. An answer
+# of another form is refused.
 FORMS: Mapping[str, tuple[re.Pattern[str], str]] = {
   "jugs": (
     re.compile(rf"\[\s*{_MOVE}(?:\s*,\s*{_MOVE})*\s*\]"),

@@ -1,8 +1,8 @@
-"""Arithmetic and polynomials in a model's answer, read without executing it.
+"""Parses arithmetic and polynomials in an answer without executing it.
 
-The library gives such answers to sympy.parse_expr, which evaluates Python.
-Here they have a grammar, exact fractions for values, and a cost linear in the
-length of the text.
+The library passes such answers to sympy.parse_expr, which evaluates Python.
+Here a grammar defines them, values are exact fractions, and the time is linear
+in the length of the text.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def value(text: str) -> Fraction | None:
 
 
 def _apply(values: list[Fraction], pending: list[str], strength: int) -> bool:
-  """Does what is pending and binds as strongly, up to the last "("."""
+  """Applies pending operators that bind as strongly, up to the last "("."""
   while pending and pending[-1] != "(":
     binds, function = _OPERATORS[pending[-1]]
     if binds < strength:
@@ -98,7 +98,7 @@ def _apply(values: list[Fraction], pending: list[str], strength: int) -> bool:
 
 
 def terms(text: str) -> list[tuple[Monomial, Fraction, bool]] | None:
-  """The terms of a polynomial that is written as a sum.
+  """Parses a polynomial that is written as a sum.
 
     sum    = [sign] term {sign term}
     term   = factor {"*" factor | "/" integer}
@@ -109,13 +109,13 @@ def terms(text: str) -> list[tuple[Monomial, Fraction, bool]] | None:
 
   Returns:
     For each term the powers of its letters, its coefficient, and whether it is
-    fully simplified: one number at most, no letter twice. None if the text is
-    no such sum.
+    simplified (at most one number, no letter twice). None if the text is not
+    such a sum.
   """
   if re.search(r"[\w.]\s+[\w.]|\*\s+\*", text):
     return None  # "1 2" is not 12
   dense = "".join(text.split())
-  # fullmatch first: the second pass then meets nothing but terms.
+  # fullmatch first, so that the second pass finds only terms.
   if not dense.isascii() or not _SUM.fullmatch(dense):
     return None
   try:
@@ -145,15 +145,15 @@ def _term(sign: str, product: str) -> tuple[Monomial, Fraction, bool]:
 
 
 def refuse_integral(text: str, variable: str) -> str:
-  """Why a text is no antiderivative that sympy may be shown; "" if it is one.
+  """Why sympy must not parse a text as an antiderivative; "" if it may.
 
-  Numbers, a few functions, + - * / ** ( ), the variable and C. Of what is left
-  nothing can be executed, and powers are small enough to be expanded.
+  Allowed are numbers, a few functions, + - * / ** ( ), the variable and C. None
+  of these can execute anything, and powers are small enough to expand.
   """
   if len(text) > 300 or not text.isascii():
     return "at most 300 characters, all ASCII"
   if re.search(r"[A-Za-z]\s*[\d.]|[\d.]\s*[A-Za-z]", text):
-    return "a name beside a digit or point"  # 0x10, 1j, and sympy's E1(x)
+    return "a name next to a digit or point"  # 0x10, 1j, and sympy's E1(x)
   depth = 0
   for token in re.findall(r"\d+(?:\.\d+)?|[A-Za-z]+|\*\*|\S", text):
     depth += (token == "(") - (token == ")")
@@ -164,13 +164,13 @@ def refuse_integral(text: str, variable: str) -> str:
         return f"the name {token[:20]}"
     elif len(token) > 8 or not re.fullmatch(r"[\d.]+|\*\*|[-+*/()]", token):
       return f"the text {token[:20]}"
-  # E alone may have any power: sympy does not work it out.
+  # E may have any power: sympy does not expand it.
   small = r"(?:-?(?:1?\d|20)(?![\d.])|\(-?\d\d?(?:/\d\d?)?\))(?!\*\*)"
   packed = "".join(text.split())
   if re.search(rf"(?<!E)\*\*(?!{small})", packed):
-    return "a power that is no number up to 20"
-  # A sum to a power is worked out; a function of a function of one is not, but
-  # its derivative has as many factors.
+    return "a power that is not a number up to 20"
+  # sympy expands powers of sums. It does not expand nested functions, but their
+  # derivatives have one factor per level.
   if re.search(r"\)\*\*(?!\(|[23](?!\d))", packed):
     return "a power of a bracket above 3"
   if packed.count(")**") > 2:
@@ -183,7 +183,7 @@ def refuse_integral(text: str, variable: str) -> str:
 
 
 def _nesting(text: str) -> int:
-  """Most functions that lie in each other."""
+  """Greatest nesting depth of functions."""
   stack, most = [], 0
   for match in re.finditer(r"([A-Za-z]{2,})?\(|\)", text):
     if match[0] == ")":

@@ -1,9 +1,8 @@
-"""Families of puzzles, and the puzzles drawn from them.
+"""Generates puzzles from families.
 
-Two walls keep held-out puzzles out of training. Splits draw from disjoint
-ranges of generator seeds, and, because a small family repeats its questions
-under different seeds, a hash of the question puts one text in ten on the
-held-out side for good.
+Two rules keep held-out puzzles out of training. Splits use disjoint ranges of
+generator seeds. And because a small family repeats its questions under
+different seeds, a hash of the question assigns one in ten to the held-out side.
 """
 
 from __future__ import annotations
@@ -14,54 +13,35 @@ import functools
 import hashlib
 import math
 import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from brorl_jax.tasks import mixture
 from brorl_jax.tasks.base import Example
-from brorl_jax.tasks.gym.judge import library, verify
+from brorl_jax.tasks.data import mixture
+from brorl_jax.tasks.domain import Family
 from brorl_jax.tasks.gym.tables import LARGEST, refuse
+from brorl_jax.tasks.gym.verifier import library, verify
 
 SPLITS = ("train", "heldout", "warmup")
 
-# Bits of a generator seed, from the low end. 2**44 indexes are 16 million
-# steps of mixture.index; the stride is how far an index may walk to find a
-# question on its side of the split.
+# Bits of a generator seed, from the low end. 2**44 indexes are 16 million steps
+# of mixture.index. The stride is the number of seeds that an index may try
+# until a question is on its side of the split.
 _STRIDE_BITS, _INDEX_BITS, _SPLIT_BITS = 10, 44, 2
 _HELDOUT_ONE_IN = 10
 
 
-@dataclasses.dataclass(frozen=True)
-class Family:
-  """A task with the settings that make it easy or hard.
-
-  Attributes:
-    name: One of `ALLOWED`.
-    settings: Fields of the task's reasoning-gym configuration; what is left
-      out keeps the library's default.
-    weight: Relative share of the training prompts.
-  """
-
-  name: str
-  settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  weight: float = 1.0
-
-  def __hash__(self) -> int:
-    # repr because settings hold lists and dicts; equality stays field by field.
-    return hash((self.name, repr(sorted(self.settings.items()))))
-
-
 def check(families: Sequence[Family]) -> None:
-  """Refuses families that would fail later, before anything else runs.
+  """Refuses families that would fail later in a run.
 
   Args:
-    families: What the run draws its puzzles from.
+    families: The families of the run.
 
   Raises:
-    ValueError: One line naming the family, the setting, its value and the
-      remedy, if a task is not allowed, a setting is unknown, of the wrong type
-      or out of range, a family is listed twice or makes no puzzles, or the
-      weights define no distribution.
+    ValueError: A task is not allowed; a setting is unknown, of the wrong type
+      or out of range; a family is listed twice or generates no puzzles; or the
+      weights are not valid. The message is one line with family, setting, value
+      and remedy.
   """
   if not families:
     raise ValueError("families is empty; list at least one")
@@ -80,41 +60,40 @@ def check(families: Sequence[Family]) -> None:
       verdict = verify(entry["answer"], entry)
       if verdict.status != "pass":
         raise ValueError(
-          f"{_describe(family)} makes puzzles whose own answer does not pass:"
-          f" {verdict.reason}; change its settings"
+          f"{_describe(family)} generates puzzles whose own answer does not"
+          f" pass: {verdict.reason}; change its settings"
         )
 
 
 def puzzle(family: Family, split: str, index: int, *, seed: int) -> Example:
-  """One puzzle, a pure function of its arguments.
+  """Generates one puzzle, a pure function of the arguments.
 
-  Index i of a split owns the 1,024 generator seeds
+  Index i of a split has the 1,024 generator seeds
 
     g = seed * 2**56 + split * 2**54 + i * 2**10 + [0, 2**10)
 
-  with split 0, 1, 2 for train, heldout, warmup, and takes the first whose
+  with split 0, 1, 2 for train, heldout, warmup. It takes the first seed whose
   question is on its side: held-out if a hash of task name and question is
-  0 mod 10, else train and warmup. So no question of the held-out side is ever
-  drawn by the others, under any seed and any settings. Two indexes may meet
-  the same question.
+  0 mod 10, else train and warmup. So the other splits never generate a held-out
+  question, under any seed and settings. Two indexes may give the same question.
 
   Args:
     family: Task and settings.
     split: "train", "heldout" or "warmup".
-    index: Which puzzle, in [0, 2**44).
+    index: Number of the puzzle, in [0, 2**44).
     seed: The run's data seed, >= 0.
 
   Raises:
-    ValueError: If an argument is wrong, or none of the index's questions is on
-      the split's side: the settings allow too few questions.
+    ValueError: An argument is wrong, or the settings allow too few questions
+      to find one on the side of the split.
   """
   if split not in SPLITS:
-    raise ValueError(f"split is {split!r}; use one of {', '.join(SPLITS)}")
+    raise ValueError(f"split = {split!r}; use one of {', '.join(SPLITS)}")
   if not 0 <= index < 2**_INDEX_BITS:
-    raise ValueError(f"index is {index}; use 0 to 2**{_INDEX_BITS} - 1")
+    raise ValueError(f"index = {index}; use 0 to 2**{_INDEX_BITS} - 1")
   if seed < 0:
     # The generators ignore a seed's sign.
-    raise ValueError(f"seed is {seed}; use a number >= 0")
+    raise ValueError(f"seed = {seed}; use a number >= 0")
   dataset = _dataset(family)
   start = (seed << _SPLIT_BITS) + SPLITS.index(split)
   start = ((start << _INDEX_BITS) + index) << _STRIDE_BITS
@@ -124,7 +103,7 @@ def puzzle(family: Family, split: str, index: int, *, seed: int) -> Example:
       entry = dataset[generator_seed]
     except Exception as error:
       raise ValueError(
-        f"{_describe(family)} cannot make a puzzle:"
+        f"{_describe(family)} cannot generate a puzzle:"
         f" {_one_line(error)}; change its settings"
       ) from error
     if is_heldout(family.name, entry["question"]) == (split == "heldout"):
@@ -132,13 +111,13 @@ def puzzle(family: Family, split: str, index: int, *, seed: int) -> Example:
       asked = ({"role": "user", "content": entry["question"]},)
       return Example(name, "gym", family.name, asked, entry)
   raise ValueError(
-    f"{_describe(family)} has no question for {split} among"
-    f" {2**_STRIDE_BITS} drawn; widen its settings"
+    f"{_describe(family)} has no {split} question in {2**_STRIDE_BITS} tries;"
+    " widen its settings"
   )
 
 
 def is_heldout(task: str, question: str) -> bool:
-  """Whether a question is on the side of its task that is never trained on."""
+  """Whether a question is on the held-out side of its task."""
   digest = hashlib.blake2b(
     f"{task}\n{question}".encode("utf-8", "surrogatepass"), digest_size=8
   ).digest()
@@ -152,37 +131,35 @@ def heldout(
 
   Args:
     families: Tasks and settings.
-    per_family: Distinct questions wanted of each family, >= 1.
+    per_family: Number of distinct questions per family, >= 1.
     seed: The run's data seed, >= 0.
 
   Raises:
-    ValueError: If a family is too small to give that many. It is called too
-      small when one more question would have shown up with probability
-      1 - exp(-10).
+    ValueError: A family has too few questions. It is called too small when one
+      more question would have appeared with probability 1 - exp(-10).
   """
   if per_family < 1:
-    raise ValueError(f"per_family is {per_family}; use a number >= 1")
+    raise ValueError(f"per_family = {per_family}; use a number >= 1")
   puzzles = []
   for family in families:
-    found: dict[str, Example] = {}
+    distinct: dict[str, Example] = {}
     index = repeats = 0
-    while len(found) < per_family:
+    while len(distinct) < per_family:
       candidate = puzzle(family, "heldout", index, seed=seed)
       index += 1
-      if candidate.question not in found:
-        found[candidate.question] = candidate
+      if candidate.question not in distinct:
+        distinct[candidate.question] = candidate
         repeats = 0
         continue
       repeats += 1
       # With one of len + 1 questions missing, a draw misses it with
       # probability len / (len + 1); 10 (len + 1) in a row with exp(-10).
-      if repeats >= 10 * (len(found) + 1):
+      if repeats >= 10 * (len(distinct) + 1):
         raise ValueError(
-          f"{_describe(family)} has only {len(found)} distinct held-out"
-          f" questions, {per_family} are wanted; widen its settings or ask"
-          " for fewer"
+          f"{_describe(family)} has only {len(distinct)} distinct held-out"
+          f" questions, not {per_family}; widen its settings or ask for fewer"
         )
-    puzzles.extend(found.values())
+    puzzles.extend(distinct.values())
   return puzzles
 
 
@@ -206,8 +183,8 @@ def _dataset(family: Family) -> Any:
     wanted = _wanted_type(defaults[key], value)
     if wanted:
       raise ValueError(
-        f"{where} is a {type(value).__name__}; it must be {wanted},"
-        f" such as {defaults[key]!r}"
+        f"{where} is a {type(value).__name__}; use {wanted}, such as"
+        f" {defaults[key]!r}"
       )
   try:
     dataset = library().create_dataset(
@@ -215,13 +192,13 @@ def _dataset(family: Family) -> Any:
     )
   except Exception as error:
     raise ValueError(
-      f"{_describe(family)} is refused: {_one_line(error)}"
+      f"{_describe(family)} is not valid: {_one_line(error)}"
     ) from error
   for (name, key), (largest, why) in LARGEST.items():
     if name == family.name and getattr(dataset.config, key) > largest:
       raise ValueError(
         f"family {name!r}: setting {key} = {getattr(dataset.config, key)} is"
-        f" too large, {why}; set it to at most {largest}"
+        f" too large ({why}); set it to at most {largest}"
       )
   return dataset
 
@@ -235,7 +212,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _wanted_type(default: Any, value: Any) -> str | None:
-  """What `value` should have been, or None if it fits the default's type."""
+  """The required type, or None if `value` fits the default's type."""
   if isinstance(default, bool):
     return None if isinstance(value, bool) else "true or false"
   if isinstance(default, int):
@@ -257,7 +234,7 @@ def _describe(family: Family) -> str:
 
 
 def _one_line(error: Exception) -> str:
-  """The message of `error`; of a bare assert, the condition that failed."""
+  """The message of an error; for a bare assert, the failed condition."""
   text = " ".join(str(error).split())
   if text or error.__traceback__ is None:
     return text or type(error).__name__

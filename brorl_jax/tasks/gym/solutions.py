@@ -1,4 +1,4 @@
-"""Puzzles with many right answers: what one of them has to fulfil."""
+"""Checks for puzzles with many right answers."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ _WRONG = "wrong answer"
 
 
 def rows(text: str) -> list[list[str]]:
-  """The words of each line that has any."""
+  """The words of each non-empty line."""
   return [row for line in text.split("\n") if (row := line.split())]
 
 
 def _reaches(
   answer: str, numbers: Sequence[int], target: int, operators: str
 ) -> str:
-  """Whether an expression of all the numbers, each once, is the target."""
+  """Whether an expression with every number once equals the target."""
   if len(answer) > 200 or not re.fullmatch(r"[0-9+\-*/() ]+", answer):
     return "refused: not up to 200 digits, + - * / ( ) and spaces"
   used = [int(number) for number in re.findall(r"\d+", answer)]
-  # Before the value: it bounds the size of what is computed.
+  # Checked first, because it bounds the size of the computation.
   if sorted(used) != sorted(numbers):
     return "wrong numbers"
   if not set(answer) & set("+-*/") <= set(operators):
     return f"wrong operators: use {operators}"
   result = expressions.value(answer)
   if result is None:
-    return "refused: no value"
+    return "refused: cannot be evaluated"
   return "" if result == target else _WRONG
 
 
@@ -42,9 +42,9 @@ def countdown(answer: str, entry: Entry) -> str:
 
 
 def puzzle24(answer: str, entry: Entry) -> str:
-  # Only the question says which operators there are.
-  said = re.search(r"operators ([-+*/, ]+)\.", entry.get("question") or "")
-  operators = "".join(o for o in "+-*/" if not said or o in said[1])
+  # Only the question lists the operators.
+  listed = re.search(r"operators ([-+*/, ]+)\.", entry.get("question") or "")
+  operators = "".join(o for o in "+-*/" if not listed or o in listed[1])
   return _reaches(answer, entry["metadata"]["numbers"], 24, operators)
 
 
@@ -54,7 +54,7 @@ def queens(answer: str, entry: Entry) -> str:
 
 
 def hanoi(answer: str, entry: Entry) -> str:
-  """Legal moves to the end, no more of them than the stored answer has."""
+  """Legal moves that solve it, at most as many as in the stored answer."""
   metadata = entry["metadata"]
   pegs: dict[int, list[int]] = {
     peg: [] for peg in range(1, metadata["num_pegs"] + 1)
@@ -64,14 +64,14 @@ def hanoi(answer: str, entry: Entry) -> str:
   limit, target = metadata["solution_length"], metadata["target_peg"]
   lines = [line for line in answer.split("\n") if line.strip()]
   for line in lines:
-    found = re.fullmatch(
+    move = re.fullmatch(
       r"\s*Move disk (\d{1,3}) from Peg (\d{1,3}) to Peg (\d{1,3})\s*",
       line,
       re.ASCII,
     )
-    if not found:
-      return "refused: a line that is no move"
-    disk, start, end = map(int, found.groups())
+    if not move:
+      return "refused: a line that is not a move"
+    disk, start, end = map(int, move.groups())
     if start not in pegs or end not in pegs or pegs[start][-1:] != [disk]:
       return "illegal move"
     pegs[start].pop()
@@ -84,7 +84,7 @@ def hanoi(answer: str, entry: Entry) -> str:
 
 
 def survo(answer: str, entry: Entry) -> str:
-  """One puzzle in sixty can be filled in two ways; both are right."""
+  """Accepts any filling: one puzzle in sixty has two."""
   metadata = entry["metadata"]
   puzzle = metadata["puzzle"]
   candidates = sorted(metadata["candidate_numbers"])
@@ -92,7 +92,7 @@ def survo(answer: str, entry: Entry) -> str:
   if not all(
     re.fullmatch(r"\d{1,9}", word, re.ASCII) for row in written for word in row
   ):
-    return "refused: no rows of numbers"
+    return "refused: not rows of numbers"
   grid = [[int(word) for word in row] for row in written]
   if [len(row) for row in grid] != [len(row) for row in puzzle]:
     return _WRONG

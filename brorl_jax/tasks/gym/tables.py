@@ -1,7 +1,7 @@
-"""Which of reasoning-gym's tasks can be used, and what is wrong with the rest.
+"""Tables of the reasoning-gym tasks that can be used, and why others cannot.
 
-Audited with reasoning-gym 0.1.25, all of its tasks; a task of another version
-that is in none of the tables was not audited and is unknown here.
+All tasks of reasoning-gym 0.1.25 were audited. A task of another version that
+is in none of the tables was not audited and is refused as unknown.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping
 
-MAX_ANSWER = 1_000  # characters, for the tasks below with no limit of their own
+MAX_ANSWER = 1_000  # characters, for tasks that are not in LONGEST
 # The longest right answers of 2,000 puzzles each had 1,799, 11,400, 511 and
-# 4,063 characters. What judges them takes a time linear in their length.
+# 4,063 characters. Their checks take linear time.
 LONGEST: Mapping[str, int] = {
   "arc_agi": 2_000,
   "palindrome_partitioning": 20_000,
@@ -19,7 +19,7 @@ LONGEST: Mapping[str, int] = {
   "tower_of_hanoi": 8_000,
 }
 
-# Can be drawn and judged.
+# Tasks that can be generated and scored.
 ALLOWED = frozenset(
   """
   ab aiw arc_1d base_conversion basic_arithmetic binary_alternation
@@ -43,10 +43,10 @@ ALLOWED = frozenset(
 _HASH = "its puzzles change with PYTHONHASHSEED"
 _ORDER = "its puzzles depend on more than seed + index"
 
-# Judged, but only where the puzzle comes from a data file: why it is not drawn.
+# Tasks that are scored but not generated, with the reason.
 STORED: Mapping[str, str] = {
   "acre": _ORDER,
-  "arc_agi": "one riddle turns up on both sides of the split, in other colours",
+  "arc_agi": "both sides of the split have the same puzzle in other colours",
   "bf": "it prints to stdout for every puzzle",
   "futoshiki": "one puzzle takes 60 to 260 ms",
   "gsm_symbolic": _ORDER,
@@ -54,7 +54,7 @@ STORED: Mapping[str, str] = {
   "isomorphic_strings": _HASH,
   "list_functions": _ORDER,
   "polynomial_multiplication": _HASH,
-  "pool_matrix": "its generator takes no seed above 2**32",
+  "pool_matrix": "its generator accepts no seed above 2**32",
   "quantum_lock": "one puzzle takes 24 to 42 ms",
   "ransom_note": _HASH,
   "sokoban": "one puzzle takes 9 to 90 ms",
@@ -63,33 +63,33 @@ STORED: Mapping[str, str] = {
   "zebra_puzzles": "one puzzle takes 60 to 160 ms",
 }
 
-_NONE = "its puzzles come without an answer"
+_NONE = "its puzzles have no stored answer"
 
 REFUSED: Mapping[str, str] = {
-  "advanced_geometry": "its angles have fewer places than it asks for",
+  "advanced_geometry": "its answers have fewer decimals than it asks for",
   "boxnet": _NONE,
   "codeio": f"{_HASH}, and many have several right answers",
-  "coin_flip": "it does not say how many digits it wants",
+  "coin_flip": "its questions do not state the number of digits",
   "composite": "it is a mixture; list its tasks as families",
   "decimal_arithmetic": "its answers are rounded after every operation",
   "graph_color": _NONE,
   "knight_swap": f"{_HASH}, and one takes 300 to 600 ms",
-  "polynomial_equations": "its scorer pays for garbage if there is no root",
+  "polynomial_equations": "its scorer accepts garbage if there is no root",
   "power_function": "it writes the square of -2 as -2^2",
   "propositional_logic": _NONE,
   "rubiks_cube": _NONE,
   "rush_hour": _NONE,
-  "time_intervals": "its answers are a millisecond short now and then",
+  "time_intervals": "some answers are a millisecond too short",
   "word_ladder": f"{_HASH}, and its scorer knows words of four letters only",
 }
 
-# (task, setting) -> largest value, and why. Of 2,000 number sequences of
-# complexity 3, the library's default, two took over 10 s; of complexity 2 the
+# (task, setting) -> largest value and reason. Of 2,000 number sequences with
+# complexity 3, the library's default, two took over 10 s. With complexity 2 the
 # slowest took 50 ms.
 LARGEST: Mapping[tuple[str, str], tuple[int, str]] = {
   ("number_sequence", "max_complexity"): (
     2,
-    "one puzzle may then take over 10 s",
+    "one puzzle may take over 10 s",
   ),
 }
 
@@ -98,11 +98,11 @@ def refuse(name: str, *, drawn: bool) -> None:
   """Refuses a task that cannot be used.
 
   Args:
-    name: What an entry or a family calls its task.
-    drawn: Whether its puzzles are to be made here, and not only judged.
+    name: Name of the task.
+    drawn: Whether its puzzles are generated here, not only scored.
 
   Raises:
-    ValueError: One line that names the task, the reason and the remedy.
+    ValueError: The message is one line with task, reason and remedy.
   """
   if name in ALLOWED or (name in STORED and not drawn):
     return

@@ -1,6 +1,7 @@
-"""Answers to questions of mathematics: `verify` and `check_gold`."""
+"""Math questions: `verify` and `check_reference`."""
 
-from brorl_jax.tasks.math.golds import check_gold
-from brorl_jax.tasks.math.judging import verify
+from brorl_jax.tasks.math.domain import DOMAIN
+from brorl_jax.tasks.math.references import check_reference
+from brorl_jax.tasks.math.verifier import verify
 
-__all__ = ["check_gold", "verify"]
+__all__ = ["DOMAIN", "check_reference", "verify"]

@@ -1,7 +1,7 @@
-"""Whether two structures say the same.
+"""Compares two parsed answers.
 
-True, False, or None where only their leaves' values can tell, which is the
-symbolic judge's part.
+True or False, or None if it depends on the values of their leaves, which the
+symbolic judge compares.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from brorl_jax.tasks.math.nodes import (
 Answer = bool | None
 LeafRule = Callable[[Leaf, Leaf], Answer]
 
-# A gold with so many significant digits is taken for a rounded number. One
-# with fewer is often exact (2.5, 0.125), and half a unit of its last digit
-# would let wrong answers through.
+# A reference with this many significant digits counts as rounded. With fewer it
+# is often exact (2.5, 0.125), and half a unit of the last digit would accept
+# wrong answers.
 _ROUNDED_DIGITS = 4
 
 
@@ -81,14 +81,14 @@ def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
 
 
 def _fit(mark: str, gold_mark: str) -> bool:
-  """Whether brackets are the same; a time may leave out its p.m."""
+  """Whether brackets are equal; a time may leave out its p.m."""
   if mark[0] == gold_mark[0] == ":":
     return mark == gold_mark or ":" in (mark, gold_mark)
   return mark == gold_mark
 
 
 def is_rounded(leaf: Leaf) -> bool:
-  """Whether a gold is a decimal that shows its precision."""
+  """Whether a reference is a rounded decimal."""
   if leaf.step is None or not isinstance(leaf.tree, Fraction):
     return False
   return abs(leaf.tree) / leaf.step >= 10 ** (_ROUNDED_DIGITS - 1)
@@ -115,7 +115,7 @@ def _is_base(unit: str) -> bool:
 
 
 def _letter(node: Node) -> object:
-  """A choice is the same letter as text and as a symbol."""
+  """A letter as text equals the same letter as a symbol."""
   if isinstance(node, Words):
     return node.text
   if isinstance(node, Leaf) and len(node.text) == 1 and not node.unit:
@@ -166,7 +166,7 @@ def _each(node: Assign) -> Node:
 
 
 def _equation(node: Node) -> Leaf | None:
-  """Left side minus right side, marked so that only another equals it."""
+  """Left side minus right side, marked as an equation."""
   if isinstance(node, Assign):
     if not isinstance(node.value, Leaf) or node.value.tree is None:
       return None
@@ -187,9 +187,9 @@ def _equation(node: Node) -> Leaf | None:
 
 def _relations(answer: Relation, gold: Relation, rule: LeafRule) -> Answer:
   if answer.signs == gold.signs:
-    found = _in_order(answer.sides, gold.sides, rule)
-    if found or answer.signs != ("=",):
-      return found
+    equal = _in_order(answer.sides, gold.sides, rule)
+    if equal or answer.signs != ("=",):
+      return equal
   a, g = _equation(answer), _equation(gold)
   if a is None or g is None:
     return False
@@ -243,17 +243,17 @@ def _coordinates(node: Items) -> tuple[Row, ...]:
 
 
 def _in_order(
-  answers: Sequence[Node], golds: Sequence[Node], rule: LeafRule
+  answers: Sequence[Node], references: Sequence[Node], rule: LeafRule
 ) -> Answer:
-  if len(answers) != len(golds):
+  if len(answers) != len(references):
     return False
-  found: Answer = True
-  for pair in zip(answers, golds, strict=True):
-    one = same(*pair, rule)
-    if one is False:
+  all_equal: Answer = True
+  for pair in zip(answers, references, strict=True):
+    equal = same(*pair, rule)
+    if equal is False:
       return False
-    found = found and one
-  return found
+    all_equal = all_equal and equal
+  return all_equal
 
 
 def _items(answer: Items, gold: Items, rule: LeafRule) -> Answer:
@@ -302,7 +302,7 @@ def _by_name(items: Sequence[Node]) -> Sequence[Node]:
 
 
 def _covered(table: list[list[Answer]], columns: int) -> Answer:
-  """Every element is in the other set."""
+  """Whether every element is in the other set."""
   lines = [*table, *([row[j] for row in table] for j in range(columns))]
   if any(all(cell is False for cell in line) for line in lines):
     return False
@@ -312,7 +312,7 @@ def _covered(table: list[list[Answer]], columns: int) -> Answer:
 
 
 def _matched(table: list[list[Answer]], columns: int) -> Answer:
-  """Every element has its own partner in the other list."""
+  """Whether the lists match one to one, in any order."""
   if len(table) != columns:
     return False
   free = set(range(columns))

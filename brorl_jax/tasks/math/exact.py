@@ -33,7 +33,7 @@ def number(text: str) -> Fraction:
 
 
 def decimal_step(text: str) -> Fraction | None:
-  """One unit of a decimal's last digit; None for what has no point."""
+  """One unit of a decimal's last digit; None without a decimal point."""
   digits, _, exponent = text.casefold().partition("e")
   if "." not in digits:
     return None
@@ -111,8 +111,8 @@ def root(a: Tree, degree: Tree) -> Tree:
 
 def _whole_root(n: int, degree: int) -> int | None:
   if degree == 2:
-    found = math.isqrt(n)
-    return found if found**2 == n else None
+    root = math.isqrt(n)
+    return root if root**2 == n else None
   low, high = 0, 1 << (n.bit_length() // degree + 1)
   while low < high:
     middle = (low + high) // 2
@@ -141,7 +141,7 @@ def factorial(a: Tree) -> Tree:
   if not isinstance(a, Fraction):
     return ("!", a)
   if a.denominator > 1 or not 0 <= a <= _MAX_FACTORIAL:
-    raise Unreadable("factorial of no small whole number")
+    raise Unreadable("factorial of something other than a small integer")
   return _small(Fraction(math.factorial(a.numerator)))
 
 
@@ -151,7 +151,7 @@ def binomial(n: Tree, k: Tree) -> Tree:
     return ("binom", n, k)
   whole = n.denominator == 1 == k.denominator
   if not whole or min(n, k) < 0 or max(n, k) > _MAX_FACTORIAL:
-    raise Unreadable("binomial of no small whole numbers")
+    raise Unreadable("binomial of something other than small integers")
   return _small(Fraction(math.comb(n.numerator, k.numerator)))
 
 
@@ -160,7 +160,7 @@ def of_several(name: str, values: Sequence[Tree]) -> Tree:
   numbers = [value for value in values if isinstance(value, Fraction)]
   if name == "gcd":
     if len(numbers) < len(values) or any(n.denominator > 1 for n in numbers):
-      raise Unreadable("a common divisor of no whole numbers")
+      raise Unreadable("common divisor of something other than integers")
     return Fraction(math.gcd(*(n.numerator for n in numbers)))
   if len(numbers) == len(values):
     return max(numbers) if name == "max" else min(numbers)

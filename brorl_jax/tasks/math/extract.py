@@ -1,18 +1,18 @@
-r"""Which part of a response is its answer: the last complete box.
+r"""Extracts the answer of a response: the last complete box.
 
-Linear in the response: one pass of a regular expression that cannot go back.
+It takes linear time: one pass of a regular expression without backtracking.
 """
 
 from __future__ import annotations
 
 import re
 
-# What may stand around an answer; str.strip would take control characters too.
+# White space around an answer; str.strip would also remove control characters.
 _SPACES = " \t\r\n"
 _END, _START = "</think>", "<think>"
 # An escaped character (`\{`, `\\`) is one item, so its brace does not count.
 _ITEM = re.compile(r"\\boxed\s*\{|\\.|[{}]", re.DOTALL)
-# Boxes around boxes that are taken off; more of them are refused later.
+# Nested boxes to remove; more are refused later.
 _MAX_NESTED = 4
 
 
@@ -34,7 +34,7 @@ def boxed(response: str) -> str | None:
   tail = response.rpartition(_END)[2]
   if _START in tail:
     return None
-  found = None
+  span = None
   boxes = 0  # open ones
   stack: list[int] = []  # where a box's text starts, or -1 for a bare brace
   for item in _ITEM.finditer(tail):
@@ -45,13 +45,13 @@ def boxed(response: str) -> str | None:
       if stack and (start := stack.pop()) >= 0:
         boxes -= 1
         # An outer box closes after its inner ones and replaces them.
-        found = (start, item.start())
+        span = (start, item.start())
     elif len(text) > 2:
       stack.append(item.end())
       boxes += 1
-  if found is None:
+  if span is None:
     return None
-  return unboxed(tail[found[0] : found[1]])
+  return unboxed(tail[span[0] : span[1]])
 
 
 def unboxed(text: str) -> str:

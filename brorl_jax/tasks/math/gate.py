@@ -1,8 +1,8 @@
-r"""What may be read at all: refuses bombs, code and disguised characters.
+r"""The gate: refuses bombs, code and disguised characters before parsing.
 
-In front of every parser, in the trusted process. Linear in a text of at most
-`MAX_LENGTH` characters and constant beyond it, without a library; the same
-text is refused for the same reason on every machine.
+It runs before every parser, in the trusted process, and uses no library. Its
+time is linear for texts of at most `MAX_LENGTH` characters and constant for
+longer ones. Every machine refuses the same text for the same reason.
 """
 
 # ruff: noqa: RUF001 (look-alikes are what this is about)
@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-MAX_LENGTH = 400  # characters; the longest golds of the public sets have 150
+MAX_LENGTH = 400  # characters; the longest references of public sets have 150
 _MAX_DEPTH = 12
 _MAX_DIGITS = 40  # of one number
 _MAX_ITEMS = 32  # of a list
@@ -59,7 +59,7 @@ _BARE_EXPONENT = re.compile(r"[+-]?\s*(?:\\[A-Za-z]+|\d+|[A-Za-z])")
 
 
 def screen(text: str) -> tuple[str, str]:
-  """The text as it may be read, or why it may not.
+  """The normalized text, or the reason why it is refused.
 
   Foreign decimal digits, dashes and spaces become ASCII ones; that is all that
   is changed.
@@ -164,7 +164,7 @@ def _sizes(bare: str) -> str:
 
 
 def _powers(bare: str) -> str:
-  powers = [found.end() for found in _POWER.finditer(bare)]
+  powers = [match.end() for match in _POWER.finditer(bare)]
   if len(powers) > _MAX_POWERS:
     return f"more than {_MAX_POWERS} powers"
   for start in powers:
@@ -196,9 +196,9 @@ def _exponent(bare: str, start: int) -> tuple[str, int]:
       if depth == 0:
         return bare[start : i + 1], i + 1
     return bare[start:], len(bare)
-  found = _BARE_EXPONENT.match(bare, start)
-  end = found.end() if found else start
-  if found and "\\" in found.group():  # `\frac{1}{2}`: its arguments too
+  match = _BARE_EXPONENT.match(bare, start)
+  end = match.end() if match else start
+  if match and "\\" in match.group():  # `\frac{1}{2}`: its arguments too
     while end < len(bare) and bare[end] == "{":
       end = _exponent(bare, end)[1]
   return bare[start:end], end
@@ -213,10 +213,10 @@ def _factorials(bare: str) -> str:
     return "factorial too large"
   if re.search(r"[A-Za-z]{4}\s*!", bare):
     return "factorial of a word"
-  for found in re.finditer(r"\\[dt]?binom", bare):
+  for match in re.finditer(r"\\[dt]?binom", bare):
     sizes = re.match(
       r"\s*\{\s*(\w{1,4})\s*\}\s*\{\s*(\w{1,4})\s*\}",
-      bare[found.end() : found.end() + 40],
+      bare[match.end() : match.end() + 40],
     )
     if not sizes or any(
       n.isdigit() and int(n) > _MAX_EXPONENT for n in sizes.groups()

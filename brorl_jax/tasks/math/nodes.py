@@ -1,4 +1,4 @@
-"""What an answer can be: the parts of a structure."""
+"""The node types of a parsed answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values of expressions at a point, to as many digits as decide.
+"""Evaluates expressions at a point, to as many digits as needed.
 
 mpmath computes them, in the jail. Arguments that would take long (the sine of a
 number with 1,000 digits) are refused, so that no text costs more than
@@ -111,7 +111,7 @@ class _Values:
     return getattr(mp, operator)(a)
 
   def _bound(self, value: Any, bits: int) -> None:
-    """Refuses arguments whose function would take long."""
+    """Refuses arguments for which a function would take long."""
     if value and self.mp.mag(value) > bits:
       raise Undefined
 
@@ -133,7 +133,7 @@ class _Values:
 
 
 def agree(a: Tree, g: Tree, point: dict[str, Fraction], cost: int) -> bool:
-  """Whether two trees have one value at a point.
+  """Whether two trees have the same value at a point.
 
   A first evaluation finds how large and small the values are; the second has
   twice these bits more than the texts have, so that what is left of a

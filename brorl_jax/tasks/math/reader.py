@@ -153,8 +153,8 @@ class _Reader:
   def is_degree(self) -> bool:
     r"""Takes `^\circ` or `^{\circ}` if it is next."""
     for form in (("^", r"\circ"), ("^", "{", r"\circ", "}"), (r"\circ",)):
-      here = self._tokens[self._at : self._at + len(form)]
-      if tuple(token.text for token in here) == form:
+      ahead = self._tokens[self._at : self._at + len(form)]
+      if tuple(token.text for token in ahead) == form:
         self._at += len(form)
         return True
     return False
@@ -246,12 +246,12 @@ class _Reader:
     """What stands in brackets, between commas."""
     close = ")" if self.is_next("(") else r"\}"
     self.expect("(" if close == ")" else r"\{")
-    found = [self.outside_bars(self.sum)]
+    arguments = [self.outside_bars(self.sum)]
     while self.is_next(","):
       self.take()
-      found.append(self.outside_bars(self.sum))
+      arguments.append(self.outside_bars(self.sum))
     self.expect(close)
-    return found
+    return arguments
 
   def letters(self) -> str:
     """Takes a letter, or some in braces; "" if there are none."""

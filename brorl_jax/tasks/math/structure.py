@@ -1,4 +1,4 @@
-r"""What an answer is: a number, a set, an interval, a matrix, words.
+r"""Parses an answer: a number, a set, an interval, a matrix, words.
 
   parse(r"0 < x \le 1")   # Assign("x", Row("(", (0, 1), "]"))
   parse(r"\{2, 1\}")      # Items("set", (2, 1))
@@ -11,10 +11,9 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from typing import TypeGuard
 
-from brorl_jax.tasks.math import exact, reader, units
+from brorl_jax.tasks.math import intervals, leaves, units
 from brorl_jax.tasks.math.nodes import (
   Assign,
   Items,
@@ -34,25 +33,21 @@ from brorl_jax.tasks.math.tokens import (
 
 _OPEN, _CLOSE = ("(", "[", "{", r"\{", r"\langle"), (
   ")", "]", "}", r"\}", r"\rangle")  # fmt: skip
-_ORDER = {"<": "(", r"\leq": "[", ">": ")", r"\geq": "]"}
-_FLIPPED = {"<": ">", ">": "<", r"\leq": r"\geq", r"\geq": r"\leq"}
 _SIGNS = (
   "=", "<", ">", r"\leq", r"\geq", r"\neq", r"\approx", r"\equiv", r"\sim",
   r"\to", r"\rightarrow", r"\mapsto", r"\implies", r"\Rightarrow", r"\iff",
   r"\simeq", r"\cong", r"\propto",
 )  # fmt: skip
 _WORDS = re.compile(r"[A-Za-z]{3,}|no|No|NO|[A-Za-z]+(?: [A-Za-z]+)+")
-_INFINITY = Leaf(r"\infty", ("constant", "infinity"))
-_MINUS_INFINITY = Leaf(r"-\infty", ("-", ("constant", "infinity")))
 
 
 @functools.lru_cache(maxsize=2_048)
 def parse(text: str) -> Node:
-  """The structure of a text that the gate let through.
+  """Parses a text that passed the gate.
 
   Raises:
-    Unreadable: If a part is empty, or brackets do not fit together. An
-      expression that cannot be read is a leaf all the same.
+    Unreadable: A part is empty, or brackets do not match. An unreadable
+      expression is a leaf without a tree.
   """
   text = plain(text)
   if _WORDS.fullmatch(text) and not units.is_known(text):
@@ -78,14 +73,14 @@ def _structure(part: Sequence[Token]) -> Node:
     node = read(part)
     if node is not None:
       return node
-  return _leaf(part)
+  return leaves.leaf(part)
 
 
 def _split(
   part: Sequence[Token], is_separator: Callable[[Token], bool]
 ) -> tuple[list[Sequence[Token]], list[Token]]:
-  """The pieces between separators outside of all brackets, and those."""
-  pieces, found, start, depth = [], [], 0, 0
+  """The pieces between separators outside all brackets, and the separators."""
+  pieces, separators, start, depth = [], [], 0, 0
   for i, token in enumerate(part):
     if token.kind in ("sign", "command"):
       if token.text in _OPEN or token.text.startswith(r"\begin"):
@@ -93,14 +88,14 @@ def _split(
       elif token.text in _CLOSE or token.text.startswith(r"\end"):
         depth -= 1
         if depth < 0:
-          raise Unreadable("brackets that do not fit")
+          raise Unreadable("brackets that do not match")
     if depth == 0 and is_separator(token):
       pieces.append(part[start:i])
-      found.append(token)
+      separators.append(token)
       start = i + 1
   if depth:
-    raise Unreadable("brackets that do not fit")
-  return [*pieces, part[start:]], found
+    raise Unreadable("brackets that do not match")
+  return [*pieces, part[start:]], separators
 
 
 def _is(*texts: str) -> Callable[[Token], bool]:
@@ -118,7 +113,7 @@ def _several(part: Sequence[Token]) -> Node | None:
   pieces, links = _split(part, _is_link)
   if not links:
     return None
-  # "1, 2, and 3": between a comma and its "and" is nothing.
+  # In "1, 2, and 3" the piece between the comma and "and" is empty.
   kept = _without_empty(pieces, links)
   choice = any(link.text.casefold() in ("or", r"\lor") for link in links)
   nodes = tuple(_structure(piece) for piece in kept)
@@ -126,7 +121,7 @@ def _several(part: Sequence[Token]) -> Node | None:
   if len(named) == len(nodes) and _is_one(named):
     values = tuple(node.value for node in named)
     if choice and all(isinstance(value, Row) for value in values):
-      return Assign(named[0].name, _union(values, choice=True))
+      return Assign(named[0].name, intervals.union(values, choice=True))
     points = [value.items for value in values if _is_except(value)]
     if not choice and len(points) == len(values):
       return Assign(named[0].name, Items("except", sum(points, ())))
@@ -150,7 +145,7 @@ def _is_except(node: Node) -> TypeGuard[Items]:
 
 
 def _flat(nodes: Sequence[Node]) -> tuple[Node, ...]:
-  """The elements of lists and sets, and what is none of them."""
+  """Flattens lists and sets."""
   flat: list[Node] = []
   for node in nodes:
     if isinstance(node, Items) and node.kind != "except":
@@ -158,39 +153,6 @@ def _flat(nodes: Sequence[Node]) -> tuple[Node, ...]:
     else:
       flat.append(node)
   return tuple(flat)
-
-
-def _union(values: tuple[Node, ...], *, choice: bool = False) -> Items:
-  """Intervals side by side; (-oo, 2) and (2, oo) are all numbers but 2."""
-  ends = {
-    _tree(row.items[0]): row.items[1]
-    for row in values
-    if isinstance(row, Row) and (row.open, row.close) == ("(", ")")
-    if len(row.items) == 2
-  }
-  points: list[Node] = []
-  end = ends.pop(_MINUS_INFINITY.tree, None)
-  while end is not None and _tree(end) in ends:
-    points.append(end)
-    end = ends.pop(_tree(end))
-  whole = end is not None and _tree(end) == _INFINITY.tree
-  if whole and len(points) + 1 == len(values) and _is_ascending(points):
-    return Items("except", tuple(points))
-  return Items("union", values, choice=choice)
-
-
-def _is_ascending(points: Sequence[Node]) -> bool:
-  """Whether it is known exactly: of rational numbers, or of a single point."""
-  trees = [_tree(point) for point in points]
-  rational = [tree for tree in trees if isinstance(tree, Fraction)]
-  if len(rational) < len(trees):
-    return len(trees) == 1 and trees[0] != _INFINITY.tree
-  return rational == sorted(rational)
-
-
-def _tree(node: Node) -> object:
-  """The tree of an expression; what has none is itself."""
-  return node.tree if isinstance(node, Leaf) and node.tree is not None else node
 
 
 def _without_empty(
@@ -217,8 +179,8 @@ def _words(part: Sequence[Token]) -> Node | None:
 
 def _united(part: Sequence[Token]) -> Node | None:
   r"""A \cup B; x \in A; all numbers but some."""
-  pieces, found = _split(part, _is(r"\in"))
-  if len(found) == 1 and (name := _name(pieces[0])):
+  pieces, separators = _split(part, _is(r"\in"))
+  if len(separators) == 1 and (name := _name(pieces[0])):
     return Assign(name, _structure(pieces[1]))
   texts = [token.text for token in part]
   minus = texts[:1] == [r"\mathbbR"] and texts[1:2] in ([r"\setminus"], ["-"])
@@ -226,20 +188,20 @@ def _united(part: Sequence[Token]) -> Node | None:
     without = _structure(part[2:])
     if isinstance(without, Items) and without.kind == "set":
       return Items("except", without.items)
-  pieces, found = _split(part, _is(r"\cup"))
-  if not found:
+  pieces, separators = _split(part, _is(r"\cup"))
+  if not separators:
     return None
   nodes = _flat([_structure(piece) for piece in pieces])
   if all(isinstance(n, Leaf) for n in nodes):
     return Items("set", nodes)
-  return _union(nodes)
+  return intervals.union(nodes)
 
 
 def _related(part: Sequence[Token]) -> Node | None:
-  sides, found = _split(part, _is(*_SIGNS))
-  if not found:
+  sides, separators = _split(part, _is(*_SIGNS))
+  if not separators:
     return None
-  signs = tuple(token.text for token in found)
+  signs = tuple(token.text for token in separators)
   names = [_name(side) for side in sides]
   if signs == ("=",):
     for name, value in ((names[0], sides[1]), (names[1], sides[0])):
@@ -252,38 +214,33 @@ def _related(part: Sequence[Token]) -> Node | None:
   if names[0] and set(signs) == {"="}:
     rest = tuple(_structure(side) for side in sides[1:])
     return Assign(names[0], Relation(signs[1:], rest))
-  if len(signs) == 1 and signs[0] in _ORDER and any(names):
+  if len(signs) == 1 and signs[0] in intervals.FLIPPED and any(names):
     if names[0]:
-      return _ray(names[0], signs[0], _structure(sides[1]))
-    return _ray(names[1] or "", _FLIPPED[signs[0]], _structure(sides[0]))
-  if len(signs) == 2 and names[1] and all(sign in _ORDER for sign in signs):
+      return intervals.ray(names[0], signs[0], _structure(sides[1]))
+    return intervals.ray(
+      names[1] or "", intervals.FLIPPED[signs[0]], _structure(sides[0])
+    )
+  if (
+    len(signs) == 2
+    and names[1]
+    and all(sign in intervals.FLIPPED for sign in signs)
+  ):
     ends = _structure(sides[0]), _structure(sides[2])
     if all(sign in ("<", r"\leq") for sign in signs):
-      return _between(names[1], signs[0], ends[0], ends[1], signs[1])
+      return intervals.between(names[1], signs[0], ends[0], ends[1], signs[1])
     if all(sign in (">", r"\geq") for sign in signs):
-      return _between(
-        names[1], _FLIPPED[signs[1]], ends[1], ends[0], _FLIPPED[signs[0]]
+      return intervals.between(
+        names[1],
+        intervals.FLIPPED[signs[1]],
+        ends[1],
+        ends[0],
+        intervals.FLIPPED[signs[0]],
       )
   return Relation(signs, tuple(_structure(side) for side in sides))
 
 
-def _between(name: str, left: str, low: Node, high: Node, right: str) -> Assign:
-  row = Row(
-    "(" if left == "<" else "[", (low, high), ")" if right == "<" else "]"
-  )
-  return Assign(name, row)
-
-
-def _ray(name: str, sign: str, end: Node) -> Assign:
-  if sign in (">", r"\geq"):
-    row = Row("(" if sign == ">" else "[", (end, _INFINITY), ")")
-  else:
-    row = Row("(", (_MINUS_INFINITY, end), ")" if sign == "<" else "]")
-  return Assign(name, row)
-
-
 def _name(part: Sequence[Token]) -> str | None:
-  """The name of what is assigned: x, f(x), (x, y)."""
+  """The name on one side of an assignment: x, f(x), (x, y)."""
   texts = [token.text for token in part]
   letters = [_is_variable(token) for token in part]
   if letters == [True]:
@@ -313,12 +270,12 @@ def _is_variable(token: Token) -> bool:
 
 
 def _ratio(part: Sequence[Token]) -> Node | None:
-  part, unit = _without_unit(part)
-  pieces, found = _split(part, _is(":"))
-  if not found:
+  part, unit = leaves.without_unit(part)
+  pieces, separators = _split(part, _is(":"))
+  if not separators:
     return None
   row = Row(":", tuple(_structure(piece) for piece in pieces), ":")
-  # 1:00 p.m. is another time than 1:00 a.m.
+  # 1:00 p.m. differs from 1:00 a.m.
   return Row(f":{unit}", row.items, ":") if unit else row
 
 
@@ -328,7 +285,7 @@ def _bracketed(part: Sequence[Token]) -> Node | None:
     if first == r"\emptyset" and len(part) == 1:
       return Items("set", ())
     if first == r"\mathbbR" and len(part) == 1:
-      return Row("(", (_MINUS_INFINITY, _INFINITY), ")")
+      return intervals.REALS
     if first.startswith(r"\begin"):
       return _matrix(part)
   if first not in _OPEN or last not in _CLOSE or not _is_around(part):
@@ -342,7 +299,7 @@ def _bracketed(part: Sequence[Token]) -> Node | None:
   if commas:
     return Row(first, tuple(_structure(piece) for piece in pieces), last)
   if (first, last) == ("(", ")"):
-    # Not what holds a sum together: that is an expression, as a whole.
+    # Brackets around the whole part, not around a factor of an expression.
     return _structure(inside)
   return None
 
@@ -363,17 +320,16 @@ def _is_around(part: Sequence[Token]) -> bool:
 def _set(inside: Sequence[Token]) -> Node:
   if not inside:
     return Items("set", ())
-  pieces, found = _split(inside, _is("|", ":"))
-  if len(found) == 1 and pieces[0] and pieces[1]:
-    # {x : 0 < x < 1}, {x \in R | ...}: the condition says it all.
+  pieces, separators = _split(inside, _is("|", ":"))
+  if len(separators) == 1 and pieces[0] and pieces[1]:
+    # {x : 0 < x < 1}, {x \in R | ...}: the condition is the set.
     left, right = _structure(pieces[0]), _structure(pieces[1])
-    everywhere = Row("(", (_MINUS_INFINITY, _INFINITY), ")")
     names = {_name(pieces[0])}
-    if isinstance(left, Assign) and left.value == everywhere:
+    if isinstance(left, Assign) and left.value == intervals.REALS:
       names.add(left.name)
     if isinstance(right, Assign) and right.name in names:
       return right
-    raise Unreadable("a set by its condition")
+    raise Unreadable("a set given by a condition")
   node = _structure(inside)
   if isinstance(node, Items) and node.kind == "list":
     return Items("set", node.items)
@@ -384,7 +340,7 @@ def _matrix(part: Sequence[Token]) -> Node | None:
   kind = part[0].text.removeprefix(r"\begin")
   if part[-1].text != rf"\end{kind}" or not _is_around(part):
     return None
-  # Round and square ones are the same; bars are a determinant.
+  # Round and square brackets are equal; bars are a determinant.
   same = {"bmatrix": "matrix", "pmatrix": "matrix", "smallmatrix": "matrix"}
   inside = part[1:-1]
   if kind == "array" and inside and inside[0].text == "{":
@@ -399,55 +355,3 @@ def _matrix(part: Sequence[Token]) -> Node | None:
     tuple(Row("&", tuple(_structure(c) for c in row), "&") for row in cells),
     "matrix",
   )
-
-
-def _leaf(part: Sequence[Token]) -> Node:
-  signed = [i for i, token in enumerate(part) if token.text in (r"\pm", r"\mp")]
-  if len(signed) == 1:
-    i = signed[0]
-    both = [
-      _leaf([*part[:i], Token("sign", sign), *part[i + 1 :]]) for sign in "+-"
-    ]
-    return Items("list", tuple(both))
-  bare, unit = _without_unit(part)
-  text = " ".join(token.text for token in bare)
-  try:
-    tree = reader.read(bare)
-  except Unreadable as error:
-    text = " ".join(token.text for token in part)
-    return Leaf(text, None, why=str(error))
-  digits = [token for token in bare if token.text not in "+-"]
-  step = None
-  based = unit.startswith("(base")  # whose last digit is no tenth
-  if len(digits) == 1 and digits[0].kind == "number" and not based:
-    step = exact.decimal_step(digits[0].text)
-  return Leaf(text, tree, unit, step)
-
-
-def _without_unit(part: Sequence[Token]) -> tuple[Sequence[Token], str]:
-  """An expression and the unit beside it."""
-  if part[0].text in (r"\$", "$", "£", "€") and len(part) > 1:
-    return part[1:], "dollar" if "$" in part[0].text else part[0].text
-  if part[-1].text in (r"\$", "$", "£", "€") and len(part) > 1:
-    return part[:-1], "dollar" if "$" in part[-1].text else part[-1].text
-  end = next((i for i, t in enumerate(part) if t.kind == "word"), len(part))
-  bare, words = part[:end], part[end:]
-  if not bare:
-    return part, ""
-  unit = ""
-  if words:
-    canon = units.canon(" ".join(token.text for token in words))
-    if canon is None:
-      return part, ""
-    if canon == "percent":
-      return [*bare, Token("sign", "%")], ""
-    unit = canon
-  texts = [token.text for token in bare]
-  for form in (["^", r"\circ"], ["^", "{", r"\circ", "}"], [r"\circ"]):
-    if texts[-len(form) :] == form and len(texts) > len(form):
-      # Inside an expression a degree is a number, pi / 180.
-      inside = any(t in ("+", "-", "*", "/") for t in texts[1 : -len(form)])
-      function = any(reader.is_function(t) for t in texts)
-      if not inside and not function:
-        return bare[: -len(form)], " ".join(["degree", unit]).strip()
-  return bare, unit

@@ -1,8 +1,8 @@
-r"""Equality of expressions that are no fractions: the part for the jail.
+r"""Equality of expressions that are not fractions; runs in the jail.
 
-Two expressions are equal if they agree at points drawn from a hash of both,
-positive and negative, to more digits than their texts could encode. Nothing is
-rounded to a tolerance, so 15 digits of pi are not pi.
+Two expressions are equal if they agree at positive and negative points, drawn
+from a hash of both, to more digits than their texts could encode. There is no
+tolerance, so 15 digits of pi do not equal pi.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from brorl_jax.tasks.math.structure import parse
 from brorl_jax.tasks.math.tokens import Unreadable
 
 _POINTS = 4
-# Where the order of several names may decide which case holds: max(a, b) is a
-# at all of 4 points once in 16 times, of 16 points once in 65,536.
+# For expressions whose case depends on the order of several names: max(a, b)
+# equals a at all of 4 points once in 16 times, at 16 points once in 65,536.
 _POINTS_OF_CASES = 16
 
 
 def symbolic(answer: str, gold: str) -> bool:
-  """Whether an answer says what the gold says.
+  """Whether an answer equals the reference.
 
   Args:
     answer: LaTeX that passed the gate.
-    gold: Likewise.
+    gold: The reference, likewise.
   """
   try:
     return same(answer, gold)
@@ -72,7 +72,7 @@ def _equal(a: Leaf, g: Leaf, seed: bytes, cost: int) -> bool:
 
 
 def _count(a: Tree, g: Tree, names: list[str]) -> int:
-  """At how many points two expressions are compared."""
+  """The number of points at which two expressions are compared."""
   cases = _has_cases(a) or _has_cases(g)
   return _POINTS_OF_CASES if cases and len(names) > 1 else _POINTS
 
@@ -92,7 +92,7 @@ def _names(tree: Tree) -> set[str]:
 
 
 def _has_cases(tree: Tree) -> bool:
-  """Whether a tree may be one function here and another elsewhere."""
+  """Whether a tree may be a different function in different regions."""
   if not isinstance(tree, tuple) or tree[0] in ("symbol", "constant"):
     return False
   cases = tree[0] in ("abs", "floor", "ceil", "root", "max", "min")
@@ -102,7 +102,7 @@ def _has_cases(tree: Tree) -> bool:
 
 
 def _product(tree: Tree) -> int:
-  """Beyond what the numbers of a tree can place a change of case."""
+  """A bound on where the numbers of a tree can put a change of case."""
   if isinstance(tree, Fraction):
     return max(abs(tree.numerator), 1) * tree.denominator
   if not isinstance(tree, tuple) or tree[0] in ("symbol", "constant"):
@@ -111,7 +111,7 @@ def _product(tree: Tree) -> int:
 
 
 def _point(names: list[str], seed: bytes, i: int) -> dict[str, Fraction]:
-  """Where to compare: all positive, all negative, then mixed signs."""
+  """The i-th point: all positive, all negative, then mixed signs."""
   point = {}
   for name in names:
     digest = hashlib.sha256(seed + f"{i}{name}".encode()).digest()
@@ -123,7 +123,7 @@ def _point(names: list[str], seed: bytes, i: int) -> dict[str, Fraction]:
 
 
 def _rounds_to(tree: Tree, gold: Leaf) -> bool:
-  """Whether a constant is the gold to the digits that the gold shows."""
+  """Whether a constant rounds to the reference."""
   assert gold.step is not None
   difference, _ = numeric.difference(tree, gold.tree, {}, 400)
   half = gold.step / 2
@@ -133,7 +133,7 @@ def _rounds_to(tree: Tree, gold: Leaf) -> bool:
 def _equivalent(
   a: Tree, g: Tree, names: list[str], seed: bytes, cost: int
 ) -> bool:
-  """Whether an equation is a multiple of the other, by a number."""
+  """Whether one equation is a numeric multiple of the other."""
   if _names(a) != _names(g):
     return False
   left, right = (("+", tree[1], ("-", tree[2])) for tree in (a, g))
@@ -142,9 +142,9 @@ def _equivalent(
     origin = [_at(tree, first) for tree in (left, right)]
     # left(p) right(q) = left(q) right(p) at all points q, and neither is zero.
     for i in range(1, _count(a, g, names) + 1):
-      here = _point(names, seed, i)
-      one = ("*", _at(left, here), origin[1])
-      other = ("*", _at(right, here), origin[0])
+      point = _point(names, seed, i)
+      one = ("*", _at(left, point), origin[1])
+      other = ("*", _at(right, point), origin[0])
       if not numeric.agree(one, other, {}, cost):
         return False
       for value in (one, other):

@@ -145,16 +145,16 @@ def tokens(text: str) -> tuple[Token, ...]:
     Unreadable: At a subscript or mark without its letter.
   """
   out: list[Token] = []
-  for found in _TOKEN.finditer(text):
-    part = found.group()
-    match found.lastgroup:
+  for matched in _TOKEN.finditer(text):
+    part = matched.group()
+    match matched.lastgroup:
       case "inner" | "wrapped":
-        out += _wrapped(found.group("wrapped"), found.group("inner"))
+        out += _wrapped(matched.group("wrapped"), matched.group("inner"))
       case "modulus":
         out.append(Token("word", f"(mod {re.sub(r'[^0-9]', '', part)})"))
       case "based":
-        base = found.group("base") or found.group("braced")
-        out += _based(found.group("digits"), base)
+        base = matched.group("base") or matched.group("braced")
+        out += _based(matched.group("digits"), base)
       case "command":
         out += _command(part)
       case "escaped":
@@ -197,11 +197,11 @@ def _wrapped(whole: str, inner: str) -> list[Token]:
   if upright and inner.strip() in ("e", "i", "d", "x", "y", "z"):
     return [Token("symbol", inner.strip())]
   out = []
-  for found in _TOKEN.finditer(inner.replace("'", "")):
-    part = found.group()
-    if found.lastgroup == "word":
+  for matched in _TOKEN.finditer(inner.replace("'", "")):
+    part = matched.group()
+    if matched.lastgroup == "word":
       out.append(Token("word", part))
-    elif found.lastgroup == "number":
+    elif matched.lastgroup == "number":
       out.append(Token("number", part))
     else:
       out.append(Token("sign", part))

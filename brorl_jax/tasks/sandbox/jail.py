@@ -1,6 +1,6 @@
-"""What one thread needs to judge untrusted text: its own jailed processes.
+"""The sandboxed processes of one thread.
 
-jail.mine().ask("symbolic", answer, gold)
+jail.mine().ask("symbolic", answer, reference)
 jail.mine().run({"mode": "call", ...}, limits=Limits())
 """
 
@@ -10,48 +10,59 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from brorl_jax.tasks.sandbox import levels, workers, zygote
+from brorl_jax.tasks.sandbox import probe, workers, zygote
 from brorl_jax.tasks.sandbox.process import Failed
-from brorl_jax.tasks.sandbox.walls import Limits
-from brorl_jax.tasks.sandbox.workers import walls
+from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
+from brorl_jax.tasks.sandbox.workers import isolation_error
 
-__all__ = ["Failed", "Jail", "mine", "walls"]
+__all__ = ["Failed", "Jail", "isolation_error", "mine"]
+
+_LIMITS = Limits()
 
 
 class Jail:
-  """A worker for the libraries' judges, a zygote for programs.
+  """A worker for library calls and a zygote for programs.
 
-  Each starts when it is first used. One thread uses a jail; `stop` is for the
-  others.
+  Each starts when it is first used. One thread uses a jail; any thread may call
+  `stop`.
+
+  Attributes:
+    limits: Default limits of programs.
   """
 
   def __init__(
-    self, judges: str = workers.JUDGES, *, allow_inner: bool = False
+    self,
+    calls: str = workers.LIBRARY_CALLS,
+    *,
+    allow_inner: bool = False,
+    limits: Limits = _LIMITS,
   ):
-    """Starts nothing yet.
+    """Starts no process.
 
     Args:
-      judges: Module with the table of judges that can be asked.
-      allow_inner: Whether to run programs where the inner walls are all that
-        stands around them; see levels.py for what these do not promise.
+      calls: Module with the table of library calls.
+      allow_inner: Whether to run programs under process restrictions alone,
+        without namespaces; probe.py lists what these do not prevent.
+      limits: Default limits of programs.
     """
-    self._worker = workers.Worker(judges)
+    self.limits = limits
+    self._worker = workers.Worker(calls)
     self._allow_inner = allow_inner
     self._zygote: zygote.Zygote | None = None
     self._stopped = False
 
   @property
   def failures(self) -> int:
-    """Questions so far that cost a worker its life."""
+    """Number of questions so far that ended a worker process."""
     return self._worker.failures
 
-  def ask(self, judge: str, *args: Any, timeout: float = 3.0) -> Any:
-    """What a judge of judges.py says; see Worker.ask.
+  def ask(self, call: str, *args: Any, timeout: float = 3.0) -> Any:
+    """The result of a call in library_calls.py; see Worker.ask.
 
     Raises:
-      Failed: If the judge has no answer: the caller's verdict is invalid.
+      Failed: There is no answer; the caller's verdict becomes invalid.
     """
-    return self._worker.ask(judge, *args, timeout=timeout)
+    return self._worker.ask(call, *args, timeout=timeout)
 
   def run(
     self,
@@ -61,26 +72,26 @@ class Jail:
     tests: bytes = b"",
     received: int | None = None,
   ) -> zygote.Ended:
-    """How a program ended; see Zygote.run.
+    """Runs a program; see Zygote.run.
 
     Raises:
-      Failed: If this machine has no jail for programs, or it fails.
+      Failed: This machine has no jail for programs, or the jail failed.
     """
     if self._stopped:
       raise Failed("stopped")
     if self._zygote is None:
-      self._zygote = levels.require(allow_inner=self._allow_inner).zygote()
+      self._zygote = probe.require(allow_inner=self._allow_inner).zygote()
     return self._zygote.run(job, limits=limits, tests=tests, received=received)
 
   def stop(self) -> None:
-    """Ends what is in progress and refuses what follows, from any thread."""
+    """Ends the work in progress and refuses more; callable from any thread."""
     self._stopped = True
     self._worker.stop()
     if self._zygote is not None:
       self._zygote.stop()
 
   def close(self) -> None:
-    """Ends its processes; they start again if they are wanted."""
+    """Ends the processes; the next use starts new ones."""
     self._worker.close()
     if self._zygote is not None:
       self._zygote.close()
@@ -90,7 +101,7 @@ _local = threading.local()
 
 
 def mine() -> Jail:
-  """This thread's; its processes end with the thread, or the program."""
+  """The jail of this thread; its processes end with the thread."""
   if not hasattr(_local, "jail"):
     _local.jail = Jail()
   return _local.jail

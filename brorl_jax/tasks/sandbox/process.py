@@ -1,6 +1,6 @@
-"""A zygote's process: how it is started, cloned, given jobs, and ended.
+"""Starts, clones and ends the process of a zygote, and sends it jobs.
 
-See inside.py for what runs in it.
+jail_main.py runs inside that process.
 """
 
 from __future__ import annotations
@@ -15,37 +15,37 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from brorl_jax.tasks.sandbox import inside
+from brorl_jax.tasks.sandbox import jail_main
 
-# Of every zygote. None sees the trainer's environment, which may hold secrets.
+# Environment of every zygote. The trainer's environment may hold secrets.
 ENVIRONMENT = {
   "LANG": "C.UTF-8",
-  "MALLOC_ARENA_MAX": "2",  # each is 64 MiB of addresses
+  "MALLOC_ARENA_MAX": "2",  # an arena reserves 64 MiB of address space
   "PYTHONDONTWRITEBYTECODE": "1",
-  "PYTHONHASHSEED": "0",  # the same verdict each time
+  "PYTHONHASHSEED": "0",  # the same program gives the same verdict
   "PYTHONSAFEPATH": "1",
   "PYTHONUTF8": "1",
 }
-_CLONE_S = 60.0  # which takes milliseconds
+_CLONE_S = 60.0  # a clone takes milliseconds
 _END_S = 10.0
 
 
 class Failed(RuntimeError):
-  """The jail itself failed. No verdict on the program."""
+  """The sandbox failed, so there is no verdict on the program."""
 
 
 class Died(Exception):
-  """The zygote ended on its own."""
+  """The zygote ended unexpectedly."""
 
 
 class Process:
-  """A zygote's process, from its hello to its end.
+  """The process of a zygote.
 
   Attributes:
-    control: Where its orders go.
-    hello: What it said first; see inside.main.
-    pid: Its number, as we see it.
-    owner: The process that started it.
+    control: Socket that carries the orders.
+    hello: The first message of the process; see jail_main.main.
+    pid: Process id in our namespace.
+    owner: Id of the process that started it.
   """
 
   def __init__(
@@ -55,45 +55,45 @@ class Process:
     *,
     patience_s: float = _CLONE_S,
   ):
-    """Waits until it is ready.
+    """Waits until the process is ready.
 
     Args:
-      control: Our end of its socket.
-      popen: The child of ours that it is, or that is its parent.
-      patience_s: How long.
+      control: Our end of the socket.
+      popen: Our child: the process itself or its parent.
+      patience_s: Longest wait.
 
     Raises:
-      Failed: If it is not.
+      Failed: The process did not become ready.
     """
     self.control, self.owner, self._popen = control, os.getpid(), popen
     self._end = weakref.finalize(self, _end, self.owner, popen, control)
     control.settimeout(patience_s)
     try:
       self.hello = json.loads(control.recv(1 << 16))
-    except (OSError, ValueError):  # late, or gone
+    except (OSError, ValueError):  # too late, or it ended
       self.close()
       raise Failed("no answer") from None
     control.settimeout(None)
     self.pid: int = self.hello["pid"]
 
   def alive(self) -> bool:
-    """Whether it runs; of one that we started."""
+    """Whether the process runs; False for a clone."""
     return self._popen is not None and self._popen.poll() is None
 
   def begin(self, texts: Sequence[bytes], answers: int) -> None:
     """Starts a job.
 
     Args:
-      texts: The job, and what else it reads, as files.
-      answers: What it writes to; closed here.
+      texts: The job and the other files that it reads.
+      answers: File descriptor for the results; closed here.
 
     Raises:
-      Died: If nobody is there to do it.
+      Died: The process has ended.
     """
     files = [memory(text) for text in texts]
     try:
       fds = [files[0], answers, *files[1:]]
-      socket.send_fds(self.control, [inside.JOB], fds)
+      socket.send_fds(self.control, [jail_main.JOB], fds)
     except OSError:
       raise Died from None
     finally:
@@ -101,25 +101,25 @@ class Process:
         os.close(fd)
 
   def clone(self) -> Process:
-    """Another one, with all that this one has loaded.
+    """A copy of this process with everything that it has loaded.
 
     Raises:
-      Failed: If there is none.
+      Failed: The copy did not start.
     """
     control, theirs = _pair()
-    # Packets are whole, whatever other threads send. If nobody takes it, the
-    # clone does not answer.
+    # The socket keeps packets whole when several threads send. If the zygote
+    # has ended, the clone does not answer.
     with theirs, contextlib.suppress(OSError):
-      socket.send_fds(self.control, [inside.CLONE], [theirs.fileno()])
+      socket.send_fds(self.control, [jail_main.CLONE], [theirs.fileno()])
     return Process(control)
 
   def stop(self) -> None:
-    """Has it end with its job, soon; from any thread."""
+    """Asks the process to end with its job; callable from any thread."""
     with contextlib.suppress(OSError):
       self.control.shutdown(socket.SHUT_WR)
 
   def close(self) -> None:
-    """Ends it and waits for it; nothing is left, no zombie either."""
+    """Ends the process and waits for it, so that no zombie remains."""
     self._end()
 
 
@@ -131,17 +131,17 @@ def start(
   stderr: int = subprocess.DEVNULL,
   **options: Any,
 ) -> Process:
-  """The zygote that a command starts.
+  """Starts a zygote.
 
   Args:
-    command: What to run; told the descriptor of its control last.
-    patience_s: How long until it is ready.
-    pass_fds: Other descriptors that it is told.
-    stderr: File of what it says.
-    **options: Of subprocess.Popen.
+    command: The command; the control descriptor becomes its last argument.
+    patience_s: Longest wait until the zygote is ready.
+    pass_fds: Other descriptors to pass on.
+    stderr: File for standard error.
+    **options: Options of subprocess.Popen.
 
   Raises:
-    Failed: If it does not start.
+    Failed: The zygote did not start.
   """
   control, theirs = _pair()
   with theirs:
@@ -153,7 +153,7 @@ def start(
         stderr=stderr,
         pass_fds=(*pass_fds, theirs.fileno()),
         cwd="/",
-        # Not the terminal's: an interrupt is for the trainer to handle.
+        # A new session: only the trainer handles an interrupt of the terminal.
         start_new_session=True,
         **options,
       )
@@ -170,11 +170,11 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 def _end(
   owner: int, popen: subprocess.Popen | None, control: socket.socket
 ) -> None:
-  if os.getpid() != owner:  # a fork of ours has no business with it
+  if os.getpid() != owner:  # a fork of ours must not end it
     control.close()
     return
-  # It kills its job, waits for it and ends when it finds its socket closed, and
-  # with it the namespaces of which it is the first process.
+  # When its socket closes, the zygote kills its job, waits for it and ends. It
+  # is the first process of its namespaces, which end with it.
   with contextlib.suppress(OSError):
     control.shutdown(socket.SHUT_WR)
     control.settimeout(_END_S)
@@ -192,7 +192,7 @@ def _end(
 
 
 def memory(data: bytes) -> int:
-  """A file in memory, at its start."""
+  """A file in memory, positioned at its start."""
   fd = os.memfd_create("job")
   with open(fd, "wb", closefd=False) as file:
     file.write(data)

@@ -1,8 +1,8 @@
-"""A zygote for programs, and the jail around it.
+"""Starts a zygote for programs inside its jail.
 
-With bubblewrap there are new namespaces, with /usr and nothing else to read, no
-/proc, no devices but two, and no network; without, the walls that each job
-raises are all there is. As root we start it as nobody.
+With bubblewrap the zygote has new namespaces: only /usr to read, no /proc, two
+devices and no network. Without it, only the restrictions that each job puts on
+itself apply. If we are root, the zygote runs as the user nobody.
 """
 
 from __future__ import annotations
@@ -13,21 +13,28 @@ import os
 from typing import Any
 
 from brorl_jax.tasks.sandbox import (
-  calls,
-  checking,
-  inside,
-  plain,
+  check_runner,
+  codec,
+  jail_main,
   process,
-  running,
-  walls,
+  program_runner,
+  seccomp_landlock,
+  syscalls,
 )
 
-NOBODY = 65534  # who runs the jail where we are root
+NOBODY = 65534  # user of the jail if we are root
 
-_START_S = 20.0  # it takes 0.1 s, on a crowded machine more
-_MODULES = (calls, walls, plain, running, checking, inside)
+_START_S = 20.0  # it takes 0.1 s, more on a busy machine
+_MODULES = (
+  syscalls,
+  seccomp_landlock,
+  codec,
+  program_runner,
+  check_runner,
+  jail_main,
+)
 
-# The jail has no file of this package, and need not: it is told the sources.
+# The jail cannot read this package; it receives the sources of these modules.
 _BOOT = """
 import sys
 sys.path[:] = [p for p in sys.path if p]
@@ -59,15 +66,15 @@ _READABLE = (
 
 
 def start(interpreter: str, bubblewrap: str | None) -> process.Process:
-  """A zygote for programs.
+  """Starts a zygote for programs.
 
   Args:
-    interpreter: Path of the Python that runs the programs, which whoever runs
-      the jail can read: nobody if we are root, else we.
-    bubblewrap: Path of bwrap, or None for the inner walls alone.
+    interpreter: Path of the Python that runs the programs. The user of the jail
+      (nobody if we are root) must be able to read it.
+    bubblewrap: Path of bwrap, or None for process restrictions alone.
 
   Raises:
-    Failed: If it does not start.
+    Failed: The zygote did not start.
   """
   boot = process.memory(
     _boot(namespaces=bubblewrap is not None, path=interpreter)
@@ -79,7 +86,7 @@ def start(interpreter: str, bubblewrap: str | None) -> process.Process:
   if os.geteuid() == 0:
     options = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
   try:
-    found = process.start(
+    zygote = process.start(
       command,
       pass_fds=(boot, info),
       stderr=errors,
@@ -88,14 +95,14 @@ def start(interpreter: str, bubblewrap: str | None) -> process.Process:
       **options,
     )
     if bubblewrap:
-      # In its namespaces it has another.
-      found.pid = json.loads(os.pread(info, 1 << 12, 0))["child-pid"]
-    return found
+      # Its pid inside the namespace is another one.
+      zygote.pid = json.loads(os.pread(info, 1 << 12, 0))["child-pid"]
+    return zygote
   except process.Failed as error:
-    said = os.pread(errors, 1 << 12, 0).decode("utf-8", "replace").split("\n")
-    last = [line for line in said if line.strip()][-1:]
+    lines = os.pread(errors, 1 << 12, 0).decode("utf-8", "replace").split("\n")
+    last = [line for line in lines if line.strip()][-1:]
     raise process.Failed(
-      f"the jail does not start: {' '.join(last) or error}"
+      f"the jail did not start: {' '.join(last) or error}"
     ) from None
   finally:
     for fd in (boot, info, errors):
@@ -105,24 +112,24 @@ def start(interpreter: str, bubblewrap: str | None) -> process.Process:
 def _boot(*, namespaces: bool, path: str) -> bytes:
   options = {"namespaces": namespaces, "readable": [*_READABLE, *_own(path)]}
   sources = {module.__name__: inspect.getsource(module) for module in _MODULES}
-  boot = {"modules": sources, "main": inside.__name__, "options": options}
+  boot = {"modules": sources, "main": jail_main.__name__, "options": options}
   return json.dumps(boot).encode()
 
 
 def _own(interpreter: str) -> list[str]:
-  """/usr/local/lib and the file itself, of /usr/local/bin/python3.11."""
+  """For /usr/local/bin/python3.11: /usr/local/lib and the file itself."""
   file = os.path.realpath(interpreter)
   return [os.path.join(os.path.dirname(os.path.dirname(file)), "lib"), file]
 
 
 def _bubblewrap(path: str | None, interpreter: str, info: int) -> list[str]:
-  """The command that puts namespaces around what follows it."""
+  """The command that starts what follows it in new namespaces."""
   if path is None:
     return []
   command = [path, "--unshare-all", "--die-with-parent", "--new-session"]
   command += ["--as-pid-1", "--info-fd", str(info), "--hostname", "box"]
-  # The zygote mounts /tmp, with a limit of files that bwrap cannot give, and
-  # drops this then.
+  # The zygote mounts /tmp with a limit on files, which bwrap cannot set. Then
+  # it drops this capability.
   command += ["--cap-drop", "ALL", "--cap-add", "CAP_SYS_ADMIN"]
   command += ["--ro-bind", "/usr", "/usr"]
   for name in ("bin", "lib", "lib64"):
@@ -133,7 +140,7 @@ def _bubblewrap(path: str | None, interpreter: str, info: int) -> list[str]:
   for own in _own(interpreter):
     if not own.startswith("/usr/"):
       command += ["--ro-bind", own, own]
-  # No --proc and no --dev: its /dev/shm would be one more place to write.
+  # No --proc and no --dev: /dev/shm would be writable.
   command += ["--dir", "/tmp", "--dir", "/dev"]
   for device in ("/dev/null", "/dev/urandom"):
     command += ["--dev-bind", device, device]

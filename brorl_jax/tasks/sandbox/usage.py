@@ -1,14 +1,14 @@
-"""What processes use: CPU, and time in which they want one and have none.
+"""Time limits that do not depend on the load of the machine.
 
-    clock = Clock(pid, limits)     # a zygote's, when it is given a job
-    clock.wait_s                   # look again after so long
+    clock = Clock(pid, limits)     # when a zygote receives a job
+    clock.wait_s                   # seconds until the next look
     clock.late()                   # whether the job has to be ended
     clock.tested()                 # a test has ended, the next one begins
 
-So that a verdict does not depend on what else the machine does, a job has
-seconds of CPU, not of the wall. It may sleep for as long as it may compute:
-counted is the time in which its processes neither run nor wait for a CPU, which
-the kernel's scheduler tells. Where it does not, all time counts as sleep.
+A job has seconds of CPU time, not of wall time. It may sleep for equally long.
+Sleep is the time in which its processes neither run nor wait for a CPU,
+according to the kernel's scheduler. Without such data all time that is not CPU
+time counts as sleep.
 """
 
 from __future__ import annotations
@@ -18,22 +18,24 @@ import os
 import time
 from typing import NamedTuple
 
-from brorl_jax.tasks.sandbox.walls import Limits
+from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
 
-# The wall's seconds that a job may take, in those of CPU that it may use: no
-# job on a machine that gives it a tenth of a CPU is ended before its time.
+# Wall seconds per CPU second that a job may take: a job that gets a tenth of a
+# CPU can still use all its CPU seconds.
 PATIENCE = 10
+# Longest time limit, in CPU seconds per test, that an example may set.
+MAX_TEST_S = 60.0
 
 _TICK_S = 0.1
 _HERTZ = os.sysconf("SC_CLK_TCK")
 
 
 class Usage(NamedTuple):
-  """Seconds of a process, with those of the children that it waited for.
+  """Seconds of a process and of the children that it waited for.
 
   Attributes:
-    cpu_s: On a CPU.
-    waited_s: Ready to run and not on a CPU, of its own threads alone.
+    cpu_s: CPU time.
+    waited_s: Time ready to run but without a CPU, of its own threads alone.
   """
 
   cpu_s: float
@@ -41,26 +43,26 @@ class Usage(NamedTuple):
 
 
 def of_descendants(pid: int) -> dict[int, Usage]:
-  """By pid, what the living descendants of a process have used."""
-  found: dict[int, Usage] = {}
+  """Usage of the living descendants of a process, by pid."""
+  by_pid: dict[int, Usage] = {}
   todo = _children(pid)
   while todo:
     child = todo.pop()
     # It may have ended by now.
     with contextlib.suppress(OSError, IndexError):
-      found[child] = _usage(child)
+      by_pid[child] = _usage(child)
     todo += _children(child)
-  return found
+  return by_pid
 
 
 def _children(pid: int) -> list[int]:
-  found = []
+  children = []
   with contextlib.suppress(OSError):
     for task in os.listdir(f"/proc/{pid}/task"):
       with contextlib.suppress(OSError):
         with open(f"/proc/{pid}/task/{task}/children") as file:
-          found += map(int, file.read().split())
-  return found
+          children += map(int, file.read().split())
+  return children
 
 
 def _usage(pid: int) -> Usage:
@@ -68,7 +70,7 @@ def _usage(pid: int) -> Usage:
     fields = file.read().rpartition(")")[2].split()
   waited = 0
   for task in os.listdir(f"/proc/{pid}/task"):
-    # It may have ended by now, and the others have not.
+    # This thread may have ended while the others have not.
     with contextlib.suppress(OSError, IndexError):
       with open(f"/proc/{pid}/task/{task}/schedstat") as file:
         waited += int(file.read().split()[1])
@@ -76,24 +78,24 @@ def _usage(pid: int) -> Usage:
 
 
 class Clock:
-  """Whether a job has used up its time; see the module.
+  """Whether a job has used up its time.
 
-  Its processes are looked at ten times a second and not before: most jobs end
-  sooner.
+  It looks at the processes ten times a second. Most jobs end before the first
+  look.
   """
 
   def __init__(self, pid: int, limits: Limits):
-    """Begins now.
+    """Starts the clock.
 
     Args:
-      pid: The zygote's, whose descendants are the job.
-      limits: Of them `test_s` and `total_s`.
+      pid: Process id of the zygote; its descendants are the job.
+      limits: Only `test_s` and `total_s` are used.
     """
     self._pid, self._limits = pid, limits
     self.wait_s = min(_TICK_S, limits.test_s / 4)
     self._begin = self._test = self._looked = time.monotonic()
     self._seen: dict[int, Usage] = {}
-    self._before = 0.0  # CPU-seconds when the test began; < 0: not known yet
+    self._before = 0.0  # CPU seconds at the start of the test; < 0: unknown
     self._slept = self._slept_before = self._cpu_s = 0.0
 
   def tested(self) -> None:
@@ -121,10 +123,10 @@ class Clock:
     )
 
   def _look(self, now: float) -> float:
-    """The CPU-seconds so far; counts the sleep since it last looked."""
+    """The CPU seconds so far; adds the sleep since the last look."""
     seen, before = of_descendants(self._pid), self._seen
     if seen.keys() == before.keys():
-      # What a thread waited is forgotten when it ends.
+      # The kernel drops a thread's waiting time when it ends.
       busy = sum(
         max(0.0, after - then)
         for pid in seen
@@ -132,6 +134,6 @@ class Clock:
       )
       self._slept += max(0.0, now - self._looked - busy)
     self._seen, self._looked = seen, now
-    # One that ended and was not waited for yet may be missing: never less.
-    self._cpu_s = max(self._cpu_s, sum(one.cpu_s for one in seen.values()))
+    # A process that ended and was not reaped may be missing: never go down.
+    self._cpu_s = max(self._cpu_s, sum(used.cpu_s for used in seen.values()))
     return self._cpu_s

@@ -1,13 +1,13 @@
-"""Processes that judge a model's text, and end when they take too long.
+"""Worker processes that run verifier libraries on a model's text.
 
     worker = Worker()
     worker.ask("symbolic", r"\\frac{1}{2}", "0.5", timeout=3.0)   # True
     worker.close()
 
-A worker has a zygote with the libraries, see asking.py, cloned from the one
-that this process starts when the first worker is wanted, and a process of it
-that answers. One that was late, died, or said what it should not is never asked
-again: the next question has a new one.
+The first worker starts a zygote that imports the libraries (library_zygote.py).
+Each worker clones that zygote, and the clone forks the process that answers. A
+process that was late, died or sent a malformed reply is never used again: the
+next question starts a new one.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ import threading
 import weakref
 from typing import Any
 
-from brorl_jax.tasks.sandbox import asking, process, usage
+from brorl_jax.tasks.sandbox import library_zygote, process, usage
 from brorl_jax.tasks.sandbox.process import Died, Failed
-from brorl_jax.tasks.sandbox.walls import Limits
+from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
 
-JUDGES = "brorl_jax.tasks.sandbox.judges"
+LIBRARY_CALLS = "brorl_jax.tasks.sandbox.library_calls"
 
-_QUESTIONS = 5_000  # of one process: libraries' caches grow
+_QUESTIONS = 5_000  # per process, because the caches of libraries grow
 
-_LOAD_S = 120.0  # it imports for 3 s, on a crowded machine for 20
+_LOAD_S = 120.0  # imports take 3 s, 20 s on a busy machine
 _KEPT = ("HOME", "LD_LIBRARY_PATH", "NLTK_DATA", "PATH")
-# Threads would not survive a fork.
+# No threads: a fork does not copy them.
 _ENVIRONMENT = {
   "MPLBACKEND": "agg",
   "OMP_NUM_THREADS": "1",
@@ -42,72 +42,73 @@ _ENVIRONMENT = {
 _BOOT = """
 import sys
 sys.path[:] = {path!r}
-from brorl_jax.tasks.sandbox import asking
-asking.main(int(sys.argv[2]), judges=sys.argv[1])
+from brorl_jax.tasks.sandbox import library_zygote
+library_zygote.main(int(sys.argv[2]), calls=sys.argv[1])
 """
 
 
 class Worker:
-  """One process that answers one question at a time; see the module.
+  """A process that answers one question at a time.
 
-  One thread asks; `stop` is for the others.
+  One thread asks; any thread may call `stop`.
   """
 
-  def __init__(self, judges: str = JUDGES):
-    """Starts nothing yet.
+  def __init__(self, calls: str = LIBRARY_CALLS):
+    """Starts no process.
 
     Args:
-      judges: Module with the table of judges; see asking.main.
+      calls: Module with the table of library calls; see library_zygote.main.
     """
-    self.failures = 0  # questions without an answer; each cost a process
-    self._judges = judges
+    self.failures = 0  # questions without an answer; each ended a process
+    self._calls = calls
     self._process: process.Process | None = None
     self._link: socket.socket | None = None
     self._asked = 0
     self._stopped = False
 
-  def ask(self, judge: str, *args: Any, timeout: float) -> Any:
-    """What a judge says: any value that JSON can hold, to be checked.
+  def ask(self, call: str, *args: Any, timeout: float) -> Any:
+    """The result of a library call, any JSON value. The caller checks it.
 
     Args:
-      judge: A name in the table.
-      *args: Values that JSON can hold, at most 4 MiB of it.
-      timeout: Seconds of CPU, or of sleep, > 0; see usage.py.
+      call: A name in the table.
+      *args: JSON values, at most 4 MiB together.
+      timeout: Seconds of CPU time, or of sleep, > 0; see usage.py.
 
     Raises:
-      Failed: In one line, if there is no answer.
+      Failed: There is no answer; the message is one line.
     """
     if not timeout > 0:
       raise ValueError(f"timeout is {timeout}; use seconds > 0")
-    request = json.dumps([judge, args]).encode()
+    request = json.dumps([call, args]).encode()
     try:
-      if len(request) > asking.MAX_REQUEST:
+      if len(request) > library_zygote.MAX_REQUEST:
         raise Failed(
-          f"a question of {len(request)} bytes, at most {asking.MAX_REQUEST}"
+          f"a question of {len(request)} bytes; the limit is"
+          f" {library_zygote.MAX_REQUEST}"
         )
       zygote = self._running()
       value = self._exchange(zygote, request, timeout)
     except Failed as error:
       self.failures += 1
       self.close()
-      raise Failed(f"{judge}: {error}") from None
-    except BaseException:  # an interrupt: the answer may still be on its way
+      raise Failed(f"{call}: {error}") from None
+    except BaseException:  # an interrupt: the answer may still come
       self.close()
       raise
     self._asked += 1
-    if judge in zygote.hello["fresh"] or self._asked >= _QUESTIONS:
+    if call in zygote.hello["fresh"] or self._asked >= _QUESTIONS:
       self.close()
     return value
 
   def stop(self) -> None:
-    """Ends a question in progress and refuses others, from any thread."""
+    """Ends the question in progress and refuses further ones; any thread."""
     self._stopped = True
     zygote = self._process
     if zygote is not None:
       zygote.stop()
 
   def close(self) -> None:
-    """Ends the process. A later question starts another."""
+    """Ends the process. A later question starts a new one."""
     zygote, self._process = self._process, None
     if zygote is not None:
       zygote.close()
@@ -117,25 +118,25 @@ class Worker:
 
   def _running(self) -> process.Process:
     if self._link is not None and select.select([self._link], [], [], 0)[0]:
-      self.close()  # nothing was asked: it was killed from outside
-    # After a fork of ours the process is still the parent's, who asks it too.
+      self.close()  # readable without a question: the process was killed
+    # After a fork of ours, the process belongs to the parent.
     if self._process is None or self._process.owner != os.getpid():
       zygote = self._clone()
       self._link, theirs = socket.socketpair()
-      with contextlib.suppress(Died):  # the link says so
+      with contextlib.suppress(Died):  # then the link is closed
         zygote.begin([b'{"mode": "ask"}'], theirs.detach())
       weakref.finalize(zygote, self._link.close)
       self._process, self._asked = zygote, 0
-    if self._stopped:  # looked at after the process is there for stop() to see
+    if self._stopped:  # checked after stop() can see the process
       raise Failed("stopped")
     return self._process
 
   def _clone(self) -> process.Process:
     try:
-      return libraries(self._judges).clone()
+      return libraries(self._calls).clone()
     except Failed:
-      # It was killed a moment ago, and no text of a model's was involved.
-      return libraries(self._judges).clone()
+      # The zygote was killed a moment ago, before it read any model text.
+      return libraries(self._calls).clone()
 
   def _exchange(
     self, zygote: process.Process, request: bytes, timeout: float
@@ -143,79 +144,83 @@ class Worker:
     link, data = self._link, b""
     assert link is not None
     clock = usage.Clock(zygote.pid, Limits(test_s=timeout, total_s=math.inf))
-    clock.tested()  # what it used before does not count
+    clock.tested()  # earlier questions do not count
     try:
       link.settimeout(usage.PATIENCE * timeout)
-      link.sendall(asking.LENGTH.pack(len(request)) + request)
+      link.sendall(library_zygote.LENGTH.pack(len(request)) + request)
       link.settimeout(clock.wait_s)
       while True:
         with contextlib.suppress(TimeoutError):
-          part = link.recv(asking.MAX_REPLY + 1)
+          part = link.recv(library_zygote.MAX_REPLY + 1)
           if not part:
-            raise Failed("the worker died")
+            raise Failed("the worker process died")
           data += part
         if _whole(data):
-          return _decoded(data[asking.LENGTH.size :])
+          return _decoded(data[library_zygote.LENGTH.size :])
         if clock.late():
-          raise Failed(f"late, no answer in {timeout:g} s")
+          raise Failed(f"late: no answer in {timeout:g} s")
     except TimeoutError:
-      raise Failed(f"late, not even read in {timeout:g} s") from None
+      raise Failed(f"late: question not read in {timeout:g} s") from None
     except OSError:
-      raise Failed("the worker died") from None
+      raise Failed("the worker process died") from None
 
 
-def walls(judges: str = JUDGES) -> str:
-  """Why workers have no walls on this machine, "" if they have: for the record.
+def isolation_error(calls: str = LIBRARY_CALLS) -> str:
+  """Why this machine cannot isolate workers, "" if it can.
 
   Raises:
-    Failed: If there can be no workers at all.
+    Failed: Workers cannot start.
   """
-  return libraries(judges).hello["walls"]
+  return libraries(calls).hello["isolation_error"]
 
 
 _loaded: dict[str, process.Process] = {}
 _loading = threading.Lock()
 
 
-def libraries(judges: str) -> process.Process:
-  """The zygote of this process for a table of judges, started if need be.
+def libraries(calls: str) -> process.Process:
+  """This process's zygote for a table of library calls; starts it if needed.
 
   Args:
-    judges: Module with the table; see asking.main.
+    calls: Module with the table; see library_zygote.main.
 
   Raises:
-    Failed: If it does not start.
+    Failed: The zygote did not start.
   """
   with _loading:
-    found = _loaded.get(judges)
-    # In a fork of ours it is not alive: it is no child of the fork.
-    if found is None or not found.alive():
+    zygote = _loaded.get(calls)
+    # In a fork of ours it is not a child of the fork, and so not alive.
+    if zygote is None or not zygote.alive():
       path = [os.path.abspath(entry) for entry in sys.path]
       kept = {key: os.environ[key] for key in _KEPT if key in os.environ}
-      found = process.start(
-        [sys.executable, "-s", "-c", _BOOT.format(path=path), judges],
+      zygote = process.start(
+        [sys.executable, "-s", "-c", _BOOT.format(path=path), calls],
         env={**kept, **process.ENVIRONMENT, **_ENVIRONMENT},
         patience_s=_LOAD_S,
       )
-      if "error" in found.hello:
-        found.close()
-        raise Failed(f"the judges do not load: {found.hello['error']}")
-      _loaded[judges] = found
-    return found
+      if "error" in zygote.hello:
+        zygote.close()
+        error = zygote.hello["error"]
+        raise Failed(f"the verifier libraries do not load: {error}")
+      _loaded[calls] = zygote
+    return zygote
 
 
 def _whole(data: bytes) -> bool:
-  """Whether all of a reply is there."""
-  if len(data) < asking.LENGTH.size:
+  """Whether the reply is complete."""
+  if len(data) < library_zygote.LENGTH.size:
     return False
-  (size,) = asking.LENGTH.unpack_from(data)
-  if size > asking.MAX_REPLY or len(data) > asking.LENGTH.size + size:
-    raise Failed(f"a malformed reply, of {max(size, len(data))} bytes")
-  return len(data) == asking.LENGTH.size + size
+  (size,) = library_zygote.LENGTH.unpack_from(data)
+  if (
+    size > library_zygote.MAX_REPLY
+    or len(data) > library_zygote.LENGTH.size + size
+  ):
+    raise Failed(f"a malformed reply of {max(size, len(data))} bytes")
+  return len(data) == library_zygote.LENGTH.size + size
 
 
 def _decoded(data: bytes) -> Any:
-  # What executed a model's text may say anything.
+  # A process that executed model text may send anything.
   try:
     reply = json.loads(data)
   except (ValueError, RecursionError) as error:

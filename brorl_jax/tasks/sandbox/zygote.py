@@ -1,14 +1,14 @@
-"""The host's side of the code jail: hands it jobs, and kills it.
+"""Runs programs in the jail, from the host's side.
 
     zygote = Zygote("/usr/bin/python3", bubblewrap="/usr/bin/bwrap")
     ended = zygote.run({"mode": "call", ...}, limits=Limits())
     zygote.close()
 
-A zygote is an interpreter in the jail, see inside.py, which forks a process per
-job in a few milliseconds; starting it, process.py, takes 0.1 s. One thread uses
-a zygote; each wants its own. It is killed from here, with all that it holds,
-after the first job that was late or said what it should not, and after 500.
-What crashes has left nothing behind: the next job has the same zygote.
+A zygote is an interpreter in the jail (jail_main.py). It starts in 0.1 s and
+forks one process per job in a few milliseconds. Each thread has its own zygote.
+The host kills a zygote, with all its processes, after a job that was late or
+sent malformed results, and after 500 jobs. A crash leaves nothing behind, so
+the next job uses the same zygote.
 """
 
 from __future__ import annotations
@@ -22,32 +22,37 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from brorl_jax.tasks.sandbox import inside, process, programs, running, usage
+from brorl_jax.tasks.sandbox import (
+  jail_main,
+  process,
+  program_runner,
+  programs,
+  usage,
+)
 from brorl_jax.tasks.sandbox.process import Died, Failed
-from brorl_jax.tasks.sandbox.walls import Limits
+from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
 
 _JOBS = 500
 _TIME_OUT = "time-out"
 _FLOOD = "too much output"
 _MALFORMED = "malformed results"
 _FORBIDDEN = "forbidden system call"
-# The zygote and its jail are not used again after such an end.
+# A zygote is not used again after one of these.
 _UNCLEAN = (_TIME_OUT, _FLOOD, _MALFORMED, _FORBIDDEN)
 _PIECE = 1 << 18  # bytes of one read
 
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-  """One result; see running.py.
+  """One result; see program_runner.py.
 
   Attributes:
-    index: Which test, or -1 for what failed before the first.
-    status: Wait status of the test, as of a process of its own.
-    first: Whether no test ran in its process before.
-    cpu_s: CPU-seconds it took, as the program may have forged them.
-    payload: What came back.
-    why: What went wrong, in the words of the jail or of a program that forged
-      them.
+    index: Number of the test, or -1 for a failure before the first.
+    status: Wait status of the test.
+    first: Whether it was the first test of its process.
+    cpu_s: CPU seconds; the program may have forged them.
+    payload: The encoded value.
+    why: Reason of a failure; the program may have forged it.
   """
 
   index: int
@@ -60,14 +65,14 @@ class Frame:
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-  """How a job ended.
+  """The end of a job.
 
   Attributes:
-    frames: What it said until then.
-    reason: "" if it came to its end, else "time-out", "too much output",
-      "malformed results", "forbidden system call", "killed: SIGSEGV" and the
-      like: such a job passed nothing.
-    cpu_s: CPU-seconds of all its processes; 0.0 if it did not end by itself.
+    frames: Its results up to then.
+    reason: "" if it completed, else "time-out", "too much output", "malformed
+      results", "forbidden system call", "killed: SIGSEGV" and the like. Such a
+      job passed no test.
+    cpu_s: CPU seconds of all its processes; 0.0 if the host ended it.
   """
 
   frames: Sequence[Frame]
@@ -76,15 +81,15 @@ class Ended:
 
 
 class Zygote:
-  """One warm interpreter in the jail; see the module."""
+  """One warm interpreter in the jail."""
 
   def __init__(self, interpreter: str, *, bubblewrap: str | None):
-    """Starts nothing yet.
+    """Starts no process.
 
     Args:
-      interpreter: Path of the Python that runs the programs, which whoever runs
-        the jail can read: nobody if we are root, else we.
-      bubblewrap: Path of bwrap, or None for the inner walls alone.
+      interpreter: Path of the Python that runs the programs. The user of the
+        jail (nobody if we are root) must be able to read it.
+      bubblewrap: Path of bwrap, or None for process restrictions alone.
     """
     self._interpreter = interpreter
     self._bubblewrap = bubblewrap
@@ -103,42 +108,42 @@ class Zygote:
     """Runs one job.
 
     Args:
-      job: "mode" and what it needs; see inside.py.
-      limits: What it may use.
+      job: "mode" and the fields of that mode; see jail_main.py.
+      limits: Its limits.
       tests: For a check, the source of the tests.
-      received: Bytes of results that are read, `limits.result_bytes` if None.
+      received: Limit on bytes of results; None: `limits.result_bytes`.
 
     Raises:
-      Failed: If there is no jail, or it fails and not for this program alone.
+      Failed: There is no jail, or it fails for every program.
     """
     if received is None:
       received = limits.result_bytes
-    # What breaks on its own is tried once again with a new zygote.
+    # A jail that breaks is tried once more with a new zygote.
     for _ in range(2):
       if self._stopped:
         raise Failed("stopped")
       try:
         return self._run_once(job, limits, tests, received)
       except Broken:
-        fault = "the jail's own process failed twice in a row"
+        fault = "a process of the jail failed twice in a row"
       except Died:
         fault = ""
       self.close()
     if fault or self._stopped:
       raise Failed(fault or "stopped")
-    # Is it the program, or do we end with every program?
+    # Does the jail end with every program, or only with this one?
     self._check_works()
     return Ended((), "killed: the jail")
 
   def stop(self) -> None:
-    """Ends a job in progress and refuses others, from any thread."""
+    """Ends the job in progress and refuses further ones; any thread."""
     self._stopped = True
     jail = self._process
     if jail is not None:
       jail.stop()
 
   def close(self) -> None:
-    """Kills what runs; the next job starts anew."""
+    """Kills the zygote; the next job starts a new one."""
     if self._process is not None:
       self._process.close()
     self._process = None
@@ -150,7 +155,7 @@ class Zygote:
       self.close()
       self._jobs = 0
       self._process = programs.start(self._interpreter, self._bubblewrap)
-    if self._stopped:  # looked at after the process is there for stop() to see
+    if self._stopped:  # checked after stop() can see the process
       raise Failed("stopped")
     self._jobs += 1
     texts = [json.dumps({**job, "limits": dataclasses.asdict(limits)}).encode()]
@@ -176,11 +181,11 @@ class Zygote:
       ended = self._run_once({"mode": "call", **honest}, Limits(), b"", 1 << 10)
       if not ended.reason and [f.payload for f in ended.frames] == [b"1"]:
         return
-    raise Failed("the jail ends with every program; see levels.probe()")
+    raise Failed("the jail ends with every program; see probe.measure()")
 
 
 class Broken(Exception):
-  """A job's process failed before the program began, or beside it."""
+  """A process of the jail failed, not the program."""
 
 
 def _collect(
@@ -190,15 +195,19 @@ def _collect(
   received: int,
   trusted: bool,
 ) -> Ended:
-  """Reads results until the job ended, is late or says too much.
+  """Reads results until the job has ended, is late or sends too much.
 
   Args:
-    trusted: Whether the job's own process does not run the program, so that it
-      has failed if it says so.
+    jail: The zygote.
+    results: Descriptor to read from.
+    limits: Time limits of the job.
+    received: Limit on bytes of results.
+    trusted: Whether the job's first process does not run the program itself, so
+      that its exit status can be believed.
   """
   clock = usage.Clock(jail.pid, limits)
   control = jail.control
-  data, whole = bytearray(), len(running.BEGUN)
+  data, whole = bytearray(), len(program_runner.BEGUN)
   status, cpu_s, reason = None, 0.0, ""
   poll = select.poll()
   poll.register(results, select.POLLIN)
@@ -208,12 +217,12 @@ def _collect(
     ready = dict(poll.poll(clock.wait_s * 1e3))
     if control.fileno() in ready:
       try:
-        packet = control.recv(inside.STATUS.size)
+        packet = control.recv(jail_main.STATUS.size)
       except ConnectionError:
         packet = b""
-      if len(packet) != inside.STATUS.size:
+      if len(packet) != jail_main.STATUS.size:
         raise Died
-      status, cpu_s = inside.STATUS.unpack(packet)
+      status, cpu_s = jail_main.STATUS.unpack(packet)
       poll.unregister(control)
       waiting.remove(control.fileno())
     if results in ready:
@@ -229,8 +238,8 @@ def _collect(
         reason = _FLOOD
     if waiting and not reason and clock.late():
       reason = _TIME_OUT
-  broken = trusted and status is not None and status == inside.BROKEN << 8
-  if broken or not data.startswith(running.BEGUN):
+  broken = trusted and status is not None and status == jail_main.BROKEN << 8
+  if broken or not data.startswith(program_runner.BEGUN):
     raise Broken
   frames = []
   try:
@@ -243,7 +252,7 @@ def _collect(
 
 
 def why(status: int | None) -> str:
-  """What a wait status says, "" if all went well."""
+  """A wait status in words, "" for success."""
   if status is None or status == 0:
     return ""
   if os.WIFSIGNALED(status):
@@ -260,25 +269,25 @@ def why(status: int | None) -> str:
 
 
 def _next_frame(data: bytearray, at: int) -> int:
-  """Where the frame ends that begins there: beyond the data if it is cut."""
-  if len(data) - at < running.FRAME.size:
+  """End of the frame that begins at `at`; beyond the data if incomplete."""
+  if len(data) - at < program_runner.FRAME.size:
     return len(data) + 1
-  *_, size, more = running.FRAME.unpack_from(data, at)
-  return at + running.FRAME.size + size + more
+  *_, size, more = program_runner.FRAME.unpack_from(data, at)
+  return at + program_runner.FRAME.size + size + more
 
 
 def _frames(data: bytearray) -> Iterator[Frame]:
-  """The frames; a ValueError where there is none, or not the next one."""
+  """The frames; raises ValueError at a malformed or unexpected one."""
   view = memoryview(bytes(data))
   at = expected = 0
   while at < len(view):
-    if len(view) - at < running.FRAME.size:
+    if len(view) - at < program_runner.FRAME.size:
       raise ValueError
-    index, status, first, cpu_s, size, more = running.FRAME.unpack_from(
+    index, status, first, cpu_s, size, more = program_runner.FRAME.unpack_from(
       view, at
     )
-    at += running.FRAME.size
-    if index not in (running.BEFORE, expected):
+    at += program_runner.FRAME.size
+    if index not in (program_runner.BEFORE, expected):
       raise ValueError
     if len(view) - at < size + more:
       raise ValueError

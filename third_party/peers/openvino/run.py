@@ -8,11 +8,10 @@ import pathlib
 import sys
 import tempfile
 
-sys.path.insert(
-  0, str(pathlib.Path(__file__).resolve().parents[3] / "launch/bench")
-)
+# This runs in an environment without brorl_jax.
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[3]))
 
-import protocol
+from launch.bench import protocol
 
 _INITIAL_SCALE = 0.02
 _BLOCK = 32  # tokens of a block of the cache, on a CPU

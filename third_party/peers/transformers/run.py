@@ -3,11 +3,10 @@
 import pathlib
 import sys
 
-sys.path.insert(
-  0, str(pathlib.Path(__file__).resolve().parents[3] / "launch/bench")
-)
+# This runs in an environment without brorl_jax.
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[3]))
 
-import protocol
+from launch.bench import protocol
 
 
 def model_of(task):

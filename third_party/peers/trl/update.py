@@ -5,16 +5,13 @@ import pathlib
 import sys
 import tempfile
 
-_ROOT = pathlib.Path(__file__).resolve().parents[3]
-sys.path[:0] = [
-  str(_ROOT / "launch/bench"),
-  str(_ROOT / "third_party/peers/transformers"),
-]
+# This runs in an environment without brorl_jax.
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[3]))
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-import protocol
-import run as of_transformers
+from launch.bench import protocol
+from third_party.peers.transformers import run as of_transformers
 
 # Responses of a forward and backward pass; with 512 memory would be the limit.
 _MICRO = 64

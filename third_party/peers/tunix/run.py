@@ -5,12 +5,11 @@ import os
 import pathlib
 import sys
 
-sys.path.insert(
-  0, str(pathlib.Path(__file__).resolve().parents[3] / "launch/bench")
-)
+# This runs in an environment without brorl_jax.
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[3]))
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
-import protocol
+from launch.bench import protocol
 
 _INITIAL_SCALE = 0.02  # its own initial weights are zero in places
 

@@ -5,11 +5,11 @@ import pathlib
 import sys
 import tempfile
 
-_ROOT = pathlib.Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(_ROOT / "launch/bench"))
+# This runs in an environment without brorl_jax.
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[3]))
 
-import protocol
-import run as of_sampler
+from launch.bench import protocol
+from third_party.peers.tunix import run as of_sampler
 
 
 def start(task):

@@ -5,11 +5,10 @@ import pathlib
 import sys
 import tempfile
 
-sys.path.insert(
-  0, str(pathlib.Path(__file__).resolve().parents[3] / "launch/bench")
-)
+# This runs in an environment without brorl_jax.
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[3]))
 
-import protocol
+from launch.bench import protocol
 
 # Tokens of a block of the cache. A prompt is shared in whole blocks without the
 # one of its last token: at 128, the default here, prompts of 128 share nothing.

@@ -1,0 +1,91 @@
+"""AdamW, its learning-rate schedule, and the first training state."""
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import PyTree
+
+from brorl_jax.types import State
+
+
+def adamw(
+  *,
+  lr: float,
+  warmup: int,
+  total: int | None,
+  b1: float,
+  b2: float,
+  eps: float,
+  weight_decay: float,
+  max_grad_norm: float,
+  second_moment: str = "full",
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
+  """AdamW after clipping by global norm, and its learning-rate schedule.
+
+  Args:
+    lr: Peak learning rate.
+    warmup: Updates over which the rate rises linearly; the first update uses
+      lr / warmup.
+    total: Updates after which the rate has fallen to 0 along a cosine; constant
+      after the warmup if None.
+    b1: Decay of the first moment.
+    b2: Decay of the second moment.
+    eps: Added to the root of the second moment.
+    weight_decay: Decoupled, multiplied by the learning rate.
+    max_grad_norm: Gradients with a larger norm are scaled down to it.
+    second_moment: "full", or "factored". Factored keeps only the row means r
+      and column means c of a matrix with at least 96 rows and columns,
+      v = r c' / mean(r), which takes almost no memory (Shazeer & Stern 2018,
+      arXiv:1804.04235, algorithm 4). The first moment is then the mean of
+      g / sqrt(v), not of g.
+
+  Returns:
+    The optimizer, and the learning rate of each update.
+  """
+  # From lr / warmup, not from 0: no update is wasted at rate 0.
+  ramp = optax.linear_schedule(lr / max(warmup, 1), lr, max(warmup - 1, 1))
+  after = optax.constant_schedule(lr)
+  if total is not None:
+    after = optax.cosine_decay_schedule(lr, max(total - warmup, 1))
+  schedule = optax.join_schedules([ramp, after], [warmup])
+  if second_moment == "factored":
+    adamw = optax.chain(
+      # The weight of update t that makes the mean unbiased from the first
+      # update: Adam's decay and its bias correction in one.
+      optax.scale_by_factored_rms(
+        decay_rate=b2,
+        decay_rate_fn=lambda t, b: b * (1.0 - b**t) / (1.0 - b ** (t + 1)),
+        epsilon=max(eps**2, 1e-30),  # a smaller square may be 0 in float32
+        # Larger than the number of layers: the stacked norms [L, D] of up to 95
+        # layers keep a full second moment.
+        min_dim_size_to_factor=96,
+      ),
+      optax.ema(b1),
+      optax.add_decayed_weights(weight_decay),
+      optax.scale_by_learning_rate(schedule),
+    )
+  else:
+    adamw = optax.adamw(
+      schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay
+    )
+  return optax.chain(optax.clip_by_global_norm(max_grad_norm), adamw), schedule
+
+
+def init_state(
+  params: PyTree, tx: optax.GradientTransformation, *, keep_reference: bool
+) -> State:
+  """The training state before the first step."""
+  # A copy: the first update donates the parameters.
+  copy = lambda tree: jax.tree.map(jnp.copy, tree)
+  return State(
+    step=jnp.int32(0),
+    params=params,
+    opt=tx.init(params),
+    reference=copy(params) if keep_reference else None,
+  )
+
+
+def updates_done(opt: PyTree) -> int:
+  """Optimizer updates since these moments were initialised."""
+  counts = optax.tree.get_all_with_path(opt, "count")
+  return int(counts[0][1])

@@ -1,0 +1,199 @@
+"""The updates of one step: minibatches of groups, one update for each."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Bool, Float, PyTree
+
+from brorl_jax.learner import packing, update
+from brorl_jax.learner.objective import Objective, ResponseLogp, Stats
+from brorl_jax.model import sharding
+from brorl_jax.types import Batch, Groups, State
+
+Minibatches = list[list[Batch]]  # the batches of each minibatch
+
+
+def minibatches(
+  kept: Groups,
+  advantage: Float[np.ndarray, "P N"],
+  counted: Bool[np.ndarray, "P N"],
+  layout: packing.Layout,
+  *,
+  count: int,
+  seed: tuple[int, int],
+  scale: Callable[[np.ndarray], np.ndarray | None],
+) -> Minibatches:
+  """Shuffles whole groups into minibatches and packs them, on the host.
+
+  Args:
+    kept: The groups of the step.
+    advantage: One per rollout.
+    counted: False for rollouts that are left out of the loss. They become
+      empty, so that packing drops all of them but one.
+    layout: Static shapes of the batches.
+    count: Minibatches.
+    seed: Of the shuffle.
+    scale: From the lengths of a minibatch to the factors of its losses, see
+      `packing.loss_scale`.
+  """
+  keep, rollouts = counted[..., None], kept.rollouts
+  if not keep.all():  # otherwise this would copy gigabytes of long rollouts
+    rollouts = dataclasses.replace(
+      rollouts,
+      tokens=np.where(keep, rollouts.tokens, 0),
+      mask=rollouts.mask & keep,
+    )
+  out = []
+  for at in packing.split(len(counted), count, seed):
+    take = functools.partial(jax.tree.map, lambda x, at=at: x[at])
+    prompts, part = take(kept.prompts), take(rollouts)
+    factors = scale(part.mask.sum(axis=2))
+    out.append(packing.pack(prompts, part, advantage[at], layout, factors))
+  return out
+
+
+def place_and_score(
+  parts: Minibatches,
+  state: State,
+  mesh: Mesh,
+  *,
+  logp_of: Callable[[PyTree, Batch], jax.Array],
+  kl_term: bool,
+) -> Minibatches:
+  """Puts batches on the mesh, with the log-probabilities that the loss needs.
+
+  Args:
+    parts: From `minibatches`.
+    state: Before the first update of the step.
+    mesh: Devices.
+    logp_of: (parameters, batch) -> log-probabilities of the responses.
+    kl_term: Whether the loss compares with the reference.
+  """
+  spread = lambda x: PartitionSpec(*(None, "data")[: x.ndim])
+  place = lambda x: sharding.to_mesh(mesh, spread(x), x)
+  parts = [[jax.tree.map(place, batch) for batch in part] for part in parts]
+  # From the second minibatch on the policy is not the one that sampled.
+  if len(parts) > 1:
+    parts = _with(parts, "logp_old", lambda b: logp_of(state.params, b))
+  if kl_term and state.reference is not None:
+    reference = sharding.on_device(state.reference)
+    parts = _with(parts, "logp_ref", lambda b: logp_of(reference, b))
+  return parts
+
+
+def _with(
+  parts: Minibatches, name: str, value: Callable[[Batch], jax.Array]
+) -> Minibatches:
+  """The batches with one more field."""
+  return [
+    [dataclasses.replace(batch, **{name: value(batch)}) for batch in part]
+    for part in parts
+  ]
+
+
+def apply(
+  state: State,
+  parts: Minibatches,
+  *,
+  tx: optax.GradientTransformation,
+  response_logp: ResponseLogp,
+  objective: Objective,
+  watch: Callable[[PyTree], jax.Array] | None,
+) -> tuple[State, list[Stats]]:
+  """One optimizer update per minibatch; see `update.minibatch_step`."""
+  stats = []
+  for part in parts:
+    state, of_part = update.minibatch_step(
+      state,
+      part,
+      tx=tx,
+      response_logp=response_logp,
+      objective=objective,
+      watch=watch,
+    )
+    stats.append(of_part)
+  return dataclasses.replace(state, step=state.step + 1), stats
+
+
+def refuse_not_finite(
+  stats: Sequence[Stats], params: PyTree, step: int
+) -> None:
+  """Stops the run before a broken state can be saved.
+
+  Raises:
+    FloatingPointError: A gradient or a parameter is not finite.
+  """
+  for of_part in stats:
+    path = update.first_bad_path(params, np.asarray(of_part.finite))
+    if path is not None:
+      raise FloatingPointError(
+        f"step {step}: gradient or value of {path} is not finite; lower "
+        "config.optim.lr"
+      )
+
+
+def packing_metrics(parts: Minibatches, rollouts: int) -> dict[str, float]:
+  """How much packing saved and how much of the batches is padding.
+
+  Args:
+    parts: On the host.
+    rollouts: That count in the loss.
+  """
+  batches = [batch for part in parts for batch in part]
+  weights = [batch.weight * batch.mask.any(axis=-1) for batch in batches]
+  rows = sum(map(np.count_nonzero, weights))  # empty rows do not count
+  return {
+    "update/distinct_fraction": rows / max(rollouts, 1),
+    "update/padding_fraction": packing.padding_fraction(batches),
+  }
+
+
+def kl_ref(stats: Sequence[Stats], objective: Objective) -> float | None:
+  """KL of policy and reference, nats per token; None without a KL term."""
+  if not objective.kl_weight:
+    return None
+  return float(np.mean([s.kl_ref.value for s in stats]))
+
+
+def update_metrics(
+  stats: Sequence[Stats], objective: Objective, kl: float | None
+) -> dict[str, float | None]:
+  """Metrics of a step's updates.
+
+  Args:
+    stats: One for each update.
+    objective: The loss.
+    kl: From `kl_ref`.
+  """
+  mean = lambda name: float(np.mean([getattr(s, name).value for s in stats]))
+  # A user's own loss may not count clipped tokens.
+  clips = all(s.clip_fraction.count > 0 for s in stats)
+  total = mean("loss") + objective.kl_weight * (kl or 0.0)
+  # The sampler against the trainer, with the parameters that sampled.
+  corrected = {
+    f"correction/{name}": mean(field) if objective.correction else None
+    for name, field in (
+      ("weight_mean", "correction"),
+      ("changed_fraction", "corrected"),
+      ("kl_sampler", "kl_sampler"),
+    )
+  }
+  return {
+    "policy/entropy": mean("entropy"),
+    "policy/kl_ref": kl,
+    "policy/kl_old": mean("kl_old"),
+    "policy/clip_fraction": mean("clip_fraction") if clips else None,
+    # Before the first update trainer and sampler have the same parameters, and
+    # the gap is rounding; with config.run.pipeline it is also one step of
+    # training.
+    "policy/logp_gap_max": float(stats[0].logp_gap_max),
+    "policy/logp_gap_mean": float(stats[0].logp_gap.value),
+    **corrected,
+    "loss/total": total - objective.entropy_weight * mean("entropy"),
+    "optim/grad_norm": float(np.mean([s.grad_norm for s in stats])),
+  }

@@ -1,0 +1,214 @@
+"""The theorem's quantities on the real policy, for a few prompts of a step.
+
+The theorem speaks of one softmax over tokens. Here whole responses to one
+prompt take the place of tokens. The probability of a sampled response is
+p = exp(sum of its log-probabilities), and it is correct if its reward is 1. Of
+the responses that were not sampled only the total probability is known: 1 minus
+that of the sampled ones.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Bool, Float, Int, PyTree
+
+from brorl_jax.rl import mass_balance
+from brorl_jax.types import Array, Prompts, Rollouts
+
+# Sampler and trainer agree on a response's probability to about 1e-5.
+_NOISE = 1e-4
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Probe:
+  """Distinct responses to a few prompts, most probable first, on the host."""
+
+  prompt: Int[Array, "P S"]
+  prompt_mask: Bool[Array, "P S"]
+  response: Int[Array, "P M T"]
+  mask: Bool[Array, "P M T"]
+  probability: Float[Array, "P M"]  # before the update; 0 in empty rows
+  correct: Bool[Array, "P M"]
+  # Of all distinct responses, not only of those above.
+  sampled: Float[Array, "P N"]  # probability; 0 in empty places
+  sampled_correct: Bool[Array, "P N"]
+  unsampled: Float[Array, " P"]  # mass of responses that were never drawn
+
+
+def probe(
+  prompts: Prompts,
+  rollouts: Rollouts,
+  reward: Float[np.ndarray, "P N"],
+  *,
+  count: int,
+  rows: int,
+  tokens: int,
+) -> Probe:
+  """Takes the first `count` prompts and their `rows` likeliest responses.
+
+  Its shapes depend on the arguments alone, not on what was sampled: an update
+  that reads it is compiled once, and what it needs can be planned.
+
+  Args:
+    prompts: Of kept groups, on the host.
+    rollouts: On the host; temperature 1, nothing cut, or the mass is that of
+      the sampling distribution.
+    reward: Raw.
+    count: Prompts; fewer if there are not so many.
+    rows: Distinct responses per prompt; rarer ones are left out.
+    tokens: Of the longest response that is taken; longer ones are left out,
+      but for their mass.
+  """
+  N, T = rollouts.tokens.shape[1:]
+  count, T = min(count, len(reward)), min(tokens, T)
+  out = Probe(
+    prompt=prompts.tokens[:count],
+    prompt_mask=prompts.mask[:count],
+    response=np.zeros((count, rows, T), np.int32),
+    mask=np.zeros((count, rows, T), bool),
+    probability=np.zeros((count, rows), np.float32),
+    correct=np.zeros((count, rows), bool),
+    sampled=np.zeros((count, N), np.float32),
+    sampled_correct=np.zeros((count, N), bool),
+    unsampled=np.zeros(count, np.float32),
+  )
+  for p in range(count):
+    first, _ = rollouts.distinct(p)
+    mass = np.exp(rollouts.logp[p, first].sum(axis=1, dtype=np.float64))
+    correct = reward[p, first] >= 1.0
+    out.sampled[p, : len(first)] = mass
+    out.sampled_correct[p, : len(first)] = correct
+    out.unsampled[p] = max(1.0 - mass.sum(), 0.0)
+    short = np.flatnonzero(rollouts.mask[p, first].sum(axis=1) <= T)
+    likeliest = short[np.argsort(-mass[short], kind="stable")[:rows]]
+    to = (p, slice(len(likeliest)))
+    out.response[to] = rollouts.tokens[p, first[likeliest], :T]
+    out.mask[to] = rollouts.mask[p, first[likeliest], :T]
+    out.probability[to] = mass[likeliest]
+    out.correct[to] = correct[likeliest]
+  return out
+
+
+@functools.partial(jax.jit, static_argnames="n")
+def sampled_terms(
+  probability: Float[Array, "P N"],
+  correct: Bool[Array, "P N"],
+  unsampled: Float[Array, " P"],
+  *,
+  n: int,
+) -> Float[Array, " P"]:
+  """The two terms of Theorem 1 that are never negative, per unit of rate.
+
+  The responses are the atoms of a softmax with a logit each, with rewards 1 and
+  -1 and one plain gradient step. The third term, of what was not sampled, would
+  need the single probabilities of what was not sampled, which are not known. So
+  this is no forecast of what Adam does to a network, in sign or in size (for
+  that, see `measure`); it shows how much of the theorem's push there is at this
+  N.
+
+  Args:
+    probability: Of all distinct sampled responses, 0 in empty places.
+    correct: Those of reward 1.
+    unsampled: Mass of all others.
+    n: N.
+  """
+
+  def one(probability, correct, unsampled):
+    # The remainder as one wrong atom: it enters the masses only, because the
+    # term of what was not sampled is left out.
+    probs = jnp.append(probability, unsampled)
+    balance = mass_balance.mass_balance(
+      probs / jnp.sum(probs),
+      jnp.append(correct, False),
+      jnp.append(probability > 0.0, False),
+      reward_correct=1.0,
+      reward_wrong=-1.0,
+      lr=1.0,
+      n=n,
+    )
+    return balance.sampled_correct + balance.sampled_wrong
+
+  return jax.vmap(one)(probability, correct, unsampled)
+
+
+def correct_mass(
+  probed: Probe,
+  params: PyTree,
+  *,
+  response_logp: Callable[..., tuple[Array, Array]],
+  temperature: float,
+) -> Float[Array, " P"]:
+  """Mass of the probe's correct responses under other parameters."""
+  logp, _ = response_logp(
+    params,
+    jnp.asarray(probed.prompt),
+    jnp.asarray(probed.prompt_mask),
+    jnp.asarray(probed.response),
+    temperature,
+  )
+  total = jnp.sum(jnp.where(probed.mask, logp, 0.0), axis=2)
+  return jnp.sum(jnp.where(probed.correct, jnp.exp(total), 0.0), axis=1)
+
+
+_NAMES = (
+  "unsampled_mass",
+  "correct_change",
+  "correct_change_first_order",
+  "sampled_terms_per_lr",
+  "fell_fraction",
+)
+
+
+def unmeasured() -> dict[str, None]:
+  """The metrics of `measure` where there is nothing to measure."""
+  return {f"theory/{name}": None for name in _NAMES}
+
+
+def measure(
+  probed: Probe,
+  after: Float[np.ndarray, " P"],
+  first_order: float,
+  *,
+  n: int,
+) -> dict[str, float] | dict[str, None]:
+  """Metrics of a step: what the theorem is about, before and after the update.
+
+  The forecast of the change for a network is its first-order one:
+
+    correct_change ~ sum over updates of <d Q / d params, params' - params>
+
+  with Q the mean correct mass of the probe. Where the two agree the step is
+  small enough for first-order theory to speak about it.
+
+  Args:
+    probed: From `probe`, before the update.
+    after: From `correct_mass`, with the updated parameters.
+    first_order: That sum.
+    n: N.
+
+  Returns:
+    None for each where float32 can hold the probability of no response, as
+    with answers of hundreds of tokens: there is nothing to measure then.
+  """
+  if not probed.probability.any():
+    return unmeasured()
+  before = (probed.probability * probed.correct).sum(axis=1)
+  change = after - before
+  arrays = (probed.sampled, probed.sampled_correct, probed.unsampled)
+  terms = sampled_terms(*map(jnp.asarray, arrays), n=n)
+  values = (
+    probed.unsampled.mean(),
+    change.mean(),
+    first_order,
+    terms.mean(),
+    (change < -_NOISE).mean(),
+  )
+  return {
+    f"theory/{name}": float(value)
+    for name, value in zip(_NAMES, values, strict=True)
+  }

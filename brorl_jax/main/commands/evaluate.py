@@ -1,0 +1,301 @@
+"""--mode=evaluate: samples held-out prompts and scores them; resumable."""
+
+import contextlib
+import hashlib
+import json
+import pathlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from absl import logging
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from brorl_jax import evaluate
+from brorl_jax.errors import UserError
+from brorl_jax.main import (
+  checkpoint_source,
+  contamination,
+  functions,
+  programs,
+  settings,
+)
+from brorl_jax.main.commands import plan as plan_command
+from brorl_jax.main.stages import sampling
+from brorl_jax.main.stages.examples import Examples
+from brorl_jax.main.stages.scoring import Scorer
+from brorl_jax.model import architectures, sharding
+from brorl_jax.model.policy import Policy
+from brorl_jax.rollout import dynamic_sampling, plan
+from brorl_jax.runs import checkpoints, folder, lock, metrics, sections
+from brorl_jax.runs.lines import write_whole
+from brorl_jax.tasks.base import Example
+
+
+def measure(
+  c: sections.Config,
+  policy: Policy,
+  examples: Examples,
+  scorer: Scorer,
+  mesh: Mesh,
+  fits: plan.RolloutPlan,
+  chunk: int,
+) -> Callable[..., evaluate.Chunks]:
+  """(params, held-out examples, first=0) -> records, chunk by chunk.
+
+  Every evaluation uses the same random numbers: rollout n of example p draws
+  from (seed, 0, p, n).
+  """
+  # Training does not use the key of step 0.
+  key = jax.random.fold_in(jax.random.key(c.run.seed), 0)
+  sample = sampling.heldout(
+    c.sampling, c.eval, policy, examples.stop_ids, mesh, fits
+  )
+
+  def rollouts(params: PyTree, part: Sequence[Example], start: int):
+    index = np.arange(start, start + len(part), dtype=np.int32)
+    return sample(params, examples.pad(part, index), key)
+
+  def of(params: PyTree, part: Sequence[Example], *, first: int = 0):
+    return evaluate.evaluate(
+      params,
+      part,
+      rollouts=rollouts,
+      score_responses=scorer.score_responses,
+      chunk=chunk,
+      first=first,
+    )
+
+  return of
+
+
+def run(c: sections.Config, workdir: pathlib.Path) -> None:
+  """Writes eval/records.jsonl, chunk by chunk, then eval/summary.json."""
+  values = sections.as_dict(c)
+  folder.check(values, workdir, allow_change=False, mode="evaluate")
+  lines, path = (
+    workdir / "eval" / name for name in ("records.jsonl", "summary.json")
+  )
+  for file in (lines, path):
+    if file.is_dir():
+      raise UserError(
+        f"{file} is a folder; remove it or choose another workdir"
+      )
+  logging.set_verbosity(logging.ERROR)  # orbax logs every file
+  try:
+    parts = _parts(c, workdir)
+  except ValueError as e:
+    raise UserError(str(e)) from None
+  with contextlib.closing(parts.scorer), lock.hold(workdir):
+    folder.write_config(values, workdir, mode="evaluate", **parts.entries)
+    print(*parts.log_lines, programs.log_line(), sep="\n")
+    try:
+      records = _sampled(c, lines, parts)
+      evaluate.check_invalid(records)
+    except (metrics.Damaged, dynamic_sampling.TooManyInvalid) as e:
+      raise UserError(
+        f"{e}; to start again, choose another workdir or remove eval/"
+      ) from None
+    result = parts.entries["evaluated"] | {
+      "sampling": _sampling(values),
+      **evaluate.summary(records),
+    }
+    write_whole(path, json.dumps(result, indent=2) + "\n")
+  print(table(result), f"  {path}", sep="\n")
+
+
+def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
+  """The fields that affect how held-out prompts are sampled."""
+  known = sections.every_field()
+  return {
+    name: value
+    for name, value in sections.flat(values).items()
+    if name in known and known[name].evaluated
+  }
+
+
+class _Parts(NamedTuple):
+  """Everything that a validated evaluation needs."""
+
+  params: PyTree
+  heldout: list[Example]
+  measure: Callable[..., evaluate.Chunks]
+  chunk: int
+  scorer: Scorer
+  entries: dict[str, Any]  # more entries of config.json
+  log_lines: list[str]
+
+
+def _parts(c: sections.Config, workdir: pathlib.Path) -> _Parts:
+  """Builds the parts; raises ValueError if they do not fit together."""
+  before = folder.stored(workdir, "evaluated")
+  which = _same_step(checkpoint_source.locate(c.policy.checkpoint), before)
+  mesh = sharding.make_mesh(c.devices.mesh_data, c.devices.mesh_model)
+  policy = architectures.read_policy(which.source, dtype=c.policy.dtype)
+  text = checkpoint_source.read_tokenizer(which, c.policy.chat_template)
+  checkpoint_source.check_vocabulary(which.source, text, policy)
+  settings.check_lengths(c, policy.max_positions)
+  chunk, fits = plan_command.evaluation(
+    c, policy, **mesh.shape, on_cpu=jax.default_backend() == "cpu"
+  )
+  examples = Examples.of(c, text)
+  examples.refuse_changes(folder.stored(workdir, "data"))
+  heldout = examples.heldout()
+  leaked = contamination.refuse(
+    checkpoint_source.starts(which), examples.placed(heldout)
+  )
+  # Last, because loading takes longest.
+  policy, params, step = checkpoint_source.load(
+    which, mesh, dtype=c.policy.dtype
+  )
+  evaluated = {
+    "source": str(which.source),
+    "run": which.run and str(which.run),
+    "step": step,
+    "weights": _digest(params),
+  }
+  if before not in (None, evaluated):
+    raise ValueError(
+      f"workdir {workdir} belongs to an evaluation of {_name(before)}, but "
+      f"this is one of {_name(evaluated)}; choose another workdir"
+    )
+  scorer = Scorer(c.reward, examples)
+  functions.refuse_changes(
+    folder.stored(workdir, "functions"), scorer.functions
+  )
+  log_lines = [*examples.log_lines, *leaked, *scorer.log_lines]
+  log_lines.append(f"{_name(evaluated)}: {len(heldout)} prompts x {c.eval.n}")
+  return _Parts(
+    params,
+    heldout,
+    measure(c, policy, examples, scorer, mesh, fits, chunk),
+    chunk,
+    scorer,
+    {
+      "evaluated": evaluated,
+      "data": examples.fingerprint,
+      "functions": scorer.functions,
+      "left_out": examples.left_out,
+      "sandbox": scorer.sandbox,
+    },
+    log_lines,
+  )
+
+
+def _same_step(
+  which: checkpoint_source.CheckpointSource, before: Mapping[str, Any] | None
+) -> checkpoint_source.CheckpointSource:
+  """The step that the evaluation started with, if the run went on since."""
+  if before is None or which.step is not None:
+    return which
+  if which.run is None or before["run"] != str(which.run):
+    return which
+  return which._replace(step=before["step"])
+
+
+def _name(evaluated: Mapping[str, Any]) -> str:
+  """The evaluated policy, for messages."""
+  where = evaluated["run"] or evaluated["source"]
+  step = "" if evaluated["step"] is None else f", step {evaluated['step']}"
+  return f"{where}{step} (weights {evaluated['weights'][:8]})"
+
+
+def _digest(params: PyTree) -> str:
+  """A digest of all parameters."""
+  text = json.dumps(checkpoints.digest(params), sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _sampled(
+  c: sections.Config, path: pathlib.Path, parts: _Parts
+) -> list[dict[str, Any]]:
+  """All records: reads those that exist and samples the rest."""
+  path.parent.mkdir(exist_ok=True)
+  total, step = len(parts.heldout), parts.entries["evaluated"]["step"] or 0
+  records = _whole(path, parts.heldout, step, n=c.eval.n, chunk=parts.chunk)
+  write_whole(path, "".join(json.dumps(record) + "\n" for record in records))
+  lines = metrics.JsonLines(path, after=step)
+  first = len(records) // c.eval.n
+  progress = metrics.Progress(after=first, steps=total, unit="prompts")
+  with contextlib.closing(lines), contextlib.closing(progress):
+    for chunk in parts.measure(parts.params, parts.heldout, first=first):
+      new = [{"step": step, **record} for record in chunk]
+      lines.write(*new)
+      records += new
+      passed = sum(record["pass"] for record in records) / len(records)
+      progress.step(len(records) // c.eval.n, f"pass@1 {passed:.3f}")
+  return records
+
+
+def _whole(
+  path: pathlib.Path,
+  heldout: Sequence[Example],
+  step: int,
+  *,
+  n: int,
+  chunk: int,
+) -> list[dict[str, Any]]:
+  """The records of complete chunks in a file.
+
+  Raises:
+    Damaged: The records are not those of this evaluation.
+  """
+  records = []
+  if path.exists():
+    records = [*metrics.each_line(path, evaluate.check_record)]
+  wanted = [(example.id, i) for example in heldout for i in range(n)]
+  for number, (record, key) in enumerate(zip(records, wanted, strict=False), 1):
+    if (record["id"], record["sample"]) != key or record["step"] != step:
+      raise metrics.Damaged(
+        f"{path}, line {number}: not sample {key[1]} of {key[0]!r} at step "
+        f"{step}"
+      )
+  if len(records) > len(wanted):
+    raise metrics.Damaged(
+      f"{path}, line {len(wanted) + 1}: this evaluation has only "
+      f"{len(wanted)} records"
+    )
+  if len(records) == len(wanted):
+    return records
+  return records[: len(records) // (n * chunk) * n * chunk]
+
+
+def table(summary: Mapping[str, Any]) -> str:
+  """The summary as a table: all, then each domain with its tasks."""
+  sides = [("all", summary["all"])]
+  for domain, numbers in summary["by_domain"].items():
+    sides.append((domain, numbers))
+    sides += [(f"  {task}", s) for task, s in numbers["by_task"].items()]
+  k = max(summary["all"]["pass_at_k"], key=int)
+  # With one sample pass@1 = mean@1 = majority@1.
+  more = ("pass_at_k", "majority_at_k") if k != "1" else ()
+  named = "pass@1" if k == "1" else f"pass@1=mean@{k}"
+  head = ("", "prompts", named, "95 %")
+  head += tuple(f"{name.removesuffix('_at_k')}@{k}" for name in more)
+  rows = [(*head, "score", "tokens", "cut", "invalid")]
+  rows += [
+    (
+      name,
+      f"{s['prompts']}",
+      f"{s['pass_at_k']['1']:.3f}",
+      "" if s["low"] is None else f"{s['low']:.3f}-{s['high']:.3f}",
+      *(f"{s[which][k]:.3f}" for which in more),
+      f"{s['mean_score']:.3f}",
+      f"{s['tokens_mean']:,.1f}",
+      f"{s['truncated_fraction']:.1%}",
+      f"{s['invalid']}",
+    )
+    for name, s in sides
+  ]
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  return "\n".join(_line(row, widths) for row in rows)
+
+
+def _line(row: Iterable[str], widths: Sequence[int]) -> str:
+  name, *cells = (
+    f"{cell:<{w}}" if i == 0 else f"{cell:>{w}}"
+    for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+  )
+  return "  ".join((f"  {name}", *cells))

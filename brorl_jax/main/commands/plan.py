@@ -1,0 +1,315 @@
+"""--mode=plan: fits rollouts and evaluations into memory, or refuses them."""
+
+import dataclasses
+import functools
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh
+
+from brorl_jax.errors import UserError
+from brorl_jax.learner import state as states
+from brorl_jax.main import checkpoint_source, corpus, functions, settings
+from brorl_jax.main.stages import examples, learning, sampling
+from brorl_jax.model import architectures, huggingface, sharding, tokenizer
+from brorl_jax.model.policy import Policy
+from brorl_jax.rollout import memory, plan
+from brorl_jax.runs.sections import Config
+from brorl_jax.runs.sections.devices import Devices
+from brorl_jax.tasks import own
+from brorl_jax.tasks.domains import MADE
+
+
+@dataclasses.dataclass(frozen=True)
+class Plans:
+  """Memory plans of rollouts, evaluations, and the theorem's probe."""
+
+  rollouts: plan.RolloutPlan
+  evaluations: plan.RolloutPlan
+  chunk: int  # held-out prompts that are sampled together
+  probe: memory.Probe | None  # None: the theorem is not measured
+
+
+def run(c: Config) -> None:
+  """Prints the memory plan of a run; loads no weights.
+
+  If `devices.mesh_data` and `devices.memory_bytes` are given, the plan may be
+  for more devices than this machine has; it then assumes accelerators.
+  """
+  settings.check_training(c)
+  model = c.devices.mesh_model
+  data = c.devices.mesh_data
+  if data == -1:
+    data = max(jax.device_count() // model, 1)
+  enough_devices = data * model <= jax.device_count()
+  if not enough_devices and not c.devices.memory_bytes:
+    raise UserError(
+      "config.devices.memory_bytes = 0 asks the devices, but only "
+      f"{jax.device_count()} of {data * model} are here; set it to the memory "
+      "of one device"
+    )
+  try:
+    functions.digests(settings.phases(c))
+    if c.reward.verifier:
+      own.Rewards(c.reward.verifier, workers=1).close()  # imports them
+    source = _source(c.policy.checkpoint)
+    policy = architectures.read_policy(source, dtype=c.policy.dtype)
+    on_cpu = enough_devices and jax.default_backend() == "cpu"
+    for since, phase, _ in settings.phases(c):
+      settings.check_mesh(phase, data)
+      settings.check_lengths(phase, policy.max_positions)
+      plans = make(
+        phase,
+        policy,
+        data=data,
+        model=model,
+        on_cpu=on_cpu,
+        keep_reference=learning.keeps_reference(c),
+      )
+      when = f" from step {since}" if c.run.phases else ""
+      print(
+        f"rollouts{when}: {phase.sampling.places} prompts x "
+        f"{phase.sampling.n}, at most {phase.sampling.max_new_tokens} tokens, "
+        f"on {data} x {model} "
+        f"{'CPU devices' if on_cpu else 'accelerators'}\n"
+        f"{plans.rollouts.table()}\n"
+        f"evaluations: {plans.chunk} prompts x {phase.eval.n}\n"
+        f"{plans.evaluations.table()}"
+      )
+      if plans.probe is not None:
+        parts = plan.shares(plans.probe.parts, _memory_bytes(c.devices))
+        print("an update, measuring the theorem", *parts, sep="\n")
+    corpus.check(c.data, own=bool(c.reward.verifier))
+    if c.policy.chat_template:
+      tokenizer.read_template(c.policy.chat_template)
+    if c.data.files:
+      print(*_data(c, source), sep="\n")
+  except ValueError as e:
+    raise UserError(str(e)) from None
+
+
+def _data(c: Config, source: pathlib.Path) -> list[str]:
+  """Lines about the files; raises ValueError if they cannot be used."""
+  if not (source / "tokenizer.json").is_file():
+    train, held = corpus.read(c.data, own=bool(c.reward.verifier))
+    return [
+      f"files: {len(train.examples)} examples, held out {len(held.examples)}; "
+      f"the length of their prompts is unknown: {source} has no tokenizer.json"
+    ]
+  which = checkpoint_source.CheckpointSource(source)
+  text = checkpoint_source.read_tokenizer(which, c.policy.chat_template)
+  read = examples.Examples.of(c, text)
+  read.heldout()
+  longest = f"longest prompt {read.longest} of {c.data.prompt_tokens} tokens"
+  return [*read.log_lines, longest]
+
+
+def _source(checkpoint: str) -> pathlib.Path:
+  """The directory of config.json; unlike `huggingface.locate`, no download."""
+  path = pathlib.Path(checkpoint)
+  if path.exists() or path.is_absolute() or len(path.parts) != 2:
+    return huggingface.locate(checkpoint)
+  raise ValueError(
+    f"config.policy.checkpoint = {checkpoint!r} is not a directory on this "
+    f"machine; a plan needs only its config.json: run 'hf download "
+    f"{checkpoint} config.json --local-dir {path.name}', then use "
+    f"--config.policy.checkpoint={path.name}"
+  )
+
+
+def make(
+  c: Config,
+  policy: Policy,
+  *,
+  data: int,
+  model: int,
+  on_cpu: bool | None,
+  keep_reference: bool,
+) -> Plans:
+  """Plans for a mesh of data x model devices.
+
+  Args:
+    c: The config.
+    policy: Description of the policy.
+    data: Devices of axis `data`.
+    model: Devices of axis `model`.
+    on_cpu: Whether the devices are CPUs; None: those of this process.
+    keep_reference: Whether any phase of the run has a reference policy.
+
+  Raises:
+    TooLarge: Something does not fit.
+    ValueError: The policy cannot be split over these devices.
+  """
+  if on_cpu is None:
+    on_cpu = jax.default_backend() == "cpu"
+  where = dict(data=data, model=model, on_cpu=on_cpu)
+  state = functools.partial(
+    state_bytes,
+    policy,
+    learning.optimizer(c.optim, c.sampling)[0],
+    offload=c.devices.offload,
+    pipeline=c.run.pipeline,
+    **where,
+    keep_reference=keep_reference,
+  )
+  fit = _fit(c, policy, state(), **where)
+  rollouts = fit(
+    n=c.sampling.n,
+    prompts=c.sampling.places,
+    slots=c.sampling.slots or None,
+    lanes=c.sampling.lanes or None,
+  )
+  chunk, evaluations = _evaluations(c, fit, data)
+  probe = _probe(c, policy, state(applying=True), **where)
+  return Plans(rollouts, evaluations, chunk, probe)
+
+
+def state_bytes(
+  policy: Policy,
+  tx,
+  *,
+  offload: str,
+  pipeline: bool,
+  data: int,
+  model: int,
+  on_cpu: bool,
+  keep_reference: bool,
+  applying: bool = False,
+) -> int:
+  """Bytes per device of the training state while it samples or updates.
+
+  Args:
+    policy: Description of the policy.
+    tx: The optimizer.
+    offload: `devices.offload`.
+    pipeline: `run.pipeline`.
+    data: Devices of axis `data`.
+    model: Devices of axis `model`.
+    on_cpu: Whether the devices are CPUs, whose memory is the host's.
+    keep_reference: Whether any phase of the run has a reference policy.
+    applying: Whether an update is applied, with the moments on the devices.
+
+  Raises:
+    ValueError: The policy cannot be split over these devices.
+  """
+  away = "nothing" if on_cpu else offload  # a CPU's is the host's
+  if applying and away == "moments":
+    away = "reference"
+  _, shapes, places = states.state_places(
+    jax.eval_shape(policy.init, jax.random.key(0)),
+    tx,
+    AbstractMesh((data, model), ("data", "model")),
+    keep_reference=keep_reference,
+    offload=away,
+  )
+  leaves = zip(jax.tree.leaves(shapes), jax.tree.leaves(places), strict=True)
+  on_device = [(x, s) for x, s in leaves if s.memory_kind != sharding.HOST]
+  held = memory.shard_bytes(
+    [x for x, _ in on_device], [s for _, s in on_device]
+  )
+  if pipeline:  # the parameters that the next step is sampled with
+    held += memory.shard_bytes(
+      jax.tree.leaves(shapes.params), jax.tree.leaves(places.params)
+    )
+  return held
+
+
+def evaluation(
+  c: Config, policy: Policy, *, data: int, model: int, on_cpu: bool
+) -> tuple[int, plan.RolloutPlan]:
+  """Held-out prompts at one time, and their plan; only parameters are resident.
+
+  Raises:
+    TooLarge: They do not fit.
+    ValueError: The policy cannot be split over these devices.
+  """
+  held = _parameter_bytes(policy, data, model)
+  fit = _fit(c, policy, held, data=data, model=model, on_cpu=on_cpu)
+  return _evaluations(c, fit, data)
+
+
+def _parameter_bytes(policy: Policy, data: int, model: int) -> int:
+  """Bytes per device of the parameters, or of their gradients."""
+  params = jax.eval_shape(policy.init, jax.random.key(0))
+  mesh = AbstractMesh((data, model), ("data", "model"))
+  return memory.shard_bytes(params, sharding.param_shardings(params, mesh))
+
+
+def _memory_bytes(c: Devices) -> int:
+  return c.memory_bytes or memory.device_bytes()
+
+
+def _probe(
+  c: Config, policy: Policy, resident_bytes: int, **where: Any
+) -> memory.Probe | None:
+  """Memory of the theorem's probe; raises TooLarge if it does not fit."""
+  if not c.theory.prompts:
+    return None
+  probe = memory.Probe(
+    policy,
+    resident_bytes,
+    _parameter_bytes(policy, where["data"], where["model"]),
+    prompts=min(c.theory.prompts, c.sampling.prompts),
+    responses=c.theory.responses,
+    prompt_tokens=c.data.prompt_tokens,
+    tokens=min(c.theory.tokens, c.sampling.max_new_tokens),
+    **where,
+  )
+  plan.check_probe(probe, _memory_bytes(c.devices))
+  return probe
+
+
+def _fit(
+  c: Config, policy: Policy, resident_bytes: int, **where: Any
+) -> Callable[..., plan.RolloutPlan]:
+  """`plan.rollouts`, whose errors name devices.memory_bytes if it is set."""
+  fit = functools.partial(
+    plan.rollouts,
+    sampling.decoder(c.sampling, policy),
+    memory_bytes=_memory_bytes(c.devices),
+    resident_bytes=resident_bytes,
+    prompt_tokens=c.data.prompt_tokens,
+    max_new_tokens=c.sampling.max_new_tokens,
+    **where,
+  )
+  if not c.devices.memory_bytes:
+    return fit
+
+  def named(**sizes: Any) -> plan.RolloutPlan:
+    try:
+      return fit(**sizes)
+    except plan.TooLarge as e:
+      given = f"config.devices.memory_bytes = {c.devices.memory_bytes}"
+      raise plan.TooLarge(f"{given}: {e}") from None
+
+  return named
+
+
+def _evaluations(
+  c: Config, fit: Callable[..., plan.RolloutPlan], data: int
+) -> tuple[int, plan.RolloutPlan]:
+  """Held-out prompts at one time: as in training, halved until they fit."""
+  # The tasks of files are unknown before they are read: assume one per file.
+  files = c.data.heldout_files or c.data.files
+  mixed = c.data.puzzles or not files
+  tasks = len(files)
+  if mixed and c.data.domains[MADE.name].weight:
+    tasks += len(c.data.families)
+  heldout = c.eval.prompts * max(tasks, 1)
+  each = max(
+    min(c.sampling.in_flight // c.eval.n // data, -(-heldout // data)), 1
+  )
+  while True:
+    try:
+      return each * data, fit(
+        n=c.eval.n,
+        prompts=each * data,
+        slots=min(c.sampling.slots, c.eval.n) or None,
+        cut=c.eval.top_p < 1.0,
+      )
+    except plan.TooLarge as e:
+      if each == 1:
+        raise plan.TooLarge(f"evaluations: {e}") from None
+      each = -(-each // 2)

@@ -1,0 +1,305 @@
+"""--mode=train: builds the stages of the figure and runs the loop."""
+
+import contextlib
+import math
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from absl import logging
+from jax.sharding import Mesh
+
+from brorl_jax import evaluate, report, train
+from brorl_jax.errors import UserError
+from brorl_jax.learner import state as states
+from brorl_jax.main import (
+  checkpoint_source,
+  functions,
+  programs,
+  settings,
+)
+from brorl_jax.main.commands import evaluate as evaluate_command
+from brorl_jax.main.commands import plan
+from brorl_jax.main.recorder import Recorder
+from brorl_jax.main.stages import advantages, learning, sampling
+from brorl_jax.main.stages.examples import Examples
+from brorl_jax.main.stages.scoring import Scorer
+from brorl_jax.model import architectures, huggingface, sharding
+from brorl_jax.model.policy import Policy
+from brorl_jax.rollout import dynamic_sampling
+from brorl_jax.runs import (
+  checkpoints,
+  folder,
+  intact,
+  lines,
+  lock,
+  metrics,
+  sections,
+)
+from brorl_jax.runs.run_state import Newer, RunState
+from brorl_jax.runs.sections import Config
+from brorl_jax.tasks.base import Example
+from brorl_jax.types import State
+
+# Errors in the files of a run: it cannot resume.
+_UNUSABLE = (checkpoints.Unusable, metrics.Damaged, Newer)
+_STOPS = (
+  FloatingPointError,
+  dynamic_sampling.NotEnoughPrompts,
+  dynamic_sampling.TooManyInvalid,
+)
+
+
+def run(
+  c: Config,
+  workdir: pathlib.Path,
+  *,
+  allow_change: bool,
+  begin_again: bool = False,
+) -> None:
+  """Checks the config, trains and prints the report."""
+  settings.check_training(c)
+  values, changed = sections.as_dict(c), {}
+  if begin_again:
+    folder.check_again(workdir)
+  else:
+    changed = folder.check(values, workdir, allow_change=allow_change)
+  logging.set_verbosity(logging.ERROR)  # orbax logs every file
+  try:
+    parts = _parts(c, workdir, allow_change=allow_change or begin_again)
+  except ValueError as e:
+    raise UserError(str(e)) from None
+  with contextlib.closing(parts.scorer), lock.hold(workdir) as held:
+    if begin_again and (moved := folder.set_aside(workdir)) is not None:
+      print(f"moved the files of {workdir} to {moved}")
+    log_lines = [
+      *parts.scorer.log_lines,
+      *(one.summary for one in parts.phases),
+    ]
+    print(*parts.examples.log_lines, *log_lines, programs.log_line(), sep="\n")
+    if c.run.save_every > c.run.steps:
+      print(
+        f"warning: run.save_every = {c.run.save_every} is above run.steps = "
+        f"{c.run.steps}: if the run is stopped, it starts again at step 1"
+      )
+    _train(c, workdir, parts, changed, held)
+  finish(
+    workdir,
+    title=f"N = {c.sampling.n}, {c.sampling.samples:,} rollouts per step",
+  )
+
+
+def _train(
+  c: Config,
+  workdir: pathlib.Path,
+  parts: "_Parts",
+  changed: Mapping[str, Any],
+  held: lock.Lock,
+) -> None:
+  """Trains; every error that ends it early is a UserError of one line."""
+  at = lambda step: next(
+    p for p in reversed(parts.phases) if p.since <= max(step, 1)
+  )
+  identity = folder.stored(workdir, "run") or folder.identity(
+    sections.as_dict(c), parts.entries["data"] | parts.entries["functions"]
+  )
+  recorder = Recorder(
+    c,
+    workdir,
+    parts.examples,
+    parts.heldout,
+    lambda step: at(step).measure,
+    changed,
+    parts.entries | {"run": identity},
+    parts.scorer.worker_metrics,
+  )
+  store = checkpoints.Store(
+    workdir / "checkpoints",
+    keep=c.run.keep_checkpoints,
+    run=identity,
+    warn=recorder.warn,
+  )
+  try:
+    with contextlib.closing(recorder), contextlib.closing(store):
+      try:
+        train.train(
+          parts.state,
+          lambda step: at(step).stages(step),
+          store,
+          recorder,
+          seed=c.run.seed,
+          steps=c.run.steps,
+          save_every=c.run.save_every,
+          eval_every=c.eval.every,
+          pipeline=c.run.pipeline,
+          max_busy_s=c.run.max_busy_s or math.inf,
+        )
+      except _STOPS as e:
+        recorder.event(store.good or 0, {"event": "stop", "why": str(e)})
+        raise
+  except (*_UNUSABLE, *_STOPS, checkpoints.Unsaved, OSError) as e:
+    if not recorder.started:
+      held.undo()
+    raise _ended(e, changed, store.good, started=recorder.started) from None
+
+
+def _ended(
+  error: Exception,
+  changed: Mapping[str, Any],
+  good: int | None,
+  *,
+  started: bool,
+) -> UserError:
+  """The error of a run that ended early."""
+  if isinstance(error, OSError):
+    left = f"the last good step is {good}" if started else "nothing was started"
+    return UserError(
+      f"{intact.one_line(error)}; {left}; fix this and run the same command "
+      "again"
+    )
+  if started or isinstance(error, Newer | checkpoints.Unreachable):
+    return UserError(str(error))
+  why = f"; this start changes {', '.join(changed)}" if changed else ""
+  return folder.lost(f"{error}{why}")
+
+
+class _Parts(NamedTuple):
+  """Everything that a validated run needs."""
+
+  examples: Examples
+  scorer: Scorer
+  phases: "list[Phase]"
+  heldout: list[Example]
+  state: State
+  entries: dict[str, Any]  # more entries of config.json
+
+
+def _parts(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> _Parts:
+  """Builds the parts; raises ValueError if they do not fit together."""
+  source = huggingface.locate(c.policy.checkpoint)
+  mesh = sharding.make_mesh(c.devices.mesh_data, c.devices.mesh_model)
+  policy = architectures.read_policy(source, dtype=c.policy.dtype)
+  text = checkpoint_source.read_tokenizer(
+    checkpoint_source.CheckpointSource(source), c.policy.chat_template
+  )
+  checkpoint_source.check_vocabulary(source, text, policy)
+  before = lambda what: None if allow_change else folder.stored(workdir, what)
+  own = functions.digests(settings.phases(c))
+  functions.refuse_changes(before("functions"), own)
+  examples = Examples.of(c, text)
+  keep = learning.keeps_reference(c)
+  examples.refuse_changes(before("data"))
+  scorer = Scorer(c.reward, examples)
+  functions.refuse_changes(before("functions"), scorer.functions)
+  phases = [
+    phase(which, examples, scorer, policy, mesh, keep_reference=keep)
+    for which in settings.phases(c)
+  ]
+  heldout = examples.heldout()
+  # Last, because loading takes longest.
+  _, params = huggingface.load(source, dtype=c.policy.dtype, mesh=mesh)
+  tx, _ = learning.optimizer(c.optim, c.sampling)
+  state = states.initial_state(
+    params, tx, mesh, keep_reference=keep, offload=c.devices.offload
+  )
+  entries = {
+    "data": examples.fingerprint,
+    "chat_template": text.template and text.template.text,
+    "functions": own | scorer.functions,
+    "files": examples.files,
+    "left_out": examples.left_out,
+    "sandbox": scorer.sandbox,
+    "began_with": str(source.resolve()),
+  }
+  return _Parts(examples, scorer, phases, heldout, state, entries)
+
+
+class Phase(NamedTuple):
+  """The stages of the steps from `since` on."""
+
+  since: int
+  stages: Callable[[int], train.Stages]
+  measure: Callable[..., evaluate.Chunks]
+  summary: str  # lines for the log
+
+
+def phase(
+  which: sections.Phase,
+  examples: Examples,
+  scorer: Scorer,
+  policy: Policy,
+  mesh: Mesh,
+  *,
+  keep_reference: bool,
+) -> Phase:
+  """Builds the stages of a phase; needs no parameters.
+
+  Raises:
+    ValueError: It does not fit the policy, the devices or their memory.
+  """
+  since, c, changed = which
+  settings.check_mesh(c, mesh.shape["data"])
+  settings.check_lengths(c, policy.max_positions)
+  plans = plan.make(
+    c, policy, **mesh.shape, on_cpu=None, keep_reference=keep_reference
+  )
+  tx, schedule = learning.optimizer(c.optim, c.sampling)
+  target = c.sampling.prompts
+
+  def candidates(step: int, progress: RunState):
+    return examples.candidates(
+      step, progress, most=c.filter.max_oversampling * target
+    )
+
+  stages = train.Stages(
+    target=target,
+    candidates=candidates,
+    prompts=examples.prompts,
+    rollouts=sampling.streamed(
+      c.sampling, policy, examples.stop_ids, mesh, plans.rollouts
+    ),
+    scores=scorer.scores,
+    informative=advantages.filter_stage(
+      c.filter, c.reward, places=c.sampling.places
+    ),
+    visited=advantages.visit_stage(c.filter),
+    advantages=advantages.advantages_stage(
+      c.advantage, c.reward, limit=c.sampling.max_new_tokens
+    ),
+    update=learning.update_stage(c, policy, tx, schedule, mesh),
+    reference=learning.reference_stage(c.reference, tx),
+  )
+  first = stages._replace(changed=changed and dict(changed))
+  lr = learning.scaled_lr(c.optim, c.sampling)
+  return Phase(
+    since,
+    lambda step: first if step == since else stages,
+    evaluate_command.measure(
+      c, policy, examples, scorer, mesh, plans.evaluations, plans.chunk
+    ),
+    f"from step {since}: {target} prompts x {c.sampling.n} rollouts; "
+    f"{plans.rollouts.line()}\n"
+    f"lr {lr:.3g} = {c.optim.lr:g} x {lr / c.optim.lr:.3g} "
+    f"(lr_scaling {c.optim.lr_scaling!r})",
+  )
+
+
+def finish(workdir: pathlib.Path, *, title: str) -> None:
+  """Writes the figure and prints the table of a finished run."""
+  try:
+    curve = [*lines.each_line(workdir / "eval" / "curve.jsonl", _is_evaluation)]
+  except metrics.Damaged as e:
+    raise UserError(
+      f"{e}; the rest of the run is whole: correct or remove this line"
+    ) from None
+  steps = metrics.read_lines(workdir / "metrics.jsonl")
+  figure = workdir / "report" / "learning_curve.png"
+  report.learning_curve(figure, curve, steps, title=title)
+  print(report.table(curve[0], curve[-1], steps))
+  print(f"  {figure}")
+
+
+def _is_evaluation(line: Any) -> None:
+  """Raises ValueError if a line of curve.jsonl is not an evaluation."""
+  if not isinstance(line, dict) or not {"step", "pass_at_1"} <= line.keys():
+    raise ValueError("not an evaluation: 'pass_at_1' is missing")

@@ -1,0 +1,175 @@
+"""Stage 4: raw rewards -> the groups to keep and their advantages."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from brorl_jax.main import functions
+from brorl_jax.rl import credit, filtering, length_penalty
+from brorl_jax.rollout.dynamic_sampling import SampledGroups
+from brorl_jax.runs import run_state
+from brorl_jax.runs.run_state import RunState
+from brorl_jax.runs.sections.advantage import Advantage
+from brorl_jax.runs.sections.filter import Filter
+from brorl_jax.runs.sections.reward import Reward
+from brorl_jax.train import Credit
+from brorl_jax.types import Groups
+
+
+def counts(c: Reward, groups: Groups) -> Bool[np.ndarray, "P N"]:
+  """The rollouts that count in baseline, whitening and loss."""
+  if c.mask_truncated:
+    return groups.scores.valid & ~groups.rollouts.truncated
+  return groups.scores.valid
+
+
+def filter_stage(
+  c: Filter, reward: Reward, *, places: int
+) -> Callable[[Groups], Bool[np.ndarray, " P"]]:
+  """The rule of dynamic sampling, which sees raw rewards.
+
+  Args:
+    c: The rule.
+    reward: Whether truncated rollouts count.
+    places: Largest number of prompts that are scored at one time.
+
+  Raises:
+    ValueError: The config names no valid rule.
+  """
+  rule = functions.keep(c)
+  band = functools.partial(
+    filtering.mean_inside, low=c.keep_above, high=c.keep_below
+  )
+  banded = (c.keep_above, c.keep_below) != (0.0, 1.0)
+
+  @jax.jit
+  def both(reward, valid):
+    kept = rule(reward, valid)
+    return kept & band(reward, valid=valid) if banded else kept
+
+  def informative(groups: Groups) -> Bool[np.ndarray, " P"]:
+    raw, valid = groups.scores.reward, counts(reward, groups)
+    # Padded to one shape: each number of prompts would compile again. On the
+    # CPU: the devices are busy with sampling.
+    spare = [(0, max(places - len(raw), 0)), (0, 0)]
+    padded = [np.pad(x, spare) for x in (raw, valid)]
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+      return np.asarray(both(*padded))[: len(raw)]
+
+  return informative
+
+
+def visit_stage(
+  c: Filter,
+) -> Callable[[RunState, int, SampledGroups], RunState]:
+  """Updates which prompts rest, see filter.rest_after."""
+
+  def visited(
+    progress: RunState, step: int, sampled: SampledGroups
+  ) -> RunState:
+    return run_state.visited(
+      progress,
+      step,
+      sampled.groups.prompts.index.tolist(),
+      sampled.kept.tolist(),
+      rest_after=c.rest_after,
+      rest_steps=c.rest_steps,
+    )
+
+  return visited
+
+
+def shaped(
+  c: Reward, groups: Groups, *, limit: int, active: bool
+) -> tuple[Float[Array, "P N"], Float[Array, "P N"]]:
+  """Shaped rewards for the advantages, and the part for the length.
+
+  r' = r * (truncated ? truncated_factor : 1)
+       + length_weight * cosine + overlong_weight * overlong
+
+  `limit` is the longest response, in tokens.
+  """
+  rollouts, reward = groups.rollouts, jnp.asarray(groups.scores.reward)
+  length = jnp.asarray(rollouts.mask).sum(axis=2)
+  factor = jnp.where(rollouts.truncated, c.truncated_factor, 1.0)
+  added = jnp.zeros_like(reward)
+  if c.length_weight and active:
+    cosine = length_penalty.cosine(
+      length, limit=limit, eta_min=c.length_min, eta_max=c.length_max
+    )
+    gets = jnp.ones_like(reward, bool) if c.length_wrong else reward >= 1.0
+    added += c.length_weight * jnp.where(gets, cosine, 0.0)
+  if c.overlong_weight:
+    added += c.overlong_weight * length_penalty.overlong(
+      length, limit=limit, buffer=c.overlong_buffer
+    )
+  return reward * factor + added, added
+
+
+def advantages_stage(
+  c: Advantage, reward: Reward, *, limit: int
+) -> Callable[[Groups, RunState], Credit]:
+  """Stage 4: shaped rewards -> advantages over all kept groups.
+
+  Args:
+    c: The advantage.
+    reward: Rewards for the length.
+    limit: Longest response, in tokens.
+
+  Raises:
+    ValueError: The config names no valid advantage.
+  """
+  function = functions.advantage(c)
+
+  def stage(groups: Groups, progress: RunState) -> Credit:
+    active = bool(
+      length_penalty.is_active(
+        progress.shaped, on=reward.length_on, off=reward.length_off
+      )
+    )
+    paid, added = shaped(reward, groups, limit=limit, active=active)
+    counted = counts(reward, groups)
+    valid = jnp.asarray(counted)
+    shared = shared_credit(c, groups, paid, valid)
+    length = jnp.asarray(groups.rollouts.mask).sum(axis=2, dtype=jnp.float32)
+    advantage = np.where(counted, function(shared, valid, length), 0.0)
+    if not np.isfinite(advantage).all():
+      raise FloatingPointError(
+        f"config.advantage.kind = {c.kind!r}: an advantage is not finite; "
+        "check the function, or choose another kind"
+      )
+    if reward.length_weight:  # its schedule starts when it is first on
+      progress = dataclasses.replace(progress, shaped=progress.shaped + 1)
+    return Credit(
+      advantage,
+      counted,
+      progress,
+      {
+        "reward/shaped_mean": float(paid.mean()),
+        "reward/length_mean": float(added.mean()),
+        "reward/length_active": float(active and bool(reward.length_weight)),
+        "reward/masked_fraction": float(1.0 - valid.mean()),
+      },
+    )
+
+  return stage
+
+
+def shared_credit(
+  c: Advantage,
+  groups: Groups,
+  reward: Float[Array, "P N"],
+  valid: Bool[Array, "P N"],
+) -> Float[Array, "P N"]:
+  """Rewards after the correct rollouts of a group shared their credit."""
+  if c.credit == "equal":
+    return reward
+  answer = jnp.asarray(groups.scores.answer)
+  correct = jnp.asarray(groups.scores.reward >= 1.0)
+  factor = credit.credit_by_answer(answer, correct, valid)
+  return credit.share_credit(reward, factor, valid)

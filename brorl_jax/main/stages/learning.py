@@ -1,0 +1,215 @@
+"""Stage 5: kept groups and their advantages -> optimizer updates."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from brorl_jax import train, types
+from brorl_jax.learner import packing, theory, update
+from brorl_jax.learner import state as states
+from brorl_jax.learner import step as steps
+from brorl_jax.learner.objective import Correction, Objective, Stats
+from brorl_jax.learner.optimizer import adamw, updates_done
+from brorl_jax.main import functions, settings
+from brorl_jax.model.policy import Policy
+from brorl_jax.rl import lr_scaling
+from brorl_jax.runs import run_state
+from brorl_jax.runs.run_state import RunState
+from brorl_jax.runs.sections import Config
+from brorl_jax.runs.sections.loss import Loss
+from brorl_jax.runs.sections.optim import Optim
+from brorl_jax.runs.sections.reference import Reference
+from brorl_jax.runs.sections.sampling import Sampling
+from brorl_jax.runs.sections.theory import Theory
+
+
+def scaled_lr(c: Optim, sampled: Sampling) -> float:
+  """The learning rate of a step, for its number of samples."""
+  count = {"none": c.lr_base, "samples": sampled.samples}[c.lr_scaling]
+  return lr_scaling.sqrt_scaled(c.lr, samples=count, base_samples=c.lr_base)
+
+
+def optimizer(c: Optim, sampled: Sampling):
+  """AdamW with a warm-up to a constant rate, and the rate of each update."""
+  return adamw(
+    lr=scaled_lr(c, sampled),
+    warmup=c.warmup,
+    total=None,
+    b1=c.b1,
+    b2=c.b2,
+    eps=c.eps,
+    weight_decay=c.weight_decay,
+    max_grad_norm=c.max_grad_norm,
+    second_moment=c.second_moment,
+  )
+
+
+def keeps_reference(c: Config) -> bool:
+  """Whether any phase of the run has a KL term."""
+  return any(p.config.reference.kl_weight > 0.0 for p in settings.phases(c))
+
+
+def objective(
+  c: Loss, reference: Reference, *, temperature: float
+) -> Objective:
+  """The loss with its constants; raises ValueError if there is no such loss."""
+  bounds = {
+    "truncated": (0.0, c.correction_cap),
+    "banded": (c.correction_low, c.correction_high),
+    "sequence": (c.sequence_low, c.sequence_high),
+  }
+  correction = None
+  if c.correction != "none":
+    correction = Correction(c.correction, *bounds[c.correction])
+  return Objective(
+    clip_low=c.clip_low,
+    clip_high=c.clip_high,
+    dual_clip=c.dual_clip or None,
+    loss=functions.loss(c),
+    kl_weight=reference.kl_weight,
+    kl_clamp=reference.kl_clamp,
+    entropy_weight=c.entropy_weight,
+    correction=correction,
+    temperature=temperature,
+  )
+
+
+def update_stage(
+  c: Config, policy: Policy, tx, schedule, mesh: Mesh
+) -> Callable[..., tuple[types.State, train.Updated]]:
+  """Stage 5: `optim.minibatches` optimizer updates over whole groups."""
+  policy = dataclasses.replace(policy, remat=c.devices.remat, mesh=mesh)
+  layout = packing.Layout(
+    c.optim.rows, c.optim.blocks, c.sampling.max_new_tokens
+  )
+  goal = objective(c.loss, c.reference, temperature=c.sampling.temperature)
+  scale = functools.partial(
+    packing.loss_scale,
+    unit=goal.loss.unit,
+    mean=c.loss.mean,
+    constant=c.loss.constant or c.sampling.max_new_tokens,
+  )
+  logp_of = lambda params, batch: update.logp_of(
+    params,
+    batch,
+    temperature=c.sampling.temperature,
+    response_logp=policy.response_logp,
+  )
+  probe_of, theory_metrics = _theory(c.theory, policy, c.sampling)
+
+  def apply(state: types.State, kept: types.Groups, credit: train.Credit):
+    step = int(state.step) + 1
+    probe, watch = probe_of(kept)
+    parts = steps.minibatches(
+      kept,
+      credit.advantage,
+      credit.counts,
+      layout,
+      count=c.optim.minibatches,
+      seed=(c.run.seed, step),
+      scale=scale,
+    )
+    shares = steps.packing_metrics(parts, int(credit.counts.sum()))
+    kl_term = bool(c.reference.kl_weight)
+    parts = steps.place_and_score(
+      parts, state, mesh, logp_of=logp_of, kl_term=kl_term
+    )
+    state, stats = steps.apply(
+      state,
+      parts,
+      tx=tx,
+      response_logp=policy.response_logp,
+      objective=goal,
+      watch=watch,
+    )
+    jax.block_until_ready((state, stats))
+    steps.refuse_not_finite(stats, state.params, step)
+    kl = steps.kl_ref(stats, goal)
+    metrics = {
+      **steps.update_metrics(stats, goal, kl),
+      "optim/lr": float(schedule(updates_done(state.opt) - 1)),
+      **shares,
+      **theory_metrics(probe, state, stats),
+    }
+    return state, train.Updated(kl, metrics)
+
+  return apply
+
+
+def _theory(
+  c: Theory, policy: Policy, sampled: Sampling
+) -> tuple[Callable[..., Any], Callable[..., dict[str, Any]]]:
+  """What measures the theorem in a step.
+
+  Returns:
+    kept groups -> the probe and the function of the parameters that the update
+      watches, None if nothing is measured; and
+    (probe, state after the updates, their stats) -> metrics.
+  """
+  # The probe has few tokens; this keeps as little as possible of them for the
+  # backward pass.
+  lean = dataclasses.replace(policy, remat="layer")
+  mass_of = functools.partial(
+    theory.correct_mass,
+    response_logp=lean.response_logp,
+    temperature=sampled.temperature,
+  )
+  mass = jax.jit(mass_of)
+  mean_mass = lambda probe, params: jnp.mean(mass_of(probe, params))
+
+  def probe_of(kept: types.Groups):
+    if not c.prompts:
+      return None, None
+    probe = theory.probe(
+      kept.prompts,
+      kept.rollouts,
+      kept.scores.reward,
+      count=c.prompts,
+      rows=c.responses,
+      tokens=c.tokens,
+    )
+    return probe, jax.tree_util.Partial(mean_mass, probe)
+
+  def metrics(probe, state: types.State, stats: Sequence[Stats]):
+    if probe is None:
+      return theory.unmeasured()
+    after = np.asarray(mass(probe, state.params))
+    first_order = sum(float(s.watched) for s in stats)
+    return theory.measure(probe, after, first_order, n=sampled.n)
+
+  return probe_of, metrics
+
+
+def reference_stage(c: Reference, tx) -> Callable[..., tuple]:
+  """After a step: the policy becomes the reference when the config asks for it.
+
+  Returns:
+    (state, run state, outcome of the step) -> state, run state, and the reason
+    for the reset, None without one.
+  """
+
+  def after(state: types.State, progress: RunState, outcome: train.Outcome):
+    if state.reference is None:
+      return state, progress, None
+    progress = dataclasses.replace(
+      progress, since_reset=progress.since_reset + 1
+    )
+    reason = run_state.reset_reason(
+      progress,
+      outcome.kl_ref,
+      every=c.reset_every,
+      above_kl=c.reset_above_kl,
+      stalled=c.reset_stalled,
+    )
+    if reason is None:
+      return state, progress, None
+    state = states.reset_reference(state, tx, reset_optimizer=c.reset_optimizer)
+    return state, run_state.was_reset(progress), reason
+
+  return after

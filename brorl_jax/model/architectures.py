@@ -1,0 +1,364 @@
+"""Which decoder a config.json describes, and the names of its tensors.
+
+Transformers' own config classes supply defaults and read old spellings. This
+file refuses, by its name, each option that the policy does not support.
+"""
+
+import copy
+import dataclasses
+import json
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from brorl_jax.model.attention import Rope
+from brorl_jax.model.policy import Policy
+
+_KINDS = (
+  "gemma2",
+  "gemma3_text",
+  "llama",
+  "mistral",
+  "qwen2",
+  "qwen3",
+  "qwen3_moe",
+)
+
+
+_SIZES = (
+  "vocab_size",
+  "hidden_size",
+  "num_hidden_layers",
+  "num_attention_heads",
+  "num_key_value_heads",
+)
+
+
+_NUMBERS = ("rms_norm_eps", "rope_theta")
+
+
+# A hundred times the deepest that is supported; what runs over the layers of a
+# damaged field would take hours to find that their tensors are missing.
+_MAX_LAYERS = 10_000
+
+
+_ACTIVATIONS = {
+  "silu": "silu",
+  "swish": "silu",
+  "gelu_pytorch_tanh": "gelu_tanh",
+}
+
+
+def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
+  """The decoder that `config.json` describes.
+
+  Args:
+    directory: A Hugging Face model directory.
+    dtype: Of activations and caches.
+
+  Raises:
+    ValueError: Not such a directory, or an architecture that is not supported.
+  """
+  if dtype not in ("float32", "bfloat16"):
+    raise ValueError(f"dtype {dtype!r} is neither 'float32' nor 'bfloat16'")
+  directory = pathlib.Path(directory)
+  if not directory.is_dir():
+    raise ValueError(
+      f"checkpoint {str(directory)!r} is not a directory; give one"
+    )
+  path = directory / "config.json"
+  raw = read_json(path)
+  if "model_type" not in raw and isinstance(raw.get("config"), dict):
+    raise ValueError(
+      f"{directory} is the folder of a run, not a model directory: read its "
+      f"policy with brorl_jax.load({str(directory)!r}), or make a model "
+      "directory with --mode=export"
+    )
+  try:
+    policy = _policy(_config(path, copy.deepcopy(raw)), dtype)
+  except _Unsupported as e:
+    raise ValueError(f"{path}: {e}") from None
+  return dataclasses.replace(policy, origin=json.dumps(raw))
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+  """A file that holds one JSON object.
+
+  Raises:
+    ValueError: It does not.
+  """
+  try:
+    value = json.loads(path.read_text())
+  except (OSError, ValueError) as e:
+    raise ValueError(f"{path} cannot be read: {e}") from None
+  if not isinstance(value, dict):
+    raise ValueError(f"{path} is not a JSON object")
+  return value
+
+
+class _Unsupported(ValueError):
+  """A field, its value and what it may be."""
+
+  def __init__(self, field: str, value: Any, may: str):
+    super().__init__(f"{field} {value!r} is {may}")
+
+
+def _config(path: pathlib.Path, raw: dict[str, Any]) -> Any:
+  """transformers' view of the file, in its newest spelling."""
+  from transformers import CONFIG_MAPPING  # 1 s, not for --help
+
+  kind = raw.get("model_type")
+  if not isinstance(kind, str) or kind not in _KINDS:
+    raise _Unsupported(
+      "model_type", kind, f"not supported, only {', '.join(_KINDS)}"
+    )
+  for field in ("rope_parameters", "rope_scaling"):
+    if not isinstance(raw.get(field) or {}, dict):
+      raise _Unsupported(field, raw[field], "not an object")
+  rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+  for one in (rope, *(v for v in rope.values() if isinstance(v, dict))):
+    _rope_kind(one)
+  if raw.get("quantization_config"):
+    raise _Unsupported(
+      "quantization_config", "...", "not supported; give the full weights"
+    )
+  for field in ("attention_bias", "mlp_bias", "tie_word_embeddings"):
+    if not isinstance(raw.get(field, False), bool):
+      raise _Unsupported(field, raw[field], "not true or false")
+  if raw.get("head_dim") is not None:
+    _size(raw["head_dim"], "head_dim")
+  # transformers would take what is missing from some model it knows.
+  wanted = {*_SIZES, *_NUMBERS, _mlp_field(kind)}
+  if kind == "qwen3_moe":
+    wanted |= {"num_experts_per_tok"}
+  if kind == "llama":  # older ones do without, and its defaults are right
+    wanted -= {"num_key_value_heads", "rope_theta"}
+  theta = {"rope_theta": rope.get("rope_theta") or _first(rope, "rope_theta")}
+  given = {**raw, **{k: v for k, v in theta.items() if v is not None}}
+  for field in sorted(wanted):
+    if field not in given:
+      raise ValueError(f"{path}: no field {field!r}")
+  for field in given.keys() & {*_SIZES, _mlp_field(kind)}:
+    _size(given[field], field)
+  if given["num_hidden_layers"] > _MAX_LAYERS:
+    raise _Unsupported(
+      "num_hidden_layers",
+      given["num_hidden_layers"],
+      f"more than {_MAX_LAYERS}; correct it",
+    )
+  for field in given.keys() & set(_NUMBERS):
+    _number(given[field], field)
+  if isinstance(old := raw.get("rope_scaling"), dict) and "type" in old:
+    raw = {**raw, "rope_scaling": {"rope_type": old["type"], **old}}
+  try:  # a class of transformers, whatever code the directory brings
+    return CONFIG_MAPPING[kind].from_dict(raw)  # which it changes
+  except Exception as e:  # its validators raise many kinds
+    raise ValueError(f"{path}: {' '.join(str(e).split())}") from None
+
+
+def _mlp_field(kind: str) -> str:
+  return "moe_intermediate_size" if kind == "qwen3_moe" else "intermediate_size"
+
+
+def _first(nested: Mapping[str, Any], field: str) -> Any:
+  """The field of the first layer type that has it."""
+  values = (v.get(field) for v in nested.values() if isinstance(v, dict))
+  return next((v for v in values if v is not None), None)
+
+
+def _policy(c: Any, dtype: str) -> Policy:
+  kind = c.model_type
+  gemma, moe = kind.startswith("gemma"), kind == "qwen3_moe"
+  heads, head_size = _heads(c)
+  sliding = _sliding(c)
+  rope, local = c.rope_parameters or {}, None
+  if kind == "gemma3_text":
+    rope, local = rope["full_attention"], rope["sliding_attention"]
+  every = kind not in ("qwen2", "mistral") and bool(c.attention_bias)
+  turns = _rope(rope, c.max_position_embeddings)
+  longest = _size(c.max_position_embeddings, "max_position_embeddings")
+  if turns.kind == "yarn":  # some configs give the length before stretching
+    longest = max(longest, int(turns.factor * turns.trained))
+  return Policy(
+    vocab=c.vocab_size,
+    width=c.hidden_size,
+    layers=c.num_hidden_layers,
+    heads=heads,
+    kv_heads=c.num_key_value_heads,
+    head_size=head_size,
+    mlp=getattr(c, _mlp_field(kind)),
+    rope=turns,
+    norm_eps=c.rms_norm_eps,
+    tied=bool(c.tie_word_embeddings),
+    dtype=dtype,
+    max_positions=longest,
+    qkv_bias=every or kind == "qwen2",
+    output_bias=every,
+    qk_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
+    query_scale=_query_scale(c) if gemma else None,
+    attention_softcap=_cap(c, "attn_logit_softcapping", kind == "gemma2"),
+    window=_size(c.sliding_window, "sliding_window") if sliding else 0,
+    sliding=sliding,
+    sliding_rope=_rope(local, 0) if local and sliding else None,
+    mlp_bias=kind == "llama" and bool(c.mlp_bias),
+    activation=_activation(c, "hidden_activation" if gemma else "hidden_act"),
+    embed_scale=c.hidden_size**0.5 if gemma else 1.0,
+    norm_offset=1.0 if gemma else 0.0,
+    post_norms=gemma,
+    final_softcap=_cap(c, "final_logit_softcapping", gemma),
+    **(_experts(c) if moe else {}),
+  )
+
+
+def _heads(c: Any) -> tuple[int, int]:
+  """How many, and the size of each."""
+  heads, kv_heads = c.num_attention_heads, c.num_key_value_heads
+  if heads % kv_heads:
+    raise _Unsupported(
+      "num_key_value_heads", kv_heads, f"not a divisor of {heads} heads"
+    )
+  size = getattr(c, "head_dim", None)
+  size = _size(c.hidden_size // heads if size is None else size, "head_dim")
+  if size % 2:
+    raise _Unsupported("head_dim", size, "odd; components turn in pairs")
+  return heads, size
+
+
+def _query_scale(c: Any) -> float:
+  return _size(c.query_pre_attn_scalar, "query_pre_attn_scalar") ** -0.5
+
+
+def _cap(c: Any, field: str, used: bool) -> float:
+  """A bound of scores or logits; 0 if there is none."""
+  cap = getattr(c, field, None)
+  if cap is None:
+    return 0.0
+  if not used:
+    raise _Unsupported(field, cap, f"not for {c.model_type}")
+  return _number(cap, field)
+
+
+def _activation(c: Any, field: str) -> str:
+  name = getattr(c, field)
+  if name not in _ACTIVATIONS:
+    known = ", ".join(_ACTIVATIONS)
+    raise _Unsupported(field, name, f"not supported, only {known}")
+  return _ACTIVATIONS[name]
+
+
+def _experts(c: Any) -> dict[str, Any]:
+  """Fields of a policy whose layers are all routed."""
+  for field, only in (("mlp_only_layers", []), ("decoder_sparse_step", 1)):
+    if (value := getattr(c, field)) != only:
+      raise _Unsupported(field, value, f"not supported, only {only}")
+  experts = _size(c.num_experts, "num_experts")
+  per_token = _size(c.num_experts_per_tok, "num_experts_per_tok")
+  if per_token > experts:
+    raise _Unsupported(
+      "num_experts_per_tok", per_token, f"more than {experts} experts"
+    )
+  return {
+    "experts": experts,
+    "experts_per_token": per_token,
+    "normalize_experts": bool(c.norm_topk_prob),
+  }
+
+
+def _size(value: Any, field: str) -> int:
+  if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    raise _Unsupported(field, value, "not a positive integer")
+  return value
+
+
+def _number(value: Any, field: str) -> float:
+  good = isinstance(value, int | float) and not isinstance(value, bool)
+  if not good or not 0.0 < value < float("inf"):
+    raise _Unsupported(field, value, "not a positive number")
+  return float(value)
+
+
+def _sliding(c: Any) -> tuple[bool, ...]:
+  """Which layers slide; empty if none does."""
+  if getattr(c, "use_bidirectional_attention", None):
+    raise _Unsupported("use_bidirectional_attention", True, "not supported")
+  if c.model_type == "llama":  # whatever its config says
+    return ()
+  # Of these all layers slide or none, whatever layer_types says.
+  kinds = ["sliding_attention"] * c.num_hidden_layers
+  if c.model_type not in ("mistral", "qwen3_moe"):
+    kinds = c.layer_types
+  if unknown := set(kinds) - {"sliding_attention", "full_attention"}:
+    raise _Unsupported("layer_types", sorted(unknown), "not supported")
+  if len(kinds) != c.num_hidden_layers:
+    raise _Unsupported(
+      "layer_types", kinds, f"not of {c.num_hidden_layers} layers"
+    )
+  if getattr(c, "sliding_window", None) is None:
+    return ()
+  slides = tuple(kind == "sliding_attention" for kind in kinds)
+  return slides if any(slides) else ()
+
+
+def _rope_kind(p: Mapping[str, Any]) -> str:
+  kind = p.get("rope_type", p.get("type", "default"))
+  if kind not in Rope.KINDS:
+    raise _Unsupported(
+      "rope_type", kind, f"not supported, only {', '.join(Rope.KINDS)}"
+    )
+  return kind
+
+
+def _rope(p: Mapping[str, Any], max_positions: int) -> Rope:
+  """From rope_parameters; a factor that is not given follows from lengths."""
+  kind = _rope_kind(p)
+  if p.get("partial_rotary_factor") not in (None, 1, 1.0):
+    raise _Unsupported(
+      "partial_rotary_factor", p["partial_rotary_factor"], "not supported"
+    )
+  theta = _number(p.get("rope_theta"), "rope_theta")
+  if kind in ("default", "dynamic"):
+    return Rope(theta, kind)
+  if kind == "linear":
+    return Rope(theta, kind, factor=_number(p.get("factor"), "factor"))
+  field = "original_max_position_embeddings"
+  trained = _size(p.get(field, max_positions), field)
+  factor = p.get("factor")
+  factor = max_positions / trained if factor is None else factor
+  factor = _number(factor, "factor")
+  if kind == "llama3":
+    low, high = (
+      _number(p.get(field), field)
+      for field in ("low_freq_factor", "high_freq_factor")
+    )
+    _above(low, high, "high_freq_factor")
+    return Rope(theta, kind, factor, trained, low, high)
+  low = _number(p.get("beta_slow") or 1.0, "beta_slow")
+  high = _number(p.get("beta_fast") or 32.0, "beta_fast")
+  _above(low, high, "beta_fast")
+  return Rope(
+    theta,
+    kind,
+    factor,
+    trained,
+    low=low,
+    high=high,
+    truncate=bool(p.get("truncate", True)),
+    scale=_yarn_scale(p, factor),
+  )
+
+
+def _above(low: float, high: float, field: str) -> None:
+  if high <= low:
+    raise _Unsupported(field, high, f"not above the lower limit {low}")
+
+
+def _yarn_scale(p: Mapping[str, Any], factor: float) -> float:
+  """Peng et al. 2023 (YaRN), arXiv:2309.00071, eq. 22; DeepSeek's ratio."""
+  if p.get("attention_factor") is not None:
+    return _number(p["attention_factor"], "attention_factor")
+  grown = lambda by: 0.1 * by * math.log(factor) + 1.0 if factor > 1.0 else 1.0
+  if p.get("mscale") and p.get("mscale_all_dim"):
+    by, all_by = (_number(p[f], f) for f in ("mscale", "mscale_all_dim"))
+    return grown(by) / grown(all_by)
+  return grown(1.0)

@@ -1,0 +1,352 @@
+"""The layers of a decoder, and which keys each query sees.
+
+Only this file uses Flax NNX. A module is merged from a dict of arrays inside
+the traced function and does not leave it.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from brorl_jax.model import attention, experts, products, sharding
+from brorl_jax.model.spec import PolicySpec
+
+
+class View(NamedTuple):
+  """Positions of a layer's queries, as angles, and the keys that they see."""
+
+  cos: Float[Array, "*kinds P M Q half"]
+  sin: Float[Array, "*kinds P M Q half"]
+  # Own keys that each query sees: a mask, or in decoding the number of the
+  # newest ones.
+  own: Bool[Array, "*kinds P M Q T"] | Int[Array, "P M"]
+  shared: Any  # mask [*kinds,P,M,Q,S] of the prefix, axes M and Q may be 1
+
+
+def views(
+  c: PolicySpec,
+  position: Int[Array, "P #M Q"],
+  own: Bool[Array, "P #M Q T"],
+  own_position: Int[Array, "P #M T"],
+  prefix_mask: Bool[Array, "P S"] | None,
+) -> View:
+  """Angles and masks of full layers, or [2, ...] of full and sliding ones."""
+  shared = None if prefix_mask is None else prefix_mask[:, None, None]
+  turn = lambda rope: rope.turn(position, c.head_size)
+  cos, sin = turn(c.rope)
+  if not any(c.sliding):
+    return View(cos, sin, own, shared)
+  near = lambda mask, key: attention.within(mask, position, key, c.window)
+  close_cos, close_sin = turn(c.sliding_rope or c.rope)
+  near_shared = None
+  if prefix_mask is not None and shared is not None:
+    before = jnp.cumsum(prefix_mask, axis=1, dtype=jnp.int32) - 1
+    near_shared = near(shared, before[:, None])
+    shared = jnp.broadcast_to(shared, near_shared.shape)
+  return jax.tree.map(
+    lambda *both: jnp.stack(both),
+    View(cos, sin, own, shared),
+    View(close_cos, close_sin, near(own, own_position), near_shared),
+  )
+
+
+def view_of(c: PolicySpec, views: View, layer: Int[Array, ""]) -> View:
+  """Those of one layer."""
+  if not any(c.sliding):
+    return views
+  slides = jnp.asarray(c.sliding, jnp.int32)[layer]
+  return jax.tree.map(lambda both: both[slides], views)
+
+
+def decode_views(
+  c: PolicySpec,
+  prompt_mask: Bool[Array, "A W S"],
+  length: Int[Array, "A R"],
+  which: Int[Array, "A R"],
+) -> list[View]:
+  """Views of decode slots: of full layers, then of sliding ones if any."""
+  before = jnp.sum(prompt_mask, axis=2, dtype=jnp.int32)  # A W
+  position = jnp.take_along_axis(before, which, axis=1) + length - 1
+  A, W, S = prompt_mask.shape
+  own_prompt = which[..., None] == jnp.arange(W)[None, None]  # A R W
+  if W == 1:
+    own_prompt = jnp.ones((A, 1, 1), bool)
+  mask = own_prompt[..., None] & prompt_mask[:, None]
+  flat = lambda x: x.reshape(A, -1, W * S)
+  cos, sin = c.rope.turn(position[..., None], c.head_size)
+  views = [View(cos, sin, length, flat(mask))]
+  if any(c.sliding):
+    place = jnp.cumsum(prompt_mask, axis=2, dtype=jnp.int32) - 1  # A W S
+    near = position[..., None, None] - place[:, None] < c.window  # A R W S
+    limit = jnp.minimum(length, c.window)
+    rope = c.sliding_rope or c.rope
+    cos, sin = rope.turn(position[..., None], c.head_size)
+    views.append(View(cos, sin, limit, flat(mask & near)))
+  return views
+
+
+def segment_start(segment: Int[Array, "P M Q"]) -> Int[Array, "P M Q"]:
+  """Index of the first token of each token's segment."""
+  begins = segment[..., 1:] != segment[..., :-1]
+  index = jnp.arange(1, segment.shape[-1], dtype=jnp.int32)
+  start = jnp.where(begins, index[None, None], 0)
+  start = jnp.pad(start, ((0, 0), (0, 0), (1, 0)))
+  return jax.lax.cummax(start, axis=2)
+
+
+def _rows(x: Float[Array, "P M Q D"]) -> Float[Array, "n D"]:
+  # Matrices, not tensors: the gradient of a weight contracted over two axes
+  # takes XLA 5.1 ms on a CPU, and 1.5 ms as a matrix product.
+  return x.reshape(-1, x.shape[-1])
+
+
+class _Norm(nnx.Module):
+  """x / sqrt(mean(x^2) + eps) * (offset + scale), in float32."""
+
+  def __init__(self, c: PolicySpec, size: int):
+    self.eps, self.offset, self.dtype = c.norm_eps, c.norm_offset, c.dtype
+    self.scale = nnx.Param(jnp.full((size,), 1.0 - c.norm_offset, jnp.float32))
+
+  def __call__(self, x: Float[Array, "*axes D"]) -> Float[Array, "*axes D"]:
+    y = x.astype(jnp.float32)
+    y *= jax.lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.eps)
+    scale = self.offset + self.scale[...].astype(jnp.float32)
+    return (y * jnp.broadcast_to(scale, y.shape)).astype(self.dtype)
+
+
+class _Kernel(nnx.Module):
+  """A weight that several products use."""
+
+  def __init__(self, shape: tuple[int, ...], *, rngs: nnx.Rngs):
+    self.kernel = nnx.Param(
+      nnx.initializers.normal(0.02)(rngs.params(), shape, jnp.float32)
+    )
+
+
+_ACTIVATIONS = {
+  "silu": jax.nn.silu,
+  "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
+}
+
+
+def _einsum(
+  c: PolicySpec,
+  spec: str,
+  kernel: tuple[int, ...],
+  *,
+  bias: bool,
+  rngs: nnx.Rngs,
+) -> nnx.Einsum:
+  init = nnx.initializers.normal(0.02)
+  # A bias has the axes of the output that the input does not have.
+  inputs, added = spec.split("->")[0].split(",")
+  shape = tuple(
+    n for n, axis in zip(kernel, added, strict=True) if axis not in inputs
+  )
+  return nnx.Einsum(
+    spec,
+    kernel,
+    shape if bias else None,
+    dtype=c.dtype,
+    kernel_init=init,
+    einsum_op=_product,
+    rngs=rngs,
+  )
+
+
+_PRODUCT = "product"
+
+
+def _product(spec: str, x: Array, kernel: Array, **options) -> Array:
+  """einsum of rows with a kernel, as a matrix product where that is faster."""
+  if not products.half_on_cpu(x):
+    return jnp.einsum(spec, x, kernel, **options)
+  n = math.prod(x.shape[1:])  # contracted axes, the first ones of the kernel
+  y = products.dot(x.reshape(-1, n), kernel.reshape(n, -1)).astype(x.dtype)
+  # `products.dot` has its own gradient, inside which `jax.checkpoint` sees no
+  # product: the name lets `remat` keep its result.
+  y = checkpoint_name(y, _PRODUCT)
+  return y.reshape(-1, *kernel.shape[x.ndim - 1 :])
+
+
+class _Outside(nnx.Module):
+  """The modules outside of the layers: embedding and last norm."""
+
+  def __init__(self, c: PolicySpec, *, rngs: nnx.Rngs):
+    init = nnx.initializers.normal(0.02)
+    self.embed = nnx.Embed(c.vocab, c.width, embedding_init=init, rngs=rngs)
+    self.ln_final = _Norm(c, c.width)
+
+
+class _Block(nnx.Module):
+  """One layer: attention and a gated feed-forward, each after an RMSNorm."""
+
+  def __init__(self, c: PolicySpec, *, rngs: nnx.Rngs):
+    D, H, G, K, F = c.width, c.heads, c.kv_heads, c.head_size, c.mlp
+    self.policy = c
+    self.ln_attn = _Norm(c, D)
+    self.ln_mlp = _Norm(c, D)
+    if c.post_norms:
+      self.ln_attn_out = _Norm(c, D)
+      self.ln_mlp_out = _Norm(c, D)
+    if c.qk_norm:
+      self.ln_q = _Norm(c, K)
+      self.ln_k = _Norm(c, K)
+    product = functools.partial(_einsum, c, rngs=rngs)
+    self.q = product("nd,dhk->nhk", (D, H, K), bias=c.qkv_bias)
+    self.k = product("nd,dgk->ngk", (D, G, K), bias=c.qkv_bias)
+    self.v = product("nd,dgk->ngk", (D, G, K), bias=c.qkv_bias)
+    self.o = product("nhk,hkd->nd", (H, K, D), bias=c.output_bias)
+    if c.experts:
+      self.router = _Kernel((D, c.experts), rngs=rngs)
+      self.expert_gate = _Kernel((c.experts, D, F), rngs=rngs)
+      self.expert_up = _Kernel((c.experts, D, F), rngs=rngs)
+      self.expert_down = _Kernel((c.experts, F, D), rngs=rngs)
+    else:
+      self.gate = product("nd,df->nf", (D, F), bias=c.mlp_bias)
+      self.up = product("nd,df->nf", (D, F), bias=c.mlp_bias)
+      self.down = product("nf,fd->nd", (F, D), bias=c.mlp_bias)
+
+  def project(
+    self, x: Float[Array, "P M Q D"], view: View
+  ) -> tuple[Array, Array, Array]:
+    """Rotated queries [P,M,Q,H,K], rotated keys and values [P,M,G,Q,K]."""
+    h = _rows(self.ln_attn(x))
+    apart = lambda y: y.reshape(*x.shape[:3], *y.shape[1:])
+    q, k, v = self.q(h), self.k(h), self.v(h)
+    if self.policy.qk_norm:
+      q, k = self.ln_q(q), self.ln_k(k)
+    q = attention.rotate(apart(q), view.cos, view.sin)
+    k = attention.rotate(apart(k), view.cos, view.sin)
+    return q, jnp.swapaxes(k, 2, 3), jnp.swapaxes(apart(v), 2, 3)
+
+  def close(
+    self, x: Float[Array, "P M Q D"], attended: Float[Array, "P M Q H K"]
+  ) -> Float[Array, "P M Q D"]:
+    """Adds the output of attention, then of the feed-forward."""
+    post = self.policy.post_norms
+    y = self.o(attended.reshape(-1, *attended.shape[3:]))
+    y = _rows(x) + (self.ln_attn_out(y) if post else y)
+    z = self.feed_forward(self.ln_mlp(y))
+    y += self.ln_mlp_out(z) if post else z
+    return y.reshape(x.shape)
+
+  def feed_forward(self, h: Float[Array, "n D"]) -> Float[Array, "n D"]:
+    c = self.policy
+    if c.experts:
+      weight = lambda kernel: kernel.kernel[...].astype(c.dtype)
+      return experts.routed(
+        h,
+        weight(self.router),
+        weight(self.expert_gate),
+        weight(self.expert_up),
+        weight(self.expert_down),
+        per_token=c.experts_per_token,
+        normalize=c.normalize_experts,
+      )
+    act = _ACTIVATIONS[c.activation]
+    return self.down(act(self.gate(h)) * self.up(h))
+
+
+@functools.cache
+def _block_graph(c: PolicySpec) -> nnx.GraphDef:
+  return nnx.split(nnx.eval_shape(lambda: _Block(c, rngs=nnx.Rngs(0))))[0]
+
+
+@functools.cache
+def _outside_graph(c: PolicySpec) -> nnx.GraphDef:
+  return nnx.split(nnx.eval_shape(lambda: _Outside(c, rngs=nnx.Rngs(0))))[0]
+
+
+def init(c: PolicySpec, key: Key[Array, ""]) -> PyTree:
+  """Random float32 parameters, N(0, 0.02^2), norms 1 and biases 0."""
+  k_embed, k_blocks, k_head = jax.random.split(key, 3)
+  module = lambda make: (
+    lambda k: nnx.to_pure_dict(nnx.state(make(c, rngs=nnx.Rngs(params=k))))
+  )
+  params = module(_Outside)(k_embed)
+  keys = jax.random.split(k_blocks, c.layers)
+  params["blocks"] = jax.vmap(module(_Block))(keys)
+  if not c.tied:
+    shape = (c.width, c.vocab)
+    params["head"] = {"kernel": 0.02 * jax.random.normal(k_head, shape)}
+  return params
+
+
+def block(c: PolicySpec, weights: PyTree) -> _Block:
+  """One layer with these parameters, inside a traced function."""
+  return nnx.merge(_block_graph(c), weights)
+
+
+def embed(
+  c: PolicySpec, params: PyTree, tokens: Int[Array, "*axes"]
+) -> Float[Array, "*axes D"]:
+  """Embeddings of tokens, scaled as the architecture says."""
+  x = _whole(c, params, "embed")["embedding"][tokens].astype(c.dtype)
+  return x * jnp.asarray(c.embed_scale, c.dtype)
+
+
+def final_norm(
+  c: PolicySpec, params: PyTree, x: Float[Array, "*axes D"]
+) -> Float[Array, "*axes D"]:
+  """The norm behind the last layer."""
+  outside = {
+    "embed": params["embed"],
+    "ln_final": _whole(c, params, "ln_final"),
+  }
+  return nnx.merge(_outside_graph(c), outside).ln_final(x)
+
+
+def head(
+  c: PolicySpec, params: PyTree, x: Float[Array, "*axes D"]
+) -> Float[Array, "*axes V"]:
+  """Float32 logits of all tokens."""
+  return logits(c, x, unembedding(c, params))
+
+
+def unembedding(c: PolicySpec, params: PyTree) -> Float[Array, "V D"]:
+  """The matrix of the head, a row for each token."""
+  if c.tied:
+    return _whole(c, params, "embed")["embedding"]
+  return _whole(c, params, "head")["kernel"].T
+
+
+def logits(
+  c: PolicySpec, x: Float[Array, "*axes D"], rows: Float[Array, "v D"]
+) -> Float[Array, "*axes v"]:
+  """Float32 logits of the tokens that have these rows of `unembedding`."""
+  flat = products.dot(
+    x.reshape(-1, c.width), products.turned(rows.astype(x.dtype))
+  )
+  flat = attention.capped(flat, c.final_softcap)
+  return flat.reshape(*x.shape[:-1], len(rows))
+
+
+def _whole(c: PolicySpec, params: PyTree, name: str) -> PyTree:
+  return sharding.gathered(params[name], c.mesh, inside=f"{name}/")
+
+
+def rematerialized(layer: Callable, remat: str) -> Callable:
+  """`layer` with a backward pass that recomputes what `remat` says.
+
+  A scan stores residuals of all layers in zeroed buffers. Recomputing whole
+  layers took .20 CPU-s per update of the embedded policy, storing all .25.
+  """
+  if remat == "nothing":
+    return layer
+  keep = jax.checkpoint_policies
+  kept = {
+    "layer": keep.nothing_saveable,
+    "products": keep.save_from_both_policies(
+      keep.dots_with_no_batch_dims_saveable,
+      keep.save_only_these_names(_PRODUCT),
+    ),
+  }
+  return jax.checkpoint(layer, policy=kept[remat], prevent_cse=False)

@@ -1,0 +1,390 @@
+"""A decoder-only transformer as pure functions of a plain dict of arrays.
+
+`Policy` is a static description. Its methods take `params` and change nothing.
+
+In every method a query attends to a *prefix*, which all rows of its prompt
+share, and to keys of its *own* row, in one softmax:
+
+  method           prefix    own keys
+  prefill          none      the prompt's tokens, causal
+  decode_step      prompt    pages with the row's response so far
+  response_logits  prompt    the response's tokens, causal
+  logits           none      the row's tokens, causal
+  packed_logp      none      the tokens of the same text, causal
+"""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from brorl_jax.model import attention, cache, layers, sharding
+from brorl_jax.model.cache import LanePrompts, Prefix
+from brorl_jax.model.spec import PolicySpec
+from brorl_jax.rl import vocabulary
+
+# Prompt tokens that are read at a time. The scores of a chunk, [1,024, S] per
+# head, are the largest array of a long prefill: 1.6 GB in float32 for 12 heads
+# and S = 32,768, where S x S scores would take 51 GB.
+PREFILL_CHUNK = 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class Policy(PolicySpec):
+  """A decoder as pure functions of its parameters."""
+
+  def init(self, key: Key[Array, ""]) -> PyTree:
+    """Random float32 parameters, N(0, 0.02^2), norms 1 and biases 0."""
+    return layers.init(self, key)
+
+  def logits(
+    self, params: PyTree, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]
+  ) -> Float[Array, "B T V"]:
+    """Next-token logits at every position.
+
+    Args:
+      params: Nested dict of arrays.
+      tokens: Token ids, padded on the left or on the right.
+      mask: True on real tokens. Logits at other positions are meaningless.
+    """
+    hidden, _, _ = self._own(params, tokens[:, None], mask[:, None])
+    return layers.head(self, params, hidden[:, 0])
+
+  def prefill(
+    self, params: PyTree, tokens: Int[Array, "P S"], mask: Bool[Array, "P S"]
+  ) -> tuple[Float[Array, "P V"], Prefix]:
+    """Reads the prompts once: logits of the first response token, and a cache.
+
+    Long prompts are read in chunks that attend to the chunks before them, so
+    that no array has S x S scores. Only the last position gets logits.
+
+    Args:
+      params: Nested dict of arrays.
+      tokens: Left-padded, so that the last position is a real token.
+      mask: True on real tokens.
+    """
+    last, prefix = self._read(params, tokens, mask)
+    return layers.head(self, params, last), prefix
+
+  def _read(self, params, tokens, mask) -> tuple[Float[Array, "P D"], Prefix]:
+    """`prefill` with the hidden states of the last position, not its logits."""
+    P, S = tokens.shape
+    if S <= PREFILL_CHUNK:
+      hidden, k, v = self._own(params, tokens[:, None], mask[:, None])
+      return hidden[:, 0, -1], Prefix(k, v, mask)
+
+    # Padding goes in front, where prompts are padded anyway: the last position
+    # stays a real token, and `spare` columns are dropped at the end.
+    spare = -S % PREFILL_CHUNK
+    front = ((0, 0), (spare, 0))
+    tokens, padded = jnp.pad(tokens, front), jnp.pad(mask, front)
+    shape = (P, self.layers, self.kv_heads, S + spare, self.head_size)
+    empty = jnp.zeros(shape, self.dtype)
+    start = Prefix(empty, empty, jnp.zeros_like(padded))
+
+    def read(i, carry):
+      prefix, _ = carry
+      at = i * PREFILL_CHUNK
+      chunk = lambda x: jax.lax.dynamic_slice_in_dim(
+        x, at, PREFILL_CHUNK, axis=1
+      )
+      put = functools.partial(
+        jax.lax.dynamic_update_slice_in_dim, start_index=at
+      )
+      hidden, k, v = self._own(
+        params, chunk(tokens)[:, None], chunk(padded)[:, None], prefix
+      )
+      prefix = Prefix(
+        put(prefix.k, k, axis=3),
+        put(prefix.v, v, axis=3),
+        put(prefix.mask, chunk(padded), axis=1),
+      )
+      return prefix, hidden[:, 0, -1]
+
+    hidden = jnp.zeros((P, self.width), self.dtype)
+    chunks = (S + spare) // PREFILL_CHUNK
+    prefix, last = jax.lax.fori_loop(0, chunks, read, (start, hidden))
+    k, v = (x[:, :, :, spare:] for x in (prefix.k, prefix.v))
+    return last, Prefix(k, v, mask)
+
+  def cast(self, params: PyTree) -> PyTree:
+    """The parameters in `dtype`, except for norms, which compute in float32.
+
+    Changes no result, because products convert their weights anyway. A bfloat16
+    copy halves what every decode step reads.
+    """
+    return jax.tree_util.tree_map_with_path(
+      lambda path, x: x if path[-1].key == "scale" else x.astype(self.dtype),
+      params,
+    )
+
+  def unroll(self, params: PyTree) -> PyTree:
+    """The parameters as `decode_step` reads them: one dict per layer.
+
+    Made once per call of the sampler, so that no step slices a stacked weight.
+    """
+    layer = lambda i: jax.tree.map(lambda x: x[i], params["blocks"])
+    return params | {"blocks": [layer(i) for i in range(self.layers)]}
+
+  @property
+  def cache_dtype(self) -> str:
+    """The dtype of the pages, which hold keys and values of responses.
+
+    On a CPU it is float32 even for bfloat16 policies: to write one column, XLA
+    would convert the whole page to float32 and back, at a third of the speed.
+    """
+    return "float32" if jax.default_backend() == "cpu" else self.dtype
+
+  def lane_prompts(
+    self, prefix: Prefix, window: Int[Array, "A W"]
+  ) -> LanePrompts:
+    """Keys and values of the prompts of each lane, W prompts side by side.
+
+    Args:
+      prefix: From `prefill`.
+      window: Prompts of each lane, 0 to P; P means no prompt.
+    """
+    return cache.lane_prompts(prefix, window)
+
+  def page(self, rows: int, columns: int) -> list[cache.Page]:
+    """An empty page of the cache for `rows` rows, for each layer."""
+    # B = A R rows in one axis: with [A, R] XLA copies a page in every step.
+    shape = (rows, self.kv_heads)
+    kind = jnp.int8 if self.int8_cache else self.cache_dtype
+    scale = jnp.zeros((*shape, columns)) if self.int8_cache else None
+    k = jnp.zeros((*shape, self.head_size, columns), kind)
+    v = jnp.zeros((*shape, columns, self.head_size), kind)
+    return [cache.Page(k, v, scale, scale)] * self.layers
+
+  def decode_step(
+    self,
+    weights: PyTree,
+    shared: LanePrompts,
+    pages: Sequence[list[cache.Page]],
+    token: Int[Array, "A R"],
+    length: Int[Array, "A R"],
+    which: Int[Array, "A R"],
+    column: Int[Array, ""],
+  ) -> tuple[Float[Array, "A R V"], list[cache.Page]]:
+    """Next-token logits of every row, after one more token of each.
+
+    Args:
+      weights: From `unroll`.
+      shared: From `lane_prompts`.
+      pages: Cached keys and values, oldest page first; see `cache.ages`.
+      token: The last token of each row, not yet in the cache.
+      length: Response tokens of each row including `token`, whose position is
+        the prompt's length + `length` - 1.
+      which: Index of each row's prompt in its lane's window, 0 to W - 1.
+      column: Column of the last page to which all rows write this token.
+        Attention ignores the order of columns, so rows of any length share it.
+
+    Returns:
+      Logits, and the last page with the keys and values of `token`.
+    """
+    views = layers.decode_views(self, shared.mask, length, which)
+    *older, newest = pages
+    written = []
+    flat = lambda x: x.reshape(-1, *x.shape[2:])[:, :, 0]  # A R G 1 K -> B G K
+    x = layers.embed(self, weights, token)[:, :, None]
+    # A Python loop, not a scan: a scan would slice each layer's page out of a
+    # stacked cache and write it back, 2 copies of the cache per token.
+    for i, layer in enumerate(weights["blocks"]):
+      block = layers.block(self, layer)
+      view = views[bool(self.sliding) and self.sliding[i]]
+      q, k, v = block.project(x, view)
+      written.append(newest[i].write(flat(k), flat(v), column))
+      out = cache.decode(
+        q[:, :, 0],
+        cache.Shared(shared.k[i], shared.v[i], view.shared),
+        [*(page[i] for page in older), written[i]],
+        column=column,
+        limit=view.own,
+        scale=self.attention_scale,
+        softcap=self.attention_softcap,
+        kernel=self.decode_kernel,
+      )
+      x = block.close(x, out[:, :, None])
+    return layers.head(
+      self, weights, layers.final_norm(self, weights, x)[:, :, 0]
+    ), written
+
+  def response_logits(
+    self,
+    params: PyTree,
+    prompt: Int[Array, "P S"],
+    prompt_mask: Bool[Array, "P S"],
+    response: Int[Array, "P M T"],
+  ) -> Float[Array, "P M T V"]:
+    """Logits from which each response token is drawn.
+
+    The prompt is read once for its M responses, and gradients flow into it.
+    Equals `logits` of the prompt joined with the response, shifted by one.
+    """
+    hidden = self._response(params, prompt, prompt_mask, response)
+    return layers.head(self, params, hidden)
+
+  def response_logp(
+    self,
+    params: PyTree,
+    prompt: Int[Array, "P S"],
+    prompt_mask: Bool[Array, "P S"],
+    response: Int[Array, "P M T"],
+    temperature: float = 1.0,
+  ) -> tuple[Float[Array, "P M T"], Float[Array, "P M T"]]:
+    """Log-probability of each response token, and entropy, in nats.
+
+    Both are of `response_logits` / temperature, computed for a few tokens at a
+    time: all logits would be 1.2 GB for 2,048 tokens and V = 151,936. A mesh
+    spreads prompts over its axis "data", or their rows if prompts are too few.
+    """
+    cut, join = sharding.spread(self.mesh, *response.shape[:2])
+    prompt, prompt_mask, response = map(cut, (prompt, prompt_mask, response))
+    hidden = self._response(params, prompt, prompt_mask, response)
+    P, M, T, D = hidden.shape
+    # Tiles of tokens and of the vocabulary: memory does not grow with V, except
+    # for the embedding and its gradient.
+    tile, block = vocabulary.tile_shape(M * T, self.vocab, P)
+    logp, entropy = vocabulary.token_logp(
+      lambda x, head: layers.logits(self, x, head) / temperature,
+      layers.unembedding(self, params),
+      hidden.reshape(P, M * T, D),
+      response.reshape(P, M * T),
+      rows=tile,
+      block=block,
+    )
+    return join(logp.reshape(P, M, T)), join(entropy.reshape(P, M, T))
+
+  def packed_logp(
+    self,
+    params: PyTree,
+    tokens: Int[Array, "B T"],
+    segment: Int[Array, "B T"],
+  ) -> Float[Array, "B T"]:
+    """Log-probability of each token given its text so far, in nats.
+
+    A row holds several texts. No text attends to another, and the positions of
+    each begin at 0, so the result equals that of `logits` of each text alone.
+    A mesh spreads the rows over its axis "data".
+
+    Args:
+      params: Nested dict of arrays.
+      tokens: Token ids.
+      segment: Number of the token's text, from 1; adjacent texts have different
+        numbers. 0 is padding, after the last text.
+
+    Returns:
+      Log-probabilities; 0 for the first token of a text and for padding.
+    """
+    if self.mesh is not None:
+      spread = NamedSharding(self.mesh, PartitionSpec("data"))
+      place = lambda x: jax.lax.with_sharding_constraint(x, spread)
+      tokens, segment = place(tokens), place(segment)
+    mask = (segment > 0)[:, None]
+    hidden, _, _ = self._own(
+      params, tokens[:, None], mask, segment=segment[:, None]
+    )
+    B, T = tokens.shape
+    tile, block = vocabulary.tile_shape(T - 1, self.vocab, B)
+    logp, _ = vocabulary.token_logp(
+      functools.partial(layers.logits, self),
+      layers.unembedding(self, params),
+      hidden[:, 0, :-1],
+      tokens[:, 1:],
+      rows=tile,
+      block=block,
+    )
+    # The first token of a text would be scored by the last of the one before.
+    same = (segment[:, 1:] == segment[:, :-1]) & (segment[:, 1:] > 0)
+    return jnp.pad(jnp.where(same, logp, 0.0), ((0, 0), (1, 0)))
+
+  def _response(
+    self, params, prompt, prompt_mask, response
+  ) -> Float[Array, "P M T D"]:
+    """Hidden states from which the head computes each response token."""
+    last, prefix = self._read(params, prompt, prompt_mask)
+    P, M, T = response.shape
+    # The prompt's last position gives token 0 of all M rows, and response token
+    # t gives token t + 1: the last token is never an input.
+    first = jnp.broadcast_to(last[:, None, None], (P, M, 1, self.width))
+    if T == 1:
+      return first
+    # Responses are padded on the right, where causal attention never looks: no
+    # mask is needed.
+    inputs = response[:, :, :-1]
+    all_real = jnp.ones((P, 1, T - 1), bool)
+    hidden, _, _ = self._own(params, inputs, all_real, prefix)
+    return jnp.concatenate([first, hidden], axis=2)
+
+  def _own(
+    self,
+    params: PyTree,
+    tokens: Int[Array, "P M Q"],
+    mask: Bool[Array, "P #M Q"],
+    prefix: Prefix | None = None,
+    segment: Int[Array, "P M Q"] | None = None,
+  ) -> tuple[Float[Array, "P M Q D"], Array, Array]:
+    """Hidden states of rows that attend to themselves and to a prefix.
+
+    Args:
+      params: Nested dict of arrays.
+      tokens: Of P prompts with M rows each.
+      mask: True on real tokens.
+      prefix: Keys and values that all rows of a prompt attend to; or None.
+      segment: Restricts attention to tokens of the same number; or None.
+
+    Returns:
+      Hidden states, and keys and values [P,L,G,Q,K] of each prompt's first row.
+    """
+    position = jnp.maximum(jnp.cumsum(mask, axis=-1, dtype=jnp.int32) - 1, 0)
+    Q = tokens.shape[-1]
+    visible = jnp.tril(jnp.ones((Q, Q), bool))[None, None] & mask[:, :, None]
+    if segment is not None:
+      visible &= segment[..., :, None] == segment[..., None, :]
+      position -= layers.segment_start(segment)
+    if prefix is not None:
+      before = jnp.sum(prefix.mask, axis=1, dtype=jnp.int32)
+      position = position + before[:, None, None]
+    views = layers.views(
+      self, position, visible, position, None if prefix is None else prefix.mask
+    )
+
+    def layer(x, xs):
+      index, weights, shared = xs
+      # Whole for this layer alone: a device keeps 1/data of all other layers.
+      weights = sharding.gathered(weights, self.mesh, inside="blocks/")
+      block = layers.block(self, weights)
+      view = layers.view_of(self, views, index)
+      q, k, v = block.project(x, view)
+      if prefix is not None:
+        shared = (*shared, view.shared)
+      x = block.close(x, self._attend(q, shared, (k, v, view.own)))
+      # Only `_read` uses them, with one row per prompt; XLA removes the rest.
+      return x, (k[:, 0], v[:, 0])
+
+    shared = None
+    if prefix is not None:
+      shared = (jnp.swapaxes(prefix.k, 0, 1), jnp.swapaxes(prefix.v, 0, 1))
+    x = layers.embed(self, params, tokens)
+    layer = layers.rematerialized(layer, self.remat)
+    # A scan: one layer is compiled, whatever L is (28 for 1.5B, 48 for 30B).
+    xs = (jnp.arange(self.layers), params["blocks"], shared)
+    x, (k, v) = jax.lax.scan(layer, x, xs)
+    return (
+      layers.final_norm(self, params, x),
+      jnp.swapaxes(k, 0, 1),
+      jnp.swapaxes(v, 0, 1),
+    )
+
+  def _attend(self, q, shared, own):
+    return attention.attend(
+      q,
+      shared,
+      own,
+      scale=self.attention_scale,
+      softcap=self.attention_softcap,
+    )

@@ -1,0 +1,247 @@
+"""Where every array lives: two tables and a few functions."""
+
+import math
+import re
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import (
+  AbstractMesh,
+  AxisType,
+  Mesh,
+  NamedSharding,
+  PartitionSpec,
+)
+from jaxtyping import Array, PyTree
+
+# Parameter path -> the meaning of each of its axes. First match wins.
+PARAM_AXES = (
+  (r"embed/embedding", ("vocab", "width")),
+  (r"blocks/q/kernel", ("layer", "width", "heads", "head_size")),
+  (r"blocks/[kv]/kernel", ("layer", "width", "kv_heads", "head_size")),
+  (r"blocks/q/bias", ("layer", "heads", "head_size")),
+  (r"blocks/[kv]/bias", ("layer", "kv_heads", "head_size")),
+  (r"blocks/o/bias", ("layer", "width")),
+  (r"blocks/ln_[qk]/scale", ("layer", "head_size")),
+  (r"blocks/o/kernel", ("layer", "heads", "head_size", "width")),
+  (r"blocks/(gate|up)/kernel", ("layer", "width", "mlp")),
+  (r"blocks/down/kernel", ("layer", "mlp", "width")),
+  (r"blocks/(gate|up)/bias", ("layer", "mlp")),
+  (r"blocks/down/bias", ("layer", "width")),
+  (r"blocks/router/kernel", ("layer", "width", "router")),
+  (
+    r"blocks/expert_(gate|up)/kernel",
+    ("layer", "expert", "width", "expert_mlp"),
+  ),
+  (r"blocks/expert_down/kernel", ("layer", "expert", "expert_mlp", "width")),
+  (r"blocks/ln_(attn|mlp)\w*/scale", ("layer", "width")),
+  (r"ln_final/scale", ("width",)),
+  (r"head/kernel", ("width", "vocab")),
+)
+
+# Meaning of an axis -> mesh axis. Change the strategy here, nowhere else.
+MESH_AXIS = {
+  "vocab": "model",
+  "heads": "model",
+  "kv_heads": "model",
+  "mlp": "model",
+  "expert": "model",  # each device computes its own experts
+  "expert_mlp": None,
+  "router": None,  # every device scores all experts
+  "width": "data",  # fully sharded: gathered just before use
+  "head_size": None,
+  "layer": None,  # scanned over
+}
+
+HOST = "pinned_host"  # JAX's name for the memory of a device's machine
+
+
+def make_mesh(data: int, model: int) -> Mesh:
+  """A mesh over all devices with axes "data" and "model".
+
+  Args:
+    data: Devices over which prompts and rows are spread; -1 takes what is left.
+    model: Devices over which heads and vocabulary are spread.
+
+  Raises:
+    ValueError: The devices of this machine do not fill the mesh.
+  """
+  count = jax.device_count()
+  wanted = f"mesh (data={data}, model={model})"
+  if model < 1 or (data < 1 and data != -1):
+    raise ValueError(f"{wanted}: sizes must be positive; data may be -1")
+  if data == -1:
+    data = max(count // model, 1)
+  if data * model != count:
+    raise ValueError(f"{wanted} does not fill the {count} devices that exist")
+  auto = (AxisType.Auto, AxisType.Auto)
+  return jax.make_mesh((data, model), ("data", "model"), axis_types=auto)
+
+
+def param_shardings(
+  abstract_params: PyTree, mesh: Mesh | AbstractMesh
+) -> PyTree:
+  """A `NamedSharding` for every parameter.
+
+  Args:
+    abstract_params: Nested dict of `jax.ShapeDtypeStruct`.
+    mesh: Device mesh with axes "data" and "model".
+
+  Returns:
+    The same nested dict, of shardings.
+
+  Raises:
+    ValueError: A parameter has no rule, or its shape does not fit its rule.
+  """
+
+  def place(path, leaf) -> NamedSharding:
+    name = jax.tree_util.keystr(path, simple=True, separator="/")
+    axes = _axes(name, leaf)
+    if len(axes) != len(leaf.shape):
+      raise ValueError(f"{name} {leaf.shape} does not have axes {axes}")
+    spec = PartitionSpec(*(MESH_AXIS[axis] for axis in axes))
+    for size, axis in zip(leaf.shape, spec, strict=True):
+      if axis is not None and size % mesh.shape[axis]:
+        raise ValueError(
+          f"{name} {leaf.shape}: {size} does not divide over the "
+          f"{mesh.shape[axis]} devices of mesh axis {axis!r}; its size must be "
+          "a divisor"
+        )
+    # As XLA writes it: programs are compiled anew for what looks different.
+    while spec and spec[-1] is None:
+      spec = PartitionSpec(*spec[:-1])
+    return NamedSharding(mesh, spec)
+
+  return jax.tree_util.tree_map_with_path(place, abstract_params)
+
+
+def gathered(params: PyTree, mesh: Mesh | None, *, inside: str = "") -> PyTree:
+  """Parameters whole on every device of `data`, as a product reads them.
+
+  Inside a traced function. Without this XLA would rather cut the sums of a
+  product, and send activations and logits of all tokens from device to device.
+
+  Args:
+    params: Nested dict of arrays, or a part of one.
+    mesh: Device mesh with axes "data" and "model"; None leaves all as it is.
+    inside: Path of that part; arrays in "blocks/" are those of one layer.
+  """
+  if mesh is None:
+    return params
+
+  def whole(path, leaf):
+    name = inside + jax.tree_util.keystr(path, simple=True, separator="/")
+    axes = _axes(name, leaf)[1 if inside == "blocks/" else 0 :]
+    cut = (MESH_AXIS[axis] for axis in axes)
+    spec = PartitionSpec(*(None if axis == "data" else axis for axis in cut))
+    return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
+
+  return jax.tree_util.tree_map_with_path(whole, params)
+
+
+def blocks(prompts: int, rows: int, data: int) -> tuple[int, int, int]:
+  """How rows of a few prompts are cut into blocks that spread over `data`.
+
+  Args:
+    prompts: P.
+    rows: M, of each prompt.
+    data: Devices.
+
+  Returns:
+    Blocks of each prompt, rows of each block, and all blocks, of which the last
+    ones are empty where prompts and rows do not divide.
+  """
+  each = min(data // math.gcd(prompts, data), rows)
+  return each, -(-rows // each), -(-prompts * each // data) * data
+
+
+def spread(
+  mesh: Mesh | None, P: int, M: int
+) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
+  """Prompts [P,S] or their rows [P,M,T] to blocks that spread, and back."""
+  data = 1 if mesh is None else mesh.shape["data"]
+  if mesh is None or data == 1:
+    return (lambda x: x), (lambda x: x)
+  each, rows, total = blocks(P, M, data)
+  places = NamedSharding(mesh, PartitionSpec("data"))
+
+  def cut(x: Array) -> Array:
+    if x.ndim == 2:  # every block reads its prompt
+      x = jnp.repeat(x, each, axis=0)
+    else:
+      x = jnp.pad(x, ((0, 0), (0, each * rows - M), (0, 0)))
+      x = x.reshape(P * each, rows, -1)
+    spare = ((0, total - P * each),) + ((0, 0),) * (x.ndim - 1)
+    x = jnp.pad(x, spare, mode="edge")  # a prompt has a last token
+    return jax.lax.with_sharding_constraint(x, places)
+
+  def join(x: Array) -> Array:
+    return x[: P * each].reshape(P, each * rows, -1)[:, :M]
+
+  return cut, join
+
+
+def _axes(name: str, leaf) -> tuple[str, ...]:
+  axes = next((a for r, a in PARAM_AXES if re.fullmatch(r, name)), None)
+  if axes is None:
+    raise ValueError(f"no sharding rule for {name} {leaf.shape}")
+  return axes
+
+
+def state_shardings(
+  abstract_state: PyTree, params: PyTree, mesh: Mesh | AbstractMesh
+):
+  """Shardings of a whole state: moments lie where their parameters lie.
+
+  Args:
+    abstract_state: Any pytree that holds copies of the parameters' tree, such
+      as an optimizer state, beside small leaves.
+    params: The abstract parameters.
+    mesh: Device mesh with axes "data" and "model".
+
+  Returns:
+    The same pytree, of shardings; leaves that are not like their parameter,
+    such as sums over its rows, are whole on every device.
+  """
+  spec = param_shardings(params, mesh)
+  like = jax.tree.structure(params)
+  whole = NamedSharding(mesh, PartitionSpec())
+  is_params = lambda x: jax.tree.structure(x) == like
+
+  def place(tree):
+    if not is_params(tree):
+      return whole
+    same = lambda x, param, s: s if x.shape == param.shape else whole
+    return jax.tree.map(same, tree, params, spec)
+
+  return jax.tree.map(place, abstract_state, is_leaf=is_params)
+
+
+def in_host_memory(shardings: PyTree) -> PyTree:
+  """The same, in the memory of the machine that a device belongs to."""
+  return jax.tree.map(lambda s: s.with_memory_kind(HOST), shardings)
+
+
+def on_device(tree: PyTree) -> PyTree:
+  """Arrays that lie in host memory as they are on their devices; others."""
+  return put_back(
+    tree, jax.tree.map(lambda x: x.sharding.with_memory_kind("device"), tree)
+  )
+
+
+def put_back(tree: PyTree, shardings: PyTree) -> PyTree:
+  """Arrays in the memory that these shardings name; others are left alone."""
+  move = lambda x, s: (
+    x if x.sharding.memory_kind == s.memory_kind else jax.device_put(x, s)
+  )
+  return jax.tree.map(move, tree, shardings)
+
+
+def to_mesh(mesh: Mesh, spec: PartitionSpec, array: np.ndarray) -> jax.Array:
+  """A global array from the host copy that every process holds."""
+  sharding = NamedSharding(mesh, spec)
+  return jax.make_array_from_callback(
+    array.shape, sharding, lambda index: array[index]
+  )

@@ -1,0 +1,326 @@
+"""What rollouts hold on a device, in bytes, while it is
+
+  prefilling   state + weights + prompts + records + work
+  decoding     state + weights + prompts + records + lanes + cache + work
+  compacting   state + weights + prompts + records + cache, and a smaller one
+  finishing    state + weights + prompts + records + cache + results
+
+With A lanes of R slots, P prompts of S tokens, N rollouts of T tokens, and L
+layers of G heads of K for keys and values, which are spread over axis `model`:
+
+  state     what training keeps: parameters, moments, the reference
+  weights   a copy in the dtype of activations, whole on every device of `data`
+  prompts   2 L G K P S, keys and values
+  records   8 P N T, tokens and log-probabilities
+  lanes     2 L G K A W S, a copy of the prompts that are decoded; W = 1 if
+            these are all, otherwise 2
+  cache     2 L G K A R C (pages + 1): a page that nobody needs any more is
+            there until the next one is written
+
+and while an update is applied, of which it measures the theorem's forecast,
+
+  measuring    state + gradients + weights + work
+
+Work is what programs need for themselves. Its terms were found by comparing
+with what XLA says of compiled programs, as `tests/rollout/memory_test.py` does.
+"""
+
+import dataclasses
+import functools
+import math
+import os
+import pathlib
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh
+from jaxtyping import PyTree
+
+from brorl_jax.model import attention, sharding
+from brorl_jax.model.policy import PREFILL_CHUNK, Policy
+from brorl_jax.rollout import program_spec, programs, sampler
+from brorl_jax.rollout.draw import block_of
+
+_MORE = 1.1  # work that is not worth a term of its own
+# Where a container's limit stands, by version of its control groups.
+_LIMITS = (
+  "/sys/fs/cgroup/memory.max",
+  "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
+
+
+def device_bytes() -> int:
+  """Memory of a device; on a CPU its share of what this machine has."""
+  device = jax.local_devices()[0]
+  stats = device.memory_stats() or {}
+  if "bytes_limit" in stats:
+    return stats["bytes_limit"]
+  host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  for path in map(pathlib.Path, _LIMITS):
+    text = path.read_text().strip() if path.is_file() else ""
+    host = min(host, int(text)) if text.isdigit() else host
+  return host // jax.local_device_count()
+
+
+def shard_bytes(tree: PyTree, shardings: PyTree) -> int:
+  """Bytes on a device of arrays, or of their shapes, that are cut like this."""
+  shard = lambda x, s: math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize
+  return sum(jax.tree.leaves(jax.tree.map(shard, tree, shardings)))
+
+
+@functools.cache
+def _weights(policy: Policy, model: int) -> int:
+  """Bytes of the sampler's copy on a device."""
+  make = lambda key: policy.cast(policy.init(key))
+  tree = jax.eval_shape(make, jax.random.key(0))
+  mesh = AbstractMesh((1, model), ("data", "model"))
+  return shard_bytes(tree, sharding.param_shardings(tree, mesh))
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+  """Rollouts of a mesh; its methods say what they need of a device."""
+
+  policy: Policy
+  resident_bytes: int
+  n: int  # N
+  prompts: int  # of all devices
+  prompt_tokens: int  # S
+  max_new_tokens: int  # T
+  data: int
+  model: int
+  on_cpu: bool
+  cut: bool = False  # top-p or top-k
+
+  @property
+  def columns(self) -> int:
+    """C, of a page."""
+    return program_spec.page_columns(self.max_new_tokens)
+
+  @property
+  def pages(self) -> int:
+    """Pages that hold the longest rollout."""
+    return -(-self.max_new_tokens // self.columns)
+
+  @property
+  def parts(self) -> int:
+    """Into how many a prompt's rollouts are cut."""
+    return sampler.parts_of(self.prompts, self.n, self.data)
+
+  @property
+  def here(self) -> int:
+    """P, prompts or parts of prompts of this device."""
+    return -(-self.prompts * self.parts // self.data)
+
+  def lanes(self, lanes: int) -> int:
+    """A, of this device."""
+    return min(-(-lanes * self.parts // self.data), self.here)
+
+  @property
+  def weights(self) -> int:
+    """Bytes of the sampler's copy."""
+    return _weights(self.policy, self.model)
+
+  def stages(self, lanes: int, slots: int) -> dict[str, dict[str, int]]:
+    """What a device is doing -> part -> bytes."""
+    P, n, A = self.here, self.n // self.parts, self.lanes(lanes)
+    R = -(-slots // self.parts)
+    places, token = P * n * self.max_new_tokens, P * self.prompt_tokens
+    work = _Work(self.policy, self.model, self.on_cpu, self.cut)
+    cache = self.pages * (page := work.page(A * R * self.columns))
+    fewer = work.page(_fewer(A, R) * self.columns) if self.pages > 1 else 0
+    window = A * self.prompt_tokens * (1 if A == P else 2)
+    always = {
+      "training state": self.resident_bytes,
+      "weights": self.weights,
+      "prompts": work.heads(token) + token,
+      "records": 8 * places + 12 * (P + 1) * n,
+    }
+    stacked = work.half or self.data > 1
+    results = 23 if self.prompts % self.data else 14  # copied once more
+    return {
+      "prefilling": always
+      | {"work": work.prefill(P, self.prompt_tokens, n, stacked)},
+      "decoding": always
+      | {
+        "lanes": work.heads(window),
+        "cache": cache + (page if self.pages > 1 else 0),
+        "work": work.step(A, R, window, self.pages, self.columns),
+      },
+      "compacting": always | {"cache": cache + self.pages * fewer},
+      "finishing": always | {"cache": cache, "results": results * places},
+    }
+
+  def need(self, lanes: int, slots: int) -> int:
+    """Bytes of a device, when most is needed."""
+    return max(sum(p.values()) for p in self.stages(lanes, slots).values())
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+  """The theorem's probe of an update, which is differentiated like a loss.
+
+  With its factors XLA's account of 46 programs, on 1 and on 8 CPU devices, is
+  what is said here or less, at most a quarter less; with experts a third.
+  """
+
+  policy: Policy
+  resident_bytes: int  # training state
+  gradient_bytes: int  # of the update, as they are spread
+  prompts: int
+  responses: int  # of each prompt
+  prompt_tokens: int
+  tokens: int  # of the longest response
+  data: int
+  model: int
+  on_cpu: bool
+
+  @property
+  def parts(self) -> dict[str, int]:
+    """Part -> bytes."""
+    return {
+      "training state": self.resident_bytes,
+      "gradients": self.gradient_bytes,
+      "weights": self._weights(),
+      "work": self._work(),
+    }
+
+  @property
+  def need(self) -> int:
+    return sum(self.parts.values())
+
+  def _weights(self) -> int:
+    """Slope, update, and whole copies of what is spread over `data`."""
+    tree = jax.eval_shape(self.policy.init, jax.random.key(0))
+    mesh = AbstractMesh((1, self.model), ("data", "model"))
+    places = sharding.param_shardings(tree, mesh)
+    of = lambda name: shard_bytes(tree[name], places[name])
+    # With a head of its own each of the two is read once, not twice.
+    layers, ends = (2.65, 7.05) if self.data > 1 else (5.0, 3.75)
+    return int(layers * of("blocks") + ends * of("embed"))
+
+  def _work(self) -> int:
+    """Inputs of all layers, the arrays of one, and its scores."""
+    p, S, T = self.policy, self.prompt_tokens, self.tokens
+    _, rows, blocks = sharding.blocks(self.prompts, self.responses, self.data)
+    work, on_device = (
+      _Work(p, self.model, self.on_cpu, False),
+      blocks // self.data,
+    )
+    read, written = on_device * S, on_device * rows * T
+    value_bytes = 4 if self.on_cpu else work.activation
+    kept = work.activation * p.layers + 2.2 * value_bytes
+    scores = 4 * p.heads // self.model * (written * (S + T) + read * S)
+    layer = 1.55 * work.feed_forward(written)
+    if p.experts:  # tokens are sorted, those of all devices, and masked
+      layer = 4.0 * work.feed_forward(written * self.data)
+    return int(2.4 * p.width * (read + written) * kept + layer + 1.1 * scores)
+
+
+def _fewer(A: int, R: int) -> int:
+  """Slots after one step of compaction, at most."""
+  less = lambda n: -(-n // sampler.SHRINK) if n > 1 else 0
+  return max(less(A) * R, A * less(R))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Work:
+  """Bytes of arrays of one device that depend on the policy alone.
+
+  On a CPU XLA multiplies float32: what a loop does not change is converted
+  before it, and kept.
+  """
+
+  policy: Policy
+  model: int
+  on_cpu: bool
+  cut: bool
+
+  @property
+  def logits(self) -> int:
+    """Copies of them: to find what is cut takes their order and weights too."""
+    return 4 if self.cut else 2
+
+  @property
+  def activation(self) -> int:
+    """Bytes of a number."""
+    return jnp.dtype(self.policy.dtype).itemsize
+
+  @property
+  def half(self) -> bool:
+    return self.activation < 4
+
+  @property
+  def weights(self) -> int:
+    return _weights(self.policy, self.model)
+
+  def numbers(self, tokens: int) -> int:
+    """In keys and values of so many tokens, in all layers."""
+    p = self.policy
+    return tokens * 2 * p.layers * (p.kv_heads // self.model) * p.head_size
+
+  def heads(self, tokens: int) -> int:
+    """Keys and values of so many tokens of prompts."""
+    return self.numbers(tokens) * self.activation
+
+  def page(self, tokens: int) -> int:
+    """The same in the cache; see `Policy.cache_dtype`."""
+    if self.policy.int8_cache:
+      scales = self.numbers(tokens) // self.policy.head_size
+      return self.numbers(tokens) + 4 * scales
+    return self.numbers(tokens) * (4 if self.on_cpu else self.activation)
+
+  def feed_forward(self, tokens: int) -> int:
+    """Of a layer. Products with experts mask a copy of tokens for each."""
+    p, value_bytes = self.policy, 4 if self.on_cpu else self.activation
+    rows, F = tokens * max(p.experts_per_token, 1), p.mlp // self.model
+    masked = (
+      rows * p.experts // self.model * max(p.width, p.mlp) * (value_bytes + 1)
+    )
+    return value_bytes * rows * (3 * F + 2 * p.width) + masked
+
+  def experts(self) -> int:
+    """Kernels of a layer's experts, as they are multiplied."""
+    p = self.policy
+    return 3 * p.experts // self.model * p.width * p.mlp * 4 * self.on_cpu
+
+  def step(self, A: int, R: int, window: int, pages: int, C: int) -> int:
+    """Logits or the largest arrays of a layer, and what is converted."""
+    p, rows = self.policy, A * R
+    keys = window // A + pages * C
+    logits = self.logits * 4 * rows * p.vocab // self.model
+    scores = 2 * 4 * rows * p.heads // self.model * keys
+    work = max(logits, scores, self.feed_forward(rows))
+    work += self.heads(window) // 2 + p.layers * self.experts()
+    if p.int8_cache:
+      kept = pages - 1 if self.on_cpu else 0  # older pages do not change
+      work += self.heads(rows * C) * kept
+      work += 4 * self.numbers(rows * C) * (pages - kept) // p.layers
+    if self.half and self.on_cpu:
+      work += 2 * self.weights + 2 * self.heads(window)
+    if p.kv_heads == self.model:  # XLA does not write to an only head in place
+      work += self.page(rows * C)
+    return int(_MORE * work)
+
+  def prefill(self, P: int, S: int, n: int, stacked: bool) -> int:
+    """Scores of a chunk, or its feed-forward, and what is copied."""
+    p, chunk = self.policy, min(S, PREFILL_CHUNK)
+    group = programs.read_together(P, S)
+    whole = -(-S // chunk) * chunk
+    earlier, copies = (0, 1) if S == chunk else (whole, 2)
+    rows = group * p.heads // self.model
+    pieces = attention.pieces(
+      rows * (chunk + earlier), chunk, on_cpu=self.on_cpu
+    )
+    # Of own keys a piece sees those up to its last query. One piece has its
+    # scores thrice; of several not all are there at once.
+    keys = earlier + chunk * (pieces + 1) // (2 * pieces)
+    scores = int((3 if pieces == 1 else 2.1) * 4 * rows * chunk * keys)
+    scores += 4 * 4 * group * chunk * p.width
+    work = max(scores, self.feed_forward(group * chunk)) + self.experts()
+    work += copies * self.heads(group * whole)
+    # First tokens: logits, and a block of probabilities for each.
+    work += self.logits * 4 * P * p.vocab + 3 * 4 * P * n * block_of(p.vocab)
+    work += self.weights * stacked  # before layers are taken apart
+    work += 2 * self.weights * (self.half and self.on_cpu)
+    return int(_MORE * work)

@@ -1,0 +1,100 @@
+"""What sampler programs are compiled for: decoder, shapes and mesh."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Array, Bool, Int, PyTree
+
+from brorl_jax.rollout.draw import SamplingParams
+
+# A page has at least 64 columns, and a rollout at most 8 pages. Each number of
+# pages is one more program to compile (1.5 CPU-s for 6 layers of width 256).
+# With 8 pages attention reads at most 1/8 of the limit more than it must.
+_LEAST_COLUMNS = 64
+_MOST_PAGES = 8
+
+
+@runtime_checkable
+class Decoder(Protocol):
+  """What the sampler needs from a policy: pure functions of a hashable object.
+
+  Leaves of a prefix have axes [P,...]. Leaves of a page have axes [A R,...].
+  """
+
+  @property
+  def vocab(self) -> int: ...
+  def cast(self, params) -> PyTree: ...
+  def unroll(self, params) -> PyTree: ...
+  def prefill(self, params, tokens, mask) -> tuple[Array, Any]: ...
+  def lane_prompts(self, prefix, window) -> Any: ...
+  def page(self, rows, columns) -> Any: ...
+  def decode_step(
+    self, weights, shared, pages, token, length, which, column
+  ) -> tuple[Array, Any]: ...
+
+
+def page_columns(max_new_tokens: int) -> int:
+  """C, columns of a page: a multiple of 64, or T if that is smaller."""
+  least = -(-max_new_tokens // _MOST_PAGES)
+  return min(-(-least // _LEAST_COLUMNS) * _LEAST_COLUMNS, max_new_tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class ProgramSpec:
+  """The static arguments of every program of one sampling call.
+
+  Dimensions: A lanes of R slots on each device, N rollouts of at most T tokens
+  per prompt, pages of C columns.
+  """
+
+  policy: Decoder
+  sampling: SamplingParams
+  stop_ids: tuple[int, ...]
+  n: int  # N, rollouts per prompt
+  max_new_tokens: int  # T
+  lanes: int  # A, lanes of one device
+  slots: int  # R, slots of one lane
+  columns: int  # C, columns of a page
+  mesh: Mesh | None
+  # Whether more prompts may arrive. The decode loop then also ends when enough
+  # lanes have no prompt left.
+  streams: bool = False
+
+  @property
+  def pages(self) -> int:
+    """Pages of the longest rollout."""
+    return -(-self.max_new_tokens // self.columns)
+
+  def ended(self, token: Int[Array, "*axes"]) -> Bool[Array, "*axes"]:
+    """Whether each token is a stop id."""
+    return jnp.isin(token, jnp.asarray(self.stop_ids, jnp.int32))
+
+
+# On every device in full, or cut along the first axis.
+WHOLE, SPLIT = PartitionSpec(), PartitionSpec("data")
+
+
+def on_devices(
+  spec: ProgramSpec, f: Callable, in_specs: Any, out_specs: Any
+) -> Callable:
+  """`f`, run separately by each device along the mesh axis "data".
+
+  No device waits for another inside a program. Heads and vocabulary may still
+  be sharded over axis "model"; the compiler handles that axis.
+  """
+  if spec.mesh is None:
+    return f
+  return jax.shard_map(
+    f,
+    mesh=spec.mesh,
+    in_specs=in_specs,
+    out_specs=out_specs,
+    axis_names={"data"},
+    # The check would refuse a loop whose state starts equal on all devices and
+    # then differs.
+    check_vma=False,
+  )

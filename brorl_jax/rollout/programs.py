@@ -1,0 +1,356 @@
+"""The compiled programs of the sampler: prefill, decode, resize, finish.
+
+  start     reads the prompts, draws all first tokens; every slot is idle
+  segment   decodes until a page is full or the host must act
+  resize    keeps the slots that work, or adds idle ones
+  finish    the rollouts, unpacked
+
+The static argument of each is a `ProgramSpec`. On a mesh every device runs
+them on its own prompts.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from brorl_jax.rollout.draw import draw
+from brorl_jax.rollout.program_spec import (
+  SPLIT,
+  WHOLE,
+  Decoder,
+  ProgramSpec,
+  on_devices,
+)
+from brorl_jax.rollout.slots import (
+  DecodeProgress,
+  DecodeState,
+  RolloutQueue,
+  fold_in,
+  measure_progress,
+  pack,
+  refill,
+  shift,
+  unpack,
+  wants_prompts,
+)
+from brorl_jax.types import Prompts, Rollouts
+
+# Prompt tokens of one prefill. More would only need more memory: one activation
+# of the feed-forward of a 1.5B policy (8,960 wide, float32) takes .6 GB here.
+PREFILL_TOKENS = 16384
+
+
+class DecodeInputs(NamedTuple):
+  """The arrays that a decode step reads and never changes."""
+
+  weights: PyTree  # from `Decoder.unroll`
+  prefix: Any  # keys and values of P prompts, from `Decoder.prefill`
+  queue: RolloutQueue
+
+
+# Where each array lies on a mesh: weights in full, the others by their prompts.
+INPUT_SPECS = DecodeInputs._make((WHOLE, SPLIT, SPLIT))
+PROGRESS_SPECS = DecodeProgress._make(
+  [WHOLE] * (len(DecodeProgress._fields) - 1) + [SPLIT]
+)
+
+
+class PrefillBatch(NamedTuple):
+  """Prompts to read, and which of each prompt's rollouts to make.
+
+  On a mesh a prompt may occur on several devices, each with an equal part of
+  its rollouts.
+  """
+
+  prompts: Prompts
+  offset: Int[Any, " P"]  # n of the first rollout
+  real: Bool[Any, " P"]  # False for padding, which makes no rollouts
+
+
+def read(
+  spec: ProgramSpec, params: PyTree, batch: PrefillBatch, key: Key[Array, ""]
+) -> tuple[Any, RolloutQueue, Int[Array, "P N 2"]]:
+  """Prefix, queue and packed first tokens of prompts, inside a program."""
+  prompts, offset, real = batch
+  P, N = len(prompts.index), spec.n
+  logits, prefix = _prefill(spec.policy, params, prompts)
+  nothing = jnp.zeros((P, N), jnp.int32)
+  keys = fold_in(key, prompts.index)
+  queue = RolloutQueue(nothing, nothing[:, 0], nothing, keys, offset)
+  uniform = queue.uniform(jnp.arange(P)[:, None], jnp.arange(N)[None], 0)
+  # All N first tokens come from one distribution per prompt: no slot and no
+  # decode step is spent on them.
+  first, logp = draw(spec.sampling.cut(logits), uniform)
+  # Rollouts that need no slot: one token was all.
+  over = spec.ended(first) | (spec.max_new_tokens == 1) | ~real[:, None]
+  queue = queue._replace(
+    order=jnp.argsort(over, axis=1, stable=True).astype(jnp.int32),
+    waiting=jnp.sum(~over, axis=1, dtype=jnp.int32),
+    first=first,
+  )
+  return prefix, queue, pack(first, logp)
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def start(
+  spec: ProgramSpec, params: PyTree, batch: PrefillBatch, key: Key[Array, ""]
+) -> tuple[DecodeInputs, DecodeState, DecodeProgress]:
+  """Reads the prompts and draws all first tokens; every slot is idle."""
+  N, T, A, R = spec.n, spec.max_new_tokens, spec.lanes, spec.slots
+
+  def begin(params, batch, key):
+    P = len(batch.real)
+    prefix, queue, first = read(spec, params, batch, key)
+    # A row for prompt P, which has no rollouts: an index needs no branch.
+    extra = lambda x: jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1))
+    queue = RolloutQueue(
+      order=extra(queue.order),
+      waiting=extra(queue.waiting),
+      first=extra(queue.first),
+      key=fold_in(key, extra(batch.prompts.index)),
+      offset=extra(queue.offset),
+    )
+    order = jnp.argsort(~batch.real, stable=True).astype(jnp.int32)
+    zero = jnp.zeros((1,), jnp.int32)
+    state = DecodeState(
+      column=zero,
+      slot_steps=zero,
+      todo=jnp.append(jnp.where(batch.real[order], order, P), P),
+      next=zero,
+      window=jnp.full((A, 1 if A == P else 2), P, jnp.int32),
+      started=jnp.zeros((A,), jnp.int32),
+      rollout=jnp.full((A, R), P * N, jnp.int32),
+      token=jnp.zeros((A, R), jnp.int32),
+      length=jnp.ones((A, R), jnp.int32),
+      packed=jnp.full((P * N, T, 2), -1, jnp.int32)
+      .at[:, 0]
+      .set(first.reshape(P * N, 2)),
+    )
+    inputs = DecodeInputs(spec.policy.unroll(params), prefix, queue)
+    return inputs, state, measure_progress(state, queue, spec)
+
+  return on_devices(
+    spec,
+    begin,
+    (WHOLE, SPLIT, WHOLE),
+    (INPUT_SPECS, SPLIT, PROGRESS_SPECS),
+  )(spec.policy.cast(params), batch, key)
+
+
+def _prefill(policy: Decoder, params: PyTree, prompts: Prompts):
+  """`Decoder.prefill`, for a few prompts at a time if there are many."""
+  P, S = prompts.tokens.shape
+  group = read_together(P, S)
+  if group == P:
+    return policy.prefill(params, prompts.tokens, prompts.mask)
+  apart = lambda x: x.reshape(P // group, group, *x.shape[1:])
+  read = lambda x: policy.prefill(params, *x)
+  out = jax.lax.map(read, (apart(prompts.tokens), apart(prompts.mask)))
+  return jax.tree.map(lambda x: x.reshape(P, *x.shape[2:]), out)
+
+
+def read_together(P: int, S: int) -> int:
+  """How many of P prompts of S tokens are read at a time: a divisor of P."""
+  fits = max(PREFILL_TOKENS // S, 1)
+  return max(g for g in range(1, min(P, fits) + 1) if P % g == 0)
+
+
+@functools.partial(
+  jax.jit, static_argnames="spec", donate_argnames=("newest", "state")
+)
+def segment(
+  spec: ProgramSpec,
+  inputs: DecodeInputs,
+  older: tuple[Any, ...],
+  newest: Any,
+  state: DecodeState,
+  turned: Bool[Array, ""],
+  most: Int[Array, ""],
+) -> tuple[Any, DecodeState, DecodeProgress]:
+  """Decodes until the newest page is full or no rollout is left.
+
+  The loop also ends when a lane needs a prompt that is not in its window: keys
+  and values of the window are gathered once per program. A single page is never
+  full, because its columns are reused in a circle.
+
+  Args:
+    spec: Static.
+    inputs: The arrays that no step changes.
+    older: Pages, oldest first; only read.
+    newest: The page to write; None makes an empty one.
+    state: Before the first step; donated.
+    turned: Whether the newest page holds nothing that is still needed, so that
+      writing begins at column 0.
+    most: Maximum number of steps.
+
+  Returns:
+    The newest page, the state and the progress after the last step.
+  """
+  policy, N = spec.policy, spec.n
+
+  def segment(inputs, older, newest, state, turned, most):
+    queue = inputs.queue
+    P, _ = queue.sizes
+    state = shift(state, queue)
+    state = refill(state, queue, jnp.zeros_like(state.rollout, bool))
+    # Once per program, not per step: with W = 2 and A lanes this copies
+    # 2 L G K x A W S numbers, which a step would otherwise gather again.
+    shared = policy.lane_prompts(inputs.prefix, state.window)
+    if newest is None:
+      newest = policy.page(state.rollout.size, spec.columns)
+    state = dataclasses.replace(
+      state, column=jnp.where(turned, 0, state.column)
+    )
+    end = state.column[0] + most
+
+    def goes_on(carry):
+      state = carry[1]
+      room = spec.pages == 1 or state.column[0] < spec.columns
+      room &= state.column[0] < end
+      return (
+        jnp.any(state.rollout < P * N)
+        & room
+        & ~wants_prompts(state, queue, spec)
+      )
+
+    def step(carry):
+      return _step(spec, inputs, shared, older, *carry)
+
+    newest, state = jax.lax.while_loop(goes_on, step, (newest, state))
+    # The host may then give the place of every finished prompt to another.
+    state = shift(state, queue)
+    return newest, state, measure_progress(state, queue, spec)
+
+  return on_devices(
+    spec,
+    segment,
+    (INPUT_SPECS, SPLIT, SPLIT, SPLIT, WHOLE, WHOLE),
+    (SPLIT, SPLIT, PROGRESS_SPECS),
+  )(inputs, older, newest, state, turned, most)
+
+
+def _step(
+  spec: ProgramSpec,
+  inputs: DecodeInputs,
+  shared: Any,
+  older: tuple[Any, ...],
+  page: Any,
+  state: DecodeState,
+) -> tuple[Any, DecodeState]:
+  """One more token of every slot, written to `page` and to the state.
+
+  Args:
+    spec: Static.
+    inputs: The arrays that no step changes.
+    shared: Keys and values of the lanes' prompts.
+    older: Pages that are only read.
+    page: The newest page.
+    state: Before the step.
+  """
+  queue, W = inputs.queue, state.window.shape[1]
+  prompt, n = state.rollout // spec.n, state.rollout % spec.n
+  # Idle slots decode too, and their results are dropped: a step has one
+  # shape. They count in slot_steps, hence in rollout/slot_occupancy.
+  which = jnp.where(prompt == state.window[:, :1], 0, W - 1)
+  column = state.column[0] % spec.columns
+  logits, page = spec.policy.decode_step(
+    inputs.weights,
+    shared,
+    (*older, page),
+    state.token,
+    state.length,
+    which,
+    column,
+  )
+  uniform = queue.uniform(prompt, n, state.length)
+  token, logp = draw(spec.sampling.cut(logits), uniform[..., None])
+  token, logp = token[..., 0], logp[..., 0]
+  at = (state.rollout, state.length)  # out of bounds for idle slots
+  over = spec.ended(token) | (state.length + 1 == spec.max_new_tokens)
+  state = dataclasses.replace(
+    state,
+    column=state.column + 1,
+    slot_steps=state.slot_steps + state.rollout.size,
+    token=token,
+    length=state.length + 1,
+    packed=state.packed.at[at].set(pack(token, logp), mode="drop"),
+  )
+  return page, refill(state, queue, over)
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def resize(spec: ProgramSpec, pages: list[Any], state: DecodeState):
+  """Keeps the busy lanes and slots and adds idle ones, to the sizes of `spec`.
+
+  Args:
+    spec: Static; the new sizes, at least as large as what is busy.
+    pages: The cache; its rows follow the slots.
+    state: Before.
+  """
+
+  def resize(pages, state):
+    P = state.todo.shape[0] - 1
+    none = state.packed.shape[0]  # P N, the rollout of an idle slot
+    busy = state.rollout < none
+
+    def chosen(keep, count):  # an index out of bounds is a new, idle one
+      # Stable, so that the kept ones stay in order and results do not depend
+      # on the sizes before.
+      order = jnp.argsort(~keep, axis=-1, stable=True)[..., :count]
+      spare = [(0, 0)] * (keep.ndim - 1) + [(0, count - order.shape[-1])]
+      return jnp.pad(order, spare, constant_values=max(keep.shape))
+
+    def at(x, *index, fill=0):
+      return x.at[index].get(mode="fill", fill_value=fill)
+
+    lane = chosen(jnp.any(busy, axis=1), spec.lanes)
+    slot = chosen(at(busy, lane, fill=False), spec.slots)
+    slots = lambda x, fill: at(x, lane[:, None], slot, fill=fill)
+    state = dataclasses.replace(
+      state,
+      window=at(state.window, lane, fill=P),
+      started=at(state.started, lane),
+      rollout=slots(state.rollout, none),
+      token=slots(state.token, 0),
+      length=slots(state.length, 1),
+    )
+    row = slots(jnp.arange(busy.size).reshape(busy.shape), 0).ravel()
+    return jax.tree.map(lambda x: x[row], pages), state
+
+  return on_devices(spec, resize, (SPLIT, SPLIT), (SPLIT, SPLIT))(pages, state)
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def finish(spec: ProgramSpec, state: DecodeState) -> Rollouts:
+  """Tokens, masks and log-probabilities of every rollout of `state`."""
+
+  def own(state):
+    share = state.slot_steps.astype(jnp.float32) * spec.n / len(state.packed)
+    slot_steps = jnp.broadcast_to(share, len(state.packed) // spec.n)
+    packed = state.packed.reshape(-1, spec.n, spec.max_new_tokens, 2)
+    return to_rollouts(spec, packed, slot_steps)
+
+  return on_devices(spec, own, (SPLIT,), SPLIT)(state)
+
+
+def to_rollouts(
+  spec: ProgramSpec,
+  packed: Int[Array, "P N T 2"],
+  slot_steps: Float[Array, " P"],
+) -> Rollouts:
+  """`Rollouts` of packed tokens and log-probabilities."""
+  tokens, logp = unpack(packed)
+  mask = tokens >= 0  # `start` filled the array with -1
+  last = jnp.sum(mask, axis=2, keepdims=True) - 1
+  last = jnp.take_along_axis(tokens, last, axis=2)[..., 0]
+  return Rollouts(
+    tokens=jnp.where(mask, tokens, 0),
+    logp=jnp.where(mask, logp, 0.0),
+    mask=mask,
+    truncated=~spec.ended(last),
+    slot_steps=slot_steps,
+  )

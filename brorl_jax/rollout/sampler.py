@@ -1,0 +1,389 @@
+"""N rollouts per prompt from one prefill, decoded in slots.
+
+A prompt is read once, and all of its N first tokens come from one distribution.
+Slots then decode in lock-step, in lanes that work on one or two prompts at a
+time. A slot whose rollout ends takes the lane's next rollout in the same step,
+on the device.
+
+  rollouts            all of these prompts: the host's loop over `advance`
+    programs.start    prefill and first tokens
+    advance           drops pages and idle slots, then decodes:
+      programs.segment  until the newest page is full or a lane needs a prompt
+      programs.resize   keeps only the slots that work
+    programs.finish   the rollouts
+
+stream.py adds prompts while others decode.
+
+Keys and values of responses lie in pages of C columns. In a step all slots
+write the same column of the newest page. A slot finds its own newest columns by
+their age, so slots of different age share pages. The host drops pages that no
+slot needs: a step reads as many columns as the longest rollout in a slot has
+tokens, rounded up to pages, not as many as the limit.
+
+Token i of rollout n of prompt p is drawn with the key
+`fold_in(fold_in(fold_in(key, p), n), i)`. N, slots, lanes and devices do not
+change it.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Key, PyTree
+
+from brorl_jax.rollout import programs
+from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.rollout.program_spec import Decoder, ProgramSpec, page_columns
+from brorl_jax.rollout.programs import DecodeInputs, PrefillBatch
+from brorl_jax.rollout.slots import DecodeProgress, DecodeState
+from brorl_jax.types import Prompts, Rollouts
+
+# `sample` pads prompts to a power of two of at least 16 tokens: a new length
+# then finds its program compiled (.01 s instead of 11 s).
+_LEAST_PROMPT = 16
+# More steps than any rollout has, so that `advance` ends for other reasons.
+_NO_BOUND = 2**30
+# The last rollouts are compacted to a quarter of the lanes or slots, again and
+# again: 512 slots take at most 6 sizes, and each size is compiled once.
+SHRINK = 4
+
+
+class Decoding(NamedTuple):
+  """Rollouts in progress, as the host holds them between two programs."""
+
+  spec: ProgramSpec  # of the next program; it may have fewer lanes or slots
+  inputs: DecodeInputs
+  pages: tuple[Any, ...]  # the newest last; None if there is none yet
+  state: DecodeState
+  progress: DecodeProgress
+
+
+def prefilled(
+  spec: ProgramSpec, params: PyTree, batch: PrefillBatch, key: Key[Array, ""]
+) -> Decoding:
+  """Reads all prompts; every slot is idle."""
+  inputs, state, progress = programs.start(spec, params, batch, key)
+  return Decoding(spec, inputs, (None,), state, on_host(progress))
+
+
+def advance(decoding: Decoding, steps: int = _NO_BOUND) -> Decoding:
+  """Decodes until the host must act or `steps` have been made.
+
+  Args:
+    decoding: Its state is donated.
+    steps: Maximum number of steps.
+  """
+  spec, inputs, pages, state, progress = decoding
+  # Compaction copies the pages once and makes each later step up to 4 times
+  # cheaper. It waits until no rollout needs a slot, so it is never undone.
+  if (smaller := _shrunk(spec, progress)) != spec:
+    spec, (pages, state) = smaller, programs.resize(smaller, list(pages), state)
+  # Devices turn the page together, since the number of pages is static. As long
+  # as one has work and free columns, the others wait for at most C steps.
+  turned = spec.pages > 1 and not progress.room
+  if turned:
+    pages = _turned(spec, list(pages), progress.longest)
+  *older, newest = pages
+  newest, state, progress = programs.segment(
+    spec, inputs, tuple(older), newest, state, turned, np.int32(steps)
+  )
+  return Decoding(spec, inputs, (*older, newest), state, on_host(progress))
+
+
+def restored(decoding: Decoding, spec: ProgramSpec) -> Decoding:
+  """The same rollouts with all lanes and slots of `spec`, some of them idle."""
+  if decoding.spec == spec:
+    return decoding
+  pages, state = programs.resize(spec, list(decoding.pages), decoding.state)
+  return decoding._replace(spec=spec, pages=tuple(pages), state=state)
+
+
+def on_host(progress: DecodeProgress) -> DecodeProgress:
+  """Progress as integers and one array of the host; waits for the program."""
+  # One transfer for all fields, not eight.
+  *numbers, resting = jax.device_get(progress)
+  return DecodeProgress(*map(int, numbers), resting=resting)
+
+
+def rollouts(
+  policy: Decoder,
+  params: PyTree,
+  prompts: Prompts,
+  key: Key[Array, ""],
+  *,
+  n: int,
+  max_new_tokens: int,
+  sampling: SamplingParams,
+  stop_ids: tuple[int, ...],
+  slots: int,
+  lanes: int | None = None,
+  mesh: Mesh | None = None,
+  watch: Callable[[DecodeProgress], None] = lambda progress: None,
+) -> Rollouts:
+  """N rollouts of each prompt, with prompts and slots spread over axis "data".
+
+  Args:
+    policy: Prefill and one decode step.
+    params: Its parameters.
+    prompts: P prompts and their indices p.
+    key: Of this training step; only folded, so the caller may use it again.
+    n: N, rollouts per prompt.
+    max_new_tokens: T.
+    sampling: Parameters of the distribution that is sampled.
+    stop_ids: A rollout ends with the first of these tokens.
+    slots: R, rollouts of a prompt that decode at the same time, at most N.
+    lanes: Prompts that decode at the same time; all if None.
+    mesh: Devices with axes "data" and "model"; one device if None.
+    watch: Called with the progress after the prefill and after each program.
+  """
+  P = len(prompts.index)
+  devices = 1 if mesh is None else mesh.shape["data"]
+  # 3 prompts on 2 devices: each prompt is read on both, and each device makes
+  # half of its rollouts.
+  batch, parts = _spread(prompts, n, devices)
+  each = len(batch.index) // devices
+  spec = ProgramSpec(
+    policy,
+    sampling,
+    stop_ids,
+    n=n // parts,
+    max_new_tokens=max_new_tokens,
+    lanes=min(-(-(lanes or P) * parts // devices), each),
+    slots=-(-slots // parts),
+    columns=page_columns(max_new_tokens),
+    mesh=mesh,
+  )
+  # Part k of a prompt makes its rollouts k N / parts and following.
+  offset = np.arange(len(batch.index), dtype=np.int32) % parts * spec.n
+  real = np.ones(len(batch.index), bool)
+  for decoding in _runs(
+    spec, params, PrefillBatch(batch, offset, real), key, _NO_BOUND
+  ):
+    watch(decoding.progress)
+  out = programs.finish(decoding.spec, decoding.state)
+  together = lambda x: x.reshape(-1, n, *x.shape[2:])[:P]
+  return Rollouts(
+    tokens=together(out.tokens),
+    logp=together(out.logp),
+    mask=together(out.mask),
+    truncated=together(out.truncated),
+    slot_steps=jnp.sum(out.slot_steps.reshape(-1, parts), axis=1)[:P],
+  )
+
+
+def _runs(
+  spec: ProgramSpec,
+  params: PyTree,
+  batch: PrefillBatch,
+  key: Key[Array, ""],
+  steps: int,
+) -> Iterator[Decoding]:
+  """States from the prefill to the end; each is donated to make the next."""
+  decoding = prefilled(spec, params, batch, key)
+  yield decoding
+  while decoding.progress.busy + decoding.progress.waiting:
+    decoding = advance(decoding, steps)
+    yield decoding
+
+
+def growing(
+  policy: Decoder,
+  params: PyTree,
+  prompts: Prompts,
+  key: Key[Array, ""],
+  *,
+  n: int,
+  max_new_tokens: int,
+  sampling: SamplingParams,
+  stop_ids: tuple[int, ...],
+  slots: int,
+  steps: int,
+) -> Iterator[Rollouts]:
+  """The rollouts so far, every few steps, for a reader who follows the text.
+
+  Uses the programs of `rollouts`, on one device.
+
+  Args:
+    policy: Prefill and one decode step.
+    params: Its parameters.
+    prompts: P prompts and their indices p.
+    key: Only folded, so the caller may use it again.
+    n: N, rollouts per prompt.
+    max_new_tokens: T.
+    sampling: Parameters of the distribution that is sampled.
+    stop_ids: A rollout ends with the first of these tokens.
+    slots: R, rollouts of a prompt that decode at the same time, at most N.
+    steps: Maximum number of new tokens of a slot per result.
+
+  Yields:
+    Rollouts of increasing length; the last ones are complete.
+  """
+  P = len(prompts.index)
+  spec = ProgramSpec(
+    policy,
+    sampling,
+    stop_ids,
+    n=n,
+    max_new_tokens=max_new_tokens,
+    lanes=P,
+    slots=slots,
+    columns=page_columns(max_new_tokens),
+    mesh=None,
+  )
+  batch = PrefillBatch(prompts, np.zeros(P, np.int32), np.ones(P, bool))
+  for decoding in _runs(spec, params, batch, key, steps):
+    yield programs.finish(decoding.spec, decoding.state)
+
+
+def parts_of(P: int, N: int, devices: int) -> int:
+  """Into how many parts a prompt's rollouts are cut to occupy all devices."""
+  parts = devices // math.gcd(P, devices)
+  return parts if N % parts == 0 else 1
+
+
+def _spread(prompts: Prompts, n: int, devices: int) -> tuple[Prompts, int]:
+  """Prompts, or parts of them, in equal number for each device.
+
+  If neither prompts nor parts divide evenly, the first prompts are repeated as
+  padding.
+
+  Returns:
+    The prompts, each repeated for its parts, and the number of parts.
+  """
+  P = len(prompts.index)
+  parts = parts_of(P, n, devices)
+  if P * parts % devices == 0:
+    return jax.tree.map(lambda x: np.repeat(x, parts, axis=0), prompts), parts
+  more = np.arange(P + -P % devices) % P
+  return jax.tree.map(lambda x: np.asarray(x)[more], prompts), 1
+
+
+def _shrunk(spec: ProgramSpec, progress: DecodeProgress) -> ProgramSpec:
+  """`spec` with fewer lanes or slots, if no rollout waits and many are idle."""
+  # A single page has 64 columns or fewer: compiling (1.5 CPU-s for a small
+  # policy) would take longer than the steps that are left.
+  lanes, slots = spec.lanes, spec.slots
+  if progress.waiting or spec.pages == 1:
+    return spec
+  while lanes > progress.lanes and -(-lanes // SHRINK) >= progress.lanes:
+    lanes = -(-lanes // SHRINK)
+  while slots > progress.slots and -(-slots // SHRINK) >= progress.slots:
+    slots = -(-slots // SHRINK)
+  return dataclasses.replace(spec, lanes=lanes, slots=slots)
+
+
+def _turned(spec: ProgramSpec, pages: list[Any], longest: int) -> list[Any]:
+  """The pages that the next steps need; the last one is written."""
+  # The newest token of a rollout is not in the cache yet, hence the - 1.
+  needed = -(-(longest - 1) // spec.columns)
+  if needed == spec.pages:
+    # The oldest page is written again, column by column. A column is then T or
+    # more steps old, which no rollout sees.
+    return [*pages[-needed + 1 :], pages[-needed]]
+  kept = pages[-needed:] if needed else []
+  return [*kept, _empty(pages[-1]) if kept else None]
+
+
+@jax.jit
+def _empty(page: Any) -> Any:
+  return jax.tree.map(jnp.zeros_like, page)
+
+
+def prompt_width(longest: int) -> int:
+  """The power of two to which prompts of `longest` tokens are padded."""
+  return max(1 << (longest - 1).bit_length(), _LEAST_PROMPT)
+
+
+def sample(
+  policy: Decoder,
+  params: PyTree,
+  prompts: Sequence[Sequence[int]],
+  key: Key[Array, ""],
+  *,
+  n: int,
+  max_new_tokens: int,
+  temperature: float = 1.0,
+  top_k: int = 0,
+  top_p: float = 1.0,
+  min_p: float = 0.0,
+  stop_ids: tuple[int, ...] = (),
+  slots: int | None = None,
+  lanes: int | None = None,
+  mesh: Mesh | None = None,
+) -> Rollouts:
+  """N rollouts of each prompt.
+
+  Args:
+    policy: Prefill and one decode step.
+    params: Its parameters.
+    prompts: Token ids, at least one per prompt. They are padded to a power of
+      two, so that few lengths are compiled. Another number of prompts, n or
+      max_new_tokens compiles another program. Padding changes only rounding.
+    key: Of this call. Rollout n of prompt p depends on (key, p, n) alone.
+    n: N, rollouts per prompt.
+    max_new_tokens: T.
+    temperature: 0 is greedy.
+    top_k: 0 keeps all tokens.
+    top_p: 1 keeps all tokens.
+    min_p: 0 keeps all tokens.
+    stop_ids: A rollout ends with the first of these tokens, which it includes.
+    slots: Rollouts of a prompt that decode at the same time; N if None.
+    lanes: Prompts that decode at the same time; all if None.
+    mesh: Devices with axes "data" and "model"; one device if None.
+
+  Returns:
+    Tokens, log-probabilities under the sampling distribution, and masks, each
+    [P,N,T].
+
+  Raises:
+    ValueError: An argument is out of range; the message has its value.
+  """
+  slots = n if slots is None else slots
+  lanes = len(prompts) if lanes is None else lanes
+  sampling = SamplingParams(temperature, top_k, top_p, min_p)
+  for name, value, low, high in (
+    ("prompts", len(prompts), 1, None),
+    ("n", n, 1, None),
+    ("max_new_tokens", max_new_tokens, 1, None),
+    ("slots", slots, 1, n),
+    ("lanes", lanes, 1, len(prompts)),
+  ):
+    if value < low or (high is not None and value > high):
+      most = "" if high is None else f" and at most {high}"
+      raise ValueError(f"{name} = {value} must be at least {low}{most}")
+  if empty := [p for p, ids in enumerate(prompts) if not len(ids)]:
+    raise ValueError(f"prompt {empty[0]} is empty")
+  # An id out of range would read another token's embedding: XLA clamps indices.
+  named = [(f"prompt {p}", ids) for p, ids in enumerate(prompts)]
+  for name, ids in (*named, ("stop_ids", stop_ids)):
+    if wrong := [int(v) for v in ids if not 0 <= v < policy.vocab]:
+      raise ValueError(
+        f"token {wrong[0]} of {name} is not in the vocabulary, 0 to "
+        f"{policy.vocab - 1}"
+      )
+
+  # On the left, so that the last position of every prompt is a real token.
+  width = prompt_width(max(map(len, prompts)))
+  tokens = np.zeros((len(prompts), width), np.int32)
+  mask = np.zeros((len(prompts), width), bool)
+  for row, ids in enumerate(prompts):
+    tokens[row, width - len(ids) :] = ids
+    mask[row, width - len(ids) :] = True
+  return rollouts(
+    policy,
+    params,
+    Prompts(tokens, mask, np.arange(len(prompts), dtype=np.int32)),
+    key,
+    n=n,
+    max_new_tokens=max_new_tokens,
+    sampling=sampling,
+    stop_ids=tuple(stop_ids),
+    slots=slots,
+    lanes=lanes,
+    mesh=mesh,
+  )

@@ -1,0 +1,227 @@
+"""The state of the decode slots, and the queue of rollouts that refills them.
+
+A lane is R slots that decode together. It has a window of one or two prompts:
+a slot whose rollout ends takes the next rollout of the first prompt in the same
+step, and of the second one when the first has none left. The real prompts are 0
+to P - 1. Prompt P has no rollouts and fills the window of lanes without work.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from brorl_jax.rollout.program_spec import ProgramSpec
+
+# The decode loop of a stream ends when an eighth of the working lanes waits for
+# a prompt. With N = 16, ending when the first lane waits took 2.0 s for a
+# step's rollouts instead of 1.3: an exit costs more than the idle lanes.
+_IDLE_SHARE = 8
+
+
+fold_in = jnp.vectorize(jax.random.fold_in)
+
+
+class RolloutQueue(NamedTuple):
+  """Rollouts that need a slot: those whose first token did not end them."""
+
+  order: Int[Array, "P+1 N"]  # n of the rollouts that need a slot, then others
+  waiting: Int[Array, " P+1"]  # how many need a slot, counted at the prefill
+  first: Int[Array, "P+1 N"]  # first token of rollout n
+  key: Key[Array, " P+1"]  # fold_in(key of the step, p)
+  offset: Int[Array, " P+1"]  # n of the prompt's first rollout on this device
+
+  @property
+  def sizes(self) -> tuple[int, int]:
+    """P and N."""
+    return self.order.shape[0] - 1, self.order.shape[1]
+
+  def uniform(
+    self, prompt: Int[Array, "A #R"], n: Int[Array, "#A R"], i: Any
+  ) -> Float[Array, "A R"]:
+    """The uniform number that decides token i of rollout n of each prompt."""
+    # Keys depend on (p, n, i) alone: N, slots and devices change no rollout.
+    key = fold_in(self.key[prompt], n + self.offset[prompt])
+    return jnp.vectorize(jax.random.uniform)(fold_in(key, i))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class DecodeState:
+  """All that a decode step changes, except for the cache.
+
+  Scalars have an axis of size 1, so that each device of a mesh has its own.
+  """
+
+  column: Int[Array, " one"]  # of the newest page; the next step writes it
+  slot_steps: Int[Array, " one"]  # slots times steps so far
+  todo: Int[Array, " places"]  # prompts in the order they get a lane, then P
+  next: Int[Array, " one"]  # index in `todo` of the first prompt without a lane
+  window: Int[Array, "A W"]  # prompts that each lane works on; P is none
+  started: Int[Array, " A"]  # rollouts of the window that have had a slot
+  rollout: Int[Array, "A R"]  # p N + n of the slot's rollout; P N if idle
+  token: Int[Array, "A R"]  # its last token, not yet in the cache
+  length: Int[Array, "A R"]  # its tokens so far
+  packed: Int[Array, "B T 2"]  # `pack` of rollout p N + n; -1 without a token
+
+
+class DecodeProgress(NamedTuple):
+  """How far the rollouts are, over all devices.
+
+  Arrays inside a program; on the host all but the last are integers.
+  """
+
+  slots: Any  # busy slots of the busiest lane
+  lanes: Any  # lanes with a busy slot, on the device that has most of them
+  longest: Any  # tokens of the longest rollout that has a slot
+  busy: Any  # busy slots, summed over devices
+  waiting: Any  # rollouts that have had no slot yet, summed over devices
+  room: Any  # devices that have work and free columns in the newest page
+  slot_steps: Any  # slots times steps so far, summed over devices
+  resting: Any  # [P]: whether no lane has this prompt or will get it
+
+
+def pack(
+  token: Int[Array, "*axes"], logp: Float[Array, "*axes"]
+) -> Int[Array, "*axes 2"]:
+  """Tokens and the bits of their float32 log-probabilities, in one array.
+
+  A decode step writes one scattered position per slot. Two arrays would need
+  two scatters.
+  """
+  bits = jax.lax.bitcast_convert_type(logp, jnp.int32)
+  return jnp.stack([token, bits], axis=-1)
+
+
+def unpack(
+  packed: Int[Array, "*axes 2"],
+) -> tuple[Int[Array, "*axes"], Float[Array, "*axes"]]:
+  """Tokens and log-probabilities that `pack` joined."""
+  logp = jax.lax.bitcast_convert_type(packed[..., 1], jnp.float32)
+  return packed[..., 0], logp
+
+
+def _take(
+  queue: RolloutQueue, window: Int[Array, "A W"], place: Int[Array, "A R"]
+) -> tuple[Int[Array, "A R"], Int[Array, "A R"]]:
+  """Rollouts p N + n at these places of each lane's queue, and first tokens.
+
+  A lane's queue holds the rollouts of its first prompt, then of its second.
+  """
+  P, N = queue.sizes
+  count = queue.waiting[window]  # A W
+  end = jnp.cumsum(count, axis=1)
+  w = jnp.sum(place[..., None] >= end[:, None], axis=-1)  # W behind the end
+  inside = w < window.shape[1]
+  w = jnp.where(inside, w, 0)
+  p = jnp.take_along_axis(window, w, axis=1)
+  i = place - jnp.take_along_axis(end - count, w, axis=1)
+  n = queue.order[p, jnp.where(inside, i, 0)]
+  # P N is out of bounds of `packed`, so an idle slot's writes are dropped.
+  return jnp.where(inside, p * N + n, P * N), queue.first[p, n]
+
+
+def refill(
+  state: DecodeState, queue: RolloutQueue, over: Bool[Array, "A R"]
+) -> DecodeState:
+  """Slots that are idle or `over` take the next rollouts of their lane."""
+  P, N = queue.sizes
+  free = over | (state.rollout == P * N)
+  # The k-th free slot of a lane takes the k-th rollout that is left.
+  place = state.started[:, None] + jnp.cumsum(free, axis=1) - 1
+  rollout, token = _take(queue, state.window, place)
+  total = jnp.sum(queue.waiting[state.window], axis=1)
+  taken = state.started + jnp.sum(free, axis=1, dtype=jnp.int32)
+  return dataclasses.replace(
+    state,
+    started=jnp.minimum(taken, total),
+    rollout=jnp.where(free, rollout, state.rollout),
+    token=jnp.where(free, token, state.token),
+    # 1, not 0: the prefill drew the first token.
+    length=jnp.where(free, 1, state.length),
+  )
+
+
+def _first_done(state: DecodeState, queue: RolloutQueue) -> Bool[Array, " A"]:
+  """Lanes whose first prompt has no rollout left to start or in a slot."""
+  P, N = queue.sizes
+  first = state.window[:, :1]
+  of_first = (state.rollout // N == first) & (state.rollout < P * N)
+  busy = jnp.any(of_first, axis=1)
+  return ~busy & (state.started >= queue.waiting[first[:, 0]])
+
+
+def shift(state: DecodeState, queue: RolloutQueue) -> DecodeState:
+  """Lanes whose first prompt is done move on to their next prompts."""
+  P, _ = queue.sizes
+
+  def moves(state):
+    more = (state.window[:, 0] < P) | (_upcoming(state) < P)
+    return jnp.any(_first_done(state, queue) & more)
+
+  def move(state):
+    done = _first_done(state, queue)
+    started = queue.waiting[state.window[:, 0]]
+    # The next prompts, lane by lane; P when there are none.
+    new = state.todo[jnp.minimum(state.next + jnp.cumsum(done) - 1, P)]
+    last = jnp.where(done, new, state.window[:, -1])
+    rest = jnp.where(done[:, None], state.window[:, 1:], state.window[:, :-1])
+    return dataclasses.replace(
+      state,
+      next=jnp.minimum(state.next + jnp.sum(done, dtype=jnp.int32), P),
+      window=jnp.concatenate([rest, last[:, None]], axis=1),
+      started=jnp.where(done, state.started - started, state.started),
+    )
+
+  # A loop, since the next prompt may be done too: all of its rollouts may have
+  # ended with their first token.
+  return jax.lax.while_loop(moves, move, state)
+
+
+def _upcoming(state: DecodeState) -> Int[Array, ""]:
+  """The first prompt without a lane; P if there is none."""
+  return state.todo[state.next[0]]
+
+
+def wants_prompts(
+  state: DecodeState, queue: RolloutQueue, spec: ProgramSpec
+) -> Bool[Array, ""]:
+  """Whether the decode loop should end so that lanes get other prompts."""
+  P, _ = queue.sizes
+  has_one = state.window[:, 0] < P
+  done = jnp.sum(_first_done(state, queue) & has_one)
+  enough = done > 0
+  if spec.streams:
+    # The host is asked for more, which is worth an exit only for some lanes.
+    return enough & (done * _IDLE_SHARE >= jnp.sum(has_one))
+  return enough & (_upcoming(state) < P)
+
+
+def measure_progress(
+  state: DecodeState, queue: RolloutQueue, spec: ProgramSpec
+) -> DecodeProgress:
+  """How far the rollouts are; all that the host reads between programs."""
+  P, N = queue.sizes
+  busy = state.rollout < P * N
+  total = jnp.sum(queue.waiting[state.window], axis=1)
+  untouched = jnp.where(jnp.arange(P + 1) >= state.next, state.todo, P)
+  waiting = jnp.sum(total - state.started) + jnp.sum(queue.waiting[untouched])
+  held = jnp.zeros(P + 1, bool).at[state.window].set(True)
+  held = held.at[untouched].set(True)
+  room = (state.column[0] < spec.columns) & (jnp.any(busy) | (waiting > 0))
+  over_devices = lambda reduce, x: x if spec.mesh is None else reduce(x, "data")
+  most = functools.partial(over_devices, jax.lax.pmax)
+  add = functools.partial(over_devices, jax.lax.psum)
+  return DecodeProgress(
+    slots=most(jnp.max(jnp.sum(busy, axis=1))),
+    lanes=most(jnp.sum(jnp.any(busy, axis=1))),
+    longest=most(jnp.max(jnp.where(busy, state.length, 0))),
+    busy=add(jnp.sum(busy)),
+    waiting=add(waiting),
+    room=add(room.astype(jnp.int32)),
+    slot_steps=add(state.slot_steps[0]),
+    resting=~held[:P],
+  )

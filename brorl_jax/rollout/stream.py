@@ -1,0 +1,302 @@
+"""Prompts that enter the slots while others decode.
+
+Dynamic sampling learns how many prompts it needs only from their rewards. Here
+a finished prompt frees its place for another one at once, so slots do not wait
+for the last rollout of a round.
+
+The rollouts are those of `sampler.rollouts`, whatever else decodes at the same
+time and in whatever order prompts finish.
+
+A place is room on a device for one prompt: its keys and values, its queue and
+its N rollouts. Two programs are added to those of the sampler: `_admit` reads
+prompts into free places, `_taken` copies finished rollouts out.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Int, Key, PyTree
+
+from brorl_jax.rollout import programs, sampler
+from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.rollout.program_spec import (
+  SPLIT,
+  WHOLE,
+  Decoder,
+  ProgramSpec,
+  on_devices,
+  page_columns,
+)
+from brorl_jax.rollout.programs import (
+  PROGRESS_SPECS,
+  DecodeInputs,
+  PrefillBatch,
+)
+from brorl_jax.rollout.sampler import Decoding
+from brorl_jax.rollout.slots import (
+  DecodeProgress,
+  DecodeState,
+  measure_progress,
+  shift,
+)
+from brorl_jax.types import Prompts, Rollouts
+
+# (free places, whether nothing is decoding) -> at most that many prompts; None
+# if there is none now. None while nothing is decoding ends the stream.
+Feed = Callable[[int, bool], Prompts | None]
+
+# `_admit` and `_taken` visit a quarter of the places at a time: a static shape,
+# large enough that few calls are needed and small enough that one finished
+# prompt does not copy the rollouts of all places (8 P N T bytes).
+_SHARE = 4
+
+
+def stream(
+  policy: Decoder,
+  params: PyTree,
+  feed: Feed,
+  key: Key[Array, ""],
+  *,
+  n: int,
+  max_new_tokens: int,
+  sampling: SamplingParams,
+  stop_ids: tuple[int, ...],
+  slots: int,
+  lanes: int,
+  places: int,
+  mesh: Mesh | None = None,
+  watch: Callable[[DecodeProgress], None] = lambda progress: None,
+) -> Iterator[tuple[Prompts, Rollouts]]:
+  """N rollouts of each prompt that `feed` gives, in the order they finish.
+
+  Args:
+    policy: Prefill and one decode step.
+    params: Its parameters; they must not be donated before the end.
+    feed: Called for prompts whenever a place is free.
+    key: Of this training step; only folded, so the caller may use it again.
+    n: N, rollouts per prompt.
+    max_new_tokens: T.
+    sampling: Parameters of the distribution that is sampled.
+    stop_ids: A rollout ends with the first of these tokens.
+    slots: Rollouts of a prompt that decode at the same time, at most N.
+    lanes: Prompts that decode at the same time.
+    places: Prompts on the devices at a time, a multiple of axis "data".
+    mesh: Devices with axes "data" and "model"; one device if None.
+    watch: Called with the progress after each prefill and each program.
+
+  Yields:
+    Finished prompts and their rollouts, on the host.
+  """
+  devices = 1 if mesh is None else mesh.shape["data"]
+  each = places // devices
+  spec = ProgramSpec(
+    policy,
+    sampling,
+    stop_ids,
+    n=n,
+    max_new_tokens=max_new_tokens,
+    lanes=min(-(-lanes // devices), each),
+    slots=slots,
+    columns=page_columns(max_new_tokens),
+    mesh=mesh,
+    streams=True,
+  )
+  visited = max(each // _SHARE, 1)  # places of a device per program
+  holds: dict[int, Prompts] = {}  # place -> the prompt in it
+  decoding, spent = None, 0
+  while True:
+    free = _by_device(set(range(places)) - holds.keys(), devices, each)
+    # The first prefill fills all places; later ones have one smaller shape.
+    most = each if decoding is None else visited
+    room = sum(min(len(own), most) for own in free)
+    more = feed(room, not holds) if room else None
+    if more is not None:
+      batch, at, taken = _assigned(more, free, most, each)
+      holds |= taken
+      if decoding is None:
+        decoding = sampler.prefilled(spec, params, batch, key)
+      else:
+        decoding = _admitted(
+          sampler.restored(decoding, spec), params, batch, at, key
+        )
+      watch(decoding.progress)
+      continue  # places may be left, and the feed may have more prompts
+    if decoding is None or not holds:
+      return
+    if decoding.progress.busy + decoding.progress.waiting:
+      decoding = sampler.advance(decoding)
+      watch(decoding.progress)
+    # If all rollouts ended with their first token, no program runs that would
+    # give the prompts to lanes and take them away again: all are done.
+    over = not decoding.progress.busy + decoding.progress.waiting
+    done = {p for p in holds if over or decoding.progress.resting[p]}
+    # Slot-steps are counted in total, not per prompt: those since the last
+    # prompts finished are divided evenly among the prompts that finish now.
+    share = (decoding.progress.slot_steps - spent) / max(len(done), 1)
+    spent = decoding.progress.slot_steps if done else spent
+    for part in _batches(_by_device(done, devices, each), visited):
+      yield _handed_out(decoding, holds, part, share, each, visited)
+
+
+def _handed_out(
+  decoding: Decoding,
+  holds: dict[int, Prompts],
+  places: list[list[int]],
+  share: float,
+  each: int,
+  most: int,
+) -> tuple[Prompts, Rollouts]:
+  """Finished prompts and their rollouts, on the host; frees their places.
+
+  Args:
+    decoding: Has the rollouts.
+    holds: Place -> prompt; the finished ones are removed.
+    places: Of each device, from `_batches`.
+    share: Slot-steps of each prompt.
+    each: Places of a device.
+    most: Places of a device that the program visits.
+  """
+  # Devices with fewer finished prompts read place 0 again; `rows` skips it.
+  at = np.zeros((len(places), most), np.int32)
+  for d, own in enumerate(places):
+    at[d, : len(own)] = own
+  out = jax.device_get(_taken(decoding.spec, decoding.state, at.ravel(), share))
+  rows = [d * most + i for d, own in enumerate(places) for i in range(len(own))]
+  prompts = [
+    holds.pop(d * each + place) for d, own in enumerate(places) for place in own
+  ]
+  return (
+    jax.tree.map(lambda *x: np.concatenate(x), *prompts),
+    jax.tree.map(lambda x: x[rows], out),
+  )
+
+
+def _by_device(places: set[int], devices: int, each: int) -> list[list[int]]:
+  """Places of each device in ascending order, numbered from 0 on each."""
+  return [
+    sorted(p - d * each for p in places if p // each == d)
+    for d in range(devices)
+  ]
+
+
+def _batches(places: list[list[int]], most: int) -> Iterator[list[list[int]]]:
+  """The places in parts of at most `most` places of each device."""
+  for start in range(0, max(map(len, places), default=0), most):
+    yield [own[start : start + most] for own in places]
+
+
+def _assigned(
+  prompts: Prompts, free: list[list[int]], most: int, each: int
+) -> tuple[PrefillBatch, Int[np.ndarray, " rows"], dict[int, Prompts]]:
+  """Spreads prompts over the devices, the one with most free places first.
+
+  Args:
+    prompts: At most as many as there are free places.
+    free: Places of each device, from `_by_device`.
+    most: Maximum number of prompts that a device reads.
+    each: Places of a device.
+
+  Returns:
+    The prompts that each device reads, the place of each, and the new entries
+    of place -> prompt.
+  """
+  devices = len(free)
+  row = np.zeros((devices, most), np.int32)
+  at = np.zeros((devices, most), np.int32)
+  real = np.zeros((devices, most), bool)
+  taken, count = {}, [0] * devices
+  for i in range(len(prompts.index)):
+    left = [
+      len(own) - n if n < most else -1
+      for own, n in zip(free, count, strict=True)
+    ]
+    d = left.index(max(left))
+    place = free[d][count[d]]
+    row[d, count[d]], at[d, count[d]], real[d, count[d]] = i, place, True
+    taken[d * each + place] = jax.tree.map(lambda x, i=i: x[i : i + 1], prompts)
+    count[d] += 1
+  batch = PrefillBatch(
+    prompts=jax.tree.map(lambda x: np.asarray(x)[row.ravel()], prompts),
+    offset=np.zeros(row.size, np.int32),
+    real=real.ravel(),
+  )
+  return batch, at.ravel(), taken
+
+
+def _admitted(
+  decoding: Decoding,
+  params: PyTree,
+  batch: PrefillBatch,
+  at: np.ndarray,
+  key: Key[Array, ""],
+) -> Decoding:
+  """`decoding` with more prompts, in these places of their devices."""
+  weights, prefix, queue = decoding.inputs
+  prefix, queue, state, progress = _admit(
+    decoding.spec, params, prefix, queue, decoding.state, batch, at, key
+  )
+  return decoding._replace(
+    inputs=DecodeInputs(weights, prefix, queue),
+    state=state,
+    progress=sampler.on_host(progress),
+  )
+
+
+@functools.partial(
+  jax.jit, static_argnames="spec", donate_argnames=("prefix", "queue", "state")
+)
+def _admit(spec: ProgramSpec, params, prefix, queue, state, batch, at, key):
+  """Reads prompts into free places and appends them to the lanes' order."""
+  N, T = spec.n, spec.max_new_tokens
+
+  def admit(params, prefix, queue, state, batch, at, key):
+    P = queue.sizes[0]
+    # A lane that still names a finished prompt would take the new prompt's
+    # rollouts for the old one's.
+    state = shift(state, queue)
+    more, fresh, first = programs.read(spec, params, batch, key)
+    # Row P is the prompt without rollouts, so P + 1 is the first index that is
+    # out of bounds: padding is not written.
+    to = jnp.where(batch.real, at, P + 1)
+    put = lambda x, new: x.at[to].set(new, mode="drop")
+    packed = state.packed.reshape(P, N, T, 2)
+    empty = jnp.full((len(to), N, T, 2), -1, jnp.int32).at[:, :, 0].set(first)
+    # The order of prompts without a lane: the earlier ones, then the new ones.
+    left = jnp.arange(P + 1) + state.next
+    todo = state.todo.at[left].get(mode="fill", fill_value=P)
+    last = jnp.sum(todo < P) + jnp.cumsum(batch.real) - 1
+    todo = todo.at[jnp.where(batch.real, last, P + 1)].set(at, mode="drop")
+    state = dataclasses.replace(
+      state,
+      todo=todo,
+      next=jnp.zeros_like(state.next),
+      packed=put(packed, empty).reshape(P * N, T, 2),
+    )
+    prefix = jax.tree.map(put, prefix, more)
+    queue = jax.tree.map(put, queue, fresh)
+    return prefix, queue, state, measure_progress(state, queue, spec)
+
+  return on_devices(
+    spec,
+    admit,
+    (WHOLE, SPLIT, SPLIT, SPLIT, SPLIT, SPLIT, WHOLE),
+    (SPLIT, SPLIT, SPLIT, PROGRESS_SPECS),
+  )(spec.policy.cast(params), prefix, queue, state, batch, at, key)
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def _taken(spec: ProgramSpec, state: DecodeState, at, share) -> Rollouts:
+  """Copies out the rollouts of the prompts in these places."""
+
+  def take(state, at, share):
+    packed = state.packed.reshape(-1, spec.n, spec.max_new_tokens, 2)[at]
+    return programs.to_rollouts(
+      spec, packed, jnp.full(len(at), share, jnp.float32)
+    )
+
+  return on_devices(spec, take, (SPLIT, SPLIT, WHOLE), SPLIT)(state, at, share)

@@ -1,0 +1,89 @@
+"""The steps of a run that its files cover after a kill or a power loss."""
+
+import math
+import pathlib
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from brorl_jax.runs import lines
+
+
+class Covered(NamedTuple):
+  """The contents of metrics.jsonl and eval/ of a run.
+
+  Attributes:
+    workdir: Folder of the run.
+    steps: Number of lines of metrics.jsonl.
+    evaluations: From the step of each evaluation to the number of its records
+      and the number that it should have, None if an older version wrote it.
+    every: Steps between the evaluations that all starts of the run share.
+    last: Last step of the newest start, which ends with an evaluation.
+  """
+
+  workdir: pathlib.Path
+  steps: int
+  evaluations: Mapping[int, tuple[int, int | None]]
+  every: int
+  last: int | None
+
+  def lacks(self, step: int) -> str | None:
+    """Why the files do not cover the steps up to this one, None if they do."""
+    if step > self.steps:
+      path = self.workdir / "metrics.jsonl"
+      return f"{path} has no step {step}: it ends with step {self.steps}"
+    wanted = {*range(0, step + 1, self.every), *self.evaluations}
+    wanted |= {step} if step == self.last else set()
+    for at in sorted(e for e in wanted if e <= step):
+      have, of = self.evaluations.get(at, (0, None))
+      if at not in self.evaluations:
+        path = self.workdir / "eval" / "curve.jsonl"
+        return f"{path} has no evaluation of step {at}"
+      if of is not None and have != of:
+        path = self.workdir / "eval" / "records.jsonl"
+        return f"{path} has {have} of {of} records of step {at}"
+    return None
+
+
+def look(workdir: pathlib.Path, starts: Sequence[Mapping[str, Any]]) -> Covered:
+  """Reads the files of a run and changes nothing.
+
+  Args:
+    workdir: Folder of the run.
+    starts: The config of each start, the newest first.
+
+  Raises:
+    Damaged: A line is unreadable or missing, and later lines exist.
+  """
+  evaluations = {}
+  count = Counter(x["step"] for x in _lines(workdir / "eval/records.jsonl"))
+  for line in _lines(workdir / "eval/curve.jsonl"):
+    summary = line.get("summary")
+    total = summary.get("all", {}) if isinstance(summary, dict) else {}
+    wanted = total.get("prompts", 0) * total.get("samples", 0)
+    evaluations[line["step"]] = count[line["step"]], wanted or None
+  # Starts with different values of eval.every share only these steps.
+  every = math.lcm(*(c["eval"]["every"] for c in starts if "eval" in c))
+  return Covered(
+    workdir,
+    _steps(workdir / "metrics.jsonl"),
+    evaluations,
+    every,
+    starts[0].get("run", {}).get("steps") if starts else None,
+  )
+
+
+def _steps(path: pathlib.Path) -> int:
+  """The number of steps from the first on, without a gap."""
+  count = 0
+  for line in _lines(path):
+    count += 1
+    if line["step"] != count:
+      raise lines.Damaged(
+        f"{path}, line {count}: the step is {line['step']}, not {count}"
+      )
+  return count
+
+
+def _lines(path: pathlib.Path):
+  return lines.each_whole(path) if path.exists() else ()

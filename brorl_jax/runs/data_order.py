@@ -1,0 +1,147 @@
+"""The example of each prompt of a run: a pure function of its index.
+
+    order = Order({"math": 40_000, "gym": None}, {"math": 3, "gym": 1}, seed=0)
+    order[5]  # ("math", 31017)
+
+Prompt i is looked up, not reached by iteration. A run can therefore resume
+anywhere with the same prompts, and n hosts that take i = h mod n together see
+what one host sees. grain makes the order; `fingerprint` holds what affects it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from typing import cast
+
+import grain
+
+_UNBOUNDED = 2**44  # gym.puzzle takes indexes below this
+_PINNED = 64  # prompts whose order is in the fingerprint
+
+
+class Order:
+  """The order of a run's prompts over several sources.
+
+  A source is shuffled again after each pass. The sources are interleaved so
+  that every range of prompts has them in proportion to their weights.
+  """
+
+  def __init__(
+    self,
+    sizes: Mapping[str, int | None],
+    weights: Mapping[str, float | int],
+    *,
+    seed: int,
+  ):
+    """Checks the arguments and draws nothing yet.
+
+    Args:
+      sizes: Number of examples of each source; None for a generator, whose
+        elements are 0, 1, 2...
+      weights: Relative share of each source among the prompts. A source of
+        weight 0 is never drawn. Grain rounds the weights: a share may be off
+        by 1 % of itself.
+      seed: Any number >= 0.
+
+    Raises:
+      ValueError: Names the source if a size or weight is out of range or
+        missing, or if no weight is positive.
+    """
+    if seed < 0:
+      raise ValueError(f"seed = {seed}: use a number >= 0")
+    for name in {*sizes, *weights}:
+      _refuse_source(name, sizes, weights)
+    # Sorted, so that the order of a config's lines does not matter.
+    drawn = sorted(name for name in sizes if weights[name] > 0)
+    if not drawn:
+      raise ValueError(
+        f"sources {', '.join(sorted(sizes)) or '(none)'}: no weight is "
+        "positive; set at least one"
+      )
+    self._sizes, self._weights, self._seed = sizes, weights, seed
+    self._mixed = grain.MapDataset.mix(
+      [_source(name, sizes[name], seed) for name in drawn],
+      [float(weights[name]) for name in drawn],
+    )
+
+  def __getitem__(self, i: int) -> tuple[str, int]:
+    """Source and element of prompt i, for any i >= 0."""
+    if i < 0:
+      raise IndexError(f"prompt {i}: the first prompt is 0")
+    return cast(tuple[str, int], self._mixed[i])
+
+  def fingerprint(self, data: Mapping[str, str]) -> dict[str, str]:
+    """What affects the order and its examples, to be saved with a run.
+
+    Args:
+      data: A digest of each source's examples, or of its generator.
+
+    Returns:
+      A value for each name, for `refuse_changes`.
+    """
+    first = [self[i] for i in range(_PINNED)]
+    return {
+      "seed": str(self._seed),
+      **{
+        f"source {name}": f"{_amount(size)}, weight"
+        f" {float(self._weights[name])!r}, digest {data[name]}"
+        for name, size in sorted(self._sizes.items())
+      },
+      # Changes if a version of grain shuffles or mixes differently.
+      "order": hashlib.blake2b(
+        json.dumps(first).encode(), digest_size=8
+      ).hexdigest(),
+    }
+
+
+def refuse_changes(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
+  """Refuses to resume a run with other data.
+
+  Args:
+    stored: The fingerprint at the start of the run.
+    now: The fingerprint now.
+
+  Raises:
+    ValueError: Names the first difference, with both values.
+  """
+  # Causes first: the order follows from the rest.
+  for name in sorted({*stored, *now}, key=lambda n: (n == "order", n)):
+    was, is_ = stored.get(name, "missing"), now.get(name, "missing")
+    if was != is_:
+      raise ValueError(
+        f"the run's data has changed: {name} was {was}, now it is {is_}; "
+        "restore it, or choose another workdir"
+      )
+
+
+def _amount(size: int | None) -> str:
+  return "unbounded" if size is None else f"{size} examples"
+
+
+def _source(name: str, size: int | None, seed: int) -> grain.MapDataset:
+  numbers = grain.MapDataset.range(size or _UNBOUNDED)
+  if size is not None:
+    # Each source has its own seed: equal seeds would give sources of one size
+    # the same order, and adjacent ones would share epochs (epoch e: own + e).
+    own = hashlib.blake2b(f"{seed}/{name}".encode(), digest_size=4).digest()
+    numbers = numbers.shuffle(seed=int.from_bytes(own, "little"))
+  return numbers.repeat().map(lambda element: (name, element))
+
+
+def _refuse_source(
+  name: str, sizes: Mapping[str, int | None], weights: Mapping[str, float | int]
+) -> None:
+  if name not in weights or name not in sizes:
+    missing = "weight" if name not in weights else "size"
+    raise ValueError(f"source {name!r}: its {missing} is missing; add it")
+  size, weight = sizes[name], weights[name]
+  # Grain shuffles with 32-bit numbers.
+  if size is not None and not 1 <= size < 2**31:
+    raise ValueError(f"source {name!r} has {size} examples; use 1 to 2**31 - 1")
+  if not (math.isfinite(weight) and weight >= 0):
+    raise ValueError(
+      f"source {name!r} has weight {weight}; use a finite number >= 0"
+    )

@@ -1,0 +1,333 @@
+"""Run directory: who may use it, config.json, and moving a run aside."""
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Set
+from typing import Any
+
+import jax
+
+from brorl_jax.errors import UserError
+from brorl_jax.runs import intact, lines, lock, sections
+
+# A resumed run may have other values of these fields and is the same run...
+_MAY_DIFFER = frozenset(
+  name for name, about in sections.every_field().items() if about.free
+)
+# ... but not of these if the last step or a checkpoint affects what is sampled
+# next or when the reference is reset.
+_ENDS = frozenset({"run.steps", "run.save_every", "run.max_busy_s"})
+# Values of fields that an older version did not have.
+_DEFAULTS = sections.flat(sections.as_dict(sections.Config()))
+_PART = "config.json.part"  # while config.json is being written
+_ASIDE = "set_aside"  # files of earlier runs, moved by --begin_again
+# Directories of checkpoints that were moved aside.
+_UNUSED = ("damaged_checkpoints", "newer_checkpoints")
+_KINDS = {
+  "run": str,
+  "data": dict,
+  "functions": dict,
+  "machine": dict,
+  "earlier": list,
+}
+_HELP = (
+  "restore the missing files (is a disk not mounted?), choose another workdir, "
+  f"or pass --begin_again, which moves all files to {_ASIDE}/ in this one and "
+  "starts at step 1"
+)
+_ANEW = "to see the original file, run the same command with another workdir"
+_LIBRARIES = (
+  "jax",
+  "flax",
+  "optax",
+  "orbax-checkpoint",
+  "transformers",
+  "reasoning-gym",
+  "mpmath",
+  "sympy",
+  "grain",
+  "numpy",
+)
+
+
+def check_empty(workdir: pathlib.Path) -> None:
+  """Checks that a folder is empty and writable.
+
+  Raises:
+    UserError: It is not.
+  """
+  if _writable(workdir) == workdir and any(workdir.iterdir()):
+    raise UserError(
+      f"workdir {workdir} is not empty; choose an empty or new folder"
+    )
+
+
+def _writable(workdir: pathlib.Path) -> pathlib.Path:
+  """The folder, or the nearest above it that exists; raises UserError."""
+  try:
+    os.lstat(workdir)
+  except (FileNotFoundError, NotADirectoryError, PermissionError):
+    pass
+  except (OSError, ValueError) as e:  # the name is too long or has a NUL
+    raise UserError(f"workdir {str(workdir)!r}: {intact.one_line(e)}") from None
+  # os.path.exists is False inside an unreadable folder; Path.exists raises.
+  parent = next(
+    p for p in (workdir, *workdir.absolute().parents) if os.path.exists(p)
+  )
+  if not parent.is_dir():
+    raise UserError(
+      f"workdir {workdir}: {parent} is not a folder; choose another"
+    )
+  if not os.access(parent, os.R_OK | os.W_OK | os.X_OK):
+    raise UserError(
+      f"workdir {workdir}: {parent} cannot be read and written; change its "
+      "permissions or choose another"
+    )
+  return parent
+
+
+def check(
+  values: Mapping[str, Any],
+  workdir: pathlib.Path,
+  *,
+  allow_change: bool,
+  free: Set[str] = _MAY_DIFFER,
+  mode: str = "train",
+) -> dict[str, Any]:
+  """Refuses a folder that this run may not use; writes nothing.
+
+  Args:
+    values: The config as nested dicts.
+    workdir: The folder.
+    allow_change: Whether the config may differ from the run's.
+    free: Fields that may always differ.
+    mode: The command's --mode. A folder of another mode is refused.
+
+  Returns:
+    Fields whose values differ from the run's, with their new values.
+
+  Raises:
+    UserError: The folder cannot be written, belongs to another mode or program,
+      or to a run with another config.
+  """
+  parent = _writable(workdir)
+  # A run that is killed at once leaves only an incomplete config.json.
+  if parent != workdir or not _files(workdir):
+    return {}
+  record = _read(workdir)
+  before, of = sections.flat(record["config"]), record.get("mode", "train")
+  if of != mode:
+    raise _of_another_mode(workdir, of, mode)
+  now = sections.flat(_as_json(values))
+  if now.get("run.pipeline") or now.get("reference.reset_stalled"):
+    free = free - _ENDS
+  # Fields that an older version did not have keep their old behaviour.
+  before = {k: v for k, v in _as_json(_DEFAULTS).items() if k in now} | before
+  changed = {
+    k: now.get(k)
+    for k in sorted(before.keys() | now.keys())
+    if before.get(k) != now.get(k) and k not in free
+  }
+  if changed and not allow_change:
+    fields = [
+      f"{k} = {before.get(k)!r} (now {v!r})" for k, v in changed.items()
+    ]
+    # All records of an evaluation must come from one config.
+    helps = (
+      "use these values" if mode == "evaluate" else "pass --allow_config_change"
+    )
+    raise UserError(
+      f"workdir {workdir} belongs to a run with {', '.join(fields)}; choose "
+      f"another workdir, or {helps}"
+    )
+  return changed
+
+
+def _of_another_mode(workdir: pathlib.Path, of: str, mode: str) -> UserError:
+  return UserError(
+    f"workdir {workdir} belongs to --mode={of}, but this is --mode={mode}; "
+    "choose another workdir"
+  )
+
+
+def _files(workdir: pathlib.Path) -> set[str]:
+  """Names of the files that belong to a run."""
+  # A run that is killed at once leaves only an incomplete config.json.
+  return {p.name for p in workdir.iterdir()} - {_PART, lock.NAME, _ASIDE}
+
+
+def _read(workdir: pathlib.Path) -> dict[str, Any]:
+  """The contents of config.json; raises UserError if no run wrote it."""
+  path = workdir / "config.json"
+  try:
+    record = json.loads(path.read_text())
+    record["config"] = sections.upgraded(record["config"])
+  except FileNotFoundError:
+    if not _files(workdir) & {"checkpoints", "metrics.jsonl"}:
+      raise UserError(
+        f"workdir {workdir} holds files that do not belong to a run; choose an "
+        "empty or new folder"
+      ) from None
+    raise UserError(f"{path} is missing; {_HELP}; {_ANEW}") from None
+  except (OSError, ValueError, KeyError, TypeError) as e:
+    raise UserError(f"{path} cannot be read: {e}; {_HELP}; {_ANEW}") from None
+  earlier = record.get("earlier") or []
+  for field, kind in _KINDS.items():
+    good = isinstance(record.get(field), kind | None)
+    if not good or (field == "earlier" and not all(map(_has_config, earlier))):
+      raise UserError(f"{path}: {field!r} is not what a run writes; {_HELP}")
+  return record
+
+
+def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
+  """The values as config.json gives them back: tuples become lists."""
+  return json.loads(json.dumps(values))
+
+
+def _has_config(record: Any) -> bool:
+  return isinstance(record, dict) and isinstance(record.get("config"), dict)
+
+
+def configs(workdir: pathlib.Path) -> list[dict[str, Any]]:
+  """The config of each start of the run, the newest first."""
+  if not (workdir / "config.json").exists():
+    return []
+  record = _read(workdir)
+  earlier = [
+    sections.upgraded(one["config"]) for one in record.get("earlier") or []
+  ]
+  return [record["config"], *reversed(earlier)]
+
+
+def begun(workdir: pathlib.Path) -> str | None:
+  """Why a run must not start here although there is no checkpoint, or None."""
+  there = f"steps of a run, but {workdir / 'checkpoints'} has no checkpoint"
+  for name in ("metrics.jsonl", "samples.jsonl"):
+    if (path := workdir / name).exists() and path.stat().st_size:
+      return f"{path} has {there}"
+  curve = workdir / "eval" / "curve.jsonl"
+  # Step 0 is evaluated before it is saved.
+  if curve.exists() and any(x["step"] > 0 for x in lines.each_whole(curve)):
+    return f"{curve} has {there}"
+  for name in _UNUSED:
+    if (path := workdir / name).is_dir():
+      return f"{path} has checkpoints of a run that were moved aside"
+  return None
+
+
+def lost(why: str) -> UserError:
+  """The error of a run that cannot resume and was not changed."""
+  return UserError(f"{why}; no file was changed: {_HELP}")
+
+
+def check_again(workdir: pathlib.Path) -> None:
+  """Checks that a folder holds a training run, or nothing.
+
+  Raises:
+    UserError: It holds something else, or cannot be written.
+  """
+  if _writable(workdir) != workdir or not (names := _files(workdir)):
+    return
+  if "config.json" in names:
+    try:
+      mode = _read(workdir).get("mode", "train")
+    except UserError:  # damaged, as it often is when this is needed
+      mode = "train"
+    if mode != "train":
+      raise _of_another_mode(workdir, mode, "train")
+  elif not names & {"checkpoints", "metrics.jsonl"}:
+    raise UserError(
+      f"workdir {workdir} holds files that do not belong to a run; choose an "
+      "empty or new folder"
+    )
+
+
+def set_aside(workdir: pathlib.Path) -> pathlib.Path | None:
+  """Moves all files of a run to a new folder; None if there are none."""
+  if not (names := _files(workdir)):
+    return None
+  taken = [int(p.name) for p in (workdir / _ASIDE).glob("[0-9]*")]
+  to = workdir / _ASIDE / str(max(taken, default=0) + 1)
+  to.mkdir(parents=True)
+  # config.json last: if this is killed, the rest is still refused as a run with
+  # missing files.
+  for name in sorted(names, key=lambda name: name == "config.json"):
+    (workdir / name).rename(to / name)
+  return to
+
+
+def identity(values: Mapping[str, Any], data: Any) -> str:
+  """Identity of a run: a hash of its data and of the fields that stay fixed.
+
+  Two runs of the same config produce the same numbers and count as one.
+  """
+  fields = sections.flat(_as_json(values))
+  fixed = {k: v for k, v in fields.items() if k not in _MAY_DIFFER}
+  text = json.dumps([fixed, data], sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def machine() -> dict[str, Any]:
+  """The hardware that may affect the last bits of a number."""
+  kinds = Counter(device.device_kind for device in jax.devices())
+  # macOS cannot tell which CPUs this process may use.
+  usable = getattr(
+    os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1)
+  )
+  return {"cpus": len(usable(0)), "devices": dict(kinds)}
+
+
+def stored(workdir: pathlib.Path, what: str) -> Any:
+  """An entry of config.json; None without one or without the file."""
+  path = workdir / "config.json"
+  return json.loads(path.read_text()).get(what) if path.exists() else None
+
+
+def _version(library: str) -> str | None:
+  """Version of a library; None if it is not installed."""
+  try:
+    return importlib.metadata.version(library)
+  except importlib.metadata.PackageNotFoundError:
+    return None
+
+
+def write_config(
+  values: Mapping[str, Any], workdir: pathlib.Path, **entries: Any
+) -> None:
+  """Writes config.json: the config, git commit, versions and `entries`.
+
+  If the file of an earlier start differs, it is kept under "earlier".
+  """
+  root = pathlib.Path(__file__).parents[2]
+  try:
+    commit = subprocess.run(
+      ["git", "describe", "--always", "--dirty", "--abbrev=40"],
+      cwd=root,
+      capture_output=True,
+      text=True,
+      timeout=10,
+    ).stdout.strip()
+  except (OSError, subprocess.SubprocessError):
+    commit = ""
+  record = {
+    "config": _as_json(values),
+    "git_commit": commit or None,
+    "python": sys.version.split()[0],
+    "versions": {name: v for name in _LIBRARIES if (v := _version(name))},
+    "machine": machine(),
+    **entries,
+  }
+  path = workdir / "config.json"
+  if path.exists():
+    before = json.loads(path.read_text())
+    earlier = before.pop("earlier", [])
+    if before != record:
+      earlier = [*earlier, before]
+    record |= {"earlier": earlier} if earlier else {}
+  lines.write_whole(path, json.dumps(record, indent=2) + "\n")

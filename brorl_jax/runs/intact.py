@@ -1,0 +1,123 @@
+"""Checks that data on disk is unchanged, and what an error says about it."""
+
+import errno
+import hashlib
+import json
+import os
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import PyTree
+
+# Errors about the contents of a folder, not about reading it.
+_CONTENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
+_OS_ERROR = re.compile(r"os_error_code=\\*'(\d+)")  # in messages of tensorstore
+# Messages of XLA, tensorstore and Python that have no error number.
+_NO_ROOM = ("RESOURCE_EXHAUSTED", "can't start new thread")
+
+
+class Damage(ValueError):
+  """Data on disk differs from what was saved."""
+
+
+def describe(state: PyTree) -> dict[str, str]:
+  """Dtype and shape of each array, by path: "float32[3, 4]"."""
+  return {
+    path: f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves(state)
+  }
+
+
+def digest(state: PyTree) -> dict[str, str]:
+  """SHA-256 of each array, by path.
+
+  Arrays that are split over several processes are left out: no process has all
+  of such an array.
+  """
+  out = {}
+  for path, leaf in leaves(state):
+    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+      continue
+    value = np.ascontiguousarray(np.asarray(leaf))
+    out[path] = hashlib.sha256(value.tobytes()).hexdigest()
+  return out
+
+
+def leaves(state: PyTree) -> Iterator[tuple[str, Any]]:
+  """Each array with its path: "params/blocks/q"."""
+  for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+    yield name(path), leaf
+
+
+def name(path: tuple[Any, ...]) -> str:
+  """The path of an array as text."""
+  return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def sealed(record: dict[str, Any]) -> dict[str, Any]:
+  """The record as JSON gives it back, with a hash of it under "seal"."""
+  record = json.loads(json.dumps(record))
+  return {**record, "seal": seal(record)}
+
+
+def opened(record: Any) -> dict[str, Any]:
+  """A sealed record, checked, without its seal.
+
+  Raises:
+    Damage: The seal does not match.
+  """
+  if not isinstance(record, dict):
+    raise Damage("its record is not a JSON object")
+  record = dict(record)
+  stored_seal = record.pop("seal", None)
+  # Older records were sealed with numbers as keys, which sort differently: 7
+  # before 30, but "30" before "7".
+  if stored_seal not in (seal(record), seal(_numbered(record))):
+    raise Damage("its record differs from what was saved")
+  return record
+
+
+def seal(record: dict[str, Any]) -> str:
+  text = json.dumps(record, sort_keys=True)
+  return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _numbered(x: Any) -> Any:
+  """The same with numeric keys as numbers."""
+  if not isinstance(x, dict):
+    return x
+  numbers = bool(x) and all(key.isdecimal() for key in x)
+  return {int(k) if numbers else k: _numbered(v) for k, v in x.items()}
+
+
+def unreachable(error: BaseException | None) -> str | None:
+  """The reason of an input/output error; None if the content is wrong."""
+  while error is not None:
+    if isinstance(error, MemoryError):
+      return "there is not enough memory"
+    numbers = [*map(int, _OS_ERROR.findall(str(error)))]
+    if isinstance(error, OSError) and error.errno is not None:
+      numbers.append(error.errno)
+    for number in numbers:
+      if number not in _CONTENT:
+        return os.strerror(number)
+    for text in _NO_ROOM:
+      if text in str(error):
+        return _first_line(error)
+    error = error.__cause__ or error.__context__
+  return None
+
+
+def one_line(error: BaseException) -> str:
+  """An error as one short line: the file and what is wrong with it."""
+  if isinstance(error, OSError) and error.strerror:
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror}"
+  return unreachable(error) or _first_line(error)
+
+
+def _first_line(error: BaseException) -> str:
+  lines = str(error).splitlines() or [type(error).__name__]
+  return lines[0] if len(lines[0]) <= 300 else f"{lines[0][:300]}..."

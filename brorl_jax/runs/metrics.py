@@ -1,0 +1,280 @@
+"""Metrics: computed from rollouts, written to metrics.jsonl and trackers."""
+
+import collections
+import math
+import pathlib
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+import rich.console
+import rich.progress
+from jaxtyping import Bool, Float
+
+from brorl_jax.runs import clock, trackers
+from brorl_jax.runs.lines import Damaged as Damaged
+from brorl_jax.runs.lines import JsonLines, read_lines
+from brorl_jax.runs.lines import each_line as each_line
+from brorl_jax.types import Rollouts, Scores
+
+# Metrics shown on the terminal; the files have all of them.
+_SHOWN = {
+  "reward/mean": "reward",
+  "sampling/pass_rate": "kept",
+  "policy/entropy": "entropy",
+  "rollout/tokens_per_s": "tokens/s",
+  "eval/pass_at_1": "held-out pass@1",
+}
+
+
+class Writer:
+  """Writes the scalars of each step: metrics.jsonl, trackers, progress bar."""
+
+  def __init__(
+    self,
+    workdir: str | pathlib.Path,
+    *,
+    after: int,
+    steps: int,
+    warn: Callable[[str], None] | None = None,
+    wandb: str = "",
+    config: Mapping[str, Any] | None = None,
+    evaluations: Iterable[tuple[int, Mapping[str, float]]] = (),
+  ):
+    """Opens the files of a run and continues them.
+
+    Args:
+      workdir: Folder of the run.
+      after: Last finished step; lines of later steps are dropped.
+      steps: Last step of the run.
+      warn: Called with one line for each unreadable line.
+      wandb: wandb project; "" for none.
+      config: The config that wandb shows.
+      evaluations: Steps and scalars of evaluations up to `after`, for wandb.
+    """
+    workdir = pathlib.Path(workdir)
+    path = workdir / "metrics.jsonl"
+    self._lines = JsonLines(path, after=after, warn=warn)
+    done = read_lines(path)
+    self.busy_s = math.fsum(x.get(clock.BUSY, 0) for x in done)
+    self._progress = Progress(after=max(after, 0), steps=steps)
+    self._trackers: list[trackers.TensorBoard | trackers.Wandb] = [
+      trackers.TensorBoard(workdir, after=after)
+    ]
+    if wandb:
+      say = lambda text: self.say(max(after, 0), text)
+      board = trackers.Wandb(
+        workdir,
+        wandb,
+        config=config or {},
+        done=_by_step(done, evaluations),
+        warn=warn or say,
+      )
+      say(f"wandb: {board.where}")
+      self._trackers.append(board)
+
+  def write_scalars(self, step: int, scalars: Mapping[str, float | None]):
+    """Writes one line of metrics.jsonl. None (null) means not measured."""
+    self._lines.write({"step": step, **scalars})
+    self._show(step, scalars)
+    self._progress.step(step, numbers(scalars))
+
+  def sync(self) -> None:
+    """Returns when the lines survive a power loss."""
+    self._lines.sync()
+
+  def write_evaluation(self, step: int, scalars: Mapping[str, float]):
+    """Shows an evaluation on trackers and the terminal."""
+    self._show(step, scalars)
+    self._progress.say(step, numbers(scalars))
+
+  def say(self, step: int, text: str) -> None:
+    """Shows a line on the terminal only."""
+    self._progress.say(step, text)
+
+  def _show(self, step, scalars):
+    measured = {k: x for k, x in scalars.items() if x is not None}
+    for tracker in self._trackers:
+      tracker.write(step, measured)
+
+  def close(self) -> None:
+    self._lines.close()
+    for tracker in self._trackers:
+      tracker.close()
+    self._progress.close()
+
+
+def _by_step(
+  done: Iterable[Mapping[str, Any]],
+  evaluations: Iterable[tuple[int, Mapping[str, float]]],
+) -> Iterable[tuple[int, dict[str, float]]]:
+  """Merges lines of metrics.jsonl and evaluations into one dict per step."""
+  by_step: dict[int, dict[str, float]] = {}
+  for step, scalars in ((x["step"], x) for x in done):
+    by_step[step] = {
+      k: x for k, x in scalars.items() if k != "step" and x is not None
+    }
+  for step, scalars in evaluations:
+    by_step.setdefault(step, {}).update(scalars)
+  return sorted(by_step.items())
+
+
+class Progress:
+  """A progress bar on a terminal; otherwise one line per step."""
+
+  def __init__(self, *, after: int, steps: int, unit: str = "step"):
+    """Starts the display.
+
+    Args:
+      after: Steps that are already finished.
+      steps: Last step.
+      unit: Name of a step.
+    """
+    self._steps, self._unit = steps, unit
+    self._first, self._start = after, time.monotonic()
+    self._bar = None
+    if sys.stderr.isatty():
+      self._bar = rich.progress.Progress(
+        rich.progress.TextColumn(unit),
+        rich.progress.MofNCompleteColumn(),
+        rich.progress.BarColumn(bar_width=20),
+        rich.progress.TimeRemainingColumn(),
+        rich.progress.TextColumn("{task.fields[numbers]}"),
+        console=rich.console.Console(stderr=True),
+      )
+      self._task = self._bar.add_task(
+        "", total=steps, completed=after, numbers="compiling"
+      )
+      self._bar.start()
+
+  def step(self, step: int, numbers: str) -> None:
+    """Shows that a step is finished."""
+    if self._bar is not None:
+      self._bar.update(self._task, completed=step, numbers=numbers)
+      return
+    spent = time.monotonic() - self._start
+    left = spent / (step - self._first) * (self._steps - step)
+    print(
+      f"{self._unit} {step}/{self._steps}  {numbers}  {spent:.0f} s, "
+      f"{left:.0f} s left",
+      file=sys.stderr,
+      flush=True,
+    )
+
+  def say(self, step: int, numbers: str) -> None:
+    """Shows something else that happened at a step."""
+    line = f"{self._unit} {step}/{self._steps}  {numbers}"
+    if self._bar is not None:
+      self._bar.console.print(line, highlight=False)
+    else:
+      print(line, file=sys.stderr, flush=True)
+
+  def close(self) -> None:
+    if self._bar is not None:
+      self._bar.stop()
+
+
+def numbers(scalars: Mapping[str, float | None]) -> str:
+  """The scalars for the terminal, as text."""
+  digits = lambda value: ",.0f" if value >= 100 else ".3f"
+  shown = [(label, scalars.get(name)) for name, label in _SHOWN.items()]
+  return "  ".join(f"{k} {v:{digits(v)}}" for k, v in shown if v is not None)
+
+
+def of_groups(
+  rollouts: Rollouts,
+  scores: Scores,
+  informative: Bool[np.ndarray, " P"],
+  *,
+  rollout_s: float,
+) -> dict[str, float]:
+  """Metrics of all rollouts of a step; rewards exclude invalid verdicts.
+
+  Args:
+    rollouts: On the host.
+    scores: Scores of the rollouts.
+    informative: The groups that dynamic sampling kept.
+    rollout_s: Seconds of sampling.
+  """
+  length = rollouts.mask.sum(axis=2)
+  reward, judged_prompts = scores.reward, scores.valid.any(axis=1)
+  std = reward[judged_prompts].std(axis=1, where=scores.valid[judged_prompts])
+  high = reward.max(axis=1, where=scores.valid, initial=-np.inf)
+  low = reward.min(axis=1, where=scores.valid, initial=np.inf)  # std rounds
+  return {
+    "reward/mean": float(reward.mean(where=scores.valid)),
+    "reward/std_within_group": float(std.mean()),
+    "reward/variance_within_group": float((std**2).mean()),
+    "sampling/pass_rate": float(informative.mean()),
+    "sampling/degenerate_fraction": float((high <= low).mean()),
+    "sampling/rollouts_per_prompt": float(reward.shape[1]),
+    "rollout/tokens_per_s": float(length.sum() / rollout_s),
+    "rollout/samples_per_s": float(reward.size / rollout_s),
+    "rollout/slot_occupancy": rollouts.slot_occupancy(),
+    "rollout/length_mean": float(length.mean()),
+    "rollout/truncated_fraction": float(rollouts.truncated.mean()),
+    "theory/correct_mass": float(correct_mass(rollouts, reward).mean()),
+    "memory/peak_bytes": peak_bytes(),
+  }
+
+
+def of_scores(scores: Scores, *, score_s: float) -> dict[str, float]:
+  """Metrics of the verdicts of a step.
+
+  Args:
+    scores: Scores of all rollouts.
+    score_s: Seconds of scoring.
+  """
+  responses, valid = scores.responses, scores.valid
+  by_task = collections.defaultdict[str, list[int]](list)
+  for p, row in enumerate(responses):
+    if valid[p].any():
+      by_task[row[0].task].append(p)
+  mean = lambda p: float(scores.reward[p].mean(where=valid[p]))
+  passed = np.array([[one.verdict.reward for one in row] for row in responses])
+  return {
+    # 1 only if all parts of an answer are right; a reward may be partial.
+    "reward/strict_mean": float(passed.mean(where=valid)),
+    "reward/invalid_fraction": float(1.0 - valid.mean()),
+    "score/verdicts_per_s": float(responses.size / max(score_s, 1e-9)),
+    **{f"reward/by_task/{t}": mean(p) for t, p in sorted(by_task.items())},
+  }
+
+
+def correct_mass(
+  rollouts: Rollouts, reward: Float[np.ndarray, "P N"]
+) -> Float[np.ndarray, " P"]:
+  """Total probability of the distinct right responses that were sampled.
+
+    mass[p] = sum of exp(sum_t logp[p,n,t]) over distinct n of reward 1
+
+  A lower bound of the probability of a right response (Q_pos in the paper),
+  which it approaches from below as N grows.
+  """
+  mass = np.zeros(len(reward))
+  probability = np.exp(rollouts.logp.sum(axis=2, dtype=np.float64))
+  for p in range(len(reward)):
+    first, _ = rollouts.distinct(p)
+    mass[p] = probability[p, first[reward[p, first] >= 1.0]].sum()
+  return mass
+
+
+def first_not_finite(scalars: Mapping[str, float | None]) -> str | None:
+  """Name of the first value that is NaN or infinite, or None."""
+  for name, value in scalars.items():
+    if value is not None and not math.isfinite(value):
+      return name
+  return None
+
+
+def peak_bytes() -> int:
+  """Peak memory of the first device, or of this process on a CPU."""
+  stats = jax.local_devices()[0].memory_stats()
+  if stats and "peak_bytes_in_use" in stats:
+    return stats["peak_bytes_in_use"]
+  unit = 1 if sys.platform == "darwin" else 1024
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

@@ -1,0 +1,149 @@
+"""The part of a run's state that is not arrays: counters, resting prompts.
+
+It is an immutable value: every function returns a new one. A checkpoint stores
+it as JSON.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+class Newer(ValueError):
+  """A newer version of this package wrote the checkpoint."""
+
+
+@dataclasses.dataclass(frozen=True)
+class RunState:
+  """Counters and resting prompts after a step."""
+
+  tokens: int = 0  # generated so far, including those of rejected prompts
+  samples: int = 0
+  drawn: int = 0  # candidates so far: the next position in the files
+  shaped: int = 0  # steps counted by the schedule of the length reward
+  # State of the reference policy.
+  since_reset: int = 0  # steps since the policy became the reference
+  resets: int = 0
+  best: float | None = None  # best held-out score since the reset
+  stalled: int = 0  # evaluations in a row without a better score
+  # By prompt, with data.distinct_prompts: rejections in a row, and the step at
+  # which a resting prompt may be drawn again.
+  streak: Mapping[int, int] = dataclasses.field(default_factory=dict)
+  rests: Mapping[int, int] = dataclasses.field(default_factory=dict)
+
+  def to_json(self) -> dict[str, Any]:
+    return dataclasses.asdict(self)
+
+  @staticmethod
+  def from_json(saved: Mapping[str, Any]) -> "RunState":
+    """The result of `to_json` after JSON, where prompt indices are text.
+
+    Raises:
+      Newer: It has fields that this version does not know.
+    """
+    known = {field.name for field in dataclasses.fields(RunState)}
+    if more := sorted(saved.keys() - known):
+      raise Newer(
+        f"the checkpoint holds {', '.join(more)}, which this version "
+        "does not know: a newer version wrote it; resume with that version"
+      )
+    numbered = {
+      name: {int(k): v for k, v in saved.get(name, {}).items()}
+      for name in ("streak", "rests")
+    }
+    return RunState(**{**saved, **numbered})
+
+
+def generated(
+  progress: RunState, *, tokens: int, samples: int, prompts: int
+) -> RunState:
+  """Adds what a step generated."""
+  return dataclasses.replace(
+    progress,
+    tokens=progress.tokens + tokens,
+    samples=progress.samples + samples,
+    drawn=progress.drawn + prompts,
+  )
+
+
+def visited(
+  progress: RunState,
+  step: int,
+  prompts: Sequence[int],
+  kept: Sequence[bool],
+  *,
+  rest_after: int,
+  rest_steps: int,
+) -> RunState:
+  """Updates which prompts rest: those that were rejected too often in a row.
+
+  Args:
+    progress: Before the step.
+    step: The step.
+    prompts: Indices of the prompts that it sampled.
+    kept: Whether each prompt was kept.
+    rest_after: Rejections in a row after which a prompt rests; 0: never.
+    rest_steps: Steps for which it rests. If it is rejected again after that, it
+      rests again.
+  """
+  if not rest_after:
+    return progress
+  streak = dict(progress.streak)
+  rests = {p: until for p, until in progress.rests.items() if until > step}
+  for p, good in zip(prompts, kept, strict=True):
+    if good:
+      streak.pop(p, None)
+      continue
+    streak[p] = min(streak.get(p, 0) + 1, rest_after)
+    if streak[p] == rest_after:
+      rests[p] = step + rest_steps + 1
+  return dataclasses.replace(progress, streak=streak, rests=rests)
+
+
+def resting(progress: RunState, step: int) -> frozenset[int]:
+  """Prompts that a step must not draw."""
+  return frozenset(p for p, until in progress.rests.items() if step < until)
+
+
+def evaluated(progress: RunState, score: float) -> RunState:
+  """Updates the best score after an evaluation."""
+  if progress.best is None or score > progress.best:
+    return dataclasses.replace(progress, best=score, stalled=0)
+  return dataclasses.replace(progress, stalled=progress.stalled + 1)
+
+
+def reset_reason(
+  progress: RunState,
+  kl: float | None,
+  *,
+  every: int,
+  above_kl: float,
+  stalled: int,
+) -> str | None:
+  """The reason to make the policy the reference now, or None.
+
+  Args:
+    progress: After the step and its evaluation.
+    kl: KL of policy and reference in this step, nats per token.
+    every: Steps between resets; 0: off.
+    above_kl: Reset above this KL; 0: off.
+    stalled: Reset after this many evaluations without a better score; 0: off.
+
+  References:
+    ProRL v2: every 200 to 500 steps, when the KL spikes, or when validation
+    stalls.
+  """
+  if every and progress.since_reset >= every:
+    return f"{progress.since_reset} steps"
+  if above_kl and kl is not None and kl > above_kl:
+    return f"KL {kl:.3g} above {above_kl:g}"
+  if stalled and progress.stalled >= stalled:
+    return f"no better score in {progress.stalled} evaluations"
+  return None
+
+
+def was_reset(progress: RunState) -> RunState:
+  """After a reset: earlier scores no longer count."""
+  return dataclasses.replace(
+    progress, since_reset=0, resets=progress.resets + 1, best=None, stalled=0
+  )

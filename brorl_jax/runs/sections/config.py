@@ -1,0 +1,246 @@
+"""All sections together, and the conversion from and to plain dicts."""
+
+import dataclasses
+import difflib
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from brorl_jax.runs.sections.advantage import Advantage
+from brorl_jax.runs.sections.data import Data
+from brorl_jax.runs.sections.devices import Devices
+from brorl_jax.runs.sections.eval import Eval
+from brorl_jax.runs.sections.filter import Filter
+from brorl_jax.runs.sections.loss import Loss
+from brorl_jax.runs.sections.optim import Optim
+from brorl_jax.runs.sections.policy import Policy
+from brorl_jax.runs.sections.reference import Reference
+from brorl_jax.runs.sections.reward import Reward
+from brorl_jax.runs.sections.run import Run
+from brorl_jax.runs.sections.sampling import Sampling
+from brorl_jax.runs.sections.section import About, Section, Wrong, about
+from brorl_jax.runs.sections.theory import Theory
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """Every hyperparameter of a run, in the order in which data flows."""
+
+  run: Run = dataclasses.field(default_factory=Run)
+  policy: Policy = dataclasses.field(default_factory=Policy)
+  data: Data = dataclasses.field(default_factory=Data)
+  sampling: Sampling = dataclasses.field(default_factory=Sampling)
+  filter: Filter = dataclasses.field(default_factory=Filter)
+  reward: Reward = dataclasses.field(default_factory=Reward)
+  advantage: Advantage = dataclasses.field(default_factory=Advantage)
+  loss: Loss = dataclasses.field(default_factory=Loss)
+  reference: Reference = dataclasses.field(default_factory=Reference)
+  optim: Optim = dataclasses.field(default_factory=Optim)
+  devices: Devices = dataclasses.field(default_factory=Devices)
+  eval: Eval = dataclasses.field(default_factory=Eval)
+  theory: Theory = dataclasses.field(default_factory=Theory)
+
+
+Made = typing.TypeVar("Made")
+
+
+def of(values: Mapping[str, Any], kind: type[Made] = Config) -> Made:
+  """The config of nested dicts.
+
+  Args:
+    values: Section -> field -> value, for exactly the fields of the sections.
+    kind: The class of the config: that of a run or of another mode.
+
+  Raises:
+    Wrong: A value cannot work.
+    KeyError: A section or field is missing.
+  """
+  made = {}
+  for field in dataclasses.fields(kind):  # pyright: ignore
+    section = values[field.name]
+    try:
+      made[field.name] = _made(field.type, section)
+    except Wrong as e:
+      raise e.below(field.name) from None
+    except KeyError as e:
+      raise KeyError(f"{field.name}.{e.args[0]}") from None
+  return kind(**made)
+
+
+def _made(kind: Any, values: Mapping[str, Any]) -> Any:
+  """A section, from its values."""
+  made = {}
+  for field in dataclasses.fields(kind):
+    value = values[field.name]
+    if typing.get_origin(field.type) is tuple:
+      value = tuple(value)
+    elif typing.get_origin(field.type) is Mapping or isinstance(value, Mapping):
+      value = _mapping(field, value)
+    made[field.name] = value
+  return kind(**made)
+
+
+def _mapping(field: dataclasses.Field, value: Mapping[str, Any]) -> Any:
+  """A field that maps names to sections, or to values of any kind."""
+  each = typing.get_args(field.type)[1]
+  if not (isinstance(each, type) and issubclass(each, Section)):
+    return dict(value)
+  made = {}
+  for name, values in value.items():
+    try:
+      made[name] = _made(each, values)
+    except Wrong as e:
+      raise e.below(f"{field.name}.{name}") from None
+  return made
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+  """The config as nested dicts; `of` turns them back into the same config."""
+  return dataclasses.asdict(config)
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  """Nested dicts as one dict with dotted names: {"optim.lr": 1e-4}."""
+  out = {}
+  for key, value in values.items():
+    if isinstance(value, Mapping):
+      out |= flat(value, f"{prefix}{key}.")
+    else:
+      out[prefix + key] = value
+  return out
+
+
+def every_field() -> dict[str, About]:
+  """The description of each field, by its dotted name."""
+  return {
+    f"{section.name}.{name}": known
+    for section in dataclasses.fields(Config)
+    for name, known in about(section.type).items()
+  }
+
+
+class Phase(typing.NamedTuple):
+  """Consecutive steps of a run with the same config."""
+
+  since: int  # first step
+  config: Config
+  changed: Mapping[str, Any] | None  # dotted names; None for the first phase
+
+
+def phases(config: Config) -> list[Phase]:
+  """The phases of a run; the first begins with step 1.
+
+  Raises:
+    Wrong: A phase is not a mapping of fields that may change, or out of order.
+  """
+  out = [Phase(1, config, None)]
+  for number, given in enumerate(config.run.phases):
+    label = f"run.phases[{number}]"
+    if not isinstance(given, Mapping):
+      must = "a dict of fields such as {'from_step': 31, 'sampling.n': 512}"
+      raise Wrong(label, given, must)
+    changed = dict(given)
+    since = changed.pop("from_step", None)
+    if not isinstance(since, int) or since <= out[-1].since:
+      must = f"a step after {out[-1].since}, the start of the previous phase"
+      raise Wrong(f"{label}['from_step']", since, must)
+    out.append(Phase(since, _changed(out[-1].config, changed, label), changed))
+  return out
+
+
+def _changed(config: Config, changes: Mapping[str, Any], label: str) -> Config:
+  known = every_field()
+  for name, value in changes.items():
+    where = f"{label}[{name!r}]"
+    if name not in known or not known[name].phased:
+      raise Wrong(where, value, _may_change(str(name), known))
+    section, _, field = name.partition(".")
+    before = getattr(config, section)
+    kind = type(getattr(before, field))
+    if kind is float and type(value) is int:
+      value = float(value)
+    if type(value) is not kind:
+      raise Wrong(where, value, f"of type {kind.__name__}")
+    try:
+      after = dataclasses.replace(before, **{field: value})
+    except Wrong as e:
+      raise Wrong(where, e.value, e.must) from None
+    config = dataclasses.replace(config, **{section: after})
+  return config
+
+
+def _may_change(name: str, known: Mapping[str, About]) -> str:
+  if name in known:
+    return "removed: this field cannot change during a run"
+  if name in RENAMED:
+    return f"replaced by its new name {RENAMED[name]!r}"
+  close = difflib.get_close_matches(
+    name, [k for k, v in known.items() if v.phased], 1, cutoff=0.5
+  )
+  hint = f"; did you mean {close[0]!r}?" if close else ""
+  return f"removed: there is no such field{hint}"
+
+
+# Names of fields before the config had sections, by today's section.
+_BEFORE: Mapping[str, str] = {
+  "run": "seed steps max_busy_s save_every keep_checkpoints samples_shown "
+  "pipeline phases",
+  "policy": "checkpoint dtype",
+  "data": "prompt_tokens distinct_prompts domains families",
+  "sampling": "n samples in_flight slots lanes int8_cache decode_kernel "
+  "max_new_tokens temperature",
+  "filter": "keep keep_above keep_below max_oversampling rest_after rest_steps",
+  "reward": "code_test_s code_total_s allow_inner truncated_factor "
+  "mask_truncated length_weight length_min length_max length_wrong length_on "
+  "length_off overlong_weight overlong_buffer",
+  "advantage": "credit",
+  "loss": "clip_low clip_high dual_clip entropy_weight correction "
+  "correction_cap correction_low correction_high sequence_low sequence_high",
+  "reference": "kl_weight kl_clamp reset_every reset_above_kl reset_stalled "
+  "reset_optimizer",
+  "optim": "minibatches rows blocks lr lr_scaling lr_base warmup b1 b2 eps "
+  "weight_decay max_grad_norm second_moment",
+  "devices": "mesh_data mesh_model memory_bytes remat offload",
+}
+RENAMED: Mapping[str, str] = {
+  **{
+    name: f"{section}.{name}"
+    for section, names in _BEFORE.items()
+    for name in names.split()
+  },
+  "advantage": "advantage.kind",
+  "loss": "loss.kind",
+  **{
+    f"eval_{name}": f"eval.{name}"
+    for name in ("every", "prompts", "n", "temperature", "top_p")
+  },
+  **{
+    f"theory_{name}": f"theory.{name}"
+    for name in ("prompts", "responses", "tokens")
+  },
+}
+
+
+def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
+  """The dict of an older version with today's names.
+
+  Fields that no longer exist keep their old name.
+  """
+  if "domains" not in values:  # it has sections or belongs to another mode
+    return dict(values)
+  out: dict[str, Any] = {}
+  for name, value in values.items():
+    section, _, field = RENAMED.get(name, name).partition(".")
+    if name == "phases":
+      value = [
+        {RENAMED.get(k, k): v for k, v in one.items()}
+        for one in value
+        if isinstance(one, Mapping)
+      ]
+    if field:
+      out.setdefault(section, {})[field] = value
+    elif isinstance(value, Mapping):
+      out.setdefault(section, {}).update(value)
+    else:
+      out[section] = value
+  return out

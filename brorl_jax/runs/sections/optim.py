@@ -1,0 +1,82 @@
+"""Updates; read by main/stages/learning.py."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Literal
+
+from brorl_jax.runs.sections.section import Rule, Section, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Optim(Section):
+  """Minibatches and AdamW."""
+
+  minibatches: int = setting(
+    2,
+    "Optimizer updates per step, each on whole groups, for every N. BroRL "
+    "states only that both of its runs have the same number; ProRL has 4.",
+    source="unknown",
+    phased=True,
+  )
+  rows: int = setting(
+    32,
+    "Rows of a block. It holds distinct rollouts of one prompt, and padding.",
+    phased=True,
+  )
+  blocks: int = setting(
+    16, "Blocks per microbatch, a multiple of devices.mesh_data.", phased=True
+  )
+  lr: float = setting(
+    3e-4,
+    "Learning rate, constant after the warm-up. BroRL states only that it "
+    "grows with the square root of the samples.",
+    source="unknown",
+    phased=True,
+  )
+  lr_scaling: Literal["none", "samples"] = setting(
+    "none",
+    "'samples': lr times sqrt(sampling.samples / lr_base) (BroRL).",
+    source="stated",
+    phased=True,
+  )
+  lr_base: int = setting(
+    8192,
+    "Samples per step at which lr_scaling leaves lr as it is.",
+    unit="rollouts",
+    phased=True,
+  )
+  warmup: int = setting(
+    5,
+    "Updates at the start in which lr rises from 0.",
+    unit="updates",
+    phased=True,
+  )
+  b1: float = setting(0.9, "Decay of the first moment.", source="unknown")
+  b2: float = setting(0.95, "Decay of the second moment.", source="unknown")
+  eps: float = setting(
+    1e-8, "Added to the square root of the second moment.", source="unknown"
+  )
+  weight_decay: float = setting(
+    0.0,
+    "AdamW's weight decay: an update subtracts lr x this x the weight.",
+    source="unknown",
+  )
+  max_grad_norm: float = setting(
+    1.0, "Norm above which gradients are scaled down.", source="unknown"
+  )
+  second_moment: Literal["full", "factored"] = setting(
+    "full",
+    "'factored' keeps only row and column means of matrices of at least "
+    "96 x 96. The state is a quarter smaller, and updates differ from AdamW's.",
+  )
+
+  def rules(self) -> Iterator[Rule]:
+    yield from self.at_least(1, "minibatches", "rows", "blocks", "lr_base")
+    yield "lr", self.lr > 0.0, "positive"
+    yield from self.at_least(0, "warmup")
+    for field in ("b1", "b2"):
+      good = 0.0 <= getattr(self, field) < 1.0
+      yield field, good, "at least 0 and below 1"
+    yield "eps", self.eps > 0.0, "positive"
+    yield "weight_decay", self.weight_decay >= 0.0, "0 or positive"
+    yield "max_grad_norm", self.max_grad_norm > 0.0, "positive"

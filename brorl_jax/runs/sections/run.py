@@ -1,0 +1,68 @@
+"""The run as a whole; read by main/commands/train.py."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from brorl_jax.runs.sections.section import Rule, Section, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Run(Section):
+  """How long a run is, and what it writes."""
+
+  seed: int = setting(
+    0,
+    "Seed of puzzles, rollouts and shuffling. All randomness derives from "
+    "(seed, step).",
+    evaluated=True,
+  )
+  steps: int = setting(
+    60,
+    "Length of the run. A step is one round of rollouts, then "
+    "optim.minibatches updates.",
+    unit="steps",
+    free=True,
+  )
+  max_busy_s: float = setting(
+    0.0,
+    "The run ends with the step at which the sum of time/busy_s reaches this, "
+    "if `steps` does not end it earlier; 0: no bound. time/busy_s is processor "
+    "time on a CPU and wall time on an accelerator, without compilation, "
+    "evaluations and checkpoints.",
+    unit="seconds",
+    free=True,
+  )
+  save_every: int = setting(
+    10, "Steps between checkpoints.", unit="steps", free=True
+  )
+  keep_checkpoints: int = setting(
+    3, "Number of newest checkpoints to keep.", free=True
+  )
+  samples_shown: int = setting(
+    4, "Rollouts per step written to samples.jsonl.", free=True
+  )
+  wandb: str = setting(
+    "",
+    "Weights & Biases project to log to; '': none. Needs the extra `wandb`.",
+    free=True,
+  )
+  pipeline: bool = setting(
+    False,
+    "Sample the next step with the parameters before the update. The update "
+    "then runs while the devices wait for verifiers. The step after a "
+    "checkpoint is sampled after the update.",
+  )
+  phases: tuple[Mapping[str, Any], ...] = setting(
+    (),
+    "Changes of fields during the run, such as {'from_step': 201, "
+    "'sampling.n': 32}.",
+  )
+
+  def rules(self) -> Iterator[Rule]:
+    yield "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1"
+    yield from self.at_least(1, "steps", "save_every", "keep_checkpoints")
+    yield "max_busy_s", self.max_busy_s >= 0.0, "positive, or 0: no bound"
+    yield from self.at_least(0, "samples_shown")
+    good = not set(self.wandb) & set("/\\#?%:")
+    yield "wandb", good, "a name without any of / \\ # ? % :"

@@ -1,0 +1,124 @@
+"""Supervised training of a checkpoint; read by main/commands/warmup.py.
+
+Fields that training has too have the same names here.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Literal
+
+from brorl_jax.runs.sections.policy import Policy
+from brorl_jax.runs.sections.section import Rule, Section, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Pairs(Section):
+  """Prompts and responses."""
+
+  files: tuple[str, ...] = setting(
+    (),
+    "Files, folders or hub datasets, in the formats of a run. A line has "
+    "a prompt (or messages) and a response.",
+  )
+  heldout_files: tuple[str, ...] = setting(
+    (),
+    "Held-out files. Without any, one prompt in heldout_one_in of `files` is "
+    "held out, chosen by the same hash as in a run.",
+  )
+  heldout_one_in: int = setting(
+    20, "Hold out one prompt in this many, without heldout_files."
+  )
+  fields: str = setting(
+    "",
+    "Renames columns of the files: 'prompt:question,response:solution' reads "
+    "the prompt from column `question`.",
+  )
+  skip_bad: bool = setting(
+    False, "Skip invalid lines and count them, instead of stopping."
+  )
+  drop_long: bool = setting(
+    False, "Skip pairs that are longer than a row and count them."
+  )
+  system: str = setting("", "System message of every prompt that has none.")
+  prefix: str = setting("", "Text before every question.")
+
+  def rules(self) -> Iterator[Rule]:
+    for field in ("files", "heldout_files"):
+      good = all(isinstance(p, str) and p for p in getattr(self, field))
+      yield field, good, "paths such as ('a.jsonl', 'b.parquet')"
+    yield "heldout_one_in", self.heldout_one_in >= 2, "at least 2"
+
+
+@dataclasses.dataclass(frozen=True)
+class Descent(Section):
+  """Rows, updates and AdamW."""
+
+  seed: int = setting(0, "Seed of the order of the pairs.")
+  epochs: int = setting(2, "Passes over all pairs.")
+  row_tokens: int = setting(
+    2048,
+    "Tokens per row. Pairs are packed side by side in rows; a row must hold "
+    "the longest pair.",
+    unit="tokens",
+  )
+  rows: int = setting(
+    8,
+    "Rows per microbatch, over all devices; they must fit in memory. A "
+    "multiple of devices.mesh_data.",
+  )
+  microbatches: int = setting(
+    4, "Microbatches per update; rows x microbatches decides the update."
+  )
+  lr: float = setting(
+    1e-5,
+    "Peak learning rate; falls to 0 along a cosine.",
+    source="unknown",
+  )
+  warmup: int = setting(10, "Updates in which lr rises from 0.", unit="updates")
+  b1: float = setting(0.9, "Decay of the first moment.", source="unknown")
+  b2: float = setting(0.95, "Decay of the second moment.", source="unknown")
+  eps: float = setting(
+    1e-8, "Added to the square root of the second moment.", source="unknown"
+  )
+  weight_decay: float = setting(0.0, "Multiplied by lr.", source="unknown")
+  max_grad_norm: float = setting(
+    1.0, "Norm above which gradients are scaled down.", source="unknown"
+  )
+
+  def rules(self) -> Iterator[Rule]:
+    yield "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1"
+    yield from self.at_least(1, "epochs", "rows", "microbatches")
+    yield from self.at_least(2, "row_tokens")
+    yield from self.at_least(0, "warmup")
+    for field in ("lr", "eps", "max_grad_norm"):
+      yield field, getattr(self, field) > 0.0, "positive"
+    for field in ("b1", "b2"):
+      good = 0.0 <= getattr(self, field) < 1.0
+      yield field, good, "at least 0 and below 1"
+    yield "weight_decay", self.weight_decay >= 0.0, "0 or positive"
+
+
+@dataclasses.dataclass(frozen=True)
+class Spread(Section):
+  """Axis `data` splits rows; axis `model` splits heads and vocabulary."""
+
+  mesh_data: int = setting(-1, "Devices of axis `data`; -1: all others.")
+  mesh_model: int = setting(1, "Devices of axis `model`.")
+  remat: Literal["layer", "products", "nothing"] = setting(
+    "layer", "What the backward pass recomputes, as in a run."
+  )
+
+  def rules(self) -> Iterator[Rule]:
+    good = self.mesh_data >= 1 or self.mesh_data == -1
+    yield "mesh_data", good, "positive, or -1"
+    yield from self.at_least(1, "mesh_model")
+
+
+@dataclasses.dataclass(frozen=True)
+class Warmup:
+  """Every hyperparameter of a supervised start."""
+
+  policy: Policy = dataclasses.field(default_factory=Policy)
+  data: Pairs = dataclasses.field(default_factory=Pairs)
+  optim: Descent = dataclasses.field(default_factory=Descent)
+  devices: Spread = dataclasses.field(default_factory=Spread)

@@ -1,0 +1,165 @@
+"""Trackers of a run: TensorBoard, and optionally Weights & Biases.
+
+Both show the contents of metrics.jsonl. A failing tracker never stops a run.
+"""
+
+import contextlib
+import pathlib
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import tensorboardX
+
+from brorl_jax.runs import lines
+
+_ID = "wandb_id"  # file in the run's folder with the id of the wandb run
+_START_S = 15.0  # wait for wandb's server when a run starts
+_FINISH_S = 60.0  # wait for uploads when it ends
+
+
+class TensorBoard:
+  """Event files in the run's folder."""
+
+  def __init__(self, workdir: pathlib.Path, *, after: int):
+    """Opens a new file, which hides events of steps past `after`."""
+    self._board = tensorboardX.SummaryWriter(
+      str(workdir), purge_step=after + 1, write_to_disk=True, flush_secs=1
+    )
+    _outlive_a_full_disk(self._board)
+
+  def write(self, step: int, scalars: Mapping[str, float]) -> None:
+    for name, value in scalars.items():
+      self._board.add_scalar(name, value, step)
+
+  def close(self) -> None:
+    self._board.close()
+
+
+def _outlive_a_full_disk(board: tensorboardX.SummaryWriter) -> None:
+  """Keeps TensorBoard's thread alive when the disk is full.
+
+  Otherwise the thread ends with a traceback, and the run waits for it forever.
+  Writing the other files reports the full disk.
+  """
+  file: Any = board._get_file_writer()
+  events = file.event_writer._ev_writer
+  events.write_event = _unless_it_fails(events.write_event)
+  events.flush = _unless_it_fails(events.flush)
+  events.close = _unless_it_fails(events.close)
+
+
+def _unless_it_fails(write: Callable[..., object]) -> Callable[..., None]:
+  def quiet(*args: object) -> None:
+    with contextlib.suppress(OSError):
+      write(*args)
+
+  return quiet
+
+
+class Wandb:
+  """A run of Weights & Biases, continued by each start in the same folder.
+
+  wandb uploads from a separate process. Without a login, or if its server does
+  not answer at the start, it records to `wandb/` in the run's folder, for
+  `wandb sync`. A later failure ends the tracking but not the training.
+
+  wandb accepts no step twice. A step that is computed again after a kill has
+  the same numbers except for times; wandb keeps the first ones.
+  """
+
+  def __init__(
+    self,
+    workdir: pathlib.Path,
+    project: str,
+    *,
+    config: Mapping[str, Any],
+    done: Iterable[tuple[int, Mapping[str, float]]],
+    warn: Callable[[str], None],
+  ):
+    """Starts, and sends the steps that wandb does not have yet.
+
+    Args:
+      workdir: Folder of the run; it stores the id of the wandb run.
+      project: wandb project.
+      config: For wandb's table of runs.
+      done: Scalars of finished steps, ascending: a killed process loses what
+        wandb has not written yet.
+      warn: Called with one line for each failure.
+    """
+    self._warn, file = warn, workdir / _ID
+    new = not file.exists()
+    if new:
+      lines.write_whole(file, f"{uuid.uuid4().hex[:8]}\n")
+    self._run: Any = _start(
+      project=project,
+      id=file.read_text().strip(),
+      name=workdir.absolute().name if new else None,
+      dir=str(workdir.absolute()),
+      config=dict(config),
+      warn=warn,
+    )
+    for step, scalars in done:
+      self.write(step, scalars)
+
+  @property
+  def where(self) -> str:
+    """The address to open, or the command to upload."""
+    if self._run is None:
+      return "off"
+    return self._run.url or f"wandb sync {self._run.settings.sync_dir}"
+
+  def write(self, step: int, scalars: Mapping[str, float]) -> None:
+    with self._surviving():
+      if self._run is not None and step >= self._run.step:
+        self._run.log(dict(scalars), step=step)
+
+  def close(self) -> None:
+    with self._surviving():
+      if self._run is not None:
+        self._run.finish()
+
+  @contextlib.contextmanager
+  def _surviving(self):
+    try:
+      yield
+    except Exception as e:  # from its process, a disk or the network
+      self._run = None
+      self._warn(f"wandb is off from now on: {_first_line(e)}")
+
+
+def _start(
+  *, warn: Callable[[str], None], config: dict[str, Any], **where: Any
+) -> Any:
+  """A run of wandb, offline if there is no connection; None if it fails."""
+  import wandb  # optional, and takes a second to import
+
+  settings = wandb.Settings(
+    silent=True,
+    console="off",  # do not capture the terminal
+    init_timeout=_START_S,
+    finish_timeout=_FINISH_S,
+  )
+  init = lambda **how: wandb.init(
+    **where, config=config, resume="allow", allow_val_change=True, **how
+  )
+  try:
+    if wandb.setup(settings=settings).settings.mode == "online":
+      # Without prompt=False it would wait for input on the terminal.
+      if wandb.login(prompt=False, verify=False):
+        return init()
+      raise ValueError("no API key; run wandb login")
+    return init()
+  except Exception as e:
+    warn(f"wandb: {_first_line(e)}; recording offline")
+  try:
+    wandb.teardown()  # otherwise the id would be in use
+    wandb.setup(settings=settings)
+    return init(mode="offline")
+  except Exception as e:
+    warn(f"wandb is off: {_first_line(e)}")
+    return None
+
+
+def _first_line(error: Exception) -> str:
+  return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,158 @@
+"""A strict parser for one JSON object per line.
+
+It refuses what `json.loads` accepts or fails on: repeated keys, NaN, lone
+surrogates, deep nesting.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import math
+import re
+from typing import Any
+
+MAX_LINE = 1_000_000  # bytes
+MAX_DEPTH = 16
+
+# A string, also an unterminated one. So a match never fails after a long scan:
+# 1 MB of quotes takes as long as 1 MB of text.
+_STRING = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+
+
+class Refused(ValueError):
+  """An error in one record.
+
+  Attributes:
+    field: The field, such as "messages[0].content"; "" for the whole record.
+    why: What the field is and what it must be.
+  """
+
+  def __init__(self, field: str, why: str):
+    super().__init__(f"{field}: {why}" if field else why)
+    self.field, self.why = field, why
+
+
+def show(value: Any) -> str:
+  """A value for an error message: one line, at most 60 characters."""
+  text = ascii(value)
+  return text if len(text) <= 60 else text[:57] + "..."
+
+
+class _NotFinite(str):
+  """The text of a number that JSON does not allow."""
+
+
+def parse(line: bytes) -> dict[str, Any]:
+  """The one JSON object of a line.
+
+  Strict: UTF-8 without a byte order mark, every key once, no NaN or Infinity
+  (nor 1e999), no lone surrogates, at most `MAX_DEPTH` levels. Linear time.
+
+  Args:
+    line: At most `MAX_LINE` bytes, with or without the line end.
+
+  Raises:
+    Refused: The line is not such an object.
+  """
+  try:
+    text = line.decode()
+  except UnicodeDecodeError as error:
+    byte = line[error.start]
+    raise Refused(
+      "", f"byte {error.start + 1} is 0x{byte:02x}, not UTF-8; save it as UTF-8"
+    ) from None
+  if text.startswith("\ufeff"):
+    raise Refused("", "begins with a byte order mark; save without it")
+  if not text.strip():
+    raise Refused("", "blank; remove it")
+  _refuse_depth(text)
+  try:
+    record = json.loads(
+      text,
+      object_pairs_hook=_unique,
+      parse_constant=_NotFinite,
+      parse_float=_finite,
+    )
+  except json.JSONDecodeError as error:
+    # A missing line end causes "Extra data".
+    raise Refused(
+      "",
+      f"not one JSON object: {error.msg} at character {error.pos + 1}; write"
+      " one object per line",
+    ) from None
+  except Refused:
+    raise
+  except ValueError as error:  # an integer with too many digits for int()
+    raise Refused("", f"not JSON: {show(str(error))}") from None
+  if not isinstance(record, dict):
+    raise Refused("", f"{kind(record)}, not a JSON object")
+  _refuse_values(record, "")
+  return record
+
+
+def kind(value: Any) -> str:
+  """The type of a JSON value, or the value itself if it is short."""
+  if value is None or isinstance(value, bool | int | float):
+    return show(json.dumps(value))[1:-1]
+  if isinstance(value, str):
+    return "a text"
+  if isinstance(value, list):
+    return "a list"
+  return "an object"
+
+
+def _refuse_depth(text: str) -> None:
+  # json recurses: 100,000 brackets would cause a RecursionError at best.
+  if text.count("[") + text.count("{") <= MAX_DEPTH:
+    return
+  depth = 0
+  for c in re.sub(r"[^][{}]+", "", _STRING.sub("", text)):
+    depth += 1 if c in "[{" else -1
+    if depth > MAX_DEPTH:
+      raise Refused("", f"nested deeper than {MAX_DEPTH} levels; flatten it")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+  record = dict(pairs)
+  if len(record) < len(pairs):
+    counts = collections.Counter(name for name, _ in pairs)
+    twice, count = counts.most_common(1)[0]
+    raise Refused(_name(twice), f"occurs {count} times; keep one")
+  return record
+
+
+def _finite(text: str) -> Any:
+  value = float(text)
+  return value if math.isfinite(value) else _NotFinite(text)
+
+
+def _refuse_values(value: Any, field: str) -> None:
+  if isinstance(value, _NotFinite):
+    raise Refused(field, f"{show(str(value))[1:-1]}; use a finite number")
+  if isinstance(value, str):
+    _refuse_surrogates(value, field)
+  elif isinstance(value, list):
+    for i, item in enumerate(value):
+      _refuse_values(item, f"{field}[{i}]")
+  elif isinstance(value, dict):
+    for name, item in value.items():
+      inner = f"{field}.{_name(name)}" if field else _name(name)
+      _refuse_surrogates(name, inner)
+      _refuse_values(item, inner)
+
+
+def _refuse_surrogates(text: str, field: str) -> None:
+  try:
+    text.encode()
+  except UnicodeEncodeError as error:
+    raise Refused(
+      field,
+      f"character {error.start + 1} is the lone surrogate"
+      f" U+{ord(text[error.start]):04X}; remove it",
+    ) from None
+
+
+def _name(key: str) -> str:
+  """A key as the name of a field; quoted if it is unusual."""
+  return key if key.isidentifier() and len(key) <= 60 else show(key)

@@ -1,0 +1,188 @@
+"""Checkers from the library if-verifiable (0.1.2).
+
+For kinds of instruction that are not built in: the language of the response,
+and the 58 kinds of IFBench (https://arxiv.org/abs/2507.02833).
+
+    pip install "brorl_jax[if]"
+
+The interface of the library needs the package datasets (250 MB) only to
+download benchmarks. The checkers also work without it:
+
+    pip install --no-deps if-verifiable
+    pip install emoji immutabledict langdetect nltk syllapy
+
+A few kinds also need data of nltk; `check` raises for those.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import random
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+# 16,384 tokens have at most about 80,000 characters. The limit is needed
+# because some checkers take quadratic time.
+MAX_RESPONSE = 100_000
+INSTALL = 'pip install "brorl_jax[if]"'
+
+KINDS = frozenset(
+  """
+  language:response_language count:conjunctions count:keywords_multiple
+  count:numbers count:person_names count:pronouns count:punctuation
+  count:unique_word_count count:word_count_range count:words_japanese
+  custom:character_reverse custom:csv_city custom:csv_quotes
+  custom:csv_special_character custom:date_format_list
+  custom:european_capitals_sort custom:mcq_count_length custom:multiples
+  custom:reverse_newline custom:sentence_alphabet custom:word_reverse
+  format:emoji format:line_indent format:list format:newline
+  format:no_bullets_bullets format:no_whitespace format:options
+  format:output_template format:parentheses format:quote_unquote format:quotes
+  format:sub-bullets format:thesis format:title_case ratio:overlap
+  ratio:sentence_balance ratio:sentence_type ratio:sentence_words
+  ratio:stop_words repeat:repeat_change repeat:repeat_simple
+  repeat:repeat_span sentence:alliteration_increment sentence:increment
+  sentence:keyword words:alphabet words:consonants
+  words:keywords_specific_position words:last_first words:no_consecutive
+  words:odd_even_syllables words:palindrome words:paragraph_last_first
+  words:prime_lengths words:repeats words:start_verb words:vowel
+  words:words_position
+  """.split()
+)
+
+_NLTK_DATA = (
+  "download it: python -m nltk.downloader punkt_tab stopwords"
+  " averaged_perceptron_tagger_eng"
+)
+# Long enough that "the tenth sentence" exists, with paragraphs and lines.
+_PROBE = "\n\n".join(["The first of two sentences. A second, in it?"] * 30)
+
+
+def checked(kind: str, kwargs: Mapping[str, Any], response: str) -> bool:
+  """Whether a response follows an instruction; runs in the jail.
+
+  If the checker raises, or the response has more than `MAX_RESPONSE`
+  characters, the response does not follow it.
+
+  Args:
+    kind: The instruction's id, such as "count:numbers".
+    kwargs: Its arguments, accepted by `check`.
+    response: The text of the response.
+
+  Raises:
+    ImportError: The library is not installed.
+    LookupError: Its data is not installed.
+  """
+  checker = _checker(kind)
+  if len(response) > MAX_RESPONSE:
+    return False
+  try:
+    if kind == "language:response_language":
+      # Not the library's checker: it accepts texts that the detector cannot
+      # classify, such as "111", in any language.
+      detect = importlib.import_module("langdetect").detect
+      return detect(response) == kwargs["language"]
+    checker.build_description(**kwargs)
+    return bool(checker.check_following(response))
+  except Exception as error:
+    if type(error) is LookupError:  # nltk's, for data; not a KeyError
+      raise
+    return False
+
+
+def check(kind: str, kwargs: Mapping[str, Any]) -> None:
+  """Refuses an instruction that could not be checked later.
+
+  Args:
+    kind: The instruction's id.
+    kwargs: Its arguments that are not None.
+
+  Raises:
+    ValueError: The message is one line with id, error and remedy.
+    ImportError: The library is not installed.
+  """
+  try:
+    checker = _checker(kind)
+  except LookupError as error:
+    raise ValueError(f"instruction {kind!r}: {error.args[0]}") from error
+  except ImportError as error:  # not an error of the example
+    raise ImportError(f"instruction {kind!r}: {error}") from error
+  _check_names(kind, kwargs, checker)
+  state = random.getstate()
+  try:
+    checker.build_description(**kwargs)
+    if random.getstate() != state:
+      # For example, it replaces a negative number by a random one per response.
+      raise ValueError("the library would replace an argument at random")
+    checker.check_following(_PROBE)
+  except Exception as error:
+    if type(error) is LookupError:
+      raise ValueError(
+        f"instruction {kind!r} needs data of nltk; {_NLTK_DATA}"
+      ) from error
+    raise ValueError(
+      f"instruction {kind!r}: kwargs = {dict(kwargs)!r} are not valid:"
+      f" {type(error).__name__} {error}".replace("\n", " ")
+    ) from error
+  finally:
+    random.setstate(state)
+
+
+def _check_names(kind: str, kwargs: Mapping[str, Any], checker: Any) -> None:
+  parameters = inspect.signature(checker.build_description).parameters.values()
+  wanted = [p.name for p in parameters if p.kind is not p.VAR_KEYWORD]
+  where = f"instruction {kind!r}"
+  for name, value in kwargs.items():
+    if name not in wanted:
+      raise ValueError(
+        f"{where}: kwarg {name} = {value!r} is unknown;"
+        f" use {', '.join(wanted) or 'none'}"
+      )
+  missing = [name for name in wanted if name not in kwargs]
+  if missing:
+    # The library would choose one at random.
+    raise ValueError(f"{where}: kwarg {missing[0]} is missing; add it")
+
+
+def _checker(kind: str) -> Any:
+  registry = _registry()
+  if kind not in registry:
+    raise LookupError(f"if-verifiable does not know it; {INSTALL}")
+  return registry[kind](kind)
+
+
+@functools.cache
+def _registry() -> dict[str, Any]:
+  """The checker classes by id; cached because the import takes 2 s."""
+  try:
+    _skip_package_init("if_verifiable")
+    load = importlib.import_module
+    # Without a seed, the language of a short text is random in each call.
+    load("langdetect").DetectorFactory.seed = 0
+    nltk: Any = load("nltk")
+    # Importing IFBench's checkers would download data.
+    download, nltk.download = nltk.download, lambda *_, **__: False
+    try:
+      bench = load("if_verifiable.ifbench.instructions_registry")
+      ifeval = load("if_verifiable.ifeval.instructions_registry")
+    finally:
+      nltk.download = download
+  except ImportError as error:
+    raise ImportError(
+      f"needs the library if-verifiable ({error}); {INSTALL}"
+    ) from error
+  return {**bench.INSTRUCTION_DICT, **ifeval.INSTRUCTION_DICT}
+
+
+def _skip_package_init(name: str) -> None:
+  # Registers the package without running its __init__, which imports datasets.
+  if name in sys.modules:
+    return
+  spec = importlib.util.find_spec(name)
+  if spec is None:
+    raise ImportError(f"No module named {name!r}")
+  sys.modules[name] = importlib.util.module_from_spec(spec)

@@ -1,0 +1,1 @@
+"""Scripts that start, measure and compare; run from the repository's root."""

@@ -1,0 +1,1 @@
+"""Benchmarks of this project and of its peers; see LOG.md."""

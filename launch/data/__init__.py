@@ -1,0 +1,1 @@
+"""Public data sets in the file format of a run."""

@@ -1,0 +1,1 @@
+"""The revival experiment; see README.md."""

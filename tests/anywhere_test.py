@@ -1,0 +1,148 @@
+"""The wheel alone, in an empty folder: own reward, loss, data and config.
+
+The files are those of README and configs/README, as they stand there.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+pytestmark = pytest.mark.ci
+ROOT = pathlib.Path(__file__).parents[1]
+DOCUMENTS = "\n".join(
+  (ROOT / name).read_text() for name in ("README.md", "configs/README.md")
+)
+SMALL = """
+  --config.sampling.n=16 --config.sampling.samples=64
+  --config.sampling.in_flight=64 --config.run.steps=2 --config.eval.prompts=2
+  --config.eval.n=2 --config.optim.rows=8 --config.optim.blocks=2
+  --config.theory.prompts=0 --config.filter.keep=all --config.eval.every=2
+""".split()
+
+
+def example(name: str) -> str:
+  """The file that a document shows under this name."""
+  marked = rf"```python\n# {name}\n(.*?)```"
+  (found,) = re.findall(marked, DOCUMENTS, re.DOTALL)
+  return found
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> pathlib.Path:
+  """A folder with the package as its wheel installs it, and nothing else."""
+  source, to = (
+    tmp_path_factory.mktemp("source"),
+    tmp_path_factory.mktemp("site"),
+  )
+  for name in ("brorl_jax", "configs"):
+    shutil.copytree(
+      ROOT / name,
+      source / name,
+      symlinks=True,
+      ignore=shutil.ignore_patterns("__pycache__"),
+    )
+  for name in ("pyproject.toml", "README.md", "LICENSE", "requirements.txt"):
+    shutil.copy(ROOT / name, source)
+  pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+  subprocess.run([*pip, "wheel", "--no-deps", "-w", to, source], check=True)
+  (wheel,) = to.glob("*.whl")
+  install = ["install", "--no-deps", "--target", to / "site", wheel]
+  subprocess.run([*pip, *install], check=True)
+  return to / "site"
+
+
+@pytest.fixture
+def brorl(site, tmp_path):
+  """The command in an empty folder."""
+  flags = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+  environment = os.environ | flags | {"PYTHONPATH": str(site)}
+
+  def run(*words: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+      [sys.executable, "-m", "brorl_jax.main", *words],
+      cwd=tmp_path,
+      env=environment,
+      capture_output=True,
+      text=True,
+      timeout=280,
+    )
+
+  return run
+
+
+def data(path: pathlib.Path) -> None:
+  """Ten lines with columns that no format asked for."""
+  lines = [
+    {"question": f"Calculate {a} + 4.", "solution": str(a + 4), "level": a % 3}
+    for a in range(10)
+  ]
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def metrics(run: pathlib.Path) -> list[dict]:
+  text = (run / "metrics.jsonl").read_text()
+  return [json.loads(line) for line in text.splitlines()]
+
+
+def test_the_examples_have_five_lines():
+  for name in ("my_reward.py", "my_loss.py", "mine.py"):
+    code = [line for line in example(name).splitlines() if line.strip()]
+    assert len(code) <= 5, name
+
+
+def test_an_own_reward_trains_on_odd_columns(brorl, tmp_path):
+  (tmp_path / "my_reward.py").write_text(example("my_reward.py"))
+  data(tmp_path / "train.jsonl")
+  words = [
+    "--config=n512",
+    "--workdir=run",
+    "--config.data.files=('train.jsonl',)",
+    "--config.data.fields=prompt:question",
+    "--config.data.heldout_one_in=3",
+    "--config.reward.verifier=('my_reward.py:score',)",
+    *SMALL,
+  ]
+  done = brorl(*words)
+  assert done.returncode == 0, done.stderr
+  assert "level" not in done.stderr
+  lines = [
+    json.loads(line)
+    for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()
+  ]
+  assert lines and {line["verdict"] for line in lines} <= {"pass", "fail"}
+  for line in lines:
+    (a,) = re.findall(r"Calculate (\d) \+ 4", line["prompt"])
+    said = (line["response"].split() or [""])[-1]
+    assert line["reward"] == float(said == str(int(a) + 4))
+  assert len(metrics(tmp_path / "run")) == 2
+  # The file is part of the run.
+  (tmp_path / "my_reward.py").write_text(example("my_reward.py") + "\n")
+  done = brorl(*words, "--config.run.steps=3")
+  assert done.returncode == 2
+  (line,) = done.stderr.splitlines()
+  assert "my_reward.py" in line and "reward.verifier" in line
+
+
+def test_an_own_loss_and_an_own_config_train(brorl, tmp_path):
+  pytest.importorskip("reasoning_gym")
+  (tmp_path / "my_loss.py").write_text(example("my_loss.py"))
+  (tmp_path / "mine.py").write_text(example("mine.py"))
+  done = brorl(
+    "--config=mine.py",
+    "--workdir=run",
+    "--config.loss.kind=my_loss.py:loss",
+    *SMALL,
+  )
+  assert done.returncode == 0, done.stderr
+  assert "lr 0.0001 = " in done.stdout
+  first, second = metrics(tmp_path / "run")
+  assert first["optim/grad_norm"] > 0.0
+  assert first["loss/total"] != second["loss/total"]
+  config = json.loads((tmp_path / "run" / "config.json").read_text())
+  assert config["functions"]["loss.kind"]["name"] == "my_loss.py:loss"

@@ -1,0 +1,209 @@
+"""Tests of the configs of the repository: what they say they are."""
+
+import ast
+import pathlib
+import re
+
+import configured
+import pytest
+
+from brorl_jax.configs import (
+  base,
+  n16,
+  n512,
+  n512_equal_samples,
+  presets,
+  prorl_v1,
+  simulate,
+  sweep,
+)
+from brorl_jax.main import settings
+from brorl_jax.main.stages import learning
+from brorl_jax.runs import sections
+
+CONFIGS = pathlib.Path(base.__file__).parent
+FILES = (n512, n16, n512_equal_samples, prorl_v1)
+
+# Written down from the sources, not from the files. Of BroRL, ProRL and ProRL
+# v2; in base.py also what their released scripts have.
+ANYWHERE = {"entropy_weight": 0.0, "clip_low": 0.2, "eval_n": 16}
+ANYWHERE |= {"eval_temperature": 0.6, "eval_top_p": 0.95, "kl_clamp": 10.0}
+ANYWHERE |= {"kl_weight": 1e-4, "correction_low": 0.5, "correction_high": 5.0}
+ANYWHERE |= {"sequence_low": 0.999, "sequence_high": 1.002, "dual_clip": 0.0}
+ANYWHERE |= {"length_on": 100, "length_off": 500}
+V2 = {"clip_high": 0.28, "advantage": "tokens", "reset_optimizer": False}
+V2 |= {"correction": "truncated", "keep": "differ", "loss": "ppo"}
+STATED = {
+  n512: V2 | {"n": 512, "samples": 65_536},  # 128 prompts
+  n16: V2 | {"n": 16, "samples": 8_192},  # 512 prompts
+  n512_equal_samples: V2 | {"n": 512, "samples": 8_192},
+  prorl_v1: {
+    "n": 16,
+    "samples": 4_096,  # 256 prompts
+    "minibatches": 4,  # of 64 prompts
+    "temperature": 1.2,
+    "clip_high": 0.4,
+    "advantage": "grpo",
+    "correction": "none",
+    # When validation stalls, with the optimizer, and not for its age.
+    "reset_every": 0,
+    "reset_stalled": 2,
+    "reset_optimizer": True,
+    "truncated_factor": 1.0,
+  },
+}
+# Only those of a language model. A context of 16,384, and the root of samples.
+MODEL = {"prompt_tokens": 1_024, "max_new_tokens": 15_360, "lr": 1e-6}
+MODEL |= {"lr_scaling": "samples", "lr_base": 8_192, "truncated_factor": 0.0}
+MODEL |= {"reset_every": 200, "minibatches": 4}
+OF_MODELS = {
+  n512: MODEL,
+  n16: MODEL,
+  n512_equal_samples: MODEL | {"minibatches": 1},
+  prorl_v1: {
+    "lr": 2e-6, "lr_scaling": "none", "steps": 2_000,
+    "prompt_tokens": 1_024, "max_new_tokens": 7_168,
+  },
+}  # fmt: skip
+SIMULATED = {"vocab": 128_000, "correct": 10_000, "centred": True}
+SIMULATED |= {"lr": 1e-3, "steps": 1_000, "n": (4, 8, 16, 512, 51_200)}
+SIMULATED |= {"seeding": 3.0, "anchor": 5.0, "surrogate": "probability"}
+
+
+def values(c, fields) -> dict:
+  """Of a config, by the short names of its fields."""
+  flat = sections.flat(sections.as_dict(c))
+  return {field: flat[configured.SHORT[field]] for field in fields}
+
+
+@pytest.mark.parametrize("of", FILES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("preset", presets.NAMES)
+def test_a_preset_has_every_value_that_its_source_states(of, preset):
+  c = settings.typed(of.get_config(preset))
+  want = ANYWHERE | STATED[of]
+  if preset != "tiny":
+    want |= OF_MODELS[of]
+  assert values(c, want) == want
+  settings.check_training(c)
+  for data in (1, 4, 8):
+    settings.check_mesh(c, data)
+
+
+@pytest.mark.parametrize("preset", presets.NAMES)
+def test_the_phases_of_prorl_are_its_runs(preset):
+  c = settings.typed(prorl_v1.get_config(preset))
+  longest = 8 if preset == "tiny" else 15_360
+  found = [phase.config for phase in settings.phases(c)]
+  assert [phase.sampling.n for phase in found] == [16, 16, 32, 16]
+  assert {phase.sampling.prompts for phase in found} == {256}
+  assert {phase.optim.minibatches for phase in found} == {4}
+  # From run 4 on a response without an end earns nothing.
+  assert [phase.reward.truncated_factor for phase in found] == [
+    1.0,
+    0.0,
+    0.0,
+    0.0,
+  ]
+  assert [phase.sampling.max_new_tokens for phase in found[:3]] == [
+    c.sampling.max_new_tokens
+  ] * 3
+  assert found[3].sampling.max_new_tokens == longest
+  if preset != "tiny":
+    # A context of 8k, then of 16k for the last 200 steps.
+    assert c.data.prompt_tokens + c.sampling.max_new_tokens == 8_192
+    assert c.data.prompt_tokens + longest == 16_384
+    assert c.run.steps - settings.phases(c)[3].since + 1 == 200
+
+
+def test_the_simulation_is_that_of_the_paper():
+  c = simulate.get_config()
+  assert {field: c[field] for field in SIMULATED} == SIMULATED
+
+
+def test_the_rate_grows_with_the_root_of_samples():
+  def rate(of):
+    c = settings.typed(of.get_config("1p5b"))
+    return learning.scaled_lr(c.optim, c.sampling)
+
+  assert rate(n16) == rate(n512_equal_samples) == pytest.approx(1e-6)
+  assert rate(n512) == pytest.approx(2.828e-6, rel=1e-3)
+  assert rate(prorl_v1) == pytest.approx(2e-6)
+
+
+@pytest.mark.parametrize("of", FILES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("preset", ["1p5b", "8b"])
+def test_an_update_of_a_language_model_has_16_prompts(of, preset):
+  for _, c, _ in settings.phases(settings.typed(of.get_config(preset))):
+    assert c.sampling.prompts // c.optim.minibatches >= 16
+
+
+@pytest.mark.parametrize("of", [n512, n16, n512_equal_samples])
+@pytest.mark.parametrize("preset", ["1p5b", "8b"])
+def test_the_reference_of_a_language_model_is_reset(of, preset):
+  c = settings.typed(of.get_config(preset))
+  assert 200 <= c.reference.reset_every <= 500  # ProRL v2
+  # And is then of some use.
+  assert 1 < (c.run.steps - 1) // c.reference.reset_every
+  assert c.reference.kl_weight > 0.0
+
+
+def test_only_what_tells_them_apart_differs_between_the_arms():
+  fields = lambda c: sections.flat(c.to_dict())
+  for preset in presets.NAMES:
+    few, many, control = (
+      fields(of.get_config(preset)) for of in (n16, n512, n512_equal_samples)
+    )
+    allowed = {"sampling.n", "sampling.samples"}
+    if preset == "tiny":  # see presets.py, and the shorter run of n512.py
+      allowed |= {"optim.rows", "optim.blocks", "run.steps"}
+    assert {k for k in few if few[k] != many[k]} <= allowed
+    allowed -= {"sampling.samples", "run.steps"}
+    allowed |= {"optim.minibatches"}
+    assert {k for k in few if few[k] != control[k]} <= allowed
+    same = preset == "tiny"
+    assert (few["optim.minibatches"] == control["optim.minibatches"]) == same
+
+
+def stated(path: pathlib.Path) -> set[str]:
+  """Fields whose comment, behind or above, calls their value stated."""
+  text = path.read_text()
+  lines, found = text.splitlines(), set()
+  for node in ast.walk(ast.parse(text)):
+    if not isinstance(node, ast.Assign):
+      continue
+    field = re.fullmatch(r"c\.(\w+\.\w+)", ast.unparse(node.targets[0]))
+    above = node.lineno - 1
+    while lines[above - 1].lstrip().startswith("#"):
+      above -= 1
+    behind = lines[(node.end_lineno or 0) - 1].partition("#")[2]
+    said = " ".join([*lines[above : node.lineno - 1], behind]).lower()
+    if field and re.search(r"(?<!not )\bstated\b", said):
+      found.add(field[1])
+  return found
+
+
+def named(*fields: dict) -> set[str]:
+  """The full names of fields that are compared here."""
+  return {configured.SHORT[field] for some in fields for field in some}
+
+
+def test_no_value_is_called_stated_that_is_not_compared_here():
+  some = {"optim.minibatches", "loss.clip_high", "run.steps"}
+  assert stated(CONFIGS / "prorl_v1.py") > some
+  for of in FILES:
+    found = stated(CONFIGS / f"{of.__name__.rpartition('.')[2]}.py")
+    assert found <= named(STATED[of], OF_MODELS[of]), of
+
+
+def test_no_default_is_called_stated_that_is_not_compared_here():
+  known = sections.every_field()
+  found = {name for name, about in known.items() if about.source == "stated"}
+  assert "sampling.n" in found
+  assert found <= named(ANYWHERE, *STATED.values(), *OF_MODELS.values())
+  # And a default that no source states does not say so.
+  assert known["optim.lr"].source == known["loss.correction_cap"].source
+  assert known["optim.lr"].source == "unknown"
+  found = stated(CONFIGS / "presets.py")
+  assert "reference.reset_every" in found <= named(MODEL)
+  for of in (simulate, sweep, base):
+    assert not stated(CONFIGS / f"{of.__name__.rpartition('.')[2]}.py")

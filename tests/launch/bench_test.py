@@ -1,0 +1,188 @@
+"""Tests of launch/bench: what is counted, and how two systems take turns."""
+
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+from launch.bench import protocol, rollout, update, workloads
+
+pytestmark = pytest.mark.ci
+
+
+def test_operations_and_bytes_by_hand():
+  model = workloads.Model(
+    vocab=5, width=3, mlp=4, layers=2, heads=2, kv_heads=1, head_size=2
+  )
+  w = workloads.Workload(model, prompt=10, new=4)
+  # A layer has 3 x (4 + 2 + 2 + 4) + 3 x 3 x 4 = 72 weights, the head 15.
+  # Responses of 1, 2 and 4 tokens: 0 + 1 + 3 = 4 are decoded and read 0 + 1 +
+  # (1 + 2 + 3) = 7 columns of their own and 4 x 10 of the prompt, which reads
+  # 50 pairs of itself.
+  flops, moved = rollout.work(w, [1, 2, 4], size=2, slots=2)
+  products = 2 * 2 * 72 * (4 + 10) + 2 * 15 * (4 + 1)
+  assert flops == products + 4 * (2 * 2 * 2) * (7 + 40 + 50)
+  # Two steps of two slots: the weights and the prompt's keys and values each
+  # time. A column is 2 x 2 layers x 1 head x 2 numbers.
+  assert moved == 2 * (159 * 2 + 10 * 16) + 7 * 16
+
+
+def test_operations_of_an_update_by_hand():
+  model = workloads.Model(
+    vocab=5, width=3, mlp=4, layers=2, heads=2, kv_heads=1, head_size=2
+  )
+  w = workloads.Workload(model, prompt=10, new=4)
+  # Two prompts with three responses each. Read are 10 tokens of a prompt and 3
+  # of a response: 38. They attend to 1 + ... + 10 = 55 pairs of a prompt, and
+  # to 10 + 1, 10 + 2, 10 + 3 = 36 of a response. 24 tokens are predicted.
+  products = 2 * 2 * 72 * 38 + 2 * 15 * 24
+  pairs = 4 * (2 * 2 * 2) * (2 * 55 + 6 * 36)
+  assert update.work(w, prompts=2, n=3) == 3 * (products + pairs)
+
+
+def test_a_trainer_takes_one_step_at_a_time():
+  taken = []
+
+  def train(held):
+    for step in range(2):
+      held.wait()
+      taken.append(step)
+      held.done(10 * step)
+    held.wait()
+    raise ValueError("third")
+
+  trainer = protocol.Trainer(train)
+  assert trainer.step() == 0 and taken == [0]
+  assert trainer.step() == 10 and taken == [0, 1]
+  with pytest.raises(ValueError, match="third"):
+    trainer.step()
+  with pytest.raises(RuntimeError, match="ended by itself"):
+    protocol.Trainer(lambda held: held.wait()).step()
+
+
+def test_our_line_of_an_update():
+  command = [
+    "-m",
+    "launch.bench.update",
+    "--workload=l2",
+    "--n=4",
+    "--repeats=1",
+    "--rows=4",
+  ]
+  out = subprocess.check_output([sys.executable, *command], text=True, cwd=ROOT)
+  line = json.loads(out)
+  assert line["workload"] == "l2" and line["tokens"] == 4 * 64
+  assert line["programs"]["first"] > 0 and line["programs"]["later"] == 0
+  assert line["padding_fraction"] == 0.0
+  assert 0 < line["model_flops_share"] < 1
+  assert line["tokens_per_s"] > 0 and line["tokens_per_cpu_s"] > 0
+  assert line["peak_bytes"] > 1e8
+
+
+def test_one_token_in_so_many_ends():
+  assert workloads.WORKLOADS["w3"].stop_ids == tuple(range(64))
+  assert workloads.WORKLOADS["w1"].stop_ids == ()
+  ids = workloads.prompt_ids(workloads.WORKLOADS["w2"])
+  assert len(ids) == 512 and min(ids) >= 10 and max(ids) < 2048
+  assert ids == workloads.prompt_ids(workloads.WORKLOADS["w2"])
+
+
+def test_our_line_of_json():
+  command = [
+    "-m",
+    "launch.bench.rollout",
+    "--workload=w3",
+    "--n=8",
+    "--repeats=1",
+  ]
+  out = subprocess.check_output([sys.executable, *command], text=True, cwd=ROOT)
+  line = json.loads(out)
+  assert line["n"] == line["unique"] == 8 and line["workload"] == "w3"
+  assert 8 <= line["tokens"] <= 8 * 128
+  assert 0 < line["slot_occupancy"] <= 1 and 0 < line["roofline_share"] < 1
+  assert line["decode_s"] > 0 and line["prefill_s"] > 0
+  assert 0 <= line["tail_s"] < line["decode_s"] + line["prefill_s"]
+  assert line["tokens_per_s"] > 0 and line["tokens_per_cpu_s"] > 0
+  assert line["memory_above_idle_bytes"] > 1e6
+
+
+STUB = """
+import json, sys
+tokens, cpu_s = {values}
+print(json.dumps({{"ready": True, "system": "{name}", "first_run_s": 1.0}}))
+sys.stdout.flush()
+for i, _ in enumerate(sys.stdin):
+  print(json.dumps({{"tokens": tokens[i], "cpu_s": cpu_s[i], "wall_s": 2.0,
+    "unique": 1, "peak_bytes": 10 + i, "memory_above_idle_bytes": i}}))
+  sys.stdout.flush()
+"""
+
+
+def take_turns(tmp_path, ours, peer):
+  command = [sys.executable, "-m", "launch.bench.interleave", "--rounds=3"]
+  for name, values in (("a", ours), ("b", peer)):
+    script = tmp_path / f"{name}.py"
+    script.write_text(STUB.format(name=name, values=values))
+    command += [sys.executable, script]
+  return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+def test_turns_by_hand(tmp_path):
+  # Tokens per CPU-second: 100, 50, 40 against 10, 25, 5.
+  done = take_turns(
+    tmp_path, ([200, 100, 80], [2, 2, 2]), ([10, 100, 10], [1, 4, 2])
+  )
+  assert done.returncode == 0, done.stderr
+  line = json.loads(done.stdout)
+  assert line["ours"]["tokens_per_cpu_s"] == 50
+  assert line["peer"]["tokens_per_cpu_s"] == 10
+  want = {"of_medians": 5.0, "min": 2.0, "max": 10.0}
+  assert line["ratio"]["tokens_per_cpu_s"] == want
+  assert line["ours"]["tokens"] == [200, 100, 80]
+  assert line["peer"]["peak_bytes"] == 12
+
+
+def test_turns_of_those_that_train_count_their_updates(tmp_path):
+  stub = STUB.replace('"unique": 1', '"unique": 1, "update_cpu_s": {update}')
+  command = [sys.executable, "-m", "launch.bench.interleave", "--rounds=1"]
+  for name, seconds in (("a", 1), ("b", 5)):
+    script = tmp_path / f"{name}.py"
+    script.write_text(
+      stub.format(name=name, values=([100], [10]), update=seconds)
+    )
+    command += [sys.executable, script]
+  line = json.loads(subprocess.check_output(command, text=True, cwd=ROOT))
+  assert line["ours"]["update_tokens_per_cpu_s"] == 100
+  assert line["ratio"]["update_tokens_per_cpu_s"]["of_medians"] == 5.0
+  assert line["ratio"]["tokens_per_cpu_s"]["of_medians"] == 1.0
+  assert "update_tokens_per_s" not in line["ratio"]
+
+
+def test_a_system_that_dies_is_named(tmp_path):
+  done = take_turns(tmp_path, ([200, 100, 80], [2, 2, 2]), ([10], [1]))
+  assert done.returncode == 1
+  assert (
+    done.stderr.strip().splitlines()[-1].startswith("error: the peer ended")
+  )
+
+
+@pytest.mark.parametrize(
+  "flags, message",
+  [
+    (["--workload=w9"], "invalid choice: 'w9'"),
+    (["--n=0"], "--n and --repeats are at least 1"),
+    (["--serve", "--repeats=2"], "not allowed with"),
+  ],
+)
+def test_refuses(flags, message):
+  done = subprocess.run(
+    [sys.executable, "-m", "launch.bench.rollout", *flags],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 2 and message in done.stderr

@@ -1,0 +1,417 @@
+"""Tests of launch/data: public sets in the schema of a run."""
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+from messages import mentions
+
+ROOT = pathlib.Path(__file__).parents[2]
+from brorl_jax.tasks.data import dataset
+from brorl_jax.tasks.data.dataset import DataError
+from brorl_jax.tasks.domains import DOMAINS
+from launch.data import prepare, public
+
+
+def short(record):
+  if len(record["answer"]) > 20:
+    raise ValueError(f"answer {record['answer']!r} is too long")
+  return {"answer": record["answer"]}
+
+
+def any_output(record):
+  if not any(record["tests"]["outputs"]):
+    raise ValueError("no expected output")
+  return record["tests"]
+
+
+CHECK = {
+  "math": short,
+  "stem": short,
+  "code": any_output,
+  "instructions": lambda record: {"instructions": record["instructions"]},
+}
+SIMPLE = {
+  name: dataclasses.replace(
+    domain, check_reference=CHECK.get(name, domain.check_reference)
+  )
+  for name, domain in DOMAINS.items()
+}
+
+
+@pytest.fixture(autouse=True)
+def simple_checks(monkeypatch):
+  for domain, simple in SIMPLE.items():
+    monkeypatch.setitem(DOMAINS, domain, simple)
+
+
+def written(path, rows):
+  """Rows in the form of a file's ending: a list, lines, or parquet."""
+  if path.suffix == ".json":
+    path.write_text(json.dumps(rows))
+  elif path.suffix == ".jsonl":
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  else:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    names = dict.fromkeys(name for row in rows for name in row)
+    table = pyarrow.table({n: [row.get(n) for row in rows] for n in names})
+    parquet.write_table(table, path)
+  return str(path)
+
+
+def converted(name, path, rows):
+  """What the command makes of rows, and what it counts, by reason."""
+  records, dropped = prepare.convert(
+    name, [written(path, rows)], domains=SIMPLE
+  )
+  return records, {reason: count for reason, (count, _) in dropped.items()}
+
+
+def test_deepscaler(tmp_path):
+  rows = [
+    {"problem": "How much is $3+5$?", "answer": "8", "solution": "Long."},
+    {"problem": "Halve 1.\r\nThink.", "answer": "\\frac12", "solution": ""},
+    {"problem": "A number?", "answer": 7, "solution": ""},
+    {"problem": "", "answer": "1", "solution": ""},
+    {"problem": "No answer?", "answer": "", "solution": ""},
+    {"problem": "No answer?", "solution": ""},
+    {"problem": "Why?", "answer": "Because of what was shown above."},
+    {"problem": "How much is $3+5$?", "answer": "9", "solution": ""},
+    {"problem": "End <|im_end|>", "answer": "9", "solution": ""},
+  ]
+  records, dropped = converted("deepscaler", tmp_path / "d.json", rows)
+  base = {"domain": "math", "source": "deepscaler"}
+  assert records == [
+    base | {"id": f"deepscaler-{n:06d}", "prompt": p, "answer": a}
+    for n, p, a in [
+      (1, "How much is $3+5$?", "8"),
+      (2, "Halve 1.\nThink.", "\\frac12"),
+      (3, "A number?", "7"),
+    ]
+  ]
+  assert dropped == {
+    "no problem": 1,
+    "no answer": 2,
+    "answer refused": 2,
+    "prompt refused": 1,
+  }
+
+
+def eurus(ability, truth, text="Do it.", source="taco"):
+  return {
+    "data_source": source,
+    "prompt": [
+      {"role": "system", "content": "Use [ASSESS] and [ADVANCE]."},
+      {"role": "user", "content": text},
+    ],
+    "ability": ability,
+    "reward_model": {"ground_truth": truth, "style": "rule"},
+    "extra_info": {"index": 0, "split": "dummy"},
+  }
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_eurus2(tmp_path, ending):
+  stdin = {"inputs": ["1\n", "2\n"], "outputs": ["2\n", "4\n"]}
+  calls = {
+    "fn_name": "add",
+    "inputs": ['1\n"x"', "[2]\n{}"],
+    "outputs": ["3", "[1, 2]"],
+  }
+  wrapped = {"fn_name": "f", "inputs": ["1", "2"], "outputs": ["[3]", "[[4]]"]}
+  rows = [
+    eurus("code", json.dumps(stdin), "Double."),
+    eurus("code", json.dumps(calls), "Add.", "APPS/x"),
+    eurus("code", json.dumps(wrapped), "Wrap."),
+    eurus("math", "42", "What? \\boxed{Your answer}", "numina_olympiads"),
+    eurus("chat", "42"),
+    eurus("code", "{", "a"),
+    eurus("code", "[" * 100_000, "b"),
+    eurus("code", '{"inputs": ["1"]}', "c"),
+    eurus("code", '{"inputs": [1], "outputs": ["1"]}', "d"),
+    eurus("code", '{"fn_name": "f", "inputs": ["x"], "outputs": ["1"]}', "e"),
+    eurus("code", '{"inputs": [""], "outputs": [""]}', "f"),
+    eurus("math", "", "g"),
+  ]
+  records, dropped = converted("eurus2", tmp_path / f"e.{ending}", rows)
+
+  def expected(n, domain, source, text, **own):
+    return {
+      "id": f"eurus2-{n:06d}",
+      "domain": domain,
+      "source": f"eurus2-{source}",
+      "messages": [{"role": "user", "content": text}],
+      **own,
+    }
+
+  add = {
+    "fn_name": "add",
+    "inputs": [[1, "x"], [[2], {}]],
+    "outputs": [3, [1, 2]],
+  }
+  unwrapped = {"fn_name": "f", "inputs": [[1], [2]], "outputs": [3, [4]]}
+  assert records == [
+    expected(1, "code", "taco", "Double.", tests=stdin),
+    expected(2, "code", "apps-x", "Add.", tests=add),
+    expected(3, "code", "taco", "Wrap.", tests=unwrapped),
+    expected(
+      4,
+      "math",
+      "numina_olympiads",
+      "What? \\boxed{Your answer}",
+      answer="42",
+    ),
+  ]
+  assert dropped == {
+    "ability is neither math nor code": 1,
+    "the tests are not JSON": 2,
+    "the tests have no lists of inputs and outputs": 1,
+    "a test is not text": 1,
+    "an argument or result of a function is not JSON": 1,
+    "tests refused": 1,
+    "no ground_truth": 1,
+  }
+
+
+@pytest.mark.parametrize("ending", ["json", "parquet"])
+def test_scp116k(tmp_path, ending):
+  def row(n, **fields):
+    return {"domain": "Applied Physics", "problem": f"Question {n}?", **fields}
+
+  rows = [
+    row(1, extracted_solution="So \\boxed{1} or \\boxed{\\frac{2}{3}}.\nYes."),
+    row(2, matched_solution="9.8 m/s^2", extracted_solution=None),
+    row(3, solution="x" * 100, matched_solution="  "),
+    row(4, solution="By the first law,\nthe answer is 3."),
+    row(5, solution="x" * 101),
+    row(6),
+    row(7, solution="An open \\boxed{3, and " + "x" * 100),
+    row(8, solution="\\boxed{}"),
+  ]
+  records, dropped = converted("scp116k", tmp_path / f"s.{ending}", rows)
+  assert records == [
+    {
+      "id": f"scp116k-{n:06d}",
+      "domain": "stem",
+      "source": "scp116k-applied-physics",
+      "prompt": f"Question {n}?",
+      "answer": answer,
+    }
+    for n, answer in [(1, "\\frac{2}{3}"), (2, "9.8 m/s^2")]
+  ]
+  assert dropped == {
+    "no short answer in the solution": 4,
+    "answer refused": 1,  # the hundred letters: short, but not for the check
+    "no solution": 1,
+  }
+
+
+def test_llama_nemotron_if(tmp_path):
+  def row(n, ids, kwargs, **args):
+    return {
+      "input": [{"role": "user", "content": f"Write {n}."}],
+      "args": {
+        "instruction_id_list": ids,
+        "instruction_kwargs": kwargs,
+        **args,
+      },
+      "category": "instruction_following",
+      "reasoning": "off",
+      "system_prompt": "detailed thinking off",
+    }
+
+  comma, words = "punctuation:no_comma", "length_constraints:number_words"
+  many = {"relation": "at least", "num_words": 9}
+  rows = [
+    row(1, [comma, words], [{}, many], task="x", num_instructions=2),
+    row(2, [comma], [{"num_words": None, "keywords": None}]),
+    row(3, [comma], [None]),
+    row(4, [comma, words], [{}]),
+    row(5, [], []),
+    row(6, None, None),
+    {"input": [{"role": "user", "content": "Write."}]},
+    {**row(7, [comma], [{}]), "input": "Write 7."},
+    {**row(8, [comma], [{}]), "input": []},
+    {**row(9, [comma], [{}]), "input": ["Write 9."]},
+    {**row(10, [comma], [{}]), "input": [{"role": "assistant"}]},
+    row(11, [comma], ["x"]),
+    row(12, [3], [{}]),
+  ]
+  records, dropped = converted("llama_nemotron_if", tmp_path / "i.jsonl", rows)
+  assert records == [
+    {
+      "id": f"llama_nemotron_if-{n:06d}",
+      "domain": "instructions",
+      "source": "llama_nemotron_if",
+      "messages": [{"role": "user", "content": f"Write {n}."}],
+      "instructions": [{"id": i, "kwargs": kw} for i, kw in instructions],
+    }
+    for n, instructions in [
+      (1, [(comma, {}), (words, many)]),
+      (2, [(comma, {})]),
+      (3, [(comma, {})]),
+    ]
+  ]
+  assert dropped == {
+    "instructions and their arguments differ in number": 2,
+    "no instruction_id_list and instruction_kwargs": 1,
+    "no args": 1,
+    "no input": 2,
+    "input is no list of messages": 1,
+    "messages[].content refused": 1,
+    "the arguments of an instruction are no object": 1,
+    "instructions[].id refused": 1,
+  }
+
+
+@pytest.mark.parametrize("name", sorted(public.SETS))
+@pytest.mark.parametrize(
+  "row",
+  [{}, {"prompt": 3, "input": 3, "args": 3, "reward_model": 3, "solution": 3}],
+)
+def test_rows_of_something_else_are_counted(tmp_path, name, row):
+  records, dropped = converted(name, tmp_path / "a.json", [row, row])
+  assert records == [] and list(dropped.values()) == [2]
+
+
+def test_lines_that_are_no_rows_are_counted(tmp_path):
+  path = tmp_path / "a.jsonl"
+  good = json.dumps({"problem": "3 + 5?", "answer": "8"})
+  path.write_text(f"{{\n{good}\n[]\n{'x' * 2_000_000}\n")
+  records, dropped = prepare.convert("deepscaler", [str(path)], domains=SIMPLE)
+  # The number of the row over all the rows, used or not.
+  assert [r["id"] for r in records] == ["deepscaler-000002"]
+  assert dropped["a list, not a JSON object"] == (
+    1,
+    f"{path}, line 3: a list, not a JSON object",
+  )
+  assert sum(count for count, _ in dropped.values()) == 3
+
+
+def test_the_commonest_reason_comes_first(tmp_path):
+  rows = [{"problem": "?"}] + [{"answer": "8"}] * 3 + [[]] * 2
+  path = written(tmp_path / "a.jsonl", rows)
+  _, dropped = prepare.convert("deepscaler", [path], domains=SIMPLE)
+  assert [count for count, _ in dropped.values()] == [3, 2, 1]
+
+
+def test_ids_go_on_over_files(tmp_path):
+  rows = [{"problem": f"{n} + 5?", "answer": "8"} for n in range(3)]
+  paths = [
+    written(tmp_path / "a.json", rows[:2]),
+    written(tmp_path / "b.jsonl", rows[2:]),
+  ]
+  records, _ = prepare.convert("deepscaler", paths, domains=SIMPLE)
+  assert [r["id"][-1] for r in records] == ["1", "2", "3"]
+
+
+def test_a_json_file_may_hold_lines(tmp_path):
+  path = tmp_path / "a.json"
+  path.write_text('{"problem": "3 + 5?", "answer": "8"}\n')
+  records, _ = prepare.convert("deepscaler", [str(path)], domains=SIMPLE)
+  assert len(records) == 1
+
+
+def test_the_command_writes_what_read_takes(tmp_path, capsys):
+  rows = [
+    {"problem": "Größe von 3 + 5?", "answer": "8"},
+    {"problem": "Why?", "answer": "Because of what was shown above."},
+    {"problem": "Why not?", "answer": "Because of what was shown below."},
+  ]
+  source, to = written(tmp_path / "d.json", rows), tmp_path / "out.jsonl"
+  assert prepare.main(["deepscaler", source, f"--output={to}"]) == 0
+  out = capsys.readouterr().out.splitlines()
+  assert [line.split()[:3] for line in out] == [
+    ["2", "dropped:", "answer"],
+    ["2", "dropped", "of"],
+    ["1", "written", "to"],
+  ]
+  assert mentions(out[0], f"{source}, line 2 ... 'Because")
+  [example] = dataset.read(str(to), domains=SIMPLE).examples
+  assert example.question == "Größe von 3 + 5?"
+  assert (example.task, example.entry) == ("deepscaler", {"answer": "8"})
+  assert sorted(p.name for p in tmp_path.iterdir()) == ["d.json", "out.jsonl"]
+
+
+@pytest.mark.parametrize(
+  "args, said",
+  [
+    (["none.json", "--output=o.jsonl"], "none.json ... no such file"),
+    (["a.txt", "--output=o.jsonl"], "a.txt ... json ... parquet"),
+    (["a.json", "--output=o.json"], "--output=o.json ... .jsonl"),
+    (["a.json", "--output=old.jsonl"], "old.jsonl ... exists"),
+    (["a.json", "--output=no/o.jsonl"], "folder no"),
+    (["bad.json", "--output=o.jsonl"], "bad.json: not JSON: "),
+    (["a.json", "--output=o.jsonl"], "nothing ... a.json"),
+  ],
+)
+def test_refusals_leave_nothing_behind(
+  tmp_path, monkeypatch, capsys, args, said
+):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / "a.json").write_text('[{"question": "3 + 5?"}]')
+  (tmp_path / "bad.json").write_text('[{"problem": ')
+  (tmp_path / "a.txt").touch()
+  (tmp_path / "old.jsonl").write_text("mine")
+  before = sorted(p.name for p in tmp_path.iterdir())
+  assert prepare.main(["deepscaler", *args]) == 2
+  err = capsys.readouterr().err
+  assert (
+    err.startswith("error: ") and mentions(err, said) and err.count("\n") == 1
+  )
+  assert sorted(p.name for p in tmp_path.iterdir()) == before
+  assert (tmp_path / "old.jsonl").read_text() == "mine"
+
+
+def test_every_set_is_documented_and_the_command_runs(tmp_path):
+  assert all(f"\n  {name} " in (public.__doc__ or "") for name in public.SETS)
+  done = subprocess.run(
+    [
+      sys.executable,
+      "-m",
+      "launch.data.prepare",
+      "eurus",
+      "a",
+      "--output=b",
+    ],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+  )
+  assert done.returncode == 2
+  assert "invalid choice: 'eurus'" in done.stderr
+
+
+def test_a_broken_list_cannot_be_read_twice(tmp_path):
+  with pytest.raises(DataError, match="there is no such file"):
+    prepare.convert("deepscaler", [str(tmp_path / "x.json")], domains=SIMPLE)
+
+
+@pytest.mark.parametrize("given", ["[NaN, 1]", "1e999", '"\\ud800"'])
+def test_rows_that_could_not_be_read_back_are_dropped(tmp_path, given):
+  """One of them must not cost the others, nor spoil the file."""
+  rows = [
+    {
+      "ability": "code",
+      "prompt": [{"role": "user", "content": f"Number {i}?"}],
+      "reward_model": {
+        "ground_truth": json.dumps(
+          {"fn_name": "f", "inputs": [one], "outputs": ["1"]}
+        )
+      },
+      "extra_info": {"index": i, "split": "train"},
+      "data_source": "some",
+    }
+    for i, one in enumerate((given, "2"))
+  ]
+  path, output = tmp_path / "rows.json", tmp_path / "out.jsonl"
+  path.write_text(json.dumps(rows))
+  assert prepare.main(["eurus2", str(path), f"--output={output}"]) == 0
+  assert [e.question for e in dataset.read(str(output)).examples] == [
+    "Number 1?"
+  ]

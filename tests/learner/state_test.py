@@ -1,0 +1,70 @@
+"""Tests of brorl_jax/learner/state.py."""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from brorl_jax.learner import state as states
+from brorl_jax.model import sharding
+
+TX = optax.adam(0.1)
+
+
+def made(**how):
+  """A state of one small array on one device."""
+  mesh = jax.make_mesh(
+    (1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
+  )
+  how = {"keep_reference": True, "offload": "nothing"} | how
+  params = {"ln_final": {"scale": jnp.arange(3.0)}}
+  return states.initial_state(params, TX, mesh, **how)
+
+
+def kinds(tree):
+  return {x.sharding.memory_kind for x in jax.tree.leaves(tree)}
+
+
+def test_a_reference_is_kept_only_for_a_kl_term():
+  assert made(keep_reference=False).reference is None
+  state = made()
+  chex.assert_trees_all_equal(state.reference, state.params)
+  assert int(state.step) == 0
+
+
+@pytest.mark.parametrize(
+  "offload, on_host",
+  [
+    ("nothing", set()),
+    ("reference", {"reference"}),
+    ("moments", {"reference", "opt"}),
+  ],
+)
+def test_where_each_part_of_a_state_lies(offload, on_host):
+  state = made(offload=offload)
+  parts = ("params", "reference", "opt")
+  found = {x for x in parts if kinds(getattr(state, x)) == {sharding.HOST}}
+  assert found == on_host
+
+
+@pytest.mark.parametrize("reset_optimizer", [False, True])
+def test_a_reset_copies_the_policy_and_stays_where_it_was(reset_optimizer):
+  state = made(offload="moments")
+  moved = jax.tree.map(lambda x: x + 1.0, state.params)
+  ones = lambda x: jax.device_put(np.ones(x.shape, x.dtype), x.sharding)
+  opt = jax.tree.map(ones, state.opt)
+  state = dataclasses.replace(state, params=moved, opt=opt)
+  after = states.reset_reference(state, TX, reset_optimizer=reset_optimizer)
+  chex.assert_trees_all_equal(after.params, moved)
+  chex.assert_trees_all_equal(after.reference, moved)
+  assert kinds(after.reference) == kinds(after.opt) == {sharding.HOST}
+  want = TX.init(moved) if reset_optimizer else opt
+  chex.assert_trees_all_equal(after.opt, want)
+  state.params["ln_final"][
+    "scale"
+  ].delete()  # the next update does: the copy is its own
+  assert np.isfinite(after.reference["ln_final"]["scale"]).all()

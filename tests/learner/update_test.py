@@ -1,0 +1,564 @@
+"""Tests of brorl_jax/learner/update.py."""
+
+import dataclasses
+import functools
+import math
+import re
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import plain_decoder
+import pytest
+import tiers
+from compiled import compiled, zeros_of
+from update_cases import (
+  OBJECTIVE,
+  POLICY,
+  N,
+  P,
+  S,
+  T,
+  assert_close,
+  packed,
+  params,
+  prompts,
+  rollouts,
+)
+
+from brorl_jax.learner import optimizer, update
+from brorl_jax.learner.objective import (
+  loss_and_stats,
+)
+from brorl_jax.model import sharding
+from brorl_jax.rl import losses
+from brorl_jax.types import Batch
+
+ADD = jax.jit(
+  update.add_gradient, static_argnames=("response_logp", "objective")
+)
+
+
+def with_reference(batches, reference):
+  """The batches with log-probabilities of a reference."""
+  if reference is None:
+    return batches
+  return [
+    dataclasses.replace(batch, logp_ref=scores(reference, batch))
+    for batch in batches
+  ]
+
+
+def scores(at, batch, temperature=1.0):
+  batch = jax.tree.map(jnp.asarray, batch)
+  return update.logp_of(
+    at, batch, temperature, response_logp=POLICY.response_logp
+  )
+
+
+def gradient(
+  batches, reference=None, objective=OBJECTIVE, at=None, policy=POLICY
+):
+  at = at or params()
+  sums = update.zero_gradient(at)
+  for batch in with_reference(batches, reference):
+    sums = ADD(
+      sums,
+      at,
+      batch,
+      response_logp=policy.response_logp,
+      objective=objective,
+    )
+  return update.gradient(sums)
+
+
+def plain_loss(at, out, advantage, reference=None):
+  """Every rollout on its own, prompt and response joined, no blocks."""
+  flat = lambda x: jnp.asarray(x).reshape(P * N, *x.shape[2:])
+  spread = lambda x: np.repeat(x, N, axis=0)
+  tokens = jnp.concatenate([spread(prompts().tokens), flat(out.tokens)], axis=1)
+  mask = jnp.concatenate([spread(prompts().mask), flat(out.mask)], axis=1)
+
+  def score(at):
+    logits = POLICY.logits(at, tokens, mask)[:, S - 1 : -1]
+    return losses.token_logp(logits, flat(out.tokens))[0]
+
+  clip = dict(clip_low=0.2, clip_high=0.28)
+  loss, _ = losses.ppo_clip(
+    score(at), flat(out.logp), flat(advantage), flat(out.mask), **clip
+  )
+  total = loss.value
+  if reference is not None:
+    total += (
+      0.1
+      * losses.kl_k2(
+        score(at), score(reference), flat(out.mask), clamp=10.0
+      ).value
+    )
+  return total
+
+
+@pytest.mark.ci
+def test_lengths_do_not_change_the_gradient(request):
+  want, stats = gradient(packed())
+  assert len(packed()) == 1
+  request.getfixturevalue("three_lengths")
+  assert len(packed()) == 3
+  got, more = gradient(packed())
+  assert_close(got, want)
+  np.testing.assert_allclose(more.loss.value, stats.loss.value, rtol=1e-5)
+
+
+@pytest.mark.parametrize("with_reference", tiers.some([False, True], 1))
+def test_gradient_equals_the_plain_form(with_reference):
+  reference = params(1) if with_reference else None
+  out, advantage = rollouts()
+  grads, stats = gradient(packed(), reference)
+  loss, want = jax.value_and_grad(plain_loss)(
+    params(), out, advantage, reference
+  )
+  assert_close(grads, want)
+  value = stats.loss.value + 0.1 * stats.kl_ref.value
+  np.testing.assert_allclose(value, loss, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(stats.grad_norm, optax.tree.norm(want), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+  "rows, blocks", tiers.some([(1, 1), (2, 5), (5, 4), (12, 2)], 1)
+)
+def test_microbatch_size_does_not_change_the_gradient(rows, blocks):
+  assert_close(gradient(packed(rows, blocks))[0], gradient(packed())[0])
+
+
+def on_mesh(batches, mesh):
+  spec = lambda x: jax.sharding.PartitionSpec(*(None, "data")[: x.ndim])
+  return jax.tree.map(lambda x: sharding.to_mesh(mesh, spec(x), x), batches)
+
+
+@pytest.mark.parametrize(
+  "gathers", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
+def test_a_mesh_does_not_change_the_gradient(gathers):
+  want, _ = gradient(packed(blocks=4))
+  mesh = sharding.make_mesh(4, 2)
+  at = jax.device_put(params(), sharding.param_shardings(params(), mesh))
+  policy = dataclasses.replace(POLICY, mesh=mesh) if gathers else POLICY
+  got, _ = gradient(on_mesh(packed(blocks=8), mesh), at=at, policy=policy)
+  assert_close(got, want)
+
+
+@pytest.mark.perf
+def test_devices_tell_each_other_weights_and_sums_but_no_logits():
+  """Fully sharded: every device has a part of all parameters."""
+  mesh = sharding.make_mesh(4, 2)
+  policy = dataclasses.replace(POLICY, vocab=512, mesh=mesh)
+  at = zeros_of(policy.init, jax.random.key(0))
+  at = jax.device_put(at, sharding.param_shardings(at, mesh))
+  parts = {
+    x.size // x.addressable_shards[0].data.size for x in jax.tree.leaves(at)
+  }
+  assert parts == {2, 4, 8}  # biases and norms have one axis to cut
+  (batch,) = on_mesh(packed(rows=12, blocks=8), mesh)
+  program = compiled(
+    functools.partial(
+      update.add_gradient,
+      response_logp=policy.response_logp,
+      objective=OBJECTIVE,
+    ),
+    jax.jit(update.zero_gradient)(at),
+    at,
+    batch,
+  )
+  told = [
+    math.prod(map(int, size.split(",")))
+    for size in re.findall(
+      r"= \w+\[([\d,]+)\][^=]* (?:all-|collective-|reduce-s)\S*\(",
+      program.as_text(),
+    )
+  ]
+  tokens = 8 // 4 * 12 * T  # of a device
+  embedding = policy.vocab * policy.width // 2
+  assert told and max(told) <= embedding < tokens * policy.vocab / 2
+
+
+def loss_in_float64(at, out, advantage, reference):
+  """`plain_loss` by a decoder written with loops."""
+  wide = functools.partial(np.asarray, dtype=np.float64)
+  total = 0.0
+  for p, n in np.ndindex(P, N):
+    prompt = prompts().tokens[p, prompts().mask[p]]
+    length = out.mask[p, n].sum()
+    token, old = out.tokens[p, n, :length], wide(out.logp[p, n, :length])
+
+    def score(at, prompt=prompt, token=token, length=length):
+      ids = np.concatenate([prompt, token])
+      logits = plain_decoder.logits(POLICY, at, ids)[-length - 1 : -1]
+      whole = np.log(np.exp(logits).sum(axis=1))
+      return logits[np.arange(length), token] - whole
+
+    logp = score(at)
+    ratio = np.exp(logp - old)
+    gain = np.minimum(
+      ratio * advantage[p, n], np.clip(ratio, 0.8, 1.28) * advantage[p, n]
+    )
+    total += np.sum(-gain + 0.1 * (logp - score(reference)) ** 2 / 2)
+  return total / out.mask.sum()
+
+
+def test_gradient_matches_finite_differences_in_float64():
+  wide = functools.partial(jax.tree.map, lambda x: np.asarray(x, np.float64))
+  out, advantage = rollouts(kinds=3)
+  grads, _ = gradient(packed(roll=(out, advantage)), params(1))
+  norm = float(optax.tree.norm(grads))
+  for seed in (3, 4):
+    along = POLICY.init(jax.random.key(seed))
+    along = jax.tree.map(lambda x: x / optax.tree.norm(along), along)
+    ends = [
+      loss_in_float64(
+        jax.tree.map(lambda a, b: a + eps * b, wide(params()), wide(along)),
+        out,
+        advantage,
+        wide(params(1)),
+      )
+      for eps in (-1e-5, 1e-5)
+    ]
+    slope = (ends[1] - ends[0]) / 2e-5
+    got = optax.tree.vdot(wide(grads), wide(along))
+    np.testing.assert_allclose(got, slope, rtol=0, atol=1e-5 * norm)
+
+
+@pytest.mark.perf
+@pytest.mark.parametrize(
+  "tied", [True, pytest.param(False, marks=pytest.mark.slow)]
+)
+def test_memory_does_not_grow_with_the_vocabulary(tied, monkeypatch):
+  """But for the embedding, the head and their gradients."""
+  monkeypatch.setattr(jax, "device_count", lambda: 1)
+
+  def temporary(vocab):
+    policy = dataclasses.replace(
+      POLICY, vocab=vocab, width=64, mlp=64, tied=tied
+    )
+    at = zeros_of(policy.init, jax.random.key(0))
+    one = lambda *shape, dtype=jnp.float32: jnp.zeros(shape, dtype)
+    C, B, R, T, S = 2, 1, 16, 128, 32
+    batch = Batch(
+      prompt=one(C, B, S, dtype=jnp.int32),
+      prompt_mask=one(C, B, S, dtype=bool),
+      response=one(C, B, R, T, dtype=jnp.int32),
+      mask=one(C, B, R, T, dtype=bool),
+      logp_sampled=one(C, B, R, T),
+      advantage=one(C, B, R),
+      weight=one(C, B, R),
+      used=one(dtype=jnp.int32),
+    )
+    program = functools.partial(
+      update.add_gradient,
+      response_logp=policy.response_logp,
+      objective=OBJECTIVE,
+    )
+    sums = update.zero_gradient(at)
+    memory = compiled(program, sums, at, batch, donated=0).memory_analysis()
+    return memory.temp_size_in_bytes
+
+  few, many = 2048, 151936
+  logits = 4 * 16 * 128 * many
+  head = 4 * 64 * (many - few)
+  more = temporary(many) - temporary(few)
+  # The microbatch's gradient of the embedding, and of the head.
+  assert more < (1.05 if tied else 2.1) * head < logits / 10
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("remat", ["products", "nothing"])
+def test_what_is_computed_twice_does_not_change_the_gradient(remat):
+  policy = dataclasses.replace(POLICY, remat=remat)
+  want, _ = gradient(packed())
+  assert_close(gradient(packed(), policy=policy)[0], want, rtol=1e-6)
+
+
+@pytest.mark.perf
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_is_computed_twice(dtype):
+  """Products of a layer, forward and backward."""
+  batch = jax.tree.map(lambda x: x[0] if x.ndim else x, packed()[-1])
+
+  def products(remat):
+    policy = dataclasses.replace(POLICY, remat=remat, dtype=dtype)
+    loss = functools.partial(
+      loss_and_stats,
+      response_logp=policy.response_logp,
+      objective=OBJECTIVE,
+    )
+    jaxpr = jax.make_jaxpr(jax.grad(loss, has_aux=True))(params(), batch)
+    return str(jaxpr).count("dot_general")
+
+  # Of prompts and of responses seven products with weights, but the last three
+  # of a layer need only two of their inputs again.
+  attention = 2 + 4
+  assert products("layer") > products("products") > products("nothing")
+  assert products("products") - products("nothing") == attention
+
+
+def test_groups_without_advantage_contribute_nothing():
+  out, advantage = rollouts()
+  advantage[1] = 0.0
+  objective = dataclasses.replace(OBJECTIVE, kl_weight=0.0)
+  grads, _ = gradient(packed(roll=(out, advantage)), objective=objective)
+  other = rollouts(seed=9)[0]
+  swapped = jax.tree.map(
+    lambda a, b: np.concatenate([a[:1], b[1:2], a[2:]]), out, other
+  )
+  more, stats = gradient(packed(roll=(swapped, advantage)), objective=objective)
+  # The group's tokens count in the mean, its content does not matter.
+  ratio = float(stats.loss.count) / out.mask.sum()
+  assert_close(jax.tree.map(lambda g: g * ratio, more), grads)
+
+
+def test_unused_microbatches_are_not_computed():
+  batches = packed()
+  assert all(batch.used < len(batch.prompt) for batch in batches)
+  want = gradient(batches)[0]
+  for batch in batches:
+    batch.logp_sampled[batch.used :] = np.nan
+    batch.mask[batch.used :] = True
+  assert_close(gradient(batches)[0], want, rtol=0)
+
+
+def scored(batches, at, temperature=1.0):
+  """Log-probabilities and entropies of every row, by logits."""
+  for batch in batches:
+    flat = lambda x: jnp.asarray(x).reshape(-1, *x.shape[2:])
+    logits = POLICY.response_logits(
+      at, flat(batch.prompt), flat(batch.prompt_mask), flat(batch.response)
+    )
+    yield tuple(
+      x.reshape(batch.mask.shape)
+      for x in losses.token_logp(logits / temperature, flat(batch.response))
+    )
+
+
+def test_logp_gap_is_zero_for_the_policy_that_sampled():
+  batches = packed()
+  logp, entropy = zip(*scored(batches, params()), strict=True)
+  with_logp = lambda field, shift: [
+    dataclasses.replace(batch, **{field: x + shift})
+    for batch, x in zip(batches, logp, strict=True)
+  ]
+  _, stats = gradient(with_logp("logp_sampled", 0.0))
+  assert stats.logp_gap_max < 1e-5
+  assert stats.clip_fraction.value == 0.0
+  _, off = gradient(with_logp("logp_sampled", -0.5))
+  np.testing.assert_allclose(off.logp_gap_max, 0.5, rtol=1e-4)
+  np.testing.assert_allclose(off.logp_gap.value, 0.5, rtol=1e-4)
+  weight = [batch.weight[..., None] * batch.mask for batch in batches]
+  join = lambda xs: np.concatenate([np.ravel(x) for x in xs])
+  np.testing.assert_allclose(
+    stats.entropy.value,
+    np.average(join(entropy), weights=join(weight)),
+    rtol=1e-5,
+  )
+
+
+def test_the_ratio_is_to_the_old_policy_and_the_gap_to_the_sampler():
+  batches = packed()
+  old = [
+    dataclasses.replace(batch, logp_old=scores(params(), batch, 0.7))
+    for batch in batches
+  ]
+  for batch in old:
+    assert not np.any(batch.logp_old[int(batch.used) :])
+  for batch, (logp, _) in zip(old, scored(batches, params(), 0.7), strict=True):
+    real = np.arange(len(batch.prompt)) < batch.used
+    np.testing.assert_allclose(
+      batch.logp_old[real], np.asarray(logp)[real], atol=1e-5
+    )
+  objective = dataclasses.replace(OBJECTIVE, temperature=0.7)
+  grads, stats = gradient(old, objective=objective)
+  assert stats.clip_fraction.value == 0.0 and stats.kl_old.value < 1e-9
+  _, plain = gradient(batches, objective=objective)
+  assert plain.kl_old.value > 0.1
+  np.testing.assert_allclose(stats.logp_gap.value, plain.logp_gap.value)
+  # At a ratio of 1 the loss is minus the mean advantage.
+  out, advantage = rollouts()
+  want = -np.average(
+    np.broadcast_to(advantage[..., None], out.mask.shape), weights=out.mask
+  )
+  np.testing.assert_allclose(stats.loss.value, want, rtol=1e-5)
+  assert optax.tree.norm(grads) > 0.0
+
+
+def test_temperature_divides_the_logits():
+  out, advantage = rollouts()
+  cold = dataclasses.replace(OBJECTIVE, temperature=0.5, kl_weight=0.0)
+  _, stats = gradient(packed(roll=(out, advantage)), objective=cold)
+  _, plain = gradient(packed(roll=(out, advantage)))
+  assert stats.entropy.value < plain.entropy.value - 0.1
+
+
+def test_not_finite_gradients_are_named():
+  batches = packed()
+  batches[-1].advantage[0, 0] = np.nan
+  _, stats = gradient(batches)
+  assert not stats.finite.all()
+  path = update.first_bad_path(params(), np.asarray(stats.finite))
+  assert path == "blocks/down/kernel"
+  assert update.first_bad_path(params(), np.ones(13, bool)) is None
+
+
+@pytest.mark.slow
+def test_what_is_watched_changes_by_its_derivative_along_the_step():
+  batches = packed()
+  last = jax.tree.map(lambda x: jnp.asarray(x[0] if x.ndim else x), batches[-1])
+
+  def loglikelihood(response, params):
+    logp, _ = POLICY.response_logp(
+      params, last.prompt, last.prompt_mask, response
+    )
+    return jnp.mean(logp)
+
+  watch = jax.tree_util.Partial(loglikelihood, last.response)
+  errors = []
+  for lr in (0.1, 0.01):  # of plain gradient descent, Adam's has no limit
+    state, stats = update.minibatch_step(
+      optimizer.init_state(params(), tx := optax.sgd(lr), keep_reference=False),
+      batches,
+      tx=tx,
+      response_logp=POLICY.response_logp,
+      objective=OBJECTIVE,
+      watch=watch,
+    )
+    change = watch(state.params) - watch(params())
+    assert abs(change) > 1e-5
+    errors.append(abs(stats.watched / change - 1.0))
+  assert errors[1] < 0.02
+  assert errors[1] < errors[0] / 4
+
+
+@pytest.mark.ci
+def test_what_is_watched_is_the_slope_at_the_old_parameters():
+  # Of large eps: with a small one rounding may turn the sign of an update.
+  tx = optax.adamw(0.1, eps=0.1, weight_decay=0.1)
+  tokens, mask = map(
+    jnp.asarray, (packed()[0].prompt[0], packed()[0].prompt_mask[0])
+  )
+
+  def entropy(tokens, mask, params):
+    logits = POLICY.logits(params, tokens, mask)
+    return jnp.mean(losses.token_logp(logits, tokens)[1], where=mask)
+
+  watch = jax.tree_util.Partial(entropy, tokens, mask)
+  grads, _ = gradient(packed())
+  updates, _ = tx.update(grads, tx.init(params()), params())
+  _, want = jax.jvp(watch, (params(),), (updates,))
+  _, stats = update.minibatch_step(
+    optimizer.init_state(params(), tx, keep_reference=False),
+    packed(),
+    tx=tx,
+    response_logp=POLICY.response_logp,
+    objective=OBJECTIVE,
+    watch=watch,
+  )
+  assert abs(want) > 1e-2
+  np.testing.assert_allclose(stats.watched, want, rtol=1e-4)
+
+
+def test_minibatch_step_applies_what_optax_says():
+  tx, _ = optimizer.adamw(
+    lr=1e-2,
+    warmup=0,
+    total=None,
+    b1=0.9,
+    b2=0.95,
+    eps=1e-8,
+    weight_decay=0.0,
+    max_grad_norm=1.0,
+  )
+  state = optimizer.init_state(params(), tx, keep_reference=True)
+  before = jax.tree.map(np.asarray, state.params)
+  reference = jax.tree.map(np.asarray, state.reference)
+  batches = with_reference(packed(), reference)
+  old = state
+  grads, _ = gradient(batches)
+  updates, _ = tx.update(grads, tx.init(before), before)
+  want = optax.apply_updates(before, updates)
+  state, _ = update.minibatch_step(
+    state,
+    batches,
+    tx=tx,
+    response_logp=POLICY.response_logp,
+    objective=OBJECTIVE,
+  )
+  # Adam divides by the root of the gradient's square: rounding of a gradient
+  # that is almost 0 may turn its sign.
+  chex.assert_trees_all_close(state.params, want, atol=2e-4)
+  chex.assert_trees_all_equal(state.reference, reference)
+  # Its memory is used again, but for what numpy looks at.
+  assert all(x.is_deleted() for x in jax.tree.leaves(old.opt))
+
+
+def test_sums_of_gradients_use_their_memory_again():
+  (batch,) = packed()
+  sums = jax.jit(update.zero_gradient)(params())
+  update._add(
+    sums,
+    params(),
+    batch,
+    response_logp=POLICY.response_logp,
+    objective=OBJECTIVE,
+  )
+  assert all(x.is_deleted() for x in jax.tree.leaves(sums[0]))
+
+
+@pytest.mark.ci
+def test_a_length_is_compiled_once(monkeypatch, three_lengths):
+  add = jax.jit(
+    chex.assert_max_traces(update.add_gradient, n=3),
+    static_argnames=("response_logp", "objective"),
+    donate_argnames="sums",
+  )
+  monkeypatch.setattr(update, "_add", add)
+  mesh = sharding.make_mesh(4, 2)
+  places = sharding.param_shardings(params(), mesh)
+  tx = optax.sgd(0.1)
+  make = functools.partial(optimizer.init_state, tx=tx, keep_reference=False)
+  abstract = jax.eval_shape(make, params())
+  state = jax.jit(
+    make,
+    out_shardings=sharding.state_shardings(abstract, abstract.params, mesh),
+  )(jax.device_put(params(), places))
+  lengths = set()
+  for seed in range(3):
+    batches = packed(rows=1, blocks=4, roll=rollouts(seed, kinds=12))
+    lengths |= {batch.mask.shape[-1] for batch in batches}
+    state, _ = update.minibatch_step(
+      state,
+      on_mesh(batches, mesh),
+      tx=tx,
+      response_logp=POLICY.response_logp,
+      objective=OBJECTIVE,
+    )
+  assert lengths == {1, 2, 4}  # or chex would not have refused the fourth
+
+
+def test_without_a_mesh_the_second_update_compiles_nothing():
+  tx = optax.sgd(0.1)
+  state = optimizer.init_state(params(), tx, keep_reference=False)
+  programs = []
+  listen = lambda event, *_, **__: programs.append(
+    event == "/jax/core/compile/backend_compile_duration"
+  )
+  step = lambda state: update.minibatch_step(
+    state,
+    packed(),
+    tx=tx,
+    response_logp=POLICY.response_logp,
+    objective=OBJECTIVE,
+  )[0]
+  state = step(state)
+  jax.monitoring.register_event_duration_secs_listener(listen)
+  step(state)
+  jax.monitoring.unregister_event_duration_listener(listen)
+  assert not any(programs)

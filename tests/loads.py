@@ -1,0 +1,30 @@
+"""Small policies, and what their rollouts need."""
+
+import dataclasses
+
+from brorl_jax.model.attention import Rope
+from brorl_jax.model.policy import Policy
+from brorl_jax.rollout import memory
+
+TOY = Policy(
+  vocab=10, width=4, layers=3, heads=2, kv_heads=1, head_size=2, mlp=6,
+  rope=Rope(100.0), norm_eps=1e-6, tied=True,
+)  # fmt: skip
+
+
+SMALL = Policy(
+  vocab=2048, width=128, layers=2, heads=8, kv_heads=2, head_size=16, mlp=512,
+  rope=Rope(1e4), norm_eps=1e-6, tied=True,
+)  # fmt: skip
+
+
+HALF = dataclasses.replace(SMALL, dtype="bfloat16")
+
+
+GIB = 2**30
+
+
+def load(policy=TOY, **changes) -> memory.Load:
+  sizes = dict(n=6, prompts=5, prompt_tokens=7, max_new_tokens=70)
+  sizes |= dict(data=1, model=1, on_cpu=True)
+  return memory.Load(policy, **{"resident_bytes": 1000, **sizes, **changes})

@@ -1,0 +1,161 @@
+"""Tests of brorl_jax/main/functions.py: what users bring along."""
+
+import dataclasses
+import re
+
+import configured
+import pytest
+from messages import mentions
+
+from brorl_jax.main import functions
+from brorl_jax.rl import advantages, filtering, losses
+from brorl_jax.runs import sections
+
+# As a user's file has them.
+OWN = """
+import jax.numpy as jnp
+
+def loss(logp, logp_old, advantage, mask, *, clip_high):
+  ratio = jnp.exp(logp - logp_old)
+  return -jnp.minimum(ratio, 1 + clip_high) * advantage[:, None]
+
+def of_sequences(logp, logp_old, advantage, mask):
+  return -advantage * jnp.sum(logp, axis=1, where=mask)
+
+def advantage(reward, valid, length):
+  return reward - 0.5
+
+def keep(reward, valid):
+  return reward.mean(axis=1) < 0.9
+
+def scalar(*args, **options):
+  return 0.0
+"""
+FINDERS = {
+  "loss.kind": lambda c: functions.loss(c.loss),
+  "advantage.kind": lambda c: functions.advantage(c.advantage),
+  "filter.keep": lambda c: functions.keep(c.filter),
+}
+
+
+@pytest.fixture
+def file(tmp_path):
+  path = tmp_path / "mine.py"
+  path.write_text(OWN)
+  return path
+
+
+def test_a_name_of_a_table_is_its_value():
+  for tables, field in (
+    (losses.LOSSES, "loss.kind"),
+    (advantages.ADVANTAGES, "advantage.kind"),
+    (filtering.KEEP, "filter.keep"),
+  ):
+    for name, value in tables.items():
+      c = configured.config(**{field: name})
+      assert FINDERS[field](c) is value
+  assert functions.digests(sections.phases(configured.config())) == {}
+
+
+def test_an_own_function_is_found_and_its_file_is_told(file):
+  names = {"loss.kind": f"{file}:loss", "advantage.kind": f"{file}:advantage"}
+  c = configured.config(**names, **{"filter.keep": f"{file}:keep"})
+  loss = functions.loss(c.loss)
+  assert (loss.unit, loss.options) == ("token", ("clip_high",))
+  assert functions.advantage(c.advantage).__name__ == "advantage"
+  assert functions.keep(c.filter).__name__ == "keep"
+  found = functions.digests(sections.phases(c))
+  assert found.keys() == {"loss.kind", "advantage.kind", "filter.keep"}
+  (digest,) = {f["digest"] for f in found.values()}
+  assert re.fullmatch("[0-9a-f]{32}", digest)
+  assert found["loss.kind"]["name"] == f"{file}:loss"
+
+
+def test_a_phase_has_functions_of_its_own(file):
+  changes = (
+    {"from_step": 3, "loss.kind": f"{file}:loss"},
+    {"from_step": 5, "sampling.n": 256},
+  )
+  found = functions.digests(
+    sections.phases(configured.config(**{"run.phases": changes}))
+  )
+  assert found.keys() == {"run.phases[0]['loss.kind']"}
+
+
+@pytest.mark.parametrize("field", FINDERS)
+@pytest.mark.parametrize(
+  "name, line",
+  [
+    ("ppoo", "'ppoo': unknown"),
+    ("{file}:nothing", "mine.py ... function 'nothing'"),
+    ("nowhere.py:f", "nowhere.py does not exist"),
+    ("{file}:scalar", "mine.py:scalar': returns float32[] for"),
+  ],
+)
+def test_what_is_no_function_is_refused_by_its_field(file, field, name, line):
+  c = configured.config(**{field: name.format(file=file)})
+  with pytest.raises(ValueError) as error:
+    functions.digests(sections.phases(c))
+  assert mentions(str(error.value), line)
+  assert str(error.value).startswith(f"config.{field} = ")
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "changes, line",
+  [
+    (
+      {"loss": "gspo", "dual_clip": 3.0},
+      "config.loss.dual_clip = 3.0 ... 0 ... loss.kind = 'gspo'",
+    ),
+    (
+      {"loss": "{file}:loss", "dual_clip": 3.0},
+      "config.loss.dual_clip = 3.0 ... 0 ... loss.kind = '{file}:loss'",
+    ),
+    (
+      {"loss": "gspo", "mean": "constant"},
+      "config.loss.mean = 'constant' ... loss.kind = 'gspo'",
+    ),
+    (
+      {"loss": "{file}:of_sequences", "mean": "constant"},
+      "config.loss.mean = 'constant' ... loss.kind = '{file}:of_sequences'",
+    ),
+  ],
+)
+def test_what_a_loss_does_not_have_is_refused(file, changes, line):
+  at = lambda x: x.format(file=file) if isinstance(x, str) else x
+  c = configured.config(**{k: at(v) for k, v in changes.items()})
+  with pytest.raises(ValueError, match=re.escape("config.loss.")) as error:
+    functions.digests(sections.phases(c))
+  assert mentions(str(error.value), at(line))
+  later = dataclasses.replace(
+    configured.config(),
+    run=dataclasses.replace(
+      c.run,
+      phases=(
+        {
+          "from_step": 9,
+          **{configured.SHORT[k]: at(v) for k, v in changes.items()},
+        },
+      ),
+    ),
+  )
+  with pytest.raises(ValueError) as of_phase:
+    functions.digests(sections.phases(later))
+  assert str(of_phase.value) == f"phase from step 9: {error.value}"
+
+
+def test_a_changed_file_is_refused_by_name():
+  before = {"loss.kind": {"name": "mine.py:loss", "digest": "a" * 32}}
+  same = {"loss.kind": {"name": "mine.py:loss", "digest": "a" * 32}}
+  other = {"loss.kind": {"name": "mine.py:loss", "digest": "b" * 32}}
+  renamed = {"loss.kind": {"name": "yours.py:loss", "digest": "b" * 32}}
+  for now in (same, renamed, {}):
+    functions.refuse_changes(before, now)
+  functions.refuse_changes(None, other)
+  functions.refuse_changes({}, other)
+  with pytest.raises(ValueError, match=r"mine\.py.*changed") as error:
+    functions.refuse_changes(before, other)
+  line = str(error.value)
+  assert line.startswith("config.loss.kind = 'mine.py:loss': ")
+  assert "a" * 32 in line and "b" * 32 in line and "\n" not in line

@@ -1,0 +1,559 @@
+"""Tests of brorl_jax/main/settings.py and of the arguments of the command."""
+
+import dataclasses
+import math
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import typing
+
+import configured
+import pytest
+from messages import mentions
+
+from brorl_jax.configs import base, n16, n512, simulate
+from brorl_jax.errors import UserError
+from brorl_jax.main import settings
+from brorl_jax.main.stages import examples
+from brorl_jax.runs import sections
+from brorl_jax.tasks import gym
+from brorl_jax.tasks.domains import defaults
+from tests.main.main_test import command, message
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+# --------------------------------------------------------------------- values
+
+
+BASE = dict(n=512, samples=16384, in_flight=8192, minibatches=2, slots=64)
+BASE |= dict(rows=32, blocks=16, lr=3e-4, dtype="float32")
+
+
+def config(**changes):
+  """The base config, but that its defaults may be tuned without these tests."""
+  return configured.config(**BASE | changes)
+
+
+def values(**changes):
+  """As they are written to config.json."""
+  return sections.as_dict(config(**changes))
+
+
+@pytest.mark.parametrize("get", [base, n16, n512])
+def test_accepts_the_configs_of_the_repository(get):
+  settings.check_training(settings.typed(get.get_config()))
+
+
+GOOD = [
+  {"n": 2},
+  {"slots": 1},
+  {"slots": 0, "lanes": 0, "memory_bytes": 0},
+  {
+    "lanes": 3,
+    "memory_bytes": 10**9,
+    "int8_cache": True,
+    "decode_kernel": True,
+  },
+  {"kl_weight": 0.0},
+  {"reset_every": 0, "reset_above_kl": 0.1, "reset_stalled": 3},
+  {"warmup": 0},
+  {"b1": 0.0},
+  {"weight_decay": 0.1},
+  {"mesh_data": 4},
+  {"dtype": "bfloat16"},
+  {"samples_shown": 0},
+  {"theory_prompts": 0},  # not measured
+  {"minibatches": 32},
+  {"seed": 2**31 - 1},
+  {"n": 16, "samples": 8192},  # the paper's own arm
+  {"keep": "solved", "keep_above": 0.05, "keep_below": 0.95},
+  {"distinct_prompts": 33, "rest_after": 2, "rest_steps": 1},
+  {"distinct_prompts": 32, "keep": "all"},
+  {"truncated_factor": 0.0, "mask_truncated": True},
+  {"length_weight": 1.0, "length_min": 0.0, "length_max": 0.0},
+  {"length_weight": 1.0, "length_off": 0},  # always on
+  {"overlong_weight": 1.0, "overlong_buffer": 6},
+  {"overlong_buffer": 7},  # off: not read
+  {"dual_clip": 3.0},
+  {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
+  {"loss": "cispo", "clip_low": 1.0, "clip_high": 4.0},
+  {"advantage": "centered", "mean": "constant", "constant": 4096},
+  {
+    "advantage": "maxrl",
+    "length_weight": 1.0,
+    "length_min": 0.0,
+    "length_max": 1.0,
+  },
+  {"correction": "none"},
+  {"correction": "banded", "correction_low": 1.0, "correction_high": 1.1},
+  {"correction": "sequence", "pipeline": True},
+  {"lr_scaling": "samples", "lr_base": 1},
+  {"eval_temperature": 0.0, "eval_top_p": 1.0},
+]
+
+
+@pytest.mark.parametrize("changes", GOOD, ids=str)
+def test_accepts_the_edge_of_what_works(changes):
+  settings.check_training(config(**changes))
+
+
+COUNTS = (
+  "steps samples in_flight max_oversampling prompt_tokens max_new_tokens "
+  "minibatches rows blocks save_every keep_checkpoints eval_every "
+  "eval_prompts eval_n mesh_model lr_base length_on rest_steps"
+).split()
+BAD = [
+  *((field, {field: 0}, "at least 1") for field in COUNTS),
+  ("steps", {"steps": -3}, "at least 1"),
+  ("seed", {"seed": -1}, "0 to 2"),
+  ("seed", {"seed": 2**31}, "0 to 2"),
+  ("n", {"n": 1}, "at least 2"),
+  ("n", {"n": 0}, "at least 1"),
+  ("n", {"n": -512}, "at least 1"),
+  ("samples", {"samples": 16385}, "multiple of n = 512"),
+  ("samples", {"samples": 256}, "multiple of n = 512"),
+  ("in_flight", {"in_flight": 8000}, "multiple of n = 512"),
+  ("minibatches", {"minibatches": 3}, "divisor ... samples / n = 32"),
+  *((f, {f: -1}, "positive, or 0") for f in ("slots", "lanes", "memory_bytes")),
+  ("temperature", {"temperature": 0.0}, "positive"),
+  ("temperature", {"temperature": float("inf")}, "finite"),
+  ("temperature", {"temperature": float("nan")}, "finite"),
+  ("clip_low", {"clip_low": -0.2}, "above 0 and at most 1"),
+  ("clip_low", {"clip_low": 0.0}, "above 0 and at most 1"),
+  ("clip_low", {"clip_low": 1.1}, "above 0 and at most 1"),
+  ("clip_high", {"clip_high": -0.28}, "positive"),
+  ("clip_high", {"clip_high": 0.0}, "positive"),
+  ("clip_high", {"clip_high": float("inf")}, "finite"),
+  ("kl_weight", {"kl_weight": -1e-4}, "0 or positive"),
+  ("kl_clamp", {"kl_clamp": 0.0}, "positive"),
+  ("lr", {"lr": 0.0}, "positive"),
+  ("lr", {"lr": -1e-3}, "positive"),
+  ("lr", {"lr": float("nan")}, "finite"),
+  ("warmup", {"warmup": -1}, "0 or positive"),
+  ("b1", {"b1": 1.0}, "below 1"),
+  ("b2", {"b2": -0.1}, "at least 0"),
+  ("b2", {"b2": 1.0}, "below 1"),
+  ("eps", {"eps": 0.0}, "positive"),
+  ("weight_decay", {"weight_decay": -0.1}, "0 or positive"),
+  ("max_grad_norm", {"max_grad_norm": 0.0}, "positive"),
+  ("dtype", {"dtype": "float16"}, "one of float32, bfloat16"),
+  ("second_moment", {"second_moment": ""}, "one of full, factored"),
+  ("remat", {"remat": "all"}, "one of layer, products, nothing"),
+  ("offload", {"offload": "opt"}, "one of nothing, reference, moments"),
+  ("mesh_data", {"mesh_data": 0}, "positive, or -1"),
+  ("mesh_data", {"mesh_data": -2}, "positive, or -1"),
+  ("max_busy_s", {"max_busy_s": -1.0}, "positive ... 0"),
+  ("samples_shown", {"samples_shown": -1}, "0 or positive"),
+  (
+    "code_test_s",
+    {"code_test_s": 0.0},
+    "positive",
+  ),
+  ("code_total_s", {"code_total_s": 4.0}, "at least code_test_s = 5"),
+  ("theory_prompts", {"theory_prompts": -1}, "positive ... 0"),
+  ("theory_tokens", {"theory_tokens": 0}, "at least 1"),
+  ("theory_responses", {"theory_responses": 0}, "at least 1"),
+  # Which groups are trained on, and what reward they get.
+  ("keep_above", {"keep_above": 0.5, "keep_below": 0.5}, "below keep_below"),
+  ("keep_above", {"keep_above": 0.9, "keep_below": 0.1}, "below keep_below"),
+  ("keep_above", {"keep_above": -0.1}, "at least 0"),
+  ("keep_below", {"keep_below": 1.1}, "at most 1"),
+  ("distinct_prompts", {"distinct_prompts": 32}, "some are rejected"),
+  (
+    "distinct_prompts",
+    {"distinct_prompts": 31},
+    "0 ... 32",
+  ),
+  (
+    "distinct_prompts",
+    {"distinct_prompts": -1},
+    "0 ... 32",
+  ),
+  ("rest_after", {"rest_after": 1}, "0 ... data.distinct_prompts"),
+  ("rest_after", {"rest_after": -1, "distinct_prompts": 99}, "0 or positive"),
+  ("truncated_factor", {"truncated_factor": 1.5}, "between 0 and 1"),
+  ("truncated_factor", {"truncated_factor": -0.5}, "between 0 and 1"),
+  ("length_weight", {"length_weight": -1.0}, "0 or positive"),
+  ("length_off", {"length_off": -1}, "positive ... 0"),
+  ("length_min", {"length_min": 0.5}, "at most length_max = 0.0"),
+  ("overlong_weight", {"overlong_weight": -1.0}, "0 or positive"),
+  (
+    "overlong_buffer",
+    {"overlong_buffer": 7, "overlong_weight": 1.0},
+    "1 to max_new_tokens = 6",
+  ),
+  (
+    "overlong_buffer",
+    {"overlong_buffer": 0, "overlong_weight": 0.1},
+    "1 to max_new_tokens = 6",
+  ),
+  (
+    "advantage",
+    {"advantage": "maxrl", "overlong_weight": 0.1},
+    "another kind ... length",
+  ),
+  (
+    "advantage",
+    {"advantage": "maxrl", "length_weight": 0.1},
+    "another kind ... length",
+  ),
+  ("credit", {"credit": "unequal"}, "one of equal, distinct"),
+  # The loss.
+  ("mean", {"mean": "tokens"}, "one of token, sequence, prompt, constant"),
+  ("constant", {"constant": -1}, "0 or positive"),
+  ("dual_clip", {"dual_clip": 0.5}, "above 1"),
+  ("dual_clip", {"dual_clip": 1.0}, "above 1"),
+  ("entropy_weight", {"entropy_weight": -0.1}, "0 or positive"),
+  (
+    "correction",
+    {"correction": "tis"},
+    "one of none, truncated, banded, sequence",
+  ),
+  (
+    "correction",
+    {"correction": "none", "pipeline": True},
+    "'none' ... run.pipeline",
+  ),
+  ("correction_cap", {"correction_cap": 0.5}, "at least 1"),
+  ("correction_low", {"correction_low": 6.0}, "between 0 and 1"),
+  ("correction_high", {"correction_high": 0.4}, "at least 1"),
+  (
+    "correction_low",
+    {"correction_low": 1.0, "correction_high": 1.0},
+    "below correction_high = 1.0",
+  ),
+  ("sequence_low", {"sequence_low": 1.001}, "between 0 and 1"),
+  ("sequence_high", {"sequence_high": 0.999}, "at least 1"),
+  *(
+    (field, {field: value}, "positive ... 0")
+    for field, value in (
+      ("reset_every", -1),
+      ("reset_stalled", -1),
+      ("reset_above_kl", -0.5),
+    )
+  ),
+  ("lr_scaling", {"lr_scaling": "prompts"}, "one of none, samples"),
+  *(
+    (
+      f"data.domains.{name}.weight",
+      {f"data.domains.{name}.weight": value},
+      "0 or positive",
+    )
+    for name, value in zip(
+      defaults(), [-1.0, -0.1, -7.0, -0.5, -9.0, -2.0], strict=True
+    )
+  ),
+  *(
+    (
+      f"data.domains.{name}.reward",
+      {f"data.domains.{name}.reward": "half"},
+      "pass, score",
+    )
+    for name in defaults()
+  ),
+  (
+    "reward.verifier",
+    {"reward.verifier": ("f",)},
+    "functions",
+  ),
+  ("reward.verifier", {"reward.verifier": ("a:f",) * 2}, "different functions"),
+  ("reward.weights", {"reward.weights": (1.0,)}, "0"),
+  (
+    "reward.weights",
+    {"reward.verifier": ("a:f",), "reward.weights": (math.inf,)},
+    "1",
+  ),
+  ("reward.timeout_s", {"reward.timeout_s": 0.0}, "positive"),
+  *(
+    ("wandb", {"wandb": name}, r"a name without any of / \ # ? % :")
+    for name in ("me/mine", "mine?")
+  ),
+  ("data.files", {"data.files": (3,)}, "paths"),
+  ("data.files", {"data.files": ("",)}, "paths"),
+  ("data.heldout_files", {"data.heldout_files": ("",)}, "paths"),
+  ("data.heldout_files", {"data.heldout_files": ("a",)}, "empty without data"),
+  ("data.heldout_one_in", {"data.heldout_one_in": 1}, "at least 2"),
+  ("eval_temperature", {"eval_temperature": -0.1}, "positive ... 0"),
+  ("eval_top_p", {"eval_top_p": 0.0}, "above 0 and at most 1"),
+  ("eval_top_p", {"eval_top_p": 1.1}, "above 0 and at most 1"),
+]
+
+
+@pytest.mark.parametrize("field, changes, must", BAD, ids=str)
+def test_refuses_a_value_and_says_what_it_must_be(field, changes, must):
+  with pytest.raises(UserError) as e:
+    settings.check_training(config(**changes))
+  line = str(e.value)
+  name = configured.SHORT.get(field, field)
+  assert line.startswith(f"config.{name} = {changes[field]!r} must be ")
+  assert mentions(line, must) and "\n" not in line
+
+
+def test_a_section_may_be_alone_in_what_only_training_compares():
+  """An evaluation samples with a config that could not train."""
+  config(n=1, samples=3, minibatches=2, in_flight=5)
+  config(**{"data.heldout_files": ("a",)})
+
+
+def test_wandb_that_is_not_installed_is_refused(monkeypatch):
+  settings.check_training(configured.config(wandb="mine"))
+  monkeypatch.setattr(settings.importlib.util, "find_spec", lambda name: None)
+  settings.check_training(configured.config())
+  with pytest.raises(UserError) as e:
+    settings.check_training(configured.config(wandb="mine"))
+  assert mentions(
+    str(e.value), "config.run.wandb = 'mine' ... 'brorl_jax[wandb]'"
+  )
+
+
+def broken_by_bad() -> set[str]:
+  return {configured.SHORT.get(field, field) for field, _, _ in BAD}
+
+
+def test_every_rule_has_a_value_that_breaks_it():
+  c = config()
+  rules = {field for field, _, _ in settings._training_rules(c)}
+  for section in dataclasses.fields(c):
+    name, values = section.name, getattr(c, section.name)
+    rules |= {f"{name}.{field}" for field, _, _ in values.rules()}
+    rules |= {
+      f"{name}.{field.name}"
+      for field in dataclasses.fields(values)
+      if typing.get_origin(field.type) is typing.Literal
+    }
+  domains = {
+    f"data.domains.{name}.{field}"
+    for name in c.data.domains
+    for field in ("weight", "reward")
+  }
+  assert rules | domains == broken_by_bad()
+
+
+def test_every_number_must_be_finite():
+  for name, value in sections.flat(values()).items():
+    if type(value) is float:
+      with pytest.raises(UserError, match=f"config.{name} = nan must"):
+        config(**{name: math.nan})
+
+
+@pytest.mark.parametrize("of", [n512, n16])
+@pytest.mark.parametrize("preset", ["tiny", "1p5b", "8b"])
+def test_every_preset_is_a_config_that_works(of, preset):
+  c = settings.typed(of.get_config(preset))
+  settings.check_training(c)
+  assert c.sampling.n == (512 if of is n512 else 16)
+  for data in (1, 4, 8):
+    settings.check_mesh(c, data)
+  settings.check_lengths(c, 32768)
+  assert bool(c.policy.checkpoint) == (preset != "tiny")
+  families = examples.families(c.data.families)
+  assert len(families) == (8 if preset == "tiny" else 24)
+  # A prompt beyond the budget would stop the run before it begins. Their
+  # tokenizers are not here: a number, a word or a sign is at least a token.
+  for family in families if preset != "tiny" else ():
+    for i in range(20):
+      question = gym.puzzle(family, "train", i, seed=0).question
+      pieces = re.findall(r"\d|[^\W\d]+|[^\w\s]|\n", question)
+      assert len(pieces) < 0.8 * c.data.prompt_tokens, family.name
+
+
+def test_an_unknown_preset_is_refused(tmp_path):
+  done = command("--config=configs/n512.py:70b", f"--workdir={tmp_path}/run")
+  assert mentions(message(done), "configs/n512.py ... '70b' ... 1p5b, 8b")
+
+
+def test_a_large_preset_without_its_checkpoint_says_what_to_download(tmp_path):
+  done = subprocess.run(
+    [sys.executable, "-m", "brorl_jax.main", "--config=configs/n512.py:8b",
+     f"--workdir={tmp_path}/run"],
+    cwd=ROOT, capture_output=True, text=True, timeout=120,
+    env={
+      **os.environ, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1",
+      "HF_HOME": str(tmp_path / "cache"),
+    },
+  )  # fmt: skip
+  line = message(done)
+  name = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
+  assert mentions(line, f"'{name}'")
+  assert f"'hf download {name} --local-dir DeepSeek-R1-Distill-Llama" in line
+  assert (
+    "then give --config.policy.checkpoint=DeepSeek-R1-Distill-Llama-8B" in line
+  )
+  assert not (tmp_path / "run").exists()
+
+
+def test_a_rollout_stays_within_the_positions_of_the_policy():
+  c = config(prompt_tokens=100, max_new_tokens=28)
+  settings.check_lengths(c, 128)
+  with pytest.raises(UserError, match=r"max_new_tokens = 128.*at most 127"):
+    settings.check_lengths(c, 127)
+
+
+def test_a_config_of_another_mode_is_refused():
+  with pytest.raises(UserError, match=r"config\.run is missing; .* --mode"):
+    settings.typed(simulate.get_config())
+  c = base.get_config().unlock()
+  del c.sampling.samples
+  with pytest.raises(
+    UserError, match=r"config\.sampling.samples is missing; .* --mode"
+  ):
+    settings.typed(c)
+
+
+def test_work_spreads_evenly_over_the_mesh():
+  settings.check_mesh(config(), 8)
+  with pytest.raises(UserError, match=r"in_flight = 8192.*16.* 3"):
+    settings.check_mesh(config(), 3)
+  with pytest.raises(UserError, match=r"blocks = 6.* 4"):
+    settings.check_mesh(config(blocks=6), 4)
+
+
+# --------------------------------------------------------------------- phases
+
+
+def refusal(*changes, **fields):
+  with pytest.raises(UserError) as e:
+    settings.check_training(config(phases=changes, **fields))
+  line = str(e.value)
+  assert "\n" not in line
+  return line
+
+
+def test_phases_add_up():
+  changes = (
+    {"from_step": 3, "sampling.n": 256, "optim.lr": 1},
+    {
+      "from_step": 7,
+      "sampling.n": 128,
+      "reward.length_weight": 0.5,
+      "reward.length_wrong": True,
+    },
+  )
+  c = config(phases=changes)
+  settings.check_training(c)
+  (first, one, none), (second, two, what), (third, three, _) = settings.phases(
+    c
+  )
+  assert (first, second, third) == (1, 3, 7)
+  assert one == c and none is None
+  assert what == {"sampling.n": 256, "optim.lr": 1}
+  of = lambda c: (c.sampling.n, c.optim.lr, c.reward.length_weight)
+  assert of(two) == (256, 1.0, 0.0)
+  assert isinstance(two.optim.lr, float)
+  assert of(three) == (128, 1.0, 0.5)
+  assert three.reward.length_wrong is True
+  assert three.sampling.samples == c.sampling.samples
+  assert of(c) == (512, 3e-4, 0.0)  # as it was
+  assert settings.phases(config()) == [(1, config(), None)]
+
+
+@pytest.mark.parametrize("change", [3, "n=3", ("from_step", 3)])
+def test_a_phase_is_a_dict(change):
+  want = (
+    f"config.run.phases[0] = {change!r} ... {{'from_step': 31, "
+    f"'sampling.n': 512}}"
+  )
+  assert mentions(refusal(change), want)
+
+
+@pytest.mark.parametrize("since", [None, 1, 0, -3, 3.0, "3", True])
+def test_a_phase_begins_after_the_one_before(since):
+  change = {"sampling.n": 256}
+  if since is not None:
+    change["from_step"] = since
+  assert mentions(
+    refusal(change), f"config.run.phases[0]['from_step'] = {since!r} ... 1"
+  )
+  for again in (5, 4):
+    line = refusal(
+      {"from_step": 5, "sampling.n": 256},
+      {"from_step": again, "sampling.n": 128},
+    )
+    assert mentions(line, f"config.run.phases[1]['from_step'] = {again} ... 5")
+
+
+@pytest.mark.parametrize(
+  "change, line",
+  [
+    ({"loss.clip_lwo": 0.1}, "'loss.clip_low'"),
+    ({"xyzzy": 1}, "no such field"),
+    ({"lr": 1.0}, "'optim.lr'"),
+    ({"run.seed": 1}, "cannot change"),
+    ({"run.steps": 9}, "cannot change"),
+    ({"run.phases": ()}, "cannot change"),
+    ({4: 1}, "no such field"),
+    ({"optim.lr": None}, "of type float"),
+    ({"sampling.n": "256"}, "of type int"),
+    ({"sampling.n": 256.5}, "of type int"),
+    ({"sampling.n": True}, "of type int"),
+    ({"optim.lr": "1"}, "of type float"),
+    ({"reward.length_wrong": 1}, "of type bool"),
+    ({"optim.lr": -1.0}, "positive"),
+    ({"advantage.credit": "all"}, "one of equal, distinct"),
+  ],
+)  # fmt: skip
+def test_a_phase_changes_fields_that_may_change(change, line):
+  ((name, value),) = change.items()
+  assert mentions(
+    refusal({"from_step": 7} | change),
+    f"config.run.phases[0][{name!r}] = {value!r} ... {line}",
+  )
+
+
+def test_the_config_of_every_phase_is_checked():
+  assert mentions(
+    refusal({"from_step": 7, "sampling.n": 500}),
+    "step 7: config.sampling.samples = 16384 ... multiple of n = 500",
+  )
+  # What an earlier phase changed counts.
+  line = refusal(
+    {"from_step": 3, "filter.keep_above": 0.5},
+    {"from_step": 9, "filter.keep_below": 0.4},
+  )
+  assert mentions(
+    line,
+    "config.run.phases[1]['filter.keep_below'] = 0.5 ... at "
+    "least 0 ... below keep_below = 0.4",
+  )
+
+
+def test_what_makes_the_data_or_the_state_does_not_change_in_a_phase():
+  known = sections.every_field()
+  assert not any(
+    about.phased
+    for name, about in known.items()
+    if name.partition(".")[0] in ("run", "policy", "data", "devices", "eval")
+  )
+  assert known["sampling.n"].phased and known["optim.lr"].phased
+  assert not known["optim.b1"].phased  # moments are made with it
+
+
+@pytest.mark.parametrize(
+  "body, line",
+  [
+    ("c.lr = 1e-4", "c.lr is c.optim.lr"),
+    ("c.loss = 'gspo'", "c.loss is c.loss.kind"),
+    ("c.optim.lrr = 1.0", "c.lrr ... c.optim.lr"),
+    ("c = None", "get_config"),
+  ],
+)
+def test_a_config_file_with_names_of_before_is_told_todays(
+  tmp_path, refused, body, line
+):
+  file = tmp_path / "mine.py"
+  file.write_text(
+    "from brorl_jax.configs import n512\n\n"
+    f"def get_config():\n  c = n512.get_config()\n  {body}\n  return c\n"
+  )
+  said = refused(f"--config={file}", f"--workdir={tmp_path}/r")
+  assert mentions(said, f"{file} ... {line}")
+
+
+def test_a_config_file_from_before_the_package_had_them():
+  # The repository has a folder of that name, an installed package does not.
+  assert mentions(
+    settings._of_today("No module named 'configs'"), "brorl_jax.configs"
+  )

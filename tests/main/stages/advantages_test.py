@@ -1,0 +1,352 @@
+"""Tests of brorl_jax/main/stages/advantages.py: rewards to advantages."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scored
+from one_step import groups, short
+
+from brorl_jax.main.stages import advantages as advantage_stage
+from brorl_jax.rl import advantages
+from brorl_jax.rl.credit import credit_by_answer
+from brorl_jax.runs.run_state import RunState
+
+
+def filter_stage(c):
+  return advantage_stage.filter_stage(
+    c.filter, c.reward, places=c.sampling.places
+  )
+
+
+def advantages_stage(c):
+  limit = c.sampling.max_new_tokens
+  return advantage_stage.advantages_stage(c.advantage, c.reward, limit=limit)
+
+
+def shaped(c, some, *, active):
+  limit = c.sampling.max_new_tokens
+  return advantage_stage.shaped(c.reward, some, limit=limit, active=active)
+
+
+@pytest.mark.ci
+def test_advantages_are_whitened_over_tokens(wired):
+  stages, kept = wired[4], wired[6]
+  got = stages.advantages(kept, RunState()).advantage
+  reward = kept.scores.reward
+  length = kept.rollouts.mask.sum(axis=2).astype(np.float32)
+  where = np.asarray(advantages.informative(jnp.asarray(reward)))
+  assert where.any() and len(np.unique(length)) > 1
+  weight = length * where[:, None]
+  centered = reward - reward.mean(axis=1, keepdims=True)
+  mean = np.average(centered, weights=weight)
+  std = np.sqrt(np.average((centered - mean) ** 2, weights=weight))
+  want = np.where(where[:, None], (centered - mean) / std, 0.0)
+  np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+REWARDS = [
+  [0.0, 0.0, 0.0, 0.0],
+  [1.0, 1.0, 1.0, 1.0],
+  [1.0, 0.0, 0.0, 0.0],
+  [0.5, 0.5, 0.5, 0.5],
+  [0.5, 0.0, 0.0, 0.0],
+  [1.0, 1.0, 1.0, 0.0],
+]
+
+
+@pytest.mark.parametrize(
+  "changes, want",
+  [
+    ({"keep": "differ"}, [0, 0, 1, 0, 1, 1]),
+    ({"keep": "solved"}, [0, 0, 1, 0, 0, 1]),
+    ({"keep": "all"}, [1, 1, 1, 1, 1, 1]),
+    # Means: 0, 1, 1/4, 1/2, 1/8, 3/4; the ends are out.
+    ({"keep_above": 0.2}, [0, 0, 1, 0, 0, 1]),
+    ({"keep_below": 0.75}, [0, 0, 1, 0, 1, 0]),
+    (
+      {"keep": "all", "keep_above": 0.25, "keep_below": 0.7},
+      [0, 0, 0, 1, 0, 0],
+    ),
+    ({"keep": "solved", "keep_below": 0.7}, [0, 0, 1, 0, 0, 0]),
+  ],
+  ids=str,
+)
+def test_which_groups_are_kept(changes, want):
+  got = filter_stage(short(**changes))(groups(REWARDS))
+  assert got.dtype == bool and got.tolist() == want
+
+
+# By rollouts that count the means are 1, 1/2, 1/2 and none; by all of them, a
+# reward of 0 for what could not be judged, 1/2, 1/4, 1/2 and 1/4.
+@pytest.mark.parametrize(
+  "band, want",
+  [
+    ({"keep_below": 0.9}, [0, 1, 1, 0]),
+    ({"keep_above": 0.3}, [0, 1, 1, 0]),  # the ends are out
+    ({"keep_above": 0.3, "keep_below": 0.9}, [0, 1, 1, 0]),
+    ({"keep_above": 0.1, "keep_below": 0.4}, [0, 0, 0, 0]),
+  ],
+  ids=str,
+)
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_band_is_of_rollouts_that_count(band, want, masked):
+  reward = [[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0], [1, 0, 0, 0]]
+  counts = np.array([[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [0] * 4], bool)
+  some = groups(reward, truncated=~counts & masked)
+  if not masked:
+    some = some._replace(scores=scored.scores(reward, valid=counts))
+  c = short(keep="all", mask_truncated=masked, **band)
+  assert filter_stage(c)(some).tolist() == want
+
+
+@pytest.mark.parametrize("keep", ["differ", "solved"])
+def test_a_length_reward_makes_no_group_of_wrong_answers_informative(keep):
+  c = short(
+    keep=keep, length_weight=1.0, length_wrong=True, overlong_weight=1.0,
+    truncated_factor=0.5,
+  )  # fmt: skip
+  wrong = groups(
+    [[0.0] * 4, [1.0] * 4],
+    length=[[1, 2, 3, 4]] * 2,
+    truncated=[[False, False, False, True]] * 2,
+  )
+  reward, _ = shaped(c, wrong, active=True)
+  assert len(np.unique(reward[0])) == len(np.unique(reward[1])) == 4
+  assert filter_stage(c)(wrong).tolist() == [False, False]
+
+
+@pytest.mark.parametrize("keep", ["differ", "solved"])
+def test_rollouts_that_were_cut_may_decide_nothing(keep):
+  cut = groups(
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]],
+    truncated=[[True, False, False, False]] * 3,
+  )
+  kept = lambda **how: filter_stage(short(keep=keep, **how))(cut)
+  assert kept().tolist() == [True] * 3
+  assert kept(mask_truncated=True).tolist() == [False, True, True]
+
+
+# The cosine of 2 of 4 tokens is halfway, that of 4 is the minimum.
+RIGHT, LENGTHS = [[1.0, 0.0, 1.0, 0.5]], [[2, 2, 4, 4]]
+
+
+@pytest.mark.parametrize(
+  "changes, active, added",
+  [
+    ({}, True, [0.0, 0.0, 0.0, 0.0]),
+    ({"length_weight": 2.0}, True, [-0.5, 0.0, -1.0, 0.0]),
+    ({"length_weight": 2.0}, False, [0.0, 0.0, 0.0, 0.0]),
+    (
+      {"length_weight": 2.0, "length_wrong": True},
+      True,
+      [-0.5, -0.5, -1.0, -1.0],
+    ),
+    (
+      {"length_weight": 1.0, "length_min": 0.0, "length_max": 1.0},
+      True,
+      [0.5, 0.0, 0.0, 0.0],
+    ),
+    ({"overlong_weight": 0.5}, False, [0.0, 0.0, -0.5, -0.5]),
+    (
+      {"overlong_weight": 0.5, "overlong_buffer": 4},
+      True,
+      [-0.25, -0.25, -0.5, -0.5],
+    ),
+    (
+      {"length_weight": 2.0, "overlong_weight": 0.5},
+      True,
+      [-0.5, 0.0, -1.5, -0.5],
+    ),
+  ],
+  ids=str,
+)
+def test_rewards_of_length_by_hand(changes, active, added):
+  some = groups(RIGHT, length=LENGTHS)
+  reward, got = shaped(short(**changes), some, active=active)
+  np.testing.assert_allclose(got, [added], atol=1e-6)
+  np.testing.assert_allclose(reward, np.add(RIGHT, [added]), atol=1e-6)
+
+
+def test_a_response_that_was_cut_keeps_a_share_of_its_reward():
+  some = groups(
+    [[1.0, 1.0, 0.5, 0.0]],
+    length=LENGTHS,
+    truncated=[[True, False, True, True]],
+  )
+  c = short(truncated_factor=0.25)
+  reward, added = shaped(c, some, active=True)
+  assert reward.tolist() == [[0.25, 1.0, 0.125, 0.0]]
+  assert added.tolist() == [[0.0] * 4]
+  # Not of what is added for its length; its raw reward says that it is right.
+  c = short(truncated_factor=0.0, length_weight=2.0)
+  reward, _ = shaped(c, some, active=True)
+  np.testing.assert_allclose(reward, [[-0.5, 0.5, 0.0, 0.0]], atol=1e-6)
+
+
+def stage(some, progress=RunState(), **changes):  # noqa: B008
+  return advantages_stage(short(**changes))(some, progress)
+
+
+@pytest.mark.parametrize(
+  "advantage, want",
+  [
+    # Of the three that count: less 2/3. Their deviation is sqrt(2) / 3.
+    ("centered", [1 / 3, -2 / 3, 1 / 3, 0]),
+    ("grpo", [2**-0.5, -(2**0.5), 2**-0.5, 0]),
+    ("trajectories", [2**-0.5, -(2**0.5), 2**-0.5, 0]),
+    # Of their 1 + 1 + 2 tokens: the mean is 1/12, the variance 3/16.
+    ("tokens", [3**-0.5, -(3**0.5), 3**-0.5, 0]),
+  ],
+)
+def test_what_was_cut_may_count_nowhere(advantage, want):
+  some = groups(
+    [[1, 0, 1, 0]],
+    length=[[1, 1, 2, 4]],
+    truncated=[[False, False, False, True]],
+  )
+  got = stage(some, advantage=advantage, mask_truncated=True)
+  np.testing.assert_allclose(got.advantage, [want], atol=2e-5)
+  assert got.counts.tolist() == [[True, True, True, False]]
+  assert got.metrics["reward/masked_fraction"] == pytest.approx(0.25)
+  all_in = stage(some, advantage=advantage)
+  assert all_in.counts.all() and all_in.metrics["reward/masked_fraction"] == 0.0
+  assert all_in.advantage[0, 3] < 0.0
+
+
+def test_what_was_cut_has_no_part_in_the_credit():
+  """The only right answer of its kind was cut: the two others are one kind."""
+  some = groups(
+    [[1, 1, 1, 0]],
+    answer=[[0, 1, 0, 2]],
+    truncated=[[False, True, False, False]],
+  )
+  got = stage(
+    some, advantage="centered", credit="distinct", mask_truncated=True
+  )
+  np.testing.assert_allclose(
+    got.advantage, [[1 / 3, 0, 1 / 3, -2 / 3]], atol=1e-6
+  )
+
+
+def test_a_group_that_shaping_made_equal_gets_exactly_0():
+  """Not the shift that longer wrong answers give to all others."""
+  some = groups(
+    [[1, 0], [1, 0]],
+    length=[[4, 4], [1, 3]],
+    truncated=[[True, False], [False, False]],
+  )
+  got = stage(some, advantage="tokens", truncated_factor=0.0).advantage
+  np.testing.assert_array_equal(got[0], 0.0)
+  np.testing.assert_allclose(got[1], [3**0.5, -(3**-0.5)], rtol=1e-5)
+
+
+def some_groups():
+  rng = np.random.default_rng(0)
+  reward = (rng.random((6, 4)) < 0.5).astype(np.float32)
+  reward[0], reward[1] = 1.0, [1, 0, 0, 0]
+  return groups(
+    reward,
+    length=rng.integers(1, 5, (6, 4)),
+    logp=np.log(rng.random((6, 4))),
+    answer=rng.integers(0, 3, (6, 4)),
+  )
+
+
+@pytest.mark.parametrize("credit", ["equal", "distinct"])
+@pytest.mark.parametrize(
+  "advantage",
+  ["tokens", "trajectories", "grpo", "centered", "leave_one_out", "maxrl"],
+)
+def test_each_advantage_and_credit_is_its_function(advantage, credit):
+  some = some_groups()
+  reward = jnp.asarray(some.scores.reward)
+  length = jnp.asarray(some.rollouts.mask).sum(axis=2, dtype=jnp.float32)
+  where = advantages.informative(reward)
+  factor = {
+    "equal": lambda: 1.0,
+    "distinct": lambda: credit_by_answer(
+      jnp.asarray(some.scores.answer), reward == 1.0
+    ),
+  }[credit]()
+  centered = advantages.center_by_group(reward) * factor
+  want = {
+    "tokens": lambda: advantages.whiten_by_batch(centered, length, where),
+    "trajectories": lambda: advantages.whiten_by_trajectory(centered, where),
+    "grpo": lambda: advantages.normalize_by_group(centered),
+    "centered": lambda: centered,
+    "leave_one_out": lambda: centered * 4 / 3,
+    "maxrl": lambda: centered / reward.mean(axis=1, keepdims=True),
+  }[advantage]()
+  got = stage(some, advantage=advantage, credit=credit)
+  np.testing.assert_allclose(got.advantage, want, atol=1e-6)
+  assert np.abs(want).max() > 0.1 and (got.advantage[0] == 0.0).all()
+
+
+@pytest.mark.parametrize(
+  "credit, want",
+  [
+    ("equal", [0.25, 0.25, 0.25, -0.75]),
+    # 3 right ones, of two answers: 3 / (2 * 2), 3 / (2 * 2), 3 / (2 * 1).
+    ("distinct", [0.1875, 0.1875, 0.375, -0.75]),
+  ],
+)
+def test_credit_by_hand(credit, want):
+  some = groups(
+    [[1, 1, 1, 0]], answer=[[0, 0, 1, 0]], logp=np.log([[0.5, 0.25, 0.25, 0.1]])
+  )
+  got = stage(some, advantage="centered", credit=credit).advantage
+  np.testing.assert_allclose(got, [want], atol=1e-6)
+
+
+def test_the_schedule_of_the_length_reward_has_its_own_count():
+  some, progress, seen = groups(RIGHT, length=LENGTHS), RunState(tokens=7), []
+  # Two steps before a phase that turns it on: nothing is counted.
+  for _ in range(2):
+    got = stage(some, progress, length_on=1, length_off=2)
+    assert got.progress == progress
+    assert got.metrics["reward/length_active"] == 0.0
+  for _ in range(5):
+    got = stage(some, progress, length_weight=2.0, length_on=1, length_off=2)
+    progress = got.progress
+    seen.append(got.metrics["reward/length_active"])
+    mean = (-0.5 - 1.0) / 4 if seen[-1] else 0.0
+    assert got.metrics["reward/length_mean"] == pytest.approx(mean)
+    assert got.metrics["reward/shaped_mean"] == pytest.approx(2.5 / 4 + mean)
+  assert seen == [1.0, 0.0, 0.0, 1.0, 0.0]
+  assert progress == RunState(tokens=7, shaped=5)
+
+
+@pytest.mark.parametrize("done, off, active", [(3, 0, 1.0), (3, 1, 0.0)])
+def test_without_off_the_length_reward_stays_on(done, off, active):
+  some, how = groups(RIGHT, length=LENGTHS), {"length_weight": 2.0}
+  got = stage(some, RunState(shaped=done), **how, length_on=3, length_off=off)
+  assert got.metrics["reward/length_active"] == active
+
+
+MINE = """
+import jax.numpy as jnp
+
+def raw(reward, valid, length):
+  return reward - 0.5
+
+def endless(reward, valid, length):
+  return reward / 0.0
+
+def silent(logp, logp_old, advantage, mask):
+  return -advantage[:, None] * logp
+"""
+
+
+def test_an_own_advantage_gives_nothing_to_what_does_not_count(tmp_path):
+  (tmp_path / "mine.py").write_text(MINE)
+  some = groups([[1, 0, 1, 1]], truncated=[[False, False, False, True]])
+  mine = f"{tmp_path}/mine.py"
+  got = stage(some, advantage=f"{mine}:raw", mask_truncated=True)
+  np.testing.assert_array_equal(got.advantage, [[0.5, -0.5, 0.5, 0.0]])
+  with pytest.raises(FloatingPointError, match=r"endless'.* not finite") as e:
+    stage(some, advantage=f"{mine}:endless")
+  assert "\n" not in str(e.value)
+  # Credit is shared before it, by rewards.
+  some = groups([[1, 1, 1, 0]], answer=[[0, 0, 1, 0]])
+  got = stage(some, advantage=f"{mine}:raw", credit="distinct").advantage
+  np.testing.assert_allclose(got, [[0.4375, 0.4375, 0.625, -0.5]], atol=1e-6)

@@ -1,0 +1,389 @@
+"""Tests of brorl_jax/main/stages/learning.py: the updates of a step."""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from one_step import config
+
+from brorl_jax import train
+from brorl_jax.learner import packing, theory, update
+from brorl_jax.learner import state as states
+from brorl_jax.learner.objective import Correction
+from brorl_jax.learner.optimizer import init_state, updates_done
+from brorl_jax.main.stages import learning
+from brorl_jax.model import sharding
+from brorl_jax.rl import losses, lr_scaling
+from brorl_jax.runs import checkpoints, metrics
+from brorl_jax.runs.run_state import RunState
+
+
+def optimizer(c):
+  return learning.optimizer(c.optim, c.sampling)
+
+
+def objective(c):
+  temperature = c.sampling.temperature
+  return learning.objective(c.loss, c.reference, temperature=temperature)
+
+
+def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
+  c, _, _, _, stages, state, kept, _ = wired
+  seeds = []
+  split = packing.split
+  monkeypatch.setattr(
+    packing, "split", lambda *a: seeds.append(a[-1]) or split(*a)
+  )
+  before = jax.tree.map(np.asarray, state.params)
+  copy = jax.tree.map(jnp.copy, state)
+  credit = stages.advantages(kept, RunState())
+  after, updated = stages.update(copy, kept, credit)
+  numbers = updated.metrics
+  assert updated.kl_ref == numbers["policy/kl_ref"]
+  assert 0.0 <= updated.kl_ref < 1e-9  # two programs: to rounding
+  assert int(after.step) == 1
+  assert after.opt[1][0].count == c.optim.minibatches
+  moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after.params)
+  assert max(jax.tree.leaves(moved)) > 0.0
+  chex.assert_trees_all_equal(before, after.reference)
+  assert numbers["policy/logp_gap_max"] < 1e-4
+  # Two updates of a warm-up of five: the second used 2/5 of the rate.
+  assert numbers["optim/lr"] == pytest.approx(c.optim.lr * 2 / 5)
+  assert 0.0 < numbers["update/distinct_fraction"] <= 1.0
+  assert metrics.first_not_finite(numbers) is None
+  after, updated = stages.update(after, kept, credit)
+  numbers = updated.metrics
+  assert updated.kl_ref == numbers["policy/kl_ref"] > 0.0
+  assert seeds[-1] != seeds[0]  # minibatches are drawn anew
+  assert numbers["optim/lr"] == pytest.approx(c.optim.lr * 4 / 5)
+  # After an update the old rollouts are off policy.
+  assert numbers["policy/kl_old"] > 0.0
+  assert numbers["policy/logp_gap_max"] > 1e-4
+
+
+@pytest.mark.ci
+def test_an_update_is_told_what_it_needs(wired, monkeypatch):
+  """The policy's options, and whose log-probabilities are scored before it."""
+  c, policy, _, _, stages, state, kept, mesh = wired
+  tx, schedule = optimizer(c)
+  other = policy.init(jax.random.key(1))
+  state = dataclasses.replace(jax.tree.map(jnp.copy, state), reference=other)
+  scored, steps = [], []
+  logp_of, minibatch_step = update.logp_of, update.minibatch_step
+
+  def score(params, batch, **how):
+    is_other = jax.tree.leaves(params)[0] is jax.tree.leaves(other)[0]
+    scored.append((is_other, logp_of(params, batch, **how)))
+    return scored[-1][1]
+
+  def step(state, batches, **how):
+    steps.append((batches, how["response_logp"].__self__))
+    return minibatch_step(state, batches, **how)
+
+  monkeypatch.setattr(update, "logp_of", score)
+  monkeypatch.setattr(update, "minibatch_step", step)
+  devices = dataclasses.replace(c.devices, remat="products")
+  c = dataclasses.replace(c, devices=devices)
+  learn = learning.update_stage(c, policy, tx, schedule, mesh)
+  learn(state, kept, stages.advantages(kept, RunState()))
+  assert len(steps) == c.optim.minibatches == 2
+  batches = [batch for part, _ in steps for batch in part]
+  old = [logp for is_reference, logp in scored if not is_reference]
+  assert len(scored) == 2 * len(batches) and len(old) == len(batches)
+  for batch, one in zip(batches, old, strict=True):
+    np.testing.assert_array_equal(batch.logp_old, one)
+    gap = jnp.abs(batch.logp_ref - one)[batch.mask]
+    assert float(jnp.max(gap)) > 0.1  # another policy
+  for _, told in steps:
+    assert told == dataclasses.replace(policy, remat="products", mesh=mesh)
+
+
+@pytest.mark.ci
+def test_the_theorem_is_measured_only_if_it_shall_be(wired, monkeypatch):
+  c, policy, _, _, stages, state, kept, mesh = wired
+  credit, seen = stages.advantages(kept, RunState()), []
+  minibatch_step = update.minibatch_step
+
+  def step(*args, watch, **how):
+    seen.append(watch)
+    return minibatch_step(*args, watch=watch, **how)
+
+  monkeypatch.setattr(update, "minibatch_step", step)
+  tx, schedule = optimizer(c)
+
+  def learn(**changes):
+    seen.clear()
+    stage = learning.update_stage(config(**changes), policy, tx, schedule, mesh)
+    after, updated = stage(jax.tree.map(jnp.copy, state), kept, credit)
+    found = {
+      k: v for k, v in updated.metrics.items() if k.startswith("theory/")
+    }
+    return after, found
+
+  off, nothing = learn(theory_prompts=0)
+  assert seen == [None] * c.optim.minibatches
+  assert nothing == theory.unmeasured()
+  on, measured = learn()
+  assert measured.keys() == nothing.keys() and None not in measured.values()
+  (found,) = seen[0].args
+  assert found.response.shape == (2, 16, 6)
+  # It only looks.
+  chex.assert_trees_all_equal(on, off)
+  learn(theory_prompts=1, theory_responses=3, theory_tokens=2, remat="products")
+  (found,) = seen[0].args
+  assert found.response.shape == (1, 3, 2)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+  "offload", [pytest.param("reference", marks=pytest.mark.slow), "moments"]
+)
+def test_what_waits_in_host_memory_changes_no_bit(wired, offload, tmp_path):
+  c, policy, _, _, stages, _, kept, mesh = wired
+  credit = stages.advantages(kept, RunState())
+  tx, schedule = optimizer(c)
+  params = policy.init(jax.random.key(0))
+  step = learning.update_stage(c, policy, tx, schedule, mesh)
+  make = lambda offload: states.initial_state(
+    params, tx, mesh, keep_reference=True, offload=offload
+  )
+  kinds = lambda tree: {x.sharding.memory_kind for x in jax.tree.leaves(tree)}
+  state, want = make(offload), make("nothing")
+  for _ in range(2):
+    state, numbers = step(state, kept, credit)
+    want, wanted = step(want, kept, credit)
+    assert numbers == wanted
+    chex.assert_trees_all_equal(state, want)
+    assert kinds(state.params) == {"device"}
+    assert kinds(state.reference) == {sharding.HOST}
+    moments = sharding.HOST if offload == "moments" else "device"
+    assert kinds(state.opt) == {moments}
+  # A checkpoint is read into the memory that it was written from.
+  store = checkpoints.Store(tmp_path, keep=1)
+  store.save(2, state, {})
+  store.close()
+  again, _ = checkpoints.Store(tmp_path, keep=1).restore(make(offload))
+  chex.assert_trees_all_equal(again, state)
+  assert kinds(again.reference) == {sharding.HOST}
+  assert kinds(again.opt) == {moments}
+
+
+@pytest.mark.parametrize(
+  "changes, factor",
+  [
+    ({"lr_scaling": "none", "lr_base": 16}, 1.0),
+    ({"lr_scaling": "samples", "lr_base": 16}, 2.0),  # 64 samples
+  ],
+)
+def test_the_rate_grows_with_the_root_of_a_count(changes, factor):
+  c = config(lr=0.01, warmup=2, **changes)
+  assert learning.scaled_lr(c.optim, c.sampling) == pytest.approx(0.01 * factor)
+  _, schedule = optimizer(c)
+  np.testing.assert_allclose(
+    [schedule(i) for i in range(3)],
+    np.array([0.5, 1.0, 1.0]) * 0.01 * factor,
+    rtol=1e-6,
+  )
+  assert lr_scaling.sqrt_scaled(1.0, samples=64, base_samples=16) == 2.0
+
+
+def learned_a_little(c, *, keep_reference=True):
+  """An optimizer, and a state after three of its updates."""
+  tx, _ = optimizer(c)
+  params = {"w": jnp.arange(3.0)}
+  state = init_state(params, tx, keep_reference=keep_reference)
+  params, opt = state.params, state.opt
+  for _ in range(3):
+    updates, opt = tx.update({"w": jnp.ones(3)}, opt, params)
+    params = jax.tree.map(jnp.add, params, updates)
+  return tx, dataclasses.replace(state, params=params, opt=opt)
+
+
+@pytest.mark.parametrize(
+  "rule, progress, kl, why",
+  [
+    ({"reset_every": 2}, RunState(), 9.0, None),
+    ({"reset_every": 2}, RunState(since_reset=1), None, "2 steps"),
+    ({"reset_above_kl": 0.5}, RunState(since_reset=99), 0.5, None),
+    ({"reset_above_kl": 0.5}, RunState(), None, None),
+    ({"reset_above_kl": 0.5}, RunState(), 0.75, "KL 0.75 above 0.5"),
+    ({"reset_stalled": 2}, RunState(best=0.5, stalled=1), 9.0, None),
+    (
+      {"reset_stalled": 2},
+      RunState(best=0.5, stalled=2),
+      None,
+      "no better score in 2 evaluations",
+    ),
+    ({}, RunState(since_reset=999, best=0.5, stalled=99), 99.0, None),
+  ],
+)
+def test_when_the_policy_becomes_the_reference(rule, progress, kl, why):
+  c = config(**{"reset_every": 0} | rule)
+  tx, state = learned_a_little(c)
+  assert (state.reference["w"] != state.params["w"]).all()
+  progress = dataclasses.replace(progress, tokens=5)
+  after, progress_after, said = learning.reference_stage(c.reference, tx)(
+    state, progress, train.Outcome(kl, 1.0)
+  )
+  assert said == why
+  chex.assert_trees_all_equal(after.params, state.params)
+  chex.assert_trees_all_equal(after.opt, state.opt)
+  if why is None:
+    assert progress_after == dataclasses.replace(
+      progress, since_reset=progress.since_reset + 1
+    )
+    np.testing.assert_array_equal(after.reference["w"], np.arange(3.0))
+    return
+  assert progress_after == RunState(tokens=5, resets=1)
+  np.testing.assert_array_equal(after.reference["w"], state.params["w"])
+  state.params["w"].delete()  # an update will: the copy is its own
+  assert np.isfinite(after.reference["w"]).all()
+
+
+def test_an_optimizer_may_start_anew_with_the_reference():
+  c = config(reset_every=1, reset_optimizer=True)
+  tx, state = learned_a_little(c)
+  assert updates_done(state.opt) == 3
+  moments = [x for x in jax.tree.leaves(state.opt) if x.ndim]
+  assert all((x != 0.0).all() for x in moments) and moments
+  outcome = train.Outcome(0.0, 1.0)
+  after, _, why = learning.reference_stage(c.reference, tx)(
+    state, RunState(), outcome
+  )
+  assert why == "1 steps" and updates_done(after.opt) == 0
+  chex.assert_trees_all_equal(after.opt, tx.init(after.params))
+  np.testing.assert_array_equal(after.reference["w"], state.params["w"])
+
+
+def test_without_a_reference_nothing_is_reset():
+  c = config(reset_every=1, reset_optimizer=True)
+  tx, state = learned_a_little(c, keep_reference=False)
+  progress = RunState(since_reset=3, stalled=3)
+  got = learning.reference_stage(c.reference, tx)(
+    state, progress, train.Outcome(None, 1.0)
+  )
+  assert got == (state, progress, None) and got[0] is state
+
+
+def test_a_reset_leaves_arrays_where_they_were_and_warms_up_again(wired):
+  _, policy, _, _, stages, _, kept, mesh = wired
+  c = config(reset_every=1, reset_optimizer=True)
+  tx, _ = optimizer(c)
+  params = policy.init(jax.random.key(0))
+  state = states.initial_state(
+    params, tx, mesh, keep_reference=True, offload="moments"
+  )
+  kinds = lambda tree: {x.sharding.memory_kind for x in jax.tree.leaves(tree)}
+  credit = stages.advantages(kept, RunState())
+  reset = learning.reference_stage(c.reference, tx)
+  for step in (1, 2):
+    state, (kl, numbers) = stages.update(state, kept, credit)
+    assert int(state.step) == step
+    # Two updates of a warm-up of five, each time.
+    assert numbers["optim/lr"] == pytest.approx(c.optim.lr * 2 / 5)
+    state, _, why = reset(state, RunState(), train.Outcome(kl, 1.0))
+    assert why == "1 steps"
+    chex.assert_trees_all_equal(state.reference, state.params)
+    assert kinds(state.reference) == kinds(state.opt) == {sharding.HOST}
+    assert kinds(state.params) == {"device"}
+
+
+@pytest.mark.parametrize(
+  "changes, correction",
+  [
+    ({"correction": "none"}, None),
+    ({"correction_cap": 3.0}, Correction("truncated", 0.0, 3.0)),
+    (
+      {"correction": "banded", "correction_low": 0.25},
+      Correction("banded", 0.25, 5.0),
+    ),
+    (
+      {"correction": "sequence", "sequence_high": 1.5},
+      Correction("sequence", 0.999, 1.5),
+    ),
+  ],
+)
+def test_the_config_becomes_constants_of_the_loss(changes, correction):
+  goal = objective(config(entropy_weight=0.1, **changes))
+  assert goal == update.Objective(
+    clip_low=0.2,
+    clip_high=0.28,
+    kl_weight=1e-4,
+    kl_clamp=10.0,
+    temperature=1.0,
+    entropy_weight=0.1,
+    correction=correction,
+  )
+  assert goal.dual_clip is None
+  assert objective(config(dual_clip=3.0)).dual_clip == 3.0
+  for kind in ("gspo", "cispo"):
+    assert objective(config(loss=kind)).loss is losses.LOSSES[kind]
+
+
+MINE = """
+import jax.numpy as jnp
+
+def raw(reward, valid, length):
+  return reward - 0.5
+
+def endless(reward, valid, length):
+  return reward / 0.0
+
+def silent(logp, logp_old, advantage, mask):
+  return -advantage[:, None] * logp
+"""
+
+
+@pytest.mark.parametrize(
+  "changes, how",
+  [
+    ({}, dict(unit="token", mean="token", constant=6)),
+    ({"mean": "prompt"}, dict(unit="token", mean="prompt", constant=6)),
+    ({"mean": "constant"}, dict(unit="token", mean="constant", constant=6)),
+    (
+      {"mean": "constant", "constant": 9},
+      dict(unit="token", mean="constant", constant=9),
+    ),
+    ({"loss": "gspo"}, dict(unit="sequence", mean="token", constant=6)),
+  ],
+  ids=str,
+)
+def test_the_mean_of_the_config_scales_every_batch(
+  wired, monkeypatch, changes, how
+):
+  _, policy, _, _, stages, state, kept, mesh = wired
+  seen, packed = [], []
+  real = packing.pack
+
+  def pack(prompts, rollouts, advantage, layout, scale):
+    seen.append(scale)
+    length = rollouts.mask.sum(axis=2)
+    packed.append(packing.loss_scale(length, **how))
+    return real(prompts, rollouts, advantage, layout, scale)
+
+  monkeypatch.setattr(packing, "pack", pack)
+  monkeypatch.setattr(
+    update, "minibatch_step", lambda *_, **__: pytest.skip("made no update")
+  )
+  c = config(**changes)
+  learn = learning.update_stage(c, policy, *optimizer(c), mesh)
+  with pytest.raises(pytest.skip.Exception):
+    learn(state, kept, stages.advantages(kept, RunState()))
+  assert len(seen) == c.optim.minibatches
+  chex.assert_trees_all_equal(seen, packed)
+  assert (seen[0] is None) == (changes == {})
+
+
+@pytest.mark.ci
+def test_a_loss_that_tells_no_clip_has_no_clip_fraction(wired, tmp_path):
+  (tmp_path / "mine.py").write_text(MINE)
+  _, policy, _, _, stages, state, kept, mesh = wired
+  c = config(loss=f"{tmp_path}/mine.py:silent")
+  learn = learning.update_stage(c, policy, *optimizer(c), mesh)
+  state = jax.tree.map(jnp.copy, state)
+  _, updated = learn(state, kept, stages.advantages(kept, RunState()))
+  assert updated.metrics["policy/clip_fraction"] is None
+  assert updated.metrics["optim/grad_norm"] > 0.0

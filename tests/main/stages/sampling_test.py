@@ -1,0 +1,53 @@
+"""The sampling stage passes on what was planned."""
+
+import dataclasses
+
+import configured
+import pytest
+from configured import config
+from loads import SMALL
+
+from brorl_jax.main.commands import evaluate
+from brorl_jax.main.commands import plan as plan_command
+from brorl_jax.main.stages import sampling
+from brorl_jax.main.stages.scoring import Scorer
+from brorl_jax.model import huggingface, sharding, tokenizer
+from brorl_jax.rollout import sampler
+from brorl_jax.rollout.draw import SamplingParams
+
+
+def test_the_sampler_gets_what_was_planned(monkeypatch):
+  class Called(Exception):
+    pass
+
+  def called(*args, **named):
+    raise Called(args[0], named)
+
+  monkeypatch.setattr(sampler, "rollouts", called)
+  monkeypatch.setattr(sampling, "stream", called)
+  c = config(int8_cache=True, lanes=3, slots=40)
+  mesh = sharding.make_mesh(8, 1)
+  got = plan_command.make(
+    c, SMALL, data=1, model=1, on_cpu=None, keep_reference=True
+  )
+  text = tokenizer.Tokenizer(huggingface.ASSETS)
+  with pytest.raises(Called) as e:
+    sampling.streamed(c.sampling, SMALL, text.stop_ids, mesh, got.rollouts)(
+      {}, lambda room, idle: None, None
+    )
+  policy, streamed = e.value.args
+  assert (streamed["slots"], streamed["lanes"], streamed["n"]) == (40, 3, 512)
+  assert streamed["places"] == 8  # 4096 / 512
+  assert streamed["sampling"] == SamplingParams()
+  assert policy == dataclasses.replace(SMALL, int8_cache=True)
+  examples = configured.examples(c, text)
+  scorer = Scorer(c.reward, examples)
+  with pytest.raises(Called) as e:
+    measure = evaluate.measure(
+      c, SMALL, examples, scorer, mesh, got.evaluations, got.chunk
+    )
+    next(measure({}, examples.heldout()))
+  policy, named = e.value.args
+  assert (named["slots"], named["lanes"], named["n"]) == (16, 256, 16)
+  assert named["sampling"] == SamplingParams(temperature=0.6, top_p=0.95)
+  assert policy == dataclasses.replace(SMALL, int8_cache=True)

@@ -1,0 +1,614 @@
+"""Tests of brorl_jax/model/architectures.py."""
+
+import dataclasses
+import json
+import math
+
+import pytest
+from hub_configs import (
+  GONE,
+  HUB,
+  QWEN,
+  SAME,
+  but,
+  new,
+  old,
+  read,
+  written,
+)
+from messages import mentions
+
+from brorl_jax.model import architectures, hf_format
+from brorl_jax.model.attention import Rope
+
+
+@pytest.mark.parametrize("spelling", [old, new])
+@pytest.mark.parametrize("name", HUB)
+def test_configs_of_the_hub_are_read(tmp_path, name, spelling):
+  config, want = HUB[name]
+  policy = read(tmp_path, spelling(config))
+  assert policy == want
+  # As it was: what is unknown here is written back too.
+  assert json.loads(policy.origin) == spelling(config)
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_configs_are_read_as_transformers_rewrites_them(tmp_path, name):
+  from transformers import AutoConfig
+
+  config, want = HUB[name]
+  theirs = AutoConfig.from_pretrained(written(tmp_path / "hub", config))
+  theirs.save_pretrained(tmp_path / "theirs")
+  rewritten = json.loads((tmp_path / "theirs" / "config.json").read_text())
+  assert "rope_theta" not in rewritten  # it is the other spelling
+  policy = architectures.read_policy(tmp_path / "theirs", dtype="float32")
+  assert policy == want
+
+
+LLAMA = QWEN | dict(model_type="llama")
+
+
+GEMMA = QWEN | dict(
+  model_type="gemma2", hidden_activation="gelu_pytorch_tanh", head_dim=6,
+  tie_word_embeddings=True, sliding_window=7,
+)  # fmt: skip
+
+
+GEMMA_LAYERS = GEMMA | dict(model_type="gemma3_text", rope_local_base_freq=1e3)
+
+
+MOE = QWEN | dict(
+  model_type="qwen3_moe", head_dim=6, moe_intermediate_size=12, num_experts=5,
+  num_experts_per_tok=2, norm_topk_prob=True,
+)  # fmt: skip
+
+
+def scaled(kind, config=QWEN, **fields):
+  fields = {"rope_type": kind} | fields
+  fields = {k: v for k, v in fields.items() if v is not GONE}
+  return but(config, rope_scaling=fields)
+
+
+def yarn(**fields):
+  common = {"factor": 4.0, "original_max_position_embeddings": 128}
+  return scaled("yarn", **common | fields)
+
+
+def llama3(**fields):
+  common = dict(
+    factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=128,
+  )  # fmt: skip
+  return scaled("llama3", **common | fields)
+
+
+@pytest.mark.parametrize(
+  "fields",
+  [
+    {},
+    {"rope_scaling": None},
+    {"rope_parameters": None},
+    {"rope_scaling": {"rope_type": "default"}},
+    {"rope_scaling": {"type": "default"}},
+    {"rope_theta": GONE, "rope_parameters": {"rope_theta": 1e4}},
+    {
+      "rope_theta": GONE,
+      "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"},
+    },
+    # rope_parameters is the newer field.
+    {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 1e4}},
+    {"partial_rotary_factor": 1.0},
+    {"hidden_act": "swish"},
+    {"hidden_act": GONE},
+    {"head_dim": 6},
+    {"head_dim": None},
+    {"use_sliding_window": False, "sliding_window": 4},
+    {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
+    {"torch_dtype": "float16"},
+    {"dtype": "bfloat16"},
+    {"something_else": {"unknown": 1}},
+    {"auto_map": None},
+  ],
+  ids=str,
+)
+def test_spellings_that_mean_the_same(tmp_path, fields):
+  assert read(tmp_path, but(QWEN, **fields)) == SAME
+
+
+@pytest.mark.parametrize(
+  "config, rope",
+  [
+    (scaled("linear", factor=2), Rope(1e4, "linear", 2.0)),
+    (scaled("dynamic", factor=2.0), Rope(1e4, "dynamic")),
+    (llama3(), Rope(1e4, "llama3", 8.0, 128, 1.0, 4.0)),
+    # The lengths say by how much, if the factor does not.
+    (llama3(factor=None), Rope(1e4, "llama3", 4.0, 128, 1.0, 4.0)),
+    (
+      llama3(original_max_position_embeddings=GONE),
+      Rope(1e4, "llama3", 8.0, 512, 1.0, 4.0),
+    ),
+    (yarn(), Rope(1e4, "yarn", 4.0, 128, scale=1 + 0.1 * math.log(4))),
+    (
+      yarn(factor=None, original_max_position_embeddings=64),
+      Rope(1e4, "yarn", 8.0, 64, scale=1 + 0.1 * math.log(8)),
+    ),
+    (
+      yarn(original_max_position_embeddings=GONE),
+      Rope(1e4, "yarn", 4.0, 512, scale=1 + 0.1 * math.log(4)),
+    ),
+    (
+      yarn(beta_slow=2, beta_fast=20.0, truncate=False, attention_factor=1.25),
+      Rope(1e4, "yarn", 4.0, 128, 2.0, 20.0, truncate=False, scale=1.25),
+    ),
+    (
+      yarn(mscale=2.0, mscale_all_dim=0.5),
+      Rope(
+        1e4,
+        "yarn",
+        4.0,
+        128,
+        scale=(1 + 0.2 * math.log(4)) / (1 + 0.05 * math.log(4)),
+      ),
+    ),
+    # One of the two alone has no effect.
+    (
+      yarn(mscale=2.0),
+      Rope(1e4, "yarn", 4.0, 128, scale=1 + 0.1 * math.log(4)),
+    ),
+    (yarn(factor=0.5), Rope(1e4, "yarn", 0.5, 128)),
+    (
+      but(
+        QWEN,
+        rope_theta=GONE,
+        rope_parameters=dict(rope_type="linear", rope_theta=7.0, factor=3.0),
+      ),
+      Rope(7.0, "linear", 3.0),
+    ),
+  ],
+  ids=lambda x: str(getattr(x, "kind", "")),
+)
+def test_ropes_that_are_stretched(tmp_path, config, rope):
+  policy = read(tmp_path, config)
+  # Of yarn both ways to give the length are in use, before and after.
+  longest = int(rope.factor * rope.trained) if rope.kind == "yarn" else 0
+  longest = max(longest, SAME.max_positions)
+  assert policy == dataclasses.replace(SAME, rope=rope, max_positions=longest)
+  # And back, with what was left open.
+  fields = hf_format.config_of(policy, "float32")
+  assert read(tmp_path, fields) == policy
+
+
+@pytest.mark.parametrize(
+  "config, fields",
+  [
+    (
+      but(LLAMA, attention_bias=True, mlp_bias=True),
+      {"qkv_bias": True, "output_bias": True, "mlp_bias": True},
+    ),
+    # transformers' llama has no window, whatever its config says.
+    (but(LLAMA, sliding_window=3), {"sliding": (), "window": 0}),
+    # The first llamas have no such fields.
+    (
+      but(LLAMA, num_key_value_heads=GONE, rope_theta=GONE),
+      {"qkv_bias": False, "kv_heads": 4, "rope": Rope(1e4)},
+    ),
+    (
+      but(QWEN, model_type="qwen3", head_dim=8, attention_bias=True),
+      {"head_size": 8, "qkv_bias": True, "output_bias": True, "qk_norm": True},
+    ),
+    (
+      but(QWEN, use_sliding_window=True, sliding_window=9, max_window_layers=1),
+      {"sliding": (False, True), "window": 9, "sliding_rope": None},
+    ),
+    (
+      but(
+        QWEN,
+        use_sliding_window=True,
+        sliding_window=9,
+        layer_types=["sliding_attention", "full_attention"],
+      ),
+      {"sliding": (True, False), "window": 9},
+    ),
+    (
+      but(QWEN, model_type="mistral", sliding_window=None),
+      {"sliding": (), "window": 0, "qkv_bias": False},
+    ),
+    (
+      but(MOE, norm_topk_prob=False, mlp_only_layers=None),
+      {
+        "experts": 5,
+        "experts_per_token": 2,
+        "normalize_experts": False,
+        "mlp": 12,
+        "sliding": (),
+      },
+    ),
+    (
+      but(MOE, use_sliding_window=True, sliding_window=9),
+      {"sliding": (True, True), "window": 9},
+    ),
+    (
+      but(GEMMA, attn_logit_softcapping=None, final_logit_softcapping=None),
+      {"attention_softcap": 0.0, "final_softcap": 0.0},
+    ),
+    (
+      but(GEMMA, attn_logit_softcapping=3.0, final_logit_softcapping=5.0),
+      {"attention_softcap": 3.0, "final_softcap": 5.0},
+    ),
+    (but(GEMMA, attention_bias=True), {"qkv_bias": True, "output_bias": True}),
+    (but(GEMMA, hidden_activation="silu"), {"activation": "silu"}),
+    (but(GEMMA, sliding_window=None), {"sliding": (), "window": 0}),
+    (but(GEMMA, query_pre_attn_scalar=16), {"query_scale": 0.25}),
+    (
+      but(GEMMA_LAYERS, sliding_window_pattern=2),
+      {"sliding": (True, False), "sliding_rope": Rope(1e3), "window": 7},
+    ),
+    # The oldest spelling, of full layers alone.
+    (
+      but(GEMMA_LAYERS, rope_scaling={"type": "linear", "factor": 8.0}),
+      {"rope": Rope(1e4, "linear", 8.0), "sliding_rope": Rope(1e3)},
+    ),
+    (
+      but(GEMMA_LAYERS, layer_types=["full_attention", "sliding_attention"]),
+      {"sliding": (False, True)},
+    ),
+    (
+      but(GEMMA_LAYERS, layer_types=["full_attention"] * 2),
+      {"sliding": (), "sliding_rope": None},
+    ),
+  ],
+)
+def test_fields_that_switch_something_on(tmp_path, config, fields):
+  policy = read(tmp_path, config)
+  assert {name: getattr(policy, name) for name in fields} == fields
+  again = read(tmp_path, hf_format.config_of(policy, "float32"))
+  assert again == policy
+
+
+def refused(directory, *parts):
+  with pytest.raises(ValueError) as e:
+    architectures.read_policy(directory, dtype="float32")
+  message = str(e.value)
+  assert "\n" not in message, message
+  assert message.startswith(f"{directory / 'config.json'}: "), message
+  for part in parts:
+    assert mentions(message, part), message
+
+
+SIZES = (
+  "vocab_size",
+  "hidden_size",
+  "intermediate_size",
+  "num_hidden_layers",
+  "num_attention_heads",
+  "num_key_value_heads",
+)
+
+
+POSITIVE = "is not a positive integer"
+
+
+@pytest.mark.parametrize(
+  "config, parts",
+  [
+    *(
+      (
+        but(QWEN, model_type=value),
+        [
+          f"model_type {shown} ... gemma2, gemma3_text ... qwen2, "
+          f"qwen3, qwen3_moe"
+        ],
+      )
+      for value, shown in (
+        ("mamba", "'mamba'"),
+        ("gemma3", "'gemma3'"),
+        ("mixtral", "'mixtral'"),
+        ("", "''"),
+        (2, "2"),
+        (["qwen2"], "['qwen2']"),
+        (GONE, "None"),
+      )
+    ),
+    # What is missing.
+    *(
+      (but(QWEN, **{field: GONE}), [f"no field '{field}'"])
+      for field in (*SIZES, "rms_norm_eps", "rope_theta")
+    ),
+    (but(QWEN, rope_theta=GONE, rope_parameters={}), ["no field 'rope_theta'"]),
+    (
+      but(MOE, moe_intermediate_size=GONE),
+      ["no field 'moe_intermediate_size'"],
+    ),
+    (but(GEMMA, num_key_value_heads=GONE), ["no field 'num_key_value_heads'"]),
+    # Sizes and numbers.
+    *(
+      (but(QWEN, **{field: value}), [f"{field} {value!r} {POSITIVE}"])
+      for field, value in (
+        ("vocab_size", "many"),
+        ("hidden_size", 0),
+        ("num_attention_heads", 0),
+        ("num_key_value_heads", -2),
+        ("num_hidden_layers", 1.5),
+        ("num_hidden_layers", True),
+        ("intermediate_size", [20]),
+        ("intermediate_size", None),
+        ("max_position_embeddings", 0),
+      )
+    ),
+    (
+      but(QWEN, num_hidden_layers=10_001),
+      ["num_hidden_layers 10001 ... 10000"],
+    ),
+    (
+      but(QWEN, max_position_embeddings="a"),
+      ["max_position_embeddings", "'a'"],
+    ),
+    (
+      but(MOE, moe_intermediate_size=0),
+      [f"moe_intermediate_size 0 {POSITIVE}"],
+    ),
+    (but(MOE, num_experts=0), [f"num_experts 0 {POSITIVE}"]),
+    (but(MOE, num_experts_per_tok=-1), [f"num_experts_per_tok -1 {POSITIVE}"]),
+    (but(MOE, num_experts_per_tok="2"), ["num_experts_per_tok", "'2'"]),
+    (but(GEMMA, sliding_window=0), [f"sliding_window 0 {POSITIVE}"]),
+    (but(GEMMA, sliding_window="4"), ["sliding_window", "'4'"]),
+    *(
+      (
+        but(QWEN, **{field: value}),
+        [f"{field} {value!r} ... positive"],
+      )
+      for field in ("rms_norm_eps", "rope_theta")
+      for value in ("x", -5, 0.0, True, None, [1], float("nan"), float("inf"))
+    ),
+    (
+      but(QWEN, rope_theta=GONE, rope_parameters={"rope_theta": "y"}),
+      ["rope_theta 'y' ... positive"],
+    ),
+    (
+      but(QWEN, rope_parameters={"rope_theta": -3}),
+      ["rope_theta -3 ... positive"],
+    ),
+    (
+      but(GEMMA_LAYERS, rope_local_base_freq=-5),
+      ["rope_theta -5 ... positive"],
+    ),
+    # Heads.
+    (
+      but(QWEN, num_attention_heads=6, num_key_value_heads=4),
+      ["num_key_value_heads 4 ... divisor of 6"],
+    ),
+    (
+      but(QWEN, num_key_value_heads=8),
+      ["num_key_value_heads 8 ... divisor of 4"],
+    ),
+    (
+      but(QWEN, hidden_size=20),
+      ["head_dim 5"],
+    ),
+    (but(QWEN, head_dim=7), ["head_dim", "7"]),
+    (but(LLAMA, head_dim="6"), ["head_dim", "'6'"]),
+    # Ropes.
+    *(
+      (
+        but(QWEN, rope_scaling={spelling: kind, "factor": 2.0}),
+        [f"rope_type {kind!r} ... llama3"],
+      )
+      for spelling, kind in (("type", "su"), ("rope_type", "mrope"))
+    ),
+    (
+      scaled("longrope", factor=2.0, short_factor=[1.0], long_factor=[2.0]),
+      ["rope_type 'longrope'"],
+    ),
+    (scaled("linear"), ["linear", "factor"]),
+    *(
+      (scaled("linear", factor=value), [f"factor {value!r} ... positive"])
+      for value in (0, -1, "2", None, True)
+    ),
+    (yarn(factor=-1), ["factor -1 ... positive"]),
+    (yarn(beta_slow=-1), ["beta_slow -1 ... positive"]),
+    (yarn(beta_fast=-1), ["beta_fast -1 ... positive"]),
+    (yarn(attention_factor=0), ["attention_factor 0 ... positive"]),
+    (llama3(low_freq_factor=0), ["low_freq_factor 0 ... positive"]),
+    (
+      llama3(high_freq_factor=-1),
+      ["high_freq_factor -1 ... positive"],
+    ),
+    (llama3(low_freq_factor=GONE), ["llama3", "low_freq_factor"]),
+    *(
+      (but(config, partial_rotary_factor=0.5), ["partial_rotary_factor 0.5 is"])
+      for config in (QWEN, LLAMA, GEMMA)
+    ),
+    (
+      but(
+        QWEN, rope_parameters={"rope_theta": 1e4, "partial_rotary_factor": 0.25}
+      ),
+      ["partial_rotary_factor 0.25"],
+    ),
+    (but(QWEN, rope_parameters="x"), ["rope_parameters 'x'"]),
+    (but(QWEN, rope_scaling=["x"]), ["rope_scaling ['x']"]),
+    # Layers.
+    (
+      but(GEMMA, use_bidirectional_attention=True),
+      ["use_bidirectional_attention True"],
+    ),
+    (
+      but(GEMMA_LAYERS, use_bidirectional_attention=True),
+      ["use_bidirectional_attention True"],
+    ),
+    (
+      but(MOE, mlp_only_layers=[0]),
+      ["mlp_only_layers [0] ... []"],
+    ),
+    (
+      but(MOE, decoder_sparse_step=2),
+      ["decoder_sparse_step 2 ... 1"],
+    ),
+    *(
+      (
+        but(config, layer_types=["full_attention", "chunked_attention"]),
+        ["layer_types ['chunked_attention']"],
+      )
+      for config in (QWEN, GEMMA, GEMMA_LAYERS)
+    ),
+    (but(GEMMA, layer_types=["full_attention"]), ["layer_types", "(1)"]),
+    (but(GEMMA, layer_types="x"), ["layer_types", "'x'"]),
+    (but(GEMMA, layer_types=["x", "full_attention"]), ["layer_types", "'x'"]),
+    # Activations and switches.
+    (
+      but(QWEN, hidden_act="gelu"),
+      ["hidden_act 'gelu' ... gelu_pytorch_tanh"],
+    ),
+    (but(QWEN, hidden_act=None), ["hidden_act", "None"]),
+    (
+      but(GEMMA, hidden_activation="relu"),
+      ["hidden_activation 'relu'"],
+    ),
+    *(
+      (but(QWEN, head_dim=value), [f"head_dim {value} {POSITIVE}"])
+      for value in (0, -2, 6.0, True)
+    ),
+    (but(QWEN, hidden_size=2), [f"head_dim 0 {POSITIVE}"]),
+    *(
+      (
+        but(GEMMA, query_pre_attn_scalar=value),
+        [f"query_pre_attn_scalar {value} {POSITIVE}"],
+      )
+      for value in (0, -2)
+    ),
+    (
+      but(GEMMA, final_logit_softcapping=-3.0),
+      ["final_logit_softcapping -3.0 ... positive"],
+    ),
+    # transformers passes over these in silence.
+    (
+      but(GEMMA_LAYERS, attn_logit_softcapping=3.0),
+      ["attn_logit_softcapping 3.0 ... gemma3_text"],
+    ),
+    (
+      but(LLAMA, final_logit_softcapping=3.0),
+      ["final_logit_softcapping 3.0"],
+    ),
+    (
+      but(MOE, num_experts_per_tok=6),
+      ["num_experts_per_tok 6 ... 5"],
+    ),
+    (
+      but(GEMMA, use_bidirectional_attention=True, sliding_window=None),
+      ["use_bidirectional_attention True"],
+    ),
+    (yarn(factor=0), ["factor 0 ... positive"]),
+    (llama3(factor=0), ["factor 0 ... positive"]),
+    *(
+      (
+        config(original_max_position_embeddings=value),
+        [f"original_max_position_embeddings {value} {POSITIVE}"],
+      )
+      for config in (yarn, llama3)
+      for value in (-1, 1.5)
+    ),
+    (yarn(beta_slow=40), ["beta_fast 32.0 ... above ... 40.0"]),
+    (
+      llama3(low_freq_factor=4.0),
+      ["high_freq_factor 4.0 ... above ... 4.0"],
+    ),
+    (
+      yarn(mscale="x", mscale_all_dim=1.0),
+      ["mscale 'x' ... positive"],
+    ),
+    (but(QWEN, tie_word_embeddings="no"), ["tie_word_embeddings", "'no'"]),
+    (but(LLAMA, attention_bias="no"), ["attention_bias", "'no'"]),
+    (but(GEMMA, attn_logit_softcapping="x"), ["attn_logit_softcapping", "'x'"]),
+    (but(GEMMA, query_pre_attn_scalar="x"), ["query_pre_attn_scalar", "'x'"]),
+  ],
+)
+def test_refuses_a_config_by_field_and_value(tmp_path, config, parts):
+  refused(written(tmp_path, config), *parts)
+
+
+def test_as_many_layers_as_may_be_are_read(tmp_path):
+  assert read(tmp_path, but(QWEN, num_hidden_layers=10_000)).layers == 10_000
+
+
+def test_refuses_what_is_not_a_config(tmp_path):
+  message = f"'{tmp_path / 'nowhere'}' ... checkpoint ... directory"
+  with pytest.raises(ValueError) as e:
+    architectures.read_policy(tmp_path / "nowhere", dtype="float32")
+  assert mentions(str(e.value), message)
+  path = tmp_path / "config.json"
+  with pytest.raises(ValueError) as e:
+    architectures.read_policy(tmp_path, dtype="float32")
+  assert str(e.value).startswith(f"{path} cannot be read: ")
+  for text, why in (
+    ("{", "cannot be read: "),
+    ("", "cannot be read: "),
+    ("\n{\n'x'\n}\n", "cannot be read: "),
+    ("[1]", "is not a JSON object"),
+    ('"text"', "is not a JSON object"),
+    ("null", "is not a JSON object"),
+  ):
+    path.write_text(text)
+    with pytest.raises(ValueError) as e:
+      architectures.read_policy(tmp_path, dtype="float32")
+    assert str(e.value).startswith(f"{path} {why}")
+    assert "\n" not in str(e.value)
+  path.write_bytes(b"\xff\xfe{}")
+  with pytest.raises(ValueError, match="cannot be read"):
+    architectures.read_policy(tmp_path, dtype="float32")
+
+
+def test_the_dtype_is_that_of_the_caller(tmp_path):
+  written(tmp_path, QWEN | {"torch_dtype": "float16"})
+  for dtype in ("float32", "bfloat16"):
+    assert architectures.read_policy(tmp_path, dtype=dtype).dtype == dtype
+  assert architectures.read_policy(str(tmp_path), dtype="float32") == SAME
+  with pytest.raises(ValueError) as e:
+    architectures.read_policy(tmp_path, dtype="int7")
+  assert mentions(str(e.value), "'int7' ... 'float32' ... 'bfloat16'")
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "mine"])
+def test_code_beside_a_config_is_never_run(tmp_path, model_type):
+  marker = tmp_path / "it ran"
+  code = f"open({str(marker)!r}, 'w').close()\n"
+  for name in ("configuration_mine", "modeling_mine", "sitecustomize"):
+    (tmp_path / f"{name}.py").write_text(code)
+  config = QWEN | {
+    "model_type": model_type,
+    "architectures": ["MyModel"],
+    "trust_remote_code": True,
+    "auto_map": {
+      "AutoConfig": "configuration_mine.MyConfig",
+      "AutoModel": "modeling_mine.MyModel",
+      "AutoModelForCausalLM": "modeling_mine.MyModel",
+    },
+  }
+  if model_type == "qwen2":
+    assert read(tmp_path, config) == SAME
+  else:
+    refused(written(tmp_path, config), "model_type 'mine' ... supported")
+  assert not marker.exists()
+
+
+@pytest.mark.parametrize(
+  "fields, message",
+  [
+    (
+      {"quantization_config": {"quant_method": "fp8"}},
+      "quantization_config '...' ... weights",
+    ),
+    ({"attention_bias": "x"}, "attention_bias 'x'"),
+    ({"tie_word_embeddings": 1}, "tie_word_embeddings 1"),
+    ({"head_dim": -24}, "head_dim -24 ... positive"),
+    ({"head_dim": 24.0}, "head_dim 24.0 ... positive"),
+    (
+      {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
+      "rope_type 'longrope'",
+    ),
+  ],
+)
+def test_what_transformers_would_take_is_refused_first(
+  tmp_path, fields, message
+):
+  with pytest.raises(ValueError) as e:
+    read(tmp_path, but(QWEN, **fields))
+  assert mentions(str(e.value), message) and "\n" not in str(e.value)

@@ -1,0 +1,160 @@
+"""Tests of brorl_jax/model/cache.py."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from brorl_jax.model import attention, cache, kernels
+from brorl_jax.model.cache import Page, Shared
+
+
+def test_ages_by_hand():
+  # Two pages of three columns; the second is being written, at column 1.
+  # Its column 2 is left from a turn before: the oldest.
+  older, last = cache.ages(jnp.int32(1), 2, 3)
+  np.testing.assert_array_equal(older, [[4, 3, 2]])
+  np.testing.assert_array_equal(last, [[1, 0, 5]])
+  (only,) = cache.ages(jnp.int32(2), 1, 4)
+  np.testing.assert_array_equal(only, [[2, 1, 0, 3]])
+
+
+def draw(rng, A=2, R=3, H=6, G=2, K=4, S=5, C=3, pages=2):
+  normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  mask = jnp.asarray(rng.random((A, R, S)) < 0.6)
+  shared = Shared(normal(A, G, S, K), normal(A, G, S, K), mask)
+  own = [
+    Page(normal(A * R, G, K, C), normal(A * R, G, C, K)) for _ in range(pages)
+  ]
+  return normal(A, R, H, K), shared, own
+
+
+def plain(q, shared, pages, column, limit, softcap):
+  """By `attention.attend`: the token as the last of as many as there are."""
+  A, R, _, K = q.shape
+  k = jnp.concatenate([jnp.swapaxes(p.k, 2, 3) for p in pages], axis=2)
+  v = jnp.concatenate([p.v for p in pages], axis=2)
+  apart = lambda x: x.reshape(A, R, *x.shape[1:])
+  age = jnp.concatenate(cache.ages(column, len(pages), 3), axis=1)
+  T = age.shape[1]
+  seen = (
+    jnp.zeros((A, R, T, T), bool).at[:, :, -1].set(age[None] < limit[..., None])
+  )
+  out = attention.attend(
+    jnp.repeat(q[:, :, None], T, axis=2),
+    (shared.k, shared.v, shared.mask[:, :, None]),
+    (apart(k), apart(v), seen),
+    scale=K**-0.5,
+    softcap=softcap,
+  )
+  return out[:, :, -1]
+
+
+@pytest.mark.parametrize("softcap", [0.0, 0.7])
+@pytest.mark.parametrize("column, most", [(0, 1), (1, 4), (2, 6)])
+def test_equals_the_attention_of_training(column, most, softcap):
+  rng = np.random.default_rng(most)
+  q, shared, pages = draw(rng)
+  limit = jnp.asarray(rng.integers(1, most + 1, (2, 3)), jnp.int32)
+  at = jnp.int32(column), limit
+  got = cache.decode(
+    q, shared, pages, column=at[0], limit=limit, scale=0.5, softcap=softcap
+  )
+  want = plain(q, shared, pages, *at, softcap)
+  np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+def test_a_page_is_written_in_one_column():
+  rng = np.random.default_rng(0)
+  _, _, (page, _) = draw(rng)
+  k, v = jnp.asarray(rng.normal(size=(2, 6, 2, 4)), jnp.float32)
+  new = page.write(k, v, 1)
+  np.testing.assert_array_equal(new.k[..., 1], k)
+  np.testing.assert_array_equal(new.v[:, :, 1], v)
+  for at in (0, 2):
+    np.testing.assert_array_equal(new.k[..., at], page.k[..., at])
+    np.testing.assert_array_equal(new.v[:, :, at], page.v[:, :, at])
+
+
+def test_int8_columns_keep_their_own_scale():
+  zeros = jnp.zeros((1, 1, 2, 3), jnp.int8)
+  page = Page(
+    zeros, jnp.swapaxes(zeros, 2, 3), jnp.zeros((1, 1, 3)), jnp.ones((1, 1, 3))
+  )
+  k, v = jnp.asarray([[[2.54, -1.005]]]), jnp.asarray([[[0.0, 0.0]]])
+  new = page.write(k, v, 2)
+  # Of 127 steps of 0.02: -1.005 is 50.25.
+  np.testing.assert_array_equal(new.k[0, 0, :, 2], [127, -50])
+  np.testing.assert_allclose(new.k_scale[0, 0, 2], 0.02, rtol=1e-6)
+  np.testing.assert_array_equal(new.k_scale[0, 0, :2], 0.0)
+  np.testing.assert_array_equal(new.v, 0)
+  assert new.v_scale[0, 0, 2] > 0.0  # of zeros too: they are divided by it
+
+
+def test_int8_scores_and_values_are_those_of_what_was_stored():
+  rng = np.random.default_rng(0)
+  q, shared, pages = draw(rng, C=3)
+  normal = lambda: jnp.asarray(rng.normal(size=(6, 2, 4)), jnp.float32)
+  small, large = [], []
+  for page in pages:
+    size = jnp.zeros((6, 2, 3))
+    coded = Page(
+      jnp.zeros_like(page.k, jnp.int8), jnp.zeros_like(page.v, jnp.int8),
+      size, size,
+    )  # fmt: skip
+    for at in range(3):
+      coded = coded.write(normal(), normal(), at)
+    small.append(coded)
+    large.append(
+      Page(
+        coded.k * coded.k_scale[:, :, None], coded.v * coded.v_scale[..., None]
+      )
+    )
+  run = functools.partial(
+    cache.decode, q, shared, column=jnp.int32(1),
+    limit=jnp.full((2, 3), 5, jnp.int32), scale=0.5,
+  )  # fmt: skip
+  np.testing.assert_allclose(run(pages=small), run(pages=large), atol=1e-6)
+
+
+@pytest.mark.perf
+@pytest.mark.parametrize(
+  "kernel, head_size, found",
+  [(True, 32, 1), (False, 32, 0), (True, 24, 0)],
+)
+def test_the_kernel_is_for_gpus_if_asked_for_and_supported(
+  kernel, head_size, found, monkeypatch
+):
+  rng = np.random.default_rng(0)
+  case = draw(rng, K=head_size, C=32)
+  limit = jnp.full((2, 3), 5, jnp.int32)
+  asked = []
+
+  def fused(q, *_, **options):
+    asked.append(options)
+    return jnp.cos(q)
+
+  monkeypatch.setattr(kernels, "own", fused)
+  form = jax.jit(
+    lambda *case: cache.decode(
+      *case, column=jnp.int32(1), limit=limit, scale=0.5, softcap=2.0,
+      kernel=kernel,
+    )
+  )  # fmt: skip
+  text = lambda platform: (
+    form.trace(*case).lower(lowering_platforms=(platform,)).as_text()
+  )
+  assert text("cuda").count("cosine") == found
+  assert text("cpu").count("cosine") == text("tpu").count("cosine") == 0
+  if found:
+    assert asked[0] == {"softcap": 2.0}
+  want = plain_of(case, limit)
+  np.testing.assert_allclose(form(*case), want, atol=1e-6)
+
+
+def plain_of(case, limit):
+  return cache.decode(
+    *case, column=jnp.int32(1), limit=limit, scale=0.5, softcap=2.0
+  )

@@ -1,0 +1,319 @@
+"""Tests of brorl_jax/model/huggingface.py."""
+
+import dataclasses
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+import tiers
+from messages import mentions
+from saved_models import (
+  INDEX,
+  TINY,
+  WEIGHTS,
+  WIDE,
+  edit,
+  random_params,
+  refused,
+  rewrite,
+  routed,
+  same,
+  split,
+)
+
+from brorl_jax.model import huggingface, sharding
+from brorl_jax.model.attention import Rope
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_what_is_saved_is_loaded_bit_for_bit(tmp_path, tied):
+  policy = dataclasses.replace(TINY, tied=tied)
+  params = random_params(policy)
+  huggingface.save(tmp_path / "a" / "b", policy, params)
+  got, loaded = huggingface.load(str(tmp_path / "a" / "b"))
+  assert got == policy
+  same(loaded, params)
+  assert {type(a) for a in jax.tree.leaves(loaded)} == {type(jnp.zeros(()))}
+  huggingface.save(tmp_path / "again", got, loaded)
+  for name in (WEIGHTS, "config.json"):
+    a, b = (tmp_path / "a" / "b" / name, tmp_path / "again" / name)
+    assert a.read_bytes() == b.read_bytes()
+
+
+def test_a_tensor_there_is_a_matrix_from_input_to_output(saved):
+  """Every name and layout, against torch's Linear: y = x W' + b."""
+  params, tensors = (
+    random_params(),
+    safetensors.numpy.load_file(saved / WEIGHTS),
+  )
+  blocks = jax.tree.map(np.asarray, params["blocks"])
+  x = np.random.default_rng(1).normal(size=16).astype(np.float32)
+  for layer in range(2):
+    name = f"model.layers.{layer}."
+    for ours, theirs in (("q", "q_proj"), ("k", "k_proj"), ("v", "v_proj")):
+      ours = jax.tree.map(lambda a: a[layer], blocks[ours])
+      want = np.einsum("d,dhk->hk", x, ours["kernel"]) + ours["bias"]
+      weight = tensors[f"{name}self_attn.{theirs}.weight"]
+      got = weight @ x + tensors[f"{name}self_attn.{theirs}.bias"]
+      np.testing.assert_allclose(got, want.ravel(), atol=1e-5)
+    y = np.random.default_rng(2).normal(size=(4, 6)).astype(np.float32)
+    want = np.einsum("hk,hkd->d", y, blocks["o"]["kernel"][layer])
+    got = tensors[f"{name}self_attn.o_proj.weight"] @ y.ravel()
+    np.testing.assert_allclose(got, want, atol=1e-5)
+    for ours in ("gate", "up", "down"):
+      got = tensors[f"{name}mlp.{ours}_proj.weight"]
+      np.testing.assert_array_equal(got.T, blocks[ours]["kernel"][layer])
+    for ours, theirs in (
+      ("ln_attn", "input_layernorm"),
+      ("ln_mlp", "post_attention_layernorm"),
+    ):
+      got = tensors[f"{name}{theirs}.weight"]
+      np.testing.assert_array_equal(got, blocks[ours]["scale"][layer])
+  for name, want in {
+    "model.embed_tokens.weight": params["embed"]["embedding"],
+    "model.norm.weight": params["ln_final"]["scale"],
+    "lm_head.weight": params["head"]["kernel"].T,
+  }.items():
+    np.testing.assert_array_equal(tensors[name], want)
+  assert len(tensors) == 3 + 2 * 12
+
+
+def test_on_a_mesh_the_values_are_the_same_and_lie_by_the_table(saved):
+  mesh = sharding.make_mesh(data=4, model=2)
+  policy, params = huggingface.load(saved, mesh=mesh)
+  same(params, random_params())
+  want = sharding.param_shardings(
+    jax.eval_shape(policy.init, jax.random.key(0)), mesh
+  )
+  assert jax.tree.map(lambda a: a.sharding, params) == want
+  huggingface.save(saved.parent / "again", policy, params)
+  same(huggingface.load(saved.parent / "again")[1], random_params())
+
+
+@pytest.mark.parametrize(
+  "data, model", tiers.some([(8, 1), (1, 2), (1, 4), (2, 4), (4, 2)], 1)
+)
+def test_files_come_to_any_mesh_as_the_same_values(tmp_path, data, model):
+  """FSDP, tensor, and both; of a dense and of a routed policy."""
+  devices = jax.devices()[: data * model]
+  mesh = jax.make_mesh((data, model), ("data", "model"), devices=devices)
+  huggingface.save(
+    tmp_path / "dense", WIDE, random_params(WIDE), shard_bytes=7000
+  )
+  for name in ("dense", "routed"):
+    directory = tmp_path / name
+    want = random_params(WIDE)
+    if name == "routed":
+      _, want = routed(directory)
+    assert len(list(directory.glob("model-*.safetensors"))) >= 3
+    policy, params = huggingface.load(directory, mesh=mesh)
+    same(params, want)
+    abstract = jax.eval_shape(policy.init, jax.random.key(0))
+    places = sharding.param_shardings(abstract, mesh)
+    assert jax.tree.map(lambda a: a.sharding, params) == places
+
+
+def test_parameters_may_stay_in_half_precision(tmp_path):
+  half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), random_params())
+  huggingface.save(tmp_path / "a", TINY, half)
+  _, loaded = huggingface.load(tmp_path / "a", param_dtype="bfloat16")
+  same(loaded, half)
+  huggingface.save(tmp_path / "b", TINY, loaded)
+  for name in (WEIGHTS, "config.json"):
+    assert (tmp_path / "a" / name).read_bytes() == (
+      tmp_path / "b" / name
+    ).read_bytes()
+  with pytest.raises(ValueError, match="param_dtype 'int8' is neither"):
+    huggingface.load(tmp_path / "a", param_dtype="int8")
+
+
+def test_a_mesh_that_does_not_fit_is_refused(saved):
+  mesh = sharding.make_mesh(data=1, model=8)
+  with pytest.raises(ValueError, match=r"blocks/down/kernel .* 8 devices"):
+    huggingface.load(saved, mesh=mesh)
+
+
+def test_several_files_with_an_index_are_one_checkpoint(saved):
+  where = split(saved)
+  assert len(set(where.values())) == 3
+  policy, params = huggingface.load(saved)
+  assert policy == TINY
+  same(params, random_params())
+
+
+def test_half_precision_weights_become_the_same_float32(tmp_path):
+  params = jax.tree.map(lambda a: a.astype(jnp.bfloat16), random_params())
+  huggingface.save(tmp_path, TINY, params)
+  config = json.loads((tmp_path / "config.json").read_text())
+  assert config["dtype"] == config["torch_dtype"] == "bfloat16"
+  policy, loaded = huggingface.load(tmp_path, dtype="bfloat16")
+  assert policy.dtype == "bfloat16"
+  same(loaded, jax.tree.map(lambda a: a.astype(jnp.float32), params))
+
+
+def test_a_repeated_head_of_a_tied_policy_is_ignored(tmp_path):
+  policy = dataclasses.replace(TINY, tied=True)
+  huggingface.save(tmp_path, policy, random_params(policy))
+  name = "model.embed_tokens.weight"
+  rewrite(tmp_path, lambda t: t.update({"lm_head.weight": t[name]}))
+  same(huggingface.load(tmp_path)[1], random_params(policy))
+
+
+def test_the_size_of_a_head_is_a_share_of_the_width_if_not_said(tmp_path):
+  policy = dataclasses.replace(TINY, head_size=4)
+  params = random_params(policy)
+  huggingface.save(tmp_path, policy, params)
+  edit(tmp_path, head_dim=None)
+  got, loaded = huggingface.load(tmp_path)
+  assert got == policy
+  same(loaded, params)
+
+
+def test_refuses_what_is_not_a_checkpoint(tmp_path, saved):
+  refused(tmp_path / "nowhere", tmp_path / "nowhere", "directory")
+  refused(saved / WEIGHTS, saved / WEIGHTS, "directory")
+  (tmp_path / "empty").mkdir()
+  refused(tmp_path / "empty", tmp_path / "empty" / "config.json")
+  for text in ("{", "", "[1]", '"text"'):
+    (saved / "config.json").write_text(text)
+    refused(saved, saved / "config.json")
+
+
+def test_refuses_a_directory_without_safetensors(saved):
+  (saved / WEIGHTS).rename(saved / "pytorch_model.bin")
+  refused(saved, saved / WEIGHTS, "is missing")
+
+
+def test_refuses_a_config_of_other_sizes(saved):
+  edit(saved, num_hidden_layers=3)
+  refused(saved, "no tensor model.layers.2.")
+  edit(saved, num_hidden_layers=1)
+  refused(saved, "unknown tensors model.layers.1.")
+  edit(saved, num_hidden_layers=2, vocab_size=33)
+  refused(saved, "model.embed_tokens.weight is (32, 16), not (33, 16)")
+
+
+def test_a_type_that_cannot_be_stored_is_refused(tmp_path):
+  with pytest.raises(ValueError, match=r"'int4'.*of float32"):
+    huggingface.save(tmp_path, TINY, random_params(), dtype="int4")
+
+
+def test_an_interrupted_save_leaves_no_model(tmp_path, monkeypatch):
+  """Over an older one, which is gone first: never half of each."""
+  huggingface.save(tmp_path, TINY, random_params(), shard_bytes=4000)
+  written = []
+  write = safetensors.numpy.save_file
+
+  def stops(tensors, path, metadata):
+    written.append(path)
+    if len(written) == 2:
+      raise KeyboardInterrupt
+    write(tensors, path, metadata)
+
+  monkeypatch.setattr(safetensors.numpy, "save_file", stops)
+  with pytest.raises(KeyboardInterrupt):
+    huggingface.save(tmp_path, TINY, random_params(), shard_bytes=5000)
+  refused(tmp_path, "config.json ... read")
+  assert len(list(tmp_path.glob("model*"))) == 1
+  monkeypatch.undo()
+  huggingface.save(tmp_path, TINY, random_params())
+  same(huggingface.load(tmp_path)[1], random_params())
+  assert not (tmp_path / INDEX).exists()
+
+
+def test_the_index_says_where_every_tensor_is(tmp_path):
+  huggingface.save(tmp_path, TINY, random_params(), shard_bytes=4000)
+  index = json.loads((tmp_path / INDEX).read_text())
+  size = 0
+  for path in tmp_path.glob("model-*.safetensors"):
+    tensors = safetensors.numpy.load_file(path)
+    of_file = sum(t.nbytes for t in tensors.values())
+    assert of_file <= 4000 or len(tensors) == 1
+    size += of_file
+    assert {index["weight_map"].pop(name) for name in tensors} == {path.name}
+    assert path.stat().st_mode & 0o777 == 0o644
+  assert not index["weight_map"]
+  assert index["metadata"]["total_size"] == size
+
+
+def test_a_policy_that_its_config_does_not_describe_is_not_saved(tmp_path):
+  odd = dataclasses.replace(TINY, qk_norm=True)
+  with pytest.raises(ValueError, match="qk_norm = False"):
+    huggingface.save(tmp_path / "odd", odd, random_params(odd))
+  huggingface.save(tmp_path / "model", TINY, random_params())
+  policy, params = huggingface.load(tmp_path / "model")
+  changed = dataclasses.replace(policy, rope=Rope(7.0))
+  with pytest.raises(ValueError, match="changed after"):
+    huggingface.save(tmp_path / "odd", changed, params)
+  assert not list((tmp_path / "odd").iterdir())
+
+
+def test_a_tokenizer_goes_with_the_weights_it_belongs_to(tmp_path):
+  assets = pathlib.Path(huggingface.__file__).parents[1] / "assets"
+  policy, params = huggingface.load(assets)
+  huggingface.save(tmp_path, policy, params, source=assets)
+  names = {path.name for path in assets.iterdir()} - {"README.md"}
+  assert {path.name for path in tmp_path.iterdir()} == names
+  for name in names - {"config.json"}:
+    assert (tmp_path / name).read_bytes() == (assets / name).read_bytes()
+
+
+def test_a_name_of_the_hub_is_downloaded(tmp_path, monkeypatch):
+  import huggingface_hub
+
+  asked = []
+
+  def download(name, *, allow_patterns):
+    asked.append(name)
+    assert {"config.json", "model*.safetensors", INDEX} < set(allow_patterns)
+    assert not any(p.endswith((".bin", ".py")) for p in allow_patterns)
+    return str(tmp_path)
+
+  monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+  assert huggingface.locate("maker/model-1.5B") == tmp_path
+  assert (
+    huggingface.locate(str(tmp_path)) == tmp_path
+  )  # a directory is not asked for
+  for wrong in ("/no/where", "model", "a/b/c", str(tmp_path / "x y/z")):
+    with pytest.raises(ValueError, match="directory"):
+      huggingface.locate(wrong)
+  assert asked == ["maker/model-1.5B"]
+
+
+def test_without_a_network_one_line_says_what_to_download(monkeypatch):
+  import huggingface_hub
+
+  def offline(name, *, allow_patterns):
+    raise OSError("no route to host\nand much more")
+
+  monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
+  with pytest.raises(ValueError) as e:
+    huggingface.locate("maker/model")
+  assert mentions(
+    str(e.value),
+    "'maker/model' ... 'hf download maker/model --local-dir model' "
+    "... --config.policy.checkpoint=model",
+  )
+
+
+def test_the_embedded_policy_is_a_directory_that_loads():
+  assets = pathlib.Path(huggingface.__file__).parents[1] / "assets"
+  found = sorted(path.parent for path in assets.rglob("config.json"))
+  if not found:
+    pytest.skip("no embedded policy yet")
+  for directory in found:
+    policy, params = huggingface.load(directory)
+    count = sum(a.size for a in jax.tree.leaves(params))
+    assert 0 < count <= 3_000_000
+    assert params["embed"]["embedding"].shape == (policy.vocab, policy.width)
+
+
+def test_an_unknown_dtype_is_refused():
+  with pytest.raises(ValueError, match="dtype 'int7'"):
+    huggingface.load(
+      pathlib.Path(huggingface.__file__).parents[1] / "assets", dtype="int7"
+    )

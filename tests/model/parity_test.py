@@ -1,0 +1,350 @@
+"""Every architecture against transformers on torch: logits, decoding, files.
+
+torch is a development dependency on Python 3.11 only; elsewhere these are
+skipped.
+"""
+
+import json
+from typing import NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+import tiers
+
+from brorl_jax.model import huggingface
+from brorl_jax.rollout import sampler
+
+torch = pytest.importorskip("torch")
+import transformers
+
+torch.set_num_threads(1)  # two workers share the cores
+
+SIZES = dict(
+  vocab_size=96,
+  hidden_size=64,
+  intermediate_size=160,
+  num_hidden_layers=3,
+  num_attention_heads=4,
+  num_key_value_heads=2,
+  max_position_embeddings=512,
+  rms_norm_eps=1e-5,
+  pad_token_id=0,
+  bos_token_id=None,
+  eos_token_id=None,
+  tie_word_embeddings=False,
+)
+ROPE = dict(SIZES, rope_theta=1e4)
+WIDE = dict(ROPE, head_dim=24)  # a head is not width / heads
+scaled = lambda **rope: dict(ROPE, rope_scaling=rope)
+KINDS = {
+  "qwen2": ("qwen2", ROPE),
+  "qwen2, tied, upper layers slide": (
+    "qwen2",
+    dict(
+      ROPE,
+      tie_word_embeddings=True,
+      use_sliding_window=True,
+      sliding_window=7,
+      max_window_layers=1,
+    ),
+  ),
+  "qwen3": ("qwen3", WIDE),
+  "qwen3, tied, biased": (
+    "qwen3",
+    dict(WIDE, attention_bias=True, tie_word_embeddings=True),
+  ),
+  "qwen3 moe": (
+    "qwen3_moe",
+    dict(
+      WIDE,
+      num_experts=8,
+      num_experts_per_tok=3,
+      moe_intermediate_size=40,
+      norm_topk_prob=True,
+    ),
+  ),
+  "qwen3 moe, shares as they are, slides": (
+    "qwen3_moe",
+    dict(
+      WIDE,
+      num_experts=4,
+      num_experts_per_tok=2,
+      moe_intermediate_size=40,
+      norm_topk_prob=False,
+      use_sliding_window=True,
+      sliding_window=9,
+    ),
+  ),
+  "llama": ("llama", ROPE),
+  "llama, biased": ("llama", dict(ROPE, attention_bias=True, mlp_bias=True)),
+  "llama 3 rope": (
+    "llama",
+    scaled(
+      rope_type="llama3",
+      factor=8.0,
+      low_freq_factor=1.0,
+      high_freq_factor=4.0,
+      original_max_position_embeddings=64,
+    ),
+  ),
+  "linear rope": ("llama", scaled(rope_type="linear", factor=4.0)),
+  "dynamic rope": ("llama", scaled(rope_type="dynamic", factor=4.0)),
+  "yarn": (
+    "qwen2",
+    scaled(rope_type="yarn", factor=4.0, original_max_position_embeddings=32),
+  ),
+  "yarn, every option": (
+    "llama",
+    scaled(
+      rope_type="yarn",
+      factor=4.0,
+      original_max_position_embeddings=64,
+      beta_fast=16.0,
+      beta_slow=2.0,
+      attention_factor=1.3,
+      truncate=False,
+    ),
+  ),
+  "yarn as DeepSeek scales": (
+    "llama",
+    scaled(
+      rope_type="yarn",
+      factor=4.0,
+      original_max_position_embeddings=64,
+      mscale=1.2,
+      mscale_all_dim=0.7,
+    ),
+  ),
+  "mistral": ("mistral", dict(ROPE, sliding_window=5)),
+  "mistral, no window": ("mistral", dict(WIDE, sliding_window=None)),
+  "gemma 2": (
+    "gemma2",
+    dict(
+      WIDE,
+      sliding_window=6,
+      query_pre_attn_scalar=30,
+      tie_word_embeddings=True,
+    ),
+  ),
+  "gemma 3": (
+    "gemma3_text",
+    dict(
+      SIZES,
+      head_dim=24,
+      sliding_window=6,
+      sliding_window_pattern=2,
+      query_pre_attn_scalar=30,
+      tie_word_embeddings=True,
+      rope_scaling=dict(rope_type="linear", factor=8.0),
+    ),
+  ),
+}
+LENGTHS = (24, 17, 9)  # of three prompts, left-padded
+# One of each family; the others take minutes and follow from the first test.
+FEW = [
+  name
+  if name in {"qwen2", "qwen3 moe", "llama 3 rope", "yarn", "gemma 3"}
+  else pytest.param(name, marks=pytest.mark.slow)
+  for name in KINDS
+]
+
+
+class Theirs(NamedTuple):
+  model: transformers.PreTrainedModel
+  tokens: np.ndarray  # [3, 24]
+  mask: np.ndarray
+
+  def prompts(self) -> list[list[int]]:
+    pairs = zip(self.tokens, self.mask, strict=True)
+    return [row[keep].tolist() for row, keep in pairs]
+
+  def logits(self, tokens: np.ndarray, mask: np.ndarray) -> np.ndarray:
+    position = np.maximum(np.cumsum(mask, axis=1) - 1, 0)
+    with torch.no_grad():
+      out = self.model(
+        torch.tensor(tokens),
+        attention_mask=torch.tensor(mask.astype(np.int64)),
+        position_ids=torch.tensor(position),
+      )
+    return out.logits.numpy()
+
+  def greedy(self, prompt: list[int], count: int) -> list[int]:
+    with torch.no_grad():
+      ids = self.model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+        max_new_tokens=count,
+        do_sample=False,
+      )
+    return ids[0, len(prompt) :].tolist()
+
+
+def random_model(name: str) -> Theirs:
+  """No bias 0, no norm 1, and no logit that towers above the others."""
+  torch.manual_seed(0)
+  kind, fields = KINDS[name]
+  config = transformers.AutoConfig.for_model(kind, **fields)
+  model = transformers.AutoModelForCausalLM.from_config(
+    config, attn_implementation="eager"
+  )
+  model = model.eval().float()
+  with torch.no_grad():
+    for path, p in model.named_parameters():
+      by = 0.3 if "norm" in path or path.endswith("bias") else 0.2
+      p.add_(by * torch.randn_like(p))
+      # A tied policy with large embeddings says the last token again.
+      if "embed" in path and kind.startswith("gemma"):
+        p.mul_(0.05)
+  tokens = np.random.default_rng(0).integers(1, 96, (3, 24))
+  mask = np.arange(24) >= 24 - np.array(LENGTHS)[:, None]
+  return Theirs(model, tokens, mask)
+
+
+@pytest.mark.parametrize("name", tiers.some(KINDS, 2, ci=9))
+def test_policy_is_transformers_in_every_form(tmp_path, name):
+  theirs = random_model(name)
+  theirs.model.save_pretrained(tmp_path / "theirs", max_shard_size="150KB")
+  assert (tmp_path / "theirs/model.safetensors.index.json").exists()
+  policy, params = huggingface.load(tmp_path / "theirs")
+
+  # All positions at once, left-padded.
+  want = theirs.logits(theirs.tokens, theirs.mask)
+  scale = np.abs(want[theirs.mask]).max()
+  got = jax.jit(policy.logits)(
+    params, jnp.asarray(theirs.tokens), jnp.asarray(theirs.mask)
+  )
+  gap = np.abs(got - want)[theirs.mask].max()
+  print(f"{name}: logits differ by {gap:.1e} of {scale:.1f}")
+  assert gap <= 1e-5 * scale
+
+  # Prefill, shared prefix, cached decode; slots that start again.
+  prompts = theirs.prompts()
+  stop = (7, 11, 13)
+  out = sampler.sample(
+    policy,
+    params,
+    prompts,
+    jax.random.key(0),
+    n=5,
+    slots=2,
+    max_new_tokens=24,
+    stop_ids=stop,
+  )
+  out = jax.device_get(out)
+  assert out.mask.sum(axis=2).min() < 24 == out.mask.sum(axis=2).max()
+  for p, prompt in enumerate(prompts):
+    joined = np.concatenate([np.tile(prompt, (5, 1)), out.tokens[p]], axis=1)
+    every = theirs.logits(joined, np.ones(joined.shape, bool))
+    logp = torch.log_softmax(torch.tensor(every), dim=-1).numpy()
+    logp = logp[:, len(prompt) - 1 : -1]
+    logp = np.take_along_axis(logp, out.tokens[p][..., None], axis=2)[..., 0]
+    assert np.abs(logp - out.logp[p])[out.mask[p]].max() <= 1e-5 * scale
+
+  # What the update differentiates.
+  trained = jax.jit(policy.response_logits)(
+    params, jnp.asarray(theirs.tokens), jnp.asarray(theirs.mask), out.tokens
+  )
+  joined = np.concatenate([theirs.tokens, out.tokens[:, 0]], axis=1)
+  seen = np.concatenate([theirs.mask, out.mask[:, 0]], axis=1)
+  want = theirs.logits(joined, seen)[:, 23:-1]
+  assert np.abs(trained[:, 0] - want)[out.mask[:, 0]].max() <= 1e-5 * scale
+
+
+@pytest.mark.parametrize("name", tiers.some(FEW, 1, ci=3))
+def test_greedy_tokens_are_those_of_transformers(tmp_path, name):
+  theirs = random_model(name)
+  theirs.model.save_pretrained(tmp_path)
+  policy, params = huggingface.load(tmp_path)
+  prompts = theirs.prompts()
+  out = sampler.sample(
+    policy,
+    params,
+    prompts,
+    jax.random.key(0),
+    n=1,
+    max_new_tokens=64,
+    temperature=0.0,
+  )
+  for prompt, ours in zip(prompts, np.asarray(out.tokens)[:, 0], strict=True):
+    assert ours.tolist() == theirs.greedy(prompt, 64)
+  assert len(np.unique(out.tokens)) > 8  # not one token over and over
+
+
+@pytest.mark.parametrize("name", tiers.some(KINDS, 3, ci=9))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_we_write_transformers_reads_bit_for_bit(tmp_path, name, dtype):
+  theirs = random_model(name)
+  model = theirs.model.to(getattr(torch, dtype))
+  model.save_pretrained(tmp_path / "theirs")
+  policy, params = huggingface.load(tmp_path / "theirs")
+  huggingface.save(
+    tmp_path / "ours", policy, params, dtype=dtype, shard_bytes=150_000
+  )
+  back = transformers.AutoModelForCausalLM.from_pretrained(
+    tmp_path / "ours", dtype="auto"
+  )
+  assert back.dtype == getattr(torch, dtype)
+  original = dict(model.named_parameters())
+  for path, value in back.named_parameters():
+    assert torch.equal(value, original.pop(path)), path
+  assert not original
+  again, same = huggingface.load(tmp_path / "ours")
+  assert again == policy
+  chex.assert_trees_all_equal(same, params)
+  fields = json.loads((tmp_path / "ours" / "config.json").read_text())
+  assert fields.get("num_experts", 0) == policy.experts  # as transformers 4
+  # The config says the same model too.
+  if dtype == "float32":
+    want = theirs.logits(theirs.tokens, theirs.mask)[theirs.mask]
+    got = theirs._replace(model=back.eval()).logits(theirs.tokens, theirs.mask)
+    np.testing.assert_allclose(got[theirs.mask], want, atol=1e-4)
+
+
+def old_spelling(directory) -> None:
+  """The same directory as transformers 4 wrote it."""
+  path = directory / "config.json"
+  config = json.loads(path.read_text())
+  rope = config.pop("rope_parameters")
+  if "full_attention" in rope:
+    config["rope_local_base_freq"] = rope["sliding_attention"]["rope_theta"]
+    config["sliding_window_pattern"] = 2
+    rope = rope["full_attention"]
+  config["rope_theta"] = rope.pop("rope_theta")
+  kind = rope.pop("rope_type")
+  config["rope_scaling"] = {"type": kind, **rope} if kind != "default" else None
+  config["torch_dtype"] = config.pop("dtype")
+  config.pop("layer_types", None)
+  path.write_text(json.dumps(config))
+  # Rotary frequencies were stored beside the weights.
+  path = directory / "model.safetensors"
+  tensors = safetensors.numpy.load_file(path)
+  tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(3, "f4")
+  safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("name", tiers.some(FEW, 1))
+def test_a_directory_of_an_older_transformers_is_the_same_policy(
+  tmp_path, name
+):
+  theirs = random_model(name)
+  theirs.model.save_pretrained(tmp_path / "new")
+  theirs.model.save_pretrained(tmp_path / "old")
+  old_spelling(tmp_path / "old")
+  policy, params = huggingface.load(tmp_path / "new")
+  old, same = huggingface.load(tmp_path / "old")
+  assert old == policy
+  chex.assert_trees_all_equal(same, params)
+  # And what is written from it has both spellings.
+  huggingface.save(tmp_path / "both", old, same)
+  assert huggingface.load(tmp_path / "both")[0] == policy
+  both = json.loads((tmp_path / "both" / "config.json").read_text())
+  fields = {"rope_theta", "rope_parameters", "dtype", "torch_dtype"}
+  assert fields <= both.keys()
+  model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "both")
+  want = theirs.logits(theirs.tokens, theirs.mask)[theirs.mask]
+  got = theirs._replace(model=model).logits(theirs.tokens, theirs.mask)
+  np.testing.assert_allclose(got[theirs.mask], want, atol=1e-4)

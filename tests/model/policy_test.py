@@ -1,0 +1,616 @@
+"""Tests of brorl_jax/model/policy.py."""
+
+import dataclasses
+import functools
+import itertools
+import math
+
+import chex
+import jax
+import jax.extend as jex
+import jax.numpy as jnp
+import numpy as np
+import plain_decoder
+import pytest
+import tiers
+from small_policies import EXPERTS, GEMMA2, GEMMA3, TINY, changed
+
+from brorl_jax.model import policy as policy_module
+from brorl_jax.model import sharding
+from brorl_jax.model.attention import Rope
+from brorl_jax.model.policy import Policy
+
+POLICIES = {
+  "qwen2": TINY,
+  "tied, without groups": changed(tied=True, qkv_bias=False, kv_heads=6),
+  "one group, deep": changed(
+    kv_heads=1, layers=3, rope=Rope(1e4), norm_eps=1e-6
+  ),
+  "qwen3": changed(qkv_bias=False, qk_norm=True, head_size=6),
+  "llama, biased": changed(
+    output_bias=True, mlp_bias=True, rope=Rope(50.0, "linear", 3.0)
+  ),
+  "mistral": changed(qkv_bias=False, window=4, sliding=(True, True)),
+  "gemma2": GEMMA2,
+  "gemma3": GEMMA3,
+  "experts": EXPERTS,
+  "experts, shares as they are, slide": dataclasses.replace(
+    EXPERTS, normalize_experts=False, experts_per_token=3, window=3,
+    sliding=(False, True), output_bias=True,
+  ),
+}  # fmt: skip
+
+
+NAMES = ("qwen2", "gemma2", "gemma3", "experts")
+
+
+logits = jax.jit(Policy.logits, static_argnums=0)
+
+
+def shaken(policy, seed=0, by=0.3):
+  """Parameters in which no bias is 0 and no scale is 1."""
+  params = policy.init(jax.random.key(seed))
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda a: a + jnp.asarray(by * rng.normal(size=a.shape), a.dtype), params
+  )
+
+
+def padded(rows, width, side):
+  tokens = np.zeros((len(rows), width), np.int32)
+  mask = np.zeros((len(rows), width), bool)
+  for tokens_row, mask_row, ids in zip(tokens, mask, rows, strict=True):
+    at = slice(width - len(ids), None) if side == "left" else slice(len(ids))
+    tokens_row[at], mask_row[at] = ids, True
+  return jnp.asarray(tokens), jnp.asarray(mask)
+
+
+def whole(*parts):
+  """One row without padding."""
+  tokens = jnp.asarray(np.concatenate(parts)[None], jnp.int32)
+  return tokens, jnp.ones(tokens.shape, bool)
+
+
+def some_ids(*lengths, seed=0):
+  rng = np.random.default_rng(seed)
+  return [rng.integers(0, TINY.vocab, length) for length in lengths]
+
+
+@pytest.mark.parametrize("name", tiers.some(POLICIES, 4))
+def test_logits_are_those_of_a_decoder_written_with_loops(name):
+  policy = POLICIES[name]
+  params = shaken(policy)
+  assert ("head" in params) == (not policy.tied)
+  assert ("bias" in params["blocks"]["k"]) == policy.qkv_bias
+  (ids,) = some_ids(9)
+  want = plain_decoder.logits(policy, params, ids)
+  got = logits(policy, params, *whole(ids))[0]
+  np.testing.assert_allclose(got, want, rtol=0, atol=2e-5 * abs(want).max())
+
+
+@pytest.mark.parametrize("name", ["qwen2", "gemma2"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_nothing_whatever_its_side_and_content(side, name):
+  policy = POLICIES[name]
+  params = shaken(policy)
+  rows = some_ids(7, 1, 4)
+  tokens, mask = padded(rows, 10, side)
+  junk = jnp.where(mask, tokens, 5)
+  for filled in tokens, junk:
+    got = logits(policy, params, filled, mask)
+    for row, ids in enumerate(rows):
+      alone = plain_decoder.logits(policy, params, ids)
+      np.testing.assert_allclose(got[row][mask[row]], alone, atol=2e-5)
+  assert np.isfinite(got).all()  # a row's padding sees no key at all
+
+
+def test_no_gradient_flows_from_later_tokens_other_rows_or_padding():
+  params = shaken(TINY)
+  # Each token once: its row of the embedding's gradient is its place's.
+  tokens = jnp.arange(12).reshape(2, 6)
+  mask = jnp.ones((2, 6), bool).at[0, :2].set(False).at[1, 4:].set(False)
+
+  @jax.jit
+  def reached(b, t):
+    def one(params):
+      return jnp.sum(TINY.logits(params, tokens, mask)[b, t] ** 2)
+
+    grad = jax.grad(one)(params)["embed"]["embedding"]
+    return jnp.any(grad != 0.0, axis=1)
+
+  for b, t in np.argwhere(mask):
+    want = tokens[b, : t + 1][mask[b, : t + 1]]
+    np.testing.assert_array_equal(np.flatnonzero(reached(b, t)), want)
+
+
+def test_response_logits_read_their_own_prompt_and_their_own_past():
+  params = shaken(TINY)
+  prompt = jnp.arange(6).reshape(2, 3)
+  prompt_mask = jnp.asarray([[False, True, True], [True, True, True]])
+  response = jnp.arange(6, 18).reshape(2, 2, 3)
+
+  @jax.jit
+  def reached(p, r, t):
+    def one(params):
+      logits = TINY.response_logits(params, prompt, prompt_mask, response)
+      return jnp.sum(logits[p, r, t] ** 2)
+
+    grad = jax.grad(one)(params)["embed"]["embedding"]
+    return jnp.any(grad != 0.0, axis=1)
+
+  for p, r, t in np.ndindex(2, 2, 3):
+    want = [*prompt[p][prompt_mask[p]], *response[p, r, :t]]
+    np.testing.assert_array_equal(np.flatnonzero(reached(p, r, t)), want)
+
+
+@pytest.mark.parametrize(
+  "name, length",
+  tiers.some([("qwen2", 1), *((name, 5) for name in NAMES)], 2),
+)
+def test_response_logits_are_logits_of_the_joined_row_shifted(name, length):
+  policy = POLICIES[name]
+  params = shaken(policy)
+  prompts = some_ids(4, 1, 6)
+  prompt, prompt_mask = padded(prompts, 6, "left")
+  response = jnp.asarray(some_ids(*[length] * 6, seed=1), jnp.int32)
+  response = response.reshape(3, 2, length)
+  apply = jax.jit(policy.response_logits)
+  got = apply(params, prompt, prompt_mask, response)
+  assert got.shape == (3, 2, length, TINY.vocab) and got.dtype == jnp.float32
+  rows = [[*prompts[p], *response[p, r]] for p, r in np.ndindex(3, 2)]
+  joined = logits(policy, params, *padded(rows, 12, "right"))
+  joined = joined.reshape(3, 2, *joined.shape[1:])
+  for p, ids in enumerate(prompts):
+    at = slice(len(ids) - 1, len(ids) - 1 + length)
+    np.testing.assert_allclose(got[p], joined[p, :, at], atol=2e-5)
+
+
+@pytest.mark.parametrize("name", tiers.some(["qwen2", "gemma2", "experts"], 1))
+def test_gradients_of_a_shared_prompt_are_those_of_joined_rows(name):
+  policy = POLICIES[name]
+  params = shaken(policy)
+  prompts = some_ids(3, 5)
+  prompt, prompt_mask = padded(prompts, 5, "left")
+  response = jnp.asarray(some_ids(*[4] * 4, seed=1), jnp.int32)
+  response = response.reshape(2, 2, 4)
+  weight = np.random.default_rng(2).normal(size=(2, 2, 4, TINY.vocab))
+  weight = weight.astype(np.float32)
+
+  rows = [[*prompts[p], *response[p, r]] for p, r in np.ndindex(2, 2)]
+  joined_rows = padded(rows, 9, "right")
+
+  def shared(params):
+    logits = policy.response_logits(params, prompt, prompt_mask, response)
+    return jnp.sum(weight * logits)
+
+  def joined(params):
+    logits = policy.logits(params, *joined_rows).reshape(2, 2, 9, TINY.vocab)
+    parts = [logits[p, :, S - 1 : S + 3] for p, S in enumerate((3, 5))]
+    return jnp.sum(weight * jnp.stack(parts))
+
+  got, want = (jax.jit(jax.grad(f))(params) for f in (shared, joined))
+  scale = max(float(jnp.max(jnp.abs(g))) for g in jax.tree.leaves(want))
+  chex.assert_trees_all_close(got, want, atol=1e-5 * scale)
+
+
+# Prompts of each lane, and columns of a page.
+WAYS = {
+  "a lane each": ([[0], [1]], 4),
+  "one lane": ([[0, 1]], 4),
+  "pages of 2": ([[0], [1]], 2),
+  "pages of 2, one lane and nothing beside": ([[0, 1], [2, 2]], 2),
+}
+
+
+TURNS = [(name, "pages of 2, one lane and nothing beside") for name in NAMES]
+
+
+TURNS += [(n, way) for n in ("qwen2", "gemma2") for way in list(WAYS)[:-1]]
+
+
+@pytest.mark.parametrize("name, way", tiers.some(TURNS, 3))
+def test_decoding_in_a_circle_of_columns_gives_the_logits_of_the_whole_row(
+  name, way
+):
+  """Responses of different length follow each other in the slots."""
+  window, columns = WAYS[way]
+  policy = POLICIES[name]
+  params = shaken(policy)
+  prompts = some_ids(2, 5)
+  tokens, mask = padded(prompts, 5, "left")
+  T, R, steps = 4, 3, 11
+  lengths = [
+    [[4, 4, 3], [1, 3, 4, 2], [2]],  # slot 2 idles after two steps
+    [[3, 1, 4], [4, 4], []],  # slot 2 never works
+  ]
+  rng = np.random.default_rng(3)
+  first, prefix = jax.jit(policy.prefill)(params, tokens, mask)
+  weights = jax.jit(lambda p: policy.unroll(policy.cast(p)))(params)
+  shared = jax.jit(policy.lane_prompts)(prefix, jnp.asarray(window))
+  A, W = np.shape(window)
+  rows = R * W  # slots of a lane: R for each of its prompts
+  step = jax.jit(policy.decode_step)
+  fresh = lambda: jax.tree.map(
+    lambda x: x + 1e9, policy.page(A * rows, columns)
+  )
+  pages = [fresh() for _ in range(T // columns)]
+
+  def stream(lengths):
+    for length in lengths:
+      ids = rng.integers(0, TINY.vocab, length)
+      yield from ((ids, i) for i in range(length))
+
+  streams = [[stream(slot) for slot in prompt] for prompt in lengths]
+  seen = 0
+  for s in range(steps):
+    column = s % columns
+    if column == 0:
+      pages = [*pages[1:], pages[0]]
+    token = np.full((A, rows), 11, np.int32)  # of idle slots
+    length, which = np.ones((2, A, rows), np.int32)
+    which = (which - 1 + np.arange(rows)[None] // R).astype(np.int32)
+    now = {}
+    for p, r in np.ndindex(2, R):
+      if (at := next(streams[p][r], None)) is not None:
+        lane = p % A if W == 1 else 0
+        row = r if W == 1 else p * R + r
+        now[p, lane, row], length[lane, row] = at, at[1] + 1
+        token[lane, row] = at[0][at[1]]
+    row = map(jnp.asarray, (token, length, which, jnp.int32(column)))
+    logits, pages[-1] = step(weights, shared, pages, *row)
+    for (p, lane, row), (ids, i) in now.items():
+      joined = np.concatenate([prompts[p], ids[: i + 1]])
+      want = plain_decoder.logits(policy, params, joined)[-1]
+      np.testing.assert_allclose(logits[lane, row], want, atol=3e-5)
+      seen += 1
+    assert np.isfinite(logits).all()
+  assert seen == sum(sum(slot) for prompt in lengths for slot in prompt)
+  for p, ids in enumerate(prompts):
+    want = plain_decoder.logits(policy, params, ids)[-1]
+    np.testing.assert_allclose(first[p], want, atol=3e-5)
+
+
+@pytest.mark.parametrize("name", tiers.some(NAMES, 1))
+def test_a_prompt_read_in_chunks_is_the_prompt_read_at_once(name, monkeypatch):
+  policy = POLICIES[name]
+  params = shaken(policy)
+  # Chunks that are all padding for one prompt, and 2 places too many in front.
+  tokens, mask = padded(some_ids(2, 13, 9), 13, "left")
+  want, whole_prefix = policy.prefill(params, tokens, mask)
+  monkeypatch.setattr(policy_module, "PREFILL_CHUNK", 5)
+  got, prefix = policy.prefill(params, tokens, mask)
+  np.testing.assert_allclose(got, want, atol=3e-5)
+  np.testing.assert_array_equal(prefix.mask, mask)
+  real = np.asarray(mask)[:, None, None, :, None]
+  for a, b in ((prefix.k, whole_prefix.k), (prefix.v, whole_prefix.v)):
+    assert a.shape == b.shape
+    np.testing.assert_allclose(
+      np.where(real, a, 0), np.where(real, b, 0), atol=3e-5
+    )
+  # No array has S x S scores, and only the last positions have logits.
+  program = jax.make_jaxpr(lambda: policy.prefill(params, tokens, mask))()
+  shapes = [
+    v.aval.shape
+    for eqn in equations(program.jaxpr, "dot_general")
+    for v in eqn.outvars
+  ]
+  assert any(5 in s for s in shapes)
+  others = [math.prod(s) for s in shapes if policy.vocab not in s]
+  assert max(others) < len(tokens) * policy.heads * 13 * 13
+  assert [s for s in shapes if policy.vocab in s] == [(3, policy.vocab)]
+
+
+@pytest.mark.parametrize(
+  "dtype, worst", tiers.some([("float32", 0.02), ("bfloat16", 0.05)], 1)
+)
+def test_an_int8_cache_is_nearly_as_good_and_a_quarter_of_the_size(
+  dtype, worst
+):
+  policy = changed(dtype=dtype, head_size=16)
+  small = dataclasses.replace(policy, int8_cache=True)
+  params = shaken(policy)
+  (ids,) = some_ids(8)
+  rows = jnp.asarray(ids, jnp.int32)[None]
+  exact = last_by_decoding(policy, params, rows, 2)
+  got = last_by_decoding(small, params, rows, 2)
+  gap = np.abs(np.asarray(exact - got)).max() / np.ptp(exact)
+  print(f"{dtype}: gap {gap:.4f} of the range of the logits")
+  assert 0 < gap < worst
+  sizes = [
+    sum(x.nbytes for x in jax.tree.leaves(p.page(8, 32)))
+    for p in (policy, small)
+  ]
+  # 16 bytes and a scale of 4, instead of 64.
+  assert sizes[1] == sizes[0] * 20 // 64
+
+
+def last_by_logits(policy, params, rows, prompt):
+  return policy.logits(params, rows, jnp.ones(rows.shape, bool))[:, -1]
+
+
+def left_padded(tokens):
+  """By two, whose content does not matter."""
+  widths = (0, 0), (2, 0)
+  ones = jnp.ones(tokens.shape, bool)
+  return jnp.pad(tokens, widths), jnp.pad(ones, widths)
+
+
+def last_by_response_logits(policy, params, rows, prompt):
+  # One more token, whose own value does not matter.
+  response = jnp.pad(rows, ((0, 0), (0, 1)))[:, None, prompt:]
+  tokens, mask = left_padded(rows[:, :prompt])
+  return policy.response_logits(params, tokens, mask, response)[:, 0, -1]
+
+
+def last_by_decoding(policy, params, rows, prompt):
+  tokens, mask = left_padded(rows[:, :prompt])
+  logits, prefix = policy.prefill(params, tokens, mask)
+  weights = policy.unroll(policy.cast(params))
+  B, T = len(rows), rows.shape[1] - prompt
+  shared = policy.lane_prompts(prefix, jnp.arange(B)[:, None])
+  page, zero = policy.page(B, T), jnp.zeros((B, 1), jnp.int32)
+  for t in range(T):
+    # The response begins in the middle of the circle.
+    logits, page = policy.decode_step(
+      weights, shared, (page,), rows[:, None, prompt + t], zero + t + 1, zero,
+      jnp.int32((2 + t) % T),
+    )  # fmt: skip
+    logits = logits[:, 0]
+  return logits
+
+
+@pytest.mark.parametrize(
+  "prompt, last",
+  tiers.some(
+    [
+      (4, last_by_logits),
+      *((p, last_by_response_logits) for p in (2, 4, 6)),
+      *((p, last_by_decoding) for p in (2, 4, 6, 8)),
+    ],
+    3,
+  ),
+  ids=lambda x: getattr(x, "__name__", x),
+)
+def test_a_sliding_layer_sees_its_window_and_no_further(last, prompt):
+  """In one layer, so that nothing comes from further away through others."""
+  window, T = 4, 8
+  policy = changed(layers=1, window=window, sliding=(True,))
+  params = shaken(policy)
+  (ids,) = some_ids(T)
+  # The first row is as it was; in row 1 + i token i is another.
+  rows = np.tile(ids, (T + 1, 1))
+  rows[np.arange(1, T + 1), np.arange(T)] = (ids + 1) % TINY.vocab
+  out = jax.jit(last, static_argnums=(0, 3))(
+    policy, params, jnp.asarray(rows), prompt
+  )
+  change = np.abs(out[1:] - out[:1]).max(axis=1)
+  assert (change[: T - window] < 1e-5).all()
+  assert (change[T - window :] > 1e-3).all()
+
+
+def test_a_window_as_long_as_the_row_is_none():
+  (ids,) = some_ids(9)
+  full = changed(qkv_bias=False)
+  params = shaken(full)
+  run = lambda **fields: logits(
+    dataclasses.replace(full, **fields), params, *whole(ids)
+  )
+  want = run()
+  np.testing.assert_allclose(
+    run(window=9, sliding=(True, True)), want, atol=1e-5
+  )
+  # A window without a layer that slides is none either.
+  np.testing.assert_allclose(
+    run(window=2, sliding=(False,) * 2), want, atol=1e-5
+  )
+  assert jnp.max(jnp.abs(run(window=8, sliding=(True, True)) - want)) > 1e-3
+
+
+def test_a_tied_head_is_the_embedding():
+  tied = changed(tied=True)
+  params = shaken(tied)
+  own = params | {"head": {"kernel": params["embed"]["embedding"].T}}
+  (ids,) = some_ids(5)
+  args = whole(ids)
+  np.testing.assert_allclose(
+    logits(tied, params, *args), logits(TINY, own, *args), atol=1e-6
+  )
+  grow = lambda e: {**params, "embed": {"embedding": e}}
+  total = lambda e: jnp.sum(tied.logits(grow(e), *args)[..., 30])
+  gradient = jax.jit(jax.grad(total))(params["embed"]["embedding"])
+  assert 30 not in ids and jnp.any(gradient[30] != 0)  # through the head
+
+
+def equations(jaxpr, name):
+  """Those of one kind in a program, the ones in its loops included."""
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name == name:
+      yield eqn
+    for sub in jex.core.jaxprs_in_params(eqn.params):
+      yield from equations(sub, name)
+
+
+def test_bfloat16_activations_stay_so_and_logits_are_float32(monkeypatch):
+  policy = changed(dtype="bfloat16")
+  params = shaken(policy)
+  assert {a.dtype.name for a in jax.tree.leaves(params)} == {"float32"}
+  (ids,) = some_ids(6)
+  prompt, mask = whole(ids[:3])
+  response = whole(ids[3:])[0][None]
+  got = logits(policy, params, *whole(ids))
+  assert got.dtype == jnp.float32
+  assert jnp.any(got != got.astype(jnp.bfloat16))
+  exact = logits(TINY, params, *whole(ids))
+  assert 0 < float(jnp.max(jnp.abs(got - exact))) < 0.05 * jnp.ptp(exact)
+
+  one = jnp.ones((1, 1), jnp.int32)
+  # As on an accelerator; a CPU keeps the same values in float32.
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+
+  def decode(params):
+    first, prefix = policy.prefill(params, prompt, mask)
+    shared = policy.lane_prompts(prefix, one - 1)
+    weights = policy.unroll(policy.cast(params))
+    last, page = policy.decode_step(
+      weights, shared, [policy.page(1, 4)], one, one, one - 1, jnp.int32(0)
+    )
+    return (first, last), jax.tree.leaves((prefix.k, shared.v, page))
+
+  dtypes = lambda tree: {a.dtype.name for a in jax.tree.leaves(tree)}
+  outputs, caches = jax.eval_shape(decode, params)
+  assert dtypes(outputs) == {"float32"} and dtypes(caches) == {"bfloat16"}
+  # No product reads a wider operand: half the bytes of all weights and pages.
+  score = lambda p: policy.response_logits(p, prompt, mask, response)
+  for program in (decode, score):
+    dots = list(equations(jax.make_jaxpr(program)(params).jaxpr, "dot_general"))
+    assert dots
+    assert dtypes([v.aval for eqn in dots for v in eqn.invars]) == {"bfloat16"}
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_kernel_is_asked_for_in_every_layer_or_in_none(asked, monkeypatch):
+  told = []
+  decode = policy_module.cache.decode
+
+  def spy(*args, kernel, **options):
+    told.append(kernel)
+    return decode(*args, **options)
+
+  monkeypatch.setattr(policy_module.cache, "decode", spy)
+  policy = changed(decode_kernel=asked)
+  params = shaken(policy)
+  one = jnp.ones((1, 1), jnp.int32)
+  _, prefix = policy.prefill(params, one, one > 0)
+  policy.decode_step(
+    policy.unroll(params), policy.lane_prompts(prefix, one - 1),
+    [policy.page(1, 4)], one, one, one - 1, jnp.int32(0),
+  )  # fmt: skip
+  assert told == [asked] * policy.layers
+
+
+def asked(P, R, T=6, S=5):
+  """Prompts of different lengths and responses for `response_logp`."""
+  rng = np.random.default_rng(0)
+  tokens = lambda *shape: rng.integers(1, TINY.vocab, shape).astype(np.int32)
+  mask = np.arange(S) >= rng.integers(0, S, (P, 1))
+  return tokens(P, S), mask, tokens(P, R, T)
+
+
+@pytest.mark.parametrize(
+  "P, R", tiers.some([(2, 16), (3, 5), (1, 1), (8, 2), (4, 3)], 2)
+)
+@pytest.mark.parametrize("data, model", [(8, 1), (4, 2)])
+def test_a_mesh_changes_no_log_probability_however_few_prompts(
+  P, R, data, model
+):
+  params = jax.tree.map(lambda x: x * 9.0, TINY.init(jax.random.key(0)))
+  spread = changed(mesh=sharding.make_mesh(data, model))
+  logp = lambda policy: jax.jit(
+    functools.partial(policy.response_logp, temperature=0.7)
+  )
+  got = logp(spread)(params, *asked(P, R))
+  want = logp(TINY)(params, *asked(P, R))
+  for a, b in zip(got, want, strict=True):
+    assert a.shape == (P, R, 6)
+    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("P", [2, 8])
+def test_each_device_of_a_mesh_has_its_share_of_few_prompts(P):
+  """Of work and of memory, also if the arrays come from the host."""
+  wide = changed(width=64, mlp=256, remat="layer")
+  mesh = sharding.make_mesh(8, 1)
+
+  def cost(policy):
+    slope = jax.grad(
+      lambda params, *some: jnp.mean(policy.response_logp(params, *some)[0])
+    )
+    params = jax.eval_shape(policy.init, jax.random.key(0))
+    if policy.mesh is not None:
+      places = sharding.param_shardings(params, mesh)
+      params = jax.tree.map(
+        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
+        params,
+        places,
+      )
+    program = jax.jit(slope).lower(params, *asked(P, 16, T=64)).compile()
+    return (
+      program.cost_analysis()["flops"],
+      program.memory_analysis().temp_size_in_bytes,
+    )
+
+  whole, part = cost(wide), cost(dataclasses.replace(wide, mesh=mesh))
+  assert part[0] < whole[0] / 6
+  assert part[1] < whole[1] / 3
+
+
+def side_by_side(rows, width):
+  """Token ids and segments of rows, each a list of texts."""
+  tokens = np.zeros((len(rows), width), np.int32)
+  segment = np.zeros((len(rows), width), np.int32)
+  for i, texts in enumerate(rows):
+    joined = np.concatenate(texts)
+    tokens[i, : len(joined)] = joined
+    tokens[i, len(joined) :] = 7  # padding is never read
+    ids = np.repeat(np.arange(len(texts)) + 1, [len(x) for x in texts])
+    segment[i, : len(joined)] = ids
+  return jnp.asarray(tokens), jnp.asarray(segment)
+
+
+def logp_alone(policy, params, rows, width):
+  """What `packed_logp` says, from rows that hold one text each."""
+  texts = [text for row in rows for text in row]
+  tokens, mask = padded(texts, max(map(len, texts)), "right")
+  logp = jax.nn.log_softmax(logits(policy, params, tokens, mask)[:, :-1])
+  logp = jnp.take_along_axis(logp, tokens[:, 1:, None], axis=2)[..., 0]
+  logp = jnp.pad(logp, ((0, 0), (1, 0)))
+  out, each = [], iter(zip(texts, logp, strict=True))
+  for row in rows:
+    parts = [one[: len(text)] for text, one in itertools.islice(each, len(row))]
+    joined = jnp.concatenate(parts)
+    out.append(jnp.pad(joined, (0, width - len(joined))))
+  return jnp.stack(out)
+
+
+@pytest.mark.parametrize("name", tiers.some(NAMES, 1))
+def test_packed_texts_are_the_texts_alone(name):
+  """0 for the first token of each, and in the padding; gradients too."""
+  policy = POLICIES[name]
+  params = shaken(policy)
+  rows = [some_ids(5, 1, 7), some_ids(3, 8, seed=1), some_ids(13, seed=2)]
+  tokens, segment = side_by_side(rows, 14)
+  weight = jnp.asarray(np.random.default_rng(3).normal(size=tokens.shape))
+
+  def differentiated(logp_of):
+    def total(params):
+      logp = logp_of(params)
+      return jnp.sum(weight * logp), logp
+
+    return jax.jit(jax.value_and_grad(total, has_aux=True))(params)
+
+  (_, packed), grad = differentiated(
+    lambda params: policy.packed_logp(params, tokens, segment)
+  )
+  (_, alone), want = differentiated(
+    lambda params: logp_alone(policy, params, rows, 14)
+  )
+  np.testing.assert_allclose(packed, alone, rtol=2e-5, atol=2e-5)
+  for a, b in zip(jax.tree.leaves(grad), jax.tree.leaves(want), strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.ci
+def test_a_mesh_changes_no_packed_text():
+  policy = changed(mlp=32, width=16, vocab=48, heads=4, kv_heads=2)
+  params = shaken(policy)
+  rows = [some_ids(4, 5, seed=i) for i in range(8)]
+  tokens, segment = side_by_side(rows, 10)
+  want = jax.jit(policy.packed_logp)(params, tokens, segment)
+  mesh = sharding.make_mesh(4, 2)
+  places = sharding.param_shardings(params, mesh)
+  spread = dataclasses.replace(policy, mesh=mesh)
+  got = jax.jit(spread.packed_logp)(
+    jax.device_put(params, places), tokens, segment
+  )
+  np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)

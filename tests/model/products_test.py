@@ -1,0 +1,63 @@
+"""Tests of brorl_jax/model/products.py."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from brorl_jax.model import products
+
+SHAPES = [(7, 5, 3), (64, 33, 16), (1, 4, 2), (5, 1, 1)]
+
+
+def draw(m, k, n, dtype):
+  rng = np.random.default_rng(0)
+  normal = lambda *shape: jnp.asarray(rng.normal(size=shape), dtype)
+  return normal(m, k), normal(k, n), normal(m, n).astype(jnp.float32)
+
+
+@pytest.mark.parametrize("m, k, n", SHAPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_product_and_gradients_are_those_of_the_plain_product(m, k, n, dtype):
+  x, w, slope = draw(m, k, n, dtype)
+  got, pull = jax.vjp(products.dot, x, w)
+  exact = lambda *a: np.asarray(
+    np.matmul(*(np.asarray(y, np.float64) for y in a))
+  )
+  assert got.dtype == jnp.float32
+  np.testing.assert_allclose(got, exact(x, w), rtol=1e-5, atol=1e-4)
+  dx, dw = pull(slope)
+  assert dx.dtype == dw.dtype == dtype
+  # In half precision the slope is rounded, and the result again.
+  rounding = {"rtol": 2**-7, "atol": 0.1} if dtype == "bfloat16" else {}
+  rounding = rounding or {"rtol": 1e-5, "atol": 1e-4}
+  np.testing.assert_allclose(
+    np.asarray(dx, np.float64), exact(slope, w.T), **rounding
+  )
+  np.testing.assert_allclose(
+    np.asarray(dw, np.float64), exact(x.T, slope), **rounding
+  )
+
+
+@pytest.mark.parametrize("m, k, n", SHAPES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_turned_is_the_transpose_and_so_is_its_gradient(m, k, n, dtype):
+  x, _, _ = draw(m, k, n, dtype)
+  got, pull = jax.vjp(products.turned, x)
+  np.testing.assert_array_equal(got, x.T)
+  np.testing.assert_array_equal(pull(got * 2)[0], x * 2)
+
+
+@pytest.mark.perf
+def test_half_precision_is_multiplied_row_by_row_on_a_cpu(monkeypatch):
+  """What is fast: no product sees a transposed operand, none is rounded."""
+  x, w, slope = draw(64, 32, 16, jnp.bfloat16)
+
+  def dots(backend):
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    both = lambda x, w: jax.vjp(products.dot, x, w)[1](slope)
+    text = str(jax.make_jaxpr(both)(x, w))
+    return text.count("concatenate"), text.count("dot_general")
+
+  assert dots("cpu") == (2, 3)
+  assert dots("gpu")[0] == 0

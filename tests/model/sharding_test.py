@@ -1,0 +1,254 @@
+"""Tests of brorl_jax/model/sharding.py."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType
+from jax.sharding import PartitionSpec as P
+from messages import mentions
+
+from brorl_jax.model import sharding
+from brorl_jax.model.attention import Rope
+from brorl_jax.model.policy import Policy
+
+POLICY = Policy(
+  vocab=32, width=16, layers=3, heads=4, kv_heads=2, head_size=6, mlp=20,
+  rope=Rope(1e4), norm_eps=1e-6, tied=False, qkv_bias=True,
+)  # fmt: skip
+# Every parameter that a policy may have is in one of these.
+ALL = dataclasses.replace(
+  POLICY, output_bias=True, mlp_bias=True, qk_norm=True, post_norms=True
+)
+EXPERTS = dataclasses.replace(ALL, experts=8, experts_per_token=2)
+POLICIES = {"plain": POLICY, "all": ALL, "experts": EXPERTS}
+
+
+@pytest.fixture
+def mesh():
+  return sharding.make_mesh(data=4, model=2)
+
+
+def leaf(*shape):
+  return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def abstract(policy=POLICY):
+  return jax.eval_shape(policy.init, jax.random.key(0))
+
+
+@pytest.mark.parametrize(
+  "data, model, shape",
+  [(4, 2, (4, 2)), (-1, 2, (4, 2)), (8, 1, (8, 1)), (-1, 8, (1, 8))],
+)
+def test_a_mesh_fills_the_devices(data, model, shape):
+  mesh = sharding.make_mesh(data, model)
+  assert mesh.devices.shape == shape
+  assert mesh.axis_names == ("data", "model")
+  assert len({d.id for d in mesh.devices.ravel()}) == 8
+  assert mesh.axis_types == (AxisType.Auto, AxisType.Auto)
+
+
+@pytest.mark.parametrize(
+  "data, model, why",
+  [
+    (3, 2, "8 devices"),
+    (2, 2, "8 devices"),
+    (16, 1, "8 devices"),
+    (-1, 3, "8 devices"),
+    (-1, 16, "8 devices"),
+    (0, 8, "positive ... -1"),
+    (-2, 1, "positive ... -1"),
+    (8, 0, "positive ... -1"),
+    (-1, -1, "positive ... -1"),
+  ],
+)
+def test_refuses_a_mesh_that_the_devices_do_not_fill(data, model, why):
+  with pytest.raises(ValueError) as e:
+    sharding.make_mesh(data, model)
+  assert str(e.value).startswith("mesh (data=")
+  assert mentions(str(e.value), why)
+  assert f"model={model})" in str(e.value) and "\n" not in str(e.value)
+
+
+def named(tree):
+  """Path of each leaf to the leaf."""
+  leaves = jax.tree_util.tree_leaves_with_path(tree)
+  path = lambda keys: jax.tree_util.keystr(keys, simple=True, separator="/")
+  return {path(keys): leaf for keys, leaf in leaves}
+
+
+def test_every_parameter_of_a_policy_matches_exactly_one_rule():
+  names = set()
+  for policy in POLICIES.values():
+    for tied in (False, True):
+      names |= set(named(abstract(dataclasses.replace(policy, tied=tied))))
+  assert len(names) == 15 + 4 + 4 + 4  # biases, norms, experts
+  for name in names:
+    hits = [r for r, _ in sharding.PARAM_AXES if re.fullmatch(r, name)]
+    assert len(hits) == 1, (name, hits)
+  for rule, _ in sharding.PARAM_AXES:
+    assert any(re.fullmatch(rule, name) for name in names), rule
+
+
+def test_places_of_all_parameters(mesh):
+  places = sharding.param_shardings(abstract(), mesh)
+  specs = {name: place.spec for name, place in named(places).items()}
+  assert specs == {
+    "embed/embedding": P("model", "data"),
+    "blocks/q/kernel": P(None, "data", "model"),
+    "blocks/k/kernel": P(None, "data", "model"),
+    "blocks/v/kernel": P(None, "data", "model"),
+    "blocks/q/bias": P(None, "model"),
+    "blocks/k/bias": P(None, "model"),
+    "blocks/v/bias": P(None, "model"),
+    "blocks/o/kernel": P(None, "model", None, "data"),
+    "blocks/gate/kernel": P(None, "data", "model"),
+    "blocks/up/kernel": P(None, "data", "model"),
+    "blocks/down/kernel": P(None, "model", "data"),
+    "blocks/ln_attn/scale": P(None, "data"),
+    "blocks/ln_mlp/scale": P(None, "data"),
+    "ln_final/scale": P("data"),
+    "head/kernel": P("data", "model"),
+  }
+  assert {place.mesh for place in jax.tree.leaves(places)} == {mesh}
+  more = {
+    "blocks/o/bias": P(None, "data"),
+    "blocks/gate/bias": P(None, "model"),
+    "blocks/up/bias": P(None, "model"),
+    "blocks/down/bias": P(None, "data"),
+    "blocks/ln_q/scale": P(),
+    "blocks/ln_k/scale": P(),
+    "blocks/ln_attn_out/scale": P(None, "data"),
+    "blocks/ln_mlp_out/scale": P(None, "data"),
+  }
+  places = named(sharding.param_shardings(abstract(ALL), mesh))
+  assert {name: place.spec for name, place in places.items()} == specs | more
+  routed = {
+    # Each device has whole experts, and all of them are scored everywhere.
+    "blocks/router/kernel": P(None, "data"),
+    "blocks/expert_gate/kernel": P(None, "model", "data"),
+    "blocks/expert_up/kernel": P(None, "model", "data"),
+    "blocks/expert_down/kernel": P(None, "model", None, "data"),
+  }
+  places = named(sharding.param_shardings(abstract(EXPERTS), mesh))
+  for name, spec in routed.items():
+    assert places.pop(name).spec == spec, name
+  for name, place in places.items():
+    assert place.spec == (specs | more)[name], name
+  assert not any("gate" in name for name in places)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_axes_have_the_sizes_that_they_are_named_for(name):
+  """A rule that swaps two axes would name one of another size."""
+  c = POLICIES[name]
+  size = {
+    "vocab": c.vocab, "width": c.width, "layer": c.layers, "heads": c.heads,
+    "kv_heads": c.kv_heads, "head_size": c.head_size, "mlp": c.mlp,
+  }  # fmt: skip
+  if c.experts:
+    size |= {"expert": c.experts, "expert_mlp": size.pop("mlp")}
+  assert len(set(size.values())) == len(size)
+  size["router"] = c.experts  # the same number, placed otherwise
+  used = set()
+  for name, x in named(abstract(c)).items():
+    axes = next(a for r, a in sharding.PARAM_AXES if re.fullmatch(r, name))
+    assert tuple(size[axis] for axis in axes) == x.shape, name
+    used |= set(axes)
+  assert used == (size.keys() if c.experts else size.keys() - {"router"})
+
+
+def test_every_axis_has_a_place():
+  axes = {axis for _, axes in sharding.PARAM_AXES for axis in axes}
+  assert axes == sharding.MESH_AXIS.keys()
+
+
+@pytest.mark.parametrize(
+  "params, message",
+  [
+    (
+      {"blocks": {"qq": {"kernel": leaf(3, 8, 4, 2)}}},
+      "blocks/qq/kernel (3, 8, 4, 2)",
+    ),
+    (
+      {"lora": {"ln_final": {"scale": leaf(8)}}},
+      "lora/ln_final/scale (8,)",
+    ),
+    (
+      {"ln_final": {"scale2": leaf(8)}},
+      "ln_final/scale2 (8,)",
+    ),
+    (
+      {"blocks": {"q": {"kernel": leaf(8, 4, 2)}}},
+      "blocks/q/kernel (8, 4, 2) ... ('layer', 'width', 'heads', 'head_size')",
+    ),
+    (
+      {"blocks": {"q": {"kernel": leaf(3, 8, 3, 2)}}},
+      "blocks/q/kernel (3, 8, 3, 2): 3 ... 2 ... 'model' ... divisor",
+    ),
+    (
+      {"ln_final": {"scale": leaf(10)}},
+      "ln_final/scale (10,): 10 ... 4 ... 'data' ... divisor",
+    ),
+  ],
+)
+def test_names_the_parameter_that_does_not_fit(mesh, params, message):
+  with pytest.raises(ValueError) as e:
+    sharding.param_shardings(params, mesh)
+  assert mentions(str(e.value), message)
+  assert "\n" not in str(e.value)
+
+
+def test_moments_lie_where_their_parameters_lie(mesh):
+  params = abstract()
+  state = {
+    "mu": params,
+    "nu": (params, leaf()),
+    "count": leaf(),
+    "rest": leaf(5),
+  }
+  got = sharding.state_shardings(state, params, mesh)
+  places = sharding.param_shardings(params, mesh)
+  whole = jax.sharding.NamedSharding(mesh, P())
+  want = {"mu": places, "nu": (places, whole), "count": whole, "rest": whole}
+  assert jax.tree.structure(got) == jax.tree.structure(want)
+  assert jax.tree.leaves(got) == jax.tree.leaves(want)
+
+
+def test_a_state_whose_parameters_do_not_fit_is_refused(mesh):
+  params = {"ln_final": {"scale": leaf(6)}}
+  with pytest.raises(ValueError, match="ln_final/scale"):
+    sharding.state_shardings({"mu": params}, params, mesh)
+
+
+def test_host_arrays_become_global_arrays_in_order(mesh):
+  host = np.arange(24, dtype=np.int32).reshape(8, 3)
+  out = sharding.to_mesh(mesh, P("data"), host)
+  np.testing.assert_array_equal(out, host)
+  assert out.sharding.spec == P("data") and out.dtype == np.int32
+  for shard in out.addressable_shards:
+    assert shard.data.shape == (2, 3)
+    row = int(np.argwhere(mesh.devices == shard.device)[0, 0])
+    np.testing.assert_array_equal(shard.data, host[2 * row : 2 * row + 2])
+
+
+@pytest.mark.parametrize(
+  "prompts, rows, data, want",
+  [
+    (2, 16, 1, (1, 16, 2)),  # as they are
+    (8, 16, 4, (1, 16, 8)),
+    (2, 16, 8, (4, 4, 8)),
+    (3, 16, 8, (8, 2, 24)),
+    (2, 10, 8, (4, 3, 8)),  # 2 rows too many of each prompt
+    (1, 2, 8, (2, 1, 8)),  # 6 blocks too many
+    (6, 16, 4, (2, 8, 12)),
+  ],
+)
+def test_rows_of_few_prompts_are_cut_into_blocks(prompts, rows, data, want):
+  each, size, blocks = sharding.blocks(prompts, rows, data)
+  assert (each, size, blocks) == want
+  assert blocks % data == 0 and each * size >= rows

@@ -1,0 +1,401 @@
+"""Tests of brorl_jax/model/tokenizer.py."""
+
+import json
+import random
+import types
+
+import numpy as np
+import pytest
+from messages import mentions
+
+from brorl_jax.model import tokenizer
+
+SIZE = 380
+QWEN2 = {"model_type": "qwen2"}
+
+
+def asked(text):
+  return [{"role": "user", "content": text}]
+
+
+def questions(count=600):
+  rng = random.Random(0)
+  texts = []
+  for _ in range(count):
+    a, b = rng.randrange(1000), rng.randrange(1000)
+    two = chr(97 + a % 26) + chr(97 + b % 26)
+    texts.append(
+      rng.choices(
+        [
+          f"Calculate the following sum: {a} + {b} = ?",
+          f"What is the greatest common divisor of {a} and {b}?",
+          f'How many times does the letter "{two}" appear?',
+        ],
+        weights=[4, 4, 1],
+      )[0]
+    )
+  return texts
+
+
+ODD = [
+  "",
+  " ",
+  "x",
+  "Calculate the following sum: 12 + 345 = ?",
+  "It's 3.5% -- isn't it?\r\n\r\n  indented\ttab \n",
+  "Zürich, naïve, Ωμέγα, 数学, emoji 🧮 and a zero-width\u200bspace",
+  "12345678901234567890",
+  "'s 'll <|im_start|",
+  "\ufb01ne, 10\u00b2",  # would become "fine, 102" were it simplified
+]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+  path = tmp_path_factory.mktemp("tokenizer")
+  tokenizer.build(path, questions(), size=SIZE)
+  return path
+
+
+@pytest.fixture(scope="module")
+def built(directory):
+  return tokenizer.Tokenizer(directory)
+
+
+@pytest.fixture
+def copy(directory, tmp_path):
+  for path in directory.iterdir():
+    (tmp_path / path.name).write_bytes(path.read_bytes())
+  return tmp_path
+
+
+def test_the_same_texts_build_the_same_files(directory, tmp_path):
+  again = tokenizer.build(tmp_path, questions(), size=SIZE)
+  names = sorted(path.name for path in directory.iterdir())
+  assert "tokenizer.json" in names
+  assert names == sorted(path.name for path in tmp_path.iterdir())
+  for name in names:
+    assert (tmp_path / name).read_bytes() == (directory / name).read_bytes()
+  assert again.size == SIZE
+
+
+def test_transformers_reads_the_same_ids_from_a_qwen2_directory(copy, built):
+  from transformers import AutoTokenizer
+
+  (copy / "config.json").write_text(json.dumps(QWEN2))
+  theirs = AutoTokenizer.from_pretrained(copy)
+  for text in [*questions(), *ODD]:
+    ids = built.encode(text)
+    assert theirs.encode(text, add_special_tokens=False) == ids, text
+    assert (
+      tokenizer.Tokenizer(copy).encode(text) == ids if text in ODD else True
+    )
+  rendered = theirs.apply_chat_template(
+    asked(ODD[3]), add_generation_prompt=True, return_dict=False
+  )
+  assert rendered == built.render(asked(ODD[3]))
+
+
+def test_text_survives(built):
+  texts = [*questions(20), *ODD]
+  assert built.decode(map(built.encode, texts)) == texts
+  assert built.decode([]) == []
+
+
+def test_ids_fill_the_range_from_zero(built):
+  used = {i for text in [*questions(), *ODD] for i in built.render(asked(text))}
+  assert min(used) >= 0 and max(used) < built.size
+  # Every byte has a token, so nothing is unknown.
+  assert built.size == SIZE > 256 + 3
+
+
+def test_a_prompt_is_the_question_and_the_ask_token(built):
+  (ask,) = built.encode("<|im_start|>")
+  for text in questions(5):
+    assert built.render(asked(text)) == [*built.encode(text), ask]
+  assert ask not in built.stop_ids
+
+
+def test_decoding_leaves_out_what_ends_a_response(built):
+  (end,), (pad,) = built.encode("<|im_end|>"), built.encode("<|endoftext|>")
+  assert built.stop_ids == (end,)
+  assert (pad, end) == (0, 2)  # 0 is what stands behind the end
+  answer = built.encode("42")
+  assert built.decode([[*answer, end], [*answer, end, pad, pad], [end]]) == [
+    "42",
+    "42",
+    "",
+  ]
+
+
+def test_phrases_of_the_questions_are_single_tokens(built):
+  for text, most in (
+    ("Calculate the following sum: 1 + 2 = ?", 9),
+    ("What is the greatest common divisor of 1 and 2?", 8),
+  ):
+    ids = built.encode(text)
+    assert len(ids) <= most
+    pieces = built.decode([i] for i in ids)
+    assert "".join(pieces) == text
+    assert max(len(piece.split()) for piece in pieces) >= 3
+    assert not any(c.isdigit() and len(p) > 1 for p in pieces for c in p)
+
+
+def test_no_phrase_is_a_part_of_another():
+  texts = [f"one two three {i}" for i in range(300)] + ["four five"] * 2
+  phrases = tokenizer._phrases(texts)
+  assert phrases == sorted(phrases)
+  assert [p.strip() for p in phrases] == ["one two three"]
+
+
+def test_a_phrase_with_an_accident_in_it_gives_way_to_its_parts(monkeypatch):
+  pieces = ['find it "', '" here', 'find it "x" here', "x", "too rare"]
+
+  class Merged:
+    """What a BPE may have found in 200 texts; two of them are rare."""
+
+    def encode_batch(self, texts):
+      ids = [[0, 3, 1]] * 197 + [[2, 2]] * 2 + [[4, 4, 4]]
+      return [
+        types.SimpleNamespace(ids=i) for i, _ in zip(ids, texts, strict=True)
+      ]
+
+    def decode(self, ids):
+      return "".join(pieces[i] for i in ids)
+
+  monkeypatch.setattr(tokenizer, "_train_bpe", lambda *args: Merged())
+  assert tokenizer._phrases(["text"] * 200) == ['" here', 'find it "']
+
+
+def test_encoding_adds_nothing(copy, built):
+  path = copy / "tokenizer.json"
+  content = json.loads(path.read_text())
+  content["post_processor"] = {
+    "type": "TemplateProcessing",
+    "single": [
+      {"SpecialToken": {"id": "<|im_end|>", "type_id": 0}},
+      {"Sequence": {"id": "A", "type_id": 0}},
+    ],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}],
+    "special_tokens": {
+      "<|im_end|>": {"id": "<|im_end|>", "ids": [2], "tokens": ["<|im_end|>"]}
+    },
+  }
+  write(path, content)
+  assert tokenizer.Tokenizer(copy).encode(ODD[3]) == built.encode(ODD[3])
+
+
+def write(path, text):
+  path.write_text(text if isinstance(text, str) else json.dumps(text))
+
+
+@pytest.mark.parametrize(
+  "generation, want",
+  [
+    ({"eos_token_id": 7}, (7,)),
+    ({"eos_token_id": [5, 7]}, (5, 7)),
+    ({"eos_token_id": 0}, (0,)),
+    ({"temperature": 0.6}, (2,)),  # as the tokenizer says
+    ({"eos_token_id": None}, (2,)),
+    (None, (2,)),
+  ],
+)
+def test_stop_ids_are_those_of_the_generation_config(copy, generation, want):
+  if generation is not None:
+    write(copy / "generation_config.json", generation)
+  assert tokenizer.Tokenizer(copy).stop_ids == want
+
+
+def test_stop_ids_of_the_config_count_where_generation_has_none(copy):
+  write(copy / "config.json", {"model_type": "llama", "eos_token_id": [5, 9]})
+  assert tokenizer.Tokenizer(copy).stop_ids == (5, 9)
+  write(copy / "generation_config.json", {"eos_token_id": 7})
+  assert tokenizer.Tokenizer(copy).stop_ids == (7,)
+
+
+@pytest.mark.parametrize(
+  "ids, wrong",
+  [
+    ([2, "a"], "'a'"),
+    (2.5, "2.5"),
+    ("2", "'2'"),
+    ([[2]], "[2]"),
+    (True, "True"),
+    (-1, "-1"),
+    (380, "380"),
+    ({"a": 1}, "{'a': 1}"),
+  ],
+)
+def test_a_stop_id_that_is_none_is_refused(copy, ids, wrong):
+  write(copy / "generation_config.json", {"eos_token_id": ids})
+  refused(copy, f"{copy}: eos_token_id {wrong} ... 0 to 379")
+
+
+@pytest.mark.parametrize(
+  "template, message",
+  [
+    ("", " has no chat template; add one as chat_template.jinja, or"),
+    ("hello", ": its chat template leaves out the question"),
+  ],
+)
+def test_a_template_without_the_question_is_refused(copy, template, message):
+  (copy / "chat_template.jinja").write_text(template)
+  refused(copy, f"{copy}{message}")
+
+
+def test_padding_is_the_end_where_there_is_none(copy):
+  assert tokenizer.Tokenizer(copy).pad_id == 0
+  path = copy / "tokenizer_config.json"
+  fields = json.loads(path.read_text())
+  del fields["pad_token"]
+  path.write_text(json.dumps(fields))
+  text = tokenizer.Tokenizer(copy)
+  assert text.pad_id == text.stop_ids[0] == 2
+
+
+def test_a_directory_that_names_no_end_is_refused(copy):
+  path = copy / "tokenizer_config.json"
+  config = json.loads(path.read_text())
+  del config["eos_token"]
+  write(path, config)
+  refused(copy, f"{copy} ... token")
+  write(copy / "generation_config.json", {"eos_token_id": []})
+  refused(copy, f"{copy} ... token")
+
+
+def refused(directory, message):
+  with pytest.raises(ValueError) as e:
+    tokenizer.Tokenizer(directory)
+  assert mentions(str(e.value), message), e.value
+  assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("text", ["{", "", "[]", "{}", '{"version": "1.0"}'])
+def test_damaged_files_are_refused_in_one_line(copy, text):
+  write(copy / "tokenizer.json", text)
+  refused(copy, f"{copy / 'tokenizer.json'} is damaged")
+
+
+def test_half_a_file_is_refused_in_one_line(copy):
+  path = copy / "tokenizer.json"
+  path.write_bytes(path.read_bytes()[:-100])
+  refused(copy, f"{path} is damaged")
+
+
+@pytest.mark.parametrize("text", ["{", "[1]"])
+def test_a_damaged_generation_config_is_refused(copy, text):
+  write(copy / "generation_config.json", text)
+  refused(copy, f"{copy / 'generation_config.json'} is damaged")
+
+
+def test_a_missing_file_is_refused(copy, tmp_path):
+  (copy / "tokenizer.json").unlink()
+  refused(copy, f"{copy / 'tokenizer.json'} is missing")
+  refused(tmp_path / "x", f"{tmp_path / 'x' / 'tokenizer.json'} is missing")
+
+
+def test_left_padding_by_hand():
+  tokens, mask = tokenizer.left_pad([[3], [1, 2, 4], [7, 7]], 3)
+  np.testing.assert_array_equal(tokens, [[0, 0, 3], [1, 2, 4], [0, 7, 7]])
+  np.testing.assert_array_equal(
+    mask, np.asarray([[0, 0, 1], [1, 1, 1], [0, 1, 1]], bool)
+  )
+  assert tokens.dtype == np.int32 and mask.dtype == bool
+  assert tokenizer.left_pad([[1]], 4)[1].tolist() == [[False] * 3 + [True]]
+
+
+@pytest.mark.parametrize(
+  "prompts, message",
+  [
+    ([[1], [1, 2, 3, 4]], "prompt 1 ... 4 tokens ... 1 to 3"),
+    ([[]], "prompt 0 ... 0 tokens ... 1 to 3"),
+  ],
+)
+def test_left_padding_refuses_by_number(prompts, message):
+  with pytest.raises(ValueError) as e:
+    tokenizer.left_pad(prompts, 3)
+  assert mentions(str(e.value), message)
+
+
+def test_a_template_that_fails_is_refused_in_one_line(tmp_path):
+  tokenizer.build(tmp_path, ["a question"] * 3, size=300)
+  for broken in ("{{ raise_exception('no') }}", "{% for %}"):
+    (tmp_path / "chat_template.jinja").write_text(broken)
+    with pytest.raises(ValueError, match="its chat template fails: ") as e:
+      tokenizer.Tokenizer(tmp_path)
+    assert "\n" not in str(e.value) and str(tmp_path) in str(e.value)
+
+
+def test_a_conversation_is_rendered_whole(built):
+  turns = [
+    {"role": "user", "content": "1 + 1 = ?"},
+    {"role": "assistant", "content": "2"},
+    {"role": "user", "content": "2 + 2 = ?"},
+  ]
+  (ask,) = built.encode("<|im_start|>")
+  ids = [i for turn in turns for i in built.encode(turn["content"])]
+  assert built.render(turns) == [*ids, ask]
+
+
+def test_a_template_of_ones_own_takes_the_place_of_the_checkpoints(
+  copy, built, tmp_path
+):
+  path = tmp_path / "mine.jinja"
+  body = "{{ messages[0].role }}: {{ messages[0].content }}"
+  path.write_bytes(body.encode() + b"\r\n\r\n")
+  template = tokenizer.read_template(path)
+  # Line ends as transformers reads them: what is exported renders the same.
+  assert template == (str(path), body + "\n\n")
+  own = tokenizer.Tokenizer(copy, template)
+  assert own.template == template and built.template is None
+  assert own.render(asked("1 + 1")) == own.encode("user: 1 + 1\n")
+  assert own.render(asked("1 + 1")) != built.render(asked("1 + 1"))
+  (copy / "chat_template.jinja").write_text(template.text)
+  again = tokenizer.Tokenizer(copy)
+  assert again.render(asked("1 + 1")) == own.render(asked("1 + 1"))
+  assert own.stop_ids == built.stop_ids
+
+
+def test_a_checkpoint_without_a_template_takes_one(copy):
+  (copy / "chat_template.jinja").write_text("")
+  given = tokenizer.Template("mine.jinja", "{{ messages[0].content }}")
+  text = tokenizer.Tokenizer(copy, given)
+  assert text.render(asked("1 + 1")) == text.encode("1 + 1")
+
+
+@pytest.mark.parametrize(
+  "data, says",
+  [
+    (b"hello", ": its chat template leaves out the question"),
+    (b"{% for %}", ": its chat template fails: "),
+    (b"{{ raise_exception('a\nb') }}", ": its chat template fails: a"),
+    (b"", ": its chat template is empty"),
+    (b"{{ ().__class__.__base__.__subclasses__() }}", ": its chat template fa"),
+  ],
+)
+def test_a_template_of_ones_own_is_refused_by_its_file(
+  directory, tmp_path, data, says
+):
+  path = tmp_path / "mine.jinja"
+  path.write_bytes(data)
+  with pytest.raises(ValueError) as e:
+    tokenizer.Tokenizer(directory, tokenizer.read_template(path))
+  assert str(e.value).startswith(f"{path}{says}")
+  assert "\n" not in str(e.value)
+
+
+def test_a_template_that_cannot_be_read_is_refused(tmp_path):
+  path = tmp_path / "mine.jinja"
+  with pytest.raises(ValueError, match=r"mine\.jinja cannot be read"):
+    tokenizer.read_template(path)
+  with pytest.raises(ValueError, match=r"cannot be read: Is a directory"):
+    tokenizer.read_template(tmp_path)
+  path.write_bytes(b"\xff")
+  with pytest.raises(ValueError, match=r"mine\.jinja.*UTF-8"):
+    tokenizer.read_template(str(path))
+
+
+def test_the_digest_of_a_template_changes_with_any_character():
+  digests = {tokenizer.Template("a", text).digest for text in ("x", "y", "x ")}
+  assert len(digests) == 3
+  assert tokenizer.Template("b", "x").digest in digests

@@ -1,0 +1,395 @@
+"""Tests of brorl_jax/report/compare.py, by hand and against scipy."""
+
+import json
+
+import configured
+import numpy as np
+import pytest
+import runs_for_tests as made
+import scipy.stats
+
+from brorl_jax import evaluate
+from brorl_jax.main.commands import report
+from brorl_jax.report import compare
+
+TASKS = {id: "/".join(where) for id, where in made.PROMPTS.items()}
+FASTER = {0: made.PASSES[0], 1: made.PASSES[1], 2: made.PASSES[3]}
+
+
+def run(name, passes=made.PASSES, *, lines=None, evaluated=None, **config):
+  evaluations = [
+    compare.Evaluation(
+      step,
+      evaluate.summary(made.records(step, rows)),
+      {id: float(np.mean(row)) for id, row in zip(TASKS, rows, strict=True)},
+    )
+    for step, rows in passes.items()
+  ]
+  if lines is None:
+    lines = [] if evaluated else made.metric_lines(max(passes))
+  settings = {"n": 4, "samples": 8, "steps": 3, **config}
+  settings = {configured.SHORT.get(k, k): v for k, v in settings.items()}
+  return compare.Run(name, name, settings, lines, evaluations, evaluated)
+
+
+def numbers(*runs):
+  return compare.numbers(runs, TASKS, category=report._category)
+
+
+def chosen(data, at):
+  (one,) = [c for c in data["comparisons"] if c["at"] == at]
+  return [c["evaluation"] for c in one["chosen"]]
+
+
+def test_hours_are_those_of_steps_and_of_saving():
+  """Two hours, then one and a tenth each: an evaluation costs nothing."""
+  spent = numbers(run("a"))["runs"][0]["evaluations"]
+  assert [e["hours"] for e in spent] == pytest.approx([0.0, 2.0, 4.2])
+  assert [e["cpu_hours"] for e in spent] == pytest.approx([0.0, 0.5, 1.5])
+  assert [e["samples"] for e in spent] == [0, 16, 48]
+  assert [e["tokens"] for e in spent] == [0, 160, 480]
+
+
+def test_equal_time_leaves_out_compiling():
+  """Half an hour in each step of a: 1.5, 2.1 and 2.7 net hours of 4.2."""
+  lines = made.metric_lines(3)
+  for line in lines:
+    line["time/compile_s"] = 1800.0
+  # Older lines have none.
+  fast = run("b", FASTER, lines=made.metric_lines(2, step_s=1800.0))
+  data = numbers(run("a", lines=lines), fast)
+  spent = data["runs"][0]["evaluations"]
+  assert [e["hours"] for e in spent] == pytest.approx([0.0, 2.0, 4.2])
+  assert [e["net_hours"] for e in spent] == pytest.approx([0.0, 1.5, 2.7])
+  assert [e["net_hours"] for e in data["runs"][1]["evaluations"]] == (
+    pytest.approx([0.0, 1.0, 1.55])
+  )
+  # With what it compiled, the first would have nothing but its start.
+  assert chosen(data, "equal time") == [1, 2]
+
+
+def test_cpu_hours_are_known_only_if_every_step_has_them():
+  lines = made.metric_lines(3)
+  del lines[1]["time/cpu_s"]
+  data = numbers(run("a", lines=lines), run("b"))
+  assert {e["cpu_hours"] for e in data["runs"][0]["evaluations"]} == {None}
+  assert [c["at"] for c in data["comparisons"]] == [
+    "equal time",
+    "equal samples",
+    "end",
+  ]
+
+
+def test_equal_time_is_the_last_that_all_reached():
+  """The slow run ends after 4.2 h; the fast one has 0, 1, 1.55 and 2.1 h."""
+  slow = run("slow")
+  fast = run("fast", FASTER, lines=made.metric_lines(2, step_s=1800.0))
+  data = numbers(slow, fast)
+  time, *_ = data["comparisons"]
+  assert (time["key"], time["reach"]) == ("net_hours", pytest.approx(1.55))
+  # The slow one had its second evaluation after 2 h.
+  assert chosen(data, "equal time") == [0, 2]
+  # 1.5 and 1.0 CPU-hours: the slow one had .5 before.
+  assert chosen(data, "equal CPU time") == [1, 2]
+  assert chosen(data, "equal samples") == [1, 2]
+  assert chosen(data, "end") == [2, 2]
+
+
+def early(data):
+  return {c["at"]: c["early"] for c in data["comparisons"]}
+
+
+def test_an_early_evaluation_is_not_compared():
+  """At equal time the slow run has its start alone, and at its end all."""
+  better = {0: made.PASSES[0], 1: made.PASSES[3], 2: made.PASSES[3]}
+  data = numbers(
+    run("slow"),
+    run("fast", better, lines=made.metric_lines(2, step_s=1800.0)),
+  )
+  assert early(data) == {
+    "equal time": [0],
+    "equal CPU time": [0],  # .5 of 1 h
+    "equal samples": [0],  # 16 of 32
+    "end": [],
+  }
+  assert {one["at"] for one in data["leaders"]} == {"end"}
+  assert {one["at"] for one in data["tests"]} == {"end"}
+  labels = {(r["run"], r["evaluation"]): r["at"] for r in data["rows"][1:]}
+  assert labels == {
+    (0, 0): ["before equal time"],
+    (0, 1): ["before equal CPU time"],
+    (0, 2): ["end"],
+    (1, 2): ["equal time", "equal CPU time", "end"],
+  }
+  # What differs most is not looked for where nothing is compared: at the end.
+  assert {panel["spread"] for panel in data["panels"]} == {0.0}
+
+
+@pytest.mark.parametrize("last, who", [(0.89, [1]), (0.90, []), (0.91, [])])
+def test_nine_tenths_of_what_is_equal_are_enough(last, who):
+  """The second run is evaluated after 90 hours, more or less, of 100."""
+  passes = {0: made.PASSES[0], 1: made.PASSES[1]}
+  lines = made.metric_lines(1, step_s=50 * 3600.0)
+  hundred = run("a", passes, lines=lines)
+  passes = {**passes, 2: made.PASSES[3]}
+  lines = made.metric_lines(2)
+  for line, hours in zip(lines, (100 * last, 99.0), strict=True):
+    line |= {"time/step_s": 3600 * hours, "time/checkpoint_s": 0.0}
+  data = numbers(hundred, run("b", passes, lines=lines))
+  assert chosen(data, "equal time") == [1, 1]
+  assert early(data)["equal time"] == who
+  told = [one["at"] for one in data["tests"]]
+  assert ("equal time" in told) == (not who)
+  assert any(x["at"] == "equal time" for x in data["leaders"]) == (not who)
+
+
+def test_a_pair_that_is_not_early_is_tested_beside_one_that_is():
+  late = {0: made.PASSES[0], 3: made.PASSES[3]}
+  longer = run("c", late, lines=made.metric_lines(3, step_s=4000.0))
+  data = numbers(run("a"), run("b"), longer)
+  assert early(data)["equal time"] == [2]
+  pairs = [
+    (t["first"]["run"], t["other"]["run"])
+    for t in data["tests"]
+    if t["at"] == "equal time"
+  ]
+  assert pairs == [(0, 1)]
+  # Who leads among two of three is not said.
+  assert not [x for x in data["leaders"] if x["at"] == "equal time"]
+
+
+def test_runs_that_are_all_at_their_start_are_compared():
+  start = {0: made.PASSES[0]}
+  data = numbers(run("a", start, lines=[]), run("b", start, lines=[]))
+  assert not any(early(data).values())
+
+
+def test_an_evaluation_exactly_at_the_end_counts():
+  data = numbers(run("a"), run("b"))
+  for at in ("equal time", "equal CPU time", "equal samples", "end"):
+    assert chosen(data, at) == [2, 2]
+
+
+def test_one_run_is_compared_with_nobody():
+  data = numbers(run("a"))
+  assert [c["at"] for c in data["comparisons"]] == ["end"]
+  assert data["tests"] == data["leaders"] == []
+
+
+def test_rows_name_a_start_once():
+  data = numbers(run("a"), run("b"))
+  labels = ["equal time", "equal CPU time", "end"]
+  assert data["rows"] == [
+    {"run": 0, "evaluation": 0, "at": ["start"], "names": ["a", "b"]},
+    {"run": 0, "evaluation": 2, "at": labels, "names": ["a"]},
+    {"run": 1, "evaluation": 2, "at": labels, "names": ["b"]},
+  ]
+
+
+def test_rows_of_other_starts_and_of_an_evaluation():
+  other = {**made.PASSES, 0: made.PASSES[1]}
+  data = numbers(
+    run("a"),
+    run("b", other),
+    run("c", {0: made.PASSES[1]}, evaluated="x"),
+  )
+  rows = [
+    (row["names"], row["evaluation"], row["at"][0]) for row in data["rows"]
+  ]
+  assert rows == [
+    (["a"], 0, "start"),
+    (["b"], 0, "start"),
+    (["a"], 2, "equal time"),
+    (["b"], 2, "equal time"),
+    (["c"], 0, "evaluation"),
+  ]
+  c = data["runs"][2]
+  assert c["evaluated"] == "x" and c["throughput"] is None and c["finished"]
+  spent = c["evaluations"][0]
+  assert {spent[k] for k in ("step", "hours", *compare.EQUAL)} == {None}
+
+
+def test_a_run_that_has_not_ended_says_so():
+  data = numbers(run("a", steps=4), run("b"))
+  assert [r["finished"] for r in data["runs"]] == [False, True]
+  assert [r["steps"] for r in data["runs"]] == [3, 3]
+
+
+def test_a_run_that_was_not_evaluated_at_its_end_says_so():
+  early = {0: made.PASSES[0], 1: made.PASSES[1]}
+  data = numbers(run("a", early, lines=made.metric_lines(3)), run("b"))
+  assert [r["finished"] for r in data["runs"]] == [False, True]
+  assert [r["steps"] for r in data["runs"]] == [3, 3]
+
+
+def test_a_run_whose_start_was_not_evaluated_has_no_such_row():
+  later = {1: made.PASSES[1], 3: made.PASSES[3]}
+  data = numbers(run("a", later), run("b"))
+  starts = [row["names"] for row in data["rows"] if "start" in row["at"]]
+  assert starts == [["b"]]
+
+
+def test_throughput_by_hand():
+  """Steps 2 and 3: 16 samples each, 900 s of rollouts of 3,960 s; a step keeps
+  a fourth or a half."""
+  t = numbers(run("a"))["runs"][0]["throughput"]
+  assert t == {
+    "steps": 2,
+    "pass_rate": pytest.approx((0.25 + 0.5) / 2),
+    "generated_per_generation_s": pytest.approx(32 / 1800),
+    "generated_per_s": pytest.approx(32 / 7920),
+    "tokens_per_generation_s": pytest.approx(320 / 1800),
+    "kept_per_s": pytest.approx(12 / 7920),
+    "generation_share": pytest.approx(1800 / 7920),
+    "reward_std_within_group": pytest.approx(0.3125),
+  }
+
+
+def test_throughput_weighs_steps_by_their_samples():
+  lines = made.metric_lines(3)
+  lines[2]["data/samples_total"] = 32 + 48
+  t = numbers(run("a", lines=lines))["runs"][0]["throughput"]
+  assert t["pass_rate"] == pytest.approx((16 * 0.25 + 48 * 0.5) / 64)
+
+
+def test_throughput_of_a_run_of_one_step():
+  passes = {0: made.PASSES[0], 1: made.PASSES[1]}
+  t = numbers(run("a", passes))["runs"][0]["throughput"]
+  assert t["steps"] == 1
+  assert t["generated_per_s"] == pytest.approx(16 / 7200)
+
+
+def test_tests_are_scipys_and_of_the_second_less_the_first():
+  other = {**made.PASSES, 3: ([1, 0], [0, 0], [1, 1], [0, 1])}
+  a = [np.mean(row) for row in made.PASSES[3]]
+  b = [np.mean(row) for row in other[3]]
+  data = numbers(run("a"), run("b", other))
+  assert [t["at"] for t in data["tests"]] == [
+    "equal time",
+    "equal CPU time",
+    "equal samples",
+    "end",
+  ]
+  test = data["tests"][-1]
+  assert test["first"] == {"run": 0, "evaluation": 2}
+  assert test["other"] == {"run": 1, "evaluation": 2}
+  ours, theirs = test["plain"], scipy.stats.ttest_rel(b, a)
+  assert test["difference"] == pytest.approx(np.mean(b) - np.mean(a))
+  assert ours["t"] == pytest.approx(theirs.statistic, rel=1e-5)
+  assert ours["p_two_sided"] == pytest.approx(theirs.pvalue, rel=1e-5)
+  greater = scipy.stats.ttest_rel(b, a, alternative="greater").pvalue
+  assert ours["p_one_sided"] == pytest.approx(greater, rel=1e-5)
+  d = np.subtract(b, a)
+  assert test["effect_size"] == pytest.approx(d.mean() / d.std(ddof=1))
+  assert (test["n"], ours["clusters"], ours["dof"]) == (4, 4, 3)
+  # Differences -.5, -.5, .5, 0 of three tasks, less their mean of -1/8.
+  sums = np.array([-0.75, 0.625, 0.125])
+  error = np.sqrt(3 / 2 * (sums**2).sum()) / 4
+  by_task = test["by_task"]
+  assert by_task["standard_error"] == pytest.approx(error, rel=1e-5)
+  assert by_task["t"] == pytest.approx(d.mean() / error, rel=1e-5)
+  assert (by_task["clusters"], by_task["dof"]) == (3, 2)
+
+
+def test_prompts_are_paired_by_their_ids():
+  turned = run("b")
+  last = turned.evaluations[-1]
+  rates = dict(reversed(last.rates.items()))
+  turned.evaluations[-1] = last._replace(rates=rates)
+  test = numbers(run("a"), turned)["tests"][-1]
+  assert test["difference"] == 0.0 and test["plain"]["standard_error"] == 0.0
+
+
+def test_one_task_has_no_clusters():
+  data = compare.numbers(
+    [run("a"), run("b")],
+    dict.fromkeys(TASKS, "x"),
+    category=report._category,
+  )
+  assert {t["by_task"] for t in data["tests"]} == {None}
+
+
+def test_what_has_no_finite_value_is_null():
+  """All prompts gain the same: t is infinite, which JSON cannot say."""
+  none = ([0, 0],) * 4
+  half = ([1, 0],) * 4
+  data = numbers(run("a", {0: none, 3: none}), run("b", {0: none, 3: half}))
+  test = data["tests"][-1]
+  assert test["difference"] == 0.5
+  assert test["plain"]["t"] is None and test["effect_size"] is None
+  json.dumps(data, allow_nan=False)
+
+
+def test_leaders_by_domain_and_ties():
+  other = {**made.PASSES, 3: ([1, 1], [1, 1], [1, 1], [0, 1])}
+  data = numbers(run("a"), run("b", other))
+  end = {x["domain"]: x["who"] for x in data["leaders"] if x["at"] == "end"}
+  assert end == {
+    "gym": [{"run": 1, "evaluation": 2}],
+    "math": [{"run": 0, "evaluation": 2}, {"run": 1, "evaluation": 2}],
+  }
+
+
+def test_categories_are_means_over_tasks():
+  """gcd is arithmetic with (1 + .5) / 2, syllogism logic with .5."""
+  data = numbers(run("a"))
+  assert data["categories"] == ["arithmetic", "logic"]
+  last = data["runs"][0]["evaluations"][-1]
+  assert last["categories"] == {"arithmetic": 0.75, "logic": 0.5}
+
+
+def test_a_category_is_the_mean_of_more_than_two_tasks():
+  """One task of four is solved, the others half: (1 + 3 * .5) / 4."""
+  data = many(4, [0])
+  last = data["runs"][1]["evaluations"][-1]
+  assert last["categories"] == {"other": 0.625}
+
+
+def test_a_phase_changes_n_from_its_step():
+  config = {
+    "phases": [
+      {"from_step": 2, "sampling.n": 8},
+      {"from_step": 9, "sampling.n": 99},
+    ]
+  }
+  (told,) = numbers(run("a", **config))["runs"]
+  assert (told["n"], told["prompts_per_step"]) == (8, 1)
+  early = {0: made.PASSES[0], 1: made.PASSES[1]}
+  (told,) = numbers(run("a", early, **config))["runs"]
+  assert (told["n"], told["prompts_per_step"]) == (4, 2)
+  exactly = {0: made.PASSES[0], 2: made.PASSES[1]}
+  (told,) = numbers(run("a", exactly, **config))["runs"]
+  assert told["n"] == 8
+
+
+def test_differences_name_fields_and_values():
+  data = numbers(
+    run("a", lr=1e-3, n=4), run("b", lr=2e-3, n=4), run("c", n=1, evaluated="x")
+  )
+  assert data["differences"] == [{"field": "optim.lr", "values": [1e-3, 2e-3]}]
+  assert numbers(run("a"), run("b"))["differences"] == []
+
+
+def many(count, best):
+  """Two runs with so many tasks; the second is ahead in some."""
+  prompts = {f"t{i}/heldout/0": ("gym", f"t{i}") for i in range(count)}
+  runs = []
+  for name, ahead in (("a", ()), ("b", best)):
+    rows = [[1, 1] if i in ahead else [0, 1] for i in range(count)]
+    summary = evaluate.summary(made.records(0, rows, prompts))
+    rates = dict(zip(prompts, map(np.mean, rows), strict=True))
+    one = compare.Evaluation(0, summary, rates)
+    lines = made.metric_lines(1)
+    runs.append(compare.Run(name, name, {}, lines, [one], None))
+  tasks = {id: task for id, (_, task) in prompts.items()}
+  return compare.numbers(runs, tasks, category=report._category)
+
+
+def test_panels_are_the_tasks_that_differ_most():
+  data = many(20, range(5, 15))
+  shown = [panel["task"] for panel in data["panels"]]
+  assert len(shown) == compare.MOST_PANELS == 12
+  assert {f"t{i}" for i in range(5, 15)} <= set(shown)
+  order = data["tasks"]["gym"]
+  assert shown == sorted(shown, key=order.index)
+  assert len(many(12, [3])["panels"]) == 12

@@ -1,0 +1,391 @@
+"""Tests of brorl_jax/rl/advantages.py."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brorl_jax.rl import advantages
+
+ALL = jnp.array([True, True])
+
+
+def test_center_removes_the_mean_of_each_prompt():
+  got = advantages.center_by_group(jnp.array([[1.0, 0.0], [1.0, 1.0]]))
+  np.testing.assert_allclose(got, [[0.5, -0.5], [0.0, 0.0]])
+
+
+def test_center_by_hand_on_rewards_that_are_not_binary():
+  got = advantages.center_by_group(jnp.array([[3.0, 0.0, 0.0, 1.0]]))
+  np.testing.assert_allclose(got, [[2.0, -1.0, -1.0, 0.0]])
+
+
+def test_informative_prompts_have_both_outcomes():
+  reward = jnp.array([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0], [-1.0, -1.0]])
+  np.testing.assert_array_equal(
+    advantages.informative(reward), [True, False, False, False]
+  )
+
+
+def test_one_different_reward_among_512_is_enough():
+  reward = jnp.ones((1, 512)).at[0, 511].set(0.0)
+  assert advantages.informative(reward)[0]
+  assert advantages.informative(1.0 - reward)[0]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.floats(-1e3, 1e3, width=32), st.sampled_from([2, 3, 7, 512]))
+def test_equal_rewards_give_exactly_0(value, n):
+  """The mean of 7 times 0.1 is not 0.1."""
+  reward = jnp.full((1, n), value)
+  assert not advantages.informative(reward)[0]
+  np.testing.assert_array_equal(advantages.center_by_group(reward), 0.0)
+
+
+def test_seven_times_a_tenth_gives_exactly_0():
+  reward = jnp.full((2, 7), 0.1).at[1, 0].set(0.2)
+  where = advantages.informative(reward)
+  centered = advantages.center_by_group(reward)
+  np.testing.assert_array_equal(centered[0], 0.0)
+  for got in (
+    advantages.whiten_by_batch(centered, jnp.ones((2, 7)), where),
+    advantages.whiten_by_trajectory(centered, where),
+  ):
+    np.testing.assert_array_equal(got[0], 0.0)
+    assert (got[1] != 0.0).all()
+
+
+def test_whitens_by_hand():
+  """Lengths 1 and 3 count the right answers thrice less than the wrong ones.
+
+  Of A' = 1/2 and -1/2: mean (1 - 3) / 2 / 4 = -1/4, deviations 3/4 and -1/4,
+  variance (9 + 3) / 16 / 4 = 3/16.
+  """
+  centered = jnp.array([[0.5, -0.5], [-0.5, 0.5]])
+  length = jnp.array([[1.0, 3.0], [3.0, 1.0]])
+  right, wrong = 0.75 / (3 / 16) ** 0.5, -0.25 / (3 / 16) ** 0.5
+  np.testing.assert_allclose(
+    advantages.whiten_by_batch(centered, length, ALL),
+    [[right, wrong], [wrong, right]],
+    rtol=1e-6,
+  )
+  np.testing.assert_allclose(
+    advantages.whiten_by_trajectory(centered, ALL),
+    [[1.0, -1.0], [-1.0, 1.0]],
+    rtol=1e-6,
+  )
+
+
+def example(p=6, n=16):
+  kr, kl = jax.random.split(jax.random.key(0))
+  reward = jax.random.bernoulli(kr, 0.3, (p, n)).astype(jnp.float32)
+  length = jax.random.randint(kl, (p, n), 1, 40).astype(jnp.float32)
+  return reward, length
+
+
+def test_mean_0_and_variance_1_under_the_weights():
+  reward, length = example()
+  centered = advantages.center_by_group(reward)
+  where = advantages.informative(reward)
+  by_token = advantages.whiten_by_batch(centered, length, where)
+  by_row = advantages.whiten_by_trajectory(centered, where)
+  for got, weight in ((by_token, length), (by_row, jnp.ones_like(length))):
+    mean = np.average(got, weights=weight)
+    assert mean == pytest.approx(0.0, abs=1e-6)
+    assert np.average(got**2, weights=weight) == pytest.approx(1.0, rel=1e-5)
+  # and they are not the same thing
+  assert float(jnp.max(jnp.abs(by_token - by_row))) > 0.01
+
+
+def test_token_weighting_is_repetition():
+  reward, length = example(p=2, n=8)
+  centered = advantages.center_by_group(reward)
+  got = advantages.whiten_by_batch(centered, length, ALL)
+  times = np.asarray(length, int).ravel()
+  tokens = np.repeat(np.asarray(centered, np.float64).ravel(), times)
+  want = (np.ravel(centered) - tokens.mean()) / tokens.std()
+  np.testing.assert_allclose(np.ravel(got), want, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [0.0, 1e6, jnp.nan, jnp.inf])
+def test_groups_that_are_not_kept_are_0_and_have_no_influence(bad):
+  reward, length = example()
+  centered = advantages.center_by_group(reward)
+  where = jnp.arange(6) < 4
+  spoilt = jnp.where(where[:, None], centered, bad)
+  lengths = jnp.where(where[:, None], length, bad)
+  for got, want in (
+    (
+      advantages.whiten_by_batch(spoilt, lengths, where),
+      advantages.whiten_by_batch(centered[:4], length[:4], where[:4]),
+    ),
+    (
+      advantages.whiten_by_trajectory(spoilt, where),
+      advantages.whiten_by_trajectory(centered[:4], where[:4]),
+    ),
+  ):
+    np.testing.assert_array_equal(got[4:], 0.0)
+    np.testing.assert_allclose(got[:4], want, rtol=1e-6)
+
+
+@pytest.mark.parametrize("scale, shift", [(2.0, -1.0), (10.0, 0.0), (1.0, 5.0)])
+def test_the_scale_of_rewards_does_not_matter(scale, shift):
+  """0 and 1 for wrong and right is the same as -1 and 1."""
+  reward, length = example()
+
+  def of(r):
+    where = advantages.informative(r)
+    centered = advantages.center_by_group(r)
+    return (
+      advantages.whiten_by_batch(centered, length, where),
+      advantages.whiten_by_trajectory(centered, where),
+    )
+
+  for got, want in zip(of(scale * reward + shift), of(reward), strict=True):
+    np.testing.assert_allclose(got, want, atol=2e-5)
+
+
+def test_constant_rewards_give_no_gradient_and_no_nan():
+  adv = advantages.center_by_group(jnp.ones((4, 8)))
+  nowhere, everywhere = jnp.zeros(4, bool), jnp.ones(4, bool)
+  for where in (nowhere, everywhere):
+    for got in (
+      advantages.whiten_by_batch(adv, jnp.ones((4, 8)), where),
+      advantages.whiten_by_trajectory(adv, where),
+    ):
+      np.testing.assert_array_equal(got, 0.0)
+
+
+def test_a_rare_right_answer_is_scaled_in_full():
+  """One of 512 x 16: the variance is 1e-4, far above what counts as 0."""
+  reward = jnp.zeros((16, 512)).at[0, 0].set(1.0)
+  centered = advantages.center_by_group(reward)
+  got = advantages.whiten_by_trajectory(centered, jnp.ones(16, bool))
+  assert float(jnp.mean(got**2)) == pytest.approx(1.0, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+  "deviation, want",
+  [(1e-3, 1.0), (2e-4, 1.0), (1e-4, 1.0), (5e-5, 0.5), (1e-6, 0.01)],
+)
+def test_a_variance_below_1e_8_counts_as_1e_8(deviation, want):
+  """That of the released recipes."""
+  centered = deviation * jnp.array([[1.0, -1.0], [-1.0, 1.0]])
+  where = jnp.ones(2, bool)
+  for got in (
+    advantages.whiten_by_trajectory(centered, where),
+    advantages.whiten_by_batch(centered, jnp.full((2, 2), 3.0), where),
+  ):
+    np.testing.assert_allclose(jnp.abs(got), want, rtol=1e-4)
+
+
+def one_code_path(reward, length, valid):
+  """Everything that is computed from rewards."""
+  where = advantages.informative(reward, valid)
+  centered = advantages.center_by_group(reward, valid)
+  if valid is not None:
+    length = jnp.where(valid, length, 0.0)
+  return (
+    where,
+    centered,
+    advantages.normalize_by_group(centered, valid),
+    advantages.whiten_by_batch(centered, length, where),
+    advantages.whiten_by_trajectory(centered, where, valid),
+  )
+
+
+@pytest.mark.parametrize("bad", [0.0, 1e6, jnp.nan, jnp.inf])
+def test_rollouts_that_do_not_count_are_0_and_have_no_influence(bad):
+  reward, length = example()
+  valid = jnp.broadcast_to(jnp.arange(16) < 11, reward.shape)
+  spoilt = jnp.where(valid, reward, bad)
+  want = one_code_path(reward[:, :11], length[:, :11], None)
+  got = one_code_path(spoilt, jnp.where(valid, length, bad), valid)
+  np.testing.assert_array_equal(got[0], want[0])
+  for a, b in zip(got[1:], want[1:], strict=True):
+    np.testing.assert_array_equal(a[:, 11:], 0.0)
+    np.testing.assert_allclose(a[:, :11], b, rtol=1e-5, atol=1e-6)
+
+
+def test_everything_valid_is_the_same_as_nothing_said():
+  reward, length = example()
+  want = one_code_path(reward, length, None)
+  got = one_code_path(reward, length, jnp.ones_like(reward, bool))
+  for a, b in zip(got, want, strict=True):
+    np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+
+
+def test_by_hand_with_rollouts_that_do_not_count():
+  """The mean of 3, 0, 0 is 1; of one rollout, and of none, there is no group.
+
+  In the last row the rollouts that count are equal, the others are not.
+  """
+  reward = jnp.array([[3.0, 0.0, 0.0, 9.0]] * 3 + [[1.0, 1.0, 0.0, 2.0]])
+  count = jnp.array([3, 1, 0, 2])
+  valid = jnp.arange(4)[None] < count[:, None]
+  np.testing.assert_array_equal(
+    advantages.informative(reward, valid), [True, False, False, False]
+  )
+  want = np.zeros((4, 4))
+  want[0] = [2.0, -1.0, -1.0, 0.0]
+  np.testing.assert_allclose(advantages.center_by_group(reward, valid), want)
+
+
+def test_a_rollout_of_length_0_gets_exactly_0_under_any_shift():
+  """Lengths 1, 3, 0: the batch mean is (1/2 - 3/2) / 4 = -1/4, not 0."""
+  centered = jnp.array([[0.5, -0.5, 0.5]])
+  got = advantages.whiten_by_batch(
+    centered, jnp.array([[1.0, 3.0, 0.0]]), jnp.array([True])
+  )
+  np.testing.assert_allclose(
+    got, [[3.0**0.5, -(3.0**-0.5), 0.0]], rtol=1e-6
+  )  # 3/4 and -1/4 over sqrt(3/16)
+  assert got[0, 2] == 0.0
+
+
+def test_normalizes_each_group_by_hand():
+  """A' = 3/4 and thrice -1/4: variance (9 + 3) / 16 / 4 = 3/16.
+
+  Twice that has twice the deviation and the same advantage, and 2 and -2 of
+  1 right among 2 become 1 and -1.
+  """
+  one = np.array([0.75, -0.25, -0.25, -0.25])
+  centered = jnp.array([one, 2.0 * one, [2.0, -2.0, 2.0, -2.0], [0.0] * 4])
+  got = advantages.normalize_by_group(centered)
+  root = 3.0**0.5
+  want = [[root, -1 / root, -1 / root, -1 / root]] * 2
+  want += [[1.0, -1.0, 1.0, -1.0], [0.0] * 4]
+  np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_normalizing_rounding_gives_exactly_0():
+  """What a mean that is rounded would leave of a group of equal rewards."""
+  left = jnp.full((1, 7), 0.1) - jnp.float32(0.1 + 1e-7)
+  assert (left != 0.0).all()
+  np.testing.assert_array_equal(advantages.normalize_by_group(left), 0.0)
+
+
+@pytest.mark.parametrize("n", [16, 512, 1024])
+def test_a_single_right_answer_weighs_the_root_of_the_others(n):
+  """Its A' is (n - 1) / n, of deviation sqrt(n - 1) / n."""
+  centered = advantages.center_by_group(jnp.zeros((1, n)).at[0, 3].set(1.0))
+  got = advantages.normalize_by_group(centered)
+  assert float(got[0, 3]) == pytest.approx((n - 1) ** 0.5, rel=1e-4)
+  other = advantages.normalize_by_group(1e-3 * centered)
+  assert float(other[0, 3]) == pytest.approx((n - 1) ** 0.5, rel=0.05)
+
+
+def test_leave_one_out_by_hand():
+  """Each reward less the mean of the others, of those that count."""
+  reward = jnp.array([[3.0, 0.0, 0.0, 1.0], [1.0, 0.0, 9.0, 9.0], [1.0] * 4])
+  valid = jnp.array([[True] * 4, [True, True, False, False], [True] * 4])
+  got = advantages.leave_one_out(reward, valid)
+  want = [
+    [3 - 1 / 3, -4 / 3, -4 / 3, 1 - 1.0],
+    [1.0, -1.0, 0.0, 0.0],
+    [0.0] * 4,
+  ]
+  np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
+  one = jnp.zeros((3, 4), bool).at[:, 0].set(True)
+  np.testing.assert_array_equal(advantages.leave_one_out(reward, one), 0.0)
+
+
+def test_leave_one_out_by_loops():
+  reward, _ = example()
+  got = advantages.leave_one_out(reward)
+  for p, n in np.ndindex(reward.shape):
+    others = np.delete(np.asarray(reward[p]), n)
+    assert float(got[p, n]) == pytest.approx(
+      float(reward[p, n]) - others.mean(), abs=1e-6
+    )
+
+
+def test_maxrl_by_hand():
+  """(r - mean) / mean: of one right in four (1 - 1/4) / (1/4) = 3 and -1.
+
+  Of three right in four 1/3 and -1. Rewards that are not binary too: 3, 0, 0, 1
+  have mean 1. A mean of 0, or below, is no scale.
+  """
+  reward = jnp.array(
+    [
+      [1.0, 0.0, 0.0, 0.0],
+      [1.0, 1.0, 0.0, 1.0],
+      [3.0, 0.0, 0.0, 1.0],
+      [1.0, 1.0, 1.0, 1.0],
+      [0.0, 0.0, 0.0, 0.0],
+      [1.0, -1.0, 1.0, -1.0],
+      [-1.0, -3.0, -1.0, -3.0],
+    ]
+  )
+  third = 1.0 / 3.0
+  want = [[3, -1, -1, -1], [third, third, -1, third], [2, -1, -1, 0]]
+  want += [[0.0] * 4] * 4
+  np.testing.assert_allclose(advantages.maxrl(reward), want, rtol=1e-6)
+  # Of the first two that count: 1 and 0, mean 1/2.
+  valid = jnp.ones((7, 4), bool).at[:, 2:].set(False)
+  got = advantages.maxrl(reward.at[0, 3].set(jnp.nan), valid)[0]
+  np.testing.assert_allclose(got, [1.0, -1.0, 0.0, 0.0])
+
+
+def test_maxrl_is_the_gradient_of_the_log_of_the_pass_rate():
+  """In expectation over all draws of N, the first N - 1 terms of its series.
+
+  grad log p = sum_{k=1..} (1 - p)^(k-1) grad p, p of the right answers.
+  """
+  n, p = 5, 0.3
+  expected = 0.0  # of sum_n A[n] * d log pi(n) / dp / N
+  for c in range(n + 1):
+    chance = math.comb(n, c) * p**c * (1 - p) ** (n - c)
+    reward = jnp.arange(n)[None] < c
+    adv = np.asarray(advantages.maxrl(jnp.float32(reward)))[0]
+    score = np.where(reward[0], 1 / p, -1 / (1 - p))
+    expected += chance * (adv * score).mean()
+  want = sum((1 - p) ** (k - 1) for k in range(1, n))
+  assert expected == pytest.approx(want, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", advantages.ADVANTAGES)
+def test_every_kind_is_its_function(kind):
+  reward, length = example()
+  valid = jax.random.bernoulli(jax.random.key(3), 0.8, reward.shape)
+  centered = advantages.center_by_group(reward, valid)
+  where = advantages.informative(reward, valid)
+  want = {
+    "tokens": lambda: advantages.whiten_by_batch(
+      centered, jnp.where(valid, length, 0.0), where
+    ),
+    "trajectories": lambda: advantages.whiten_by_trajectory(
+      centered, where, valid
+    ),
+    "grpo": lambda: advantages.normalize_by_group(centered, valid),
+    "centered": lambda: centered,
+    "leave_one_out": lambda: advantages.leave_one_out(reward, valid),
+    "maxrl": lambda: advantages.maxrl(reward, valid),
+  }[kind]()
+  function = advantages.ADVANTAGES[kind]
+  spoilt = jnp.where(valid, reward, jnp.nan)
+  np.testing.assert_array_equal(function(spoilt, valid, length), want)
+  assert float(jnp.abs(want).max()) > 0.1
+  np.testing.assert_array_equal(want[~valid], 0.0)
+  assert advantages.own(function) is function
+
+
+@pytest.mark.parametrize(
+  "function, message",
+  [
+    (lambda reward, valid: reward, r"TypeError: .*2 positional"),
+    (lambda reward, valid, length: reward[0], r"float32\[6\] for 4 prompts"),
+    (lambda reward, valid, length: valid, r"returns bool\[4,6\]"),
+    (lambda reward, valid, length: 0.0, r"returns float32\[\]"),
+    (lambda reward, valid, length: np.log(reward), "Tracer"),
+    (lambda reward, valid, length: None, "returns NoneType"),
+  ],
+)
+def test_an_own_function_of_another_shape_is_refused(function, message):
+  with pytest.raises(ValueError, match=message) as error:
+    advantages.own(function)
+  assert "\n" not in str(error.value)

@@ -1,0 +1,528 @@
+"""Tests of brorl_jax/rl/losses.py."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from brorl_jax.rl import losses
+from brorl_jax.rl.policy_loss import policy_loss
+
+CLIP = dict(clip_low=0.2, clip_high=0.28)
+
+
+def one_token(ratio: float, advantage: float):
+  """Loss and its gradient in logp for a single valid token."""
+
+  def loss(logp):
+    mean, stats = losses.ppo_clip(
+      logp,
+      jnp.zeros((1, 1)),
+      jnp.array([advantage]),
+      jnp.ones((1, 1), bool),
+      **CLIP,
+    )
+    return mean.value, stats
+
+  logp = jnp.log(jnp.full((1, 1), ratio))
+  (value, stats), grad = jax.value_and_grad(loss, has_aux=True)(logp)
+  return float(value), float(grad[0, 0]), stats
+
+
+@pytest.mark.parametrize(
+  "ratio, advantage, value, gradient",
+  [
+    (1.0, 2.0, -2.0, -2.0),  # on policy: plain policy gradient
+    (1.0, -2.0, 2.0, 2.0),
+    (1.1, 1.0, -1.1, -1.1),  # inside the clip
+    (0.9, -1.0, 0.9, 0.9),
+    (1.27, 1.0, -1.27, -1.27),  # clip_high is not clip_low
+    (1.29, 1.0, -1.28, 0.0),
+    (0.81, -1.0, 0.81, 0.81),
+    (0.79, -1.0, 0.8, 0.0),
+    (1.5, 1.0, -1.28, 0.0),  # good token, already much likelier: held
+    (0.5, 1.0, -0.5, -0.5),  # good token, fell: pulled back up
+    (0.5, -1.0, 0.8, 0.0),  # bad token, already much rarer: held
+    (1.5, -1.0, 1.5, 1.5),  # bad token, rose: pushed down
+  ],
+)
+def test_ppo_matches_hand_computation(ratio, advantage, value, gradient):
+  got_value, got_gradient, stats = one_token(ratio, advantage)
+  assert got_value == pytest.approx(value, rel=1e-6)
+  assert got_gradient == pytest.approx(gradient, rel=1e-6)
+  assert float(stats.clip_fraction.value) == (gradient == 0.0)
+  k3 = ratio - 1.0 - np.log(ratio)
+  assert float(stats.approx_kl.value) == pytest.approx(k3, abs=1e-6)
+
+
+def test_an_advantage_of_0_is_not_a_clipped_token():
+  value, gradient, stats = one_token(1.5, 0.0)
+  assert (value, gradient, float(stats.clip_fraction.value)) == (0.0, 0.0, 0.0)
+
+
+def example(b=8, t=5):
+  """On the scale where some tokens are clipped and some are not."""
+  kx, ko, ka, km = jax.random.split(jax.random.key(0), 4)
+  old = jax.random.normal(ko, (b, t))
+  logp = old + 0.4 * jax.random.normal(kx, (b, t))
+  advantage = jax.random.normal(ka, (b,))
+  mask = jax.random.bernoulli(km, 0.5, (b, t))  # uneven token counts
+  return logp, old, advantage, mask
+
+
+def test_ppo_is_the_equation_of_its_docstring():
+  logp, old, advantage, mask = example()
+  loss, stats = losses.ppo_clip(logp, old, advantage, mask, **CLIP)
+  total = count = held = 0
+  for b, t in np.argwhere(np.asarray(mask)):
+    rho = np.exp(float(logp[b, t] - old[b, t]))
+    a = float(advantage[b])
+    clipped = min(max(rho, 0.8), 1.28)
+    total -= min(rho * a, clipped * a)
+    held += clipped * a < rho * a
+    count += 1
+  assert 0 < held < count  # both kinds are there
+  assert float(loss.count) == count
+  assert float(loss.value) == pytest.approx(total / count, rel=1e-5)
+  assert float(stats.clip_fraction.value) == pytest.approx(held / count)
+
+
+def test_only_logp_gets_a_gradient():
+  logp, old, advantage, mask = example()
+  loss = lambda *x: losses.ppo_clip(*x, mask, **CLIP)[0].value
+  new, *others = jax.grad(loss, argnums=(0, 1, 2))(logp, old, advantage)
+  assert float(jnp.abs(new).sum()) > 0.0
+  for gradient in others:
+    np.testing.assert_array_equal(gradient, 0.0)
+  k2 = lambda *x: losses.kl_k2(*x, mask, clamp=10.0).value
+  new, reference = jax.grad(k2, argnums=(0, 1))(logp, old)
+  assert float(jnp.abs(new).sum()) > 0.0
+  np.testing.assert_array_equal(reference, 0.0)
+
+
+def test_diagnostics_have_no_gradient():
+  logp, old, advantage, mask = example()
+  stats = lambda x: losses.ppo_clip(x, old, advantage, mask, **CLIP)[1]
+  kl = lambda x: stats(x).approx_kl.value
+  np.testing.assert_array_equal(jax.grad(kl)(logp), 0.0)
+
+
+@pytest.mark.parametrize("weight", [None, jnp.array([2.0])])
+@pytest.mark.parametrize("bad", [-jnp.inf, jnp.inf, jnp.nan, 200.0])
+def test_ignores_masked_tokens_even_when_they_are_not_finite(bad, weight):
+  logp = jnp.array([[-1.0, bad]])
+  mask = jnp.array([[True, False]])
+  args = (jnp.array([[-1.0, -bad]]), jnp.array([1.0]), mask)
+  loss = lambda x: losses.ppo_clip(x, *args, **CLIP, weight=weight)[0].value
+  value, grad = jax.value_and_grad(loss)(logp)
+  np.testing.assert_allclose(value, -1.0)
+  np.testing.assert_array_equal(grad, [[-1.0, 0.0]])
+  _, stats = losses.ppo_clip(logp, *args, **CLIP, weight=weight)
+  assert float(stats.approx_kl.value) == 0.0
+  old = jnp.array([[-3.0, -bad]])
+  k2 = lambda x: losses.kl_k2(x, old, mask, clamp=10.0, weight=weight).value
+  value, grad = jax.value_and_grad(k2)(logp)
+  np.testing.assert_allclose(value, 2.0)
+  np.testing.assert_array_equal(grad, [[2.0, 0.0]])
+
+
+def test_microbatches_add_up_to_the_batch():
+  args = example()
+
+  def part(rows):
+    logp, old, advantage, mask = (x[rows] for x in args)
+    loss, stats = losses.ppo_clip(logp, old, advantage, mask, **CLIP)
+    kl = losses.kl_k2(logp, old, mask, clamp=0.3)
+    return loss, stats.clip_fraction, stats.approx_kl, kl
+
+  parts = (part(slice(0, 1)), part(slice(1, 3)), part(slice(3, 8)))
+  for whole, (a, b, c) in zip(
+    part(slice(None)), zip(*parts, strict=True), strict=True
+  ):
+    np.testing.assert_allclose((a + b + c).value, whole.value, rtol=1e-5)
+
+
+def test_a_weight_of_c_is_c_equal_rows():
+  logp, old, advantage, mask = example(b=4)
+  times = np.array([3, 1, 0, 2])
+  repeat = lambda x: jnp.repeat(x, times, axis=0)
+  rows = tuple(map(repeat, (old, advantage, mask)))
+  weight = jnp.asarray(times, jnp.float32)
+
+  def weighted(x):
+    loss, stats = losses.ppo_clip(
+      x, old, advantage, mask, **CLIP, weight=weight
+    )
+    kl = losses.kl_k2(x, old, mask, clamp=0.3, weight=weight)
+    return loss, stats.clip_fraction, stats.approx_kl, kl
+
+  def repeated(x):
+    loss, stats = losses.ppo_clip(repeat(x), *rows, **CLIP)
+    kl = losses.kl_k2(repeat(x), rows[0], rows[2], clamp=0.3)
+    return loss, stats.clip_fraction, stats.approx_kl, kl
+
+  for got, want in zip(weighted(logp), repeated(logp), strict=True):
+    assert float(got.count) == float(want.count) > 0
+    assert float(got.value) == pytest.approx(float(want.value), rel=1e-5)
+  for i in (0, 3):
+    np.testing.assert_allclose(
+      jax.grad(lambda x: weighted(x)[i].value)(logp),
+      jax.grad(lambda x: repeated(x)[i].value)(logp),
+      rtol=1e-5,
+      atol=1e-7,
+    )
+
+
+@pytest.mark.parametrize(
+  "ratio, advantage, weight, clipped",
+  [
+    (1.0, 2.0, 1.0, False),
+    (1.1, 1.0, 1.1, False),
+    (1.29, 1.0, 1.28, True),  # held, and still followed
+    (1.29, -1.0, 1.28, True),
+    (0.81, -1.0, 0.81, False),
+    (0.5, -1.0, 0.8, True),
+    (0.5, 1.0, 0.8, True),
+  ],
+)
+def test_cispo_by_hand(ratio, advantage, weight, clipped):
+  """-sg(clip(rho)) A logp: its gradient is -weight A wherever the clip is."""
+  logp = jnp.array([[-0.7, 9.0]])
+  args = logp - jnp.log(ratio), jnp.array([advantage])
+  mask = jnp.array([[True, False]])
+  run = lambda x: losses.cispo(x, *args, mask, **CLIP)
+  mean, stats = run(logp)
+  assert float(mean.count) == 1.0
+  assert float(mean.total) == pytest.approx(weight * advantage * 0.7, rel=1e-5)
+  assert float(stats.clip_fraction.value) == clipped
+  grad = jax.grad(lambda x: run(x)[0].value)(logp)
+  np.testing.assert_allclose(grad, [[-weight * advantage, 0.0]], rtol=1e-5)
+
+
+def test_reinforce_by_hand():
+  logp = jnp.array([[-0.7, 9.0]])
+  mask = jnp.array([[True, False]])
+  run = lambda x: (
+    policy_loss(
+      losses.LOSSES["reinforce"], x, jnp.ones((1, 2)), jnp.array([2.0]), mask
+    )[0].value
+  )
+  value, grad = jax.value_and_grad(run)(logp)
+  assert float(value) == pytest.approx(1.4)
+  np.testing.assert_allclose(grad, [[-2.0, 0.0]])
+
+
+def test_cispo_without_a_lower_bound():
+  """As the paper has it: clip_low = 1."""
+  args = jnp.zeros((1, 1)), jnp.ones(1), jnp.ones((1, 1), bool)
+  loss = lambda x: losses.cispo(x, *args, clip_low=1.0, clip_high=3.0)[0].value
+  for ratio, weight in ((1e-3, 1e-3), (0.5, 0.5), (3.9, 3.9), (5.0, 4.0)):
+    grad = jax.grad(loss)(jnp.full((1, 1), np.log(ratio)))
+    assert float(grad[0, 0]) == pytest.approx(-weight, rel=1e-5)
+
+
+def test_cispo_is_ppo_where_nothing_is_clipped():
+  """In its gradient, not in its value."""
+  logp, old, advantage, mask = example()
+  wide = dict(clip_low=1.0, clip_high=1e9)
+  grads = [
+    jax.grad(lambda x: loss(x, old, advantage, mask, **wide)[0].value)(logp)
+    for loss in (losses.cispo, losses.ppo_clip)
+  ]
+  np.testing.assert_allclose(*grads, rtol=1e-5)
+  assert float(jnp.abs(grads[0]).max()) > 0.01
+
+
+def test_cispo_only_gives_logp_a_gradient():
+  args = example()
+  loss = lambda *x: losses.cispo(*x, args[3], **CLIP)[0].value
+  new, *others = jax.grad(loss, argnums=(0, 1, 2))(*args[:3])
+  assert float(jnp.abs(new).sum()) > 0.0
+  for gradient in others:
+    np.testing.assert_array_equal(gradient, 0.0)
+
+
+def test_rejects_token_advantages():
+  x = jnp.zeros((2, 3))
+  with pytest.raises(Exception, match="advantage"):
+    losses.ppo_clip(x, x, x, jnp.ones((2, 3), bool), **CLIP)
+
+
+@pytest.mark.parametrize(
+  "gap, value, gradient",
+  [
+    (0.0, 0.0, 0.0),
+    (3.0, 4.5, 3.0),
+    (-3.0, 4.5, -3.0),
+    (4.0, 8.0, 4.0),
+    # Past the clamp, at sqrt(20) nats: counted, not followed.
+    (6.0, 10.0, 0.0),
+    (-6.0, 10.0, 0.0),
+    (25.0, 10.0, 0.0),
+    (math.inf, 10.0, 0.0),
+  ],
+)
+def test_k2_matches_hand_computation(gap, value, gradient):
+  reference, mask = jnp.full((1, 1), -2.0), jnp.ones((1, 1), bool)
+  loss = lambda x: losses.kl_k2(x, reference, mask, clamp=10.0).value
+  got, grad = jax.value_and_grad(loss)(reference + gap)
+  assert float(got) == pytest.approx(value)
+  assert float(grad[0, 0]) == pytest.approx(gradient)
+
+
+def test_k2_has_the_gradient_of_the_reverse_kl():
+  """Exactly: each token of a categorical is counted with its probability."""
+  kz, kr = jax.random.split(jax.random.key(1))
+  z, reference = jax.random.normal(kz, (6,)), jax.random.normal(kr, (6,))
+  log_r = jax.nn.log_softmax(reference)
+  probability = jax.nn.softmax(z)  # of drawing the token: constant
+  ones = jnp.ones((6, 1), bool)
+
+  def expected_k2(z):
+    logp = jax.nn.log_softmax(z)[:, None]
+    return losses.kl_k2(
+      logp, log_r[:, None], ones, clamp=10.0, weight=probability
+    ).value
+
+  def reverse_kl(z):
+    logp = jax.nn.log_softmax(z)
+    return jnp.sum(jnp.exp(logp) * (logp - log_r))
+
+  want = jax.grad(reverse_kl)(z)
+  assert float(jnp.max(jnp.abs(want))) > 0.1
+  np.testing.assert_allclose(jax.grad(expected_k2)(z), want, atol=1e-6)
+
+
+def test_ppo_on_policy_has_the_policy_gradient():
+  """Exactly, as above: the gradient of the expected reward."""
+  z = jax.random.normal(jax.random.key(2), (6,))
+  reward = jnp.array([1.0, 0.0, 0.0, 1.0, 0.0, -2.0])
+  old = jax.nn.log_softmax(z)[:, None]
+
+  def expected(z):
+    logp = jax.nn.log_softmax(z)[:, None]
+    return losses.ppo_clip(
+      logp,
+      old,
+      reward,
+      jnp.ones((6, 1), bool),
+      **CLIP,
+      weight=jax.nn.softmax(old[:, 0]),
+    )[0].value
+
+  want = jax.grad(lambda z: jnp.sum(jax.nn.softmax(z) * reward))(z)
+  np.testing.assert_allclose(jax.grad(expected)(z), -want, atol=1e-6)
+
+
+def test_ratios_are_exact_up_to_20_nats_and_finite_beyond():
+  loss = lambda gap: (
+    losses.ppo_clip(
+      jnp.full((1, 1), gap),
+      jnp.zeros((1, 1)),
+      jnp.array([-1.0]),
+      jnp.ones((1, 1), bool),
+      **CLIP,
+    )[0].value
+  )
+  np.testing.assert_allclose(loss(19.0), np.exp(19.0), rtol=1e-5)
+  value, grad = jax.value_and_grad(loss)(500.0)
+  np.testing.assert_allclose(value, np.exp(20.0), rtol=1e-5)
+  assert grad == 0.0
+
+
+@pytest.mark.parametrize(
+  "ratio, advantage, value, gradient, clipped",
+  [
+    (2.9, -1.0, 2.9, 2.9, 0.0),  # below the dual clip: as without
+    (3.1, -1.0, 3.0, 0.0, 1.0),  # a bad token that became much likelier
+    (3.1, -2.0, 6.0, 0.0, 1.0),
+    (9.0, -1.0, 3.0, 0.0, 1.0),
+    (0.5, -1.0, 0.8, 0.0, 1.0),  # the other clip is as before
+    (0.9, -1.0, 0.9, 0.9, 0.0),
+    (9.0, 1.0, -1.28, 0.0, 1.0),  # good tokens do not see it
+    (0.1, 1.0, -0.1, -0.1, 0.0),
+    (9.0, 0.0, 0.0, 0.0, 0.0),
+  ],
+)
+def test_dual_clip_by_hand(ratio, advantage, value, gradient, clipped):
+  def loss(logp):
+    mean, stats = losses.ppo_clip(
+      logp,
+      jnp.zeros((1, 1)),
+      jnp.array([advantage]),
+      jnp.ones((1, 1), bool),
+      **CLIP,
+      dual_clip=3.0,
+    )
+    return mean.value, stats.clip_fraction.value
+
+  logp = jnp.log(jnp.full((1, 1), ratio))
+  (got, share), grad = jax.value_and_grad(loss, has_aux=True)(logp)
+  assert float(got) == pytest.approx(value, rel=1e-6)
+  assert float(grad[0, 0]) == pytest.approx(gradient, rel=1e-6)
+  assert float(share) == clipped
+
+
+@pytest.mark.parametrize("dual_clip", [1.0, 0.5])
+def test_a_dual_clip_below_the_ratio_at_rest_is_an_error(dual_clip):
+  logp, old, advantage, mask = example()
+  with pytest.raises(ValueError, match=f"dual_clip = {dual_clip}"):
+    losses.ppo_clip(logp, old, advantage, mask, **CLIP, dual_clip=dual_clip)
+
+
+def test_correction_is_a_weight_of_the_loss_and_not_of_its_count():
+  logp, old, advantage, mask = example()
+  factor = 2.0 * jax.random.uniform(jax.random.key(7), logp.shape)
+  got, stats = losses.ppo_clip(
+    logp, old, advantage, mask, **CLIP, correction=factor
+  )
+  plain, plain_stats = losses.ppo_clip(logp, old, advantage, mask, **CLIP)
+  total = 0.0
+  for b, t in np.argwhere(np.asarray(mask)):
+    rho, a = np.exp(float(logp[b, t] - old[b, t])), float(advantage[b])
+    surrogate = min(rho * a, min(max(rho, 0.8), 1.28) * a)
+    total -= surrogate * float(factor[b, t])
+  assert float(got.total) == pytest.approx(total, rel=1e-5)
+  assert float(got.count) == float(plain.count)
+  for a, b in zip(
+    jax.tree.leaves(stats), jax.tree.leaves(plain_stats), strict=True
+  ):
+    assert float(a) == float(b)  # diagnostics are of the policy alone
+
+
+def test_corrections_multiply_the_gradient_and_have_none():
+  logp, old, advantage, mask = example()
+  kt, ks = jax.random.split(jax.random.key(7))
+  token = jax.random.uniform(kt, logp.shape)
+  row = jax.random.uniform(ks, advantage.shape)
+  for loss, factor, spread in (
+    (losses.ppo_clip, token, token),
+    (losses.gspo, row, row[:, None]),
+  ):
+    total = lambda x, c: (
+      loss(x, old, advantage, mask, **CLIP, correction=c)[0].total
+    )
+    with_factor, of_factor = jax.grad(total, argnums=(0, 1))(logp, factor)
+    plain = jax.grad(lambda x: total(x, None))(logp)
+    assert float(jnp.abs(plain).max()) > 0.1
+    np.testing.assert_allclose(with_factor, plain * spread, rtol=1e-5)
+    np.testing.assert_array_equal(of_factor, 0.0)
+
+
+@pytest.mark.parametrize("bad", [-jnp.inf, jnp.inf, jnp.nan, 200.0])
+def test_a_correction_off_the_mask_may_be_anything(bad):
+  logp = jnp.array([[-1.0, bad], [bad, bad]])
+  mask = jnp.array([[True, False], [False, False]])
+  args = (jnp.array([[-1.0, -bad], [bad, -bad]]), jnp.array([1.0, 2.0]), mask)
+  token, row = jnp.array([[3.0, bad], [bad, bad]]), jnp.array([3.0, bad])
+  for loss, correction in ((losses.ppo_clip, token), (losses.gspo, row)):
+    run = lambda x: loss(x, *args, **CLIP, correction=correction)
+    mean, stats = run(logp)
+    assert (float(mean.value), float(mean.count)) == (-3.0, 1.0)
+    assert float(stats.approx_kl.value) == 0.0
+    grad = jax.grad(lambda x: run(x)[0].value)(logp)
+    np.testing.assert_array_equal(grad, [[-3.0, 0.0], [0.0, 0.0]])
+
+
+@pytest.mark.parametrize("bad", [jnp.inf, jnp.nan])
+def test_a_correction_off_the_mask_makes_no_nan_on_the_way(bad):
+  """Nor one that a mask would take away again: 0 * inf in the gradient."""
+  zero, mask = jnp.zeros((2, 2)), jnp.array([[True, False], [False, False]])
+  token, row = jnp.where(mask, 1.0, bad), jnp.array([1.0, bad])
+  for loss, correction in ((losses.ppo_clip, token), (losses.gspo, row)):
+    total = lambda x: (
+      loss(x, zero, jnp.ones(2), mask, **CLIP, correction=correction)[0].value
+    )
+    with jax.debug_nans(True):
+      grad = jax.grad(total)(zero)
+    np.testing.assert_array_equal(grad, [[-1.0, 0.0], [0.0, 0.0]])
+
+
+@pytest.mark.parametrize(
+  "ratio, advantage, value, slope",
+  [
+    (1.0, 2.0, -2.0, -2.0),
+    (1.1, 1.0, -1.1, -1.1),
+    (1.29, 1.0, -1.28, 0.0),
+    (1.27, 1.0, -1.27, -1.27),
+    (0.79, -1.0, 0.8, 0.0),
+    (0.81, -1.0, 0.81, 0.81),
+    (0.5, 1.0, -0.5, -0.5),
+    (1.5, -1.0, 1.5, 1.5),
+  ],
+)
+def test_gspo_by_hand(ratio, advantage, value, slope):
+  """Log-ratios x + 1 and x - 1 of two tokens, of mean x = log s.
+
+  Each token's gradient is half of d loss / d log s. A token's own ratio would
+  be clipped in all these cases.
+  """
+  mask = jnp.array([[True, True, False]])
+  logp = jnp.log(ratio) + jnp.array([[1.0, -1.0, 7.0]])
+  args = (jnp.zeros((1, 3)), jnp.array([advantage]), mask)
+  run = lambda x: losses.gspo(x, *args, **CLIP)
+  (mean, stats) = run(logp)
+  assert float(mean.value) == pytest.approx(value, rel=1e-5)
+  assert float(mean.count) == 1.0
+  assert float(stats.clip_fraction.value) == (slope == 0.0)
+  assert float(stats.clip_fraction.count) == 1.0
+  grad = jax.grad(lambda x: run(x)[0].value)(logp)
+  np.testing.assert_allclose(grad, [[slope / 2, slope / 2, 0.0]], rtol=1e-5)
+  # k3 is of tokens, as in ppo_clip.
+  x = np.log(ratio) + np.array([1.0, -1.0])
+  assert float(stats.approx_kl.count) == 2.0
+  assert float(stats.approx_kl.value) == pytest.approx(
+    np.mean(np.exp(x) - 1 - x), rel=1e-5
+  )
+
+
+def test_gspo_of_single_tokens_is_ppo():
+  logp, old, advantage, mask = (x[:, :1] if x.ndim > 1 else x
+                                for x in example(b=32))  # fmt: skip
+  for a, b in zip(
+    jax.tree.leaves(losses.gspo(logp, old, advantage, mask, **CLIP)),
+    jax.tree.leaves(losses.ppo_clip(logp, old, advantage, mask, **CLIP)),
+    strict=True,
+  ):
+    np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_gspo_counts_sequences():
+  """However many tokens they have; one without any is none."""
+  logp, old, advantage, mask = example(b=4, t=5)
+  mask = jnp.array([5, 1, 0, 3])[:, None] > jnp.arange(5)[None]
+  weight = jnp.array([2.5, 1.0, 4.0, 0.0])
+  loss, stats = losses.gspo(logp, old, advantage, mask, **CLIP, weight=weight)
+  assert float(loss.count) == float(stats.clip_fraction.count) == 3.5
+  assert float(stats.approx_kl.count) == 13.5
+  total = 0.0
+  for b, n in ((0, 5), (1, 1)):
+    s = np.exp(np.mean(np.asarray(logp - old)[b, :n]))
+    a = float(advantage[b])
+    total -= float(weight[b]) * min(s * a, min(max(s, 0.8), 1.28) * a)
+  assert float(loss.total) == pytest.approx(total, rel=1e-5)
+  plain, _ = losses.gspo(logp, old, advantage, mask, **CLIP)
+  assert float(plain.count) == 3.0
+
+
+def test_gspo_only_gives_logp_a_gradient():
+  args = example()
+  loss = lambda *x: losses.gspo(*x, args[3], **CLIP)[0].value
+  new, *others = jax.grad(loss, argnums=(0, 1, 2))(*args[:3])
+  assert float(jnp.abs(new).sum()) > 0.0
+  for gradient in others:
+    np.testing.assert_array_equal(gradient, 0.0)
+  stats = lambda x: losses.gspo(x, *args[1:], **CLIP)[1].approx_kl.value
+  np.testing.assert_array_equal(jax.grad(stats)(args[0]), 0.0)
+
+
+def test_gspo_is_finite_however_far_the_policies_are():
+  mask = jnp.ones((1, 2), bool)
+  loss = lambda x: (
+    losses.gspo(x, jnp.zeros((1, 2)), -jnp.ones(1), mask, **CLIP)[0].value
+  )
+  value, grad = jax.value_and_grad(loss)(jnp.full((1, 2), 500.0))
+  np.testing.assert_allclose(value, np.exp(20.0), rtol=1e-5)
+  np.testing.assert_array_equal(grad, 0.0)

@@ -1,0 +1,489 @@
+"""Tests of brorl_jax/rl/mass_balance.py, in float64."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brorl_jax.rl import mass_balance as mb
+
+REWARDS = dict(reward_correct=1.0, reward_wrong=-1.0)
+
+
+@pytest.fixture(autouse=True)
+def x64():
+  with jax.enable_x64(True):
+    yield
+
+
+@pytest.fixture
+def unhooked():
+  """As for a user, whose annotations are not checked."""
+  jaxtyping.config.update("jaxtyping_disable", True)
+  yield
+  jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def problem(seed, vocab=60, n=8, spread=2.0):
+  """Logits, correct mask and the counts of N draws."""
+  rng = np.random.default_rng(seed)
+  logits = jnp.asarray(spread * rng.normal(size=vocab))
+  correct = rng.random(vocab) < 0.3
+  correct[rng.integers(vocab)] = True
+  draws = rng.choice(vocab, size=n, p=np.asarray(jax.nn.softmax(logits)))
+  counts = np.bincount(draws, minlength=vocab)
+  return logits, jnp.asarray(correct), jnp.asarray(counts)
+
+
+def slope(logits, correct, objective):
+  """d Q_pos / d lr along the gradient of the objective, by autodiff."""
+  q_pos = lambda z: jnp.sum(jax.nn.softmax(z), where=correct)
+  return jax.jvp(q_pos, (logits,), (jax.grad(objective)(logits),))[1]
+
+
+def close(got, want, scale):
+  assert abs(float(got) - float(want)) <= 1e-12 * float(scale)
+
+
+def size(balance):
+  """The largest of the terms that cancel in the total."""
+  terms = (balance.sampled_correct, balance.sampled_wrong, balance.unsampled)
+  return max(abs(float(term)) for term in terms)
+
+
+problems = st.tuples(
+  st.integers(0, 2**32 - 1),
+  st.sampled_from([2, 3, 17, 200]),
+  st.sampled_from([1, 2, 4, 16, 64, 512]),
+  st.floats(0.1, 4.0),
+)
+
+
+@settings(deadline=None, max_examples=60)
+@given(problems, st.floats(0.01, 3.0), st.floats(-3.0, -0.01))
+def test_theorem_1_is_the_derivative_along_the_step(case, right, wrong):
+  seed, vocab, n, spread = case
+  logits, correct, counts = problem(seed, vocab, n, spread)
+  sampled = counts > 0
+  reward = jnp.where(correct, right, wrong) * sampled
+  objective = lambda z: jnp.sum(reward * jax.nn.softmax(z)) / n
+  balance = mb.mass_balance(
+    jax.nn.softmax(logits),
+    correct,
+    sampled,
+    reward_correct=right,
+    reward_wrong=wrong,
+    lr=0.7,
+    n=n,
+  )
+  want = 0.7 * slope(logits, correct, objective)
+  close(balance.total, want, max(size(balance), 1e-3 / n))
+  assert balance.sampled_correct >= 0.0 and balance.sampled_wrong >= 0.0
+  assert wrong - 1e-12 <= balance.moments.s_r <= right + 1e-12
+
+
+@pytest.mark.ci
+@settings(deadline=None, max_examples=60)
+@given(problems, st.floats(0.01, 3.0), st.floats(-3.0, -0.01))
+def test_multiset_form_is_the_derivative_along_its_step(case, right, wrong):
+  seed, vocab, n, spread = case
+  logits, correct, counts = problem(seed, vocab, n, spread)
+  weight = counts * jnp.where(correct, right, wrong)
+  objective = lambda z: jnp.sum(weight * jax.nn.softmax(z)) / n
+  balance = mb.mass_balance_counts(
+    jax.nn.softmax(logits),
+    correct,
+    counts,
+    reward_correct=right,
+    reward_wrong=wrong,
+    lr=0.7,
+    n=n,
+  )
+  want = 0.7 * slope(logits, correct, objective)
+  close(balance.total, want, max(size(balance), 1e-3))
+
+
+def test_hand_computed_values():
+  # p = (.5, .25, .25), the first correct; tokens 0 and 1 drawn.
+  probs = jnp.array([0.5, 0.25, 0.25])
+  correct = jnp.array([True, False, False])
+  sampled = jnp.array([True, True, False])
+  b = mb.mass_balance(probs, correct, sampled, lr=2.0, n=4, **REWARDS)
+  # S = .5 - .25 = .25; A2 = .25; B2 = U_neg2 = .0625; lr / n = .5.
+  np.testing.assert_allclose(b.sampled_correct, 0.5 * 0.75 * 0.5 * 0.25)
+  np.testing.assert_allclose(b.sampled_wrong, 0.5 * 1.25 * 0.5 * 0.0625)
+  np.testing.assert_allclose(b.unsampled, 0.5 * 0.25 * 0.5 * 0.0625)
+  m = b.moments
+  got = [m.q_pos, m.q_neg, m.p_pos, m.p_neg, m.a2, m.b2, m.u_pos2, m.u_neg2]
+  want = [0.5, 0.5, 0.5, 0.25, 0.25, 0.0625, 0.0, 0.0625]
+  np.testing.assert_allclose(got, want)
+  np.testing.assert_allclose(m.s_r, 0.25)
+
+
+def test_multiset_equals_set_form_when_every_draw_differs():
+  logits, correct, _ = problem(3)
+  counts = (jnp.arange(60) % 6 == 0).astype(int)
+  probs, n = jax.nn.softmax(logits), int(counts.sum())
+  one = mb.mass_balance(probs, correct, counts > 0, lr=0.1, n=n, **REWARDS)
+  many = mb.mass_balance_counts(probs, correct, counts, lr=0.1, n=n, **REWARDS)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), one, many
+  )
+
+
+def test_multiset_may_leave_the_range_of_rewards():
+  logits, correct, counts = problem(1, n=64)
+  balance = mb.mass_balance_counts(
+    jax.nn.softmax(logits), correct, counts, lr=0.1, n=64, **REWARDS
+  )
+  assert abs(balance.moments.s_r) > 1.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_token_gains_are_the_derivative_and_add_up(seed):
+  logits, correct, counts = problem(seed)
+  sampled, probs = counts > 0, jax.nn.softmax(logits)
+  right, wrong = np.random.default_rng(seed).uniform([0.1, -3.0], [3.0, -0.1])
+  args = dict(lr=0.3, n=8, reward_correct=right, reward_wrong=wrong)
+  gains = mb.token_gains(probs, correct, sampled, **args)
+  reward = jnp.where(correct, right, wrong) * sampled
+  objective = lambda z: jnp.sum(reward * jax.nn.softmax(z)) / 8
+  direction = jax.grad(objective)(logits)
+  want = 0.3 * jax.jvp(jax.nn.softmax, (logits,), (direction,))[1]
+  np.testing.assert_allclose(gains, want, rtol=0, atol=1e-15)
+  total = mb.mass_balance(probs, correct, sampled, **args).total
+  close(jnp.sum(gains, where=correct), total, 1e-3)
+  unsampled = mb.unsampled_correct_gain(probs, correct, sampled, **args)
+  close(jnp.sum(gains, where=correct & ~sampled), unsampled, 1e-3)
+
+
+def test_unsampled_correct_tokens_may_fall_while_the_correct_mass_rises():
+  fell = 0
+  for seed in range(50):
+    logits, correct, counts = problem(seed)
+    args = (jax.nn.softmax(logits), correct, counts > 0)
+    kw = dict(lr=0.3, n=8, **REWARDS)
+    rises = mb.mass_balance(*args, **kw).total > 0
+    fell += bool(rises & (mb.unsampled_correct_gain(*args, **kw) < 0))
+  assert fell > 5
+
+
+def test_exact_step_differs_by_the_square_of_the_learning_rate():
+  logits, correct, counts = problem(0, vocab=200, n=16, spread=1.5)
+  probs = jax.nn.softmax(logits)
+  reward = jnp.where(correct, 1.0, -1.0) * (counts > 0)
+  mass = lambda p: jnp.sum(p, where=correct)
+
+  def gap(lr):
+    first = mb.mass_balance(probs, correct, counts > 0, lr=lr, n=16, **REWARDS)
+    exact = mb.exact_step(logits, reward, lr=lr, n=16)
+    return float(abs(mass(exact) - mass(probs) - first.total))
+
+  ratios = [gap(10 * lr) / gap(lr) for lr in (0.1, 0.01, 0.001)]
+  assert all(95 < ratio < 105 for ratio in ratios), ratios
+
+
+@pytest.mark.parametrize(
+  "p, n", [(0.3, 4), (0.05, 16), (0.01, 64), (6.28e-5, 512), (6.28e-5, 51200)]
+)
+def test_lemma_2_by_monte_carlo(p, n):
+  trials = 400_000
+  never = np.random.default_rng(0).binomial(n, p, trials) == 0
+  want = float(mb.expected_unsampled_second_moment(jnp.asarray(p), n))
+  share = want / p**2
+  error = p**2 * np.sqrt(share * (1 - share) / trials)
+  assert abs(p**2 * never.mean() - want) < 4 * error
+
+
+@pytest.mark.parametrize("n", [4, 64, 512, 4096])
+def test_corollary_3_by_monte_carlo_and_its_bound(n):
+  rng = np.random.default_rng(1)
+  p = np.asarray(jax.nn.softmax(jnp.asarray(2.0 * rng.normal(size=1000))))
+  counts = rng.multinomial(n, p, size=3000)
+  moment = ((counts == 0) * p**2).sum(axis=1)
+  want = float(mb.expected_unsampled_second_moment(jnp.asarray(p), n).sum())
+  assert abs(moment.mean() - want) < 4 * moment.std() / np.sqrt(3000)
+  assert want <= mb.unsampled_second_moment_bound(n)
+
+
+def test_bound_is_attained_by_the_uniform_distribution_over_n_plus_1():
+  n = 7
+  p = jnp.full(n + 1, 1 / (n + 1))
+  total = mb.expected_unsampled_second_moment(p, n).sum()
+  close(total, mb.unsampled_second_moment_bound(n), 1.0)
+
+
+def test_tiny_probabilities_keep_their_digits_in_float32():
+  with jax.enable_x64(False):
+    got = mb.expected_unsampled_second_moment(jnp.float32(1e-9), 10**9)
+  np.testing.assert_allclose(got, 1e-18 * np.exp(-1.0), rtol=1e-5)
+
+
+def test_negative_steps_become_rarer_with_n():
+  rng = np.random.default_rng(0)
+  p = 1.0 / np.arange(1, 2001)
+  p = rng.permutation(p / p.sum())
+  correct = np.zeros(2000, bool)
+  correct[rng.choice(2000, 200, replace=False)] = True
+  balance = jax.jit(
+    jax.vmap(
+      lambda sampled: (
+        mb.mass_balance(
+          jnp.asarray(p), jnp.asarray(correct), sampled, lr=1.0, n=1, **REWARDS
+        ).total
+      )
+    )
+  )
+  share = []
+  for n in (1, 2, 4, 8, 16, 64):
+    counts = rng.multinomial(n, p, size=400)
+    share.append(float((balance(jnp.asarray(counts > 0)) < 0).mean()))
+  assert share[0] > 0.4 and share[-1] == 0.0
+  assert all(a > b for a, b in itertools.pairwise(share))
+
+
+GOOD = dict(
+  probs=jnp.full(4, 0.25),
+  correct=jnp.array([True, False, False, True]),
+  sampled=jnp.array([True, True, False, False]),
+)
+
+
+COUNTED = dict(
+  probs=GOOD["probs"],
+  correct=GOOD["correct"],
+  counts=jnp.array([1, 1, 0, 0]),
+)
+
+
+@pytest.mark.parametrize(
+  "change, message",
+  [
+    (dict(probs=jnp.full(4, 0.3)), r"the sum of probs = 1\.2"),
+    (dict(probs=jnp.array([1.5, -0.5, 0.0, 0.0])), r"probs = -0\.5"),
+    (dict(correct=jnp.zeros(4, bool)), "correct is False for all 4"),
+    (dict(sampled=jnp.ones(3, bool)), r"sampled is \(3,\)|sampled"),
+    (dict(n=0), "n = 0 must be an integer"),
+    (dict(probs=jnp.full(4, 0.25001)), r"the sum of probs = 1\.00004"),
+    (dict(n=1), "sampled has 2 tokens, more than n = 1 draws"),
+    (dict(lr=float("nan")), "lr = nan must be finite"),
+    (dict(lr=-1e-9), "lr = -1e-09 must be finite and at least 0"),
+    (dict(reward_correct=float("inf")), "reward_correct = inf"),
+    (dict(reward_correct=-1.0), r"reward_correct = -1\.0"),
+    (dict(reward_wrong=0.5), r"reward_wrong = 0\.5"),
+  ],
+)
+def test_bad_input_is_refused_with_its_value(change, message):
+  args = GOOD | dict(lr=0.1, n=2, **REWARDS) | change
+  arrays = [args.pop(name) for name in ("probs", "correct", "sampled")]
+  with pytest.raises(Exception, match=message):
+    mb.mass_balance(*arrays, **args)
+
+
+def test_counts_are_no_mask_and_must_sum_to_n():
+  probs, correct = GOOD["probs"], GOOD["correct"]
+  counts = jnp.array([2, 0, 1, 0])
+  with pytest.raises(Exception, match="sampled"):
+    mb.mass_balance(probs, correct, counts, lr=0.1, n=3, **REWARDS)
+  with pytest.raises(ValueError, match="counts sum to 3, not to n = 4"):
+    mb.mass_balance_counts(probs, correct, counts, lr=0.1, n=4, **REWARDS)
+  with pytest.raises(ValueError, match=r"p = 1\.5"):
+    mb.expected_unsampled_second_moment(jnp.asarray(1.5), 2)
+
+
+def test_counts_are_integers_and_not_negative():
+  probs, correct = GOOD["probs"], GOOD["correct"]
+  run = lambda counts: mb.mass_balance_counts(
+    probs, correct, counts, lr=0.1, n=3, **REWARDS
+  )
+  with pytest.raises(ValueError, match="counts = -1 must be at least 0"):
+    run(jnp.array([4, -1, 0, 0]))
+  with pytest.raises(Exception, match="counts"):
+    run(jnp.array([1.5, 1.5, 0.0, 0.0]))
+
+
+def test_a_step_of_0_moves_nothing():
+  balance = mb.mass_balance(**GOOD, lr=0.0, n=2, **REWARDS)
+  assert balance.total == 0.0
+
+
+LISTS = [
+  (mb.mass_balance, "sampled", dict(sampled=[True, True, False, False])),
+  (mb.token_gains, "correct", dict(correct=[True, False, False, True])),
+  (mb.unsampled_correct_gain, "probs", dict(probs=[0.25] * 4)),
+  (mb.mass_balance_counts, "probs", dict(probs=[0.25] * 4)),
+  (mb.mass_balance_counts, "counts", dict(counts=[1, 1, 0, 0])),
+]
+
+
+@pytest.mark.parametrize("function, name, change", LISTS)
+def test_lists_are_refused_by_name(unhooked, function, name, change):
+  arrays = GOOD if function is not mb.mass_balance_counts else COUNTED
+  with pytest.raises(ValueError, match=f"{name} is a list; it must be an arr"):
+    function(**(arrays | change), lr=0.1, n=2, **REWARDS)
+
+
+def test_shapes_are_named_as_the_caller_named_them(unhooked):
+  with pytest.raises(ValueError, match=r"shape \(2,\).*counts must be \[V\]"):
+    mb.mass_balance_counts(
+      **(COUNTED | dict(counts=jnp.array([1, 1]))), lr=0.1, n=2, **REWARDS
+    )
+  with pytest.raises(ValueError, match="reward_mass is a list"):
+    mb.exact_step(jnp.zeros(2), [0.0, 0.0], lr=0.1, n=1)
+  with pytest.raises(ValueError, match=r"shape \(1,\).*reward_mass must"):
+    mb.exact_step(jnp.zeros(2), jnp.zeros(1), lr=0.1, n=1)
+
+
+WITH_N = [
+  lambda n: mb.mass_balance(**GOOD, lr=0.1, n=n, **REWARDS).total,
+  lambda n: mb.mass_balance_counts(**COUNTED, lr=0.1, n=n, **REWARDS).total,
+  lambda n: mb.token_gains(**GOOD, lr=0.1, n=n, **REWARDS),
+  lambda n: mb.unsampled_correct_gain(**GOOD, lr=0.1, n=n, **REWARDS),
+  lambda n: mb.exact_step(jnp.zeros(2), jnp.ones(2), lr=0.1, n=n),
+  lambda n: mb.expected_unsampled_second_moment(jnp.array([0.5]), n),
+]
+
+
+@pytest.mark.parametrize(
+  "function", [*WITH_N, mb.unsampled_second_moment_bound]
+)
+@pytest.mark.parametrize(
+  "n, shown",
+  [
+    (2.0, "2.0"),
+    (float("nan"), "nan"),
+    (np.float32(2.5), "np.float32(2.5)"),
+    (np.array([2, 2]), "array([2, 2])"),
+    (jnp.float32(2.5), "Array(2.5, dtype=float32)"),
+    (jnp.ones((2, 2), "i4"), "Array([[1, 1], [1, 1]], dtype=int32)"),
+    ("4", "'4'"),
+    (None, "None"),
+    (0, "0"),
+    (np.int64(-1), "np.int64(-1)"),
+  ],
+)
+def test_n_is_an_integer(unhooked, function, n, shown):
+  with pytest.raises(ValueError) as refusal:
+    function(n)
+  assert str(refusal.value) == f"n = {shown} must be an integer of at least 1"
+
+
+@pytest.mark.parametrize(
+  "function", [*WITH_N, mb.unsampled_second_moment_bound]
+)
+def test_integers_of_numpy_and_jax_are_integers(unhooked, function):
+  for n in (np.int32(2), np.uint8(2), jnp.int32(2), np.array(2)):
+    np.testing.assert_allclose(function(n), function(2), rtol=1e-6)
+
+
+@pytest.mark.parametrize("function", WITH_N)
+def test_n_may_be_traced_or_closed_over(unhooked, function):
+  np.testing.assert_allclose(jax.jit(function)(2), function(2), rtol=1e-12)
+  n = jnp.int32(2)
+  np.testing.assert_allclose(jax.jit(lambda: function(n))(), function(2), 1e-12)
+  with pytest.raises(ValueError, match="must be an integer"):
+    jax.jit(function)(2.0)
+
+
+def test_the_learning_rate_may_be_traced(unhooked):
+  run = lambda lr: mb.mass_balance(**GOOD, lr=lr, n=2, **REWARDS).total
+  close(jax.jit(run)(0.1), run(0.1), 1.0)
+  with pytest.raises(ValueError, match="lr = -0"):
+    run(jnp.float32(-0.5))
+
+
+@pytest.mark.parametrize(
+  "wide, off, fine",
+  [
+    (True, 1e-8, False),
+    (True, 1e-12, True),
+    (False, 1e-4, False),
+    (False, 1e-6, True),
+  ],
+)
+def test_the_sum_of_numpys_probabilities(unhooked, wide, off, fine):
+  # Where x64 is off, jax sums float64 in float32.
+  p = np.random.default_rng(0).dirichlet(np.ones(30_000))
+  assert p.dtype == np.float64
+  p[p.argmax()] += off
+  mask = np.arange(p.size) < 2
+  with jax.enable_x64(wide):
+    run = lambda: mb.mass_balance(p, mask, mask, lr=0.1, n=2, **REWARDS)
+    if fine:
+      assert np.isfinite(run().total)
+    else:
+      with pytest.raises(ValueError, match="the sum of probs"):
+        run()
+
+
+def test_numpy_arrays_will_do_without_x64(unhooked):
+  p = np.random.default_rng(0).dirichlet(np.ones(30_000))
+  counts = np.bincount([0, 1, 1], minlength=p.size)
+  with jax.enable_x64(False):
+    for function, drawn in (
+      (mb.mass_balance, counts > 0),
+      (mb.mass_balance_counts, counts),
+      (mb.token_gains, counts > 0),
+      (mb.unsampled_correct_gain, counts > 0),
+    ):
+      function(p, np.arange(p.size) < 2, drawn, lr=0.1, n=3, **REWARDS)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_exact_step_names_what_is_not_finite(bad):
+  run = lambda lr=0.1, **mass: mb.exact_step(
+    jnp.zeros(2), jnp.array([0.0, mass.get("mass", 1.0)]), lr=lr, n=1
+  )
+  with pytest.raises(ValueError, match=f"lr = {bad} must be finite"):
+    run(lr=bad)
+  with pytest.raises(ValueError, match=f"reward_mass = {bad} must be finite"):
+    run(mass=bad)
+
+
+def test_the_other_functions_refuse_too():
+  arrays = (jnp.full(4, 0.3), GOOD["correct"], GOOD["sampled"])
+  for function in (mb.token_gains, mb.unsampled_correct_gain):
+    with pytest.raises(ValueError, match="the sum of probs"):
+      function(*arrays, lr=0.1, n=2, **REWARDS)
+  for p in (-0.1, float("nan")):
+    with pytest.raises(ValueError, match="p = "):
+      mb.expected_unsampled_second_moment(jnp.asarray(p), 2)
+  with pytest.raises(ValueError, match="n = 0"):
+    mb.unsampled_second_moment_bound(0)
+  with pytest.raises(ValueError, match="logits = nan must be finite"):
+    mb.exact_step(jnp.array([0.0, jnp.nan]), jnp.zeros(2), lr=0.1, n=1)
+  with pytest.raises(Exception, match=r"reward_mass"):
+    mb.exact_step(jnp.zeros(2), jnp.zeros(1), lr=0.1, n=1)
+
+
+def test_constants_may_be_closed_over_and_refused():
+  logits, correct, counts = problem(0)
+  probs, sampled = jax.nn.softmax(logits), counts > 0
+  run = lambda sampled: (
+    mb.mass_balance(probs, correct, sampled, lr=0.1, n=8, **REWARDS).total
+  )
+  close(jax.jit(run)(sampled), run(sampled), 1.0)
+  lemma = mb.expected_unsampled_second_moment
+  close(
+    jax.jit(lambda x: x * lemma(probs, 4).sum())(2.0),
+    2 * lemma(probs, 4).sum(),
+    1.0,
+  )
+  wrong = jnp.full(60, 0.5)
+  with pytest.raises(ValueError, match="the sum of probs = 30"):
+    jax.jit(
+      lambda s: mb.mass_balance(wrong, correct, s, lr=0.1, n=8, **REWARDS)
+    )(sampled)
+
+
+@pytest.mark.parametrize("n", [1, 7, 10**9, 10**14, 10**16])
+def test_the_bound_keeps_its_digits(n):
+  got = mb.unsampled_second_moment_bound(n)
+  assert got <= 1 / (n + 1)
+  if n >= 10**9:
+    assert got * np.e * n == pytest.approx(1.0, abs=1e-8)

@@ -1,0 +1,335 @@
+"""Tests of brorl_jax/rl/shapes.py, and of every door that it stands at."""
+
+import importlib
+import inspect
+import pathlib
+
+import chex
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+import tiers
+from absl.testing import parameterized
+
+import brorl_jax.rl
+from brorl_jax.rl import (
+  advantages,
+  corrections,
+  credit,
+  filtering,
+  losses,
+  mass_balance,
+  policy_loss,
+  shapes,
+  simulator,
+  stats,
+  vocabulary,
+)
+from brorl_jax.rl.mean import Mean
+
+B, T, P, N, V = 4, 6, 3, 5, 8
+KEY = object()  # a new one for each call
+
+
+@pytest.fixture(autouse=True)
+def unhooked():
+  """As for a user, whose annotations are not checked."""
+  jaxtyping.config.update("jaxtyping_disable", True)
+  yield
+  jaxtyping.config.update("jaxtyping_disable", False)
+
+
+def normal(*shape):
+  return jnp.asarray(np.random.default_rng(0).normal(size=shape), jnp.float32)
+
+
+def mask(*shape):
+  return jnp.ones(shape, bool)
+
+
+LOGP = {"logp": -(normal(B, T) ** 2), "logp_old": -(normal(B, T) ** 2)}
+CLIP = {"clip_low": 0.2, "clip_high": 0.28}
+POLICY = LOGP | {
+  "advantage": normal(B),
+  "mask": mask(B, T),
+  "weight": normal(B),
+}
+PAIR = {"logp_train": normal(B, T), "logp_sampler": normal(B, T)}
+REWARD = {"reward": normal(P, N), "valid": mask(P, N)}
+TOKENS = {
+  "probs": jnp.full(V, 1 / V),
+  "correct": jnp.arange(V) < 2,
+  "sampled": jnp.arange(V) < 3,
+}
+STEP = {"reward_correct": 1.0, "reward_wrong": -1.0, "lr": 0.1, "n": 4}
+# Function: arguments with which it works. Those that are arrays must be refused
+# with one axis more, and with one axis less.
+DOORS = {
+  losses.ppo_clip: POLICY | CLIP | {"correction": normal(B, T)},
+  losses.gspo: POLICY | CLIP | {"correction": normal(B)},
+  losses.cispo: POLICY | CLIP | {"correction": normal(B, T)},
+  policy_loss.policy_loss: POLICY
+  | {"loss": losses.LOSSES["reinforce"], "scale": normal(B)},
+  losses.kl_k2: {
+    "logp": normal(B, T),
+    "logp_ref": normal(B, T),
+    "mask": mask(B, T),
+    "weight": normal(B),
+    "clamp": 10.0,
+  },
+  losses.token_logp: {
+    "logits": normal(B, T, V),
+    "tokens": jnp.zeros((B, T), int),
+  },
+  policy_loss.log_ratio: {"logp": normal(B, T), "other": normal(B, T)},
+  policy_loss.sequence_log_ratio: {
+    "logp": normal(B, T),
+    "other": normal(B, T),
+    "mask": mask(B, T),
+  },
+  policy_loss.per_token: {"weight": normal(B), "mask": mask(B, T)},
+  corrections.truncated_weight: PAIR | {"cap": 2.0},
+  corrections.banded_weight: PAIR | {"low": 0.5, "high": 2.0},
+  corrections.mean_log_ratio: PAIR | {"mask": mask(B, T)},
+  corrections.sequence_mask: PAIR
+  | {"mask": mask(B, T), "low": 0.5, "high": 2.0},
+  advantages.informative: REWARD,
+  advantages.center_by_group: REWARD,
+  advantages.leave_one_out: REWARD,
+  advantages.maxrl: REWARD,
+  advantages.normalize_by_group: {
+    "centered": normal(P, N),
+    "valid": mask(P, N),
+  },
+  advantages.whiten_by_batch: {
+    "advantage": normal(P, N),
+    "length": normal(P, N),
+    "where": mask(P),
+  },
+  advantages.whiten_by_trajectory: {
+    "advantage": normal(P, N),
+    "where": mask(P),
+    "valid": mask(P, N),
+  },
+  credit.credit_by_answer: {
+    "answer": jnp.zeros((P, N), int),
+    "correct": mask(P, N),
+    "valid": mask(P, N),
+  },
+  credit.share_credit: REWARD | {"factor": normal(P, N)},
+  filtering.mean_inside: REWARD | {"low": 0.0, "high": 1.0},
+  filtering.partly_solved: REWARD,
+  filtering.expected_pass_rate: {"p": jnp.full(P, 0.5), "n": 4},
+  filtering.pass_rate_at: {"m": 2, "correct": jnp.full(P, 2), "n": 4},
+  mass_balance.mass_balance: TOKENS | STEP,
+  mass_balance.token_gains: TOKENS | STEP,
+  mass_balance.unsampled_correct_gain: TOKENS | STEP,
+  mass_balance.mass_balance_counts: {
+    "probs": TOKENS["probs"],
+    "correct": TOKENS["correct"],
+    "counts": (jnp.arange(V) < 2) * 2,
+  }
+  | STEP,
+  mass_balance.exact_step: {
+    "logits": normal(V),
+    "reward_mass": normal(V),
+    "lr": 0.1,
+    "n": 4,
+  },
+  simulator.weighted_by_probability: {
+    "probs": normal(V),
+    "reward": normal(V),
+    "n": 4,
+  },
+  simulator.log_probability: {"probs": normal(V), "reward": normal(V), "n": 4},
+  simulator.draw_counts: {"key": KEY, "probs": TOKENS["probs"], "n": 4},
+  stats.mean_interval: {"values": normal(P)},
+  stats.paired_t: {
+    "a": normal(P),
+    "b": normal(P) ** 2,
+    "cluster": jnp.arange(P),
+  },
+  stats.bootstrap_means: {
+    "key": KEY,
+    "values": normal(P),
+    "groups": jnp.arange(P),
+    "count": P,
+    "draws": 2,
+  },
+  stats.percentile_interval: {"draws": normal(9)},
+  Mean.of: {
+    "values": normal(B, T),
+    "where": mask(B, T),
+    "weight": normal(B, T),
+  },
+  vocabulary.token_logp: {
+    "logits": lambda hidden, head: hidden @ head.T,
+    "head": normal(V, 2),
+    "hidden": normal(P, N, 2),
+    "tokens": jnp.zeros((P, N), int),
+    "rows": 2,
+    "block": 4,
+  },
+}
+# Elementwise in one array, or of no array at all.
+ANY_SHAPE = {
+  "length_penalty.cosine",
+  "length_penalty.is_active",
+  "length_penalty.overlong",
+  "lr_scaling.sqrt_scaled",
+  "mass_balance.expected_unsampled_second_moment",
+  "mass_balance.unsampled_second_moment_bound",
+  "pass_at_k.pass_at_k",
+  "simulator.initial_logits",
+  "simulator.simulate",
+  "values.require",
+  "values.require_count",
+  "values.require_finite",
+  "vocabulary.tile_shape",
+  # Of functions, not of arrays.
+  "advantages.own",
+  "filtering.own",
+  "policy_loss.own",
+  "shapes.check",
+  "shapes.described",
+  "shapes.result",
+}
+
+
+def name_of(function):
+  function = inspect.unwrap(function)
+  return f"{function.__module__.split('.')[-1]}.{function.__name__}"
+
+
+def public():
+  for path in pathlib.Path(brorl_jax.rl.__path__[0]).glob("[!_]*.py"):
+    module = importlib.import_module(f"brorl_jax.rl.{path.stem}")
+    for name, value in vars(module).items():
+      own = getattr(value, "__module__", None) == module.__name__
+      if (
+        callable(value)
+        and own
+        and name[0] != "_"
+        and not isinstance(value, type)
+      ):
+        yield f"{path.stem}.{getattr(value, '__name__', name)}"
+
+
+def test_every_public_function_is_here():
+  known = {name_of(f) for f in DOORS if f is not Mean.of} | ANY_SHAPE
+  assert {name for name in public() if "<lambda>" not in name} == known
+
+
+WRONG = [
+  pytest.param(function, name, id=f"{name_of(function)}-{name}")
+  for function, args in DOORS.items()
+  for name, value in args.items()
+  if isinstance(value, jax.Array)
+]
+
+
+def call(function, args):
+  key = {"key": jax.random.key(0)} if "key" in args else {}
+  return function(**{**args, **key})
+
+
+@pytest.mark.parametrize("function, name", tiers.some(WRONG, 30))
+def test_a_wrong_rank_is_refused_by_name(function, name):
+  args = DOORS[function]
+  call(function, args)
+  x = args[name]
+  for wrong in (
+    x[..., None],
+    jnp.broadcast_to(x[..., None], (*x.shape, T)),
+    x[0],
+  ):
+    with pytest.raises(ValueError, match=r"rank|shape") as error:
+      call(function, {**args, name: wrong})
+    # Of the first array the others are told to differ.
+    first = next(k for k, v in args.items() if isinstance(v, jax.Array))
+    told = "" if name == first else f"[{name} "
+    assert "\n" not in str(error.value) and f"{told}must be [" in str(
+      error.value
+    )
+
+
+@pytest.mark.parametrize("function, name", WRONG)
+def test_another_size_of_an_axis_is_refused(function, name):
+  """But where it is the only array that has the axis."""
+  args = DOORS[function]
+  for axis in range(args[name].ndim):
+    wrong = {**args, name: jnp.repeat(args[name], 2, axis=axis)}
+    others = [
+      x.shape for k, x in args.items() if isinstance(x, jax.Array) and k != name
+    ]
+    if any(args[name].shape[axis] in shape for shape in others):
+      with pytest.raises(ValueError, match=r"must be \["):
+        call(function, wrong)
+
+
+def test_messages_by_hand():
+  check = lambda **arrays: shapes.check(**arrays)
+  check(a=(normal(3, 2), "AB"), b=(None, "A"), c=(normal(2), "B"))
+  check(a=(normal(3, 2), "*"), b=(normal(3, 2), "*"))
+  check(a=(normal(3, 2, 4), "*V"), b=(normal(3, 2), "*"), c=(normal(4), "V"))
+  for arrays, message in (
+    (
+      {"a": (normal(3, 2), "AB"), "b": (normal(3, 1), "A")},
+      r"rank 2 \(shape \(3, 1\)\) but expected 1\. \[b must be \[A\]\]",
+    ),
+    (
+      {"a": (normal(3, 2), "AB"), "b": (normal(2), "A")},
+      r"shape \(2,\) but expected \(3\)\. \[b must be \[A\]\]",
+    ),
+    ({"a": (normal(3, 3), "*"), "b": (normal(3, 1), "*")}, r"b must be \[\*\]"),
+    ({"a": (normal(3, 2), "AA")}, r"a must be \[A, A\]"),
+    ({"a": (jnp.zeros(()), "*V")}, r"a must be \[\*, V\]"),
+    ({"a": ([1.0], "A")}, "a is a list; it must be an array"),
+    ({"a": (1.0, "*")}, "a is a float; it must be an array"),
+  ):
+    with pytest.raises(ValueError, match=message):
+      check(**arrays)
+
+
+def test_the_check_costs_nothing_in_a_program():
+  plain = lambda x: jnp.sum(x, axis=1)
+
+  def checked(x):
+    shapes.check(x=(x, "BT"))
+    return plain(x)
+
+  x = normal(B, T)
+  assert str(jax.make_jaxpr(checked)(x)) == str(jax.make_jaxpr(plain)(x))
+  with pytest.raises(ValueError, match="x must be"):
+    jax.jit(checked)(x[0])
+
+
+def test_a_function_that_fails_is_told_with_its_line():
+  def own(x):
+    return x @ jnp.ones(7)
+
+  line = own.__code__.co_firstlineno + 1
+  struct = jax.ShapeDtypeStruct((3,), jnp.float32)
+  with pytest.raises(ValueError, match=rf"^line {line}: TypeError: ") as error:
+    shapes.result(own, struct)
+  assert "\n" not in str(error.value)
+  assert shapes.described(shapes.result(lambda x: x > 0, struct)) == "bool[3]"
+  assert shapes.described({}) == "dict"
+
+
+class Variants(chex.TestCase):
+  """Every door in a program, and without one."""
+
+  @chex.variants(with_jit=True, without_jit=True)
+  @parameterized.named_parameters(
+    (name_of(f).replace(".", "_"), f) for f in DOORS if f is not stats.paired_t
+  )
+  def test_gives_the_same(self, function):
+    args = DOORS[function]
+    arrays = {k: x for k, x in args.items() if isinstance(x, jax.Array)}
+    run = lambda arrays: call(function, {**args, **arrays})
+    got, want = self.variant(run)(arrays), run(arrays)
+    chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_equal_shapes_and_dtypes(got, want)

@@ -1,0 +1,314 @@
+"""Dynamic sampling, with samplers and verifiers of a few lines."""
+
+import math
+import random
+import threading
+import time
+
+import jax
+import numpy as np
+import pytest
+import scored
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brorl_jax.rollout.dynamic_sampling import (
+  NotEnoughPrompts,
+  TooManyInvalid,
+  check_invalid,
+  collect,
+  expected_pass_rates,
+)
+from brorl_jax.types import Prompts, Rollouts
+
+N = 4
+
+
+def prompts(numbers):
+  index = np.array(numbers, np.int32)
+  tokens = index[:, None]
+  return Prompts(tokens, tokens >= 0, index)
+
+
+def rollouts(some):
+  """Their number is in the tokens, so that mixed up ones are seen."""
+  P = len(some.index)
+  tokens = np.broadcast_to(some.index[:, None, None], (P, N, 1))
+  return Rollouts(
+    tokens=tokens.astype(np.int32),
+    logp=np.zeros((P, N, 1), np.float32),
+    mask=np.ones((P, N, 1), bool),
+    truncated=np.zeros((P, N), bool),
+    slot_steps=np.ones(P, np.float32),
+  )
+
+
+def informative(groups):
+  reward = groups.scores.reward
+  return reward.max(axis=1) > reward.min(axis=1)
+
+
+def scores_of(good):
+  def score(some, rolled):
+    np.testing.assert_array_equal(rolled.tokens[:, 0, 0], some.index)
+    reward = np.zeros((len(some.index), N), np.float32)
+    reward[np.isin(some.index, list(good)), 0] = 1.0
+    return scored.scores(reward, np.tile(some.index[:, None], N))
+
+  return score
+
+
+def sampler_of(places, order=lambda held: held[:1], log=None):
+  """Holds so many prompts; `order` says which are done next."""
+
+  def sample(feed):
+    held = []
+    while True:
+      room = places - len(held)
+      more = feed(room, not held) if room else None
+      if more is not None:
+        assert len(more.index) <= room
+        held += more.index.tolist()
+        if log is not None:
+          log.append(len(held))
+        continue
+      if not held:
+        return
+      for p in order(list(held)):
+        held.remove(p)
+        yield prompts([p]), rollouts(prompts([p]))
+
+  return sample
+
+
+def run(good, target, *, places=3, candidates=range(20), order=None, **more):
+  sample = sampler_of(places, *([order] if order else []))
+  return collect(
+    sample,
+    more.pop("score", scores_of(good)),
+    informative,
+    prompts,
+    candidates,
+    target=target,
+    **more,
+  )
+
+
+def test_keeps_the_first_that_pass_and_generates_nothing_beyond_the_last():
+  sampled = run({1, 4, 5, 9, 10}, target=4)
+  assert sampled.groups.prompts.index.tolist() == list(range(10))
+  assert np.flatnonzero(sampled.kept).tolist() == [1, 4, 5, 9]
+  kept = sampled.kept_groups()
+  assert kept.prompts.index.tolist() == [1, 4, 5, 9]
+  assert kept.rollouts.tokens[:, 0, 0].tolist() == [1, 4, 5, 9]
+  assert kept.scores.answer[:, 0].tolist() == [1, 4, 5, 9]
+  np.testing.assert_array_equal(kept.scores.reward, [[1, 0, 0, 0]] * 4)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+  st.sets(st.integers(0, 29), min_size=3),
+  st.integers(1, 3),
+  st.integers(1, 9),
+  st.integers(0, 99),
+)
+def test_neither_the_order_nor_the_places_matter(good, target, places, seed):
+  """Nor how long verifiers take."""
+  rng, delays = random.Random(seed), random.Random(seed)
+
+  def order(held):
+    rng.shuffle(held)
+    return held[: rng.randint(1, len(held))]
+
+  def slow(*args):
+    time.sleep(delays.choice([0.0, 0.001]))
+    return scores_of(good)(*args)
+
+  sampled = run(
+    good, target, places=places, candidates=range(30), order=order, score=slow
+  )
+  last = sorted(good)[target - 1]
+  assert sampled.groups.prompts.index.tolist() == list(range(last + 1))
+  assert sampled.kept.sum() == target and sampled.kept[last]
+  assert np.flatnonzero(sampled.kept).tolist() == sorted(good)[:target]
+
+
+def test_candidates_come_in_the_given_order():
+  sampled = run({7, 2, 5}, target=2, candidates=[9, 7, 3, 2, 5])
+  assert sampled.groups.prompts.index.tolist() == [9, 7, 3, 2]
+  assert sampled.kept_groups().prompts.index.tolist() == [7, 2]
+
+
+def test_as_many_are_on_the_way_as_are_still_needed():
+  log = []
+  collect(
+    sampler_of(8, log=log),
+    scores_of({0, 1, 2, 3, 9}),
+    informative,
+    prompts,
+    range(20),
+    target=5,
+  )
+  assert log[0] == 5  # not 8
+  assert max(log) == 5
+
+
+def test_a_rejected_one_is_replaced_while_others_go_on():
+  """Prompt 0 is done last; all others pass by in the meantime."""
+  passed = []
+
+  def order(held):
+    time.sleep(0.001)
+    if len(held) > 1:
+      assert held[0] == 0
+      passed.append(held[1])
+      return held[1:]
+    return held if passed[-1] == 6 else []
+
+  sampled = run({0, 6}, target=2, places=2, order=order)
+  assert sampled.kept.tolist() == [True, *[False] * 5, True]
+  assert passed == [1, 2, 3, 4, 5, 6]
+
+
+def test_gives_up_with_the_numbers():
+  with pytest.raises(
+    NotEnoughPrompts, match=r"only 1 of 6 prompts .* 2 are needed"
+  ):
+    run({3}, target=2, candidates=range(6))
+
+
+def test_verdicts_are_made_beside_the_sampler():
+  """The verifier waits for the sampler to go on: on one thread it could not."""
+  on = threading.Event()
+
+  def score(some, rolled):
+    assert threading.current_thread() is not threading.main_thread()
+    if some.index[0] == 0:
+      assert on.wait(10)
+    return scores_of({0, 1, 2})(some, rolled)
+
+  def order(held):
+    if 0 not in held:
+      on.set()
+    return held[:1]
+
+  sampled = run({0, 1, 2}, target=3, score=score, order=order)
+  assert sampled.kept.all()
+
+
+def test_what_a_verifier_raises_is_raised():
+  def score(some, rolled):
+    raise KeyError("broken")
+
+  with pytest.raises(KeyError, match="broken"):
+    run({1}, target=1, score=score)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_other_work_is_done_once(waits):
+  done, judged = [], threading.Event()
+
+  def score(some, rolled):
+    if waits:
+      assert judged.wait(10)  # so that the sampler has to wait
+    return scores_of(range(9))(some, rolled)
+
+  def meanwhile():
+    done.append(True)
+    judged.set()
+
+  sampled = run(range(9), target=3, score=score, meanwhile=meanwhile)
+  assert done == [True] and len(sampled.kept) == 3
+
+
+def test_where_the_time_went():
+  def slow(seconds, function):
+    def called(*args):
+      time.sleep(seconds)
+      return function(*args)
+
+    return called
+
+  sampled = run(
+    {2},
+    target=1,
+    places=1,
+    order=slow(0.05, lambda held: held),
+    score=slow(0.1, scores_of({2})),
+    meanwhile=slow(0.2, lambda: None),
+  )
+  # Three prompts one after the other, each of them judged before the next.
+  spent = sampled.spent
+  assert spent["score"] >= 0.3
+  assert spent["rollout"] >= 0.15
+  # The first verdict comes during the other work.
+  assert spent["score_wait"] >= 0.19
+  assert spent["rollout_wait"] >= 0.15
+
+
+def test_groups_are_not_changed_by_later_ones():
+  sampled = run({0, 1}, target=2)
+  first = jax.tree.map(np.array, sampled.kept_groups())
+  run({5}, target=1)
+  for a, b in zip(
+    jax.tree.leaves(first), jax.tree.leaves(sampled.kept_groups()), strict=True
+  ):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_pass_rates_that_are_to_be_expected():
+  """Of 32 rollouts 1 and 16 are right, and none; partly right is wrong."""
+  reward = np.zeros((3, 32), np.float32)
+  reward[0, 0] = reward[1, :16] = 1.0
+  reward[2] = 0.9
+  got = expected_pass_rates(reward)
+  predicted = (1 - (31 / 32) ** 32 - (1 / 32) ** 32) + (1 - 2 * 0.5**32)
+  assert got["sampling/pass_rate_predicted"] == pytest.approx(predicted / 3)
+  # 16 of 32 hold the only right one half of the time.
+  all_or_none = 2 / math.comb(32, 16)
+  at_16 = 0.5 + 1 - all_or_none
+  assert got["sampling/pass_rate_at_16"] == pytest.approx(at_16 / 3, rel=1e-5)
+
+
+def test_fewer_rollouts_than_16_say_nothing_of_16():
+  """Two of three right: 1 - 8/27 - 1/27."""
+  got = expected_pass_rates(np.array([[1, 1, 0]], np.float32))
+  assert got["sampling/pass_rate_at_16"] is None
+  assert got["sampling/pass_rate_predicted"] == pytest.approx(18 / 27)
+
+
+def test_responses_that_nobody_could_judge_are_counted():
+  some = scored.scores(np.ones((10, 20)), task="gcd").responses
+  check_invalid(some.flat)
+  failed = scored.scores(
+    [[0.0, 0.0]], valid=[[False, False]], task="gcd"
+  ).responses
+  check_invalid([*some.flat, *failed.flat])  # 2 of 202
+  with pytest.raises(
+    TooManyInvalid, match=r"on 4 of 204 .* 1% .*; most often \(4\) on gcd: "
+  ):
+    check_invalid([*some.flat, *failed.flat, *failed.flat])
+
+
+@pytest.mark.parametrize("right, stops", [(198, False), (197, True)])
+def test_one_in_a_hundred_may_fail_and_no_more(right, stops):
+  """2 of 200 are 1 %, 2 of 199 more."""
+  some = scored.scores(np.ones((1, right)), task="gcd").responses
+  failed = scored.scores([[0.0] * 2], valid=[[False] * 2], task="gcd").responses
+  every = [*some.flat, *failed.flat]
+  if stops:
+    with pytest.raises(TooManyInvalid, match=r"on 2 of 199 .* 1% "):
+      check_invalid(every)
+  else:
+    check_invalid(every)
+
+
+def test_a_step_that_cannot_be_judged_is_not_called_starved():
+  """Its groups are not kept, but not for want of prompts."""
+
+  def score(some, rolled):
+    reward = np.ones((len(some.index), N))
+    return scored.scores(reward, valid=np.zeros(reward.shape, bool))
+
+  with pytest.raises(TooManyInvalid, match="failed on 80 of 80 responses"):
+    run(set(), target=4, score=score)

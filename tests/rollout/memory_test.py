@@ -1,0 +1,328 @@
+"""What rollouts and updates need of a device, by hand and against XLA."""
+
+import dataclasses
+import functools
+import math
+import os
+
+import jax
+import numpy as np
+import pytest
+import tiers
+from compiled import compiled, zeros_of
+from configured import config
+from loads import GIB, HALF, SMALL, TOY, load
+
+from brorl_jax.learner import state as states
+from brorl_jax.learner import theory, update
+from brorl_jax.learner.objective import (
+  Stats,
+)
+from brorl_jax.main.stages import learning
+from brorl_jax.rollout import memory, program_spec, programs, sampler
+from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.types import Prompts
+
+# 40 of the embedding, 4 and 3 x 8 of norms, 3 x (16 + 8 + 8 + 16 + 72) others.
+NUMBERS, NORMS = 428, 28
+
+
+def test_every_part_by_hand():
+  one = load()
+  assert (one.columns, one.pages) == (64, 2)
+  stages = one.stages(lanes=2, slots=3)
+  always = {
+    "training state": 1000,
+    "weights": 4 * NUMBERS,
+    # 12 numbers for a token: 3 layers, keys and values, 1 head of 2.
+    "prompts": 5 * 7 * (12 * 4 + 1),
+    "records": 8 * 5 * 6 * 70 + 12 * 6 * 6,
+  }
+  page = 2 * 3 * 64 * 12 * 4
+  decoding = stages["decoding"]
+  assert decoding.pop("work") > 0
+  assert decoding == always | {"lanes": 2 * 2 * 7 * 12 * 4, "cache": 3 * page}
+  # A quarter of the slots, but at least one of each lane: 3 of 6.
+  assert stages["compacting"] == always | {"cache": 2 * page + page}
+  results = 14 * 5 * 6 * 70
+  assert stages["finishing"] == always | {
+    "cache": 2 * page,
+    "results": results,
+  }
+  prefilling = stages["prefilling"]
+  assert prefilling.pop("work") > 0
+  assert prefilling == always
+  assert one.need(2, 3) == max(
+    sum(parts.values()) for parts in one.stages(2, 3).values()
+  )
+
+
+def test_all_lanes_hold_their_prompt_once():
+  lanes = lambda count: load().stages(count, 1)["decoding"]["lanes"]
+  assert lanes(5) == 5 * 7 * 12 * 4
+  assert lanes(4) == 2 * 4 * 7 * 12 * 4
+
+
+@pytest.mark.parametrize(
+  "changes, on_cpu, token",
+  [
+    ({}, False, 12 * 4),
+    ({"dtype": "bfloat16"}, False, 12 * 2),
+    ({"dtype": "bfloat16"}, True, 12 * 4),  # see Policy.cache_dtype
+    ({"int8_cache": True}, True, 12 + 6 * 4),
+    ({"int8_cache": True, "dtype": "bfloat16"}, False, 12 + 6 * 4),
+  ],
+)
+def test_bytes_of_a_token_in_the_cache(changes, on_cpu, token):
+  policy = dataclasses.replace(TOY, **changes)
+  one = load(policy, on_cpu=on_cpu, max_new_tokens=40)
+  assert one.pages == 1
+  assert one.stages(2, 3)["decoding"]["cache"] == 2 * 3 * 40 * token
+  if on_cpu:
+    page = jax.eval_shape(functools.partial(policy.page, 6, 40))
+    held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(page))
+    assert held == 6 * 40 * token
+  half = policy.dtype == "bfloat16"
+  assert one.weights == (4 * NUMBERS if not half else 2 * NUMBERS + 2 * NORMS)
+
+
+def test_what_is_spread_over_the_mesh():
+  whole, apart = load(SMALL), load(SMALL, model=2)
+  norms = 4 * 128 * 5
+  assert apart.weights - norms == (whole.weights - norms) // 2
+  for name in ("prompts", "lanes", "cache"):
+    mask = 35 if name == "prompts" else 0
+    size = lambda one: one.stages(2, 3)["decoding"][name] - mask
+    assert 2 * size(apart) == size(whole)
+  spread = load(SMALL, data=5).stages(5, 3)["decoding"]
+  alone = load(SMALL, prompts=1).stages(1, 3)["decoding"]
+  assert spread == alone
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 8])
+@pytest.mark.parametrize("n, prompts", [(6, 5), (8, 3), (512, 16), (512, 4)])
+def test_prompts_are_spread_as_the_sampler_does(n, prompts, devices):
+  tokens = np.ones((prompts, 7), np.int32)
+  index = np.arange(prompts, dtype=np.int32)
+  batch, parts = sampler._spread(Prompts(tokens, tokens > 0, index), n, devices)
+  one = load(n=n, prompts=prompts, data=devices)
+  assert (one.parts, one.here) == (parts, len(batch.index) // devices)
+  assert one.lanes(prompts) == one.here
+
+
+def test_memory_of_a_device(monkeypatch):
+  class Device:
+    def memory_stats(self):
+      return {"bytes_limit": 7 * GIB}
+
+  host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  assert 0 < memory.device_bytes() <= host // 8
+  monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
+  assert memory.device_bytes() == 7 * GIB
+
+
+def test_a_container_may_have_less_than_its_machine(tmp_path, monkeypatch):
+  limit, none = tmp_path / "limit", tmp_path / "none"
+  limit.write_text(f"{8 * 10**6}\n")
+  none.write_text("max\n")
+  paths = (str(none), str(limit), str(tmp_path / "missing"))
+  monkeypatch.setattr(memory, "_LIMITS", paths)
+  assert memory.device_bytes() == 10**6
+
+
+def needs(policy, n, P, S, T, slots, lanes, sampling):
+  """Bytes that XLA needs: prefilling, and decoding into the last page."""
+  C = program_spec.page_columns(T)
+  spec = program_spec.ProgramSpec(
+    policy, sampling, (0,), n, T, lanes, slots, C, None
+  )
+  zeros = lambda *shape, dtype=np.int32: np.zeros(shape, dtype)
+  start = (
+    jax.eval_shape(policy.init, jax.random.key(0)),
+    programs.PrefillBatch(
+      Prompts(zeros(P, S), zeros(P, S, dtype=bool), zeros(P)),
+      zeros(P),
+      np.ones(P, bool),
+    ),
+    jax.eval_shape(lambda: jax.random.key(0)),
+  )
+  prefill = functools.partial(programs.start, spec)
+  inputs, s, _ = zeros_of(prefill, *start)
+  page = policy.page(lanes * slots, C)
+  older, newest = (page,) * (spec.pages - 1), page if spec.pages > 1 else None
+  decode = functools.partial(programs.segment, spec)
+
+  def total(program, *args, donated=()):
+    m = compiled(program, *args, donated=donated).memory_analysis()
+    held = m.argument_size_in_bytes + m.output_size_in_bytes
+    return held + m.temp_size_in_bytes - m.alias_size_in_bytes
+
+  bytes_ = lambda x: math.prod(x.shape) * x.dtype.itemsize
+  dropped = sum(map(bytes_, jax.tree.leaves(newest)))
+  state = sum(map(bytes_, jax.tree.leaves(start[0])))
+  step = total(
+    decode, inputs, older, newest, s, True, np.int32(9), donated=(2, 3)
+  )
+  return state, {
+    "prefilling": total(prefill, *start),
+    "decoding": state + dropped + step,
+  }
+
+
+@pytest.mark.parametrize(
+  "policy, sizes, top_p",
+  tiers.some(
+    [
+      pytest.param(SMALL, (64, 8, 96, 128, 64, 4), 1.0, id="float32"),
+      pytest.param(HALF, (32, 8, 96, 128, 32, 4), 1.0, id="bfloat16"),
+      pytest.param(
+        dataclasses.replace(HALF, int8_cache=True),
+        (64, 8, 96, 192, 64, 4),
+        1.0,
+        id="int8",
+        marks=pytest.mark.slow,
+      ),
+      pytest.param(
+        SMALL,
+        (16, 3, 1100, 20, 16, 3),
+        1.0,
+        id="long prompts",
+        marks=pytest.mark.slow,
+      ),
+      pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 1.0, id="many prompts"),
+      pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 0.95, id="an evaluation"),
+      pytest.param(
+        dataclasses.replace(SMALL, vocab=2**15),
+        (16, 8, 40, 6, 16, 8),
+        0.95,
+        id="an evaluation with a large vocabulary",
+        marks=pytest.mark.slow,
+      ),
+      pytest.param(
+        dataclasses.replace(SMALL, experts=4, experts_per_token=2, mlp=128),
+        (16, 8, 64, 32, 16, 8),
+        1.0,
+        id="experts",
+      ),
+    ],
+    1,
+  ),
+)
+def test_the_plan_is_never_below_and_seldom_above_what_xla_needs(
+  policy, sizes, top_p
+):
+  n, P, S, T, slots, lanes = sizes
+  state, needed = needs(policy, *sizes, SamplingParams(top_p=top_p))
+  one = load(
+    policy, resident_bytes=state, n=n, prompts=P, prompt_tokens=S,
+    max_new_tokens=T, cut=top_p < 1.0,
+  )  # fmt: skip
+  stages = one.stages(lanes, slots)
+  ratio = {k: sum(stages[k].values()) / v for k, v in needed.items()}
+  assert min(ratio.values()) >= 1.0, ratio
+  assert one.need(lanes, slots) <= 1.3 * max(needed.values()), ratio
+
+
+def applying(policy, mesh, *, P, R, T, S):
+  """Bytes that XLA needs for an update that measures the theorem.
+
+  Also those of the state and of the gradients, which are arguments.
+  """
+  policy = dataclasses.replace(policy, mesh=mesh)
+  c = config()
+  tx, _ = learning.optimizer(c.optim, c.sampling)
+  _, state, places = states.state_places(
+    jax.eval_shape(policy.init, jax.random.key(0)),
+    tx,
+    mesh,
+    keep_reference=True,
+    offload="nothing",
+  )
+  mass = functools.partial(
+    theory.correct_mass, response_logp=policy.response_logp, temperature=1.0
+  )
+  zeros = lambda *shape, dtype=np.int32: np.zeros(shape, dtype)
+  of_rows = zeros(P, R, dtype=np.float32), zeros(P, R, dtype=bool)
+  found = theory.Probe(
+    zeros(P, S), zeros(P, S, dtype=bool), zeros(P, R, T),
+    zeros(P, R, T, dtype=bool), *of_rows, *of_rows, zeros(P, dtype=np.float32),
+  )  # fmt: skip
+  placed = lambda tree, at: jax.tree.map(
+    lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, at
+  )
+  grads = placed(state.params, places.params)  # all are float32
+  # Of leaves, as in compiled.py.
+  args = (placed(state, places), grads, found)
+  flat, kinds = zip(*map(jax.tree.flatten, args), strict=True)
+
+  def apply(*leaves):
+    state, grads, found = map(jax.tree.unflatten, kinds, leaves)
+    watch = lambda found, params: mass(found, params).mean()
+    return jax.tree.leaves(
+      update._apply.__wrapped__(
+        state,
+        (grads, Stats.zero(state.params)),
+        tx=tx,
+        watch=jax.tree_util.Partial(watch, found),
+      )
+    )
+
+  whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
+  out = jax.tree.leaves(places)
+  out += [whole] * (len(jax.eval_shape(apply, *flat)) - len(out))
+  program = jax.jit(apply, donate_argnums=0, out_shardings=out)
+  m = program.lower(*flat).compile().memory_analysis()
+  held = m.argument_size_in_bytes + m.output_size_in_bytes
+  total = held + m.temp_size_in_bytes - m.alias_size_in_bytes
+  size = lambda tree, at: memory.shard_bytes(
+    jax.tree.leaves(tree), jax.tree.leaves(at)
+  )
+  return total, size(state, places), size(grads, places.params)
+
+
+@pytest.mark.parametrize(
+  "policy, sizes",
+  tiers.some(
+    [
+      pytest.param(SMALL, dict(P=2, R=16, T=128, S=96), id="float32"),
+      pytest.param(
+        HALF,
+        dict(P=2, R=16, T=128, S=96),
+        id="bfloat16",
+        marks=pytest.mark.slow,
+      ),
+      pytest.param(
+        SMALL, dict(P=2, R=16, T=6, S=40), id="short", marks=pytest.mark.slow
+      ),
+      pytest.param(
+        dataclasses.replace(SMALL, layers=6, tied=False),
+        dict(P=3, R=5, T=64, S=500),
+        id="a head of its own",
+        marks=pytest.mark.slow,
+      ),
+      pytest.param(
+        dataclasses.replace(SMALL, experts=4, experts_per_token=2, mlp=128),
+        dict(P=2, R=16, T=128, S=96),
+        id="experts",
+        marks=pytest.mark.slow,
+      ),
+    ],
+    1,
+  ),
+)
+@pytest.mark.parametrize("data, model", tiers.some([(1, 1), (8, 1), (4, 2)], 1))
+def test_an_update_that_measures_the_theorem_is_planned(
+  policy, sizes, data, model, monkeypatch
+):
+  devices = jax.devices()[: data * model]
+  monkeypatch.setattr(jax, "device_count", lambda: len(devices))
+  mesh = jax.make_mesh(
+    (data, model), ("data", "model"), devices=devices,
+    axis_types=(jax.sharding.AxisType.Auto,) * 2,
+  )  # fmt: skip
+  total, state, gradient = applying(policy, mesh, **sizes)
+  P, R, T, S = sizes.values()
+  found = memory.Probe(
+    policy, state, gradient, P, R, S, T, data, model, on_cpu=True
+  )
+  assert total <= found.need <= 1.4 * total, found.need / total

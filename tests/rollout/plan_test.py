@@ -1,0 +1,607 @@
+"""The memory plan and --mode=plan."""
+
+import dataclasses
+import functools
+import itertools
+import json
+import math
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import tiers
+from configured import config
+from loads import GIB, SMALL, load
+
+from brorl_jax.configs import n16, n512
+from brorl_jax.errors import UserError
+from brorl_jax.learner import state as states
+from brorl_jax.main import settings
+from brorl_jax.main.commands import plan as plan_command
+from brorl_jax.main.commands import train as train_command
+from brorl_jax.main.stages import learning
+from brorl_jax.model import architectures, huggingface, sharding, tokenizer
+from brorl_jax.rollout import plan
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize("offload", ["nothing", "reference", "moments"])
+@pytest.mark.parametrize("second_moment", ["full", "factored"])
+@pytest.mark.parametrize("reference", [True, False])
+def test_training_state_is_what_training_makes(
+  reference, second_moment, offload
+):
+  mesh = sharding.make_mesh(data=4, model=2)
+  c = config(
+    second_moment=second_moment, offload=offload, kl_weight=1e-4 * reference
+  )
+  tx, _ = learning.optimizer(c.optim, c.sampling)
+  state = states.initial_state(
+    SMALL.init(jax.random.key(0)),
+    tx,
+    mesh,
+    keep_reference=reference,
+    offload=offload,
+  )
+  device = jax.devices()[0]
+  held = sum(
+    shard.data.nbytes
+    for x in jax.tree.leaves(state)
+    for shard in x.addressable_shards
+    if shard.device == device
+  )
+  state_bytes = functools.partial(
+    plan_command.state_bytes,
+    SMALL,
+    tx,
+    offload=offload,
+    pipeline=False,
+    data=4,
+    model=2,
+    keep_reference=reference,
+  )
+  assert held == state_bytes(on_cpu=True)
+  on_device = sum(
+    shard.data.nbytes
+    for x in jax.tree.leaves(state)
+    for shard in x.addressable_shards
+    if shard.device == device and x.sharding.memory_kind == "device"
+  )
+  assert on_device == state_bytes(on_cpu=False)
+  copies = (offload == "nothing") * reference + 2 * (offload != "moments")
+  if second_moment == "full":
+    params = state_bytes(on_cpu=True) // (3 + reference)
+    assert round(on_device / params, 2) == 1 + copies
+
+
+def held(**changes):
+  """Bytes of the state of SMALL."""
+  c = config()
+  how = dict(data=1, model=1, on_cpu=True, offload="nothing", pipeline=False)
+  tx, _ = learning.optimizer(c.optim, c.sampling)
+  how |= dict(keep_reference=True) | changes
+  return plan_command.state_bytes(SMALL, tx, **how)
+
+
+def test_what_waits_for_the_next_step_is_held_twice():
+  params = held(pipeline=True) - held()
+  assert held() == pytest.approx(4 * params, rel=1e-3)
+
+
+fit = functools.partial(
+  plan.rollouts,
+  SMALL,
+  resident_bytes=0,
+  n=24,
+  prompts=8,
+  prompt_tokens=8,
+  max_new_tokens=400,
+)
+
+
+def needed(**changes) -> int:
+  """Bytes of a plan for which there is memory enough."""
+  return fit(memory_bytes=10**15, **changes).total_bytes
+
+
+def least(total: int) -> int:
+  """The least memory for a plan of so many bytes."""
+  return math.ceil(total / 0.9)
+
+
+@pytest.mark.parametrize(
+  "field, low, high",
+  [
+    ("resident_bytes", 0, 1000),
+    ("n", 24, 25),
+    ("prompts", 8, 9),
+    ("prompt_tokens", 8, 9),
+    ("slots", 7, 8),
+    ("lanes", 3, 4),
+  ],
+)
+def test_more_of_anything_needs_more(field, low, high):
+  both = {"slots": 8, "lanes": 4}
+  assert needed(**both | {field: low}) < needed(**both | {field: high})
+
+
+def test_longer_rollouts_need_more_whatever_their_pages():
+  total = [
+    needed(max_new_tokens=T, slots=8, lanes=4) for T in range(1, 1300, 7)
+  ]
+  assert all(a < b for a, b in itertools.pairwise(total))
+
+
+def test_more_devices_need_less_of_each():
+  for more in ({"data": 2}, {"model": 2}, {"data": 8}):
+    assert needed(slots=8, lanes=8, **more) < needed(slots=8, lanes=8)
+
+
+def test_everything_if_there_is_room():
+  got = fit(memory_bytes=10**15)
+  assert (got.slots, got.lanes) == (24, 8)
+  got = fit(memory_bytes=10**15, slots=100, lanes=100)
+  assert (got.slots, got.lanes) == (24, 8)
+  got = fit(memory_bytes=10**15, slots=5, lanes=3)
+  assert (got.slots, got.lanes) == (5, 3)
+
+
+def test_as_many_slots_as_fit():
+  before = 0
+  for share in np.linspace(0.01, 1.0, 30):
+    smallest, largest = needed(slots=1, lanes=1), needed()
+    memory_bytes = least(smallest + share * (largest - smallest))
+    got = fit(memory_bytes=memory_bytes)
+    assert got.total_bytes <= got.limit_bytes <= 0.9 * memory_bytes
+    rows = got.slots * got.lanes
+    assert 1.1 * rows >= before  # within what is not worth fewer slots
+    before = max(rows, before)
+    # No choice that is a tenth better was left.
+    for slots in (1, 2, 4, 8, 16, 24):
+      for lanes in range(1, 9):
+        if needed(slots=slots, lanes=lanes) <= got.limit_bytes:
+          assert slots * lanes <= 1.1 * rows
+
+
+def test_of_about_as_many_the_fewest_lanes():
+  tight = max(needed(slots=24, lanes=5), needed(slots=16, lanes=8))
+  assert needed(slots=24, lanes=6) > 1.01 * tight
+  got = fit(memory_bytes=least(tight))
+  assert (got.slots, got.lanes) == (24, 5)  # though 16 x 8 are 7 % more
+
+
+def test_a_given_number_stays():
+  tight = least(needed(slots=24, lanes=2))
+  got = fit(memory_bytes=tight, slots=4)
+  assert got.slots == 4 and got.lanes > 2
+  got = fit(memory_bytes=tight, lanes=6)
+  assert got.lanes == 6 and got.slots < 24
+
+
+def test_lanes_are_those_of_all_devices():
+  got = fit(memory_bytes=least(needed(slots=24, lanes=4, data=2)), data=2)
+  assert got.lanes == 4 and got.slots == 24
+
+
+def refusal(**changes) -> str:
+  with pytest.raises(plan.TooLarge) as e:
+    fit(**changes)
+  line = str(e.value)
+  assert "\n" not in line
+  assert line.startswith("rollouts of 24 x ")
+  return line
+
+
+def test_refuses_slots_and_names_how_many_fit():
+  tight = least(needed(slots=10, lanes=3))
+  line = refusal(memory_bytes=tight, slots=20, lanes=3)
+  need, limit = needed(slots=20, lanes=3), int(0.9 * tight)
+  assert f"need {plan.size(need)} of {plan.size(limit)} (90% of a" in line
+  found = re.search(
+    r"with slots = 20 and lanes = 3; nearest that fits: slots = (\d+) with "
+    r"lanes = 3, or lanes = (\d+) with slots = 20$",
+    line,
+  )
+  slots, lanes = map(int, found.groups())
+  assert slots == 10
+  fit(memory_bytes=tight, slots=slots, lanes=3)
+  fit(memory_bytes=tight, slots=20, lanes=lanes)
+  refusal(memory_bytes=tight, slots=slots + 1, lanes=3)
+  refusal(memory_bytes=tight, slots=20, lanes=lanes + 1)
+
+
+def test_refuses_one_given_number():
+  tight = least(needed(slots=10, lanes=1))
+  line = refusal(memory_bytes=tight, slots=20)
+  assert line.endswith("with slots = 20; nearest that fits: slots = 10")
+  tight = least(needed(slots=1, lanes=5))
+  line = refusal(memory_bytes=tight, lanes=6)
+  assert line.endswith("with lanes = 6; nearest that fits: lanes = 5")
+  one = least(needed(slots=3, lanes=1))
+  line = refusal(memory_bytes=one, slots=20, lanes=6)
+  assert line.endswith("nearest that fits: slots = 3 with lanes = 1")
+  line = refusal(
+    memory_bytes=least(needed(slots=10, lanes=8)), slots=99, lanes=99
+  )
+  assert "with slots = 99 and lanes = 99; nearest" in line
+
+
+def test_refuses_a_length_and_names_the_nearest():
+  tight = least(needed(slots=1, lanes=1, max_new_tokens=1000))
+  line = refusal(memory_bytes=tight, max_new_tokens=2000)
+  found = re.search(
+    r"24 x 2000 tokens need .* even one slot at a time; nearest that fits: "
+    r"max_new_tokens = (\d+), or (\d+) prompts? \((\d+) rollouts\) at a time",
+    line,
+  )
+  length, prompts, rollouts = map(int, found.groups())
+  assert length == 1000 and rollouts == 24 * prompts
+  fit(memory_bytes=tight, max_new_tokens=length)
+  refusal(memory_bytes=tight, max_new_tokens=length + 1)
+  fit(memory_bytes=tight, max_new_tokens=2000, prompts=prompts)
+  refusal(memory_bytes=tight, max_new_tokens=2000, prompts=prompts + 1)
+
+
+def test_names_a_mesh_that_fits():
+  sizes = dict(max_new_tokens=1, prompts=1, slots=1)
+  tight = least(needed(**sizes, model=2))
+  line = refusal(memory_bytes=tight, **sizes)
+  assert line.endswith("nearest that fits: mesh_model = 2 on 2 devices")
+  fit(memory_bytes=tight, **sizes, model=2)
+  tight = least(needed(**sizes, model=2, resident_bytes=10**7))
+  line = refusal(memory_bytes=tight, **sizes, data=2, resident_bytes=10**7)
+  assert line.endswith("nearest that fits: mesh_model = 2")
+
+
+def test_names_two_sizes_if_neither_would_do_alone():
+  sizes = dict(prompts=64, prompt_tokens=256, max_new_tokens=4000)
+  tight = least(needed(**sizes | {"prompts": 1, "max_new_tokens": 90}, slots=1))
+  line = refusal(memory_bytes=tight, **sizes)
+  found = re.search(
+    r"nearest that fits: 1 prompt \(24 rollouts\) at a time and "
+    r"max_new_tokens = (\d+)$",
+    line,
+  )
+  length = int(found[1])
+  assert length >= 90
+  fit(memory_bytes=tight, **sizes | {"prompts": 1, "max_new_tokens": length})
+  for one in ({"prompts": 1}, {"max_new_tokens": 1}):
+    refusal(memory_bytes=tight, **sizes | one)
+
+
+def test_says_when_nothing_fits():
+  line = refusal(memory_bytes=2**20, resident_bytes=3 * GIB, max_new_tokens=9)
+  weights = load(SMALL).weights
+  assert line.endswith(
+    "even one slot at a time, not even 1 token of a prompt fits: training "
+    f"state and weights alone are {plan.size(3 * GIB + weights)}; use more "
+    "devices, or devices with more memory"
+  )
+
+
+def test_the_table_adds_up():
+  got = fit(memory_bytes=2 * GIB)
+  head, *lines = got.table().splitlines()
+  assert head.startswith("8 lanes x 24 slots, 7 pages of 64 tokens, ")
+  assert head.endswith(f"of 2.00 GiB per device, most while {got.stage}")
+  assert len({len(line) for line in lines}) == 1  # aligned
+  rows = {
+    m[1].strip(): (float(m[2]), m[3], float(m[4]))
+    for m in (re.match(r"  (\D+) +([\d.]+) (.iB) +([\d.]+)%", x) for x in lines)
+  }
+  assert list(rows)[: len(got.parts)] == list(got.parts)
+  assert rows["memory"] == (2.0, "GiB", 100.0)
+  assert rows["allowed"] == (1.8, "GiB", 90.0)
+  parts = [rows[name] for name in got.parts]
+  assert sum(x[2] for x in parts) == pytest.approx(rows["together"][2], abs=0.1)
+  one = plan.RolloutPlan(1, 1, 1, 1, {"finishing": {"a": 5}}, 9, 10)
+  assert one.line().startswith("1 lane x 1 slot, 1 page of 1 token, 0.00 KiB")
+
+
+QWEN = dict(
+  model_type="qwen2", hidden_act="silu", hidden_size=1536,
+  intermediate_size=8960, max_position_embeddings=131072,
+  num_attention_heads=12, num_hidden_layers=28, num_key_value_heads=2,
+  rms_norm_eps=1e-6, rope_theta=10000.0, tie_word_embeddings=False,
+  use_sliding_window=False, vocab_size=151936,
+)  # fmt: skip
+
+
+LLAMA = dict(
+  model_type="llama", hidden_act="silu", hidden_size=4096,
+  intermediate_size=14336, max_position_embeddings=131072,
+  num_attention_heads=32, num_hidden_layers=32, num_key_value_heads=8,
+  rms_norm_eps=1e-5, rope_theta=500000.0, tie_word_embeddings=False,
+  vocab_size=128256,
+)  # fmt: skip
+
+
+def command(*args: str) -> subprocess.CompletedProcess:
+  return subprocess.run(
+    [sys.executable, "-m", "brorl_jax.main", "--mode=plan", *args],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=120,
+    env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+  )
+
+
+@pytest.mark.ci
+def test_the_command_prints_a_plan_without_a_folder():
+  done = command("--config=configs/n512.py")
+  assert done.returncode == 0, done.stderr
+  text = done.stdout
+  assert "rollouts: 8 prompts x 512, at most 6 tokens, on 1 x 1 CPU" in text
+  assert "\n8 lanes x 128 slots, 1 page of 6 tokens, " in text
+  assert "\nevaluations: 256 prompts x 16\n" in text
+  head, *parts = text[text.index("an update, measuring the ") :].splitlines()
+  assert head == "an update, measuring the theorem"
+  names = [line.split("  ")[1].strip() for line in parts]
+  assert names == (
+    "training state,gradients,weights,work,together,allowed,memory".split(",")
+  )
+  out = command("--config=configs/n512.py", "--config.theory.prompts=0").stdout
+  assert out == text[: text.index("an update, measuring the ")]
+
+
+def test_the_command_refuses_in_one_line():
+  done = command(
+    "--config=configs/n512.py", "--config.devices.memory_bytes=1000000"
+  )
+  assert done.returncode == 2 and done.stdout == ""
+  (line,) = done.stderr.splitlines()
+  assert line.startswith(
+    "error: config.devices.memory_bytes = 1000000: rollouts of 512 x 6 tokens "
+    "need "
+  )
+  assert "of 0.86 MiB (90% of a device)" in line
+
+
+@pytest.mark.parametrize("of", tiers.some([n512, n16], 1))
+@pytest.mark.parametrize(
+  "preset, fields, data", [("1p5b", QWEN, 8), ("8b", LLAMA, 1)]
+)
+def test_presets_fit_eight_devices_that_are_not_here(
+  of, preset, fields, data, tmp_path, capsys, monkeypatch
+):
+  monkeypatch.setattr(jax, "device_count", lambda: 1)
+  (tmp_path / "config.json").write_text(json.dumps(fields))
+  c = of.get_config(preset)
+  c.policy.checkpoint, c.devices.mesh_data = str(tmp_path), data
+  c.devices.memory_bytes = 80 * 10**9
+  plan_command.run(settings.typed(c))
+  text = capsys.readouterr().out
+  assert f"on {data} x {8 // data} accelerators" in text
+  found = re.findall(r"^(\d+) lanes? x (\d+) slots?, 8 pages", text, re.M)
+  (lanes, slots), _ = [tuple(map(int, pair)) for pair in found]
+  assert lanes * slots // data >= 64  # rows of a device
+  c.sampling.int8_cache = True
+  plan_command.run(settings.typed(c))
+  text = capsys.readouterr().out
+  lanes_8, slots_8 = re.search(
+    r"^(\d+) lanes? x (\d+) slot", text, re.M
+  ).groups()
+  assert int(lanes_8) * int(slots_8) > 1.3 * lanes * slots
+
+
+def test_a_name_of_the_hub_is_not_downloaded(monkeypatch):
+  monkeypatch.setattr(huggingface, "locate", lambda _: pytest.fail("downloads"))
+  c = n512.get_config("1p5b")
+  c.devices.mesh_data = 8
+  with pytest.raises(UserError) as e:
+    plan_command.run(settings.typed(c))
+  name = "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"
+  assert f"checkpoint = '{name}' is not a directory" in str(e.value)
+  assert f"'hf download {name} config.json --local-dir DeepSeek" in str(e.value)
+
+
+def test_a_directory_that_is_missing():
+  c = config(checkpoint="/no/such/directory")
+  with pytest.raises(UserError, match=r"is not a directory; give one"):
+    plan_command.run(c)
+
+
+def test_devices_that_are_not_here_cannot_be_asked(capsys):
+  many = dict(mesh_data=16, in_flight=16 * 512, blocks=16)
+  with pytest.raises(UserError, match="only 8 of 16 are here"):
+    plan_command.run(config(**many))
+  plan_command.run(config(**many, memory_bytes=GIB))
+  assert "on 16 x 1 accelerators" in capsys.readouterr().out
+
+
+def others(path, count=30, wrong=None):
+  """Lines as others write them; the one numbered `wrong` has no answer."""
+  rows = [{"question": f"{i} + 1 = ?", "label": i + 1} for i in range(count)]
+  if wrong is not None:
+    del rows[wrong]["label"]
+  path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+  return {
+    "data.files": (str(path),),
+    "data.fields": "prompt:question,answer:label",
+    "data.domain": "math",
+    "data.heldout_one_in": 3,
+    "prompt_tokens": 60,
+  }
+
+
+def test_a_plan_reads_the_data_too(tmp_path, capsys):
+  plan_command.run(config(**others(tmp_path / "mine.jsonl")))
+  read, prompts, longest = capsys.readouterr().out.splitlines()[-3:]
+  train, held = map(
+    int, re.match(r"files: math (\d+); held out (\d+); ", read).groups()
+  )
+  assert train > held > 0 and train + held == 30
+  assert prompts.startswith("prompts: math 100%; none are generated")
+  count = int(re.fullmatch(r"longest prompt (\d+) of 60 tokens", longest)[1])
+  text = tokenizer.Tokenizer(huggingface.ASSETS)
+  asked = config().data.domains["math"].instruction
+  assert count == len(
+    text.render([{"role": "user", "content": f"10 + 1 = ?\n{asked}"}])
+  )
+
+
+def test_a_plan_tells_of_a_bad_line_and_of_a_long_prompt(tmp_path):
+  path = tmp_path / "mine.jsonl"
+  with pytest.raises(
+    UserError, match=r"mine\.jsonl, line 8, field 'label': missing"
+  ):
+    plan_command.run(config(**others(path, wrong=7)))
+  with pytest.raises(UserError, match=r"mine/\d+ has \d+ prompt tok"):
+    plan_command.run(config(**others(path) | {"prompt_tokens": 9}))
+
+
+def test_a_plan_without_a_tokenizer_reads_what_it_can(tmp_path, capsys):
+  source = tmp_path / "policy"
+  source.mkdir()
+  (source / "config.json").write_bytes(
+    (huggingface.ASSETS / "config.json").read_bytes()
+  )
+  fields = others(tmp_path / "mine.jsonl")
+  plan_command.run(config(checkpoint=str(source), **fields))
+  said = capsys.readouterr().out.splitlines()[-1]
+  assert re.fullmatch(
+    r"files: \d+ examples, held out \d+; the length of their prompts is"
+    rf" unknown: {source} has no tokenizer\.json",
+    said,
+  )
+  fields = others(tmp_path / "mine.jsonl", wrong=7)
+  with pytest.raises(UserError, match="line 8, field 'label'"):
+    plan_command.run(config(checkpoint=str(source), **fields))
+
+
+def test_evaluations_are_planned_for_files_alone_or_with_puzzles():
+  files = {"data.files": ("a.jsonl", "b.jsonl"), "in_flight": 512 * 512}
+  alone, mixed, made = (
+    plans(**given, memory_bytes=GIB, mesh_data=1).chunk
+    for given in (
+      {**files, "eval_n": 512},
+      {**files, "eval_n": 512, "data.puzzles": True},
+      {"in_flight": 512 * 512, "eval_n": 512},
+    )
+  )
+  # 60 held-out prompts of each task: two files, eight families.
+  assert alone <= 120 and made > alone and mixed >= made
+
+
+def test_a_plan_is_that_of_the_run_where_its_devices_are_here(capsys):
+  c = config(dtype="bfloat16", memory_bytes=10**8, mesh_data=1)
+  plan_command.run(c)
+  policy = architectures.read_policy(huggingface.ASSETS, dtype=c.policy.dtype)
+  got = plan_command.make(
+    c, policy, data=1, model=1, on_cpu=None, keep_reference=True
+  )
+  text = capsys.readouterr().out
+  assert "on 1 x 1 CPU devices" in text
+  assert got.rollouts.table() in text and got.evaluations.table() in text
+
+
+def test_a_mesh_that_does_not_fit_the_work_is_refused():
+  c = config(mesh_data=3)
+  with pytest.raises(UserError, match="mesh_data = 3 must divide"):
+    plan_command.run(c)
+
+
+def plans(**changes) -> plan_command.Plans:
+  return plan_command.make(
+    config(**changes), SMALL, data=1, model=1, on_cpu=None, keep_reference=True
+  )
+
+
+def test_zero_means_as_many_as_fit():
+  got = plans(slots=0).rollouts
+  assert (got.slots, got.lanes) == (512, 8)
+  got = plans(slots=0, lanes=2).rollouts
+  assert (got.slots, got.lanes) == (512, 2)
+  cache = lambda p: p.rollouts.stages["decoding"]["cache"]
+  assert cache(plans(int8_cache=True)) < cache(plans()) / 2
+
+
+def test_evaluations_take_fewer_puzzles_at_a_time_if_they_must():
+  roomy = plans()
+  assert roomy.chunk == 256  # 4096 / 16, of 480
+  assert roomy.evaluations.slots == 16
+  assert plans(eval_prompts=1).chunk == 8
+  # Prompts of evaluations are many, those of rollouts few.
+  need = roomy.rollouts.total_bytes
+  tight = plans(memory_bytes=least(need))
+  assert tight.rollouts == dataclasses.replace(
+    roomy.rollouts,
+    memory_bytes=least(need),
+    limit_bytes=tight.rollouts.limit_bytes,
+  )
+  assert tight.chunk < 256
+  assert tight.evaluations.total_bytes <= tight.evaluations.limit_bytes
+
+
+def test_the_probe_is_that_of_the_config():
+  found = plans(theory_tokens=4, theory_responses=5).probe
+  assert (found.prompts, found.responses, found.tokens) == (2, 5, 4)
+  assert found.prompt_tokens == 40
+  # No more than there are.
+  found = plans(theory_prompts=99, theory_tokens=99, samples=16 * 512).probe
+  assert (found.prompts, found.tokens) == (16, 6)
+  assert plans(theory_prompts=0).probe is None
+  params = held() // 4
+  assert found.gradient_bytes == pytest.approx(params, rel=1e-4)
+
+
+def test_moments_are_on_the_devices_while_an_update_is_applied():
+  of = lambda offload, **how: held(offload=offload, on_cpu=False, **how)
+  assert of("moments") < of("moments", applying=True)
+  assert of("moments", applying=True) == of("reference")
+  assert of("nothing", applying=True) == of("nothing")
+  c = config(offload="moments", memory_bytes=10**12)
+  probe = plan_command.make(
+    c, SMALL, data=1, model=1, on_cpu=False, keep_reference=True
+  ).probe
+  assert probe.resident_bytes == of("reference")
+
+
+def test_a_probe_that_does_not_fit_is_refused_with_the_nearest_that_does():
+  need = lambda **changes: (
+    plans(max_new_tokens=900, memory_bytes=10**15, **changes).probe.need
+  )
+  many = dict(theory_prompts=9, theory_responses=200)
+  assert need(**many, theory_tokens=100) < need(**many, theory_tokens=101)
+  # Less than the probe would take, and enough for all else.
+  tight = dict(memory_bytes=least(need(**many, theory_tokens=100)))
+  assert plans(max_new_tokens=900, theory_prompts=0, **tight).probe is None
+  with pytest.raises(plan.TooLarge) as e:
+    plans(max_new_tokens=900, **many, theory_tokens=128, **tight)
+  line = str(e.value)
+  assert "\n" not in line and re.fullmatch(
+    r"measuring the theorem on theory\.prompts = 9 with 200 responses of 128 "
+    r"tokens needs [\d.]+ .iB of [\d.]+ .iB \(90% of a device\) in an update; "
+    r"nearest that fits: theory\.tokens = 100, or theory\.prompts = 0 leaves "
+    r"it out",
+    line,
+  )
+  plans(max_new_tokens=900, **many, theory_tokens=100, **tight)
+
+
+def test_a_probe_of_which_nothing_fits():
+  found = plans().probe
+  with pytest.raises(plan.TooLarge, match=r"update; theory\.prompts = 0 "):
+    plan.check_probe(found, found.resident_bytes)
+
+
+def test_training_refuses_before_it_loads(tmp_path, monkeypatch):
+  monkeypatch.setattr(
+    huggingface, "load", lambda *_, **__: pytest.fail("loads")
+  )
+  c = config(memory_bytes=10**6)
+  with pytest.raises(UserError, match=r"memory_bytes = .* more devices"):
+    train_command.run(c, tmp_path / "run", allow_change=False)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_a_policy_that_does_not_spread_is_refused():
+  with pytest.raises(ValueError, match="does not divide over the 4 devices"):
+    held(model=4)

@@ -1,0 +1,122 @@
+"""The compiled programs: what they read at a time, and what they copy."""
+
+import dataclasses
+import functools
+import math
+import re
+
+import jax
+import numpy as np
+import pytest
+from compiled import compiled
+from small_decoders import (
+  KEY,
+  RECALL,
+  Recall,
+  devices,
+  run,
+  same,
+)
+
+from brorl_jax.model import sharding
+from brorl_jax.model.attention import Rope
+from brorl_jax.model.policy import Policy
+from brorl_jax.rollout import programs
+from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.rollout.program_spec import ProgramSpec
+from brorl_jax.types import Prompts
+
+
+def test_prompts_are_read_in_groups_that_fit(monkeypatch):
+  monkeypatch.setattr(programs, "PREFILL_TOKENS", 53)
+  assert programs.read_together(6, 16) == 3
+  assert programs.read_together(7, 16) == 1  # 2 and 3 do not divide 7
+  assert programs.read_together(6, 100) == 1
+  assert programs.read_together(2, 16) == 2
+  read = []
+
+  class Reader(Recall):
+    def prefill(self, params, tokens, mask):
+      read.append(tokens.shape)
+      return super().prefill(params, tokens, mask)
+
+  prompts = [[1, 2, 3], [2, 2, 2], [3, 1, 5], [5, 4, 1], [1, 1, 1], [4, 5, 3]]
+  settings = {"n": 8, "params": RECALL, "prompts": prompts}
+  out = run(policy=Reader(), **settings)
+  assert set(read) == {(3, 16)}
+  same(out, run(policy=Recall(), **settings))
+
+
+WIDE = Policy(
+  vocab=320, width=32, layers=2, heads=8, kv_heads=2, head_size=16, mlp=32,
+  rope=Rope(1e4), norm_eps=1e-6, tied=True,
+)  # fmt: skip
+
+
+def segment(pages, mesh=None, policy=WIDE):
+  """The program of a step with so many pages, 2 lanes of 24 slots."""
+  P, N, T, C = 2, 24, 512, 64
+  A = P if mesh is None else P // mesh.shape["data"]
+  spec = ProgramSpec(policy, SamplingParams(), (0,), N, T, A, N, C, mesh)
+  params = policy.init(jax.random.key(0))
+  if mesh is not None:
+    params = jax.device_put(params, sharding.param_shardings(params, mesh))
+  prompts = Prompts(
+    np.zeros((P, 8), np.int32), np.ones((P, 8), bool), np.arange(P)
+  )
+  start = functools.partial(programs.start, spec)
+  batch = programs.PrefillBatch(
+    prompts, np.zeros(P, np.int32), np.ones(P, bool)
+  )
+  inputs, s, _ = start(params, batch, KEY)
+  step = functools.partial(programs.segment, spec)
+  some = np.int32(9)
+  newest, s, _ = step(inputs, (), None, s, False, some)
+  args = inputs, (newest,) * (pages - 1), newest, s, False, some
+  return newest, compiled(step, *args, donated=(2, 3))
+
+
+@pytest.mark.perf
+def test_a_step_copies_no_page():
+  page, program = segment(1)
+  used = program.memory_analysis()
+  assert used.alias_size_in_bytes >= bytes_of(page)
+  # Keys of one layer are the smallest copy there could be; scores are smaller.
+  assert used.temp_size_in_bytes < page[0].k.nbytes
+
+
+@pytest.mark.perf
+def test_a_step_widens_int8_pages_layer_by_layer():
+  policy = dataclasses.replace(WIDE, int8_cache=True, layers=8)
+  page, program = segment(1, policy=policy)
+  used = program.memory_analysis()
+  assert used.alias_size_in_bytes >= bytes_of(page)
+  one = 4 * (page[0].k.nbytes + page[0].v.nbytes)
+  assert used.temp_size_in_bytes < 4 * one  # of 8
+
+
+def bytes_of(tree):
+  return sum(x.nbytes for x in jax.tree.leaves(tree))
+
+
+@pytest.mark.ci
+def test_heads_and_vocabulary_stay_apart_on_a_mesh():
+  mesh = devices(4, model=2)
+  policy = dataclasses.replace(WIDE, kv_heads=4)
+  page, program = segment(2, mesh, policy)
+  keys = page[0].k
+  B, G, K, C = keys.shape
+  assert keys.sharding.shard_shape(keys.shape) == (B // 2, G // 2, K, C)
+  text = program.as_text()
+  rows = B // 2
+  assert f"f32[{rows},{G // 2},{K},{C}]" in text
+  assert f"f32[{rows},{G},{K},{C}]" not in text
+  # What devices tell each other: sums over heads, best logits, sums of blocks
+  # of probabilities and the block of each row's draw; never logits or keys.
+  told = [
+    math.prod(map(int, size.split(",")))
+    for size in re.findall(
+      r"= \w+\[([\d,]+)\][^=]* (?:all-|collective-|reduce-s)\S*\(", text
+    )
+  ]
+  assert told and max(told) < rows * policy.vocab / 2

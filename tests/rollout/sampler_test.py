@@ -1,0 +1,411 @@
+"""Whole rollouts, whatever shape the programs have."""
+
+import dataclasses
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+import simple_sampler
+import tiers
+from compiled import compilations
+from messages import mentions
+from small_decoders import (
+  KEY,
+  POLICY,
+  PROMPTS,
+  RECALL,
+  STOP,
+  TABLE,
+  Recall,
+  Table,
+  V,
+  devices,
+  policy_params,
+  run,
+  same,
+  truncated,
+  with_two_ends,
+)
+
+from brorl_jax.model import sharding
+from brorl_jax.rollout import sampler
+from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.types import Prompts
+
+INVARIANT = {
+  "slots 1": {"slots": 1},
+  "slots 3": {"slots": 3},
+  "slots 7": {"slots": 7},
+  "n 8, slots 3": {"n": 8, "slots": 3},
+  "1 device": {"mesh": 1},
+  "2 devices": {"mesh": 2},
+  "4 devices": {"mesh": 4},
+  "8 devices": {"mesh": 8},
+  "limit 5": {"max_new_tokens": 5},
+  "1 lane": {"lanes": 1},
+  "1 lane, slots 1": {"lanes": 1, "slots": 1},
+  "2 lanes, slots 3": {"lanes": 2, "slots": 3},
+  "pages of 4": {"columns": 4},
+  "pages of 5, slots 7": {"columns": 5, "slots": 7},
+  "pages of 2, slots 40": {"columns": 2, "slots": 40},
+  "pages of 4, 1 lane, slots 20": {"columns": 4, "lanes": 1, "slots": 20},
+  "pages of 3, 2 devices": {"columns": 3, "mesh": 2, "slots": 9},
+  "pages of 3, 1 lane, 2 devices": {"columns": 3, "lanes": 1, "mesh": 2},
+}
+
+
+@functools.cache
+def base():
+  return run(n=64, policy=Recall(), params=RECALL)
+
+
+# Their programs take longest to compile.
+SLOW = {
+  "slots 7",
+  "4 devices",
+  "1 lane, slots 1",
+  "pages of 4",
+  "pages of 2, slots 40",
+  "pages of 4, 1 lane, slots 20",
+}
+
+
+DESK = {"slots 3", "2 devices", "limit 5", "pages of 5, slots 7"}
+
+
+def tier(name):
+  if name in SLOW:
+    return [pytest.mark.slow]
+  return [] if name in DESK else [pytest.mark.ci]
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    pytest.param(change, id=name, marks=tier(name))
+    for name, change in INVARIANT.items()
+  ],
+)
+def test_a_rollout_does_not_depend_on(change, monkeypatch):
+  settings = {"n": 64, "policy": Recall(), "params": RECALL} | change
+  if columns := settings.pop("columns", None):
+    monkeypatch.setattr(sampler, "page_columns", lambda T: columns)
+  if "mesh" in change:
+    settings["mesh"] = devices(change["mesh"])
+  out, want = run(**settings), base()
+  T = min(12, settings["max_new_tokens"] if "max_new_tokens" in change else 12)
+  at = np.s_[:, : settings["n"], :T]
+  np.testing.assert_array_equal(out.tokens[:, :, :T], want.tokens[at])
+  np.testing.assert_array_equal(out.mask[:, :, :T], want.mask[at])
+  np.testing.assert_allclose(out.logp[:, :, :T], want.logp[at], atol=1e-6)
+  longer = np.asarray(want.mask).sum(2)[:, : settings["n"]]
+  if settings.get("max_new_tokens", 12) <= 12:
+    limit = settings.get("max_new_tokens", 12)
+    cut = np.asarray(want.truncated)[:, : settings["n"]] | (longer > limit)
+    np.testing.assert_array_equal(out.truncated, cut)
+
+
+def test_a_rollout_does_not_depend_on_the_other_prompts():
+  p = 2
+  tokens = jnp.asarray([PROMPTS[p]])
+  out = sampler.rollouts(
+    Recall(),
+    RECALL,
+    Prompts(tokens, tokens >= 0, jnp.asarray([p])),
+    KEY,
+    n=64,
+    max_new_tokens=12,
+    sampling=SamplingParams(),
+    stop_ids=(STOP,),
+    slots=64,
+  )
+  np.testing.assert_array_equal(out.tokens[0], base().tokens[p])
+
+
+def test_what_the_decoder_is_shown_is_the_rollout_and_nothing_else():
+  """Refilled slots, a circle of columns, stale columns, idle slots."""
+  out = run(n=64, slots=3, policy=Recall(), params=RECALL)
+  table, worst = np.asarray(RECALL, np.float64), 0.0
+  assert np.isfinite(out.logp).all()
+  assert len(set(np.asarray(out.mask).sum(2).ravel())) > 5
+  for p, n in np.ndindex(3, 64):
+    length = int(out.mask[p, n].sum())
+    ids = np.asarray(out.tokens[p, n])[:length].tolist()
+    for i, logits in enumerate(Recall().logits(table, PROMPTS[p], ids)):
+      want = scipy.special.log_softmax(logits)[ids[i]]
+      worst = max(worst, abs(float(out.logp[p, n, i]) - want))
+  assert worst < 2e-6
+
+
+def test_the_end_token_counts_and_nothing_follows_it():
+  out = with_two_ends()
+  tokens, mask = np.asarray(out.tokens), np.asarray(out.mask)
+  ends = set()
+  for p, n in np.ndindex(3, 200):
+    ids, length = tokens[p, n], mask[p, n].sum()
+    assert mask[p, n, :length].all() and not mask[p, n, length:].any()
+    inside, last = ids[: length - 1], ids[length - 1]
+    assert not np.isin(inside, (STOP, 4)).any()
+    assert bool(out.truncated[p, n]) == (last not in (STOP, 4))
+    if out.truncated[p, n]:
+      assert length == 12
+    else:
+      ends.add((int(last), length == 12))
+    assert not ids[length:].any() and not out.logp[p, n, length:].any()
+    assert (np.asarray(out.logp[p, n, :length]) < 0).all()
+  # Both ends occur, and an end in the very last place is not a cut.
+  assert {(STOP, False), (4, False)} <= ends
+  assert {True, False} == set(np.asarray(out.truncated).ravel().tolist())
+
+
+@pytest.mark.parametrize(
+  "longest, width",
+  [(1, 16), (15, 16), (16, 16), (17, 32), (32, 32), (33, 64), (1000, 1024)],
+)
+def test_prompts_are_padded_to_a_power_of_two(longest, width):
+  assert sampler.prompt_width(longest) == width
+
+
+@dataclasses.dataclass(frozen=True)
+class Other(Recall):
+  """A kind of its own: nobody has compiled anything for it."""
+
+  number: int
+
+
+def test_prompts_of_other_lengths_compile_nothing():
+  policy = Other(next(_FRESH))
+  settings = {"policy": policy, "params": RECALL, "n": 8}
+  first = run(prompts=[[1], [2, 3]], **settings)
+  with compilations() as seen:
+    again = run(prompts=[[1], [2, 3]], **settings)
+    other = run(prompts=[[3] * 16, [4, 1, 1]], **settings)
+    assert seen == []
+    longer = run(prompts=[[3] * 17, [4, 1, 1]], **settings)
+    assert seen != []
+  same(first, again)
+  for prompts, out in (([3] * 16, other), ([3] * 17, longer)):
+    likely = jax.nn.log_softmax(next(policy.logits(RECALL, prompts, [0])))
+    want = likely[out.tokens[0, :, 0]]
+    np.testing.assert_allclose(out.logp[0, :, 0], want, rtol=1e-5)
+
+
+_FRESH = itertools.count()
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("n, slots, steps", [(1, 1, 3), (8, 3, 30)])
+def test_growing_rollouts_are_the_rollouts_so_far(n, slots, steps):
+  """Pages turn and the tail is compacted on the way."""
+  prompts = Prompts(np.array([[3, 1], [5, 5]]), np.ones((2, 2), bool),
+                    np.array([4, 7], np.int32))  # fmt: skip
+  how = dict(n=n, max_new_tokens=150, sampling=SamplingParams(),
+             stop_ids=(STOP,), slots=slots)  # fmt: skip
+  args = Recall(), RECALL.at[..., STOP].add(-6.0), prompts, KEY
+  whole = sampler.rollouts(*args, **how)
+  before = np.zeros(whole.mask.shape, bool)
+  lengths = []
+  for some in sampler.growing(*args, **how, steps=steps):
+    mask = np.asarray(some.mask)
+    assert not (before & ~mask).any()
+    new = (mask & ~before).sum(axis=2)
+    assert new.sum() <= 2 * slots * steps + 2 * n * (not lengths)
+    np.testing.assert_array_equal(some.tokens, np.where(mask, whole.tokens, 0))
+    np.testing.assert_array_equal(some.logp, np.where(mask, whole.logp, 0.0))
+    before = mask
+    lengths.append(int(mask.sum()))
+  # It shrinks the sooner, the oftener it looks.
+  assert (some.slot_steps <= whole.slot_steps).all()
+  same(dataclasses.replace(some, slot_steps=whole.slot_steps), whole)
+  assert lengths[0] == 2 * n and whole.mask.sum(axis=2).max() > 64
+
+
+def test_one_token_is_drawn_from_the_prefill_alone():
+  """T = 1, and prompts of all lengths end in the last place."""
+  seen = []
+
+  class Watched(Table):
+    def prefill(self, params, tokens, mask):
+      jax.debug.callback(lambda *x: seen.extend(map(np.array, x)), tokens, mask)
+      return super().prefill(params, tokens, mask)
+
+    def decode_step(self, *args):  # is never run
+      logits, page = super().decode_step(*args)
+      return jnp.full_like(logits, jnp.nan), page
+
+  out = run(policy=Watched(), max_new_tokens=1, n=500)
+  jax.effects_barrier()
+  tokens, mask = (x[:, -3:] for x in seen)
+  np.testing.assert_array_equal(tokens, [[0, 0, 3], [1, 4, 2], [0, 5, 5]])
+  np.testing.assert_array_equal(mask, [[0, 0, 1], [1, 1, 1], [0, 1, 1]])
+  assert seen[1].shape == (3, 16) and not seen[1][:, :-3].any()
+  table = np.log(np.stack([truncated(row) for row in TABLE]))
+  for p, prompt in enumerate(PROMPTS):
+    tokens = np.asarray(out.tokens[p, :, 0])
+    want = table[prompt[-1]][tokens]
+    np.testing.assert_allclose(out.logp[p, :, 0], want, rtol=1e-5)
+    np.testing.assert_array_equal(out.truncated[p], tokens != STOP)
+  assert np.all(out.mask) and not np.any(out.slot_steps)
+
+
+def prompts_of_policy():
+  rng = np.random.default_rng(1)
+  return [rng.integers(1, 24, size).tolist() for size in (3, 7, 1, 5, 2, 4, 6)]
+
+
+def run_policy(**changes):
+  settings = {"n": 160, "max_new_tokens": 24, "stop_ids": (STOP,)}
+  settings |= {"temperature": 0.8, "top_p": 0.95, "params": policy_params()}
+  return run(prompts_of_policy(), policy=POLICY, **settings | changes)
+
+
+base_of_policy = functools.cache(run_policy)
+
+
+def flips(a, b):
+  """Tokens that differ, and tokens compared up to the first that does."""
+  N, T = b.tokens.shape[1:]
+  both = np.asarray(a.mask)[:, :N, :T] | np.asarray(b.mask)
+  differ = both & (np.asarray(a.tokens)[:, :N, :T] != np.asarray(b.tokens))
+  before = np.cumsum(differ, axis=2) - differ == 0
+  return int(np.sum(differ & before)), int(np.sum(both & before))
+
+
+@pytest.mark.slow
+def test_the_same_program_twice_gives_the_same_bits():
+  same(run_policy(), base_of_policy())
+
+
+@pytest.mark.slow
+def test_shapes_of_the_program_flip_fewer_than_one_token_in_10000():
+  mesh = devices(8, model=2)
+  places = sharding.param_shardings(policy_params(), mesh)
+  spread = jax.device_put(policy_params(), places)
+  assert len(spread["head"]["kernel"].sharding.device_set) == 8
+  total = np.zeros(2, int)
+  for change in (
+    {"slots": 37},
+    {"n": 64, "max_new_tokens": 20},
+    {"mesh": mesh, "params": spread},
+  ):
+    flipped, compared = flips(base_of_policy(), run_policy(**change))
+    assert compared > 3_000
+    total += flipped, compared
+  print(f"flips {total[0]} of {total[1]}")
+  assert total[1] >= 20_000
+  assert total[0] < 1e-4 * total[1]
+
+
+REFERENCE = {
+  "greedy": {"temperature": 0.0},
+  "sampled": {},
+  "cut": {"temperature": 0.7, "top_k": 15, "top_p": 0.9, "min_p": 0.02},
+}
+
+
+@functools.cache
+def simple(name):
+  return simple_sampler.sample(
+    POLICY,
+    policy_params(),
+    prompts_of_policy(),
+    KEY,
+    n=24,
+    max_new_tokens=24,
+    stop_ids=(STOP,),
+    **REFERENCE[name],
+  )
+
+
+@pytest.mark.parametrize(
+  "columns, lanes, slots",
+  [pytest.param(24, 7, 24, marks=pytest.mark.slow), (8, 2, 10)],
+)
+@pytest.mark.parametrize("name", tiers.some(REFERENCE, 1))
+def test_equals_the_sampler_without_caches(
+  name, columns, lanes, slots, monkeypatch
+):
+  monkeypatch.setattr(sampler, "page_columns", lambda T: columns)
+  out = run_policy(
+    n=24,
+    slots=slots,
+    lanes=lanes,
+    **{"temperature": 1.0, "top_p": 1.0} | REFERENCE[name],
+  )
+  tokens, logp, mask = simple(name)
+  assert len(np.unique(mask.sum(axis=2))) > 3
+  differ = (tokens != np.asarray(out.tokens)).any(axis=2)
+  if name == "greedy":
+    assert not differ.any()
+  # Elsewhere a uniform number may fall between two roundings of one sum.
+  assert differ.sum() <= 1
+  np.testing.assert_array_equal(out.mask[~differ], mask[~differ])
+  np.testing.assert_allclose(out.logp[~differ], logp[~differ], atol=2e-5)
+
+
+def test_log_probabilities_are_those_of_scoring_the_response():
+  sampling = SamplingParams(temperature=0.8, top_p=0.95)
+  out = base_of_policy()
+  prompts = prompts_of_policy()
+  tokens = np.zeros((len(prompts), 7), np.int32)
+  for row, ids in zip(tokens, prompts, strict=True):
+    row[7 - len(ids) :] = ids
+  logits = jax.jit(POLICY.response_logits)(
+    policy_params(), jnp.asarray(tokens), jnp.asarray(tokens > 0), out.tokens
+  )
+  logp = np.take_along_axis(
+    np.asarray(sampling.logp(logits)), np.asarray(out.tokens)[..., None], -1
+  )[..., 0]
+  with np.errstate(invalid="ignore"):  # -inf where the token is cut
+    gap = np.abs(np.where(out.mask, logp - np.asarray(out.logp), 0.0))
+  # A token on the edge of top-p is kept by the one and cut by the other.
+  prob = np.exp(np.asarray(jax.nn.log_softmax(logits / 0.8), np.float64))
+  ordered = -np.sort(-prob, axis=-1)
+  before = np.cumsum(ordered, axis=-1) - ordered
+  edge = np.abs(before - 0.95).min(axis=-1) < 1e-6
+  print(f"logp gap {gap[~edge].max():.2e}, {edge.sum()} on the edge")
+  assert 10_000 < np.sum(out.mask) and gap[~edge].max() < 1e-4
+  assert edge.mean() < 1e-3
+
+
+@pytest.mark.parametrize(
+  "change, message",
+  [
+    ({"n": 0}, "n = 0 ... at least 1"),
+    ({"max_new_tokens": 0}, "max_new_tokens = 0 ... at least 1"),
+    ({"slots": 0}, "slots = 0 ... at least 1 ... at most 16"),
+    ({"slots": 17}, "slots = 17 ... at least 1 ... at most 16"),
+    ({"lanes": 0}, "lanes = 0 ... at least 1 ... at most 3"),
+    ({"lanes": 4}, "lanes = 4 ... at least 1 ... at most 3"),
+    ({"prompts": []}, "prompts = 0 ... at least 1"),
+    ({"prompts": [[1], [], [2]]}, "prompt 1 is empty"),
+    (
+      {"prompts": [[1], [2, V]]},
+      "token 6 ... prompt 1 ... 0 to 5",
+    ),
+    (
+      {"prompts": [[-1]]},
+      "token -1 ... prompt 0 ... 0 to 5",
+    ),
+    (
+      {"stop_ids": (0, 99)},
+      "token 99 ... stop_ids ... 0 to 5",
+    ),
+    ({"temperature": -0.1}, "temperature = -0.1"),
+    ({"temperature": float("nan")}, "temperature = nan"),
+    ({"top_k": -1}, "top_k = -1"),
+    ({"top_p": 0.0}, "top_p = 0.0"),
+    ({"top_p": 1.01}, "top_p = 1.01"),
+    ({"min_p": -0.01}, "min_p = -0.01"),
+    ({"min_p": 1.5}, "min_p = 1.5"),
+  ],
+  ids=str,
+)
+def test_refuses_by_name_and_value(change, message):
+  with pytest.raises(ValueError) as e:
+    run(**change)
+  assert mentions(str(e.value), message) and "\n" not in str(e.value)

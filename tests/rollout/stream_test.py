@@ -1,0 +1,236 @@
+"""The stream, with the decoders of the sampler's tests."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scored
+import tiers
+from small_decoders import (
+  DOWN,
+  KEY,
+  POLICY,
+  RECALL,
+  Recall,
+  Table,
+  devices,
+  policy_params,
+)
+
+from brorl_jax.rollout import sampler, stream
+from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.rollout.dynamic_sampling import collect
+from brorl_jax.types import Prompts
+
+STOP = 0
+RECALLS = Recall()
+
+
+def numbered(count):
+  """Prompts of one token, and number p."""
+  tokens = np.arange(count, dtype=np.int32)[:, None] % 6
+  return Prompts(tokens, tokens >= 0, np.arange(count, dtype=np.int32))
+
+
+class Feed:
+  """Gives prompts one call after the other, at most so many at a time."""
+
+  def __init__(self, prompts, most=3):
+    self.prompts, self.most, self.given = prompts, most, 0
+    self.asked = []
+
+  def __call__(self, room, idle):
+    self.asked.append((room, idle))
+    left = len(self.prompts.index) - self.given
+    if not left:
+      return None
+    some = slice(self.given, self.given + min(room, left, self.most))
+    self.given = some.stop
+    return jax.tree.map(lambda x: x[some], self.prompts)
+
+
+def streamed(feed, *, places, policy=RECALLS, params=RECALL, **changes):
+  """By prompt; and the order in which they were done."""
+  settings = dict(
+    n=16,
+    max_new_tokens=12,
+    sampling=SamplingParams(),
+    stop_ids=(STOP,),
+    slots=16,
+    lanes=places,
+  )
+  out = {}
+  for prompts, rollouts in stream.stream(
+    policy, params, feed, KEY, places=places, **settings | changes
+  ):
+    for i, p in enumerate(prompts.index):
+      assert p not in out
+      out[int(p)] = jax.tree.map(lambda x, i=i: x[i : i + 1], rollouts)
+  return out
+
+
+def together(prompts, policy=RECALLS, params=RECALL, **changes):
+  settings = dict(
+    n=16,
+    max_new_tokens=12,
+    sampling=SamplingParams(),
+    stop_ids=(STOP,),
+    slots=16,
+  )
+  out = sampler.rollouts(policy, params, prompts, KEY, **settings | changes)
+  return jax.device_get(out)
+
+
+def same(got, want):
+  assert sorted(got) == list(range(len(want.tokens)))
+  for p, one in got.items():
+    for name in ("tokens", "logp", "mask", "truncated"):
+      np.testing.assert_array_equal(
+        getattr(one, name)[0], getattr(want, name)[p], err_msg=f"{name} of {p}"
+      )
+
+
+@pytest.mark.parametrize(
+  "count, places, changes",
+  tiers.some(
+    [
+      # Places whose prompts wait for a lane.
+      pytest.param(11, 4, {"lanes": 2}, marks=pytest.mark.slow),
+      (11, 8, {"lanes": 3, "slots": 5}),
+      (5, 1, {"slots": 5}),  # one after the other
+      # Places that are never used.
+      pytest.param(3, 8, {}, marks=pytest.mark.slow),
+      (
+        9,
+        4,
+        {"lanes": 2, "slots": 5, "max_new_tokens": 150},
+      ),  # pages, compacted
+      (1, 1, {"max_new_tokens": 1}),  # no slot is ever used
+    ],
+    1,
+  ),
+)
+def test_rollouts_are_those_of_all_prompts_together(count, places, changes):
+  prompts = numbered(count)
+  of_all = {k: v for k, v in changes.items() if k == "max_new_tokens"}
+  same(
+    streamed(Feed(prompts), places=places, **changes),
+    together(prompts, **of_all),
+  )
+
+
+def test_a_mesh_makes_the_same_rollouts():
+  prompts = numbered(7)
+  got = streamed(Feed(prompts), places=4, lanes=4, mesh=devices(8, model=2))
+  same(got, together(prompts))
+
+
+@pytest.mark.slow
+def test_the_policy_makes_the_same_rollouts():
+  """Its prefix is written into places that other prompts had."""
+  prompts = numbered(7)
+  both = dict(policy=POLICY, params=policy_params(), max_new_tokens=9)
+  got = streamed(Feed(prompts), places=3, lanes=2, **both)
+  want = together(prompts, **both)
+  for p, one in got.items():
+    np.testing.assert_array_equal(one.tokens[0], want.tokens[p])
+    np.testing.assert_allclose(one.logp[0], want.logp[p], atol=1e-5)
+
+
+def test_a_place_is_free_as_soon_as_its_prompt_is_done():
+  """Prompt 0 takes 40 steps; five short ones pass through the place beside."""
+  endless = jnp.full((6, 6), -jnp.inf).at[3, 3].set(0.0)
+  endless = endless.at[jnp.array([4, 5, 1]), jnp.array([5, 1, 0])].set(0.0)
+  tokens = np.array([[3]] + [[4]] * 5, np.int32)
+  prompts = Prompts(tokens, tokens > 0, np.arange(6, dtype=np.int32))
+  told = []
+  got = streamed(
+    Feed(prompts),
+    places=2,
+    policy=Table(),
+    params=endless,
+    n=2,
+    slots=2,
+    max_new_tokens=40,
+    watch=told.append,
+  )
+  assert list(got) == [1, 2, 3, 4, 5, 0]
+  assert [int(one.mask.sum()) for one in got.values()] == [6] * 5 + [80]
+  # Two lanes of two slots; the last steps are those of prompt 0.
+  assert told[-1].slot_steps == 39 * 4
+  total = sum(float(one.slot_steps[0]) for one in got.values())
+  assert total == told[-1].slot_steps
+
+
+def test_nothing_is_asked_for_without_room_and_idle_means_idle():
+  feed = Feed(numbered(6), most=1)
+  streamed(feed, places=2, policy=Table(), params=DOWN)
+  rooms, idle = zip(*feed.asked, strict=True)
+  assert all(1 <= room <= 2 for room in rooms)
+  assert idle[0] and feed.asked[-1][1]  # at the start, and at the end
+  assert not idle[1]  # one prompt was given and is not done
+
+
+def test_ends_when_nothing_is_to_be_had():
+  assert streamed(Feed(numbered(0)), places=2) == {}
+
+
+def test_prompts_go_to_the_emptiest_device():
+  prompts = numbered(4)
+  units, at, taken = stream._assigned(
+    prompts, [[1], [0, 1, 2], [0, 2]], most=2, each=3
+  )
+  # The device with three free places is first, then those with two in order.
+  assert {p: int(one.index[0]) for p, one in taken.items()} == {
+    3: 0, 4: 1, 6: 2, 1: 3,
+  }  # fmt: skip
+  assert units.real.tolist() == [True, False, True, True, True, False]
+  assert at.tolist() == [1, 0, 0, 1, 0, 0]
+  assert units.prompts.index[units.real].tolist() == [3, 0, 1, 2]
+
+
+def test_batches_visit_every_place_once():
+  places = [[0, 1, 2], [4], []]
+  got = list(stream._batches(places, 2))
+  assert got == [[[0, 1], [4], []], [[2], [], []]]
+
+
+@pytest.mark.ci
+def test_kept_groups_are_the_same_on_1_2_and_8_devices():
+  """What is rejected, and so replaced, hangs on the rollouts themselves."""
+
+  def score(prompts, rollouts):
+    first = rollouts.tokens[..., 0]
+    reward = (first == 1) & (rollouts.mask.sum(axis=2) > 3)
+    return scored.scores(reward, first)
+
+  def informative(groups):
+    reward = groups.scores.reward
+    return reward.max(axis=1) > reward.min(axis=1)
+
+  every = numbered(64)
+  found = []
+  for mesh, places in ((None, 3), (devices(2), 4), (devices(8), 8)):
+    sampled = collect(
+      functools.partial(
+        stream.stream, Recall(), RECALL, key=KEY, n=16, max_new_tokens=12,
+        sampling=SamplingParams(), stop_ids=(STOP,), slots=16,
+        lanes=places, places=places, mesh=mesh,
+      ),
+      score,
+      informative,
+      lambda some: jax.tree.map(lambda x: x[list(some)], every),
+      range(64),
+      target=6,
+    )  # fmt: skip
+    assert sampled.kept.sum() == 6 and 8 < len(sampled.kept) < 64
+    found.append((sampled.kept, sampled.kept_groups()))
+  for kept, groups in found[1:]:
+    np.testing.assert_array_equal(kept, found[0][0])
+    for a, b in zip(
+      jax.tree.leaves(groups), jax.tree.leaves(found[0][1]), strict=True
+    ):
+      if a.ndim > 1:  # not how many slots there were
+        np.testing.assert_array_equal(a, b)

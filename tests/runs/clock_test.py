@@ -1,0 +1,60 @@
+"""Tests of brorl_jax/runs/clock.py."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax._src import monitoring
+
+from brorl_jax.runs import clock
+
+
+def test_time_since():
+  begin = clock.now()
+  end = time.process_time() + 0.1
+  while time.process_time() < end:
+    pass
+  spent = clock.since(begin).metrics
+  assert 0.1 <= spent["time/cpu_s"] < 5.0
+  assert spent["time/step_s"] >= 0.09 and spent["time/compile_s"] == 0.0
+
+
+def test_busy_are_the_processor_or_the_wall(monkeypatch):
+  monkeypatch.setattr(clock, "now", lambda: clock.Clock(9.0, 30.0, 5.0, 6.0))
+  # 8 of the wall, 3 of them compiling; 20 of cores, 2 of them compiling.
+  begin = clock.Clock(1.0, 10.0, 2.0, 4.0)
+  busy_s, spent = clock.since(begin)
+  assert spent["time/cpu_s"] == spent["time/busy_s"] == busy_s == 18.0
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  busy_s, spent = clock.since(begin)
+  assert (spent["time/cpu_s"], spent["time/busy_s"], busy_s) == (18.0, 5.0, 5.0)
+
+
+def compile_something(size):
+  many = lambda x: sum(jnp.sin(x * i) @ x for i in range(30))
+  jax.jit(many).lower(jnp.ones((size, size))).compile()
+
+
+def test_compiling_is_told_apart():
+  with clock.counting():
+    begin = clock.now()
+    compile_something(7)
+    process = clock.now().process - begin.process
+    spent = clock.since(begin).metrics
+  assert 0.0 < spent["time/compile_s"] <= spent["time/step_s"]
+  assert spent["time/cpu_s"] <= max(process - spent["time/compile_s"], 0) + 0.1
+
+
+def test_compiling_is_counted_once_and_only_where_it_is_asked_for():
+  before = monitoring.get_event_duration_listeners()
+  begin = clock.now()
+  compile_something(8)
+  assert clock.since(begin).metrics["time/compile_s"] == 0.0
+  with clock.counting(), clock.counting():
+    (listener,) = set(monitoring.get_event_duration_listeners()) - set(before)
+    assert monitoring.get_event_duration_listeners().count(listener) == 1
+  assert monitoring.get_event_duration_listeners() == before
+  with pytest.raises(KeyError), clock.counting():
+    raise KeyError
+  assert monitoring.get_event_duration_listeners() == before

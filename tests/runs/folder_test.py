@@ -1,0 +1,355 @@
+"""Tests of brorl_jax/runs/folder.py and lock.py: whose a run folder is."""
+
+import functools
+import json
+import operator
+import os
+import subprocess
+import sys
+
+import pytest
+from messages import mentions
+
+from brorl_jax.errors import UserError
+from brorl_jax.runs import folder, lock, sections
+from tests.main.main_test import STUB, command, message
+from tests.main.settings_test import config, values
+
+
+def check(workdir, *, allow_change=False, **changes):
+  return folder.check(values(**changes), workdir, allow_change=allow_change)
+
+
+def test_a_folder_is_not_a_run_before_its_config_is_written(tmp_path):
+  check(tmp_path)  # empty
+  check(tmp_path / "not" / "made")
+  assert list(tmp_path.iterdir()) == []
+  workdir = tmp_path / "deep" / "run"
+  with lock.hold(workdir):
+    check(workdir)
+    folder.write_config(values(), workdir)
+  check(workdir)
+  names = sorted(p.name for p in workdir.iterdir())
+  assert names == [".lock", "config.json"]
+
+
+def test_one_process_at_a_time(tmp_path):
+  with (
+    lock.hold(tmp_path),
+    pytest.raises(UserError, match=f"by process {os.getpid()};"),
+  ):
+    lock.hold(tmp_path)
+  lock.hold(tmp_path).close()  # free again
+
+
+def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
+  (tmp_path / "file").write_text("")
+  with pytest.raises(UserError, match="cannot be written"):
+    lock.hold(tmp_path / "file" / "run")
+
+
+def test_a_start_that_is_refused_leaves_the_lock_as_it_was(tmp_path):
+  workdir = tmp_path / "run"
+  with lock.hold(workdir) as held:
+    held.undo()
+  assert list(workdir.iterdir()) == []
+  (workdir / ".lock").write_text("12345\n")
+  with lock.hold(workdir) as held:
+    assert (workdir / ".lock").read_text() == f"{os.getpid()}\n"
+    held.undo()
+  assert (workdir / ".lock").read_text() == "12345\n"
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "y" * 256 + "/b", "a\0b"])
+def test_a_name_that_cannot_be_is_one_line(tmp_path, name):
+  for refuse in (
+    check,
+    folder.check_again,
+    folder.check_empty,
+    lambda workdir: folder.check(values(), workdir, allow_change=True),
+  ):
+    with pytest.raises(UserError) as e:
+      refuse(tmp_path / name)
+    assert str(e.value).startswith("workdir '") and "\n" not in str(e.value)
+  assert list(tmp_path.iterdir()) == []
+
+
+def test_a_workdir_may_begin_with_the_home_folder(tmp_path):
+  run = "app.run(command.main, flags_parser=settings.parse_flags)"
+  at_home = f"import os; os.environ['HOME'] = {str(tmp_path)!r}\n{run}"
+  code = STUB.replace("FAILS", "").replace(run, at_home)
+  config = "--config=configs/n16.py"
+  done = command(config, "--workdir=~/a b", code=code)
+  assert done.stdout == f"0.0003 16 1.0  {tmp_path}/a b False\n", done.stderr
+  said = message(command(config, "--workdir=~nobody-has-it/x", code=code))
+  assert said.startswith("workdir ~nobody-has-it/x: ")
+
+
+def test_what_the_system_refuses_is_one_line():
+  fails = "raise OSError(28, 'No space left on device', '/a/b')"
+  code = STUB.replace("FAILS", fails)
+  done = command("--config=configs/n16.py", "--workdir=w", code=code)
+  assert done.returncode == 2
+  assert done.stderr == "error: /a/b: No space left on device\n"
+
+
+@pytest.mark.parametrize(
+  "field, value",
+  [
+    ("data", ["seed"]),
+    ("data", "seed"),
+    ("run", 3),
+    ("machine", "a"),
+    ("earlier", {}),
+    ("earlier", [3]),
+    ("earlier", [{"config": []}]),
+  ],
+)
+def test_a_field_of_config_json_that_no_run_writes_is_one_line(
+  tmp_path, field, value
+):
+  path = tmp_path / "config.json"
+  folder.write_config(values(), tmp_path)
+  path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+  with pytest.raises(UserError) as e:
+    check(tmp_path, allow_change=True)
+  start = f"{path}: {field!r} ... missing"
+  assert mentions(str(e.value), start) and "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl"])
+def test_a_run_without_its_config_is_told_the_way_back(tmp_path, name):
+  (tmp_path / name).touch()
+  with pytest.raises(UserError) as e:
+    check(tmp_path)
+  said = str(e.value)
+  assert mentions(said, f"{tmp_path}/config.json ... missing")
+  assert "--begin_again" in said and "another workdir" in said
+
+
+def test_the_identity_of_a_run_is_of_what_it_began_with():
+  of = lambda data="d", **changes: folder.identity(values(**changes), data)
+  assert of() == of(steps=7, save_every=3, keep_checkpoints=9) == of("d")
+  assert len({of(), of("other"), of(lr=0.5), of(seed=9), of(eval_n=3)}) == 5
+
+
+def test_set_aside_counts(tmp_path):
+  assert folder.set_aside(tmp_path) is None
+  for count in (1, 2, 3):
+    (tmp_path / "metrics.jsonl").write_text(f"{count}")
+    (tmp_path / ".lock").touch()
+    assert folder.set_aside(tmp_path) == tmp_path / "set_aside" / f"{count}"
+  left = {p.name for p in tmp_path.iterdir()}
+  assert left == {".lock", "set_aside"}
+  for count in (1, 2, 3):
+    path = tmp_path / "set_aside" / f"{count}" / "metrics.jsonl"
+    assert path.read_text() == f"{count}"
+  check(tmp_path)  # a folder in which a run may begin
+  assert folder.begun(tmp_path) is None
+
+
+def test_config_json_keeps_what_ran_before(tmp_path):
+  folder.write_config(values(lr=0.5), tmp_path)
+  folder.write_config(values(lr=0.5), tmp_path)
+  read = lambda: json.loads((tmp_path / "config.json").read_text())
+  assert "earlier" not in read()
+  folder.write_config(values(lr=0.25), tmp_path)
+  folder.write_config(values(lr=0.125), tmp_path)
+  assert read()["config"]["optim"]["lr"] == 0.125
+  assert [e["config"]["optim"]["lr"] for e in read()["earlier"]] == [0.5, 0.25]
+
+
+def test_a_run_that_was_killed_while_it_began_can_begin_again(tmp_path):
+  (tmp_path / "config.json.part").write_text('{"conf')
+  check(tmp_path)
+  folder.write_config(values(), tmp_path)
+  check(tmp_path)
+
+
+def test_config_json_tells_what_ran(tmp_path):
+  folder.write_config(values(lr=0.5), tmp_path)
+  record = json.loads((tmp_path / "config.json").read_text())
+  assert record["config"]["optim"]["lr"] == 0.5
+  assert (
+    record["config"]["data"]["families"]["gcd"]["settings"]["max_value"] == 40
+  )
+  assert record["python"] == ".".join(map(str, sys.version_info[:3]))
+  assert record["versions"].keys() >= {"jax", "flax", "optax", "numpy"}
+  import jax
+
+  assert record["versions"]["jax"] == jax.__version__
+  assert "git_commit" in record
+
+
+def test_names_the_commit(tmp_path, monkeypatch):
+  answer = subprocess.CompletedProcess([], 0, stdout="abc-dirty\n")
+  monkeypatch.setattr(folder.subprocess, "run", lambda *_, **__: answer)
+  folder.write_config(values(), tmp_path)
+  path = tmp_path / "config.json"
+  assert json.loads(path.read_text())["git_commit"] == "abc-dirty"
+
+  def no_git(*_, **__):
+    raise FileNotFoundError("git")
+
+  monkeypatch.setattr(folder.subprocess, "run", no_git)
+  folder.write_config(values(), tmp_path)
+  assert json.loads(path.read_text())["git_commit"] is None
+
+
+def test_refuses_a_run_of_another_config(tmp_path):
+  folder.write_config(values(), tmp_path)
+  before = (tmp_path / "config.json").read_bytes()
+  with pytest.raises(UserError) as e:
+    check(tmp_path, lr=0.5, dtype="bfloat16")
+  assert mentions(
+    str(e.value),
+    f"{tmp_path} ... optim.lr = 0.0003 (now 0.5), policy.dtype "
+    f"= 'float32' (now 'bfloat16') ... --allow_config_change",
+  )
+  changed = {"data.families.gcd.weight": 2.0}
+  with pytest.raises(
+    UserError, match=r"families\.gcd\.weight = 1\.0 \(now 2\.0\);"
+  ):
+    check(tmp_path, **changed)
+  check(tmp_path, lr=0.5, allow_change=True)
+  assert (tmp_path / "config.json").read_bytes() == before
+
+
+def test_phases_belong_to_a_run(tmp_path):
+  phases = (
+    {"from_step": 3, "sampling.n": 256},
+    {"from_step": 7, "optim.lr": 1e-4},
+  )
+  folder.write_config(values(phases=phases), tmp_path)
+  check(tmp_path, phases=phases)
+  with pytest.raises(UserError, match=r"phases = .*'sampling.n': 256"):
+    check(tmp_path, phases=phases[1:])
+
+
+def test_a_field_that_an_older_run_lacks_has_its_default(tmp_path):
+  older = values()
+  older["optim"]["gone"] = 7
+  del older["optim"]["b2"], older["sampling"]["temperature"]
+  folder.write_config(older, tmp_path)
+  with pytest.raises(
+    UserError, match=r"with optim\.gone = 7 \(now None\); choose"
+  ):
+    check(tmp_path)
+  with pytest.raises(UserError, match=r"b2 = 0\.95 \(now 0\.5\), "):
+    check(tmp_path, b2=0.5)
+
+
+def test_a_run_from_before_there_were_sections_goes_on(tmp_path):
+  phases = ({"from_step": 3, "sampling.n": 256},)
+  flat = {
+    k: getattr(getattr(config(), v.partition(".")[0]), v.partition(".")[2])
+    for k, v in sections.RENAMED.items()
+  }
+  flat |= {"domains": values()["data"]["domains"]}
+  flat |= {"families": values()["data"]["families"]}
+  flat |= {"phases": [{"from_step": 3, "n": 256}]}
+  flat |= {"data": {"files": ["a.jsonl"], "heldout_one_in": 3}}
+  (tmp_path / "config.json").write_text(json.dumps({"config": flat}))
+  same = {"data.files": ("a.jsonl",), "data.heldout_one_in": 3}
+  check(tmp_path, phases=phases, **same)
+  with pytest.raises(UserError, match=r"optim\.lr = 0\.0003 \(now 2"):
+    check(tmp_path, phases=phases, lr=2.0, **same)
+
+
+FREE = "steps save_every max_busy_s keep_checkpoints samples_shown".split()
+
+
+@pytest.mark.parametrize("field", FREE)
+def test_some_fields_may_change(tmp_path, field):
+  folder.write_config(values(), tmp_path)
+  kind = type(getattr(config().run, field))
+  check(tmp_path, **{field: kind(7)})
+
+
+def test_the_other_fields_may_not(tmp_path):
+  folder.write_config(values(), tmp_path)
+  before = sections.flat(values())
+  numbers = {
+    k: v
+    for k, v in before.items()
+    if isinstance(v, (int, float))
+    and k.removeprefix("run.") not in FREE
+    and "settings" not in k
+  }
+  assert len(numbers) > 60
+  for field, value in numbers.items():
+    other = not value if isinstance(value, bool) else value + 1
+    nested = sections.as_dict(config())
+    *at, last = field.split(".")
+    functools.reduce(operator.getitem, at, nested)[last] = other
+    with pytest.raises(UserError, match=rf" {field} = "):
+      folder.check(nested, tmp_path, allow_change=False)
+
+
+@pytest.mark.parametrize(
+  "was, now", [("train", "evaluate"), ("evaluate", "train")]
+)
+def test_refuses_a_folder_of_another_mode(tmp_path, was, now):
+  folder.write_config(
+    values(), tmp_path, **{"mode": was} if now == "train" else {}
+  )
+  for allow in (False, True):
+    with pytest.raises(UserError) as e:
+      folder.check(values(), tmp_path, allow_change=allow, mode=now)
+    assert mentions(
+      str(e.value), f"{tmp_path} ... --mode={was} ... --mode={now}"
+    )
+  folder.check(values(), tmp_path, allow_change=False, mode=was)
+
+
+def test_refuses_a_folder_of_something_else(tmp_path):
+  (tmp_path / "thesis.tex").touch()
+  with pytest.raises(UserError, match="do not belong to a run"):
+    check(tmp_path)
+  with pytest.raises(UserError, match="do not belong to a run"):
+    check(tmp_path, allow_change=True)
+
+
+def test_refuses_a_file(tmp_path):
+  file = tmp_path / "file"
+  file.touch()
+  for workdir in (file, file / "run", file / "a" / "b"):
+    with pytest.raises(UserError, match=rf"{file} is not a folder"):
+      check(workdir)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_refuses_what_it_may_not_write(tmp_path):
+  for mode in (0o500, 0o300, 0o600):
+    tmp_path.chmod(mode)
+    for workdir in (tmp_path, tmp_path / "run"):
+      with pytest.raises(UserError, match="cannot be read and"):
+        check(workdir)
+  tmp_path.chmod(0o700)
+
+
+def test_asks_the_system_whether_it_may_write(tmp_path, monkeypatch):
+  asked = []
+  monkeypatch.setattr(folder.os, "access", lambda *a: asked.append(a))
+  with pytest.raises(
+    UserError,
+    match=rf"workdir .*: {tmp_path}",
+  ):
+    check(tmp_path / "a" / "b")
+  assert asked == [(tmp_path, os.R_OK | os.W_OK | os.X_OK)]
+
+
+@pytest.mark.parametrize(
+  "text", ["", '{"config": ', "[]", "{}", '{"config": 3}', "null", "\x00"]
+)
+def test_refuses_a_config_json_that_cannot_be_read(tmp_path, text):
+  (tmp_path / "config.json").write_text(text)
+  with pytest.raises(UserError, match=r"config\.json cannot be read") as e:
+    check(tmp_path, allow_change=True)
+  assert "\n" not in str(e.value)
+
+
+def test_refuses_a_config_json_that_is_a_folder(tmp_path):
+  (tmp_path / "config.json").mkdir()
+  with pytest.raises(UserError, match="cannot be read"):
+    check(tmp_path)

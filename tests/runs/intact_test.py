@@ -1,0 +1,134 @@
+"""Tests of brorl_jax/runs/intact.py."""
+
+import errno
+import hashlib
+import json
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from brorl_jax.runs import intact
+
+
+def test_digest_tells_values_apart_down_to_the_bit():
+  of = lambda x: intact.digest({"w": x})["w"]
+  zero = jnp.zeros(3)
+  assert of(zero) == of(jnp.zeros(3))
+  assert of(zero) != of(-zero)
+  assert of(zero) != of(zero.at[1].set(1e-45))
+  assert of(np.arange(6.0).reshape(2, 3).T) != of(np.arange(6.0).reshape(3, 2))
+
+
+def test_description_and_names_by_hand():
+  state = {"a": {"b": jnp.zeros((3, 4))}, "c": [np.int32(0)]}
+  assert intact.describe(state) == {"a/b": "float32[3, 4]", "c/0": "int32[]"}
+
+
+RECORDS = [
+  {},
+  {"l": {2: 0, 10: 0}},
+  {"ledger": {"rests": {7: 1, 30: 2}, "streak": {}, "best": None}, "x": [1]},
+  {"l": {"2": 0, "10": 0, "a": {9: {10: {11: 1}}}}},
+]
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_a_seal_is_of_what_is_read_back(record):
+  sealed = intact.sealed(record)
+  read = json.loads(json.dumps(sealed))
+  assert read == sealed
+  assert intact.opened(read) == json.loads(json.dumps(record))
+  assert "seal" in read  # it was not taken out of the caller's
+
+
+@pytest.mark.parametrize("record", RECORDS[:3])
+def test_a_seal_of_an_older_version_is_one(record):
+  """It was made before JSON turned numbers into texts."""
+  text = json.dumps(record, sort_keys=True)
+  seal = hashlib.sha256(text.encode()).hexdigest()
+  read = json.loads(json.dumps({**record, "seal": seal}))
+  assert intact.opened(read) == json.loads(json.dumps(record))
+
+
+@pytest.mark.parametrize(
+  "record, why",
+  [
+    ([], "not a JSON object"),
+    (None, "not a JSON object"),
+    ({}, "its record differs from what was saved"),
+    ({"seal": "0" * 64}, "its record differs from what was saved"),
+    (
+      intact.sealed({"a": 1}) | {"a": 2},
+      "its record differs from what was saved",
+    ),
+    (
+      intact.sealed({"a": 1}) | {"b": 1},
+      "its record differs from what was saved",
+    ),
+  ],
+)
+def test_what_was_not_sealed_is_damage(record, why):
+  with pytest.raises(intact.Damage, match=why):
+    intact.opened(record)
+
+
+def caused(error, by):
+  error.__cause__ = by
+  return error
+
+
+def during(error, other):
+  error.__context__ = other
+  return error
+
+
+@pytest.mark.parametrize(
+  "error, words",
+  [
+    (OSError(errno.EIO, "x"), "Input/output error"),
+    (OSError(errno.ENOMEM, "x"), "Cannot allocate memory"),
+    (PermissionError(errno.EACCES, "x"), "Permission denied"),
+    (MemoryError(), "there is not enough memory"),
+    (ValueError("ABORTED: a [os_error_code='116'] b"), "Stale file handle"),
+    (ValueError("a [os_error_code=\\'5\\']"), "Input/output error"),
+    (ValueError("RESOURCE_EXHAUSTED: more\nlines"), "RESOURCE_EXHAUSTED: more"),
+    (RuntimeError("can't start new thread"), "can't start new thread"),
+    (caused(ValueError("a"), OSError(errno.EMFILE, "")), "Too many open files"),
+    (during(ValueError("a"), OSError(errno.EIO, "")), "Input/output error"),
+  ],
+)
+def test_what_hinders_reading_is_no_damage(error, words):
+  assert intact.unreachable(error) == words
+
+
+@pytest.mark.parametrize(
+  "error",
+  [
+    FileNotFoundError(errno.ENOENT, "x"),
+    NotADirectoryError(errno.ENOTDIR, "x"),
+    IsADirectoryError(errno.EISDIR, "x"),
+    ValueError("NOT_FOUND: [os_error_code='2']"),
+    ValueError("DATA_LOSS: checksum"),
+    OSError("no number"),
+    KeyError("seal"),
+    intact.Damage("w differs from what was saved"),
+  ],
+)
+def test_damage_hinders_nobody(error):
+  assert intact.unreachable(error) is None
+
+
+@pytest.mark.parametrize(
+  "error, line",
+  [
+    (OSError(errno.ENOSPC, "No space", "/a/b"), "/a/b: No space"),
+    (OSError(errno.ENOSPC, "No space"), "No space"),
+    (ValueError("x [os_error_code='28']\ny"), "No space left on device"),
+    (ValueError("first\nsecond"), "first"),
+    (ValueError(), "ValueError"),
+    (ValueError("x" * 999), "x" * 300 + "..."),
+  ],
+)
+def test_an_error_is_told_in_one_line(error, line):
+  assert intact.one_line(error) == line

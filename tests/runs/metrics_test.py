@@ -1,0 +1,358 @@
+"""Tests of brorl_jax/runs/metrics.py."""
+
+import math
+import os
+import pathlib
+import pty
+import subprocess
+import sys
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scored
+from tensorboardX import proto
+from tensorboardX.event_file_writer import EventsWriter
+
+from brorl_jax.runs import metrics
+from brorl_jax.types import Rollouts, Scores
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def events(workdir):
+  """The events of a TensorBoard folder, parsed record by record."""
+  for file in sorted(workdir.glob("events.out.tfevents.*")):
+    data = file.read_bytes()
+    at = 0
+    while at < len(data):
+      size = int.from_bytes(data[at : at + 8], "little")
+      yield proto.event_pb2.Event.FromString(data[at + 12 : at + 12 + size])
+      at += 12 + size + 4
+
+
+def scalars_of(workdir) -> dict[tuple[str, int], float]:
+  """What TensorBoard shows: a start marker drops what an older file has."""
+  shown = {}
+  for event in events(workdir):
+    if event.session_log.status == proto.event_pb2.SessionLog.START:
+      shown = {k: v for k, v in shown.items() if k[1] < event.step}
+    for value in event.summary.value:
+      shown[value.tag, event.step] = value.simple_value
+  return shown
+
+
+def test_a_writer_writes_each_scalar_everywhere(tmp_path, capsys):
+  writer = metrics.Writer(tmp_path, after=-1, steps=3)
+  writer.write_evaluation(0, {"eval/pass_at_1": 0.125})
+  writer.write_scalars(1, {"reward/mean": 0.25, "policy/kl_ref": None})
+  writer.write_scalars(2, {"reward/mean": 0.5, "policy/kl_ref": 0.75})
+  writer.close()
+  lines = (tmp_path / "metrics.jsonl").read_text().splitlines()
+  assert lines == [
+    '{"step": 1, "reward/mean": 0.25, "policy/kl_ref": null}',
+    '{"step": 2, "reward/mean": 0.5, "policy/kl_ref": 0.75}',
+  ]
+  assert scalars_of(tmp_path) == {
+    ("eval/pass_at_1", 0): 0.125,
+    ("reward/mean", 1): 0.25,
+    ("reward/mean", 2): 0.5,
+    ("policy/kl_ref", 2): 0.75,
+  }
+  said = capsys.readouterr()
+  assert said.out == ""
+  assert "\x1b" not in said.err  # plain: not a terminal
+  first, second, third = said.err.splitlines()
+  assert first == "step 0/3  held-out pass@1 0.125"
+  assert second.startswith("step 1/3  reward 0.250  ")
+  assert third.startswith("step 2/3  reward 0.500  ")
+
+
+def test_scalars_can_be_read_while_the_run_goes_on(tmp_path):
+  writer = metrics.Writer(tmp_path, after=-1, steps=3)
+  writer.write_scalars(1, {"reward/mean": 0.25})
+  end = time.monotonic() + 20.0
+  while not scalars_of(tmp_path) and time.monotonic() < end:
+    time.sleep(0.05)  # a thread writes them, within a second or so
+  assert scalars_of(tmp_path) == {("reward/mean", 1): 0.25}
+  assert len(metrics.read_lines(tmp_path / "metrics.jsonl")) == 1
+  writer.close()
+
+
+def test_a_resumed_writer_takes_back_what_was_not_saved(tmp_path):
+  first = metrics.Writer(tmp_path, after=-1, steps=3)
+  for step in (1, 2, 3):
+    first.write_scalars(step, {"x": float(step)})
+  first.close()
+  for file in tmp_path.glob("events*"):
+    file.rename(f"{file}.older")  # the names hold seconds
+  second = metrics.Writer(tmp_path, after=1, steps=3)
+  second.write_scalars(2, {"x": 20.0})
+  second.close()
+  steps = [x["step"] for x in metrics.read_lines(tmp_path / "metrics.jsonl")]
+  assert steps == [1, 2]
+  new = [p for p in tmp_path.glob("events*") if p.suffix != ".older"]
+  for file in new:
+    file.rename(f"{tmp_path}/events.out.tfevents.z")
+  assert scalars_of(tmp_path) == {("x", 1): 1.0, ("x", 2): 20.0}
+
+
+def test_the_event_reader_of_these_tests_reads_events(tmp_path):
+  """So that an empty dict above means that nothing was written."""
+  writer = EventsWriter(str(tmp_path / "events"))
+  writer.write_event(proto.event_pb2.Event(step=7))
+  writer.close()
+  assert [event.step for event in events(tmp_path)] == [0, 7]  # version first
+
+
+def test_time_left_is_told_from_the_steps_of_this_process(monkeypatch, capsys):
+  clock = iter([100.0, 110.0])
+  monkeypatch.setattr(metrics.time, "monotonic", lambda: next(clock))
+  progress = metrics.Progress(after=4, steps=9)
+  scalars = {"reward/mean": 0.5, "rollout/tokens_per_s": 12345.6}
+  progress.step(5, metrics.numbers(scalars))
+  said = capsys.readouterr().err
+  assert said == ("step 5/9  reward 0.500  tokens/s 12,346  10 s, 40 s left\n")
+
+
+def test_a_terminal_shows_a_bar():
+  code = (
+    "from brorl_jax.runs import metrics\n"
+    "p = metrics.Progress(after=0, steps=4)\n"
+    "p.step(1, 'reward 0.500')\n"
+    "p.say(1, 'held-out pass@1 0.250')\n"
+    "p.step(4, 'reward 0.750')\n"
+    "p.close()\n"
+  )
+  ours, theirs = pty.openpty()
+  process = subprocess.Popen(
+    [sys.executable, "-c", code],
+    cwd=ROOT,
+    stderr=theirs,
+    stdout=subprocess.PIPE,
+    env={**os.environ, "TERM": "xterm", "COLUMNS": "100", "LINES": "40"},
+  )
+  os.close(theirs)
+  seen = b""
+  try:
+    while chunk := os.read(ours, 4096):
+      seen += chunk
+  except OSError:  # Linux: the other end is closed
+    pass
+  out, _ = process.communicate(timeout=60)
+  os.close(ours)
+  text = seen.decode()
+  assert process.returncode == 0 and out == b""
+  assert "\x1b[" in text and "━" in text
+  assert "4/4" in text and "reward 0.750" in text
+  assert "step 1/4  held-out pass@1 0.250" in text
+  assert text.count("s left") == 0  # no plain lines beside it
+
+
+def example() -> tuple[Rollouts, np.ndarray, np.ndarray]:
+  """Two prompts, three rollouts of at most two tokens; 9 is the end token."""
+  tokens = np.array([[[5, 9], [5, 9], [6, 7]], [[9, 0], [9, 0], [9, 0]]])
+  mask = np.array([[[1, 1], [1, 1], [1, 1]], [[1, 0], [1, 0], [1, 0]]], bool)
+  p = np.array([[[0.5, 0.5]] * 2 + [[0.5, 0.2]], [[0.125, 1.0]] * 3])
+  rollouts = Rollouts(
+    tokens=tokens.astype(np.int32),
+    logp=np.log(p).astype(np.float32),
+    mask=mask,
+    truncated=np.array([[False, False, True], [False] * 3]),
+    slot_steps=np.array([2.0, 2.0], np.float32),
+  )
+  reward = np.array([[1, 1, 0], [0, 0, 0]], np.float32)
+  return rollouts, reward, np.array([True, False])
+
+
+def test_numbers_of_a_step_by_hand():
+  rollouts, reward, kept = example()
+  got = metrics.of_groups(rollouts, scored.scores(reward), kept, rollout_s=0.5)
+  assert got.pop("memory/peak_bytes") > 10e6
+  assert got == pytest.approx(
+    {
+      "reward/mean": 2 / 6,
+      "reward/std_within_group": (2 / 9) ** 0.5 / 2,
+      "reward/variance_within_group": (2 / 9) / 2,
+      "sampling/pass_rate": 0.5,
+      "sampling/degenerate_fraction": 0.5,
+      "sampling/rollouts_per_prompt": 3.0,
+      "rollout/tokens_per_s": 18.0,
+      "rollout/samples_per_s": 12.0,
+      "rollout/slot_occupancy": 0.75,
+      "rollout/length_mean": 1.5,
+      "rollout/truncated_fraction": 1 / 6,
+      "theory/correct_mass": 0.125,  # 1/4 once, and nothing of the second
+    },
+    rel=1e-6,
+  )
+  assert all(type(value) is float for value in got.values())
+
+
+def test_pass_rate_is_of_all_that_was_drawn():
+  rollouts, reward, _ = example()
+  every = metrics.of_groups(
+    rollouts,
+    scored.scores(reward),
+    np.array([True, True]),
+    rollout_s=1.0,
+  )
+  assert every["sampling/pass_rate"] == 1.0
+  # The second group's rewards are equal, though it was kept.
+  assert every["sampling/degenerate_fraction"] == 0.5
+
+
+@pytest.mark.parametrize(
+  "reward, valid, degenerate",
+  [
+    ([[0, 0, 0], [0, 0, 0]], True, 1.0),
+    ([[0.1, 0.1, 0.1], [1, 1, 1]], True, 1.0),  # whose mean is rounded
+    ([[0.1, 0.1, 0.2], [1, 0, 1]], True, 0.0),
+    # What could not be judged, reward 0, tells nothing.
+    ([[1, 1, 0], [1, 0, 0]], [[True, True, False], [True, True, False]], 0.5),
+    ([[1, 0, 0], [1, 0, 1]], [[True, False, False], [False] * 3], 1.0),
+    ([[1, 1, 5], [1, 1, -5]], [[True, True, False]] * 2, 1.0),
+  ],
+)
+@pytest.mark.parametrize("kept", [True, False])
+def test_a_group_of_equal_rewards_is_degenerate_kept_or_not(
+  reward, valid, degenerate, kept
+):
+  rollouts, _, _ = example()
+  scores = scored.scores(
+    np.array(reward, np.float32), valid=np.broadcast_to(valid, (2, 3))
+  )
+  got = metrics.of_groups(
+    rollouts, scores, np.array([kept, kept]), rollout_s=1.0
+  )
+  assert got["sampling/degenerate_fraction"] == degenerate
+  assert got["sampling/pass_rate"] == kept
+
+
+def test_correct_mass_counts_distinct_right_responses_once():
+  rollouts, reward, _ = example()
+  of = lambda reward: metrics.correct_mass(rollouts, reward)
+  np.testing.assert_allclose(of(reward), [0.25, 0.0])
+  both = np.ones((2, 3), np.float32)  # equal responses, equal rewards
+  np.testing.assert_allclose(of(both), [0.35, 0.125], rtol=1e-6)
+  partial = np.array([[0.9, 0.5, 0.1], [0.0, 0.0, 0.99]], np.float32)
+  np.testing.assert_array_equal(of(partial), [0.0, 0.0])
+
+
+def test_correct_mass_tells_responses_apart_that_differ_in_length_only():
+  rollouts = Rollouts(
+    tokens=np.zeros((1, 2, 2), np.int32),
+    logp=np.log(np.array([[[0.5, 1.0], [0.5, 0.5]]], np.float32)),
+    mask=np.array([[[True, False], [True, True]]]),
+    truncated=np.zeros((1, 2), bool),
+    slot_steps=np.ones(1, np.float32),
+  )
+  got = metrics.correct_mass(rollouts, np.ones((1, 2), np.float32))
+  np.testing.assert_allclose(got, [0.75])
+
+
+def test_correct_mass_sums_long_responses_exactly():
+  """A probability of 1e-40 is not 0 in float64."""
+  rollouts = Rollouts(
+    tokens=np.ones((1, 2, 100), np.int32),
+    logp=np.full((1, 2, 100), np.log(0.4), np.float32),
+    mask=np.ones((1, 2, 100), bool),
+    truncated=np.ones((1, 2), bool),
+    slot_steps=np.ones(1, np.float32),
+  )
+  got = metrics.correct_mass(rollouts, np.ones((1, 2), np.float32))
+  np.testing.assert_allclose(got, [0.4**100], rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+  "scalars, name",
+  [
+    ({"a": 1.0, "b": None, "c": 0}, None),
+    ({}, None),
+    ({"a": 1.0, "b": math.nan, "c": math.inf}, "b"),
+    ({"a": 1.0, "b": -math.inf}, "b"),
+    ({"a": float(jnp.exp(1000.0))}, "a"),
+  ],
+)
+def test_the_first_number_that_is_not_finite_is_named(scalars, name):
+  assert metrics.first_not_finite(scalars) == name
+
+
+@pytest.mark.ci
+def test_peak_memory_is_that_of_this_process():
+  before = metrics.peak_bytes()
+  block = np.ones(before // 8 + 2**21)  # more than there ever was
+  assert metrics.peak_bytes() > before + 2**23
+  assert before > 10e6
+  del block
+
+
+def test_verdicts_of_a_step_by_hand():
+  some = scored.scores(
+    [[1.0, 0.5, 0.0], [0.25, 0.0, 0.0]],
+    valid=[[True, True, False], [True, True, True]],
+    task="gcd",
+  )
+  other = scored.scores([[1.0, 1.0, 1.0]], task="lcm")
+  both = Scores(*map(np.concatenate, zip(some, other, strict=True)))
+  assert metrics.of_scores(both, score_s=2.0) == pytest.approx(
+    {
+      "reward/strict_mean": 4 / 8,
+      "reward/invalid_fraction": 1 / 9,
+      "score/verdicts_per_s": 4.5,
+      "reward/by_task/gcd": 1.75 / 5,
+      "reward/by_task/lcm": 1.0,
+    }
+  )
+
+
+def test_a_task_that_nobody_could_judge_has_no_reward():
+  none = scored.scores([[0.0, 0.0]], valid=[[False] * 2], task="gcd")
+  other = scored.scores([[1.0, 0.0]], task="lcm")
+  both = Scores(*map(np.concatenate, zip(none, other, strict=True)))
+  got = metrics.of_scores(both, score_s=1.0)
+  assert "reward/by_task/gcd" not in got
+  assert got["reward/by_task/lcm"] == 0.5
+
+
+def test_rewards_of_a_step_are_of_what_could_be_judged():
+  rollouts, reward, kept = example()
+  valid = np.array([[True, True, True], [False] * 3])
+  got = metrics.of_groups(
+    rollouts, scored.scores(reward, valid=valid), kept, rollout_s=1.0
+  )
+  assert got["reward/mean"] == pytest.approx(2 / 3)
+  assert got["reward/std_within_group"] == pytest.approx((2 / 9) ** 0.5)
+
+
+def test_a_writer_knows_what_was_spent(tmp_path):
+  writer = metrics.Writer(tmp_path, after=-1, steps=3)
+  assert writer.busy_s == 0.0
+  for step, cpu_s in ((1, 1.5), (2, 2.0), (3, 4.0)):
+    writer.write_scalars(step, {"time/busy_s": cpu_s})
+  writer.close()
+  again = metrics.Writer(tmp_path, after=2, steps=3)
+  assert again.busy_s == 3.5  # the third is dropped
+  again.close()
+
+
+def test_tensorboard_on_a_full_disk_neither_ends_nor_holds_up_a_run(
+  tmp_path, capfd
+):
+  writer = metrics.Writer(tmp_path, after=-1, steps=9)
+  (name,) = (str(p) for p in tmp_path.glob("events.out.tfevents.*"))
+  (at,) = (
+    int(fd)
+    for fd in os.listdir("/proc/self/fd")
+    if os.path.realpath(f"/proc/self/fd/{fd}") == name
+  )
+  full = os.open("/dev/full", os.O_WRONLY)
+  os.dup2(full, at)
+  os.close(full)
+  for step in range(1, 5):  # more than its queue holds
+    writer.write_scalars(step, {f"x{i}": 1.0 for i in range(20)})
+    time.sleep(0.4)  # a thread writes every second
+  writer.close()
+  assert len(metrics.read_lines(tmp_path / "metrics.jsonl")) == 4
+  assert "Traceback" not in capfd.readouterr().err

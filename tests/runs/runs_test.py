@@ -1,0 +1,783 @@
+"""A run on a bandit, with its real folder: lost, damaged, full, begun again."""
+
+import dataclasses
+import errno
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import types
+
+import configured
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from messages import mentions
+from train_test import State, bandit
+
+from brorl_jax import train
+from brorl_jax.errors import UserError
+from brorl_jax.main.commands import train as train_command
+from brorl_jax.main.stages.examples import Examples
+from brorl_jax.runs import checkpoints, folder, lines, sections, stored
+from brorl_jax.tasks.base import Example
+
+EVERY = {"metrics.jsonl", "samples.jsonl", "events.jsonl"}
+EVERY |= {"eval/curve.jsonl", "eval/records.jsonl"}
+
+
+def config(**changes):
+  small = dict(steps=12, save_every=3, eval_every=4, keep_checkpoints=3)
+  small |= dict(samples_shown=1, eval_prompts=2, eval_n=2)
+  return configured.config(**small | changes)
+
+
+def measure(params, heldout):
+  """Two prompts with two samples each."""
+  del params, heldout
+  said = {"domain": "gym", "task": "t", "tokens": 1, "truncated": False}
+  said |= {"score": 1.0, "pass": True, "status": "pass", "reason": ""}
+  yield [
+    {"id": name, "sample": n, "answer": "2", **said}
+    for name in "ab"
+    for n in range(2)
+  ]
+
+
+def stages(**other):
+  """Those of a bandit; prompts 2 and 10 have given nothing for a while."""
+  return bandit(
+    visited=lambda progress, step, drawn: dataclasses.replace(
+      progress, streak={2: step, 10: step}
+    ),
+    **other,
+  )
+
+
+class One(Examples):
+  """One example, whatever is drawn."""
+
+  def __init__(self):
+    self.log_lines = ["examples"]
+
+  def example(self, step, p):
+    del step, p
+    return Example("q", "gym", "t", [], {})
+
+  def asked(self, example):
+    return example.id
+
+  def decode(self, ids):
+    return ["2" for _ in ids]
+
+
+class Run:
+  """Starts of one command, as successive processes make them."""
+
+  def __init__(self, patch, workdir):
+    self.patch, self.dir, self.stages = patch, workdir, stages()
+    self.closed = 0
+    patch.setattr(train_command, "_parts", self._parts)
+    patch.setattr(train_command, "finish", lambda *_, **__: None)
+
+  def _parts(self, c, workdir, *, allow_change):
+    del c, workdir, allow_change
+    judge = types.SimpleNamespace(
+      worker_metrics=dict, log_lines=[], close=self._close
+    )
+    phase = train_command.Phase(
+      1, lambda step: self.stages, lambda *a: None, "one"
+    )
+    phase = phase._replace(measure=measure)
+    state = State(jnp.zeros(3), jnp.int32(0), jnp.zeros(3))
+    found = {"data": {"seed": "0"}, "functions": {}}
+    return train_command._Parts(One(), judge, [phase], [], state, found)
+
+  def _close(self):
+    self.closed += 1
+
+  def start(self, *, begin_again=False, allow_change=False, **changes):
+    train_command.run(
+      config(**changes),
+      self.dir,
+      allow_change=allow_change,
+      begin_again=begin_again,
+    )
+
+  def refused(self, **how):
+    """The one line of a start that changes not a byte."""
+    if (self.dir / ".lock").exists():  # as another process left it
+      (self.dir / ".lock").write_text("4000000\n")
+    before = tree(self.dir)
+    with pytest.raises(UserError) as e:
+      self.start(**how)
+    assert tree(self.dir) == before
+    assert "\n" not in str(e.value)
+    return str(e.value)
+
+  def stopped(self, **how):
+    with pytest.raises(UserError) as e:
+      self.start(**how)
+    assert "\n" not in str(e.value)
+    return str(e.value)
+
+  def lines(self, name):
+    """Lines without what is measured in seconds or bytes."""
+    timed = ("time/", "score/", "memory/", "rollout/", "seconds")
+    return [
+      {k: v for k, v in line.items() if not k.startswith(timed)}
+      for line in lines.read_lines(self.dir / name)
+    ]
+
+  def all(self):
+    """Every line of the run but what tells of starts, and its last step."""
+    said = {name: self.lines(name) for name in EVERY}
+    starts = ("resume", "warning", "stop")
+    said["events.jsonl"] = [
+      e for e in said["events.jsonl"] if e["event"] not in starts
+    ]
+    return said, self.record(self.steps()[-1])
+
+  def told(self, event):
+    """Step and reason of the events of one kind."""
+    events = self.lines("events.jsonl")
+    return [(e["step"], e.get("why")) for e in events if e["event"] == event]
+
+  def steps(self):
+    return stored.steps(self.dir / "checkpoints")
+
+  def record(self, step):
+    path = self.dir / "checkpoints" / str(step) / "extra" / "metadata"
+    return json.loads(path.read_text())
+
+
+def tree(workdir):
+  """Every file and folder below, with a digest of what it holds."""
+  return {
+    path.relative_to(workdir).as_posix(): (
+      hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None
+    )
+    for path in workdir.rglob("*")
+  }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+  """A run that nobody disturbed."""
+  with pytest.MonkeyPatch.context() as patch:
+    run = Run(patch, tmp_path_factory.mktemp("whole") / "run")
+    run.start()
+    yield run
+
+
+@pytest.fixture
+def run(whole, monkeypatch, tmp_path):
+  """A copy of it."""
+  shutil.copytree(whole.dir, tmp_path / "run")
+  return Run(monkeypatch, tmp_path / "run")
+
+
+def damage(path):
+  data = bytearray(path.read_bytes())
+  data[len(data) // 2] ^= 1
+  path.write_bytes(data)
+
+
+def damage_step(run, step):
+  damage(run.dir / "checkpoints" / str(step) / "extra" / "metadata")
+
+
+def cut_lines(path, count, tail=b""):
+  kept = path.read_bytes().splitlines(keepends=True)[:count]
+  path.write_bytes(b"".join(kept) + tail)
+
+
+# ----------------------------------------------------- what a run leaves
+
+
+def test_a_run_leaves_steps_that_can_be_gone_on_from(whole):
+  assert whole.steps() == [6, 9, 12]
+  assert [x["step"] for x in whole.lines("metrics.jsonl")] == [*range(1, 13)]
+  assert [x["step"] for x in whole.lines("eval/curve.jsonl")] == [0, 4, 8, 12]
+  assert len(whole.lines("eval/records.jsonl")) == 4 * 4
+  # Prompts that rest are in the run state by their numbers.
+  streak = whole.record(12)["ledger"]["streak"]
+  assert sorted(streak) != sorted(streak, key=int)
+
+
+def test_an_undisturbed_run_uses_its_own_steps(run, capsys):
+  before = tree(run.dir)
+  run.start()
+  assert "not used" not in capsys.readouterr().out
+  after = tree(run.dir)
+  names = lambda tree: {k for k in tree if "tfevents" not in k}
+  assert names(after) == names(before)
+  for name in EVERY | {k for k in before if k.startswith("checkpoints")}:
+    assert after[name] == before[name], name
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 4, 8, 9, 11])
+def test_it_goes_on_to_the_same_lines_and_the_same_state(
+  whole, monkeypatch, tmp_path, steps
+):
+  run, update = Run(monkeypatch, tmp_path / "run"), stages().update
+
+  def killed(state, *args):
+    if int(state.step) == steps:
+      raise KeyboardInterrupt
+    return update(state, *args)
+
+  run.stages = stages(update=killed)
+  with pytest.raises(KeyboardInterrupt):
+    run.start()
+  assert [x["step"] for x in run.lines("metrics.jsonl")] == [
+    *range(1, steps + 1)
+  ]
+  run.stages = stages()
+  run.start()
+  assert run.all() == whole.all()
+  assert run.told("resume") == [(steps // 3 * 3, None)]
+
+
+def test_a_run_that_was_killed_before_its_first_line_begins(
+  whole, monkeypatch, tmp_path
+):
+  run = Run(monkeypatch, tmp_path / "run")
+  monkeypatch.setattr(checkpoints.Store, "save", _killed)
+  with pytest.raises(KeyboardInterrupt):
+    run.start()
+  assert {p.name for p in run.dir.iterdir()} >= {"config.json", "eval"}
+  monkeypatch.undo()
+  run = Run(monkeypatch, tmp_path / "run")
+  run.start()
+  assert run.all() == whole.all()
+
+
+def _killed(*args, **kwargs):
+  raise KeyboardInterrupt
+
+
+def test_every_file_is_on_disk_before_a_step_is_saved(monkeypatch, tmp_path):
+  run, save = Run(monkeypatch, tmp_path / "run"), checkpoints.Store.save
+  seen, before, fsync = set(), {}, os.fsync
+
+  def spy(at):
+    seen.add(os.readlink(f"/proc/self/fd/{at}"))
+    fsync(at)
+
+  def saves(self, step, *args):
+    before[step] = set(seen)
+    seen.clear()
+    save(self, step, *args)
+
+  monkeypatch.setattr(os, "fsync", spy)
+  monkeypatch.setattr(checkpoints.Store, "save", saves)
+  run.start(steps=3)
+  files = {f"{run.dir}/{name}" for name in EVERY}
+  assert before.keys() == {0, 3}
+  for paths in before.values():
+    assert paths >= files | {f"{run.dir}", f"{run.dir}/eval"}
+
+
+# --------------------------------------------------- begun again over itself
+
+
+def lose_all(run):
+  for step in run.steps():
+    damage_step(run, step)
+
+
+def lose_folder(run):
+  shutil.rmtree(run.dir / "checkpoints")
+
+
+def lose_steps(run):
+  lose_folder(run)
+  (run.dir / "checkpoints").mkdir()
+
+
+def as_older_versions_left_it(run):
+  (run.dir / "checkpoints").rename(run.dir / "damaged_checkpoints")
+  (run.dir / "checkpoints").mkdir()
+  for name in EVERY:
+    (run.dir / name).unlink()
+
+
+def lose_all_but_samples(run):
+  lose_folder(run)
+  (run.dir / "metrics.jsonl").unlink()
+
+
+def lose_all_but_evaluations(run):
+  lose_folder(run)
+  (run.dir / "metrics.jsonl").write_bytes(b"")
+  (run.dir / "samples.jsonl").write_bytes(b"")
+
+
+def lose_lock(run):
+  lose_folder(run)
+  (run.dir / ".lock").unlink()
+
+
+LOST = {
+  "all damaged": (lose_all, "no checkpoint can be used .12: its record"),
+  "no folder": (lose_folder, r"metrics\.jsonl has steps of a run, .*chec"),
+  "no steps": (lose_steps, r"metrics\.jsonl has steps of a run"),
+  "set aside": (as_older_versions_left_it, "damaged_checkpoints has"),
+  "samples": (lose_all_but_samples, r"samples\.jsonl has steps of a run"),
+  "evaluations": (lose_all_but_evaluations, r"curve\.jsonl has steps of a run"),
+  "no lock": (lose_lock, r"metrics\.jsonl has steps of a run"),
+}
+
+
+@pytest.mark.parametrize("lose, why", LOST.values(), ids=LOST)
+def test_a_run_is_never_begun_again_over_itself(run, lose, why):
+  lose(run)
+  for _ in range(2):  # as a queue that tries again
+    said = run.refused()
+    assert re.search(why, said)
+    assert "no file was changed" in said and "--begin_again" in said
+  assert run.closed == 2
+
+
+@pytest.mark.parametrize("lose, why", LOST.values(), ids=LOST)
+def test_begin_again_moves_the_old_files_aside(whole, run, capsys, lose, why):
+  lose(run)
+  before = tree(run.dir)
+  run.start(begin_again=True)
+  aside = tree(run.dir / "set_aside" / "1")
+  assert aside == {k: v for k, v in before.items() if k != ".lock"}
+  said, _ = whole.all(), capsys.readouterr()
+  assert run.all() == said
+  assert run.told("resume") == []
+
+
+def test_begin_again_takes_another_config_and_goes_on_afterwards(run):
+  run.start(begin_again=True, lr=0.5, steps=3)
+  assert run.refused(lr=0.25)
+  run.start(lr=0.5, steps=4)
+  assert [x["step"] for x in run.lines("metrics.jsonl")] == [1, 2, 3, 4]
+  run.start(begin_again=True, steps=3)
+  left = sorted(p.name for p in (run.dir / "set_aside").iterdir())
+  assert left == ["1", "2"]
+  assert len(lines.read_lines(run.dir / "set_aside/1/metrics.jsonl")) == 12
+
+
+def test_begin_again_that_is_killed_loses_nothing(run, monkeypatch):
+  rename, moved, before = pathlib.Path.rename, [], tree(run.dir)
+
+  def killed(path, to):
+    if path.parent == run.dir:
+      if len(moved) == 3:
+        raise KeyboardInterrupt
+      moved.append(path.name)
+    return rename(path, to)
+
+  monkeypatch.setattr(pathlib.Path, "rename", killed)
+  with pytest.raises(KeyboardInterrupt):
+    run.start(begin_again=True)
+  assert moved and "config.json" not in moved
+  monkeypatch.setattr(pathlib.Path, "rename", rename)
+  run.refused()
+  run.start(begin_again=True)
+  left = tree(run.dir / "set_aside/1") | tree(run.dir / "set_aside/2")
+  assert left == {k: v for k, v in before.items() if k != ".lock"}
+
+
+def test_begin_again_leaves_alone_what_is_no_training_run(run, tmp_path):
+  other = tmp_path / "thesis"
+  other.mkdir()
+  (other / "a.tex").touch()
+  run.dir = other
+  assert "do not belong to a run" in run.refused(begin_again=True)
+  folder.write_config(sections.as_dict(config()), other, mode="evaluate")
+  assert "--mode=evaluate" in run.refused(begin_again=True)
+
+
+def test_begin_again_in_a_new_folder_begins(run, tmp_path):
+  run.dir = tmp_path / "new"
+  run.start(begin_again=True, steps=1)
+  assert not (run.dir / "set_aside").exists() and run.steps() == [0, 1]
+
+
+# ------------------------------------------------- what cannot be read at all
+
+
+@pytest.mark.parametrize(
+  "error, words",
+  [
+    (OSError(errno.EIO, "Input/output error", "x"), "Input/output error"),
+    (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+    (OSError(errno.ESTALE, "Stale file handle"), "Stale file handle"),
+    (MemoryError(), "not enough memory"),
+    (ValueError("RESOURCE_EXHAUSTED: Out of memory"), "RESOURCE_EXHAUSTED"),
+    (ValueError("Failed to open [os_error_code='5'] x"), "Input/output error"),
+  ],
+)
+def test_what_cannot_be_read_is_no_damage(run, monkeypatch, error, words):
+  damage_step(run, 12)
+  read = stored.read
+
+  def fails(folder, *args):
+    if folder.name == "9":
+      raise error
+    return read(folder, *args)
+
+  monkeypatch.setattr(stored, "read", fails)
+  said = run.refused()
+  assert mentions(said, f"checkpoint 9 ... {run.dir}/checkpoints")
+  assert words in said and "--begin_again" not in said
+  monkeypatch.setattr(stored, "read", read)
+  run.start()  # and nothing is lost when it can
+  assert run.told("resume") == [(9, None)]
+
+
+def test_lines_that_cannot_be_read_are_no_damage(run, monkeypatch):
+  def fails(path, *_, **__):
+    raise OSError(errno.EIO, "Input/output error", str(path))
+
+  monkeypatch.setattr(lines, "_numbered", fails)
+  said = run.refused()
+  assert said.startswith(f"{run.dir}/eval/records.jsonl: Input/output error; ")
+  assert "--begin_again" not in said
+
+
+# ------------------------------------------------------------------- damage
+
+
+def test_damage_is_set_aside_once_an_older_step_is_in_hand(whole, run):
+  damage_step(run, 12)
+  run.start()
+  assert run.all() == whole.all()
+  aside = run.dir / "damaged_checkpoints" / "12"
+  assert aside.is_dir()
+  ((step, warning),) = run.told("warning")
+  assert step == 9
+  assert mentions(warning, f"checkpoint 12 ... record ... saved ... {aside}")
+  assert run.told("resume") == [(9, None)]
+  damage_step(run, 12)
+  run.start()
+  assert (run.dir / "damaged_checkpoints" / "12.1").is_dir()
+  assert aside.is_dir()
+
+
+def test_a_step_under_another_number_is_not_used(whole, run, capsys):
+  (run.dir / "checkpoints/9").rename(run.dir / "checkpoints/15")
+  run.start(steps=13)
+  assert mentions(capsys.readouterr().out, "checkpoint 15 ... not used")
+  assert run.steps() == [6, 12, 13]
+
+
+def test_a_copy_of_a_step_is_not_used_though_the_lines_are_there(run, capsys):
+  run.start(steps=15)
+  shutil.rmtree(run.dir / "checkpoints/15")
+  shutil.copytree(run.dir / "checkpoints/9", run.dir / "checkpoints/15")
+  run.start(steps=16)
+  out = capsys.readouterr().out
+  assert mentions(out, "checkpoint 15 ... step 9")
+  assert [x["step"] for x in run.lines("metrics.jsonl")] == [*range(1, 17)]
+  assert run.steps()[-1] == 16
+
+
+def test_a_step_of_another_run_is_not_used(run, monkeypatch, tmp_path, capsys):
+  other = Run(monkeypatch, tmp_path / "other")
+  other.start(seed=1)
+  shutil.rmtree(run.dir / "checkpoints/12")
+  shutil.copytree(other.dir / "checkpoints/12", run.dir / "checkpoints/12")
+  run.start()
+  ids = [folder.stored(one.dir, "run") for one in (other, run)]
+  assert ids[0] != ids[1]
+  out = capsys.readouterr().out
+  assert mentions(out, f"checkpoint 12 ... {ids[0]} ... {ids[1]}")
+  shutil.rmtree(run.dir / "checkpoints")
+  shutil.copytree(other.dir / "checkpoints", run.dir / "checkpoints")
+  assert "it is of another run" in run.refused()
+
+
+def test_the_identity_of_a_run_stays_when_its_config_changes(run):
+  before = folder.stored(run.dir, "run")
+  assert run.record(12)["run"] == before
+  run.start(lr=0.5, steps=15, allow_change=True)
+  assert folder.stored(run.dir, "run") == before == run.record(15)["run"]
+  assert run.record(15)["run"] == before
+
+
+def test_steps_of_older_versions_say_nothing_of_their_run(run):
+  for step in run.steps():
+    path = run.dir / "checkpoints" / str(step) / "extra" / "metadata"
+    record = json.loads(path.read_text())
+    del record["run"], record["seal"]
+    path.write_text(json.dumps(record | {"seal": stored.intact.seal(record)}))
+  path = run.dir / "config.json"
+  about = json.loads(path.read_text())
+  del about["run"], about["machine"]
+  path.write_text(json.dumps(about))
+  run.start(steps=13)
+  assert run.told("warning") == [] and run.told("resume") == [(12, None)]
+  assert run.record(13)["run"] == folder.stored(run.dir, "run")
+
+
+def test_a_run_state_of_a_newer_version_is_one_line(run):
+  path = run.dir / "checkpoints" / "12" / "extra" / "metadata"
+  record = json.loads(path.read_text())
+  del record["seal"]
+  record["ledger"]["dreams"] = 3
+  path.write_text(json.dumps(record | {"seal": stored.intact.seal(record)}))
+  said = run.refused()
+  assert "the checkpoint holds dreams" in said and "a newer version" in said
+
+
+# -------------------------------------------------------- lines behind steps
+
+
+@pytest.mark.parametrize(
+  "tail",
+  [b"", b'{"step": 11, "x', b"\0" * 90 + b"\n"],
+  ids=["cut", "torn", "zeros"],
+)
+@pytest.mark.parametrize("left, back", [(11, 9), (9, 9), (8, 6)])
+def test_a_run_goes_back_to_what_its_lines_cover(whole, run, tail, left, back):
+  cut_lines(run.dir / "metrics.jsonl", left, tail)
+  run.start()
+  assert run.all() == whole.all()
+  aside = [p.name for p in (run.dir / "newer_checkpoints").iterdir()]
+  assert sorted(map(int, aside)) == [s for s in (9, 12) if s > back]
+  assert run.told("resume") == [(back, None)]
+  step, warning = run.told("warning")[0]
+  path = run.dir / "metrics.jsonl"
+  assert step == back
+  assert mentions(warning, f"checkpoint 12 ... {path} ... step {left}")
+
+
+@pytest.mark.parametrize("left", [0, 5])
+def test_a_run_whose_lines_cover_no_step_is_refused(run, left):
+  cut_lines(run.dir / "metrics.jsonl", left)
+  said = run.refused()
+  assert mentions(said, f"step 12 ... step {left}")
+  assert "--begin_again" in said
+
+
+def test_a_damaged_line_before_whole_ones_is_refused(run):
+  path = run.dir / "metrics.jsonl"
+  kept = path.read_text().splitlines(keepends=True)
+  for bad in ("[]\n", '{"step": "2"}\n', "{\n", "\0\n"):
+    path.write_text(kept[0] + bad + "".join(kept[2:]))
+    assert f"{path}, line 2: " in run.refused()
+  path.write_text("".join(kept[:4] + kept[5:]))
+  assert mentions(run.refused(), f"{path}, line 5 ... step ... 5")
+
+
+@pytest.mark.parametrize(
+  "name, left, back, lacks",
+  [
+    ("eval/curve.jsonl", 3, 9, "curve.jsonl ... step 12"),
+    ("eval/curve.jsonl", 2, 6, "curve.jsonl ... step 8"),
+    ("eval/records.jsonl", 15, 9, "3 of 4 ... step 12"),
+    ("eval/records.jsonl", 8, 6, "0 of 4 ... step 8"),
+  ],
+)
+def test_evaluations_are_lines_like_others(whole, run, name, left, back, lacks):
+  cut_lines(run.dir / name, left)
+  run.start()
+  assert run.all() == whole.all()
+  assert run.told("resume") == [(back, None)]
+  assert any(mentions(why, lacks) for _, why in run.told("warning"))
+
+
+@pytest.mark.parametrize("name", ["eval/curve.jsonl", "eval/records.jsonl"])
+def test_evaluations_that_are_gone_are_refused(run, name):
+  (run.dir / name).unlink()
+  assert "--begin_again" in run.refused()
+
+
+def test_the_last_evaluation_is_one_of_them(run):
+  run.start(steps=13)  # which is no multiple of eval_every
+  cut_lines(run.dir / "eval/curve.jsonl", 4)
+  run.start(steps=13)
+  assert [x["step"] for x in run.lines("eval/curve.jsonl")][-2:] == [12, 13]
+  assert run.told("resume")[-1] == (12, None)
+
+
+def test_starts_with_another_interval_have_evaluations_of_both(run):
+  run.start(steps=18, eval_every=6, allow_change=True)
+  steps = [x["step"] for x in run.lines("eval/curve.jsonl")]
+  assert steps == [0, 4, 8, 12, 18]
+  run.start(steps=19, eval_every=6)
+  assert run.told("warning") == []
+
+
+@pytest.mark.parametrize("name", ["samples.jsonl", "events.jsonl"])
+@pytest.mark.parametrize("bad", [b"[]", b"{", b"\xff\0", b'{"step": null}'])
+def test_a_bad_line_of_samples_or_events_is_left_out(run, name, bad):
+  path = run.dir / name
+  whole = path.read_bytes().splitlines(keepends=True)
+  path.write_bytes(b"".join([whole[0], bad + b"\n", *whole[1:]]))
+  run.start(steps=13)
+  assert path.read_bytes().startswith(b"".join(whole))
+  ((step, why),) = run.told("warning")
+  assert step == 12 and mentions(why, f"{path}, line 2")
+
+
+# ------------------------------------------------- faults while a run goes on
+
+
+def fail_at(run, step, do):
+  update = stages().update
+
+  def at(state, *args):
+    if int(state.step) == step - 1:
+      do()
+    return update(state, *args)
+
+  run.stages = stages(update=at)
+
+
+@pytest.mark.parametrize("step", [2, 6])
+def test_a_folder_that_is_removed_ends_the_run(monkeypatch, tmp_path, step):
+  run = Run(monkeypatch, tmp_path / "run")
+  fail_at(run, step, lambda: shutil.rmtree(run.dir))  # nothing is being saved
+  said = run.stopped()
+  assert "was removed" in said or "could not be saved" in said
+  assert not (run.dir / "checkpoints").exists()
+  assert not (run.dir / "metrics.jsonl").exists()
+
+
+def test_checkpoints_that_are_removed_are_not_made_again(monkeypatch, tmp_path):
+  run = Run(monkeypatch, tmp_path / "run")
+  there = run.dir / "checkpoints"
+  fail_at(run, 5, lambda: shutil.rmtree(there))
+  said = run.stopped()
+  assert mentions(said, f"{there} ... removed")
+  assert mentions(said, "checkpoint 6") and mentions(
+    said, "last good step is 3"
+  )
+  assert not there.exists()
+  run.stages = stages()
+  assert "--begin_again" in run.refused()
+
+
+def test_a_full_disk_is_one_line_and_the_run_goes_on_after_it(
+  whole, monkeypatch, tmp_path
+):
+  run = Run(monkeypatch, tmp_path / "run")
+  write = lines.JsonLines.write
+
+  def full(self, *some):
+    if self._path.name == "metrics.jsonl" and some[0]["step"] == 5:
+      self._file.write(b'{"step": 5, "torn')
+      real = os.open("/dev/full", os.O_WRONLY)
+      os.dup2(real, self._file.fileno())
+      os.close(real)
+    write(self, *some)
+
+  monkeypatch.setattr(lines.JsonLines, "write", full)
+  said = run.stopped()
+  assert mentions(said, f"{run.dir}/metrics.jsonl ... device")
+  assert mentions(said, "last good step is 3")
+  monkeypatch.setattr(lines.JsonLines, "write", write)
+  run.start()
+  assert run.all() == whole.all()
+
+
+@pytest.mark.parametrize(
+  "error, words",
+  [
+    (OSError(errno.ENOSPC, "No space left on device", "f"), "f: No space left"),
+    (OSError(errno.EROFS, "Read-only file system", "f"), "f: Read-only file"),
+    (ValueError("UNKNOWN: x [os_error_code='28'] y\nz"), "No space left on"),
+    (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
+  ],
+)
+def test_a_step_that_cannot_be_saved_is_one_line(
+  whole, monkeypatch, tmp_path, error, words
+):
+  run = Run(monkeypatch, tmp_path / "run")
+  save = checkpoints.ocp.CheckpointManager.save
+
+  def fails(self, step, **how):
+    if step == 6:
+      raise error
+    return save(self, step, **how)
+
+  monkeypatch.setattr(checkpoints.ocp.CheckpointManager, "save", fails)
+  said = run.stopped()
+  assert mentions(said, f"checkpoint 6 ... {run.dir}/checkpoints")
+  assert words in said and mentions(said, "last good step is 3")
+  monkeypatch.setattr(checkpoints.ocp.CheckpointManager, "save", save)
+  run.start()
+  assert run.all() == whole.all()
+
+
+def test_a_step_that_is_not_what_was_saved_ends_the_run(monkeypatch, tmp_path):
+  run = Run(monkeypatch, tmp_path / "run")
+  compare = stored.compare
+
+  def rots(where, *args):
+    if where.name == "6":
+      damage(where / "extra" / "metadata")
+    compare(where, *args)
+
+  monkeypatch.setattr(stored, "compare", rots)
+  said = run.stopped()
+  assert mentions(said, "checkpoint 6") and mentions(
+    said, "last good step is 3"
+  )
+  assert run.steps() == [0, 3, 6]  # nothing was deleted for it
+
+
+def test_a_stop_is_an_event(monkeypatch, tmp_path):
+  run = Run(monkeypatch, tmp_path / "run")
+  updated = train.Updated(None, {"x": np.nan})
+  nan = lambda state, *a: (state._replace(step=state.step + 1), updated)
+  good = stages().update
+  run.stages = stages(
+    update=lambda state, *a: (good if int(state.step) < 7 else nan)(state, *a)
+  )
+  assert "step 8: x is nan" in run.stopped()
+  assert run.told("stop") == [(6, "step 8: x is nan")]
+  run.stages = stages()
+  run.start()
+  assert run.told("stop") == [(6, "step 8: x is nan")]
+  assert run.told("resume") == [(6, None)]
+
+
+# ------------------------------------------------------------------ the start
+
+
+def test_another_machine_is_told(run, monkeypatch, capsys):
+  here = folder.machine()
+  assert folder.stored(run.dir, "machine") == here
+  assert here["cpus"] == len(os.sched_getaffinity(0))
+  assert here["devices"] == {jax.devices()[0].device_kind: len(jax.devices())}
+  monkeypatch.setattr(folder, "machine", lambda: here | {"cpus": 96})
+  run.start(steps=13)
+  assert "'cpus': 96" in capsys.readouterr().out
+  ((step, why),) = run.told("warning")
+  assert step == 12 and "the last bits of numbers may differ" in why
+  run.start(steps=14)
+  assert len(run.told("warning")) == 1  # the same as the last time
+
+
+@pytest.mark.parametrize("steps, said", [(2, True), (3, False)])
+def test_too_rare_checkpoints_are_told(
+  monkeypatch, tmp_path, capsys, steps, said
+):
+  Run(monkeypatch, tmp_path / "run").start(steps=steps)
+  out = capsys.readouterr().out
+  assert ("save_every = 3 is above run.steps = 2" in out) == said
+
+
+def test_a_config_that_is_gone_can_be_made_anew(run, monkeypatch, tmp_path):
+  path = run.dir / "config.json"
+  for lose in (path.unlink, path.touch):
+    lose()
+    said = run.refused()
+    assert str(path) in said and "another workdir" in said
+  other = Run(monkeypatch, tmp_path / "other")
+  other.start(steps=1)
+  shutil.copy(other.dir / "config.json", path)
+  run.start(steps=13)
+  assert run.told("resume") == [(12, None)]

@@ -1,0 +1,25 @@
+"""Scores for tests that care for rewards alone."""
+
+import numpy as np
+
+from brorl_jax.tasks.base import Verdict
+from brorl_jax.types import ScoredResponse, Scores
+
+
+def scores(reward, answer=None, valid=None, task="some") -> Scores:
+  """Of [P, N] rewards: 1 is a pass, anything else a fail."""
+  reward = np.asarray(reward, np.float32)
+  if answer is None:
+    answer = np.zeros(reward.shape)
+  if valid is None:
+    valid = np.ones(reward.shape, bool)
+  valid = np.asarray(valid, bool)
+  judged = np.empty(reward.shape, object)
+  for at in np.ndindex(reward.shape):
+    status = "pass" if reward[at] >= 1 else "fail"
+    status = status if valid[at] else "invalid"
+    verdict = Verdict(
+      status, float(reward[at]), "", str(np.asarray(answer)[at])
+    )
+    judged[at] = ScoredResponse(task, verdict, 0.001)
+  return Scores(reward, np.asarray(answer, np.int32), valid, judged)

@@ -1,0 +1,160 @@
+"""Decoders for tests of the sampler, in place of a policy.
+
+Two have a few lines: the next token of one depends on the last one alone, so
+that every probability is known; that of the other depends on everything it is
+shown, so that nothing it is shown can be wrong.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType
+
+from brorl_jax.model import cache
+from brorl_jax.model.attention import Rope
+from brorl_jax.model.policy import Policy
+from brorl_jax.rollout import sampler
+
+V, STOP = 6, 0
+
+
+KEY = jax.random.key(3)
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+  """params[v] are the logits after token v."""
+
+  vocab = V
+
+  def cast(self, params):
+    return params
+
+  def unroll(self, params):
+    return params
+
+  def prefill(self, params, tokens, mask):
+    assert tokens.shape == mask.shape
+    return params[tokens[:, -1]], jnp.zeros(len(tokens), jnp.int32)
+
+  def lane_prompts(self, prefix, window):
+    return jnp.append(prefix, 0)[window]
+
+  def page(self, rows, columns):
+    return jnp.full((rows, columns), 1000, jnp.int32)  # not to be looked at
+
+  def decode_step(self, weights, shared, pages, token, length, which, column):
+    page = pages[-1].at[:, column].set(token.ravel())
+    return weights[token], page
+
+
+@dataclasses.dataclass(frozen=True)
+class Recall(Table):
+  """params[m, v], m from all of the prompt and of the response so far."""
+
+  def prefill(self, params, tokens, mask):
+    total = jnp.sum(jnp.where(mask, tokens + 1, 0), axis=1)
+    return params[total % len(params), tokens[:, -1]], total
+
+  def decode_step(self, weights, shared, pages, token, length, which, column):
+    page = pages[-1].at[:, column].set(token.ravel())
+    total, seen, columns = 0, 0, page.shape[1]
+    circle = cache.ages(column, len(pages), columns)
+    for age, cells in zip(circle, [*pages[:-1], page], strict=True):
+      mask = age < length.reshape(-1, 1)
+      total += jnp.sum(jnp.where(mask, cells + 1, 0), axis=1)
+      seen += jnp.sum(mask, axis=1)
+    prompt = jnp.take_along_axis(shared, which, axis=1)
+    total = prompt + total.reshape(length.shape) + 5 * length
+    wrong = seen.reshape(length.shape) != length
+    logits = weights[total % len(weights), token]
+    return jnp.where(wrong[..., None], jnp.nan, logits), page
+
+  def logits(self, params, prompt, response):
+    """The same for one rollout, in plain Python."""
+    for i in range(len(response)):
+      m = sum(prompt) + len(prompt) + sum(response[:i]) + i + 5 * i
+      yield params[m % len(params)][[*prompt, *response][len(prompt) + i - 1]]
+
+
+TABLE = 1.5 * jax.random.normal(jax.random.key(0), (V, V))
+
+
+RECALL = jax.random.normal(jax.random.key(1), (7, V, V))
+
+
+PROMPTS = [[3], [1, 4, 2], [5, 5]]
+
+
+POLICY = Policy(
+  vocab=24, width=16, layers=2, heads=4, kv_heads=2, head_size=4, mlp=16,
+  rope=Rope(100.0), norm_eps=1e-6, tied=False, qkv_bias=True,
+)  # fmt: skip
+
+
+@functools.cache
+def policy_params():
+  params = POLICY.init(jax.random.key(0))
+  rng = np.random.default_rng(0)
+  return jax.tree.map(
+    lambda a: a + jnp.asarray(0.3 * rng.normal(size=a.shape), a.dtype), params
+  )
+
+
+def devices(count, model=1):
+  return jax.make_mesh(
+    (count // model, model),
+    ("data", "model"),
+    axis_types=(AxisType.Auto, AxisType.Auto),
+    devices=jax.devices()[:count],
+  )
+
+
+def run(prompts=PROMPTS, key=KEY, policy=Table(), params=TABLE, **changes):
+  settings = {"n": 16, "max_new_tokens": 12, "stop_ids": (STOP,)}
+  return sampler.sample(policy, params, prompts, key, **settings | changes)
+
+
+def same(a, b):
+  for field in dataclasses.fields(a):
+    x, y = getattr(a, field.name), getattr(b, field.name)
+    np.testing.assert_array_equal(x, y, err_msg=field.name)
+
+
+def truncated(logits, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0):
+  """The sampling distribution, one token at a time. No ties, please."""
+  logits = [float(x) for x in logits]
+  order = sorted(range(len(logits)), key=lambda v: -logits[v])
+  if temperature == 0.0:
+    return np.eye(len(logits))[order[0]]
+  weight = {
+    v: np.exp((logits[v] - logits[order[0]]) / temperature) for v in order
+  }
+  if top_k:
+    weight = {v: weight[v] for v in order[:top_k]}
+  total, kept = sum(weight.values()), {}
+  for v, w in weight.items():
+    if sum(kept.values()) / total < top_p:
+      kept[v] = w
+  kept = {v: w for v, w in kept.items() if w >= min_p * kept[order[0]]}
+  prob = np.zeros(len(logits))
+  for v, w in kept.items():
+    prob[v] = w / sum(kept.values())
+  return prob
+
+
+@functools.cache
+def with_two_ends():
+  return run(n=200, slots=17, stop_ids=(STOP, 4))
+
+
+# Each token leads to the one below; 0 ends.
+DOWN = jnp.where(
+  jnp.arange(V)[:, None] - 1 == jnp.arange(V)[None], 0.0, -jnp.inf
+)
+
+
+DOWN = DOWN.at[0, 0].set(0.0)

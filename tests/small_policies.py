@@ -1,0 +1,42 @@
+"""Small policies of every architecture, for tests of the model."""
+
+import dataclasses
+
+from brorl_jax.model.attention import Rope
+from brorl_jax.model.policy import Policy
+
+# Sizes that are all different, so that no two axes can be swapped unnoticed; an
+# epsilon and a base that matter at this size.
+TINY = Policy(
+  vocab=37, width=16, layers=2, heads=6, kv_heads=2, head_size=4, mlp=20,
+  rope=Rope(100.0), norm_eps=1e-2, tied=False, qkv_bias=True,
+)  # fmt: skip
+
+
+def changed(**fields):
+  return dataclasses.replace(TINY, **fields)
+
+
+# As Gemma 2: layers that slide and layers that do not, everything capped and
+# scaled. The window is smaller than prompts and responses are.
+GEMMA2 = changed(
+  layers=3, tied=True, qkv_bias=False, window=3, sliding=(True, False, True),
+  attention_softcap=1.5, final_softcap=2.5, norm_offset=1.0, post_norms=True,
+  embed_scale=4.0, activation="gelu_tanh", query_scale=0.7,
+)  # fmt: skip
+
+
+# As Gemma 3: a long rope for full layers, a short one for those that slide.
+GEMMA3 = changed(
+  layers=3, tied=True, qkv_bias=False, window=2, sliding=(True, True, False),
+  sliding_rope=Rope(7.0), rope=Rope(100.0, "linear", 4.0, scale=1.2),
+  qk_norm=True, norm_offset=1.0, post_norms=True, embed_scale=4.0,
+  activation="gelu_tanh",
+)  # fmt: skip
+
+
+# As Qwen 3 with routed experts.
+EXPERTS = changed(
+  qkv_bias=False, qk_norm=True, experts=5, experts_per_token=2,
+  normalize_experts=True,
+)  # fmt: skip
