@@ -37,6 +37,21 @@ PASSES = {  # of the two samples of each prompt, by step
 }
 
 
+def problems(path, numbers, *, prefix="q", domain="math"):
+  """Writes a file of sums to be solved; its path."""
+  lines = [
+    {
+      "id": f"{prefix}-{i}",
+      "domain": domain,
+      "prompt": f"What is {i} + 5?",
+      "answer": str(i + 5),
+    }
+    for i in numbers
+  ]
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  return str(path)
+
+
 def records(step, passes, prompts=PROMPTS, *, tokens=5):
   """Lines of eval/records.jsonl of one evaluation."""
   return [

@@ -5,6 +5,7 @@ import os
 
 import pytest
 from messages import mentions
+from runs_for_tests import problems
 
 from brorl_jax.main import checkpoint_source, contamination
 from brorl_jax.main.commands import export
@@ -20,20 +21,6 @@ from tests.main.commands.evaluate_test import (  # noqa: F401
   refused,
   run,
 )
-
-
-def problems(path, numbers, *, prefix="q", domain="math"):
-  lines = [
-    {
-      "id": f"{prefix}-{i}",
-      "domain": domain,
-      "prompt": f"What is {i} + 5?",
-      "answer": str(i + 5),
-    }
-    for i in numbers
-  ]
-  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-  return str(path)
 
 
 def run_on(

@@ -188,8 +188,8 @@ def test_greedy_samples_are_all_the_same(tmp_path):
 
 
 def test_one_prompt_is_enough_and_has_no_interval(tmp_path, capsys):
-  a = problems(tmp_path / "a.jsonl", [5])
-  b = problems(tmp_path / "b.jsonl", [9], prefix="b")
+  a = made.problems(tmp_path / "a.jsonl", [5])
+  b = made.problems(tmp_path / "b.jsonl", [9], prefix="b")
   changes = {"data.files": (a,), "data.heldout_files": (b,)}
   changes |= {"data.domains.gym.weight": 0.0, "prompt_tokens": 80}
   run(tmp_path / "e", **changes)
@@ -303,11 +303,11 @@ def test_a_folder_of_another_evaluation_is_refused(whole):
 
 
 def test_other_prompts_of_the_same_files_are_refused(tmp_path):
-  a = problems(tmp_path / "a.jsonl", range(20))
+  a = made.problems(tmp_path / "a.jsonl", range(20))
   changes = {"data.files": (a,), "data.domains.gym.weight": 0.0}
   changes |= {"data.heldout_one_in": 3, "prompt_tokens": 80}
   run(tmp_path / "e", **changes)
-  problems(tmp_path / "a.jsonl", range(21))
+  made.problems(tmp_path / "a.jsonl", range(21))
   line = refused(tmp_path / "e", **changes)
   assert mentions(line, "data has changed")
   assert line.endswith("choose another workdir")
