@@ -20,6 +20,8 @@ from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.rollout import sampler
 from brorl_jax.runs import checkpoints, metrics
 
+# A whole run at a desk is that of documents_test.
+pytestmark = pytest.mark.ci
 ROOT = pathlib.Path(__file__).parents[1]
 # Everything as in configs/n512.py, but small.
 SMALL = {
@@ -242,7 +244,6 @@ def own(file):
   }
 
 
-@pytest.mark.ci
 def test_functions_of_a_user_train_and_are_part_of_the_run(start, tmp_path):
   """Killed and resumed bit for bit; another file is another run."""
   file = tmp_path / "mine.py"
@@ -295,7 +296,6 @@ def odd_lines(path, count=40):
   path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-@pytest.mark.ci
 def test_a_reward_of_a_user_trains_and_is_part_of_the_run(start, tmp_path):
   """Killed and resumed bit for bit; its file changed: refused by name."""
   file, data = tmp_path / "mine.py", tmp_path / "odd.jsonl"
@@ -379,7 +379,6 @@ def test_what_is_no_reward_is_refused_before_anything(
   assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
   "function, line",
   [
@@ -429,7 +428,6 @@ runpy.run_module("brorl_jax.main", run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("spare, fails", [(0, False), (-1, True)])
 def test_a_run_traces_its_programs_once(tmp_path, spare, fails):
   """And the bound is tight: with one trace less it does not run."""
@@ -452,7 +450,6 @@ def test_a_run_traces_its_programs_once(tmp_path, spare, fails):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.ci
 def test_two_processes_do_not_share_a_folder(start, tmp_path):
   first = start(tmp_path / "run", steps=1000)
   deadline = time.monotonic() + 120
@@ -467,7 +464,6 @@ def test_two_processes_do_not_share_a_folder(start, tmp_path):
   assert f"is in use by process {first.pid};" in err.splitlines()[-1]
 
 
-@pytest.mark.ci
 def test_a_finished_run_only_reports_again(start, whole):
   workdir = whole[0]
   before = (workdir / "metrics.jsonl").read_bytes()
@@ -478,7 +474,6 @@ def test_a_finished_run_only_reports_again(start, whole):
   assert (workdir / "metrics.jsonl").read_bytes() == before
 
 
-@pytest.mark.ci
 def test_a_folder_of_another_run_is_refused(start, whole):
   before = sorted(p.stat().st_mtime_ns for p in whole[0].rglob("*"))
   process = start(whole[0], lr=1e-3)
@@ -513,7 +508,6 @@ def test_an_exported_run_is_a_checkpoint_like_any_other(start, whole, tmp_path):
   assert again.returncode == 0, err
 
 
-@pytest.mark.ci
 def test_one_step_of_a_run_is_exported(start, whole, tmp_path):
   step = whole[0] / "checkpoints" / "6"
   process = start(tmp_path / "exported", mode="export", checkpoint=step)
@@ -522,7 +516,6 @@ def test_one_step_of_a_run_is_exported(start, whole, tmp_path):
   assert said.startswith("wrote step 6 of ")
 
 
-@pytest.mark.ci
 def test_transformers_generates_with_an_exported_run(start, whole, tmp_path):
   torch = pytest.importorskip("torch")
   import transformers
@@ -556,7 +549,6 @@ def test_transformers_generates_with_an_exported_run(start, whole, tmp_path):
     assert theirs[-1] == text.eos_token_id  # it knows where to stop
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
   "checkpoint, message",
   [
@@ -580,7 +572,6 @@ def test_an_export_of_nothing_is_refused(
   assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.ci
 def test_an_export_overwrites_nothing(start, whole, tmp_path):
   (tmp_path / "mine").write_text("")
   process = start(tmp_path, mode="export", checkpoint=whole[0])
@@ -590,7 +581,6 @@ def test_an_export_overwrites_nothing(start, whole, tmp_path):
   assert [p.name for p in tmp_path.iterdir()] == ["mine"]
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize(
   "override, message",
   [
@@ -610,7 +600,6 @@ def test_refused_before_anything_is_written(start, tmp_path, override, message):
   assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.ci
 @pytest.mark.parametrize("damage", ["truncate", "garbage", "tokenizer"])
 def test_damaged_policy_is_refused(start, tmp_path, damage):
   policy = tmp_path / "policy"
@@ -630,7 +619,6 @@ def test_damaged_policy_is_refused(start, tmp_path, damage):
   assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.ci
 def test_a_tokenizer_of_another_policy_is_refused(start, tmp_path):
   """Its ids would be rows that the embedding does not have."""
   policy, params = huggingface.load(ROOT / "brorl_jax" / "assets")
@@ -645,7 +633,6 @@ def test_a_tokenizer_of_another_policy_is_refused(start, tmp_path):
   assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.ci
 def test_a_run_that_diverges_stops_before_it_saves(start, tmp_path):
   workdir = tmp_path / "run"
   process = start(workdir, lr=1e38, max_grad_norm=1e38, save_every=1)

@@ -79,7 +79,7 @@ def write_whole(path: pathlib.Path, text: str) -> None:
   """Writes a file so that a kill or a power loss leaves the old or the new."""
   part = path.with_name(f"{path.name}.part")
   with _naming(path):
-    with part.open("w") as file:
+    with part.open("w", encoding="utf-8", newline="\n") as file:
       file.write(text)
       file.flush()
       os.fsync(file.fileno())

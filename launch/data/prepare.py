@@ -21,6 +21,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from brorl_jax.runs.lines import write_whole
 from brorl_jax.tasks.data import dataset, records, strict_json
 from brorl_jax.tasks.data.records import DataError, Place
 from brorl_jax.tasks.data.strict_json import Refused
@@ -139,10 +140,7 @@ def _run(name: str, paths: Sequence[str], output: pathlib.Path) -> int:
   if not kept:
     raise DataError(f"nothing is left of {', '.join(paths)}; is this {name}?")
   lines = "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in kept)
-  # Renamed when it is whole: half a file would be taken for a set.
-  partial = output.with_suffix(".partial")
-  partial.write_text(lines, encoding="utf-8", newline="\n")
-  partial.rename(output)
+  write_whole(output, lines)  # half a file would be taken for a set
   print(f"{len(kept):8,} written to {output}")
   return 0
 

@@ -59,5 +59,7 @@ def test_a_gradient_that_is_not_finite_is_named():
   good = update.Stats.zero(params)
   steps.refuse_not_finite([good], params, 7)
   bad = dataclasses.replace(good, finite=jnp.array([True, False]))
-  with pytest.raises(FloatingPointError, match=r"step 7: .*b/c.*lower .*optim\.lr"):
+  with pytest.raises(
+    FloatingPointError, match=r"step 7: .*b/c.*lower .*optim\.lr"
+  ):
     steps.refuse_not_finite([good, bad], params, 7)

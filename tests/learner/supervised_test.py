@@ -73,6 +73,7 @@ def run(pairs, layout, count, seed=0, lr=0.03, tx=None, params=None, **more):
 SMALL = Layout(tokens=16, rows=2, microbatches=2)
 
 
+@pytest.mark.ci
 def test_losses_are_those_of_the_responses_alone():
   pairs, heldout = some_pairs(9), some_pairs(7, seed=1)
   one = Layout(tokens=16, rows=8, microbatches=2)  # all of them in an update

@@ -207,6 +207,7 @@ def loss_in_float64(at, out, advantage, reference):
   return total / out.mask.sum()
 
 
+@pytest.mark.ci
 def test_gradient_matches_finite_differences_in_float64():
   wide = functools.partial(jax.tree.map, lambda x: np.asarray(x, np.float64))
   out, advantage = rollouts(kinds=3)

@@ -51,6 +51,7 @@ def test_end_points_of_figure_3(n, end):
   assert run.correct_mass[-1] == pytest.approx(end, abs=1e-3)
 
 
+@pytest.mark.ci
 def test_order_in_n_and_what_the_largest_n_does():
   runs = [figure_3(n) for n in (4, 8, 16, 512, 51200)]
   ends = [run.correct_mass[-1] for run in runs]

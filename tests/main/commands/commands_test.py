@@ -319,6 +319,7 @@ def test_the_report_of_the_simulator_is_that_of_its_runs(tmp_path, monkeypatch):
     assert (out / name).stat().st_size > 10_000
 
 
+@pytest.mark.ci
 def test_a_report_of_other_steps_is_not_overwritten(tmp_path):
   simulate_command.run(small(), tmp_path, allow_change=False)
   before = (tmp_path / "report" / "simulate.json").read_bytes()
@@ -379,6 +380,7 @@ def test_settings_of_the_simulator_are_accepted(change):
   settings.check_simulation(c, ("probability",))
 
 
+@pytest.mark.ci
 def test_the_anchor_may_be_left_out(tmp_path):
   simulate_command.run(small(anchor=None), tmp_path, allow_change=False)
   stored = json.loads((tmp_path / "report" / "simulate.json").read_text())

@@ -171,6 +171,7 @@ def test_the_same_command_again_samples_nothing(whole, monkeypatch, capsys):
   assert "pass@1" in capsys.readouterr().out
 
 
+@pytest.mark.ci
 def test_two_evaluations_are_identical_whatever_the_chunk(whole, tmp_path):
   changes = {"in_flight": 32, "samples": 64}  # 8 prompts at a time
   assert run(tmp_path / "run", **changes) == whole[1]
@@ -180,6 +181,7 @@ def test_another_seed_is_another_evaluation(whole, tmp_path):
   assert run(tmp_path / "run", seed=1) != whole[1]
 
 
+@pytest.mark.ci
 def test_greedy_samples_are_all_the_same(tmp_path):
   run(tmp_path / "run", eval_temperature=0.0)
   records = metrics.read_lines(tmp_path / "run" / "eval" / "records.jsonl")
@@ -187,6 +189,7 @@ def test_greedy_samples_are_all_the_same(tmp_path):
     assert len({(r["answer"], r["tokens"]) for r in mine}) == 1
 
 
+@pytest.mark.ci
 def test_one_prompt_is_enough_and_has_no_interval(tmp_path, capsys):
   a = made.problems(tmp_path / "a.jsonl", [5])
   b = made.problems(tmp_path / "b.jsonl", [9], prefix="b")
@@ -464,6 +467,7 @@ def test_a_run_keeps_its_chat_template(tmp_path):
   assert exported.replace(b'"step": 0', b'"step": 3') == own
 
 
+@pytest.mark.ci
 def test_an_evaluation_stays_with_its_step_if_the_run_goes_on(tmp_path):
   training = make_run(tmp_path / "training", [3])
   first = run(tmp_path / "a", checkpoint=str(training))

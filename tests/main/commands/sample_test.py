@@ -110,6 +110,7 @@ def test_a_run_answers_as_long_as_it_did(talk, run):
   assert lines(said.out)[0]["tokens"] == 1
 
 
+@pytest.mark.ci
 def test_a_text_has_a_prompt_in_each_line(talk, policy, tmp_path):
   (tmp_path / "a.txt").write_text(f"{SHORT}\n\n  \nAdd 1 and 2.\n")
   said = talk(prompts=str(tmp_path / "a.txt"), temperature=0.0)
@@ -119,6 +120,7 @@ def test_a_text_has_a_prompt_in_each_line(talk, policy, tmp_path):
   assert found == [(p, r.text) for p, (r,) in zip(asked, want, strict=True)]
 
 
+@pytest.mark.ci
 def test_standard_input_is_answered_line_by_line(talk, policy, monkeypatch):
   """A prompt that is asked again is another one: its draws are new."""
   monkeypatch.setattr(sys, "stdin", io.StringIO(f"{SHORT}\n\n{SHORT}"))
@@ -189,6 +191,7 @@ def test_a_run_of_own_rewards_answers_any_lines_unjudged(
 # ----------------------------------------------------------------- a terminal
 
 
+@pytest.mark.ci
 def test_on_a_terminal_a_response_shows_as_it_grows(talk, policy, monkeypatch):
   terminal = Terminal()
   monkeypatch.setattr(sys, "stdout", terminal)
@@ -319,6 +322,7 @@ def test_the_command_answers_until_it_is_interrupted(run):
   assert err == f"{run}, step 3\ninterrupted\n"
 
 
+@pytest.mark.ci
 def test_who_reads_may_have_enough():
   process = command("--mode=sample")
   process.stdin.write(f"{SHORT}\n")

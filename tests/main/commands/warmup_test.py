@@ -80,6 +80,7 @@ def warm(model, files, tmp_path_factory):
   return out
 
 
+@pytest.mark.ci
 def test_it_lowers_the_held_out_loss(warm):
   record = json.loads((warm / "warmup.json").read_text())
   looks = record["losses"]
