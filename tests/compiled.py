@@ -1,6 +1,7 @@
 """What XLA makes of a program; no test file."""
 
 import contextlib
+import os
 from collections.abc import Callable
 
 import jax
@@ -11,12 +12,15 @@ def compiled(program: Callable, *args, donated=()):
   """`program` compiled for arguments like these.
 
   Of their leaves: `lower` puts what is no array into the structs that it is
-  given, which the checks of their annotations would refuse.
+  given, which the checks of their annotations would refuse. XLA makes of it
+  what a user's does, which conftest.py turns off for the other programs.
   """
   flat, kinds = zip(*map(jax.tree.flatten, args), strict=True)
   of = lambda *x: program(*map(jax.tree.unflatten, kinds, x))
   form = jax.jit(lambda *x: jax.tree.leaves(of(*x)), donate_argnums=donated)
-  return form.lower(*flat).compile()
+  emitters = "xla_cpu_use_fusion_emitters"
+  options = {emitters: True} if emitters in os.environ["XLA_FLAGS"] else {}
+  return form.lower(*flat).compile(options)
 
 
 def zeros_of(program: Callable, *args):
