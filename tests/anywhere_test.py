@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 
+import compiling
 import pytest
 
 pytestmark = pytest.mark.ci
@@ -60,7 +61,7 @@ def site(tmp_path_factory) -> pathlib.Path:
 @pytest.fixture
 def brorl(site, tmp_path):
   """The command in an empty folder."""
-  flags = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+  flags = {"XLA_FLAGS": compiling.QUICK}
   environment = os.environ | flags | {"PYTHONPATH": str(site)}
 
   def run(*words: str) -> subprocess.CompletedProcess:

@@ -1,9 +1,9 @@
 """What XLA makes of a program; no test file."""
 
 import contextlib
-import os
 from collections.abc import Callable
 
+import compiling
 import jax
 import jax.numpy as jnp
 
@@ -13,13 +13,14 @@ def compiled(program: Callable, *args, donated=()):
 
   Of their leaves: `lower` puts what is no array into the structs that it is
   given, which the checks of their annotations would refuse. XLA makes of it
-  what a user's does, which conftest.py turns off for the other programs.
+  what a user's does, which the other programs of tests do without.
   """
   flat, kinds = zip(*map(jax.tree.flatten, args), strict=True)
   of = lambda *x: program(*map(jax.tree.unflatten, kinds, x))
   form = jax.jit(lambda *x: jax.tree.leaves(of(*x)), donate_argnums=donated)
-  emitters = "xla_cpu_use_fusion_emitters"
-  options = {emitters: True} if emitters in os.environ["XLA_FLAGS"] else {}
+  options = (
+    {compiling.EMITTERS: True} if compiling.EMITTERS in compiling.QUICK else {}
+  )
   return form.lower(*flat).compile(options)
 
 

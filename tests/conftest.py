@@ -1,20 +1,14 @@
 """Checks every shape annotation of the package while the tests run."""
 
-import importlib.metadata
 import os
 import pathlib
 
+import compiling
+
 os.environ["JAX_PLATFORMS"] = "cpu"
-# Machine code is made without LLVM's optimizations and without XLA's emitters
-# of fusions (jax 0.12 has no other way): making it was two thirds of the tests'
-# time and is a third so. XLA's own passes stay, and the runs of end_to_end_test
-# are compiled as always.
-flags = (
-  "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+os.environ["XLA_FLAGS"] = (
+  f"--xla_force_host_platform_device_count=8 {compiling.QUICK}"
 )
-if importlib.metadata.version("jaxlib").startswith("0.10."):
-  flags += " --xla_cpu_use_fusion_emitters=false"
-os.environ["XLA_FLAGS"] = flags
 os.environ["TRANSFORMERS_VERBOSITY"] = "error"
 # Compiled programs are kept for the next run of the tests, also those of the
 # commands that tests start.

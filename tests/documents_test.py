@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 
+import compiling
 import pytest
 
 from brorl_jax import evaluate
@@ -158,7 +159,7 @@ def run(tmp_path_factory) -> pathlib.Path:
       *(f"--workdir={folder}", *words.split()),
     ],
     cwd=ROOT,
-    env=os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
+    env=os.environ | {"XLA_FLAGS": compiling.QUICK},
     capture_output=True,
     text=True,
     timeout=240,

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 
+import compiling
 import configured
 import jax
 import numpy as np
@@ -56,7 +57,7 @@ def start():
     ]
     environment = os.environ | {
       "JAX_PLATFORMS": "cpu",
-      "XLA_FLAGS": "",
+      "XLA_FLAGS": compiling.QUICK,
     }
     return subprocess.Popen(
       command,
@@ -438,7 +439,7 @@ def test_a_run_traces_its_programs_once(tmp_path, spare, fails):
   done = subprocess.run(
     command,
     cwd=ROOT,
-    env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
+    env=os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": compiling.QUICK},
     text=True,
     capture_output=True,
     timeout=240,

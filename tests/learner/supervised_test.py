@@ -126,6 +126,7 @@ def test_a_mesh_changes_no_update():
     assert len(a.sharding.device_set) == 8
 
 
+@pytest.mark.ci
 def test_training_lowers_both_losses_and_is_deterministic():
   # What follows the prompt is its last token, repeated, and an end.
   pairs = [Pair([a, b], [b, b, 15]) for a in range(1, 8) for b in range(1, 8)]

@@ -178,6 +178,7 @@ def test_measure_by_hand():
   )
 
 
+@pytest.mark.ci
 def test_correct_mass_is_that_of_the_policy():
   policy = Policy(
     vocab=8,

@@ -137,6 +137,7 @@ def on_mesh(batches, mesh):
   return jax.tree.map(lambda x: sharding.to_mesh(mesh, spec(x), x), batches)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
   "gathers", [True, pytest.param(False, marks=pytest.mark.slow)]
 )

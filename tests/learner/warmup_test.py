@@ -86,6 +86,7 @@ def test_what_does_not_fit_is_refused(budget):
     demonstrate(puzzles(3), {}, **{budget: 2})
 
 
+@pytest.mark.ci
 def test_embedded_policy_is_within_its_promises():
   policy, params = huggingface.load(ASSETS)
   assert sum(x.size for x in jax.tree.leaves(params)) <= 3_000_000

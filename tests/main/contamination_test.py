@@ -171,6 +171,7 @@ def test_the_command_refuses_what_a_run_was_trained_on(tmp_path, capsys):
   assert mentions(capsys.readouterr().out, said)
 
 
+@pytest.mark.ci
 def test_lines_of_another_form_are_compared_as_they_were_read(tmp_path):
   path = tmp_path / "a.jsonl"
   rows = [{"question": f"{i} + 1 = ?", "label": i + 1} for i in range(30)]

@@ -235,6 +235,7 @@ def test_a_file_that_is_there_comes_before_the_package(tmp_path):
   assert done.stdout == "0.0003 512 1.0  w False\n", done.stderr
 
 
+@pytest.mark.ci
 def test_the_flag_says_where_compiled_programs_are_kept(tmp_path):
   code = STUB.replace(
     "FAILS", "from brorl_jax.main import programs; print(programs.log_line())"

@@ -8,6 +8,7 @@ import sys
 import time
 import zlib
 
+import compiling
 import jax
 import pytest
 
@@ -288,7 +289,7 @@ print(digest, float(value), count("/cache_hits"), count("/cache_misses"))
 
 def ran(*args):
   environment = os.environ | {
-    "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+    "XLA_FLAGS": f"--xla_force_host_platform_device_count=4 {compiling.QUICK}",
     "JAX_PLATFORMS": "cpu",
   }
   done = subprocess.run(
@@ -304,6 +305,7 @@ def ran(*args):
   return numbers, int(hits), int(misses)
 
 
+@pytest.mark.ci
 def test_another_process_finds_all_programs_and_has_the_same_bytes(tmp_path):
   """Sharded over four devices, with a buffer that is donated."""
   plain, hits, misses = ran("off")

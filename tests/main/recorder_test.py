@@ -14,6 +14,7 @@ from brorl_jax.rl import stats
 from brorl_jax.runs import metrics, trackers
 
 
+@pytest.mark.ci
 def test_record_of_one_held_out_prompt_has_no_interval(wired, tmp_path):
   one = {"id": "q", "domain": "math", "task": "m", "tokens": 3, "reason": ""}
   one |= {"truncated": False, "score": 1.0, "pass": True, "status": "pass"}

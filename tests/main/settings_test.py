@@ -365,6 +365,7 @@ def test_an_unknown_preset_is_refused(tmp_path):
   assert mentions(message(done), "configs/n512.py ... '70b' ... 1p5b, 8b")
 
 
+@pytest.mark.ci
 def test_a_large_preset_without_its_checkpoint_says_what_to_download(tmp_path):
   done = subprocess.run(
     [sys.executable, "-m", "brorl_jax.main", "--config=configs/n512.py:8b",

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import runs_for_tests as made
+import tiers
 from compiled import compilations
 from messages import mentions
 
@@ -68,6 +69,7 @@ def test_names_of_the_package_are_those_of_its_modules():
 # ---------------------------------------------------------------- in a notebook
 
 
+@pytest.mark.ci
 def test_questions_of_other_lengths_compile_nothing(policy):
   lengths = [
     len(policy.tokenizer.render(policy.posed(q))) for q in (SHORT, LONG)
@@ -122,6 +124,7 @@ def test_it_answers_with_what_the_sampler_draws(policy):
   assert len({*texts(found)}) > 1
 
 
+@pytest.mark.ci
 def test_the_first_of_many_are_those_of_few(policy):
   many = policy.sample(SHORT, n=32)
   few = policy.sample(SHORT, n=4)
@@ -130,6 +133,7 @@ def test_the_first_of_many_are_those_of_few(policy):
   np.testing.assert_allclose(logp(many[:4]), logp(few), atol=1e-5)
 
 
+@pytest.mark.ci
 def test_several_prompts_are_answered_in_their_order(policy):
   """Three are made as two and one; each by its number."""
   prompts = [f"{i} + 4 =" for i in range(3)]
@@ -160,7 +164,7 @@ def test_responses_come_as_they_are_done(policy, monkeypatch):
   assert asked == [[10, 11], [12, 13], [14]]
 
 
-@pytest.mark.parametrize("how", [{}, {"seed": 4}])
+@pytest.mark.parametrize("how", tiers.some([{}, {"seed": 4}], 1))
 def test_a_stream_is_the_first_response_as_it_grows(policy, how):
   whole = policy.sample(LONG, **how)[0]
   seen = [*policy.stream(LONG, **how)]
@@ -267,7 +271,7 @@ def test_the_embedded_policy_is_what_nothing_names(policy):
 
 @pytest.mark.parametrize(
   "where, step, want",
-  [("{}", None, 3), ("{}", 1, 1), ("{}/checkpoints/1", None, 1)],
+  tiers.some([("{}", None, 3), ("{}", 1, 1), ("{}/checkpoints/1", None, 1)], 1),
 )
 def test_a_run_is_loaded_with_what_it_was_asked(run, policy, where, step, want):
   found = bj.load(where.format(run), step=step)

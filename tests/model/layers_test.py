@@ -7,6 +7,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from small_policies import EXPERTS, GEMMA2, TINY
 
 from brorl_jax.model import layers
@@ -32,6 +33,7 @@ def test_on_a_cpu_bfloat16_is_multiplied_into_float32_and_rounded_once():
     close(wide(got), np.einsum(transposed, *map(wide, at)), atol=0.02)
 
 
+@pytest.mark.ci
 def test_initial_parameters_are_normal_with_standard_deviation_002():
   policy = dataclasses.replace(
     TINY, vocab=500, width=64, heads=8, kv_heads=4, head_size=8, mlp=96

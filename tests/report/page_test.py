@@ -405,6 +405,7 @@ def test_each_column_of_the_tables_shows_its_number(data):
   }
 
 
+@pytest.mark.ci
 def test_every_hour_of_the_page_is_one_without_compiling(data, tmp_path):
   other = json.loads(json.dumps(data))
   for run in other["runs"]:
@@ -645,6 +646,7 @@ def test_figure_1_shows_scores_and_intervals(drawn, data):
       assert (box.y0, box.y1) == pytest.approx((low, high))
 
 
+@pytest.mark.ci
 def test_figure_4_ends_where_all_runs_reached(drawn, data):
   out, _ = drawn
   for name, key, scale in (

@@ -159,6 +159,7 @@ def test_weights_below_the_cap_remove_the_bias_of_a_perturbed_sampler():
   assert 1e-3 < bias(capped(1.2)) < bias(None)
 
 
+@pytest.mark.ci
 def test_weights_of_tokens_are_biased_for_two_tokens_those_of_responses_not():
   """All four responses of two tokens, enumerated; no weight is cut."""
   keys = jax.random.split(jax.random.key(6), 4)

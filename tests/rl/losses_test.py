@@ -128,6 +128,7 @@ def test_ignores_masked_tokens_even_when_they_are_not_finite(bad, weight):
   np.testing.assert_array_equal(grad, [[2.0, 0.0]])
 
 
+@pytest.mark.ci
 def test_microbatches_add_up_to_the_batch():
   args = example()
 

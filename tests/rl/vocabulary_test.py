@@ -39,7 +39,7 @@ def with_gradient(form):
   return run
 
 
-@pytest.mark.parametrize("rows", [1, 3, 5, 10, 64])
+@pytest.mark.parametrize("rows", tiers.some([1, 3, 5, 10, 64], 2))
 def test_equals_the_plain_form_and_its_gradient(rows):
   hidden, kernel, tokens, weight = draw()
 
@@ -58,7 +58,9 @@ def test_equals_the_plain_form_and_its_gradient(rows):
       np.testing.assert_allclose(a, b, atol=1e-5 * np.abs(b).max())
 
 
-@pytest.mark.parametrize("rows, block", [(4, V), (3, 1), (10, 1)])
+@pytest.mark.parametrize(
+  "rows, block", tiers.some([(4, V), (3, 1), (10, 1)], 2)
+)
 @pytest.mark.parametrize("scale", [4.0, 40.0])
 def test_gradient_of_a_weighted_sum_of_both(rows, block, scale):
   """Tiles that do not divide, and distributions that are nearly certain."""

@@ -280,6 +280,7 @@ def applying(policy, mesh, *, P, R, T, S):
   return total, size(state, places), size(grads, places.params)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
   "policy, sizes",
   tiers.some(

@@ -31,7 +31,9 @@ from brorl_jax.rollout import plan
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("offload", ["nothing", "reference", "moments"])
+@pytest.mark.parametrize(
+  "offload", tiers.some(["nothing", "reference", "moments"], 4)
+)
 @pytest.mark.parametrize("second_moment", ["full", "factored"])
 @pytest.mark.parametrize("reference", [True, False])
 def test_training_state_is_what_training_makes(
@@ -333,6 +335,7 @@ def command(*args: str) -> subprocess.CompletedProcess:
   )
 
 
+@pytest.mark.slow
 @pytest.mark.ci
 def test_the_command_prints_a_plan_without_a_folder():
   done = command("--config=configs/n512.py")
@@ -351,6 +354,7 @@ def test_the_command_prints_a_plan_without_a_folder():
   assert out == text[: text.index("an update, measuring the ")]
 
 
+@pytest.mark.ci
 def test_the_command_refuses_in_one_line():
   done = command(
     "--config=configs/n512.py", "--config.devices.memory_bytes=1000000"

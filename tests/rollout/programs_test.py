@@ -27,6 +27,7 @@ from brorl_jax.rollout.program_spec import ProgramSpec
 from brorl_jax.types import Prompts
 
 
+@pytest.mark.ci
 def test_prompts_are_read_in_groups_that_fit(monkeypatch):
   monkeypatch.setattr(programs, "PREFILL_TOKENS", 53)
   assert programs.read_together(6, 16) == 3

@@ -26,7 +26,7 @@ from brorl_jax.types import Prompts
       ([3, 1, 2], 3, 2, 2, 3 * 4, 3 + 0 + 3),
       ([1, 1, 1], 3, 2, 9, 0, 0),  # every slot idles from the start
     ],
-    2,
+    1,
   ),
 )
 def test_slot_steps_by_hand(prompts, n, slots, limit, slot_steps, written):

@@ -121,6 +121,7 @@ def test_rollouts_are_those_of_all_prompts_together(count, places, changes):
   )
 
 
+@pytest.mark.ci
 def test_a_mesh_makes_the_same_rollouts():
   prompts = numbered(7)
   got = streamed(Feed(prompts), places=4, lanes=4, mesh=devices(8, model=2))
@@ -139,6 +140,7 @@ def test_the_policy_makes_the_same_rollouts():
     np.testing.assert_allclose(one.logp[0], want.logp[p], atol=1e-5)
 
 
+@pytest.mark.ci
 def test_a_place_is_free_as_soon_as_its_prompt_is_done():
   """Prompt 0 takes 40 steps; five short ones pass through the place beside."""
   endless = jnp.full((6, 6), -jnp.inf).at[3, 3].set(0.0)

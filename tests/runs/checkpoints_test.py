@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiers
 from jax.sharding import NamedSharding, PartitionSpec
 from messages import mentions
 
@@ -206,7 +207,7 @@ DAMAGE = {
 }
 
 
-@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
+@pytest.mark.parametrize("damage", tiers.some(DAMAGE.values(), 2), ids=DAMAGE)
 def test_damage_to_any_file_never_gives_a_wrong_state(run, damage):
   """Some files are not read; then the newest step is right nevertheless."""
   run.save(1, 2)
@@ -265,7 +266,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("damage", BROKEN.values(), ids=BROKEN)
+@pytest.mark.parametrize("damage", tiers.some(BROKEN.values(), 4), ids=BROKEN)
 def test_falls_back_and_can_save_the_same_step_again(run, damage):
   run.save(1, 2)
   damage(run.folder)

@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 
+import compiling
 import jax
 import numpy as np
 import pytest
@@ -74,6 +75,9 @@ def mode_of(command):
 
 # They train as n512.py does, with other numbers.
 ALIKE = (
+  "domain.py:math",
+  "prorl_v1",
+  "n16.py",
   "domain.py:code",
   "domain.py:instructions",
   "domain.py:stem",
@@ -104,8 +108,8 @@ def test_documents_name_the_two_arms_and_the_warmup():
 
 @pytest.fixture(scope="module")
 def start():
-  """Runs Python, which compiles without LLVM's optimizations."""
-  flags = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+  """Runs Python, which compiles as tests do."""
+  flags = {"XLA_FLAGS": compiling.QUICK}
   return functools.partial(run, env=os.environ | flags)
 
 
@@ -228,12 +232,12 @@ def snippets():
   return [s for s in found if not re.match(r"# \w+\.py\n", s)]
 
 
-@pytest.mark.parametrize("snippet", tiers.some(snippets(), 2))
+@pytest.mark.parametrize("snippet", tiers.some(snippets(), 1))
 def test_snippet_runs(snippet):
   result = subprocess.run(
     [sys.executable, "-W", "error", "-c", snippet],
     cwd=ROOT,
-    env=os.environ | {"XLA_FLAGS": ""},
+    env=os.environ | {"XLA_FLAGS": compiling.QUICK},
     capture_output=True,
     text=True,
     timeout=120,
@@ -274,6 +278,7 @@ def reference(c, optimizer, n):
   return jax.tree.map(lambda *x: np.stack(x), *runs)
 
 
+@pytest.mark.ci
 def test_the_report_of_the_simulator_is_that_of_its_runs(tmp_path, monkeypatch):
   drawn = {}
   for name in ("figure3", "sweep"):

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import time
 
+import compiling
 import configured
 import jax
 import numpy as np
 import pytest
 import runs_for_tests as made
+import tiers
 from messages import mentions
 
 from brorl_jax import evaluate
@@ -228,13 +230,16 @@ def killed(workdir, monkeypatch, chunks):
 
 @pytest.mark.parametrize(
   "chunks, tear",
-  [
-    (0, 0),
-    (1, 0),
-    (2, 3),  # inside the last line
-    (2, 400),  # inside a chunk
-    (1, 10**6),  # all of it
-  ],
+  tiers.some(
+    [
+      (0, 0),
+      (1, 0),
+      (2, 3),  # inside the last line
+      (2, 400),  # inside a chunk
+      (1, 10**6),  # all of it
+    ],
+    2,
+  ),
 )
 def test_a_killed_evaluation_ends_as_if_it_had_not_been(
   whole, tmp_path, monkeypatch, chunks, tear, capsys
@@ -269,7 +274,7 @@ def test_kill_9_at_any_time(tmp_path):
   command += ["--config.sampling.in_flight=128"]  # 20 chunks of 8
   environment = os.environ | {
     "JAX_PLATFORMS": "cpu",
-    "XLA_FLAGS": "",
+    "XLA_FLAGS": compiling.QUICK,
   }
   start = lambda name: subprocess.Popen(
     [*command, f"--workdir={tmp_path / name}"],
@@ -334,15 +339,18 @@ def test_records_that_were_edited_are_refused(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
   "line, said",
-  [
-    ("7", "'step'"),
-    ('{"step": 0}', "'sample'"),
-    ({"status": None}, "'status' ... null"),
-    ({"score": "1"}, "'score' ... \"1\" ... finite"),
-    ({"step": 1}, "1 of 'count_primes/heldout/0' at step 0"),
-    ({"tokens": -1}, "'tokens' ... -1 ... at least 0"),
-    (b"\xff", "'utf-8' ... 0xff ... 0"),
-  ],
+  tiers.some(
+    [
+      ("7", "'step'"),
+      ('{"step": 0}', "'sample'"),
+      ({"status": None}, "'status' ... null"),
+      ({"score": "1"}, "'score' ... \"1\" ... finite"),
+      ({"step": 1}, "1 of 'count_primes/heldout/0' at step 0"),
+      ({"tokens": -1}, "'tokens' ... -1 ... at least 0"),
+      (b"\xff", "'utf-8' ... 0xff ... 0"),
+    ],
+    3,
+  ),
 )
 def test_records_of_another_make_are_refused(whole, tmp_path, line, said):
   workdir = tmp_path / "run"
@@ -429,6 +437,7 @@ def test_a_run_is_evaluated_at_its_newest_step_or_at_one(tmp_path):
   assert again.replace(b'"step": 0', b'"step": 5') == newest
 
 
+@pytest.mark.ci
 def test_a_run_keeps_its_chat_template(tmp_path):
   training = make_run(tmp_path / "training", [3])
   plain = run(tmp_path / "plain", checkpoint=str(training))

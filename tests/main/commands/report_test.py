@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import runs_for_tests as made
+import tiers
 from messages import mentions
 
 from brorl_jax.errors import UserError
@@ -213,11 +214,17 @@ def test_prompts_of_one_side_are_counted_and_a_few_named(tmp_path):
 
 @pytest.mark.parametrize(
   "changes",
-  [
-    {"lr": 0.1},
-    {"data__domains__gym__instruction": "", "data__families__gcd__weight": 2.0},
-    {"steps": 9},
-  ],
+  tiers.some(
+    [
+      {"lr": 0.1},
+      {
+        "data__domains__gym__instruction": "",
+        "data__families__gcd__weight": 2.0,
+      },
+      {"steps": 9},
+    ],
+    1,
+  ),
 )
 def test_what_makes_another_method_may_differ(tmp_path, changes):
   a, b = made.run(tmp_path / "a"), made.run(tmp_path / "b", **changes)
@@ -458,6 +465,7 @@ def command(*args):
   )
 
 
+@pytest.mark.ci
 def test_the_command(tmp_path):
   a, b = made.run(tmp_path / "a"), made.run(tmp_path / "b")
   done = command("--mode=report", f"--workdir={a}", f"--workdir={b}")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 
+import compiling
 import configured
 import pytest
 import runs_for_tests as made
@@ -277,7 +278,7 @@ def command(*words, **how):
   return subprocess.Popen(
     [sys.executable, "-m", "brorl_jax.main", *words],
     cwd=ROOT,
-    env=os.environ | {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
+    env=os.environ | {"XLA_FLAGS": compiling.QUICK},
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
     stderr=subprocess.PIPE,
@@ -308,6 +309,7 @@ def test_flags_of_other_modes_are_refused(refused, words, message):
   assert mentions(refused(*words), message)
 
 
+@pytest.mark.ci
 def test_the_command_answers_until_it_is_interrupted(run):
   process = command("--mode=sample", f"--workdir={run}", "--n=2")
   process.stdin.write(f"{SHORT}\n")

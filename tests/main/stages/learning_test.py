@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiers
 from one_step import config
 
 from brorl_jax import train
@@ -131,7 +132,7 @@ def test_the_theorem_is_measured_only_if_it_shall_be(wired, monkeypatch):
   (found,) = seen[0].args
   assert found.response.shape == (2, 16, 6)
   # It only looks.
-  chex.assert_trees_all_equal(on, off)
+  chex.assert_trees_all_close(on, off, rtol=0, atol=3e-8)  # two programs
   learn(theory_prompts=1, theory_responses=3, theory_tokens=2, remat="products")
   (found,) = seen[0].args
   assert found.response.shape == (1, 3, 2)
@@ -268,6 +269,7 @@ def test_without_a_reference_nothing_is_reset():
   assert got == (state, progress, None) and got[0] is state
 
 
+@pytest.mark.ci
 def test_a_reset_leaves_arrays_where_they_were_and_warms_up_again(wired):
   _, policy, _, _, stages, _, kept, mesh = wired
   c = config(reset_every=1, reset_optimizer=True)
@@ -339,16 +341,19 @@ def silent(logp, logp_old, advantage, mask):
 
 @pytest.mark.parametrize(
   "changes, how",
-  [
-    ({}, dict(unit="token", mean="token", constant=6)),
-    ({"mean": "prompt"}, dict(unit="token", mean="prompt", constant=6)),
-    ({"mean": "constant"}, dict(unit="token", mean="constant", constant=6)),
-    (
-      {"mean": "constant", "constant": 9},
-      dict(unit="token", mean="constant", constant=9),
-    ),
-    ({"loss": "gspo"}, dict(unit="sequence", mean="token", constant=6)),
-  ],
+  tiers.some(
+    [
+      ({}, dict(unit="token", mean="token", constant=6)),
+      ({"mean": "prompt"}, dict(unit="token", mean="prompt", constant=6)),
+      ({"mean": "constant"}, dict(unit="token", mean="constant", constant=6)),
+      (
+        {"mean": "constant", "constant": 9},
+        dict(unit="token", mean="constant", constant=9),
+      ),
+      ({"loss": "gspo"}, dict(unit="sequence", mean="token", constant=6)),
+    ],
+    2,
+  ),
   ids=str,
 )
 def test_the_mean_of_the_config_scales_every_batch(

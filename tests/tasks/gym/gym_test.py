@@ -10,6 +10,7 @@ import subprocess
 import sys
 
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import mentions
@@ -484,7 +485,7 @@ def test_scorers_read_neither_code_nor_settings(name):
     assert word not in source
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", tiers.some(NAMES, 30))
 def test_the_oracle_passes_and_its_neighbours_fail(name, drawn):
   for p in drawn[name]:
     oracle = p.entry["answer"]
@@ -631,7 +632,7 @@ def test_every_index_owns_its_generator_seeds(split, index, seed):
   assert divmod(rest, 4) == (seed, gym.SPLITS.index(split))
 
 
-@pytest.mark.parametrize("family", EVERY, ids=NAMES)
+@pytest.mark.parametrize("family", tiers.some(EVERY, 20), ids=NAMES)
 def test_a_puzzle_depends_on_its_generator_seed_alone(family, drawn):
   def fresh(seed, item):
     return reasoning_gym.create_dataset(
