@@ -143,6 +143,7 @@ def test_training_lowers_both_losses_and_is_deterministic():
   assert other[0].heldout is None and other[1].loss != looks[1].loss
 
 
+@pytest.mark.ci
 def test_a_loss_that_is_not_finite_stops():
   with pytest.raises(FloatingPointError, match=r"update [1-9].*learning rate"):
     run(some_pairs(), SMALL, 20, tx=optax.sgd(1e30))

@@ -304,6 +304,7 @@ def test_what_is_computed_twice(dtype):
   assert products("products") - products("nothing") == attention
 
 
+@pytest.mark.ci
 def test_groups_without_advantage_contribute_nothing():
   out, advantage = rollouts()
   advantage[1] = 0.0
@@ -342,6 +343,7 @@ def scored(batches, at, temperature=1.0):
     )
 
 
+@pytest.mark.ci
 def test_logp_gap_is_zero_for_the_policy_that_sampled():
   batches = packed()
   logp, entropy = zip(*scored(batches, params()), strict=True)
@@ -364,6 +366,7 @@ def test_logp_gap_is_zero_for_the_policy_that_sampled():
   )
 
 
+@pytest.mark.ci
 def test_the_ratio_is_to_the_old_policy_and_the_gap_to_the_sampler():
   batches = packed()
   old = [
@@ -392,6 +395,7 @@ def test_the_ratio_is_to_the_old_policy_and_the_gap_to_the_sampler():
   assert optax.tree.norm(grads) > 0.0
 
 
+@pytest.mark.ci
 def test_temperature_divides_the_logits():
   out, advantage = rollouts()
   cold = dataclasses.replace(OBJECTIVE, temperature=0.5, kl_weight=0.0)

@@ -247,6 +247,7 @@ def test_all_of_the_files_of_an_older_run_counts(tmp_path):
   assert mentions(line, f"{trained_on} ... training ... digests")
 
 
+@pytest.mark.ci
 def test_what_an_exported_policy_was_trained_on_is_refused(tmp_path):
   a = problems(tmp_path / "a.jsonl", range(60))
   changes = {"data.files": (a,), "data.domains.gym.weight": 0.0}
@@ -274,6 +275,7 @@ def test_what_an_exported_policy_was_trained_on_is_refused(tmp_path):
   )
 
 
+@pytest.mark.ci
 def test_an_evaluation_needs_no_files_to_train_on(tmp_path, capsys):
   a = problems(tmp_path / "a.jsonl", range(4))
   changes = {"data.heldout_files": (a,), "data.domains.gym.weight": 0.0}

@@ -77,6 +77,7 @@ def test_wandb_gets_all_of_a_run_whenever_it_starts(
   assert told[0][3] == [(0, score), (1, {"reward/mean": 0.5, **score})]
 
 
+@pytest.mark.ci
 def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
   c, policy, examples, scorer, _, state, kept, mesh = wired
   heldout = examples.heldout()

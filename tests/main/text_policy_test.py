@@ -45,6 +45,7 @@ def texts(responses):
 # ------------------------------------------------------------------ the package
 
 
+@pytest.mark.ci
 def test_the_package_loads_nothing_before_a_name_is_used():
   code = (
     "import sys, brorl_jax as bj; before = {*sys.modules}; "
@@ -148,6 +149,7 @@ def test_several_prompts_are_answered_in_their_order(policy):
   assert policy.sample([], n=4) == []
 
 
+@pytest.mark.ci
 def test_responses_come_as_they_are_done(policy, monkeypatch):
   asked, rollouts = [], sampler.rollouts
 
@@ -164,6 +166,7 @@ def test_responses_come_as_they_are_done(policy, monkeypatch):
   assert asked == [[10, 11], [12, 13], [14]]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("how", tiers.some([{}, {"seed": 4}], 1))
 def test_a_stream_is_the_first_response_as_it_grows(policy, how):
   whole = policy.sample(LONG, **how)[0]
@@ -269,6 +272,7 @@ def test_the_embedded_policy_is_what_nothing_names(policy):
   ]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
   "where, step, want",
   tiers.some([("{}", None, 3), ("{}", 1, 1), ("{}/checkpoints/1", None, 1)], 1),

@@ -191,7 +191,7 @@ def test_pieces_by_hand():
   assert of(1, 1, on_cpu=True) == 1
 
 
-@pytest.mark.parametrize("softcap", tiers.some([0.0, 1.5], 4))
+@pytest.mark.parametrize("softcap", tiers.some([0.0, 1.5], 5))
 @pytest.mark.parametrize("shared", [None, *MASKS])
 @pytest.mark.parametrize("pieces", tiers.some([1, 2, 3], 2))
 def test_attention_is_the_softmax_over_both_kinds_of_keys(

@@ -29,7 +29,7 @@ from brorl_jax.model import huggingface, sharding
 from brorl_jax.model.attention import Rope
 
 
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", tiers.some([False, True], 1))
 def test_what_is_saved_is_loaded_bit_for_bit(tmp_path, tied):
   policy = dataclasses.replace(TINY, tied=tied)
   params = random_params(policy)

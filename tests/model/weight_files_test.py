@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import safetensors.numpy
+import tiers
 from saved_models import (
   INDEX,
   WEIGHTS,
@@ -69,22 +70,25 @@ def damage_transposed(t):
 
 @pytest.mark.parametrize(
   "change, message",
-  [
-    (lambda t: t.pop(Q), f"no tensor {Q}"),
-    (lambda t: t.pop("lm_head.weight"), "no tensor lm_head.weight"),
-    (
-      lambda t: t.update({"b.x": t[Q], "a.y": t[Q]}),
-      "unknown tensors a.y, b.x",
-    ),
-    (
-      lambda t: t.update({Q.replace("1", "2", 1): t[Q]}),
-      "unknown tensors model.layers.2.self_attn.q_proj.weight",
-    ),
-    (damage_shape, f"{Q} is (23, 16), not (24, 16)"),
-    (damage_transposed, f"{Q} is (16, 24), not (24, 16)"),
-    (damage_nan, f"{Q} ... finite"),
-    (damage_inf, f"{Q} ... finite"),
-  ],
+  tiers.some(
+    [
+      (lambda t: t.pop(Q), f"no tensor {Q}"),
+      (lambda t: t.pop("lm_head.weight"), "no tensor lm_head.weight"),
+      (
+        lambda t: t.update({"b.x": t[Q], "a.y": t[Q]}),
+        "unknown tensors a.y, b.x",
+      ),
+      (
+        lambda t: t.update({Q.replace("1", "2", 1): t[Q]}),
+        "unknown tensors model.layers.2.self_attn.q_proj.weight",
+      ),
+      (damage_shape, f"{Q} is (23, 16), not (24, 16)"),
+      (damage_transposed, f"{Q} is (16, 24), not (24, 16)"),
+      (damage_nan, f"{Q} ... finite"),
+      (damage_inf, f"{Q} ... finite"),
+    ],
+    2,
+  ),
 )
 def test_refuses_tensors_by_name(saved, change, message):
   rewrite(saved, change)
@@ -110,7 +114,7 @@ def test_refuses_damaged_bytes(saved):
 
 
 @pytest.mark.parametrize(
-  "name", ["../x.safetensors", "/etc/passwd", "a/b", "..", ""]
+  "name", tiers.some(["../x.safetensors", "/etc/passwd", "a/b", "..", ""], 1)
 )
 def test_refuses_an_index_that_points_outside(saved, name):
   where = split(saved)

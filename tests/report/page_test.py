@@ -113,6 +113,7 @@ UNITS = {"": 1, "h": 1, "min": 60, "s": 3600}
 FACTORS = {"percent": 100, "percent1": 100, "thousands": 1e-3}
 
 
+@pytest.mark.ci
 def test_every_number_of_the_page_is_that_of_the_json(parsed, data):
   kinds = set()
   for pointer, kind, text in parsed.numbers:
@@ -622,6 +623,7 @@ def drawn(data, tmp_path, monkeypatch):
   return out, tmp_path
 
 
+@pytest.mark.ci
 def test_figure_1_shows_scores_and_intervals(drawn, data):
   out, _ = drawn
   axes = out["score.png"].axes
@@ -666,6 +668,7 @@ def test_figure_4_ends_where_all_runs_reached(drawn, data):
   assert line.get_ydata() == pytest.approx([25, 50])
 
 
+@pytest.mark.ci
 def test_figure_4_ends_with_the_numbers_of_the_tables(drawn, data):
   out, _ = drawn
   for name, key in (
@@ -702,6 +705,7 @@ def test_pass_at_k_is_that_of_the_last_evaluation(drawn, data):
       np.testing.assert_allclose(line.get_ydata(), [100 * s["1"], 100 * s["2"]])
 
 
+@pytest.mark.ci
 def test_runs_that_lie_on_each_other_are_all_seen(tmp_path):
   """Pixels in the colour of each of four, in the panels."""
   runs = [made.run(tmp_path / name) for name in "abcd"]
@@ -715,6 +719,7 @@ def test_runs_that_lie_on_each_other_are_all_seen(tmp_path):
       assert (off < 0.02).sum() > 100, (path.name, i)
 
 
+@pytest.mark.ci
 def test_the_figures_are_legible(drawn):
   """As wide as the page, no label below 9 points, none outside."""
   out, folder = drawn
@@ -734,6 +739,7 @@ def test_the_figures_are_legible(drawn):
     assert image[..., :3].std() > 0.05  # not blank
 
 
+@pytest.mark.ci
 def test_no_figure_stays_in_memory(data, tmp_path):
   before = plt.get_fignums()
   figures.draw(tmp_path, data)

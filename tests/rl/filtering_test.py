@@ -6,6 +6,7 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -104,7 +105,7 @@ def test_rate_is_stable_at_512(p):
   assert got == pytest.approx(want, rel=1e-5)
 
 
-@pytest.mark.parametrize("n", [2, 5, 8])
+@pytest.mark.parametrize("n", tiers.some([2, 5, 8], 1))
 def test_rate_at_m_is_the_share_of_subsets_with_both_outcomes(n):
   for m in range(1, n + 1):
     subsets = list(itertools.combinations(range(n), m))

@@ -162,6 +162,7 @@ def test_token_gains_are_the_derivative_and_add_up(seed):
   close(jnp.sum(gains, where=correct & ~sampled), unsampled, 1e-3)
 
 
+@pytest.mark.ci
 def test_unsampled_correct_tokens_may_fall_while_the_correct_mass_rises():
   fell = 0
   for seed in range(50):

@@ -26,6 +26,7 @@ def test_agrees_with_scipy():
   assert float(mean + half) == pytest.approx(high, rel=1e-5)
 
 
+@pytest.mark.ci
 def test_holds_the_truth_in_95_of_100_experiments():
   """Pass rates of 200 prompts: most are near 0 or near 1."""
   count = 1000

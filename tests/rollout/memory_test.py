@@ -169,6 +169,7 @@ def needs(policy, n, P, S, T, slots, lanes, sampling):
   }
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
   "policy, sizes, top_p",
   tiers.some(

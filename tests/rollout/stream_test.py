@@ -166,6 +166,7 @@ def test_a_place_is_free_as_soon_as_its_prompt_is_done():
   assert total == told[-1].slot_steps
 
 
+@pytest.mark.ci
 def test_nothing_is_asked_for_without_room_and_idle_means_idle():
   feed = Feed(numbered(6), most=1)
   streamed(feed, places=2, policy=Table(), params=DOWN)

@@ -74,6 +74,7 @@ def test_a_name_that_cannot_be_is_one_line(tmp_path, name):
   assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.ci
 def test_a_workdir_may_begin_with_the_home_folder(tmp_path):
   run = "app.run(command.main, flags_parser=settings.parse_flags)"
   at_home = f"import os; os.environ['HOME'] = {str(tmp_path)!r}\n{run}"

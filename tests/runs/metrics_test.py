@@ -116,6 +116,7 @@ def test_time_left_is_told_from_the_steps_of_this_process(monkeypatch, capsys):
   assert said == ("step 5/9  reward 0.500  tokens/s 12,346  10 s, 40 s left\n")
 
 
+@pytest.mark.ci
 def test_a_terminal_shows_a_bar():
   code = (
     "from brorl_jax.runs import metrics\n"

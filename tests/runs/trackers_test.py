@@ -5,6 +5,7 @@ import struct
 import sys
 
 import pytest
+import tiers
 
 from brorl_jax.runs import metrics, trackers
 
@@ -63,6 +64,7 @@ def writer(workdir, after=-1, **more):
   return metrics.Writer(workdir, after=after, steps=4, **how)
 
 
+@pytest.mark.ci
 def test_wandb_has_what_metrics_jsonl_has(tmp_path, capsys):
   out = writer(tmp_path)
   out.write_evaluation(0, {"eval/pass_at_1": 0.125})
@@ -127,7 +129,7 @@ def test_a_step_is_sent_once(tmp_path, capfd):
   assert "Tried to log" not in capfd.readouterr().err  # wandb warns of each
 
 
-@pytest.mark.parametrize("key", [None, "0" * 40])
+@pytest.mark.parametrize("key", tiers.some([None, "0" * 40], 1))
 def test_without_login_or_server_it_records_offline(tmp_path, monkeypatch, key):
   monkeypatch.setenv("WANDB_MODE", "online")
   monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")  # nobody listens

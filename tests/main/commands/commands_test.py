@@ -124,7 +124,7 @@ def run(*words, env):
   )
 
 
-@pytest.mark.parametrize("command", list(by_tier()))
+@pytest.mark.parametrize("command", tiers.some(list(by_tier()), 1))
 def test_command_runs(start, command, tmp_path):
   _, *words = shlex.split(command)
   mode = mode_of(command)
@@ -232,6 +232,7 @@ def snippets():
   return [s for s in found if not re.match(r"# \w+\.py\n", s)]
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("snippet", tiers.some(snippets(), 1))
 def test_snippet_runs(snippet):
   result = subprocess.run(

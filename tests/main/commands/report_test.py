@@ -71,6 +71,7 @@ def test_runs_with_one_held_out_prompt(tmp_path, capsys):
   assert "nan" not in page.lower().split("<img")[0]
 
 
+@pytest.mark.ci
 def test_a_report_is_written_again(tmp_path):
   a = made.run(tmp_path / "a")
   report.run([a])
@@ -124,38 +125,41 @@ THREE = {
 
 @pytest.mark.parametrize(
   "changes, difference",
-  [
-    ({"passes": THREE}, "2 and 3 samples"),
-    ({"eval_temperature": 1.0}, "eval.temperature is 0.6 and 1.0"),
-    ({"eval_top_p": None}, "eval.top_p ... 0.95"),
-    (
-      {"prompts": TASK},
-      "1 of 3 ... (math/aime), 1 of 3 ... (math/amc)",
-    ),
-    (
-      {"prompts": OTHER},
-      "1 of 4 ... (gcd/heldout/1), 1 of 4 ... (gcd/heldout/5)",
-    ),
-    (
-      {"prompts": MOVED},
-      "gcd/heldout/0 ... gym/gcd ... gym/syllogism",
-    ),
-    ({"seed": 1}, "run.seed is 0 and 1"),
-    (
-      {"data__families__gcd__settings__max_value": 50},
-      "data.families.gcd.settings.max_value is 40 and 50",
-    ),
-    (
-      {"data__domains__math__instruction": "Think."},
-      "data.domains.math.instruction is 'Box it.' and 'Think.'",
-    ),
-    ({"data__system": "Be brief."}, "data.system is '' and 'Be brief.'"),
-    ({"data__prefix": "1 + 1?\n2"}, "data.prefix is '' and '1 + 1?\\n2'"),
-    (
-      {"held": "def"},
-      "held-out ... differ",
-    ),
-  ],
+  tiers.some(
+    [
+      ({"passes": THREE}, "2 and 3 samples"),
+      ({"eval_temperature": 1.0}, "eval.temperature is 0.6 and 1.0"),
+      ({"eval_top_p": None}, "eval.top_p ... 0.95"),
+      (
+        {"prompts": TASK},
+        "1 of 3 ... (math/aime), 1 of 3 ... (math/amc)",
+      ),
+      (
+        {"prompts": OTHER},
+        "1 of 4 ... (gcd/heldout/1), 1 of 4 ... (gcd/heldout/5)",
+      ),
+      (
+        {"prompts": MOVED},
+        "gcd/heldout/0 ... gym/gcd ... gym/syllogism",
+      ),
+      ({"seed": 1}, "run.seed is 0 and 1"),
+      (
+        {"data__families__gcd__settings__max_value": 50},
+        "data.families.gcd.settings.max_value is 40 and 50",
+      ),
+      (
+        {"data__domains__math__instruction": "Think."},
+        "data.domains.math.instruction is 'Box it.' and 'Think.'",
+      ),
+      ({"data__system": "Be brief."}, "data.system is '' and 'Be brief.'"),
+      ({"data__prefix": "1 + 1?\n2"}, "data.prefix is '' and '1 + 1?\\n2'"),
+      (
+        {"held": "def"},
+        "held-out ... differ",
+      ),
+    ],
+    3,
+  ),
 )
 def test_runs_that_were_measured_otherwise_are_refused(
   tmp_path, changes, difference
@@ -212,6 +216,7 @@ def test_prompts_of_one_side_are_counted_and_a_few_named(tmp_path):
   )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
   "changes",
   tiers.some(

@@ -103,6 +103,7 @@ def test_a_prompt_is_answered_in_lines_of_json(talk, policy):
   ]
 
 
+@pytest.mark.ci
 def test_a_run_answers_as_long_as_it_did(talk, run):
   said = talk(run, prompt=[SHORT])
   assert said.err == f"{run}, step 3\n"

@@ -32,6 +32,7 @@ def test_a_run_records_the_files_that_it_trains_on(tmp_path, monkeypatch):
   assert parts.entries["files"] == dataset.file_digests(str(path))
 
 
+@pytest.mark.ci
 def test_a_phase_says_once_what_it_changes(wired):
   _, policy, examples, scorer, *_, mesh = wired
   change = {"optim.lr": 0.5, "sampling.samples": 128}

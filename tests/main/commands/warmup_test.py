@@ -216,6 +216,7 @@ def test_a_folder_that_holds_something_is_refused(model, files, warm):
     warmup.run(config(model, files), warm)
 
 
+@pytest.mark.ci
 def test_a_loss_that_is_not_finite_is_one_line(model, files, tmp_path):
   fields = {"optim.lr": 1e30, "optim.warmup": 0, "optim.max_grad_norm": 1e30}
   with pytest.raises(UserError, match="lower the learning rate"):

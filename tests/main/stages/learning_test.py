@@ -352,7 +352,7 @@ def silent(logp, logp_old, advantage, mask):
       ),
       ({"loss": "gspo"}, dict(unit="sequence", mean="token", constant=6)),
     ],
-    2,
+    1,
   ),
   ids=str,
 )

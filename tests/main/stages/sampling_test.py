@@ -16,6 +16,7 @@ from brorl_jax.rollout import sampler
 from brorl_jax.rollout.draw import SamplingParams
 
 
+@pytest.mark.ci
 def test_the_sampler_gets_what_was_planned(monkeypatch):
   class Called(Exception):
     pass

@@ -197,6 +197,7 @@ print(n * n)
 """
 
 
+@pytest.mark.ci
 def test_a_test_has_its_time_and_all_have_theirs(jail):
   tests = squares(10)  # 1.5 s
   assert outcome(COMPUTES, tests, jail, test_s=0.5, total_s=9.0)[0] == "pass"
@@ -465,59 +466,67 @@ def test_same_output_ignores_white_space_alone(a, b):
 
 @pytest.mark.parametrize(
   "program, status, score, reason",
-  [
-    ("def add(a, b): return a + b", "pass", 1.0, ""),
-    ("add = lambda a, b: a + b", "pass", 1.0, ""),
-    ("class Solution:\n  def add(self, a, b): return a + b", "pass", 1.0, ""),
-    ("class Solution:\n  add = staticmethod(sum)", "fail", 0.0, None),
-    ("def add(a, b) -> List[int]: return a + b", "pass", 1.0, ""),
-    ("from operator import add", "pass", 1.0, ""),
-    (
-      "def add(a, b): return a + b if a else None",
-      "fail",
-      0.667,
-      "wrong answer: 2 of 3 pass",
-    ),
-    ("def add(a, b): return float(a + b)", "pass", 1.0, ""),
-    (
-      "def add(a, b): return a + b if a else False",
-      "fail",
-      0.667,
-      "wrong answer: 2 of 3 pass",
-    ),
-    ("def add(a): return a", "fail", 0.0, "runtime error: TypeError"),
-    ("def sub(a, b): return a", "fail", 0.0, "no function: add"),
-    ("add = 3", "fail", 0.0, "no function: add"),
-    ("", "fail", 0.0, "no function: add"),
-    ("1 / 0\ndef add(a, b): return a + b", "fail", 0.0, None),
-    ("def add(a, b):", "fail", 0.0, "syntax error: IndentationError in line 1"),
-    ("raise SystemExit(0)", "fail", 0.0, "runtime error: SystemExit"),
-    (
-      "import sys\ndef add(a, b): sys.exit(0)",
-      "fail",
-      0.0,
-      "runtime error: SystemExit",
-    ),
-    ("import os\ndef add(a, b): os._exit(0)", "fail", 0.0, "ended early"),
-    (
-      "import os\ndef add(a, b): return a + b if a else os._exit(0)",
-      "fail",
-      0.667,
-      "ended early: 2 of 3 pass",
-    ),
-    (
-      "def add(a, b):\n  while True: pass",
-      "fail",
-      0.0,
-      "time-out",
-    ),
-    (
-      "from operator import add\nif __name__ == '__main__': 1 / 0",
-      "pass",
-      1.0,
-      "",
-    ),
-  ],
+  tiers.some(
+    [
+      ("def add(a, b): return a + b", "pass", 1.0, ""),
+      ("add = lambda a, b: a + b", "pass", 1.0, ""),
+      ("class Solution:\n  def add(self, a, b): return a + b", "pass", 1.0, ""),
+      ("class Solution:\n  add = staticmethod(sum)", "fail", 0.0, None),
+      ("def add(a, b) -> List[int]: return a + b", "pass", 1.0, ""),
+      ("from operator import add", "pass", 1.0, ""),
+      (
+        "def add(a, b): return a + b if a else None",
+        "fail",
+        0.667,
+        "wrong answer: 2 of 3 pass",
+      ),
+      ("def add(a, b): return float(a + b)", "pass", 1.0, ""),
+      (
+        "def add(a, b): return a + b if a else False",
+        "fail",
+        0.667,
+        "wrong answer: 2 of 3 pass",
+      ),
+      ("def add(a): return a", "fail", 0.0, "runtime error: TypeError"),
+      ("def sub(a, b): return a", "fail", 0.0, "no function: add"),
+      ("add = 3", "fail", 0.0, "no function: add"),
+      ("", "fail", 0.0, "no function: add"),
+      ("1 / 0\ndef add(a, b): return a + b", "fail", 0.0, None),
+      (
+        "def add(a, b):",
+        "fail",
+        0.0,
+        "syntax error: IndentationError in line 1",
+      ),
+      ("raise SystemExit(0)", "fail", 0.0, "runtime error: SystemExit"),
+      (
+        "import sys\ndef add(a, b): sys.exit(0)",
+        "fail",
+        0.0,
+        "runtime error: SystemExit",
+      ),
+      ("import os\ndef add(a, b): os._exit(0)", "fail", 0.0, "ended early"),
+      (
+        "import os\ndef add(a, b): return a + b if a else os._exit(0)",
+        "fail",
+        0.667,
+        "ended early: 2 of 3 pass",
+      ),
+      (
+        "def add(a, b):\n  while True: pass",
+        "fail",
+        0.0,
+        "time-out",
+      ),
+      (
+        "from operator import add\nif __name__ == '__main__': 1 / 0",
+        "pass",
+        1.0,
+        "",
+      ),
+    ],
+    5,
+  ),
 )
 def test_calls(jail, program, status, score, reason):
   got = outcome(program, ADD, jail, test_s=1.0 if "while" in program else 5.0)

@@ -369,6 +369,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.ci
 @settings(deadline=None)
 @given(st.dictionaries(st.text(), JSON), st.booleans())
 def test_what_json_writes_is_read_back(record, plain):

@@ -60,6 +60,7 @@ def test_a_value_comes_back(value):
   assert same(received(value), value)
 
 
+@pytest.mark.ci
 @hypothesis.given(VALUES, VALUES)
 def test_same_is_not_looser_than_equality_but_for_floats(a, b):
   # Two nan are equal as keys, which == of sets and the order of repr are not.
@@ -227,6 +228,7 @@ def test_not_same(got, want):
   assert not same(received(got), want)
 
 
+@pytest.mark.ci
 def test_deep_and_large_values_become_opaque():
   loop = []
   loop.append(loop)

@@ -71,6 +71,7 @@ def test_without_bubblewrap(tmp_path, monkeypatch):
   assert "apt install bubblewrap" in level.reason
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
   "script, why",
   tiers.some(

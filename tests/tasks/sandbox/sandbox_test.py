@@ -64,7 +64,10 @@ def run(request):
 
 
 @pytest.mark.parametrize(
-  "name", [n if n in DESK else tiers.for_ci(n) for n in hostile_code.NAMES]
+  "name",
+  tiers.some(
+    [n if n in DESK else tiers.for_ci(n) for n in hostile_code.NAMES], 5
+  ),
 )
 def test_verdict(run, name):
   level, reports, _, secret = run
@@ -164,21 +167,24 @@ def test_an_interpreter_is_replaced_after_many_jobs(jail, monkeypatch):
 
 @pytest.mark.parametrize(
   "body, limits, reason",
-  [
-    ("while True: pass", {"test_s": 0.3}, "time-out"),
-    ("while True: pass", {"total_s": 0.3}, "time-out"),
-    ("import time; time.sleep(99)", {"test_s": 0.3}, "time-out"),
-    ("import time; time.sleep(99)", {"total_s": 0.3}, "time-out"),
-    ("return 'x' * 5000", {"result_bytes": 1000}, "too much output"),
-    (
-      "import ctypes; ctypes.CDLL(None).unshare(0)",
-      {},
-      "forbidden system call",
-    ),
-    ("import os; os._exit(7)", {}, "exit status: 7"),
-    ("import os; os.closerange(0, 64)", {}, "exit status: 5"),
-    ("import os; os.write(4, b'x'); os._exit(0)", {}, "malformed results"),
-  ],
+  tiers.some(
+    [
+      ("while True: pass", {"test_s": 0.3}, "time-out"),
+      ("while True: pass", {"total_s": 0.3}, "time-out"),
+      ("import time; time.sleep(99)", {"test_s": 0.3}, "time-out"),
+      ("import time; time.sleep(99)", {"total_s": 0.3}, "time-out"),
+      ("return 'x' * 5000", {"result_bytes": 1000}, "too much output"),
+      (
+        "import ctypes; ctypes.CDLL(None).unshare(0)",
+        {},
+        "forbidden system call",
+      ),
+      ("import os; os._exit(7)", {}, "exit status: 7"),
+      ("import os; os.closerange(0, 64)", {}, "exit status: 5"),
+      ("import os; os.write(4, b'x'); os._exit(0)", {}, "malformed results"),
+    ],
+    2,
+  ),
 )
 def test_how_a_job_ends(jail, body, limits, reason):
   job = JOB | {"program": f"def f(x):\n  {body}", "calls": [["l", 1]]}
@@ -344,15 +350,19 @@ def test_a_program_inherits_no_future_statement(jail):
 
 @pytest.mark.parametrize(
   "program, first",
-  [
-    ("print(input())", [True, False, False, True, False]),
-    ("import threading\nprint(input())", [True] * 5),
-    ("import os\nos.write(1, input().encode())\nos._exit(0)", [True] * 5),
-    (
-      "import os\nn = input()\nprint(n, flush=True)\nif n == '1': os._exit(0)",
-      [True, False, True, False, False],
-    ),
-  ],
+  tiers.some(
+    [
+      ("print(input())", [True, False, False, True, False]),
+      ("import threading\nprint(input())", [True] * 5),
+      ("import os\nos.write(1, input().encode())\nos._exit(0)", [True] * 5),
+      (
+        "import os\nn = input()\nprint(n, flush=True)\n"
+        "if n == '1': os._exit(0)",
+        [True, False, True, False, False],
+      ),
+    ],
+    1,
+  ),
 )
 def test_tests_that_share_a_process(jail, program, first):
   inputs = [f"{i}\n" for i in range(5)]
@@ -393,7 +403,9 @@ def test_a_jail_that_always_dies_is_no_verdict(jail, monkeypatch):
     jail.run(HONEST, limits=Limits())
 
 
-@pytest.mark.parametrize("path", ["/nowhere/python", "/bin/false", "/bin/cat"])
+@pytest.mark.parametrize(
+  "path", tiers.some(["/nowhere/python", "/bin/false", "/bin/cat"], 1)
+)
 @pytest.mark.parametrize("bubblewrap", [LEVEL.bubblewrap, None])
 def test_no_interpreter(path, bubblewrap):
   jail = zygote.Zygote(path, bubblewrap=bubblewrap)
@@ -606,7 +618,9 @@ def f(x):
 """
 
 
-@pytest.mark.parametrize("level", [LEVEL, INNER], ids=["probed", "inner"])
+@pytest.mark.parametrize(
+  "level", tiers.some([LEVEL, INNER], 1), ids=["probed", "inner"]
+)
 def test_threads_of_one_program_are_not_missed_by_another(level):
   """As many as it can start, while others run beside it."""
   hog, other = level.zygote(), level.zygote()

@@ -6,6 +6,7 @@ import sys
 import time
 
 import pytest
+import tiers
 
 from brorl_jax.tasks.sandbox import usage
 from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
@@ -107,7 +108,9 @@ def test_the_wait_for_a_cpu_is_told(start):
 
 @pytest.mark.parametrize(
   "limits",
-  [Limits(test_s=0.4, total_s=600.0), Limits(test_s=600.0, total_s=0.4)],
+  tiers.some(
+    [Limits(test_s=0.4, total_s=600.0), Limits(test_s=600.0, total_s=0.4)], 1
+  ),
 )
 @pytest.mark.parametrize("code", [SPIN, SLEEP])
 def test_a_clock_ends_what_computes_or_sleeps_too_long(start, code, limits):
@@ -122,6 +125,7 @@ def test_a_clock_ends_what_computes_or_sleeps_too_long(start, code, limits):
     assert cpu_s(pid) - used < 0.4
 
 
+@pytest.mark.ci
 def test_the_next_test_begins_with_nothing_used(start):
   pid = start(SPIN)
   wait_for(lambda: cpu_s(pid) > 1.0)
@@ -165,6 +169,7 @@ def test_waiting_for_a_cpu_is_not_sleep(monkeypatch):
   assert after(13.2, 1.2, 10.9)  # 1.1 s
 
 
+@pytest.mark.ci
 def test_a_process_whose_threads_end_is_seen_all_the_time(start):
   code = (
     "import threading\n"
