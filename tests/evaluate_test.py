@@ -368,6 +368,7 @@ def test_tasks_of_one_name_in_two_domains_are_two():
   assert got["by_domain"]["math"]["by_task"]["a"]["pass_at_k"]["1"] == 0.0
 
 
+@pytest.mark.ci
 @given(
   st.lists(st.text("pfi", min_size=5, max_size=5), min_size=1, max_size=4),
   st.randoms(use_true_random=False),

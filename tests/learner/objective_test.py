@@ -101,7 +101,7 @@ def correct(kind, low=0.3, high=0.6):
     {"correction": correct("sequence")},
     {"correction": correct("truncated"), "loss": losses.LOSSES["gspo"]},
     {"correction": correct("truncated"), "loss": losses.LOSSES["cispo"]},
-  ], 4),
+  ], 2),
   # Not by their values: a function's address differs in each worker.
   ids=["dual clip", "entropy", "gspo", "cispo", "reinforce", "truncated",
        "banded", "sequence", "truncated gspo", "truncated cispo"],
@@ -191,7 +191,9 @@ def mean_by_hand(loss, mask, mean):
 
 
 @pytest.mark.parametrize("roll", tiers.some([rollouts, some_do_not_count], 2))
-@pytest.mark.parametrize("mean", ["token", "sequence", "prompt", "constant"])
+@pytest.mark.parametrize(
+  "mean", tiers.some(["token", "sequence", "prompt", "constant"], 2)
+)
 def test_means_of_the_loss_by_hand(mean, roll, three_lengths):
   """Whatever the blocks, the lengths and the copies are."""
   out, advantage = roll()
@@ -275,6 +277,7 @@ def test_statistics_of_a_correction_by_hand():
   assert without.correction.count == without.kl_sampler.count == 0.0
 
 
+@pytest.mark.ci
 def test_a_wrong_sampler_is_corrected():
   """All V tokens, as often as a sampler would draw them that is wrong by e^.3.
 

@@ -68,6 +68,7 @@ def test_demonstrations_hold_prompt_answer_and_end():
     assert text().decode([answer]) == [puzzle.entry["answer"]]
 
 
+@pytest.mark.ci
 def test_share_of_right_answers_is_by_family():
   some = puzzles(400)
   data = demonstrate(some, {"gcd": 0.25, "spell_backward": 0.0})

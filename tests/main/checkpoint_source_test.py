@@ -29,6 +29,7 @@ def test_what_a_checkpoint_names(tmp_path):
   assert checkpoint_source.find_run("") is None
 
 
+@pytest.mark.ci
 def test_weights_of_another_run_are_not_read(tmp_path):
   run = make_run(tmp_path / "run", [1])
   path = run / "config.json"

@@ -296,6 +296,7 @@ def test_an_evaluation_needs_no_files_to_train_on(tmp_path, capsys):
   assert refused(tmp_path / "e", **changes).startswith("the run's data has ch")
 
 
+@pytest.mark.ci
 def test_stored_puzzles_are_evaluated_as_they_are(tmp_path):
   family = gym.Family("gcd", {"min_value": 1, "max_value": 40})
   some = [gym.puzzle(family, "train", i, seed=11) for i in range(3)]

@@ -166,6 +166,7 @@ app.run(command.main, flags_parser=settings.parse_flags)
 """
 
 
+@pytest.mark.ci
 def test_overrides_are_typed_and_reach_the_run():
   done = command(
     "--config=configs/n16.py",
@@ -181,6 +182,7 @@ def test_overrides_are_typed_and_reach_the_run():
   assert done.stdout == "1.0 16 3.0 /a --config.b runs/a b True\n"
 
 
+@pytest.mark.ci
 def test_phases_are_read_from_the_command_line():
   done = command(
     "--config=configs/n512.py",
@@ -196,6 +198,7 @@ def test_phases_are_read_from_the_command_line():
   )
 
 
+@pytest.mark.ci
 def test_a_config_file_may_lie_in_a_folder_with_spaces(tmp_path):
   file = tmp_path / "a folder" / "mine.py"
   file.parent.mkdir()
@@ -225,6 +228,7 @@ def test_configs_of_the_package_run_from_anywhere(tmp_path, given):
     assert done.stdout == "2.0 16 1.0  w False\n"
 
 
+@pytest.mark.ci
 def test_a_file_that_is_there_comes_before_the_package(tmp_path):
   (tmp_path / "configs").mkdir()
   (tmp_path / "configs" / "n16.py").write_text(
@@ -254,6 +258,7 @@ def test_the_flag_says_where_compiled_programs_are_kept(tmp_path):
   assert mentions(message(done), "--compilation_cache=''")
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
   "fails, status, line",
   tiers.some(

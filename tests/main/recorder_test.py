@@ -29,6 +29,7 @@ def test_record_of_one_held_out_prompt_has_no_interval(wired, tmp_path):
   assert (line["pass_at_1"], line["half_width"]) == (1.0, None)
 
 
+@pytest.mark.ci
 def test_wandb_gets_all_of_a_run_whenever_it_starts(
   wired, tmp_path, monkeypatch
 ):

@@ -188,6 +188,7 @@ def test_a_response_is_cut_at_the_limit(policy):
   assert one.truncated and len(one.tokens) == 1
 
 
+@pytest.mark.ci
 def test_where_less_fits_less_is_made_together(policy, monkeypatch):
   prompts = [f"{i} + 4 =" for i in range(2)]
   want = policy.sample(prompts, n=4)

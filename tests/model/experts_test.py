@@ -98,6 +98,7 @@ def test_shares_of_a_single_normalized_expert_do_not_depend_on_the_router():
   assert jnp.max(jnp.abs(run(router, False) - run(3 * router, False))) > 0.01
 
 
+@pytest.mark.ci
 def test_an_expert_that_nobody_chose_has_no_part_and_no_gradient():
   x, router, *weights = some()
   x, router = jnp.abs(x), router.at[:, 5].set(-9.0)

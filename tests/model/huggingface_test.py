@@ -29,6 +29,7 @@ from brorl_jax.model import huggingface, sharding
 from brorl_jax.model.attention import Rope
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("tied", tiers.some([False, True], 1))
 def test_what_is_saved_is_loaded_bit_for_bit(tmp_path, tied):
   policy = dataclasses.replace(TINY, tied=tied)
@@ -82,6 +83,7 @@ def test_a_tensor_there_is_a_matrix_from_input_to_output(saved):
   assert len(tensors) == 3 + 2 * 12
 
 
+@pytest.mark.ci
 def test_on_a_mesh_the_values_are_the_same_and_lie_by_the_table(saved):
   mesh = sharding.make_mesh(data=4, model=2)
   policy, params = huggingface.load(saved, mesh=mesh)
@@ -94,6 +96,7 @@ def test_on_a_mesh_the_values_are_the_same_and_lie_by_the_table(saved):
   same(huggingface.load(saved.parent / "again")[1], random_params())
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
   "data, model", tiers.some([(8, 1), (1, 2), (1, 4), (2, 4), (4, 2)], 1)
 )
@@ -117,6 +120,7 @@ def test_files_come_to_any_mesh_as_the_same_values(tmp_path, data, model):
     assert jax.tree.map(lambda a: a.sharding, params) == places
 
 
+@pytest.mark.ci
 def test_parameters_may_stay_in_half_precision(tmp_path):
   half = jax.tree.map(lambda a: a.astype(jnp.bfloat16), random_params())
   huggingface.save(tmp_path / "a", TINY, half)

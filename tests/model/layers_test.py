@@ -68,6 +68,7 @@ def test_initial_parameters_are_normal_with_standard_deviation_002():
   assert jnp.all(jnp.any(other != embed, axis=1))
 
 
+@pytest.mark.ci
 def test_initial_parameters_of_every_option():
   """Norms multiply by 1 whatever is added to their scale."""
   policy = dataclasses.replace(

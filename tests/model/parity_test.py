@@ -327,6 +327,7 @@ def old_spelling(directory) -> None:
   safetensors.numpy.save_file(tensors, path, metadata={"format": "pt"})
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("name", tiers.some(FEW, 1))
 def test_a_directory_of_an_older_transformers_is_the_same_policy(
   tmp_path, name

@@ -95,6 +95,7 @@ def test_refuses_tensors_by_name(saved, change, message):
   refused(saved, saved, message)
 
 
+@pytest.mark.ci
 def test_refuses_damaged_bytes(saved):
   path = saved / WEIGHTS
   whole = path.read_bytes()

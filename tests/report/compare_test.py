@@ -50,6 +50,7 @@ def test_hours_are_those_of_steps_and_of_saving():
   assert [e["tokens"] for e in spent] == [0, 160, 480]
 
 
+@pytest.mark.ci
 def test_equal_time_leaves_out_compiling():
   """Half an hour in each step of a: 1.5, 2.1 and 2.7 net hours of 4.2."""
   lines = made.metric_lines(3)
@@ -385,6 +386,7 @@ def many(count, best):
   return compare.numbers(runs, tasks, category=report._category)
 
 
+@pytest.mark.ci
 def test_panels_are_the_tasks_that_differ_most():
   data = many(20, range(5, 15))
   shown = [panel["task"] for panel in data["panels"]]

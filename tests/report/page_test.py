@@ -144,6 +144,7 @@ def test_every_number_of_the_page_is_that_of_the_json(parsed, data):
   assert len(parsed.numbers) > 150
 
 
+@pytest.mark.ci
 def test_no_cell_has_a_number_of_its_own(parsed):
   """What is left of a cell of numbers is brackets and arrows."""
   rest = {text for kind, text in parsed.cells if kind == "number"}
@@ -694,6 +695,7 @@ def test_figure_4_asks_for_no_time_with_compiling(data, tmp_path):
   assert "up to the time without compiling that all runs" in drawn.caption
 
 
+@pytest.mark.ci
 def test_pass_at_k_is_that_of_the_last_evaluation(drawn, data):
   out, _ = drawn
   for axis, domain in zip(

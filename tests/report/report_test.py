@@ -178,10 +178,13 @@ def test_the_figure_shows_the_run(drawn):
 
 @pytest.mark.parametrize(
   "domains, title",
-  [
-    (["math"], "held-out prompts: math"),
-    (["code", "gym"], "held-out prompts: code, gym"),
-  ],
+  tiers.some(
+    [
+      (["math"], "held-out prompts: math"),
+      (["code", "gym"], "held-out prompts: code, gym"),
+    ],
+    1,
+  ),
 )
 def test_the_figure_names_the_domains(drawn, domains, title):
   draw, _ = drawn
@@ -250,6 +253,7 @@ def test_the_legends_hide_no_line(drawn):
       assert not any(inside), line.get_label()
 
 
+@pytest.mark.ci
 def test_the_figure_of_a_run_of_one_step(drawn):
   draw, path = drawn
   evaluations, steps = run()
@@ -322,6 +326,7 @@ def test_figure_3_shows_every_run(tmp_path, monkeypatch):
   assert plt.imread(tmp_path / "a.png")[..., :3].std() > 0.05
 
 
+@pytest.mark.ci
 def test_the_sweep_shows_both_optimizers(tmp_path, monkeypatch):
   figures = saved(monkeypatch)
   report.sweep(tmp_path / "a.png", simulated())

@@ -37,6 +37,7 @@ def test_one_different_reward_among_512_is_enough():
   assert advantages.informative(1.0 - reward)[0]
 
 
+@pytest.mark.ci
 @settings(deadline=None, max_examples=30)
 @given(st.floats(-1e3, 1e3, width=32), st.sampled_from([2, 3, 7, 512]))
 def test_equal_rewards_give_exactly_0(value, n):

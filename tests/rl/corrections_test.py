@@ -144,6 +144,7 @@ def capped(cap):
   return lambda *x: corrections.truncated_weight(*x, cap=cap)
 
 
+@pytest.mark.ci
 def test_weights_below_the_cap_remove_the_bias_of_a_perturbed_sampler():
   """E_q[w R grad log p] = E_p[R grad log p], enumerated."""
   z, q = perturbed()
@@ -194,6 +195,7 @@ def test_weights_of_tokens_are_biased_for_two_tokens_those_of_responses_not():
   assert far(tokens, chance(q)) > 0.01
 
 
+@pytest.mark.ci
 def test_a_finite_sample_is_nearer_with_weights():
   z, q = perturbed()
   tokens = jax.random.categorical(jax.random.key(4), q, shape=(4096,))

@@ -2,6 +2,7 @@
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,6 +25,7 @@ def test_credit_by_answer_by_hand():
   np.testing.assert_allclose(got, want, rtol=1e-6)
 
 
+@pytest.mark.ci
 @settings(deadline=None, max_examples=15)
 @given(st.integers(0, 2**31), st.integers(1, 8))
 def test_credit_moves_nothing_between_right_and_wrong(seed, answers):

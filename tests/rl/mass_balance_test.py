@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
+import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -125,6 +126,7 @@ def test_hand_computed_values():
   np.testing.assert_allclose(m.s_r, 0.25)
 
 
+@pytest.mark.ci
 def test_multiset_equals_set_form_when_every_draw_differs():
   logits, correct, _ = problem(3)
   counts = (jnp.arange(60) % 6 == 0).astype(int)
@@ -144,7 +146,7 @@ def test_multiset_may_leave_the_range_of_rewards():
   assert abs(balance.moments.s_r) > 1.0
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", tiers.some(range(5), 1))
 def test_token_gains_are_the_derivative_and_add_up(seed):
   logits, correct, counts = problem(seed)
   sampled, probs = counts > 0, jax.nn.softmax(logits)
@@ -201,7 +203,7 @@ def test_lemma_2_by_monte_carlo(p, n):
   assert abs(p**2 * never.mean() - want) < 4 * error
 
 
-@pytest.mark.parametrize("n", [4, 64, 512, 4096])
+@pytest.mark.parametrize("n", tiers.some([4, 64, 512, 4096], 1))
 def test_corollary_3_by_monte_carlo_and_its_bound(n):
   rng = np.random.default_rng(1)
   p = np.asarray(jax.nn.softmax(jnp.asarray(2.0 * rng.normal(size=1000))))
@@ -375,14 +377,14 @@ def test_n_is_an_integer(unhooked, function, n, shown):
 
 
 @pytest.mark.parametrize(
-  "function", [*WITH_N, mb.unsampled_second_moment_bound]
+  "function", tiers.some([*WITH_N, mb.unsampled_second_moment_bound], 1)
 )
 def test_integers_of_numpy_and_jax_are_integers(unhooked, function):
   for n in (np.int32(2), np.uint8(2), jnp.int32(2), np.array(2)):
     np.testing.assert_allclose(function(n), function(2), rtol=1e-6)
 
 
-@pytest.mark.parametrize("function", WITH_N)
+@pytest.mark.parametrize("function", tiers.some(WITH_N, 1))
 def test_n_may_be_traced_or_closed_over(unhooked, function):
   np.testing.assert_allclose(jax.jit(function)(2), function(2), rtol=1e-12)
   n = jnp.int32(2)

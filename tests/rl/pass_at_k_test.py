@@ -36,6 +36,7 @@ def test_of_all_samples_it_is_whether_any_was_right():
   np.testing.assert_array_equal(got, [0.0, 1.0, 1.0])
 
 
+@pytest.mark.ci
 def test_rises_with_k_and_with_c():
   table = np.array(
     [pass_at_k(64, jnp.arange(65), k) for k in (1, 2, 3, 9, 33, 63, 64)]

@@ -235,7 +235,7 @@ def call(function, args):
   return function(**{**args, **key})
 
 
-@pytest.mark.parametrize("function, name", tiers.some(WRONG, 3))
+@pytest.mark.parametrize("function, name", tiers.some(WRONG, 1))
 def test_a_wrong_rank_is_refused_by_name(function, name):
   args = DOORS[function]
   call(function, args)
@@ -255,7 +255,7 @@ def test_a_wrong_rank_is_refused_by_name(function, name):
     )
 
 
-@pytest.mark.parametrize("function, name", tiers.some(WRONG, 26))
+@pytest.mark.parametrize("function, name", tiers.some(WRONG, 6))
 def test_another_size_of_an_axis_is_refused(function, name):
   """But where it is the only array that has the axis."""
   args = DOORS[function]

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.stats
+import tiers
 
 from brorl_jax.rl import stats
 
@@ -141,7 +142,7 @@ def cr1(d, cluster):
   return float(np.sqrt(correction * (bread @ meat @ bread)[0, 0]))
 
 
-@pytest.mark.parametrize("clusters", [2, 8, 40])
+@pytest.mark.parametrize("clusters", tiers.some([2, 8, 40], 1))
 def test_clustered_agrees_with_the_sandwich(clusters):
   a, b = pairs(480, seed=clusters)
   cluster = np.random.default_rng(1).integers(0, clusters, 480)
@@ -166,6 +167,7 @@ def test_every_pair_its_own_cluster_is_the_plain_test():
     assert float(x) == pytest.approx(float(y), rel=1e-4)
 
 
+@pytest.mark.ci
 def test_copies_of_a_cluster_are_no_evidence():
   """Each prompt ten times: the plain error shrinks, the clustered does not."""
   a, b = map(jnp.asarray, pairs(40))

@@ -84,30 +84,33 @@ def test_tokens_come_from_the_softmax_and_carry_its_log_probability(sampling):
 
 @pytest.mark.parametrize(
   "sampling, kept",
-  [
-    # Probabilities 1/2, 1/4, 1/8, 1/8 less a little, and 2^-30.
-    ({}, 5),
-    ({"top_k": 1}, 1),
-    ({"top_k": 2}, 2),
-    ({"top_k": 5}, 5),
-    ({"top_k": 9}, 5),
-    ({"top_p": 0.45}, 1),
-    ({"top_p": 0.55}, 2),
-    ({"top_p": 0.80}, 3),
-    ({"top_p": 0.95}, 4),
-    ({"min_p": 0.6}, 1),
-    ({"min_p": 0.4}, 2),
-    ({"min_p": 0.2}, 4),
-    ({"min_p": 1.0}, 1),
-    # Each works on what the one before left: of 2/3 and 1/3, 0.6 is one token.
-    ({"top_k": 2, "top_p": 0.6}, 1),
-    ({"top_p": 0.6}, 2),
-    # Cold, the second token has (1/2)^4 of the first.
-    ({"temperature": 0.25, "min_p": 0.1}, 1),
-    ({"temperature": 0.25, "top_p": 0.9}, 1),
-    ({"temperature": 4.0, "min_p": 0.6}, 4),
-    ({"temperature": 0.0}, 1),
-  ],
+  tiers.some(
+    [
+      # Probabilities 1/2, 1/4, 1/8, 1/8 less a little, and 2^-30.
+      ({}, 5),
+      ({"top_k": 1}, 1),
+      ({"top_k": 2}, 2),
+      ({"top_k": 5}, 5),
+      ({"top_k": 9}, 5),
+      ({"top_p": 0.45}, 1),
+      ({"top_p": 0.55}, 2),
+      ({"top_p": 0.80}, 3),
+      ({"top_p": 0.95}, 4),
+      ({"min_p": 0.6}, 1),
+      ({"min_p": 0.4}, 2),
+      ({"min_p": 0.2}, 4),
+      ({"min_p": 1.0}, 1),
+      # Each works on what the one before left: of 2/3 and 1/3, 0.6 is one token.
+      ({"top_k": 2, "top_p": 0.6}, 1),
+      ({"top_p": 0.6}, 2),
+      # Cold, the second token has (1/2)^4 of the first.
+      ({"temperature": 0.25, "min_p": 0.1}, 1),
+      ({"temperature": 0.25, "top_p": 0.9}, 1),
+      ({"temperature": 4.0, "min_p": 0.6}, 4),
+      ({"temperature": 0.0}, 1),
+    ],
+    4,
+  ),
   ids=str,
 )
 def test_truncation_by_hand(sampling, kept):
@@ -139,6 +142,7 @@ def test_greedy_takes_the_likeliest_with_probability_one():
   np.testing.assert_array_equal(np.exp(tie), [0, 1, 0])
 
 
+@pytest.mark.ci
 def test_draw_returns_the_token_whose_share_holds_the_uniform():
   prob = np.asarray([0.0, 0.25, 0.0, 0.5, 0.25, 0.0])
   logp = jnp.asarray(np.log(np.where(prob, prob, 1e-99)), jnp.float32)
@@ -149,6 +153,7 @@ def test_draw_returns_the_token_whose_share_holds_the_uniform():
   np.testing.assert_allclose(got_logp, logp[got], rtol=1e-6)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("seed", tiers.some(range(4), 1))
 def test_no_rounding_draws_a_token_of_probability_zero(seed):
   """Sums of 50,000 tiny numbers, with runs of zeros also at both ends."""

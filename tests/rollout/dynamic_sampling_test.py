@@ -105,6 +105,7 @@ def test_keeps_the_first_that_pass_and_generates_nothing_beyond_the_last():
   np.testing.assert_array_equal(kept.scores.reward, [[1, 0, 0, 0]] * 4)
 
 
+@pytest.mark.ci
 @settings(deadline=None, max_examples=40)
 @given(
   st.sets(st.integers(0, 29), min_size=3),

@@ -112,6 +112,7 @@ def test_a_rollout_does_not_depend_on(change, monkeypatch):
     np.testing.assert_array_equal(out.truncated, cut)
 
 
+@pytest.mark.ci
 def test_a_rollout_does_not_depend_on_the_other_prompts():
   p = 2
   tokens = jnp.asarray([PROMPTS[p]])
@@ -230,6 +231,7 @@ def test_growing_rollouts_are_the_rollouts_so_far(n, slots, steps):
   assert lengths[0] == 2 * n and whole.mask.sum(axis=2).max() > 64
 
 
+@pytest.mark.ci
 def test_one_token_is_drawn_from_the_prefill_alone():
   """T = 1, and prompts of all lengths end in the last place."""
   seen = []

@@ -89,6 +89,7 @@ def test_any_stretch_has_the_sources_by_weight(weights, start):
     assert abs(counts[name] - share) < 2 + 0.01 * share
 
 
+@pytest.mark.ci
 def test_a_source_of_weight_zero_is_never_drawn():
   order = Order({"a": 3, "b": 3}, {"a": 0, "b": 1}, seed=0)
   assert {source for source, _ in drawn(order, 0, 100)} == {"b"}

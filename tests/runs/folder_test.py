@@ -86,6 +86,7 @@ def test_a_workdir_may_begin_with_the_home_folder(tmp_path):
   assert said.startswith("workdir ~nobody-has-it/x: ")
 
 
+@pytest.mark.ci
 def test_what_the_system_refuses_is_one_line():
   fails = "raise OSError(28, 'No space left on device', '/a/b')"
   code = STUB.replace("FAILS", fails)

@@ -338,6 +338,7 @@ def test_a_writer_knows_what_was_spent(tmp_path):
   again.close()
 
 
+@pytest.mark.ci
 def test_tensorboard_on_a_full_disk_neither_ends_nor_holds_up_a_run(
   tmp_path, capfd
 ):

@@ -220,6 +220,7 @@ def test_an_undisturbed_run_uses_its_own_steps(run, capsys):
     assert after[name] == before[name], name
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("steps", tiers.some([1, 2, 3, 4, 8, 9, 11], 1))
 def test_it_goes_on_to_the_same_lines_and_the_same_state(
   whole, monkeypatch, tmp_path, steps
@@ -243,6 +244,7 @@ def test_it_goes_on_to_the_same_lines_and_the_same_state(
   assert run.told("resume") == [(steps // 3 * 3, None)]
 
 
+@pytest.mark.ci
 def test_a_run_that_was_killed_before_its_first_line_begins(
   whole, monkeypatch, tmp_path
 ):
@@ -344,6 +346,7 @@ def test_a_run_is_never_begun_again_over_itself(run, lose, why):
   assert run.closed == 2
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("lose, why", tiers.some(LOST.values(), 1), ids=LOST)
 def test_begin_again_moves_the_old_files_aside(whole, run, capsys, lose, why):
   lose(run)
@@ -367,6 +370,7 @@ def test_begin_again_takes_another_config_and_goes_on_afterwards(run):
   assert len(lines.read_lines(run.dir / "set_aside/1/metrics.jsonl")) == 12
 
 
+@pytest.mark.ci
 def test_begin_again_that_is_killed_loses_nothing(run, monkeypatch):
   rename, moved, before = pathlib.Path.rename, [], tree(run.dir)
 
@@ -489,6 +493,7 @@ def test_a_copy_of_a_step_is_not_used_though_the_lines_are_there(run, capsys):
   assert run.steps()[-1] == 16
 
 
+@pytest.mark.ci
 def test_a_step_of_another_run_is_not_used(run, monkeypatch, tmp_path, capsys):
   other = Run(monkeypatch, tmp_path / "other")
   other.start(seed=1)
@@ -542,7 +547,7 @@ def test_a_run_state_of_a_newer_version_is_one_line(run):
 
 @pytest.mark.parametrize(
   "tail",
-  tiers.some([b"", b'{"step": 11, "x', b"\0" * 90 + b"\n"], 2),
+  tiers.some([b"", b'{"step": 11, "x', b"\0" * 90 + b"\n"], 1),
   ids=["cut", "torn", "zeros"],
 )
 @pytest.mark.parametrize("left, back", [(11, 9), (9, 9), (8, 6)])
@@ -671,6 +676,7 @@ def test_checkpoints_that_are_removed_are_not_made_again(monkeypatch, tmp_path):
   assert "--begin_again" in run.refused()
 
 
+@pytest.mark.ci
 def test_a_full_disk_is_one_line_and_the_run_goes_on_after_it(
   whole, monkeypatch, tmp_path
 ):
@@ -694,6 +700,7 @@ def test_a_full_disk_is_one_line_and_the_run_goes_on_after_it(
   assert run.all() == whole.all()
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
   "error, words",
   tiers.some(
@@ -746,6 +753,7 @@ def test_a_step_that_is_not_what_was_saved_ends_the_run(monkeypatch, tmp_path):
   assert run.steps() == [0, 3, 6]  # nothing was deleted for it
 
 
+@pytest.mark.ci
 def test_a_stop_is_an_event(monkeypatch, tmp_path):
   run = Run(monkeypatch, tmp_path / "run")
   updated = train.Updated(None, {"x": np.nan})

@@ -87,6 +87,7 @@ def test_wandb_has_what_metrics_jsonl_has(tmp_path, capsys):
   )
 
 
+@pytest.mark.ci
 def test_each_start_has_all_steps_under_the_same_id(tmp_path):
   first = writer(tmp_path)
   first.write_evaluation(0, {"eval/pass_at_1": 0.125})
@@ -108,6 +109,7 @@ def test_each_start_has_all_steps_under_the_same_id(tmp_path):
   assert steps == {0: {"eval/pass_at_1": 0.125}, **x}
 
 
+@pytest.mark.ci
 def test_another_folder_is_another_run(tmp_path):
   for name in "ab":
     writer(tmp_path / name).close()

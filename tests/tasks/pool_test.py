@@ -106,6 +106,7 @@ def test_a_verifier_that_fails_is_neither_right_nor_wrong(error, reason):
   assert pool.replaced() == 0
 
 
+@pytest.mark.ci
 def test_a_random_mix_has_no_wrong_verdict(pool):
   rng = random.Random(0)
   kinds = {
@@ -162,6 +163,7 @@ def test_what_is_judged_for_too_long_is_invalid_and_all_else_is_judged():
     assert pool.replaced() == 0
 
 
+@pytest.mark.ci
 def test_to_wait_for_others_is_no_fault():
   """One worker, and a queue that takes many times as long as the deadline."""
 

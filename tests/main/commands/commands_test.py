@@ -124,6 +124,7 @@ def run(*words, env):
   )
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("command", tiers.some(list(by_tier()), 1))
 def test_command_runs(start, command, tmp_path):
   _, *words = shlex.split(command)

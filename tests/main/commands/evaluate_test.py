@@ -228,6 +228,7 @@ def killed(workdir, monkeypatch, chunks):
       run(workdir)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
   "chunks, tear",
   tiers.some(
@@ -327,6 +328,7 @@ def test_a_folder_of_a_training_run_is_refused(tmp_path):
   assert mentions(refused(workdir), "--mode=train ... --mode=evaluate")
 
 
+@pytest.mark.ci
 def test_records_that_were_edited_are_refused(tmp_path, monkeypatch):
   workdir = tmp_path / "run"
   killed(workdir, monkeypatch, 2)
@@ -504,6 +506,7 @@ def test_other_weights_in_the_same_place_are_refused(tmp_path):
   assert line.count("(weights ") == 2
 
 
+@pytest.mark.ci
 def test_a_checkpoint_that_is_not_there_is_refused(tmp_path):
   training = make_run(tmp_path / "training", [3])
   line = refused(tmp_path / "a", checkpoint=f"{training}/checkpoints/4")

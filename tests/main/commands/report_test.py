@@ -55,6 +55,7 @@ def test_the_report_of_two_runs_and_an_evaluation(tmp_path, capsys):
   assert not (b / "report").exists() and not (c / "report").exists()
 
 
+@pytest.mark.ci
 def test_runs_with_one_held_out_prompt(tmp_path, capsys):
   prompts = {"aime/7": ("math", "aime")}
   passes = {0: [[0, 1]], 1: [[1, 1]]}
@@ -94,6 +95,7 @@ def test_a_run_in_progress_is_reported_as_far_as_it_is(tmp_path):
   assert data["runs"][0]["finished"] is False
 
 
+@pytest.mark.ci
 def test_a_run_that_was_only_evaluated_at_its_start(tmp_path):
   a = made.run(tmp_path / "a", passes={0: made.PASSES[0]})
   (a / "metrics.jsonl").write_text("")

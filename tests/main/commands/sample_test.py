@@ -220,6 +220,7 @@ def test_on_a_terminal_several_responses_are_numbered(
   )
 
 
+@pytest.mark.ci
 def test_on_a_terminal_it_says_what_was_cut(talk, monkeypatch):
   terminal = Terminal()
   monkeypatch.setattr(sys, "stdout", terminal)

@@ -14,6 +14,7 @@ from brorl_jax.runs.run_state import RunState
 from brorl_jax.tasks.data import dataset
 
 
+@pytest.mark.ci
 def test_a_run_records_the_files_that_it_trains_on(tmp_path, monkeypatch):
   path = tmp_path / "a.jsonl"
   lines = [

@@ -95,6 +95,7 @@ def test_it_lowers_the_held_out_loss(warm):
   assert record["config"]["optim"]["lr"] == 0.01
 
 
+@pytest.mark.ci
 def test_what_is_measured_is_held_out(model, files, tmp_path, monkeypatch):
   seen = {}
 

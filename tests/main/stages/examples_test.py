@@ -100,6 +100,7 @@ def test_a_budget_that_most_prompts_exceed_is_refused():
     configured.examples(config(prompt_tokens=9), text())
 
 
+@pytest.mark.ci
 def test_a_rare_long_prompt_gives_its_place_to_a_substitute():
   some = configured.examples(config(), text())
   lengths = lambda: [
@@ -122,6 +123,7 @@ def test_candidates_without_end_are_numbered_from_0():
   assert examples().example(1, 0) != examples().example(2, 0)
 
 
+@pytest.mark.ci
 def test_a_run_of_so_many_prompts_draws_each_once_in_a_step():
   some = configured.examples(config(distinct_prompts=12), text())
   orders = [some.candidates(step, RunState(), most=99) for step in (1, 2, 1)]
@@ -184,6 +186,7 @@ def test_a_step_goes_on_where_the_one_before_ended(tmp_path):
   assert list(some.candidates(2, later, most=3)) == [70, 71, 72]
 
 
+@pytest.mark.ci
 def test_shares_of_domains_mix_files_and_puzzles(tmp_path, monkeypatch):
   monkeypatch.setattr(
     dataset,

@@ -344,6 +344,7 @@ def score(response):
 """
 
 
+@pytest.mark.ci
 def test_whatever_a_reward_does_the_others_are_judged(file, capfd):
   file(BAD)
   said = ["good", "raise", "nan", "hang", "exit", "die", "fork", "good again"]
@@ -386,6 +387,7 @@ def test_a_group_that_hangs_is_invalid_as_a_whole(file):
   ]
 
 
+@pytest.mark.ci
 def test_after_some_hangs_in_a_row_no_more_are_waited_for(file):
   file("import time\ndef score(response):\n  time.sleep(600)\n")
   said = [str(i) for i in range(200)]
@@ -618,6 +620,7 @@ def test_a_file_that_changes_while_the_run_goes_on_is_not_taken(file):
   )
 
 
+@pytest.mark.ci
 def test_closing_ends_what_is_being_judged(file):
   file("import time\ndef f(response):\n  time.sleep(600)\n")
   some = own.Rewards(["mine.py:f"], workers=2, timeout_s=500.0)
@@ -628,6 +631,7 @@ def test_closing_ends_what_is_being_judged(file):
   assert [one.verdict.status for one in found] == ["invalid"] * 2
 
 
+@pytest.mark.ci
 def test_our_verifiers_can_be_called_from_a_reward(file):
   file(
     "from brorl_jax.tasks import math\n"

@@ -51,6 +51,7 @@ def without_nan(value):
   return None if value != value else value
 
 
+@pytest.mark.ci
 @hypothesis.given(VALUES.map(without_nan))
 def test_a_value_comes_back(value):
   assert codec.rebuild(received(value)) == value
@@ -283,6 +284,7 @@ def test_malformed_nodes_are_refused(node):
     decode(node)
 
 
+@pytest.mark.ci
 def test_limits_of_what_is_received():
   with pytest.raises(ValueError, match="at most"):
     loads(b" " * (codec.MAX_BYTES + 1))

@@ -33,6 +33,7 @@ def only_bwrap(tmp_path, monkeypatch, script):
   monkeypatch.setenv("PATH", str(tmp_path))
 
 
+@pytest.mark.ci
 def test_this_machine():
   level = probe.measure()
   assert level is probe.measure()  # found out once
@@ -134,6 +135,7 @@ def test_an_old_interpreter_is_none(monkeypatch):
   refused("99.0 or later; install one")
 
 
+@pytest.mark.ci
 def test_a_private_interpreter_is_passed_over(monkeypatch, tmp_path):
   own = tmp_path / "python3"
   own.write_text('#!/bin/sh\nexec /usr/bin/python3 "$@"\n')
@@ -162,6 +164,7 @@ def with_calls(monkeypatch, *names):
   monkeypatch.setattr(programs, "_boot", boot)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
   "call, hole",
   tiers.some(
@@ -201,11 +204,13 @@ def test_a_wall_that_is_missing_is_noticed(monkeypatch, line, hole):
   refused(hole)
 
 
+@pytest.mark.ci
 def test_a_jail_in_which_nothing_runs_is_refused(monkeypatch):
   monkeypatch.setattr(probe, "_ATTEMPTS", "def attempts(*a): return []")
   refused("an honest program failed: no function: honest")
 
 
+@pytest.mark.ci
 def test_a_jail_without_an_end_is_refused(monkeypatch):
   program = probe._ATTEMPTS.replace("while True:\n    pass", "return 1")
   assert program != probe._ATTEMPTS

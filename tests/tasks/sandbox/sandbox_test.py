@@ -66,7 +66,7 @@ def run(request):
 @pytest.mark.parametrize(
   "name",
   tiers.some(
-    [n if n in DESK else tiers.for_ci(n) for n in hostile_code.NAMES], 5
+    [n if n in DESK else tiers.for_ci(n) for n in hostile_code.NAMES], 1
   ),
 )
 def test_verdict(run, name):
@@ -86,6 +86,7 @@ def test_the_host_noticed_nothing(run):
   assert run[2] == []
 
 
+@pytest.mark.ci
 def test_the_canaries_are_alive(tmp_path):
   """They notice what a program without a jail does; harmless ones."""
   with hostile_code.Canaries() as canaries:
@@ -134,6 +135,7 @@ def pid_of(jail):
   return jail._process._popen.pid
 
 
+@pytest.mark.ci
 def test_jobs_share_an_interpreter_until_one_misbehaves(jail):
   assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
   first = pid_of(jail)
@@ -183,7 +185,7 @@ def test_an_interpreter_is_replaced_after_many_jobs(jail, monkeypatch):
       ("import os; os.closerange(0, 64)", {}, "exit status: 5"),
       ("import os; os.write(4, b'x'); os._exit(0)", {}, "malformed results"),
     ],
-    2,
+    1,
   ),
 )
 def test_how_a_job_ends(jail, body, limits, reason):
@@ -268,6 +270,7 @@ def f(x):
     assert sorted(found) in ([], [f"/tmp/{n}/a", f"/tmp/{n}/note"])
 
 
+@pytest.mark.ci
 def test_a_scratch_that_cannot_be_removed_ends_the_interpreter(jail):
   program = "import os\ndef f(x):\n  os.mkdir('a', 0)\n  return 1"
   job = JOB | {"program": program, "calls": [["l", 1]]}
@@ -373,6 +376,7 @@ def test_tests_that_share_a_process(jail, program, first):
   assert {frame.status for frame in ended.frames} == {0}
 
 
+@pytest.mark.ci
 def test_a_killed_interpreter_is_replaced(jail):
   assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
   os.kill(pid_of(jail), signal.SIGKILL)
@@ -380,6 +384,7 @@ def test_a_killed_interpreter_is_replaced(jail):
   assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
 
 
+@pytest.mark.ci
 def test_a_program_that_takes_the_jail_along_fails(jail, monkeypatch):
   real = zygote._collect
   died = []
@@ -394,6 +399,7 @@ def test_a_program_that_takes_the_jail_along_fails(jail, monkeypatch):
   assert jail.run(HONEST, limits=Limits()).reason == "killed: the jail"
 
 
+@pytest.mark.ci
 def test_a_jail_that_always_dies_is_no_verdict(jail, monkeypatch):
   def collect(*args):
     raise process.Died
@@ -435,6 +441,7 @@ def test_one_jail_per_thread_and_they_end_with_it():
     assert not pathlib.Path(f"/proc/{pid}").exists()
 
 
+@pytest.mark.ci
 def test_what_the_jail_does_wrong_is_tried_again_and_no_verdict(
   jail, monkeypatch
 ):
@@ -504,6 +511,7 @@ def test_no_program_can_say_that_the_jail_failed(jail, mode):
     assert [frame.status for frame in ended.frames] == [5 << 8]
 
 
+@pytest.mark.ci
 def test_seconds_are_counted_by_who_waits_for_it(jail):
   body = "end = time.process_time() + 0.3\n  while time.process_time() < end: 0"
   program = f"import time\ndef f(x):\n  {body}"
@@ -618,6 +626,7 @@ def f(x):
 """
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize(
   "level", tiers.some([LEVEL, INNER], 1), ids=["probed", "inner"]
 )

@@ -92,6 +92,7 @@ def test_children_that_were_waited_for_count(start):
   assert cpu_s(pid) >= 0.4
 
 
+@pytest.mark.ci
 def test_the_wait_for_a_cpu_is_told(start):
   """Two that spin on one CPU wait half of the time."""
   pid = start(FORK)
@@ -138,6 +139,7 @@ def test_the_next_test_begins_with_nothing_used(start):
   assert cpu_s(pid) - begun > 0.4  # it tells hundredths of a second
 
 
+@pytest.mark.ci
 def test_sleep_before_a_test_is_not_its_own(start):
   pid = start(SLEEP)
   clock = usage.Clock(pid, Limits(test_s=0.8, total_s=600.0))

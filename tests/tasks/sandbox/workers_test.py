@@ -13,6 +13,7 @@ import threading
 import time
 
 import pytest
+import tiers
 
 from brorl_jax.tasks.sandbox import library_zygote, process, usage, workers
 from brorl_jax.tasks.sandbox.workers import Failed, Worker
@@ -134,7 +135,7 @@ def test_what_goes_wrong_is_said_in_a_line_and_the_next_is_answered(
 
 @pytest.mark.parametrize(
   ("call", "args"),
-  [("sleep", ()), ("spin", ()), ("say", ("00",)), ("drip", ())],
+  tiers.some([("sleep", ()), ("spin", ()), ("say", ("00",)), ("drip", ())], 1),
 )
 def test_what_takes_too_long_is_killed(worker, call, args):
   pid = worker.ask("pid", timeout=LONG)
@@ -146,6 +147,7 @@ def test_what_takes_too_long_is_killed(worker, call, args):
   assert worker.ask("echo", 1, timeout=LONG) == [1]
 
 
+@pytest.mark.ci
 def test_the_wait_for_a_cpu_does_not_count(worker):
   """Four processes on one CPU: a quarter of it each."""
   cpu = min(os.sched_getaffinity(0))
@@ -433,13 +435,16 @@ def script(code: str) -> subprocess.Popen[str]:
 
 @pytest.mark.parametrize(
   ("code", "status"),
-  [
-    ("", 0),
-    ("sys.exit(3)", 3),
-    ("os._exit(4)", 4),
-    ("os.kill(os.getpid(), 9)", -9),
-    ("worker.stop(); raise SystemExit(5)", 5),
-  ],
+  tiers.some(
+    [
+      ("", 0),
+      ("sys.exit(3)", 3),
+      ("os._exit(4)", 4),
+      ("os.kill(os.getpid(), 9)", -9),
+      ("worker.stop(); raise SystemExit(5)", 5),
+    ],
+    1,
+  ),
 )
 def test_no_process_outlives_the_program(code, status):
   with script(code) as program:
