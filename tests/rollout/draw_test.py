@@ -100,7 +100,7 @@ def test_tokens_come_from_the_softmax_and_carry_its_log_probability(sampling):
       ({"min_p": 0.4}, 2),
       ({"min_p": 0.2}, 4),
       ({"min_p": 1.0}, 1),
-      # Each works on what the one before left: of 2/3 and 1/3, 0.6 is one token.
+      # Each works on what the one before left: of 2/3 and 1/3, 0.6 is one.
       ({"top_k": 2, "top_p": 0.6}, 1),
       ({"top_p": 0.6}, 2),
       # Cold, the second token has (1/2)^4 of the first.
