@@ -15,7 +15,6 @@ import configured
 import jax
 import numpy as np
 import pytest
-import tiers
 
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.rollout import sampler
@@ -205,9 +204,7 @@ def test_interrupt_and_resume_is_bit_identical(start, whole, tmp_path):
   assert numbers(workdir) == numbers(whole[0])
 
 
-@pytest.mark.parametrize(
-  "seconds", tiers.some([0.05, 0.4, 0.9, 1.3, 1.7, 2.1], 1)
-)
+@pytest.mark.parametrize("seconds", [0.05, 0.4, 0.9, 1.3, 1.7, 2.1])
 def test_interrupt_while_it_starts_ends_at_once(start, tmp_path, seconds):
   process = start(tmp_path / "run", steps=1000)
   time.sleep(seconds)
@@ -344,20 +341,17 @@ def test_a_reward_of_a_user_trains_and_is_part_of_the_run(start, tmp_path):
 
 @pytest.mark.parametrize(
   "verifier, text, line",
-  tiers.some(
-    [
-      ("mine.py:nothing", "", "has no function 'nothing'"),
-      (
-        "mine.py:score",
-        "score = lambda answer: 1\n",
-        "takes (answer); use (res",
-      ),
-      ("mine.py:score", "x = 1 / 0\n", "line 1: ZeroDivisionError"),
-      ("absent.py:score", "", "absent.py does not exist"),
-      ("score", "", "must be functions such as ('mine.py:score'"),
-    ],
-    1,
-  ),
+  [
+    ("mine.py:nothing", "", "has no function 'nothing'"),
+    (
+      "mine.py:score",
+      "score = lambda answer: 1\n",
+      "takes (answer); use (res",
+    ),
+    ("mine.py:score", "x = 1 / 0\n", "line 1: ZeroDivisionError"),
+    ("absent.py:score", "", "absent.py does not exist"),
+    ("score", "", "must be functions such as ('mine.py:score'"),
+  ],
 )
 def test_what_is_no_reward_is_refused_before_anything(
   start, tmp_path, verifier, text, line

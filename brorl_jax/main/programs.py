@@ -64,10 +64,8 @@ def keep(given: str | None) -> None:
   try:
     folder = _base(given) / machine()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(
-      dir=folder
-    ):  # otherwise jax warns about each program
-      pass
+    # Otherwise jax warns about each program.
+    tempfile.TemporaryFile(dir=folder).close()
     _tidy(folder)
   except (OSError, RuntimeError) as e:  # RuntimeError: no home folder
     print(

@@ -7,7 +7,6 @@ import sys
 import time
 
 import pytest
-import tiers
 from messages import mentions
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -216,7 +215,7 @@ def test_a_config_file_may_lie_in_a_folder_with_spaces(tmp_path):
 @pytest.mark.ci
 @pytest.mark.parametrize(
   "given",
-  tiers.some(["n16", "n16:tiny", "configs/n16.py", "configs/n16.py:tiny"], 1),
+  ["n16", "n16:tiny", "configs/n16.py", "configs/n16.py:tiny"],
 )
 def test_configs_of_the_package_run_from_anywhere(tmp_path, given):
   """By their names, and by the paths that they have in the repository."""
@@ -261,17 +260,14 @@ def test_the_flag_says_where_compiled_programs_are_kept(tmp_path):
 @pytest.mark.ci
 @pytest.mark.parametrize(
   "fails, status, line",
-  tiers.some(
-    [
-      (
-        "from brorl_jax.errors import UserError; raise UserError('no')",
-        2,
-        "error: no",
-      ),
-      ("raise KeyboardInterrupt", 130, "interrupted; the same command resumes"),
-    ],
-    1,
-  ),
+  [
+    (
+      "from brorl_jax.errors import UserError; raise UserError('no')",
+      2,
+      "error: no",
+    ),
+    ("raise KeyboardInterrupt", 130, "interrupted; the same command resumes"),
+  ],
 )
 def test_status_of_a_run_that_ends_early(fails, status, line):
   done = command(

@@ -191,7 +191,7 @@ def test_pieces_by_hand():
   assert of(1, 1, on_cpu=True) == 1
 
 
-@pytest.mark.parametrize("softcap", tiers.some([0.0, 1.5], 5))
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
 @pytest.mark.parametrize("shared", tiers.some([None, *MASKS], 5))
 @pytest.mark.parametrize("pieces", tiers.some([1, 2, 3], 2))
 def test_attention_is_the_softmax_over_both_kinds_of_keys(
@@ -257,7 +257,7 @@ def test_the_softcap_bounds_scores_however_large():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("rows", tiers.some([1, 3], 1))
+@pytest.mark.parametrize("rows", [1, 3])
 def test_a_window_ends_at_its_own_size(rows):
   """Of the keys that a full layer sees, those nearer than `window`."""
   rng = np.random.default_rng(0)

@@ -328,7 +328,7 @@ def old_spelling(directory) -> None:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", tiers.some(FEW, 1))
+@pytest.mark.parametrize("name", FEW)
 def test_a_directory_of_an_older_transformers_is_the_same_policy(
   tmp_path, name
 ):

@@ -113,7 +113,7 @@ def test_diagnostics_have_no_gradient():
   np.testing.assert_array_equal(jax.grad(kl)(logp), 0.0)
 
 
-@pytest.mark.parametrize("weight", tiers.some([None, jnp.array([2.0])], 2))
+@pytest.mark.parametrize("weight", [None, jnp.array([2.0])])
 @pytest.mark.parametrize("bad", [-jnp.inf, jnp.inf, jnp.nan, 200.0])
 def test_ignores_masked_tokens_even_when_they_are_not_finite(bad, weight):
   logp = jnp.array([[-1.0, bad]])

@@ -31,9 +31,7 @@ from brorl_jax.rollout import plan
 ROOT = pathlib.Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(
-  "offload", tiers.some(["nothing", "reference", "moments"], 3)
-)
+@pytest.mark.parametrize("offload", ["nothing", "reference", "moments"])
 @pytest.mark.parametrize("second_moment", tiers.some(["full", "factored"], 1))
 @pytest.mark.parametrize("reference", [True, False])
 def test_training_state_is_what_training_makes(
@@ -337,7 +335,6 @@ def command(*args: str) -> subprocess.CompletedProcess:
 
 
 @pytest.mark.slow
-@pytest.mark.ci
 def test_the_command_prints_a_plan_without_a_folder():
   done = command("--config=configs/n512.py")
   assert done.returncode == 0, done.stderr

@@ -87,17 +87,10 @@ ALIKE = (
 
 
 def by_tier():
-  """One command of each mode runs at a desk; end_to_end_test trains."""
-  seen = {"train"}
+  """Commands like another one's are slow; all run outside of a desk's tier."""
   for command in commands():
-    mode = mode_of(command)
-    new = mode not in seen and "checkpoint=runs/" not in command
-    seen |= {mode} if new else set()
-    if new:
-      yield command
-    else:
-      alike = any(f"configs/{name}" in command for name in ALIKE)
-      yield (tiers.at_night if alike else tiers.for_ci)(command)
+    alike = any(f"configs/{name}" in command for name in ALIKE)
+    yield tiers.at_night(command) if alike else command
 
 
 def test_documents_name_the_two_arms_and_the_warmup():
@@ -125,7 +118,7 @@ def run(*words, env):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("command", tiers.some(list(by_tier()), 1))
+@pytest.mark.parametrize("command", list(by_tier()))
 def test_command_runs(start, command, tmp_path):
   _, *words = shlex.split(command)
   mode = mode_of(command)
@@ -234,7 +227,7 @@ def snippets():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("snippet", tiers.some(snippets(), 1))
+@pytest.mark.parametrize("snippet", snippets())
 def test_snippet_runs(snippet):
   result = subprocess.run(
     [sys.executable, "-W", "error", "-c", snippet],

@@ -221,17 +221,14 @@ def test_prompts_of_one_side_are_counted_and_a_few_named(tmp_path):
 @pytest.mark.ci
 @pytest.mark.parametrize(
   "changes",
-  tiers.some(
-    [
-      {"lr": 0.1},
-      {
-        "data__domains__gym__instruction": "",
-        "data__families__gcd__weight": 2.0,
-      },
-      {"steps": 9},
-    ],
-    1,
-  ),
+  [
+    {"lr": 0.1},
+    {
+      "data__domains__gym__instruction": "",
+      "data__families__gcd__weight": 2.0,
+    },
+    {"steps": 9},
+  ],
 )
 def test_what_makes_another_method_may_differ(tmp_path, changes):
   a, b = made.run(tmp_path / "a"), made.run(tmp_path / "b", **changes)
