@@ -1,6 +1,5 @@
 """The whole program on the embedded policy, killed and resumed."""
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -15,7 +14,10 @@ import configured
 import jax
 import numpy as np
 import pytest
+import tiers
 
+from brorl_jax.errors import UserError
+from brorl_jax.main.commands import export
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.rollout import sampler
 from brorl_jax.runs import checkpoints, metrics
@@ -176,9 +178,12 @@ def test_a_run_leaves_what_it_promises(whole):
   assert "held-out pass@1 before" in out
 
 
-def test_kill_and_resume_is_bit_identical(start, whole, tmp_path):
+@pytest.mark.parametrize(
+  "killed_after", [(4,), pytest.param((0, 2, 4, 7), marks=pytest.mark.slow)]
+)
+def test_kill_and_resume_is_bit_identical(start, whole, tmp_path, killed_after):
   workdir, rng = tmp_path / "run", random.Random(0)
-  for lines in (0, 2, 4, 7):
+  for lines in killed_after:
     process = start(workdir)
     stop_after(process, workdir, lines, rng.uniform(0, 0.3), signal.SIGKILL)
     assert process.returncode == -signal.SIGKILL
@@ -204,7 +209,9 @@ def test_interrupt_and_resume_is_bit_identical(start, whole, tmp_path):
   assert numbers(workdir) == numbers(whole[0])
 
 
-@pytest.mark.parametrize("seconds", [0.05, 0.4, 0.9, 1.3, 1.7, 2.1])
+@pytest.mark.parametrize(
+  "seconds", tiers.some([0.05, 0.4, 0.9, 1.3, 1.7, 2.1], 3, 3)
+)
 def test_interrupt_while_it_starts_ends_at_once(start, tmp_path, seconds):
   process = start(tmp_path / "run", steps=1000)
   time.sleep(seconds)
@@ -242,6 +249,7 @@ def own(file):
   }
 
 
+@pytest.mark.slow
 def test_functions_of_a_user_train_and_are_part_of_the_run(start, tmp_path):
   """Killed and resumed bit for bit; another file is another run."""
   file = tmp_path / "mine.py"
@@ -294,6 +302,7 @@ def odd_lines(path, count=40):
   path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+@pytest.mark.slow
 def test_a_reward_of_a_user_trains_and_is_part_of_the_run(start, tmp_path):
   """Killed and resumed bit for bit; its file changed: refused by name."""
   file, data = tmp_path / "mine.py", tmp_path / "odd.jsonl"
@@ -339,60 +348,6 @@ def test_a_reward_of_a_user_trains_and_is_part_of_the_run(start, tmp_path):
   assert line in err
 
 
-@pytest.mark.parametrize(
-  "verifier, text, line",
-  [
-    ("mine.py:nothing", "", "has no function 'nothing'"),
-    (
-      "mine.py:score",
-      "score = lambda answer: 1\n",
-      "takes (answer); use (res",
-    ),
-    ("mine.py:score", "x = 1 / 0\n", "line 1: ZeroDivisionError"),
-    ("absent.py:score", "", "absent.py does not exist"),
-    ("score", "", "must be functions such as ('mine.py:score'"),
-  ],
-)
-def test_what_is_no_reward_is_refused_before_anything(
-  start, tmp_path, verifier, text, line
-):
-  (tmp_path / "mine.py").write_text(text)
-  odd_lines(tmp_path / "odd.jsonl")
-  if ":" in verifier:
-    verifier = f"{tmp_path}/{verifier}"
-  process = start(
-    tmp_path / "run",
-    **{
-      "data.files": tmp_path / "odd.jsonl",
-      "data.fields": "prompt:question",
-      "reward.verifier": verifier,
-    },
-  )
-  _, err = process.communicate(timeout=120)
-  assert process.returncode == 2 and err.count("\n") == 1, err
-  assert err.startswith("error: config.reward.verifier = ") and line in err
-  assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize(
-  "function, line",
-  [
-    ("mine.py:raises", "line 2: ZeroDivisionError: division by zero"),
-    ("cispoo", "did you mean cispo?"),
-  ],
-)
-def test_what_is_no_loss_is_refused_before_anything(
-  start, tmp_path, function, line
-):
-  (tmp_path / "mine.py").write_text("def raises(*args):\n  return 1 / 0\n")
-  kind = f"{tmp_path}/{function}" if ":" in function else function
-  process = start(tmp_path / "run", **{"loss.kind": kind})
-  _, err = process.communicate(timeout=120)
-  assert process.returncode == 2 and err.count("\n") == 1
-  assert err.startswith("error: config.loss.kind = ") and line in err
-  assert not (tmp_path / "run").exists()
-
-
 # The command, in which a program that is traced more often than this fails. A
 # step with a shape of its own would trace all of them in every step.
 BOUNDED = """
@@ -423,7 +378,9 @@ runpy.run_module("brorl_jax.main", run_name="__main__", alter_sys=True)
 """
 
 
-@pytest.mark.parametrize("spare, fails", [(0, False), (-1, True)])
+@pytest.mark.parametrize(
+  "spare, fails", [(0, False), tiers.at_night((-1, True))]
+)
 def test_a_run_traces_its_programs_once(tmp_path, spare, fails):
   """And the bound is tight: with one trace less it does not run."""
   fields = {**SMALL, "phases": "()", "steps": 4, "eval_every": 2}
@@ -443,20 +400,6 @@ def test_a_run_traces_its_programs_once(tmp_path, spare, fails):
     assert done.returncode != 0 and "traced" in done.stderr
   else:
     assert done.returncode == 0, done.stderr
-
-
-def test_two_processes_do_not_share_a_folder(start, tmp_path):
-  first = start(tmp_path / "run", steps=1000)
-  deadline = time.monotonic() + 120
-  while not (tmp_path / "run" / "config.json").exists():
-    assert time.monotonic() < deadline and first.poll() is None
-    time.sleep(0.05)
-  second = start(tmp_path / "run", steps=1000)
-  _, err = second.communicate(timeout=120)
-  first.kill()
-  first.communicate()
-  assert second.returncode == 2
-  assert f"is in use by process {first.pid};" in err.splitlines()[-1]
 
 
 def test_a_finished_run_only_reports_again(start, whole):
@@ -479,11 +422,10 @@ def test_a_folder_of_another_run_is_refused(start, whole):
   assert sorted(p.stat().st_mtime_ns for p in whole[0].rglob("*")) == before
 
 
-def test_a_run_is_exported_as_it_is(start, whole, tmp_path):
+def test_a_run_is_exported_as_it_is(whole, tmp_path, capsys):
   run, out = whole[0], tmp_path / "exported"
-  process = start(out, mode="export", checkpoint=run)
-  said, err = process.communicate(timeout=120)
-  assert process.returncode == 0, err
+  export.run(configured.config(checkpoint=str(run)), out)
+  said = capsys.readouterr().out
   assert said == f"wrote step 8 of {run} to {out}, float32\n"
   policy, params = huggingface.load(out)
   _, extra = digest(run)
@@ -503,21 +445,24 @@ def test_an_exported_run_is_a_checkpoint_like_any_other(start, whole, tmp_path):
   assert again.returncode == 0, err
 
 
-def test_one_step_of_a_run_is_exported(start, whole, tmp_path):
+def test_one_step_of_a_run_is_exported(whole, tmp_path, capsys):
   step = whole[0] / "checkpoints" / "6"
-  process = start(tmp_path / "exported", mode="export", checkpoint=step)
-  said, err = process.communicate(timeout=120)
-  assert process.returncode == 0, err
-  assert said.startswith("wrote step 6 of ")
+  export.run(configured.config(checkpoint=str(step)), tmp_path / "exported")
+  assert capsys.readouterr().out.startswith("wrote step 6 of ")
 
 
-def test_transformers_generates_with_an_exported_run(start, whole, tmp_path):
+def test_a_step_that_a_run_does_not_have_is_not_exported(whole, tmp_path):
+  step = whole[0] / "checkpoints" / "99"
+  with pytest.raises(UserError, match="there is no checkpoint 99 in"):
+    export.run(configured.config(checkpoint=str(step)), tmp_path / "out")
+  assert not (tmp_path / "out").exists()
+
+
+def test_transformers_generates_with_an_exported_run(whole, tmp_path):
   torch = pytest.importorskip("torch")
   import transformers
 
-  process = start(tmp_path / "out", mode="export", checkpoint=whole[0])
-  _, err = process.communicate(timeout=120)
-  assert process.returncode == 0, err
+  export.run(configured.config(checkpoint=str(whole[0])), tmp_path / "out")
   assert (tmp_path / "out" / "trained_on.json").exists()  # does not disturb
   text = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
   model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -544,90 +489,7 @@ def test_transformers_generates_with_an_exported_run(start, whole, tmp_path):
     assert theirs[-1] == text.eos_token_id  # it knows where to stop
 
 
-@pytest.mark.parametrize(
-  "checkpoint, message",
-  [
-    ("", "config.policy.checkpoint = '' is not a run"),
-    (
-      "nowhere",
-      "config.policy.checkpoint = 'nowhere' is not a run",
-    ),
-    ("{run}/checkpoints/99", "there is no checkpoint 99 in"),
-  ],
-)
-def test_an_export_of_nothing_is_refused(
-  start, whole, tmp_path, checkpoint, message
-):
-  checkpoint = checkpoint.format(run=whole[0])
-  process = start(tmp_path / "out", mode="export", checkpoint=checkpoint)
-  _, err = process.communicate(timeout=120)
-  assert process.returncode == 2
-  assert err.startswith("error: ") and err.count("\n") == 1
-  assert message in err
-  assert not (tmp_path / "out").exists()
-
-
-def test_an_export_overwrites_nothing(start, whole, tmp_path):
-  (tmp_path / "mine").write_text("")
-  process = start(tmp_path, mode="export", checkpoint=whole[0])
-  _, err = process.communicate(timeout=120)
-  assert process.returncode == 2
-  assert "is not empty" in err and err.count("\n") == 1
-  assert [p.name for p in tmp_path.iterdir()] == ["mine"]
-
-
-@pytest.mark.parametrize(
-  "override, message",
-  [
-    ({"max_new_tokens": 40_000}, "sampling.max_new_tokens = 40040 must"),
-    ({"prompt_tokens": 8}, "config.data.prompt_tokens = 8"),
-    ({"checkpoint": "nowhere"}, "nowhere"),
-    ({"mesh_model": 3}, "does not fill the 1 devices"),
-    ({"data.families.gcd.settings.max_value": 0}, "gcd"),
-  ],
-)
-def test_refused_before_anything_is_written(start, tmp_path, override, message):
-  process = start(tmp_path / "run", **override)
-  _, err = process.communicate(timeout=120)
-  assert process.returncode == 2
-  assert err.startswith("error: ") and err.count("\n") == 1
-  assert message in err
-  assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("damage", ["truncate", "garbage", "tokenizer"])
-def test_damaged_policy_is_refused(start, tmp_path, damage):
-  policy = tmp_path / "policy"
-  policy.mkdir()
-  for file in (ROOT / "brorl_jax" / "assets").iterdir():
-    if file.is_file():
-      (policy / file.name).write_bytes(file.read_bytes())
-  name = "tokenizer.json" if damage == "tokenizer" else "model.safetensors"
-  content = (policy / name).read_bytes()
-  half = content[: len(content) // 2]
-  content = half if damage != "garbage" else b"\xff" * 64 + content[64:]
-  (policy / name).write_bytes(content)
-  process = start(tmp_path / "run", checkpoint=policy)
-  _, err = process.communicate(timeout=120)
-  assert process.returncode == 2
-  assert err.count("\n") == 1 and name in err
-  assert not (tmp_path / "run").exists()
-
-
-def test_a_tokenizer_of_another_policy_is_refused(start, tmp_path):
-  """Its ids would be rows that the embedding does not have."""
-  policy, params = huggingface.load(ROOT / "brorl_jax" / "assets")
-  params["embed"]["embedding"] = params["embed"]["embedding"][:300]
-  smaller = dataclasses.replace(policy, vocab=300, origin="")
-  source = ROOT / "brorl_jax" / "assets"
-  huggingface.save(tmp_path / "policy", smaller, params, source=source)
-  process = start(tmp_path / "run", checkpoint=tmp_path / "policy")
-  _, err = process.communicate(timeout=120)
-  assert process.returncode == 2 and err.count("\n") == 1
-  assert "511" in err and "the embedding has only 300 rows" in err
-  assert not (tmp_path / "run").exists()
-
-
+@pytest.mark.slow
 def test_a_run_that_diverges_stops_before_it_saves(start, tmp_path):
   workdir = tmp_path / "run"
   process = start(workdir, lr=1e38, max_grad_norm=1e38, save_every=1)

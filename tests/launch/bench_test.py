@@ -64,6 +64,7 @@ def test_a_trainer_takes_one_step_at_a_time():
     protocol.Trainer(lambda held: held.wait()).step()
 
 
+@pytest.mark.slow
 def test_our_line_of_an_update():
   command = [
     "-m",

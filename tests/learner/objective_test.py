@@ -188,7 +188,9 @@ def mean_by_hand(loss, mask, mean):
   return over([over(of_prompt(q)) for q in prompts])
 
 
-@pytest.mark.parametrize("roll", [rollouts, some_do_not_count])
+@pytest.mark.parametrize(
+  "roll", tiers.some([rollouts, some_do_not_count], 1, 1)
+)
 @pytest.mark.parametrize(
   "mean", tiers.some(["token", "sequence", "prompt", "constant"], 2)
 )

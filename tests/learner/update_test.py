@@ -126,7 +126,7 @@ def test_gradient_equals_the_plain_form(with_reference):
 
 
 @pytest.mark.parametrize(
-  "rows, blocks", tiers.some([(1, 1), (2, 5), (5, 4), (12, 2)], 1)
+  "rows, blocks", tiers.some([(1, 1), (2, 5), (5, 4), (12, 2)], 1, 2)
 )
 def test_microbatch_size_does_not_change_the_gradient(rows, blocks):
   assert_close(gradient(packed(rows, blocks))[0], gradient(packed())[0])

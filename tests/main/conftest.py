@@ -10,7 +10,7 @@ from absl.testing import flagsaver
 from one_step import config
 
 from brorl_jax.learner import state as states
-from brorl_jax.main import __main__, settings
+from brorl_jax.main import __main__, programs, settings
 from brorl_jax.main.commands import plan
 from brorl_jax.main.commands import train as train_command
 from brorl_jax.main.stages import learning
@@ -64,16 +64,13 @@ def wired():
 
 
 @pytest.fixture
-def refused(monkeypatch, capsys):
-  """The one line in which flags are refused, without another process."""
-
-  def accepted():
-    raise AssertionError("these flags are not refused")
+def failed(monkeypatch, capsys):
+  """The one line in which a command ends, without another process."""
 
   def line(*args: str) -> str:
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["brorl", *args])
-    monkeypatch.setattr(__main__, "keep_freed_memory", accepted)
+    monkeypatch.setattr(__main__, "keep_freed_memory", lambda: None)
     with flagsaver.flagsaver(), pytest.raises(SystemExit) as e:
       __main__.main(settings.parse_flags(sys.argv))
     said = capsys.readouterr()
@@ -83,3 +80,14 @@ def refused(monkeypatch, capsys):
     return line.removeprefix("error: ")
 
   return line
+
+
+@pytest.fixture
+def refused(failed, monkeypatch):
+  """The one line in which flags are refused, before a command begins."""
+
+  def accepted(where):
+    raise AssertionError("these flags are not refused")
+
+  monkeypatch.setattr(programs, "keep", accepted)
+  return failed

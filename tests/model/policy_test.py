@@ -166,7 +166,9 @@ def test_response_logits_are_logits_of_the_joined_row_shifted(name, length):
     np.testing.assert_allclose(got[p], joined[p, :, at], atol=2e-5)
 
 
-@pytest.mark.parametrize("name", tiers.some(["qwen2", "gemma2", "experts"], 1))
+@pytest.mark.parametrize(
+  "name", tiers.some(["qwen2", "gemma2", "experts"], 1, 2)
+)
 def test_gradients_of_a_shared_prompt_are_those_of_joined_rows(name):
   policy = POLICIES[name]
   params = shaken(policy)
@@ -210,7 +212,7 @@ TURNS += [(n, way) for n in ("qwen2", "gemma2") for way in list(WAYS)[:-1]]
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name, way", TURNS)
+@pytest.mark.parametrize("name, way", tiers.some(TURNS, 5, 5))
 def test_decoding_in_a_circle_of_columns_gives_the_logits_of_the_whole_row(
   name, way
 ):
@@ -305,7 +307,7 @@ def test_a_prompt_read_in_chunks_is_the_prompt_read_at_once(name, monkeypatch):
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-  "dtype, worst", [("float32", 0.02), ("bfloat16", 0.05)]
+  "dtype, worst", tiers.some([("float32", 0.02), ("bfloat16", 0.05)], 1, 1)
 )
 def test_an_int8_cache_is_nearly_as_good_and_a_quarter_of_the_size(
   dtype, worst
@@ -503,7 +505,7 @@ def asked(P, R, T=6, S=5):
 
 
 @pytest.mark.parametrize(
-  "P, R", tiers.some([(2, 16), (3, 5), (1, 1), (8, 2), (4, 3)], 1)
+  "P, R", tiers.some([(2, 16), (3, 5), (1, 1), (8, 2), (4, 3)], 1, 2)
 )
 @pytest.mark.parametrize("data, model", [(8, 1), (4, 2)])
 def test_a_mesh_changes_no_log_probability_however_few_prompts(
@@ -522,7 +524,7 @@ def test_a_mesh_changes_no_log_probability_however_few_prompts(
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("P", [2, 8])
+@pytest.mark.parametrize("P", tiers.some([2, 8], 1, 1))
 def test_each_device_of_a_mesh_has_its_share_of_few_prompts(P):
   """Of work and of memory, also if the arrays come from the host."""
   wide = changed(width=64, mlp=256, remat="layer")
@@ -580,7 +582,7 @@ def logp_alone(policy, params, rows, width):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", tiers.some(NAMES, 2, 2))
 def test_packed_texts_are_the_texts_alone(name):
   """0 for the first token of each, and in the padding; gradients too."""
   policy = POLICIES[name]

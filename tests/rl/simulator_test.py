@@ -51,7 +51,7 @@ def test_end_points_of_figure_3(n, end):
   assert run.correct_mass[-1] == pytest.approx(end, abs=1e-3)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_order_in_n_and_what_the_largest_n_does():
   runs = [figure_3(n) for n in (4, 8, 16, 512, 51200)]
   ends = [run.correct_mass[-1] for run in runs]
@@ -95,7 +95,7 @@ def test_draws_follow_the_distribution():
   assert abs(chi2 - degrees) < 4 * np.sqrt(2 * degrees)
 
 
-@pytest.mark.parametrize("u_block", tiers.some([0.0, 1.0 - 2.0**-23], 1))
+@pytest.mark.parametrize("u_block", tiers.some([0.0, 1.0 - 2.0**-23], 1, 1))
 @pytest.mark.parametrize(
   "empty", tiers.some([1, 512], 1)
 )  # tokens at the start, a block

@@ -8,6 +8,7 @@ import os
 import jax
 import numpy as np
 import pytest
+import tiers
 from compiled import compiled, zeros_of
 from configured import config
 from loads import GIB, HALF, SMALL, TOY, load
@@ -171,39 +172,43 @@ def needs(policy, n, P, S, T, slots, lanes, sampling):
 @pytest.mark.ci
 @pytest.mark.parametrize(
   "policy, sizes, top_p",
-  [
-    pytest.param(SMALL, (64, 8, 96, 128, 64, 4), 1.0, id="float32"),
-    pytest.param(HALF, (32, 8, 96, 128, 32, 4), 1.0, id="bfloat16"),
-    pytest.param(
-      dataclasses.replace(HALF, int8_cache=True),
-      (64, 8, 96, 192, 64, 4),
-      1.0,
-      id="int8",
-      marks=pytest.mark.slow,
-    ),
-    pytest.param(
-      SMALL,
-      (16, 3, 1100, 20, 16, 3),
-      1.0,
-      id="long prompts",
-      marks=pytest.mark.slow,
-    ),
-    pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 1.0, id="many prompts"),
-    pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 0.95, id="an evaluation"),
-    pytest.param(
-      dataclasses.replace(SMALL, vocab=2**15),
-      (16, 8, 40, 6, 16, 8),
-      0.95,
-      id="an evaluation with a large vocabulary",
-      marks=pytest.mark.slow,
-    ),
-    pytest.param(
-      dataclasses.replace(SMALL, experts=4, experts_per_token=2, mlp=128),
-      (16, 8, 64, 32, 16, 8),
-      1.0,
-      id="experts",
-    ),
-  ],
+  tiers.some(
+    [
+      pytest.param(SMALL, (64, 8, 96, 128, 64, 4), 1.0, id="float32"),
+      pytest.param(HALF, (32, 8, 96, 128, 32, 4), 1.0, id="bfloat16"),
+      pytest.param(
+        dataclasses.replace(HALF, int8_cache=True),
+        (64, 8, 96, 192, 64, 4),
+        1.0,
+        id="int8",
+        marks=pytest.mark.slow,
+      ),
+      pytest.param(
+        SMALL,
+        (16, 3, 1100, 20, 16, 3),
+        1.0,
+        id="long prompts",
+        marks=pytest.mark.slow,
+      ),
+      pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 1.0, id="many prompts"),
+      pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 0.95, id="an evaluation"),
+      pytest.param(
+        dataclasses.replace(SMALL, vocab=2**15),
+        (16, 8, 40, 6, 16, 8),
+        0.95,
+        id="an evaluation with a large vocabulary",
+        marks=pytest.mark.slow,
+      ),
+      pytest.param(
+        dataclasses.replace(SMALL, experts=4, experts_per_token=2, mlp=128),
+        (16, 8, 64, 32, 16, 8),
+        1.0,
+        id="experts",
+      ),
+    ],
+    2,
+    2,
+  ),
 )
 def test_the_plan_is_never_below_and_seldom_above_what_xla_needs(
   policy, sizes, top_p
@@ -280,30 +285,34 @@ def applying(policy, mesh, *, P, R, T, S):
 @pytest.mark.ci
 @pytest.mark.parametrize(
   "policy, sizes",
-  [
-    pytest.param(SMALL, dict(P=2, R=16, T=128, S=96), id="float32"),
-    pytest.param(
-      HALF,
-      dict(P=2, R=16, T=128, S=96),
-      id="bfloat16",
-      marks=pytest.mark.slow,
-    ),
-    pytest.param(
-      SMALL, dict(P=2, R=16, T=6, S=40), id="short", marks=pytest.mark.slow
-    ),
-    pytest.param(
-      dataclasses.replace(SMALL, layers=6, tied=False),
-      dict(P=3, R=5, T=64, S=500),
-      id="a head of its own",
-      marks=pytest.mark.slow,
-    ),
-    pytest.param(
-      dataclasses.replace(SMALL, experts=4, experts_per_token=2, mlp=128),
-      dict(P=2, R=16, T=128, S=96),
-      id="experts",
-      marks=pytest.mark.slow,
-    ),
-  ],
+  tiers.some(
+    [
+      pytest.param(SMALL, dict(P=2, R=16, T=128, S=96), id="float32"),
+      pytest.param(
+        HALF,
+        dict(P=2, R=16, T=128, S=96),
+        id="bfloat16",
+        marks=pytest.mark.slow,
+      ),
+      pytest.param(
+        SMALL, dict(P=2, R=16, T=6, S=40), id="short", marks=pytest.mark.slow
+      ),
+      pytest.param(
+        dataclasses.replace(SMALL, layers=6, tied=False),
+        dict(P=3, R=5, T=64, S=500),
+        id="a head of its own",
+        marks=pytest.mark.slow,
+      ),
+      pytest.param(
+        dataclasses.replace(SMALL, experts=4, experts_per_token=2, mlp=128),
+        dict(P=2, R=16, T=128, S=96),
+        id="experts",
+        marks=pytest.mark.slow,
+      ),
+    ],
+    1,
+    1,
+  ),
 )
 @pytest.mark.parametrize("data, model", [(1, 1), (8, 1), (4, 2)])
 def test_an_update_that_measures_the_theorem_is_planned(

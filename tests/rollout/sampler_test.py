@@ -63,35 +63,22 @@ def base():
   return run(n=64, policy=Recall(), params=RECALL)
 
 
-# Their programs take longest to compile.
-SLOW = {
-  "slots 7",
-  "4 devices",
-  "1 lane, slots 1",
-  "pages of 4",
-  "pages of 2, slots 40",
-  "pages of 4, 1 lane, slots 20",
-}
-
-
 DESK = {"slots 3", "2 devices", "limit 5", "pages of 5, slots 7"}
+CI = {"n 8, slots 3", "8 devices", "pages of 3, 1 lane, 2 devices"}
 
 
 def tier(name):
-  if name in SLOW:
-    return [pytest.mark.slow]
-  return [] if name in DESK else [pytest.mark.ci]
+  if name in DESK:
+    return []
+  return [pytest.mark.ci if name in CI else pytest.mark.slow]
 
 
 @pytest.mark.parametrize(
   "change",
-  tiers.some(
-    [
-      pytest.param(change, id=name, marks=tier(name))
-      for name, change in INVARIANT.items()
-    ],
-    1,
-  ),
+  [
+    pytest.param(change, id=name, marks=tier(name))
+    for name, change in INVARIANT.items()
+  ],
 )
 def test_a_rollout_does_not_depend_on(change, monkeypatch):
   settings = {"n": 64, "policy": Recall(), "params": RECALL} | change
@@ -205,7 +192,9 @@ _FRESH = itertools.count()
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("n, slots, steps", [(1, 1, 3), (8, 3, 30)])
+@pytest.mark.parametrize(
+  "n, slots, steps", tiers.some([(1, 1, 3), (8, 3, 30)], 1, 1)
+)
 def test_growing_rollouts_are_the_rollouts_so_far(n, slots, steps):
   """Pages turn and the tail is compacted on the way."""
   prompts = Prompts(np.array([[3, 1], [5, 5]]), np.ones((2, 2), bool),
@@ -333,7 +322,7 @@ def simple(name):
   "columns, lanes, slots",
   [pytest.param(24, 7, 24, marks=pytest.mark.slow), (8, 2, 10)],
 )
-@pytest.mark.parametrize("name", tiers.some(REFERENCE, 1))
+@pytest.mark.parametrize("name", tiers.some(REFERENCE, 1, 2))
 def test_equals_the_sampler_without_caches(
   name, columns, lanes, slots, monkeypatch
 ):

@@ -27,6 +27,7 @@ from brorl_jax.types import Prompts
       ([1, 1, 1], 3, 2, 9, 0, 0),  # every slot idles from the start
     ],
     1,
+    3,
   ),
 )
 def test_slot_steps_by_hand(prompts, n, slots, limit, slot_steps, written):
@@ -54,7 +55,7 @@ ENDLESS = jnp.full((V, V), -jnp.inf).at[3, 3].set(0.0)
 ENDLESS = ENDLESS.at[jnp.array([4, 5, 1]), jnp.array([5, 1, 0])].set(0.0)
 
 
-@pytest.mark.parametrize("columns", tiers.some([40, 8], 1))
+@pytest.mark.parametrize("columns", tiers.some([40, 8], 1, 1))
 def test_lanes_go_on_in_the_middle_of_a_page(columns, monkeypatch):
   monkeypatch.setattr(sampler, "page_columns", lambda T: columns)
   out = run(

@@ -110,6 +110,7 @@ def same(got, want):
       (1, 1, {"max_new_tokens": 1}),  # no slot is ever used
     ],
     1,
+    2,
   ),
 )
 def test_rollouts_are_those_of_all_prompts_together(count, places, changes):
@@ -201,7 +202,8 @@ def test_batches_visit_every_place_once():
 
 
 @pytest.mark.ci
-def test_kept_groups_are_the_same_on_1_2_and_8_devices():
+@pytest.mark.parametrize("count, at_once", [tiers.at_night((2, 4)), (8, 8)])
+def test_kept_groups_are_the_same_on_many_devices(count, at_once):
   """What is rejected, and so replaced, hangs on the rollouts themselves."""
 
   def score(prompts, rollouts):
@@ -215,7 +217,7 @@ def test_kept_groups_are_the_same_on_1_2_and_8_devices():
 
   every = numbered(64)
   found = []
-  for mesh, places in ((None, 3), (devices(2), 4), (devices(8), 8)):
+  for mesh, places in ((None, 3), (devices(count), at_once)):
     sampled = collect(
       functools.partial(
         stream.stream, Recall(), RECALL, key=KEY, n=16, max_new_tokens=12,
@@ -230,10 +232,7 @@ def test_kept_groups_are_the_same_on_1_2_and_8_devices():
     )  # fmt: skip
     assert sampled.kept.sum() == 6 and 8 < len(sampled.kept) < 64
     found.append((sampled.kept, sampled.kept_groups()))
-  for kept, groups in found[1:]:
-    np.testing.assert_array_equal(kept, found[0][0])
-    for a, b in zip(
-      jax.tree.leaves(groups), jax.tree.leaves(found[0][1]), strict=True
-    ):
-      if a.ndim > 1:  # not how many slots there were
-        np.testing.assert_array_equal(a, b)
+  np.testing.assert_array_equal(found[0][0], found[1][0])
+  for a, b in zip(*(jax.tree.leaves(g) for _, g in found), strict=True):
+    if a.ndim > 1:  # not how many slots there were
+      np.testing.assert_array_equal(a, b)

@@ -75,7 +75,7 @@ def test_a_right_response_passes_and_a_wrong_one_fails(pool, domain):
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-  "endless", [40, pytest.param(512, marks=pytest.mark.slow)]
+  "endless", [20, pytest.param(512, marks=pytest.mark.slow)]
 )
 def test_endless_programs_cost_the_right_ones_nothing(endless):
   """However many there are, and however long the queue: none is invalid."""

@@ -36,7 +36,13 @@ SHORT = {
     "--config.optim.blocks=4",
   ],
   "evaluate": ["--config.eval.prompts=2", "--config.eval.n=2"],
-  "simulate": ["--config.steps=3", "--config.vocab=20000"],
+  "simulate": [
+    "--config.steps=3",
+    "--config.vocab=2000",
+    "--config.correct=100",
+    "--config.n=(4,512)",
+    "--config.dense_n=()",
+  ],
   "warmup": [
     "--config.puzzles=100",
     "--config.steps=2",
@@ -69,6 +75,9 @@ def commands():
   return sorted(found.values())
 
 
+QUICK_START = "python -m brorl_jax.main --config=configs/n512.py"
+
+
 def mode_of(command):
   return (re.findall(r"--mode=(\w+)", command) or ["train"])[0]
 
@@ -89,6 +98,8 @@ ALIKE = (
 def by_tier():
   """Commands like another one's are slow; all run outside of a desk's tier."""
   for command in commands():
+    if command.startswith(f"{QUICK_START} --workdir"):
+      continue
     alike = any(f"configs/{name}" in command for name in ALIKE)
     yield tiers.at_night(command) if alike else command
 
@@ -117,9 +128,27 @@ def run(*words, env):
   )
 
 
+@pytest.fixture(scope="module")
+def trained(start, tmp_path_factory):
+  """The run of the quick start, in its short form."""
+  workdir = tmp_path_factory.mktemp("trained") / "run"
+  words = shlex.split(QUICK_START)[1:]
+  result = start(*words, f"--workdir={workdir}", *SHORT["train"])
+  assert result.returncode == 0, result.stderr
+  return workdir, result
+
+
+@pytest.mark.ci
+def test_quick_start_runs(trained):
+  assert f"{QUICK_START} --workdir=runs/n512" in commands()
+  workdir, result = trained
+  assert (workdir / "report" / "learning_curve.png").exists()
+  assert f"{programs.log_line()}\n" in result.stdout
+
+
 @pytest.mark.ci
 @pytest.mark.parametrize("command", list(by_tier()))
-def test_command_runs(start, command, tmp_path):
+def test_command_runs(start, command, tmp_path, request):
   _, *words = shlex.split(command)
   mode = mode_of(command)
   words = [w for w in words if not w.startswith("--workdir=")]
@@ -138,13 +167,11 @@ def test_command_runs(start, command, tmp_path):
     assert result.stderr.count("\n") == 1
     return
   if "--config.policy.checkpoint=runs/" in command:
-    train = ["-m", "brorl_jax.main", "--config=configs/n512.py"]
-    trained = start(*train, f"--workdir={tmp_path}/before", *SHORT["train"])
-    assert trained.returncode == 0, trained.stderr
+    before, _ = request.getfixturevalue("trained")
     (run,) = [
       w for w in words if w.startswith("--config.policy.checkpoint=runs/")
     ]
-    words[words.index(run)] = f"--config.policy.checkpoint={tmp_path}/before"
+    words[words.index(run)] = f"--config.policy.checkpoint={before}"
   if mode == "report":
     words = [w for w in words if not w.startswith("--workdir=")]
     words += [f"--workdir={made.run(tmp_path / name)}" for name in ("run", "b")]

@@ -116,7 +116,7 @@ def test_english_by_hand(text, english):
   "unit",
   tiers.some(
     [".", ". ", "\t.", "1. ", "\n1. ", "e.g. ", "a.", "A. ", "!)", "….", '."',
-     "! ", "A-", "a ", "THE ", "é", " ", "\n", "…)", "_", "。"], 1
+     "! ", "A-", "a ", "THE ", "é", " ", "\n", "…)", "_", "。"], 1, 8,
   ),
 )  # fmt: skip
 def test_a_million_characters_are_read_once(unit):

@@ -75,15 +75,19 @@ def test_without_bubblewrap(tmp_path, monkeypatch):
 @pytest.mark.ci
 @pytest.mark.parametrize(
   "script, why",
-  [
-    (
-      "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\n"
-      "exit 1\n",
-      "No permissions to create new namespace",
-    ),
-    ("#!/bin/sh\nexit 0\n", "no answer"),
-    ("#!/nowhere\n", "cannot start"),
-  ],
+  tiers.some(
+    [
+      (
+        "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\n"
+        "exit 1\n",
+        "No permissions to create new namespace",
+      ),
+      ("#!/bin/sh\nexit 0\n", "no answer"),
+      ("#!/nowhere\n", "cannot start"),
+    ],
+    1,
+    1,
+  ),
 )
 def test_where_namespaces_are_refused(tmp_path, monkeypatch, script, why):
   only_bwrap(tmp_path, monkeypatch, script)
@@ -164,10 +168,14 @@ def with_calls(monkeypatch, *names):
 @pytest.mark.ci
 @pytest.mark.parametrize(
   "call, hole",
-  [
-    ("fork", "a program could fork"),
-    ("socket", "a program could open a socket"),
-  ],
+  tiers.some(
+    [
+      ("fork", "a program could fork"),
+      ("socket", "a program could open a socket"),
+    ],
+    1,
+    1,
+  ),
 )
 def test_a_hole_in_the_filter_is_refused(monkeypatch, call, hole):
   with_calls(monkeypatch, call)

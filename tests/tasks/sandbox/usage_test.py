@@ -89,7 +89,8 @@ def test_children_that_were_waited_for_count(start):
   pid = start(code)
   wait_for(lambda: len(usage.of_descendants(pid)) == 2)
   wait_for(lambda: len(usage.of_descendants(pid)) == 1)
-  assert cpu_s(pid) >= 0.4
+  # Counted in ticks of 10 ms, cut off for user and system.
+  assert cpu_s(pid) >= 0.38
 
 
 @pytest.mark.ci

@@ -417,7 +417,7 @@ def test_a_response_must_be_text():
     "<answer></answer>", "answer ", "answer:", "answer:\n", "answer* ", "*",
     "Answer is (", "</think>", "\n", " ", "\\", "(", "A ", "A", "$", "_{", "^{",
     r"\text{", "1", "1,", "°", "α-", "\u0300",
-  ], 1),
+  ], 1, 10),
 )  # fmt: skip
 def test_a_million_characters_are_read_once(unit):
   text = unit * (1_000_000 // len(unit))
