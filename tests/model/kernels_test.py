@@ -325,6 +325,24 @@ def test_heads_spread_over_devices_stay_there():
     np.testing.assert_allclose(got, want, atol=1e-5)
 
 
+def test_heads_are_not_spread_over_two_axes():
+  """GSPMD would gather them: pages of 8 heads on 2 x 4 devices."""
+  case = draw(np.random.default_rng(0), Sizes(20, 2, heads=8, kv_heads=8))
+  asked = []
+
+  def form(q):
+    asked.append(kernels.supports(q, case.pages))
+    return q
+
+  for data, model, supported in ((1, 8, True), (2, 4, False)):
+    mesh = jax.make_mesh(
+      (data, model), ("data", "model"), axis_types=(AxisType.Auto,) * 2
+    )
+    with jax.set_mesh(mesh):
+      jax.eval_shape(form, case.q)
+    assert asked.pop() == supported
+
+
 def shapes(z, kind, activations):
   rng = np.random.default_rng(0)
   return jax.eval_shape(lambda: draw(rng, z, kind, activations))

@@ -129,6 +129,24 @@ def test_a_mesh_makes_the_same_rollouts():
   same(got, together(prompts))
 
 
+@pytest.mark.parametrize(
+  "lanes, each", [(1, 1), (2, 2), (9, 4)], ids=["one", "two", "no more places"]
+)
+def test_prompts_decode_on_as_many_lanes_as_are_asked_for(
+  monkeypatch, lanes, each
+):
+  found = []
+
+  def prefilled(spec, *_):
+    found.append(spec.lanes)
+    raise InterruptedError
+
+  monkeypatch.setattr(sampler, "prefilled", prefilled)
+  with pytest.raises(InterruptedError):
+    streamed(Feed(numbered(4)), places=4, lanes=lanes)
+  assert found == [each]
+
+
 @pytest.mark.slow
 def test_the_policy_makes_the_same_rollouts():
   """Its prefix is written into places that other prompts had."""
