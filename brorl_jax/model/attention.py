@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-# Not -inf: a query without any visible key (padding) must stay finite.
-MASKED = -1e30
+from brorl_jax.model import tiled_attention
+
+MASKED = tiled_attention.MASKED
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +107,8 @@ def attend(
   The scores of the prefix are one matrix product per prompt and key/value
   head, [M H/G Q, K] x [K, S], not M small ones. Queries are split into pieces,
   each with the own keys up to its last query. The backward pass computes the
-  scores of a piece again, so no array holds the scores of all queries.
+  scores of a piece again, so no array holds the scores of all queries. On
+  accelerators the pieces are tiles of a loop.
 
   Args:
     q: Queries, rotated.
@@ -134,9 +136,48 @@ def attend(
   k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
   each = -(-P * M * H * (Q + S) // jax.device_count())
   size = -(-Q // pieces(each, Q, on_cpu=cpu))
-  piece = functools.partial(_attend, softcap=softcap)
-  if size < Q:
-    piece = jax.checkpoint(piece)
+  if size == Q:
+    out = _attend(q, shared, (k, v, visible), softcap=softcap)
+  elif cpu:
+    out = _pieces(q, shared, (k, v, visible), size=size, softcap=softcap)
+  else:
+    out = tiled_attention.attend(
+      q, shared, (k, v, visible), size=size, softcap=softcap
+    )
+  out = jnp.transpose(out, (0, 2, 4, 1, 3, 5)).reshape(P, M, Q, H, K)
+  return out.astype(dtype)
+
+
+def pieces(each: int, Q: int, *, on_cpu: bool) -> int:
+  """The number of pieces of Q queries, so that scores fit a tile of memory.
+
+  Args:
+    each: Scores of one query, over all rows and heads of a device.
+    Q: Queries of a row.
+    on_cpu: Whether a tile should fit a core's cache.
+  """
+  tile = 2**20 if on_cpu else 2**28
+  # Every piece is unrolled in the program, which takes time to compile.
+  most = 16 if on_cpu else 64
+  return min(-(-each * Q // tile), most, -(-Q // 16))
+
+
+def _pieces(
+  q: Float[Array, "P G M J Q K"],
+  shared: tuple[Array, Array, Array] | None,
+  own: tuple[Array, Array, Array],
+  *,
+  size: int,
+  softcap: float,
+) -> Float[Array, "P G M J Q K"]:
+  """`_attend` for `size` queries at a time, one after the other in the program.
+
+  On a CPU this takes up to a third less time than the loop of
+  `tiled_attention`, which other devices need to stay within their memory.
+  """
+  k, v, visible = own
+  Q = q.shape[4]
+  piece = jax.checkpoint(functools.partial(_attend, softcap=softcap))
   out = []
   for start in range(0, Q, size):
     stop = min(start + size, Q)
@@ -154,23 +195,7 @@ def attend(
         ),
       )
     )
-  out = jnp.concatenate(out, axis=4)
-  out = jnp.transpose(out, (0, 2, 4, 1, 3, 5)).reshape(P, M, Q, H, K)
-  return out.astype(dtype)
-
-
-def pieces(each: int, Q: int, *, on_cpu: bool) -> int:
-  """The number of pieces of Q queries, so that scores fit a tile of memory.
-
-  Args:
-    each: Scores of one query, over all rows and heads of a device.
-    Q: Queries of a row.
-    on_cpu: Whether a tile should fit a core's cache.
-  """
-  tile = 2**20 if on_cpu else 2**28
-  # Every piece is unrolled in the program, which takes time to compile.
-  most = 16 if on_cpu else 64
-  return min(-(-each * Q // tile), most, -(-Q // 16))
+  return jnp.concatenate(out, axis=4)
 
 
 def _attend(
