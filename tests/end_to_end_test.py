@@ -427,6 +427,7 @@ def test_a_run_is_exported_as_it_is(whole, tmp_path, capsys):
   export.run(configured.config(checkpoint=str(run)), out)
   said = capsys.readouterr().out
   assert said == f"wrote step 8 of {run} to {out}, float32\n"
+  assert out.stat().st_mode & 0o777 == 0o755  # others may read it
   policy, params = huggingface.load(out)
   _, extra = digest(run)
   for path, value in checkpoints.digest({"params": params}).items():

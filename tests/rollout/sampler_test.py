@@ -74,6 +74,31 @@ def tier(name):
 
 
 @pytest.mark.parametrize(
+  "lanes, devices_, each", [(None, None, 5), (3, None, 3), (3, 2, 2), (9, 2, 3)]
+)
+def test_prompts_decode_on_as_many_lanes_as_are_asked_for(
+  monkeypatch, lanes, devices_, each
+):
+  """Of one device; at most one for each of its 5 prompts, or of its 3 of 6."""
+  found = []
+
+  def prefilled(spec, *_):
+    found.append(spec.lanes)
+    raise InterruptedError
+
+  monkeypatch.setattr(sampler, "prefilled", prefilled)
+  tokens = np.arange(5 if devices_ is None else 6, dtype=np.int32)[:, None]
+  prompts = Prompts(tokens, tokens >= 0, tokens[:, 0])
+  with pytest.raises(InterruptedError):
+    sampler.rollouts(
+      Recall(), RECALL, prompts, KEY, n=4, max_new_tokens=4,
+      sampling=SamplingParams(), stop_ids=(STOP,), slots=4, lanes=lanes,
+      mesh=devices_ and devices(devices_),
+    )  # fmt: skip
+  assert found == [each]
+
+
+@pytest.mark.parametrize(
   "change",
   [
     pytest.param(change, id=name, marks=tier(name))

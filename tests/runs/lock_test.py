@@ -1,5 +1,6 @@
 """Tests of brorl_jax/runs/lock.py."""
 
+import os
 import subprocess
 import sys
 
@@ -38,10 +39,10 @@ def test_a_refused_start_leaves_the_folder_as_it_was(tmp_path):
   with lock.hold(tmp_path) as held:
     held.undo()
   assert list(tmp_path.iterdir()) == []
-  with lock.hold(tmp_path):
-    pass
-  before = (tmp_path / lock.NAME).read_text()
+  before = "12345\n"  # the process that used it last
+  (tmp_path / lock.NAME).write_text(before)
   with lock.hold(tmp_path) as held:
+    assert (tmp_path / lock.NAME).read_text() == f"{os.getpid()}\n"
     held.undo()
   assert (tmp_path / lock.NAME).read_text() == before
 
