@@ -314,8 +314,9 @@ def _warmup_rules(c: Any) -> Iterator[Rule]:
 def _training_rules(c: sections.Config) -> Iterator[Rule]:
   """Conditions between fields of different sections."""
   n, samples = c.sampling.n, c.sampling.samples
-  good = not c.data.heldout_files or bool(c.data.files)
-  yield "data.heldout_files", good, "empty without data.files"
+  for field in ("heldout_files", "fields", "domain"):
+    good = not getattr(c.data, field) or bool(c.data.files)
+    yield f"data.{field}", good, "empty without data.files"
   yield (
     "sampling.n",
     n >= 2,

@@ -275,6 +275,8 @@ BAD = [
   ("data.files", {"data.files": ("",)}, "paths"),
   ("data.heldout_files", {"data.heldout_files": ("",)}, "paths"),
   ("data.heldout_files", {"data.heldout_files": ("a",)}, "empty without data"),
+  ("data.fields", {"data.fields": "prompt:q"}, "empty without data"),
+  ("data.domain", {"data.domain": "math"}, "empty without data"),
   ("data.heldout_one_in", {"data.heldout_one_in": 1}, "at least 2"),
   ("eval_temperature", {"eval_temperature": -0.1}, "positive ... 0"),
   ("eval_top_p", {"eval_top_p": 0.0}, "above 0 and at most 1"),
