@@ -10,8 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from brorl_jax.model import tiled_attention
-
-MASKED = tiled_attention.MASKED
+from brorl_jax.model.tiled_attention import MASKED, capped
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,11 +83,6 @@ def rotate(
   a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
   return turned.astype(x.dtype)
-
-
-def capped(score: Array, softcap: float) -> Array:
-  """softcap * tanh(score / softcap), or the score itself if softcap is 0."""
-  return softcap * jnp.tanh(score / softcap) if softcap else score
 
 
 def attend(

@@ -22,6 +22,11 @@ _NOTHING = 1e-30
 Side = tuple[Array, Array, Array]
 
 
+def capped(score: Array, softcap: float) -> Array:
+  """softcap * tanh(score / softcap), or the score itself if softcap is 0."""
+  return softcap * jnp.tanh(score / softcap) if softcap else score
+
+
 class _Sums(NamedTuple):
   """What is known of a softmax before its end, in float32."""
 
@@ -141,17 +146,13 @@ def _backward(size: int, softcap: float, saved, slope):
     dq, d_own = jax.lax.fori_loop(0, i + 1, more, (dq, d_own))
     return (d_shared, d_own), dq.astype(q.dtype)
 
-  start = None
-  if shared is not None:
-    start = zeros(shared[0]), zeros(shared[1])
+  start = shared and (zeros(shared[0]), zeros(shared[1]))
   (d_shared, (dk, dv)), dq = jax.lax.scan(
     tile, (start, (zeros(k), zeros(v))), jnp.arange(q.shape[4] // size)
   )
-  if shared is not None and d_shared is not None:
-    d_shared = tuple(
-      d.astype(x.dtype) for d, x in zip(d_shared, shared, strict=False)
-    )
-    d_shared = *d_shared, None
+  if shared is not None:
+    dtype = shared[0].dtype
+    d_shared = d_shared[0].astype(dtype), d_shared[1].astype(dtype), None
   return _joined(dq), d_shared, (dk.astype(k.dtype), dv.astype(v.dtype), None)
 
 
@@ -167,7 +168,7 @@ def _scores(
   score = jnp.einsum(
     "...nk,...tk->...nt", _flat(rows, k), k, preferred_element_type=jnp.float32
   ).reshape(*rows.shape[:5], k.shape[-2])
-  return softcap * jnp.tanh(score / softcap) if softcap else score
+  return capped(score, softcap)
 
 
 def _added(
