@@ -4,6 +4,7 @@ import dataclasses
 
 from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.target import Target
 from brorl_jax.rollout import memory
 
 TOY = Policy(
@@ -24,7 +25,12 @@ HALF = dataclasses.replace(SMALL, dtype="bfloat16")
 GIB = 2**30
 
 
+def on_gpu(policy=SMALL, devices=1) -> Policy:
+  """The same policy, compiled for other devices."""
+  return dataclasses.replace(policy, target=Target("gpu", devices, 80 * GIB))
+
+
 def load(policy=TOY, **changes) -> memory.Load:
   sizes = dict(n=6, prompts=5, prompt_tokens=7, max_new_tokens=70)
-  sizes |= dict(data=1, model=1, on_cpu=True)
+  sizes |= dict(data=1, model=1)
   return memory.Load(policy, **{"resident_bytes": 1000, **sizes, **changes})

@@ -21,7 +21,7 @@ from brorl_jax.main import checkpoint_source
 from brorl_jax.model import architectures
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.tokenizer import Tokenizer, left_pad
-from brorl_jax.rollout import memory, plan, sampler
+from brorl_jax.rollout import plan, sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.tasks import posing
 from brorl_jax.tasks.base import Example
@@ -276,7 +276,7 @@ class TextPolicy:
       try:
         rollout_plan = plan.rollouts(
           self.policy,
-          memory_bytes=memory.device_bytes(),
+          memory_bytes=self.policy.target.memory_bytes,
           resident_bytes=resident,
           n=n,
           prompts=count,

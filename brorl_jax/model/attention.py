@@ -7,9 +7,11 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from brorl_jax.model import tiled_attention
+from brorl_jax.model import sharding, tiled_attention
+from brorl_jax.model.target import Target
 from brorl_jax.model.tiled_attention import MASKED, capped
 
 
@@ -92,6 +94,8 @@ def attend(
   *,
   scale: float,
   softcap: float = 0.0,
+  target: Target,
+  mesh: Mesh | None = None,
 ) -> Float[Array, "P M Q H K"]:
   """Grouped-query attention over a shared prefix and own keys, one softmax.
 
@@ -112,9 +116,11 @@ def attend(
       Axis M of the mask may be 1.
     scale: Factor of the scores, usually K^-1/2.
     softcap: Bound of the scores; 0 means none.
+    target: The machine.
+    mesh: Over which the arrays are spread, outside of `jax.shard_map`.
   """
   P, M, Q, H, K = q.shape
-  dtype, cpu = q.dtype, jax.default_backend() == "cpu"
+  dtype, cpu = q.dtype, target.on_cpu
   if cpu:
     # XLA multiplies batches of matrices in float32 on a CPU anyway, and would
     # convert the inputs of every product.
@@ -128,7 +134,8 @@ def attend(
     (q * scale).reshape(P, M, Q, G, H // G, K), (0, 3, 1, 4, 2, 5)
   )
   k, v = jnp.swapaxes(k, 1, 2), jnp.swapaxes(v, 1, 2)
-  each = -(-P * M * H * (Q + S) // jax.device_count())
+  devices = math.prod(sharding.axes_here(mesh).values())
+  each = -(-P * M * H * (Q + S) // devices)
   size = -(-Q // pieces(each, Q, on_cpu=cpu))
   if size == Q:
     out = _attend(q, shared, (k, v, visible), softcap=softcap)

@@ -17,9 +17,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from brorl_jax.model import sharding
 from brorl_jax.model.attention import MASKED, capped
 
 # The least side of a matrix that tensor cores multiply.
@@ -51,7 +52,7 @@ def supports(q: Any, pages: Sequence[Any]) -> bool:
   G = page.k.shape[1]
   kinds = (jnp.float32, jnp.bfloat16, jnp.float16)
   stored = page.k.dtype if page.k_scale is None else q.dtype
-  spread = [n for n in _automatic_axes().values() if n > 1]
+  spread = [n for n in sharding.axes_here(None).values() if n > 1]
   size, bytes_ = page.k.size, page.k.size * page.k.dtype.itemsize
   return (
     K >= _LEAST
@@ -113,7 +114,7 @@ def _over_heads(own: Callable) -> Callable:
 
   XLA cannot cut a kernel: it would gather all heads of all pages.
   """
-  axes = _automatic_axes()
+  axes = sharding.axes_here(None)
   if not axes:
     return own
   spread = tuple(name for name, size in axes.items() if size > 1)
@@ -125,13 +126,6 @@ def _over_heads(own: Callable) -> Callable:
     axis_names=set(axes),
     check_vma=False,
   )
-
-
-def _automatic_axes() -> dict[str, int]:
-  """Axes of the mesh in use, and their sizes, over which XLA spreads arrays."""
-  mesh = jax.sharding.get_abstract_mesh()
-  axes = zip(mesh.axis_names, mesh.axis_types, strict=True)
-  return {name: mesh.shape[name] for name, k in axes if k == AxisType.Auto}
 
 
 # Traced once for all layers of a policy.

@@ -17,6 +17,8 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from brorl_jax.model import attention, experts, products, sharding
 from brorl_jax.model.spec import PolicySpec
+from brorl_jax.model.target import Target
+from brorl_jax.rl import vocabulary
 
 
 class View(NamedTuple):
@@ -156,7 +158,7 @@ def _einsum(
     shape if bias else None,
     dtype=c.dtype,
     kernel_init=init,
-    einsum_op=_product,
+    einsum_op=functools.partial(_product, c.target),
     rngs=rngs,
   )
 
@@ -164,12 +166,15 @@ def _einsum(
 _PRODUCT = "product"
 
 
-def _product(spec: str, x: Array, kernel: Array, **options) -> Array:
+def _product(
+  target: Target, spec: str, x: Array, kernel: Array, **options
+) -> Array:
   """einsum of rows with a kernel, as a matrix product where that is faster."""
-  if not products.half_on_cpu(x):
+  if not products.half_on_cpu(x, target):
     return jnp.einsum(spec, x, kernel, **options)
   n = math.prod(x.shape[1:])  # contracted axes, the first ones of the kernel
-  y = products.dot(x.reshape(-1, n), kernel.reshape(n, -1)).astype(x.dtype)
+  y = products.dot(x.reshape(-1, n), kernel.reshape(n, -1), target)
+  y = y.astype(x.dtype)
   # `products.dot` has its own gradient, inside which `jax.checkpoint` sees no
   # product: the name lets `remat` keep its result.
   y = checkpoint_name(y, _PRODUCT)
@@ -322,11 +327,38 @@ def logits(
   c: PolicySpec, x: Float[Array, "*axes D"], rows: Float[Array, "v D"]
 ) -> Float[Array, "*axes v"]:
   """Float32 logits of the tokens that have these rows of `unembedding`."""
-  flat = products.dot(
-    x.reshape(-1, c.width), products.turned(rows.astype(x.dtype))
-  )
+  turned = products.turned(rows.astype(x.dtype), c.target)
+  flat = products.dot(x.reshape(-1, c.width), turned, c.target)
   flat = attention.capped(flat, c.final_softcap)
   return flat.reshape(*x.shape[:-1], len(rows))
+
+
+def token_logp(
+  c: PolicySpec,
+  params: PyTree,
+  hidden: Float[Array, "P M D"],
+  tokens: Int[Array, "P M"],
+  temperature: float = 1.0,
+) -> tuple[Float[Array, "P M"], Float[Array, "P M"]]:
+  """Log-probability of each token, and entropy, from hidden states.
+
+  Tiles of tokens and of the vocabulary: memory does not grow with V, except for
+  the embedding and its gradient.
+  """
+  P, M = tokens.shape
+  devices = math.prod(sharding.axes_here(c.mesh).values())
+  rows, block = vocabulary.tile_shape(
+    M, c.vocab, P, devices=devices, on_cpu=c.target.on_cpu
+  )
+  return vocabulary.token_logp(
+    lambda x, rows: logits(c, x, rows) / temperature,
+    unembedding(c, params),
+    hidden,
+    tokens,
+    rows=rows,
+    block=block,
+    spread=devices > 1,
+  )
 
 
 def _whole(c: PolicySpec, params: PyTree, name: str) -> PyTree:

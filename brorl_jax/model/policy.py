@@ -25,7 +25,6 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from brorl_jax.model import attention, cache, layers, sharding
 from brorl_jax.model.cache import LanePrompts, Prefix
 from brorl_jax.model.spec import PolicySpec
-from brorl_jax.rl import vocabulary
 
 # Prompt tokens that are read at a time. The scores of a chunk, [1,024, S] per
 # head, are the largest array of a long prefill: 1.6 GB in float32 for 12 heads
@@ -137,7 +136,7 @@ class Policy(PolicySpec):
     On a CPU it is float32 even for bfloat16 policies: to write one column, XLA
     would convert the whole page to float32 and back, at a third of the speed.
     """
-    return "float32" if jax.default_backend() == "cpu" else self.dtype
+    return "float32" if self.target.on_cpu else self.dtype
 
   def lane_prompts(
     self, prefix: Prefix, window: Int[Array, "A W"]
@@ -246,16 +245,12 @@ class Policy(PolicySpec):
     prompt, prompt_mask, response = map(cut, (prompt, prompt_mask, response))
     hidden = self._response(params, prompt, prompt_mask, response)
     P, M, T, D = hidden.shape
-    # Tiles of tokens and of the vocabulary: memory does not grow with V, except
-    # for the embedding and its gradient.
-    tile, block = vocabulary.tile_shape(M * T, self.vocab, P)
-    logp, entropy = vocabulary.token_logp(
-      lambda x, head: layers.logits(self, x, head) / temperature,
-      layers.unembedding(self, params),
+    logp, entropy = layers.token_logp(
+      self,
+      params,
       hidden.reshape(P, M * T, D),
       response.reshape(P, M * T),
-      rows=tile,
-      block=block,
+      temperature,
     )
     return join(logp.reshape(P, M, T)), join(entropy.reshape(P, M, T))
 
@@ -288,16 +283,7 @@ class Policy(PolicySpec):
     hidden, _, _ = self._own(
       params, tokens[:, None], mask, segment=segment[:, None]
     )
-    B, T = tokens.shape
-    tile, block = vocabulary.tile_shape(T - 1, self.vocab, B)
-    logp, _ = vocabulary.token_logp(
-      functools.partial(layers.logits, self),
-      layers.unembedding(self, params),
-      hidden[:, 0, :-1],
-      tokens[:, 1:],
-      rows=tile,
-      block=block,
-    )
+    logp, _ = layers.token_logp(self, params, hidden[:, 0, :-1], tokens[:, 1:])
     # The first token of a text would be scored by the last of the one before.
     same = (segment[:, 1:] == segment[:, :-1]) & (segment[:, 1:] > 0)
     return jnp.pad(jnp.where(same, logp, 0.0), ((0, 0), (1, 0)))
@@ -387,4 +373,6 @@ class Policy(PolicySpec):
       own,
       scale=self.attention_scale,
       softcap=self.attention_softcap,
+      target=self.target,
+      mesh=self.mesh,
     )

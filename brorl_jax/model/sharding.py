@@ -141,6 +141,19 @@ def gathered(params: PyTree, mesh: Mesh | None, *, inside: str = "") -> PyTree:
   return jax.tree_util.tree_map_with_path(whole, params)
 
 
+def axes_here(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:
+  """Axes, and sizes, over which XLA spreads the arrays that are traced here.
+
+  Inside `jax.shard_map` over "data", where shapes are those of a device, the
+  other axes; elsewhere those of `mesh`.
+  """
+  inside = jax.sharding.get_abstract_mesh()
+  if inside.axis_names:
+    kinds = zip(inside.axis_names, inside.axis_types, strict=True)
+    return {a: inside.shape[a] for a, kind in kinds if kind == AxisType.Auto}
+  return {} if mesh is None else dict(mesh.shape)
+
+
 def blocks(prompts: int, rows: int, data: int) -> tuple[int, int, int]:
   """How rows of a few prompts are cut into blocks that spread over `data`.
 

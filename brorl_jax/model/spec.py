@@ -5,6 +5,7 @@ import dataclasses
 from jax.sharding import Mesh
 
 from brorl_jax.model import attention
+from brorl_jax.model.target import Target, here
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,6 +32,8 @@ class PolicySpec:
   # The mesh over whose axis "data" parameters are sharded and gathered layer by
   # layer; None if every device of that axis has all of them.
   mesh: Mesh | None = None
+  # For which programs are compiled.
+  target: Target = dataclasses.field(default_factory=here, repr=False)
   # The config.json that it was read from, so that it can be written back.
   origin: str = dataclasses.field(default="", compare=False, repr=False)
 

@@ -12,18 +12,26 @@ from jaxtyping import Array, Float, Int, Num
 from brorl_jax.rl import shapes
 
 
-def tile_shape(tokens: int, V: int, prompts: int) -> tuple[int, int]:
+def tile_shape(
+  tokens: int, V: int, prompts: int, *, devices: int, on_cpu: bool
+) -> tuple[int, int]:
   """Tokens of each prompt, and of the vocabulary, whose logits exist together.
 
   As many as the tiles of all devices hold. Blocks of the vocabulary divide it;
   if it has no such divisor, there are fewer tokens with all of it.
+
+  Args:
+    tokens: Of each prompt.
+    V: Size of the vocabulary.
+    prompts: P.
+    devices: Over which all of these are spread.
+    on_cpu: Whether these are CPUs.
   """
-  devices = jax.device_count()
   # Numbers of a tile, and rows of its product. On a CPU a tile should stay near
   # its core; an accelerator wants products with thousands of rows. Fewer rows
   # would read the head, and write its gradient, more often.
   tile, rows = 2**26 * devices, 2**12 * devices
-  if jax.default_backend() == "cpu":
+  if on_cpu:
     tile, rows = 2**21 * devices, 2**10 * devices
   rows = min(max(rows // prompts, 1), tokens)
   room = tile // (rows * prompts)
@@ -47,6 +55,7 @@ def token_logp(
   *,
   rows: int,
   block: int,
+  spread: bool = False,
 ) -> tuple[Float[Array, "P M"], Float[Array, "P M"]]:
   """Log-probability of each token, and entropy of its distribution, in nats.
 
@@ -72,6 +81,7 @@ def token_logp(
     tokens: One for each hidden state.
     rows: Whose logits exist together; see `tile_shape`.
     block: Of the vocabulary, a divisor of V.
+    spread: Whether the vocabulary may lie on several devices.
   """
   shapes.check(head=(head, "VD"), hidden=(hidden, "PMD"), tokens=(tokens, "PM"))
   P, M, _ = hidden.shape
@@ -85,36 +95,37 @@ def token_logp(
     0,
   )
   both: tuple[Array, Array] = _tiled(
-    logits, block, head, apart(hidden), apart(tokens)
+    logits, block, spread, head, apart(hidden), apart(tokens)
   )
   together = lambda x: jnp.moveaxis(x, 0, 1).reshape(P, -1)[:, :M]
   logp, entropy = both
   return together(logp), together(entropy)
 
 
-def _parts(x: Num[Array, "V *axes"], block: int) -> Array:
+def _parts(x: Num[Array, "V *axes"], block: int, spread: bool) -> Array:
   """[V / block, block, ...]. A vocabulary that is spread over devices stays so:
   a part is every so many-th token. On one device that would be a copy."""
-  if jax.device_count() == 1:
+  if not spread:
     return x.reshape(-1, block, *x.shape[1:])
   return jnp.swapaxes(x.reshape(block, -1, *x.shape[1:]), 0, 1)
 
 
-def _joined(parts: Float[Array, "parts block *axes"]) -> Array:
+def _joined(parts: Float[Array, "parts block *axes"], spread: bool) -> Array:
   """What `_parts` took apart."""
-  if jax.device_count() > 1:
+  if spread:
     parts = jnp.swapaxes(parts, 0, 1)
   return parts.reshape(-1, *parts.shape[2:])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _tiled(logits, block, head, hidden, tokens):
-  return _forward(logits, block, head, hidden, tokens)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _tiled(logits, block, spread, head, hidden, tokens):
+  return _forward(logits, block, spread, head, hidden, tokens)[0]
 
 
 def _forward(
   logits,
   block: int,
+  spread: bool,
   head: Float[Array, "V D"],
   hidden: Float[Array, "tiles P rows D"],
   tokens: Int[Array, "tiles P rows"],
@@ -137,15 +148,18 @@ def _forward(
 
   zero = jnp.zeros(tokens.shape)
   start = jnp.full(tokens.shape, -jnp.inf), zero, zero, zero
-  parts = _parts(head, block), _parts(jnp.arange(len(head)), block)
+  parts = (
+    _parts(head, block, spread),
+    _parts(jnp.arange(len(head)), block, spread),
+  )
   (top, total, chosen, mean), _ = jax.lax.scan(part, start, parts)
   whole = top + jnp.log(total)
   entropy = whole - mean / total
   return (chosen - whole, entropy), (head, hidden, tokens, whole, entropy)
 
 
-def _forward_of_primals(logits, block, *primals):
-  return _forward(logits, block, *(x.value for x in primals))
+def _forward_of_primals(logits, block, spread, *primals):
+  return _forward(logits, block, spread, *(x.value for x in primals))
 
 
 def _hit(tokens: Int[Array, "P rows"], ids: Int[Array, " block"]) -> Array:
@@ -153,7 +167,7 @@ def _hit(tokens: Int[Array, "P rows"], ids: Int[Array, " block"]) -> Array:
   return tokens[..., None] == ids[None, None]
 
 
-def _backward(logits, block, saved, slopes):
+def _backward(logits, block, spread, saved, slopes):
   head, hidden, tokens, whole, entropy = saved
   # None for an output that is not differentiated: its term is not computed.
   slopes = [None if isinstance(x, SymbolicZero) else x for x in slopes]
@@ -180,9 +194,12 @@ def _backward(logits, block, saved, slopes):
     return dhidden, dhead_part
 
   zero = jnp.zeros(hidden.shape, jnp.float32)
-  parts = _parts(head, block), _parts(jnp.arange(len(head)), block)
+  parts = (
+    _parts(head, block, spread),
+    _parts(jnp.arange(len(head)), block, spread),
+  )
   dhidden, dparts = jax.lax.scan(part, zero, parts)
-  return _joined(dparts), dhidden.astype(hidden.dtype), None
+  return _joined(dparts, spread), dhidden.astype(hidden.dtype), None
 
 
 _tiled.defvjp(_forward_of_primals, _backward, symbolic_zeros=True)

@@ -28,8 +28,6 @@ with what XLA says of compiled programs, as `tests/rollout/memory_test.py` does.
 import dataclasses
 import functools
 import math
-import os
-import pathlib
 
 import jax
 import jax.numpy as jnp
@@ -42,24 +40,6 @@ from brorl_jax.rollout import program_spec, programs, sampler
 from brorl_jax.rollout.draw import block_of
 
 _MORE = 1.1  # work that is not worth a term of its own
-# Where a container's limit stands, by version of its control groups.
-_LIMITS = (
-  "/sys/fs/cgroup/memory.max",
-  "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-)
-
-
-def device_bytes() -> int:
-  """Memory of a device; on a CPU its share of what this machine has."""
-  device = jax.local_devices()[0]
-  stats = device.memory_stats() or {}
-  if "bytes_limit" in stats:
-    return stats["bytes_limit"]
-  host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-  for path in map(pathlib.Path, _LIMITS):
-    text = path.read_text().strip() if path.is_file() else ""
-    host = min(host, int(text)) if text.isdigit() else host
-  return host // jax.local_device_count()
 
 
 def shard_bytes(tree: PyTree, shardings: PyTree) -> int:
@@ -89,7 +69,6 @@ class Load:
   max_new_tokens: int  # T
   data: int
   model: int
-  on_cpu: bool
   cut: bool = False  # top-p or top-k
 
   @property
@@ -126,7 +105,7 @@ class Load:
     P, n, A = self.here, self.n // self.parts, self.lanes(lanes)
     R = -(-slots // self.parts)
     places, token = P * n * self.max_new_tokens, P * self.prompt_tokens
-    work = _Work(self.policy, self.model, self.on_cpu, self.cut)
+    work = _Work(self.policy, self.model, self.cut)
     cache = self.pages * (page := work.page(A * R * self.columns))
     fewer = work.page(_fewer(A, R) * self.columns) if self.pages > 1 else 0
     window = A * self.prompt_tokens * (1 if A == P else 2)
@@ -173,7 +152,6 @@ class Probe:
   tokens: int  # of the longest response
   data: int
   model: int
-  on_cpu: bool
 
   @property
   def parts(self) -> dict[str, int]:
@@ -203,12 +181,9 @@ class Probe:
     """Inputs of all layers, the arrays of one, and its scores."""
     p, S, T = self.policy, self.prompt_tokens, self.tokens
     _, rows, blocks = sharding.blocks(self.prompts, self.responses, self.data)
-    work, on_device = (
-      _Work(p, self.model, self.on_cpu, False),
-      blocks // self.data,
-    )
+    work, on_device = _Work(p, self.model, False), blocks // self.data
     read, written = on_device * S, on_device * rows * T
-    value_bytes = 4 if self.on_cpu else work.activation
+    value_bytes = 4 if p.target.on_cpu else work.activation
     kept = work.activation * p.layers + 2.2 * value_bytes
     scores = 4 * p.heads // self.model * (written * (S + T) + read * S)
     layer = 1.55 * work.feed_forward(written)
@@ -233,8 +208,11 @@ class _Work:
 
   policy: Policy
   model: int
-  on_cpu: bool
   cut: bool
+
+  @property
+  def on_cpu(self) -> bool:
+    return self.policy.target.on_cpu
 
   @property
   def logits(self) -> int:

@@ -4,8 +4,6 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-import jax
-
 from brorl_jax.model.policy import Policy
 from brorl_jax.rollout.memory import Load, Probe
 
@@ -110,7 +108,6 @@ def rollouts(
   model: int = 1,
   slots: int | None = None,
   lanes: int | None = None,
-  on_cpu: bool | None = None,
   cut: bool = False,
 ) -> RolloutPlan:
   """As many slots in all lanes as fit; of about as many the fewest lanes.
@@ -127,15 +124,12 @@ def rollouts(
     model: Devices over which heads and vocabulary are spread.
     slots: Rollouts of a prompt that decode together; as many as fit if None.
     lanes: Prompts that are decoded together; as many as fit if None.
-    on_cpu: Whether devices are CPUs; whether these are if None.
     cut: Whether the sampler cuts unlikely tokens, by top-p or top-k.
 
   Raises:
     TooLarge: They do not fit; with the nearest that do.
     ValueError: The policy cannot be spread like this.
   """
-  if on_cpu is None:
-    on_cpu = jax.default_backend() == "cpu"
   load = Load(
     policy,
     resident_bytes,
@@ -145,7 +139,6 @@ def rollouts(
     max_new_tokens=max_new_tokens,
     data=data,
     model=model,
-    on_cpu=on_cpu,
     cut=cut,
   )
   limit = int(_USABLE * memory_bytes)

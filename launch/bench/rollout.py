@@ -41,7 +41,7 @@ class Sampler:
     import jax
     import numpy as np
 
-    from brorl_jax.rollout import memory, plan, sampler
+    from brorl_jax.rollout import plan, sampler
     from brorl_jax.rollout.draw import SamplingParams
     from brorl_jax.types import Prompts
     from launch.bench import ours
@@ -52,7 +52,7 @@ class Sampler:
     abstract = jax.eval_shape(init, jax.random.key(0))
     fits = plan.rollouts(
       policy,
-      memory_bytes=memory.device_bytes(),
+      memory_bytes=policy.target.memory_bytes,
       resident_bytes=sum(map(size, jax.tree.leaves(abstract))),
       n=task.n,
       prompts=len(task.prompts),

@@ -35,7 +35,7 @@ def wired():
   policy, params = huggingface.load(ASSETS, mesh=mesh)
   examples = configured.examples(c, text)
   scorer = Scorer(c.reward, examples)
-  plans = plan.make(c, policy, **mesh.shape, on_cpu=None, keep_reference=True)
+  plans = plan.make(c, policy, **mesh.shape, keep_reference=True)
   tx, _ = learning.optimizer(c.optim, c.sampling)
   state = states.initial_state(
     params, tx, mesh, keep_reference=True, offload="nothing"

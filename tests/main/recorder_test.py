@@ -82,7 +82,7 @@ def test_wandb_gets_all_of_a_run_whenever_it_starts(
 def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
   c, policy, examples, scorer, _, state, kept, mesh = wired
   heldout = examples.heldout()
-  plans = plan.make(c, policy, **mesh.shape, on_cpu=None, keep_reference=True)
+  plans = plan.make(c, policy, **mesh.shape, keep_reference=True)
   measure = evaluate_command.measure(
     c, policy, examples, scorer, mesh, plans.evaluations, plans.chunk
   )

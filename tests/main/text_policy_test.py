@@ -15,7 +15,7 @@ from messages import mentions
 import brorl_jax as bj
 from brorl_jax.main import text_policy
 from brorl_jax.model import huggingface
-from brorl_jax.rollout import memory, sampler
+from brorl_jax.rollout import sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.tasks.base import Example
 
@@ -187,6 +187,13 @@ def test_a_response_is_cut_at_the_limit(policy):
   assert one.truncated and len(one.tokens) == 1
 
 
+def with_memory(text, memory_bytes):
+  """The same policy on devices of this size."""
+  target = dataclasses.replace(text.policy.target, memory_bytes=memory_bytes)
+  policy = dataclasses.replace(text.policy, target=target)
+  return dataclasses.replace(text, policy=policy)
+
+
 @pytest.mark.ci
 def test_where_less_fits_less_is_made_together(policy, monkeypatch):
   prompts = [f"{i} + 4 =" for i in range(2)]
@@ -203,13 +210,13 @@ def test_where_less_fits_less_is_made_together(policy, monkeypatch):
   found = policy.sample(prompts, n=4)
   assert tried == [2, 1]
   assert [texts(each) for each in found] == [texts(each) for each in want]
-  monkeypatch.setattr(memory, "device_bytes", lambda: 2**20)
+  policy = with_memory(policy, 2**20)
   with pytest.raises(ValueError, match=r"MiB"):
     policy.sample(prompts, n=4)
 
 
-def test_512_responses_are_not_refused_on_a_laptop(policy, monkeypatch):
-  monkeypatch.setattr(memory, "device_bytes", lambda: 2**30)
+def test_512_responses_are_not_refused_on_a_laptop(policy):
+  policy = with_memory(policy, 2**30)
   fits = policy._fitting(1, 512, 16, 256, SamplingParams())
   assert fits == (1, 512, 1)
 

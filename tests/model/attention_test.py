@@ -9,6 +9,7 @@ import tiers
 
 from brorl_jax.model import attention
 from brorl_jax.model.attention import Rope
+from brorl_jax.model.target import Target
 
 
 def at(position):
@@ -172,6 +173,7 @@ def test_yarns_ramp_may_be_a_step():
   np.testing.assert_allclose(rope.frequency(16), want, rtol=1e-6)
 
 
+CPU = Target("cpu", 1, 0)
 MASKS = {
   "all": (2, 3, 4),
   "rows": (2, 3, 1),
@@ -214,6 +216,7 @@ def test_attention_is_the_softmax_over_both_kinds_of_keys(
     tuple(map(jnp.asarray, own)),
     scale=0.3,
     softcap=softcap,
+    target=CPU,
   )
   mask = np.broadcast_to(mask, (P, R, Q, S))
   want = np.zeros(q.shape)
@@ -239,7 +242,12 @@ def test_a_query_that_sees_nothing_stays_finite(softcap):
   shared = jnp.ones((1, 1, 3, 2)), jnp.ones((1, 1, 3, 2))
   blind = jnp.zeros((1, 1, 1, 3), bool), jnp.zeros((1, 1, 1, 1), bool)
   got = attention.attend(
-    one, (*shared, blind[0]), (one, one, blind[1]), scale=1.0, softcap=softcap
+    one,
+    (*shared, blind[0]),
+    (one, one, blind[1]),
+    scale=1.0,
+    softcap=softcap,
+    target=CPU,
   )
   assert np.isfinite(got).all()
 
@@ -250,7 +258,9 @@ def test_the_softcap_bounds_scores_however_large():
   k = jnp.asarray([1.0, -1.0]).reshape(1, 1, 1, 2, 1)
   v = jnp.asarray([1.0, 0.0]).reshape(1, 1, 1, 2, 1)
   see = jnp.tril(jnp.ones((1, 1, 2, 2), bool))
-  got = attention.attend(q, None, (k, v, see), scale=1.0, softcap=2.0)
+  got = attention.attend(
+    q, None, (k, v, see), scale=1.0, softcap=2.0, target=CPU
+  )
   assert float(got.ravel()[1]) == pytest.approx(
     1 / (1 + math.exp(-4)), rel=1e-6
   )

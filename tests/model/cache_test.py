@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiers
 
-from brorl_jax.model import attention, cache, kernels
+from brorl_jax.model import attention, cache, kernels, target
 from brorl_jax.model.cache import Page, Shared
 
 
@@ -49,6 +49,7 @@ def plain(q, shared, pages, column, limit, softcap):
     (apart(k), apart(v), seen),
     scale=K**-0.5,
     softcap=softcap,
+    target=target.here(),
   )
   return out[:, :, -1]
 

@@ -11,6 +11,7 @@ import pytest
 from small_policies import EXPERTS, GEMMA2, TINY
 
 from brorl_jax.model import layers
+from brorl_jax.model.target import Target
 
 
 def test_on_a_cpu_bfloat16_is_multiplied_into_float32_and_rounded_once():
@@ -19,7 +20,7 @@ def test_on_a_cpu_bfloat16_is_multiplied_into_float32_and_rounded_once():
   x, kernel, g = half(5, 300), half(300, 2, 3), half(5, 2, 3)
   wide = lambda x: np.asarray(x, np.float64)
   spec = "nd,dhk->nhk"
-  form = functools.partial(layers._product, spec)
+  form = functools.partial(layers._product, Target("cpu", 1, 0), spec)
   got = form(x, kernel)
   want = np.einsum(spec, wide(x), wide(kernel))
   assert got.dtype == jnp.bfloat16

@@ -13,6 +13,7 @@ import numpy as np
 import plain_decoder
 import pytest
 import tiers
+from loads import on_gpu
 from small_policies import EXPERTS, GEMMA2, GEMMA3, TINY, changed
 
 from brorl_jax.model import policy as policy_module
@@ -437,7 +438,7 @@ def equations(jaxpr, name):
 
 
 @pytest.mark.ci
-def test_bfloat16_activations_stay_so_and_logits_are_float32(monkeypatch):
+def test_bfloat16_activations_stay_so_and_logits_are_float32():
   policy = changed(dtype="bfloat16")
   params = shaken(policy)
   assert {a.dtype.name for a in jax.tree.leaves(params)} == {"float32"}
@@ -452,7 +453,7 @@ def test_bfloat16_activations_stay_so_and_logits_are_float32(monkeypatch):
 
   one = jnp.ones((1, 1), jnp.int32)
   # As on an accelerator; a CPU keeps the same values in float32.
-  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  policy = on_gpu(policy)
 
   def decode(params):
     first, prefix = policy.prefill(params, prompt, mask)

@@ -1,5 +1,7 @@
 """Tests of brorl_jax/model/products.py."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,8 +9,13 @@ import pytest
 import tiers
 
 from brorl_jax.model import products
+from brorl_jax.model.target import Target
 
 SHAPES = [(7, 5, 3), (64, 33, 16), (1, 4, 2), (5, 1, 1)]
+
+
+CPU, GPU = Target("cpu", 1, 0), Target("gpu", 1, 0)
+on = lambda target, f: functools.partial(f, target=target)
 
 
 def draw(m, k, n, dtype):
@@ -21,7 +28,7 @@ def draw(m, k, n, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_product_and_gradients_are_those_of_the_plain_product(m, k, n, dtype):
   x, w, slope = draw(m, k, n, dtype)
-  got, pull = jax.vjp(products.dot, x, w)
+  got, pull = jax.vjp(on(CPU, products.dot), x, w)
   exact = lambda *a: np.asarray(
     np.matmul(*(np.asarray(y, np.float64) for y in a))
   )
@@ -44,21 +51,20 @@ def test_product_and_gradients_are_those_of_the_plain_product(m, k, n, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_turned_is_the_transpose_and_so_is_its_gradient(m, k, n, dtype):
   x, _, _ = draw(m, k, n, dtype)
-  got, pull = jax.vjp(products.turned, x)
+  got, pull = jax.vjp(on(CPU, products.turned), x)
   np.testing.assert_array_equal(got, x.T)
   np.testing.assert_array_equal(pull(got * 2)[0], x * 2)
 
 
 @pytest.mark.perf
-def test_half_precision_is_multiplied_row_by_row_on_a_cpu(monkeypatch):
+def test_half_precision_is_multiplied_row_by_row_on_a_cpu():
   """What is fast: no product sees a transposed operand, none is rounded."""
   x, w, slope = draw(64, 32, 16, jnp.bfloat16)
 
-  def dots(backend):
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    both = lambda x, w: jax.vjp(products.dot, x, w)[1](slope)
+  def dots(target):
+    both = lambda x, w: jax.vjp(on(target, products.dot), x, w)[1](slope)
     text = str(jax.make_jaxpr(both)(x, w))
     return text.count("concatenate"), text.count("dot_general")
 
-  assert dots("cpu") == (2, 3)
-  assert dots("gpu")[0] == 0
+  assert dots(CPU) == (2, 3)
+  assert dots(GPU)[0] == 0

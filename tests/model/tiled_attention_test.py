@@ -7,7 +7,9 @@ import pytest
 import tiers
 
 from brorl_jax.model import attention
+from brorl_jax.model.target import Target
 
+GPU = Target("gpu", 1, 0)
 # Axes M and Q of the mask of a prefix.
 MASKS = {
   "all": (2, 3, 4),
@@ -40,7 +42,6 @@ def tiled(monkeypatch):
   """Takes as many tiles as are asked for, as on an accelerator."""
 
   def tiled(count):
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(attention, "pieces", lambda each, Q, on_cpu: count)
 
   return tiled
@@ -53,7 +54,7 @@ def slopes(arrays, slope, dtype=jnp.float32, **options):
 
   def out(q, *sides):
     sides = [x and (*x, mask) for x, mask in zip(sides, masks, strict=True)]
-    return attention.attend(q, *sides, scale=0.3, **options)
+    return attention.attend(q, *sides, scale=0.3, target=GPU, **options)
 
   cast = lambda x: jax.tree.map(lambda y: y.astype(dtype), x)
   value, pull = jax.vjp(
@@ -143,7 +144,7 @@ def test_half_the_tile_has_a_quarter_of_the_scores(tiled):
     see = jax.ShapeDtypeStruct((1, 1, 4096, 4096), bool)
 
     def loss(q, k, v, see):
-      return attention.attend(q, None, (k, v, see), scale=1.0).sum()
+      return attention.attend(q, None, (k, v, see), scale=1.0, target=GPU).sum()
 
     side = shape(1, 2, 2, 4096, 16)
     program = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(

@@ -1,5 +1,7 @@
 """Tests of brorl_jax/rl/vocabulary.py."""
 
+import functools
+
 import jax
 import jax.extend as jex
 import jax.numpy as jnp
@@ -152,10 +154,7 @@ def test_no_array_has_the_logits_of_all_tokens():
   "blocked, rows, devices",
   tiers.some([(2, 4, 1), (3, 10, 8), (4, 10, 1), (6, 4, 8)], 1),
 )
-def test_blocks_of_the_vocabulary_change_nothing(
-  blocked, rows, devices, monkeypatch
-):
-  monkeypatch.setattr(jax, "device_count", lambda: devices)
+def test_blocks_of_the_vocabulary_change_nothing(blocked, rows, devices):
   rng = np.random.default_rng(1)
   hidden, _, _, weight = draw()
   kernel = jnp.asarray(rng.normal(size=(D, 12)), jnp.float32)
@@ -164,7 +163,7 @@ def test_blocks_of_the_vocabulary_change_nothing(
   for scale in (1.0, 300.0):
     logits = lambda x, head, scale=scale: jnp.tanh(x @ head.T) * scale
     run = lambda h, k, block, logits=logits: vocabulary.token_logp(
-      logits, k.T, h, tokens, rows=rows, block=block
+      logits, k.T, h, tokens, rows=rows, block=block, spread=devices > 1
     )
     slopes = weight, weight[::-1]
     whole, blocks = (
@@ -179,9 +178,8 @@ def test_blocks_of_the_vocabulary_change_nothing(
       np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4 * scale)
 
 
-def test_tiles(monkeypatch):
-  monkeypatch.setattr(jax, "device_count", lambda: 1)
-  shape = vocabulary.tile_shape
+def test_tiles():
+  shape = functools.partial(vocabulary.tile_shape, devices=1, on_cpu=True)
   assert shape(10**6, 2048, 1) == (1024, 2048)
   assert shape(10**6, 2048, 4) == (256, 2048)
   assert shape(100, 2048, 4) == (100, 2048)
@@ -192,8 +190,7 @@ def test_tiles(monkeypatch):
   assert shape(10**6, 150001, 2) == (2**20 // 150001, 150001)
   assert shape(10**6, 10**9 + 7, 4) == (1, 10**9 + 7)
   # Every device of eight has a part of a block.
-  monkeypatch.setattr(jax, "device_count", lambda: 8)
-  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  shape = functools.partial(vocabulary.tile_shape, devices=8, on_cpu=False)
   rows, block = shape(10**6, 151936, 8)
   assert (rows, block) == (4096, 8 * 1187)
   assert rows * 8 * block <= 8 * 2**26

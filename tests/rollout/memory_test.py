@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import os
 
 import jax
 import numpy as np
@@ -11,7 +10,7 @@ import pytest
 import tiers
 from compiled import compiled, zeros_of
 from configured import config
-from loads import GIB, HALF, SMALL, TOY, load
+from loads import HALF, SMALL, TOY, load, on_gpu
 
 from brorl_jax.learner import state as states
 from brorl_jax.learner import theory, update
@@ -75,7 +74,9 @@ def test_all_lanes_hold_their_prompt_once():
 )
 def test_bytes_of_a_token_in_the_cache(changes, on_cpu, token):
   policy = dataclasses.replace(TOY, **changes)
-  one = load(policy, on_cpu=on_cpu, max_new_tokens=40)
+  if not on_cpu:
+    policy = on_gpu(policy)
+  one = load(policy, max_new_tokens=40)
   assert one.pages == 1
   assert one.stages(2, 3)["decoding"]["cache"] == 2 * 3 * 40 * token
   if on_cpu:
@@ -108,26 +109,6 @@ def test_prompts_are_spread_as_the_sampler_does(n, prompts, devices):
   one = load(n=n, prompts=prompts, data=devices)
   assert (one.parts, one.here) == (parts, len(batch.index) // devices)
   assert one.lanes(prompts) == one.here
-
-
-def test_memory_of_a_device(monkeypatch):
-  class Device:
-    def memory_stats(self):
-      return {"bytes_limit": 7 * GIB}
-
-  host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-  assert 0 < memory.device_bytes() <= host // 8
-  monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
-  assert memory.device_bytes() == 7 * GIB
-
-
-def test_a_container_may_have_less_than_its_machine(tmp_path, monkeypatch):
-  limit, none = tmp_path / "limit", tmp_path / "none"
-  limit.write_text(f"{8 * 10**6}\n")
-  none.write_text("max\n")
-  paths = (str(none), str(limit), str(tmp_path / "missing"))
-  monkeypatch.setattr(memory, "_LIMITS", paths)
-  assert memory.device_bytes() == 10**6
 
 
 def needs(policy, n, P, S, T, slots, lanes, sampling):
@@ -316,17 +297,14 @@ def applying(policy, mesh, *, P, R, T, S):
 )
 @pytest.mark.parametrize("data, model", [(1, 1), (8, 1), (4, 2)])
 def test_an_update_that_measures_the_theorem_is_planned(
-  policy, sizes, data, model, monkeypatch
+  policy, sizes, data, model
 ):
   devices = jax.devices()[: data * model]
-  monkeypatch.setattr(jax, "device_count", lambda: len(devices))
   mesh = jax.make_mesh(
     (data, model), ("data", "model"), devices=devices,
     axis_types=(jax.sharding.AxisType.Auto,) * 2,
   )  # fmt: skip
   total, state, gradient = applying(policy, mesh, **sizes)
   P, R, T, S = sizes.values()
-  found = memory.Probe(
-    policy, state, gradient, P, R, S, T, data, model, on_cpu=True
-  )
+  found = memory.Probe(policy, state, gradient, P, R, S, T, data, model)
   assert total <= found.need <= 1.4 * total, found.need / total

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import tiers
 from configured import config
-from loads import GIB, SMALL, load
+from loads import GIB, SMALL, load, on_gpu
 
 from brorl_jax.configs import n16, n512
 from brorl_jax.errors import UserError
@@ -58,35 +58,34 @@ def test_training_state_is_what_training_makes(
   )
   state_bytes = functools.partial(
     plan_command.state_bytes,
-    SMALL,
-    tx,
+    tx=tx,
     offload=offload,
     pipeline=False,
     data=4,
     model=2,
     keep_reference=reference,
   )
-  assert held == state_bytes(on_cpu=True)
+  assert held == state_bytes(SMALL)
   on_device = sum(
     shard.data.nbytes
     for x in jax.tree.leaves(state)
     for shard in x.addressable_shards
     if shard.device == device and x.sharding.memory_kind == "device"
   )
-  assert on_device == state_bytes(on_cpu=False)
+  assert on_device == state_bytes(on_gpu())
   copies = (offload == "nothing") * reference + 2 * (offload != "moments")
   if second_moment == "full":
-    params = state_bytes(on_cpu=True) // (3 + reference)
+    params = state_bytes(SMALL) // (3 + reference)
     assert round(on_device / params, 2) == 1 + copies
 
 
-def held(**changes):
+def held(policy=SMALL, **changes):
   """Bytes of the state of SMALL."""
   c = config()
-  how = dict(data=1, model=1, on_cpu=True, offload="nothing", pipeline=False)
+  how = dict(data=1, model=1, offload="nothing", pipeline=False)
   tx, _ = learning.optimizer(c.optim, c.sampling)
   how |= dict(keep_reference=True) | changes
-  return plan_command.state_bytes(SMALL, tx, **how)
+  return plan_command.state_bytes(policy, tx, **how)
 
 
 def test_what_waits_for_the_next_step_is_held_twice():
@@ -496,9 +495,7 @@ def test_a_plan_is_that_of_the_run_where_its_devices_are_here(capsys):
   c = config(dtype="bfloat16", memory_bytes=10**8, mesh_data=1)
   plan_command.run(c)
   policy = architectures.read_policy(huggingface.ASSETS, dtype=c.policy.dtype)
-  got = plan_command.make(
-    c, policy, data=1, model=1, on_cpu=None, keep_reference=True
-  )
+  got = plan_command.make(c, policy, data=1, model=1, keep_reference=True)
   text = capsys.readouterr().out
   assert "on 1 x 1 CPU devices" in text
   assert got.rollouts.table() in text and got.evaluations.table() in text
@@ -512,7 +509,7 @@ def test_a_mesh_that_does_not_fit_the_work_is_refused():
 
 def plans(**changes) -> plan_command.Plans:
   return plan_command.make(
-    config(**changes), SMALL, data=1, model=1, on_cpu=None, keep_reference=True
+    config(**changes), SMALL, data=1, model=1, keep_reference=True
   )
 
 
@@ -556,13 +553,13 @@ def test_the_probe_is_that_of_the_config():
 
 
 def test_moments_are_on_the_devices_while_an_update_is_applied():
-  of = lambda offload, **how: held(offload=offload, on_cpu=False, **how)
+  of = lambda offload, **how: held(on_gpu(), offload=offload, **how)
   assert of("moments") < of("moments", applying=True)
   assert of("moments", applying=True) == of("reference")
   assert of("nothing", applying=True) == of("nothing")
   c = config(offload="moments", memory_bytes=10**12)
   probe = plan_command.make(
-    c, SMALL, data=1, model=1, on_cpu=False, keep_reference=True
+    c, on_gpu(), data=1, model=1, keep_reference=True
   ).probe
   assert probe.resident_bytes == of("reference")
 

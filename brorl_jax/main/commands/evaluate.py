@@ -137,9 +137,7 @@ def _parts(c: sections.Config, workdir: pathlib.Path) -> _Parts:
   text = checkpoint_source.read_tokenizer(which, c.policy.chat_template)
   checkpoint_source.check_vocabulary(which.source, text, policy)
   settings.check_lengths(c, policy.max_positions)
-  chunk, fits = plan_command.evaluation(
-    c, policy, **mesh.shape, on_cpu=jax.default_backend() == "cpu"
-  )
+  chunk, fits = plan_command.evaluation(c, policy, **mesh.shape)
   examples = Examples.of(c, text)
   examples.refuse_changes(folder.stored(workdir, "data"))
   heldout = examples.heldout()

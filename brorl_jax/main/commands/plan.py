@@ -13,8 +13,15 @@ from brorl_jax.errors import UserError
 from brorl_jax.learner import state as states
 from brorl_jax.main import checkpoint_source, corpus, functions, settings
 from brorl_jax.main.stages import examples, learning, sampling
-from brorl_jax.model import architectures, huggingface, sharding, tokenizer
+from brorl_jax.model import (
+  architectures,
+  huggingface,
+  sharding,
+  target,
+  tokenizer,
+)
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.target import Target
 from brorl_jax.rollout import memory, plan
 from brorl_jax.runs.sections import Config
 from brorl_jax.runs.sections.devices import Devices
@@ -56,7 +63,10 @@ def run(c: Config) -> None:
       own.Rewards(c.reward.verifier, workers=1).close()  # imports them
     source = _source(c.policy.checkpoint)
     policy = architectures.read_policy(source, dtype=c.policy.dtype)
-    on_cpu = enough_devices and jax.default_backend() == "cpu"
+    if not enough_devices:
+      policy = dataclasses.replace(
+        policy, target=Target("gpu", data * model, c.devices.memory_bytes)
+      )
     for since, phase, _ in settings.phases(c):
       settings.check_mesh(phase, data)
       settings.check_lengths(phase, policy.max_positions)
@@ -65,7 +75,6 @@ def run(c: Config) -> None:
         policy,
         data=data,
         model=model,
-        on_cpu=on_cpu,
         keep_reference=learning.keeps_reference(c),
       )
       when = f" from step {since}" if c.run.phases else ""
@@ -73,7 +82,7 @@ def run(c: Config) -> None:
         f"rollouts{when}: {phase.sampling.places} prompts x "
         f"{phase.sampling.n}, at most {phase.sampling.max_new_tokens} tokens, "
         f"on {data} x {model} "
-        f"{'CPU devices' if on_cpu else 'accelerators'}\n"
+        f"{'CPU devices' if policy.target.on_cpu else 'accelerators'}\n"
         f"{plans.rollouts.table()}\n"
         f"evaluations: {plans.chunk} prompts x {phase.eval.n}\n"
         f"{plans.evaluations.table()}"
@@ -125,7 +134,6 @@ def make(
   *,
   data: int,
   model: int,
-  on_cpu: bool | None,
   keep_reference: bool,
 ) -> Plans:
   """Plans for a mesh of data x model devices.
@@ -135,16 +143,13 @@ def make(
     policy: Description of the policy.
     data: Devices of axis `data`.
     model: Devices of axis `model`.
-    on_cpu: Whether the devices are CPUs; None: those of this process.
     keep_reference: Whether any phase of the run has a reference policy.
 
   Raises:
     TooLarge: Something does not fit.
     ValueError: The policy cannot be split over these devices.
   """
-  if on_cpu is None:
-    on_cpu = jax.default_backend() == "cpu"
-  where = dict(data=data, model=model, on_cpu=on_cpu)
+  where = dict(data=data, model=model)
   state = functools.partial(
     state_bytes,
     policy,
@@ -174,7 +179,6 @@ def state_bytes(
   pipeline: bool,
   data: int,
   model: int,
-  on_cpu: bool,
   keep_reference: bool,
   applying: bool = False,
 ) -> int:
@@ -187,14 +191,13 @@ def state_bytes(
     pipeline: `run.pipeline`.
     data: Devices of axis `data`.
     model: Devices of axis `model`.
-    on_cpu: Whether the devices are CPUs, whose memory is the host's.
     keep_reference: Whether any phase of the run has a reference policy.
     applying: Whether an update is applied, with the moments on the devices.
 
   Raises:
     ValueError: The policy cannot be split over these devices.
   """
-  away = "nothing" if on_cpu else offload  # a CPU's is the host's
+  away = "nothing" if policy.target.on_cpu else offload  # a CPU's is the host's
   if applying and away == "moments":
     away = "reference"
   _, shapes, places = states.state_places(
@@ -217,7 +220,7 @@ def state_bytes(
 
 
 def evaluation(
-  c: Config, policy: Policy, *, data: int, model: int, on_cpu: bool
+  c: Config, policy: Policy, *, data: int, model: int
 ) -> tuple[int, plan.RolloutPlan]:
   """Held-out prompts at one time, and their plan; only parameters are resident.
 
@@ -226,7 +229,7 @@ def evaluation(
     ValueError: The policy cannot be split over these devices.
   """
   held = _parameter_bytes(policy, data, model)
-  fit = _fit(c, policy, held, data=data, model=model, on_cpu=on_cpu)
+  fit = _fit(c, policy, held, data=data, model=model)
   return _evaluations(c, fit, data)
 
 
@@ -238,7 +241,7 @@ def _parameter_bytes(policy: Policy, data: int, model: int) -> int:
 
 
 def _memory_bytes(c: Devices) -> int:
-  return c.memory_bytes or memory.device_bytes()
+  return c.memory_bytes or target.here().memory_bytes
 
 
 def _probe(

@@ -240,9 +240,7 @@ def phase(
   since, c, changed = which
   settings.check_mesh(c, mesh.shape["data"])
   settings.check_lengths(c, policy.max_positions)
-  plans = plan.make(
-    c, policy, **mesh.shape, on_cpu=None, keep_reference=keep_reference
-  )
+  plans = plan.make(c, policy, **mesh.shape, keep_reference=keep_reference)
   tx, schedule = learning.optimizer(c.optim, c.sampling)
   target = c.sampling.prompts
 

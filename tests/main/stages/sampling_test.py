@@ -28,9 +28,7 @@ def test_the_sampler_gets_what_was_planned(monkeypatch):
   monkeypatch.setattr(sampling, "stream", called)
   c = config(int8_cache=True, lanes=3, slots=40)
   mesh = sharding.make_mesh(8, 1)
-  got = plan_command.make(
-    c, SMALL, data=1, model=1, on_cpu=None, keep_reference=True
-  )
+  got = plan_command.make(c, SMALL, data=1, model=1, keep_reference=True)
   text = tokenizer.Tokenizer(huggingface.ASSETS)
   with pytest.raises(Called) as e:
     sampling.streamed(c.sampling, SMALL, text.stop_ids, mesh, got.rollouts)(

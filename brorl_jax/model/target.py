@@ -1,0 +1,46 @@
+"""The machine for which programs are compiled; it need not be this one."""
+
+import dataclasses
+import functools
+import os
+import pathlib
+
+import jax
+
+# Where a container's limit stands, by version of its control groups.
+_LIMITS = (
+  "/sys/fs/cgroup/memory.max",
+  "/sys/fs/cgroup/memory/memory.limit_in_bytes",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+  """What forms of a program, and their sizes, depend on."""
+
+  platform: str  # as jax names it: "cpu", "gpu" or "tpu"
+  devices: int  # of all its processes
+  memory_bytes: int  # of a device
+
+  @property
+  def on_cpu(self) -> bool:
+    return self.platform == "cpu"
+
+
+@functools.cache
+def here() -> Target:
+  """The machine of this process. Asked once, and never while tracing."""
+  return Target(jax.default_backend(), jax.device_count(), device_bytes())
+
+
+def device_bytes() -> int:
+  """Memory of a device; on a CPU its share of what this machine has."""
+  device = jax.local_devices()[0]
+  stats = device.memory_stats() or {}
+  if "bytes_limit" in stats:
+    return stats["bytes_limit"]
+  host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  for path in map(pathlib.Path, _LIMITS):
+    text = path.read_text().strip() if path.is_file() else ""
+    host = min(host, int(text)) if text.isdigit() else host
+  return host // jax.local_device_count()

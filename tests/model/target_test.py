@@ -1,0 +1,36 @@
+"""Tests of brorl_jax/model/target.py."""
+
+import os
+
+import jax
+
+from brorl_jax.model import target
+
+GIB = 2**30
+
+
+def test_this_machine():
+  here = target.here()
+  assert (here.platform, here.devices) == ("cpu", 8)  # see conftest.py
+  assert here.on_cpu and here.memory_bytes == target.device_bytes()
+  assert not target.Target("gpu", 8, 80 * GIB).on_cpu
+
+
+def test_memory_of_a_device(monkeypatch):
+  class Device:
+    def memory_stats(self):
+      return {"bytes_limit": 7 * GIB}
+
+  host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+  assert 0 < target.device_bytes() <= host // 8
+  monkeypatch.setattr(jax, "local_devices", lambda: [Device()])
+  assert target.device_bytes() == 7 * GIB
+
+
+def test_a_container_may_have_less_than_its_machine(tmp_path, monkeypatch):
+  limit, none = tmp_path / "limit", tmp_path / "none"
+  limit.write_text(f"{8 * 10**6}\n")
+  none.write_text("max\n")
+  paths = (str(none), str(limit), str(tmp_path / "missing"))
+  monkeypatch.setattr(target, "_LIMITS", paths)
+  assert target.device_bytes() == 10**6
