@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
-from brorl_jax.model import sharding, tiled_attention
+from brorl_jax.model import fused_attention, sharding, tiled_attention
 from brorl_jax.model.target import Target
 from brorl_jax.model.tiled_attention import MASKED, capped
 
@@ -96,6 +96,7 @@ def attend(
   softcap: float = 0.0,
   target: Target,
   mesh: Mesh | None = None,
+  real: fused_attention.Real | None = None,
 ) -> Float[Array, "P M Q H K"]:
   """Grouped-query attention over a shared prefix and own keys, one softmax.
 
@@ -106,7 +107,8 @@ def attend(
   head, [M H/G Q, K] x [K, S], not M small ones. Queries are split into pieces,
   each with the own keys up to its last query. The backward pass computes the
   scores of a piece again, so no array holds the scores of all queries. On
-  accelerators the pieces are tiles of a loop.
+  accelerators this is a kernel of the machine, if it has one for these arrays,
+  and else the pieces are tiles of a loop.
 
   Args:
     q: Queries, rotated.
@@ -118,7 +120,22 @@ def attend(
     softcap: Bound of the scores; 0 means none.
     target: The machine.
     mesh: Over which the arrays are spread, outside of `jax.shard_map`.
+    real: Which tokens are real, if the masks say no more than that; a machine's
+      kernel needs it.
   """
+  if real is not None and fused_attention.supports(
+    target, q, real, softcap=softcap
+  ):
+    return fused_attention.attend(
+      q,
+      shared and shared[:2],
+      own[:2],
+      real,
+      scale=scale,
+      softcap=softcap,
+      target=target,
+      mesh=mesh,
+    )
   P, M, Q, H, K = q.shape
   dtype, cpu = q.dtype, target.on_cpu
   if cpu:

@@ -22,7 +22,13 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from brorl_jax.model import attention, cache, layers, sharding
+from brorl_jax.model import (
+  attention,
+  cache,
+  fused_attention,
+  layers,
+  sharding,
+)
 from brorl_jax.model.cache import LanePrompts, Prefix
 from brorl_jax.model.spec import PolicySpec
 
@@ -339,6 +345,12 @@ class Policy(PolicySpec):
       self, position, visible, position, None if prefix is None else prefix.mask
     )
 
+    # What masks say of layers that do not slide.
+    real = fused_attention.Real(
+      mask, None if prefix is None else prefix.mask, segment
+    )
+    real = None if any(self.sliding) else real
+
     def layer(x, xs):
       index, weights, shared = xs
       # Whole for this layer alone: a device keeps 1/data of all other layers.
@@ -348,7 +360,7 @@ class Policy(PolicySpec):
       q, k, v = block.project(x, view)
       if prefix is not None:
         shared = (*shared, view.shared)
-      x = block.close(x, self._attend(q, shared, (k, v, view.own)))
+      x = block.close(x, self._attend(q, shared, (k, v, view.own), real))
       # Only `_read` uses them, with one row per prompt; XLA removes the rest.
       return x, (k[:, 0], v[:, 0])
 
@@ -366,7 +378,7 @@ class Policy(PolicySpec):
       jnp.swapaxes(v, 0, 1),
     )
 
-  def _attend(self, q, shared, own):
+  def _attend(self, q, shared, own, real):
     return attention.attend(
       q,
       shared,
@@ -375,4 +387,5 @@ class Policy(PolicySpec):
       softcap=self.attention_softcap,
       target=self.target,
       mesh=self.mesh,
+      real=real,
     )

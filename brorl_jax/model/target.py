@@ -18,7 +18,7 @@ _LIMITS = (
 class Target:
   """What forms of a program, and their sizes, depend on."""
 
-  platform: str  # as jax names it: "cpu", "gpu" or "tpu"
+  platform: str  # "cpu", "gpu" (of NVIDIA), "rocm" or "tpu"
   devices: int  # of all its processes
   memory_bytes: int  # of a device
 
@@ -30,7 +30,10 @@ class Target:
 @functools.cache
 def here() -> Target:
   """The machine of this process. Asked once, and never while tracing."""
-  return Target(jax.default_backend(), jax.device_count(), device_bytes())
+  platform = jax.default_backend()
+  if "rocm" in jax.local_devices()[0].client.platform_version.lower():
+    platform = "rocm"  # jax calls it a GPU too
+  return Target(platform, jax.device_count(), device_bytes())
 
 
 def device_bytes() -> int:
