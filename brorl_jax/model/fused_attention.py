@@ -28,6 +28,7 @@ from brorl_jax.model.target import Target
 # times as long as its responses they are three quarters of all scores.
 _MOST_PREFIX = 4
 _LANES = 128  # a TPU's; sequences are multiples of it
+_EVEN = 2  # a length of cuDNN's sequences is a multiple of it
 _TPU_TILE = 512  # queries and keys that a splash kernel holds
 
 
@@ -164,9 +165,25 @@ def _cudnn(
   softcap: float,
 ) -> Float[Array, "B L H K"]:
   del segment, softcap  # see `supports`
-  return jax.nn.dot_product_attention(
-    q, k, v, scale=scale, is_causal=True, implementation="cudnn"
+  L = q.shape[1]
+  # jax refuses to differentiate odd lengths, and a prompt of 1,024 tokens with
+  # the 15,359 inputs of a response is one.
+  even = lambda x: _padded(x, _EVEN)
+  out = jax.nn.dot_product_attention(
+    even(q),
+    even(k),
+    even(v),
+    scale=scale,
+    is_causal=True,
+    implementation="cudnn",
   )
+  return out[:, :L]
+
+
+def _padded(x: Array, unit: int) -> Array:
+  """With more tokens, so that they are a multiple of `unit`."""
+  spare = -x.shape[1] % unit
+  return jnp.pad(x, [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2))
 
 
 def _splash(
@@ -181,11 +198,10 @@ def _splash(
 ) -> Float[Array, "B L H K"]:
   L, H = q.shape[1:3]
   tile = min(_TPU_TILE, -(-L // _LANES) * _LANES)
-  spare = -L % tile
-  pad = lambda x: jnp.pad(x, [(0, 0), (0, spare)] + [(0, 0)] * (x.ndim - 2))
+  pad = functools.partial(_padded, unit=tile)
   heads = lambda x: jnp.swapaxes(pad(x), 1, 2)  # B H L K
   sizes = {x.name: tile for x in dataclasses.fields(splash.BlockSizes)[:8]}
-  mask = splash.MultiHeadMask([splash.CausalMask((L + spare,) * 2)] * H)
+  mask = splash.MultiHeadMask([splash.CausalMask((L + -L % tile,) * 2)] * H)
   kernel = splash.make_splash_mha_single_device(
     mask,
     block_sizes=splash.BlockSizes(**sizes),

@@ -15,10 +15,15 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from brorl_jax.model import attention, experts, products, sharding
+from brorl_jax.model import attention, experts, products, sharding, tiles
 from brorl_jax.model.spec import PolicySpec
 from brorl_jax.model.target import Target
 from brorl_jax.rl import vocabulary
+
+# Tokens of a device whose feed-forward exists together: its gradient needs six
+# arrays of [tokens, F], 1.8 GB for the 8,960 of a 1.5B policy in bfloat16. For
+# 8 rows of 15,360 tokens at once they would be 13 GB.
+_TILE = 2**14
 
 
 class View(NamedTuple):
@@ -239,11 +244,13 @@ class _Block(nnx.Module):
     post = self.policy.post_norms
     y = self.o(attended.reshape(-1, *attended.shape[3:]))
     y = _rows(x) + (self.ln_attn_out(y) if post else y)
-    z = self.feed_forward(self.ln_mlp(y))
+    z = self.feed_forward(self.ln_mlp(y), len(x))
     y += self.ln_mlp_out(z) if post else z
     return y.reshape(x.shape)
 
-  def feed_forward(self, h: Float[Array, "n D"]) -> Float[Array, "n D"]:
+  def feed_forward(
+    self, h: Float[Array, "n D"], prompts: int
+  ) -> Float[Array, "n D"]:
     c = self.policy
     if c.experts:
       weight = lambda kernel: kernel.kernel[...].astype(c.dtype)
@@ -257,7 +264,11 @@ class _Block(nnx.Module):
         normalize=c.normalize_experts,
       )
     act = _ACTIVATIONS[c.activation]
-    return self.down(act(self.gate(h)) * self.up(h))
+    gated = lambda h: self.down(act(self.gate(h)) * self.up(h))
+    if c.target.on_cpu:
+      return gated(h)
+    here = -(-prompts // sharding.axes_here(c.mesh).get("data", 1))
+    return tiles.each(gated, h, prompts=prompts, most=max(_TILE // here, 1))
 
 
 @functools.cache
