@@ -77,8 +77,8 @@ class Page(NamedTuple):
     put = jax.lax.dynamic_update_slice_in_dim
     k_scale, v_scale = self.k_scale, self.v_scale
     if k_scale is not None and v_scale is not None:
-      k, k_size = _quantize(k)
-      v, v_size = _quantize(v)
+      k, k_size = quantized(k)
+      v, v_size = quantized(v)
       k_scale = put(k_scale, k_size, column, axis=2)
       v_scale = put(v_scale, v_size, column, axis=2)
     return Page(
@@ -89,7 +89,7 @@ class Page(NamedTuple):
     )
 
 
-def _quantize(x: Float[Array, "B G K"]) -> tuple[Array, Array]:
+def quantized(x: Float[Array, "*axes K"]) -> tuple[Array, Array]:
   """int8 x' and scale [B,G,1] with x = x' scale up to scale / 2."""
   size = jnp.max(jnp.abs(x), axis=-1, keepdims=True).astype(jnp.float32) / 127.0
   size = jnp.maximum(size, 1e-30)  # so that a column of zeros is not 0 / 0
@@ -141,7 +141,7 @@ def decode(
   """
   A, R, H, K = q.shape
   q *= scale
-  state = _prompts(q, shared, softcap)
+  state = prompts(q, shared, softcap)
   rows = q.reshape(A * R, -1, H // shared.k.shape[1], K)
   args = rows, state, list(pages), column, limit.reshape(A * R)
   form = functools.partial(_own, softcap=softcap)
@@ -153,7 +153,7 @@ def decode(
   return out.reshape(A, R, H, K)
 
 
-def _prompts(
+def prompts(
   q: Float[Array, "A R H K"], shared: Shared, softcap: float
 ) -> kernels.Softmax:
   """What is known of the softmax after the prompts.

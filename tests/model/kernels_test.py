@@ -109,7 +109,7 @@ def kernel(
   q *= scale
   out = kernels.own(
     q.reshape(A * R, -1, H // shared.k.shape[1], K),
-    cache._prompts(q, shared, softcap),
+    cache.prompts(q, shared, softcap),
     pages,
     column,
     limit.reshape(A * R),
