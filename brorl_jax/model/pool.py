@@ -12,9 +12,9 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from brorl_jax.model import cache
+from brorl_jax.model import cache, triton_pool
 from brorl_jax.model.attention import MASKED, capped
-from brorl_jax.model.kernels import Softmax
+from brorl_jax.model.cache import Softmax
 from brorl_jax.model.target import Target
 
 
@@ -172,9 +172,11 @@ def decode(
     target: Whose kernel, if it has one for these arrays.
   """
   A, R, H, K = q.shape
-  del target
   q *= scale
   state = cache.prompts(q, shared, softcap)
   rows = q.reshape(A * R, -1, H // shared.k.shape[1], K)
-  out = own(rows, state, pool, table, first, stop, softcap=softcap)
+  form = own
+  if target.platform == "gpu" and triton_pool.supports(rows, pool):
+    form = triton_pool.own
+  out = form(rows, state, pool, table, first, stop, softcap=softcap)
   return out.reshape(A, R, H, K)
