@@ -533,7 +533,7 @@ def test_what_makes_the_data_or_the_state_does_not_change_in_a_phase():
   "body, line",
   [
     ("c.lr = 1e-4", "c.lr is c.optim.lr"),
-    ("c.sampling.decode_kernel = True", "c.decode_kernel was removed: acc"),
+    ("c.sampling.decode_kernel = True", "c.decode_kernel was removed"),
     ("c.loss = 'gspo'", "c.loss is c.loss.kind"),
     ("c.optim.lrr = 1.0", "c.lrr ... c.optim.lr"),
     ("c = None", "get_config"),
