@@ -7,15 +7,21 @@ row, and is the form for CPUs, where products over contiguous columns are fast.
 A is lanes, R the slots of a lane, B = A R rows, C the columns of a block.
 """
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from brorl_jax.model import cache, triton_pool
+from brorl_jax.model import cache, mosaic_pool, sharding, triton_pool
 from brorl_jax.model.attention import MASKED, capped
 from brorl_jax.model.cache import Softmax
 from brorl_jax.model.target import Target
+
+_KERNELS = {"gpu": triton_pool, "tpu": mosaic_pool}
 
 
 class Pool(NamedTuple):
@@ -175,8 +181,31 @@ def decode(
   q *= scale
   state = cache.prompts(q, shared, softcap)
   rows = q.reshape(A * R, -1, H // shared.k.shape[1], K)
-  form = own
-  if target.platform == "gpu" and triton_pool.supports(rows, pool):
-    form = triton_pool.own
-  out = form(rows, state, pool, table, first, stop, softcap=softcap)
+  kernel = _KERNELS.get(target.platform)
+  form = functools.partial(own, softcap=softcap)
+  axes = sharding.axes_here(None)
+  spread = [n for n in axes.values() if n > 1]
+  apart = len(spread) <= 1 and all(rows.shape[1] % n == 0 for n in spread)
+  if kernel is not None and kernel.supports(rows, pool, table) and apart:
+    fused = functools.partial(kernel.own, softcap=softcap)
+    form = _over_heads(fused, tuple(axes))
+  out = form(rows, state, pool, table, first, stop)
   return out.reshape(A, R, H, K)
+
+
+def _over_heads(kernel: Callable, axes: tuple[str, ...]) -> Callable:
+  """`kernel` on every device for its own key/value heads.
+
+  XLA cannot cut a kernel: it would gather all heads of the pool.
+  """
+  if not axes:
+    return kernel
+  heads, whole = PartitionSpec(None, axes), PartitionSpec()
+  pool = PartitionSpec(None, None, axes)
+  return jax.shard_map(
+    kernel,
+    in_specs=(heads, heads, pool, whole, whole, whole),
+    out_specs=heads,
+    axis_names=set(axes),
+    check_vma=False,
+  )

@@ -9,17 +9,14 @@ compiled for an H100; its speed on one is not measured.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from brorl_jax.model import sharding
 from brorl_jax.model.attention import MASKED, capped
 from brorl_jax.model.cache import Softmax
 
@@ -31,32 +28,30 @@ _LEAST = 16
 _TILE, _TILE_BYTES = 64, 16384
 
 
-def supports(q: Any, pool: Any) -> bool:
+def supports(q: Any, pool: Any, table: Any) -> bool:
   """Whether `own` can be lowered with arrays of these shapes.
-
-  To be asked where the arrays are traced: it looks at the mesh in use.
 
   Args:
     q: As in `own`; anything with shape and dtype.
     pool: As in `own`.
+    table: As in `own`.
   """
+  del table
   K = q.shape[3]
-  G = pool.kv.shape[2]
   stored = q.dtype if pool.scale is not None else pool.kv.dtype
-  spread = _spread()
   size = pool.kv.size
   return (
     K >= _LEAST
     and K & (K - 1) == 0  # Triton's arrays have powers of two
     and q.dtype in (jnp.bfloat16, jnp.float16)
     and stored == q.dtype
-    and len(spread) <= 1
-    and all(G % n == 0 for n in spread.values())
     # Pallas counts elements in 32 signed bits up to 2^32 bytes, in 64 beyond.
     and (size <= 2**31 or size * pool.kv.dtype.itemsize > 2**32)
   )
 
 
+# Traced once for all layers of a policy.
+@functools.partial(jax.jit, static_argnames=("softcap", "interpret"))
 def own(
   q: Float[Array, "B G J K"],
   state: Softmax,
@@ -75,8 +70,8 @@ def own(
     m' = max(m, max s)    l' = e^(m-m') l + sum e^(s-m')
                           o' = e^(m-m') o + e^(s-m') v
 
-  and at last o / l. A tile lies in one block or in several. What a row does not
-  see is not read.
+  and at last o / l. One program for every row and key/value head, which reads
+  nothing that the row does not see. A tile lies in one block or in several.
 
   References:
     Hydragen, Juravsky et al. 2024, arXiv:2402.05099: the prefix of all rows
@@ -95,54 +90,11 @@ def own(
     softcap: Bound of the scores; 0 means none.
     interpret: Without a GPU, as XLA operations.
   """
-  run = functools.partial(_own, softcap=softcap, interpret=interpret)
-  arrays = q, state, tuple(pool), table, first, stop
-  return _over_heads(run)(*arrays)
-
-
-def _spread() -> dict[str, int]:
-  """Axes over which XLA spreads what is traced here."""
-  return {k: n for k, n in sharding.axes_here(None).items() if n > 1}
-
-
-def _over_heads(own: Callable) -> Callable:
-  """`own` on every device of a mesh for its own key/value heads.
-
-  XLA cannot cut a kernel: it would gather all heads of the pool.
-  """
-  axes = sharding.axes_here(None)
-  if not axes:
-    return own
-  spread = tuple(_spread())
-  heads, whole = PartitionSpec(None, spread), PartitionSpec()
-  pool = PartitionSpec(None, None, spread)
-  return jax.shard_map(
-    own,
-    in_specs=(heads, heads, pool, whole, whole, whole),
-    out_specs=heads,
-    axis_names=set(axes),
-    check_vma=False,
-  )
-
-
-# Traced once for all layers of a policy.
-@functools.partial(jax.jit, static_argnames=("softcap", "interpret"))
-def _own(
-  q: Float[Array, "B G J K"],
-  state: tuple[Array, Array, Array],
-  pool: tuple[Array, Array | None],
-  table: Int[Array, "B most"],
-  first: Int[Array, " B"],
-  stop: Int[Array, " B"],
-  *,
-  softcap: float,
-  interpret: bool,
-) -> Float[Array, "B G J K"]:
-  """One program for every row and key/value head continues its softmax."""
   B, G, J, K = q.shape
-  tile = _TILE_BYTES // (K * pool[0].dtype.itemsize)
+  tile = _TILE_BYTES // (K * pool.kv.dtype.itemsize)
   tile = max(min(tile, _TILE), _LEAST)
   rows = max(pl.next_power_of_2(J), _LEAST)
+  arrays = tuple(pool)
 
   def heads(x):
     at = lambda b, g: (b, g) + (0,) * (x.ndim - 2)
@@ -158,7 +110,7 @@ def _own(
     in_specs=[
       heads(q),
       jax.tree.map(heads, state),
-      jax.tree.map(blocks, pool),
+      jax.tree.map(blocks, arrays),
       pl.BlockSpec((None, table.shape[1]), lambda b, g: (b, 0)),
       pl.BlockSpec((1,), lambda b, g: (b,)),
       pl.BlockSpec((1,), lambda b, g: (b,)),
@@ -168,7 +120,7 @@ def _own(
     compiler_params=triton.CompilerParams(num_warps=4, num_stages=2),
     interpret=interpret,
     name="decode_attention",
-  )(q, state, pool, table, first, stop)
+  )(q, state, arrays, table, first, stop)
 
 
 def _kernel(

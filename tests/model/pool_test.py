@@ -6,10 +6,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pools
 import pytest
 import tiers
+from jax.sharding import AxisType, PartitionSpec
+from pools import Sizes
 
-from brorl_jax.model import cache, pool
+from brorl_jax.model import cache, pool, triton_pool
 from brorl_jax.model.cache import Shared
 from brorl_jax.model.pool import Pool
 from brorl_jax.model.target import here
@@ -188,3 +191,95 @@ def test_equals_decoding_over_pages(softcap):
   decode = jax.jit(functools.partial(pool.decode, **last, target=ON_GPU))
   got = decode(q, shared, held, table, T - limit.reshape(-1), full(T))
   np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+@pytest.fixture
+def half(monkeypatch):
+  """A case in half precision whose kernel runs without a GPU."""
+  own = functools.partial(triton_pool.own, interpret=True)
+  monkeypatch.setattr(triton_pool, "own", own)
+  case = pools.draw(
+    np.random.default_rng(0), Sizes(20, 2, 3, 4), "float16", "float16"
+  )
+  rows = lambda x: x[:12]
+  q, _, held, table, first, stop = case
+  shared = Shared(
+    jnp.ones((12, 4, 1, 16), jnp.float16),
+    jnp.ones((12, 4, 1, 16), jnp.float16),
+    jnp.ones((12, 1, 1), bool),
+  )
+  q = rows(q).reshape(12, 1, 12, 16)
+  return q, shared, held, *map(rows, (table, first, stop))
+
+
+def kernels_of(form, case):
+  return str(jax.make_jaxpr(form)(*case)).count("pallas_call")
+
+
+def of(platform, **more):
+  kind = dataclasses.replace(here(), platform=platform)
+  return functools.partial(pool.decode, scale=0.3, target=kind, **more)
+
+
+def test_a_kernel_is_that_of_the_machine_if_it_supports_the_arrays(half):
+  assert kernels_of(of("gpu"), half) == 1
+  assert kernels_of(of("cpu"), half) == kernels_of(of("rocm"), half) == 0
+  assert kernels_of(of("tpu"), half) == 0  # 16 is no multiple of 128
+  wide = jax.tree.map(jnp.float32, half[:3])
+  wide = wide[0], half[1]._replace(k=wide[1].k, v=wide[1].v), wide[2]
+  assert kernels_of(of("gpu"), (*wide, *half[3:])) == 0
+  number = lambda kind, *shape: jax.ShapeDtypeStruct(shape, kind)
+  keys = number("float32", 2, 2, 1, 128)
+  case = (
+    number("float32", 2, 1, 4, 128),
+    Shared(keys, keys, number("bool", 2, 1, 1)),
+    Pool(number("float32", 5, 2, 2, 128, 128)),
+    number("int32", 2, 3),
+    *[number("int32", 2)] * 2,
+  )
+  assert kernels_of(of("tpu"), case) == 1
+
+
+def test_the_kernel_is_told_everything(half):
+  got = of("gpu", softcap=0.5)(*half)
+  np.testing.assert_allclose(got, of("cpu", softcap=0.5)(*half), atol=1e-2)
+
+
+@pytest.mark.ci
+def test_heads_spread_over_devices_stay_there(half):
+  want = of("cpu")(*half)
+  for data, model in ((4, 2), (2, 4), (4, 1)):
+    mesh = jax.make_mesh(
+      (data, model),
+      ("data", "model"),
+      axis_types=(AxisType.Auto, AxisType.Auto),
+      devices=jax.devices()[: data * model],
+    )
+    own, whole = PartitionSpec("data"), PartitionSpec()
+    form = jax.shard_map(
+      of("gpu"),
+      mesh=mesh,
+      in_specs=(own, own, whole, own, own, own),
+      out_specs=own,
+      axis_names={"data"},
+      check_vma=False,
+    )
+    assert kernels_of(form, half) == 1
+    heads = jax.NamedSharding(mesh, PartitionSpec(None, None, "model"))
+    case = *half[:2], jax.device_put(half[2], heads), *half[3:]
+    program = jax.jit(form).lower(*case).compile()
+    assert "all-gather" not in program.as_text()
+    np.testing.assert_allclose(program(*case), want, atol=1e-2)
+
+
+def test_heads_that_do_not_spread_over_one_axis_take_the_simple_form(half):
+  """GSPMD would gather them: 4 heads on 2 x 2 or on 8 devices."""
+  for data, model, kernels in ((1, 4, 1), (2, 2, 0), (1, 8, 0)):
+    mesh = jax.make_mesh(
+      (data, model),
+      ("data", "model"),
+      axis_types=(AxisType.Auto,) * 2,
+      devices=jax.devices()[: data * model],
+    )
+    with jax.set_mesh(mesh):
+      assert kernels_of(of("gpu"), half) == kernels
