@@ -140,6 +140,9 @@ def _check_overrides(args: list[str]) -> None:
 
 def _no_field(name: str, fields: list[str]) -> str:
   """The error for an unknown --config.NAME, with the name that was meant."""
+  for old, why in sections.REMOVED.items():
+    if name in (old, old.partition(".")[2]):
+      return f"--config.{name} was removed: {why}"
   new = sections.RENAMED.get(name)
   if new in fields:
     return f"--config.{name} is now --config.{new}"

@@ -4,7 +4,6 @@ A is lanes, R the slots of a lane, B = A R rows, W the prompts of a window.
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,8 +11,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from brorl_jax.model import kernels
 from brorl_jax.model.attention import MASKED, capped
+
+# What is known of a softmax before its end: the largest score m, the sum l of
+# exp(score - m), and the values o weighted by the same. float32.
+Softmax = tuple[
+  Float[Array, "B G J"], Float[Array, "B G J"], Float[Array, "B G J K"]
+]
 
 
 @jax.tree_util.register_dataclass
@@ -77,8 +81,8 @@ class Page(NamedTuple):
     put = jax.lax.dynamic_update_slice_in_dim
     k_scale, v_scale = self.k_scale, self.v_scale
     if k_scale is not None and v_scale is not None:
-      k, k_size = _quantize(k)
-      v, v_size = _quantize(v)
+      k, k_size = quantized(k)
+      v, v_size = quantized(v)
       k_scale = put(k_scale, k_size, column, axis=2)
       v_scale = put(v_scale, v_size, column, axis=2)
     return Page(
@@ -89,7 +93,7 @@ class Page(NamedTuple):
     )
 
 
-def _quantize(x: Float[Array, "B G K"]) -> tuple[Array, Array]:
+def quantized(x: Float[Array, "*axes K"]) -> tuple[Array, Array]:
   """int8 x' and scale [B,G,1] with x = x' scale up to scale / 2."""
   size = jnp.max(jnp.abs(x), axis=-1, keepdims=True).astype(jnp.float32) / 127.0
   size = jnp.maximum(size, 1e-30)  # so that a column of zeros is not 0 / 0
@@ -119,7 +123,6 @@ def decode(
   limit: Int[Array, "A R"],
   scale: float,
   softcap: float = 0.0,
-  kernel: bool = False,
 ) -> Float[Array, "A R H K"]:
   """Attention of one new token per row; `attend` in the form for decoding.
 
@@ -137,25 +140,18 @@ def decode(
     limit: Each row sees its columns of age below this.
     scale: Of the scores, usually K^-1/2.
     softcap: Bound of the scores.
-    kernel: On a GPU as one kernel, if it supports these arrays; see `kernels`.
   """
   A, R, H, K = q.shape
   q *= scale
-  state = _prompts(q, shared, softcap)
+  state = prompts(q, shared, softcap)
   rows = q.reshape(A * R, -1, H // shared.k.shape[1], K)
-  args = rows, state, list(pages), column, limit.reshape(A * R)
-  form = functools.partial(_own, softcap=softcap)
-  if kernel and kernels.supports(rows, pages):
-    fused = functools.partial(kernels.own, softcap=softcap)
-    out = jax.lax.platform_dependent(*args, cuda=fused, default=form)
-  else:
-    out = form(*args)
+  out = _own(rows, state, pages, column, limit.reshape(A * R), softcap=softcap)
   return out.reshape(A, R, H, K)
 
 
-def _prompts(
+def prompts(
   q: Float[Array, "A R H K"], shared: Shared, softcap: float
-) -> kernels.Softmax:
+) -> Softmax:
   """What is known of the softmax after the prompts.
 
   A row that sees no prompt has m = -1e30: whatever comes next makes the rest
@@ -189,14 +185,14 @@ def _prompts(
 
 def _own(
   q: Float[Array, "B G J K"],
-  state: kernels.Softmax,
+  state: Softmax,
   pages: Sequence[Page],
   column: Int[Array, ""],
   limit: Int[Array, " B"],
   *,
   softcap: float,
 ) -> Float[Array, "B G J K"]:
-  """Goes on with the rows' own columns; `kernels.own` is the same."""
+  """Goes on with the rows' own columns."""
   circle = ages(column, len(pages), pages[0].v.shape[2])
   scores = [
     jnp.where(

@@ -211,7 +211,6 @@ class Policy(PolicySpec):
         limit=view.own,
         scale=self.attention_scale,
         softcap=self.attention_softcap,
-        kernel=self.decode_kernel,
       )
       x = block.close(x, out[:, :, None])
     return layers.head(

@@ -25,7 +25,6 @@ class PolicySpec:
   dtype: str = "float32"  # of activations and caches; logits are float32
   max_positions: int = 32768  # of prompt and response together
   int8_cache: bool = False  # keys and values of responses, when sampling
-  decode_kernel: bool = False  # attention of sampling as a GPU kernel
   # What the backward pass recomputes: "layer" keeps only a layer's input,
   # "products" also its matrix products, "nothing" keeps everything.
   remat: str = "layer"

@@ -60,6 +60,10 @@ def message(done: subprocess.CompletedProcess) -> str:
       "--config.lr is now --config.optim.lr",
     ),
     (
+      (*RUN, "--config.sampling.decode_kernel"),
+      "--config.sampling.decode_kernel was removed: accelerators decode",
+    ),
+    (
       (*RUN, "--config.loss=gspo"),
       "--config.loss is now --config.loss.kind",
     ),

@@ -51,12 +51,7 @@ GOOD = [
   {"n": 2},
   {"slots": 1},
   {"slots": 0, "lanes": 0, "memory_bytes": 0},
-  {
-    "lanes": 3,
-    "memory_bytes": 10**9,
-    "int8_cache": True,
-    "decode_kernel": True,
-  },
+  {"lanes": 3, "memory_bytes": 10**9, "int8_cache": True},
   {"kl_weight": 0.0},
   {"reset_every": 0, "reset_above_kl": 0.1, "reset_stalled": 3},
   {"warmup": 0},
@@ -538,6 +533,7 @@ def test_what_makes_the_data_or_the_state_does_not_change_in_a_phase():
   "body, line",
   [
     ("c.lr = 1e-4", "c.lr is c.optim.lr"),
+    ("c.sampling.decode_kernel = True", "c.decode_kernel was removed"),
     ("c.loss = 'gspo'", "c.loss is c.loss.kind"),
     ("c.optim.lrr = 1.0", "c.lrr ... c.optim.lr"),
     ("c = None", "get_config"),

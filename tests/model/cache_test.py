@@ -2,13 +2,12 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiers
 
-from brorl_jax.model import attention, cache, kernels, target
+from brorl_jax.model import attention, cache, target
 from brorl_jax.model.cache import Page, Shared
 
 
@@ -119,44 +118,3 @@ def test_int8_scores_and_values_are_those_of_what_was_stored():
     limit=jnp.full((2, 3), 5, jnp.int32), scale=0.5,
   )  # fmt: skip
   np.testing.assert_allclose(run(pages=small), run(pages=large), atol=1e-6)
-
-
-@pytest.mark.perf
-@pytest.mark.parametrize(
-  "kernel, head_size, found",
-  [(True, 32, 1), (False, 32, 0), (True, 24, 0)],
-)
-def test_the_kernel_is_for_gpus_if_asked_for_and_supported(
-  kernel, head_size, found, monkeypatch
-):
-  rng = np.random.default_rng(0)
-  case = draw(rng, K=head_size, C=32)
-  limit = jnp.full((2, 3), 5, jnp.int32)
-  asked = []
-
-  def fused(q, *_, **options):
-    asked.append(options)
-    return jnp.cos(q)
-
-  monkeypatch.setattr(kernels, "own", fused)
-  form = jax.jit(
-    lambda *case: cache.decode(
-      *case, column=jnp.int32(1), limit=limit, scale=0.5, softcap=2.0,
-      kernel=kernel,
-    )
-  )  # fmt: skip
-  text = lambda platform: (
-    form.trace(*case).lower(lowering_platforms=(platform,)).as_text()
-  )
-  assert text("cuda").count("cosine") == found
-  assert text("cpu").count("cosine") == text("tpu").count("cosine") == 0
-  if found:
-    assert asked[0] == {"softcap": 2.0}
-  want = plain_of(case, limit)
-  np.testing.assert_allclose(form(*case), want, atol=1e-6)
-
-
-def plain_of(case, limit):
-  return cache.decode(
-    *case, column=jnp.int32(1), limit=limit, scale=0.5, softcap=2.0
-  )

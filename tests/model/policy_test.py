@@ -475,28 +475,6 @@ def test_bfloat16_activations_stay_so_and_logits_are_float32():
     assert dtypes([v.aval for eqn in dots for v in eqn.invars]) == {"bfloat16"}
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("asked", [True, False])
-def test_a_kernel_is_asked_for_in_every_layer_or_in_none(asked, monkeypatch):
-  told = []
-  decode = policy_module.cache.decode
-
-  def spy(*args, kernel, **options):
-    told.append(kernel)
-    return decode(*args, **options)
-
-  monkeypatch.setattr(policy_module.cache, "decode", spy)
-  policy = changed(decode_kernel=asked)
-  params = shaken(policy)
-  one = jnp.ones((1, 1), jnp.int32)
-  _, prefix = policy.prefill(params, one, one > 0)
-  policy.decode_step(
-    policy.unroll(params), policy.lane_prompts(prefix, one - 1),
-    [policy.page(1, 4)], one, one, one - 1, jnp.int32(0),
-  )  # fmt: skip
-  assert told == [asked] * policy.layers
-
-
 def asked(P, R, T=6, S=5):
   """Prompts of different lengths and responses for `response_logp`."""
   rng = np.random.default_rng(0)

@@ -241,12 +241,22 @@ def test_a_field_that_an_older_run_lacks_has_its_default(tmp_path):
     check(tmp_path, b2=0.5)
 
 
+def test_a_removed_field_that_changed_no_result_does_not_end_a_run(tmp_path):
+  older = values()
+  older["sampling"]["decode_kernel"] = True
+  folder.write_config(older, tmp_path)
+  check(tmp_path)
+  with pytest.raises(UserError, match=r"with optim\.lr = 0\.0003 \(now 0.5\)"):
+    check(tmp_path, lr=0.5)
+
+
 def test_a_run_from_before_there_were_sections_goes_on(tmp_path):
   phases = ({"from_step": 3, "sampling.n": 256},)
   flat = {
     k: getattr(getattr(config(), v.partition(".")[0]), v.partition(".")[2])
     for k, v in sections.RENAMED.items()
   }
+  flat |= {"decode_kernel": False}  # removed since
   flat |= {"domains": values()["data"]["domains"]}
   flat |= {"families": values()["data"]["families"]}
   flat |= {"phases": [{"from_step": 3, "n": 256}]}

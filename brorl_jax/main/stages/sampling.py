@@ -18,9 +18,7 @@ from brorl_jax.runs.sections.sampling import Sampling
 
 def decoder(c: Sampling, policy: Policy) -> Policy:
   """The policy with the sampler's options."""
-  return dataclasses.replace(
-    policy, int8_cache=c.int8_cache, decode_kernel=c.decode_kernel
-  )
+  return dataclasses.replace(policy, int8_cache=c.int8_cache)
 
 
 def heldout(

@@ -6,6 +6,7 @@ the standard library; section.py says why.
 """
 
 from brorl_jax.runs.sections.config import (
+  REMOVED,
   RENAMED,
   Config,
   Made,
@@ -21,6 +22,7 @@ from brorl_jax.runs.sections.section import Section, Wrong, setting
 from brorl_jax.runs.sections.warmup import Warmup
 
 __all__ = [
+  "REMOVED",
   "RENAMED",
   "Config",
   "Made",

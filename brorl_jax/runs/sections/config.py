@@ -187,7 +187,7 @@ _BEFORE: Mapping[str, str] = {
   "pipeline phases",
   "policy": "checkpoint dtype",
   "data": "prompt_tokens distinct_prompts domains families",
-  "sampling": "n samples in_flight slots lanes int8_cache decode_kernel "
+  "sampling": "n samples in_flight slots lanes int8_cache "
   "max_new_tokens temperature",
   "filter": "keep keep_above keep_below max_oversampling rest_after rest_steps",
   "reward": "code_test_s code_total_s allow_inner truncated_factor "
@@ -220,16 +220,30 @@ RENAMED: Mapping[str, str] = {
   },
 }
 
+# Fields that no longer exist and never changed what a run computes, and why.
+REMOVED: Mapping[str, str] = {
+  "sampling.decode_kernel": "accelerators decode with a kernel of their own",
+}
+
 
 def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
   """The dict of an older version with today's names.
 
-  Fields that no longer exist keep their old name.
+  Fields that no longer exist keep their old name, those of `REMOVED` vanish.
   """
   if "domains" not in values:  # it has sections or belongs to another mode
-    return dict(values)
+    stays = lambda section, field: f"{section}.{field}" not in REMOVED
+    return {
+      k: {n: x for n, x in v.items() if stays(k, n)}
+      if isinstance(v, Mapping)
+      else v
+      for k, v in values.items()
+    }
+  gone = {name.partition(".")[2] for name in REMOVED}
   out: dict[str, Any] = {}
   for name, value in values.items():
+    if name in gone:
+      continue
     section, _, field = RENAMED.get(name, name).partition(".")
     if name == "phases":
       value = [

@@ -53,12 +53,6 @@ class Sampling(Section):
     "grows.",
     evaluated=True,
   )
-  decode_kernel: bool = setting(
-    False,
-    "On NVIDIA GPUs, decode with an attention kernel that reads only the "
-    "positions that each row sees, not whole pages. Off because its speed has "
-    "not been measured.",
-  )
   max_new_tokens: int = setting(
     6,
     "Longest response, including its end token.",

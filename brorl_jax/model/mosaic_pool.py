@@ -1,0 +1,186 @@
+"""A TPU's kernel of decoding over a pool of blocks.
+
+`own` computes what `pool.own` computes. It takes one step for every block that
+a row sees, row after row. Which block comes next is known before the kernel
+begins, so a block is on its way while the one before it is at work.
+
+Blocks of 256 columns are what it wants: a step costs about .35 us whatever it
+does, which is the time of 1 MB, and a block of 2 heads of size 128 is 256 KB in
+bfloat16. Columns are a multiple of 128, the lanes of a vector.
+
+Lowered through Pallas' Mosaic backend. It was run by Pallas' interpreter and
+compiled for a v5p; its speed on one is not measured.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu
+from jaxtyping import Array, Float, Int
+
+from brorl_jax.model.attention import MASKED, capped
+from brorl_jax.model.cache import Softmax
+
+_LANES = 128
+# Bytes of scalar memory for two numbers per step, of 1 MB on a v5p.
+_SCALARS = 2**19
+
+
+def supports(q: Any, pool: Any, table: Any) -> bool:
+  """Whether `own` can be lowered with arrays of these shapes.
+
+  Args:
+    q: As in `own`; anything with shape and dtype.
+    pool: As in `own`.
+    table: As in `own`.
+  """
+  C, K = pool.kv.shape[3:]
+  return K % _LANES == 0 and C % _LANES == 0 and table.size * 8 <= _SCALARS
+
+
+@functools.partial(jax.jit, static_argnames=("softcap", "interpret"))
+def own(
+  q: Float[Array, "B G J K"],
+  state: Softmax,
+  pool: Any,
+  table: Int[Array, "B most"],
+  first: Int[Array, " B"],
+  stop: Int[Array, " B"],
+  *,
+  softcap: float = 0.0,
+  interpret: bool = False,
+) -> Float[Array, "B G J K"]:
+  """Goes on with a softmax over the rows' own tokens; see `triton_pool.own`.
+
+  Args:
+    q: Queries, rotated and scaled, J of each key/value head.
+    state: After the prompts.
+    pool: Of one layer; see `pool.Pool`.
+    table: See `pool.own`.
+    first: A row sees its tokens first <= i < stop.
+    stop: At most `most` * C.
+    softcap: Bound of the scores; 0 means none.
+    interpret: Without a TPU, as XLA operations.
+  """
+  _, G, J, K = q.shape
+  blocks, C = pool.kv.shape[0], pool.kv.shape[3]
+  row, block, start = _steps(table, first, stop, blocks, C)
+
+  def of_row(x):
+    at = lambda s, row, *_: (row[s],) + (0,) * (x.ndim - 1)
+    return pl.BlockSpec((1, *x.shape[1:]), at)
+
+  def of_block(x):
+    at = lambda s, row, block, *_: (block[s],) + (0,) * (x.ndim - 1)
+    return pl.BlockSpec((1, *x.shape[1:]), at)
+
+  top, total, out = state
+  arrays = q, top[..., None], total[..., None], out
+  memory = lambda size: tpu.VMEM((G, J, size), jnp.float32)
+  return pl.pallas_call(
+    functools.partial(_kernel, softcap=softcap),
+    grid_spec=tpu.PrefetchScalarGridSpec(
+      num_scalar_prefetch=5,
+      grid=(start[-1],),
+      in_specs=[
+        *map(of_row, arrays),
+        of_block(pool.kv),
+        None if pool.scale is None else of_block(pool.scale),
+      ],
+      out_specs=of_row(q),
+      scratch_shapes=[memory(1), memory(1), memory(K)],
+    ),
+    out_shape=jax.ShapeDtypeStruct(q.shape, q.dtype),
+    compiler_params=tpu.CompilerParams(dimension_semantics=("arbitrary",)),
+    interpret=interpret,
+    name="decode_attention",
+  )(row, block, start, first, stop, *arrays, *pool)
+
+
+def _steps(
+  table: Int[Array, "B most"],
+  first: Int[Array, " B"],
+  stop: Int[Array, " B"],
+  blocks: int,
+  columns: int,
+) -> tuple[Array, Array, Array]:
+  """Row and block of every step, and the step at which each row begins.
+
+  A row that sees nothing has one step. Behind the last step, at which a row
+  B would begin, anything may stand.
+  """
+  B, most = table.shape
+  low = first // columns
+  each = jnp.maximum(-(-stop // columns) - low, 1)
+  ends = jnp.cumsum(each)
+  start = jnp.pad(ends, (1, 0))
+  step = jnp.arange(B * most)
+  row = jnp.sum(ends[None] <= step[:, None], axis=1, dtype=jnp.int32)
+  row = jnp.minimum(row, B - 1)
+  at = jnp.clip(low[row] + step - start[row], 0, most - 1)
+  return row, jnp.clip(table[row, at], 0, blocks - 1), start
+
+
+def _kernel(
+  row, block, start, first, stop, q, top, total, out, kv, scale, answer, *sums,
+  softcap: float,
+):  # fmt: skip
+  """Arguments are references into memory: q [1,G,J,K], kv [1,2,G,C,K]."""
+  del block
+  step = pl.program_id(0)
+  b = row[step]
+  C = kv.shape[3]
+
+  @pl.when(step == start[b])
+  def _():
+    for kept, given in zip(sums, (top, total, out), strict=True):
+      kept[...] = given[0]
+
+  begin = (jax.lax.div(first[b], C) + step - start[b]) * C
+
+  def seen(shape, axis):
+    token = begin + jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+    return (token >= first[b]) & (token < stop[b])
+
+  for g in range(kv.shape[2]):
+    _add(q, kv, scale, sums, g, seen, softcap)
+
+  @pl.when(step + 1 == start[b + 1])
+  def _():
+    answer[0] = (sums[2][...] / sums[1][...]).astype(answer.dtype)
+
+
+def _add(q, kv, scale, sums, g: int, seen, softcap: float):
+  """The running softmax of one head over one more block."""
+  kept_top, kept_total, kept_out = sums
+  query = q[0, g]
+  keys, values = (kv[0, i, g].astype(query.dtype) for i in range(2))
+  C = len(keys)
+  score = jax.lax.dot_general(
+    query,
+    keys,
+    (((1,), (1,)), ((), ())),
+    preferred_element_type=jnp.float32,
+  )
+  if scale is not None:
+    score *= scale[0, 0, g : g + 1]
+  across = seen((1, C), 1)
+  score = jnp.where(across, capped(score, softcap), MASKED)
+  top = kept_top[g]
+  peak = jnp.maximum(top, jnp.max(score, axis=1, keepdims=True))
+  shrink = jnp.exp(top - peak)
+  weight = jnp.where(across, jnp.exp(score - peak), 0.0)
+  kept_top[g] = peak
+  kept_total[g] = shrink * kept_total[g] + jnp.sum(
+    weight, axis=1, keepdims=True
+  )
+  if scale is not None:
+    weight = jnp.where(across, weight * scale[0, 1, g : g + 1], 0.0)
+  # Unseen values may be no numbers, which times 0 are none either.
+  values = jnp.where(seen((C, 1), 0), values, jnp.zeros_like(values))
+  kept_out[g] = shrink * kept_out[g] + jnp.dot(
+    weight.astype(query.dtype), values, preferred_element_type=jnp.float32
+  )

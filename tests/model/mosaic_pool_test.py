@@ -1,0 +1,114 @@
+"""Tests of brorl_jax/model/mosaic_pool.py, by Pallas' interpreter."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiers
+from pools import Sizes, draw, spoilt
+
+from brorl_jax.model import mosaic_pool, pool
+
+# Sizes that the interpreter takes and a TPU does not.
+SIZES = {
+  "odd blocks": Sizes(23, 5, each=7, kv_heads=1),
+  "few blocks": Sizes(64, 3),
+  "a head for each": Sizes(16, 2, each=1, kv_heads=4),
+}
+
+
+@functools.partial(jax.jit, static_argnames=("form", "softcap"))
+def run(form, case, softcap=0.0):
+  return form(*case, softcap=softcap).astype(jnp.float32)
+
+
+kernel = functools.partial(mosaic_pool.own, interpret=True)
+
+
+@pytest.mark.parametrize("outside", [-1, 10**6])
+@pytest.mark.parametrize("name", tiers.some(SIZES, 1, 3))
+def test_equals_the_simple_form_whatever_lies_in_tokens_not_seen(name, outside):
+  case = draw(np.random.default_rng(len(name)), SIZES[name])
+  want = run(pool.own, case)
+  np.testing.assert_allclose(
+    run(kernel, spoilt(case, outside)), want, atol=1e-5
+  )
+
+
+@pytest.mark.parametrize(
+  "stored, activations, softcap, tolerance",
+  tiers.some(
+    [
+      ("float32", "float32", 1.5, 1e-5),
+      ("int8", "float32", 0.0, 1e-5),
+      ("int8", "float32", 1.5, 1e-5),
+      ("bfloat16", "bfloat16", 0.0, 2e-2),
+      ("int8", "bfloat16", 0.0, 2e-2),
+    ],
+    3,
+  ),
+)
+def test_equals_the_simple_form_in_all_precisions(
+  stored, activations, softcap, tolerance
+):
+  case = draw(np.random.default_rng(0), Sizes(35, 4), stored, activations)
+  want = run(pool.own, case, softcap)
+  got = run(kernel, spoilt(case, -1), softcap)
+  np.testing.assert_allclose(got, want, atol=tolerance)
+  assert jax.eval_shape(kernel, *case).dtype == jnp.dtype(activations)
+
+
+def test_scores_far_apart_do_not_overflow():
+  case = draw(np.random.default_rng(0), Sizes(40, 3))
+  case = case._replace(q=case.q * 1e3)
+  want = run(pool.own, case)
+  np.testing.assert_allclose(run(kernel, case), want, atol=1e-5)
+
+
+def test_a_row_without_prompt_and_tokens_is_finite():
+  case = draw(np.random.default_rng(0), Sizes(16, 2))
+  state = jnp.full_like(case.state[0], -1e30), *case.state[1:]
+  none = jnp.zeros_like(case.first)
+  got = run(kernel, case._replace(state=state, first=none, stop=none))
+  np.testing.assert_allclose(got, state[2] / state[1][..., None], rtol=1e-6)
+
+
+def test_steps_by_hand():
+  # Blocks of 4 tokens. Row 0 sees 2 <= i < 9, row 1 nothing, row 2 its second
+  # block; the table of row 1 names what is no block.
+  table = jnp.asarray([[7, 5, 6], [-3, 99, 99], [4, 8, 99]], jnp.int32)
+  first = jnp.asarray([2, 0, 5], jnp.int32)
+  stop = jnp.asarray([9, 0, 8], jnp.int32)
+  row, block, start = mosaic_pool._steps(table, first, stop, 10, 4)
+  np.testing.assert_array_equal(start, [0, 3, 4, 5])
+  np.testing.assert_array_equal(row[:5], [0, 0, 0, 1, 2])
+  np.testing.assert_array_equal(block[:5], [7, 5, 6, 0, 8])
+  assert len(row) == 9 and jnp.all(row < 3) and jnp.all(block < 10)
+
+
+def shapes(z, stored="bfloat16", activations="bfloat16"):
+  rng = np.random.default_rng(0)
+  return jax.eval_shape(lambda: draw(rng, z, stored, activations))
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "int8"])
+def test_lowers_for_a_tpu_without_one(stored):
+  for each, kv_heads, softcap in ((6, 2, 0.0), (4, 8, 3.0), (7, 1, 0.0)):
+    case = shapes(Sizes(128, 3, each, kv_heads, 128), stored)
+    assert mosaic_pool.supports(case.q, case.pool, case.table)
+    program = run.trace(mosaic_pool.own, case, softcap)
+    text = program.lower(lowering_platforms=("tpu",)).as_text()
+    assert text.count("tpu_custom_call") == 1
+
+
+def test_what_the_kernel_does_not_support_is_said():
+  supports = lambda case: mosaic_pool.supports(case.q, case.pool, case.table)
+  good = shapes(Sizes(128, 3, head_size=128))
+  assert supports(good)
+  assert not supports(shapes(Sizes(64, 3, head_size=128)))
+  assert not supports(shapes(Sizes(128, 3, head_size=64)))
+  table = lambda *shape: jax.ShapeDtypeStruct(shape, jnp.int32)
+  assert supports(good._replace(table=table(1024, 64)))  # 512 KB of scalars
+  assert not supports(good._replace(table=table(1024, 65)))

@@ -1,0 +1,285 @@
+"""Tests of brorl_jax/model/pool.py."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pools
+import pytest
+import tiers
+from jax.sharding import AxisType, PartitionSpec
+from pools import Sizes
+
+from brorl_jax.model import cache, pool, triton_pool
+from brorl_jax.model.cache import Shared
+from brorl_jax.model.pool import Pool
+from brorl_jax.model.target import here
+
+ON_GPU = dataclasses.replace(here(), platform="gpu")
+
+
+def draw(rng, B=6, G=2, J=3, K=4, C=3, most=4):
+  """Queries, a pool with spare blocks, and a table that shuffles it."""
+  normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  blocks = B * most + 2
+  table = rng.permutation(blocks)[: B * most].reshape(B, most)
+  state = normal(B, G, J), jnp.exp(normal(B, G, J)), normal(B, G, J, K)
+  return (
+    normal(B, G, J, K),
+    state,
+    Pool(normal(blocks, 2, G, C, K)),
+    jnp.asarray(table, jnp.int32),
+  )
+
+
+def simple(q, state, held, table, first, stop, softcap=0.0):
+  """One row, head and token after the other, all scores at once."""
+  q, kv, table = np.asarray(q, float), np.asarray(held.kv, float), table
+  if held.scale is not None:
+    kv = kv * np.asarray(held.scale, float)[..., None]
+  B, G, J, _ = q.shape
+  C = kv.shape[3]
+  out = np.zeros(q.shape)
+  for b, g, j in np.ndindex(B, G, J):
+    top, total, before = (float(x[b, g, j]) for x in (*state[:2], 0 * state[0]))
+    scores, values = [], []
+    for i in range(int(first[b]), int(stop[b])):
+      k, v = kv[int(table[b, i // C]), :, g, i % C]
+      score = q[b, g, j] @ k
+      scores.append(softcap * np.tanh(score / softcap) if softcap else score)
+      values.append(v)
+    weights = np.exp(np.asarray(scores) - top)
+    before = np.asarray(state[2][b, g, j], float)
+    for weight, v in zip(weights, values, strict=True):
+      total, before = total + weight, before + weight * v
+    out[b, g, j] = before / total
+  return out
+
+
+SPANS = {
+  "nothing": (0, 0),
+  "nothing, late": (5, 5),
+  "one": (0, 1),
+  "one less than a block": (0, 2),
+  "a block": (0, 3),
+  "one more than a block": (0, 4),
+  "all": (0, 12),
+  "a window inside of a block": (4, 5),
+  "a window over blocks": (2, 11),
+}
+
+
+@pytest.mark.parametrize("softcap", [0.0, 0.7])
+def test_goes_on_with_a_softmax_over_what_a_row_sees(softcap):
+  rng = np.random.default_rng(0)
+  case = draw(rng, B=len(SPANS))
+  first, stop = jnp.asarray(list(SPANS.values()), jnp.int32).T
+  got = pool.own(*case, first, stop, softcap=softcap)
+  want = simple(*case, first, stop, softcap)
+  np.testing.assert_allclose(got, want, atol=1e-5)
+  _, total, out = case[1]
+  np.testing.assert_allclose(got[:2], (out / total[..., None])[:2], rtol=1e-6)
+
+
+@pytest.mark.parametrize("outside", [-1, 10**6])
+def test_what_a_row_does_not_see_may_be_anything(outside):
+  rng = np.random.default_rng(1)
+  q, state, held, table = draw(rng)
+  first = jnp.asarray([0, 0, 4, 5, 3, 0], jnp.int32)
+  stop = jnp.asarray([1, 3, 7, 12, 3, 6], jnp.int32)
+  want = pool.own(q, state, held, table, first, stop)
+  token = np.arange(12)[None]
+  seen = (token >= first[:, None]) & (token < stop[:, None])
+  used = np.zeros((len(held.kv), 3), bool)
+  used[np.asarray(table)] = seen.reshape(6, 4, 3)
+  kv = jnp.where(used[:, None, None, :, None], held.kv, np.nan)
+  behind = np.arange(4)[None] * 3 >= stop[:, None]
+  table = jnp.where(behind, outside, table)
+  got = pool.own(q, state, Pool(kv), table, first, stop)
+  np.testing.assert_array_equal(got, want)
+
+
+def test_a_row_without_prompt_and_tokens_is_finite():
+  q, state, held, table = draw(np.random.default_rng(0))
+  state = jnp.full_like(state[0], -1e30), *state[1:]
+  none = jnp.zeros(6, jnp.int32)
+  got = pool.own(q, state, held, table, none, none)
+  np.testing.assert_allclose(got, state[2] / state[1][..., None], rtol=1e-6)
+
+
+def test_a_token_is_written_to_its_place_and_nowhere_else():
+  rng = np.random.default_rng(0)
+  _, _, held, _ = draw(rng)
+  k, v = jnp.asarray(rng.normal(size=(2, 4, 2, 4)), jnp.float32)
+  blocks = len(held.kv)
+  block = jnp.asarray([3, blocks, 0, 10**6], jnp.int32)
+  column = jnp.asarray([1, 0, 2, 2], jnp.int32)
+  new = pool.write(held, k, v, block, column)
+  want = np.array(held.kv)
+  want[3, 0, :, 1], want[3, 1, :, 1] = k[0], v[0]
+  want[0, 0, :, 2], want[0, 1, :, 2] = k[2], v[2]
+  np.testing.assert_array_equal(new.kv, want)
+
+
+def test_int8_tokens_keep_their_own_scale():
+  held = pool.empty(2, 3, 1, 2, "float32", int8=True)
+  k, v = jnp.asarray([[[2.54, -1.005]]]), jnp.asarray([[[0.0, 0.0]]])
+  one = lambda x: jnp.asarray([x], jnp.int32)
+  new = pool.write(held, k, v, one(1), one(2))
+  # Of 127 steps of 0.02: -1.005 is 50.25.
+  np.testing.assert_array_equal(new.kv[1, 0, 0, 2], [127, -50])
+  np.testing.assert_allclose(new.scale[1, 0, 0, 2], 0.02, rtol=1e-6)
+  assert jnp.sum(new.kv != 0) == 2 and jnp.sum(new.scale != 0) == 2
+  assert new.scale[1, 1, 0, 2] > 0.0  # of zeros too: they are divided by it
+
+
+def test_int8_scores_and_values_are_those_of_what_was_stored():
+  rng = np.random.default_rng(0)
+  q, state, held, table = draw(rng)
+  whole = jnp.asarray(rng.integers(-127, 128, held.kv.shape), jnp.int8)
+  scale = jnp.asarray(rng.random(whole.shape[:-1]) / 60, jnp.float32)
+  spans = jnp.zeros(6, jnp.int32), jnp.asarray([1, 3, 7, 12, 0, 6], jnp.int32)
+  run = lambda held: pool.own(q, state, held, table, *spans, softcap=2.0)
+  coded = Pool(whole, scale)
+  np.testing.assert_allclose(
+    run(coded), run(Pool(whole * scale[..., None])), atol=1e-6
+  )
+  seen = np.arange(12)[None] < spans[1][:, None]
+  used = np.zeros(scale.shape[::3], bool)
+  used[np.asarray(table)] = seen.reshape(6, 4, 3)
+  spoilt = jnp.where(used[:, None, None], scale, np.nan)
+  np.testing.assert_array_equal(run(Pool(whole, spoilt)), run(coded))
+
+
+def test_an_empty_pool_has_the_shape_that_was_asked_for():
+  held = pool.empty(5, 3, 2, 4, "bfloat16")
+  assert held.kv.shape == (5, 2, 2, 3, 4) and held.kv.dtype == jnp.bfloat16
+  assert held.scale is None
+  held = pool.empty(5, 3, 2, 4, "bfloat16", int8=True)
+  assert held.kv.dtype == jnp.int8
+  assert held.scale.shape == (5, 2, 2, 3) and held.scale.dtype == jnp.float32
+
+
+def test_blocks_suit_the_machine():
+  of = lambda kind: pool.columns(dataclasses.replace(here(), platform=kind))
+  assert (of("gpu"), of("tpu")) == (64, 256)
+
+
+@pytest.mark.parametrize("softcap", tiers.some([0.0, 0.7], 1))
+def test_equals_decoding_over_pages(softcap):
+  """The same tokens, once in lock-step columns and once in blocks."""
+  rng = np.random.default_rng(0)
+  A, R, H, G, K, S, T, C = 2, 3, 6, 2, 4, 5, 7, 3
+  normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  mask = jnp.asarray(rng.random((A, R, S)) < 0.6)
+  shared = Shared(normal(A, G, S, K), normal(A, G, S, K), mask)
+  q, k, v = normal(A, R, H, K), normal(T, A * R, G, K), normal(T, A * R, G, K)
+  page = cache.Page(jnp.zeros((A * R, G, K, T)), jnp.zeros((A * R, G, T, K)))
+  held = pool.empty(A * R * 3, C, G, K, "float32")
+  table = jnp.asarray(rng.permutation(A * R * 3).reshape(A * R, 3), jnp.int32)
+  full = lambda x: jnp.full(A * R, x, jnp.int32)
+  for i in range(T):
+    page = page.write(k[i], v[i], i)
+    held = pool.write(held, k[i], v[i], table[:, i // C], full(i % C))
+  limit = jnp.asarray([[1, 2, 7], [3, 4, 6]], jnp.int32)
+  last = {"scale": 0.5, "softcap": softcap}
+  want = cache.decode(
+    q, shared, [page], column=jnp.int32(T - 1), limit=limit, **last
+  )
+  decode = jax.jit(functools.partial(pool.decode, **last, target=ON_GPU))
+  got = decode(q, shared, held, table, T - limit.reshape(-1), full(T))
+  np.testing.assert_allclose(got, want, atol=1e-6)
+
+
+@pytest.fixture
+def half(monkeypatch):
+  """A case in half precision whose kernel runs without a GPU."""
+  own = functools.partial(triton_pool.own, interpret=True)
+  monkeypatch.setattr(triton_pool, "own", own)
+  case = pools.draw(
+    np.random.default_rng(0), Sizes(20, 2, 3, 4), "float16", "float16"
+  )
+  rows = lambda x: x[:12]
+  q, _, held, table, first, stop = case
+  shared = Shared(
+    jnp.ones((12, 4, 1, 16), jnp.float16),
+    jnp.ones((12, 4, 1, 16), jnp.float16),
+    jnp.ones((12, 1, 1), bool),
+  )
+  q = rows(q).reshape(12, 1, 12, 16)
+  return q, shared, held, *map(rows, (table, first, stop))
+
+
+def kernels_of(form, case):
+  return str(jax.make_jaxpr(form)(*case)).count("pallas_call")
+
+
+def of(platform, **more):
+  kind = dataclasses.replace(here(), platform=platform)
+  return functools.partial(pool.decode, scale=0.3, target=kind, **more)
+
+
+def test_a_kernel_is_that_of_the_machine_if_it_supports_the_arrays(half):
+  assert kernels_of(of("gpu"), half) == 1
+  assert kernels_of(of("cpu"), half) == kernels_of(of("rocm"), half) == 0
+  assert kernels_of(of("tpu"), half) == 0  # 16 is no multiple of 128
+  wide = jax.tree.map(jnp.float32, half[:3])
+  wide = wide[0], half[1]._replace(k=wide[1].k, v=wide[1].v), wide[2]
+  assert kernels_of(of("gpu"), (*wide, *half[3:])) == 0
+  number = lambda kind, *shape: jax.ShapeDtypeStruct(shape, kind)
+  keys = number("float32", 2, 2, 1, 128)
+  case = (
+    number("float32", 2, 1, 4, 128),
+    Shared(keys, keys, number("bool", 2, 1, 1)),
+    Pool(number("float32", 5, 2, 2, 128, 128)),
+    number("int32", 2, 3),
+    *[number("int32", 2)] * 2,
+  )
+  assert kernels_of(of("tpu"), case) == 1
+
+
+def test_the_kernel_is_told_everything(half):
+  got = of("gpu", softcap=0.5)(*half)
+  np.testing.assert_allclose(got, of("cpu", softcap=0.5)(*half), atol=1e-2)
+
+
+@pytest.mark.ci
+def test_heads_spread_over_devices_stay_there(half):
+  want = of("cpu")(*half)
+  for data, model in ((4, 2), (2, 4), (4, 1)):
+    mesh = jax.make_mesh(
+      (data, model),
+      ("data", "model"),
+      axis_types=(AxisType.Auto, AxisType.Auto),
+      devices=jax.devices()[: data * model],
+    )
+    own, whole = PartitionSpec("data"), PartitionSpec()
+    form = jax.shard_map(
+      of("gpu"),
+      mesh=mesh,
+      in_specs=(own, own, whole, own, own, own),
+      out_specs=own,
+      axis_names={"data"},
+      check_vma=False,
+    )
+    assert kernels_of(form, half) == 1
+    heads = jax.NamedSharding(mesh, PartitionSpec(None, None, "model"))
+    case = *half[:2], jax.device_put(half[2], heads), *half[3:]
+    program = jax.jit(form).lower(*case).compile()
+    assert "all-gather" not in program.as_text()
+    np.testing.assert_allclose(program(*case), want, atol=1e-2)
+
+
+def test_heads_that_do_not_spread_over_one_axis_take_the_simple_form(half):
+  """GSPMD would gather them: 4 heads on 2 x 2 or on 8 devices."""
+  for data, model, kernels in ((1, 4, 1), (2, 2, 0), (1, 8, 0)):
+    mesh = jax.make_mesh(
+      (data, model),
+      ("data", "model"),
+      axis_types=(AxisType.Auto,) * 2,
+      devices=jax.devices()[: data * model],
+    )
+    with jax.set_mesh(mesh):
+      assert kernels_of(of("gpu"), half) == kernels

@@ -1,0 +1,79 @@
+"""Rows whose tokens lie in blocks of a pool, for tests; no test file."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from brorl_jax.model.pool import Pool
+
+
+class Sizes(NamedTuple):
+  columns: int  # C
+  most: int  # blocks of a row
+  each: int = 3  # J, heads of each key/value head
+  kv_heads: int = 2  # G
+  head_size: int = 16  # K
+
+
+class Case(NamedTuple):
+  """What `pool.own` takes."""
+
+  q: jax.Array
+  state: tuple[jax.Array, jax.Array, jax.Array]
+  pool: Pool
+  table: jax.Array
+  first: jax.Array
+  stop: jax.Array
+
+
+def spans(z: Sizes) -> list[tuple[int, int]]:
+  """First token and the one behind the last, of rows of all kinds."""
+  C, T = z.columns, z.columns * z.most
+  lengths = {0, 1, C - 1, C, C + 1, T - 1, T}
+  windows = [(2, 2), (C - 1, C), (C, C + 1), (1, T), (T // 2, T), (C - 1, T)]
+  return [(0, n) for n in sorted(lengths)] + windows
+
+
+def draw(rng, z: Sizes, stored="float32", activations="float32") -> Case:
+  """A row for each of `spans`, with blocks in any order; some are no row's."""
+  ends = np.asarray(spans(z), np.int32)
+  normal = lambda dtype, *shape: jnp.asarray(rng.normal(size=shape), dtype)
+  B, G, J, K = len(ends), z.kv_heads, z.each, z.head_size
+  blocks = B * z.most + 2
+  table = rng.permutation(blocks)[: B * z.most].reshape(B, z.most)
+  shape = blocks, 2, G, z.columns, K
+  if stored == "int8":
+    whole = jnp.asarray(rng.integers(-127, 128, shape), jnp.int8)
+    pool = Pool(whole, jnp.asarray(rng.random(shape[:-1]) / 60, jnp.float32))
+  else:
+    pool = Pool(normal(stored, *shape))
+  state = (
+    normal("float32", B, G, J),
+    jnp.exp(normal("float32", B, G, J)),
+    normal("float32", B, G, J, K),
+  )
+  table = jnp.asarray(table, jnp.int32)
+  first, stop = jnp.asarray(ends).T
+  return Case(normal(activations, B, G, J, K), state, pool, table, first, stop)
+
+
+def spoilt(case: Case, outside: int, value: float = np.nan) -> Case:
+  """`outside` behind each row's last block, `value` in tokens not seen."""
+  blocks, _, _, C = case.pool.kv.shape[:4]
+  B, most = case.table.shape
+  token = np.arange(C * most)[None]
+  first, stop = (np.asarray(x)[:, None] for x in (case.first, case.stop))
+  used = np.zeros((blocks, C), bool)
+  seen = (token >= first) & (token < stop)
+  used[np.asarray(case.table)] = seen.reshape(B, most, C)
+  used = used[:, None, None]  # blocks 1 1 C
+  kv, scale = case.pool
+  if scale is None:
+    kv = jnp.where(used[..., None], kv, jnp.asarray(value, kv.dtype))
+  else:
+    scale = jnp.where(used, scale, value)
+  behind = np.arange(most)[None] * C >= stop
+  table = jnp.where(behind, outside, case.table)
+  return case._replace(pool=Pool(kv, scale), table=table)
