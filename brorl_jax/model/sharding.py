@@ -244,6 +244,12 @@ def state_shardings(
   return jax.tree.map(place, abstract_state, is_leaf=is_params)
 
 
+def shard_bytes(tree: PyTree, shardings: PyTree) -> int:
+  """Bytes on a device of arrays, or of their shapes, that are cut like this."""
+  shard = lambda x, s: math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize
+  return sum(jax.tree.leaves(jax.tree.map(shard, tree, shardings)))
+
+
 def in_host_memory(shardings: PyTree) -> PyTree:
   """The same, in the memory of the machine that a device belongs to."""
   return jax.tree.map(lambda s: s.with_memory_kind(HOST), shardings)

@@ -1,6 +1,7 @@
 """Operations, bytes and seconds of programs, by arithmetic.
 
-    seconds = max(operations / (operations per s), bytes / (bytes per s)) + links
+    seconds = max(operations / peak operations per second,
+                  bytes / peak bytes per second) + links
 
 is what no program on this chip can beat if nothing overlaps the links: the
 roofline. XLA does not count what its kernels do, so this is counted from the

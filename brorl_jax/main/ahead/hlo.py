@@ -6,7 +6,6 @@ count once.
 
 import collections
 import dataclasses
-import functools
 import math
 import re
 from typing import NamedTuple
@@ -47,7 +46,11 @@ _FREE = {
   "call",
   "conditional",
 }
-_INSIDE = {"while", "call", "conditional"}  # computations that launch themselves
+_INSIDE = {
+  "while",
+  "call",
+  "conditional",
+}  # computations that launch themselves
 _BYTES = {"pred": 1, "bf16": 2, "token": 0}
 
 
@@ -81,6 +84,7 @@ class Text:
 
   def __init__(self, text: str):
     self._of: dict[str, list[_Instruction]] = {}
+    self._known: dict[str, Account] = {}
     self._entry, here = "", None
     for line in text.splitlines():
       if not line.startswith(" ") and line.endswith("{"):
@@ -113,8 +117,12 @@ class Text:
     accounts = map(self._account, sorted(open_loops))
     return max(accounts, key=lambda a: a.kernels, default=None)
 
-  @functools.cache
   def _account(self, name: str) -> Account:
+    if name not in self._known:
+      self._known[name] = self._added(name)
+    return self._known[name]
+
+  def _added(self, name: str) -> Account:
     kernels, collectives = 0, collections.Counter()
     for one in self._of.get(name, []):
       kind = one.op.removesuffix("-start")

@@ -1,19 +1,13 @@
 """What the compiler says of every program of a run."""
 
 import dataclasses
-from collections.abc import Iterator
+import functools
+from concurrent import futures
 
-import jax
-
-from brorl_jax.errors import UserError
 from brorl_jax.main.ahead import hlo, programs
 from brorl_jax.main.ahead.hlo import Collective
-from brorl_jax.main.ahead.programs import Run
+from brorl_jax.main.ahead.programs import Program, Run
 from brorl_jax.main.ahead.topology import Topology
-
-# Layers that --fast compiles. A loop of one layer would not be a loop; from two
-# on memory, kernels and messages grow by the same with every layer.
-_FEW = (2, 3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,85 +28,68 @@ class Measured:
 
 
 def run(what: Run, where: Topology) -> list[Measured]:
-  """Compiles every program."""
-  return [*_measured(what, where)]
-
-
-def fast(what: Run, where: Topology) -> list[Measured]:
-  """Compiles every program with two and three layers, and extends the line.
+  """Compiles every program, two at a time.
 
   Raises:
-    UserError: The policy has layers of two kinds, or too few.
+    ValueError: `what.fast`, and the policy has layers of two kinds or too few.
   """
   policy = what.policy
-  if policy.layers <= _FEW[1] or policy.sliding:
-    raise UserError(
-      f"--fast needs more than {_FEW[1]} layers of one kind; the policy has "
-      f"{policy.layers}"
+  if what.fast and (policy.layers <= programs.FEW[1] or policy.sliding):
+    raise ValueError(
+      f"--fast needs more than {programs.FEW[1]} layers of one kind; the "
+      f"policy has {policy.layers}"
       + (", some of which slide" if policy.sliding else "")
       + "; leave --fast out"
     )
-  few, more = (
-    run(
-      dataclasses.replace(
-        what,
-        policy=dataclasses.replace(policy, layers=layers),
-        sampling_bytes=what.bytes_of(layers)[0],
-        applying_bytes=what.bytes_of(layers)[1],
-      ),
-      where,
-    )
-    for layers in _FEW
+  compile = functools.cache(
+    lambda lowered: lowered.compile(compiler_options=where.options)
   )
-  return [
-    _extended(a, b, policy.layers - _FEW[0])
-    for a, b in zip(few, more, strict=True)
-  ]
+  measure = functools.partial(_measured, what, compile)
+  with futures.ThreadPoolExecutor(2) as pool:
+    found = [
+      (one.layers, pool.submit(measure, one))
+      for one in programs.every(what, compile)
+    ]
+  out: dict[str, Measured] = {}
+  for layers, future in found:
+    one = future.result()
+    if layers == programs.FEW[1] and one.name in out:
+      more = policy.layers - programs.FEW[0]
+      one = _extended(out[one.name], one, more)
+    out[one.name] = one
+  return [*out.values()]
 
 
-def _measured(what: Run, where: Topology) -> Iterator[Measured]:
-  def compile(lowered: jax.stages.Lowered) -> jax.stages.Compiled:
-    return lowered.compile(compiler_options=where.options)
-
-  for name, compiled, held_bytes in programs.every(what, compile):
-    memory = compiled.memory_analysis()
-    text = hlo.Text(compiled.as_text())
-    account, turn = text.account(), text.loop()
-    decodes = name.endswith("decode")
-    # The loop over tokens looks every so many steps whether it ends.
-    steps = what.unchecked
-    yield Measured(
-      name,
-      held_bytes,
-      memory.temp_size_in_bytes,
-      max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0),
-      account.kernels,
-      -(-turn.kernels // steps) if decodes and turn else None,
-      turn.collectives if decodes and turn else account.collectives,
-    )
+def _measured(what: Run, compile: programs.Compile, one: Program) -> Measured:
+  compiled = compile(one.lowered)
+  memory = compiled.memory_analysis()
+  text = hlo.Text(compiled.as_text())
+  account, turn = text.account(), text.loop()
+  decodes = one.name.endswith("decode")
+  # The loop over tokens looks every so many steps whether it ends.
+  steps = what.spec().unchecked
+  return Measured(
+    one.name,
+    one.held_bytes,
+    memory.temp_size_in_bytes,
+    max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0),
+    account.kernels,
+    -(-turn.kernels // steps) if decodes and turn else None,
+    turn.collectives if decodes and turn else account.collectives,
+  )
 
 
 def _extended(a: Measured, b: Measured, layers: int) -> Measured:
   """`a` with so many more layers, where `b` has one more."""
-  line = lambda x, y: x + (y - x) * layers
+  line = lambda x, y: x + max(y - x, 0) * layers
   number = lambda name: line(getattr(a, name), getattr(b, name))
-  return Measured(
-    a.name,
-    number("held_bytes"),
-    max(number("temp_bytes"), a.temp_bytes),
-    number("new_bytes"),
-    number("kernels"),
-    None if a.token_kernels is None else number("token_kernels"),
-    _sent(a.sent, b.sent, line),
+  every = a.sent.keys() | b.sent.keys()
+  return dataclasses.replace(
+    a,
+    held_bytes=number("held_bytes"),
+    temp_bytes=number("temp_bytes"),
+    new_bytes=number("new_bytes"),
+    kernels=number("kernels"),
+    token_kernels=number("token_kernels"),
+    sent={x: line(a.sent.get(x, 0), b.sent.get(x, 0)) for x in every},
   )
-
-
-def _sent(a: dict[Collective, int], b: dict[Collective, int], line):
-  """Messages of one size are more with every layer, or larger."""
-  out = {x: line(a[x], b[x]) for x in a.keys() & b.keys()}
-  rank = lambda of: sorted(of, key=lambda x: (x.kind, x.group, x.size_bytes))
-  for x, y in zip(rank(a.keys() - b.keys()), rank(b.keys() - a.keys())):
-    if (x.kind, x.group) == (y.kind, y.group):
-      grown = x._replace(size_bytes=line(x.size_bytes, y.size_bytes))
-      out[grown] = out.get(grown, 0) + a[x]
-  return out

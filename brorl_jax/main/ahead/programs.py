@@ -24,19 +24,26 @@ from brorl_jax.rollout import program_spec, programs, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.plan import RolloutPlan
 from brorl_jax.rollout.program_spec import ProgramSpec
-from brorl_jax.rollout.programs import PrefillBatch
+from brorl_jax.rollout.programs import DecodeInputs, PrefillBatch
+from brorl_jax.rollout.slots import DecodeState
 from brorl_jax.runs.sections import Config
 from brorl_jax.types import Batch, Prompts, State
 
 Compile = Callable[[jax.stages.Lowered], jax.stages.Compiled]
+
+# Layers of a decode step that --fast compiles: it has every layer's operations
+# in a row, and from two on each layer adds the same. All other programs have a
+# loop over layers, and take as long to compile with two as with all.
+FEW = (2, 3)
 
 
 class Program(NamedTuple):
   """One program of a run, and what lies on a device beside it."""
 
   name: str
-  compiled: jax.stages.Compiled
+  lowered: jax.stages.Lowered
   held_bytes: int  # of a device when it starts, its arguments among them
+  layers: int  # of the policy it is compiled for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,12 +58,32 @@ class Run:
   chunk: int  # held-out prompts that are sampled together
   keep_reference: bool
   sampling_bytes: int  # training state of a device while it samples
-  applying_bytes: int  # and while it updates, with the moments
+  applying_bytes: int  # and while an update is applied
+  fast: bool  # see FEW
 
   @property
   def data(self) -> int:
     """Devices over which prompts are spread."""
     return self.mesh.shape["data"]
+
+  @property
+  def parameters(self) -> int:
+    """How many numbers the policy has."""
+    shapes = jax.eval_shape(self.policy.init, jax.random.key(0))
+    return sum(x.size for x in jax.tree.leaves(shapes))
+
+  @property
+  def visited(self) -> int:
+    """Prompts that are admitted together."""
+    places = self.config.sampling.places
+    return max(places // self.data // stream.SHARE, 1) * self.data
+
+  def spec(self) -> ProgramSpec:
+    """Of training's rollouts."""
+    c = self.config.sampling
+    cut = SamplingParams(temperature=c.temperature)
+    spec = _spec(self, self.rollouts, n=c.n, places=c.places, cut=cut)
+    return dataclasses.replace(spec, streams=True)
 
   @property
   def tx(self):
@@ -108,7 +135,7 @@ def _outputs(
 def every(run: Run, compile: Compile) -> Iterator[Program]:
   """All programs, in the order in which a step runs them."""
   yield from _sampling(run, compile)
-  yield from _updating(run, compile)
+  yield from _updating(run)
   yield from _evaluating(run, compile)
 
 
@@ -148,7 +175,7 @@ def _spec(
       columns=program_spec.page_columns(T),
       mesh=run.mesh,
     ),
-    fits.blocks,
+    getattr(fits, "blocks", None),
   )
 
 
@@ -164,87 +191,94 @@ def _cache(run: Run, spec: ProgramSpec, compile: Compile) -> tuple[Any, ...]:
   return (jax.tree.map(place, page),) * spec.pages
 
 
-def _decoding(
-  run: Run,
-  spec: ProgramSpec,
-  places: int,
-  names: tuple[str, str],
-  compile: Compile,
-) -> Iterator[Any]:
-  """Prefill and decode; at last yields what the programs after them need."""
-  params, batch, key = run.state().params, _prompts(run, places), _key(run)
-  args = (params, batch, key)
-  start = compile(programs.start.lower(spec, *args))
-  yield Program(names[0], start, run.sampling_bytes + size(batch))
-  inputs, state, _ = _outputs(programs.start, spec, args, start)
-  *older, newest = _cache(run, spec, compile)
-  held = run.sampling_bytes + size((inputs, state, older, newest))
-  whole = run.at()
-  yield Program(
-    names[1],
-    compile(
-      programs.segment.lower(
-        spec,
-        inputs,
-        tuple(older),
-        newest,
-        state,
-        whole((), jnp.bool_),
-        whole((), jnp.int32),
-      )
-    ),
-    held,
+class _Decoding(NamedTuple):
+  """Between two programs of the sampler, as shapes."""
+
+  inputs: DecodeInputs
+  pages: tuple[Any, ...]
+  state: DecodeState
+
+  def of(self, layers: int) -> "_Decoding":
+    """The same for a policy of the first layers."""
+    weights, prefix, queue = self.inputs
+    cut = lambda x: jax.ShapeDtypeStruct(
+      (x.shape[0], layers, *x.shape[2:]), x.dtype, sharding=x.sharding
+    )
+    prefix = dataclasses.replace(prefix, k=cut(prefix.k), v=cut(prefix.v))
+    weights = weights | {"blocks": weights["blocks"][:layers]}
+    pages = tuple(page[:layers] for page in self.pages)
+    return _Decoding(DecodeInputs(weights, prefix, queue), pages, self.state)
+
+
+def _started(
+  run: Run, spec: ProgramSpec, places: int, name: str, compile: Compile
+) -> tuple[Program, _Decoding]:
+  """The prefill, and what it leaves."""
+  args = (run.state().params, batch := _prompts(run, places), _key(run))
+  lowered = programs.start.lower(spec, *args)
+  inputs, state, _ = _outputs(programs.start, spec, args, compile(lowered))
+  held = run.sampling_bytes + size(batch)
+  return (
+    Program(name, lowered, held, run.policy.layers),
+    _Decoding(inputs, _cache(run, spec, compile), state),
   )
-  yield inputs, [*older, newest], state, held
+
+
+def _decode(
+  run: Run, spec: ProgramSpec, decoding: _Decoding, name: str
+) -> Iterator[Program]:
+  """The decode loop, over as many pages as there can be."""
+  whole, L = run.at(), run.policy.layers
+  for layers in FEW if run.fast else (L,):
+    policy = dataclasses.replace(spec.policy, layers=layers)
+    inputs, pages, state = decoding.of(layers)
+    lowered = programs.segment.lower(
+      dataclasses.replace(spec, policy=policy),
+      inputs,
+      pages[:-1],
+      pages[-1],
+      state,
+      whole((), jnp.bool_),
+      whole((), jnp.int32),
+    )
+    held = run.sampling_bytes + size((inputs, pages, state))
+    yield Program(name, lowered, held, layers)
 
 
 def _sampling(run: Run, compile: Compile) -> Iterator[Program]:
   """As `stream` runs them."""
   c = run.config.sampling
-  spec = dataclasses.replace(
-    _spec(
-      run,
-      run.rollouts,
-      n=c.n,
-      places=c.places,
-      cut=SamplingParams(temperature=c.temperature),
-    ),
-    streams=True,
+  spec = run.spec()
+  prefill, decoding = _started(run, spec, c.places, "prefill", compile)
+  yield prefill
+  yield from _decode(run, spec, decoding, "decode")
+  inputs, pages, state = decoding
+  held = run.sampling_bytes + size(decoding)
+  program = lambda name, lowered, more=0: Program(
+    name, lowered, held + more, run.policy.layers
   )
-  *made, parts = _decoding(
-    run, spec, c.places, ("prefill", "decode"), compile
-  )
-  yield from made
-  inputs, pages, state, held = parts
-  visited = max(c.places // run.data // stream.SHARE, 1) * run.data
-  at = run.at("data")((visited,), jnp.int32)
-  batch = _prompts(run, visited)
-  yield Program(
+  at = run.at("data")((run.visited,), jnp.int32)
+  batch = _prompts(run, run.visited)
+  yield program(
     "admit",
-    compile(
-      stream._admit.lower(
-        spec,
-        run.state().params,
-        inputs.prefix,
-        inputs.queue,
-        state,
-        batch,
-        at,
-        _key(run),
-      )
+    stream._admit.lower(
+      spec,
+      run.state().params,
+      inputs.prefix,
+      inputs.queue,
+      state,
+      batch,
+      at,
+      _key(run),
     ),
-    held + size(batch),
+    size(batch),
   )
   least = max(-(-spec.slots // sampler.SHRINK), 1)
   fewer = dataclasses.replace(spec, slots=least)
-  moved = [] if spec.blocks else pages
-  yield Program(
-    "compact", compile(programs.resize.lower(fewer, moved, state)), held
-  )
+  moved = [] if spec.blocks else list(pages)
+  yield program("compact", programs.resize.lower(fewer, moved, state))
   share = run.at()((), jnp.float32)
-  yield Program(
-    "take", compile(stream._taken.lower(spec, state, at, share)), held
-  )
+  yield program("take", stream._taken.lower(spec, state, at, share))
 
 
 def _evaluating(run: Run, compile: Compile) -> Iterator[Program]:
@@ -257,12 +291,16 @@ def _evaluating(run: Run, compile: Compile) -> Iterator[Program]:
     places=run.chunk,
     cut=SamplingParams(temperature=c.temperature, top_p=c.top_p),
   )
-  names = ("evaluation: prefill", "evaluation: decode")
-  *made, parts = _decoding(run, spec, run.chunk, names, compile)
-  yield from made
-  _, _, state, held = parts
+  prefill, decoding = _started(
+    run, spec, run.chunk, "evaluation: prefill", compile
+  )
+  yield prefill
+  yield from _decode(run, spec, decoding, "evaluation: decode")
   yield Program(
-    "evaluation: finish", compile(programs.finish.lower(spec, state)), held
+    "evaluation: finish",
+    programs.finish.lower(spec, decoding.state),
+    run.sampling_bytes + size(decoding),
+    run.policy.layers,
   )
 
 
@@ -292,54 +330,49 @@ def batch(run: Run, *, scored: bool) -> Batch:
   )
 
 
-def _updating(run: Run, compile: Compile) -> Iterator[Program]:
+def _updating(run: Run) -> Iterator[Program]:
   """As the update stage runs them, for the longest responses."""
   c, state = run.config, run.state()
-  policy = dataclasses.replace(
-    run.policy, remat=c.devices.remat, mesh=run.mesh
-  )
+  policy = dataclasses.replace(run.policy, remat=c.devices.remat, mesh=run.mesh)
   logp = policy.response_logp
   plain, scored = batch(run, scored=False), batch(run, scored=True)
   resident = run.applying_bytes if c.devices.offload == "nothing" else 0
   resident = resident or run.sampling_bytes
+  program = functools.partial(Program, layers=run.policy.layers)
   if c.optim.minibatches > 1 or c.reference.kl_weight:
-    yield Program(
+    yield program(
       "score",
-      compile(
-        update.logp_of.lower(
-          state.params, plain, c.sampling.temperature, response_logp=logp
-        )
+      update.logp_of.lower(
+        state.params, plain, c.sampling.temperature, response_logp=logp
       ),
       resident + size(plain),
     )
   shapes = jax.eval_shape(update.zero_gradient, state.params)
   whole = run.at()
   place = lambda x: whole(x.shape, x.dtype)
-  like = lambda x, p: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=p.sharding)
+  like = lambda x, p: jax.ShapeDtypeStruct(
+    x.shape, x.dtype, sharding=p.sharding
+  )
   sums = (
     jax.tree.map(like, shapes[0], state.params),
     jax.tree.map(place, shapes[1]),
   )
-  yield Program(
+  yield program(
     "gradient",
-    compile(
-      update._add.lower(
-        sums,
-        state.params,
-        scored,
-        response_logp=logp,
-        objective=learning.objective(
-          c.loss, c.reference, temperature=c.sampling.temperature
-        ),
-      )
+    update._add.lower(
+      sums,
+      state.params,
+      scored,
+      response_logp=logp,
+      objective=learning.objective(
+        c.loss, c.reference, temperature=c.sampling.temperature
+      ),
     ),
     resident + size((sums, scored)),
   )
-  yield Program(
+  yield program(
     "apply",
-    compile(
-      update._apply.lower(state, sums, tx=run.tx, watch=_watch(run, policy))
-    ),
+    update._apply.lower(state, sums, tx=run.tx, watch=_watch(run, policy)),
     run.applying_bytes + size(sums),
   )
 
@@ -351,7 +384,8 @@ def _watch(run: Run, policy: Policy) -> Any:
     return None
   P, M, N = c.theory.prompts, c.theory.responses, c.sampling.n
   P = min(P, c.sampling.prompts)
-  T, S = min(c.theory.tokens, c.sampling.max_new_tokens), c.data.prompt_tokens
+  S = c.data.prompt_tokens
+  T = min(c.theory.tokens, c.sampling.max_new_tokens)
   of = lambda dtype, *shape: np.zeros(shape, dtype)
   probe = theory.Probe(
     prompt=of(np.int32, P, S),
@@ -364,4 +398,5 @@ def _watch(run: Run, policy: Policy) -> Any:
     sampled_correct=of(bool, P, N),
     unsampled=of(np.float32, P),
   )
-  return learning.watched(probe, policy, c.sampling)
+  mass = learning.mean_mass(policy, c.sampling)
+  return jax.tree_util.Partial(mass, probe)

@@ -53,7 +53,7 @@ def of(run: Run, measured: list[Measured], chip: Chip) -> Schedule:
   """
   c, devices = run.config, run.mesh.size
   sampled, S = c.sampling, c.data.prompt_tokens
-  T = sampled.mean_tokens or sampled.max_new_tokens
+  T = getattr(sampled, "mean_tokens", 0) or sampled.max_new_tokens
   cost = costs.Counts(run.policy, copies=run.data)
   P, N = sampled.prompts, sampled.n
   by_name = {m.name: m for m in measured}
@@ -70,8 +70,9 @@ def of(run: Run, measured: list[Measured], chip: Chip) -> Schedule:
   visited = run.visited
   add("admit", max(P - sampled.places, 0) / visited, read(visited))
 
-  lanes = run.lanes * run.data
-  rows = lanes * run.rollouts.slots
+  spec = run.spec()
+  lanes = spec.lanes * run.data
+  rows = lanes * spec.slots
   add("decode", P * N * T / rows, cost.step(rows, lanes, S, T / 2))
 
   # Microbatches of every length have about the same number of tokens.
@@ -92,7 +93,7 @@ def programs(run: Run) -> dict[str, int]:
   lengths = packing.Layout(
     c.optim.rows, c.optim.blocks, c.sampling.max_new_tokens
   ).lengths
-  spec = run.spec
+  spec = run.spec()
   # Each size of lanes and slots, and with pages each number of pages.
   sizes = 1 + _shrinks(spec.lanes) + _shrinks(spec.slots)
   decoding = sizes * (1 if spec.blocks else spec.pages) + (sizes - 1)

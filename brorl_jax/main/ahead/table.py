@@ -9,6 +9,7 @@ from brorl_jax.main.ahead.hlo import Collective
 from brorl_jax.main.ahead.measured import Measured
 from brorl_jax.main.ahead.schedule import Schedule
 from brorl_jax.main.ahead.topology import Topology
+from brorl_jax.rollout.plan import size
 
 _MIB, _GIB = 2**20, 2**30
 
@@ -16,18 +17,20 @@ _MIB, _GIB = 2**20, 2**30
 def memory(measured: list[Measured], where: Topology) -> Iterator[str]:
   """A line for every program: what is held, what is needed, what that is of
   the memory that XLA may use."""
-  yield f"  {'GiB per device':22}    held  itself    peak  of pool  kernels"
+  limit = where.target.memory_bytes
+  yield (
+    f"  {'per device':22} {'held':>11} {'itself':>11} {'peak':>11}  of pool  "
+    "kernels"
+  )
   for m in measured:
-    own = m.temp_bytes + m.new_bytes
+    own, peak = m.temp_bytes + m.new_bytes, m.peak_bytes
     kernels = m.kernels if m.token_kernels is None else m.token_kernels
     unit = "" if m.token_kernels is None else " per token"
     yield (
-      f"  {m.name:22} {m.held_bytes / _GIB:7.2f} {own / _GIB:7.2f} "
-      f"{m.peak_bytes / _GIB:7.2f} "
-      f"{m.peak_bytes / where.target.memory_bytes:8.1%} {kernels:8}{unit}"
+      f"  {m.name:22} {size(m.held_bytes):>11} {size(own):>11} "
+      f"{size(peak):>11} {peak / limit:8.1%} {kernels:8}{unit}"
     )
-  limit = where.target.memory_bytes
-  yield f"  {'pool':22} {'':23} {limit / _GIB:7.2f}"
+  yield f"  {'pool':22} {'':23} {size(limit):>11}"
 
 
 def messages(measured: list[Measured]) -> Iterator[str]:
@@ -51,7 +54,8 @@ def time(plan: Schedule, measured: list[Measured], chip: Chip) -> Iterator[str]:
   """A line for every part of a step, and the run."""
   sent = {m.name: m.sent for m in measured}
   yield (
-    f"  {'roofline of a step':22}   calls  TFLOP each  GB each     links  seconds"
+    f"  {'roofline of a step':22}   calls  TFLOP each  GB each     links  "
+    "seconds"
   )
   for part in plan.parts:
     links = costs.link_seconds(sent[part.name], chip) * part.calls

@@ -196,7 +196,9 @@ def describe(name: Name) -> Topology:
     devices = _described(name, chip).devices
   except (RuntimeError, ValueError) as e:
     reason = str(e).splitlines()[0]
-    raise UserError(f"--topology={name}: XLA cannot describe it: {reason}") from None
+    raise UserError(
+      f"--topology={name}: XLA cannot describe it: {reason}"
+    ) from None
   usable = int(chip.memory_bytes * target.pool_fraction(chip.platform))
   return Topology(
     name, chip, devices, Target(chip.platform, len(devices), usable)
@@ -205,9 +207,7 @@ def describe(name: Name) -> Topology:
 
 def _described(name: Name, chip: Chip):
   if chip.platform == "tpu":
-    return topologies.get_topology_desc(
-      platform="tpu", topology_name=str(name)
-    )
+    return topologies.get_topology_desc(platform="tpu", topology_name=str(name))
   hosts, each = name.shape
   config = _GPU.format(
     bandwidth=int(chip.bandwidth),
