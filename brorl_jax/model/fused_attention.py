@@ -11,7 +11,6 @@ merged, but jax rounds it to bfloat16: wrong by up to 3 %.
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -91,7 +90,7 @@ def attend(
 def _on_devices(f: Callable, mesh: Mesh | None, P: int) -> Callable:
   """`f` on every device for its own prompts and heads: XLA cuts no kernel."""
   axes = sharding.axes_here(mesh)
-  if math.prod(axes.values()) == 1:
+  if not axes:
     return f
   rows = "data" if "data" in axes and P % axes["data"] == 0 else None
   q = PartitionSpec(rows, None, None, "model")
