@@ -373,7 +373,7 @@ def token_logp(
 
 
 def _whole(c: PolicySpec, params: PyTree, name: str) -> PyTree:
-  return sharding.gathered(params[name], c.mesh, inside=f"{name}/")
+  return sharding.gathered(params[name], c.mesh, c.dtype, inside=f"{name}/")
 
 
 def rematerialized(layer: Callable, remat: str) -> Callable:
