@@ -193,9 +193,9 @@ class _Outside(nnx.Module):
 class _Block(nnx.Module):
   """One layer: attention and a gated feed-forward, each after an RMSNorm."""
 
-  def __init__(self, c: PolicySpec, *, rngs: nnx.Rngs):
+  def __init__(self, c: PolicySpec, *, rngs: nnx.Rngs, fused: bool = False):
     D, H, G, K, F = c.width, c.heads, c.kv_heads, c.head_size, c.mlp
-    self.policy = c
+    self.policy, self.fused = c, fused  # see `decode_weights.fused`
     self.ln_attn = _Norm(c, D)
     self.ln_mlp = _Norm(c, D)
     if c.post_norms:
@@ -205,19 +205,26 @@ class _Block(nnx.Module):
       self.ln_q = _Norm(c, K)
       self.ln_k = _Norm(c, K)
     product = functools.partial(_einsum, c, rngs=rngs)
-    self.q = product("nd,dhk->nhk", (D, H, K), bias=c.qkv_bias)
-    self.k = product("nd,dgk->ngk", (D, G, K), bias=c.qkv_bias)
-    self.v = product("nd,dgk->ngk", (D, G, K), bias=c.qkv_bias)
+    if fused:
+      each = H // G + 2
+      self.qkv = product("nd,dgjk->ngjk", (D, G, each, K), bias=c.qkv_bias)
+    else:
+      self.q = product("nd,dhk->nhk", (D, H, K), bias=c.qkv_bias)
+      self.k = product("nd,dgk->ngk", (D, G, K), bias=c.qkv_bias)
+      self.v = product("nd,dgk->ngk", (D, G, K), bias=c.qkv_bias)
     self.o = product("nhk,hkd->nd", (H, K, D), bias=c.output_bias)
     if c.experts:
       self.router = _Kernel((D, c.experts), rngs=rngs)
       self.expert_gate = _Kernel((c.experts, D, F), rngs=rngs)
       self.expert_up = _Kernel((c.experts, D, F), rngs=rngs)
       self.expert_down = _Kernel((c.experts, F, D), rngs=rngs)
+      return
+    if fused:
+      self.gate_up = product("nd,dtf->ntf", (D, 2, F), bias=c.mlp_bias)
     else:
       self.gate = product("nd,df->nf", (D, F), bias=c.mlp_bias)
       self.up = product("nd,df->nf", (D, F), bias=c.mlp_bias)
-      self.down = product("nf,fd->nd", (F, D), bias=c.mlp_bias)
+    self.down = product("nf,fd->nd", (F, D), bias=c.mlp_bias)
 
   def project(
     self, x: Float[Array, "P M Q D"], view: View
@@ -225,7 +232,12 @@ class _Block(nnx.Module):
     """Rotated queries [P,M,Q,H,K], rotated keys and values [P,M,G,Q,K]."""
     h = _rows(self.ln_attn(x))
     apart = lambda y: y.reshape(*x.shape[:3], *y.shape[1:])
-    q, k, v = self.q(h), self.k(h), self.v(h)
+    if self.fused:
+      heads = self.qkv(h)
+      q = heads[:, :, :-2].reshape(len(h), -1, self.policy.head_size)
+      k, v = heads[:, :, -2], heads[:, :, -1]
+    else:
+      q, k, v = self.q(h), self.k(h), self.v(h)
     if self.policy.qk_norm:
       q, k = self.ln_q(q), self.ln_k(k)
     q = attention.rotate(apart(q), view.cos, view.sin)
@@ -257,12 +269,16 @@ class _Block(nnx.Module):
         normalize=c.normalize_experts,
       )
     act = _ACTIVATIONS[c.activation]
+    if self.fused:
+      both = self.gate_up(h)
+      return self.down(act(both[:, 0]) * both[:, 1])
     return self.down(act(self.gate(h)) * self.up(h))
 
 
 @functools.cache
-def _block_graph(c: PolicySpec) -> nnx.GraphDef:
-  return nnx.split(nnx.eval_shape(lambda: _Block(c, rngs=nnx.Rngs(0))))[0]
+def _block_graph(c: PolicySpec, fused: bool) -> nnx.GraphDef:
+  make = lambda: _Block(c, rngs=nnx.Rngs(0), fused=fused)
+  return nnx.split(nnx.eval_shape(make))[0]
 
 
 @functools.cache
@@ -287,7 +303,7 @@ def init(c: PolicySpec, key: Key[Array, ""]) -> PyTree:
 
 def block(c: PolicySpec, weights: PyTree) -> _Block:
   """One layer with these parameters, inside a traced function."""
-  return nnx.merge(_block_graph(c), weights)
+  return nnx.merge(_block_graph(c, "qkv" in weights), weights)
 
 
 def embed(

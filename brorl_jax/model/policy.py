@@ -25,6 +25,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from brorl_jax.model import (
   attention,
   cache,
+  decode_weights,
   fused_attention,
   layers,
   sharding,
@@ -131,9 +132,13 @@ class Policy(PolicySpec):
     """The parameters as `decode_step` reads them: one dict per layer.
 
     Made once per call of the sampler, so that no step slices a stacked weight.
+    On accelerators with fewer, larger weights; see `decode_weights`.
     """
     layer = lambda i: jax.tree.map(lambda x: x[i], params["blocks"])
-    return params | {"blocks": [layer(i) for i in range(self.layers)]}
+    blocks = [layer(i) for i in range(self.layers)]
+    if not self.target.on_cpu:
+      blocks = [decode_weights.fused(self, block) for block in blocks]
+    return params | {"blocks": blocks}
 
   @property
   def cache_dtype(self) -> str:
