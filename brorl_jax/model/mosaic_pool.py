@@ -81,29 +81,28 @@ def write(
   at = jnp.clip(block, 0, blocks - 1)
 
   def slab(x):
-    rows, rest = (_SLAB, x.shape[4:]) if x.ndim == 5 else (x.shape[3], ())
-    place = lambda s, order, at, column, _: (
-      at[order[s]],
-      0,
-      0,
-      jax.lax.div(column[order[s]], rows),
-      *[0] * len(rest),
-    )
-    return pl.BlockSpec((1, *x.shape[1:3], rows, *rest), place)
+    # A tile of columns; scales have theirs along the lanes, and are few.
+    rows = _SLAB if x.ndim == 5 else x.shape[3]
+    behind = (0,) * (x.ndim - 4)
+
+    def place(s, order, at, column, _):
+      row = order[s]
+      return at[row], 0, 0, jax.lax.div(column[row], rows), *behind
+
+    return pl.BlockSpec((1, *x.shape[1:3], rows, *x.shape[4:]), place)
 
   def of_row(x):
     place = lambda s, order, *_: (order[s],) + (0,) * (x.ndim - 1)
     return pl.BlockSpec((1, *x.shape[1:]), place)
 
-  # Sizes as columns, which a vector of lanes is compared with.
-  new = jax.tree.map(lambda x: x if x.ndim == 4 else x[..., None], new)
-  held, added = jax.tree.leaves(arrays), jax.tree.leaves(new)
+  held = jax.tree.leaves(arrays)
+  added = [x[:, :, :, None] for x in jax.tree.leaves(new)]
   out = pl.pallas_call(
-    functools.partial(_write_kernel, parts=len(held)),
+    _write_kernel,
     grid_spec=tpu.PrefetchScalarGridSpec(
       num_scalar_prefetch=4,
       grid=(jnp.maximum(count, 1),),
-      in_specs=[*map(of_row, added), *map(slab, held)],
+      in_specs=[[*map(of_row, added)], [*map(slab, held)]],
       out_specs=[*map(slab, held)],
     ),
     out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in held],
@@ -111,32 +110,21 @@ def write(
     compiler_params=tpu.CompilerParams(dimension_semantics=("arbitrary",)),
     interpret=interpret,
     name="write_tokens",
-  )(order.astype(jnp.int32), at, column, count[None], *added, *held)
+  )(order.astype(jnp.int32), at, column, count[None], added, held)
   return jax.tree.unflatten(jax.tree.structure(arrays), out)
 
 
-def _write_kernel(order, at, column, count, *refs, parts: int):
-  """Arguments are references into memory, two parts if there are scales."""
+def _write_kernel(order, at, column, count, added, held, *written):
+  """Arguments are references into memory, two of each if there are scales."""
   del at
   row = order[pl.program_id(0)]
-  added, held, written = (refs[i * parts : (i + 1) * parts] for i in range(3))
+  wide = lambda x: x[0].astype(jnp.float32)  # exact, of 16 bits and of 8
   for new, old, out in zip(added, held, written, strict=True):
-    axis = 0 if len(old.shape) == 5 else 1
     rows = old.shape[3]
-    shape = (rows, 1) if axis == 0 else (1, rows)
-    here = jax.lax.broadcasted_iota(jnp.int32, shape, axis)
+    shape = (1, 1, rows, *[1] * (len(old.shape) - 4))
+    here = jax.lax.broadcasted_iota(jnp.int32, shape, 2)
     here = (here == jax.lax.rem(column[row], rows)) & (count[0] > 0)
-    wide = lambda x: x.astype(jnp.float32)  # exact, of 16 bits and of 8
-    for kind in range(2):
-      for g in range(old.shape[2]):
-        head = pl.ds(g, 1)
-        before = old[0, kind, g] if axis == 0 else old[0, kind, head]
-        value = jnp.where(here, wide(new[0, kind, head]), wide(before))
-        value = value.astype(out.dtype)
-        if axis == 0:
-          out[0, kind, g] = value
-        else:
-          out[0, kind, head] = value
+    out[0] = jnp.where(here, wide(new), wide(old)).astype(out.dtype)
 
 
 @functools.partial(jax.jit, static_argnames=("softcap", "interpret"))

@@ -85,7 +85,8 @@ def write(
   if pool.scale is not None:
     kv, size = cache.quantized(kv)
     size = size[..., 0]
-  args = tuple(pool), (kv.astype(pool.kv.dtype), size), block, column
+  new = kv.astype(pool.kv.dtype), size
+  args = (pool.kv, pool.scale), new, block, column
   if not mosaic_pool.writes(pool.kv):
     return Pool(*_scatter(*args))
   axes = tuple(sharding.axes_here(None))
@@ -96,8 +97,8 @@ def write(
     (heads, heads, PartitionSpec(), PartitionSpec()),
     heads,
   )
-  form = jax.lax.platform_dependent(*args, tpu=kernel, default=_scatter)
-  return Pool(*form)
+  kv, scale = jax.lax.platform_dependent(*args, tpu=kernel, default=_scatter)
+  return Pool(kv, scale)
 
 
 def _scatter(
