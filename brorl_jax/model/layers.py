@@ -1,4 +1,4 @@
-"""The layers of a decoder, and which keys each query sees.
+"""The layers of a decoder.
 
 Only this file uses Flax NNX. A module is merged from a dict of arrays inside
 the traced function and does not leave it.
@@ -7,105 +7,23 @@ the traced function and does not leave it.
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from brorl_jax.model import attention, experts, products, sharding, tiles
 from brorl_jax.model.spec import PolicySpec
 from brorl_jax.model.target import Target
+from brorl_jax.model.views import View
 from brorl_jax.rl import vocabulary
 
 # Tokens of a device whose feed-forward exists together: its gradient needs six
 # arrays of [tokens, F], 1.8 GB for the 8,960 of a 1.5B policy in bfloat16. For
 # 8 rows of 15,360 tokens at once they would be 13 GB.
 _TILE = 2**14
-
-
-class View(NamedTuple):
-  """Positions of a layer's queries, as angles, and the keys that they see."""
-
-  cos: Float[Array, "*kinds P M Q half"]
-  sin: Float[Array, "*kinds P M Q half"]
-  # Own keys that each query sees: a mask, or in decoding the number of the
-  # newest ones.
-  own: Bool[Array, "*kinds P M Q T"] | Int[Array, "P M"]
-  shared: Any  # mask [*kinds,P,M,Q,S] of the prefix, axes M and Q may be 1
-
-
-def views(
-  c: PolicySpec,
-  position: Int[Array, "P #M Q"],
-  own: Bool[Array, "P #M Q T"],
-  own_position: Int[Array, "P #M T"],
-  prefix_mask: Bool[Array, "P S"] | None,
-) -> View:
-  """Angles and masks of full layers, or [2, ...] of full and sliding ones."""
-  shared = None if prefix_mask is None else prefix_mask[:, None, None]
-  turn = lambda rope: rope.turn(position, c.head_size)
-  cos, sin = turn(c.rope)
-  if not any(c.sliding):
-    return View(cos, sin, own, shared)
-  near = lambda mask, key: attention.within(mask, position, key, c.window)
-  close_cos, close_sin = turn(c.sliding_rope or c.rope)
-  near_shared = None
-  if prefix_mask is not None and shared is not None:
-    before = jnp.cumsum(prefix_mask, axis=1, dtype=jnp.int32) - 1
-    near_shared = near(shared, before[:, None])
-    shared = jnp.broadcast_to(shared, near_shared.shape)
-  return jax.tree.map(
-    lambda *both: jnp.stack(both),
-    View(cos, sin, own, shared),
-    View(close_cos, close_sin, near(own, own_position), near_shared),
-  )
-
-
-def view_of(c: PolicySpec, views: View, layer: Int[Array, ""]) -> View:
-  """Those of one layer."""
-  if not any(c.sliding):
-    return views
-  slides = jnp.asarray(c.sliding, jnp.int32)[layer]
-  return jax.tree.map(lambda both: both[slides], views)
-
-
-def decode_views(
-  c: PolicySpec,
-  prompt_mask: Bool[Array, "A W S"],
-  length: Int[Array, "A R"],
-  which: Int[Array, "A R"],
-) -> list[View]:
-  """Views of decode slots: of full layers, then of sliding ones if any."""
-  before = jnp.sum(prompt_mask, axis=2, dtype=jnp.int32)  # A W
-  position = jnp.take_along_axis(before, which, axis=1) + length - 1
-  A, W, S = prompt_mask.shape
-  own_prompt = which[..., None] == jnp.arange(W)[None, None]  # A R W
-  if W == 1:
-    own_prompt = jnp.ones((A, 1, 1), bool)
-  mask = own_prompt[..., None] & prompt_mask[:, None]
-  flat = lambda x: x.reshape(A, -1, W * S)
-  cos, sin = c.rope.turn(position[..., None], c.head_size)
-  views = [View(cos, sin, length, flat(mask))]
-  if any(c.sliding):
-    place = jnp.cumsum(prompt_mask, axis=2, dtype=jnp.int32) - 1  # A W S
-    near = position[..., None, None] - place[:, None] < c.window  # A R W S
-    limit = jnp.minimum(length, c.window)
-    rope = c.sliding_rope or c.rope
-    cos, sin = rope.turn(position[..., None], c.head_size)
-    views.append(View(cos, sin, limit, flat(mask & near)))
-  return views
-
-
-def segment_start(segment: Int[Array, "P M Q"]) -> Int[Array, "P M Q"]:
-  """Index of the first token of each token's segment."""
-  begins = segment[..., 1:] != segment[..., :-1]
-  index = jnp.arange(1, segment.shape[-1], dtype=jnp.int32)
-  start = jnp.where(begins, index[None, None], 0)
-  start = jnp.pad(start, ((0, 0), (0, 0), (1, 0)))
-  return jax.lax.cummax(start, axis=2)
 
 
 def _rows(x: Float[Array, "P M Q D"]) -> Float[Array, "n D"]:
@@ -198,9 +116,9 @@ class _Outside(nnx.Module):
 class _Block(nnx.Module):
   """One layer: attention and a gated feed-forward, each after an RMSNorm."""
 
-  def __init__(self, c: PolicySpec, *, rngs: nnx.Rngs):
+  def __init__(self, c: PolicySpec, *, rngs: nnx.Rngs, fused: bool = False):
     D, H, G, K, F = c.width, c.heads, c.kv_heads, c.head_size, c.mlp
-    self.policy = c
+    self.policy, self.fused = c, fused  # see `decode_weights.fused`
     self.ln_attn = _Norm(c, D)
     self.ln_mlp = _Norm(c, D)
     if c.post_norms:
@@ -210,19 +128,26 @@ class _Block(nnx.Module):
       self.ln_q = _Norm(c, K)
       self.ln_k = _Norm(c, K)
     product = functools.partial(_einsum, c, rngs=rngs)
-    self.q = product("nd,dhk->nhk", (D, H, K), bias=c.qkv_bias)
-    self.k = product("nd,dgk->ngk", (D, G, K), bias=c.qkv_bias)
-    self.v = product("nd,dgk->ngk", (D, G, K), bias=c.qkv_bias)
+    if fused:
+      each = H // G + 2
+      self.qkv = product("nd,dgjk->ngjk", (D, G, each, K), bias=c.qkv_bias)
+    else:
+      self.q = product("nd,dhk->nhk", (D, H, K), bias=c.qkv_bias)
+      self.k = product("nd,dgk->ngk", (D, G, K), bias=c.qkv_bias)
+      self.v = product("nd,dgk->ngk", (D, G, K), bias=c.qkv_bias)
     self.o = product("nhk,hkd->nd", (H, K, D), bias=c.output_bias)
     if c.experts:
       self.router = _Kernel((D, c.experts), rngs=rngs)
       self.expert_gate = _Kernel((c.experts, D, F), rngs=rngs)
       self.expert_up = _Kernel((c.experts, D, F), rngs=rngs)
       self.expert_down = _Kernel((c.experts, F, D), rngs=rngs)
+      return
+    if fused:
+      self.gate_up = product("nd,dtf->ntf", (D, 2, F), bias=c.mlp_bias)
     else:
       self.gate = product("nd,df->nf", (D, F), bias=c.mlp_bias)
       self.up = product("nd,df->nf", (D, F), bias=c.mlp_bias)
-      self.down = product("nf,fd->nd", (F, D), bias=c.mlp_bias)
+    self.down = product("nf,fd->nd", (F, D), bias=c.mlp_bias)
 
   def project(
     self, x: Float[Array, "P M Q D"], view: View
@@ -230,7 +155,12 @@ class _Block(nnx.Module):
     """Rotated queries [P,M,Q,H,K], rotated keys and values [P,M,G,Q,K]."""
     h = _rows(self.ln_attn(x))
     apart = lambda y: y.reshape(*x.shape[:3], *y.shape[1:])
-    q, k, v = self.q(h), self.k(h), self.v(h)
+    if self.fused:
+      heads = self.qkv(h)
+      q = heads[:, :, :-2].reshape(len(h), -1, self.policy.head_size)
+      k, v = heads[:, :, -2], heads[:, :, -1]
+    else:
+      q, k, v = self.q(h), self.k(h), self.v(h)
     if self.policy.qk_norm:
       q, k = self.ln_q(q), self.ln_k(k)
     q = attention.rotate(apart(q), view.cos, view.sin)
@@ -264,6 +194,9 @@ class _Block(nnx.Module):
         normalize=c.normalize_experts,
       )
     act = _ACTIVATIONS[c.activation]
+    if self.fused:
+      both = self.gate_up(h)
+      return self.down(act(both[:, 0]) * both[:, 1])
     gated = lambda h: self.down(act(self.gate(h)) * self.up(h))
     if c.target.on_cpu:
       return gated(h)
@@ -272,8 +205,9 @@ class _Block(nnx.Module):
 
 
 @functools.cache
-def _block_graph(c: PolicySpec) -> nnx.GraphDef:
-  return nnx.split(nnx.eval_shape(lambda: _Block(c, rngs=nnx.Rngs(0))))[0]
+def _block_graph(c: PolicySpec, fused: bool) -> nnx.GraphDef:
+  make = lambda: _Block(c, rngs=nnx.Rngs(0), fused=fused)
+  return nnx.split(nnx.eval_shape(make))[0]
 
 
 @functools.cache
@@ -298,7 +232,7 @@ def init(c: PolicySpec, key: Key[Array, ""]) -> PyTree:
 
 def block(c: PolicySpec, weights: PyTree) -> _Block:
   """One layer with these parameters, inside a traced function."""
-  return nnx.merge(_block_graph(c), weights)
+  return nnx.merge(_block_graph(c, "qkv" in weights), weights)
 
 
 def embed(

@@ -25,9 +25,11 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 from brorl_jax.model import (
   attention,
   cache,
+  decode_weights,
   fused_attention,
   layers,
   sharding,
+  views,
 )
 from brorl_jax.model.cache import LanePrompts, Prefix
 from brorl_jax.model.decoding import Decoding
@@ -131,9 +133,13 @@ class Policy(Decoding):
     """The parameters as `decode_step` reads them: one dict per layer.
 
     Made once per call of the sampler, so that no step slices a stacked weight.
+    On accelerators with fewer, larger weights; see `decode_weights`.
     """
     layer = lambda i: jax.tree.map(lambda x: x[i], params["blocks"])
-    return params | {"blocks": [layer(i) for i in range(self.layers)]}
+    blocks = [layer(i) for i in range(self.layers)]
+    if not self.target.on_cpu:
+      blocks = [decode_weights.fused(self, block) for block in blocks]
+    return params | {"blocks": blocks}
 
   @property
   def cache_dtype(self) -> str:
@@ -333,11 +339,11 @@ class Policy(Decoding):
     visible = jnp.tril(jnp.ones((Q, Q), bool))[None, None] & mask[:, :, None]
     if segment is not None:
       visible &= segment[..., :, None] == segment[..., None, :]
-      position -= layers.segment_start(segment)
+      position -= views.segment_start(segment)
     if prefix is not None:
       before = jnp.sum(prefix.mask, axis=1, dtype=jnp.int32)
       position = position + before[:, None, None]
-    views = layers.views(
+    seen = views.of_rows(
       self, position, visible, position, None if prefix is None else prefix.mask
     )
 
@@ -354,7 +360,7 @@ class Policy(Decoding):
         weights, self.mesh, self.dtype, inside="blocks/"
       )
       block = layers.block(self, weights)
-      view = layers.view_of(self, views, index)
+      view = views.of_layer(self, seen, index)
       q, k, v = block.project(x, view)
       if prefix is not None:
         shared = (*shared, view.shared)

@@ -7,12 +7,12 @@ import math
 
 import chex
 import jax
-import jax.extend as jex
 import jax.numpy as jnp
 import numpy as np
 import plain_decoder
 import pytest
 import tiers
+from compiled import equations
 from loads import on_gpu
 from small_policies import EXPERTS, GEMMA2, GEMMA3, TINY, changed
 
@@ -426,15 +426,6 @@ def test_a_tied_head_is_the_embedding():
   total = lambda e: jnp.sum(tied.logits(grow(e), *args)[..., 30])
   gradient = jax.jit(jax.grad(total))(params["embed"]["embedding"])
   assert 30 not in ids and jnp.any(gradient[30] != 0)  # through the head
-
-
-def equations(jaxpr, name):
-  """Those of one kind in a program, the ones in its loops included."""
-  for eqn in jaxpr.eqns:
-    if eqn.primitive.name == name:
-      yield eqn
-    for sub in jex.core.jaxprs_in_params(eqn.params):
-      yield from equations(sub, name)
 
 
 @pytest.mark.ci

@@ -1,0 +1,114 @@
+"""Tests of brorl_jax/model/decode_weights.py."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiers
+from jax.sharding import AxisType
+from small_policies import EXPERTS, GEMMA2, GEMMA3, TINY, changed
+
+from brorl_jax.model import decode_weights, layers, sharding, views
+from brorl_jax.model.target import Target
+
+GPU = Target("gpu", 1, 2**30)
+POLICIES = {
+  "bias": TINY,
+  "bias everywhere": changed(mlp_bias=True, output_bias=True),
+  "no bias": changed(qkv_bias=False),
+  "norms of queries and keys": changed(qk_norm=True),
+  "one query for each key": changed(heads=2),
+  "gemma 2": GEMMA2,
+  "gemma 3": GEMMA3,
+  "experts": EXPERTS,
+}
+
+
+def drawn(policy):
+  """Parameters of which no two are equal, biases and norms included."""
+  rng = np.random.default_rng(0)
+  params = policy.init(jax.random.key(0))
+  noise = lambda x: x + jnp.asarray(0.3 * rng.normal(size=x.shape), x.dtype)
+  return jax.tree.map(noise, params)
+
+
+@pytest.mark.parametrize("name", tiers.some(POLICIES, 3))
+def test_a_layer_computes_what_it_computed_before(name):
+  policy = POLICIES[name]
+  params = drawn(policy)
+  layer = jax.tree.map(lambda x: x[1], params["blocks"])
+  fewer = decode_weights.fused(policy, layer)
+  rng = np.random.default_rng(1)
+  x = jnp.asarray(rng.normal(size=(2, 3, 1, policy.width)), jnp.float32)
+  one = jnp.ones((2, 3), jnp.int32)
+  (view, *_) = views.of_slots(policy, one[:, None] > 0, 4 * one, one - 1)
+  for whole, part in zip(
+    layers.block(policy, layer).project(x, view),
+    layers.block(policy, fewer).project(x, view),
+    strict=True,
+  ):
+    np.testing.assert_allclose(part, whole, atol=2e-6)
+  out = rng.normal(size=(2, 3, 1, policy.heads, policy.head_size))
+  out = jnp.asarray(out, jnp.float32)
+  np.testing.assert_allclose(
+    layers.block(policy, fewer).close(x, out),
+    layers.block(policy, layer).close(x, out),
+    atol=1e-4,
+  )
+
+
+def test_which_weights_are_joined():
+  layer = jax.tree.map(lambda x: x[0], drawn(TINY)["blocks"])
+  fewer = decode_weights.fused(TINY, layer)
+  assert fewer.keys() == layer.keys() - {*"qkv", "gate", "up"} | {
+    "qkv", "gate_up"
+  }  # fmt: skip
+  D, H, G, K, F = (
+    TINY.width, TINY.heads, TINY.kv_heads, TINY.head_size, TINY.mlp
+  )  # fmt: skip
+  kernel = fewer["qkv"]["kernel"]
+  assert kernel.shape == (D, G, H // G + 2, K)
+  # The second key/value head: its queries are heads 3 to 5 of 6.
+  np.testing.assert_array_equal(kernel[:, 1, :3], layer["q"]["kernel"][:, 3:])
+  np.testing.assert_array_equal(kernel[:, 1, 3], layer["k"]["kernel"][:, 1])
+  np.testing.assert_array_equal(kernel[:, 1, 4], layer["v"]["kernel"][:, 1])
+  np.testing.assert_array_equal(
+    fewer["qkv"]["bias"][1, 3], layer["k"]["bias"][1]
+  )
+  assert fewer["gate_up"]["kernel"].shape == (D, 2, F)
+
+
+def test_experts_stay_as_they_are():
+  layer = jax.tree.map(lambda x: x[0], drawn(EXPERTS)["blocks"])
+  fewer = decode_weights.fused(EXPERTS, layer)
+  for name in ("router", "expert_gate", "expert_up", "expert_down"):
+    assert fewer[name] is layer[name]
+  assert "qkv" in fewer and "gate_up" not in fewer
+
+
+def test_accelerators_decode_with_joined_weights_and_cpus_do_not():
+  params = drawn(TINY)
+  on_gpu = dataclasses.replace(TINY, target=GPU)
+  assert "qkv" in on_gpu.unroll(params)["blocks"][0]
+  assert "q" in TINY.unroll(params)["blocks"][0]
+  assert len(on_gpu.unroll(params)["blocks"]) == TINY.layers
+
+
+@pytest.mark.ci
+def test_no_weight_leaves_its_device():
+  policy = changed(vocab=38, target=GPU)
+  params = drawn(policy)
+  mesh = jax.make_mesh(
+    (1, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2,
+    devices=jax.devices()[:2],
+  )  # fmt: skip
+  params = jax.device_put(params, sharding.param_shardings(params, mesh))
+  program = jax.jit(policy.unroll).lower(params).compile()
+  text = program.as_text()
+  assert "all-gather" not in text and "all-to-all" not in text
+  layer = program.output_shardings["blocks"][0]
+  shape = lambda name: layer[name]["kernel"].shard_shape
+  assert shape("qkv")((16, 2, 5, 4)) == (16, 1, 5, 4)
+  assert shape("gate_up")((16, 2, 20)) == (16, 2, 10)
