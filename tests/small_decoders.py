@@ -29,6 +29,8 @@ class Table:
   """params[v] are the logits after token v."""
 
   vocab = V
+  # Over pages, if it is not said otherwise.
+  pool_columns: int = dataclasses.field(default=0, kw_only=True)
 
   def cast(self, params):
     return params
@@ -49,6 +51,14 @@ class Table:
   def decode_step(self, weights, shared, pages, token, length, which, column):
     page = pages[-1].at[:, column].set(token.ravel())
     return weights[token], page
+
+  def pool(self, blocks, columns):
+    return jnp.full((blocks, columns), 1000, jnp.int32)
+
+  def pool_step(
+    self, weights, shared, pools, token, length, which, table, goes
+  ):
+    return weights[token], pools
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,6 +82,22 @@ class Recall(Table):
     wrong = seen.reshape(length.shape) != length
     logits = weights[total % len(weights), token]
     return jnp.where(wrong[..., None], jnp.nan, logits), page
+
+  def pool_step(
+    self, weights, shared, pools, token, length, which, table, goes
+  ):
+    blocks, columns = pools.shape
+    last = length.ravel() - 1
+    row = jnp.arange(len(table))
+    block = jnp.where(goes.ravel(), table[row, last // columns], blocks)
+    pools = pools.at[block, last % columns].set(token.ravel(), mode="drop")
+    cells = pools[table].reshape(len(table), -1)
+    seen = jnp.arange(cells.shape[1])[None] <= last[:, None]
+    total = jnp.sum(jnp.where(seen, cells + 1, 0), axis=1)
+    prompt = jnp.take_along_axis(shared, which, axis=1)
+    total = prompt + total.reshape(length.shape) + 5 * length
+    logits = weights[total % len(weights), token]
+    return jnp.where(goes[..., None], logits, jnp.nan), pools
 
   def logits(self, params, prompt, response):
     """The same for one rollout, in plain Python."""

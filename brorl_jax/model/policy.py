@@ -8,6 +8,7 @@ share, and to keys of its *own* row, in one softmax:
   method           prefix    own keys
   prefill          none      the prompt's tokens, causal
   decode_step      prompt    pages with the row's response so far
+  pool_step        prompt    blocks of a pool with the same, see decoding.py
   response_logits  prompt    the response's tokens, causal
   logits           none      the row's tokens, causal
   packed_logp      none      the tokens of the same text, causal
@@ -31,7 +32,7 @@ from brorl_jax.model import (
   sharding,
 )
 from brorl_jax.model.cache import LanePrompts, Prefix
-from brorl_jax.model.spec import PolicySpec
+from brorl_jax.model.decoding import Decoding
 
 # Prompt tokens that are read at a time. The scores of a chunk, [1,024, S] per
 # head, are the largest array of a long prefill: 1.6 GB in float32 for 12 heads
@@ -40,7 +41,7 @@ PREFILL_CHUNK = 1024
 
 
 @dataclasses.dataclass(frozen=True)
-class Policy(PolicySpec):
+class Policy(Decoding):
   """A decoder as pure functions of its parameters."""
 
   def init(self, key: Key[Array, ""]) -> PyTree:
@@ -196,31 +197,22 @@ class Policy(PolicySpec):
     Returns:
       Logits, and the last page with the keys and values of `token`.
     """
-    views = layers.decode_views(self, shared.mask, length, which)
     *older, newest = pages
     written = []
-    flat = lambda x: x.reshape(-1, *x.shape[2:])[:, :, 0]  # A R G 1 K -> B G K
-    x = layers.embed(self, weights, token)[:, :, None]
-    # A Python loop, not a scan: a scan would slice each layer's page out of a
-    # stacked cache and write it back, 2 copies of the cache per token.
-    for i, layer in enumerate(weights["blocks"]):
-      block = layers.block(self, layer)
-      view = views[bool(self.sliding) and self.sliding[i]]
-      q, k, v = block.project(x, view)
-      written.append(newest[i].write(flat(k), flat(v), column))
-      out = cache.decode(
-        q[:, :, 0],
-        cache.Shared(shared.k[i], shared.v[i], view.shared),
+
+    def attend(i, q, k, v, shared, limit):
+      written.append(newest[i].write(k, v, column))
+      return cache.decode(
+        q,
+        shared,
         [*(page[i] for page in older), written[i]],
         column=column,
-        limit=view.own,
+        limit=limit,
         scale=self.attention_scale,
         softcap=self.attention_softcap,
       )
-      x = block.close(x, out[:, :, None])
-    return layers.head(
-      self, weights, layers.final_norm(self, weights, x)[:, :, 0]
-    ), written
+
+    return self._decode(weights, shared, token, length, which, attend), written
 
   def response_logits(
     self,

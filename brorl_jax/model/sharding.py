@@ -154,6 +154,18 @@ def axes_here(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:
   return {} if mesh is None else dict(mesh.shape)
 
 
+def heads_apart(tree: PyTree, *, axis: int) -> PyTree:
+  """Arrays whose `axis`, key/value heads, is cut over the mesh axis "model".
+
+  Inside a traced function. Zeros that a program only returns would otherwise
+  lie whole on every device.
+  """
+  if "model" not in axes_here(None):
+    return tree
+  spec = PartitionSpec(*[None] * axis, "model")
+  return jax.lax.with_sharding_constraint(tree, spec)
+
+
 def blocks(prompts: int, rows: int, data: int) -> tuple[int, int, int]:
   """How rows of a few prompts are cut into blocks that spread over `data`.
 

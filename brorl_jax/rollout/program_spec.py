@@ -1,4 +1,9 @@
-"""What sampler programs are compiled for: decoder, shapes and mesh."""
+"""What sampler programs are compiled for: decoder, shapes and mesh.
+
+Keys and values of responses have one of two forms. On a CPU they lie in pages,
+whose column all slots write in lock-step; on accelerators in blocks of a pool,
+which a slot takes as its rollout grows. The decoder says which.
+"""
 
 import dataclasses
 from collections.abc import Callable
@@ -16,17 +21,24 @@ from brorl_jax.rollout.draw import SamplingParams
 # With 8 pages attention reads at most 1/8 of the limit more than it must.
 _LEAST_COLUMNS = 64
 _MOST_PAGES = 8
+# K, steps between two looks at whether the loop over a pool should end. A GPU's
+# host reads that condition in every turn and launches nothing meanwhile. Rows
+# that end in between idle for 8 steps on average, of thousands.
+_UNCHECKED = 16
 
 
 @runtime_checkable
 class Decoder(Protocol):
   """What the sampler needs from a policy: pure functions of a hashable object.
 
-  Leaves of a prefix have axes [P,...]. Leaves of a page have axes [A R,...].
+  Leaves of a prefix have axes [P,...]. Leaves of a page have axes [A R,...],
+  and of a pool [blocks,...]. `pool_columns` is 0 if it decodes over pages.
   """
 
   @property
   def vocab(self) -> int: ...
+  @property
+  def pool_columns(self) -> int: ...
   def cast(self, params) -> PyTree: ...
   def unroll(self, params) -> PyTree: ...
   def prefill(self, params, tokens, mask) -> tuple[Array, Any]: ...
@@ -34,6 +46,10 @@ class Decoder(Protocol):
   def page(self, rows, columns) -> Any: ...
   def decode_step(
     self, weights, shared, pages, token, length, which, column
+  ) -> tuple[Array, Any]: ...
+  def pool(self, blocks, columns) -> Any: ...
+  def pool_step(
+    self, weights, shared, pools, token, length, which, table, goes
   ) -> tuple[Array, Any]: ...
 
 
@@ -48,7 +64,10 @@ class ProgramSpec:
   """The static arguments of every program of one sampling call.
 
   Dimensions: A lanes of R slots on each device, N rollouts of at most T tokens
-  per prompt, pages of C columns.
+  per prompt, pages or blocks of C columns.
+
+  Raises:
+    ValueError: The pool has no room for one longest rollout.
   """
 
   policy: Decoder
@@ -58,20 +77,50 @@ class ProgramSpec:
   max_new_tokens: int  # T
   lanes: int  # A, lanes of one device
   slots: int  # R, slots of one lane
-  columns: int  # C, columns of a page
+  columns: int  # C, columns of a page, or tokens of a block
   mesh: Mesh | None
   # Whether more prompts may arrive. The decode loop then also ends when enough
   # lanes have no prompt left.
   streams: bool = False
+  blocks: int = 0  # of a device's pool; 0: pages
+  unchecked: int = 1  # K, steps between two looks at the loop's condition
+
+  def __post_init__(self):
+    if 0 < self.blocks < self.pages:
+      raise ValueError(
+        f"blocks = {self.blocks} must be at least {self.pages}, which one "
+        f"rollout of {self.max_new_tokens} tokens needs"
+      )
 
   @property
   def pages(self) -> int:
-    """Pages of the longest rollout."""
+    """Pages, or blocks, of the longest rollout."""
     return -(-self.max_new_tokens // self.columns)
+
+  @property
+  def turns(self) -> bool:
+    """Whether a page may be full. A single one is reused in a circle."""
+    return self.pages > 1 and not self.blocks
 
   def ended(self, token: Int[Array, "*axes"]) -> Bool[Array, "*axes"]:
     """Whether each token is a stop id."""
     return jnp.isin(token, jnp.asarray(self.stop_ids, jnp.int32))
+
+
+def with_cache(spec: ProgramSpec, blocks: int | None = None) -> ProgramSpec:
+  """`spec` with the form of the cache that its policy decodes over.
+
+  Args:
+    spec: With pages.
+    blocks: Of a device's pool, if it is one; if None, enough for the longest
+      rollouts in all slots.
+  """
+  if not spec.policy.pool_columns:
+    return spec
+  spec = dataclasses.replace(spec, columns=spec.policy.pool_columns)
+  if blocks is None:
+    blocks = spec.lanes * spec.slots * spec.pages
+  return dataclasses.replace(spec, blocks=blocks, unchecked=_UNCHECKED)
 
 
 # On every device in full, or cut along the first axis.

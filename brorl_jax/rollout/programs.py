@@ -1,7 +1,9 @@
 """The compiled programs of the sampler: prefill, decode, resize, finish.
 
   start     reads the prompts, draws all first tokens; every slot is idle
+  pool      an empty pool, if the decoder wants one instead of pages
   segment   decodes until a page is full or the host must act
+  turned    the pages of the next segment
   resize    keeps the slots that work, or adds idle ones
   finish    the rollouts, unpacked
 
@@ -17,6 +19,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
+from brorl_jax.rollout import steps
+from brorl_jax.rollout.blocks import all_free
 from brorl_jax.rollout.draw import draw
 from brorl_jax.rollout.program_spec import (
   SPLIT,
@@ -129,6 +133,7 @@ def start(
       packed=jnp.full((P * N, T, 2), -1, jnp.int32)
       .at[:, 0]
       .set(first.reshape(P * N, 2)),
+      blocks=all_free(spec.blocks, A * R, spec.pages) if spec.blocks else None,
     )
     inputs = DecodeInputs(spec.policy.unroll(params), prefix, queue)
     return inputs, state, measure_progress(state, queue, spec)
@@ -159,6 +164,17 @@ def read_together(P: int, S: int) -> int:
   return max(g for g in range(1, min(P, fits) + 1) if P % g == 0)
 
 
+@functools.partial(jax.jit, static_argnames="spec")
+def pool(spec: ProgramSpec) -> Any:
+  """An empty pool on every device.
+
+  Not made by `start`, which needs its memory to read the prompts, nor by the
+  first `segment`, which would be compiled twice.
+  """
+  make = lambda: spec.policy.pool(spec.blocks, spec.columns)
+  return on_devices(spec, make, (), SPLIT)()
+
+
 @functools.partial(
   jax.jit, static_argnames="spec", donate_argnames=("newest", "state")
 )
@@ -175,20 +191,21 @@ def segment(
 
   The loop also ends when a lane needs a prompt that is not in its window: keys
   and values of the window are gathered once per program. A single page is never
-  full, because its columns are reused in a circle.
+  full, because its columns are reused in a circle, and neither is a pool. Over
+  a pool the loop looks only every `spec.unchecked` steps whether it ends.
 
   Args:
     spec: Static.
     inputs: The arrays that no step changes.
     older: Pages, oldest first; only read.
-    newest: The page to write; None makes an empty one.
+    newest: The page to write; None makes an empty one. Or the pool.
     state: Before the first step; donated.
     turned: Whether the newest page holds nothing that is still needed, so that
       writing begins at column 0.
-    most: Maximum number of steps.
+    most: Maximum number of steps, rounded up to `spec.unchecked`.
 
   Returns:
-    The newest page, the state and the progress after the last step.
+    The newest page or the pool, the state and the progress after the last step.
   """
   policy, N = spec.policy, spec.n
 
@@ -209,7 +226,7 @@ def segment(
 
     def goes_on(carry):
       state = carry[1]
-      room = spec.pages == 1 or state.column[0] < spec.columns
+      room = not spec.turns or state.column[0] < spec.columns
       room &= state.column[0] < end
       return (
         jnp.any(state.rollout < P * N)
@@ -217,10 +234,21 @@ def segment(
         & ~wants_prompts(state, queue, spec)
       )
 
-    def step(carry):
-      return _step(spec, inputs, shared, older, *carry)
+    read = spec, inputs.weights, queue, shared
 
-    newest, state = jax.lax.while_loop(goes_on, step, (newest, state))
+    def step(_, carry):
+      if spec.blocks:
+        return steps.over_pool(*read, *carry)
+      return steps.over_pages(*read, older, *carry)
+
+    def some(carry):
+      return jax.lax.fori_loop(0, spec.unchecked, step, carry)
+
+    newest, state = jax.lax.while_loop(
+      goes_on,
+      some if spec.unchecked > 1 else functools.partial(step, None),
+      (newest, state),
+    )
     # The host may then give the place of every finished prompt to another.
     state = shift(state, queue)
     return newest, state, measure_progress(state, queue, spec)
@@ -233,53 +261,21 @@ def segment(
   )(inputs, older, newest, state, turned, most)
 
 
-def _step(
-  spec: ProgramSpec,
-  inputs: DecodeInputs,
-  shared: Any,
-  older: tuple[Any, ...],
-  page: Any,
-  state: DecodeState,
-) -> tuple[Any, DecodeState]:
-  """One more token of every slot, written to `page` and to the state.
+def turned(spec: ProgramSpec, pages: list[Any], longest: int) -> list[Any]:
+  """The pages that the next steps need; the last one is written."""
+  # The newest token of a rollout is not in the cache yet, hence the - 1.
+  needed = -(-(longest - 1) // spec.columns)
+  if needed == spec.pages:
+    # The oldest page is written again, column by column. A column is then T or
+    # more steps old, which no rollout sees.
+    return [*pages[-needed + 1 :], pages[-needed]]
+  kept = pages[-needed:] if needed else []
+  return [*kept, _empty(pages[-1]) if kept else None]
 
-  Args:
-    spec: Static.
-    inputs: The arrays that no step changes.
-    shared: Keys and values of the lanes' prompts.
-    older: Pages that are only read.
-    page: The newest page.
-    state: Before the step.
-  """
-  queue, W = inputs.queue, state.window.shape[1]
-  prompt, n = state.rollout // spec.n, state.rollout % spec.n
-  # Idle slots decode too, and their results are dropped: a step has one
-  # shape. They count in slot_steps, hence in rollout/slot_occupancy.
-  which = jnp.where(prompt == state.window[:, :1], 0, W - 1)
-  column = state.column[0] % spec.columns
-  logits, page = spec.policy.decode_step(
-    inputs.weights,
-    shared,
-    (*older, page),
-    state.token,
-    state.length,
-    which,
-    column,
-  )
-  uniform = queue.uniform(prompt, n, state.length)
-  token, logp = draw(spec.sampling.cut(logits), uniform[..., None])
-  token, logp = token[..., 0], logp[..., 0]
-  at = (state.rollout, state.length)  # out of bounds for idle slots
-  over = spec.ended(token) | (state.length + 1 == spec.max_new_tokens)
-  state = dataclasses.replace(
-    state,
-    column=state.column + 1,
-    slot_steps=state.slot_steps + state.rollout.size,
-    token=token,
-    length=state.length + 1,
-    packed=state.packed.at[at].set(pack(token, logp), mode="drop"),
-  )
-  return page, refill(state, queue, over)
+
+@jax.jit
+def _empty(page: Any) -> Any:
+  return jax.tree.map(jnp.zeros_like, page)
 
 
 @functools.partial(jax.jit, static_argnames="spec")
@@ -288,7 +284,8 @@ def resize(spec: ProgramSpec, pages: list[Any], state: DecodeState):
 
   Args:
     spec: Static; the new sizes, at least as large as what is busy.
-    pages: The cache; its rows follow the slots.
+    pages: The cache; its rows follow the slots. None of a pool, whose tables
+      do.
     state: Before.
   """
 
@@ -310,6 +307,11 @@ def resize(spec: ProgramSpec, pages: list[Any], state: DecodeState):
     lane = chosen(jnp.any(busy, axis=1), spec.lanes)
     slot = chosen(at(busy, lane, fill=False), spec.slots)
     slots = lambda x, fill: at(x, lane[:, None], slot, fill=fill)
+    row = slots(jnp.arange(busy.size).reshape(busy.shape), 0).ravel()
+    held = state.blocks
+    if held is not None:  # idle slots hold no blocks
+      kept = slots(held.held.reshape(busy.shape), 0).ravel()
+      held = held._replace(table=held.table[row], held=kept)
     state = dataclasses.replace(
       state,
       window=at(state.window, lane, fill=P),
@@ -317,8 +319,8 @@ def resize(spec: ProgramSpec, pages: list[Any], state: DecodeState):
       rollout=slots(state.rollout, none),
       token=slots(state.token, 0),
       length=slots(state.length, 1),
+      blocks=held,
     )
-    row = slots(jnp.arange(busy.size).reshape(busy.shape), 0).ravel()
     return jax.tree.map(lambda x: x[row], pages), state
 
   return on_devices(spec, resize, (SPLIT, SPLIT), (SPLIT, SPLIT))(pages, state)

@@ -7,18 +7,22 @@ on the device.
 
   rollouts            all of these prompts: the host's loop over `advance`
     programs.start    prefill and first tokens
-    advance           drops pages and idle slots, then decodes:
+    advance           turns pages and drops idle slots, then decodes:
       programs.segment  until the newest page is full or a lane needs a prompt
       programs.resize   keeps only the slots that work
     programs.finish   the rollouts
 
 stream.py adds prompts while others decode.
 
-Keys and values of responses lie in pages of C columns. In a step all slots
-write the same column of the newest page. A slot finds its own newest columns by
-their age, so slots of different age share pages. The host drops pages that no
-slot needs: a step reads as many columns as the longest rollout in a slot has
-tokens, rounded up to pages, not as many as the limit.
+On a CPU keys and values of responses lie in pages of C columns. In a step all
+slots write the same column of the newest page. A slot finds its own newest
+columns by their age, so slots of different age share pages. The host drops
+pages that no slot needs: a step reads as many columns as the longest rollout in
+a slot has tokens, rounded up to pages, not as many as the limit.
+
+On accelerators they lie in blocks of a pool, see blocks.py. A slot holds and
+reads what its own rollout has written, no page is ever full, and the devices
+leave their loop only for prompts, compaction and the end.
 
 Token i of rollout n of prompt p is drawn with the key
 `fold_in(fold_in(fold_in(key, p), n), i)`. N, slots, lanes and devices do not
@@ -38,7 +42,12 @@ from jaxtyping import Array, Key, PyTree
 
 from brorl_jax.rollout import programs
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.program_spec import Decoder, ProgramSpec, page_columns
+from brorl_jax.rollout.program_spec import (
+  Decoder,
+  ProgramSpec,
+  page_columns,
+  with_cache,
+)
 from brorl_jax.rollout.programs import DecodeInputs, PrefillBatch
 from brorl_jax.rollout.slots import DecodeProgress, DecodeState
 from brorl_jax.types import Prompts, Rollouts
@@ -82,12 +91,14 @@ def advance(decoding: Decoding, steps: int = _NO_BOUND) -> Decoding:
   # Compaction copies the pages once and makes each later step up to 4 times
   # cheaper. It waits until no rollout needs a slot, so it is never undone.
   if (smaller := _shrunk(spec, progress)) != spec:
-    spec, (pages, state) = smaller, programs.resize(smaller, list(pages), state)
+    spec, pages, state = smaller, *_resized(smaller, pages, state)
+  if spec.blocks and pages[0] is None:
+    pages = (programs.pool(spec),)
   # Devices turn the page together, since the number of pages is static. As long
   # as one has work and free columns, the others wait for at most C steps.
-  turned = spec.pages > 1 and not progress.room
+  turned = spec.turns and not progress.room
   if turned:
-    pages = _turned(spec, list(pages), progress.longest)
+    pages = programs.turned(spec, list(pages), progress.longest)
   *older, newest = pages
   newest, state, progress = programs.segment(
     spec, inputs, tuple(older), newest, state, turned, np.int32(steps)
@@ -99,13 +110,23 @@ def restored(decoding: Decoding, spec: ProgramSpec) -> Decoding:
   """The same rollouts with all lanes and slots of `spec`, some of them idle."""
   if decoding.spec == spec:
     return decoding
-  pages, state = programs.resize(spec, list(decoding.pages), decoding.state)
-  return decoding._replace(spec=spec, pages=tuple(pages), state=state)
+  pages, state = _resized(spec, decoding.pages, decoding.state)
+  return decoding._replace(spec=spec, pages=pages, state=state)
+
+
+def _resized(
+  spec: ProgramSpec, pages: tuple[Any, ...], state: DecodeState
+) -> tuple[tuple[Any, ...], DecodeState]:
+  """Pages and state for the slots of `spec`; a pool stays as it is."""
+  if spec.blocks:
+    return pages, programs.resize(spec, [], state)[1]
+  pages, state = programs.resize(spec, list(pages), state)
+  return tuple(pages), state
 
 
 def on_host(progress: DecodeProgress) -> DecodeProgress:
   """Progress as integers and one array of the host; waits for the program."""
-  # One transfer for all fields, not eight.
+  # One transfer for all fields, not ten.
   *numbers, resting = jax.device_get(progress)
   return DecodeProgress(*map(int, numbers), resting=resting)
 
@@ -122,6 +143,7 @@ def rollouts(
   stop_ids: tuple[int, ...],
   slots: int,
   lanes: int | None = None,
+  blocks: int | None = None,
   mesh: Mesh | None = None,
   watch: Callable[[DecodeProgress], None] = lambda progress: None,
 ) -> Rollouts:
@@ -138,6 +160,7 @@ def rollouts(
     stop_ids: A rollout ends with the first of these tokens.
     slots: R, rollouts of a prompt that decode at the same time, at most N.
     lanes: Prompts that decode at the same time; all if None.
+    blocks: Of each device's pool; see `with_cache`.
     mesh: Devices with axes "data" and "model"; one device if None.
     watch: Called with the progress after the prefill and after each program.
   """
@@ -158,6 +181,7 @@ def rollouts(
     columns=page_columns(max_new_tokens),
     mesh=mesh,
   )
+  spec = with_cache(spec, blocks)
   # Part k of a prompt makes its rollouts k N / parts and following.
   offset = np.arange(len(batch.index), dtype=np.int32) % parts * spec.n
   real = np.ones(len(batch.index), bool)
@@ -218,7 +242,8 @@ def growing(
     sampling: Parameters of the distribution that is sampled.
     stop_ids: A rollout ends with the first of these tokens.
     slots: R, rollouts of a prompt that decode at the same time, at most N.
-    steps: Maximum number of new tokens of a slot per result.
+    steps: New tokens of a slot per result, at most; over a pool rounded up to
+      `ProgramSpec.unchecked`.
 
   Yields:
     Rollouts of increasing length; the last ones are complete.
@@ -235,6 +260,7 @@ def growing(
     columns=page_columns(max_new_tokens),
     mesh=None,
   )
+  spec = with_cache(spec)
   batch = PrefillBatch(prompts, np.zeros(P, np.int32), np.ones(P, bool))
   for decoding in _runs(spec, params, batch, key, steps):
     yield programs.finish(decoding.spec, decoding.state)
@@ -275,23 +301,6 @@ def _shrunk(spec: ProgramSpec, progress: DecodeProgress) -> ProgramSpec:
   while slots > progress.slots and -(-slots // SHRINK) >= progress.slots:
     slots = -(-slots // SHRINK)
   return dataclasses.replace(spec, lanes=lanes, slots=slots)
-
-
-def _turned(spec: ProgramSpec, pages: list[Any], longest: int) -> list[Any]:
-  """The pages that the next steps need; the last one is written."""
-  # The newest token of a rollout is not in the cache yet, hence the - 1.
-  needed = -(-(longest - 1) // spec.columns)
-  if needed == spec.pages:
-    # The oldest page is written again, column by column. A column is then T or
-    # more steps old, which no rollout sees.
-    return [*pages[-needed + 1 :], pages[-needed]]
-  kept = pages[-needed:] if needed else []
-  return [*kept, _empty(pages[-1]) if kept else None]
-
-
-@jax.jit
-def _empty(page: Any) -> Any:
-  return jax.tree.map(jnp.zeros_like, page)
 
 
 def prompt_width(longest: int) -> int:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from brorl_jax.rollout.blocks import Blocks
 from brorl_jax.rollout.program_spec import ProgramSpec
 
 # The decode loop of a stream ends when an eighth of the working lanes waits for
@@ -56,7 +57,7 @@ class DecodeState:
   Scalars have an axis of size 1, so that each device of a mesh has its own.
   """
 
-  column: Int[Array, " one"]  # of the newest page; the next step writes it
+  column: Int[Array, " one"]  # that the next step writes; counts steps too
   slot_steps: Int[Array, " one"]  # slots times steps so far
   todo: Int[Array, " places"]  # prompts in the order they get a lane, then P
   next: Int[Array, " one"]  # index in `todo` of the first prompt without a lane
@@ -66,6 +67,7 @@ class DecodeState:
   token: Int[Array, "A R"]  # its last token, not yet in the cache
   length: Int[Array, "A R"]  # its tokens so far
   packed: Int[Array, "B T 2"]  # `pack` of rollout p N + n; -1 without a token
+  blocks: Blocks | None  # of the pool; None over pages
 
 
 class DecodeProgress(NamedTuple):
@@ -81,6 +83,8 @@ class DecodeProgress(NamedTuple):
   waiting: Any  # rollouts that have had no slot yet, summed over devices
   room: Any  # devices that have work and free columns in the newest page
   slot_steps: Any  # slots times steps so far, summed over devices
+  stalled: Any  # of these, that waited for a block, see `blocks.Blocks`
+  restarted: Any  # rollouts that gave their blocks back and began again
   resting: Any  # [P]: whether no lane has this prompt or will get it
 
 
@@ -212,6 +216,10 @@ def measure_progress(
   held = jnp.zeros(P + 1, bool).at[state.window].set(True)
   held = held.at[untouched].set(True)
   room = (state.column[0] < spec.columns) & (jnp.any(busy) | (waiting > 0))
+  none = jnp.zeros((1,), jnp.int32)
+  waits = (none, none)
+  if state.blocks is not None:
+    waits = state.blocks.stalled, state.blocks.restarted
   over_devices = lambda reduce, x: x if spec.mesh is None else reduce(x, "data")
   most = functools.partial(over_devices, jax.lax.pmax)
   add = functools.partial(over_devices, jax.lax.psum)
@@ -223,5 +231,7 @@ def measure_progress(
     waiting=add(waiting),
     room=add(room.astype(jnp.int32)),
     slot_steps=add(state.slot_steps[0]),
+    stalled=add(waits[0][0]),
+    restarted=add(waits[1][0]),
     resting=~held[:P],
   )

@@ -31,6 +31,7 @@ from brorl_jax.rollout.program_spec import (
   ProgramSpec,
   on_devices,
   page_columns,
+  with_cache,
 )
 from brorl_jax.rollout.programs import (
   PROGRESS_SPECS,
@@ -69,6 +70,7 @@ def stream(
   slots: int,
   lanes: int,
   places: int,
+  blocks: int | None = None,
   mesh: Mesh | None = None,
   watch: Callable[[DecodeProgress], None] = lambda progress: None,
 ) -> Iterator[tuple[Prompts, Rollouts]]:
@@ -86,6 +88,7 @@ def stream(
     slots: Rollouts of a prompt that decode at the same time, at most N.
     lanes: Prompts that decode at the same time.
     places: Prompts on the devices at a time, a multiple of axis "data".
+    blocks: Of each device's pool; see `with_cache`.
     mesh: Devices with axes "data" and "model"; one device if None.
     watch: Called with the progress after each prefill and each program.
 
@@ -106,6 +109,7 @@ def stream(
     mesh=mesh,
     streams=True,
   )
+  spec = with_cache(spec, blocks)
   visited = max(each // _SHARE, 1)  # places of a device per program
   holds: dict[int, Prompts] = {}  # place -> the prompt in it
   decoding, spent = None, 0
