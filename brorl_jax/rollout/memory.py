@@ -15,7 +15,8 @@ layers of G heads of K for keys and values, which are spread over axis `model`:
   lanes     2 L G K A W S, a copy of the prompts that are decoded; W = 1 if
             these are all, otherwise 2
   cache     2 L G K A R C (pages + 1): a page that nobody needs any more is
-            there until the next one is written
+            there until the next one is written. On accelerators 2 L G K C
+            blocks, see `Load.blocks`, of which compacting copies none
 
 and while an update is applied, of which it measures the theorem's forecast,
 
@@ -62,15 +63,17 @@ class Load:
   data: int
   model: int
   cut: bool = False  # top-p or top-k
+  mean_tokens: int = 0  # of a rollout, over a pool; 0: max_new_tokens
 
   @property
   def columns(self) -> int:
-    """C, of a page."""
-    return program_spec.page_columns(self.max_new_tokens)
+    """C, of a page or of a block."""
+    pages = program_spec.page_columns(self.max_new_tokens)
+    return self.policy.pool_columns or pages
 
   @property
   def pages(self) -> int:
-    """Pages that hold the longest rollout."""
+    """Pages, or blocks, that hold the longest rollout."""
     return -(-self.max_new_tokens // self.columns)
 
   @property
@@ -87,6 +90,21 @@ class Load:
     """A, of this device."""
     return min(-(-lanes * self.parts // self.data), self.here)
 
+  def blocks(self, lanes: int, slots: int) -> int:
+    """Of a device's pool: those of mean rollouts, and of one longest; 0: pages.
+
+    Half of a row's last block is empty, on average. More than the longest
+    rollouts of all slots need is never planned.
+    """
+    if not self.policy.pool_columns:
+      return 0
+    rows = self.lanes(lanes) * -(-slots // self.parts)
+    longest = rows * self.pages
+    if not self.mean_tokens:
+      return longest
+    each = max(self.mean_tokens / self.columns + 0.5, 1.0)
+    return min(math.ceil(rows * each) + self.pages, longest)
+
   @property
   def weights(self) -> int:
     """Bytes of the sampler's copy."""
@@ -99,7 +117,10 @@ class Load:
     places, token = P * n * self.max_new_tokens, P * self.prompt_tokens
     work = _Work(self.policy, self.model, self.cut)
     cache = self.pages * (page := work.page(A * R * self.columns))
-    fewer = work.page(_fewer(A, R) * self.columns) if self.pages > 1 else 0
+    copied = self.pages > 1
+    fewer = work.page(_fewer(A, R) * self.columns) if copied else 0
+    if blocks := self.blocks(lanes, slots):
+      cache, copied, fewer = work.page(blocks * self.columns), False, 0
     window = A * self.prompt_tokens * (1 if A == P else 2)
     always = {
       "training state": self.resident_bytes,
@@ -115,8 +136,11 @@ class Load:
       "decoding": always
       | {
         "lanes": work.heads(window),
-        "cache": cache + (page if self.pages > 1 else 0),
-        "work": work.step(A, R, window, self.pages, self.columns),
+        "cache": cache + (page if copied else 0),
+        # A kernel over the pool keeps no scores of a row's own tokens.
+        "work": work.step(
+          A, R, window, 0 if blocks else self.pages, self.columns
+        ),
       },
       "compacting": always | {"cache": cache + self.pages * fewer},
       "finishing": always | {"cache": cache, "results": results * places},

@@ -22,11 +22,12 @@ class RolloutPlan:
 
   slots: int  # rollouts of a prompt that decode together
   lanes: int  # prompts that are decoded together, over all devices
-  columns: int  # of a page of the cache
-  pages: int
+  columns: int  # of a page of the cache, or tokens of a block
+  pages: int  # or blocks, of the longest rollout
   stages: dict[str, dict[str, int]]  # what it is doing -> part -> bytes
   limit_bytes: int  # that may be used of a device
   memory_bytes: int  # of a device
+  blocks: int = 0  # of a device's pool; 0: pages
 
   @property
   def stage(self) -> str:
@@ -44,9 +45,12 @@ class RolloutPlan:
 
   def line(self) -> str:
     """The plan in a few words."""
+    cache = _count(self.pages, "page")
+    if self.blocks:
+      cache = _count(self.blocks, "block")
     return (
       f"{_count(self.lanes, 'lane')} x {_count(self.slots, 'slot')}, "
-      f"{_count(self.pages, 'page')} of {_count(self.columns, 'token')}, "
+      f"{cache} of {_count(self.columns, 'token')}, "
       f"{size(self.total_bytes)} of {size(self.memory_bytes)} per device"
     )
 
@@ -109,6 +113,7 @@ def rollouts(
   slots: int | None = None,
   lanes: int | None = None,
   cut: bool = False,
+  mean_tokens: int = 0,
 ) -> RolloutPlan:
   """As many slots in all lanes as fit; of about as many the fewest lanes.
 
@@ -125,6 +130,8 @@ def rollouts(
     slots: Rollouts of a prompt that decode together; as many as fit if None.
     lanes: Prompts that are decoded together; as many as fit if None.
     cut: Whether the sampler cuts unlikely tokens, by top-p or top-k.
+    mean_tokens: Of a rollout, over a pool. A pool for longer rollouts has room
+      for fewer slots; in one for shorter ones some begin again.
 
   Raises:
     TooLarge: They do not fit; with the nearest that do.
@@ -140,6 +147,7 @@ def rollouts(
     data=data,
     model=model,
     cut=cut,
+    mean_tokens=mean_tokens,
   )
   limit = int(_USABLE * memory_bytes)
   asked = {"slots": slots, "lanes": lanes}
@@ -156,6 +164,7 @@ def rollouts(
     stages=load.stages(lanes, slots),
     limit_bytes=limit,
     memory_bytes=memory_bytes,
+    blocks=load.blocks(lanes, slots),
   )
 
 

@@ -21,8 +21,7 @@ pages that no slot needs: a step reads as many columns as the longest rollout in
 a slot has tokens, rounded up to pages, not as many as the limit.
 
 On accelerators they lie in blocks of a pool, see blocks.py. A slot holds and
-reads what its own rollout has written, no page is ever full, and the devices
-leave their loop only for prompts, compaction and the end.
+reads what its own rollout has written, and no page is ever full.
 
 Token i of rollout n of prompt p is drawn with the key
 `fold_in(fold_in(fold_in(key, p), n), i)`. N, slots, lanes and devices do not
@@ -57,6 +56,9 @@ from brorl_jax.types import Prompts, Rollouts
 _LEAST_PROMPT = 16
 # More steps than any rollout has, so that `advance` ends for other reasons.
 _NO_BOUND = 2**30
+# Steps over a pool, at most, before idle slots may be dropped and a device that
+# waits for prompts gets them. An exit costs about one step (estimated).
+_SPAN = 256
 # The last rollouts are compacted to a quarter of the lanes or slots, again and
 # again: 512 slots take at most 6 sizes, and each size is compiled once.
 SHRINK = 4
@@ -92,8 +94,9 @@ def advance(decoding: Decoding, steps: int = _NO_BOUND) -> Decoding:
   # cheaper. It waits until no rollout needs a slot, so it is never undone.
   if (smaller := _shrunk(spec, progress)) != spec:
     spec, pages, state = smaller, *_resized(smaller, pages, state)
-  if spec.blocks and pages[0] is None:
-    pages = (programs.pool(spec),)
+  if spec.blocks:
+    pages = (programs.pool(spec),) if pages[0] is None else pages
+    steps = min(steps, page_columns(spec.max_new_tokens), _SPAN)
   # Devices turn the page together, since the number of pages is static. As long
   # as one has work and free columns, the others wait for at most C steps.
   turned = spec.turns and not progress.room
@@ -228,9 +231,7 @@ def growing(
   slots: int,
   steps: int,
 ) -> Iterator[Rollouts]:
-  """The rollouts so far, every few steps, for a reader who follows the text.
-
-  Uses the programs of `rollouts`, on one device.
+  """The rollouts so far, every few steps, for a reader; on one device.
 
   Args:
     policy: Prefill and one decode step.

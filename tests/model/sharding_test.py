@@ -340,3 +340,16 @@ def test_rows_of_few_prompts_are_cut_into_blocks(prompts, rows, data, want):
   each, size, blocks = sharding.blocks(prompts, rows, data)
   assert (each, size, blocks) == want
   assert blocks % data == 0 and each * size >= rows
+
+
+def test_heads_lie_apart_where_a_mesh_has_an_axis_for_them(mesh):
+  make = lambda: sharding.heads_apart([jnp.zeros((3, 2, 4, 5))] * 2, axis=2)
+  apart = jax.jit(
+    jax.shard_map(
+      make, mesh=mesh, in_specs=(), out_specs=P("data"), axis_names={"data"}
+    )
+  )()
+  for x in apart:
+    assert x.shape == (12, 2, 4, 5)
+    assert x.sharding.shard_shape(x.shape) == (3, 2, 2, 5)
+  assert [x.shape for x in make()] == [(3, 2, 4, 5)] * 2  # without a mesh

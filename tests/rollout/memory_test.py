@@ -77,14 +77,44 @@ def test_bytes_of_a_token_in_the_cache(changes, on_cpu, token):
   if not on_cpu:
     policy = on_gpu(policy)
   one = load(policy, max_new_tokens=40)
-  assert one.pages == 1
-  assert one.stages(2, 3)["decoding"]["cache"] == 2 * 3 * 40 * token
-  if on_cpu:
-    page = jax.eval_shape(functools.partial(policy.page, 6, 40))
-    held = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(page))
-    assert held == 6 * 40 * token
+  # A row has one page of 40 columns, or one block of 64.
+  columns = 40 if on_cpu else 64
+  assert (one.pages, one.columns) == (1, columns)
+  assert one.stages(2, 3)["decoding"]["cache"] == 6 * columns * token
+  make = policy.page if on_cpu else policy.pool
+  held = jax.eval_shape(functools.partial(make, 6, columns))
+  size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
+  assert size == 6 * columns * token
   half = policy.dtype == "bfloat16"
   assert one.weights == (4 * NUMBERS if not half else 2 * NUMBERS + 2 * NORMS)
+
+
+@pytest.mark.parametrize(
+  "mean, lanes, slots, blocks",
+  [
+    (0, 2, 3, 6 * 5),  # 300 tokens are 5 blocks
+    (300, 2, 3, 6 * 5),  # never more
+    (100, 2, 3, 18),  # 6 rows of 100 / 64 + 1/2 are 12.4; and one longest
+    (9, 5, 6, 35),  # no row has less than one block
+    (1, 1, 1, 5),  # one longest rollout has room
+  ],
+)
+def test_blocks_of_a_pool_by_hand(mean, lanes, slots, blocks):
+  one = load(on_gpu(TOY), max_new_tokens=300, mean_tokens=mean)
+  assert one.blocks(lanes, slots) == blocks
+  stages = one.stages(lanes, slots)
+  for stage in ("decoding", "compacting", "finishing"):
+    assert stages[stage]["cache"] == blocks * 64 * 12 * 4
+  assert load(max_new_tokens=300, mean_tokens=mean).blocks(lanes, slots) == 0
+
+
+def test_blocks_are_those_of_a_device():
+  one = load(on_gpu(TOY, 2), n=8, prompts=6, data=2, mean_tokens=20)
+  # 3 of 6 lanes, and 4 rows of one block each; 70 tokens are 2.
+  assert one.blocks(6, 4) == 12 + 2
+  # Half of the 8 rollouts of each of 3 prompts.
+  one = load(on_gpu(TOY, 2), n=8, prompts=3, data=2, mean_tokens=20)
+  assert one.blocks(3, 8) == 12 + 2
 
 
 def test_what_is_spread_over_the_mesh():

@@ -380,16 +380,33 @@ def test_presets_fit_eight_devices_that_are_not_here(
   plan_command.run(settings.typed(c))
   text = capsys.readouterr().out
   assert f"on {data} x {8 // data} accelerators" in text
-  found = re.findall(r"^(\d+) lanes? x (\d+) slots?, 8 pages", text, re.M)
-  (lanes, slots), _ = [tuple(map(int, pair)) for pair in found]
-  assert lanes * slots // data >= 64  # rows of a device
-  c.sampling.int8_cache = True
+
+  def found():
+    """Slots in all lanes, and blocks of a device."""
+    told = re.findall(
+      r"^(\d+) lanes? x (\d+) slots?, (\d+) blocks of 64", text, re.M
+    )
+    (lanes, slots, blocks), _ = [tuple(map(int, each)) for each in told]
+    return lanes * slots, blocks
+
+  longest, blocks = found()
+  assert longest // data >= 64  # rows of a device
+  assert blocks == longest // data * 240  # 15,360 / 64 for each
+  c.sampling.mean_tokens = c.sampling.max_new_tokens
   plan_command.run(settings.typed(c))
   text = capsys.readouterr().out
-  lanes_8, slots_8 = re.search(
-    r"^(\d+) lanes? x (\d+) slot", text, re.M
-  ).groups()
-  assert int(lanes_8) * int(slots_8) > 1.3 * lanes * slots
+  assert found() == (longest, blocks)
+  # What is counted on is the mean.
+  c.sampling.mean_tokens = 6000
+  plan_command.run(settings.typed(c))
+  text = capsys.readouterr().out
+  mean, blocks = found()
+  assert mean >= 2 * longest
+  assert blocks == math.ceil(mean // data * (6000 / 64 + 0.5)) + 240
+  c.sampling.mean_tokens, c.sampling.int8_cache = 0, True
+  plan_command.run(settings.typed(c))
+  text = capsys.readouterr().out
+  assert found()[0] > 1.3 * longest
 
 
 def test_a_name_of_the_hub_is_not_downloaded(monkeypatch):

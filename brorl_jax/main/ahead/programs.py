@@ -175,7 +175,7 @@ def _spec(
       columns=program_spec.page_columns(T),
       mesh=run.mesh,
     ),
-    getattr(fits, "blocks", None),
+    fits.blocks,
   )
 
 

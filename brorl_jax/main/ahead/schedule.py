@@ -53,7 +53,7 @@ def of(run: Run, measured: list[Measured], chip: Chip) -> Schedule:
   """
   c, devices = run.config, run.mesh.size
   sampled, S = c.sampling, c.data.prompt_tokens
-  T = getattr(sampled, "mean_tokens", 0) or sampled.max_new_tokens
+  T = sampled.mean_tokens or sampled.max_new_tokens
   cost = costs.Counts(run.policy, copies=run.data)
   P, N = sampled.prompts, sampled.n
   by_name = {m.name: m for m in measured}

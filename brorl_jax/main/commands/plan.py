@@ -360,6 +360,7 @@ def _fit(
     resident_bytes=resident_bytes,
     prompt_tokens=c.data.prompt_tokens,
     max_new_tokens=c.sampling.max_new_tokens,
+    mean_tokens=c.sampling.mean_tokens,
     **where,
   )
   if not c.devices.memory_bytes:

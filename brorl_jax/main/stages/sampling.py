@@ -69,5 +69,6 @@ def _how(c: Sampling, stop_ids, mesh, fits: plan.RolloutPlan, n: int, sampling):
     stop_ids=stop_ids,
     slots=fits.slots,
     lanes=fits.lanes,
+    blocks=fits.blocks,
     mesh=mesh,
   )

@@ -60,6 +60,15 @@ class Sampling(Section):
     phased=True,
     evaluated=True,
   )
+  mean_tokens: int = setting(
+    0,
+    "Mean response, for which accelerators plan their slots: a slot holds what "
+    "its rollout has written. If responses are longer, some rollouts wait or "
+    "begin again, which changes none of them. 0: max_new_tokens, for which all "
+    "slots have room.",
+    unit="tokens",
+    phased=True,
+  )
   temperature: float = setting(
     1.0,
     "Sampling temperature. At 1 the sampler draws from the distribution that "
@@ -83,6 +92,11 @@ class Sampling(Section):
     for field in ("slots", "lanes"):
       good = getattr(self, field) >= 0
       yield field, good, "positive, or 0: as many as fit in memory"
+    yield (
+      "mean_tokens",
+      0 <= self.mean_tokens <= self.max_new_tokens,
+      f"0 to max_new_tokens = {self.max_new_tokens}",
+    )
     yield (
       "temperature",
       self.temperature > 0.0,

@@ -29,13 +29,15 @@ def test_the_sampler_gets_what_was_planned(monkeypatch):
   c = config(int8_cache=True, lanes=3, slots=40)
   mesh = sharding.make_mesh(8, 1)
   got = plan_command.make(c, SMALL, data=1, model=1, keep_reference=True)
+  planned = dataclasses.replace(got.rollouts, blocks=77)
   text = tokenizer.Tokenizer(huggingface.ASSETS)
   with pytest.raises(Called) as e:
-    sampling.streamed(c.sampling, SMALL, text.stop_ids, mesh, got.rollouts)(
+    sampling.streamed(c.sampling, SMALL, text.stop_ids, mesh, planned)(
       {}, lambda room, idle: None, None
     )
   policy, streamed = e.value.args
   assert (streamed["slots"], streamed["lanes"], streamed["n"]) == (40, 3, 512)
+  assert streamed["blocks"] == 77
   assert streamed["places"] == 8  # 4096 / 512
   assert streamed["sampling"] == SamplingParams()
   assert policy == dataclasses.replace(SMALL, int8_cache=True)
