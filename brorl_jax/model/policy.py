@@ -67,7 +67,7 @@ class Policy(PolicySpec):
     that no array has S x S scores. Only the last position gets logits.
 
     Args:
-      params: Nested dict of arrays.
+      params: Nested dict of arrays, or what `unroll` made of it.
       tokens: Left-padded, so that the last position is a real token.
       mask: True on real tokens.
     """
@@ -356,8 +356,15 @@ class Policy(PolicySpec):
     )
     real = None if any(self.sliding) else real
 
+    blocks = params["blocks"]
+
     def layer(x, xs):
       index, weights, shared = xs
+      if weights is None:
+        # Of `unroll`: a copy of one layer at a time. To stack them would be a
+        # second copy of all (1.5B in bfloat16: 3.6 GB), and a Python loop 28
+        # times as much to compile.
+        weights = jax.lax.switch(index, [lambda x=x: x for x in blocks])
       # Whole for this layer alone: a device keeps 1/data of all other layers.
       weights = sharding.gathered(
         weights, self.mesh, self.dtype, inside="blocks/"
@@ -377,7 +384,8 @@ class Policy(PolicySpec):
     x = layers.embed(self, params, tokens)
     layer = layers.rematerialized(layer, self.remat)
     # A scan: one layer is compiled, whatever L is (28 for 1.5B, 48 for 30B).
-    xs = (jnp.arange(self.layers), params["blocks"], shared)
+    stacked = blocks if isinstance(blocks, dict) else None
+    xs = (jnp.arange(self.layers), stacked, shared)
     x, (k, v) = jax.lax.scan(layer, x, xs)
     return (
       layers.final_norm(self, params, x),

@@ -22,6 +22,7 @@ _MOST_PAGES = 8
 class Decoder(Protocol):
   """What the sampler needs from a policy: pure functions of a hashable object.
 
+  `prefill` and `decode_step` read what `unroll` made of the cast parameters.
   Leaves of a prefix have axes [P,...]. Leaves of a page have axes [A R,...].
   """
 
