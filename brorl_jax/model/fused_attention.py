@@ -130,8 +130,7 @@ def _rows(
     q = join(jnp.zeros((P, M, S, H, K), q.dtype), q)
     prefix = jnp.broadcast_to(real.prefix[:, None], (*mask.shape[:2], S))
     mask = join(prefix, mask)
-  order = jnp.argsort(~mask, axis=2, stable=True)
-  back = jnp.argsort(order, axis=2)
+  order, back = _real_first(mask)
   flat = lambda x: _moved(x, order, back).reshape(P * M, *x.shape[2:])
   segment = real.segment
   if segment is not None:  # padding has a number of its own, behind the last
@@ -139,6 +138,21 @@ def _rows(
     segment = jnp.take_along_axis(segment, order, axis=2).reshape(P * M, -1)
   out = kernel(flat(q), flat(k), flat(v), segment)
   return _moved(out.reshape(P, M, S + Q, H, K), back, order)[:, :, S:]
+
+
+def _real_first(
+  mask: Bool[Array, "P #M L"],
+) -> tuple[Int[Array, "P #M L"], Int[Array, "P #M L"]]:
+  """The order in which real tokens come first, and its inverse.
+
+  Counted, not sorted: a TPU's compiler takes 12 s for a sort of 16,384 numbers.
+  """
+  count = lambda x: jnp.cumsum(x, axis=2, dtype=jnp.int32) - 1
+  real = jnp.sum(mask, axis=2, keepdims=True, dtype=jnp.int32)
+  back = jnp.where(mask, count(mask), real + count(~mask))
+  at = jnp.broadcast_to(jnp.arange(mask.shape[2], dtype=jnp.int32), mask.shape)
+  order = jnp.put_along_axis(at, back, at, axis=2, inplace=False)
+  return order, back
 
 
 @jax.custom_vjp

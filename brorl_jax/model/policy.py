@@ -302,12 +302,14 @@ class Policy(Decoding):
     first = jnp.broadcast_to(last[:, None, None], (P, M, 1, self.width))
     if T == 1:
       return first
+    # On accelerators the last token is read too, for nothing: their arrays have
+    # T rows then, which is even and a multiple of their tiles.
+    inputs = response if not self.target.on_cpu else response[:, :, :-1]
     # Responses are padded on the right, where causal attention never looks: no
     # mask is needed.
-    inputs = response[:, :, :-1]
-    all_real = jnp.ones((P, 1, T - 1), bool)
+    all_real = jnp.ones((P, 1, inputs.shape[2]), bool)
     hidden, _, _ = self._own(params, inputs, all_real, prefix)
-    return jnp.concatenate([first, hidden], axis=2)
+    return jnp.concatenate([first, hidden[:, :, : T - 1]], axis=2)
 
   def _own(
     self,

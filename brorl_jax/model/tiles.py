@@ -6,6 +6,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+# Tokens of a large tile are a multiple of it, or a TPU's compiler spends minutes
+# on how to lay them out.
+_UNIT = 128
+
 
 def each(
   f: Callable[[Array], Array],
@@ -31,10 +35,13 @@ def each(
   tiles = -(-each // most)
   if tiles == 1:
     return f(x)
+  tile = -(-each // tiles)
+  if tile > _UNIT:
+    tile = -(-tile // _UNIT) * _UNIT
   x = x.reshape(prompts, each, D)
-  x = jnp.pad(x, ((0, 0), (0, -each % tiles), (0, 0)))
+  x = jnp.pad(x, ((0, 0), (0, tiles * tile - each), (0, 0)))
   apart = jnp.swapaxes(x.reshape(prompts, tiles, -1, D), 0, 1)
-  tile = lambda x: f(x.reshape(-1, D)).reshape(x.shape)
-  out = jax.lax.map(jax.checkpoint(tile, prevent_cse=False), apart)
+  of_tile = lambda x: f(x.reshape(-1, D)).reshape(x.shape)
+  out = jax.lax.map(jax.checkpoint(of_tile, prevent_cse=False), apart)
   out = jnp.swapaxes(out, 0, 1).reshape(prompts, -1, D)[:, :each]
   return out.reshape(n, D)

@@ -263,7 +263,7 @@ def _sampling(run: Run, compile: Compile) -> Iterator[Program]:
     "admit",
     stream._admit.lower(
       spec,
-      run.state().params,
+      inputs.weights,
       inputs.prefix,
       inputs.queue,
       state,
