@@ -112,7 +112,8 @@ def over_pool(
   )
   held = blocks.take_back(held, over.ravel() | again)
   again = again.reshape(shape)
-  first = state.packed.at[state.rollout, 0, 0].get(mode="fill", fill_value=0)
+  # Not read from `packed`, which would then be copied before it is written.
+  first = queue.first[state.rollout // spec.n, state.rollout % spec.n]
   state = dataclasses.replace(
     state,
     column=state.column + 1,

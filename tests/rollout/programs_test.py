@@ -12,7 +12,9 @@ from compiled import compiled
 from small_decoders import (
   KEY,
   RECALL,
+  TABLE,
   Recall,
+  Table,
   devices,
   run,
   same,
@@ -21,7 +23,8 @@ from small_decoders import (
 from brorl_jax.model import sharding
 from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
-from brorl_jax.rollout import programs
+from brorl_jax.model.target import Target
+from brorl_jax.rollout import program_spec, programs
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.program_spec import ProgramSpec
 from brorl_jax.types import Prompts
@@ -94,6 +97,46 @@ def test_a_step_widens_int8_pages_layer_by_layer():
   assert used.alias_size_in_bytes >= bytes_of(page)
   one = 4 * (page[0].k.nbytes + page[0].v.nbytes)
   assert used.temp_size_in_bytes < 4 * one  # of 8
+
+
+def segment_over_pool(policy, params):
+  """Pool, state and program of a step of 2 lanes of 24 slots, 64 blocks."""
+  P, N, T = 2, 24, 4096
+  pages = ProgramSpec(policy, SamplingParams(), (0,), N, T, P, N, T, None)
+  spec = program_spec.with_cache(pages, 64)
+  prompts = Prompts(
+    np.zeros((P, 8), np.int32), np.ones((P, 8), bool), np.arange(P)
+  )
+  batch = programs.PrefillBatch(
+    prompts, np.zeros(P, np.int32), np.ones(P, bool)
+  )
+  inputs, state, _ = programs.start(spec, params, batch, KEY)
+  pool = programs.pool(spec)
+  program = compiled(
+    functools.partial(programs.segment, spec),
+    inputs, (), pool, state, False, np.int32(9), donated=(2, 3),
+  )  # fmt: skip
+  return pool, state, program
+
+
+@pytest.mark.perf
+def test_a_step_over_a_pool_copies_no_record():
+  pool, state, program = segment_over_pool(Table(pool_columns=64), TABLE)
+  used = program.memory_analysis()
+  records = state.packed.nbytes
+  assert used.alias_size_in_bytes >= bytes_of(pool) + records
+  assert used.temp_size_in_bytes < records / 2
+
+
+@pytest.mark.perf
+def test_a_step_over_a_pool_copies_no_pool():
+  policy = dataclasses.replace(WIDE, layers=8, target=Target("rocm", 1, 2**30))
+  params = policy.init(jax.random.key(0))
+  pool, _, program = segment_over_pool(policy, params)
+  used = program.memory_analysis()
+  assert used.alias_size_in_bytes >= bytes_of(pool)
+  # The simple form gathers the tables of a layer: 48 rows of 64 blocks.
+  assert used.temp_size_in_bytes < 3 * 48 * bytes_of(pool[0])
 
 
 def bytes_of(tree):
