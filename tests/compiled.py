@@ -1,10 +1,11 @@
-"""What XLA makes of a program; no test file."""
+"""What JAX and XLA make of a program; no test file."""
 
 import contextlib
 from collections.abc import Callable
 
 import compiling
 import jax
+import jax.extend as jex
 import jax.numpy as jnp
 
 
@@ -56,3 +57,12 @@ def compilations():
     yield seen
   finally:
     jax.monitoring.unregister_event_duration_listener(listen)
+
+
+def equations(jaxpr, name):
+  """Those of one kind in a program, the ones in its loops included."""
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name == name:
+      yield eqn
+    for sub in jex.core.jaxprs_in_params(eqn.params):
+      yield from equations(sub, name)

@@ -22,7 +22,7 @@ _LEAST_LENGTH = 32
 _MOST_LENGTHS = 6
 # Microbatches of a batch. The last batch of a length is filled up with zeros,
 # which are copied to the devices but not computed (`Batch.used`).
-_MICROBATCHES = 8
+MICROBATCHES = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +178,7 @@ def blocks(rollouts: Rollouts, rows: int) -> Iterator[Block]:
 
 
 def _cut(blocks: list[Block], per_microbatch: int) -> Iterator[list[Block]]:
-  most = per_microbatch * _MICROBATCHES
+  most = per_microbatch * MICROBATCHES
   for start in range(0, len(blocks), most):
     yield blocks[start : start + most]
 
@@ -193,7 +193,7 @@ def _batch(
   scale: Float[np.ndarray, "P N"] | None,
 ) -> Batch:
   M, B, S = layout.rows, layout.blocks_of(length), prompts.tokens.shape[1]
-  rows = _MICROBATCHES * B
+  rows = MICROBATCHES * B
   # 9 bytes per position of a response: 38 MB with 16 blocks of 32 rows of 1,024
   # tokens, and about as much at each shorter length.
   out = {
@@ -221,9 +221,7 @@ def _batch(
     out["weight"][to] = block.count
     if scale is not None:
       out["scale"][to] = scale[p, n]
-  folded = {
-    k: v.reshape(_MICROBATCHES, B, *v.shape[1:]) for k, v in out.items()
-  }
+  folded = {k: v.reshape(MICROBATCHES, B, *v.shape[1:]) for k, v in out.items()}
   used = -(-len(blocks) // B)
   return Batch(**folded, used=np.array(used, np.int32))
 

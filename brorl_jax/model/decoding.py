@@ -9,7 +9,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from brorl_jax.model import cache, layers, pool, sharding
+from brorl_jax.model import cache, layers, pool, sharding, views
 from brorl_jax.model.cache import LanePrompts
 from brorl_jax.model.pool import Pool
 from brorl_jax.model.spec import PolicySpec
@@ -111,14 +111,14 @@ class Decoding(PolicySpec):
     attend: Attend,
   ) -> Float[Array, "A R V"]:
     """Logits after `token`, for any form of the rows' own keys and values."""
-    views = layers.decode_views(self, shared.mask, length, which)
+    seen = views.of_slots(self, shared.mask, length, which)
     flat = lambda x: x.reshape(-1, *x.shape[2:])[:, :, 0]  # A R G 1 K -> B G K
     x = layers.embed(self, weights, token)[:, :, None]
     # A Python loop, not a scan: a scan would slice each layer's cache out of a
     # stacked one and write it back, 2 copies of the cache per token.
     for i, layer in enumerate(weights["blocks"]):
       block = layers.block(self, layer)
-      view = views[bool(self.sliding) and self.sliding[i]]
+      view = seen[bool(self.sliding) and self.sliding[i]]
       q, k, v = block.project(x, view)
       prompts = cache.Shared(shared.k[i], shared.v[i], view.shared)
       out = attend(i, q[:, :, 0], flat(k), flat(v), prompts, view.own)

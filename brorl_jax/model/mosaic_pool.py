@@ -1,4 +1,4 @@
-"""A TPU's kernel of decoding over a pool of blocks.
+"""A TPU's kernels of decoding over a pool of blocks.
 
 `own` computes what `pool.own` computes. It takes one step for every block that
 a row sees, row after row. Which block comes next is known before the kernel
@@ -25,6 +25,9 @@ from brorl_jax.model.attention import MASKED, capped
 from brorl_jax.model.cache import Softmax
 
 _LANES = 128
+# Columns that are read and written back to change one: a tile of int8, and two
+# of bfloat16.
+_SLAB = 32
 # Bytes of scalar memory for two numbers per step, of 1 MB on a v5p.
 _SCALARS = 2**19
 
@@ -39,6 +42,89 @@ def supports(q: Any, pool: Any, table: Any) -> bool:
   """
   C, K = pool.kv.shape[3:]
   return K % _LANES == 0 and C % _LANES == 0 and table.size * 8 <= _SCALARS
+
+
+def writes(kv: Any) -> bool:
+  """Whether `write` can be lowered with a pool of this shape."""
+  C, K = kv.shape[3:]
+  return K % _LANES == 0 and C % _SLAB == 0
+
+
+@functools.partial(jax.jit, static_argnames="interpret")
+def write(
+  arrays: tuple[Array, Array | None],
+  new: tuple[Array, Array | None],
+  block: Int[Array, " B"],
+  column: Int[Array, " B"],
+  *,
+  interpret: bool = False,
+) -> tuple[Array, Array | None]:
+  """A pool with one more token of every row, in place; see `pool.write`.
+
+  XLA's scatter on a TPU wants the heads of a token side by side. It would bring
+  the whole pool into that order and back in every step.
+
+  Args:
+    arrays: kv [blocks,2,G,C,K] and scale [blocks,2,G,C] or None.
+    new: What is written, [B,2,G,K] and [B,2,G].
+    block: Where each row writes; no other row writes to its block. A row whose
+      block does not exist is dropped.
+    column: In its block.
+    interpret: Without a TPU, as XLA operations.
+  """
+  blocks = len(arrays[0])
+  real = (block >= 0) & (block < blocks)
+  # Rows that write, one per step. Others would write back what they have read,
+  # while the row whose block it is changes it.
+  order = jnp.argsort(~real, stable=True)
+  count = jnp.sum(real, dtype=jnp.int32)
+  at = jnp.clip(block, 0, blocks - 1)
+
+  def slab(x):
+    # A tile of columns; scales have theirs along the lanes, and are few.
+    rows = _SLAB if x.ndim == 5 else x.shape[3]
+    behind = (0,) * (x.ndim - 4)
+
+    def place(s, order, at, column, _):
+      row = order[s]
+      return at[row], 0, 0, jax.lax.div(column[row], rows), *behind
+
+    return pl.BlockSpec((1, *x.shape[1:3], rows, *x.shape[4:]), place)
+
+  def of_row(x):
+    place = lambda s, order, *_: (order[s],) + (0,) * (x.ndim - 1)
+    return pl.BlockSpec((1, *x.shape[1:]), place)
+
+  held = jax.tree.leaves(arrays)
+  added = [x[:, :, :, None] for x in jax.tree.leaves(new)]
+  out = pl.pallas_call(
+    _write_kernel,
+    grid_spec=tpu.PrefetchScalarGridSpec(
+      num_scalar_prefetch=4,
+      grid=(jnp.maximum(count, 1),),
+      in_specs=[[*map(of_row, added)], [*map(slab, held)]],
+      out_specs=[*map(slab, held)],
+    ),
+    out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in held],
+    input_output_aliases={4 + len(held) + i: i for i in range(len(held))},
+    compiler_params=tpu.CompilerParams(dimension_semantics=("arbitrary",)),
+    interpret=interpret,
+    name="write_tokens",
+  )(order.astype(jnp.int32), at, column, count[None], added, held)
+  return jax.tree.unflatten(jax.tree.structure(arrays), out)
+
+
+def _write_kernel(order, at, column, count, added, held, *written):
+  """Arguments are references into memory, two of each if there are scales."""
+  del at
+  row = order[pl.program_id(0)]
+  wide = lambda x: x[0].astype(jnp.float32)  # exact, of 16 bits and of 8
+  for new, old, out in zip(added, held, written, strict=True):
+    rows = old.shape[3]
+    shape = (1, 1, rows, *[1] * (len(old.shape) - 4))
+    here = jax.lax.broadcasted_iota(jnp.int32, shape, 2)
+    here = (here == jax.lax.rem(column[row], rows)) & (count[0] > 0)
+    out[0] = jnp.where(here, wide(new), wide(old)).astype(out.dtype)
 
 
 @functools.partial(jax.jit, static_argnames=("softcap", "interpret"))

@@ -20,7 +20,6 @@ from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from brorl_jax.model import (
@@ -30,6 +29,7 @@ from brorl_jax.model import (
   fused_attention,
   layers,
   sharding,
+  views,
 )
 from brorl_jax.model.cache import LanePrompts, Prefix
 from brorl_jax.model.decoding import Decoding
@@ -244,17 +244,22 @@ class Policy(Decoding):
     spreads prompts over its axis "data", or their rows if prompts are too few.
     """
     cut, join = sharding.spread(self.mesh, *response.shape[:2])
-    prompt, prompt_mask, response = map(cut, (prompt, prompt_mask, response))
-    hidden = self._response(params, prompt, prompt_mask, response)
-    P, M, T, D = hidden.shape
-    logp, entropy = layers.token_logp(
-      self,
-      params,
-      hidden.reshape(P, M * T, D),
-      response.reshape(P, M * T),
-      temperature,
-    )
-    return join(logp.reshape(P, M, T)), join(entropy.reshape(P, M, T))
+
+    def here(params, prompt, prompt_mask, response):
+      hidden = self._response(params, prompt, prompt_mask, response)
+      P, M, T, D = hidden.shape
+      logp, entropy = layers.token_logp(
+        self,
+        params,
+        hidden.reshape(P, M * T, D),
+        response.reshape(P, M * T),
+        temperature,
+      )
+      return logp.reshape(P, M, T), entropy.reshape(P, M, T)
+
+    on_devices = sharding.over_data(here, params, self.mesh)
+    logp, entropy = on_devices(*map(cut, (prompt, prompt_mask, response)))
+    return join(logp), join(entropy)
 
   def packed_logp(
     self,
@@ -277,15 +282,16 @@ class Policy(Decoding):
     Returns:
       Log-probabilities; 0 for the first token of a text and for padding.
     """
-    if self.mesh is not None:
-      spread = NamedSharding(self.mesh, PartitionSpec("data"))
-      place = lambda x: jax.lax.with_sharding_constraint(x, spread)
-      tokens, segment = place(tokens), place(segment)
-    mask = (segment > 0)[:, None]
-    hidden, _, _ = self._own(
-      params, tokens[:, None], mask, segment=segment[:, None]
-    )
-    logp, _ = layers.token_logp(self, params, hidden[:, 0, :-1], tokens[:, 1:])
+
+    def here(params, tokens, segment):
+      mask = (segment > 0)[:, None]
+      hidden, _, _ = self._own(
+        params, tokens[:, None], mask, segment=segment[:, None]
+      )
+      hidden = hidden[:, 0, :-1]
+      return layers.token_logp(self, params, hidden, tokens[:, 1:])[0]
+
+    logp = sharding.over_data(here, params, self.mesh)(tokens, segment)
     # The first token of a text would be scored by the last of the one before.
     same = (segment[:, 1:] == segment[:, :-1]) & (segment[:, 1:] > 0)
     return jnp.pad(jnp.where(same, logp, 0.0), ((0, 0), (1, 0)))
@@ -333,11 +339,11 @@ class Policy(Decoding):
     visible = jnp.tril(jnp.ones((Q, Q), bool))[None, None] & mask[:, :, None]
     if segment is not None:
       visible &= segment[..., :, None] == segment[..., None, :]
-      position -= layers.segment_start(segment)
+      position -= views.segment_start(segment)
     if prefix is not None:
       before = jnp.sum(prefix.mask, axis=1, dtype=jnp.int32)
       position = position + before[:, None, None]
-    views = layers.views(
+    seen = views.of_rows(
       self, position, visible, position, None if prefix is None else prefix.mask
     )
 
@@ -350,9 +356,11 @@ class Policy(Decoding):
     def layer(x, xs):
       index, weights, shared = xs
       # Whole for this layer alone: a device keeps 1/data of all other layers.
-      weights = sharding.gathered(weights, self.mesh, inside="blocks/")
+      weights = sharding.gathered(
+        weights, self.mesh, self.dtype, inside="blocks/"
+      )
       block = layers.block(self, weights)
-      view = layers.view_of(self, views, index)
+      view = views.of_layer(self, seen, index)
       q, k, v = block.project(x, view)
       if prefix is not None:
         shared = (*shared, view.shared)

@@ -81,12 +81,36 @@ def write(
       number `blocks`, is dropped; no two others write to the same place.
     column: In its block, 0 to C - 1.
   """
-  kv, scale = jnp.stack([k, v], axis=1), pool.scale
-  if scale is not None:
+  kv, size = jnp.stack([k, v], axis=1), None
+  if pool.scale is not None:
     kv, size = cache.quantized(kv)
-    scale = scale.at[block, :, :, column].set(size[..., 0], mode="drop")
-  put = pool.kv.at[block, :, :, column]
-  return Pool(put.set(kv.astype(pool.kv.dtype), mode="drop"), scale)
+    size = size[..., 0]
+  new = kv.astype(pool.kv.dtype), size
+  args = (pool.kv, pool.scale), new, block, column
+  if not mosaic_pool.writes(pool.kv):
+    return Pool(*_scatter(*args))
+  axes = tuple(sharding.axes_here(None))
+  heads = PartitionSpec(None, None, axes)
+  kernel = _on_devices(
+    mosaic_pool.write,
+    axes,
+    (heads, heads, PartitionSpec(), PartitionSpec()),
+    heads,
+  )
+  kv, scale = jax.lax.platform_dependent(*args, tpu=kernel, default=_scatter)
+  return Pool(kv, scale)
+
+
+def _scatter(
+  arrays: tuple[Array, Array | None],
+  new: tuple[Array, Array | None],
+  block: Int[Array, " B"],
+  column: Int[Array, " B"],
+) -> tuple[Array, Array | None]:
+  """`mosaic_pool.write` as one operation."""
+  return jax.tree.map(
+    lambda x, y: x.at[block, :, :, column].set(y, mode="drop"), arrays, new
+  )
 
 
 def own(
@@ -188,24 +212,27 @@ def decode(
   apart = len(spread) <= 1 and all(rows.shape[1] % n == 0 for n in spread)
   if kernel is not None and kernel.supports(rows, pool, table) and apart:
     fused = functools.partial(kernel.own, softcap=softcap)
-    form = _over_heads(fused, tuple(axes))
+    heads, whole = PartitionSpec(None, tuple(axes)), PartitionSpec()
+    blocks = PartitionSpec(None, None, tuple(axes))
+    places = heads, heads, blocks, whole, whole, whole
+    form = _on_devices(fused, tuple(axes), places, heads)
   out = form(rows, state, pool, table, first, stop)
   return out.reshape(A, R, H, K)
 
 
-def _over_heads(kernel: Callable, axes: tuple[str, ...]) -> Callable:
+def _on_devices(
+  kernel: Callable, axes: tuple[str, ...], places: tuple, out: PartitionSpec
+) -> Callable:
   """`kernel` on every device for its own key/value heads.
 
   XLA cannot cut a kernel: it would gather all heads of the pool.
   """
   if not axes:
     return kernel
-  heads, whole = PartitionSpec(None, axes), PartitionSpec()
-  pool = PartitionSpec(None, None, axes)
   return jax.shard_map(
     kernel,
-    in_specs=(heads, heads, pool, whole, whole, whole),
-    out_specs=heads,
+    in_specs=places,
+    out_specs=out,
     axis_names=set(axes),
     check_vma=False,
   )

@@ -1,5 +1,6 @@
-"""Where every array lives: two tables and a few functions."""
+"""Where every array lives: two tables, and how shards become whole and back."""
 
+import functools
 import math
 import re
 from collections.abc import Callable
@@ -117,28 +118,113 @@ def param_shardings(
   return jax.tree_util.tree_map_with_path(place, abstract_params)
 
 
-def gathered(params: PyTree, mesh: Mesh | None, *, inside: str = "") -> PyTree:
+def over_data(
+  f: Callable, params: PyTree, mesh: Mesh | None
+) -> Callable[..., PyTree]:
+  """`f` of the parameters, run by each device of `data` on its own rows.
+
+  By hand, because XLA left to itself cuts the sums of a product, sends
+  activations of all tokens from device to device, and adds whole gradients
+  where a device needs its shard.
+
+  Args:
+    f: (parameters, *arrays) -> arrays; reads parameters through `gathered`.
+    params: Nested dict of all parameters.
+    mesh: Device mesh with axes "data" and "model"; None leaves `f` as it is.
+
+  Returns:
+    Arrays -> arrays. The first axis of all is spread, a multiple of "data".
+
+  Raises:
+    ValueError: A parameter does not divide over the mesh.
+  """
+  if mesh is None or mesh.shape["data"] == 1:
+    return functools.partial(f, params)
+  # Axis "model" stays with XLA: specs name what is cut by hand.
+  cut = lambda place: PartitionSpec(
+    *(axis if axis == "data" else None for axis in place.spec)
+  )
+  places = jax.tree.map(cut, param_shardings(params, mesh))
+  inside = jax.shard_map(
+    lambda params, x: f(params, *x),
+    mesh=mesh,
+    in_specs=(places, PartitionSpec("data")),
+    out_specs=PartitionSpec("data"),
+    axis_names={"data"},
+    # The check would refuse loops that start from the same zeros everywhere.
+    check_vma=False,
+  )
+  return lambda *x: inside(params, x)
+
+
+def gathered(
+  params: PyTree, mesh: Mesh | None, dtype: str, *, inside: str = ""
+) -> PyTree:
   """Parameters whole on every device of `data`, as a product reads them.
 
-  Inside a traced function. Without this XLA would rather cut the sums of a
-  product, and send activations and logits of all tokens from device to device.
+  Inside of `over_data`; elsewhere they are left alone. Shards travel in
+  `dtype`, in which products compute, but norms as they are, and arrive in the
+  dtype of the parameters. The devices' gradients are added in float32 (in
+  bfloat16 256 + 1 is 256), and a device gets the sum of its shard alone.
 
   Args:
     params: Nested dict of arrays, or a part of one.
     mesh: Device mesh with axes "data" and "model"; None leaves all as it is.
+    dtype: Of products.
     inside: Path of that part; arrays in "blocks/" are those of one layer.
   """
-  if mesh is None:
+  if mesh is None or "data" in axes_here(mesh):
     return params
 
   def whole(path, leaf):
     name = inside + jax.tree_util.keystr(path, simple=True, separator="/")
     axes = _axes(name, leaf)[1 if inside == "blocks/" else 0 :]
-    cut = (MESH_AXIS[axis] for axis in axes)
-    spec = PartitionSpec(*(None if axis == "data" else axis for axis in cut))
-    return jax.lax.with_sharding_constraint(leaf, NamedSharding(mesh, spec))
+    cut = tuple(MESH_AXIS[axis] for axis in axes)
+    if "data" not in cut:
+      return leaf
+    kind = leaf.dtype if name.endswith("/scale") else dtype
+    return _whole(cut, kind, leaf)
 
   return jax.tree_util.tree_map_with_path(whole, params)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _whole(cut: tuple[str | None, ...], dtype, shard: Array) -> Array:
+  axis = cut.index("data")
+  gather = functools.partial(
+    jax.lax.all_gather, axis_name="data", axis=axis, tiled=True
+  )
+  # Back, so that its gradient is not rounded before it is added.
+  return _by_hand(cut, gather)(shard.astype(dtype)).astype(shard.dtype)
+
+
+def _whole_forward(cut: tuple[str | None, ...], dtype, shard: Array):
+  return _whole(cut, dtype, shard), None
+
+
+def _whole_backward(cut: tuple[str | None, ...], dtype, saved, slope: Array):
+  del dtype, saved
+  axis = cut.index("data")
+  scatter = functools.partial(
+    jax.lax.psum_scatter, axis_name="data", scatter_dimension=axis, tiled=True
+  )
+  out = _by_hand(cut, scatter)(slope.astype(jnp.float32))
+  return (out.astype(slope.dtype),)
+
+
+_whole.defvjp(_whole_forward, _whole_backward)
+
+
+def _by_hand(cut: tuple[str | None, ...], f: Callable) -> Callable:
+  """`f` by each device of "model" too, inside of `over_data`.
+
+  XLA's partitioner would first make whole over "model" what a gather or
+  scatter reads: it gathered 7.8 GB instead of .8 for 2 layers of 1.5B on 4 x 2.
+  """
+  spec = PartitionSpec(*(None if axis == "data" else axis for axis in cut))
+  return jax.shard_map(
+    f, in_specs=spec, out_specs=spec, axis_names={"model"}, check_vma=False
+  )
 
 
 def axes_here(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:
@@ -242,6 +328,12 @@ def state_shardings(
     return jax.tree.map(same, tree, params, spec)
 
   return jax.tree.map(place, abstract_state, is_leaf=is_params)
+
+
+def shard_bytes(tree: PyTree, shardings: PyTree) -> int:
+  """Bytes on a device of arrays, or of their shapes, that are cut like this."""
+  shard = lambda x, s: math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize
+  return sum(jax.tree.leaves(jax.tree.map(shard, tree, shardings)))
 
 
 def in_host_memory(shardings: PyTree) -> PyTree:

@@ -14,6 +14,9 @@ _LIMITS = (
 )
 
 
+_DEFAULT_FRACTION = 0.75  # of a GPU, jax's own
+
+
 @dataclasses.dataclass(frozen=True)
 class Target:
   """What forms of a program, and their sizes, depend on."""
@@ -34,6 +37,15 @@ def here() -> Target:
   if "rocm" in jax.local_devices()[0].client.platform_version.lower():
     platform = "rocm"  # jax calls it a GPU too
   return Target(platform, jax.device_count(), device_bytes())
+
+
+def pool_fraction(platform: str) -> float:
+  """What XLA's pool takes of a device's memory, as this process is told."""
+  if platform != "gpu":
+    return 1.0
+  names = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+  given = next(filter(None, map(os.environ.get, names)), None)
+  return float(given) if given else _DEFAULT_FRACTION
 
 
 def device_bytes() -> int:

@@ -28,12 +28,10 @@ with what XLA says of compiled programs, as `tests/rollout/memory_test.py` does.
 
 import dataclasses
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh
-from jaxtyping import PyTree
 
 from brorl_jax.model import attention, sharding
 from brorl_jax.model.policy import PREFILL_CHUNK, Policy
@@ -43,19 +41,13 @@ from brorl_jax.rollout.draw import block_of
 _MORE = 1.1  # work that is not worth a term of its own
 
 
-def shard_bytes(tree: PyTree, shardings: PyTree) -> int:
-  """Bytes on a device of arrays, or of their shapes, that are cut like this."""
-  shard = lambda x, s: math.prod(s.shard_shape(x.shape)) * x.dtype.itemsize
-  return sum(jax.tree.leaves(jax.tree.map(shard, tree, shardings)))
-
-
 @functools.cache
 def _weights(policy: Policy, model: int) -> int:
   """Bytes of the sampler's copy on a device."""
   make = lambda key: policy.cast(policy.init(key))
   tree = jax.eval_shape(make, jax.random.key(0))
   mesh = AbstractMesh((1, model), ("data", "model"))
-  return shard_bytes(tree, sharding.param_shardings(tree, mesh))
+  return sharding.shard_bytes(tree, sharding.param_shardings(tree, mesh))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +188,7 @@ class Probe:
     tree = jax.eval_shape(self.policy.init, jax.random.key(0))
     mesh = AbstractMesh((1, self.model), ("data", "model"))
     places = sharding.param_shardings(tree, mesh)
-    of = lambda name: shard_bytes(tree[name], places[name])
+    of = lambda name: sharding.shard_bytes(tree[name], places[name])
     # With a head of its own each of the two is read once, not twice.
     layers, ends = (2.65, 7.05) if self.data > 1 else (5.0, 3.75)
     return int(layers * of("blocks") + ends * of("embed"))

@@ -54,7 +54,7 @@ Feed = Callable[[int, bool], Prompts | None]
 # `_admit` and `_taken` visit a quarter of the places at a time: a static shape,
 # large enough that few calls are needed and small enough that one finished
 # prompt does not copy the rollouts of all places (8 P N T bytes).
-_SHARE = 4
+SHARE = 4
 
 
 def stream(
@@ -110,7 +110,7 @@ def stream(
     streams=True,
   )
   spec = with_cache(spec, blocks)
-  visited = max(each // _SHARE, 1)  # places of a device per program
+  visited = max(each // SHARE, 1)  # places of a device per program
   holds: dict[int, Prompts] = {}  # place -> the prompt in it
   decoding, spent = None, 0
   while True:

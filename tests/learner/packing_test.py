@@ -94,7 +94,7 @@ def test_a_block_has_rollouts_of_one_prompt_and_similar_length():
 
 
 def test_more_microbatches_than_a_batch_holds_make_another(monkeypatch):
-  monkeypatch.setattr(packing, "_MICROBATCHES", 2)
+  monkeypatch.setattr(packing, "MICROBATCHES", 2)
   out, advantage = rollouts(kinds=12)
   few = packed(rows=1, blocks=1, roll=(out, advantage))
   used = [(batch.mask.shape[-1], int(batch.used)) for batch in few]

@@ -150,17 +150,15 @@ def test_a_mesh_does_not_change_the_gradient(gathers):
   assert_close(got, want)
 
 
-@pytest.mark.perf
-def test_devices_tell_each_other_weights_and_sums_but_no_logits():
-  """Fully sharded: every device has a part of all parameters."""
-  mesh = sharding.make_mesh(4, 2)
+def told(mesh):
+  """(collective, numbers of its result) in the program of a batch."""
   policy = dataclasses.replace(POLICY, vocab=512, mesh=mesh)
   at = zeros_of(policy.init, jax.random.key(0))
   at = jax.device_put(at, sharding.param_shardings(at, mesh))
   parts = {
     x.size // x.addressable_shards[0].data.size for x in jax.tree.leaves(at)
   }
-  assert parts == {2, 4, 8}  # biases and norms have one axis to cut
+  assert parts == {*mesh.shape.values(), 8}  # biases and norms: one axis to cut
   (batch,) = on_mesh(packed(rows=12, blocks=8), mesh)
   program = compiled(
     functools.partial(
@@ -172,16 +170,39 @@ def test_devices_tell_each_other_weights_and_sums_but_no_logits():
     at,
     batch,
   )
-  told = [
-    math.prod(map(int, size.split(",")))
-    for size in re.findall(
-      r"= \w+\[([\d,]+)\][^=]* (?:all-|collective-|reduce-s)\S*\(",
-      program.as_text(),
-    )
+  operations = re.findall(
+    r" = (.*?) ((?:all-|collective-|reduce-s)[a-z]+)\S*\(", program.as_text()
+  )
+  size = lambda shape: math.prod(map(int, filter(None, shape.split(","))))
+  return policy, [
+    (kind, size(shape))
+    for result, kind in operations
+    for shape in re.findall(r"\w\d+\[([\d,]*)\]", result)
   ]
+
+
+@pytest.mark.perf
+def test_devices_tell_each_other_weights_and_sums_but_no_logits():
+  """Fully sharded: every device has a part of all parameters."""
+  policy, seen = told(sharding.make_mesh(4, 2))
   tokens = 8 // 4 * 12 * T  # of a device
   embedding = policy.vocab * policy.width // 2
-  assert told and max(told) <= embedding < tokens * policy.vocab / 2
+  largest = max(size for _, size in seen)
+  assert largest <= embedding < tokens * policy.vocab / 2
+
+
+@pytest.mark.perf
+def test_no_device_gets_a_gradient_that_is_not_its_own():
+  policy, seen = told(sharding.make_mesh(8, 1))
+  kinds = {kind for kind, _ in seen}
+  assert kinds == {"all-gather", "all-reduce", "reduce-scatter"}
+  # Biases of all layers are whole on every device; nothing else is.
+  heads = (policy.heads + 2 * policy.kv_heads) * policy.head_size
+  for kind, size in seen:
+    if kind == "all-reduce":
+      assert size <= policy.layers * heads
+    if kind == "reduce-scatter":
+      assert size <= policy.vocab * policy.width // 8
 
 
 def loss_in_float64(at, out, advantage, reference):

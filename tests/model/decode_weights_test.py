@@ -10,7 +10,7 @@ import tiers
 from jax.sharding import AxisType
 from small_policies import EXPERTS, GEMMA2, GEMMA3, TINY, changed
 
-from brorl_jax.model import decode_weights, layers, sharding
+from brorl_jax.model import decode_weights, layers, sharding, views
 from brorl_jax.model.target import Target
 
 GPU = Target("gpu", 1, 2**30)
@@ -43,7 +43,7 @@ def test_a_layer_computes_what_it_computed_before(name):
   rng = np.random.default_rng(1)
   x = jnp.asarray(rng.normal(size=(2, 3, 1, policy.width)), jnp.float32)
   one = jnp.ones((2, 3), jnp.int32)
-  (view, *_) = layers.decode_views(policy, one[:, None] > 0, 4 * one, one - 1)
+  (view, *_) = views.of_slots(policy, one[:, None] > 0, 4 * one, one - 1)
   for whole, part in zip(
     layers.block(policy, layer).project(x, view),
     layers.block(policy, fewer).project(x, view),

@@ -92,3 +92,30 @@ def test_initial_parameters_of_every_option():
     assert abs((kernel**2).mean() - 1) < 5 * (2 / kernel.size) ** 0.5
   gate, up = (blocks[f"expert_{name}"]["kernel"] for name in ("gate", "up"))
   assert jnp.mean(gate == up) < 0.01
+
+
+@pytest.mark.parametrize("policy", [TINY, GEMMA2], ids=["TINY", "GEMMA2"])
+def test_an_accelerator_feeds_forward_a_few_tokens_at_a_time(
+  policy, monkeypatch
+):
+  gpu = dataclasses.replace(policy, target=Target("gpu", 1, 0))
+  params = policy.init(jax.random.key(0))
+  tokens = jax.random.randint(jax.random.key(1), (2, 7), 0, policy.vocab)
+  mask = jnp.ones(tokens.shape, bool)
+
+  def out(policy):
+    total = lambda params: jnp.sum(policy.logits(params, tokens, mask) ** 2)
+    return jax.value_and_grad(total)(params)
+
+  seen, form = [], layers.tiles.each
+
+  def watched(f, x, **sizes):
+    seen.append((len(x), sizes))
+    return form(f, x, **sizes)
+
+  want = out(gpu)
+  monkeypatch.setattr(layers, "_TILE", 6)
+  monkeypatch.setattr(layers.tiles, "each", watched)
+  got = out(gpu)
+  assert (14, {"prompts": 2, "most": 3}) in seen
+  chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-5)

@@ -88,6 +88,53 @@ def test_steps_by_hand():
   assert len(row) == 9 and jnp.all(row < 3) and jnp.all(block < 10)
 
 
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("real", tiers.some(["some", "all", "none"], 1))
+def test_writes_what_a_scatter_writes(stored, real):
+  z = Sizes(96, 1)
+  case = draw(np.random.default_rng(0), z, stored)
+  blocks = len(case.pool.kv)
+  rng = np.random.default_rng(1)
+  B, G, K = 5, z.kv_heads, z.head_size
+  kv = jnp.asarray(100 * rng.normal(size=(B, 2, G, K)), case.pool.kv.dtype)
+  size = None
+  if stored == "int8":
+    size = jnp.asarray(rng.random((B, 2, G)), jnp.float32)
+  block = {
+    "some": [3, blocks, 0, 10**6, 7],
+    "all": [3, 5, 0, 8, 7],
+    "none": [blocks] * 5,
+  }[real]
+  column = jnp.asarray([0, 1, 95, 32, 63], jnp.int32)
+  args = tuple(case.pool), (kv, size), jnp.asarray(block, jnp.int32), column
+  got = mosaic_pool.write(*args, interpret=True)
+  want = pool._scatter(*args)
+  assert got[1] is None or stored == "int8"
+  for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+    np.testing.assert_array_equal(x, y)
+    assert x.dtype == y.dtype
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "int8"])
+def test_a_pool_is_written_by_the_kernel_on_a_tpu_alone(stored):
+  def kernels(z, platform):
+    case = shapes(z, stored)
+    B, G, _, K = case.q.shape
+    token = jax.ShapeDtypeStruct((B, G, K), jnp.bfloat16)
+    program = jax.jit(pool.write, donate_argnums=0).trace(
+      case.pool, token, token, case.stop, case.stop
+    )
+    text = program.lower(lowering_platforms=(platform,)).as_text()
+    return text.count("tpu_custom_call"), text.count("stablehlo.scatter")
+
+  z = Sizes(64, 2, head_size=128)
+  parts = 1 + (stored == "int8")
+  assert kernels(z, "tpu") == (1, 0)
+  assert kernels(z, "cpu") == kernels(z, "cuda") == (0, parts)
+  assert kernels(z._replace(head_size=64), "tpu") == (0, parts)
+  assert kernels(z._replace(columns=48), "tpu") == (0, parts)
+
+
 def shapes(z, stored="bfloat16", activations="bfloat16"):
   rng = np.random.default_rng(0)
   return jax.eval_shape(lambda: draw(rng, z, stored, activations))

@@ -9,6 +9,7 @@ import numpy as np
 import pools
 import pytest
 import tiers
+from compiled import equations
 from jax.sharding import AxisType, PartitionSpec
 from pools import Sizes
 
@@ -213,7 +214,8 @@ def half(monkeypatch):
 
 
 def kernels_of(form, case):
-  return str(jax.make_jaxpr(form)(*case)).count("pallas_call")
+  program = jax.make_jaxpr(form)(*case)
+  return len([*equations(program.jaxpr, "pallas_call")])
 
 
 def of(platform, **more):
@@ -283,3 +285,27 @@ def test_heads_that_do_not_spread_over_one_axis_take_the_simple_form(half):
     )
     with jax.set_mesh(mesh):
       assert kernels_of(of("gpu"), half) == kernels
+
+
+@pytest.mark.parametrize("devices, heads", [(1, 4), (2, 2), (4, 1)])
+def test_a_device_of_a_tpu_writes_and_reads_its_own_heads(devices, heads):
+  number = lambda kind, *shape: jax.ShapeDtypeStruct(shape, kind)
+  mesh = jax.make_mesh(
+    (devices,), ("model",), axis_types=(AxisType.Auto,),
+    devices=jax.devices()[:devices],
+  )  # fmt: skip
+  token = number("bfloat16", 3, 4, 128)
+  rows = number("int32", 3)
+  held = Pool(number("bfloat16", 5, 2, 4, 128, 128))
+  keys = number("bfloat16", 1, 4, 1, 128)
+  shared = Shared(keys, keys, number("bool", 1, 1, 1))
+  q, table = number("bfloat16", 1, 3, 8, 128), number("int32", 3, 2)
+  inside = f"bf16[5,2,{heads},128,128]"
+  with jax.set_mesh(mesh):
+    wrote = jax.make_jaxpr(pool.write)(held, token, token, rows, rows)
+    read = jax.make_jaxpr(of("tpu"))(q, shared, held, table, rows, rows)
+  for program in (wrote, read):
+    (kernel,) = equations(program.jaxpr, "pallas_call")
+    assert inside in [
+      x.aval.str_short(short_dtypes=True) for x in kernel.invars
+    ]

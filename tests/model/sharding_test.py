@@ -236,6 +236,94 @@ def test_host_arrays_become_global_arrays_in_order(mesh):
     np.testing.assert_array_equal(shard.data, host[2 * row : 2 * row + 2])
 
 
+@pytest.mark.parametrize("data, model", [(4, 2), (8, 1)])
+def test_shards_travel_in_the_dtype_of_products_and_sums_do_not(data, model):
+  mesh = sharding.make_mesh(data, model)
+  x = 1.0 + np.arange(32, dtype=np.float32).reshape(8, 4) / 1024
+  scale = 1.0 + np.arange(8, dtype=np.float32) / 1024
+  params = {"head": {"kernel": x}, "ln_final": {"scale": scale}}
+  at = jax.device_put(params, sharding.param_shardings(params, mesh))
+  # The slope of one device is 256, of the others 1: 256 + 1 is 256 in bfloat16.
+  slope = np.where(np.arange(data) == 0, 256.0, 1.0).astype(np.float32)
+
+  def here(params, slope):
+    whole = sharding.gathered(params, mesh, "bfloat16")
+    total = sum(map(jnp.sum, jax.tree.leaves(whole)))
+    return whole, slope * total
+
+  def read(params):
+    # Every device's copy, one behind the other.
+    copies, each = sharding.over_data(here, params, mesh)(slope)
+    return jnp.sum(each), copies
+
+  program = jax.jit(jax.value_and_grad(read, has_aux=True))
+  (_, copies), grads = program(at)
+  rounded = x.astype(jnp.bfloat16).astype(np.float32)
+  assert (rounded != x).any()
+  np.testing.assert_array_equal(
+    copies["head"]["kernel"], np.tile(rounded, (data, 1))
+  )
+  np.testing.assert_array_equal(
+    copies["ln_final"]["scale"], np.tile(scale, data)
+  )
+  for name, leaf in named(grads).items():
+    np.testing.assert_array_equal(leaf, np.full(leaf.shape, 255.0 + data))
+    assert leaf.sharding == named(at)[name].sharding, name
+  # Of the program as it is written: XLA's CPU compiler widens bfloat16.
+  text = program.lower(at).as_text()
+  sent = re.findall(r"all_gather.*-> tensor<[\dx]*x(\w+)>", text)
+  summed = re.findall(
+    r"reduce_scatter.*?\}\) : .*?-> tensor<[\dx]*x(\w+)>", text, re.DOTALL
+  )
+  assert sorted(sent) == ["bf16", "f32"] and summed == ["f32", "f32"]
+
+
+def test_parameters_are_left_alone_where_no_device_lacks_them():
+  params = {"ln_final": {"scale": jnp.arange(8.0)}}
+  for mesh in (None, sharding.make_mesh(1, 8), sharding.make_mesh(8, 1)):
+    assert sharding.gathered(params, mesh, "bfloat16") is params
+  f = lambda params, x: params["ln_final"]["scale"] * x
+  for mesh in (None, sharding.make_mesh(1, 8)):
+    out = sharding.over_data(f, params, mesh)(2.0)
+    np.testing.assert_array_equal(out, 2.0 * np.arange(8))
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+  "name, dtype, tied",
+  [
+    ("plain", "bfloat16", False),
+    ("all", "float32", True),
+    ("experts", "float32", False),
+  ],
+)
+def test_a_mesh_changes_no_gradient_of_any_parameter(mesh, name, dtype, tied):
+  policy = dataclasses.replace(POLICIES[name], dtype=dtype, tied=tied)
+  params = policy.init(jax.random.key(0))
+  rng = np.random.default_rng(0)
+  tokens = lambda *shape: jnp.asarray(rng.integers(1, 32, shape), jnp.int32)
+  prompt, response = tokens(8, 5), tokens(8, 3, 7)
+  mask = jnp.asarray(np.arange(5)[None] >= rng.integers(0, 5, (8, 1)))
+
+  def slopes(policy, params):
+    def total(params):
+      logp, entropy = policy.response_logp(params, prompt, mask, response)
+      return jnp.sum(logp) + 0.3 * jnp.sum(entropy)
+
+    return named(jax.jit(jax.grad(total))(params))
+
+  want = slopes(policy, params)
+  at = jax.device_put(params, sharding.param_shardings(params, mesh))
+  got = slopes(dataclasses.replace(policy, mesh=mesh), at)
+  tolerance = 5e-6 if dtype == "float32" else 0.02
+  for name, leaf in got.items():
+    size = np.abs(want[name]).max()
+    assert size > 0.0, name
+    np.testing.assert_allclose(
+      leaf, want[name], rtol=0, atol=tolerance * size, err_msg=name
+    )
+
+
 @pytest.mark.parametrize(
   "prompts, rows, data, want",
   [

@@ -287,7 +287,7 @@ def applying(policy, mesh, *, P, R, T, S):
   m = program.lower(*flat).compile().memory_analysis()
   held = m.argument_size_in_bytes + m.output_size_in_bytes
   total = held + m.temp_size_in_bytes - m.alias_size_in_bytes
-  size = lambda tree, at: memory.shard_bytes(
+  size = lambda tree, at: sharding.shard_bytes(
     jax.tree.leaves(tree), jax.tree.leaves(at)
   )
   return total, size(state, places), size(grads, places.params)

@@ -12,6 +12,9 @@ from jax.sharding import AbstractMesh
 from brorl_jax.errors import UserError
 from brorl_jax.learner import state as states
 from brorl_jax.main import checkpoint_source, corpus, functions, settings
+from brorl_jax.main.ahead import report
+from brorl_jax.main.ahead import topology as topology_of
+from brorl_jax.main.ahead.programs import Run
 from brorl_jax.main.stages import examples, learning, sampling
 from brorl_jax.model import (
   architectures,
@@ -23,6 +26,7 @@ from brorl_jax.model import (
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.target import Target
 from brorl_jax.rollout import memory, plan
+from brorl_jax.runs import sections
 from brorl_jax.runs.sections import Config
 from brorl_jax.runs.sections.devices import Devices
 from brorl_jax.tasks import own
@@ -39,64 +43,145 @@ class Plans:
   probe: memory.Probe | None  # None: the theorem is not measured
 
 
-def run(c: Config) -> None:
-  """Prints the memory plan of a run; loads no weights.
+def run(c: Config, topology: str | None = None, *, fast: bool = False) -> None:
+  """Prints the plan of a run; loads no weights.
 
-  If `devices.mesh_data` and `devices.memory_bytes` are given, the plan may be
-  for more devices than this machine has; it then assumes accelerators.
+  Without a topology the memory of rollouts and evaluations by arithmetic. If
+  `devices.mesh_data` and `devices.memory_bytes` are given, this may be for more
+  devices than this machine has; it then assumes accelerators.
+
+  Args:
+    c: The config.
+    topology: Devices for which all programs are compiled too.
+    fast: Whether two and three layers stand for all.
   """
   settings.check_training(c)
-  model = c.devices.mesh_model
-  data = c.devices.mesh_data
-  if data == -1:
-    data = max(jax.device_count() // model, 1)
-  enough_devices = data * model <= jax.device_count()
-  if not enough_devices and not c.devices.memory_bytes:
-    raise UserError(
-      "config.devices.memory_bytes = 0 asks the devices, but only "
-      f"{jax.device_count()} of {data * model} are here; set it to the memory "
-      "of one device"
-    )
+  if fast and topology is None:
+    raise UserError("--fast is for --topology=; leave it out")
   try:
     functions.digests(settings.phases(c))
     if c.reward.verifier:
       own.Rewards(c.reward.verifier, workers=1).close()  # imports them
     source = _source(c.policy.checkpoint)
+    where = None if topology is None else _described(topology)
     policy = architectures.read_policy(source, dtype=c.policy.dtype)
-    if not enough_devices:
-      policy = dataclasses.replace(
-        policy, target=Target("gpu", data * model, c.devices.memory_bytes)
-      )
-    for since, phase, _ in settings.phases(c):
-      settings.check_mesh(phase, data)
-      settings.check_lengths(phase, policy.max_positions)
-      plans = make(
-        phase,
-        policy,
-        data=data,
-        model=model,
-        keep_reference=learning.keeps_reference(c),
-      )
-      when = f" from step {since}" if c.run.phases else ""
-      print(
-        f"rollouts{when}: {phase.sampling.places} prompts x "
-        f"{phase.sampling.n}, at most {phase.sampling.max_new_tokens} tokens, "
-        f"on {data} x {model} "
-        f"{'CPU devices' if policy.target.on_cpu else 'accelerators'}\n"
-        f"{plans.rollouts.table()}\n"
-        f"evaluations: {plans.chunk} prompts x {phase.eval.n}\n"
-        f"{plans.evaluations.table()}"
-      )
-      if plans.probe is not None:
-        parts = plan.shares(plans.probe.parts, _memory_bytes(c.devices))
-        print("an update, measuring the theorem", *parts, sep="\n")
+    data, model, machine = _devices(c.devices, where)
+    policy = dataclasses.replace(policy, target=machine)
+    for which in settings.phases(c):
+      _phase(which, c, policy, data, model)
     corpus.check(c.data, own=bool(c.reward.verifier))
     if c.policy.chat_template:
       tokenizer.read_template(c.policy.chat_template)
     if c.data.files:
       print(*_data(c, source), sep="\n")
+    if where is not None:
+      _compiled(c, policy, where, data, model, fast=fast)
   except ValueError as e:
     raise UserError(str(e)) from None
+
+
+def _described(text: str) -> topology_of.Topology:
+  name = topology_of.parse(text)
+  topology_of.prepare(name)
+  return topology_of.describe(name)
+
+
+def _devices(
+  c: Devices, where: topology_of.Topology | None
+) -> tuple[int, int, Target]:
+  """Sizes of the mesh, and the machine."""
+  model, data = c.mesh_model, c.mesh_data
+  machine = target.here() if where is None else where.target
+  if c.memory_bytes:
+    machine = dataclasses.replace(machine, memory_bytes=c.memory_bytes)
+  if data == -1:
+    data = max(machine.devices // model, 1)
+  if where is not None and data * model != machine.devices:
+    raise UserError(
+      f"config.devices: a mesh of {data} x {model} does not fill the "
+      f"{machine.devices} devices of --topology={where.name}; leave mesh_data "
+      "at -1"
+    )
+  if data * model <= machine.devices:
+    return data, model, machine
+  if not c.memory_bytes:
+    raise UserError(
+      "config.devices.memory_bytes = 0 asks the devices, but only "
+      f"{machine.devices} of {data * model} are here; set it to the memory "
+      "of one device"
+    )
+  return data, model, Target("gpu", data * model, c.memory_bytes)
+
+
+def _phase(
+  which: sections.Phase, c: Config, policy: Policy, data: int, model: int
+) -> None:
+  """Prints the memory plans of a phase of the run."""
+  since, phase, _ = which
+  settings.check_mesh(phase, data)
+  settings.check_lengths(phase, policy.max_positions)
+  plans = make(
+    phase,
+    policy,
+    data=data,
+    model=model,
+    keep_reference=learning.keeps_reference(c),
+  )
+  when = f" from step {since}" if c.run.phases else ""
+  kind = "CPU devices" if policy.target.on_cpu else "accelerators"
+  print(
+    f"rollouts{when}: {phase.sampling.places} prompts x "
+    f"{phase.sampling.n}, at most {phase.sampling.max_new_tokens} tokens, "
+    f"on {data} x {model} {kind}\n"
+    f"{plans.rollouts.table()}\n"
+    f"evaluations: {plans.chunk} prompts x {phase.eval.n}\n"
+    f"{plans.evaluations.table()}"
+  )
+  if plans.probe is not None:
+    parts = plan.shares(plans.probe.parts, policy.target.memory_bytes)
+    print("an update, measuring the theorem", *parts, sep="\n")
+
+
+def _compiled(
+  c: Config,
+  policy: Policy,
+  where: topology_of.Topology,
+  data: int,
+  model: int,
+  *,
+  fast: bool,
+) -> None:
+  """Compiles the programs of the first phase and prints what they need.
+
+  Raises:
+    TooLarge: One does not fit.
+  """
+  keep = learning.keeps_reference(c)
+  plans = make(c, policy, data=data, model=model, keep_reference=keep)
+
+  held = functools.partial(
+    state_bytes,
+    policy,
+    learning.optimizer(c.optim, c.sampling)[0],
+    offload=c.devices.offload,
+    pipeline=c.run.pipeline,
+    data=data,
+    model=model,
+    keep_reference=keep,
+  )
+  run = Run(
+    c,
+    policy,
+    where.mesh(data, model),
+    plans.rollouts,
+    plans.evaluations,
+    plans.chunk,
+    keep_reference=keep,
+    sampling_bytes=held(),
+    applying_bytes=held(applying=True),
+    fast=fast,
+  )
+  report.show(run, where)
 
 
 def _data(c: Config, source: pathlib.Path) -> list[str]:
@@ -120,6 +205,10 @@ def _source(checkpoint: str) -> pathlib.Path:
   path = pathlib.Path(checkpoint)
   if path.exists() or path.is_absolute() or len(path.parts) != 2:
     return huggingface.locate(checkpoint)
+  # The presets' own, which can so be planned before they are downloaded.
+  known = huggingface.ASSETS / "architectures" / path.name
+  if known.is_dir():
+    return known
   raise ValueError(
     f"config.policy.checkpoint = {checkpoint!r} is not a directory on this "
     f"machine; a plan needs only its config.json: run 'hf download "
@@ -209,11 +298,11 @@ def state_bytes(
   )
   leaves = zip(jax.tree.leaves(shapes), jax.tree.leaves(places), strict=True)
   on_device = [(x, s) for x, s in leaves if s.memory_kind != sharding.HOST]
-  held = memory.shard_bytes(
+  held = sharding.shard_bytes(
     [x for x, _ in on_device], [s for _, s in on_device]
   )
   if pipeline:  # the parameters that the next step is sampled with
-    held += memory.shard_bytes(
+    held += sharding.shard_bytes(
       jax.tree.leaves(shapes.params), jax.tree.leaves(places.params)
     )
   return held
@@ -237,11 +326,7 @@ def _parameter_bytes(policy: Policy, data: int, model: int) -> int:
   """Bytes per device of the parameters, or of their gradients."""
   params = jax.eval_shape(policy.init, jax.random.key(0))
   mesh = AbstractMesh((data, model), ("data", "model"))
-  return memory.shard_bytes(params, sharding.param_shardings(params, mesh))
-
-
-def _memory_bytes(c: Devices) -> int:
-  return c.memory_bytes or target.here().memory_bytes
+  return sharding.shard_bytes(params, sharding.param_shardings(params, mesh))
 
 
 def _probe(
@@ -260,7 +345,7 @@ def _probe(
     tokens=min(c.theory.tokens, c.sampling.max_new_tokens),
     **where,
   )
-  plan.check_probe(probe, _memory_bytes(c.devices))
+  plan.check_probe(probe, policy.target.memory_bytes)
   return probe
 
 
@@ -271,7 +356,7 @@ def _fit(
   fit = functools.partial(
     plan.rollouts,
     sampling.decoder(c.sampling, policy),
-    memory_bytes=_memory_bytes(c.devices),
+    memory_bytes=policy.target.memory_bytes,
     resident_bytes=resident_bytes,
     prompt_tokens=c.data.prompt_tokens,
     max_new_tokens=c.sampling.max_new_tokens,

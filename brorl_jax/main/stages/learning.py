@@ -142,6 +142,25 @@ def update_stage(
   return apply
 
 
+def mean_mass(
+  policy: Policy, sampled: Sampling
+) -> Callable[[theory.Probe, Any], jax.Array]:
+  """(probe, parameters) -> mean mass of correct responses over its prompts."""
+  mass = _mass(policy, sampled)
+  return lambda probe, params: jnp.mean(mass(probe, params))
+
+
+def _mass(policy: Policy, sampled: Sampling) -> Callable[..., jax.Array]:
+  # The probe has few tokens; this keeps as little as possible of them for the
+  # backward pass.
+  lean = dataclasses.replace(policy, remat="layer")
+  return functools.partial(
+    theory.correct_mass,
+    response_logp=lean.response_logp,
+    temperature=sampled.temperature,
+  )
+
+
 def _theory(
   c: Theory, policy: Policy, sampled: Sampling
 ) -> tuple[Callable[..., Any], Callable[..., dict[str, Any]]]:
@@ -152,16 +171,8 @@ def _theory(
       watches, None if nothing is measured; and
     (probe, state after the updates, their stats) -> metrics.
   """
-  # The probe has few tokens; this keeps as little as possible of them for the
-  # backward pass.
-  lean = dataclasses.replace(policy, remat="layer")
-  mass_of = functools.partial(
-    theory.correct_mass,
-    response_logp=lean.response_logp,
-    temperature=sampled.temperature,
-  )
-  mass = jax.jit(mass_of)
-  mean_mass = lambda probe, params: jnp.mean(mass_of(probe, params))
+  mass = jax.jit(_mass(policy, sampled))
+  watched = mean_mass(policy, sampled)
 
   def probe_of(kept: types.Groups):
     if not c.prompts:
@@ -174,7 +185,7 @@ def _theory(
       rows=c.responses,
       tokens=c.tokens,
     )
-    return probe, jax.tree_util.Partial(mean_mass, probe)
+    return probe, jax.tree_util.Partial(watched, probe)
 
   def metrics(probe, state: types.State, stats: Sequence[Stats]):
     if probe is None:

@@ -1,0 +1,95 @@
+"""What the compiler says of every program of a run."""
+
+import dataclasses
+import functools
+from concurrent import futures
+
+from brorl_jax.main.ahead import hlo, programs
+from brorl_jax.main.ahead.hlo import Collective
+from brorl_jax.main.ahead.programs import Program, Run
+from brorl_jax.main.ahead.topology import Topology
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+  """A program, per device."""
+
+  name: str
+  held_bytes: int  # before it starts: its arguments and all else that is kept
+  temp_bytes: int  # for itself
+  new_bytes: int  # results that are not written over arguments
+  kernels: int  # of a call, loops of unknown length turning once
+  token_kernels: int | None  # of one token, where it decodes
+  sent: dict[Collective, int]  # messages -> how often, counted like `kernels`
+
+  @property
+  def peak_bytes(self) -> int:
+    return self.held_bytes + self.temp_bytes + self.new_bytes
+
+
+def run(what: Run, where: Topology) -> list[Measured]:
+  """Compiles every program, two at a time.
+
+  Raises:
+    ValueError: `what.fast`, and the policy has layers of two kinds or too few.
+  """
+  policy = what.policy
+  if what.fast and (policy.layers <= programs.FEW[1] or policy.sliding):
+    raise ValueError(
+      f"--fast needs more than {programs.FEW[1]} layers of one kind; the "
+      f"policy has {policy.layers}"
+      + (", some of which slide" if policy.sliding else "")
+      + "; leave --fast out"
+    )
+  compile = functools.cache(
+    lambda lowered: lowered.compile(compiler_options=where.options)
+  )
+  measure = functools.partial(_measured, what, compile)
+  with futures.ThreadPoolExecutor(2) as pool:
+    found = [
+      (one.layers, pool.submit(measure, one))
+      for one in programs.every(what, compile)
+    ]
+  out: dict[str, Measured] = {}
+  for layers, future in found:
+    one = future.result()
+    if layers == programs.FEW[1] and one.name in out:
+      more = policy.layers - programs.FEW[0]
+      one = _extended(out[one.name], one, more)
+    out[one.name] = one
+  return [*out.values()]
+
+
+def _measured(what: Run, compile: programs.Compile, one: Program) -> Measured:
+  compiled = compile(one.lowered)
+  memory = compiled.memory_analysis()
+  text = hlo.Text(compiled.as_text())
+  account, turn = text.account(), text.loop()
+  decodes = one.name.endswith("decode")
+  # The loop over tokens looks every so many steps whether it ends.
+  steps = what.spec().unchecked
+  return Measured(
+    one.name,
+    one.held_bytes,
+    memory.temp_size_in_bytes,
+    max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0),
+    account.kernels,
+    -(-turn.kernels // steps) if decodes and turn else None,
+    turn.collectives if decodes and turn else account.collectives,
+  )
+
+
+def _extended(a: Measured, b: Measured, layers: int) -> Measured:
+  """`a` with so many more layers, where `b` has one more."""
+  line = lambda x, y: x + max(y - x, 0) * layers
+  number = lambda name: line(getattr(a, name), getattr(b, name))
+  every = a.sent.keys() | b.sent.keys()
+  return dataclasses.replace(
+    a,
+    held_bytes=number("held_bytes"),
+    temp_bytes=number("temp_bytes"),
+    new_bytes=number("new_bytes"),
+    kernels=number("kernels"),
+    token_kernels=number("token_kernels"),
+    sent={x: line(a.sent.get(x, 0), b.sent.get(x, 0)) for x in every},
+  )

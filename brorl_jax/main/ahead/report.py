@@ -1,0 +1,52 @@
+"""Compiles what a run needs and prints it: tables, then a line of JSON."""
+
+from collections.abc import Iterable
+
+from brorl_jax.main.ahead import measured, schedule, table
+from brorl_jax.main.ahead.measured import Measured
+from brorl_jax.main.ahead.programs import FEW, Run
+from brorl_jax.main.ahead.topology import Topology
+from brorl_jax.rollout.plan import TooLarge, size
+
+
+def show(run: Run, where: Topology) -> None:
+  """Prints the plan of a topology.
+
+  Raises:
+    TooLarge: A program does not fit into the pool.
+  """
+  of = measured.run(run, where)
+  how = f"{run.policy.layers} layers"
+  if run.fast:
+    how += f", decode with {' and '.join(map(str, FEW))}"
+  print(
+    f"programs of {where.name}: {run.data} x {run.mesh.shape['model']} "
+    f"devices, {how}",
+    *table.memory(of, where),
+    sep="\n",
+  )
+  _lines("messages of 1 MiB and more, per call or token", table.messages(of))
+  plan = None
+  if where.chip is not None:
+    plan = schedule.of(run, of, where.chip)
+    _lines("time", table.time(plan, of, where.chip))
+  counts = schedule.programs(run)
+  kinds = ", ".join(f"{n} of {name}" for name, n in counts.items())
+  print(f"programs to compile: at most {sum(counts.values())} ({kinds})")
+  print(table.as_json(where, of, plan, {"program_counts": counts}))
+  _refuse(of, where)
+
+
+def _lines(title: str, lines: Iterable[str]) -> None:
+  if lines := [*lines]:
+    print(title, *lines, sep="\n")
+
+
+def _refuse(of: list[Measured], where: Topology) -> None:
+  worst = max(of, key=lambda m: m.peak_bytes)
+  if worst.peak_bytes > where.target.memory_bytes:
+    raise TooLarge(
+      f"{worst.name} needs {size(worst.peak_bytes)} of the "
+      f"{size(where.target.memory_bytes)} that XLA may use of a device of "
+      f"{where.name}"
+    )

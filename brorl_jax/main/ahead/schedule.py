@@ -1,0 +1,112 @@
+"""How long a run takes on a machine at best, and how often it runs what."""
+
+import dataclasses
+
+from brorl_jax.learner import packing
+from brorl_jax.main.ahead import costs
+from brorl_jax.main.ahead.chips import Chip
+from brorl_jax.main.ahead.measured import Measured
+from brorl_jax.main.ahead.programs import Run
+from brorl_jax.rollout import sampler
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """What a step spends on a program."""
+
+  name: str
+  calls: float  # of the program, or turns of its open loop
+  work: costs.Work  # of one call, of all devices
+  seconds: float  # of all calls, at best
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+  """A step of a run."""
+
+  parts: list[Part]
+  tokens: float  # mean length of a response
+  rollouts: int  # of a step
+  steps: int  # of the run
+  devices: int
+
+  @property
+  def seconds(self) -> float:
+    """Of a step, at best."""
+    return sum(part.seconds for part in self.parts)
+
+  @property
+  def device_hours(self) -> float:
+    """Of the run."""
+    return self.steps * self.seconds * self.devices / 3600
+
+  @property
+  def rollouts_per_hour(self) -> float:
+    return self.rollouts / self.seconds * 3600
+
+
+def of(run: Run, measured: list[Measured], chip: Chip) -> Schedule:
+  """A step in which every prompt is informative.
+
+  Responses have `sampling.mean_tokens` tokens each, or the most there can be.
+  Verifiers, checkpoints and the host's own work are not in it.
+  """
+  c, devices = run.config, run.mesh.size
+  sampled, S = c.sampling, c.data.prompt_tokens
+  T = sampled.mean_tokens or sampled.max_new_tokens
+  cost = costs.Counts(run.policy, copies=run.data)
+  P, N = sampled.prompts, sampled.n
+  by_name = {m.name: m for m in measured}
+  parts: list[Part] = []
+
+  def add(name: str, calls: float, work: costs.Work) -> None:
+    if name not in by_name or not calls:
+      return
+    each = costs.seconds(work, by_name[name].sent, chip, devices)
+    parts.append(Part(name, calls, work, calls * each))
+
+  read = lambda prompts: cost.forward(prompts * S, S / 2, prompts)
+  add("prefill", 1, read(sampled.places))
+  visited = run.visited
+  add("admit", max(P - sampled.places, 0) / visited, read(visited))
+
+  spec = run.spec()
+  lanes = spec.lanes * run.data
+  rows = lanes * spec.slots
+  add("decode", P * N * T / rows, cost.step(rows, lanes, S, T / 2))
+
+  # Microbatches of every length have about the same number of tokens.
+  blocks, M = c.optim.blocks, c.optim.rows
+  tokens = blocks * M * sampled.max_new_tokens
+  calls = P * N * T / tokens
+  both = lambda of: of(blocks * S, S / 2, 0) + of(tokens, S + T / 2, tokens)
+  old, ref = c.optim.minibatches > 1, bool(c.reference.kl_weight)
+  add("score", calls * (old + ref), both(cost.forward))
+  add("gradient", calls, both(cost.gradient))
+  add("apply", c.optim.minibatches, cost.apply(run.parameters))
+  return Schedule(parts, T, P * N, c.run.steps, devices)
+
+
+def programs(run: Run) -> dict[str, int]:
+  """How many programs a run compiles: part -> number, at most."""
+  c = run.config
+  lengths = packing.Layout(
+    c.optim.rows, c.optim.blocks, c.sampling.max_new_tokens
+  ).lengths
+  spec = run.spec()
+  # Each size of lanes and slots, and with pages each number of pages.
+  sizes = 1 + _shrinks(spec.lanes) + _shrinks(spec.slots)
+  decoding = sizes * (1 if spec.blocks else spec.pages) + (sizes - 1)
+  scores = c.optim.minibatches > 1 or bool(c.reference.kl_weight)
+  return {
+    "sampling": 3 + decoding,  # prefill, admit, take
+    "updating": len(lengths) * (1 + scores) + 2,
+    "evaluation": 2 + decoding,
+  }
+
+
+def _shrinks(n: int) -> int:
+  count = 0
+  while n > 1:
+    n, count = -(-n // sampler.SHRINK), count + 1
+  return count
