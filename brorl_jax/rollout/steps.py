@@ -82,6 +82,7 @@ def over_pool(
     pool: Written in place.
     state: Before the step.
   """
+  assert state.blocks is not None
   PN, shape = len(state.packed), state.rollout.shape
   held, goes, stalled = blocks.give(
     state.blocks, state.length.ravel(), state.rollout.ravel() < PN, spec.columns
