@@ -57,7 +57,7 @@ def minibatches(
   return out
 
 
-def place_and_score(
+def scored(
   parts: Minibatches,
   state: State,
   mesh: Mesh,
@@ -65,7 +65,9 @@ def place_and_score(
   logp_of: Callable[[PyTree, Batch], jax.Array],
   kl_term: bool,
 ) -> Minibatches:
-  """Puts batches on the mesh, with the log-probabilities that the loss needs.
+  """Batches with the log-probabilities that the loss needs, on the host.
+
+  One batch at a time is on the devices.
 
   Args:
     parts: From `minibatches`.
@@ -74,43 +76,49 @@ def place_and_score(
     logp_of: (parameters, batch) -> log-probabilities of the responses.
     kl_term: Whether the loss compares with the reference.
   """
-  spread = lambda x: PartitionSpec(*(None, "data")[: x.ndim])
-  place = lambda x: sharding.to_mesh(mesh, spread(x), x)
-  parts = [[jax.tree.map(place, batch) for batch in part] for part in parts]
+  of = {}
   # From the second minibatch on the policy is not the one that sampled.
   if len(parts) > 1:
-    parts = _with(parts, "logp_old", lambda b: logp_of(state.params, b))
+    of["logp_old"] = state.params
   if kl_term and state.reference is not None:
-    reference = sharding.on_device(state.reference)
-    parts = _with(parts, "logp_ref", lambda b: logp_of(reference, b))
-  return parts
+    of["logp_ref"] = sharding.on_device(state.reference)
+
+  def score(batch: Batch) -> Batch:
+    there = placed(batch, mesh)
+    logp = {
+      name: sharding.to_host(logp_of(at, there)) for name, at in of.items()
+    }
+    return dataclasses.replace(batch, **logp)
+
+  return [[score(batch) for batch in part] for part in parts] if of else parts
 
 
-def _with(
-  parts: Minibatches, name: str, value: Callable[[Batch], jax.Array]
-) -> Minibatches:
-  """The batches with one more field."""
-  return [
-    [dataclasses.replace(batch, **{name: value(batch)}) for batch in part]
-    for part in parts
-  ]
+def placed(batch: Batch, mesh: Mesh) -> Batch:
+  """A batch of the host on the mesh: blocks are spread over "data"."""
+  spread = lambda x: PartitionSpec(*(None, "data")[: x.ndim])
+  return jax.tree.map(lambda x: sharding.to_mesh(mesh, spread(x), x), batch)
 
 
 def apply(
   state: State,
   parts: Minibatches,
+  mesh: Mesh,
   *,
   tx: optax.GradientTransformation,
   response_logp: ResponseLogp,
   objective: Objective,
   watch: Callable[[PyTree], jax.Array] | None,
 ) -> tuple[State, list[Stats]]:
-  """One optimizer update per minibatch; see `update.minibatch_step`."""
+  """One optimizer update per minibatch; see `update.minibatch_step`.
+
+  A batch is placed when its turn comes: those of 128 x 512 rollouts of 15,360
+  tokens are 17 GB.
+  """
   stats = []
   for part in parts:
     state, of_part = update.minibatch_step(
       state,
-      part,
+      (placed(batch, mesh) for batch in part),
       tx=tx,
       response_logp=response_logp,
       objective=objective,

@@ -8,7 +8,7 @@ between microbatches.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 
 import jax
 import jax.numpy as jnp
@@ -148,7 +148,7 @@ def _apply(
 
 def minibatch_step(
   state: State,
-  batches: Sequence[Batch],
+  batches: Iterable[Batch],
   *,
   tx: optax.GradientTransformation,
   response_logp: ResponseLogp,
@@ -161,7 +161,8 @@ def minibatch_step(
 
   Args:
     state: Before the update.
-    batches: One minibatch, from `packing.pack`.
+    batches: One minibatch, from `packing.pack`; each is asked for while the one
+      before it is computed.
     tx: The optimizer.
     response_logp: The policy.
     objective: Constants of the loss.
@@ -180,6 +181,8 @@ def minibatch_step(
     to = places, NamedSharding(first_place.mesh, PartitionSpec())
   sums = jax.jit(zero_gradient, out_shardings=to)(state.params)
   for batch in batches:
+    # Otherwise the host would place all batches while the first is computed.
+    jax.block_until_ready(sums)
     sums = _add(
       sums,
       state.params,

@@ -70,7 +70,7 @@ class Policy(Decoding):
     that no array has S x S scores. Only the last position gets logits.
 
     Args:
-      params: Nested dict of arrays.
+      params: Nested dict of arrays, or what `unroll` made of it.
       tokens: Left-padded, so that the last position is a real token.
       mask: True on real tokens.
     """
@@ -247,19 +247,14 @@ class Policy(Decoding):
 
     def here(params, prompt, prompt_mask, response):
       hidden = self._response(params, prompt, prompt_mask, response)
-      P, M, T, D = hidden.shape
-      logp, entropy = layers.token_logp(
-        self,
-        params,
-        hidden.reshape(P, M * T, D),
-        response.reshape(P, M * T),
-        temperature,
-      )
-      return logp.reshape(P, M, T), entropy.reshape(P, M, T)
+      flat = lambda x, *axes: x.reshape(len(x), -1, *axes)
+      hidden, tokens = flat(hidden, self.width), flat(response)
+      return layers.token_logp(self, params, hidden, tokens, temperature)
 
-    on_devices = sharding.over_data(here, params, self.mesh)
-    logp, entropy = on_devices(*map(cut, (prompt, prompt_mask, response)))
-    return join(logp), join(entropy)
+    rows = cut(prompt), cut(prompt_mask), cut(response)
+    out = sharding.over_data(here, params, self.mesh)(*rows)
+    logp, entropy = (join(x.reshape(rows[2].shape)) for x in out)
+    return logp, entropy
 
   def packed_logp(
     self,
@@ -353,8 +348,14 @@ class Policy(Decoding):
     )
     real = None if any(self.sliding) else real
 
+    blocks = params["blocks"]
+
     def layer(x, xs):
       index, weights, shared = xs
+      if weights is None:
+        # Of `unroll`: a copy of one layer at a time. Stacked, 1.5B would take
+        # 3.6 GB more; a Python loop would compile 28 layers.
+        weights = jax.lax.switch(index, [lambda x=x: x for x in blocks])
       # Whole for this layer alone: a device keeps 1/data of all other layers.
       weights = sharding.gathered(
         weights, self.mesh, self.dtype, inside="blocks/"
@@ -374,7 +375,8 @@ class Policy(Decoding):
     x = layers.embed(self, params, tokens)
     layer = layers.rematerialized(layer, self.remat)
     # A scan: one layer is compiled, whatever L is (28 for 1.5B, 48 for 30B).
-    xs = (jnp.arange(self.layers), params["blocks"], shared)
+    stacked = blocks if isinstance(blocks, dict) else None
+    xs = (jnp.arange(self.layers), stacked, shared)
     x, (k, v) = jax.lax.scan(layer, x, xs)
     return (
       layers.final_norm(self, params, x),

@@ -362,3 +362,12 @@ def to_mesh(mesh: Mesh, spec: PartitionSpec, array: np.ndarray) -> jax.Array:
   return jax.make_array_from_callback(
     array.shape, sharding, lambda index: array[index]
   )
+
+
+def to_host(array: jax.Array) -> np.ndarray:
+  """A copy of a global array on the host of every process."""
+  place = array.sharding
+  if isinstance(place, NamedSharding) and not place.is_fully_addressable:
+    whole = NamedSharding(place.mesh, PartitionSpec())  # others have the rest
+    array = jax.jit(lambda x: x, out_shardings=whole)(array)
+  return np.asarray(array)

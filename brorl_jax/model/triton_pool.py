@@ -129,11 +129,11 @@ def _kernel(
   """Arguments are references into memory: q [16,K], kv [blocks,2,C,K]."""
   rows, _ = q.shape
   real = jnp.arange(rows) < heads
-  # What is no head is loaded as 0 / 1 and not stored.
-  get = lambda x, other: triton.load(x, mask=real, other=other)
+  # What is no head is loaded as 0 and not stored.
+  get = lambda x: triton.load(x, mask=real, other=0.0)
   matrix = lambda x: triton.load(x, mask=real[:, None], other=0.0)
   top, total, weighted = state
-  carry = get(top, 0.0), get(total, 1.0), matrix(weighted)
+  carry = get(top), get(total), matrix(weighted)
   low, high = _tiles(first[0], stop[0], tile)
   step = functools.partial(
     _step, matrix(q), pool, table, first[0], stop[0], tile=tile, softcap=softcap

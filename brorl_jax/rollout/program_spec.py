@@ -31,8 +31,9 @@ _UNCHECKED = 16
 class Decoder(Protocol):
   """What the sampler needs from a policy: pure functions of a hashable object.
 
-  Leaves of a prefix have axes [P,...]. Leaves of a page have axes [A R,...],
-  and of a pool [blocks,...]. `pool_columns` is 0 if it decodes over pages.
+  `prefill` and the steps read what `unroll` made of the cast parameters. Leaves
+  of a prefix have axes [P,...]. Leaves of a page have axes [A R,...], and of a
+  pool [blocks,...]. `pool_columns` is 0 if it decodes over pages.
   """
 
   @property

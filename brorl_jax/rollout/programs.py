@@ -51,7 +51,7 @@ PREFILL_TOKENS = 16384
 class DecodeInputs(NamedTuple):
   """The arrays that a decode step reads and never changes."""
 
-  weights: PyTree  # from `Decoder.unroll`
+  weights: PyTree  # from `Decoder.unroll`; later prompts are read with them
   prefix: Any  # keys and values of P prompts, from `Decoder.prefill`
   queue: RolloutQueue
 
@@ -76,12 +76,12 @@ class PrefillBatch(NamedTuple):
 
 
 def read(
-  spec: ProgramSpec, params: PyTree, batch: PrefillBatch, key: Key[Array, ""]
+  spec: ProgramSpec, weights: PyTree, batch: PrefillBatch, key: Key[Array, ""]
 ) -> tuple[Any, RolloutQueue, Int[Array, "P N 2"]]:
   """Prefix, queue and packed first tokens of prompts, inside a program."""
   prompts, offset, real = batch
   P, N = len(prompts.index), spec.n
-  logits, prefix = _prefill(spec.policy, params, prompts)
+  logits, prefix = _prefill(spec.policy, weights, prompts)
   nothing = jnp.zeros((P, N), jnp.int32)
   keys = fold_in(key, prompts.index)
   queue = RolloutQueue(nothing, nothing[:, 0], nothing, keys, offset)
@@ -106,9 +106,9 @@ def start(
   """Reads the prompts and draws all first tokens; every slot is idle."""
   N, T, A, R = spec.n, spec.max_new_tokens, spec.lanes, spec.slots
 
-  def begin(params, batch, key):
+  def begin(weights, batch, key):
     P = len(batch.real)
-    prefix, queue, first = read(spec, params, batch, key)
+    prefix, queue, first = read(spec, weights, batch, key)
     # A row for prompt P, which has no rollouts: an index needs no branch.
     extra = lambda x: jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1))
     queue = RolloutQueue(
@@ -135,7 +135,7 @@ def start(
       .set(first.reshape(P * N, 2)),
       blocks=all_free(spec.blocks, A * R, spec.pages) if spec.blocks else None,
     )
-    inputs = DecodeInputs(spec.policy.unroll(params), prefix, queue)
+    inputs = DecodeInputs(weights, prefix, queue)
     return inputs, state, measure_progress(state, queue, spec)
 
   return on_devices(
@@ -143,17 +143,20 @@ def start(
     begin,
     (WHOLE, SPLIT, WHOLE),
     (INPUT_SPECS, SPLIT, PROGRESS_SPECS),
-  )(spec.policy.cast(params), batch, key)
+    # Cast and unrolled before they are gathered, so that they are not stacked
+    # and whole too: 12 layers of 1.5B on 8 H100 take .6 GiB instead of 2.5
+    # beside the results.
+  )(spec.policy.unroll(spec.policy.cast(params)), batch, key)
 
 
-def _prefill(policy: Decoder, params: PyTree, prompts: Prompts):
+def _prefill(policy: Decoder, weights: PyTree, prompts: Prompts):
   """`Decoder.prefill`, for a few prompts at a time if there are many."""
   P, S = prompts.tokens.shape
   group = read_together(P, S)
   if group == P:
-    return policy.prefill(params, prompts.tokens, prompts.mask)
+    return policy.prefill(weights, prompts.tokens, prompts.mask)
   apart = lambda x: x.reshape(P // group, group, *x.shape[1:])
-  read = lambda x: policy.prefill(params, *x)
+  read = lambda x: policy.prefill(weights, *x)
   out = jax.lax.map(read, (apart(prompts.tokens), apart(prompts.mask)))
   return jax.tree.map(lambda x: x.reshape(P, *x.shape[2:]), out)
 

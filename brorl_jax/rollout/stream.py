@@ -125,9 +125,7 @@ def stream(
       if decoding is None:
         decoding = sampler.prefilled(spec, params, batch, key)
       else:
-        decoding = _admitted(
-          sampler.restored(decoding, spec), params, batch, at, key
-        )
+        decoding = _admitted(sampler.restored(decoding, spec), batch, at, key)
       watch(decoding.progress)
       continue  # places may be left, and the feed may have more prompts
     if decoding is None or not holds:
@@ -234,7 +232,6 @@ def _assigned(
 
 def _admitted(
   decoding: Decoding,
-  params: PyTree,
   batch: PrefillBatch,
   at: np.ndarray,
   key: Key[Array, ""],
@@ -242,7 +239,7 @@ def _admitted(
   """`decoding` with more prompts, in these places of their devices."""
   weights, prefix, queue = decoding.inputs
   prefix, queue, state, progress = _admit(
-    decoding.spec, params, prefix, queue, decoding.state, batch, at, key
+    decoding.spec, weights, prefix, queue, decoding.state, batch, at, key
   )
   return decoding._replace(
     inputs=DecodeInputs(weights, prefix, queue),
@@ -254,16 +251,16 @@ def _admitted(
 @functools.partial(
   jax.jit, static_argnames="spec", donate_argnames=("prefix", "queue", "state")
 )
-def _admit(spec: ProgramSpec, params, prefix, queue, state, batch, at, key):
+def _admit(spec: ProgramSpec, weights, prefix, queue, state, batch, at, key):
   """Reads prompts into free places and appends them to the lanes' order."""
   N, T = spec.n, spec.max_new_tokens
 
-  def admit(params, prefix, queue, state, batch, at, key):
+  def admit(weights, prefix, queue, state, batch, at, key):
     P = queue.sizes[0]
     # A lane that still names a finished prompt would take the new prompt's
     # rollouts for the old one's.
     state = shift(state, queue)
-    more, fresh, first = programs.read(spec, params, batch, key)
+    more, fresh, first = programs.read(spec, weights, batch, key)
     # Row P is the prompt without rollouts, so P + 1 is the first index that is
     # out of bounds: padding is not written.
     to = jnp.where(batch.real, at, P + 1)
@@ -290,7 +287,7 @@ def _admit(spec: ProgramSpec, params, prefix, queue, state, batch, at, key):
     admit,
     (WHOLE, SPLIT, SPLIT, SPLIT, SPLIT, SPLIT, WHOLE),
     (SPLIT, SPLIT, SPLIT, PROGRESS_SPECS),
-  )(spec.policy.cast(params), prefix, queue, state, batch, at, key)
+  )(weights, prefix, queue, state, batch, at, key)
 
 
 @functools.partial(jax.jit, static_argnames="spec")

@@ -1,14 +1,22 @@
 """Tests of brorl_jax/learner/step.py."""
 
 import dataclasses
+import functools
+import weakref
 
+import chex
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+from compiled import compilations
 from one_step import groups
+from update_cases import OBJECTIVE, POLICY, packed, params, rollouts
 
-from brorl_jax.learner import packing, update
+from brorl_jax.learner import optimizer, packing, update
 from brorl_jax.learner import step as steps
+from brorl_jax.model import sharding
 
 
 def packed_tokens(parts):
@@ -63,3 +71,123 @@ def test_a_gradient_that_is_not_finite_is_named():
     FloatingPointError, match=r"step 7: .*b/c.*lower .*optim\.lr"
   ):
     steps.refuse_not_finite([good, bad], params, 7)
+
+
+TX = optax.adam(0.1)
+HOW = dict(tx=TX, response_logp=POLICY.response_logp, objective=OBJECTIVE)
+LOGP_OF = functools.partial(
+  update.logp_of, temperature=1.0, response_logp=POLICY.response_logp
+)
+
+
+def one_device():
+  auto = (jax.sharding.AxisType.Auto,) * 2
+  return jax.make_mesh(
+    (1, 1), ("data", "model"), axis_types=auto, devices=jax.devices()[:1]
+  )
+
+
+def in_batches(monkeypatch, seed=0):
+  """A minibatch of several batches."""
+  monkeypatch.setattr(packing, "_MICROBATCHES", 1)
+  return packed(rows=1, blocks=8, roll=rollouts(seed, kinds=12))
+
+
+def state_on(mesh):
+  make = functools.partial(
+    optimizer.init_state, params(), TX, keep_reference=True
+  )
+  abstract = jax.eval_shape(make)
+  places = sharding.state_shardings(abstract, abstract.params, mesh)
+  return jax.device_put(
+    dataclasses.replace(make(), reference=params(1)), places
+  )
+
+
+def all_at_once(state, parts, mesh):
+  """The updates of a step whose batches are all on the devices."""
+  there = [[steps.placed(batch, mesh) for batch in part] for part in parts]
+  for name, at in (("logp_old", state.params), ("logp_ref", state.reference)):
+    there = [
+      [dataclasses.replace(b, **{name: LOGP_OF(at, b)}) for b in part]
+      for part in there
+    ]
+  stats = []
+  for part in there:
+    state, of_part = update.minibatch_step(state, part, **HOW)
+    stats.append(of_part)
+  return state, stats
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("devices", [1, 8])
+def test_batches_that_are_placed_in_turn_give_the_same_bits(
+  devices, monkeypatch
+):
+  mesh = sharding.make_mesh(4, 2) if devices == 8 else one_device()
+  parts = [in_batches(monkeypatch, seed) for seed in range(2)]
+  assert min(map(len, parts)) > 2
+  want = all_at_once(state_on(mesh), parts, mesh)
+  there, most, place = [], [], steps.placed
+
+  def placed(batch, mesh):
+    most.append(sum(one() is not None for one in there))
+    out = place(batch, mesh)
+    there.append(weakref.ref(out.response))
+    return out
+
+  monkeypatch.setattr(steps, "placed", placed)
+  start = state_on(mesh)
+  known = steps.scored(parts, start, mesh, logp_of=LOGP_OF, kl_term=True)
+  batches = sum(map(len, parts))
+  assert most == [0] * batches  # a scored one is gone before the next comes
+  for batch in (batch for part in known for batch in part):
+    assert {type(x) for x in jax.tree.leaves(batch)} == {np.ndarray}
+  state, stats = steps.apply(start, known, mesh, watch=None, **HOW)
+  assert len(most) == 2 * batches and max(most) == 1
+  assert int(state.step) == 1
+  chex.assert_trees_all_equal(
+    (state.params, state.opt), (want[0].params, want[0].opt)
+  )
+  chex.assert_trees_all_equal(stats, want[1])
+  again = state_on(mesh)
+  with compilations() as programs:
+    known = steps.scored(parts, again, mesh, logp_of=LOGP_OF, kl_term=True)
+    steps.apply(again, known, mesh, watch=None, **HOW)
+  assert not programs
+
+
+@pytest.mark.parametrize("count, kl_term", [(1, False), (1, True), (2, False)])
+def test_only_what_the_loss_needs_is_scored(count, kl_term):
+  mesh = one_device()
+  parts, seen = [packed()] * count, []
+  state = state_on(mesh)
+
+  def logp_of(at, batch):
+    seen.append(at is state.params)
+    return jnp.zeros_like(batch.logp_sampled)
+
+  known = steps.scored(parts, state, mesh, logp_of=logp_of, kl_term=kl_term)
+  for batch in (batch for part in known for batch in part):
+    assert (batch.logp_old is not None) == (count > 1)
+    assert (batch.logp_ref is not None) == kl_term
+  assert seen.count(True) == (count > 1) * sum(map(len, parts))
+  assert seen.count(False) == kl_term * sum(map(len, parts))
+
+
+@pytest.mark.ci
+def test_updates_wait_for_their_batches_in_turn(monkeypatch):
+  """The host runs ahead of devices: it must not place what waits."""
+  events = []
+  wait = jax.block_until_ready
+
+  def batches():
+    for i, batch in enumerate(in_batches(monkeypatch)):
+      events.append(f"batch {i}")
+      yield batch
+
+  monkeypatch.setattr(
+    jax, "block_until_ready", lambda x: events.append("wait") or wait(x)
+  )
+  update.minibatch_step(state_on(one_device()), batches(), **HOW)
+  assert events[:4] == ["batch 0", "wait", "batch 1", "wait"]

@@ -429,6 +429,21 @@ def test_a_tied_head_is_the_embedding():
 
 
 @pytest.mark.ci
+@pytest.mark.parametrize(
+  "changes",
+  [{}, {"dtype": "bfloat16"}, {"window": 3, "sliding": (True, False)}],
+)
+def test_unrolled_weights_read_a_prompt_to_the_same_bits(changes):
+  policy = changed(layers=2, **changes)
+  params = policy.cast(shaken(policy))
+  tokens, mask = padded([some_ids(n)[0] for n in (5, 9)], 9, "left")
+  read = jax.jit(policy.prefill)
+  chex.assert_trees_all_equal(
+    read(policy.unroll(params), tokens, mask), read(params, tokens, mask)
+  )
+
+
+@pytest.mark.ci
 def test_bfloat16_activations_stay_so_and_logits_are_float32():
   policy = changed(dtype="bfloat16")
   params = shaken(policy)

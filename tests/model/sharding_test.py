@@ -324,6 +324,14 @@ def test_a_mesh_changes_no_gradient_of_any_parameter(mesh, name, dtype, tied):
     )
 
 
+@pytest.mark.parametrize("spec", [P("data"), P(None, "model"), P()])
+def test_a_global_array_comes_to_the_host_whole(mesh, spec):
+  host = np.arange(24, dtype=np.float32).reshape(4, 6)
+  out = sharding.to_host(sharding.to_mesh(mesh, spec, host))
+  assert type(out) is np.ndarray
+  np.testing.assert_array_equal(out, host)
+
+
 @pytest.mark.parametrize(
   "prompts, rows, data, want",
   [

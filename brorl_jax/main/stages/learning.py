@@ -117,12 +117,11 @@ def update_stage(
     )
     shares = steps.packing_metrics(parts, int(credit.counts.sum()))
     kl_term = bool(c.reference.kl_weight)
-    parts = steps.place_and_score(
-      parts, state, mesh, logp_of=logp_of, kl_term=kl_term
-    )
+    parts = steps.scored(parts, state, mesh, logp_of=logp_of, kl_term=kl_term)
     state, stats = steps.apply(
       state,
       parts,
+      mesh,
       tx=tx,
       response_logp=policy.response_logp,
       objective=goal,

@@ -81,6 +81,7 @@ def test_an_update_is_told_what_it_needs(wired, monkeypatch):
     return scored[-1][1]
 
   def step(state, batches, **how):
+    batches = list(batches)
     steps.append((batches, how["response_logp"].__self__))
     return minibatch_step(state, batches, **how)
 
