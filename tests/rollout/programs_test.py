@@ -141,6 +141,24 @@ def test_a_step_over_a_pool_copies_no_pool():
   assert used.temp_size_in_bytes < bytes_of(pool[0])
 
 
+def test_each_device_has_its_own_pool_of_its_own_heads():
+  policy = dataclasses.replace(
+    WIDE, int8_cache=True, target=Target("rocm", 4, 2**30)
+  )
+  spec = ProgramSpec(
+    policy, SamplingParams(), (0,), 4, 9, 1, 4, 9, devices(4, model=2)
+  )
+  pools = programs.pool(program_spec.with_cache(spec, 5))
+  assert len(pools) == policy.layers
+  own = lambda x: x.sharding.shard_shape(x.shape)
+  for pool in pools:
+    assert pool.kv.shape == (10, 2, 2, 64, 16)
+    assert (own(pool.kv), own(pool.scale)) == (
+      (5, 2, 1, 64, 16),
+      (5, 2, 1, 64),
+    )
+
+
 def bytes_of(tree):
   return sum(x.nbytes for x in jax.tree.leaves(tree))
 
