@@ -6,6 +6,7 @@ import math
 import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import compiled
@@ -157,6 +158,40 @@ def test_each_device_has_its_own_pool_of_its_own_heads():
       (5, 2, 1, 64, 16),
       (5, 2, 1, 64),
     )
+
+
+def test_blocks_follow_their_slots_and_new_slots_hold_none():
+  """2 lanes of 3 slots, of which (0, 1), (1, 0) and (1, 2) are busy."""
+  pages = ProgramSpec(Table(), SamplingParams(), (0,), 4, 9, 2, 3, 9, None)
+  spec = dataclasses.replace(pages, columns=3, blocks=9)
+  prompts = Prompts(
+    np.zeros((2, 8), np.int32), np.ones((2, 8), bool), np.arange(2)
+  )
+  batch = programs.PrefillBatch(
+    prompts, np.zeros(2, np.int32), np.ones(2, bool)
+  )
+  _, state, _ = programs.start(spec, TABLE, batch, KEY)
+  table = jnp.arange(18, dtype=jnp.int32).reshape(6, 3)
+  state = dataclasses.replace(
+    state,
+    rollout=jnp.asarray([[8, 1, 8], [4, 8, 6]], jnp.int32),
+    blocks=state.blocks._replace(
+      table=table, held=jnp.asarray([0, 2, 0, 3, 0, 1], jnp.int32)
+    ),
+  )
+  for lanes, slots, rows in (
+    (2, 2, [1, None, 3, 5]),
+    (3, 4, [1, None, None, None, 3, 5, *[None] * 6]),
+  ):
+    # From the full slots down, and from there up again.
+    smaller = dataclasses.replace(spec, lanes=lanes, slots=slots)
+    _, state = programs.resize(smaller, [], state)
+    held = state.blocks.held.tolist()
+    assert held == [0 if r is None else (0, 2, 0, 3, 0, 1)[r] for r in rows]
+    for row, was in enumerate(rows):
+      if was is not None:
+        np.testing.assert_array_equal(state.blocks.table[row], table[was])
+    assert state.blocks.count.tolist() == [9]  # as it was
 
 
 def bytes_of(tree):
