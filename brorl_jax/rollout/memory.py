@@ -28,6 +28,7 @@ with what XLA says of compiled programs, as `tests/rollout/memory_test.py` does.
 
 import dataclasses
 import functools
+import math
 
 import jax
 import jax.numpy as jnp

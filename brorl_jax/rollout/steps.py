@@ -82,6 +82,7 @@ def over_pool(
     pool: Written in place.
     state: Before the step.
   """
+  assert state.blocks is not None
   PN, shape = len(state.packed), state.rollout.shape
   held, goes, stalled = blocks.give(
     state.blocks, state.length.ravel(), state.rollout.ravel() < PN, spec.columns
@@ -112,7 +113,8 @@ def over_pool(
   )
   held = blocks.take_back(held, over.ravel() | again)
   again = again.reshape(shape)
-  first = state.packed.at[state.rollout, 0, 0].get(mode="fill", fill_value=0)
+  # Not read from `packed`, which would then be copied before it is written.
+  first = queue.first[state.rollout // spec.n, state.rollout % spec.n]
   state = dataclasses.replace(
     state,
     column=state.column + 1,

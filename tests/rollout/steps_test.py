@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import tiers
 from small_decoders import (
+  DOWN,
   KEY,
   POLICY,
   RECALL,
   STOP,
   Recall,
+  Table,
   devices,
   policy_params,
 )
@@ -35,7 +37,7 @@ def prompts(count=3):
   return Prompts(tokens, tokens >= 0, np.arange(count, dtype=np.int32))
 
 
-def rolled(policy=POOLED, params=LONG, *, count=3, **changes):
+def rolled(policy=POOLED, params=LONG, *, count=3, given=None, **changes):
   """Rollouts, and what was told at the end."""
   told = []
   settings = dict(
@@ -45,7 +47,7 @@ def rolled(policy=POOLED, params=LONG, *, count=3, **changes):
   if mesh := changes.pop("mesh", None):
     settings["mesh"] = devices(*mesh)
   out = sampler.rollouts(
-    policy, params, prompts(count), KEY, **settings | changes
+    policy, params, given or prompts(count), KEY, **settings | changes
   )
   return jax.device_get(out), told[-1]
 
@@ -93,6 +95,22 @@ def test_a_pool_that_is_too_small_changes_no_rollout(blocks):
   same(got, over_pages(), atol=1e-6)
   assert told.stalled and told.restarted
   assert not told.busy + told.waiting
+
+
+@pytest.mark.parametrize("blocks, stalled, restarted", [(9, 0, 0), (7, 1, 0)])
+def test_no_row_begins_again_where_another_one_ends(blocks, stalled, restarted):
+  """Two rollouts of 5 tokens and one of 3, in blocks of one token.
+
+  The short one takes two blocks and gives them back after step 2. In step 4 the
+  others want a fourth block each, of 7 - 6. The first gets it and ends.
+  """
+  start = np.array([[5], [5], [3]], np.int32)
+  got, told = rolled(
+    Table(pool_columns=1), DOWN, n=1, slots=1, max_new_tokens=5, blocks=blocks,
+    given=Prompts(start, start > 0, np.arange(3, dtype=np.int32)),
+  )  # fmt: skip
+  assert got.mask.sum(axis=2).ravel().tolist() == [5, 5, 3]
+  assert (told.stalled, told.restarted) == (stalled, restarted)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +174,7 @@ def test_the_loop_may_look_seldom_whether_it_ends(unchecked, monkeypatch):
   got, told = rolled(slots=6, lanes=2, blocks=30)
   same(got, over_pages(), atol=1e-6)
   assert told.restarted
-  assert (told.slot_steps % (unchecked * 2 * 6) == 0) or unchecked < 50
+  assert told.slot_steps % unchecked == 0
 
 
 @pytest.mark.ci
