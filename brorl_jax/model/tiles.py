@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-# Tokens of a large tile are a multiple of it, or a TPU's compiler spends minutes
-# on how to lay them out.
+# Tokens of a large tile are a multiple of it: for others a TPU's compiler takes
+# minutes.
 _UNIT = 128
 
 

@@ -6,7 +6,7 @@ a program may ask of a device before XLA's pool takes its share.
 
 import dataclasses
 
-GB = 10**9
+GB = 1e9
 GIB = 2**30
 
 
