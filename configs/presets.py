@@ -42,7 +42,8 @@ def _language_model(c: Any) -> None:
   # Stated for ProRL v2: every 200 to 500 steps. Unknown for BroRL; the smallest
   # value, because a longer period would never reset a run of BroRL's length.
   c.reference.reset_every = 200
-  c.sampling.in_flight = 32 * 512
+  # These follow from the devices: nothing that the paper states does.
+  c.sampling.in_flight = c.optim.rows = c.optim.blocks = 0
   c.sampling.slots = 0  # as many as fit; responses are long
   c.data.prompt_tokens = 1024
   c.sampling.max_new_tokens = 15360  # stated: a context window of 16,384
@@ -54,8 +55,6 @@ def _language_model(c: Any) -> None:
   # Unknown, except that both arms have the same number. ProRL's 4 give 32
   # prompts per update of 128 x 512. A public script splits 512 x 16 into 8.
   c.optim.minibatches = 4
-  c.optim.rows = 8
-  c.optim.blocks = 8
   # Stated: the rate grows with the square root of the samples, so 128 x 512 has
   # 2.83 times the rate of 512 x 16. The base rate is unknown; public scripts
   # have 1e-6.

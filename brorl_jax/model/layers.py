@@ -23,7 +23,7 @@ from brorl_jax.rl import vocabulary
 # Tokens of a device whose feed-forward exists together: its gradient needs six
 # arrays of [tokens, F], 1.8 GB for the 8,960 of a 1.5B policy in bfloat16. For
 # 8 rows of 15,360 tokens at once they would be 13 GB.
-_TILE = 2**14
+TILE = 2**14
 
 
 def _rows(x: Float[Array, "P M Q D"]) -> Float[Array, "n D"]:
@@ -201,7 +201,7 @@ class _Block(nnx.Module):
     if c.target.on_cpu:
       return gated(h)
     here = -(-prompts // sharding.axes_here(c.mesh).get("data", 1))
-    return tiles.each(gated, h, prompts=prompts, most=max(_TILE // here, 1))
+    return tiles.each(gated, h, prompts=prompts, most=max(TILE // here, 1))
 
 
 @functools.cache

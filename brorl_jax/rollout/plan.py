@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable
 
 from brorl_jax.model.policy import Policy
-from brorl_jax.rollout.memory import Load, Probe
+from brorl_jax.rollout.memory import Gradient, Load
 
 _WORTH = 1.1  # so many times the work per step is worth fewer slots
 _EIGHT = 8  # slots are multiples of it: what matrix units like
@@ -71,7 +71,7 @@ def shares(parts: dict[str, int], memory_bytes: int) -> list[str]:
   ]
 
 
-def check_probe(probe: Probe, memory_bytes: int) -> None:
+def check_probe(probe: Gradient, memory_bytes: int) -> None:
   """Raises TooLarge if an update does not fit while the theorem is measured."""
   limit = int(_USABLE * memory_bytes)
   if probe.need <= limit:
@@ -86,6 +86,43 @@ def check_probe(probe: Probe, memory_bytes: int) -> None:
     + (f"nearest that fits: theory.tokens = {nearest}, or " if nearest else "")
     + "theory.prompts = 0 leaves it out"
   )
+
+
+def check_update(update: Gradient, memory_bytes: int) -> None:
+  """Raises TooLarge if the gradient of the longest responses does not fit."""
+  limit = int(_USABLE * memory_bytes)
+  if update.need <= limit:
+    return
+  within = lambda **sizes: dataclasses.replace(update, **sizes).need <= limit
+  nearest = []
+  if rows := _largest(lambda M: within(responses=M), update.responses):
+    nearest.append(f"optim.rows = {rows}")
+  blocks = _largest(lambda k: within(prompts=k * update.data),
+                    update.prompts // update.data)  # fmt: skip
+  if blocks:
+    nearest.append(f"optim.blocks = {blocks * update.data}")
+  if T := _largest(lambda T: within(tokens=T), update.tokens):
+    nearest.append(f"max_new_tokens = {T}")
+  if not nearest:
+    few = lambda T: within(responses=1, prompts=update.data, tokens=T)
+    if T := _largest(few, update.tokens):
+      nearest.append(
+        f"optim.rows = 1 with optim.blocks = {update.data} and "
+        f"max_new_tokens = {T}"
+      )
+  raise TooLarge(
+    f"the gradient of optim.blocks = {update.prompts} with optim.rows = "
+    f"{update.responses} responses of {update.tokens} tokens needs "
+    f"{size(update.need)} of {size(limit)} ({_USABLE:.0%} of a device); "
+    + (_listed(nearest) if nearest else "use more devices, or larger ones")
+  )
+
+
+def rows(update: Gradient, memory_bytes: int) -> int:
+  """Responses of a prompt that are read side by side: 8, or as few as fit."""
+  limit = int(_USABLE * memory_bytes)
+  fits = lambda M: dataclasses.replace(update, responses=M).need <= limit
+  return next((M for M in (8, 4, 2) if fits(M)), 1)
 
 
 def size(n: int) -> str:

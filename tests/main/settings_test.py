@@ -97,8 +97,8 @@ def test_accepts_the_edge_of_what_works(changes):
 
 
 COUNTS = (
-  "steps samples in_flight max_oversampling prompt_tokens max_new_tokens "
-  "minibatches rows blocks save_every keep_checkpoints eval_every "
+  "steps samples max_oversampling prompt_tokens max_new_tokens "
+  "minibatches save_every keep_checkpoints eval_every "
   "eval_prompts eval_n mesh_model lr_base length_on rest_steps"
 ).split()
 BAD = [
@@ -113,7 +113,10 @@ BAD = [
   ("samples", {"samples": 256}, "multiple of n = 512"),
   ("in_flight", {"in_flight": 8000}, "multiple of n = 512"),
   ("minibatches", {"minibatches": 3}, "divisor ... samples / n = 32"),
-  *((f, {f: -1}, "positive, or 0") for f in ("slots", "lanes", "memory_bytes")),
+  *(
+    (f, {f: -1}, "positive, or 0")
+    for f in "slots lanes memory_bytes in_flight rows blocks".split()
+  ),
   ("mean_tokens", {"mean_tokens": -1}, "0 to max_new_tokens = 6"),
   ("mean_tokens", {"mean_tokens": 7}, "0 to max_new_tokens = 6"),
   ("temperature", {"temperature": 0.0}, "positive"),

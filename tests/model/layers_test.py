@@ -114,7 +114,7 @@ def test_an_accelerator_feeds_forward_a_few_tokens_at_a_time(
     return form(f, x, **sizes)
 
   want = out(gpu)
-  monkeypatch.setattr(layers, "_TILE", 6)
+  monkeypatch.setattr(layers, "TILE", 6)
   monkeypatch.setattr(layers.tiles, "each", watched)
   got = out(gpu)
   assert (14, {"prompts": 2, "most": 3}) in seen

@@ -336,5 +336,5 @@ def test_an_update_that_measures_the_theorem_is_planned(
   )  # fmt: skip
   total, state, gradient = applying(policy, mesh, **sizes)
   P, R, T, S = sizes.values()
-  found = memory.Probe(policy, state, gradient, P, R, S, T, data, model)
+  found = memory.Gradient(policy, state, gradient, P, R, S, T, data, model)
   assert total <= found.need <= 1.4 * total, found.need / total

@@ -21,11 +21,18 @@ from loads import GIB, SMALL, load, on_gpu
 from brorl_jax.configs import n16, n512
 from brorl_jax.errors import UserError
 from brorl_jax.learner import state as states
-from brorl_jax.main import settings
+from brorl_jax.main import settings, sizes
 from brorl_jax.main.commands import plan as plan_command
 from brorl_jax.main.commands import train as train_command
 from brorl_jax.main.stages import learning
-from brorl_jax.model import architectures, huggingface, sharding, tokenizer
+from brorl_jax.model import (
+  architectures,
+  huggingface,
+  sharding,
+  target,
+  tokenizer,
+)
+from brorl_jax.model.target import Target
 from brorl_jax.rollout import plan
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -57,7 +64,7 @@ def test_training_state_is_what_training_makes(
     if shard.device == device
   )
   state_bytes = functools.partial(
-    plan_command.state_bytes,
+    sizes.state_bytes,
     tx=tx,
     offload=offload,
     pipeline=False,
@@ -85,7 +92,7 @@ def held(policy=SMALL, **changes):
   how = dict(data=1, model=1, offload="nothing", pipeline=False)
   tx, _ = learning.optimizer(c.optim, c.sampling)
   how |= dict(keep_reference=True) | changes
-  return plan_command.state_bytes(policy, tx, **how)
+  return sizes.state_bytes(policy, tx, **how)
 
 
 def test_what_waits_for_the_next_step_is_held_twice():
@@ -372,7 +379,7 @@ def test_the_command_refuses_in_one_line():
 def test_presets_fit_eight_devices_that_are_not_here(
   of, preset, fields, data, tmp_path, capsys, monkeypatch
 ):
-  monkeypatch.setattr(jax, "device_count", lambda: 1)
+  monkeypatch.setattr(target, "here", lambda: Target("cpu", 1, GIB))
   (tmp_path / "config.json").write_text(json.dumps(fields))
   c = of.get_config(preset)
   c.policy.checkpoint, c.devices.mesh_data = str(tmp_path), data
@@ -412,12 +419,11 @@ def test_presets_fit_eight_devices_that_are_not_here(
 def test_a_name_of_the_hub_is_not_downloaded(monkeypatch):
   monkeypatch.setattr(huggingface, "locate", lambda _: pytest.fail("downloads"))
   c = n512.get_config("1p5b")
-  c.devices.mesh_data = 8
+  c.policy.checkpoint = name = "somebody/Model-1B"
   with pytest.raises(UserError) as e:
     plan_command.run(settings.typed(c))
-  name = "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"
   assert f"checkpoint = '{name}' is not a directory" in str(e.value)
-  assert f"'hf download {name} config.json --local-dir DeepSeek" in str(e.value)
+  assert f"'hf download {name} config.json --local-dir Model-1B" in str(e.value)
 
 
 def test_a_directory_that_is_missing():
@@ -524,10 +530,13 @@ def test_a_mesh_that_does_not_fit_the_work_is_refused():
     plan_command.run(c)
 
 
-def plans(**changes) -> plan_command.Plans:
+def all_plans(**changes) -> plan_command.Plans:
   return plan_command.make(
     config(**changes), SMALL, data=1, model=1, keep_reference=True
   )
+
+
+plans = all_plans
 
 
 @pytest.mark.ci
@@ -541,6 +550,7 @@ def test_zero_means_as_many_as_fit():
 
 
 def test_evaluations_take_fewer_puzzles_at_a_time_if_they_must():
+  plans = functools.partial(all_plans, rows=1, blocks=1)  # a small update
   roomy = plans()
   assert roomy.chunk == 256  # 4096 / 16, of 480
   assert roomy.evaluations.slots == 16

@@ -6,7 +6,7 @@ from concurrent import futures
 
 from brorl_jax.main.ahead import hlo, programs
 from brorl_jax.main.ahead.hlo import Collective
-from brorl_jax.main.ahead.programs import Program, Run
+from brorl_jax.main.ahead.run import FEW, Compile, Program, Run
 from brorl_jax.main.ahead.topology import Topology
 
 
@@ -34,9 +34,9 @@ def run(what: Run, where: Topology) -> list[Measured]:
     ValueError: `what.fast`, and the policy has layers of two kinds or too few.
   """
   policy = what.policy
-  if what.fast and (policy.layers <= programs.FEW[1] or policy.sliding):
+  if what.fast and (policy.layers <= FEW[1] or policy.sliding):
     raise ValueError(
-      f"--fast needs more than {programs.FEW[1]} layers of one kind; the "
+      f"--fast needs more than {FEW[1]} layers of one kind; the "
       f"policy has {policy.layers}"
       + (", some of which slide" if policy.sliding else "")
       + "; leave --fast out"
@@ -53,21 +53,21 @@ def run(what: Run, where: Topology) -> list[Measured]:
   out: dict[str, Measured] = {}
   for layers, future in found:
     one = future.result()
-    if layers == programs.FEW[1] and one.name in out:
-      more = policy.layers - programs.FEW[0]
+    if layers == FEW[1] and one.name in out:
+      more = policy.layers - FEW[0]
       one = _extended(out[one.name], one, more)
     out[one.name] = one
   return [*out.values()]
 
 
-def _measured(what: Run, compile: programs.Compile, one: Program) -> Measured:
+def _measured(what: Run, compile: Compile, one: Program) -> Measured:
   compiled = compile(one.lowered)
   memory = compiled.memory_analysis()
   text = hlo.Text(compiled.as_text())
   account, turn = text.account(), text.loop()
   decodes = one.name.endswith("decode")
   # The loop over tokens looks every so many steps whether it ends.
-  steps = what.spec().unchecked
+  steps = programs.training_spec(what).unchecked
   return Measured(
     one.name,
     one.held_bytes,

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from brorl_jax.main.ahead import measured, schedule, table
 from brorl_jax.main.ahead.measured import Measured
-from brorl_jax.main.ahead.programs import FEW, Run
+from brorl_jax.main.ahead.run import FEW, Run
 from brorl_jax.main.ahead.topology import Topology
 from brorl_jax.rollout.plan import TooLarge, size
 

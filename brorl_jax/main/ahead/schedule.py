@@ -6,7 +6,8 @@ from brorl_jax.learner import packing
 from brorl_jax.main.ahead import costs
 from brorl_jax.main.ahead.chips import Chip
 from brorl_jax.main.ahead.measured import Measured
-from brorl_jax.main.ahead.programs import Run
+from brorl_jax.main.ahead.programs import training_spec
+from brorl_jax.main.ahead.run import Run
 from brorl_jax.rollout import sampler
 
 
@@ -70,7 +71,7 @@ def of(run: Run, measured: list[Measured], chip: Chip) -> Schedule:
   visited = run.visited
   add("admit", max(P - sampled.places, 0) / visited, read(visited))
 
-  spec = run.spec()
+  spec = training_spec(run)
   lanes = spec.lanes * run.data
   rows = lanes * spec.slots
   add("decode", P * N * T / rows, cost.step(rows, lanes, S, T / 2))
@@ -93,7 +94,7 @@ def programs(run: Run) -> dict[str, int]:
   lengths = packing.Layout(
     c.optim.rows, c.optim.blocks, c.sampling.max_new_tokens
   ).lengths
-  spec = run.spec()
+  spec = training_spec(run)
   # Each size of lanes and slots, and with pages each number of pages.
   sizes = 1 + _shrinks(spec.lanes) + _shrinks(spec.slots)
   decoding = sizes * (1 if spec.blocks else spec.pages) + (sizes - 1)

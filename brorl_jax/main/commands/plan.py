@@ -6,20 +6,21 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-import jax
-from jax.sharding import AbstractMesh
-
 from brorl_jax.errors import UserError
-from brorl_jax.learner import state as states
-from brorl_jax.main import checkpoint_source, corpus, functions, settings
+from brorl_jax.main import (
+  checkpoint_source,
+  corpus,
+  functions,
+  settings,
+  sizes,
+)
 from brorl_jax.main.ahead import report
 from brorl_jax.main.ahead import topology as topology_of
-from brorl_jax.main.ahead.programs import Run
+from brorl_jax.main.ahead.run import Run
 from brorl_jax.main.stages import examples, learning, sampling
 from brorl_jax.model import (
   architectures,
   huggingface,
-  sharding,
   target,
   tokenizer,
 )
@@ -35,12 +36,13 @@ from brorl_jax.tasks.domains import MADE
 
 @dataclasses.dataclass(frozen=True)
 class Plans:
-  """Memory plans of rollouts, evaluations, and the theorem's probe."""
+  """Memory plans of rollouts, evaluations, updates and the theorem's probe."""
 
   rollouts: plan.RolloutPlan
   evaluations: plan.RolloutPlan
   chunk: int  # held-out prompts that are sampled together
-  probe: memory.Probe | None  # None: the theorem is not measured
+  update: memory.Gradient  # of the longest responses
+  probe: memory.Gradient | None  # None: the theorem is not measured
 
 
 def run(c: Config, topology: str | None = None, *, fast: bool = False) -> None:
@@ -118,15 +120,12 @@ def _phase(
 ) -> None:
   """Prints the memory plans of a phase of the run."""
   since, phase, _ = which
+  where = dict(data=data, model=model)
+  where |= dict(keep_reference=learning.keeps_reference(c))
+  phase = sizes.settled(phase, policy, **where)
   settings.check_mesh(phase, data)
   settings.check_lengths(phase, policy.max_positions)
-  plans = make(
-    phase,
-    policy,
-    data=data,
-    model=model,
-    keep_reference=learning.keeps_reference(c),
-  )
+  plans = make(phase, policy, **where)
   when = f" from step {since}" if c.run.phases else ""
   kind = "CPU devices" if policy.target.on_cpu else "accelerators"
   print(
@@ -137,8 +136,14 @@ def _phase(
     f"evaluations: {plans.chunk} prompts x {phase.eval.n}\n"
     f"{plans.evaluations.table()}"
   )
+  of = functools.partial(plan.shares, memory_bytes=policy.target.memory_bytes)
+  print(
+    f"an update, {plans.update.prompts} blocks x {plans.update.responses} rows",
+    *of(plans.update.parts),
+    sep="\n",
+  )
   if plans.probe is not None:
-    parts = plan.shares(plans.probe.parts, policy.target.memory_bytes)
+    parts = of(plans.probe.parts)
     print("an update, measuring the theorem", *parts, sep="\n")
 
 
@@ -157,17 +162,17 @@ def _compiled(
     TooLarge: One does not fit.
   """
   keep = learning.keeps_reference(c)
-  plans = make(c, policy, data=data, model=model, keep_reference=keep)
+  mesh = dict(data=data, model=model, keep_reference=keep)
+  c = sizes.settled(c, policy, **mesh)
+  plans = make(c, policy, **mesh)
 
   held = functools.partial(
-    state_bytes,
+    sizes.state_bytes,
     policy,
     learning.optimizer(c.optim, c.sampling)[0],
     offload=c.devices.offload,
     pipeline=c.run.pipeline,
-    data=data,
-    model=model,
-    keep_reference=keep,
+    **mesh,
   )
   run = Run(
     c,
@@ -240,7 +245,7 @@ def make(
   """
   where = dict(data=data, model=model)
   state = functools.partial(
-    state_bytes,
+    sizes.state_bytes,
     policy,
     learning.optimizer(c.optim, c.sampling)[0],
     offload=c.devices.offload,
@@ -256,56 +261,10 @@ def make(
     lanes=c.sampling.lanes or None,
   )
   chunk, evaluations = _evaluations(c, fit, data)
+  update = sizes.gradient(c, policy, **where, keep_reference=keep_reference)
+  plan.check_update(update, sizes.memory_bytes(c, policy))
   probe = _probe(c, policy, state(applying=True), **where)
-  return Plans(rollouts, evaluations, chunk, probe)
-
-
-def state_bytes(
-  policy: Policy,
-  tx,
-  *,
-  offload: str,
-  pipeline: bool,
-  data: int,
-  model: int,
-  keep_reference: bool,
-  applying: bool = False,
-) -> int:
-  """Bytes per device of the training state while it samples or updates.
-
-  Args:
-    policy: Description of the policy.
-    tx: The optimizer.
-    offload: `devices.offload`.
-    pipeline: `run.pipeline`.
-    data: Devices of axis `data`.
-    model: Devices of axis `model`.
-    keep_reference: Whether any phase of the run has a reference policy.
-    applying: Whether an update is applied, with the moments on the devices.
-
-  Raises:
-    ValueError: The policy cannot be split over these devices.
-  """
-  away = "nothing" if policy.target.on_cpu else offload  # a CPU's is the host's
-  if applying and away == "moments":
-    away = "reference"
-  _, shapes, places = states.state_places(
-    jax.eval_shape(policy.init, jax.random.key(0)),
-    tx,
-    AbstractMesh((data, model), ("data", "model")),
-    keep_reference=keep_reference,
-    offload=away,
-  )
-  leaves = zip(jax.tree.leaves(shapes), jax.tree.leaves(places), strict=True)
-  on_device = [(x, s) for x, s in leaves if s.memory_kind != sharding.HOST]
-  held = sharding.shard_bytes(
-    [x for x, _ in on_device], [s for _, s in on_device]
-  )
-  if pipeline:  # the parameters that the next step is sampled with
-    held += sharding.shard_bytes(
-      jax.tree.leaves(shapes.params), jax.tree.leaves(places.params)
-    )
-  return held
+  return Plans(rollouts, evaluations, chunk, update, probe)
 
 
 def evaluation(
@@ -317,35 +276,29 @@ def evaluation(
     TooLarge: They do not fit.
     ValueError: The policy cannot be split over these devices.
   """
-  held = _parameter_bytes(policy, data, model)
+  held = sizes.parameter_bytes(policy, data, model)
+  c = sizes.settled(c, policy, data=data, model=model, keep_reference=False)
   fit = _fit(c, policy, held, data=data, model=model)
   return _evaluations(c, fit, data)
 
 
-def _parameter_bytes(policy: Policy, data: int, model: int) -> int:
-  """Bytes per device of the parameters, or of their gradients."""
-  params = jax.eval_shape(policy.init, jax.random.key(0))
-  mesh = AbstractMesh((data, model), ("data", "model"))
-  return sharding.shard_bytes(params, sharding.param_shardings(params, mesh))
-
-
 def _probe(
   c: Config, policy: Policy, resident_bytes: int, **where: Any
-) -> memory.Probe | None:
+) -> memory.Gradient | None:
   """Memory of the theorem's probe; raises TooLarge if it does not fit."""
   if not c.theory.prompts:
     return None
-  probe = memory.Probe(
+  probe = memory.Gradient(
     policy,
     resident_bytes,
-    _parameter_bytes(policy, where["data"], where["model"]),
+    sizes.parameter_bytes(policy, where["data"], where["model"]),
     prompts=min(c.theory.prompts, c.sampling.prompts),
     responses=c.theory.responses,
     prompt_tokens=c.data.prompt_tokens,
     tokens=min(c.theory.tokens, c.sampling.max_new_tokens),
     **where,
   )
-  plan.check_probe(probe, policy.target.memory_bytes)
+  plan.check_probe(probe, sizes.memory_bytes(c, policy))
   return probe
 
 
@@ -356,7 +309,7 @@ def _fit(
   fit = functools.partial(
     plan.rollouts,
     sampling.decoder(c.sampling, policy),
-    memory_bytes=policy.target.memory_bytes,
+    memory_bytes=sizes.memory_bytes(c, policy),
     resident_bytes=resident_bytes,
     prompt_tokens=c.data.prompt_tokens,
     max_new_tokens=c.sampling.max_new_tokens,
@@ -366,9 +319,9 @@ def _fit(
   if not c.devices.memory_bytes:
     return fit
 
-  def named(**sizes: Any) -> plan.RolloutPlan:
+  def named(**how: Any) -> plan.RolloutPlan:
     try:
-      return fit(**sizes)
+      return fit(**how)
     except plan.TooLarge as e:
       given = f"config.devices.memory_bytes = {c.devices.memory_bytes}"
       raise plan.TooLarge(f"{given}: {e}") from None

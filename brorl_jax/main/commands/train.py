@@ -17,6 +17,7 @@ from brorl_jax.main import (
   functions,
   programs,
   settings,
+  sizes,
 )
 from brorl_jax.main.commands import evaluate as evaluate_command
 from brorl_jax.main.commands import plan
@@ -238,6 +239,7 @@ def phase(
     ValueError: It does not fit the policy, the devices or their memory.
   """
   since, c, changed = which
+  c = sizes.settled(c, policy, **mesh.shape, keep_reference=keep_reference)
   settings.check_mesh(c, mesh.shape["data"])
   settings.check_lengths(c, policy.max_positions)
   plans = plan.make(c, policy, **mesh.shape, keep_reference=keep_reference)

@@ -20,11 +20,15 @@ class Optim(Section):
   )
   rows: int = setting(
     32,
-    "Rows of a block. It holds distinct rollouts of one prompt, and padding.",
+    "Rows of a block. It holds distinct rollouts of one prompt, and padding. "
+    "0: 8, or as few as fit into memory.",
     phased=True,
   )
   blocks: int = setting(
-    16, "Blocks per microbatch, a multiple of devices.mesh_data.", phased=True
+    16,
+    "Blocks per microbatch, a multiple of devices.mesh_data. 0: one for each "
+    "device of axis `data`.",
+    phased=True,
   )
   lr: float = setting(
     3e-4,
@@ -71,7 +75,10 @@ class Optim(Section):
   )
 
   def rules(self) -> Iterator[Rule]:
-    yield from self.at_least(1, "minibatches", "rows", "blocks", "lr_base")
+    yield from self.at_least(1, "minibatches", "lr_base")
+    for field in ("rows", "blocks"):
+      good = getattr(self, field) >= 0
+      yield field, good, "positive, or 0: it follows from the devices"
     yield "lr", self.lr > 0.0, "positive"
     yield from self.at_least(0, "warmup")
     for field in ("b1", "b2"):

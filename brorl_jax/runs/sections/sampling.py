@@ -30,7 +30,8 @@ class Sampling(Section):
   in_flight: int = setting(
     4096,
     "Rollouts whose prompts are on the devices at one time, a multiple of n. A "
-    "finished prompt is replaced by the next.",
+    "finished prompt is replaced by the next. 0: 4 prompts for each device of "
+    "axis `data`, or fewer if a step has fewer.",
     unit="rollouts",
     phased=True,
   )
@@ -88,7 +89,9 @@ class Sampling(Section):
     return self.in_flight // self.n
 
   def rules(self) -> Iterator[Rule]:
-    yield from self.at_least(1, "n", "samples", "in_flight", "max_new_tokens")
+    yield from self.at_least(1, "n", "samples", "max_new_tokens")
+    good = self.in_flight >= 0
+    yield "in_flight", good, "positive, or 0: it follows from the devices"
     for field in ("slots", "lanes"):
       good = getattr(self, field) >= 0
       yield field, good, "positive, or 0: as many as fit in memory"

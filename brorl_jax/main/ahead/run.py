@@ -1,0 +1,105 @@
+"""What the programs of a run follow from, as shapes with their places."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from brorl_jax.learner import state as states
+from brorl_jax.main.stages import learning
+from brorl_jax.model.policy import Policy
+from brorl_jax.rollout import stream
+from brorl_jax.rollout.plan import RolloutPlan
+from brorl_jax.runs.sections import Config
+from brorl_jax.types import State
+
+Compile = Callable[[jax.stages.Lowered], jax.stages.Compiled]
+
+# Layers of a decode step that --fast compiles: it has every layer's operations
+# in a row, and from two on each layer adds the same. All other programs have a
+# loop over layers, and take as long to compile with two as with all.
+FEW = (2, 3)
+
+
+class Program(NamedTuple):
+  """One program of a run, and what lies on a device beside it."""
+
+  name: str
+  lowered: jax.stages.Lowered
+  held_bytes: int  # of a device when it starts, its arguments among them
+  layers: int  # of the policy it is compiled for
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """What the programs of a run follow from."""
+
+  config: Config
+  policy: Policy
+  mesh: Mesh
+  rollouts: RolloutPlan
+  evaluations: RolloutPlan
+  chunk: int  # held-out prompts that are sampled together
+  keep_reference: bool
+  sampling_bytes: int  # training state of a device while it samples
+  applying_bytes: int  # and while an update is applied
+  fast: bool  # see FEW
+
+  @property
+  def data(self) -> int:
+    """Devices over which prompts are spread."""
+    return self.mesh.shape["data"]
+
+  @property
+  def parameters(self) -> int:
+    """How many numbers the policy has."""
+    shapes = jax.eval_shape(self.policy.init, jax.random.key(0))
+    return sum(x.size for x in jax.tree.leaves(shapes))
+
+  @property
+  def visited(self) -> int:
+    """Prompts that are admitted together."""
+    places = self.config.sampling.places
+    return max(places // self.data // stream.SHARE, 1) * self.data
+
+  @property
+  def tx(self):
+    """The optimizer."""
+    return learning.optimizer(self.config.optim, self.config.sampling)[0]
+
+  def state(self) -> State:
+    """Shapes and places of the training state while it is used."""
+    _, shapes, places = states.state_places(
+      jax.eval_shape(self.policy.init, jax.random.key(0)),
+      self.tx,
+      self.mesh,
+      keep_reference=self.keep_reference,
+      offload="nothing",
+    )
+    return placed(shapes, places)
+
+  def at(self, *spec: str | None) -> Callable[..., jax.ShapeDtypeStruct]:
+    """(shape, dtype) -> an array that lies like this."""
+    place = NamedSharding(self.mesh, PartitionSpec(*spec))
+    return lambda shape, dtype: jax.ShapeDtypeStruct(
+      shape, dtype, sharding=place
+    )
+
+
+def size(tree: PyTree) -> int:
+  """Bytes on a device of arrays that are described with their places."""
+  each = lambda x: (
+    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
+    if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
+    else 0
+  )
+  return sum(map(each, jax.tree.leaves(tree)))
+
+
+def placed(shapes: PyTree, places: PyTree) -> PyTree:
+  put = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
+  return jax.tree.map(put, shapes, places)

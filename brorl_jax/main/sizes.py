@@ -1,0 +1,154 @@
+"""Sizes of a run that follow from its machine: the mesh and its memory.
+
+Fields of the config that are 0 are set here. They change no result but by
+rounding, and how long a step takes.
+"""
+
+import dataclasses
+
+import jax
+from jax.sharding import AbstractMesh
+
+from brorl_jax.learner import packing
+from brorl_jax.learner import state as states
+from brorl_jax.main.stages import learning
+from brorl_jax.model import sharding
+from brorl_jax.model.policy import Policy
+from brorl_jax.rollout import memory, plan
+from brorl_jax.runs.sections import Config
+
+# Prompts of a device: while the last rollouts of one decode, those of the next
+# take the slots that they leave.
+_AHEAD = 4
+
+
+def settled(
+  c: Config, policy: Policy, *, data: int, model: int, keep_reference: bool
+) -> Config:
+  """The config with sizes in place of zeros.
+
+    sampling.in_flight  4 prompts for each device of `data`, or as many of them
+                        as there are in a step, but at least 1
+    optim.blocks        one for each device of `data`
+    optim.rows          8, or as few as fit into memory
+
+  Args:
+    c: The config.
+    policy: Description of the policy.
+    data: Devices of axis `data`.
+    model: Devices of axis `model`.
+    keep_reference: Whether any phase of the run has a reference policy.
+  """
+  sampled, optim = c.sampling, c.optim
+  each = min(_AHEAD, max(sampled.prompts // data, 1))
+  sampled = dataclasses.replace(
+    sampled, in_flight=sampled.in_flight or data * each * sampled.n
+  )
+  optim = dataclasses.replace(optim, blocks=optim.blocks or data)
+  c = dataclasses.replace(c, sampling=sampled, optim=optim)
+  if optim.rows:
+    return c
+  where = dict(data=data, model=model, keep_reference=keep_reference)
+  of = dataclasses.replace(optim, rows=1)
+  most = gradient(dataclasses.replace(c, optim=of), policy, **where)
+  rows = plan.rows(most, memory_bytes(c, policy))
+  return dataclasses.replace(c, optim=dataclasses.replace(optim, rows=rows))
+
+
+def memory_bytes(c: Config, policy: Policy) -> int:
+  """Memory of a device: what the config says, or the machine."""
+  return c.devices.memory_bytes or policy.target.memory_bytes
+
+
+def gradient(
+  c: Config, policy: Policy, *, data: int, model: int, keep_reference: bool
+) -> memory.Gradient:
+  """Memory of an update's gradient, for the longest responses.
+
+  Args:
+    c: The config, with all sizes.
+    policy: Description of the policy.
+    data: Devices of axis `data`.
+    model: Devices of axis `model`.
+    keep_reference: Whether any phase of the run has a reference policy.
+  """
+  state = state_bytes(
+    policy,
+    learning.optimizer(c.optim, c.sampling)[0],
+    offload=c.devices.offload,
+    pipeline=c.run.pipeline,
+    data=data,
+    model=model,
+    keep_reference=keep_reference,
+  )
+  rows, T = c.optim.rows, c.sampling.max_new_tokens
+  # Two batches: one is brought while the other is computed. Five arrays of a
+  # number for each token, and a mask.
+  tokens = packing.MICROBATCHES * c.optim.blocks // data * rows * T
+  return memory.Gradient(
+    policy,
+    state + 2 * 21 * tokens,
+    parameter_bytes(policy, data, model),
+    prompts=c.optim.blocks,
+    responses=rows,
+    prompt_tokens=c.data.prompt_tokens,
+    tokens=T,
+    data=data,
+    model=model,
+    applied=False,
+  )
+
+
+def state_bytes(
+  policy: Policy,
+  tx,
+  *,
+  offload: str,
+  pipeline: bool,
+  data: int,
+  model: int,
+  keep_reference: bool,
+  applying: bool = False,
+) -> int:
+  """Bytes per device of the training state while it samples or updates.
+
+  Args:
+    policy: Description of the policy.
+    tx: The optimizer.
+    offload: `devices.offload`.
+    pipeline: `run.pipeline`.
+    data: Devices of axis `data`.
+    model: Devices of axis `model`.
+    keep_reference: Whether any phase of the run has a reference policy.
+    applying: Whether an update is applied, with the moments on the devices.
+
+  Raises:
+    ValueError: The policy cannot be split over these devices.
+  """
+  away = "nothing" if policy.target.on_cpu else offload  # a CPU's is the host's
+  if applying and away == "moments":
+    away = "reference"
+  _, shapes, places = states.state_places(
+    jax.eval_shape(policy.init, jax.random.key(0)),
+    tx,
+    AbstractMesh((data, model), ("data", "model")),
+    keep_reference=keep_reference,
+    offload=away,
+  )
+  leaves = zip(jax.tree.leaves(shapes), jax.tree.leaves(places), strict=True)
+  on_device = [(x, s) for x, s in leaves if s.memory_kind != sharding.HOST]
+  held = sharding.shard_bytes(
+    [x for x, _ in on_device], [s for _, s in on_device]
+  )
+  if pipeline:  # the parameters that the next step is sampled with
+    held += sharding.shard_bytes(
+      jax.tree.leaves(shapes.params), jax.tree.leaves(places.params)
+    )
+  return held
+
+
+def parameter_bytes(policy: Policy, data: int, model: int) -> int:
+  """Bytes per device of the parameters, or of their gradients."""
+  params = jax.eval_shape(policy.init, jax.random.key(0))
+  mesh = AbstractMesh((data, model), ("data", "model"))
+  return sharding.shard_bytes(params, sharding.param_shardings(params, mesh))

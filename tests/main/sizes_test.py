@@ -1,0 +1,135 @@
+"""Sizes that follow from the machine."""
+
+import dataclasses
+import json
+
+import pytest
+from configured import config
+from loads import GIB, SMALL, on_gpu
+
+from brorl_jax.configs import n512
+from brorl_jax.errors import UserError
+from brorl_jax.main import settings, sizes
+from brorl_jax.main.commands import plan as plan_command
+from brorl_jax.model import architectures
+from brorl_jax.model.target import Target
+from brorl_jax.rollout import plan
+
+KEEP = dict(keep_reference=True)
+
+
+def settled(data=1, model=1, policy=SMALL, **changes):
+  c = config(**changes)
+  out = sizes.settled(c, policy, data=data, model=model, **KEEP)
+  sampled, optim = out.sampling, out.optim
+  assert dataclasses.replace(out, sampling=c.sampling, optim=c.optim) == c
+  return sampled.in_flight, optim.blocks, optim.rows
+
+
+def test_what_is_given_stays():
+  given = dict(in_flight=1024, blocks=24, rows=7)
+  assert settled(8, **given) == (1024, 24, 7)
+
+
+@pytest.mark.parametrize(
+  ("data", "prompts", "each"),
+  [(8, 128, 4), (32, 128, 4), (64, 128, 2), (8, 4, 1)],
+)
+def test_zeros_follow_from_the_mesh(data, prompts, each):
+  zeros = dict(in_flight=0, blocks=0, rows=3, n=512, samples=512 * prompts)
+  assert settled(data, **zeros) == (data * each * 512, data, 3)
+
+
+def test_rows_are_as_many_as_fit():
+  c = config(rows=1, blocks=1, max_new_tokens=4096)
+  need = lambda rows: sizes.gradient(
+    dataclasses.replace(c, optim=dataclasses.replace(c.optim, rows=1)),
+    on_gpu(),
+    data=1,
+    model=1,
+    **KEEP,
+  )
+  most = need(1)
+  rows = lambda limit: plan.rows(most, round(limit / 0.9) + 2)
+  of = lambda M: dataclasses.replace(most, responses=M).need
+  assert rows(of(8)) == 8
+  assert rows(of(8) - 4096) == 4
+  assert rows(of(4) - 4096) == 2
+  assert rows(of(2) - 4096) == 1
+  assert rows(0) == 1  # and refused where the plan is made
+
+
+def test_memory_is_that_of_the_config_or_of_the_machine():
+  assert sizes.memory_bytes(config(memory_bytes=5), on_gpu()) == 5
+  assert sizes.memory_bytes(config(), on_gpu()) == 80 * GIB
+
+
+QWEN = "DeepSeek-R1-Distill-Qwen-1.5B"
+LLAMA = "DeepSeek-R1-Distill-Llama-8B"
+# What XLA may use of a device, and how many there are.
+MACHINES = {
+  "h100:1x8": ("gpu", 8, 72.8),
+  "h100:8x8": ("gpu", 64, 72.8),
+  "v5p:2x2x2": ("tpu", 8, 95.7),
+  "v5p:4x4x4": ("tpu", 64, 95.7),
+  "v6e:4x4": ("tpu", 16, 31.2),
+  "v6e:8x8": ("tpu", 64, 31.2),
+}
+
+
+@pytest.mark.parametrize("preset", ["1p5b", "8b"])
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_preset_starts_on_every_machine_with_the_papers_values(preset, name):
+  platform, devices, gib = MACHINES[name]
+  machine = Target(platform, devices, int(gib * GIB))
+  c = settings.typed(n512.get_config(preset))
+  policy = architectures.read_policy(
+    plan_command._source(c.policy.checkpoint), dtype=c.policy.dtype
+  )
+  policy = dataclasses.replace(policy, target=machine)
+  model = c.devices.mesh_model
+  where = dict(data=devices // model, model=model, **KEEP)
+  out = sizes.settled(c, policy, **where)
+  settings.check_mesh(out, where["data"])
+  plans = plan_command.make(out, policy, **where)
+  assert plans.update.need <= plans.rollouts.limit_bytes
+  sampled = out.sampling
+  assert (sampled.n, sampled.samples, sampled.max_new_tokens) == (
+    512, 128 * 512, 15360,
+  )  # fmt: skip
+  assert out.optim.minibatches == c.optim.minibatches
+  assert out.optim.lr == c.optim.lr
+
+
+@pytest.mark.parametrize("of", [QWEN, LLAMA])
+def test_the_architectures_that_presets_name_are_known(of):
+  directory = plan_command._source(f"deepseek-ai/{of}")
+  fields = json.loads((directory / "config.json").read_text())
+  assert "DeepSeek" in directory.name and fields["hidden_size"] in (1536, 4096)
+
+
+def test_an_update_that_does_not_fit_is_refused_with_the_nearest_that_does():
+  c = config(rows=8, blocks=2, max_new_tokens=4096, memory_bytes=10**12)
+  how = dict(data=1, model=1, **KEEP)
+  whole = sizes.gradient(c, on_gpu(), **how)
+  fewer = lambda **sizes: dataclasses.replace(whole, **sizes).need
+  limit = fewer(responses=5) / 0.9
+  with pytest.raises(plan.TooLarge) as e:
+    plan.check_update(whole, int(limit) + 1)
+  line = str(e.value)
+  assert "\n" not in line
+  assert line.startswith(
+    "the gradient of optim.blocks = 2 with optim.rows = 8 responses of 4096 "
+    "tokens needs "
+  )
+  assert "nearest that fits: optim.rows = 5, or optim.blocks = 1" in line
+  with pytest.raises(plan.TooLarge, match="use more devices, or larger ones"):
+    plan.check_update(whole, whole.resident_bytes)
+  plan.check_update(whole, int(whole.need / 0.9) + 1)
+
+
+@pytest.mark.ci
+def test_training_refuses_an_update_that_does_not_fit_before_it_starts():
+  c = config(rows=4096, blocks=64, memory_bytes=10**9)
+  with pytest.raises((UserError, plan.TooLarge), match=r"optim\.rows = 4096"):
+    plan_command.make(c, SMALL, data=1, model=1, **KEEP)
