@@ -48,9 +48,10 @@ def settled(
   c = dataclasses.replace(c, sampling=sampled, optim=optim)
   if optim.rows:
     return c
-  where = dict(data=data, model=model, keep_reference=keep_reference)
-  of = dataclasses.replace(optim, rows=1)
-  most = gradient(dataclasses.replace(c, optim=of), policy, **where)
+  one = dataclasses.replace(c, optim=dataclasses.replace(optim, rows=1))
+  most = gradient(
+    one, policy, data=data, model=model, keep_reference=keep_reference
+  )
   rows = plan.rows(most, memory_bytes(c, policy))
   return dataclasses.replace(c, optim=dataclasses.replace(optim, rows=rows))
 

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from concurrent import futures
+from typing import Any
 
 from brorl_jax.main.ahead import hlo, programs
 from brorl_jax.main.ahead.hlo import Collective
@@ -62,8 +63,8 @@ def run(what: Run, where: Topology) -> list[Measured]:
 
 def _measured(what: Run, compile: Compile, one: Program) -> Measured:
   compiled = compile(one.lowered)
-  memory = compiled.memory_analysis()
-  text = hlo.Text(compiled.as_text())
+  memory: Any = compiled.memory_analysis()
+  text = hlo.Text(compiled.as_text() or "")
   account, turn = text.account(), text.loop()
   decodes = one.name.endswith("decode")
   # The loop over tokens looks every so many steps whether it ends.

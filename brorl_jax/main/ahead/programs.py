@@ -138,7 +138,8 @@ def _decode(
   """The decode loop, over as many pages as there can be."""
   whole, L = run.at(), run.policy.layers
   for layers in FEW if run.fast else (L,):
-    policy = dataclasses.replace(spec.policy, layers=layers)
+    policy = dataclasses.replace(run.policy, layers=layers)
+    policy = sampling.decoder(run.config.sampling, policy)
     inputs, pages, state = decoding.of(layers)
     lowered = programs.segment.lower(
       dataclasses.replace(spec, policy=policy),

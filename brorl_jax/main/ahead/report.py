@@ -1,6 +1,9 @@
 """Compiles what a run needs and prints it: tables, then a line of JSON."""
 
+import math
 from collections.abc import Iterable
+
+import jax
 
 from brorl_jax.main.ahead import measured, schedule, table
 from brorl_jax.main.ahead.measured import Measured
@@ -33,8 +36,20 @@ def show(run: Run, where: Topology) -> None:
   counts = schedule.programs(run)
   kinds = ", ".join(f"{n} of {name}" for name, n in counts.items())
   print(f"programs to compile: at most {sum(counts.values())} ({kinds})")
-  print(table.as_json(where, of, plan, {"program_counts": counts}))
+  saved, kept = _saved_bytes(run), run.config.run.keep_checkpoints
+  print(
+    f"checkpoint: {size(saved)}, written from the shards of "
+    f"{run.mesh.size} devices; {kept} kept: {size(kept * saved)}"
+  )
+  more = {"program_counts": counts, "checkpoint_bytes": saved}
+  print(table.as_json(where, of, plan, more))
   _refuse(of, where)
+
+
+def _saved_bytes(run: Run) -> int:
+  """Of the training state, over all devices."""
+  leaves = jax.tree.leaves(run.state())
+  return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
 
 
 def _lines(title: str, lines: Iterable[str]) -> None:

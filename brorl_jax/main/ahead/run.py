@@ -92,11 +92,7 @@ class Run:
 
 def size(tree: PyTree) -> int:
   """Bytes on a device of arrays that are described with their places."""
-  each = lambda x: (
-    math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-    if not jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended)
-    else 0
-  )
+  each = lambda x: math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
   return sum(map(each, jax.tree.leaves(tree)))
 
 

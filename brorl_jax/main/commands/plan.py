@@ -120,8 +120,8 @@ def _phase(
 ) -> None:
   """Prints the memory plans of a phase of the run."""
   since, phase, _ = which
-  where = dict(data=data, model=model)
-  where |= dict(keep_reference=learning.keeps_reference(c))
+  where: dict[str, Any] = dict(data=data, model=model)
+  where["keep_reference"] = learning.keeps_reference(c)
   phase = sizes.settled(phase, policy, **where)
   settings.check_mesh(phase, data)
   settings.check_lengths(phase, policy.max_positions)
@@ -162,7 +162,7 @@ def _compiled(
     TooLarge: One does not fit.
   """
   keep = learning.keeps_reference(c)
-  mesh = dict(data=data, model=model, keep_reference=keep)
+  mesh: dict[str, Any] = dict(data=data, model=model, keep_reference=keep)
   c = sizes.settled(c, policy, **mesh)
   plans = make(c, policy, **mesh)
 
