@@ -130,8 +130,12 @@ def link_seconds(sent: Mapping[Collective, int], chip: Chip) -> float:
   for message, count in sent.items():
     n = max(message.group, 2)
     # A reduction sends its numbers twice around; the result of reduce-scatter
-    # is one of n parts.
-    share = {"all-reduce": 2 * (n - 1) / n, "reduce-scatter": n - 1.0}
+    # is one of n parts; a permutation is one hop.
+    share = {
+      "all-reduce": 2 * (n - 1) / n,
+      "reduce-scatter": n - 1.0,
+      "collective-permute": 1.0,
+    }
     moved = message.size_bytes * share.get(message.kind, (n - 1) / n)
     link = chip.link if n <= chip.joined else chip.between
     total += count * moved / link
