@@ -19,18 +19,20 @@ from brorl_jax.main.ahead.chips import Chip
 from brorl_jax.main.ahead.hlo import Collective
 from brorl_jax.model.policy import Policy
 
+Number = int | float  # a mean, or a count that may be one
+
 
 @dataclasses.dataclass(frozen=True)
 class Work:
   """Of all devices together."""
 
-  flops: float
-  bytes: float
+  flops: Number
+  bytes: Number
 
   def __add__(self, other: "Work") -> "Work":
     return Work(self.flops + other.flops, self.bytes + other.bytes)
 
-  def times(self, n: float) -> "Work":
+  def times(self, n: Number) -> "Work":
     return Work(n * self.flops, n * self.bytes)
 
 
@@ -78,7 +80,7 @@ class Counts:
   def _half(self) -> int:
     return 2 if self.policy.dtype != "float32" else 4
 
-  def forward(self, tokens: float, seen: float, logits: float) -> Work:
+  def forward(self, tokens: Number, seen: Number, logits: Number) -> Work:
     """A pass over tokens that see `seen` keys each, with logits of some.
 
     Activations are read and written, some ten times their width in a layer.
@@ -90,7 +92,7 @@ class Counts:
     read = self.copies * self.weights * self._half
     return Work(flops + 2 * logits * self._head, moved + read)
 
-  def gradient(self, tokens: float, seen: float, logits: float) -> Work:
+  def gradient(self, tokens: Number, seen: Number, logits: Number) -> Work:
     """Forward, forward again where nothing was kept, and twice that back."""
     once = self.forward(tokens, seen, logits)
     again = self.forward(tokens, seen, 0)
@@ -98,7 +100,9 @@ class Counts:
     back = once.times(2) + Work(2 * logits * self._head, 0)
     return once + again + back
 
-  def step(self, rows: float, lanes: float, prompt: float, own: float) -> Work:
+  def step(
+    self, rows: Number, lanes: Number, prompt: Number, own: Number
+  ) -> Work:
     """A decode step: weights, each lane's prompt once, each row's own keys."""
     work = self.forward(rows, prompt + own, rows)
     keys = self.key_bytes * (lanes * prompt + rows * own)
@@ -130,8 +134,12 @@ def link_seconds(sent: Mapping[Collective, int], chip: Chip) -> float:
   for message, count in sent.items():
     n = max(message.group, 2)
     # A reduction sends its numbers twice around; the result of reduce-scatter
-    # is one of n parts.
-    share = {"all-reduce": 2 * (n - 1) / n, "reduce-scatter": n - 1.0}
+    # is one of n parts; a permutation is one hop.
+    share = {
+      "all-reduce": 2 * (n - 1) / n,
+      "reduce-scatter": n - 1.0,
+      "collective-permute": 1.0,
+    }
     moved = message.size_bytes * share.get(message.kind, (n - 1) / n)
     link = chip.link if n <= chip.joined else chip.between
     total += count * moved / link

@@ -1,7 +1,7 @@
 """What a compiled program does, read from its text.
 
 Loops count as often as they turn where the compiler knows that; other loops
-count once.
+count once. Of a conditional all branches count: an upper bound.
 """
 
 import collections
@@ -153,14 +153,14 @@ def _instruction(line: str) -> _Instruction | None:
 
 
 def _collective(kind: str, one: _Instruction) -> Collective:
-  sizes = [
-    size_bytes(f"{name}[{dims}]") for name, dims in _ARRAY.findall(one.type)
-  ]
-  # The start of an asynchronous message names what is sent, then what arrives.
-  arrives = sizes
+  arrays = [f"{name}[{dims}]" for name, dims in _ARRAY.findall(one.type)]
+  # The start of an asynchronous message names what is sent, then what arrives,
+  # and on TPUs numbers of its own; that of a reduction only what arrives.
   if one.op.endswith("-start") and one.type.startswith("("):
-    arrives = sizes[len(sizes) // 2 :] if kind != "all-reduce" else sizes
-  return Collective(kind, sum(arrives), _group(one.rest))
+    if kind != "all-reduce":
+      arrays = [x for x in arrays if x not in ("u32[]", "s32[]")]
+      arrays = arrays[len(arrays) // 2 :]
+  return Collective(kind, sum(map(size_bytes, arrays)), _group(one.rest))
 
 
 def _group(rest: str) -> int:

@@ -21,7 +21,7 @@ class Measured:
   new_bytes: int  # results that are not written over arguments
   kernels: int  # of a call, loops of unknown length turning once
   token_kernels: int | None  # of one token, where it decodes
-  sent: dict[Collective, int]  # messages -> how often, counted like `kernels`
+  sent: dict[Collective, int]  # -> how often, of a token where it decodes
 
   @property
   def peak_bytes(self) -> int:
@@ -65,18 +65,21 @@ def _measured(what: Run, compile: Compile, one: Program) -> Measured:
   compiled = compile(one.lowered)
   memory: Any = compiled.memory_analysis()
   text = hlo.Text(compiled.as_text() or "")
-  account, turn = text.account(), text.loop()
-  decodes = one.name.endswith("decode")
+  account = text.account()
+  sent = account.collectives
+  turn = text.loop() if one.name.endswith("decode") else None
   # The loop over tokens looks every so many steps whether it ends.
   steps = programs.training_spec(what).unchecked
+  if turn:
+    sent = {which: -(-n // steps) for which, n in turn.collectives.items()}
   return Measured(
     one.name,
     one.held_bytes,
     memory.temp_size_in_bytes,
     max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0),
     account.kernels,
-    -(-turn.kernels // steps) if decodes and turn else None,
-    turn.collectives if decodes and turn else account.collectives,
+    -(-turn.kernels // steps) if turn else None,
+    sent,
   )
 
 

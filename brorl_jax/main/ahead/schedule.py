@@ -16,7 +16,7 @@ class Part:
   """What a step spends on a program."""
 
   name: str
-  calls: float  # of the program, or turns of its open loop
+  calls: costs.Number  # of the program, or turns of its open loop
   work: costs.Work  # of one call, of all devices
   seconds: float  # of all calls, at best
 
@@ -26,7 +26,7 @@ class Schedule:
   """A step of a run."""
 
   parts: list[Part]
-  tokens: float  # mean length of a response
+  tokens: costs.Number  # mean length of a response
   rollouts: int  # of a step
   steps: int  # of the run
   devices: int
@@ -60,7 +60,7 @@ def of(run: Run, measured: list[Measured], chip: Chip) -> Schedule:
   by_name = {m.name: m for m in measured}
   parts: list[Part] = []
 
-  def add(name: str, calls: float, work: costs.Work) -> None:
+  def add(name: str, calls: costs.Number, work: costs.Work) -> None:
     if name not in by_name or not calls:
       return
     each = costs.seconds(work, by_name[name].sent, chip, devices)

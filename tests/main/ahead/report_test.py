@@ -1,0 +1,75 @@
+"""Tests of brorl_jax/main/ahead/report.py: what is printed and refused."""
+
+import json
+
+import pytest
+import runs_ahead as made
+from messages import mentions
+
+from brorl_jax.main.ahead import measured, report
+from brorl_jax.main.ahead.chips import CHIPS
+from brorl_jax.main.ahead.hlo import Collective
+from brorl_jax.rollout.plan import TooLarge
+
+LARGE = Collective("all-gather", 2**20, 8)
+
+
+@pytest.fixture
+def show(monkeypatch, capsys):
+  """What is printed of programs that were measured."""
+
+  def printed(*some, chip=None, run=None):
+    monkeypatch.setattr(measured, "run", lambda what, where: [*some])
+    report.show(run or made.run(), made.topology(chip))
+    return capsys.readouterr().out.splitlines()
+
+  return printed
+
+
+def test_tables_and_a_line_of_json(show):
+  lines = show(
+    made.measured("prefill"),
+    made.measured("gradient", sent={LARGE: 3}),
+    chip=CHIPS["v5p"],
+  )
+  assert lines[0] == "programs of cpu:8: 8 x 1 devices, 2 layers"
+  titles = [line for line in lines[1:] if not line.startswith("  ")]
+  assert titles[:-1] == [
+    "messages of 1 MiB and more, per call or token",
+    "time",
+    "programs to compile: at most 19 (8 of sampling, 4 of updating, 7 of "
+    "evaluation)",
+  ]
+  read = json.loads(lines[-1])
+  assert [m["name"] for m in read["programs"]] == ["prefill", "gradient"]
+  assert [p["name"] for p in read["parts"]] == ["prefill", "gradient"]
+  assert sum(read["program_counts"].values()) == 19
+
+
+def test_what_there_is_not_has_no_title(show):
+  lines = show(made.measured("prefill"))
+  assert not [line for line in lines if line.startswith(("messages", "time"))]
+  assert "parts" not in json.loads(lines[-1])
+
+
+def test_a_fast_plan_says_what_it_compiled(show):
+  lines = show(made.measured("prefill"), run=made.run(fast=True))
+  assert lines[0].endswith("2 layers, decode with 2 and 3")
+
+
+def test_what_does_not_fit_is_printed_and_refused(show, capsys):
+  over = dict(temp_bytes=made.POOL)
+  some = [
+    made.measured("prefill", **over),
+    made.measured("gradient", **over, kernels=1, new_bytes=3 * 2**20),
+    made.measured("apply"),
+  ]
+  with pytest.raises(TooLarge) as e:
+    show(*some)
+  # The worst: 2 + 3 MiB more than there are.
+  assert mentions(str(e.value), "gradient ... 0.98 GiB ... cpu:8"), e.value
+  assert json.loads(capsys.readouterr().out.splitlines()[-1])["fits"] is False
+
+
+def test_what_just_fits_is_not_refused(show):
+  show(made.measured("gradient", temp_bytes=made.POOL - 4 * 2**20))

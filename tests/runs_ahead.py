@@ -1,0 +1,64 @@
+"""A small run whose programs are compiled ahead, for tests; no test file."""
+
+from typing import Any
+
+import jax
+from one_step import config
+from small_policies import TINY
+
+from brorl_jax.main.ahead.measured import Measured
+from brorl_jax.main.ahead.programs import Run
+from brorl_jax.main.ahead.topology import Name, Topology
+from brorl_jax.model.policy import Policy
+from brorl_jax.model.target import Target
+from brorl_jax.rollout.plan import RolloutPlan
+
+POOL = 1000 * 2**20  # bytes of a device that XLA may use
+
+
+def topology(chip=None) -> Topology:
+  """The eight devices of the tests."""
+  target = Target("cpu", 8, POOL)
+  return Topology(Name("cpu", (8,)), chip, jax.devices(), target)
+
+
+def run(policy: Policy = TINY, *, fast: bool = False, **fields: Any) -> Run:
+  """24 prompts x 4 rollouts of 6 tokens, 16 prompts at a time, on 8 devices."""
+  small = dict(
+    n=4, samples=96, in_flight=64, prompt_tokens=10, max_new_tokens=6,
+    rows=4, blocks=8, eval_n=2, eval_prompts=8, theory_prompts=0,
+  )  # fmt: skip
+  plan = lambda slots: RolloutPlan(
+    slots=slots,
+    lanes=16,
+    columns=6,
+    pages=1,
+    stages={"decoding": {"cache": 1}},
+    limit_bytes=POOL,
+    memory_bytes=POOL,
+  )
+  return Run(
+    config(**small | fields),
+    policy,
+    topology().mesh(8, 1),
+    plan(3),
+    plan(2),
+    chunk=8,
+    keep_reference=True,
+    sampling_bytes=10_000_000,
+    applying_bytes=20_000_000,
+    fast=fast,
+  )
+
+
+def measured(name: str, **fields: Any) -> Measured:
+  """A program of 5 MiB."""
+  known = dict(
+    held_bytes=2 * 2**20,
+    temp_bytes=2**20,
+    new_bytes=2 * 2**20,
+    kernels=7,
+    token_kernels=None,
+    sent={},
+  )
+  return Measured(name, **known | fields)
