@@ -32,11 +32,17 @@ _TPU_TILE = 512  # queries and keys that a splash kernel holds
 
 
 class Real(NamedTuple):
-  """Which tokens are real, where this and causality say who sees whom."""
+  """Which tokens are real, where this and causality say who sees whom.
 
-  own: Bool[Array, "P #M Q"]
+  The real tokens of a prefix and, behind it, of a row have no gap: a prefix is
+  padded on the left only, and own tokens on the left only where the prefix has
+  no real token.
+  """
+
+  own: Bool[Array, "P 1 Q"] | None  # None: all
   prefix: Bool[Array, "P S"] | None = None
-  # Tokens of different numbers do not see each other; without a prefix.
+  # Tokens of different numbers do not see each other; without a prefix, and
+  # with padding on the right only.
   segment: Int[Array, "P M Q"] | None = None
 
 
@@ -117,9 +123,15 @@ def _rows(
   real: Real,
 ) -> Float[Array, "P M Q H K"]:
   """Each row as one sequence [P,M,L,...], real tokens first."""
-  P, M, Q, H, K = q.shape
+  P, M, Q = q.shape[:3]
   k, v = (jnp.swapaxes(x, 2, 3) for x in own)
-  mask, S = real.own, 0
+  flat = lambda x: x.reshape(P * M, *x.shape[2:])
+  mask = jnp.ones((P, 1, Q), bool) if real.own is None else real.own
+  if real.segment is not None:  # padding has a number of its own, the last
+    last = jnp.iinfo(jnp.int32).max
+    segment = flat(jnp.where(mask, real.segment, last))
+    return kernel(flat(q), flat(k), flat(v), segment).reshape(q.shape)
+  S = 0
   if shared is not None and real.prefix is not None:
     S = real.prefix.shape[1]
     before = lambda x: jnp.broadcast_to(
@@ -127,47 +139,50 @@ def _rows(
     )
     join = lambda *x: jnp.concatenate(x, axis=2)
     k, v = join(before(shared[0]), k), join(before(shared[1]), v)
-    q = join(jnp.zeros((P, M, S, H, K), q.dtype), q)
-    prefix = jnp.broadcast_to(real.prefix[:, None], (*mask.shape[:2], S))
-    mask = join(prefix, mask)
-  order, back = _real_first(mask)
-  flat = lambda x: _moved(x, order, back).reshape(P * M, *x.shape[2:])
-  segment = real.segment
-  if segment is not None:  # padding has a number of its own, behind the last
-    segment = jnp.where(real.own, segment, jnp.iinfo(jnp.int32).max)
-    segment = jnp.take_along_axis(segment, order, axis=2).reshape(P * M, -1)
-  out = kernel(flat(q), flat(k), flat(v), segment)
-  return _moved(out.reshape(P, M, S + Q, H, K), back, order)[:, :, S:]
+    mask = join(real.prefix[:, None], mask)
+  elif real.own is None:
+    return kernel(flat(q), flat(k), flat(v), None).reshape(q.shape)
+  L = S + Q
+  skipped = jnp.argmax(mask[:, 0], axis=1)  # padding before the real tokens
+  most = S if real.own is None else L
+  keys = lambda x: flat(_window((0, L, most, L), x, skipped))
+  queries = flat(_window((S, Q, most, L), q, skipped))  # none of the prefix
+  out = kernel(queries, keys(k), keys(v), None).reshape(P, M, L, *q.shape[3:])
+  return _window((most - S, L, 0, Q), out, most - skipped)
 
 
-def _real_first(
-  mask: Bool[Array, "P #M L"],
-) -> tuple[Int[Array, "P #M L"], Int[Array, "P #M L"]]:
-  """The order in which real tokens come first, and its inverse.
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _window(
+  sizes: tuple[int, int, int, int],
+  x: Float[Array, "P M n *axes"],
+  at: Int[Array, " P"],
+) -> Float[Array, "P M w *axes"]:
+  """Tokens from `at` on, of each prompt's own, where zeros surround the tokens.
 
-  Counted, not sorted: a TPU's compiler takes 12 s for a sort of 16,384 numbers.
+  A permutation by indices says as much, but reads token by token, and takes a
+  TPU's compiler several times as long.
+
+  Args:
+    sizes: Zeros in front of the tokens, tokens n, zeros behind them, and tokens
+      w of the window.
+    x: Tokens.
+    at: Where the window begins; 0 is the first zero.
   """
-  count = lambda x: jnp.cumsum(x, axis=2, dtype=jnp.int32) - 1
-  real = jnp.sum(mask, axis=2, keepdims=True, dtype=jnp.int32)
-  back = jnp.where(mask, count(mask), real + count(~mask))
-  at = jnp.broadcast_to(jnp.arange(mask.shape[2], dtype=jnp.int32), mask.shape)
-  order = jnp.put_along_axis(at, back, at, axis=2, inplace=False)
-  return order, back
+  before, _, after, size = sizes
+  spare = [(0, 0)] * 2 + [(before, after)] + [(0, 0)] * (x.ndim - 3)
+  cut = lambda x, at: jax.lax.dynamic_slice_in_dim(x, at, size, axis=1)
+  return jax.vmap(cut)(jnp.pad(x, spare), at)
 
 
-@jax.custom_vjp
-def _moved(
-  x: Array, order: Int[Array, "P #M L"], back: Int[Array, "P #M L"]
-) -> Array:
-  """Tokens [P,M,L,...] in another order; `back` is its inverse."""
-  return jnp.take_along_axis(x, order[..., None, None], axis=2)
+def _window_slope(sizes, at, slope):
+  before, n, after, size = sizes
+  front = n + after - size
+  back = (front, size, before + n - size, n)
+  return _window(back, slope, front + before - at), None
 
 
-# Without this the slope of a gather would be a scatter, which adds one by one.
-_moved.defvjp(
-  lambda x, order, back: (_moved(x, order, back), (order, back)),
-  lambda saved, slope: (_moved(slope, *saved[::-1]), None, None),
-)
+# The slope of a slice would be added to zeros, that of P slices one by one.
+_window.defvjp(lambda sizes, x, at: (_window(sizes, x, at), at), _window_slope)
 
 
 def _cudnn(

@@ -163,8 +163,10 @@ class _Block(nnx.Module):
       q, k, v = self.q(h), self.k(h), self.v(h)
     if self.policy.qk_norm:
       q, k = self.ln_q(q), self.ln_k(k)
-    q = attention.rotate(apart(q), view.cos, view.sin)
-    k = attention.rotate(apart(k), view.cos, view.sin)
+    turn = lambda y: attention.rotate(
+      apart(y), view.cos, view.sin, self.policy.target
+    )
+    q, k = turn(q), turn(k)
     return q, jnp.swapaxes(k, 2, 3), jnp.swapaxes(apart(v), 2, 3)
 
   def close(

@@ -15,7 +15,6 @@ share, and to keys of its *own* row, in one softmax:
 """
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 
 import jax
@@ -93,24 +92,23 @@ class Policy(Decoding):
     empty = jnp.zeros(shape, self.dtype)
     start = Prefix(empty, empty, jnp.zeros_like(padded))
 
+    # What is read moves in from the right: real tokens stay without a gap.
+    more = lambda x, new, axis: jnp.concatenate(
+      [jax.lax.slice_in_dim(x, PREFILL_CHUNK, None, axis=axis), new], axis
+    )
+
     def read(i, carry):
       prefix, _ = carry
       at = i * PREFILL_CHUNK
       chunk = lambda x: jax.lax.dynamic_slice_in_dim(
         x, at, PREFILL_CHUNK, axis=1
       )
-      put = functools.partial(
-        jax.lax.dynamic_update_slice_in_dim, start_index=at
-      )
       hidden, k, v = self._own(
         params, chunk(tokens)[:, None], chunk(padded)[:, None], prefix
       )
-      prefix = Prefix(
-        put(prefix.k, k, axis=3),
-        put(prefix.v, v, axis=3),
-        put(prefix.mask, chunk(padded), axis=1),
-      )
-      return prefix, hidden[:, 0, -1]
+      k, v = more(prefix.k, k, 3), more(prefix.v, v, 3)
+      mask = more(prefix.mask, chunk(padded), 1)
+      return Prefix(k, v, mask), hidden[:, 0, -1]
 
     hidden = jnp.zeros((P, self.width), self.dtype)
     chunks = (S + spare) // PREFILL_CHUNK
@@ -307,15 +305,14 @@ class Policy(Decoding):
     inputs = response if not self.target.on_cpu else response[:, :, :-1]
     # Responses are padded on the right, where causal attention never looks: no
     # mask is needed.
-    all_real = jnp.ones((P, 1, inputs.shape[2]), bool)
-    hidden, _, _ = self._own(params, inputs, all_real, prefix)
+    hidden, _, _ = self._own(params, inputs, None, prefix)
     return jnp.concatenate([first, hidden[:, :, : T - 1]], axis=2)
 
   def _own(
     self,
     params: PyTree,
     tokens: Int[Array, "P M Q"],
-    mask: Bool[Array, "P #M Q"],
+    mask: Bool[Array, "P 1 Q"] | None,
     prefix: Prefix | None = None,
     segment: Int[Array, "P M Q"] | None = None,
   ) -> tuple[Float[Array, "P M Q D"], Array, Array]:
@@ -324,15 +321,17 @@ class Policy(Decoding):
     Args:
       params: Nested dict of arrays.
       tokens: Of P prompts with M rows each.
-      mask: True on real tokens.
+      mask: True on real tokens; None if all are.
       prefix: Keys and values that all rows of a prompt attend to; or None.
       segment: Restricts attention to tokens of the same number; or None.
 
     Returns:
       Hidden states, and keys and values [P,L,G,Q,K] of each prompt's first row.
     """
+    P, _, Q = tokens.shape
+    own = mask
+    mask = jnp.ones((P, 1, Q), bool) if own is None else own
     position = jnp.maximum(jnp.cumsum(mask, axis=-1, dtype=jnp.int32) - 1, 0)
-    Q = tokens.shape[-1]
     visible = jnp.tril(jnp.ones((Q, Q), bool))[None, None] & mask[:, :, None]
     if segment is not None:
       visible &= segment[..., :, None] == segment[..., None, :]
@@ -346,7 +345,7 @@ class Policy(Decoding):
 
     # What masks say of layers that do not slide.
     real = fused_attention.Real(
-      mask, None if prefix is None else prefix.mask, segment
+      own, None if prefix is None else prefix.mask, segment
     )
     real = None if any(self.sliding) else real
 
