@@ -1,0 +1,171 @@
+"""Tests of brorl_jax/main/ahead/programs.py: a real step runs no other."""
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import pytest
+import runs_ahead as made
+from jax.sharding import PartitionSpec
+from small_policies import changed
+
+from brorl_jax.learner import update
+from brorl_jax.main.ahead import programs
+from brorl_jax.main.commands import plan
+from brorl_jax.main.commands import train as train_command
+from brorl_jax.main.stages import learning
+from brorl_jax.model import architectures, huggingface
+from brorl_jax.rollout import programs as rollout_programs
+from brorl_jax.rollout import stream
+
+# What XLA compiles in a step, by the name in the list.
+JITTED = {
+  "prefill": (rollout_programs, "start"),
+  "decode": (rollout_programs, "segment"),
+  "admit": (stream, "_admit"),
+  "compact": (rollout_programs, "resize"),
+  "take": (stream, "_taken"),
+  "score": (update, "logp_of"),
+  "gradient": (update, "_add"),
+  "apply": (update, "_apply"),
+  "evaluation: finish": (rollout_programs, "finish"),
+}
+ORDER = [
+  "prefill", "decode", "admit", "compact", "take", "score", "gradient", "apply",
+  "evaluation: prefill", "evaluation: decode", "evaluation: finish",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def unchecked():
+  """Types are checked of arrays alone, which programs are compiled without."""
+  jaxtyping.config.update("jaxtyping_disable", True)
+  yield
+  jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="module")
+def found(unchecked):
+  """A run of TINY, and its programs by name."""
+  run = made.run()
+  every = programs.every(run, lambda lowered: lowered.compile())
+  return run, {p.name: p for p in every}
+
+
+def shapes(tree):
+  """Of each array; scalars the host may pass as numbers of Python."""
+  arrays = [x for x in jax.tree.leaves(tree) if getattr(x, "shape", ())]
+  return sorted((tuple(x.shape), str(x.dtype)) for x in arrays)
+
+
+def test_bytes_on_a_device():
+  run = made.run()
+  split, whole = run.at("data"), run.at()
+  # 24 rows on 8 devices; a key has no bytes of its own.
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  tree = [split((24, 5), jnp.float32), whole((7,), jnp.int8)]
+  assert programs.size(tree) == 3 * 5 * 4 + 7
+  assert programs.size([*tree, whole(key.shape, key.dtype)]) == 67
+  assert split((24, 5), jnp.float32).sharding.spec == PartitionSpec("data")
+
+
+def test_a_run_by_hand():
+  run = made.run()
+  assert run.data == 8
+  # 16 places on 8 devices: a quarter of 2 is at least one of each.
+  assert run.visited == 8 and made.run(in_flight=512).visited == 32
+  layer = 16 * 40 + 24 * 16 + 3 * 16 * 20 + 40 + 2 * 16
+  assert run.parameters == 2 * 37 * 16 + 2 * layer + 16
+  spec = run.spec()
+  assert (spec.n, spec.max_new_tokens, spec.slots) == (4, 6, 3)
+  assert (spec.lanes, spec.streams, spec.blocks) == (2, True, 0)
+  assert spec.sampling.temperature == run.config.sampling.temperature
+
+
+@pytest.mark.parametrize(
+  "changes, old, ref",
+  [
+    (dict(minibatches=1, kl_weight=0.0), False, False),
+    (dict(minibatches=2, kl_weight=0.0), True, False),
+    (dict(minibatches=1, kl_weight=0.1), False, True),
+  ],
+)
+def test_a_batch_has_the_log_probabilities_that_are_needed(changes, old, ref):
+  run = made.run(**changes)
+  batch = programs.batch(run, scored=True)
+  assert (batch.logp_old is not None, batch.logp_ref is not None) == (old, ref)
+  plain = programs.batch(run, scored=False)
+  assert plain.logp_old is None and plain.logp_ref is None
+  # 8 microbatches of 8 blocks of 4 rows, cut along the blocks.
+  assert batch.response.shape == (8, 8, 4, 6)
+  assert batch.prompt.sharding.shard_shape(batch.prompt.shape) == (8, 1, 10)
+
+
+@pytest.mark.ci
+def test_the_programs_of_a_run(found):
+  _, every = found
+  assert [*every] == ORDER
+  assert {p.layers for p in every.values()} == {2}
+
+
+@pytest.mark.ci
+def test_bytes_of_arguments_are_those_that_xla_counts(found):
+  """`held` is the training state, and what a gradient reads besides."""
+  run, every = found
+  # XLA leaves out arguments that a program does not read; of this none.
+  gradient = every["gradient"]
+  memory = gradient.lowered.compile().memory_analysis()
+  besides = gradient.held_bytes - run.applying_bytes
+  counted = besides + programs.size(run.state().params)
+  assert counted == memory.argument_size_in_bytes
+
+
+@pytest.mark.ci
+def test_a_policy_of_few_layers_decodes_with_so_many(found):
+  _, every = found
+  deep = made.run(changed(layers=5), fast=True)
+  every_one = programs._sampling(deep, lambda lowered: lowered.compile())
+  few = [p for p in every_one if p.name == "decode"]
+  assert [p.layers for p in few] == [2, 3]
+  two, _ = few
+  # Weights of the layers, in arguments of the same shapes as a policy of two.
+  assert shapes(two.lowered.in_avals) == shapes(
+    every["decode"].lowered.in_avals
+  )
+
+
+@pytest.mark.ci
+def test_a_step_runs_what_is_listed(tmp_path, monkeypatch):
+  """Each program of the list but one is called with just these shapes."""
+  c = made.run(prompt_tokens=40, steps=1, save_every=1, eval_every=1).config
+  folder = huggingface.ASSETS
+  mesh = made.topology().mesh(8, 1)
+  policy = architectures.read_policy(folder, dtype=c.policy.dtype)
+  keep = learning.keeps_reference(c)
+  plans = plan.make(c, policy, data=8, model=1, keep_reference=keep)
+  run = programs.Run(
+    c, policy, mesh, plans.rollouts, plans.evaluations, plans.chunk,
+    keep_reference=keep, sampling_bytes=0, applying_bytes=0, fast=False,
+  )  # fmt: skip
+  listed = {}
+  for one in programs.every(run, lambda lowered: lowered.compile()):
+    listed.setdefault(one.name, shapes(one.lowered.in_avals))
+  called = {}
+  for name, (module, function) in JITTED.items():
+    real = getattr(module, function)
+
+    def seen(*args, real=real, name=name, **kwargs):
+      called.setdefault(name, []).append(shapes((args, kwargs)))
+      return real(*args, **kwargs)
+
+    monkeypatch.setattr(module, function, seen)
+  train_command.run(c, tmp_path / "run", allow_change=False)
+  # Both kinds of rollouts go through the same functions.
+  alike = {"evaluation: prefill": "prefill", "evaluation: decode": "decode"}
+  for name, arguments in listed.items():
+    calls = called.get(alike.get(name, name), [])
+    if name == "evaluation: decode":
+      # So few tokens take one call, which makes the page that it writes.
+      arguments = [x for x in arguments if len(x[0]) != 4]
+    # Nothing is compacted in so short a step.
+    assert arguments in calls or name == "compact", name
+  assert called.keys() <= listed.keys()
