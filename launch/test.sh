@@ -5,11 +5,7 @@
 #   bash launch/test.sh --all            all but the slow tests: 12 to 20 minutes
 #   bash launch/test.sh -k losses        any flag of pytest
 #
-# With --all programs are also compiled for TPUs, by a libtpu that is installed
-# into a folder of its own: in the environment jax would look for a TPU at every
-# start.
-#
-# PYTHON= and VENV= as in environment.sh. BRORL_AOT= names another such folder.
+# PYTHON= and VENV= as in environment.sh.
 set -euo pipefail
 # shellcheck source=launch/environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
@@ -21,32 +17,6 @@ if [[ ${1:-} == --all ]]; then
 fi
 prepare requirements-dev.txt
 cd "$root"
-
-# compiler_for_tpus: libtpu at the pin of the installed jax, into $BRORL_AOT.
-compiler_for_tpus() {
-  local pin
-  pin="$("$python" - <<'PY'
-import importlib.metadata, re
-
-for line in importlib.metadata.requires("jax"):
-  if re.match(r"libtpu\b", line) and re.search(r"extra == .tpu\b", line):
-    print(line.split(";")[0].strip())
-PY
-)"
-  export BRORL_AOT="${BRORL_AOT:-$("$python" -c 'import sys; print(sys.prefix)')/aot}"
-  [[ "$(cat "$BRORL_AOT/pin" 2>/dev/null)" == "$pin" ]] && return
-  say "installing $pin into $BRORL_AOT"
-  rm -f "$BRORL_AOT/pin"
-  if "$python" -m pip install --quiet --disable-pip-version-check --no-input \
-    --no-deps --upgrade --target "$BRORL_AOT" "$pin"; then
-    printf '%s\n' "$pin" >"$BRORL_AOT/pin"
-  else
-    say "$pin could not be installed: no program is compiled for TPUs"
-  fi
-}
-if ((${#tier[@]})); then
-  compiler_for_tpus
-fi
 # Model-written code is judged in a jail; without bubblewrap only its inner walls
 # are tested.
 if ! command -v bwrap >/dev/null && command -v apt-get >/dev/null && ((EUID == 0)); then

@@ -7,7 +7,7 @@ from one_step import config
 from small_policies import TINY
 
 from brorl_jax.main.ahead.measured import Measured
-from brorl_jax.main.ahead.programs import Run
+from brorl_jax.main.ahead.run import Run
 from brorl_jax.main.ahead.topology import Name, Topology
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.target import Target

@@ -91,7 +91,8 @@ def gradient(sums: tuple[PyTree, Stats]) -> tuple[PyTree, Stats]:
 def _dot(a: PyTree, b: PyTree) -> Float[Array, ""]:
   """Sum of products. `vdot` would flatten arrays that are cut along two axes:
   16 GB of an 8B policy would be gathered on every device."""
-  return optax.tree.sum(jax.tree.map(lambda x, y: jnp.sum(x * y), a, b))
+  products = jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)
+  return jnp.asarray(optax.tree.sum(products))
 
 
 def all_finite(tree: PyTree) -> Bool[Array, " leaves"]:

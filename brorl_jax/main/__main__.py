@@ -34,6 +34,8 @@ def interrupt(signum, frame) -> None:
 
 if __name__ == "__main__":
   signal.signal(signal.SIGINT, interrupt)
+  # Otherwise transformers warns at every start that PyTorch is missing.
+  os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 
 from absl import app, flags
 from ml_collections import config_flags
@@ -115,12 +117,9 @@ def main(argv: list[str]) -> None:
       raise UserError(f"{argv[1]!r} is not a flag; see --help")
     workdirs = [home(one) for one in folders()]
     keep_freed_memory()
-    # Otherwise it warns at every start that PyTorch is missing.
-    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     take_most_of_a_gpu()
     workdir = workdirs[0]
-    # Imported here because jax and transformers take seconds to load: --help
-    # and misspelt flags should be fast.
+    # Imported here: jax and transformers take seconds to load.
     from brorl_jax.main import programs
 
     programs.keep(_PROGRAMS.value)

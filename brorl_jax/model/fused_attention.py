@@ -12,7 +12,7 @@ merged, but jax rounds it to bfloat16: wrong by up to 3 %.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -230,9 +230,12 @@ def _splash(
   tile = min(_TPU_TILE, -(-L // _LANES) * _LANES)
   pad = functools.partial(_padded, unit=tile)
   heads = lambda x: jnp.swapaxes(pad(x), 1, 2)  # B H L K
-  sizes = {x.name: tile for x in dataclasses.fields(splash.BlockSizes)[:8]}
-  mask = splash.MultiHeadMask([splash.CausalMask((L + -L % tile,) * 2)] * H)
-  kernel = splash.make_splash_mha_single_device(
+  sizes: dict[str, Any] = {
+    x.name: tile for x in dataclasses.fields(splash.BlockSizes)[:8]
+  }
+  length = L + -L % tile
+  mask = splash.MultiHeadMask([splash.CausalMask((length, length))] * H)
+  kernel: Callable[..., Any] = splash.make_splash_mha_single_device(
     mask,
     block_sizes=splash.BlockSizes(**sizes),
     attn_logits_soft_cap=softcap or None,

@@ -1,6 +1,5 @@
 """Tests of brorl_jax/main/ahead/measured.py: sums and lines through two."""
 
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +9,7 @@ from small_policies import GEMMA2, TINY, changed
 
 from brorl_jax.main.ahead import measured, programs
 from brorl_jax.main.ahead.hlo import Collective
-from brorl_jax.main.ahead.programs import Program, Run
+from brorl_jax.main.ahead.run import Program
 
 GATHER = Collective("all-gather", 8, 2)
 REDUCE = Collective("all-reduce", 8, 2)
@@ -57,15 +56,11 @@ class Compiled:
 
 
 def read(name, steps=1, **sizes):
-  class Looking(Run):
-    def spec(self):
-      return dataclasses.replace(super().spec(), unchecked=steps)
-
-  fields = dataclasses.fields(Run)
-  run = made.run()
-  looking = Looking(**{f.name: getattr(run, f.name) for f in fields})
   program = Program(name, None, 100, 2)
-  return measured._measured(looking, lambda _: Compiled(**sizes), program)
+  spec = SimpleNamespace(unchecked=steps)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(measured.programs, "training_spec", lambda run: spec)
+    return measured._measured(made.run(), lambda _: Compiled(**sizes), program)
 
 
 def test_a_program_that_is_called_once():

@@ -1,15 +1,14 @@
 """Tests of brorl_jax/main/ahead/programs.py: a real step runs no other."""
 
 import jax
-import jax.numpy as jnp
 import jaxtyping
 import pytest
 import runs_ahead as made
-from jax.sharding import PartitionSpec
 from small_policies import changed
 
 from brorl_jax.learner import update
 from brorl_jax.main.ahead import programs
+from brorl_jax.main.ahead.run import Run, size
 from brorl_jax.main.commands import plan
 from brorl_jax.main.commands import train as train_command
 from brorl_jax.main.stages import learning
@@ -57,47 +56,12 @@ def shapes(tree):
   return sorted((tuple(x.shape), str(x.dtype)) for x in arrays)
 
 
-def test_bytes_on_a_device():
+def test_the_spec_of_training():
   run = made.run()
-  split, whole = run.at("data"), run.at()
-  # 24 rows on 8 devices; a key has no bytes of its own.
-  key = jax.eval_shape(lambda: jax.random.key(0))
-  tree = [split((24, 5), jnp.float32), whole((7,), jnp.int8)]
-  assert programs.size(tree) == 3 * 5 * 4 + 7
-  assert programs.size([*tree, whole(key.shape, key.dtype)]) == 67
-  assert split((24, 5), jnp.float32).sharding.spec == PartitionSpec("data")
-
-
-def test_a_run_by_hand():
-  run = made.run()
-  assert run.data == 8
-  # 16 places on 8 devices: a quarter of 2 is at least one of each.
-  assert run.visited == 8 and made.run(in_flight=512).visited == 32
-  layer = 16 * 40 + 24 * 16 + 3 * 16 * 20 + 40 + 2 * 16
-  assert run.parameters == 2 * 37 * 16 + 2 * layer + 16
-  spec = run.spec()
+  spec = programs.training_spec(run)
   assert (spec.n, spec.max_new_tokens, spec.slots) == (4, 6, 3)
   assert (spec.lanes, spec.streams, spec.blocks) == (2, True, 0)
   assert spec.sampling.temperature == run.config.sampling.temperature
-
-
-@pytest.mark.parametrize(
-  "changes, old, ref",
-  [
-    (dict(minibatches=1, kl_weight=0.0), False, False),
-    (dict(minibatches=2, kl_weight=0.0), True, False),
-    (dict(minibatches=1, kl_weight=0.1), False, True),
-  ],
-)
-def test_a_batch_has_the_log_probabilities_that_are_needed(changes, old, ref):
-  run = made.run(**changes)
-  batch = programs.batch(run, scored=True)
-  assert (batch.logp_old is not None, batch.logp_ref is not None) == (old, ref)
-  plain = programs.batch(run, scored=False)
-  assert plain.logp_old is None and plain.logp_ref is None
-  # 8 microbatches of 8 blocks of 4 rows, cut along the blocks.
-  assert batch.response.shape == (8, 8, 4, 6)
-  assert batch.prompt.sharding.shard_shape(batch.prompt.shape) == (8, 1, 10)
 
 
 @pytest.mark.ci
@@ -114,8 +78,8 @@ def test_bytes_of_arguments_are_those_that_xla_counts(found):
   # XLA leaves out arguments that a program does not read; of this none.
   gradient = every["gradient"]
   memory = gradient.lowered.compile().memory_analysis()
-  besides = gradient.held_bytes - run.applying_bytes
-  counted = besides + programs.size(run.state().params)
+  besides = gradient.held_bytes - run.sampling_bytes
+  counted = besides + size(run.state().params)
   assert counted == memory.argument_size_in_bytes
 
 
@@ -142,7 +106,7 @@ def test_a_step_runs_what_is_listed(tmp_path, monkeypatch):
   policy = architectures.read_policy(folder, dtype=c.policy.dtype)
   keep = learning.keeps_reference(c)
   plans = plan.make(c, policy, data=8, model=1, keep_reference=keep)
-  run = programs.Run(
+  run = Run(
     c, policy, mesh, plans.rollouts, plans.evaluations, plans.chunk,
     keep_reference=keep, sampling_bytes=0, applying_bytes=0, fast=False,
   )  # fmt: skip

@@ -39,8 +39,12 @@ def test_tables_and_a_line_of_json(show):
     "time",
     "programs to compile: at most 19 (8 of sampling, 4 of updating, 7 of "
     "evaluation)",
+    "checkpoint: 83.01 KiB, written from the shards of 8 devices; 3 kept: "
+    "0.24 MiB",
   ]
   read = json.loads(lines[-1])
+  # Parameters, two moments and the reference, and three counters.
+  assert read["checkpoint_bytes"] == 16 * made.run().parameters + 3 * 4
   assert [m["name"] for m in read["programs"]] == ["prefill", "gradient"]
   assert [p["name"] for p in read["parts"]] == ["prefill", "gradient"]
   assert sum(read["program_counts"].values()) == 19

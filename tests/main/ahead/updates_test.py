@@ -1,0 +1,34 @@
+"""Tests of brorl_jax/main/ahead/updates.py: what a batch has."""
+
+import jaxtyping
+import pytest
+import runs_ahead as made
+
+from brorl_jax.main.ahead import updates
+
+
+@pytest.fixture(autouse=True)
+def unchecked():
+  """Types are checked of arrays alone, which programs are compiled without."""
+  jaxtyping.config.update("jaxtyping_disable", True)
+  yield
+  jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.mark.parametrize(
+  "changes, old, ref",
+  [
+    (dict(minibatches=1, kl_weight=0.0), False, False),
+    (dict(minibatches=2, kl_weight=0.0), True, False),
+    (dict(minibatches=1, kl_weight=0.1), False, True),
+  ],
+)
+def test_a_batch_has_the_log_probabilities_that_are_needed(changes, old, ref):
+  run = made.run(**changes)
+  batch = updates.batch(run, scored=True)
+  assert (batch.logp_old is not None, batch.logp_ref is not None) == (old, ref)
+  plain = updates.batch(run, scored=False)
+  assert plain.logp_old is None and plain.logp_ref is None
+  # 8 microbatches of 8 blocks of 4 rows, cut along the blocks.
+  assert batch.response.shape == (8, 8, 4, 6)
+  assert batch.prompt.sharding.shard_shape(batch.prompt.shape) == (8, 1, 10)
