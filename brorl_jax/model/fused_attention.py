@@ -244,5 +244,5 @@ def _splash(
   ids = None
   if segment is not None:
     ids = splash.SegmentIds(*[pad(segment)] * 2)
-  out = jax.vmap(kernel)(heads(q * scale), heads(k), heads(v), ids)
+  out: Any = jax.vmap(kernel)(heads(q * scale), heads(k), heads(v), ids)
   return jnp.swapaxes(out, 1, 2)[:, :L]

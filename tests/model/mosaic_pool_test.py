@@ -125,7 +125,7 @@ def test_a_pool_is_written_by_the_kernel_on_a_tpu_alone(stored):
       case.pool, token, token, case.stop, case.stop
     )
     text = program.lower(lowering_platforms=(platform,)).as_text()
-    return text.count("tpu_custom_call"), text.count("stablehlo.scatter")
+    return text.count("tpu_custom_call"), text.count('"stablehlo.scatter"(')
 
   z = Sizes(64, 2, head_size=128)
   parts = 1 + (stored == "int8")

@@ -34,6 +34,10 @@ from brorl_jax.tasks import own
 from brorl_jax.tasks.domains import MADE
 
 
+# The config.json of the language models that presets name.
+_ARCHITECTURES = pathlib.Path(__file__).parents[1] / "ahead" / "architectures"
+
+
 @dataclasses.dataclass(frozen=True)
 class Plans:
   """Memory plans of rollouts, evaluations, updates and the theorem's probe."""
@@ -211,7 +215,7 @@ def _source(checkpoint: str) -> pathlib.Path:
   if path.exists() or path.is_absolute() or len(path.parts) != 2:
     return huggingface.locate(checkpoint)
   # The presets' own, which can so be planned before they are downloaded.
-  known = huggingface.ASSETS / "architectures" / path.name
+  known = _ARCHITECTURES / path.name
   if known.is_dir():
     return known
   raise ValueError(
