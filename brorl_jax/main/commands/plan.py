@@ -33,7 +33,6 @@ from brorl_jax.runs.sections.devices import Devices
 from brorl_jax.tasks import own
 from brorl_jax.tasks.domains import MADE
 
-
 # The config.json of the language models that presets name.
 _ARCHITECTURES = pathlib.Path(__file__).parents[1] / "ahead" / "architectures"
 
