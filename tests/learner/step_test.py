@@ -89,7 +89,7 @@ def one_device():
 
 def in_batches(monkeypatch, seed=0):
   """A minibatch of several batches."""
-  monkeypatch.setattr(packing, "_MICROBATCHES", 1)
+  monkeypatch.setattr(packing, "MICROBATCHES", 1)
   return packed(rows=1, blocks=8, roll=rollouts(seed, kinds=12))
 
 
