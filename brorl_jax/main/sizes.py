@@ -17,9 +17,9 @@ from brorl_jax.model.policy import Policy
 from brorl_jax.rollout import memory, plan
 from brorl_jax.runs.sections import Config
 
-# Prompts of a device: while the last rollouts of one decode, those of the next
-# take the slots that they leave.
-_AHEAD = 4
+# Rollouts of a device, 4 prompts of 512: while the last rollouts of one decode,
+# those of the next take the slots that they leave.
+_AHEAD = 2048
 
 
 def settled(
@@ -27,8 +27,8 @@ def settled(
 ) -> Config:
   """The config with sizes in place of zeros.
 
-    sampling.in_flight  4 prompts for each device of `data`, or as many of them
-                        as there are in a step, but at least 1
+    sampling.in_flight  2,048 for each device of `data`, in whole prompts, or as
+                        many as a step has, but at least a prompt
     optim.blocks        one for each device of `data`
     optim.rows          8, or as few as fit into memory
 
@@ -40,7 +40,7 @@ def settled(
     keep_reference: Whether any phase of the run has a reference policy.
   """
   sampled, optim = c.sampling, c.optim
-  each = min(_AHEAD, max(sampled.prompts // data, 1))
+  each = max(min(-(-_AHEAD // sampled.n), sampled.prompts // data), 1)
   sampled = dataclasses.replace(
     sampled, in_flight=sampled.in_flight or data * each * sampled.n
   )

@@ -18,6 +18,7 @@ from brorl_jax.learner.objective import (
   Stats,
 )
 from brorl_jax.main.stages import learning
+from brorl_jax.model import sharding
 from brorl_jax.rollout import memory, program_spec, programs, sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.types import Prompts

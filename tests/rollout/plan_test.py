@@ -593,6 +593,7 @@ def test_moments_are_on_the_devices_while_an_update_is_applied():
 
 @pytest.mark.ci
 def test_a_probe_that_does_not_fit_is_refused_with_the_nearest_that_does():
+  plans = functools.partial(all_plans, rows=1, blocks=1)  # a small update
   need = lambda **changes: (
     plans(max_new_tokens=900, memory_bytes=10**15, **changes).probe.need
   )
