@@ -199,7 +199,7 @@ class Gradient:
       sums = 5 if self.applied else 2
       return int(_MORE * (sums * self.gradient_bytes + 1.4 * of("embed")))
     # With a head of its own each of the two is read once, not twice.
-    inner, ends = (2.65, 7.05) if self.data > 1 else (5.0, 3.75)
+    inner, ends = (2.65, 6.0) if self.data > 1 else (5.0, 3.75)
     return int(inner * of("blocks") + ends * of("embed"))
 
   def _work(self) -> int:
