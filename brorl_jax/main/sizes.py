@@ -5,6 +5,7 @@ rounding, and how long a step takes.
 """
 
 import dataclasses
+from typing import Any
 
 import jax
 from jax.sharding import AbstractMesh
@@ -39,12 +40,8 @@ def settled(
     model: Devices of axis `model`.
     keep_reference: Whether any phase of the run has a reference policy.
   """
-  sampled, optim = c.sampling, c.optim
-  each = max(min(-(-_AHEAD // sampled.n), sampled.prompts // data), 1)
-  sampled = dataclasses.replace(
-    sampled, in_flight=sampled.in_flight or data * each * sampled.n
-  )
-  optim = dataclasses.replace(optim, blocks=optim.blocks or data)
+  optim = dataclasses.replace(c.optim, blocks=c.optim.blocks or data)
+  sampled = dataclasses.replace(c.sampling, in_flight=in_flight(c, data))
   c = dataclasses.replace(c, sampling=sampled, optim=optim)
   if optim.rows:
     return c
@@ -54,6 +51,13 @@ def settled(
   )
   rows = plan.rows(most, memory_bytes(c, policy))
   return dataclasses.replace(c, optim=dataclasses.replace(optim, rows=rows))
+
+
+def in_flight(c: Config, data: int) -> int:
+  """Rollouts that are made at one time, see `settled`."""
+  sampled = c.sampling
+  each = max(min(-(-_AHEAD // sampled.n), sampled.prompts // data), 1)
+  return sampled.in_flight or data * each * sampled.n
 
 
 def memory_bytes(c: Config, policy: Policy) -> int:
@@ -73,30 +77,33 @@ def gradient(
     model: Devices of axis `model`.
     keep_reference: Whether any phase of the run has a reference policy.
   """
-  state = state_bytes(
-    policy,
-    learning.optimizer(c.optim, c.sampling)[0],
-    offload=c.devices.offload,
-    pipeline=c.run.pipeline,
-    data=data,
-    model=model,
-    keep_reference=keep_reference,
-  )
+  where = dict(data=data, model=model)
+  held = resident_bytes(c, policy, keep_reference=keep_reference, **where)
   rows, T = c.optim.rows, c.sampling.max_new_tokens
   # Two batches: one is brought while the other is computed. Five arrays of a
   # number for each token, and a mask.
   tokens = packing.MICROBATCHES * c.optim.blocks // data * rows * T
   return memory.Gradient(
     policy,
-    state + 2 * 21 * tokens,
-    parameter_bytes(policy, data, model),
+    held + 2 * 21 * tokens,
+    parameter_bytes(policy, **where),
     prompts=c.optim.blocks,
     responses=rows,
     prompt_tokens=c.data.prompt_tokens,
     tokens=T,
-    data=data,
-    model=model,
+    **where,
     applied=False,
+  )
+
+
+def resident_bytes(c: Config, policy: Policy, **where: Any) -> int:
+  """`state_bytes` of a config."""
+  return state_bytes(
+    policy,
+    learning.optimizer(c.optim, c.sampling)[0],
+    offload=c.devices.offload,
+    pipeline=c.run.pipeline,
+    **where,
   )
 
 

@@ -108,7 +108,38 @@ class ProgramSpec:
     return jnp.isin(token, jnp.asarray(self.stop_ids, jnp.int32))
 
 
-def with_cache(spec: ProgramSpec, blocks: int | None = None) -> ProgramSpec:
+def of_places(
+  policy: Decoder,
+  sampling: SamplingParams,
+  stop_ids: tuple[int, ...],
+  *,
+  n: int,
+  max_new_tokens: int,
+  places: int,
+  lanes: int,
+  slots: int,
+  blocks: int | None,
+  mesh: Mesh | None,
+  streams: bool = False,
+) -> ProgramSpec:
+  """For so many places of prompts and lanes on all devices together."""
+  devices = 1 if mesh is None else mesh.shape["data"]
+  spec = ProgramSpec(
+    policy,
+    sampling,
+    stop_ids,
+    n=n,
+    max_new_tokens=max_new_tokens,
+    lanes=min(-(-lanes // devices), places // devices),
+    slots=slots,
+    columns=page_columns(max_new_tokens),
+    mesh=mesh,
+    streams=streams,
+  )
+  return with_cache(spec, blocks)
+
+
+def with_cache(spec: ProgramSpec, blocks: int | None) -> ProgramSpec:
   """`spec` with the form of the cache that its policy decodes over.
 
   Args:

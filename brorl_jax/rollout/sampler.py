@@ -39,13 +39,12 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
-from brorl_jax.rollout import programs
+from brorl_jax.rollout import program_spec, programs
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.program_spec import (
   Decoder,
   ProgramSpec,
   page_columns,
-  with_cache,
 )
 from brorl_jax.rollout.programs import DecodeInputs, PrefillBatch
 from brorl_jax.rollout.slots import DecodeProgress, DecodeState
@@ -163,7 +162,7 @@ def rollouts(
     stop_ids: A rollout ends with the first of these tokens.
     slots: R, rollouts of a prompt that decode at the same time, at most N.
     lanes: Prompts that decode at the same time; all if None.
-    blocks: Of each device's pool; see `with_cache`.
+    blocks: Of each device's pool; see `program_spec.with_cache`.
     mesh: Devices with axes "data" and "model"; one device if None.
     watch: Called with the progress after the prefill and after each program.
   """
@@ -172,19 +171,18 @@ def rollouts(
   # 3 prompts on 2 devices: each prompt is read on both, and each device makes
   # half of its rollouts.
   batch, parts = _spread(prompts, n, devices)
-  each = len(batch.index) // devices
-  spec = ProgramSpec(
+  spec = program_spec.of_places(
     policy,
     sampling,
     stop_ids,
     n=n // parts,
     max_new_tokens=max_new_tokens,
-    lanes=min(-(-(lanes or P) * parts // devices), each),
+    places=len(batch.index),
+    lanes=(lanes or P) * parts,
     slots=-(-slots // parts),
-    columns=page_columns(max_new_tokens),
+    blocks=blocks,
     mesh=mesh,
   )
-  spec = with_cache(spec, blocks)
   # Part k of a prompt makes its rollouts k N / parts and following.
   offset = np.arange(len(batch.index), dtype=np.int32) % parts * spec.n
   real = np.ones(len(batch.index), bool)
@@ -250,18 +248,18 @@ def growing(
     Rollouts of increasing length; the last ones are complete.
   """
   P = len(prompts.index)
-  spec = ProgramSpec(
+  spec = program_spec.of_places(
     policy,
     sampling,
     stop_ids,
     n=n,
     max_new_tokens=max_new_tokens,
+    places=P,
     lanes=P,
     slots=slots,
-    columns=page_columns(max_new_tokens),
+    blocks=None,
     mesh=None,
   )
-  spec = with_cache(spec)
   batch = PrefillBatch(prompts, np.zeros(P, np.int32), np.ones(P, bool))
   for decoding in _runs(spec, params, batch, key, steps):
     yield programs.finish(decoding.spec, decoding.state)

@@ -22,7 +22,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, Key, PyTree
 
-from brorl_jax.rollout import programs, sampler
+from brorl_jax.rollout import program_spec, programs, sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.program_spec import (
   SPLIT,
@@ -30,8 +30,6 @@ from brorl_jax.rollout.program_spec import (
   Decoder,
   ProgramSpec,
   on_devices,
-  page_columns,
-  with_cache,
 )
 from brorl_jax.rollout.programs import (
   PROGRESS_SPECS,
@@ -88,7 +86,7 @@ def stream(
     slots: Rollouts of a prompt that decode at the same time, at most N.
     lanes: Prompts that decode at the same time.
     places: Prompts on the devices at a time, a multiple of axis "data".
-    blocks: Of each device's pool; see `with_cache`.
+    blocks: Of each device's pool; see `program_spec.with_cache`.
     mesh: Devices with axes "data" and "model"; one device if None.
     watch: Called with the progress after each prefill and each program.
 
@@ -97,19 +95,19 @@ def stream(
   """
   devices = 1 if mesh is None else mesh.shape["data"]
   each = places // devices
-  spec = ProgramSpec(
+  spec = program_spec.of_places(
     policy,
     sampling,
     stop_ids,
     n=n,
     max_new_tokens=max_new_tokens,
-    lanes=min(-(-lanes // devices), each),
+    places=places,
+    lanes=lanes,
     slots=slots,
-    columns=page_columns(max_new_tokens),
+    blocks=blocks,
     mesh=mesh,
     streams=True,
   )
-  spec = with_cache(spec, blocks)
   visited = max(each // SHARE, 1)  # places of a device per program
   holds: dict[int, Prompts] = {}  # place -> the prompt in it
   decoding, spent = None, 0

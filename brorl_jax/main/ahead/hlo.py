@@ -11,9 +11,15 @@ import re
 from typing import NamedTuple
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
-_INSTRUCTION = re.compile(r"^(?:ROOT )?%?[\w.\-]+ = (.*?) ([\w\-]+)\((.*)$")
+_INSTRUCTION = re.compile(r"^(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*)$")
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+# TPUs do not write how often a loop turns, but compare its counter with a number.
+_CONDITION = re.compile(r"condition=%?([\w.\-]+)")
+_NUMBER = re.compile(r"(\d+)\)")
+_LESS = re.compile(
+  r"^(?:\S+ )?%?[\w.\-]+, (?:\S+ )?%?([\w.\-]+)\), direction=LT"
+)
 _CALLED = re.compile(
   r"(?:body|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)"
 )
@@ -64,6 +70,7 @@ class Collective(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class _Instruction:
+  name: str
   type: str
   op: str
   rest: str
@@ -92,7 +99,8 @@ class Text:
         if found:
           here = self._of.setdefault(found[2], [])
           self._entry = found[2] if found[1] else self._entry
-      elif line.startswith("}"):
+      # A kernel's description may have lines of its own, such as "}}, ...".
+      elif line == "}" or line.startswith("}, execution_thread"):
         here = None
       elif here is not None and (one := _instruction(line.strip())):
         here.append(one)
@@ -111,7 +119,7 @@ class Text:
       name
       for block in self._of.values()
       for one in block
-      if one.op == "while" and one.trips is None
+      if one.op == "while" and self._trips(one) is None
       for name in one.called
     }
     accounts = map(self._account, sorted(open_loops))
@@ -128,27 +136,44 @@ class Text:
       kind = one.op.removesuffix("-start")
       if kind in COLLECTIVES:
         collectives[_collective(kind, one)] += 1
-      if one.op in _INSIDE:
-        for part in map(self._account, one.called):
-          kernels += (one.trips or 1) * part.kernels
-          for which, count in part.collectives.items():
-            collectives[which] += (one.trips or 1) * count
-      elif one.op not in _FREE and not one.op.endswith("-done"):
+      launches = one.op in _INSIDE
+      trips = self._trips(one) or 1
+      for part in map(self._account, one.called):
+        kernels += launches * trips * part.kernels
+        # A TPU also sends from inside of a fusion.
+        for which, count in part.collectives.items():
+          collectives[which] += trips * count
+      if not (launches or one.op in _FREE or one.op.endswith("-done")):
         kernels += 1
     return Account(kernels, dict(collectives))
+
+  def _trips(self, one: _Instruction) -> int | None:
+    """How often a loop turns: as written, or a counter from 0 that is less than
+    a constant, as a scan has."""
+    found = _CONDITION.search(one.rest) if one.trips is None else None
+    if found is None:
+      return one.trips
+    of = {x.name: x for x in self._of.get(found[1], [])}
+    tests = [x for x in of.values() if x.op not in _FREE]
+    less = _LESS.match(tests[0].rest) if len(tests) == 1 else None
+    limit = of.get(less[1]) if less else None
+    if limit is None or limit.op != "constant":
+      return None
+    number = _NUMBER.match(limit.rest)
+    return int(number[1]) if number else None
 
 
 def _instruction(line: str) -> _Instruction | None:
   found = _INSTRUCTION.match(line)
   if found is None:
     return None
-  kind, op, rest = found.groups()
+  name, kind, op, rest = found.groups()
   called = _CALLED.findall(rest)
   for branches in _BRANCHES.findall(rest):
     called += re.findall(r"[\w.\-]+", branches)
   trips = _TRIPS.search(rest)
   return _Instruction(
-    kind, op, rest, tuple(called), int(trips[1]) if trips else None
+    name, kind, op, rest, tuple(called), int(trips[1]) if trips else None
   )
 
 

@@ -45,7 +45,9 @@ def run(what: Run, where: Topology) -> list[Measured]:
   compile = functools.cache(
     lambda lowered: lowered.compile(compiler_options=where.options)
   )
-  measure = functools.partial(_measured, what, compile)
+  # The loop over tokens looks every so many steps whether it ends.
+  steps = programs.training_spec(what).unchecked
+  measure = functools.partial(_measured, compile, steps)
   with futures.ThreadPoolExecutor(2) as pool:
     found = [
       (one.layers, pool.submit(measure, one))
@@ -61,15 +63,13 @@ def run(what: Run, where: Topology) -> list[Measured]:
   return [*out.values()]
 
 
-def _measured(what: Run, compile: Compile, one: Program) -> Measured:
+def _measured(compile: Compile, steps: int, one: Program) -> Measured:
   compiled = compile(one.lowered)
   memory: Any = compiled.memory_analysis()
   text = hlo.Text(compiled.as_text() or "")
   account = text.account()
   sent = account.collectives
   turn = text.loop() if one.name.endswith("decode") else None
-  # The loop over tokens looks every so many steps whether it ends.
-  steps = programs.training_spec(what).unchecked
   if turn:
     sent = {which: -(-n // steps) for which, n in turn.collectives.items()}
   return Measured(

@@ -25,18 +25,22 @@ from brorl_jax.types import Prompts
 
 
 def every(run: Run, compile: Compile) -> Iterator[Program]:
-  """All programs, in the order in which a step runs them."""
+  """All programs, in the order in which a step runs them.
+
+  An evaluation runs those of training for other prompts at one time, which its
+  memory plan knows: not compiled if fast.
+  """
   yield from _sampling(run, compile)
   yield from updating(run)
-  yield from _evaluating(run, compile)
+  if not run.fast:
+    yield from _evaluating(run, compile)
 
 
 def training_spec(run: Run) -> ProgramSpec:
   """What the programs of training's rollouts are compiled for."""
   c = run.config.sampling
   cut = SamplingParams(temperature=c.temperature)
-  spec = _spec(run, run.rollouts, n=c.n, places=c.places, cut=cut)
-  return dataclasses.replace(spec, streams=True)
+  return _spec(run, run.rollouts, n=c.n, places=c.places, cut=cut, streams=True)
 
 
 def _outputs(
@@ -66,24 +70,21 @@ def _key(run: Run):
 
 
 def _spec(
-  run: Run, fits: RolloutPlan, *, n: int, places: int, cut: SamplingParams
+  run: Run, fits: RolloutPlan, *, places: int, cut: SamplingParams, **how: Any
 ) -> ProgramSpec:
   """As `stream` and `sampler.rollouts` make it of the same plan."""
-  each = max(places // run.data, 1)
-  T = run.config.sampling.max_new_tokens
-  return program_spec.with_cache(
-    ProgramSpec(
-      sampling.decoder(run.config.sampling, run.policy),
-      cut,
-      stop_ids=(0,),
-      n=n,
-      max_new_tokens=T,
-      lanes=min(-(-fits.lanes // run.data), each),
-      slots=fits.slots,
-      columns=program_spec.page_columns(T),
-      mesh=run.mesh,
-    ),
-    fits.blocks,
+  c = run.config.sampling
+  return program_spec.of_places(
+    sampling.decoder(c, run.policy),
+    cut,
+    stop_ids=(0,),
+    max_new_tokens=c.max_new_tokens,
+    places=places,
+    lanes=fits.lanes,
+    slots=fits.slots,
+    blocks=fits.blocks,
+    mesh=run.mesh,
+    **how,
   )
 
 

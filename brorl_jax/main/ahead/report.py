@@ -21,7 +21,7 @@ def show(run: Run, where: Topology) -> None:
   of = measured.run(run, where)
   how = f"{run.policy.layers} layers"
   if run.fast:
-    how += f", decode with {' and '.join(map(str, FEW))}"
+    how += f", decode with {' and '.join(map(str, FEW))}, no evaluation"
   print(
     f"programs of {where.name}: {run.data} x {run.mesh.shape['model']} "
     f"devices, {how}",

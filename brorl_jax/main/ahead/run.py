@@ -1,7 +1,6 @@
 """What the programs of a run follow from, as shapes with their places."""
 
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -11,6 +10,7 @@ from jaxtyping import PyTree
 
 from brorl_jax.learner import state as states
 from brorl_jax.main.stages import learning
+from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.rollout import stream
 from brorl_jax.rollout.plan import RolloutPlan
@@ -92,8 +92,7 @@ class Run:
 
 def size(tree: PyTree) -> int:
   """Bytes on a device of arrays that are described with their places."""
-  each = lambda x: math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
-  return sum(map(each, jax.tree.leaves(tree)))
+  return sharding.shard_bytes(tree, jax.tree.map(lambda x: x.sharding, tree))
 
 
 def placed(shapes: PyTree, places: PyTree) -> PyTree:

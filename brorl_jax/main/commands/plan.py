@@ -68,26 +68,28 @@ def run(c: Config, topology: str | None = None, *, fast: bool = False) -> None:
     if c.reward.verifier:
       own.Rewards(c.reward.verifier, workers=1).close()  # imports them
     source = _source(c.policy.checkpoint)
-    where = None if topology is None else _described(topology)
+    where = None if topology is None else _described(topology, fast)
     policy = architectures.read_policy(source, dtype=c.policy.dtype)
     data, model, machine = _devices(c.devices, where)
     policy = dataclasses.replace(policy, target=machine)
-    for which in settings.phases(c):
-      _phase(which, c, policy, data, model)
+    mesh: dict[str, Any] = dict(data=data, model=model)
+    mesh["keep_reference"] = learning.keeps_reference(c)
+    phases = [_phase(x, c, policy, **mesh) for x in settings.phases(c)]
     corpus.check(c.data, own=bool(c.reward.verifier))
     if c.policy.chat_template:
       tokenizer.read_template(c.policy.chat_template)
     if c.data.files:
       print(*_data(c, source), sep="\n")
     if where is not None:
-      _compiled(c, policy, where, data, model, fast=fast)
+      first, plans = phases[0]
+      _compiled(first, plans, policy, where, **mesh, fast=fast)
   except ValueError as e:
     raise UserError(str(e)) from None
 
 
-def _described(text: str) -> topology_of.Topology:
+def _described(text: str, fast: bool) -> topology_of.Topology:
   name = topology_of.parse(text)
-  topology_of.prepare(name)
+  topology_of.prepare(name, fast=fast)
   return topology_of.describe(name)
 
 
@@ -119,13 +121,12 @@ def _devices(
 
 
 def _phase(
-  which: sections.Phase, c: Config, policy: Policy, data: int, model: int
-) -> None:
-  """Prints the memory plans of a phase of the run."""
+  which: sections.Phase, c: Config, policy: Policy, **where: Any
+) -> tuple[Config, Plans]:
+  """Prints the memory plans of a phase of the run; it, with its sizes."""
   since, phase, _ = which
-  where: dict[str, Any] = dict(data=data, model=model)
-  where["keep_reference"] = learning.keeps_reference(c)
   phase = sizes.settled(phase, policy, **where)
+  data, model = where["data"], where["model"]
   settings.check_mesh(phase, data)
   settings.check_lengths(phase, policy.max_positions)
   plans = make(phase, policy, **where)
@@ -148,34 +149,32 @@ def _phase(
   if plans.probe is not None:
     parts = of(plans.probe.parts)
     print("an update, measuring the theorem", *parts, sep="\n")
+  return phase, plans
 
 
 def _compiled(
   c: Config,
+  plans: Plans,
   policy: Policy,
   where: topology_of.Topology,
+  *,
   data: int,
   model: int,
-  *,
+  keep_reference: bool,
   fast: bool,
 ) -> None:
-  """Compiles the programs of the first phase and prints what they need.
+  """Compiles the programs of a phase and prints what they need.
 
   Raises:
     TooLarge: One does not fit.
   """
-  keep = learning.keeps_reference(c)
-  mesh: dict[str, Any] = dict(data=data, model=model, keep_reference=keep)
-  c = sizes.settled(c, policy, **mesh)
-  plans = make(c, policy, **mesh)
-
   held = functools.partial(
-    sizes.state_bytes,
+    sizes.resident_bytes,
+    c,
     policy,
-    learning.optimizer(c.optim, c.sampling)[0],
-    offload=c.devices.offload,
-    pipeline=c.run.pipeline,
-    **mesh,
+    data=data,
+    model=model,
+    keep_reference=keep_reference,
   )
   run = Run(
     c,
@@ -184,7 +183,7 @@ def _compiled(
     plans.rollouts,
     plans.evaluations,
     plans.chunk,
-    keep_reference=keep,
+    keep_reference=keep_reference,
     sampling_bytes=held(),
     applying_bytes=held(applying=True),
     fast=fast,
@@ -248,13 +247,7 @@ def make(
   """
   where = dict(data=data, model=model)
   state = functools.partial(
-    sizes.state_bytes,
-    policy,
-    learning.optimizer(c.optim, c.sampling)[0],
-    offload=c.devices.offload,
-    pipeline=c.run.pipeline,
-    **where,
-    keep_reference=keep_reference,
+    sizes.resident_bytes, c, policy, **where, keep_reference=keep_reference
   )
   fit = _fit(c, policy, state(), **where)
   rollouts = fit(
@@ -280,7 +273,8 @@ def evaluation(
     ValueError: The policy cannot be split over these devices.
   """
   held = sizes.parameter_bytes(policy, data, model)
-  c = sizes.settled(c, policy, data=data, model=model, keep_reference=False)
+  sampled = dataclasses.replace(c.sampling, in_flight=sizes.in_flight(c, data))
+  c = dataclasses.replace(c, sampling=sampled)
   fit = _fit(c, policy, held, data=data, model=model)
   return _evaluations(c, fit, data)
 

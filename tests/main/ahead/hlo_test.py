@@ -110,6 +110,68 @@ true_computation=%one, false_computation=%two
 }
 """
 
+# A TPU does not write how often its loops turn: here 28 times, and until a
+# number that is computed. It sends from inside of fusions, and the description
+# of a kernel has lines that begin like the end of a computation.
+TPU_LOOPS = """\
+HloModule jit_h, is_scheduled=true
+
+%sent (p: f32[8]) -> f32[64] {
+  %p = f32[8]{0:T(256)} parameter(0)
+  ROOT %whole = f32[64]{0:T(256)} all-gather(%p), replica_groups={{0,1,2,3}}
+}
+
+%fewer (c: (s32[], f32[8])) -> pred[] {
+  %limit = s32[]{:T(128)} constant(28), metadata={op_name="f"}
+  %c.1 = (s32[]{:T(128)}, f32[8]{0:T(256)}) parameter(0)
+  %i = s32[]{:T(128)} get-tuple-element(%c.1), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%i, %limit), direction=LT, metadata={}
+}
+
+%open (c: (s32[], s32[])) -> pred[] {
+  %c.2 = (s32[]{:T(128)}, s32[]{:T(128)}) parameter(0)
+  %i.1 = s32[]{:T(128)} get-tuple-element(%c.2), index=0
+  %n = s32[]{:T(128)} get-tuple-element(%c.2), index=1
+  ROOT %lt.1 = pred[]{:T(512)} compare(%i.1, %n), direction=LT
+}
+
+%either (c: (s32[], f32[8])) -> pred[] {
+  %limit.1 = s32[]{:T(128)} constant(28)
+  %c.6 = (s32[]{:T(128)}, f32[8]{0:T(256)}) parameter(0)
+  %i.2 = s32[]{:T(128)} get-tuple-element(%c.6), index=0
+  %one = pred[]{:T(512)} compare(%i.2, %limit.1), direction=LT
+  ROOT %other = pred[]{:T(512)} not(%one)
+}
+
+%body (c: (s32[], f32[8])) -> (s32[], f32[8]) {
+  %c.3 = (s32[]{:T(128)}, f32[8]{0:T(256)}) parameter(0)
+  %k = f32[8]{0:T(256)} custom-call(%c.3), custom_call_target="tpu", config={
+"body": {
+}}, metadata={op_name="g"}
+  %f = f32[64]{0:T(256)} fusion(%k), kind=kCustom, calls=%sent
+  ROOT %t = (s32[]{:T(128)}, f32[8]{0:T(256)}) tuple(%c.3, %k)
+}
+
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0:T(256)} parameter(0)
+  %w = (s32[]{:T(128)}, f32[8]{0:T(256)}) while(%a), condition=%fewer, \
+body=%body
+  %v = (s32[]{:T(128)}, f32[8]{0:T(256)}) while(%w), condition=%open, body=%body
+  ROOT %u = (s32[]{:T(128)}, f32[8]{0:T(256)}) while(%v), condition=%either, \
+body=%body
+}
+"""
+
+
+def test_a_loop_that_counts_to_a_constant():
+  of = Text(TPU_LOOPS).account()
+  turns = 28 + 1 + 1  # loops with other ends count once
+  assert of.kernels == 2 * turns
+  assert of.collectives == {Collective("all-gather", 4 * 64, 4): turns}
+  assert Text(TPU_LOOPS).loop() == Account(
+    2, {Collective("all-gather", 4 * 64, 4): 1}
+  )
+
 
 def test_a_program_of_a_gpu():
   # In turn: a fusion and a call; 28 x 3 turns of a gather and a fusion; a turn
