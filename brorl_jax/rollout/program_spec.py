@@ -139,7 +139,7 @@ def of_places(
   return with_cache(spec, blocks)
 
 
-def with_cache(spec: ProgramSpec, blocks: int | None) -> ProgramSpec:
+def with_cache(spec: ProgramSpec, blocks: int | None = None) -> ProgramSpec:
   """`spec` with the form of the cache that its policy decodes over.
 
   Args:

@@ -25,13 +25,13 @@ from brorl_jax.types import Prompts
 
 
 def every(run: Run, compile: Compile) -> Iterator[Program]:
-  """All programs, in the order in which a step runs them.
+  """All programs; first those that take longest to compile.
 
-  An evaluation runs those of training for other prompts at one time, which its
-  memory plan knows: not compiled if fast.
+  An evaluation runs those of training's rollouts for other prompts at one time,
+  whose memory its plan knows: not compiled if fast.
   """
-  yield from _sampling(run, compile)
   yield from updating(run)
+  yield from _sampling(run, compile)
   if not run.fast:
     yield from _evaluating(run, compile)
 

@@ -14,8 +14,7 @@ ROOT = pathlib.Path(__file__).parents[3]
 # must not have: with libtpu in it jax looks for a TPU at every start.
 ASIDE = os.environ.get("BRORL_AOT", "")
 PROGRAMS = [
-  "prefill", "decode", "admit", "compact", "take", "score", "gradient", "apply",
-  "evaluation: prefill", "evaluation: decode", "evaluation: finish",
+  "score", "gradient", "apply", "prefill", "decode", "admit", "compact", "take",
 ]  # fmt: skip
 MIB, GIB = 2**20, 2**30
 
@@ -47,7 +46,7 @@ def plan(topology: str) -> dict:
     | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
     capture_output=True,
     text=True,
-    timeout=3500,
+    timeout=1700,
   )
   assert done.returncode == 0, done.stderr[-2000:]
   return json.loads(done.stdout.splitlines()[-1])
@@ -62,13 +61,6 @@ def check(read: dict, topology: str) -> None:
   assert read["fits"] is True
   of = programs(read)
   assert [*of] == PROGRAMS
-  # Gradients are reduced to where they lie: no device has a sum of all of one.
-  whole = [
-    m
-    for m in of["gradient"]["messages"]
-    if m["kind"] == "all-reduce" and m["size_bytes"] >= MIB
-  ]
-  assert whole == []
   assert of["gradient"]["temp_bytes"] <= 25 * GIB
   # A token of a policy that no devices share asks none of them.
   assert of["decode"]["messages"] == []
@@ -80,12 +72,21 @@ def check(read: dict, topology: str) -> None:
 def test_the_papers_run_fits_eight_h100():
   read = plan("h100:1x8")
   check(read, "h100:1x8")
+  of = programs(read)
   # 28 layers: fewer than 22 kernels in each.
-  assert 0 < programs(read)["decode"]["token_kernels"] <= 600
+  assert 0 < of["decode"]["token_kernels"] <= 600
+  # Gradients are reduced to where they lie: no device has a sum of all of one.
+  # (A TPU's compiler makes its own of every reduction, also of a single one.)
+  whole = [
+    m
+    for m in of["gradient"]["messages"]
+    if m["kind"] == "all-reduce" and m["size_bytes"] >= MIB
+  ]
+  assert whole == []
 
 
-@pytest.mark.slow  # XLA takes half an hour for all programs of a TPU
-@pytest.mark.timeout(3600)
+@pytest.mark.ci
+@pytest.mark.timeout(1800)
 @needs("libtpu", "aot-tpu")
 def test_the_papers_run_fits_a_cube_of_v5p():
   check(plan("v5p:2x2x2"), "v5p:2x2x2")

@@ -57,10 +57,7 @@ class Compiled:
 
 def read(name, steps=1, **sizes):
   program = Program(name, None, 100, 2)
-  spec = SimpleNamespace(unchecked=steps)
-  with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(measured.programs, "training_spec", lambda run: spec)
-    return measured._measured(made.run(), lambda _: Compiled(**sizes), program)
+  return measured._measured(lambda _: Compiled(**sizes), steps, program)
 
 
 def test_a_program_that_is_called_once():

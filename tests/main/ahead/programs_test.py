@@ -29,7 +29,7 @@ JITTED = {
   "evaluation: finish": (rollout_programs, "finish"),
 }
 ORDER = [
-  "prefill", "decode", "admit", "compact", "take", "score", "gradient", "apply",
+  "score", "gradient", "apply", "prefill", "decode", "admit", "compact", "take",
   "evaluation: prefill", "evaluation: decode", "evaluation: finish",
 ]  # fmt: skip
 

@@ -58,7 +58,7 @@ def test_what_there_is_not_has_no_title(show):
 
 def test_a_fast_plan_says_what_it_compiled(show):
   lines = show(made.measured("prefill"), run=made.run(fast=True))
-  assert lines[0].endswith("2 layers, decode with 2 and 3")
+  assert lines[0].endswith("2 layers, decode with 2 and 3, no evaluation")
 
 
 def test_what_does_not_fit_is_printed_and_refused(show, capsys):
