@@ -14,7 +14,7 @@ _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(r"^(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*)$")
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\]")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-# TPUs do not write how often a loop turns, but compare its counter with a number.
+# A TPU does not write how often a loop turns: a counter is less than a number.
 _CONDITION = re.compile(r"condition=%?([\w.\-]+)")
 _NUMBER = re.compile(r"(\d+)\)")
 _LESS = re.compile(
