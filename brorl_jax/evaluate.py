@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
+from brorl_jax import processes
 from brorl_jax.rl import stats
 from brorl_jax.rl.pass_at_k import pass_at_k
 from brorl_jax.rollout import dynamic_sampling
@@ -61,21 +62,25 @@ def evaluate(
     rollouts: (params, `chunk` examples, index of the first) -> rollouts on the
       host.
     score_responses: (examples, rollouts) -> a scored response each, [P][N].
-    chunk: Examples that are sampled together. The last chunk is padded with
-      repetitions, which are dropped.
+    chunk: Examples that a process samples together. The last chunk is padded
+      with repetitions, which are dropped.
     first: Index of the first example to sample.
 
   Yields:
     The records of a chunk, ordered by example and sample.
   """
-  for start in range(first, len(examples), chunk):
-    real = examples[start : start + chunk]
+  for start in range(first, len(examples), chunk * jax.process_count()):
+    own = start + chunk * jax.process_index()  # of this process
+    real = examples[own : own + chunk]
+    if not real:
+      yield from filter(None, processes.gather([]))
+      continue
     filled = [*real, *[real[0]] * (chunk - len(real))]
     out = jax.tree.map(
-      operator.itemgetter(slice(len(real))), rollouts(params, filled, start)
+      operator.itemgetter(slice(len(real))), rollouts(params, filled, own)
     )
     length = out.mask.sum(axis=2)
-    yield [
+    records = [
       {
         "id": real[p].id,
         "domain": real[p].domain,
@@ -92,6 +97,7 @@ def evaluate(
       for p, row in enumerate(score_responses(real, out))
       for n, scored in enumerate(row)
     ]
+    yield from filter(None, processes.gather(records))
 
 
 def check_record(line: Any) -> None:

@@ -49,6 +49,13 @@ class Outcome(NamedTuple):
   busy_s: float  # seconds of the step, see clock.since
 
 
+class Agreed(NamedTuple):
+  """What the processes of a run agree on at the end of a step."""
+
+  busy_s: float  # seconds of the step, see clock.since
+  stop: bool  # the run ends with this step
+
+
 class Stages(NamedTuple):
   """The stages of a step as functions; main/commands/train.py makes them."""
 
@@ -138,6 +145,7 @@ def train(
   eval_every: int,
   pipeline: bool = False,
   max_busy_s: float = math.inf,
+  agree: Callable[[float], Agreed] = lambda busy_s: Agreed(busy_s, False),
 ) -> Any:
   """Runs the steps after the newest checkpoint and returns the last state.
 
@@ -164,6 +172,8 @@ def train(
       after it.
     max_busy_s: The run ends with the step at which the busy seconds of all
       steps reach this.
+    agree: At the end of a step, from the busy seconds of this process to what
+      decides in all processes of the run.
 
   Raises:
     NotEnoughPrompts: A step found too few groups with a gradient.
@@ -217,17 +227,20 @@ def train(
     # First the lines, then the checkpoint: a restart drops lines that are newer
     # than the newest checkpoint, but it could not replace a missing line.
     recorder.step(step, scalars, kept)
-    progress, busy_s = credit.progress, busy_s + spent.busy_s
-    last = step == steps or busy_s >= max_busy_s
-    if step % eval_every == 0 or last:
+    agreed = agree(spent.busy_s)
+    progress, busy_s = credit.progress, busy_s + agreed.busy_s
+    last = step == steps or busy_s >= max_busy_s or agreed.stop
+    if step % eval_every == 0 or (last and not agreed.stop):
       score = recorder.evaluate(step, state.params)
       progress = run_state.evaluated(progress, score)
-    outcome = Outcome(updated.kl_ref, spent.busy_s)
+    outcome = Outcome(updated.kl_ref, agreed.busy_s)
     state, progress, reason = stages.reference(state, progress, outcome)
     if reason is not None:
       recorder.event(step, {"event": "reference reset", "why": reason})
     save = save or last
     saving_s = _save(step, state, progress, store, recorder) if save else 0.0
+    if agreed.stop:
+      break
   store.wait()
   return state
 

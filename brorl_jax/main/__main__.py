@@ -12,6 +12,7 @@ import os
 import pathlib
 import signal
 import sys
+import traceback
 
 
 def interrupt(signum, frame) -> None:
@@ -100,6 +101,23 @@ _FAST = flags.DEFINE_bool(
   False,
   "With --topology: compiles two and three layers instead of all.",
 )
+_DISTRIBUTED = flags.DEFINE_bool(
+  "distributed",
+  False,
+  "One process of many, which the cluster knows: Slurm, JobSet, TPU hosts.",
+)
+_COORDINATOR = flags.DEFINE_string(
+  "coordinator",
+  None,
+  "One process of many: HOST:PORT of process 0; with --processes and "
+  "--process_id.",
+)
+_COUNT = flags.DEFINE_integer(
+  "processes", None, "How many processes there are."
+)
+_INDEX = flags.DEFINE_integer(
+  "process_id", None, "Which of them this is, from 0."
+)
 _PROGRAMS = flags.DEFINE_string(
   "compilation_cache",
   None,
@@ -119,6 +137,7 @@ def main(argv: list[str]) -> None:
     keep_freed_memory()
     take_most_of_a_gpu()
     workdir = workdirs[0]
+    connect()
     # Imported here: jax and transformers take seconds to load.
     from brorl_jax.main import programs
 
@@ -162,14 +181,52 @@ def main(argv: list[str]) -> None:
 
       simulate.run(_CONFIG.value, workdir, allow_change=_ALLOW_CHANGE.value)
   except UserError as e:
-    print(f"error: {e}", file=sys.stderr)
-    sys.exit(2)
+    refuse(str(e))
   except OSError as e:  # a full or failing disk, too many open files
     where = f"{e.filename}: " if e.filename else ""
-    print(f"error: {where}{e.strerror or e}", file=sys.stderr)
-    sys.exit(2)
+    refuse(f"{where}{e.strerror or e}")
+  except Exception:
+    if not many():
+      raise
+    from brorl_jax import processes
+
+    processes.lost(traceback.format_exc())
   except KeyboardInterrupt:  # raised, not sent
     interrupt(signal.SIGINT, None)
+
+
+def many() -> bool:
+  """Whether the flags say that this is one process of many."""
+  return _DISTRIBUTED.value or _COORDINATOR.value is not None
+
+
+def connect() -> None:
+  """Connects the processes of a run; raises UserError if flags do not fit."""
+  three = _COORDINATOR.value, _COUNT.value, _INDEX.value
+  if any(x is not None for x in three) and None in three:
+    raise UserError(
+      "--coordinator, --processes and --process_id are given together; or "
+      "--distributed alone, where the cluster knows them"
+    )
+  if not many():
+    return
+  if _MODE.value != "train":
+    raise UserError(
+      f"--mode={_MODE.value} runs in one process; leave out the flags of many"
+    )
+  from brorl_jax import processes
+
+  processes.start(*three)
+
+
+def refuse(line: str) -> None:
+  """Ends with one line and status 2, in all processes of a run."""
+  print(f"error: {line}", file=sys.stderr)
+  if many() and "jax" in sys.modules:
+    from brorl_jax import processes
+
+    processes.fail(line, 2)
+  sys.exit(2)
 
 
 def folders() -> list[str]:

@@ -174,8 +174,12 @@ class Recorder:
         "truncated": bool(kept.rollouts.truncated[p, n]),
       }
 
+  def measured(self, step: int, params: PyTree) -> evaluate.Chunks:
+    """The records of an evaluation; writes nothing."""
+    return self._measure(step)(params, self._heldout)
+
   def evaluate(self, step: int, params: PyTree) -> float:
-    records = [*itertools.chain(*self._measure(step)(params, self._heldout))]
+    records = [*itertools.chain(*self.measured(step, params))]
     evaluate.check_invalid(records)
     summary, rates = evaluate.summary(records), evaluate.rates(records)
     values, half = jnp.array(rates), None

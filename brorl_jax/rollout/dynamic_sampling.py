@@ -7,6 +7,10 @@ generates none after the last of them. Both sets depend only on rewards, not on
 the order in which rollouts finish or are scored.
 
 A thread computes rewards while the devices sample.
+
+Several processes draw from one list: each takes every so manieth of the
+candidates that are still needed, tells the others when all of its own are
+judged, and so again. Both sets are those of one process.
 """
 
 import collections
@@ -16,12 +20,14 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
+from brorl_jax import processes
 from brorl_jax.rl import filtering
 from brorl_jax.types import Groups, Prompts, Rollouts, ScoredResponse, Scores
 
@@ -103,7 +109,8 @@ def collect(
   References:
     Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.2.
   """
-  pending = _Candidates(prompts, candidates, target, meanwhile)
+  make = _Candidates if processes.alone() else _Shared
+  pending = make(prompts, candidates, target, meanwhile)
 
   def judge(prompts: Prompts, rollouts: Rollouts):
     with pending.clock("score"):
@@ -193,6 +200,46 @@ class _Candidates:
       for i, p in enumerate(groups.prompts.index):
         group = jax.tree.map(lambda x, i=i: x[i : i + 1], groups)
         self.decided[int(p)] = group, bool(good[i])
+
+
+class _Shared(_Candidates):
+  """The same, where every process samples some of the candidates.
+
+  A round has as many as are still needed, so that all of them would also have
+  been given by one process. Who has sampled its own waits for the others.
+  """
+
+  def __init__(self, *args: Any):
+    super().__init__(*args)
+    self._begin()
+
+  def _begin(self) -> None:
+    needed = self._target - self.kept
+    chosen = self._candidates[self.given : self.given + needed]
+    self._last = not chosen
+    self.given += len(chosen)
+    self._own = list(chosen[jax.process_index() :: jax.process_count()])
+    self._told: set[int] = set(self.decided)
+
+  def feed(self, room: int, idle: bool) -> Prompts | None:
+    """The next of its own candidates; waits for others if devices are idle."""
+    self._settle()
+    while idle and not self._own and not self._last:
+      self.do_others()
+      with self.clock("score_wait"):
+        futures.wait(self.judged)
+        self._settle()
+        self._exchange()
+    more, self._own = self._own[:room], self._own[room:]
+    return self._prompts(more) if more else None
+
+  def _exchange(self) -> None:
+    """Ends a round: every process then knows all candidates."""
+    news = {p: x for p, x in self.decided.items() if p not in self._told}
+    for other in processes.gather(news):
+      self.decided |= other
+    self.kept = sum(good for _, good in self.decided.values())
+    self._begin()
 
 
 def check_invalid(responses: Iterable[ScoredResponse]) -> None:

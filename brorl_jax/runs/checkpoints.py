@@ -18,6 +18,7 @@ import jax
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
+from brorl_jax import processes
 from brorl_jax.runs import intact, stored
 from brorl_jax.runs.intact import digest as digest
 from brorl_jax.runs.stored import MismatchError, Unreachable, Unusable
@@ -108,7 +109,7 @@ class Store:
       Unreachable: A step cannot be read now. No file was changed.
     """
     passed: list[tuple[int, str, str]] = []
-    for step in reversed(stored.steps(self._directory)):
+    for step in reversed(processes.first(stored.steps(self._directory))):
       if (reason := lacks(step)) is not None:
         passed.append((step, "newer_checkpoints", reason))
         continue
@@ -120,8 +121,9 @@ class Store:
         self._require_reached(step, e)
         passed.append((step, "damaged_checkpoints", intact.one_line(e)))
         continue
-      for checkpoint in passed:
+      for checkpoint in passed if processes.leads() else []:
         self._set_aside(*checkpoint)
+      processes.gather(None)  # nobody goes on before they are moved
       self.good = step
       return state
     if passed:
@@ -146,7 +148,7 @@ class Store:
       stored.compare(self._folder(step), like, extra)
     self.good = step
     with self._one_line_errors(step):
-      for old in stored.steps(self._directory)[: -self._keep]:
+      for old in processes.first(stored.steps(self._directory))[: -self._keep]:
         self._manager.delete(old)
 
   def close(self) -> None:

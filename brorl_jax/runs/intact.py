@@ -5,17 +5,24 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jaxtyping import PyTree
+
+from brorl_jax import processes
 
 # Errors about the contents of a folder, not about reading it.
 _CONTENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 _OS_ERROR = re.compile(r"os_error_code=\\*'(\d+)")  # in messages of tensorstore
 # Messages of XLA, tensorstore and Python that have no error number.
+_SUM = "sum:"  # before the digest of an array that was spread over processes
+_SPREAD = tuple(
+  map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
+)
 _NO_ROOM = ("RESOURCE_EXHAUSTED", "can't start new thread")
 
 
@@ -30,19 +37,70 @@ def describe(state: PyTree) -> dict[str, str]:
   }
 
 
-def digest(state: PyTree) -> dict[str, str]:
-  """SHA-256 of each array, by path.
+def digest(
+  state: PyTree, saved: Mapping[str, str] | None = None
+) -> dict[str, str]:
+  """A hash of each array, by path: its SHA-256.
 
-  Arrays that are split over several processes are left out: no process has all
-  of such an array.
+  Of an array that is spread over processes, none of which has all of it, a sum
+  over its elements instead (`_sum`). Every process must call this.
+
+  Args:
+    state: Arrays.
+    saved: Digests to compare with; each array then gets the same kind.
   """
   out = {}
   for path, leaf in leaves(state):
-    if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
+    spread = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
+    kind = (saved or {}).get(path) or (_SUM if spread else "")
+    if kind.startswith(_SUM):
+      out[path] = f"{_SUM}{_sum(leaf) if spread else _part(leaf):016x}"
       continue
+    if spread:
+      leaf = multihost_utils.process_allgather(leaf, tiled=True)
     value = np.ascontiguousarray(np.asarray(leaf))
     out[path] = hashlib.sha256(value.tobytes()).hexdigest()
   return out
+
+
+def _sum(array: jax.Array) -> int:
+  """The sum of `_part` over the shards of all processes, each counted once."""
+  own = [s for s in array.addressable_shards if s.replica_id == 0]
+  parts = [_part(s.data, s.index, array.shape) for s in own]
+  return sum(processes.gather(sum(parts))) % 2**64
+
+
+def _part(
+  array: Any,
+  index: tuple[slice, ...] | None = None,
+  shape: tuple[int, ...] | None = None,
+) -> int:
+  """sum_i mix(bits_i + C i) mod 2^64 over elements i of an array, or a shard.
+
+  i counts the elements of the whole array, so that the sum of the parts does
+  not depend on how the array is cut; mix is a bijection that spreads every bit
+  (Steele, Lea & Flood 2014, the finalizer of SplitMix).
+
+  Args:
+    array: The array, or its shard.
+    index: Where the shard lies in the whole array.
+    shape: Of the whole array.
+  """
+  part = np.asarray(array)
+  shape = part.shape if shape is None else shape
+  index = tuple(slice(0, n) for n in shape) if index is None else index
+  bits = np.ascontiguousarray(part).view(f"u{part.dtype.itemsize}")
+  at, stride = np.zeros((), np.uint64), 1
+  with np.errstate(over="ignore"):
+    for axis in reversed(range(len(shape))):
+      begin, end, _ = index[axis].indices(shape[axis])
+      steps = np.arange(begin, end, dtype=np.uint64) * np.uint64(stride)
+      at = steps.reshape(-1, *[1] * (len(shape) - 1 - axis)) + at
+      stride *= shape[axis]
+    x = bits.reshape(part.shape).astype(np.uint64) + at * _SPREAD[0]
+    x = (x ^ (x >> np.uint64(30))) * _SPREAD[1]
+    x = (x ^ (x >> np.uint64(27))) * _SPREAD[2]
+    return int((x ^ (x >> np.uint64(31))).sum(dtype=np.uint64))
 
 
 def leaves(state: PyTree) -> Iterator[tuple[str, Any]]:

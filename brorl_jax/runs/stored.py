@@ -80,7 +80,7 @@ def compare(folder: pathlib.Path, like: PyTree, extra: dict[str, Any]) -> None:
       folder / "state",
       args=ocp.args.PyTreeRestore(item=item, restore_args=how),
     )
-  digests = intact.digest(state)
+  digests = intact.digest(state, wanted)
   for path, value in wanted.items():
     if digests.get(path) != value:
       raise intact.Damage(f"{path} differs from what was saved")
@@ -172,7 +172,7 @@ def _require_same(saved: dict[str, str], wanted: dict[str, str]) -> None:
 
 
 def _require_digest(state: PyTree, saved: dict[str, str]) -> None:
-  for path, value in intact.digest(state).items():
+  for path, value in intact.digest(state, saved).items():
     if value != saved.get(path):
       raise intact.Damage(f"{path} differs from what was saved")
 

@@ -60,7 +60,7 @@ def measure(
 
   def of(params: PyTree, part: Sequence[Example], *, first: int = 0):
     return evaluate.evaluate(
-      params,
+      sharding.to_local(params, mesh),
       part,
       rollouts=rollouts,
       score_responses=scorer.score_responses,

@@ -231,6 +231,7 @@ def make(
   data: int,
   model: int,
   keep_reference: bool,
+  processes: int = 1,
 ) -> Plans:
   """Plans for a mesh of data x model devices.
 
@@ -240,6 +241,8 @@ def make(
     data: Devices of axis `data`.
     model: Devices of axis `model`.
     keep_reference: Whether any phase of the run has a reference policy.
+    processes: Over which the devices are divided. Each has all parameters, and
+      samples its share of what is in flight.
 
   Raises:
     TooLarge: Something does not fit.
@@ -249,14 +252,18 @@ def make(
   state = functools.partial(
     sizes.resident_bytes, c, policy, **where, keep_reference=keep_reference
   )
-  fit = _fit(c, policy, state(), **where)
+  own = dict(data=data // processes, model=model)
+  held = state()
+  if processes > 1:
+    held += sizes.parameter_bytes(policy, **own)
+  fit = _fit(c, policy, held, **own)
   rollouts = fit(
     n=c.sampling.n,
-    prompts=c.sampling.places,
+    prompts=c.sampling.places // processes,
     slots=c.sampling.slots or None,
     lanes=c.sampling.lanes or None,
   )
-  chunk, evaluations = _evaluations(c, fit, data)
+  chunk, evaluations = _evaluations(c, fit, data // processes)
   update = sizes.gradient(c, policy, **where, keep_reference=keep_reference)
   plan.check_update(update, sizes.memory_bytes(c, policy))
   probe = _probe(c, policy, state(applying=True), **where)

@@ -3,13 +3,15 @@
 import contextlib
 import math
 import pathlib
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import jax
 from absl import logging
 from jax.sharding import Mesh
 
-from brorl_jax import evaluate, report, train
+from brorl_jax import evaluate, processes, report, train
 from brorl_jax.errors import UserError
 from brorl_jax.learner import state as states
 from brorl_jax.main import (
@@ -17,6 +19,7 @@ from brorl_jax.main import (
   functions,
   programs,
   settings,
+  shared,
   sizes,
 )
 from brorl_jax.main.commands import evaluate as evaluate_command
@@ -41,6 +44,8 @@ from brorl_jax.runs.run_state import Newer, RunState
 from brorl_jax.runs.sections import Config
 from brorl_jax.tasks.base import Example
 from brorl_jax.types import State
+
+STOPPED = 75  # status of a run that SIGTERM ended: the same command goes on
 
 # Errors in the files of a run: it cannot resume.
 _UNUSABLE = (checkpoints.Unusable, metrics.Damaged, Newer)
@@ -70,8 +75,12 @@ def run(
     parts = _parts(c, workdir, allow_change=allow_change or begin_again)
   except ValueError as e:
     raise UserError(str(e)) from None
-  with contextlib.closing(parts.scorer), lock.hold(workdir) as held:
-    if begin_again and (moved := folder.set_aside(workdir)) is not None:
+  leads = processes.leads()
+  hold = lock.hold(workdir) if leads else contextlib.nullcontext()
+  with contextlib.closing(parts.scorer), hold as held:
+    if (
+      leads and begin_again and (moved := folder.set_aside(workdir)) is not None
+    ):
       print(f"moved the files of {workdir} to {moved}")
     log_lines = [
       *parts.scorer.log_lines,
@@ -83,11 +92,15 @@ def run(
         f"warning: run.save_every = {c.run.save_every} is above run.steps = "
         f"{c.run.steps}: if the run is stopped, it starts again at step 1"
       )
-    _train(c, workdir, parts, changed, held)
-  finish(
-    workdir,
-    title=f"N = {c.sampling.n}, {c.sampling.samples:,} rollouts per step",
-  )
+    stopped = _train(c, workdir, parts, changed, held)
+  if stopped is not None:
+    print(f"stopped after step {stopped}; the same command goes on")
+    sys.exit(STOPPED)
+  if leads:
+    finish(
+      workdir,
+      title=f"N = {c.sampling.n}, {c.sampling.samples:,} rollouts per step",
+    )
 
 
 def _train(
@@ -95,14 +108,21 @@ def _train(
   workdir: pathlib.Path,
   parts: "_Parts",
   changed: Mapping[str, Any],
-  held: lock.Lock,
-) -> None:
-  """Trains; every error that ends it early is a UserError of one line."""
+  held: lock.Lock | None,
+) -> int | None:
+  """Trains; every error that ends it early is a UserError of one line.
+
+  Returns:
+    The step at which it was told to stop before the last; None at the end.
+  """
   at = lambda step: next(
     p for p in reversed(parts.phases) if p.since <= max(step, 1)
   )
-  identity = folder.stored(workdir, "run") or folder.identity(
-    sections.as_dict(c), parts.entries["data"] | parts.entries["functions"]
+  identity = processes.first(
+    folder.stored(workdir, "run")
+    or folder.identity(
+      sections.as_dict(c), parts.entries["data"] | parts.entries["functions"]
+    )
   )
   recorder = Recorder(
     c,
@@ -121,27 +141,35 @@ def _train(
     warn=recorder.warn,
   )
   try:
-    with contextlib.closing(recorder), contextlib.closing(store):
+    with (
+      contextlib.closing(recorder),
+      contextlib.closing(store),
+      shared.Stop() as stop,
+    ):
       try:
-        train.train(
+        state = train.train(
           parts.state,
           lambda step: at(step).stages(step),
           store,
-          recorder,
+          recorder if processes.alone() else shared.Together(recorder),
           seed=c.run.seed,
           steps=c.run.steps,
           save_every=c.run.save_every,
           eval_every=c.eval.every,
           pipeline=c.run.pipeline,
           max_busy_s=c.run.max_busy_s or math.inf,
+          agree=stop,
         )
       except _STOPS as e:
-        recorder.event(store.good or 0, {"event": "stop", "why": str(e)})
+        if processes.leads():
+          recorder.event(store.good or 0, {"event": "stop", "why": str(e)})
         raise
   except (*_UNUSABLE, *_STOPS, checkpoints.Unsaved, OSError) as e:
-    if not recorder.started:
+    if held is not None and not recorder.started:
       held.undo()
     raise _ended(e, changed, store.good, started=recorder.started) from None
+  step = int(state.step)
+  return step if stop.asked and step < c.run.steps else None
 
 
 def _ended(
@@ -197,6 +225,9 @@ def _parts(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> _Parts:
     for which in settings.phases(c)
   ]
   heldout = examples.heldout()
+  processes.require_same(
+    shared.decisions(c, examples.fingerprint, own | scorer.functions)
+  )
   # Last, because loading takes longest.
   _, params = huggingface.load(source, dtype=c.policy.dtype, mesh=mesh)
   tx, _ = learning.optimizer(c.optim, c.sampling)
@@ -242,7 +273,10 @@ def phase(
   c = sizes.settled(c, policy, **mesh.shape, keep_reference=keep_reference)
   settings.check_mesh(c, mesh.shape["data"])
   settings.check_lengths(c, policy.max_positions)
-  plans = plan.make(c, policy, **mesh.shape, keep_reference=keep_reference)
+  count, local = jax.process_count(), sharding.local(mesh)
+  plans = plan.make(
+    c, policy, **mesh.shape, keep_reference=keep_reference, processes=count
+  )
   tx, schedule = learning.optimizer(c.optim, c.sampling)
   target = c.sampling.prompts
 
@@ -256,11 +290,11 @@ def phase(
     candidates=candidates,
     prompts=examples.prompts,
     rollouts=sampling.streamed(
-      c.sampling, policy, examples.stop_ids, mesh, plans.rollouts
+      c.sampling, policy, examples.stop_ids, local, plans.rollouts, count
     ),
     scores=scorer.scores,
     informative=advantages.filter_stage(
-      c.filter, c.reward, places=c.sampling.places
+      c.filter, c.reward, places=c.sampling.places // count
     ),
     visited=advantages.visit_stage(c.filter),
     advantages=advantages.advantages_stage(
@@ -275,7 +309,7 @@ def phase(
     since,
     lambda step: first if step == since else stages,
     evaluate_command.measure(
-      c, policy, examples, scorer, mesh, plans.evaluations, plans.chunk
+      c, policy, examples, scorer, local, plans.evaluations, plans.chunk
     ),
     f"from step {since}: {target} prompts x {c.sampling.n} rollouts; "
     f"{plans.rollouts.line()}\n"

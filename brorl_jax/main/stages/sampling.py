@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from brorl_jax import types
+from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.rollout import plan, sampler
 from brorl_jax.rollout.draw import SamplingParams
@@ -49,16 +50,28 @@ def streamed(
   stop_ids: tuple[int, ...],
   mesh: Mesh,
   fits: plan.RolloutPlan,
+  processes: int = 1,
 ) -> Callable[..., Iterator[tuple[types.Prompts, types.Rollouts]]]:
-  """For training: (params, feed, key) -> finished prompts with rollouts."""
+  """For training: (params, feed, key) -> finished prompts with rollouts.
+
+  Args:
+    c: Sizes of the run.
+    policy: Description of the policy.
+    stop_ids: Tokens that end a rollout.
+    mesh: Devices of this process.
+    fits: The memory plan of a process.
+    processes: Of the run; each has its share of what is in flight.
+  """
   sampling = SamplingParams(temperature=c.temperature)
   make = functools.partial(
     stream,
     decoder(c, policy),
     **_how(c, stop_ids, mesh, fits, c.n, sampling),
-    places=c.places,
+    places=c.places // processes,
   )
-  return lambda params, feed, key: make(params, feed, key)
+  return lambda params, feed, key: make(
+    sharding.to_local(params, mesh), feed, key
+  )
 
 
 def _how(c: Sampling, stop_ids, mesh, fits: plan.RolloutPlan, n: int, sampling):

@@ -1,0 +1,111 @@
+"""A run of several processes: process 0 writes its files, all do the rest."""
+
+import hashlib
+import importlib.metadata
+import itertools
+import pathlib
+import platform
+import signal
+from collections.abc import Mapping
+from typing import Any
+
+from jaxtyping import PyTree
+
+import brorl_jax
+from brorl_jax import processes, train, types
+from brorl_jax.main.recorder import Recorder
+from brorl_jax.runs import sections
+from brorl_jax.runs.sections import Config
+
+_LIBRARIES = (
+  "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy",
+)  # fmt: skip
+
+
+def decisions(
+  c: Config, data: Mapping[str, Any], functions: Mapping[str, Any]
+) -> dict[str, Any]:
+  """What decides the numbers of a run, which must be the same everywhere.
+
+  Args:
+    c: The config.
+    data: Fingerprints of the examples.
+    functions: Digests of the user's own functions.
+  """
+  code = hashlib.sha256()
+  root = pathlib.Path(brorl_jax.__file__).parent
+  for path in sorted(root.rglob("*.py")):
+    code.update(path.read_bytes())
+  fields = sections.flat(sections.as_dict(c))
+  return {
+    **{f"config.{name}": value for name, value in fields.items()},
+    **{f"data {name}": value for name, value in data.items()},
+    **{f"function {name}": value for name, value in functions.items()},
+    **{name: importlib.metadata.version(name) for name in _LIBRARIES},
+    "Python": platform.python_version(),
+    "the code of brorl_jax (a hash)": code.hexdigest()[:16],
+  }
+
+
+class Together:
+  """The recorder of one process of many; see `train.Recorder`.
+
+  Files are read and written by process 0, which tells the others what it found.
+  """
+
+  def __init__(self, recorder: Recorder):
+    self._recorder = recorder
+
+  def lacks(self, step: int) -> str | None:
+    leads = processes.leads()
+    return processes.first(self._recorder.lacks(step) if leads else None)
+
+  def start(self, done: int) -> float:
+    leads = processes.leads()
+    return processes.first(self._recorder.start(done) if leads else 0.0)
+
+  def event(self, step: int, what: Mapping[str, Any]) -> None:
+    if processes.leads():
+      self._recorder.event(step, what)
+
+  def step(
+    self, step: int, scalars: Mapping[str, Any], kept: types.Groups
+  ) -> None:
+    if processes.leads():
+      self._recorder.step(step, scalars, kept)
+
+  def evaluate(self, step: int, params: PyTree) -> float:
+    if processes.leads():
+      return processes.first(self._recorder.evaluate(step, params))
+    for _ in itertools.chain(*self._recorder.measured(step, params)):
+      pass
+    return processes.first(0.0)
+
+  def sync(self) -> None:
+    if processes.leads():
+      self._recorder.sync()
+
+
+class Stop:
+  """What all processes agree on at the end of a step.
+
+  Attributes:
+    asked: Whether any process was told by SIGTERM to end.
+  """
+
+  asked = False
+
+  def __enter__(self) -> "Stop":
+    self._before = signal.signal(signal.SIGTERM, self._on_signal)
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    signal.signal(signal.SIGTERM, self._before)
+
+  def _on_signal(self, *_: object) -> None:
+    self.asked = True
+
+  def __call__(self, busy_s: float) -> train.Agreed:
+    every = processes.gather((busy_s, self.asked))
+    self.asked = any(asked for _, asked in every)
+    return train.Agreed(every[0][0], self.asked)

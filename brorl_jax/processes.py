@@ -1,0 +1,214 @@
+"""The processes of one run, on one host or many.
+
+Each samples its own prompts on its own devices; updates run on all devices of
+all processes together. Between them only `gather` and `first` carry anything,
+as bytes through the devices that jax.distributed has connected. Both must be
+called by every process, in the same order. One process alone needs neither: it
+gets back what it gives.
+
+A process that dies would leave the others waiting inside of a collective. A
+thread of each therefore counts in the key-value store of jax.distributed, and
+ends its process when another has stopped counting.
+"""
+
+import os
+import pickle
+import socket
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any, NoReturn, TypeVar
+
+import jax
+import numpy as np
+from jax._src import distributed
+from jax.experimental import multihost_utils
+
+from brorl_jax.errors import UserError
+
+T = TypeVar("T")
+
+# Of one message of each process. Its shape is that of a program: a power of two
+# of at least 1 KiB, and of at most 64 MiB, that devices hold once per process.
+_LEAST, _MOST = 2**10, 2**26
+# A process counts so often. When it has not for so long, the others end; jax
+# would end them later, with pages of text.
+_COUNT_S, _SILENT_S, _JAX_SILENT_S = 2, 30, 300
+# Until all processes have started.
+_CONNECT_S = 300
+# Status of a process that ends because another did: the same command resumes.
+LOST = 70
+
+
+def start(
+  coordinator: str | None, count: int | None, index: int | None
+) -> None:
+  """Connects this process with the others of its run, before any use of jax.
+
+  Args:
+    coordinator: HOST:PORT of process 0, which need not listen yet.
+    count: Processes of the run.
+    index: Number of this one. All three are None where the cluster tells them:
+      Slurm, JobSet, the hosts of a TPU.
+
+  Raises:
+    UserError: The others cannot be reached.
+  """
+  # SIGTERM is for the training loop, which ends after a step in all processes.
+  jax.config.update("jax_enable_preemption_service", False)
+  try:
+    jax.distributed.initialize(
+      coordinator,
+      count,
+      index,
+      initialization_timeout=_CONNECT_S,
+      heartbeat_timeout_seconds=_JAX_SILENT_S,
+    )
+  except (RuntimeError, ValueError) as e:
+    where = coordinator or "given by the cluster"
+    raise UserError(
+      f"the processes of this run (coordinator {where}) do not connect: "
+      f"{str(e).splitlines()[0]}"
+    ) from None
+  if not leads():  # one of them speaks
+    sys.stdout = open(os.devnull, "w")
+  here, every = jax.local_device_count(), jax.device_count()
+  print(f"{jax.process_count()} processes, {every} devices, {here} here")
+  if not alone():
+    threading.Thread(target=_watch, daemon=True).start()
+
+
+def fail(line: str, status: int) -> NoReturn:
+  """Ends this process, and the others with the same line.
+
+  Without the barrier at the end of a process, in which the others do not come.
+  """
+  if not alone():
+    _say(f"{_ERROR}/{jax.process_index()}", f"{status} {line}")
+  sys.stdout.flush()
+  sys.stderr.flush()
+  os._exit(status)
+
+
+def lost(text: str) -> NoReturn:
+  """Ends this process after an error that the death of another may have caused.
+
+  A collective that fails says only that a connection was closed. The thread
+  that watches knows whose, and ends this process with that line.
+  """
+  time.sleep(_SILENT_S + 3 * _COUNT_S)
+  sys.stderr.write(text)
+  fail(f"{text.splitlines()[-1]}", 1)
+
+
+def _say(key: str, value: str) -> None:
+  store = distributed.global_state.client
+  try:
+    store.key_value_set(key, value, allow_overwrite=True)
+  except jax.errors.JaxRuntimeError:
+    pass  # process 0, which keeps the store, has died
+
+
+_ALIVE, _ERROR = "brorl/alive", "brorl/error"
+
+
+def _watch() -> None:
+  """Counts, and ends this process when another does not or has failed."""
+  me, count = jax.process_index(), jax.process_count()
+  store = distributed.global_state.client
+  last = {i: ("", time.monotonic()) for i in range(count)}
+  for number in range(sys.maxsize):
+    time.sleep(_COUNT_S)
+    now, found, failed = time.monotonic(), {}, {}
+    _say(f"{_ALIVE}/{me}", f"{number} {socket.gethostname()}")
+    try:
+      found = dict(store.key_value_dir_get(_ALIVE))
+      failed = dict(store.key_value_dir_get(_ERROR))
+    except jax.errors.JaxRuntimeError:
+      pass
+    for key, text in failed.items():
+      status, line = text.split(" ", 1)
+      if (index := _index(key)) != me:
+        _end(f"process {index} stopped: {line}", int(status))
+    for key, value in found.items():
+      if last[_index(key)][0] != value:
+        last[_index(key)] = value, now
+    # The store is gone with process 0, and with it what the others say.
+    silent = [i for i, (_, at) in last.items() if now - at > _SILENT_S]
+    if (silent and me not in silent) or silent == [*range(count)]:
+      host = last[silent[0]][0].partition(" ")[2]
+      _end(
+        f"process {silent[0]} of {count} ({host or 'not seen'}) has said "
+        f"nothing for {_SILENT_S} s; this one ends; the same command resumes",
+        LOST,
+      )
+
+
+def _index(key: str) -> int:
+  return int(key.rpartition("/")[2])
+
+
+def _end(line: str, status: int) -> NoReturn:
+  sys.stdout.flush()
+  os.write(2, f"error: {line}\n".encode())
+  os._exit(status)
+
+
+def alone() -> bool:
+  """Whether this process is the only one."""
+  return jax.process_count() == 1
+
+
+def leads() -> bool:
+  """Whether this is process 0, which writes the files that people read."""
+  return jax.process_index() == 0
+
+
+def gather(value: T) -> list[T]:
+  """The values of all processes, by their numbers."""
+  if alone():
+    return [value]
+  data = np.frombuffer(pickle.dumps(value), np.uint8)
+  sizes = _all(np.array([len(data)], np.int32))[:, 0]
+  most = int(sizes.max())
+  size = min(max(_LEAST, 1 << (most - 1).bit_length()), _MOST)
+  parts = []
+  for begin in range(0, most, size):
+    part = np.zeros(size, np.uint8)
+    mine = data[begin : begin + size]
+    part[: len(mine)] = mine
+    parts.append(_all(part))
+  whole = np.concatenate(parts, axis=1)
+  return [
+    pickle.loads(row[:n].tobytes()) for row, n in zip(whole, sizes, strict=True)
+  ]
+
+
+def first(value: T) -> T:
+  """The value of process 0, in every process."""
+  return gather(value)[0]
+
+
+def require_same(what: Mapping[str, Any]) -> None:
+  """Refuses processes that would compute something else than process 0.
+
+  Args:
+    what: Name -> value, of everything that decides what is computed.
+
+  Raises:
+    UserError: In every process, with the first difference.
+  """
+  every = gather(dict(what))
+  for index, other in enumerate(every):
+    for name in sorted(every[0].keys() | other.keys()):
+      mine, its = every[0].get(name), other.get(name)
+      if mine != its:
+        raise UserError(
+          f"process {index} has {name} = {its!r}, but process 0 has {mine!r}; "
+          "start all with the same"
+        )
+
+
+def _all(array: np.ndarray) -> np.ndarray:
+  return np.asarray(multihost_utils.process_allgather(array))
