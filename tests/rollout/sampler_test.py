@@ -32,7 +32,7 @@ from small_decoders import (
 )
 
 from brorl_jax.model import sharding
-from brorl_jax.rollout import sampler
+from brorl_jax.rollout import program_spec, sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.types import Prompts
 
@@ -108,7 +108,8 @@ def test_prompts_decode_on_as_many_lanes_as_are_asked_for(
 def test_a_rollout_does_not_depend_on(change, monkeypatch):
   settings = {"n": 64, "policy": Recall(), "params": RECALL} | change
   if columns := settings.pop("columns", None):
-    monkeypatch.setattr(sampler, "page_columns", lambda T: columns)
+    for where in (sampler, program_spec):
+      monkeypatch.setattr(where, "page_columns", lambda T: columns)
   if "mesh" in change:
     settings["mesh"] = devices(change["mesh"])
   out, want = run(**settings), base()
@@ -351,7 +352,8 @@ def simple(name):
 def test_equals_the_sampler_without_caches(
   name, columns, lanes, slots, monkeypatch
 ):
-  monkeypatch.setattr(sampler, "page_columns", lambda T: columns)
+  for where in (sampler, program_spec):
+    monkeypatch.setattr(where, "page_columns", lambda T: columns)
   out = run_policy(
     n=24,
     slots=slots,

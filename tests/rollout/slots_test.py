@@ -8,7 +8,7 @@ import pytest
 import tiers
 from small_decoders import DOWN, KEY, RECALL, STOP, Recall, V, run
 
-from brorl_jax.rollout import programs, sampler
+from brorl_jax.rollout import program_spec, programs, sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.types import Prompts
 
@@ -57,7 +57,8 @@ ENDLESS = ENDLESS.at[jnp.array([4, 5, 1]), jnp.array([5, 1, 0])].set(0.0)
 
 @pytest.mark.parametrize("columns", tiers.some([40, 8], 1, 1))
 def test_lanes_go_on_in_the_middle_of_a_page(columns, monkeypatch):
-  monkeypatch.setattr(sampler, "page_columns", lambda T: columns)
+  for where in (sampler, program_spec):
+    monkeypatch.setattr(where, "page_columns", lambda T: columns)
   out = run(
     [[3], *[[4]] * 18], params=ENDLESS, n=2, slots=2, lanes=2,
     max_new_tokens=40,
@@ -74,7 +75,8 @@ def test_lanes_go_on_in_the_middle_of_a_page(columns, monkeypatch):
 @pytest.mark.ci
 @pytest.mark.parametrize("slots", [64, pytest.param(9, marks=pytest.mark.slow)])
 def test_pages_and_slots_are_as_few_as_the_rollouts_need(slots, monkeypatch):
-  monkeypatch.setattr(sampler, "page_columns", lambda T: 3)
+  for where in (sampler, program_spec):
+    monkeypatch.setattr(where, "page_columns", lambda T: 3)
   told, calls, compacted = [], [], []
   segment, compact = programs.segment, programs.resize
 
