@@ -155,9 +155,13 @@ def test_tpu_does_not_train_what_was_not_installed(tmp_path):
   assert subprocess.run(["bash", "-n", "-c", text]).returncode == 0
 
 
-def test_tpu_wants_a_name_and_a_zone():
-  status, _, err = ended(start("tpu_vm.sh", TPU="slice", ZONE=""))
-  assert status == 1 and "ZONE=" in err
+@pytest.mark.parametrize("missing", ["TPU", "ZONE"])
+def test_tpu_wants_a_name_and_a_zone(tmp_path, missing):
+  program(tmp_path / "gcloud", WRITE)
+  env = {"TPU": "slice", "ZONE": "here"} | {missing: ""}
+  status, _, err = ended(start("tpu_vm.sh", path=tmp_path, **env))
+  assert status == 1 and f"{missing}=" in err
+  assert lines(tmp_path / "calls") == []
 
 
 # gke_jobset.yaml

@@ -36,6 +36,7 @@ if end == "later":
   for pid in {*pids()} - {os.getpid()}:
     while os.path.exists(f"/proc/{pid}"):
       time.sleep(.01)
+  time.sleep(.5)  # in which it would be ended if it had no time
   print("later")
   sys.exit(0)
 while end in ("term", "deaf"):
@@ -46,7 +47,11 @@ sys.exit(int(end))
 
 def two(tmp_path, ends, *flags, **env) -> subprocess.Popen:
   python = program(tmp_path / "python", PYTHON)
-  env = {"PROCESSES": str(len(ends.split(","))), "TMPDIR": str(tmp_path)} | env
+  env = {
+    "PROCESSES": str(len(ends.split(","))),
+    "TMPDIR": str(tmp_path),
+    "JAX_PLATFORMS": "tpu",
+  } | env
   flags = (f"--folder={tmp_path}", f"--ends={ends}", *flags)
   return start("two_process.sh", *flags, PYTHON=str(python), **env)
 
