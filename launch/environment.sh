@@ -100,7 +100,7 @@ install() {
   say "installing $file into $2 (about 1 GB, a few minutes the first time)"
   pip_install -r "$root/$file"
   say "installing brorl_jax from $root"
-  pip_install --editable "$root[gym]"
+  pip_install --editable "${root}[gym]"
   mkdir -p "$stamps"
   printf '%s\n' "$now" >"$stamps/$file"
   # requirements-dev.txt includes requirements.txt.

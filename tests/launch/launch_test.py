@@ -1,0 +1,306 @@
+"""Tests of the files that start runs: what they pass on, and when they go on.
+
+Other machines are played by short scripts: what stands for srun or gcloud
+writes down its arguments and ends as it was told.
+"""
+
+import json
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tarfile
+
+import pytest
+import yaml
+from launchers import LAUNCH, SECONDS, ended, lines, program, start
+
+ROOT = LAUNCH.parent
+SCRIPTS = [*sorted(LAUNCH.glob("*.sh")), LAUNCH / "slurm.sbatch"]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda p: p.name)
+def test_shellcheck(script):
+  own = pathlib.Path(sys.executable).with_name("shellcheck")
+  shellcheck = str(own) if own.exists() else shutil.which("shellcheck")
+  if shellcheck is None:
+    pytest.skip("shellcheck is not installed")
+  done = subprocess.run(
+    [shellcheck, "--external-sources", script.relative_to(ROOT)],
+    cwd=ROOT,
+    capture_output=True,
+    text=True,
+    timeout=SECONDS,
+  )
+  assert done.returncode == 0, done.stdout
+
+
+def test_the_readme_names_every_file():
+  text = (LAUNCH / "README.md").read_text()
+  files = {
+    str(p.relative_to(LAUNCH))
+    for p in (*LAUNCH.iterdir(), *(LAUNCH / "docker").iterdir())
+    if p.is_file() and p.name not in ("README.md", "__init__.py")
+  }
+  assert "docker/Dockerfile.gpu" in files
+  assert {name for name in files if f"]({name})" not in text} == set()
+
+
+# slurm.sbatch
+
+WRITE = """
+import json, os, pathlib, sys
+
+folder = pathlib.Path(__file__).parent
+with open(folder / "calls", "a") as f:
+  name, ids = os.path.basename(__file__), os.environ.get("JAX_LOCAL_DEVICE_IDS")
+  print(json.dumps([name, sys.argv[1:], ids]), file=f)
+"""
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 75, 137])
+def test_slurm(tmp_path, status):
+  program(tmp_path / "srun", f"{WRITE}\nsys.exit({status})")
+  program(tmp_path / "scontrol", WRITE)
+  env = {"SLURM_JOB_ID": "41", "SLURM_GPUS_ON_NODE": "4"}
+  flags = ["--config=n512", "--workdir=a b"]
+  process = start("slurm.sbatch", *flags, path=tmp_path, **env)
+  assert ended(process)[0] == status
+  (name, args, ids), *after = lines(tmp_path / "calls")
+  assert name == "srun" and ids == "0,1,2,3"
+  assert args[0] == "--kill-on-bad-exit=1"
+  assert args[2:] == ["-m", "brorl_jax.main", "--distributed", *flags]
+  requeued = [[name, args] for name, args, _ in after]
+  assert requeued == ([["scontrol", ["requeue", "41"]]] if status == 75 else [])
+
+
+def test_directives_of_slurm():
+  text = (LAUNCH / "slurm.sbatch").read_text()
+  # Slurm reads no directive behind the first command.
+  head = text[: text.index("\nset -euo")]
+  assert "#SBATCH" not in text[len(head) :]
+  found = re.findall(r"^#SBATCH --([\w-]+)(?:=(.*))?$", head, re.MULTILINE)
+  assert len(found) == head.count("\n#SBATCH")
+  given = dict(found)
+  # A process per node; the early signal goes to the processes (no "B:").
+  assert given["ntasks-per-node"] == "1"
+  assert given["signal"] == "TERM@120"
+  assert given["requeue"] == "" and given["open-mode"] == "append"
+
+
+# tpu_vm.sh
+
+# Trains with the statuses of the file "train", one after the other.
+GCLOUD = f"""{WRITE}
+import shutil
+if sys.argv[4] == "scp":
+  shutil.copy(sys.argv[5], folder)
+command = sys.argv[-1]
+if command.startswith("--command=") and "brorl_jax.main" in command:
+  status, *rest = (folder / "train").read_text().split()
+  (folder / "train").write_text(" ".join(rest))
+  sys.exit(int(status))
+sys.exit(int((folder / "install").read_text()) if sys.argv[4] == "ssh" else 0)
+"""
+
+in_git = pytest.mark.skipif(
+  not (ROOT / ".git").exists(), reason="no git repository"
+)
+
+
+def tpu(tmp_path, train: str, *flags, install: str = "0") -> tuple[int, list]:
+  """Exit status of the script, and the calls of gcloud."""
+  program(tmp_path / "gcloud", GCLOUD)
+  (tmp_path / "train").write_text(train)
+  (tmp_path / "install").write_text(install)
+  env = {"TPU": "slice", "ZONE": "here", "TMPDIR": str(tmp_path)}
+  status, _, _ = ended(start("tpu_vm.sh", *flags, path=tmp_path, **env))
+  return status, [args for _, args, _ in lines(tmp_path / "calls")]
+
+
+@in_git
+@pytest.mark.parametrize(
+  "train, want, trained", [("0", 0, 1), ("75 75 0", 0, 3), ("75 1", 1, 2)]
+)
+def test_tpu_trains_until_it_is_not_preempted(tmp_path, train, want, trained):
+  flags = ["--config=n512", "--workdir=/a b", "--x=$HOME;'"]
+  status, calls = tpu(tmp_path, train, *flags)
+  assert status == want
+  copy, install, *runs = calls
+  assert len(runs) == trained
+  for call in calls:
+    assert call[:3] == ["compute", "tpus", "tpu-vm"]
+    assert {"--zone=here", "--worker=all"} <= {*call}
+  with tarfile.open(tmp_path / "brorl.tar.gz") as sent:
+    assert {"pyproject.toml", "brorl_jax/configs"} <= {*sent.getnames()}
+  assert copy[3] == "scp" and copy[5] == "slice:"
+  assert {call[3] for call in (install, *runs)} == {"ssh"}
+  assert {call[4] for call in (install, *runs)} == {"slice"}
+  # What a shell there makes of the command.
+  words = shlex.split(runs[0][-1].removeprefix("--command="))
+  main = words.index("brorl_jax.main")
+  assert words[main + 1 :] == ["--distributed", *flags]
+  assert all(run == runs[0] for run in runs)
+
+
+@in_git
+def test_tpu_does_not_train_what_was_not_installed(tmp_path):
+  status, calls = tpu(tmp_path, "0", install="255")
+  assert status == 255 and len(calls) == 2
+  text = calls[1][-1].removeprefix("--command=")
+  assert text.startswith("set -e\n")  # or a failed line is passed over
+  assert subprocess.run(["bash", "-n", "-c", text]).returncode == 0
+
+
+@pytest.mark.parametrize("missing", ["TPU", "ZONE"])
+def test_tpu_wants_a_name_and_a_zone(tmp_path, missing):
+  program(tmp_path / "gcloud", WRITE)
+  env = {"TPU": "slice", "ZONE": "here"} | {missing: ""}
+  status, _, err = ended(start("tpu_vm.sh", path=tmp_path, **env))
+  assert status == 1 and f"{missing}=" in err
+  assert lines(tmp_path / "calls") == []
+
+
+# gke_jobset.yaml
+
+
+@pytest.fixture
+def jobset() -> dict:
+  return yaml.safe_load((LAUNCH / "gke_jobset.yaml").read_text())
+
+
+def test_the_fields_of_the_jobset(jobset):
+  assert jobset["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
+  assert jobset["kind"] == "JobSet"
+  (replicated,) = jobset["spec"]["replicatedJobs"]
+  job = replicated["template"]["spec"]
+  # Every host has a pod at the same time, and knows its number.
+  assert job["completionMode"] == "Indexed"
+  assert job["completions"] == job["parallelism"]
+  pod = job["template"]["spec"]
+  # podFailurePolicy is refused with any other policy.
+  assert pod["restartPolicy"] == "Never" and job["backoffLimit"] == 0
+  assert pod["terminationGracePeriodSeconds"] >= 120
+  (container,) = pod["containers"]
+  assert container["args"][0] == "--distributed"
+  chips = int(container["resources"]["limits"]["google.com/tpu"])
+  sides = pod["nodeSelector"]["cloud.google.com/gke-tpu-topology"].split("x")
+  product = 1
+  for side in sides:
+    product *= int(side)
+  assert product == chips * job["parallelism"]
+  mounted = {m["name"]: m["mountPath"] for m in container["volumeMounts"]}
+  assert {*mounted} == {v["name"] for v in pod["volumes"]}
+  (workdir,) = (a for a in container["args"] if a.startswith("--workdir="))
+  assert workdir.startswith(f"--workdir={mounted['shared']}/")
+
+
+def action(jobset: dict, status: int | None) -> str:
+  """What happens after a pod ended with a status, or with its node (None).
+
+  As Kubernetes and JobSet document it: the first rule that matches, and the
+  text of the condition that the Job's controller writes.
+  """
+  (replicated,) = jobset["spec"]["replicatedJobs"]
+  job = replicated["template"]["spec"]
+  reason, message = "BackoffLimitExceeded", "Job has reached its limit"
+  for i, rule in enumerate(job["podFailurePolicy"]["rules"]):
+    codes = rule.get("onExitCodes")
+    if codes and codes["operator"] == "In" and status in codes["values"]:
+      what = f"Container {codes['containerName']} for pod a/b failed with exit"
+      what += f" code {status}"
+    elif status is None and rule.get("onPodConditions"):
+      (condition,) = rule["onPodConditions"]
+      what = f"Pod a/b has condition {condition['type']}"
+    else:
+      continue
+    assert rule["action"] == "FailJob"
+    reason = "PodFailurePolicy"
+    message = f"{what} matching FailJob rule at index {i}"
+    break
+  for rule in jobset["spec"]["failurePolicy"]["rules"]:
+    patterns = rule.get("onJobFailureMessagePatterns", [""])
+    if reason in rule["onJobFailureReasons"] and any(
+      re.search(p, message) for p in patterns
+    ):
+      return rule["action"]
+  return "RestartJobSet"  # what JobSet does where no rule matches
+
+
+def test_the_jobset_after_each_status(jobset):
+  free = "RestartJobSetAndIgnoreMaxRestarts"
+  want = {2: "FailJobSet", 75: free, None: free, 1: "RestartJobSet"}
+  want |= {20: "RestartJobSet", 137: "RestartJobSet"}
+  assert {status: action(jobset, status) for status in want} == want
+  assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 0
+  (replicated,) = jobset["spec"]["replicatedJobs"]
+  job = replicated["template"]["spec"]
+  (container,) = job["template"]["spec"]["containers"]
+  named = job["podFailurePolicy"]["rules"][0]["onExitCodes"]["containerName"]
+  assert named == container["name"]
+
+
+def test_the_address_that_gpu_nodes_get(jobset):
+  name = jobset["metadata"]["name"]
+  (replicated,) = jobset["spec"]["replicatedJobs"]
+  # JobSet's name for pod 0 of job 0, in the service that it makes.
+  host = f"{name}-{replicated['name']}-0-0.{name}"
+  assert f"--coordinator={host}:" in (LAUNCH / "gke_jobset.yaml").read_text()
+
+
+# skypilot.yaml
+
+
+def test_skypilot_gives_each_node_its_flags(tmp_path):
+  task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
+  program(tmp_path / ".venv" / "bin" / "python", WRITE)
+  env = task["envs"] | {
+    "SKYPILOT_NODE_RANK": "1",
+    "SKYPILOT_NODE_IPS": "10.0.0.5\n10.0.0.6",
+    "SKYPILOT_NUM_NODES": "2",
+  }
+  done = subprocess.run(
+    ["bash", "-c", task["run"]],
+    cwd=tmp_path,
+    env=os.environ | env,
+    timeout=SECONDS,
+  )
+  assert done.returncode == 0
+  ((_, args, _),) = lines(tmp_path / ".venv" / "bin" / "calls")
+  assert args[:3] == ["-m", "brorl_jax.main", "--config=n512:1p5b"]
+  assert args[-3:] == [
+    "--coordinator=10.0.0.5:8476",
+    "--processes=2",
+    "--process_id=1",
+  ]
+  (workdir,) = (a for a in args if a.startswith("--workdir="))
+  assert workdir.removeprefix("--workdir=").startswith((*task["volumes"],))
+  assert task["num_nodes"] == 2
+  recovery = task["resources"]["job_recovery"]
+  assert recovery["recover_on_exit_codes"] == [75]
+
+
+# docker/
+
+
+@pytest.mark.parametrize("kind, extra", [("gpu", "cuda12"), ("tpu", "tpu")])
+def test_an_image(kind, extra):
+  text = (LAUNCH / "docker" / f"Dockerfile.{kind}").read_text()
+  text = text.replace("\\\n", "")
+  steps = re.findall(r"^([A-Z]+) (.*)$", text, re.MULTILINE)
+  (lock,) = re.findall(r"-c (\S+)", text)
+  release = re.search(r"py3(\d+)", lock)[1]
+  bases = [rest.split()[0] for step, rest in steps if step == "FROM"]
+  assert bases == [f"python:3.{release}-slim"] * 2
+  assert (ROOT / lock).exists() and f'".[gym,{extra}]"' in text
+  for step, rest in steps:
+    *sources, _ = rest.split()
+    if step == "COPY" and "--from=build" not in sources:
+      assert all((ROOT / source).exists() for source in sources)
+  last = dict(steps)  # of each kind of step the last
+  assert "bubblewrap" in last["RUN"]
+  assert re.search(r"useradd .*\b" + last["USER"] + "$", last["RUN"].strip())
+  assert json.loads(last["ENTRYPOINT"]) == ["python", "-m", "brorl_jax.main"]

@@ -1,0 +1,46 @@
+"""Scripts of launch/, and programs that play other machines for them."""
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+LAUNCH = pathlib.Path(__file__).parents[1] / "launch"
+SECONDS = 30  # after which a script hangs
+
+
+def program(path: pathlib.Path, text: str) -> pathlib.Path:
+  """A Python script that can be called as a command."""
+  path.parent.mkdir(parents=True, exist_ok=True)
+  path.write_text(f"#!{sys.executable} -IS\n{text}")
+  path.chmod(0o755)
+  return path
+
+
+def start(script: str, *flags: str, path=None, **env: str) -> subprocess.Popen:
+  """A script of launch/, with a folder put in front of PATH."""
+  if path is not None:
+    env["PATH"] = f"{path}:{os.environ['PATH']}"
+  return subprocess.Popen(
+    ["bash", LAUNCH / script, *flags],
+    env=os.environ | env,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def ended(process: subprocess.Popen) -> tuple[int, str, str]:
+  """Exit status, standard output and standard error."""
+  try:
+    out, err = process.communicate(timeout=SECONDS)
+  finally:
+    process.kill()
+  return process.returncode, out, err
+
+
+def lines(path: pathlib.Path) -> list:
+  """The JSON lines of a file, none if it is missing."""
+  text = path.read_text() if path.exists() else ""
+  return [json.loads(line) for line in text.splitlines()]
