@@ -62,6 +62,8 @@ def start(
       coordinator,
       count,
       index,
+      # With the three, jax need not look for a cluster, which may be another.
+      cluster_detection_method=None if coordinator is None else "deactivate",
       initialization_timeout=_CONNECT_S,
       heartbeat_timeout_seconds=_JAX_SILENT_S,
     )

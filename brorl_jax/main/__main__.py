@@ -214,8 +214,11 @@ def connect() -> None:
     raise UserError(
       f"--mode={_MODE.value} runs in one process; leave out the flags of many"
     )
+  from absl import logging
+
   from brorl_jax import processes
 
+  logging.set_verbosity(logging.ERROR)  # jax tells of every connection
   processes.start(*three)
 
 
