@@ -79,6 +79,7 @@ def start(
   print(f"{jax.process_count()} processes, {every} devices, {here} here")
   if not alone():
     threading.Thread(target=_watch, daemon=True).start()
+    sys.excepthook = lost
 
 
 def fail(line: str, status: int) -> NoReturn:
@@ -93,15 +94,20 @@ def fail(line: str, status: int) -> NoReturn:
   os._exit(status)
 
 
-def lost(text: str) -> NoReturn:
+def lost(kind: type[BaseException], error: BaseException, trace: Any) -> None:
   """Ends this process after an error that the death of another may have caused.
 
   A collective that fails says only that a connection was closed. The thread
   that watches knows whose, and ends this process with that line.
+
+  Args:
+    kind: As for `sys.excepthook`.
+    error: The error.
+    trace: Its traceback.
   """
   time.sleep(_SILENT_S + 3 * _COUNT_S)
-  sys.stderr.write(text)
-  fail(f"{text.splitlines()[-1]}", 1)
+  sys.__excepthook__(kind, error, trace)
+  fail(f"{kind.__name__}: {str(error).partition(chr(10))[0]}", 1)
 
 
 def _say(key: str, value: str) -> None:
@@ -120,8 +126,12 @@ def _watch() -> None:
   me, count = jax.process_index(), jax.process_count()
   store = distributed.global_state.client
   last = {i: ("", time.monotonic()) for i in range(count)}
+  beat = [time.monotonic()]
+  _say(f"{_ALIVE}/{me}", f"start {socket.gethostname()}")
+  threading.Thread(target=_guard, args=(beat,), daemon=True).start()
   for number in range(sys.maxsize):
     time.sleep(_COUNT_S)
+    beat[0] = time.monotonic()
     now, found, failed = time.monotonic(), {}, {}
     _say(f"{_ALIVE}/{me}", f"{number} {socket.gethostname()}")
     try:
@@ -140,11 +150,21 @@ def _watch() -> None:
     silent = [i for i, (_, at) in last.items() if now - at > _SILENT_S]
     if (silent and me not in silent) or silent == [*range(count)]:
       host = last[silent[0]][0].partition(" ")[2]
-      _end(
-        f"process {silent[0]} of {count} ({host or 'not seen'}) has said "
-        f"nothing for {_SILENT_S} s; this one ends; the same command resumes",
-        LOST,
-      )
+      _end(_silent(silent[0], host), LOST)
+
+
+def _guard(beat: list[float]) -> None:
+  """Ends this process when the store does not answer: process 0 hangs."""
+  while time.monotonic() - beat[0] <= _SILENT_S:
+    time.sleep(_COUNT_S)
+  _end(_silent(0, ""), LOST)
+
+
+def _silent(index: int, host: str) -> str:
+  return (
+    f"process {index} of {jax.process_count()} ({host or 'host not known'}) "
+    f"has said nothing for {_SILENT_S} s; this one ends; the same command resumes"
+  )
 
 
 def _index(key: str) -> int:

@@ -173,7 +173,8 @@ def train(
     max_busy_s: The run ends with the step at which the busy seconds of all
       steps reach this.
     agree: At the end of a step, from the busy seconds of this process to what
-      decides in all processes of the run.
+      decides in all processes of the run. With `pipeline` a run that shall stop
+      first trains on what was sampled ahead.
 
   Raises:
     NotEnoughPrompts: A step found too few groups with a gradient.
@@ -188,16 +189,16 @@ def train(
   if done < 0:
     progress = run_state.evaluated(progress, recorder.evaluate(0, state.params))
     saving_s = _save(0, state, progress, store, recorder)
-  key, ahead = jax.random.key(seed), None
+  key, ahead, agreed = jax.random.key(seed), None, Agreed(0.0, False)
 
   for step in range(max(done, 0) + 1, steps + 1):
-    if busy_s >= max_busy_s:
+    if busy_s >= max_busy_s or (agreed.stop and ahead is None):
       break
     started = clock.now()
     stages = make_stages(step)
     if stages.changed is not None:
       recorder.event(step, {"event": "phase", "changed": stages.changed})
-    save = step % save_every == 0 or step == steps
+    save = step % save_every == 0 or step == steps or agreed.stop
 
     # Stages 1 to 3: prompts, their rollouts, their rewards; more of them until
     # enough groups have a gradient.
@@ -222,25 +223,22 @@ def train(
     scalars |= {"time/update_s": update.seconds, **_totals(progress, step)}
     spent = clock.since(started)
     scalars |= {**spent.metrics, _SAVING: saving_s + _waited(store)}
-    if (bad := metrics.first_not_finite(scalars)) is not None:
-      raise FloatingPointError(f"step {step}: {bad} is {scalars[bad]}")
+    _require_finite(step, scalars)
     # First the lines, then the checkpoint: a restart drops lines that are newer
     # than the newest checkpoint, but it could not replace a missing line.
     recorder.step(step, scalars, kept)
     agreed = agree(spent.busy_s)
     progress, busy_s = credit.progress, busy_s + agreed.busy_s
-    last = step == steps or busy_s >= max_busy_s or agreed.stop
-    if step % eval_every == 0 or (last and not agreed.stop):
+    last = step == steps or busy_s >= max_busy_s
+    if step % eval_every == 0 or last:
       score = recorder.evaluate(step, state.params)
       progress = run_state.evaluated(progress, score)
     outcome = Outcome(updated.kl_ref, agreed.busy_s)
     state, progress, reason = stages.reference(state, progress, outcome)
     if reason is not None:
       recorder.event(step, {"event": "reference reset", "why": reason})
-    save = save or last
+    save = save or last or (agreed.stop and ahead is None)
     saving_s = _save(step, state, progress, store, recorder) if save else 0.0
-    if agreed.stop:
-      break
   store.wait()
   return state
 
@@ -264,6 +262,11 @@ def _sample(
     target=stages.target,
     meanwhile=meanwhile,
   )
+
+
+def _require_finite(step: int, scalars: Mapping[str, Any]) -> None:
+  if (bad := metrics.first_not_finite(scalars)) is not None:
+    raise FloatingPointError(f"step {step}: {bad} is {scalars[bad]}")
 
 
 def _save(

@@ -12,7 +12,6 @@ import os
 import pathlib
 import signal
 import sys
-import traceback
 
 
 def interrupt(signum, frame) -> None:
@@ -185,12 +184,6 @@ def main(argv: list[str]) -> None:
   except OSError as e:  # a full or failing disk, too many open files
     where = f"{e.filename}: " if e.filename else ""
     refuse(f"{where}{e.strerror or e}")
-  except Exception:
-    if not many():
-      raise
-    from brorl_jax import processes
-
-    processes.lost(traceback.format_exc())
   except KeyboardInterrupt:  # raised, not sent
     interrupt(signal.SIGINT, None)
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from jaxtyping import PyTree
 
-import brorl_jax
 from brorl_jax import processes, train, types
 from brorl_jax.main.recorder import Recorder
 from brorl_jax.runs import sections
@@ -33,7 +32,7 @@ def decisions(
     functions: Digests of the user's own functions.
   """
   code = hashlib.sha256()
-  root = pathlib.Path(brorl_jax.__file__).parent
+  root = pathlib.Path(__file__).parents[1]
   for path in sorted(root.rglob("*.py")):
     code.update(path.read_bytes())
   fields = sections.flat(sections.as_dict(c))

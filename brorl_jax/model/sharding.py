@@ -356,49 +356,6 @@ def put_back(tree: PyTree, shardings: PyTree) -> PyTree:
   return jax.tree.map(move, tree, shardings)
 
 
-def local(mesh: Mesh) -> Mesh:
-  """The mesh of this process' own devices; the mesh itself if it has all.
-
-  Raises:
-    ValueError: They are no whole rows: axis "model" spans processes.
-  """
-  if jax.process_count() == 1:
-    return mesh
-  own = mesh.local_mesh
-  if own.shape["model"] != mesh.shape["model"]:
-    raise ValueError(
-      f"mesh (data={mesh.shape['data']}, model={mesh.shape['model']}): a row "
-      f"of {mesh.shape['model']} devices lies in several processes, which have "
-      f"{jax.local_device_count()} each; choose a mesh_model that divides that"
-    )
-  return own
-
-
-def to_local(params: PyTree, mesh: Mesh) -> PyTree:
-  """Parameters as they lie on the local mesh: each process has all of them.
-
-  Args:
-    params: Global arrays, spread over the devices of all processes.
-    mesh: From `local`.
-  """
-  if jax.process_count() == 1:
-    return params
-  count = jax.process_count()
-  rows = jax.tree.leaves(params)[0].sharding.mesh.devices
-  apart = Mesh(
-    rows.reshape(count, -1, rows.shape[1]), ("process", "data", "model")
-  )
-  own = param_shardings(params, mesh)
-  place = lambda s: NamedSharding(apart, s.spec)
-  spread = jax.jit(lambda x: x, out_shardings=jax.tree.map(place, own))(params)
-
-  def mine(x: jax.Array, s: NamedSharding) -> jax.Array:
-    shards = [shard.data for shard in x.addressable_shards]
-    return jax.make_array_from_single_device_arrays(x.shape, s, shards)
-
-  return jax.tree.map(mine, spread, own)
-
-
 def to_mesh(mesh: Mesh, spec: PartitionSpec, array: np.ndarray) -> jax.Array:
   """A global array from the host copy that every process holds."""
   sharding = NamedSharding(mesh, spec)

@@ -4,7 +4,9 @@ import math
 import random
 import threading
 import time
+from concurrent import futures
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ import scored
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brorl_jax import processes
 from brorl_jax.rollout.dynamic_sampling import (
   NotEnoughPrompts,
   TooManyInvalid,
@@ -313,3 +316,85 @@ def test_a_step_that_cannot_be_judged_is_not_called_starved():
 
   with pytest.raises(TooManyInvalid, match="failed on 80 of 80 responses"):
     run(set(), target=4, score=score)
+
+
+class Crowd:
+  """Processes as threads: who asks is the thread."""
+
+  def __init__(self, count, monkeypatch):
+    self._here = threading.local()
+    self._barrier = threading.Barrier(count, timeout=30)
+    self._values = [None] * count
+    self._count = count
+    monkeypatch.setattr(processes, "alone", lambda: count == 1)
+    monkeypatch.setattr(processes, "gather", self._gather)
+    monkeypatch.setattr(jax, "process_count", lambda: count)
+    monkeypatch.setattr(jax, "process_index", lambda: self._here.index)
+
+  def _gather(self, value):
+    self._values[self._here.index] = value
+    self._barrier.wait()
+    every = list(self._values)
+    self._barrier.wait()
+    return every
+
+  def run(self, function):
+    """The results of all, by number."""
+
+    def one(index):
+      self._here.index = index
+      return function(index)
+
+    with futures.ThreadPoolExecutor(self._count) as pool:
+      return [*pool.map(one, range(self._count))]
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_processes_keep_and_generate_what_one_does(count, monkeypatch):
+  rng = np.random.default_rng(count)
+  for _ in range(8):
+    good = set(np.flatnonzero(rng.random(60) < 0.5).tolist())
+    alone = run(good, target=9, candidates=range(60))
+    with monkeypatch.context() as patch:
+      crowd = Crowd(count, patch)
+      many = crowd.run(
+        lambda i: run(good, target=9, candidates=range(60), places=1 + i % 3)
+      )
+    for sampled in many:
+      chex.assert_trees_all_equal(
+        [sampled.kept, sampled.groups.prompts, sampled.groups.rollouts],
+        [alone.kept, alone.groups.prompts, alone.groups.rollouts],
+      )
+
+
+def test_a_process_samples_its_share_alone(monkeypatch):
+  """Round one has 4 candidates, of which 1 is right; then 3, all of them."""
+  seen = [[], []]
+
+  def spied(index):
+    inner = sampler_of(3)
+
+    def sample(feed):
+      for some, rolled in inner(feed):
+        seen[index] += some.index.tolist()
+        yield some, rolled
+
+    return sample
+
+  good = {1, 4, 5, 6}
+  Crowd(2, monkeypatch).run(
+    lambda i: collect(
+      spied(i), scores_of(good), informative, prompts, range(20), target=4
+    )
+  )
+  assert [sorted(s) for s in seen] == [[0, 2, 4, 6], [1, 3, 5]]
+
+
+def test_too_few_prompts_are_told_by_every_process(monkeypatch):
+  def fails(_):
+    with pytest.raises(NotEnoughPrompts) as e:
+      run({1, 2}, target=3, candidates=range(7))
+    return str(e.value)
+
+  one, other = Crowd(2, monkeypatch).run(fails)
+  assert one == other and one.startswith("only 2 of 7 prompts are kept")

@@ -2,6 +2,7 @@
 
 import errno
 import hashlib
+import itertools
 import json
 
 import jax.numpy as jnp
@@ -132,3 +133,50 @@ def test_damage_hinders_nobody(error):
 )
 def test_an_error_is_told_in_one_line(error, line):
   assert intact.one_line(error) == line
+
+
+def parts(x, cuts):
+  """The sums of an array that is cut along each axis at these places."""
+  ranges = [
+    [slice(a, b) for a, b in itertools.pairwise((0, *at, n))]
+    for at, n in zip(cuts, x.shape, strict=True)
+  ]
+  return [
+    intact._part(x[index], index, x.shape)
+    for index in itertools.product(*ranges)
+  ]
+
+
+@pytest.mark.parametrize(
+  "dtype", [np.float32, jnp.bfloat16, np.int8, np.float64]
+)
+def test_the_sum_of_a_spread_array_does_not_depend_on_the_cut(dtype):
+  x = np.random.default_rng(0).normal(size=(6, 5, 4)) * 9
+  x = x.astype(dtype)
+  whole = intact._part(x)
+  for cuts in (((3,), (), ()), ((1, 2), (4,), ()), ((), (2,), (1, 3))):
+    assert sum(parts(x, cuts)) % 2**64 == whole
+  assert intact._part(np.zeros((), dtype)) == intact._part(np.zeros(1, dtype))
+
+
+def test_the_sum_tells_values_and_places_apart():
+  x = np.zeros((3, 4), np.float32)
+  x[1] = 1, 2, 3, 4
+  seen = {intact._part(x)}
+  for at in np.ndindex(x.shape):  # every bit of every element
+    for bit in range(32):
+      y = x.copy()
+      y.view(np.uint32)[at] ^= 1 << bit
+      seen.add(intact._part(y))
+  assert len(seen) == 1 + 12 * 32
+  swapped = x[:, [1, 0, 2, 3]]
+  assert intact._part(swapped) not in seen
+  assert intact._part(x[::-1].copy()) == intact._part(x)  # the middle row stays
+
+
+def test_a_digest_has_the_kind_that_was_saved():
+  state = {"w": jnp.arange(3.0), "b": jnp.zeros(2)}
+  saved = {"w": f"sum:{intact._part(np.arange(3.0, dtype=np.float32)):016x}"}
+  got = intact.digest(state, saved)
+  assert got["w"] == saved["w"]
+  assert got["b"] == intact.digest(state)["b"] and len(got["b"]) == 64

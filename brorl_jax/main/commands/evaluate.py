@@ -26,7 +26,7 @@ from brorl_jax.main.commands import plan as plan_command
 from brorl_jax.main.stages import sampling
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.main.stages.scoring import Scorer
-from brorl_jax.model import architectures, sharding
+from brorl_jax.model import architectures, local, sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.rollout import dynamic_sampling, plan
 from brorl_jax.runs import checkpoints, folder, lock, metrics, sections
@@ -60,7 +60,7 @@ def measure(
 
   def of(params: PyTree, part: Sequence[Example], *, first: int = 0):
     return evaluate.evaluate(
-      sharding.to_local(params, mesh),
+      local.copied(params, mesh),
       part,
       rollouts=rollouts,
       score_responses=scorer.score_responses,

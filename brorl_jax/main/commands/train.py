@@ -28,7 +28,7 @@ from brorl_jax.main.recorder import Recorder
 from brorl_jax.main.stages import advantages, learning, sampling
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.main.stages.scoring import Scorer
-from brorl_jax.model import architectures, huggingface, sharding
+from brorl_jax.model import architectures, huggingface, local, sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.runs import (
@@ -273,7 +273,7 @@ def phase(
   c = sizes.settled(c, policy, **mesh.shape, keep_reference=keep_reference)
   settings.check_mesh(c, mesh.shape["data"])
   settings.check_lengths(c, policy.max_positions)
-  count, local = jax.process_count(), sharding.local(mesh)
+  count, own = jax.process_count(), local.mesh_of(mesh)
   plans = plan.make(
     c, policy, **mesh.shape, keep_reference=keep_reference, processes=count
   )
@@ -290,7 +290,7 @@ def phase(
     candidates=candidates,
     prompts=examples.prompts,
     rollouts=sampling.streamed(
-      c.sampling, policy, examples.stop_ids, local, plans.rollouts, count
+      c.sampling, policy, examples.stop_ids, own, plans.rollouts, count
     ),
     scores=scorer.scores,
     informative=advantages.filter_stage(
@@ -309,7 +309,7 @@ def phase(
     since,
     lambda step: first if step == since else stages,
     evaluate_command.measure(
-      c, policy, examples, scorer, local, plans.evaluations, plans.chunk
+      c, policy, examples, scorer, own, plans.evaluations, plans.chunk
     ),
     f"from step {since}: {target} prompts x {c.sampling.n} rollouts; "
     f"{plans.rollouts.line()}\n"

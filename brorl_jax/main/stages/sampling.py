@@ -8,7 +8,7 @@ import jax
 from jax.sharding import Mesh
 
 from brorl_jax import types
-from brorl_jax.model import sharding
+from brorl_jax.model import local
 from brorl_jax.model.policy import Policy
 from brorl_jax.rollout import plan, sampler
 from brorl_jax.rollout.draw import SamplingParams
@@ -69,9 +69,7 @@ def streamed(
     **_how(c, stop_ids, mesh, fits, c.n, sampling),
     places=c.places // processes,
   )
-  return lambda params, feed, key: make(
-    sharding.to_local(params, mesh), feed, key
-  )
+  return lambda params, feed, key: make(local.copied(params, mesh), feed, key)
 
 
 def _how(c: Sampling, stop_ids, mesh, fits: plan.RolloutPlan, n: int, sampling):

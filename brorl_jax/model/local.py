@@ -1,0 +1,53 @@
+"""The devices of one process, and parameters that all lie on them.
+
+Rollouts need no other process, so each samples with a copy of its own.
+"""
+
+import jax
+from jax.sharding import Mesh, NamedSharding
+from jaxtyping import PyTree
+
+from brorl_jax.model import sharding
+
+
+def mesh_of(mesh: Mesh) -> Mesh:
+  """The mesh of this process' own devices; the mesh itself if it has all.
+
+  Raises:
+    ValueError: They are no whole rows: axis "model" spans processes.
+  """
+  if jax.process_count() == 1:
+    return mesh
+  own = mesh.local_mesh
+  if own.shape["model"] != mesh.shape["model"]:
+    raise ValueError(
+      f"mesh (data={mesh.shape['data']}, model={mesh.shape['model']}): a row "
+      f"of {mesh.shape['model']} devices lies in several processes, which have "
+      f"{jax.local_device_count()} each; choose a mesh_model that divides that"
+    )
+  return own
+
+
+def copied(params: PyTree, mesh: Mesh) -> PyTree:
+  """Parameters as they lie on the local mesh: each process has all of them.
+
+  Args:
+    params: Global arrays, spread over the devices of all processes.
+    mesh: From `mesh_of`.
+  """
+  if jax.process_count() == 1:
+    return params
+  count = jax.process_count()
+  rows = jax.tree.leaves(params)[0].sharding.mesh.devices
+  apart = Mesh(
+    rows.reshape(count, -1, rows.shape[1]), ("process", "data", "model")
+  )
+  own = sharding.param_shardings(params, mesh)
+  place = lambda s: NamedSharding(apart, s.spec)
+  spread = jax.jit(lambda x: x, out_shardings=jax.tree.map(place, own))(params)
+
+  def mine(x: jax.Array, s: NamedSharding) -> jax.Array:
+    shards = [shard.data for shard in x.addressable_shards]
+    return jax.make_array_from_single_device_arrays(x.shape, s, shards)
+
+  return jax.tree.map(mine, spread, own)

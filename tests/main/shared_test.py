@@ -1,0 +1,93 @@
+"""Tests of brorl_jax/main/shared.py."""
+
+import os
+import signal
+
+import configured
+import one_step
+import pytest
+
+from brorl_jax import processes
+from brorl_jax.main import shared
+from brorl_jax.main.recorder import Recorder
+
+
+class Spy(Recorder):
+  """Notes what it is asked."""
+
+  def __init__(self):
+    self.asked = []
+
+  def _ask(self, name, answer=None):
+    self.asked.append(name)
+    return answer
+
+  lacks = lambda self, step: self._ask("lacks", "no line")
+  start = lambda self, done: self._ask("start", 2.5)
+  evaluate = lambda self, step, params: self._ask("evaluate", 0.75)
+  measured = lambda self, step, params: self._ask("measured", iter([[1], [3]]))
+  event = lambda self, step, what: self._ask("event")
+  step = lambda self, step, scalars, kept: self._ask("step")
+  sync = lambda self: self._ask("sync")
+
+
+def use(together):
+  """Calls every method; what they return."""
+  out = [together.lacks(3), together.start(3), together.evaluate(3, None)]
+  together.event(3, {})
+  together.step(3, {}, one_step.groups([[1, 0]]))
+  together.sync()
+  return out
+
+
+def test_process_0_has_the_files():
+  recorder = Spy()
+  assert use(shared.Together(recorder)) == ["no line", 2.5, 0.75]
+  assert recorder.asked == [
+    "lacks", "start", "evaluate", "event", "step", "sync",
+  ]  # fmt: skip
+
+
+def test_another_process_only_measures_and_is_told(monkeypatch):
+  told = iter(["no line", 2.5, 0.75])
+  given = []
+  monkeypatch.setattr(processes, "leads", lambda: False)
+  monkeypatch.setattr(
+    processes, "first", lambda x: given.append(x) or next(told)
+  )
+  recorder = Spy()
+  assert use(shared.Together(recorder)) == ["no line", 2.5, 0.75]
+  assert recorder.asked == ["measured"] and given == [None, 0.0, 0.0]
+
+
+def test_a_signal_ends_the_run_after_the_step():
+  before = signal.getsignal(signal.SIGTERM)
+  with shared.Stop() as stop:
+    assert stop(1.5) == (1.5, False)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert stop(1.5) == (1.5, True) and stop.asked
+  assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_processes_agree_with_the_first_and_with_any_signal(monkeypatch):
+  every = [(2.0, False), (3.0, True)]
+  monkeypatch.setattr(processes, "gather", lambda value: every)
+  stop = shared.Stop()
+  assert stop(3.0) == (2.0, True) and stop.asked
+
+
+@pytest.mark.parametrize(
+  "name, value",
+  [
+    ("config.sampling.n", 16),
+    ("data train", "d1"),
+    ("function my.py:f", "f1"),
+  ],
+)
+def test_what_decides_the_numbers_is_named(name, value):
+  c = configured.config(n=16)
+  of = shared.decisions(c, {"train": "d1"}, {"my.py:f": "f1"})
+  assert of[name] == value
+  assert {"jax", "Python", "the code of brorl_jax (a hash)"} <= of.keys()
+  again = shared.decisions(c, {"train": "d1"}, {"my.py:f": "f1"})
+  assert again == of

@@ -1,0 +1,125 @@
+"""Tests of brorl_jax/processes.py: alone, and two real ones on this machine."""
+
+import pathlib
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from brorl_jax import processes
+from brorl_jax.errors import UserError
+
+ROOT = pathlib.Path(__file__).parents[1]
+# Each prints what it found; times are short, so that a test need not wait.
+PROGRAM = """
+import os, sys, time
+import jax
+from brorl_jax import processes
+
+me, port, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+jax.config.update("jax_platforms", "cpu")
+processes._MOST, processes._COUNT_S, processes._SILENT_S = 2**12, 0.2, 4
+processes.start(f"127.0.0.1:{port}", 2, me)
+say = lambda *x: print(*x, file=sys.stderr, flush=True)
+if what == "talk":
+  long = "ab" * (me + 1) * 5000  # more than one message
+  every = processes.gather((me, long))
+  assert every == [(0, "ab" * 5000), (1, "ab" * 10000)]
+  assert processes.gather([]) == [[], []]
+  assert processes.first(f"of {me}") == "of 0"
+  assert processes.leads() == (me == 0) and not processes.alone()
+  processes.require_same({"lr": 1, "n": 2})
+  try:
+    processes.require_same({"lr": 1, "n": 2 + me})
+  except Exception as e:
+    say(f"{type(e).__name__}: {e}")
+  sys.exit()
+processes.gather(None)
+if me == int(what[-1]):
+  if what.startswith("fails"):
+    processes.fail("--config.optim.lr is wrong", 2)
+  os.kill(os.getpid(), {"dies": 9, "stops": 19}[what[:-1]])
+processes.gather(None)  # in vain
+"""
+
+
+def free_port() -> int:
+  with socket.socket() as s:
+    s.bind(("127.0.0.1", 0))
+    return s.getsockname()[1]
+
+
+def two(what: str) -> tuple[list[int], list[str]]:
+  """Exit statuses, and what both wrote to standard error."""
+  port = free_port()
+  started = [
+    subprocess.Popen(
+      [sys.executable, "-c", PROGRAM, str(me), str(port), what],
+      cwd=ROOT,
+      stderr=subprocess.PIPE,
+      stdout=subprocess.DEVNULL,
+      text=True,
+    )
+    for me in (0, 1)
+  ]
+  try:
+    if what[-1] not in "01":
+      said = [one.communicate(timeout=60)[1] for one in started]
+    else:  # the other one ends by itself
+      which = int(what[-1])
+      said = ["", ""]
+      said[1 - which] = started[1 - which].communicate(timeout=60)[1]
+  finally:
+    for one in started:
+      one.kill()
+      one.wait()
+      one.stderr.close()
+  return [one.returncode for one in started], said
+
+
+def test_one_process_gets_back_what_it_gives():
+  assert processes.alone() and processes.leads()
+  value = object()
+  assert processes.gather(value) == [value] and processes.first(value) is value
+  processes.require_same({"lr": 1})
+
+
+def test_a_difference_is_refused_by_process_and_name(monkeypatch):
+  every = [{"a": 1, "n": 2}, {"a": 1, "n": 2}, {"a": 1, "n": 3}]
+  monkeypatch.setattr(processes, "gather", lambda value: every)
+  with pytest.raises(UserError) as e:
+    processes.require_same(every[0])
+  assert str(e.value) == (
+    "process 2 has n = 3, but process 0 has 2; start all with the same"
+  )
+  every[2] = {"a": 1}
+  with pytest.raises(UserError, match="process 2 has n = None"):
+    processes.require_same(every[0])
+
+
+@pytest.mark.ci
+def test_two_processes_tell_each_other():
+  statuses, said = two("talk")
+  assert statuses == [0, 0], said
+  for text in said:
+    assert "UserError: process 1 has n = 3, but process 0 has 2" in text
+
+
+@pytest.mark.ci
+def test_the_other_process_ends_with_the_line_of_one_that_fails():
+  (status, _), (said, _) = two("fails1")
+  assert status == 2
+  assert "error: process 1 stopped: --config.optim.lr is wrong\n" in said
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("what", ["dies1", "stops1", "stops0"])
+def test_a_process_that_is_lost_is_named(what):
+  gone = int(what[-1])
+  statuses, said = two(what)
+  assert statuses[1 - gone] == processes.LOST
+  # The store, and with it the names of hosts, is that of process 0.
+  host = socket.gethostname() if gone else "host not known"
+  line = f"error: process {gone} of 2 ({host}) has said nothing for 4 s"
+  assert line in said[1 - gone]
