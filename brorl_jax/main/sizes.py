@@ -79,20 +79,18 @@ def gradient(
   """
   where = dict(data=data, model=model)
   held = resident_bytes(c, policy, keep_reference=keep_reference, **where)
-  rows, T = c.optim.rows, c.sampling.max_new_tokens
-  # Two batches: one is brought while the other is computed. Five arrays of a
-  # number for each token, and a mask.
-  tokens = packing.MICROBATCHES * c.optim.blocks // data * rows * T
   return memory.Gradient(
     policy,
-    held + 2 * 21 * tokens,
+    held,
     parameter_bytes(policy, **where),
     prompts=c.optim.blocks,
-    responses=rows,
+    responses=c.optim.rows,
     prompt_tokens=c.data.prompt_tokens,
-    tokens=T,
+    tokens=c.sampling.max_new_tokens,
     **where,
     applied=False,
+    # Two batches: one is brought while the other is computed.
+    microbatches=2 * packing.MICROBATCHES,
   )
 
 

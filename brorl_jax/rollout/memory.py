@@ -163,7 +163,7 @@ class Gradient:
   """
 
   policy: Policy
-  resident_bytes: int  # training state, and batches
+  resident_bytes: int  # training state
   gradient_bytes: int  # of the update, as they are spread
   prompts: int
   responses: int  # of each prompt
@@ -172,16 +172,23 @@ class Gradient:
   data: int
   model: int
   applied: bool = True  # in the program that makes and applies the update
+  microbatches: int = 0  # that lie on the devices
 
   @property
   def parts(self) -> dict[str, int]:
     """Part -> bytes."""
     return {
       "training state": self.resident_bytes,
+      "batches": self._batches(),
       "gradients": self.gradient_bytes,
       "weights": self._weights(),
       "work": self._work(),
     }
+
+  def _batches(self) -> int:
+    """Five arrays of a number for each token, and a mask."""
+    blocks = self.microbatches * self.prompts // self.data
+    return 21 * blocks * self.responses * self.tokens
 
   @property
   def need(self) -> int:

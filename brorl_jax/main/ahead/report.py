@@ -43,7 +43,7 @@ def show(run: Run, where: Topology) -> None:
   )
   more = {"program_counts": counts, "checkpoint_bytes": saved}
   print(table.as_json(where, of, plan, more))
-  _refuse(of, where)
+  _refuse(of, where, run)
 
 
 def _saved_bytes(run: Run) -> int:
@@ -57,11 +57,19 @@ def _lines(title: str, lines: Iterable[str]) -> None:
     print(title, *lines, sep="\n")
 
 
-def _refuse(of: list[Measured], where: Topology) -> None:
+def _refuse(of: list[Measured], where: Topology, run: Run) -> None:
+  c = run.config
+  remedy = {
+    "score": f"optim.rows = {c.optim.rows}",
+    "gradient": f"optim.rows = {c.optim.rows}",
+    "apply": f"theory.responses = {c.theory.responses}",
+  }
+  slots = f"sampling.slots = {run.rollouts.slots}"
   worst = max(of, key=lambda m: m.peak_bytes)
   if worst.peak_bytes > where.target.memory_bytes:
     raise TooLarge(
       f"{worst.name} needs {size(worst.peak_bytes)} of the "
       f"{size(where.target.memory_bytes)} that XLA may use of a device of "
-      f"{where.name}"
+      f"{where.name}; lower {remedy.get(worst.name, slots)}, or choose more "
+      "or larger devices"
     )
