@@ -110,8 +110,13 @@ def lost(kind: type[BaseException], error: BaseException, trace: Any) -> None:
   fail(f"{kind.__name__}: {str(error).partition(chr(10))[0]}", 1)
 
 
+def _store() -> Any:
+  """The key-value store of jax.distributed, which process 0 keeps."""
+  return distributed.global_state.client
+
+
 def _say(key: str, value: str) -> None:
-  store = distributed.global_state.client
+  store = _store()
   try:
     store.key_value_set(key, value, allow_overwrite=True)
   except jax.errors.JaxRuntimeError:
@@ -124,7 +129,7 @@ _ALIVE, _ERROR = "brorl/alive", "brorl/error"
 def _watch() -> None:
   """Counts, and ends this process when another does not or has failed."""
   me, count = jax.process_index(), jax.process_count()
-  store = distributed.global_state.client
+  store = _store()
   last = {i: ("", time.monotonic()) for i in range(count)}
   beat = [time.monotonic()]
   _say(f"{_ALIVE}/{me}", f"start {socket.gethostname()}")
@@ -163,7 +168,8 @@ def _guard(beat: list[float]) -> None:
 def _silent(index: int, host: str) -> str:
   return (
     f"process {index} of {jax.process_count()} ({host or 'host not known'}) "
-    f"has said nothing for {_SILENT_S} s; this one ends; the same command resumes"
+    f"has said nothing for {_SILENT_S} s; this one ends; the same command "
+    "resumes"
   )
 
 
