@@ -98,7 +98,8 @@ _TOPOLOGY = flags.DEFINE_string(
 _FAST = flags.DEFINE_bool(
   "fast",
   False,
-  "With --topology: compiles two and three layers instead of all.",
+  "With --topology: decodes with two and three layers instead of all, leaves "
+  "out evaluations and lets the compiler make less effort.",
 )
 _DISTRIBUTED = flags.DEFINE_bool(
   "distributed",

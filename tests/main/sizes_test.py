@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import pytest
 from configured import config
@@ -133,3 +134,39 @@ def test_training_refuses_an_update_that_does_not_fit_before_it_starts():
   c = config(rows=4096, blocks=64, memory_bytes=10**9)
   with pytest.raises((UserError, plan.TooLarge), match=r"optim\.rows = 4096"):
     plan_command.make(c, SMALL, data=1, model=1, **KEEP)
+
+
+def test_moments_that_wait_on_the_host_are_held_while_they_are_applied():
+  c = config(offload="moments")
+  where = dict(data=1, model=1, **KEEP)
+  held = lambda **how: sizes.resident_bytes(c, on_gpu(), **where, **how)
+  params = sizes.parameter_bytes(on_gpu(), 1, 1)
+  assert held() == pytest.approx(params, rel=1e-3)
+  assert held(applying=True) == pytest.approx(3 * params, rel=1e-3)
+
+
+def test_two_batches_lie_on_the_devices():
+  """8 microbatches of 16 blocks of 3 rows: 21 bytes for each token."""
+  c = config(rows=3, blocks=16, max_new_tokens=100)
+  parts = sizes.gradient(c, SMALL, data=4, model=1, **KEEP).parts
+  assert parts["batches"] == 2 * 8 * (16 // 4) * 3 * 100 * 21
+
+
+def test_fewer_rows_make_room_for_themselves():
+  """The nearest that fits does fit, and one more does not."""
+  c = config(rows=640_000, blocks=1, max_new_tokens=64)
+  where = dict(data=1, model=1, **KEEP)
+  limit = round(sizes.resident_bytes(c, SMALL, **where) * 40)
+  with pytest.raises(plan.TooLarge) as e:
+    plan.check_update(sizes.gradient(c, SMALL, **where), limit)
+  asked, *rows = map(int, re.findall(r"optim.rows = (\d+)", str(e.value)))
+  assert asked == 640_000 and rows, str(e.value)
+  rows = rows[0]
+  of = lambda rows: sizes.gradient(
+    dataclasses.replace(c, optim=dataclasses.replace(c.optim, rows=rows)),
+    SMALL,
+    **where,
+  )
+  plan.check_update(of(rows), limit)
+  with pytest.raises(plan.TooLarge):
+    plan.check_update(of(rows + 1), limit)

@@ -273,3 +273,18 @@ def test_size_and_devices_of_a_message(kind, text, size, group):
 )
 def test_bytes_of_an_array(array, size):
   assert hlo.size_bytes(array) == size
+
+
+def test_a_barrier_launches_nothing_and_numbers_are_not_sent():
+  text = """\
+ENTRY %e (a: f32[2]) -> f32[2] {
+  %a = f32[2]{0} parameter(0)
+  %b = f32[2]{0} opt-barrier(%a)
+  %s = (f32[2]{0}, f32[4]{0}, u32[]{:S(2)}, s32[]{:S(2)}) \\
+all-gather-start(%b), replica_groups={{0,1}}
+  ROOT %d = f32[4]{0} all-gather-done(%s)
+}
+""".replace("\\\n", "")
+  assert Text(text).account() == Account(
+    1, {Collective("all-gather", 16, 2): 1}
+  )
