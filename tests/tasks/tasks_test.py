@@ -114,7 +114,7 @@ def test_only_the_extra_brings_the_puzzles_and_their_compiler():
   extra = project["optional-dependencies"]["gym"]
   assert extra == ["reasoning-gym==0.1.25", "sympy==1.14.0"]
   script = (root / "launch/environment.sh").read_text()
-  assert '--editable "$root[gym]"' in script
+  assert '--editable "${root}[gym]"' in script
 
 
 ROOT = pathlib.Path(__file__).parents[2]
