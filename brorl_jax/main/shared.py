@@ -1,7 +1,6 @@
 """A run of several processes: process 0 writes its files, all do the rest."""
 
 import hashlib
-import importlib.metadata
 import itertools
 import pathlib
 import platform
@@ -13,12 +12,8 @@ from jaxtyping import PyTree
 
 from brorl_jax import processes, train, types
 from brorl_jax.main.recorder import Recorder
-from brorl_jax.runs import sections
+from brorl_jax.runs import folder, sections
 from brorl_jax.runs.sections import Config
-
-_LIBRARIES = (
-  "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "transformers", "numpy",
-)  # fmt: skip
 
 
 def decisions(
@@ -40,7 +35,7 @@ def decisions(
     **{f"config.{name}": value for name, value in fields.items()},
     **{f"data {name}": value for name, value in data.items()},
     **{f"function {name}": value for name, value in functions.items()},
-    **{name: importlib.metadata.version(name) for name in _LIBRARIES},
+    **folder.versions(),
     "Python": platform.python_version(),
     "the code of brorl_jax (a hash)": code.hexdigest()[:16],
   }

@@ -273,6 +273,11 @@ def identity(values: Mapping[str, Any], data: Any) -> str:
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
+def versions() -> dict[str, str]:
+  """The installed libraries that may affect a number."""
+  return {name: v for name in _LIBRARIES if (v := _version(name))}
+
+
 def machine() -> dict[str, Any]:
   """The hardware that may affect the last bits of a number."""
   kinds = Counter(device.device_kind for device in jax.devices())
@@ -319,7 +324,7 @@ def write_config(
     "config": _as_json(values),
     "git_commit": commit or None,
     "python": sys.version.split()[0],
-    "versions": {name: v for name in _LIBRARIES if (v := _version(name))},
+    "versions": versions(),
     "machine": machine(),
     **entries,
   }

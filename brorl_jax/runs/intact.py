@@ -18,11 +18,11 @@ from brorl_jax import processes
 # Errors about the contents of a folder, not about reading it.
 _CONTENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
 _OS_ERROR = re.compile(r"os_error_code=\\*'(\d+)")  # in messages of tensorstore
-# Messages of XLA, tensorstore and Python that have no error number.
 _SUM = "sum:"  # before the digest of an array that was spread over processes
 _SPREAD = tuple(
   map(np.uint64, (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 )
+# Messages of XLA, tensorstore and Python that have no error number.
 _NO_ROOM = ("RESOURCE_EXHAUSTED", "can't start new thread")
 
 
