@@ -296,7 +296,14 @@ def test_a_policy_draws_the_same_tokens_from_a_pool(changes, how, monkeypatch):
   got, told = rolled(pooled, **args)
   want, _ = rolled(policy, **args | {"blocks": None})
   assert bool(told.restarted) == ("blocks" in how)
-  # Where rounding makes another integer of a key, a token may be another.
+  if not policy.int8_cache:
+    same(got, want, atol=2e-5)
+    return
+  # Rounding may make another integer of a key: that rollout's
+  # probabilities then differ by up to an integer's worth (2e-4 was seen), and
+  # a token may be another. Which rollouts it meets depends on the processor.
   equal = (got.tokens == want.tokens).all(axis=2)
-  assert (~equal).sum() <= (1 if policy.int8_cache else 0)
-  same(got, want, atol=2e-5, at=equal)
+  assert (~equal).sum() <= 1
+  same(got, want, atol=2e-3, at=equal)
+  close = (np.abs(got.logp - want.logp) <= 2e-5).all(axis=2)
+  assert (~close).sum() <= 3
