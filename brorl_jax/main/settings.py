@@ -358,18 +358,20 @@ def _training_rules(c: sections.Config) -> Iterator[Rule]:
 
 
 def check_mesh(c: sections.Config, data: int) -> None:
-  """Raises UserError if work does not divide evenly over the data axis."""
-  prompts = c.sampling.in_flight // c.sampling.n
-  if prompts % data:
-    raise UserError(
-      f"config.sampling.in_flight = {c.sampling.in_flight} is {prompts} "
-      f"prompts of {c.sampling.n} rollouts; config.devices.mesh_data = {data} "
-      "must divide the number of prompts"
+  """Raises UserError, with what would do, if work does not divide evenly."""
+  n, places = c.sampling.n, c.sampling.in_flight // c.sampling.n
+  wrong = []
+  if places % data:
+    wrong.append(
+      f"sampling.in_flight = {c.sampling.in_flight} is {places} prompts of {n} "
+      f"rollouts (use a multiple of {data * n})"
     )
   if c.optim.blocks % data:
+    wrong.append(f"optim.blocks = {c.optim.blocks} (use a multiple of {data})")
+  if wrong:
     raise UserError(
-      f"config.optim.blocks = {c.optim.blocks}; config.devices.mesh_data = "
-      f"{data} must divide it"
+      f"config.devices.mesh_data = {data} does not divide the work evenly: "
+      f"{'; '.join(wrong)}; 0 chooses for the devices there are"
     )
 
 

@@ -105,10 +105,11 @@ def param_shardings(
     spec = PartitionSpec(*(MESH_AXIS[axis] for axis in axes))
     for size, axis in zip(leaf.shape, spec, strict=True):
       if axis is not None and size % mesh.shape[axis]:
+        most = math.gcd(size, mesh.shape[axis])
         raise ValueError(
           f"{name} {leaf.shape}: {size} does not divide over the "
-          f"{mesh.shape[axis]} devices of mesh axis {axis!r}; its size must be "
-          "a divisor"
+          f"{mesh.shape[axis]} devices of mesh axis {axis!r}; the nearest that "
+          f"does is mesh_{axis} = {most}"
         )
     # As XLA writes it: programs are compiled anew for what looks different.
     while spec and spec[-1] is None:

@@ -409,9 +409,12 @@ def test_a_config_of_another_mode_is_refused():
 
 def test_work_spreads_evenly_over_the_mesh():
   settings.check_mesh(config(), 8)
-  with pytest.raises(UserError, match=r"in_flight = 8192.*16.* 3"):
+  with pytest.raises(
+    UserError, match=r"in_flight = 8192 is 16 prompts of 512 .* of 1536"
+  ) as both:
     settings.check_mesh(config(), 3)
-  with pytest.raises(UserError, match=r"blocks = 6.* 4"):
+  assert mentions(str(both.value), "blocks = 16 (use a multiple of 3)")
+  with pytest.raises(UserError, match=r"blocks = 6.* multiple of 4"):
     settings.check_mesh(config(blocks=6), 4)
 
 

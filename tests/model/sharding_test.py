@@ -188,11 +188,11 @@ def test_every_axis_has_a_place():
     ),
     (
       {"blocks": {"q": {"kernel": leaf(3, 8, 3, 2)}}},
-      "blocks/q/kernel (3, 8, 3, 2): 3 ... 2 ... 'model' ... divisor",
+      "blocks/q/kernel (3, 8, 3, 2): 3 ... 2 ... 'model' ... mesh_model = 1",
     ),
     (
       {"ln_final": {"scale": leaf(10)}},
-      "ln_final/scale (10,): 10 ... 4 ... 'data' ... divisor",
+      "ln_final/scale (10,): 10 ... 4 ... 'data' ... mesh_data = 2",
     ),
   ],
 )
