@@ -58,18 +58,21 @@ def _lines(title: str, lines: Iterable[str]) -> None:
 
 
 def _refuse(of: list[Measured], where: Topology, run: Run) -> None:
+  worst, limit = max(of, key=lambda m: m.peak_bytes), where.target.memory_bytes
+  if worst.peak_bytes <= limit:
+    return
   c = run.config
-  remedy = {
-    "score": f"optim.rows = {c.optim.rows}",
-    "gradient": f"optim.rows = {c.optim.rows}",
-    "apply": f"theory.responses = {c.theory.responses}",
-  }
-  slots = f"sampling.slots = {run.rollouts.slots}"
-  worst = max(of, key=lambda m: m.peak_bytes)
-  if worst.peak_bytes > where.target.memory_bytes:
-    raise TooLarge(
-      f"{worst.name} needs {size(worst.peak_bytes)} of the "
-      f"{size(where.target.memory_bytes)} that XLA may use of a device of "
-      f"{where.name}; lower {remedy.get(worst.name, slots)}, or choose more "
-      "or larger devices"
-    )
+  # What a field multiplies; the rest is there with one row as well.
+  field, count, kept = "sampling.slots", run.rollouts.slots, run.sampling_bytes
+  if worst.name in ("score", "gradient"):
+    field, count, kept = "optim.rows", c.optim.rows, worst.held_bytes
+  if worst.name == "apply":
+    field, count = "theory.responses", c.theory.responses
+    kept = run.applying_bytes
+  most = max(count * (limit - kept) // (worst.peak_bytes - kept), 0)
+  raise TooLarge(
+    f"{worst.name} needs {size(worst.peak_bytes)} of the {size(limit)} that "
+    f"XLA may use of a device of {where.name} with {field} = {count}; "
+    + (f"nearest that fits, by its size: {field} = {most}, or " if most else "")
+    + "choose more or larger devices"
+  )

@@ -70,9 +70,34 @@ def test_what_does_not_fit_is_printed_and_refused(show, capsys):
   ]
   with pytest.raises(TooLarge) as e:
     show(*some)
-  # The worst: 2 + 3 MiB more than there are.
-  assert mentions(str(e.value), "gradient ... 0.98 GiB ... cpu:8"), e.value
+  # The worst: 2 + 3 MiB more than there are, so not half of its 4 rows' worth.
+  assert mentions(
+    str(e.value),
+    "gradient ... 0.98 GiB ... cpu:8 ... optim.rows = 4; nearest that fits, by "
+    "its size: optim.rows = 3",
+  )
   assert json.loads(capsys.readouterr().out.splitlines()[-1])["fits"] is False
+
+
+@pytest.mark.parametrize(
+  ("name", "held", "itself", "nearest"),
+  [
+    # Of twice what there is, half, less what is kept anyway (10 and 20 MB).
+    ("score", 0.5, 1.0, "optim.rows = 2"),
+    ("decode", 0.0, 2.0, "sampling.slots = 1"),
+    ("apply", 0.0, 2.0, "theory.responses = 7"),
+    ("gradient", 1.0, 0.1, None),
+    ("gradient", 0.0, 5.0, None),
+  ],
+)
+def test_the_nearest_follows_from_the_size(show, name, held, itself, nearest):
+  sizes = dict(held_bytes=held, temp_bytes=itself, new_bytes=0)
+  sizes = {k: int(v * made.POOL) for k, v in sizes.items()}
+  with pytest.raises(TooLarge) as e:
+    show(made.measured(name, **sizes))
+  said = str(e.value)
+  assert ("nearest" in said) == (nearest is not None)
+  assert nearest is None or mentions(said, f"by its size: {nearest}, or choose")
 
 
 def test_what_just_fits_is_not_refused(show):
