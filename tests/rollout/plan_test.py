@@ -633,6 +633,6 @@ def test_training_refuses_before_it_loads(tmp_path, monkeypatch):
 
 def test_a_policy_that_does_not_spread_is_refused():
   with pytest.raises(
-    ValueError, match="over the 4 devices.*mesh_model = [12]$"
+    ValueError, match=r"over the 4 devices.*mesh_model = [12]$"
   ):
     held(model=4)
