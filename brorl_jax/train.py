@@ -329,11 +329,14 @@ def _of_draw(sampled: SampledGroups) -> dict[str, float | None]:
     groups.rollouts,
     groups.scores,
     sampled.kept,
-    rollout_s=spent["rollout"],
+    rollout_s=max(sampled.rollout_s),
   )
   seen |= metrics.of_scores(groups.scores, score_s=spent["score"])
   expected = expected_pass_rates(groups.scores.reward)
   times = {f"time/{part}_s": seconds for part, seconds in spent.items()}
+  if len(sampled.rollout_s) > 1:
+    each = enumerate(sampled.rollout_s)
+    times |= {f"time/rollout_s/{process}": s for process, s in each}
   return {**seen, **expected, **times}
 
 

@@ -8,10 +8,12 @@ import signal
 from collections.abc import Mapping
 from typing import Any
 
+import jax
 from jaxtyping import PyTree
 
 from brorl_jax import processes, train, types
 from brorl_jax.main.recorder import Recorder
+from brorl_jax.rollout import plan
 from brorl_jax.runs import folder, sections
 from brorl_jax.runs.sections import Config
 
@@ -39,6 +41,24 @@ def decisions(
     "Python": platform.python_version(),
     "the code of brorl_jax (a hash)": code.hexdigest()[:16],
   }
+
+
+def summary(params: PyTree) -> str:
+  """The mesh, and what processes send each other before they sample.
+
+  Args:
+    params: Global arrays.
+  """
+  leaves = jax.tree.leaves(params)
+  mesh = leaves[0].sharding.mesh
+  sizes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
+  if processes.alone():
+    return f"mesh {sizes}"
+  copied = plan.size(sum(x.nbytes for x in leaves))
+  return (
+    f"mesh {sizes} of {jax.process_count()} processes; before a step samples, "
+    f"each makes its own copy of the parameters: {copied}"
+  )
 
 
 class Together:

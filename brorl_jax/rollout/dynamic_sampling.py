@@ -72,8 +72,9 @@ class SampledGroups:
   kept: Bool[np.ndarray, " P"]
   # Seconds. rollout: sampling, without waits. score: work of the thread.
   # score_wait: devices waited for rewards. rollout_wait: the thread waited for
-  # rollouts.
+  # rollouts. process_wait: this process waited for the others.
   spent: dict[str, float]
+  rollout_s: list[float]  # of each process: the slowest keeps all waiting
 
   def kept_groups(self) -> Groups:
     """The groups that are kept."""
@@ -137,17 +138,21 @@ def collect(
       "easier or harder prompts"
     )
   ordered = [pending.decided[p] for p in candidates[: pending.given]]
+  waits = "meanwhile", "score_wait", "process_wait"
+  rollout = took - sum(spent[part] for part in waits)
   return SampledGroups(
     jax.tree.map(
       lambda *x: np.concatenate(x), *[group for group, _ in ordered]
     ),
     np.array([good for _, good in ordered], bool),
     {
-      "rollout": took - spent["meanwhile"] - spent["score_wait"],
+      "rollout": rollout,
       "score": spent["score"],
       "score_wait": spent["score_wait"],
       "rollout_wait": max(took - spent["score"], 0.0),
+      "process_wait": spent["process_wait"],
     },
+    processes.gather(rollout),
   )
 
 
@@ -229,6 +234,7 @@ class _Shared(_Candidates):
       with self.clock("score_wait"):
         futures.wait(self.judged)
         self._settle()
+      with self.clock("process_wait"):
         self._exchange()
     more, self._own = self._own[:room], self._own[room:]
     return self._prompts(more) if more else None

@@ -4,12 +4,16 @@ import os
 import signal
 
 import configured
+import jax
+import jax.numpy as jnp
 import one_step
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from brorl_jax import processes
 from brorl_jax.main import shared
 from brorl_jax.main.recorder import Recorder
+from brorl_jax.model import sharding
 
 
 class Spy(Recorder):
@@ -91,3 +95,14 @@ def test_what_decides_the_numbers_is_named(name, value):
   assert {"jax", "Python", "the code of brorl_jax (a hash)"} <= of.keys()
   again = shared.decisions(c, {"train": "d1"}, {"my.py:f": "f1"})
   assert again == of
+
+
+def test_the_summary_has_the_mesh_and_what_is_copied(monkeypatch):
+  places = NamedSharding(sharding.make_mesh(4, 2), PartitionSpec("data"))
+  params = jax.device_put({"a": jnp.ones((256, 1024))}, places)
+  assert shared.summary(params) == "mesh data 4 x model 2"
+  monkeypatch.setattr(processes, "alone", lambda: False)
+  monkeypatch.setattr(jax, "process_count", lambda: 3)
+  said = shared.summary(params)
+  assert said.startswith("mesh data 4 x model 2 of 3 processes; ")
+  assert said.endswith("each makes its own copy of the parameters: 1.00 MiB")

@@ -398,3 +398,25 @@ def test_too_few_prompts_are_told_by_every_process(monkeypatch):
 
   one, other = Crowd(2, monkeypatch).run(fails)
   assert one == other and one.startswith("only 2 of 7 prompts are kept")
+
+
+def test_a_slow_process_is_seen_by_all(monkeypatch):
+  def slow(index):
+    inner = sampler_of(3)
+
+    def sample(feed):
+      for done in inner(feed):
+        time.sleep(0.2 * index)
+        yield done
+
+    return sample
+
+  one, other = Crowd(2, monkeypatch).run(
+    lambda i: collect(
+      slow(i), scores_of({0, 1}), informative, prompts, range(9), target=2
+    )
+  )
+  assert one.rollout_s == other.rollout_s
+  assert one.rollout_s[0] < 0.15 < 0.19 <= one.rollout_s[1]
+  assert one.spent["process_wait"] >= 0.15 > other.spent["process_wait"]
+  assert one.spent["rollout"] == one.rollout_s[0]

@@ -83,6 +83,7 @@ def run(
     ):
       print(f"moved the files of {workdir} to {moved}")
     log_lines = [
+      shared.summary(parts.state.params),
       *parts.scorer.log_lines,
       *(one.summary for one in parts.phases),
     ]
