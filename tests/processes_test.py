@@ -1,6 +1,7 @@
 """Tests of brorl_jax/processes.py: alone, and two real ones on this machine."""
 
 import pathlib
+import signal
 import socket
 import subprocess
 import sys
@@ -19,7 +20,8 @@ from brorl_jax import processes
 
 me, port, what = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 jax.config.update("jax_platforms", "cpu")
-processes._MOST, processes._COUNT_S, processes._SILENT_S = 2**12, 0.2, 4
+processes._MOST, processes._COUNT_S = 2**12, 0.2
+processes._SILENT_S = 30 if what == "talk" else 4
 processes.start(f"127.0.0.1:{port}", 2, me)
 say = lambda *x: print(*x, file=sys.stderr, flush=True)
 if what == "talk":
@@ -39,7 +41,7 @@ processes.gather(None)
 if me == int(what[-1]):
   if what.startswith("fails"):
     processes.fail("--config.optim.lr is wrong", 2)
-  os.kill(os.getpid(), {"dies": 9, "stops": 19}[what[:-1]])
+  os.kill(os.getpid(), {"dies": 9, "stops": 19, "aborts": 6}[what[:-1]])
 processes.gather(None)  # in vain
 """
 
@@ -114,12 +116,24 @@ def test_the_other_process_ends_with_the_line_of_one_that_fails():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("what", ["dies1", "stops1", "stops0"])
+@pytest.mark.parametrize("what", ["dies0", "dies1", "stops1", "stops0"])
 def test_a_process_that_is_lost_is_named(what):
   gone = int(what[-1])
   statuses, said = two(what)
   assert statuses[1 - gone] == processes.LOST
-  # The store, and with it the names of hosts, is that of process 0.
-  host = socket.gethostname() if gone else "host not known"
-  line = f"error: process {gone} of 2 ({host}) has said nothing for 4 s"
-  assert line in said[1 - gone]
+  # Process 0 is known by the address that all were given. Its connections
+  # close when it dies; one that is stopped is only silent.
+  host = socket.gethostname() if gone else "127.0.0.1"
+  how = "ended" if what == "dies0" else "said nothing for 4 s"
+  *_, last = said[1 - gone].splitlines()
+  assert last == (
+    f"error: process {gone} of 2 ({host}) has {how}; this one ends; the same "
+    "command resumes"
+  )
+
+
+@pytest.mark.ci
+def test_an_abort_for_another_reason_stays_one():
+  statuses, said = two("aborts1")
+  assert statuses[1] == -signal.SIGABRT
+  assert "has ended" not in said[1]
