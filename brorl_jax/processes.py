@@ -91,6 +91,7 @@ def fail(line: str, status: int) -> NoReturn:
   Without the barrier at the end of a process, in which the others do not come.
   """
   if not alone():
+    _ending.set()
     _say(f"{_ERROR}/{jax.process_index()}", f"{status} {line}")
     _linger()
   sys.stdout.flush()
@@ -101,17 +102,24 @@ def fail(line: str, status: int) -> NoReturn:
 def lost(kind: type[BaseException], error: BaseException, trace: Any) -> None:
   """Ends this process after an error that the death of another may have caused.
 
-  A collective that fails says only that a connection was closed. The thread
-  that watches knows whose, and ends this process with that line.
-
   Args:
     kind: As for `sys.excepthook`.
     error: The error.
     trace: Its traceback.
   """
-  time.sleep(_SILENT_S + 3 * _COUNT_S)
+  settle()
   sys.__excepthook__(kind, error, trace)
   fail(f"{kind.__name__}: {str(error).partition(chr(10))[0]}", 1)
+
+
+def settle() -> None:
+  """Returns if no other process is gone; takes 36 s where there are others.
+
+  A collective that fails says only that a connection was closed. The thread
+  that watches knows whose, and ends this process with that line.
+  """
+  if not alone():
+    time.sleep(_SILENT_S + 3 * _COUNT_S)
 
 
 def _store() -> Any:
@@ -134,6 +142,8 @@ def _linger() -> None:
 
 
 _ALIVE, _ERROR = "brorl/alive", "brorl/error"
+# This process ends by itself: the others may not end it with another line.
+_ending = threading.Event()
 
 
 def _watch() -> None:
@@ -156,7 +166,7 @@ def _watch() -> None:
       pass
     for key, text in failed.items():
       status, line = text.split(" ", 1)
-      if (index := _index(key)) != me:
+      if (index := _index(key)) != me and not _ending.is_set():
         _end(f"process {index} stopped: {line}", int(status))
     for key, value in found.items():
       if last[_index(key)][0] != value:

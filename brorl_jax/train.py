@@ -172,9 +172,9 @@ def train(
       after it.
     max_busy_s: The run ends with the step at which the busy seconds of all
       steps reach this.
-    agree: At the end of a step, from the busy seconds of this process to what
-      decides in all processes of the run. With `pipeline` a run that shall stop
-      first trains on what was sampled ahead.
+    agree: Before the first step and at the end of each, from the busy seconds
+      of this process to what decides in all processes of the run. With
+      `pipeline` a run that shall stop first trains on what was sampled ahead.
 
   Raises:
     NotEnoughPrompts: A step found too few groups with a gradient.
@@ -189,7 +189,7 @@ def train(
   if done < 0:
     progress = run_state.evaluated(progress, recorder.evaluate(0, state.params))
     saving_s = _save(0, state, progress, store, recorder)
-  key, ahead, agreed = jax.random.key(seed), None, Agreed(0.0, False)
+  key, ahead, agreed = jax.random.key(seed), None, agree(0.0)
 
   for step in range(max(done, 0) + 1, steps + 1):
     if busy_s >= max_busy_s or (agreed.stop and ahead is None):

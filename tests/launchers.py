@@ -1,13 +1,25 @@
 """Scripts of launch/, and programs that play other machines for them."""
 
+import contextlib
 import json
 import os
 import pathlib
+import random
+import socket
 import subprocess
 import sys
 
 LAUNCH = pathlib.Path(__file__).parents[1] / "launch"
 SECONDS = 30  # after which a script hangs
+
+
+def free_port() -> int:
+  """Below 32768, from where on the system takes ports for others."""
+  while True:
+    port = random.randrange(20000, 30000)
+    with socket.socket() as s, contextlib.suppress(OSError):
+      s.bind(("127.0.0.1", port))
+      return port
 
 
 def program(path: pathlib.Path, text: str) -> pathlib.Path:

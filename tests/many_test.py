@@ -1,16 +1,20 @@
 """One run by 1, 2 and 4 processes of this machine, and what ends them."""
 
-import contextlib
 import json
 import os
 import pathlib
+import re
+import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
+from typing import NamedTuple
 
 import compiling
+import configured
+import launchers
+import messages
 import numpy as np
 import pytest
 import safetensors.numpy
@@ -54,19 +58,19 @@ def site(tmp_path_factory) -> pathlib.Path:
 
 
 class Many:
-  """The processes of a run."""
+  """The processes of a run.
+
+  `last` are the folder, path of modules and flags of the last one, if others.
+  """
 
   def __init__(
-    self, site, workdir, count, *words, devices=DEVICES, of=lambda i: ()
+    self, site, workdir, count, *words, devices=DEVICES, last=(None, None, ())
   ):
-    with socket.socket() as s:
-      s.bind(("127.0.0.1", 0))
-      port = s.getsockname()[1]
+    port = launchers.free_port()
     env = os.environ | {
       "JAX_PLATFORMS": "cpu",
       "JAX_NUM_CPU_DEVICES": str(devices // count),
       "XLA_FLAGS": compiling.QUICK,
-      "PYTHONPATH": str(ROOT),
     }
     command = [sys.executable, "-m", "brorl_jax.main", f"--workdir={workdir}"]
     command += [*SMALL, *words]
@@ -80,13 +84,18 @@ class Many:
         f"--processes={count}",
         f"--process_id={i}",
       )
+      folder, path, more = last if i + 1 == count else (None, None, ())
+      paths = {"PYTHONPATH": f"{path or ROOT}:{ROOT}"}
       with log.open("w") as out:
         self.every.append(
           subprocess.Popen(
-            [*command, *(many if count > 1 else ()), *of(i)],
-            cwd=site, env=env, stdout=out, stderr=subprocess.STDOUT,
+            [*command, *(many if count > 1 else ()), *more],
+            cwd=folder or site,
+            env=env | paths,
+            stdout=out,
+            stderr=subprocess.STDOUT,
           )
-        )  # fmt: skip
+        )
 
   def __enter__(self) -> "Many":
     return self
@@ -104,13 +113,14 @@ class Many:
       for i in which or range(len(self.every))
     ]
 
+  def connected(self) -> None:
+    """Returns once the processes know each other."""
+    while not any("processes," in self.said(i) for i in range(2)):
+      assert self.every[0].poll() is None, self.said(0)
+      time.sleep(0.1)
+
   def said(self, i: int) -> str:
     return self.logs[i].read_text()
-
-  def steps(self) -> int:
-    """Lines of metrics.jsonl."""
-    path = self.workdir / "metrics.jsonl"
-    return path.read_text().count("\n") if path.exists() else 0
 
 
 def trained(site, workdir, count, *words, **how):
@@ -124,9 +134,180 @@ def trained(site, workdir, count, *words, **how):
 def weights(workdir: pathlib.Path) -> dict[str, np.ndarray]:
   to = workdir.parent / f"{workdir.name} exported"
   if not to.exists():
-    export.run(workdir, to)
+    export.run(configured.config(checkpoint=str(workdir)), to)
   return safetensors.numpy.load_file(to / "model.safetensors")
 
 
 def lines(path: pathlib.Path) -> list[dict]:
   return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+# Sums over devices are added in another order, and the numbers of the clock.
+NOT_THE_SAME = (
+  "time/", "score/", "memory/", "rollout/tokens_per_s",
+  "rollout/samples_per_s", "policy/logp_gap", "correction/",
+)  # fmt: skip
+
+
+def alike(one: pathlib.Path, other: pathlib.Path) -> None:
+  """Same prompts, rollouts, kept groups and evaluations; parameters to 1e-5."""
+  for name in ("samples.jsonl", "eval/records.jsonl", "eval/curve.jsonl"):
+    both = [
+      [{**line, "seconds": None} for line in lines(run / name)]
+      for run in (one, other)
+    ]
+    assert both[0] == both[1], name
+  both = [lines(run / "metrics.jsonl") for run in (one, other)]
+  for a, b in zip(*both, strict=True):
+    for name in (a.keys() & b.keys()) - {"step"}:
+      if name.startswith(("data/", "sampling/", "reward/", "rollout/length")):
+        assert a[name] == b[name], name
+      elif not name.startswith(NOT_THE_SAME) and a[name] is not None:
+        np.testing.assert_allclose(a[name], b[name], 1e-3, 1e-6, err_msg=name)
+  first, second = weights(one), weights(other)
+  assert first.keys() == second.keys()
+  for name, value in first.items():
+    gap = np.abs(second[name] - value).max()
+    assert gap <= 1e-5 * np.abs(value).max(), (name, gap)
+
+
+@pytest.fixture(scope="module")
+def alone(site):
+  """The run of one process."""
+  return trained(site, site / "alone", 1)
+
+
+@pytest.mark.ci
+def test_two_processes_train_as_one(site, alone):
+  two = trained(site, site / "two", 2)
+  alike(alone, two)
+  told = lines(two / "metrics.jsonl")[1]
+  assert {"time/rollout_s/0", "time/rollout_s/1"} <= told.keys()
+  # Dynamic sampling had to replace some prompts.
+  assert min(x["sampling/pass_rate"] for x in lines(two / "metrics.jsonl")) < 1
+
+
+@pytest.mark.slow
+def test_four_processes_train_as_one(site, alone):
+  alike(alone, trained(site, site / "four", 4))
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_processes(site):
+  """Two, then four on the same mesh, then one on half of the devices."""
+  to = lambda steps: f"--config.run.steps={steps}"
+  changes = site / "changes"
+  trained(site, changes, 2, to(1))
+  trained(site, changes, 4, to(2), "--allow_config_change")
+  trained(site, changes, 1, to(3), "--allow_config_change", devices=2)
+  alike(trained(site, site / "three", 1, to(3)), changes)
+
+
+def refused(site, name: str, line: str, **last) -> None:
+  """Both processes end with this line, before anything is written."""
+  workdir = site / name
+  with Many(site, workdir, 2, **last) as many:
+    assert many.ended(within_s=120) == [2, 2]
+    said = [many.said(i).splitlines()[-1] for i in (0, 1)]
+  assert "first step compiles" not in many.said(0)
+  for text in said:
+    assert messages.mentions(text, line), text
+  assert not workdir.exists()
+
+
+@pytest.mark.ci
+def test_a_process_with_another_config_is_refused(site):
+  line = "config.loss.clip_low = 0.1, but process 0 has 0.2; start all with"
+  flags = ("--config.loss.clip_low=0.1",)
+  refused(site, "config", line, last=(None, None, flags))
+
+
+@pytest.mark.slow
+def test_a_process_with_another_data_file_is_refused(site, tmp_path):
+  """Of the same name, as on the disk of another host."""
+  shutil.copy(site / "reward.py", tmp_path)
+  text = (site / "train.jsonl").read_text()
+  (tmp_path / "train.jsonl").write_text(text.replace("9 + 4", "9 + 3 + 1"))
+  line = "process 1 has data ... = ... but process 0 has ... start all with"
+  refused(site, "data", line, last=(tmp_path, None, ()))
+
+
+@pytest.mark.slow
+def test_a_process_with_another_version_is_refused(site, tmp_path):
+  about = tmp_path / "optax-9.9.dist-info"
+  about.mkdir()
+  (about / "METADATA").write_text("Name: optax\nVersion: 9.9\n")
+  line = "process 1 has optax = '9.9', but process 0 has '0."
+  refused(site, "version", line, last=(None, tmp_path, ()))
+
+
+@pytest.mark.slow
+def test_a_process_with_other_code_is_refused(site, tmp_path):
+  ignore = shutil.ignore_patterns("__pycache__")
+  package = tmp_path / "brorl_jax"
+  shutil.copytree(ROOT / "brorl_jax", package, ignore=ignore)
+  with (package / "types.py").open("a") as file:
+    file.write("# changed\n")
+  line = "process 1 has the code of brorl_jax (a hash) = ... but process 0 has"
+  refused(site, "code", line, last=(None, tmp_path, ()))
+
+
+def exact(run: pathlib.Path) -> dict:
+  """All numbers of a run but those of the clock, and the bits of its state."""
+  timed = ("time/", "score/", "memory/", "seconds", "rollout/samples_per_s")
+  timed += ("rollout/tokens_per_s",)
+  files = "metrics.jsonl", "samples.jsonl", "eval/records.jsonl"
+  keep = lambda line: {k: v for k, v in line.items() if not k.startswith(timed)}
+  read = lambda name: [keep(line) for line in lines(run / name)]
+  last = max((run / "checkpoints").iterdir(), key=lambda p: int(p.name))
+  extra = json.loads((last / "extra" / "metadata").read_text())
+  return {**{name: read(name) for name in files}, last.name: extra["digest"]}
+
+
+THREE = "--config.run.steps=3"
+
+
+class Timed(NamedTuple):
+  """A run of two processes that nobody disturbed."""
+
+  numbers: dict
+  seconds: float  # from when all have connected
+
+
+@pytest.fixture(scope="module")
+def undisturbed(site) -> Timed:
+  with Many(site, site / "undisturbed", 2, THREE) as many:
+    many.connected()
+    start = time.monotonic()
+    assert many.ended() == [0, 0], many.said(0)
+    took = time.monotonic() - start
+  return Timed(exact(site / "undisturbed"), took)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", range(10))
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGSTOP"])
+def test_one_of_two_goes_at_any_moment(site, undisturbed, how, moment):
+  """The other ends too, and the same command goes on as if nothing had been."""
+  workdir, victim = site / f"{how} {moment}", moment % 2
+  with Many(site, workdir, 2, THREE) as many:
+    many.connected()
+    time.sleep((moment + 0.5) / 10 * undisturbed.seconds)
+    many.every[victim].send_signal(getattr(signal, how))
+    (status,) = many.ended(1 - victim, within_s=60)
+    line = many.said(1 - victim).splitlines()[-1]
+    if how == "SIGTERM":
+      assert {status, *many.ended(within_s=60)} == {75}
+      assert re.fullmatch(
+        r"stopped after step \d; the same command goes on",
+        many.said(0).splitlines()[-1],
+      )
+    else:
+      assert status == processes.LOST
+      assert re.fullmatch(
+        rf"error: process {victim} of 2 \(.*\) has (ended|said nothing for "
+        r"30 s); this one ends; the same command resumes",
+        line,
+      )
+  again = trained(site, workdir, 2, THREE)
+  assert exact(again) == undisturbed.numbers

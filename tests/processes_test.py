@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 
+import launchers
 import pytest
 
 from brorl_jax import processes
@@ -46,15 +47,9 @@ processes.gather(None)  # in vain
 """
 
 
-def free_port() -> int:
-  with socket.socket() as s:
-    s.bind(("127.0.0.1", 0))
-    return s.getsockname()[1]
-
-
 def two(what: str) -> tuple[list[int], list[str]]:
   """Exit statuses, and what both wrote to standard error."""
-  port = free_port()
+  port = launchers.free_port()
   started = [
     subprocess.Popen(
       [sys.executable, "-c", PROGRAM, str(me), str(port), what],

@@ -103,6 +103,8 @@ class Together:
 class Stop:
   """What all processes agree on at the end of a step.
 
+  The first SIGTERM asks for the end; a second one ends this process at once.
+
   Attributes:
     asked: Whether any process was told by SIGTERM to end.
   """
@@ -118,6 +120,7 @@ class Stop:
 
   def _on_signal(self, *_: object) -> None:
     self.asked = True
+    signal.signal(signal.SIGTERM, self._before)
 
   def __call__(self, busy_s: float) -> train.Agreed:
     every = processes.gather((busy_s, self.asked))

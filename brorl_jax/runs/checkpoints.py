@@ -117,6 +117,8 @@ class Store:
         state = stored.read(self._folder(step), like, self._run)
       except MismatchError as e:  # a whole step of another model
         raise Unusable(f"checkpoint {step} in {self._directory}: {e}") from e
+      except Unreachable:
+        raise
       except Exception as e:  # orbax raises many kinds of errors for damage
         self._require_reached(step, e)
         passed.append((step, "damaged_checkpoints", intact.one_line(e)))

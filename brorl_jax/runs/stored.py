@@ -9,6 +9,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
+from brorl_jax import processes
 from brorl_jax.runs import intact
 
 # Restore to the host: a second state may not fit on the devices.
@@ -39,6 +40,7 @@ def read(
 
   Raises:
     MismatchError: It holds other arrays.
+    Unreachable: One of several processes cannot read it.
     Exception: It is damaged or cannot be read; `intact.unreachable` tells them
       apart.
   """
@@ -49,9 +51,20 @@ def read(
   _require_same(saved, wanted | missing)
   target = jax.tree.map(ocp.utils.to_shape_dtype_struct, like)
   with ocp.Checkpointer(ocp.StandardCheckpointHandler()) as reader:
-    state = reader.restore(
-      folder / "state", args=ocp.args.StandardRestore(target)
-    )
+    try:
+      state = reader.restore(
+        folder / "state", args=ocp.args.StandardRestore(target)
+      )
+    except Exception as e:
+      if processes.alone():
+        raise
+      # The others may have read their shards: they cannot take an older step
+      # without this process, nor this process another than they.
+      raise Unreachable(
+        f"process {jax.process_index()} cannot read checkpoint {folder}: "
+        f"{intact.one_line(e)}; no file was changed: if it is damaged, move it "
+        "away and run the same command again"
+      ) from e
   _require_digest(state, extra["digest"])
   _require_step(state, int(folder.name))
   return state, extra["ledger"]

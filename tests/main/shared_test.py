@@ -64,13 +64,20 @@ def test_another_process_only_measures_and_is_told(monkeypatch):
   assert recorder.asked == ["measured"] and given == [None, 0.0, 0.0]
 
 
-def test_a_signal_ends_the_run_after_the_step():
-  before = signal.getsignal(signal.SIGTERM)
-  with shared.Stop() as stop:
-    assert stop(1.5) == (1.5, False)
+def test_a_signal_ends_the_run_after_the_step_and_a_second_one_at_once():
+  ended = []
+  before = signal.signal(signal.SIGTERM, lambda *_: ended.append(True))
+  try:
+    with shared.Stop() as stop:
+      assert stop(1.5) == (1.5, False)
+      os.kill(os.getpid(), signal.SIGTERM)
+      assert stop(1.5) == (1.5, True) and stop.asked and not ended
+      os.kill(os.getpid(), signal.SIGTERM)
+      assert ended
     os.kill(os.getpid(), signal.SIGTERM)
-    assert stop(1.5) == (1.5, True) and stop.asked
-  assert signal.getsignal(signal.SIGTERM) is before
+    assert len(ended) == 2
+  finally:
+    signal.signal(signal.SIGTERM, before)
 
 
 def test_processes_agree_with_the_first_and_with_any_signal(monkeypatch):

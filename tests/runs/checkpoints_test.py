@@ -16,6 +16,7 @@ import tiers
 from jax.sharding import NamedSharding, PartitionSpec
 from messages import mentions
 
+from brorl_jax import processes
 from brorl_jax.runs import checkpoints, intact, stored
 from brorl_jax.types import State
 
@@ -594,6 +595,24 @@ def test_a_disk_that_fails_under_the_arrays_is_no_damage(run, monkeypatch):
     run.restore()
   monkeypatch.undo()
   assert run.steps() == [1, 2] and is_step(run.restore(), 2)
+
+
+def test_one_of_several_processes_changes_nothing_when_it_cannot_read(
+  run, monkeypatch
+):
+  """The others may have read theirs: all must go on from the same step."""
+  run.save(1, 2)
+  for path in (run.folder / "2" / "state").rglob("*"):
+    if path.is_file():
+      path.write_bytes(b"")
+  monkeypatch.setattr(processes, "alone", lambda: False)
+  monkeypatch.setattr(processes, "gather", lambda value: [value])
+  with pytest.raises(
+    checkpoints.Unreachable,
+    match=r"process 0 cannot read .*/2: .* move it away",
+  ):
+    run.restore()
+  assert run.steps() == [1, 2] and run.said == []
 
 
 def test_a_step_that_vanishes_while_it_is_read_is_no_damage(run, monkeypatch):

@@ -71,8 +71,31 @@ def run(
   else:
     changed = folder.check(values, workdir, allow_change=allow_change)
   logging.set_verbosity(logging.ERROR)  # orbax logs every file
+  how = dict(allow_change=allow_change or begin_again, begin_again=begin_again)
+  with shared.Stop() as stop:
+    stopped = _hold(c, workdir, changed, stop, **how)
+  if stopped is not None:
+    print(f"stopped after step {stopped}; the same command goes on")
+    sys.exit(STOPPED)
+  if processes.leads():
+    finish(
+      workdir,
+      title=f"N = {c.sampling.n}, {c.sampling.samples:,} rollouts per step",
+    )
+
+
+def _hold(
+  c: Config,
+  workdir: pathlib.Path,
+  changed: Mapping[str, Any],
+  stop: shared.Stop,
+  *,
+  allow_change: bool,
+  begin_again: bool,
+) -> int | None:
+  """Builds all parts and trains while no other run may use the folder."""
   try:
-    parts = _parts(c, workdir, allow_change=allow_change or begin_again)
+    parts = _parts(c, workdir, allow_change=allow_change)
   except ValueError as e:
     raise UserError(str(e)) from None
   leads = processes.leads()
@@ -93,15 +116,7 @@ def run(
         f"warning: run.save_every = {c.run.save_every} is above run.steps = "
         f"{c.run.steps}: if the run is stopped, it starts again at step 1"
       )
-    stopped = _train(c, workdir, parts, changed, held)
-  if stopped is not None:
-    print(f"stopped after step {stopped}; the same command goes on")
-    sys.exit(STOPPED)
-  if leads:
-    finish(
-      workdir,
-      title=f"N = {c.sampling.n}, {c.sampling.samples:,} rollouts per step",
-    )
+    return _train(c, workdir, parts, changed, held, stop)
 
 
 def _train(
@@ -110,6 +125,7 @@ def _train(
   parts: "_Parts",
   changed: Mapping[str, Any],
   held: lock.Lock | None,
+  stop: shared.Stop,
 ) -> int | None:
   """Trains; every error that ends it early is a UserError of one line.
 
@@ -142,11 +158,7 @@ def _train(
     warn=recorder.warn,
   )
   try:
-    with (
-      contextlib.closing(recorder),
-      contextlib.closing(store),
-      shared.Stop() as stop,
-    ):
+    with contextlib.closing(recorder), contextlib.closing(store):
       try:
         state = train.train(
           parts.state,
@@ -166,6 +178,8 @@ def _train(
           recorder.event(store.good or 0, {"event": "stop", "why": str(e)})
         raise
   except (*_UNUSABLE, *_STOPS, checkpoints.Unsaved, OSError) as e:
+    if not isinstance(e, _STOPS):  # which all processes raise
+      processes.settle()
     if held is not None and not recorder.started:
       held.undo()
     raise _ended(e, changed, store.good, started=recorder.started) from None
