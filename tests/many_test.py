@@ -142,10 +142,10 @@ def lines(path: pathlib.Path) -> list[dict]:
   return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-# Sums over devices are added in another order, and the numbers of the clock.
+# Numbers of the clock and of the mesh, and gaps that are rounding alone.
 NOT_THE_SAME = (
   "time/", "score/", "memory/", "rollout/tokens_per_s",
-  "rollout/samples_per_s", "policy/logp_gap", "correction/",
+  "rollout/samples_per_s", "rollout/slot", "policy/logp_gap", "correction/",
 )  # fmt: skip
 
 

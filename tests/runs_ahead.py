@@ -16,13 +16,21 @@ from brorl_jax.rollout.plan import RolloutPlan
 POOL = 1000 * 2**20  # bytes of a device that XLA may use
 
 
-def topology(chip=None) -> Topology:
-  """The eight devices of the tests."""
+def topology(chip=None, processes: int = 1) -> Topology:
+  """The eight devices of the tests, as those of so many processes."""
   target = Target("cpu", 8, POOL)
-  return Topology(Name("cpu", (8,)), chip, jax.devices(), target)
+  return Topology(
+    Name("cpu", (processes, 8 // processes)), chip, jax.devices(), target
+  )
 
 
-def run(policy: Policy = TINY, *, fast: bool = False, **fields: Any) -> Run:
+def run(
+  policy: Policy = TINY,
+  *,
+  fast: bool = False,
+  processes: int = 1,
+  **fields: Any,
+) -> Run:
   """24 prompts x 4 rollouts of 6 tokens, 16 prompts at a time, on 8 devices."""
   small = dict(
     n=4, samples=96, in_flight=64, prompt_tokens=10, max_new_tokens=6,
@@ -40,7 +48,8 @@ def run(policy: Policy = TINY, *, fast: bool = False, **fields: Any) -> Run:
   return Run(
     config(**small | fields),
     policy,
-    topology().mesh(8, 1),
+    mesh := topology().mesh(8, 1),
+    topology(processes=processes).own(mesh),
     plan(3),
     plan(2),
     chunk=8,

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from brorl_jax import processes, train, types
@@ -43,18 +44,12 @@ def decisions(
   }
 
 
-def summary(params: PyTree) -> str:
-  """The mesh, and what processes send each other before they sample.
-
-  Args:
-    params: Global arrays.
-  """
-  leaves = jax.tree.leaves(params)
-  mesh = leaves[0].sharding.mesh
+def summary(mesh: Mesh, params: PyTree) -> str:
+  """The mesh, and what processes send each other before they sample."""
   sizes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
   if processes.alone():
     return f"mesh {sizes}"
-  copied = plan.size(sum(x.nbytes for x in leaves))
+  copied = plan.size(sum(x.nbytes for x in jax.tree.leaves(params)))
   return (
     f"mesh {sizes} of {jax.process_count()} processes; before a step samples, "
     f"each makes its own copy of the parameters: {copied}"

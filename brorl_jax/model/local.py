@@ -37,17 +37,27 @@ def copied(params: PyTree, mesh: Mesh) -> PyTree:
   """
   if jax.process_count() == 1:
     return params
-  count = jax.process_count()
-  rows = jax.tree.leaves(params)[0].sharding.mesh.devices
-  apart = Mesh(
-    rows.reshape(count, -1, rows.shape[1]), ("process", "data", "model")
-  )
   own = sharding.param_shardings(params, mesh)
-  place = lambda s: NamedSharding(apart, s.spec)
-  spread = jax.jit(lambda x: x, out_shardings=jax.tree.map(place, own))(params)
 
   def mine(x: jax.Array, s: NamedSharding) -> jax.Array:
     shards = [shard.data for shard in x.addressable_shards]
     return jax.make_array_from_single_device_arrays(x.shape, s, shards)
 
-  return jax.tree.map(mine, spread, own)
+  return jax.tree.map(mine, spread(params, mesh)(params), own)
+
+
+def spread(params: PyTree, mesh: Mesh) -> jax.stages.Wrapped:
+  """The program of `copied`: to arrays that each process has the whole of.
+
+  Args:
+    params: Global arrays, or their shapes and places.
+    mesh: From `mesh_of`.
+  """
+  rows = jax.tree.leaves(params)[0].sharding.mesh.devices
+  count = rows.size // mesh.size
+  apart = Mesh(
+    rows.reshape(count, -1, rows.shape[1]), ("process", "data", "model")
+  )
+  own = sharding.param_shardings(params, mesh)
+  place = lambda s: NamedSharding(apart, s.spec)
+  return jax.jit(lambda x: x, out_shardings=jax.tree.map(place, own))

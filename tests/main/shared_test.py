@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import one_step
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from brorl_jax import processes
 from brorl_jax.main import shared
@@ -105,11 +104,10 @@ def test_what_decides_the_numbers_is_named(name, value):
 
 
 def test_the_summary_has_the_mesh_and_what_is_copied(monkeypatch):
-  places = NamedSharding(sharding.make_mesh(4, 2), PartitionSpec("data"))
-  params = jax.device_put({"a": jnp.ones((256, 1024))}, places)
-  assert shared.summary(params) == "mesh data 4 x model 2"
+  mesh, params = sharding.make_mesh(4, 2), {"a": jnp.ones((256, 1024))}
+  assert shared.summary(mesh, params) == "mesh data 4 x model 2"
   monkeypatch.setattr(processes, "alone", lambda: False)
   monkeypatch.setattr(jax, "process_count", lambda: 3)
-  said = shared.summary(params)
+  said = shared.summary(mesh, params)
   assert said.startswith("mesh data 4 x model 2 of 3 processes; ")
   assert said.endswith("each makes its own copy of the parameters: 1.00 MiB")

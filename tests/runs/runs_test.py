@@ -23,6 +23,7 @@ from brorl_jax import train
 from brorl_jax.errors import UserError
 from brorl_jax.main.commands import train as train_command
 from brorl_jax.main.stages.examples import Examples
+from brorl_jax.model import sharding
 from brorl_jax.runs import checkpoints, folder, lines, sections, stored
 from brorl_jax.tasks.base import Example
 
@@ -95,7 +96,8 @@ class Run:
     phase = phase._replace(measure=measure)
     state = State(jnp.zeros(3), jnp.int32(0), jnp.zeros(3))
     found = {"data": {"seed": "0"}, "functions": {}}
-    return train_command._Parts(One(), judge, [phase], [], state, found)
+    mesh = sharding.make_mesh(1, 8)
+    return train_command._Parts(mesh, One(), judge, [phase], [], state, found)
 
   def _close(self):
     self.closed += 1

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from brorl_jax.main.ahead.run import FEW, Compile, Program, Run, placed, size
 from brorl_jax.main.ahead.updates import updating
 from brorl_jax.main.stages import sampling
+from brorl_jax.model import local
 from brorl_jax.rollout import program_spec, programs, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.plan import RolloutPlan
@@ -31,13 +32,23 @@ def every(run: Run, compile: Compile) -> Iterator[Program]:
   whose memory its plan knows: not compiled if fast.
   """
   yield from updating(run)
-  yield from _sampling(run, compile)
+  if run.processes > 1:
+    yield _copy(run)
+  yield from _sampling(run.alone, compile)
   if not run.fast:
-    yield from _evaluating(run, compile)
+    yield from _evaluating(run.alone, compile)
+
+
+def _copy(run: Run) -> Program:
+  """The parameters of all devices, to each process' own."""
+  params = run.state().params
+  lowered = local.spread(params, run.own).lower(params)
+  return Program("copy", lowered, run.sampling_bytes, run.policy.layers)
 
 
 def training_spec(run: Run) -> ProgramSpec:
   """What the programs of training's rollouts are compiled for."""
+  run = run.alone
   c = run.config.sampling
   cut = SamplingParams(temperature=c.temperature)
   return _spec(run, run.rollouts, n=c.n, places=c.places, cut=cut, streams=True)

@@ -40,7 +40,8 @@ class Run:
 
   config: Config
   policy: Policy
-  mesh: Mesh
+  mesh: Mesh  # of all devices, on which updates run
+  own: Mesh  # of one process, on which it samples; the same if there is one
   rollouts: RolloutPlan
   evaluations: RolloutPlan
   chunk: int  # held-out prompts that are sampled together
@@ -53,6 +54,25 @@ class Run:
   def data(self) -> int:
     """Devices over which prompts are spread."""
     return self.mesh.shape["data"]
+
+  @property
+  def processes(self) -> int:
+    return self.mesh.size // self.own.size
+
+  @property
+  def alone(self) -> "Run":
+    """What one process samples, beside the training state, from its copy."""
+    if self.processes == 1:
+      return self
+    c = self.config.sampling
+    c = dataclasses.replace(c, in_flight=c.in_flight // self.processes)
+    alone = dataclasses.replace(
+      self,
+      config=dataclasses.replace(self.config, sampling=c),
+      mesh=self.own,
+    )
+    held = self.sampling_bytes + size(alone.state().params)
+    return dataclasses.replace(alone, sampling_bytes=held)
 
   @property
   def parameters(self) -> int:

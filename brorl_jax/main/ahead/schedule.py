@@ -17,7 +17,7 @@ class Part:
 
   name: str
   calls: costs.Number  # of the program, or turns of its open loop
-  work: costs.Work  # of one call, of all devices
+  work: costs.Work  # of one call, of the devices that share it
   seconds: float  # of all calls, at best
 
 
@@ -52,7 +52,7 @@ def of(run: Run, measured: list[Measured], chip: Chip) -> Schedule:
   Responses have `sampling.mean_tokens` tokens each, or the most there can be.
   Verifiers, checkpoints and the host's own work are not in it.
   """
-  c, devices = run.config, run.mesh.size
+  c, alone = run.config, run.alone
   sampled, S = c.sampling, c.data.prompt_tokens
   T = sampled.mean_tokens or sampled.max_new_tokens
   cost = costs.Counts(run.policy, copies=run.data)
@@ -60,21 +60,27 @@ def of(run: Run, measured: list[Measured], chip: Chip) -> Schedule:
   by_name = {m.name: m for m in measured}
   parts: list[Part] = []
 
-  def add(name: str, calls: costs.Number, work: costs.Work) -> None:
+  def add(
+    name: str, calls: costs.Number, work: costs.Work, of: Run = run
+  ) -> None:
     if name not in by_name or not calls:
       return
-    each = costs.seconds(work, by_name[name].sent, chip, devices)
+    each = costs.seconds(work, by_name[name].sent, chip, of.mesh.size)
     parts.append(Part(name, calls, work, calls * each))
 
-  read = lambda prompts: cost.forward(prompts * S, S / 2, prompts)
-  add("prefill", 1, read(sampled.places))
-  visited = run.visited
-  add("admit", max(P - sampled.places, 0) / visited, read(visited))
+  # Each process samples its share on its own devices, all at the same time.
+  own, share = costs.Counts(run.policy, copies=alone.data), P / run.processes
+  places, visited = alone.config.sampling.places, alone.visited
+  read = lambda prompts: own.forward(prompts * S, S / 2, prompts)
+  add("copy", 1, costs.Work(0, 0))
+  add("prefill", 1, read(places), alone)
+  add("admit", max(share - places, 0) / visited, read(visited), alone)
 
   spec = training_spec(run)
-  lanes = spec.lanes * run.data
+  lanes = spec.lanes * alone.data
   rows = lanes * spec.slots
-  add("decode", P * N * T / rows, cost.step(rows, lanes, S, T / 2))
+  step = own.step(rows, lanes, S, T / 2)
+  add("decode", share * N * T / rows, step, alone)
 
   # Microbatches of every length have about the same number of tokens.
   blocks, M = c.optim.blocks, c.optim.rows
@@ -85,7 +91,7 @@ def of(run: Run, measured: list[Measured], chip: Chip) -> Schedule:
   add("score", calls * (old + ref), both(cost.forward))
   add("gradient", calls, both(cost.gradient))
   add("apply", c.optim.minibatches, cost.apply(run.parameters))
-  return Schedule(parts, T, P * N, c.run.steps, devices)
+  return Schedule(parts, T, P * N, c.run.steps, run.mesh.size)
 
 
 def programs(run: Run) -> dict[str, int]:
@@ -100,7 +106,8 @@ def programs(run: Run) -> dict[str, int]:
   decoding = sizes * (1 if spec.blocks else spec.pages) + (sizes - 1)
   scores = c.optim.minibatches > 1 or bool(c.reference.kl_weight)
   return {
-    "sampling": 3 + decoding,  # prefill, admit, take
+    # Prefill, admit, take; with several processes the copy.
+    "sampling": 3 + decoding + (run.processes > 1),
     "updating": len(lengths) * (1 + scores) + 2,
     "evaluation": 2 + decoding,
   }

@@ -53,7 +53,7 @@ dnn_version_info {{ major: 9 minor: 10 patch: 2 }}
 device_description_str: "NVIDIA {name}"
 """
 _NAME = re.compile(r"(?P<kind>\w+):(?P<shape>\d+(x\d+)*)")
-_AXES = {"gpu": (2,), "tpu": (2, 3), "cpu": (1,)}  # numbers in a shape
+_AXES = {"gpu": (2,), "tpu": (2, 3), "cpu": (1, 2)}  # numbers in a shape
 _EXTRA = {"gpu": "aot-cuda", "tpu": "aot-tpu"}
 # XLA's products by Triton are chosen by trying them on the device. No kernel is
 # run, so none is made fast: a fifth of the time of compiling.
@@ -103,6 +103,29 @@ class Topology:
     away = self.name.kind != "here"
     return _OPTIONS.get(self.target.platform, {}) if away else {}
 
+  @property
+  def processes(self) -> int:
+    """Of a run: one on each host, and of CPUs alone one on each device."""
+    if self.target.platform == "tpu":
+      return len({device.process_index for device in self.devices})
+    return 1 if self.name.kind == "here" else self.name.shape[0]
+
+  def own(self, mesh: Mesh) -> Mesh:
+    """The mesh of one process: its rows; see `local.mesh_of`.
+
+    Raises:
+      UserError: The devices of a process are no whole rows.
+    """
+    data, model = mesh.devices.shape
+    if data % self.processes:
+      raise UserError(
+        f"--topology={self.name}: a row of {model} devices lies in several of "
+        f"{self.processes} processes; choose a mesh_model that divides "
+        f"{mesh.size // self.processes}"
+      )
+    rows = mesh.devices[: data // self.processes]
+    return Mesh(rows, mesh.axis_names, axis_types=mesh.axis_types)
+
   def mesh(self, data: int, model: int) -> Mesh:
     """As `sharding.make_mesh`, of these devices."""
     shape = (data, model)
@@ -119,7 +142,9 @@ def parse(text: str) -> Name:
   if text == "here":
     return Name("here")
   found = _NAME.fullmatch(text)
-  examples = "h100:1x8, h200:8x8, v5p:2x2x2, v5e:4x4, v6e:4x4, cpu:64 or here"
+  examples = (
+    "h100:1x8, h200:8x8, v5p:2x2x2, v5e:4x4, v6e:4x4, cpu:64, cpu:8x8 or here"
+  )
   if found is None:
     raise UserError(f"--topology={text}: give KIND:SHAPE, such as {examples}")
   name = Name(found["kind"], tuple(map(int, found["shape"].split("x"))))
@@ -130,7 +155,10 @@ def parse(text: str) -> Name:
     )
   axes = _AXES[name.platform]
   if len(name.shape) not in axes or not name.devices:
-    means = {"gpu": "hosts x GPUs of each", "cpu": "devices"}
+    means = {
+      "gpu": "hosts x GPUs of each",
+      "cpu": "processes x devices of each",
+    }
     what = means.get(name.platform, "chips along each axis")
     raise UserError(
       f"--topology={text}: the shape of {name.kind} is {what}, such as "

@@ -74,7 +74,13 @@ def run(c: Config, topology: str | None = None, *, fast: bool = False) -> None:
     policy = dataclasses.replace(policy, target=machine)
     mesh: dict[str, Any] = dict(data=data, model=model)
     mesh["keep_reference"] = learning.keeps_reference(c)
-    phases = [_phase(x, c, policy, **mesh) for x in settings.phases(c)]
+    count = 1
+    if where is not None:
+      where.own(where.mesh(data, model))  # or it is refused here
+      count = where.processes
+    phases = [
+      _phase(x, c, policy, **mesh, processes=count) for x in settings.phases(c)
+    ]
     corpus.check(c.data, own=bool(c.reward.verifier))
     if c.policy.chat_template:
       tokenizer.read_template(c.policy.chat_template)
@@ -121,7 +127,12 @@ def _devices(
 
 
 def _phase(
-  which: sections.Phase, c: Config, policy: Policy, **where: Any
+  which: sections.Phase,
+  c: Config,
+  policy: Policy,
+  *,
+  processes: int,
+  **where: Any,
 ) -> tuple[Config, Plans]:
   """Prints the memory plans of a phase of the run; it, with its sizes."""
   since, phase, _ = which
@@ -129,13 +140,14 @@ def _phase(
   data, model = where["data"], where["model"]
   settings.check_mesh(phase, data)
   settings.check_lengths(phase, policy.max_positions)
-  plans = make(phase, policy, **where)
+  plans = make(phase, policy, **where, processes=processes)
   when = f" from step {since}" if c.run.phases else ""
   kind = "CPU devices" if policy.target.on_cpu else "accelerators"
+  many = f" of {processes} processes" if processes > 1 else ""
   print(
     f"rollouts{when}: {phase.sampling.places} prompts x "
     f"{phase.sampling.n}, at most {phase.sampling.max_new_tokens} tokens, "
-    f"on {data} x {model} {kind}\n"
+    f"on {data} x {model} {kind}{many}\n"
     f"{plans.rollouts.table()}\n"
     f"evaluations: {plans.chunk} prompts x {phase.eval.n}\n"
     f"{plans.evaluations.table()}"
@@ -176,10 +188,12 @@ def _compiled(
     model=model,
     keep_reference=keep_reference,
   )
+  mesh = where.mesh(data, model)
   run = Run(
     c,
     policy,
-    where.mesh(data, model),
+    mesh,
+    where.own(mesh),
     plans.rollouts,
     plans.evaluations,
     plans.chunk,

@@ -106,7 +106,7 @@ def _hold(
     ):
       print(f"moved the files of {workdir} to {moved}")
     log_lines = [
-      shared.summary(parts.state.params),
+      shared.summary(parts.mesh, parts.state.params),
       *parts.scorer.log_lines,
       *(one.summary for one in parts.phases),
     ]
@@ -210,6 +210,7 @@ def _ended(
 class _Parts(NamedTuple):
   """Everything that a validated run needs."""
 
+  mesh: Mesh
   examples: Examples
   scorer: Scorer
   phases: "list[Phase]"
@@ -258,7 +259,7 @@ def _parts(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> _Parts:
     "sandbox": scorer.sandbox,
     "began_with": str(source.resolve()),
   }
-  return _Parts(examples, scorer, phases, heldout, state, entries)
+  return _Parts(mesh, examples, scorer, phases, heldout, state, entries)
 
 
 class Phase(NamedTuple):

@@ -7,7 +7,7 @@ import runs_ahead as made
 from small_policies import changed
 
 from brorl_jax.learner import update
-from brorl_jax.main.ahead import programs
+from brorl_jax.main.ahead import hlo, programs
 from brorl_jax.main.ahead.run import Run, size
 from brorl_jax.main.commands import plan
 from brorl_jax.main.commands import train as train_command
@@ -107,7 +107,7 @@ def test_a_step_runs_what_is_listed(tmp_path, monkeypatch):
   keep = learning.keeps_reference(c)
   plans = plan.make(c, policy, data=8, model=1, keep_reference=keep)
   run = Run(
-    c, policy, mesh, plans.rollouts, plans.evaluations, plans.chunk,
+    c, policy, mesh, mesh, plans.rollouts, plans.evaluations, plans.chunk,
     keep_reference=keep, sampling_bytes=0, applying_bytes=0, fast=False,
   )  # fmt: skip
   listed = {}
@@ -133,3 +133,28 @@ def test_a_step_runs_what_is_listed(tmp_path, monkeypatch):
     # Nothing is compacted in so short a step.
     assert arguments in calls or name == "compact", name
   assert called.keys() <= listed.keys()
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("processes", [2, 8])
+def test_each_process_samples_its_share_without_the_others(processes, found):
+  run, whole = made.run(processes=processes), found[1]
+  every = {p.name: p for p in programs.every(run, lambda x: x.compile())}
+  assert [*every] == [*ORDER[:3], "copy", *ORDER[3:]]
+
+  # No message leaves a process but in the copy and the update.
+  def groups(name):
+    text = every[name].lowered.compile().as_text()
+    return {x.group for x in hlo.Text(text).account().collectives}
+
+  assert max(groups("copy") | groups("gradient")) == 8
+  assert max({0}.union(*map(groups, ORDER[3:]))) <= 8 // processes
+  # 16 prompts at a time, of 10 tokens each.
+  shapes_of = lambda p: shapes(p.lowered.in_avals)
+  assert ((16 // processes, 10), "int32") in shapes_of(every["prefill"])
+  assert shapes_of(every["gradient"]) == shapes_of(whole["gradient"])
+  # A process holds the copy beside its part of the training state.
+  copy = size(run.alone.state().params)
+  whole_bytes = 4 * run.parameters
+  assert copy == whole_bytes if processes == 8 else copy < whole_bytes / 3
+  assert every["prefill"].held_bytes >= run.sampling_bytes + copy

@@ -32,7 +32,7 @@ def test_tables_and_a_line_of_json(show):
     made.measured("gradient", sent={LARGE: 3}),
     chip=CHIPS["v5p"],
   )
-  assert lines[0] == "programs of cpu:8: 8 x 1 devices, 2 layers"
+  assert lines[0] == "programs of cpu:1x8: 8 x 1 devices, 2 layers"
   titles = [line for line in lines[1:] if not line.startswith("  ")]
   assert titles[:-1] == [
     "messages of 1 MiB and more, per call or token",
@@ -73,8 +73,8 @@ def test_what_does_not_fit_is_printed_and_refused(show, capsys):
   # The worst: 2 + 3 MiB more than there are, so not half of its 4 rows' worth.
   assert mentions(
     str(e.value),
-    "gradient ... 0.98 GiB ... cpu:8 ... optim.rows = 4; nearest that fits, by "
-    "its size: optim.rows = 3",
+    "gradient ... 0.98 GiB ... cpu:1x8 ... optim.rows = 4; nearest that fits, "
+    "by its size: optim.rows = 3",
   )
   assert json.loads(capsys.readouterr().out.splitlines()[-1])["fits"] is False
 

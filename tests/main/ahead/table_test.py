@@ -104,7 +104,7 @@ def test_json_says_all_of_it_in_one_line():
     },
   ]
   assert read == {
-    "topology": "cpu:8",
+    "topology": "cpu:1x8",
     "devices": 8,
     "pool_bytes": made.POOL,
     "fits": True,

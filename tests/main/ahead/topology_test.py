@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+import runs_ahead as made
 from messages import mentions
 
 from brorl_jax.errors import UserError
@@ -98,8 +99,8 @@ def test_the_name_of_this_machine():
     ("h100:0x8", "hosts x GPUs of each"),
     ("v5p:8", "chips along each axis ... v5p:2x2x2"),
     ("v5p:2x2x2x2", "chips along each axis"),
-    ("cpu:2x4", "devices ... cpu:64"),
-    ("cpu:0", "devices ... cpu:64"),
+    ("cpu:2x2x2", "processes x devices of each ... cpu:64 ... cpu:8x8"),
+    ("cpu:0", "processes x devices of each ... cpu:64"),
   ],
 )
 def test_a_wrong_name_is_refused_with_one_that_is_right(text, says):
@@ -257,3 +258,24 @@ def test_a_mesh_of_a_tpu_follows_its_links(monkeypatch):
     topology.mesh_utils, "create_device_mesh", lambda shape, devices: back
   )
   assert [*where.mesh(8, 1).devices.flat] == jax.devices()[::-1]
+
+
+@pytest.mark.parametrize("processes, devices", [(1, 8), (2, 4), (8, 1)])
+def test_each_process_has_its_rows(processes, devices):
+  where = made.topology(processes=processes)
+  mesh = where.mesh(8, 1)
+  own = where.own(mesh)
+  assert where.processes == processes and own.axis_names == mesh.axis_names
+  assert own.devices.tolist() == mesh.devices[:devices].tolist()
+
+
+def test_a_row_in_several_processes_is_refused():
+  where = made.topology(processes=8)
+  line = refusal(where.own, where.mesh(4, 2))
+  assert mentions(line, "cpu:8x1 ... 2 devices lies in several of 8 processes")
+
+
+def test_cpus_are_processes_of_one_device():
+  name = topology.parse("cpu:64")
+  where = topology.Topology(name, None, (), Target("cpu", 64, 1))
+  assert name.devices == where.processes == 64
