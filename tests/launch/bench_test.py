@@ -92,6 +92,7 @@ def test_one_token_in_so_many_ends():
   assert ids == workloads.prompt_ids(workloads.WORKLOADS["w2"])
 
 
+@pytest.mark.slow
 def test_our_line_of_json():
   command = [
     "-m",

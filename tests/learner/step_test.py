@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import tiers
 from compiled import compilations
 from one_step import groups
 from update_cases import OBJECTIVE, POLICY, packed, params, rollouts
@@ -120,7 +121,7 @@ def all_at_once(state, parts, mesh):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("devices", [1, 8])
+@pytest.mark.parametrize("devices", [tiers.at_night(1), 8])
 def test_batches_that_are_placed_in_turn_give_the_same_bits(
   devices, monkeypatch
 ):

@@ -34,7 +34,7 @@ def drawn(policy):
   return jax.tree.map(noise, params)
 
 
-@pytest.mark.parametrize("name", tiers.some(POLICIES, 3))
+@pytest.mark.parametrize("name", tiers.some(POLICIES, 3, 5))
 def test_a_layer_computes_what_it_computed_before(name):
   policy = POLICIES[name]
   params = drawn(policy)

@@ -32,7 +32,7 @@ def shaken(policy):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", tiers.some(POLICIES, 2, 4))
+@pytest.mark.parametrize("name", tiers.some(POLICIES, 1, 2))
 @pytest.mark.parametrize("W", [1, 2])
 def test_rows_decode_at_their_own_pace_from_blocks_of_a_pool(name, W):
   """5 rows, of which some wait in a step; nothing else is in their blocks."""

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiers
 from small_policies import EXPERTS, GEMMA2, TINY
 
 from brorl_jax.model import layers
@@ -94,7 +95,9 @@ def test_initial_parameters_of_every_option():
   assert jnp.mean(gate == up) < 0.01
 
 
-@pytest.mark.parametrize("policy", [TINY, GEMMA2], ids=["TINY", "GEMMA2"])
+@pytest.mark.parametrize(
+  "policy", [TINY, tiers.at_night(GEMMA2)], ids=["TINY", "GEMMA2"]
+)
 def test_an_accelerator_feeds_forward_a_few_tokens_at_a_time(
   policy, monkeypatch
 ):

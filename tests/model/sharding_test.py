@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiers
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from messages import mentions
@@ -293,7 +294,7 @@ def test_parameters_are_left_alone_where_no_device_lacks_them():
   "name, dtype, tied",
   [
     ("plain", "bfloat16", False),
-    ("all", "float32", True),
+    tiers.at_night(("all", "float32", True)),
     ("experts", "float32", False),
   ],
 )

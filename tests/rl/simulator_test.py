@@ -37,7 +37,7 @@ def figure_3(n):
 @pytest.mark.parametrize(
   "n, end",
   [
-    (4, 0.6015),
+    tiers.at_night((4, 0.6015)),
     tiers.at_night((8, 0.6027)),
     tiers.at_night((16, 0.6074)),
     (512, 0.6341),

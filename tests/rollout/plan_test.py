@@ -372,7 +372,7 @@ def test_the_command_refuses_in_one_line():
   assert "of 0.86 MiB (90% of a device)" in line
 
 
-@pytest.mark.parametrize("of", tiers.some([n512, n16], 1))
+@pytest.mark.parametrize("of", tiers.some([n512, n16], 1, 1))
 @pytest.mark.parametrize(
   "preset, fields, data", [("1p5b", QWEN, 8), ("8b", LLAMA, 1)]
 )

@@ -4,6 +4,7 @@ import jax
 import jaxtyping
 import pytest
 import runs_ahead as made
+import tiers
 from small_policies import changed
 
 from brorl_jax.learner import update
@@ -97,7 +98,7 @@ def test_a_policy_of_few_layers_decodes_with_so_many(found):
   )
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_step_runs_what_is_listed(tmp_path, monkeypatch):
   """Each program of the list but one is called with just these shapes."""
   c = made.run(prompt_tokens=40, steps=1, save_every=1, eval_every=1).config
@@ -136,7 +137,7 @@ def test_a_step_runs_what_is_listed(tmp_path, monkeypatch):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("processes", [2, 8])
+@pytest.mark.parametrize("processes", [tiers.at_night(2), 8])
 def test_each_process_samples_its_share_without_the_others(processes, found):
   run, whole = made.run(processes=processes), found[1]
   every = {p.name: p for p in programs.every(run, lambda x: x.compile())}

@@ -722,7 +722,7 @@ for name, settings in json.load(sys.stdin):
 """
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_puzzles_do_not_depend_on_the_hash_seed():
   root = pathlib.Path(gym.__file__).parents[3]
   wanted = json.dumps([(f.name, dict(f.settings)) for f in EVERY])
