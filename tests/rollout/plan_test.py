@@ -374,7 +374,7 @@ def test_the_command_refuses_in_one_line():
 
 @pytest.mark.parametrize("of", tiers.some([n512, n16], 1, 1))
 @pytest.mark.parametrize(
-  "preset, fields, data", [("1p5b", QWEN, 8), ("8b", LLAMA, 1)]
+  "preset, fields, data", [("1p5b", QWEN, 8), ("8b", LLAMA, 2)]
 )
 def test_presets_fit_eight_devices_that_are_not_here(
   of, preset, fields, data, tmp_path, capsys, monkeypatch
