@@ -32,7 +32,7 @@ def apply(c: Any, name: str) -> None:
     c.policy.checkpoint = "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"
   if name == "8b":
     c.policy.checkpoint = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
-    c.devices.mesh_model = 4  # half a node of GPUs, one host of a TPU
+    c.devices.mesh_tensor = 4  # half a node of GPUs, one host of a TPU
 
 
 def _language_model(c: Any) -> None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+from brorl_jax.meshes import ONE
 from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.target import Target
@@ -31,6 +32,5 @@ def on_gpu(policy=SMALL, devices=1) -> Policy:
 
 
 def load(policy=TOY, **changes) -> memory.Load:
-  sizes = dict(n=6, prompts=5, prompt_tokens=7, max_new_tokens=70)
-  sizes |= dict(data=1, model=1)
+  sizes = dict(n=6, prompts=5, prompt_tokens=7, max_new_tokens=70, axes=ONE)
   return memory.Load(policy, **{"resident_bytes": 1000, **sizes, **changes})

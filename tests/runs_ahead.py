@@ -6,9 +6,11 @@ import jax
 from one_step import config
 from small_policies import TINY
 
+from brorl_jax import meshes
 from brorl_jax.main.ahead.measured import Measured
 from brorl_jax.main.ahead.run import Run
 from brorl_jax.main.ahead.topology import Name, Topology
+from brorl_jax.meshes import Axes
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.target import Target
 from brorl_jax.rollout.plan import RolloutPlan
@@ -48,8 +50,8 @@ def run(
   return Run(
     config(**small | fields),
     policy,
-    mesh := topology().mesh(8, 1),
-    topology(processes=processes).own(mesh),
+    mesh := topology().mesh(Axes(fsdp=8)),
+    meshes.part(mesh, processes),
     plan(3),
     plan(2),
     chunk=8,

@@ -11,8 +11,9 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import AxisType
 
+from brorl_jax import meshes
+from brorl_jax.meshes import Axes
 from brorl_jax.model import cache
 from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
@@ -130,13 +131,9 @@ def policy_params():
   )
 
 
-def devices(count, model=1):
-  return jax.make_mesh(
-    (count // model, model),
-    ("data", "model"),
-    axis_types=(AxisType.Auto, AxisType.Auto),
-    devices=jax.devices()[:count],
-  )
+def devices(count, tensor=1):
+  axes = Axes(fsdp=count // tensor, tensor=tensor)
+  return meshes.over([jax.devices()[:count]], axes)
 
 
 def run(prompts=PROMPTS, key=KEY, policy=Table(), params=TABLE, **changes):

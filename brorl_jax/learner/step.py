@@ -10,6 +10,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Bool, Float, PyTree
 
+from brorl_jax import meshes
 from brorl_jax.learner import packing, update
 from brorl_jax.learner.objective import Objective, ResponseLogp, Stats
 from brorl_jax.model import sharding
@@ -94,8 +95,8 @@ def scored(
 
 
 def placed(batch: Batch, mesh: Mesh) -> Batch:
-  """A batch of the host on the mesh: blocks are spread over "data"."""
-  spread = lambda x: PartitionSpec(*(None, "data")[: x.ndim])
+  """A batch of the host on the mesh: blocks are spread over its rows."""
+  spread = lambda x: PartitionSpec(*(None, meshes.rows(mesh))[: x.ndim])
   return jax.tree.map(lambda x: sharding.to_mesh(mesh, spread(x), x), batch)
 
 

@@ -19,6 +19,7 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
+from brorl_jax import meshes
 from brorl_jax.learner.pair_packing import (
   Layout,
   Pair,
@@ -128,7 +129,7 @@ def mean_loss(
 def _placed(rows: Rows, *, mesh: Mesh | None) -> Rows:
   if mesh is None:
     return rows
-  spread = lambda x: PartitionSpec(*(None, "data")[: x.ndim])
+  spread = lambda x: PartitionSpec(*(None, meshes.rows(mesh))[: x.ndim])
   return jax.tree.map(lambda x: sharding.to_mesh(mesh, spread(x), x), rows)
 
 

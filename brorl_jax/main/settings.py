@@ -357,20 +357,21 @@ def _training_rules(c: sections.Config) -> Iterator[Rule]:
   yield "loss.correction", good, must
 
 
-def check_mesh(c: sections.Config, data: int) -> None:
+def check_mesh(c: sections.Config, rows: int) -> None:
   """Raises UserError, with what would do, if work does not divide evenly."""
   n, places = c.sampling.n, c.sampling.in_flight // c.sampling.n
   wrong = []
-  if places % data:
+  if places % rows:
     wrong.append(
       f"sampling.in_flight = {c.sampling.in_flight} is {places} prompts of {n} "
-      f"rollouts (use a multiple of {data * n})"
+      f"rollouts (use a multiple of {rows * n})"
     )
-  if c.optim.blocks % data:
-    wrong.append(f"optim.blocks = {c.optim.blocks} (use a multiple of {data})")
+  if c.optim.blocks % rows:
+    wrong.append(f"optim.blocks = {c.optim.blocks} (use a multiple of {rows})")
   if wrong:
     raise UserError(
-      f"config.devices.mesh_data = {data} does not divide the work evenly: "
+      f"{rows} rows of devices (config.devices.mesh_data x mesh_fsdp) do not "
+      f"divide the work evenly: "
       f"{'; '.join(wrong)}; 0 chooses for the devices there are"
     )
 

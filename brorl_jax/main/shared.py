@@ -12,7 +12,7 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from brorl_jax import processes, train, types
+from brorl_jax import meshes, processes, train, types
 from brorl_jax.main.recorder import Recorder
 from brorl_jax.rollout import plan
 from brorl_jax.runs import folder, sections
@@ -46,12 +46,12 @@ def decisions(
 
 def summary(mesh: Mesh, params: PyTree) -> str:
   """The mesh, and what processes send each other before they sample."""
-  sizes = " x ".join(f"{name} {size}" for name, size in mesh.shape.items())
+  axes = meshes.of(mesh)
   if processes.alone():
-    return f"mesh {sizes}"
+    return f"mesh ({axes})"
   copied = plan.size(sum(x.nbytes for x in jax.tree.leaves(params)))
   return (
-    f"mesh {sizes} of {jax.process_count()} processes; before a step samples, "
+    f"mesh ({axes}) of {jax.process_count()} processes; before a step samples, "
     f"each makes its own copy of the parameters: {copied}"
   )
 

@@ -8,11 +8,11 @@ import dataclasses
 from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh
 
 from brorl_jax.learner import packing
 from brorl_jax.learner import state as states
 from brorl_jax.main.stages import learning
+from brorl_jax.meshes import Axes
 from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.rollout import memory, plan
@@ -24,40 +24,37 @@ _AHEAD = 2048
 
 
 def settled(
-  c: Config, policy: Policy, *, data: int, model: int, keep_reference: bool
+  c: Config, policy: Policy, *, axes: Axes, keep_reference: bool
 ) -> Config:
   """The config with sizes in place of zeros.
 
-    sampling.in_flight  2,048 for each device of `data`, in whole prompts, or as
+    sampling.in_flight  2,048 for each row of devices, in whole prompts, or as
                         many as a step has, but at least a prompt
-    optim.blocks        one for each device of `data`
+    optim.blocks        one for each row of devices
     optim.rows          8, or as few as fit into memory
 
   Args:
     c: The config.
     policy: Description of the policy.
-    data: Devices of axis `data`.
-    model: Devices of axis `model`.
+    axes: Of the mesh.
     keep_reference: Whether any phase of the run has a reference policy.
   """
-  optim = dataclasses.replace(c.optim, blocks=c.optim.blocks or data)
-  sampled = dataclasses.replace(c.sampling, in_flight=in_flight(c, data))
+  optim = dataclasses.replace(c.optim, blocks=c.optim.blocks or axes.rows)
+  sampled = dataclasses.replace(c.sampling, in_flight=in_flight(c, axes))
   c = dataclasses.replace(c, sampling=sampled, optim=optim)
   if optim.rows:
     return c
   one = dataclasses.replace(c, optim=dataclasses.replace(optim, rows=1))
-  most = gradient(
-    one, policy, data=data, model=model, keep_reference=keep_reference
-  )
+  most = gradient(one, policy, axes=axes, keep_reference=keep_reference)
   rows = plan.rows(most, memory_bytes(c, policy))
   return dataclasses.replace(c, optim=dataclasses.replace(optim, rows=rows))
 
 
-def in_flight(c: Config, data: int) -> int:
+def in_flight(c: Config, axes: Axes) -> int:
   """Rollouts that are made at one time, see `settled`."""
   sampled = c.sampling
-  each = max(min(-(-_AHEAD // sampled.n), sampled.prompts // data), 1)
-  return sampled.in_flight or data * each * sampled.n
+  each = max(min(-(-_AHEAD // sampled.n), sampled.prompts // axes.rows), 1)
+  return sampled.in_flight or axes.rows * each * sampled.n
 
 
 def memory_bytes(c: Config, policy: Policy) -> int:
@@ -66,28 +63,26 @@ def memory_bytes(c: Config, policy: Policy) -> int:
 
 
 def gradient(
-  c: Config, policy: Policy, *, data: int, model: int, keep_reference: bool
+  c: Config, policy: Policy, *, axes: Axes, keep_reference: bool
 ) -> memory.Gradient:
   """Memory of an update's gradient, for the longest responses.
 
   Args:
     c: The config, with all sizes.
     policy: Description of the policy.
-    data: Devices of axis `data`.
-    model: Devices of axis `model`.
+    axes: Of the mesh.
     keep_reference: Whether any phase of the run has a reference policy.
   """
-  where = dict(data=data, model=model)
-  held = resident_bytes(c, policy, keep_reference=keep_reference, **where)
+  held = resident_bytes(c, policy, axes=axes, keep_reference=keep_reference)
   return memory.Gradient(
     policy,
     held,
-    parameter_bytes(policy, **where),
+    parameter_bytes(policy, axes),
     prompts=c.optim.blocks,
     responses=c.optim.rows,
     prompt_tokens=c.data.prompt_tokens,
     tokens=c.sampling.max_new_tokens,
-    **where,
+    axes=axes,
     applied=False,
     # Two batches: one is brought while the other is computed.
     microbatches=2 * packing.MICROBATCHES,
@@ -111,8 +106,7 @@ def state_bytes(
   *,
   offload: str,
   pipeline: bool,
-  data: int,
-  model: int,
+  axes: Axes,
   keep_reference: bool,
   applying: bool = False,
 ) -> int:
@@ -123,8 +117,7 @@ def state_bytes(
     tx: The optimizer.
     offload: `devices.offload`.
     pipeline: `run.pipeline`.
-    data: Devices of axis `data`.
-    model: Devices of axis `model`.
+    axes: Of the mesh.
     keep_reference: Whether any phase of the run has a reference policy.
     applying: Whether an update is applied, with the moments on the devices.
 
@@ -137,7 +130,7 @@ def state_bytes(
   _, shapes, places = states.state_places(
     jax.eval_shape(policy.init, jax.random.key(0)),
     tx,
-    AbstractMesh((data, model), ("data", "model")),
+    axes.abstract,
     keep_reference=keep_reference,
     offload=away,
   )
@@ -153,8 +146,8 @@ def state_bytes(
   return held
 
 
-def parameter_bytes(policy: Policy, data: int, model: int) -> int:
+def parameter_bytes(policy: Policy, axes: Axes) -> int:
   """Bytes per device of the parameters, or of their gradients."""
   params = jax.eval_shape(policy.init, jax.random.key(0))
-  mesh = AbstractMesh((data, model), ("data", "model"))
-  return sharding.shard_bytes(params, sharding.param_shardings(params, mesh))
+  places = sharding.param_shardings(params, axes.abstract)
+  return sharding.shard_bytes(params, places)

@@ -11,6 +11,7 @@ merged, but jax rounds it to bfloat16: wrong by up to 3 %.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from brorl_jax import meshes
 from brorl_jax.model import sharding
 from brorl_jax.model.target import Target
 
@@ -89,21 +91,27 @@ def attend(
   """
   kernel = _cudnn if target.platform == "gpu" else _splash
   kernel = functools.partial(kernel, scale=scale, softcap=softcap)
-  return _on_devices(functools.partial(_rows, kernel), mesh, len(q))(
+  P, G = len(q), own[0].shape[2]
+  return _on_devices(functools.partial(_rows, kernel), mesh, P, G)(
     q, shared, own, real
   )
 
 
-def _on_devices(f: Callable, mesh: Mesh | None, P: int) -> Callable:
+def _on_devices(f: Callable, mesh: Mesh | None, P: int, G: int) -> Callable:
   """`f` on every device for its own prompts and heads: XLA cuts no kernel."""
   axes = sharding.axes_here(mesh)
   if not axes:
     return f
   # Axes of one device too: jax's own partitioning of cuDNN's kernel fails where
   # another axis is cut by hand.
-  rows = "data" if "data" in axes and P % axes["data"] == 0 else None
-  q = PartitionSpec(rows, None, None, "model")
-  shared, own = PartitionSpec(rows, "model"), PartitionSpec(rows, None, "model")
+  rows = tuple(name for name in meshes.ROWS if name in axes)
+  if P % math.prod(axes[name] for name in rows):
+    rows = ()
+  # Queries of one key/value head may be on several devices, each with the head.
+  heads = meshes.WITHIN if G == axes["tensor"] else "tensor"
+  q = PartitionSpec(rows, None, None, heads)
+  shared = PartitionSpec(rows, "tensor")
+  own = PartitionSpec(rows, None, "tensor")
   inside = jax.sharding.get_abstract_mesh().axis_names
   return jax.shard_map(
     f,

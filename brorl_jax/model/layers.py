@@ -14,6 +14,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Key, PyTree
 
+from brorl_jax import meshes
 from brorl_jax.model import attention, experts, products, sharding, tiles
 from brorl_jax.model.spec import PolicySpec
 from brorl_jax.model.target import Target
@@ -202,7 +203,9 @@ class _Block(nnx.Module):
     gated = lambda h: self.down(act(self.gate(h)) * self.up(h))
     if c.target.on_cpu:
       return gated(h)
-    here = -(-prompts // sharding.axes_here(c.mesh).get("data", 1))
+    axes = sharding.axes_here(c.mesh)
+    rows = math.prod(n for name, n in axes.items() if name in meshes.ROWS)
+    here = -(-prompts // rows)
     return tiles.each(gated, h, prompts=prompts, most=max(TILE // here, 1))
 
 

@@ -11,21 +11,8 @@ from brorl_jax.model import sharding
 
 
 def mesh_of(mesh: Mesh) -> Mesh:
-  """The mesh of this process' own devices; the mesh itself if it has all.
-
-  Raises:
-    ValueError: They are no whole rows: axis "model" spans processes.
-  """
-  if jax.process_count() == 1:
-    return mesh
-  own = mesh.local_mesh
-  if own.shape["model"] != mesh.shape["model"]:
-    raise ValueError(
-      f"mesh (data={mesh.shape['data']}, model={mesh.shape['model']}): a row "
-      f"of {mesh.shape['model']} devices lies in several processes, which have "
-      f"{jax.local_device_count()} each; choose a mesh_model that divides that"
-    )
-  return own
+  """The mesh of this process' own devices; the mesh itself if it has all."""
+  return mesh if jax.process_count() == 1 else mesh.local_mesh
 
 
 def copied(params: PyTree, mesh: Mesh) -> PyTree:
@@ -53,10 +40,9 @@ def spread(params: PyTree, mesh: Mesh) -> jax.stages.Wrapped:
     params: Global arrays, or their shapes and places.
     mesh: From `mesh_of`.
   """
-  rows = jax.tree.leaves(params)[0].sharding.mesh.devices
-  count = rows.size // mesh.size
+  devices = jax.tree.leaves(params)[0].sharding.mesh.devices
   apart = Mesh(
-    rows.reshape(count, -1, rows.shape[1]), ("process", "data", "model")
+    devices.reshape(-1, *mesh.devices.shape), ("process", *mesh.axis_names)
   )
   own = sharding.param_shardings(params, mesh)
   place = lambda s: NamedSharding(apart, s.spec)

@@ -239,7 +239,8 @@ class Policy(Decoding):
 
     Both are of `response_logits` / temperature, computed for a few tokens at a
     time: all logits would be 1.2 GB for 2,048 tokens and V = 151,936. A mesh
-    spreads prompts over its axis "data", or their rows if prompts are too few.
+    spreads prompts over its rows of devices, or their responses if prompts are
+    too few.
     """
     cut, join = sharding.spread(self.mesh, *response.shape[:2])
 
@@ -250,7 +251,7 @@ class Policy(Decoding):
       return layers.token_logp(self, params, hidden, tokens, temperature)
 
     rows = cut(prompt), cut(prompt_mask), cut(response)
-    out = sharding.over_data(here, params, self.mesh)(*rows)
+    out = sharding.over_rows(here, params, self.mesh)(*rows)
     logp, entropy = (join(x.reshape(rows[2].shape)) for x in out)
     return logp, entropy
 
@@ -264,7 +265,7 @@ class Policy(Decoding):
 
     A row holds several texts. No text attends to another, and the positions of
     each begin at 0, so the result equals that of `logits` of each text alone.
-    A mesh spreads the rows over its axis "data".
+    A mesh spreads them over its rows of devices.
 
     Args:
       params: Nested dict of arrays.
@@ -284,7 +285,7 @@ class Policy(Decoding):
       hidden = hidden[:, 0, :-1]
       return layers.token_logp(self, params, hidden, tokens[:, 1:])[0]
 
-    logp = sharding.over_data(here, params, self.mesh)(tokens, segment)
+    logp = sharding.over_rows(here, params, self.mesh)(tokens, segment)
     # The first token of a text would be scored by the last of the one before.
     same = (segment[:, 1:] == segment[:, :-1]) & (segment[:, 1:] > 0)
     return jnp.pad(jnp.where(same, logp, 0.0), ((0, 0), (1, 0)))

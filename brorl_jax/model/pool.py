@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from brorl_jax import meshes
 from brorl_jax.model import cache, mosaic_pool, sharding, triton_pool
 from brorl_jax.model.attention import MASKED, capped
 from brorl_jax.model.cache import Softmax
@@ -90,7 +91,7 @@ def write(
   if not mosaic_pool.writes(pool.kv):
     return Pool(*_scatter(*args))
   axes = tuple(sharding.axes_here(None))
-  heads = PartitionSpec(None, None, axes)
+  heads = PartitionSpec(None, None, "tensor" if axes else None)
   kernel = _on_devices(
     mosaic_pool.write,
     axes,
@@ -208,12 +209,16 @@ def decode(
   kernel = _KERNELS.get(target.platform)
   form = functools.partial(own, softcap=softcap)
   axes = sharding.axes_here(None)
-  spread = [n for n in axes.values() if n > 1]
-  apart = len(spread) <= 1 and all(rows.shape[1] % n == 0 for n in spread)
+  G, each = rows.shape[1:3]
+  tensor, expert = (axes.get(name, 1) for name in meshes.WITHIN)
+  apart = all(n == 1 or a in meshes.WITHIN for a, n in axes.items())
+  apart = apart and G % tensor == each % expert == 0
   if kernel is not None and kernel.supports(rows, pool, table) and apart:
     fused = functools.partial(kernel.own, softcap=softcap)
-    heads, whole = PartitionSpec(None, tuple(axes)), PartitionSpec()
-    blocks = PartitionSpec(None, None, tuple(axes))
+    # Devices of axis `expert` share a key/value head and have its queries.
+    cut = meshes.WITHIN if axes else ()
+    heads, whole = PartitionSpec(None, *cut), PartitionSpec()
+    blocks = PartitionSpec(None, None, *cut[:1])
     places = heads, heads, blocks, whole, whole, whole
     form = _on_devices(fused, tuple(axes), places, heads)
   out = form(rows, state, pool, table, first, stop)

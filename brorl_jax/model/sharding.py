@@ -17,6 +17,8 @@ from jax.sharding import (
 )
 from jaxtyping import Array, PyTree
 
+from brorl_jax import meshes
+
 # Parameter path -> the meaning of each of its axes. First match wins.
 PARAM_AXES = (
   (r"embed/embedding", ("vocab", "width")),
@@ -42,43 +44,26 @@ PARAM_AXES = (
   (r"head/kernel", ("width", "vocab")),
 )
 
-# Meaning of an axis -> mesh axis. Change the strategy here, nowhere else.
+# Meaning of an axis -> mesh axis, or WITHIN: all axes that cut a row, see
+# `meshes`. Change the strategy here, nowhere else.
+WITHIN = "within"
 MESH_AXIS = {
-  "vocab": "model",
-  "heads": "model",
-  "kv_heads": "model",
-  "mlp": "model",
-  "expert": "model",  # each device computes its own experts
+  "vocab": WITHIN,
+  "heads": WITHIN,
+  "kv_heads": "tensor",  # few: axis `expert` goes beyond their number
+  "mlp": WITHIN,
+  "expert": WITHIN,  # each device computes its own experts
   "expert_mlp": None,
   "router": None,  # every device scores all experts
-  "width": "data",  # fully sharded: gathered just before use
+  "width": "fsdp",  # fully sharded: gathered just before use
   "head_size": None,
   "layer": None,  # scanned over
 }
 
+# The mesh axis, or axes, that each axis of an array is cut over.
+Cut = tuple[str | tuple[str, ...] | None, ...]
+
 HOST = "pinned_host"  # JAX's name for the memory of a device's machine
-
-
-def make_mesh(data: int, model: int) -> Mesh:
-  """A mesh over all devices with axes "data" and "model".
-
-  Args:
-    data: Devices over which prompts and rows are spread; -1 takes what is left.
-    model: Devices over which heads and vocabulary are spread.
-
-  Raises:
-    ValueError: The devices of this machine do not fill the mesh.
-  """
-  count = jax.device_count()
-  wanted = f"mesh (data={data}, model={model})"
-  if model < 1 or (data < 1 and data != -1):
-    raise ValueError(f"{wanted}: sizes must be positive; data may be -1")
-  if data == -1:
-    data = max(count // model, 1)
-  if data * model != count:
-    raise ValueError(f"{wanted} does not fill the {count} devices that exist")
-  auto = (AxisType.Auto, AxisType.Auto)
-  return jax.make_mesh((data, model), ("data", "model"), axis_types=auto)
 
 
 def param_shardings(
@@ -88,7 +73,7 @@ def param_shardings(
 
   Args:
     abstract_params: Nested dict of `jax.ShapeDtypeStruct`.
-    mesh: Device mesh with axes "data" and "model".
+    mesh: From `meshes`.
 
   Returns:
     The same nested dict, of shardings.
@@ -102,14 +87,16 @@ def param_shardings(
     axes = _axes(name, leaf)
     if len(axes) != len(leaf.shape):
       raise ValueError(f"{name} {leaf.shape} does not have axes {axes}")
-    spec = PartitionSpec(*(MESH_AXIS[axis] for axis in axes))
+    spec = PartitionSpec(*_cut(axes, meshes.within(mesh)))
     for size, axis in zip(leaf.shape, spec, strict=True):
-      if axis is not None and size % mesh.shape[axis]:
-        most = math.gcd(size, mesh.shape[axis])
+      over = (axis,) if isinstance(axis, str) else axis or ()
+      devices = math.prod(mesh.shape[a] for a in over)
+      if size % devices:
+        named = " x ".join(f"mesh_{a}" for a in over)
         raise ValueError(
-          f"{name} {leaf.shape}: {size} does not divide over the "
-          f"{mesh.shape[axis]} devices of mesh axis {axis!r}; the nearest that "
-          f"does is mesh_{axis} = {most}"
+          f"{name} {leaf.shape}: {size} does not divide over the {devices} "
+          f"devices of mesh axis {axis!r}; the nearest that does is {named} = "
+          f"{math.gcd(size, devices)}"
         )
     # As XLA writes it: programs are compiled anew for what looks different.
     while spec and spec[-1] is None:
@@ -119,10 +106,10 @@ def param_shardings(
   return jax.tree_util.tree_map_with_path(place, abstract_params)
 
 
-def over_data(
+def over_rows(
   f: Callable, params: PyTree, mesh: Mesh | None
 ) -> Callable[..., PyTree]:
-  """`f` of the parameters, run by each device of `data` on its own rows.
+  """`f` of the parameters, run by each row of devices on its own prompts.
 
   By hand, because XLA left to itself cuts the sums of a product, sends
   activations of all tokens from device to device, and adds whole gradients
@@ -131,27 +118,30 @@ def over_data(
   Args:
     f: (parameters, *arrays) -> arrays; reads parameters through `gathered`.
     params: Nested dict of all parameters.
-    mesh: Device mesh with axes "data" and "model"; None leaves `f` as it is.
+    mesh: From `meshes`; None leaves `f` as it is.
 
   Returns:
-    Arrays -> arrays. The first axis of all is spread, a multiple of "data".
+    Arrays -> arrays. The first axis of all is spread, a multiple of the rows.
 
   Raises:
     ValueError: A parameter does not divide over the mesh.
   """
-  if mesh is None or mesh.shape["data"] == 1:
+  if mesh is None or meshes.of(mesh).rows == 1:
     return functools.partial(f, params)
-  # Axis "model" stays with XLA: specs name what is cut by hand.
+  # What cuts a row stays with XLA: specs name what is cut by hand. So does an
+  # axis of one device, or gradients would be summed over it, which copies them.
+  by_hand = {name for name in meshes.ROWS if mesh.shape[name] > 1}
   cut = lambda place: PartitionSpec(
-    *(axis if axis == "data" else None for axis in place.spec)
+    *(axis if axis in by_hand else None for axis in place.spec)
   )
   places = jax.tree.map(cut, param_shardings(params, mesh))
+  spread = PartitionSpec(meshes.rows(mesh))
   inside = jax.shard_map(
     lambda params, x: f(params, *x),
     mesh=mesh,
-    in_specs=(places, PartitionSpec("data")),
-    out_specs=PartitionSpec("data"),
-    axis_names={"data"},
+    in_specs=(places, spread),
+    out_specs=spread,
+    axis_names=by_hand,
     # The check would refuse loops that start from the same zeros everywhere.
     check_vma=False,
   )
@@ -161,27 +151,27 @@ def over_data(
 def gathered(
   params: PyTree, mesh: Mesh | None, dtype: str, *, inside: str = ""
 ) -> PyTree:
-  """Parameters whole on every device of `data`, as a product reads them.
+  """Parameters whole on every device of `fsdp`, as a product reads them.
 
-  Inside of `over_data`; elsewhere they are left alone. Shards travel in
+  Inside of `over_rows`; elsewhere they are left alone. Shards travel in
   `dtype`, in which products compute, but norms as they are, and arrive in the
   dtype of the parameters. The devices' gradients are added in float32 (in
   bfloat16 256 + 1 is 256), and a device gets the sum of its shard alone.
 
   Args:
     params: Nested dict of arrays, or a part of one.
-    mesh: Device mesh with axes "data" and "model"; None leaves all as it is.
+    mesh: From `meshes`; None leaves all as it is.
     dtype: Of products.
     inside: Path of that part; arrays in "blocks/" are those of one layer.
   """
-  if mesh is None or "data" in axes_here(mesh):
+  if mesh is None or "fsdp" in axes_here(mesh):
     return params
 
   def whole(path, leaf):
     name = inside + jax.tree_util.keystr(path, simple=True, separator="/")
     axes = _axes(name, leaf)[1 if inside == "blocks/" else 0 :]
-    cut = tuple(MESH_AXIS[axis] for axis in axes)
-    if "data" not in cut:
+    cut = _cut(axes, meshes.within(mesh))
+    if "fsdp" not in cut:
       return leaf
     kind = leaf.dtype if name.endswith("/scale") else dtype
     return _whole(cut, kind, leaf)
@@ -190,24 +180,24 @@ def gathered(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _whole(cut: tuple[str | None, ...], dtype, shard: Array) -> Array:
-  axis = cut.index("data")
+def _whole(cut: Cut, dtype, shard: Array) -> Array:
+  axis = cut.index("fsdp")
   gather = functools.partial(
-    jax.lax.all_gather, axis_name="data", axis=axis, tiled=True
+    jax.lax.all_gather, axis_name="fsdp", axis=axis, tiled=True
   )
   # Back, so that its gradient is not rounded before it is added.
   return _by_hand(cut, gather)(shard.astype(dtype)).astype(shard.dtype)
 
 
-def _whole_forward(cut: tuple[str | None, ...], dtype, shard: Array):
+def _whole_forward(cut: Cut, dtype, shard: Array):
   return _whole(cut, dtype, shard), None
 
 
-def _whole_backward(cut: tuple[str | None, ...], dtype, saved, slope: Array):
+def _whole_backward(cut: Cut, dtype, saved, slope: Array):
   del dtype, saved
-  axis = cut.index("data")
+  axis = cut.index("fsdp")
   scatter = functools.partial(
-    jax.lax.psum_scatter, axis_name="data", scatter_dimension=axis, tiled=True
+    jax.lax.psum_scatter, axis_name="fsdp", scatter_dimension=axis, tiled=True
   )
   out = _by_hand(cut, scatter)(slope.astype(jnp.float32))
   return (out.astype(slope.dtype),)
@@ -216,23 +206,24 @@ def _whole_backward(cut: tuple[str | None, ...], dtype, saved, slope: Array):
 _whole.defvjp(_whole_forward, _whole_backward)
 
 
-def _by_hand(cut: tuple[str | None, ...], f: Callable) -> Callable:
-  """`f` by each device of "model" too, inside of `over_data`.
+def _by_hand(cut: Cut, f: Callable) -> Callable:
+  """`f` by each device of a row too, inside of `over_rows`.
 
-  XLA's partitioner would first make whole over "model" what a gather or
-  scatter reads: it gathered 7.8 GB instead of .8 for 2 layers of 1.5B on 4 x 2.
+  XLA's partitioner would first make whole over a row what a gather or scatter
+  reads: it gathered 7.8 GB instead of .8 for 2 layers of 1.5B on 4 x 2.
   """
-  spec = PartitionSpec(*(None if axis == "data" else axis for axis in cut))
+  spec = PartitionSpec(*(None if axis == "fsdp" else axis for axis in cut))
+  names = {*meshes.WITHIN}
   return jax.shard_map(
-    f, in_specs=spec, out_specs=spec, axis_names={"model"}, check_vma=False
+    f, in_specs=spec, out_specs=spec, axis_names=names, check_vma=False
   )
 
 
 def axes_here(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:
   """Axes, and sizes, over which XLA spreads the arrays that are traced here.
 
-  Inside `jax.shard_map` over "data", where shapes are those of a device, the
-  other axes; elsewhere those of `mesh`.
+  Inside `jax.shard_map` over rows, where shapes are those of a row, the other
+  axes; elsewhere those of `mesh`.
   """
   inside = jax.sharding.get_abstract_mesh()
   if inside.axis_names:
@@ -242,42 +233,42 @@ def axes_here(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:
 
 
 def heads_apart(tree: PyTree, *, axis: int) -> PyTree:
-  """Arrays whose `axis`, key/value heads, is cut over the mesh axis "model".
+  """Arrays whose `axis`, key/value heads, is cut over the mesh axis "tensor".
 
   Inside a traced function. Zeros that a program only returns would otherwise
   lie whole on every device.
   """
-  if "model" not in axes_here(None):
+  if "tensor" not in axes_here(None):
     return tree
-  spec = PartitionSpec(*[None] * axis, "model")
+  spec = PartitionSpec(*[None] * axis, "tensor")
   return jax.lax.with_sharding_constraint(tree, spec)
 
 
-def blocks(prompts: int, rows: int, data: int) -> tuple[int, int, int]:
-  """How rows of a few prompts are cut into blocks that spread over `data`.
+def blocks(prompts: int, rows: int, devices: int) -> tuple[int, int, int]:
+  """How rows of a few prompts are cut into blocks that spread over devices.
 
   Args:
     prompts: P.
     rows: M, of each prompt.
-    data: Devices.
+    devices: Or rows of devices.
 
   Returns:
     Blocks of each prompt, rows of each block, and all blocks, of which the last
     ones are empty where prompts and rows do not divide.
   """
-  each = min(data // math.gcd(prompts, data), rows)
-  return each, -(-rows // each), -(-prompts * each // data) * data
+  each = min(devices // math.gcd(prompts, devices), rows)
+  return each, -(-rows // each), -(-prompts * each // devices) * devices
 
 
 def spread(
   mesh: Mesh | None, P: int, M: int
 ) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
   """Prompts [P,S] or their rows [P,M,T] to blocks that spread, and back."""
-  data = 1 if mesh is None else mesh.shape["data"]
-  if mesh is None or data == 1:
+  count = meshes.of(mesh).rows
+  if mesh is None or count == 1:
     return (lambda x: x), (lambda x: x)
-  each, rows, total = blocks(P, M, data)
-  places = NamedSharding(mesh, PartitionSpec("data"))
+  each, rows, total = blocks(P, M, count)
+  places = NamedSharding(mesh, PartitionSpec(meshes.rows(mesh)))
 
   def cut(x: Array) -> Array:
     if x.ndim == 2:  # every block reads its prompt
@@ -293,6 +284,12 @@ def spread(
     return x[: P * each].reshape(P, each * rows, -1)[:, :M]
 
   return cut, join
+
+
+def _cut(axes: tuple[str, ...], within: str | tuple[str, ...]) -> Cut:
+  """The mesh axes, or none, that each axis of a parameter is cut over."""
+  places = (MESH_AXIS[axis] for axis in axes)
+  return tuple(within if place == WITHIN else place for place in places)
 
 
 def _axes(name: str, leaf) -> tuple[str, ...]:
@@ -311,7 +308,7 @@ def state_shardings(
     abstract_state: Any pytree that holds copies of the parameters' tree, such
       as an optimizer state, beside small leaves.
     params: The abstract parameters.
-    mesh: Device mesh with axes "data" and "model".
+    mesh: From `meshes`.
 
   Returns:
     The same pytree, of shardings; leaves that are not like their parameter,

@@ -6,10 +6,10 @@
   finishing    state + weights + prompts + records + cache + results
 
 With A lanes of R slots, P prompts of S tokens, N rollouts of T tokens, and L
-layers of G heads of K for keys and values, which are spread over axis `model`:
+layers of G heads of K for keys and values, which are cut over axis `tensor`:
 
   state     what training keeps: parameters, moments, the reference
-  weights   a copy in the dtype of activations, whole on every device of `data`
+  weights   a copy in the dtype of activations, whole on every row of devices
   prompts   2 L G K P S, keys and values
   records   8 P N T, tokens and log-probabilities
   lanes     2 L G K A W S, a copy of the prompts that are decoded; W = 1 if
@@ -32,8 +32,8 @@ import math
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh
 
+from brorl_jax.meshes import Axes
 from brorl_jax.model import attention, layers, sharding
 from brorl_jax.model.policy import PREFILL_CHUNK, Policy
 from brorl_jax.rollout import program_spec, programs, sampler
@@ -43,12 +43,12 @@ _MORE = 1.1  # work that is not worth a term of its own
 
 
 @functools.cache
-def _weights(policy: Policy, model: int) -> int:
-  """Bytes of the sampler's copy on a device."""
+def _weights(policy: Policy, row: Axes) -> int:
+  """Bytes of the sampler's copy on a device of a row."""
   make = lambda key: policy.cast(policy.init(key))
   tree = jax.eval_shape(make, jax.random.key(0))
-  mesh = AbstractMesh((1, model), ("data", "model"))
-  return sharding.shard_bytes(tree, sharding.param_shardings(tree, mesh))
+  places = sharding.param_shardings(tree, row.abstract)
+  return sharding.shard_bytes(tree, places)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +61,7 @@ class Load:
   prompts: int  # of all devices
   prompt_tokens: int  # S
   max_new_tokens: int  # T
-  data: int
-  model: int
+  axes: Axes
   cut: bool = False  # top-p or top-k
   mean_tokens: int = 0  # of a rollout, over a pool; 0: max_new_tokens
 
@@ -80,16 +79,16 @@ class Load:
   @property
   def parts(self) -> int:
     """Into how many a prompt's rollouts are cut."""
-    return sampler.parts_of(self.prompts, self.n, self.data)
+    return sampler.parts_of(self.prompts, self.n, self.axes.rows)
 
   @property
   def here(self) -> int:
     """P, prompts or parts of prompts of this device."""
-    return -(-self.prompts * self.parts // self.data)
+    return -(-self.prompts * self.parts // self.axes.rows)
 
   def lanes(self, lanes: int) -> int:
     """A, of this device."""
-    return min(-(-lanes * self.parts // self.data), self.here)
+    return min(-(-lanes * self.parts // self.axes.rows), self.here)
 
   def blocks(self, lanes: int, slots: int) -> int:
     """Of a device's pool: those of mean rollouts, and of one longest; 0: pages.
@@ -109,14 +108,14 @@ class Load:
   @property
   def weights(self) -> int:
     """Bytes of the sampler's copy."""
-    return _weights(self.policy, self.model)
+    return _weights(self.policy, self.axes.row)
 
   def stages(self, lanes: int, slots: int) -> dict[str, dict[str, int]]:
     """What a device is doing -> part -> bytes."""
     P, n, A = self.here, self.n // self.parts, self.lanes(lanes)
     R = -(-slots // self.parts)
     places, token = P * n * self.max_new_tokens, P * self.prompt_tokens
-    work = _Work(self.policy, self.model, self.cut)
+    work = _Work(self.policy, self.axes.row, self.cut)
     cache = self.pages * (page := work.page(A * R * self.columns))
     copied = self.pages > 1
     fewer = work.page(_fewer(A, R) * self.columns) if copied else 0
@@ -129,8 +128,8 @@ class Load:
       "prompts": work.heads(token) + token,
       "records": 8 * places + 12 * (P + 1) * n,
     }
-    stacked = work.half or self.data > 1
-    results = 23 if self.prompts % self.data else 14  # copied once more
+    stacked = work.half or self.axes.rows > 1
+    results = 23 if self.prompts % self.axes.rows else 14  # copied once more
     return {
       "prefilling": always
       | {"work": work.prefill(P, self.prompt_tokens, n, stacked)},
@@ -169,8 +168,7 @@ class Gradient:
   responses: int  # of each prompt
   prompt_tokens: int
   tokens: int  # of the longest response
-  data: int
-  model: int
+  axes: Axes
   applied: bool = True  # in the program that makes and applies the update
   microbatches: int = 0  # that lie on the devices
 
@@ -187,7 +185,7 @@ class Gradient:
 
   def _batches(self) -> int:
     """Five arrays of a number for each token, and a mask."""
-    blocks = self.microbatches * self.prompts // self.data
+    blocks = self.microbatches * self.prompts // self.axes.rows
     return 21 * blocks * self.responses * self.tokens
 
   @property
@@ -195,10 +193,9 @@ class Gradient:
     return sum(self.parts.values())
 
   def _weights(self) -> int:
-    """Slope, update, and whole copies of what is spread over `data`."""
+    """Slope, update, and whole copies of what is cut over `fsdp`."""
     tree = jax.eval_shape(self.policy.init, jax.random.key(0))
-    mesh = AbstractMesh((1, self.model), ("data", "model"))
-    places = sharding.param_shardings(tree, mesh)
+    places = sharding.param_shardings(tree, self.axes.row.abstract)
     of = lambda name: sharding.shard_bytes(tree[name], places[name])
     if not self.policy.target.on_cpu:
       # Of the prompt and of the response, each of all layers, before they are
@@ -206,26 +203,27 @@ class Gradient:
       sums = 5 if self.applied else 2
       return int(_MORE * (sums * self.gradient_bytes + 1.4 * of("embed")))
     # With a head of its own each of the two is read once, not twice.
-    inner, ends = (2.65, 6.0) if self.data > 1 else (5.0, 3.75)
+    inner, ends = (2.65, 6.0) if self.axes.rows > 1 else (5.0, 3.75)
     return int(inner * of("blocks") + ends * of("embed"))
 
   def _work(self) -> int:
     """Inputs of all layers, the arrays of one, and its scores."""
     p, S, T = self.policy, self.prompt_tokens, self.tokens
-    _, rows, blocks = sharding.blocks(self.prompts, self.responses, self.data)
-    work, on_device = _Work(p, self.model, False), blocks // self.data
+    within = self.axes.within
+    _, rows, blocks = sharding.blocks(
+      self.prompts, self.responses, self.axes.rows
+    )
+    work, on_device = _Work(p, self.axes.row, False), blocks // self.axes.rows
     read, written = on_device * S, on_device * rows * T
-    if (
-      not p.target.on_cpu
-    ):  # attention and feed-forward keep no more than tiles
+    if not p.target.on_cpu:  # attention, feed-forward keep no more than tiles
       kept = p.width * work.activation * (p.layers + 12.5) * (read + written)
-      tile = 6 * min(read + written, layers.TILE) * p.mlp // self.model
+      tile = 6 * min(read + written, layers.TILE) * p.mlp // within
       return int(_MORE * (kept + tile * work.activation))
     kept = work.activation * p.layers + 2.2 * 4
-    scores = 4 * p.heads // self.model * (written * (S + T) + read * S)
+    scores = 4 * p.heads // within * (written * (S + T) + read * S)
     layer = 1.55 * work.feed_forward(written)
     if p.experts:  # tokens are sorted, those of all devices, and masked
-      layer = 4.0 * work.feed_forward(written * self.data)
+      layer = 4.0 * work.feed_forward(written * self.axes.rows)
     return int(2.4 * p.width * (read + written) * kept + layer + 1.1 * scores)
 
 
@@ -244,7 +242,7 @@ class _Work:
   """
 
   policy: Policy
-  model: int
+  row: Axes
   cut: bool
 
   @property
@@ -267,12 +265,12 @@ class _Work:
 
   @property
   def weights(self) -> int:
-    return _weights(self.policy, self.model)
+    return _weights(self.policy, self.row)
 
   def numbers(self, tokens: int) -> int:
     """In keys and values of so many tokens, in all layers."""
     p = self.policy
-    return tokens * 2 * p.layers * (p.kv_heads // self.model) * p.head_size
+    return tokens * 2 * p.layers * (p.kv_heads // self.row.tensor) * p.head_size
 
   def heads(self, tokens: int) -> int:
     """Keys and values of so many tokens of prompts."""
@@ -288,23 +286,22 @@ class _Work:
   def feed_forward(self, tokens: int) -> int:
     """Of a layer. Products with experts mask a copy of tokens for each."""
     p, value_bytes = self.policy, 4 if self.on_cpu else self.activation
-    rows, F = tokens * max(p.experts_per_token, 1), p.mlp // self.model
-    masked = (
-      rows * p.experts // self.model * max(p.width, p.mlp) * (value_bytes + 1)
-    )
+    rows, F = tokens * max(p.experts_per_token, 1), p.mlp // self.row.within
+    sent = rows * p.experts // self.row.within
+    masked = sent * max(p.width, p.mlp) * (value_bytes + 1)
     return value_bytes * rows * (3 * F + 2 * p.width) + masked
 
   def experts(self) -> int:
     """Kernels of a layer's experts, as they are multiplied."""
     p = self.policy
-    return 3 * p.experts // self.model * p.width * p.mlp * 4 * self.on_cpu
+    return 3 * p.experts // self.row.within * p.width * p.mlp * 4 * self.on_cpu
 
   def step(self, A: int, R: int, window: int, pages: int, C: int) -> int:
     """Logits or the largest arrays of a layer, and what is converted."""
     p, rows = self.policy, A * R
     keys = window // A + pages * C
-    logits = self.logits * 4 * rows * p.vocab // self.model
-    scores = 2 * 4 * rows * p.heads // self.model * keys
+    logits = self.logits * 4 * rows * p.vocab // self.row.within
+    scores = 2 * 4 * rows * p.heads // self.row.within * keys
     work = max(logits, scores, self.feed_forward(rows))
     work += self.heads(window) // 2 + p.layers * self.experts()
     if p.int8_cache:
@@ -313,7 +310,7 @@ class _Work:
       work += 4 * self.numbers(rows * C) * (pages - kept) // p.layers
     if self.half and self.on_cpu:
       work += 2 * self.weights + 2 * self.heads(window)
-    if p.kv_heads == self.model:  # XLA does not write to an only head in place
+    if p.kv_heads == self.row.tensor:  # XLA copies a page of an only head
       work += self.page(rows * C)
     return int(_MORE * work)
 
@@ -323,7 +320,7 @@ class _Work:
     group = programs.read_together(P, S)
     whole = -(-S // chunk) * chunk
     earlier, copies = (0, 1) if S == chunk else (whole, 2)
-    rows = group * p.heads // self.model
+    rows = group * p.heads // self.row.within
     pieces = attention.pieces(
       rows * (chunk + earlier), chunk, on_cpu=self.on_cpu
     )

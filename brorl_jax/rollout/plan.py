@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
+from brorl_jax.meshes import ONE, Axes
 from brorl_jax.model.policy import Policy
 from brorl_jax.rollout.memory import Gradient, Load
 
@@ -97,17 +98,17 @@ def check_update(update: Gradient, memory_bytes: int) -> None:
   nearest = []
   if rows := _largest(lambda M: within(responses=M), update.responses):
     nearest.append(f"optim.rows = {rows}")
-  blocks = _largest(lambda k: within(prompts=k * update.data),
-                    update.prompts // update.data)  # fmt: skip
+  blocks = _largest(lambda k: within(prompts=k * update.axes.rows),
+                    update.prompts // update.axes.rows)  # fmt: skip
   if blocks:
-    nearest.append(f"optim.blocks = {blocks * update.data}")
+    nearest.append(f"optim.blocks = {blocks * update.axes.rows}")
   if T := _largest(lambda T: within(tokens=T), update.tokens):
     nearest.append(f"max_new_tokens = {T}")
   if not nearest:
-    few = lambda T: within(responses=1, prompts=update.data, tokens=T)
+    few = lambda T: within(responses=1, prompts=update.axes.rows, tokens=T)
     if T := _largest(few, update.tokens):
       nearest.append(
-        f"optim.rows = 1 with optim.blocks = {update.data} and "
+        f"optim.rows = 1 with optim.blocks = {update.axes.rows} and "
         f"max_new_tokens = {T}"
       )
   raise TooLarge(
@@ -145,8 +146,7 @@ def rollouts(
   prompts: int,
   prompt_tokens: int,
   max_new_tokens: int,
-  data: int = 1,
-  model: int = 1,
+  axes: Axes = ONE,
   slots: int | None = None,
   lanes: int | None = None,
   cut: bool = False,
@@ -162,8 +162,7 @@ def rollouts(
     prompts: P, of all devices.
     prompt_tokens: S, of the longest prompt.
     max_new_tokens: T.
-    data: Devices over which prompts are spread.
-    model: Devices over which heads and vocabulary are spread.
+    axes: Of the mesh.
     slots: Rollouts of a prompt that decode together; as many as fit if None.
     lanes: Prompts that are decoded together; as many as fit if None.
     cut: Whether the sampler cuts unlikely tokens, by top-p or top-k.
@@ -181,8 +180,7 @@ def rollouts(
     prompts=prompts,
     prompt_tokens=prompt_tokens,
     max_new_tokens=max_new_tokens,
-    data=data,
-    model=model,
+    axes=axes,
     cut=cut,
     mean_tokens=mean_tokens,
   )
@@ -292,31 +290,29 @@ def _nearest(load: Load, within: Callable[[Load], bool]) -> list[str]:
   changes = []
   if length := longest():
     changes.append(f"max_new_tokens = {length}")
-  if load.prompts % load.data == 0:
-    each = lambda k: k * load.data
+  if load.prompts % load.axes.rows == 0:
+    each = lambda k: k * load.axes.rows
     prompts = each(
       _largest(
-        lambda k: within(other(prompts=each(k))), load.prompts // load.data
+        lambda k: within(other(prompts=each(k))), load.prompts // load.axes.rows
       )
     )
     if prompts:
       changes.append(
         f"{_count(prompts, 'prompt')} ({prompts * load.n} rollouts) at a time"
       )
-  model = 2 * load.model
-  while load.policy.kv_heads % model == 0:
-    data = max(load.data * load.model // model, 1)
-    devices, before = data * model, load.data * load.model
-    state = load.resident_bytes * before // devices
+  axes, before = load.axes, load.axes.devices
+  while load.policy.kv_heads % (tensor := 2 * axes.tensor) == 0:
+    axes = dataclasses.replace(axes, fsdp=-1, tensor=tensor).filled(before)
+    state = load.resident_bytes * before // axes.devices
     try:
-      fits = within(other(model=model, data=data, resident_bytes=state))
+      fits = within(other(axes=axes, resident_bytes=state))
     except ValueError:  # of this policy
       fits = False
     if fits:
-      more = "" if devices == before else f" on {devices} devices"
-      return [*changes, f"mesh_model = {model}{more}"]
-    model *= 2
-  least = min(load.data, load.prompts)
+      more = "" if axes.devices == before else f" on {axes.devices} devices"
+      return [*changes, f"mesh_tensor = {tensor}{more}"]
+  least = min(load.axes.rows, load.prompts)
   if not changes and (length := longest(prompts=least)):
     few = f"{_count(least, 'prompt')} ({least * load.n} rollouts) at a time"
     return [f"{few} and max_new_tokens = {length}"]

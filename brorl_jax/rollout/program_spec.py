@@ -6,6 +6,7 @@ which a slot takes as its rollout grows. The decoder says which.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int, PyTree
 
+from brorl_jax import meshes
 from brorl_jax.rollout.draw import SamplingParams
 
 # A page has at least 64 columns, and a rollout at most 8 pages. Each number of
@@ -123,7 +125,7 @@ def of_places(
   streams: bool = False,
 ) -> ProgramSpec:
   """For so many places of prompts and lanes on all devices together."""
-  devices = 1 if mesh is None else mesh.shape["data"]
+  devices = meshes.of(mesh).rows
   spec = ProgramSpec(
     policy,
     sampling,
@@ -155,26 +157,32 @@ def with_cache(spec: ProgramSpec, blocks: int | None = None) -> ProgramSpec:
   return dataclasses.replace(spec, blocks=blocks, unchecked=_UNCHECKED)
 
 
-# On every device in full, or cut along the first axis.
-WHOLE, SPLIT = PartitionSpec(), PartitionSpec("data")
+# On every row of devices in full, or cut along the first axis over all rows.
+WHOLE, SPLIT = PartitionSpec(), PartitionSpec(meshes.ROWS)
 
 
 def on_devices(
   spec: ProgramSpec, f: Callable, in_specs: Any, out_specs: Any
 ) -> Callable:
-  """`f`, run separately by each device along the mesh axis "data".
+  """`f`, run separately by each row of devices.
 
-  No device waits for another inside a program. Heads and vocabulary may still
-  be sharded over axis "model"; the compiler handles that axis.
+  No row waits for another inside a program. Heads and vocabulary may still be
+  sharded within a row, by the compiler.
   """
   if spec.mesh is None:
     return f
+  here = PartitionSpec(meshes.rows(spec.mesh))
+  written = functools.partial(
+    jax.tree.map,
+    lambda place: here if place == SPLIT else place,
+    is_leaf=lambda x: isinstance(x, PartitionSpec),
+  )
   return jax.shard_map(
     f,
     mesh=spec.mesh,
-    in_specs=in_specs,
-    out_specs=out_specs,
-    axis_names={"data"},
+    in_specs=written(in_specs),
+    out_specs=written(out_specs),
+    axis_names={*meshes.ROWS},
     # The check would refuse a loop whose state starts equal on all devices and
     # then differs.
     check_vma=False,

@@ -39,6 +39,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
+from brorl_jax import meshes
 from brorl_jax.rollout import program_spec, programs
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.program_spec import (
@@ -149,7 +150,7 @@ def rollouts(
   mesh: Mesh | None = None,
   watch: Callable[[DecodeProgress], None] = lambda progress: None,
 ) -> Rollouts:
-  """N rollouts of each prompt, with prompts and slots spread over axis "data".
+  """N rollouts of each prompt; prompts and slots lie on rows of devices.
 
   Args:
     policy: Prefill and one decode step.
@@ -163,11 +164,11 @@ def rollouts(
     slots: R, rollouts of a prompt that decode at the same time, at most N.
     lanes: Prompts that decode at the same time; all if None.
     blocks: Of each device's pool; see `program_spec.with_cache`.
-    mesh: Devices with axes "data" and "model"; one device if None.
+    mesh: From `meshes`; one device if None.
     watch: Called with the progress after the prefill and after each program.
   """
   P = len(prompts.index)
-  devices = 1 if mesh is None else mesh.shape["data"]
+  devices = meshes.of(mesh).rows
   # 3 prompts on 2 devices: each prompt is read on both, and each device makes
   # half of its rollouts.
   batch, parts = _spread(prompts, n, devices)
@@ -342,7 +343,7 @@ def sample(
     stop_ids: A rollout ends with the first of these tokens, which it includes.
     slots: Rollouts of a prompt that decode at the same time; N if None.
     lanes: Prompts that decode at the same time; all if None.
-    mesh: Devices with axes "data" and "model"; one device if None.
+    mesh: From `meshes`; one device if None.
 
   Returns:
     Tokens, log-probabilities under the sampling distribution, and masks, each

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
+from brorl_jax import meshes
 from brorl_jax.rollout.blocks import Blocks
 from brorl_jax.rollout.program_spec import ProgramSpec
 
@@ -220,7 +221,9 @@ def measure_progress(
   waits = (none, none)
   if state.blocks is not None:
     waits = state.blocks.stalled, state.blocks.restarted
-  over_devices = lambda reduce, x: x if spec.mesh is None else reduce(x, "data")
+  over_devices = lambda reduce, x: (
+    x if spec.mesh is None else reduce(x, meshes.ROWS)
+  )
   most = functools.partial(over_devices, jax.lax.pmax)
   add = functools.partial(over_devices, jax.lax.psum)
   return DecodeProgress(

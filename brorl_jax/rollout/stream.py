@@ -22,6 +22,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Int, Key, PyTree
 
+from brorl_jax import meshes
 from brorl_jax.rollout import program_spec, programs, sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.program_spec import (
@@ -85,15 +86,15 @@ def stream(
     stop_ids: A rollout ends with the first of these tokens.
     slots: Rollouts of a prompt that decode at the same time, at most N.
     lanes: Prompts that decode at the same time.
-    places: Prompts on the devices at a time, a multiple of axis "data".
+    places: Prompts on the devices at a time, a multiple of its rows.
     blocks: Of each device's pool; see `program_spec.with_cache`.
-    mesh: Devices with axes "data" and "model"; one device if None.
+    mesh: From `meshes`; one device if None.
     watch: Called with the progress after each prefill and each program.
 
   Yields:
     Finished prompts and their rollouts, on the host.
   """
-  devices = 1 if mesh is None else mesh.shape["data"]
+  devices = meshes.of(mesh).rows
   each = places // devices
   spec = program_spec.of_places(
     policy,

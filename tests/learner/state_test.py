@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from brorl_jax import meshes
 from brorl_jax.learner import state as states
 from brorl_jax.model import sharding
 
@@ -17,9 +18,7 @@ TX = optax.adam(0.1)
 
 def made(**how):
   """A state of one small array on one device."""
-  mesh = jax.make_mesh(
-    (1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
-  )
+  mesh = meshes.over([jax.devices()[:1]], meshes.ONE)
   how = {"keep_reference": True, "offload": "nothing"} | how
   params = {"ln_final": {"scale": jnp.arange(3.0)}}
   return states.initial_state(params, TX, mesh, **how)

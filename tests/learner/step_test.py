@@ -15,6 +15,7 @@ from compiled import compilations
 from one_step import groups
 from update_cases import OBJECTIVE, POLICY, packed, params, rollouts
 
+from brorl_jax import meshes
 from brorl_jax.learner import optimizer, packing, update
 from brorl_jax.learner import step as steps
 from brorl_jax.model import sharding
@@ -82,10 +83,7 @@ LOGP_OF = functools.partial(
 
 
 def one_device():
-  auto = (jax.sharding.AxisType.Auto,) * 2
-  return jax.make_mesh(
-    (1, 1), ("data", "model"), axis_types=auto, devices=jax.devices()[:1]
-  )
+  return meshes.over([jax.devices()[:1]], meshes.ONE)
 
 
 def in_batches(monkeypatch, seed=0):
@@ -125,7 +123,7 @@ def all_at_once(state, parts, mesh):
 def test_batches_that_are_placed_in_turn_give_the_same_bits(
   devices, monkeypatch
 ):
-  mesh = sharding.make_mesh(4, 2) if devices == 8 else one_device()
+  mesh = meshes.make_mesh(fsdp=4, tensor=2) if devices == 8 else one_device()
   parts = [in_batches(monkeypatch, seed) for seed in range(2)]
   assert min(map(len, parts)) > 2
   want = all_at_once(state_on(mesh), parts, mesh)

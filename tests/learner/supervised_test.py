@@ -9,6 +9,7 @@ import numpy as np
 import optax
 import pytest
 
+from brorl_jax import meshes
 from brorl_jax.learner import supervised
 from brorl_jax.learner.pair_packing import Layout, Pair
 from brorl_jax.model import sharding
@@ -108,7 +109,7 @@ def test_neither_packing_nor_microbatches_change_an_update():
 @pytest.mark.ci
 def test_a_mesh_changes_no_update():
   pairs = some_pairs(9)
-  mesh = sharding.make_mesh(4, 2)
+  mesh = meshes.make_mesh(fsdp=4, tensor=2)
   places = sharding.param_shardings(start(), mesh)
   want, _ = run(pairs, Layout(16, 4, 3), 1, heldout=pairs)
   got, looks = run(

@@ -28,6 +28,7 @@ from update_cases import (
   rollouts,
 )
 
+from brorl_jax import meshes
 from brorl_jax.learner import optimizer, update
 from brorl_jax.learner.objective import (
   loss_and_stats,
@@ -133,7 +134,9 @@ def test_microbatch_size_does_not_change_the_gradient(rows, blocks):
 
 
 def on_mesh(batches, mesh):
-  spec = lambda x: jax.sharding.PartitionSpec(*(None, "data")[: x.ndim])
+  spec = lambda x: jax.sharding.PartitionSpec(
+    *(None, meshes.rows(mesh))[: x.ndim]
+  )
   return jax.tree.map(lambda x: sharding.to_mesh(mesh, spec(x), x), batches)
 
 
@@ -143,7 +146,7 @@ def on_mesh(batches, mesh):
 )
 def test_a_mesh_does_not_change_the_gradient(gathers):
   want, _ = gradient(packed(blocks=4))
-  mesh = sharding.make_mesh(4, 2)
+  mesh = meshes.make_mesh(fsdp=4, tensor=2)
   at = jax.device_put(params(), sharding.param_shardings(params(), mesh))
   policy = dataclasses.replace(POLICY, mesh=mesh) if gathers else POLICY
   got, _ = gradient(on_mesh(packed(blocks=8), mesh), at=at, policy=policy)
@@ -158,7 +161,8 @@ def told(mesh):
   parts = {
     x.size // x.addressable_shards[0].data.size for x in jax.tree.leaves(at)
   }
-  assert parts == {*mesh.shape.values(), 8}  # biases and norms: one axis to cut
+  # Biases and norms: one axis to cut.
+  assert parts == {mesh.shape["fsdp"], mesh.shape["tensor"], 8}
   (batch,) = on_mesh(packed(rows=12, blocks=8), mesh)
   program = compiled(
     functools.partial(
@@ -184,7 +188,7 @@ def told(mesh):
 @pytest.mark.perf
 def test_devices_tell_each_other_weights_and_sums_but_no_logits():
   """Fully sharded: every device has a part of all parameters."""
-  policy, seen = told(sharding.make_mesh(4, 2))
+  policy, seen = told(meshes.make_mesh(fsdp=4, tensor=2))
   tokens = 8 // 4 * 12 * T  # of a device
   embedding = policy.vocab * policy.width // 2
   largest = max(size for _, size in seen)
@@ -193,7 +197,7 @@ def test_devices_tell_each_other_weights_and_sums_but_no_logits():
 
 @pytest.mark.perf
 def test_no_device_gets_a_gradient_that_is_not_its_own():
-  policy, seen = told(sharding.make_mesh(8, 1))
+  policy, seen = told(meshes.make_mesh(fsdp=8))
   kinds = {kind for kind, _ in seen}
   assert kinds == {"all-gather", "all-reduce", "reduce-scatter"}
   # Biases of all layers are whole on every device; nothing else is.
@@ -546,7 +550,7 @@ def test_a_length_is_compiled_once(monkeypatch, three_lengths):
     donate_argnames="sums",
   )
   monkeypatch.setattr(update, "_add", add)
-  mesh = sharding.make_mesh(4, 2)
+  mesh = meshes.make_mesh(fsdp=4, tensor=2)
   places = sharding.param_shardings(params(), mesh)
   tx = optax.sgd(0.1)
   make = functools.partial(optimizer.init_state, tx=tx, keep_reference=False)

@@ -5,8 +5,9 @@ import json
 import numpy as np
 import pytest
 
+from brorl_jax import meshes
 from brorl_jax.main import checkpoint_source
-from brorl_jax.model import huggingface, sharding
+from brorl_jax.model import huggingface
 from brorl_jax.runs import checkpoints
 from brorl_jax.types import State
 from tests.main.commands.evaluate_test import make_run, one_device  # noqa: F401
@@ -38,7 +39,7 @@ def test_weights_of_another_run_are_not_read(tmp_path):
   store = checkpoints.Store(run / "checkpoints", keep=9, run="yours")
   store.save(2, State(np.int32(2), params, {}, None), {})
   store.close()
-  mesh = sharding.make_mesh(1, 1)
+  mesh = meshes.make_mesh(fsdp=1)
   which = checkpoint_source.locate(str(run))
   with pytest.raises(ValueError, match=r"checkpoint 2 .*another run"):
     checkpoint_source.load(which, mesh, dtype="float32")

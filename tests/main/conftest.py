@@ -9,6 +9,7 @@ import pytest
 from absl.testing import flagsaver
 from one_step import config
 
+from brorl_jax import meshes
 from brorl_jax.learner import state as states
 from brorl_jax.main import __main__, programs, settings
 from brorl_jax.main.commands import plan
@@ -28,14 +29,12 @@ ASSETS = pathlib.Path(tokenizer.__file__).parents[1] / "assets"
 def wired():
   """Config, policy, examples, scorer, stages, state and groups of a step."""
   c = config()
-  mesh = jax.make_mesh(
-    (1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
-  )
+  mesh = meshes.over([jax.devices()[:1]], meshes.ONE)
   text = tokenizer.Tokenizer(ASSETS)
   policy, params = huggingface.load(ASSETS, mesh=mesh)
   examples = configured.examples(c, text)
   scorer = Scorer(c.reward, examples)
-  plans = plan.make(c, policy, **mesh.shape, keep_reference=True)
+  plans = plan.make(c, policy, axes=meshes.ONE, keep_reference=True)
   tx, _ = learning.optimizer(c.optim, c.sampling)
   state = states.initial_state(
     params, tx, mesh, keep_reference=True, offload="nothing"

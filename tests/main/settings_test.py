@@ -58,7 +58,7 @@ GOOD = [
   {"warmup": 0},
   {"b1": 0.0},
   {"weight_decay": 0.1},
-  {"mesh_data": 4},
+  {"mesh_fsdp": 4},
   {"dtype": "bfloat16"},
   {"samples_shown": 0},
   {"theory_prompts": 0},  # not measured
@@ -99,7 +99,7 @@ def test_accepts_the_edge_of_what_works(changes):
 COUNTS = (
   "steps samples max_oversampling prompt_tokens max_new_tokens "
   "minibatches save_every keep_checkpoints eval_every "
-  "eval_prompts eval_n mesh_model lr_base length_on rest_steps"
+  "eval_prompts eval_n mesh_data mesh_tensor mesh_expert lr_base length_on rest_steps"
 ).split()
 BAD = [
   *((field, {field: 0}, "at least 1") for field in COUNTS),
@@ -144,8 +144,8 @@ BAD = [
   ("second_moment", {"second_moment": ""}, "one of full, factored"),
   ("remat", {"remat": "all"}, "one of layer, products, nothing"),
   ("offload", {"offload": "opt"}, "one of nothing, reference, moments"),
-  ("mesh_data", {"mesh_data": 0}, "positive, or -1"),
-  ("mesh_data", {"mesh_data": -2}, "positive, or -1"),
+  ("mesh_fsdp", {"mesh_fsdp": 0}, "positive, or -1"),
+  ("mesh_fsdp", {"mesh_fsdp": -2}, "positive, or -1"),
   ("max_busy_s", {"max_busy_s": -1.0}, "positive ... 0"),
   ("samples_shown", {"samples_shown": -1}, "0 or positive"),
   (

@@ -9,10 +9,9 @@ import jax.numpy as jnp
 import one_step
 import pytest
 
-from brorl_jax import processes
+from brorl_jax import meshes, processes
 from brorl_jax.main import shared
 from brorl_jax.main.recorder import Recorder
-from brorl_jax.model import sharding
 
 
 class Spy(Recorder):
@@ -104,10 +103,12 @@ def test_what_decides_the_numbers_is_named(name, value):
 
 
 def test_the_summary_has_the_mesh_and_what_is_copied(monkeypatch):
-  mesh, params = sharding.make_mesh(4, 2), {"a": jnp.ones((256, 1024))}
-  assert shared.summary(mesh, params) == "mesh data 4 x model 2"
+  mesh = meshes.make_mesh(tensor=2)
+  params = {"a": jnp.ones((256, 1024))}
+  axes = "mesh (data=1, fsdp=4, tensor=2, expert=1)"
+  assert shared.summary(mesh, params) == axes
   monkeypatch.setattr(processes, "alone", lambda: False)
   monkeypatch.setattr(jax, "process_count", lambda: 3)
   said = shared.summary(mesh, params)
-  assert said.startswith("mesh data 4 x model 2 of 3 processes; ")
+  assert said.startswith(f"{axes} of 3 processes; ")
   assert said.endswith("each makes its own copy of the parameters: 1.00 MiB")

@@ -12,6 +12,7 @@ from brorl_jax.configs import n512
 from brorl_jax.errors import UserError
 from brorl_jax.main import settings, sizes
 from brorl_jax.main.commands import plan as plan_command
+from brorl_jax.meshes import ONE, Axes
 from brorl_jax.model import architectures
 from brorl_jax.model.target import Target
 from brorl_jax.rollout import plan
@@ -19,9 +20,9 @@ from brorl_jax.rollout import plan
 KEEP = dict(keep_reference=True)
 
 
-def settled(data=1, model=1, policy=SMALL, **changes):
+def settled(axes=ONE, policy=SMALL, **changes):
   c = config(**changes)
-  out = sizes.settled(c, policy, data=data, model=model, **KEEP)
+  out = sizes.settled(c, policy, axes=axes, **KEEP)
   sampled, optim = out.sampling, out.optim
   assert dataclasses.replace(out, sampling=c.sampling, optim=c.optim) == c
   return sampled.in_flight, optim.blocks, optim.rows
@@ -29,16 +30,18 @@ def settled(data=1, model=1, policy=SMALL, **changes):
 
 def test_what_is_given_stays():
   given = dict(in_flight=1024, blocks=24, rows=7)
-  assert settled(8, **given) == (1024, 24, 7)
+  assert settled(Axes(fsdp=8), **given) == (1024, 24, 7)
 
 
 @pytest.mark.parametrize(
-  ("data", "prompts", "each"),
+  ("rows", "prompts", "each"),
   [(8, 128, 4), (32, 128, 4), (64, 128, 2), (8, 4, 1)],
 )
-def test_zeros_follow_from_the_mesh(data, prompts, each):
+@pytest.mark.parametrize("data", [1, 4])
+def test_zeros_follow_from_the_mesh(rows, prompts, each, data):
   zeros = dict(in_flight=0, blocks=0, rows=3, n=512, samples=512 * prompts)
-  assert settled(data, **zeros) == (data * each * 512, data, 3)
+  axes = Axes(data=data, fsdp=rows // data)
+  assert settled(axes, **zeros) == (rows * each * 512, rows, 3)
 
 
 def test_rows_are_as_many_as_fit():
@@ -46,8 +49,7 @@ def test_rows_are_as_many_as_fit():
   need = lambda rows: sizes.gradient(
     dataclasses.replace(c, optim=dataclasses.replace(c.optim, rows=1)),
     on_gpu(),
-    data=1,
-    model=1,
+    axes=ONE,
     **KEEP,
   )
   most = need(1)
@@ -88,10 +90,10 @@ def test_a_preset_starts_on_every_machine_with_the_papers_values(preset, name):
     plan_command._source(c.policy.checkpoint), dtype=c.policy.dtype
   )
   policy = dataclasses.replace(policy, target=machine)
-  model = c.devices.mesh_model
-  where = dict(data=devices // model, model=model, **KEEP)
+  axes = Axes(**c.devices.mesh).filled(devices)
+  where = dict(axes=axes, **KEEP)
   out = sizes.settled(c, policy, **where)
-  settings.check_mesh(out, where["data"])
+  settings.check_mesh(out, axes.rows)
   plans = plan_command.make(out, policy, **where)
   assert plans.update.need <= plans.rollouts.limit_bytes
   sampled = out.sampling
@@ -111,7 +113,7 @@ def test_the_architectures_that_presets_name_are_known(of):
 
 def test_an_update_that_does_not_fit_is_refused_with_the_nearest_that_does():
   c = config(rows=8, blocks=2, max_new_tokens=4096, memory_bytes=10**12)
-  how = dict(data=1, model=1, **KEEP)
+  how = dict(axes=ONE, **KEEP)
   whole = sizes.gradient(c, on_gpu(), **how)
   fewer = lambda **sizes: dataclasses.replace(whole, **sizes).need
   limit = fewer(responses=5) / 0.9
@@ -133,14 +135,14 @@ def test_an_update_that_does_not_fit_is_refused_with_the_nearest_that_does():
 def test_training_refuses_an_update_that_does_not_fit_before_it_starts():
   c = config(rows=4096, blocks=64, memory_bytes=10**9)
   with pytest.raises((UserError, plan.TooLarge), match=r"optim\.rows = 4096"):
-    plan_command.make(c, SMALL, data=1, model=1, **KEEP)
+    plan_command.make(c, SMALL, axes=ONE, **KEEP)
 
 
 def test_moments_that_wait_on_the_host_are_held_while_they_are_applied():
   c = config(offload="moments")
-  where = dict(data=1, model=1, **KEEP)
+  where = dict(axes=ONE, **KEEP)
   held = lambda **how: sizes.resident_bytes(c, on_gpu(), **where, **how)
-  params = sizes.parameter_bytes(on_gpu(), 1, 1)
+  params = sizes.parameter_bytes(on_gpu(), axes=ONE)
   assert held() == pytest.approx(params, rel=1e-3)
   assert held(applying=True) == pytest.approx(3 * params, rel=1e-3)
 
@@ -148,14 +150,14 @@ def test_moments_that_wait_on_the_host_are_held_while_they_are_applied():
 def test_two_batches_lie_on_the_devices():
   """8 microbatches of 16 blocks of 3 rows: 21 bytes for each token."""
   c = config(rows=3, blocks=16, max_new_tokens=100)
-  parts = sizes.gradient(c, SMALL, data=4, model=1, **KEEP).parts
+  parts = sizes.gradient(c, SMALL, axes=Axes(fsdp=4), **KEEP).parts
   assert parts["batches"] == 2 * 8 * (16 // 4) * 3 * 100 * 21
 
 
 def test_fewer_rows_make_room_for_themselves():
   """The nearest that fits does fit, and one more does not."""
   c = config(rows=640_000, blocks=1, max_new_tokens=64)
-  where = dict(data=1, model=1, **KEEP)
+  where = dict(axes=ONE, **KEEP)
   limit = round(sizes.resident_bytes(c, SMALL, **where) * 40)
   with pytest.raises(plan.TooLarge) as e:
     plan.check_update(sizes.gradient(c, SMALL, **where), limit)

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiers
-from jax.sharding import AxisType
 from small_policies import EXPERTS, GEMMA2, GEMMA3, TINY, changed
 
+from brorl_jax import meshes
+from brorl_jax.meshes import Axes
 from brorl_jax.model import decode_weights, layers, sharding, views
 from brorl_jax.model.target import Target
 
@@ -100,10 +101,7 @@ def test_accelerators_decode_with_joined_weights_and_cpus_do_not():
 def test_no_weight_leaves_its_device():
   policy = changed(vocab=38, target=GPU)
   params = drawn(policy)
-  mesh = jax.make_mesh(
-    (1, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2,
-    devices=jax.devices()[:2],
-  )  # fmt: skip
+  mesh = meshes.over([jax.devices()[:2]], Axes(tensor=2))
   params = jax.device_put(params, sharding.param_shardings(params, mesh))
   program = jax.jit(policy.unroll).lower(params).compile()
   text = program.as_text()

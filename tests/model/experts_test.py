@@ -12,7 +12,8 @@ import tiers
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from brorl_jax.model import experts, sharding
+from brorl_jax import meshes
+from brorl_jax.model import experts
 
 # Sizes that are all different, so that no two axes can be swapped unnoticed.
 n, D, E, F = 22, 16, 8, 12
@@ -183,16 +184,16 @@ def gathered(text):
 @pytest.mark.parametrize(
   "kernel, down, router",
   [
-    (P("model"), P("model"), P()),
+    (P("tensor"), P("tensor"), P()),
     # As sharding.py has it: the width over the other axis.
-    (P("model", "data"), P("model", None, "data"), P("data")),
+    (P("tensor", "fsdp"), P("tensor", None, "fsdp"), P("fsdp")),
   ],
   ids=["by expert", "by expert and width"],
 )
 def test_experts_spread_over_devices_stay_where_they_are(kernel, down, router):
-  mesh = sharding.make_mesh(data=2, model=4)
+  mesh = meshes.make_mesh(fsdp=2, tensor=4)
   args = some(3)
-  specs = P("data"), router, kernel, kernel, down
+  specs = P("fsdp"), router, kernel, kernel, down
   places = tuple(NamedSharding(mesh, spec) for spec in specs)
   spread = tuple(map(jax.device_put, args, places))
   run = functools.partial(experts.routed, per_token=2, normalize=True)
@@ -209,8 +210,8 @@ def test_experts_spread_over_devices_stay_where_they_are(kernel, down, router):
 
 
 def test_a_weight_that_is_gathered_is_seen():
-  mesh = sharding.make_mesh(data=2, model=4)
-  there, whole = (NamedSharding(mesh, spec) for spec in (P("model"), P()))
+  mesh = meshes.make_mesh(fsdp=2, tensor=4)
+  there, whole = (NamedSharding(mesh, spec) for spec in (P("tensor"), P()))
   weight = jax.device_put(some()[2], there)
   program = jax.jit(lambda w: 2 * w, out_shardings=whole).lower(weight)
   assert gathered(program.compile().as_text()) == [E * D * F]

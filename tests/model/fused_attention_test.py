@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiers
-from jax.sharding import AxisType
 from small_policies import TINY, changed
 
+from brorl_jax import meshes
 from brorl_jax.model import attention, fused_attention
 from brorl_jax.model.fused_attention import Real
 from brorl_jax.model.target import Target
@@ -131,9 +131,7 @@ def test_texts_side_by_side_do_not_see_each_other_on_a_tpu(kernels):
 
 @pytest.mark.parametrize("P", [8, 3])
 def test_a_mesh_cuts_prompts_and_heads(P, kernels):
-  mesh = jax.make_mesh(
-    (4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
-  )
+  mesh = meshes.make_mesh(tensor=2)
   arrays = draw(P=P, H=4)
   form = jax.jit(functools.partial(fused, mesh=mesh))
   compare(form, fused, arrays, counted(arrays[2], arrays[0]), 2e-5)
@@ -142,18 +140,16 @@ def test_a_mesh_cuts_prompts_and_heads(P, kernels):
 
 
 def test_inside_a_map_over_prompts_heads_are_cut(kernels):
-  mesh = jax.make_mesh(
-    (4, 2), ("data", "model"), axis_types=(AxisType.Auto,) * 2
-  )
+  mesh = meshes.make_mesh(tensor=2)
   q, sides, real, masks = draw(P=8, H=4)
-  split = jax.sharding.PartitionSpec("data")
+  split = jax.sharding.PartitionSpec("fsdp")
   form = lambda q, sides, real, masks: jax.jit(
     jax.shard_map(
       fused,
       mesh=mesh,
       in_specs=split,
       out_specs=split,
-      axis_names={"data"},
+      axis_names={*meshes.ROWS},
       check_vma=False,
     )
   )(q, sides, real)

@@ -25,6 +25,8 @@ from saved_models import (
   split,
 )
 
+from brorl_jax import meshes
+from brorl_jax.meshes import Axes
 from brorl_jax.model import huggingface, sharding
 from brorl_jax.model.attention import Rope
 
@@ -85,7 +87,7 @@ def test_a_tensor_there_is_a_matrix_from_input_to_output(saved):
 
 @pytest.mark.ci
 def test_on_a_mesh_the_values_are_the_same_and_lie_by_the_table(saved):
-  mesh = sharding.make_mesh(data=4, model=2)
+  mesh = meshes.make_mesh(fsdp=4, tensor=2)
   policy, params = huggingface.load(saved, mesh=mesh)
   same(params, random_params())
   want = sharding.param_shardings(
@@ -98,12 +100,12 @@ def test_on_a_mesh_the_values_are_the_same_and_lie_by_the_table(saved):
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-  "data, model", tiers.some([(8, 1), (1, 2), (1, 4), (2, 4), (4, 2)], 2, 2)
+  "fsdp, tensor", tiers.some([(8, 1), (1, 2), (1, 4), (2, 4), (4, 2)], 2, 2)
 )
-def test_files_come_to_any_mesh_as_the_same_values(tmp_path, data, model):
+def test_files_come_to_any_mesh_as_the_same_values(tmp_path, fsdp, tensor):
   """FSDP, tensor, and both; of a dense and of a routed policy."""
-  devices = jax.devices()[: data * model]
-  mesh = jax.make_mesh((data, model), ("data", "model"), devices=devices)
+  devices = jax.devices()[: fsdp * tensor]
+  mesh = meshes.over([devices], Axes(fsdp=fsdp, tensor=tensor))
   huggingface.save(
     tmp_path / "dense", WIDE, random_params(WIDE), shard_bytes=7000
   )
@@ -136,7 +138,7 @@ def test_parameters_may_stay_in_half_precision(tmp_path):
 
 
 def test_a_mesh_that_does_not_fit_is_refused(saved):
-  mesh = sharding.make_mesh(data=1, model=8)
+  mesh = meshes.make_mesh(fsdp=1, tensor=8)
   with pytest.raises(ValueError, match=r"blocks/down/kernel .* 8 devices"):
     huggingface.load(saved, mesh=mesh)
 

@@ -4,40 +4,34 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import Mesh
-from messages import mentions
 from small_policies import changed
 
+from brorl_jax import meshes
 from brorl_jax.model import local, sharding
 
 
 def test_alone_nothing_changes():
-  mesh = sharding.make_mesh(8, 1)
+  mesh = meshes.make_mesh(fsdp=8)
   assert local.mesh_of(mesh) is mesh
   params = {"w": jax.numpy.ones(3)}
   assert local.copied(params, mesh) is params
 
 
-def test_a_row_is_not_divided(monkeypatch):
-  mesh = sharding.make_mesh(2, 4)
-  names = ("data", "model")
+def test_a_process_has_its_own_mesh(monkeypatch):
+  mesh = meshes.make_mesh(fsdp=2, tensor=4)
   monkeypatch.setattr(jax, "process_count", lambda: 2)
-  own = Mesh(mesh.devices[:1], names)
+  own = Mesh(mesh.devices[:, :1], meshes.NAMES)
   monkeypatch.setattr(Mesh, "local_mesh", property(lambda _: own))
   assert local.mesh_of(mesh) is own
-  half = Mesh(mesh.devices[:, :2], names)
-  monkeypatch.setattr(Mesh, "local_mesh", property(lambda _: half))
-  with pytest.raises(ValueError) as e:
-    local.mesh_of(mesh)
-  assert mentions(str(e.value), "model=4 ... mesh_model that divides")
 
 
-@pytest.mark.parametrize("model", [1, 2])
-def test_a_process_has_all_parameters_once(monkeypatch, model):
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_process_has_all_parameters_once(monkeypatch, tensor):
   """Devices 0 to 3 as one of two processes: shards of the other are dropped."""
-  mesh = sharding.make_mesh(8 // model, model)
+  mesh = meshes.make_mesh(fsdp=8 // tensor, tensor=tensor)
   params = changed(vocab=40).init(jax.random.key(0))
   spread = jax.device_put(params, sharding.param_shardings(params, mesh))
-  own = Mesh(mesh.devices[: 4 // model], ("data", "model"))
+  own = Mesh(mesh.devices[:, : 4 // tensor], meshes.NAMES)
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   make = jax.make_array_from_single_device_arrays
 

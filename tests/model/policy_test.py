@@ -16,6 +16,7 @@ from compiled import equations
 from loads import on_gpu
 from small_policies import EXPERTS, GEMMA2, GEMMA3, TINY, changed
 
+from brorl_jax import meshes
 from brorl_jax.model import policy as policy_module
 from brorl_jax.model import sharding
 from brorl_jax.model.attention import Rope
@@ -498,7 +499,9 @@ def test_a_mesh_changes_no_log_probability_however_few_prompts(
 ):
   alone = changed(vocab=38)  # TINY's does not divide over 2 devices
   params = jax.tree.map(lambda x: x * 9.0, alone.init(jax.random.key(0)))
-  spread = dataclasses.replace(alone, mesh=sharding.make_mesh(data, model))
+  spread = dataclasses.replace(
+    alone, mesh=meshes.make_mesh(fsdp=data, tensor=model)
+  )
   logp = lambda policy: jax.jit(
     functools.partial(policy.response_logp, temperature=0.7)
   )
@@ -514,7 +517,7 @@ def test_a_mesh_changes_no_log_probability_however_few_prompts(
 def test_each_device_of_a_mesh_has_its_share_of_few_prompts(P):
   """Of work and of memory, also if the arrays come from the host."""
   wide = changed(width=64, mlp=256, remat="layer")
-  mesh = sharding.make_mesh(8, 1)
+  mesh = meshes.make_mesh(fsdp=8)
 
   def cost(policy):
     slope = jax.grad(
@@ -602,7 +605,7 @@ def test_a_mesh_changes_no_packed_text():
   rows = [some_ids(4, 5, seed=i) for i in range(8)]
   tokens, segment = side_by_side(rows, 10)
   want = jax.jit(policy.packed_logp)(params, tokens, segment)
-  mesh = sharding.make_mesh(4, 2)
+  mesh = meshes.make_mesh(fsdp=4, tensor=2)
   places = sharding.param_shardings(params, mesh)
   spread = dataclasses.replace(policy, mesh=mesh)
   got = jax.jit(spread.packed_logp)(

@@ -10,9 +10,11 @@ import pools
 import pytest
 import tiers
 from compiled import equations
-from jax.sharding import AxisType, PartitionSpec
+from jax.sharding import PartitionSpec
 from pools import Sizes
 
+from brorl_jax import meshes
+from brorl_jax.meshes import Axes
 from brorl_jax.model import cache, pool, triton_pool
 from brorl_jax.model.cache import Shared
 from brorl_jax.model.pool import Pool
@@ -250,24 +252,20 @@ def test_the_kernel_is_told_everything(half):
 @pytest.mark.ci
 def test_heads_spread_over_devices_stay_there(half):
   want = of("cpu")(*half)
-  for data, model in ((4, 2), (2, 4), (4, 1)):
-    mesh = jax.make_mesh(
-      (data, model),
-      ("data", "model"),
-      axis_types=(AxisType.Auto, AxisType.Auto),
-      devices=jax.devices()[: data * model],
-    )
-    own, whole = PartitionSpec("data"), PartitionSpec()
+  for fsdp, tensor in ((4, 2), (2, 4), (4, 1)):
+    devices = jax.devices()[: fsdp * tensor]
+    mesh = meshes.over([devices], Axes(fsdp=fsdp, tensor=tensor))
+    own, whole = PartitionSpec("fsdp"), PartitionSpec()
     form = jax.shard_map(
       of("gpu"),
       mesh=mesh,
       in_specs=(own, own, whole, own, own, own),
       out_specs=own,
-      axis_names={"data"},
+      axis_names={*meshes.ROWS},
       check_vma=False,
     )
     assert kernels_of(form, half) == 1
-    heads = jax.NamedSharding(mesh, PartitionSpec(None, None, "model"))
+    heads = jax.NamedSharding(mesh, PartitionSpec(None, None, "tensor"))
     case = *half[:2], jax.device_put(half[2], heads), *half[3:]
     program = jax.jit(form).lower(*case).compile()
     assert "all-gather" not in program.as_text()
@@ -276,13 +274,9 @@ def test_heads_spread_over_devices_stay_there(half):
 
 def test_heads_that_do_not_spread_over_one_axis_take_the_simple_form(half):
   """GSPMD would gather them: 4 heads on 2 x 2 or on 8 devices."""
-  for data, model, kernels in ((1, 4, 1), (2, 2, 0), (1, 8, 0)):
-    mesh = jax.make_mesh(
-      (data, model),
-      ("data", "model"),
-      axis_types=(AxisType.Auto,) * 2,
-      devices=jax.devices()[: data * model],
-    )
+  for fsdp, tensor, kernels in ((1, 4, 1), (2, 2, 0), (1, 8, 0)):
+    devices = jax.devices()[: fsdp * tensor]
+    mesh = meshes.over([devices], Axes(fsdp=fsdp, tensor=tensor))
     with jax.set_mesh(mesh):
       assert kernels_of(of("gpu"), half) == kernels
 
@@ -290,10 +284,7 @@ def test_heads_that_do_not_spread_over_one_axis_take_the_simple_form(half):
 @pytest.mark.parametrize("devices, heads", [(1, 4), (2, 2), (4, 1)])
 def test_a_device_of_a_tpu_writes_and_reads_its_own_heads(devices, heads):
   number = lambda kind, *shape: jax.ShapeDtypeStruct(shape, kind)
-  mesh = jax.make_mesh(
-    (devices,), ("model",), axis_types=(AxisType.Auto,),
-    devices=jax.devices()[:devices],
-  )  # fmt: skip
+  mesh = meshes.over([jax.devices()[:devices]], Axes(tensor=devices))
   token = number("bfloat16", 3, 4, 128)
   rows = number("int32", 3)
   held = Pool(number("bfloat16", 5, 2, 4, 128, 128))

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiers
-from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 from messages import mentions
 
+from brorl_jax import meshes
 from brorl_jax.model import sharding
 from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
@@ -30,7 +30,7 @@ POLICIES = {"plain": POLICY, "all": ALL, "experts": EXPERTS}
 
 @pytest.fixture
 def mesh():
-  return sharding.make_mesh(data=4, model=2)
+  return meshes.make_mesh(fsdp=4, tensor=2)
 
 
 def leaf(*shape):
@@ -39,40 +39,6 @@ def leaf(*shape):
 
 def abstract(policy=POLICY):
   return jax.eval_shape(policy.init, jax.random.key(0))
-
-
-@pytest.mark.parametrize(
-  "data, model, shape",
-  [(4, 2, (4, 2)), (-1, 2, (4, 2)), (8, 1, (8, 1)), (-1, 8, (1, 8))],
-)
-def test_a_mesh_fills_the_devices(data, model, shape):
-  mesh = sharding.make_mesh(data, model)
-  assert mesh.devices.shape == shape
-  assert mesh.axis_names == ("data", "model")
-  assert len({d.id for d in mesh.devices.ravel()}) == 8
-  assert mesh.axis_types == (AxisType.Auto, AxisType.Auto)
-
-
-@pytest.mark.parametrize(
-  "data, model, why",
-  [
-    (3, 2, "8 devices"),
-    (2, 2, "8 devices"),
-    (16, 1, "8 devices"),
-    (-1, 3, "8 devices"),
-    (-1, 16, "8 devices"),
-    (0, 8, "positive ... -1"),
-    (-2, 1, "positive ... -1"),
-    (8, 0, "positive ... -1"),
-    (-1, -1, "positive ... -1"),
-  ],
-)
-def test_refuses_a_mesh_that_the_devices_do_not_fill(data, model, why):
-  with pytest.raises(ValueError) as e:
-    sharding.make_mesh(data, model)
-  assert str(e.value).startswith("mesh (data=")
-  assert mentions(str(e.value), why)
-  assert f"model={model})" in str(e.value) and "\n" not in str(e.value)
 
 
 def named(tree):
@@ -99,41 +65,41 @@ def test_places_of_all_parameters(mesh):
   places = sharding.param_shardings(abstract(), mesh)
   specs = {name: place.spec for name, place in named(places).items()}
   assert specs == {
-    "embed/embedding": P("model", "data"),
-    "blocks/q/kernel": P(None, "data", "model"),
-    "blocks/k/kernel": P(None, "data", "model"),
-    "blocks/v/kernel": P(None, "data", "model"),
-    "blocks/q/bias": P(None, "model"),
-    "blocks/k/bias": P(None, "model"),
-    "blocks/v/bias": P(None, "model"),
-    "blocks/o/kernel": P(None, "model", None, "data"),
-    "blocks/gate/kernel": P(None, "data", "model"),
-    "blocks/up/kernel": P(None, "data", "model"),
-    "blocks/down/kernel": P(None, "model", "data"),
-    "blocks/ln_attn/scale": P(None, "data"),
-    "blocks/ln_mlp/scale": P(None, "data"),
-    "ln_final/scale": P("data"),
-    "head/kernel": P("data", "model"),
+    "embed/embedding": P("tensor", "fsdp"),
+    "blocks/q/kernel": P(None, "fsdp", "tensor"),
+    "blocks/k/kernel": P(None, "fsdp", "tensor"),
+    "blocks/v/kernel": P(None, "fsdp", "tensor"),
+    "blocks/q/bias": P(None, "tensor"),
+    "blocks/k/bias": P(None, "tensor"),
+    "blocks/v/bias": P(None, "tensor"),
+    "blocks/o/kernel": P(None, "tensor", None, "fsdp"),
+    "blocks/gate/kernel": P(None, "fsdp", "tensor"),
+    "blocks/up/kernel": P(None, "fsdp", "tensor"),
+    "blocks/down/kernel": P(None, "tensor", "fsdp"),
+    "blocks/ln_attn/scale": P(None, "fsdp"),
+    "blocks/ln_mlp/scale": P(None, "fsdp"),
+    "ln_final/scale": P("fsdp"),
+    "head/kernel": P("fsdp", "tensor"),
   }
   assert {place.mesh for place in jax.tree.leaves(places)} == {mesh}
   more = {
-    "blocks/o/bias": P(None, "data"),
-    "blocks/gate/bias": P(None, "model"),
-    "blocks/up/bias": P(None, "model"),
-    "blocks/down/bias": P(None, "data"),
+    "blocks/o/bias": P(None, "fsdp"),
+    "blocks/gate/bias": P(None, "tensor"),
+    "blocks/up/bias": P(None, "tensor"),
+    "blocks/down/bias": P(None, "fsdp"),
     "blocks/ln_q/scale": P(),
     "blocks/ln_k/scale": P(),
-    "blocks/ln_attn_out/scale": P(None, "data"),
-    "blocks/ln_mlp_out/scale": P(None, "data"),
+    "blocks/ln_attn_out/scale": P(None, "fsdp"),
+    "blocks/ln_mlp_out/scale": P(None, "fsdp"),
   }
   places = named(sharding.param_shardings(abstract(ALL), mesh))
   assert {name: place.spec for name, place in places.items()} == specs | more
   routed = {
     # Each device has whole experts, and all of them are scored everywhere.
-    "blocks/router/kernel": P(None, "data"),
-    "blocks/expert_gate/kernel": P(None, "model", "data"),
-    "blocks/expert_up/kernel": P(None, "model", "data"),
-    "blocks/expert_down/kernel": P(None, "model", None, "data"),
+    "blocks/router/kernel": P(None, "fsdp"),
+    "blocks/expert_gate/kernel": P(None, "tensor", "fsdp"),
+    "blocks/expert_up/kernel": P(None, "tensor", "fsdp"),
+    "blocks/expert_down/kernel": P(None, "tensor", None, "fsdp"),
   }
   places = named(sharding.param_shardings(abstract(EXPERTS), mesh))
   for name, spec in routed.items():
@@ -189,11 +155,11 @@ def test_every_axis_has_a_place():
     ),
     (
       {"blocks": {"q": {"kernel": leaf(3, 8, 3, 2)}}},
-      "blocks/q/kernel (3, 8, 3, 2): 3 ... 2 ... 'model' ... mesh_model = 1",
+      "blocks/q/kernel (3, 8, 3, 2): 3 ... 2 ... 'tensor' ... mesh_tensor = 1",
     ),
     (
       {"ln_final": {"scale": leaf(10)}},
-      "ln_final/scale (10,): 10 ... 4 ... 'data' ... mesh_data = 2",
+      "ln_final/scale (10,): 10 ... 4 ... 'fsdp' ... mesh_fsdp = 2",
     ),
   ],
 )
@@ -228,18 +194,18 @@ def test_a_state_whose_parameters_do_not_fit_is_refused(mesh):
 
 def test_host_arrays_become_global_arrays_in_order(mesh):
   host = np.arange(24, dtype=np.int32).reshape(8, 3)
-  out = sharding.to_mesh(mesh, P("data"), host)
+  out = sharding.to_mesh(mesh, P("fsdp"), host)
   np.testing.assert_array_equal(out, host)
-  assert out.sharding.spec == P("data") and out.dtype == np.int32
+  assert out.sharding.spec == P("fsdp") and out.dtype == np.int32
   for shard in out.addressable_shards:
     assert shard.data.shape == (2, 3)
-    row = int(np.argwhere(mesh.devices == shard.device)[0, 0])
+    row = int(np.argwhere(mesh.devices == shard.device)[0, 1])
     np.testing.assert_array_equal(shard.data, host[2 * row : 2 * row + 2])
 
 
 @pytest.mark.parametrize("data, model", [(4, 2), (8, 1)])
 def test_shards_travel_in_the_dtype_of_products_and_sums_do_not(data, model):
-  mesh = sharding.make_mesh(data, model)
+  mesh = meshes.make_mesh(fsdp=data, tensor=model)
   x = 1.0 + np.arange(32, dtype=np.float32).reshape(8, 4) / 1024
   scale = 1.0 + np.arange(8, dtype=np.float32) / 1024
   params = {"head": {"kernel": x}, "ln_final": {"scale": scale}}
@@ -254,7 +220,7 @@ def test_shards_travel_in_the_dtype_of_products_and_sums_do_not(data, model):
 
   def read(params):
     # Every device's copy, one behind the other.
-    copies, each = sharding.over_data(here, params, mesh)(slope)
+    copies, each = sharding.over_rows(here, params, mesh)(slope)
     return jnp.sum(each), copies
 
   program = jax.jit(jax.value_and_grad(read, has_aux=True))
@@ -281,11 +247,15 @@ def test_shards_travel_in_the_dtype_of_products_and_sums_do_not(data, model):
 
 def test_parameters_are_left_alone_where_no_device_lacks_them():
   params = {"ln_final": {"scale": jnp.arange(8.0)}}
-  for mesh in (None, sharding.make_mesh(1, 8), sharding.make_mesh(8, 1)):
+  for mesh in (
+    None,
+    meshes.make_mesh(fsdp=1, tensor=8),
+    meshes.make_mesh(fsdp=8),
+  ):
     assert sharding.gathered(params, mesh, "bfloat16") is params
   f = lambda params, x: params["ln_final"]["scale"] * x
-  for mesh in (None, sharding.make_mesh(1, 8)):
-    out = sharding.over_data(f, params, mesh)(2.0)
+  for mesh in (None, meshes.make_mesh(fsdp=1, tensor=8)):
+    out = sharding.over_rows(f, params, mesh)(2.0)
     np.testing.assert_array_equal(out, 2.0 * np.arange(8))
 
 
@@ -325,7 +295,7 @@ def test_a_mesh_changes_no_gradient_of_any_parameter(mesh, name, dtype, tied):
     )
 
 
-@pytest.mark.parametrize("spec", [P("data"), P(None, "model"), P()])
+@pytest.mark.parametrize("spec", [P("fsdp"), P(None, "tensor"), P()])
 def test_a_global_array_comes_to_the_host_whole(mesh, spec):
   host = np.arange(24, dtype=np.float32).reshape(4, 6)
   out = sharding.to_host(sharding.to_mesh(mesh, spec, host))
@@ -355,7 +325,11 @@ def test_heads_lie_apart_where_a_mesh_has_an_axis_for_them(mesh):
   make = lambda: sharding.heads_apart([jnp.zeros((3, 2, 4, 5))] * 2, axis=2)
   apart = jax.jit(
     jax.shard_map(
-      make, mesh=mesh, in_specs=(), out_specs=P("data"), axis_names={"data"}
+      make,
+      mesh=mesh,
+      in_specs=(),
+      out_specs=P("fsdp"),
+      axis_names={*meshes.ROWS},
     )
   )()
   for x in apart:

@@ -20,12 +20,13 @@ from saved_models import (
   split,
 )
 
-from brorl_jax.model import huggingface, sharding, weight_files
+from brorl_jax import meshes
+from brorl_jax.model import huggingface, weight_files
 
 
 def test_a_device_reads_its_own_part_of_one_layer(tmp_path, monkeypatch):
   policy, _ = routed(tmp_path / "model")
-  mesh = sharding.make_mesh(data=2, model=4)
+  mesh = meshes.make_mesh(fsdp=2, tensor=4)
   read = []
 
   class Slice:

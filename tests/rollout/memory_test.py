@@ -12,12 +12,14 @@ from compiled import compiled, zeros_of
 from configured import config
 from loads import HALF, SMALL, TOY, load, on_gpu
 
+from brorl_jax import meshes
 from brorl_jax.learner import state as states
 from brorl_jax.learner import theory, update
 from brorl_jax.learner.objective import (
   Stats,
 )
 from brorl_jax.main.stages import learning
+from brorl_jax.meshes import Axes
 from brorl_jax.model import sharding
 from brorl_jax.rollout import memory, program_spec, programs, sampler
 from brorl_jax.rollout.draw import SamplingParams
@@ -110,23 +112,23 @@ def test_blocks_of_a_pool_by_hand(mean, lanes, slots, blocks):
 
 
 def test_blocks_are_those_of_a_device():
-  one = load(on_gpu(TOY, 2), n=8, prompts=6, data=2, mean_tokens=20)
+  one = load(on_gpu(TOY, 2), n=8, prompts=6, axes=Axes(fsdp=2), mean_tokens=20)
   # 3 of 6 lanes, and 4 rows of one block each; 70 tokens are 2.
   assert one.blocks(6, 4) == 12 + 2
   # Half of the 8 rollouts of each of 3 prompts.
-  one = load(on_gpu(TOY, 2), n=8, prompts=3, data=2, mean_tokens=20)
+  one = load(on_gpu(TOY, 2), n=8, prompts=3, axes=Axes(fsdp=2), mean_tokens=20)
   assert one.blocks(3, 8) == 12 + 2
 
 
 def test_what_is_spread_over_the_mesh():
-  whole, apart = load(SMALL), load(SMALL, model=2)
+  whole, apart = load(SMALL), load(SMALL, axes=Axes(tensor=2))
   norms = 4 * 128 * 5
   assert apart.weights - norms == (whole.weights - norms) // 2
   for name in ("prompts", "lanes", "cache"):
     mask = 35 if name == "prompts" else 0
     size = lambda one: one.stages(2, 3)["decoding"][name] - mask
     assert 2 * size(apart) == size(whole)
-  spread = load(SMALL, data=5).stages(5, 3)["decoding"]
+  spread = load(SMALL, axes=Axes(fsdp=5)).stages(5, 3)["decoding"]
   alone = load(SMALL, prompts=1).stages(1, 3)["decoding"]
   assert spread == alone
 
@@ -137,7 +139,7 @@ def test_prompts_are_spread_as_the_sampler_does(n, prompts, devices):
   tokens = np.ones((prompts, 7), np.int32)
   index = np.arange(prompts, dtype=np.int32)
   batch, parts = sampler._spread(Prompts(tokens, tokens > 0, index), n, devices)
-  one = load(n=n, prompts=prompts, data=devices)
+  one = load(n=n, prompts=prompts, axes=Axes(fsdp=devices))
   assert (one.parts, one.here) == (parts, len(batch.index) // devices)
   assert one.lanes(prompts) == one.here
 
@@ -326,16 +328,13 @@ def applying(policy, mesh, *, P, R, T, S):
     1,
   ),
 )
-@pytest.mark.parametrize("data, model", [(1, 1), (8, 1), (4, 2)])
-def test_an_update_that_measures_the_theorem_is_planned(
-  policy, sizes, data, model
-):
-  devices = jax.devices()[: data * model]
-  mesh = jax.make_mesh(
-    (data, model), ("data", "model"), devices=devices,
-    axis_types=(jax.sharding.AxisType.Auto,) * 2,
-  )  # fmt: skip
+@pytest.mark.parametrize(
+  "axes", [meshes.ONE, Axes(fsdp=8), Axes(fsdp=4, tensor=2)]
+)
+def test_an_update_that_measures_the_theorem_is_planned(policy, sizes, axes):
+  devices = jax.devices()[: axes.devices]
+  mesh = meshes.over([devices], axes)
   total, state, gradient = applying(policy, mesh, **sizes)
   P, R, T, S = sizes.values()
-  found = memory.Gradient(policy, state, gradient, P, R, S, T, data, model)
+  found = memory.Gradient(policy, state, gradient, P, R, S, T, axes)
   assert total <= found.need <= 1.4 * total, found.need / total

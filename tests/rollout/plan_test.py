@@ -18,6 +18,7 @@ import tiers
 from configured import config
 from loads import GIB, SMALL, load, on_gpu
 
+from brorl_jax import meshes
 from brorl_jax.configs import n16, n512
 from brorl_jax.errors import UserError
 from brorl_jax.learner import state as states
@@ -25,10 +26,10 @@ from brorl_jax.main import settings, sizes
 from brorl_jax.main.commands import plan as plan_command
 from brorl_jax.main.commands import train as train_command
 from brorl_jax.main.stages import learning
+from brorl_jax.meshes import ONE, Axes
 from brorl_jax.model import (
   architectures,
   huggingface,
-  sharding,
   target,
   tokenizer,
 )
@@ -44,7 +45,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 def test_training_state_is_what_training_makes(
   reference, second_moment, offload
 ):
-  mesh = sharding.make_mesh(data=4, model=2)
+  mesh = meshes.make_mesh(fsdp=4, tensor=2)
   c = config(
     second_moment=second_moment, offload=offload, kl_weight=1e-4 * reference
   )
@@ -68,8 +69,7 @@ def test_training_state_is_what_training_makes(
     tx=tx,
     offload=offload,
     pipeline=False,
-    data=4,
-    model=2,
+    axes=Axes(fsdp=4, tensor=2),
     keep_reference=reference,
   )
   assert held == state_bytes(SMALL)
@@ -89,7 +89,7 @@ def test_training_state_is_what_training_makes(
 def held(policy=SMALL, **changes):
   """Bytes of the state of SMALL."""
   c = config()
-  how = dict(data=1, model=1, offload="nothing", pipeline=False)
+  how = dict(axes=ONE, offload="nothing", pipeline=False)
   tx, _ = learning.optimizer(c.optim, c.sampling)
   how |= dict(keep_reference=True) | changes
   return sizes.state_bytes(policy, tx, **how)
@@ -145,8 +145,10 @@ def test_longer_rollouts_need_more_whatever_their_pages():
 
 
 def test_more_devices_need_less_of_each():
-  for more in ({"data": 2}, {"model": 2}, {"data": 8}):
-    assert needed(slots=8, lanes=8, **more) < needed(slots=8, lanes=8)
+  for more in (dict(fsdp=2), dict(tensor=2), dict(data=2, fsdp=4)):
+    assert needed(slots=8, lanes=8, axes=Axes(**more)) < needed(
+      slots=8, lanes=8
+    )
 
 
 def test_everything_if_there_is_room():
@@ -192,7 +194,8 @@ def test_a_given_number_stays():
 
 
 def test_lanes_are_those_of_all_devices():
-  got = fit(memory_bytes=least(needed(slots=24, lanes=4, data=2)), data=2)
+  two = Axes(data=2)
+  got = fit(memory_bytes=least(needed(slots=24, lanes=4, axes=two)), axes=two)
   assert got.lanes == 4 and got.slots == 24
 
 
@@ -257,13 +260,15 @@ def test_refuses_a_length_and_names_the_nearest():
 
 def test_names_a_mesh_that_fits():
   sizes = dict(max_new_tokens=1, prompts=1, slots=1)
-  tight = least(needed(**sizes, model=2))
+  tight = least(needed(**sizes, axes=Axes(tensor=2)))
   line = refusal(memory_bytes=tight, **sizes)
-  assert line.endswith("nearest that fits: mesh_model = 2 on 2 devices")
-  fit(memory_bytes=tight, **sizes, model=2)
-  tight = least(needed(**sizes, model=2, resident_bytes=10**7))
-  line = refusal(memory_bytes=tight, **sizes, data=2, resident_bytes=10**7)
-  assert line.endswith("nearest that fits: mesh_model = 2")
+  assert line.endswith("nearest that fits: mesh_tensor = 2 on 2 devices")
+  fit(memory_bytes=tight, **sizes, axes=Axes(tensor=2))
+  tight = least(needed(**sizes, axes=Axes(tensor=2), resident_bytes=10**7))
+  line = refusal(
+    memory_bytes=tight, **sizes, axes=Axes(fsdp=2), resident_bytes=10**7
+  )
+  assert line.endswith("nearest that fits: mesh_tensor = 2")
 
 
 def test_names_two_sizes_if_neither_would_do_alone():
@@ -382,7 +387,7 @@ def test_presets_fit_eight_devices_that_are_not_here(
   monkeypatch.setattr(target, "here", lambda: Target("cpu", 1, GIB))
   (tmp_path / "config.json").write_text(json.dumps(fields))
   c = of.get_config(preset)
-  c.policy.checkpoint, c.devices.mesh_data = str(tmp_path), data
+  c.policy.checkpoint, c.devices.mesh_fsdp = str(tmp_path), data
   c.devices.memory_bytes = 80 * 10**9
   plan_command.run(settings.typed(c))
   text = capsys.readouterr().out
@@ -433,7 +438,7 @@ def test_a_directory_that_is_missing():
 
 
 def test_devices_that_are_not_here_cannot_be_asked(capsys):
-  many = dict(mesh_data=16, in_flight=16 * 512, blocks=16)
+  many = dict(mesh_fsdp=16, in_flight=16 * 512, blocks=16)
   with pytest.raises(UserError, match="only 8 of 16 are here"):
     plan_command.run(config(**many))
   plan_command.run(config(**many, memory_bytes=GIB))
@@ -503,7 +508,7 @@ def test_a_plan_without_a_tokenizer_reads_what_it_can(tmp_path, capsys):
 def test_evaluations_are_planned_for_files_alone_or_with_puzzles():
   files = {"data.files": ("a.jsonl", "b.jsonl"), "in_flight": 512 * 512}
   alone, mixed, made = (
-    plans(**given, memory_bytes=GIB, mesh_data=1).chunk
+    plans(**given, memory_bytes=GIB, mesh_fsdp=1).chunk
     for given in (
       {**files, "eval_n": 512},
       {**files, "eval_n": 512, "data.puzzles": True},
@@ -515,24 +520,24 @@ def test_evaluations_are_planned_for_files_alone_or_with_puzzles():
 
 
 def test_a_plan_is_that_of_the_run_where_its_devices_are_here(capsys):
-  c = config(dtype="bfloat16", memory_bytes=10**8, mesh_data=1)
+  c = config(dtype="bfloat16", memory_bytes=10**8, mesh_fsdp=1)
   plan_command.run(c)
   policy = architectures.read_policy(huggingface.ASSETS, dtype=c.policy.dtype)
-  got = plan_command.make(c, policy, data=1, model=1, keep_reference=True)
+  got = plan_command.make(c, policy, axes=ONE, keep_reference=True)
   text = capsys.readouterr().out
   assert "on 1 x 1 CPU devices" in text
   assert got.rollouts.table() in text and got.evaluations.table() in text
 
 
 def test_a_mesh_that_does_not_fit_the_work_is_refused():
-  c = config(mesh_data=3)
-  with pytest.raises(UserError, match="mesh_data = 3 does not divide"):
+  c = config(mesh_fsdp=3)
+  with pytest.raises(UserError, match=r"3 rows .*mesh_fsdp.* do not"):
     plan_command.run(c)
 
 
 def all_plans(**changes) -> plan_command.Plans:
   return plan_command.make(
-    config(**changes), SMALL, data=1, model=1, keep_reference=True
+    config(**changes), SMALL, axes=ONE, keep_reference=True
   )
 
 
@@ -585,9 +590,7 @@ def test_moments_are_on_the_devices_while_an_update_is_applied():
   assert of("moments", applying=True) == of("reference")
   assert of("nothing", applying=True) == of("nothing")
   c = config(offload="moments", memory_bytes=10**12)
-  probe = plan_command.make(
-    c, on_gpu(), data=1, model=1, keep_reference=True
-  ).probe
+  probe = plan_command.make(c, on_gpu(), axes=ONE, keep_reference=True).probe
   assert probe.resident_bytes == of("reference")
 
 
@@ -633,6 +636,6 @@ def test_training_refuses_before_it_loads(tmp_path, monkeypatch):
 
 def test_a_policy_that_does_not_spread_is_refused():
   with pytest.raises(
-    ValueError, match=r"over the 4 devices.*mesh_model = [12]$"
+    ValueError, match=r"over the 4 devices.*mesh_tensor = [12]$"
   ):
-    held(model=4)
+    held(axes=Axes(tensor=4))

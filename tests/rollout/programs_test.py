@@ -21,6 +21,7 @@ from small_decoders import (
   same,
 )
 
+from brorl_jax import meshes
 from brorl_jax.model import sharding
 from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
@@ -61,7 +62,7 @@ WIDE = Policy(
 def segment(pages, mesh=None, policy=WIDE):
   """The program of a step with so many pages, 2 lanes of 24 slots."""
   P, N, T, C = 2, 24, 512, 64
-  A = P if mesh is None else P // mesh.shape["data"]
+  A = P if mesh is None else P // meshes.of(mesh).rows
   spec = ProgramSpec(policy, SamplingParams(), (0,), N, T, A, N, C, mesh)
   params = policy.init(jax.random.key(0))
   if mesh is not None:
@@ -147,7 +148,7 @@ def test_each_device_has_its_own_pool_of_its_own_heads():
     WIDE, int8_cache=True, target=Target("rocm", 4, 2**30)
   )
   spec = ProgramSpec(
-    policy, SamplingParams(), (0,), 4, 9, 1, 4, 9, devices(4, model=2)
+    policy, SamplingParams(), (0,), 4, 9, 1, 4, 9, devices(4, tensor=2)
   )
   pools = programs.pool(program_spec.with_cache(spec, 5))
   assert len(pools) == policy.layers
@@ -200,7 +201,7 @@ def bytes_of(tree):
 
 @pytest.mark.ci
 def test_heads_and_vocabulary_stay_apart_on_a_mesh():
-  mesh = devices(4, model=2)
+  mesh = devices(4, tensor=2)
   policy = dataclasses.replace(WIDE, kv_heads=4)
   page, program = segment(2, mesh, policy)
   keys = page[0].k

@@ -125,7 +125,7 @@ def test_rollouts_are_those_of_all_prompts_together(count, places, changes):
 @pytest.mark.ci
 def test_a_mesh_makes_the_same_rollouts():
   prompts = numbered(7)
-  got = streamed(Feed(prompts), places=4, lanes=4, mesh=devices(8, model=2))
+  got = streamed(Feed(prompts), places=4, lanes=4, mesh=devices(8, tensor=2))
   same(got, together(prompts))
 
 

@@ -19,11 +19,10 @@ import tiers
 from messages import mentions
 from train_test import State, bandit
 
-from brorl_jax import train
+from brorl_jax import meshes, train
 from brorl_jax.errors import UserError
 from brorl_jax.main.commands import train as train_command
 from brorl_jax.main.stages.examples import Examples
-from brorl_jax.model import sharding
 from brorl_jax.runs import checkpoints, folder, lines, sections, stored
 from brorl_jax.tasks.base import Example
 
@@ -96,7 +95,7 @@ class Run:
     phase = phase._replace(measure=measure)
     state = State(jnp.zeros(3), jnp.int32(0), jnp.zeros(3))
     found = {"data": {"seed": "0"}, "functions": {}}
-    mesh = sharding.make_mesh(1, 8)
+    mesh = meshes.make_mesh(fsdp=1, tensor=8)
     return train_command._Parts(mesh, One(), judge, [phase], [], state, found)
 
   def _close(self):

@@ -42,7 +42,7 @@ class Counts:
 
   Args:
     policy: Description.
-    copies: Devices of axis `data`, each of which reads all weights.
+    copies: Rows of devices, each of which reads all weights.
   """
 
   policy: Policy

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from brorl_jax import meshes
 from brorl_jax.main.ahead.run import FEW, Compile, Program, Run, placed, size
 from brorl_jax.main.ahead.updates import updating
 from brorl_jax.main.stages import sampling
@@ -63,7 +64,7 @@ def _outputs(
 
 
 def _prompts(run: Run, count: int) -> PrefillBatch:
-  own, S = run.at("data"), run.config.data.prompt_tokens
+  own, S = run.at(meshes.rows(run.mesh)), run.config.data.prompt_tokens
   return PrefillBatch(
     Prompts(
       own((count, S), jnp.int32),
@@ -104,9 +105,9 @@ def _cache(run: Run, spec: ProgramSpec, compile: Compile) -> tuple[Any, ...]:
   if spec.blocks:
     made = compile(programs.pool.lower(spec))
     return (_outputs(programs.pool, spec, (), made),)
-  rows = spec.lanes * spec.slots * run.data
+  rows = spec.lanes * spec.slots * run.rows
   page = jax.eval_shape(lambda: spec.policy.page(rows, spec.columns))
-  heads = run.at("data", "model")
+  heads = run.at(meshes.rows(run.mesh), "tensor")
   place = lambda x: heads(x.shape, x.dtype)
   return (jax.tree.map(place, page),) * spec.pages
 
@@ -178,7 +179,7 @@ def _sampling(run: Run, compile: Compile) -> Iterator[Program]:
   program = lambda name, lowered, more=0: Program(
     name, lowered, held + more, run.policy.layers
   )
-  at = run.at("data")((run.visited,), jnp.int32)
+  at = run.at(meshes.rows(run.mesh))((run.visited,), jnp.int32)
   batch = _prompts(run, run.visited)
   yield program(
     "admit",

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 
 import jax
 
+from brorl_jax import meshes
 from brorl_jax.main.ahead import measured, schedule, table
 from brorl_jax.main.ahead.measured import Measured
 from brorl_jax.main.ahead.run import FEW, Run
@@ -23,8 +24,7 @@ def show(run: Run, where: Topology) -> None:
   if run.fast:
     how += f", decode with {' and '.join(map(str, FEW))}, no evaluation"
   print(
-    f"programs of {where.name}: {run.data} x {run.mesh.shape['model']} "
-    f"devices, {how}",
+    f"programs of {where.name}: mesh ({meshes.of(run.mesh)}), {how}",
     *table.memory(of, where),
     sep="\n",
   )

@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
+from brorl_jax import meshes
 from brorl_jax.learner import state as states
 from brorl_jax.main.stages import learning
 from brorl_jax.model import sharding
@@ -51,9 +52,9 @@ class Run:
   fast: bool  # see FEW
 
   @property
-  def data(self) -> int:
-    """Devices over which prompts are spread."""
-    return self.mesh.shape["data"]
+  def rows(self) -> int:
+    """Rows of devices, over which prompts are spread."""
+    return meshes.of(self.mesh).rows
 
   @property
   def processes(self) -> int:
@@ -84,7 +85,7 @@ class Run:
   def visited(self) -> int:
     """Prompts that are admitted together."""
     places = self.config.sampling.places
-    return max(places // self.data // stream.SHARE, 1) * self.data
+    return max(places // self.rows // stream.SHARE, 1) * self.rows
 
   @property
   def tx(self):
@@ -102,7 +103,9 @@ class Run:
     )
     return placed(shapes, places)
 
-  def at(self, *spec: str | None) -> Callable[..., jax.ShapeDtypeStruct]:
+  def at(
+    self, *spec: str | tuple[str, ...] | None
+  ) -> Callable[..., jax.ShapeDtypeStruct]:
     """(shape, dtype) -> an array that lies like this."""
     place = NamedSharding(self.mesh, PartitionSpec(*spec))
     return lambda shape, dtype: jax.ShapeDtypeStruct(

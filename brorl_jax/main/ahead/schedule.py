@@ -55,7 +55,7 @@ def of(run: Run, measured: list[Measured], chip: Chip) -> Schedule:
   c, alone = run.config, run.alone
   sampled, S = c.sampling, c.data.prompt_tokens
   T = sampled.mean_tokens or sampled.max_new_tokens
-  cost = costs.Counts(run.policy, copies=run.data)
+  cost = costs.Counts(run.policy, copies=run.rows)
   P, N = sampled.prompts, sampled.n
   by_name = {m.name: m for m in measured}
   parts: list[Part] = []
@@ -69,7 +69,7 @@ def of(run: Run, measured: list[Measured], chip: Chip) -> Schedule:
     parts.append(Part(name, calls, work, calls * each))
 
   # Each process samples its share on its own devices, all at the same time.
-  own, share = costs.Counts(run.policy, copies=alone.data), P / run.processes
+  own, share = costs.Counts(run.policy, copies=alone.rows), P / run.processes
   places, visited = alone.config.sampling.places, alone.visited
   read = lambda prompts: own.forward(prompts * S, S / 2, prompts)
   add("copy", 1, costs.Work(0, 0))
@@ -77,7 +77,7 @@ def of(run: Run, measured: list[Measured], chip: Chip) -> Schedule:
   add("admit", max(share - places, 0) / visited, read(visited), alone)
 
   spec = training_spec(run)
-  lanes = spec.lanes * alone.data
+  lanes = spec.lanes * alone.rows
   rows = lanes * spec.slots
   step = own.step(rows, lanes, S, T / 2)
   add("decode", share * N * T / rows, step, alone)

@@ -8,6 +8,7 @@ description of the devices.
 import contextlib
 import dataclasses
 import importlib.util
+import itertools
 import math
 import os
 import pathlib
@@ -16,12 +17,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import mesh_utils, topologies
-from jax.sharding import AxisType, Mesh
+from jax.experimental import topologies
+from jax.sharding import Mesh
 
+from brorl_jax import meshes
 from brorl_jax.errors import UserError
 from brorl_jax.main.ahead.chips import CHIPS, Chip
+from brorl_jax.meshes import Axes
 from brorl_jax.model import target
 from brorl_jax.model.target import Target
 
@@ -110,31 +112,15 @@ class Topology:
       return len({device.process_index for device in self.devices})
     return 1 if self.name.kind == "here" else self.name.shape[0]
 
-  def own(self, mesh: Mesh) -> Mesh:
-    """The mesh of one process: its rows; see `local.mesh_of`.
-
-    Raises:
-      UserError: The devices of a process are no whole rows.
-    """
-    data, model = mesh.devices.shape
-    if data % self.processes:
-      raise UserError(
-        f"--topology={self.name}: a row of {model} devices lies in several of "
-        f"{self.processes} processes; choose a mesh_model that divides "
-        f"{mesh.size // self.processes}"
-      )
-    rows = mesh.devices[: data // self.processes]
-    return Mesh(rows, mesh.axis_names, axis_types=mesh.axis_types)
-
-  def mesh(self, data: int, model: int) -> Mesh:
-    """As `sharding.make_mesh`, of these devices."""
-    shape = (data, model)
+  def mesh(self, axes: Axes) -> Mesh:
+    """As `meshes.make_mesh`, of these devices."""
     if self.target.platform == "tpu":
-      devices = mesh_utils.create_device_mesh(shape, devices=self.devices)
-    else:
-      devices = np.array(self.devices).reshape(shape)
-    auto = (AxisType.Auto, AxisType.Auto)
-    return Mesh(devices, ("data", "model"), axis_types=auto)
+      owner = lambda device: device.process_index
+      groups = itertools.groupby(sorted(self.devices, key=owner), owner)
+      return meshes.over([[*devices] for _, devices in groups], axes)
+    each = len(self.devices) // self.processes
+    starts = range(0, len(self.devices), each)
+    return meshes.over([self.devices[i : i + each] for i in starts], axes)
 
 
 def parse(text: str) -> Name:

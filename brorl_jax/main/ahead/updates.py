@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
+from brorl_jax import meshes
 from brorl_jax.learner import packing, theory, update
 from brorl_jax.main.ahead.run import Program, Run, placed, size
 from brorl_jax.main.stages import learning
@@ -23,7 +24,7 @@ def batch(run: Run, *, scored: bool) -> Batch:
   layout = packing.Layout(
     c.optim.rows, c.optim.blocks, c.sampling.max_new_tokens
   )
-  own = run.at(None, "data")
+  own = run.at(None, meshes.rows(run.mesh))
   C, P, M = packing.MICROBATCHES, c.optim.blocks, c.optim.rows
   S, T = c.data.prompt_tokens, layout.length
   of = lambda *shape, dtype=jnp.float32: own((C, P, *shape), dtype)

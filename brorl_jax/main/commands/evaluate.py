@@ -13,7 +13,7 @@ from absl import logging
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from brorl_jax import evaluate
+from brorl_jax import evaluate, meshes
 from brorl_jax.errors import UserError
 from brorl_jax.main import (
   checkpoint_source,
@@ -26,7 +26,7 @@ from brorl_jax.main.commands import plan as plan_command
 from brorl_jax.main.stages import sampling
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.main.stages.scoring import Scorer
-from brorl_jax.model import architectures, local, sharding
+from brorl_jax.model import architectures, local
 from brorl_jax.model.policy import Policy
 from brorl_jax.rollout import dynamic_sampling, plan
 from brorl_jax.runs import checkpoints, folder, lock, metrics, sections
@@ -132,12 +132,12 @@ def _parts(c: sections.Config, workdir: pathlib.Path) -> _Parts:
   """Builds the parts; raises ValueError if they do not fit together."""
   before = folder.stored(workdir, "evaluated")
   which = _same_step(checkpoint_source.locate(c.policy.checkpoint), before)
-  mesh = sharding.make_mesh(c.devices.mesh_data, c.devices.mesh_model)
+  mesh = meshes.make_mesh(**c.devices.mesh)
   policy = architectures.read_policy(which.source, dtype=c.policy.dtype)
   text = checkpoint_source.read_tokenizer(which, c.policy.chat_template)
   checkpoint_source.check_vocabulary(which.source, text, policy)
   settings.check_lengths(c, policy.max_positions)
-  chunk, fits = plan_command.evaluation(c, policy, **mesh.shape)
+  chunk, fits = plan_command.evaluation(c, policy, meshes.of(mesh))
   examples = Examples.of(c, text)
   examples.refuse_changes(folder.stored(workdir, "data"))
   heldout = examples.heldout()

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from absl import logging
 from jaxtyping import PyTree
 
+from brorl_jax import meshes
 from brorl_jax.errors import UserError
 from brorl_jax.main import checkpoint_source
-from brorl_jax.model import architectures, huggingface, sharding, tokenizer
+from brorl_jax.model import architectures, huggingface, tokenizer
 from brorl_jax.model.policy import Policy
 from brorl_jax.runs import folder
 from brorl_jax.runs.sections import Config
@@ -29,7 +30,7 @@ def run(c: Config, workdir: pathlib.Path) -> None:
     which = _find_run(c.policy.checkpoint)
     starts = [one._asdict() for one in checkpoint_source.starts(which)]
     text = checkpoint_source.read_tokenizer(which, c.policy.chat_template)
-    mesh = sharding.make_mesh(data=-1, model=1)  # on any machine
+    mesh = meshes.make_mesh()  # on any machine
     policy, params, step = checkpoint_source.load(which, mesh, dtype="float32")
     record = json.dumps({"starts": starts}, indent=2) + "\n"
     dtype = write(

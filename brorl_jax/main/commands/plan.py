@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
+from brorl_jax import meshes
 from brorl_jax.errors import UserError
 from brorl_jax.main import (
   checkpoint_source,
@@ -18,6 +19,7 @@ from brorl_jax.main.ahead import report
 from brorl_jax.main.ahead import topology as topology_of
 from brorl_jax.main.ahead.run import Run
 from brorl_jax.main.stages import examples, learning, sampling
+from brorl_jax.meshes import Axes
 from brorl_jax.model import (
   architectures,
   huggingface,
@@ -52,7 +54,7 @@ def run(c: Config, topology: str | None = None, *, fast: bool = False) -> None:
   """Prints the plan of a run; loads no weights.
 
   Without a topology the memory of rollouts and evaluations by arithmetic. If
-  `devices.mesh_data` and `devices.memory_bytes` are given, this may be for more
+  `devices.mesh_fsdp` and `devices.memory_bytes` are given, this may be for more
   devices than this machine has; it then assumes accelerators.
 
   Args:
@@ -70,16 +72,14 @@ def run(c: Config, topology: str | None = None, *, fast: bool = False) -> None:
     source = _source(c.policy.checkpoint)
     where = None if topology is None else _described(topology, fast)
     policy = architectures.read_policy(source, dtype=c.policy.dtype)
-    data, model, machine = _devices(c.devices, where)
+    axes, machine = _devices(c.devices, where)
     policy = dataclasses.replace(policy, target=machine)
-    mesh: dict[str, Any] = dict(data=data, model=model)
-    mesh["keep_reference"] = learning.keeps_reference(c)
-    count = 1
-    if where is not None:
-      where.own(where.mesh(data, model))  # or it is refused here
-      count = where.processes
+    how: dict[str, Any] = dict(axes=axes)
+    how["keep_reference"] = learning.keeps_reference(c)
+    count = 1 if where is None else where.processes
+    axes.share(count)  # or it is refused here
     phases = [
-      _phase(x, c, policy, **mesh, processes=count) for x in settings.phases(c)
+      _phase(x, c, policy, **how, processes=count) for x in settings.phases(c)
     ]
     corpus.check(c.data, own=bool(c.reward.verifier))
     if c.policy.chat_template:
@@ -88,7 +88,7 @@ def run(c: Config, topology: str | None = None, *, fast: bool = False) -> None:
       print(*_data(c, source), sep="\n")
     if where is not None:
       first, plans = phases[0]
-      _compiled(first, plans, policy, where, **mesh, fast=fast)
+      _compiled(first, plans, policy, where, **how, fast=fast)
   except ValueError as e:
     raise UserError(str(e)) from None
 
@@ -101,29 +101,26 @@ def _described(text: str, fast: bool) -> topology_of.Topology:
 
 def _devices(
   c: Devices, where: topology_of.Topology | None
-) -> tuple[int, int, Target]:
-  """Sizes of the mesh, and the machine."""
-  model, data = c.mesh_model, c.mesh_data
+) -> tuple[Axes, Target]:
+  """The mesh and the machine."""
   machine = target.here() if where is None else where.target
   if c.memory_bytes:
     machine = dataclasses.replace(machine, memory_bytes=c.memory_bytes)
-  if data == -1:
-    data = max(machine.devices // model, 1)
-  if where is not None and data * model != machine.devices:
+  axes = Axes(**c.mesh).filled(machine.devices)
+  if where is not None and axes.devices != machine.devices:
     raise UserError(
-      f"config.devices: a mesh of {data} x {model} does not fill the "
-      f"{machine.devices} devices of --topology={where.name}; leave mesh_data "
-      "at -1"
+      f"config.devices: mesh ({axes}) does not fill the {machine.devices} "
+      f"devices of --topology={where.name}; leave mesh_fsdp at -1"
     )
-  if data * model <= machine.devices:
-    return data, model, machine
+  if axes.devices <= machine.devices:
+    return axes, machine
   if not c.memory_bytes:
     raise UserError(
       "config.devices.memory_bytes = 0 asks the devices, but only "
-      f"{machine.devices} of {data * model} are here; set it to the memory "
+      f"{machine.devices} of {axes.devices} are here; set it to the memory "
       "of one device"
     )
-  return data, model, Target("gpu", data * model, c.memory_bytes)
+  return axes, Target("gpu", axes.devices, c.memory_bytes)
 
 
 def _phase(
@@ -131,23 +128,24 @@ def _phase(
   c: Config,
   policy: Policy,
   *,
+  axes: Axes,
+  keep_reference: bool,
   processes: int,
-  **where: Any,
 ) -> tuple[Config, Plans]:
   """Prints the memory plans of a phase of the run; it, with its sizes."""
   since, phase, _ = which
-  phase = sizes.settled(phase, policy, **where)
-  data, model = where["data"], where["model"]
-  settings.check_mesh(phase, data)
+  how: dict[str, Any] = dict(axes=axes, keep_reference=keep_reference)
+  phase = sizes.settled(phase, policy, **how)
+  settings.check_mesh(phase, axes.rows)
   settings.check_lengths(phase, policy.max_positions)
-  plans = make(phase, policy, **where, processes=processes)
+  plans = make(phase, policy, **how, processes=processes)
   when = f" from step {since}" if c.run.phases else ""
   kind = "CPU devices" if policy.target.on_cpu else "accelerators"
   many = f" of {processes} processes" if processes > 1 else ""
   print(
     f"rollouts{when}: {phase.sampling.places} prompts x "
     f"{phase.sampling.n}, at most {phase.sampling.max_new_tokens} tokens, "
-    f"on {data} x {model} {kind}{many}\n"
+    f"on {axes.rows} x {axes.within} {kind}{many}\n"
     f"{plans.rollouts.table()}\n"
     f"evaluations: {plans.chunk} prompts x {phase.eval.n}\n"
     f"{plans.evaluations.table()}"
@@ -170,8 +168,7 @@ def _compiled(
   policy: Policy,
   where: topology_of.Topology,
   *,
-  data: int,
-  model: int,
+  axes: Axes,
   keep_reference: bool,
   fast: bool,
 ) -> None:
@@ -184,16 +181,15 @@ def _compiled(
     sizes.resident_bytes,
     c,
     policy,
-    data=data,
-    model=model,
+    axes=axes,
     keep_reference=keep_reference,
   )
-  mesh = where.mesh(data, model)
+  mesh = where.mesh(axes)
   run = Run(
     c,
     policy,
     mesh,
-    where.own(mesh),
+    meshes.part(mesh, where.processes),
     plans.rollouts,
     plans.evaluations,
     plans.chunk,
@@ -242,18 +238,16 @@ def make(
   c: Config,
   policy: Policy,
   *,
-  data: int,
-  model: int,
+  axes: Axes,
   keep_reference: bool,
   processes: int = 1,
 ) -> Plans:
-  """Plans for a mesh of data x model devices.
+  """Plans of a phase.
 
   Args:
     c: The config.
     policy: Description of the policy.
-    data: Devices of axis `data`.
-    model: Devices of axis `model`.
+    axes: Of the mesh.
     keep_reference: Whether any phase of the run has a reference policy.
     processes: Over which the devices are divided. Each has all parameters, and
       samples its share of what is in flight.
@@ -262,30 +256,27 @@ def make(
     TooLarge: Something does not fit.
     ValueError: The policy cannot be split over these devices.
   """
-  where = dict(data=data, model=model)
-  state = functools.partial(
-    sizes.resident_bytes, c, policy, **where, keep_reference=keep_reference
-  )
-  own = dict(data=data // processes, model=model)
-  held = state()
+  how: dict[str, Any] = dict(axes=axes, keep_reference=keep_reference)
+  state = functools.partial(sizes.resident_bytes, c, policy, **how)
+  own, held = axes.share(processes), state()
   if processes > 1:
-    held += sizes.parameter_bytes(policy, **own)
-  fit = _fit(c, policy, held, **own)
+    held += sizes.parameter_bytes(policy, own)
+  fit = _fit(c, policy, held, own)
   rollouts = fit(
     n=c.sampling.n,
     prompts=c.sampling.places // processes,
     slots=c.sampling.slots or None,
     lanes=c.sampling.lanes or None,
   )
-  chunk, evaluations = _evaluations(c, fit, data // processes)
-  update = sizes.gradient(c, policy, **where, keep_reference=keep_reference)
+  chunk, evaluations = _evaluations(c, fit, own.rows)
+  update = sizes.gradient(c, policy, **how)
   plan.check_update(update, sizes.memory_bytes(c, policy))
-  probe = _probe(c, policy, state(applying=True), **where)
+  probe = _probe(c, policy, state(applying=True), axes)
   return Plans(rollouts, evaluations, chunk, update, probe)
 
 
 def evaluation(
-  c: Config, policy: Policy, *, data: int, model: int
+  c: Config, policy: Policy, axes: Axes
 ) -> tuple[int, plan.RolloutPlan]:
   """Held-out prompts at one time, and their plan; only parameters are resident.
 
@@ -293,15 +284,14 @@ def evaluation(
     TooLarge: They do not fit.
     ValueError: The policy cannot be split over these devices.
   """
-  held = sizes.parameter_bytes(policy, data, model)
-  sampled = dataclasses.replace(c.sampling, in_flight=sizes.in_flight(c, data))
+  held = sizes.parameter_bytes(policy, axes)
+  sampled = dataclasses.replace(c.sampling, in_flight=sizes.in_flight(c, axes))
   c = dataclasses.replace(c, sampling=sampled)
-  fit = _fit(c, policy, held, data=data, model=model)
-  return _evaluations(c, fit, data)
+  return _evaluations(c, _fit(c, policy, held, axes), axes.rows)
 
 
 def _probe(
-  c: Config, policy: Policy, resident_bytes: int, **where: Any
+  c: Config, policy: Policy, resident_bytes: int, axes: Axes
 ) -> memory.Gradient | None:
   """Memory of the theorem's probe; raises TooLarge if it does not fit."""
   if not c.theory.prompts:
@@ -309,19 +299,19 @@ def _probe(
   probe = memory.Gradient(
     policy,
     resident_bytes,
-    sizes.parameter_bytes(policy, where["data"], where["model"]),
+    sizes.parameter_bytes(policy, axes),
     prompts=min(c.theory.prompts, c.sampling.prompts),
     responses=c.theory.responses,
     prompt_tokens=c.data.prompt_tokens,
     tokens=min(c.theory.tokens, c.sampling.max_new_tokens),
-    **where,
+    axes=axes,
   )
   plan.check_probe(probe, sizes.memory_bytes(c, policy))
   return probe
 
 
 def _fit(
-  c: Config, policy: Policy, resident_bytes: int, **where: Any
+  c: Config, policy: Policy, resident_bytes: int, axes: Axes
 ) -> Callable[..., plan.RolloutPlan]:
   """`plan.rollouts`, whose errors name devices.memory_bytes if it is set."""
   fit = functools.partial(
@@ -332,7 +322,7 @@ def _fit(
     prompt_tokens=c.data.prompt_tokens,
     max_new_tokens=c.sampling.max_new_tokens,
     mean_tokens=c.sampling.mean_tokens,
-    **where,
+    axes=axes,
   )
   if not c.devices.memory_bytes:
     return fit
@@ -348,7 +338,7 @@ def _fit(
 
 
 def _evaluations(
-  c: Config, fit: Callable[..., plan.RolloutPlan], data: int
+  c: Config, fit: Callable[..., plan.RolloutPlan], rows: int
 ) -> tuple[int, plan.RolloutPlan]:
   """Held-out prompts at one time: as in training, halved until they fit."""
   # The tasks of files are unknown before they are read: assume one per file.
@@ -359,13 +349,13 @@ def _evaluations(
     tasks += len(c.data.families)
   heldout = c.eval.prompts * max(tasks, 1)
   each = max(
-    min(c.sampling.in_flight // c.eval.n // data, -(-heldout // data)), 1
+    min(c.sampling.in_flight // c.eval.n // rows, -(-heldout // rows)), 1
   )
   while True:
     try:
-      return each * data, fit(
+      return each * rows, fit(
         n=c.eval.n,
-        prompts=each * data,
+        prompts=each * rows,
         slots=min(c.sampling.slots, c.eval.n) or None,
         cut=c.eval.top_p < 1.0,
       )

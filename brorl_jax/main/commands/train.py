@@ -11,7 +11,7 @@ import jax
 from absl import logging
 from jax.sharding import Mesh
 
-from brorl_jax import evaluate, processes, report, train
+from brorl_jax import evaluate, meshes, processes, report, train
 from brorl_jax.errors import UserError
 from brorl_jax.learner import state as states
 from brorl_jax.main import (
@@ -28,7 +28,7 @@ from brorl_jax.main.recorder import Recorder
 from brorl_jax.main.stages import advantages, learning, sampling
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.main.stages.scoring import Scorer
-from brorl_jax.model import architectures, huggingface, local, sharding
+from brorl_jax.model import architectures, huggingface, local
 from brorl_jax.model.policy import Policy
 from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.runs import (
@@ -222,7 +222,7 @@ class _Parts(NamedTuple):
 def _parts(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> _Parts:
   """Builds the parts; raises ValueError if they do not fit together."""
   source = huggingface.locate(c.policy.checkpoint)
-  mesh = sharding.make_mesh(c.devices.mesh_data, c.devices.mesh_model)
+  mesh = meshes.make_mesh(**c.devices.mesh)
   policy = architectures.read_policy(source, dtype=c.policy.dtype)
   text = checkpoint_source.read_tokenizer(
     checkpoint_source.CheckpointSource(source), c.policy.chat_template
@@ -286,12 +286,13 @@ def phase(
     ValueError: It does not fit the policy, the devices or their memory.
   """
   since, c, changed = which
-  c = sizes.settled(c, policy, **mesh.shape, keep_reference=keep_reference)
-  settings.check_mesh(c, mesh.shape["data"])
+  axes = meshes.of(mesh)
+  c = sizes.settled(c, policy, axes=axes, keep_reference=keep_reference)
+  settings.check_mesh(c, axes.rows)
   settings.check_lengths(c, policy.max_positions)
   count, own = jax.process_count(), local.mesh_of(mesh)
   plans = plan.make(
-    c, policy, **mesh.shape, keep_reference=keep_reference, processes=count
+    c, policy, axes=axes, keep_reference=keep_reference, processes=count
   )
   tx, schedule = learning.optimizer(c.optim, c.sampling)
   target = c.sampling.prompts

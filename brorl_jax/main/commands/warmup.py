@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
+from brorl_jax import meshes
 from brorl_jax.errors import UserError
 from brorl_jax.learner import optimizer, pair_packing, supervised
 from brorl_jax.learner.pair_packing import Layout, Pair
 from brorl_jax.learner.supervised import Look
 from brorl_jax.main import checkpoint_source, programs, settings
 from brorl_jax.main.commands import export
-from brorl_jax.model import architectures, huggingface, sharding, tokenizer
+from brorl_jax.model import architectures, huggingface, tokenizer
 from brorl_jax.model.policy import Policy
 from brorl_jax.runs import folder, sections
 from brorl_jax.runs.sections import Warmup
@@ -56,8 +57,8 @@ class _Start(NamedTuple):
 
 
 def _run(c: Warmup, workdir: pathlib.Path) -> None:
-  mesh = sharding.make_mesh(c.devices.mesh_data, c.devices.mesh_model)
-  start = _start(c, mesh.shape["data"])
+  mesh = meshes.make_mesh(**c.devices.mesh)
+  start = _start(c, meshes.of(mesh).rows)
   print(*start.log_lines, programs.log_line(), sep="\n", file=sys.stderr)
   _, params = huggingface.load(start.source, dtype=c.policy.dtype, mesh=mesh)
   looks: list[Look] = []
@@ -95,14 +96,14 @@ def _run(c: Warmup, workdir: pathlib.Path) -> None:
   print(f"wrote {workdir}", file=sys.stderr)
 
 
-def _start(c: Warmup, data: int) -> _Start:
+def _start(c: Warmup, rows: int) -> _Start:
   """Builds the parts; raises ValueError if they do not fit together."""
   if not c.data.files:
     raise ValueError("config.data.files is empty; name files of pairs")
-  if c.optim.rows % data:
+  if c.optim.rows % rows:
     raise ValueError(
-      f"config.optim.rows = {c.optim.rows}; config.devices.mesh_data = {data} "
-      "must divide it"
+      f"config.optim.rows = {c.optim.rows} does not divide over {rows} rows of "
+      "devices (config.devices.mesh_data x mesh_fsdp); use a multiple"
     )
   given, template = c.policy.checkpoint, c.policy.chat_template
   source = huggingface.locate(given)

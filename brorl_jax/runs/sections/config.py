@@ -200,14 +200,18 @@ _BEFORE: Mapping[str, str] = {
   "reset_optimizer",
   "optim": "minibatches rows blocks lr lr_scaling lr_base warmup b1 b2 eps "
   "weight_decay max_grad_norm second_moment",
-  "devices": "mesh_data mesh_model memory_bytes remat offload",
+  "devices": "memory_bytes remat offload",
 }
+# Before a mesh had four axes.
+_AXES = {"mesh_data": "devices.mesh_fsdp", "mesh_model": "devices.mesh_tensor"}
 RENAMED: Mapping[str, str] = {
   **{
     name: f"{section}.{name}"
     for section, names in _BEFORE.items()
     for name in names.split()
   },
+  **_AXES,
+  "devices.mesh_model": _AXES["mesh_model"],
   "advantage": "advantage.kind",
   "loss": "loss.kind",
   **{
@@ -226,11 +230,24 @@ REMOVED: Mapping[str, str] = {
 }
 
 
+def _four(devices: Mapping[str, Any]) -> dict[str, Any]:
+  """The section of two axes, `mesh_data` and `mesh_model`, with those of four.
+
+  `mesh_data` meant what mesh_fsdp does.
+  """
+  out = dict(devices)
+  sizes = {"mesh_fsdp": out.pop("mesh_data"), "mesh_data": 1}
+  sizes |= {"mesh_tensor": out.pop("mesh_model"), "mesh_expert": 1}
+  return {**out, **sizes}
+
+
 def upgraded(values: Mapping[str, Any]) -> dict[str, Any]:
   """The dict of an older version with today's names.
 
   Fields that no longer exist keep their old name, those of `REMOVED` vanish.
   """
+  if "devices" in values and "mesh_model" in values["devices"]:
+    values = {**values, "devices": _four(values["devices"])}
   if "domains" not in values:  # it has sections or belongs to another mode
     stays = lambda section, field: f"{section}.{field}" not in REMOVED
     return {

@@ -8,21 +8,54 @@ from brorl_jax.runs.sections.section import Rule, Section, setting
 
 
 @dataclasses.dataclass(frozen=True)
-class Devices(Section):
-  """The mesh and its memory.
+class Meshed(Section):
+  """The mesh.
 
-  Axis `data` splits prompts and rows; axis `model` splits heads and vocabulary.
+  A row of it is mesh_tensor x mesh_expert devices and computes its own prompts.
   """
 
   mesh_data: int = setting(
-    -1,
-    "Number of devices along axis `data`, which splits prompts and rows; -1: "
-    "all devices divided by mesh_model.",
-  )
-  mesh_model: int = setting(
     1,
-    "Number of devices along axis `model`, which splits heads and vocabulary.",
+    "Copies of the training state, each over all devices of the other axes; "
+    "with several slices of TPUs a multiple of their number.",
   )
+  mesh_fsdp: int = setting(
+    -1,
+    "Rows that the training state of a copy is cut over; -1: as many as the "
+    "devices make.",
+  )
+  mesh_tensor: int = setting(
+    1,
+    "Devices of a row that heads, key/value heads, vocabulary, feed-forward "
+    "and experts are cut over.",
+  )
+  mesh_expert: int = setting(
+    1,
+    "The same but for key/value heads, so that a row may have more devices "
+    "than there are of these.",
+  )
+
+  @property
+  def mesh(self) -> dict[str, int]:
+    """Axis -> devices along it."""
+    return {
+      name: getattr(self, f"mesh_{name}")
+      for name in ("data", "fsdp", "tensor", "expert")
+    }
+
+  def rules(self) -> Iterator[Rule]:
+    yield from self.at_least(1, "mesh_data", "mesh_tensor", "mesh_expert")
+    good = self.mesh_fsdp >= 1 or self.mesh_fsdp == -1
+    yield "mesh_fsdp", good, "positive, or -1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices(Meshed):
+  """The mesh and its memory.
+
+  A row of it is mesh_tensor x mesh_expert devices and computes its own prompts.
+  """
+
   memory_bytes: int = setting(
     0,
     "Memory of one device; 0: ask the device. With a number, --mode=plan can "
@@ -42,8 +75,6 @@ class Devices(Section):
   )
 
   def rules(self) -> Iterator[Rule]:
-    good = self.mesh_data >= 1 or self.mesh_data == -1
-    yield "mesh_data", good, "positive, or -1"
-    yield from self.at_least(1, "mesh_model")
+    yield from super().rules()
     good = self.memory_bytes >= 0
     yield "memory_bytes", good, "positive, or 0: ask the device"

@@ -26,8 +26,8 @@ class Optim(Section):
   )
   blocks: int = setting(
     16,
-    "Blocks per microbatch, a multiple of devices.mesh_data. 0: one for each "
-    "device of axis `data`.",
+    "Blocks per microbatch, a multiple of the rows of the mesh. 0: one for "
+    "each row.",
     phased=True,
   )
   lr: float = setting(

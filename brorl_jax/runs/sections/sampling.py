@@ -30,8 +30,8 @@ class Sampling(Section):
   in_flight: int = setting(
     4096,
     "Rollouts whose prompts are on the devices at one time, a multiple of n. A "
-    "finished prompt is replaced by the next. 0: 2,048 for each device of axis "
-    "`data`, in whole prompts, or fewer if a step has fewer.",
+    "finished prompt is replaced by the next. 0: 2,048 for each row of the "
+    "mesh, in whole prompts, or fewer if a step has fewer.",
     unit="rollouts",
     phased=True,
   )

@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Literal
 
+from brorl_jax.runs.sections.devices import Meshed
 from brorl_jax.runs.sections.policy import Policy
 from brorl_jax.runs.sections.section import Rule, Section, setting
 
@@ -64,7 +65,7 @@ class Descent(Section):
   rows: int = setting(
     8,
     "Rows per microbatch, over all devices; they must fit in memory. A "
-    "multiple of devices.mesh_data.",
+    "multiple of the rows of the mesh.",
   )
   microbatches: int = setting(
     4, "Microbatches per update; rows x microbatches decides the update."
@@ -99,19 +100,12 @@ class Descent(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Spread(Section):
-  """Axis `data` splits rows; axis `model` splits heads and vocabulary."""
+class Spread(Meshed):
+  """The mesh; a row of it is mesh_tensor x mesh_expert devices."""
 
-  mesh_data: int = setting(-1, "Devices of axis `data`; -1: all others.")
-  mesh_model: int = setting(1, "Devices of axis `model`.")
   remat: Literal["layer", "products", "nothing"] = setting(
     "layer", "What the backward pass recomputes, as in a run."
   )
-
-  def rules(self) -> Iterator[Rule]:
-    good = self.mesh_data >= 1 or self.mesh_data == -1
-    yield "mesh_data", good, "positive, or -1"
-    yield from self.at_least(1, "mesh_model")
 
 
 @dataclasses.dataclass(frozen=True)

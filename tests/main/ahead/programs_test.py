@@ -13,6 +13,7 @@ from brorl_jax.main.ahead.run import Run, size
 from brorl_jax.main.commands import plan
 from brorl_jax.main.commands import train as train_command
 from brorl_jax.main.stages import learning
+from brorl_jax.meshes import Axes
 from brorl_jax.model import architectures, huggingface
 from brorl_jax.rollout import programs as rollout_programs
 from brorl_jax.rollout import stream
@@ -103,10 +104,10 @@ def test_a_step_runs_what_is_listed(tmp_path, monkeypatch):
   """Each program of the list but one is called with just these shapes."""
   c = made.run(prompt_tokens=40, steps=1, save_every=1, eval_every=1).config
   folder = huggingface.ASSETS
-  mesh = made.topology().mesh(8, 1)
+  mesh = made.topology().mesh(Axes(fsdp=8))
   policy = architectures.read_policy(folder, dtype=c.policy.dtype)
   keep = learning.keeps_reference(c)
-  plans = plan.make(c, policy, data=8, model=1, keep_reference=keep)
+  plans = plan.make(c, policy, axes=Axes(fsdp=8), keep_reference=keep)
   run = Run(
     c, policy, mesh, mesh, plans.rollouts, plans.evaluations, plans.chunk,
     keep_reference=keep, sampling_bytes=0, applying_bytes=0, fast=False,

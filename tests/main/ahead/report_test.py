@@ -32,7 +32,9 @@ def test_tables_and_a_line_of_json(show):
     made.measured("gradient", sent={LARGE: 3}),
     chip=CHIPS["v5p"],
   )
-  assert lines[0] == "programs of cpu:1x8: 8 x 1 devices, 2 layers"
+  assert lines[0] == (
+    "programs of cpu:1x8: mesh (data=1, fsdp=8, tensor=1, expert=1), 2 layers"
+  )
   titles = [line for line in lines[1:] if not line.startswith("  ")]
   assert titles[:-1] == [
     "messages of 1 MiB and more, per call or token",

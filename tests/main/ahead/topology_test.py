@@ -9,10 +9,12 @@ import pytest
 import runs_ahead as made
 from messages import mentions
 
+from brorl_jax import meshes
 from brorl_jax.errors import UserError
 from brorl_jax.main.ahead import topology
 from brorl_jax.main.ahead.chips import CHIPS
 from brorl_jax.main.ahead.topology import Name
+from brorl_jax.meshes import Axes
 from brorl_jax.model import target
 from brorl_jax.model.target import Target
 
@@ -241,38 +243,47 @@ def test_a_shape_that_xla_does_not_know_is_refused_in_one_line(monkeypatch):
   assert mentions(line, "--topology=v5p:3x5x7 ... no such thing"), line
 
 
-@pytest.mark.parametrize("data, model", [(8, 1), (4, 2)])
-def test_a_mesh_has_the_devices_in_their_order(data, model):
-  mesh = topology.describe(Name("cpu", (8,))).mesh(data, model)
-  assert dict(mesh.shape) == {"data": data, "model": model}
+@pytest.mark.parametrize("axes", [Axes(fsdp=8), Axes(2, 2, 2)])
+def test_a_mesh_has_the_devices_in_their_order(axes):
+  mesh = made.topology(processes=4).mesh(axes)
+  assert meshes.of(mesh) == axes
   assert [*mesh.devices.flat] == jax.devices()
-  assert {*mesh.axis_types} == {jax.sharding.AxisType.Auto}
 
 
-def test_a_mesh_of_a_tpu_follows_its_links(monkeypatch):
+def test_a_mesh_of_a_tpu_has_its_hosts_one_after_the_other(monkeypatch):
+  chip = lambda i: SimpleNamespace(
+    id=i, process_index=i % 2, slice_index=0, platform="tpu"
+  )
   where = topology.Topology(
-    Name("v5e", (2, 4)), CHIPS["v5e"], jax.devices(), Target("tpu", 8, 1)
-  )
-  back = where.mesh(8, 1).devices[::-1]
+    Name("v5e", (2, 4)), CHIPS["v5e"], [*map(chip, range(8))],
+    Target("tpu", 8, 1),
+  )  # fmt: skip
+  asked = []
+  mesh = meshes.make_mesh()
   monkeypatch.setattr(
-    topology.mesh_utils, "create_device_mesh", lambda shape, devices: back
+    meshes, "over", lambda *given: (asked.append(given), mesh)[1]
   )
-  assert [*where.mesh(8, 1).devices.flat] == jax.devices()[::-1]
+  where.mesh(Axes(fsdp=8))
+  ((groups, axes),) = asked
+  assert axes == Axes(fsdp=8)
+  assert [[d.id for d in group] for group in groups] == [
+    [0, 2, 4, 6], [1, 3, 5, 7],
+  ]  # fmt: skip
 
 
 @pytest.mark.parametrize("processes, devices", [(1, 8), (2, 4), (8, 1)])
 def test_each_process_has_its_rows(processes, devices):
   where = made.topology(processes=processes)
-  mesh = where.mesh(8, 1)
-  own = where.own(mesh)
-  assert where.processes == processes and own.axis_names == mesh.axis_names
-  assert own.devices.tolist() == mesh.devices[:devices].tolist()
+  mesh = where.mesh(Axes(fsdp=8))
+  own = meshes.part(mesh, where.processes)
+  assert where.processes == processes
+  assert [*own.devices.flat] == jax.devices()[:devices]
 
 
 def test_a_row_in_several_processes_is_refused():
   where = made.topology(processes=8)
-  line = refusal(where.own, where.mesh(4, 2))
-  assert mentions(line, "cpu:8x1 ... 2 devices lies in several of 8 processes")
+  with pytest.raises(ValueError, match="2 devices lies in several of 8 proc"):
+    where.mesh(Axes(fsdp=4, tensor=2))
 
 
 def test_cpus_are_processes_of_one_device():

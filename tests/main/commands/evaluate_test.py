@@ -19,13 +19,13 @@ import runs_for_tests as made
 import tiers
 from messages import mentions
 
-from brorl_jax import evaluate
+from brorl_jax import evaluate, meshes
 from brorl_jax.configs import base
 from brorl_jax.errors import UserError
 from brorl_jax.main import checkpoint_source, settings
 from brorl_jax.main.commands import evaluate as evaluate_command
 from brorl_jax.main.commands import export, report
-from brorl_jax.model import huggingface, sharding
+from brorl_jax.model import huggingface
 from brorl_jax.rollout import sampler
 from brorl_jax.runs import metrics
 from brorl_jax.tasks.data import dataset
@@ -40,7 +40,7 @@ def config(**changes):
   with c.unlocked():
     for name in [name for name in c.data.families if name not in FAMILIES]:
       del c.data.families[name]
-  small = dict(n=16, samples=64, in_flight=16, mesh_data=1)
+  small = dict(n=16, samples=64, in_flight=16, mesh_fsdp=1)
   small |= dict(eval_prompts=4, eval_n=4)
   return settings.typed(configured.changed(c, **small | changes))
 
@@ -48,13 +48,8 @@ def config(**changes):
 @pytest.fixture(autouse=True)
 def one_device(monkeypatch):
   """Programs for a mesh of eight take longer to compile than to run."""
-  make = lambda data, model: jax.make_mesh(
-    (1, 1),
-    ("data", "model"),
-    axis_types=(jax.sharding.AxisType.Auto,) * 2,
-    devices=jax.devices()[:1],
-  )
-  monkeypatch.setattr(sharding, "make_mesh", make)
+  make = lambda **_: meshes.over([jax.devices()[:1]], meshes.ONE)
+  monkeypatch.setattr(meshes, "make_mesh", make)
 
 
 def run(workdir, **changes):

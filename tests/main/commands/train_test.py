@@ -10,10 +10,11 @@ import tiers
 from messages import mentions
 from one_step import config
 
+from brorl_jax import meshes
 from brorl_jax.errors import UserError
 from brorl_jax.main import settings
 from brorl_jax.main.commands import train as train_command
-from brorl_jax.model import huggingface, sharding
+from brorl_jax.model import huggingface
 from brorl_jax.runs.run_state import RunState
 from brorl_jax.tasks.data import dataset
 
@@ -28,10 +29,8 @@ def test_a_run_records_the_files_that_it_trains_on(tmp_path, monkeypatch):
     for i in range(40)
   ]
   path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-  mesh = jax.make_mesh(
-    (1, 1), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2
-  )
-  monkeypatch.setattr(sharding, "make_mesh", lambda data, model: mesh)
+  mesh = meshes.over([jax.devices()[:1]], meshes.ONE)
+  monkeypatch.setattr(meshes, "make_mesh", lambda **_: mesh)
   alone = {"data.files": (str(path),), "data.domains.gym.weight": 0.0}
   c = config(prompt_tokens=80, **alone)
   parts = train_command._parts(c, tmp_path / "run", allow_change=False)
@@ -63,7 +62,7 @@ def test_a_phase_says_once_what_it_changes(wired):
 
 def test_a_mesh_that_does_not_exist_is_refused():
   with pytest.raises(ValueError, match="3"):
-    sharding.make_mesh(3, 1)
+    meshes.make_mesh(fsdp=3)
 
 
 def test_a_line_that_is_no_evaluation_is_one_line_at_the_end(tmp_path):
@@ -102,7 +101,7 @@ def refuses(failed, tmp_path):
     [
       ({"sampling.max_new_tokens": 40_000}, "sampling.max_new_tokens = 40040"),
       ({"policy.checkpoint": "nowhere"}, "checkpoint 'nowhere'"),
-      ({"devices.mesh_model": 3}, "does not fill the 8 devices"),
+      ({"devices.mesh_tensor": 3}, "does not fill the 8 devices"),
       ({"data.prompt_tokens": 8}, "config.data.prompt_tokens = 8"),
       ({"data.families.gcd.settings.max_value": 0}, "gcd"),
     ],

@@ -68,7 +68,7 @@ def config(model, files, **fields):
     "optim.microbatches": 1,
     "optim.lr": 0.01,
     "optim.epochs": 4,
-    "devices.mesh_data": 8,
+    "devices.mesh_fsdp": 8,
   }
   c.update_from_flattened_dict(known | fields)
   return c
@@ -191,7 +191,10 @@ def test_long_and_wrong_ones_are_left_out_if_asked(model, tmp_path):
     ({"data.files": ()}, "config.data.files ... empty"),
     ({"data.files": ("gone.jsonl",)}, "gone.jsonl"),
     ({"data.fields": "respons:a"}, "config.data.fields: 'respons:a'"),
-    ({"optim.rows": 4}, "config.optim.rows = 4 ... mesh_data = 8"),
+    (
+      {"optim.rows": 4},
+      "config.optim.rows = 4 ... 8 ... mesh_data x mesh_fsdp",
+    ),
     (
       {"optim.row_tokens": 129},
       "config.optim.row_tokens = 129 ... at most 128",
@@ -199,7 +202,7 @@ def test_long_and_wrong_ones_are_left_out_if_asked(model, tmp_path):
     ({"optim.row_tokens": 8}, "line 1 ... prompt and response"),
     ({"optim.lr": 0.0}, "config.optim.lr = 0.0 must be positive"),
     ({"data.heldout_one_in": 1}, "config.data.heldout_one_in = 1 must be"),
-    ({"devices.mesh_data": 3}, "mesh (data=3, model=1)"),
+    ({"devices.mesh_fsdp": 3}, "mesh (data=1, fsdp=3, tensor=1, expert=1)"),
     ({"policy.checkpoint": "nowhere"}, "'nowhere'"),
     ({"policy.chat_template": "gone.jinja"}, "chat template gone.jinja"),
     ({"policy.dtype": "int8"}, "config.policy.dtype = 'int8'"),

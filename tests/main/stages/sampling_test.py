@@ -7,11 +7,13 @@ import pytest
 from configured import config
 from loads import SMALL
 
+from brorl_jax import meshes
 from brorl_jax.main.commands import evaluate
 from brorl_jax.main.commands import plan as plan_command
 from brorl_jax.main.stages import sampling
 from brorl_jax.main.stages.scoring import Scorer
-from brorl_jax.model import huggingface, sharding, tokenizer
+from brorl_jax.meshes import ONE
+from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.rollout import sampler
 from brorl_jax.rollout.draw import SamplingParams
 
@@ -27,8 +29,8 @@ def test_the_sampler_gets_what_was_planned(monkeypatch):
   monkeypatch.setattr(sampler, "rollouts", called)
   monkeypatch.setattr(sampling, "stream", called)
   c = config(int8_cache=True, lanes=3, slots=40)
-  mesh = sharding.make_mesh(8, 1)
-  got = plan_command.make(c, SMALL, data=1, model=1, keep_reference=True)
+  mesh = meshes.make_mesh(fsdp=8)
+  got = plan_command.make(c, SMALL, axes=ONE, keep_reference=True)
   planned = dataclasses.replace(got.rollouts, blocks=77)
   text = tokenizer.Tokenizer(huggingface.ASSETS)
   with pytest.raises(Called) as e:
