@@ -131,9 +131,8 @@ def policy_params():
   )
 
 
-def devices(count, tensor=1):
-  axes = Axes(fsdp=count // tensor, tensor=tensor)
-  return meshes.over([jax.devices()[:count]], axes)
+def devices(count, **axes):
+  return meshes.over([jax.devices()[:count]], Axes(**{"fsdp": -1} | axes))
 
 
 def run(prompts=PROMPTS, key=KEY, policy=Table(), params=TABLE, **changes):

@@ -131,11 +131,13 @@ class Policy(Decoding):
     """The parameters as `decode_step` reads them: one dict per layer.
 
     Made once per call of the sampler, so that no step slices a stacked weight.
-    On accelerators with fewer, larger weights; see `decode_weights`.
+    On accelerators with fewer, larger weights; see `decode_weights`. Not where
+    devices of axis `expert` share key/value heads: queries would move.
     """
     layer = lambda i: jax.tree.map(lambda x: x[i], params["blocks"])
     blocks = [layer(i) for i in range(self.layers)]
-    if not self.target.on_cpu:
+    shares = sharding.axes_here(None).get("expert", 1) > 1
+    if not self.target.on_cpu and not shares:
       blocks = [decode_weights.fused(self, block) for block in blocks]
     return params | {"blocks": blocks}
 

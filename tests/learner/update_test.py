@@ -144,9 +144,18 @@ def on_mesh(batches, mesh):
 @pytest.mark.parametrize(
   "gathers", [True, pytest.param(False, marks=pytest.mark.slow)]
 )
-def test_a_mesh_does_not_change_the_gradient(gathers):
+@pytest.mark.parametrize(
+  "axes",
+  [
+    dict(fsdp=4, tensor=2),
+    dict(data=2, fsdp=2, expert=2),
+    pytest.param(dict(data=8), marks=pytest.mark.slow),
+  ],
+  ids=str,
+)
+def test_a_mesh_does_not_change_the_gradient(gathers, axes):
   want, _ = gradient(packed(blocks=4))
-  mesh = meshes.make_mesh(fsdp=4, tensor=2)
+  mesh = meshes.make_mesh(**axes)
   at = jax.device_put(params(), sharding.param_shardings(params(), mesh))
   policy = dataclasses.replace(POLICY, mesh=mesh) if gathers else POLICY
   got, _ = gradient(on_mesh(packed(blocks=8), mesh), at=at, policy=policy)

@@ -99,7 +99,8 @@ def test_accepts_the_edge_of_what_works(changes):
 COUNTS = (
   "steps samples max_oversampling prompt_tokens max_new_tokens "
   "minibatches save_every keep_checkpoints eval_every "
-  "eval_prompts eval_n mesh_data mesh_tensor mesh_expert lr_base length_on rest_steps"
+  "eval_prompts eval_n mesh_data mesh_tensor mesh_expert lr_base length_on "
+  "rest_steps"
 ).split()
 BAD = [
   *((field, {field: 0}, "at least 1") for field in COUNTS),

@@ -94,6 +94,9 @@ def test_accelerators_decode_with_joined_weights_and_cpus_do_not():
   on_gpu = dataclasses.replace(TINY, target=GPU)
   assert "qkv" in on_gpu.unroll(params)["blocks"][0]
   assert "q" in TINY.unroll(params)["blocks"][0]
+  mesh = meshes.over([jax.devices()[:4]], Axes(tensor=2, expert=2))
+  with jax.set_mesh(mesh):  # of devices that share key/value heads
+    assert "q" in on_gpu.unroll(params)["blocks"][0]
   assert len(on_gpu.unroll(params)["blocks"]) == TINY.layers
 
 

@@ -490,18 +490,22 @@ def asked(P, R, T=6, S=5):
   return tokens(P, S), mask, tokens(P, R, T)
 
 
+MESHES = [
+  dict(fsdp=8),
+  dict(fsdp=4, tensor=2),
+  dict(data=2, fsdp=2, expert=2),
+  dict(data=8),
+]
+
+
 @pytest.mark.parametrize(
   "P, R", tiers.some([(2, 16), (3, 5), (1, 1), (8, 2), (4, 3)], 1, 2)
 )
-@pytest.mark.parametrize("data, model", [(8, 1), (4, 2)])
-def test_a_mesh_changes_no_log_probability_however_few_prompts(
-  P, R, data, model
-):
+@pytest.mark.parametrize("axes", MESHES, ids=str)
+def test_a_mesh_changes_no_log_probability_however_few_prompts(P, R, axes):
   alone = changed(vocab=38)  # TINY's does not divide over 2 devices
   params = jax.tree.map(lambda x: x * 9.0, alone.init(jax.random.key(0)))
-  spread = dataclasses.replace(
-    alone, mesh=meshes.make_mesh(fsdp=data, tensor=model)
-  )
+  spread = dataclasses.replace(alone, mesh=meshes.make_mesh(**axes))
   logp = lambda policy: jax.jit(
     functools.partial(policy.response_logp, temperature=0.7)
   )

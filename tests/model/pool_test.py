@@ -196,22 +196,22 @@ def test_equals_decoding_over_pages(softcap):
   np.testing.assert_allclose(got, want, atol=1e-6)
 
 
-@pytest.fixture
-def half(monkeypatch):
+@pytest.fixture(params=[Sizes(20, 2, 3, 4)])
+def half(monkeypatch, request):
   """A case in half precision whose kernel runs without a GPU."""
+  J, G, K = request.param[2:]
   own = functools.partial(triton_pool.own, interpret=True)
   monkeypatch.setattr(triton_pool, "own", own)
-  case = pools.draw(
-    np.random.default_rng(0), Sizes(20, 2, 3, 4), "float16", "float16"
-  )
+  rng = np.random.default_rng(0)
+  case = pools.draw(rng, request.param, "float16", "float16")
   rows = lambda x: x[:12]
   q, _, held, table, first, stop = case
   shared = Shared(
-    jnp.ones((12, 4, 1, 16), jnp.float16),
-    jnp.ones((12, 4, 1, 16), jnp.float16),
+    jnp.ones((12, G, 1, K), jnp.float16),
+    jnp.ones((12, G, 1, K), jnp.float16),
     jnp.ones((12, 1, 1), bool),
   )
-  q = rows(q).reshape(12, 1, 12, 16)
+  q = rows(q).reshape(12, 1, G * J, K)
   return q, shared, held, *map(rows, (table, first, stop))
 
 
@@ -249,12 +249,22 @@ def test_the_kernel_is_told_everything(half):
   np.testing.assert_allclose(got, of("cpu", softcap=0.5)(*half), atol=1e-2)
 
 
+SHARED = Sizes(20, 2, 6, 2)  # by devices of axis `expert`, with its queries
+
+
 @pytest.mark.ci
-def test_heads_spread_over_devices_stay_there(half):
+@pytest.mark.parametrize(
+  "half, every",
+  [
+    (Sizes(20, 2, 3, 4), [Axes(1, 4, 2), Axes(1, 2, 4), Axes(1, 4)]),
+    (SHARED, [Axes(1, 1, 2, 3), Axes(1, 2, 2, 2)]),
+  ],
+  indirect=["half"],
+)
+def test_heads_spread_over_devices_stay_there(half, every):
   want = of("cpu")(*half)
-  for fsdp, tensor in ((4, 2), (2, 4), (4, 1)):
-    devices = jax.devices()[: fsdp * tensor]
-    mesh = meshes.over([devices], Axes(fsdp=fsdp, tensor=tensor))
+  for axes in every:
+    mesh = meshes.over([jax.devices()[: axes.devices]], axes)
     own, whole = PartitionSpec("fsdp"), PartitionSpec()
     form = jax.shard_map(
       of("gpu"),

@@ -109,6 +109,26 @@ def test_places_of_all_parameters(mesh):
   assert not any("gate" in name for name in places)
 
 
+def test_more_devices_of_a_row_than_key_value_heads():
+  """Axis `expert` cuts what `tensor` does, but for these."""
+  mesh = meshes.make_mesh(tensor=2, expert=2)
+  specs = {
+    name: place.spec
+    for name, place in named(sharding.param_shardings(abstract(), mesh)).items()
+  }
+  both = ("tensor", "expert")
+  assert specs["blocks/q/kernel"] == P(None, "fsdp", both)
+  assert specs["blocks/k/kernel"] == P(None, "fsdp", "tensor")
+  assert specs["blocks/v/bias"] == P(None, "tensor")
+  assert specs["blocks/down/kernel"] == P(None, both, "fsdp")
+  assert specs["embed/embedding"] == P(both, "fsdp")
+  with pytest.raises(ValueError) as e:
+    sharding.param_shardings(abstract(), meshes.make_mesh(tensor=4, expert=2))
+  assert mentions(str(e.value), "8 devices ... mesh_tensor x mesh_expert = 4")
+  with pytest.raises(ValueError, match=r"blocks/k/bias.*mesh_tensor = 2"):
+    sharding.param_shardings(abstract(), meshes.make_mesh(tensor=4))
+
+
 @pytest.mark.parametrize("name", POLICIES)
 def test_axes_have_the_sizes_that_they_are_named_for(name):
   """A rule that swaps two axes would name one of another size."""
@@ -203,15 +223,20 @@ def test_host_arrays_become_global_arrays_in_order(mesh):
     np.testing.assert_array_equal(shard.data, host[2 * row : 2 * row + 2])
 
 
-@pytest.mark.parametrize("data, model", [(4, 2), (8, 1)])
-def test_shards_travel_in_the_dtype_of_products_and_sums_do_not(data, model):
-  mesh = meshes.make_mesh(fsdp=data, tensor=model)
+@pytest.mark.parametrize(
+  "axes",
+  [dict(fsdp=4, tensor=2), dict(fsdp=8), dict(data=2, fsdp=2, expert=2)],
+  ids=str,
+)
+def test_shards_travel_in_the_dtype_of_products_and_sums_do_not(axes):
+  mesh = meshes.make_mesh(**axes)
+  rows = meshes.of(mesh).rows
   x = 1.0 + np.arange(32, dtype=np.float32).reshape(8, 4) / 1024
   scale = 1.0 + np.arange(8, dtype=np.float32) / 1024
   params = {"head": {"kernel": x}, "ln_final": {"scale": scale}}
   at = jax.device_put(params, sharding.param_shardings(params, mesh))
   # The slope of one device is 256, of the others 1: 256 + 1 is 256 in bfloat16.
-  slope = np.where(np.arange(data) == 0, 256.0, 1.0).astype(np.float32)
+  slope = np.where(np.arange(rows) == 0, 256.0, 1.0).astype(np.float32)
 
   def here(params, slope):
     whole = sharding.gathered(params, mesh, "bfloat16")
@@ -228,13 +253,13 @@ def test_shards_travel_in_the_dtype_of_products_and_sums_do_not(data, model):
   rounded = x.astype(jnp.bfloat16).astype(np.float32)
   assert (rounded != x).any()
   np.testing.assert_array_equal(
-    copies["head"]["kernel"], np.tile(rounded, (data, 1))
+    copies["head"]["kernel"], np.tile(rounded, (rows, 1))
   )
   np.testing.assert_array_equal(
-    copies["ln_final"]["scale"], np.tile(scale, data)
+    copies["ln_final"]["scale"], np.tile(scale, rows)
   )
   for name, leaf in named(grads).items():
-    np.testing.assert_array_equal(leaf, np.full(leaf.shape, 255.0 + data))
+    np.testing.assert_array_equal(leaf, np.full(leaf.shape, 255.0 + rows))
     assert leaf.sharding == named(at)[name].sharding, name
   # Of the program as it is written: XLA's CPU compiler widens bfloat16.
   text = program.lower(at).as_text()

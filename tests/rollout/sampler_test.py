@@ -305,7 +305,7 @@ def test_the_same_program_twice_gives_the_same_bits():
 
 @pytest.mark.slow
 def test_shapes_of_the_program_flip_fewer_than_one_token_in_10000():
-  mesh = devices(8, tensor=2)
+  mesh = devices(8, data=2, tensor=2, expert=2)
   places = sharding.param_shardings(policy_params(), mesh)
   spread = jax.device_put(policy_params(), places)
   assert len(spread["head"]["kernel"].sharding.device_set) == 8

@@ -45,7 +45,7 @@ def rolled(policy=POOLED, params=LONG, *, count=3, given=None, **changes):
     slots=20, watch=told.append,
   )  # fmt: skip
   if mesh := changes.pop("mesh", None):
-    settings["mesh"] = devices(*mesh)
+    settings["mesh"] = devices(**mesh)
   out = sampler.rollouts(
     policy, params, given or prompts(count), KEY, **settings | changes
   )
@@ -70,10 +70,10 @@ CASES = {
   "a window of two prompts": {"slots": 7, "lanes": 1},
   "blocks of one token": {"policy": Recall(pool_columns=1), "slots": 9},
   "one block": {"policy": Recall(pool_columns=64)},
-  "2 devices": {"mesh": (2,), "slots": 6},
-  "8 devices": {"mesh": (8, 2), "slots": 9},
+  "2 devices": {"mesh": {"count": 2}, "slots": 6},
+  "8 devices": {"mesh": {"count": 8, "tensor": 2}, "slots": 9},
   "tight": {"slots": 7, "blocks": 30},
-  "tight, 2 devices": {"mesh": (2,), "slots": 9, "blocks": 20},
+  "tight, 2 devices": {"mesh": {"count": 2}, "slots": 9, "blocks": 20},
 }
 
 
@@ -218,7 +218,7 @@ class Feed:
     [
       {"places": 4, "lanes": 2, "slots": 5},
       {"places": 4, "lanes": 2, "slots": 5, "blocks": 12},
-      {"places": 4, "lanes": 4, "slots": 20, "blocks": 9, "mesh": (2,)},
+      {"places": 4, "lanes": 4, "slots": 20, "blocks": 9, "mesh": {"count": 2}},
       {"places": 2, "lanes": 2, "slots": 20, "max_new_tokens": 70},
     ],
     1,
@@ -231,7 +231,7 @@ def test_prompts_are_streamed_over_a_pool(changes):
     n=20, max_new_tokens=limit, sampling=SamplingParams(), stop_ids=(STOP,)
   )
   if "mesh" in changes:
-    settings["mesh"] = devices(*changes["mesh"])
+    settings["mesh"] = devices(**changes["mesh"])
   want, _ = rolled(Recall(), count=9, max_new_tokens=limit)
   found = {}
   told = []
@@ -281,7 +281,7 @@ POLICIES = {
     [
       {"slots": 5, "blocks": 30},
       {"slots": 20},
-      {"slots": 9, "mesh": (8, 2), "blocks": 12},
+      {"slots": 9, "mesh": {"count": 8, "tensor": 2}, "blocks": 12},
     ],
     1,
     2,

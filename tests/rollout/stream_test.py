@@ -123,9 +123,12 @@ def test_rollouts_are_those_of_all_prompts_together(count, places, changes):
 
 
 @pytest.mark.ci
-def test_a_mesh_makes_the_same_rollouts():
+@pytest.mark.parametrize(
+  "axes", [dict(tensor=2), dict(data=2, expert=2)], ids=str
+)
+def test_a_mesh_makes_the_same_rollouts(axes):
   prompts = numbered(7)
-  got = streamed(Feed(prompts), places=4, lanes=4, mesh=devices(8, tensor=2))
+  got = streamed(Feed(prompts), places=4, lanes=4, mesh=devices(8, **axes))
   same(got, together(prompts))
 
 
