@@ -160,26 +160,27 @@ def prompts(
   A, R, H, K = q.shape
   G = shared.k.shape[1]
   J = H // G
-  # Rows of a lane together, A G (R J) K, and every row by itself, B G J K. An
-  # axis of one lane would keep XLA from writing to pages in place.
-  together = jnp.swapaxes(q.reshape(A, R, G, J, K), 1, 2)
+  # Rows of a lane together, A G (J R) K, and every row by itself, B G J K. An
+  # axis of one lane would keep XLA from writing to pages in place. J first: it
+  # may be cut over devices, which XLA loses in a product with R before it.
+  together = jnp.moveaxis(q.reshape(A, R, G, J, K), 1, 3)
   score = jnp.einsum(
     "agnk,agsk->agns",
-    together.reshape(A, G, R * J, K),
+    together.reshape(A, G, J * R, K),
     shared.k,
     preferred_element_type=jnp.float32,
-  ).reshape(A, G, R, J, -1)
-  mask = shared.mask[:, None, :, None]  # A 1 R|1 1 S
+  ).reshape(A, G, J, R, -1)
+  mask = shared.mask[:, None, None]  # A 1 1 R|1 S
   score = jnp.where(mask, capped(score, softcap), MASKED)
   top = jnp.max(score, axis=-1)
   weight = jnp.exp(score - top[..., None])
   out = jnp.einsum(
     "agns,agsk->agnk",
-    weight.astype(q.dtype).reshape(A, G, R * J, -1),
+    weight.astype(q.dtype).reshape(A, G, J * R, -1),
     shared.v,
     preferred_element_type=jnp.float32,
-  ).reshape(A, G, R, J, K)
-  alone = lambda x: jnp.swapaxes(x, 1, 2).reshape(A * R, G, *x.shape[3:])
+  ).reshape(A, G, J, R, K)
+  alone = lambda x: jnp.moveaxis(x, 3, 1).reshape(A * R, G, J, *x.shape[4:])
   return alone(top), alone(jnp.sum(weight, axis=-1)), alone(out)
 
 
