@@ -1,10 +1,11 @@
 """The processes of one run, on one host or many.
 
 Each samples its own prompts on its own devices; updates run on all devices of
-all processes together. Between them only `gather` and `first` carry anything,
-as bytes through the devices that jax.distributed has connected. Both must be
-called by every process, in the same order. One process alone needs neither: it
-gets back what it gives.
+all processes together. Between them `gather` and `first` carry values, as bytes
+through the devices that jax.distributed has connected. Both must be called by
+every process, in the same order. One process alone needs neither: it gets back
+what it gives. While they sample, processes read and write a `Board`, without
+waiting for each other.
 
 A process that dies would leave the others waiting inside of a collective. A
 thread of each therefore counts in the key-value store of jax.distributed, and
@@ -266,6 +267,42 @@ def gather(value: T) -> list[T]:
 def first(value: T) -> T:
   """The value of process 0, in every process."""
   return gather(value)[0]
+
+
+class Board:
+  """Short notes of all processes, in the key-value store of jax.distributed.
+
+  Nobody waits for anybody: what a process reads may be old, but a note is
+  written once and stays as it is.
+  """
+
+  def __init__(self, name: str):
+    """The name is the same in all processes and never used again."""
+    self._name = f"brorl/{name}"
+
+  def claim(self, key: int) -> bool:
+    """Whether this process, as the first and only one, now owns the key."""
+    try:
+      _store().key_value_set(f"{self._name}/claims/{key}", "")
+    except jax.errors.JaxRuntimeError as e:
+      if "ALREADY_EXISTS" not in str(e):
+        raise
+      return False
+    return True
+
+  def write(self, key: int, note: str) -> None:
+    """Tells the others."""
+    _store().key_value_set(f"{self._name}/notes/{key}", note)
+
+  def read(self) -> dict[int, str]:
+    """The notes of all."""
+    notes = _store().key_value_dir_get(f"{self._name}/notes/")
+    return {_index(key): note for key, note in notes}
+
+  def clear(self) -> None:
+    """Removes all; called when no process needs them any more."""
+    if leads():
+      _store().key_value_delete(f"{self._name}/")
 
 
 def require_same(what: Mapping[str, Any]) -> None:

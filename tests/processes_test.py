@@ -32,6 +32,22 @@ if what == "talk":
   assert processes.gather([]) == [[], []]
   assert processes.first(f"of {me}") == "of 0"
   assert processes.leads() == (me == 0) and not processes.alone()
+  board = processes.Board("some")
+  assert board.read() == {} and [board.claim(2), board.claim(2)] in (
+    [True, False], [False, False]
+  )
+  mine = board.claim(10 + me)
+  assert mine and not board.claim(10 + me)
+  board.write(me, f"by {me}")
+  every = processes.gather([board.claim(i) for i in range(20, 40)])
+  assert all(a != b for a, b in zip(*every))  # by one of them
+  assert board.read() == {0: "by 0", 1: "by 1"}
+  assert processes.Board("some/other").read() == {}
+  processes.gather(None)
+  board.clear()
+  processes.gather(None)
+  assert board.read() == {}
+  assert processes.gather(board.claim(2)).count(True) == 1
   processes.require_same({"lr": 1, "n": 2})
   try:
     processes.require_same({"lr": 1, "n": 2 + me})

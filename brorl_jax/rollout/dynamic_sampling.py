@@ -8,9 +8,11 @@ the order in which rollouts finish or are scored.
 
 A thread computes rewards while the devices sample.
 
-Several processes draw from one list: each takes every so manieth of the
-candidates that are still needed, tells the others when all of its own are
-judged, and so again. Both sets are those of one process.
+Several processes draw from one list. Whoever has room claims the next candidate
+if it is still needed, and tells the others the verdict. Both sets are those of
+one process. In rounds, in which each has its share and waits for the others,
+sampling would take 1.07 to 1.26 times as long (simulated: 8 and 64 hosts, 128
+groups of 512 with a mean of 6,000 of 15,360 tokens, of which .3 to .9 pass).
 """
 
 import collections
@@ -18,6 +20,7 @@ import concurrent.futures as futures
 import contextlib
 import dataclasses
 import functools
+import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -35,6 +38,11 @@ from brorl_jax.types import Groups, Prompts, Rollouts, ScoredResponse, Scores
 Feed = Callable[[int, bool], Prompts | None]
 Sample = Callable[[Feed], Iterator[tuple[Prompts, Rollouts]]]
 
+
+# Draws of this process, as many as of any other: a board for each.
+_DRAWS = itertools.count()
+# How often a process with idle devices looks for verdicts of others.
+_LOOK_S = 0.05
 
 # Maximum share of a step's responses whose verifier may fail (time-out, crash).
 # These say nothing about the policy, but many of them mean a broken verifier.
@@ -116,13 +124,16 @@ def collect(
   def judge(prompts: Prompts, rollouts: Rollouts):
     with pending.clock("score"):
       groups = Groups(prompts, rollouts, score(prompts, rollouts))
-      return groups, informative(groups)
+      good = informative(groups)
+      pending.tell(prompts, good)
+      return groups, good
 
   begin = time.perf_counter()
   with futures.ThreadPoolExecutor(1) as thread:
     for done, rollouts in sample(pending.feed):
       pending.judged.append(thread.submit(judge, done, rollouts))
   pending.do_others()
+  pending.end()
   took, spent = time.perf_counter() - begin, pending.clock.spent
   # First, since groups that nobody could judge are not kept.
   check_invalid(
@@ -186,6 +197,12 @@ class _Candidates:
     self.given += len(more)
     return self._prompts(more)
 
+  def tell(self, prompts: Prompts, good: Bool[np.ndarray, " P"]) -> None:
+    """Called by the thread with every verdict."""
+
+  def end(self) -> None:
+    """Called when sampling has ended."""
+
   def do_others(self) -> None:
     with self.clock("meanwhile"):
       while self._others:
@@ -210,42 +227,63 @@ class _Candidates:
 class _Shared(_Candidates):
   """The same, where every process samples some of the candidates.
 
-  A round has as many as are still needed, so that all of them would also have
-  been given by one process. Who has sampled its own waits for the others.
+  Candidate i is needed if fewer than `target` of those before it passed or may
+  still pass. Once true this stays true, so that it does not matter who learns
+  of a verdict when: in the end the same candidates are claimed.
   """
 
   def __init__(self, *args: Any):
     super().__init__(*args)
-    self._begin()
-
-  def _begin(self) -> None:
-    needed = self._target - self.kept
-    chosen = self._candidates[self.given : self.given + needed]
-    self._last = not chosen
-    self.given += len(chosen)
-    self._own = list(chosen[jax.process_index() :: jax.process_count()])
-    self._told: set[int] = set(self.decided)
+    self._board = processes.Board(f"draw/{next(_DRAWS)}")
+    self._place = {int(p): i for i, p in enumerate(self._candidates)}
+    self._good: dict[int, bool] = {}  # by place, those of all processes
 
   def feed(self, room: int, idle: bool) -> Prompts | None:
-    """The next of its own candidates; waits for others if devices are idle."""
-    self._settle()
-    while idle and not self._own and not self._last:
+    """Candidates that it claims; waits if idle while more may be needed."""
+    while True:
+      self._learn()
+      if more := self._claimed(room):
+        return self._prompts(more)
+      if not idle or self.given == len(self._good):
+        return None
       self.do_others()
-      with self.clock("score_wait"):
-        futures.wait(self.judged)
-        self._settle()
-      with self.clock("process_wait"):
-        self._exchange()
-    more, self._own = self._own[:room], self._own[room:]
-    return self._prompts(more) if more else None
+      self._settle()
+      with self.clock("score_wait" if self.judged else "process_wait"):
+        time.sleep(_LOOK_S)
 
-  def _exchange(self) -> None:
-    """Ends a round: every process then knows all candidates."""
-    news = {p: x for p, x in self.decided.items() if p not in self._told}
-    for other in processes.gather(news):
+  def tell(self, prompts: Prompts, good: Bool[np.ndarray, " P"]) -> None:
+    """Writes verdicts for the others."""
+    for p, one in zip(prompts.index, good, strict=True):
+      self._board.write(self._place[int(p)], str(int(one)))
+
+  def end(self) -> None:
+    """Every process then knows all candidates."""
+    self._settle()
+    for other in processes.gather(self.decided):
       self.decided |= other
     self.kept = sum(good for _, good in self.decided.values())
-    self._begin()
+    self._board.clear()
+
+  def _learn(self) -> None:
+    """Reads the verdicts of all."""
+    notes = self._board.read()
+    self._good = {i: note == "1" for i, note in notes.items()}
+    # Others have claimed these, perhaps unseen.
+    self.given = max(self.given, *(i + 1 for i in notes), 0)
+
+  def _claimed(self, room: int) -> list[int]:
+    """At most so many candidates, which nobody else has."""
+    may_pass = sum(self._good.get(i, True) for i in range(self.given))
+    more = []
+    while (
+      len(more) < room
+      and may_pass < self._target
+      and self.given < len(self._candidates)
+    ):
+      if self._board.claim(self.given):
+        more.append(int(self._candidates[self.given]))
+      self.given, may_pass = self.given + 1, may_pass + 1
+    return more
 
 
 def check_invalid(responses: Iterable[ScoredResponse]) -> None:

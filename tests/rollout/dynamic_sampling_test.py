@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brorl_jax import processes
+from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.rollout.dynamic_sampling import (
   NotEnoughPrompts,
   TooManyInvalid,
@@ -318,6 +319,27 @@ def test_a_step_that_cannot_be_judged_is_not_called_starved():
     run(set(), target=4, score=score)
 
 
+class Board:
+  """`processes.Board` of a draw, for threads; knows who claimed what."""
+
+  def __init__(self):
+    self.claims, self.notes, self._lock = {}, {}, threading.Lock()
+
+  def claim(self, key):
+    with self._lock:
+      me = threading.get_ident()
+      return self.claims.setdefault(key, me) == me
+
+  def write(self, key, note):
+    assert self.notes.setdefault(key, note) is note, "written twice"
+
+  def read(self):
+    return dict(self.notes)
+
+  def clear(self):
+    pass
+
+
 class Crowd:
   """Processes as threads: who asks is the thread."""
 
@@ -328,8 +350,7 @@ class Crowd:
     self._count = count
     monkeypatch.setattr(processes, "alone", lambda: count == 1)
     monkeypatch.setattr(processes, "gather", self._gather)
-    monkeypatch.setattr(jax, "process_count", lambda: count)
-    monkeypatch.setattr(jax, "process_index", lambda: self._here.index)
+    monkeypatch.setattr(processes, "Board", lambda name: self.board)
 
   def _gather(self, value):
     self._values[self._here.index] = value
@@ -340,6 +361,7 @@ class Crowd:
 
   def run(self, function):
     """The results of all, by number."""
+    self.board = Board()
 
     def one(index):
       self._here.index = index
@@ -367,27 +389,53 @@ def test_processes_keep_and_generate_what_one_does(count, monkeypatch):
       )
 
 
-def test_a_process_samples_its_share_alone(monkeypatch):
-  """Round one has 4 candidates, of which 1 is right; then 3, all of them."""
+def test_candidates_are_claimed_in_order_while_they_are_needed(monkeypatch):
+  """The other claims 0 and 2, and rejects 0."""
+  board = Board()
+  board.claims |= {0: "other", 2: "other"}
+  monkeypatch.setattr(processes, "Board", lambda name: board)
+  pending = dynamic_sampling._Shared(prompts, range(9), 4, lambda: None)
+  claims = lambda room: [*pending.feed(room, False).index]
+  assert claims(1) == [1]
+  assert claims(5) == [3]  # 0 to 3 may all pass
+  assert pending.feed(5, False) is None
+  board.write(0, "0")
+  assert claims(5) == [4]
+  pending.tell(prompts([1, 4]), np.array([True, False]))
+  assert board.notes == {0: "0", 1: "1", 4: "0"}
+  board.claims[5] = "other"
+  board.write(5, "1")  # its claim was not seen
+  assert pending.feed(5, False) is None  # 1, 2, 3 and 5
+  board.write(2, "0")
+  assert claims(5) == [6]
+  for i in (3, 6):
+    board.write(i, "1")
+  assert pending.feed(5, True) is None  # nothing can change any more
+
+
+def test_who_has_room_samples_more(monkeypatch):
+  """A process that takes long for each prompt gets few."""
   seen = [[], []]
 
   def spied(index):
-    inner = sampler_of(3)
+    inner = sampler_of(1)
 
     def sample(feed):
       for some, rolled in inner(feed):
+        time.sleep(0.3 * index)
         seen[index] += some.index.tolist()
         yield some, rolled
 
     return sample
 
-  good = {1, 4, 5, 6}
+  good = set(range(0, 40, 2))
   Crowd(2, monkeypatch).run(
     lambda i: collect(
-      spied(i), scores_of(good), informative, prompts, range(20), target=4
+      spied(i), scores_of(good), informative, prompts, range(40), target=9
     )
   )
-  assert [sorted(s) for s in seen] == [[0, 2, 4, 6], [1, 3, 5]]
+  assert sorted(seen[0] + seen[1]) == [*range(17)]
+  assert 1 <= len(seen[1]) < len(seen[0])
 
 
 def test_too_few_prompts_are_told_by_every_process(monkeypatch):
@@ -401,11 +449,14 @@ def test_too_few_prompts_are_told_by_every_process(monkeypatch):
 
 
 def test_a_slow_process_is_seen_by_all(monkeypatch):
+  both = threading.Barrier(2, timeout=30)
+
   def slow(index):
-    inner = sampler_of(3)
+    inner = sampler_of(1)
 
     def sample(feed):
       for done in inner(feed):
+        both.wait()
         time.sleep(0.2 * index)
         yield done
 
@@ -418,5 +469,5 @@ def test_a_slow_process_is_seen_by_all(monkeypatch):
   )
   assert one.rollout_s == other.rollout_s
   assert one.rollout_s[0] < 0.15 < 0.19 <= one.rollout_s[1]
-  assert one.spent["process_wait"] >= 0.15 > other.spent["process_wait"]
+  assert one.spent["process_wait"] >= 0.1 > other.spent["process_wait"]
   assert one.spent["rollout"] == one.rollout_s[0]
