@@ -394,8 +394,13 @@ def test_candidates_are_claimed_in_order_while_they_are_needed(monkeypatch):
   board = Board()
   board.claims |= {0: "other", 2: "other"}
   monkeypatch.setattr(processes, "Board", lambda name: board)
-  pending = dynamic_sampling._Shared(prompts, range(9), 4, lambda: None)
-  claims = lambda room: [*pending.feed(room, False).index]
+  pending = dynamic_sampling._Shared(prompts, [*range(9)], 4, lambda: None)
+
+  def claims(room):
+    more = pending.feed(room, False)
+    assert more is not None
+    return [*more.index]
+
   assert claims(1) == [1]
   assert claims(5) == [3]  # 0 to 3 may all pass
   assert pending.feed(5, False) is None
