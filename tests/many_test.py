@@ -193,13 +193,26 @@ def test_four_processes_train_as_one(site, alone):
 
 
 @pytest.mark.slow
+def test_a_run_goes_on_on_another_mesh(site, alone):
+  """Two copies over 2 x 2 devices, then one whose rows have two."""
+  mesh = lambda **axes: [
+    f"--config.devices.mesh_{a}={n}" for a, n in axes.items()
+  ]
+  changes = site / "meshes"
+  trained(site, changes, 2, *mesh(data=2), "--config.run.steps=1")
+  again = (*mesh(expert=2), "--allow_config_change")
+  trained(site, changes, 2, *again)
+  alike(alone, changes)
+
+
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_number_of_processes(site):
   """Two, then four on the same mesh, then one on half of the devices."""
   to = lambda steps: f"--config.run.steps={steps}"
   changes = site / "changes"
   trained(site, changes, 2, to(1))
-  trained(site, changes, 4, to(2), "--allow_config_change")
-  trained(site, changes, 1, to(3), "--allow_config_change", devices=2)
+  trained(site, changes, 4, to(2))
+  trained(site, changes, 1, to(3), devices=2)
   alike(trained(site, site / "three", 1, to(3)), changes)
 
 

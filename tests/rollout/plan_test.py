@@ -572,6 +572,16 @@ def test_evaluations_take_fewer_puzzles_at_a_time_if_they_must():
   assert tight.evaluations.total_bytes <= tight.evaluations.limit_bytes
 
 
+def test_processes_divide_evaluations():
+  make = functools.partial(
+    plan_command.make, config(eval_prompts=4), SMALL, axes=Axes(fsdp=4)
+  )
+  chunks = [
+    make(keep_reference=True, processes=count).chunk for count in (1, 2, 4)
+  ]
+  assert chunks == [32, 16, 8]  # of 4 prompts in each of eight families
+
+
 def test_the_probe_is_that_of_the_config():
   found = plans(theory_tokens=4, theory_responses=5).probe
   assert (found.prompts, found.responses, found.tokens) == (2, 5, 4)

@@ -268,7 +268,7 @@ def make(
     slots=c.sampling.slots or None,
     lanes=c.sampling.lanes or None,
   )
-  chunk, evaluations = _evaluations(c, fit, own.rows)
+  chunk, evaluations = _evaluations(c, fit, own.rows, processes)
   update = sizes.gradient(c, policy, **how)
   plan.check_update(update, sizes.memory_bytes(c, policy))
   probe = _probe(c, policy, state(applying=True), axes)
@@ -338,9 +338,15 @@ def _fit(
 
 
 def _evaluations(
-  c: Config, fit: Callable[..., plan.RolloutPlan], rows: int
+  c: Config,
+  fit: Callable[..., plan.RolloutPlan],
+  rows: int,
+  processes: int = 1,
 ) -> tuple[int, plan.RolloutPlan]:
-  """Held-out prompts at one time: as in training, halved until they fit."""
+  """Held-out prompts at one time: as in training, halved until they fit.
+
+  Those of one process, which has its share of all; `rows` are its own.
+  """
   # The tasks of files are unknown before they are read: assume one per file.
   files = c.data.heldout_files or c.data.files
   mixed = c.data.puzzles or not files
@@ -349,7 +355,11 @@ def _evaluations(
     tasks += len(c.data.families)
   heldout = c.eval.prompts * max(tasks, 1)
   each = max(
-    min(c.sampling.in_flight // c.eval.n // rows, -(-heldout // rows)), 1
+    min(
+      c.sampling.in_flight // processes // c.eval.n // rows,
+      -(-heldout // processes // rows),
+    ),
+    1,
   )
   while True:
     try:
