@@ -138,7 +138,7 @@ def refuse_not_finite(
     FloatingPointError: A gradient or a parameter is not finite.
   """
   for of_part in stats:
-    path = update.first_bad_path(params, np.asarray(of_part.finite))
+    path = update.first_bad_path(params, sharding.to_host(of_part.finite))
     if path is not None:
       raise FloatingPointError(
         f"step {step}: gradient or value of {path} is not finite; lower "

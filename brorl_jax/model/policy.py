@@ -131,13 +131,12 @@ class Policy(Decoding):
     """The parameters as `decode_step` reads them: one dict per layer.
 
     Made once per call of the sampler, so that no step slices a stacked weight.
-    On accelerators with fewer, larger weights; see `decode_weights`. Not where
-    devices of axis `expert` share key/value heads: queries would move.
+    On accelerators with fewer, larger weights; see `decode_weights`.
     """
     layer = lambda i: jax.tree.map(lambda x: x[i], params["blocks"])
     blocks = [layer(i) for i in range(self.layers)]
-    shares = sharding.axes_here(None).get("expert", 1) > 1
-    if not self.target.on_cpu and not shares:
+    # Where devices share key/value heads, joined weights would move queries.
+    if not self.target.on_cpu and sharding.axes_here(None).get("expert", 1) < 2:
       blocks = [decode_weights.fused(self, block) for block in blocks]
     return params | {"blocks": blocks}
 
@@ -241,8 +240,7 @@ class Policy(Decoding):
 
     Both are of `response_logits` / temperature, computed for a few tokens at a
     time: all logits would be 1.2 GB for 2,048 tokens and V = 151,936. A mesh
-    spreads prompts over its rows of devices, or their responses if prompts are
-    too few.
+    spreads prompts over its rows, or their responses if prompts are too few.
     """
     cut, join = sharding.spread(self.mesh, *response.shape[:2])
 

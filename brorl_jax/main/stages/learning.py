@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from brorl_jax import train, types
@@ -17,6 +16,7 @@ from brorl_jax.learner import step as steps
 from brorl_jax.learner.objective import Correction, Objective, Stats
 from brorl_jax.learner.optimizer import adamw, updates_done
 from brorl_jax.main import functions, settings
+from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.rl import lr_scaling
 from brorl_jax.runs import run_state
@@ -189,7 +189,7 @@ def _theory(
   def metrics(probe, state: types.State, stats: Sequence[Stats]):
     if probe is None:
       return theory.unmeasured()
-    after = np.asarray(mass(probe, state.params))
+    after = sharding.to_host(mass(probe, state.params))
     first_order = sum(float(s.watched) for s in stats)
     return theory.measure(probe, after, first_order, n=sampled.n)
 
