@@ -4,10 +4,11 @@
     --dtype=float32 PYTHON launch.bench.rollout PYTHON PEER.py
 
 Ours and a peer, each an interpreter and a module or a file that uses
-protocol.py. Both are
-warm before the first round, and one waits while the other runs, so that other
-load affects both alike. Prints one line of JSON with rates in tokens; a ratio
-above 1 means that ours is faster.
+protocol.py, whose flags (--model, --prompt, --new, --ends, --lengths) both get.
+Both are warm before the first round, and one waits while the other runs, so
+that other load affects both alike. Prints one line of JSON with rates in
+tokens, those of every round and their medians; a ratio above 1 means that ours
+is faster.
 """
 
 import argparse
@@ -17,6 +18,8 @@ import statistics
 import subprocess
 import sys
 
+from launch.bench.protocol import processor
+
 _RATES = {
   "tokens_per_cpu_s": "cpu_s",
   "tokens_per_s": "wall_s",
@@ -24,6 +27,9 @@ _RATES = {
   "update_tokens_per_cpu_s": "update_cpu_s",
   "update_tokens_per_s": "update_wall_s",
 }
+
+
+_FIRST = next(iter(_RATES))
 
 
 class Failed(Exception):
@@ -91,6 +97,7 @@ class Process:
       "system": self.ready["system"],
       "versions": self.ready.get("versions", {}),
       **middle,
+      "every_" + _FIRST: [round(x, 1) for x in self.rates(_FIRST)],
       "tokens": [run["tokens"] for run in self.runs],
       "unique": [run["unique"] for run in self.runs],
       "first_run_s": self.ready["first_run_s"],
@@ -111,11 +118,12 @@ def compare(ours: Process, peer: Process) -> dict:
   ratios = {}
   for name in sorted(set(both["ours"]) & set(both["peer"]) & set(_RATES)):
     each = [
-      a / b for a, b in zip(ours.rates(name), peer.rates(name), strict=True)
+      round(a / b, 3)
+      for a, b in zip(ours.rates(name), peer.rates(name), strict=True)
     ]
-    ratio = both["ours"][name] / both["peer"][name]
-    of_rounds = {"of_medians": ratio, "min": min(each), "max": max(each)}
-    ratios[name] = {k: round(v, 3) for k, v in of_rounds.items()}
+    ratio = round(both["ours"][name] / both["peer"][name], 3)
+    ratios[name] = {"of_medians": ratio, "min": min(each), "max": max(each)}
+    ratios[name]["rounds"] = each
   return {**both, "ratio": ratios}
 
 
@@ -127,13 +135,13 @@ def main() -> None:
   parser.add_argument("--n", type=int, default=512)
   parser.add_argument("--dtype", default="float32")
   parser.add_argument("commands", nargs=4, metavar="PYTHON SCRIPT")
-  flags = parser.parse_args()
+  flags, more = parser.parse_known_args()
   if flags.rounds < 1:
     parser.error(f"--rounds = {flags.rounds}; use at least 1")
   task = {k: getattr(flags, k) for k in ("workload", "n", "dtype")}
   if flags.prompts is not None:
     task["prompts"] = flags.prompts
-  asked = ["--serve", *(f"--{k}={v}" for k, v in task.items())]
+  asked = ["--serve", *(f"--{k}={v}" for k, v in task.items()), *more]
   start = os.getloadavg()
   processes: list[Process] = []
   done = False
@@ -165,10 +173,12 @@ def main() -> None:
   load = {"start": start, "end": os.getloadavg()}
   result = {
     **task,
+    "flags": more,
     "rounds": flags.rounds,
     **compare(*processes),
     "load_average": {k: [round(x, 2) for x in v] for k, v in load.items()},
     "cpus": os.cpu_count(),
+    "processor": processor(),
   }
   print(json.dumps(result))
 

@@ -1,5 +1,6 @@
 """Model, versions and machine speed for the benchmarks of this project."""
 
+import dataclasses
 import time
 
 from brorl_jax.main.__main__ import keep_freed_memory
@@ -33,6 +34,43 @@ def policy(m: Model, dtype: str, **options) -> Policy:
     dtype=dtype,
     **options,
   )
+
+
+@dataclasses.dataclass(frozen=True)
+class Ending:
+  """A decoder whose responses end with token 0, and how often.
+
+  Attributes:
+    policy: The decoder.
+    logits: Of token 0, see `workloads.end_logits`.
+  """
+
+  policy: Policy
+  logits: tuple[float, ...]
+
+  def __getattr__(self, name: str):
+    return getattr(self.policy, name)
+
+  def prefill(self, params, tokens, mask):
+    logits, prefix = self.policy.prefill(params, tokens, mask)
+    return self._ending(logits, jnp.ones(logits.shape[:-1], jnp.int32)), prefix
+
+  def decode_step(self, weights, shared, pages, token, length, *where):
+    logits, page = self.policy.decode_step(
+      weights, shared, pages, token, length, *where
+    )
+    return self._ending(logits, length + 1), page
+
+  def pool_step(self, weights, shared, pools, token, length, *where):
+    logits, pools = self.policy.pool_step(
+      weights, shared, pools, token, length, *where
+    )
+    return self._ending(logits, length + 1), pools
+
+  def _ending(self, logits, number):
+    """With the logit of the end as token `number`, from 1."""
+    own = jnp.asarray(self.logits, logits.dtype)[number - 1]
+    return logits.at[..., 0].set(own.reshape(logits.shape[:-1]))
 
 
 def versions() -> dict[str, str]:

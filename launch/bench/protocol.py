@@ -18,6 +18,7 @@ import os
 import pathlib
 import platform
 import queue
+import re
 import resource
 import sys
 import threading
@@ -25,8 +26,16 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from launch.bench.workloads import WORKLOADS, Workload, prompt_ids
+from launch.bench.workloads import (
+  WORKLOADS,
+  Workload,
+  model_of,
+  prompt_ids,
+  read_lengths,
+)
 
+# Fields of a workload that flags of their names replace.
+_SIZES = "prompt", "new", "slots"
 # From a seed to a row of token ids for each response.
 Run = Callable[[int], Iterable[Any]]
 
@@ -124,6 +133,14 @@ def parse(
   parser.add_argument("--prompts", type=int, help="prompts at a time")
   parser.add_argument("--n", type=int, help="responses of each prompt")
   parser.add_argument("--dtype", choices=["float32", "bfloat16"])
+  parser.add_argument("--model", help="WIDTHxLAYERS instead of the workload's")
+  parser.add_argument("--vocab", type=int, help="of --model", default=2048)
+  parser.add_argument("--prompt", type=int, help="tokens of a prompt")
+  parser.add_argument("--new", type=int, help="tokens of a response, at most")
+  parser.add_argument("--slots", type=int, help="responses in progress")
+  ends = parser.add_mutually_exclusive_group()
+  ends.add_argument("--ends", type=int, help="one token in so many ends one")
+  ends.add_argument("--lengths", help="file with a length in every line")
   how = parser.add_mutually_exclusive_group()
   how.add_argument("--serve", action="store_true", help="a run for each line")
   how.add_argument("--repeats", type=int, default=3, help="measured runs")
@@ -131,13 +148,32 @@ def parse(
   flags = parser.parse_args()
   workload = WORKLOADS[flags.workload]
   n = workload.n if flags.n is None else flags.n
-  if workload.accelerator and not accelerator:
+  if workload.accelerator and not accelerator and flags.model is None:
     parser.error(f"--workload={flags.workload} needs an accelerator")
   prompts = workload.prompts if flags.prompts is None else flags.prompts
   if min(n, prompts, flags.repeats) < 1:
     parser.error("--prompts, --n and --repeats are at least 1")
-  workload = dataclasses.replace(workload, prompts=prompts)
+  changes = {x: v for x in _SIZES if (v := getattr(flags, x)) is not None}
+  if min(flags.vocab, flags.ends or 2, *changes.values()) < 1:
+    parser.error("--vocab, --prompt, --new and --slots are at least 1")
+  try:
+    if flags.model is not None:
+      changes["model"] = model_of(flags.model, flags.vocab)
+      changes["accelerator"] = False
+    if flags.ends is not None:
+      changes["one_in"] = flags.ends
+    if flags.lengths is not None:
+      changes["lengths"] = read_lengths(flags.lengths)
+  except (ValueError, OSError) as e:
+    parser.error(str(e))
+  workload = dataclasses.replace(workload, prompts=prompts, **changes)
   return Task(workload, n, flags.dtype or workload.dtype), flags
+
+
+def processor() -> str:
+  """Its name, as the system tells it."""
+  found = re.search(r"^model name\s*: (.*)$", _read("cpuinfo"), re.MULTILINE)
+  return found[1] if found else platform.processor() or platform.machine()
 
 
 def _take_stdout() -> Callable[[dict], None]:
@@ -230,7 +266,7 @@ def _useful(row: Sequence[int], workload: Workload) -> tuple[int, ...]:
   for i, token in enumerate(row):
     if token in stops:
       return tuple(row[: i + 1])
-  if len(row) != workload.new:
+  if len(row) != workload.new and not workload.lengths:
     raise RuntimeError(f"a response of {len(row)} tokens that did not end")
   return tuple(row)
 
@@ -287,8 +323,8 @@ def _status(pid: int, name: str) -> int:
   return 0
 
 
-def _read(pid: int, name: str) -> str:
+def _read(*names: object) -> str:
   try:
-    return pathlib.Path(f"/proc/{pid}/{name}").read_text()
+    return pathlib.Path("/proc", *map(str, names)).read_text()
   except OSError:  # ended meanwhile, or there is no /proc
     return ""

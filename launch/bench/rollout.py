@@ -5,7 +5,9 @@ r"""Speed of the sampler on the workloads of workloads.py; one line of JSON.
 w1: 128 tokens of prompt, 128 new, none ends. w2: 512 and 64. w3: w1, but one
 token in 32 ends its rollout, on 128 slots. w4, for an accelerator: a Qwen2 of
 1.5 billion parameters, 4 prompts of 512 tokens, 2,048 new. Weights are random.
-Where not all responses fit into memory, slots and lanes are planned.
+Flags take any other shape and lengths: --model=512x8 --vocab=32000
+--prompt=1024 --new=512 --ends=205, or --lengths=FILE, a run's lengths, one in
+every line. Slots and lanes are planned where not all responses fit into memory.
 
 Rates are medians over the runs; tokens are those that count, up to and
 including the end. On a machine that does other things too read
@@ -18,6 +20,7 @@ tokens_per_cpu_s. Memory is that above a process that holds the weights.
                    bandwidth of a large copy, whichever is longer
 """
 
+import dataclasses
 import json
 import statistics
 import sys
@@ -25,7 +28,7 @@ import time
 from collections.abc import Sequence
 
 from launch.bench import protocol
-from launch.bench.workloads import Workload
+from launch.bench.workloads import Workload, end_logits
 
 
 def start(task: protocol.Task):
@@ -46,7 +49,8 @@ class Sampler:
     from brorl_jax.types import Prompts
     from launch.bench import ours
 
-    policy = ours.policy(task.workload.model, task.dtype)
+    w = task.workload
+    policy = ours.policy(w.model, task.dtype)
     init = jax.jit(policy.init)
     size = lambda x: x.size * x.dtype.itemsize
     abstract = jax.eval_shape(init, jax.random.key(0))
@@ -56,11 +60,13 @@ class Sampler:
       resident_bytes=sum(map(size, jax.tree.leaves(abstract))),
       n=task.n,
       prompts=len(task.prompts),
-      prompt_tokens=task.workload.prompt,
-      max_new_tokens=task.workload.new,
-      slots=task.workload.slots,
+      prompt_tokens=w.prompt,
+      max_new_tokens=w.new,
+      slots=w.slots,
     )
     self.slots, self.lanes = fits.slots, fits.lanes
+    if w.lengths:
+      policy = ours.Ending(policy, end_logits(w.lengths, w.new, w.model.vocab))
     params = jax.block_until_ready(init(jax.random.key(0)))
     self.versions, self.machine = ours.versions(), ours.machine
     self.tail: float | None = None  # when 95 % of the rollouts had ended
@@ -83,7 +89,7 @@ class Sampler:
         n=task.n,
         max_new_tokens=new,
         sampling=SamplingParams(),
-        stop_ids=task.workload.stop_ids,
+        stop_ids=w.stop_ids,
         slots=fits.slots,
         lanes=fits.lanes,
         watch=watch,
@@ -157,17 +163,20 @@ def report(task: protocol.Task, name: str, repeats: int) -> dict:
     flops, moved = work(task.workload, of_run, size, slots)
     shares.append(max(flops / rate, moved / bandwidth) / run["wall_s"])
   middle = lambda f: statistics.median(map(f, runs))
-  total = task.n * len(task.prompts)
+  total, w = task.n * len(task.prompts), task.workload
   wall_s = middle(lambda r: r["wall_s"])
   return {
     "system": "brorl_jax",
     "workload": name,
+    "model": dataclasses.asdict(w.model),
+    "lengths": [w.prompt, w.new, w.one_in or list(w.lengths[:9]) or None],
     "n": task.n,
     "prompts": len(task.prompts),
     "slots": sampler.slots,
     "lanes": sampler.lanes,
     "dtype": task.dtype,
     "tokens": runs[-1]["tokens"],
+    "every_tokens_per_cpu_s": [round(r["tokens"] / r["cpu_s"]) for r in runs],
     "tokens_per_s": round(middle(lambda r: r["tokens"] / r["wall_s"])),
     "tokens_per_cpu_s": round(middle(lambda r: r["tokens"] / r["cpu_s"])),
     "samples_per_s": round(total / wall_s, 2),
@@ -182,6 +191,7 @@ def report(task: protocol.Task, name: str, repeats: int) -> dict:
     "copy_bytes_per_s": round(bandwidth),
     "unique": runs[-1]["unique"],
     "versions": sampler.versions,
+    "processor": protocol.processor(),
   }
 
 

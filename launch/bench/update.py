@@ -20,10 +20,12 @@ that does other things too read tokens_per_cpu_s. Memory is that of the process.
 With --serve a run is a whole step: rollouts, rewards, advantages, update.
 """
 
+import dataclasses
 import functools
 import json
 import statistics
 import time
+from collections.abc import Sequence
 
 from launch.bench import protocol
 from launch.bench.workloads import Workload
@@ -163,10 +165,11 @@ class Learner:
     np, w = self._np, self._task.workload
     shape = (len(self.prompts.index), self._task.n, w.new)
     tokens = np.random.default_rng(seed).integers(10, w.model.vocab, shape)
+    lengths = np.reshape(w.drawn(shape[0] * shape[1], seed), (*shape[:2], 1))
     return types.Rollouts(
       tokens=tokens.astype(np.int32),
       logp=np.full(shape, -np.log(w.model.vocab), np.float32),
-      mask=np.ones(shape, bool),
+      mask=np.arange(w.new) < lengths,
       truncated=np.zeros(shape[:2], bool),
       slot_steps=np.ones(1, np.float32),
     )
@@ -193,18 +196,18 @@ def plain(policy):
   return response_logp
 
 
-def work(w: Workload, prompts: int, n: int) -> float:
+def work(w: Workload, prompts: int, lengths: Sequence[int]) -> float:
   """Floating-point operations that an update cannot do without.
 
   Forward, and twice as many backward. The prompt is read once.
   """
-  m, responses = w.model, prompts * n
+  m = w.model
   # The last token of a response is only predicted.
-  tokens = prompts * w.prompt + responses * (w.new - 1)
+  tokens = prompts * w.prompt + sum(lengths) - len(lengths)
   pairs = prompts * w.prompt * (w.prompt + 1) / 2
-  pairs += responses * (w.new - 1) * (w.prompt + w.new / 2)
+  pairs += sum((t - 1) * (w.prompt + t / 2) for t in lengths)
   forward = 2 * m.layers * m.layer_weights * tokens
-  forward += 2 * m.vocab * m.width * responses * w.new
+  forward += 2 * m.vocab * m.width * sum(lengths)
   forward += 4 * m.layers * m.heads * m.head_size * pairs
   return 3 * forward
 
@@ -230,11 +233,14 @@ def report(
   wall_s = statistics.median(run.wall_s for run in runs)
   cpu_s = statistics.median(run.cpu_s for run in runs)
   prompts = len(task.prompts)
-  tokens = prompts * task.n * task.workload.new
+  # Every update has other lengths; their sums are nearly the same.
+  lengths = task.workload.drawn(prompts * task.n, repeats)
+  tokens = sum(lengths)
   return {
     "system": "brorl_jax",
     "workload": name,
     "form": form,
+    "model": dataclasses.asdict(task.workload.model),
     "n": task.n,
     "prompts": prompts,
     "dtype": task.dtype,
@@ -242,10 +248,11 @@ def report(
     "tokens": tokens,
     "update_s": round(wall_s, 4),
     "update_cpu_s": round(cpu_s, 4),
+    "every_update_cpu_s": [round(run.cpu_s, 3) for run in runs],
     "tokens_per_s": round(tokens / wall_s),
     "tokens_per_cpu_s": round(tokens / cpu_s),
     "model_flops_share": round(
-      work(task.workload, prompts, task.n) / wall_s / rate, 4
+      work(task.workload, prompts, lengths) / wall_s / rate, 4
     ),
     "matmul_flops_per_s": round(rate),
     "padding_fraction": round(padding, 4),
@@ -254,6 +261,7 @@ def report(
     "peak_bytes": peak,
     "device_peak_bytes": on_device,
     "versions": learner.versions,
+    "processor": protocol.processor(),
   }
 
 

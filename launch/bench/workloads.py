@@ -4,7 +4,11 @@ Standard library only, because environments without this project import it.
 """
 
 import dataclasses
+import math
+import pathlib
 import random
+import re
+from collections.abc import Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +67,8 @@ class Workload:
     None  # one token in this many ends a response; None: never
   )
   slots: int | None = None  # responses in progress at a time; None: all
+  # Lengths that responses are drawn to have, in place of `one_in`.
+  lengths: tuple[int, ...] = ()
   accelerator: bool = False  # too large for a CPU
 
   @property
@@ -72,9 +78,23 @@ class Workload:
     Random weights say every token about equally often, so that this share of
     the vocabulary ends one token in `one_in`.
     """
+    if self.lengths:
+      return (0,)
     if self.one_in is None:
       return ()
     return tuple(range(self.model.vocab // self.one_in))
+
+  def drawn(self, count: int, seed: int) -> list[int]:
+    """Lengths of so many responses, as this policy would end them."""
+    source = random.Random(seed)
+    if self.lengths:
+      return [min(source.choice(self.lengths), self.new) for _ in range(count)]
+    if self.one_in is None:
+      return [self.new] * count
+    goes_on = math.log1p(-1 / self.one_in)
+    # 1 - random() is above 0.
+    length = lambda: 1 + int(math.log(1 - source.random()) / goes_on)
+    return [min(length(), self.new) for _ in range(count)]
 
 
 WORKLOADS = {
@@ -96,6 +116,64 @@ WORKLOADS |= {
   "l2": WORKLOADS["w2"],
   "l3": dataclasses.replace(WORKLOADS["w4"], n=128),
 }
+
+
+def model_of(text: str, vocab: int) -> Model:
+  """`WIDTHxLAYERS`, the rest in the proportions of a small Qwen2.
+
+  Heads of 64, four to a key/value head; a feed-forward of 2.75 widths.
+
+  Raises:
+    ValueError: It is not of this form.
+  """
+  found = re.fullmatch(r"(\d+)x(\d+)", text)
+  width, layers = map(int, found.groups()) if found else (0, 0)
+  if not layers or not width or width % 64:
+    raise ValueError(f"{text!r} is not WIDTHxLAYERS, with a width in 64s")
+  heads = width // 64
+  return Model(
+    vocab=vocab,
+    width=width,
+    mlp=-(-11 * width // 256) * 64,
+    layers=layers,
+    heads=heads,
+    kv_heads=heads // 4 if heads % 4 == 0 else 1,
+    head_size=64,
+  )
+
+
+def read_lengths(path: str) -> tuple[int, ...]:
+  """Of a file with a length of a response in every line, as runs have them.
+
+  Raises:
+    ValueError: A line is no positive number.
+  """
+  out = []
+  for i, line in enumerate(pathlib.Path(path).read_text().split(), 1):
+    if not line.isdecimal() or int(line) < 1:
+      raise ValueError(f"{path}: line {i} is {line!r}, not a length")
+    out.append(int(line))
+  if not out:
+    raise ValueError(f"{path} has no lengths")
+  return tuple(out)
+
+
+def end_logits(
+  lengths: Sequence[int], new: int, vocab: int
+) -> tuple[float, ...]:
+  """What the logit of the end token must be, by the tokens so far.
+
+  Of a policy that says all others about equally often: then a response ends
+  with token t with the probability h_t = P(length = t | length >= t), and has
+  the lengths that are given. Index t - 1 is of token t; longer ones are cut.
+  """
+  out = []
+  for t in range(1, new + 1):
+    alive = sum(length >= t for length in lengths)
+    h = sum(length == t for length in lengths) / alive if alive else 1.0
+    odds = math.log(h) - math.log1p(-h) if 0 < h < 1 else 60 * (2 * h - 1)
+    out.append(odds + math.log(vocab - 1))
+  return tuple(out)
 
 
 def prompt_ids(workload: Workload, index: int = 0) -> list[int]:

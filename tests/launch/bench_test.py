@@ -1,7 +1,9 @@
 """Tests of launch/bench: what is counted, and how two systems take turns."""
 
 import json
+import math
 import pathlib
+import statistics
 import subprocess
 import sys
 
@@ -41,7 +43,62 @@ def test_operations_of_an_update_by_hand():
   # to 10 + 1, 10 + 2, 10 + 3 = 36 of a response. 24 tokens are predicted.
   products = 2 * 2 * 72 * 38 + 2 * 15 * 24
   pairs = 4 * (2 * 2 * 2) * (2 * 55 + 6 * 36)
-  assert update.work(w, prompts=2, n=3) == 3 * (products + pairs)
+  assert update.work(w, prompts=2, lengths=[4] * 6) == 3 * (products + pairs)
+  # One response has two tokens: two fewer are read, which had 10 + 2 and 10 + 3
+  # pairs, and two fewer are predicted.
+  less = 2 * 2 * 72 * 2 + 2 * 15 * 2 + 4 * (2 * 2 * 2) * 25
+  short = update.work(w, prompts=2, lengths=[4] * 5 + [2])
+  assert short == 3 * (products + pairs - less)
+
+
+def test_a_model_of_any_size():
+  assert workloads.model_of("512x8", 32000) == workloads.Model(
+    vocab=32000, width=512, mlp=1408, layers=8, heads=8, kv_heads=2,
+    head_size=64,
+  )  # fmt: skip
+  assert workloads.model_of("192x1", 9).kv_heads == 1
+
+
+def test_lengths_of_a_file_are_those_of_the_end_token():
+  """P(1) = .25, P(2) = 0, P(3) = .5, and what is longer is cut at 4."""
+  first, second, third, last = workloads.end_logits([1, 3, 3, 9], 4, vocab=11)
+  others = math.log(10)
+  assert first == pytest.approx(math.log(0.25 / 0.75) + others)
+  assert third == pytest.approx(math.log(2 / 1) + others)
+  assert second < others - 50 and last < others - 50
+  assert workloads.end_logits([2], 2, vocab=11)[1] > 50
+
+
+@pytest.mark.parametrize(
+  "how, mean",
+  [
+    (dict(lengths=(2, 4, 4, 30)), (2 + 4 + 4 + 9) / 4),
+    # sum over t = 1 ... 9 of P(length >= t) = (3/4)^(t - 1)
+    (dict(one_in=4), 4 * (1 - 0.75**9)),
+    (dict(), 9),
+  ],
+)
+def test_invented_lengths_are_those_that_a_policy_would_make(how, mean):
+  w = workloads.Workload(workloads.SMALL, prompt=1, new=9, **how)
+  lengths = w.drawn(20_000, seed=0)
+  assert 1 <= min(lengths) and max(lengths) == 9
+  assert statistics.mean(lengths) == pytest.approx(mean, abs=0.08)
+  assert lengths == w.drawn(20_000, seed=0)
+  assert not how or w.drawn(99, 1) != lengths[:99]
+
+
+def test_our_responses_have_the_lengths_of_a_file(tmp_path):
+  (tmp_path / "lengths").write_text("1\n2\n2\n5\n")
+  command = [sys.executable, "-m", "launch.bench.rollout", "--repeats=1"]
+  command += ["--model=64x1", "--vocab=64", "--prompt=4", "--new=8", "--n=400"]
+  out = subprocess.check_output(
+    [*command, f"--lengths={tmp_path / 'lengths'}"], text=True, cwd=ROOT
+  )
+  line = json.loads(out)
+  # Mean 2.5, deviation 1.5: 3 standard errors.
+  assert line["tokens"] == pytest.approx(400 * 2.5, abs=3 * 1.5 * 20)
+  assert line["processor"] and line["model"]["width"] == 64
+  assert len(line["every_tokens_per_cpu_s"]) == 1
 
 
 def test_a_trainer_takes_one_step_at_a_time():
@@ -115,6 +172,7 @@ def test_our_line_of_json():
 STUB = """
 import json, sys
 tokens, cpu_s = {values}
+assert sys.argv[-1] in ("--ends=9", "--dtype=float32"), sys.argv
 print(json.dumps({{"ready": True, "system": "{name}", "first_run_s": 1.0}}))
 sys.stdout.flush()
 for i, _ in enumerate(sys.stdin):
@@ -126,6 +184,7 @@ for i, _ in enumerate(sys.stdin):
 
 def take_turns(tmp_path, ours, peer):
   command = [sys.executable, "-m", "launch.bench.interleave", "--rounds=3"]
+  command.append("--ends=9")  # for both
   for name, values in (("a", ours), ("b", peer)):
     script = tmp_path / f"{name}.py"
     script.write_text(STUB.format(name=name, values=values))
@@ -142,9 +201,11 @@ def test_turns_by_hand(tmp_path):
   line = json.loads(done.stdout)
   assert line["ours"]["tokens_per_cpu_s"] == 50
   assert line["peer"]["tokens_per_cpu_s"] == 10
-  want = {"of_medians": 5.0, "min": 2.0, "max": 10.0}
+  want = {"of_medians": 5.0, "min": 2.0, "max": 10.0, "rounds": [10, 2, 8]}
   assert line["ratio"]["tokens_per_cpu_s"] == want
   assert line["ours"]["tokens"] == [200, 100, 80]
+  assert line["ours"]["every_tokens_per_cpu_s"] == [100, 50, 40]
+  assert line["flags"] == ["--ends=9"] and line["processor"]
   assert line["peer"]["peak_bytes"] == 12
 
 
@@ -177,6 +238,10 @@ def test_a_system_that_dies_is_named(tmp_path):
   [
     (["--workload=w9"], "invalid choice: 'w9'"),
     (["--n=0"], "--n and --repeats are at least 1"),
+    (["--new=0"], "--new and --slots are at least 1"),
+    (["--model=100x2"], "'100x2' is not WIDTHxLAYERS"),
+    (["--ends=9", "--lengths=x"], "not allowed with"),
+    (["--lengths=/no/such"], "No such file"),
     (["--serve", "--repeats=2"], "not allowed with"),
   ],
 )

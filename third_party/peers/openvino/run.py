@@ -23,6 +23,8 @@ def start(task):
   import openvino_genai as genai
 
   workload = task.workload
+  if workload.lengths:
+    sys.exit("error: responses of one request end alike: use --ends")
   precision = {"float32": "f32", "bfloat16": "bf16"}[task.dtype]
   scheduler = genai.SchedulerConfig()
   # It takes fresh blocks while there are any: more would only be memory.

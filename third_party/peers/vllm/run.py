@@ -31,6 +31,8 @@ def start(task):
   import vllm
 
   workload = task.workload
+  if workload.lengths:
+    sys.exit("error: responses of one request end alike: use --ends")
   with tempfile.TemporaryDirectory() as folder:
     _save(task, folder)
     task.idle()  # the engine makes its cache together with its weights
