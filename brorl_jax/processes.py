@@ -42,6 +42,8 @@ _COUNT_S, _SILENT_S, _JAX_SILENT_S = 2, 30, 300
 _CONNECT_S = 300
 # Status of a process that ends because another did: the same command resumes.
 LOST = 70
+# Status of a run that SIGTERM ended: the same command goes on.
+STOPPED = 75
 
 
 def start(
@@ -91,7 +93,7 @@ def fail(line: str, status: int) -> NoReturn:
 
   Without the barrier at the end of a process, in which the others do not come.
   """
-  if not alone():
+  if _store() is not None and not alone():
     _ending.set()
     _say(f"{_ERROR}/{jax.process_index()}", f"{status} {line}")
     _linger()

@@ -310,15 +310,24 @@ def test_one_of_two_goes_at_any_moment(site, undisturbed, how, moment):
   with Many(site, workdir, 2, THREE) as many:
     many.connected()
     time.sleep((moment + 0.5) / 10 * undisturbed.seconds)
+    if many.every[victim].poll() is not None:
+      pytest.skip("the machine was faster than before: the run is over")
     many.every[victim].send_signal(getattr(signal, how))
     (status,) = many.ended(1 - victim, within_s=60)
     line = many.said(1 - victim).splitlines()[-1]
     if how == "SIGTERM":
-      assert {status, *many.ended(within_s=60)} == {75}
-      assert re.fullmatch(
-        r"stopped after step \d; the same command goes on",
-        many.said(0).splitlines()[-1],
-      )
+      statuses = {status, *many.ended(within_s=60)}
+      if statuses == {0}:
+        pytest.skip("the run was over when the signal was seen")
+      assert statuses == {75}
+      last = [many.said(i).splitlines()[-1] for i in (0, 1)]
+      if "SIGTERM" in "".join(last):  # before training began
+        assert last[victim] == "stopped; the same command goes on"
+        assert last[1 - victim].startswith(f"error: process {victim} stopped:")
+      else:
+        assert re.fullmatch(
+          r"stopped after step \d; the same command goes on", last[0]
+        )
     else:
       assert status == processes.LOST
       assert re.fullmatch(

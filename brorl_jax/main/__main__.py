@@ -32,6 +32,20 @@ def interrupt(signum, frame) -> None:
   os._exit(130)
 
 
+def terminate(signum, frame):
+  """Ends a run, with all its processes: before it trains nothing is lost.
+
+  While it trains SIGTERM ends it after the step, see `shared.Stop`.
+  """
+  del signum, frame
+  try:
+    os.write(2, b"stopped; the same command goes on\n")
+    if processes := sys.modules.get("brorl_jax.processes"):
+      processes.fail("SIGTERM; the same command goes on", 75)
+  finally:
+    os._exit(75)  # processes.STOPPED
+
+
 if __name__ == "__main__":
   signal.signal(signal.SIGINT, interrupt)
   # Otherwise transformers warns at every start that PyTorch is missing.
@@ -137,6 +151,8 @@ def main(argv: list[str]) -> None:
     keep_freed_memory()
     take_most_of_a_gpu()
     workdir = workdirs[0]
+    if _MODE.value == "train":
+      signal.signal(signal.SIGTERM, terminate)
     connect()
     # Imported here: jax and transformers take seconds to load.
     from brorl_jax.main import programs

@@ -107,6 +107,7 @@ class Stop:
   asked = False
 
   def __enter__(self) -> "Stop":
+    # Until here, see __main__.terminate.
     self._before = signal.signal(signal.SIGTERM, self._on_signal)
     return self
 
@@ -115,7 +116,7 @@ class Stop:
 
   def _on_signal(self, *_: object) -> None:
     self.asked = True
-    signal.signal(signal.SIGTERM, self._before)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
   def __call__(self, busy_s: float) -> train.Agreed:
     every = processes.gather((busy_s, self.asked))

@@ -45,8 +45,6 @@ from brorl_jax.runs.sections import Config
 from brorl_jax.tasks.base import Example
 from brorl_jax.types import State
 
-STOPPED = 75  # status of a run that SIGTERM ended: the same command goes on
-
 # Errors in the files of a run: it cannot resume.
 _UNUSABLE = (checkpoints.Unusable, metrics.Damaged, Newer)
 _STOPS = (
@@ -72,11 +70,10 @@ def run(
     changed = folder.check(values, workdir, allow_change=allow_change)
   logging.set_verbosity(logging.ERROR)  # orbax logs every file
   how = dict(allow_change=allow_change or begin_again, begin_again=begin_again)
-  with shared.Stop() as stop:
-    stopped = _hold(c, workdir, changed, stop, **how)
+  stopped = _hold(c, workdir, changed, **how)
   if stopped is not None:
     print(f"stopped after step {stopped}; the same command goes on")
-    sys.exit(STOPPED)
+    sys.exit(processes.STOPPED)
   if processes.leads():
     finish(
       workdir,
@@ -88,7 +85,6 @@ def _hold(
   c: Config,
   workdir: pathlib.Path,
   changed: Mapping[str, Any],
-  stop: shared.Stop,
   *,
   allow_change: bool,
   begin_again: bool,
@@ -116,7 +112,7 @@ def _hold(
         f"warning: run.save_every = {c.run.save_every} is above run.steps = "
         f"{c.run.steps}: if the run is stopped, it starts again at step 1"
       )
-    return _train(c, workdir, parts, changed, held, stop)
+    return _train(c, workdir, parts, changed, held)
 
 
 def _train(
@@ -125,7 +121,6 @@ def _train(
   parts: "_Parts",
   changed: Mapping[str, Any],
   held: lock.Lock | None,
-  stop: shared.Stop,
 ) -> int | None:
   """Trains; every error that ends it early is a UserError of one line.
 
@@ -157,8 +152,9 @@ def _train(
     run=identity,
     warn=recorder.warn,
   )
+  stop = shared.Stop()
   try:
-    with contextlib.closing(recorder), contextlib.closing(store):
+    with contextlib.closing(recorder), contextlib.closing(store), stop:
       try:
         state = train.train(
           parts.state,
