@@ -12,7 +12,9 @@ thread of each therefore counts in the key-value store of jax.distributed, and
 ends its process when another has stopped counting.
 """
 
+import atexit
 import ctypes
+import itertools
 import os
 import pickle
 import signal
@@ -35,6 +37,7 @@ T = TypeVar("T")
 # Of one message of each process. Its shape is that of a program: a power of two
 # of at least 1 KiB, and of at most 64 MiB, that devices hold once per process.
 _LEAST, _MOST = 2**10, 2**26
+_HALF = 2**30  # a size is sent as two numbers of 32 bits
 # A process counts so often. When it has not for so long, the others end; jax
 # would end them later, with pages of text.
 _COUNT_S, _SILENT_S, _JAX_SILENT_S = 2, 30, 300
@@ -60,6 +63,16 @@ def start(
   Raises:
     UserError: The others cannot be reached.
   """
+  host, _, port = (coordinator or "HOST:1").rpartition(":")
+  if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+    raise UserError(
+      f"--coordinator={coordinator} is not HOST:PORT, such as 10.0.0.1:1234"
+    )
+  if count is not None and index is not None and not 0 <= index < count:
+    raise UserError(
+      f"--process_id={index} is not one of 0 to {count - 1}, of "
+      f"--processes={count}"
+    )
   # SIGTERM is for the training loop, which ends after a step in all processes.
   jax.config.update("jax_enable_preemption_service", False)
   try:
@@ -73,9 +86,11 @@ def start(
       heartbeat_timeout_seconds=_JAX_SILENT_S,
     )
   except (RuntimeError, ValueError) as e:
-    where = coordinator or "given by the cluster"
+    where = f"coordinator {coordinator}"
+    if coordinator is None:
+      where = "--distributed: Slurm, JobSet or TPU hosts must tell who they are"
     raise UserError(
-      f"the processes of this run (coordinator {where}) do not connect: "
+      f"the processes of this run ({where}) do not connect: "
       f"{str(e).splitlines()[0]}"
     ) from None
   if not leads():  # one of them speaks
@@ -83,7 +98,10 @@ def start(
   here, every = jax.local_device_count(), jax.device_count()
   print(f"{jax.process_count()} processes, {every} devices, {here} here")
   if not alone():
-    threading.Thread(target=_watch, daemon=True).start()
+    watch = threading.Thread(target=_watch, daemon=True)
+    watch.start()
+    # Before jax's own end, after which the thread would ask what is gone.
+    atexit.register(_leave, watch)
     sys.excepthook = lost
     ctypes.CDLL(None).signal(signal.SIGABRT, _aborted)
 
@@ -131,7 +149,8 @@ def _store() -> Any:
 
 
 def _say(key: str, value: str) -> None:
-  store = _store()
+  if (store := _store()) is None:
+    return  # left
   try:
     store.key_value_set(key, value, allow_overwrite=True)
   except jax.errors.JaxRuntimeError:
@@ -147,6 +166,16 @@ def _linger() -> None:
 _ALIVE, _ERROR = "brorl/alive", "brorl/error"
 # This process ends by itself: the others may not end it with another line.
 _ending = threading.Event()
+_left = threading.Event()
+
+
+def _leave(watch: threading.Thread) -> None:
+  """At the end of a run: waits for the others, while this one still counts."""
+  try:
+    jax.distributed.shutdown()
+  finally:
+    _left.set()
+    watch.join()
 
 
 def _watch() -> None:
@@ -156,9 +185,11 @@ def _watch() -> None:
   last = {i: ("", time.monotonic()) for i in range(count)}
   beat = [time.monotonic()]
   _say(f"{_ALIVE}/{me}", f"start {socket.gethostname()}")
-  threading.Thread(target=_guard, args=(beat,), daemon=True).start()
-  for number in range(sys.maxsize):
-    time.sleep(_COUNT_S)
+  guard = threading.Thread(target=_guard, args=(beat,), daemon=True)
+  guard.start()
+  for number in itertools.count():
+    if _left.wait(_COUNT_S):
+      return guard.join()
     beat[0] = time.monotonic()
     now, found, failed = time.monotonic(), {}, {}
     _say(f"{_ALIVE}/{me}", f"{number} {socket.gethostname()}")
@@ -184,9 +215,14 @@ def _watch() -> None:
 
 def _guard(beat: list[float]) -> None:
   """Ends this process when the store does not answer: process 0 hangs."""
-  while time.monotonic() - beat[0] <= _SILENT_S:
-    time.sleep(_COUNT_S)
-  _end(_silent(0, ""), LOST)
+  last = time.monotonic()
+  while not _left.wait(_COUNT_S):
+    now = time.monotonic()
+    if now - last > 5 * _COUNT_S:  # this process itself was stopped
+      beat[0] = now
+    last = now
+    if now - beat[0] > _SILENT_S:
+      _end(_silent(0, ""), LOST)
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
@@ -251,19 +287,20 @@ def gather(value: T) -> list[T]:
   if alone():
     return [value]
   data = np.frombuffer(pickle.dumps(value), np.uint8)
-  sizes = _all(np.array([len(data)], np.int32))[:, 0]
-  most = int(sizes.max())
+  # In two numbers: the groups of a step may take more than 2 GiB.
+  high, low = _all(np.array(divmod(len(data), _HALF), np.int32)).T
+  sizes = [int(h) * _HALF + int(w) for h, w in zip(high, low, strict=True)]
+  most = max(sizes)
   size = min(max(_LEAST, 1 << (most - 1).bit_length()), _MOST)
-  parts = []
+  every = [np.zeros(n, np.uint8) for n in sizes]
   for begin in range(0, most, size):
     part = np.zeros(size, np.uint8)
     mine = data[begin : begin + size]
     part[: len(mine)] = mine
-    parts.append(_all(part))
-  whole = np.concatenate(parts, axis=1)
-  return [
-    pickle.loads(row[:n].tobytes()) for row, n in zip(whole, sizes, strict=True)
-  ]
+    for whole, row in zip(every, _all(part), strict=True):
+      left = whole[begin : begin + size]
+      left[:] = row[: len(left)]
+  return [pickle.loads(whole) for whole in every]
 
 
 def first(value: T) -> T:

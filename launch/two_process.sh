@@ -16,6 +16,7 @@ set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
 processes="${PROCESSES:-2}" grace="${GRACE:-60}"
+[[ "$processes" =~ ^[1-9][0-9]*$ ]] || fail "PROCESSES=$processes is not a number of at least 1"
 
 # Below 32768, where the system takes ports for others from.
 free_port() {

@@ -265,6 +265,39 @@ def test_a_process_with_other_code_is_refused(site, tmp_path):
   refused(site, "code", line, last=(None, tmp_path, ()))
 
 
+BROKEN = """
+import sys, threading, time
+
+def broken():
+  while not hasattr(train := sys.modules.get("brorl_jax.train"), "_totals"):
+    time.sleep(0.01)
+  real = train._finite
+
+  def finite(done, step):
+    if step == 2:
+      raise FloatingPointError("step 2: sampled logp is not finite")
+    return real(done, step)
+
+  train._finite = finite
+
+threading.Thread(target=broken, daemon=True).start()
+"""
+
+
+@pytest.mark.slow
+def test_an_error_in_one_process_ends_all_with_its_line(site, tmp_path):
+  """In the middle of sampling, while the step before is being saved."""
+  (tmp_path / "sitecustomize.py").write_text(BROKEN)
+  workdir = site / "broken"
+  with Many(site, workdir, 2, last=(None, tmp_path, ())) as many:
+    assert many.ended(within_s=300) == [2, 2]
+    said = [many.said(i).splitlines()[-1] for i in (0, 1)]
+  line = "step 2: sampled logp is not finite"
+  assert said == [f"error: process 1 stopped: {line}", f"error: {line}"]
+  trained(site, workdir, 2)
+  assert [x["step"] for x in lines(workdir / "metrics.jsonl")] == [1, 2]
+
+
 def exact(run: pathlib.Path) -> dict:
   """All numbers of a run but those of the clock, and the bits of its state.
 

@@ -154,6 +154,12 @@ def test_a_mesh_that_goes_over_slices_is_refused():
   assert mentions(str(e.value), "data ... the 2 slices ... mesh_data = 2")
 
 
+def test_copies_are_a_multiple_of_the_slices():
+  with pytest.raises(ValueError) as e:
+    meshes.over(chips(2, 3, 2), Axes(data=3, fsdp=4))
+  assert mentions(str(e.value), "data ... the 2 slices")
+
+
 def test_all_devices_come_by_slice_and_process(monkeypatch):
   every = [d for group in chips(2, 2, 2) for d in group]
   shuffled = [every[i] for i in (5, 0, 2, 7, 1, 4, 3, 6)]

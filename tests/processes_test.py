@@ -6,6 +6,7 @@ import socket
 import subprocess
 import sys
 
+import jax
 import launchers
 import pytest
 
@@ -33,14 +34,16 @@ if what == "talk":
   assert processes.first(f"of {me}") == "of 0"
   assert processes.leads() == (me == 0) and not processes.alone()
   board = processes.Board("some")
-  assert board.read() == {} and [board.claim(2), board.claim(2)] in (
-    [True, False], [False, False]
+  assert board.read() == {}
+  processes.gather(None)
+  claims = [board.claim(2), board.claim(2)]
+  assert processes.gather(claims) in (
+    [[True, False], [False, False]], [[False, False], [True, False]]
   )
-  mine = board.claim(10 + me)
-  assert mine and not board.claim(10 + me)
-  board.write(me, f"by {me}")
   every = processes.gather([board.claim(i) for i in range(20, 40)])
   assert all(a != b for a, b in zip(*every))  # by one of them
+  board.write(me, f"by {me}")
+  processes.gather(None)
   assert board.read() == {0: "by 0", 1: "by 1"}
   assert processes.Board("some/other").read() == {}
   processes.gather(None)
@@ -89,6 +92,37 @@ def two(what: str) -> tuple[list[int], list[str]]:
       one.wait()
       one.stderr.close()
   return [one.returncode for one in started], said
+
+
+class Store:
+  """The key-value store, where it cannot be reached."""
+
+  def key_value_set(self, key, value):
+    raise jax.errors.JaxRuntimeError("UNAVAILABLE: connection lost")
+
+
+def test_a_claim_that_fails_is_not_one_of_another(monkeypatch):
+  monkeypatch.setattr(processes, "_store", Store)
+  with pytest.raises(jax.errors.JaxRuntimeError, match="UNAVAILABLE"):
+    processes.Board("some").claim(1)
+
+
+@pytest.mark.parametrize(
+  "coordinator, index, line",
+  [
+    ("localhost", 0, "--coordinator=localhost is not HOST:PORT"),
+    ("a:b", 0, "is not HOST:PORT"),
+    (":1234", 0, "is not HOST:PORT"),
+    ("a:70000", 0, "is not HOST:PORT"),
+    ("a:1234", 2, "--process_id=2 is not one of 0 to 1, of --processes=2"),
+    ("a:1234", -1, "--process_id=-1 is not one of"),
+  ],
+)
+def test_wrong_flags_are_refused_before_anything_connects(
+  coordinator, index, line
+):
+  with pytest.raises(UserError, match=line):
+    processes.start(coordinator, 2, index)
 
 
 def test_one_process_gets_back_what_it_gives():

@@ -1,11 +1,14 @@
 """A run of several processes: process 0 writes its files, all do the rest."""
 
+import contextlib
 import hashlib
 import itertools
+import os
 import pathlib
 import platform
 import signal
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -13,10 +16,14 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from brorl_jax import meshes, processes, train, types
+from brorl_jax.errors import UserError
 from brorl_jax.main.recorder import Recorder
 from brorl_jax.rollout import plan
-from brorl_jax.runs import folder, sections
+from brorl_jax.runs import checkpoints, folder, sections
 from brorl_jax.runs.sections import Config
+
+# A network's file system may show a file late.
+_SEEN_S = 30
 
 
 def decisions(
@@ -42,6 +49,52 @@ def decisions(
     "Python": platform.python_version(),
     "the code of brorl_jax (a hash)": code.hexdigest()[:16],
   }
+
+
+def require_one_folder(workdir: pathlib.Path) -> None:
+  """Refuses a folder that is not the same one in all processes.
+
+  Raises:
+    UserError: In every process.
+  """
+  if processes.alone():
+    return
+  path, token = workdir / ".shared", processes.first(os.urandom(8).hex())
+  if processes.leads():
+    path.write_text(token)
+  processes.gather(None)
+  end = time.monotonic() + _SEEN_S
+  while not (seen := _read(path) == token) and time.monotonic() < end:
+    time.sleep(0.2)
+  every = processes.gather(seen)
+  if processes.leads():
+    path.unlink(missing_ok=True)
+  if not all(every):
+    raise UserError(
+      f"--workdir={workdir}: process {every.index(False)} does not see what "
+      "process 0 writes there; give a folder on a file system of all hosts"
+    )
+
+
+def _read(path: pathlib.Path) -> str:
+  try:
+    return path.read_text()
+  except OSError:
+    return ""
+
+
+@contextlib.contextmanager
+def closing(store: checkpoints.Store) -> Iterator[None]:
+  """`contextlib.closing`, but for an error in one process of many.
+
+  Closing needs all of them, and the others may wait for this one elsewhere.
+  """
+  try:
+    yield
+  except BaseException:
+    store.close() if processes.alone() else store.leave()
+    raise
+  store.close()
 
 
 def summary(mesh: Mesh, params: PyTree) -> str:

@@ -23,7 +23,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -259,8 +259,9 @@ class _Shared(_Candidates):
   def end(self) -> None:
     """Every process then knows all candidates."""
     self._settle()
-    for other in processes.gather(self.decided):
-      self.decided |= other
+    mine = {p: (_Sent.of(x), good) for p, (x, good) in self.decided.items()}
+    for other in processes.gather(mine):
+      self.decided |= {p: (x.got(), good) for p, (x, good) in other.items()}
     self.kept = sum(good for _, good in self.decided.values())
     self._board.clear()
 
@@ -284,6 +285,44 @@ class _Shared(_Candidates):
         more.append(int(self._candidates[self.given]))
       self.given, may_pass = self.given + 1, may_pass + 1
     return more
+
+
+class _Sent(NamedTuple):
+  """A group for the other processes, without padding."""
+
+  group: tuple[Prompts, Scores]
+  tokens: np.ndarray  # of all rollouts, one behind the other
+  logp: np.ndarray
+  length: np.ndarray  # of each
+  limit: int  # T
+  others: tuple[np.ndarray, np.ndarray]
+
+  @classmethod
+  def of(cls, group: Groups) -> "_Sent":
+    out = jax.tree.map(np.asarray, group.rollouts)
+    return cls(
+      (group.prompts, group.scores),
+      out.tokens[out.mask],
+      out.logp[out.mask],
+      out.mask.sum(axis=2),
+      out.mask.shape[2],
+      (out.truncated, out.slot_steps),
+    )
+
+  def got(self) -> Groups:
+    """The group, as it was."""
+    mask = np.arange(self.limit) < self.length[..., None]
+
+    def padded(real: np.ndarray) -> np.ndarray:
+      whole = np.zeros(mask.shape, real.dtype)
+      whole[mask] = real
+      return whole
+
+    rollouts = Rollouts(
+      padded(self.tokens), padded(self.logp), mask, *self.others
+    )
+    prompts, scores = self.group
+    return Groups(prompts, rollouts, scores)
 
 
 def check_invalid(responses: Iterable[ScoredResponse]) -> None:

@@ -11,6 +11,7 @@ little memory) does not show that a step is damaged, and changes nothing.
 
 import contextlib
 import pathlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,9 @@ from brorl_jax.runs import intact, stored
 from brorl_jax.runs.intact import digest as digest
 from brorl_jax.runs.stored import MismatchError, Unreachable, Unusable
 from brorl_jax.runs.stored import read_params as read_params
+
+# For the last save, where a process of many has failed.
+_LEAVE_S = 20
 
 
 class Unsaved(Exception):
@@ -162,6 +166,16 @@ class Store:
         # The last save was verified, or its error was already raised.
         with contextlib.suppress(Exception):
           self._manager.close()
+
+  def leave(self) -> None:
+    """Lets the last save end, if it can: other processes may have gone."""
+    if self._manager is None:
+      return
+    waits = threading.Thread(
+      target=self._manager.wait_until_finished, daemon=True
+    )
+    waits.start()
+    waits.join(_LEAVE_S)
 
   def _open(self) -> ocp.CheckpointManager:
     """The manager; raises if the directory was removed during the run."""

@@ -44,10 +44,14 @@ _HELP = (
 _ANEW = "to see the original file, run the same command with another workdir"
 _LIBRARIES = (
   "jax",
+  "jaxlib",
+  "jax-cuda12-plugin",
+  "libtpu",
   "flax",
   "optax",
   "orbax-checkpoint",
   "transformers",
+  "tokenizers",
   "reasoning-gym",
   "mpmath",
   "sympy",

@@ -1,7 +1,9 @@
 """Checks that data on disk is unchanged, and what an error says about it."""
 
+import collections
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -54,7 +56,7 @@ def digest(
     spread = isinstance(leaf, jax.Array) and not leaf.is_fully_addressable
     kind = (saved or {}).get(path) or (_SUM if spread else "")
     if kind.startswith(_SUM):
-      out[path] = f"{_SUM}{_sum(leaf) if spread else _part(leaf):016x}"
+      out[path] = _SUM + (_sum(leaf) if spread else f"{_part(leaf):016x}")
       continue
     if spread:
       leaf = multihost_utils.process_allgather(leaf, tiled=True)
@@ -63,11 +65,20 @@ def digest(
   return out
 
 
-def _sum(array: jax.Array) -> int:
-  """The sum of `_part` over the shards of all processes, each counted once."""
-  own = [s for s in array.addressable_shards if s.replica_id == 0]
-  parts = [_part(s.data, s.index, array.shape) for s in own]
-  return sum(processes.gather(sum(parts))) % 2**64
+def _sum(array: jax.Array) -> str:
+  """The sum of `_part` over the shards of all processes, one copy of each.
+
+  Every copy has the same sum, or the text says that they differ.
+  """
+  own = [
+    (shard.replica_id, _part(shard.data, shard.index, array.shape))
+    for shard in array.addressable_shards
+  ]
+  copies = collections.defaultdict[int, int](int)
+  for number, part in itertools.chain(*processes.gather(own)):
+    copies[number] += part
+  first, *others = {f"{total % 2**64:016x}" for total in copies.values()}
+  return "copies differ" if others else first
 
 
 def _part(

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import types
 
 import configured
 import jax
@@ -10,8 +11,10 @@ import one_step
 import pytest
 
 from brorl_jax import meshes, processes
+from brorl_jax.errors import UserError
 from brorl_jax.main import shared
 from brorl_jax.main.recorder import Recorder
+from brorl_jax.runs import sections
 
 
 class Spy(Recorder):
@@ -84,6 +87,57 @@ def test_processes_agree_with_the_first_and_with_any_signal(monkeypatch):
   assert stop(3.0) == (2.0, True) and stop.asked
 
 
+@pytest.mark.parametrize("sees", [True, False])
+def test_a_folder_that_a_process_does_not_see_is_refused(
+  sees, monkeypatch, tmp_path
+):
+  """Process 1 of 2; process 0 writes here, or in a folder of its own."""
+  monkeypatch.setattr(shared, "_SEEN_S", 0.3)
+  monkeypatch.setattr(processes, "alone", lambda: False)
+  monkeypatch.setattr(processes, "leads", lambda: False)
+  monkeypatch.setattr(processes, "first", lambda value: "token")
+  there = tmp_path if sees else tmp_path / "other"
+
+  def gather(value):
+    if value is None:
+      there.mkdir(exist_ok=True)
+      (there / ".shared").write_text("token")
+    return [True, value]
+
+  monkeypatch.setattr(processes, "gather", gather)
+  if sees:
+    shared.require_one_folder(tmp_path)
+    return
+  with pytest.raises(UserError, match=r"process 1 does not see .* all hosts"):
+    shared.require_one_folder(tmp_path)
+
+
+def test_the_first_process_clears_what_it_wrote(monkeypatch, tmp_path):
+  monkeypatch.setattr(processes, "alone", lambda: False)
+  seen = []
+  gather = lambda value: seen.append([*tmp_path.iterdir()]) or [value, value]
+  monkeypatch.setattr(processes, "gather", gather)
+  shared.require_one_folder(tmp_path)
+  assert [len(files) for files in seen[1:]] == [1, 1]
+  assert not [*tmp_path.iterdir()]
+
+
+def test_an_error_in_one_of_many_closes_nothing_that_needs_the_others(
+  monkeypatch,
+):
+  called = []
+  store = types.SimpleNamespace(
+    close=lambda: called.append("close"), leave=lambda: called.append("leave")
+  )
+  for alone in (True, False):
+    monkeypatch.setattr(processes, "alone", lambda alone=alone: alone)
+    with pytest.raises(OSError), shared.closing(store):
+      raise OSError
+    with shared.closing(store):
+      pass
+  assert called == ["close", "close", "leave", "close"]
+
+
 @pytest.mark.parametrize(
   "name, value",
   [
@@ -96,6 +150,8 @@ def test_what_decides_the_numbers_is_named(name, value):
   c = configured.config(n=16)
   of = shared.decisions(c, {"train": "d1"}, {"my.py:f": "f1"})
   assert of[name] == value
+  fields = sections.flat(sections.as_dict(c))
+  assert {f"config.{name}" for name in fields} <= of.keys()
   assert {"jax", "Python", "the code of brorl_jax (a hash)"} <= of.keys()
   again = shared.decisions(c, {"train": "d1"}, {"my.py:f": "f1"})
   assert again == of

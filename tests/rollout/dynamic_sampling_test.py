@@ -1,5 +1,6 @@
 """Dynamic sampling, with samplers and verifiers of a few lines."""
 
+import collections
 import math
 import random
 import threading
@@ -324,6 +325,7 @@ class Board:
 
   def __init__(self):
     self.claims, self.notes, self._lock = {}, {}, threading.Lock()
+    self.cleared = 0
 
   def claim(self, key):
     with self._lock:
@@ -337,7 +339,7 @@ class Board:
     return dict(self.notes)
 
   def clear(self):
-    pass
+    self.cleared += 1
 
 
 class Crowd:
@@ -350,7 +352,11 @@ class Crowd:
     self._count = count
     monkeypatch.setattr(processes, "alone", lambda: count == 1)
     monkeypatch.setattr(processes, "gather", self._gather)
-    monkeypatch.setattr(processes, "Board", lambda name: self.board)
+    self.boards = collections.defaultdict(Board)
+    monkeypatch.setattr(processes, "Board", lambda name: self.boards[name])
+    # A count of each process: they draw in the same order.
+    self._draws = collections.Counter()
+    monkeypatch.setattr(dynamic_sampling, "_DRAWS", self)
 
   def _gather(self, value):
     self._values[self._here.index] = value
@@ -359,9 +365,12 @@ class Crowd:
     self._barrier.wait()
     return every
 
+  def __next__(self):
+    self._draws[self._here.index] += 1
+    return self._draws[self._here.index]
+
   def run(self, function):
     """The results of all, by number."""
-    self.board = Board()
 
     def one(index):
       self._here.index = index
@@ -375,13 +384,19 @@ class Crowd:
 def test_processes_keep_and_generate_what_one_does(count, monkeypatch):
   rng = np.random.default_rng(count)
   for _ in range(8):
-    good = set(np.flatnonzero(rng.random(60) < 0.5).tolist())
-    alone = run(good, target=9, candidates=range(60))
+    candidates = (100 + rng.permutation(60)).tolist()
+    good = {int(p) for p in candidates if rng.random() < 0.5}
+    alone = run(good, target=9, candidates=candidates)
     with monkeypatch.context() as patch:
       crowd = Crowd(count, patch)
-      many = crowd.run(
-        lambda i: run(good, target=9, candidates=range(60), places=1 + i % 3)
+      draw = lambda i: run(
+        good, target=9, candidates=candidates, places=1 + i % 3
       )
+      crowd.run(draw)
+      many = crowd.run(draw)  # the second step finds nothing of the first
+      assert len(crowd.boards) == (2 if count > 1 else 0)
+      for board in crowd.boards.values():
+        assert board.cleared == count and len(board.notes) == len(alone.kept)
     for sampled in many:
       chex.assert_trees_all_equal(
         [sampled.kept, sampled.groups.prompts, sampled.groups.rollouts],
@@ -416,6 +431,16 @@ def test_candidates_are_claimed_in_order_while_they_are_needed(monkeypatch):
   for i in (3, 6):
     board.write(i, "1")
   assert pending.feed(5, True) is None  # nothing can change any more
+
+
+def test_a_process_that_waits_for_others_does_other_work_meanwhile(monkeypatch):
+  """Both wait in it for each other, as updates on all devices do."""
+  both = threading.Barrier(2, timeout=30)
+  done = Crowd(2, monkeypatch).run(
+    lambda i: run({1, 2, 5}, target=3, places=1, meanwhile=both.wait)
+  )
+  assert done[0].kept.tolist() == done[1].kept.tolist()
+  assert both.n_waiting == 0 and not both.broken
 
 
 def test_who_has_room_samples_more(monkeypatch):

@@ -97,6 +97,7 @@ def _hold(
   leads = processes.leads()
   hold = lock.hold(workdir) if leads else contextlib.nullcontext()
   with contextlib.closing(parts.scorer), hold as held:
+    shared.require_one_folder(workdir)
     if (
       leads and begin_again and (moved := folder.set_aside(workdir)) is not None
     ):
@@ -154,7 +155,7 @@ def _train(
   )
   stop = shared.Stop()
   try:
-    with contextlib.closing(recorder), contextlib.closing(store), stop:
+    with contextlib.closing(recorder), shared.closing(store), stop:
       try:
         state = train.train(
           parts.state,
@@ -174,7 +175,7 @@ def _train(
           recorder.event(store.good or 0, {"event": "stop", "why": str(e)})
         raise
   except (*_UNUSABLE, *_STOPS, checkpoints.Unsaved, OSError) as e:
-    if not isinstance(e, _STOPS):  # which all processes raise
+    if not isinstance(e, _STOPS):  # nothing that another's death may cause
       processes.settle()
     if held is not None and not recorder.started:
       held.undo()
