@@ -113,7 +113,12 @@ class Together:
   """The recorder of one process of many; see `train.Recorder`.
 
   Files are read and written by process 0, which tells the others what it found.
+
+  Attributes:
+    started: Whether the files have been begun.
   """
+
+  started = False
 
   def __init__(self, recorder: Recorder):
     self._recorder = recorder
@@ -124,7 +129,9 @@ class Together:
 
   def start(self, done: int) -> float:
     leads = processes.leads()
-    return processes.first(self._recorder.start(done) if leads else 0.0)
+    busy_s = processes.first(self._recorder.start(done) if leads else 0.0)
+    self.started = True
+    return busy_s
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
     if processes.leads():

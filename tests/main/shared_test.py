@@ -2,7 +2,6 @@
 
 import os
 import signal
-import types
 
 import configured
 import jax
@@ -14,7 +13,7 @@ from brorl_jax import meshes, processes
 from brorl_jax.errors import UserError
 from brorl_jax.main import shared
 from brorl_jax.main.recorder import Recorder
-from brorl_jax.runs import sections
+from brorl_jax.runs import checkpoints, sections
 
 
 class Spy(Recorder):
@@ -61,7 +60,9 @@ def test_another_process_only_measures_and_is_told(monkeypatch):
     processes, "first", lambda x: given.append(x) or next(told)
   )
   recorder = Spy()
-  assert use(shared.Together(recorder)) == ["no line", 2.5, 0.75]
+  together = shared.Together(recorder)
+  assert not together.started
+  assert use(together) == ["no line", 2.5, 0.75] and together.started
   assert recorder.asked == ["measured"] and given == [None, 0.0, 0.0]
 
 
@@ -123,12 +124,13 @@ def test_the_first_process_clears_what_it_wrote(monkeypatch, tmp_path):
 
 
 def test_an_error_in_one_of_many_closes_nothing_that_needs_the_others(
-  monkeypatch,
+  monkeypatch, tmp_path
 ):
   called = []
-  store = types.SimpleNamespace(
-    close=lambda: called.append("close"), leave=lambda: called.append("leave")
-  )
+  for name in ("close", "leave"):
+    note = lambda _, name=name: called.append(name)
+    monkeypatch.setattr(checkpoints.Store, name, note)
+  store = checkpoints.Store(tmp_path, keep=1)
   for alone in (True, False):
     monkeypatch.setattr(processes, "alone", lambda alone=alone: alone)
     with pytest.raises(OSError), shared.closing(store):

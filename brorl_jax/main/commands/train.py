@@ -154,6 +154,7 @@ def _train(
     warn=recorder.warn,
   )
   stop = shared.Stop()
+  ours = recorder if processes.alone() else shared.Together(recorder)
   try:
     with contextlib.closing(recorder), shared.closing(store), stop:
       try:
@@ -161,7 +162,7 @@ def _train(
           parts.state,
           lambda step: at(step).stages(step),
           store,
-          recorder if processes.alone() else shared.Together(recorder),
+          ours,
           seed=c.run.seed,
           steps=c.run.steps,
           save_every=c.run.save_every,
@@ -177,9 +178,9 @@ def _train(
   except (*_UNUSABLE, *_STOPS, checkpoints.Unsaved, OSError) as e:
     if not isinstance(e, _STOPS):  # nothing that another's death may cause
       processes.settle()
-    if held is not None and not recorder.started:
+    if held is not None and not ours.started:
       held.undo()
-    raise _ended(e, changed, store.good, started=recorder.started) from None
+    raise _ended(e, changed, store.good, started=ours.started) from None
   step = int(state.step)
   return step if stop.asked and step < c.run.steps else None
 
