@@ -300,7 +300,7 @@ def gather(value: T) -> list[T]:
     for whole, row in zip(every, _all(part), strict=True):
       left = whole[begin : begin + size]
       left[:] = row[: len(left)]
-  return [pickle.loads(whole) for whole in every]
+  return [pickle.loads(whole.data) for whole in every]
 
 
 def first(value: T) -> T:

@@ -27,7 +27,10 @@ _SEEN_S = 30
 
 
 def decisions(
-  c: Config, data: Mapping[str, Any], functions: Mapping[str, Any]
+  c: Config,
+  data: Mapping[str, Any],
+  functions: Mapping[str, Any],
+  source: pathlib.Path,
 ) -> dict[str, Any]:
   """What decides the numbers of a run, which must be the same everywhere.
 
@@ -35,7 +38,14 @@ def decisions(
     c: The config.
     data: Fingerprints of the examples.
     functions: Digests of the user's own functions.
+    source: Directory of the policy; of its weights the sizes are compared.
   """
+  policy = hashlib.sha256()
+  for path in sorted(source.iterdir()):
+    if path.suffix == ".json":
+      policy.update(path.read_bytes())
+    if path.suffix == ".safetensors":
+      policy.update(f"{path.name} {path.stat().st_size}".encode())
   code = hashlib.sha256()
   root = pathlib.Path(__file__).parents[1]
   for path in sorted(root.rglob("*.py")):
@@ -47,6 +57,7 @@ def decisions(
     **{f"function {name}": value for name, value in functions.items()},
     **folder.versions(),
     "Python": platform.python_version(),
+    "the policy's files (a hash)": policy.hexdigest()[:16],
     "the code of brorl_jax (a hash)": code.hexdigest()[:16],
   }
 

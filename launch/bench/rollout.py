@@ -26,6 +26,7 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from launch.bench import protocol
 from launch.bench.workloads import Workload, end_logits
@@ -50,7 +51,7 @@ class Sampler:
     from launch.bench import ours
 
     w = task.workload
-    policy = ours.policy(w.model, task.dtype)
+    policy: Any = ours.policy(w.model, task.dtype)
     init = jax.jit(policy.init)
     size = lambda x: x.size * x.dtype.itemsize
     abstract = jax.eval_shape(init, jax.random.key(0))

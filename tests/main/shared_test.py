@@ -148,15 +148,26 @@ def test_an_error_in_one_of_many_closes_nothing_that_needs_the_others(
     ("function my.py:f", "f1"),
   ],
 )
-def test_what_decides_the_numbers_is_named(name, value):
+def test_what_decides_the_numbers_is_named(name, value, tmp_path):
   c = configured.config(n=16)
-  of = shared.decisions(c, {"train": "d1"}, {"my.py:f": "f1"})
+  decide = lambda: shared.decisions(
+    c, {"train": "d1"}, {"my.py:f": "f1"}, tmp_path
+  )
+  for file in ("config.json", "model.safetensors"):
+    (tmp_path / file).write_text("1")
+  of = decide()
   assert of[name] == value
   fields = sections.flat(sections.as_dict(c))
   assert {f"config.{name}" for name in fields} <= of.keys()
   assert {"jax", "Python", "the code of brorl_jax (a hash)"} <= of.keys()
-  again = shared.decisions(c, {"train": "d1"}, {"my.py:f": "f1"})
+  again = decide()
   assert again == of
+  for file, text in (("config.json", "2"), ("model.safetensors", "12")):
+    (tmp_path / file).write_text(text)
+    changed, of = of, decide()
+    assert {k for k in of if of[k] != changed[k]} == {
+      "the policy's files (a hash)"
+    }
 
 
 def test_the_summary_has_the_mesh_and_what_is_copied(monkeypatch):

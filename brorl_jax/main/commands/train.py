@@ -240,7 +240,7 @@ def _parts(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> _Parts:
   ]
   heldout = examples.heldout()
   processes.require_same(
-    shared.decisions(c, examples.fingerprint, own | scorer.functions)
+    shared.decisions(c, examples.fingerprint, own | scorer.functions, source)
   )
   # Last, because loading takes longest.
   _, params = huggingface.load(source, dtype=c.policy.dtype, mesh=mesh)
