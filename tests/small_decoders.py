@@ -49,7 +49,9 @@ class Table:
   def page(self, rows, columns):
     return jnp.full((rows, columns), 1000, jnp.int32)  # not to be looked at
 
-  def decode_step(self, weights, shared, pages, token, length, which, column):
+  def decode_step(
+    self, weights, shared, pages, token, length, which, column, used
+  ):
     page = pages[-1].at[:, column].set(token.ravel())
     return weights[token], page
 
@@ -70,10 +72,12 @@ class Recall(Table):
     total = jnp.sum(jnp.where(mask, tokens + 1, 0), axis=1)
     return params[total % len(params), tokens[:, -1]], total
 
-  def decode_step(self, weights, shared, pages, token, length, which, column):
+  def decode_step(
+    self, weights, shared, pages, token, length, which, column, used
+  ):
     page = pages[-1].at[:, column].set(token.ravel())
     total, seen, columns = 0, 0, page.shape[1]
-    circle = cache.ages(column, len(pages), columns)
+    circle = cache.ages(column, len(pages), columns, used)
     for age, cells in zip(circle, [*pages[:-1], page], strict=True):
       mask = age < length.reshape(-1, 1)
       total += jnp.sum(jnp.where(mask, cells + 1, 0), axis=1)

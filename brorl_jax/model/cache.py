@@ -4,6 +4,7 @@ A is lanes, R the slots of a lane, B = A R rows, W the prompts of a window.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -18,6 +19,9 @@ from brorl_jax.model.attention import MASKED, capped
 Softmax = tuple[
   Float[Array, "B G J"], Float[Array, "B G J"], Float[Array, "B G J K"]
 ]
+
+
+Used = int | Int[Array, ""]  # see `ages`
 
 
 @jax.tree_util.register_dataclass
@@ -101,17 +105,18 @@ def quantized(x: Float[Array, "*axes K"]) -> tuple[Array, Array]:
 
 
 def ages(
-  column: Int[Array, ""], pages: int, columns: int
+  column: Int[Array, ""], pages: int, columns: int, used: Used
 ) -> list[Int[Array, "1 C"]]:
   """How many steps ago each column of each page was written; 0 is now.
 
-  The pages are a circle of `pages * columns` columns, oldest page first. The
-  last page is being written. Its columns up to `column` are the newest of all;
-  the columns after it are the oldest, from the turn before.
+  The last `used` pages before the last one and that are a circle of columns,
+  oldest page first. The last page is being written. Its columns up to `column`
+  are the newest of all; the columns after it are the oldest, from the turn
+  before. Pages before the circle have ages that no row sees.
   """
   back = column - jnp.arange(columns)[None]
   older = [back + k * columns for k in range(pages - 1, 0, -1)]
-  return [*older, back % (pages * columns)]
+  return [*older, back % ((used + 1) * columns)]
 
 
 def decode(
@@ -120,6 +125,7 @@ def decode(
   pages: Sequence[Page],
   *,
   column: Int[Array, ""],
+  used: Used,
   limit: Int[Array, "A R"],
   scale: float,
   softcap: float = 0.0,
@@ -137,6 +143,8 @@ def decode(
     shared: Keys and values that all rows of a lane read.
     pages: The rows' own, oldest first; see `ages`.
     column: Of the last page; the newest.
+    used: How many of the pages before it hold anything. The others are not
+      read, whatever they are: one program serves any number.
     limit: Each row sees its columns of age below this.
     scale: Of the scores, usually K^-1/2.
     softcap: Bound of the scores.
@@ -145,7 +153,9 @@ def decode(
   q *= scale
   state = prompts(q, shared, softcap)
   rows = q.reshape(A * R, -1, H // shared.k.shape[1], K)
-  out = _own(rows, state, pages, column, limit.reshape(A * R), softcap=softcap)
+  out = _own(
+    rows, state, pages, column, used, limit.reshape(A * R), softcap=softcap
+  )
   return out.reshape(A, R, H, K)
 
 
@@ -189,30 +199,34 @@ def _own(
   state: Softmax,
   pages: Sequence[Page],
   column: Int[Array, ""],
+  used: Used,
   limit: Int[Array, " B"],
   *,
   softcap: float,
 ) -> Float[Array, "B G J K"]:
   """Goes on with the rows' own columns."""
-  circle = ages(column, len(pages), pages[0].v.shape[2])
-  scores = [
-    jnp.where(
-      (age < limit[:, None])[:, None, None],
-      capped(_own_scores(q, page), softcap),
-      MASKED,
-    )
-    for age, page in zip(circle, pages, strict=True)
-  ]
-  before, total, out = state
-  top = before
-  for score in scores:
-    top = jnp.maximum(top, jnp.max(score, axis=-1))
-  shrink = jnp.exp(before - top)
-  total, out = total * shrink, out * shrink[..., None]
-  for page, score in zip(pages, scores, strict=True):
+  circle = ages(column, len(pages), pages[0].v.shape[2], used)
+
+  def add(state: Softmax, page: Page, age: Int[Array, "1 C"]) -> Softmax:
+    before, total, out = state
+    seen = (age < limit[:, None])[:, None, None]
+    score = jnp.where(seen, capped(_own_scores(q, page), softcap), MASKED)
+    top = jnp.maximum(before, jnp.max(score, axis=-1))
+    shrink = jnp.exp(before - top)
     weight = jnp.exp(score - top[..., None])
-    total += jnp.sum(weight, axis=-1)
-    out += _own_values(weight, page, q.dtype)
+    return (
+      top,
+      total * shrink + jnp.sum(weight, axis=-1),
+      out * shrink[..., None] + _own_values(weight, page, q.dtype),
+    )
+
+  state = add(state, pages[-1], circle[-1])
+  # Newest first. A branch that is not taken costs some microseconds; a program
+  # for each number of pages cost 2 CPU-s each for 6 layers of width 256.
+  for k in range(1, len(pages)):
+    read = functools.partial(add, page=pages[-1 - k], age=circle[-1 - k])
+    state = jax.lax.cond(k <= used, read, lambda state: state, state)
+  _, total, out = state
   return (out / total[..., None]).astype(q.dtype)
 
 

@@ -135,7 +135,6 @@ class Policy(Decoding):
     """
     layer = lambda i: jax.tree.map(lambda x: x[i], params["blocks"])
     blocks = [layer(i) for i in range(self.layers)]
-    # Where devices share key/value heads, joined weights would move queries.
     if not self.target.on_cpu and sharding.axes_here(None).get("expert", 1) < 2:
       blocks = [decode_weights.fused(self, block) for block in blocks]
     return params | {"blocks": blocks}
@@ -168,7 +167,8 @@ class Policy(Decoding):
     scale = jnp.zeros((*shape, columns)) if self.int8_cache else None
     k = jnp.zeros((*shape, self.head_size, columns), kind)
     v = jnp.zeros((*shape, columns, self.head_size), kind)
-    return [cache.Page(k, v, scale, scale)] * self.layers
+    own = cache.Page(k, v, scale, scale)
+    return sharding.heads_apart([own] * self.layers, axis=1)
 
   def decode_step(
     self,
@@ -179,6 +179,7 @@ class Policy(Decoding):
     length: Int[Array, "A R"],
     which: Int[Array, "A R"],
     column: Int[Array, ""],
+    used: cache.Used,
   ) -> tuple[Float[Array, "A R V"], list[cache.Page]]:
     """Next-token logits of every row, after one more token of each.
 
@@ -192,6 +193,7 @@ class Policy(Decoding):
       which: Index of each row's prompt in its lane's window, 0 to W - 1.
       column: Column of the last page to which all rows write this token.
         Attention ignores the order of columns, so rows of any length share it.
+      used: How many pages before the last are read; see `cache.ages`.
 
     Returns:
       Logits, and the last page with the keys and values of `token`.
@@ -206,6 +208,7 @@ class Policy(Decoding):
         shared,
         [*(page[i] for page in older), written[i]],
         column=column,
+        used=used,
         limit=limit,
         scale=self.attention_scale,
         softcap=self.attention_softcap,

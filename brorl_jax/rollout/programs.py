@@ -1,10 +1,12 @@
 """The compiled programs of the sampler: prefill, decode, resize, finish.
 
   start     reads the prompts, draws all first tokens; every slot is idle
+  page      an empty page
   pool      an empty pool, if the decoder wants one instead of pages
   segment   decodes until a page is full or the host must act
   turned    the pages of the next segment
   resize    keeps the slots that work, or adds idle ones
+  moved     a page for these slots
   finish    the rollouts, unpacked
 
 The static argument of each is a `ProgramSpec`. On a mesh every device runs
@@ -168,6 +170,13 @@ def read_together(P: int, S: int) -> int:
 
 
 @functools.partial(jax.jit, static_argnames="spec")
+def page(spec: ProgramSpec) -> Any:
+  """An empty page of all slots."""
+  make = lambda: spec.policy.page(spec.lanes * spec.slots, spec.columns)
+  return on_devices(spec, make, (), SPLIT)()
+
+
+@functools.partial(jax.jit, static_argnames="spec")
 def pool(spec: ProgramSpec) -> Any:
   """An empty pool on every device.
 
@@ -185,6 +194,7 @@ def segment(
   spec: ProgramSpec,
   inputs: DecodeInputs,
   older: tuple[Any, ...],
+  used: Int[Array, ""],
   newest: Any,
   state: DecodeState,
   turned: Bool[Array, ""],
@@ -200,8 +210,9 @@ def segment(
   Args:
     spec: Static.
     inputs: The arrays that no step changes.
-    older: Pages, oldest first; only read.
-    newest: The page to write; None makes an empty one. Or the pool.
+    older: As many pages as there can be before the newest; only read.
+    used: How many of them, the last ones, hold anything.
+    newest: The page to write, or the pool.
     state: Before the first step; donated.
     turned: Whether the newest page holds nothing that is still needed, so that
       writing begins at column 0.
@@ -212,7 +223,7 @@ def segment(
   """
   policy, N = spec.policy, spec.n
 
-  def segment(inputs, older, newest, state, turned, most):
+  def segment(inputs, older, used, newest, state, turned, most):
     queue = inputs.queue
     P, _ = queue.sizes
     state = shift(state, queue)
@@ -220,8 +231,6 @@ def segment(
     # Once per program, not per step: with W = 2 and A lanes this copies
     # 2 L G K x A W S numbers, which a step would otherwise gather again.
     shared = policy.lane_prompts(inputs.prefix, state.window)
-    if newest is None:
-      newest = policy.page(state.rollout.size, spec.columns)
     state = dataclasses.replace(
       state, column=jnp.where(turned, 0, state.column)
     )
@@ -242,7 +251,7 @@ def segment(
     def step(_, carry):
       if spec.blocks:
         return steps.over_pool(*read, *carry)
-      return steps.over_pages(*read, older, *carry)
+      return steps.over_pages(*read, older, used, *carry)
 
     def some(carry):
       return jax.lax.fori_loop(0, spec.unchecked, step, carry)
@@ -259,9 +268,9 @@ def segment(
   return on_devices(
     spec,
     segment,
-    (INPUT_SPECS, SPLIT, SPLIT, SPLIT, WHOLE, WHOLE),
+    (INPUT_SPECS, SPLIT, WHOLE, SPLIT, SPLIT, WHOLE, WHOLE),
     (SPLIT, SPLIT, PROGRESS_SPECS),
-  )(inputs, older, newest, state, turned, most)
+  )(inputs, older, used, newest, state, turned, most)
 
 
 def turned(spec: ProgramSpec, pages: list[Any], longest: int) -> list[Any]:
@@ -272,27 +281,25 @@ def turned(spec: ProgramSpec, pages: list[Any], longest: int) -> list[Any]:
     # The oldest page is written again, column by column. A column is then T or
     # more steps old, which no rollout sees.
     return [*pages[-needed + 1 :], pages[-needed]]
-  kept = pages[-needed:] if needed else []
-  return [*kept, _empty(pages[-1]) if kept else None]
-
-
-@jax.jit
-def _empty(page: Any) -> Any:
-  return jax.tree.map(jnp.zeros_like, page)
+  return [*(pages[-needed:] if needed else []), page(spec)]
 
 
 @functools.partial(jax.jit, static_argnames="spec")
-def resize(spec: ProgramSpec, pages: list[Any], state: DecodeState):
+def resize(
+  spec: ProgramSpec, state: DecodeState
+) -> tuple[Int[Array, " rows"], DecodeState]:
   """Keeps the busy lanes and slots and adds idle ones, to the sizes of `spec`.
 
   Args:
     spec: Static; the new sizes, at least as large as what is busy.
-    pages: The cache; its rows follow the slots. None of a pool, whose tables
-      do.
     state: Before.
+
+  Returns:
+    The row that each slot had, for `moved`, and the state. Blocks of a pool
+    follow their slots in it.
   """
 
-  def resize(pages, state):
+  def resize(state):
     P = state.todo.shape[0] - 1
     none = state.packed.shape[0]  # P N, the rollout of an idle slot
     busy = state.rollout < none
@@ -324,9 +331,16 @@ def resize(spec: ProgramSpec, pages: list[Any], state: DecodeState):
       length=slots(state.length, 1),
       blocks=held,
     )
-    return jax.tree.map(lambda x: x[row], pages), state
+    return row.astype(jnp.int32), state
 
-  return on_devices(spec, resize, (SPLIT, SPLIT), (SPLIT, SPLIT))(pages, state)
+  return on_devices(spec, resize, (SPLIT,), (SPLIT, SPLIT))(state)
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def moved(spec: ProgramSpec, page: Any, row: Int[Array, " rows"]) -> Any:
+  """A page for the slots of `spec`, which had these rows."""
+  move = lambda page, row: jax.tree.map(lambda x: x[row], page)
+  return on_devices(spec, move, (SPLIT, SPLIT), SPLIT)(page, row)
 
 
 @functools.partial(jax.jit, static_argnames="spec")

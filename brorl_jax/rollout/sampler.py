@@ -69,7 +69,7 @@ class Decoding(NamedTuple):
 
   spec: ProgramSpec  # of the next program; it may have fewer lanes or slots
   inputs: DecodeInputs
-  pages: tuple[Any, ...]  # the newest last; None if there is none yet
+  pages: tuple[Any, ...]  # the newest last, or the pool; () before both
   state: DecodeState
   progress: DecodeProgress
 
@@ -79,7 +79,7 @@ def prefilled(
 ) -> Decoding:
   """Reads all prompts; every slot is idle."""
   inputs, state, progress = programs.start(spec, params, batch, key)
-  return Decoding(spec, inputs, (None,), state, on_host(progress))
+  return Decoding(spec, inputs, (), state, on_host(progress))
 
 
 def advance(decoding: Decoding, steps: int = _NO_BOUND) -> Decoding:
@@ -94,8 +94,9 @@ def advance(decoding: Decoding, steps: int = _NO_BOUND) -> Decoding:
   # cheaper. It waits until no rollout needs a slot, so it is never undone.
   if (smaller := _shrunk(spec, progress)) != spec:
     spec, pages, state = smaller, *_resized(smaller, pages, state)
+  if not pages:
+    pages = ((programs.pool if spec.blocks else programs.page)(spec),)
   if spec.blocks:
-    pages = (programs.pool(spec),) if pages[0] is None else pages
     steps = min(steps, page_columns(spec.max_new_tokens), _SPAN)
   # Devices turn the page together, since the number of pages is static. As long
   # as one has work and free columns, the others wait for at most C steps.
@@ -104,7 +105,14 @@ def advance(decoding: Decoding, steps: int = _NO_BOUND) -> Decoding:
     pages = programs.turned(spec, list(pages), progress.longest)
   *older, newest = pages
   newest, state, progress = programs.segment(
-    spec, inputs, tuple(older), newest, state, turned, np.int32(steps)
+    spec,
+    inputs,
+    _filled(spec, older),
+    np.int32(len(older)),
+    newest,
+    state,
+    turned,
+    np.int32(steps),
   )
   return Decoding(spec, inputs, (*older, newest), state, on_host(progress))
 
@@ -117,14 +125,23 @@ def restored(decoding: Decoding, spec: ProgramSpec) -> Decoding:
   return decoding._replace(spec=spec, pages=pages, state=state)
 
 
+def _filled(spec: ProgramSpec, older: list[Any]) -> tuple[Any, ...]:
+  """As many pages as there can be: in front of these one that is not read."""
+  most = spec.pages - 1 if spec.turns else 0
+  if len(older) == most:
+    return tuple(older)
+  some = older[0] if older else programs.page(spec)
+  return (*[some] * (most - len(older)), *older)
+
+
 def _resized(
   spec: ProgramSpec, pages: tuple[Any, ...], state: DecodeState
 ) -> tuple[tuple[Any, ...], DecodeState]:
   """Pages and state for the slots of `spec`; a pool stays as it is."""
+  row, state = programs.resize(spec, state)
   if spec.blocks:
-    return pages, programs.resize(spec, [], state)[1]
-  pages, state = programs.resize(spec, list(pages), state)
-  return tuple(pages), state
+    return pages, state
+  return tuple(programs.moved(spec, page, row) for page in pages), state
 
 
 def on_host(progress: DecodeProgress) -> DecodeProgress:

@@ -22,6 +22,7 @@ def over_pages(
   queue: RolloutQueue,
   shared: Any,
   older: tuple[Any, ...],
+  used: Int[Array, ""],
   page: Any,
   state: DecodeState,
 ) -> tuple[Any, DecodeState]:
@@ -32,7 +33,8 @@ def over_pages(
     weights: From `Decoder.unroll`.
     queue: Rollouts that need a slot.
     shared: Keys and values of the lanes' prompts.
-    older: Pages that are only read.
+    older: Pages that are only read, oldest first.
+    used: How many of them, the last ones, hold anything.
     page: The newest page.
     state: Before the step.
   """
@@ -44,6 +46,7 @@ def over_pages(
     state.length,
     _which(spec, state),
     state.column[0] % spec.columns,
+    used,
   )
   new = _drawn(spec, queue, state, logits)
   token = new[..., 0]

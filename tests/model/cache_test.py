@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -14,11 +15,16 @@ from brorl_jax.model.cache import Page, Shared
 def test_ages_by_hand():
   # Two pages of three columns; the second is being written, at column 1.
   # Its column 2 is left from a turn before: the oldest.
-  older, last = cache.ages(jnp.int32(1), 2, 3)
+  older, last = cache.ages(jnp.int32(1), 2, 3, 1)
   np.testing.assert_array_equal(older, [[4, 3, 2]])
   np.testing.assert_array_equal(last, [[1, 0, 5]])
-  (only,) = cache.ages(jnp.int32(2), 1, 4)
+  (only,) = cache.ages(jnp.int32(2), 1, 4, 0)
   np.testing.assert_array_equal(only, [[2, 1, 0, 3]])
+  # Of three pages the first holds nothing: a row has at most 3 + 2 columns.
+  unused, older, last = cache.ages(jnp.int32(1), 3, 3, jnp.int32(1))
+  np.testing.assert_array_equal(unused, [[7, 6, 5]])
+  np.testing.assert_array_equal(older, [[4, 3, 2]])
+  np.testing.assert_array_equal(last, [[1, 0, 5]])
 
 
 def draw(rng, A=2, R=3, H=6, G=2, K=4, S=5, C=3, pages=2):
@@ -37,7 +43,9 @@ def plain(q, shared, pages, column, limit, softcap):
   k = jnp.concatenate([jnp.swapaxes(p.k, 2, 3) for p in pages], axis=2)
   v = jnp.concatenate([p.v for p in pages], axis=2)
   apart = lambda x: x.reshape(A, R, *x.shape[1:])
-  age = jnp.concatenate(cache.ages(column, len(pages), 3), axis=1)
+  age = jnp.concatenate(
+    cache.ages(column, len(pages), 3, len(pages) - 1), axis=1
+  )
   T = age.shape[1]
   seen = (
     jnp.zeros((A, R, T, T), bool).at[:, :, -1].set(age[None] < limit[..., None])
@@ -60,11 +68,17 @@ def test_equals_the_attention_of_training(column, most, softcap):
   q, shared, pages = draw(rng)
   limit = jnp.asarray(rng.integers(1, most + 1, (2, 3)), jnp.int32)
   at = jnp.int32(column), limit
-  got = cache.decode(
-    q, shared, pages, column=at[0], limit=limit, scale=0.5, softcap=softcap
-  )
+  run = functools.partial(
+    cache.decode, q, shared, column=at[0], limit=limit, scale=0.5,
+    softcap=softcap,
+  )  # fmt: skip
+  got = run(pages, used=1)
   want = plain(q, shared, pages, *at, softcap)
   np.testing.assert_allclose(got, want, atol=1e-6)
+  # What is in front is not read, whatever it is.
+  spoilt = jax.tree.map(lambda x: x * np.nan, pages[0])
+  more = jax.jit(run)([spoilt, spoilt, *pages], used=jnp.int32(1))
+  np.testing.assert_allclose(more, got, atol=1e-6)
 
 
 def test_a_page_is_written_in_one_column():
@@ -114,7 +128,7 @@ def test_int8_scores_and_values_are_those_of_what_was_stored():
       )
     )
   run = functools.partial(
-    cache.decode, q, shared, column=jnp.int32(1),
+    cache.decode, q, shared, column=jnp.int32(1), used=1,
     limit=jnp.full((2, 3), 5, jnp.int32), scale=0.5,
   )  # fmt: skip
   np.testing.assert_allclose(run(pages=small), run(pages=large), atol=1e-6)

@@ -263,7 +263,8 @@ def test_decoding_in_a_circle_of_columns_gives_the_logits_of_the_whole_row(
         now[p, lane, row], length[lane, row] = at, at[1] + 1
         token[lane, row] = at[0][at[1]]
     row = map(jnp.asarray, (token, length, which, jnp.int32(column)))
-    logits, pages[-1] = step(weights, shared, pages, *row)
+    used = jnp.int32(len(pages) - 1)
+    logits, pages[-1] = step(weights, shared, pages, *row, used)
     for (p, lane, row), (ids, i) in now.items():
       joined = np.concatenate([prompts[p], ids[: i + 1]])
       want = plain_decoder.logits(policy, params, joined)[-1]
@@ -361,7 +362,7 @@ def last_by_decoding(policy, params, rows, prompt):
     # The response begins in the middle of the circle.
     logits, page = policy.decode_step(
       weights, shared, (page,), rows[:, None, prompt + t], zero + t + 1, zero,
-      jnp.int32((2 + t) % T),
+      jnp.int32((2 + t) % T), 0,
     )  # fmt: skip
     logits = logits[:, 0]
   return logits
@@ -467,7 +468,7 @@ def test_bfloat16_activations_stay_so_and_logits_are_float32():
     shared = policy.lane_prompts(prefix, one - 1)
     weights = policy.unroll(policy.cast(params))
     last, page = policy.decode_step(
-      weights, shared, [policy.page(1, 4)], one, one, one - 1, jnp.int32(0)
+      weights, shared, [policy.page(1, 4)], one, one, one - 1, jnp.int32(0), 0
     )
     return (first, last), jax.tree.leaves((prefix.k, shared.v, page))
 

@@ -163,7 +163,7 @@ def needs(policy, n, P, S, T, slots, lanes, sampling):
   prefill = functools.partial(programs.start, spec)
   inputs, s, _ = zeros_of(prefill, *start)
   page = policy.page(lanes * slots, C)
-  older, newest = (page,) * (spec.pages - 1), page if spec.pages > 1 else None
+  older = (page,) * (spec.pages - 1)
   decode = functools.partial(programs.segment, spec)
 
   def total(program, *args, donated=()):
@@ -172,10 +172,18 @@ def needs(policy, n, P, S, T, slots, lanes, sampling):
     return held + m.temp_size_in_bytes - m.alias_size_in_bytes
 
   bytes_ = lambda x: math.prod(x.shape) * x.dtype.itemsize
-  dropped = sum(map(bytes_, jax.tree.leaves(newest)))
+  dropped = sum(map(bytes_, jax.tree.leaves(page))) if older else 0
   state = sum(map(bytes_, jax.tree.leaves(start[0])))
   step = total(
-    decode, inputs, older, newest, s, True, np.int32(9), donated=(2, 3)
+    decode,
+    inputs,
+    older,
+    np.int32(len(older)),
+    page,
+    s,
+    True,
+    np.int32(9),
+    donated=(3, 4),
   )
   return state, {
     "prefilling": total(prefill, *start),

@@ -77,9 +77,10 @@ def segment(pages, mesh=None, policy=WIDE):
   inputs, s, _ = start(params, batch, KEY)
   step = functools.partial(programs.segment, spec)
   some = np.int32(9)
-  newest, s, _ = step(inputs, (), None, s, False, some)
-  args = inputs, (newest,) * (pages - 1), newest, s, False, some
-  return newest, compiled(step, *args, donated=(2, 3))
+  newest = programs.page(spec)
+  older = (newest,) * (pages - 1)
+  args = inputs, older, np.int32(len(older)), newest, s, False, some
+  return newest, compiled(step, *args, donated=(3, 4))
 
 
 @pytest.mark.perf
@@ -116,7 +117,7 @@ def segment_over_pool(policy, params, T, blocks):
   pool = programs.pool(spec)
   program = compiled(
     functools.partial(programs.segment, spec),
-    inputs, (), pool, state, False, np.int32(9), donated=(2, 3),
+    inputs, (), np.int32(0), pool, state, False, np.int32(9), donated=(3, 4),
   )  # fmt: skip
   return pool, state, program
 
@@ -186,7 +187,7 @@ def test_blocks_follow_their_slots_and_new_slots_hold_none():
   ):
     # From the full slots down, and from there up again.
     smaller = dataclasses.replace(spec, lanes=lanes, slots=slots)
-    _, state = programs.resize(smaller, [], state)
+    _, state = programs.resize(smaller, state)
     held = state.blocks.held.tolist()
     assert held == [0 if r is None else (0, 2, 0, 3, 0, 1)[r] for r in rows]
     for row, was in enumerate(rows):

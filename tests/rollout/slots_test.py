@@ -80,13 +80,14 @@ def test_pages_and_slots_are_as_few_as_the_rollouts_need(slots, monkeypatch):
   told, calls, compacted = [], [], []
   segment, compact = programs.segment, programs.resize
 
-  def spy(spec, inputs, older, newest, s, turned, most):
-    calls.append((spec, len(older), turned))
-    return segment(spec, inputs, older, newest, s, turned, most)
+  def spy(spec, inputs, older, used, newest, s, turned, most):
+    assert len(older) == 7  # one program, however many are used
+    calls.append((spec, int(used), turned))
+    return segment(spec, inputs, older, used, newest, s, turned, most)
 
-  def spy_compact(spec, pages, s):
+  def spy_compact(spec, s):
     compacted.append(spec)
-    return compact(spec, pages, s)
+    return compact(spec, s)
 
   monkeypatch.setattr(programs, "segment", spy)
   monkeypatch.setattr(programs, "resize", spy_compact)

@@ -158,6 +158,7 @@ def _decode(
       dataclasses.replace(spec, policy=policy),
       inputs,
       pages[:-1],
+      whole((), jnp.int32),
       pages[-1],
       state,
       whole((), jnp.bool_),
@@ -174,7 +175,7 @@ def _sampling(run: Run, compile: Compile) -> Iterator[Program]:
   prefill, decoding = _started(run, spec, c.places, "prefill", compile)
   yield prefill
   yield from _decode(run, spec, decoding, "decode")
-  inputs, pages, state = decoding
+  inputs, _, state = decoding
   held = run.sampling_bytes + size(decoding)
   program = lambda name, lowered, more=0: Program(
     name, lowered, held + more, run.policy.layers
@@ -197,8 +198,7 @@ def _sampling(run: Run, compile: Compile) -> Iterator[Program]:
   )
   least = max(-(-spec.slots // sampler.SHRINK), 1)
   fewer = dataclasses.replace(spec, slots=least)
-  moved = [] if spec.blocks else list(pages)
-  yield program("compact", programs.resize.lower(fewer, moved, state))
+  yield program("compact", programs.resize.lower(fewer, state))
   share = run.at()((), jnp.float32)
   yield program("take", stream._taken.lower(spec, state, at, share))
 
