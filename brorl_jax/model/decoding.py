@@ -30,7 +30,27 @@ Attend = Callable[
 
 
 class Decoding(PolicySpec):
-  """A decoder that decodes over a pool."""
+  """The cache of a decoder, and how it decodes over a pool."""
+
+  @property
+  def cache_dtype(self) -> str:
+    """The dtype of the pages, which hold keys and values of responses.
+
+    On a CPU it is float32 even for bfloat16 policies: to write one column, XLA
+    would convert the whole page to float32 and back, at a third of the speed.
+    """
+    return "float32" if self.target.on_cpu else self.dtype
+
+  def page(self, rows: int, columns: int) -> list[cache.Page]:
+    """An empty page of the cache for `rows` rows, for each layer."""
+    # B = A R rows in one axis: with [A, R] XLA copies a page in every step.
+    shape = (rows, self.kv_heads)
+    kind = jnp.int8 if self.int8_cache else self.cache_dtype
+    scale = jnp.zeros((*shape, columns)) if self.int8_cache else None
+    k = jnp.zeros((*shape, self.head_size, columns), kind)
+    v = jnp.zeros((*shape, columns, self.head_size), kind)
+    own = cache.Page(k, v, scale, scale)
+    return sharding.heads_apart([own] * self.layers, axis=1)
 
   @property
   def pool_columns(self) -> int:

@@ -136,17 +136,9 @@ class Policy(Decoding):
     layer = lambda i: jax.tree.map(lambda x: x[i], params["blocks"])
     blocks = [layer(i) for i in range(self.layers)]
     if not self.target.on_cpu and sharding.axes_here(None).get("expert", 1) < 2:
+      # Where devices share key/value heads, joined weights would move queries.
       blocks = [decode_weights.fused(self, block) for block in blocks]
     return params | {"blocks": blocks}
-
-  @property
-  def cache_dtype(self) -> str:
-    """The dtype of the pages, which hold keys and values of responses.
-
-    On a CPU it is float32 even for bfloat16 policies: to write one column, XLA
-    would convert the whole page to float32 and back, at a third of the speed.
-    """
-    return "float32" if self.target.on_cpu else self.dtype
 
   def lane_prompts(
     self, prefix: Prefix, window: Int[Array, "A W"]
@@ -158,17 +150,6 @@ class Policy(Decoding):
       window: Prompts of each lane, 0 to P; P means no prompt.
     """
     return cache.lane_prompts(prefix, window)
-
-  def page(self, rows: int, columns: int) -> list[cache.Page]:
-    """An empty page of the cache for `rows` rows, for each layer."""
-    # B = A R rows in one axis: with [A, R] XLA copies a page in every step.
-    shape = (rows, self.kv_heads)
-    kind = jnp.int8 if self.int8_cache else self.cache_dtype
-    scale = jnp.zeros((*shape, columns)) if self.int8_cache else None
-    k = jnp.zeros((*shape, self.head_size, columns), kind)
-    v = jnp.zeros((*shape, columns, self.head_size), kind)
-    own = cache.Page(k, v, scale, scale)
-    return sharding.heads_apart([own] * self.layers, axis=1)
 
   def decode_step(
     self,
