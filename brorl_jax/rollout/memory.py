@@ -229,8 +229,9 @@ class Gradient:
 
 def _fewer(A: int, R: int) -> int:
   """Slots after one step of compaction, at most."""
-  less = lambda n: -(-n // sampler.SHRINK) if n > 1 else 0
-  return max(less(A) * R, A * less(R))
+  lanes = sampler.fewer_lanes(A) if A > 1 else 0
+  slots = sampler.fewer_slots(R, 0) if R > 1 else 0
+  return max(lanes * R, A * slots)
 
 
 @dataclasses.dataclass(frozen=True)

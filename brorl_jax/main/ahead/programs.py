@@ -196,8 +196,9 @@ def _sampling(run: Run, compile: Compile) -> Iterator[Program]:
     ),
     size(batch),
   )
-  least = max(-(-spec.slots // sampler.SHRINK), 1)
-  fewer = dataclasses.replace(spec, slots=least)
+  fewer = dataclasses.replace(
+    spec, slots=sampler.fewer_slots(spec.slots, spec.blocks)
+  )
   yield program("compact", programs.resize.lower(fewer, state))
   share = run.at()((), jnp.float32)
   yield program("take", stream._taken.lower(spec, state, at, share))

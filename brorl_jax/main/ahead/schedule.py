@@ -1,6 +1,8 @@
 """How long a run takes on a machine at best, and how often it runs what."""
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 from brorl_jax.learner import packing
 from brorl_jax.main.ahead import costs
@@ -101,9 +103,12 @@ def programs(run: Run) -> dict[str, int]:
     c.optim.rows, c.optim.blocks, c.sampling.max_new_tokens
   ).lengths
   spec = training_spec(run)
-  # Each size of lanes and slots, and with pages each number of pages.
-  sizes = 1 + _shrinks(spec.lanes) + _shrinks(spec.slots)
-  decoding = sizes * (1 if spec.blocks else spec.pages) + (sizes - 1)
+  # Each size of lanes with each of slots: lanes end at one time, slots at another.
+  sizes = _sizes(spec.lanes, sampler.fewer_lanes)
+  fewer_slots = functools.partial(sampler.fewer_slots, blocks=spec.blocks)
+  sizes *= _sizes(spec.slots, fewer_slots)
+  # And its compaction; over pages an empty page, and one for other slots.
+  decoding = sizes + (sizes - 1) + (0 if spec.blocks else 2 * sizes - 1)
   scores = c.optim.minibatches > 1 or bool(c.reference.kl_weight)
   return {
     # Prefill, admit, take; with several processes the copy.
@@ -113,8 +118,9 @@ def programs(run: Run) -> dict[str, int]:
   }
 
 
-def _shrinks(n: int) -> int:
-  count = 0
-  while n > 1:
-    n, count = -(-n // sampler.SHRINK), count + 1
+def _sizes(n: int, fewer: Callable[[int], int]) -> int:
+  """That `_shrunk` makes of n, itself included."""
+  count = 1
+  while fewer(n) < n:
+    n, count = fewer(n), count + 1
   return count
