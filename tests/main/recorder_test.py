@@ -6,7 +6,7 @@ import json
 import jax.numpy as jnp
 import pytest
 
-from brorl_jax import evaluate
+from brorl_jax import evaluate, meshes
 from brorl_jax.main.commands import evaluate as evaluate_command
 from brorl_jax.main.commands import plan
 from brorl_jax.main.recorder import Recorder
@@ -82,7 +82,7 @@ def test_wandb_gets_all_of_a_run_whenever_it_starts(
 def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
   c, policy, examples, scorer, _, state, kept, mesh = wired
   heldout = examples.heldout()
-  plans = plan.make(c, policy, **mesh.shape, keep_reference=True)
+  plans = plan.make(c, policy, axes=meshes.of(mesh), keep_reference=True)
   measure = evaluate_command.measure(
     c, policy, examples, scorer, mesh, plans.evaluations, plans.chunk
   )
