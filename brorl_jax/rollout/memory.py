@@ -36,7 +36,7 @@ import jax.numpy as jnp
 from brorl_jax.meshes import Axes
 from brorl_jax.model import attention, layers, sharding
 from brorl_jax.model.policy import PREFILL_CHUNK, Policy
-from brorl_jax.rollout import program_spec, programs, sampler
+from brorl_jax.rollout import compaction, program_spec, programs, sampler
 from brorl_jax.rollout.draw import block_of
 
 _MORE = 1.1  # work that is not worth a term of its own
@@ -229,9 +229,9 @@ class Gradient:
 
 def _fewer(A: int, R: int) -> int:
   """Slots after one step of compaction, at most."""
-  lanes = sampler.fewer_lanes(A) if A > 1 else 0
-  slots = sampler.fewer_slots(R, 0) if R > 1 else 0
-  return max(lanes * R, A * slots)
+  less = lambda n, fewer: fewer if fewer < n else 0
+  slots = less(R, compaction.fewer_slots(R, pool=False))
+  return max(less(A, compaction.fewer_lanes(A)) * R, A * slots)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -28,7 +28,6 @@ Token i of rollout n of prompt p is drawn with the key
 change it.
 """
 
-import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -40,7 +39,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
 from brorl_jax import meshes
-from brorl_jax.rollout import program_spec, programs
+from brorl_jax.rollout import compaction, program_spec, programs
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.program_spec import (
   Decoder,
@@ -59,23 +58,6 @@ _NO_BOUND = 2**30
 # Steps over a pool, at most, before idle slots may be dropped and a device that
 # waits for prompts gets them. An exit costs about one step (estimated).
 _SPAN = 256
-# The last rollouts are compacted to a quarter of the lanes or slots, again and
-# again. Over pages to half of the slots, while there are more than four: a step
-# costs what its rows cost. Each size is compiled once, in 2.5 CPU-s for 6 layers
-# of width 256; 512 slots have 8.
-_SHRINK, _LEAST_SLOTS = 4, 4
-
-
-def fewer_lanes(lanes: int) -> int:
-  """The next smaller size; 1 at the end."""
-  return -(-lanes // _SHRINK)
-
-
-def fewer_slots(slots: int, blocks: int) -> int:
-  """The next smaller size, or the same at the end; of a pool if it has blocks."""
-  if blocks:
-    return -(-slots // _SHRINK)
-  return -(-slots // 2) if slots > _LEAST_SLOTS else slots
 
 
 class Decoding(NamedTuple):
@@ -106,7 +88,7 @@ def advance(decoding: Decoding, steps: int = _NO_BOUND) -> Decoding:
   spec, inputs, pages, state, progress = decoding
   # Compaction copies the pages once and makes each later step 2 to 4 times
   # cheaper. It waits until no rollout needs a slot, so it is never undone.
-  if (smaller := _shrunk(spec, progress)) != spec:
+  if (smaller := compaction.shrunk(spec, progress)) != spec:
     spec, pages, state = smaller, *_resized(smaller, pages, state)
   if not pages:
     pages = ((programs.pool if spec.blocks else programs.page)(spec),)
@@ -318,20 +300,6 @@ def _spread(prompts: Prompts, n: int, devices: int) -> tuple[Prompts, int]:
     return jax.tree.map(lambda x: np.repeat(x, parts, axis=0), prompts), parts
   more = np.arange(P + -P % devices) % P
   return jax.tree.map(lambda x: np.asarray(x)[more], prompts), 1
-
-
-def _shrunk(spec: ProgramSpec, progress: DecodeProgress) -> ProgramSpec:
-  """`spec` with fewer lanes or slots, if no rollout waits and many are idle."""
-  # A single page has 64 columns or fewer: compiling (1.5 CPU-s for a small
-  # policy) would take longer than the steps that are left.
-  lanes, slots = spec.lanes, spec.slots
-  if progress.waiting or spec.pages == 1:
-    return spec
-  while progress.lanes <= (few := fewer_lanes(lanes)) < lanes:
-    lanes = few
-  while progress.slots <= (few := fewer_slots(slots, spec.blocks)) < slots:
-    slots = few
-  return dataclasses.replace(spec, lanes=lanes, slots=slots)
 
 
 def prompt_width(longest: int) -> int:

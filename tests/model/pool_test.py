@@ -189,7 +189,7 @@ def test_equals_decoding_over_pages(softcap):
   limit = jnp.asarray([[1, 2, 7], [3, 4, 6]], jnp.int32)
   last = {"scale": 0.5, "softcap": softcap}
   want = cache.decode(
-    q, shared, [page], column=jnp.int32(T - 1), limit=limit, **last
+    q, shared, [page], column=jnp.int32(T - 1), used=0, limit=limit, **last
   )
   decode = jax.jit(functools.partial(pool.decode, **last, target=ON_GPU))
   got = decode(q, shared, held, table, T - limit.reshape(-1), full(T))

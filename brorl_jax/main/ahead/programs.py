@@ -17,7 +17,7 @@ from brorl_jax.main.ahead.run import FEW, Compile, Program, Run, placed, size
 from brorl_jax.main.ahead.updates import updating
 from brorl_jax.main.stages import sampling
 from brorl_jax.model import local
-from brorl_jax.rollout import program_spec, programs, sampler, stream
+from brorl_jax.rollout import compaction, program_spec, programs, stream
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.plan import RolloutPlan
 from brorl_jax.rollout.program_spec import ProgramSpec
@@ -196,9 +196,8 @@ def _sampling(run: Run, compile: Compile) -> Iterator[Program]:
     ),
     size(batch),
   )
-  fewer = dataclasses.replace(
-    spec, slots=sampler.fewer_slots(spec.slots, spec.blocks)
-  )
+  slots = compaction.fewer_slots(spec.slots, pool=bool(spec.blocks))
+  fewer = dataclasses.replace(spec, slots=slots)
   yield program("compact", programs.resize.lower(fewer, state))
   share = run.at()((), jnp.float32)
   yield program("take", stream._taken.lower(spec, state, at, share))

@@ -1,8 +1,6 @@
 """How long a run takes on a machine at best, and how often it runs what."""
 
 import dataclasses
-import functools
-from collections.abc import Callable
 
 from brorl_jax.learner import packing
 from brorl_jax.main.ahead import costs
@@ -10,7 +8,7 @@ from brorl_jax.main.ahead.chips import Chip
 from brorl_jax.main.ahead.measured import Measured
 from brorl_jax.main.ahead.programs import training_spec
 from brorl_jax.main.ahead.run import Run
-from brorl_jax.rollout import sampler
+from brorl_jax.rollout import compaction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -103,10 +101,8 @@ def programs(run: Run) -> dict[str, int]:
     c.optim.rows, c.optim.blocks, c.sampling.max_new_tokens
   ).lengths
   spec = training_spec(run)
-  # Each size of lanes with each of slots: lanes end at one time, slots at another.
-  sizes = _sizes(spec.lanes, sampler.fewer_lanes)
-  fewer_slots = functools.partial(sampler.fewer_slots, blocks=spec.blocks)
-  sizes *= _sizes(spec.slots, fewer_slots)
+  # Each size of lanes with each of slots: both may shrink alone.
+  sizes = compaction.sizes(spec)
   # And its compaction; over pages an empty page, and one for other slots.
   decoding = sizes + (sizes - 1) + (0 if spec.blocks else 2 * sizes - 1)
   scores = c.optim.minibatches > 1 or bool(c.reference.kl_weight)
@@ -116,11 +112,3 @@ def programs(run: Run) -> dict[str, int]:
     "updating": len(lengths) * (1 + scores) + 2,
     "evaluation": 2 + decoding,
   }
-
-
-def _sizes(n: int, fewer: Callable[[int], int]) -> int:
-  """That `_shrunk` makes of n, itself included."""
-  count = 1
-  while fewer(n) < n:
-    n, count = fewer(n), count + 1
-  return count

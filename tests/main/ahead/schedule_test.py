@@ -102,20 +102,12 @@ def test_a_plan_is_of_the_whole_step():
 
 
 def test_how_many_programs_a_run_compiles():
-  # A device has 2 lanes of 3 slots, each of which shrinks to 1: 1 + 1 + 1 sizes
-  # of the decode loop, and 2 moves to smaller ones. One length of responses:
-  # score and gradient; apply, and sums of nothing.
+  # Rollouts of one page are not compacted: the decode loop and an empty page.
+  # One length of responses: score and gradient; apply, and sums of nothing.
   assert schedule.programs(made.run()) == {
-    "sampling": 3 + 3 + 2,
+    "sampling": 3 + 2,
     "updating": 2 + 2,
-    "evaluation": 2 + 3 + 2,
+    "evaluation": 2 + 2,
   }
   alone = made.run(minibatches=1, kl_weight=0.0)
   assert schedule.programs(alone)["updating"] == 1 + 2
-
-
-@pytest.mark.parametrize(
-  "n, shrinks", [(1, 0), (2, 1), (4, 1), (5, 2), (16, 2), (17, 3)]
-)
-def test_sizes_below_one(n, shrinks):
-  assert schedule._shrinks(n) == shrinks
