@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from brorl_jax.learner import packing
+from brorl_jax.learner.layout import Layout
 from brorl_jax.learner.objective import Objective
 from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
@@ -70,13 +71,29 @@ def prompts(seed=0):
   return Prompts(tokens, mask, np.arange(P, dtype=np.int32))
 
 
-def packed(rows=4, blocks=3, roll=None, unit="token", mean="token"):
+class Blocks(Layout):
+  """Never trees."""
+
+  trees = None
+
+
+class SmallTrees(Layout):
+  """Rows of 32 tokens, if that is fewer positions than blocks take."""
+
+  @property
+  def trees(self):
+    return self.devices, 32
+
+
+def packed(
+  rows=4, blocks=3, roll=None, unit="token", mean="token", layout=Blocks
+):
   out, advantage = roll or rollouts()
   scale = packing.loss_scale(
     out.mask.sum(axis=2), unit=unit, mean=mean, constant=7
   )
   return packing.pack(
-    prompts(), out, advantage, packing.Layout(rows, blocks, T), scale
+    prompts(), out, advantage, layout(rows, blocks, T, S), scale
   )
 
 

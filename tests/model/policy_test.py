@@ -17,8 +17,7 @@ from loads import on_gpu
 from small_policies import EXPERTS, GEMMA2, GEMMA3, TINY, changed
 
 from brorl_jax import meshes
-from brorl_jax.model import policy as policy_module
-from brorl_jax.model import sharding
+from brorl_jax.model import reading, sharding
 from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
 
@@ -285,7 +284,7 @@ def test_a_prompt_read_in_chunks_is_the_prompt_read_at_once(name, monkeypatch):
   # Chunks that are all padding for one prompt, and 2 places too many in front.
   tokens, mask = padded(some_ids(2, 13, 9), 13, "left")
   want, whole_prefix = policy.prefill(params, tokens, mask)
-  monkeypatch.setattr(policy_module, "PREFILL_CHUNK", 5)
+  monkeypatch.setattr(reading, "PREFILL_CHUNK", 5)
   got, prefix = policy.prefill(params, tokens, mask)
   np.testing.assert_allclose(got, want, atol=3e-5)
   np.testing.assert_array_equal(prefix.mask, mask)
