@@ -133,11 +133,12 @@ def plan(source: Source, distinct: Distinct, shape: tuple[int, int]) -> Plan:
   sizes = np.array(
     [(len(t.token), len(t.target), len(t.rollout)) for t in found], int
   ).reshape(-1, 3)
-  total = np.maximum(sizes.sum(axis=0), 1)
+  share = sizes.sum(axis=0) / max(sizes[:, 0].sum(), 1)
   most = sizes.max(axis=0, initial=1)
-  room = [tokens] + [
-    _room(tokens, float(total[i] / total[0]), int(most[i])) for i in (1, 2)
-  ]
+  targets, responses = (
+    _room(tokens, float(share[i]), int(most[i])) for i in (1, 2)
+  )
+  room = (tokens, targets, responses)
   rows: list[list[Tree]] = []
   left = np.zeros((len(found), 3), int)
   for i in np.argsort(-sizes[:, 0], kind="stable"):
@@ -149,7 +150,7 @@ def plan(source: Source, distinct: Distinct, shape: tuple[int, int]) -> Plan:
     rows[row].append(found[i])
     left[row] -= sizes[i]
   positions = -(-len(rows) // each) * each * tokens
-  return Plan(rows, each, *room, positions)
+  return Plan(rows, each, tokens, targets, responses, positions)
 
 
 def _room(tokens: int, share: float, least: int) -> int:

@@ -247,21 +247,6 @@ def test_the_form_with_fewer_positions_is_chosen():
   assert all(batch.trees is None for batch in many)
 
 
-@pytest.mark.parametrize(
-  "layout, want",
-  [
-    (Layout(32, 16, 6, 40), (7, 128)),  # 16 (40 + 192) / (4 x 128)
-    (Layout(8, 1, 6, 40), (1, 128)),
-    (Layout(32, 16, 6, 40, devices=4), (4, 128)),
-    (Layout(32, 16, 100, 200), (26, 512)),
-    (Layout(32, 16, 100, 412), (28, 512)),
-    (Layout(32, 16, 101, 412), None),
-  ],
-)
-def test_rows_of_trees_by_hand(layout, want):
-  assert layout.trees == want
-
-
 def test_padding_of_trees_is_what_no_prefix_fills():
   out, advantage = rollouts(kinds=1)
   batches = packed(roll=(out, advantage), layout=SmallTrees)
