@@ -1,9 +1,34 @@
-"""The weights of a layer as decoding on an accelerator reads them."""
+"""The weights of a layer as decoding reads them.
+
+trained  as they are stored
+fused    on accelerators: fewer, larger weights
+turned   on CPUs in float32: those of the feed-forward output by output, since
+         a weight comes first in a product of few rows; see products.py
+"""
 
 import jax.numpy as jnp
 from jaxtyping import Array, PyTree
 
 from brorl_jax.model.spec import PolicySpec
+
+
+def form(layer: PyTree) -> str:
+  """In which form the weights of a layer are."""
+  if "qkv" in layer:
+    return "fused"
+  return "turned" if "gate_rows" in layer else "trained"
+
+
+def turned(layer: PyTree) -> PyTree:
+  """One layer with a transposed feed-forward: [F,D], [F,D] and [D,F].
+
+  Args:
+    layer: `gate`, `up` and `down`, each a dict of a kernel without a bias.
+  """
+  names = ("gate", "up", "down")
+  rest = {name: x for name, x in layer.items() if name not in names}
+  rows = {f"{name}_rows": {"kernel": layer[name]["kernel"].T} for name in names}
+  return rest | rows
 
 
 def fused(c: PolicySpec, layer: PyTree) -> PyTree:

@@ -15,7 +15,14 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from brorl_jax import meshes
-from brorl_jax.model import attention, experts, products, sharding, tiles
+from brorl_jax.model import (
+  attention,
+  decode_weights,
+  experts,
+  products,
+  sharding,
+  tiles,
+)
 from brorl_jax.model.spec import PolicySpec
 from brorl_jax.model.target import Target
 from brorl_jax.model.views import View
@@ -117,9 +124,9 @@ class _Outside(nnx.Module):
 class _Block(nnx.Module):
   """One layer: attention and a gated feed-forward, each after an RMSNorm."""
 
-  def __init__(self, c: PolicySpec, *, rngs: nnx.Rngs, fused: bool = False):
+  def __init__(self, c: PolicySpec, *, rngs: nnx.Rngs, form: str):
     D, H, G, K, F = c.width, c.heads, c.kv_heads, c.head_size, c.mlp
-    self.policy, self.fused = c, fused  # see `decode_weights.fused`
+    self.policy, self.form = c, form  # see decode_weights.py
     self.ln_attn = _Norm(c, D)
     self.ln_mlp = _Norm(c, D)
     if c.post_norms:
@@ -129,7 +136,7 @@ class _Block(nnx.Module):
       self.ln_q = _Norm(c, K)
       self.ln_k = _Norm(c, K)
     product = functools.partial(_einsum, c, rngs=rngs)
-    if fused:
+    if form == "fused":
       each = H // G + 2
       self.qkv = product("nd,dgjk->ngjk", (D, G, each, K), bias=c.qkv_bias)
     else:
@@ -143,7 +150,12 @@ class _Block(nnx.Module):
       self.expert_up = _Kernel((c.experts, D, F), rngs=rngs)
       self.expert_down = _Kernel((c.experts, F, D), rngs=rngs)
       return
-    if fused:
+    if form == "turned":
+      self.gate_rows = _Kernel((F, D), rngs=rngs)
+      self.up_rows = _Kernel((F, D), rngs=rngs)
+      self.down_rows = _Kernel((D, F), rngs=rngs)
+      return
+    if form == "fused":
       self.gate_up = product("nd,dtf->ntf", (D, 2, F), bias=c.mlp_bias)
     else:
       self.gate = product("nd,df->nf", (D, F), bias=c.mlp_bias)
@@ -156,7 +168,7 @@ class _Block(nnx.Module):
     """Rotated queries [P,M,Q,H,K], rotated keys and values [P,M,G,Q,K]."""
     h = _rows(self.ln_attn(x))
     apart = lambda y: y.reshape(*x.shape[:3], *y.shape[1:])
-    if self.fused:
+    if self.form == "fused":
       heads = self.qkv(h)
       q = heads[:, :, :-2].reshape(len(h), -1, self.policy.head_size)
       k, v = heads[:, :, -2], heads[:, :, -1]
@@ -197,7 +209,11 @@ class _Block(nnx.Module):
         normalize=c.normalize_experts,
       )
     act = _ACTIVATIONS[c.activation]
-    if self.fused:
+    if self.form == "turned":
+      rows = (self.gate_rows, self.up_rows, self.down_rows)
+      weights = (kernel.kernel[...] for kernel in rows)
+      return products.gated(h, *weights, act, c.target)
+    if self.form == "fused":
       both = self.gate_up(h)
       return self.down(act(both[:, 0]) * both[:, 1])
     gated = lambda h: self.down(act(self.gate(h)) * self.up(h))
@@ -210,8 +226,8 @@ class _Block(nnx.Module):
 
 
 @functools.cache
-def _block_graph(c: PolicySpec, fused: bool) -> nnx.GraphDef:
-  make = lambda: _Block(c, rngs=nnx.Rngs(0), fused=fused)
+def _block_graph(c: PolicySpec, form: str) -> nnx.GraphDef:
+  make = lambda: _Block(c, rngs=nnx.Rngs(0), form=form)
   return nnx.split(nnx.eval_shape(make))[0]
 
 
@@ -228,7 +244,8 @@ def init(c: PolicySpec, key: Key[Array, ""]) -> PyTree:
   )
   params = module(_Outside)(k_embed)
   keys = jax.random.split(k_blocks, c.layers)
-  params["blocks"] = jax.vmap(module(_Block))(keys)
+  trained = functools.partial(_Block, form="trained")
+  params["blocks"] = jax.vmap(module(trained))(keys)
   if not c.tied:
     shape = (c.width, c.vocab)
     params["head"] = {"kernel": 0.02 * jax.random.normal(k_head, shape)}
@@ -237,7 +254,7 @@ def init(c: PolicySpec, key: Key[Array, ""]) -> PyTree:
 
 def block(c: PolicySpec, weights: PyTree) -> _Block:
   """One layer with these parameters, inside a traced function."""
-  return nnx.merge(_block_graph(c, "qkv" in weights), weights)
+  return nnx.merge(_block_graph(c, decode_weights.form(weights)), weights)
 
 
 def embed(
@@ -277,8 +294,11 @@ def logits(
   c: PolicySpec, x: Float[Array, "*axes D"], rows: Float[Array, "v D"]
 ) -> Float[Array, "*axes v"]:
   """Float32 logits of the tokens that have these rows of `unembedding`."""
-  turned = products.turned(rows.astype(x.dtype), c.target)
-  flat = products.dot(x.reshape(-1, c.width), turned, c.target)
+  flat, rows = x.reshape(-1, c.width), rows.astype(x.dtype)
+  if products.few(flat, c.target):
+    flat = products.weight_first(flat, rows)
+  else:
+    flat = products.dot(flat, products.turned(rows, c.target), c.target)
   flat = attention.capped(flat, c.final_softcap)
   return flat.reshape(*x.shape[:-1], len(rows))
 

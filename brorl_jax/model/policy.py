@@ -53,13 +53,16 @@ class Policy(Reading):
     """The parameters as `decode_step` reads them: one dict per layer.
 
     Made once per call of the sampler, so that no step slices a stacked weight.
-    On accelerators with fewer, larger weights; see `decode_weights`.
+    Joined or transposed where that is faster; see `decode_weights`.
     """
     layer = lambda i: jax.tree.map(lambda x: x[i], params["blocks"])
     blocks = [layer(i) for i in range(self.layers)]
     if not self.target.on_cpu and sharding.axes_here(None).get("expert", 1) < 2:
       # Where devices share key/value heads, joined weights would move queries.
       blocks = [decode_weights.fused(self, block) for block in blocks]
+    plain = not (self.experts or self.mlp_bias)
+    if self.target.on_cpu and self.dtype == "float32" and plain:
+      blocks = [decode_weights.turned(block) for block in blocks]
     return params | {"blocks": blocks}
 
   def lane_prompts(

@@ -35,6 +35,44 @@ def drawn(policy):
   return jax.tree.map(noise, params)
 
 
+@pytest.mark.parametrize("rows", [3, 70])
+def test_a_transposed_feed_forward_computes_the_same(rows):
+  policy = changed(post_norms=True)
+  layer = jax.tree.map(lambda x: x[1], drawn(policy)["blocks"])
+  turned = decode_weights.turned(layer)
+  assert turned["gate_rows"]["kernel"].shape == (policy.mlp, policy.width)
+  assert not {"gate", "up", "down"} & turned.keys()
+  rng = np.random.default_rng(1)
+  draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  x = draw(2, rows, 1, policy.width)
+  out = draw(2, rows, 1, policy.heads, policy.head_size)
+  np.testing.assert_allclose(
+    layers.block(policy, turned).close(x, out),
+    layers.block(policy, layer).close(x, out),
+    atol=2e-4,
+  )
+
+
+@pytest.mark.parametrize(
+  "target, changes, form",
+  [
+    (None, {}, "turned"),
+    (None, {"dtype": "bfloat16"}, "trained"),
+    (None, {"mlp_bias": True}, "trained"),
+    (GPU, {}, "fused"),
+  ],
+)
+def test_the_form_of_a_layer_follows_the_machine(target, changes, form):
+  policy = changed(**changes)
+  if target:
+    policy = dataclasses.replace(policy, target=target)
+  params = policy.init(jax.random.key(0))
+  for layer in policy.unroll(params)["blocks"]:
+    assert decode_weights.form(layer) == form
+  stacked = jax.tree.map(lambda x: x[0], params["blocks"])
+  assert decode_weights.form(stacked) == "trained"
+
+
 @pytest.mark.parametrize("name", tiers.some(POLICIES, 3, 5))
 def test_a_layer_computes_what_it_computed_before(name):
   policy = POLICIES[name]

@@ -56,6 +56,38 @@ def test_turned_is_the_transpose_and_so_is_its_gradient(m, k, n, dtype):
   np.testing.assert_array_equal(pull(got * 2)[0], x * 2)
 
 
+@pytest.mark.parametrize("n, out", [(1, 5), (7, 3), (64, 33)])
+def test_a_weight_that_comes_first_gives_the_same_product(n, out):
+  x, w, _ = draw(n, 16, out, "float32")
+  got = products.weight_first(x, w.T)
+  assert got.shape == (n, out)
+  exact = np.asarray(x, np.float64) @ np.asarray(w, np.float64)
+  np.testing.assert_allclose(got, exact, atol=1e-4)
+  # Turning back changes no bit.
+  np.testing.assert_array_equal(got, (w.T @ x.T).T)
+
+
+@pytest.mark.parametrize("n", [1, 5, 128, 129])
+def test_a_gated_feed_forward_is_the_same_for_few_rows_and_for_many(n):
+  x, gate, _ = draw(n, 12, 20, "float32")
+  rng = np.random.default_rng(1)
+  up = jnp.asarray(rng.normal(size=(20, 12)), jnp.float32)
+  down = jnp.asarray(rng.normal(size=(12, 20)), jnp.float32)
+  got = products.gated(x, gate.T, up, down, jnp.tanh, CPU)
+  wide = lambda *a: [np.asarray(y, np.float64) for y in a]
+  x, gate, up, down = wide(x, gate, up, down)
+  want = (np.tanh(x @ gate) * (x @ up.T)) @ down.T
+  np.testing.assert_allclose(got, want, atol=1e-4)
+
+
+def test_weights_come_first_for_few_rows_of_float32_on_a_cpu():
+  rows = lambda n, dtype: jnp.zeros((n, 2), dtype)
+  assert products.few(rows(128, "float32"), CPU)
+  assert not products.few(rows(129, "float32"), CPU)
+  assert not products.few(rows(8, "bfloat16"), CPU)
+  assert not products.few(rows(8, "float32"), GPU)
+
+
 @pytest.mark.perf
 def test_half_precision_is_multiplied_row_by_row_on_a_cpu():
   """What is fast: no product sees a transposed operand, none is rounded."""
