@@ -40,7 +40,8 @@ class Rollouts:
   slot_steps: Float[Array, " P"]
 
   def slot_occupancy(self) -> float:
-    """Fraction of slot-steps that wrote a token (the prefill wrote one)."""
+    """Tokens per slot-step (the prefill wrote one); above 1 where rollouts
+    that begin alike share a row."""
     written = self.mask.sum() - self.truncated.size
     return float(written / max(float(self.slot_steps.sum()), 1.0))
 

@@ -125,19 +125,8 @@ def draw(
   The search goes over the cdf of blocks first, then over the cdf inside one
   block. A token of probability 0 cannot be drawn, whatever the rounding.
   """
-  V = logits.shape[-1]
-  size = block_of(V)
-  top = jnp.max(logits, axis=-1, keepdims=True)
-  # Not divided by the sum: one pass over [..., V] less. The total scales
-  # `uniform` instead.
-  prob = jnp.exp(logits - top)
-  prob = jnp.pad(prob, [(0, 0)] * (prob.ndim - 1) + [(0, -V % size)])
-  prob = prob.reshape(*prob.shape[:-1], -1, size)
-
-  mass = jnp.sum(prob, axis=-1)
-  cdf = jnp.cumsum(mass, axis=-1)
-  # The largest partial sum, not the sum: `uniform` < 1 then has a block.
-  total = jnp.max(jnp.where(mass > 0.0, cdf, 0.0), axis=-1, keepdims=True)
+  size = block_of(logits.shape[-1])
+  top, prob, mass, cdf, total = _summed(logits, size)
   at = uniform * total
   block = _first_above(mass[..., None, :], cdf[..., None, :], at)
   inside = jnp.take_along_axis(prob, block[..., None], axis=-2)
@@ -146,6 +135,51 @@ def draw(
   token = block * size + token
   logp = jnp.take_along_axis(logits - top, token, axis=-1) - jnp.log(total)
   return token.astype(jnp.int32), logp
+
+
+def draw_from(
+  logits: Float[Array, "P R V"],
+  row: Int[Array, "P N"],
+  uniform: Float[Array, "P N"],
+) -> tuple[Int[Array, "P N"], Float[Array, "P N"]]:
+  """As `draw`, where each number draws from one of R distributions.
+
+  Args:
+    logits: Of R distributions for each of P.
+    row: Which of them, for each number.
+    uniform: From 0 to 1, 1 excluded.
+  """
+  size = block_of(logits.shape[-1])
+  top, prob, mass, cdf, total = _summed(logits, size)
+  of = lambda x: jnp.take_along_axis(x, row[..., None], axis=1)
+  mass, cdf, total = of(mass), of(cdf), of(total)
+  at = uniform[..., None] * total
+  block = _first_above(mass[:, :, None], cdf[:, :, None], at)
+  flat = prob.reshape(len(prob), -1, size)
+  inside = row[..., None] * prob.shape[2] + block
+  inside = jnp.take_along_axis(flat, inside, axis=1)[:, :, None]
+  before = jnp.take_along_axis(cdf - mass, block, axis=-1)
+  token = _first_above(inside, jnp.cumsum(inside, axis=-1), at - before)
+  token = (block * size + token)[..., 0]
+  logp = logits[jnp.arange(len(row))[:, None], row, token]
+  logp = logp - of(top)[..., 0] - jnp.log(total[..., 0])
+  return token.astype(jnp.int32), logp
+
+
+def _summed(logits: Float[Array, "*axes V"], size: int):
+  """What draws read: maximum, exponentials in blocks, their sums and cdf."""
+  V = logits.shape[-1]
+  top = jnp.max(logits, axis=-1, keepdims=True)
+  # Not divided by the sum: one pass over [..., V] less. The total scales
+  # `uniform` instead.
+  prob = jnp.exp(logits - top)
+  prob = jnp.pad(prob, [(0, 0)] * (prob.ndim - 1) + [(0, -V % size)])
+  prob = prob.reshape(*prob.shape[:-1], -1, size)
+  mass = jnp.sum(prob, axis=-1)
+  cdf = jnp.cumsum(mass, axis=-1)
+  # The largest partial sum, not the sum: `uniform` < 1 then has a block.
+  total = jnp.max(jnp.where(mass > 0.0, cdf, 0.0), axis=-1, keepdims=True)
+  return top, prob, mass, cdf, total
 
 
 def _first_above(

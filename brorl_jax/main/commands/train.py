@@ -332,7 +332,7 @@ def phase(
       c, policy, examples, scorer, own, plans.evaluations, plans.chunk
     ),
     f"from step {since}: {target} prompts x {c.sampling.n} rollouts; "
-    f"{plans.rollouts.line()}\n"
+    f"{sampling.form(c.sampling, policy, plans.rollouts)}\n"
     f"lr {lr:.3g} = {c.optim.lr:g} x {lr / c.optim.lr:.3g} "
     f"(lr_scaling {c.optim.lr_scaling!r})",
   )

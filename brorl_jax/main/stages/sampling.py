@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -10,7 +11,7 @@ from jax.sharding import Mesh
 from brorl_jax import types
 from brorl_jax.model import local
 from brorl_jax.model.policy import Policy
-from brorl_jax.rollout import plan, sampler
+from brorl_jax.rollout import plan, prefixes, sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.stream import stream
 from brorl_jax.runs.sections.eval import Eval
@@ -20,6 +21,13 @@ from brorl_jax.runs.sections.sampling import Sampling
 def decoder(c: Sampling, policy: Policy) -> Policy:
   """The policy with the sampler's options."""
   return dataclasses.replace(policy, int8_cache=c.int8_cache)
+
+
+def form(c: Sampling, policy: Policy, fits: plan.RolloutPlan) -> str:
+  """How rollouts of a step are decoded, in a few words."""
+  if _shares_prefixes(c, policy, fits, c.n):
+    return f"a row for each prefix, of at most {c.max_new_tokens} tokens"
+  return fits.line()
 
 
 def heldout(
@@ -32,11 +40,12 @@ def heldout(
 ) -> Callable[..., types.Rollouts]:
   """For evaluations: (params, prompts, key) -> all rollouts, on the host."""
   sampling = SamplingParams(temperature=held.temperature, top_p=held.top_p)
+  how = _how(c, stop_ids, mesh, held.n, sampling)
   make = functools.partial(
-    sampler.rollouts,
-    decoder(c, policy),
-    **_how(c, stop_ids, mesh, fits, held.n, sampling),
+    sampler.rollouts, decoder(c, policy), **how, **_slots(fits)
   )
+  if _shares_prefixes(c, policy, fits, held.n):
+    make = functools.partial(prefixes.rollouts, decoder(c, policy), **how)
 
   def sample(params, prompts: types.Prompts, key) -> types.Rollouts:
     return jax.device_get(make(params, prompts, key))
@@ -63,23 +72,34 @@ def streamed(
     processes: Of the run; each has its share of what is in flight.
   """
   sampling = SamplingParams(temperature=c.temperature)
-  make = functools.partial(
-    stream,
-    decoder(c, policy),
-    **_how(c, stop_ids, mesh, fits, c.n, sampling),
-    places=c.places // processes,
-  )
+  how = _how(c, stop_ids, mesh, c.n, sampling)
+  how["places"] = c.places // processes
+  make = functools.partial(stream, decoder(c, policy), **how, **_slots(fits))
+  if _shares_prefixes(c, policy, fits, c.n):
+    make = functools.partial(prefixes.stream, decoder(c, policy), **how)
   return lambda params, feed, key: make(local.copied(params, mesh), feed, key)
 
 
-def _how(c: Sampling, stop_ids, mesh, fits: plan.RolloutPlan, n: int, sampling):
+def _shares_prefixes(
+  c: Sampling, policy: Policy, fits: plan.RolloutPlan, n: int
+) -> bool:
+  return prefixes.pays(
+    decoder(c, policy),
+    n=n,
+    max_new_tokens=c.max_new_tokens,
+    memory_bytes=fits.memory_bytes,
+  )
+
+
+def _how(c: Sampling, stop_ids, mesh, n: int, sampling) -> dict[str, Any]:
   return dict(
     n=n,
     max_new_tokens=c.max_new_tokens,
     sampling=sampling,
     stop_ids=stop_ids,
-    slots=fits.slots,
-    lanes=fits.lanes,
-    blocks=fits.blocks,
     mesh=mesh,
   )
+
+
+def _slots(fits: plan.RolloutPlan) -> dict[str, Any]:
+  return dict(slots=fits.slots, lanes=fits.lanes, blocks=fits.blocks)

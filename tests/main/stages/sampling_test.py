@@ -3,18 +3,19 @@
 import dataclasses
 
 import configured
+import numpy as np
 import pytest
 from configured import config
 from loads import SMALL
 
-from brorl_jax import meshes
+from brorl_jax import meshes, types
 from brorl_jax.main.commands import evaluate
 from brorl_jax.main.commands import plan as plan_command
 from brorl_jax.main.stages import sampling
 from brorl_jax.main.stages.scoring import Scorer
 from brorl_jax.meshes import ONE
 from brorl_jax.model import huggingface, tokenizer
-from brorl_jax.rollout import sampler
+from brorl_jax.rollout import prefixes, sampler
 from brorl_jax.rollout.draw import SamplingParams
 
 
@@ -28,7 +29,7 @@ def test_the_sampler_gets_what_was_planned(monkeypatch):
 
   monkeypatch.setattr(sampler, "rollouts", called)
   monkeypatch.setattr(sampling, "stream", called)
-  c = config(int8_cache=True, lanes=3, slots=40)
+  c = config(int8_cache=True, lanes=3, slots=40, max_new_tokens=17)
   mesh = meshes.make_mesh(fsdp=8)
   got = plan_command.make(c, SMALL, axes=ONE, keep_reference=True)
   planned = dataclasses.replace(got.rollouts, blocks=77)
@@ -54,3 +55,28 @@ def test_the_sampler_gets_what_was_planned(monkeypatch):
   assert (named["slots"], named["lanes"], named["n"]) == (16, 256, 16)
   assert named["sampling"] == SamplingParams(temperature=0.6, top_p=0.95)
   assert policy == dataclasses.replace(SMALL, int8_cache=True)
+
+
+@pytest.mark.parametrize(
+  "T, memory, shares", [(16, 2**34, True), (17, 2**34, False), (16, 1, False)]
+)
+def test_short_rollouts_share_rows_where_that_pays(
+  T, memory, shares, monkeypatch
+):
+  called, one = [], np.ones((1, 2), np.int32)
+  some = types.Prompts(one, one > 0, one[:, 0])
+  cube, real = one[..., None], one.astype(np.float32)
+  made = types.Rollouts(cube, real[..., None], cube > 0, one > 0, real[:, 0])
+  note = lambda name: lambda *_, **how: called.append((name, {*how})) or made
+  monkeypatch.setattr(sampling, "stream", note("slots"))
+  monkeypatch.setattr(sampler, "rollouts", note("slots"))
+  monkeypatch.setattr(prefixes, "stream", note("rows"))
+  monkeypatch.setattr(prefixes, "rollouts", note("rows"))
+  mesh = meshes.make_mesh(fsdp=8)
+  c = config(max_new_tokens=T)
+  got = plan_command.make(c, SMALL, axes=ONE, keep_reference=True)
+  fits = dataclasses.replace(got.rollouts, memory_bytes=memory)
+  sampling.streamed(c.sampling, SMALL, (2,), mesh, fits)({}, None, None)
+  sampling.heldout(c.sampling, c.eval, SMALL, (2,), mesh, fits)({}, some, None)
+  assert [name for name, _ in called] == ["rows" if shares else "slots"] * 2
+  assert all(("slots" in how) != shares for _, how in called)

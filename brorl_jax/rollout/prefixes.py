@@ -1,0 +1,284 @@
+"""Rollouts of short responses, where those that begin alike share a row.
+
+512 answers of three tokens have some 100 distinct prefixes, and what follows a
+prefix is drawn from one distribution, whoever draws. So a row is decoded for
+every distinct prefix, not for every rollout: all rows of one length together,
+then all of the next length.
+
+  level t   the rollouts that have not ended are sorted by their prefix
+            a row for each distinct prefix of t tokens decodes its last token,
+            and takes the keys and values of those before from its parent's row
+            every rollout draws token t from the row of its prefix
+
+A rollout draws with the key of sampler.py, so this gives the rollouts of the
+slots, up to rounding. Long responses soon have nothing in common; then slots
+are better, since the keys and values of all rows are copied in every level.
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+
+from brorl_jax import meshes
+from brorl_jax.rollout import program_spec, programs
+from brorl_jax.rollout.draw import SamplingParams, draw_from
+from brorl_jax.rollout.program_spec import (
+  SPLIT,
+  WHOLE,
+  Decoder,
+  ProgramSpec,
+  on_devices,
+)
+from brorl_jax.rollout.programs import PrefillBatch
+from brorl_jax.rollout.slots import pack
+from brorl_jax.rollout.stream import Feed
+from brorl_jax.types import Prompts, Rollouts
+
+# Tokens of a response, at most. Copying the pages of 512 rows of 6 x 256 takes
+# 5 % of a step if they have 16 columns, and 20 % with 64.
+_MOST_TOKENS = 16
+# Rows of a device that decode together: fewer leave a CPU's products slow, more
+# are idle more often.
+_ROWS = 256
+# Prompts of a device at a time, at most: with more of them each has few rows,
+# and all wait for the one with most prefixes.
+_PROMPTS = 16
+# Share of a machine's memory that keys and values may take.
+_SHARE = 16
+
+
+def pays(
+  policy: Decoder, *, n: int, max_new_tokens: int, memory_bytes: int
+) -> bool:
+  """Whether rollouts should share rows.
+
+  Args:
+    policy: The decoder; one that wants a pool has slots.
+    n: N.
+    max_new_tokens: T.
+    memory_bytes: Of a device.
+  """
+  if policy.pool_columns or max_new_tokens > _MOST_TOKENS:
+    return False
+  page = jax.eval_shape(lambda: policy.page(1, max_new_tokens))
+  row = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(page))
+  return 2 * _PROMPTS * n * row * _SHARE <= memory_bytes
+
+
+def stream(
+  policy: Decoder,
+  params: PyTree,
+  feed: Feed,
+  key: Key[Array, ""],
+  *,
+  n: int,
+  max_new_tokens: int,
+  sampling: SamplingParams,
+  stop_ids: tuple[int, ...],
+  places: int,
+  mesh: Mesh | None = None,
+) -> Iterator[tuple[Prompts, Rollouts]]:
+  """As `stream.stream`, for at most so many prompts at a time."""
+  spec = _spec(policy, sampling, stop_ids, n, max_new_tokens, places, mesh)
+  while True:
+    parts: list[Prompts] = []
+    room = _places(spec)
+    # The feed may have more than it gives at once.
+    while room and (more := feed(room, not parts)) is not None:
+      parts.append(more)
+      room -= len(more.index)
+    if not parts:
+      return
+    prompts = jax.tree.map(lambda *x: np.concatenate(x), *parts)
+    yield prompts, _made(spec, params, prompts, key)
+
+
+def rollouts(
+  policy: Decoder,
+  params: PyTree,
+  prompts: Prompts,
+  key: Key[Array, ""],
+  *,
+  n: int,
+  max_new_tokens: int,
+  sampling: SamplingParams,
+  stop_ids: tuple[int, ...],
+  mesh: Mesh | None = None,
+) -> Rollouts:
+  """As `sampler.rollouts`, on the host."""
+  P = len(prompts.index)
+  spec = _spec(policy, sampling, stop_ids, n, max_new_tokens, P, mesh)
+  places = _places(spec)
+  cut = lambda i: jax.tree.map(lambda x: x[i : i + places], prompts)
+  parts = [_made(spec, params, cut(i), key) for i in range(0, P, places)]
+  return jax.tree.map(lambda *x: np.concatenate(x), *parts)
+
+
+def _spec(policy, sampling, stop_ids, n, T, places, mesh) -> ProgramSpec:
+  """Lanes are the prompts of a device, and slots their rows."""
+  rows = meshes.of(mesh).rows
+  each = min(-(-places // rows), _PROMPTS)
+  return program_spec.of_places(
+    policy,
+    sampling,
+    stop_ids,
+    n=n,
+    max_new_tokens=T,
+    places=each * rows,
+    lanes=each * rows,
+    slots=min(max(_ROWS // each, 1), n),
+    blocks=None,
+    mesh=mesh,
+  )
+
+
+def _places(spec: ProgramSpec) -> int:
+  """Prompts of all devices at a time."""
+  return spec.lanes * meshes.of(spec.mesh).rows
+
+
+def _made(
+  spec: ProgramSpec, params: PyTree, prompts: Prompts, key: Key[Array, ""]
+) -> Rollouts:
+  """The rollouts of so many prompts or fewer, on the host."""
+  P, places = len(prompts.index), _places(spec)
+  # Places without a prompt read the first one and make nothing of it.
+  row = np.where(np.arange(places) < P, np.arange(places), 0)
+  batch = PrefillBatch(
+    jax.tree.map(lambda x: np.asarray(x)[row], prompts),
+    np.zeros(places, np.int32),
+    np.arange(places) < P,
+  )
+  out = jax.device_get(_sampled(spec, params, batch, key))
+  return jax.tree.map(lambda x: x[:P], out)
+
+
+@functools.partial(jax.jit, static_argnames="spec")
+def _sampled(
+  spec: ProgramSpec, params: PyTree, batch: PrefillBatch, key: Key[Array, ""]
+) -> Rollouts:
+  policy = spec.policy
+  return on_devices(
+    spec,
+    functools.partial(_levels, spec),
+    (WHOLE, SPLIT, WHOLE),
+    SPLIT,
+  )(policy.unroll(policy.cast(params)), batch, key)
+
+
+def _levels(
+  spec: ProgramSpec, weights: PyTree, batch: PrefillBatch, key: Key[Array, ""]
+) -> Rollouts:
+  """All rollouts of a device's prompts, P of them, with R rows each."""
+  P, N, T, R = len(batch.real), spec.n, spec.max_new_tokens, spec.slots
+  parts = -(-N // R)  # passes of a level in which no two prefixes are alike
+  prefix, queue, first = programs.read(spec, weights, batch, key)
+  shared = spec.policy.lane_prompts(prefix, jnp.arange(P)[:, None])
+  page = spec.policy.page(P * R, T)
+  pages = jax.tree.map(lambda x: jnp.stack([x] * parts), page)
+  prompt = jnp.arange(P)[:, None]
+
+  def level(carry):
+    t, token, row, going, packed, pages, decoded = carry
+    group, parent, last, count = _grouped(token, row, going, spec.policy.vocab)
+    # Whole passes: a slice that reached beyond the end would begin earlier.
+    whole = lambda x: jnp.pad(x, ((0, 0), (0, parts * R - N)))
+    parent, last = whole(parent), whole(last)
+    uniform = queue.uniform(prompt, jnp.arange(N)[None], t)
+    at = jnp.full((P, R), t, jnp.int32)
+
+    def decode(i, carry):
+      new, drawn = carry
+      here = lambda x: jax.lax.dynamic_slice_in_dim(x, i * R, R, axis=1)
+      logits, page = spec.policy.decode_step(
+        weights,
+        shared,
+        [_of_parents(pages, here(parent), R)],
+        here(last),
+        at,
+        jnp.zeros_like(at),
+        t - 1,
+        jnp.int32(0),
+      )
+      new = jax.tree.map(lambda whole, x: whole.at[i].set(x), new, page)
+      mine = going & (group // R == i)
+      own = _drawn(spec, logits, jnp.where(mine, group % R, 0), uniform)
+      return new, jnp.where(mine[..., None], own, drawn)
+
+    passes = -(-jnp.max(count) // R)
+    drawn = jnp.full((P, N, 2), -1, jnp.int32)
+    pages, drawn = jax.lax.fori_loop(0, passes, decode, (pages, drawn))
+    packed = packed.at[:, :, t].set(drawn)
+    token = jnp.where(going, drawn[..., 0], token)
+    going &= ~spec.ended(token)
+    return t + 1, token, group, going, packed, pages, decoded + passes * R
+
+  def more(carry):
+    t, _, _, going, *_ = carry
+    return (t < T) & jnp.any(going)
+
+  token = first[..., 0]
+  packed = jnp.full((P, N, T, 2), -1, jnp.int32).at[:, :, 0].set(first)
+  going = ~spec.ended(token) & batch.real[:, None]
+  start = (jnp.int32(1), token, jnp.zeros_like(token), going, packed, pages)
+  out = jax.lax.while_loop(more, level, (*start, jnp.int32(0)))
+  decoded = jnp.full(P, out[-1], jnp.float32)
+  return programs.to_rollouts(spec, out[4], decoded)
+
+
+def _grouped(
+  token: Int[Array, "P N"],
+  row: Int[Array, "P N"],
+  going: Bool[Array, "P N"],
+  vocab: int,
+) -> tuple[
+  Int[Array, "P N"], Int[Array, "P N"], Int[Array, "P N"], Int[Array, " P"]
+]:
+  """Numbers the distinct prefixes of each prompt.
+
+  Args:
+    token: The last token of each rollout.
+    row: Number of the prefix before it.
+    going: Rollouts that have not ended; the others belong to no prefix.
+    vocab: V; N V must be below 2^31.
+
+  Returns:
+    The prefix of each rollout, the number of its parent and its last token for
+    each prefix, and how many there are. The rest of both is not meant.
+  """
+  none = jnp.iinfo(jnp.int32).max
+  code = jnp.where(going, row * vocab + token, none)
+  order = jnp.argsort(code, axis=1)
+  ordered = jnp.take_along_axis(code, order, axis=1)
+  before = jnp.pad(ordered[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+  new = (ordered != before) & (ordered < none)
+  number = jnp.cumsum(new, axis=1, dtype=jnp.int32) - 1
+  prompt = jnp.arange(len(token))[:, None]
+  group = jnp.zeros_like(order).at[prompt, order].set(jnp.maximum(number, 0))
+  # The first rollout of each prefix.
+  place = jnp.argsort(~new, axis=1, stable=True)
+  some = jnp.take_along_axis(order, place, axis=1)
+  of = lambda x: jnp.take_along_axis(x, some, axis=1)
+  return group, of(row), of(token), jnp.sum(new, axis=1, dtype=jnp.int32)
+
+
+def _of_parents(pages: Any, parent: Int[Array, "P R"], R: int) -> Any:
+  """A page whose rows hold what their parents' rows held, in whatever page."""
+  row = jnp.arange(len(parent))[:, None] * R + parent % R
+  return jax.tree.map(lambda x: x[(parent // R).ravel(), row.ravel()], pages)
+
+
+def _drawn(
+  spec: ProgramSpec,
+  logits: Float[Array, "P R V"],
+  row: Int[Array, "P N"],
+  uniform: Float[Array, "P N"],
+) -> Int[Array, "P N 2"]:
+  """A token for each rollout from the distribution of its row, packed."""
+  return pack(*draw_from(spec.sampling.cut(logits), row, uniform))

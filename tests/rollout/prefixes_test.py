@@ -1,0 +1,193 @@
+"""Tests of brorl_jax/rollout/prefixes.py."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+from loads import on_gpu
+from small_decoders import KEY, POLICY, RECALL, Recall, devices, policy_params
+
+from brorl_jax.rollout import prefixes, sampler
+from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.types import Prompts
+
+STOP = 0
+
+
+def numbered(count):
+  """Prompts of one token, and number p."""
+  tokens = np.arange(count, dtype=np.int32)[:, None] % 6
+  return Prompts(tokens, tokens >= 0, np.arange(count, dtype=np.int32))
+
+
+def both(prompts, n, T, *, policy=None, params=RECALL, mesh=None, **cut):
+  """Rollouts of shared rows, and of slots."""
+  how = dict(
+    n=n, max_new_tokens=T, sampling=SamplingParams(**cut), stop_ids=(STOP,)
+  )
+  ask = (policy or Recall(), params, prompts, KEY)
+  want = jax.device_get(sampler.rollouts(*ask, **how, slots=n))
+  return prefixes.rollouts(*ask, **how, mesh=mesh), want
+
+
+def same(got, want, atol=1e-6):
+  for name in ("tokens", "mask", "truncated"):
+    np.testing.assert_array_equal(getattr(got, name), getattr(want, name), name)
+  np.testing.assert_allclose(got.logp, want.logp, atol=atol)
+
+
+@pytest.mark.parametrize(
+  "count, n, T, rows",
+  [
+    (5, 64, 6, 256),  # all prefixes of a level in one pass
+    (5, 64, 6, 20),  # 4 rows for each prompt, so many passes
+    (3, 7, 6, 3),  # one row: a pass for every prefix
+    (5, 50, 6, 35),  # the last pass is not full
+    (2, 16, 1, 256),  # no row is ever decoded
+    (20, 8, 6, 256),  # more prompts than go together
+  ],
+)
+def test_rollouts_are_those_of_slots(count, n, T, rows, monkeypatch):
+  monkeypatch.setattr(prefixes, "_ROWS", rows)
+  got, want = both(numbered(count), n, T)
+  assert got.tokens.shape == (count, n, T)
+  same(got, want)
+  if T > 1:
+    assert 0 < got.truncated.mean() < 1 and len(np.unique(got.tokens)) == 6
+
+
+@pytest.mark.parametrize(
+  "cut", [{"top_k": 3, "temperature": 0.7}, {"top_p": 0.6}]
+)
+def test_rollouts_of_a_cut_distribution_are_those_of_slots(cut):
+  same(*both(numbered(3), 32, 5, **cut))
+
+
+def test_rollouts_of_a_policy_are_those_of_slots_and_their_scores_too():
+  policy, params = POLICY, policy_params()
+  rng = np.random.default_rng(0)
+  mask = np.arange(7) >= 7 - np.array([3, 7, 1, 5])[:, None]
+  tokens = np.where(mask, rng.integers(1, 24, (4, 7)), 0).astype(np.int32)
+  prompts = Prompts(tokens, mask, np.arange(4, dtype=np.int32))
+  got, want = both(prompts, 96, 6, policy=policy, params=params)
+  # A uniform number may fall between two roundings of one sum.
+  differ = (got.tokens != want.tokens).any(axis=2)
+  assert differ.mean() < 0.01
+  np.testing.assert_allclose(got.logp[~differ], want.logp[~differ], atol=1e-5)
+  ask = map(jnp.asarray, (tokens, mask, got.tokens))
+  logp, _ = policy.response_logp(params, *ask)
+  gap = np.where(got.mask, np.abs(logp - got.logp), 0.0)
+  assert gap.max() < 1e-5
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("count", [8, 5])
+def test_a_mesh_makes_the_same_rollouts(count):
+  same(*both(numbered(count), 24, 5, mesh=devices(4)))
+
+
+def test_a_row_for_each_distinct_prefix_and_no_more():
+  """Greedy: all rollouts of a prompt are one row, whatever N is."""
+  few, _ = both(numbered(4), 4, 6, temperature=0.0)
+  many, _ = both(numbered(4), 64, 6, temperature=0.0)
+  levels = few.mask.sum(axis=2).max() - 1
+  # 256 rows for 4 prompts: 64 each, but no more than there are rollouts.
+  assert few.slot_steps.tolist() == [4 * levels] * 4
+  assert many.slot_steps.tolist() == [64 * levels] * 4
+  assert many.slot_occupancy() <= 1.0
+  spread, _ = both(numbered(4), 512, 6)
+  assert spread.slot_occupancy() > 2.0
+
+
+def test_numbers_of_prefixes_by_hand():
+  token = jnp.array([[3, 1, 3, 3, 1, 2]])
+  row = jnp.array([[0, 0, 0, 1, 0, 0]])
+  going = jnp.array([[True, True, True, True, True, False]])
+  group, parent, last, count = prefixes._grouped(token, row, going, 5)
+  # In order: 0 1, 0 3, 1 3; the last rollout has ended.
+  assert count.tolist() == [3]
+  assert group[0, :5].tolist() == [1, 0, 1, 2, 0]
+  assert parent[0, :3].tolist() == [0, 0, 1]
+  assert last[0, :3].tolist() == [1, 3, 3]
+
+
+class Feed:
+  """Gives so many prompts at a time; notes what it was asked."""
+
+  def __init__(self, prompts, most):
+    self.prompts, self.most, self.given, self.asked = prompts, most, 0, []
+
+  def __call__(self, room, idle):
+    self.asked.append((room, idle))
+    left = len(self.prompts.index) - self.given
+    if not left:
+      return None
+    some = slice(self.given, self.given + min(room, left, self.most))
+    self.given = some.stop
+    return jax.tree.map(lambda x: x[some], self.prompts)
+
+
+def test_a_stream_takes_what_the_feed_gives_until_it_has_no_more():
+  prompts, feed = numbered(11), Feed(numbered(11), 3)
+  how = dict(
+    n=16, max_new_tokens=5, sampling=SamplingParams(), stop_ids=(STOP,)
+  )
+  out = list(prefixes.stream(Recall(), RECALL, feed, KEY, **how, places=4))
+  assert [len(p.index) for p, _ in out] == [4, 4, 3]
+  assert feed.asked[:3] == [(4, True), (1, False), (4, True)]
+  assert feed.asked[-1] == (4, True)
+  want = jax.device_get(
+    sampler.rollouts(Recall(), RECALL, prompts, KEY, **how, slots=16)
+  )
+  for some, got in out:
+    same(got, jax.tree.map(lambda x, i=some.index: x[i], want))
+
+
+def test_responses_fit_the_chain_of_distributions():
+  """Chi-square of whole responses, of 6 tokens in at most 3 places."""
+  got, _ = both(numbered(1), 20_000, 3)
+  words = [tuple(t[m]) for t, m in zip(got.tokens[0], got.mask[0], strict=True)]
+  prob = {}
+
+  def extend(word, p):
+    if word and (word[-1] == STOP or len(word) == 3):
+      prob[word] = p
+      return
+    *_, logits = Recall().logits(np.asarray(RECALL), [0], [*word, 0])
+    share = np.exp(np.float64(logits))
+    share /= share.sum()
+    for token, q in enumerate(share):
+      extend((*word, token), p * q)
+
+  extend((), 1.0)
+  assert abs(sum(prob.values()) - 1) < 1e-6 and set(words) <= prob.keys()
+  seen = np.array([words.count(word) for word in prob])
+  want = np.array([*prob.values()]) * len(words)
+  often = want > 5
+  both_of = lambda x: np.append(x[often], x[~often].sum())
+  assert often.sum() > 30
+  assert scipy.stats.chisquare(both_of(seen), both_of(want)).pvalue > 1e-3
+
+
+@pytest.mark.parametrize(
+  "change, T, memory, good",
+  [
+    (lambda p: p, 16, 2**34, True),
+    (lambda p: p, 17, 2**34, False),
+    (on_gpu, 6, 2**34, False),
+    # 2 layers x 16 tokens x 2 heads x 4 x 2 x 4 bytes = 2,048 per rollout,
+    # twice for 16 prompts of 512, and that is to be 1/16 of the memory.
+    (lambda p: p, 16, 2048 * 2 * 16 * 512 * 16, True),
+    (lambda p: p, 16, 2048 * 2 * 16 * 512 * 16 - 1, False),
+  ],
+)
+def test_rows_are_shared_by_short_responses_where_memory_allows(
+  change, T, memory, good
+):
+  policy = change(dataclasses.replace(POLICY))
+  ask = functools.partial(prefixes.pays, policy, n=512, memory_bytes=memory)
+  assert ask(max_new_tokens=T) == good
