@@ -210,9 +210,15 @@ class _Block(nnx.Module):
       )
     act = _ACTIVATIONS[c.activation]
     if self.form == "turned":
-      rows = (self.gate_rows, self.up_rows, self.down_rows)
-      weights = (kernel.kernel[...] for kernel in rows)
-      return products.gated(h, *weights, act, c.target)
+      weight = lambda kernel: kernel.kernel[...]
+      return products.gated(
+        h,
+        weight(self.gate_rows),
+        weight(self.up_rows),
+        weight(self.down_rows),
+        act,
+        c.target,
+      )
     if self.form == "fused":
       both = self.gate_up(h)
       return self.down(act(both[:, 0]) * both[:, 1])

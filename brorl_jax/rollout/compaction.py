@@ -1,9 +1,9 @@
 """Fewer lanes and slots for the last rollouts of a call.
 
 Idle slots decode too. When no rollout waits, lanes are dropped down to a
-quarter and slots of a lane to a half (over a pool to a quarter), again and
-again. Each size is one program, compiled in 2.5 CPU-s for 6 layers of width
-256; 512 slots have 8.
+quarter and slots of a lane too, again and again; those of a single lane over
+pages down to a half. Each size is one program, compiled in 2.5 CPU-s for 6
+layers of width 256: 512 slots of one lane have 8, 8 lanes of 16 have 7.
 """
 
 import dataclasses
@@ -20,11 +20,12 @@ def fewer_lanes(lanes: int) -> int:
   return -(-lanes // _PART)
 
 
-def fewer_slots(slots: int, *, pool: bool) -> int:
-  """The next smaller number, or the same at the end."""
+def fewer_slots(slots: int, *, lanes: int, pool: bool) -> int:
+  """The next smaller number of each of the lanes, or the same at the end."""
   if pool:
     return -(-slots // _PART)
-  return -(-slots // 2) if slots > _LEAST_SLOTS else slots
+  part = _PART if lanes > 1 else 2
+  return max(-(-slots // part), _LEAST_SLOTS) if slots > _LEAST_SLOTS else slots
 
 
 def shrunk(spec: ProgramSpec, progress: DecodeProgress) -> ProgramSpec:
@@ -38,7 +39,9 @@ def shrunk(spec: ProgramSpec, progress: DecodeProgress) -> ProgramSpec:
     spec,
     lanes=_least(spec.lanes, progress.lanes, fewer_lanes),
     slots=_least(
-      spec.slots, progress.slots, lambda n: fewer_slots(n, pool=pool)
+      spec.slots,
+      progress.slots,
+      lambda n: fewer_slots(n, lanes=spec.lanes, pool=pool),
     ),
   )
 
@@ -47,16 +50,17 @@ def sizes(spec: ProgramSpec) -> int:
   """How many sizes `shrunk` may make, `spec` included."""
   if spec.pages == 1:
     return 1
-  pool = bool(spec.blocks)
-  slots = _count(spec.slots, lambda n: fewer_slots(n, pool=pool))
-  return _count(spec.lanes, fewer_lanes) * slots
+  found, left = set(), [(spec.lanes, spec.slots)]
+  while left:
+    lanes, slots = size = left.pop()
+    if size not in found:
+      found.add(size)
+      fewer = fewer_slots(slots, lanes=lanes, pool=bool(spec.blocks))
+      left += [(fewer_lanes(lanes), slots), (lanes, fewer)]
+  return len(found)
 
 
 def _least(n: int, busy: int, fewer: Callable[[int], int]) -> int:
   while busy <= fewer(n) < n:
     n = fewer(n)
   return n
-
-
-def _count(n: int, fewer: Callable[[int], int]) -> int:
-  return 1 if fewer(n) == n else 1 + _count(fewer(n), fewer)

@@ -231,7 +231,7 @@ class Gradient:
 def _fewer(A: int, R: int) -> int:
   """Slots after one step of compaction, at most."""
   less = lambda n, fewer: fewer if fewer < n else 0
-  slots = less(R, compaction.fewer_slots(R, pool=False))
+  slots = less(R, compaction.fewer_slots(R, lanes=A, pool=False))
   return max(less(A, compaction.fewer_lanes(A)) * R, A * slots)
 
 

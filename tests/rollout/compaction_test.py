@@ -27,9 +27,9 @@ def progress(lanes, slots, waiting=0):
   "busy, want",
   [
     ((16, 64), (16, 64)),
-    ((5, 33), (16, 64)),
-    ((4, 32), (4, 32)),
-    ((3, 17), (4, 32)),
+    ((5, 17), (16, 64)),
+    ((4, 16), (4, 16)),
+    ((3, 5), (4, 16)),
     ((1, 16), (1, 16)),
     ((1, 1), (1, 4)),
     ((0, 0), (1, 4)),
@@ -38,6 +38,13 @@ def progress(lanes, slots, waiting=0):
 def test_the_smallest_sizes_that_hold_what_is_busy(busy, want):
   got = compaction.shrunk(spec(16, 64), progress(*busy))
   assert (got.lanes, got.slots) == want
+
+
+@pytest.mark.parametrize(
+  "busy, slots", [(64, 64), (33, 64), (32, 32), (16, 16), (5, 8), (2, 4)]
+)
+def test_slots_of_a_single_lane_shrink_to_a_half(busy, slots):
+  assert compaction.shrunk(spec(1, 64), progress(1, busy)).slots == slots
 
 
 def test_over_a_pool_slots_shrink_to_a_quarter():
@@ -53,8 +60,9 @@ def test_nothing_shrinks_while_rollouts_wait_or_for_one_page():
 
 
 def test_how_many_sizes_there_are():
-  # 16, 4, 1 lanes; 64, 32, 16, 8, 4 slots.
-  assert compaction.sizes(spec(16, 64)) == 3 * 5
+  # 16 or 4 lanes of 64, 16, 4 slots; one of 64, 32, 16, 8, 4.
+  assert compaction.sizes(spec(16, 64)) == 2 * 3 + 5
+  assert compaction.sizes(spec(8, 16)) == 2 * 2 + 3
   assert compaction.sizes(spec(1, 512)) == 8
   assert compaction.sizes(spec(1, 64, blocks=99)) == 4
   assert compaction.sizes(spec(16, 64, pages=1)) == 1

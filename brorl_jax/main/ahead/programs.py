@@ -196,7 +196,9 @@ def _sampling(run: Run, compile: Compile) -> Iterator[Program]:
     ),
     size(batch),
   )
-  slots = compaction.fewer_slots(spec.slots, pool=bool(spec.blocks))
+  slots = compaction.fewer_slots(
+    spec.slots, lanes=spec.lanes, pool=bool(spec.blocks)
+  )
   fewer = dataclasses.replace(spec, slots=slots)
   yield program("compact", programs.resize.lower(fewer, state))
   share = run.at()((), jnp.float32)
