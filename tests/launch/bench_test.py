@@ -1,5 +1,6 @@
 """Tests of launch/bench: what is counted, and how two systems take turns."""
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -57,6 +58,17 @@ def test_a_model_of_any_size():
     head_size=64,
   )  # fmt: skip
   assert workloads.model_of("192x1", 9).kv_heads == 1
+
+
+def test_a_vocabulary_is_that_of_whatever_model():
+  of = lambda *argv: protocol.parse(accelerator=False, argv=argv)[0].workload
+  other = dataclasses.replace(workloads.SMALL, vocab=64)
+  assert of("--vocab=64").model == other
+  assert of("--model=64x1", "--vocab=64").model == workloads.model_of(
+    "64x1", 64
+  )
+  assert of("--model=64x1").model == workloads.model_of("64x1", 2048)
+  assert of().model == workloads.SMALL
 
 
 def test_lengths_of_a_file_are_those_of_the_end_token():
@@ -238,7 +250,9 @@ def test_a_system_that_dies_is_named(tmp_path):
   [
     (["--workload=w9"], "invalid choice: 'w9'"),
     (["--n=0"], "--n and --repeats are at least 1"),
-    (["--new=0"], "--new and --slots are at least 1"),
+    (["--new=0"], "--new, --slots, --ends are at least 1"),
+    (["--vocab=0"], "--ends are at least 1"),
+    (["--ends=0"], "--ends are at least 1"),
     (["--model=100x2"], "'100x2' is not WIDTHxLAYERS"),
     (["--ends=9", "--lengths=x"], "not allowed with"),
     (["--lengths=/no/such"], "No such file"),
