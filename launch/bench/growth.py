@@ -142,6 +142,7 @@ def _rollout(point: Point, repeats: int) -> dict[str, Any]:
     "wall_s": min(run["wall_s"] for run in runs),
     "every_cpu_s": [run["cpu_s"] for run in runs],
     "memory_bytes": max(run["memory_above_idle_bytes"] for run in runs),
+    "idle_bytes": process.ready["idle_bytes"],
     "first_run_s": process.ready["first_run_s"],
   }
 
@@ -162,6 +163,7 @@ def _update(point: Point, repeats: int) -> dict[str, Any]:
     "wall_s": line["update_s"],
     "every_cpu_s": line["every_update_cpu_s"],
     "memory_bytes": line["peak_bytes"] - line["idle_bytes"],
+    "idle_bytes": line["idle_bytes"],
     "first_run_s": line["first_update_s"],
     "programs": line["programs"],
     "padding_fraction": line["padding_fraction"],

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import platform
 import statistics
 import subprocess
 import sys
@@ -111,6 +112,19 @@ def test_our_responses_have_the_lengths_of_a_file(tmp_path):
   assert line["tokens"] == pytest.approx(400 * 2.5, abs=3 * 1.5 * 20)
   assert line["processor"] and line["model"]["width"] == 64
   assert len(line["every_tokens_per_cpu_s"]) == 1
+
+
+@pytest.mark.skipif(
+  platform.libc_ver()[0] != "glibc", reason="another C library"
+)
+def test_memory_that_was_freed_is_counted_when_it_is_taken_again():
+  held = [bytes(2048) for _ in range(100_000)]
+  full = protocol._resident()
+  last = held.pop()  # above the others, so that glibc keeps their memory
+  del held
+  task = protocol.Task(workloads.WORKLOADS["w1"], 1, "float32")
+  task.idle()
+  assert task.idle_bytes and task.idle_bytes < full - 150e6 and last
 
 
 def test_a_trainer_takes_one_step_at_a_time():
