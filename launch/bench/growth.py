@@ -22,7 +22,8 @@ least-squares slope of log y on log x over the upper half of the sizes, where
 what does not grow matters least; `steps` are the slopes from each size to the
 next. Both stand beside those of the operations and of the bytes that the work
 cannot do without. In T and S operations grow faster than sizes because of
-attention alone, whose share of them at the largest size is given.
+attention alone, whose share of them at the largest size is given; there `apart`
+says which rates of attention and of the others explain the time, and how well.
 
   cpu_s          the least of the runs after the first, which compiles: other
                  work on the machine only adds to it
@@ -33,12 +34,13 @@ attention alone, whose share of them at the largest size is given.
 import argparse
 import dataclasses
 import json
+import math
+import operator
 import os
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from math import log
 from typing import Any
 
 from launch.bench import protocol, rollout, update
@@ -188,12 +190,43 @@ def exponents(
     The slope of log value on log size over the upper half of the sizes, and
     from every size to the next.
   """
-  x, y = [log(v) for v in sizes], [log(max(v, 1e-9)) for v in values]
+  # Where the system does not tell memory it is 0.
+  x, y = ([math.log(max(v, 1e-9)) for v in of] for of in (sizes, values))
   half = upper_half(len(x))
   pairs = zip(x, x[1:], y, y[1:], strict=False)
   return {
     "exponent": round(statistics.linear_regression(x[half], y[half]).slope, 3),
     "steps": [round((d - c) / (b - a), 3) for a, b, c, d in pairs],
+  }
+
+
+def apart(lines: Sequence[dict[str, Any]]) -> dict[str, float]:
+  """Seconds as operations of attention and others, each at a rate of its own.
+
+  By least squares of the relative errors over the upper half of the sizes. If
+  something else grew faster than both, the error would be large.
+
+  Returns:
+    CPU-seconds of 1e9 operations of both, and the largest relative error.
+  """
+  lines = lines[upper_half(len(lines))]
+  v = [line["of_attention"] / line["cpu_s"] for line in lines]
+  both = [line["operations"] / line["cpu_s"] for line in lines]
+  u = list(map(operator.sub, both, v))
+  dot = lambda x, y: sum(map(operator.mul, x, y))
+  uu, uv, vv = dot(u, u), dot(u, v), dot(v, v)
+  # a u + b v = 1 for every size.
+  a = (sum(u) * vv - sum(v) * uv) / (uu * vv - uv**2)
+  b = (sum(v) * uu - sum(u) * uv) / (uu * vv - uv**2)
+  if a < 0:
+    a, b = 0.0, sum(v) / vv
+  elif b < 0:
+    a, b = sum(u) / uu, 0.0
+  errors = [abs(a * x + b * y - 1) for x, y in zip(u, v, strict=True)]
+  return {
+    "others_s": round(a * 1e9, 4),
+    "attention_s": round(b * 1e9, 4),
+    "largest_error": round(max(errors), 3),
   }
 
 
@@ -208,12 +241,14 @@ def summary(lines: Sequence[dict[str, Any]]) -> dict[str, Any]:
       if name in last
     },
     "attention_share": round(last["of_attention"] / last["operations"], 3),
+    # In the others both grow alike, or attention not at all.
+    **({"apart": apart(lines)} if last["axis"] in "ts" else {}),
   }
 
 
 def table(found: dict[str, dict[str, Any]]) -> list[str]:
   """Exponents over the upper half, and in brackets those of the last step."""
-  rows = [["", "sizes fitted", *MEASURED, "attention"]]
+  rows = [["", "sizes fitted", *MEASURED, "attention", "error"]]
   for part, axes in found.items():
     for axis, of in axes.items():
       fitted = of["sizes"][upper_half(len(of["sizes"]))]
@@ -223,7 +258,8 @@ def table(found: dict[str, dict[str, Any]]) -> list[str]:
       ]
       share = f"{of['attention_share']:.0%}"
       sizes = f"{fitted[0]:,} to {fitted[-1]:,}"
-      rows.append([f"{part} {axis}", sizes, *cells, share])
+      error = f"{of['apart']['largest_error']:.0%}" if "apart" in of else ""
+      rows.append([f"{part} {axis}", sizes, *cells, share, error])
   wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
   padded = lambda row: zip(row, wide, strict=True)
   return ["  ".join(f"{c:{w}}" for c, w in padded(row)) for row in rows]

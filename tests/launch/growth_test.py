@@ -59,6 +59,28 @@ def test_the_share_of_attention_by_hand():
   assert found["operations"] > found["of_attention"]
 
 
+def line(attention: float, others: float, cpu_s: float) -> dict:
+  return {
+    "of_attention": attention * 1e9,
+    "operations": (attention + others) * 1e9,
+    "cpu_s": cpu_s,
+  }
+
+
+def test_time_is_that_of_attention_and_of_others():
+  # .01 s for others, .03 for attention; the first size is not fitted.
+  sizes = [1, 2, 4, 8]
+  grow = [line(x**2, 10 * x, 0.1 * x + 0.03 * x**2) for x in sizes]
+  grow[0]["cpu_s"] = 9.0
+  found = growth.apart([grow[0], *grow])
+  assert found == {"others_s": 0.01, "attention_s": 0.03, "largest_error": 0.0}
+  # Time that grows as the fourth power is explained by neither.
+  found = growth.apart([line(x**2, 10 * x, x**4) for x in (1, 2, 4, 8, 16)])
+  assert found["others_s"] == 0 and found["largest_error"] > 0.5
+  found = growth.apart([line(x**2, 10 * x, x**0.5) for x in (1, 2, 4, 8, 16)])
+  assert found["attention_s"] == 0 and found["largest_error"] > 0.2
+
+
 def test_points_change_one_size():
   default = {}
   for part in growth.FIXED:
