@@ -90,16 +90,31 @@ class Groups(NamedTuple):
   scores: Scores
 
 
+class Trees(NamedTuple):
+  """Rows of tokens that hold trees; see learner/tree_packing.py.
+
+  Token i sees token j if j <= i < end[j].
+  """
+
+  token: Int[Array, "*C P Q"]
+  # One behind the last descendant of a token; 0 marks padding.
+  end: Int[Array, "*C P Q"]
+  parent: Int[Array, "*C P E"]  # the token from which a target is predicted
+  target: Int[Array, "*C P E"]  # tokens that are predicted
+  at: Int[Array, "*C P M T"]  # target of each response token
+
+
 @_pytree
 @dataclasses.dataclass(frozen=True)
 class Batch:
   """Part of a minibatch: C microbatches of P blocks of M rows of one prompt.
 
-  A group of N rollouts takes as many blocks as it needs. Without the leading
-  axis C, it is one microbatch.
+  A group of N rollouts takes as many blocks as it needs. With `trees` a block
+  has rollouts of several prompts. Without the leading axis C, it is one
+  microbatch.
   """
 
-  prompt: Int[Array, "*C P S"]
+  prompt: Int[Array, "*C P S"]  # S = 0 if the prompts are in `trees`
   prompt_mask: Bool[Array, "*C P S"]
   response: Int[Array, "*C P M T"]
   mask: Bool[Array, "*C P M T"]
@@ -113,6 +128,8 @@ class Batch:
   logp_old: Float[Array, "*C P M T"] | None = None
   # Of the reference policy; None without a KL term.
   logp_ref: Float[Array, "*C P M T"] | None = None
+  # Read in place of prompts and responses; None: those are read.
+  trees: Trees | None = None
 
 
 @_pytree

@@ -22,10 +22,6 @@ def apply(c: Any, name: str) -> None:
     )
   if name != "tiny":
     _language_model(c)
-  elif c.sampling.n in (4, 8, 16, 32):
-    # About 7 of 16 rollouts are distinct, and about 40 of 512. Blocks of 8 rows
-    # therefore take a third of the time of an update with blocks of 32.
-    c.optim.rows, c.optim.blocks = 8, 64
   if name == "1p5b":
     # The model that ProRL starts from. The paper continues from step 3,000 of
     # ProRL v2, nvidia/Nemotron-Research-Reasoning-Qwen-1.5B, revision v2.

@@ -58,7 +58,6 @@ def get_config(which: str = "countdown/n16/1"):
   c.optim.warmup = 2  # updates; the shortest arms make about 20
   c.reference.kl_weight = 0.0  # so that only reward and N matter
   c.advantage.credit = "distinct" if "distinct" in arm else "equal"
-  c.optim.rows, c.optim.blocks = (8, 64) if c.sampling.n == 16 else (32, 16)
   if wing == "puzzles":
     c.filter.max_oversampling = 100  # few prompts have a gradient at the end
   else:

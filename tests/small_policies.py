@@ -2,6 +2,10 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
 
@@ -40,3 +44,26 @@ EXPERTS = changed(
   qkv_bias=False, qk_norm=True, experts=5, experts_per_token=2,
   normalize_experts=True,
 )  # fmt: skip
+
+
+def shaken(policy, seed=0, by=0.3):
+  """Parameters in which no bias is 0 and no scale is 1."""
+  params = policy.init(jax.random.key(seed))
+  rng = np.random.default_rng(seed)
+  return jax.tree.map(
+    lambda a: a + jnp.asarray(by * rng.normal(size=a.shape), a.dtype), params
+  )
+
+
+def padded(rows, width, side):
+  tokens = np.zeros((len(rows), width), np.int32)
+  mask = np.zeros((len(rows), width), bool)
+  for tokens_row, mask_row, ids in zip(tokens, mask, rows, strict=True):
+    at = slice(width - len(ids), None) if side == "left" else slice(len(ids))
+    tokens_row[at], mask_row[at] = ids, True
+  return jnp.asarray(tokens), jnp.asarray(mask)
+
+
+def some_ids(*lengths, seed=0):
+  rng = np.random.default_rng(seed)
+  return [rng.integers(0, TINY.vocab, length) for length in lengths]

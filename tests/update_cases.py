@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from brorl_jax.learner import packing
+from brorl_jax.learner.layout import Layout, Source
 from brorl_jax.learner.objective import Objective
 from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
@@ -70,14 +71,48 @@ def prompts(seed=0):
   return Prompts(tokens, mask, np.arange(P, dtype=np.int32))
 
 
-def packed(rows=4, blocks=3, roll=None, unit="token", mean="token"):
+class Blocks(Layout):
+  """Never trees."""
+
+  trees = None
+
+
+class SmallTrees(Layout):
+  """Rows of 32 tokens, if that is fewer positions than blocks take."""
+
+  @property
+  def trees(self):
+    return self.devices, 32
+
+
+def packed(
+  rows=4, blocks=3, roll=None, unit="token", mean="token", layout=Blocks
+):
   out, advantage = roll or rollouts()
   scale = packing.loss_scale(
     out.mask.sum(axis=2), unit=unit, mean=mean, constant=7
   )
   return packing.pack(
-    prompts(), out, advantage, packing.Layout(rows, blocks, T), scale
+    prompts(), out, advantage, layout(rows, blocks, T, S), scale
   )
+
+
+def some_lengths(*lengths):
+  """One prompt's distinct rollouts of these lengths, and what is packed."""
+  T, N = max(lengths), len(lengths)
+  mask = np.arange(T) < np.array(lengths)[:, None]
+  tokens = np.where(mask, 1 + np.arange(N)[:, None], 0).astype(np.int32)
+  out = Rollouts(
+    tokens[None],
+    np.zeros((1, N, T), np.float32),
+    mask[None],
+    np.zeros((1, N), bool),
+    np.ones(1, np.float32),
+  )
+  one = Prompts(
+    np.ones((1, 3), np.int32), np.ones((1, 3), bool), np.zeros(1, np.int32)
+  )
+  return Source(one, out, np.zeros((1, N), np.float32), None), [out.distinct(0)]
 
 
 def assert_close(got, want, rtol=1e-5):

@@ -13,13 +13,11 @@ from jaxtyping import Array, Bool, Float, PyTree
 from brorl_jax.rl import corrections, losses
 from brorl_jax.rl.mean import Mean
 from brorl_jax.rl.policy_loss import Loss, log_ratio, per_token, policy_loss
-from brorl_jax.types import Batch
+from brorl_jax.types import Batch, Trees
 
-# (params, prompt [P,S], its mask, response [P,M,T], temperature) ->
-# log-probabilities and entropies [P,M,T]
-ResponseLogp = Callable[
-  [PyTree, Array, Array, Array, float], tuple[Array, Array]
-]
+# (params, prompt [P,S], its mask, response [P,M,T], temperature, and trees if
+# the batch has them) -> log-probabilities and entropies [P,M,T]
+ResponseLogp = Callable[..., tuple[Array, Array]]
 
 
 @jax.tree_util.register_dataclass
@@ -159,6 +157,7 @@ def loss_and_stats(
       micro.prompt_mask,
       micro.response,
       objective.temperature,
+      *trees_of(micro),
     ),
   )
   logp_old = _old_logp(micro, logp, sampled, objective)
@@ -204,6 +203,11 @@ def loss_and_stats(
     logp_gap_max=jnp.max(gap),
   )
   return total, jax.lax.stop_gradient(stats)
+
+
+def trees_of(micro: Batch) -> tuple[Trees, ...]:
+  """The last argument of `ResponseLogp`, if there is one."""
+  return () if micro.trees is None else (micro.trees,)
 
 
 def _old_logp(micro: Batch, logp, sampled, objective: Objective) -> Array:

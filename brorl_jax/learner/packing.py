@@ -1,66 +1,26 @@
 """Groups of rollouts as batches of a few static shapes, on the host.
 
-A block is up to M distinct rollouts of one prompt, read side by side. Rollouts
-of similar length share a block, and each length is one compiled program.
+Rollouts lie side by side in blocks of rows (row_packing.py), or in trees that
+hold what they have in common once (tree_packing.py): whichever computes fewer
+positions.
 """
 
-import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 from jaxtyping import Float, Int
 
+from brorl_jax.learner import row_packing, tree_packing
+from brorl_jax.learner.layout import Layout, Source
 from brorl_jax.types import Batch, Prompts, Rollouts
 
 # How a minibatch averages its policy loss; see `loss_scale`.
 Mean = Literal["token", "sequence", "prompt", "constant"]
 
-# Lengths are halved from T down to 32, at most 6 of them: each is a program of
-# some seconds to compile, and padding to the next length is at most half.
-_LEAST_LENGTH = 32
-_MOST_LENGTHS = 6
-# Microbatches of a batch. The last batch of a length is filled up with zeros,
-# which are copied to the devices but not computed (`Batch.used`).
-MICROBATCHES = 8
-
-
-@dataclasses.dataclass(frozen=True)
-class Layout:
-  """The static shapes of batches.
-
-  A microbatch of half the length has twice the blocks, so that all microbatches
-  have about the same number of tokens.
-  """
-
-  rows: int  # M, rollouts per block, all of one prompt
-  blocks: int  # P, blocks per microbatch of the longest length, on all devices
-  length: int  # T, of the longest rollout
-
-  @property
-  def lengths(self) -> list[int]:
-    """The lengths to which responses are padded, ascending."""
-    lengths = [self.length]
-    while lengths[0] >= 2 * _LEAST_LENGTH and len(lengths) < _MOST_LENGTHS:
-      lengths.insert(0, -(-lengths[0] // 2))
-    return lengths
-
-  def blocks_of(self, length: int) -> int:
-    """Blocks per microbatch of this length."""
-    # Halves are rounded up, so a microbatch has up to 3 % more positions than
-    # one of the longest length (T = 1,025: 32 times the blocks, of 33).
-    halved = len(self.lengths) - 1 - self.lengths.index(length)
-    return self.blocks * 2**halved
-
-
-@dataclasses.dataclass(frozen=True)
-class Block:
-  """Distinct rollouts of one prompt that are read side by side."""
-
-  prompt: int
-  rollout: np.ndarray  # n of each row
-  count: np.ndarray  # identical rollouts that each row stands for
-  length: int  # of the longest row
+# Trees attend to the whole row, and are compiled beside blocks if they change
+# places with them: both must be worth it. The same for another number of rows.
+_WORTH = 0.8
 
 
 def split(groups: int, minibatches: int, seed: Sequence[int]) -> np.ndarray:
@@ -135,11 +95,11 @@ def pack(
   layout: Layout,
   scale: Float[np.ndarray, "P N"] | None = None,
 ) -> list[Batch]:
-  """Cuts groups into blocks of similar length and merges identical rollouts.
+  """Merges identical rollouts and lays out what is left.
 
   Identical rollouts have the same advantage and, up to rounding, the same
   log-probability, so one row with the count as its weight has the gradient of
-  all. With short answers a group of 512 has 10 to 36 distinct rollouts.
+  all. With short answers a group of 512 has 10 to 45 distinct rollouts.
 
   Args:
     prompts: P prompts, on the host.
@@ -149,87 +109,32 @@ def pack(
     scale: From `loss_scale`.
 
   Returns:
-    Batches in ascending order of length; lengths without a block are left out.
+    Batches; blocks of rows in ascending order of length, and lengths without a
+    block are left out.
   """
-  by_length: dict[int, list[Block]] = {}
-  for block in blocks(rollouts, layout.rows):
-    length = next(x for x in layout.lengths if x >= block.length)
-    by_length.setdefault(length, []).append(block)
-  return [
-    _batch(prompts, rollouts, advantage, part, layout, length, scale)
-    for length in sorted(by_length)
-    for part in _cut(by_length[length], layout.blocks_of(length))
-  ]
-
-
-def blocks(rollouts: Rollouts, rows: int) -> Iterator[Block]:
-  """Each group's distinct rollouts in blocks of `rows`, the longest first."""
-  for p in range(len(rollouts.tokens)):
-    first, count = rollouts.distinct(p)
-    length = rollouts.mask[p, first].sum(axis=1)
-    # Sorted, 512 lengths spread evenly over 1 to 1,024 pad to 684 on average in
-    # blocks of 32; unsorted, nearly every block has one of more than 512.
-    order = np.argsort(-length, kind="stable")
-    # A block that is not full stays so, as it reads one prompt alone: 32 rows
-    # for 7 distinct rollouts of 16 made 93 % of the positions padding.
-    for start in range(0, len(first), rows):
-      at = order[start : start + rows]
-      yield Block(p, first[at], count[at], int(length[at[0]]))
-
-
-def _cut(blocks: list[Block], per_microbatch: int) -> Iterator[list[Block]]:
-  most = per_microbatch * MICROBATCHES
-  for start in range(0, len(blocks), most):
-    yield blocks[start : start + most]
-
-
-def _batch(
-  prompts: Prompts,
-  rollouts: Rollouts,
-  advantage: Float[np.ndarray, "P N"],
-  blocks: list[Block],
-  layout: Layout,
-  length: int,
-  scale: Float[np.ndarray, "P N"] | None,
-) -> Batch:
-  M, B, S = layout.rows, layout.blocks_of(length), prompts.tokens.shape[1]
-  rows = MICROBATCHES * B
-  # 9 bytes per position of a response: 38 MB with 16 blocks of 32 rows of 1,024
-  # tokens, and about as much at each shorter length.
-  out = {
-    "prompt": np.zeros((rows, S), np.int32),
-    "prompt_mask": np.zeros((rows, S), bool),
-    "response": np.zeros((rows, M, length), np.int32),
-    "mask": np.zeros((rows, M, length), bool),
-    "logp_sampled": np.zeros((rows, M, length), np.float32),
-    "advantage": np.zeros((rows, M), np.float32),
-    "weight": np.zeros((rows, M), np.float32),
-  }
-  if scale is not None:
-    out["scale"] = np.zeros((rows, M), np.float32)
-  # A block of padding still needs one real prompt token: attention over no key
-  # is 0 / 0.
-  out["prompt_mask"][:, -1] = True
-  for i, block in enumerate(blocks):
-    p, n, to = block.prompt, block.rollout, (i, slice(len(block.rollout)))
-    out["prompt"][i] = prompts.tokens[p]
-    out["prompt_mask"][i] = prompts.mask[p]
-    out["response"][to] = rollouts.tokens[p, n, :length]
-    out["mask"][to] = rollouts.mask[p, n, :length]
-    out["logp_sampled"][to] = rollouts.logp[p, n, :length]
-    out["advantage"][to] = advantage[p, n]
-    out["weight"][to] = block.count
-    if scale is not None:
-      out["scale"][to] = scale[p, n]
-  folded = {k: v.reshape(MICROBATCHES, B, *v.shape[1:]) for k, v in out.items()}
-  used = -(-len(blocks) // B)
-  return Batch(**folded, used=np.array(used, np.int32))
+  source = Source(prompts, rollouts, advantage, scale)
+  distinct = [rollouts.distinct(p) for p in range(len(rollouts.tokens))]
+  best = row_packing.plan(source, distinct, layout, layout.rows)
+  if layout.fewer < layout.rows:
+    fewer = row_packing.plan(source, distinct, layout, layout.fewer)
+    best = fewer if fewer.positions < _WORTH * best.positions else best
+  if shape := layout.trees:
+    trees = tree_packing.plan(source, distinct, shape)
+    if trees.positions < _WORTH * best.positions:
+      return tree_packing.batches(source, trees)
+  return row_packing.batches(source, best, layout)
 
 
 def padding_fraction(batches: Sequence[Batch]) -> float:
-  """Share of the computed response positions that hold no token."""
-  tokens = sum(int(b.mask.sum()) for b in batches)
-  # Of `used` microbatches, as others are not computed. .78 in the quick start:
-  # 32 rows for about 23 rollouts, six positions for 2.4 tokens, spare blocks.
-  places = sum(int(b.used) * b.mask[0].size for b in batches)
-  return 1.0 - tokens / places
+  """Share of the computed positions, prompts' too, that hold no token."""
+  tokens = places = 0
+  for b in batches:
+    used = int(b.used)  # other microbatches are not computed
+    if b.trees is not None:
+      masks = [b.trees.end[:used] > 0]
+    else:
+      real = (b.weight[:used] > 0).any(axis=-1, keepdims=True)
+      masks = [b.prompt_mask[:used] & real, b.mask[:used]]
+    tokens += sum(int(mask.sum()) for mask in masks)
+    places += sum(mask.size for mask in masks)
+  return 1.0 - tokens / max(places, 1)

@@ -22,6 +22,7 @@ from brorl_jax.learner.objective import (
   ResponseLogp,
   Stats,
   loss_and_stats,
+  trees_of,
 )
 from brorl_jax.model import sharding
 from brorl_jax.types import Batch, State
@@ -117,7 +118,12 @@ def logp_of(
   def score(i, out):
     micro = _microbatch(batch, i)
     logp, _ = response_logp(
-      params, micro.prompt, micro.prompt_mask, micro.response, temperature
+      params,
+      micro.prompt,
+      micro.prompt_mask,
+      micro.response,
+      temperature,
+      *trees_of(micro),
     )
     return out.at[i].set(logp)
 

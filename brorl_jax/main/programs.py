@@ -80,11 +80,18 @@ def keep(given: str | None) -> None:
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
-def log_line() -> str:
-  """A line for the log."""
+def place() -> pathlib.Path | None:
+  """The folder of this kind of machine; None if nothing is kept."""
   of = jax.config.values
   folder = of["jax_compilation_cache_dir"]
   if folder is None or not of["jax_enable_compilation_cache"]:
+    return None
+  return pathlib.Path(folder)
+
+
+def log_line() -> str:
+  """A line for the log."""
+  if (folder := place()) is None:
     return "compiled programs are not kept"
   return f"compiled programs are kept in {folder}"
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from brorl_jax.learner import packing
 from brorl_jax.learner import state as states
+from brorl_jax.learner.layout import MICROBATCHES
 from brorl_jax.main.stages import learning
 from brorl_jax.meshes import Axes
 from brorl_jax.model import sharding
@@ -85,7 +85,7 @@ def gradient(
     axes=axes,
     applied=False,
     # Two batches: one is brought while the other is computed.
-    microbatches=2 * packing.MICROBATCHES,
+    microbatches=2 * MICROBATCHES,
   )
 
 

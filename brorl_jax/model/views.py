@@ -90,3 +90,14 @@ def segment_start(segment: Int[Array, "P M Q"]) -> Int[Array, "P M Q"]:
   start = jnp.where(begins, index[None, None], 0)
   start = jnp.pad(start, ((0, 0), (0, 0), (1, 0)))
   return jax.lax.cummax(start, axis=2)
+
+
+def of_trees(
+  end: Int[Array, "P M Q"],
+) -> tuple[Bool[Array, "P M Q Q"], Int[Array, "P M Q"]]:
+  """Which tokens each token of `Trees` sees, and its depth."""
+  index = jnp.arange(end.shape[-1])
+  i, j = index[None, None, :, None], index[None, None, None, :]
+  # Padding, whose end is 0, sees itself: attention over no key is 0 / 0.
+  visible = (j <= i) & (i < end[..., None, :]) | (i == j)
+  return visible, jnp.sum(visible, axis=-1, dtype=jnp.int32) - 1

@@ -35,7 +35,8 @@ import jax.numpy as jnp
 
 from brorl_jax.meshes import Axes
 from brorl_jax.model import attention, layers, sharding
-from brorl_jax.model.policy import PREFILL_CHUNK, Policy
+from brorl_jax.model.policy import Policy
+from brorl_jax.model.reading import PREFILL_CHUNK
 from brorl_jax.rollout import compaction, program_spec, programs, sampler
 from brorl_jax.rollout.draw import block_of
 

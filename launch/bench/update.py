@@ -58,6 +58,7 @@ class Learner:
 
     from brorl_jax import types
     from brorl_jax.learner import optimizer, packing, update
+    from brorl_jax.learner.layout import Layout
     from brorl_jax.learner.objective import Objective
     from launch.bench import ours
 
@@ -89,7 +90,8 @@ class Learner:
     )
     self.state = jax.block_until_ready(jax.jit(init)(jax.random.key(0)))
     self._pack = functools.partial(
-      packing.pack, layout=packing.Layout(rows, blocks, task.workload.new)
+      packing.pack,
+      layout=Layout(rows, blocks, task.workload.new, task.workload.prompt),
     )
     self._minibatch = functools.partial(
       update.minibatch_step,

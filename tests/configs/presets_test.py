@@ -154,8 +154,8 @@ def test_only_what_tells_them_apart_differs_between_the_arms():
       fields(of.get_config(preset)) for of in (n16, n512, n512_equal_samples)
     )
     allowed = {"sampling.n", "sampling.samples"}
-    if preset == "tiny":  # see presets.py, and the shorter run of n512.py
-      allowed |= {"optim.rows", "optim.blocks", "run.steps"}
+    if preset == "tiny":  # the shorter run of n512.py
+      allowed |= {"run.steps"}
     assert {k for k in few if few[k] != many[k]} <= allowed
     allowed -= {"sampling.samples", "run.steps"}
     allowed |= {"optim.minibatches"}

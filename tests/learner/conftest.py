@@ -2,10 +2,10 @@
 
 import pytest
 
-from brorl_jax.learner import packing
+from brorl_jax.learner import layout
 
 
 @pytest.fixture
 def three_lengths(monkeypatch):
   """Responses of 1, 2 and up to 4 tokens have batches of their own."""
-  monkeypatch.setattr(packing, "_LEAST_LENGTH", 1)
+  monkeypatch.setattr(layout, "_LEAST_LENGTH", 1)

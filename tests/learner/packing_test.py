@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from update_cases import N, P, T, packed, prompts, rollouts
+from update_cases import N, P, T, packed, prompts, rollouts, some_lengths
 
 from brorl_jax.learner import packing
-from brorl_jax.learner.packing import Layout
+from brorl_jax.learner.layout import Layout
 
 pytestmark = pytest.mark.usefixtures("three_lengths")
 
@@ -51,64 +51,26 @@ def test_split_is_a_shuffled_partition_of_whole_groups():
   np.testing.assert_array_equal(parts, packing.split(12, 3, (0, 5)))
 
 
-@pytest.mark.parametrize(
-  "length, lengths",
-  [
-    (6, [6]),
-    (63, [63]),
-    (64, [32, 64]),
-    (130, [33, 65, 130]),
-    (15360, [480, 960, 1920, 3840, 7680, 15360]),
-  ],
-)
-def test_lengths_by_hand(length, lengths, monkeypatch):
-  monkeypatch.undo()
-  layout = Layout(8, 3, length)
-  assert layout.lengths == lengths
-  blocks = [layout.blocks_of(x) for x in lengths]
-  assert blocks == [3 * 2**i for i in range(len(lengths))][::-1]
-
-
-def test_a_block_has_rollouts_of_one_prompt_and_similar_length():
-  out, advantage = rollouts(kinds=12)
-  batches = packed(rows=3, blocks=2, roll=(out, advantage))
-  lengths = [batch.mask.shape[-1] for batch in batches]
-  assert lengths == sorted(lengths) and set(lengths) == {1, 2, 4}
-  for p in range(P):
-    first, _ = out.distinct(p)
-    mine = []
-    for block in packing.blocks(out, 3):
-      if block.prompt == p:
-        length = out.mask[p, block.rollout].sum(axis=1).tolist()
-        assert block.length == max(length) and len(length) <= 3
-        mine += length
-    assert mine == sorted(out.mask[p, first].sum(axis=1).tolist())[::-1]
-  for batch in batches:
-    C, B, R, L = batch.mask.shape
-    assert (C, B, R) == (8, 2 * 4 // L, 3)
-    rows = batch.weight.sum(-1) > 0
-    longest = batch.mask.sum(-1).max(-1)
-    assert (longest[rows] > L // 2).all() or L == 1
-    assert rows.reshape(-1)[: (int(batch.used) - 1) * B + 1].all()
-    assert not rows[int(batch.used) :].any()
-
-
-def test_more_microbatches_than_a_batch_holds_make_another(monkeypatch):
-  monkeypatch.setattr(packing, "MICROBATCHES", 2)
-  out, advantage = rollouts(kinds=12)
-  few = packed(rows=1, blocks=1, roll=(out, advantage))
-  used = [(batch.mask.shape[-1], int(batch.used)) for batch in few]
-  assert [x for x in used if x[1] < 2].__len__() <= 3
-  assert all(1 <= n <= 2 for _, n in used) and len(used) > 6
-  assert sum(batch.weight.sum() for batch in few) == P * N
-
-
 def test_padding_by_hand():
   out, advantage = rollouts(kinds=1)
   out.mask[:] = np.arange(T) < 3
   batches = packed(rows=2, blocks=3, roll=(out, advantage))
-  # 4 blocks of 1 of 2 rows, 3 of 4 tokens: 2 microbatches of 3 x 2 x 4 places.
-  assert packing.padding_fraction(batches) == 1 - 4 * 3 / (2 * 3 * 2 * 4)
+  # 4 blocks of 1 of 2 rows, 3 of 4 tokens: 2 microbatches of 3 blocks with
+  # 5 places for the prompt and 2 x 4 for responses.
+  tokens = prompts().mask.sum() + 4 * 3
+  want = 1 - tokens / (2 * 3 * (5 + 2 * 4))
+  np.testing.assert_allclose(packing.padding_fraction(batches), want)
+
+
+@pytest.mark.parametrize("count, rows", [(16, 16), (17, 4)])
+def test_fewer_rows_where_they_make_less_padding(count, rows):
+  source, _ = some_lengths(*[16] * count)
+  # 17 rows: 2 blocks of 16 are 518 positions, 6 blocks of 4 are 402.
+  (batch,) = packing.pack(
+    source.prompts, source.rollouts, source.advantage, Layout(16, 1, 16, 3)
+  )
+  assert batch.mask.shape[2] == rows
+  assert batch.mask.sum() == 16 * count
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,9 @@ from one_step import groups
 from update_cases import OBJECTIVE, POLICY, packed, params, rollouts
 
 from brorl_jax import meshes
-from brorl_jax.learner import optimizer, packing, update
+from brorl_jax.learner import optimizer, row_packing, update
 from brorl_jax.learner import step as steps
+from brorl_jax.learner.layout import Layout
 from brorl_jax.model import sharding
 
 
@@ -45,7 +46,7 @@ def test_rollouts_that_do_not_count_are_not_packed():
     some,
     advantage,
     counted,
-    packing.Layout(rows=2, blocks=2, length=4),
+    Layout(rows=2, blocks=2, length=4, prompt=5),
     count=2,
     seed=(0, 1),
     scale=lambda length: None,
@@ -88,7 +89,7 @@ def one_device():
 
 def in_batches(monkeypatch, seed=0):
   """A minibatch of several batches."""
-  monkeypatch.setattr(packing, "MICROBATCHES", 1)
+  monkeypatch.setattr(row_packing, "MICROBATCHES", 1)
   return packed(rows=1, blocks=8, roll=rollouts(seed, kinds=12))
 
 

@@ -60,6 +60,7 @@ GOOD = [
   {"weight_decay": 0.1},
   {"mesh_fsdp": 4},
   {"dtype": "bfloat16"},
+  {"dtype": "auto"},
   {"samples_shown": 0},
   {"theory_prompts": 0},  # not measured
   {"minibatches": 32},
@@ -141,7 +142,7 @@ BAD = [
   ("eps", {"eps": 0.0}, "positive"),
   ("weight_decay", {"weight_decay": -0.1}, "0 or positive"),
   ("max_grad_norm", {"max_grad_norm": 0.0}, "positive"),
-  ("dtype", {"dtype": "float16"}, "one of float32, bfloat16"),
+  ("dtype", {"dtype": "float16"}, "one of float32, bfloat16, auto"),
   ("second_moment", {"second_moment": ""}, "one of full, factored"),
   ("remat", {"remat": "all"}, "one of layer, products, nothing"),
   ("offload", {"offload": "opt"}, "one of nothing, reference, moments"),

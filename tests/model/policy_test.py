@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import math
 
 import chex
 import jax
@@ -14,10 +13,18 @@ import pytest
 import tiers
 from compiled import equations
 from loads import on_gpu
-from small_policies import EXPERTS, GEMMA2, GEMMA3, TINY, changed
+from small_policies import (
+  EXPERTS,
+  GEMMA2,
+  GEMMA3,
+  TINY,
+  changed,
+  padded,
+  shaken,
+  some_ids,
+)
 
 from brorl_jax import meshes
-from brorl_jax.model import policy as policy_module
 from brorl_jax.model import sharding
 from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
@@ -49,33 +56,10 @@ NAMES = ("qwen2", "gemma2", "gemma3", "experts")
 logits = jax.jit(Policy.logits, static_argnums=0)
 
 
-def shaken(policy, seed=0, by=0.3):
-  """Parameters in which no bias is 0 and no scale is 1."""
-  params = policy.init(jax.random.key(seed))
-  rng = np.random.default_rng(seed)
-  return jax.tree.map(
-    lambda a: a + jnp.asarray(by * rng.normal(size=a.shape), a.dtype), params
-  )
-
-
-def padded(rows, width, side):
-  tokens = np.zeros((len(rows), width), np.int32)
-  mask = np.zeros((len(rows), width), bool)
-  for tokens_row, mask_row, ids in zip(tokens, mask, rows, strict=True):
-    at = slice(width - len(ids), None) if side == "left" else slice(len(ids))
-    tokens_row[at], mask_row[at] = ids, True
-  return jnp.asarray(tokens), jnp.asarray(mask)
-
-
 def whole(*parts):
   """One row without padding."""
   tokens = jnp.asarray(np.concatenate(parts)[None], jnp.int32)
   return tokens, jnp.ones(tokens.shape, bool)
-
-
-def some_ids(*lengths, seed=0):
-  rng = np.random.default_rng(seed)
-  return [rng.integers(0, TINY.vocab, length) for length in lengths]
 
 
 @pytest.mark.parametrize("name", tiers.some(POLICIES, 1))
@@ -275,37 +259,6 @@ def test_decoding_in_a_circle_of_columns_gives_the_logits_of_the_whole_row(
   for p, ids in enumerate(prompts):
     want = plain_decoder.logits(policy, params, ids)[-1]
     np.testing.assert_allclose(first[p], want, atol=3e-5)
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("name", NAMES)
-def test_a_prompt_read_in_chunks_is_the_prompt_read_at_once(name, monkeypatch):
-  policy = POLICIES[name]
-  params = shaken(policy)
-  # Chunks that are all padding for one prompt, and 2 places too many in front.
-  tokens, mask = padded(some_ids(2, 13, 9), 13, "left")
-  want, whole_prefix = policy.prefill(params, tokens, mask)
-  monkeypatch.setattr(policy_module, "PREFILL_CHUNK", 5)
-  got, prefix = policy.prefill(params, tokens, mask)
-  np.testing.assert_allclose(got, want, atol=3e-5)
-  np.testing.assert_array_equal(prefix.mask, mask)
-  real = np.asarray(mask)[:, None, None, :, None]
-  for a, b in ((prefix.k, whole_prefix.k), (prefix.v, whole_prefix.v)):
-    assert a.shape == b.shape
-    np.testing.assert_allclose(
-      np.where(real, a, 0), np.where(real, b, 0), atol=3e-5
-    )
-  # No array has S x S scores, and only the last positions have logits.
-  program = jax.make_jaxpr(lambda: policy.prefill(params, tokens, mask))()
-  shapes = [
-    v.aval.shape
-    for eqn in equations(program.jaxpr, "dot_general")
-    for v in eqn.outvars
-  ]
-  assert any(5 in s for s in shapes)
-  others = [math.prod(s) for s in shapes if policy.vocab not in s]
-  assert max(others) < len(tokens) * policy.heads * 13 * 13
-  assert [s for s in shapes if policy.vocab in s] == [(3, policy.vocab)]
 
 
 @pytest.mark.ci

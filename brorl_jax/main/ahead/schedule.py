@@ -2,12 +2,13 @@
 
 import dataclasses
 
-from brorl_jax.learner import packing
+from brorl_jax import meshes
 from brorl_jax.main.ahead import costs
 from brorl_jax.main.ahead.chips import Chip
 from brorl_jax.main.ahead.measured import Measured
 from brorl_jax.main.ahead.programs import training_spec
 from brorl_jax.main.ahead.run import Run
+from brorl_jax.main.stages import learning
 from brorl_jax.rollout import compaction
 
 
@@ -97,9 +98,7 @@ def of(run: Run, measured: list[Measured], chip: Chip) -> Schedule:
 def programs(run: Run) -> dict[str, int]:
   """How many programs a run compiles: part -> number, at most."""
   c = run.config
-  lengths = packing.Layout(
-    c.optim.rows, c.optim.blocks, c.sampling.max_new_tokens
-  ).lengths
+  layout = learning.layout(c, meshes.of(run.mesh).rows)
   spec = training_spec(run)
   # Each size of lanes with each of slots: both may shrink alone.
   sizes = compaction.sizes(spec)
@@ -109,6 +108,6 @@ def programs(run: Run) -> dict[str, int]:
   return {
     # Prefill, admit, take; with several processes the copy.
     "sampling": 3 + decoding + (run.processes > 1),
-    "updating": len(lengths) * (1 + scores) + 2,
+    "updating": layout.shapes * (1 + scores) + 2,
     "evaluation": 2 + decoding,
   }

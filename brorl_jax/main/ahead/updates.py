@@ -11,7 +11,8 @@ import numpy as np
 from jaxtyping import PyTree
 
 from brorl_jax import meshes
-from brorl_jax.learner import packing, theory, update
+from brorl_jax.learner import theory, update
+from brorl_jax.learner.layout import MICROBATCHES
 from brorl_jax.main.ahead.run import Program, Run, placed, size
 from brorl_jax.main.stages import learning
 from brorl_jax.model.policy import Policy
@@ -21,12 +22,9 @@ from brorl_jax.types import Batch, State
 def batch(run: Run, *, scored: bool) -> Batch:
   """Shapes of the longest batch of an update, where it lies."""
   c = run.config
-  layout = packing.Layout(
-    c.optim.rows, c.optim.blocks, c.sampling.max_new_tokens
-  )
   own = run.at(None, meshes.rows(run.mesh))
-  C, P, M = packing.MICROBATCHES, c.optim.blocks, c.optim.rows
-  S, T = c.data.prompt_tokens, layout.length
+  C, P, M = MICROBATCHES, c.optim.blocks, c.optim.rows
+  S, T = c.data.prompt_tokens, c.sampling.max_new_tokens
   of = lambda *shape, dtype=jnp.float32: own((C, P, *shape), dtype)
   logp = of(M, T)
   second = scored and c.optim.minibatches > 1

@@ -19,6 +19,7 @@ from brorl_jax.main import (
   checkpoint_source,
   contamination,
   functions,
+  precision,
   programs,
   settings,
 )
@@ -26,7 +27,7 @@ from brorl_jax.main.commands import plan as plan_command
 from brorl_jax.main.stages import sampling
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.main.stages.scoring import Scorer
-from brorl_jax.model import architectures, local
+from brorl_jax.model import architectures, local, target
 from brorl_jax.model.policy import Policy
 from brorl_jax.rollout import dynamic_sampling, plan
 from brorl_jax.runs import checkpoints, folder, lock, metrics, sections
@@ -73,8 +74,9 @@ def measure(
 
 def run(c: sections.Config, workdir: pathlib.Path) -> None:
   """Writes eval/records.jsonl, chunk by chunk, then eval/summary.json."""
-  values = sections.as_dict(c)
-  folder.check(values, workdir, allow_change=False, mode="evaluate")
+  folder.check(
+    sections.as_dict(c), workdir, allow_change=False, mode="evaluate"
+  )
   lines, path = (
     workdir / "eval" / name for name in ("records.jsonl", "summary.json")
   )
@@ -85,12 +87,15 @@ def run(c: sections.Config, workdir: pathlib.Path) -> None:
       )
   logging.set_verbosity(logging.ERROR)  # orbax logs every file
   try:
+    began = precision.of_run(workdir) or _dtype(c.policy.checkpoint)
+    c, why = precision.settled(c, target.here(), began)
     parts = _parts(c, workdir)
   except ValueError as e:
     raise UserError(str(e)) from None
+  values = sections.as_dict(c)
   with contextlib.closing(parts.scorer), lock.hold(workdir):
     folder.write_config(values, workdir, mode="evaluate", **parts.entries)
-    print(*parts.log_lines, programs.log_line(), sep="\n")
+    print(*why, *parts.log_lines, programs.log_line(), sep="\n")
     try:
       records = _sampled(c, lines, parts)
       evaluate.check_invalid(records)
@@ -104,6 +109,13 @@ def run(c: sections.Config, workdir: pathlib.Path) -> None:
     }
     write_whole(path, json.dumps(result, indent=2) + "\n")
   print(table(result), f"  {path}", sep="\n")
+
+
+def _dtype(checkpoint: str) -> str | None:
+  """The dtype of a run, in which it evaluates itself; None if it is no run."""
+  which = checkpoint_source.find_run(checkpoint)
+  ran = which and checkpoint_source.ran(which)
+  return ran.dtype if ran else None
 
 
 def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from brorl_jax.main import (
   checkpoint_source,
   corpus,
   functions,
+  precision,
   settings,
   sizes,
 )
@@ -71,8 +72,11 @@ def run(c: Config, topology: str | None = None, *, fast: bool = False) -> None:
       own.Rewards(c.reward.verifier, workers=1).close()  # imports them
     source = _source(c.policy.checkpoint)
     where = None if topology is None else _described(topology, fast)
-    policy = architectures.read_policy(source, dtype=c.policy.dtype)
     axes, machine = _devices(c.devices, where)
+    c, why = precision.settled(c, machine)
+    for line in why:
+      print(line)
+    policy = architectures.read_policy(source, dtype=c.policy.dtype)
     policy = dataclasses.replace(policy, target=machine)
     how: dict[str, Any] = dict(axes=axes)
     how["keep_reference"] = learning.keeps_reference(c)

@@ -17,6 +17,7 @@ from brorl_jax.learner import state as states
 from brorl_jax.main import (
   checkpoint_source,
   functions,
+  precision,
   programs,
   settings,
   shared,
@@ -28,7 +29,7 @@ from brorl_jax.main.recorder import Recorder
 from brorl_jax.main.stages import advantages, learning, sampling
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.main.stages.scoring import Scorer
-from brorl_jax.model import architectures, huggingface, local
+from brorl_jax.model import architectures, huggingface, local, target
 from brorl_jax.model.policy import Policy
 from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.runs import (
@@ -63,14 +64,16 @@ def run(
 ) -> None:
   """Checks the config, trains and prints the report."""
   settings.check_training(c)
-  values, changed = sections.as_dict(c), {}
+  values, changed, began = sections.as_dict(c), {}, None
   if begin_again:
     folder.check_again(workdir)
   else:
     changed = folder.check(values, workdir, allow_change=allow_change)
+    began = precision.of_run(workdir)
+  c, why = precision.settled(c, target.here(), began)
   logging.set_verbosity(logging.ERROR)  # orbax logs every file
   how = dict(allow_change=allow_change or begin_again, begin_again=begin_again)
-  stopped = _hold(c, workdir, changed, **how)
+  stopped = _hold(c, workdir, changed, why, **how)
   if stopped is not None:
     print(f"stopped after step {stopped}; the same command goes on")
     sys.exit(processes.STOPPED)
@@ -85,6 +88,7 @@ def _hold(
   c: Config,
   workdir: pathlib.Path,
   changed: Mapping[str, Any],
+  log_lines: list[str],
   *,
   allow_change: bool,
   begin_again: bool,
@@ -103,6 +107,7 @@ def _hold(
     ):
       print(f"moved the files of {workdir} to {moved}")
     log_lines = [
+      *log_lines,
       shared.summary(parts.mesh, parts.state.params),
       *parts.scorer.log_lines,
       *(one.summary for one in parts.phases),

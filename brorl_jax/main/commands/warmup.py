@@ -17,9 +17,9 @@ from brorl_jax.errors import UserError
 from brorl_jax.learner import optimizer, pair_packing, supervised
 from brorl_jax.learner.pair_packing import Layout, Pair
 from brorl_jax.learner.supervised import Look
-from brorl_jax.main import checkpoint_source, programs, settings
+from brorl_jax.main import checkpoint_source, precision, programs, settings
 from brorl_jax.main.commands import export
-from brorl_jax.model import architectures, huggingface, tokenizer
+from brorl_jax.model import architectures, huggingface, target, tokenizer
 from brorl_jax.model.policy import Policy
 from brorl_jax.runs import folder, sections
 from brorl_jax.runs.sections import Warmup
@@ -58,8 +58,10 @@ class _Start(NamedTuple):
 
 def _run(c: Warmup, workdir: pathlib.Path) -> None:
   mesh = meshes.make_mesh(**c.devices.mesh)
+  c, why = precision.settled(c, target.here())
   start = _start(c, meshes.of(mesh).rows)
-  print(*start.log_lines, programs.log_line(), sep="\n", file=sys.stderr)
+  log_lines = [*why, *start.log_lines, programs.log_line()]
+  print(*log_lines, sep="\n", file=sys.stderr)
   _, params = huggingface.load(start.source, dtype=c.policy.dtype, mesh=mesh)
   looks: list[Look] = []
   params = train(

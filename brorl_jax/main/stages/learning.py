@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from brorl_jax import train, types
+from brorl_jax import meshes, train, types
 from brorl_jax.learner import packing, theory, update
 from brorl_jax.learner import state as states
 from brorl_jax.learner import step as steps
+from brorl_jax.learner.layout import Layout
 from brorl_jax.learner.objective import Correction, Objective, Stats
 from brorl_jax.learner.optimizer import adamw, updates_done
 from brorl_jax.main import functions, settings
@@ -80,14 +81,23 @@ def objective(
   )
 
 
+def layout(c: Config, devices: int) -> Layout:
+  """Shapes of the batches of an update, for so many rows of devices."""
+  return Layout(
+    c.optim.rows,
+    c.optim.blocks,
+    c.sampling.max_new_tokens,
+    c.data.prompt_tokens,
+    devices,
+  )
+
+
 def update_stage(
   c: Config, policy: Policy, tx, schedule, mesh: Mesh
 ) -> Callable[..., tuple[types.State, train.Updated]]:
   """Stage 5: `optim.minibatches` optimizer updates over whole groups."""
   policy = dataclasses.replace(policy, remat=c.devices.remat, mesh=mesh)
-  layout = packing.Layout(
-    c.optim.rows, c.optim.blocks, c.sampling.max_new_tokens
-  )
+  shapes = layout(c, meshes.of(mesh).rows)
   goal = objective(c.loss, c.reference, temperature=c.sampling.temperature)
   scale = functools.partial(
     packing.loss_scale,
@@ -110,7 +120,7 @@ def update_stage(
       kept,
       credit.advantage,
       credit.counts,
-      layout,
+      shapes,
       count=c.optim.minibatches,
       seed=(c.run.seed, step),
       scale=scale,

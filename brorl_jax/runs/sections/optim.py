@@ -20,14 +20,14 @@ class Optim(Section):
   )
   rows: int = setting(
     32,
-    "Rows of a block. It holds distinct rollouts of one prompt, and padding. "
-    "0: 8, or as few as fit into memory.",
+    "Rows of a block, at most. It holds distinct rollouts of one prompt, and "
+    "padding. 0: 8, or as few as fit into memory.",
     phased=True,
   )
   blocks: int = setting(
     16,
-    "Blocks per microbatch, a multiple of the rows of the mesh. 0: one for "
-    "each row.",
+    "Blocks per microbatch of the longest responses, a multiple of the rows of "
+    "the mesh. 0: one for each row.",
     phased=True,
   )
   lr: float = setting(

@@ -39,7 +39,7 @@ def test_tables_and_a_line_of_json(show):
   assert titles[:-1] == [
     "messages of 1 MiB and more, per call or token",
     "time",
-    "programs to compile: at most 13 (5 of sampling, 4 of updating, 4 of "
+    "programs to compile: at most 15 (5 of sampling, 6 of updating, 4 of "
     "evaluation)",
     "checkpoint: 83.01 KiB, written from the shards of 8 devices; 3 kept: "
     "0.24 MiB",
@@ -49,7 +49,7 @@ def test_tables_and_a_line_of_json(show):
   assert read["checkpoint_bytes"] == 16 * made.run().parameters + 3 * 4
   assert [m["name"] for m in read["programs"]] == ["prefill", "gradient"]
   assert [p["name"] for p in read["parts"]] == ["prefill", "gradient"]
-  assert sum(read["program_counts"].values()) == 13
+  assert sum(read["program_counts"].values()) == 15
 
 
 def test_what_there_is_not_has_no_title(show):

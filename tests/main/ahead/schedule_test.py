@@ -103,11 +103,12 @@ def test_a_plan_is_of_the_whole_step():
 
 def test_how_many_programs_a_run_compiles():
   # Rollouts of one page are not compacted: the decode loop and an empty page.
-  # One length of responses: score and gradient; apply, and sums of nothing.
+  # One length of responses, or trees: score and gradient; apply, and sums of
+  # nothing.
   assert schedule.programs(made.run()) == {
     "sampling": 3 + 2,
-    "updating": 2 + 2,
+    "updating": 2 * 2 + 2,
     "evaluation": 2 + 2,
   }
   alone = made.run(minibatches=1, kl_weight=0.0)
-  assert schedule.programs(alone)["updating"] == 1 + 2
+  assert schedule.programs(alone)["updating"] == 2 + 2

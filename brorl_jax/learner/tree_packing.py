@@ -1,0 +1,201 @@
+"""Groups of short rollouts as trees, several in a row of tokens.
+
+What the responses to a prompt have in common is read once: the prompt, and
+every prefix that some of them share. 512 answers of three tokens are some 45
+distinct ones with 104 distinct prefixes, of which 63 are read: the last token
+of a response is only predicted.
+
+The tokens of a tree lie in the order of a walk that visits a token before those
+that follow it. A token's descendants are then its neighbours up to `end`, and
+token i sees token j if j <= i < end[j]. A row holds trees of several prompts.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+from jaxtyping import Int
+
+from brorl_jax.learner.layout import MICROBATCHES, Source, folded
+from brorl_jax.learner.row_packing import Distinct
+from brorl_jax.types import Batch, Trees
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+  """A prompt with some of its distinct responses.
+
+  Tokens that are read have numbers from 0. A target is a token that is
+  predicted, the same for all responses that begin alike.
+  """
+
+  prompt: int
+  rollout: np.ndarray  # n of each response
+  count: np.ndarray  # identical rollouts that each stands for
+  token: Int[np.ndarray, " Q"]
+  end: Int[np.ndarray, " Q"]  # one behind the last descendant
+  parent: Int[np.ndarray, " E"]  # the token from which a target is predicted
+  target: Int[np.ndarray, " E"]
+  at: Int[np.ndarray, "M T"]  # target of each response token, 0 behind the last
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """Trees of each row, the room of a row, and the positions of all rows."""
+
+  rows: list[list[Tree]]
+  each: int  # P, rows of a microbatch
+  tokens: int  # Q
+  targets: int  # E
+  responses: int  # M
+  positions: int
+
+
+def grow(
+  prompt: Int[np.ndarray, " S"], text: Int[np.ndarray, "M T"]
+) -> dict[str, np.ndarray]:
+  """The arrays of a tree.
+
+  Args:
+    prompt: Its tokens, without padding.
+    text: Distinct responses in lexicographic order, -1 behind the last token.
+  """
+  S, t = len(prompt), np.arange(text.shape[1])
+  length = np.sum(text >= 0, axis=1, keepdims=True)
+  # Responses with a common prefix are neighbours: what one does not share with
+  # the one before it, it shares with none before.
+  same = (text[1:] == text[:-1]) & (text[1:] >= 0)
+  shared = np.cumprod(same, axis=1).sum(axis=1, keepdims=True)
+  shared = np.pad(shared, ((1, 0), (0, 0)))
+  read = np.maximum(length - 1, 0)
+  read_before = np.pad(read[:-1], ((1, 0), (0, 0)))
+  new_target = (t >= shared) & (t < length)
+  new_token = (t >= np.minimum(shared, read_before)) & (t < read)
+  token_of, target_of = _numbered(new_token), _numbered(new_target)
+  depth = np.concatenate([np.arange(S), S + np.nonzero(new_token)[1]])
+  before = np.pad(S + token_of[:, :-1], ((0, 0), (1, 0)), constant_values=S - 1)
+  return {
+    "token": np.concatenate([prompt, text[new_token]]),
+    "end": _ends(depth),
+    "parent": before[new_target],
+    "target": text[new_target],
+    "at": np.where(t < length, target_of, 0),
+  }
+
+
+def _numbered(new: np.ndarray) -> np.ndarray:
+  """Numbers of what is new, in rows that keep what a row above them has."""
+  number = np.cumsum(new).reshape(new.shape) - 1
+  return np.maximum.accumulate(np.where(new, number, -1), axis=0)
+
+
+def _ends(depth: np.ndarray) -> np.ndarray:
+  """Index of the next token that is not deeper, for each token."""
+  end = np.full(len(depth), len(depth))
+  for d in np.unique(depth):
+    higher = np.flatnonzero(depth <= d)
+    own = np.flatnonzero(depth == d)
+    after = np.searchsorted(higher, own, side="right")
+    inside = after < len(higher)
+    end[own[inside]] = higher[after[inside]]
+  return end
+
+
+def trees(source: Source, distinct: Distinct, tokens: int) -> Iterator[Tree]:
+  """The trees of all groups; one too large for a row is halved."""
+  for p, (first, count) in enumerate(distinct):
+    mask = source.rollouts.mask[p, first]
+    text = np.where(mask, source.rollouts.tokens[p, first], -1)
+    order = np.lexsort(text.T[::-1])
+    order = order[text[order, 0] >= 0]  # rollouts left out have no token
+    prompt = source.prompts.tokens[p, source.prompts.mask[p]]
+    parts = [order] if len(order) else []
+    while parts:
+      part = parts.pop()
+      grown = grow(prompt, text[part])
+      if len(grown["token"]) <= tokens:
+        yield Tree(p, first[part], count[part], **grown)
+      else:
+        half = len(part) // 2
+        parts += [part[half:], part[:half]]
+
+
+def plan(source: Source, distinct: Distinct, shape: tuple[int, int]) -> Plan:
+  """Puts trees into rows, the largest first, each where it first fits.
+
+  Args:
+    source: The groups.
+    distinct: Their distinct rollouts.
+    shape: From `Layout.trees`.
+  """
+  each, tokens = shape
+  found = list(trees(source, distinct, tokens))
+  sizes = np.array(
+    [(len(t.token), len(t.target), len(t.rollout)) for t in found], int
+  ).reshape(-1, 3)
+  share = sizes.sum(axis=0) / max(sizes[:, 0].sum(), 1)
+  most = sizes.max(axis=0, initial=1)
+  targets, responses = (
+    _room(tokens, float(share[i]), int(most[i])) for i in (1, 2)
+  )
+  room = (tokens, targets, responses)
+  rows: list[list[Tree]] = []
+  left = np.zeros((len(found), 3), int)
+  for i in np.argsort(-sizes[:, 0], kind="stable"):
+    fits = np.all(left[: len(rows)] >= sizes[i], axis=1)
+    row = int(np.argmax(fits)) if fits.any() else len(rows)
+    if row == len(rows):
+      rows.append([])
+      left[row] = room
+    rows[row].append(found[i])
+    left[row] -= sizes[i]
+  positions = -(-len(rows) // each) * each * tokens
+  return Plan(rows, each, tokens, targets, responses, positions)
+
+
+def _room(tokens: int, share: float, least: int) -> int:
+  """A power of two of room beside `tokens`: few shapes in a whole run."""
+  room = 16
+  while room < max(1.25 * share * tokens, least):
+    room *= 2
+  return room
+
+
+def batches(source: Source, plan: Plan) -> list[Batch]:
+  """Batches of all rows."""
+  most = plan.each * MICROBATCHES
+  return [
+    _batch(source, plan, plan.rows[start : start + most])
+    for start in range(0, len(plan.rows), most)
+  ]
+
+
+def _batch(source: Source, plan: Plan, rows: list[list[Tree]]) -> Batch:
+  count, M = plan.each * MICROBATCHES, plan.responses
+  T = source.rollouts.tokens.shape[2]
+  out = source.empty(count, M, T)
+  none = lambda size: np.zeros((count, size), np.int32)
+  grown = Trees(
+    token=none(plan.tokens),
+    end=none(plan.tokens),
+    parent=none(plan.targets),
+    target=none(plan.targets),
+    at=np.zeros((count, M, T), np.int32),
+  )
+  for i, row in enumerate(rows):
+    q = e = m = 0
+    for tree in row:
+      Q, E, M = len(tree.token), len(tree.target), len(tree.rollout)
+      grown.token[i, q : q + Q] = tree.token
+      grown.end[i, q : q + Q] = tree.end + q
+      grown.parent[i, e : e + E] = tree.parent + q
+      grown.target[i, e : e + E] = tree.target
+      grown.at[i, m : m + M] = tree.at + e
+      source.put(out, i, m, tree.prompt, tree.rollout, tree.count)
+      q, e, m = q + Q, e + E, m + M
+  empty = np.zeros((count, 0), np.int32)
+  return folded(
+    {**out, "prompt": empty, "prompt_mask": empty > 0, "trees": grown},
+    plan.each,
+    len(rows),
+  )

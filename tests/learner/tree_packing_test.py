@@ -1,0 +1,255 @@
+"""Tests of brorl_jax/learner/tree_packing.py."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from update_cases import (
+  OBJECTIVE,
+  POLICY,
+  Blocks,
+  N,
+  P,
+  S,
+  SmallTrees,
+  T,
+  V,
+  assert_close,
+  packed,
+  params,
+  prompts,
+  rollouts,
+)
+
+from brorl_jax import meshes
+from brorl_jax.learner import packing, tree_packing, update
+from brorl_jax.learner.layout import Layout, Source
+from brorl_jax.model import sharding
+
+NO = -1
+ADD = jax.jit(
+  update.add_gradient, static_argnames=("response_logp", "objective")
+)
+
+
+def test_a_tree_by_hand():
+  # Prompt 7 8; the responses 1 2 9, 1 2 5, 1 3, 1, 4.
+  text = np.array([[1, NO, NO], [1, 2, 5], [1, 2, 9], [1, 3, NO], [4, NO, NO]])
+  tree = tree_packing.grow(np.array([7, 8]), text)
+  # Last tokens are not read: 7 8 and of the responses 1 and 1 2.
+  assert tree["token"].tolist() == [7, 8, 1, 2]
+  assert tree["end"].tolist() == [4, 4, 4, 4]
+  # Targets in the order in which they first occur: 1, 2, 5, 9, 3, 4.
+  assert tree["target"].tolist() == [1, 2, 5, 9, 3, 4]
+  assert tree["parent"].tolist() == [1, 2, 3, 3, 2, 1]
+  assert tree["at"].tolist() == [
+    [0, 0, 0],
+    [0, 1, 2],
+    [0, 1, 3],
+    [0, 4, 0],
+    [5, 0, 0],
+  ]
+
+
+def test_a_branch_ends_where_the_next_begins():
+  text = np.array([[1, 2, 3], [1, 4, 5], [6, 7, NO]])
+  tree = tree_packing.grow(np.array([9]), text)
+  assert tree["token"].tolist() == [9, 1, 2, 4, 6]
+  assert tree["end"].tolist() == [5, 4, 3, 4, 5]
+
+
+def random_text(seed, rows=12, T=5, V=3):
+  rng = np.random.default_rng(seed)
+  text = rng.integers(0, V, (rows, T))
+  length = rng.integers(1, T + 1, (rows, 1))
+  text = np.unique(np.where(np.arange(T) < length, text, NO), axis=0)
+  return text[np.lexsort(text.T[::-1])]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_token_sees_its_prefix_and_every_prefix_is_there_once(seed):
+  prompt, text = np.array([8, 9]), random_text(seed)
+  tree = tree_packing.grow(prompt, text)
+  sees = lambda i: [j for j in range(i + 1) if tree["end"][j] > i]
+  seen = [tuple(tree["token"][sees(i)]) for i in range(len(tree["token"]))]
+  words = [tuple(row[row >= 0]) for row in text]
+  start = tuple(prompt)
+  inputs = {start + w[:t] for w in words for t in range(1, len(w))}
+  assert sorted(seen) == sorted(inputs | {start[:1], start})
+  targets = {w[:t] for w in words for t in range(1, len(w) + 1)}
+  assert len(tree["target"]) == len(targets)
+  for m, word in enumerate(words):
+    for t, token in enumerate(word):
+      e = tree["at"][m, t]
+      assert tree["target"][e] == token
+      assert seen[tree["parent"][e]] == start + word[:t]
+
+
+def source(out, advantage):
+  return Source(prompts(), out, advantage, None)
+
+
+def trees_of(out, advantage, tokens):
+  distinct = [out.distinct(p) for p in range(P)]
+  return list(tree_packing.trees(source(out, advantage), distinct, tokens))
+
+
+@pytest.mark.parametrize("tokens", [S + T, 1000])
+def test_every_distinct_rollout_is_in_one_tree_that_fits(tokens):
+  out, advantage = rollouts(kinds=12)
+  found = trees_of(out, advantage, tokens)
+  assert all(len(tree.token) <= tokens for tree in found)
+  for p in range(P):
+    first, count = out.distinct(p)
+    own = [tree for tree in found if tree.prompt == p]
+    assert (len(own) > 1) == (tokens == S + T)
+    got = sorted(
+      (int(n), int(c))
+      for tree in own
+      for n, c in zip(tree.rollout, tree.count, strict=True)
+    )
+    assert got == sorted(zip(first.tolist(), count.tolist(), strict=True))
+
+
+def test_rollouts_without_tokens_are_in_no_tree():
+  out, advantage = rollouts(kinds=3)
+  mask = out.mask.copy()
+  mask[0] = False
+  mask[1, :2] = False
+  cut = dataclasses.replace(out, mask=mask)
+  found = trees_of(cut, advantage, 1000)
+  assert {tree.prompt for tree in found} == {1, 2, 3}
+  (of_one,) = (tree for tree in found if tree.prompt == 1)
+  assert of_one.count.sum() == N - 2
+  assert not {0, 1} & {*of_one.rollout.tolist()}
+
+
+def test_a_group_without_any_token_leaves_nothing_to_do():
+  out, advantage = rollouts()
+  none = dataclasses.replace(out, mask=np.zeros_like(out.mask))
+  assert packed(roll=(none, advantage), layout=SmallTrees) == []
+  assert packing.padding_fraction([]) == 1.0
+
+
+def test_rows_hold_what_fits_and_are_packed_closely():
+  out, advantage = rollouts(kinds=12)
+  distinct = [out.distinct(p) for p in range(P)]
+  plan = tree_packing.plan(source(out, advantage), distinct, (3, 32))
+  for row in plan.rows:
+    assert sum(len(tree.token) for tree in row) <= plan.tokens == 32
+    assert sum(len(tree.target) for tree in row) <= plan.targets
+    assert sum(len(tree.rollout) for tree in row) <= plan.responses
+  tokens = sum(len(tree.token) for row in plan.rows for tree in row)
+  assert len(plan.rows) <= 2 * tokens / 32 + 1  # first fit is no worse
+  micro = -(-len(plan.rows) // 3)
+  assert plan.positions == micro * 3 * 32
+  for size in (plan.targets, plan.responses):
+    assert size & (size - 1) == 0
+
+
+@pytest.mark.parametrize("roll", [rollouts(), rollouts(1, kinds=12)])
+def test_trees_have_the_gradient_of_blocks(roll):
+  at = params()
+  total = {}
+  for layout in (Blocks, SmallTrees):
+    sums = update.zero_gradient(at)
+    batches = packed(roll=roll, layout=layout, unit="token", mean="sequence")
+    assert all((b.trees is not None) == (layout is SmallTrees) for b in batches)
+    for batch in batches:
+      sums = ADD(
+        sums,
+        at,
+        batch,
+        response_logp=POLICY.response_logp,
+        objective=OBJECTIVE,
+      )
+    total[layout] = update.gradient(sums)
+  (want, stats), (got, more) = total[Blocks], total[SmallTrees]
+  assert_close(got, want)
+  for name in ("loss", "entropy", "kl_old", "logp_gap", "clip_fraction"):
+    a, b = getattr(more, name), getattr(stats, name)
+    np.testing.assert_allclose(a.value, b.value, rtol=1e-5, atol=1e-7)
+    assert a.count == b.count
+
+
+def by_response(batches, logp):
+  """Log-probabilities of each distinct response, as a prompt and its tokens."""
+  found = {}
+  for batch, values in zip(batches, logp, strict=True):
+    for at in np.argwhere(np.asarray(batch.weight) > 0):
+      at = tuple(at)
+      mask = batch.mask[at]
+      key = float(batch.advantage[at]), *batch.response[at][mask].tolist()
+      found[key] = np.asarray(values)[at][mask]
+  return found
+
+
+@pytest.mark.parametrize("sliding", [False, True])
+def test_scores_of_trees_are_those_of_blocks(sliding):
+  policy = POLICY
+  if sliding:
+    policy = dataclasses.replace(POLICY, sliding=(True, False), window=3)
+  roll, at = rollouts(kinds=12), params()
+  found = []
+  for layout in (Blocks, SmallTrees):
+    batches = packed(roll=roll, layout=layout)
+    score = lambda batch: update.logp_of(
+      at,
+      jax.tree.map(jnp.asarray, batch),
+      0.7,
+      response_logp=policy.response_logp,
+    )
+    found.append(by_response(batches, map(score, batches)))
+  blocks, trees = found
+  assert blocks.keys() == trees.keys() and len(blocks) > 20
+  for key in blocks:
+    np.testing.assert_allclose(trees[key], blocks[key], atol=1e-5)
+
+
+@pytest.mark.ci
+def test_a_mesh_does_not_change_the_scores_of_trees():
+  layout = functools.partial(SmallTrees, devices=8)
+  batches = packed(roll=rollouts(kinds=12), layout=layout)
+  score = lambda at, policy, batch: update.logp_of(
+    at, batch, 1.0, response_logp=policy.response_logp
+  )
+  want = [score(params(), POLICY, batch) for batch in batches]
+  mesh = meshes.make_mesh(data=2, fsdp=4)
+  at = jax.device_put(params(), sharding.param_shardings(params(), mesh))
+  spread = lambda x: sharding.to_mesh(
+    mesh,
+    jax.sharding.PartitionSpec(*(None, meshes.rows(mesh))[: x.ndim]),
+    x,
+  )
+  policy = dataclasses.replace(POLICY, mesh=mesh)
+  for batch, expected in zip(batches, want, strict=True):
+    got = score(at, policy, jax.tree.map(spread, batch))
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def test_the_form_with_fewer_positions_is_chosen():
+  short = rollouts(kinds=5)
+  assert packed(roll=short, layout=SmallTrees)[0].trees is not None
+  # Nothing in common but the prompt, which a row of trees reads again.
+  rng = np.random.default_rng(0)
+  tokens = rng.permutation(P * N * T).reshape(P, N, T).astype(np.int32)
+  out = dataclasses.replace(
+    short[0], tokens=tokens % V + 1, mask=np.ones((P, N, T), bool)
+  )
+
+  class Narrow(Layout):
+    trees = 1, S + T
+
+  many = packed(12, 1, roll=(out, short[1]), layout=Narrow)
+  assert all(batch.trees is None for batch in many)
+
+
+def test_padding_of_trees_is_what_no_prefix_fills():
+  out, advantage = rollouts(kinds=1)
+  batches = packed(roll=(out, advantage), layout=SmallTrees)
+  tokens = prompts().mask.sum() + (out.mask[:, 0].sum(axis=1) - 1).sum()
+  places = sum(int(b.used) * 32 for b in batches)
+  assert packing.padding_fraction(batches) == 1 - tokens / places
