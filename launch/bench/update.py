@@ -8,7 +8,8 @@ responses of 2,048 to each. Weights and responses are random, so that no two
 responses are alike. An update is forward, backward and AdamW; no reference.
 
 Rates are medians over the updates; tokens are those of responses. On a machine
-that does other things too read tokens_per_cpu_s. Memory is that of the process.
+that does other things too read tokens_per_cpu_s. Memory is that of the process,
+idle_bytes what it had with the weights and the optimizer's state.
 
   --form=plain     the prompt is read once for every response, and there is an
                    array of all logits: how others train
@@ -260,6 +261,7 @@ def report(
     "padding_fraction": round(padding, 4),
     "programs": programs,
     "first_update_s": round(first_s, 2),
+    "idle_bytes": task.idle_bytes,
     "peak_bytes": peak,
     "device_peak_bytes": on_device,
     "versions": learner.versions,
@@ -268,7 +270,7 @@ def report(
 
 
 def main() -> None:
-  task, flags = protocol.parse(accelerator=True, more=_flags, default="l1")
+  task, flags = protocol.parse(accelerator=True, more=add_flags, default="l1")
   how = {k: getattr(flags, k) for k in ("form", "rows", "blocks", "remat")}
   # What was faster on a CPU, where products are as cheap as memory in bfloat16.
   how["remat"] = flags.remat or (
@@ -276,12 +278,13 @@ def main() -> None:
   )
   if flags.serve:
     begin = functools.partial(start, **how)
-    protocol.main(begin, accelerator=True, more=_flags, default="l1")
+    protocol.main(begin, accelerator=True, more=add_flags, default="l1")
   else:
     print(json.dumps(report(task, flags.workload, flags.repeats, **how)))
 
 
-def _flags(parser) -> None:
+def add_flags(parser) -> None:
+  """Those of an update alone."""
   parser.add_argument("--form", choices=["shared", "plain"], default="shared")
   parser.add_argument("--rows", type=int, default=_ROWS, help="of a block")
   parser.add_argument("--blocks", type=int, default=1, help="of a microbatch")

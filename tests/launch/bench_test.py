@@ -1,8 +1,10 @@
 """Tests of launch/bench: what is counted, and how two systems take turns."""
 
+import dataclasses
 import json
 import math
 import pathlib
+import platform
 import statistics
 import subprocess
 import sys
@@ -59,6 +61,17 @@ def test_a_model_of_any_size():
   assert workloads.model_of("192x1", 9).kv_heads == 1
 
 
+def test_a_vocabulary_is_that_of_whatever_model():
+  of = lambda *argv: protocol.parse(accelerator=False, argv=argv)[0].workload
+  other = dataclasses.replace(workloads.SMALL, vocab=64)
+  assert of("--vocab=64").model == other
+  assert of("--model=64x1", "--vocab=64").model == workloads.model_of(
+    "64x1", 64
+  )
+  assert of("--model=64x1").model == workloads.model_of("64x1", 2048)
+  assert of().model == workloads.SMALL
+
+
 def test_lengths_of_a_file_are_those_of_the_end_token():
   """P(1) = .25, P(2) = 0, P(3) = .5, and what is longer is cut at 4."""
   first, second, third, last = workloads.end_logits([1, 3, 3, 9], 4, vocab=11)
@@ -99,6 +112,19 @@ def test_our_responses_have_the_lengths_of_a_file(tmp_path):
   assert line["tokens"] == pytest.approx(400 * 2.5, abs=3 * 1.5 * 20)
   assert line["processor"] and line["model"]["width"] == 64
   assert len(line["every_tokens_per_cpu_s"]) == 1
+
+
+@pytest.mark.skipif(
+  platform.libc_ver()[0] != "glibc", reason="another C library"
+)
+def test_memory_that_was_freed_is_counted_when_it_is_taken_again():
+  held = [bytes(2048) for _ in range(100_000)]
+  full = protocol._resident()
+  last = held.pop()  # above the others, so that glibc keeps their memory
+  del held
+  task = protocol.Task(workloads.WORKLOADS["w1"], 1, "float32")
+  task.idle()
+  assert task.idle_bytes and task.idle_bytes < full - 150e6 and last
 
 
 def test_a_trainer_takes_one_step_at_a_time():
@@ -238,7 +264,9 @@ def test_a_system_that_dies_is_named(tmp_path):
   [
     (["--workload=w9"], "invalid choice: 'w9'"),
     (["--n=0"], "--n and --repeats are at least 1"),
-    (["--new=0"], "--new and --slots are at least 1"),
+    (["--new=0"], "--new, --slots, --ends are at least 1"),
+    (["--vocab=0"], "--ends are at least 1"),
+    (["--ends=0"], "--ends are at least 1"),
     (["--model=100x2"], "'100x2' is not WIDTHxLAYERS"),
     (["--ends=9", "--lengths=x"], "not allowed with"),
     (["--lengths=/no/such"], "No such file"),

@@ -1,0 +1,155 @@
+"""Tests of launch/bench/growth: what is fitted, counted and measured."""
+
+import dataclasses
+import json
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+from launch.bench import growth, protocol, workloads
+
+ROOT = pathlib.Path(__file__).parents[2]
+TINY = ["--model=64x1", "--vocab=64", "--prompt=4", "--new=4"]
+
+pytestmark = pytest.mark.ci
+
+
+def test_a_power_has_its_exponent():
+  sizes = [16, 64, 128, 512, 2048]
+  found = growth.exponents(sizes, [3 * x**1.7 for x in sizes])
+  assert found == {"exponent": 1.7, "steps": [1.7] * 4}
+
+
+def test_what_does_not_grow_is_seen_only_in_the_first_steps():
+  found = growth.exponents([1, 10, 100, 1000], [7, 7, 7, 700])
+  assert found == {"exponent": 2.0, "steps": [0.0, 0.0, 2.0]}
+
+
+def test_least_squares_over_the_upper_half_by_hand():
+  # Powers of two (2, 0), (3, 2), (4, 2): the slope is (0 x -1 + 2 x 1) / 2.
+  found = growth.exponents([1, 2, 4, 8, 16], [64, 9, 1, 4, 4])
+  assert found["exponent"] == 1.0
+  assert found["steps"][2:] == [2.0, 0.0]
+
+
+@pytest.mark.parametrize("count, fitted", [(2, 2), (3, 2), (5, 3), (6, 3)])
+def test_two_or_more_sizes_are_fitted(count, fitted):
+  assert len(list(range(count))[growth.upper_half(count)]) == fitted
+
+
+def task(n: int) -> protocol.Task:
+  model = workloads.Model(
+    vocab=50, width=3, mlp=4, layers=2, heads=2, kv_heads=1, head_size=2
+  )
+  return protocol.Task(workloads.Workload(model, 10, new=4), n, "float32")
+
+
+def test_the_share_of_attention_by_hand():
+  # A pair of a query and a key costs 4 x 2 layers x 2 heads x 2 operations.
+  # Prefill: half of 10 x 10. Three of a response's 4 tokens are decoded. They
+  # read the prompt, and 1 + 2 + 3 columns of their own.
+  found = growth._counted("rollout", task(6))
+  assert found["of_attention"] == 32 * (50 + 6 * (30 + 6))
+  # An update reads 1 + ... + 10 pairs of the prompt, and of every response 10 +
+  # 1, 10 + 2, 10 + 3; backward twice as many.
+  found = growth._counted("update", task(6))
+  assert found["of_attention"] == 3 * 32 * (55 + 6 * 36)
+  assert found["operations"] > found["of_attention"]
+
+
+def line(attention: float, others: float, cpu_s: float) -> dict:
+  return {
+    "of_attention": attention * 1e9,
+    "operations": (attention + others) * 1e9,
+    "cpu_s": cpu_s,
+  }
+
+
+def test_time_is_that_of_attention_and_of_others():
+  # .01 s for others, .03 for attention; the first size is not fitted.
+  sizes = [1, 2, 4, 8]
+  grow = [line(x**2, 10 * x, 0.1 * x + 0.03 * x**2) for x in sizes]
+  grow[0]["cpu_s"] = 9.0
+  found = growth.apart([grow[0], *grow])
+  assert found == {"others_s": 0.01, "attention_s": 0.03, "largest_error": 0.0}
+  # Time that grows as the fourth power is explained by neither.
+  found = growth.apart([line(x**2, 10 * x, x**4) for x in (1, 2, 4, 8, 16)])
+  assert found["others_s"] == 0 and found["largest_error"] > 0.5
+  found = growth.apart([line(x**2, 10 * x, x**0.5) for x in (1, 2, 4, 8, 16)])
+  assert found["attention_s"] == 0 and found["largest_error"] > 0.2
+
+
+def test_points_change_one_size():
+  default = {}
+  for part in growth.FIXED:
+    for axis, (_, sizes) in growth.AXES.items():
+      for point in growth.points(part, axis, [], []):
+        more = growth.update.add_flags if part == "update" else lambda _: None
+        of, _ = protocol.parse(accelerator=False, more=more, argv=point.flags)
+        w = of.workload
+        now = {"n": of.n, "t": w.new, "s": w.prompt, "v": w.model.vocab}
+        assert now.pop(axis) == point.size
+        assert default.setdefault((part, axis), now) == now
+        small = dataclasses.replace(workloads.SMALL, vocab=w.model.vocab)
+        assert w.model == small
+      assert [p.size for p in growth.points(part, axis, [], [])] == [*sizes]
+  # Flags of the command line replace the usual ones, sizes all of them.
+  (point, _) = growth.points("update", "t", [5, 6], ["--n=3"])
+  of, flags = protocol.parse(
+    accelerator=False, more=growth.update.add_flags, argv=point.flags
+  )
+  assert (of.n, of.workload.new, flags.rows) == (3, 5, 4)
+
+
+def measured(*flags) -> subprocess.CompletedProcess:
+  command = [sys.executable, "-m", "launch.bench.growth", *flags, *TINY]
+  return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["rollout", "update"])
+def test_two_points(part):
+  done = measured(f"--part={part}", "--axis=n", "--sizes=4,64")
+  assert done.returncode == 0, done.stderr
+  *points, last = map(json.loads, done.stdout.splitlines())
+  assert [p["n"] for p in points] == [p["size"] for p in points] == [4, 64]
+  for point in points:
+    assert (point["t"], point["s"], point["v"]) == (4, 4, 64)
+    assert len(point["every_cpu_s"]) == 3
+    assert point["cpu_s"] == min(point["every_cpu_s"])
+    assert 1e6 < point["memory_bytes"] < 1e10 and point["first_run_s"] > 0
+  found = last["exponents"][part]["n"]
+  want = growth.summary(points)
+  assert found == want and list(last["exponents"]) == [part]
+  # Sixteen times the responses of one prompt.
+  assert 0.5 < found["operations"]["exponent"] < 1
+  heads = done.stderr.splitlines()[-2:]
+  assert heads[0].split()[:3] == ["sizes", "fitted", "cpu_s"]
+  assert heads[1].startswith(f"{part} n") and " 4 to 64 " in heads[1]
+
+
+def test_a_process_that_fails_is_named():
+  # Twice one of --serve and --repeats: the process refuses its flags.
+  done = measured("--part=rollout", "--axis=n", "--sizes=2,4", "--repeats=2")
+  assert done.returncode == 1 and not done.stdout
+  assert done.stderr.splitlines()[-1] == (
+    "error: n = 2 ended with status 2, see above"
+  )
+
+
+@pytest.mark.parametrize(
+  "flags, message",
+  [
+    (["--sizes=2,4"], "--sizes are of one --axis"),
+    (["--axis=n", "--sizes=4,2"], "'4,2' is not two or more, ascending"),
+    (["--axis=n", "--sizes=4"], "'4' is not two or more, ascending"),
+    (["--axis=n", "--sizes=2,x"], "'2,x' is not two or more, ascending"),
+    (["--axis=x"], "invalid choice: 'x'"),
+    (["--axis=n", "--slots=0"], "are at least 1"),
+  ],
+)
+def test_refuses(flags, message):
+  done = measured(*flags)
+  assert done.returncode == 2 and message in done.stderr
