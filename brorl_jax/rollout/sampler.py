@@ -355,7 +355,7 @@ def sample(
   if lanes is None:
     lanes = max(min(len(prompts), most), 1)
   if slots is None:
-    slots = max(min(-(-most // lanes), n), 1)
+    slots = max(min(-(-most // max(lanes, 1)), n), 1)
   sampling = SamplingParams(temperature, top_k, top_p, min_p)
   for name, value, low, high in (
     ("prompts", len(prompts), 1, None),

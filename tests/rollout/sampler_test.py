@@ -433,3 +433,24 @@ def test_refuses_by_name_and_value(change, message):
   with pytest.raises(ValueError) as e:
     run(**change)
   assert mentions(str(e.value), message) and "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize(
+  "count, n, lanes, slots",
+  [(1, 512, 1, 128), (3, 16, 3, 16), (40, 16, 40, 4), (300, 8, 128, 1)],
+)
+def test_on_a_cpu_sample_decodes_128_rows_at_a_time(
+  count, n, lanes, slots, monkeypatch
+):
+  found = []
+
+  def rollouts(*_, **how):
+    found.append((how["lanes"], how["slots"]))
+    raise InterruptedError
+
+  monkeypatch.setattr(sampler, "rollouts", rollouts)
+  pooled = Table(pool_columns=4)
+  for policy, want in ((Table(), (lanes, slots)), (pooled, (count, n))):
+    with pytest.raises(InterruptedError):
+      sampler.sample(policy, TABLE, [[1]] * count, KEY, n=n, max_new_tokens=4)
+    assert found[-1] == want
