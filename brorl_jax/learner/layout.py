@@ -58,11 +58,7 @@ class Layout:
 
   @property
   def shapes(self) -> int:
-    """How many shapes of batches there may be, a few more with trees.
-
-    Room for targets in a row of trees is a power of two that follows from the
-    rollouts; it rarely changes.
-    """
+    """How many shapes of batches there may be."""
     rows = len({self.rows, self.fewer})
     return len(self.lengths) * rows + (self.trees is not None)
 

@@ -38,6 +38,11 @@ class Tree:
   target: Int[np.ndarray, " E"]
   at: Int[np.ndarray, "M T"]  # target of each response token, 0 behind the last
 
+  @property
+  def size(self) -> tuple[int, int, int]:
+    """Tokens, targets and responses."""
+    return len(self.token), len(self.target), len(self.rollout)
+
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
@@ -101,8 +106,16 @@ def _ends(depth: np.ndarray) -> np.ndarray:
   return end
 
 
-def trees(source: Source, distinct: Distinct, tokens: int) -> Iterator[Tree]:
-  """The trees of all groups; one too large for a row is halved."""
+def trees(
+  source: Source, distinct: Distinct, room: tuple[int, int, int]
+) -> Iterator[Tree]:
+  """The trees of all groups; one too large for a row is halved.
+
+  Args:
+    source: The groups.
+    distinct: Their distinct rollouts.
+    room: Tokens, targets and responses of a row, see `room_of`.
+  """
   for p, (first, count) in enumerate(distinct):
     mask = source.rollouts.mask[p, first]
     text = np.where(mask, source.rollouts.tokens[p, first], -1)
@@ -112,12 +125,21 @@ def trees(source: Source, distinct: Distinct, tokens: int) -> Iterator[Tree]:
     parts = [order] if len(order) else []
     while parts:
       part = parts.pop()
-      grown = grow(prompt, text[part])
-      if len(grown["token"]) <= tokens:
-        yield Tree(p, first[part], count[part], **grown)
+      tree = Tree(p, first[part], count[part], **grow(prompt, text[part]))
+      if np.all(np.array(tree.size) <= room):
+        yield tree
       else:
         half = len(part) // 2
         parts += [part[half:], part[:half]]
+
+
+def room_of(tokens: int) -> tuple[int, int, int]:
+  """Tokens, targets and responses of a row, the same in a whole run.
+
+  The quick start has 1.4 targets and .6 responses for each token that is read,
+  and N = 16 .9 and .4.
+  """
+  return tokens, 2 * tokens, tokens
 
 
 def plan(source: Source, distinct: Distinct, shape: tuple[int, int]) -> Plan:
@@ -129,16 +151,9 @@ def plan(source: Source, distinct: Distinct, shape: tuple[int, int]) -> Plan:
     shape: From `Layout.trees`.
   """
   each, tokens = shape
-  found = list(trees(source, distinct, tokens))
-  sizes = np.array(
-    [(len(t.token), len(t.target), len(t.rollout)) for t in found], int
-  ).reshape(-1, 3)
-  share = sizes.sum(axis=0) / max(sizes[:, 0].sum(), 1)
-  most = sizes.max(axis=0, initial=1)
-  targets, responses = (
-    _room(tokens, float(share[i]), int(most[i])) for i in (1, 2)
-  )
-  room = (tokens, targets, responses)
+  room = room_of(tokens)
+  found = list(trees(source, distinct, room))
+  sizes = np.array([tree.size for tree in found], int).reshape(-1, 3)
   rows: list[list[Tree]] = []
   left = np.zeros((len(found), 3), int)
   for i in np.argsort(-sizes[:, 0], kind="stable"):
@@ -150,15 +165,7 @@ def plan(source: Source, distinct: Distinct, shape: tuple[int, int]) -> Plan:
     rows[row].append(found[i])
     left[row] -= sizes[i]
   positions = -(-len(rows) // each) * each * tokens
-  return Plan(rows, each, tokens, targets, responses, positions)
-
-
-def _room(tokens: int, share: float, least: int) -> int:
-  """A power of two of room beside `tokens`: few shapes in a whole run."""
-  room = 16
-  while room < max(1.25 * share * tokens, least):
-    room *= 2
-  return room
+  return Plan(rows, each, tokens, room[1], room[2], positions)
 
 
 def batches(source: Source, plan: Plan) -> list[Batch]:
@@ -185,7 +192,7 @@ def _batch(source: Source, plan: Plan, rows: list[list[Tree]]) -> Batch:
   for i, row in enumerate(rows):
     q = e = m = 0
     for tree in row:
-      Q, E, M = len(tree.token), len(tree.target), len(tree.rollout)
+      Q, E, M = tree.size
       grown.token[i, q : q + Q] = tree.token
       grown.end[i, q : q + Q] = tree.end + q
       grown.parent[i, e : e + E] = tree.parent + q

@@ -61,7 +61,8 @@ class Policy(Reading):
       # Where devices share key/value heads, joined weights would move queries.
       blocks = [decode_weights.fused(self, block) for block in blocks]
     plain = not (self.experts or self.mlp_bias)
-    if self.target.on_cpu and self.dtype == "float32" and plain:
+    alone = self.mesh is None  # sharding.py has no rule for transposed ones
+    if self.target.on_cpu and self.dtype == "float32" and plain and alone:
       blocks = [decode_weights.turned(block) for block in blocks]
     return params | {"blocks": blocks}
 

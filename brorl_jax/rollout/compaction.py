@@ -7,6 +7,7 @@ layers of width 256: 512 slots of one lane have 8, 8 lanes of 16 have 7.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 from brorl_jax.rollout.program_spec import ProgramSpec
@@ -34,16 +35,10 @@ def shrunk(spec: ProgramSpec, progress: DecodeProgress) -> ProgramSpec:
   # steps that are left.
   if progress.waiting or spec.pages == 1:
     return spec
-  pool = bool(spec.blocks)
-  return dataclasses.replace(
-    spec,
-    lanes=_least(spec.lanes, progress.lanes, fewer_lanes),
-    slots=_least(
-      spec.slots,
-      progress.slots,
-      lambda n: fewer_slots(n, lanes=spec.lanes, pool=pool),
-    ),
-  )
+  lanes = _least(spec.lanes, progress.lanes, fewer_lanes)
+  fewer = functools.partial(fewer_slots, lanes=lanes, pool=bool(spec.blocks))
+  slots = _least(spec.slots, progress.slots, fewer)
+  return dataclasses.replace(spec, lanes=lanes, slots=slots)
 
 
 def sizes(spec: ProgramSpec) -> int:

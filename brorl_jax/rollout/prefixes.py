@@ -27,7 +27,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from brorl_jax import meshes
 from brorl_jax.rollout import program_spec, programs
-from brorl_jax.rollout.draw import SamplingParams, draw_from
+from brorl_jax.rollout.draw import SamplingParams, block_of, draw_from
 from brorl_jax.rollout.program_spec import (
   SPLIT,
   WHOLE,
@@ -49,7 +49,7 @@ _ROWS = 256
 # Prompts of a device at a time, at most: with more of them each has few rows,
 # and all wait for the one with most prefixes.
 _PROMPTS = 16
-# Share of a machine's memory that keys and values may take.
+# Share of a machine's memory that all of this may take.
 _SHARE = 16
 
 
@@ -64,11 +64,18 @@ def pays(
     max_new_tokens: T.
     memory_bytes: Of a device.
   """
-  if policy.pool_columns or max_new_tokens > _MOST_TOKENS:
+  V = policy.vocab
+  # A prefix is coded as a number below N V, see `_grouped`.
+  if max_new_tokens > _MOST_TOKENS or n * V >= 2**31 - 1:
+    return False
+  if policy.pool_columns:
     return False
   page = jax.eval_shape(lambda: policy.page(1, max_new_tokens))
   row = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(page))
-  return 2 * _PROMPTS * n * row * _SHARE <= memory_bytes
+  # Two pages of all rollouts; logits, their exponentials and a copy of the rows
+  # of a pass; blocks of these, and two arrays like them, for each draw.
+  drawn = 4 * 3 * (_ROWS * V + _PROMPTS * n * block_of(V))
+  return (2 * _PROMPTS * n * row + drawn) * _SHARE <= memory_bytes
 
 
 def stream(
@@ -246,7 +253,7 @@ def _grouped(
     token: The last token of each rollout.
     row: Number of the prefix before it.
     going: Rollouts that have not ended; the others belong to no prefix.
-    vocab: V; N V must be below 2^31.
+    vocab: V; N V must be below 2^31 - 1, see `pays`.
 
   Returns:
     The prefix of each rollout, the number of its parent and its last token for

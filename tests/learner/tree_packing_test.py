@@ -28,6 +28,7 @@ from brorl_jax import meshes
 from brorl_jax.learner import packing, tree_packing, update
 from brorl_jax.learner.layout import Layout, Source
 from brorl_jax.model import sharding
+from brorl_jax.types import Rollouts
 
 NO = -1
 ADD = jax.jit(
@@ -94,7 +95,8 @@ def source(out, advantage):
 
 def trees_of(out, advantage, tokens):
   distinct = [out.distinct(p) for p in range(P)]
-  return list(tree_packing.trees(source(out, advantage), distinct, tokens))
+  room = tree_packing.room_of(tokens)
+  return list(tree_packing.trees(source(out, advantage), distinct, room))
 
 
 @pytest.mark.parametrize("tokens", [S + T, 1000])
@@ -112,6 +114,25 @@ def test_every_distinct_rollout_is_in_one_tree_that_fits(tokens):
       for n, c in zip(tree.rollout, tree.count, strict=True)
     )
     assert got == sorted(zip(first.tolist(), count.tolist(), strict=True))
+
+
+def test_a_tree_with_more_targets_than_a_row_has_room_for_is_halved():
+  """40 answers of one token are all predicted from the prompt."""
+  N = 40
+  tokens = 1 + np.arange(N, dtype=np.int32)[None, :, None]
+  out = Rollouts(
+    tokens, np.zeros((1, N, 1), np.float32), tokens > 0, tokens[..., 0] < 0,
+    np.ones(1, np.float32),
+  )  # fmt: skip
+  one = jax.tree.map(lambda x: x[:1], prompts())
+  whole = Source(one, out, np.zeros((1, N), np.float32), None)
+  distinct = [out.distinct(0)]
+  size = lambda *room: [
+    tree.size[1:] for tree in tree_packing.trees(whole, distinct, room)
+  ]
+  assert size(9, 40, 40) == [(40, 40)]
+  assert size(9, 39, 40) == [(20, 20)] * 2
+  assert size(9, 40, 19) == [(10, 10)] * 4
 
 
 def test_rollouts_without_tokens_are_in_no_tree():
@@ -146,8 +167,7 @@ def test_rows_hold_what_fits_and_are_packed_closely():
   assert len(plan.rows) <= 2 * tokens / 32 + 1  # first fit is no worse
   micro = -(-len(plan.rows) // 3)
   assert plan.positions == micro * 3 * 32
-  for size in (plan.targets, plan.responses):
-    assert size & (size - 1) == 0
+  assert (plan.targets, plan.responses) == (64, 32)
 
 
 @pytest.mark.parametrize("roll", [rollouts(), rollouts(1, kinds=12)])

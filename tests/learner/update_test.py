@@ -17,6 +17,7 @@ from compiled import compiled, zeros_of
 from update_cases import (
   OBJECTIVE,
   POLICY,
+  Blocks,
   N,
   P,
   S,
@@ -103,11 +104,12 @@ def plain_loss(at, out, advantage, reference=None):
 
 @pytest.mark.ci
 def test_lengths_do_not_change_the_gradient(request):
-  want, stats = gradient(packed())
-  assert len(packed()) == 1
+  some = functools.partial(packed, rows=1, roll=rollouts(kinds=12))
+  want, stats = gradient(some())
+  assert {batch.mask.shape[-1] for batch in some()} == {T}
   request.getfixturevalue("three_lengths")
-  assert len(packed()) == 3
-  got, more = gradient(packed())
+  assert {batch.mask.shape[-1] for batch in some()} == {1, 2, 4}
+  got, more = gradient(some())
   assert_close(got, want)
   np.testing.assert_allclose(more.loss.value, stats.loss.value, rtol=1e-5)
 
@@ -570,7 +572,9 @@ def test_a_length_is_compiled_once(monkeypatch, three_lengths):
   )(jax.device_put(params(), places))
   lengths = set()
   for seed in range(3):
-    batches = packed(rows=1, blocks=4, roll=rollouts(seed, kinds=12))
+    layout = functools.partial(Blocks, devices=4)
+    roll = rollouts(seed, kinds=12)
+    batches = packed(rows=1, blocks=4, roll=roll, layout=layout)
     lengths |= {batch.mask.shape[-1] for batch in batches}
     state, _ = update.minibatch_step(
       state,

@@ -173,21 +173,52 @@ def test_responses_fit_the_chain_of_distributions():
   assert scipy.stats.chisquare(both_of(seen), both_of(want)).pvalue > 1e-3
 
 
+# 2 layers x 16 tokens x 2 heads x 4 x 2 x 4 bytes for each of 16 x 512
+# rollouts, twice; and of 24 tokens, in blocks of 6, three arrays of 256 rows
+# and of draws.
+NEED = 2 * 2048 * 16 * 512 + 4 * 3 * (256 * 24 + 16 * 512 * 6)
+
+
 @pytest.mark.parametrize(
   "change, T, memory, good",
   [
     (lambda p: p, 16, 2**34, True),
     (lambda p: p, 17, 2**34, False),
     (on_gpu, 6, 2**34, False),
-    # 2 layers x 16 tokens x 2 heads x 4 x 2 x 4 bytes = 2,048 per rollout,
-    # twice for 16 prompts of 512, and that is to be 1/16 of the memory.
-    (lambda p: p, 16, 2048 * 2 * 16 * 512 * 16, True),
-    (lambda p: p, 16, 2048 * 2 * 16 * 512 * 16 - 1, False),
+    # All of it is to be 1/16 of the memory.
+    (lambda p: p, 16, NEED * 16, True),
+    (lambda p: p, 16, NEED * 16 - 1, False),
+    (lambda p: dataclasses.replace(p, vocab=2**22 - 1), 16, 2**60, True),
+    (lambda p: dataclasses.replace(p, vocab=2**22), 16, 2**60, False),
   ],
 )
 def test_rows_are_shared_by_short_responses_where_memory_allows(
   change, T, memory, good
 ):
-  policy = change(dataclasses.replace(POLICY))
+  policy = change(POLICY)
   ask = functools.partial(prefixes.pays, policy, n=512, memory_bytes=memory)
   assert ask(max_new_tokens=T) == good
+
+
+def test_every_pass_counts_its_rows(monkeypatch):
+  """One row for each prompt: as many passes as the prompt with most needs."""
+  monkeypatch.setattr(prefixes, "_ROWS", 3)
+  got, _ = both(numbered(3), 7, 4)
+  going = lambda t: got.mask.sum(axis=2) > t
+  most = lambda t: max(
+    len({tuple(x[:t]) for x in got.tokens[p][going(t)[p]]}) for p in range(3)
+  )
+  assert got.slot_steps.tolist() == [sum(map(most, (1, 2, 3)))] * 3
+
+
+def test_places_without_a_prompt_make_no_rows(monkeypatch):
+  # 5 prompts go as 4 and 1: the 3 empty places of the second repeat its prompt.
+  monkeypatch.setattr(prefixes, "_PROMPTS", 4)
+  monkeypatch.setattr(prefixes, "_ROWS", 4)
+  found = []
+  made = prefixes._sampled
+  spy = lambda *args: found.append(made(*args)) or found[-1]
+  monkeypatch.setattr(prefixes, "_sampled", spy)
+  both(numbered(5), 6, 4)
+  mask = np.asarray(found[1].mask)
+  assert mask[0].sum() > 6 and (mask[1:].sum(axis=2) == 1).all()

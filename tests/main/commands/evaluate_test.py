@@ -26,7 +26,7 @@ from brorl_jax.main import checkpoint_source, settings
 from brorl_jax.main.commands import evaluate as evaluate_command
 from brorl_jax.main.commands import export, report
 from brorl_jax.model import huggingface
-from brorl_jax.rollout import sampler
+from brorl_jax.rollout import prefixes
 from brorl_jax.runs import metrics
 from brorl_jax.tasks.data import dataset
 
@@ -160,7 +160,7 @@ def test_the_table_of_one_sample_says_everything_once(whole):
 def test_the_same_command_again_samples_nothing(whole, monkeypatch, capsys):
   workdir, records = whole
   monkeypatch.setattr(
-    sampler, "rollouts", lambda *_, **__: pytest.fail("samples")
+    prefixes, "rollouts", lambda *_, **__: pytest.fail("samples")
   )
   said = (workdir / "eval" / "summary.json").read_bytes()
   assert run(workdir) == records
@@ -210,7 +210,7 @@ def killed(workdir, monkeypatch, chunks):
   class Killed(BaseException):
     pass
 
-  calls, rollouts = itertools.count(), sampler.rollouts
+  calls, rollouts = itertools.count(), prefixes.rollouts
 
   def doomed(*args, **named):
     if next(calls) == chunks:
@@ -218,7 +218,7 @@ def killed(workdir, monkeypatch, chunks):
     return rollouts(*args, **named)
 
   with monkeypatch.context() as patch:
-    patch.setattr(sampler, "rollouts", doomed)
+    patch.setattr(prefixes, "rollouts", doomed)
     with pytest.raises(Killed):
       run(workdir)
 
