@@ -1,61 +1,72 @@
 """Fewer lanes and slots for the last rollouts of a call.
 
-Idle slots decode too. When no rollout waits, lanes are dropped down to a
-quarter and slots of a lane too, again and again; those of a single lane over
-pages down to a half. Each size is one program, compiled in 2.5 CPU-s for 6
-layers of width 256: 512 slots of one lane have 8, 8 lanes of 16 have 7.
+Idle slots decode too. When no rollout waits, lanes and slots that are idle are
+dropped, again and again. Every size is one program, compiled in 2.5 CPU-s for 6
+layers of width 256, so there are few: lanes have at most three numbers, slots
+of several lanes two, those of one lane the rest.
 """
 
 import dataclasses
-import functools
-from collections.abc import Callable
+import math
 
 from brorl_jax.rollout.program_spec import ProgramSpec
 from brorl_jax.rollout.slots import DecodeProgress
 
-_PART, _LEAST_SLOTS = 4, 4  # a step of 4 slots costs nearly what one of 2 costs
+_MOST = 7  # sizes
+_LEAST_SLOTS = (
+  4  # over pages: a step of 4 slots costs nearly what one of 2 does
+)
 
 
-def fewer_lanes(lanes: int) -> int:
-  """The next smaller number, 1 at the end."""
-  return -(-lanes // _PART)
+def sizes(lanes: int, slots: int, *, pool: bool) -> list[tuple[int, int]]:
+  """(lanes, slots of each) that programs are compiled for, the largest first.
+
+  Args:
+    lanes: All of them.
+    slots: Of a lane, all of them.
+    pool: Whether keys and values lie in a pool.
+  """
+  least = min(1 if pool else _LEAST_SLOTS, slots)
+  if lanes == 1:
+    return [(1, s) for s in _numbers(slots, least, _MOST, 4 if pool else 2)]
+  own = _numbers(slots, least, 3, 4)
+  several = _numbers(lanes, 1, 3, 4)[:-1]
+  grid = [(n, s) for n in several for s in own[:2]] + [(1, s) for s in own]
+  return sorted(grid, key=lambda size: size[0] * size[1], reverse=True)
 
 
-def fewer_slots(slots: int, *, lanes: int, pool: bool) -> int:
-  """The next smaller number of each of the lanes, or the same at the end."""
-  if pool:
-    return -(-slots // _PART)
-  part = _PART if lanes > 1 else 2
-  return max(-(-slots // part), _LEAST_SLOTS) if slots > _LEAST_SLOTS else slots
+def shrunk(
+  full: ProgramSpec, now: ProgramSpec, progress: DecodeProgress
+) -> ProgramSpec:
+  """`now` with fewer lanes or slots, if no rollout waits and many are idle.
 
-
-def shrunk(spec: ProgramSpec, progress: DecodeProgress) -> ProgramSpec:
-  """`spec` with fewer lanes or slots, if no rollout waits and many are idle."""
+  Args:
+    full: With all lanes and slots.
+    now: With those that are left.
+    progress: Lanes and slots of a lane that are busy.
+  """
   # A single page has 64 columns or fewer: compiling would take longer than the
   # steps that are left.
-  if progress.waiting or spec.pages == 1:
-    return spec
-  lanes = _least(spec.lanes, progress.lanes, fewer_lanes)
-  fewer = functools.partial(fewer_slots, lanes=lanes, pool=bool(spec.blocks))
-  slots = _least(spec.slots, progress.slots, fewer)
-  return dataclasses.replace(spec, lanes=lanes, slots=slots)
+  if progress.waiting or now.pages == 1:
+    return now
+  fits = now.lanes, now.slots
+  for lanes, slots in sizes(full.lanes, full.slots, pool=bool(full.blocks)):
+    if (
+      progress.lanes <= lanes <= fits[0] and progress.slots <= slots <= fits[1]
+    ):
+      fits = lanes, slots
+  return dataclasses.replace(now, lanes=fits[0], slots=fits[1])
 
 
-def sizes(spec: ProgramSpec) -> int:
-  """How many sizes `shrunk` may make, `spec` included."""
-  if spec.pages == 1:
-    return 1
-  found, left = set(), [(spec.lanes, spec.slots)]
-  while left:
-    lanes, slots = size = left.pop()
-    if size not in found:
-      found.add(size)
-      fewer = fewer_slots(slots, lanes=lanes, pool=bool(spec.blocks))
-      left += [(fewer_lanes(lanes), slots), (lanes, fewer)]
-  return len(found)
+def _numbers(most: int, least: int, count: int, ratio: int) -> list[int]:
+  """At most `count` numbers from `most` to `least` in equal ratios.
 
-
-def _least(n: int, busy: int, fewer: Callable[[int], int]) -> int:
-  while busy <= fewer(n) < n:
-    n = fewer(n)
-  return n
+  The ratio is about `ratio`, or more if that would be too many numbers; above 8
+  they are rounded up to multiples of 4.
+  """
+  if most == least:
+    return [least]
+  steps = min(math.ceil(math.log(most / least, ratio)), count - 1)
+  exact = [most * (least / most) ** (i / steps) for i in range(1, steps)]
+  up = [math.ceil(n - 1e-9) for n in exact]
+  return [most, *(n + (-n % 4 if n > 8 else 0) for n in up), least]

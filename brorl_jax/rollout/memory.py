@@ -230,9 +230,9 @@ class Gradient:
 
 def _fewer(A: int, R: int) -> int:
   """Slots after one step of compaction, at most."""
-  less = lambda n, fewer: fewer if fewer < n else 0
-  slots = less(R, compaction.fewer_slots(R, lanes=A, pool=False))
-  return max(less(A, compaction.fewer_lanes(A)) * R, A * slots)
+  return max(
+    (a * r for a, r in compaction.sizes(A, R, pool=False)[1:]), default=0
+  )
 
 
 @dataclasses.dataclass(frozen=True)

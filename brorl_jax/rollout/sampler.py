@@ -41,17 +41,13 @@ from jaxtyping import Array, Key, PyTree
 from brorl_jax import meshes
 from brorl_jax.rollout import compaction, program_spec, programs
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.program_spec import (
-  Decoder,
-  ProgramSpec,
-  page_columns,
-)
+from brorl_jax.rollout.program_spec import Decoder, ProgramSpec, page_columns
 from brorl_jax.rollout.programs import DecodeInputs, PrefillBatch
 from brorl_jax.rollout.slots import DecodeProgress, DecodeState
 from brorl_jax.types import Prompts, Rollouts
 
-# `sample` pads prompts to a power of two of at least 16 tokens: a new length
-# then finds its program compiled (.01 s instead of 11 s).
+# `sample` pads prompts to a power of two of at least 16 tokens, so that a new
+# length finds its program compiled (.01 s instead of 11 s).
 _LEAST_PROMPT = 16
 # Rows of a CPU that `sample` decodes together. Rollouts of random length then
 # take each other's slots until the last ones: all at once, 32 prompts x 16 fill
@@ -68,7 +64,8 @@ _SPAN = 256
 class Decoding(NamedTuple):
   """Rollouts in progress, as the host holds them between two programs."""
 
-  spec: ProgramSpec  # of the next program; it may have fewer lanes or slots
+  full: ProgramSpec  # with all lanes and slots
+  spec: ProgramSpec  # of the next program, which may have fewer
   inputs: DecodeInputs
   pages: tuple[Any, ...]  # the newest last, or the pool; () before both
   state: DecodeState
@@ -80,7 +77,7 @@ def prefilled(
 ) -> Decoding:
   """Reads all prompts; every slot is idle."""
   inputs, state, progress = programs.start(spec, params, batch, key)
-  return Decoding(spec, inputs, (), state, on_host(progress))
+  return Decoding(spec, spec, inputs, (), state, on_host(progress))
 
 
 def advance(decoding: Decoding, steps: int = _NO_BOUND) -> Decoding:
@@ -90,10 +87,10 @@ def advance(decoding: Decoding, steps: int = _NO_BOUND) -> Decoding:
     decoding: Its state is donated.
     steps: Maximum number of steps.
   """
-  spec, inputs, pages, state, progress = decoding
+  full, spec, inputs, pages, state, progress = decoding
   # Compaction copies the pages once and makes each later step 2 to 4 times
   # cheaper. It waits until no rollout needs a slot, so it is never undone.
-  if (smaller := compaction.shrunk(spec, progress)) != spec:
+  if (smaller := compaction.shrunk(full, spec, progress)) != spec:
     spec, pages, state = smaller, *_resized(smaller, pages, state)
   if not pages:
     pages = ((programs.pool if spec.blocks else programs.page)(spec),)
@@ -115,15 +112,17 @@ def advance(decoding: Decoding, steps: int = _NO_BOUND) -> Decoding:
     turned,
     np.int32(steps),
   )
-  return Decoding(spec, inputs, (*older, newest), state, on_host(progress))
+  pages, progress = (*older, newest), on_host(progress)
+  return Decoding(full, spec, inputs, pages, state, progress)
 
 
-def restored(decoding: Decoding, spec: ProgramSpec) -> Decoding:
-  """The same rollouts with all lanes and slots of `spec`, some of them idle."""
-  if decoding.spec == spec:
+def restored(decoding: Decoding) -> Decoding:
+  """The same rollouts with all lanes and slots, some of them idle."""
+  full = decoding.full
+  if decoding.spec == full:
     return decoding
-  pages, state = _resized(spec, decoding.pages, decoding.state)
-  return decoding._replace(spec=spec, pages=pages, state=state)
+  pages, state = _resized(full, decoding.pages, decoding.state)
+  return decoding._replace(spec=full, pages=pages, state=state)
 
 
 def _filled(spec: ProgramSpec, older: list[Any]) -> tuple[Any, ...]:
@@ -350,7 +349,7 @@ def sample(
   Raises:
     ValueError: An argument is out of range; the message has its value.
   """
-  # A pool has room for what it holds; pages are as long for all their rows.
+  # A pool has room for what it holds; pages are as long for all rows.
   most = _ROWS if not policy.pool_columns else len(prompts) * n
   if lanes is None:
     lanes = max(min(len(prompts), most), 1)

@@ -124,7 +124,7 @@ def stream(
       if decoding is None:
         decoding = sampler.prefilled(spec, params, batch, key)
       else:
-        decoding = _admitted(sampler.restored(decoding, spec), batch, at, key)
+        decoding = _admitted(sampler.restored(decoding), batch, at, key)
       watch(decoding.progress)
       continue  # places may be left, and the feed may have more prompts
     if decoding is None or not holds:

@@ -284,7 +284,11 @@ def _sizes(text: str) -> list[int]:
 
 
 def main() -> None:
-  parser = argparse.ArgumentParser(allow_abbrev=False)
+  parser = argparse.ArgumentParser(
+    description=__doc__,
+    formatter_class=argparse.RawDescriptionHelpFormatter,
+    allow_abbrev=False,
+  )
   parser.add_argument("--part", choices=list(FIXED), action="append")
   parser.add_argument("--axis", choices=list(AXES), action="append")
   parser.add_argument("--sizes", type=_sizes, help="ascending, as 16,64,256")

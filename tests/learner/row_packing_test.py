@@ -61,3 +61,10 @@ def test_what_fills_less_than_half_a_microbatch_goes_to_the_next_length():
     int(b.used) * (b.prompt[0].size + b.mask[0].size)
     for b in row_packing.batches(source, plan, some)
   )
+
+
+def test_half_a_microbatch_keeps_its_length():
+  source, distinct = some_lengths(1, 1, 1, 1, 4)  # 4 of 8 blocks
+  plan = row_packing.plan(source, distinct, Layout(1, 2, 4, 0), 1)
+  count = {x: len(blocks) for x, blocks in plan.by_length.items()}
+  assert count == {1: 4, 4: 1}

@@ -59,6 +59,7 @@ def test_a_transposed_feed_forward_computes_the_same(rows):
     (None, {}, "turned"),
     (None, {"dtype": "bfloat16"}, "trained"),
     (None, {"mlp_bias": True}, "trained"),
+    (None, {"experts": 2, "experts_per_token": 1}, "trained"),
     (GPU, {}, "fused"),
   ],
 )

@@ -43,3 +43,21 @@ def test_a_sliding_layer_sees_its_window_and_the_other_all():
   near = np.tril(np.ones((Q, Q), bool)) & ~np.tril(np.ones((Q, Q), bool), -2)
   np.testing.assert_array_equal(of(0), near)
   np.testing.assert_array_equal(of(1), own[0, 0])
+
+
+def test_a_token_of_a_tree_sees_what_leads_to_it_and_padding_itself():
+  # A prompt of two tokens, its answers a b and c, a second tree, padding.
+  #            0  1  a  b  c  0  .
+  end = jnp.array([[[5, 5, 4, 4, 5, 6, 0]]])
+  visible, depth = views.of_trees(end)
+  want = [
+    [1, 0, 0, 0, 0, 0, 0],
+    [1, 1, 0, 0, 0, 0, 0],
+    [1, 1, 1, 0, 0, 0, 0],
+    [1, 1, 1, 1, 0, 0, 0],
+    [1, 1, 0, 0, 1, 0, 0],
+    [0, 0, 0, 0, 0, 1, 0],
+    [0, 0, 0, 0, 0, 0, 1],
+  ]
+  np.testing.assert_array_equal(visible[0, 0], np.array(want, bool))
+  np.testing.assert_array_equal(depth[0, 0], [0, 1, 2, 3, 2, 0, 0])

@@ -283,7 +283,8 @@ def prompts_of_policy():
 def run_policy(**changes):
   settings = {"n": 160, "max_new_tokens": 24, "stop_ids": (STOP,)}
   settings |= {"temperature": 0.8, "top_p": 0.95, "params": policy_params()}
-  return run(prompts_of_policy(), policy=POLICY, **settings | changes)
+  settings["policy"] = POLICY
+  return run(prompts_of_policy(), **settings | changes)
 
 
 base_of_policy = functools.cache(run_policy)
@@ -321,6 +322,16 @@ def test_shapes_of_the_program_flip_fewer_than_one_token_in_10000():
   print(f"flips {total[0]} of {total[1]}")
   assert total[1] >= 20_000
   assert total[0] < 1e-4 * total[1]
+
+
+@pytest.mark.ci
+def test_a_policy_that_knows_its_mesh_samples_what_it_samples_alone():
+  mesh = devices(4, data=4, fsdp=1)
+  policy = dataclasses.replace(POLICY, mesh=mesh)
+  few = {"n": 16, "max_new_tokens": 12}
+  got, want = run_policy(policy=policy, mesh=mesh, **few), run_policy(**few)
+  np.testing.assert_array_equal(got.tokens, want.tokens)
+  np.testing.assert_allclose(got.logp, want.logp, atol=1e-5)
 
 
 REFERENCE = {

@@ -196,10 +196,10 @@ def _sampling(run: Run, compile: Compile) -> Iterator[Program]:
     ),
     size(batch),
   )
-  slots = compaction.fewer_slots(
-    spec.slots, lanes=spec.lanes, pool=bool(spec.blocks)
-  )
-  fewer = dataclasses.replace(spec, slots=slots)
+  lanes, slots = compaction.sizes(
+    spec.lanes, spec.slots, pool=bool(spec.blocks)
+  )[:2][-1]
+  fewer = dataclasses.replace(spec, lanes=lanes, slots=slots)
   yield program("compact", programs.resize.lower(fewer, state))
   share = run.at()((), jnp.float32)
   yield program("take", stream._taken.lower(spec, state, at, share))

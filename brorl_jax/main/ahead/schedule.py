@@ -101,7 +101,9 @@ def programs(run: Run) -> dict[str, int]:
   layout = learning.layout(c, meshes.of(run.mesh).rows)
   spec = training_spec(run)
   # Each size of lanes with each of slots: both may shrink alone.
-  sizes = compaction.sizes(spec)
+  how = dict(pool=bool(spec.blocks))
+  sizes = len(compaction.sizes(spec.lanes, spec.slots, **how))
+  sizes = 1 if spec.pages == 1 else sizes
   # And its compaction; over pages an empty page, and one for other slots.
   decoding = sizes + (sizes - 1) + (0 if spec.blocks else 2 * sizes - 1)
   scores = c.optim.minibatches > 1 or bool(c.reference.kl_weight)

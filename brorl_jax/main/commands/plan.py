@@ -146,11 +146,14 @@ def _phase(
   when = f" from step {since}" if c.run.phases else ""
   kind = "CPU devices" if policy.target.on_cpu else "accelerators"
   many = f" of {processes} processes" if processes > 1 else ""
+  form, shared = sampling.form(phase.sampling, policy, plans.rollouts), ""
+  if form != plans.rollouts.line():
+    shared = f"{form}, which needs less than these slots:\n"
   print(
     f"rollouts{when}: {phase.sampling.places} prompts x "
     f"{phase.sampling.n}, at most {phase.sampling.max_new_tokens} tokens, "
     f"on {axes.rows} x {axes.within} {kind}{many}\n"
-    f"{plans.rollouts.table()}\n"
+    f"{shared}{plans.rollouts.table()}\n"
     f"evaluations: {plans.chunk} prompts x {phase.eval.n}\n"
     f"{plans.evaluations.table()}"
   )
