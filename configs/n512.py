@@ -5,9 +5,9 @@ r"""BroRL: 128 kept prompts x 512 rollouts.
 trains the embedded policy on a laptop. `configs/n512.py:1p5b` is the paper's
 run and `configs/n512.py:8b` a larger one; see `presets.py`.
 
-Cost: 30 steps, 2.0 million rollouts, 167 CPU-seconds (2 cores of an AMD EPYC,
-jax 0.10.2, 2026-11-22, one seed), 1.6 GB.
-Result: held-out pass@1 .333 -> .595 +- .040; 96.8 % of prompts kept. The
+Cost: 30 steps, 2.0 million rollouts, 96 CPU-seconds (2 cores of an AMD EPYC,
+jax 0.10.2, 2026-11-25, one seed), 1.3 GB.
+Result: held-out pass@1 .333 -> .594 +- .040; 96.8 % of prompts kept. The
 paper's model size has not been run.
 """
 
