@@ -7,7 +7,7 @@ This file and the files it imports know no configs, flags or commands.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -40,6 +40,16 @@ class Updated(NamedTuple):
 
   kl_ref: float | None  # policy to reference, nats per token; None without
   metrics: dict[str, Any]
+  norms: tuple[float, ...] = ()  # of the gradients that were applied
+  skipped: tuple[str, ...] = ()  # why each of the other updates was not
+
+
+class Judged(NamedTuple):
+  """What the guards say of a step."""
+
+  scalars: dict[str, Any]  # metrics as they are written: no NaN, no infinity
+  events: list[dict[str, Any]]
+  end: str | None  # why the run ends with this step, None if it does not
 
 
 class Outcome(NamedTuple):
@@ -60,6 +70,8 @@ class Stages(NamedTuple):
   """The stages of a step as functions; main/commands/train.py makes them."""
 
   target: int  # number of groups to train on
+  # If there are fewer, the step trains on a multiple of this many.
+  least: int
   # step -> indices of the prompts to draw from, in that order
   candidates: Callable[[int, RunState], Sequence[int]]
   prompts: Callable[[int, Sequence[int]], Prompts]  # step, candidates
@@ -71,6 +83,12 @@ class Stages(NamedTuple):
   visited: Callable[[RunState, int, SampledGroups], RunState]
   advantages: Callable[[Groups, RunState], Credit]
   update: Callable[[Any, Groups, Credit], tuple[Any, Updated]]
+  # Run state, metrics, what was sampled and how it was updated -> the run state,
+  # and what it says of the step.
+  guard: Callable[
+    [RunState, Mapping[str, Any], SampledGroups, Updated],
+    tuple[RunState, Judged],
+  ]
   # After update and evaluation: may make the policy the new reference. The text
   # is the reason, None without a reset.
   reference: Callable[
@@ -123,6 +141,10 @@ class Recorder(Protocol):
     """Record the metrics of a step and the groups it was trained on."""
     ...
 
+  def dump(self, step: int, kept: Groups, credit: Credit | None) -> None:
+    """Keep what the last step of a run that ends early was trained on."""
+    ...
+
   def evaluate(self, step: int, params: PyTree) -> float:
     """Evaluate these parameters on held-out prompts; returns the score."""
     ...
@@ -130,6 +152,10 @@ class Recorder(Protocol):
   def sync(self) -> None:
     """Return when everything written would survive a power loss."""
     ...
+
+
+class Ended(RuntimeError):
+  """The numbers of a run ended it; its state is saved."""
 
 
 @clock.counting()
@@ -177,9 +203,9 @@ def train(
       `pipeline` a run that shall stop first trains on what was sampled ahead.
 
   Raises:
-    NotEnoughPrompts: A step found too few groups with a gradient.
+    Ended: Too many bad steps in a row, or a guard ended the run.
     TooManyInvalid: Verifiers failed on too many responses of a step.
-    FloatingPointError: A metric is not finite. The state is not saved.
+    FloatingPointError: A parameter is not finite. The state is not saved.
   """
   done, progress = -1, RunState()
   if (saved := store.restore(state, recorder.lacks)) is not None:
@@ -196,15 +222,13 @@ def train(
       break
     started = clock.now()
     stages = make_stages(step)
-    if stages.changed is not None:
-      recorder.event(step, {"event": "phase", "changed": stages.changed})
     save = step % save_every == 0 or step == steps or agreed.stop
 
     # Stages 1 to 3: prompts, their rollouts, their rewards; more of them until
     # enough groups have a gradient.
     if (sampled := ahead) is None:
       sampled = _sample(stages, step, state.params, progress, key)
-    kept = sampled.kept_groups()
+    kept = sampled.kept_groups(stages.least)
     progress = stages.visited(_generated(progress, sampled), step, sampled)
 
     # Stage 4: advantages of the groups that were kept.
@@ -223,22 +247,25 @@ def train(
     scalars |= {"time/update_s": update.seconds, **_totals(progress, step)}
     spent = clock.since(started)
     scalars |= {**spent.metrics, _SAVING: saving_s + _waited(store)}
-    _require_finite(step, scalars)
+    progress, judged = stages.guard(credit.progress, scalars, sampled, updated)
     # First the lines, then the checkpoint: a restart drops lines that are newer
     # than the newest checkpoint, but it could not replace a missing line.
-    recorder.step(step, scalars, kept)
+    recorder.step(step, judged.scalars, kept)
     agreed = agree(spent.busy_s)
-    progress, busy_s = credit.progress, busy_s + agreed.busy_s
-    last = step == steps or busy_s >= max_busy_s
+    busy_s += agreed.busy_s
+    last = step == steps or busy_s >= max_busy_s or judged.end is not None
     if step % eval_every == 0 or last:
       score = recorder.evaluate(step, state.params)
       progress = run_state.evaluated(progress, score)
     outcome = Outcome(updated.kl_ref, agreed.busy_s)
     state, progress, reason = stages.reference(state, progress, outcome)
-    if reason is not None:
-      recorder.event(step, {"event": "reference reset", "why": reason})
+    for event in _events(stages.changed, judged.events, reason):
+      recorder.event(step, event)
     save = save or last or (agreed.stop and ahead is None)
     saving_s = _save(step, state, progress, store, recorder) if save else 0.0
+    if judged.end is not None:
+      recorder.dump(step, kept, credit)
+      _end(step, judged.end, store)
   store.wait()
   return state
 
@@ -254,7 +281,7 @@ def _sample(
   """Stages 1 to 3: prompts, rollouts, rewards, until `target` groups remain."""
   key = jax.random.fold_in(key, step)
   return collect(
-    lambda feed: _finite(stages.rollouts(params, feed, key), step),
+    lambda feed: stages.rollouts(params, feed, key),
     lambda *rollouts: stages.scores(step, *rollouts),
     stages.informative,
     lambda candidates: stages.prompts(step, candidates),
@@ -264,9 +291,17 @@ def _sample(
   )
 
 
-def _require_finite(step: int, scalars: Mapping[str, Any]) -> None:
-  if (bad := metrics.first_not_finite(scalars)) is not None:
-    raise FloatingPointError(f"step {step}: {bad} is {scalars[bad]}")
+def _events(
+  changed: Mapping[str, Any] | None,
+  judged: Sequence[Mapping[str, Any]],
+  reset: str | None,
+) -> Iterator[Mapping[str, Any]]:
+  """The events of a step, in their order."""
+  if changed is not None:
+    yield {"event": "phase", "changed": changed}
+  yield from judged
+  if reset is not None:
+    yield {"event": "reference reset", "why": reset}
 
 
 def _save(
@@ -277,6 +312,11 @@ def _save(
   recorder.sync()  # the lines of a step are on disk before its checkpoint
   store.save(step, state, progress.to_json())
   return time.perf_counter() - start
+
+
+def _end(step: int, why: str, store: Store) -> NoReturn:
+  store.wait()
+  raise Ended(f"step {step}: {why}; the step is saved")
 
 
 def _waited(store: Store) -> float:
@@ -298,18 +338,6 @@ class _Once:
       self._result = self._function()
       self.seconds = time.perf_counter() - start
     return self._result
-
-
-def _finite(
-  done: Iterator[tuple[Prompts, Rollouts]], step: int
-) -> Iterator[tuple[Prompts, Rollouts]]:
-  for prompts, rollouts in done:
-    if not np.isfinite(rollouts.logp).all():
-      raise FloatingPointError(
-        f"step {step}: sampled logp is not finite; check the parameters, or "
-        "lower lr"
-      )
-    yield prompts, rollouts
 
 
 def _generated(progress: RunState, sampled: SampledGroups) -> RunState:

@@ -38,7 +38,10 @@ class Stats:
   logp_gap: Mean  # |trainer - sampler| in nats; rounding, before any update
   logp_gap_max: Float[Array, ""]
   grad_norm: Float[Array, ""]  # before clipping
-  finite: Bool[Array, " leaves"]  # gradient and new parameters, in tree order
+  # In tree order: of the gradient if the update was skipped, else of the new
+  # parameters.
+  finite: Bool[Array, " leaves"]
+  skipped: Bool[Array, ""]  # the update changed nothing; see update._apply
   watched: Float[Array, ""]  # first-order change of `watch`; 0 without it
 
   @staticmethod
@@ -59,6 +62,7 @@ class Stats:
       logp_gap_max=zero,
       grad_norm=zero,
       finite=finite,
+      skipped=jnp.zeros((), bool),
       watched=zero,
     )
 

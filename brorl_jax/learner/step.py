@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -109,6 +110,7 @@ def apply(
   response_logp: ResponseLogp,
   objective: Objective,
   watch: Callable[[PyTree], jax.Array] | None,
+  most_norm: float = math.inf,
 ) -> tuple[State, list[Stats]]:
   """One optimizer update per minibatch; see `update.minibatch_step`.
 
@@ -124,26 +126,43 @@ def apply(
       response_logp=response_logp,
       objective=objective,
       watch=watch,
+      most_norm=most_norm,
     )
     stats.append(of_part)
   return dataclasses.replace(state, step=state.step + 1), stats
 
 
-def refuse_not_finite(
+def skipped(
   stats: Sequence[Stats], params: PyTree, step: int
-) -> None:
-  """Stops the run before a broken state can be saved.
+) -> tuple[str, ...]:
+  """Why each update of a step that was skipped was.
 
   Raises:
-    FloatingPointError: A gradient or a parameter is not finite.
+    FloatingPointError: An update that was applied made a parameter that is not
+      finite. The state must not be saved.
   """
-  for of_part in stats:
+  found = []
+  for i, of_part in enumerate(stats):
     path = update.first_bad_path(params, sharding.to_host(of_part.finite))
-    if path is not None:
-      raise FloatingPointError(
-        f"step {step}: gradient or value of {path} is not finite; lower "
-        "config.optim.lr"
-      )
+    if not of_part.skipped:
+      if path is not None:
+        raise FloatingPointError(
+          f"step {step}: {path} is not finite after the update; lower "
+          "config.optim.lr"
+        )
+      continue
+    norm, loss = float(of_part.grad_norm), float(of_part.loss.value)
+    why = f"its norm is {norm:.3g}, a spike"
+    if not math.isfinite(of_part.logp_gap_max):
+      why = "a log-probability of sampler or trainer is not finite"
+    elif not math.isfinite(loss):
+      why = f"the loss is {loss}"
+    elif path is not None:
+      why = f"that of {path} is not finite"
+    elif not math.isfinite(norm):
+      why = f"its norm is {norm}"
+    found.append(f"the gradient of update {i + 1} was not applied: {why}")
+  return tuple(found)
 
 
 def packing_metrics(parts: Minibatches, rollouts: int) -> dict[str, float]:
@@ -166,7 +185,14 @@ def kl_ref(stats: Sequence[Stats], objective: Objective) -> float | None:
   """KL of policy and reference, nats per token; None without a KL term."""
   if not objective.kl_weight:
     return None
-  return float(np.mean([s.kl_ref.value for s in stats]))
+  return _mean(stats, "kl_ref")
+
+
+def _mean(stats: Sequence[Stats], name: str) -> float | None:
+  """The mean over the updates that were applied; None if none was."""
+  values = [getattr(s, name) for s in stats if not s.skipped]
+  values = [getattr(x, "value", x) for x in values]
+  return float(np.mean(values)) if values else None
 
 
 def update_metrics(
@@ -179,10 +205,12 @@ def update_metrics(
     objective: The loss.
     kl: From `kl_ref`.
   """
-  mean = lambda name: float(np.mean([getattr(s, name).value for s in stats]))
+  mean = functools.partial(_mean, stats)
   # A user's own loss may not count clipped tokens.
   clips = all(s.clip_fraction.count > 0 for s in stats)
-  total = mean("loss") + objective.kl_weight * (kl or 0.0)
+  if (total := mean("loss")) is not None:
+    total += objective.kl_weight * (kl or 0.0)
+    total -= objective.entropy_weight * (mean("entropy") or 0.0)
   # The sampler against the trainer, with the parameters that sampled.
   corrected = {
     f"correction/{name}": mean(field) if objective.correction else None
@@ -203,6 +231,7 @@ def update_metrics(
     "policy/logp_gap_max": float(stats[0].logp_gap_max),
     "policy/logp_gap_mean": float(stats[0].logp_gap.value),
     **corrected,
-    "loss/total": total - objective.entropy_weight * mean("entropy"),
-    "optim/grad_norm": float(np.mean([s.grad_norm for s in stats])),
+    "loss/total": total,
+    "optim/grad_norm": mean("grad_norm"),
+    "update/skipped": float(sum(bool(s.skipped) for s in stats)),
   }

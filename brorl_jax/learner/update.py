@@ -8,6 +8,7 @@ between microbatches.
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Iterable
 
 import jax
@@ -63,9 +64,8 @@ def add_gradient(
     # that the result does not depend on how it is cut into microbatches.
     (_, more), grad = differentiate(params, _microbatch(batch, i))
     gap = jnp.maximum(stats.logp_gap_max, more.logp_gap_max)
-    stats = dataclasses.replace(
-      jax.tree.map(jnp.add, stats, more), logp_gap_max=gap, finite=more.finite
-    )
+    total = jax.tree.map(jnp.add, stats, more)  # of booleans: any of them
+    stats = dataclasses.replace(total, logp_gap_max=gap, finite=more.finite)
     return jax.tree.map(jnp.add, grads, grad), stats
 
   # `used` is traced: a batch of 1 microbatch and one of 8 share a program.
@@ -142,20 +142,37 @@ _add = jax.jit(
 def _apply(
   state: State,
   sums: tuple[PyTree, Stats],
+  most_norm: Float[Array, ""],
   *,
   tx: optax.GradientTransformation,
   watch: Callable[[PyTree], Float[Array, ""]] | None,
 ) -> tuple[State, Stats]:
+  """Applies the mean gradient, or nothing if it cannot be trusted.
+
+  If log-probabilities, loss, gradient or norm are not finite, or the norm is
+  above `most_norm`, parameters and moments stay as they are, bit for bit.
+  """
   grads, stats = gradient(sums)
   updates, opt = tx.update(grads, state.opt, state.params)
+  # From the gradient alone: a condition on the new parameters would need them
+  # beside the old ones, which are donated.
+  usable = jnp.all(stats.finite) & jnp.isfinite(stats.loss.total)
+  # Ratios are clamped, so that the loss may be finite without this.
+  usable &= jnp.isfinite(stats.logp_gap_max)
+  usable &= stats.grad_norm <= most_norm
+  keep = lambda new, old: jnp.where(usable, new, old)
   params = optax.apply_updates(state.params, updates)
+  params = jax.tree.map(keep, params, state.params)
+  opt = jax.tree.map(keep, opt, state.opt)
   # A finite gradient can still give parameters that are not finite: b2 = 0 and
   # eps = 0 divide by 0 where a gradient is 0.
-  stats = dataclasses.replace(stats, finite=stats.finite & all_finite(params))
+  finite = keep(all_finite(params), stats.finite)
+  stats = dataclasses.replace(stats, finite=finite, skipped=~usable)
   if watch is not None:
     # Before the update: at the new parameters it would be another derivative.
     slope = jax.grad(watch)(state.params)
-    stats = dataclasses.replace(stats, watched=_dot(slope, updates))
+    change = jnp.where(usable, _dot(slope, updates), 0.0)
+    stats = dataclasses.replace(stats, watched=change)
   return dataclasses.replace(state, params=params, opt=opt), stats
 
 
@@ -167,8 +184,11 @@ def minibatch_step(
   response_logp: ResponseLogp,
   objective: Objective,
   watch: Callable[[PyTree], Float[Array, ""]] | None = None,
+  most_norm: float = math.inf,
 ) -> tuple[State, Stats]:
   """One optimizer update. `state` is donated; its step does not change.
+
+  A gradient that cannot be trusted is not applied: see `Stats.skipped`.
 
   Moments in host memory are on the devices only during the last program.
 
@@ -182,6 +202,7 @@ def minibatch_step(
     watch: A function of the parameters, as a `jax.tree_util.Partial`, or None.
       `Stats.watched` is its change by this update to first order:
       <d watch / d params, updates>.
+    most_norm: Norm of the gradient above which it is not applied.
 
   Returns:
     The new state, and sums over the minibatch.
@@ -207,7 +228,8 @@ def minibatch_step(
   # they leave room for the activations above.
   home = jax.tree.map(lambda x: x.sharding, state.opt)
   state = dataclasses.replace(state, opt=sharding.on_device(state.opt))
-  state, stats = _apply(state, sums, tx=tx, watch=watch)
+  most = np.float32(most_norm)
+  state, stats = _apply(state, sums, most, tx=tx, watch=watch)
   return dataclasses.replace(
     state, opt=sharding.put_back(state.opt, home)
   ), stats

@@ -8,9 +8,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import PyTree
 
-from brorl_jax import evaluate, types
+from brorl_jax import evaluate, train, types
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.rl import stats
 from brorl_jax.runs import covered, folder, metrics, sections
@@ -146,6 +147,25 @@ class Recorder:
   ) -> None:
     self._writer.write_scalars(step, {**scalars, **self._more_metrics()})
     self._samples.write(*self._shown(step, kept))
+
+  def dump(
+    self, step: int, kept: types.Groups, credit: train.Credit | None
+  ) -> None:
+    """Writes stopped/step_N.npz: the groups of a step and their advantages."""
+    out = kept.rollouts
+    arrays = {
+      "prompt": kept.prompts.tokens,
+      "prompt_mask": kept.prompts.mask,
+      "tokens": out.tokens,
+      "mask": out.mask,
+      "logp": out.logp,
+      "reward": kept.scores.reward,
+    }
+    if credit is not None:
+      arrays |= {"advantage": credit.advantage, "counts": credit.counts}
+    path = self._workdir / "stopped" / f"step_{step}.npz"
+    path.parent.mkdir(exist_ok=True)
+    np.savez_compressed(path, **arrays)
 
   def _shown(self, step: int, kept: types.Groups) -> Iterator[dict[str, Any]]:
     reward = kept.scores.reward

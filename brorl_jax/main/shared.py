@@ -154,6 +154,12 @@ class Together:
     if processes.leads():
       self._recorder.step(step, scalars, kept)
 
+  def dump(
+    self, step: int, kept: types.Groups, credit: train.Credit | None
+  ) -> None:
+    if processes.leads():
+      self._recorder.dump(step, kept, credit)
+
   def evaluate(self, step: int, params: PyTree) -> float:
     if processes.leads():
       return processes.first(self._recorder.evaluate(step, params))

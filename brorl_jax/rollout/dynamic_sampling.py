@@ -49,10 +49,6 @@ _LOOK_S = 0.05
 MAX_INVALID = 0.01
 
 
-class NotEnoughPrompts(RuntimeError):
-  """Dynamic sampling found too few prompts that carry a gradient."""
-
-
 class TooManyInvalid(RuntimeError):
   """Verifiers failed on too many responses."""
 
@@ -78,15 +74,30 @@ class SampledGroups:
 
   groups: Groups
   kept: Bool[np.ndarray, " P"]
+  target: int  # groups that were wanted
   # Seconds. rollout: sampling, without waits. score: work of the thread.
   # score_wait: devices waited for rewards. rollout_wait: the thread waited for
   # rollouts. process_wait: this process waited for the others.
   spent: dict[str, float]
   rollout_s: list[float]  # of each process: the slowest keeps all waiting
 
-  def kept_groups(self) -> Groups:
-    """The groups that are kept."""
-    return jax.tree.map(lambda x: x[self.kept], self.groups)
+  def kept_groups(self, least: int = 1) -> Groups:
+    """The groups that are kept; of too few, the first multiple of `least`."""
+    count = int(self.kept.sum())
+    spare = count % least if count < self.target else 0
+    first = np.flatnonzero(self.kept)[: count - spare]
+    return jax.tree.map(lambda x: x[first], self.groups)
+
+  def shortage(self) -> str | None:
+    """Why there are fewer groups than were wanted; None if there are not."""
+    if (kept := int(self.kept.sum())) >= self.target:
+      return None
+    return (
+      f"only {kept} of {len(self.kept)} prompts are kept, {self.target} are "
+      "needed: all rewards of the other groups are equal; raise "
+      "config.filter.max_oversampling or config.data.distinct_prompts, or use "
+      "easier or harder prompts"
+    )
 
 
 def collect(
@@ -99,7 +110,7 @@ def collect(
   target: int,
   meanwhile: Callable[[], None] = lambda: None,
 ) -> SampledGroups:
-  """Draws candidates until `target` groups are kept.
+  """Draws candidates until `target` groups are kept, or there are no more.
 
   Args:
     sample: Makes rollouts of the prompts that a feed gives.
@@ -112,7 +123,6 @@ def collect(
       waits for rewards, or at the end.
 
   Raises:
-    NotEnoughPrompts: There were not enough candidates.
     TooManyInvalid: Verifiers failed on more than `MAX_INVALID` of responses.
 
   References:
@@ -141,13 +151,6 @@ def collect(
     for group, _ in pending.decided.values()
     for one in group.scores.responses.flat
   )
-  if pending.kept < target:
-    raise NotEnoughPrompts(
-      f"only {pending.kept} of {pending.given} prompts are kept, {target} are "
-      "needed: all rewards of the other groups are equal; raise "
-      "config.filter.max_oversampling or config.data.distinct_prompts, or use "
-      "easier or harder prompts"
-    )
   ordered = [pending.decided[p] for p in candidates[: pending.given]]
   waits = "meanwhile", "score_wait", "process_wait"
   rollout = took - sum(spent[part] for part in waits)
@@ -156,6 +159,7 @@ def collect(
       lambda *x: np.concatenate(x), *[group for group, _ in ordered]
     ),
     np.array([good for _, good in ordered], bool),
+    target,
     {
       "rollout": rollout,
       "score": spent["score"],

@@ -26,6 +26,19 @@ class RunState:
   resets: int = 0
   best: float | None = None  # best held-out score since the reset
   stalled: int = 0  # evaluations in a row without a better score
+  # State of the guards, see guards.py.
+  bad: int = 0  # steps in a row that were starved or skipped an update
+  grad_norms: tuple[float, ...] = ()  # of the last updates that were applied
+  usual: Mapping[str, tuple[int, float]] = dataclasses.field(
+    default_factory=dict
+  )  # metric -> first steps, and its mean over them
+  beyond: Mapping[str, int] = dataclasses.field(
+    default_factory=dict
+  )  # guard -> steps in a row beyond its bound
+  reward: float | None = None  # moving average of the mean reward
+  score: float | None = None  # held-out, of the last evaluation
+  peak: float | None = None  # the best of the whole run
+  peak_reward: float | None = None  # `reward` at that time
   # By prompt, with data.distinct_prompts: rejections in a row, and the step at
   # which a resting prompt may be drawn again.
   streak: Mapping[int, int] = dataclasses.field(default_factory=dict)
@@ -51,7 +64,10 @@ class RunState:
       name: {int(k): v for k, v in saved.get(name, {}).items()}
       for name in ("streak", "rests")
     }
-    return RunState(**{**saved, **numbered})
+    norms = tuple(saved.get("grad_norms", ()))
+    usual = {k: (int(n), x) for k, (n, x) in saved.get("usual", {}).items()}
+    more = {**numbered, "grad_norms": norms, "usual": usual}
+    return RunState(**{**saved, **more})
 
 
 def generated(
@@ -106,7 +122,12 @@ def resting(progress: RunState, step: int) -> frozenset[int]:
 
 
 def evaluated(progress: RunState, score: float) -> RunState:
-  """Updates the best score after an evaluation."""
+  """Updates the best scores after an evaluation."""
+  progress = dataclasses.replace(progress, score=score)
+  if progress.peak is None or score > progress.peak:
+    progress = dataclasses.replace(
+      progress, peak=score, peak_reward=progress.reward
+    )
   if progress.best is None or score > progress.best:
     return dataclasses.replace(progress, best=score, stalled=0)
   return dataclasses.replace(progress, stalled=progress.stalled + 1)

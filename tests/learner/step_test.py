@@ -20,6 +20,7 @@ from brorl_jax.learner import optimizer, row_packing, update
 from brorl_jax.learner import step as steps
 from brorl_jax.learner.layout import Layout
 from brorl_jax.model import sharding
+from brorl_jax.rl.mean import Mean
 
 
 def packed_tokens(parts):
@@ -65,15 +66,57 @@ def test_rollouts_that_do_not_count_are_not_packed():
   assert len(packed_tokens(parts)) == some.rollouts.mask.sum() == 20
 
 
-def test_a_gradient_that_is_not_finite_is_named():
+def test_why_an_update_was_skipped():
   params = {"a": jnp.zeros(2), "b": {"c": jnp.zeros(3)}}
   good = update.Stats.zero(params)
-  steps.refuse_not_finite([good], params, 7)
+  finite = jnp.array([True, False])
+  assert steps.skipped([good], params, 7) == ()
+  no = dataclasses.replace(good, skipped=jnp.array(True))
+  loss = Mean(jnp.array(jnp.nan), jnp.array(2.0))
+  cases = {
+    "that of b/c is not finite": dict(finite=finite),
+    "the loss is nan": dict(finite=finite, loss=loss),
+    "a log-probability of sampler or trainer is not finite": dict(
+      logp_gap_max=jnp.array(jnp.inf), loss=loss
+    ),
+    "its norm is inf": dict(grad_norm=jnp.array(jnp.inf)),
+    "its norm is 12, a spike": dict(grad_norm=jnp.array(12.0)),
+  }
+  for why, changes in cases.items():
+    bad = dataclasses.replace(no, **changes)
+    head = "the gradient of update 2 was not applied: "
+    assert steps.skipped([good, bad], params, 7) == (head + why,)
+
+
+def test_a_parameter_that_is_not_finite_is_named():
+  params = {"a": jnp.zeros(2), "b": {"c": jnp.zeros(3)}}
+  good = update.Stats.zero(params)
   bad = dataclasses.replace(good, finite=jnp.array([True, False]))
   with pytest.raises(
-    FloatingPointError, match=r"step 7: .*b/c.*lower .*optim\.lr"
+    FloatingPointError, match=r"step 7: b/c is not .*lower .*optim\.lr"
   ):
-    steps.refuse_not_finite([good, bad], params, 7)
+    steps.skipped([good, bad], params, 7)
+
+
+def test_metrics_are_those_of_the_updates_that_were_applied():
+  good = dataclasses.replace(
+    update.Stats.zero(params()),
+    loss=Mean(jnp.array(6.0), jnp.array(2.0)),
+    grad_norm=jnp.array(4.0),
+  )
+  bad = dataclasses.replace(
+    good,
+    loss=Mean(jnp.array(jnp.nan), jnp.array(2.0)),
+    skipped=jnp.array(True),
+  )
+  plain = dataclasses.replace(OBJECTIVE, kl_weight=0.0, entropy_weight=0.0)
+  numbers = steps.update_metrics([bad, good], plain, None)
+  assert numbers["loss/total"] == 3.0 and numbers["optim/grad_norm"] == 4.0
+  assert numbers["update/skipped"] == 1.0
+  numbers = steps.update_metrics([bad, bad], plain, None)
+  assert numbers["loss/total"] is numbers["optim/grad_norm"] is None
+  assert steps.kl_ref([bad], OBJECTIVE) is None
+  assert numbers["update/skipped"] == 2.0
 
 
 TX = optax.adam(0.1)

@@ -449,6 +449,44 @@ def test_not_finite_gradients_are_named():
   assert update.first_bad_path(params(), np.ones(13, bool)) is None
 
 
+def spoiled(what):
+  """A minibatch with one number that is not finite."""
+  batches = packed()
+  batches[-1] = dataclasses.replace(
+    batches[-1],
+    advantage=np.array(batches[-1].advantage),
+    logp_sampled=np.array(batches[-1].logp_sampled),
+  )
+  if what == "advantage":
+    batches[-1].advantage[0, 0] = np.nan
+  else:
+    batches[-1].logp_sampled[0, 0, 0, 0] = -np.inf
+  return batches
+
+
+@pytest.mark.parametrize("what", ["advantage", "sampled", "norm"])
+def test_an_update_that_cannot_be_trusted_changes_no_bit(what):
+  tx = optax.adam(0.1)
+  how = dict(tx=tx, response_logp=POLICY.response_logp, objective=OBJECTIVE)
+  start = optimizer.init_state(params(), tx, keep_reference=False)
+  start, first = update.minibatch_step(start, packed(), **how)
+  assert not first.skipped and first.finite.all()
+  before = jax.tree.map(np.array, start)
+  norm = float(first.grad_norm)
+  batches = packed() if what == "norm" else spoiled(what)
+  after, stats = update.minibatch_step(
+    start, batches, most_norm=norm / 1e3 if what == "norm" else np.inf, **how
+  )
+  assert stats.skipped and bool(stats.finite.all()) == (what != "advantage")
+  chex.assert_trees_all_equal(after, before)  # the moments and counts too
+  # The buffers can be used again, and a good update goes on from there.
+  again, stats = update.minibatch_step(after, packed(), **how)
+  assert not stats.skipped
+  want = jax.tree.map(jnp.asarray, before)
+  want, _ = update.minibatch_step(want, packed(), **how)
+  chex.assert_trees_all_equal(again, want)
+
+
 @pytest.mark.slow
 def test_what_is_watched_changes_by_its_derivative_along_the_step():
   batches = packed()

@@ -101,9 +101,25 @@ COUNTS = (
   "steps samples max_oversampling prompt_tokens max_new_tokens "
   "minibatches save_every keep_checkpoints eval_every "
   "eval_prompts eval_n mesh_data mesh_tensor mesh_expert lr_base length_on "
-  "rest_steps"
+  "rest_steps bad_steps"
 ).split()
+GUARDS = {
+  "at least 0 and below 1": "entropy_low length_low answers_low",
+  "0 to 1": "truncated repeated score_drop",
+  "0 or positive": "kl",
+}
 BAD = [
+  *(
+    (f"guard.{field}", {f"guard.{field}": -1.0}, must)
+    for must, fields in GUARDS.items()
+    for field in fields.split()
+  ),
+  ("guard.end_after", {"guard.end_after": -1}, "0 or positive"),
+  ("guard.answers_low", {"guard.answers_low": 1.0}, "below 1"),
+  ("guard.repeated", {"guard.repeated": 1.5}, "0 to 1"),
+  ("guard.entropy_high", {"guard.entropy_high": 1.0}, "above 1, or 0"),
+  ("filter.starved", {"filter.starved": "wait"}, "one of train, skip"),
+  ("optim.spike", {"optim.spike": -1.0}, "positive, or 0"),
   *((field, {field: 0}, "at least 1") for field in COUNTS),
   ("steps", {"steps": -3}, "at least 1"),
   ("seed", {"seed": -1}, "0 to 2"),

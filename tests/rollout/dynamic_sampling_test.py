@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from brorl_jax import processes
 from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.rollout.dynamic_sampling import (
-  NotEnoughPrompts,
   TooManyInvalid,
   check_invalid,
   collect,
@@ -176,11 +175,18 @@ def test_a_rejected_one_is_replaced_while_others_go_on():
   assert passed == [1, 2, 3, 4, 5, 6]
 
 
-def test_gives_up_with_the_numbers():
-  with pytest.raises(
-    NotEnoughPrompts, match=r"only 1 of 6 prompts .* 2 are needed"
-  ):
-    run({3}, target=2, candidates=range(6))
+def test_too_few_groups_are_told_with_the_numbers():
+  sampled = run({3}, target=2, candidates=range(6))
+  assert sampled.shortage().startswith("only 1 of 6 prompts are kept, 2 are")
+  assert sampled.kept_groups().prompts.index.tolist() == [3]
+  assert run({3, 4}, target=2, candidates=range(6)).shortage() is None
+
+
+@pytest.mark.parametrize("multiple, want", [(1, 5), (2, 4), (3, 3), (6, 0)])
+def test_of_too_few_groups_the_first_that_are_a_multiple(multiple, want):
+  sampled = run({0, 2, 3, 5, 6}, target=6, candidates=range(7))
+  kept = sampled.kept_groups(multiple).prompts.index.tolist()
+  assert kept == [0, 2, 3, 5, 6][:want]
 
 
 def test_verdicts_are_made_beside_the_sampler():
@@ -469,12 +475,8 @@ def test_who_has_room_samples_more(monkeypatch):
 
 
 def test_too_few_prompts_are_told_by_every_process(monkeypatch):
-  def fails(_):
-    with pytest.raises(NotEnoughPrompts) as e:
-      run({1, 2}, target=3, candidates=range(7))
-    return str(e.value)
-
-  one, other = Crowd(2, monkeypatch).run(fails)
+  short = lambda _: run({1, 2}, target=3, candidates=range(7)).shortage()
+  one, other = Crowd(2, monkeypatch).run(short)
   assert one == other and one.startswith("only 2 of 7 prompts are kept")
 
 

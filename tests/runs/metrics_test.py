@@ -169,8 +169,10 @@ def example() -> tuple[Rollouts, np.ndarray, np.ndarray]:
 
 def test_numbers_of_a_step_by_hand():
   rollouts, reward, kept = example()
-  got = metrics.of_groups(rollouts, scored.scores(reward), kept, rollout_s=0.5)
+  answered = scored.scores(reward, [[0, 1, 1], [3, 3, 3]])
+  got = metrics.of_groups(rollouts, answered, kept, rollout_s=0.5)
   assert got.pop("memory/peak_bytes") > 10e6
+  assert got.pop("rollout/repeated_fraction") is None  # none has 32 tokens
   assert got == pytest.approx(
     {
       "reward/mean": 2 / 6,
@@ -184,6 +186,8 @@ def test_numbers_of_a_step_by_hand():
       "rollout/slot_occupancy": 0.75,
       "rollout/length_mean": 1.5,
       "rollout/truncated_fraction": 1 / 6,
+      "rollout/entropy": -math.log(0.5**5 * 0.2 * 0.125**3) / 9,
+      "reward/distinct_answers": 1.5,
       "theory/correct_mass": 0.125,  # 1/4 once, and nothing of the second
     },
     rel=1e-6,
@@ -267,17 +271,45 @@ def test_correct_mass_sums_long_responses_exactly():
 
 
 @pytest.mark.parametrize(
-  "scalars, name",
+  "scalars, names",
   [
-    ({"a": 1.0, "b": None, "c": 0}, None),
-    ({}, None),
-    ({"a": 1.0, "b": math.nan, "c": math.inf}, "b"),
-    ({"a": 1.0, "b": -math.inf}, "b"),
-    ({"a": float(jnp.exp(1000.0))}, "a"),
+    ({"a": 1.0, "b": None, "c": 0}, []),
+    ({}, []),
+    ({"a": 1.0, "b": math.nan, "c": math.inf}, ["b", "c"]),
+    ({"a": 1.0, "b": -math.inf}, ["b"]),
+    ({"a": float(jnp.exp(1000.0))}, ["a"]),
   ],
 )
-def test_the_first_number_that_is_not_finite_is_named(scalars, name):
-  assert metrics.first_not_finite(scalars) == name
+def test_numbers_that_are_not_finite_become_null_and_are_named(scalars, names):
+  good, bad = metrics.only_finite(scalars)
+  assert bad == names
+  assert good == {k: None if k in names else x for k, x in scalars.items()}
+
+
+def of_tokens(*rows):
+  """Rollouts of one prompt with these tokens."""
+  T = max(map(len, rows))
+  tokens = np.array([[*row, *[0] * (T - len(row))] for row in rows], np.int32)
+  mask = np.arange(T) < np.array([len(row) for row in rows])[:, None]
+  some = np.zeros((1, len(rows)), bool)
+  return Rollouts(
+    tokens[None], np.zeros(mask[None].shape, np.float32), mask[None], some,
+    np.ones(1, np.float32),
+  )  # fmt: skip
+
+
+def test_repeats_by_hand():
+  # 40 tokens are 33 runs of 8. All alike: one is new, 32 repeat.
+  assert metrics.repeated_fraction(of_tokens([7] * 40)) == pytest.approx(
+    32 / 33
+  )
+  # A period of 4: the first four runs are new.
+  loop = [1, 2, 3, 4] * 10
+  assert metrics.repeated_fraction(of_tokens(loop)) == pytest.approx(29 / 33)
+  assert metrics.repeated_fraction(of_tokens(list(range(40)))) == 0.0
+  both = of_tokens([7] * 40, list(range(50)), [7] * 31)  # the last is short
+  assert metrics.repeated_fraction(both) == pytest.approx(16 / 33)
+  assert metrics.repeated_fraction(of_tokens([7] * 31)) is None
 
 
 PEAK = """

@@ -73,7 +73,9 @@ def updating(run: Run) -> Iterator[Program]:
   )
   yield program(
     "apply",
-    update._apply.lower(state, sums, tx=run.tx, watch=_watch(run, policy)),
+    update._apply.lower(
+      state, sums, np.float32(0), tx=run.tx, watch=_watch(run, policy)
+    ),
     run.applying_bytes + size(sums),
   )
 

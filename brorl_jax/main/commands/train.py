@@ -50,7 +50,7 @@ from brorl_jax.types import State
 _UNUSABLE = (checkpoints.Unusable, metrics.Damaged, Newer)
 _STOPS = (
   FloatingPointError,
-  dynamic_sampling.NotEnoughPrompts,
+  train.Ended,
   dynamic_sampling.TooManyInvalid,
 )
 
@@ -307,6 +307,7 @@ def phase(
 
   stages = train.Stages(
     target=target,
+    least=target if c.filter.starved == "skip" else c.optim.minibatches,
     candidates=candidates,
     prompts=examples.prompts,
     rollouts=sampling.streamed(
@@ -321,6 +322,7 @@ def phase(
       c.advantage, c.reward, limit=c.sampling.max_new_tokens
     ),
     update=learning.update_stage(c, policy, tx, schedule, mesh),
+    guard=learning.guard_stage(c.guard, bad_steps=c.run.bad_steps),
     reference=learning.reference_stage(c.reference, tx),
   )
   first = stages._replace(changed=changed and dict(changed))

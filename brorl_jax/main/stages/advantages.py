@@ -127,6 +127,9 @@ def advantages_stage(
   function = functions.advantage(c)
 
   def stage(groups: Groups, progress: RunState) -> Credit:
+    if not len(groups.prompts.index):  # a mean over nothing is not finite
+      none = np.zeros(groups.scores.reward.shape, np.float32)
+      return Credit(none, none > 0, progress, {})
     active = bool(
       length_penalty.is_active(
         progress.shaped, on=reward.length_on, off=reward.length_off

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,9 +20,11 @@ from brorl_jax.main import functions, settings
 from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.rl import lr_scaling
-from brorl_jax.runs import run_state
+from brorl_jax.rollout.dynamic_sampling import SampledGroups
+from brorl_jax.runs import guards, metrics, run_state
 from brorl_jax.runs.run_state import RunState
 from brorl_jax.runs.sections import Config
+from brorl_jax.runs.sections.guard import Guard
 from brorl_jax.runs.sections.loss import Loss
 from brorl_jax.runs.sections.optim import Optim
 from brorl_jax.runs.sections.reference import Reference
@@ -114,6 +116,9 @@ def update_stage(
   probe_of, theory_metrics = _theory(c.theory, policy, c.sampling)
 
   def apply(state: types.State, kept: types.Groups, credit: train.Credit):
+    if not len(credit.advantage):
+      state = dataclasses.replace(state, step=state.step + 1)
+      return state, train.Updated(None, {"update/skipped": 0.0})
     step = int(state.step) + 1
     probe, watch = probe_of(kept)
     parts = steps.minibatches(
@@ -136,19 +141,61 @@ def update_stage(
       response_logp=policy.response_logp,
       objective=goal,
       watch=watch,
+      most_norm=guards.most_norm(c.optim.spike, credit.progress.grad_norms),
     )
     jax.block_until_ready((state, stats))
-    steps.refuse_not_finite(stats, state.params, step)
+    skipped = steps.skipped(stats, state.params, step)
     kl = steps.kl_ref(stats, goal)
     metrics = {
       **steps.update_metrics(stats, goal, kl),
-      "optim/lr": float(schedule(updates_done(state.opt) - 1)),
+      "optim/lr": float(schedule(max(updates_done(state.opt) - 1, 0))),
       **shares,
       **theory_metrics(probe, state, stats),
     }
-    return state, train.Updated(kl, metrics)
+    norms = tuple(float(s.grad_norm) for s in stats if not s.skipped)
+    return state, train.Updated(kl, metrics, norms, skipped)
 
   return apply
+
+
+def guard_stage(c: Guard, *, bad_steps: int) -> Callable[..., tuple]:
+  """Compares a step with the bounds of the config, see runs/guards.py.
+
+  Args:
+    c: The bounds.
+    bad_steps: The run ends with so many steps in a row that were starved or
+      skipped an update.
+  """
+
+  def guard(
+    progress: RunState,
+    scalars: Mapping[str, Any],
+    sampled: SampledGroups,
+    updated: train.Updated,
+  ):
+    progress, alarms = guards.watched(c, progress, scalars)
+    short = sampled.shortage()
+    bad = [*([short] if short else []), *updated.skipped]
+    progress = guards.learned(progress, updated.norms, bad=bool(bad))
+    shown = {
+      **scalars,
+      "guard/alarms": float(len(alarms)),
+      "sampling/starved": float(bool(short)),
+    }
+    shown, lost = metrics.only_finite(shown)
+    # First what may explain the others.
+    new = [{**a._asdict(), "why": a.text} for a in alarms if a.steps == 1]
+    events = [{"event": "guard", **alarm} for alarm in new]
+    events += [{"event": "starved", "why": short}] if short else []
+    events += [{"event": "skip", "why": why} for why in updated.skipped]
+    if lost and not bad:
+      events.append({"event": "not finite", "metrics": lost})
+    end = guards.ends(c, alarms)
+    if progress.bad >= bad_steps:
+      end = f"{progress.bad} bad steps in a row, the last: {bad[-1]}"
+    return progress, train.Judged(shown, events, end)
+
+  return guard
 
 
 def mean_mass(

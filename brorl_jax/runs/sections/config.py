@@ -11,6 +11,7 @@ from brorl_jax.runs.sections.data import Data
 from brorl_jax.runs.sections.devices import Devices
 from brorl_jax.runs.sections.eval import Eval
 from brorl_jax.runs.sections.filter import Filter
+from brorl_jax.runs.sections.guard import Guard
 from brorl_jax.runs.sections.loss import Loss
 from brorl_jax.runs.sections.optim import Optim
 from brorl_jax.runs.sections.policy import Policy
@@ -38,6 +39,7 @@ class Config:
   optim: Optim = dataclasses.field(default_factory=Optim)
   devices: Devices = dataclasses.field(default_factory=Devices)
   eval: Eval = dataclasses.field(default_factory=Eval)
+  guard: Guard = dataclasses.field(default_factory=Guard)
   theory: Theory = dataclasses.field(default_factory=Theory)
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Literal
 
 from brorl_jax.runs.sections.section import Rule, Section, setting
 
@@ -33,9 +34,15 @@ class Filter(Section):
   )
   max_oversampling: int = setting(
     10,
-    "Stop the run if a step has drawn this many times its target number of "
-    "prompts. BroRL's pass rate of 62 % needs 1.6.",
+    "A step draws at most this many times its target number of prompts. "
+    "BroRL's pass rate of 62 % needs 1.6.",
     source="unknown",
+    phased=True,
+  )
+  starved: Literal["train", "skip"] = setting(
+    "train",
+    "What a step does that found fewer groups than its target: 'train' on "
+    "them, or 'skip' the update. See run.bad_steps.",
     phased=True,
   )
   rest_after: int = setting(

@@ -68,6 +68,13 @@ class Optim(Section):
   max_grad_norm: float = setting(
     1.0, "Norm above which gradients are scaled down.", source="unknown"
   )
+  spike: float = setting(
+    0.0,
+    "Skip an update whose gradient's norm is this many standard deviations "
+    "above the mean of the last 128, and twice that mean; 0: off. 6 is common.",
+    unit="standard deviations",
+    phased=True,
+  )
   second_moment: Literal["full", "factored"] = setting(
     "full",
     "'factored' keeps only row and column means of matrices of at least "
@@ -86,4 +93,5 @@ class Optim(Section):
       yield field, good, "at least 0 and below 1"
     yield "eps", self.eps > 0.0, "positive"
     yield "weight_decay", self.weight_decay >= 0.0, "0 or positive"
+    yield "spike", self.spike >= 0.0, "positive, or 0: off"
     yield "max_grad_norm", self.max_grad_norm > 0.0, "positive"

@@ -39,6 +39,13 @@ class Run(Section):
   keep_checkpoints: int = setting(
     3, "Number of newest checkpoints to keep.", free=True
   )
+  bad_steps: int = setting(
+    5,
+    "End the run with so many steps in a row that were starved or skipped an "
+    "update. The step is saved, and what it trained on kept in stopped/.",
+    unit="steps",
+    free=True,
+  )
   samples_shown: int = setting(
     4, "Rollouts per step written to samples.jsonl.", free=True
   )
@@ -62,6 +69,7 @@ class Run(Section):
   def rules(self) -> Iterator[Rule]:
     yield "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1"
     yield from self.at_least(1, "steps", "save_every", "keep_checkpoints")
+    yield from self.at_least(1, "bad_steps")
     yield "max_busy_s", self.max_busy_s >= 0.0, "positive, or 0: no bound"
     yield from self.at_least(0, "samples_shown")
     good = not set(self.wandb) & set("/\\#?%:")

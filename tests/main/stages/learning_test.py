@@ -54,7 +54,7 @@ def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
   # Two updates of a warm-up of five: the second used 2/5 of the rate.
   assert numbers["optim/lr"] == pytest.approx(c.optim.lr * 2 / 5)
   assert 0.0 < numbers["update/distinct_fraction"] <= 1.0
-  assert metrics.first_not_finite(numbers) is None
+  assert not metrics.only_finite(numbers)[1]
   after, updated = stages.update(after, kept, credit)
   numbers = updated.metrics
   assert updated.kl_ref == numbers["policy/kl_ref"] > 0.0
@@ -286,7 +286,7 @@ def test_a_reset_leaves_arrays_where_they_were_and_warms_up_again(wired):
   credit = stages.advantages(kept, RunState())
   reset = learning.reference_stage(c.reference, tx)
   for step in (1, 2):
-    state, (kl, numbers) = stages.update(state, kept, credit)
+    state, (kl, numbers, *_) = stages.update(state, kept, credit)
     assert int(state.step) == step
     # Two updates of a warm-up of five, each time.
     assert numbers["optim/lr"] == pytest.approx(c.optim.lr * 2 / 5)

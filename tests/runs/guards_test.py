@@ -1,0 +1,130 @@
+"""Tests of brorl_jax/runs/guards.py, by hand."""
+
+import dataclasses
+import json
+import math
+
+import numpy as np
+import pytest
+
+from brorl_jax.runs import guards, run_state
+from brorl_jax.runs.run_state import RunState
+from brorl_jax.runs.sections.guard import Guard
+
+START = RunState()
+USUAL = {
+  "rollout/entropy": 0.8,
+  "rollout/length_mean": 100.0,
+  "reward/distinct_answers": 11.0,
+  "reward/mean": 0.5,
+}
+
+
+def after(c, *steps, progress=START):
+  """The run state after these steps, and the alarms of the last."""
+  alarms = []
+  for changes in steps:
+    progress, alarms = guards.watched(c, progress, USUAL | changes)
+  return progress, alarms
+
+
+@pytest.mark.parametrize(
+  "metric, value, guard, bound",
+  [
+    ("rollout/entropy", 0.079, "entropy_low", 0.08),
+    ("rollout/entropy", 2.41, "entropy_high", 2.4),
+    ("rollout/length_mean", 19.0, "length_low", 20.0),
+    ("reward/distinct_answers", 1.4, "answers_low", 1.5),
+    ("policy/kl_ref", 1.1, "kl", 1.0),
+    ("rollout/truncated_fraction", 0.81, "truncated", 0.8),
+    ("rollout/repeated_fraction", 0.51, "repeated", 0.5),
+  ],
+)
+def test_each_bound(metric, value, guard, bound):
+  _, alarms = after(Guard(), {}, {}, {metric: value})
+  (alarm,) = alarms
+  assert (alarm.guard, alarm.metric, alarm.steps) == (guard, metric, 1)
+  assert alarm.bound == pytest.approx(bound) and alarm.value == value
+  side = "below" if guard.endswith("low") else "above"
+  assert f"{metric} = {value:.3g} is {side}" in alarm.text
+  # Just inside there is none, nor where the guard is off.
+  inside = bound * (1.001 if side == "below" else 0.999)
+  assert after(Guard(), {}, {}, {metric: inside})[1] == []
+  assert after(Guard(**{guard: 0.0}), {}, {}, {metric: value})[1] == []
+
+
+def test_the_first_step_and_what_is_not_measured_raise_nothing():
+  assert after(Guard(), {"rollout/entropy": 1e-9})[1] == []
+  none = dict.fromkeys([*USUAL, "policy/kl_ref", "rollout/repeated_fraction"])
+  progress, alarms = after(Guard(), {}, none, none)
+  assert alarms == [] and progress.usual["rollout/entropy"] == (1, 0.8)
+  assert progress.reward == 0.5
+
+
+def test_the_usual_is_the_mean_of_the_first_twenty_steps():
+  entropies = [{"rollout/entropy": 1.0 + 0.01 * i} for i in range(25)]
+  progress, _ = after(Guard(), *entropies)
+  count, mean = progress.usual["rollout/entropy"]
+  assert count == 20 and mean == pytest.approx(1.0 + 0.01 * 9.5)
+
+
+def test_an_alarm_counts_its_steps_in_a_row_and_may_end_the_run():
+  c, high = Guard(end_after=3), {"policy/kl_ref": 5.0}
+  progress, alarms = after(c, {}, high, high)
+  assert alarms[0].steps == 2 and guards.ends(c, alarms) is None
+  _, three = after(c, high, progress=progress)
+  assert guards.ends(c, three).endswith("for 3 steps in a row")
+  assert guards.ends(Guard(), three) is None
+  _, alarms = after(c, {}, high, progress=progress)
+  assert alarms[0].steps == 1
+
+
+@pytest.mark.parametrize(
+  "score, reward, raised",
+  [(0.49, 0.9, True), (0.51, 0.9, False), (0.49, 0.2, False)],
+)
+def test_a_held_out_score_that_falls_while_rewards_rise(score, reward, raised):
+  progress, _ = after(Guard(), {})
+  progress = run_state.evaluated(progress, 0.6)
+  assert progress.peak_reward == 0.5
+  progress = run_state.evaluated(progress, 0.55)
+  more = [{"reward/mean": reward}] * 5
+  progress, _ = after(Guard(), *more, progress=progress)
+  progress = run_state.evaluated(run_state.was_reset(progress), score)
+  _, alarms = after(Guard(), {"reward/mean": reward}, progress=progress)
+  assert [a.guard for a in alarms] == (["score_drop"] if raised else [])
+
+
+def test_the_score_before_the_first_step_has_no_reward():
+  progress = run_state.evaluated(RunState(), 0.6)
+  progress = run_state.evaluated(after(Guard(), {}, progress=progress)[0], 0.4)
+  assert [a.guard for a in after(Guard(), {}, progress=progress)[1]] == [
+    "score_drop"
+  ]
+
+
+def test_a_spike_by_hand():
+  norms = tuple([1.0, 1.4] * 10)  # mean 1.2, standard deviation .2
+  assert guards.most_norm(6.0, norms) == pytest.approx(2.4)  # twice the mean
+  assert guards.most_norm(8.0, norms) == pytest.approx(1.2 + 8 * 0.2)
+  assert guards.most_norm(0.0, norms) == math.inf
+  assert guards.most_norm(6.0, norms[1:]) == math.inf  # too few
+
+
+def test_norms_are_kept_and_bad_steps_counted():
+  progress = RunState()
+  for i in range(70):
+    progress = guards.learned(progress, (float(i), i + 0.5), bad=i > 67)
+  assert progress.bad == 2 and len(progress.grad_norms) == 128
+  assert progress.grad_norms[0] == 6.0 and progress.grad_norms[-1] == 69.5
+  assert guards.learned(progress, (), bad=False).bad == 0
+
+
+def test_what_guards_know_comes_back_from_json():
+  high = {"policy/kl_ref": 5.0, "rollout/entropy": 1 / 3}
+  progress, _ = after(Guard(), {}, high)
+  progress = guards.learned(progress, (np.float32(0.1).item(),), bad=True)
+  progress = run_state.evaluated(progress, 0.25)
+  text = json.dumps(progress.to_json())
+  assert RunState.from_json(json.loads(text)) == progress
+  assert dataclasses.replace(progress, bad=0) != progress
