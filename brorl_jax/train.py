@@ -83,8 +83,8 @@ class Stages(NamedTuple):
   visited: Callable[[RunState, int, SampledGroups], RunState]
   advantages: Callable[[Groups, RunState], Credit]
   update: Callable[[Any, Groups, Credit], tuple[Any, Updated]]
-  # Run state, metrics, what was sampled and how it was updated -> the run state,
-  # and what it says of the step.
+  # Run state, metrics, what was sampled, and the update -> the run state, and
+  # what it says of the step.
   guard: Callable[
     [RunState, Mapping[str, Any], SampledGroups, Updated],
     tuple[RunState, Judged],
@@ -264,8 +264,7 @@ def train(
     save = save or last or (agreed.stop and ahead is None)
     saving_s = _save(step, state, progress, store, recorder) if save else 0.0
     if judged.end is not None:
-      recorder.dump(step, kept, credit)
-      _end(step, judged.end, store)
+      _end(step, judged.end, lambda: recorder.dump(step, kept, credit), store)
   store.wait()
   return state
 
@@ -314,7 +313,10 @@ def _save(
   return time.perf_counter() - start
 
 
-def _end(step: int, why: str, store: Store) -> NoReturn:
+def _end(
+  step: int, why: str, dump: Callable[[], None], store: Store
+) -> NoReturn:
+  dump()
   store.wait()
   raise Ended(f"step {step}: {why}; the step is saved")
 
