@@ -776,6 +776,93 @@ def test_an_end_by_an_error_is_an_event(monkeypatch, tmp_path):
   assert run.told("resume") == [(6, None)]
 
 
+def told_by(tmp_path):
+  """A command that keeps the events it gets, and what it got so far."""
+  script, out = tmp_path / "tell", tmp_path / "told.jsonl"
+  script.write_text(f'#!/bin/sh\ncat >> "{out}"\n')
+  script.chmod(0o755)
+  return f"'{script}'", lambda: lines.read_lines(out) if out.exists() else []
+
+
+@pytest.mark.ci
+def test_somebody_is_told_of_starts_ends_and_warnings(monkeypatch, tmp_path):
+  run, (notify, told) = Run(monkeypatch, tmp_path / "run"), told_by(tmp_path)
+
+  def fails():
+    raise OSError(errno.EIO, "Input/output error", "x")
+
+  fail_at(run, 8, fails)
+  said = run.stopped(notify=notify)
+  damage_step(run, 6)
+  run.stages = stages()
+  run.start(notify=notify)
+  run.start(notify=notify)  # at its end: nothing is told
+  lose_folder(run)
+  lost = run.refused(notify=notify)
+  events_of = [(e["event"], e["step"], e.get("why")) for e in told()]
+  aside = run.dir / "damaged_checkpoints" / "6"
+  assert events_of[2][2].endswith(f"see {aside}")
+  assert events_of == [
+    ("start", 0, None),
+    ("end", 7, said),
+    ("warning", 3, events_of[2][2]),
+    ("resume", 3, None),
+    ("end", 12, "done"),
+    ("end", 0, lost),
+  ]
+  assert [e["status"] for e in told() if e["event"] == "end"] == [2, 0, 2]
+  assert {e["workdir"] for e in told()} == {str(run.dir)}
+  assert all(e["host"] and e["pid"] == os.getpid() for e in told())
+
+
+def test_a_command_that_fails_costs_a_run_nothing(whole, monkeypatch, tmp_path):
+  run = Run(monkeypatch, tmp_path / "run")
+  run.start(notify=f"{tmp_path}/none")
+  assert run.all() == whole.all()
+
+
+@pytest.mark.ci
+def test_events_of_processes_stay_and_those_of_training_are_written_again(
+  monkeypatch, tmp_path
+):
+  told = lambda state, progress, outcome: (state, progress, "always")
+  run = Run(monkeypatch, tmp_path / "run")
+
+  def killed():
+    raise KeyboardInterrupt
+
+  fail_at(run, 6, killed)
+  run.stages = run.stages._replace(reference=told)
+  with pytest.raises(KeyboardInterrupt):
+    run.start()
+  run.stages = stages(reference=told)
+  run.start(steps=7)
+  kinds = [(e["step"], e["event"]) for e in run.lines("events.jsonl")]
+  reset = "reference reset"
+  assert kinds == [
+    (0, "start"), *((step, reset) for step in (1, 2, 3)), (3, "resume"),
+    *((step, reset) for step in (4, 5, 6, 7)), (7, "end"),
+  ]  # fmt: skip
+  (resume,) = [e for e in run.lines("events.jsonl") if e["event"] == "resume"]
+  assert (resume["again"], resume["after"]) == (2, events.NO_WORD)
+  beat = json.loads((run.dir / "heartbeat.json").read_text())
+  assert (beat["step"], beat["doing"]) == (7, "ended")
+
+
+@pytest.mark.ci
+def test_a_heartbeat_that_cannot_be_written_is_a_warning(
+  whole, monkeypatch, tmp_path
+):
+  run = Run(monkeypatch, tmp_path / "run")
+  (run.dir / "heartbeat.json").mkdir(parents=True)
+  (run.dir / "heartbeat.json" / "x").touch()
+  monkeypatch.setattr(folder, "check", lambda *_, **__: {})  # a folder in use
+  run.start()
+  assert run.all() == whole.all()
+  ((step, why),) = run.told("warning")
+  assert step == 0 and mentions(why, f"{run.dir}/heartbeat.json ... written")
+
+
 # ------------------------------------------------------------------ the start
 
 
