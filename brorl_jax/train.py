@@ -141,7 +141,7 @@ class Recorder(Protocol):
     """Record the metrics of a step and the groups it was trained on."""
     ...
 
-  def dump(self, step: int, kept: Groups, credit: Credit | None) -> None:
+  def dump(self, step: int, kept: Groups, credit: Credit) -> None:
     """Keep what the last step of a run that ends early was trained on."""
     ...
 

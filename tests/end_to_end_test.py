@@ -20,7 +20,7 @@ from brorl_jax.errors import UserError
 from brorl_jax.main.commands import export
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.rollout import sampler
-from brorl_jax.runs import checkpoints, metrics
+from brorl_jax.runs import checkpoints, events, metrics
 
 # A whole run at a desk is that of documents_test.
 pytestmark = pytest.mark.ci
@@ -94,7 +94,7 @@ def digest(workdir):
 def numbers(workdir):
   """Every line of the run's files, times and memory aside."""
   timed = (
-    "time/",
+    "time",
     "score/",
     "seconds",
     "rollout/tokens_per_s",
@@ -108,7 +108,7 @@ def numbers(workdir):
     name: [
       keep(line)
       for line in metrics.read_lines(workdir / name)
-      if line.get("event") != "resume"
+      if not events.of_process(line)
     ]
     for name in files
   }
@@ -161,11 +161,16 @@ def test_a_run_leaves_what_it_promises(whole):
   changed = {"sampling.n": 16, "reward.length_weight": 0.5}
   changed |= {"reward.length_on": 1, "reward.length_off": 2}
   reset = {"event": "reference reset", "why": "3 steps"}
-  assert metrics.read_lines(workdir / "events.jsonl") == [
+  assert numbers(workdir)["events.jsonl"] == [
     {"step": 3, **reset},
     {"step": 5, "event": "phase", "changed": changed},
     {"step": 6, **reset},
   ]
+  every = metrics.read_lines(workdir / "events.jsonl")
+  assert (every[0]["event"], every[-1]["event"]) == ("start", "end")
+  assert (every[-1]["why"], every[-1]["status"]) == ("done", 0)
+  beat = json.loads((workdir / "heartbeat.json").read_text())
+  assert (beat["step"], beat["doing"]) == (8, "ended")
   assert (workdir / "report" / "learning_curve.png").stat().st_size > 10_000
   assert list(workdir.glob("events.out.tfevents.*"))
   records = metrics.read_lines(workdir / "eval" / "records.jsonl")

@@ -1,7 +1,7 @@
 """Writes the files of a run: metrics, samples, events, evaluations."""
 
+import contextlib
 import functools
-import itertools
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,16 +11,32 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from brorl_jax import evaluate, train, types
+from brorl_jax import evaluate, processes, train, types
+from brorl_jax.errors import UserError
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.rl import stats
-from brorl_jax.runs import covered, folder, metrics, sections
+from brorl_jax.runs import (
+  covered,
+  events,
+  folder,
+  heartbeat,
+  intact,
+  metrics,
+  sections,
+)
 from brorl_jax.runs.sections import Config
 from brorl_jax.tasks.base import Example
 
 
 class Recorder:
-  """metrics.jsonl, samples.jsonl, eval/ and trackers of one run."""
+  """metrics.jsonl, samples.jsonl, events.jsonl, eval/ and trackers of one run.
+
+  As a context it records how the run ended, and closes the files.
+
+  Attributes:
+    started: Whether a file may have been changed.
+    stopped: Set by who knows it: SIGTERM ended the run before its last step.
+  """
 
   def __init__(
     self,
@@ -31,7 +47,8 @@ class Recorder:
     measure: Callable[[int], Callable[..., evaluate.Chunks]],
     changed: Mapping[str, Any],
     entries: Mapping[str, Any],
-    more_metrics: Callable[[], Mapping[str, Any]] = dict,
+    replaced: Callable[[], Mapping[str, int]] = dict,
+    tell: Callable[[Mapping[str, Any]], None] = lambda event: None,
   ):
     """Opens nothing yet.
 
@@ -43,17 +60,19 @@ class Recorder:
       measure: From a step to the function that evaluates it.
       changed: Fields whose values differ from the previous start.
       entries: Entries of config.json besides the config.
-      more_metrics: Returns further metrics; called in each step.
+      replaced: Returns how many worker processes were replaced since it was
+        last called, by reason.
+      tell: Called with each event that somebody should know of.
     """
     self._c, self._workdir, self._examples = c, workdir, examples
     self._heldout, self._measure = heldout, measure
-    self._changed, self._found, self._more_metrics = (
-      changed,
-      entries,
-      more_metrics,
-    )
-    self._files, self._warned = [], []
-    self.started = False
+    self._changed, self._found = changed, entries
+    self._replaced, self._tell = replaced, tell
+    self._files, self._early = [], []
+    self._heartbeat = heartbeat.Heartbeat(workdir, self.warn)
+    self._last = self._began = 0  # steps: the last finished, the first
+    self._open = False
+    self.started = self.stopped = False
 
   @functools.cached_property
   def _covered(self) -> covered.Covered:
@@ -65,10 +84,15 @@ class Recorder:
   def lacks(self, step: int) -> str | None:
     return self._covered.lacks(step)
 
-  def warn(self, text: str) -> None:
-    """One line on the terminal, and in events.jsonl once it is open."""
+  def warn(self, text: str, **more: Any) -> None:
+    """One line on the terminal, and an event once events.jsonl is open."""
     print(f"warning: {text}")
-    self._warned.append(text)
+    event = {"event": "warning", "why": text, **more}
+    if not self._open:
+      self._early.append(event)
+      return
+    with contextlib.suppress(OSError):  # of which the next step tells
+      self._write(self._last, event)
 
   def start(self, done: int) -> float:
     """See `train.Recorder`.
@@ -86,11 +110,11 @@ class Recorder:
     print(f"{len(devices)} {devices[0].device_kind}; {what}")
     if done < 0:  # config.json is the first file of a run
       folder.write_config(sections.as_dict(c), self._workdir, **self._found)
-    lines = lambda *path: metrics.JsonLines(
-      self._workdir.joinpath(*path), after=done, warn=self.warn
+    lines = lambda *path, **how: metrics.JsonLines(
+      self._workdir.joinpath(*path), after=done, warn=self.warn, **how
     )
     self._samples = lines("samples.jsonl")
-    self._events = lines("events.jsonl")
+    self._events = lines("events.jsonl", keep=events.of_process)
     self._curve = lines("eval", "curve.jsonl")
     curve = metrics.each_line(self._workdir / "eval" / "curve.jsonl")
     self._writer = metrics.Writer(
@@ -111,46 +135,76 @@ class Recorder:
       self._writer,
     ]
 
+    self._last = self._began = max(done, 0)
+    self._open = True
+    self.beat(self._last, "starting")
+    self._tell_of_start(done)
     if done >= 0:
-      self._tell_of_start(done)
       folder.write_config(sections.as_dict(c), self._workdir, **self._found)
     return self._writer.busy_s
 
   def _tell_of_start(self, done: int) -> None:
-    """Records a resume and what has changed, at the last finished step.
-
-    A later restart drops events after the step that it resumes from.
-    """
-    before, now = folder.stored(self._workdir, "machine"), folder.machine()
-    if before not in (None, now):
+    """Records a start or resume, and what is not as it was before."""
+    if done >= 0 and (found := folder.differences(self._workdir)):
+      each = [f"{k} {a!r} -> {b!r}" for k, (a, b) in found.items()]
       self.warn(
-        f"this machine has {now}, but the run was on {before}: the last bits "
-        "of numbers may differ"
+        f"not bit-identical from here: {', '.join(each)}", changed=found
       )
-    for text in self._warned:
-      self._events.write({"step": done, "event": "warning", "why": text})
-    if done < self._c.run.steps:
-      self._events.write({"step": done, "event": "resume"})
+    for event in self._early:
+      self._write(self._last, event)
+    if done < 0:
+      self._write(0, {"event": "start", **events.here()})
+      if left_out := events.left_out(self._found.get("left_out") or ()):
+        self._write(0, left_out)
+    elif done < self._c.run.steps:
+      path = self._workdir / "events.jsonl"
+      more = {"again": self._covered.steps - done}
+      more |= {"after": events.last_word(path), **events.here()}
+      self._write(done, {"event": "resume", **more})
     if self._changed:
       self.event(done, {"event": "config", "changed": dict(self._changed)})
 
+  def beat(self, step: int, doing: str) -> None:
+    """Tells heartbeat.json what begins, or that it goes on."""
+    if self._open:
+      self._heartbeat(step, doing)
+
   def sync(self) -> None:
+    self.beat(self._last, "saving")
     for file in self._files:
       file.sync()
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
-    self._events.write({"step": step, **what})
+    self._write(step, what)
     self._writer.say(step, ", ".join(f"{k}: {v}" for k, v in what.items()))
+
+  def _write(self, step: int, what: Mapping[str, Any]) -> None:
+    line = {"step": step, "time": events.now(), **what}
+    try:
+      self._events.write(line)
+    finally:  # on a full disk too
+      self._told(line)
+
+  def _told(self, line: Mapping[str, Any]) -> None:
+    if line["event"] in events.TOLD:
+      where = {"workdir": str(self._workdir.absolute())}
+      self._tell({**line, **where, **events.here()})
 
   def step(
     self, step: int, scalars: Mapping[str, Any], kept: types.Groups
   ) -> None:
-    self._writer.write_scalars(step, {**scalars, **self._more_metrics()})
+    self.beat(step, "writing")
+    replaced = self._replaced()
+    count = sum(replaced.values())
+    more = {"score/replaced_workers": count}
+    self._writer.write_scalars(step, {**scalars, **more})
     self._samples.write(*self._shown(step, kept))
+    self._last = step
+    if count:
+      why = events.most_often(replaced)
+      self.event(step, {"event": "workers", "count": count, "why": why})
 
-  def dump(
-    self, step: int, kept: types.Groups, credit: train.Credit | None
-  ) -> None:
+  def dump(self, step: int, kept: types.Groups, credit: train.Credit) -> None:
     """Writes stopped/step_N.npz: the groups of a step and their advantages."""
     out = kept.rollouts
     arrays = {
@@ -160,9 +214,9 @@ class Recorder:
       "mask": out.mask,
       "logp": out.logp,
       "reward": kept.scores.reward,
+      "advantage": credit.advantage,
+      "counts": credit.counts,
     }
-    if credit is not None:
-      arrays |= {"advantage": credit.advantage, "counts": credit.counts}
     path = self._workdir / "stopped" / f"step_{step}.npz"
     path.parent.mkdir(exist_ok=True)
     np.savez_compressed(path, **arrays)
@@ -199,8 +253,19 @@ class Recorder:
     return self._measure(step)(params, self._heldout)
 
   def evaluate(self, step: int, params: PyTree) -> float:
-    records = [*itertools.chain(*self.measured(step, params))]
+    self.beat(step, "evaluation")
+    records = []
+    for chunk in self.measured(step, params):
+      records += chunk
+      self.beat(step, "evaluation")
     evaluate.check_invalid(records)
+    failed = [
+      (one["task"], one["reason"])
+      for one in records
+      if one["status"] == "invalid"
+    ]
+    if event := events.unjudged(failed, len(records)):
+      self.event(step, event)
     summary, rates = evaluate.summary(records), evaluate.rates(records)
     values, half = jnp.array(rates), None
     mean = float(values.mean())
@@ -227,6 +292,36 @@ class Recorder:
   def close(self) -> None:
     for file in self._files:
       file.close()
+
+  def __enter__(self) -> "Recorder":
+    return self
+
+  def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
+    try:
+      if error is None or isinstance(error, Exception):
+        self._end(*self._how(error))
+    finally:
+      self.close()
+
+  def _how(self, error: Exception | None) -> tuple[str, int]:
+    """Why the run ends, and the status of the process."""
+    if isinstance(error, UserError):
+      return str(error), 2
+    if error is not None:
+      return f"{type(error).__name__}: {intact.one_line(error)}", 1
+    if self.stopped:
+      return "stopped by SIGTERM", processes.STOPPED
+    whole = self._last >= self._c.run.steps
+    return "done" if whole else "done: run.max_busy_s is reached", 0
+
+  def _end(self, why: str, status: int) -> None:
+    event = {"event": "end", "why": why, "status": status, **events.here()}
+    if not self._open:  # refused: the files stay as they are
+      self._told({"step": self._last, "time": events.now(), **event})
+    elif status or self._began < self._c.run.steps:
+      with contextlib.suppress(OSError):  # which may be why it ends
+        self._write(self._last, event)
+      self.beat(self._last, "ended")
 
 
 def _scalars(line: Mapping[str, Any]) -> dict[str, float]:

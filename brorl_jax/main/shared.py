@@ -154,9 +154,7 @@ class Together:
     if processes.leads():
       self._recorder.step(step, scalars, kept)
 
-  def dump(
-    self, step: int, kept: types.Groups, credit: train.Credit | None
-  ) -> None:
+  def dump(self, step: int, kept: types.Groups, credit: train.Credit) -> None:
     if processes.leads():
       self._recorder.dump(step, kept, credit)
 

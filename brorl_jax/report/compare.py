@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from brorl_jax.report import cost, paired
+from brorl_jax.report import cost, events, paired
 
 # Runs are compared at the largest cost that all of them reached.
 EQUAL = {
@@ -45,6 +45,7 @@ class Run(NamedTuple):
     metrics: Lines of metrics.jsonl.
     evaluations: Ordered by step.
     evaluated: Name of the evaluated policy; None for a training run.
+    events: Lines of events.jsonl.
   """
 
   name: str
@@ -53,6 +54,7 @@ class Run(NamedTuple):
   metrics: Sequence[Mapping[str, Any]]
   evaluations: Sequence[Evaluation]
   evaluated: str | None
+  events: Sequence[Mapping[str, Any]] = ()
 
 
 def numbers(
@@ -116,6 +118,8 @@ def _run(run: Run) -> dict[str, Any]:
     "steps_wanted": wanted if training else None,
     "finished": done == wanted == last if training else True,
     "throughput": cost.throughput(run.metrics),
+    "events": events.folded(run.events),
+    "marks": events.marks(run.events, spent) if training else [],
     "evaluations": [
       {
         "step": one.step if training else None,

@@ -12,7 +12,7 @@ import matplotlib
 import matplotlib.figure
 import numpy as np
 
-from brorl_jax.report import cells
+from brorl_jax.report import cells, events
 
 WIDTH = 10.0  # inches
 _COLUMNS = 3
@@ -57,6 +57,9 @@ def draw(folder: pathlib.Path, data: Mapping[str, Any]) -> list[Figure]:
         if key in reached
       ]
     out.append(pass_at_k(folder, data))
+    if any(run["marks"] for run in data["runs"]):
+      caption = events.timeline(folder / "events.png", data, _DPI)
+      out.append(Figure("events.png", "What happened", caption))
   return out
 
 

@@ -14,6 +14,7 @@ from brorl_jax.errors import UserError
 from brorl_jax.report import samples
 from brorl_jax.report.compare import Evaluation, Run
 from brorl_jax.runs import metrics, sections
+from brorl_jax.runs.lines import has_step
 
 # Metrics that the report reads from metrics.jsonl.
 _METRICS = (
@@ -210,6 +211,7 @@ def read(
     metrics=folder.metrics,
     evaluations=out,
     evaluated=folder.evaluated,
+    events=_events(folder.path),
   )
   return Read(run, prompts, folder.about, _samples(folder.path))
 
@@ -221,6 +223,19 @@ def _samples(folder: pathlib.Path) -> list[dict[str, Any]]:
     return []
   lines = collections.deque(_each(path, _has_sample), maxlen=samples.MOST)
   return [{name: line[name] for name in _SAMPLE} for line in lines]
+
+
+def _events(folder: pathlib.Path) -> list[dict[str, Any]]:
+  """The events of a run; an evaluation has none."""
+  path = folder / "events.jsonl"
+  return _read(path, _has_event) if path.exists() else []
+
+
+def _has_event(line: Any) -> None:
+  """Raises ValueError if a line is not an event of a run."""
+  has_step(line)
+  if not isinstance(line.get("event"), str):
+    raise ValueError("'event' is missing or not what a run writes")
 
 
 def _has_sample(line: Any) -> None:

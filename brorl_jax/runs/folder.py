@@ -5,8 +5,8 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import platform
 import subprocess
-import sys
 from collections import Counter
 from collections.abc import Mapping, Set
 from typing import Any
@@ -41,7 +41,18 @@ _HELP = (
   f"or pass --begin_again, which moves all files to {_ASIDE}/ in this one and "
   "starts at step 1"
 )
+_PYTHON = platform.python_version()
 _ANEW = "to see the original file, run the same command with another workdir"
+# Settings of XLA and jax that may change how a number is computed.
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
+_JAX_FLAGS = (
+  "jax_default_matmul_precision",
+  "jax_default_prng_impl",
+  "jax_threefry_partitionable",
+  "jax_disable_most_optimizations",
+  "jax_enable_x64",
+)
+_CPUINFO = pathlib.Path("/proc/cpuinfo")
 _LIBRARIES = (
   "jax",
   "jaxlib",
@@ -285,13 +296,53 @@ def versions() -> dict[str, str]:
 
 
 def machine() -> dict[str, Any]:
-  """The hardware that may affect the last bits of a number."""
+  """The hardware and flags that may affect the last bits of a number."""
   kinds = Counter(device.device_kind for device in jax.devices())
   # macOS cannot tell which CPUs this process may use.
   usable = getattr(
     os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1)
   )
-  return {"cpus": len(usable(0)), "devices": dict(kinds)}
+  flags = {name: os.environ.get(name, "") for name in _FLAGS}
+  flags |= {name: str(jax.config.values[name]) for name in _JAX_FLAGS}
+  return {
+    "cpus": len(usable(0)),
+    "processor": _processor(),
+    "devices": dict(kinds),
+    "processes": jax.process_count(),
+    "flags": flags,
+  }
+
+
+def _processor() -> str:
+  """The name of this machine's processor."""
+  try:
+    lines = _CPUINFO.read_text().splitlines()
+  except OSError:  # not on Linux
+    lines = []
+  named = [x for x in lines if x.startswith(("model name", "CPU part"))]
+  return named[0].partition(":")[2].strip() if named else platform.processor()
+
+
+def differences(workdir: pathlib.Path) -> dict[str, tuple[Any, Any]]:
+  """What may change the bits of a run that goes on here: before and now.
+
+  Hardware, flags, libraries and Python are compared with those of the last
+  start. What an older version did not record is left out.
+  """
+  path = workdir / "config.json"
+  last = json.loads(path.read_text()) if path.exists() else {}
+  before, now = last.get("machine") or {}, machine()
+  before |= before.pop("flags", {})
+  now |= now.pop("flags")
+  now = {name: now[name] for name in before if name in now}
+  if last.get("python"):
+    before, now = before | {"Python": last["python"]}, now | {"Python": _PYTHON}
+  if libraries := last.get("versions"):
+    here = versions()
+    for name in sorted(libraries.keys() | here.keys()):
+      before |= {name: libraries.get(name)}
+      now |= {name: here.get(name)}
+  return {k: (before[k], x) for k, x in now.items() if before[k] != x}
 
 
 def stored(workdir: pathlib.Path, what: str) -> Any:
@@ -329,7 +380,7 @@ def write_config(
   record = {
     "config": _as_json(values),
     "git_commit": commit or None,
-    "python": sys.version.split()[0],
+    "python": _PYTHON,
     "versions": versions(),
     "machine": machine(),
     **entries,

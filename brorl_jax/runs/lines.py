@@ -26,6 +26,7 @@ class JsonLines:
     *,
     after: int,
     warn: Callable[[str], None] | None = None,
+    keep: Callable[[Mapping[str, Any]], bool] = lambda line: False,
   ):
     """Opens the file for appending and drops lines of steps past `after`.
 
@@ -34,6 +35,7 @@ class JsonLines:
       after: Last step whose lines are kept.
       warn: Called with one line for each unreadable line, which is dropped.
         Without it, the first unreadable line raises `Damaged`.
+      keep: Whether a line is kept whatever its step.
     """
     self._path = path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,7 +44,7 @@ class JsonLines:
       kept = []
       for number, line in _numbered(path, has_step):
         if not isinstance(line, ValueError):
-          kept += [line] if line["step"] <= after else []
+          kept += [line] if line["step"] <= after or keep(line) else []
         elif warn is None:
           raise _damaged(path, number, line)
         else:

@@ -12,6 +12,7 @@ out and a metric counts it. The caller passes the verifiers in.
 
 from __future__ import annotations
 
+import collections
 import os
 import threading
 import time
@@ -88,7 +89,7 @@ class Pool:
     # Guards all fields below; notified of new work and finished batches.
     self._changed = threading.Condition()
     self._batches: list[_Batch] = []  # unfinished, oldest first
-    self._replaced = 0
+    self._replaced = collections.Counter[str]()  # by reason
     self._threads = [_Thread(self, slot) for slot in range(workers)]
     for thread in self._threads:
       thread.start()
@@ -135,10 +136,10 @@ class Pool:
     scored = dict(zip(distinct, batch.scored(self._deadline_s), strict=True))
     return [scored[key] for key in keys]
 
-  def replaced(self) -> int:
-    """Processes and threads replaced since the last call."""
+  def replaced(self) -> collections.Counter[str]:
+    """Processes and threads replaced since the last call, by reason."""
     with self._changed:
-      replaced, self._replaced = self._replaced, 0
+      replaced, self._replaced = self._replaced, collections.Counter()
     return replaced
 
   def close(self) -> None:
@@ -160,7 +161,7 @@ class Pool:
     for thread in tuple(self._threads):
       if thread.batch is batch and not thread.abandoned:
         if now - thread.since >= self._deadline_s:
-          self._abandon(thread)
+          self._abandon(thread, _late(self._deadline_s))
           batch.left -= 1
         else:
           left = min(left, thread.since + self._deadline_s - now)
@@ -174,15 +175,15 @@ class Pool:
       self._batches.remove(batch)
     for thread in tuple(self._threads):
       if thread.batch is batch and not thread.abandoned:
-        self._abandon(thread)
+        self._abandon(thread, "nobody waits for its verdict any more")
 
-  def _abandon(self, thread: _Thread) -> None:
+  def _abandon(self, thread: _Thread, why: str) -> None:
     """Abandons a thread with its job and starts a new one in its place."""
     assert thread.batch is not None
     thread.batch.seconds[thread.index] = time.monotonic() - thread.since
     thread.abandoned = True
     thread.jail.stop()
-    self._replaced += 1
+    self._replaced[why] += 1
     if not self._closed:
       self._threads[thread.slot] = _Thread(self, thread.slot)
       self._threads[thread.slot].start()
@@ -206,7 +207,8 @@ class Pool:
       thread.batch = None
       if batch is None or thread.abandoned:  # too late; no one waits
         return
-      self._replaced += thread.jail.failures - thread.failures
+      if ended := thread.jail.failures - thread.failures:
+        self._replaced[verdict.reason or "its process ended"] += ended
       thread.failures = thread.jail.failures
       batch.verdicts[thread.index] = verdict
       batch.seconds[thread.index] = seconds
@@ -238,7 +240,7 @@ class _Batch:
     self.seconds = [0.0] * len(jobs)
 
   def scored(self, deadline_s: float) -> list[TimedVerdict]:
-    late = Verdict("invalid", 0.0, f"late: no verdict in {deadline_s:g} s", "")
+    late = Verdict("invalid", 0.0, _late(deadline_s), "")
     return [
       TimedVerdict(verdict or late, seconds)
       for verdict, seconds in zip(self.verdicts, self.seconds, strict=True)
@@ -265,6 +267,10 @@ class _Thread(threading.Thread):
     while (job := self._pool._next(self)) is not None:
       self._pool._done(self, self._pool._verdict(job, self.jail))
     self.jail.close()
+
+
+def _late(deadline_s: float) -> str:
+  return f"late: no verdict in {deadline_s:g} s"
 
 
 def _failed(what: str) -> Verdict:

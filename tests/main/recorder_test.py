@@ -1,17 +1,20 @@
 """Tests of brorl_jax/main/recorder.py."""
 
+import contextlib
 import dataclasses
 import json
 
 import jax.numpy as jnp
 import pytest
+from messages import mentions
 
 from brorl_jax import evaluate, meshes
+from brorl_jax.errors import UserError
 from brorl_jax.main.commands import evaluate as evaluate_command
 from brorl_jax.main.commands import plan
 from brorl_jax.main.recorder import Recorder
 from brorl_jax.rl import stats
-from brorl_jax.runs import metrics, trackers
+from brorl_jax.runs import events, metrics, trackers
 
 
 @pytest.mark.ci
@@ -62,12 +65,13 @@ def test_wandb_gets_all_of_a_run_whenever_it_starts(
   recorder.step(2, {"reward/mean": 0.75, "policy/kl_ref": None}, kept)
   recorder.close()
   score = {"eval/pass_at_1/m": 1.0, "eval/pass_at_1": 1.0}
+  none = {"score/replaced_workers": 0}
   assert told == [
     (tmp_path, "mine", "mine", []),
     (0, score),
-    (1, {"reward/mean": 0.5}),
+    (1, {"reward/mean": 0.5, **none}),
     (1, score),
-    (2, {"reward/mean": 0.75}),
+    (2, {"reward/mean": 0.75, **none}),
     "closed",
   ]
   told.clear()
@@ -75,7 +79,8 @@ def test_wandb_gets_all_of_a_run_whenever_it_starts(
   again = Recorder(c, tmp_path, examples, [], lambda step: measure, {}, {})
   again.start(1)  # the checkpoint is that of step 1
   again.close()
-  assert told[0][3] == [(0, score), (1, {"reward/mean": 0.5, **score})]
+  first = {"reward/mean": 0.5, **none, **score}
+  assert told[0][3] == [(0, score), (1, first)]
 
 
 @pytest.mark.ci
@@ -96,7 +101,7 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
     by_step,
     {},
     {"sandbox": 1},
-    lambda: {"score/replaced_workers": 3},
+    lambda: {"late": 2, "it died": 1},
   )
   recorder.start(-1)
   score = recorder.evaluate(0, state.params)
@@ -137,6 +142,13 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
     assert line["seconds"] >= 0.0 and (line["reason"] == "") == line["reward"]
     n = kept.scores.reward[p] == line["reward"]
     assert n.any()
+
+
+def timeless(workdir):
+  """The events without their times, which each has."""
+  every = metrics.read_lines(workdir / "events.jsonl")
+  assert all(e.pop("time").endswith("Z") for e in every)
+  return every
 
 
 def lines_of(workdir, steps):
@@ -185,11 +197,12 @@ def test_record_keeps_events_once(wired, tmp_path, capsys):
   recorder.event(3, {"event": "phase", "changed": {"n": 32}})
   recorder.close()
   reset = {"event": "reference reset", "why": "KL"}
-  assert metrics.read_lines(tmp_path / "events.jsonl") == [
-    {"step": 2, "event": "resume"},
+  resume = {"event": "resume", "again": 0, **events.here()}
+  assert timeless(tmp_path) == [
+    {"step": 2, **resume, "after": None},
     {"step": 1, **reset},
     {"step": 2, **reset},
-    {"step": 2, "event": "resume"},
+    {"step": 2, **resume, "after": events.NO_WORD},
     {"step": 3, "event": "phase", "changed": {"n": 32}},
   ]
 
@@ -202,8 +215,165 @@ def test_a_resume_with_another_config_is_an_event(wired, tmp_path):
     )
     recorder.start(done)
     recorder.close()
-  assert metrics.read_lines(tmp_path / "events.jsonl") == [
-    {"step": 2, "event": "resume"},
-    {"step": 2, "event": "config", "changed": {"n": 512}},
-    {"step": 2, "event": "resume"},
-  ]
+  kinds = [(e["step"], e["event"]) for e in timeless(tmp_path)]
+  assert kinds == [(2, "resume"), (2, "config"), (2, "resume")]
+  assert timeless(tmp_path)[1]["changed"] == {"n": 512}
+
+
+def start_at(wired, tmp_path, done, **more):
+  """A record that was started, of a run with two lines if it goes on."""
+  if done >= 0 and not (tmp_path / "metrics.jsonl").exists():
+    lines_of(tmp_path, done)
+  recorder = Recorder(
+    wired[0], tmp_path, wired[2], [], lambda step: None, {}, {}, **more
+  )
+  recorder.start(done)
+  return recorder
+
+
+def test_the_story_of_a_crash_stays_and_training_is_written_again(
+  wired, tmp_path
+):
+  recorder = start_at(wired, tmp_path, 2)
+  recorder.step(3, {"reward/mean": 0.5}, wired[-2])
+  recorder.event(3, {"event": "skip", "why": "NaN"})
+  recorder.warn("the disk is slow")
+  with pytest.raises(ZeroDivisionError), recorder:
+    raise ZeroDivisionError("two\nlines")
+  start_at(wired, tmp_path, 2).close()
+  said = timeless(tmp_path)
+  assert [(e["step"], e["event"]) for e in said] == [
+    (2, "resume"), (3, "warning"), (3, "end"), (2, "resume"),
+  ]  # fmt: skip
+  assert said[2]["why"] == said[3]["after"] == "ZeroDivisionError: two"
+  assert (said[2]["status"], said[3]["again"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+  "error, stopped, last, why, status",
+  [
+    (None, False, 60, "done", 0),
+    (None, False, 4, "done: run.max_busy_s is reached", 0),
+    (None, True, 4, "stopped by SIGTERM", 75),
+    (UserError("no space"), False, 4, "no space", 2),
+    (OSError(5, "I/O error", "x"), False, 4, "OSError: x: I/O error", 1),
+  ],
+)
+def test_why_a_run_ends_is_recorded_and_told(
+  wired, tmp_path, error, stopped, last, why, status
+):
+  told = []
+  recorder = start_at(wired, tmp_path, 2, tell=told.append)
+  with contextlib.suppress(Exception), recorder:
+    recorder.step(last, {"reward/mean": 0.5}, wired[-2])
+    recorder.stopped = stopped
+    if error is not None:
+      raise error
+  end = metrics.read_lines(tmp_path / "events.jsonl")[-1]
+  assert end.items() >= {
+    "step": last, "event": "end", "why": why, "status": status,
+    **events.here(),
+  }.items()  # fmt: skip
+  assert [e["event"] for e in told] == ["resume", "end"]
+  assert told[-1] == {**end, "workdir": str(tmp_path)}
+  beat = json.loads((tmp_path / "heartbeat.json").read_text())
+  assert (beat["step"], beat["doing"]) == (last, "ended")
+
+
+def test_a_kill_writes_no_end(wired, tmp_path):
+  recorder = start_at(wired, tmp_path, 2)
+  with pytest.raises(KeyboardInterrupt), recorder:
+    raise KeyboardInterrupt
+  assert [e["event"] for e in timeless(tmp_path)] == ["resume"]
+
+
+def test_a_run_that_is_at_its_end_tells_nothing(wired, tmp_path):
+  told = []
+  lines_of(tmp_path, 60)
+  curve = [json.dumps({"step": i}) for i in range(0, 61, 10)]
+  (tmp_path / "eval" / "curve.jsonl").write_text("\n".join(curve) + "\n")
+  with start_at(wired, tmp_path, 60, tell=told.append):
+    pass
+  assert timeless(tmp_path) == [] == told
+
+
+def test_a_refused_start_is_told_and_leaves_the_files(wired, tmp_path):
+  told = []
+  recorder = Recorder(
+    wired[0], tmp_path, wired[2], [], lambda *_: None, {}, {}, tell=told.append
+  )
+  with pytest.raises(UserError), recorder:
+    raise UserError("damaged")
+  assert not [*tmp_path.iterdir()]
+  ((event, why, status),) = [(e["event"], e["why"], e["status"]) for e in told]
+  assert (event, why, status) == ("end", "damaged", 2)
+
+
+def test_an_end_on_a_full_disk_is_told(wired, tmp_path):
+  told = []
+  recorder = start_at(wired, tmp_path, 2, tell=told.append)
+  with pytest.raises(OSError, match="full"), recorder:
+    (tmp_path / "events.jsonl").unlink()
+    raise OSError(28, "full")
+  assert [e["event"] for e in told] == ["resume", "end"]
+
+
+def test_a_start_says_which_lines_of_data_are_left_out(wired, tmp_path):
+  found = {"left_out": ["a.jsonl, line 3: no prompt", "a.jsonl, line 9: x"]}
+  recorder = Recorder(
+    wired[0], tmp_path, wired[2], [], lambda step: None, {}, found
+  )
+  recorder.start(-1)
+  recorder.close()
+  start, data = timeless(tmp_path)
+  assert (start["step"], start["event"]) == (0, "start")
+  assert (data["event"], data["count"]) == ("data", 2)
+  assert mentions(data["why"], "2 of a.jsonl ... a.jsonl, line 3: no prompt")
+
+
+def test_replaced_workers_are_one_event_of_a_step(wired, tmp_path):
+  ended = iter([{"late": 2, "it died": 1}, {}])
+  recorder = start_at(wired, tmp_path, 2, replaced=lambda: next(ended))
+  for step in (3, 4):
+    recorder.step(step, {"reward/mean": 0.5}, wired[-2])
+  recorder.close()
+  _, event = timeless(tmp_path)
+  assert event == {
+    "step": 3, "event": "workers", "count": 3, "why": "2 x late; 1 x it died",
+  }  # fmt: skip
+  lines = metrics.read_lines(tmp_path / "metrics.jsonl")[2:]
+  assert [line["score/replaced_workers"] for line in lines] == [3, 0]
+
+
+def test_the_heartbeat_says_where_a_run_is(wired, tmp_path):
+  found = []
+
+  def measure(params, heldout):
+    found.append(doing())
+    yield []
+
+  def doing():
+    beat = json.loads((tmp_path / "heartbeat.json").read_text())
+    return beat["step"], beat["doing"]
+
+  lines_of(tmp_path, 2)
+  recorder = Recorder(
+    wired[0], tmp_path, wired[2], [], lambda step: measure, {}, {}
+  )
+  recorder.beat(3, "sampling")  # not begun: writes nothing
+  assert not (tmp_path / "heartbeat.json").exists()
+  recorder.start(2)
+  found.append(doing())
+  recorder.beat(3, "sampling")
+  found.append(doing())
+  recorder.step(3, {"reward/mean": 0.5}, wired[-2])
+  found.append(doing())
+  with contextlib.suppress(Exception):  # of no records
+    recorder.evaluate(3, None)
+  recorder.sync()
+  found.append(doing())
+  recorder.close()
+  assert found == [
+    (2, "starting"), (3, "sampling"), (3, "writing"), (3, "evaluation"),
+    (3, "saving"),
+  ]  # fmt: skip

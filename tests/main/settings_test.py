@@ -62,6 +62,7 @@ GOOD = [
   {"dtype": "bfloat16"},
   {"dtype": "auto"},
   {"samples_shown": 0},
+  {"notify": "mail -s 'a run' me"},
   {"theory_prompts": 0},  # not measured
   {"minibatches": 32},
   {"seed": 2**31 - 1},
@@ -289,6 +290,10 @@ BAD = [
   *(
     ("wandb", {"wandb": name}, r"a name without any of / \ # ? % :")
     for name in ("me/mine", "mine?")
+  ),
+  *(
+    ("notify", {"notify": words}, "words with closed quotes")
+    for words in ("mail -s 'a run", " ")
   ),
   ("data.files", {"data.files": (3,)}, "paths"),
   ("data.files", {"data.files": ("",)}, "paths"),

@@ -56,6 +56,16 @@ def test_starts_anew_if_nothing_is_done(path):
   assert lines.read_lines(path) == [{"step": 0, "x": 1}]
 
 
+def test_some_lines_stay_whatever_was_done(path):
+  fill(path, {"step": 1}, {"step": 5, "stays": 1}, {"step": 4}, {"step": 2})
+  for after in (2, -1):
+    keep = lambda line: "stays" in line
+    file = lines.JsonLines(path, after=after, keep=keep)
+    file.close()
+    some = {2: [1, 5, 2], -1: [5]}[after]
+    assert [line["step"] for line in lines.read_lines(path)] == some
+
+
 def test_leaves_no_other_files(path):
   for _ in range(2):
     fill(path, {"step": 1}, after=1)

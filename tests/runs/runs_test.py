@@ -23,7 +23,14 @@ from brorl_jax import meshes, train
 from brorl_jax.errors import UserError
 from brorl_jax.main.commands import train as train_command
 from brorl_jax.main.stages.examples import Examples
-from brorl_jax.runs import checkpoints, folder, lines, sections, stored
+from brorl_jax.runs import (
+  checkpoints,
+  events,
+  folder,
+  lines,
+  sections,
+  stored,
+)
 from brorl_jax.tasks.base import Example
 
 EVERY = {"metrics.jsonl", "samples.jsonl", "events.jsonl"}
@@ -87,7 +94,7 @@ class Run:
   def _parts(self, c, workdir, *, allow_change):
     del c, workdir, allow_change
     judge = types.SimpleNamespace(
-      worker_metrics=dict, log_lines=[], close=self._close
+      replaced=dict, log_lines=[], close=self._close
     )
     phase = train_command.Phase(
       1, lambda step: self.stages, lambda *a: None, "one"
@@ -128,25 +135,24 @@ class Run:
 
   def lines(self, name):
     """Lines without what is measured in seconds or bytes."""
-    timed = ("time/", "score/", "memory/", "rollout/", "seconds")
+    timed = ("time", "score/", "memory/", "rollout/", "seconds")
     return [
       {k: v for k, v in line.items() if not k.startswith(timed)}
       for line in lines.read_lines(self.dir / name)
     ]
 
   def all(self):
-    """Every line of the run but what tells of starts, and its last step."""
+    """Every line of training, and its last step."""
     said = {name: self.lines(name) for name in EVERY}
-    starts = ("resume", "warning", "stop")
     said["events.jsonl"] = [
-      e for e in said["events.jsonl"] if e["event"] not in starts
+      e for e in said["events.jsonl"] if not events.of_process(e)
     ]
     return said, self.record(self.steps()[-1])
 
   def told(self, event):
     """Step and reason of the events of one kind."""
-    events = self.lines("events.jsonl")
-    return [(e["step"], e.get("why")) for e in events if e["event"] == event]
+    every = self.lines("events.jsonl")
+    return [(e["step"], e.get("why")) for e in every if e["event"] == event]
 
   def steps(self):
     return stored.steps(self.dir / "checkpoints")
@@ -754,7 +760,7 @@ def test_a_step_that_is_not_what_was_saved_ends_the_run(monkeypatch, tmp_path):
 
 
 @pytest.mark.ci
-def test_a_stop_is_an_event(monkeypatch, tmp_path):
+def test_an_end_by_an_error_is_an_event(monkeypatch, tmp_path):
   run = Run(monkeypatch, tmp_path / "run")
   updated = train.Updated(None, {"x": np.nan})
   nan = lambda state, *a: (state._replace(step=state.step + 1), updated)
@@ -763,11 +769,98 @@ def test_a_stop_is_an_event(monkeypatch, tmp_path):
     update=lambda state, *a: (good if int(state.step) < 7 else nan)(state, *a)
   )
   assert "step 8: x is nan" in run.stopped()
-  assert run.told("stop") == [(6, "step 8: x is nan")]
+  assert run.told("end") == [(7, "step 8: x is nan")]
   run.stages = stages()
   run.start()
-  assert run.told("stop") == [(6, "step 8: x is nan")]
+  assert run.told("end") == [(7, "step 8: x is nan"), (12, "done")]
   assert run.told("resume") == [(6, None)]
+
+
+def told_by(tmp_path):
+  """A command that keeps the events it gets, and what it got so far."""
+  script, out = tmp_path / "tell", tmp_path / "told.jsonl"
+  script.write_text(f'#!/bin/sh\ncat >> "{out}"\n')
+  script.chmod(0o755)
+  return f"'{script}'", lambda: lines.read_lines(out) if out.exists() else []
+
+
+@pytest.mark.ci
+def test_somebody_is_told_of_starts_ends_and_warnings(monkeypatch, tmp_path):
+  run, (notify, told) = Run(monkeypatch, tmp_path / "run"), told_by(tmp_path)
+
+  def fails():
+    raise OSError(errno.EIO, "Input/output error", "x")
+
+  fail_at(run, 8, fails)
+  said = run.stopped(notify=notify)
+  damage_step(run, 6)
+  run.stages = stages()
+  run.start(notify=notify)
+  run.start(notify=notify)  # at its end: nothing is told
+  lose_folder(run)
+  lost = run.refused(notify=notify)
+  events_of = [(e["event"], e["step"], e.get("why")) for e in told()]
+  aside = run.dir / "damaged_checkpoints" / "6"
+  assert events_of[2][2].endswith(f"see {aside}")
+  assert events_of == [
+    ("start", 0, None),
+    ("end", 7, said),
+    ("warning", 3, events_of[2][2]),
+    ("resume", 3, None),
+    ("end", 12, "done"),
+    ("end", 0, lost),
+  ]
+  assert [e["status"] for e in told() if e["event"] == "end"] == [2, 0, 2]
+  assert {e["workdir"] for e in told()} == {str(run.dir)}
+  assert all(e["host"] and e["pid"] == os.getpid() for e in told())
+
+
+def test_a_command_that_fails_costs_a_run_nothing(whole, monkeypatch, tmp_path):
+  run = Run(monkeypatch, tmp_path / "run")
+  run.start(notify=f"{tmp_path}/none")
+  assert run.all() == whole.all()
+
+
+@pytest.mark.ci
+def test_events_of_processes_stay_and_those_of_training_are_written_again(
+  monkeypatch, tmp_path
+):
+  told = lambda state, progress, outcome: (state, progress, "always")
+  run = Run(monkeypatch, tmp_path / "run")
+
+  def killed():
+    raise KeyboardInterrupt
+
+  fail_at(run, 6, killed)
+  run.stages = run.stages._replace(reference=told)
+  with pytest.raises(KeyboardInterrupt):
+    run.start()
+  run.stages = stages(reference=told)
+  run.start(steps=7)
+  kinds = [(e["step"], e["event"]) for e in run.lines("events.jsonl")]
+  reset = "reference reset"
+  assert kinds == [
+    (0, "start"), *((step, reset) for step in (1, 2, 3)), (3, "resume"),
+    *((step, reset) for step in (4, 5, 6, 7)), (7, "end"),
+  ]  # fmt: skip
+  (resume,) = [e for e in run.lines("events.jsonl") if e["event"] == "resume"]
+  assert (resume["again"], resume["after"]) == (2, events.NO_WORD)
+  beat = json.loads((run.dir / "heartbeat.json").read_text())
+  assert (beat["step"], beat["doing"]) == (7, "ended")
+
+
+@pytest.mark.ci
+def test_a_heartbeat_that_cannot_be_written_is_a_warning(
+  whole, monkeypatch, tmp_path
+):
+  run = Run(monkeypatch, tmp_path / "run")
+  (run.dir / "heartbeat.json").mkdir(parents=True)
+  (run.dir / "heartbeat.json" / "x").touch()
+  monkeypatch.setattr(folder, "check", lambda *_, **__: {})  # a folder in use
+  run.start()
+  assert run.all() == whole.all()
+  ((step, why),) = run.told("warning")
+  assert step == 0 and mentions(why, f"{run.dir}/heartbeat.json ... written")
 
 
 # ------------------------------------------------------------------ the start
@@ -780,9 +873,9 @@ def test_another_machine_is_told(run, monkeypatch, capsys):
   assert here["devices"] == {jax.devices()[0].device_kind: len(jax.devices())}
   monkeypatch.setattr(folder, "machine", lambda: here | {"cpus": 96})
   run.start(steps=13)
-  assert "'cpus': 96" in capsys.readouterr().out
-  ((step, why),) = run.told("warning")
-  assert step == 12 and "the last bits of numbers may differ" in why
+  said = f"not bit-identical from here: cpus {here['cpus']} -> 96"
+  assert f"warning: {said}\n" in capsys.readouterr().out
+  assert run.told("warning") == [(12, said)]
   run.start(steps=14)
   assert len(run.told("warning")) == 1  # the same as the last time
 

@@ -22,6 +22,7 @@ from brorl_jax.main import (
   settings,
   shared,
   sizes,
+  watched,
 )
 from brorl_jax.main.commands import evaluate as evaluate_command
 from brorl_jax.main.commands import plan
@@ -39,6 +40,7 @@ from brorl_jax.runs import (
   lines,
   lock,
   metrics,
+  notify,
   sections,
 )
 from brorl_jax.runs.run_state import Newer, RunState
@@ -142,6 +144,7 @@ def _train(
       sections.as_dict(c), parts.entries["data"] | parts.entries["functions"]
     )
   )
+  telling = notify.Notify(c.run.notify if processes.leads() else "")
   recorder = Recorder(
     c,
     workdir,
@@ -150,7 +153,8 @@ def _train(
     lambda step: at(step).measure,
     changed,
     parts.entries | {"run": identity},
-    parts.scorer.worker_metrics,
+    parts.scorer.replaced,
+    telling,
   )
   store = checkpoints.Store(
     workdir / "checkpoints",
@@ -160,12 +164,14 @@ def _train(
   )
   stop = shared.Stop()
   ours = recorder if processes.alone() else shared.Together(recorder)
-  try:
-    with contextlib.closing(recorder), shared.closing(store), stop:
-      try:
+  with contextlib.closing(telling), recorder:
+    try:
+      with shared.closing(store), stop:
         state = train.train(
           parts.state,
-          lambda step: at(step).stages(step),
+          lambda step: watched.stages(
+            at(step).stages(step), step, recorder.beat, ours.event
+          ),
           store,
           ours,
           seed=c.run.seed,
@@ -176,18 +182,15 @@ def _train(
           max_busy_s=c.run.max_busy_s or math.inf,
           agree=stop,
         )
-      except _STOPS as e:
-        if processes.leads():
-          recorder.event(store.good or 0, {"event": "stop", "why": str(e)})
-        raise
-  except (*_UNUSABLE, *_STOPS, checkpoints.Unsaved, OSError) as e:
-    if not isinstance(e, _STOPS):  # nothing that another's death may cause
-      processes.settle()
-    if held is not None and not ours.started:
-      held.undo()
-    raise _ended(e, changed, store.good, started=ours.started) from None
-  step = int(state.step)
-  return step if stop.asked and step < c.run.steps else None
+    except (*_UNUSABLE, *_STOPS, checkpoints.Unsaved, OSError) as e:
+      if not isinstance(e, _STOPS):  # nothing that another's death may cause
+        processes.settle()
+      if held is not None and not ours.started:
+        held.undo()
+      raise _ended(e, changed, store.good, started=ours.started) from None
+    step = int(state.step)
+    recorder.stopped = stop.asked and step < c.run.steps
+  return step if recorder.stopped else None
 
 
 def _ended(

@@ -1,5 +1,6 @@
 """Stage 3: responses -> verdicts -> rewards."""
 
+import collections
 import dataclasses
 from collections.abc import Sequence
 from typing import Any
@@ -136,9 +137,9 @@ class Scorer:
       return verdict.score
     return verdict.reward
 
-  def worker_metrics(self) -> dict[str, float]:
-    """Metrics of the worker processes since the last call."""
-    return {"score/replaced_workers": self._pool.replaced()}
+  def replaced(self) -> collections.Counter[str]:
+    """Worker processes replaced since the last call, by reason."""
+    return self._pool.replaced()
 
   def close(self) -> None:
     """Ends the worker processes."""

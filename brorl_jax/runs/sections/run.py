@@ -1,6 +1,7 @@
 """The run as a whole; read by main/commands/train.py."""
 
 import dataclasses
+import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -54,6 +55,14 @@ class Run(Section):
     "Weights & Biases project to log to; '': none. Needs the extra `wandb`.",
     free=True,
   )
+  notify: str = setting(
+    "",
+    "Command, called in the background with an event of the run as JSON on "
+    "standard input: start, resume, warning, guard, save failed, end. Without "
+    "a shell, at most 30 s, and its failure is only told. config.json holds "
+    "it: no passwords. '': none.",
+    free=True,
+  )
   pipeline: bool = setting(
     False,
     "Sample the next step with the parameters before the update. The update "
@@ -74,3 +83,11 @@ class Run(Section):
     yield from self.at_least(0, "samples_shown")
     good = not set(self.wandb) & set("/\\#?%:")
     yield "wandb", good, "a name without any of / \\ # ? % :"
+    yield "notify", _is_command(self.notify), "words with closed quotes"
+
+
+def _is_command(text: str) -> bool:
+  try:
+    return bool(shlex.split(text)) or not text
+  except ValueError:
+    return False

@@ -6,6 +6,7 @@ with Rewards(["mine.py:score"], timeout_s=60.0) as rewards:
 
 from __future__ import annotations
 
+import collections
 import json
 import math
 import queue
@@ -81,7 +82,8 @@ class Rewards:
     self._workers = [Worker(names, timeout_s) for _ in range(workers)]
     for each in self._workers:
       self._idle.put(each)
-    self._replaced = self._in_a_row = 0
+    self._replaced = collections.Counter[str]()  # by reason
+    self._in_a_row = 0
     try:
       hello = self._workers[-1].hello()
     except Failed as error:
@@ -122,9 +124,9 @@ class Rewards:
       for group, by_function in zip(groups, pending, strict=True)
     ]
 
-  def replaced(self) -> int:
-    """Processes that were late or ended since the last call."""
-    replaced, self._replaced = self._replaced, 0
+  def replaced(self) -> collections.Counter[str]:
+    """Processes that were late or ended since the last call, by reason."""
+    replaced, self._replaced = self._replaced, collections.Counter()
     return replaced
 
   def close(self) -> None:
@@ -176,7 +178,7 @@ class Rewards:
         self._in_a_row = 0
     except Failed as error:
       process.close()
-      self._replaced += 1
+      self._replaced[str(error)] += 1
       self._in_a_row += 1
       lost = len(responses) - len(out) if self._whole[which] else 1
       out += [functions.invalid(str(error))] * lost

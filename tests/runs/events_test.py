@@ -1,0 +1,75 @@
+"""Tests of brorl_jax/runs/events.py."""
+
+import datetime
+import json
+import os
+
+import pytest
+
+from brorl_jax.runs import events
+
+
+def test_what_tells_of_a_process_is_kept_and_what_tells_of_training_is_not():
+  of = lambda *kinds: [events.of_process({"event": kind}) for kind in kinds]
+  assert all(of("start", "resume", "warning", "end", "workers", "back"))
+  assert not any(of("phase", "reference reset", "skip", "unjudged", "guard"))
+  assert not events.of_process({"step": 3})
+
+
+def test_the_time_is_that_of_the_world():
+  now = events.now()
+  assert len(now) == len("2026-01-31T12:00:00.000Z") and now.endswith("Z")
+  passed = datetime.datetime.now(
+    datetime.UTC
+  ) - datetime.datetime.fromisoformat(now)
+  assert abs(passed.total_seconds()) < 60
+  assert events.here()["pid"] == os.getpid() and events.here()["host"]
+
+
+END = {"event": "end", "why": "no space"}
+
+
+@pytest.mark.parametrize(
+  "lines, said",
+  [
+    ([], None),
+    ([{"event": "phase"}, {"event": "warning", "why": "x"}], None),
+    ([{"event": "start"}], events.NO_WORD),
+    ([{"event": "start"}, END], "no space"),
+    ([{"event": "start"}, END, {"event": "warning", "why": "x"}], "no space"),
+    ([{"event": "start"}, END, {"event": "resume"}], events.NO_WORD),
+  ],
+)
+def test_the_last_word_of_a_process(tmp_path, lines, said):
+  path = tmp_path / "events.jsonl"
+  path.write_text("".join(json.dumps(x) + "\n" for x in lines))
+  assert events.last_word(path) == said
+
+
+def test_the_most_frequent_reasons_are_named():
+  assert events.most_often({"late": 2}) == "2 x late"
+  reasons = {"b": 2, "a": 2, "d": 1, "c": 9, "e": 1}
+  assert events.most_often(reasons) == "9 x c; 2 x a; 2 x b; 2 other reasons"
+
+
+def test_answers_that_nobody_judged():
+  assert events.unjudged([], 64) is None
+  failed = [("gcd", "late"), ("sums", "late"), ("gcd", "late")]
+  assert events.unjudged(failed, 64) == {
+    "event": "unjudged", "count": 3, "of": 64, "task": "gcd", "why": "late",
+  }  # fmt: skip
+
+
+def test_refused_lines_are_counted_by_file():
+  assert events.left_out([]) is None
+  places = [
+    "b, c.jsonl, line 3, field 'answer': empty",
+    "a.parquet, row 1: no prompt",
+    "b, c.jsonl, line 7: no object",
+  ]
+  assert events.left_out(places) == {
+    "event": "data",
+    "count": 3,
+    "why": "lines left out: 1 of a.parquet, 2 of b, c.jsonl; the first: "
+    "b, c.jsonl, line 3, field 'answer': empty",
+  }
