@@ -23,7 +23,7 @@ from brorl_jax.runs import clock, metrics, run_state
 from brorl_jax.runs.run_state import RunState
 from brorl_jax.types import Groups, Prompts, Rollouts, Scores
 
-_SAVING = "time/checkpoint_s"  # time that saving the previous step cost
+_SAVING = "time/checkpoint_s"  # for which saving held up the loop
 
 
 class Credit(NamedTuple):
@@ -90,8 +90,18 @@ class Store(Protocol):
     """The newest whole step for which `lacks` returns None."""
     ...
 
-  def save(self, step: int, state: Any, progress: dict[str, Any]) -> None:
-    """Starts to save in the background."""
+  def save(
+    self,
+    step: int,
+    state: Any,
+    progress: dict[str, Any],
+    score: float | None,
+  ) -> None:
+    """Starts to save in the background; None: the step was not evaluated."""
+    ...
+
+  def check(self) -> None:
+    """Raises the error of the last save, and returns once a step is on disk."""
     ...
 
   def wait(self) -> None:
@@ -187,8 +197,8 @@ def train(
     done = int(state.step)
   busy_s, saving_s = recorder.start(done), 0.0
   if done < 0:
-    progress = run_state.evaluated(progress, recorder.evaluate(0, state.params))
-    saving_s = _save(0, state, progress, store, recorder)
+    progress, score = _evaluated(0, state, progress, recorder)
+    saving_s = _save(0, state, progress, score, store, recorder)
   key, ahead, agreed = jax.random.key(seed), None, agree(0.0)
 
   for step in range(max(done, 0) + 1, steps + 1):
@@ -222,23 +232,23 @@ def train(
     scalars = _of_draw(sampled) | credit.metrics | updated.metrics
     scalars |= {"time/update_s": update.seconds, **_totals(progress, step)}
     spent = clock.since(started)
-    scalars |= {**spent.metrics, _SAVING: saving_s + _waited(store)}
+    scalars |= {**spent.metrics, _SAVING: saving_s + _checked(store)}
     _require_finite(step, scalars)
     # First the lines, then the checkpoint: a restart drops lines that are newer
     # than the newest checkpoint, but it could not replace a missing line.
     recorder.step(step, scalars, kept)
     agreed = agree(spent.busy_s)
     progress, busy_s = credit.progress, busy_s + agreed.busy_s
-    last = step == steps or busy_s >= max_busy_s
+    last, score = step == steps or busy_s >= max_busy_s, None
     if step % eval_every == 0 or last:
-      score = recorder.evaluate(step, state.params)
-      progress = run_state.evaluated(progress, score)
+      progress, score = _evaluated(step, state, progress, recorder)
     outcome = Outcome(updated.kl_ref, agreed.busy_s)
     state, progress, reason = stages.reference(state, progress, outcome)
     if reason is not None:
       recorder.event(step, {"event": "reference reset", "why": reason})
-    save = save or last or (agreed.stop and ahead is None)
-    saving_s = _save(step, state, progress, store, recorder) if save else 0.0
+    saving_s = 0.0
+    if save or last or (agreed.stop and ahead is None):
+      saving_s = _save(step, state, progress, score, store, recorder)
   store.wait()
   return state
 
@@ -269,20 +279,33 @@ def _require_finite(step: int, scalars: Mapping[str, Any]) -> None:
     raise FloatingPointError(f"step {step}: {bad} is {scalars[bad]}")
 
 
+def _evaluated(
+  step: int, state: Any, progress: RunState, recorder: Recorder
+) -> tuple[RunState, float]:
+  """Evaluates a step; also returns the score."""
+  score = recorder.evaluate(step, state.params)
+  return run_state.evaluated(progress, score), score
+
+
 def _save(
-  step: int, state: Any, progress: RunState, store: Store, recorder: Recorder
+  step: int,
+  state: Any,
+  progress: RunState,
+  score: float | None,
+  store: Store,
+  recorder: Recorder,
 ) -> float:
   """Starts to save a step; returns the seconds that this took."""
   start = time.perf_counter()
   recorder.sync()  # the lines of a step are on disk before its checkpoint
-  store.save(step, state, progress.to_json())
+  store.save(step, state, progress.to_json(), score)
   return time.perf_counter() - start
 
 
-def _waited(store: Store) -> float:
-  """Waits until the last save is on disk and verified; returns the seconds."""
+def _checked(store: Store) -> float:
+  """Raises the error of the last save; returns the seconds that this took."""
   start = time.perf_counter()
-  store.wait()
+  store.check()
   return time.perf_counter() - start
 
 

@@ -485,6 +485,7 @@ def test_a_step_that_is_not_newer_is_not_left_out_in_silence(run):
   store = run.open()
   with pytest.raises(checkpoints.Unsaved, match=r"checkpoint 3 .*newer step"):
     store.save(3, state_of(3), {})
+    store.wait()
   store.close()
 
 
@@ -639,6 +640,7 @@ def test_a_directory_that_is_removed_is_not_made_again(run, restored):
   shutil.rmtree(run.folder)
   with pytest.raises(checkpoints.Unsaved, match="was removed"):
     store.save(3, state_of(3), {})
+    store.wait()
   store.close()
   assert not run.folder.exists()
 
@@ -647,4 +649,5 @@ def test_a_folder_of_a_run_that_is_removed_is_not_made_again(run):
   store = checkpoints.Store(run.root / "run" / "checkpoints", keep=3)
   with pytest.raises(checkpoints.Unsaved, match=r"run was removed"):
     store.save(0, state_of(0), {})
+    store.wait()
   assert not (run.root / "run").exists()
