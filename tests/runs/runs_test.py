@@ -911,7 +911,7 @@ def test_a_step_that_was_not_saved_is_not_gone_back_to(run):
 def test_a_step_that_is_damaged_is_not_gone_back_to(run):
   damage_step(run, 9)
   said = run.refused(from_step=9)
-  assert mentions(said, "checkpoint 9 ... record ... no file was changed")
+  assert mentions(said, "checkpoint 9 ... used ... no file was changed")
   assert mentions(said, "there are also: 6, 12")
   run.start()
 

@@ -29,7 +29,7 @@ class Run(Section):
     "The run ends with the step at which the sum of time/busy_s reaches this, "
     "if `steps` does not end it earlier; 0: no bound. time/busy_s is processor "
     "time on a CPU and wall time on an accelerator, without compilation, "
-    "evaluations and checkpoints.",
+    "evaluations and waiting for checkpoints.",
     unit="seconds",
     free=True,
   )
