@@ -517,7 +517,8 @@ HANGING = """
 import sys, threading, time
 
 def hanging():
-  while not hasattr(stored := sys.modules.get("brorl_jax.runs.stored"), "steps"):
+  name = "brorl_jax.runs.stored"
+  while not hasattr(stored := sys.modules.get(name), "steps"):
     time.sleep(0.01)
   compare = stored.compare
 

@@ -115,11 +115,9 @@ class Store:
     # second state is read.
     arrays = [jax.tree.map(_own_copy, state)]
     begin = functools.partial(self._begin, step, arrays, record)
-    alone, copied = (
-      processes.alone(),
-      all(map(_on_host, jax.tree.leaves(state))),
-    )
-    if not (alone and copied):  # orbax copies them before it returns
+    alone = processes.alone()
+    if not (alone and all(map(_on_host, jax.tree.leaves(state)))):
+      # orbax copies them to the host before it returns.
       written = begin()
       begin = lambda: written
     later = self._threads.submit if alone else _Later

@@ -730,6 +730,29 @@ def test_an_error_of_the_other_thread_is_seen_once_it_is_there(
   store.close()
 
 
+def test_arrays_of_an_accelerator_are_read_before_they_may_be_donated(
+  run, monkeypatch
+):
+  """orbax copies them in the thread that calls it."""
+  save, threads = checkpoints.ocp.CheckpointManager.save, []
+
+  def spy(*args, **how):
+    threads.append(threading.current_thread())
+    return save(*args, **how)
+
+  monkeypatch.setattr(checkpoints.ocp.CheckpointManager, "save", spy)
+  store, slow = run.open(), Slow(monkeypatch)
+  slow.go.set()
+  store.save(1, state_of(1), run_state_of(1))
+  store.wait()
+  monkeypatch.setattr(checkpoints, "_on_host", lambda x: False)
+  store.save(2, state_of(2), run_state_of(2))
+  store.close()
+  assert [t is threading.main_thread() for t in threads] == [False, True]
+  assert threading.main_thread() not in slow.threads
+  assert is_step(run.restore(), 2)
+
+
 def test_several_processes_compare_together(run, monkeypatch):
   """In the thread that calls collectives, and at every step."""
   monkeypatch.setattr(processes, "alone", lambda: False)
