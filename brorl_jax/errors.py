@@ -1,5 +1,56 @@
-"""The error that ends a command in one line."""
+"""Errors that end a command in one line, and the exit statuses that go with it.
+
+Status 70 and 75 are in `processes`: another process was lost, SIGTERM.
+"""
+
+import errno
+
+# The user can fix it, and the same command would fail again before.
+REFUSED = 2
+# The numbers of a run ended it; see the README of runs, "When a step goes wrong".
+NUMBERS = 3
+# EX_IOERR of sysexits.h: files could not be written, read, or not in time. Once
+# the storage works again, the same command goes on.
+STORAGE = 74
+
+# Numbers of a storage that fails, whatever file it is. Others, such as ENOENT,
+# may be a name that the user wrote.
+_FAULTS = frozenset(
+  {
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOSPC,
+    errno.EROFS,
+    errno.ESTALE,
+  }
+)
 
 
 class UserError(Exception):
-  """Something the user can fix; the message is one line and names the fix."""
+  """Something the user can fix; the message is one line and names the fix.
+
+  Attributes:
+    status: Exit status of the process.
+  """
+
+  status = REFUSED
+
+
+class NumbersError(UserError):
+  """A run cannot go on with the numbers that it has."""
+
+  status = NUMBERS
+
+
+class StorageError(UserError):
+  """A file of the run could not be written or read."""
+
+  status = STORAGE
+
+
+def status(error: OSError) -> int:
+  """The exit status of a command that this error of the system ends."""
+  return STORAGE if error.errno in _FAULTS else REFUSED

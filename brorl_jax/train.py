@@ -23,7 +23,7 @@ from brorl_jax.runs import clock, metrics, run_state
 from brorl_jax.runs.run_state import RunState
 from brorl_jax.types import Groups, Prompts, Rollouts, Scores
 
-_SAVING = "time/checkpoint_s"  # time that saving the previous step cost
+_SAVING = "time/checkpoint_s"  # for which saving held up the loop
 
 
 class Credit(NamedTuple):
@@ -108,8 +108,18 @@ class Store(Protocol):
     """The newest whole step for which `lacks` returns None."""
     ...
 
-  def save(self, step: int, state: Any, progress: dict[str, Any]) -> None:
-    """Starts to save in the background."""
+  def save(
+    self,
+    step: int,
+    state: Any,
+    progress: dict[str, Any],
+    score: float | None,
+  ) -> None:
+    """Starts to save in the background; None: the step was not evaluated."""
+    ...
+
+  def check(self) -> None:
+    """Raises the error of the last save, and returns once a step is on disk."""
     ...
 
   def wait(self) -> None:
@@ -213,8 +223,8 @@ def train(
     done = int(state.step)
   busy_s, saving_s = recorder.start(done), 0.0
   if done < 0:
-    progress = run_state.evaluated(progress, recorder.evaluate(0, state.params))
-    saving_s = _save(0, state, progress, store, recorder)
+    progress, score = _evaluated(0, state, progress, recorder)
+    saving_s = _save(0, state, progress, score, store, recorder)
   key, ahead, agreed = jax.random.key(seed), None, agree(0.0)
 
   for step in range(max(done, 0) + 1, steps + 1):
@@ -246,23 +256,23 @@ def train(
     scalars = _of_draw(sampled) | credit.metrics | updated.metrics
     scalars |= {"time/update_s": update.seconds, **_totals(progress, step)}
     spent = clock.since(started)
-    scalars |= {**spent.metrics, _SAVING: saving_s + _waited(store)}
+    scalars |= {**spent.metrics, _SAVING: saving_s + _checked(store)}
     progress, judged = stages.guard(credit.progress, scalars, sampled, updated)
     # First the lines, then the checkpoint: a restart drops lines that are newer
     # than the newest checkpoint, but it could not replace a missing line.
     recorder.step(step, judged.scalars, kept)
     agreed = agree(spent.busy_s)
-    busy_s += agreed.busy_s
+    busy_s, score = busy_s + agreed.busy_s, None
     last = step == steps or busy_s >= max_busy_s or judged.end is not None
     if step % eval_every == 0 or last:
-      score = recorder.evaluate(step, state.params)
-      progress = run_state.evaluated(progress, score)
+      progress, score = _evaluated(step, state, progress, recorder)
     outcome = Outcome(updated.kl_ref, agreed.busy_s)
     state, progress, reason = stages.reference(state, progress, outcome)
     for event in _events(stages.changed, judged.events, reason):
       recorder.event(step, event)
-    save = save or last or (agreed.stop and ahead is None)
-    saving_s = _save(step, state, progress, store, recorder) if save else 0.0
+    saving_s = 0.0
+    if save or last or (agreed.stop and ahead is None):
+      saving_s = _save(step, state, progress, score, store, recorder)
     if judged.end is not None:
       _end(step, judged.end, lambda: recorder.dump(step, kept, credit), store)
   store.wait()
@@ -303,13 +313,26 @@ def _events(
     yield {"event": "reference reset", "why": reset}
 
 
+def _evaluated(
+  step: int, state: Any, progress: RunState, recorder: Recorder
+) -> tuple[RunState, float]:
+  """Evaluates a step; also returns the score."""
+  score = recorder.evaluate(step, state.params)
+  return run_state.evaluated(progress, score), score
+
+
 def _save(
-  step: int, state: Any, progress: RunState, store: Store, recorder: Recorder
+  step: int,
+  state: Any,
+  progress: RunState,
+  score: float | None,
+  store: Store,
+  recorder: Recorder,
 ) -> float:
   """Starts to save a step; returns the seconds that this took."""
   start = time.perf_counter()
   recorder.sync()  # the lines of a step are on disk before its checkpoint
-  store.save(step, state, progress.to_json())
+  store.save(step, state, progress.to_json(), score)
   return time.perf_counter() - start
 
 
@@ -321,10 +344,10 @@ def _end(
   raise Ended(f"step {step}: {why}; the step is saved")
 
 
-def _waited(store: Store) -> float:
-  """Waits until the last save is on disk and verified; returns the seconds."""
+def _checked(store: Store) -> float:
+  """Raises the error of the last save; returns the seconds that this took."""
   start = time.perf_counter()
-  store.wait()
+  store.check()
   return time.perf_counter() - start
 
 

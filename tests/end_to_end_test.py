@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 import tiers
 
+from brorl_jax import errors
 from brorl_jax.errors import UserError
 from brorl_jax.main.commands import export
 from brorl_jax.model import huggingface, tokenizer
@@ -49,9 +51,10 @@ SMALL = {
 def start():
   """Starts the command on a work folder."""
 
-  def start(workdir, *, mode="train", **overrides):
+  def start(workdir, *, mode="train", flags=(), before=(), **overrides):
     fields = {**SMALL, **overrides}
-    command = [sys.executable, "-m", "brorl_jax.main", f"--mode={mode}"]
+    command = [*before, sys.executable, "-m", "brorl_jax.main", *flags]
+    command += [f"--mode={mode}"]
     command += ["--config=configs/n512.py", f"--workdir={workdir}"]
     command += [
       f"--config.{configured.SHORT.get(k, k)}={v}" for k, v in fields.items()
@@ -493,6 +496,82 @@ def test_transformers_generates_with_an_exported_run(whole, tmp_path):
     theirs = ids[0, len(prompt) :].tolist()
     assert theirs == ours.tokens[p, 0][ours.mask[p, 0]].tolist()
     assert theirs[-1] == text.eos_token_id  # it knows where to stop
+
+
+def one_error(process):
+  """The one line in which a command ends because of its storage."""
+  _, err = process.communicate(timeout=240)
+  assert process.returncode == errors.STORAGE, err
+  assert "Traceback" not in err and err.count("error: ") == 1
+  return err.splitlines()[-1]
+
+
+def test_a_checkpoint_that_cannot_be_written_is_one_line(start, tmp_path):
+  """Files may not be larger than 1 MiB, as if a disk or a quota were full."""
+  workdir, small = tmp_path / "run", dict(steps=1, eval_every=1, phases="()")
+  limited = ("bash", "-c", 'ulimit -f 1024; exec "$@"', "bash")
+  line = one_error(start(workdir, before=limited, **small))
+  assert line.startswith(f"error: checkpoint 0 in {workdir}/checkpoints could ")
+  assert "File too large; the last good step is none" in line
+  process = start(workdir, **small)
+  _, err = process.communicate(timeout=240)
+  assert process.returncode == 0, err
+
+
+HANGING = """
+import sys, threading, time
+
+def hanging():
+  name = "brorl_jax.runs.stored"
+  while not hasattr(stored := sys.modules.get(name), "steps"):
+    time.sleep(0.01)
+  compare = stored.compare
+
+  def hangs(where, *args):
+    if where.name == "3":
+      threading.Event().wait()
+    compare(where, *args)
+
+  stored.compare = hangs
+
+threading.Thread(target=hanging, daemon=True).start()
+"""
+
+
+def test_a_disk_that_hangs_ends_the_run(start, whole, tmp_path, monkeypatch):
+  """In the middle of a save, with a thread that nobody can end."""
+  workdir = tmp_path / "run"
+  (tmp_path / "sitecustomize.py").write_text(HANGING)
+  with monkeypatch.context() as patch:
+    patch.setenv("PYTHONPATH", str(tmp_path))
+    line = one_error(start(workdir, save_timeout_s=8.0))
+  assert line.startswith(
+    f"error: checkpoint 3 in {workdir}/checkpoints: no end "
+  )
+  assert "8 s (run.save_timeout_s); the last good step is 0" in line
+  process = start(workdir)
+  _, err = process.communicate(timeout=240)
+  assert process.returncode == 0, err
+  assert digest(workdir) == digest(whole[0])
+  assert numbers(workdir) == numbers(whole[0])
+
+
+def test_a_run_goes_back_and_ends_as_it_did(start, whole, tmp_path):
+  workdir = tmp_path / "run"
+  shutil.copytree(whole[0], workdir)
+  process = start(workdir, flags=["--from_step=6"])
+  out, err = process.communicate(timeout=240)
+  assert process.returncode == 0, err
+  assert f"moved what was after step 6 to {workdir}/set_aside/1" in out
+  assert "resumes after step 6" in out and digest(workdir) == digest(whole[0])
+  after = numbers(workdir)
+  told = [e for e in after["events.jsonl"] if e["event"] == "back"]
+  assert [(e["step"], e["from"]) for e in told] == [(6, 8)]
+  after["events.jsonl"].remove(told[0])
+  assert after == numbers(whole[0])
+  # What was left can still be used.
+  step = workdir / "set_aside" / "1" / "checkpoints" / "8"
+  export.run(configured.config(checkpoint=str(step)), tmp_path / "exported")
 
 
 @pytest.mark.slow

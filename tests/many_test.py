@@ -216,6 +216,25 @@ def test_a_run_goes_on_with_another_number_of_processes(site):
   alike(trained(site, site / "three", 1, to(3)), changes)
 
 
+@pytest.mark.slow
+def test_two_processes_go_back_together(site):
+  """Also to a step that is damaged, which both refuse."""
+  again = site / "again"
+  trained(site, again, 2)
+  before = exact(again)
+  trained(site, again, 2, "--from_step=1")
+  assert exact(again) == before
+  kept = lines(again / "set_aside" / "1" / "metrics.jsonl")
+  assert [x["step"] for x in kept] == [2]
+  assert (again / "set_aside" / "1" / "checkpoints" / "2").is_dir()
+  (again / "checkpoints" / "1" / "extra" / "metadata").write_text("{}")
+  with Many(site, again, 2, "--from_step=1") as many:
+    assert many.ended(within_s=200) == [2, 2]
+    line = f"checkpoint 1 in {again}/checkpoints cannot be used"
+    assert line in many.said(0).splitlines()[-1]
+  assert (again / "checkpoints" / "2").is_dir()
+
+
 def refused(site, name: str, line: str, **last) -> None:
   """Both processes end with this line, before anything is written."""
   workdir = site / name

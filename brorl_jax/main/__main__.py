@@ -54,6 +54,7 @@ if __name__ == "__main__":
 from absl import app, flags
 from ml_collections import config_flags
 
+from brorl_jax import errors
 from brorl_jax.errors import UserError
 from brorl_jax.main import settings
 from brorl_jax.main.commands import sample
@@ -102,6 +103,12 @@ _BEGIN_AGAIN = flags.DEFINE_bool(
   "Start at step 1 in the folder of a run, whose files are moved to set_aside/ "
   "in that folder. Every start with this flag does so.",
 )
+_FROM_STEP = flags.DEFINE_integer(
+  "from_step",
+  None,
+  "Go back to this saved step of the run; its later checkpoints and lines are "
+  "moved to set_aside/ in its folder. Every start with this flag does so.",
+)
 _TOPOLOGY = flags.DEFINE_string(
   "topology",
   None,
@@ -143,7 +150,7 @@ _PROGRAMS = flags.DEFINE_string(
 
 
 def main(argv: list[str]) -> None:
-  """Runs the mode; errors that the user can fix are one line and status 2."""
+  """Runs the mode; errors that end it are one line, with their status."""
   try:
     if len(argv) > 1:
       raise UserError(f"{argv[1]!r} is not a flag; see --help")
@@ -166,6 +173,7 @@ def main(argv: list[str]) -> None:
         workdir,
         allow_change=_ALLOW_CHANGE.value,
         begin_again=_BEGIN_AGAIN.value,
+        from_step=_FROM_STEP.value,
       )
     elif _MODE.value == "evaluate":
       from brorl_jax.main.commands import evaluate
@@ -197,10 +205,10 @@ def main(argv: list[str]) -> None:
 
       simulate.run(_CONFIG.value, workdir, allow_change=_ALLOW_CHANGE.value)
   except UserError as e:
-    refuse(str(e))
+    refuse(str(e), e.status)
   except OSError as e:  # a full or failing disk, too many open files
     where = f"{e.filename}: " if e.filename else ""
-    refuse(f"{where}{e.strerror or e}")
+    refuse(f"{where}{e.strerror or e}", errors.status(e))
   except KeyboardInterrupt:  # raised, not sent
     interrupt(signal.SIGINT, None)
 
@@ -232,22 +240,26 @@ def connect() -> None:
   processes.start(*three)
 
 
-def refuse(line: str) -> None:
-  """Ends with one line and status 2, in all processes of a run."""
+def refuse(line: str, status: int) -> None:
+  """Ends with one line and a status, in all processes of a run."""
   print(f"error: {line}", file=sys.stderr)
   if many() and "jax" in sys.modules:
     from brorl_jax import processes
 
-    processes.fail(line, 2)
-  sys.exit(2)
+    processes.fail(line, status)
+  sys.exit(status)
 
 
 def folders() -> list[str]:
   """The values of --workdir; raises UserError if flags do not fit the mode."""
   mode, given = _MODE.value, _WORKDIR.value
-  if mode != "train" and _BEGIN_AGAIN.value:
+  of_train = {"--begin_again": _BEGIN_AGAIN.value}
+  of_train["--from_step"] = _FROM_STEP.value is not None
+  if len(named := [flag for flag, there in of_train.items() if there]) > 1:
+    raise UserError(f"{' and '.join(named)} exclude each other; leave out one")
+  if mode != "train" and named:
     raise UserError(
-      f"--begin_again is for --mode=train, not --mode={mode}; leave it out"
+      f"{named[0]} is for --mode=train, not --mode={mode}; leave it out"
     )
   if mode != "plan" and (_TOPOLOGY.value is not None or _FAST.value):
     given = "--topology" if _TOPOLOGY.value is not None else "--fast"

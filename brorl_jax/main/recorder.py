@@ -306,7 +306,7 @@ class Recorder:
   def _how(self, error: Exception | None) -> tuple[str, int]:
     """Why the run ends, and the status of the process."""
     if isinstance(error, UserError):
-      return str(error), 2
+      return str(error), error.status
     if error is not None:
       return f"{type(error).__name__}: {intact.one_line(error)}", 1
     if self.stopped:

@@ -7,30 +7,48 @@ a step back and compares it before it deletes an older one, and compares it
 again when a run resumes from it. A step that does not match is moved aside
 once an older step has been restored. An error of reading (a failing disk, too
 little memory) does not show that a step is damaged, and changes nothing.
+
+A process that is alone writes, compares and deletes in another thread, so that
+a slow disk does not hold up the next step. Where there are several, all of them
+compare and delete together, at the next `check`.
 """
 
+import concurrent.futures
 import contextlib
+import functools
+import math
 import pathlib
 import threading
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 from brorl_jax import processes
-from brorl_jax.runs import intact, stored
+from brorl_jax.runs import intact, kept, patience, stored
 from brorl_jax.runs.intact import digest as digest
 from brorl_jax.runs.stored import MismatchError, Unreachable, Unusable
+from brorl_jax.runs.stored import NoWayBack as NoWayBack
 from brorl_jax.runs.stored import read_params as read_params
 
 # For the last save, where a process of many has failed.
 _LEAVE_S = 20
+_NEVER_S = 10**6  # of a save without a limit
 
 
 class Unsaved(Exception):
   """A step could not be written, or differs on disk from what was saved."""
+
+
+class _Written(NamedTuple):
+  """A step that is not verified yet."""
+
+  step: int
+  like: PyTree  # shapes of its arrays
+  record: dict[str, Any]
 
 
 class Store:
@@ -47,44 +65,73 @@ class Store:
     directory: str | pathlib.Path,
     *,
     keep: int,
+    keep_every: int = 0,
     run: str | None = None,
     warn: Callable[[str], None] = print,
+    timeout_s: float = math.inf,
   ):
     """Creates nothing; the first save creates the directory.
 
     Args:
       directory: Directory of the checkpoints.
-      keep: Number of newest steps to keep.
+      keep: Number of newest steps to keep, see `kept.superfluous`.
+      keep_every: Multiples of this are kept too; 0: none.
       run: Identity of the run. Each step stores it, and a step of another run
         is not used. Steps of older versions store none.
       warn: Called with one line for each step that is not used.
+      timeout_s: Of one save, after which orbax gives up.
     """
     self._directory = pathlib.Path(directory).absolute()
-    self._keep, self._run, self._warn = keep, run, warn
+    self._keep, self._every = keep, keep_every
+    self._run, self._warn, self._timeout_s = run, warn, timeout_s
     self._manager: ocp.CheckpointManager | None = None
-    self._written = None  # step, arrays and record that are not verified yet
+    self._scores: dict[int, float | None] = {}  # of steps on disk
+    self._threads = concurrent.futures.ThreadPoolExecutor(1, "save")
+    self._saving: concurrent.futures.Future[None] | _Later | None = None
 
-  def save(self, step: int, state: PyTree, progress: dict[str, Any]) -> None:
+  def save(
+    self,
+    step: int,
+    state: PyTree,
+    progress: dict[str, Any],
+    score: float | None = None,
+  ) -> None:
     """Saves in the background; the caller may donate `state` afterwards.
 
     Args:
       step: Newer than every saved step.
       state: Arrays.
       progress: The run state without arrays, as JSON.
+      score: Held-out score of this state; None if it was not evaluated.
 
     Raises:
       Unsaved: This step, or the one before it, could not be written.
     """
     self.wait()
-    # On a CPU the host's view of an array is the array itself. Without a copy
-    # the next update would write into it while it is being saved.
-    state = jax.tree.map(_own_copy, state)
-    record = {"ledger": progress, "leaves": intact.describe(state)}
-    record |= {"digest": digest(state)}
+    record: dict[str, Any] = {"ledger": progress}
+    record |= {} if score is None else {"score": score}
     record |= {} if self._run is None else {"run": self._run}
+    # In a list, so that they are gone when the step is compared, for which a
+    # second state is read.
+    arrays = [jax.tree.map(_own_copy, state)]
+    begin = functools.partial(self._begin, step, arrays, record)
+    alone = processes.alone()
+    if not (alone and all(map(_on_host, jax.tree.leaves(state)))):
+      # orbax copies them to the host before it returns.
+      written = begin()
+      begin = lambda: written
+    later = self._threads.submit if alone else _Later
+    self._saving = later(lambda: self._verify(begin()))
+
+  def _begin(
+    self, step: int, arrays: list[PyTree], record: dict[str, Any]
+  ) -> _Written:
+    """Begins to write a step; takes the arrays out of their list."""
+    state = arrays.pop()
+    record |= {"leaves": intact.describe(state), "digest": digest(state)}
     extra = intact.sealed(record)
     like = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
-    with self._one_line_errors(step):
+    with self._waiting(step), self._one_line_errors(step):
       saved = self._open().save(
         step,
         args=ocp.args.Composite(
@@ -93,7 +140,7 @@ class Store:
       )
       if not saved:  # orbax silently skips steps below the newest
         raise ValueError(f"{self._directory} already has a newer step")
-    self._written = step, like, intact.opened(extra)
+    return _Written(step, like, intact.opened(extra))
 
   def restore(
     self,
@@ -118,14 +165,9 @@ class Store:
         passed.append((step, "newer_checkpoints", reason))
         continue
       try:
-        state = stored.read(self._folder(step), like, self._run)
-      except MismatchError as e:  # a whole step of another model
-        raise Unusable(f"checkpoint {step} in {self._directory}: {e}") from e
-      except Unreachable:
-        raise
-      except Exception as e:  # orbax raises many kinds of errors for damage
-        self._require_reached(step, e)
-        passed.append((step, "damaged_checkpoints", intact.one_line(e)))
+        state = self._read(step, like)
+      except intact.Damage as e:
+        passed.append((step, "damaged_checkpoints", str(e)))
         continue
       for checkpoint in passed if processes.leads() else []:
         self._set_aside(*checkpoint)
@@ -139,23 +181,79 @@ class Store:
       )
     return None
 
+  def require(
+    self,
+    step: int,
+    like: PyTree,
+    lacks: Callable[[int], str | None] = lambda step: None,
+  ) -> None:
+    """Checks that a run can go back to a step; changes no file.
+
+    Args:
+      step: A saved step.
+      like: See `restore`.
+      lacks: See `restore`.
+
+    Raises:
+      NoWayBack: It is damaged, or the run's other files do not cover it.
+      Unusable: See `restore`.
+    """
+    if (why := lacks(step)) is None:
+      try:
+        self._read(step, like)
+      except intact.Damage as e:
+        why = str(e)
+    if why is not None:
+      others = [s for s in stored.steps(self._directory) if s != step]
+      raise NoWayBack(
+        f"checkpoint {step} in {self._directory} cannot be used ({why}); no "
+        f"file was changed; there are also: {stored.listed(others)}"
+      )
+
+  def check(self) -> None:
+    """Raises the error of the last save, if it is over; may prune old steps.
+
+    Waits while no step is on disk, and where there are several processes.
+
+    Raises:
+      Unsaved: See `wait`.
+    """
+    if self._saving is not None and (self.good is None or self._saving.done()):
+      self.wait()
+
   def wait(self) -> None:
     """Waits until the last save is verified on disk, and prunes old steps.
 
     Raises:
       Unsaved: It could not be written, or differs from what was saved.
     """
-    if self._written is None or self._manager is None:
-      return
-    (step, like, extra), self._written = self._written, None
-    with self._one_line_errors(step):
-      self._manager.wait_until_finished()
-      self._manager.check_for_errors()
+    saving, self._saving = self._saving, None
+    if saving is not None:
+      saving.result()
+
+  def _verify(self, written: _Written) -> None:
+    """Waits for a step, compares it with what was saved and deletes others."""
+    step, like, extra = written
+    with self._waiting(step), self._one_line_errors(step):
+      manager = self._open()
+      manager.wait_until_finished()
+      manager.check_for_errors()
       stored.compare(self._folder(step), like, extra)
-    self.good = step
-    with self._one_line_errors(step):
-      for old in processes.first(stored.steps(self._directory))[: -self._keep]:
-        self._manager.delete(old)
+    self.good, self._scores[step] = step, extra.get("score")
+    with self._waiting(step), self._one_line_errors(step):
+      for old in processes.first(self._superfluous()):
+        manager.delete(old)
+
+  def _superfluous(self) -> list[int]:
+    """The steps to delete; process 0 reads what it does not know of them."""
+    if not processes.leads():
+      return []
+    saved = stored.steps(self._directory)
+    for step in saved:
+      if step not in self._scores:
+        self._scores[step] = stored.score(self._folder(step))
+    scores = {s: self._scores[s] for s in saved}
+    return kept.superfluous(scores, newest=self._keep, every=self._every)
 
   def close(self) -> None:
     """Waits for the last save and releases the directory."""
@@ -166,6 +264,7 @@ class Store:
         # The last save was verified, or its error was already raised.
         with contextlib.suppress(Exception):
           self._manager.close()
+      self._threads.shutdown()
 
   def leave(self) -> None:
     """Lets the last save end, if it can: other processes may have gone."""
@@ -187,13 +286,23 @@ class Store:
       self._manager = ocp.CheckpointManager(
         self._directory,
         options=ocp.CheckpointManagerOptions(
-          max_to_keep=None, enable_async_checkpointing=True
+          max_to_keep=None,
+          enable_async_checkpointing=True,
+          async_options=ocp.AsyncOptions(
+            timeout_secs=math.ceil(min(self._timeout_s, _NEVER_S)),
+            # Otherwise a folder that cannot be made is an error only after
+            # five minutes, for which orbax waits for it.
+            create_directories_asynchronously=False,
+          ),
         ),
       )
     return self._manager
 
+  def _waiting(self, step: int) -> contextlib.AbstractContextManager[None]:
+    return patience.waiting(f"checkpoint {step} in {self._directory}")
+
   @contextlib.contextmanager
-  def _one_line_errors(self, step: int):
+  def _one_line_errors(self, step: int) -> Iterator[None]:
     """Turns errors inside into one line that names the last good step."""
     try:
       yield
@@ -203,6 +312,23 @@ class Store:
         f"checkpoint {step} in {self._directory} could not be saved: "
         f"{intact.one_line(e)}; the last good step is {left}"
       ) from e
+
+  def _read(self, step: int, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
+    """A step, verified.
+
+    Raises:
+      Damage: It is damaged, in one line.
+      Unusable: It cannot be read now, or it is a whole step of another model.
+    """
+    try:
+      return stored.read(self._folder(step), like, self._run)
+    except MismatchError as e:
+      raise Unusable(f"checkpoint {step} in {self._directory}: {e}") from e
+    except Unreachable:
+      raise
+    except Exception as e:  # orbax raises many kinds of errors for damage
+      self._require_reached(step, e)
+      raise intact.Damage(intact.one_line(e)) from e
 
   def _require_reached(self, step: int, error: Exception) -> None:
     """Raises Unreachable if the error is not a sign of damage."""
@@ -229,8 +355,28 @@ class Store:
 
 
 def _own_copy(x: Any) -> Any:
-  if not isinstance(x, jax.Array):
-    return x  # orbax copies arrays of numpy itself
+  """A copy of an array on the host, which is saved while the run goes on.
+
+  On a CPU the host's view of an array is the array itself. Without a copy the
+  next update would write into it while it is being saved.
+  """
+  if isinstance(x, np.ndarray):
+    return x.copy()
+  return jax.numpy.copy(x) if isinstance(x, jax.Array) and _on_host(x) else x
+
+
+def _on_host(x: Any) -> bool:
   # Not pop(): devices() returns the set that the mesh itself holds.
-  on_cpu = next(iter(x.devices())).platform == "cpu"
-  return jax.numpy.copy(x) if on_cpu else x
+  return (
+    not isinstance(x, jax.Array) or next(iter(x.devices())).platform == "cpu"
+  )
+
+
+class _Later:
+  """Something that is done when somebody asks for it; see `Future`."""
+
+  def __init__(self, work: Callable[[], None]):
+    self.result = work
+
+  def done(self) -> bool:
+    return True

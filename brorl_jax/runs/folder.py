@@ -26,7 +26,8 @@ _ENDS = frozenset({"run.steps", "run.save_every", "run.max_busy_s"})
 # Values of fields that an older version did not have.
 _DEFAULTS = sections.flat(sections.as_dict(sections.Config()))
 _PART = "config.json.part"  # while config.json is being written
-_ASIDE = "set_aside"  # files of earlier runs, moved by --begin_again
+# Files of earlier runs, by --begin_again, and of later steps, by --from_step.
+_ASIDE = "set_aside"
 # Directories of checkpoints that were moved aside.
 _UNUSED = ("damaged_checkpoints", "newer_checkpoints")
 _KINDS = {
@@ -269,13 +270,25 @@ def set_aside(workdir: pathlib.Path) -> pathlib.Path | None:
   """Moves all files of a run to a new folder; None if there are none."""
   if not (names := _files(workdir)):
     return None
-  taken = [int(p.name) for p in (workdir / _ASIDE).glob("[0-9]*")]
-  to = workdir / _ASIDE / str(max(taken, default=0) + 1)
-  to.mkdir(parents=True)
+  to = new_aside(workdir)
   # config.json last: if this is killed, the rest is still refused as a run with
   # missing files.
   for name in sorted(names, key=lambda name: name == "config.json"):
     (workdir / name).rename(to / name)
+  return to
+
+
+def asides(workdir: pathlib.Path) -> list[pathlib.Path]:
+  """The folders in set_aside/, in the order in which they were made."""
+  found = (workdir / _ASIDE).glob("[0-9]*")
+  return sorted(found, key=lambda path: int(path.name))
+
+
+def new_aside(workdir: pathlib.Path) -> pathlib.Path:
+  """Makes the next of them."""
+  last = [int(path.name) for path in asides(workdir)[-1:]]
+  to = workdir / _ASIDE / str(sum(last) + 1)
+  to.mkdir(parents=True)
   return to
 
 

@@ -8,6 +8,8 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from brorl_jax.runs import patience
+
 
 class Damaged(ValueError):
   """A file of the run was changed or cut."""
@@ -59,11 +61,10 @@ class JsonLines:
     Raises:
       OSError: Names the file, which cannot be written or was removed.
     """
-    if not self._path.exists():  # otherwise the lines would be lost
-      why = "was removed during the run"
-      raise FileNotFoundError(errno.ENOENT, why, str(self._path))
     rest = "".join(json.dumps(dict(x)) + "\n" for x in lines).encode()
     with _naming(self._path):
+      if not self._path.exists():  # otherwise the lines would be lost
+        raise FileNotFoundError(errno.ENOENT, "was removed during the run")
       while rest:
         rest = rest[self._file.write(rest) :]
 
@@ -100,9 +101,10 @@ def _sync_folder(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _naming(path: pathlib.Path) -> Iterator[None]:
-  """Adds the name of the file to system errors."""
+  """Adds the name of the file to system errors; see also `patience`."""
   try:
-    yield
+    with patience.waiting(path):
+      yield
   except OSError as e:
     raise OSError(e.errno, e.strerror, str(path)) from e
 
@@ -137,6 +139,13 @@ def each_whole(path: str | pathlib.Path) -> Iterator[dict[str, Any]]:
       raise bad
     else:
       yield line
+
+
+def later(path: str | pathlib.Path, step: int) -> list[dict[str, Any]]:
+  """The lines of steps after this one; unreadable ones are skipped."""
+  every = (line for _, line in _numbered(path, has_step))
+  readable = (line for line in every if not isinstance(line, ValueError))
+  return [line for line in readable if line["step"] > step]
 
 
 def has_step(line: Any) -> None:

@@ -4,6 +4,7 @@ import fcntl
 import os
 import pathlib
 
+from brorl_jax import errors
 from brorl_jax.errors import UserError
 
 NAME = ".lock"  # file with the id of the process
@@ -61,4 +62,6 @@ def hold(workdir: pathlib.Path) -> Lock:
     workdir.mkdir(parents=True, exist_ok=True)
     return Lock(workdir / NAME)
   except OSError as e:
-    raise UserError(f"workdir {workdir} cannot be written: {e}") from None
+    failed = errors.status(e) == errors.STORAGE
+    kind = errors.StorageError if failed else UserError
+    raise kind(f"workdir {workdir} cannot be written: {e}") from None

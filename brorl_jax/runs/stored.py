@@ -3,6 +3,7 @@
 import itertools
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -23,6 +24,10 @@ class Unusable(ValueError):
 
 class Unreachable(Unusable):
   """Checkpoints cannot be read now; they may still be whole."""
+
+
+class NoWayBack(Unusable):
+  """A run cannot go back to the step that was asked for."""
 
 
 class MismatchError(Exception):
@@ -119,6 +124,43 @@ def steps(directory: pathlib.Path) -> list[int]:
     ) from e
 
 
+def find(directory: pathlib.Path, step: int | None) -> int:
+  """The step; the newest if it is None.
+
+  Raises:
+    NoWayBack: It was not saved, or was deleted since.
+    Unreachable: See `steps`.
+  """
+  if not (saved := steps(directory)) or step not in (None, *saved):
+    what = "checkpoint" if step is None else f"checkpoint {step}"
+    raise NoWayBack(
+      f"there is no {what} in {directory}; there are: {listed(saved)}"
+    )
+  return saved[-1] if step is None else step
+
+
+def listed(saved: Sequence[int]) -> str:
+  """Steps for a message: "3, 6"."""
+  return ", ".join(map(str, saved)) or "none"
+
+
+def score(folder: pathlib.Path) -> float | None:
+  """The held-out score of a step; None if it has none or is damaged.
+
+  Raises:
+    OSError: It cannot be read now.
+  """
+  try:
+    value = _record(folder, None).get("score")
+    return float(value) if isinstance(value, int | float) else None
+  except OSError as e:
+    if intact.unreachable(e) is not None:
+      raise
+  except ValueError:
+    pass
+  return None
+
+
 def read_params(
   directory: str | pathlib.Path,
   step: int | None,
@@ -141,12 +183,7 @@ def read_params(
       policy or run.
   """
   directory = pathlib.Path(directory).absolute()
-  saved = steps(directory)
-  if not saved or step not in (None, *saved):
-    have = ", ".join(map(str, saved)) or "none"
-    what = "checkpoint" if step is None else f"checkpoint {step}"
-    raise Unusable(f"there is no {what} in {directory}; there are: {have}")
-  step = saved[-1] if step is None else step
+  step = find(directory, step)
   item = {"params": like}
   how = ocp.checkpoint_utils.construct_restore_args(item)
   try:

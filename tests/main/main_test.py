@@ -159,7 +159,7 @@ STUB = """
 import sys, types
 from absl import app
 training = types.ModuleType("brorl_jax.main.commands.train")
-def run(c, workdir, *, allow_change, begin_again):
+def run(c, workdir, *, allow_change, begin_again, from_step):
   print(c.optim.lr, c.sampling.n, c.data.families["gcd"].weight, end=" ")
   print(c.policy.checkpoint, workdir, allow_change)
   FAILS
@@ -310,5 +310,12 @@ def test_refuses_a_foreign_workdir_by_the_whole_command(tmp_path):
 @pytest.mark.parametrize("mode", ["evaluate", "plan", "export", "report"])
 def test_only_training_begins_again(refused, mode):
   config = [] if mode == "report" else ["--config=configs/n16.py"]
-  flags = [*config, "--workdir=w", f"--mode={mode}", "--begin_again"]
-  assert mentions(refused(*flags), f"--begin_again ... --mode={mode}")
+  flags = [*config, "--workdir=w", f"--mode={mode}"]
+  for flag in ("--begin_again", "--from_step=3"):
+    name = flag.partition("=")[0]
+    assert mentions(refused(*flags, flag), f"{name} ... --mode={mode}")
+
+
+def test_a_run_does_not_go_back_and_begin_again(refused):
+  said = refused(*RUN, "--begin_again", "--from_step=0")
+  assert mentions(said, "--begin_again and --from_step ... leave out one")

@@ -6,6 +6,8 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import threading
+import time
 from typing import NamedTuple
 
 import jax
@@ -485,6 +487,7 @@ def test_a_step_that_is_not_newer_is_not_left_out_in_silence(run):
   store = run.open()
   with pytest.raises(checkpoints.Unsaved, match=r"checkpoint 3 .*newer step"):
     store.save(3, state_of(3), {})
+    store.wait()
   store.close()
 
 
@@ -639,6 +642,7 @@ def test_a_directory_that_is_removed_is_not_made_again(run, restored):
   shutil.rmtree(run.folder)
   with pytest.raises(checkpoints.Unsaved, match="was removed"):
     store.save(3, state_of(3), {})
+    store.wait()
   store.close()
   assert not run.folder.exists()
 
@@ -647,4 +651,260 @@ def test_a_folder_of_a_run_that_is_removed_is_not_made_again(run):
   store = checkpoints.Store(run.root / "run" / "checkpoints", keep=3)
   with pytest.raises(checkpoints.Unsaved, match=r"run was removed"):
     store.save(0, state_of(0), {})
+    store.wait()
   assert not (run.root / "run").exists()
+
+
+# ---------------------------------------- a thread of its own, and slow storage
+
+
+class Slow:
+  """A disk on which a step is read back only when it is let go."""
+
+  def __init__(self, monkeypatch):
+    self.go, self.began = threading.Event(), threading.Event()
+    self.error, self.threads = None, []
+    inner = stored.compare
+
+    def compare(*args):
+      self.threads.append(threading.current_thread())
+      self.began.set()
+      assert self.go.wait(60)
+      if self.error is not None:
+        raise self.error
+      inner(*args)
+
+    monkeypatch.setattr(stored, "compare", compare)
+
+  def hold(self):
+    self.go.clear()
+    self.began.clear()
+
+
+def test_a_slow_disk_is_waited_for_at_the_next_save_alone(run, monkeypatch):
+  store, slow = run.open(), Slow(monkeypatch)
+  slow.go.set()
+  store.save(1, state_of(1), run_state_of(1))
+  store.check()
+  slow.hold()
+  store.save(2, state_of(2), run_state_of(2))
+  for _ in range(3):
+    store.check()  # returns
+  assert slow.began.wait(60) and store.good == 1
+  threading.Timer(0.3, slow.go.set).start()
+  store.save(3, state_of(3), run_state_of(3))
+  assert store.good >= 2
+  store.close()
+  assert threading.main_thread() not in slow.threads
+  assert store.good == 3 and is_step(run.restore(), 3)
+
+
+def test_the_first_line_waits_for_the_first_step(run, monkeypatch):
+  """Lines without any step would look like a run that lost its steps."""
+  store, slow = run.open(), Slow(monkeypatch)
+  store.save(0, state_of(0), run_state_of(0))
+  assert slow.began.wait(60)
+  threading.Timer(0.3, slow.go.set).start()
+  store.check()
+  assert slow.go.is_set() and store.good == 0
+  store.close()
+
+
+def test_an_error_of_the_other_thread_is_seen_once_it_is_there(
+  run, monkeypatch
+):
+  store, slow = run.open(), Slow(monkeypatch)
+  slow.go.set()
+  store.save(1, state_of(1), run_state_of(1))
+  store.wait()
+  slow.hold()
+  slow.error = OSError(5, "Input/output error", "/x")
+  store.save(2, state_of(2), run_state_of(2))
+  store.check()
+  slow.go.set()
+  with pytest.raises(checkpoints.Unsaved, match=r"/x: Input.* step is 1"):
+    for _ in range(6000):
+      store.check()
+      time.sleep(0.01)
+  store.check()  # told once
+  store.close()
+
+
+def test_arrays_of_an_accelerator_are_read_before_they_may_be_donated(
+  run, monkeypatch
+):
+  """orbax copies them in the thread that calls it."""
+  save, threads = checkpoints.ocp.CheckpointManager.save, []
+
+  def spy(*args, **how):
+    threads.append(threading.current_thread())
+    return save(*args, **how)
+
+  monkeypatch.setattr(checkpoints.ocp.CheckpointManager, "save", spy)
+  store, slow = run.open(), Slow(monkeypatch)
+  slow.go.set()
+  store.save(1, state_of(1), run_state_of(1))
+  store.wait()
+  monkeypatch.setattr(checkpoints, "_on_host", lambda x: False)
+  store.save(2, state_of(2), run_state_of(2))
+  store.close()
+  assert [t is threading.main_thread() for t in threads] == [False, True]
+  assert threading.main_thread() not in slow.threads
+  assert is_step(run.restore(), 2)
+
+
+def test_several_processes_compare_together(run, monkeypatch):
+  """In the thread that calls collectives, and at every step."""
+  monkeypatch.setattr(processes, "alone", lambda: False)
+  monkeypatch.setattr(processes, "gather", lambda value: [value])
+  store, slow = run.open(), Slow(monkeypatch)
+  slow.go.set()
+  for step in (1, 2):
+    store.save(step, state_of(step), run_state_of(step))
+    assert store.good == (1 if step == 2 else None)
+    store.check()
+    assert store.good == step
+  assert {*slow.threads} == {threading.main_thread()}
+  store.close()
+
+
+@pytest.mark.parametrize("item", ["state", "extra", "2.orbax"])
+def test_a_folder_that_cannot_be_made_is_an_error_at_once(
+  run, monkeypatch, item
+):
+  """orbax would wait for it for five minutes."""
+  store, mkdir = run.open(), os.mkdir
+  store.save(1, state_of(1), run_state_of(1))
+  store.wait()
+
+  def full(path, *args, **how):
+    if pathlib.Path(path).name.startswith(item):
+      raise OSError(28, "No space left on device", str(path))
+    mkdir(path, *args, **how)
+
+  monkeypatch.setattr(os, "mkdir", full)
+  begin = time.monotonic()
+  store.save(2, state_of(2), run_state_of(2))
+  with pytest.raises(checkpoints.Unsaved, match=r"No space left.* step is 1"):
+    store.wait()
+  assert time.monotonic() - begin < 60
+  store.close()
+
+
+@pytest.mark.ci
+def test_a_file_that_may_not_grow_is_one_line(run):
+  """As on a full disk or beyond a quota, under tensorstore's own writes."""
+  run.save(1)
+  done = limited(
+    run,
+    """
+store.restore(like)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
+try:
+  store.save(2, {"w": t.jnp.arange(1e6)}, {})
+  store.wait()
+except t.checkpoints.Unsaved as e:
+  print("unsaved:", e)
+""",
+  )
+  assert mentions(done.stdout, "unsaved ... File too large ... step is 1")
+  assert is_step(run.restore(), 1)
+
+
+HANGS = """
+import threading
+from brorl_jax.runs import patience
+store.restore(like)
+t.stored.compare = lambda *_: threading.Event().wait()
+with patience.limit(2.0, lambda: store.good):
+  store.save(2, t.state_of(2), {})
+  store.wait()
+print("not reached")
+"""
+
+
+@pytest.mark.ci
+def test_a_disk_that_hangs_ends_the_process(run):
+  run.save(1)
+  done = limited(run, HANGS)
+  assert done.returncode == 74 and "not reached" not in done.stdout
+  last = done.stderr.splitlines()[-1]
+  assert mentions(last, f"checkpoint 2 in {run.folder} ... last good step is 1")
+  assert bits(run.restore()[0]) == bits(state_of(2))  # it was written
+
+
+# ------------------------------------------------------------- which steps stay
+
+
+def scored(run, scores, **how):
+  """Saves steps with their scores."""
+  store = checkpoints.Store(run.folder, keep=run.keep, **how)
+  for step, score in scores.items():
+    store.save(step, state_of(step), run_state_of(step), score)
+  store.close()
+
+
+@pytest.mark.ci
+def test_the_best_step_survives_20_more_saves_and_a_restart(run):
+  run.keep = 2
+  scored(run, {0: 0.1, 1: 0.5, 2: None, 3: 0.5})
+  assert run.steps() == [1, 2, 3]
+  scored(run, {step: 0.4 if step % 2 else None for step in range(4, 14)})
+  scored(run, {step: 0.5 for step in range(14, 24)})
+  assert run.steps() == [1, 22, 23]
+  scored(run, {24: 0.6, 25: None, 26: 0.2})
+  assert run.steps() == [24, 25, 26]
+  assert checkpoints.read_params(run.folder, 24, abstract_params(run))[0] == 24
+
+
+def test_multiples_stay(run):
+  run.keep = 1
+  scored(run, dict.fromkeys(range(1, 8)), keep_every=3)
+  assert run.steps() == [3, 6, 7]
+
+
+def test_the_score_is_in_the_sealed_record(run):
+  scored(run, {1: 0.25, 2: None})
+  assert stored.score(run.folder / "1") == 0.25
+  assert stored.score(run.folder / "2") is None
+  path = run.folder / "1" / "extra" / "metadata"
+  record = json.loads(path.read_text())
+  path.write_text(json.dumps(record | {"score": 0.75}))
+  assert stored.score(run.folder / "1") is None  # the seal is broken
+  for odd in ("a", [], None):
+    del record["seal"]
+    record = intact.sealed(record | {"score": odd})
+    path.write_text(json.dumps(record))
+    assert stored.score(run.folder / "1") is None
+
+
+def test_a_step_whose_score_cannot_be_read_now_is_not_deleted(run, monkeypatch):
+  run.keep = 1
+  scored(run, {1: 0.5})
+  record = stored._record
+
+  def fails(folder, *args):
+    if folder.name == "1":
+      raise OSError(5, "Input/output error", str(folder))
+    return record(folder, *args)
+
+  monkeypatch.setattr(stored, "_record", fails)
+  with pytest.raises(checkpoints.Unsaved, match="Input/output error"):
+    scored(run, {2: 0.4, 3: 0.4})
+  assert 1 in run.steps()
+
+
+def test_a_step_can_be_required(run):
+  run.save(1, 2, 3)
+  flip(run.folder / "2" / "extra" / "metadata")
+  before = sorted(run.root.rglob("*"))
+  store = run.open()
+  store.require(1, state_of(0))
+  with pytest.raises(checkpoints.NoWayBack, match=r"point 2 .* also: 1, 3"):
+    store.require(2, state_of(0))
+  with pytest.raises(checkpoints.NoWayBack, match=r"3 .*used \(no line\)"):
+    store.require(3, state_of(0), lambda step: "no line")
+  with pytest.raises(checkpoints.Unusable, match="this run needs"):
+    store.require(1, state_of(0, reference=True))
+  store.close()
+  assert sorted(run.root.rglob("*")) == before and run.said == []

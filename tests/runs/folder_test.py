@@ -11,6 +11,7 @@ import sys
 import pytest
 from messages import mentions
 
+from brorl_jax import errors
 from brorl_jax.errors import UserError
 from brorl_jax.runs import folder, lock, sections
 from tests.main.main_test import STUB, command, message
@@ -92,7 +93,7 @@ def test_what_the_system_refuses_is_one_line():
   fails = "raise OSError(28, 'No space left on device', '/a/b')"
   code = STUB.replace("FAILS", fails)
   done = command("--config=configs/n16.py", "--workdir=w", code=code)
-  assert done.returncode == 2
+  assert done.returncode == errors.STORAGE
   assert done.stderr == "error: /a/b: No space left on device\n"
 
 
@@ -269,14 +270,17 @@ def test_a_run_from_before_there_were_sections_goes_on(tmp_path):
     check(tmp_path, phases=phases, lr=2.0, **same)
 
 
-FREE = "steps save_every max_busy_s keep_checkpoints samples_shown".split()
+FREE = """
+  steps save_every max_busy_s keep_checkpoints keep_every save_timeout_s
+  samples_shown
+""".split()
 
 
 @pytest.mark.parametrize("field", FREE)
 def test_some_fields_may_change(tmp_path, field):
   folder.write_config(values(), tmp_path)
   kind = type(getattr(config().run, field))
-  check(tmp_path, **{field: kind(7)})
+  check(tmp_path, **{field: kind(20)})
 
 
 def test_the_other_fields_may_not(tmp_path):

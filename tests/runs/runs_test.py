@@ -3,11 +3,14 @@
 import dataclasses
 import errno
 import hashlib
+import itertools
 import json
 import os
 import pathlib
 import re
 import shutil
+import threading
+import time
 import types
 
 import configured
@@ -19,7 +22,7 @@ import tiers
 from messages import mentions
 from train_test import State, bandit
 
-from brorl_jax import meshes, train
+from brorl_jax import errors, meshes, train
 from brorl_jax.errors import UserError
 from brorl_jax.main.commands import train as train_command
 from brorl_jax.main.stages.examples import Examples
@@ -44,10 +47,12 @@ def config(**changes):
 
 
 def measure(params, heldout):
-  """Two prompts with two samples each."""
-  del params, heldout
+  """Two prompts with two samples each, right once anything was learned."""
+  del heldout
+  right = bool(params[2] > 0)
   said = {"domain": "gym", "task": "t", "tokens": 1, "truncated": False}
-  said |= {"score": 1.0, "pass": True, "status": "pass", "reason": ""}
+  said |= {"score": float(right), "pass": right, "reason": ""}
+  said |= {"status": "pass" if right else "fail"}
   yield [
     {"id": name, "sample": n, "answer": "2", **said}
     for name in "ab"
@@ -87,7 +92,7 @@ class Run:
 
   def __init__(self, patch, workdir):
     self.patch, self.dir, self.stages = patch, workdir, stages()
-    self.closed = 0
+    self.closed, self.measure = 0, measure
     patch.setattr(train_command, "_parts", self._parts)
     patch.setattr(train_command, "finish", lambda *_, **__: None)
 
@@ -99,7 +104,7 @@ class Run:
     phase = train_command.Phase(
       1, lambda step: self.stages, lambda *a: None, "one"
     )
-    phase = phase._replace(measure=measure)
+    phase = phase._replace(measure=lambda *a: self.measure(*a))
     state = State(jnp.zeros(3), jnp.int32(0), jnp.zeros(3))
     found = {"data": {"seed": "0"}, "functions": {}}
     mesh = meshes.make_mesh(fsdp=1, tensor=8)
@@ -108,12 +113,15 @@ class Run:
   def _close(self):
     self.closed += 1
 
-  def start(self, *, begin_again=False, allow_change=False, **changes):
+  def start(
+    self, *, begin_again=False, allow_change=False, from_step=None, **changes
+  ):
     train_command.run(
       config(**changes),
       self.dir,
       allow_change=allow_change,
       begin_again=begin_again,
+      from_step=from_step,
     )
 
   def refused(self, **how):
@@ -131,6 +139,7 @@ class Run:
     with pytest.raises(UserError) as e:
       self.start(**how)
     assert "\n" not in str(e.value)
+    self.status = e.value.status
     return str(e.value)
 
   def lines(self, name):
@@ -279,6 +288,7 @@ def test_every_file_is_on_disk_before_a_step_is_saved(monkeypatch, tmp_path):
     fsync(at)
 
   def saves(self, step, *args):
+    self.wait()  # it syncs files of its own in another thread
     before[step] = set(seen)
     seen.clear()
     save(self, step, *args)
@@ -660,8 +670,10 @@ def fail_at(run, step, do):
 @pytest.mark.parametrize("step", [2, 6])
 def test_a_folder_that_is_removed_ends_the_run(monkeypatch, tmp_path, step):
   run = Run(monkeypatch, tmp_path / "run")
+  monkeypatch.setattr(checkpoints.Store, "check", checkpoints.Store.wait)
   fail_at(run, step, lambda: shutil.rmtree(run.dir))  # nothing is being saved
   said = run.stopped()
+  assert run.status == errors.STORAGE
   assert "was removed" in said or "could not be saved" in said
   assert not (run.dir / "checkpoints").exists()
   assert not (run.dir / "metrics.jsonl").exists()
@@ -670,8 +682,11 @@ def test_a_folder_that_is_removed_ends_the_run(monkeypatch, tmp_path, step):
 def test_checkpoints_that_are_removed_are_not_made_again(monkeypatch, tmp_path):
   run = Run(monkeypatch, tmp_path / "run")
   there = run.dir / "checkpoints"
+  # No step is being saved then.
+  monkeypatch.setattr(checkpoints.Store, "check", checkpoints.Store.wait)
   fail_at(run, 5, lambda: shutil.rmtree(there))
   said = run.stopped()
+  assert run.status == errors.STORAGE
   assert mentions(said, f"{there} ... removed")
   assert mentions(said, "checkpoint 6") and mentions(
     said, "last good step is 3"
@@ -681,65 +696,268 @@ def test_checkpoints_that_are_removed_are_not_made_again(monkeypatch, tmp_path):
   assert "--begin_again" in run.refused()
 
 
-@pytest.mark.ci
-def test_a_full_disk_is_one_line_and_the_run_goes_on_after_it(
-  whole, monkeypatch, tmp_path
-):
-  run = Run(monkeypatch, tmp_path / "run")
-  write = lines.JsonLines.write
+FAULTS = {
+  errno.ENOSPC: "No space left on device",
+  errno.EROFS: "Read-only file system",
+  errno.EDQUOT: "Disk quota exceeded",
+  errno.EIO: "Input/output error",
+  errno.EMFILE: "Too many open files",
+  errno.EACCES: "Permission denied",
+}
+PLACES = (*sorted(EVERY), "config.json", "checkpoints")
 
-  def full(self, *some):
-    if self._path.name == "metrics.jsonl" and some[0]["step"] == 5:
-      self._file.write(b'{"step": 5, "torn')
-      real = os.open("/dev/full", os.O_WRONLY)
-      os.dup2(real, self._file.fileno())
-      os.close(real)
+
+class Failing:
+  """A file that can be written in part, and then not any more."""
+
+  def __init__(self, file, number):
+    self._file, self._number = file, number
+
+  def write(self, data):
+    self._file.write(data[: len(data) // 2])
+    raise OSError(self._number, os.strerror(self._number))
+
+  def close(self):
+    self._file.close()
+
+
+def break_at(patch, place, number, step):
+  """From a step on, this file or folder of a run cannot be written."""
+  error = OSError(number, os.strerror(number))
+  write, save = lines.JsonLines.write, checkpoints.ocp.CheckpointManager.save
+
+  def writes(self, *some):
+    if str(self._path).endswith(place) and some[0]["step"] >= step:
+      self._file = Failing(self._file, number)
     write(self, *some)
 
-  monkeypatch.setattr(lines.JsonLines, "write", full)
-  said = run.stopped()
-  assert mentions(said, f"{run.dir}/metrics.jsonl ... device")
-  assert mentions(said, "last good step is 3")
-  monkeypatch.setattr(lines.JsonLines, "write", write)
-  run.start()
-  assert run.all() == whole.all()
+  def saves(self, at, **how):
+    if at >= step:
+      raise error
+    return save(self, at, **how)
+
+  def replaces(source, to):
+    if str(to).endswith(place):
+      raise error
+    os.rename(source, to)
+
+  if place == "checkpoints":
+    patch.setattr(checkpoints.ocp.CheckpointManager, "save", saves)
+  elif place == "config.json":
+    patch.setattr(os, "replace", replaces)
+  else:
+    patch.setattr(lines.JsonLines, "write", writes)
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-  "error, words",
-  tiers.some(
-    [
-      (
-        OSError(errno.ENOSPC, "No space left on device", "f"),
-        "f: No space left",
-      ),
-      (OSError(errno.EROFS, "Read-only file system", "f"), "f: Read-only file"),
-      (ValueError("UNKNOWN: x [os_error_code='28'] y\nz"), "No space left on"),
-      (OSError(errno.EMFILE, "Too many open files"), "Too many open files"),
-    ],
-    2,
-    2,
-  ),
-)
-def test_a_step_that_cannot_be_saved_is_one_line(
-  whole, monkeypatch, tmp_path, error, words
+@pytest.mark.parametrize("number", tiers.some(FAULTS, 1, 2))
+@pytest.mark.parametrize("place", tiers.some(PLACES, 3, 7))
+def test_a_fault_of_the_storage_is_one_line_and_the_run_goes_on_after_it(
+  whole, tmp_path, place, number
 ):
-  run = Run(monkeypatch, tmp_path / "run")
-  save = checkpoints.ocp.CheckpointManager.save
+  with pytest.MonkeyPatch.context() as patch:
+    run = Run(patch, tmp_path / "run")
+    break_at(patch, place, number, 4)
+    said = run.stopped()
+  assert run.status == errors.STORAGE
+  assert mentions(said, f"{run.dir}/{place} ... {FAULTS[number]}")
+  step = "none" if place == "config.json" else 3
+  assert mentions(said, f"last good step is {step}")
+  with pytest.MonkeyPatch.context() as patch:
+    run = Run(patch, run.dir)
+    run.start()
+    assert run.all() == whole.all()
 
-  def fails(self, step, **how):
-    if step == 6:
-      raise error
-    return save(self, step, **how)
+
+@pytest.mark.ci
+def test_what_tensorstore_says_is_one_line_too(monkeypatch, tmp_path):
+  run = Run(monkeypatch, tmp_path / "run")
+  error = ValueError("UNKNOWN: x [os_error_code='28'] y\nz")
+
+  def fails(*_, **__):
+    raise error
 
   monkeypatch.setattr(checkpoints.ocp.CheckpointManager, "save", fails)
   said = run.stopped()
-  assert mentions(said, f"checkpoint 6 ... {run.dir}/checkpoints")
-  assert words in said and mentions(said, "last good step is 3")
-  monkeypatch.setattr(checkpoints.ocp.CheckpointManager, "save", save)
+  assert mentions(said, f"checkpoint 0 ... {run.dir}/checkpoints ... No space")
+  assert run.status == errors.STORAGE and "last good step is none" in said
+
+
+def test_a_figure_that_cannot_be_written_says_that_the_run_is_saved(
+  run, monkeypatch
+):
+  def finish(*_, **__):
+    raise OSError(errno.ENOSPC, "No space left on device", "a.png")
+
+  monkeypatch.setattr(train_command, "finish", finish)
+  assert mentions(run.stopped(), "a.png ... the last step is saved")
+  assert run.status == errors.STORAGE
+
+
+@pytest.mark.ci
+def test_a_slow_disk_does_not_hold_up_the_steps(whole, monkeypatch, tmp_path):
+  """All up to the next step that is saved; and the numbers are the same."""
+  run, compare, seen = Run(monkeypatch, tmp_path / "run"), stored.compare, {}
+
+  def slow(where, *args):
+    if where.name == "3":
+      end = time.monotonic() + 60
+      while len(run.lines("metrics.jsonl")) < 6 and time.monotonic() < end:
+        time.sleep(0.01)
+      seen[3] = len(run.lines("metrics.jsonl"))
+    compare(where, *args)
+
+  monkeypatch.setattr(stored, "compare", slow)
   run.start()
-  assert run.all() == whole.all()
+  assert seen == {3: 6} and run.all() == whole.all()
+
+
+def test_a_save_that_fails_ends_the_run_at_the_step_that_sees_it(
+  monkeypatch, tmp_path
+):
+  run, failed = Run(monkeypatch, tmp_path / "run"), threading.Event()
+
+  def fails(where, *args):
+    if where.name == "3":
+      failed.set()
+      raise OSError(errno.EIO, "Input/output error", str(where))
+
+  monkeypatch.setattr(stored, "compare", fails)
+  fail_at(run, 5, lambda: failed.wait(60) and time.sleep(0.5))
+  said = run.stopped(save_every=3)
+  assert mentions(said, "checkpoint 3 ... Input/output ... step is 0")
+  assert len(run.lines("metrics.jsonl")) == 4
+
+
+# --------------------------------------------- the best step, and the way back
+
+
+@pytest.mark.ci
+def test_the_best_step_is_there_after_20_more_saves_and_a_restart(
+  monkeypatch, tmp_path
+):
+  run = Run(monkeypatch, tmp_path / "run")
+  how = dict(save_every=1, eval_every=1, keep_checkpoints=2)
+  step = itertools.count()
+
+  def right_at_3(*args):
+    (rows,) = measure(*args)
+    right = next(step) == 3
+    yield [{**row, "score": float(right), "pass": right} for row in rows]
+
+  run.measure = right_at_3
+  run.start(steps=10, **how)
+  assert run.steps() == [3, 9, 10]
+  run.start(steps=24, **how)
+  assert run.steps() == [3, 23, 24]
+  assert run.record(3)["score"] == 1.0 and run.record(24)["score"] == 0.0
+
+
+def test_only_a_step_that_was_evaluated_has_a_score(whole):
+  assert [whole.record(s).get("score") for s in (6, 9, 12)] == [None, None, 1.0]
+
+
+@pytest.mark.parametrize(
+  "steps, every, said", [(11, 4, True), (12, 4, False), (11, 3, False)]
+)
+def test_scores_that_no_saved_step_gets_are_told(
+  monkeypatch, tmp_path, capsys, steps, every, said
+):
+  monkeypatch.setattr(train_command, "_train", lambda *_: None)
+  Run(monkeypatch, tmp_path / "run").start(steps=steps, eval_every=every)
+  out = capsys.readouterr().out
+  assert ("by which to keep the best" in out) == said
+
+
+@pytest.fixture
+def long(whole, monkeypatch, tmp_path):
+  """The undisturbed run with all of its steps."""
+  run = Run(monkeypatch, tmp_path / "long")
+  run.start(keep_checkpoints=99)
+  return run
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("step", tiers.some([0, 3, 6, 9, 12], 1, 3))
+def test_a_run_goes_back_and_ends_as_it_did(whole, long, step):
+  before = {name: long.lines(name) for name in EVERY}
+  long.start(from_step=step, keep_checkpoints=99)
+  assert long.all() == whole.all() and long.steps() == [0, 3, 6, 9, 12]
+  aside = long.dir / "set_aside" / "1"
+  if step == 12:
+    assert not aside.exists() and long.told("back") == []
+    return
+  assert long.told("back") == [(step, None)]
+  (event,) = [e for e in long.lines("events.jsonl") if e["event"] == "back"]
+  assert event["from"] == 12 and event["kept"] == "set_aside/1"
+  left = stored.steps(aside / "checkpoints")
+  assert left == [s for s in (3, 6, 9, 12) if s > step]
+  for name, every in before.items():
+    after = [line for line in every if line["step"] > step]
+    path = aside / name
+    assert path.exists() == bool(after)
+    kept = lines.read_lines(path) if after else []
+    assert [line["step"] for line in kept] == [line["step"] for line in after]
+
+
+def test_a_run_can_go_another_way_from_there(long):
+  long.start(from_step=6, keep_checkpoints=99, lr=0.5, allow_change=True)
+  events = [e["event"] for e in long.lines("events.jsonl")]
+  assert {"back", "resume", "config"} <= {*events}
+  assert (long.dir / "set_aside/1/config.json").exists()
+
+
+def test_a_step_that_was_not_saved_is_not_gone_back_to(run):
+  said = run.refused(from_step=7)
+  assert mentions(said, "--from_step=7 ... checkpoint 7 ... are: 6, 9, 12")
+
+
+def test_a_step_that_is_damaged_is_not_gone_back_to(run):
+  damage_step(run, 9)
+  said = run.refused(from_step=9)
+  assert mentions(said, "checkpoint 9 ... used ... no file was changed")
+  assert mentions(said, "there are also: 6, 12")
+  run.start()
+
+
+def test_a_step_that_the_lines_do_not_cover_is_not_gone_back_to(run):
+  cut_lines(run.dir / "metrics.jsonl", 8)
+  said = run.refused(from_step=9)
+  assert mentions(said, "checkpoint 9 ... no step 9 ... also: 6, 12")
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("moment", tiers.some(range(12), 1, 4))
+def test_going_back_that_is_killed_ends_the_same(
+  whole, long, monkeypatch, moment
+):
+  """At each call that changes a name, with the same command again."""
+  count, rename, replace = [0], pathlib.Path.rename, os.replace
+
+  def counted(inner):
+    def call(*args):
+      if count[0] == moment:
+        raise KeyboardInterrupt
+      count[0] += 1
+      return inner(*args)
+
+    return call
+
+  monkeypatch.setattr(pathlib.Path, "rename", counted(rename))
+  monkeypatch.setattr(os, "replace", counted(replace))
+  with pytest.raises(KeyboardInterrupt):
+    long.start(from_step=3, keep_checkpoints=99)
+  monkeypatch.setattr(pathlib.Path, "rename", rename)
+  monkeypatch.setattr(os, "replace", replace)
+  long.start(from_step=3, keep_checkpoints=99)
+  assert long.all() == whole.all()
+  assert long.told("back") == [(3, None)]
+  aside = long.dir / "set_aside"
+  assert [p.name for p in aside.iterdir()] == ["1"]
+  assert stored.steps(aside / "1/checkpoints") == [6, 9, 12]
+  kept = lines.read_lines(aside / "1/metrics.jsonl")
+  assert [line["step"] for line in kept] == [*range(4, 13)]
+  assert not (aside / "1/unfinished").exists()
 
 
 def test_a_step_that_is_not_what_was_saved_ends_the_run(monkeypatch, tmp_path):

@@ -36,10 +36,12 @@ def show(run: Run, where: Topology) -> None:
   counts = schedule.programs(run)
   kinds = ", ".join(f"{n} of {name}" for name, n in counts.items())
   print(f"programs to compile: at most {sum(counts.values())} ({kinds})")
-  saved, kept = _saved_bytes(run), run.config.run.keep_checkpoints
+  saved, c = _saved_bytes(run), run.config.run
+  multiples = c.keep_every and c.steps // c.keep_every + 1
+  kept = c.keep_checkpoints + 1 + multiples  # 1: the best
   print(
     f"checkpoint: {size(saved)}, written from the shards of "
-    f"{run.mesh.size} devices; {kept} kept: {size(kept * saved)}"
+    f"{run.mesh.size} devices; at most {kept} kept: {size(kept * saved)}"
   )
   more = {"program_counts": counts, "checkpoint_bytes": saved}
   print(table.as_json(where, of, plan, more))

@@ -12,7 +12,7 @@ from absl import logging
 from jax.sharding import Mesh
 
 from brorl_jax import evaluate, meshes, processes, report, train
-from brorl_jax.errors import UserError
+from brorl_jax.errors import NumbersError, StorageError, UserError
 from brorl_jax.learner import state as states
 from brorl_jax.main import (
   checkpoint_source,
@@ -36,15 +36,19 @@ from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.runs import (
   checkpoints,
   folder,
+  going_back,
   intact,
+  kept,
   lines,
   lock,
   metrics,
   notify,
+  patience,
   sections,
 )
 from brorl_jax.runs.run_state import Newer, RunState
 from brorl_jax.runs.sections import Config
+from brorl_jax.runs.sections.run import Run
 from brorl_jax.tasks.base import Example
 from brorl_jax.types import State
 
@@ -63,9 +67,12 @@ def run(
   *,
   allow_change: bool,
   begin_again: bool = False,
+  from_step: int | None = None,
 ) -> None:
   """Checks the config, trains and prints the report."""
   settings.check_training(c)
+  if from_step is not None:
+    going_back.require_saved(workdir, from_step)
   values, changed, began = sections.as_dict(c), {}, None
   if begin_again:
     folder.check_again(workdir)
@@ -73,17 +80,22 @@ def run(
     changed = folder.check(values, workdir, allow_change=allow_change)
     began = precision.of_run(workdir)
   c, why = precision.settled(c, target.here(), began)
-  logging.set_verbosity(logging.ERROR)  # orbax logs every file
+  # orbax logs every file, and a traceback of each error that it raises.
+  logging.set_verbosity(logging.FATAL)
   how = dict(allow_change=allow_change or begin_again, begin_again=begin_again)
-  stopped = _hold(c, workdir, changed, why, **how)
+  stopped = _hold(c, workdir, changed, why, from_step, **how)
   if stopped is not None:
     print(f"stopped after step {stopped}; the same command goes on")
     sys.exit(processes.STOPPED)
   if processes.leads():
-    finish(
-      workdir,
-      title=f"N = {c.sampling.n}, {c.sampling.samples:,} rollouts per step",
-    )
+    title = f"N = {c.sampling.n}, {c.sampling.samples:,} rollouts per step"
+    try:
+      finish(workdir, title=title)
+    except OSError as e:
+      raise StorageError(
+        f"{intact.one_line(e)}; the last step is saved; fix this and run the "
+        "same command again for the figure"
+      ) from None
 
 
 def _hold(
@@ -91,6 +103,7 @@ def _hold(
   workdir: pathlib.Path,
   changed: Mapping[str, Any],
   log_lines: list[str],
+  from_step: int | None,
   *,
   allow_change: bool,
   begin_again: bool,
@@ -115,12 +128,9 @@ def _hold(
       *(one.summary for one in parts.phases),
     ]
     print(*parts.examples.log_lines, *log_lines, programs.log_line(), sep="\n")
-    if c.run.save_every > c.run.steps:
-      print(
-        f"warning: run.save_every = {c.run.save_every} is above run.steps = "
-        f"{c.run.steps}: if the run is stopped, it starts again at step 1"
-      )
-    return _train(c, workdir, parts, changed, held)
+    if (why := kept.too_rare(c.run, c.eval.every)) is not None:
+      print(f"warning: {why}")
+    return _train(c, workdir, parts, changed, held, from_step)
 
 
 def _train(
@@ -129,6 +139,7 @@ def _train(
   parts: "_Parts",
   changed: Mapping[str, Any],
   held: lock.Lock | None,
+  from_step: int | None,
 ) -> int | None:
   """Trains; every error that ends it early is a UserError of one line.
 
@@ -156,17 +167,16 @@ def _train(
     parts.scorer.replaced,
     telling,
   )
-  store = checkpoints.Store(
-    workdir / "checkpoints",
-    keep=c.run.keep_checkpoints,
-    run=identity,
-    warn=recorder.warn,
-  )
+  store = _store(c.run, workdir, identity, recorder.warn)
+  limit = patience.limit(c.run.save_timeout_s, lambda: store.good)
   stop = shared.Stop()
   ours = recorder if processes.alone() else shared.Together(recorder)
-  with contextlib.closing(telling), recorder:
+  with limit, contextlib.closing(telling), recorder:
     try:
       with shared.closing(store), stop:
+        if from_step is not None:
+          store.require(from_step, parts.state, ours.lacks)
+        going_back.before_start(workdir, from_step)
         state = train.train(
           parts.state,
           lambda step: watched.stages(
@@ -193,6 +203,20 @@ def _train(
   return step if recorder.stopped else None
 
 
+def _store(
+  c: Run, workdir: pathlib.Path, run: str, warn: Callable[[str], None]
+) -> checkpoints.Store:
+  """The steps of a run, by its identity."""
+  return checkpoints.Store(
+    workdir / "checkpoints",
+    keep=c.keep_checkpoints,
+    keep_every=c.keep_every,
+    run=run,
+    warn=warn,
+    timeout_s=c.save_timeout_s,
+  )
+
+
 def _ended(
   error: Exception,
   changed: Mapping[str, Any],
@@ -202,12 +226,17 @@ def _ended(
 ) -> UserError:
   """The error of a run that ended early."""
   if isinstance(error, OSError):
-    left = f"the last good step is {good}" if started else "nothing was started"
-    return UserError(
+    step = "none" if good is None else good
+    left = f"the last good step is {step}" if started else "nothing was started"
+    return StorageError(
       f"{intact.one_line(error)}; {left}; fix this and run the same command "
       "again"
     )
-  if started or isinstance(error, Newer | checkpoints.Unreachable):
+  if isinstance(error, checkpoints.Unsaved | checkpoints.Unreachable):
+    return StorageError(str(error))
+  if isinstance(error, _STOPS):
+    return NumbersError(str(error))
+  if started or isinstance(error, Newer | checkpoints.NoWayBack):
     return UserError(str(error))
   why = f"; this start changes {', '.join(changed)}" if changed else ""
   return folder.lost(f"{error}{why}")

@@ -30,7 +30,7 @@ class Run(Section):
     "The run ends with the step at which the sum of time/busy_s reaches this, "
     "if `steps` does not end it earlier; 0: no bound. time/busy_s is processor "
     "time on a CPU and wall time on an accelerator, without compilation, "
-    "evaluations and checkpoints.",
+    "evaluations and waiting for checkpoints.",
     unit="seconds",
     free=True,
   )
@@ -38,7 +38,27 @@ class Run(Section):
     10, "Steps between checkpoints.", unit="steps", free=True
   )
   keep_checkpoints: int = setting(
-    3, "Number of newest checkpoints to keep.", free=True
+    3,
+    "Number of newest checkpoints to keep. The saved step with the best "
+    "held-out score, the earliest of equals, is kept too. Only steps that are "
+    "both saved and evaluated have a score, so let eval.every be a multiple of "
+    "save_every or its divisor. Resets of the reference change nothing.",
+    free=True,
+  )
+  keep_every: int = setting(
+    0,
+    "Checkpoints of multiples of this are kept too; 0: none. A way back from "
+    "what is seen late, such as a slow collapse.",
+    unit="steps",
+    free=True,
+  )
+  save_timeout_s: float = setting(
+    1800.0,
+    "The run ends, with status 74, when a save or a line takes longer: the "
+    "storage hangs. The 128 GB of an 8b policy take 260 s to be written and "
+    "read back at 1 GB/s.",
+    unit="seconds",
+    free=True,
   )
   bad_steps: int = setting(
     5,
@@ -79,6 +99,13 @@ class Run(Section):
     yield "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1"
     yield from self.at_least(1, "steps", "save_every", "keep_checkpoints")
     yield from self.at_least(1, "bad_steps")
+    yield from self.at_least(1, "save_timeout_s")
+    good = not self.keep_every % self.save_every and self.keep_every >= 0
+    yield (
+      "keep_every",
+      good,
+      f"0 or a multiple of save_every = {self.save_every}",
+    )
     yield "max_busy_s", self.max_busy_s >= 0.0, "positive, or 0: no bound"
     yield from self.at_least(0, "samples_shown")
     good = not set(self.wandb) & set("/\\#?%:")

@@ -1,0 +1,54 @@
+"""Which saved steps of a run are kept."""
+
+import math
+from collections.abc import Mapping
+
+from brorl_jax.runs.sections.run import Run
+
+
+def superfluous(
+  scores: Mapping[int, float | None], *, newest: int, every: int
+) -> list[int]:
+  """The steps to delete, ascending.
+
+  Args:
+    scores: The held-out score of each saved step; None if it was not evaluated.
+    newest: Number of newest steps that stay.
+    every: Multiples of this stay; 0: none.
+
+  Returns:
+    All others but the best one, the earliest of those with the highest score.
+  """
+  steps = sorted(scores)
+  stay = {*steps[-newest:], *(s for s in steps if every and s % every == 0)}
+  if (best := best_step(scores)) is not None:
+    stay.add(best)
+  return [s for s in steps if s not in stay]
+
+
+def best_step(scores: Mapping[int, float | None]) -> int | None:
+  """The earliest step with the highest score; None without any score."""
+  known = {s: score for s, score in scores.items() if score is not None}
+  return min(known, key=lambda s: (-known[s], s), default=None)
+
+
+def too_rare(run: Run, eval_every: int) -> str | None:
+  """What to warn of before a run whose saved steps are of little use, or None.
+
+  Args:
+    run: How often it saves, and its last step.
+    eval_every: Steps between evaluations.
+  """
+  every, steps = run.save_every, run.steps
+  if every > steps:
+    return (
+      f"run.save_every = {every} is above run.steps = {steps}: if the run is "
+      "stopped, it starts again at step 1"
+    )
+  if math.lcm(every, eval_every) > steps:
+    return (
+      f"run.save_every = {every} and eval.every = {eval_every} fall on no step "
+      f"up to run.steps = {steps}: only the first and the last saved step have "
+      "a score by which to keep the best"
+    )
+  return None

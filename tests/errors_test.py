@@ -1,0 +1,35 @@
+"""Tests of brorl_jax/errors.py."""
+
+import errno
+
+import pytest
+
+from brorl_jax import errors, processes
+
+
+@pytest.mark.parametrize(
+  "number, status",
+  [
+    (errno.ENOSPC, 74),
+    (errno.EROFS, 74),
+    (errno.EDQUOT, 74),
+    (errno.EIO, 74),
+    (errno.EMFILE, 74),
+    (errno.ESTALE, 74),
+    (errno.ENOENT, 2),
+    (errno.EACCES, 2),
+    (errno.ECONNREFUSED, 2),
+  ],
+)
+def test_a_failing_storage_is_told_from_a_wrong_name(number, status):
+  assert errors.status(OSError(number, "x")) == status
+
+
+def test_an_error_of_the_system_without_a_number_is_the_users():
+  assert errors.status(OSError("no connection")) == errors.REFUSED
+
+
+def test_each_way_to_end_has_its_own_status():
+  known = errors.REFUSED, errors.STORAGE, processes.LOST, processes.STOPPED
+  assert known == (2, 74, 70, 75)
+  assert errors.UserError.status == 2 and errors.StorageError.status == 74
