@@ -7,7 +7,7 @@ import errno
 
 # The user can fix it, and the same command would fail again before.
 REFUSED = 2
-# The numbers of a run ended it; see the README of runs, "When a step goes wrong".
+# The numbers of a run ended it; see "When a step goes wrong" in runs/README.md.
 NUMBERS = 3
 # EX_IOERR of sysexits.h: files could not be written, read, or not in time. Once
 # the storage works again, the same command goes on.

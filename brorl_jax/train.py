@@ -7,7 +7,7 @@ This file and the files it imports know no configs, flags or commands.
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -165,7 +165,10 @@ class Recorder(Protocol):
 
 
 class Ended(RuntimeError):
-  """The numbers of a run ended it; its state is saved."""
+  """The numbers of a run ended it; its state is being saved."""
+
+  def __init__(self, step: int, why: str):
+    super().__init__(f"step {step}: {why}; the step is saved")
 
 
 @clock.counting()
@@ -274,7 +277,8 @@ def train(
     if save or last or (agreed.stop and ahead is None):
       saving_s = _save(step, state, progress, score, store, recorder)
     if judged.end is not None:
-      _end(step, judged.end, lambda: recorder.dump(step, kept, credit), store)
+      recorder.dump(step, kept, credit)
+      raise Ended(step, judged.end)
   store.wait()
   return state
 
@@ -334,14 +338,6 @@ def _save(
   recorder.sync()  # the lines of a step are on disk before its checkpoint
   store.save(step, state, progress.to_json(), score)
   return time.perf_counter() - start
-
-
-def _end(
-  step: int, why: str, dump: Callable[[], None], store: Store
-) -> NoReturn:
-  dump()
-  store.wait()
-  raise Ended(f"step {step}: {why}; the step is saved")
 
 
 def _checked(store: Store) -> float:

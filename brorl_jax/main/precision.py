@@ -27,7 +27,7 @@ from brorl_jax import processes
 from brorl_jax.main import programs
 from brorl_jax.model import products
 from brorl_jax.model.target import Target
-from brorl_jax.runs import folder, lines, sections
+from brorl_jax.runs import folder, lines, machine, sections
 from brorl_jax.runs.sections import Config, Warmup
 
 AUTO = "auto"
@@ -118,7 +118,7 @@ def rates(place: pathlib.Path | None) -> dict[str, float]:
   if place is None:
     return measured()
   # XLA's products change with its version and flags.
-  of = [folder.versions()["jaxlib"], os.environ.get("XLA_FLAGS", "")]
+  of = [machine.versions()["jaxlib"], os.environ.get("XLA_FLAGS", "")]
   path = place / FILE
   if (found := _kept(path, of)) is None:
     found = measured()

@@ -21,6 +21,7 @@ from brorl_jax.runs import (
   folder,
   heartbeat,
   intact,
+  machine,
   metrics,
   sections,
 )
@@ -145,7 +146,7 @@ class Recorder:
 
   def _tell_of_start(self, done: int) -> None:
     """Records a start or resume, and what is not as it was before."""
-    if done >= 0 and (found := folder.differences(self._workdir)):
+    if done >= 0 and (found := machine.differences(self._workdir)):
       each = [f"{k} {a!r} -> {b!r}" for k, (a, b) in found.items()]
       self.warn(
         f"not bit-identical from here: {', '.join(each)}", changed=found

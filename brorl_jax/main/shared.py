@@ -19,7 +19,7 @@ from brorl_jax import meshes, processes, train, types
 from brorl_jax.errors import UserError
 from brorl_jax.main.recorder import Recorder
 from brorl_jax.rollout import plan
-from brorl_jax.runs import checkpoints, folder, sections
+from brorl_jax.runs import checkpoints, machine, sections
 from brorl_jax.runs.sections import Config
 
 # A network's file system may show a file late.
@@ -55,7 +55,7 @@ def decisions(
     **{f"config.{name}": value for name, value in fields.items()},
     **{f"data {name}": value for name, value in data.items()},
     **{f"function {name}": value for name, value in functions.items()},
-    **folder.versions(),
+    **machine.versions(),
     "Python": platform.python_version(),
     "the policy's files (a hash)": policy.hexdigest()[:16],
     "the code of brorl_jax (a hash)": code.hexdigest()[:16],

@@ -1,20 +1,15 @@
 """Run directory: who may use it, config.json, and moving a run aside."""
 
 import hashlib
-import importlib.metadata
 import json
 import os
 import pathlib
-import platform
 import subprocess
-from collections import Counter
 from collections.abc import Mapping, Set
 from typing import Any
 
-import jax
-
 from brorl_jax.errors import UserError
-from brorl_jax.runs import intact, lines, lock, sections
+from brorl_jax.runs import intact, lines, lock, machine, sections
 
 # A resumed run may have other values of these fields and is the same run...
 _MAY_DIFFER = frozenset(
@@ -42,34 +37,7 @@ _HELP = (
   f"or pass --begin_again, which moves all files to {_ASIDE}/ in this one and "
   "starts at step 1"
 )
-_PYTHON = platform.python_version()
 _ANEW = "to see the original file, run the same command with another workdir"
-# Settings of XLA and jax that may change how a number is computed.
-_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
-_JAX_FLAGS = (
-  "jax_default_matmul_precision",
-  "jax_default_prng_impl",
-  "jax_threefry_partitionable",
-  "jax_disable_most_optimizations",
-  "jax_enable_x64",
-)
-_CPUINFO = pathlib.Path("/proc/cpuinfo")
-_LIBRARIES = (
-  "jax",
-  "jaxlib",
-  "jax-cuda12-plugin",
-  "libtpu",
-  "flax",
-  "optax",
-  "orbax-checkpoint",
-  "transformers",
-  "tokenizers",
-  "reasoning-gym",
-  "mpmath",
-  "sympy",
-  "grain",
-  "numpy",
-)
 
 
 def check_empty(workdir: pathlib.Path) -> None:
@@ -303,73 +271,10 @@ def identity(values: Mapping[str, Any], data: Any) -> str:
   return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def versions() -> dict[str, str]:
-  """The installed libraries that may affect a number."""
-  return {name: v for name in _LIBRARIES if (v := _version(name))}
-
-
-def machine() -> dict[str, Any]:
-  """The hardware and flags that may affect the last bits of a number."""
-  kinds = Counter(device.device_kind for device in jax.devices())
-  # macOS cannot tell which CPUs this process may use.
-  usable = getattr(
-    os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1)
-  )
-  flags = {name: os.environ.get(name, "") for name in _FLAGS}
-  flags |= {name: str(jax.config.values[name]) for name in _JAX_FLAGS}
-  return {
-    "cpus": len(usable(0)),
-    "processor": _processor(),
-    "devices": dict(kinds),
-    "processes": jax.process_count(),
-    "flags": flags,
-  }
-
-
-def _processor() -> str:
-  """The name of this machine's processor."""
-  try:
-    lines = _CPUINFO.read_text().splitlines()
-  except OSError:  # not on Linux
-    lines = []
-  named = [x for x in lines if x.startswith(("model name", "CPU part"))]
-  return named[0].partition(":")[2].strip() if named else platform.processor()
-
-
-def differences(workdir: pathlib.Path) -> dict[str, tuple[Any, Any]]:
-  """What may change the bits of a run that goes on here: before and now.
-
-  Hardware, flags, libraries and Python are compared with those of the last
-  start. What an older version did not record is left out.
-  """
-  path = workdir / "config.json"
-  last = json.loads(path.read_text()) if path.exists() else {}
-  before, now = last.get("machine") or {}, machine()
-  before |= before.pop("flags", {})
-  now |= now.pop("flags")
-  now = {name: now[name] for name in before if name in now}
-  if last.get("python"):
-    before, now = before | {"Python": last["python"]}, now | {"Python": _PYTHON}
-  if libraries := last.get("versions"):
-    here = versions()
-    for name in sorted(libraries.keys() | here.keys()):
-      before |= {name: libraries.get(name)}
-      now |= {name: here.get(name)}
-  return {k: (before[k], x) for k, x in now.items() if before[k] != x}
-
-
 def stored(workdir: pathlib.Path, what: str) -> Any:
   """An entry of config.json; None without one or without the file."""
   path = workdir / "config.json"
   return json.loads(path.read_text()).get(what) if path.exists() else None
-
-
-def _version(library: str) -> str | None:
-  """Version of a library; None if it is not installed."""
-  try:
-    return importlib.metadata.version(library)
-  except importlib.metadata.PackageNotFoundError:
-    return None
 
 
 def write_config(
@@ -393,9 +298,9 @@ def write_config(
   record = {
     "config": _as_json(values),
     "git_commit": commit or None,
-    "python": _PYTHON,
-    "versions": versions(),
-    "machine": machine(),
+    "python": machine.PYTHON,
+    "versions": machine.versions(),
+    "machine": machine.here(),
     **entries,
   }
   path = workdir / "config.json"

@@ -14,7 +14,7 @@ from brorl_jax.errors import UserError
 from brorl_jax.main import precision, programs, settings
 from brorl_jax.main.commands import evaluate, plan, train, warmup
 from brorl_jax.model.target import Target
-from brorl_jax.runs import folder, sections
+from brorl_jax.runs import folder, machine, sections
 
 CPU, GPU = Target("cpu", 8, 2**30), Target("gpu", 8, 2**36)
 ZEN = {"float32": 102e9, "bfloat16": 203e9}
@@ -203,8 +203,8 @@ def test_another_machine_or_xla_is_measured(measures, tmp_path, monkeypatch):
   assert len(times) == 1
   monkeypatch.setenv("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
   assert precision.rates(tmp_path) == INTEL
-  versions = folder.versions() | {"jaxlib": "0.0.1"}
-  monkeypatch.setattr(precision.folder, "versions", lambda: versions)
+  versions = machine.versions() | {"jaxlib": "0.0.1"}
+  monkeypatch.setattr(precision.machine, "versions", lambda: versions)
   measures(ZEN)
   assert precision.rates(tmp_path) == ZEN
 

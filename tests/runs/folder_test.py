@@ -4,7 +4,6 @@ import functools
 import json
 import operator
 import os
-import platform
 import subprocess
 import sys
 
@@ -370,39 +369,3 @@ def test_refuses_a_config_json_that_is_a_folder(tmp_path):
   (tmp_path / "config.json").mkdir()
   with pytest.raises(UserError, match="cannot be read"):
     check(tmp_path)
-
-
-def test_what_may_change_the_bits_is_named_with_before_and_now(
-  tmp_path, monkeypatch
-):
-  assert folder.differences(tmp_path) == {}
-  monkeypatch.setenv("XLA_FLAGS", "--one")
-  folder.write_config(values(), tmp_path)
-  assert folder.differences(tmp_path) == {}
-  here, versions = folder.machine(), folder.versions()
-  monkeypatch.setenv("XLA_FLAGS", "--two")
-  changed = {"cpus": 96, "processor": "another", "devices": {"H100": 8}}
-  flags = folder.machine()["flags"]
-  machine = lambda: {**here, **changed, "flags": dict(flags)}
-  monkeypatch.setattr(folder, "machine", machine)
-  newer = {**versions, "jax": "9.9", "libtpu": "1.0"}
-  gone = newer.pop("optax")
-  monkeypatch.setattr(folder, "versions", lambda: newer)
-  monkeypatch.setattr(folder, "_PYTHON", "3.99")
-  assert folder.differences(tmp_path) == {
-    "cpus": (here["cpus"], 96),
-    "processor": (here["processor"], "another"),
-    "devices": (here["devices"], {"H100": 8}),
-    "XLA_FLAGS": ("--one", "--two"),
-    "Python": (platform.python_version(), "3.99"),
-    "jax": (versions["jax"], "9.9"),
-    "libtpu": (None, "1.0"),
-    "optax": (gone, None),
-  }
-  # An older version recorded less.
-  path = tmp_path / "config.json"
-  record = json.loads(path.read_text())
-  record["machine"] = {"cpus": 1}
-  del record["versions"], record["python"]
-  path.write_text(json.dumps(record))
-  assert folder.differences(tmp_path) == {"cpus": (1, 96)}

@@ -117,7 +117,8 @@ class Killer:
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_killed_anywhere_it_ends_the_same(run, tmp_path, after):
+def test_killed_anywhere_it_ends_the_same(run, tmp_path, after, monkeypatch):
+  monkeypatch.setattr(going_back.events, "now", lambda: "noon")
   whole = tmp_path / "whole"
   shutil.copytree(run, whole)
   going_back.go_back(whole, 3)

@@ -31,6 +31,7 @@ from brorl_jax.runs import (
   events,
   folder,
   lines,
+  machine,
   sections,
   stored,
 )
@@ -1085,11 +1086,11 @@ def test_a_heartbeat_that_cannot_be_written_is_a_warning(
 
 
 def test_another_machine_is_told(run, monkeypatch, capsys):
-  here = folder.machine()
+  here = machine.here()
   assert folder.stored(run.dir, "machine") == here
   assert here["cpus"] == len(os.sched_getaffinity(0))
   assert here["devices"] == {jax.devices()[0].device_kind: len(jax.devices())}
-  monkeypatch.setattr(folder, "machine", lambda: here | {"cpus": 96})
+  monkeypatch.setattr(machine, "here", lambda: here | {"cpus": 96})
   run.start(steps=13)
   said = f"not bit-identical from here: cpus {here['cpus']} -> 96"
   assert f"warning: {said}\n" in capsys.readouterr().out

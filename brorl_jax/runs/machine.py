@@ -1,0 +1,102 @@
+"""The machine of a run: hardware, flags and libraries that decide its bits."""
+
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+from collections import Counter
+from typing import Any
+
+import jax
+
+PYTHON = platform.python_version()
+# Settings of XLA and jax that may change how a number is computed.
+_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
+_JAX_FLAGS = (
+  "jax_default_matmul_precision",
+  "jax_default_prng_impl",
+  "jax_threefry_partitionable",
+  "jax_disable_most_optimizations",
+  "jax_enable_x64",
+)
+_CPUINFO = pathlib.Path("/proc/cpuinfo")
+_LIBRARIES = (
+  "jax",
+  "jaxlib",
+  "jax-cuda12-plugin",
+  "libtpu",
+  "flax",
+  "optax",
+  "orbax-checkpoint",
+  "transformers",
+  "tokenizers",
+  "reasoning-gym",
+  "mpmath",
+  "sympy",
+  "grain",
+  "numpy",
+)
+
+
+def versions() -> dict[str, str]:
+  """The installed libraries that may affect a number."""
+  return {name: v for name in _LIBRARIES if (v := _version(name))}
+
+
+def here() -> dict[str, Any]:
+  """The hardware and flags that may affect the last bits of a number."""
+  kinds = Counter(device.device_kind for device in jax.devices())
+  # macOS cannot tell which CPUs this process may use.
+  usable = getattr(
+    os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1)
+  )
+  flags = {name: os.environ.get(name, "") for name in _FLAGS}
+  flags |= {name: str(jax.config.values[name]) for name in _JAX_FLAGS}
+  return {
+    "cpus": len(usable(0)),
+    "processor": _processor(),
+    "devices": dict(kinds),
+    "processes": jax.process_count(),
+    "flags": flags,
+  }
+
+
+def _processor() -> str:
+  """The name of this machine's processor."""
+  try:
+    lines = _CPUINFO.read_text().splitlines()
+  except OSError:  # not on Linux
+    lines = []
+  named = [x for x in lines if x.startswith(("model name", "CPU part"))]
+  return named[0].partition(":")[2].strip() if named else platform.processor()
+
+
+def differences(workdir: pathlib.Path) -> dict[str, tuple[Any, Any]]:
+  """What may change the bits of a run that goes on here: before and now.
+
+  Hardware, flags, libraries and Python are compared with those of the last
+  start. What an older version did not record is left out.
+  """
+  path = workdir / "config.json"
+  last = json.loads(path.read_text()) if path.exists() else {}
+  before, now = last.get("machine") or {}, here()
+  before |= before.pop("flags", {})
+  now |= now.pop("flags")
+  now = {name: now[name] for name in before if name in now}
+  if last.get("python"):
+    before, now = before | {"Python": last["python"]}, now | {"Python": PYTHON}
+  if libraries := last.get("versions"):
+    installed = versions()
+    for name in sorted(libraries.keys() | installed.keys()):
+      before |= {name: libraries.get(name)}
+      now |= {name: installed.get(name)}
+  return {k: (before[k], x) for k, x in now.items() if before[k] != x}
+
+
+def _version(library: str) -> str | None:
+  """Version of a library; None if it is not installed."""
+  try:
+    return importlib.metadata.version(library)
+  except importlib.metadata.PackageNotFoundError:
+    return None

@@ -1,0 +1,42 @@
+"""Tests of brorl_jax/runs/machine.py."""
+
+import json
+import platform
+
+from brorl_jax.runs import folder, machine
+
+
+def test_what_may_change_the_bits_is_named_with_before_and_now(
+  tmp_path, monkeypatch
+):
+  assert machine.differences(tmp_path) == {}
+  monkeypatch.setenv("XLA_FLAGS", "--one")
+  folder.write_config({"run": {"seed": 0}}, tmp_path)
+  assert machine.differences(tmp_path) == {}
+  here, versions = machine.here(), machine.versions()
+  monkeypatch.setenv("XLA_FLAGS", "--two")
+  changed = {"cpus": 96, "processor": "another", "devices": {"H100": 8}}
+  flags = machine.here()["flags"]
+  other = lambda: {**here, **changed, "flags": dict(flags)}
+  monkeypatch.setattr(machine, "here", other)
+  newer = {**versions, "jax": "9.9", "libtpu": "1.0"}
+  gone = newer.pop("optax")
+  monkeypatch.setattr(machine, "versions", lambda: newer)
+  monkeypatch.setattr(machine, "PYTHON", "3.99")
+  assert machine.differences(tmp_path) == {
+    "cpus": (here["cpus"], 96),
+    "processor": (here["processor"], "another"),
+    "devices": (here["devices"], {"H100": 8}),
+    "XLA_FLAGS": ("--one", "--two"),
+    "Python": (platform.python_version(), "3.99"),
+    "jax": (versions["jax"], "9.9"),
+    "libtpu": (None, "1.0"),
+    "optax": (gone, None),
+  }
+  # An older version recorded less.
+  path = tmp_path / "config.json"
+  record = json.loads(path.read_text())
+  record["machine"] = {"cpus": 1}
+  del record["versions"], record["python"]
+  path.write_text(json.dumps(record))
+  assert machine.differences(tmp_path) == {"cpus": (1, 96)}
