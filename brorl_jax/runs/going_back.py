@@ -1,8 +1,8 @@
 """Going back to an earlier step of a run; what came after is kept beside it.
 
 It can be killed at any moment: the same command ends in the same state. Until
-all is moved, `_BEGUN` in the new folder says to which step. Lines are copied
-there before they are dropped, and a file that is there is a whole copy.
+all is moved, `_BEGUN` in the new folder says to which step. The lines of a file
+are copied there before any is dropped, and all are dropped at once.
 """
 
 import json
@@ -69,8 +69,7 @@ def go_back(workdir: pathlib.Path, step: int) -> pathlib.Path | None:
   for path, rest in after.items():
     copy = to / path.relative_to(workdir)
     copy.parent.mkdir(exist_ok=True)
-    if not copy.exists():
-      lines.write_whole(copy, "".join(json.dumps(x) + "\n" for x in rest))
+    lines.write_whole(copy, "".join(json.dumps(x) + "\n" for x in rest))
   if not (to / _CONFIG).exists():
     lines.write_whole(to / _CONFIG, (workdir / _CONFIG).read_text())
   for newer in reversed(later):
