@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Breaks hundreds of short runs, each in one way, and lets one run for thousands of
-# steps, to see that nothing is lost and nothing grows. On CPUs.
+# steps, to see that nothing is lost and nothing grows. On CPUs, under Linux.
 #
 #   bash launch/soak.sh --workdir=runs/soak                       about three hours on 2 cores
 #   bash launch/soak.sh --kills=20 --steps=500 --workdir=DIR      any flag of launch.faults

@@ -8,6 +8,7 @@ import json
 import os
 import pathlib
 import shutil
+import sys
 
 import compiling
 import pytest
@@ -22,6 +23,7 @@ KILLS, TERMS = 20, 10
 # Of a run that was killed after step 8. "*" stands for any name.
 FILES = (
   "config.json",
+  "sums.json",
   "metrics.jsonl",
   "samples.jsonl",
   "events.jsonl",
@@ -144,6 +146,7 @@ def test_other_arrays_are_seen(twin, workdir):
   assert runs.differences(workdir, twin) == ["checkpoint 12: its arrays"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_start_says_what_it_holds(site, workdir, tmp_path):
   """And a run that is broken says so: another config is refused."""
   into = tmp_path / "held.jsonl"

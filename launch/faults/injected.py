@@ -64,7 +64,7 @@ def fails(number: int, below: str, nth: int) -> None:
 
 def slow(below: str, seconds: float) -> None:
   """Each write below a folder takes so long."""
-  pause = lambda *_: time.sleep(seconds)
+  pause = lambda *_, **__: time.sleep(seconds)
   _at_each_write(pathlib.Path(below), pause)
   stages.hook("orbax.checkpoint:CheckpointManager.save", before=pause)
 
@@ -114,7 +114,7 @@ def worker(number: int, nth: int, during: bool) -> None:
   def struck(jail: Any) -> None:
     process = jail._worker._process
     if process is not None:
-      os.kill(process.hello["pid"], number)
+      os.kill(process.pid, number)
 
   def verdict(self: Any, job: Any, jail: Any) -> Any:
     with lock:
@@ -129,6 +129,7 @@ def worker(number: int, nth: int, during: bool) -> None:
           threading.Timer(0.0, struck, [jail]).start()
         else:
           struck(jail)
+          time.sleep(0.5)  # until it has ended
       jail.ask("symbolic", r"\sqrt{2}", "2^{1/2}", timeout=1.0)
     except Failed as e:
       return Verdict("invalid", 0.0, f"verifier failed: {e}", "")

@@ -18,6 +18,7 @@ from brorl_jax.runs import intact
 from launch.faults import zygote
 
 # Exit statuses, as launch/README.md has them; those of signals are negative.
+# STORAGE: that of a run that cannot write.
 DONE, REFUSED, STOPPED, STORAGE = 0, 2, 75, 2
 STEPS, SAVED, KEPT = 12, 3, 2
 FLAGS = f"""
@@ -34,10 +35,11 @@ FLAGS = f"""
 LINES = ("metrics.jsonl", "samples.jsonl", "events.jsonl")
 LINES += ("eval/curve.jsonl", "eval/records.jsonl")
 # Numbers of the clock and of the process.
-_TIMED = ("time/", "score/", "memory/", "seconds")
+_TIMED = ("time", "score/", "memory/", "seconds")
 _TIMED += ("rollout/tokens_per_s", "rollout/samples_per_s")
-# All others tell of starts and of what happened to them.
-_EVENTS = ("phase", "reference reset", "skip")
+# Events of starts and of what happened to them; all others are of training.
+_OF_STARTS = {"start", "resume", "end", "stop", "warning", "config", "data"}
+_OF_STARTS |= {"workers", "back", "save failed"}
 
 
 class Site:
@@ -170,7 +172,7 @@ def _differences(run: pathlib.Path, twin: pathlib.Path) -> Iterator[str]:
 
 def _untimed(every: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
   for line in every:
-    if line.get("event", _EVENTS[0]) in _EVENTS:
+    if line.get("event") not in _OF_STARTS:
       yield {k: x for k, x in line.items() if not k.startswith(_TIMED)}
 
 

@@ -248,7 +248,7 @@ def worker(
     return wrong
   found = runs.lines(workdir / "metrics.jsonl")
   if start.status() == runs.REFUSED:  # above 1 % of the step
-    if "invalid" not in start.said():
+    if "verifiers failed on" not in start.said():
       return f"another reason: {start.said()[-500:]}"
     return runs.complaint(start.said()) or goes_on(site, workdir)
   if any(line["reward/invalid_fraction"] for line in found):

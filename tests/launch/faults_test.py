@@ -13,6 +13,7 @@ import pytest
 from launch.faults import damage, runs, stages, watch
 
 HELD = dict.fromkeys(watch.HELD, 100)
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def test_growth_by_hand():
@@ -33,6 +34,7 @@ def test_a_long_run_with_one_line_has_not_grown():
   assert watch.excessive([HELD]) == []
 
 
+@on_linux
 def test_processes_below_this_one_are_found():
   code = (
     "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
@@ -49,6 +51,7 @@ def test_processes_below_this_one_are_found():
   assert p.pid not in watch.below(os.getpid())
 
 
+@on_linux
 def test_what_a_process_holds():
   before = watch.held()
   read, write = os.pipe()
