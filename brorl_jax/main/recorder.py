@@ -13,7 +13,7 @@ from jaxtyping import PyTree
 from brorl_jax import evaluate, types
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.rl import stats
-from brorl_jax.runs import covered, folder, metrics, sections
+from brorl_jax.runs import covered, folder, metrics, sections, sums
 from brorl_jax.runs.sections import Config
 from brorl_jax.tasks.base import Example
 
@@ -85,6 +85,7 @@ class Recorder:
     print(f"{len(devices)} {devices[0].device_kind}; {what}")
     if done < 0:  # config.json is the first file of a run
       folder.write_config(sections.as_dict(c), self._workdir, **self._found)
+    sums.shorten(self._workdir, done)
     lines = lambda *path: metrics.JsonLines(
       self._workdir.joinpath(*path), after=done, warn=self.warn
     )
@@ -136,6 +137,13 @@ class Recorder:
   def sync(self) -> None:
     for file in self._files:
       file.sync()
+    named = {
+      "metrics.jsonl": self._writer,
+      "samples.jsonl": self._samples,
+      "eval/curve.jsonl": self._curve,
+      "eval/records.jsonl": self._records,
+    }
+    sums.write(self._workdir, {name: file.sum for name, file in named.items()})
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
     self._events.write({"step": step, **what})

@@ -71,7 +71,8 @@ def run(
     changed = folder.check(values, workdir, allow_change=allow_change)
     began = precision.of_run(workdir)
   c, why = precision.settled(c, target.here(), began)
-  logging.set_verbosity(logging.ERROR)  # orbax logs every file
+  # orbax logs every file, and a traceback of each error that it raises.
+  logging.set_verbosity(logging.FATAL)
   how = dict(allow_change=allow_change or begin_again, begin_again=begin_again)
   stopped = _hold(c, workdir, changed, why, **how)
   if stopped is not None:
