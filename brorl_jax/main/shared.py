@@ -7,6 +7,7 @@ import os
 import pathlib
 import platform
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -106,6 +107,29 @@ def closing(store: checkpoints.Store) -> Iterator[None]:
     store.close() if processes.alone() else store.leave()
     raise
   store.close()
+
+
+@contextlib.contextmanager
+def no_closed_loops() -> Iterator[None]:
+  """Leaves out what is printed after a save has failed.
+
+  orbax closes its event loop at the first error. Every other write that
+  tensorstore then ends calls that loop, and the interpreter prints a traceback
+  of "Event loop is closed" for each: 40 of them above the one line.
+  """
+  before = sys.excepthook
+
+  def other(
+    kind: type[BaseException], error: BaseException, trace: Any
+  ) -> None:
+    if not (kind is RuntimeError and str(error) == "Event loop is closed"):
+      before(kind, error, trace)
+
+  sys.excepthook = other
+  try:
+    yield
+  finally:
+    sys.excepthook = before
 
 
 def summary(mesh: Mesh, params: PyTree) -> str:

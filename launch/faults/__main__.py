@@ -71,8 +71,10 @@ def long_run(site: runs.Site, steps: int) -> dict[str, Any]:
   into, workdir = site.folder / "held.jsonl", site.folder / "long"
   more = (
     f"--config.run.steps={steps}",
-    "--config.run.save_every=50",
-    "--config.eval.every=100",
+    "--config.optim.lr=1e-6",  # at which its prompts are not learnt by heart
+    # Often enough for threads and buffers to be there by step 100.
+    "--config.run.save_every=10",
+    "--config.eval.every=20",
   )
   fault = {"kind": "recorded", "into": str(into), "every": _EVERY}
   start = site.start(workdir, fault, *more)

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 
 import configured
 import jax
@@ -42,6 +43,22 @@ def use(together):
   together.step(3, {}, one_step.groups([[1, 0]]))
   together.sync()
   return out
+
+
+def test_only_a_closed_loop_is_not_printed(monkeypatch):
+  said = []
+  monkeypatch.setattr(sys, "excepthook", lambda *error: said.append(error[1]))
+  errors = [
+    RuntimeError("Event loop is closed"),
+    RuntimeError("Event loop is closed twice"),
+    ValueError("Event loop is closed"),
+  ]
+  with shared.no_closed_loops():
+    for error in errors:
+      sys.excepthook(type(error), error, None)
+  assert said == errors[1:]
+  sys.excepthook(RuntimeError, errors[0], None)
+  assert said == [*errors[1:], errors[0]]
 
 
 def test_process_0_has_the_files():
