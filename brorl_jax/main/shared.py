@@ -25,6 +25,7 @@ from brorl_jax.runs.sections import Config
 
 # A network's file system may show a file late.
 _SEEN_S = 30
+_CLOSED = "Event loop is closed"  # of asyncio
 
 
 def decisions(
@@ -117,19 +118,18 @@ def no_closed_loops() -> Iterator[None]:
   tensorstore then ends calls that loop, and the interpreter prints a traceback
   of "Event loop is closed" for each: 40 of them above the one line.
   """
-  before = sys.excepthook
+  before = sys.unraisablehook
 
-  def other(
-    kind: type[BaseException], error: BaseException, trace: Any
-  ) -> None:
-    if not (kind is RuntimeError and str(error) == "Event loop is closed"):
-      before(kind, error, trace)
+  def other(one: Any) -> None:
+    error = one.exc_value
+    if not (type(error) is RuntimeError and str(error) == _CLOSED):
+      before(one)
 
-  sys.excepthook = other
+  sys.unraisablehook = other
   try:
     yield
   finally:
-    sys.excepthook = before
+    sys.unraisablehook = before
 
 
 def summary(mesh: Mesh, params: PyTree) -> str:

@@ -8,6 +8,7 @@ Importing takes longer than a tiny run. The process has not touched a device, so
 that a fork of it is like a fresh start; each fork is a session of its own.
 """
 
+import faulthandler
 import importlib
 import json
 import os
@@ -65,8 +66,10 @@ class Start:
     end = time.monotonic() + within_s
     while (status := self.status()) is None:
       if time.monotonic() > end:
+        self.send(signal.SIGABRT)  # it writes where each thread is
+        time.sleep(1.0)
         self.send(signal.SIGKILL)
-        raise TimeoutError(f"no end in {within_s:g} s: {self.said()[-500:]}")
+        raise TimeoutError(f"no end in {within_s:.0f} s: {self.said()[-500:]}")
       time.sleep(_POLL_S)
     return status
 
@@ -139,6 +142,7 @@ def _fork(order: Mapping[str, Any]) -> int:
     return pid
   try:
     os.setsid()
+    faulthandler.enable()
     out = os.open(order["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for file, number in ((nothing, 0), (out, 1), (out, 2)):

@@ -312,3 +312,15 @@ def test_only_training_begins_again(refused, mode):
   config = [] if mode == "report" else ["--config=configs/n16.py"]
   flags = [*config, "--workdir=w", f"--mode={mode}", "--begin_again"]
   assert mentions(refused(*flags), f"--begin_again ... --mode={mode}")
+
+
+WAITS = """
+import runpy, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+runpy.run_module("brorl_jax.main", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_refusal_does_not_wait_for_threads():
+  """Those of a save that failed wait for minutes."""
+  assert "--config is missing" in message(command(code=WAITS))

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import types
 
 import configured
 import jax
@@ -47,17 +48,21 @@ def use(together):
 
 def test_only_a_closed_loop_is_not_printed(monkeypatch):
   said = []
-  monkeypatch.setattr(sys, "excepthook", lambda *error: said.append(error[1]))
+  hook = lambda one: said.append(one.exc_value)
+  monkeypatch.setattr(sys, "unraisablehook", hook)
   errors = [
     RuntimeError("Event loop is closed"),
     RuntimeError("Event loop is closed twice"),
     ValueError("Event loop is closed"),
   ]
+  tell = lambda error: sys.unraisablehook(
+    types.SimpleNamespace(exc_value=error)
+  )
   with shared.no_closed_loops():
     for error in errors:
-      sys.excepthook(type(error), error, None)
+      tell(error)
   assert said == errors[1:]
-  sys.excepthook(RuntimeError, errors[0], None)
+  tell(errors[0])
   assert said == [*errors[1:], errors[0]]
 
 
