@@ -79,13 +79,17 @@ def reset_reference(
     reset_optimizer: Whether the moments start again (ProRL) or continue
       (ProRL v2).
   """
-  copy = functools.partial(jax.tree.map, jnp.copy)
-  reference = _like(copy, state.reference, state.params)
+  reference = _like(_copied, state.reference, state.params)
   state = dataclasses.replace(state, reference=reference)
   if reset_optimizer:
     opt = _like(tx.init, state.opt, state.params)
     state = dataclasses.replace(state, opt=opt)
   return state
+
+
+def _copied(params: PyTree) -> PyTree:
+  # One function for all resets: jax compiles a program for each function.
+  return jax.tree.map(jnp.copy, params)
 
 
 def _like(

@@ -12,6 +12,7 @@ import os
 import pathlib
 import signal
 import sys
+import threading
 
 
 def interrupt(signum, frame) -> None:
@@ -247,6 +248,14 @@ def refuse(line: str, status: int) -> None:
     from brorl_jax import processes
 
     processes.fail(line, status)
+  main_thread = threading.main_thread()
+  left = [t for t in threading.enumerate() if t is not main_thread]
+  if not all(thread.daemon for thread in left):
+    # Python would wait for them: after a save that failed, orbax's wait for its
+    # other parts, ten minutes or more. What a run opens is closed by now.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
   sys.exit(status)
 
 

@@ -24,6 +24,7 @@ from brorl_jax.runs import (
   machine,
   metrics,
   sections,
+  sums,
 )
 from brorl_jax.runs.sections import Config
 from brorl_jax.tasks.base import Example
@@ -111,6 +112,7 @@ class Recorder:
     print(f"{len(devices)} {devices[0].device_kind}; {what}")
     if done < 0:  # config.json is the first file of a run
       folder.write_config(sections.as_dict(c), self._workdir, **self._found)
+    sums.shorten(self._workdir, done)
     lines = lambda *path, **how: metrics.JsonLines(
       self._workdir.joinpath(*path), after=done, warn=self.warn, **how
     )
@@ -174,6 +176,13 @@ class Recorder:
     self.beat(self._last, "saving")
     for file in self._files:
       file.sync()
+    named = {
+      "metrics.jsonl": self._writer,
+      "samples.jsonl": self._samples,
+      "eval/curve.jsonl": self._curve,
+      "eval/records.jsonl": self._records,
+    }
+    sums.write(self._workdir, {name: file.sum for name, file in named.items()})
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
     self._write(step, what)

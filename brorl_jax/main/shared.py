@@ -7,6 +7,7 @@ import os
 import pathlib
 import platform
 import signal
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -24,6 +25,7 @@ from brorl_jax.runs.sections import Config
 
 # A network's file system may show a file late.
 _SEEN_S = 30
+_CLOSED = "Event loop is closed"  # of asyncio
 
 
 def decisions(
@@ -106,6 +108,28 @@ def closing(store: checkpoints.Store) -> Iterator[None]:
     store.close() if processes.alone() else store.leave()
     raise
   store.close()
+
+
+@contextlib.contextmanager
+def no_closed_loops() -> Iterator[None]:
+  """Leaves out what is printed after a save has failed.
+
+  orbax closes its event loop at the first error. Every other write that
+  tensorstore then ends calls that loop, and the interpreter prints a traceback
+  of "Event loop is closed" for each: 40 of them above the one line.
+  """
+  before = sys.unraisablehook
+
+  def other(one: Any) -> None:
+    error = one.exc_value
+    if not (type(error) is RuntimeError and str(error) == _CLOSED):
+      before(one)
+
+  sys.unraisablehook = other
+  try:
+    yield
+  finally:
+    sys.unraisablehook = before
 
 
 def summary(mesh: Mesh, params: PyTree) -> str:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from brorl_jax.runs import lines
+from brorl_jax.runs import lines, sums
 
 
 class Covered(NamedTuple):
@@ -53,24 +53,22 @@ def look(workdir: pathlib.Path, starts: Sequence[Mapping[str, Any]]) -> Covered:
     starts: The config of each start, the newest first.
 
   Raises:
-    Damaged: A line is unreadable or missing, and later lines exist.
+    Damaged: A line is unreadable, missing or another one, and later lines
+      exist; see also `sums.check`.
   """
   evaluations = {}
-  count = Counter(x["step"] for x in _lines(workdir / "eval/records.jsonl"))
+  records = Counter(x["step"] for x in _lines(workdir / "eval/records.jsonl"))
   for line in _lines(workdir / "eval/curve.jsonl"):
     summary = line.get("summary")
     total = summary.get("all", {}) if isinstance(summary, dict) else {}
     wanted = total.get("prompts", 0) * total.get("samples", 0)
-    evaluations[line["step"]] = count[line["step"]], wanted or None
+    evaluations[line["step"]] = records[line["step"]], wanted or None
   # Starts with different values of eval.every share only these steps.
   every = math.lcm(*(c["eval"]["every"] for c in starts if "eval" in c))
-  return Covered(
-    workdir,
-    _steps(workdir / "metrics.jsonl"),
-    evaluations,
-    every,
-    starts[0].get("run", {}).get("steps") if starts else None,
-  )
+  last = starts[0].get("run", {}).get("steps") if starts else None
+  count = _steps(workdir / "metrics.jsonl")
+  sums.check(workdir)
+  return Covered(workdir, count, evaluations, every, last)
 
 
 def _steps(path: pathlib.Path) -> int:

@@ -10,7 +10,7 @@ import pathlib
 
 from brorl_jax import processes
 from brorl_jax.errors import StorageError, UserError
-from brorl_jax.runs import events, folder, lines, stored
+from brorl_jax.runs import events, folder, lines, stored, sums
 
 _BEGUN = "unfinished"  # holds the step
 _CONFIG = "config.json"  # with it the checkpoints can be used where they are
@@ -77,6 +77,7 @@ def go_back(workdir: pathlib.Path, step: int) -> pathlib.Path | None:
     (saved / str(newer)).rename(to / saved.name / str(newer))
   if (workdir / _TRACKER).exists():
     (workdir / _TRACKER).rename(to / _TRACKER)
+  sums.shorten(workdir, step)
   for path in files:
     lines.JsonLines(path, after=step, warn=print).close()
   _tell(workdir, step, to)

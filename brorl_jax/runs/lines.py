@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import hashlib
 import json
 import os
 import pathlib
@@ -41,7 +42,7 @@ class JsonLines:
     """
     self._path = path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    self.steps = []
+    self.steps, self._lines, self._hash = [], 0, hashlib.sha256()
     if path.exists():
       kept = []
       for number, line in _numbered(path, has_step):
@@ -52,7 +53,8 @@ class JsonLines:
         else:
           warn(f"{path}, line {number}: skipped: {line}")
       self.steps = [line["step"] for line in kept]
-      write_whole(path, "".join(json.dumps(line) + "\n" for line in kept))
+      write_whole(path, b"".join(map(text, kept)).decode())
+      self._count(*map(text, kept))
     self._file = path.open("ab", buffering=0)
 
   def write(self, *lines: Mapping[str, Any]) -> None:
@@ -61,12 +63,24 @@ class JsonLines:
     Raises:
       OSError: Names the file, which cannot be written or was removed.
     """
-    rest = "".join(json.dumps(dict(x)) + "\n" for x in lines).encode()
+    each = [*map(text, lines)]
+    rest = b"".join(each)
     with _naming(self._path):
       if not self._path.exists():  # otherwise the lines would be lost
         raise FileNotFoundError(errno.ENOENT, "was removed during the run")
       while rest:
         rest = rest[self._file.write(rest) :]
+    self._count(*each)
+
+  @property
+  def sum(self) -> dict[str, Any]:
+    """Number and SHA-256 of the lines so far."""
+    return {"lines": self._lines, "sha256": self._hash.hexdigest()}
+
+  def _count(self, *each: bytes) -> None:
+    self._lines += len(each)
+    for one in each:
+      self._hash.update(one)
 
   def sync(self) -> None:
     """Returns when all lines survive a power loss too."""
@@ -76,6 +90,11 @@ class JsonLines:
 
   def close(self) -> None:
     self._file.close()
+
+
+def text(line: Mapping[str, Any]) -> bytes:
+  """A line as it is written."""
+  return f"{json.dumps(dict(line))}\n".encode()
 
 
 def write_whole(path: pathlib.Path, text: str) -> None:
@@ -143,9 +162,14 @@ def each_whole(path: str | pathlib.Path) -> Iterator[dict[str, Any]]:
 
 def later(path: str | pathlib.Path, step: int) -> list[dict[str, Any]]:
   """The lines of steps after this one; unreadable ones are skipped."""
-  every = (line for _, line in _numbered(path, has_step))
-  readable = (line for line in every if not isinstance(line, ValueError))
-  return [line for line in readable if line["step"] > step]
+  return [line for line in each_readable(path) if line["step"] > step]
+
+
+def each_readable(path: str | pathlib.Path) -> Iterator[dict[str, Any]]:
+  """Lines with a step; unreadable ones are left out."""
+  for _, line in _numbered(path, has_step):
+    if not isinstance(line, ValueError):
+      yield line
 
 
 def has_step(line: Any) -> None:

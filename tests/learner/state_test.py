@@ -50,6 +50,22 @@ def test_where_each_part_of_a_state_lies(offload, on_host):
   assert found == on_host
 
 
+def test_resets_share_their_programs():
+  """A run of 10,000 steps has 30 of them."""
+  state, compiled = made(), []
+  reset = lambda: states.reset_reference(state, TX, reset_optimizer=True)
+  reset()
+  note = lambda event, *_, **__: compiled.append(event)
+  jax.monitoring.register_event_duration_secs_listener(note)
+  try:
+    reset()
+    assert not [x for x in compiled if "backend_compile" in x]
+    jax.jit(lambda x: x + 1)(1.0)
+    assert [x for x in compiled if "backend_compile" in x]
+  finally:
+    jax.monitoring.unregister_event_duration_listener(note)
+
+
 @pytest.mark.parametrize("reset_optimizer", [False, True])
 def test_a_reset_copies_the_policy_and_stays_where_it_was(reset_optimizer):
   state = made(offload="moments")

@@ -319,3 +319,15 @@ def test_only_training_begins_again(refused, mode):
 def test_a_run_does_not_go_back_and_begin_again(refused):
   said = refused(*RUN, "--begin_again", "--from_step=0")
   assert mentions(said, "--begin_again and --from_step ... leave out one")
+
+
+WAITS = """
+import runpy, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+runpy.run_module("brorl_jax.main", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_a_refusal_does_not_wait_for_threads():
+  """Those of a save that failed wait for minutes."""
+  assert "--config is missing" in message(command(code=WAITS))

@@ -2,6 +2,8 @@
 
 import os
 import signal
+import sys
+import types
 
 import configured
 import jax
@@ -42,6 +44,26 @@ def use(together):
   together.step(3, {}, one_step.groups([[1, 0]]))
   together.sync()
   return out
+
+
+def test_only_a_closed_loop_is_not_printed(monkeypatch):
+  said = []
+  hook = lambda one: said.append(one.exc_value)
+  monkeypatch.setattr(sys, "unraisablehook", hook)
+  errors = [
+    RuntimeError("Event loop is closed"),
+    RuntimeError("Event loop is closed twice"),
+    ValueError("Event loop is closed"),
+  ]
+  tell = lambda error: sys.unraisablehook(
+    types.SimpleNamespace(exc_value=error)
+  )
+  with shared.no_closed_loops():
+    for error in errors:
+      tell(error)
+  assert said == errors[1:]
+  tell(errors[0])
+  assert said == [*errors[1:], errors[0]]
 
 
 def test_process_0_has_the_files():

@@ -642,6 +642,20 @@ def test_starts_with_another_interval_have_evaluations_of_both(run):
   assert run.told("warning") == []
 
 
+@pytest.mark.parametrize(
+  "name", tiers.some(sorted(EVERY - {"events.jsonl"}), 2)
+)
+def test_a_line_with_another_number_is_refused(run, name):
+  path = run.dir / name
+  first, *others = path.read_text().splitlines(keepends=True)
+  changed = json.dumps(json.loads(first) | {"more": 0.5}) + "\n"
+  path.write_text("".join([changed, *others]))
+  said = run.refused()
+  assert mentions(said, f"{path} has others than the ... lines ... saved")
+  path.write_text("".join([first, *others]))
+  run.start(steps=13)
+
+
 @pytest.mark.parametrize("name", ["samples.jsonl", "events.jsonl"])
 @pytest.mark.parametrize("bad", [b"[]", b"{", b"\xff\0", b'{"step": null}'])
 def test_a_bad_line_of_samples_or_events_is_left_out(run, name, bad):

@@ -115,7 +115,8 @@ def _hold(
     raise UserError(str(e)) from None
   leads = processes.leads()
   hold = lock.hold(workdir) if leads else contextlib.nullcontext()
-  with contextlib.closing(parts.scorer), hold as held:
+  scorer, quiet = contextlib.closing(parts.scorer), shared.no_closed_loops()
+  with quiet, scorer, hold as held:
     shared.require_one_folder(workdir)
     if (
       leads and begin_again and (moved := folder.set_aside(workdir)) is not None

@@ -1,0 +1,1 @@
+"""Breaks short runs in many ways and compares how they end; see soak.sh."""

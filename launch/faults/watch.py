@@ -1,0 +1,87 @@
+"""What a process holds during a run, and whether it grows.
+
+files      open file descriptors
+threads    of the process
+maps       memory maps; the system allows 65,530
+programs   compiled, or loaded from the folder that keeps them
+children   processes below this one
+memory     resident bytes
+"""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from launch.faults import stages
+
+HELD = ("memory", "files", "threads", "maps", "programs", "children")
+SHARE = 0.01  # by which a number may be above that of the first line
+
+
+def held() -> dict[str, int]:
+  """What this process holds now, programs apart."""
+  own = pathlib.Path("/proc/self")
+  pages = int((own / "statm").read_text().split()[1])
+  return {
+    "memory": pages * os.sysconf("SC_PAGE_SIZE"),
+    "files": len(os.listdir(own / "fd")) - 1,  # one is that of this list
+    "threads": len(os.listdir(own / "task")),
+    "maps": (own / "maps").read_text().count("\n"),
+    "children": len(below(os.getpid())),
+  }
+
+
+def below(pid: int) -> set[int]:
+  """The processes below one, at any depth."""
+  parent: dict[int, int] = {}
+  for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
+    try:  # the name, in brackets, may hold anything
+      rest = path.read_text().rpartition(")")[2]
+    except OSError:  # it has ended
+      continue
+    parent[int(path.parent.name)] = int(rest.split()[1])
+  out: set[int] = set()
+  while more := {p for p, of in parent.items() if of in {pid} | out} - out:
+    out |= more
+  return out
+
+
+def record(into: pathlib.Path, every: int) -> None:
+  """Appends what this process holds to a file, every so many steps."""
+  import jax
+
+  programs = [0]
+
+  def compiled(event: str, *_: Any, **__: Any) -> None:
+    programs[0] += event == "/jax/core/compile/backend_compile_duration"
+
+  jax.monitoring.register_event_duration_secs_listener(compiled)
+
+  def write(recorder: Any, step: int, *_: Any) -> None:
+    del recorder
+    if step % every == 0:
+      with into.open("a") as file:
+        line = {"step": step, **held(), "programs": programs[0]}
+        file.write(json.dumps(line) + "\n")
+
+  stages.hook("brorl_jax.main.recorder:Recorder.step", after=write)
+
+
+def grown(lines: Sequence[Mapping[str, int]]) -> dict[str, float]:
+  """The most by which each number was above that of the first line, as a share.
+
+  Of a number that was 0, the most itself.
+  """
+  first, *rest = lines
+  most = {name: max((x[name] for x in rest), default=0) for name in HELD}
+  return {
+    name: max(0.0, (most[name] - first[name]) / (first[name] or 1))
+    for name in HELD
+  }
+
+
+def excessive(lines: Sequence[Mapping[str, int]]) -> list[str]:
+  """The names of what grew by more than `SHARE`."""
+  return [name for name, share in grown(lines).items() if share > SHARE]

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Breaks hundreds of short runs, each in one way, and lets one run for thousands of
+# steps, to see that nothing is lost and nothing grows. On CPUs, under Linux.
+#
+#   bash launch/soak.sh --workdir=runs/soak                       about three hours on 2 cores
+#   bash launch/soak.sh --kills=20 --steps=500 --workdir=DIR      any flag of launch.faults
+#
+# One line of JSON per broken run and per 100 steps, a table at the end. Status 0 only
+# if every run ended as one that nobody disturbed, bit for bit, and memory, files,
+# threads, maps, programs and processes were within 1 % of those at step 100.
+# PYTHON= and VENV= as in environment.sh.
+set -euo pipefail
+# shellcheck source=launch/environment.sh
+source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
+
+workdir="" flags=()
+for flag in "$@"; do
+  case "$flag" in
+    --workdir=*) workdir="$(absolute "${flag#--workdir=}")" ;;
+    *) flags+=("$flag") ;;
+  esac
+done
+[[ -n "$workdir" ]] || fail "--workdir=DIR is missing: a new folder for the runs"
+prepare requirements.txt
+cd "$root"
+say "python -m launch.faults --workdir=$workdir ${flags[*]:-}"
+JAX_PLATFORMS=cpu exec "$python" -m launch.faults --workdir="$workdir" \
+  ${flags[@]+"${flags[@]}"}

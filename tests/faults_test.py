@@ -1,0 +1,162 @@
+"""Runs that are broken, each in one way, go on and end as their twin.
+
+The short form of launch/soak.sh. One of several processes that is killed,
+stopped or told to end at ten moments is in many_test.py.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import sys
+
+import compiling
+import pytest
+import tiers
+
+from launch.faults import damage, runs, stages, trials, watch
+
+# About 15 s each: two starts of a few seconds.
+pytestmark = pytest.mark.ci
+ROOT = pathlib.Path(__file__).parents[1]
+KILLS, TERMS = 20, 10
+# Of a run that was killed after step 8. "*" stands for any name.
+FILES = (
+  "config.json",
+  "sums.json",
+  "metrics.jsonl",
+  "samples.jsonl",
+  "events.jsonl",
+  "eval/curve.jsonl",
+  "eval/records.jsonl",
+  "events.out.tfevents.*",
+  "checkpoints/6/_CHECKPOINT_METADATA",
+  "checkpoints/6/extra/metadata",
+  "checkpoints/6/state/_METADATA",
+  "checkpoints/6/state/_sharding",
+  "checkpoints/6/state/manifest.ocdbt",
+  "checkpoints/6/state/ocdbt.process_0/manifest.ocdbt",
+  "checkpoints/6/state/ocdbt.process_0/d/*",
+  "checkpoints/6/state/d/*",
+)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+  """Keeps compiled programs with those of the other tests."""
+  with runs.Site(
+    tmp_path_factory.mktemp("faults"),
+    programs=pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"]),
+    environment={"XLA_FLAGS": compiling.QUICK},
+  ) as site:
+    yield site
+
+
+@pytest.fixture(scope="module")
+def twin(site) -> pathlib.Path:
+  return site.twin
+
+
+@pytest.fixture
+def workdir(tmp_path):
+  yield tmp_path / "run"
+  shutil.rmtree(tmp_path / "run", ignore_errors=True)
+
+
+@pytest.mark.parametrize("seed", tiers.some(range(KILLS), 0, 2))
+def test_a_kill_at_random(site, workdir, seed):
+  assert trials.random_kill(site, workdir, seed) is None
+
+
+@pytest.mark.parametrize("stage", tiers.some(stages.STAGES, 0, 4))
+def test_a_kill_at_a_stage(site, workdir, stage):
+  assert trials.stage_kill(site, workdir, stage) is None
+
+
+@pytest.mark.parametrize("moment", tiers.some(range(TERMS), 0, 2))
+def test_sigterm_loses_no_step(site, workdir, moment):
+  assert trials.term(site, workdir, moment) is None
+
+
+@pytest.mark.parametrize("name", tiers.some(trials.SINGLE, 0, 3))
+def test_a_fault(site, workdir, name):
+  assert trials.SINGLE[name](site, workdir) is None
+
+
+@pytest.mark.parametrize("way", damage.WAYS)
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.slow
+def test_damaged_bytes(site, workdir, file, way):
+  """Each way of one file of each kind."""
+  found = sorted(trials.broken(site).glob(file))
+  where = found[0].relative_to(trials.broken(site))
+  assert trials.damaged(site, workdir, where, way) is None
+
+
+def test_no_kind_of_file_is_forgotten(site):
+  broken = trials.broken(site)
+  known = {path for file in FILES for path in broken.glob(file)}
+  mark = "commit_success.txt"  # orbax writes it, and nobody reads it
+  other = [
+    str(path)
+    for path in damage.files(broken)
+    if broken / path not in known
+    and path.parts[:2] != ("checkpoints", "3")
+    and path.name not in (mark, "process_0")
+  ]
+  assert other == []
+
+
+# Another part of the package skips such updates; its metric is in the glossary.
+SKIPS = "`update/skipped`" in (ROOT / "configs" / "README.md").read_text()
+
+
+@pytest.mark.skipif(
+  not SKIPS, reason="a gradient that is not finite ends a run"
+)
+@pytest.mark.parametrize("step", tiers.some([5, 1, 12], 0, 1))
+def test_one_gradient_that_is_not_finite(site, workdir, step):
+  assert trials.nan(site, workdir, step) is None
+
+
+def test_a_difference_is_seen(twin, workdir):
+  assert runs.differences(twin, twin) == []
+  shutil.copytree(twin, workdir)
+  path = workdir / "metrics.jsonl"
+  lines = runs.lines(path)
+  lines[6]["time/step_s"] += 1.0
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  assert runs.differences(workdir, twin) == []
+  lines[6]["loss/total"] += 1e-12
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines[:-1]))
+  assert runs.differences(workdir, twin) == [
+    "metrics.jsonl: 11 lines, not 12",
+    "metrics.jsonl, line 7: loss/total",
+  ]
+  shutil.copy(twin / "metrics.jsonl", path)
+  shutil.rmtree(workdir / "checkpoints" / "9")
+  assert runs.differences(workdir, twin) == ["checkpoints: [12], not [9, 12]"]
+
+
+def test_other_arrays_are_seen(twin, workdir):
+  shutil.copytree(twin, workdir)
+  shutil.rmtree(workdir / "checkpoints" / "12" / "state")
+  other = workdir / "checkpoints" / "9" / "state"
+  shutil.copytree(other, workdir / "checkpoints" / "12" / "state")
+  assert runs.differences(workdir, twin) == ["checkpoint 12: its arrays"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_start_says_what_it_holds(site, workdir, tmp_path):
+  """And a run that is broken says so: another config is refused."""
+  into = tmp_path / "held.jsonl"
+  fault = {"kind": "recorded", "into": str(into), "every": 4}
+  start = site.start(workdir, fault)
+  assert start.ended(trials.LIMIT_S) == runs.DONE, start.said()
+  lines = runs.lines(into)
+  assert [line["step"] for line in lines] == [4, 8, 12]
+  assert {*lines[0]} == {"step", *watch.HELD}
+  assert all(line[name] > 0 for line in lines for name in watch.HELD[:5])
+  start = site.start(workdir, None, "--config.run.seed=1")
+  assert start.ended(60) == runs.REFUSED
+  assert runs.complaint(start.said()) is None

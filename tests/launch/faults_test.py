@@ -1,0 +1,164 @@
+"""Tests of launch/faults: what is damaged, counted and called; no runs."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import types
+
+import pytest
+
+from launch.faults import damage, runs, stages, watch
+
+HELD = dict.fromkeys(watch.HELD, 100)
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def test_growth_by_hand():
+  lines = [HELD, {**HELD, "files": 103, "maps": 90}, {**HELD, "files": 101}]
+  grown = watch.grown(lines)
+  assert grown == {**dict.fromkeys(watch.HELD, 0.0), "files": 0.03}
+  assert watch.excessive(lines) == ["files"]
+  assert watch.excessive([HELD, {**HELD, "memory": 101}]) == []  # just 1 %
+
+
+def test_growth_from_nothing_is_counted():
+  first = {**HELD, "children": 0}
+  assert watch.grown([first, first])["children"] == 0.0
+  assert watch.excessive([first, {**first, "children": 1}]) == ["children"]
+
+
+def test_a_long_run_with_one_line_has_not_grown():
+  assert watch.excessive([HELD]) == []
+
+
+@on_linux
+def test_processes_below_this_one_are_found():
+  code = (
+    "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
+  )
+  with subprocess.Popen(
+    [sys.executable, "-c", code], stdin=subprocess.PIPE
+  ) as p:
+    end = time.monotonic() + 20
+    while len(found := watch.below(p.pid)) < 1 and time.monotonic() < end:
+      time.sleep(0.01)
+    assert {p.pid, *found} <= watch.below(os.getpid())
+    assert p.stdin
+    p.stdin.close()
+  assert p.pid not in watch.below(os.getpid())
+
+
+@on_linux
+def test_what_a_process_holds():
+  before = watch.held()
+  read, write = os.pipe()
+  assert watch.held()["files"] == before["files"] + 2
+  os.close(read)
+  os.close(write)
+  assert watch.held()["files"] == before["files"]
+
+
+@pytest.mark.parametrize("data", [b"", b"\0", bytes(range(200))])
+def test_each_damage_changes_the_bytes(tmp_path, data):
+  for way in damage.WAYS:
+    (path := tmp_path / "a" / "b").parent.mkdir(exist_ok=True)
+    path.write_bytes(data)
+    restore = damage.damage(path, way, "0")
+    now = path.read_bytes() if path.exists() else None
+    assert now != data or (not data and way in ("half", "empty"))
+    if way == "flip" and data:
+      bits = sum((a ^ b).bit_count() for a, b in zip(data, now, strict=True))
+      assert bits == 1
+    restore()
+    assert path.read_bytes() == data
+
+
+def test_damage_is_the_same_every_time():
+  data = bytes(1000)
+  for way in damage.WAYS.values():
+    assert way(data, random.Random("x")) == way(data, random.Random("x"))
+
+
+def test_the_files_of_a_run(tmp_path):
+  (tmp_path / "eval").mkdir()
+  for name in (".lock", "b", "eval/a"):
+    (tmp_path / name).touch()
+  assert [str(p) for p in damage.files(tmp_path)] == ["b", "eval/a"]
+
+
+@pytest.mark.parametrize(
+  "said, wrong",
+  [
+    ("a\nerror: it is full\n", None),
+    ("a\n", "0 error lines"),
+    ("error: a\nerror: b\n", "2 error lines"),
+    ("Traceback (most recent call last):\nerror: a\n", "a traceback"),
+  ],
+)
+def test_what_a_start_that_failed_must_say(said, wrong):
+  assert runs.complaint(said) == wrong
+
+
+def test_lines_without_a_half_one(tmp_path):
+  (path := tmp_path / "a").write_text('{"step": 1}\n{"st')
+  assert runs.lines(path) == [{"step": 1}]
+  assert runs.lines(tmp_path / "b") == []
+
+
+def test_steps_are_numbers(tmp_path):
+  assert runs.steps(tmp_path) == []
+  for name in ("12", "3", "6.orbax-checkpoint-tmp"):
+    (tmp_path / "checkpoints" / name).mkdir(parents=True)
+  assert runs.steps(tmp_path) == [3, 12]
+
+
+@pytest.fixture
+def module(monkeypatch):
+  """A module with a function that notes its calls."""
+  seen = []
+  one = types.ModuleType("hooked")
+  one.f = lambda x: seen.append(x) or -x  # pyright: ignore
+  monkeypatch.setitem(sys.modules, "hooked", one)
+  return one, seen
+
+
+def test_a_hook_is_called_at_the_nth_call_that_counts(module):
+  one, seen = module
+  stages.hook(
+    "hooked:f",
+    before=lambda x: seen.append(f"before {x}"),
+    after=lambda x: seen.append(f"after {x}"),
+    nth=2,
+    when=lambda x: x > 0,
+  )
+  assert [one.f(x) for x in (1, -1, 2, 3)] == [-1, 1, -2, -3]
+  assert seen == [1, -1, "before 2", 2, "after 2", 3]
+
+
+def test_a_hook_without_a_number_is_called_at_each(module):
+  one, seen = module
+  stages.hook("hooked:f", instead=lambda real, x: real(10 * x))
+  assert [one.f(x) for x in (1, 2)] == [-10, -20] and seen == [10, 20]
+
+
+def test_a_stage_kills_where_it_says(tmp_path):
+  code = """
+import os, pathlib, sys
+from brorl_jax.runs import lines
+from launch.faults import stages
+stages.kill_at(stages.STAGES["in a line of metrics"])
+file = lines.JsonLines(sys.argv[1] + "/metrics.jsonl", after=0)
+for step in range(1, 9):
+  file.write({"step": step})
+"""
+  done = subprocess.run([sys.executable, "-c", code, tmp_path], timeout=60)
+  assert done.returncode == -signal.SIGKILL
+  text = (tmp_path / "metrics.jsonl").read_text()
+  assert text.startswith('{"step": 4}\n', 36) and text.endswith('{"step"')
+
+
+def test_there_are_twenty_five_stages_and_more():
+  assert len({*stages.STAGES.values()}) == len(stages.STAGES) >= 25
