@@ -9,9 +9,10 @@ import sys
 import time
 import types
 
+import launchers
 import pytest
 
-from launch.faults import damage, runs, stages, watch
+from launch.faults import damage, runs, stages, watch, zygote
 
 HELD = {"step": 20, **dict.fromkeys(watch.HELD, 100)}
 LATER = {**HELD, "step": 120}
@@ -179,3 +180,20 @@ for step in range(1, 9):
 
 def test_there_are_twenty_five_stages_and_more():
   assert len({*stages.STAGES.values()}) == len(stages.STAGES) >= 25
+
+
+def test_the_script_wants_a_folder(tmp_path):
+  process = launchers.start("soak.sh", "--kills=1", VENV=str(tmp_path / "venv"))
+  status, _, err = launchers.ended(process)
+  assert status == 1 and "--workdir=DIR is missing" in err
+  assert not (tmp_path / "venv").exists()
+
+
+def test_a_folder_that_is_in_use_is_refused(tmp_path):
+  (tmp_path / "thesis.tex").write_text("precious")
+  command = [sys.executable, "-m", "launch.faults", f"--workdir={tmp_path}"]
+  done = subprocess.run(
+    command, cwd=zygote.ROOT, capture_output=True, text=True, timeout=60
+  )
+  assert done.returncode == 2 and "is not empty" in done.stderr
+  assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
