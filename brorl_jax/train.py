@@ -271,8 +271,7 @@ def train(
       progress, score = _evaluated(step, state, progress, recorder)
     outcome = Outcome(updated.kl_ref, agreed.busy_s)
     state, progress, reason = stages.reference(state, progress, outcome)
-    for event in _events(stages.changed, judged.events, reason):
-      recorder.event(step, event)
+    _tell(recorder, step, stages.changed, judged.events, reason)
     saving_s = 0.0
     if save or last or (agreed.stop and ahead is None):
       saving_s = _save(step, state, progress, score, store, recorder)
@@ -304,17 +303,20 @@ def _sample(
   )
 
 
-def _events(
+def _tell(
+  recorder: Recorder,
+  step: int,
   changed: Mapping[str, Any] | None,
   judged: Sequence[Mapping[str, Any]],
   reset: str | None,
-) -> Iterator[Mapping[str, Any]]:
+) -> None:
   """The events of a step, in their order."""
   if changed is not None:
-    yield {"event": "phase", "changed": changed}
-  yield from judged
+    recorder.event(step, {"event": "phase", "changed": changed})
+  for event in judged:
+    recorder.event(step, event)
   if reset is not None:
-    yield {"event": "reference reset", "why": reset}
+    recorder.event(step, {"event": "reference reset", "why": reset})
 
 
 def _evaluated(

@@ -5,9 +5,9 @@
 #   bash launch/soak.sh --workdir=runs/soak                       about three hours on 2 cores
 #   bash launch/soak.sh --kills=20 --steps=500 --workdir=DIR      any flag of launch.faults
 #
-# One line of JSON per broken run and per 100 steps, a table at the end. Status 0 only
-# if every run ended as one that nobody disturbed, bit for bit, and memory, files,
-# threads, maps, programs and processes were within 1 % of those at step 100.
+# One line of JSON per broken run and per 20 steps, a table at the end. Status 0 only
+# if every run ended as one that nobody disturbed, bit for bit, and allocated memory,
+# files, threads, maps, programs and processes stayed within 1 % of those at step 100.
 # PYTHON= and VENV= as in environment.sh.
 set -euo pipefail
 # shellcheck source=launch/environment.sh

@@ -155,7 +155,7 @@ def test_a_start_says_what_it_holds(site, workdir, tmp_path):
   assert start.ended(trials.LIMIT_S) == runs.DONE, start.said()
   lines = runs.lines(into)
   assert [line["step"] for line in lines] == [4, 8, 12]
-  assert {*lines[0]} == {"step", *watch.HELD}
+  assert {*lines[0]} == {"step", "resident", *watch.HELD}
   assert all(line[name] > 0 for line in lines for name in watch.HELD[:5])
   start = site.start(workdir, None, "--config.run.seed=1")
   assert start.ended(60) == runs.REFUSED

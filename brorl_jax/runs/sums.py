@@ -14,11 +14,14 @@ import pathlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from brorl_jax.runs import lines
+from brorl_jax.runs import events, lines
 
 NAME = "sums.json"
-_METRICS, _SAMPLES = "metrics.jsonl", "samples.jsonl"
-_NAMES = (_METRICS, _SAMPLES, "eval/curve.jsonl", "eval/records.jsonl")
+_METRICS, _EVENTS = "metrics.jsonl", "events.jsonl"
+# Of these nobody else knows how many lines there were. Unreadable ones are left
+# out and told of, see `recorder`.
+_ALONE = ("samples.jsonl", _EVENTS)
+_NAMES = (_METRICS, *_ALONE, "eval/curve.jsonl", "eval/records.jsonl")
 
 
 def of(some: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
@@ -31,7 +34,11 @@ def of(some: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def write(workdir: pathlib.Path, sums: Mapping[str, Any]) -> None:
-  """Writes the sums of files, by their names below the folder."""
+  """Writes the sums of files, by their names below the folder.
+
+  Those of events are taken from the file, which is short: of training alone.
+  """
+  sums = {_EVENTS: of(_read(workdir, _EVENTS)), **sums}
   lines.write_whole(workdir / NAME, json.dumps(sums, indent=2) + "\n")
 
 
@@ -49,7 +56,7 @@ def check(workdir: pathlib.Path) -> None:
   tells which steps remain.
 
   Raises:
-    Damaged: A line is another one, or samples are missing.
+    Damaged: A line is another one, or samples or events are missing.
   """
   path = workdir / NAME
   if not path.exists():
@@ -70,7 +77,7 @@ def check(workdir: pathlib.Path) -> None:
     if found["lines"] < count and name == _METRICS:
       return
     cut = found["lines"] < count
-    if cut and name != _SAMPLES:
+    if cut and name not in _ALONE:
       continue
     if cut or found["sha256"] != total:
       what = f"{found['lines']} of" if cut else "others than"
@@ -81,6 +88,8 @@ def check(workdir: pathlib.Path) -> None:
 
 
 def _read(workdir: pathlib.Path, name: str) -> Iterable[dict[str, Any]]:
-  # Unreadable samples are left out and told of, see `recorder`.
-  each = lines.each_readable if name == _SAMPLES else lines.each_whole
-  return each(path) if (path := workdir / name).exists() else ()
+  each = lines.each_readable if name in _ALONE else lines.each_whole
+  found = each(path) if (path := workdir / name).exists() else ()
+  if name == _EVENTS:
+    return (x for x in found if not events.of_process(x))
+  return found

@@ -19,7 +19,7 @@ from typing import Any
 
 from launch.faults import damage, runs, stages, trials, watch
 
-_EVERY = 100  # steps between two lines of the long run
+_EVERY = 20  # steps between two lines of the long run
 _LONG_S = 6 * 3600.0
 
 Trial = tuple[str, str, Callable[[pathlib.Path], trials.Wrong]]
@@ -73,7 +73,7 @@ def long_run(site: runs.Site, steps: int) -> dict[str, Any]:
     f"--config.run.steps={steps}",
     "--config.optim.lr=1e-6",  # at which its prompts are not learnt by heart
     # Often enough for threads and buffers to be there by step 100.
-    "--config.run.save_every=10",
+    "--config.run.save_every=5",
     "--config.eval.every=20",
   )
   fault = {"kind": "recorded", "into": str(into), "every": _EVERY}

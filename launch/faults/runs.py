@@ -14,12 +14,12 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from brorl_jax.runs import intact
+from brorl_jax.runs import events, intact
 from launch.faults import zygote
 
 # Exit statuses, as launch/README.md has them; those of signals are negative.
 # STORAGE: that of a run that cannot write.
-DONE, REFUSED, STOPPED, STORAGE = 0, 2, 75, 2
+DONE, REFUSED, STOPPED, STORAGE = 0, 2, 75, 74
 STEPS, SAVED, KEPT = 12, 3, 2
 FLAGS = f"""
   --config=n512 --config.sampling.n=16 --config.sampling.samples=64
@@ -37,9 +37,6 @@ LINES += ("eval/curve.jsonl", "eval/records.jsonl")
 # Numbers of the clock and of the process.
 _TIMED = ("time", "score/", "memory/", "seconds")
 _TIMED += ("rollout/tokens_per_s", "rollout/samples_per_s")
-# Events of starts and of what happened to them; all others are of training.
-_OF_STARTS = {"start", "resume", "end", "stop", "warning", "config", "data"}
-_OF_STARTS |= {"workers", "back", "save failed"}
 
 
 class Site:
@@ -174,7 +171,7 @@ def _differences(run: pathlib.Path, twin: pathlib.Path) -> Iterator[str]:
 
 def _untimed(every: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
   for line in every:
-    if line.get("event") not in _OF_STARTS:
+    if line.get("event") not in events.OF_PROCESS:
       yield {k: x for k, x in line.items() if not k.startswith(_TIMED)}
 
 

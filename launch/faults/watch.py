@@ -8,6 +8,7 @@ children   processes below this one
 memory     resident bytes
 """
 
+import ctypes
 import json
 import os
 import pathlib
@@ -17,7 +18,8 @@ from typing import Any
 from launch.faults import stages
 
 HELD = ("memory", "files", "threads", "maps", "programs", "children")
-SHARE = 0.01  # by which a number may be above that of the first line
+SETTLED = 100  # steps after which nothing grows
+SHARE = 0.01  # by which a number may be above what it was by then
 
 
 def held() -> dict[str, int]:
@@ -25,12 +27,28 @@ def held() -> dict[str, int]:
   own = pathlib.Path("/proc/self")
   pages = int((own / "statm").read_text().split()[1])
   return {
-    "memory": pages * os.sysconf("SC_PAGE_SIZE"),
+    "memory": allocated(),
+    "resident": pages * os.sysconf("SC_PAGE_SIZE"),
     "files": len(os.listdir(own / "fd")) - 1,  # one is that of this list
     "threads": len(os.listdir(own / "task")),
     "maps": (own / "maps").read_text().count("\n"),
     "children": len(below(os.getpid())),
   }
+
+
+class _Mallinfo(ctypes.Structure):
+  """glibc's struct mallinfo2; the names are its own."""
+
+  _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks"
+  _fields_ = [(x, ctypes.c_size_t) for x in (*_names.split(), "keepcost")]
+
+
+def allocated() -> int:
+  """Bytes that are allocated and not free, in all of glibc's arenas."""
+  mallinfo = ctypes.CDLL(None).mallinfo2
+  mallinfo.restype = _Mallinfo
+  now = mallinfo()
+  return now.uordblks + now.hblkhd
 
 
 def below(pid: int) -> set[int]:
@@ -70,16 +88,18 @@ def record(into: pathlib.Path, every: int) -> None:
 
 
 def grown(lines: Sequence[Mapping[str, int]]) -> dict[str, float]:
-  """The most by which each number was above that of the first line, as a share.
+  """The most of each number after step 100, above the most before, as a share.
 
-  Of a number that was 0, the most itself.
+  Threads and buffers are made when they are first needed, so that the most of
+  the first 100 steps is where a run has arrived. Of a number that was 0, the
+  most itself.
   """
-  first, *rest = lines
-  most = {name: max((x[name] for x in rest), default=0) for name in HELD}
-  return {
-    name: max(0.0, (most[name] - first[name]) / (first[name] or 1))
-    for name in HELD
-  }
+  out = {}
+  for name in HELD:
+    before = max(x[name] for x in lines if x["step"] <= SETTLED)
+    later = [x[name] for x in lines if x["step"] > SETTLED]
+    out[name] = max(0.0, (max(later, default=0) - before) / (before or 1))
+  return out
 
 
 def excessive(lines: Sequence[Mapping[str, int]]) -> list[str]:

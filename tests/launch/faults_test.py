@@ -1,5 +1,6 @@
 """Tests of launch/faults: what is damaged, counted and called; no runs."""
 
+import ctypes
 import os
 import random
 import signal
@@ -8,30 +9,47 @@ import sys
 import time
 import types
 
+import launchers
 import pytest
 
-from launch.faults import damage, runs, stages, watch
+from launch.faults import damage, runs, stages, watch, zygote
 
-HELD = dict.fromkeys(watch.HELD, 100)
+HELD = {"step": 20, **dict.fromkeys(watch.HELD, 100)}
+LATER = {**HELD, "step": 120}
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def test_growth_by_hand():
-  lines = [HELD, {**HELD, "files": 103, "maps": 90}, {**HELD, "files": 101}]
+  lines = [
+    HELD,
+    {**HELD, "step": 100, "threads": 120},
+    {**LATER, "files": 103, "maps": 90, "threads": 120},
+    {**LATER, "step": 140, "files": 101},
+  ]
   grown = watch.grown(lines)
   assert grown == {**dict.fromkeys(watch.HELD, 0.0), "files": 0.03}
   assert watch.excessive(lines) == ["files"]
-  assert watch.excessive([HELD, {**HELD, "memory": 101}]) == []  # just 1 %
+  assert watch.excessive([HELD, {**LATER, "memory": 101}]) == []  # just 1 %
+  assert watch.excessive([HELD, {**LATER, "memory": 102}]) == ["memory"]
 
 
 def test_growth_from_nothing_is_counted():
-  first = {**HELD, "children": 0}
-  assert watch.grown([first, first])["children"] == 0.0
-  assert watch.excessive([first, {**first, "children": 1}]) == ["children"]
+  first, later = {**HELD, "children": 0}, {**LATER, "children": 0}
+  assert watch.grown([first, later])["children"] == 0.0
+  assert watch.excessive([first, {**later, "children": 1}]) == ["children"]
 
 
-def test_a_long_run_with_one_line_has_not_grown():
-  assert watch.excessive([HELD]) == []
+def test_a_run_that_is_still_settling_has_not_grown():
+  assert watch.excessive([HELD, {**HELD, "step": 100, "maps": 300}]) == []
+
+
+@on_linux
+def test_what_is_allocated_is_counted_and_what_is_freed_is_not():
+  before = watch.allocated()
+  block = ctypes.create_string_buffer(64 << 20)
+  assert watch.allocated() - before >= 64 << 20
+  del block
+  assert watch.allocated() - before < 16 << 20
 
 
 @on_linux
@@ -162,3 +180,20 @@ for step in range(1, 9):
 
 def test_there_are_twenty_five_stages_and_more():
   assert len({*stages.STAGES.values()}) == len(stages.STAGES) >= 25
+
+
+def test_the_script_wants_a_folder(tmp_path):
+  process = launchers.start("soak.sh", "--kills=1", VENV=str(tmp_path / "venv"))
+  status, _, err = launchers.ended(process)
+  assert status == 1 and "--workdir=DIR is missing" in err
+  assert not (tmp_path / "venv").exists()
+
+
+def test_a_folder_that_is_in_use_is_refused(tmp_path):
+  (tmp_path / "thesis.tex").write_text("precious")
+  command = [sys.executable, "-m", "launch.faults", f"--workdir={tmp_path}"]
+  done = subprocess.run(
+    command, cwd=zygote.ROOT, capture_output=True, text=True, timeout=60
+  )
+  assert done.returncode == 2 and "is not empty" in done.stderr
+  assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]

@@ -330,7 +330,7 @@ def trains(monkeypatch, tmp_path):
   """Starts a run that only writes its config; the dtype, and what it says."""
   workdir = tmp_path / "run"
 
-  def hold(c, workdir, changed, log_lines, **how):
+  def hold(c, workdir, changed, log_lines, *_, **how):
     workdir.mkdir(exist_ok=True)
     folder.write_config(sections.as_dict(c), workdir)
     held.append((c, changed, log_lines))

@@ -71,6 +71,36 @@ def test_one_digit_that_changed(run, name):
   sums.check(run)
 
 
+def test_events_of_training_alone(tmp_path):
+  said = [
+    {"step": 3, "event": "reference reset", "why": "3 steps"},
+    {"step": 3, "event": "resume"},
+    {"step": 7, "event": "phase", "changed": {}},
+  ]
+  file = lines.JsonLines(tmp_path / "events.jsonl", after=-1)
+  file.write(*said)
+  nothing = dict.fromkeys(NAMES, sums.of([]))
+  sums.write(tmp_path, nothing)
+  assert json.loads((tmp_path / sums.NAME).read_text())["events.jsonl"] == (
+    sums.of([said[0], said[2]])
+  )
+  file.write({"step": 8, "event": "warning", "why": "late"})
+  file.close()
+  sums.check(tmp_path)
+  path = tmp_path / "events.jsonl"
+  whole = path.read_text()
+  path.write_text(whole.replace("3 steps", "2 steps"))
+  with pytest.raises(lines.Damaged, match="has others than the 2 lines"):
+    sums.check(tmp_path)
+  path.write_text(whole[:10])
+  with pytest.raises(lines.Damaged, match="has 0 of the 2 lines"):
+    sums.check(tmp_path)
+  path.write_text(whole)
+  sums.shorten(tmp_path, 3)
+  lines.JsonLines(path, after=3).close()
+  sums.check(tmp_path)
+
+
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("left", [0, 2])
 def test_missing_lines(run, name, left):
