@@ -97,15 +97,15 @@ def _licenses(pin: Pin) -> list[dict[str, Any]]:
     return []
   if about["Version"] != pin.version:
     return []
-  if expression := about.get("License-Expression"):
-    return [{"expression": expression}]
+  every = lambda field: about.get_all(field) or []
+  if expressions := every("License-Expression"):
+    return [{"expression": expressions[0]}]
   classes = [
     text.rpartition(" :: ")[2]
-    for text in about.get_all("Classifier") or []
+    for text in every("Classifier")
     if text.startswith("License ::")
   ]
-  plain = [about.get("License") or ""]
-  given = [text.strip() for text in classes or plain]
+  given = [text.strip() for text in classes or every("License")]
   short = [x for x in given if 0 < len(x) <= _LONGEST and "\n" not in x]
   return [{"license": {"name": text}} for text in short if text != "UNKNOWN"]
 
