@@ -45,7 +45,7 @@ def find_run(checkpoint: str) -> CheckpointSource | None:
   """
   path = pathlib.Path(checkpoint or ".").absolute()
   run, step = path, None
-  if path.parent.name == "checkpoints" and path.name.isdigit():
+  if path.parent.name == "checkpoints" and path.name.isdecimal():
     run, step = path.parents[1], int(path.name)
   if not checkpoint or not (run / "checkpoints").is_dir():
     return None

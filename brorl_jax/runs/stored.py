@@ -109,7 +109,7 @@ def steps(directory: pathlib.Path) -> list[int]:
     Unreachable: It cannot be read.
   """
   try:
-    return sorted(int(p.name) for p in directory.iterdir() if p.name.isdigit())
+    return sorted(int(p.name) for p in directory.iterdir() if p.name.isdecimal())
   except FileNotFoundError:
     return []
   except OSError as e:
