@@ -109,7 +109,9 @@ def steps(directory: pathlib.Path) -> list[int]:
     Unreachable: It cannot be read.
   """
   try:
-    return sorted(int(p.name) for p in directory.iterdir() if p.name.isdecimal())
+    return sorted(
+      int(p.name) for p in directory.iterdir() if p.name.isdecimal()
+    )
   except FileNotFoundError:
     return []
   except OSError as e:

@@ -133,7 +133,7 @@ def check_stem(response, gold):
 
 
 test_stem, test_stem_at_length = fuzzing.tiers(
-  RESPONSES, _STEM, few=300, many=100_000
+  RESPONSES, _STEM, few=300, many=30_000
 )(check_stem)
 
 
@@ -189,7 +189,7 @@ def check_instructions(response, kind):
 
 
 test_instructions, test_instructions_at_length = fuzzing.tiers(
-  _PROSE, st.sampled_from(sorted(_KINDS)), few=300, many=100_000
+  _PROSE, st.sampled_from(sorted(_KINDS)), few=300, many=30_000
 )(check_instructions)
 
 
@@ -230,7 +230,7 @@ def check_gym(task, answer):
 
 
 test_gym, test_gym_at_length = fuzzing.tiers(
-  st.sampled_from(_TASKS), _EDITS | RESPONSES, few=250, many=50_000
+  st.sampled_from(_TASKS), _EDITS | RESPONSES, few=200, many=10_000
 )(check_gym)
 
 

@@ -1,5 +1,6 @@
 """All sections together, and the conversion from and to plain dicts."""
 
+import contextlib
 import dataclasses
 import difflib
 import typing
@@ -69,12 +70,14 @@ def of(values: Mapping[str, Any], kind: type[Made] = Config) -> Made:
 
 def _made(kind: Any, values: Mapping[str, Any]) -> Any:
   """A section, from its values."""
+  if not isinstance(values, Mapping):
+    raise Wrong("", values, "a section: a dict of its fields")
   made = {}
   for field in dataclasses.fields(kind):
     value = values[field.name]
-    if typing.get_origin(field.type) is tuple:
+    if isinstance(value, list):  # as JSON has a tuple
       value = tuple(value)
-    elif typing.get_origin(field.type) is Mapping or isinstance(value, Mapping):
+    elif isinstance(value, Mapping):
       value = _mapping(field, value)
     made[field.name] = value
   return kind(**made)
@@ -82,7 +85,7 @@ def _made(kind: Any, values: Mapping[str, Any]) -> Any:
 
 def _mapping(field: dataclasses.Field, value: Mapping[str, Any]) -> Any:
   """A field that maps names to sections, or to values of any kind."""
-  each = typing.get_args(field.type)[1]
+  each = (*typing.get_args(field.type), None, None)[1]
   if not (isinstance(each, type) and issubclass(each, Section)):
     return dict(value)
   made = {}
@@ -158,7 +161,8 @@ def _changed(config: Config, changes: Mapping[str, Any], label: str) -> Config:
     before = getattr(config, section)
     kind = type(getattr(before, field))
     if kind is float and type(value) is int:
-      value = float(value)
+      with contextlib.suppress(OverflowError):
+        value = float(value)
     if type(value) is not kind:
       raise Wrong(where, value, f"of type {kind.__name__}")
     try:
