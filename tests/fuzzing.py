@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import hypothesis
@@ -88,3 +88,27 @@ JSON = st.recursive(
   ),
   max_leaves=5,
 )
+
+
+def places(value: Any) -> Iterator[tuple[Any, Any]]:
+  """Every container below a value with a key of it, from the top down."""
+  keys = value if isinstance(value, dict) else range(len(value))
+  for key in [*keys]:
+    yield value, key
+    if isinstance(value[key], dict | list):
+      yield from places(value[key])
+
+
+def mutate(draw: Callable[[st.SearchStrategy[Any]], Any], value: Any) -> None:
+  """Takes, replaces or renames something anywhere below a value, in place."""
+  every = [*places(value)]
+  if not every:
+    return
+  inside, key = every[draw(st.integers(0, 10**6)) % len(every)]
+  what = draw(st.sampled_from(["replace", "replace", "take", "rename"]))
+  if what == "replace":
+    inside[key] = draw(JSON)
+  else:
+    old = inside.pop(key)
+    if what == "rename" and isinstance(inside, dict):
+      inside[draw(TEXTS)] = old

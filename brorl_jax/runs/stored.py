@@ -184,7 +184,7 @@ def _require_same(saved: dict[str, str], wanted: dict[str, str]) -> None:
   for path in sorted(wanted):
     if saved.get(path) != wanted[path]:
       raise MismatchError(
-        f"{path} is {saved.get(path, 'missing')}, but this run needs "
+        f"{path} is {str(saved.get(path, 'missing'))[:80]}, but this run needs "
         f"{wanted[path]}"
       )
 

@@ -90,7 +90,7 @@ class Section:
     """Raises Wrong for the first invalid value."""
     for field in dataclasses.fields(self):  # pyright: ignore
       value = getattr(self, field.name)
-      if must := _of_kind(value, field.type):
+      if must := of_kind(value, field.type):
         raise Wrong(field.name, value, must)
     for name, good, must in self.rules():
       if not good:
@@ -112,7 +112,7 @@ class Section:
       yield name, getattr(self, name) >= least, must
 
 
-def _of_kind(value: Any, kind: Any) -> str:
+def of_kind(value: Any, kind: Any) -> str:
   """What a value of a field of this type must be; "" if it is."""
   if typing.get_origin(kind) is Literal:
     known = typing.get_args(kind)
