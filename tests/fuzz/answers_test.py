@@ -205,7 +205,8 @@ _TASKS = sorted(gym.ALLOWED - _SLOW)
 
 @functools.cache
 def puzzle(task):
-  return DRAW.one(Family(task), "train", 0, seed=0).entry
+  given = {"max_complexity": 1} if task == "number_sequence" else {}
+  return DRAW.one(Family(task, given), "train", 0, seed=0).entry
 
 
 # Where in the right answer, how much of it is taken, and what comes there.
