@@ -7,6 +7,7 @@ import json
 
 import fuzzing
 import ml_collections
+import pytest
 from hypothesis import strategies as st
 
 from brorl_jax.configs import n512
@@ -15,6 +16,8 @@ from brorl_jax.main import __main__ as command
 from brorl_jax.main import settings
 from brorl_jax.main.stages import examples
 from brorl_jax.runs import sections
+
+pytestmark = pytest.mark.ci  # 10 s
 
 _FIELDS = sorted(sections.every_field())
 # Those below a domain and a family too.

@@ -39,6 +39,8 @@ from brorl_jax.runs import checkpoints, folder, intact, sections
 from brorl_jax.runs.run_state import RunState
 from brorl_jax.types import State
 
+pytestmark = pytest.mark.ci  # 10 s
+
 _OWN = {"loss.kind": {"name": "mine.py:loss", "digest": "0" * 32}}
 _IDS = ("gcd/heldout/0", "gcd/heldout/1")
 _FILES = (

@@ -195,6 +195,15 @@ def check_index(text):
   check_loaded(model()[1] | {INDEX: text.encode()})
 
 
+_KNOWN = {
+  "a list was taken for a name": (
+    f'{{"weight_map": {{"a": [["{"x" * 5000}"]]}}}}',
+  ),
+  "a name of any length was shown": (
+    f'{{"weight_map": {{"a": "{"x" * 5000}"}}}}',
+  ),
+  "a name was shown as it is": ('{"weight_map": {"a": "\\u001b[2J"}}',),
+}
 test_indexes, test_many_indexes = fuzzing.tiers(
-  indexes(), few=150, many=20_000
+  indexes(), few=150, many=20_000, known=_KNOWN
 )(check_index)
