@@ -3,7 +3,6 @@
 import collections
 import functools
 import json
-import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -23,10 +22,11 @@ from brorl_jax.types import Rollouts, ScoredResponse
 Record = Mapping[str, Any]  # one sample, as JSON
 Chunks = Iterator[list[dict[str, Any]]]  # records of one chunk after the other
 _STATUSES = ("pass", "fail", "invalid")
+_MOST = 1e18  # above any count; numbers of JSON have no bound
 _OF_A_RECORD: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
   **dict.fromkeys(
     ("step", "sample", "tokens"),
-    ("an integer of at least 0", lambda x: type(x) is int and x >= 0),
+    ("an integer of at least 0", lambda x: type(x) is int and 0 <= x < _MOST),
   ),
   **dict.fromkeys(
     ("id", "domain", "task", "reason", "answer"),
@@ -37,7 +37,7 @@ _OF_A_RECORD: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
   ),
   "score": (
     "a finite number",
-    lambda x: type(x) in (int, float) and math.isfinite(x),
+    lambda x: type(x) in (int, float) and abs(x) < _MOST,
   ),
   "status": (f"one of {', '.join(_STATUSES)}", _STATUSES.__contains__),
 }

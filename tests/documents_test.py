@@ -54,6 +54,15 @@ def test_every_relative_link_exists(document):
   assert not broken, f"{document} links to {broken}"
 
 
+def test_the_tests_that_show_what_security_promises_exist():
+  text = (ROOT / "SECURITY.md").read_text()
+  named = re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", text)
+  assert len(named) > 9
+  for file, function in named:
+    assert f"def {function}" in (ROOT / file).read_text(), (file, function)
+  assert text.count("\n") <= 100
+
+
 @pytest.mark.parametrize(
   "folder",
   [d.parent.name for d in DOCUMENTS if d.match("brorl_jax/*/README.md")],

@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 
 from brorl_jax.model import architectures, huggingface, sharding, tokenizer
 from brorl_jax.model.policy import Policy
-from brorl_jax.runs import checkpoints, sections
+from brorl_jax.runs import checkpoints, config_file, sections
 from brorl_jax.tasks.domains import MADE
 
 TRAINED_ON = "trained_on.json"  # next to the weights of an exported run
@@ -45,7 +45,7 @@ def find_run(checkpoint: str) -> CheckpointSource | None:
   """
   path = pathlib.Path(checkpoint or ".").absolute()
   run, step = path, None
-  if path.parent.name == "checkpoints" and path.name.isdigit():
+  if path.parent.name == "checkpoints" and path.name.isdecimal():
     run, step = path.parents[1], int(path.name)
   if not checkpoint or not (run / "checkpoints").is_dir():
     return None
@@ -137,13 +137,32 @@ def starts(which: CheckpointSource) -> list[Start]:
     out = [_start(which.run, record, path) for record in _records(path)]
   if exported.exists():
     try:
-      out += [
+      found = [
         Start(**record)
         for record in architectures.read_json(exported)["starts"]
       ]
+      if not all(map(_is_start, found)):
+        raise TypeError("a value of another type")
+      out += found
     except (KeyError, TypeError):
       raise ValueError(f"{exported} was not written by --mode=export") from None
   return out
+
+
+def _is_start(one: Start) -> bool:
+  """Whether its values, from a file, are of the right types."""
+  texts = lambda x: all(isinstance(text, str) for text in x)
+  digests = one.digests is None or (
+    isinstance(one.digests, dict) and texts(one.digests.values())
+  )
+  lists = isinstance(one.files, list) and isinstance(one.made, list)
+  return (
+    digests
+    and lists
+    and texts([one.run, one.fields, one.domain, *one.files, *one.made])
+    and type(one.heldout_one_in) is int
+    and isinstance(one.own, bool)
+  )
 
 
 def _start(
@@ -177,10 +196,9 @@ def _records(path: pathlib.Path) -> list[dict[str, Any]]:
     ValueError: No run wrote it.
   """
   record = architectures.read_json(path)
-  earlier = record.get("earlier", [])
-  if not isinstance(record.get("config"), dict) or type(earlier) is not list:
-    raise ValueError(f"{path} was not written by a run")
-  return [record, *reversed(earlier)]
+  if (field := config_file.wrong(record)) is not None:
+    raise ValueError(f"{path} was not written by a run: see {field!r}")
+  return [record, *reversed(record.get("earlier") or [])]
 
 
 def load(

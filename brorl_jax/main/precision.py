@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from brorl_jax import processes
+from brorl_jax.errors import UserError
 from brorl_jax.main import programs
 from brorl_jax.model import products
 from brorl_jax.model.target import Target
@@ -80,7 +81,13 @@ def of_run(workdir: pathlib.Path) -> str | None:
   """
   if not (starts := folder.configs(workdir)):
     return None
-  return sections.flat(starts[0]).get("policy.dtype", "float32")
+  dtype = sections.flat(starts[0]).get("policy.dtype", "float32")
+  if dtype not in (*DTYPES, AUTO):
+    raise UserError(
+      f"{workdir / 'config.json'}: policy.dtype = {dtype!r} is not what a run "
+      f"writes; it must be one of {', '.join(DTYPES)}"
+    )
+  return dtype
 
 
 def _decided(machine: Target, began: str | None) -> tuple[str, list[str]]:

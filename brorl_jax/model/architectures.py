@@ -90,7 +90,7 @@ def read_json(path: pathlib.Path) -> dict[str, Any]:
   """
   try:
     value = json.loads(path.read_text())
-  except (OSError, ValueError) as e:
+  except (OSError, ValueError, RecursionError) as e:
     raise ValueError(f"{path} cannot be read: {e}") from None
   if not isinstance(value, dict):
     raise ValueError(f"{path} is not a JSON object")

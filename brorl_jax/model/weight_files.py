@@ -100,11 +100,11 @@ def open_all(
     where = architectures.read_json(index).get("weight_map")
     if not isinstance(where, dict) or not where:
       raise ValueError(f"{index}: no weight_map from tensors to files")
-    files = sorted(set(map(str, where.values())))
-    for name in files:
+    for name in where.values():
       # A path would reach outside of the directory.
-      if pathlib.PurePath(name).name != name:
-        raise ValueError(f"{index}: {name!r} is not a file name")
+      if not _is_name(name):
+        raise ValueError(f"{index}: {str(name)[:80]!r} is not a file name")
+    files = sorted(set(where.values()))
   tensors = {}
   for name in files:
     path = directory / name
@@ -124,6 +124,12 @@ def open_all(
         raise ValueError(f"{index} is not right about {_listed(wrong)}")
     tensors |= slices
   return tensors
+
+
+def _is_name(value: Any) -> bool:
+  """Whether a value is the name of a file, with nothing that hides in it."""
+  text = isinstance(value, str) and value.isprintable() and len(value) < 256
+  return text and pathlib.PurePath(value).name == value
 
 
 def _instead(directory: pathlib.Path) -> str:

@@ -8,10 +8,18 @@ figures.py     those numbers -> Figures 1 and 4, and pass@k, as PNG
 page.py        numbers, tables and figures -> one HTML file
 """
 
-from brorl_jax.report.one_run import gain_interval, learning_curve, table
+from brorl_jax.report.one_run import (
+  check_evaluation,
+  check_step,
+  gain_interval,
+  learning_curve,
+  table,
+)
 from brorl_jax.report.simulation import figure3, simulation_table, sweep
 
 __all__ = [
+  "check_evaluation",
+  "check_step",
   "figure3",
   "gain_interval",
   "learning_curve",

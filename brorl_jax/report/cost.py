@@ -38,7 +38,7 @@ def throughput(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
   """Speeds over all steps but the first, which compiles.
 
   "generation" counts only the time of rollouts; "overall" counts the whole step
-  and saving.
+  and saving. None if nothing was sampled, or no time was spent.
   """
   if not lines:
     return None
@@ -50,6 +50,8 @@ def throughput(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
   kept = float(samples @ [line["sampling/pass_rate"] for line in rest])
   generation = total("time/rollout_s")
   overall = total("time/step_s") + total("time/checkpoint_s")
+  if min(float(samples.sum()), generation, overall) <= 0.0:
+    return None
   return {
     "steps": len(rest),
     "pass_rate": kept / float(samples.sum()),

@@ -3,7 +3,6 @@
 import collections
 import itertools
 import json
-import math
 import operator
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from brorl_jax import evaluate
 from brorl_jax.errors import UserError
 from brorl_jax.report import samples
 from brorl_jax.report.compare import Evaluation, Run
-from brorl_jax.runs import metrics, sections
+from brorl_jax.runs import config_file, metrics, sections
 from brorl_jax.runs.lines import has_step
 
 # Metrics that the report reads from metrics.jsonl.
@@ -29,6 +28,9 @@ _SAMPLE: Mapping[str, Any] = {
   "reward": int | float,
   "gold": object,  # None for tests and constraints
 }
+# Above any count or time: numbers of JSON have no bound, and a sum of the
+# largest floats is infinite.
+_MOST = 1e18
 _REMEDY = "restore the file, or leave this folder out"
 
 
@@ -78,7 +80,7 @@ def look(path: pathlib.Path) -> Folder:
     raise UserError(
       f"{path / 'config.json'} was not written by a run; leave this folder out"
     )
-  for field in _wrong(about):
+  if (field := config_file.wrong(about)) is not None:
     raise UserError(
       f"{path / 'config.json'}: {field!r} is not what a run writes; {_REMEDY}"
     )
@@ -109,28 +111,6 @@ def look(path: pathlib.Path) -> Folder:
   lines = _read(path / "metrics.jsonl", _numbers(_METRICS))
   _check_steps(path / "metrics.jsonl", [x["step"] for x in lines], max(steps))
   return Folder(path, about, lines, steps, None)
-
-
-def _wrong(about: Mapping[str, Any]) -> Iterator[str]:
-  """Fields of config.json that the report needs and cannot read."""
-  for field in ("versions", "data", "evaluated"):
-    if not isinstance(about.get(field, {}), dict):
-      yield field
-  for field in ("run", "source"):
-    if not isinstance(
-      (about.get("evaluated") or {}).get(field, ""), str | None
-    ):
-      yield f"evaluated.{field}"
-  config = sections.flat(sections.upgraded(about["config"]))
-  for field in ("sampling.n", "sampling.samples", "run.steps"):
-    if type(config.get(field, 1)) is not int:
-      yield f"config.{field}"
-  phases = config.get("run.phases", [])
-  if not isinstance(phases, list) or not all(
-    isinstance(one, dict) and type(one.get("from_step")) is int
-    for one in phases
-  ):
-    yield "config.run.phases"
 
 
 def _check_steps(
@@ -241,7 +221,9 @@ def _has_event(line: Any) -> None:
 def _has_sample(line: Any) -> None:
   """Raises ValueError if a line is not a sample of a run."""
   for name, kind in _SAMPLE.items():
-    if not isinstance(line, dict) or not isinstance(line.get(name), kind):
+    value = line.get(name) if isinstance(line, dict) else None
+    numeric = isinstance(value, int | float)
+    if not isinstance(value, kind) or (numeric and not abs(value) < _MOST):
       raise ValueError(f"{name!r} is missing or not what a run writes")
 
 
@@ -266,12 +248,14 @@ def names(paths: Sequence[pathlib.Path]) -> list[str]:
 
 def _json(path: pathlib.Path, folder: pathlib.Path) -> dict[str, Any]:
   try:
-    return dict(json.loads(path.read_text()))
+    if isinstance(about := json.loads(path.read_text()), dict):
+      return about
+    raise ValueError("it is not a JSON object")
   except FileNotFoundError:
     raise UserError(
       f"workdir {folder} is not a run: {path.name} is missing; choose another"
     ) from None
-  except (OSError, ValueError, TypeError) as e:
+  except (OSError, ValueError, RecursionError) as e:
     raise UserError(_one_line(path, e)) from None
 
 
@@ -299,7 +283,7 @@ def _numbers(fields: Sequence[str]) -> Callable[[Any], None]:
         raise ValueError(f"{name!r} is missing")
     for name in (*fields, *(name for name in _OPTIONAL if name in line)):
       kind, of = ("an integer", int) if name == "step" else ("a number", float)
-      if type(line[name]) not in (int, of) or not math.isfinite(line[name]):
+      if type(line[name]) not in (int, of) or not abs(line[name]) < _MOST:
         shown = json.dumps(line[name])[:40]
         raise ValueError(f"{name!r} is {shown}; it must be {kind}")
 

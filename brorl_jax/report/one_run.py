@@ -11,6 +11,41 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from brorl_jax.rl import stats
+from brorl_jax.runs import lines
+
+# What the figure and the table read of a line of metrics.jsonl.
+_OF_A_STEP = (
+  "data/samples_total sampling/degenerate_fraction sampling/pass_rate "
+  "reward/mean policy/entropy rollout/tokens_per_s"
+).split()
+
+
+def check_step(line: Any) -> None:
+  """Raises ValueError if a line of metrics.jsonl cannot be drawn."""
+  lines.has_scalars(line)
+  for name in _OF_A_STEP:
+    if line.get(name) is None:
+      raise ValueError(f"{name!r} is missing")
+
+
+def check_evaluation(line: Any) -> None:
+  """Raises ValueError if a line of eval/curve.jsonl cannot be drawn."""
+  lines.has_step(line)
+  number = lines.is_number
+  every = lambda x: all(map(number, x))
+  rates, families = line.get("rates"), line.get("by_family")
+  good = {
+    "pass_at_1": number(line.get("pass_at_1")),
+    "half_width": "half_width" in line
+    and (line["half_width"] is None or number(line["half_width"])),
+    "by_family": isinstance(families, dict) and every(families.values()),
+    "rates": isinstance(rates, list) and bool(rates) and every(rates),
+    "summary": isinstance(line.get("summary"), dict)
+    and isinstance(line["summary"].get("by_domain"), dict),
+  }
+  for name, right in good.items():
+    if not right:
+      raise ValueError(f"not an evaluation: {name!r} is missing or wrong")
 
 
 def learning_curve(
@@ -67,7 +102,7 @@ def _draw_heldout(
     x, mean, "k-o", lw=2, ms=4, label="mean, 95 % interval", zorder=3
   )
   for family in evaluations[0]["by_family"]:
-    y = [e["by_family"][family] for e in evaluations]
+    y = [e["by_family"].get(family, np.nan) for e in evaluations]
     heldout.plot(x, y, lw=1, alpha=0.6, label=family)
   heldout.fill_between(x, mean - half, mean + half, color="k", alpha=0.15, lw=0)
   domains = ", ".join(evaluations[0]["summary"]["by_domain"])

@@ -59,22 +59,28 @@ def look(workdir: pathlib.Path, starts: Sequence[Mapping[str, Any]]) -> Covered:
   evaluations = {}
   records = Counter(x["step"] for x in _lines(workdir / "eval/records.jsonl"))
   for line in _lines(workdir / "eval/curve.jsonl"):
-    summary = line.get("summary")
-    total = summary.get("all", {}) if isinstance(summary, dict) else {}
-    wanted = total.get("prompts", 0) * total.get("samples", 0)
-    evaluations[line["step"]] = records[line["step"]], wanted or None
+    evaluations[line["step"]] = records[line["step"]], _wanted(line)
   # Starts with different values of eval.every share only these steps.
-  every = math.lcm(*(c["eval"]["every"] for c in starts if "eval" in c))
+  every = math.lcm(*(max(1, c.get("eval", {}).get("every", 1)) for c in starts))
   last = starts[0].get("run", {}).get("steps") if starts else None
   count = _steps(workdir / "metrics.jsonl")
   sums.check(workdir)
   return Covered(workdir, count, evaluations, every, last)
 
 
+def _wanted(line: Mapping[str, Any]) -> int | None:
+  """How many records an evaluation has, None if it does not say so."""
+  try:
+    total = line["summary"]["all"]
+    return int(total["prompts"]) * int(total["samples"]) or None
+  except (KeyError, TypeError, ValueError, OverflowError):
+    return None  # an older version wrote it
+
+
 def _steps(path: pathlib.Path) -> int:
   """The number of steps from the first on, without a gap."""
   count = 0
-  for line in _lines(path):
+  for line in _lines(path, lines.has_scalars):
     count += 1
     if line["step"] != count:
       raise lines.Damaged(
@@ -83,5 +89,5 @@ def _steps(path: pathlib.Path) -> int:
   return count
 
 
-def _lines(path: pathlib.Path):
-  return lines.each_whole(path) if path.exists() else ()
+def _lines(path: pathlib.Path, check=lines.has_step):
+  return lines.each_whole(path, check) if path.exists() else ()

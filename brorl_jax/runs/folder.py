@@ -9,7 +9,14 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from brorl_jax.errors import UserError
-from brorl_jax.runs import intact, lines, lock, machine, sections
+from brorl_jax.runs import (
+  config_file,
+  intact,
+  lines,
+  lock,
+  machine,
+  sections,
+)
 
 # A resumed run may have other values of these fields and is the same run...
 _MAY_DIFFER = frozenset(
@@ -25,13 +32,6 @@ _PART = "config.json.part"  # while config.json is being written
 _ASIDE = "set_aside"
 # Directories of checkpoints that were moved aside.
 _UNUSED = ("damaged_checkpoints", "newer_checkpoints")
-_KINDS = {
-  "run": str,
-  "data": dict,
-  "functions": dict,
-  "machine": dict,
-  "earlier": list,
-}
 _HELP = (
   "restore the missing files (is a disk not mounted?), choose another workdir, "
   f"or pass --begin_again, which moves all files to {_ASIDE}/ in this one and "
@@ -153,7 +153,9 @@ def _read(workdir: pathlib.Path) -> dict[str, Any]:
   path = workdir / "config.json"
   try:
     record = json.loads(path.read_text())
-    record["config"] = sections.upgraded(record["config"])
+    config = record.get("config") if isinstance(record, dict) else None
+    if not isinstance(config, dict):
+      raise ValueError("it does not hold the config of a run")
   except FileNotFoundError:
     if not _files(workdir) & {"checkpoints", "metrics.jsonl"}:
       raise UserError(
@@ -161,23 +163,16 @@ def _read(workdir: pathlib.Path) -> dict[str, Any]:
         "empty or new folder"
       ) from None
     raise UserError(f"{path} is missing; {_HELP}; {_ANEW}") from None
-  except (OSError, ValueError, KeyError, TypeError) as e:
+  except (OSError, ValueError, RecursionError) as e:
     raise UserError(f"{path} cannot be read: {e}; {_HELP}; {_ANEW}") from None
-  earlier = record.get("earlier") or []
-  for field, kind in _KINDS.items():
-    good = isinstance(record.get(field), kind | None)
-    if not good or (field == "earlier" and not all(map(_has_config, earlier))):
-      raise UserError(f"{path}: {field!r} is not what a run writes; {_HELP}")
-  return record
+  if (field := config_file.wrong(record)) is not None:
+    raise UserError(f"{path}: {field!r} is not what a run writes; {_HELP}")
+  return {**record, "config": sections.upgraded(record["config"])}
 
 
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
   """The values as config.json gives them back: tuples become lists."""
   return json.loads(json.dumps(values))
-
-
-def _has_config(record: Any) -> bool:
-  return isinstance(record, dict) and isinstance(record.get("config"), dict)
 
 
 def configs(workdir: pathlib.Path) -> list[dict[str, Any]]:

@@ -143,15 +143,21 @@ def each_line(
     yield line
 
 
-def each_whole(path: str | pathlib.Path) -> Iterator[dict[str, Any]]:
+def each_whole(
+  path: str | pathlib.Path, check: Callable[[Any], object] | None = None
+) -> Iterator[dict[str, Any]]:
   """Lines with a step, up to the first unreadable line.
+
+  Args:
+    path: The file.
+    check: As for `each_line`; by default `has_step`.
 
   Raises:
     Damaged: An unreadable line is followed by a readable one, so that it is not
       the end of a file that a power loss cut.
   """
   bad = None
-  for number, line in _numbered(path, has_step):
+  for number, line in _numbered(path, check or has_step):
     if isinstance(line, ValueError):
       bad = bad or _damaged(path, number, line)
     elif bad is not None:
@@ -174,8 +180,23 @@ def each_readable(path: str | pathlib.Path) -> Iterator[dict[str, Any]]:
 
 def has_step(line: Any) -> None:
   """Raises ValueError if a line is not an object with a step."""
-  if not isinstance(line, dict) or type(line.get("step")) is not int:
+  step = line.get("step") if isinstance(line, dict) else None
+  if type(step) is not int or not is_number(step):
     raise ValueError("'step' is missing")
+
+
+def has_scalars(line: Any) -> None:
+  """Raises ValueError if it is not a step whose values are numbers or null."""
+  has_step(line)
+  for name, value in line.items():
+    if value is not None and not is_number(value):
+      raise ValueError(f"{name!r} is not a number")
+
+
+def is_number(x: Any) -> bool:
+  """Whether it is a finite number that can be added up as a float."""
+  # JSON has integers of any length, and Python's has NaN and Infinity.
+  return type(x) in (int, float) and abs(x) < 1e300
 
 
 def _numbered(

@@ -8,6 +8,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from brorl_jax.runs import lines
+
 
 class Newer(ValueError):
   """A newer version of this package wrote the checkpoint."""
@@ -48,18 +50,26 @@ class RunState:
     return dataclasses.asdict(self)
 
   @staticmethod
-  def from_json(saved: Mapping[str, Any]) -> "RunState":
+  def from_json(saved: Any) -> "RunState":
     """The result of `to_json` after JSON, where prompt indices are text.
 
     Raises:
       Newer: It has fields that this version does not know.
+      Damaged: A value is not what a run saves.
     """
+    if not isinstance(saved, Mapping):
+      raise lines.Damaged("the checkpoint's run state is not a JSON object")
     known = {field.name for field in dataclasses.fields(RunState)}
     if more := sorted(saved.keys() - known):
       raise Newer(
         f"the checkpoint holds {', '.join(more)}, which this version "
         "does not know: a newer version wrote it; resume with that version"
       )
+    for name, value in saved.items():
+      if not _is_saved(name, value):
+        raise lines.Damaged(
+          f"{name!r} of the checkpoint's run state is not what a run saves"
+        )
     numbered = {
       name: {int(k): v for k, v in saved.get(name, {}).items()}
       for name in ("streak", "rests")
@@ -68,6 +78,17 @@ class RunState:
     usual = {k: (int(n), x) for k, (n, x) in saved.get("usual", {}).items()}
     more = {**numbered, "grad_norms": norms, "usual": usual}
     return RunState(**{**saved, **more})
+
+
+def _is_saved(name: str, value: Any) -> bool:
+  """Whether a field of a run state, as JSON has it, is of its type."""
+  if name in ("streak", "rests"):
+    return isinstance(value, Mapping) and all(
+      str(k).isdecimal() and type(v) is int for k, v in value.items()
+    )
+  if name == "best":
+    return type(value) in (int, float, type(None))
+  return type(value) is int
 
 
 def generated(

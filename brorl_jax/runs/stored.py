@@ -114,7 +114,9 @@ def steps(directory: pathlib.Path) -> list[int]:
     Unreachable: It cannot be read.
   """
   try:
-    return sorted(int(p.name) for p in directory.iterdir() if p.name.isdigit())
+    return sorted(
+      int(p.name) for p in directory.iterdir() if p.name.isdecimal()
+    )
   except FileNotFoundError:
     return []
   except OSError as e:
@@ -219,7 +221,7 @@ def _require_same(saved: dict[str, str], wanted: dict[str, str]) -> None:
   for path in sorted(wanted):
     if saved.get(path) != wanted[path]:
       raise MismatchError(
-        f"{path} is {saved.get(path, 'missing')}, but this run needs "
+        f"{path} is {str(saved.get(path, 'missing'))[:80]}, but this run needs "
         f"{wanted[path]}"
       )
 

@@ -7,6 +7,7 @@ import tiers
 from matplotlib.figure import Figure
 
 from brorl_jax import report
+from brorl_jax.report import one_run
 
 FAMILIES = {
   "letter_counting": 0.41,
@@ -349,3 +350,36 @@ def test_no_figure_stays_in_memory(tmp_path):
   report.figure3(tmp_path / "b.png", simulated()[:3])
   report.sweep(tmp_path / "c.png", simulated())
   assert plt.get_fignums() == before
+
+
+@pytest.mark.parametrize(
+  "field, value",
+  [
+    ("pass_at_1", "1"),
+    ("half_width", []),
+    ("by_family", {"gcd": None}),
+    ("by_family", 3),
+    ("rates", []),
+    ("rates", ["1"]),
+    ("summary", {"by_domain": []}),
+    ("step", 1.0),
+  ],
+)
+def test_an_evaluation_that_cannot_be_drawn_is_named(field, value):
+  line = run()[0][0]
+  report.check_evaluation(line)
+  report.check_evaluation(line | {"half_width": None})  # one prompt
+  with pytest.raises(ValueError, match=field):
+    report.check_evaluation(line | {field: value})
+  with pytest.raises(ValueError, match="step"):
+    report.check_evaluation([line])
+
+
+def test_a_step_that_cannot_be_drawn_is_named():
+  line = run()[1][0]
+  report.check_step(line | {"more": None})
+  for name in one_run._OF_A_STEP:
+    with pytest.raises(ValueError, match=f"'{name}' is missing"):
+      report.check_step(line | {name: None})
+    with pytest.raises(ValueError, match=f"'{name}' is not a number"):
+      report.check_step(line | {name: "1"})

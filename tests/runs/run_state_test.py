@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from brorl_jax.runs import run_state
+from brorl_jax.runs import lines, run_state
 from brorl_jax.runs.run_state import RunState
 
 RESET = dict(every=0, above_kl=0.0, stalled=0)
@@ -114,3 +114,25 @@ def test_fields_of_a_newer_version_are_named():
   saved = run_state.RunState().to_json() | {"dreams": 3, "naps": 4}
   with pytest.raises(run_state.Newer, match=r"dreams, naps.* newer version"):
     run_state.RunState.from_json(saved)
+
+
+@pytest.mark.parametrize(
+  "change",
+  [
+    {"tokens": "9"},
+    {"samples": None},
+    {"drawn": 1.5},
+    {"resets": True},
+    {"best": "high"},
+    {"streak": []},
+    {"streak": {"a": 1}},
+    {"rests": {"1": None}},
+  ],
+)
+def test_a_value_of_a_wrong_type_is_damage(change):
+  saved = RunState(best=0.5, streak={3: 1}).to_json()
+  assert RunState.from_json(json.loads(json.dumps(saved))).best == 0.5
+  with pytest.raises(lines.Damaged, match=next(iter(change))):
+    RunState.from_json({**saved, **change})
+  with pytest.raises(lines.Damaged, match="not a JSON object"):
+    RunState.from_json([saved])

@@ -376,19 +376,18 @@ def phase(
 def finish(workdir: pathlib.Path, *, title: str) -> None:
   """Writes the figure and prints the table of a finished run."""
   try:
-    curve = [*lines.each_line(workdir / "eval" / "curve.jsonl", _is_evaluation)]
+    curve, steps = (
+      [*lines.each_line(workdir.joinpath(*path), check)]
+      for *path, check in (
+        ("eval", "curve.jsonl", report.check_evaluation),
+        ("metrics.jsonl", report.check_step),
+      )
+    )
   except metrics.Damaged as e:
     raise UserError(
       f"{e}; the rest of the run is whole: correct or remove this line"
     ) from None
-  steps = metrics.read_lines(workdir / "metrics.jsonl")
   figure = workdir / "report" / "learning_curve.png"
   report.learning_curve(figure, curve, steps, title=title)
   print(report.table(curve[0], curve[-1], steps))
   print(f"  {figure}")
-
-
-def _is_evaluation(line: Any) -> None:
-  """Raises ValueError if a line of curve.jsonl is not an evaluation."""
-  if not isinstance(line, dict) or not {"step", "pass_at_1"} <= line.keys():
-    raise ValueError("not an evaluation: 'pass_at_1' is missing")

@@ -1,5 +1,6 @@
 """All sections together, and the conversion from and to plain dicts."""
 
+import contextlib
 import dataclasses
 import difflib
 import typing
@@ -19,7 +20,13 @@ from brorl_jax.runs.sections.reference import Reference
 from brorl_jax.runs.sections.reward import Reward
 from brorl_jax.runs.sections.run import Run
 from brorl_jax.runs.sections.sampling import Sampling
-from brorl_jax.runs.sections.section import About, Section, Wrong, about
+from brorl_jax.runs.sections.section import (
+  About,
+  Section,
+  Wrong,
+  about,
+  of_kind,
+)
 from brorl_jax.runs.sections.theory import Theory
 
 
@@ -71,12 +78,14 @@ def of(values: Mapping[str, Any], kind: type[Made] = Config) -> Made:
 
 def _made(kind: Any, values: Mapping[str, Any]) -> Any:
   """A section, from its values."""
+  if not isinstance(values, Mapping):
+    raise Wrong("", values, "a section: a dict of its fields")
   made = {}
   for field in dataclasses.fields(kind):
     value = values[field.name]
-    if typing.get_origin(field.type) is tuple:
+    if isinstance(value, list):  # as JSON has a tuple
       value = tuple(value)
-    elif typing.get_origin(field.type) is Mapping or isinstance(value, Mapping):
+    elif isinstance(value, Mapping):
       value = _mapping(field, value)
     made[field.name] = value
   return kind(**made)
@@ -84,7 +93,7 @@ def _made(kind: Any, values: Mapping[str, Any]) -> Any:
 
 def _mapping(field: dataclasses.Field, value: Mapping[str, Any]) -> Any:
   """A field that maps names to sections, or to values of any kind."""
-  each = typing.get_args(field.type)[1]
+  each = (*typing.get_args(field.type), None, None)[1]
   if not (isinstance(each, type) and issubclass(each, Section)):
     return dict(value)
   made = {}
@@ -94,6 +103,43 @@ def _mapping(field: dataclasses.Field, value: Mapping[str, Any]) -> Any:
     except Wrong as e:
       raise e.below(f"{field.name}.{name}") from None
   return made
+
+
+def mistyped(values: Mapping[str, Any]) -> str | None:
+  """The dotted name of the first value of a wrong type, None without one.
+
+  Fields may be missing, and values need not meet rules: an older version may
+  have written them.
+
+  Args:
+    values: Section -> field -> value, as JSON has them.
+  """
+  for section in dataclasses.fields(Config):
+    inside = values.get(section.name, {})
+    if (name := _mistyped(inside, section.type)) is not None:
+      return f"{section.name}.{name}".rstrip(".")
+  return None
+
+
+def _mistyped(values: Any, kind: Any) -> str | None:
+  if not isinstance(values, Mapping):
+    return ""
+  for field in dataclasses.fields(kind):
+    if field.name not in values:
+      continue
+    value = values[field.name]
+    value = tuple(value) if isinstance(value, list) else value
+    # A choice that an older version had is still a text.
+    choice = typing.get_origin(field.type) is typing.Literal
+    if of_kind(value, str if choice else field.type):
+      return field.name
+    each = (*typing.get_args(field.type), None, None)[1]
+    of_sections = isinstance(each, type) and issubclass(each, Section)
+    if of_sections and isinstance(value, Mapping):
+      for inner, of_inner in value.items():
+        if (name := _mistyped(of_inner, each)) is not None:
+          return f"{field.name}.{inner}.{name}".rstrip(".")
+  return None
 
 
 def as_dict(config: Any) -> dict[str, Any]:
@@ -160,7 +206,8 @@ def _changed(config: Config, changes: Mapping[str, Any], label: str) -> Config:
     before = getattr(config, section)
     kind = type(getattr(before, field))
     if kind is float and type(value) is int:
-      value = float(value)
+      with contextlib.suppress(OverflowError):
+        value = float(value)
     if type(value) is not kind:
       raise Wrong(where, value, f"of type {kind.__name__}")
     try:

@@ -23,16 +23,23 @@ Rule = tuple[
 ]  # field, whether its value is valid, what it must be
 
 
+# Integers below it are exact as a float and in any reader of JSON; beyond the
+# range of a machine's integers they would only fail later.
+_MOST = 2**53
+_SHOWN = 200  # characters of a value in an error
+
+
 class Wrong(ValueError):
   """An invalid value: the field, its value, and what it must be."""
 
   def __init__(self, field: str, value: Any, must: str):
-    super().__init__(f"{field} = {value!r} must be {must}")
+    super().__init__(f"{field} = {_shown(value)} must be {must}")
     self.field, self.value, self.must = field, value, must
 
   def below(self, section: str) -> "Wrong":
     """The same error, with the section's name before the field's."""
-    return Wrong(f"{section}.{self.field}", self.value, self.must)
+    name = f"{section}.{self.field}" if self.field else section
+    return Wrong(name, self.value, self.must)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,13 +90,8 @@ class Section:
     """Raises Wrong for the first invalid value."""
     for field in dataclasses.fields(self):  # pyright: ignore
       value = getattr(self, field.name)
-      if typing.get_origin(field.type) is Literal:
-        known = typing.get_args(field.type)
-        if value not in known:
-          names = ", ".join(map(str, known))
-          raise Wrong(field.name, value, f"one of {names}")
-      if isinstance(value, float) and not math.isfinite(value):
-        raise Wrong(field.name, value, "finite")
+      if must := of_kind(value, field.type):
+        raise Wrong(field.name, value, must)
     for name, good, must in self.rules():
       if not good:
         value = self
@@ -108,6 +110,53 @@ class Section:
     for name in names:
       must = "0 or positive" if least == 0 else f"at least {least}"
       yield name, getattr(self, name) >= least, must
+
+
+def of_kind(value: Any, kind: Any) -> str:
+  """What a value of a field of this type must be; "" if it is."""
+  if typing.get_origin(kind) is Literal:
+    known = typing.get_args(kind)
+    return "" if value in known else f"one of {', '.join(map(str, known))}"
+  if kind in (int, float):
+    # True is an int for Python, and an int is a float for a person.
+    if isinstance(value, bool) or not isinstance(value, int | kind):
+      return "an integer" if kind is int else "a number"
+    if isinstance(value, float) and not math.isfinite(value):
+      return "finite"
+    large = isinstance(value, int) and abs(value) >= _MOST
+    return "below 2**53" if large else ""
+  for type_, name in _NAMES.items():
+    if kind is type_ or typing.get_origin(kind) is type_:
+      return "" if isinstance(value, type_) and _in_utf8(value) else name
+  return ""
+
+
+_NAMES = {
+  bool: "True or False",
+  str: "text in UTF-8",
+  tuple: "a tuple",
+  Mapping: "a dict",
+}
+
+
+def _in_utf8(value: Any) -> bool:
+  """Whether a text can be written; what a shell gives need not be UTF-8."""
+  if not isinstance(value, str):
+    return True
+  try:
+    value.encode()
+  except UnicodeEncodeError:
+    return False
+  return True
+
+
+def _shown(value: Any) -> str:
+  """A value for an error: one line, and not all of a long one."""
+  try:
+    text = repr(value)
+  except ValueError:  # an integer of more than 4,300 digits
+    text = "a number of thousands of digits"
+  return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def about(section: Any) -> dict[str, About]:

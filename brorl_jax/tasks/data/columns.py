@@ -112,7 +112,7 @@ def missing(field: str, columns: Iterable[str]) -> Refused:
   if not columns:
     return Refused(field, "missing; add it to every example")
   close = difflib.get_close_matches(field, columns, n=1)
-  column = close[0] if close else "COLUMN"
+  column = show(close[0])[1:-1] if close else "COLUMN"
   return Refused(
     field,
     f"missing; {there(field, columns)} Add it, or name its column:"

@@ -14,6 +14,7 @@ from typing import Any
 
 MAX_LINE = 1_000_000  # bytes
 MAX_DEPTH = 16
+_LONGEST = 500  # characters of an error
 
 # A string, also an unterminated one. So a match never fails after a long scan:
 # 1 MB of quotes takes as long as 1 MB of text.
@@ -29,6 +30,8 @@ class Refused(ValueError):
   """
 
   def __init__(self, field: str, why: str):
+    if len(why) > _LONGEST:  # a value of a megabyte; the remedy is at the end
+      why = f"{why[: _LONGEST - 150]}...{why[-150:]}"
     super().__init__(f"{field}: {why}" if field else why)
     self.field, self.why = field, why
 

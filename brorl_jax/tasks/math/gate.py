@@ -219,7 +219,7 @@ def _factorials(bare: str) -> str:
       bare[match.end() : match.end() + 40],
     )
     if not sizes or any(
-      n.isdigit() and int(n) > _MAX_EXPONENT for n in sizes.groups()
+      n.isdecimal() and int(n) > _MAX_EXPONENT for n in sizes.groups()
     ):
       return "binomial too large"
   if re.search(r"\\sqrt\s*\[\s*\d{4}", bare):

@@ -26,6 +26,10 @@ class Small(Section):
   kind: typing.Literal["a", "b"] = setting("a", "Why a.")
   rate: float = setting(0.5, "Why a half.", unit="per step", phased=True)
   table: Mapping[str, int] = setting({"x": 1}, "A table.")
+  count: int = setting(2**53 - 1, "The largest.")
+  on: bool = setting(True, "On.")
+  name: str = setting("", "A name.")
+  names: tuple[str, ...] = setting((), "Names.")
 
   def rules(self):
     yield "rate", self.rate > 0.0, "positive"
@@ -40,11 +44,26 @@ class Small(Section):
     ({"rate": float("inf")}, "rate = inf ... finite"),
     ({"rate": -1.0}, "rate = -1.0 ... positive"),
     ({"table": {"x": 0}}, "table.x = 0 must be positive"),
+    ({"kind": []}, "kind = [] must be one of a, b"),
+    ({"rate": "1"}, "rate = '1' must be a number"),
+    ({"rate": True}, "rate = True must be a number"),
+    ({"rate": 10**400}, "rate = 1000 ... below 2**53"),
+    ({"rate": 10**5000}, "a number of thousands of digits ... below 2**53"),
+    ({"table": "x"}, "table = 'x' must be a dict"),
+    ({"count": 2.0}, "count = 2.0 must be an integer"),
+    ({"count": False}, "count = False must be an integer"),
+    ({"count": 2**53}, "count = 9007199254740992 must be below 2**53"),
+    ({"on": 1}, "on = 1 must be True or False"),
+    ({"name": None}, "name = None must be text in UTF-8"),
+    ({"name": "\udcff"}, r"name = '\udcff' must be text in UTF-8"),
+    ({"names": "ab"}, "names = 'ab' must be a tuple"),
+    ({"rate": "x" * 999}, "xxx... must be a number"),
   ],
 )
 def test_a_section_checks_itself(values, line):
   with pytest.raises(Wrong) as e:
     Small(**values)
+  assert len(str(e.value)) < 300
   assert mentions(str(e.value), line)
   assert mentions(str(e.value.below("optim")), f"optim.{line}")
 

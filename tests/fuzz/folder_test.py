@@ -1,0 +1,377 @@
+"""Any content of the JSON files of a folder: every mode ends well or in a line.
+
+Resuming, a report, an evaluation and an export read these files in this
+process, with all checks that a command makes. What costs seconds and reads
+nothing of the folder is replaced: programs, figures, and the policy's weights
+beside the checkpoint.
+"""
+
+import contextlib
+import functools
+import io
+import json
+import pathlib
+import shutil
+import tempfile
+from unittest import mock
+
+import configured
+import fuzzing
+import jax
+import jax.numpy as jnp
+import matplotlib.figure
+import numpy as np
+import pytest
+import runs_for_tests as made
+from hypothesis import strategies as st
+
+from brorl_jax import evaluate as evaluations
+from brorl_jax import meshes
+from brorl_jax.configs import base
+from brorl_jax.errors import UserError
+from brorl_jax.main import functions, settings
+from brorl_jax.main.commands import evaluate, export, plan, report, train
+from brorl_jax.main.stages.examples import Examples
+from brorl_jax.main.stages.scoring import Scorer
+from brorl_jax.model import huggingface, tokenizer
+from brorl_jax.report import figures
+from brorl_jax.runs import checkpoints, folder, intact, sections
+from brorl_jax.runs.run_state import RunState
+from brorl_jax.types import State
+
+pytestmark = pytest.mark.ci  # 10 s
+
+_OWN = {"loss.kind": {"name": "mine.py:loss", "digest": "0" * 32}}
+_IDS = ("gcd/heldout/0", "gcd/heldout/1")
+_FILES = (
+  "config.json",
+  "metrics.jsonl",
+  "samples.jsonl",
+  "events.jsonl",
+  "eval/curve.jsonl",
+  "eval/records.jsonl",
+  "checkpoints/2/extra/metadata",
+)
+
+
+@functools.cache
+def config():
+  """Two steps of one family, evaluated before and after."""
+  c = base.get_config()
+  with c.unlocked():
+    for name in [name for name in c.data.families if name != "gcd"]:
+      del c.data.families[name]
+  small = dict(n=4, samples=8, in_flight=8, steps=2, mesh_fsdp=1, minibatches=1)
+  small |= dict(eval_every=2, eval_prompts=2, eval_n=2, dtype="float32")
+  return settings.typed(configured.changed(c, **small))
+
+
+@functools.cache
+def examples():
+  return Examples.of(config(), tokenizer.Tokenizer(huggingface.ASSETS))
+
+
+class Judge(Scorer):
+  """A scorer without processes."""
+
+  def __init__(self, *_):
+    self.sandbox, self.log_lines, self.functions = {}, [], {}
+
+  def close(self):
+    pass
+
+  def worker_metrics(self):
+    return {}
+
+
+@functools.cache
+def mesh():
+  return meshes.over([jax.devices()[:1]], meshes.ONE)
+
+
+def records(step):
+  return made.records(
+    step, ([1, 0], [0, 0]), dict.fromkeys(_IDS, ("gym", "gcd"))
+  )
+
+
+def lines(steps):
+  more = {
+    "rollout/tokens_per_s": 9.0,
+    "reward/mean": 0.5,
+    "policy/entropy": 1.0,
+  }
+  more |= {"sampling/degenerate_fraction": 0.5, "time/busy_s": 1.5}
+  return [line | more for line in made.metric_lines(steps)]
+
+
+def evaluation(step):
+  return {
+    "step": step,
+    "pass_at_1": 0.25,
+    "half_width": 0.5,
+    "by_family": {"gcd": 0.25},
+    "rates": [0.5, 0.0],
+    "summary": evaluations.summary(records(step)),
+  }
+
+
+def sample(step):
+  verdict = {"answer": "4", "verdict": "pass", "reason": "", "score": 1.0}
+  return {
+    "step": step, "id": "gcd/train/1", "domain": "gym", "task": "gcd",
+    "prompt": "Which?", "response": "4", "gold": "4", **verdict, "reward": 1.0,
+    "seconds": 0.1, "tokens": 3, "truncated": False,
+  }  # fmt: skip
+
+
+def params():
+  return huggingface.load(huggingface.ASSETS)[1]
+
+
+@functools.cache
+def place():
+  return tempfile.TemporaryDirectory()
+
+
+@functools.cache
+def run() -> pathlib.Path:
+  """The folder of a run that ended."""
+  path = pathlib.Path(place().name) / "run"
+  path.mkdir()
+  entries = {
+    "data": examples().fingerprint,
+    "functions": _OWN,
+    "files": {},
+    "sandbox": {},
+    "chat_template": None,
+    "began_with": str(huggingface.ASSETS),
+    "run": "0123456789abcdef",
+  }
+  values = sections.as_dict(config())
+  folder.write_config(values, path, **entries)
+  changed = json.loads(json.dumps(values))
+  changed["run"]["save_every"] = 1
+  folder.write_config(changed, path, **entries)  # an earlier start
+  folder.write_config(values, path, **entries)
+  made.dump(path / "metrics.jsonl", lines(2))
+  made.dump(path / "samples.jsonl", [sample(1), sample(2)])
+  made.dump(path / "events.jsonl", [{"step": 1, "event": "resume"}] * 2)
+  made.dump(path / "eval/curve.jsonl", [evaluation(0), evaluation(2)])
+  made.dump(path / "eval/records.jsonl", [*records(0), *records(2)])
+  store = checkpoints.Store(path / "checkpoints", keep=9, run=entries["run"])
+  progress = RunState(tokens=9, best=0.5, streak={1: 2}).to_json()
+  store.save(2, State(np.int32(2), params(), {}, None), progress)
+  store.close()
+  return path
+
+
+class Trains(Exception):
+  """The run goes on to train."""
+
+
+def stages(step):
+  raise Trains
+
+
+def parts(c, workdir, *, allow_change):
+  """What a start checks of the folder, and parts that cannot train."""
+  functions.refuse_changes(folder.stored(workdir, "functions"), _OWN)
+  examples().refuse_changes(folder.stored(workdir, "data"))
+  state = State(jnp.int32(0), like(), {}, None)
+  phase = train.Phase(1, stages, lambda *_, **__: iter([]), "")
+  entries = {"data": examples().fingerprint, "functions": _OWN}
+  return train._Parts(mesh(), examples(), Judge(), [phase], [], state, entries)
+
+
+@functools.cache
+def like():
+  return jax.tree.map(jnp.zeros_like, params())
+
+
+def measure(*_):
+  def of(params, heldout, *, first=0):
+    ids = {one["id"] for one in records(0)}
+    assert {e.id for e in heldout} == ids
+    yield [
+      {k: v for k, v in one.items() if k != "step"}
+      for one in records(0)[first * 2 :]
+    ]
+
+  return of
+
+
+def replaced():
+  """What costs seconds and reads nothing of the folder."""
+  stack = contextlib.ExitStack()
+  patch = lambda *args: stack.enter_context(mock.patch.object(*args))
+  patch(meshes, "make_mesh", lambda **_: mesh())
+  patch(train, "_parts", parts)
+  patch(figures, "draw", lambda *_: [])
+  patch(matplotlib.figure.Figure, "savefig", lambda *_, **__: None)
+  patch(evaluate.Examples, "of", lambda *_: examples())
+  patch(evaluate, "Scorer", Judge)
+  patch(evaluate, "measure", measure)
+  patch(plan, "evaluation", lambda *_: (1, None))
+  patch(export, "write", lambda *_, **__: "float32")
+  return stack
+
+
+def resume(path, out):
+  train.run(config(), path, allow_change=False)
+
+
+def page(path, out):
+  report.run([path])
+
+
+def export_it(path, out):
+  export.run(of(path), out / "exported")
+
+
+def evaluate_it(path, out):
+  evaluate.run(of(path), out / "evaluated")
+
+
+def of(path):
+  values = sections.as_dict(config())
+  values["policy"]["checkpoint"] = str(path)
+  return sections.of(values)
+
+
+MODES = {f.__name__: f for f in (resume, page, export_it, evaluate_it)}
+
+
+def ends(mode, path, out):
+  """Runs a mode; the line in which it ended, None if it ended well."""
+  said = io.StringIO()
+  try:
+    with (
+      replaced(),
+      contextlib.redirect_stdout(said),
+      contextlib.redirect_stderr(said),
+    ):
+      MODES[mode](path, out)
+  except (UserError, OSError) as e:
+    return fuzzing.one_line(e, longest=5000)
+  except Trains:
+    pass
+
+
+@contextlib.contextmanager
+def copied():
+  with tempfile.TemporaryDirectory() as to:
+    path = pathlib.Path(to) / "run"
+    shutil.copytree(run(), path)
+    yield path, pathlib.Path(to)
+
+
+def test_every_mode_reads_a_whole_folder():
+  for mode in MODES:
+    with copied() as (path, out):
+      assert ends(mode, path, out) is None, mode
+
+
+_BYTES = st.sampled_from(
+  [b"", b"\x00", b"\xff", b"NaN", b"[", b"{" * 9, b'{"a":' * 3000, b"\n", b"x"]
+)
+
+
+def changed(draw, path):
+  """Damages one of the files, as bytes or as the values that they are."""
+  if draw(st.booleans()):
+    data = path.read_bytes()
+    at = draw(st.integers(0, 10**6)) % (len(data) + 1)
+    taken = draw(st.sampled_from([0, 0, 1, 10**9]))
+    path.write_bytes(data[:at] + draw(_BYTES) + data[at + taken :])
+    return
+  values = read(path)
+  for _ in range(draw(st.integers(1, 2))):
+    fuzzing.mutate(draw, values)
+  write(path, values)
+
+
+def read(path):
+  """The values of a file: one, or one for each line."""
+  lined, text = path.suffix == ".jsonl", path.read_text()
+  return [json.loads(x) for x in (text.splitlines() if lined else [text])]
+
+
+def write(path, values):
+  if path.name == "metadata" and values and isinstance(values[0], dict):
+    values[0].pop("seal", None)  # as if this had been saved
+    values[0] = intact.sealed(values[0])
+  path.write_text("".join(json.dumps(x) + "\n" for x in values))
+
+
+def check_folder(mode, name, data):
+  with copied() as (path, out):
+    changed(data.draw, path / name)
+    ends(mode, path, out)
+
+
+test_folder, test_folder_at_length = fuzzing.tiers(
+  st.sampled_from(sorted(MODES)),
+  st.sampled_from(_FILES),
+  st.data(),
+  few=40,
+  many=3_000,
+)(check_folder)
+
+
+def at(values, place):
+  for key in place:
+    values = values[key]
+  return values
+
+
+# What ended in a traceback once: a file, the mode that read it, where in its
+# values, and what came there; "gone" for a field that was taken.
+_KNOWN = [
+  ("metrics.jsonl", "resume", (1, "reward/mean"), "gone"),
+  ("metrics.jsonl", "resume", (1, "time/busy_s"), [1]),
+  ("metrics.jsonl", "resume", (0, "policy/entropy"), 10**400),
+  ("metrics.jsonl", "page", (1, "time/step_s"), 10**400),
+  ("metrics.jsonl", "page", (0, "time/step_s"), 1e308),
+  ("metrics.jsonl", "page", (1, "time/rollout_s"), -1800.0),
+  ("eval/curve.jsonl", "resume", (1, "rates"), [[1.0], 2.0]),
+  ("eval/curve.jsonl", "resume", (0, "half_width"), "gone"),
+  ("eval/curve.jsonl", "resume", (1, "summary", "all"), 3),
+  ("eval/records.jsonl", "page", (0, "score"), 10**400),
+  ("samples.jsonl", "page", (0, "reward"), float("nan")),
+  ("config.json", "resume", (0, "config", "run"), None),
+  ("config.json", "resume", (0, "config", "eval", "every"), 0),
+  ("config.json", "resume", (0, "functions", "loss.kind"), "mine.py:loss"),
+  ("config.json", "resume", (0, "config", "optim", "a\nb"), 1),
+  ("config.json", "page", (0, "config", "devices"), 3),
+  ("config.json", "export_it", (0, "config", "policy"), []),
+  ("config.json", "export_it", (0, "files"), ["a.jsonl"]),
+  ("config.json", "evaluate_it", (0, "earlier", 0), 3),
+  ("checkpoints/2/extra/metadata", "resume", (0, "ledger"), []),
+  ("checkpoints/2/extra/metadata", "resume", (0, "ledger", "best"), "x"),
+  ("checkpoints/2/extra/metadata", "resume", (0, "leaves"), [1]),
+]
+
+
+@pytest.mark.parametrize("case", _KNOWN, ids=str)
+def test_what_ended_in_a_traceback_once(case):
+  name, mode, (*place, last), value = case
+  with copied() as (path, out):
+    values = read(path / name)
+    if value == "gone":
+      del at(values, place)[last]
+    else:
+      at(values, place)[last] = value
+    write(path / name, values)
+    ended = ends(mode, path, out)
+  # A speed that cannot be computed is left out, evaluations of older versions
+  # do not say how many records they have, and no interval below 1 is kept.
+  well = {-1800.0: "time/rollout_s", 3: "all", 0: "every"}
+  assert ended is not None or (last == well[value])
+
+
+@pytest.mark.parametrize("mode", sorted(MODES))
+def test_a_file_that_is_nested_too_deeply_is_refused(mode):
+  with copied() as (path, out):
+    (path / "config.json").write_text('{"config":' * 9000)
+    assert "config.json" in ends(mode, path, out)
