@@ -86,8 +86,23 @@ def _is_saved(name: str, value: Any) -> bool:
     return isinstance(value, Mapping) and all(
       str(k).isdecimal() and type(v) is int for k, v in value.items()
     )
-  if name == "best":
-    return type(value) in (int, float, type(None))
+  number = lambda x: type(x) in (int, float)
+  if name == "beyond":
+    return isinstance(value, Mapping) and all(
+      type(v) is int for v in value.values()
+    )
+  if name == "usual":
+    return isinstance(value, Mapping) and all(
+      isinstance(v, Sequence)
+      and len(v) == 2
+      and type(v[0]) is int
+      and number(v[1])
+      for v in value.values()
+    )
+  if name == "grad_norms":
+    return isinstance(value, Sequence) and all(map(number, value))
+  if name in ("best", "reward", "score", "peak", "peak_reward"):
+    return value is None or number(value)
   return type(value) is int
 
 

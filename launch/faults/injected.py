@@ -86,11 +86,11 @@ def nan(step: int) -> None:
   import jax
 
   def spoilt(
-    real: Callable[..., Any], state: Any, sums: Any, **how: Any
+    real: Callable[..., Any], state: Any, sums: Any, *rest: Any, **how: Any
   ) -> Any:
     grads, stats = sums
     grads = jax.tree.map(lambda g: g.at[(0,) * g.ndim].set(float("nan")), grads)
-    return real(state, (grads, stats), **how)
+    return real(state, (grads, stats), *rest, **how)
 
   stages.hook("brorl_jax.learner.update:_apply", instead=spoilt, nth=step)
 
