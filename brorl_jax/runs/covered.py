@@ -60,7 +60,9 @@ def look(workdir: pathlib.Path, starts: Sequence[Mapping[str, Any]]) -> Covered:
   for line in _lines(workdir / "eval/curve.jsonl"):
     evaluations[line["step"]] = count[line["step"]], _wanted(line)
   # Starts with different values of eval.every share only these steps.
-  every = math.lcm(*(max(1, c.get("eval", {}).get("every", 1)) for c in starts))
+  every = math.lcm(
+    *(max(1, c.get("eval", {}).get("every") or 1) for c in starts)
+  )
   return Covered(
     workdir,
     _steps(workdir / "metrics.jsonl"),
