@@ -37,6 +37,7 @@ _ENTRIES: Mapping[str, Callable[[Any], bool]] = {
   "evaluated": lambda x: isinstance(x, dict),
   "earlier": lambda x: isinstance(x, list),
 }
+_NEVER_NULL = ("versions", "evaluated", "mode")
 _EVALUATED: Mapping[str, type] = {"run": str, "source": str, "weights": str}
 
 
@@ -53,7 +54,9 @@ def wrong(record: Mapping[str, Any]) -> str | None:
 
 def _wrong(record: Mapping[str, Any]) -> Iterator[str]:
   for name, good in _ENTRIES.items():
-    if record.get(name) is not None and not good(record[name]):
+    value = record.get(name)
+    null = value is None and name not in _NEVER_NULL
+    if name in record and not null and not good(value):
       yield name
       return
   evaluated = record.get("evaluated") or {}

@@ -61,7 +61,9 @@ def look(workdir: pathlib.Path, starts: Sequence[Mapping[str, Any]]) -> Covered:
   for line in _lines(workdir / "eval/curve.jsonl"):
     evaluations[line["step"]] = records[line["step"]], _wanted(line)
   # Starts with different values of eval.every share only these steps.
-  every = math.lcm(*(max(1, c.get("eval", {}).get("every", 1)) for c in starts))
+  every = math.lcm(
+    *(max(1, c.get("eval", {}).get("every") or 1) for c in starts)
+  )
   last = starts[0].get("run", {}).get("steps") if starts else None
   count = _steps(workdir / "metrics.jsonl")
   sums.check(workdir)

@@ -33,6 +33,9 @@ def test_what_a_run_writes_is_right():
     ({"config": {"devices": {"mesh_model": 2}}}, "config"),
     ({"run": 3}, "run"),
     ({"data": ["a"]}, "data"),
+    ({"data": []}, "data"),
+    ({"versions": None}, "versions"),
+    ({"mode": 0}, "mode"),
     ({"data": {"held out": 3}}, "data"),
     ({"functions": {"loss.kind": {"name": "a.py:f"}}}, "functions"),
     ({"files": {"a": None}}, "files"),
@@ -57,7 +60,7 @@ def test_the_first_entry_that_no_run_writes_is_named(change, field):
     ("data.files", "a.jsonl"),
     ("data.families", []),
     ("run.phases", [{"sampling.n": 3}]),
-    ("data.families.gcd.weight", None),
+    ("data.families.gcd.weight", "1"),
     ("data.families.gcd", 1.0),
     ("eval", 3),
   ],
@@ -79,4 +82,5 @@ def test_a_choice_of_before_is_no_error():
   values["advantage"]["credit"] = "rare"
   values["optim"]["lr"] = 1  # JSON has one kind of number
   values["eval"]["every"] = -3  # rules are of today
+  values["eval"]["top_p"] = None  # not recorded
   assert config_file.wrong({"config": values}) is None

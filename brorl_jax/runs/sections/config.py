@@ -125,9 +125,8 @@ def _mistyped(values: Any, kind: Any) -> str | None:
   if not isinstance(values, Mapping):
     return ""
   for field in dataclasses.fields(kind):
-    if field.name not in values:
-      continue
-    value = values[field.name]
+    if (value := values.get(field.name)) is None:
+      continue  # an older version did not have it
     value = tuple(value) if isinstance(value, list) else value
     # A choice that an older version had is still a text.
     choice = typing.get_origin(field.type) is typing.Literal
