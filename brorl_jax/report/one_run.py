@@ -16,7 +16,7 @@ from brorl_jax.runs import lines
 # What the figure and the table read of a line of metrics.jsonl.
 _OF_A_STEP = (
   "data/samples_total sampling/degenerate_fraction sampling/pass_rate "
-  "reward/mean policy/entropy rollout/tokens_per_s"
+  "reward/mean rollout/tokens_per_s"
 ).split()
 
 
@@ -124,7 +124,9 @@ def _draw_training(
   # A length penalty may make rewards negative.
   shares.set_ylim(min(0.0, *of("reward/mean")), max(1.02, *of("reward/mean")))
   shares.set_title("training prompts")
-  entropy.plot(x, of("policy/entropy"), "C2", **look)
+  # Of a step without an update there is none: a gap.
+  nats = np.array([s.get("policy/entropy") for s in steps], float)
+  entropy.plot(x, nats, "C2", **look)
   entropy.set(title="entropy", ylabel="nats per token", ylim=(0.0, None))
 
 

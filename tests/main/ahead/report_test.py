@@ -41,8 +41,8 @@ def test_tables_and_a_line_of_json(show):
     "time",
     "programs to compile: at most 15 (5 of sampling, 6 of updating, 4 of "
     "evaluation)",
-    "checkpoint: 83.01 KiB, written from the shards of 8 devices; at most 4 kept: "
-    "0.24 MiB",
+    "checkpoint: 83.01 KiB, written from the shards of 8 devices; at most 4 "
+    "kept: 0.32 MiB",
   ]
   read = json.loads(lines[-1])
   # Parameters, two moments and the reference, and three counters.
