@@ -286,7 +286,7 @@ def applying(policy, mesh, *, P, R, T, S):
       update._apply.__wrapped__(
         state,
         (grads, Stats.zero(state.params)),
-        np.float32(np.inf),
+        jax.numpy.float32(np.inf),
         tx=tx,
         watch=jax.tree_util.Partial(watch, found),
       )
