@@ -210,7 +210,11 @@ def read_params(
 def _record(folder: pathlib.Path, run: str | None) -> dict[str, Any]:
   """The record of a step, checked to be unchanged and of this run."""
   text = (folder / "extra" / "metadata").read_bytes()
-  extra = intact.opened(json.loads(text))
+  try:
+    record = json.loads(text)
+  except (ValueError, RecursionError):  # bytes that are no text, or no JSON
+    raise intact.Damage("its record differs from what was saved") from None
+  extra = intact.opened(record)
   saved_by = extra.get("run")
   if run is not None and saved_by not in (None, run):
     raise intact.Damage(f"it is of another run: {saved_by} saved it, not {run}")
