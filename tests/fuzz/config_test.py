@@ -8,6 +8,7 @@ import json
 import fuzzing
 import ml_collections
 import pytest
+from absl.testing import flagsaver
 from hypothesis import strategies as st
 
 from brorl_jax.configs import n512
@@ -68,9 +69,11 @@ def check_flag(field, text):
   said = io.StringIO()
   given = ["brorl", "--config=n512", f"--config.{field}={text}"]
   command.flags.FLAGS.unparse_flags()
-  with contextlib.redirect_stderr(said):
+  # Other tests of the process parse flags too.
+  with flagsaver.flagsaver(), contextlib.redirect_stderr(said):
     try:
       settings.parse_flags(given)
+      config = command._CONFIG.value
     except SystemExit as e:
       assert e.code == 2
       line = said.getvalue().removesuffix("\n")
@@ -78,7 +81,7 @@ def check_flag(field, text):
       fuzzing.one_line(ValueError(line), longest=len(text) + 500)
       return
   try:
-    refused_or_usable(command._CONFIG.value, field)
+    refused_or_usable(config, field)
   except UserError as e:
     assert names(fuzzing.one_line(e), field), e
 
