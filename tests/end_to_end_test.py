@@ -564,11 +564,10 @@ def test_a_run_goes_back_and_ends_as_it_did(start, whole, tmp_path):
   assert process.returncode == 0, err
   assert f"moved what was after step 6 to {workdir}/set_aside/1" in out
   assert "resumes after step 6" in out and digest(workdir) == digest(whole[0])
-  after = numbers(workdir)
-  told = [e for e in after["events.jsonl"] if e["event"] == "back"]
+  told = map(json.loads, (workdir / "events.jsonl").read_text().splitlines())
+  told = [e for e in told if e["event"] == "back"]
   assert [(e["step"], e["from"]) for e in told] == [(6, 8)]
-  after["events.jsonl"].remove(told[0])
-  assert after == numbers(whole[0])
+  assert numbers(workdir) == numbers(whole[0])
   # What was left can still be used.
   step = workdir / "set_aside" / "1" / "checkpoints" / "8"
   export.run(configured.config(checkpoint=str(step)), tmp_path / "exported")
