@@ -574,11 +574,22 @@ def test_a_run_goes_back_and_ends_as_it_did(start, whole, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_diverges_stops_before_it_saves(start, tmp_path):
+def test_a_run_that_diverges_ends_and_keeps_its_best_step(start, tmp_path):
   workdir = tmp_path / "run"
-  process = start(workdir, lr=1e38, max_grad_norm=1e38, save_every=1)
+  changes = dict(lr=1e38, max_grad_norm=1e38, save_every=1, keep_checkpoints=1)
+  process = start(workdir, **changes)
   _, err = process.communicate(timeout=120)
-  assert process.returncode == 2
+  assert process.returncode == errors.NUMBERS
   last = err.splitlines()[-1]
-  assert last.startswith("error: step 1: gradient or value of blocks/")
-  assert [p.name for p in (workdir / "checkpoints").glob("[0-9]*")] == ["0"]
+  assert last.startswith("error: step 5: 5 bad steps in a row, the last: ")
+  lines = (workdir / "events.jsonl").read_text().splitlines()
+  told = [json.loads(line) for line in lines]
+  # The first update made parameters of which the second has no gradient.
+  assert [(e["step"], e["event"]) for e in told[:2]] == [
+    (0, "start"),
+    (1, "skip"),
+  ]
+  assert (told[-1]["event"], told[-1]["status"]) == ("end", errors.NUMBERS)
+  saved = [p.name for p in (workdir / "checkpoints").glob("[0-9]*")]
+  assert sorted(saved) == ["0", "5"]
+  assert (workdir / "stopped" / "step_5.npz").exists()

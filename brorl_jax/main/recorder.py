@@ -186,7 +186,10 @@ class Recorder:
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
     self._write(step, what)
-    self._writer.say(step, ", ".join(f"{k}: {v}" for k, v in what.items()))
+    more = (f"{k}: {v}" for k, v in what.items() if k != "event")
+    self._writer.say(
+      step, f"{what['event']}: {what.get('why') or ', '.join(more)}"
+    )
 
   def _write(self, step: int, what: Mapping[str, Any]) -> None:
     line = {"step": step, "time": events.now(), **what}
@@ -217,12 +220,14 @@ class Recorder:
   def dump(self, step: int, kept: types.Groups, credit: train.Credit) -> None:
     """Writes stopped/step_N.npz: the groups of a step and their advantages."""
     out = kept.rollouts
+    # Without padding, one response behind the other: 128 x 512 of 15,360 tokens
+    # would be 9 GB.
     arrays = {
       "prompt": kept.prompts.tokens,
       "prompt_mask": kept.prompts.mask,
-      "tokens": out.tokens,
-      "mask": out.mask,
-      "logp": out.logp,
+      "tokens": out.tokens[out.mask],
+      "logp": out.logp[out.mask],
+      "length": out.mask.sum(axis=2),
       "reward": kept.scores.reward,
       "advantage": credit.advantage,
       "counts": credit.counts,

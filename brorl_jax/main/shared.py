@@ -100,12 +100,14 @@ def _read(path: pathlib.Path) -> str:
 def closing(store: checkpoints.Store) -> Iterator[None]:
   """`contextlib.closing`, but for an error in one process of many.
 
-  Closing needs all of them, and the others may wait for this one elsewhere.
+  Closing needs all of them, and the others may wait for this one elsewhere. A
+  run whose numbers end it ends in all of them, with the last step saved.
   """
   try:
     yield
-  except BaseException:
-    store.close() if processes.alone() else store.leave()
+  except BaseException as e:
+    together = processes.alone() or isinstance(e, train.Ended)
+    store.close() if together else store.leave()
     raise
   store.close()
 

@@ -30,7 +30,6 @@ _LOOKS = {
   "guard": ("tab:red", "-", "v"),
   "skip": ("tab:purple", ":", "x"),
   "starved": ("tab:brown", ":", "+"),
-  "save failed": ("tab:red", "--", "X"),
   "unjudged": ("tab:olive", ":", "d"),
   "workers": ("tab:olive", "--", "D"),
   "reference reset": ("tab:blue", "-.", "o"),

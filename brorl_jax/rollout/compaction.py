@@ -13,9 +13,8 @@ from brorl_jax.rollout.program_spec import ProgramSpec
 from brorl_jax.rollout.slots import DecodeProgress
 
 _MOST = 7  # sizes
-_LEAST_SLOTS = (
-  4  # over pages: a step of 4 slots costs nearly what one of 2 does
-)
+# Over pages: a step of 4 slots costs nearly what one of 2 does.
+_LEAST_SLOTS = 4
 
 
 def sizes(lanes: int, slots: int, *, pool: bool) -> list[tuple[int, int]]:

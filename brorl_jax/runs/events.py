@@ -26,14 +26,13 @@ OF_PROCESS = frozenset(
     "data",
     "warning",
     "workers",
-    "save failed",
     "back",
     "stop",  # of older versions: an end by an error
     "end",
   }
 )
 # Those that `run.notify` is called with.
-TOLD = frozenset({"start", "resume", "warning", "guard", "save failed", "end"})
+TOLD = frozenset({"start", "resume", "warning", "guard", "end"})
 # What a resume says of a process that wrote nothing when it ended.
 NO_WORD = "nothing: it was killed, or its machine failed"
 

@@ -5,6 +5,7 @@ import dataclasses
 import json
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from messages import mentions
 
@@ -15,6 +16,7 @@ from brorl_jax.main.commands import plan
 from brorl_jax.main.recorder import Recorder
 from brorl_jax.rl import stats
 from brorl_jax.runs import events, metrics, trackers
+from brorl_jax.runs.run_state import RunState
 
 
 @pytest.mark.ci
@@ -192,10 +194,11 @@ def test_record_keeps_events_once(wired, tmp_path, capsys):
     recorder.event(step, {"event": "reference reset", "why": "KL"})
   recorder.close()
   told = capsys.readouterr().err
-  assert "step 3/60  event: reference reset, why: KL\n" in told
+  assert "step 3/60  reference reset: KL\n" in told
   recorder = open_at(2)  # killed before step 3 was saved
   recorder.event(3, {"event": "phase", "changed": {"n": 32}})
   recorder.close()
+  assert "step 3/60  phase: changed: {'n': 32}\n" in capsys.readouterr().err
   reset = {"event": "reference reset", "why": "KL"}
   resume = {"event": "resume", "again": 0, **events.here()}
   assert timeless(tmp_path) == [
@@ -329,6 +332,24 @@ def test_a_start_says_which_lines_of_data_are_left_out(wired, tmp_path):
   assert (start["step"], start["event"]) == (0, "start")
   assert (data["event"], data["count"]) == ("data", 2)
   assert mentions(data["why"], "2 of a.jsonl ... a.jsonl, line 3: no prompt")
+
+
+def test_the_last_step_of_a_run_that_its_numbers_end_is_kept(wired, tmp_path):
+  _, _, _, _, stages, _, kept, _ = wired
+  credit = stages.advantages(kept, RunState())
+  start_at(wired, tmp_path, -1).dump(7, kept, credit)
+  saved = np.load(tmp_path / "stopped" / "step_7.npz")
+  out, at = kept.rollouts, 0
+  for p, n in np.ndindex(saved["length"].shape):
+    length = saved["length"][p, n]
+    for name, want in (("tokens", out.tokens), ("logp", out.logp)):
+      np.testing.assert_array_equal(
+        saved[name][at : at + length], want[p, n][out.mask[p, n]]
+      )
+    at += length
+  assert at == len(saved["tokens"]) == out.mask.sum()
+  np.testing.assert_array_equal(saved["advantage"], credit.advantage)
+  np.testing.assert_array_equal(saved["reward"], kept.scores.reward)
 
 
 def test_replaced_workers_are_one_event_of_a_step(wired, tmp_path):

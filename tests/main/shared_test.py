@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import one_step
 import pytest
 
-from brorl_jax import meshes, processes
+from brorl_jax import meshes, processes, train
 from brorl_jax.errors import UserError
 from brorl_jax.main import shared
 from brorl_jax.main.recorder import Recorder
@@ -157,9 +157,11 @@ def test_an_error_in_one_of_many_closes_nothing_that_needs_the_others(
     monkeypatch.setattr(processes, "alone", lambda alone=alone: alone)
     with pytest.raises(OSError), shared.closing(store):
       raise OSError
+    with pytest.raises(train.Ended), shared.closing(store):
+      raise train.Ended(3, "all of them end, and the step is to be saved")
     with shared.closing(store):
       pass
-  assert called == ["close", "close", "leave", "close"]
+  assert called == ["close", "close", "close", "leave", "close", "close"]
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,8 @@ def programs(run: Run) -> dict[str, int]:
   layout = learning.layout(c, meshes.of(run.mesh).rows)
   spec = training_spec(run)
   # Each size of lanes with each of slots: both may shrink alone.
-  how = dict(pool=bool(spec.blocks))
-  sizes = len(compaction.sizes(spec.lanes, spec.slots, **how))
+  pool = bool(spec.blocks)
+  sizes = len(compaction.sizes(spec.lanes, spec.slots, pool=pool))
   sizes = 1 if spec.pages == 1 else sizes
   # And its compaction; over pages an empty page, and one for other slots.
   decoding = sizes + (sizes - 1) + (0 if spec.blocks else 2 * sizes - 1)

@@ -173,16 +173,14 @@ def guard_stage(c: Guard, *, bad_steps: int) -> Callable[..., tuple]:
     sampled: SampledGroups,
     updated: train.Updated,
   ):
-    progress, alarms = guards.watched(c, progress, scalars)
+    # Before the guards: one NaN would stay in the means of the first steps.
+    shown, lost = metrics.only_finite(scalars)
+    progress, alarms = guards.watched(c, progress, shown)
     short = sampled.shortage()
     bad = [*([short] if short else []), *updated.skipped]
     progress = guards.learned(progress, updated.norms, bad=bool(bad))
-    shown = {
-      **scalars,
-      "guard/alarms": float(len(alarms)),
-      "sampling/starved": float(bool(short)),
-    }
-    shown, lost = metrics.only_finite(shown)
+    shown["guard/alarms"] = float(len(alarms))
+    shown["sampling/starved"] = float(bool(short))
     # First what may explain the others.
     new = [{**a._asdict(), "why": a.text} for a in alarms if a.steps == 1]
     events = [{"event": "guard", **alarm} for alarm in new]

@@ -78,9 +78,9 @@ class Run(Section):
   notify: str = setting(
     "",
     "Command, called in the background with an event of the run as JSON on "
-    "standard input: start, resume, warning, guard, save failed, end. Without "
-    "a shell, at most 30 s, and its failure is only told. config.json holds "
-    "it: no passwords. '': none.",
+    "standard input: start, resume, warning, guard, end. Without a shell, at "
+    "most 30 s, and its failure is only told. config.json holds it: no "
+    "passwords. '': none.",
     free=True,
   )
   pipeline: bool = setting(
@@ -98,8 +98,7 @@ class Run(Section):
   def rules(self) -> Iterator[Rule]:
     yield "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1"
     yield from self.at_least(1, "steps", "save_every", "keep_checkpoints")
-    yield from self.at_least(1, "bad_steps")
-    yield from self.at_least(1, "save_timeout_s")
+    yield from self.at_least(1, "bad_steps", "save_timeout_s")
     good = not self.keep_every % self.save_every and self.keep_every >= 0
     yield (
       "keep_every",

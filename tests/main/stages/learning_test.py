@@ -1,6 +1,7 @@
 """Tests of brorl_jax/main/stages/learning.py: the updates of a step."""
 
 import dataclasses
+import math
 
 import chex
 import jax
@@ -18,8 +19,10 @@ from brorl_jax.learner.optimizer import init_state, updates_done
 from brorl_jax.main.stages import learning
 from brorl_jax.model import sharding
 from brorl_jax.rl import losses, lr_scaling
+from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import checkpoints, metrics
 from brorl_jax.runs.run_state import RunState
+from brorl_jax.runs.sections.guard import Guard
 
 
 def optimizer(c):
@@ -396,3 +399,22 @@ def test_a_loss_that_tells_no_clip_has_no_clip_fraction(wired, tmp_path):
   _, updated = learn(state, kept, stages.advantages(kept, RunState()))
   assert updated.metrics["policy/clip_fraction"] is None
   assert updated.metrics["optim/grad_norm"] > 0.0
+
+
+def test_a_number_that_is_not_finite_stays_out_of_what_is_usual(wired):
+  guard = learning.guard_stage(Guard(), bad_steps=5)
+  kept, count = wired[6], len(wired[6].prompts.index)
+  enough = SampledGroups(kept, np.ones(count, bool), count, {}, [])
+  usual = {"rollout/entropy": 0.8, "reward/mean": 0.5}
+  progress = RunState()
+  for entropy in (0.8, math.nan, 0.8, 0.07):
+    scalars = usual | {"rollout/entropy": entropy}
+    progress, judged = guard(
+      progress, scalars, enough, train.Updated(None, {}, (1.0,))
+    )
+    known = entropy if math.isfinite(entropy) else None
+    assert judged.scalars["rollout/entropy"] == known
+    kinds = [event["event"] for event in judged.events]
+    assert kinds == {0.8: [], 0.07: ["guard"]}.get(entropy, ["not finite"])
+  assert progress.usual["rollout/entropy"] == pytest.approx((3, 1.67 / 3))
+  assert progress.reward == 0.5 and judged.scalars["guard/alarms"] == 1.0
