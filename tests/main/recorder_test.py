@@ -337,7 +337,9 @@ def test_a_start_says_which_lines_of_data_are_left_out(wired, tmp_path):
 def test_the_last_step_of_a_run_that_its_numbers_end_is_kept(wired, tmp_path):
   _, _, _, _, stages, _, kept, _ = wired
   credit = stages.advantages(kept, RunState())
-  start_at(wired, tmp_path, -1).dump(7, kept, credit)
+  recorder = start_at(wired, tmp_path, -1)
+  recorder.dump(7, kept, credit)
+  recorder.close()
   saved = np.load(tmp_path / "stopped" / "step_7.npz")
   out, at = kept.rollouts, 0
   for p, n in np.ndindex(saved["length"].shape):
