@@ -13,6 +13,7 @@ ends its process when another has stopped counting.
 """
 
 import atexit
+import contextlib
 import ctypes
 import itertools
 import os
@@ -22,7 +23,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -47,6 +48,7 @@ _CONNECT_S = 300
 LOST = 70
 # Status of a run that SIGTERM ended: the same command goes on.
 STOPPED = 75
+_WORD_S = 5  # for the last word of a process
 
 
 def start(
@@ -269,7 +271,36 @@ def _index(key: str) -> int:
 def _end(line: str, status: int) -> NoReturn:
   sys.stdout.flush()
   os.write(2, f"error: {line}\n".encode())
+  leave_word(line, status)
   os._exit(status)
+
+
+_words: list[Callable[[str, int], None]] = []
+
+
+@contextlib.contextmanager
+def last_word(say: Callable[[str, int], None]) -> Iterator[None]:
+  """Has a function called where this process ends without unwinding.
+
+  Another process was lost, or Ctrl-C.
+
+  Args:
+    say: Receives why, and the exit status; called in a thread of its own, which
+      is left after 5 s.
+  """
+  _words.append(say)
+  try:
+    yield
+  finally:
+    _words.clear()
+
+
+def leave_word(why: str, status: int) -> None:
+  """Calls what `last_word` was given, once."""
+  if _words:
+    say = lambda how=_words.pop(): how(why, status)
+    (word := threading.Thread(target=say, daemon=True)).start()
+    word.join(_WORD_S)
 
 
 def alone() -> bool:

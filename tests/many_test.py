@@ -21,6 +21,7 @@ import safetensors.numpy
 
 from brorl_jax import processes
 from brorl_jax.main.commands import export
+from brorl_jax.runs import events
 
 ROOT = pathlib.Path(__file__).parents[1]
 DEVICES = 4  # of all processes together
@@ -387,5 +388,7 @@ def test_one_of_two_goes_at_any_moment(site, undisturbed, how, moment):
         r"30 s); this one ends; the same command resumes",
         line,
       )
+      if victim == 1 and (story := workdir / "events.jsonl").exists():
+        assert events.last_word(story) == line.removeprefix("error: ")
   again = trained(site, workdir, 2, THREE)
   assert exact(again) == undisturbed.numbers

@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 
 import jax
 import launchers
@@ -130,6 +131,25 @@ def test_one_process_gets_back_what_it_gives():
   value = object()
   assert processes.gather(value) == [value] and processes.first(value) is value
   processes.require_same({"lr": 1})
+
+
+def test_the_last_word_is_said_once_and_not_waited_for(monkeypatch):
+  said, hold = [], threading.Event()
+
+  def say(*word):
+    said.append(word)
+    hold.wait(60)  # as where the storage hangs
+
+  monkeypatch.setattr(processes, "_WORD_S", 0.1)
+  with processes.last_word(say):
+    processes.leave_word("interrupted", 130)
+    processes.leave_word("interrupted", 130)
+  hold.set()
+  assert said == [("interrupted", 130)]
+  with processes.last_word(say):
+    pass
+  processes.leave_word("after the run", 0)
+  assert len(said) == 1
 
 
 def test_a_difference_is_refused_by_process_and_name(monkeypatch):

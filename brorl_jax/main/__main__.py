@@ -30,6 +30,8 @@ def interrupt(signum, frame) -> None:
   if "--mode=sample" in sys.argv:
     what = ""
   os.write(2, f"{show_cursor}interrupted{what}\n".encode())
+  if processes := sys.modules.get("brorl_jax.processes"):
+    processes.leave_word("interrupted", 130)
   os._exit(130)
 
 

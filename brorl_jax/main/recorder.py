@@ -318,6 +318,11 @@ class Recorder:
     finally:
       self.close()
 
+  def cut(self, why: str, status: int) -> None:
+    """Records an end in the middle of a step; in any thread."""
+    if self._open:
+      self._end(why, status)
+
   def _how(self, error: Exception | None) -> tuple[str, int]:
     """Why the run ends, and the status of the process."""
     if isinstance(error, UserError):

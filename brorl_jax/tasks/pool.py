@@ -208,7 +208,9 @@ class Pool:
       if batch is None or thread.abandoned:  # too late; no one waits
         return
       if ended := thread.jail.failures - thread.failures:
-        self._replaced[verdict.reason or "its process ended"] += ended
+        judged = verdict.status != "invalid"  # a new process could do it
+        why = "its process ended" if judged else verdict.reason
+        self._replaced[why] += ended
       thread.failures = thread.jail.failures
       batch.verdicts[thread.index] = verdict
       batch.seconds[thread.index] = seconds

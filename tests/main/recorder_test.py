@@ -283,6 +283,29 @@ def test_why_a_run_ends_is_recorded_and_told(
   assert (beat["step"], beat["doing"]) == (last, "ended")
 
 
+def test_an_end_within_a_step_is_recorded_once_the_files_are_open(
+  wired, tmp_path
+):
+  told = []
+  lines_of(tmp_path, 2)
+  recorder = Recorder(
+    wired[0], tmp_path, wired[2], [], lambda step: None, {}, {}, {}.copy,
+    told.append,
+  )  # fmt: skip
+  recorder.cut("interrupted", 130)
+  assert not told and not (tmp_path / "events.jsonl").exists()
+  recorder.start(2)
+  recorder.cut("interrupted", 130)
+  recorder.close()
+  end = metrics.read_lines(tmp_path / "events.jsonl")[-1]
+  assert (end["event"], end["why"], end["status"]) == (
+    "end",
+    "interrupted",
+    130,
+  )
+  assert told[-1] == {**end, "workdir": str(tmp_path)}
+
+
 def test_a_kill_writes_no_end(wired, tmp_path):
   recorder = start_at(wired, tmp_path, 2)
   with pytest.raises(KeyboardInterrupt), recorder:

@@ -1,5 +1,6 @@
 """The pool: order, copies, failures, deadlines, and what it leaves behind."""
 
+import contextlib
 import os
 import random
 import signal
@@ -10,7 +11,7 @@ import pytest
 
 from brorl_jax.tasks.base import Verdict
 from brorl_jax.tasks.pool import Job, Pool, TimedVerdict
-from brorl_jax.tasks.sandbox.jail import Jail
+from brorl_jax.tasks.sandbox.jail import Failed, Jail
 
 TABLE = "library_calls_for_tests"
 SOON = 0.3  # seconds, of a deadline that is meant to be missed
@@ -104,6 +105,19 @@ def test_a_verifier_that_fails_is_neither_right_nor_wrong(error, reason):
   assert judged[1] == Verdict("invalid", 0.0, f"verifier failed: {reason}", "")
   assert judged[1].code == "verifier failed"
   assert not pool.replaced()
+
+
+def test_a_process_that_ended_is_named_and_not_by_the_answer_s_own_reason():
+  def verify(response, entry, jail):
+    with contextlib.suppress(Failed):
+      jail.ask("crash", 0)
+    return right(response, entry, jail)
+
+  jobs = [Job("x", response, {"gold": "a"}) for response in "ab"]
+  with Pool({"x": verify}, workers=1, jail=jailed) as pool:
+    judged = [one.verdict.status for one in pool.score(jobs)]
+    assert judged == ["pass", "fail"]
+    assert pool.replaced() == {"its process ended": 2}
 
 
 @pytest.mark.ci

@@ -172,7 +172,8 @@ def _train(
   limit = patience.limit(c.run.save_timeout_s, lambda: store.good)
   stop = shared.Stop()
   ours = recorder if processes.alone() else shared.Together(recorder)
-  with limit, contextlib.closing(telling), recorder:
+  last = processes.last_word(shared.cut(recorder, telling))
+  with limit, contextlib.closing(telling), recorder, last:
     try:
       with shared.closing(store), stop:
         if from_step is not None:

@@ -53,8 +53,10 @@ class Jail:
 
   @property
   def failures(self) -> int:
-    """Number of questions so far that ended a worker process."""
-    return self._worker.failures
+    """How many processes, of either kind, ended that should not have."""
+    return self._worker.failures + (
+      self._zygote.failures if self._zygote else 0
+    )
 
   def ask(self, call: str, *args: Any, timeout: float = 3.0) -> Any:
     """The result of a call in library_calls.py; see Worker.ask.

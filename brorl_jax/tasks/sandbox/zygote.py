@@ -81,7 +81,11 @@ class Ended:
 
 
 class Zygote:
-  """One warm interpreter in the jail."""
+  """One warm interpreter in the jail.
+
+  Attributes:
+    failures: How often the jail itself ended or failed, not a program.
+  """
 
   def __init__(self, interpreter: str, *, bubblewrap: str | None):
     """Starts no process.
@@ -96,6 +100,7 @@ class Zygote:
     self._process: process.Process | None = None
     self._jobs = 0
     self._stopped = False
+    self.failures = 0
 
   def run(
     self,
@@ -128,6 +133,7 @@ class Zygote:
         fault = "a process of the jail failed twice in a row"
       except Died:
         fault = ""
+      self.failures += not self._stopped
       self.close()
     if fault or self._stopped:
       raise Failed(fault or "stopped")

@@ -1,3 +1,5 @@
+import os
+import signal
 import threading
 
 import pytest
@@ -82,6 +84,20 @@ def test_a_jail_runs_programs_too(level):
   it.stop()
   with pytest.raises(Failed, match=r"^stopped$"):
     it.run(job("f = list"), limits=Limits())
+
+
+def test_a_jail_that_was_killed_is_counted_and_the_program_judged(level):
+  it = Jail(TABLE, allow_inner=True)
+  it.run(job("def f(): return 1"), limits=Limits())
+  assert it._zygote is not None and it._zygote._process is not None
+  os.kill(it._zygote._process.pid, signal.SIGKILL)
+  assert it.run(job("def f(): return 1"), limits=Limits()).reason == ""
+  assert it.failures == 1
+  # What a program does to itself is no failure of the jail.
+  dies = "import os\ndef f(): os.abort()"
+  it.run(job(dies), limits=Limits())
+  assert it.failures == 1
+  it.close()
 
 
 def test_a_machine_without_a_jail_runs_no_program(monkeypatch):

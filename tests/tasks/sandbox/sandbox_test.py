@@ -464,8 +464,11 @@ def test_what_the_jail_does_wrong_is_tried_again_and_no_verdict(
     return broken(**options) if len(tried) == 1 else boot(**options)
 
   monkeypatch.setattr(programs, "_boot", once)
+  failed = jail.failures
   assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
   assert len(tried) == 2
+  # Both that failed in a row, and the first of these two.
+  assert (failed, jail.failures) == (2, 3)
 
 
 def test_a_process_that_cannot_be_forked_is_the_jails_fault(jail, monkeypatch):
