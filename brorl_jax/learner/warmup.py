@@ -9,11 +9,15 @@ held-out pass@1 by less than 0.001.
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from brorl_jax.learner.pair_packing import Pair
 from brorl_jax.model.tokenizer import Tokenizer
+from brorl_jax.tasks import posing
 from brorl_jax.tasks.base import Example
+
+Messages = Sequence[Mapping[str, str]]
+Respond = Callable[[Example, random.Random], tuple[Messages, str]]
 
 
 def spoil(answer: str, rng: random.Random) -> str:
@@ -32,41 +36,78 @@ def spoil(answer: str, rng: random.Random) -> str:
   return str(number + rng.choice((-1, 1, -1, 1, -3, -2, 2, 3)))
 
 
+def answers(right: Mapping[str, float]) -> Respond:
+  """The answer of a puzzle alone, or a wrong one for some share of them.
+
+  Args:
+    right: Share of right answers by family, in [0, 1]; 1 where not named.
+  """
+
+  def respond(puzzle: Example, rng: random.Random) -> tuple[Messages, str]:
+    answer = puzzle.entry["answer"]
+    if rng.random() >= right.get(puzzle.task, 1.0):
+      answer = spoil(answer, rng)
+    return puzzle.messages, answer
+
+  return respond
+
+
+def solutions(
+  write: Callable[[Example, str, random.Random], str],
+  qualities: Mapping[str, float],
+  at_once: str,
+) -> Respond:
+  """The steps to the answer of a puzzle, and the answer.
+
+  Args:
+    write: Of a puzzle and a quality.
+    qualities: Relative share of each quality; "direct" is the answer alone.
+    at_once: Instruction of the prompts that are answered without steps.
+  """
+  names, weights = [*qualities], [*qualities.values()]
+
+  def respond(puzzle: Example, rng: random.Random) -> tuple[Messages, str]:
+    (quality,) = rng.choices(names, weights)
+    told = at_once if quality == "direct" else ""
+    asked = posing.posed(puzzle, instruction=told)
+    return asked, write(puzzle, quality, rng)
+
+  return respond
+
+
 def demonstrations(
   puzzles: Sequence[Example],
   tokenizer: Tokenizer,
+  respond: Respond,
   *,
-  right: Mapping[str, float],
   prompt_tokens: int,
   max_new_tokens: int,
   seed: int,
 ) -> list[Pair]:
-  """Puzzles with their answers, or with wrong ones for some share of them.
+  """Puzzles with responses.
 
   Args:
     puzzles: What is demonstrated.
     tokenizer: Of the policy.
-    right: Share of right answers by family, in [0, 1]; 1 where not named.
+    respond: Poses a puzzle and responds to it.
     prompt_tokens: Most of a prompt.
-    max_new_tokens: Most of an answer, its end included.
-    seed: Decides which answers are spoilt, and how.
+    max_new_tokens: Most of a response, its end included.
+    seed: Decides what the responses are.
 
   Raises:
-    ValueError: A prompt or an answer is longer than its budget.
+    ValueError: A prompt or a response is longer than its budget.
   """
   rng = random.Random(seed)
   out = []
   for puzzle in puzzles:
-    answer = puzzle.entry["answer"]
-    if rng.random() >= right.get(puzzle.task, 1.0):
-      answer = spoil(answer, rng)
-    ids = [*tokenizer.encode(answer), tokenizer.stop_ids[0]]
+    asked, response = respond(puzzle, rng)
+    ids = [*tokenizer.encode(response), tokenizer.stop_ids[0]]
     if len(ids) > max_new_tokens:
       raise ValueError(
-        f"{puzzle.id}: answer {answer!r} has {len(ids)} tokens; the budget "
+        f"{puzzle.id}: response {response!r} has {len(ids)} tokens; the budget "
         f"max_new_tokens is {max_new_tokens}"
       )
-    prompt = tokenizer.render(puzzle.messages)
+    prompt = tokenizer.render(asked)
     if len(prompt) > prompt_tokens:
       raise ValueError(
         f"{puzzle.id}: the prompt has {len(prompt)} tokens; the budget "

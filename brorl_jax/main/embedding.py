@@ -44,18 +44,20 @@ def run(c: Any, workdir: pathlib.Path) -> None:
     )
     every = max(c.puzzles // _TOKENIZER_TEXTS, 1)
     texts = [puzzle.question for puzzle in puzzles[::every]]
-    text = tokenizer.build(workdir, texts, size=c.vocab)
+    more = {"whole": c.tags, "merges": c.merges} if "tags" in c else {}
+    text = tokenizer.build(workdir, texts, size=c.vocab, **more)
     params = policy.init(jax.random.key(c.seed))
-    for number, (name, steps, lr, right) in enumerate(
+    first, mixed = _responses(c)
+    for number, (name, steps, lr, respond) in enumerate(
       (
-        ("right", c.steps, c.lr, {}),
-        ("mixed", c.mixed_steps, c.mixed_lr, c.right.to_dict()),
+        ("right", c.steps, c.lr, first),
+        ("mixed", c.mixed_steps, c.mixed_lr, mixed),
       )
     ):
       pairs = warmup.demonstrations(
         puzzles,
         text,
-        right=right,
+        respond,
         prompt_tokens=c.prompt_tokens,
         max_new_tokens=c.max_new_tokens,
         seed=4 * c.seed + 2 * number + 1,
@@ -81,6 +83,14 @@ def run(c: Any, workdir: pathlib.Path) -> None:
     raise UserError(str(e)) from None
   huggingface.save(workdir, policy, params)
   _say(f"wrote {workdir}")
+
+
+def _responses(c: Any) -> tuple[warmup.Respond, warmup.Respond]:
+  """Those of the first stage and of the second."""
+  if "right" in c:  # answers alone
+    return warmup.answers({}), warmup.answers(c.right.to_dict())
+  of = lambda shares: warmup.solutions(DRAW.write, shares.to_dict(), c.at_once)
+  return of(c.qualities), of(c.mixed_qualities)
 
 
 def _families(c: Any) -> dict[str, Family]:

@@ -310,8 +310,15 @@ def _warmup_rules(c: Any) -> Iterator[Rule]:
   for field in ("lr", "mixed_lr", "max_grad_norm", "rope_theta"):
     yield field, 0.0 < c[field] < math.inf, "positive"
   yield "b2", 0.0 <= c.b2 < 1.0, "at least 0 and below 1"
-  good = all(0.0 <= share <= 1.0 for share in c.right.values())
-  yield "right", good, "shares between 0 and 1"
+  if "right" in c:  # answers alone
+    good = all(0.0 <= share <= 1.0 for share in c.right.values())
+    yield "right", good, "shares between 0 and 1"
+    return
+  for field in ("qualities", "mixed_qualities"):
+    shares = [*c[field].values()]
+    good = min(shares) >= 0.0 and sum(shares) > 0.0
+    yield field, good, "relative shares, of which one is positive"
+  yield "merges", c.merges >= 1, "at least 1"
 
 
 def _training_rules(c: sections.Config) -> Iterator[Rule]:

@@ -193,7 +193,12 @@ _TEMPLATE = (
 
 
 def build(
-  directory: str | pathlib.Path, texts: Sequence[str], *, size: int
+  directory: str | pathlib.Path,
+  texts: Sequence[str],
+  *,
+  size: int,
+  whole: Sequence[str] = (),
+  merges: int = 700,
 ) -> Tokenizer:
   """Trains a byte-level BPE on `texts` and writes it in Hugging Face's form.
 
@@ -205,11 +210,13 @@ def build(
     directory: Where tokenizer.json and the template go.
     texts: Questions. Same texts, same tokenizer.
     size: Number of ids, the special ones included.
+    whole: Texts that are one token each.
+    merges: How many sentences, and pieces of them, are looked for.
   """
   import tokenizers
   from transformers import PreTrainedTokenizerFast
 
-  phrases = _phrases(texts)
+  phrases = [*whole, *_phrases(texts, merges)]
   split = tokenizers.Regex(_QWEN2_SPLIT)
   bpe = _train_bpe(texts, split, size - len(phrases), [_PAD, _ASK, _END])
   bpe.add_tokens([tokenizers.AddedToken(p, normalized=False) for p in phrases])
@@ -244,14 +251,14 @@ def _train_bpe(texts, split, size, special):
   return bpe
 
 
-def _phrases(texts: Sequence[str]) -> list[str]:
+def _phrases(texts: Sequence[str], merges: int) -> list[str]:
   """Stretches of several words that at least 1 % of the texts share.
 
   Found by a BPE whose merges may cross blanks; only digits stay apart.
   """
   import tokenizers
 
-  bpe = _train_bpe(texts, tokenizers.Regex("[0-9]"), 700, [])
+  bpe = _train_bpe(texts, tokenizers.Regex("[0-9]"), merges, [])
   used = collections.Counter()
   for encoding in bpe.encode_batch(list(texts)):
     used.update(set(encoding.ids))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -56,6 +57,7 @@ class Draw(NamedTuple):
     may_draw: Whether training on these tasks may generate this question.
     category: Category of a task for statistics, or None.
     version: Version of the generator, for config.json.
+    write: Steps and answer to an example, of a quality; see gym/steps.
   """
 
   check: Callable[[Sequence[Family]], None]
@@ -64,6 +66,7 @@ class Draw(NamedTuple):
   may_draw: Callable[[Example, Iterable[str]], str]
   category: Callable[[str], str | None]
   version: Callable[[], str]
+  write: Callable[[Example, str, random.Random], str]
 
 
 def _unnamed(_: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from brorl_jax.tasks.base import Example, Verdict
 from brorl_jax.tasks.data import fields
 from brorl_jax.tasks.data.strict_json import Refused, show
 from brorl_jax.tasks.domain import Domain, Draw, Field
-from brorl_jax.tasks.gym import families
+from brorl_jax.tasks.gym import families, steps
 from brorl_jax.tasks.gym.categories import CATEGORIES
 from brorl_jax.tasks.gym.verifier import verify
 from brorl_jax.tasks.sandbox.jail import Jail
@@ -72,6 +72,7 @@ DRAW = Draw(
   may_draw=_may_draw,
   category=CATEGORIES.get,
   version=lambda: f"{_LIBRARY} {importlib.metadata.version(_LIBRARY)}",
+  write=lambda example, quality, rng: steps.write(example.entry, quality, rng),
 )
 
 DOMAIN = Domain(

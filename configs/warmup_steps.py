@@ -1,0 +1,58 @@
+r"""Makes the policy that answers in steps: 740k parameters, Qwen2 architecture.
+
+  python -m brorl_jax.main --mode=warmup --config=configs/warmup_steps.py \
+      --workdir=assets
+
+Deterministic: the same seed gives the same files on the same kind of machine.
+"""
+
+from typing import Any
+
+import ml_collections
+
+from brorl_jax.tasks.gym.steps import DIALS
+
+
+def get_config() -> ml_collections.ConfigDict:
+  c: Any = ml_collections.ConfigDict()
+  c.seed = 0
+  c.families = ml_collections.ConfigDict()
+  for name, (settings, _) in DIALS.items():
+    c.families[name] = {"weight": 1.0, "settings": dict(settings)}
+  c.puzzles = 10000  # per family, from seeds that training never uses
+  c.prompt_tokens = 120
+  c.max_new_tokens = 176
+  c.vocab = 512  # ids of the tokenizer
+  c.tags = ("<answer>", "</answer>")  # one token each
+  c.merges = 6000  # enough for the sentences that the questions share
+  c.at_once = "Answer at once."  # prompts that are answered without steps
+
+  # Policy.
+  c.width = 128
+  c.layers = 3
+  c.heads = 4
+  c.kv_heads = 2
+  c.mlp = 512
+  c.rope_theta = 1000.0  # sequences are short
+
+  # Right demonstrations first, then demonstrations of mixed quality.
+  c.row_tokens = 320  # several demonstrations share a row
+  c.rows = 28  # per update: about 90 demonstrations
+  c.lr = 3e-3  # falls to 0 as a cosine
+  c.steps = 3000
+  c.mixed_lr = 1e-3
+  c.mixed_steps = 400
+  # Shares of what is demonstrated. Without sloppy responses RL would have
+  # nothing to improve.
+  c.qualities = ml_collections.ConfigDict()
+  c.qualities.careful = 0.6
+  c.qualities.detour = 0.2
+  c.qualities.direct = 0.2
+  c.mixed_qualities = ml_collections.ConfigDict()
+  c.mixed_qualities.careful = 0.3
+  c.mixed_qualities.detour = 0.1
+  c.mixed_qualities.sloppy = 0.5
+  c.mixed_qualities.direct = 0.1
+  c.b2 = 0.95
+  c.max_grad_norm = 1.0
+  return c.lock()  # a misspelt field in a config is an error
