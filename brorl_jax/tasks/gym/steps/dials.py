@@ -53,8 +53,8 @@ DIALS: Mapping[str, tuple[Settings, Settings]] = {
     {"min_n": 512, "max_n": 2047},
   ),
   "prime_factorization": (
-    {"min_value": 8, "max_value": 400},
-    {"min_value": 400, "max_value": 1200},
+    {"min_value": 8, "max_value": 600},
+    {"min_value": 600, "max_value": 1500},
   ),
   "countdown": (
     {

@@ -159,7 +159,9 @@ def merge(first: str, second: str) -> str | None:
   rest, _, last = second.rpartition("=")
   found = list(_TOKENS.finditer(rest))
   places = [i for i, match in enumerate(found) if match[2] == result]
-  if not left or "=" in left + rest or len(places) != 1 or left[0] == "-":
+  if not sides(first) or not sides(second) or "=" in left + rest:
+    return None
+  if len(places) != 1 or left[0] == "-":
     return None
   (place,) = places
   before = found[place][1]

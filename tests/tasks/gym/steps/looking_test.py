@@ -195,13 +195,12 @@ _OF_COUNTDOWN = ("57 + 8 = 65", "57+8=65 ", "(57+8)=65")
 
 
 @pytest.mark.parametrize("text", GARBAGE, ids=range(len(GARBAGE)))
-@pytest.mark.parametrize("task", EXAMPLES)
-def test_garbage_is_no_step(task, text):
-  if task != "countdown" or text not in _OF_COUNTDOWN:
-    assert look(text, entry_of(task)) == (0, 0, 0)
+def test_garbage_is_no_step(text):
+  for task in EXAMPLES:
+    if task != "countdown" or text not in _OF_COUNTDOWN:
+      assert look(text, entry_of(task)) == (0, 0, 0), task
 
 
-@pytest.mark.parametrize("task", EXAMPLES)
 @pytest.mark.parametrize(
   "line",
   [
@@ -222,11 +221,12 @@ def test_garbage_is_no_step(task, text):
     " ",
   ],
 )
-def test_a_long_response_is_read_in_linear_time(task, line):
+def test_a_long_response_is_read_in_linear_time(line):
   text = line * (60_000 // len(line))
-  with fuzzing.within(2.0):
-    seen = look(text, entry_of(task))
-  assert 0 <= seen.wrong <= seen.count <= text.count("\n") + 1
+  for task in EXAMPLES:
+    with fuzzing.within(2.0):
+      seen = look(text, entry_of(task))
+    assert 0 <= seen.wrong <= seen.count <= text.count("\n") + 1
 
 
 @pytest.mark.parametrize("task", EXAMPLES)
