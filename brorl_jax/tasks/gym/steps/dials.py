@@ -49,12 +49,12 @@ DIALS: Mapping[str, tuple[Settings, Settings]] = {
     {"min_animals": 6, "max_animals": 8, "max_instances": 9},
   ),
   "count_bits": (
-    {"min_n": 8, "max_n": 1000},
-    {"min_n": 1000, "max_n": 4000},
+    {"min_n": 8, "max_n": 511},
+    {"min_n": 512, "max_n": 2047},
   ),
   "prime_factorization": (
-    {"min_value": 8, "max_value": 400},
-    {"min_value": 400, "max_value": 1200},
+    {"min_value": 8, "max_value": 600},
+    {"min_value": 600, "max_value": 1500},
   ),
   "countdown": (
     {

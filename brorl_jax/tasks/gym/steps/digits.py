@@ -10,6 +10,7 @@ from brorl_jax.tasks.gym.steps.pen import Pen, near
 from brorl_jax.tasks.gym.steps.task import Entry, Task
 
 _DIGITS = string.digits + string.ascii_lowercase
+_PLACES = 12
 _BITS = re.compile(
   r"([0-9]{1,12})=2\*([0-9]{1,12})\+([01]) ([0-9]{1,4})", re.ASCII
 )
@@ -31,20 +32,24 @@ def _base_conversion(entry: Entry, pen: Pen) -> str:
 
 def _to_base(number: int, base: int, pen: Pen) -> str:
   digits = ""
-  while number:
+  while number or not digits:
     quotient, digit = divmod(number, base)
     slips = [(q, digit) for q in near(quotient) if q < number]
     slips += [(quotient, d) for d in near(digit) if d < base]
     line = lambda v, n=number: f"{n}={v[0]}*{base}+{v[1]}"
     number, digit = pen.step((quotient, digit), line, slips)
     digits = _DIGITS[digit] + digits
-  return digits or "0"
+  return digits
 
 
 def _judge_base(entry: Entry, lines: list[str]) -> equation.Equations:
   metadata = entry["metadata"]
   known = equation.numbers(lines)
-  known |= {metadata["source_base"], metadata["target_base"]}
+  for base in (metadata["source_base"], metadata["target_base"]):
+    known.add(base)
+    # And what its places are worth, for a sum over all digits.
+    powers = (base**place for place in range(2, _PLACES))
+    known |= {power for power in powers if power <= metadata["decimal_value"]}
   known |= {_DIGITS.index(digit) for digit in metadata["source_repr"]}
   return equation.Equations(known | {metadata["decimal_value"]})
 

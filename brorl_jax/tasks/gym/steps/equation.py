@@ -71,8 +71,9 @@ class Equations:
   """Judges equations.
 
   One is right if its sides are equal and each number of its first side is
-  known: it is in the question, in the right solution or in an earlier line. So
-  what follows from a slip is no second slip, and steps may be left out.
+  known: it is in the question, in the right solution or in an earlier line, or
+  is a digit of such a number, with its zeros. So what is computed from a wrong
+  value is right, and steps may be left out.
   """
 
   def __init__(
@@ -87,7 +88,8 @@ class Equations:
 
     Args:
       known: Numbers.
-      free: Whether one known factor is enough in a product.
+      free: Whether one known factor is enough in a product, and a known
+        dividend in a quotient.
       zeros: How many zeros may be put after a known number.
       products: The only products there may be, each once; None for any.
     """
@@ -118,14 +120,20 @@ class Equations:
       if not collections.Counter(_products(side)) <= self._products:
         return False
       terms = [term for term in side if len(term) == 1]
-    enough = any if self._free else all
-    return all(
-      enough(abs(number) in self._known for _, number in term) for term in terms
-    )
+    return all(map(self._is_known, terms))
+
+  def _is_known(self, term: Term) -> bool:
+    known = [abs(number) in self._known for _, number in term]
+    if not self._free:
+      return all(known)
+    divides = any(operator in ("/", "%") for operator, _ in term[1:])
+    return known[0] if divides else any(known)
 
   def _learn(self, found: Iterable[int]) -> None:
     for number in {abs(n) for n in found}:
-      self._known.update(pen.parts(number), map(int, str(number)))
+      self._known.update(pen.parts(number))
+      if number < 100:  # a digit may be a carry
+        self._known.update(divmod(number, 10))
       self._known |= {number * 10**z for z in range(self._zeros + 1)}
 
 
@@ -151,7 +159,9 @@ def merge(first: str, second: str) -> str | None:
   rest, _, last = second.rpartition("=")
   found = list(_TOKENS.finditer(rest))
   places = [i for i, match in enumerate(found) if match[2] == result]
-  if not left or "=" in left + rest or len(places) != 1 or left[0] == "-":
+  if not sides(first) or not sides(second) or "=" in left + rest:
+    return None
+  if len(places) != 1 or left[0] == "-":
     return None
   (place,) = places
   before = found[place][1]

@@ -27,9 +27,9 @@ class Steps(NamedTuple):
 def look(response: str, entry: Entry) -> Steps:
   """Counts steps, judged by arithmetic and by the entry.
 
-  Right steps may come in any order, be merged or left out. What follows from a
-  wrong step is not wrong again. Lines that are no step of the task count as
-  nothing. The time is linear in the length of the response.
+  Right steps may come in any order, be merged or left out. A step that is
+  computed rightly from a wrong value is right. Lines that are no step of the
+  task count as nothing. The time is linear in the length of the response.
 
   Args:
     response: Any text.

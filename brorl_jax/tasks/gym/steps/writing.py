@@ -59,8 +59,8 @@ def write(entry: Entry, quality: str, rng: random.Random) -> str:
     A line per step, then the answer between its tags.
 
   Raises:
-    ValueError: The task has no writer, the quality is none, or the puzzle has
-      no steps.
+    ValueError: The task has no writer, the quality is none, or the puzzle
+      needs no steps or cannot be solved.
   """
   if quality not in QUALITIES:
     raise ValueError(f"quality = {quality!r}; use one of {QUALITIES}")
@@ -100,6 +100,8 @@ def _solve(
   answer = task.solve(entry, pen)
   if quality == "direct":
     return [], answer
+  if not pen.lines:
+    raise ValueError(f"the puzzle needs no steps: {entry.get('question')!r}")
   if quality == "detour":
     some = rng.sample(range(len(pen.lines)), min(2, len(pen.lines)))
     pen = Pen(rng, some[: rng.choice((1, 1, 2))], corrects=True)
