@@ -158,6 +158,7 @@ class Store:
       Unusable: There are steps but none is usable, or the newest whole one has
         other arrays than `like`. No file was changed.
       Unreachable: A step cannot be read now. No file was changed.
+      Unsaved: An older step, which is not kept, cannot be deleted.
     """
     passed: list[tuple[int, str, str]] = []
     for step in reversed(processes.first(stored.steps(self._directory))):
@@ -173,6 +174,7 @@ class Store:
         self._set_aside(*checkpoint)
       processes.gather(None)  # nobody goes on before they are moved
       self.good = step
+      self._prune(step)  # a kill after the last save leaves what it deletes
       return state
     if passed:
       reasons = "; ".join(f"{step}: {reason}" for step, _, reason in passed[:1])
@@ -240,9 +242,13 @@ class Store:
       manager.check_for_errors()
       stored.compare(self._folder(step), like, extra)
     self.good, self._scores[step] = step, extra.get("score")
+    self._prune(step)
+
+  def _prune(self, step: int) -> None:
+    """Deletes what is superfluous now that a step is good."""
     with self._waiting(step), self._one_line_errors(step):
       for old in processes.first(self._superfluous()):
-        manager.delete(old)
+        self._open().delete(old)
 
   def _superfluous(self) -> list[int]:
     """The steps to delete; process 0 reads what it does not know of them."""

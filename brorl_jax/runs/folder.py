@@ -234,9 +234,10 @@ def set_aside(workdir: pathlib.Path) -> pathlib.Path | None:
   if not (names := _files(workdir)):
     return None
   to = new_aside(workdir)
-  # config.json last: if this is killed, the rest is still refused as a run with
-  # missing files.
-  for name in sorted(names, key=lambda name: name == "config.json"):
+  # If this is killed, the rest is still refused as a run with missing files:
+  # without lines a checkpoint is not used, and config.json is the last to go.
+  when = {"metrics.jsonl": -1, "config.json": 1}
+  for name in sorted(names, key=lambda name: (when.get(name, 0), name)):
     (workdir / name).rename(to / name)
   return to
 

@@ -130,6 +130,15 @@ def test_keeps_the_newest_steps(run):
   assert is_step(run.restore(), 9)
 
 
+def test_what_a_killed_run_did_not_delete_is_deleted_by_its_resume(run):
+  run.save(1, 2, 3)
+  run.keep = 2
+  store = run.open()
+  assert store.restore(state_of(0)) is not None
+  store.close()
+  assert stored.steps(run.folder) == [2, 3]
+
+
 def test_a_save_survives_the_donation_of_the_state(run):
   """On CPU the next update writes into the very memory that was handed over."""
   update = jax.jit(

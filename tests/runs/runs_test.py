@@ -387,13 +387,13 @@ def test_begin_again_takes_another_config_and_goes_on_afterwards(run):
   assert len(lines.read_lines(run.dir / "set_aside/1/metrics.jsonl")) == 12
 
 
-@pytest.mark.ci
-def test_begin_again_that_is_killed_loses_nothing(run, monkeypatch):
+@pytest.mark.parametrize("count", tiers.some([1, 2, 3, 5], 1))
+def test_begin_again_that_is_killed_loses_nothing(run, monkeypatch, count):
   rename, moved, before = pathlib.Path.rename, [], tree(run.dir)
 
   def killed(path, to):
     if path.parent == run.dir:
-      if len(moved) == 3:
+      if len(moved) == count:
         raise KeyboardInterrupt
       moved.append(path.name)
     return rename(path, to)
