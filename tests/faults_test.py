@@ -63,7 +63,13 @@ def workdir(tmp_path):
   shutil.rmtree(tmp_path / "run", ignore_errors=True)
 
 
-@pytest.mark.parametrize("seed", tiers.some(range(KILLS), 0, 2))
+@pytest.mark.timeout(900)
+def test_kills_at_random_one_after_the_other(site, workdir):
+  assert trials.many_kills(site, workdir, KILLS) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(KILLS))
 def test_a_kill_at_random(site, workdir, seed):
   assert trials.random_kill(site, workdir, seed) is None
 

@@ -66,6 +66,28 @@ def random_kill(site: Site, workdir: pathlib.Path, seed: int) -> Wrong:
   return wrong or goes_on(site, workdir)
 
 
+def many_kills(site: Site, workdir: pathlib.Path, count: int) -> Wrong:
+  """SIGKILL at random moments of one run, which goes on after each.
+
+  A run that ends meanwhile is compared, and another begins.
+  """
+  assert site.twin
+  rng, killed = random.Random(f"kills {count}"), 0
+  while killed < count:
+    start = site.start(workdir)
+    time.sleep(rng.uniform(0.0, site.seconds))
+    start.send(signal.SIGKILL)
+    if wrong := _status(start, -signal.SIGKILL, runs.DONE):
+      return f"after {killed} kills: {wrong}"
+    if start.status() == runs.DONE:
+      if wrong := _differs(workdir, site.twin):
+        return f"after {killed} kills: {wrong}"
+      shutil.rmtree(workdir)
+    else:
+      killed += 1
+  return goes_on(site, workdir)
+
+
 def stage_kill(site: Site, workdir: pathlib.Path, stage: str) -> Wrong:
   """SIGKILL at a named moment."""
   if stages.STAGES[stage].resumed:
