@@ -16,7 +16,6 @@ compare and delete together, at the next `check`.
 import concurrent.futures
 import contextlib
 import functools
-import math
 import pathlib
 import threading
 from collections.abc import Callable, Iterator
@@ -36,7 +35,9 @@ from brorl_jax.runs.stored import read_params as read_params
 
 # For the last save, where a process of many has failed.
 _LEAVE_S = 20
-_NEVER_S = 10**6  # of a save without a limit
+# Of a save: orbax measures it by the wall clock, which may jump, and `patience`
+# limits it.
+_NEVER_S = 10**7
 
 
 class Unsaved(Exception):
@@ -68,7 +69,6 @@ class Store:
     keep_every: int = 0,
     run: str | None = None,
     warn: Callable[[str], None] = print,
-    timeout_s: float = math.inf,
   ):
     """Creates nothing; the first save creates the directory.
 
@@ -79,11 +79,10 @@ class Store:
       run: Identity of the run. Each step stores it, and a step of another run
         is not used. Steps of older versions store none.
       warn: Called with one line for each step that is not used.
-      timeout_s: Of one save, after which orbax gives up.
     """
     self._directory = pathlib.Path(directory).absolute()
     self._keep, self._every = keep, keep_every
-    self._run, self._warn, self._timeout_s = run, warn, timeout_s
+    self._run, self._warn = run, warn
     self._manager: ocp.CheckpointManager | None = None
     self._scores: dict[int, float | None] = {}  # of steps on disk
     self._threads = concurrent.futures.ThreadPoolExecutor(1, "save")
@@ -295,7 +294,7 @@ class Store:
           max_to_keep=None,
           enable_async_checkpointing=True,
           async_options=ocp.AsyncOptions(
-            timeout_secs=math.ceil(min(self._timeout_s, _NEVER_S)),
+            timeout_secs=_NEVER_S,
             # Otherwise a folder that cannot be made is an error only after
             # five minutes, for which orbax waits for it.
             create_directories_asynchronously=False,

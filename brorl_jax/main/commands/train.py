@@ -215,7 +215,6 @@ def _store(
     keep_every=c.keep_every,
     run=run,
     warn=warn,
-    timeout_s=c.save_timeout_s,
   )
 
 
