@@ -151,8 +151,8 @@ class Recorder(Protocol):
     """Record the metrics of a step and the groups it was trained on."""
     ...
 
-  def dump(self, step: int, kept: Groups, credit: Credit) -> None:
-    """Keep what the last step of a run that ends early was trained on."""
+  def dump(self, step: int, kept: Groups, credit: Credit, drawn: Groups):
+    """Keep what the last step of a run was trained on, or else all it drew."""
     ...
 
   def evaluate(self, step: int, params: PyTree) -> float:
@@ -168,7 +168,8 @@ class Ended(RuntimeError):
   """The numbers of a run ended it; its state is being saved."""
 
   def __init__(self, step: int, why: str):
-    super().__init__(f"step {step}: {why}; the step is saved")
+    back = f"see stopped/step_{step}.npz; --from_step= goes back"
+    super().__init__(f"step {step}: {why}; the step is saved, {back}")
 
 
 @clock.counting()
@@ -276,7 +277,7 @@ def train(
     if save or last or judged.end or (agreed.stop and ahead is None):
       saving_s = _save(step, state, progress, score, store, recorder)
     if judged.end is not None:
-      recorder.dump(step, kept, credit)
+      recorder.dump(step, kept, credit, sampled.groups)
       raise Ended(step, judged.end)
   store.wait()
   return state

@@ -4,12 +4,13 @@ import contextlib
 import dataclasses
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from messages import mentions
 
-from brorl_jax import evaluate, meshes
+from brorl_jax import evaluate, meshes, train
 from brorl_jax.errors import UserError
 from brorl_jax.main.commands import evaluate as evaluate_command
 from brorl_jax.main.commands import plan
@@ -361,7 +362,7 @@ def test_the_last_step_of_a_run_that_its_numbers_end_is_kept(wired, tmp_path):
   _, _, _, _, stages, _, kept, _ = wired
   credit = stages.advantages(kept, RunState())
   recorder = start_at(wired, tmp_path, -1)
-  recorder.dump(7, kept, credit)
+  recorder.dump(7, kept, credit, kept)
   recorder.close()
   saved = np.load(tmp_path / "stopped" / "step_7.npz")
   out, at = kept.rollouts, 0
@@ -375,6 +376,20 @@ def test_the_last_step_of_a_run_that_its_numbers_end_is_kept(wired, tmp_path):
   assert at == len(saved["tokens"]) == out.mask.sum()
   np.testing.assert_array_equal(saved["advantage"], credit.advantage)
   np.testing.assert_array_equal(saved["reward"], kept.scores.reward)
+
+
+def test_a_step_without_a_kept_group_keeps_all_that_was_drawn(wired, tmp_path):
+  drawn = wired[6]
+  none = jax.tree.map(lambda x: x[:0], drawn)
+  empty = np.zeros((0, drawn.scores.reward.shape[1]), np.float32)
+  credit = train.Credit(empty, empty > 0, RunState(), {})
+  recorder = start_at(wired, tmp_path, -1)
+  recorder.dump(7, none, credit, drawn)
+  recorder.close()
+  saved = np.load(tmp_path / "stopped" / "step_7.npz")
+  np.testing.assert_array_equal(saved["reward"], drawn.scores.reward)
+  assert len(saved["tokens"]) == drawn.rollouts.mask.sum()
+  assert "advantage" not in saved and "counts" not in saved
 
 
 def test_replaced_workers_are_one_event_of_a_step(wired, tmp_path):
