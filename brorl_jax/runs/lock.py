@@ -64,4 +64,7 @@ def hold(workdir: pathlib.Path) -> Lock:
   except OSError as e:
     failed = errors.status(e) == errors.STORAGE
     kind = errors.StorageError if failed else UserError
-    raise kind(f"workdir {workdir} cannot be written: {e}") from None
+    raise kind(
+      f"workdir {workdir} cannot be written: {e}; nothing was started: fix "
+      "this and run the same command again"
+    ) from None

@@ -96,6 +96,10 @@ def main() -> None:
   folder = given.workdir.absolute()
   if folder.exists() and any(folder.iterdir()):
     parser.error(f"--workdir={given.workdir} is not empty; name a new folder")
+  if 0 < given.steps < 2 * watch.SETTLED:
+    parser.error(
+      f"--steps={given.steps} shows no growth; use 0, or 200 or more"
+    )
   table, good = [], True
   with runs.Site(folder) as site:
     if given.kills:

@@ -307,6 +307,25 @@ def test_an_end_within_a_step_is_recorded_once_the_files_are_open(
   assert told[-1] == {**end, "workdir": str(tmp_path)}
 
 
+def test_a_warning_is_told_and_a_full_disk_ends_nothing(
+  wired, tmp_path, monkeypatch
+):
+  told = []
+  recorder = start_at(wired, tmp_path, 2, tell=told.append)
+  recorder.warn("the disk is slow")
+  assert [(e["event"], e.get("why")) for e in told[1:]] == [
+    ("warning", "the disk is slow")
+  ]
+
+  def full(*_):
+    raise OSError(28, "No space left on device")
+
+  monkeypatch.setattr(recorder._events, "write", full)
+  recorder.warn("the disk is full")
+  recorder.close()
+  assert told[-1]["why"] == "the disk is full"
+
+
 def test_a_kill_writes_no_end(wired, tmp_path):
   recorder = start_at(wired, tmp_path, 2)
   with pytest.raises(KeyboardInterrupt), recorder:

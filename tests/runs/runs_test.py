@@ -902,12 +902,15 @@ def test_a_run_goes_back_and_ends_as_it_did(whole, long, step):
     assert not aside.exists() and long.told("back") == []
     return
   assert long.told("back") == [(step, None)]
+  (resume,) = [e for e in long.lines("events.jsonl") if e["event"] == "resume"]
+  assert (resume["again"], resume["after"]) == (0, "done")
   (event,) = [e for e in long.lines("events.jsonl") if e["event"] == "back"]
   assert event["from"] == 12 and event["kept"] == "set_aside/1"
   left = stored.steps(aside / "checkpoints")
   assert left == [s for s in (3, 6, 9, 12) if s > step]
   for name, every in before.items():
     after = [line for line in every if line["step"] > step]
+    after = [line for line in after if not events.of_process(line)]
     path = aside / name
     assert path.exists() == bool(after)
     kept = lines.read_lines(path) if after else []
