@@ -1,0 +1,210 @@
+"""What holds for the responses to many puzzles of every task."""
+
+import functools
+import random
+import re
+
+import pytest
+
+reasoning_gym = pytest.importorskip("reasoning_gym")
+
+from brorl_jax.tasks.gym import ALLOWED, Family, families, puzzle, verify
+from brorl_jax.tasks.gym.steps import DIALS, QUALITIES, TASKS, look, write
+from brorl_jax.tasks.gym.steps.sums import LEGS
+
+# A digit, a word with the blank before it, a sign, or the end of a line.
+TOKEN = re.compile(r" ?[^\W\d_]+|\d| ?[^\s\w]+\n*|\s*\n+|\s", re.ASCII)
+CASES = [(task, side) for task in sorted(TASKS) for side in (0, 1)]
+PUZZLES = pytest.mark.parametrize(
+  "count", [15, pytest.param(200, marks=pytest.mark.ci)]
+)
+
+
+@functools.cache
+def entries(task, side, count):
+  family = Family(task, dict(DIALS[task][side]))
+  return [puzzle(family, "train", i, seed=0).entry for i in range(count)]
+
+
+def passes(response, entry):
+  return verify(response, entry).status == "pass"
+
+
+def test_every_task_can_be_drawn_and_has_dials():
+  assert TASKS == set(DIALS) and TASKS <= ALLOWED
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_the_dials_are_settings_of_the_library(side):
+  families.check([Family(task, dict(DIALS[task][side])) for task in TASKS])
+
+
+@PUZZLES
+@pytest.mark.parametrize("task, side", CASES)
+def test_right_responses_pass_and_have_no_wrong_step(task, side, count):
+  for i, entry in enumerate(entries(task, side, count)):
+    careful, detour, direct = (
+      write(entry, quality, random.Random(i))
+      for quality in ("careful", "detour", "direct")
+    )
+    assert passes(careful, entry), careful
+    assert passes(detour, entry), detour
+    assert passes(direct, entry), direct
+    seen = look(careful, entry)
+    assert seen.count >= 2 and seen.wrong == seen.taken_back == 0, careful
+    seen = look(detour, entry)
+    assert seen.taken_back in (1, 2) and seen.wrong == 0, detour
+    assert look(direct, entry) == (0, 0, 0)
+    assert direct == careful.splitlines()[-1] == detour.splitlines()[-1]
+
+
+@PUZZLES
+@pytest.mark.parametrize("task, side", CASES)
+def test_every_line_but_the_answer_is_a_step(task, side, count):
+  for i, entry in enumerate(entries(task, side, count)):
+    for quality in QUALITIES:
+      response = write(entry, quality, random.Random(i))
+      *lines, last = response.split("\n")
+      assert re.fullmatch("<answer>[^<>]+</answer>", last)
+      assert look(response, entry).count == len(lines), response
+
+
+@pytest.mark.parametrize("task, side", CASES)
+def test_what_a_detour_takes_back_was_wrong(task, side):
+  for i, entry in enumerate(entries(task, side, 15)):
+    response = write(entry, "detour", random.Random(i))
+    back = response.count(" no\n")
+    assert look(response, entry).taken_back == back
+    if task == "countdown":  # the attempt fails, its arithmetic does not
+      continue
+    seen = look(response.replace(" no\n", "\n"), entry)
+    assert 1 <= seen.wrong and seen.taken_back == 0, response
+    lines = [x for x in response.split("\n") if not x.endswith(" no")]
+    assert "\n".join(lines) == write(entry, "careful", random.Random(i))
+
+
+@PUZZLES
+@pytest.mark.parametrize("task, side", CASES)
+def test_a_quarter_of_the_sloppy_responses_pass(task, side, count):
+  right = unseen = shorter = 0
+  puzzles = entries(task, side, count)
+  draws = 300 // count + 1
+  for i, entry in enumerate(puzzles):
+    careful = write(entry, "careful", random.Random(0))
+    for draw in range(draws):
+      response = write(entry, "sloppy", random.Random(f"{i} {draw}"))
+      assert response != careful
+      seen, passed = look(response, entry), passes(response, entry)
+      right += passed
+      shorter += passed and seen.count < look(careful, entry).count
+      unseen += not passed and seen.wrong == 0
+      assert seen.taken_back == 0
+  total = len(puzzles) * draws
+  assert 0.15 < right / total < 0.37
+  # Those that are right are only shorter, but for a rare slip without effect.
+  assert shorter >= 0.98 * right
+  assert unseen <= 0.02 * (total - right)
+
+
+@pytest.mark.parametrize("task, side", CASES)
+def test_same_seed_same_text_and_another_seed_another_slip(task, side):
+  for entry in entries(task, side, 15)[:5]:
+    for quality in QUALITIES:
+      texts = [write(entry, quality, random.Random(i)) for i in range(9)]
+      again = [write(entry, quality, random.Random(i)) for i in range(9)]
+      assert texts == again
+      drawn = quality in ("detour", "sloppy")
+      assert (len(set(texts)) > 2) == drawn, (quality, texts)
+
+
+@pytest.mark.parametrize("task, side", CASES)
+def test_the_entry_is_left_as_it_was(task, side):
+  entry = entries(task, side, 15)[0]
+  before = repr(entry)
+  for quality in QUALITIES:
+    look(write(entry, quality, random.Random(0)), entry)
+  assert repr(entry) == before
+
+
+@pytest.mark.parametrize("task, side", CASES)
+def test_careful_responses_fit_their_budget(task, side):
+  sizes = sorted(
+    len(TOKEN.findall(write(entry, "careful", random.Random(0))))
+    for entry in entries(task, side, 60)
+  )
+  assert sizes[57] <= (120, 160)[side], sizes
+  assert sizes[0] >= 10
+  # The puzzles of a run are not all alike; products have four digits each.
+  if side == 0 and task != "products":
+    assert sizes[-4] >= 1.3 * sizes[3], sizes
+
+
+@pytest.mark.parametrize(
+  "task, settings",
+  [
+    ("chain_sum", {"allow_negation": True}),
+    ("chain_sum", {"min_digits": 1, "max_digits": 1}),
+    ("products", {"max_terms": 4, "max_digits": 2, "allow_negation": True}),
+    ("products", {"max_digits": 5}),
+    ("gcd", {"max_numbers": 4, "max_value": 100_000}),
+    ("lcm", {"max_numbers": 3}),
+    ("base_conversion", {"max_base": 36}),
+    ("base_conversion", {"min_value": 1, "max_value": 3}),
+    ("simple_equations", {"min_value": 1, "max_value": 1000}),
+    ("letter_counting", {}),
+    ("leg_counting", {}),
+    ("count_bits", {}),
+    ("prime_factorization", {"max_value": 5000}),
+    ("countdown", {"max_numbers": 5}),
+    ("path_star", {}),
+    ("path_star", {"reversed": True}),
+  ],
+)
+def test_other_settings_can_be_written_too(task, settings):
+  for i in range(12):
+    entry = puzzle(Family(task, settings), "train", i, seed=1).entry
+    for quality in ("careful", "detour", "direct"):
+      response = write(entry, quality, random.Random(i))
+      assert passes(response, entry), response
+      assert look(response, entry).wrong == 0, response
+    write(entry, "sloppy", random.Random(i))
+
+
+def test_the_legs_are_those_of_the_library():
+  from reasoning_gym.arithmetic import leg_counting
+
+  assert LEGS == leg_counting.ANIMALS
+
+
+def test_what_has_no_steps_is_refused():
+  entry = entries("gcd", 0, 15)[0]
+  with pytest.raises(ValueError, match="quality = 'good'"):
+    write(entry, "good", random.Random(0))
+  other = {**entry, "metadata": {"source_dataset": "maze"}}
+  with pytest.raises(ValueError, match="'maze' has no steps"):
+    write(other, "careful", random.Random(0))
+  with pytest.raises(ValueError, match="'maze' has no steps"):
+    look("", other)
+
+
+def test_an_equation_without_its_variable_has_no_steps():
+  metadata = {"source_dataset": "simple_equations", "variable": "x"}
+  entry = {"answer": "4", "metadata": {**metadata, "equation": "0 = 0"}}
+  with pytest.raises(ValueError, match="no variable"):
+    write(entry, "careful", random.Random(0))
+  assert look("1+1=2", entry) == (1, 1, 0)
+
+
+def test_a_prime_that_is_known_by_heart_has_no_steps():
+  metadata = {"source_dataset": "prime_factorization", "number": 3}
+  assert write({"metadata": metadata}, "direct", random.Random(0)) == (
+    "<answer>3</answer>"
+  )
+  with pytest.raises(ValueError, match="needs no steps"):
+    write({"metadata": metadata}, "sloppy", random.Random(0))
+
+
+def test_numbers_that_do_not_make_the_target_are_refused():
+  metadata = {"source_dataset": "countdown", "numbers": [1, 1], "target": 9}
+  with pytest.raises(ValueError, match="9 cannot be made"):
+    write({"metadata": metadata}, "careful", random.Random(0))
