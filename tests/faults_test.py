@@ -74,17 +74,17 @@ def test_a_kill_at_random(site, workdir, seed):
   assert trials.random_kill(site, workdir, seed) is None
 
 
-@pytest.mark.parametrize("stage", tiers.some(stages.STAGES, 0, 4))
+@pytest.mark.parametrize("stage", tiers.some(stages.STAGES, 0, 2))
 def test_a_kill_at_a_stage(site, workdir, stage):
   assert trials.stage_kill(site, workdir, stage) is None
 
 
-@pytest.mark.parametrize("moment", tiers.some(range(TERMS), 0, 2))
+@pytest.mark.parametrize("moment", tiers.some(range(TERMS), 0, 1))
 def test_sigterm_loses_no_step(site, workdir, moment):
   assert trials.term(site, workdir, moment) is None
 
 
-@pytest.mark.parametrize("name", tiers.some(trials.SINGLE, 0, 3))
+@pytest.mark.parametrize("name", tiers.some(trials.SINGLE, 0, 2))
 def test_a_fault(site, workdir, name):
   assert trials.SINGLE[name](site, workdir) is None
 
