@@ -65,13 +65,13 @@ def workdir(tmp_path):
 
 @pytest.mark.timeout(900)
 def test_kills_at_random_one_after_the_other(site, workdir):
-  assert trials.many_kills(site, workdir, KILLS) is None
+  assert trials.random_kills(site, workdir, KILLS, KILLS) is None
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(KILLS))
 def test_a_kill_at_random(site, workdir, seed):
-  assert trials.random_kill(site, workdir, seed) is None
+  assert trials.random_kills(site, workdir, seed) is None
 
 
 @pytest.mark.parametrize("stage", tiers.some(stages.STAGES, 0, 2))

@@ -29,7 +29,11 @@ def planned(site: runs.Site, kills: int) -> Iterator[Trial]:
   """Kind, name and function of each trial."""
   part = functools.partial
   for seed in range(kills):
-    yield "kill", f"at random {seed}", part(trials.random_kill, site, seed=seed)
+    yield (
+      "kill",
+      f"at random {seed}",
+      part(trials.random_kills, site, seed=seed),
+    )
   for stage in stages.STAGES:
     yield "stage", stage, part(trials.stage_kill, site, stage=stage)
   for moment in range(10):

@@ -58,28 +58,15 @@ def _status(start: Start, *wanted: int, within_s: float = LIMIT_S) -> Wrong:
   return f"status {status}, not {wanted}: {start.said()[-500:]}"
 
 
-def random_kill(site: Site, workdir: pathlib.Path, seed: int) -> Wrong:
-  """SIGKILL at a random moment between the start and the end."""
-  assert site.twin
-  rng = random.Random(f"kill {seed}")
-  while True:
-    start = site.start(workdir)
-    time.sleep(rng.uniform(0.0, site.seconds))
-    start.send(signal.SIGKILL)
-    if wrong := _status(start, -signal.SIGKILL, runs.DONE):
-      return wrong
-    if start.status() != runs.DONE:
-      return goes_on(site, workdir)
-    shutil.rmtree(workdir)  # it was faster than before: another moment
-
-
-def many_kills(site: Site, workdir: pathlib.Path, count: int) -> Wrong:
+def random_kills(
+  site: Site, workdir: pathlib.Path, seed: int, count: int = 1
+) -> Wrong:
   """SIGKILL at random moments of one run, which goes on after each.
 
   A run that ends meanwhile is compared, and another begins.
   """
   assert site.twin
-  rng, killed = random.Random(f"kills {count}"), 0
+  rng, killed = random.Random(f"kill {seed}"), 0
   while killed < count:
     start = site.start(workdir)
     time.sleep(rng.uniform(0.0, site.seconds))

@@ -87,11 +87,10 @@ def write(data: Mapping[str, Any], out: pathlib.Path) -> None:
     (out / "report.json").write_text(text)
     (out / "index.html").write_text(page.page(data, drawn, out))
   except OSError as e:
-    failed = errors.status(e) == errors.STORAGE
-    kind = errors.StorageError if failed else UserError
-    raise kind(
+    raise errors.of_system(
+      e,
       f"{out} cannot be written: {intact.one_line(e)}; fix this and run the "
-      "same command again, or report a copy of the folder"
+      "same command again, or report a copy of the folder",
     ) from None
 
 
