@@ -58,6 +58,12 @@ class StorageError(UserError):
   status = STORAGE
 
 
+def of_system(error: OSError, text: str) -> UserError:
+  """The error, with this text, of a command that a system error ends."""
+  kind = StorageError if status(error) == STORAGE else UserError
+  return kind(text)
+
+
 def status(error: OSError) -> int:
   """The exit status of a command that this error of the system ends."""
   return STORAGE if error.errno in _FAULTS else REFUSED

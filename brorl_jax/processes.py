@@ -280,9 +280,7 @@ _words: list[Callable[[str, int], None]] = []
 
 @contextlib.contextmanager
 def last_word(say: Callable[[str, int], None]) -> Iterator[None]:
-  """Has a function called where this process ends without unwinding.
-
-  Another process was lost, or Ctrl-C.
+  """Has a function called where another lost process, or Ctrl-C, ends this one.
 
   Args:
     say: Receives why, and the exit status; called in a thread of its own, which
@@ -298,8 +296,9 @@ def last_word(say: Callable[[str, int], None]) -> Iterator[None]:
 def leave_word(why: str, status: int) -> None:
   """Calls what `last_word` was given, once."""
   if _words:
-    say = lambda how=_words.pop(): how(why, status)
-    (word := threading.Thread(target=say, daemon=True)).start()
+    word = threading.Thread(target=_words.pop(), args=(why, status))
+    word.daemon = True
+    word.start()
     word.join(_WORD_S)
 
 

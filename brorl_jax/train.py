@@ -151,8 +151,8 @@ class Recorder(Protocol):
     """Record the metrics of a step and the groups it was trained on."""
     ...
 
-  def dump(self, step: int, kept: Groups, credit: Credit) -> None:
-    """Keep what the last step of a run that ends early was trained on."""
+  def dump(self, step: int, kept: Groups, credit: Credit, drawn: Groups):
+    """Keep what the last step of a run was trained on, or else all it drew."""
     ...
 
   def evaluate(self, step: int, params: PyTree) -> float:
@@ -168,7 +168,8 @@ class Ended(RuntimeError):
   """The numbers of a run ended it; its state is being saved."""
 
   def __init__(self, step: int, why: str):
-    super().__init__(f"step {step}: {why}; the step is saved")
+    back = f"see stopped/step_{step}.npz; --from_step= goes back"
+    super().__init__(f"step {step}: {why}; the step is saved, {back}")
 
 
 @clock.counting()
@@ -260,23 +261,23 @@ def train(
     scalars |= {"time/update_s": update.seconds, **_totals(progress, step)}
     spent = clock.since(started)
     scalars |= {**spent.metrics, _SAVING: saving_s + _checked(store)}
-    progress, judged = stages.guard(credit.progress, scalars, sampled, updated)
+    agreed = agree(spent.busy_s)
+    busy_s, progress, score = busy_s + agreed.busy_s, credit.progress, None
+    last = step == steps or busy_s >= max_busy_s
+    if step % eval_every == 0 or last:
+      progress, score = _evaluated(step, state, progress, recorder)
+    progress, judged = stages.guard(progress, scalars, sampled, updated)
     # First the lines, then the checkpoint: a restart drops lines that are newer
     # than the newest checkpoint, but it could not replace a missing line.
     recorder.step(step, judged.scalars, kept)
-    agreed = agree(spent.busy_s)
-    busy_s, score = busy_s + agreed.busy_s, None
-    last = step == steps or busy_s >= max_busy_s or judged.end is not None
-    if step % eval_every == 0 or last:
-      progress, score = _evaluated(step, state, progress, recorder)
     outcome = Outcome(updated.kl_ref, agreed.busy_s)
     state, progress, reason = stages.reference(state, progress, outcome)
     _tell(recorder, step, stages.changed, judged.events, reason)
     saving_s = 0.0
-    if save or last or (agreed.stop and ahead is None):
+    if save or last or judged.end or (agreed.stop and ahead is None):
       saving_s = _save(step, state, progress, score, store, recorder)
     if judged.end is not None:
-      recorder.dump(step, kept, credit)
+      recorder.dump(step, kept, credit, sampled.groups)
       raise Ended(step, judged.end)
   store.wait()
   return state

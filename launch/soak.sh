@@ -6,8 +6,8 @@
 #   bash launch/soak.sh --kills=20 --steps=500 --workdir=DIR      any flag of launch.faults
 #
 # One line of JSON per broken run and per 20 steps, a table at the end. Status 0 only
-# if every run ended as one that nobody disturbed, bit for bit, and allocated memory,
-# files, threads, maps, programs and processes stayed within 1 % of those at step 100.
+# if every run ended as one that nobody disturbed, bit for bit, and memory, files,
+# threads, maps, programs and processes stayed within 1 % of those at step 100.
 # PYTHON= and VENV= as in environment.sh.
 set -euo pipefail
 # shellcheck source=launch/environment.sh

@@ -186,9 +186,8 @@ def test_a_run_leaves_what_it_promises(whole):
   assert "held-out pass@1 before" in out
 
 
-@pytest.mark.parametrize(
-  "killed_after", [(4,), pytest.param((0, 2, 4, 7), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow  # faults_test kills a run twenty times
+@pytest.mark.parametrize("killed_after", [(4,), (0, 2, 4, 7)])
 def test_kill_and_resume_is_bit_identical(start, whole, tmp_path, killed_after):
   workdir, rng = tmp_path / "run", random.Random(0)
   for lines in killed_after:
@@ -512,6 +511,7 @@ def one_error(process):
   return err.splitlines()[-1]
 
 
+@pytest.mark.slow  # faults_test has other failing storage
 def test_a_checkpoint_that_cannot_be_written_is_one_line(start, tmp_path):
   """Files may not be larger than 1 MiB, as if a disk or a quota were full."""
   workdir, small = tmp_path / "run", dict(steps=1, eval_every=1, phases="()")
@@ -544,6 +544,7 @@ threading.Thread(target=hanging, daemon=True).start()
 """
 
 
+@pytest.mark.slow
 def test_a_disk_that_hangs_ends_the_run(start, whole, tmp_path, monkeypatch):
   """In the middle of a save, with a thread that nobody can end."""
   workdir = tmp_path / "run"

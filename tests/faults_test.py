@@ -63,22 +63,28 @@ def workdir(tmp_path):
   shutil.rmtree(tmp_path / "run", ignore_errors=True)
 
 
-@pytest.mark.parametrize("seed", tiers.some(range(KILLS), 0, 2))
+@pytest.mark.timeout(900)
+def test_kills_at_random_one_after_the_other(site, workdir):
+  assert trials.random_kills(site, workdir, KILLS, KILLS) is None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(KILLS))
 def test_a_kill_at_random(site, workdir, seed):
-  assert trials.random_kill(site, workdir, seed) is None
+  assert trials.random_kills(site, workdir, seed) is None
 
 
-@pytest.mark.parametrize("stage", tiers.some(stages.STAGES, 0, 4))
+@pytest.mark.parametrize("stage", tiers.some(stages.STAGES, 0, 2))
 def test_a_kill_at_a_stage(site, workdir, stage):
   assert trials.stage_kill(site, workdir, stage) is None
 
 
-@pytest.mark.parametrize("moment", tiers.some(range(TERMS), 0, 2))
+@pytest.mark.parametrize("moment", tiers.some(range(TERMS), 0, 1))
 def test_sigterm_loses_no_step(site, workdir, moment):
   assert trials.term(site, workdir, moment) is None
 
 
-@pytest.mark.parametrize("name", tiers.some(trials.SINGLE, 0, 3))
+@pytest.mark.parametrize("name", tiers.some(trials.SINGLE, 0, 2))
 def test_a_fault(site, workdir, name):
   assert trials.SINGLE[name](site, workdir) is None
 

@@ -248,7 +248,7 @@ def refused(site, name: str, line: str, **last) -> None:
   assert not workdir.exists()
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_process_with_another_config_is_refused(site):
   line = "config.loss.clip_low = 0.1, but process 0 has 0.2; start all with"
   flags = ("--config.loss.clip_low=0.1",)

@@ -83,6 +83,10 @@ class Recorder:
       folder.configs(self._workdir) or [sections.as_dict(self._c)],
     )
 
+  def look_again(self) -> None:
+    """Forgets which steps the files cover: their lines were moved away."""
+    self.__dict__.pop("_covered", None)
+
   def lacks(self, step: int) -> str | None:
     return self._covered.lacks(step)
 
@@ -217,8 +221,20 @@ class Recorder:
       why = events.most_often(replaced)
       self.event(step, {"event": "workers", "count": count, "why": why})
 
-  def dump(self, step: int, kept: types.Groups, credit: train.Credit) -> None:
-    """Writes stopped/step_N.npz: the groups of a step and their advantages."""
+  def dump(
+    self,
+    step: int,
+    kept: types.Groups,
+    credit: train.Credit,
+    drawn: types.Groups,
+  ) -> None:
+    """Writes stopped/step_N.npz: the groups of a step and their advantages.
+
+    Where no group was kept, all that were drawn, without advantages.
+    """
+    trained = {"advantage": credit.advantage, "counts": credit.counts}
+    if not len(credit.advantage):
+      kept, trained = drawn, {}
     out = kept.rollouts
     # Without padding, one response behind the other: 128 x 512 of 15,360 tokens
     # would be 9 GB.
@@ -229,8 +245,7 @@ class Recorder:
       "logp": out.logp[out.mask],
       "length": out.mask.sum(axis=2),
       "reward": kept.scores.reward,
-      "advantage": credit.advantage,
-      "counts": credit.counts,
+      **trained,
     }
     path = self._workdir / "stopped" / f"step_{step}.npz"
     path.parent.mkdir(exist_ok=True)

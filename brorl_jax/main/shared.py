@@ -192,9 +192,15 @@ class Together:
     if processes.leads():
       self._recorder.step(step, scalars, kept)
 
-  def dump(self, step: int, kept: types.Groups, credit: train.Credit) -> None:
+  def dump(
+    self,
+    step: int,
+    kept: types.Groups,
+    credit: train.Credit,
+    drawn: types.Groups,
+  ) -> None:
     if processes.leads():
-      self._recorder.dump(step, kept, credit)
+      self._recorder.dump(step, kept, credit, drawn)
 
   def evaluate(self, step: int, params: PyTree) -> float:
     if processes.leads():

@@ -16,7 +16,6 @@ compare and delete together, at the next `check`.
 import concurrent.futures
 import contextlib
 import functools
-import math
 import pathlib
 import threading
 from collections.abc import Callable, Iterator
@@ -36,7 +35,9 @@ from brorl_jax.runs.stored import read_params as read_params
 
 # For the last save, where a process of many has failed.
 _LEAVE_S = 20
-_NEVER_S = 10**6  # of a save without a limit
+# Of a save: orbax measures it by the wall clock, which may jump, and `patience`
+# limits it.
+_NEVER_S = 10**7
 
 
 class Unsaved(Exception):
@@ -68,7 +69,6 @@ class Store:
     keep_every: int = 0,
     run: str | None = None,
     warn: Callable[[str], None] = print,
-    timeout_s: float = math.inf,
   ):
     """Creates nothing; the first save creates the directory.
 
@@ -79,11 +79,10 @@ class Store:
       run: Identity of the run. Each step stores it, and a step of another run
         is not used. Steps of older versions store none.
       warn: Called with one line for each step that is not used.
-      timeout_s: Of one save, after which orbax gives up.
     """
     self._directory = pathlib.Path(directory).absolute()
     self._keep, self._every = keep, keep_every
-    self._run, self._warn, self._timeout_s = run, warn, timeout_s
+    self._run, self._warn = run, warn
     self._manager: ocp.CheckpointManager | None = None
     self._scores: dict[int, float | None] = {}  # of steps on disk
     self._threads = concurrent.futures.ThreadPoolExecutor(1, "save")
@@ -158,6 +157,7 @@ class Store:
       Unusable: There are steps but none is usable, or the newest whole one has
         other arrays than `like`. No file was changed.
       Unreachable: A step cannot be read now. No file was changed.
+      Unsaved: An older step, which is not kept, cannot be deleted.
     """
     passed: list[tuple[int, str, str]] = []
     for step in reversed(processes.first(stored.steps(self._directory))):
@@ -173,6 +173,7 @@ class Store:
         self._set_aside(*checkpoint)
       processes.gather(None)  # nobody goes on before they are moved
       self.good = step
+      self._prune(step)  # a kill after the last save leaves what it deletes
       return state
     if passed:
       reasons = "; ".join(f"{step}: {reason}" for step, _, reason in passed[:1])
@@ -240,9 +241,13 @@ class Store:
       manager.check_for_errors()
       stored.compare(self._folder(step), like, extra)
     self.good, self._scores[step] = step, extra.get("score")
+    self._prune(step)
+
+  def _prune(self, step: int) -> None:
+    """Deletes what is superfluous now that a step is good."""
     with self._waiting(step), self._one_line_errors(step):
       for old in processes.first(self._superfluous()):
-        manager.delete(old)
+        self._open().delete(old)
 
   def _superfluous(self) -> list[int]:
     """The steps to delete; process 0 reads what it does not know of them."""
@@ -289,7 +294,7 @@ class Store:
           max_to_keep=None,
           enable_async_checkpointing=True,
           async_options=ocp.AsyncOptions(
-            timeout_secs=math.ceil(min(self._timeout_s, _NEVER_S)),
+            timeout_secs=_NEVER_S,
             # Otherwise a folder that cannot be made is an error only after
             # five minutes, for which orbax waits for it.
             create_directories_asynchronously=False,

@@ -29,7 +29,7 @@ _ENTRIES: Mapping[str, Callable[[Any], bool]] = {
   "mode": lambda x: isinstance(x, str),
   "data": _texts,
   "functions": _functions,
-  "machine": lambda x: isinstance(x, dict),
+  "machine": lambda x: isinstance(x, dict) and _texts(x.get("flags", {})),
   "versions": _texts,
   "files": _texts,
   "chat_template": lambda x: isinstance(x, str),

@@ -39,7 +39,8 @@ NO_WORD = "nothing: it was killed, or its machine failed"
 
 def of_process(line: Mapping[str, Any]) -> bool:
   """Whether a line tells of a process, and so stays whatever is computed."""
-  return line.get("event") in OF_PROCESS
+  kind = line.get("event")
+  return isinstance(kind, str) and kind in OF_PROCESS
 
 
 def now() -> str:

@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Mapping, Set
 from typing import Any
 
-from brorl_jax.errors import UserError
+from brorl_jax.errors import StorageError, UserError
 from brorl_jax.runs import (
   config_file,
   intact,
@@ -67,6 +67,11 @@ def _writable(workdir: pathlib.Path) -> pathlib.Path:
   if not parent.is_dir():
     raise UserError(
       f"workdir {workdir}: {parent} is not a folder; choose another"
+    )
+  if os.statvfs(parent).f_flag & os.ST_RDONLY:
+    raise StorageError(
+      f"workdir {workdir}: {parent} is on a read-only file system; mount it "
+      "for writing, or choose another"
     )
   if not os.access(parent, os.R_OK | os.W_OK | os.X_OK):
     raise UserError(
@@ -234,16 +239,17 @@ def set_aside(workdir: pathlib.Path) -> pathlib.Path | None:
   if not (names := _files(workdir)):
     return None
   to = new_aside(workdir)
-  # config.json last: if this is killed, the rest is still refused as a run with
-  # missing files.
-  for name in sorted(names, key=lambda name: name == "config.json"):
+  # If this is killed, the rest is still refused as a run with missing files:
+  # without lines a checkpoint is not used, and config.json is the last to go.
+  when = {"metrics.jsonl": -1, "config.json": 1}
+  for name in sorted(names, key=lambda name: (when.get(name, 0), name)):
     (workdir / name).rename(to / name)
   return to
 
 
 def asides(workdir: pathlib.Path) -> list[pathlib.Path]:
   """The folders in set_aside/, in the order in which they were made."""
-  found = (workdir / _ASIDE).glob("[0-9]*")
+  found = (p for p in (workdir / _ASIDE).glob("*") if p.name.isdecimal())
   return sorted(found, key=lambda path: int(path.name))
 
 

@@ -7,12 +7,14 @@ are copied there before any is dropped, and all are dropped at once.
 
 import json
 import pathlib
+from typing import Any
 
 from brorl_jax import processes
 from brorl_jax.errors import StorageError, UserError
 from brorl_jax.runs import events, folder, lines, stored, sums
 
 _BEGUN = "unfinished"  # holds the step
+_EVENTS = "events.jsonl"
 _CONFIG = "config.json"  # with it the checkpoints can be used where they are
 _TRACKER = "wandb_id"  # wandb takes no step twice: a new run of wandb begins
 
@@ -61,7 +63,7 @@ def go_back(workdir: pathlib.Path, step: int) -> pathlib.Path | None:
   saved = workdir / "checkpoints"
   later = [s for s in stored.steps(saved) if s > step]
   files = [*workdir.glob("*.jsonl"), *workdir.glob("eval/*.jsonl")]
-  after = {p: rest for p in files if (rest := lines.later(p, step))}
+  after = {p: rest for p in files if (rest := _later(p, step))}
   if (to := _begun(workdir, step)) is None:
     if not later and not after:
       return None
@@ -79,10 +81,24 @@ def go_back(workdir: pathlib.Path, step: int) -> pathlib.Path | None:
     (workdir / _TRACKER).rename(to / _TRACKER)
   sums.shorten(workdir, step)
   for path in files:
-    lines.JsonLines(path, after=step, warn=print).close()
+    _open(path, step).close()
   _tell(workdir, step, to)
   (to / _BEGUN).unlink()
   return to
+
+
+def _later(path: pathlib.Path, step: int) -> list[dict[str, Any]]:
+  """The lines after a step; events of processes stay where they are."""
+  found = lines.later(path, step)
+  if path.name == _EVENTS:
+    return [line for line in found if not events.of_process(line)]
+  return found
+
+
+def _open(path: pathlib.Path, step: int) -> lines.JsonLines:
+  """A file without the lines after a step; events of processes stay."""
+  keep = events.of_process if path.name == _EVENTS else lambda line: False
+  return lines.JsonLines(path, after=step, warn=print, keep=keep)
 
 
 def _forget(workdir: pathlib.Path, step: int | None) -> None:
@@ -100,7 +116,8 @@ def _begun(workdir: pathlib.Path, step: int) -> pathlib.Path | None:
 def _step(path: pathlib.Path) -> int | None:
   """The step of a call that was killed; None if it was not."""
   begun = path / _BEGUN
-  return int(begun.read_text()) if begun.exists() else None
+  text = begun.read_text().strip() if begun.exists() else ""
+  return int(text) if text.isdecimal() else None
 
 
 def _begin(workdir: pathlib.Path, step: int) -> pathlib.Path:
@@ -123,8 +140,8 @@ def _tell(workdir: pathlib.Path, step: int, to: pathlib.Path) -> None:
   last += [line["step"] for line in written]
   kept = to.relative_to(workdir).as_posix()
   what = {"event": "back", "from": max(last), "kept": kept}
-  path = workdir / "events.jsonl"
-  out = lines.JsonLines(path, after=step, warn=print)
+  path = workdir / _EVENTS
+  out = _open(path, step)
   if not any(what.items() <= one.items() for one in lines.read_lines(path)):
     out.write({"step": step, "time": events.now(), **what})
     out.sync()

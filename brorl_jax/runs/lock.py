@@ -62,6 +62,8 @@ def hold(workdir: pathlib.Path) -> Lock:
     workdir.mkdir(parents=True, exist_ok=True)
     return Lock(workdir / NAME)
   except OSError as e:
-    failed = errors.status(e) == errors.STORAGE
-    kind = errors.StorageError if failed else UserError
-    raise kind(f"workdir {workdir} cannot be written: {e}") from None
+    raise errors.of_system(
+      e,
+      f"workdir {workdir} cannot be written: {e}; nothing was started: fix "
+      "this and run the same command again",
+    ) from None

@@ -21,6 +21,7 @@ _METRICS, _EVENTS = "metrics.jsonl", "events.jsonl"
 # Of these nobody else knows how many lines there were. Unreadable ones are left
 # out and told of, see `recorder`.
 _ALONE = ("samples.jsonl", _EVENTS)
+_MOST = 2**48  # lines: numbers of JSON have no bound
 _NAMES = (_METRICS, *_ALONE, "eval/curve.jsonl", "eval/records.jsonl")
 
 
@@ -63,11 +64,8 @@ def check(workdir: pathlib.Path) -> None:
     return
   try:
     sums = json.loads(path.read_text())
-    wanted = {
-      name: (int(sums[name]["lines"]), str(sums[name]["sha256"]))
-      for name in _NAMES
-    }
-  except (ValueError, KeyError, TypeError, AttributeError) as e:
+    wanted = {name: _sum(sums[name]) for name in _NAMES}
+  except (ValueError, KeyError, TypeError, RecursionError) as e:
     raise lines.Damaged(
       f"{path} cannot be read ({type(e).__name__}); restore it, or remove it "
       "to take the lines as they are"
@@ -85,6 +83,14 @@ def check(workdir: pathlib.Path) -> None:
         f"{workdir / name} has {what} the {count} lines that were saved; "
         f"restore it, or remove {path} to take the lines as they are"
       )
+
+
+def _sum(entry: Any) -> tuple[int, str]:
+  """Number of lines and SHA-256; raises TypeError or KeyError for others."""
+  count, total = entry["lines"], entry["sha256"]
+  if type(count) is not int or not 0 <= count < _MOST or type(total) is not str:
+    raise TypeError(entry)
+  return count, total
 
 
 def _read(workdir: pathlib.Path, name: str) -> Iterable[dict[str, Any]]:

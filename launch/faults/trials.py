@@ -23,6 +23,9 @@ STORAGE_S = 60.0  # in which a run that cannot write ends
 _DAY_S = 86_400.0
 _ON = {"kind": "kill", "stage": "after step 5"}
 
+# What the line of a run that cannot write says of its steps.
+_LEFT = ("last good step is", "nothing was started")
+
 Wrong = str | None
 
 
@@ -55,15 +58,28 @@ def _status(start: Start, *wanted: int, within_s: float = LIMIT_S) -> Wrong:
   return f"status {status}, not {wanted}: {start.said()[-500:]}"
 
 
-def random_kill(site: Site, workdir: pathlib.Path, seed: int) -> Wrong:
-  """SIGKILL at a random moment between the start and the end."""
+def random_kills(
+  site: Site, workdir: pathlib.Path, seed: int, count: int = 1
+) -> Wrong:
+  """SIGKILL at random moments of one run, which goes on after each.
+
+  A run that ends meanwhile is compared, and another begins.
+  """
   assert site.twin
-  start = site.start(workdir)
-  time.sleep(random.Random(f"kill {seed}").uniform(0.0, site.seconds))
-  start.send(signal.SIGKILL)
-  # A run that was faster than before has ended.
-  wrong = _status(start, -signal.SIGKILL, runs.DONE)
-  return wrong or goes_on(site, workdir)
+  rng, killed = random.Random(f"kill {seed}"), 0
+  while killed < count:
+    start = site.start(workdir)
+    time.sleep(rng.uniform(0.0, site.seconds))
+    start.send(signal.SIGKILL)
+    if wrong := _status(start, -signal.SIGKILL, runs.DONE):
+      return f"after {killed} kills: {wrong}"
+    if start.status() == runs.DONE:
+      if wrong := _differs(workdir, site.twin):
+        return f"after {killed} kills: {wrong}"
+      shutil.rmtree(workdir)
+    else:
+      killed += 1
+  return goes_on(site, workdir)
 
 
 def stage_kill(site: Site, workdir: pathlib.Path, stage: str) -> Wrong:
@@ -174,13 +190,17 @@ def vanishes(site: Site, workdir: pathlib.Path) -> Wrong:
 
 
 def _stops(site: Site, start: Start) -> Wrong:
-  """It ends within a minute, with one line and a status of its own.
+  """It ends within a minute, with the status of storage and one line.
 
-  The minute is that after the fault, which may be as late as the run is long.
+  The line names the last good step, where there was a start. The minute is that
+  after the fault, which may be as late as the run is long.
   """
   within_s = STORAGE_S + 2 * site.seconds
-  wrong = _status(start, runs.STORAGE, runs.REFUSED, within_s=within_s)
-  return wrong or runs.complaint(start.said())
+  if wrong := _status(start, runs.STORAGE, within_s=within_s):
+    return wrong
+  if not any(word in start.said() for word in _LEFT):
+    return f"no last good step: {start.said()[-500:]}"
+  return runs.complaint(start.said())
 
 
 def storage(

@@ -5,20 +5,31 @@ threads    of the process
 maps       memory maps; the system allows 65,530
 programs   compiled, or loaded from the folder that keeps them
 children   processes below this one
-memory     resident bytes
+memory     allocated bytes that are not free
+resident   bytes of it, and of what is free, that are in memory
 """
 
 import ctypes
 import json
 import os
 import pathlib
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from launch.faults import stages
 
-HELD = ("memory", "files", "threads", "maps", "programs", "children")
+HELD = (
+  "memory",
+  "resident",
+  "files",
+  "threads",
+  "maps",
+  "programs",
+  "children",
+)
 SETTLED = 100  # steps after which nothing grows
+_WINDOW = 50  # steps
 SHARE = 0.01  # by which a number may be above what it was by then
 
 
@@ -88,17 +99,20 @@ def record(into: pathlib.Path, every: int) -> None:
 
 
 def grown(lines: Sequence[Mapping[str, int]]) -> dict[str, float]:
-  """The most of each number after step 100, above the most before, as a share.
+  """The medians of the last 50 steps, above those up to step 100, as a share.
 
-  Threads and buffers are made when they are first needed, so that the most of
-  the first 100 steps is where a run has arrived. Of a number that was 0, the
-  most itself.
+  A step in which something is saved holds more files, threads and memory for a
+  moment: the most of many steps says how often that was seen. Of a number that
+  was 0, the median itself.
   """
+  last = max(x["step"] for x in lines)
+  of = lambda name, end: statistics.median(
+    x[name] for x in lines if end - _WINDOW < x["step"] <= end
+  )
   out = {}
   for name in HELD:
-    before = max(x[name] for x in lines if x["step"] <= SETTLED)
-    later = [x[name] for x in lines if x["step"] > SETTLED]
-    out[name] = max(0.0, (max(later, default=0) - before) / (before or 1))
+    before, later = of(name, SETTLED), of(name, max(last, SETTLED))
+    out[name] = max(0.0, (later - before) / (before or 1))
   return out
 
 

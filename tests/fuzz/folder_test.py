@@ -35,7 +35,8 @@ from brorl_jax.main.stages.examples import Examples
 from brorl_jax.main.stages.scoring import Scorer
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.report import figures
-from brorl_jax.runs import checkpoints, folder, intact, sections
+from brorl_jax.runs import checkpoints, folder, intact, sections, sums
+from brorl_jax.runs import lines as made_lines
 from brorl_jax.runs.run_state import RunState
 from brorl_jax.types import State
 
@@ -45,6 +46,7 @@ _OWN = {"loss.kind": {"name": "mine.py:loss", "digest": "0" * 32}}
 _IDS = ("gcd/heldout/0", "gcd/heldout/1")
 _FILES = (
   "config.json",
+  "sums.json",
   "metrics.jsonl",
   "samples.jsonl",
   "events.jsonl",
@@ -159,11 +161,19 @@ def run() -> pathlib.Path:
   made.dump(path / "events.jsonl", [{"step": 1, "event": "resume"}] * 2)
   made.dump(path / "eval/curve.jsonl", [evaluation(0), evaluation(2)])
   made.dump(path / "eval/records.jsonl", [*records(0), *records(2)])
+  sums.write(path, {name: of_lines(path / name) for name in _SUMMED})
   store = checkpoints.Store(path / "checkpoints", keep=9, run=entries["run"])
   progress = RunState(tokens=9, best=0.5, streak={1: 2}).to_json()
   store.save(2, State(np.int32(2), params(), {}, None), progress)
   store.close()
   return path
+
+
+_SUMMED = [x for x in _FILES if x.endswith("jsonl") and x != "events.jsonl"]
+
+
+def of_lines(path):
+  return sums.of(made_lines.read_lines(path))
 
 
 class Trains(Exception):
@@ -347,6 +357,11 @@ _KNOWN = [
   ("config.json", "export_it", (0, "config", "policy"), []),
   ("config.json", "export_it", (0, "files"), ["a.jsonl"]),
   ("config.json", "evaluate_it", (0, "earlier", 0), 3),
+  ("config.json", "resume", (0, "machine", "flags"), [1]),
+  *(
+    ("sums.json", "resume", (0, "metrics.jsonl", "lines"), count)
+    for count in (-1, 10**30, float("inf"))
+  ),
   ("checkpoints/2/extra/metadata", "resume", (0, "ledger"), []),
   ("checkpoints/2/extra/metadata", "resume", (0, "ledger", "best"), "x"),
   ("checkpoints/2/extra/metadata", "resume", (0, "leaves"), [1]),
@@ -368,6 +383,21 @@ def test_what_ended_in_a_traceback_once(case):
   # do not say how many records they have, and no interval below 1 is kept.
   well = {-1800.0: "time/rollout_s", 3: "all", 0: "every"}
   assert ended is not None or (last == well[value])
+
+
+@pytest.mark.parametrize("kind", [["end"], {}, 3, None])
+@pytest.mark.parametrize("mode", ["resume", "page"])
+def test_an_event_of_no_kind_ends_in_no_traceback(mode, kind):
+  with copied() as (path, out):
+    with (path / "events.jsonl").open("a") as file:
+      file.write(json.dumps({"step": 1, "event": kind}) + "\n")
+    ends(mode, path, out)
+
+
+def test_sums_that_are_nested_too_deeply_are_refused():
+  with copied() as (path, out):
+    (path / "sums.json").write_text("[" * 100_000)
+    assert "sums.json" in ends("resume", path, out)
 
 
 @pytest.mark.parametrize("mode", sorted(MODES))

@@ -14,33 +14,46 @@ import pytest
 
 from launch.faults import damage, runs, stages, watch, zygote
 
-HELD = {"step": 20, **dict.fromkeys(watch.HELD, 100)}
-LATER = {**HELD, "step": 120}
+HELD = dict.fromkeys(watch.HELD, 100)
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+
+def held(steps, **more):
+  return [{"step": step, **HELD, **more} for step in steps]
 
 
 def test_growth_by_hand():
   lines = [
-    HELD,
-    {**HELD, "step": 100, "threads": 120},
-    {**LATER, "files": 103, "maps": 90, "threads": 120},
-    {**LATER, "step": 140, "files": 101},
+    *held(range(1, 51), maps=50, files=90),  # it still starts
+    *held(range(51, 101), threads=80),
+    *held(range(101, 1951), files=300),  # for a while
+    *held(range(1951, 2001), files=103, maps=90, threads=80),
   ]
-  grown = watch.grown(lines)
-  assert grown == {**dict.fromkeys(watch.HELD, 0.0), "files": 0.03}
-  assert watch.excessive(lines) == ["files"]
-  assert watch.excessive([HELD, {**LATER, "memory": 101}]) == []  # just 1 %
-  assert watch.excessive([HELD, {**LATER, "memory": 102}]) == ["memory"]
+  # Every third step something is saved.
+  saved = [{**x, "memory": 250} if x["step"] % 3 == 0 else x for x in lines]
+  for every in (lines, saved):
+    grown = watch.grown(every)
+    assert grown == {**dict.fromkeys(watch.HELD, 0.0), "files": 0.03}
+    assert watch.excessive(every) == ["files"]
+  start = held(range(1, 101))
+  just = held(range(101, 301), memory=101)
+  assert watch.excessive([*start, *just]) == []  # 1 %
+  more = held(range(101, 301), memory=102)
+  assert watch.excessive([*start, *more]) == ["memory"]
 
 
 def test_growth_from_nothing_is_counted():
-  first, later = {**HELD, "children": 0}, {**LATER, "children": 0}
-  assert watch.grown([first, later])["children"] == 0.0
-  assert watch.excessive([first, {**later, "children": 1}]) == ["children"]
+  start = held(range(1, 101), children=0)
+  assert watch.grown([*start, *held(range(101, 201), children=0)]) == {
+    **dict.fromkeys(watch.HELD, 0.0)
+  }
+  later = held(range(101, 201), children=1)
+  assert watch.excessive([*start, *later]) == ["children"]
 
 
 def test_a_run_that_is_still_settling_has_not_grown():
-  assert watch.excessive([HELD, {**HELD, "step": 100, "maps": 300}]) == []
+  lines = [*held(range(1, 51)), *held(range(51, 101), maps=300)]
+  assert watch.excessive(lines) == []
 
 
 @on_linux

@@ -4,12 +4,13 @@ import contextlib
 import dataclasses
 import json
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from messages import mentions
 
-from brorl_jax import evaluate, meshes
+from brorl_jax import evaluate, meshes, train
 from brorl_jax.errors import UserError
 from brorl_jax.main.commands import evaluate as evaluate_command
 from brorl_jax.main.commands import plan
@@ -306,6 +307,25 @@ def test_an_end_within_a_step_is_recorded_once_the_files_are_open(
   assert told[-1] == {**end, "workdir": str(tmp_path)}
 
 
+def test_a_warning_is_told_and_a_full_disk_ends_nothing(
+  wired, tmp_path, monkeypatch
+):
+  told = []
+  recorder = start_at(wired, tmp_path, 2, tell=told.append)
+  recorder.warn("the disk is slow")
+  assert [(e["event"], e.get("why")) for e in told[1:]] == [
+    ("warning", "the disk is slow")
+  ]
+
+  def full(*_):
+    raise OSError(28, "No space left on device")
+
+  monkeypatch.setattr(recorder._events, "write", full)
+  recorder.warn("the disk is full")
+  recorder.close()
+  assert told[-1]["why"] == "the disk is full"
+
+
 def test_a_kill_writes_no_end(wired, tmp_path):
   recorder = start_at(wired, tmp_path, 2)
   with pytest.raises(KeyboardInterrupt), recorder:
@@ -361,7 +381,7 @@ def test_the_last_step_of_a_run_that_its_numbers_end_is_kept(wired, tmp_path):
   _, _, _, _, stages, _, kept, _ = wired
   credit = stages.advantages(kept, RunState())
   recorder = start_at(wired, tmp_path, -1)
-  recorder.dump(7, kept, credit)
+  recorder.dump(7, kept, credit, kept)
   recorder.close()
   saved = np.load(tmp_path / "stopped" / "step_7.npz")
   out, at = kept.rollouts, 0
@@ -375,6 +395,20 @@ def test_the_last_step_of_a_run_that_its_numbers_end_is_kept(wired, tmp_path):
   assert at == len(saved["tokens"]) == out.mask.sum()
   np.testing.assert_array_equal(saved["advantage"], credit.advantage)
   np.testing.assert_array_equal(saved["reward"], kept.scores.reward)
+
+
+def test_a_step_without_a_kept_group_keeps_all_that_was_drawn(wired, tmp_path):
+  drawn = wired[6]
+  none = jax.tree.map(lambda x: x[:0], drawn)
+  empty = np.zeros((0, drawn.scores.reward.shape[1]), np.float32)
+  credit = train.Credit(empty, empty > 0, RunState(), {})
+  recorder = start_at(wired, tmp_path, -1)
+  recorder.dump(7, none, credit, drawn)
+  recorder.close()
+  saved = np.load(tmp_path / "stopped" / "step_7.npz")
+  np.testing.assert_array_equal(saved["reward"], drawn.scores.reward)
+  assert len(saved["tokens"]) == drawn.rollouts.mask.sum()
+  assert "advantage" not in saved and "counts" not in saved
 
 
 def test_replaced_workers_are_one_event_of_a_step(wired, tmp_path):

@@ -1,5 +1,6 @@
 """Tests of brorl_jax/runs/checkpoints.py."""
 
+import itertools
 import json
 import os
 import pathlib
@@ -128,6 +129,15 @@ def test_keeps_the_newest_steps(run):
   run.save(1, 2, 5, 9)
   assert run.steps() == [5, 9]
   assert is_step(run.restore(), 9)
+
+
+def test_what_a_killed_run_did_not_delete_is_deleted_by_its_resume(run):
+  run.save(1, 2, 3)
+  run.keep = 2
+  store = run.open()
+  assert store.restore(state_of(0)) is not None
+  store.close()
+  assert stored.steps(run.folder) == [2, 3]
 
 
 def test_a_save_survives_the_donation_of_the_state(run):
@@ -697,6 +707,14 @@ def test_a_slow_disk_is_waited_for_at_the_next_save_alone(run, monkeypatch):
   store.close()
   assert threading.main_thread() not in slow.threads
   assert store.good == 3 and is_step(run.restore(), 3)
+
+
+def test_a_clock_that_jumps_ends_no_save(run, monkeypatch):
+  """orbax takes the time of a save from the wall clock: 86400 s, in a jump."""
+  calls, now = itertools.count(), time.time
+  monkeypatch.setattr(time, "time", lambda: now() + 3600.0 * next(calls))
+  run.save(1, 2)
+  assert next(calls) > 2 and is_step(run.restore(), 2)
 
 
 def test_the_first_line_waits_for_the_first_step(run, monkeypatch):

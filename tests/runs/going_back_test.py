@@ -83,12 +83,30 @@ def test_going_back_twice_keeps_both(run):
   going_back.go_back(run, 6)
   assert going_back.go_back(run, 3) == run / "set_aside" / "2"
   kept = lines.read_lines(run / "set_aside/2/events.jsonl")
-  assert [x["step"] for x in kept] == [
-    4,
-    5,
-    6,
-    6,
-  ]  # the last tells of the first
+  assert [x["step"] for x in kept] == [4, 5, 6]
+  story = lines.read_lines(run / "events.jsonl")
+  assert [x["from"] for x in story if x.get("event") == "back"] == [11, 6]
+
+
+def test_events_of_processes_stay_where_they_are(run):
+  with (run / "events.jsonl").open("a") as file:
+    file.write(line(11, event="end", why="done"))
+  to = going_back.go_back(run, 3)
+  kinds = [x.get("event") for x in lines.read_lines(run / "events.jsonl")]
+  assert kinds[-2:] == ["end", "back"]
+  assert to is not None
+  assert "done" not in (to / "events.jsonl").read_text()
+  assert going_back.go_back(run, 3) is None  # nothing else is after it
+
+
+@pytest.mark.parametrize("name", ["1x", "x"])
+def test_other_folders_and_notes_beside_it_are_left_alone(run, name):
+  (run / "set_aside" / name).mkdir(parents=True)
+  (run / "set_aside" / "1").mkdir()
+  (run / "set_aside" / "1" / "unfinished").write_text("abc")
+  assert going_back.go_back(run, 3) == run / "set_aside" / "2"
+  going_back.before_start(run, None)
+  assert (run / "set_aside" / name).is_dir()
 
 
 CALLS = [(os, "replace"), (os, "mkdir"), (os, "unlink"), (os, "rename")]

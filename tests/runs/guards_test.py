@@ -53,6 +53,21 @@ def test_each_bound(metric, value, guard, bound):
   assert after(Guard(**{guard: 0.0}), {}, {}, {metric: value})[1] == []
 
 
+def test_distinct_answers_may_be_left_out_even_without_any():
+  off, none = Guard(answers_low=0.0), {"reward/distinct_answers": 0.0}
+  assert after(off, {}, none)[1] == []
+  assert [a.guard for a in after(Guard(), {}, none)[1]] == ["answers_low"]
+
+
+def test_the_reward_is_an_average_over_steps():
+  reward = lambda *xs: (
+    after(Guard(), *({"reward/mean": x} for x in xs))[0].reward
+  )
+  assert reward(0.5) == 0.5
+  assert reward(0.5, 1.0) == pytest.approx(0.55)
+  assert reward(0.5, 1.0, None, 0.0) == pytest.approx(0.495)
+
+
 def test_the_first_step_and_what_is_not_measured_raise_nothing():
   assert after(Guard(), {"rollout/entropy": 1e-9})[1] == []
   none = dict.fromkeys([*USUAL, "policy/kl_ref", "rollout/repeated_fraction"])

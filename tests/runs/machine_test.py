@@ -1,6 +1,7 @@
 """Tests of brorl_jax/runs/machine.py."""
 
 import json
+import os
 import platform
 
 from brorl_jax.runs import folder, machine
@@ -40,3 +41,10 @@ def test_what_may_change_the_bits_is_named_with_before_and_now(
   del record["versions"], record["python"]
   path.write_text(json.dumps(record))
   assert machine.differences(tmp_path) == {"cpus": (1, 96)}
+
+
+def test_cpus_are_those_that_this_process_may_use(monkeypatch):
+  monkeypatch.setattr(
+    os, "sched_getaffinity", lambda _: {3, 5, 7}, raising=False
+  )
+  assert machine.here()["cpus"] == 3

@@ -387,13 +387,13 @@ def test_begin_again_takes_another_config_and_goes_on_afterwards(run):
   assert len(lines.read_lines(run.dir / "set_aside/1/metrics.jsonl")) == 12
 
 
-@pytest.mark.ci
-def test_begin_again_that_is_killed_loses_nothing(run, monkeypatch):
+@pytest.mark.parametrize("count", tiers.some([1, 2, 3, 5], 1))
+def test_begin_again_that_is_killed_loses_nothing(run, monkeypatch, count):
   rename, moved, before = pathlib.Path.rename, [], tree(run.dir)
 
   def killed(path, to):
     if path.parent == run.dir:
-      if len(moved) == 3:
+      if len(moved) == count:
         raise KeyboardInterrupt
       moved.append(path.name)
     return rename(path, to)
@@ -902,12 +902,15 @@ def test_a_run_goes_back_and_ends_as_it_did(whole, long, step):
     assert not aside.exists() and long.told("back") == []
     return
   assert long.told("back") == [(step, None)]
+  (resume,) = [e for e in long.lines("events.jsonl") if e["event"] == "resume"]
+  assert (resume["again"], resume["after"]) == (0, "done")
   (event,) = [e for e in long.lines("events.jsonl") if e["event"] == "back"]
   assert event["from"] == 12 and event["kept"] == "set_aside/1"
   left = stored.steps(aside / "checkpoints")
   assert left == [s for s in (3, 6, 9, 12) if s > step]
   for name, every in before.items():
     after = [line for line in every if line["step"] > step]
+    after = [line for line in after if not events.of_process(line)]
     path = aside / name
     assert path.exists() == bool(after)
     kept = lines.read_lines(path) if after else []

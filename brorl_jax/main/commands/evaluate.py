@@ -4,7 +4,7 @@ import contextlib
 import hashlib
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from brorl_jax import evaluate, meshes
-from brorl_jax.errors import UserError
+from brorl_jax.errors import StorageError, UserError
 from brorl_jax.main import (
   checkpoint_source,
   contamination,
@@ -30,7 +30,14 @@ from brorl_jax.main.stages.scoring import Scorer
 from brorl_jax.model import architectures, local, target
 from brorl_jax.model.policy import Policy
 from brorl_jax.rollout import dynamic_sampling, plan
-from brorl_jax.runs import checkpoints, folder, lock, metrics, sections
+from brorl_jax.runs import (
+  checkpoints,
+  folder,
+  intact,
+  lock,
+  metrics,
+  sections,
+)
 from brorl_jax.runs.lines import write_whole
 from brorl_jax.tasks.base import Example
 
@@ -93,7 +100,7 @@ def run(c: sections.Config, workdir: pathlib.Path) -> None:
   except ValueError as e:
     raise UserError(str(e)) from None
   values = sections.as_dict(c)
-  with contextlib.closing(parts.scorer), lock.hold(workdir):
+  with contextlib.closing(parts.scorer), lock.hold(workdir), _storage():
     folder.write_config(values, workdir, mode="evaluate", **parts.entries)
     print(*why, *parts.log_lines, programs.log_line(), sep="\n")
     try:
@@ -109,6 +116,18 @@ def run(c: sections.Config, workdir: pathlib.Path) -> None:
     }
     write_whole(path, json.dumps(result, indent=2) + "\n")
   print(table(result), f"  {path}", sep="\n")
+
+
+@contextlib.contextmanager
+def _storage() -> Iterator[None]:
+  """Says that the folder failed, not a name that the user wrote."""
+  try:
+    yield
+  except OSError as e:
+    raise StorageError(
+      f"{intact.one_line(e)}; fix this and run the same command again: what "
+      "was scored before is not sampled again"
+    ) from None
 
 
 def _dtype(checkpoint: str) -> str | None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from brorl_jax import errors
 from brorl_jax.errors import UserError
 from brorl_jax.report import (
   cells,
@@ -19,7 +20,7 @@ from brorl_jax.report import (
   tables,
 )
 from brorl_jax.report.load_runs import Read
-from brorl_jax.runs import metrics
+from brorl_jax.runs import intact, metrics
 from brorl_jax.tasks.domains import DRAW, MADE
 
 _NAMED = 3  # differing prompts that are named
@@ -78,7 +79,7 @@ def _category(domain: str, task: str) -> str | None:
 
 
 def write(data: Mapping[str, Any], out: pathlib.Path) -> None:
-  """Writes the report; raises UserError if that fails."""
+  """Writes the report; raises UserError or StorageError if that fails."""
   try:
     out.mkdir(exist_ok=True)
     drawn = figures.draw(out, data)
@@ -86,7 +87,11 @@ def write(data: Mapping[str, Any], out: pathlib.Path) -> None:
     (out / "report.json").write_text(text)
     (out / "index.html").write_text(page.page(data, drawn, out))
   except OSError as e:
-    raise UserError(f"{out} cannot be written: {e}") from None
+    raise errors.of_system(
+      e,
+      f"{out} cannot be written: {intact.one_line(e)}; fix this and run the "
+      "same command again, or report a copy of the folder",
+    ) from None
 
 
 def refuse_differences(first: Read, other: Read) -> None:

@@ -179,6 +179,7 @@ def _train(
         if from_step is not None:
           store.require(from_step, parts.state, ours.lacks)
         going_back.before_start(workdir, from_step)
+        recorder.look_again()
         state = train.train(
           parts.state,
           lambda step: watched.stages(
@@ -215,7 +216,6 @@ def _store(
     keep_every=c.keep_every,
     run=run,
     warn=warn,
-    timeout_s=c.save_timeout_s,
   )
 
 
@@ -234,7 +234,9 @@ def _ended(
       f"{intact.one_line(error)}; {left}; fix this and run the same command "
       "again"
     )
-  if isinstance(error, checkpoints.Unsaved | checkpoints.Unreachable):
+  if isinstance(error, checkpoints.Unsaved):
+    return StorageError(f"{error}; fix this and run the same command again")
+  if isinstance(error, checkpoints.Unreachable):
     return StorageError(str(error))
   if isinstance(error, _STOPS):
     return NumbersError(str(error))

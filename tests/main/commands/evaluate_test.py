@@ -21,7 +21,7 @@ from messages import mentions
 
 from brorl_jax import evaluate, meshes
 from brorl_jax.configs import base
-from brorl_jax.errors import UserError
+from brorl_jax.errors import StorageError, UserError
 from brorl_jax.main import checkpoint_source, settings
 from brorl_jax.main.commands import evaluate as evaluate_command
 from brorl_jax.main.commands import export, report
@@ -258,6 +258,25 @@ def test_a_killed_evaluation_ends_as_if_it_had_not_been(
     for folder in (workdir, whole[0])
   ]
   assert same[0] == same[1]
+
+
+def test_a_folder_that_goes_is_a_fault_of_the_storage(
+  whole, tmp_path, monkeypatch
+):
+  workdir = tmp_path / "run"
+  calls, rollouts = itertools.count(), prefixes.rollouts
+
+  def vanished(*args, **named):
+    if next(calls) == 1:
+      shutil.rmtree(workdir / "eval")
+    return rollouts(*args, **named)
+
+  with monkeypatch.context() as patch:
+    patch.setattr(prefixes, "rollouts", vanished)
+    with pytest.raises(StorageError, match=r"records\.jsonl.*again") as error:
+      run(workdir)
+  assert error.value.status == 74 and "\n" not in str(error.value)
+  assert run(workdir) == whole[1]
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Tests of --mode=report: what it reads, writes and refuses."""
 
+import errno
 import json
 import os
 import pathlib
@@ -11,9 +12,9 @@ import runs_for_tests as made
 import tiers
 from messages import mentions
 
-from brorl_jax.errors import UserError
+from brorl_jax.errors import StorageError, UserError
 from brorl_jax.main.commands import report
-from brorl_jax.report import load_runs
+from brorl_jax.report import figures, load_runs
 from brorl_jax.runs import metrics
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -497,3 +498,17 @@ def test_the_command(tmp_path):
 )
 def test_flags_that_are_refused(refused, args, line):
   assert mentions(refused(*args), line)
+
+
+@pytest.mark.parametrize(
+  "number, kind", [(errno.EROFS, StorageError), (errno.EACCES, UserError)]
+)
+def test_a_report_that_cannot_be_written_says_what_to_do(
+  tmp_path, monkeypatch, number, kind
+):
+  def fails(*_):
+    raise OSError(number, os.strerror(number), "report/x.png")
+
+  monkeypatch.setattr(figures, "draw", fails)
+  with pytest.raises(kind, match=r"cannot be written: report/x\.png: .* again"):
+    report.write({}, tmp_path / "report")
