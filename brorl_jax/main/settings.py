@@ -18,6 +18,7 @@ from ml_collections import ConfigDict, config_flags
 from brorl_jax.errors import UserError
 from brorl_jax.runs import sections
 from brorl_jax.runs.sections.section import Rule
+from brorl_jax.tasks.domains import DRAW
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
@@ -314,9 +315,11 @@ def _warmup_rules(c: Any) -> Iterator[Rule]:
     good = all(0.0 <= share <= 1.0 for share in c.right.values())
     yield "right", good, "shares between 0 and 1"
     return
+  known = ", ".join(DRAW.qualities)
   for field in ("qualities", "mixed_qualities"):
-    shares = [*c[field].values()]
-    good = min(shares) >= 0.0 and sum(shares) > 0.0
+    good = set(c[field]) <= set(DRAW.qualities)
+    yield field, good, f"shares of {known}"
+    good = min(c[field].values()) >= 0.0 and any(c[field].values())
     yield field, good, "relative shares, of which one is positive"
   yield "merges", c.merges >= 1, "at least 1"
 

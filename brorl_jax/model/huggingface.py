@@ -23,7 +23,8 @@ from jaxtyping import PyTree
 from brorl_jax.model import architectures, hf_format, weight_files
 from brorl_jax.model.policy import Policy
 
-ASSETS = pathlib.Path(__file__).parents[1] / "assets"  # the embedded policy
+ASSETS = pathlib.Path(__file__).parents[1] / "assets"  # the embedded policies
+EMBEDDED = {"": ASSETS, "embedded:steps": ASSETS / "steps"}
 
 
 # What belongs to a model beside config and weights, copied as it is.
@@ -45,20 +46,20 @@ def locate(checkpoint: str) -> pathlib.Path:
   """The directory of a checkpoint, downloaded first if it is a hub's name.
 
   Args:
-    checkpoint: A directory, "organisation/name", or "" for the embedded policy.
+    checkpoint: A directory, "organisation/name", or a name of EMBEDDED.
 
   Raises:
     ValueError: It is neither, or there is no way to download it.
   """
-  if not checkpoint:
-    return ASSETS
+  if checkpoint in EMBEDDED:
+    return EMBEDDED[checkpoint]
   path = pathlib.Path(checkpoint)
   if path.is_dir():
     return path
   if path.exists() or not re.fullmatch(r"[\w.-]+/[\w.-]+", checkpoint):
     raise ValueError(
-      f"checkpoint {checkpoint!r} is not a directory; give one, or the "
-      "hub name of a model, organisation/name"
+      f"checkpoint {checkpoint!r} is not a directory; give one, the hub "
+      "name of a model, organisation/name, or embedded:steps"
     )
   import huggingface_hub  # comes with transformers
 

@@ -57,7 +57,8 @@ class Draw(NamedTuple):
     may_draw: Whether training on these tasks may generate this question.
     category: Category of a task for statistics, or None.
     version: Version of the generator, for config.json.
-    write: Steps and answer to an example, of a quality; see gym/steps.
+    write: Steps and answer to an example, of one of `qualities`.
+    qualities: Of what is written; see gym/steps.
   """
 
   check: Callable[[Sequence[Family]], None]
@@ -67,6 +68,7 @@ class Draw(NamedTuple):
   category: Callable[[str], str | None]
   version: Callable[[], str]
   write: Callable[[Example, str, random.Random], str]
+  qualities: tuple[str, ...]
 
 
 def _unnamed(_: Mapping[str, Any]) -> str:

@@ -41,7 +41,7 @@ def puzzles(count):
 def demonstrate(puzzles, right, seed=0, **changed):
   budget = dict(prompt_tokens=40, max_new_tokens=6) | changed
   return warmup.demonstrations(
-    puzzles, text(), right=right, seed=seed, **budget
+    puzzles, text(), warmup.answers(right), seed=seed, **budget
   )
 
 
@@ -79,6 +79,27 @@ def test_share_of_right_answers_is_by_family():
   assert np.mean(right["gcd"]) == pytest.approx(0.25, abs=0.07)
   assert np.mean(right["spell_backward"]) == 0.0
   assert np.mean(right["leg_counting"]) == 1.0
+
+
+def test_solutions_are_written_in_the_shares_that_are_asked():
+  qualities = {"careful": 3, "direct": 1, "sloppy": 0}
+  respond = warmup.solutions(
+    lambda puzzle, quality, rng: f"{quality} {puzzle.entry['answer']}",
+    qualities,
+    "Answer at once.",
+  )
+  rng = random.Random(0)
+  said = collections.Counter()
+  for puzzle in puzzles(150):
+    messages, response = respond(puzzle, rng)
+    quality, answer = response.split()
+    said[quality] += 1
+    assert answer == puzzle.entry["answer"]
+    (message,) = messages
+    told = "\nAnswer at once." if quality == "direct" else ""
+    assert message["content"] == puzzle.question + told
+  assert set(said) == {"careful", "direct"}
+  assert said["direct"] / said.total() == pytest.approx(0.25, abs=0.04)
 
 
 @pytest.mark.parametrize("budget", ["prompt_tokens", "max_new_tokens"])

@@ -69,6 +69,21 @@ def copy(directory, tmp_path):
   return tmp_path
 
 
+def test_a_whole_text_is_one_token(directory, tmp_path):
+  tags = ("<answer>", "</answer>")
+  text = tokenizer.build(tmp_path, questions(), size=SIZE, whole=tags)
+  ids = text.encode("<answer>12</answer>")
+  assert text.decode([ids]) == ["<answer>12</answer>"]
+  apart = tokenizer.Tokenizer(directory).encode("<answer>12</answer>")
+  assert (len(ids), len(apart)) == (4, 18)
+
+
+def test_more_merges_find_longer_phrases(tmp_path):
+  of = lambda n: tokenizer.build(tmp_path, questions(), size=SIZE, merges=n)
+  few, many = (len(of(n).encode(questions()[0])) for n in (5, 700))
+  assert many < few
+
+
 def test_the_same_texts_build_the_same_files(directory, tmp_path):
   again = tokenizer.build(tmp_path, questions(), size=SIZE)
   names = sorted(path.name for path in directory.iterdir())

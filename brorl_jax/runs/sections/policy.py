@@ -12,9 +12,11 @@ class Policy(Section):
 
   checkpoint: str = setting(
     "",
-    "Hugging Face directory or name of a model on the hub; '' is the embedded "
-    "policy. --mode=evaluate also accepts a run folder or one of its "
-    "checkpoints; --mode=export accepts only those two.",
+    "Hugging Face directory or name of a model on the hub. Two policies are "
+    "embedded: '', which answers at once in at most 6 tokens, and "
+    "'embedded:steps', which writes its steps first. --mode=evaluate also "
+    "accepts a run folder or one of its checkpoints; --mode=export accepts "
+    "only those two.",
   )
   chat_template: str = setting(
     "",

@@ -73,6 +73,7 @@ DRAW = Draw(
   category=CATEGORIES.get,
   version=lambda: f"{_LIBRARY} {importlib.metadata.version(_LIBRARY)}",
   write=lambda example, quality, rng: steps.write(example.entry, quality, rng),
+  qualities=steps.QUALITIES,
 )
 
 DOMAIN = Domain(
