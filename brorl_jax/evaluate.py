@@ -16,22 +16,24 @@ from brorl_jax import processes
 from brorl_jax.rl import stats
 from brorl_jax.rl.pass_at_k import pass_at_k
 from brorl_jax.rollout import dynamic_sampling
-from brorl_jax.tasks.base import Example, Verdict
+from brorl_jax.tasks.base import Example, Steps, Verdict
 from brorl_jax.types import Rollouts, ScoredResponse
 
 Record = Mapping[str, Any]  # one sample, as JSON
 Chunks = Iterator[list[dict[str, Any]]]  # records of one chunk after the other
 _STATUSES = ("pass", "fail", "invalid")
+SHOWN = 3  # prompts of each task whose first responses are kept as text
 _MOST = 1e18  # above any count; numbers of JSON have no bound
+_COUNT = (
+  "an integer of at least 0",
+  lambda x: type(x) is int and 0 <= x < _MOST,
+)
+_TEXT = ("text", lambda x: isinstance(x, str))
+_STEPS = ("steps", "steps_wrong", "steps_taken_back")
+_OF_SOME = {**dict.fromkeys(_STEPS, _COUNT), "prompt": _TEXT, "response": _TEXT}
 _OF_A_RECORD: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
-  **dict.fromkeys(
-    ("step", "sample", "tokens"),
-    ("an integer of at least 0", lambda x: type(x) is int and 0 <= x < _MOST),
-  ),
-  **dict.fromkeys(
-    ("id", "domain", "task", "reason", "answer"),
-    ("text", lambda x: isinstance(x, str)),
-  ),
+  **dict.fromkeys(("step", "sample", "tokens"), _COUNT),
+  **dict.fromkeys(("id", "domain", "task", "reason", "answer"), _TEXT),
   **dict.fromkeys(
     ("truncated", "pass"), ("true or false", lambda x: isinstance(x, bool))
   ),
@@ -51,6 +53,8 @@ def evaluate(
   score_responses: Callable[
     [Sequence[Example], Rollouts], list[list[ScoredResponse]]
   ],
+  texts: Callable[[Rollouts], list[list[str]]],
+  look: Callable[[Example, str], Steps | None],
   chunk: int,
   first: int = 0,
 ) -> Chunks:
@@ -62,13 +66,17 @@ def evaluate(
     rollouts: (params, `chunk` examples, index of the first) -> rollouts on the
       host.
     score_responses: (examples, rollouts) -> a scored response each, [P][N].
+    texts: Of rollouts, [P][N].
+    look: The steps of a response, if its domain can read them.
     chunk: Examples that a process samples together. The last chunk is padded
       with repetitions, which are dropped.
     first: Index of the first example to sample.
 
   Yields:
-    The records of a chunk, ordered by example and sample.
+    The records of a chunk, ordered by example and sample. The first sample of
+    the first examples of each task has its prompt and response as text.
   """
+  shown = _shown(examples)
   for start in range(first, len(examples), chunk * jax.process_count()):
     own = start + chunk * jax.process_index()  # of this process
     real = examples[own : own + chunk]
@@ -79,7 +87,7 @@ def evaluate(
     out = jax.tree.map(
       operator.itemgetter(slice(len(real))), rollouts(params, filled, own)
     )
-    length = out.mask.sum(axis=2)
+    length, said = out.mask.sum(axis=2), texts(out)
     records = [
       {
         "id": real[p].id,
@@ -93,11 +101,35 @@ def evaluate(
         "status": scored.verdict.status,
         "reason": scored.verdict.reason,
         "answer": scored.verdict.answer,
+        **_steps(look(real[p], said[p][n])),
+        **(
+          {"prompt": real[p].question, "response": said[p][n]}
+          if n == 0 and real[p].id in shown
+          else {}
+        ),
       }
       for p, row in enumerate(score_responses(real, out))
       for n, scored in enumerate(row)
     ]
     yield from filter(None, processes.gather(records))
+
+
+def _shown(examples: Sequence[Example]) -> set[str]:
+  """The ids of the first examples of each task."""
+  by_task = collections.defaultdict[tuple[str, str], list[str]](list)
+  for example in examples:
+    by_task[example.domain, example.task].append(example.id)
+  return {name for names in by_task.values() for name in names[:SHOWN]}
+
+
+def _steps(found: Steps | None) -> dict[str, int]:
+  if found is None:
+    return {}
+  return {
+    "steps": found.count,
+    "steps_wrong": found.wrong,
+    "steps_taken_back": found.taken_back,
+  }
 
 
 def check_record(line: Any) -> None:
@@ -112,6 +144,16 @@ def check_record(line: Any) -> None:
     if not good(line[name]):
       shown = json.dumps(line[name])[:40]
       raise ValueError(f"{name!r} is {shown}; it must be {kind}")
+  given = [name for name in _OF_SOME if name in line]
+  for name in given:
+    kind, good = _OF_SOME[name]
+    if not good(line[name]):
+      shown = json.dumps(line[name])[:40]
+      raise ValueError(f"{name!r} is {shown}; it must be {kind}")
+  for together in (_STEPS, ("prompt", "response")):
+    if 0 < sum(name in given for name in together) < len(together):
+      missing = next(name for name in together if name not in given)
+      raise ValueError(f"{missing!r} is missing")
   if line["pass"] != (line["status"] == "pass"):
     shown = json.dumps(line["pass"])
     raise ValueError(f"'pass' is {shown}, but 'status' is {line['status']!r}")
@@ -146,6 +188,12 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
                       prompts. It is too narrow below about 20 prompts, and
                       has no width if all prompts agree.
     tokens_mean, truncated_fraction   over all samples
+    tokens_right, tokens_wrong   mean over right and over wrong responses; None
+                      if there are none
+    steps             None if no response's steps can be read. Otherwise of
+                      those that can: steps in a response; the share that takes
+                      a step back; the share with a wrong step left standing;
+                      the share that is right in spite of one.
     invalid           samples on which the verifier failed. They are left out:
                       a prompt with v < k other samples counts with k = v, and
                       a prompt without any counts as failed.
@@ -220,7 +268,8 @@ def _together(
   share = weight / weight.sum()
   values = (share @ tasks.means).tolist()
   passed, values = values[: len(ks)], values[len(ks) :]
-  majority, (score, tokens, truncated, _) = values[: len(ks)], values[len(ks) :]
+  majority, values = values[: len(ks)], values[len(ks) :]
+  score, tokens, truncated, *split, read, steps, back, bad, lucky, _ = values
   size = np.where(weight > 0, tasks.size, 0)
   low = high = None
   if size.max() > 1:  # otherwise there is nothing to resample
@@ -237,6 +286,16 @@ def _together(
     "high": high,
     "tokens_mean": tokens,
     "truncated_fraction": truncated,
+    "tokens_right": _ratio(*split[:2]),
+    "tokens_wrong": _ratio(*split[2:]),
+    "steps": {
+      "mean": steps / read,
+      "corrected": back / read,
+      "wrong": bad / read,
+      "wrong_but_right": lucky / read,
+    }
+    if read
+    else None,
     "invalid": round(float(size @ tasks.means[:, -1])),
   }
 
@@ -268,7 +327,7 @@ def _by_prompt(records: Sequence[Record]) -> dict[str, list[Record]]:
 
 
 def _numbers(records: Sequence[Record], ks: Sequence[int]) -> list[float]:
-  """One prompt's pass@k, majority@k, score, tokens, truncated, invalid."""
+  """One prompt's pass@k, majority@k and means, as `_together` reads them."""
   votes = [
     (r["answer"], r["pass"]) for r in records if r.get("status") != "invalid"
   ]
@@ -279,9 +338,24 @@ def _numbers(records: Sequence[Record], ks: Sequence[int]) -> list[float]:
     *(_majority(votes, min(k, v)) if v else 0.0 for k in ks),
     score / max(v, 1),
     sum(r["tokens"] for r in records) / len(records),
-    sum(r["truncated"] for r in records) / len(records),
+    *(sum(x) / len(records) for x in zip(*map(_means, records), strict=True)),
     float(len(records) - v),
   ]
+
+
+def _means(r: Record) -> tuple[float, ...]:
+  """Truncated; tokens of right ones, of wrong ones; steps, if read."""
+  right, tokens = r["pass"], r["tokens"]
+  split = (right * tokens, right, (not right) * tokens, not right)
+  read = (0, 0, 0, 0, 0)
+  if "steps" in r:
+    back, wrong = r["steps_taken_back"] > 0, r["steps_wrong"] > 0
+    read = (1, r["steps"], back, wrong, wrong and right)
+  return tuple(map(float, (r["truncated"], *split, *read)))
+
+
+def _ratio(total: float, count: float) -> float | None:
+  return total / count if count else None
 
 
 # One count at a time: a table of all counts would have n x k numbers.

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from brorl_jax import evaluate
 from brorl_jax.rollout.dynamic_sampling import TooManyInvalid
-from brorl_jax.tasks.base import Example, Verdict
+from brorl_jax.tasks.base import Example, Steps, Verdict
 from brorl_jax.types import Rollouts, ScoredResponse
 
 N, T = 3, 4
@@ -68,17 +68,36 @@ class Table:
       )
     return out
 
+  def texts(self, rollouts):
+    """The tokens of a response, as digits."""
+    return [
+      ["".join(map(str, row[keep])) for row, keep in zip(*p, strict=True)]
+      for p in zip(rollouts.tokens, rollouts.mask, strict=True)
+    ]
+
+
+def look(example, response):
+  """Only the tasks f0 have steps: all tokens, of which some are wrong."""
+  if example.task == "f1":
+    return None
+  return Steps(len(response), len(response) // 2, len(response) // 4)
+
+
+def evaluated(table, examples, **kwargs):
+  return evaluate.evaluate(
+    "params",
+    examples,
+    rollouts=table.rollouts,
+    score_responses=table.score_responses,
+    texts=table.texts,
+    look=look,
+    **kwargs,
+  )
+
 
 def run(chunk, first=0):
   table = Table()
-  got = evaluate.evaluate(
-    "params",
-    puzzles(),
-    rollouts=table.rollouts,
-    score_responses=table.score_responses,
-    chunk=chunk,
-    first=first,
-  )
+  got = evaluated(table, puzzles(), chunk=chunk, first=first)
   return list(got), table.calls
 
 
@@ -115,12 +134,35 @@ def test_one_record_for_each_sample():
     "status": "fail",
     "reason": "",
     "answer": "2.2",
+    "steps": 1,
+    "steps_wrong": 0,
+    "steps_taken_back": 0,
   }
+  four = records[2]  # tokens 0, 0, 0: three steps, one of them wrong
+  assert (four["steps"], four["steps_wrong"], four["steps_taken_back"]) == (
+    *(3, 1),
+    0,
+  )
   assert records[3 * N]["tokens"] == 4 and records[3 * N]["truncated"] is True
   for i, right in enumerate(RIGHT):
     passed = [r["pass"] for r in records[i * N : (i + 1) * N]]
     assert sum(passed) == right
   assert json.loads(json.dumps(records)) == records
+
+
+def test_the_first_responses_of_each_task_are_kept_as_text():
+  many = puzzles(9)  # five of f0, four of f1
+  table = Table()
+  table.score_responses = lambda asked, rollouts: [
+    [ScoredResponse(p.task, Verdict("fail", 0.0), 0.0)] * N for p in asked
+  ]
+  records = flat(evaluated(table, many, chunk=4))
+  kept = {r["id"]: r for r in records if "response" in r}
+  assert [*kept] == [f"f{i % 2}/heldout/{i}" for i in range(6)]
+  for i in range(6):
+    one = kept[f"f{i % 2}/heldout/{i}"]
+    assert one["sample"] == 0 and one["prompt"] == f"question {i}"
+    assert one["response"] == str(i) * (1 + i % T)
 
 
 @pytest.mark.parametrize(
@@ -147,13 +189,7 @@ def test_an_evaluation_may_begin_anywhere():
 
 def test_nothing_is_sampled_before_it_is_asked_for():
   table = Table()
-  chunks = evaluate.evaluate(
-    "params",
-    puzzles(),
-    rollouts=table.rollouts,
-    score_responses=table.score_responses,
-    chunk=2,
-  )
+  chunks = evaluated(table, puzzles(), chunk=2)
   assert table.calls == []
   next(chunks)
   assert len(table.calls) == 1
@@ -223,6 +259,26 @@ def test_summary_by_hand():
   assert everything["truncated_fraction"] == 0.25
   assert everything["invalid"] == 0
   assert json.loads(json.dumps(got)) == got
+
+
+def test_lengths_and_steps_by_hand():
+  """Tokens 2, 3, 4, 5 of each prompt; steps of a only."""
+  steps = [(4, 0, 1), (2, 1, 0), (6, 2, 2), (0, 0, 0)]
+  a = prompt("a/0", "ppff")
+  for record, found in zip(a, steps, strict=True):
+    record |= zip(evaluate._STEPS, found, strict=True)
+  got = evaluate.summary(a + prompt("b/0", "ffff"))
+  task = got["by_domain"]["gym"]["by_task"]["a"]
+  assert (task["tokens_right"], task["tokens_wrong"]) == (2.5, 4.5)
+  want = {"mean": 3.0, "corrected": 0.5, "wrong": 0.5, "wrong_but_right": 0.25}
+  assert task["steps"] == want
+  everything = got["all"]
+  assert everything["steps"] == want  # b cannot be read
+  assert everything["tokens_right"] == 2.5
+  assert everything["tokens_wrong"] == pytest.approx((9 + 14) / 6)
+  b = got["by_domain"]["gym"]["by_task"]["b"]
+  assert b["steps"] is None and b["tokens_right"] is None
+  assert all_of(prompt("a/0", "pppp"))["tokens_wrong"] is None
 
 
 def test_a_score_is_not_a_pass():

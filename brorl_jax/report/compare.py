@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from brorl_jax.report import cost, events, paired
+from brorl_jax.report import answers, cost, events, paired
 
 # Runs are compared at the largest cost that all of them reached.
 EQUAL = {
@@ -28,11 +28,13 @@ class Evaluation(NamedTuple):
     step: Step of the run; 0 is before training.
     summary: From `evaluate.summary`.
     rates: Pass@1 of each prompt, by id.
+    shown: The records that hold a response.
   """
 
   step: int
   summary: Mapping[str, Any]
   rates: Mapping[str, float]
+  shown: Sequence[Mapping[str, Any]] = ()
 
 
 class Run(NamedTuple):
@@ -118,6 +120,12 @@ def _run(run: Run) -> dict[str, Any]:
     "steps_wanted": wanted if training else None,
     "finished": done == wanted == last if training else True,
     "throughput": cost.throughput(run.metrics),
+    "rates": answers.rates(run.metrics),
+    "answers": answers.pairs(
+      run.evaluations[0].shown, run.evaluations[-1].shown
+    )
+    if training
+    else [],
     "events": events.folded(run.events),
     "marks": events.marks(run.events, spent) if training else [],
     "evaluations": [

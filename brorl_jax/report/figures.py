@@ -67,7 +67,7 @@ def score(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   """Figure 1: score of each domain against time, with intervals."""
   domains = data["domains"]
   figure, axes = axes_of(len(domains), height=3.4)
-  scale, unit = cells.time_unit(_latest(data, "net_hours"))
+  scale, unit = time_unit(data)
   for axis, domain in zip(axes, domains, strict=True):
     of = lambda one: one["summary"]["by_domain"][domain]
     for i, run in enumerate(data["runs"]):
@@ -77,15 +77,15 @@ def score(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
         100 * np.array([of(one)[side] for one in every], float)  # None: NaN
         for side in ("low", "high")
       )
-      look = _look(i, run)
+      line = look(i, run)
       if run["training"]:
         x = [one["net_hours"] * scale for one in every]
-        axis.plot(x, y, ms=4, **look)
-        axis.fill_between(x, low, high, color=look["color"], alpha=0.12, lw=0)
+        axis.plot(x, y, ms=4, **line)
+        axis.fill_between(x, low, high, color=line["color"], alpha=0.12, lw=0)
       else:  # without a time
-        axis.axhline(y[0], **look | {"marker": "", "ls": ":"})
+        axis.axhline(y[0], **line | {"marker": "", "ls": ":"})
     axis.set(title=_plain(domain), xlabel=unit, ylabel="pass@1, %")
-  _legend(figure, axes)
+  legend(figure, axes)
   save(figure, folder / "score.png")
   caption = (
     "Pass@1 of the held-out prompts against the time of steps and saving, "
@@ -122,11 +122,11 @@ def trajectories(
       # A line to the next evaluation would show values that were not measured,
       # and end at another point than the tables.
       inside = x <= reach * scale
-      axis.plot(x[inside], y[inside], ms=4, **_look(i, run))
+      axis.plot(x[inside], y[inside], ms=4, **look(i, run))
     margin = 0.03 * reach * scale or 1.0  # no run got beyond the start
     axis.set_xlim(-margin, reach * scale + margin)
     axis.set(title=_plain(panel["task"]), xlabel=unit, ylabel="pass@1, %")
-  _legend(figure, axes)
+  legend(figure, axes)
   what = {"net_hours": "time", "samples": "samples"}[key]
   aside = {"net_hours": " without compiling", "samples": ""}[key]
   name = f"tasks_by_{what}.png"
@@ -154,12 +154,12 @@ def pass_at_k(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
       s = run["evaluations"][-1]["summary"]["by_domain"][domain]
       k = sorted(map(int, s["pass_at_k"]))
       y = [100 * s["pass_at_k"][str(one)] for one in k]
-      axis.plot(k, y, ms=4, **_look(i, run))
+      axis.plot(k, y, ms=4, **look(i, run))
     axis.set_xscale("log", base=2)
     axis.set_xticks(k, [str(one) for one in k])
     axis.minorticks_off()
     axis.set(title=_plain(domain), xlabel="k, samples", ylabel="pass@k, %")
-  _legend(figure, axes)
+  legend(figure, axes)
   save(figure, folder / "pass_at_k.png")
   caption = (
     "How many prompts are solved by one of k samples at least, of the last "
@@ -168,7 +168,7 @@ def pass_at_k(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   return Figure("pass_at_k.png", "Pass@k", caption)
 
 
-def _look(i: int, run: Mapping[str, Any]) -> dict[str, Any]:
+def look(i: int, run: Mapping[str, Any]) -> dict[str, Any]:
   """The style of run i in all figures."""
   n = f" (N = {run['n']})" if run["n"] else ""
   return {
@@ -198,7 +198,7 @@ def axes_of(count: int, *, height: float) -> tuple[Any, Sequence[Any]]:
   return figure, axes[:count]
 
 
-def _legend(figure: Any, axes: Sequence[Any]) -> None:
+def legend(figure: Any, axes: Sequence[Any]) -> None:
   """One legend for all panels, outside them so that it hides no line."""
   lines, labels = axes[0].get_legend_handles_labels()
   longest = max(map(len, labels)) + 8  # the line before it
@@ -213,9 +213,10 @@ def _legend(figure: Any, axes: Sequence[Any]) -> None:
   )
 
 
-def _latest(data: Mapping[str, Any], key: str) -> float:
-  every = [e[key] for run in data["runs"] for e in run["evaluations"]]
-  return max(x for x in every if x is not None)
+def time_unit(data: Mapping[str, Any]) -> tuple[float, str]:
+  """Factor from hours, and name, of the unit that suits the longest run."""
+  every = [e["net_hours"] for run in data["runs"] for e in run["evaluations"]]
+  return cells.time_unit(max(x for x in every if x is not None))
 
 
 def save(figure: matplotlib.figure.Figure, path: pathlib.Path) -> None:

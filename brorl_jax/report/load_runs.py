@@ -175,7 +175,8 @@ def read(
           "cannot be compared"
         )
       rates = dict(zip(prompts, evaluate.rates(records), strict=True))
-      out.append(Evaluation(step, summary, rates))
+      shown = [record for record in records if "response" in record]
+      out.append(Evaluation(step, summary, rates, shown))
       on_evaluation(step)
   except (OSError, ValueError) as e:
     raise UserError(_one_line(path, e)) from None

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from brorl_jax.report import cells, equal, events
+from brorl_jax.report import answers, cells, equal, events
 from brorl_jax.report.cells import Cell, Number, Table
 
 _WIDE = 70  # characters of column names above which a table is transposed
@@ -261,6 +261,7 @@ def every(data: Mapping[str, Any]) -> list[Table]:
     out.append(categories(data, len(out) + 1))
   for make, there in (
     (tokens, _trained(data)),
+    (answers.table, _trained(data)),
     (tests, data["tests"]),
     (differences, data["differences"]),
     (events.table, any(run["events"] for run in data["runs"])),

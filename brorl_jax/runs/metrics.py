@@ -212,7 +212,9 @@ def of_groups(
   """
   length = rollouts.mask.sum(axis=2)
   reward, judged_prompts = scores.reward, scores.valid.any(axis=1)
-  std = reward[judged_prompts].std(axis=1, where=scores.valid[judged_prompts])
+  judged = {"axis": 1, "where": scores.valid[judged_prompts]}
+  std = reward[judged_prompts].std(**judged)
+  mean = reward[judged_prompts].mean(**judged)
   high = reward.max(axis=1, where=scores.valid, initial=-np.inf)
   low = reward.min(axis=1, where=scores.valid, initial=np.inf)  # std rounds
   return {
@@ -222,6 +224,7 @@ def of_groups(
     "sampling/pass_rate": float(informative.mean()),
     "sampling/degenerate_fraction": float((high <= low).mean()),
     "sampling/rollouts_per_prompt": float(reward.shape[1]),
+    **rate_shares(mean),
     "rollout/tokens_per_s": float(length.sum() / rollout_s),
     "rollout/samples_per_s": float(reward.size / rollout_s),
     "rollout/slot_occupancy": rollouts.slot_occupancy(),
@@ -235,6 +238,23 @@ def of_groups(
     ),
     "theory/correct_mass": float(correct_mass(rollouts, reward).mean()),
     "memory/peak_bytes": peak_bytes(),
+  }
+
+
+def rate_shares(rate: Float[np.ndarray, " P"]) -> dict[str, float]:
+  """A histogram of the mean rewards of prompts: the share in each bin.
+
+  Bins of a tenth, of which the first lacks 0 and the last lacks 1, and those
+  two; sampling/rate_share/30 counts the prompts from .3 to below .4.
+  """
+  bins = np.clip(10 * rate + 1e-5, 0.0, 9.0).astype(int) * 10  # .7 as float32
+  bins = np.where(rate <= 0.0, -1, np.where(rate >= 1.0, 100, bins))
+  return {
+    f"sampling/rate_share/{name}": float((bins == value).mean())
+    for name, value in {
+      **{"none": -1, "all": 100},
+      **{f"{low:02}": low for low in range(0, 100, 10)},
+    }.items()
   }
 
 

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from brorl_jax.tasks.base import Example
+from brorl_jax.tasks.base import Example, Steps
 from brorl_jax.tasks.pool import Verifier
 
 # What a verifier runs in the sandbox: programs, or library calls.
@@ -75,6 +75,10 @@ def _unnamed(_: Mapping[str, Any]) -> str:
   return ""
 
 
+def _unread(response: str, entry: Mapping[str, Any]) -> Steps | None:
+  del response, entry
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Domain:
   """One kind of question: its data fields, verifier and defaults.
@@ -94,6 +98,8 @@ class Domain:
     instruction: Default text after every question.
     reward: Default reward: 1 for a pass, or the score.
     draw: Functions that generate examples; None if there are only files.
+    look: The steps of a (response, entry) for statistics; None if the domain
+      cannot read them.
   """
 
   name: str
@@ -106,3 +112,4 @@ class Domain:
   instruction: str = ""
   reward: Literal["pass", "score"] = "pass"
   draw: Draw | None = None
+  look: Callable[[str, Mapping[str, Any]], Steps | None] = _unread

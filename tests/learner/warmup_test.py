@@ -82,7 +82,7 @@ def test_share_of_right_answers_is_by_family():
 
 
 def test_solutions_are_written_in_the_shares_that_are_asked():
-  qualities = {"careful": 3, "direct": 1, "sloppy": 0}
+  qualities = {"careful": 3.0, "direct": 1.0, "sloppy": 0.0}
   respond = warmup.solutions(
     lambda puzzle, quality, rng: f"{quality} {puzzle.entry['answer']}",
     qualities,

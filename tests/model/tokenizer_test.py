@@ -75,7 +75,7 @@ def test_a_whole_text_is_one_token(directory, tmp_path):
   ids = text.encode("<answer>12</answer>")
   assert text.decode([ids]) == ["<answer>12</answer>"]
   apart = tokenizer.Tokenizer(directory).encode("<answer>12</answer>")
-  assert (len(ids), len(apart)) == (4, 18)
+  assert len(ids) == 4 < len(apart)
 
 
 def test_more_merges_find_longer_phrases(tmp_path):
@@ -158,7 +158,7 @@ def test_phrases_of_the_questions_are_single_tokens(built):
 
 def test_no_phrase_is_a_part_of_another():
   texts = [f"one two three {i}" for i in range(300)] + ["four five"] * 2
-  phrases = tokenizer._phrases(texts)
+  phrases = tokenizer._phrases(texts, 700)
   assert phrases == sorted(phrases)
   assert [p.strip() for p in phrases] == ["one two three"]
 
@@ -179,7 +179,7 @@ def test_a_phrase_with_an_accident_in_it_gives_way_to_its_parts(monkeypatch):
       return "".join(pieces[i] for i in ids)
 
   monkeypatch.setattr(tokenizer, "_train_bpe", lambda *args: Merged())
-  assert tokenizer._phrases(["text"] * 200) == ['" here', 'find it "']
+  assert tokenizer._phrases(["text"] * 200, 700) == ['" here', 'find it "']
 
 
 def test_encoding_adds_nothing(copy, built):

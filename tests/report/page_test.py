@@ -160,8 +160,9 @@ def test_the_tables_of_the_paper_are_there(parsed):
     "Table 4. Tasks of the domain math",
     "Table 5. Puzzles by category",
     "Table 6. Output tokens and score, before and after",
-    "Table 7. Paired t-tests",
-    "Table 8. Fields in which the training runs differ",
+    "Table 7. Length and steps",
+    "Table 8. Paired t-tests",
+    "Table 9. Fields in which the training runs differ",
   ]
 
 
@@ -174,10 +175,11 @@ def test_what_comes_from_runs_is_text(parsed, data):
 def test_the_page_needs_nothing_else(parsed, report):
   text = (report / "index.html").read_text()
   links = [v for _, name, v in parsed.attributes if name in ("src", "href")]
-  assert len(links) == 4
+  assert len(links) == 5
   assert all(link.startswith("data:image/png;base64,") for link in links)
   assert not re.search(r"https?:|url\(|@import", text)
   assert sorted(p.name for p in report.glob("*.png")) == [
+    "answers.png",
     "pass_at_k.png",
     "score.png",
     "tasks_by_samples.png",

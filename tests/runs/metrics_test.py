@@ -181,6 +181,9 @@ def test_numbers_of_a_step_by_hand():
       "sampling/pass_rate": 0.5,
       "sampling/degenerate_fraction": 0.5,
       "sampling/rollouts_per_prompt": 3.0,
+      **dict.fromkeys(metrics.rate_shares(np.zeros(1)), 0.0),
+      "sampling/rate_share/60": 0.5,  # 2 of 3
+      "sampling/rate_share/none": 0.5,
       "rollout/tokens_per_s": 18.0,
       "rollout/samples_per_s": 12.0,
       "rollout/slot_occupancy": 0.75,
@@ -193,6 +196,17 @@ def test_numbers_of_a_step_by_hand():
     rel=1e-6,
   )
   assert all(type(value) is float for value in got.values())
+
+
+def test_a_histogram_of_pass_rates_by_hand():
+  rates = np.array([0, 1, 1 / 512, 511 / 512, 0.1, 0.7, 0.3, 0.35], np.float32)
+  got = {k: v for k, v in metrics.rate_shares(rates).items() if v}
+  share = lambda name: f"sampling/rate_share/{name}"
+  assert got == {
+    **dict.fromkeys(map(share, ("none", "all", "00", "90", "10", "70")), 1 / 8),
+    share("30"): 2 / 8,
+  }
+  assert [*metrics.rate_shares(-rates)][:2] == [share("none"), share("all")]
 
 
 def test_pass_rate_is_of_all_that_was_drawn():

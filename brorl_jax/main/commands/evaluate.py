@@ -39,7 +39,8 @@ from brorl_jax.runs import (
   sections,
 )
 from brorl_jax.runs.lines import write_whole
-from brorl_jax.tasks.base import Example
+from brorl_jax.tasks.base import Example, Steps
+from brorl_jax.tasks.domains import DOMAINS
 
 
 def measure(
@@ -66,12 +67,17 @@ def measure(
     index = np.arange(start, start + len(part), dtype=np.int32)
     return sample(params, examples.pad(part, index), key)
 
+  def look(example: Example, response: str) -> Steps | None:
+    return DOMAINS[example.domain].look(response, example.entry)
+
   def of(params: PyTree, part: Sequence[Example], *, first: int = 0):
     return evaluate.evaluate(
       local.copied(params, mesh),
       part,
       rollouts=rollouts,
       score_responses=scorer.score_responses,
+      texts=scorer.texts,
+      look=look,
       chunk=chunk,
       first=first,
     )

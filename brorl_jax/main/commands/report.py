@@ -11,6 +11,7 @@ import jax
 from brorl_jax import errors
 from brorl_jax.errors import UserError
 from brorl_jax.report import (
+  answers,
   cells,
   compare,
   figures,
@@ -82,7 +83,7 @@ def write(data: Mapping[str, Any], out: pathlib.Path) -> None:
   """Writes the report; raises UserError or StorageError if that fails."""
   try:
     out.mkdir(exist_ok=True)
-    drawn = figures.draw(out, data)
+    drawn = [*figures.draw(out, data), *answers.draw(out, data)]
     text = json.dumps(data, indent=1, allow_nan=False) + "\n"
     (out / "report.json").write_text(text)
     (out / "index.html").write_text(page.page(data, drawn, out))

@@ -73,15 +73,18 @@ class Scorer:
       step: Step of the training; None in an evaluation.
     """
     groups = [
-      own.Group(self._texts(tokens, mask), example)
-      for example, tokens, mask in zip(
-        examples, rollouts.tokens, rollouts.mask, strict=True
-      )
+      own.Group(texts, example)
+      for example, texts in zip(examples, self.texts(rollouts), strict=True)
     ]
     return [
       [ScoredResponse(example.task, *one) for one in row]
       for example, row in zip(examples, self._ask(groups, step), strict=True)
     ]
+
+  def texts(self, rollouts: types.Rollouts) -> list[list[str]]:
+    """The texts of all rollouts, [P][N]."""
+    pairs = zip(rollouts.tokens, rollouts.mask, strict=True)
+    return [self._texts(*of_prompt) for of_prompt in pairs]
 
   def _texts(self, tokens: np.ndarray, mask: np.ndarray) -> list[str]:
     """The texts of a group; equal responses are decoded once."""

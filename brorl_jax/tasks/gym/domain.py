@@ -6,7 +6,7 @@ import importlib.metadata
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from brorl_jax.tasks.base import Example, Verdict
+from brorl_jax.tasks.base import Example, Steps, Verdict
 from brorl_jax.tasks.data import fields
 from brorl_jax.tasks.data.strict_json import Refused, show
 from brorl_jax.tasks.domain import Domain, Draw, Field
@@ -65,6 +65,16 @@ def _words(text: str) -> str:
   return f" {' '.join(text.split())} "
 
 
+def _look(response: str, entry: Mapping[str, Any]) -> Steps | None:
+  """The steps of a response; None if they cannot be read."""
+  if _task({"entry": entry}) not in steps.TASKS:
+    return None
+  try:
+    return steps.look(response, entry)
+  except (ArithmeticError, LookupError, TypeError, ValueError):
+    return None  # an entry of a file that lacks what its puzzle is made of
+
+
 DRAW = Draw(
   check=families.check,
   one=families.puzzle,
@@ -86,4 +96,5 @@ DOMAIN = Domain(
   # whole response. Unlike in ProRL the reward is the pass: the partial credit
   # of the scorers is easy to exploit.
   draw=DRAW,
+  look=_look,
 )

@@ -15,8 +15,9 @@ answer between its tags.
   sums.py, divisors.py, digits.py, letters.py, paths.py, countdown.py: the tasks
 """
 
+from brorl_jax.tasks.base import Steps
 from brorl_jax.tasks.gym.steps.dials import DIALS
-from brorl_jax.tasks.gym.steps.looking import Steps, look
+from brorl_jax.tasks.gym.steps.looking import look
 from brorl_jax.tasks.gym.steps.writing import QUALITIES, TASKS, write
 
 __all__ = ["DIALS", "QUALITIES", "TASKS", "Steps", "look", "write"]

@@ -2,26 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+from brorl_jax.tasks.base import Steps
 from brorl_jax.tasks.gym.steps import countdown, writing
 from brorl_jax.tasks.gym.steps.pen import NO
 from brorl_jax.tasks.gym.steps.task import Entry, Judge
-
-
-class Steps(NamedTuple):
-  """What a response has of steps.
-
-  Attributes:
-    count: All steps.
-    wrong: Those that are wrong and left standing.
-    taken_back: Those marked as taken back, right or wrong. Of a failed attempt
-      in countdown only the last line is marked.
-  """
-
-  count: int
-  wrong: int
-  taken_back: int
 
 
 def look(response: str, entry: Entry) -> Steps:

@@ -1,0 +1,101 @@
+"""Tests of brorl_jax/report/answers.py."""
+
+import json
+import re
+
+import pytest
+import runs_for_tests as made
+
+from brorl_jax.main.commands import report as report_command
+from brorl_jax.report import answers, cells, load_runs
+
+RATE = "sampling/rate_share/"
+
+
+def line(**shares):
+  every = dict.fromkeys(answers._BINS, 0.0) | shares
+  return {RATE + name: share for name, share in every.items()}
+
+
+def test_rates_are_means_of_the_first_and_the_last_tenth():
+  start, between = line(none=1.0), line(**{"50": 1.0})
+  lines = [start, line(**{"00": 1.0}), *[between] * 17, line(all=1.0)]
+  got = answers.rates(lines)
+  assert got["start"] == [0.5, 0.5, *[0.0] * 10]
+  assert got["end"] == [*[0.0] * 6, 0.5, *[0.0] * 4, 0.5]
+  assert answers.rates([{}, {}]) == {}
+  assert answers.rates([start])["end"] == [1.0, *[0.0] * 11]
+
+
+def record(name, task, response, **more):
+  return {"id": name, "task": task, "prompt": f"{name}?", "pass": True} | {
+    "response": response,
+    "tokens": 3,
+    "reason": "",
+    **more,
+  }
+
+
+def test_pairs_are_of_the_same_prompt_and_each_task_comes_first():
+  before = [record(f"{t}/{i}", t, f"old {t}{i}") for t in "ab" for i in (0, 1)]
+  after = [record(f"{t}/{i}", t, f"new {t}{i}") for i in (1, 0) for t in "bca"]
+  got = answers.pairs(before, after)
+  said = [(one["before"]["response"], one["after"]["response"]) for one in got]
+  assert said == [(f"old {x}", f"new {x}") for x in ("a0", "b0", "a1", "b1")]
+  assert got[0]["prompt"] == "a/0?" and got[0]["task"] == "a"
+  assert "reason" not in got[0]["before"]  # only what the page shows
+  assert answers.pairs(before[:1], []) == []
+
+
+def test_what_was_said_is_on_the_page(tmp_path):
+  path = made.run(
+    tmp_path / "a",
+    lines=[
+      one | line(none=0.25, **{"40": 0.75}) for one in made.metric_lines(3)
+    ],
+  )
+  file = path / "eval" / "records.jsonl"
+  lines = [json.loads(one) for one in file.read_text().splitlines()]
+  for one in lines:
+    one |= {"steps": 4, "steps_wrong": one["step"], "steps_taken_back": 0}
+    if one["sample"] == 0:
+      one["prompt"] = f"<b>asked {one['id']}"
+      one["response"] = f"6*7=<i>\n{one['step']}"
+  made.dump(file, lines)
+  read = load_runs.read(load_runs.look(path), "a", lambda step: None)
+  data = report_command.numbers([read])
+  out = tmp_path / "out"
+  report_command.write(data, out)
+  page = (out / "index.html").read_text()
+  assert "&lt;b&gt;asked gcd/heldout/0" in page and "<b>asked" not in page
+  assert "6*7=&lt;i&gt;\n0" in page and "6*7=&lt;i&gt;\n3" in page
+  assert "6*7=&lt;i&gt;\n1" not in page  # neither first nor last
+  said = re.sub("<[^>]*>", "", page)
+  assert "4 steps, 3 wrong" in said and "5 tokens, 4 steps" in said
+  assert {"answers.png", "rates.png"} <= {f.name for f in out.iterdir()}
+  table = cells.text(answers.table(data, 9), data)
+  # Step 0: nothing wrong stands; step 3: in all, 4 of 8 of them right.
+  assert "0.0 → 100.0" in table and "0.0 → 62.5" in table
+  assert "4.0 → 4.0" in table
+
+
+def test_runs_without_responses_have_no_section(tmp_path):
+  path = made.run(tmp_path / "a")
+  read = load_runs.read(load_runs.look(path), "a", lambda step: None)
+  data = report_command.numbers([read])
+  assert answers.section(data) == "" and data["runs"][0]["rates"] == {}
+  (row,) = answers.table(data, 1).rows
+  assert row[3:] == [""] * 4
+
+
+@pytest.mark.parametrize("missing", ["steps_wrong", "response"])
+def test_half_a_record_is_refused(missing, tmp_path):
+  path = made.run(tmp_path / "a")
+  file = path / "eval" / "records.jsonl"
+  lines = [json.loads(one) for one in file.read_text().splitlines()]
+  lines[2] |= {"steps": 1, "steps_wrong": 1, "steps_taken_back": 1}
+  lines[2] |= {"prompt": "x", "response": "y"}
+  del lines[2][missing]
+  made.dump(file, lines)
+  with pytest.raises(report_command.UserError, match=f"'{missing}' is missing"):
+    load_runs.read(load_runs.look(path), "a", lambda step: None)
