@@ -1,8 +1,12 @@
-"""Model sizes for a run: the embedded policy, or a language model of the hub.
+"""Policies for a run: one of the embedded ones, or a language model of the hub.
+
+  steps   the embedded policy that writes its steps, on puzzles that need them
+  tiny    the embedded policy that answers at once; all defaults of base.py
+  1p5b, 8b
 
 Not an experiment: n512.py:1p5b and n16.py:8b name a preset. A preset does not
-change N or the samples of the config. Comments mark the values that the paper
-does not state.
+change N, and `steps` alone changes the samples of the config. Comments mark the
+values that the paper does not state.
 """
 
 from typing import Any
@@ -10,8 +14,10 @@ from typing import Any
 import ml_collections
 
 from brorl_jax.tasks.domains import MADE
+from brorl_jax.tasks.gym.steps import DIALS
 
-NAMES = ("tiny", "1p5b", "8b")
+NAMES = ("steps", "tiny", "1p5b", "8b")
+_FEWER = 16  # times: responses of the preset `steps` are that much longer
 
 
 def apply(c: Any, name: str) -> None:
@@ -20,7 +26,9 @@ def apply(c: Any, name: str) -> None:
     raise ValueError(
       f"preset {name!r} does not exist; choose {', '.join(NAMES)}"
     )
-  if name != "tiny":
+  if name == "steps":
+    _steps(c)
+  elif name != "tiny":
     _language_model(c)
   if name == "1p5b":
     # The model that ProRL starts from. The paper continues from step 3,000 of
@@ -29,6 +37,19 @@ def apply(c: Any, name: str) -> None:
   if name == "8b":
     c.policy.checkpoint = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
     c.devices.mesh_tensor = 4  # half a node of GPUs, one host of a TPU
+
+
+def _steps(c: Any) -> None:
+  c.policy.checkpoint = "embedded:steps"
+  c.data.families = ml_collections.ConfigDict()
+  for name, (settings, _) in DIALS.items():
+    c.data.families[name] = {"weight": 1.0, "settings": dict(settings)}
+  c.data.prompt_tokens = 120
+  c.sampling.max_new_tokens = 160  # steps of right answers take at most 120
+  c.sampling.samples //= _FEWER  # 8 prompts of n512.py, 32 of n16.py
+  c.sampling.in_flight = 2048
+  c.sampling.slots = 0
+  c.eval.prompts = 30
 
 
 def _language_model(c: Any) -> None:

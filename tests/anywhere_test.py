@@ -101,7 +101,7 @@ def test_an_own_reward_trains_on_odd_columns(brorl, tmp_path):
   (tmp_path / "my_reward.py").write_text(example("my_reward.py"))
   data(tmp_path / "train.jsonl")
   words = [
-    "--config=n512",
+    "--config=smoke",
     "--workdir=run",
     "--config.data.files=('train.jsonl',)",
     "--config.data.fields=prompt:question",

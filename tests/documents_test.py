@@ -164,7 +164,7 @@ def run(tmp_path_factory) -> pathlib.Path:
     --config.eval.prompts=1 --config.eval.n=1 --config.theory.prompts=0"""
   done = subprocess.run(
     [
-      *(sys.executable, "-m", "brorl_jax.main", "--config=n512"),
+      *(sys.executable, "-m", "brorl_jax.main", "--config=smoke"),
       *(f"--workdir={folder}", *words.split()),
     ],
     cwd=ROOT,

@@ -27,7 +27,7 @@ from brorl_jax.runs import checkpoints, events, metrics
 # A whole run at a desk is that of documents_test.
 pytestmark = pytest.mark.ci
 ROOT = pathlib.Path(__file__).parents[1]
-# Everything as in configs/n512.py, but small.
+# Everything as in configs/smoke.py, but small.
 SMALL = {
   "n": 32,
   "samples": 128,
@@ -55,7 +55,7 @@ def start():
     fields = {**SMALL, **overrides}
     command = [*before, sys.executable, "-m", "brorl_jax.main", *flags]
     command += [f"--mode={mode}"]
-    command += ["--config=configs/n512.py", f"--workdir={workdir}"]
+    command += ["--config=configs/smoke.py", f"--workdir={workdir}"]
     command += [
       f"--config.{configured.SHORT.get(k, k)}={v}" for k, v in fields.items()
     ]
@@ -398,7 +398,7 @@ def test_a_run_traces_its_programs_once(tmp_path, spare, fails):
   """And the bound is tight: with one trace less it does not run."""
   fields = {**SMALL, "phases": "()", "steps": 4, "eval_every": 2}
   command = [sys.executable, "-c", BOUNDED, str(spare)]
-  command += ["--config=configs/n512.py", f"--workdir={tmp_path / 'run'}"]
+  command += ["--config=configs/smoke.py", f"--workdir={tmp_path / 'run'}"]
   command += [f"--config.{configured.SHORT[k]}={v}" for k, v in fields.items()]
   done = subprocess.run(
     command,

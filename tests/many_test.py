@@ -31,7 +31,7 @@ def score(response, example):
   return float(len(response) % 2 == int(example["answer"]) % 2)
 """
 SMALL = """
-  --config=n512 --config.sampling.n=8 --config.sampling.samples=64
+  --config=smoke --config.sampling.n=8 --config.sampling.samples=64
   --config.sampling.in_flight=64 --config.sampling.max_new_tokens=8
   --config.data.prompt_tokens=32
   --config.optim.rows=4 --config.optim.blocks=4 --config.theory.prompts=2

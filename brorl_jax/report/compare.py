@@ -139,6 +139,15 @@ def _run(run: Run) -> dict[str, Any]:
   }
 
 
+def deeper(run: Run) -> dict[str, Any]:
+  """An evaluation with more samples per prompt; only pass@k is drawn."""
+  return {
+    "name": run.name,
+    "n": None,
+    "evaluations": [{"summary": run.evaluations[-1].summary}],
+  }
+
+
 _UNKNOWN = ("hours", *EQUAL, "tokens")
 
 

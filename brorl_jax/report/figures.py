@@ -150,20 +150,23 @@ def pass_at_k(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   domains = data["domains"]
   figure, axes = axes_of(len(domains), height=3.2)
   for axis, domain in zip(axes, domains, strict=True):
-    for i, run in enumerate(data["runs"]):
+    ticks = set[int]()
+    for i, run in enumerate([*data["runs"], *data["deeper"]]):
       s = run["evaluations"][-1]["summary"]["by_domain"][domain]
       k = sorted(map(int, s["pass_at_k"]))
       y = [100 * s["pass_at_k"][str(one)] for one in k]
       axis.plot(k, y, ms=4, **look(i, run))
+      ticks |= {*k}
     axis.set_xscale("log", base=2)
-    axis.set_xticks(k, [str(one) for one in k])
+    axis.set_xticks(sorted(ticks), [str(one) for one in sorted(ticks)])
     axis.minorticks_off()
     axis.set(title=_plain(domain), xlabel="k, samples", ylabel="pass@k, %")
   legend(figure, axes)
   save(figure, folder / "pass_at_k.png")
   caption = (
     "How many prompts are solved by one of k samples at least, of the last "
-    "evaluation of each run (unbiased estimate)."
+    "evaluation of each run (unbiased estimate). An evaluation with more "
+    "samples than the runs have is only drawn here."
   )
   return Figure("pass_at_k.png", "Pass@k", caption)
 

@@ -22,7 +22,7 @@ from launch.faults import zygote
 DONE, REFUSED, STOPPED, STORAGE = 0, 2, 75, 74
 STEPS, SAVED, KEPT = 12, 3, 2
 FLAGS = f"""
-  --config=n512 --config.sampling.n=16 --config.sampling.samples=64
+  --config=smoke --config.sampling.n=16 --config.sampling.samples=64
   --config.sampling.in_flight=64 --config.sampling.max_new_tokens=6
   --config.optim.rows=8 --config.optim.blocks=4 --config.theory.prompts=0
   --config.eval.prompts=1 --config.eval.n=2 --config.eval.every=4

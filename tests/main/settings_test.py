@@ -13,7 +13,7 @@ import configured
 import pytest
 from messages import mentions
 
-from brorl_jax.configs import base, n16, n512, simulate
+from brorl_jax.configs import base, harder, n16, n512, presets, simulate, smoke
 from brorl_jax.errors import UserError
 from brorl_jax.main import settings
 from brorl_jax.main.stages import examples
@@ -42,7 +42,7 @@ def values(**changes):
   return sections.as_dict(config(**changes))
 
 
-@pytest.mark.parametrize("get", [base, n16, n512])
+@pytest.mark.parametrize("get", [base, harder, n16, n512, smoke])
 def test_accepts_the_configs_of_the_repository(get):
   settings.check_training(settings.typed(get.get_config()))
 
@@ -369,7 +369,7 @@ def test_every_number_must_be_finite():
 
 
 @pytest.mark.parametrize("of", [n512, n16])
-@pytest.mark.parametrize("preset", ["tiny", "1p5b", "8b"])
+@pytest.mark.parametrize("preset", presets.NAMES)
 def test_every_preset_is_a_config_that_works(of, preset):
   c = settings.typed(of.get_config(preset))
   settings.check_training(c)
@@ -379,7 +379,7 @@ def test_every_preset_is_a_config_that_works(of, preset):
   settings.check_lengths(c, 32768)
   assert bool(c.policy.checkpoint) == (preset != "tiny")
   families = examples.families(c.data.families)
-  assert len(families) == (8 if preset == "tiny" else 24)
+  assert len(families) == {"steps": 12, "tiny": 8}.get(preset, 24)
   # A prompt beyond the budget would stop the run before it begins. Their
   # tokenizers are not here: a number, a word or a sign is at least a token.
   for family in families if preset != "tiny" else ():

@@ -99,3 +99,25 @@ def test_half_a_record_is_refused(missing, tmp_path):
   made.dump(file, lines)
   with pytest.raises(report_command.UserError, match=f"'{missing}' is missing"):
     load_runs.read(load_runs.look(path), "a", lambda step: None)
+
+
+def test_an_evaluation_with_more_samples_is_only_in_the_curve(tmp_path):
+  run = made.run(tmp_path / "a")
+  more = made.evaluation(tmp_path / "b", passes=([1, 0, 1, 0],) * 4)
+  read = [
+    load_runs.read(load_runs.look(path), path.name, lambda step: None)
+    for path in (run, more)
+  ]
+  report_command.refuse_differences(*read)
+  data = report_command.numbers(read)
+  assert [one["name"] for one in data["runs"]] == ["a"]
+  (deeper,) = data["deeper"]
+  pass_at_k = deeper["evaluations"][0]["summary"]["all"]["pass_at_k"]
+  assert deeper["name"] == "b" and [*pass_at_k] == ["1", "2", "4"]
+  report_command.write(data, tmp_path / "out")
+  with pytest.raises(report_command.UserError, match="4 and 2 samples"):
+    report_command.refuse_differences(*reversed(read))
+  trained = made.run(tmp_path / "c", passes={0: ([1, 0, 1, 0],) * 4})
+  other = load_runs.read(load_runs.look(trained), "c", lambda step: None)
+  with pytest.raises(report_command.UserError, match="2 and 4 samples"):
+    report_command.refuse_differences(read[0], other)

@@ -347,7 +347,7 @@ def command(*args: str) -> subprocess.CompletedProcess:
 
 @pytest.mark.slow
 def test_the_command_prints_a_plan_without_a_folder():
-  done = command("--config=configs/n512.py")
+  done = command("--config=configs/smoke.py")
   assert done.returncode == 0, done.stderr
   text = done.stdout
   assert "rollouts: 8 prompts x 512, at most 6 tokens, on 1 x 1 CPU" in text
@@ -359,14 +359,14 @@ def test_the_command_prints_a_plan_without_a_folder():
   assert names == (
     "training state,gradients,weights,work,together,allowed,memory".split(",")
   )
-  out = command("--config=configs/n512.py", "--config.theory.prompts=0").stdout
+  out = command("--config=configs/smoke.py", "--config.theory.prompts=0").stdout
   assert out == text[: text.index("an update, measuring the ")]
 
 
 @pytest.mark.ci
 def test_the_command_refuses_in_one_line():
   done = command(
-    "--config=configs/n512.py", "--config.devices.memory_bytes=1000000"
+    "--config=configs/smoke.py", "--config.devices.memory_bytes=1000000"
   )
   assert done.returncode == 2 and done.stdout == ""
   (line,) = done.stderr.splitlines()

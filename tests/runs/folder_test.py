@@ -80,7 +80,7 @@ def test_a_workdir_may_begin_with_the_home_folder(tmp_path):
   run = "app.run(command.main, flags_parser=settings.parse_flags)"
   at_home = f"import os; os.environ['HOME'] = {str(tmp_path)!r}\n{run}"
   code = STUB.replace("FAILS", "").replace(run, at_home)
-  config = "--config=configs/n16.py"
+  config = "--config=configs/n16.py:tiny"
   done = command(config, "--workdir=~/a b", code=code)
   assert done.stdout == f"0.0003 16 1.0  {tmp_path}/a b False\n", done.stderr
   said = message(command(config, "--workdir=~nobody-has-it/x", code=code))

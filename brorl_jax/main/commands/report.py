@@ -61,6 +61,9 @@ def numbers(read: Sequence[Read]) -> dict[str, Any]:
     "temperature": config.get("eval.temperature"),
     "top_p": config.get("eval.top_p"),
   }
+  usual = _samples(read[0])
+  deeper = [one.run for one in read if _samples(one) != usual]
+  read = [one for one in read if _samples(one) == usual]
   runs = [one.run for one in read]
   each = samples.MOST // len(read)
   return {
@@ -71,7 +74,13 @@ def numbers(read: Sequence[Read]) -> dict[str, Any]:
       for sample in one.samples[-each:]
     ],
     **compare.numbers(runs, tasks, category=_category),
+    "deeper": [compare.deeper(run) for run in deeper],
   }
+
+
+def _samples(one: Read) -> int:
+  """Samples of each held-out prompt."""
+  return one.run.evaluations[0].summary["all"]["samples"]
 
 
 def _category(domain: str, task: str) -> str | None:
@@ -104,11 +113,10 @@ def refuse_differences(first: Read, other: Read) -> None:
 
 def _differences(first: Read, other: Read) -> Iterator[str]:
   """Differences in the held-out prompts and in how they were sampled."""
-  samples = [
-    one.run.evaluations[0].summary["all"]["samples"] for one in (first, other)
-  ]
-  if samples[0] != samples[1]:
-    yield f"they have {samples[0]} and {samples[1]} samples per prompt"
+  counts = [_samples(one) for one in (first, other)]
+  # An evaluation with more of them continues the curve of pass@k.
+  if counts[0] > counts[1] or (counts[0] < counts[1] and _trained(other)):
+    yield f"they have {counts[0]} and {counts[1]} samples per prompt"
   for field in ("eval.temperature", "eval.top_p"):
     yield from _field(first, other, field)
   made = [_made(one) for one in (first, other)]
@@ -128,6 +136,10 @@ def _differences(first: Read, other: Read) -> Iterator[str]:
   if judges[0] != judges[1]:
     names = " and ".join(", ".join(one) or "the verifiers" for one in judges)
     yield f"their responses were scored by {names}"
+
+
+def _trained(one: Read) -> bool:
+  return one.run.evaluated is None
 
 
 def _own_rewards(one: Read) -> list[str]:

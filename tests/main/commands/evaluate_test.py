@@ -282,7 +282,7 @@ def test_a_folder_that_goes_is_a_fault_of_the_storage(
 @pytest.mark.slow
 def test_kill_9_at_any_time(tmp_path):
   command = [sys.executable, "-m", "brorl_jax.main", "--mode=evaluate"]
-  command += ["--config=configs/n16.py", "--config.eval.prompts=20"]
+  command += ["--config=configs/smoke.py", "--config.eval.prompts=20"]
   command += ["--config.sampling.in_flight=128"]  # 20 chunks of 8
   environment = os.environ | {
     "JAX_PLATFORMS": "cpu",

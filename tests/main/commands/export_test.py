@@ -5,7 +5,7 @@ What a run leaves is exported in end_to_end_test.
 
 import pytest
 
-EXPORT = ("--mode=export", "--config=configs/n512.py")
+EXPORT = ("--mode=export", "--config=configs/smoke.py")
 
 
 @pytest.mark.parametrize("checkpoint", ["", "nowhere"])

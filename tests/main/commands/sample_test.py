@@ -298,7 +298,7 @@ def command(*words, **how):
       "--n ... --mode=sample ... --mode=report",
     ),
     (
-      ["--mode=sample", "--config=configs/n512.py"],
+      ["--mode=sample", "--config=configs/smoke.py"],
       "--mode=sample ... --config",
     ),
     (

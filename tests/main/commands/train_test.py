@@ -85,7 +85,7 @@ def refuses(failed, tmp_path):
 
   def line(**fields) -> str:
     said = failed(
-      "--config=configs/n512.py",
+      "--config=configs/smoke.py",
       f"--workdir={tmp_path / 'run'}",
       *(f"--config.{name}={value}" for name, value in fields.items()),
     )

@@ -238,7 +238,7 @@ def test_rl_goes_on_and_transformers_generates_with_it(warm, tmp_path):
     subprocess.run(
       [
         *(sys.executable, "-m", "brorl_jax.main", f"--mode={mode}"),
-        *("--config=configs/n512.py", f"--workdir={workdir}", *words),
+        *("--config=configs/smoke.py", f"--workdir={workdir}", *words),
       ],
       cwd=ROOT,
       env={**os.environ, "XLA_FLAGS": compiling.QUICK, "JAX_PLATFORMS": "cpu"},

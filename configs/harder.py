@@ -1,0 +1,19 @@
+r"""Puzzles harder than those of n512.py, to look at what a run has learned.
+
+  python -m brorl_jax.main --mode=evaluate --config=configs/harder.py \
+      --config.policy.checkpoint=runs/n512 --workdir=evals/harder
+
+The same tasks with larger numbers, longer lists and longer paths. No config
+trains on them.
+"""
+
+from brorl_jax.configs import n512
+from brorl_jax.tasks.gym.steps import DIALS
+
+
+def get_config():
+  c = n512.get_config()
+  for name, (_, harder) in DIALS.items():
+    c.data.families[name].settings = dict(harder)
+  c.sampling.max_new_tokens = 200  # steps of right answers take at most 160
+  return c
