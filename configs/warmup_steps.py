@@ -28,20 +28,20 @@ def get_config() -> ml_collections.ConfigDict:
   c.at_once = "Answer at once."  # prompts that are answered without steps
 
   # Policy.
-  c.width = 128
+  c.width = 96
   c.layers = 3
-  c.heads = 4
-  c.kv_heads = 2
-  c.mlp = 512
+  c.heads = 3
+  c.kv_heads = 1
+  c.mlp = 256
   c.rope_theta = 1000.0  # sequences are short
 
   # Right demonstrations first, then demonstrations of mixed quality.
   c.row_tokens = 320  # several demonstrations share a row
   c.rows = 28  # per update: about 90 demonstrations
   c.lr = 3e-3  # falls to 0 as a cosine
-  c.steps = 3000
+  c.steps = 2500
   c.mixed_lr = 1e-3
-  c.mixed_steps = 400
+  c.mixed_steps = 300
   # Shares of what is demonstrated. Without sloppy responses RL would have
   # nothing to improve.
   c.qualities = ml_collections.ConfigDict()
@@ -49,9 +49,9 @@ def get_config() -> ml_collections.ConfigDict:
   c.qualities.detour = 0.2
   c.qualities.direct = 0.2
   c.mixed_qualities = ml_collections.ConfigDict()
-  c.mixed_qualities.careful = 0.3
+  c.mixed_qualities.careful = 0.2
   c.mixed_qualities.detour = 0.1
-  c.mixed_qualities.sloppy = 0.5
+  c.mixed_qualities.sloppy = 0.6
   c.mixed_qualities.direct = 0.1
   c.b2 = 0.95
   c.max_grad_norm = 1.0

@@ -2,10 +2,12 @@
 
   python launch/switches.py --workdir=runs/switches
 
-Every run is the first of the list with one thing changed, from the same seed:
-24 steps of 64 prompts x 32 rollouts of the embedded policy. Prints a table of
-means over the last 12 steps, and the held-out pass@1 at the end. About half an
-hour on 2 cores; runs that are done only start once more to say so.
+Every run is the first of its list with one thing changed, from the same seed:
+24 steps of 64 prompts x 32 rollouts of the embedded policy that answers at
+once. What depends on lengths changes the run of `n512.py`, 24 steps of 16 x 64
+responses of many steps. Prints tables of means over the last 12 steps, and the
+held-out pass@1 at the end. About an hour on 2 cores; runs that are done only
+start once more to say so.
 """
 
 import argparse
@@ -57,17 +59,25 @@ SWITCHES = {
   "int8 cache, banded": "int8_cache=True correction=banded",
   "int8 cache, sequence": "int8_cache=True correction=sequence",
   "pipeline": "pipeline=True",
+  "lr for samples / 512": "lr_scaling=samples lr_base=512",
+}
+BASE_OF_LENGTHS = (
+  "n=64 samples=1024 in_flight=1024 steps=24 eval_every=100 eval_prompts=30 "
+  "save_every=100"
+)
+_CUT = "max_new_tokens=40"  # many responses are cut then
+LENGTHS = {
+  "as it is": "",
   "length reward": "length_weight=1 length_on=24",
   "length reward, wrong too": "length_weight=1 length_on=24 length_wrong=True",
   "length reward 4 on, 8 off": "length_weight=1 length_on=4 length_off=8",
-  "overlong over the last 3 tokens": "overlong_weight=1 overlong_buffer=3",
-  "lr for samples / 512": "lr_scaling=samples lr_base=512",
-  # Many responses are cut then.
-  "at most 2 tokens": "max_new_tokens=2",
-  "the same, cut ones earn 0": "max_new_tokens=2 truncated_factor=0",
-  "the same, cut ones masked": "max_new_tokens=2 mask_truncated=True",
-  "the same, overlong": "max_new_tokens=2 overlong_weight=1 overlong_buffer=1",
+  "overlong over the last 80 tokens": "overlong_weight=1 overlong_buffer=80",
+  "at most 40 tokens": _CUT,
+  "the same, cut ones earn 0": f"{_CUT} truncated_factor=0",
+  "the same, cut ones masked": f"{_CUT} mask_truncated=True",
+  "the same, overlong": f"{_CUT} overlong_weight=1 overlong_buffer=20",
 }
+TABLES = {"base": (BASE, SWITCHES), "n512": (BASE_OF_LENGTHS, LENGTHS)}
 COLUMNS = (  # name, metric, digits
   ("kept", "sampling/pass_rate", 3),
   ("reward", "reward/mean", 3),
@@ -84,21 +94,24 @@ def main() -> None:
   parser.add_argument("--workdir", type=pathlib.Path, required=True)
   workdir = parser.parse_args().workdir
   names = ["switch", *(name for name, _, _ in COLUMNS), "pass@1"]
-  print("| " + " | ".join(names) + " |\n" + "|---" * len(names) + "|")
-  for number, (name, change) in enumerate(SWITCHES.items()):
-    folder = workdir / f"{number:02}"
-    run(folder, dict(x.split("=", 1) for x in f"{BASE} {change}".split()))
-    print(row(name, folder), flush=True)
+  for config, (base, switches) in TABLES.items():
+    print("| " + " | ".join(names) + " |\n" + "|---" * len(names) + "|")
+    for number, (name, change) in enumerate(switches.items()):
+      folder = workdir / config / f"{number:02}"
+      fields = dict(x.split("=", 1) for x in f"{base} {change}".split())
+      run(folder, config, fields)
+      print(row(name, folder), flush=True)
+    print()
 
 
-def run(folder: pathlib.Path, fields: dict[str, str]) -> None:
+def run(folder: pathlib.Path, config: str, fields: dict[str, str]) -> None:
   flags = [
     f"--config.{sections.RENAMED[field]}={value}"
     for field, value in fields.items()
   ]
   command = [sys.executable, "-m", "brorl_jax.main", f"--workdir={folder}"]
   done = subprocess.run(
-    [*command, "--config=configs/base.py", *flags],
+    [*command, f"--config=configs/{config}.py", *flags],
     cwd=ROOT,
     stdout=subprocess.DEVNULL,
     stderr=subprocess.PIPE,

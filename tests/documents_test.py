@@ -177,18 +177,24 @@ def run(tmp_path_factory) -> pathlib.Path:
   return folder
 
 
+def every_line(path: pathlib.Path) -> list[dict]:
+  return [*map(json.loads, path.read_text().splitlines())]
+
+
 def first_line(path: pathlib.Path) -> dict:
-  return json.loads(path.read_text().splitlines()[0])
+  return every_line(path)[0]
 
 
 def test_the_glossary_has_every_metric_and_no_other(run):
   line = first_line(run / "metrics.jsonl")
   names = glossary("Metrics")
   assert len(set(names)) == len(names)
-  # One row stands for the metrics of all tasks.
+  # One row stands for the metrics of all tasks, and of all bins.
   written = {
-    re.sub("^reward/by_task/.*", "reward/by_task/TASK", k) for k in line
+    re.sub("^(reward/by_task/|sampling/rate_share/).*", r"\1", k) for k in line
   }
+  one = {"reward/by_task/": "TASK", "sampling/rate_share/": "BIN"}
+  written = {name + one.get(name, "") for name in written}
   written.add("time/rollout_s/PROCESS")  # of several
   missing, gone = written - set(names), set(names) - written
   assert not missing, f"not in the glossary of {CONFIGS}: {sorted(missing)}"
@@ -218,7 +224,7 @@ def test_the_table_of_samples_and_records_has_their_fields(run):
   text = CONFIGS.read_text().split("## Samples and records\n")[1]
   written = {
     "samples": set(first_line(run / "samples.jsonl")),
-    "records": set(first_line(run / "eval" / "records.jsonl")),
+    "records": set().union(*every_line(run / "eval" / "records.jsonl")),
   }
   documented = {name: set() for name in written}
   for names, where in re.findall(
