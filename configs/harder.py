@@ -15,5 +15,6 @@ def get_config():
   c = n512.get_config()
   for name, (_, harder) in DIALS.items():
     c.data.families[name].settings = dict(harder)
-  c.sampling.max_new_tokens = 200  # steps of right answers take at most 160
+  c.data.prompt_tokens = 170  # graphs are larger
+  c.sampling.max_new_tokens = 200  # right steps take at most 160
   return c

@@ -33,6 +33,7 @@ def get_config() -> ml_collections.ConfigDict:
   # Right demonstrations first, then demonstrations of mixed quality.
   c.row_tokens = 128  # several demonstrations share a row
   c.rows = 14  # per update: about 128 demonstrations
+  c.microbatches = 1
   c.lr = 3e-3  # falls to 0 as a cosine
   c.steps = 3000
   c.mixed_lr = 1e-3

@@ -67,7 +67,9 @@ def run(c: Any, workdir: pathlib.Path) -> None:
         params,
         pairs,
         name=f"{name} demonstrations, update",
-        layout=pair_packing.Layout(c.row_tokens, c.rows, 1),
+        layout=pair_packing.Layout(
+          c.row_tokens, c.rows // c.microbatches, c.microbatches
+        ),
         count=steps,
         seed=4 * c.seed + 2 * number + 2,
         looks=[],

@@ -299,7 +299,7 @@ def _get(c: Any, name: str) -> Any:
 def _warmup_rules(c: Any) -> Iterator[Rule]:
   counts = (
     "puzzles prompt_tokens max_new_tokens vocab width layers heads kv_heads "
-    "mlp row_tokens rows steps mixed_steps"
+    "mlp row_tokens rows microbatches steps mixed_steps"
   )
   for field in counts.split():
     yield field, c[field] >= 1, "at least 1"
@@ -308,6 +308,8 @@ def _warmup_rules(c: Any) -> Iterator[Rule]:
   yield "width", good, f"an even multiple of heads = {c.heads}"
   good = c.heads % c.kv_heads == 0
   yield "kv_heads", good, f"a divisor of heads = {c.heads}"
+  good = c.rows % c.microbatches == 0
+  yield "microbatches", good, f"a divisor of rows = {c.rows}"
   for field in ("lr", "mixed_lr", "max_grad_norm", "rope_theta"):
     yield field, 0.0 < c[field] < math.inf, "positive"
   yield "b2", 0.0 <= c.b2 < 1.0, "at least 0 and below 1"

@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import random
 import re
 
 import configured
@@ -9,6 +10,7 @@ import pytest
 
 from brorl_jax.configs import (
   base,
+  harder,
   n16,
   n512,
   n512_equal_samples,
@@ -18,8 +20,11 @@ from brorl_jax.configs import (
   sweep,
 )
 from brorl_jax.main import settings
-from brorl_jax.main.stages import learning
+from brorl_jax.main.stages import examples, learning
+from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.runs import sections
+from brorl_jax.tasks import gym, posing
+from brorl_jax.tasks.gym import steps
 
 CONFIGS = pathlib.Path(base.__file__).parent
 FILES = (n512, n16, n512_equal_samples, prorl_v1)
@@ -165,14 +170,33 @@ def test_only_what_tells_them_apart_differs_between_the_arms():
       fields(of.get_config(preset)) for of in (n16, n512, n512_equal_samples)
     )
     allowed = {"sampling.n", "sampling.samples"}
-    if preset == "tiny":  # the shorter run of n512.py
+    if preset in ("tiny", "steps"):  # the shorter run of n512.py
       allowed |= {"run.steps"}
+    if preset == "steps":  # as many rollouts decode together
+      allowed |= {"sampling.slots", "sampling.lanes"}
     assert {k for k in few if few[k] != many[k]} <= allowed
     allowed -= {"sampling.samples", "run.steps"}
     allowed |= {"optim.minibatches"}
     assert {k for k in few if few[k] != control[k]} <= allowed
-    same = preset == "tiny"
+    same = preset in ("tiny", "steps")
     assert (few["optim.minibatches"] == control["optim.minibatches"]) == same
+
+
+@pytest.mark.parametrize("of", [n512, harder])
+def test_prompts_and_right_steps_fit_the_embedded_policy(of):
+  c = settings.typed(of.get_config())
+  text = tokenizer.Tokenizer(huggingface.locate(c.policy.checkpoint))
+  rng = random.Random(0)
+  longest = 0
+  for family in examples.families(c.data.families):
+    for puzzle in gym.heldout([family], per_family=30, seed=5):
+      asked = posing.posed(puzzle, instruction="Answer at once.")
+      assert len(text.render(asked)) <= c.data.prompt_tokens, puzzle.id
+      said = steps.write(puzzle.entry, "careful", rng)
+      longest = max(longest, len(text.encode(said)) + 1)
+  # With room for a detour, and not so much that nothing is ever cut.
+  assert 0.6 * c.sampling.max_new_tokens < longest
+  assert longest < c.sampling.max_new_tokens
 
 
 def stated(path: pathlib.Path) -> set[str]:

@@ -14,7 +14,7 @@ from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.tasks.gym import steps
 
 SMALL = dict(width=16, layers=1, heads=2, kv_heads=1, mlp=16, puzzles=40)
-SMALL |= dict(vocab=420, rows=2, steps=4, mixed_steps=2)
+SMALL |= dict(vocab=420, rows=2, microbatches=2, steps=4, mixed_steps=2)
 
 
 def small(of, **changed) -> ml_collections.ConfigDict:
@@ -84,6 +84,7 @@ def test_the_shipped_policy_reads_every_puzzle_of_its_tasks():
     (warmup_steps, "qualities", {"carefull": 1.0}, "careful, detour"),
     (warmup_steps, "merges", 0, "at least 1"),
     (warmup, "kv_heads", 3, "a divisor of heads"),
+    (warmup_steps, "microbatches", 3, "a divisor of rows = 28"),
   ],
 )
 def test_refuses(of, field, value, must, tmp_path):

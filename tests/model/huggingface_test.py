@@ -262,7 +262,7 @@ def test_a_tokenizer_goes_with_the_weights_it_belongs_to(tmp_path):
   assets = pathlib.Path(huggingface.__file__).parents[1] / "assets"
   policy, params = huggingface.load(assets)
   huggingface.save(tmp_path, policy, params, source=assets)
-  names = {path.name for path in assets.iterdir()} - {"README.md"}
+  names = {path.name for path in assets.iterdir()} - {"README.md", "steps"}
   assert {path.name for path in tmp_path.iterdir()} == names
   for name in names - {"config.json"}:
     assert (tmp_path / name).read_bytes() == (assets / name).read_bytes()
@@ -306,16 +306,18 @@ def test_without_a_network_one_line_says_what_to_download(monkeypatch):
   )
 
 
-def test_the_embedded_policy_is_a_directory_that_loads():
-  assets = pathlib.Path(huggingface.__file__).parents[1] / "assets"
-  found = sorted(path.parent for path in assets.rglob("config.json"))
-  if not found:
-    pytest.skip("no embedded policy yet")
-  for directory in found:
-    policy, params = huggingface.load(directory)
-    count = sum(a.size for a in jax.tree.leaves(params))
-    assert 0 < count <= 3_000_000
-    assert params["embed"]["embedding"].shape == (policy.vocab, policy.width)
+@pytest.mark.parametrize("name", huggingface.EMBEDDED)
+def test_an_embedded_policy_is_a_directory_that_loads(name):
+  directory = huggingface.locate(name)
+  policy, params = huggingface.load(directory)
+  count = sum(a.size for a in jax.tree.leaves(params))
+  assert 0 < count <= 3_000_000
+  assert params["embed"]["embedding"].shape == (policy.vocab, policy.width)
+
+
+def test_the_embedded_policies_are_small_together():
+  files = (f for f in huggingface.ASSETS.rglob("*") if f.is_file())
+  assert sum(f.stat().st_size for f in files) <= 6_000_000
 
 
 def test_an_unknown_dtype_is_refused():
