@@ -136,8 +136,8 @@ def trees(
 def room_of(tokens: int) -> tuple[int, int, int]:
   """Tokens, targets and responses of a row, the same in a whole run.
 
-  The quick start has 1.4 targets and .6 responses for each token that is read,
-  and N = 16 .9 and .4.
+  `configs/smoke.py` has 1.4 targets and .6 responses for each token that is
+  read, and with N = 16 .9 and .4.
   """
   return tokens, 2 * tokens, tokens
 

@@ -21,7 +21,7 @@ import jax
 
 from brorl_jax.errors import UserError
 
-MOST_BYTES = 2**30  # limit of a folder; the quick start needs 2.2 MB
+MOST_BYTES = 2**30  # limit of a folder; configs/smoke.py needs 2.2 MB
 OFF = "off"
 _CPUINFO = pathlib.Path("/proc/cpuinfo")
 # Fields that differ between processors, but not between cores or over time.
@@ -76,7 +76,8 @@ def keep(given: str | None) -> None:
     return
   jax.config.update("jax_enable_compilation_cache", True)
   jax.config.update("jax_compilation_cache_dir", str(folder))
-  # Programs below jax's default limit of 1 s are 2 s of the quick start's 22.
+  # Programs below jax's default limit of 1 s are 2 s of the 22 s that
+  # configs/smoke.py compiles.
   jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
 
 
