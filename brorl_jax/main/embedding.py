@@ -29,25 +29,15 @@ def run(c: Any, workdir: pathlib.Path) -> None:
     settings.check_warmup(c)
     _say(programs.log_line())
     puzzles = draw(c)
-    policy = Policy(
-      vocab=c.vocab,
-      width=c.width,
-      layers=c.layers,
-      heads=c.heads,
-      kv_heads=c.kv_heads,
-      head_size=c.width // c.heads,
-      mlp=c.mlp,
-      rope=Rope(c.rope_theta),
-      norm_eps=1e-6,
-      tied=True,
-      qkv_bias=True,
-    )
+    policy = _policy(c)
     every = max(c.puzzles // _TOKENIZER_TEXTS, 1)
     texts = [puzzle.question for puzzle in puzzles[::every]]
     more = {"whole": c.tags, "merges": c.merges} if "tags" in c else {}
     text = tokenizer.build(workdir, texts, size=c.vocab, **more)
     params = policy.init(jax.random.key(c.seed))
     first, mixed = _responses(c)
+    rows = c.rows // c.microbatches
+    layout = pair_packing.Layout(c.row_tokens, rows, c.microbatches)
     for number, (name, steps, lr, respond) in enumerate(
       (
         ("right", c.steps, c.lr, first),
@@ -67,9 +57,7 @@ def run(c: Any, workdir: pathlib.Path) -> None:
         params,
         pairs,
         name=f"{name} demonstrations, update",
-        layout=pair_packing.Layout(
-          c.row_tokens, c.rows // c.microbatches, c.microbatches
-        ),
+        layout=layout,
         count=steps,
         seed=4 * c.seed + 2 * number + 2,
         looks=[],
@@ -85,6 +73,22 @@ def run(c: Any, workdir: pathlib.Path) -> None:
     raise UserError(str(e)) from None
   huggingface.save(workdir, policy, params)
   _say(f"wrote {workdir}")
+
+
+def _policy(c: Any) -> Policy:
+  return Policy(
+    vocab=c.vocab,
+    width=c.width,
+    layers=c.layers,
+    heads=c.heads,
+    kv_heads=c.kv_heads,
+    head_size=c.width // c.heads,
+    mlp=c.mlp,
+    rope=Rope(c.rope_theta),
+    norm_eps=1e-6,
+    tied=True,
+    qkv_bias=True,
+  )
 
 
 def _responses(c: Any) -> tuple[warmup.Respond, warmup.Respond]:
