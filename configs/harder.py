@@ -1,4 +1,4 @@
-r"""Puzzles harder than those of n512.py, to look at what a run has learned.
+r"""Puzzles harder than those of n512.py:steps, to look at what was learned.
 
   python -m brorl_jax.main --mode=evaluate --config=configs/harder.py \
       --config.policy.checkpoint=runs/n512 --workdir=evals/harder
@@ -12,7 +12,7 @@ from brorl_jax.tasks.gym.steps import DIALS
 
 
 def get_config():
-  c = n512.get_config()
+  c = n512.get_config("steps")
   for name, (_, harder) in DIALS.items():
     c.data.families[name].settings = dict(harder)
   c.data.prompt_tokens = 170  # graphs are larger

@@ -3,7 +3,7 @@ r"""The smallest run: puzzles that are answered at once, in at most 6 tokens.
   python -m brorl_jax.main --config=configs/smoke.py --workdir=runs/smoke
 
 shows that everything works here, and learns within a minute. Its rollouts have
-no steps, and most of the 512 are copies: `n512.py` is the run to look at.
+no steps, and most of the 512 are copies; those of `n512.py:steps` have.
 """
 
 from brorl_jax.configs import n512

@@ -4,10 +4,10 @@
 
 Every run is the first of its list with one thing changed, from the same seed:
 24 steps of 64 prompts x 32 rollouts of the embedded policy that answers at
-once. What depends on lengths changes the run of `n512.py`, 24 steps of 16 x 64
-responses of many steps. Prints tables of means over the last 12 steps, and the
-held-out pass@1 at the end. About an hour on 2 cores; runs that are done only
-start once more to say so.
+once. What depends on lengths changes the run of `n512.py:steps`, 24 steps of 16
+x 64 responses of many steps. Prints tables of means over the last 12 steps, and
+the held-out pass@1 at the end. About an hour on 2 cores; runs that are done
+only start once more to say so.
 """
 
 import argparse
@@ -77,7 +77,7 @@ LENGTHS = {
   "the same, cut ones masked": f"{_CUT} mask_truncated=True",
   "the same, overlong": f"{_CUT} overlong_weight=1 overlong_buffer=20",
 }
-TABLES = {"base": (BASE, SWITCHES), "n512": (BASE_OF_LENGTHS, LENGTHS)}
+TABLES = {"base": (BASE, SWITCHES), "n512:steps": (BASE_OF_LENGTHS, LENGTHS)}
 COLUMNS = (  # name, metric, digits
   ("kept", "sampling/pass_rate", 3),
   ("reward", "reward/mean", 3),
@@ -97,7 +97,7 @@ def main() -> None:
   for config, (base, switches) in TABLES.items():
     print("| " + " | ".join(names) + " |\n" + "|---" * len(names) + "|")
     for number, (name, change) in enumerate(switches.items()):
-      folder = workdir / config / f"{number:02}"
+      folder = workdir / config.partition(":")[0] / f"{number:02}"
       fields = dict(x.split("=", 1) for x in f"{base} {change}".split())
       run(folder, config, fields)
       print(row(name, folder), flush=True)
@@ -111,7 +111,7 @@ def run(folder: pathlib.Path, config: str, fields: dict[str, str]) -> None:
   ]
   command = [sys.executable, "-m", "brorl_jax.main", f"--workdir={folder}"]
   done = subprocess.run(
-    [*command, f"--config=configs/{config}.py", *flags],
+    [*command, f"--config={config}", *flags],
     cwd=ROOT,
     stdout=subprocess.DEVNULL,
     stderr=subprocess.PIPE,

@@ -184,7 +184,7 @@ def test_only_what_tells_them_apart_differs_between_the_arms():
 
 @pytest.mark.parametrize("of", [n512, harder])
 def test_prompts_and_right_steps_fit_the_embedded_policy(of):
-  c = settings.typed(of.get_config())
+  c = settings.typed(of.get_config(*["steps"] * (of is n512)))
   text = tokenizer.Tokenizer(huggingface.locate(c.policy.checkpoint))
   rng = random.Random(0)
   longest = 0

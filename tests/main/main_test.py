@@ -214,14 +214,14 @@ def test_a_config_file_may_lie_in_a_folder_with_spaces(tmp_path):
     code=STUB.replace("FAILS", ""),
   )
   assert done.returncode == 0, done.stderr
-  assert done.stdout == "2.0 16 1.0 embedded:steps w False\n"
+  assert done.stdout == "2.0 16 1.0  w False\n"
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
   "given",
   tiers.some(
-    ["n16", "n16:steps", "configs/n16.py", "configs/n16.py:steps"], 2, 2
+    ["n16", "n16:tiny", "configs/n16.py", "configs/n16.py:tiny"], 2, 2
   ),
 )
 def test_configs_of_the_package_run_from_anywhere(tmp_path, given):
@@ -231,7 +231,7 @@ def test_configs_of_the_package_run_from_anywhere(tmp_path, given):
   for flags in ([f"--config={given}"], ["--config", given]):
     done = command(*flags, "--workdir=w", "--config.optim.lr=2", code=code)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "2.0 16 1.0 embedded:steps w False\n"
+    assert done.stdout == "2.0 16 1.0  w False\n"
 
 
 @pytest.mark.ci

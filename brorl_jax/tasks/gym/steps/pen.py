@@ -9,6 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 NO = " no"  # ends a line that is taken back
+HABIT = 0.6  # share of slips that are the first of the plausible ones
 
 
 class Pen:
@@ -61,7 +62,9 @@ class Pen:
     if not slips_here or self._rng is None:
       self.lines.append(line(value))
       return value
-    slip = self._rng.choice(wrong)
+    # A habit: were slips spread evenly, sampling at a low temperature would
+    # leave them all out, and there would be nothing to learn.
+    slip = wrong[0] if self._rng.random() < HABIT else self._rng.choice(wrong)
     if self._corrects:
       self.lines += [line(slip) + NO, line(value)]
       return value

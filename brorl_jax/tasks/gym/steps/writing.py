@@ -29,6 +29,7 @@ SOLVED: Mapping[str, Task] = {
 TASKS = frozenset({*SOLVED, "countdown"})
 
 WRONG = 0.75  # share of sloppy responses with an error
+SLIP = 0.6  # share of their steps that slip; at least one does
 _TRIES = 50  # slips until one changes the answer
 
 
@@ -118,10 +119,11 @@ def _solve(
 def _wrong(
   task: Task, entry: Entry, steps: int, right: str, rng: random.Random
 ) -> tuple[Pen, str]:
-  """Steps with one slip, which mostly changes the answer."""
+  """Steps with some slips, which mostly change the answer."""
   pen, answer = Pen(), right
   for _ in range(_TRIES):
-    pen = Pen(rng, [rng.randrange(steps)])
+    some = [i for i in range(steps) if rng.random() < SLIP]
+    pen = Pen(rng, some or [rng.randrange(steps)])
     answer = task.solve(entry, pen)
     if answer != right:
       break
