@@ -1,10 +1,11 @@
 r"""Puzzles harder than those of n512.py:steps, to look at what was learned.
 
   python -m brorl_jax.main --mode=evaluate --config=configs/harder.py \
-      --config.policy.checkpoint=runs/n512 --workdir=evals/harder
+      --workdir=evals/harder
 
-The same tasks with larger numbers, longer lists and longer paths. No config
-trains on them.
+evaluates the embedded policy; --config.policy.checkpoint=RUN evaluates what a
+run of n512.py:steps has made of it. The same tasks with larger numbers, longer
+lists and longer paths. No config trains on them.
 """
 
 from brorl_jax.configs import n512

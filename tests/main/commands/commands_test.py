@@ -48,6 +48,7 @@ SHORT = {
     "--config.steps=2",
     "--config.mixed_steps=2",
     "--config.rows=2",
+    "--config.microbatches=2",
   ],
 }
 DOCUMENTS = (
