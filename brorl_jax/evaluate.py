@@ -30,7 +30,9 @@ _COUNT = (
 )
 _TEXT = ("text", lambda x: isinstance(x, str))
 _STEPS = ("steps", "steps_wrong", "steps_taken_back")
-_OF_SOME = {**dict.fromkeys(_STEPS, _COUNT), "prompt": _TEXT, "response": _TEXT}
+_SAID = ("prompt", "response")
+_OF_SOME = {**dict.fromkeys(_STEPS, _COUNT), **dict.fromkeys(_SAID, _TEXT)}
+_TOGETHER = {name: group for group in (_STEPS, _SAID) for name in group}
 _OF_A_RECORD: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
   **dict.fromkeys(("step", "sample", "tokens"), _COUNT),
   **dict.fromkeys(("id", "domain", "task", "reason", "answer"), _TEXT),
@@ -138,22 +140,15 @@ def check_record(line: Any) -> None:
   Raises:
     ValueError: Names the first field that is missing or wrong.
   """
-  for name, (kind, good) in _OF_A_RECORD.items():
-    if not isinstance(line, dict) or name not in line:
+  for name, (kind, good) in {**_OF_A_RECORD, **_OF_SOME}.items():
+    # Of the fields of some records a line has all that go together, or none.
+    together = _TOGETHER.get(name, (name,))
+    wanted = name in _OF_A_RECORD or any(other in line for other in together)
+    if not isinstance(line, dict) or (wanted and name not in line):
       raise ValueError(f"{name!r} is missing")
-    if not good(line[name]):
+    if wanted and not good(line[name]):
       shown = json.dumps(line[name])[:40]
       raise ValueError(f"{name!r} is {shown}; it must be {kind}")
-  given = [name for name in _OF_SOME if name in line]
-  for name in given:
-    kind, good = _OF_SOME[name]
-    if not good(line[name]):
-      shown = json.dumps(line[name])[:40]
-      raise ValueError(f"{name!r} is {shown}; it must be {kind}")
-  for together in (_STEPS, ("prompt", "response")):
-    if 0 < sum(name in given for name in together) < len(together):
-      missing = next(name for name in together if name not in given)
-      raise ValueError(f"{missing!r} is missing")
   if line["pass"] != (line["status"] == "pass"):
     shown = json.dumps(line["pass"])
     raise ValueError(f"'pass' is {shown}, but 'status' is {line['status']!r}")
