@@ -9,7 +9,7 @@ lists and longer paths. No config trains on them.
 """
 
 from brorl_jax.configs import n512
-from brorl_jax.tasks.gym.steps import DIALS
+from brorl_jax.tasks.domains import DIALS
 
 
 def get_config():

@@ -13,8 +13,7 @@ from typing import Any
 
 import ml_collections
 
-from brorl_jax.tasks.domains import MADE
-from brorl_jax.tasks.gym.steps import DIALS
+from brorl_jax.tasks.domains import DIALS, MADE
 
 NAMES = ("steps", "tiny", "1p5b", "8b")
 _FEWER = 16  # times: responses of the preset `steps` are that much longer

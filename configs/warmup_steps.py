@@ -10,7 +10,7 @@ from typing import Any
 
 import ml_collections
 
-from brorl_jax.tasks.gym.steps import DIALS
+from brorl_jax.tasks.domains import DIALS
 
 
 def get_config() -> ml_collections.ConfigDict:
