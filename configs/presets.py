@@ -54,6 +54,7 @@ def _steps(c: Any) -> None:
   c.optim.rows = c.optim.blocks = 0
   # One update from all prompts of a step: there are few of them.
   c.optim.minibatches = 1
+  c.optim.warmup = 2  # a run has about 20 updates
   c.theory.prompts = 0
   c.eval.prompts = 20
 
