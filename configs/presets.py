@@ -47,14 +47,12 @@ def _steps(c: Any) -> None:
   c.sampling.max_new_tokens = 160  # steps of right answers take at most 120
   c.sampling.samples //= _FEWER  # 8 prompts of n512.py, 32 of n16.py
   c.sampling.in_flight = 0
-  # 128 rollouts decode together and 8 rows are learned from: .98 of the slots
-  # are busy, and what a layer computes stays in a processor's caches.
+  # 128 rollouts decode together: .98 of the slots are busy, and what a layer
+  # computes stays in a processor's caches.
   c.sampling.slots = min(c.sampling.n, 128)
   c.sampling.lanes = 128 // c.sampling.slots
-  c.optim.rows = c.optim.blocks = 0
-  # One update from all prompts of a step: there are few of them.
-  c.optim.minibatches = 1
-  c.optim.warmup = 2  # a run has about 20 updates
+  c.optim.rows, c.optim.blocks = 32, 1  # two rows of trees at a time
+  c.optim.warmup = 2  # a run has about 40 updates
   c.theory.prompts = 0
   c.eval.prompts = 20
 

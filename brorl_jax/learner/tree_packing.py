@@ -20,6 +20,8 @@ from brorl_jax.learner.layout import MICROBATCHES, Source, folded
 from brorl_jax.learner.row_packing import Distinct
 from brorl_jax.types import Batch, Trees
 
+_TERMS = 16  # of the loss, per token of a row; see `room_of`
+
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
@@ -66,14 +68,7 @@ def grow(
     text: Distinct responses in lexicographic order, -1 behind the last token.
   """
   S, t = len(prompt), np.arange(text.shape[1])
-  length = np.sum(text >= 0, axis=1, keepdims=True)
-  # Responses with a common prefix are neighbours: what one does not share with
-  # the one before it, it shares with none before.
-  same = (text[1:] == text[:-1]) & (text[1:] >= 0)
-  shared = np.cumprod(same, axis=1).sum(axis=1, keepdims=True)
-  shared = np.pad(shared, ((1, 0), (0, 0)))
-  read = np.maximum(length - 1, 0)
-  read_before = np.pad(read[:-1], ((1, 0), (0, 0)))
+  length, shared, read, read_before = (x[:, None] for x in _lengths(text))
   new_target = (t >= shared) & (t < length)
   new_token = (t >= np.minimum(shared, read_before)) & (t < read)
   token_of, target_of = _numbered(new_token), _numbered(new_target)
@@ -86,6 +81,18 @@ def grow(
     "target": text[new_target],
     "at": np.where(t < length, target_of, 0),
   }
+
+
+def _lengths(text: Int[np.ndarray, "M T"]) -> tuple[np.ndarray, ...]:
+  """Of each response: its tokens, those that it shares with the response before
+  it, those that are read, and those that are read of the response before it."""
+  length = np.sum(text >= 0, axis=1)
+  # Responses with a common prefix are neighbours: what one does not share with
+  # the one before it, it shares with none before.
+  same = (text[1:] == text[:-1]) & (text[1:] >= 0)
+  shared = np.pad(np.cumprod(same, axis=1).sum(axis=1), (1, 0))
+  read = np.maximum(length - 1, 0)  # the last token is only predicted
+  return length, shared, read, np.pad(read[:-1], (1, 0))
 
 
 def _numbered(new: np.ndarray) -> np.ndarray:
@@ -109,7 +116,7 @@ def _ends(depth: np.ndarray) -> np.ndarray:
 def trees(
   source: Source, distinct: Distinct, room: tuple[int, int, int]
 ) -> Iterator[Tree]:
-  """The trees of all groups; one too large for a row is halved.
+  """The trees of all groups: as few per group as have room in a row each.
 
   Args:
     source: The groups.
@@ -122,24 +129,53 @@ def trees(
     order = np.lexsort(text.T[::-1])
     order = order[text[order, 0] >= 0]  # rollouts left out have no token
     prompt = source.prompts.tokens[p, source.prompts.mask[p]]
-    parts = [order] if len(order) else []
-    while parts:
-      part = parts.pop()
-      tree = Tree(p, first[part], count[part], **grow(prompt, text[part]))
-      if np.all(np.array(tree.size) <= room):
-        yield tree
-      else:
-        half = len(part) // 2
-        parts += [part[half:], part[:half]]
+    for part in _cut(order, text, len(prompt), room):
+      yield Tree(p, first[part], count[part], **grow(prompt, text[part]))
 
 
-def room_of(tokens: int) -> tuple[int, int, int]:
+def _cut(
+  order: np.ndarray,
+  text: Int[np.ndarray, "M T"],
+  prompt: int,
+  room: tuple[int, int, int],
+) -> Iterator[np.ndarray]:
+  """Neighbours of one tree, as many as fit, then those of the next.
+
+  Halves of what is too large would fill three quarters of a row on average.
+  """
+  length, shared, read, read_before = _lengths(text[order])
+  # What each response adds to a tree that holds the one before it.
+  added = np.stack(
+    [
+      np.maximum(read - np.minimum(shared, read_before), 0),
+      length - shared,
+      np.ones_like(length),
+    ]
+  )
+  total = np.cumsum(added, axis=1)
+  start = 0
+  while start < len(order):
+    alone = np.array([prompt + read[start], length[start], 1])
+    # The sizes of the tree that ends with each of the responses.
+    size = alone[:, None] + total[:, start:] - total[:, start, None]
+    fitting = np.all(size <= np.array(room)[:, None], axis=0)
+    end = start + max(int(np.sum(fitting)), 1)
+    yield order[start:end]
+    start = end
+
+
+def room_of(tokens: int, length: int) -> tuple[int, int, int]:
   """Tokens, targets and responses of a row, the same in a whole run.
 
-  `configs/smoke.py` has 1.4 targets and .6 responses for each token that is
-  read, and with N = 16 .9 and .4.
+  A response adds at most one target to the tokens that are read. The loss has a
+  term for each of its `length` places, so there is room for 16 such terms per
+  token: for responses that add a sixteenth of the longest length on average.
+
+  `configs/smoke.py` has .6 responses for each token that is read, with N = 16
+  .4, and `configs/n512.py` .02.
   """
-  return tokens, 2 * tokens, tokens
+  responses = min(max(_TERMS * tokens // length, 1), tokens)
+  return tokens, tokens + responses, responses
 
 
 def plan(source: Source, distinct: Distinct, shape: tuple[int, int]) -> Plan:
@@ -151,7 +187,7 @@ def plan(source: Source, distinct: Distinct, shape: tuple[int, int]) -> Plan:
     shape: From `Layout.trees`.
   """
   each, tokens = shape
-  room = room_of(tokens)
+  room = room_of(tokens, source.rollouts.tokens.shape[2])
   found = list(trees(source, distinct, room))
   sizes = np.array([tree.size for tree in found], int).reshape(-1, 3)
   rows: list[list[Tree]] = []

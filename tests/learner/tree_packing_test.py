@@ -95,7 +95,7 @@ def source(out, advantage):
 
 def trees_of(out, advantage, tokens):
   distinct = [out.distinct(p) for p in range(P)]
-  room = tree_packing.room_of(tokens)
+  room = tree_packing.room_of(tokens, T)
   return list(tree_packing.trees(source(out, advantage), distinct, room))
 
 
@@ -116,7 +116,7 @@ def test_every_distinct_rollout_is_in_one_tree_that_fits(tokens):
     assert got == sorted(zip(first.tolist(), count.tolist(), strict=True))
 
 
-def test_a_tree_with_more_targets_than_a_row_has_room_for_is_halved():
+def test_a_tree_with_more_targets_than_a_row_has_room_for_is_cut():
   """40 answers of one token are all predicted from the prompt."""
   N = 40
   tokens = 1 + np.arange(N, dtype=np.int32)[None, :, None]
@@ -131,8 +131,38 @@ def test_a_tree_with_more_targets_than_a_row_has_room_for_is_halved():
     tree.size[1:] for tree in tree_packing.trees(whole, distinct, room)
   ]
   assert size(9, 40, 40) == [(40, 40)]
-  assert size(9, 39, 40) == [(20, 20)] * 2
-  assert size(9, 40, 19) == [(10, 10)] * 4
+  assert size(9, 39, 40) == [(39, 39), (1, 1)]
+  assert size(9, 40, 19) == [(19, 19), (19, 19), (2, 2)]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_tree_is_cut_where_one_more_response_would_not_fit(seed):
+  random = np.random.default_rng(seed)
+  text = random.integers(0, 2, (64, 5))  # many common prefixes
+  text[np.arange(5) >= random.integers(1, 6, (64, 1))] = -1
+  text = np.unique(text, axis=0)
+  text = text[text[:, 0] >= 0]
+  prompt, room = np.array([7, 8]), tuple(random.integers(8, 20, 3).tolist())
+
+  def size(part):
+    grown = tree_packing.grow(prompt, text[part])
+    return len(grown["token"]), len(grown["target"]), len(part)
+
+  order = np.arange(len(text))
+  parts = list(tree_packing._cut(order, text, len(prompt), room))
+  assert np.concatenate(parts).tolist() == order.tolist()
+  for part in parts:
+    assert np.all(np.array(size(part)) <= room)
+    following = np.arange(part[0], part[-1] + 2)
+    if following[-1] < len(text):
+      assert not np.all(np.array(size(following)) <= room)
+
+
+def test_the_room_of_a_row_follows_from_the_longest_response():
+  # 32 * 16 // 160 = 3: a loss of 480 terms and not of 5,120.
+  assert tree_packing.room_of(32, 160) == (32, 35, 3)
+  assert tree_packing.room_of(32, 6) == (32, 64, 32)  # no more than tokens
+  assert tree_packing.room_of(128, 4096) == (128, 129, 1)  # and at least one
 
 
 def test_rollouts_without_tokens_are_in_no_tree():
