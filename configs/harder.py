@@ -1,10 +1,10 @@
-r"""Puzzles harder than those of n512.py:steps, to look at what was learned.
+r"""Puzzles harder than those of n512.py, to look at what was learned.
 
   python -m brorl_jax.main --mode=evaluate --config=configs/harder.py \
       --workdir=evals/harder
 
 evaluates the embedded policy; --config.policy.checkpoint=RUN evaluates what a
-run of n512.py:steps has made of it. The same tasks with larger numbers, longer
+run of n512.py has made of it. The same tasks with larger numbers, longer
 lists and longer paths. No config trains on them.
 """
 
@@ -13,7 +13,7 @@ from brorl_jax.tasks.domains import DIALS
 
 
 def get_config():
-  c = n512.get_config("steps")
+  c = n512.get_config()
   for name, (_, harder) in DIALS.items():
     c.data.families[name].settings = dict(harder)
   c.data.prompt_tokens = 170  # graphs are larger

@@ -14,7 +14,7 @@ the end. The paper's model size has not been run.
 from brorl_jax.configs import base, presets
 
 
-def get_config(preset: str = "tiny"):
+def get_config(preset: str = "steps"):
   c = base.get_config()
   c.sampling.n = 16  # stated
   c.sampling.samples = 512 * 16  # stated

@@ -15,10 +15,10 @@ paper's model size has not been run.
 from brorl_jax.configs import base, presets
 
 
-def get_config(preset: str = "tiny"):
+def get_config(preset: str = "steps"):
   c = base.get_config()
   c.sampling.n = 512  # stated
   c.sampling.samples = 128 * 512  # stated
-  c.run.steps = 30  # two to three minutes on two cores
+  c.run.steps = 20  # ten minutes on two cores
   presets.apply(c, preset)
   return c

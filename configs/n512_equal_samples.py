@@ -16,7 +16,7 @@ Result: held-out pass@1 .333 -> .581 +- .040; 96.8 % of prompts kept.
 from brorl_jax.configs import base, presets
 
 
-def get_config(preset: str = "tiny"):
+def get_config(preset: str = "steps"):
   c = base.get_config()
   c.sampling.n = 512
   c.sampling.samples = 16 * 512

@@ -51,7 +51,7 @@ def _steps(c: Any) -> None:
   # computes stays in a processor's caches.
   c.sampling.slots = min(c.sampling.n, 128)
   c.sampling.lanes = 128 // c.sampling.slots
-  c.optim.rows, c.optim.blocks = 32, 1  # two rows of trees at a time
+  c.optim.rows, c.optim.blocks = 32, 0  # two rows of trees at a time
   c.optim.warmup = 2  # a run has about 40 updates
   c.theory.prompts = 0
   c.eval.prompts = 20

@@ -3,13 +3,11 @@ r"""The smallest run: puzzles that are answered at once, in at most 6 tokens.
   python -m brorl_jax.main --config=configs/smoke.py --workdir=runs/smoke
 
 shows that everything works here, and learns within a minute. Its rollouts have
-no steps, and most of the 512 are copies; those of `n512.py:steps` have.
+no steps, and most of the 512 are copies; those of `n512.py` have.
 """
 
 from brorl_jax.configs import n512
 
 
 def get_config():
-  c = n512.get_config("tiny")
-  c.run.steps = 20
-  return c
+  return n512.get_config("tiny")

@@ -3,8 +3,8 @@ r"""N from 16 to 1024 at a constant number of samples per step, 8,192.
   python -m brorl_jax.main --config=configs/sweep.py:64 --workdir=runs/sweep/64
 
 and the same with 16, 32, 128, 256, 512 and 1024. The paper compares only 16
-with 512. The runs with 16 and 512 are the first 30 steps of `n16.py` and
-`n512_equal_samples.py`.
+with 512. The policy is the one that answers at once. The runs with 16 and
+512 are the first 30 steps of `n16.py:tiny` and `n512_equal_samples.py:tiny`.
 
 Cost: 30 steps each: 181, 126, 115, 96, 82, 74, 75 CPU-seconds (2 cores of an
 AMD EPYC, jax 0.10.2, 2026-11-22, one seed, other jobs running).

@@ -4,7 +4,7 @@
 
 Every run is the first of its list with one thing changed, from the same seed:
 24 steps of 64 prompts x 32 rollouts of the embedded policy that answers at
-once. What depends on lengths changes the run of `n512.py:steps`, 24 steps of 16
+once. What depends on lengths changes the run of `n512.py`, 24 steps of 16
 x 64 responses of many steps. Prints tables of means over the last 12 steps, and
 the held-out pass@1 at the end. About an hour on 2 cores; runs that are done
 only start once more to say so.
@@ -77,7 +77,7 @@ LENGTHS = {
   "the same, cut ones masked": f"{_CUT} mask_truncated=True",
   "the same, overlong": f"{_CUT} overlong_weight=1 overlong_buffer=20",
 }
-TABLES = {"base": (BASE, SWITCHES), "n512:steps": (BASE_OF_LENGTHS, LENGTHS)}
+TABLES = {"base": (BASE, SWITCHES), "n512": (BASE_OF_LENGTHS, LENGTHS)}
 COLUMNS = (  # name, metric, digits
   ("kept", "sampling/pass_rate", 3),
   ("reward", "reward/mean", 3),

@@ -178,13 +178,13 @@ def test_only_what_tells_them_apart_differs_between_the_arms():
     allowed -= {"sampling.samples", "run.steps"}
     allowed |= {"optim.minibatches"}
     assert {k for k in few if few[k] != control[k]} <= allowed
-    same = preset in ("tiny", "steps")
+    same = preset == "tiny"
     assert (few["optim.minibatches"] == control["optim.minibatches"]) == same
 
 
 @pytest.mark.parametrize("of", [n512, harder])
 def test_prompts_and_right_steps_fit_the_embedded_policy(of):
-  c = settings.typed(of.get_config(*["steps"] * (of is n512)))
+  c = settings.typed(of.get_config())
   text = tokenizer.Tokenizer(huggingface.locate(c.policy.checkpoint))
   rng = random.Random(0)
   longest = 0
