@@ -214,7 +214,7 @@ def test_a_config_file_may_lie_in_a_folder_with_spaces(tmp_path):
     code=STUB.replace("FAILS", ""),
   )
   assert done.returncode == 0, done.stderr
-  assert done.stdout == "2.0 16 1.0  w False\n"
+  assert done.stdout == "2.0 16 1.0 embedded:steps w False\n"
 
 
 @pytest.mark.ci
@@ -231,7 +231,7 @@ def test_configs_of_the_package_run_from_anywhere(tmp_path, given):
   for flags in ([f"--config={given}"], ["--config", given]):
     done = command(*flags, "--workdir=w", "--config.optim.lr=2", code=code)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "2.0 16 1.0  w False\n"
+    assert done.stdout == "2.0 16 1.0 embedded:steps w False\n"
 
 
 @pytest.mark.ci
