@@ -47,7 +47,8 @@ def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
   after, updated = stages.update(copy, kept, credit)
   numbers = updated.metrics
   assert updated.kl_ref == numbers["policy/kl_ref"]
-  assert 0.0 <= updated.kl_ref < 1e-9  # two programs: to rounding
+  # The mean of 0 before the first update and of what that one did.
+  assert 0.0 <= updated.kl_ref < 1e-4
   assert int(after.step) == 1
   assert after.opt[1][0].count == c.optim.minibatches
   moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after.params)
@@ -135,8 +136,9 @@ def test_the_theorem_is_measured_only_if_it_shall_be(wired, monkeypatch):
   assert measured.keys() == nothing.keys() and None not in measured.values()
   (found,) = seen[0].args
   assert found.response.shape == (2, 16, 6)
-  # It only looks.
-  chex.assert_trees_all_close(on, off, rtol=0, atol=3e-8)  # two programs
+  # It only looks. Two programs round differently, and AdamW divides a small
+  # gradient by its size: 2e-7 of an update of 1e-4.
+  chex.assert_trees_all_close(on, off, rtol=0, atol=1e-6)
   learn(theory_prompts=1, theory_responses=3, theory_tokens=2, remat="products")
   (found,) = seen[0].args
   assert found.response.shape == (1, 3, 2)
