@@ -50,9 +50,9 @@ def get_config() -> ml_collections.ConfigDict:
   c.qualities.detour = 0.2
   c.qualities.direct = 0.2
   c.mixed_qualities = ml_collections.ConfigDict()
-  c.mixed_qualities.careful = 0.2
+  c.mixed_qualities.careful = 0.1
   c.mixed_qualities.detour = 0.1
-  c.mixed_qualities.sloppy = 0.6
+  c.mixed_qualities.sloppy = 0.7
   c.mixed_qualities.direct = 0.1
   c.b2 = 0.95
   c.max_grad_norm = 1.0
