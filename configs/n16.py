@@ -1,14 +1,15 @@
-r"""The paper's baseline, ProRL v2: 512 kept prompts x 16 rollouts.
+r"""The paper's baseline, ProRL v2: N = 16 rollouts per prompt.
 
   python -m brorl_jax.main --config=configs/n16.py --workdir=runs/n16
 
-`n512.py` has 8 times the samples per step, a quarter of the prompts, and with a
-preset 2.83 times the learning rate. `n512_equal_samples.py` differs only in N.
+32 kept prompts per step, and 512 with the other presets. `n512.py` has 8 times
+the samples per step, a quarter of the prompts, and with a language model 2.83
+times the learning rate. `n512_equal_samples.py` differs only in N.
 
-Cost: 60 steps, 1.2 million rollouts, 366 CPU-seconds (2 cores of an AMD EPYC,
-jax 0.10.2, 2026-11-22, one seed), 2.0 GB.
-Result: held-out pass@1 .333 -> .657 +- .040; 46.5 % of prompts kept, 28 % at
-the end. The paper's model size has not been run.
+`n16.py:tiny`: 60 steps, 1.2 million rollouts, 366 CPU-seconds (2 cores of an
+AMD EPYC, jax 0.10.2, 2026-11-22, one seed), 2.0 GB. Held-out pass@1 .333 ->
+.657 +- .040; 46.5 % of prompts kept, 28 % at the end. Neither the run with
+answers in steps nor the paper's model size has been measured.
 """
 
 from brorl_jax.configs import base, presets

@@ -43,6 +43,9 @@ def _steps(c: Any) -> None:
   c.data.families = ml_collections.ConfigDict()
   for name, (settings, _) in DIALS.items():
     c.data.families[name] = {"weight": 1.0, "settings": dict(settings)}
+  # Of the puzzles that the warm-up saw, those that a short run can learn.
+  c.data.families.chain_sum.settings.max_terms = 4
+  c.data.families.countdown.settings.max_numbers = 3
   c.data.prompt_tokens = 120
   c.sampling.max_new_tokens = 160  # steps of right answers take at most 120
   c.sampling.samples //= _FEWER  # 8 prompts of n512.py, 32 of n16.py

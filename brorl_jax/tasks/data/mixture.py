@@ -12,8 +12,8 @@ import numbers
 from collections.abc import Sequence
 
 POSITIONS = 2**20  # candidates in one step; dynamic sampling stays far below
-# 2**64 times the golden ratio's fraction: of all numbers the one whose multiples
-# lie most evenly in [0, 1), whatever their count (Knuth, TAOCP 3, section 6.4).
+# 2**64 times the golden ratio's fraction: of all numbers the one of which the
+# multiples lie most evenly in [0, 1), however many (Knuth, TAOCP 3, 6.4).
 _GOLDEN = 0x9E3779B97F4A7C15
 
 

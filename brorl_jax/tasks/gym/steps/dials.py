@@ -17,7 +17,7 @@ _SUMS = {"operators_weights": [0.5, 0.5, 0.0]}
 
 DIALS: Mapping[str, tuple[Settings, Settings]] = {
   "chain_sum": (
-    {"min_terms": 3, "max_terms": 4, "min_digits": 1, "max_digits": 2},
+    {"min_terms": 3, "max_terms": 5, "min_digits": 1, "max_digits": 2},
     {"min_terms": 4, "max_terms": 5, "min_digits": 3, "max_digits": 3},
   ),
   "products": (
@@ -33,7 +33,7 @@ DIALS: Mapping[str, tuple[Settings, Settings]] = {
     {"min_value": 30, "max_value": 90},
   ),
   "base_conversion": (
-    {"min_base": 2, "max_base": 12, "min_value": 12, "max_value": 60},
+    {"min_base": 2, "max_base": 12, "min_value": 12, "max_value": 100},
     {"min_base": 2, "max_base": 16, "min_value": 100, "max_value": 300},
   ),
   "simple_equations": (
@@ -77,7 +77,7 @@ DIALS: Mapping[str, tuple[Settings, Settings]] = {
       "degree": 2,
       "node_range": 100,
       "min_path_length": 2,
-      "max_path_length": 4,
+      "max_path_length": 5,
     },
     {
       "degree": 3,

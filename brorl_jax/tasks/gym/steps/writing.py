@@ -52,8 +52,8 @@ def write(entry: Entry, quality: str, rng: random.Random) -> str:
     entry: A reasoning-gym item: question, answer, metadata.
     quality: "careful": every step, right. "detour": as careful, but some steps
       are wrong, taken back with " no" and written again; in countdown attempts
-      fail. "sloppy": the first step and some more are left out or merged, and
-      three of four responses go on from an error. "direct": the answer alone.
+      fail. "sloppy": steps are left out or merged, and three of four responses
+      go on from an error. "direct": the answer alone.
     rng: Chooses the errors and what is left out.
 
   Returns:
@@ -109,7 +109,8 @@ def _solve(
     answer = task.solve(entry, pen)
   elif quality == "sloppy" and rng.random() < WRONG:
     pen, answer = _wrong(task, entry, len(pen.lines), answer, rng)
-    return _skipped(task, pen, rng), answer
+    if rng.random() < 0.5:
+      return _skipped(task, pen, rng), answer
   elif quality == "sloppy":
     return _skipped(task, pen, rng), answer
   return pen.lines, answer
@@ -118,15 +119,11 @@ def _solve(
 def _wrong(
   task: Task, entry: Entry, steps: int, right: str, rng: random.Random
 ) -> tuple[Pen, str]:
-  """Steps with some slips, which mostly change the answer.
-
-  None is in the first step of several: haste shows before it does harm.
-  """
+  """Steps with some slips, which mostly change the answer."""
   pen, answer = Pen(), right
-  later = range(min(1, steps - 1), steps)
   for _ in range(_TRIES):
-    some = [i for i in later if rng.random() < SLIP]
-    pen = Pen(rng, some or [rng.choice(later)])
+    some = [i for i in range(steps) if rng.random() < SLIP]
+    pen = Pen(rng, some or [rng.randrange(steps)])
     answer = task.solve(entry, pen)
     if answer != right:
       break
@@ -134,11 +131,12 @@ def _wrong(
 
 
 def _skipped(task: Task, pen: Pen, rng: random.Random) -> list[str]:
-  """Merges or leaves out the first line and some more before the slip, or
-  before the last."""
+  """Merges or leaves out some lines before the slip, or before the last."""
   lines = list(pen.lines)
   end = min([*pen.slips, len(lines) - 1])
-  chosen = [i for i in range(end) if i == 0 or rng.random() < 0.5]
+  chosen = [i for i in range(end) if rng.random() < 0.5]
+  if not chosen and end > 0:
+    chosen = [rng.randrange(end)]
   for i in reversed(chosen):
     merged = task.merge(lines[i], lines[i + 1]) if task.merge else None
     if merged is not None:

@@ -86,7 +86,7 @@ def test_what_a_detour_takes_back_was_wrong(task, side):
 @PUZZLES
 @pytest.mark.parametrize("task, side", CASES)
 def test_a_quarter_of_the_sloppy_responses_pass(task, side, count):
-  right = unseen = shorter = at_once = 0
+  right = unseen = shorter = 0
   puzzles = entries(task, side, count)
   draws = 300 // count + 1
   for i, entry in enumerate(puzzles):
@@ -94,7 +94,6 @@ def test_a_quarter_of_the_sloppy_responses_pass(task, side, count):
     for draw in range(draws):
       response = write(entry, "sloppy", random.Random(f"{i} {draw}"))
       assert response != careful
-      at_once += response.split("\n")[0] != careful.split("\n")[0]
       seen, passed = look(response, entry), passes(response, entry)
       right += passed
       shorter += passed and seen.count < look(careful, entry).count
@@ -102,8 +101,6 @@ def test_a_quarter_of_the_sloppy_responses_pass(task, side, count):
       assert seen.taken_back == 0
   total = len(puzzles) * draws
   assert 0.15 < right / total < 0.37
-  # Haste shows from the first line on, but where the next one is its copy.
-  assert at_once >= 0.95 * total or task == "countdown"
   # Those that are right are only shorter, but for a rare slip without effect.
   assert shorter >= 0.98 * right
   assert unseen <= 0.02 * (total - right)
@@ -117,8 +114,7 @@ def test_same_seed_same_text_and_another_seed_another_slip(task, side):
       again = [write(entry, quality, random.Random(i)) for i in range(9)]
       assert texts == again
       drawn = quality in ("detour", "sloppy")
-      # In two steps haste leaves one line, with a slip or without.
-      assert (len(set(texts)) > 1) == drawn, (quality, texts)
+      assert (len(set(texts)) > 2) == drawn, (quality, texts)
 
 
 @pytest.mark.parametrize("task, side", CASES)
