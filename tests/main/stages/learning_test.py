@@ -35,7 +35,7 @@ def objective(c):
 
 
 def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
-  c, _, _, _, stages, state, kept, _ = wired
+  c, policy, _, _, stages, state, kept, mesh = wired
   seeds = []
   split = packing.split
   monkeypatch.setattr(
@@ -48,7 +48,13 @@ def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
   numbers = updated.metrics
   assert updated.kl_ref == numbers["policy/kl_ref"]
   # The mean of 0 before the first update and of what that one did.
-  assert 0.0 <= updated.kl_ref < 1e-4
+  assert 1e-9 < updated.kl_ref < 1e-4
+  one = learning.update_stage(
+    config(minibatches=1), policy, *optimizer(c), mesh
+  )
+  copy = jax.tree.map(jnp.copy, state)
+  assert 0.0 <= one(copy, kept, credit)[1].kl_ref < 1e-9  # to rounding
+  seeds.pop()
   assert int(after.step) == 1
   assert after.opt[1][0].count == c.optim.minibatches
   moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), before, after.params)
