@@ -40,12 +40,13 @@ def apply(c: Any, name: str) -> None:
 
 def _steps(c: Any) -> None:
   c.policy.checkpoint = "embedded:steps"
-  c.data.families = ml_collections.ConfigDict()
+  families: Any = ml_collections.ConfigDict()
   for name, (settings, _) in DIALS.items():
-    c.data.families[name] = {"weight": 1.0, "settings": dict(settings)}
+    families[name] = {"weight": 1.0, "settings": dict(settings)}
   # Of the puzzles that the warm-up saw, those that a short run can learn.
-  c.data.families.chain_sum.settings.max_terms = 4
-  c.data.families.countdown.settings.max_numbers = 3
+  families.chain_sum.settings.max_terms = 4
+  families.countdown.settings.max_numbers = 3
+  c.data.families = families
   c.data.prompt_tokens = 120
   c.sampling.max_new_tokens = 160  # steps of right answers take at most 120
   c.sampling.samples //= _FEWER  # 8 prompts of n512.py, 32 of n16.py
