@@ -5,6 +5,9 @@ sequence: the real tokens of its prompt, its own real tokens, then padding,
 which no real token sees. A prompt is still computed once; only its keys and
 values of a layer, 1 KB per token of a 1.5B policy, are repeated for its rows.
 
+On an H100 forward and backward of 8 rows of 2,048 tokens take .96 ms, in tiles
+6.0 (12 heads of 128, jax 0.11.2, 2026-11-26). No TPU has run its kernel.
+
 cuDNN could give the log-sum-exp by which a prompt apart from its rows would be
 merged, but jax rounds it to bfloat16: wrong by up to 3 %.
 """

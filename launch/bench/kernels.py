@@ -1,0 +1,202 @@
+r"""An accelerator's kernels beside the simple forms; a line of JSON for each.
+
+  python -m launch.bench.kernels
+
+attention   cuDNN's on a GPU, splash attention on a TPU: forward, and backward
+decoding    over a pool of blocks, in bfloat16 and in int8
+
+Inputs are random, in the shape of a Qwen2 of 1.5 billion parameters. Run this
+first on a new kind of machine: a kernel that is wrong there says so in seconds.
+
+  error, slope_error  of values and of gradients, relative to the simple form in
+                      float32 on a CPU: |a - b| / |b|. bfloat16 gives 1e-3
+                      to 1e-2
+  ms, simple_ms       of the kernel and of the simple form in bfloat16, which is
+                      a loop of tiles, or a gather of all blocks
+  roofline_share      of the time that the operations or the bytes take at the
+                      rates that launch.bench.ours measures
+"""
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from brorl_jax.model import (
+  attention,
+  fused_attention,
+  mosaic_pool,
+  pool,
+  target,
+  triton_pool,
+)
+from launch.bench import ours
+from launch.bench.workloads import QWEN2_5_1_5B
+
+_M = QWEN2_5_1_5B
+_SCALE = _M.head_size**-0.5
+# Launched behind each other, so that launches cost nothing.
+_CALLS = 20
+Form = Callable[..., Any]
+
+
+def main() -> None:
+  here = target.here()
+  own = {"gpu": triton_pool, "tpu": mosaic_pool}.get(here.platform)
+  if own is None:
+    sys.exit(f"error: no kernels for {here.platform}; needs a GPU or a TPU")
+  rates = ours.machine("bfloat16")
+  say = lambda line: print(json.dumps(line), flush=True)
+  say(
+    {
+      "versions": ours.versions(),
+      "flops_per_s": rates[0],
+      "bytes_per_s": rates[1],
+    }
+  )
+  # A prompt of odd length and padding on both sides; then long responses alone.
+  for sizes in ({"M": 8, "Q": 1003, "S": 517}, {"M": 8, "Q": 2048, "S": 0}):
+    say({"kernel": "attention", **of_attention(here, rates[0], **sizes)})
+  for stored in ("bfloat16", "int8"):
+    for sizes in ({"B": 37, "T": 300}, {"B": 512, "T": 2048}):
+      line = of_decoding(own.own, rates[1], stored=stored, **sizes)
+      say({"kernel": "decoding", "stored": stored, **line})
+
+
+def of_attention(
+  here: target.Target, rate: float, *, M: int, Q: int, S: int
+) -> dict[str, Any]:
+  """Of M rows of Q tokens behind a prompt of S, forward and backward."""
+  rng = np.random.default_rng(Q)
+  H, G, K = _M.heads, _M.kv_heads, _M.head_size
+  normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
+  mask = np.ones((1, 1, Q), bool)
+  mask[..., Q - Q // 9 :] = S == 0
+  prefix = np.arange(S)[None] >= S // 5 if S else None
+  arrays = (
+    normal(1, M, Q, H, K),
+    (normal(1, G, S, K), normal(1, G, S, K)) if S else None,
+    (normal(1, M, G, Q, K), normal(1, M, G, Q, K)),
+  )
+  rows = mask[..., None, None]
+  slope = normal(1, M, Q, H, K) * rows
+  real = fused_attention.Real(
+    jnp.asarray(mask) if S else None,
+    None if prefix is None else jnp.asarray(prefix),
+  )
+
+  def values(how: target.Target, real, q, shared, own):
+    see = jnp.tril(jnp.ones((1, 1, Q, Q), bool)) & mask[:, :, None]
+    if shared is not None:
+      shared = *shared, jnp.asarray(prefix)[:, None, None]
+    return (
+      attention.attend(
+        q, shared, (*own, see), scale=_SCALE, target=how, real=real
+      )
+      * rows
+    )
+
+  def both(how, real, slope, *arrays):
+    out, pull = jax.vjp(functools.partial(values, how, real), *arrays)
+    return out, pull(slope.astype(out.dtype))
+
+  cpu = target.Target("cpu", 1, 0)
+  exact = _exactly(functools.partial(both, cpu, None), slope, *arrays)
+  kernel = jax.jit(functools.partial(both, here, real))
+  simple = jax.jit(functools.partial(both, here, None))
+  out, slopes = kernel(slope, *arrays)
+  pairs = M * float(_pairs(mask[0, 0], 0 if prefix is None else prefix.sum()))
+  # Forward 2 products, backward 5: scores again, slopes of weights, q, k, v.
+  flops = 7 * 2 * H * K * pairs
+  seconds = _seconds(kernel, slope, *arrays)
+  return {
+    "sizes": {"M": M, "Q": Q, "S": S},
+    "error": error(out, exact[0]),
+    "slope_error": [
+      error(*x)
+      for x in zip(*map(jax.tree.leaves, (slopes, exact[1])), strict=True)
+    ],
+    "ms": round(1e3 * seconds, 3),
+    "simple_ms": round(1e3 * _seconds(simple, slope, *arrays), 3),
+    "roofline_share": round(flops / rate / seconds, 3),
+  }
+
+
+def _pairs(own: np.ndarray, prefix: int) -> int:
+  """Pairs of tokens of one row that see each other, itself included."""
+  n = int(own.sum())
+  return n * (n + 1) // 2 + n * int(prefix)
+
+
+def of_decoding(
+  kernel: Form, bandwidth: float, *, stored: str, B: int, T: int
+) -> dict[str, Any]:
+  """Of B rows of up to T tokens, one token more of each."""
+  rng = np.random.default_rng(B)
+  G, J, K = _M.kv_heads, _M.heads // _M.kv_heads, _M.head_size
+  C = pool.columns(target.here()) or 64
+  most = -(-T // C)
+  blocks = B * most + 1
+  one, two = jax.random.split(jax.random.key(B))
+  shape = blocks, 2, G, C, K
+  if stored == "int8":
+    kv = jax.random.randint(one, shape, -127, 128, jnp.int8)
+    scale = jax.random.uniform(two, shape[:-1], maxval=1 / 60)
+    tokens = pool.Pool(kv, scale)
+  else:
+    tokens = pool.Pool(jax.random.normal(one, shape, stored))
+  normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  state = normal(B, G, J), jnp.exp(normal(B, G, J)), normal(B, G, J, K)
+  table = rng.permutation(blocks)[: B * most].reshape(B, most).astype(np.int32)
+  stop = rng.integers(0, T + 1, B).astype(np.int32)
+  stop[:2] = 0, T
+  first = np.where(np.arange(B) % 3 == 2, stop // 2, 0).astype(np.int32)
+  q = (normal(B, G, J, K) * _SCALE).astype(jnp.bfloat16)
+  args = q, state, tokens, *map(jnp.asarray, (table, first, stop))
+  exact = _exactly(pool.own, *args)
+  seconds = _seconds(jax.jit(kernel), *args)
+  each = K * tokens.kv.dtype.itemsize + (4 if stored == "int8" else 0)
+  moved = 2.0 * G * each * int((stop - first).sum())
+  return {
+    "sizes": {"B": B, "T": T, "C": C},
+    "error": error(jax.jit(kernel)(*args), exact),
+    "ms": round(1e3 * seconds, 3),
+    "simple_ms": round(1e3 * _seconds(jax.jit(pool.own), *args), 3),
+    "roofline_share": round(moved / bandwidth / seconds, 3),
+  }
+
+
+def error(a: Any, b: Any) -> float:
+  """|a - b| / |b|, over all numbers."""
+  a, b = (np.asarray(x, np.float64) for x in (a, b))
+  return float(f"{np.linalg.norm(a - b) / np.linalg.norm(b):.3g}")
+
+
+def _exactly(form: Form, *args: Any) -> Any:
+  """On a CPU, which multiplies in float32 as it says."""
+  half = lambda x: jnp.issubdtype(x.dtype, jnp.bfloat16)
+  wide = lambda x: x.astype(jnp.float32) if half(x) else x
+  args = jax.device_put(jax.tree.map(wide, args), jax.devices("cpu")[0])
+  return jax.device_get(jax.jit(form)(*args))
+
+
+def _seconds(form: Form, *args: Any) -> float:
+  jax.block_until_ready(form(*args))
+  spent = []
+  for _ in range(5):
+    begin = time.perf_counter()
+    for _ in range(_CALLS - 1):
+      form(*args)
+    jax.block_until_ready(form(*args))
+    spent.append((time.perf_counter() - begin) / _CALLS)
+  return min(spent)
+
+
+if __name__ == "__main__":
+  main()
