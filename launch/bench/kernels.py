@@ -60,7 +60,7 @@ def main() -> None:
       "bytes_per_s": rates[1],
     }
   )
-  # A prompt of odd length and padding on both sides; then long responses alone.
+  # A prompt of odd length, with padding; then long responses alone.
   for sizes in ({"M": 8, "Q": 1003, "S": 517}, {"M": 8, "Q": 2048, "S": 0}):
     say({"kernel": "attention", **of_attention(here, rates[0], **sizes)})
   for stored in ("bfloat16", "int8"):
@@ -73,59 +73,65 @@ def of_attention(
   here: target.Target, rate: float, *, M: int, Q: int, S: int
 ) -> dict[str, Any]:
   """Of M rows of Q tokens behind a prompt of S, forward and backward."""
+  H, K = _M.heads, _M.head_size
+  real, arrays = _texts(M, Q, S)
+  rows = np.ones((1, 1, Q), bool) if real.own is None else np.asarray(real.own)
+  see = np.tril(np.ones((1, 1, Q, Q), bool)) & rows[:, :, None]
+  prefix = np.ones((1, S), bool) if real.prefix is None else real.prefix
+  before = np.asarray(prefix)[:, None, None]
+
+  def form(how: target.Target, real: fused_attention.Real | None, *arrays):
+    def attend(q, shared, own):
+      shared = None if shared is None else (*shared, jnp.asarray(before))
+      own = *own, jnp.asarray(see)
+      return attention.attend(
+        q, shared, own, scale=_SCALE, target=how, real=real
+      )
+
+    *arrays, slope = arrays
+    out, pull = jax.vjp(attend, *arrays)
+    # What padding gets, no one reads.
+    count = rows[..., None, None]
+    return out * count, pull(slope.astype(out.dtype) * count)
+
+  cpu = target.Target("cpu", 1, 0)
+  exact = _exactly(functools.partial(form, cpu, None), *arrays)
+  kernel = jax.jit(functools.partial(form, here, real))
+  simple = jax.jit(functools.partial(form, here, None))
+  found = kernel(*arrays)
+  errors = [
+    error(*x) for x in zip(*map(jax.tree.leaves, (found, exact)), strict=True)
+  ]
+  pairs = M * _pairs(rows[0, 0], int(before.sum()))
+  # Forward 2 products, backward 5: scores again, slopes of weights, q, k, v.
+  flops = 7 * 2 * H * K * pairs
+  seconds = _seconds(kernel, *arrays)
+  return {
+    "sizes": {"M": M, "Q": Q, "S": S},
+    "error": errors[0],
+    "slope_error": errors[1:],
+    "ms": round(1e3 * seconds, 3),
+    "simple_ms": round(1e3 * _seconds(simple, *arrays), 3),
+    "roofline_share": round(flops / rate / seconds, 3),
+  }
+
+
+def _texts(M: int, Q: int, S: int) -> tuple[fused_attention.Real, tuple]:
+  """Which tokens are real; queries, keys and values, a slope.
+
+  With a prompt a fifth of it is padding, and a ninth of the rows.
+  """
   rng = np.random.default_rng(Q)
   H, G, K = _M.heads, _M.kv_heads, _M.head_size
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
-  mask = np.ones((1, 1, Q), bool)
-  mask[..., Q - Q // 9 :] = S == 0
-  prefix = np.arange(S)[None] >= S // 5 if S else None
-  arrays = (
-    normal(1, M, Q, H, K),
-    (normal(1, G, S, K), normal(1, G, S, K)) if S else None,
-    (normal(1, M, G, Q, K), normal(1, M, G, Q, K)),
-  )
-  rows = mask[..., None, None]
-  slope = normal(1, M, Q, H, K) * rows
-  real = fused_attention.Real(
-    jnp.asarray(mask) if S else None,
-    None if prefix is None else jnp.asarray(prefix),
-  )
-
-  def values(how: target.Target, real, q, shared, own):
-    see = jnp.tril(jnp.ones((1, 1, Q, Q), bool)) & mask[:, :, None]
-    if shared is not None:
-      shared = *shared, jnp.asarray(prefix)[:, None, None]
-    return (
-      attention.attend(
-        q, shared, (*own, see), scale=_SCALE, target=how, real=real
-      )
-      * rows
-    )
-
-  def both(how, real, slope, *arrays):
-    out, pull = jax.vjp(functools.partial(values, how, real), *arrays)
-    return out, pull(slope.astype(out.dtype))
-
-  cpu = target.Target("cpu", 1, 0)
-  exact = _exactly(functools.partial(both, cpu, None), slope, *arrays)
-  kernel = jax.jit(functools.partial(both, here, real))
-  simple = jax.jit(functools.partial(both, here, None))
-  out, slopes = kernel(slope, *arrays)
-  pairs = M * float(_pairs(mask[0, 0], 0 if prefix is None else prefix.sum()))
-  # Forward 2 products, backward 5: scores again, slopes of weights, q, k, v.
-  flops = 7 * 2 * H * K * pairs
-  seconds = _seconds(kernel, slope, *arrays)
-  return {
-    "sizes": {"M": M, "Q": Q, "S": S},
-    "error": error(out, exact[0]),
-    "slope_error": [
-      error(*x)
-      for x in zip(*map(jax.tree.leaves, (slopes, exact[1])), strict=True)
-    ],
-    "ms": round(1e3 * seconds, 3),
-    "simple_ms": round(1e3 * _seconds(simple, slope, *arrays), 3),
-    "roofline_share": round(flops / rate / seconds, 3),
-  }
+  twice = lambda *shape: (normal(*shape), normal(*shape))
+  real = fused_attention.Real(None)
+  if S:
+    own = jnp.arange(Q)[None, None] < Q - Q // 9
+    real = fused_attention.Real(own, jnp.arange(S)[None] >= S // 5)
+  shared = twice(1, G, S, K) if S else None
+  q, own = normal(1, M, Q, H, K), twice(1, M, G, Q, K)
+  return real, (q, shared, own, normal(*q.shape))
 
 
 def _pairs(own: np.ndarray, prefix: int) -> int:
