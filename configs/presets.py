@@ -16,6 +16,7 @@ import ml_collections
 from brorl_jax.tasks.domains import DIALS, MADE
 
 NAMES = ("steps", "tiny", "1p5b", "8b")
+_BY_LUCK = ("base_conversion", "path_star")  # tasks too hard for `steps`
 _FEWER = 16  # times: responses of the preset `steps` are that much longer
 
 
@@ -41,9 +42,12 @@ def apply(c: Any, name: str) -> None:
 def _steps(c: Any) -> None:
   c.policy.checkpoint = "embedded:steps"
   families: Any = ml_collections.ConfigDict()
+  # Of the puzzles that the warm-up saw, those that a short run can learn. Luck
+  # is reinforced too, and sums and equations suffer from it: with the two tasks
+  # pass@1 gained .094, without them .154 (MaxRL, seed 0, 20 steps).
   for name, (settings, _) in DIALS.items():
-    families[name] = {"weight": 1.0, "settings": dict(settings)}
-  # Of the puzzles that the warm-up saw, those that a short run can learn.
+    if name not in _BY_LUCK:
+      families[name] = {"weight": 1.0, "settings": dict(settings)}
   families.chain_sum.settings.max_terms = 4
   families.countdown.settings.max_numbers = 3
   c.data.families = families
@@ -62,7 +66,7 @@ def _steps(c: Any) -> None:
   # All prompts of a step in one update: with two, pass@1 was higher after 10
   # steps (.349 against .336) and lower after 20 (.351 against .371).
   c.optim.minibatches = 1
-  c.optim.warmup = 2  # a run has 20 updates
+  c.optim.warmup = 2  # a run has 22 updates
   c.theory.prompts = 0
   c.eval.prompts = 20
 
