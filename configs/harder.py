@@ -4,8 +4,8 @@ r"""Puzzles harder than those of n512.py, to look at what was learned.
       --workdir=evals/harder
 
 evaluates the embedded policy; --config.policy.checkpoint=RUN evaluates what a
-run of n512.py has made of it. The same tasks with larger numbers, longer
-lists and longer paths. No config trains on them.
+run of n512.py has made of it. The same tasks with larger numbers and
+longer lists. No config trains on them.
 """
 
 from brorl_jax.configs import n512
@@ -16,6 +16,6 @@ def get_config():
   c = n512.get_config()
   for name in c.data.families:
     c.data.families[name].settings = dict(DIALS[name][1])
-  c.data.prompt_tokens = 170  # graphs are larger
+  c.data.prompt_tokens = 170  # lists of words are longer
   c.sampling.max_new_tokens = 200  # right steps take at most 160
   return c

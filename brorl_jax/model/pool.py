@@ -22,7 +22,7 @@ from brorl_jax.model.attention import MASKED, capped
 from brorl_jax.model.cache import Softmax
 from brorl_jax.model.target import Target
 
-_KERNELS = {"gpu": triton_pool, "tpu": mosaic_pool}
+KERNELS = {"gpu": triton_pool, "tpu": mosaic_pool}
 
 
 class Pool(NamedTuple):
@@ -206,7 +206,7 @@ def decode(
   q *= scale
   state = cache.prompts(q, shared, softcap)
   rows = q.reshape(A * R, -1, H // shared.k.shape[1], K)
-  kernel = _KERNELS.get(target.platform)
+  kernel = KERNELS.get(target.platform)
   form = functools.partial(own, softcap=softcap)
   axes = sharding.axes_here(None)
   G, each = rows.shape[1:3]

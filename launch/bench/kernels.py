@@ -20,7 +20,6 @@ first on a new kind of machine: a kernel that is wrong there says so in seconds.
 import functools
 import json
 import sys
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -31,25 +30,21 @@ import numpy as np
 from brorl_jax.model import (
   attention,
   fused_attention,
-  mosaic_pool,
   pool,
   target,
-  triton_pool,
 )
 from launch.bench import ours
 from launch.bench.workloads import QWEN2_5_1_5B
 
 _M = QWEN2_5_1_5B
 _SCALE = _M.head_size**-0.5
-# Launched behind each other, so that launches cost nothing.
-_CALLS = 20
 Form = Callable[..., Any]
 
 
 def main() -> None:
   here = target.here()
-  own = {"gpu": triton_pool, "tpu": mosaic_pool}.get(here.platform)
-  if own is None:
+  decoding = pool.KERNELS.get(here.platform)
+  if decoding is None:
     sys.exit(f"error: no kernels for {here.platform}; needs a GPU or a TPU")
   rates = ours.machine("bfloat16")
   say = lambda line: print(json.dumps(line), flush=True)
@@ -65,7 +60,7 @@ def main() -> None:
     say({"kernel": "attention", **of_attention(here, rates[0], **sizes)})
   for stored in ("bfloat16", "int8"):
     for sizes in ({"B": 37, "T": 300}, {"B": 512, "T": 2048}):
-      line = of_decoding(own.own, rates[1], stored=stored, **sizes)
+      line = of_decoding(decoding.own, rates[1], stored=stored, **sizes)
       say({"kernel": "decoding", "stored": stored, **line})
 
 
@@ -105,14 +100,14 @@ def of_attention(
   pairs = M * _pairs(rows[0, 0], int(before.sum()))
   # Forward 2 products, backward 5: scores again, slopes of weights, q, k, v.
   flops = 7 * 2 * H * K * pairs
-  seconds = _seconds(kernel, *arrays)
+  ms = _ms(kernel, *arrays)
   return {
     "sizes": {"M": M, "Q": Q, "S": S},
     "error": errors[0],
     "slope_error": errors[1:],
-    "ms": round(1e3 * seconds, 3),
-    "simple_ms": round(1e3 * _seconds(simple, *arrays), 3),
-    "roofline_share": round(flops / rate / seconds, 3),
+    "ms": ms,
+    "simple_ms": _ms(simple, *arrays),
+    "roofline_share": round(1e3 * flops / rate / ms, 3),
   }
 
 
@@ -137,7 +132,7 @@ def _texts(M: int, Q: int, S: int) -> tuple[fused_attention.Real, tuple]:
 def _pairs(own: np.ndarray, prefix: int) -> int:
   """Pairs of tokens of one row that see each other, itself included."""
   n = int(own.sum())
-  return n * (n + 1) // 2 + n * int(prefix)
+  return n * (n + 1) // 2 + n * prefix
 
 
 def of_decoding(
@@ -146,7 +141,7 @@ def of_decoding(
   """Of B rows of up to T tokens, one token more of each."""
   rng = np.random.default_rng(B)
   G, J, K = _M.kv_heads, _M.heads // _M.kv_heads, _M.head_size
-  C = pool.columns(target.here()) or 64
+  C = pool.columns(target.here())
   most = -(-T // C)
   blocks = B * most + 1
   one, two = jax.random.split(jax.random.key(B))
@@ -166,15 +161,16 @@ def of_decoding(
   q = (normal(B, G, J, K) * _SCALE).astype(jnp.bfloat16)
   args = q, state, tokens, *map(jnp.asarray, (table, first, stop))
   exact = _exactly(pool.own, *args)
-  seconds = _seconds(jax.jit(kernel), *args)
+  kernel, simple = jax.jit(kernel), jax.jit(pool.own)
+  ms = _ms(kernel, *args)
   each = K * tokens.kv.dtype.itemsize + (4 if stored == "int8" else 0)
   moved = 2.0 * G * each * int((stop - first).sum())
   return {
     "sizes": {"B": B, "T": T, "C": C},
-    "error": error(jax.jit(kernel)(*args), exact),
-    "ms": round(1e3 * seconds, 3),
-    "simple_ms": round(1e3 * _seconds(jax.jit(pool.own), *args), 3),
-    "roofline_share": round(moved / bandwidth / seconds, 3),
+    "error": error(kernel(*args), exact),
+    "ms": ms,
+    "simple_ms": _ms(simple, *args),
+    "roofline_share": round(1e3 * moved / bandwidth / ms, 3),
   }
 
 
@@ -186,22 +182,14 @@ def error(a: Any, b: Any) -> float:
 
 def _exactly(form: Form, *args: Any) -> Any:
   """On a CPU, which multiplies in float32 as it says."""
-  half = lambda x: jnp.issubdtype(x.dtype, jnp.bfloat16)
-  wide = lambda x: x.astype(jnp.float32) if half(x) else x
+  wide = lambda x: x.astype("float32") if x.dtype == jnp.bfloat16 else x
   args = jax.device_put(jax.tree.map(wide, args), jax.devices("cpu")[0])
   return jax.device_get(jax.jit(form)(*args))
 
 
-def _seconds(form: Form, *args: Any) -> float:
-  jax.block_until_ready(form(*args))
-  spent = []
-  for _ in range(5):
-    begin = time.perf_counter()
-    for _ in range(_CALLS - 1):
-      form(*args)
-    jax.block_until_ready(form(*args))
-    spent.append((time.perf_counter() - begin) / _CALLS)
-  return min(spent)
+def _ms(form: Form, *args: Any) -> float:
+  """Launched behind each other, so that launches cost nothing."""
+  return round(1e3 * ours.seconds(form, *args, calls=20), 3)
 
 
 if __name__ == "__main__":
