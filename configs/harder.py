@@ -4,8 +4,8 @@ r"""Puzzles harder than those of n512.py, to look at what was learned.
       --workdir=evals/harder
 
 evaluates the embedded policy; --config.policy.checkpoint=RUN evaluates what a
-run of n512.py has made of it. The same tasks with larger numbers and
-longer lists. No config trains on them.
+run of n512.py has made of it. The same tasks with more steps and longer lists.
+No config trains on them.
 """
 
 from brorl_jax.configs import n512

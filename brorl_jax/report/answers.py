@@ -15,9 +15,10 @@ import numpy as np
 from brorl_jax.report import cells, figures
 from brorl_jax.report.cells import Number, Table
 from brorl_jax.report.figures import Figure
+from brorl_jax.runs.metrics import RATE_EDGES
 
-_BINS = ("none", *(f"{low:02}" for low in range(0, 100, 10)), "all")
-_BIN_NAMES = ("0", *(f"<{low + 10}" for low in range(0, 100, 10)), "100")
+_BINS = ("none", *(f"below_{edge}" for edge in RATE_EDGES), "all")
+_BIN_NAMES = ("0", *(f"<{edge}" for edge in RATE_EDGES), "100")
 _RATE = "sampling/rate_share/"
 _OPEN = 12  # prompts that are shown without a click
 _LONGEST = 3000  # characters of a response
@@ -44,7 +45,7 @@ def rates(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
   Means over the first tenth of the steps and over the last; empty if the run
   did not record them.
   """
-  lines = [m for m in metrics if m.get(_RATE + "none") is not None]
+  lines = [m for m in metrics if m.get(_RATE + _BINS[1]) is not None]
   if not lines:
     return {}
   some = max(len(lines) // 10, 1)
@@ -118,7 +119,8 @@ def _lengths(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
         y = np.array(y, float)  # None: a gap
         axis.plot(x, y, ms=4, **figures.look(i, run))
     axis.set(title=title, xlabel=unit, ylabel=label)
-    axis.set_ylim(bottom=0.0)
+    top = 1.05 * axis.dataLim.y1  # a marker at the top has room
+    axis.set_ylim(0.0, top if top > 0.0 else 1.0)
   figures.legend(figure, axes)
   figures.save(figure, folder / "answers.png")
   caption = (
@@ -151,8 +153,9 @@ def _rates(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   figures.save(figure, folder / "rates.png")
   caption = (
     "Training prompts by the mean reward of their rollouts, over all that were "
-    "drawn in the first and in the last tenth of the steps. Prompts at 0 and "
-    "at 100 have no gradient; what a rollout can resolve is 1 / N."
+    "drawn in the first and in the last tenth of the steps. The bins are "
+    "narrow near 0 and 100, where prompts have no gradient; what a rollout can "
+    "resolve is 1 / N."
   )
   return Figure("rates.png", "Pass rates of the training prompts", caption)
 

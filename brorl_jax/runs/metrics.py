@@ -34,6 +34,8 @@ _SHOWN = {
   "rollout/tokens_per_s": "tokens/s",
   "eval/pass_at_1": "held-out pass@1",
 }
+# Percent: the upper ends of the bins of sampling/rate_share.
+RATE_EDGES = (1, 3, 10, 30, 50, 70, 90, 97, 99, 100)
 
 
 class Writer:
@@ -244,17 +246,16 @@ def of_groups(
 def rate_shares(rate: Float[np.ndarray, " P"]) -> dict[str, float]:
   """A histogram of the mean rewards of prompts: the share in each bin.
 
-  Bins of a tenth, of which the first lacks 0 and the last lacks 1, and those
-  two; sampling/rate_share/30 counts the prompts from .3 to below .4.
+  sampling/rate_share/below_30 counts the prompts from .1 to below .3. The bins
+  are narrow near 0 and 1, which have one each: what N = 512 resolves and 16
+  does not lies there.
   """
-  bins = np.clip(10 * rate + 1e-5, 0.0, 9.0).astype(int) * 10  # .7 as float32
-  bins = np.where(rate <= 0.0, -1, np.where(rate >= 1.0, 100, bins))
+  bins = np.digitize(100.0 * rate + 1e-4, RATE_EDGES[:-1])  # .7 as float32
+  bins = np.where(rate <= 0.0, -1, np.where(rate >= 1.0, -2, bins))
+  names = {f"below_{edge}": i for i, edge in enumerate(RATE_EDGES)}
   return {
     f"sampling/rate_share/{name}": float((bins == value).mean())
-    for name, value in {
-      **{"none": -1, "all": 100},
-      **{f"{low:02}": low for low in range(0, 100, 10)},
-    }.items()
+    for name, value in {"none": -1, **names, "all": -2}.items()
   }
 
 

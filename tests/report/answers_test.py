@@ -18,8 +18,8 @@ def line(**shares):
 
 
 def test_rates_are_means_of_the_first_and_the_last_tenth():
-  start, between = line(none=1.0), line(**{"50": 1.0})
-  lines = [start, line(**{"00": 1.0}), *[between] * 17, line(all=1.0)]
+  start, between = line(none=1.0), line(below_70=1.0)
+  lines = [start, line(below_1=1.0), *[between] * 17, line(all=1.0)]
   got = answers.rates(lines)
   assert got["start"] == [0.5, 0.5, *[0.0] * 10]
   assert got["end"] == [*[0.0] * 6, 0.5, *[0.0] * 4, 0.5]
@@ -51,7 +51,7 @@ def test_what_was_said_is_on_the_page(tmp_path):
   path = made.run(
     tmp_path / "a",
     lines=[
-      one | line(none=0.25, **{"40": 0.75}) for one in made.metric_lines(3)
+      one | line(none=0.25, below_50=0.75) for one in made.metric_lines(3)
     ],
   )
   file = path / "eval" / "records.jsonl"

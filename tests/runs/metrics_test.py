@@ -182,7 +182,7 @@ def test_numbers_of_a_step_by_hand():
       "sampling/degenerate_fraction": 0.5,
       "sampling/rollouts_per_prompt": 3.0,
       **dict.fromkeys(metrics.rate_shares(np.zeros(1)), 0.0),
-      "sampling/rate_share/60": 0.5,  # 2 of 3
+      "sampling/rate_share/below_70": 0.5,  # 2 of 3
       "sampling/rate_share/none": 0.5,
       "rollout/tokens_per_s": 18.0,
       "rollout/samples_per_s": 12.0,
@@ -199,14 +199,17 @@ def test_numbers_of_a_step_by_hand():
 
 
 def test_a_histogram_of_pass_rates_by_hand():
-  rates = np.array([0, 1, 1 / 512, 511 / 512, 0.1, 0.7, 0.3, 0.35], np.float32)
+  rates = [0, 1, 1 / 512, 511 / 512, 0.01, 0.1, 0.7, 0.97, 0.3, 0.35]
+  rates = np.array(rates, np.float32)
   got = {k: v for k, v in metrics.rate_shares(rates).items() if v}
   share = lambda name: f"sampling/rate_share/{name}"
   assert got == {
-    **dict.fromkeys(map(share, ("none", "all", "00", "90", "10", "70")), 1 / 8),
-    share("30"): 2 / 8,
+    **dict.fromkeys(map(share, ("none", "all")), 1 / 10),
+    **{share(f"below_{x}"): 1 / 10 for x in (1, 3, 30, 90, 99, 100)},
+    share("below_50"): 2 / 10,
   }
-  assert [*metrics.rate_shares(-rates)][:2] == [share("none"), share("all")]
+  below = [share(f"below_{edge}") for edge in metrics.RATE_EDGES]
+  assert [*metrics.rate_shares(rates)] == [share("none"), *below, share("all")]
 
 
 def test_pass_rate_is_of_all_that_was_drawn():

@@ -3,6 +3,10 @@
 Careful steps take at most about 120 tokens with the first and about 160 with
 the second, a token being a digit, a sign or a word. Every puzzle needs at
 least two steps.
+
+The harder side has more steps and larger results, but except in `products` no
+longer numbers in the question: the embedded policy drops digits of those. With
+them six of ten tasks were at 0 before and after a run, which shows nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ _SUMS = {"operators_weights": [0.5, 0.5, 0.0]}
 DIALS: Mapping[str, tuple[Settings, Settings]] = {
   "chain_sum": (
     {"min_terms": 3, "max_terms": 5, "min_digits": 1, "max_digits": 2},
-    {"min_terms": 4, "max_terms": 5, "min_digits": 3, "max_digits": 3},
+    {"min_terms": 5, "max_terms": 7, "min_digits": 1, "max_digits": 2},
   ),
   "products": (
     {"min_terms": 2, "max_terms": 2, "min_digits": 2, "max_digits": 2},
@@ -26,11 +30,11 @@ DIALS: Mapping[str, tuple[Settings, Settings]] = {
   ),
   "gcd": (
     {"min_value": 4, "max_value": 150},
-    {"min_value": 150, "max_value": 600},
+    {"min_value": 150, "max_value": 400},
   ),
   "lcm": (
     {"min_value": 2, "max_value": 30},
-    {"min_value": 30, "max_value": 90},
+    {"min_value": 30, "max_value": 60},
   ),
   "base_conversion": (
     {"min_base": 2, "max_base": 12, "min_value": 12, "max_value": 100},
@@ -38,23 +42,23 @@ DIALS: Mapping[str, tuple[Settings, Settings]] = {
   ),
   "simple_equations": (
     {"min_terms": 2, "max_terms": 3, "max_value": 15, **_SUMS},
-    {"min_terms": 2, "max_terms": 4, "min_value": 10, "max_value": 60, **_SUMS},
+    {"min_terms": 3, "max_terms": 4, "max_value": 30, **_SUMS},
   ),
   "letter_counting": (
     {"min_words": 2, "max_words": 6},
-    {"min_words": 8, "max_words": 11},
+    {"min_words": 7, "max_words": 9},
   ),
   "leg_counting": (
     {"min_animals": 2, "max_animals": 5, "max_instances": 6},
-    {"min_animals": 6, "max_animals": 8, "max_instances": 9},
+    {"min_animals": 6, "max_animals": 8, "max_instances": 6},
   ),
   "count_bits": (
     {"min_n": 8, "max_n": 511},
-    {"min_n": 512, "max_n": 2047},
+    {"min_n": 512, "max_n": 999},
   ),
   "prime_factorization": (
     {"min_value": 8, "max_value": 600},
-    {"min_value": 600, "max_value": 1500},
+    {"min_value": 601, "max_value": 999},
   ),
   "countdown": (
     {
@@ -66,10 +70,10 @@ DIALS: Mapping[str, tuple[Settings, Settings]] = {
     },
     {
       "min_numbers": 4,
-      "max_numbers": 5,
-      "max_value": 40,
-      "min_target": 50,
-      "max_target": 200,
+      "max_numbers": 4,
+      "max_value": 25,
+      "min_target": 20,
+      "max_target": 99,
     },
   ),
   "path_star": (
