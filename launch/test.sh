@@ -33,7 +33,8 @@ say "ruff format --check"
 say "ruff check"
 "$python" -m ruff check "${ours[@]}"
 say "pyright"
-"$python" -m pyright --pythonpath "$python"
+"$python" -m pyright --pythonpath "$python" &
+types=$! # one core; what is installed below needs the other
 # With byte code kept, or each worker and each command compiles all it imports.
 unset PYTHONDONTWRITEBYTECODE
 if [[ -n "$ahead" ]]; then
@@ -51,10 +52,12 @@ if [[ -n "$ahead" ]]; then
       nvidia-cublas-cu12 && touch "$BRORL_AOT/$jax"; } ||
       say "it could not be installed: its test is skipped"
   fi
+  wait "$types"
   say "pytest $ahead"
   "$python" -m pytest -rs --durations=1 -m "not slow" "$ahead"
   tier+=(--ignore "$ahead")
 fi
+wait "$types"
 say "pytest${*:+ $*}"
 # In the order of their names, in which the longest files are not the last.
 exec "$python" -m pytest -n 2 --dist loadfile --no-loadscope-reorder \

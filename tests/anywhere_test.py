@@ -130,6 +130,7 @@ def test_an_own_reward_trains_on_odd_columns(brorl, tmp_path):
   assert "my_reward.py" in line and "reward.verifier" in line
 
 
+@pytest.mark.slow
 def test_an_own_loss_and_an_own_config_train(brorl, tmp_path):
   pytest.importorskip("reasoning_gym")
   (tmp_path / "my_loss.py").write_text(example("my_loss.py"))

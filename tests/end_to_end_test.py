@@ -391,6 +391,7 @@ runpy.run_module("brorl_jax.main", run_name="__main__", alter_sys=True)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "spare, fails", [(0, False), tiers.at_night((-1, True))]
 )

@@ -301,7 +301,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(samples):
       assert value == pytest.approx(want, abs=1e-6)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_one_prompt_may_have_very_many_samples():
   """A table over the counts and k took n x n numbers, 27 GB here."""
   n = 100_000

@@ -64,8 +64,9 @@ def workdir(tmp_path):
 
 
 @pytest.mark.timeout(900)
-def test_kills_at_random_one_after_the_other(site, workdir):
-  assert trials.random_kills(site, workdir, KILLS, KILLS) is None
+@pytest.mark.parametrize("kills", [3, tiers.at_night(KILLS)])
+def test_kills_at_random_one_after_the_other(site, workdir, kills):
+  assert trials.random_kills(site, workdir, KILLS, kills) is None
 
 
 @pytest.mark.slow
@@ -74,7 +75,7 @@ def test_a_kill_at_random(site, workdir, seed):
   assert trials.random_kills(site, workdir, seed) is None
 
 
-@pytest.mark.parametrize("stage", tiers.some(stages.STAGES, 0, 2))
+@pytest.mark.parametrize("stage", tiers.some(stages.STAGES, 0, 1))
 def test_a_kill_at_a_stage(site, workdir, stage):
   assert trials.stage_kill(site, workdir, stage) is None
 
@@ -84,7 +85,7 @@ def test_sigterm_loses_no_step(site, workdir, moment):
   assert trials.term(site, workdir, moment) is None
 
 
-@pytest.mark.parametrize("name", tiers.some(trials.SINGLE, 0, 2))
+@pytest.mark.parametrize("name", tiers.some(trials.SINGLE, 0, 0))
 def test_a_fault(site, workdir, name):
   assert trials.SINGLE[name](site, workdir) is None
 
@@ -152,6 +153,7 @@ def test_other_arrays_are_seen(twin, workdir):
   assert runs.differences(workdir, twin) == ["checkpoint 12: its arrays"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_start_says_what_it_holds(site, workdir, tmp_path):
   """And a run that is broken says so: another config is refused."""

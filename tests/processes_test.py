@@ -10,6 +10,7 @@ import threading
 import jax
 import launchers
 import pytest
+import tiers
 
 from brorl_jax import processes
 from brorl_jax.errors import UserError
@@ -181,7 +182,9 @@ def test_the_other_process_ends_with_the_line_of_one_that_fails():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("what", ["dies0", "dies1", "stops1", "stops0"])
+@pytest.mark.parametrize(
+  "what", tiers.some(["dies0", "dies1", "stops1", "stops0"], 0, 2)
+)
 def test_a_process_that_is_lost_is_named(what):
   gone = int(what[-1])
   statuses, said = two(what)
@@ -197,7 +200,7 @@ def test_a_process_that_is_lost_is_named(what):
   )
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_an_abort_for_another_reason_stays_one():
   statuses, said = two("aborts1")
   assert statuses[1] == -signal.SIGABRT

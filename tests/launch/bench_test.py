@@ -100,6 +100,7 @@ def test_invented_lengths_are_those_that_a_policy_would_make(how, mean):
   assert not how or w.drawn(99, 1) != lengths[:99]
 
 
+@pytest.mark.slow
 def test_our_responses_have_the_lengths_of_a_file(tmp_path):
   (tmp_path / "lengths").write_text("1\n2\n2\n5\n")
   command = [sys.executable, "-m", "launch.bench.rollout", "--repeats=1"]

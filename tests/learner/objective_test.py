@@ -99,7 +99,7 @@ def correct(kind, low=0.3, high=0.6):
     {"correction": correct("sequence")},
     {"correction": correct("truncated"), "loss": losses.LOSSES["gspo"]},
     {"correction": correct("truncated"), "loss": losses.LOSSES["cispo"]},
-  ], 2, 5),
+  ], 2, 3),
   # Not by their values: a function's address differs in each worker.
   ids=["dual clip", "entropy", "gspo", "cispo", "reinforce", "truncated",
        "banded", "sequence", "truncated gspo", "truncated cispo"],

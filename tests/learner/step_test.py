@@ -162,7 +162,7 @@ def all_at_once(state, parts, mesh):
   return state, stats
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [tiers.at_night(1), 8])
 def test_batches_that_are_placed_in_turn_give_the_same_bits(
   devices, monkeypatch

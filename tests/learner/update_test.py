@@ -102,7 +102,7 @@ def plain_loss(at, out, advantage, reference=None):
   return total
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_lengths_do_not_change_the_gradient(request):
   some = functools.partial(packed, rows=1, roll=rollouts(kinds=12))
   want, stats = gradient(some())
@@ -150,7 +150,7 @@ def on_mesh(batches, mesh):
   "axes",
   [
     dict(fsdp=4, tensor=2),
-    dict(data=2, fsdp=2, expert=2),
+    pytest.param(dict(data=2, fsdp=2, expert=2), marks=pytest.mark.slow),
     pytest.param(dict(data=8), marks=pytest.mark.slow),
   ],
   ids=str,
@@ -267,7 +267,7 @@ def test_gradient_matches_finite_differences_in_float64():
     np.testing.assert_allclose(got, slope, rtol=0, atol=1e-5 * norm)
 
 
-@pytest.mark.perf
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "tied", [True, pytest.param(False, marks=pytest.mark.slow)]
 )
@@ -309,7 +309,7 @@ def test_memory_does_not_grow_with_the_vocabulary(tied):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("remat", ["products", "nothing"])
+@pytest.mark.parametrize("remat", [tiers.at_night("products"), "nothing"])
 def test_what_is_computed_twice_does_not_change_the_gradient(remat):
   policy = dataclasses.replace(POLICY, remat=remat)
   want, _ = gradient(packed())

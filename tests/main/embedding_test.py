@@ -6,6 +6,7 @@ import jax
 import ml_collections
 import numpy as np
 import pytest
+import tiers
 
 from brorl_jax.configs import warmup, warmup_steps
 from brorl_jax.errors import UserError
@@ -26,7 +27,7 @@ def small(of, **changed) -> ml_collections.ConfigDict:
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("of", [warmup, warmup_steps])
+@pytest.mark.parametrize("of", [tiers.at_night(warmup), warmup_steps])
 def test_the_same_config_makes_the_same_bytes(of, tmp_path):
   seeds = (0, 0, 1)
   for number, seed in enumerate(seeds):
@@ -40,7 +41,7 @@ def test_the_same_config_makes_the_same_bytes(of, tmp_path):
   assert {"config.json", "tokenizer.json"} < first.keys()
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_second_stage_changes_what_the_policy_prefers(tmp_path):
   """Steps after the first stage, none after a second of direct answers."""
   changed = dict(steps=60, mixed_steps=60, lr=1e-2, mixed_lr=1e-2)

@@ -69,7 +69,7 @@ def test_names_of_the_package_are_those_of_its_modules():
 # ---------------------------------------------------------------- in a notebook
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_questions_of_other_lengths_compile_nothing(policy):
   lengths = [
     len(policy.tokenizer.render(policy.posed(q))) for q in (SHORT, LONG)
@@ -339,6 +339,7 @@ def test_what_is_no_policy_is_refused_in_a_line(
   assert "\n" not in str(e.value)
 
 
+@pytest.mark.slow
 def test_a_run_is_no_model_directory(run):
   with pytest.raises(ValueError) as e:
     huggingface.load(run)

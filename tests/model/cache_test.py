@@ -61,7 +61,7 @@ def plain(q, shared, pages, column, limit, softcap):
   return out[:, :, -1]
 
 
-@pytest.mark.parametrize("softcap", tiers.some([0.0, 0.7], 1))
+@pytest.mark.parametrize("softcap", tiers.some([0.7, 0.0], 1, 1))
 @pytest.mark.parametrize("column, most", [(0, 1), (1, 4), (2, 6)])
 def test_equals_the_attention_of_training(column, most, softcap):
   rng = np.random.default_rng(most)

@@ -32,7 +32,7 @@ def shaken(policy):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", tiers.some(POLICIES, 1, 2))
+@pytest.mark.parametrize("name", tiers.some(POLICIES, 1, 1))
 @pytest.mark.parametrize("W", [1, 2])
 def test_rows_decode_at_their_own_pace_from_blocks_of_a_pool(name, W):
   """5 rows, of which some wait in a step; nothing else is in their blocks."""
@@ -92,6 +92,7 @@ def test_pages_on_a_cpu_and_a_pool_elsewhere():
     assert dataclasses.replace(TINY, target=target).pool_columns >= 64
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_pool_of_every_layer(int8):
   policy = changed(layers=3, dtype="bfloat16", int8_cache=int8)

@@ -98,7 +98,7 @@ def counted(real, q):
 
 
 @pytest.mark.parametrize("how", ["none", "left"])
-@pytest.mark.parametrize("own", ["all", "left", "right"])
+@pytest.mark.parametrize("own", tiers.some(["all", "left", "right"], 1, 1))
 def test_rows_as_sequences_are_the_softmax_over_both_kinds_of_keys(
   how, own, kernels
 ):
@@ -107,6 +107,7 @@ def test_rows_as_sequences_are_the_softmax_over_both_kinds_of_keys(
   compare(fused, plain, arrays, rows, 2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("softcap", [0.0, 1.5])
 @pytest.mark.parametrize(
   "Q, S", tiers.some([(10, 7), (130, 40), (600, 3)], 1, 1)
@@ -119,6 +120,7 @@ def test_a_tpu_kernel_of_odd_sizes(Q, S, softcap, kernels):
   compare(form, other, arrays, counted(arrays[2], arrays[0]), 1e-4)
 
 
+@pytest.mark.slow
 def test_texts_side_by_side_do_not_see_each_other_on_a_tpu(kernels):
   q, sides, real, (_, see) = draw(P=2, M=1, K=128, H=2, G=1, how="none")
   segment = jnp.asarray([[[1] * 4 + [2] * 6], [[3] * 2 + [5] * 5 + [0] * 3]])
@@ -129,7 +131,7 @@ def test_texts_side_by_side_do_not_see_each_other_on_a_tpu(kernels):
   compare(form, plain, (q, sides, real, (None, see)), counted(real, q), 1e-4)
 
 
-@pytest.mark.parametrize("P", [8, 3])
+@pytest.mark.parametrize("P", tiers.some([3, 8], 0, 1))
 def test_a_mesh_cuts_prompts_and_heads(P, kernels):
   mesh = meshes.make_mesh(tensor=2)
   arrays = draw(P=P, H=4)
@@ -194,6 +196,7 @@ def test_attention_asks_for_the_kernel(monkeypatch):
   assert len(asked) == 1
 
 
+@pytest.mark.slow
 def test_a_policy_says_which_of_its_tokens_are_real(kernels, monkeypatch):
   """Prefill, responses, padded rows; and no kernel where layers slide."""
   monkeypatch.setattr(fused_attention, "supports", lambda *_, **__: True)

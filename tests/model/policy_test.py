@@ -198,7 +198,7 @@ TURNS += [(n, way) for n in ("qwen2", "gemma2") for way in list(WAYS)[:-1]]
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name, way", tiers.some(TURNS, 5, 5))
+@pytest.mark.parametrize("name, way", tiers.some(TURNS, 0, 2))
 def test_decoding_in_a_circle_of_columns_gives_the_logits_of_the_whole_row(
   name, way
 ):
@@ -261,7 +261,7 @@ def test_decoding_in_a_circle_of_columns_gives_the_logits_of_the_whole_row(
     np.testing.assert_allclose(first[p], want, atol=3e-5)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "dtype, worst", tiers.some([("float32", 0.02), ("bfloat16", 0.05)], 1, 1)
 )
@@ -453,9 +453,9 @@ MESHES = [
 
 
 @pytest.mark.parametrize(
-  "P, R", tiers.some([(2, 16), (3, 5), (1, 1), (8, 2), (4, 3)], 1, 2)
+  "P, R", tiers.some([(2, 16), (3, 5), (1, 1), (8, 2), (4, 3)], 1, 1)
 )
-@pytest.mark.parametrize("axes", MESHES, ids=str)
+@pytest.mark.parametrize("axes", tiers.some(MESHES, 1, 2), ids=str)
 def test_a_mesh_changes_no_log_probability_however_few_prompts(P, R, axes):
   alone = changed(vocab=38)  # TINY's does not divide over 2 devices
   params = jax.tree.map(lambda x: x * 9.0, alone.init(jax.random.key(0)))
@@ -470,7 +470,7 @@ def test_a_mesh_changes_no_log_probability_however_few_prompts(P, R, axes):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("P", tiers.some([2, 8], 1, 1))
 def test_each_device_of_a_mesh_has_its_share_of_few_prompts(P):
   """Of work and of memory, also if the arrays come from the host."""

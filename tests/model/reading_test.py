@@ -5,6 +5,7 @@ import math
 import jax
 import numpy as np
 import pytest
+import tiers
 from compiled import equations
 from small_policies import (
   EXPERTS,
@@ -24,7 +25,7 @@ POLICIES = {
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", tiers.some(POLICIES, 0, 2))
 def test_a_prompt_read_in_chunks_is_the_prompt_read_at_once(name, monkeypatch):
   policy = POLICIES[name]
   params = shaken(policy)

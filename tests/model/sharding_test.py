@@ -288,7 +288,7 @@ def test_parameters_are_left_alone_where_no_device_lacks_them():
 @pytest.mark.parametrize(
   "name, dtype, tied",
   [
-    ("plain", "bfloat16", False),
+    tiers.at_night(("plain", "bfloat16", False)),
     tiers.at_night(("all", "float32", True)),
     ("experts", "float32", False),
   ],

@@ -272,7 +272,7 @@ def test_percentiles_by_hand():
   assert (float(low), float(high)) == pytest.approx((5.0, 195.0))
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_more_values_than_are_drawn_at_once(monkeypatch):
   values = jax.random.uniform(jax.random.key(0), (40,))
   groups = jnp.arange(40) % 3

@@ -338,7 +338,7 @@ def applying(policy, mesh, *, P, R, T, S):
   ),
 )
 @pytest.mark.parametrize(
-  "axes", [meshes.ONE, Axes(fsdp=8), Axes(fsdp=4, tensor=2)]
+  "axes", tiers.some([meshes.ONE, Axes(fsdp=8), Axes(fsdp=4, tensor=2)], 0, 1)
 )
 def test_an_update_that_measures_the_theorem_is_planned(policy, sizes, axes):
   devices = jax.devices()[: axes.devices]

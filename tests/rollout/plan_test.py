@@ -40,7 +40,9 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("offload", ["nothing", "reference", "moments"])
-@pytest.mark.parametrize("second_moment", tiers.some(["full", "factored"], 1))
+@pytest.mark.parametrize(
+  "second_moment", tiers.some(["full", "factored"], 1, 1)
+)
 @pytest.mark.parametrize("reference", [True, False])
 def test_training_state_is_what_training_makes(
   reference, second_moment, offload
@@ -379,7 +381,8 @@ def test_the_command_refuses_in_one_line():
 
 @pytest.mark.parametrize("of", tiers.some([n512, n16], 1, 1))
 @pytest.mark.parametrize(
-  "preset, fields, data", [("1p5b", QWEN, 8), ("8b", LLAMA, 2)]
+  "preset, fields, data",
+  [("1p5b", QWEN, 8), tiers.at_night(("8b", LLAMA, 2))],
 )
 def test_presets_fit_eight_devices_that_are_not_here(
   of, preset, fields, data, tmp_path, capsys, monkeypatch

@@ -200,7 +200,7 @@ def bytes_of(tree):
   return sum(x.nbytes for x in jax.tree.leaves(tree))
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_heads_and_vocabulary_stay_apart_on_a_mesh():
   mesh = devices(4, tensor=2)
   policy = dataclasses.replace(WIDE, kv_heads=4)

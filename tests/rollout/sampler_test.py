@@ -324,7 +324,7 @@ def test_shapes_of_the_program_flip_fewer_than_one_token_in_10000():
   assert total[0] < 1e-4 * total[1]
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_policy_that_knows_its_mesh_samples_what_it_samples_alone():
   mesh = devices(4, data=4, fsdp=1)
   policy = dataclasses.replace(POLICY, mesh=mesh)
@@ -359,7 +359,7 @@ def simple(name):
   "columns, lanes, slots",
   [pytest.param(24, 7, 24, marks=pytest.mark.slow), (8, 2, 10)],
 )
-@pytest.mark.parametrize("name", tiers.some(REFERENCE, 1, 2))
+@pytest.mark.parametrize("name", tiers.some(REFERENCE, 1, 1))
 def test_equals_the_sampler_without_caches(
   name, columns, lanes, slots, monkeypatch
 ):

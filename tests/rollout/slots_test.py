@@ -72,7 +72,7 @@ def test_lanes_go_on_in_the_middle_of_a_page(columns, monkeypatch):
   assert share >= written / (2 * 2 * 41) - 1e-6
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("slots", [64, pytest.param(9, marks=pytest.mark.slow)])
 def test_pages_and_slots_are_as_few_as_the_rollouts_need(slots, monkeypatch):
   for where in (sampler, program_spec):

@@ -124,7 +124,7 @@ def test_rollouts_are_those_of_all_prompts_together(count, places, changes):
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-  "axes", [dict(tensor=2), dict(data=2, expert=2)], ids=str
+  "axes", [tiers.at_night(dict(tensor=2)), dict(data=2, expert=2)], ids=str
 )
 def test_a_mesh_makes_the_same_rollouts(axes):
   prompts = numbered(7)

@@ -841,7 +841,7 @@ print("not reached")
 """
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_disk_that_hangs_ends_the_process(run):
   run.save(1)
   done = limited(run, HANGS)

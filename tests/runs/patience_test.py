@@ -52,6 +52,7 @@ def test_nothing_ends_without_a_limit(ended):
   assert ended == [] and threading.active_count() == before
 
 
+@pytest.mark.slow
 def test_the_time_for_which_the_process_was_stopped_does_not_count(
   ended, monkeypatch
 ):

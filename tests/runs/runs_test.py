@@ -764,8 +764,8 @@ def break_at(patch, place, number, step):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("number", tiers.some(FAULTS, 1, 2))
-@pytest.mark.parametrize("place", tiers.some(PLACES, 3, 7))
+@pytest.mark.parametrize("number", tiers.some(FAULTS, 1, 1))
+@pytest.mark.parametrize("place", tiers.some(PLACES, 3, 4))
 def test_a_fault_of_the_storage_is_one_line_and_the_run_goes_on_after_it(
   whole, tmp_path, place, number
 ):

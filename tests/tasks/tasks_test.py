@@ -73,7 +73,7 @@ def test_a_right_response_passes_and_a_wrong_one_fails(pool, domain):
   assert right.verdict.score == 1.0 and wrong.verdict.score == share < 1.0
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "endless", [20, pytest.param(512, marks=pytest.mark.slow)]
 )

@@ -137,7 +137,7 @@ def test_a_step_runs_what_is_listed(tmp_path, monkeypatch):
   assert called.keys() <= listed.keys()
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize("processes", [tiers.at_night(2), 8])
 def test_each_process_samples_its_share_without_the_others(processes, found):
   run, whole = made.run(processes=processes), found[1]

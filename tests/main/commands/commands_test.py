@@ -28,8 +28,9 @@ ROOT = pathlib.Path(__file__).parents[3]
 # Short forms: the same command, with these overrides.
 SHORT = {
   "train": [
-    "--config.sampling.samples=1024",
-    "--config.sampling.in_flight=1024",
+    "--config.sampling.n=32",
+    "--config.sampling.samples=64",
+    "--config.sampling.in_flight=64",
     "--config.run.steps=1",
     "--config.eval.prompts=2",
     "--config.eval.n=2",
@@ -83,8 +84,10 @@ def mode_of(command):
   return (re.findall(r"--mode=(\w+)", command) or ["train"])[0]
 
 
-# They train as n512.py does, with other numbers.
+# They do what another one does, with other numbers.
 ALIKE = (
+  "harder.py",
+  "warmup_steps.py",
   "domain.py:math",
   "prorl_v1",
   "n16.py",

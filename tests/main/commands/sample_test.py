@@ -326,7 +326,7 @@ def test_the_command_answers_until_it_is_interrupted(run):
   assert err == f"{run}, step 3\ninterrupted\n"
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_who_reads_may_have_enough():
   process = command("--mode=sample")
   process.stdin.write(f"{SHORT}\n")

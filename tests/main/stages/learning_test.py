@@ -75,7 +75,7 @@ def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
   assert numbers["policy/logp_gap_max"] > 1e-4
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_an_update_is_told_what_it_needs(wired, monkeypatch):
   """The policy's options, and whose log-probabilities are scored before it."""
   c, policy, _, _, stages, state, kept, mesh = wired
@@ -113,7 +113,7 @@ def test_an_update_is_told_what_it_needs(wired, monkeypatch):
     assert told == dataclasses.replace(policy, remat="products", mesh=mesh)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_the_theorem_is_measured_only_if_it_shall_be(wired, monkeypatch):
   c, policy, _, _, stages, state, kept, mesh = wired
   credit, seen = stages.advantages(kept, RunState()), []
@@ -152,7 +152,7 @@ def test_the_theorem_is_measured_only_if_it_shall_be(wired, monkeypatch):
   assert found.response.shape == (1, 3, 2)
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 @pytest.mark.parametrize(
   "offload", [pytest.param("reference", marks=pytest.mark.slow), "moments"]
 )
@@ -399,7 +399,7 @@ def test_the_mean_of_the_config_scales_every_batch(
   assert (seen[0] is None) == (changes == {})
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_a_loss_that_tells_no_clip_has_no_clip_fraction(wired, tmp_path):
   (tmp_path / "mine.py").write_text(MINE)
   _, policy, _, _, stages, state, kept, mesh = wired

@@ -384,7 +384,7 @@ def test_outputs_are_limited(jail):
   )
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_long_inputs_and_outputs(jail):
   numbers = list(range(200_000))
   text = "\n".join(map(str, numbers))
@@ -836,7 +836,7 @@ def test_programs_may_leave_as_in_an_interpreter(jail, leave):
   assert outcome(program, SQUARE, jail)[0] == "pass"
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_outputs_may_be_as_long_as_they_must(jail):
   text = "\n".join(map(str, range(300_000)))
   program = "print('\\n'.join(map(str, range(int(input())))))"

@@ -398,7 +398,7 @@ def test_after_some_hangs_in_a_row_no_more_are_waited_for(file):
   assert set(whys[8:]) == {"no answer 8 times in a row; not called again"}
 
 
-@pytest.mark.ci
+@pytest.mark.slow
 def test_hangs_now_and_then_do_not_end_a_run(file):
   file(
     "import time\n"
