@@ -4,7 +4,8 @@ r"""The paper's baseline, ProRL v2: N = 16 rollouts per prompt.
 
 32 kept prompts per step, and 512 with the other presets. `n512.py` has 8 times
 the samples per step, a quarter of the prompts, and with a language model 2.83
-times the learning rate. `n512_equal_samples.py` differs only in N.
+times the learning rate. `n512_equal_samples.py` differs only in N, and in the
+rate that is best for it.
 
 Cost: 60 steps, 41,000 rollouts, 8 minutes, 630 CPU-seconds (2 cores of an AMD
 EPYC, jax 0.10.2, 2026-11-26), 1.7 GB. Result of seeds 0 to 2: held-out pass@1

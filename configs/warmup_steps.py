@@ -4,6 +4,11 @@ r"""Makes the policy that answers in steps: 510k parameters, Qwen2 architecture.
       --workdir=steps
 
 Deterministic: the same seed gives the same files on the same kind of machine.
+
+Cost: 25 minutes, 2,570 CPU-seconds (2 cores of an AMD EPYC, jax 0.10.2,
+2026-11-26). Result: after the right demonstrations held-out pass@1 is .573,
+after those of mixed quality .236 (12 tasks, temperature .6). So a run of
+n512.py can learn again what the policy did before, and learn it from verdicts.
 """
 
 from typing import Any

@@ -8,6 +8,7 @@ reached and saved.
 """
 
 import ctypes
+import logging
 import os
 import pathlib
 import signal
@@ -157,11 +158,15 @@ def main(argv: list[str]) -> None:
   try:
     if len(argv) > 1:
       raise UserError(f"{argv[1]!r} is not a flag; see --help")
+    # jax tells of every kind of device that is not here.
+    logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     workdirs = [home(one) for one in folders()]
     keep_freed_memory()
     take_most_of_a_gpu()
     workdir = workdirs[0]
     if _MODE.value == "train":
+      # Here too, where nothing is loaded: a wrong value is told in .3 s.
+      settings.check_training(settings.typed(_CONFIG.value))
       signal.signal(signal.SIGTERM, terminate)
     connect()
     # Imported here: jax and transformers take seconds to load.

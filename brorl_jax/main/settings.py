@@ -152,7 +152,7 @@ def _no_field(name: str, fields: list[str]) -> str:
   if rest and new in fields:
     return f"--config.{name} is now --config.{new}"
   unknown = f"there is no --config.{name}"
-  if (meant := _ELSEWHERE.get(name)) in fields:
+  if (meant := _ELSEWHERE.get(name.rpartition(".")[2])) in fields:
     return f"{unknown}; it is --config.{meant} here"
   same = [f for f in fields if f.endswith(f".{name}")]
   if len(same) == 1:

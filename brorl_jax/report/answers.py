@@ -42,13 +42,13 @@ CSS = """
 def rates(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
   """Histograms of the training prompts' pass rates, at start and end.
 
-  Means over the first tenth of the steps and over the last; empty if the run
-  did not record them.
+  Means over the first fifth of the steps and over the last, which do not
+  overlap; empty if the run did not record them, or has a single step.
   """
   lines = [m for m in metrics if m.get(_RATE + _BINS[1]) is not None]
-  if not lines:
+  if len(lines) < 2:
     return {}
-  some = max(len(lines) // 10, 1)
+  some = max(len(lines) // 5, 1)
   of = lambda part: [
     float(np.mean([line.get(_RATE + name) or 0.0 for line in part]))
     for name in _BINS
@@ -153,7 +153,7 @@ def _rates(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   figures.save(figure, folder / "rates.png")
   caption = (
     "Training prompts by the mean reward of their rollouts, over all that were "
-    "drawn in the first and in the last tenth of the steps. The bins are "
+    "drawn in the first and in the last fifth of the steps. The bins are "
     "narrow near 0 and 100, where prompts have no gradient; what a rollout can "
     "resolve is 1 / N."
   )

@@ -72,6 +72,10 @@ def message(done: subprocess.CompletedProcess) -> str:
       "--config.families.gcd.weight is now --config.data.families.gcd.weight",
     ),
     (
+      (*RUN, "--config.optim.learning_rate=1"),
+      "--config.optim.learning_rate ... --config.optim.lr here",
+    ),
+    (
       (*RUN, "--config.learning_rate=1"),
       "--config.learning_rate ... --config.optim.lr",
     ),

@@ -394,3 +394,4 @@ def finish(workdir: pathlib.Path, *, title: str) -> None:
   report.learning_curve(figure, curve, steps, title=title)
   print(report.table(curve[0], curve[-1], steps))
   print(f"  {figure}")
+  print(f"  a page: brorl --mode=report --workdir={workdir}")

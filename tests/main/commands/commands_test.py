@@ -211,6 +211,24 @@ def test_help_is_fast_and_names_the_flags():
     assert not re.search(rf"\| +{library}$", result.stderr, re.MULTILINE)
 
 
+def test_a_wrong_value_is_told_before_anything_is_loaded(tmp_path):
+  """One of a field, and one that does not go with another."""
+  for flag in ("--config.sampling.n=3", "--config.optim.lr=-1"):
+    result = subprocess.run(
+      [
+        *(sys.executable, "-X", "importtime", "-m", "brorl_jax.main", flag),
+        *("--config=configs/n512.py", f"--workdir={tmp_path}/run"),
+      ],
+      cwd=ROOT,
+      capture_output=True,
+      text=True,
+      timeout=60,
+    )
+    assert result.returncode == 2 and "error: config." in result.stderr
+    for library in ("jax", "flax", "transformers", "reasoning_gym"):
+      assert not re.search(rf"\| +{library}$", result.stderr, re.MULTILINE)
+
+
 def section(path, heading):
   """A section of a document, up to the next heading of its level."""
   return path.read_text().split(f"\n## {heading}")[1].split("\n## ")[0]
