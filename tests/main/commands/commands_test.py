@@ -216,8 +216,8 @@ def test_a_wrong_value_is_told_before_anything_is_loaded(tmp_path):
   for flag in ("--config.sampling.n=3", "--config.optim.lr=-1"):
     result = subprocess.run(
       [
-        *(sys.executable, "-X", "importtime", "-m", "brorl_jax.main", flag),
-        *("--config=configs/n512.py", f"--workdir={tmp_path}/run"),
+        *(sys.executable, "-X", "importtime", "-m", "brorl_jax.main"),
+        *("--config=configs/n512.py", f"--workdir={tmp_path}/run", flag),
       ],
       cwd=ROOT,
       capture_output=True,

@@ -53,6 +53,7 @@ WRONG = [
   ("chain_sum", "57+8=64\n64-70=-7", 2),
   ("products", "7*6=41", 1),
   ("products", "9*6=54", 1),
+  ("products", "3600+4700=8300", 1),  # no digit is worth that
   ("gcd", "36*2=73\n84-73=11\n11*3=33", 1),
   ("gcd", "85-36=49", 1),
   ("gcd", "84/0=0\n84%0=84", 2),
@@ -89,6 +90,8 @@ WRONG = [
   ("path_star", "5 8", 1),
   ("path_star", "9 5\n5 6", 1),  # an edge off the way, and what follows
   ("path_star", "5 6", 1),
+  ("path_star", "9 5\n5 8", 2),  # no edge leads on like that
+  ("path_star", "9 4\n9 5", 1),  # off the way, from a node that is on it
   ("path_star", "8 7", 1),
   ("path_star", "9 4 8", 1),
 ]
@@ -135,6 +138,40 @@ def test_after_a_failed_attempt_all_numbers_are_in_hand_again():
   entry = {"metadata": metadata | {"source_dataset": "countdown"}}
   lines = "6/1=6\n6+1=7 no\n6+1=7\n7-1=6"
   assert look(lines, entry) == (4, 0, 1)
+
+
+def countdown(target, *numbers):
+  metadata = {"numbers": list(numbers), "target": target}
+  return {"metadata": metadata | {"source_dataset": "countdown"}}
+
+
+def test_of_two_hands_one_that_misses_the_target_is_given_up():
+  """After the third line the numbers may be 2, 3, 1, 1 or 2, 3.
+
+  2+3=5 misses 7 with the latter, so that 1, 1, 5 are in hand: 2 and 3 are not.
+  """
+  lines = "1*1=1\n1*2=2\n3-2=2 no\n2+3=5"
+  assert look(f"{lines}\n5+1=6", countdown(7, 2, 3, 1, 1)) == (5, 0, 1)
+  assert look(f"{lines}\n2*3=6", countdown(7, 2, 3, 1, 1)) == (5, 1, 1)
+
+
+def test_three_hands_are_kept():
+  """Lines taken back twice: after 5+1=6 the third hand is done, and 2 and 3 are
+  free again.
+  """
+  lines = "1*1=1\n2+3=6 no\n2+3=5\n5+1=7 no\n5+1=6\n2*3=6"
+  assert look(lines, countdown(6, 1, 1, 2, 3)) == (6, 0, 2)
+
+
+def test_a_number_alone_is_no_step_of_countdown():
+  assert look("7=7\n5*3=15", entry_of("countdown")) == (1, 0, 0)
+
+
+def test_digits_of_a_number_in_base_ten_are_known():
+  metadata = {"source_base": 10, "target_base": 16, "source_repr": "407"}
+  metadata |= {"decimal_value": 407, "source_dataset": "base_conversion"}
+  assert look("4*100+0*10+7=407", {"metadata": metadata}) == (1, 0, 0)
+  assert look("3*100+0*10+7=307", {"metadata": metadata}) == (1, 1, 0)
 
 
 GARBAGE = [

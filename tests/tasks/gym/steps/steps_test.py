@@ -1,10 +1,12 @@
 """What holds for the responses to many puzzles of every task."""
 
 import functools
+import hashlib
 import random
 import re
 
 import pytest
+from solved_by_hand import EXAMPLES, entry_of
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 
@@ -115,6 +117,18 @@ def test_same_seed_same_text_and_another_seed_another_slip(task, side):
       assert texts == again
       drawn = quality in ("detour", "sloppy")
       assert (len(set(texts)) > 2) == drawn, (quality, texts)
+
+
+def test_demonstrations_are_those_that_the_embedded_policy_has_seen():
+  """Whoever writes others makes another policy from configs/warmup_steps.py."""
+  text = "\n".join(
+    write(entry_of(task), quality, random.Random(seed))
+    for task in EXAMPLES
+    for quality in QUALITIES
+    for seed in range(60)
+  )
+  digest = hashlib.sha256(text.encode()).hexdigest()
+  assert digest[:16] == "f5dee60e5f468bf7"
 
 
 @pytest.mark.parametrize("task, side", CASES)
