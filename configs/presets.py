@@ -43,8 +43,8 @@ def _steps(c: Any) -> None:
   c.policy.checkpoint = "embedded:steps"
   families: Any = ml_collections.ConfigDict()
   # Of the puzzles that the warm-up saw, those that a short run can learn. Luck
-  # is reinforced too, and sums and equations suffer from it: with the two tasks
-  # pass@1 gained .094, without them .154 (MaxRL, seed 0, 20 steps).
+  # is reinforced too, and sums and equations seem to suffer from it: with the
+  # two tasks pass@1 gained .094, without them .154 (MaxRL, seed 0, 20 steps).
   for name, (settings, _) in DIALS.items():
     if name not in _BY_LUCK:
       families[name] = {"weight": 1.0, "settings": dict(settings)}

@@ -57,23 +57,28 @@ def rates(metrics: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
 
 
 def pairs(
-  before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
+  before: Sequence[Mapping[str, Any]],
+  after: Sequence[Mapping[str, Any]],
+  rates: tuple[Mapping[str, float], Mapping[str, float]],
 ) -> list[dict[str, Any]]:
   """The prompts of which both have a response, one of each task first.
 
   Args:
     before: Records with "response" of an evaluation.
     after: Those of a later one.
+    rates: Pass@1 of each prompt, by id, in both.
   """
   later = {record["id"]: record for record in after}
   seen: dict[str, int] = {}
   out = []
   for record in before:
-    if record["id"] in later:
+    if (name := record["id"]) in later:
       task = record["task"]
       seen[task] = seen.get(task, -1) + 1
-      both = {"before": record, "after": later[record["id"]]}
-      said = {name: _said(one) for name, one in both.items()}
+      said = {
+        "before": _said(record) | {"rate": rates[0][name]},
+        "after": _said(later[name]) | {"rate": rates[1][name]},
+      }
       asked = {"task": task, "prompt": record["prompt"]}
       out.append((seen[task], asked | said))
   return [one for _, one in sorted(out, key=lambda x: x[0])]
@@ -219,7 +224,8 @@ def section(data: Mapping[str, Any]) -> str:
   more = f"<details><summary>{len(rest)} more</summary>{of(rest)}</details>"
   caption = (
     f"{run['name']}: the first sample of the first held-out prompts of each "
-    "task, not chosen by what they say."
+    "task, not chosen by what they say; and the share of right ones among all "
+    "samples of the prompt."
   )
   return (
     '<section id="answers">\n<h2>The same prompts, before and after</h2>\n'
@@ -252,9 +258,11 @@ def _said_cell(data: Mapping[str, Any], place: tuple[str | int, ...]) -> str:
     for name, text in _COUNTS.items()
     if said.get(name)
   ]
+  rate = cells.as_html(Number((*place, "rate"), "percent1"), data)
   return (
     f'<td class="text said {verdict}">{html.escape(_cut(said["response"]))}'
-    f"<small><b>{verdict}</b>{''.join(counts)}</small></td>"
+    f"<small><b>{verdict}</b>{''.join(counts)}; {rate} % of all samples"
+    " right</small></td>"
   )
 
 

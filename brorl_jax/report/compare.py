@@ -101,7 +101,8 @@ def numbers(
 
 def _run(run: Run) -> dict[str, Any]:
   spent = cost.spent(run.metrics)
-  last = run.evaluations[-1].step
+  first, ending = run.evaluations[0], run.evaluations[-1]
+  last = ending.step
   config = _at(run.config, last)
   wanted = run.config.get("run.steps")
   done = run.metrics[-1]["step"] if run.metrics else 0
@@ -122,7 +123,7 @@ def _run(run: Run) -> dict[str, Any]:
     "throughput": cost.throughput(run.metrics),
     "rates": answers.rates(run.metrics),
     "answers": answers.pairs(
-      run.evaluations[0].shown, run.evaluations[-1].shown
+      first.shown, ending.shown, (first.rates, ending.rates)
     )
     if training
     else [],

@@ -250,7 +250,7 @@ def rate_shares(rate: Float[np.ndarray, " P"]) -> dict[str, float]:
   are narrow near 0 and 1, which have one each: what N = 512 resolves and 16
   does not lies there.
   """
-  bins = np.digitize(100.0 * rate + 1e-4, RATE_EDGES[:-1])  # .7 as float32
+  bins = np.digitize(100.0 * rate, RATE_EDGES[:-1])
   bins = np.where(rate <= 0.0, -1, np.where(rate >= 1.0, -2, bins))
   names = {f"below_{edge}": i for i, edge in enumerate(RATE_EDGES)}
   return {

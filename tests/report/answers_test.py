@@ -40,12 +40,19 @@ def record(name, task, response, **more):
 def test_pairs_are_of_the_same_prompt_and_each_task_comes_first():
   before = [record(f"{t}/{i}", t, f"old {t}{i}") for t in "ab" for i in (0, 1)]
   after = [record(f"{t}/{i}", t, f"new {t}{i}") for i in (1, 0) for t in "bca"]
-  got = answers.pairs(before, after)
+  rates = (
+    {one["id"]: i / 8 for i, one in enumerate(before)},
+    {one["id"]: 1 - i / 8 for i, one in enumerate(after)},
+  )
+  got = answers.pairs(before, after, rates)
+  assert [(x["before"]["rate"], x["after"]["rate"]) for x in got] == [
+    (0.0, 0.375), (0.25, 0.625), (0.125, 0.75), (0.375, 1.0)
+  ]  # fmt: skip
   said = [(one["before"]["response"], one["after"]["response"]) for one in got]
   assert said == [(f"old {x}", f"new {x}") for x in ("a0", "b0", "a1", "b1")]
   assert got[0]["prompt"] == "a/0?" and got[0]["task"] == "a"
   assert "reason" not in got[0]["before"]  # only what the page shows
-  assert answers.pairs(before[:1], []) == []
+  assert answers.pairs(before[:1], [], rates) == []
 
 
 def test_what_was_said_is_on_the_page(tmp_path):
@@ -72,6 +79,7 @@ def test_what_was_said_is_on_the_page(tmp_path):
   assert "6*7=&lt;i&gt;\n0" in page and "6*7=&lt;i&gt;\n3" in page
   assert "6*7=&lt;i&gt;\n1" not in page  # neither first nor last
   said = re.sub("<[^>]*>", "", page)
+  assert "3 wrong; 50.0 % of all samples right" in said
   assert "4 steps, 3 wrong" in said and "5 tokens, 4 steps" in said
   assert {"answers.png", "rates.png"} <= {f.name for f in out.iterdir()}
   table = cells.text(answers.table(data, 9), data)

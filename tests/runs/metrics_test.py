@@ -199,14 +199,14 @@ def test_numbers_of_a_step_by_hand():
 
 
 def test_a_histogram_of_pass_rates_by_hand():
-  rates = [0, 1, 1 / 512, 511 / 512, 0.01, 0.1, 0.7, 0.97, 0.3, 0.35]
+  rates = [0, 1, 1 / 512, 511 / 512, 0.01, 0.1, 0.7, 0.96, 0.3, 0.35, 0.98]
   rates = np.array(rates, np.float32)
   got = {k: v for k, v in metrics.rate_shares(rates).items() if v}
   share = lambda name: f"sampling/rate_share/{name}"
   assert got == {
-    **dict.fromkeys(map(share, ("none", "all")), 1 / 10),
-    **{share(f"below_{x}"): 1 / 10 for x in (1, 3, 30, 90, 99, 100)},
-    share("below_50"): 2 / 10,
+    **dict.fromkeys(map(share, ("none", "all")), 1 / 11),
+    **{share(f"below_{x}"): 1 / 11 for x in (1, 3, 30, 90, 97, 99, 100)},
+    share("below_50"): 2 / 11,
   }
   below = [share(f"below_{edge}") for edge in metrics.RATE_EDGES]
   assert [*metrics.rate_shares(rates)] == [share("none"), *below, share("all")]
