@@ -29,8 +29,8 @@ def get_config() -> ml_collections.ConfigDict:
   c.max_new_tokens = 176
   c.vocab = 512  # ids of the tokenizer
   c.tags = ("<answer>", "</answer>")  # one token each
-  # Of a first BPE, which finds the sentences that questions share; each of those
-  # becomes one of the 512 ids.
+  # Of a first BPE, which finds the sentences that questions share; each becomes
+  # one of the 512 ids.
   c.merges = 6000
   c.at_once = "Answer at once."  # prompts that are answered without steps
 
