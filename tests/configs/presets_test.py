@@ -244,3 +244,34 @@ def test_no_default_is_called_stated_that_is_not_compared_here():
   assert "reference.reset_every" in found <= named(MODEL)
   for of in (simulate, sweep, base):
     assert not stated(CONFIGS / f"{of.__name__.rpartition('.')[2]}.py")
+
+
+# What makes a puzzle harder, in the settings of the library: the harder side's
+# least is not below the run's most.
+HARDER = {
+  "chain_sum": "terms",
+  "products": "digits",
+  "gcd": "value",
+  "lcm": "value",
+  "simple_equations": "terms",
+  "letter_counting": "words",
+  "leg_counting": "animals",
+  "count_bits": "n",
+  "prime_factorization": "value",
+  "countdown": "numbers",
+}
+
+
+def test_the_run_has_ten_tasks_and_the_harder_side_the_same_with_more_steps():
+  run, side = (of.get_config().data.families for of in (n512, harder))
+  assert set(run) == set(side) == set(HARDER)
+  assert run.chain_sum.settings.max_terms == 4
+  assert run.countdown.settings.max_numbers == 3
+  for task, dial in HARDER.items():
+    most, least = run[task].settings[f"max_{dial}"], side[task].settings
+    assert least[f"min_{dial}"] >= most, task
+  strict = {"chain_sum", "products", "letter_counting", "leg_counting"}
+  for task in strict | {"count_bits", "prime_factorization", "countdown"}:
+    dial = HARDER[task]
+    most = run[task].settings[f"max_{dial}"]
+    assert side[task].settings[f"min_{dial}"] > most, task

@@ -10,6 +10,7 @@ import tiers
 
 from brorl_jax.configs import warmup, warmup_steps
 from brorl_jax.errors import UserError
+from brorl_jax.learner import warmup as warmups
 from brorl_jax.main import embedding, settings
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.tasks.gym import steps
@@ -39,6 +40,30 @@ def test_the_same_config_makes_the_same_bytes(of, tmp_path):
   assert first == again
   assert first["model.safetensors"] != other["model.safetensors"]
   assert {"config.json", "tokenizer.json"} < first.keys()
+
+
+@pytest.mark.ci
+def test_each_stage_has_its_own_demonstrations_and_seed(tmp_path, monkeypatch):
+  """None of a puzzle that is trained or tested on."""
+  seen, shares = [], []
+  demonstrations, solutions = warmups.demonstrations, warmups.solutions
+
+  def spy(puzzles, *args, **how):
+    seen.append(([x.id.split("/")[1] for x in puzzles], how["seed"]))
+    return demonstrations(puzzles, *args, **how)
+
+  def of(write, some, at_once):
+    shares.append(some)
+    return solutions(write, some, at_once)
+
+  monkeypatch.setattr(warmups, "demonstrations", spy)
+  monkeypatch.setattr(warmups, "solutions", of)
+  c = small(warmup_steps, seed=3, steps=1, mixed_steps=1)
+  embedding.run(c, tmp_path / "policy")
+  assert shares == [c.qualities.to_dict(), c.mixed_qualities.to_dict()]
+  assert shares[0] != shares[1]
+  assert [set(splits) for splits, _ in seen] == [{"warmup"}] * 2
+  assert [seed for _, seed in seen] == [13, 15]
 
 
 @pytest.mark.slow

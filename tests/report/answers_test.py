@@ -65,6 +65,7 @@ def test_what_was_said_is_on_the_page(tmp_path):
   file = path / "eval" / "records.jsonl"
   lines = [json.loads(one) for one in file.read_text().splitlines()]
   for one in lines:
+    one["tokens"] = 5 if one["pass"] else 8
     one |= {"steps": 4, "steps_wrong": one["step"], "steps_taken_back": 0}
     if one["sample"] == 0:
       one["prompt"] = f"<b>asked {one['id']}"
@@ -86,6 +87,8 @@ def test_what_was_said_is_on_the_page(tmp_path):
   # Step 0: nothing wrong stands; step 3: in all, 4 of 8 of them right.
   assert "0.0 → 100.0" in table and "0.0 → 62.5" in table
   assert "4.0 → 4.0" in table
+  assert "5.0 → 5.0" in table and "8.0 → 8.0" in table
+  assert table.index("5.0 → 5.0") < table.index("8.0 → 8.0")  # right, wrong
 
 
 def test_runs_without_responses_have_no_section(tmp_path):

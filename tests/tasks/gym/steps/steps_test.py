@@ -119,6 +119,16 @@ def test_same_seed_same_text_and_another_seed_another_slip(task, side):
       assert (len(set(texts)) > 2) == drawn, (quality, texts)
 
 
+def test_a_product_of_two_digits_is_taken_apart():
+  """lcm of 26 and 35: Euclid, then 26 / 1 and its parts times 35."""
+  metadata = {"source_dataset": "lcm", "numbers": [26, 35]}
+  *lines, last = write(
+    {"metadata": metadata}, "careful", random.Random(0)
+  ).split("\n")
+  assert last == "<answer>910</answer>"
+  assert lines[-4:] == ["26/1=26", "20*35=700", "6*35=210", "700+210=910"]
+
+
 def test_demonstrations_are_those_that_the_embedded_policy_has_seen():
   """Whoever writes others makes another policy from configs/warmup_steps.py."""
   text = "\n".join(
