@@ -80,7 +80,7 @@ def look(example, response):
   """Only the tasks f0 have steps: all tokens, of which some are wrong."""
   if example.task == "f1":
     return None
-  return Steps(len(response), len(response) // 2, len(response) // 4)
+  return Steps(len(response), len(response) // 2, len(response) // 3)
 
 
 def evaluated(table, examples, **kwargs):
@@ -138,10 +138,10 @@ def test_one_record_for_each_sample():
     "steps_wrong": 0,
     "steps_taken_back": 0,
   }
-  four = records[2]  # tokens 0, 0, 0: three steps, one of them wrong
+  four = records[2]  # tokens 0, 0, 0: three steps, one wrong, one taken back
   assert (four["steps"], four["steps_wrong"], four["steps_taken_back"]) == (
     *(3, 1),
-    0,
+    1,
   )
   assert records[3 * N]["tokens"] == 4 and records[3 * N]["truncated"] is True
   for i, right in enumerate(RIGHT):
