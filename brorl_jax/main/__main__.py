@@ -158,16 +158,9 @@ def main(argv: list[str]) -> None:
   try:
     if len(argv) > 1:
       raise UserError(f"{argv[1]!r} is not a flag; see --help")
-    # jax tells of every kind of device that is not here.
-    logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     workdirs = [home(one) for one in folders()]
-    keep_freed_memory()
-    take_most_of_a_gpu()
     workdir = workdirs[0]
-    if _MODE.value == "train":
-      # Here too, where nothing is loaded: a wrong value is told in .3 s.
-      settings.check_training(settings.typed(_CONFIG.value))
-      signal.signal(signal.SIGTERM, terminate)
+    prepare()
     connect()
     # Imported here: jax and transformers take seconds to load.
     from brorl_jax.main import programs
@@ -219,6 +212,17 @@ def main(argv: list[str]) -> None:
     refuse(f"{where}{e.strerror or e}", errors.status(e))
   except KeyboardInterrupt:  # raised, not sent
     interrupt(signal.SIGINT, None)
+
+
+def prepare() -> None:
+  """What comes before jax is loaded; raises UserError for a wrong value."""
+  # jax tells of every kind of device that is not here.
+  logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
+  keep_freed_memory()
+  take_most_of_a_gpu()
+  if _MODE.value == "train":
+    settings.check_training(settings.typed(_CONFIG.value))
+    signal.signal(signal.SIGTERM, terminate)
 
 
 def many() -> bool:
