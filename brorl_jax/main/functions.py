@@ -1,5 +1,6 @@
 """The functions that a config names: from the tables of rl/, or your own."""
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -41,7 +42,13 @@ def loss(c: Loss) -> policy_loss.Loss:
 
 def advantage(c: Advantage) -> advantages.Advantage:
   """From rewards to advantages; raises ValueError if there is none."""
-  return _of("advantage.kind", c.kind, advantages.own)
+  function = _of("advantage.kind", c.kind, advantages.own)
+  names = advantages.OPTIONS.get(c.kind)
+  if names is None:
+    return function
+  return functools.partial(
+    function, **{name: getattr(c, name) for name in names}
+  )
 
 
 def keep(c: Filter) -> filtering.Rule:

@@ -10,8 +10,24 @@ with mean and std over every rollout of the step that is trained on. The paper
 writes the mean over trajectories; the released implementations weight each
 trajectory by its number of tokens. Both are here, as two functions.
 
-`normalize_by_group` is GRPO's scale instead, `leave_one_out` and `maxrl` are
-baselines of their own. `ADVANTAGES` is the table of what a run may choose.
+The others need no batch: each is the centered reward times a weight that the
+counts of the group decide, K of N rollouts right. The weight is what a run
+maximizes, because the expected gradient of prompt p is a multiple of grad p:
+
+    A[p,n] = w(K, N) * A'[p,n]
+
+    function            w(K, N)                       expected gradient
+    center_by_group     1                             (N - 1) / N * grad p
+    leave_one_out       N / (N - 1)                   grad p
+    normalize_by_group  N / sqrt(K (N - K))           -> grad 2 asin(sqrt(p))
+    focal_by_group      (1 - K / N)^gamma of that     -> (1 - p)^gamma of that
+    maxrl               N / K                         -> grad log(p)
+    pass_at_k           k N / (N - k) *
+                        C(N-K-1, k-1) / C(N-1, k-1)   grad (1 - (1 - p)^k)
+
+with -> for N much larger than 1 / p and 1 / (1 - p), = otherwise.
+
+`ADVANTAGES` is the table of what a run may choose.
 
 Rollouts that do not count (`valid` is False) get exactly 0 everywhere, do not
 influence the others, and may hold anything.
@@ -148,6 +164,78 @@ def maxrl(
   return jnp.where(mean > 0.0, scaled, 0.0)
 
 
+def pass_at_k(
+  reward: Float[Array, "P N"],
+  valid: Bool[Array, "P N"] | None = None,
+  *,
+  k: int,
+) -> Float[Array, "P N"]:
+  """The gradient of pass@k: that one of k samples is right, instead of each.
+
+    A[p,n] = k N / (N - k) * C(N - K - 1, k - 1) / C(N - 1, k - 1)
+             * (r[p,n] - mean r[p,:])        with K = sum_n r[p,n] of N right
+
+  The binomials are the chance that the k - 1 rollouts drawn beside a wrong one
+  are wrong too. In expectation this is exactly grad (1 - (1 - p)^k), for any
+  N > k. k = 1 is `leave_one_out`. A prompt with at most k - 1 wrong rollouts
+  gets exactly 0: k samples solve it. The more k nears N, the more prompts do;
+  up to N / 4 it is a useful choice.
+
+  Args:
+    reward: 0 for wrong and 1 for right. Others count with what they add to the
+      sum, kept within [0, N].
+    valid: Rollouts that count; all if None. The others get 0, and so does a
+      group of which at most k count.
+    k: Samples of which one must be right, at least 1.
+
+  References:
+    Walder and Karkhanis 2025 (PKPO), arXiv:2505.15201, the gradient whose
+    baseline is the mean of the group.
+    Chen et al. 2025 (Pass@k training), arXiv:2508.10751, which divides
+    by the standard deviation.
+  """
+  centered = center_by_group(reward, valid)
+  n, right = _counts(reward, valid)
+  i = jnp.arange(1, k, dtype=jnp.float32)[None]  # [1, k-1], against [P, 1]
+  others = jnp.maximum(n - i, 1.0)
+  alone = jnp.prod(
+    jnp.maximum(n - right - i, 0.0) / others, axis=1, keepdims=True
+  )
+  weight = k * n / jnp.maximum(n - k, 1.0) * alone
+  return jnp.where(n > k, weight * centered, 0.0)
+
+
+def focal_by_group(
+  reward: Float[Array, "P N"],
+  valid: Bool[Array, "P N"] | None = None,
+  *,
+  gamma: float,
+) -> Float[Array, "P N"]:
+  """GRPO's advantage, less where the prompt is often solved.
+
+    A[p,n] = (1 - mean r[p,:])^gamma * (r[p,n] - mean r[p,:]) / std r[p,:]
+
+  Args:
+    reward: 0 for wrong and 1 for right. Of others the mean is kept within
+      [0, 1].
+    valid: Rollouts that count; all if None. The others get 0.
+    gamma: 0 is GRPO, .5 to 1 are the authors' choice.
+
+  References:
+    Plyusov et al. 2026 (F-GRPO), arXiv:2602.06717.
+  """
+  scaled = normalize_by_group(center_by_group(reward, valid), valid)
+  n, right = _counts(reward, valid)
+  return scaled * (1.0 - right / jnp.maximum(n, 1.0)) ** gamma
+
+
+def _counts(reward, valid):
+  """Rollouts that count and right ones among them, both [P, 1]."""
+  n = jnp.ones_like(reward).sum(axis=1, keepdims=True, where=valid)
+  right = jnp.sum(reward, axis=1, keepdims=True, where=valid)
+  return n, jnp.clip(right, 0.0, n)
+
+
 def _carries(reward, valid):
   """Rollouts that count, of informative groups: the others get exactly 0."""
   kept = informative(reward, valid)[:, None]
@@ -233,7 +321,8 @@ def _over_trajectories(reward, valid, length):
 
 # (reward [P,N], valid [P,N], length [P,N]) -> advantage [P,N], over all groups
 # that a step trains on; lengths in tokens, as float32. What does not count
-# (valid is False) may hold anything and gets 0.
+# (valid is False) may hold anything and gets 0. Numbers of a kind are keywords,
+# OPTIONS has their names.
 Advantage = Callable[[Array, Array, Array], Array]
 ADVANTAGES: dict[str, Advantage] = {
   "tokens": _over_tokens,
@@ -244,7 +333,14 @@ ADVANTAGES: dict[str, Advantage] = {
   "centered": lambda reward, valid, length: center_by_group(reward, valid),
   "leave_one_out": lambda reward, valid, length: leave_one_out(reward, valid),
   "maxrl": lambda reward, valid, length: maxrl(reward, valid),
+  "pass_at_k": lambda reward, valid, length, *, k: pass_at_k(
+    reward, valid, k=k
+  ),
+  "focal": lambda reward, valid, length, *, gamma: focal_by_group(
+    reward, valid, gamma=gamma
+  ),
 }
+OPTIONS = {"pass_at_k": ("k",), "focal": ("gamma",)}
 
 
 def own(function: Callable[..., Any]) -> Advantage:

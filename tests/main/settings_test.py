@@ -15,7 +15,7 @@ from messages import mentions
 
 from brorl_jax.configs import base, harder, n16, n512, presets, simulate, smoke
 from brorl_jax.errors import UserError
-from brorl_jax.main import settings
+from brorl_jax.main import rules, settings
 from brorl_jax.main.stages import examples
 from brorl_jax.runs import sections
 from brorl_jax.tasks import gym
@@ -85,6 +85,9 @@ GOOD = [
     "length_min": 0.0,
     "length_max": 1.0,
   },
+  {"advantage": "pass_at_k", "advantage.k": 128},
+  {"advantage.k": 129},  # not read
+  {"advantage": "focal", "advantage.gamma": 0.0},
   {"correction": "none"},
   {"correction": "banded", "correction_low": 1.0, "correction_high": 1.1},
   {"correction": "sequence", "pipeline": True},
@@ -223,6 +226,23 @@ BAD = [
     {"advantage": "maxrl", "length_weight": 0.1},
     "another kind ... length",
   ),
+  (
+    "advantage",
+    {"advantage": "pass_at_k", "overlong_weight": 0.1},
+    "another kind ... length",
+  ),
+  (
+    "advantage",
+    {"advantage": "focal", "length_weight": 0.1},
+    "another kind ... length",
+  ),
+  ("advantage.k", {"advantage.k": 0}, "at least 1"),
+  (
+    "advantage.k",
+    {"advantage": "pass_at_k", "advantage.k": 129},
+    "at most n / 4 = 128",
+  ),
+  ("advantage.gamma", {"advantage.gamma": -0.5}, "0 or positive"),
   ("credit", {"credit": "unequal"}, "one of equal, distinct"),
   # The loss.
   ("mean", {"mean": "tokens"}, "one of token, sequence, prompt, constant"),
@@ -344,11 +364,11 @@ def broken_by_bad() -> set[str]:
 
 def test_every_rule_has_a_value_that_breaks_it():
   c = config()
-  rules = {field for field, _, _ in settings._training_rules(c)}
+  fields = {field for field, _, _ in rules.training(c)}
   for section in dataclasses.fields(c):
     name, values = section.name, getattr(c, section.name)
-    rules |= {f"{name}.{field}" for field, _, _ in values.rules()}
-    rules |= {
+    fields |= {f"{name}.{field}" for field, _, _ in values.rules()}
+    fields |= {
       f"{name}.{field.name}"
       for field in dataclasses.fields(values)
       if typing.get_origin(field.type) is typing.Literal
@@ -358,7 +378,7 @@ def test_every_rule_has_a_value_that_breaks_it():
     for name in c.data.domains
     for field in ("weight", "reward")
   }
-  assert rules | domains == broken_by_bad()
+  assert fields | domains == broken_by_bad()
 
 
 def test_every_number_must_be_finite():

@@ -1,5 +1,7 @@
 """Tests of brorl_jax/rl/advantages.py."""
 
+import functools
+import itertools
 import math
 
 import jax
@@ -332,21 +334,125 @@ def test_maxrl_by_hand():
   np.testing.assert_allclose(got, [1.0, -1.0, 0.0, 0.0])
 
 
-def test_maxrl_is_the_gradient_of_the_log_of_the_pass_rate():
-  """In expectation over all draws of N, the first N - 1 terms of its series.
+def expected_weight(function, n, p):
+  """d/dp of what is maximized, summed over all outcomes of N draws.
+
+  E[mean_n A[n] * d log pi(n) / dp], right with chance p.
+  """
+  right = jnp.arange(n + 1)[:, None] > jnp.arange(n)[None]
+  adv = np.asarray(function(right.astype(jnp.float32)), np.float64)
+  c = np.arange(n + 1)
+  chance = [math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in c]
+  score = np.where(right, 1 / p, -1 / (1 - p))
+  return chance @ (adv * score).mean(axis=1)
+
+
+@pytest.mark.parametrize("p", [0.02, 0.3, 0.9])
+@pytest.mark.parametrize("n", [6, 16])
+def test_what_each_weight_maximizes_in_expectation(n, p):
+  """Enumerated. MaxRL: the first N - 1 terms of the series of log p.
 
   grad log p = sum_{k=1..} (1 - p)^(k-1) grad p, p of the right answers.
   """
-  n, p = 5, 0.3
-  expected = 0.0  # of sum_n A[n] * d log pi(n) / dp / N
-  for c in range(n + 1):
-    chance = math.comb(n, c) * p**c * (1 - p) ** (n - c)
-    reward = jnp.arange(n)[None] < c
-    adv = np.asarray(advantages.maxrl(jnp.float32(reward)))[0]
-    score = np.where(reward[0], 1 / p, -1 / (1 - p))
-    expected += chance * (adv * score).mean()
-  want = sum((1 - p) ** (k - 1) for k in range(1, n))
-  assert expected == pytest.approx(want, rel=1e-5)
+  assert expected_weight(advantages.leave_one_out, n, p) == pytest.approx(
+    1.0, rel=1e-5
+  )
+  assert expected_weight(advantages.center_by_group, n, p) == pytest.approx(
+    (n - 1) / n, rel=1e-5
+  )
+  assert expected_weight(advantages.maxrl, n, p) == pytest.approx(
+    sum((1 - p) ** (k - 1) for k in range(1, n)), rel=1e-5
+  )
+  for k in (1, 2, 4, 5, n - 1):
+    of_k = functools.partial(advantages.pass_at_k, k=k)
+    assert expected_weight(of_k, n, p) == pytest.approx(
+      k * (1 - p) ** (k - 1), rel=1e-4
+    )
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
+def test_grpo_and_focal_in_expectation_at_large_n(p):
+  """1 / sqrt(p (1 - p)), the derivative of 2 asin(sqrt(p)), and (1 - p)^g."""
+  whole = (p * (1 - p)) ** -0.5
+
+  def grpo(reward):
+    return advantages.normalize_by_group(advantages.center_by_group(reward))
+
+  assert expected_weight(grpo, 400, p) == pytest.approx(whole, rel=0.01)
+  for gamma in (0.5, 1.0):
+    focal = functools.partial(advantages.focal_by_group, gamma=gamma)
+    want = whole * (1 - p) ** gamma
+    assert expected_weight(focal, 400, p) == pytest.approx(want, rel=0.01)
+
+
+def test_pass_at_k_by_hand():
+  """One right in four, k = 2: 2 * 4 / 2 * C(2, 1) / C(3, 1) = 8/3.
+
+  Two right: 4 * C(1, 1) / C(3, 1) = 4/3. Three right: 2 of them always have a
+  right one.
+  """
+  reward = jnp.array([[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 0, 1]], jnp.float32)
+  got = advantages.pass_at_k(reward, k=2)
+  want = [[2, -2 / 3, -2 / 3, -2 / 3], [2 / 3, 2 / 3, -2 / 3, -2 / 3], [0] * 4]
+  np.testing.assert_allclose(got, want, rtol=1e-6)
+  one = advantages.leave_one_out(reward)
+  np.testing.assert_allclose(advantages.pass_at_k(reward, k=1), one, rtol=1e-6)
+
+
+def test_pass_at_k_is_the_mean_over_all_sets_of_k():
+  """Of the surrogate: each set of k pays 1 to its members if one is right.
+
+  What a rollout gets is less by the mean of its group, and longer by
+  N / (N - k), which makes up for its own part of that mean.
+  """
+  n, k = 7, 3
+  reward = np.array([0, 1, 0, 0, 1, 0, 0])
+  paid = np.zeros(n)
+  sets = list(itertools.combinations(range(n), k))
+  for chosen in sets:
+    paid[list(chosen)] += reward[list(chosen)].max()
+  paid *= n / len(sets)  # a mean over rollouts follows
+  want = n / (n - k) * (paid - paid.mean())
+  got = advantages.pass_at_k(jnp.float32(reward)[None], k=k)[0]
+  np.testing.assert_allclose(got, want, rtol=1e-5)
+
+
+def test_pass_at_k_of_512_is_finite_and_right_where_binomials_are_not():
+  n, k, right = 512, 128, 3
+  reward = (jnp.arange(n) < right)[None].astype(jnp.float32)
+  weight = k * n / (n - k)
+  weight *= math.comb(n - right - 1, k - 1) / math.comb(n - 1, k - 1)
+  got = advantages.pass_at_k(reward, k=k)
+  want = np.where(reward > 0, 1 - right / n, -right / n) * weight
+  np.testing.assert_allclose(got, want, rtol=1e-4)
+
+
+def test_pass_at_k_of_groups_in_which_few_count():
+  """Of three that count 2 may be drawn, of two 2 is all: nothing to compare."""
+  reward = jnp.array([[1.0, 0.0, 0.0, jnp.nan], [1.0, 0.0, jnp.nan, jnp.nan]])
+  got = advantages.pass_at_k(reward, ~jnp.isnan(reward), k=2)
+  want = advantages.pass_at_k(reward[:1, :3], k=2)
+  np.testing.assert_allclose(got[:1, :3], want, rtol=1e-6)
+  np.testing.assert_array_equal(got[0, 3], 0.0)
+  np.testing.assert_array_equal(got[1], 0.0)
+  assert float(want[0, 0]) == pytest.approx(2.0)  # 6 * 1/2 * 2/3
+
+
+def test_focal_by_hand():
+  """One right in four: GRPO's sqrt(3) and -1 / sqrt(3), times (3/4)^2."""
+  reward = jnp.array(
+    [[1.0, 0, 0, 0], [1, 1, 1, 1], [3, 3, 3, 0], [-1, -1, 0, 0]]
+  )
+  got = advantages.focal_by_group(reward, gamma=2.0)
+  root = 3.0**0.5
+  left = [9 / 16 * root] + [-9 / 16 / root] * 3
+  want = [left, [0] * 4, [0] * 4, [-1, -1, 1, 1]]  # means 1, 9/4, -1/2
+  np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(
+    advantages.focal_by_group(reward, gamma=0.0),
+    advantages.normalize_by_group(advantages.center_by_group(reward)),
+    rtol=1e-6,
+  )
 
 
 @pytest.mark.parametrize("kind", advantages.ADVANTAGES)
@@ -366,8 +472,12 @@ def test_every_kind_is_its_function(kind):
     "centered": lambda: centered,
     "leave_one_out": lambda: advantages.leave_one_out(reward, valid),
     "maxrl": lambda: advantages.maxrl(reward, valid),
+    "pass_at_k": lambda: advantages.pass_at_k(reward, valid, k=2),
+    "focal": lambda: advantages.focal_by_group(reward, valid, gamma=0.5),
   }[kind]()
-  function = advantages.ADVANTAGES[kind]
+  values = {"k": 2, "gamma": 0.5}
+  chosen = {name: values[name] for name in advantages.OPTIONS.get(kind, ())}
+  function = functools.partial(advantages.ADVANTAGES[kind], **chosen)
   spoilt = jnp.where(valid, reward, jnp.nan)
   np.testing.assert_array_equal(function(spoilt, valid, length), want)
   assert float(jnp.abs(want).max()) > 0.1

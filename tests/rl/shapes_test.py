@@ -99,6 +99,8 @@ DOORS = {
   advantages.center_by_group: REWARD,
   advantages.leave_one_out: REWARD,
   advantages.maxrl: REWARD,
+  advantages.pass_at_k: REWARD | {"k": 2},
+  advantages.focal_by_group: REWARD | {"gamma": 1.0},
   advantages.normalize_by_group: {
     "centered": normal(P, N),
     "valid": mask(P, N),

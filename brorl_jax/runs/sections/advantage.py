@@ -1,9 +1,10 @@
 """From rewards to advantages; read by main/stages/advantages.py."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Literal
 
-from brorl_jax.runs.sections.section import Section, setting
+from brorl_jax.runs.sections.section import Rule, Section, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,11 +16,26 @@ class Advantage(Section):
     "REINFORCE++-baseline, whitened over 'tokens' (as in the released code) or "
     "'trajectories' (as in the paper's formula); 'grpo'; 'centered': the "
     "reward minus the mean of its group; 'leave_one_out': minus the mean of "
-    "the other rollouts (RLOO); 'maxrl': minus the mean, divided by the mean. "
+    "the other rollouts (RLOO); 'maxrl': minus the mean, divided by the mean; "
+    "'pass_at_k': the gradient of pass@k, see k; 'focal': 'grpo' with less of "
+    "the prompts that are often solved, see gamma. "
     "Your own function is 'file.py:function' or 'package.module:function', "
     "from (reward [P,N], valid [P,N], length [P,N]) to advantages [P,N] in "
     "jax.numpy. Dr. GRPO is 'centered' with loss.mean = 'constant'.",
     source="stated",
+    phased=True,
+  )
+  k: int = setting(
+    4,
+    "Of 'pass_at_k': samples of which one must be right. The largest useful "
+    "value is n / 4: more prompts than that are solved by k samples, and carry "
+    "no gradient.",
+    phased=True,
+  )
+  gamma: float = setting(
+    1.0,
+    "Of 'focal': advantages are multiplied by (1 - share of right ones)^gamma. "
+    "0.5 to 1 in F-GRPO.",
     phased=True,
   )
   credit: Literal["equal", "distinct"] = setting(
@@ -29,3 +45,7 @@ class Advantage(Section):
     "BroRL.",
     phased=True,
   )
+
+  def rules(self) -> Iterator[Rule]:
+    yield from self.at_least(1, "k")
+    yield from self.at_least(0.0, "gamma")

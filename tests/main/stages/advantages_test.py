@@ -255,7 +255,16 @@ def some_groups():
 @pytest.mark.parametrize("credit", ["equal", "distinct"])
 @pytest.mark.parametrize(
   "advantage",
-  ["tokens", "trajectories", "grpo", "centered", "leave_one_out", "maxrl"],
+  [
+    "tokens",
+    "trajectories",
+    "grpo",
+    "centered",
+    "leave_one_out",
+    "maxrl",
+    "pass_at_k",
+    "focal",
+  ],
 )
 def test_each_advantage_and_credit_is_its_function(advantage, credit):
   some = some_groups()
@@ -276,8 +285,16 @@ def test_each_advantage_and_credit_is_its_function(advantage, credit):
     "centered": lambda: centered,
     "leave_one_out": lambda: centered * 4 / 3,
     "maxrl": lambda: centered / reward.mean(axis=1, keepdims=True),
+    # k = 2 of 4: 4 * (wrong - 1) / 3.
+    "pass_at_k": lambda: (
+      centered * jnp.maximum(4 / 3 * (3 - reward.sum(axis=1, keepdims=True)), 0)
+    ),
+    "focal": lambda: (
+      advantages.normalize_by_group(centered)
+      * (1 - reward.mean(axis=1, keepdims=True))
+    ),
   }[advantage]()
-  got = stage(some, advantage=advantage, credit=credit)
+  got = stage(some, advantage=advantage, credit=credit, **{"advantage.k": 2})
   np.testing.assert_allclose(got.advantage, want, atol=1e-6)
   assert np.abs(want).max() > 0.1 and (got.advantage[0] == 0.0).all()
 

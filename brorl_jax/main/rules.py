@@ -1,0 +1,113 @@
+"""Conditions that a config must meet as a whole, each with its remedy.
+
+What a single field of a training config allows is in runs/sections/.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from brorl_jax.runs import sections
+from brorl_jax.runs.sections.section import Rule
+from brorl_jax.tasks.domains import DRAW
+
+
+def simulation(c: Any, surrogates: tuple[str, ...]) -> Iterator[Rule]:
+  """Of the token simulator."""
+  for field in ("seeds", "steps", "vocab"):
+    yield field, c[field] >= 1, "at least 1"
+  for field in ("n", "dense_n"):
+    good = all(isinstance(n, int) and n >= 1 for n in c[field])
+    yield field, good, "integers of at least 1"
+  yield "n", len(c.n) >= 1, "at least one number"
+  yield "seed", 0 <= c.seed < 2**31, "0 to 2**31 - 1"
+  good = 1 <= c.correct < c.vocab
+  yield "correct", good, f"1 to vocab - 1 = {c.vocab - 1}"
+  good = c.surrogate in surrogates
+  yield "surrogate", good, f"one of {', '.join(surrogates)}"
+  for field in ("lr", "eps", "sgd_lr"):
+    yield field, 0.0 < c[field] < math.inf, "positive"
+  for field in ("b1", "b2"):
+    yield field, 0.0 <= c[field] < 1.0, "at least 0 and below 1"
+  yield "weight_decay", 0.0 <= c.weight_decay < math.inf, "0 or positive"
+  yield "seeding", math.isfinite(c.seeding), "finite"
+  good = c.anchor is None or math.isfinite(c.anchor)
+  yield "anchor", good, "finite, or None"
+
+
+def warmup(c: Any) -> Iterator[Rule]:
+  """Of supervised training."""
+  counts = (
+    "puzzles prompt_tokens max_new_tokens vocab width layers heads kv_heads "
+    "mlp row_tokens rows microbatches steps mixed_steps"
+  )
+  for field in counts.split():
+    yield field, c[field] >= 1, "at least 1"
+  yield "seed", 0 <= c.seed < 2**29, "0 to 2**29 - 1"
+  good = c.width % (2 * c.heads) == 0
+  yield "width", good, f"an even multiple of heads = {c.heads}"
+  good = c.heads % c.kv_heads == 0
+  yield "kv_heads", good, f"a divisor of heads = {c.heads}"
+  good = c.rows % c.microbatches == 0
+  yield "microbatches", good, f"a divisor of rows = {c.rows}"
+  for field in ("lr", "mixed_lr", "max_grad_norm", "rope_theta"):
+    yield field, 0.0 < c[field] < math.inf, "positive"
+  yield "b2", 0.0 <= c.b2 < 1.0, "at least 0 and below 1"
+  if "right" in c:  # answers alone
+    good = all(0.0 <= share <= 1.0 for share in c.right.values())
+    yield "right", good, "shares between 0 and 1"
+    return
+  known = ", ".join(DRAW.qualities)
+  for field in ("qualities", "mixed_qualities"):
+    good = set(c[field]) <= set(DRAW.qualities)
+    yield field, good, f"shares of {known}"
+    good = min(c[field].values()) >= 0.0 and any(c[field].values())
+    yield field, good, "relative shares, of which one is positive"
+  yield "merges", c.merges >= 1, "at least 1"
+
+
+def training(c: sections.Config) -> Iterator[Rule]:
+  """Conditions between fields of different sections."""
+  n, samples = c.sampling.n, c.sampling.samples
+  for field in ("heldout_files", "fields", "domain"):
+    good = not getattr(c.data, field) or bool(c.data.files)
+    yield f"data.{field}", good, "empty without data.files"
+  yield (
+    "sampling.n",
+    n >= 2,
+    "at least 2: a rollout is compared with the mean of its group",
+  )
+  for field in ("samples", "in_flight"):
+    good = getattr(c.sampling, field) % n == 0
+    yield f"sampling.{field}", good, f"a multiple of n = {n}"
+  prompts, pool = samples // n, c.data.distinct_prompts
+  good = prompts % c.optim.minibatches == 0
+  must = f"a divisor of samples / n = {prompts} prompts"
+  yield "optim.minibatches", good, must
+  good = pool == 0 or pool > prompts
+  good = good or (pool == prompts and c.filter.keep == "all")
+  must = f"0, or more than the {prompts} prompts of a step: some are rejected"
+  yield "data.distinct_prompts", good, must
+  good = c.filter.rest_after == 0 or pool > 0
+  must = "0 unless data.distinct_prompts is set: no prompt comes twice"
+  yield "filter.rest_after", good, must
+  most, buffer = c.sampling.max_new_tokens, c.reward.overlong_buffer
+  good = 1 <= buffer <= most or not c.reward.overlong_weight
+  yield "reward.overlong_buffer", good, f"1 to max_new_tokens = {most}"
+  shaped = c.reward.length_weight and c.reward.length_min < 0.0
+  counts = c.advantage.kind in ("maxrl", "pass_at_k", "focal")
+  good = not counts or not (shaped or c.reward.overlong_weight)
+  must = (
+    "another kind if the reward depends on the length: it takes the mean "
+    "reward for the share of right rollouts"
+  )
+  yield "advantage.kind", good, must
+  good = c.advantage.kind != "pass_at_k" or c.advantage.k <= n // 4
+  must = f"at most n / 4 = {n // 4}: the other groups have too few wrong ones"
+  yield "advantage.k", good, must
+  good = not c.run.pipeline or c.loss.correction != "none"
+  must = (
+    "other than 'none' with run.pipeline: rollouts then come from the policy "
+    "before the last update"
+  )
+  yield "loss.correction", good, must
