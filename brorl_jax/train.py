@@ -19,6 +19,7 @@ from brorl_jax.rollout.dynamic_sampling import (
   collect,
   expected_pass_rates,
 )
+from brorl_jax.rollout.rounds import Plan
 from brorl_jax.runs import clock, metrics, run_state
 from brorl_jax.runs.run_state import RunState
 from brorl_jax.types import Groups, Prompts, Rollouts, Scores
@@ -70,6 +71,8 @@ class Stages(NamedTuple):
   """The stages of a step as functions; main/commands/train.py makes them."""
 
   target: int  # number of groups to train on
+  # How many rollouts each candidate gets, see rollout/rounds.py.
+  plan: Callable[[RunState], Plan]
   # If there are fewer, the step trains on a multiple of this many.
   least: int
   # step -> indices of the prompts to draw from, in that order
@@ -249,7 +252,7 @@ def train(
     credit = stages.advantages(kept, progress)
 
     # Stage 5: the update; with `pipeline`, while the next step is sampled.
-    update, ahead = _Once(lambda: stages.update(state, kept, credit)), None
+    update, ahead = clock.Once(lambda: stages.update(state, kept, credit)), None
     if pipeline and not save:
       old = jax.tree.map(jax.numpy.copy, state.params)  # the update donates
       ahead = _sample(
@@ -300,6 +303,7 @@ def _sample(
     lambda candidates: stages.prompts(step, candidates),
     stages.candidates(step, progress),
     target=stages.target,
+    plan=stages.plan(progress),
     meanwhile=meanwhile,
   )
 
@@ -350,26 +354,12 @@ def _checked(store: Store) -> float:
   return time.perf_counter() - start
 
 
-class _Once:
-  """A function without arguments that runs at most once."""
-
-  def __init__(self, function: Callable[[], Any]):
-    self._function, self._result, self.seconds = function, None, 0.0
-
-  def __call__(self) -> Any:
-    if self._result is None:
-      start = time.perf_counter()
-      self._result = self._function()
-      self.seconds = time.perf_counter() - start
-    return self._result
-
-
 def _generated(progress: RunState, sampled: SampledGroups) -> RunState:
   mask = sampled.groups.rollouts.mask
   return run_state.generated(
     progress,
     tokens=int(mask.sum()),
-    samples=mask[..., 0].size,
+    samples=int(mask[..., 0].sum()),
     prompts=len(mask),
   )
 
@@ -384,7 +374,7 @@ def _of_draw(sampled: SampledGroups) -> dict[str, float | None]:
     rollout_s=max(sampled.rollout_s),
   )
   seen |= metrics.of_scores(groups.scores, score_s=spent["score"])
-  expected = expected_pass_rates(groups.scores.reward)
+  expected = expected_pass_rates(groups.scores.reward, groups.rollouts.drawn)
   times = {f"time/{part}_s": seconds for part, seconds in spent.items()}
   if len(sampled.rollout_s) > 1:
     each = enumerate(sampled.rollout_s)

@@ -24,12 +24,17 @@ class Prompts:
   tokens: Int[Array, "P S"]
   mask: Bool[Array, "P S"]  # True on real tokens
   index: Int[Array, " P"]  # p in the keys of rollouts: candidate of the step
+  # n of the first rollout that is made of each; None: 0.
+  first: Int[Array, " P"] | None = None
 
 
 @_pytree
 @dataclasses.dataclass(frozen=True)
 class Rollouts:
-  """N responses to each prompt, right-padded."""
+  """N responses to each prompt, right-padded.
+
+  A prompt may have fewer; the places behind them are empty, see `drawn`.
+  """
 
   tokens: Int[Array, "P N T"]  # 0 after the end
   logp: Float[Array, "P N T"]  # under the sampling distribution; 0 after
@@ -39,17 +44,22 @@ class Rollouts:
   # the steps since the previous prompts finished.
   slot_steps: Float[Array, " P"]
 
+  @property
+  def drawn(self) -> Bool[Array, "P N"]:
+    """Where there is a rollout: it has at least one token."""
+    return self.mask[:, :, 0]
+
   def slot_occupancy(self) -> float:
     """Tokens per slot-step (the prefill wrote one); above 1 where rollouts
     that begin alike share a row."""
-    written = self.mask.sum() - self.truncated.size
+    written = self.mask.sum() - self.drawn.sum()
     return float(written / max(float(self.slot_steps.sum()), 1.0))
 
   def distinct(self, p: int) -> tuple[np.ndarray, np.ndarray]:
     """The distinct responses to prompt p: first index and count of each.
 
     On the host, ordered by first index, so that the order does not depend on
-    token ids.
+    token ids. Empty places are none.
     """
     length = self.mask[p].sum(axis=1, keepdims=True)  # 0 may be a real token
     content = np.concatenate([self.tokens[p], length], axis=1)
@@ -57,6 +67,7 @@ class Rollouts:
       content, axis=0, return_index=True, return_counts=True
     )
     order = np.argsort(first)
+    order = order[length[first[order], 0] > 0]
     return first[order], count[order]
 
 
@@ -75,12 +86,12 @@ class ScoredResponse:
 
 
 class Scores(NamedTuple):
-  """Rewards and verdicts of rollouts, on the host."""
+  """Rewards and verdicts of rollouts, on the host; 0 where none is drawn."""
 
   reward: Float[np.ndarray, "P N"]  # raw; 0 where the verifier failed
   answer: Int[np.ndarray, "P N"]  # equal numbers mean equal answers
   valid: Bool[np.ndarray, "P N"]  # see ScoredResponse
-  responses: Shaped[np.ndarray, "P N"]  # of ScoredResponse
+  responses: Shaped[np.ndarray, "P N"]  # of ScoredResponse; None: not drawn
 
 
 class Groups(NamedTuple):

@@ -8,7 +8,6 @@ that of the sampled ones.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 
 import jax
@@ -38,6 +37,7 @@ class Probe:
   sampled: Float[Array, "P N"]  # probability; 0 in empty places
   sampled_correct: Bool[Array, "P N"]
   unsampled: Float[Array, " P"]  # mass of responses that were never drawn
+  draws: Float[Array, " P"]  # N of each prompt
 
 
 def probe(
@@ -76,6 +76,7 @@ def probe(
     sampled=np.zeros((count, N), np.float32),
     sampled_correct=np.zeros((count, N), bool),
     unsampled=np.zeros(count, np.float32),
+    draws=rollouts.drawn[:count].sum(axis=1).astype(np.float32),
   )
   for p in range(count):
     first, _ = rollouts.distinct(p)
@@ -94,13 +95,12 @@ def probe(
   return out
 
 
-@functools.partial(jax.jit, static_argnames="n")
+@jax.jit
 def sampled_terms(
   probability: Float[Array, "P N"],
   correct: Bool[Array, "P N"],
   unsampled: Float[Array, " P"],
-  *,
-  n: int,
+  draws: Float[Array, " P"],
 ) -> Float[Array, " P"]:
   """The two terms of Theorem 1 that are never negative, per unit of rate.
 
@@ -115,10 +115,10 @@ def sampled_terms(
     probability: Of all distinct sampled responses, 0 in empty places.
     correct: Those of reward 1.
     unsampled: Mass of all others.
-    n: N.
+    draws: N, rollouts of each prompt.
   """
 
-  def one(probability, correct, unsampled):
+  def one(probability, correct, unsampled, draws):
     # The remainder as one wrong atom: it enters the masses only, because the
     # term of what was not sampled is left out.
     probs = jnp.append(probability, unsampled)
@@ -129,11 +129,11 @@ def sampled_terms(
       reward_correct=1.0,
       reward_wrong=-1.0,
       lr=1.0,
-      n=n,
+      n=1,  # a factor of 1 / N
     )
-    return balance.sampled_correct + balance.sampled_wrong
+    return (balance.sampled_correct + balance.sampled_wrong) / draws
 
-  return jax.vmap(one)(probability, correct, unsampled)
+  return jax.vmap(one)(probability, correct, unsampled, draws)
 
 
 def correct_mass(
@@ -173,8 +173,6 @@ def measure(
   probed: Probe,
   after: Float[np.ndarray, " P"],
   first_order: float,
-  *,
-  n: int,
 ) -> dict[str, float] | dict[str, None]:
   """Metrics of a step: what the theorem is about, before and after the update.
 
@@ -189,7 +187,6 @@ def measure(
     probed: From `probe`, before the update.
     after: From `correct_mass`, with the updated parameters.
     first_order: That sum.
-    n: N.
 
   Returns:
     None for each where float32 can hold the probability of no response, as
@@ -199,8 +196,12 @@ def measure(
     return unmeasured()
   before = (probed.probability * probed.correct).sum(axis=1)
   change = after - before
-  arrays = (probed.sampled, probed.sampled_correct, probed.unsampled)
-  terms = sampled_terms(*map(jnp.asarray, arrays), n=n)
+  terms = sampled_terms(
+    *map(
+      jnp.asarray,
+      (probed.sampled, probed.sampled_correct, probed.unsampled, probed.draws),
+    )
+  )
   values = (
     probed.unsampled.mean(),
     change.mean(),

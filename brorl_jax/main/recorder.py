@@ -256,7 +256,8 @@ class Recorder:
     for p in range(min(self._c.run.samples_shown, len(reward))):
       example = self._examples.example(step, int(kept.prompts.index[p]))
       # Right and wrong responses alternate: a kept group has both.
-      n = int((reward[p] if p % 2 == 0 else -reward[p]).argmax())
+      value = reward[p] if p % 2 == 0 else -reward[p]
+      n = int(np.where(kept.rollouts.drawn[p], value, -np.inf).argmax())
       ids = kept.rollouts.tokens[p, n][kept.rollouts.mask[p, n]].tolist()
       scored = kept.scores.responses[p, n]
       verdict = scored.verdict

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from brorl_jax.runs import sections
+from brorl_jax.runs.sections.sampling import Sampling
 from brorl_jax.runs.sections.section import Rule
 from brorl_jax.tasks.domains import DRAW
 
@@ -68,7 +69,7 @@ def warmup(c: Any) -> Iterator[Rule]:
 
 def training(c: sections.Config) -> Iterator[Rule]:
   """Conditions between fields of different sections."""
-  n, samples = c.sampling.n, c.sampling.samples
+  n = c.sampling.n
   for field in ("heldout_files", "fields", "domain"):
     good = not getattr(c.data, field) or bool(c.data.files)
     yield f"data.{field}", good, "empty without data.files"
@@ -77,10 +78,16 @@ def training(c: sections.Config) -> Iterator[Rule]:
     n >= 2,
     "at least 2: a rollout is compared with the mean of its group",
   )
-  for field in ("samples", "in_flight"):
-    good = getattr(c.sampling, field) % n == 0
-    yield f"sampling.{field}", good, f"a multiple of n = {n}"
-  prompts, pool = samples // n, c.data.distinct_prompts
+  yield from _allocation(c.sampling)
+  good = c.sampling.allocation == "stop" or c.advantage.stop_weight == "pooled"
+  must = "'pooled' without sampling.allocation = 'stop': there are no rounds"
+  yield "advantage.stop_weight", good, must
+  good = c.sampling.allocation == "fixed" or c.loss.mean != "prompt"
+  must = (
+    "another mean if sampling.allocation is not 'fixed': advantages do that"
+  )
+  yield "loss.mean", good, must
+  prompts, pool = c.sampling.prompts, c.data.distinct_prompts
   good = prompts % c.optim.minibatches == 0
   must = f"a divisor of samples / n = {prompts} prompts"
   yield "optim.minibatches", good, must
@@ -111,3 +118,29 @@ def training(c: sections.Config) -> Iterator[Rule]:
     "before the last update"
   )
   yield "loss.correction", good, must
+
+
+def _allocation(c: Sampling) -> Iterator[Rule]:
+  """How many rollouts a prompt may get."""
+  n, chunk = c.n, c.chunk
+  if c.allocation == "fixed":
+    yield "sampling.samples", c.samples % n == 0, f"a multiple of n = {n}"
+    must = "0 with sampling.allocation = 'fixed': it follows from samples and n"
+    yield "sampling.groups", c.groups == 0, must
+  else:
+    good = 2 <= chunk <= n and n % chunk == 0
+    yield "sampling.n_min", good, f"at least 2, and a divisor of n = {n}"
+    good = not c.rounds or (
+      c.rounds[-1] == n and all(m % chunk == 0 for m in c.rounds)
+    )
+    must = f"multiples of n_min = {chunk}, the last of them n = {n}"
+    yield "sampling.rounds", good, must
+    good = c.samples >= c.prompts * chunk > 0
+    must = (
+      f"at least prompts x n_min = {c.prompts} x {chunk}, and at least n if "
+      "groups is 0"
+    )
+    yield "sampling.samples", good, must
+  name = "n" if c.allocation == "fixed" else "n_min"
+  good = c.in_flight % chunk == 0
+  yield "sampling.in_flight", good, f"a multiple of {name} = {chunk}"

@@ -275,7 +275,7 @@ def _get(c: Any, name: str) -> Any:
 
 def check_mesh(c: sections.Config, rows: int) -> None:
   """Raises UserError, with what would do, if work does not divide evenly."""
-  n, places = c.sampling.n, c.sampling.in_flight // c.sampling.n
+  n, places = c.sampling.chunk, c.sampling.places
   wrong = []
   if places % rows:
     wrong.append(

@@ -53,8 +53,10 @@ def settled(
 def in_flight(c: Config, axes: Axes) -> int:
   """Rollouts that are made at one time, see `settled`."""
   sampled = c.sampling
-  each = max(min(-(-_AHEAD // sampled.n), sampled.prompts // axes.rows), 1)
-  return sampled.in_flight or axes.rows * each * sampled.n
+  chunk = sampled.chunk
+  most = max(sampled.samples // chunk, 1)  # chunks of a step
+  each = max(min(-(-_AHEAD // chunk), most // axes.rows), 1)
+  return sampled.in_flight or axes.rows * each * chunk
 
 
 def memory_bytes(c: Config, policy: Policy) -> int:

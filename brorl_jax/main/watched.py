@@ -29,7 +29,8 @@ def stages(
       yield done
 
   def visited(progress, at, sampled):
-    responses = sampled.groups.scores.responses.ravel()
+    groups = sampled.groups
+    responses = groups.scores.responses[groups.rollouts.drawn]
     failed = [(x.task, x.verdict.reason) for x in responses if not x.valid]
     if event := events.unjudged(failed, len(responses)):
       tell(step, event)

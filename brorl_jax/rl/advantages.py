@@ -305,18 +305,16 @@ def _whiten(advantage, weight, where):
   return jnp.where(counts, scaled, 0.0)
 
 
-def _over_tokens(reward, valid, length):
+def _over_tokens(reward, valid, length, weight=1.0):
   return whiten_by_batch(
     center_by_group(reward, valid),
-    jnp.where(valid, length, 0.0),
+    jnp.where(valid, length, 0.0) * weight,
     informative(reward, valid),
   )
 
 
-def _over_trajectories(reward, valid, length):
-  del length
-  centered = center_by_group(reward, valid)
-  return whiten_by_trajectory(centered, informative(reward, valid), valid)
+def _over_trajectories(reward, valid, length, weight=1.0):
+  return _over_tokens(reward, valid, jnp.ones_like(length), weight)
 
 
 # (reward [P,N], valid [P,N], length [P,N]) -> advantage [P,N], over all groups
@@ -324,7 +322,7 @@ def _over_trajectories(reward, valid, length):
 # (valid is False) may hold anything and gets 0. Numbers of a kind are keywords,
 # OPTIONS has their names.
 Advantage = Callable[[Array, Array, Array], Array]
-ADVANTAGES: dict[str, Advantage] = {
+ADVANTAGES: dict[str, Callable[..., Array]] = {
   "tokens": _over_tokens,
   "trajectories": _over_trajectories,
   "grpo": lambda reward, valid, length: normalize_by_group(
@@ -341,6 +339,8 @@ ADVANTAGES: dict[str, Advantage] = {
   ),
 }
 OPTIONS = {"pass_at_k": ("k",), "focal": ("gamma",)}
+# These whiten: they take how much each rollout counts in that, as `weight`.
+WHITENED = ("tokens", "trajectories")
 
 
 def own(function: Callable[..., Any]) -> Advantage:

@@ -8,22 +8,16 @@ the order in which rollouts finish or are scored.
 
 A thread computes rewards while the devices sample.
 
-Several processes draw from one list. Whoever has room claims the next candidate
-if it is still needed, and tells the others the verdict. Both sets are those of
-one process. In rounds, in which each has its share and waits for the others,
-sampling would take 1.07 to 1.26 times as long (simulated: 8 and 64 hosts, 128
-groups of 512 with a mean of 6,000 of 15,360 tokens, of which .3 to .9 pass).
+A prompt may get its rollouts in rounds, see rounds.py; several processes may
+draw from one list, see candidates.py.
 """
 
 import collections
 import concurrent.futures as futures
-import contextlib
 import dataclasses
 import functools
-import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,17 +26,14 @@ from jaxtyping import Bool, Float
 
 from brorl_jax import processes
 from brorl_jax.rl import filtering
+from brorl_jax.rollout.candidates import Candidates, Judged, Shared
+from brorl_jax.rollout.rounds import Plan
 from brorl_jax.types import Groups, Prompts, Rollouts, ScoredResponse, Scores
 
 # As in stream.py, which asks a feed for prompts and yields the finished ones.
 Feed = Callable[[int, bool], Prompts | None]
 Sample = Callable[[Feed], Iterator[tuple[Prompts, Rollouts]]]
 
-
-# Draws of this process, as many as of any other: a board for each.
-_DRAWS = itertools.count()
-# How often a process with idle devices looks for verdicts of others.
-_LOOK_S = 0.05
 
 # Maximum share of a step's responses whose verifier may fail (time-out, crash).
 # These say nothing about the policy, but many of them mean a broken verifier.
@@ -51,21 +42,6 @@ MAX_INVALID = 0.01
 
 class TooManyInvalid(RuntimeError):
   """Verifiers failed on too many responses."""
-
-
-class Clock:
-  """Seconds spent in the parts of one step."""
-
-  def __init__(self):
-    self.spent = collections.defaultdict[str, float](float)
-
-  @contextlib.contextmanager
-  def __call__(self, part: str):
-    start = time.perf_counter()
-    try:
-      yield
-    finally:
-      self.spent[part] += time.perf_counter() - start
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,6 +84,7 @@ def collect(
   candidates: Sequence[int],
   *,
   target: int,
+  plan: Plan,
   meanwhile: Callable[[], None] = lambda: None,
 ) -> SampledGroups:
   """Draws candidates until `target` groups are kept, or there are no more.
@@ -119,6 +96,7 @@ def collect(
     prompts: Builds the prompts of candidates.
     candidates: Their numbers p, in the order of drawing.
     target: Groups to keep.
+    plan: How many rollouts each prompt gets, see rounds.py.
     meanwhile: Other work for the devices. Called once: when sampling first
       waits for rewards, or at the end.
 
@@ -128,15 +106,16 @@ def collect(
   References:
     Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.2.
   """
-  make = _Candidates if processes.alone() else _Shared
-  pending = make(prompts, candidates, target, meanwhile)
+  make = Candidates if processes.alone() else Shared
+  pending = make(prompts, candidates, target, plan, meanwhile)
 
-  def judge(prompts: Prompts, rollouts: Rollouts):
+  def judge(prompts: Prompts, rollouts: Rollouts) -> Judged:
     with pending.clock("score"):
       groups = Groups(prompts, rollouts, score(prompts, rollouts))
-      good = informative(groups)
-      pending.tell(prompts, good)
-      return groups, good
+      whole, more = pending.gathered(groups)
+      good = informative(whole) if whole else np.zeros(0, bool)
+      pending.tell(whole, good)
+      return Judged(whole, good, more)
 
   begin = time.perf_counter()
   with futures.ThreadPoolExecutor(1) as thread:
@@ -149,7 +128,7 @@ def collect(
   check_invalid(
     one
     for group, _ in pending.decided.values()
-    for one in group.scores.responses.flat
+    for one in group.scores.responses[group.rollouts.drawn]
   )
   ordered = [pending.decided[p] for p in candidates[: pending.given]]
   waits = "meanwhile", "score_wait", "process_wait"
@@ -171,164 +150,6 @@ def collect(
   )
 
 
-class _Candidates:
-  """Candidates of one step: drawn, being scored, and decided."""
-
-  def __init__(
-    self,
-    prompts: Callable[[Sequence[int]], Prompts],
-    candidates: Sequence[int],
-    target: int,
-    meanwhile: Callable[[], None],
-  ):
-    self._prompts, self._candidates = prompts, candidates
-    self._target, self._others = target, [meanwhile]
-    self.clock = Clock()
-    self.judged: list[futures.Future] = []  # of (groups, which are kept)
-    self.decided: dict[int, tuple[Groups, bool]] = {}  # by p, of one group each
-    self.given = self.kept = 0
-
-  def feed(self, room: int, idle: bool) -> Prompts | None:
-    """The next candidates; waits for rewards if the devices are idle."""
-    self._settle()
-    while not (more := self._wanted(room)) and idle and self.judged:
-      self.do_others()
-      with self.clock("score_wait"):
-        futures.wait(self.judged, return_when=futures.FIRST_COMPLETED)
-      self._settle()
-    if not more:
-      return None
-    self.given += len(more)
-    return self._prompts(more)
-
-  def tell(self, prompts: Prompts, good: Bool[np.ndarray, " P"]) -> None:
-    """Called by the thread with every verdict."""
-
-  def end(self) -> None:
-    """Called when sampling has ended."""
-
-  def do_others(self) -> None:
-    with self.clock("meanwhile"):
-      while self._others:
-        self._others.pop()()
-
-  def _wanted(self, room: int) -> Sequence[int]:
-    undecided = self.given - len(self.decided)
-    count = min(room, self._target - self.kept - undecided)
-    return self._candidates[self.given : self.given + count]
-
-  def _settle(self) -> None:
-    """Decides the candidates whose rewards have arrived."""
-    for future in [x for x in self.judged if x.done()]:
-      self.judged.remove(future)
-      groups, good = future.result()
-      self.kept += int(good.sum())
-      for i, p in enumerate(groups.prompts.index):
-        group = jax.tree.map(lambda x, i=i: x[i : i + 1], groups)
-        self.decided[int(p)] = group, bool(good[i])
-
-
-class _Shared(_Candidates):
-  """The same, where every process samples some of the candidates.
-
-  Candidate i is needed if fewer than `target` of those before it passed or may
-  still pass. Once true this stays true, so that it does not matter who learns
-  of a verdict when: in the end the same candidates are claimed.
-  """
-
-  def __init__(self, *args: Any):
-    super().__init__(*args)
-    self._board = processes.Board(f"draw/{next(_DRAWS)}")
-    self._place = {int(p): i for i, p in enumerate(self._candidates)}
-    self._good: dict[int, bool] = {}  # by place, those of all processes
-
-  def feed(self, room: int, idle: bool) -> Prompts | None:
-    """Candidates that it claims; waits if idle while more may be needed."""
-    while True:
-      self._learn()
-      if more := self._claimed(room):
-        return self._prompts(more)
-      if not idle or self.given == len(self._good):
-        return None
-      self.do_others()
-      self._settle()
-      with self.clock("score_wait" if self.judged else "process_wait"):
-        time.sleep(_LOOK_S)
-
-  def tell(self, prompts: Prompts, good: Bool[np.ndarray, " P"]) -> None:
-    """Writes verdicts for the others."""
-    for p, one in zip(prompts.index, good, strict=True):
-      self._board.write(self._place[int(p)], str(int(one)))
-
-  def end(self) -> None:
-    """Every process then knows all candidates."""
-    self._settle()
-    mine = {p: (_Sent.of(x), good) for p, (x, good) in self.decided.items()}
-    for other in processes.gather(mine):
-      self.decided |= {p: (x.got(), good) for p, (x, good) in other.items()}
-    self.kept = sum(good for _, good in self.decided.values())
-    self._board.clear()
-
-  def _learn(self) -> None:
-    """Reads the verdicts of all."""
-    notes = self._board.read()
-    self._good = {i: note == "1" for i, note in notes.items()}
-    # Others have claimed these, perhaps unseen.
-    self.given = max(self.given, *(i + 1 for i in notes), 0)
-
-  def _claimed(self, room: int) -> list[int]:
-    """At most so many candidates, which nobody else has."""
-    may_pass = sum(self._good.get(i, True) for i in range(self.given))
-    more = []
-    while (
-      len(more) < room
-      and may_pass < self._target
-      and self.given < len(self._candidates)
-    ):
-      if self._board.claim(self.given):
-        more.append(int(self._candidates[self.given]))
-      self.given, may_pass = self.given + 1, may_pass + 1
-    return more
-
-
-class _Sent(NamedTuple):
-  """A group for the other processes, without padding."""
-
-  group: tuple[Prompts, Scores]
-  tokens: np.ndarray  # of all rollouts, one behind the other
-  logp: np.ndarray
-  length: np.ndarray  # of each
-  limit: int  # T
-  others: tuple[np.ndarray, np.ndarray]
-
-  @classmethod
-  def of(cls, group: Groups) -> "_Sent":
-    out = jax.tree.map(np.asarray, group.rollouts)
-    return cls(
-      (group.prompts, group.scores),
-      out.tokens[out.mask],
-      out.logp[out.mask],
-      out.mask.sum(axis=2),
-      out.mask.shape[2],
-      (out.truncated, out.slot_steps),
-    )
-
-  def got(self) -> Groups:
-    """The group, as it was."""
-    mask = np.arange(self.limit) < self.length[..., None]
-
-    def padded(real: np.ndarray) -> np.ndarray:
-      whole = np.zeros(mask.shape, real.dtype)
-      whole[mask] = real
-      return whole
-
-    rollouts = Rollouts(
-      padded(self.tokens), padded(self.logp), mask, *self.others
-    )
-    prompts, scores = self.group
-    return Groups(prompts, rollouts, scores)
-
-
 def check_invalid(responses: Iterable[ScoredResponse]) -> None:
   """Raises TooManyInvalid if more than `MAX_INVALID` of them failed."""
   every = [*responses]
@@ -343,7 +164,7 @@ def check_invalid(responses: Iterable[ScoredResponse]) -> None:
 
 
 def expected_pass_rates(
-  reward: Float[np.ndarray, "P N"],
+  reward: Float[np.ndarray, "P N"], drawn: Bool[np.ndarray, "P N"]
 ) -> dict[str, float | None]:
   """The share of prompts that binary rewards are expected to keep.
 
@@ -351,13 +172,17 @@ def expected_pass_rates(
   is too low on average (see `filtering.expected_pass_rate`). `pass_rate_at_16`
   is unbiased, for groups of 16; null if a group has fewer rollouts.
   """
-  right = (reward >= 1.0).sum(axis=1)
-  predicted, at_16 = _pass_rates(reward.shape[1])
+  right = ((reward >= 1.0) & drawn).sum(axis=1).tolist()
+  rates = [
+    [table if table is None else table[c] for table in _pass_rates(n)]
+    for c, n in zip(right, drawn.sum(axis=1).tolist(), strict=True)
+  ]
+  predicted, at_16 = zip(*rates, strict=True)
   return {
-    "sampling/pass_rate_predicted": float(predicted[right].mean()),
+    "sampling/pass_rate_predicted": float(np.mean(predicted)),
     "sampling/pass_rate_at_16": None
-    if at_16 is None
-    else float(at_16[right].mean()),
+    if None in at_16
+    else float(np.mean(at_16)),
   }
 
 

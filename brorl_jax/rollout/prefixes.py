@@ -157,11 +157,8 @@ def _made(
   P, places = len(prompts.index), _places(spec)
   # Places without a prompt read the first one and make nothing of it.
   row = np.where(np.arange(places) < P, np.arange(places), 0)
-  batch = PrefillBatch(
-    jax.tree.map(lambda x: np.asarray(x)[row], prompts),
-    np.zeros(places, np.int32),
-    np.arange(places) < P,
-  )
+  read = jax.tree.map(lambda x: np.asarray(x)[row], prompts)
+  batch = programs.batch_of(read, np.arange(places) < P)
   out = jax.device_get(_sampled(spec, params, batch, key))
   return jax.tree.map(lambda x: x[:P], out)
 

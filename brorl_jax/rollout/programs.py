@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from brorl_jax.rollout import steps
@@ -75,6 +76,13 @@ class PrefillBatch(NamedTuple):
   prompts: Prompts
   offset: Int[Any, " P"]  # n of the first rollout
   real: Bool[Any, " P"]  # False for padding, which makes no rollouts
+
+
+def batch_of(prompts: Prompts, real: Bool[Any, " P"]) -> PrefillBatch:
+  """Prompts to read, with the rollouts that each of them names."""
+  first = prompts.first
+  offset = np.zeros(len(real), np.int32) if first is None else first
+  return PrefillBatch(dataclasses.replace(prompts, first=None), offset, real)
 
 
 def read(

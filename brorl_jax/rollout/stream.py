@@ -221,11 +221,8 @@ def _assigned(
     row[d, count[d]], at[d, count[d]], real[d, count[d]] = i, place, True
     taken[d * each + place] = jax.tree.map(lambda x, i=i: x[i : i + 1], prompts)
     count[d] += 1
-  batch = PrefillBatch(
-    prompts=jax.tree.map(lambda x: np.asarray(x)[row.ravel()], prompts),
-    offset=np.zeros(row.size, np.int32),
-    real=real.ravel(),
-  )
+  read = jax.tree.map(lambda x: np.asarray(x)[row.ravel()], prompts)
+  batch = programs.batch_of(read, real.ravel())
   return batch, at.ravel(), taken
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -97,3 +97,17 @@ def since(begin: Clock) -> Spent:
       "time/compile_s": compiling,
     },
   )
+
+
+class Once:
+  """A function without arguments that runs at most once, and its seconds."""
+
+  def __init__(self, function: Callable[[], Any]):
+    self._function, self._result, self.seconds = function, None, 0.0
+
+  def __call__(self) -> Any:
+    if self._result is None:
+      start = time.perf_counter()
+      self._result = self._function()
+      self.seconds = time.perf_counter() - start
+    return self._result

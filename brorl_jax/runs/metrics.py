@@ -212,7 +212,7 @@ def of_groups(
     informative: The groups that dynamic sampling kept.
     rollout_s: Seconds of sampling.
   """
-  length = rollouts.mask.sum(axis=2)
+  length, drawn = rollouts.mask.sum(axis=2), rollouts.drawn
   reward, judged_prompts = scores.reward, scores.valid.any(axis=1)
   judged = {"axis": 1, "where": scores.valid[judged_prompts]}
   std = reward[judged_prompts].std(**judged)
@@ -225,18 +225,23 @@ def of_groups(
     "reward/variance_within_group": float((std**2).mean()),
     "sampling/pass_rate": float(informative.mean()),
     "sampling/degenerate_fraction": float((high <= low).mean()),
-    "sampling/rollouts_per_prompt": float(reward.shape[1]),
+    "sampling/rollouts_per_prompt": float(drawn.sum() / len(drawn)),
     **rate_shares(mean),
     "rollout/tokens_per_s": float(length.sum() / rollout_s),
-    "rollout/samples_per_s": float(reward.size / rollout_s),
+    "rollout/samples_per_s": float(drawn.sum() / rollout_s),
     "rollout/slot_occupancy": rollouts.slot_occupancy(),
-    "rollout/length_mean": float(length.mean()),
-    "rollout/truncated_fraction": float(rollouts.truncated.mean()),
+    "rollout/length_mean": float(length.mean(where=drawn)),
+    "rollout/truncated_fraction": float(rollouts.truncated.mean(where=drawn)),
     "rollout/repeated_fraction": repeated_fraction(rollouts),
     # An estimate, from the sampled tokens, of what policy/entropy sums.
     "rollout/entropy": float(-rollouts.logp.mean(where=rollouts.mask)),
     "reward/distinct_answers": float(
-      np.mean([len(np.unique(row)) for row in scores.answer])
+      np.mean(
+        [
+          len(np.unique(row[some]))
+          for row, some in zip(scores.answer, drawn, strict=True)
+        ]
+      )
     ),
     "theory/correct_mass": float(correct_mass(rollouts, reward).mean()),
     "memory/peak_bytes": peak_bytes(),
@@ -272,12 +277,13 @@ def of_scores(scores: Scores, *, score_s: float) -> dict[str, float]:
     if valid[p].any():
       by_task[row[0].task].append(p)
   mean = lambda p: float(scores.reward[p].mean(where=valid[p]))
-  passed = np.array([[one.verdict.reward for one in row] for row in responses])
+  passed = [one.verdict.reward for one in responses[valid]]
+  drawn = int(np.sum(responses != None))  # noqa: E711
   return {
     # 1 only if all parts of an answer are right; a reward may be partial.
-    "reward/strict_mean": float(passed.mean(where=valid)),
-    "reward/invalid_fraction": float(1.0 - valid.mean()),
-    "score/verdicts_per_s": float(responses.size / max(score_s, 1e-9)),
+    "reward/strict_mean": float(np.mean(passed)),
+    "reward/invalid_fraction": 1.0 - len(passed) / drawn,
+    "score/verdicts_per_s": drawn / max(score_s, 1e-9),
     **{f"reward/by_task/{t}": mean(p) for t, p in sorted(by_task.items())},
   }
 

@@ -64,7 +64,7 @@ def test_rare_responses_beyond_the_rows_are_left_out_but_were_sampled():
 def test_the_theorems_terms_count_responses_beyond_the_rows():
   every = probe(*groups(), count=2, rows=4)
   likeliest = probe(*groups(), count=2, rows=1)
-  terms = lambda found: theory.measure(found, np.zeros(2), 0.0, n=4)[
+  terms = lambda found: theory.measure(found, np.zeros(2), 0.0)[
     "theory/sampled_terms_per_lr"
   ]
   assert terms(likeliest) == terms(every) > 0.0
@@ -99,9 +99,9 @@ def test_nothing_is_reported_where_nothing_can_be_measured():
   prompts, rollouts, reward = groups()
   long = dataclasses.replace(rollouts, logp=rollouts.logp - 400.0)
   found = probe(prompts, long, reward, count=2, rows=4)
-  nothing = theory.measure(found, np.zeros(2), 0.0, n=4)
+  nothing = theory.measure(found, np.zeros(2), 0.0)
   found = probe(*groups(), count=2, rows=4)
-  measured = theory.measure(found, np.zeros(2), 0.0, n=4)
+  measured = theory.measure(found, np.zeros(2), 0.0)
   assert nothing == theory.unmeasured() == dict.fromkeys(measured)
 
 
@@ -142,18 +142,18 @@ def test_the_probe_has_the_same_shapes_whatever_was_sampled():
 def test_rounding_is_not_a_fall():
   found = probe(*groups(), count=2, rows=4)
   after = np.array([0.4 - 1e-5, 0.25 - 1e-3])
-  assert theory.measure(found, after, 0.0, n=4)["theory/fell_fraction"] == 0.5
+  assert theory.measure(found, after, 0.0)["theory/fell_fraction"] == 0.5
 
 
 def test_twice_the_noise_is_a_fall():
   found = probe(*groups(), count=2, rows=4)
   after = np.array([0.4 - 2e-4, 0.25 + 2e-4])
-  assert theory.measure(found, after, 0.0, n=4)["theory/fell_fraction"] == 0.5
+  assert theory.measure(found, after, 0.0)["theory/fell_fraction"] == 0.5
 
 
 def test_measure_by_hand():
   found = probe(*groups(), count=2, rows=4)
-  got = theory.measure(found, np.array([0.5, 0.2]), 0.03, n=4)
+  got = theory.measure(found, np.array([0.5, 0.2]), 0.03)
   assert got["theory/correct_change"] == pytest.approx((0.1 - 0.05) / 2)
   assert got["theory/correct_change_first_order"] == 0.03
   assert got["theory/fell_fraction"] == 0.5

@@ -47,7 +47,13 @@ def test_accepts_the_configs_of_the_repository(get):
   settings.check_training(settings.typed(get.get_config()))
 
 
+# 64 prompts, on average of 256 rollouts.
+STOP = {"allocation": "stop", "groups": 64}
 GOOD = [
+  {**STOP, "rounds": (16, 32, 512), "stop_wrong": 0, "stop_weight": "rounds"},
+  {**STOP, "groups": 32, "n_min": 512, "stop_weight": "exact"},
+  {"allocation": "history", "samples": 512, "minibatches": 1},
+  {"n_min": 48, "rounds": (100,)},  # not read
   {"n": 2},
   {"slots": 1},
   {"slots": 0, "lanes": 0, "memory_bytes": 0},
@@ -137,6 +143,24 @@ BAD = [
   ("samples", {"samples": 16385}, "multiple of n = 512"),
   ("samples", {"samples": 256}, "multiple of n = 512"),
   ("in_flight", {"in_flight": 8000}, "multiple of n = 512"),
+  ("allocation", {"allocation": "all"}, "one of fixed, stop, history"),
+  ("groups", {"groups": 32}, "0 with sampling.allocation = 'fixed'"),
+  ("groups", {"groups": -1}, "0 or positive"),
+  ("n_min", {**STOP, "n_min": 48}, "a divisor of n = 512"),
+  ("n_min", {**STOP, "n_min": 1}, "at least 2"),
+  ("n_min", {"n_min": 0}, "at least 1"),
+  ("samples", {**STOP, "samples": 1008}, "prompts x n_min = 64 x 16"),
+  ("samples", {**STOP, "groups": 0, "samples": 500}, "at least n"),
+  ("in_flight", {**STOP, "in_flight": 8200}, "multiple of n_min = 16"),
+  ("rounds", {"rounds": (16, 16, 512)}, "positive and ascending"),
+  ("rounds", {"rounds": (0, 16)}, "positive and ascending"),
+  ("rounds", {**STOP, "rounds": (16, 256)}, "the last of them n = 512"),
+  ("rounds", {**STOP, "rounds": (24, 512)}, "multiples of n_min = 16"),
+  ("stop_right", {"stop_right": 0}, "at least 1"),
+  ("stop_wrong", {"stop_wrong": -1}, "0 or positive"),
+  ("stop_weight", {"stop_weight": "none"}, "one of pooled, rounds, exact"),
+  ("stop_weight", {"stop_weight": "exact"}, "'pooled' without"),
+  ("mean", {**STOP, "mean": "prompt"}, "another mean"),
   ("minibatches", {"minibatches": 3}, "divisor ... samples / n = 32"),
   *(
     (f, {f: -1}, "positive, or 0")

@@ -17,14 +17,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brorl_jax import processes
-from brorl_jax.rollout import dynamic_sampling
+from brorl_jax.rollout import candidates, rounds
 from brorl_jax.rollout.dynamic_sampling import (
   TooManyInvalid,
   check_invalid,
   collect,
   expected_pass_rates,
 )
-from brorl_jax.types import Prompts, Rollouts
+from brorl_jax.types import Groups, Prompts, Rollouts
 
 N = 4
 
@@ -95,6 +95,7 @@ def run(good, target, *, places=3, candidates=range(20), order=None, **more):
     prompts,
     candidates,
     target=target,
+    plan=rounds.fixed(N),
     **more,
   )
 
@@ -154,6 +155,7 @@ def test_as_many_are_on_the_way_as_are_still_needed():
     prompts,
     range(20),
     target=5,
+    plan=rounds.fixed(N),
   )
   assert log[0] == 5  # not 8
   assert max(log) == 5
@@ -274,7 +276,7 @@ def test_pass_rates_that_are_to_be_expected():
   reward = np.zeros((3, 32), np.float32)
   reward[0, 0] = reward[1, :16] = 1.0
   reward[2] = 0.9
-  got = expected_pass_rates(reward)
+  got = expected_pass_rates(reward, reward >= 0.0)
   predicted = (1 - (31 / 32) ** 32 - (1 / 32) ** 32) + (1 - 2 * 0.5**32)
   assert got["sampling/pass_rate_predicted"] == pytest.approx(predicted / 3)
   # 16 of 32 hold the only right one half of the time.
@@ -283,9 +285,22 @@ def test_pass_rates_that_are_to_be_expected():
   assert got["sampling/pass_rate_at_16"] == pytest.approx(at_16 / 3, rel=1e-5)
 
 
+def test_pass_rates_of_prompts_with_other_numbers_of_rollouts():
+  reward = np.zeros((2, 32), np.float32)
+  reward[0, 0] = reward[1, :16] = reward[1, 20:] = 1.0
+  drawn = np.ones((2, 32), bool)
+  drawn[1, 20:] = False  # 16 of 20
+  got = expected_pass_rates(reward, drawn)
+  predicted = 1 - (31 / 32) ** 32 - (1 / 32) ** 32 + 1 - 0.8**20 - 0.2**20
+  assert got["sampling/pass_rate_predicted"] == pytest.approx(predicted / 2)
+  at_16 = 0.5 + 1 - 1 / math.comb(20, 16)
+  assert got["sampling/pass_rate_at_16"] == pytest.approx(at_16 / 2, rel=1e-5)
+
+
 def test_fewer_rollouts_than_16_say_nothing_of_16():
   """Two of three right: 1 - 8/27 - 1/27."""
-  got = expected_pass_rates(np.array([[1, 1, 0]], np.float32))
+  reward = np.array([[1, 1, 0]], np.float32)
+  got = expected_pass_rates(reward, reward >= 0.0)
   assert got["sampling/pass_rate_at_16"] is None
   assert got["sampling/pass_rate_predicted"] == pytest.approx(18 / 27)
 
@@ -363,7 +378,7 @@ class Crowd:
     monkeypatch.setattr(processes, "Board", lambda name: self.boards[name])
     # A count of each process: they draw in the same order.
     self._draws = collections.Counter()
-    monkeypatch.setattr(dynamic_sampling, "_DRAWS", self)
+    monkeypatch.setattr(candidates, "_DRAWS", self)
 
   def _gather(self, value):
     self._values[self._here.index] = value
@@ -411,12 +426,19 @@ def test_processes_keep_and_generate_what_one_does(count, monkeypatch):
       )
 
 
+def group(numbers):
+  some = prompts(numbers)
+  return Groups(some, rollouts(some), scores_of({})(some, rollouts(some)))
+
+
 def test_candidates_are_claimed_in_order_while_they_are_needed(monkeypatch):
   """The other claims 0 and 2, and rejects 0."""
   board = Board()
   board.claims |= {0: "other", 2: "other"}
   monkeypatch.setattr(processes, "Board", lambda name: board)
-  pending = dynamic_sampling._Shared(prompts, [*range(9)], 4, lambda: None)
+  pending = candidates.Shared(
+    prompts, [*range(9)], 4, rounds.fixed(N), lambda: None
+  )
 
   def claims(room):
     more = pending.feed(room, False)
@@ -428,7 +450,7 @@ def test_candidates_are_claimed_in_order_while_they_are_needed(monkeypatch):
   assert pending.feed(5, False) is None
   board.write(0, "0")
   assert claims(5) == [4]
-  pending.tell(prompts([1, 4]), np.array([True, False]))
+  pending.tell(group([1, 4]), np.array([True, False]))
   assert board.notes == {0: "0", 1: "1", 4: "0"}
   board.claims[5] = "other"
   board.write(5, "1")  # its claim was not seen
@@ -468,7 +490,13 @@ def test_who_has_room_samples_more(monkeypatch):
   good = set(range(0, 40, 2))
   Crowd(2, monkeypatch).run(
     lambda i: collect(
-      spied(i), scores_of(good), informative, prompts, range(40), target=9
+      spied(i),
+      scores_of(good),
+      informative,
+      prompts,
+      range(40),
+      target=9,
+      plan=rounds.fixed(N),
     )
   )
   assert sorted(seen[0] + seen[1]) == [*range(17)]
@@ -497,7 +525,13 @@ def test_a_slow_process_is_seen_by_all(monkeypatch):
 
   one, other = Crowd(2, monkeypatch).run(
     lambda i: collect(
-      slow(i), scores_of({0, 1}), informative, prompts, range(9), target=2
+      slow(i),
+      scores_of({0, 1}),
+      informative,
+      prompts,
+      range(9),
+      target=2,
+      plan=rounds.fixed(N),
     )
   )
   assert one.rollout_s == other.rollout_s

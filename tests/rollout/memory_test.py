@@ -269,7 +269,8 @@ def applying(policy, mesh, *, P, R, T, S):
   of_rows = zeros(P, R, dtype=np.float32), zeros(P, R, dtype=bool)
   found = theory.Probe(
     zeros(P, S), zeros(P, S, dtype=bool), zeros(P, R, T),
-    zeros(P, R, T, dtype=bool), *of_rows, *of_rows, zeros(P, dtype=np.float32),
+    zeros(P, R, T, dtype=bool), *of_rows, *of_rows,
+    *[zeros(P, dtype=np.float32)] * 2,
   )  # fmt: skip
   placed = lambda tree, at: jax.tree.map(
     lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), tree, at

@@ -19,7 +19,7 @@ from small_decoders import (
   policy_params,
 )
 
-from brorl_jax.rollout import sampler, stream
+from brorl_jax.rollout import rounds, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.dynamic_sampling import collect
 from brorl_jax.types import Prompts
@@ -250,6 +250,7 @@ def test_kept_groups_are_the_same_on_many_devices(count, at_once):
       lambda some: jax.tree.map(lambda x: x[list(some)], every),
       range(64),
       target=6,
+      plan=rounds.fixed(16),
     )  # fmt: skip
     assert sampled.kept.sum() == 6 and 8 < len(sampled.kept) < 64
     found.append((sampled.kept, sampled.kept_groups()))

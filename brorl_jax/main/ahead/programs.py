@@ -52,7 +52,9 @@ def training_spec(run: Run) -> ProgramSpec:
   run = run.alone
   c = run.config.sampling
   cut = SamplingParams(temperature=c.temperature)
-  return _spec(run, run.rollouts, n=c.n, places=c.places, cut=cut, streams=True)
+  return _spec(
+    run, run.rollouts, n=c.chunk, places=c.places, cut=cut, streams=True
+  )
 
 
 def _outputs(

@@ -57,7 +57,8 @@ def of(run: Run, measured: list[Measured], chip: Chip) -> Schedule:
   sampled, S = c.sampling, c.data.prompt_tokens
   T = sampled.mean_tokens or sampled.max_new_tokens
   cost = costs.Counts(run.policy, copies=run.rows)
-  P, N = sampled.prompts, sampled.n
+  P = sampled.prompts
+  N = sampled.samples / P  # on average
   by_name = {m.name: m for m in measured}
   parts: list[Part] = []
 

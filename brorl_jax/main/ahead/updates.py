@@ -111,6 +111,7 @@ def _watch(run: Run, policy: Policy) -> Any:
     sampled=of(np.float32, P, N),
     sampled_correct=of(bool, P, N),
     unsampled=of(np.float32, P),
+    draws=of(np.float32, P),
   )
   mass = learning.mean_mass(policy, c.sampling)
   return jax.tree_util.Partial(mass, probe)

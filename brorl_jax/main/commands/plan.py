@@ -151,7 +151,7 @@ def _phase(
     shared = f"{form}, which needs less than these slots:\n"
   print(
     f"rollouts{when}: {phase.sampling.places} prompts x "
-    f"{phase.sampling.n}, at most {phase.sampling.max_new_tokens} tokens, "
+    f"{phase.sampling.chunk}, at most {phase.sampling.max_new_tokens} tokens, "
     f"on {axes.rows} x {axes.within} {kind}{many}\n"
     f"{shared}{plans.rollouts.table()}\n"
     f"evaluations: {plans.chunk} prompts x {phase.eval.n}\n"
@@ -270,7 +270,7 @@ def make(
     held += sizes.parameter_bytes(policy, own)
   fit = _fit(c, policy, held, own)
   rollouts = fit(
-    n=c.sampling.n,
+    n=c.sampling.chunk,
     prompts=c.sampling.places // processes,
     slots=c.sampling.slots or None,
     lanes=c.sampling.lanes or None,

@@ -343,6 +343,7 @@ def phase(
 
   stages = train.Stages(
     target=target,
+    plan=sampling.plan_of(c.sampling),
     least=target if c.filter.starved == "skip" else c.optim.minibatches,
     candidates=candidates,
     prompts=examples.prompts,
@@ -354,9 +355,7 @@ def phase(
       c.filter, c.reward, places=c.sampling.places // count
     ),
     visited=advantages.visit_stage(c.filter),
-    advantages=advantages.advantages_stage(
-      c.advantage, c.reward, limit=c.sampling.max_new_tokens
-    ),
+    advantages=advantages.advantages_stage(c.advantage, c.reward, c.sampling),
     update=learning.update_stage(c, policy, tx, schedule, mesh),
     guard=learning.guard_stage(c.guard, bad_steps=c.run.bad_steps),
     reference=learning.reference_stage(c.reference, tx),

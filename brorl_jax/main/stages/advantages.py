@@ -10,13 +10,22 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from brorl_jax.main import functions
-from brorl_jax.rl import credit, filtering, length_penalty
+from brorl_jax.main.stages import sampling
+from brorl_jax.rl import (
+  advantages,
+  credit,
+  filtering,
+  length_penalty,
+  stop_weight,
+  stopping,
+)
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import run_state
 from brorl_jax.runs.run_state import RunState
 from brorl_jax.runs.sections.advantage import Advantage
 from brorl_jax.runs.sections.filter import Filter
 from brorl_jax.runs.sections.reward import Reward
+from brorl_jax.runs.sections.sampling import Sampling
 from brorl_jax.train import Credit
 from brorl_jax.types import Groups
 
@@ -112,19 +121,19 @@ def shaped(
 
 
 def advantages_stage(
-  c: Advantage, reward: Reward, *, limit: int
+  c: Advantage, reward: Reward, sampled: Sampling
 ) -> Callable[[Groups, RunState], Credit]:
   """Stage 4: shaped rewards -> advantages over all kept groups.
 
   Args:
     c: The advantage.
     reward: Rewards for the length.
-    limit: Longest response, in tokens.
+    sampled: How many rollouts prompts have, and their longest response.
 
   Raises:
     ValueError: The config names no valid advantage.
   """
-  function = functions.advantage(c)
+  function, limit = weighted(c, sampled), sampled.max_new_tokens
 
   def stage(groups: Groups, progress: RunState) -> Credit:
     if not len(groups.prompts.index):  # a mean over nothing is not finite
@@ -137,10 +146,11 @@ def advantages_stage(
     )
     paid, added = shaped(reward, groups, limit=limit, active=active)
     counted = counts(reward, groups)
-    valid = jnp.asarray(counted)
+    valid, drawn = jnp.asarray(counted), groups.rollouts.drawn
     shared = shared_credit(c, groups, paid, valid)
     length = jnp.asarray(groups.rollouts.mask).sum(axis=2, dtype=jnp.float32)
-    advantage = np.where(counted, function(shared, valid, length), 0.0)
+    advantage = function(shared, valid, length, groups)
+    advantage = np.where(counted, advantage, 0.0)
     if not np.isfinite(advantage).all():
       raise FloatingPointError(
         f"config.advantage.kind = {c.kind!r}: an advantage is not finite; "
@@ -153,14 +163,69 @@ def advantages_stage(
       counted,
       progress,
       {
-        "reward/shaped_mean": float(paid.mean()),
-        "reward/length_mean": float(added.mean()),
+        "reward/shaped_mean": float(paid.mean(where=drawn)),
+        "reward/length_mean": float(added.mean(where=drawn)),
         "reward/length_active": float(active and bool(reward.length_weight)),
-        "reward/masked_fraction": float(1.0 - valid.mean()),
+        "reward/masked_fraction": float(1.0 - valid.mean(where=drawn)),
+        **hidden_weights(sampled, groups),
       },
     )
 
   return stage
+
+
+def weighted(c: Advantage, sampled: Sampling) -> Callable[..., jax.Array]:
+  """(reward, valid, length, groups) -> advantages, see `rl/stop_weight.py`."""
+  function = functions.advantage(c)
+  whitened = c.kind in advantages.WHITENED
+  rounds = sampling.rounds_of(sampled)
+
+  def weigh(reward, valid, length, groups: Groups):
+    if sampled.allocation == "fixed":
+      return function(reward, valid, length)
+    if c.stop_weight == "rounds":
+      return stop_weight.by_round(
+        function, reward, valid, length, rounds=rounds
+      )
+    out = stop_weight.pooled(function, reward, valid, length, whitened=whitened)
+    if c.stop_weight == "pooled":
+      return out
+    ratio = [
+      stopping.correction(rounds, right=right, drawn=drawn)
+      for right, drawn in counted_ends(groups)
+    ]
+    return out * np.asarray(ratio, np.float32)[:, None]
+
+  return weigh
+
+
+def counted_ends(groups: Groups) -> list[tuple[int, int]]:
+  """Right rollouts of each prompt, and all."""
+  drawn = groups.rollouts.drawn
+  right = (groups.scores.reward >= 1.0) & drawn
+  ends = zip(right.sum(axis=1), drawn.sum(axis=1), strict=True)
+  return [(int(k), int(n)) for k, n in ends]
+
+
+def hidden_weights(
+  sampled: Sampling, groups: Groups
+) -> dict[str, float | None]:
+  """How much too large the weights of prompts are, by their pass rate.
+
+  The sum of K (n - K) / n (n - 1) over that of its unbiased estimate, in each
+  tenth; None where there is no prompt.
+  """
+  if sampled.allocation != "stop":
+    return {}
+  rounds, sums = sampling.rounds_of(sampled), np.zeros((10, 2))
+  for right, drawn in counted_ends(groups):
+    biased = right * (drawn - right) / (drawn * (drawn - 1))
+    ratio = stopping.correction(rounds, right=right, drawn=drawn)
+    sums[min(10 * right // drawn, 9)] += biased, biased * ratio
+  return {
+    f"advantage/hidden_weight/below_{10 * i + 10}": float(a / b) if b else None
+    for i, (a, b) in enumerate(sums)
+  }
 
 
 def shared_credit(

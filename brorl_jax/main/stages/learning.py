@@ -246,7 +246,7 @@ def _theory(
       return theory.unmeasured()
     after = sharding.to_host(mass(probe, state.params))
     first_order = sum(float(s.watched) for s in stats)
-    return theory.measure(probe, after, first_order, n=sampled.n)
+    return theory.measure(probe, after, first_order)
 
   return probe_of, metrics
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
@@ -11,9 +11,11 @@ from jax.sharding import Mesh
 from brorl_jax import types
 from brorl_jax.model import local
 from brorl_jax.model.policy import Policy
-from brorl_jax.rollout import plan, prefixes, sampler
+from brorl_jax.rl import stopping
+from brorl_jax.rollout import plan, prefixes, rounds, sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.stream import stream
+from brorl_jax.runs.run_state import RunState
 from brorl_jax.runs.sections.eval import Eval
 from brorl_jax.runs.sections.sampling import Sampling
 
@@ -25,9 +27,35 @@ def decoder(c: Sampling, policy: Policy) -> Policy:
 
 def form(c: Sampling, policy: Policy, fits: plan.RolloutPlan) -> str:
   """How rollouts of a step are decoded, in a few words."""
-  if _shares_prefixes(c, policy, fits, c.n):
+  if _shares_prefixes(c, policy, fits, c.chunk):
     return f"a row for each prefix, of at most {c.max_new_tokens} tokens"
   return fits.line()
+
+
+def rounds_of(c: Sampling) -> stopping.Rounds:
+  """When a prompt stops, with allocation 'stop'."""
+  return stopping.Rounds(c.cumulative, c.stop_right, c.stop_wrong)
+
+
+class _Stops(NamedTuple):
+  """Rounds until right and wrong rollouts suffice, see `rounds.Rule`."""
+
+  rounds: stopping.Rounds
+
+  def first(self, p: int) -> int:
+    return self.rounds.after[0]
+
+  def more(self, reward, valid) -> int:
+    right = int((reward >= 1.0).sum())
+    return stopping.further(self.rounds, right=right, drawn=len(reward))
+
+
+def plan_of(c: Sampling) -> Callable[[RunState], rounds.Plan]:
+  """How many rollouts each prompt of a step gets."""
+  if c.allocation == "fixed":
+    return lambda progress: rounds.fixed(c.n)
+  rule = _Stops(rounds_of(c))
+  return lambda progress: rounds.Plan(c.chunk, c.n, rule)
 
 
 def heldout(
@@ -72,10 +100,10 @@ def streamed(
     processes: Of the run; each has its share of what is in flight.
   """
   sampling = SamplingParams(temperature=c.temperature)
-  how = _how(c, stop_ids, mesh, c.n, sampling)
+  how = _how(c, stop_ids, mesh, c.chunk, sampling)
   how["places"] = c.places // processes
   make = functools.partial(stream, decoder(c, policy), **how, **_slots(fits))
-  if _shares_prefixes(c, policy, fits, c.n):
+  if _shares_prefixes(c, policy, fits, c.chunk):
     make = functools.partial(prefixes.stream, decoder(c, policy), **how)
   return lambda params, feed, key: make(local.copied(params, mesh), feed, key)
 

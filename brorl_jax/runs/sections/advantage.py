@@ -38,6 +38,16 @@ class Advantage(Section):
     "0.5 to 1 in F-GRPO.",
     phased=True,
   )
+  stop_weight: Literal["pooled", "rounds", "exact"] = setting(
+    "pooled",
+    "What a prompt weighs whose number of rollouts is its own "
+    "(sampling.allocation). 'pooled': as much as any other, over all of its "
+    "rollouts; a stop biases that a little. 'exact': that without the bias, "
+    "with more variance. 'rounds': each round has its own baseline and all are "
+    "added, which weighs a prompt by its expected number of rollouts, about in "
+    "inverse proportion to its pass rate. The last two need allocation 'stop'.",
+    phased=True,
+  )
   credit: Literal["equal", "distinct"] = setting(
     "equal",
     "How the correct rollouts of a group share the credit. 'equal': the same "
@@ -48,4 +58,4 @@ class Advantage(Section):
 
   def rules(self) -> Iterator[Rule]:
     yield from self.at_least(1, "k")
-    yield from self.at_least(0.0, "gamma")
+    yield from self.at_least(0, "gamma")

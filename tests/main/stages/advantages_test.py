@@ -19,8 +19,7 @@ def filter_stage(c):
 
 
 def advantages_stage(c):
-  limit = c.sampling.max_new_tokens
-  return advantage_stage.advantages_stage(c.advantage, c.reward, limit=limit)
+  return advantage_stage.advantages_stage(c.advantage, c.reward, c.sampling)
 
 
 def shaped(c, some, *, active):

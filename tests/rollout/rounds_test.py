@@ -1,0 +1,234 @@
+"""Tests of brorl_jax/rollout/rounds.py, through dynamic sampling."""
+
+import random
+
+import chex
+import numpy as np
+import pytest
+import scored
+import tiers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brorl_jax.rollout import rounds
+from brorl_jax.rollout.dynamic_sampling import collect
+from brorl_jax.types import Groups, Prompts, Rollouts
+
+CHUNK, MOST, T = 2, 8, 3
+
+
+def prompts(numbers):
+  index = np.array(numbers, np.int32)
+  tokens = index[:, None]
+  return Prompts(tokens, tokens >= 0, index)
+
+
+def rate(p):
+  """Of right rollouts: prompts 0, 5, 10, .. never, 4, 9, .. always."""
+  return (p % 5) / 4
+
+
+def made(some):
+  """Rollout n of prompt p: a function of both, with its number as a token."""
+  P = len(some.index)
+  n = some.first[:, None] + np.arange(CHUNK)[None]
+  length = 1 + (some.index[:, None] + n) % T
+  mask = np.arange(T) < length[..., None]
+  token = (100 * some.index[:, None] + n)[..., None]
+  return Rollouts(
+    tokens=np.where(mask, token, 0).astype(np.int32),
+    logp=np.where(mask, -token / 7.0, 0.0).astype(np.float32),
+    mask=mask,
+    truncated=length == T,
+    slot_steps=np.ones(P, np.float32),
+  )
+
+
+def score(some, rollouts):
+  """As drawn from a generator of (p, n)."""
+  n = rollouts.tokens[:, :, 0] % 100
+  reward = np.array(
+    [
+      [np.random.default_rng([p, i]).random() < rate(p) for i in row]
+      for p, row in zip(some.index, n, strict=True)
+    ],
+    np.float32,
+  )
+  return scored.scores(reward, n)
+
+
+class Suffices:
+  """Rounds of 2, 4 and 8 until one is right and one is wrong."""
+
+  def __init__(self):
+    self.seen = []
+
+  def first(self, p):
+    return CHUNK
+
+  def more(self, reward, valid):
+    self.seen.append(reward.tolist())
+    both = reward.min() < reward.max()
+    return 0 if both or len(reward) == MOST else len(reward)
+
+
+class Always(Suffices):
+  """All 8, in the same rounds."""
+
+  def more(self, reward, valid):
+    return 0 if len(reward) == MOST else len(reward)
+
+
+def informative(groups):
+  reward, valid = groups.scores.reward, groups.scores.valid
+  high = reward.max(axis=1, where=valid, initial=-1)
+  return high > reward.min(axis=1, where=valid, initial=2)
+
+
+def run(rule, *, places=3, order=lambda held: held[:1], target=6):
+  def sample(feed):
+    held = []
+    while True:
+      room = places - len(held)
+      more = feed(room, not held) if room else None
+      if more is not None:
+        assert len(more.index) <= room
+        chunks = zip(more.index.tolist(), more.first.tolist(), strict=True)
+        held += chunks
+        continue
+      if not held:
+        return
+      for chunk in order(list(held)):
+        held.remove(chunk)
+        some = rounds.with_first(prompts([chunk[0]]), [rounds.Chunk(*chunk)])
+        yield some, made(some)
+
+  return collect(
+    sample,
+    score,
+    informative,
+    prompts,
+    range(40),
+    target=target,
+    plan=rounds.Plan(CHUNK, MOST, rule),
+  )
+
+
+def drawn(sampled):
+  counts = sampled.groups.rollouts.drawn.sum(axis=1).tolist()
+  return dict(zip(sampled.groups.prompts.index.tolist(), counts, strict=True))
+
+
+def test_a_prompt_gets_rounds_until_its_rule_ends_it():
+  rule = Suffices()
+  sampled = run(rule)
+  counts = drawn(sampled)
+  assert set(counts.values()) == {2, 4, 8}
+  for p, count in counts.items():
+    assert rate(p) not in (0.0, 1.0) or count == MOST
+  # Only whole rounds are seen, in the order of n.
+  for p, count in counts.items():
+    every = score(prompts([p]), made_of(p)).reward[0].tolist()
+    for n in (2, 4, 8):
+      assert (every[:n] in rule.seen) or n > count
+  assert sampled.kept.sum() == 6
+
+
+def made_of(p):
+  chunks = [rounds.Chunk(p, n) for n in range(0, MOST, CHUNK)]
+  some = [rounds.with_first(prompts([p]), [chunk]) for chunk in chunks]
+  parts = [made(x) for x in some]
+  join = lambda name: np.concatenate([getattr(x, name) for x in parts], axis=1)
+  return Rollouts(
+    join("tokens"), join("logp"), join("mask"), join("truncated"),
+    np.full(1, 4.0, np.float32),
+  )  # fmt: skip
+
+
+@pytest.mark.parametrize("rule", [Suffices, Always])
+def test_an_extended_prompt_has_the_rollouts_of_a_fixed_number(rule):
+  sampled = run(rule())
+  out = sampled.groups.rollouts
+  for i, (p, count) in enumerate(drawn(sampled).items()):
+    whole = made_of(p)
+    for name in ("tokens", "logp", "mask", "truncated"):
+      got, want = getattr(out, name)[i], getattr(whole, name)[0]
+      np.testing.assert_array_equal(got[:count], want[:count])
+      assert not got[count:].any()
+    assert out.slot_steps[i] == count / CHUNK
+    scores = score(prompts([p]), whole)
+    np.testing.assert_array_equal(
+      sampled.groups.scores.reward[i, :count], scores.reward[0, :count]
+    )
+    assert not sampled.groups.scores.valid[i, count:].any()
+    assert all(x is None for x in sampled.groups.scores.responses[i, count:])
+    assert all(
+      x is not None for x in sampled.groups.scores.responses[i, :count]
+    )
+
+
+@pytest.mark.parametrize("places", tiers.some([1, 2, 5, 16], 2))
+@settings(deadline=None, max_examples=15)
+@given(st.integers(0, 999))
+def test_neither_the_order_of_finishing_nor_the_places_matter(places, seed):
+  rng = random.Random(seed)
+
+  def order(held):
+    rng.shuffle(held)
+    return held[: rng.randint(1, len(held))]
+
+  want, got = run(Suffices()), run(Suffices(), places=places, order=order)
+  assert got.kept.tolist() == want.kept.tolist()
+  # Objects compare by what they say.
+  told = lambda x: [
+    [one and one.verdict for one in row] for row in x.groups.scores.responses
+  ]
+  assert told(got) == told(want)
+  plain = lambda x: x.groups._replace(
+    scores=x.groups.scores._replace(responses=np.zeros(1))
+  )
+  chex.assert_trees_all_equal(plain(got), plain(want))
+
+
+def test_further_rounds_come_before_new_prompts():
+  """Of two places one is free while the other decodes a chunk of prompt 1."""
+  fed = []
+
+  def sample(feed):
+    held = []
+    while (more := feed(2 - len(held), not held)) is not None or held:
+      if more is not None:
+        chunks = [*zip(more.index.tolist(), more.first.tolist(), strict=True)]
+        fed.extend(chunks)
+        held += chunks
+        continue
+      p, first = held.pop(0)
+      some = rounds.with_first(prompts([p]), [rounds.Chunk(p, first)])
+      yield some, made(some)
+
+  collect(
+    sample, score, informative, prompts, [5, 10], target=2,
+    plan=rounds.Plan(CHUNK, MOST, Suffices()),
+  )  # fmt: skip
+  assert sorted(fed) == [(p, n) for p in (5, 10) for n in (0, 2, 4, 6)]
+  assert [n for p, n in fed if p == 5] == [0, 2, 4, 6]
+
+
+@pytest.mark.parametrize("more", [3, -2, 10, 0])
+def test_a_rule_that_asks_for_what_cannot_be_is_named(more):
+  class Odd(Suffices):
+    def first(self, p):
+      return more
+
+  with pytest.raises(
+    ValueError, match=rf"asks for {more} rollouts of prompt 0"
+  ):
+    rounds.Gathered(rounds.Plan(CHUNK, MOST, Odd())).begin(0)
+
+
+def test_a_fixed_number_is_one_chunk_and_is_not_copied():
+  gathered = rounds.Gathered(rounds.fixed(MOST))
+  assert gathered.begin(7) == [rounds.Chunk(7, 0)]
+  whole = made_of(7)
+  group = Groups(prompts([7]), whole, score(prompts([7]), whole))
+  assert gathered.add(7, group).rollouts is whole
