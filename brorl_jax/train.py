@@ -72,7 +72,7 @@ class Stages(NamedTuple):
 
   target: int  # number of groups to train on
   # How many rollouts each candidate gets, see rollout/rounds.py.
-  plan: Callable[[RunState], Plan]
+  plan: Callable[[RunState, Sequence[int]], Plan]
   # If there are fewer, the step trains on a multiple of this many.
   least: int
   # step -> indices of the prompts to draw from, in that order
@@ -296,14 +296,15 @@ def _sample(
 ) -> SampledGroups:
   """Stages 1 to 3: prompts, rollouts, rewards, until `target` groups remain."""
   key = jax.random.fold_in(key, step)
+  candidates = stages.candidates(step, progress)
   return collect(
     lambda feed: stages.rollouts(params, feed, key),
     lambda *rollouts: stages.scores(step, *rollouts),
     stages.informative,
     lambda candidates: stages.prompts(step, candidates),
-    stages.candidates(step, progress),
+    candidates,
     target=stages.target,
-    plan=stages.plan(progress),
+    plan=stages.plan(progress, candidates),
     meanwhile=meanwhile,
   )
 

@@ -95,6 +95,12 @@ def training(c: sections.Config) -> Iterator[Rule]:
   good = good or (pool == prompts and c.filter.keep == "all")
   must = f"0, or more than the {prompts} prompts of a step: some are rejected"
   yield "data.distinct_prompts", good, must
+  drawn_anew = c.sampling.allocation in ("fixed", "stop")
+  must = (
+    "'fixed' or 'stop' unless data.distinct_prompts is set: no prompt comes "
+    "twice"
+  )
+  yield "sampling.allocation", drawn_anew or pool > 0, must
   good = c.filter.rest_after == 0 or pool > 0
   must = "0 unless data.distinct_prompts is set: no prompt comes twice"
   yield "filter.rest_after", good, must

@@ -45,6 +45,14 @@ class RunState:
   # which a resting prompt may be drawn again.
   streak: Mapping[int, int] = dataclasses.field(default_factory=dict)
   rests: Mapping[int, int] = dataclasses.field(default_factory=dict)
+  # Right rollouts and all, of earlier visits, the older the less they count.
+  seen: Mapping[int, tuple[float, float]] = dataclasses.field(
+    default_factory=dict
+  )
+  # Most rollouts that a prompt may get, with sampling.allocation = 'stop': in
+  # the next step, and in the last one; 0: sampling.n.
+  most: int = 0
+  most_before: int = 0
 
   def to_json(self) -> dict[str, Any]:
     return dataclasses.asdict(self)
@@ -76,7 +84,8 @@ class RunState:
     }
     norms = tuple(saved.get("grad_norms", ()))
     usual = {k: (int(n), x) for k, (n, x) in saved.get("usual", {}).items()}
-    more = {**numbered, "grad_norms": norms, "usual": usual}
+    seen = {int(p): (k, n) for p, (k, n) in saved.get("seen", {}).items()}
+    more = {**numbered, "grad_norms": norms, "usual": usual, "seen": seen}
     return RunState(**{**saved, **more})
 
 
@@ -90,6 +99,14 @@ def _is_saved(name: str, value: Any) -> bool:
   if name == "beyond":
     return isinstance(value, Mapping) and all(
       type(v) is int for v in value.values()
+    )
+  if name == "seen":
+    return isinstance(value, Mapping) and all(
+      str(p).isdecimal()
+      and isinstance(of, Sequence)
+      and len(of) == 2
+      and all(map(number, of))
+      for p, of in value.items()
     )
   if name == "usual":
     return isinstance(value, Mapping) and all(
@@ -150,6 +167,30 @@ def visited(
     if streak[p] == rest_after:
       rests[p] = step + rest_steps + 1
   return dataclasses.replace(progress, streak=streak, rests=rests)
+
+
+def remembered(
+  progress: RunState,
+  prompts: Sequence[int],
+  right: Sequence[int],
+  drawn: Sequence[int],
+  *,
+  forget: float,
+) -> RunState:
+  """Adds a visit of some prompts to what is known of their pass rates.
+
+  Args:
+    progress: Before the step.
+    prompts: Indices of the prompts that it sampled.
+    right: Right rollouts of each.
+    drawn: All rollouts of each.
+    forget: Factor on earlier visits.
+  """
+  seen = dict(progress.seen)
+  for p, k, n in zip(prompts, right, drawn, strict=True):
+    before = seen.get(p, (0.0, 0.0))
+    seen[p] = (forget * before[0] + k, forget * before[1] + n)
+  return dataclasses.replace(progress, seen=seen)
 
 
 def resting(progress: RunState, step: int) -> frozenset[int]:

@@ -1,6 +1,7 @@
 """--mode=train: builds the stages of the figure and runs the loop."""
 
 import contextlib
+import functools
 import math
 import pathlib
 import sys
@@ -46,7 +47,7 @@ from brorl_jax.runs import (
   patience,
   sections,
 )
-from brorl_jax.runs.run_state import Newer, RunState
+from brorl_jax.runs.run_state import Newer
 from brorl_jax.runs.sections import Config
 from brorl_jax.runs.sections.run import Run
 from brorl_jax.tasks.base import Example
@@ -335,17 +336,13 @@ def phase(
   )
   tx, schedule = learning.optimizer(c.optim, c.sampling)
   target = c.sampling.prompts
-
-  def candidates(step: int, progress: RunState):
-    return examples.candidates(
-      step, progress, most=c.filter.max_oversampling * target
-    )
+  most = c.filter.max_oversampling * target
 
   stages = train.Stages(
     target=target,
-    plan=sampling.plan_of(c.sampling),
+    plan=sampling.plan_of(c.sampling, candidates=most),
     least=target if c.filter.starved == "skip" else c.optim.minibatches,
-    candidates=candidates,
+    candidates=functools.partial(examples.candidates, most=most),
     prompts=examples.prompts,
     rollouts=sampling.streamed(
       c.sampling, policy, examples.stop_ids, own, plans.rollouts, count
@@ -354,7 +351,7 @@ def phase(
     informative=advantages.filter_stage(
       c.filter, c.reward, places=c.sampling.places // count
     ),
-    visited=advantages.visit_stage(c.filter),
+    visited=advantages.visit_stage(c.filter, c.sampling),
     advantages=advantages.advantages_stage(c.advantage, c.reward, c.sampling),
     update=learning.update_stage(c, policy, tx, schedule, mesh),
     guard=learning.guard_stage(c.guard, bad_steps=c.run.bad_steps),

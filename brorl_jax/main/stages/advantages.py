@@ -74,13 +74,18 @@ def filter_stage(
 
 
 def visit_stage(
-  c: Filter,
+  c: Filter, sampled_by: Sampling
 ) -> Callable[[RunState, int, SampledGroups], RunState]:
-  """Updates which prompts rest, see filter.rest_after."""
+  """Updates which prompts rest, and what the next step may draw of each.
+
+  See filter.rest_after and sampling.allocation.
+  """
+  remembered = sampling.after_step(sampled_by)
 
   def visited(
     progress: RunState, step: int, sampled: SampledGroups
   ) -> RunState:
+    progress = remembered(progress, sampled.groups)
     return run_state.visited(
       progress,
       step,
@@ -149,7 +154,7 @@ def advantages_stage(
     valid, drawn = jnp.asarray(counted), groups.rollouts.drawn
     shared = shared_credit(c, groups, paid, valid)
     length = jnp.asarray(groups.rollouts.mask).sum(axis=2, dtype=jnp.float32)
-    advantage = function(shared, valid, length, groups)
+    advantage = function(shared, valid, length, groups, progress)
     advantage = np.where(counted, advantage, 0.0)
     if not np.isfinite(advantage).all():
       raise FloatingPointError(
@@ -167,7 +172,7 @@ def advantages_stage(
         "reward/length_mean": float(added.mean(where=drawn)),
         "reward/length_active": float(active and bool(reward.length_weight)),
         "reward/masked_fraction": float(1.0 - valid.mean(where=drawn)),
-        **hidden_weights(sampled, groups),
+        **hidden_weights(sampled, groups, progress),
       },
     )
 
@@ -175,14 +180,17 @@ def advantages_stage(
 
 
 def weighted(c: Advantage, sampled: Sampling) -> Callable[..., jax.Array]:
-  """(reward, valid, length, groups) -> advantages, see `rl/stop_weight.py`."""
+  """(reward, valid, length, groups, run state) -> advantages.
+
+  See rl/stop_weight.py.
+  """
   function = functions.advantage(c)
   whitened = c.kind in advantages.WHITENED
-  rounds = sampling.rounds_of(sampled)
 
-  def weigh(reward, valid, length, groups: Groups):
+  def weigh(reward, valid, length, groups: Groups, progress: RunState):
     if sampled.allocation == "fixed":
       return function(reward, valid, length)
+    rounds = sampling.rounds_of(sampled, progress.most_before)
     if c.stop_weight == "rounds":
       return stop_weight.by_round(
         function, reward, valid, length, rounds=rounds
@@ -208,7 +216,7 @@ def counted_ends(groups: Groups) -> list[tuple[int, int]]:
 
 
 def hidden_weights(
-  sampled: Sampling, groups: Groups
+  sampled: Sampling, groups: Groups, progress: RunState
 ) -> dict[str, float | None]:
   """How much too large the weights of prompts are, by their pass rate.
 
@@ -217,7 +225,8 @@ def hidden_weights(
   """
   if sampled.allocation != "stop":
     return {}
-  rounds, sums = sampling.rounds_of(sampled), np.zeros((10, 2))
+  rounds = sampling.rounds_of(sampled, progress.most_before)
+  sums = np.zeros((10, 2))
   for right, drawn in counted_ends(groups):
     biased = right * (drawn - right) / (drawn * (drawn - 1))
     ratio = stopping.correction(rounds, right=right, drawn=drawn)

@@ -2,19 +2,22 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh
 
 from brorl_jax import types
 from brorl_jax.model import local
 from brorl_jax.model.policy import Policy
-from brorl_jax.rl import stopping
+from brorl_jax.rl import allocation, stopping
 from brorl_jax.rollout import plan, prefixes, rounds, sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.stream import stream
+from brorl_jax.runs import run_state
 from brorl_jax.runs.run_state import RunState
 from brorl_jax.runs.sections.eval import Eval
 from brorl_jax.runs.sections.sampling import Sampling
@@ -32,9 +35,15 @@ def form(c: Sampling, policy: Policy, fits: plan.RolloutPlan) -> str:
   return fits.line()
 
 
-def rounds_of(c: Sampling) -> stopping.Rounds:
-  """When a prompt stops, with allocation 'stop'."""
-  return stopping.Rounds(c.cumulative, c.stop_right, c.stop_wrong)
+def rounds_of(c: Sampling, most: int) -> stopping.Rounds:
+  """When a prompt stops, with allocation 'stop'.
+
+  Args:
+    c: The rule.
+    most: Last round that the budget allows; 0: all.
+  """
+  after = tuple(n for n in c.cumulative if n <= (most or c.n))
+  return stopping.Rounds(after, c.stop_right, c.stop_wrong)
 
 
 class _Stops(NamedTuple):
@@ -50,12 +59,105 @@ class _Stops(NamedTuple):
     return stopping.further(self.rounds, right=right, drawn=len(reward))
 
 
-def plan_of(c: Sampling) -> Callable[[RunState], rounds.Plan]:
-  """How many rollouts each prompt of a step gets."""
+class _Chosen(NamedTuple):
+  """Numbers that were chosen before anything is drawn."""
+
+  n: Mapping[int, int]
+
+  def first(self, p: int) -> int:
+    return self.n[p]
+
+  def more(self, reward, valid) -> int:
+    return 0
+
+
+def plan_of(
+  c: Sampling, *, candidates: int
+) -> Callable[[RunState, Sequence[int]], rounds.Plan]:
+  """(run state, candidates) -> how many rollouts each of them gets.
+
+  Args:
+    c: The rule and its numbers.
+    candidates: Most of a step.
+  """
   if c.allocation == "fixed":
-    return lambda progress: rounds.fixed(c.n)
-  rule = _Stops(rounds_of(c))
-  return lambda progress: rounds.Plan(c.chunk, c.n, rule)
+    return lambda progress, step: rounds.fixed(c.n)
+  if c.allocation == "stop":
+
+    def stops(progress: RunState, step: Sequence[int]) -> rounds.Plan:
+      rule = _Stops(rounds_of(c, progress.most))
+      return rounds.Plan(c.chunk, c.n, rule)
+
+    return stops
+
+  budget = candidates * c.samples // c.prompts
+  choose = jax.jit(
+    functools.partial(
+      allocation.allocate,
+      allocation.VALUES[c.allocation],
+      least=c.chunk,
+      most=c.n,
+      budget=budget,
+    )
+  )
+
+  def chosen(progress: RunState, step: Sequence[int]) -> rounds.Plan:
+    # Of one shape, on the CPU, as in `advantages.filter_stage`.
+    right, drawn = np.zeros((2, candidates), np.float32)
+    for i, p in enumerate(step):
+      right[i], drawn[i] = progress.seen.get(p, (0.0, 0.0))
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+      p = allocation.estimate(jnp.asarray(right), jnp.asarray(drawn))
+      n = np.asarray(choose(p, jnp.asarray(drawn > 0))).tolist()
+    numbers = dict(zip(step, n[: len(step)], strict=True))
+    return rounds.Plan(c.chunk, c.n, _Chosen(numbers))
+
+  return chosen
+
+
+def after_step(
+  c: Sampling,
+) -> Callable[[RunState, types.Groups], RunState]:
+  """What the next step's plan needs to know of this one's rollouts."""
+  if c.allocation == "fixed":
+    return lambda progress, groups: progress
+
+  def remembered(progress: RunState, groups: types.Groups) -> RunState:
+    drawn = groups.rollouts.drawn
+    n = drawn.sum(axis=1).tolist()
+    if c.allocation == "stop":
+      most = _allowed(c, progress.most or c.n, n)
+      return dataclasses.replace(
+        progress, most=0 if most == c.n else most, most_before=progress.most
+      )
+    right = ((groups.scores.reward >= 1.0) & drawn).sum(axis=1).tolist()
+    return run_state.remembered(
+      progress,
+      groups.prompts.index.tolist(),
+      right,
+      n,
+      forget=allocation.FORGET,
+    )
+
+  return remembered
+
+
+def _allowed(c: Sampling, most: int, drawn: Sequence[int]) -> int:
+  """The last round of the next step: the budget is a soft one.
+
+  A step that drew more than `samples` gives the next one fewer rounds: as many
+  as would have kept it below. One more is allowed again if it would fit even if
+  every prompt that went to the end went on.
+  """
+  after, total = c.cumulative, sum(drawn)
+  if total > c.samples:
+    fit = [m for m in after if sum(min(n, m) for n in drawn) <= c.samples]
+    return max(fit, default=after[0])
+  at = after.index(most)
+  if most == after[-1]:
+    return most
+  more = sum(n == most for n in drawn) * (after[at + 1] - most)
+  return after[at + 1] if total + more <= c.samples else most
 
 
 def heldout(
