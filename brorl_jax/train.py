@@ -150,8 +150,14 @@ class Recorder(Protocol):
     """Record something that does not happen in every step."""
     ...
 
-  def step(self, step: int, scalars: Mapping[str, Any], kept: Groups) -> None:
-    """Record the metrics of a step and the groups it was trained on."""
+  def step(
+    self,
+    step: int,
+    scalars: Mapping[str, Any],
+    kept: Groups,
+    sampled: SampledGroups,
+  ) -> None:
+    """Record the metrics of a step, what it was trained on and what it drew."""
     ...
 
   def dump(self, step: int, kept: Groups, credit: Credit, drawn: Groups):
@@ -272,7 +278,7 @@ def train(
     progress, judged = stages.guard(progress, scalars, sampled, updated)
     # First the lines, then the checkpoint: a restart drops lines that are newer
     # than the newest checkpoint, but it could not replace a missing line.
-    recorder.step(step, judged.scalars, kept)
+    recorder.step(step, judged.scalars, kept, sampled)
     outcome = Outcome(updated.kl_ref, agreed.busy_s)
     state, progress, reason = stages.reference(state, progress, outcome)
     _tell(recorder, step, stages.changed, judged.events, reason)

@@ -26,6 +26,7 @@ FILES = (
   "sums.json",
   "metrics.jsonl",
   "samples.jsonl",
+  "visits.jsonl",
   "events.jsonl",
   "eval/curve.jsonl",
   "eval/records.jsonl",

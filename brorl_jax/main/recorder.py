@@ -15,6 +15,7 @@ from brorl_jax import evaluate, processes, train, types
 from brorl_jax.errors import UserError
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.rl import stats
+from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import (
   covered,
   events,
@@ -121,6 +122,7 @@ class Recorder:
       self._workdir.joinpath(*path), after=done, warn=self.warn, **how
     )
     self._samples = lines("samples.jsonl")
+    self._visits = lines("visits.jsonl")
     self._events = lines("events.jsonl", keep=events.of_process)
     self._curve = lines("eval", "curve.jsonl")
     curve = metrics.each_line(self._workdir / "eval" / "curve.jsonl")
@@ -136,6 +138,7 @@ class Recorder:
     self._records = lines("eval", "records.jsonl")
     self._files = [
       self._samples,
+      self._visits,
       self._events,
       self._curve,
       self._records,
@@ -183,6 +186,7 @@ class Recorder:
     named = {
       "metrics.jsonl": self._writer,
       "samples.jsonl": self._samples,
+      "visits.jsonl": self._visits,
       "eval/curve.jsonl": self._curve,
       "eval/records.jsonl": self._records,
     }
@@ -208,7 +212,11 @@ class Recorder:
       self._tell({**line, **where, **events.here()})
 
   def step(
-    self, step: int, scalars: Mapping[str, Any], kept: types.Groups
+    self,
+    step: int,
+    scalars: Mapping[str, Any],
+    kept: types.Groups,
+    sampled: SampledGroups,
   ) -> None:
     self.beat(step, "writing")
     replaced = self._replaced()
@@ -216,6 +224,7 @@ class Recorder:
     more = {"score/replaced_workers": count}
     self._writer.write_scalars(step, {**scalars, **more})
     self._samples.write(*self._shown(step, kept))
+    self._visits.write(*self._visited(step, sampled))
     self._last = step
     if count:
       why = events.most_often(replaced)
@@ -277,6 +286,26 @@ class Recorder:
         "seconds": round(scored.seconds, 6),  # of the verifier
         "tokens": len(ids),
         "truncated": bool(kept.rollouts.truncated[p, n]),
+      }
+
+  def _visited(
+    self, step: int, sampled: SampledGroups
+  ) -> Iterator[dict[str, Any]]:
+    """What each prompt that was drawn got, in candidate order."""
+    prompts, rollouts, scores = sampled.groups
+    right = (scores.reward >= 1.0) & rollouts.drawn
+    invalid = ~scores.valid & rollouts.drawn
+    for i, p in enumerate(prompts.index.tolist()):
+      example = self._examples.example(step, p)
+      yield {
+        "step": step,
+        "id": example.id,
+        "task": example.task,
+        "drawn": int(rollouts.drawn[i].sum()),
+        "right": int(right[i].sum()),
+        "invalid": int(invalid[i].sum()),
+        "tokens": int(rollouts.mask[i].sum()),
+        "kept": bool(sampled.kept[i]),
       }
 
   def measured(self, step: int, params: PyTree) -> evaluate.Chunks:

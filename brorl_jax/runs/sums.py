@@ -20,7 +20,7 @@ NAME = "sums.json"
 _METRICS, _EVENTS = "metrics.jsonl", "events.jsonl"
 # Of these nobody else knows how many lines there were. Unreadable ones are left
 # out and told of, see `recorder`.
-_ALONE = ("samples.jsonl", _EVENTS)
+_ALONE = ("samples.jsonl", "visits.jsonl", _EVENTS)
 _MOST = 2**48  # lines: numbers of JSON have no bound
 _NAMES = (_METRICS, *_ALONE, "eval/curve.jsonl", "eval/records.jsonl")
 

@@ -6,7 +6,7 @@ import pytest
 
 from brorl_jax.runs import lines, sums
 
-NAMES = ("metrics.jsonl", "samples.jsonl", "eval/curve.jsonl")
+NAMES = ("metrics.jsonl", "samples.jsonl", "visits.jsonl", "eval/curve.jsonl")
 NAMES += ("eval/records.jsonl",)
 
 

@@ -93,7 +93,7 @@ def of(run: Run, measured: list[Measured], chip: Chip) -> Schedule:
   add("score", calls * (old + ref), both(cost.forward))
   add("gradient", calls, both(cost.gradient))
   add("apply", c.optim.minibatches, cost.apply(run.parameters))
-  return Schedule(parts, T, P * N, c.run.steps, run.mesh.size)
+  return Schedule(parts, T, sampled.samples, c.run.steps, run.mesh.size)
 
 
 def programs(run: Run) -> dict[str, int]:
