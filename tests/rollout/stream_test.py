@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scored
+import small_policies
 import tiers
 from small_decoders import (
   DOWN,
@@ -19,7 +20,7 @@ from small_decoders import (
   policy_params,
 )
 
-from brorl_jax.rollout import rounds, sampler, stream
+from brorl_jax.rollout import prefixes, rounds, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.dynamic_sampling import collect
 from brorl_jax.types import Prompts
@@ -258,3 +259,97 @@ def test_kept_groups_are_the_same_on_many_devices(count, at_once):
   for a, b in zip(*(jax.tree.leaves(g) for _, g in found), strict=True):
     if a.ndim > 1:  # not how many slots there were
       np.testing.assert_array_equal(a, b)
+
+
+class Chunks:
+  """Gives (p, first) in a mixed order, two at a time."""
+
+  def __init__(self, prompts, n, chunk, seed=0):
+    every = [
+      rounds.Chunk(p, first)
+      for p in range(len(prompts.index))
+      for first in range(0, n, chunk)
+    ]
+    order = np.random.default_rng(seed).permutation(len(every))
+    self.prompts, self.left = prompts, [every[i] for i in order]
+
+  def __call__(self, room, idle):
+    some, self.left = self.left[: min(room, 2)], self.left[min(room, 2) :]
+    if not some:
+      return None
+    at = [chunk.p for chunk in some]
+    prompts = jax.tree.map(lambda x: x[at], self.prompts)
+    return rounds.with_first(prompts, some)
+
+
+def joined(make, prompts, n, chunk, **settings):
+  """Rollouts of each prompt, from chunks that `make` finishes in any order."""
+  found = {}
+  for some, rollouts in make(
+    feed=Chunks(prompts, n, chunk), n=chunk, **settings
+  ):
+    for i, chunk_of in enumerate(zip(some.index, some.first, strict=True)):
+      found[tuple(map(int, chunk_of))] = jax.tree.map(
+        lambda x, i=i: x[i : i + 1], rollouts
+      )
+  assert len(found) == len(prompts.index) * n // chunk
+  return lambda name: np.stack(
+    [
+      np.concatenate(
+        [getattr(found[p, f], name)[0] for f in range(0, n, chunk)]
+      )
+      for p in range(len(prompts.index))
+    ]
+  )
+
+
+@pytest.mark.parametrize("chunk", tiers.some([8, 1, 12, 24], 1, 2))
+@pytest.mark.parametrize("mesh", [None, pytest.param(2, marks=pytest.mark.ci)])
+def test_chunks_are_the_rollouts_of_a_prompt_bit_for_bit(chunk, mesh):
+  """24 of each of 5 prompts, in 4 places, whatever comes first."""
+  prompts, n = numbered(5), 24
+  of = joined(
+    functools.partial(stream.stream, RECALLS, RECALL, key=KEY),
+    prompts,
+    n,
+    chunk,
+    max_new_tokens=12,
+    sampling=SamplingParams(),
+    stop_ids=(STOP,),
+    slots=min(chunk, 5),
+    lanes=4,
+    places=4,
+    mesh=mesh and devices(mesh),
+  )
+  want = together(prompts, n=n)
+  for name in ("tokens", "logp", "mask", "truncated"):
+    np.testing.assert_array_equal(of(name), getattr(want, name), err_msg=name)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("make", [stream.stream, prefixes.stream])
+def test_chunks_of_a_policy_are_the_rollouts_of_a_fixed_number(make):
+  """64 of 3 prompts: the same program in another order gives the same bits,
+  another number of rollouts per place other rounding at most.
+  """
+  policy, n = small_policies.TINY, 64
+  params = small_policies.shaken(policy)
+  rng = np.random.default_rng(0)
+  mask = np.arange(7) >= 7 - np.array([3, 7, 1])[:, None]
+  tokens = np.where(mask, rng.integers(1, 37, (3, 7)), 0).astype(np.int32)
+  prompts = Prompts(tokens, mask, np.arange(3, dtype=np.int32))
+  more = {} if make is prefixes.stream else {"slots": 8, "lanes": 4}
+  settings = dict(
+    max_new_tokens=9, sampling=SamplingParams(), stop_ids=(1, 2), places=4
+  )
+  of, other = (
+    joined(
+      functools.partial(make, policy, params, key=KEY), prompts, n, chunk,
+      **settings, **(more if chunk == 8 else {**more, **some}),
+    )
+    for chunk, some in ((8, {}), (64, {"slots": 64} if more else {}))
+  )  # fmt: skip
+  differ = (of("tokens") != other("tokens")).any(axis=2)
+  assert differ.mean() < 0.01
+  gap = np.abs(of("logp") - other("logp"))[~differ]
+  assert gap.max() < 2e-5

@@ -12,7 +12,13 @@ from brorl_jax import processes
 from brorl_jax.errors import UserError
 from brorl_jax.runs import going_back, lines
 
-FILES = ("metrics.jsonl", "events.jsonl", "samples.jsonl", "visits.jsonl", "eval/curve.jsonl")
+FILES = (
+  "metrics.jsonl",
+  "events.jsonl",
+  "samples.jsonl",
+  "visits.jsonl",
+  "eval/curve.jsonl",
+)
 
 
 def line(step, **more):
