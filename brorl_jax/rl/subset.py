@@ -96,7 +96,11 @@ def extremes(
 
 
 def different(
-  group: Int[Array, "P N"], valid: Bool[Array, "P N"], key: Key[Array, ""], *, m: int
+  group: Int[Array, "P N"],
+  valid: Bool[Array, "P N"],
+  key: Key[Array, ""],
+  *,
+  m: int,
 ) -> Chosen:
   """m of the different responses of each prompt.
 
@@ -139,8 +143,11 @@ def _weights(chosen, above, below, a, b):
   """Share of all over share of the chosen, above and below."""
   n = jnp.maximum(a + b, 1)
   m = jnp.maximum(jnp.sum(chosen, axis=1, keepdims=True), 1)
-  of = lambda part, total: total / n * m / jnp.maximum(
-    jnp.sum(chosen & part, axis=1, keepdims=True), 1
+  of = lambda part, total: (
+    total
+    / n
+    * m
+    / jnp.maximum(jnp.sum(chosen & part, axis=1, keepdims=True), 1)
   )
   weight = jnp.where(above, of(above, a), of(below, b))
   return jnp.where(chosen, weight, 0.0)
