@@ -55,6 +55,16 @@ class Rollouts:
     written = self.mask.sum() - self.drawn.sum()
     return float(written / max(float(self.slot_steps.sum()), 1.0))
 
+  def alike(self) -> Int[np.ndarray, "P N"]:
+    """The same number for equal responses to a prompt, on the host."""
+    out = np.zeros(self.truncated.shape, np.int32)
+    for p in range(len(out)):
+      length = self.mask[p].sum(axis=1, keepdims=True)  # 0 may be a real token
+      content = np.concatenate([self.tokens[p], length], axis=1)
+      _, same = np.unique(content, axis=0, return_inverse=True)
+      out[p] = same.ravel()
+    return out
+
   def distinct(self, p: int) -> tuple[np.ndarray, np.ndarray]:
     """The distinct responses to prompt p: first index and count of each.
 

@@ -82,6 +82,8 @@ def training(c: sections.Config) -> Iterator[Rule]:
   good = c.sampling.allocation == "stop" or c.advantage.stop_weight == "pooled"
   must = "'pooled' without sampling.allocation = 'stop': there are no rounds"
   yield "advantage.stop_weight", good, must
+  must = f"0 to n = {n}"
+  yield "advantage.train_on", c.advantage.train_on <= n, must
   good = c.sampling.allocation == "fixed" or c.loss.mean != "prompt"
   must = (
     "another mean if sampling.allocation is not 'fixed': advantages do that"

@@ -20,6 +20,7 @@ from brorl_jax import meshes, processes, train, types
 from brorl_jax.errors import UserError
 from brorl_jax.main.recorder import Recorder
 from brorl_jax.rollout import plan
+from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import checkpoints, machine, notify, sections
 from brorl_jax.runs.sections import Config
 
@@ -187,10 +188,14 @@ class Together:
       self._recorder.event(step, what)
 
   def step(
-    self, step: int, scalars: Mapping[str, Any], kept: types.Groups
+    self,
+    step: int,
+    scalars: Mapping[str, Any],
+    kept: types.Groups,
+    sampled: SampledGroups,
   ) -> None:
     if processes.leads():
-      self._recorder.step(step, scalars, kept)
+      self._recorder.step(step, scalars, kept, sampled)
 
   def dump(
     self,

@@ -136,7 +136,7 @@ def _numbers(above, below, m: int):
   """How many are above and below, and how many above are taken, all [P, 1]."""
   a = jnp.sum(above, axis=1, keepdims=True)
   b = jnp.sum(below, axis=1, keepdims=True)
-  return a, b, jnp.minimum(a, jnp.maximum(m - m // 2, m - b))
+  return a, b, jnp.minimum(a, jnp.maximum(m // 2, m - b))
 
 
 def _weights(chosen, above, below, a, b):

@@ -52,7 +52,7 @@ STOP = {"allocation": "stop", "groups": 64}
 GOOD = [
   {**STOP, "rounds": (16, 32, 512), "stop_wrong": 0, "stop_weight": "rounds"},
   {**STOP, "groups": 32, "n_min": 512, "stop_weight": "exact"},
-  {"allocation": "history", "samples": 512, "minibatches": 1},
+  {"allocation": "history", "distinct_prompts": 40},
   {"n_min": 48, "rounds": (100,)},  # not read
   {"n": 2},
   {"slots": 1},
@@ -144,6 +144,7 @@ BAD = [
   ("samples", {"samples": 256}, "multiple of n = 512"),
   ("in_flight", {"in_flight": 8000}, "multiple of n = 512"),
   ("allocation", {"allocation": "all"}, "one of fixed, stop, history"),
+  ("allocation", {"allocation": "coba"}, "no prompt comes twice"),
   ("groups", {"groups": 32}, "0 with sampling.allocation = 'fixed'"),
   ("groups", {"groups": -1}, "0 or positive"),
   ("n_min", {**STOP, "n_min": 48}, "a divisor of n = 512"),
@@ -161,6 +162,9 @@ BAD = [
   ("stop_weight", {"stop_weight": "none"}, "one of pooled, rounds, exact"),
   ("stop_weight", {"stop_weight": "exact"}, "'pooled' without"),
   ("mean", {**STOP, "mean": "prompt"}, "another mean"),
+  ("train_on", {"train_on": -1}, "0 or positive"),
+  ("train_on", {"train_on": 513}, "0 to n = 512"),
+  ("choose", {"choose": "best"}, "one of random, stratified, variance"),
   ("minibatches", {"minibatches": 3}, "divisor ... samples / n = 32"),
   *(
     (f, {f: -1}, "positive, or 0")

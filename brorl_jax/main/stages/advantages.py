@@ -18,6 +18,7 @@ from brorl_jax.rl import (
   length_penalty,
   stop_weight,
   stopping,
+  subset,
 )
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import run_state
@@ -155,7 +156,7 @@ def advantages_stage(
     shared = shared_credit(c, groups, paid, valid)
     length = jnp.asarray(groups.rollouts.mask).sum(axis=2, dtype=jnp.float32)
     advantage = function(shared, valid, length, groups, progress)
-    advantage = np.where(counted, advantage, 0.0)
+    advantage, trained = _chosen(c, groups, advantage, counted, progress)
     if not np.isfinite(advantage).all():
       raise FloatingPointError(
         f"config.advantage.kind = {c.kind!r}: an advantage is not finite; "
@@ -165,13 +166,14 @@ def advantages_stage(
       progress = dataclasses.replace(progress, shaped=progress.shaped + 1)
     return Credit(
       advantage,
-      counted,
+      trained,
       progress,
       {
         "reward/shaped_mean": float(paid.mean(where=drawn)),
         "reward/length_mean": float(added.mean(where=drawn)),
         "reward/length_active": float(active and bool(reward.length_weight)),
         "reward/masked_fraction": float(1.0 - valid.mean(where=drawn)),
+        "advantage/trained_fraction": float(trained.sum() / counted.sum()),
         **hidden_weights(sampled, groups, progress),
       },
     )
@@ -205,6 +207,39 @@ def weighted(c: Advantage, sampled: Sampling) -> Callable[..., jax.Array]:
     return out * np.asarray(ratio, np.float32)[:, None]
 
   return weigh
+
+
+def _chosen(
+  c: Advantage,
+  groups: Groups,
+  advantage: Float[Array, "P N"],
+  counted: Bool[np.ndarray, "P N"],
+  progress: RunState,
+) -> tuple[Float[np.ndarray, "P N"], Bool[np.ndarray, "P N"]]:
+  """Advantages of the rollouts that are trained on, and which they are.
+
+  The loss is a mean over what is trained on. A prompt with n rollouts of which
+  m stand for it gets a factor n / m, over the same of all prompts together.
+  """
+  all_in = np.where(counted, advantage, 0.0)
+  if not c.train_on:
+    return all_in, counted
+  choose = functools.partial(subset.CHOOSE[c.choose], m=c.train_on)
+  if c.choose == "different":
+    # Another draw in each step, the same after a resume.
+    key = jax.random.key(progress.samples % 2**31)
+    some, weight = choose(
+      jnp.asarray(groups.rollouts.alike()), jnp.asarray(counted), key
+    )
+  else:
+    some, weight = choose(
+      jnp.asarray(groups.scores.reward), jnp.asarray(counted)
+    )
+  chosen, n = np.asarray(some), counted.sum(axis=1, keepdims=True)
+  m = chosen.sum(axis=1, keepdims=True)
+  factor = n / np.maximum(m, 1) * (m.sum() / n.sum())
+  out = all_in * np.asarray(weight) * factor
+  return out.astype(np.float32), chosen
 
 
 def counted_ends(groups: Groups) -> list[tuple[int, int]]:

@@ -48,6 +48,23 @@ class Advantage(Section):
     "inverse proportion to its pass rate. The last two need allocation 'stop'.",
     phased=True,
   )
+  train_on: int = setting(
+    0,
+    "Rollouts of a prompt that are trained on, after all of them had their "
+    "advantage; 0: all. The others are left out of the update, which is most "
+    "of a step with long answers.",
+    unit="rollouts",
+    phased=True,
+  )
+  choose: Literal["random", "stratified", "variance", "different"] = setting(
+    "stratified",
+    "Which ones, with weights that leave the gradient as it is on average. "
+    "'stratified': half of them right and half wrong, as far as there are so "
+    "many. 'variance': the highest and the lowest rewards (PODS); biased if "
+    "rewards have more than two values. 'different': of the different "
+    "responses. 'random': any.",
+    phased=True,
+  )
   credit: Literal["equal", "distinct"] = setting(
     "equal",
     "How the correct rollouts of a group share the credit. 'equal': the same "
@@ -58,4 +75,4 @@ class Advantage(Section):
 
   def rules(self) -> Iterator[Rule]:
     yield from self.at_least(1, "k")
-    yield from self.at_least(0, "gamma")
+    yield from self.at_least(0, "gamma", "train_on")

@@ -1,5 +1,8 @@
 """Tests of brorl_jax/main/stages/advantages.py: rewards to advantages."""
 
+import dataclasses
+
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -366,3 +369,109 @@ def test_an_own_advantage_gives_nothing_to_what_does_not_count(tmp_path):
   some = groups([[1, 1, 1, 0]], answer=[[0, 0, 1, 0]])
   got = stage(some, advantage=f"{mine}:raw", credit="distinct").advantage
   np.testing.assert_allclose(got, [[0.4375, 0.4375, 0.625, -0.5]], atol=1e-6)
+
+
+# Prompts of 4, 2 and 4 rollouts of which the first is right; 1 in 4 is a round
+# of its own in the last.
+def ragged():
+  some = groups(
+    [[1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0]], length=[[1] * 4] * 3
+  )
+  mask = some.rollouts.mask.copy()
+  mask[1, 2:] = False
+  valid = some.scores.valid.copy()
+  valid[1, 2:] = False
+  responses = some.scores.responses.copy()
+  responses[1, 2:] = None
+  return some._replace(
+    rollouts=dataclasses.replace(some.rollouts, mask=mask),
+    scores=some.scores._replace(valid=valid, responses=responses),
+  )
+
+
+STOP = {
+  "allocation": "stop", "n_min": 2, "groups": 3,
+  "rounds": (2, 4), "stop_right": 1, "stop_wrong": 1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+  "weight, want",
+  [
+    # n / mean(n) = 1.2, .6, 1.2; with leave-one-out 1 and -1/3, 1 and -1.
+    (
+      "pooled",
+      [[5 / 6, *[-5 / 18] * 3], [5 / 3, -5 / 3, 0, 0],
+       [-5 / 18, -5 / 18, 5 / 6, -5 / 18]],
+    ),
+    # Who stopped after two has an estimate of its own. One right of four: the
+    # first two were equal, so that their estimate is 0.
+    ("exact", [[0] * 4, [5 / 3, -5 / 3, 0, 0], [0] * 4]),
+    ("rounds", [[1, -1, 0, 0], [1, -1, 0, 0], [0, 0, 1, -1]]),
+  ],
+)  # fmt: skip
+def test_a_prompt_with_a_number_of_its_own_by_hand(weight, want):
+  changes = {**STOP, "advantage": "leave_one_out", "stop_weight": weight}
+  some = ragged()
+  got = stage(some, **changes)
+  np.testing.assert_allclose(got.advantage, want, atol=1e-6)
+  assert not got.advantage[1, 2:].any() and not got.counts[1, 2:].any()
+  assert got.metrics["reward/masked_fraction"] == 0.0
+  assert got.metrics["reward/shaped_mean"] == pytest.approx(3 / 10)
+  # Of the prompts below .3: 1/4 + 1/4 over 0; at .5: 1/2 over 1/2.
+  assert got.metrics["advantage/hidden_weight/below_60"] == pytest.approx(1.0)
+  assert got.metrics["advantage/hidden_weight/below_30"] is None
+  assert got.metrics["advantage/hidden_weight/below_100"] is None
+
+
+def test_a_lower_budget_stops_earlier_and_is_corrected_for_that():
+  """With two rollouts at most there is nothing to correct."""
+  changes = {**STOP, "advantage": "leave_one_out", "stop_weight": "exact"}
+  some = groups([[1, 0, 0, 0]], length=[[1] * 4])
+  mask = some.rollouts.mask & (np.arange(4) < 2)[:, None]
+  rollouts = dataclasses.replace(some.rollouts, mask=mask)
+  valid = some.scores.valid & (np.arange(4) < 2)
+  some = some._replace(
+    rollouts=rollouts, scores=some.scores._replace(valid=valid)
+  )
+  got = stage(some, RunState(most_before=2), **changes)
+  np.testing.assert_allclose(got.advantage, [[1, -1, 0, 0]], atol=1e-6)
+
+
+def test_training_on_some_by_hand():
+  """Of four rollouts two are right: one of each stands for two.
+
+  Of prompts with 4 and 2 rollouts the first counts twice, as it did before.
+  """
+  changes = {"advantage": "centered", "train_on": 2}
+  some = groups([[1, 1, 0, 0]], length=[[1] * 4])
+  got = stage(some, **changes)
+  np.testing.assert_allclose(got.advantage, [[0.5, 0, -0.5, 0]], atol=1e-6)
+  assert got.counts.tolist() == [[True, False, True, False]]
+  assert got.metrics["advantage/trained_fraction"] == 0.5
+  one = groups([[1, 0, 0, 0]], length=[[1] * 4])
+  got = stage(one, **changes)  # 1/4 of all, 1/2 of the chosen
+  np.testing.assert_allclose(got.advantage, [[0.375, -0.375, 0, 0]], atol=1e-6)
+  whole = stage(one, **{**changes, "train_on": 0})
+  assert whole.counts.all()
+  # 4 and 2 rollouts, m = 2: n / m = 2 and 1, over 6 / 4.
+  both = ragged()
+  both = jax.tree.map(lambda x: x[:2], both)
+  got = stage(both, **changes)
+  first = np.array([0.375, -0.375, 0, 0]) * 2 / 1.5
+  np.testing.assert_allclose(got.advantage[0], first, atol=1e-6)
+  second = np.array([0.5, -0.5, 0, 0]) * 1 / 1.5
+  np.testing.assert_allclose(got.advantage[1], second, atol=1e-6)
+
+
+def test_another_draw_of_different_responses_in_each_step():
+  some = groups(np.eye(4)[:1].repeat(3, 0), length=[[1, 2, 3, 4]] * 3)
+  changes = {"advantage": "centered", "choose": "different", "train_on": 2}
+  found = {
+    stage(some, RunState(samples=s), **changes).counts.tobytes()
+    for s in range(9)
+  }
+  assert len(found) > 3
+  again = stage(some, RunState(samples=3), **changes)
+  once = stage(some, RunState(samples=3), **changes)
+  np.testing.assert_array_equal(again.advantage, once.advantage)
