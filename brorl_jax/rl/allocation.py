@@ -83,7 +83,7 @@ def allocate(
   *,
   least: int,
   most: int,
-  budget: int,
+  each: float,
 ) -> Int[Array, " P"]:
   """Rollouts of each prompt, multiples of `least`.
 
@@ -93,7 +93,8 @@ def allocate(
     known: Prompts with an estimate; the others get `least`.
     least: Fewest rollouts, and the size of a chunk.
     most: A multiple of `least`.
-    budget: Of all prompts together; each gets `least` whatever it is.
+    each: Budget of a known prompt, on average; each gets `least` whatever it
+      is.
   """
   shapes.check(p=(p, "P"), known=(known, "P"))
   P, K = len(p), most // least
@@ -102,7 +103,8 @@ def allocate(
   # Of the 2nd, 3rd, .. chunk; rounding must not make a gain negative.
   gain = jnp.maximum(jnp.diff(of, axis=1), 0.0)
   gain = jnp.where(known[:, None], gain, -1.0)
-  chunks = jnp.maximum(budget // least - P, 0)
+  spare = jnp.sum(known) * (each - least)
+  chunks = jnp.maximum(jnp.floor(spare / least), 0).astype(jnp.int32)
   # The largest gains, of equal ones those of the first prompts: concave values
   # make a prompt's chunks come in their order.
   order = jnp.argsort(-gain.ravel(), stable=True)

@@ -16,6 +16,7 @@ from brorl_jax.main.commands import evaluate as evaluate_command
 from brorl_jax.main.commands import plan
 from brorl_jax.main.recorder import Recorder
 from brorl_jax.rl import stats
+from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import events, metrics, trackers
 from brorl_jax.runs.run_state import RunState
 
@@ -63,9 +64,13 @@ def test_wandb_gets_all_of_a_run_whenever_it_starts(
   recorder = Recorder(c, tmp_path, examples, [], lambda step: measure, {}, {})
   recorder.start(-1)
   recorder.evaluate(0, None)
-  recorder.step(1, {"reward/mean": 0.5, "policy/kl_ref": None}, kept)
+  recorder.step(
+    1, {"reward/mean": 0.5, "policy/kl_ref": None}, kept, drawn(kept)
+  )
   recorder.evaluate(1, None)
-  recorder.step(2, {"reward/mean": 0.75, "policy/kl_ref": None}, kept)
+  recorder.step(
+    2, {"reward/mean": 0.75, "policy/kl_ref": None}, kept, drawn(kept)
+  )
   recorder.close()
   score = {"eval/pass_at_1/m": 1.0, "eval/pass_at_1": 1.0}
   none = {"score/replaced_workers": 0}
@@ -84,6 +89,12 @@ def test_wandb_gets_all_of_a_run_whenever_it_starts(
   again.close()
   first = {"reward/mean": 0.5, **none, **score}
   assert told[0][3] == [(0, score), (1, first)]
+
+
+def drawn(kept):
+  """As if these were all that a step drew, the first of them rejected."""
+  good = np.arange(len(kept.prompts.index)) > 0
+  return SampledGroups(kept, good, len(good) - 1, {}, [1.0])
 
 
 @pytest.mark.ci
@@ -108,7 +119,7 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
   )
   recorder.start(-1)
   score = recorder.evaluate(0, state.params)
-  recorder.step(1, {"reward/mean": 0.5}, kept)
+  recorder.step(1, {"reward/mean": 0.5}, kept, drawn(kept))
   recorder.evaluate(1, state.params)
   recorder.close()
   assert steps == [0, 1]
@@ -134,6 +145,20 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
     assert (line["pass_at_1"], line["half_width"]) == (mean, half)
     assert len(line["rates"]) == 16
   assert {r["id"].split("/")[1] for r in records} == {"heldout"}
+  visits = metrics.read_lines(tmp_path / "visits.jsonl")
+  assert len(visits) == len(kept.prompts.index)
+  for p, line in enumerate(visits):
+    example, right = examples.example(1, p), kept.scores.reward[p] >= 1.0
+    assert line == {
+      "step": 1,
+      "id": example.id,
+      "task": example.task,
+      "drawn": right.size,
+      "right": int(right.sum()),
+      "invalid": 0,
+      "tokens": int(kept.rollouts.mask[p].sum()),
+      "kept": p > 0,
+    }
   samples = metrics.read_lines(tmp_path / "samples.jsonl")
   assert len(samples) == c.run.samples_shown
   for p, line in enumerate(samples):
@@ -239,7 +264,7 @@ def test_the_story_of_a_crash_stays_and_training_is_written_again(
   wired, tmp_path
 ):
   recorder = start_at(wired, tmp_path, 2)
-  recorder.step(3, {"reward/mean": 0.5}, wired[-2])
+  recorder.step(3, {"reward/mean": 0.5}, wired[-2], drawn(wired[-2]))
   recorder.event(3, {"event": "skip", "why": "NaN"})
   recorder.warn("the disk is slow")
   with pytest.raises(ZeroDivisionError), recorder:
@@ -269,7 +294,7 @@ def test_why_a_run_ends_is_recorded_and_told(
   told = []
   recorder = start_at(wired, tmp_path, 2, tell=told.append)
   with contextlib.suppress(Exception), recorder:
-    recorder.step(last, {"reward/mean": 0.5}, wired[-2])
+    recorder.step(last, {"reward/mean": 0.5}, wired[-2], drawn(wired[-2]))
     recorder.stopped = stopped
     if error is not None:
       raise error
@@ -415,7 +440,7 @@ def test_replaced_workers_are_one_event_of_a_step(wired, tmp_path):
   ended = iter([{"late": 2, "it died": 1}, {}])
   recorder = start_at(wired, tmp_path, 2, replaced=lambda: next(ended))
   for step in (3, 4):
-    recorder.step(step, {"reward/mean": 0.5}, wired[-2])
+    recorder.step(step, {"reward/mean": 0.5}, wired[-2], drawn(wired[-2]))
   recorder.close()
   _, event = timeless(tmp_path)
   assert event == {
@@ -446,7 +471,7 @@ def test_the_heartbeat_says_where_a_run_is(wired, tmp_path):
   found.append(doing())
   recorder.beat(3, "sampling")
   found.append(doing())
-  recorder.step(3, {"reward/mean": 0.5}, wired[-2])
+  recorder.step(3, {"reward/mean": 0.5}, wired[-2], drawn(wired[-2]))
   found.append(doing())
   with contextlib.suppress(Exception):  # of no records
     recorder.evaluate(3, None)

@@ -9,9 +9,10 @@ import pytest
 from brorl_jax.rl import allocation
 
 
-def allocate(name, p, *, known=None, **sizes):
+def allocate(name, p, *, known=None, budget, **sizes):
   p = jnp.asarray(p, jnp.float32)
   known = jnp.ones(len(p), bool) if known is None else jnp.asarray(known)
+  sizes["each"] = budget / int(known.sum())
   value = allocation.VALUES[name]
   return np.asarray(allocation.allocate(value, p, known, **sizes)).tolist()
 
@@ -66,7 +67,7 @@ def test_coba_turns_to_hard_prompts_once_most_succeed():
 def test_what_is_not_known_gets_the_least():
   got = allocate(
     "history", [0.5, 1e-3, 0.5], known=[True, False, True],
-    least=4, most=64, budget=60,
+    least=4, most=64, budget=56,
   )  # fmt: skip
   assert got[1] == 4 and got[0] + got[2] == 56
 

@@ -1,13 +1,12 @@
 """Dynamic sampling, with samplers and verifiers of a few lines."""
 
-import collections
 import math
 import random
 import threading
 import time
-from concurrent import futures
 
 import chex
+import crowds
 import jax
 import numpy as np
 import pytest
@@ -342,66 +341,6 @@ def test_a_step_that_cannot_be_judged_is_not_called_starved():
     run(set(), target=4, score=score)
 
 
-class Board:
-  """`processes.Board` of a draw, for threads; knows who claimed what."""
-
-  def __init__(self):
-    self.claims, self.notes, self._lock = {}, {}, threading.Lock()
-    self.cleared = 0
-
-  def claim(self, key):
-    with self._lock:
-      me = threading.get_ident()
-      return self.claims.setdefault(key, me) == me
-
-  def write(self, key, note):
-    assert self.notes.setdefault(key, note) is note, "written twice"
-
-  def read(self):
-    return dict(self.notes)
-
-  def clear(self):
-    self.cleared += 1
-
-
-class Crowd:
-  """Processes as threads: who asks is the thread."""
-
-  def __init__(self, count, monkeypatch):
-    self._here = threading.local()
-    self._barrier = threading.Barrier(count, timeout=30)
-    self._values = [None] * count
-    self._count = count
-    monkeypatch.setattr(processes, "alone", lambda: count == 1)
-    monkeypatch.setattr(processes, "gather", self._gather)
-    self.boards = collections.defaultdict(Board)
-    monkeypatch.setattr(processes, "Board", lambda name: self.boards[name])
-    # A count of each process: they draw in the same order.
-    self._draws = collections.Counter()
-    monkeypatch.setattr(candidates, "_DRAWS", self)
-
-  def _gather(self, value):
-    self._values[self._here.index] = value
-    self._barrier.wait()
-    every = list(self._values)
-    self._barrier.wait()
-    return every
-
-  def __next__(self):
-    self._draws[self._here.index] += 1
-    return self._draws[self._here.index]
-
-  def run(self, function):
-    """The results of all, by number."""
-
-    def one(index):
-      self._here.index = index
-      return function(index)
-
-    with futures.ThreadPoolExecutor(self._count) as pool:
-      return [*pool.map(one, range(self._count))]
-
-
 @pytest.mark.parametrize("count", tiers.some([3, 1, 2, 5], 1, 1))
 def test_processes_keep_and_generate_what_one_does(count, monkeypatch):
   rng = np.random.default_rng(count)
@@ -410,7 +349,7 @@ def test_processes_keep_and_generate_what_one_does(count, monkeypatch):
     good = {int(p) for p in candidates if rng.random() < 0.5}
     alone = run(good, target=9, candidates=candidates)
     with monkeypatch.context() as patch:
-      crowd = Crowd(count, patch)
+      crowd = crowds.Crowd(count, patch)
       draw = lambda i: run(
         good, target=9, candidates=candidates, places=1 + i % 3
       )
@@ -433,7 +372,7 @@ def group(numbers):
 
 def test_candidates_are_claimed_in_order_while_they_are_needed(monkeypatch):
   """The other claims 0 and 2, and rejects 0."""
-  board = Board()
+  board = crowds.Board()
   board.claims |= {0: "other", 2: "other"}
   monkeypatch.setattr(processes, "Board", lambda name: board)
   pending = candidates.Shared(
@@ -465,7 +404,7 @@ def test_candidates_are_claimed_in_order_while_they_are_needed(monkeypatch):
 def test_a_process_that_waits_for_others_does_other_work_meanwhile(monkeypatch):
   """Both wait in it for each other, as updates on all devices do."""
   both = threading.Barrier(2, timeout=30)
-  done = Crowd(2, monkeypatch).run(
+  done = crowds.Crowd(2, monkeypatch).run(
     lambda i: run({1, 2, 5}, target=3, places=1, meanwhile=both.wait)
   )
   assert done[0].kept.tolist() == done[1].kept.tolist()
@@ -488,7 +427,7 @@ def test_who_has_room_samples_more(monkeypatch):
     return sample
 
   good = set(range(0, 40, 2))
-  Crowd(2, monkeypatch).run(
+  crowds.Crowd(2, monkeypatch).run(
     lambda i: collect(
       spied(i),
       scores_of(good),
@@ -505,7 +444,7 @@ def test_who_has_room_samples_more(monkeypatch):
 
 def test_too_few_prompts_are_told_by_every_process(monkeypatch):
   short = lambda _: run({1, 2}, target=3, candidates=range(7)).shortage()
-  one, other = Crowd(2, monkeypatch).run(short)
+  one, other = crowds.Crowd(2, monkeypatch).run(short)
   assert one == other and one.startswith("only 2 of 7 prompts are kept")
 
 
@@ -523,7 +462,7 @@ def test_a_slow_process_is_seen_by_all(monkeypatch):
 
     return sample
 
-  one, other = Crowd(2, monkeypatch).run(
+  one, other = crowds.Crowd(2, monkeypatch).run(
     lambda i: collect(
       slow(i),
       scores_of({0, 1}),

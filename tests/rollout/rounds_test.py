@@ -3,6 +3,7 @@
 import random
 
 import chex
+import crowds
 import numpy as np
 import pytest
 import scored
@@ -232,3 +233,18 @@ def test_a_fixed_number_is_one_chunk_and_is_not_copied():
   whole = made_of(7)
   group = Groups(prompts([7]), whole, score(prompts([7]), whole))
   assert gathered.add(7, group).rollouts is whole
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("count", [2, 3])
+def test_processes_draw_together_what_one_draws(count, monkeypatch):
+  """A prompt's rounds are made by who claimed it."""
+  want = run(Suffices(), target=9)
+  crowd = crowds.Crowd(count, monkeypatch)
+  many = crowd.run(lambda i: run(Suffices(), target=9, places=1 + i))
+  for got in many:
+    assert got.kept.tolist() == want.kept.tolist()
+    chex.assert_trees_all_equal(
+      got.groups.rollouts.tokens, want.groups.rollouts.tokens
+    )
+    assert drawn(got) == drawn(want)

@@ -15,6 +15,7 @@ def test_a_checkpoint_gives_back_the_same_value():
   before = RunState(
     tokens=2**40, samples=3, shaped=4, since_reset=5, resets=6, best=0.25,
     stalled=7, streak={3: 1, 11: 2}, rests={11: 30},
+    seen={4: (0.5, 16.0)}, most=64, most_before=256,
   )  # fmt: skip
   after = RunState.from_json(json.loads(json.dumps(before.to_json())))
   assert after == before
@@ -26,6 +27,21 @@ def test_counts_add_up():
     RunState(tokens=5, samples=1), tokens=7, samples=2, prompts=3
   )
   assert (one.tokens, one.samples) == (12, 3)
+
+
+def test_earlier_visits_count_less():
+  one = run_state.remembered(RunState(), [3, 5], [4, 0], [16, 64], forget=0.5)
+  assert one.seen == {3: (4.0, 16.0), 5: (0.0, 64.0)}
+  two = run_state.remembered(one, [3], [16], [16], forget=0.5)
+  assert two.seen == {3: (18.0, 24.0), 5: (0.0, 64.0)}
+
+
+@pytest.mark.parametrize(
+  "seen", [{"3": [1]}, {"a": [1, 2]}, {"3": ["1", 2]}, [1], {"3": 4}]
+)
+def test_what_is_no_visit_is_damage(seen):
+  with pytest.raises(lines.Damaged, match="'seen'"):
+    RunState.from_json({"seen": seen})
 
 
 def visit(was, step, **kept):

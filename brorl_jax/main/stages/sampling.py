@@ -90,14 +90,13 @@ def plan_of(
 
     return stops
 
-  budget = candidates * c.samples // c.prompts
   choose = jax.jit(
     functools.partial(
       allocation.allocate,
       allocation.VALUES[c.allocation],
       least=c.chunk,
       most=c.n,
-      budget=budget,
+      each=c.samples / c.prompts,
     )
   )
 
