@@ -1,4 +1,4 @@
-"""Tests of brorl_jax/rollout/candidates.py; more are in dynamic_sampling_test."""
+"""Tests of brorl_jax/rollout/candidates.py; see dynamic_sampling_test.py."""
 
 import numpy as np
 

@@ -1,6 +1,7 @@
 """The stream, with the decoders of the sampler's tests."""
 
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +28,17 @@ from brorl_jax.types import Prompts
 
 STOP = 0
 RECALLS = Recall()
+
+
+class Suffices(NamedTuple):
+  """Four at a time until one is right and one is wrong."""
+
+  def first(self, p):
+    return 4
+
+  def more(self, reward, valid):
+    differ = reward.min() < reward.max()
+    return 0 if differ or len(reward) == 32 else 4
 
 
 def numbered(count):
@@ -225,8 +237,16 @@ def test_batches_visit_every_place_once():
 
 @pytest.mark.ci
 @pytest.mark.parametrize("count, at_once", [tiers.at_night((2, 4)), (8, 8)])
-def test_kept_groups_are_the_same_on_many_devices(count, at_once):
-  """What is rejected, and so replaced, hangs on the rollouts themselves."""
+@pytest.mark.parametrize(
+  "plan",
+  [rounds.fixed(16), rounds.Plan(4, 32, Suffices())],
+  ids=["fixed", "rounds"],
+)
+def test_kept_groups_are_the_same_on_many_devices(count, at_once, plan):
+  """What is rejected, and so replaced, hangs on the rollouts themselves.
+
+  And so does what gets another round.
+  """
 
   def score(prompts, rollouts):
     first = rollouts.tokens[..., 0]
@@ -234,16 +254,18 @@ def test_kept_groups_are_the_same_on_many_devices(count, at_once):
     return scored.scores(reward, first)
 
   def informative(groups):
-    reward = groups.scores.reward
-    return reward.max(axis=1) > reward.min(axis=1)
+    reward, drawn = groups.scores.reward, groups.rollouts.drawn
+    most = reward.max(axis=1, where=drawn, initial=0.0)
+    return most > reward.min(axis=1, where=drawn, initial=1.0)
 
   every = numbered(64)
   found = []
   for mesh, places in ((None, 3), (devices(count), at_once)):
     sampled = collect(
       functools.partial(
-        stream.stream, Recall(), RECALL, key=KEY, n=16, max_new_tokens=12,
-        sampling=SamplingParams(), stop_ids=(STOP,), slots=16,
+        stream.stream, Recall(), RECALL, key=KEY, n=plan.chunk,
+        max_new_tokens=12, sampling=SamplingParams(), stop_ids=(STOP,),
+        slots=plan.chunk,
         lanes=places, places=places, mesh=mesh,
       ),
       score,
@@ -251,9 +273,12 @@ def test_kept_groups_are_the_same_on_many_devices(count, at_once):
       lambda some: jax.tree.map(lambda x: x[list(some)], every),
       range(64),
       target=6,
-      plan=rounds.fixed(16),
+      plan=plan,
     )  # fmt: skip
-    assert sampled.kept.sum() == 6 and 8 < len(sampled.kept) < 64
+    assert sampled.kept.sum() == 6 and 6 < len(sampled.kept) < 64
+    counts = {*sampled.groups.rollouts.drawn.sum(axis=1).tolist()}
+    assert counts == ({16} if plan.chunk == 16 else counts)
+    assert plan.chunk == 16 or len(counts) > 1
     found.append((sampled.kept, sampled.kept_groups()))
   np.testing.assert_array_equal(found[0][0], found[1][0])
   for a, b in zip(*(jax.tree.leaves(g) for _, g in found), strict=True):
