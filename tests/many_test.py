@@ -189,6 +189,21 @@ def test_two_processes_train_as_one(site, alone):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
+def test_prompts_that_get_rounds_are_drawn_together(site, count):
+  """Eight prompts of 4 to 16 rollouts; who claimed one makes its rounds."""
+  stop = """--config.sampling.allocation=stop --config.sampling.n=16
+    --config.sampling.n_min=4 --config.sampling.groups=8
+    --config.sampling.stop_right=2 --config.sampling.stop_wrong=2""".split()
+  one = trained(site, site / f"one of {count}", 1, *stop)
+  many = trained(site, site / f"{count} in rounds", count, *stop)
+  alike(one, many)
+  drawn = [lines(x / "visits.jsonl") for x in (one, many)]
+  assert drawn[0] == drawn[1]
+  assert {line["drawn"] for line in drawn[0]} == {4, 16}
+
+
+@pytest.mark.slow
 def test_four_processes_train_as_one(site, alone):
   alike(alone, trained(site, site / "four", 4))
 
