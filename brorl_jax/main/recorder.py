@@ -3,7 +3,7 @@
 import contextlib
 import functools
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from jaxtyping import PyTree
 
 from brorl_jax import evaluate, processes, train, types
 from brorl_jax.errors import UserError
+from brorl_jax.main import inversion, records
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.rl import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
@@ -223,8 +224,12 @@ class Recorder:
     count = sum(replaced.values())
     more = {"score/replaced_workers": count}
     self._writer.write_scalars(step, {**scalars, **more})
-    self._samples.write(*self._shown(step, kept))
-    self._visits.write(*self._visited(step, sampled))
+    self._samples.write(
+      *records.samples(
+        step, kept, self._examples, most=self._c.run.samples_shown
+      )
+    )
+    self._visits.write(*records.visits(step, sampled, self._examples))
     self._last = step
     if count:
       why = events.most_often(replaced)
@@ -259,54 +264,6 @@ class Recorder:
     path = self._workdir / "stopped" / f"step_{step}.npz"
     path.parent.mkdir(exist_ok=True)
     np.savez_compressed(path, **arrays)
-
-  def _shown(self, step: int, kept: types.Groups) -> Iterator[dict[str, Any]]:
-    reward = kept.scores.reward
-    for p in range(min(self._c.run.samples_shown, len(reward))):
-      example = self._examples.example(step, int(kept.prompts.index[p]))
-      # Right and wrong responses alternate: a kept group has both.
-      value = reward[p] if p % 2 == 0 else -reward[p]
-      n = int(np.where(kept.rollouts.drawn[p], value, -np.inf).argmax())
-      ids = kept.rollouts.tokens[p, n][kept.rollouts.mask[p, n]].tolist()
-      scored = kept.scores.responses[p, n]
-      verdict = scored.verdict
-      yield {
-        "step": step,
-        "id": example.id,
-        "domain": example.domain,
-        "task": example.task,
-        "prompt": self._examples.asked(example),
-        "response": self._examples.decode([ids])[0],
-        "gold": example.entry.get("answer"),  # None for tests and constraints
-        "answer": verdict.answer,
-        "verdict": verdict.status,
-        "reason": verdict.reason,
-        "score": verdict.score,
-        "reward": float(reward[p, n]),
-        "seconds": round(scored.seconds, 6),  # of the verifier
-        "tokens": len(ids),
-        "truncated": bool(kept.rollouts.truncated[p, n]),
-      }
-
-  def _visited(
-    self, step: int, sampled: SampledGroups
-  ) -> Iterator[dict[str, Any]]:
-    """What each prompt that was drawn got, in candidate order."""
-    prompts, rollouts, scores = sampled.groups
-    right = (scores.reward >= 1.0) & rollouts.drawn
-    invalid = ~scores.valid & rollouts.drawn
-    for i, p in enumerate(prompts.index.tolist()):
-      example = self._examples.example(step, p)
-      yield {
-        "step": step,
-        "id": example.id,
-        "task": example.task,
-        "drawn": int(rollouts.drawn[i].sum()),
-        "right": int(right[i].sum()),
-        "invalid": int(invalid[i].sum()),
-        "tokens": int(rollouts.mask[i].sum()),
-        "kept": bool(sampled.kept[i]),
-      }
 
   def measured(self, step: int, params: PyTree) -> evaluate.Chunks:
     """The records of an evaluation; writes nothing."""
@@ -347,7 +304,19 @@ class Recorder:
     }
     self._curve.write(line)
     self._writer.write_evaluation(step, _scalars(line))
+    self._tell_of_inversion(step, line)
     return mean
+
+  def _tell_of_inversion(self, step: int, line: Mapping[str, Any]) -> None:
+    """An event when fewer prompts can be solved, once until it is over."""
+    earlier = [
+      one
+      for one in metrics.each_line(self._workdir / "eval" / "curve.jsonl")
+      if one["step"] < step
+    ]
+    why = inversion.inverted(earlier[0], line) if earlier else None
+    if why and not inversion.inverted(earlier[0], earlier[-1]):
+      self.event(step, {"event": "inversion", "why": why})
 
   def close(self) -> None:
     for file in self._files:

@@ -32,7 +32,7 @@ OF_PROCESS = frozenset(
   }
 )
 # Those that `run.notify` is called with.
-TOLD = frozenset({"start", "resume", "warning", "guard", "end"})
+TOLD = frozenset({"start", "resume", "warning", "guard", "inversion", "end"})
 # What a resume says of a process that wrote nothing when it ended.
 NO_WORD = "nothing: it was killed, or its machine failed"
 

@@ -482,3 +482,37 @@ def test_the_heartbeat_says_where_a_run_is(wired, tmp_path):
     (2, "starting"), (3, "sampling"), (3, "writing"), (3, "evaluation"),
     (3, "saving"),
   ]  # fmt: skip
+
+
+def test_an_inversion_is_told_once_until_it_is_over(wired, tmp_path):
+  c, _, examples, *_ = wired
+  one = {
+    "domain": "math",
+    "task": "m",
+    "tokens": 3,
+    "reason": "",
+    "answer": "8",
+  }
+  one |= {"truncated": False, "score": 1.0}
+
+  def chunk(share):
+    """Of 40 prompts with 8 samples these are right, by prompt."""
+    return [
+      one
+      | {"id": f"q{p}", "sample": n, "pass": n < 8 * share[p]}
+      | {"status": "pass" if n < 8 * share[p] else "fail"}
+      for p in range(40)
+      for n in range(8)
+    ]
+
+  wide, narrow = [0.125] * 40, [1.0] * 20 + [0.0] * 20
+  shares = iter([wide, narrow, narrow, wide, narrow])
+  measure = lambda params, heldout: iter([chunk(next(shares))])
+  recorder = Recorder(c, tmp_path, examples, [], lambda step: measure, {}, {})
+  recorder.start(-1)
+  for step in range(5):
+    recorder.evaluate(step, None)
+  recorder.close()
+  told = [e for e in timeless(tmp_path) if e["event"] == "inversion"]
+  assert [e["step"] for e in told] == [1, 4]
+  assert "from 0.125 to 0.500" in told[0]["why"]

@@ -273,7 +273,7 @@ def make(
     n=c.sampling.chunk,
     prompts=c.sampling.places // processes,
     slots=c.sampling.slots or None,
-    lanes=c.sampling.lanes or None,
+    lanes=c.sampling.chunk_lanes or None,
   )
   chunk, evaluations = _evaluations(c, fit, own.rows, processes)
   update = sizes.gradient(c, policy, **how)

@@ -46,7 +46,7 @@ def rounds_of(c: Sampling, most: int) -> stopping.Rounds:
   return stopping.Rounds(after, c.stop_right, c.stop_wrong)
 
 
-class _Stops(NamedTuple):
+class Stops(NamedTuple):
   """Rounds until right and wrong rollouts suffice, see `rounds.Rule`."""
 
   rounds: stopping.Rounds
@@ -85,7 +85,7 @@ def plan_of(
   if c.allocation == "stop":
 
     def stops(progress: RunState, step: Sequence[int]) -> rounds.Plan:
-      rule = _Stops(rounds_of(c, progress.most))
+      rule = Stops(rounds_of(c, progress.most))
       return rounds.Plan(c.chunk, c.n, rule)
 
     return stops

@@ -78,9 +78,9 @@ class Run(Section):
   notify: str = setting(
     "",
     "Command, called in the background with an event of the run as JSON on "
-    "standard input: start, resume, warning, guard, end. Without a shell, at "
-    "most 30 s, and its failure is only told. config.json holds it: no "
-    "passwords. '': none.",
+    "standard input: start, resume, warning, guard, inversion, end. Without a "
+    "shell, at most 30 s, and its failure is only told. config.json holds it: "
+    "no passwords. '': none.",
     free=True,
   )
   pipeline: bool = setting(

@@ -144,6 +144,11 @@ class Sampling(Section):
     return self.in_flight // self.chunk
 
   @property
+  def chunk_lanes(self) -> int:
+    """Chunks that decode together: as many rows as `lanes` prompts have."""
+    return self.lanes * max(self.slots // self.chunk, 1)
+
+  @property
   def cumulative(self) -> tuple[int, ...]:
     """Rollouts of a prompt after each round of 'stop'."""
     if self.rounds:

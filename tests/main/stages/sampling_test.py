@@ -96,6 +96,13 @@ def test_rounds_grow_fourfold_up_to_n():
   assert stop(n_min=64).cumulative == (64,)
 
 
+def test_chunks_decode_in_as_many_rows_as_prompts_would():
+  assert stop(slots=64, lanes=2).chunk_lanes == 2 * 64 // 4
+  assert stop(slots=2, lanes=3).chunk_lanes == 3
+  assert stop(slots=64, lanes=0).chunk_lanes == 0  # as many as fit
+  assert config(n=64, slots=32, lanes=2).sampling.chunk_lanes == 2
+
+
 def test_a_stop_plan_asks_for_rounds_until_the_budget_ends_them():
   plan_of = sampling.plan_of(stop(stop_right=1), candidates=80)
   plan = plan_of(RunState(), range(80))
