@@ -3,6 +3,7 @@
 The result is plain JSON. Tables, figures and page are made from it alone.
 """
 
+import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -48,6 +49,7 @@ class Run(NamedTuple):
     evaluations: Ordered by step.
     evaluated: Name of the evaluated policy; None for a training run.
     events: Lines of events.jsonl.
+    visits: From `ledger.summary`; empty without a ledger.
   """
 
   name: str
@@ -57,6 +59,7 @@ class Run(NamedTuple):
   evaluations: Sequence[Evaluation]
   evaluated: str | None
   events: Sequence[Mapping[str, Any]] = ()
+  visits: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def numbers(
@@ -122,6 +125,7 @@ def _run(run: Run) -> dict[str, Any]:
     "finished": done == wanted == last if training else True,
     "throughput": cost.throughput(run.metrics),
     "rates": answers.rates(run.metrics),
+    "visits": dict(run.visits),
     "answers": answers.pairs(
       first.shown, ending.shown, (first.rates, ending.rates)
     )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from brorl_jax import evaluate
 from brorl_jax.errors import UserError
-from brorl_jax.report import samples
+from brorl_jax.report import ledger, samples
 from brorl_jax.report.compare import Evaluation, Run
 from brorl_jax.runs import config_file, metrics, sections
 from brorl_jax.runs.lines import has_step
@@ -193,6 +193,7 @@ def read(
     evaluations=out,
     evaluated=folder.evaluated,
     events=_events(folder.path),
+    visits=_visits(folder.path),
   )
   return Read(run, prompts, folder.about, _samples(folder.path))
 
@@ -204,6 +205,12 @@ def _samples(folder: pathlib.Path) -> list[dict[str, Any]]:
     return []
   lines = collections.deque(_each(path, _has_sample), maxlen=samples.MOST)
   return [{name: line[name] for name in _SAMPLE} for line in lines]
+
+
+def _visits(folder: pathlib.Path) -> dict[str, Any]:
+  """The ledger of a run in short; an evaluation has none."""
+  path = folder / "visits.jsonl"
+  return ledger.summary(_each(path, ledger.check)) if path.exists() else {}
 
 
 def _events(folder: pathlib.Path) -> list[dict[str, Any]]:

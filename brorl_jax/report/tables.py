@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from brorl_jax.report import answers, cells, equal, events
+from brorl_jax.report import answers, cells, equal, events, ledger
 from brorl_jax.report.cells import Cell, Number, Table
 
 _WIDE = 70  # characters of column names above which a table is transposed
@@ -262,6 +262,7 @@ def every(data: Mapping[str, Any]) -> list[Table]:
   for make, there in (
     (tokens, _trained(data)),
     (answers.table, _trained(data)),
+    (ledger.table, any(run["visits"] for run in data["runs"])),
     (tests, data["tests"]),
     (differences, data["differences"]),
     (events.table, any(run["events"] for run in data["runs"])),

@@ -15,6 +15,7 @@ from brorl_jax.report import (
   cells,
   compare,
   figures,
+  ledger,
   load_runs,
   page,
   samples,
@@ -92,7 +93,11 @@ def write(data: Mapping[str, Any], out: pathlib.Path) -> None:
   """Writes the report; raises UserError or StorageError if that fails."""
   try:
     out.mkdir(exist_ok=True)
-    drawn = [*figures.draw(out, data), *answers.draw(out, data)]
+    drawn = [
+      *figures.draw(out, data),
+      *answers.draw(out, data),
+      *ledger.draw(out, data),
+    ]
     text = json.dumps(data, indent=1, allow_nan=False) + "\n"
     (out / "report.json").write_text(text)
     (out / "index.html").write_text(page.page(data, drawn, out))

@@ -1,0 +1,141 @@
+"""The ledger of training prompts: what their rollouts were, visit by visit.
+
+From visits.jsonl, a line for each prompt that a step drew.
+"""
+
+import collections
+import functools
+import math
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+from brorl_jax.report import figures
+from brorl_jax.report.cells import Number, Table
+from brorl_jax.report.figures import Figure
+from brorl_jax.runs.lines import has_step
+
+# Pass rates below the first are lost, above the second were there.
+_LOST, _THERE = 0.01, 0.1
+_WON = 0.5
+_PARTS = 12  # of the curve: steps are taken together
+_NUMBERS = ("drawn", "right", "invalid", "tokens")
+
+
+def check(line: Any) -> None:
+  """Raises ValueError if a line is no visit."""
+  has_step(line)
+  for name in _NUMBERS:
+    if type(line.get(name)) is not int or line[name] < 0:
+      raise ValueError(f"{name!r} is missing or not what a run writes")
+  if not isinstance(line.get("id"), str) or line["right"] > line["drawn"]:
+    raise ValueError("'id' or 'right' is not what a run writes")
+
+
+def summary(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+  """What the page shows of a ledger; empty without a visit.
+
+  Returns:
+    prompts, visits, again: prompts with a second visit. never: prompts without
+    a right rollout in any visit. won: of those seen again, below .1 at first
+    and at least .5 at last. lost: at least .1 once, and below .01 at last.
+    curve: means over the prompts of some steps, with unbiased pass@k.
+  """
+  rates: dict[str, list[float]] = collections.defaultdict(list)
+  steps: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
+  for line in lines:
+    if line["drawn"]:
+      rates[line["id"]].append(line["right"] / line["drawn"])
+      steps[line["step"]].append((line["drawn"], line["right"]))
+  if not steps:
+    return {}
+  again = [seen for seen in rates.values() if len(seen) > 1]
+  return {
+    "prompts": len(rates),
+    "visits": sum(map(len, rates.values())),
+    "again": len(again),
+    "never": sum(max(seen) == 0.0 for seen in rates.values()),
+    "won": sum(seen[0] < _THERE and seen[-1] >= _WON for seen in again),
+    "lost": sum(max(seen) >= _THERE and seen[-1] < _LOST for seen in again),
+    "curve": _curve(steps),
+  }
+
+
+def _curve(steps: Mapping[int, Sequence[tuple[int, int]]]) -> list[Any]:
+  """Pass@k of the prompts of some steps, for k up to what every one drew."""
+  fewest = min(n for some in steps.values() for n, _ in some)
+  ks = [1 << i for i in range(fewest.bit_length())]
+  parts = np.array_split(sorted(steps), min(_PARTS, len(steps)))
+  return [
+    {
+      "step": int(part[-1]),
+      "pass_at_k": {
+        str(k): float(
+          np.mean([pass_at_k(n, c, k) for s in part for n, c in steps[int(s)]])
+        )
+        for k in ks
+      },
+    }
+    for part in parts
+  ]
+
+
+@functools.lru_cache(maxsize=2**16)
+def pass_at_k(n: int, c: int, k: int) -> float:
+  """1 - C(n - c, k) / C(n, k), exactly; see rl/pass_at_k.py."""
+  return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def draw(folder: pathlib.Path, data: Mapping[str, Any]) -> list[Figure]:
+  """Pass@k of the training prompts over time, if a run has a ledger."""
+  runs = [(i, x) for i, x in enumerate(data["runs"]) if x["visits"]]
+  if not runs:
+    return []
+  ks = {
+    k: None for _, run in runs for k in run["visits"]["curve"][0]["pass_at_k"]
+  }
+  every = [*ks]
+  # The first, one in between and the last.
+  shown = dict.fromkeys([every[0], every[len(every) // 2], every[-1]])
+  with matplotlib.rc_context(figures.STYLE):
+    figure, axes = figures.axes_of(len(shown), height=2.5)
+    for axis, k in zip(axes, shown, strict=True):
+      for i, run in runs:
+        curve = [x for x in run["visits"]["curve"] if k in x["pass_at_k"]]
+        x, y = [x["step"] for x in curve], [x["pass_at_k"][k] for x in curve]
+        axis.plot(x, 100 * np.array(y), ms=4, **figures.look(i, run))
+      axis.set(title=f"pass@{k}", xlabel="step", ylabel="prompts, %")
+      axis.set_ylim(0.0, 100.0)
+    figures.legend(figure, axes)
+    figures.save(figure, folder / "ledger.png")
+  caption = (
+    "Training prompts as they are drawn, kept or not, at the temperature of "
+    "training: the share of which one of k rollouts is right, without bias "
+    "from all rollouts of the prompt. Where pass@1 rises and the last panel "
+    "falls, training takes away what the policy could do."
+  )
+  return [Figure("ledger.png", "Pass@k of the training prompts", caption)]
+
+
+def table(data: Mapping[str, Any], number: int) -> Table:
+  """What became of the prompts of each run."""
+  names = ("prompts", "visits", "again", "won", "lost", "never")
+  rows = [
+    [
+      run["name"],
+      *(Number(("runs", i, "visits", name), "count") for name in names),
+    ]
+    for i, run in enumerate(data["runs"])
+    if run["visits"]
+  ]
+  caption = (
+    "Training prompts that were drawn, kept or not. Seen again: with a second "
+    "visit. Of those: won, of less than a tenth right rollouts at the first "
+    "visit and at least half at the last; lost, of a tenth or more at some "
+    "visit and less than a hundredth at the last. Never: without a right one."
+  )
+  head = ["run", "prompts", "visits", "seen again", "won", "lost", "never"]
+  return Table(f"Table {number}. Ledger of prompts", caption, head, rows, 1)
