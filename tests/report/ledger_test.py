@@ -97,7 +97,7 @@ def test_a_line_that_is_no_visit_is_named(tmp_path, broken):
   made.dump(
     path / "visits.jsonl", [visit(1, "a", 3), visit(1, "b", 3) | broken]
   )
-  with pytest.raises(UserError, match="visits.jsonl, line 2"):
+  with pytest.raises(UserError, match=r"visits\.jsonl, line 2"):
     read(path)
 
 
