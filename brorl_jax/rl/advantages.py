@@ -201,8 +201,8 @@ def pass_at_k(
   alone = jnp.prod(
     jnp.maximum(n - right - i, 0.0) / others, axis=1, keepdims=True
   )
-  weight = k * n / jnp.maximum(n - k, 1.0) * alone
-  return jnp.where(n > k, weight * centered, 0.0)
+  # With at most k that count `alone` is 0, or the group is a single rollout.
+  return k * n / jnp.maximum(n - k, 1.0) * alone * centered
 
 
 def focal_by_group(
