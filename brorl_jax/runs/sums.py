@@ -22,6 +22,8 @@ _METRICS, _EVENTS = "metrics.jsonl", "events.jsonl"
 # out and told of, see `recorder`.
 _ALONE = ("samples.jsonl", "visits.jsonl", _EVENTS)
 _MOST = 2**48  # lines: numbers of JSON have no bound
+# Runs of older versions do not have this file.
+_LATER = ("visits.jsonl",)
 _NAMES = (_METRICS, *_ALONE, "eval/curve.jsonl", "eval/records.jsonl")
 
 
@@ -64,7 +66,8 @@ def check(workdir: pathlib.Path) -> None:
     return
   try:
     sums = json.loads(path.read_text())
-    wanted = {name: _sum(sums[name]) for name in _NAMES}
+    names = [name for name in _NAMES if name in sums or name not in _LATER]
+    wanted = {name: _sum(sums[name]) for name in names}
   except (ValueError, KeyError, TypeError, RecursionError) as e:
     raise lines.Damaged(
       f"{path} cannot be read ({type(e).__name__}); restore it, or remove it "

@@ -8,6 +8,7 @@ import types
 import configured
 import jax
 import jax.numpy as jnp
+import numpy as np
 import one_step
 import pytest
 
@@ -15,6 +16,7 @@ from brorl_jax import meshes, processes, train
 from brorl_jax.errors import UserError
 from brorl_jax.main import shared
 from brorl_jax.main.recorder import Recorder
+from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import checkpoints, sections
 
 
@@ -33,7 +35,7 @@ class Spy(Recorder):
   evaluate = lambda self, step, params: self._ask("evaluate", 0.75)
   measured = lambda self, step, params: self._ask("measured", iter([[1], [3]]))
   event = lambda self, step, what: self._ask("event")
-  step = lambda self, step, scalars, kept: self._ask("step")
+  step = lambda self, step, scalars, kept, sampled: self._ask("step")
   sync = lambda self: self._ask("sync")
 
 
@@ -41,7 +43,9 @@ def use(together):
   """Calls every method; what they return."""
   out = [together.lacks(3), together.start(3), together.evaluate(3, None)]
   together.event(3, {})
-  together.step(3, {}, one_step.groups([[1, 0]]))
+  kept = one_step.groups([[1, 0]])
+  drawn = SampledGroups(kept, np.ones(1, bool), 1, {}, [1.0])
+  together.step(3, {}, kept, drawn)
   together.sync()
   return out
 

@@ -16,6 +16,7 @@ from absl.testing import parameterized
 import brorl_jax.rl
 from brorl_jax.rl import (
   advantages,
+  allocation,
   corrections,
   credit,
   filtering,
@@ -25,6 +26,9 @@ from brorl_jax.rl import (
   shapes,
   simulator,
   stats,
+  stop_weight,
+  stopping,
+  subset,
   vocabulary,
 )
 from brorl_jax.rl.mean import Mean
@@ -47,6 +51,10 @@ def normal(*shape):
 
 def mask(*shape):
   return jnp.ones(shape, bool)
+
+
+def one_by_one(reward, valid, length):
+  return advantages.leave_one_out(reward, valid)
 
 
 LOGP = {"logp": -(normal(B, T) ** 2), "logp_old": -(normal(B, T) ** 2)}
@@ -101,6 +109,29 @@ DOORS = {
   advantages.maxrl: REWARD,
   advantages.pass_at_k: REWARD | {"k": 2},
   advantages.focal_by_group: REWARD | {"gamma": 1.0},
+  stop_weight.pooled: REWARD
+  | {"function": one_by_one, "length": normal(P, N), "whitened": False},
+  stop_weight.by_round: REWARD
+  | {"function": one_by_one, "length": normal(P, N)}
+  | {"rounds": stopping.Rounds((2, N), 1, 1)},
+  subset.first: REWARD | {"m": 2},
+  subset.stratified: REWARD | {"m": 2},
+  subset.extremes: REWARD | {"m": 2},
+  subset.different: {
+    "group": jnp.zeros((P, N), int),
+    "valid": mask(P, N),
+    "key": KEY,
+    "m": 2,
+  },
+  allocation.estimate: {"right": jnp.ones(P), "drawn": jnp.full(P, 4.0)},
+  allocation.allocate: {
+    "value": allocation.knapsack,
+    "p": jnp.full(P, 0.5),
+    "known": mask(P),
+    "least": 2,
+    "most": 8,
+    "each": 4.0,
+  },
   advantages.normalize_by_group: {
     "centered": normal(P, N),
     "valid": mask(P, N),
@@ -177,6 +208,9 @@ DOORS = {
 }
 # Elementwise in one array, or of no array at all.
 ANY_SHAPE = {
+  "allocation.coba",
+  "allocation.history",
+  "allocation.knapsack",
   "length_penalty.cosine",
   "length_penalty.is_active",
   "length_penalty.overlong",
@@ -186,6 +220,10 @@ ANY_SHAPE = {
   "pass_at_k.pass_at_k",
   "simulator.initial_logits",
   "simulator.simulate",
+  "stopping.correction",
+  "stopping.exact_weights",
+  "stopping.expected",
+  "stopping.further",
   "values.require",
   "values.require_count",
   "values.require_finite",

@@ -123,6 +123,19 @@ def test_a_bad_line_more_is_of_no_matter_in_samples_alone(run):
     sums.check(run)
 
 
+def test_a_run_of_an_older_version_has_no_ledger(run):
+  path = run / sums.NAME
+  known = json.loads(path.read_text())
+  del known["visits.jsonl"]
+  path.write_text(json.dumps(known))
+  (run / "visits.jsonl").unlink()
+  sums.check(run)
+  del known["samples.jsonl"]
+  path.write_text(json.dumps(known))
+  with pytest.raises(lines.Damaged, match="cannot be read"):
+    sums.check(run)
+
+
 def test_a_run_that_was_cut_back_as_a_whole(run):
   for name in NAMES:
     lines.JsonLines(run / name, after=2).close()
