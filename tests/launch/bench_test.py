@@ -282,3 +282,14 @@ def test_refuses(flags, message):
     text=True,
   )
   assert done.returncode == 2 and message in done.stderr
+
+
+@pytest.mark.slow
+def test_rounds_draw_what_a_fixed_number_draws():
+  command = [sys.executable, "-m", "launch.bench.rounds", "--config=n512:tiny"]
+  command += ["--prompts=2", "--n=32", "--repeats=1"]
+  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+  assert done.returncode == 0, done.stderr
+  line = json.loads(done.stdout.splitlines()[-1])
+  assert line["fixed_rollouts"] == line["rounds_rollouts"] == 64
+  assert line["fixed_tokens"] == line["rounds_tokens"] > 64
