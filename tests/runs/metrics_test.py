@@ -1,5 +1,6 @@
 """Tests of brorl_jax/runs/metrics.py."""
 
+import dataclasses
 import math
 import os
 import pathlib
@@ -196,6 +197,39 @@ def test_numbers_of_a_step_by_hand():
     rel=1e-6,
   )
   assert all(type(value) is float for value in got.values())
+
+
+def test_empty_places_count_nowhere():
+  """The second prompt has one rollout and two places without one."""
+  rollouts, reward, kept = example()
+  empty = np.array([[False] * 3, [False, True, True]])
+  rollouts = dataclasses.replace(
+    rollouts,
+    tokens=np.where(empty[..., None], 0, rollouts.tokens),
+    logp=np.where(empty[..., None], 0.0, rollouts.logp).astype(np.float32),
+    mask=rollouts.mask & ~empty[..., None],
+  )
+  assert [x.tolist() for x in rollouts.distinct(1)] == [[0], [1]]
+  assert [x.tolist() for x in rollouts.distinct(0)] == [[0, 2], [2, 1]]
+  assert rollouts.slot_occupancy() == pytest.approx(3 / 4)  # of 7 tokens
+  answered = scored.scores(reward, [[0, 1, 1], [3, 0, 0]], valid=~empty)
+  responses = np.where(empty, None, answered.responses)
+  answered = answered._replace(responses=responses)
+  got = metrics.of_groups(rollouts, answered, kept, rollout_s=0.5)
+  wanted = {
+    "sampling/rollouts_per_prompt": 2.0,
+    "rollout/length_mean": 7 / 4,
+    "rollout/truncated_fraction": 1 / 4,
+    "rollout/samples_per_s": 8.0,
+    "reward/distinct_answers": 1.5,
+    "reward/mean": 2 / 4,
+    "theory/correct_mass": 0.25 / 2,
+  }
+  assert {name: got[name] for name in wanted} == pytest.approx(wanted)
+  told = metrics.of_scores(answered, score_s=2.0)
+  assert told["reward/invalid_fraction"] == 0.0
+  assert told["score/verdicts_per_s"] == 2.0
+  assert told["reward/strict_mean"] == pytest.approx(2 / 4)
 
 
 def test_a_histogram_of_pass_rates_by_hand():
