@@ -124,12 +124,12 @@ def after_step(
   def remembered(progress: RunState, groups: types.Groups) -> RunState:
     drawn = groups.rollouts.drawn
     n = drawn.sum(axis=1).tolist()
+    right = ((groups.scores.reward >= 1.0) & drawn).sum(axis=1).tolist()
     if c.allocation == "stop":
-      most = _allowed(c, progress.most or c.n, n)
+      most = _allowed(c, progress.most or c.n, n, right)
       return dataclasses.replace(
         progress, most=0 if most == c.n else most, most_before=progress.most
       )
-    right = ((groups.scores.reward >= 1.0) & drawn).sum(axis=1).tolist()
     return run_state.remembered(
       progress,
       groups.prompts.index.tolist(),
@@ -141,12 +141,14 @@ def after_step(
   return remembered
 
 
-def _allowed(c: Sampling, most: int, drawn: Sequence[int]) -> int:
+def _allowed(
+  c: Sampling, most: int, drawn: Sequence[int], right: Sequence[int]
+) -> int:
   """The last round of the next step: the budget is a soft one.
 
   A step that drew more than `samples` gives the next one fewer rounds: as many
-  as would have kept it below. One more is allowed again if it would fit even if
-  every prompt that went to the end went on.
+  as would have kept it below. One more is allowed again if it would have fit:
+  every prompt that the last round left without enough goes on.
   """
   after, total = c.cumulative, sum(drawn)
   if total > c.samples:
@@ -155,7 +157,12 @@ def _allowed(c: Sampling, most: int, drawn: Sequence[int]) -> int:
   at = after.index(most)
   if most == after[-1]:
     return most
-  more = sum(n == most for n in drawn) * (after[at + 1] - most)
+  ends = rounds_of(c, most)
+  left = [
+    n == most and not ends.over(k, n - k)
+    for n, k in zip(drawn, right, strict=True)
+  ]
+  more = sum(left) * (after[at + 1] - most)
   return after[at + 1] if total + more <= c.samples else most
 
 

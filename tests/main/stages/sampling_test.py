@@ -137,6 +137,22 @@ def test_a_budget_acts_on_the_next_step(drawn, before, most):
   assert (got.most, got.most_before) == (most, before)
 
 
+def test_who_had_enough_with_the_last_round_needs_no_other():
+  """Of three prompts with 16 two have 4 right and 4 wrong ones: 52 + 48 fit."""
+  some = one_step.groups(np.zeros((4, 64)))
+  reward = some.scores.reward.copy()
+  reward[:2, :4] = 1.0
+  has = np.arange(64) < np.array([16, 16, 16, 4])[:, None]
+  rollouts = dataclasses.replace(
+    some.rollouts, mask=some.rollouts.mask & has[..., None]
+  )
+  some = some._replace(
+    rollouts=rollouts, scores=some.scores._replace(reward=reward)
+  )
+  got = sampling.after_step(stop())(RunState(most=16), some)
+  assert (got.most, got.most_before) == (0, 16)
+
+
 @pytest.mark.parametrize("allocation", ["history", "knapsack", "coba"])
 def test_numbers_from_earlier_visits(allocation):
   """Pool prompts 7 and 9 were seen; the others get the least."""
