@@ -381,7 +381,7 @@ def _of_draw(sampled: SampledGroups) -> dict[str, float | None]:
     rollout_s=max(sampled.rollout_s),
   )
   seen |= metrics.of_scores(groups.scores, score_s=spent["score"])
-  expected = expected_pass_rates(groups.scores.reward, groups.rollouts.drawn)
+  expected = expected_pass_rates(groups)
   times = {f"time/{part}_s": seconds for part, seconds in spent.items()}
   if len(sampled.rollout_s) > 1:
     each = enumerate(sampled.rollout_s)

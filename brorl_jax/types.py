@@ -59,9 +59,7 @@ class Rollouts:
     """The same number for equal responses to a prompt, on the host."""
     out = np.zeros(self.truncated.shape, np.int32)
     for p in range(len(out)):
-      length = self.mask[p].sum(axis=1, keepdims=True)  # 0 may be a real token
-      content = np.concatenate([self.tokens[p], length], axis=1)
-      _, same = np.unique(content, axis=0, return_inverse=True)
+      _, same = np.unique(self._content(p), axis=0, return_inverse=True)
       out[p] = same.ravel()
     return out
 
@@ -71,14 +69,17 @@ class Rollouts:
     On the host, ordered by first index, so that the order does not depend on
     token ids. Empty places are none.
     """
-    length = self.mask[p].sum(axis=1, keepdims=True)  # 0 may be a real token
-    content = np.concatenate([self.tokens[p], length], axis=1)
     _, first, count = np.unique(
-      content, axis=0, return_index=True, return_counts=True
+      self._content(p), axis=0, return_index=True, return_counts=True
     )
     order = np.argsort(first)
-    order = order[length[first[order], 0] > 0]
+    order = order[self.drawn[p, first[order]]]
     return first[order], count[order]
+
+  def _content(self, p: int) -> np.ndarray:
+    """Tokens and length of each rollout: 0 may be a real token."""
+    length = self.mask[p].sum(axis=1, keepdims=True)
+    return np.concatenate([self.tokens[p], length], axis=1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -110,6 +111,11 @@ class Groups(NamedTuple):
   prompts: Prompts
   rollouts: Rollouts
   scores: Scores
+
+  @property
+  def right(self) -> Bool[np.ndarray, "P N"]:
+    """Rollouts of reward 1 or more, before any reward for their length."""
+    return (self.scores.reward >= 1.0) & np.asarray(self.rollouts.drawn)
 
 
 class Trees(NamedTuple):

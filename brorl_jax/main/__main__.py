@@ -220,8 +220,9 @@ def prepare() -> None:
   logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
   keep_freed_memory()
   take_most_of_a_gpu()
-  if _MODE.value == "train":
+  if _MODE.value in ("train", "plan"):
     settings.check_training(settings.typed(_CONFIG.value))
+  if _MODE.value == "train":
     signal.signal(signal.SIGTERM, terminate)
 
 

@@ -47,7 +47,7 @@ def visits(
 ) -> Iterator[dict[str, Any]]:
   """What each prompt that was drawn got, in candidate order."""
   prompts, rollouts, scores = sampled.groups
-  right = (scores.reward >= 1.0) & rollouts.drawn
+  right = sampled.groups.right
   invalid = ~scores.valid & rollouts.drawn
   for i, p in enumerate(prompts.index.tolist()):
     example = examples.example(step, p)

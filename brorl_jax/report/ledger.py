@@ -85,7 +85,10 @@ def _curve(steps: Mapping[int, Sequence[tuple[int, int]]]) -> list[Any]:
 
 @functools.lru_cache(maxsize=2**16)
 def pass_at_k(n: int, c: int, k: int) -> float:
-  """1 - C(n - c, k) / C(n, k), exactly; see rl/pass_at_k.py."""
+  """1 - C(n - c, k) / C(n, k), as rl/pass_at_k.py has it for many c of one n.
+
+  Prompts have numbers of their own: that would be a program for each n and k.
+  """
   return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 

@@ -39,12 +39,24 @@ def credit_by_answer(
   return jax.lax.map(_share_by_answer, (answer, counted))
 
 
-def _share_by_answer(xs):
-  answer, counted = xs
-  same = (answer[:, None] == answer[None, :]) & counted[None, :]
-  times = jnp.sum(same, axis=1)
-  # Counted by the first of each: a sum of 1 / times would be rounded.
+def times_and_first(
+  xs: tuple[Int[Array, " N"], Bool[Array, " N"]],
+) -> tuple[Int[Array, " N"], Bool[Array, " N"]]:
+  """How often each number occurs among the counted, and if it is the first.
+
+  Args:
+    xs: Numbers, and which of them count.
+  """
+  number, counted = xs
+  same = (number[:, None] == number[None, :]) & counted[None, :]
   first = counted & ~jnp.any(jnp.tril(same, -1), axis=1)
+  return jnp.sum(same, axis=1), first
+
+
+def _share_by_answer(xs):
+  # Counted by the first of each: a sum of 1 / times would be rounded.
+  times, first = times_and_first(xs)
+  counted = xs[1]
   share = jnp.sum(counted) / jnp.maximum(jnp.sum(first) * times, 1)
   return jnp.where(counted, share, 1.0)
 

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from brorl_jax.rl import shapes
+from brorl_jax.rl.credit import times_and_first
 
 Chosen = tuple[Array, Array]  # [P,N]: which are trained on, and their weights
 
@@ -59,9 +60,7 @@ def stratified(
     m: How many of each prompt, at most.
   """
   shapes.check(reward=(reward, "PN"), valid=(valid, "PN"))
-  mean = jnp.mean(reward, axis=1, keepdims=True, where=valid)
-  above = valid & (reward > mean)
-  below = valid & ~above
+  above, below = _halves(reward, valid)
   a, b, take = _numbers(above, below, m)
   chosen = _first_of(above, take) | _first_of(below, m - take)
   return chosen, _weights(chosen, above, below, a, b)
@@ -88,9 +87,7 @@ def extremes(
   )
   best = jnp.argmax(jnp.where(k <= some, spread, -jnp.inf), axis=1)[:, None]
   chosen = (_rank(high) < best) | (_rank(low) < some - best)
-  mean = jnp.mean(reward, axis=1, keepdims=True, where=valid)
-  above = valid & (reward > mean)
-  below = valid & ~above
+  above, below = _halves(reward, valid)
   a, b, _ = _numbers(above, below, m)
   return chosen & valid, _weights(chosen & valid, above, below, a, b)
 
@@ -111,9 +108,8 @@ def different(
     m: How many of each prompt, at most.
   """
   shapes.check(group=(group, "PN"), valid=(valid, "PN"))
-  same = (group[:, :, None] == group[:, None, :]) & valid[:, None, :]
-  count = jnp.sum(same, axis=2)
-  one = valid & ~jnp.any(jnp.tril(same, -1), axis=2)  # the first of each
+  # One prompt at a time: [P,N,N] would be large at N = 512.
+  count, one = jax.lax.map(times_and_first, (group, valid))
   D = jnp.sum(one, axis=1, keepdims=True)
   order = jnp.where(one, jax.random.uniform(key, group.shape), jnp.inf)
   chosen = one & (_rank(jnp.argsort(order, axis=1)) < m)
@@ -121,6 +117,14 @@ def different(
   n = jnp.maximum(jnp.sum(valid, axis=1, keepdims=True), 1)
   # Sum of weights over the chosen ones is `taken` in expectation.
   return chosen, jnp.where(chosen, count * D / n, 0.0) * (taken > 0)
+
+
+def _halves(reward, valid):
+  """What counts above the mean reward of its group, and what does not."""
+  above = valid & (
+    reward > jnp.mean(reward, axis=1, keepdims=True, where=valid)
+  )
+  return above, valid & ~above
 
 
 def _first_of(mask: Bool[Array, "P N"], count) -> Bool[Array, "P N"]:

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool
 
 from brorl_jax import processes
 from brorl_jax.rl import filtering
@@ -163,19 +163,18 @@ def check_invalid(responses: Iterable[ScoredResponse]) -> None:
   )
 
 
-def expected_pass_rates(
-  reward: Float[np.ndarray, "P N"], drawn: Bool[np.ndarray, "P N"]
-) -> dict[str, float | None]:
+def expected_pass_rates(groups: Groups) -> dict[str, float | None]:
   """The share of prompts that binary rewards are expected to keep.
 
   `pass_rate_predicted` uses the share of right rollouts in these groups, which
   is too low on average (see `filtering.expected_pass_rate`). `pass_rate_at_16`
   is unbiased, for groups of 16; null if a group has fewer rollouts.
   """
-  right = ((reward >= 1.0) & drawn).sum(axis=1).tolist()
+  right = groups.right.sum(axis=1).tolist()
+  drawn = groups.rollouts.drawn.sum(axis=1).tolist()
   rates = [
     [table if table is None else table[c] for table in _pass_rates(n)]
-    for c, n in zip(right, drawn.sum(axis=1).tolist(), strict=True)
+    for c, n in zip(right, drawn, strict=True)
   ]
   predicted, at_16 = zip(*rates, strict=True)
   return {

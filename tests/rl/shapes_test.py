@@ -208,6 +208,7 @@ DOORS = {
 }
 # Elementwise in one array, or of no array at all.
 ANY_SHAPE = {
+  "credit.times_and_first",
   "allocation.coba",
   "allocation.history",
   "allocation.knapsack",

@@ -270,12 +270,27 @@ def test_groups_are_not_changed_by_later_ones():
     np.testing.assert_array_equal(a, b)
 
 
+def rewarded(reward, drawn=None):
+  """Groups with these rewards, where there are rollouts."""
+  some = prompts(range(len(reward)))
+  drawn = np.ones(reward.shape, bool) if drawn is None else drawn
+  zeros = np.zeros((*reward.shape, 1), np.float32)
+  out = Rollouts(
+    zeros.astype(np.int32),
+    zeros,
+    drawn[..., None],
+    np.zeros(reward.shape, bool),
+    np.ones(len(reward), np.float32),
+  )
+  return Groups(some, out, scored.scores(reward))
+
+
 def test_pass_rates_that_are_to_be_expected():
   """Of 32 rollouts 1 and 16 are right, and none; partly right is wrong."""
   reward = np.zeros((3, 32), np.float32)
   reward[0, 0] = reward[1, :16] = 1.0
   reward[2] = 0.9
-  got = expected_pass_rates(reward, reward >= 0.0)
+  got = expected_pass_rates(rewarded(reward))
   predicted = (1 - (31 / 32) ** 32 - (1 / 32) ** 32) + (1 - 2 * 0.5**32)
   assert got["sampling/pass_rate_predicted"] == pytest.approx(predicted / 3)
   # 16 of 32 hold the only right one half of the time.
@@ -289,7 +304,7 @@ def test_pass_rates_of_prompts_with_other_numbers_of_rollouts():
   reward[0, 0] = reward[1, :16] = reward[1, 20:] = 1.0
   drawn = np.ones((2, 32), bool)
   drawn[1, 20:] = False  # 16 of 20
-  got = expected_pass_rates(reward, drawn)
+  got = expected_pass_rates(rewarded(reward, drawn))
   predicted = 1 - (31 / 32) ** 32 - (1 / 32) ** 32 + 1 - 0.8**20 - 0.2**20
   assert got["sampling/pass_rate_predicted"] == pytest.approx(predicted / 2)
   at_16 = 0.5 + 1 - 1 / math.comb(20, 16)
@@ -299,7 +314,7 @@ def test_pass_rates_of_prompts_with_other_numbers_of_rollouts():
 def test_fewer_rollouts_than_16_say_nothing_of_16():
   """Two of three right: 1 - 8/27 - 1/27."""
   reward = np.array([[1, 1, 0]], np.float32)
-  got = expected_pass_rates(reward, reward >= 0.0)
+  got = expected_pass_rates(rewarded(reward))
   assert got["sampling/pass_rate_at_16"] is None
   assert got["sampling/pass_rate_predicted"] == pytest.approx(18 / 27)
 

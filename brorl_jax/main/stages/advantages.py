@@ -244,10 +244,8 @@ def _chosen(
 
 def counted_ends(groups: Groups) -> list[tuple[int, int]]:
   """Right rollouts of each prompt, and all."""
-  drawn = groups.rollouts.drawn
-  right = (groups.scores.reward >= 1.0) & drawn
-  ends = zip(right.sum(axis=1), drawn.sum(axis=1), strict=True)
-  return [(int(k), int(n)) for k, n in ends]
+  of = lambda some: some.sum(axis=1).tolist()
+  return [*zip(of(groups.right), of(groups.rollouts.drawn), strict=True)]
 
 
 def hidden_weights(
@@ -282,6 +280,6 @@ def shared_credit(
   if c.credit == "equal":
     return reward
   answer = jnp.asarray(groups.scores.answer)
-  correct = jnp.asarray(groups.scores.reward >= 1.0)
+  correct = jnp.asarray(groups.right)
   factor = credit.credit_by_answer(answer, correct, valid)
   return credit.share_credit(reward, factor, valid)

@@ -122,9 +122,8 @@ def after_step(
     return lambda progress, groups: progress
 
   def remembered(progress: RunState, groups: types.Groups) -> RunState:
-    drawn = groups.rollouts.drawn
-    n = drawn.sum(axis=1).tolist()
-    right = ((groups.scores.reward >= 1.0) & drawn).sum(axis=1).tolist()
+    n = groups.rollouts.drawn.sum(axis=1).tolist()
+    right = groups.right.sum(axis=1).tolist()
     if c.allocation == "stop":
       most = _allowed(c, progress.most or c.n, n, right)
       return dataclasses.replace(
