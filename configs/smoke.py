@@ -4,6 +4,9 @@ r"""The smallest run: puzzles that are answered at once, in at most 6 tokens.
 
 shows that everything works here, and learns within a minute. Its rollouts have
 no steps, and most of the 512 are copies; those of `n512.py` have.
+
+Cost: 22 steps, 51 s (2 cores of an AMD EPYC, jax 0.10.2, 2026-11-27). Result:
+held-out pass@1 .333 -> .579 +- .040.
 """
 
 from brorl_jax.configs import n512
