@@ -21,6 +21,6 @@ def get_config():
   c = n512.get_config()
   for name in c.data.families:
     c.data.families[name].settings = dict(DIALS[name][1])
-  c.data.prompt_tokens = 170  # lists of words are longer
+  c.data.prompt_tokens = 112  # lists of words are longer, up to 88 tokens
   c.sampling.max_new_tokens = 200  # right steps take at most 160
   return c

@@ -380,7 +380,7 @@ PROGRAMS = {
   (programs, "segment"): (3, {"static_argnames": "spec",
                               "donate_argnames": ("newest", "state")}),
   (stream, "_admit"): (1, {"static_argnames": "spec",
-                           "donate_argnames": ("prefix", "queue", "state")}),
+                           "donate_argnames": ("queue", "state")}),
 }
 for (module, name), (traces, how) in PROGRAMS.items():
   plain = getattr(module, name).__wrapped__

@@ -5,7 +5,7 @@ A is lanes, R the slots of a lane, B = A R rows, W the prompts of a window.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,9 +17,14 @@ from brorl_jax.model.attention import MASKED, capped
 # What is known of a softmax before its end: the largest score m, the sum l of
 # exp(score - m), and the values o weighted by the same. float32.
 Softmax = tuple[
-  Float[Array, "B G J"], Float[Array, "B G J"], Float[Array, "B G J K"]
+  Float[Array, "*rows"], Float[Array, "*rows"], Float[Array, "*rows K"]
 ]
 
+
+# A piece of the prompts has at least 64 columns, and a prompt at most 4 pieces:
+# a branch that is not taken costs some microseconds.
+_LEAST_PIECE = 64
+_MOST_PIECES = 4
 
 Used = int | Int[Array, ""]  # see `ages`
 
@@ -129,6 +134,7 @@ def decode(
   limit: Int[Array, "A R"],
   scale: float,
   softcap: float = 0.0,
+  pieces: Sequence[slice] | None = None,
 ) -> Float[Array, "A R H K"]:
   """Attention of one new token per row; `attend` in the form for decoding.
 
@@ -148,10 +154,11 @@ def decode(
     limit: Each row sees its columns of age below this.
     scale: Of the scores, usually K^-1/2.
     softcap: Bound of the scores.
+    pieces: Of the prompts, see `prompts`.
   """
   A, R, H, K = q.shape
   q *= scale
-  state = prompts(q, shared, softcap)
+  state = prompts(q, shared, softcap, pieces)
   rows = q.reshape(A * R, -1, H // shared.k.shape[1], K)
   out = _own(
     rows, state, pages, column, used, limit.reshape(A * R), softcap=softcap
@@ -160,12 +167,22 @@ def decode(
 
 
 def prompts(
-  q: Float[Array, "A R H K"], shared: Shared, softcap: float
+  q: Float[Array, "A R H K"],
+  shared: Shared,
+  softcap: float,
+  pieces: Sequence[slice] | None = None,
 ) -> Softmax:
   """What is known of the softmax after the prompts.
 
   A row that sees no prompt has m = -1e30: whatever comes next makes the rest
   of it vanish.
+
+  Args:
+    q: Queries times the scale.
+    shared: Keys and values that all rows of a lane read.
+    softcap: Bound of the scores.
+    pieces: Columns that are read together, and not at all where no row sees one
+      of them; see `prompt_pieces`. All at once if None.
   """
   A, R, H, K = q.shape
   G = shared.k.shape[1]
@@ -174,24 +191,88 @@ def prompts(
   # axis of one lane would keep XLA from writing to pages in place. J first: it
   # may be cut over devices, which XLA loses in a product with R before it.
   together = jnp.moveaxis(q.reshape(A, R, G, J, K), 1, 3)
-  score = jnp.einsum(
-    "agnk,agsk->agns",
-    together.reshape(A, G, J * R, K),
-    shared.k,
-    preferred_element_type=jnp.float32,
-  ).reshape(A, G, J, R, -1)
-  mask = shared.mask[:, None, None]  # A 1 1 R|1 S
-  score = jnp.where(mask, capped(score, softcap), MASKED)
-  top = jnp.max(score, axis=-1)
-  weight = jnp.exp(score - top[..., None])
-  out = jnp.einsum(
-    "agns,agsk->agnk",
-    weight.astype(q.dtype).reshape(A, G, J * R, -1),
-    shared.v,
-    preferred_element_type=jnp.float32,
-  ).reshape(A, G, J, R, K)
+  together = together.reshape(A, G, J * R, K)
+
+  def scores(part: Shared) -> Float[Array, "A G J R S"]:
+    score = jnp.einsum(
+      "agnk,agsk->agns",
+      together,
+      part.k,
+      preferred_element_type=jnp.float32,
+    ).reshape(A, G, J, R, -1)
+    mask = part.mask[:, None, None]  # A 1 1 R|1 S
+    return jnp.where(mask, capped(score, softcap), MASKED)
+
+  def values(weight: Float[Array, "A G J R S"], part: Shared) -> Array:
+    return jnp.einsum(
+      "agns,agsk->agnk",
+      weight.astype(q.dtype).reshape(A, G, J * R, -1),
+      part.v,
+      preferred_element_type=jnp.float32,
+    ).reshape(A, G, J, R, K)
+
+  if pieces is None or len(pieces) == 1:
+    score = scores(shared)
+    top = jnp.max(score, axis=-1)
+    weight = jnp.exp(score - top[..., None])
+    state = top, jnp.sum(weight, axis=-1), values(weight, shared)
+  else:
+    state = _nothing(A, G, J, R, K)
+    for at in pieces:
+      part = Shared(
+        shared.k[:, :, at], shared.v[:, :, at], shared.mask[..., at]
+      )
+      read = lambda state, part=part: _added(
+        state, scores(part), lambda weight: values(weight, part)
+      )
+      state = jax.lax.cond(jnp.any(part.mask), read, lambda state: state, state)
   alone = lambda x: jnp.moveaxis(x, 3, 1).reshape(A * R, G, J, *x.shape[4:])
-  return alone(top), alone(jnp.sum(weight, axis=-1)), alone(out)
+  top, total, out = state
+  return alone(top), alone(total), alone(out)
+
+
+def prompt_pieces(windows: int, columns: int) -> list[slice]:
+  """Columns of prompts that are read together, see `prompts`.
+
+  Args:
+    windows: W, prompts side by side.
+    columns: S of each, whose tokens are on the right.
+  """
+  size = max(_LEAST_PIECE, -(-columns // _MOST_PIECES))
+  return [
+    slice(w * columns + max(end - size, 0), w * columns + end)
+    for w in range(windows)
+    for end in range(columns, 0, -size)
+  ]
+
+
+def _nothing(*shape: int) -> Softmax:
+  """Before the first key; the last number of `shape` is K."""
+  none = jnp.zeros(shape[:-1])
+  return none + MASKED, none, jnp.zeros(shape)
+
+
+def _added(
+  state: Softmax,
+  score: Float[Array, "*rows C"],
+  values: Callable[[Float[Array, "*rows C"]], Float[Array, "*rows K"]],
+) -> Softmax:
+  """The softmax after more keys.
+
+  Args:
+    state: Before.
+    score: Of these keys, MASKED where a row does not see one.
+    values: Their values, weighted.
+  """
+  before, total, out = state
+  top = jnp.maximum(before, jnp.max(score, axis=-1))
+  shrink = jnp.exp(before - top)
+  weight = jnp.exp(score - top[..., None])
+  return (
+    top,
+    total * shrink + jnp.sum(weight, axis=-1),
+    out * shrink[..., None] + values(weight),
+  )
 
 
 def _own(
@@ -208,17 +289,9 @@ def _own(
   circle = ages(column, len(pages), pages[0].v.shape[2], used)
 
   def add(state: Softmax, page: Page, age: Int[Array, "1 C"]) -> Softmax:
-    before, total, out = state
     seen = (age < limit[:, None])[:, None, None]
     score = jnp.where(seen, capped(_own_scores(q, page), softcap), MASKED)
-    top = jnp.maximum(before, jnp.max(score, axis=-1))
-    shrink = jnp.exp(before - top)
-    weight = jnp.exp(score - top[..., None])
-    return (
-      top,
-      total * shrink + jnp.sum(weight, axis=-1),
-      out * shrink[..., None] + _own_values(weight, page, q.dtype),
-    )
+    return _added(state, score, lambda w: _own_values(w, page, q.dtype))
 
   state = add(state, pages[-1], circle[-1])
   # Newest first. A branch that is not taken costs some microseconds; a program

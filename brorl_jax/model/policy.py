@@ -107,6 +107,7 @@ class Policy(Reading):
     """
     *older, newest = pages
     written = []
+    pieces = cache.prompt_pieces(*shared.mask.shape[1:])
 
     def attend(i, q, k, v, shared, limit):
       written.append(newest[i].write(k, v, column))
@@ -119,6 +120,7 @@ class Policy(Reading):
         limit=limit,
         scale=self.attention_scale,
         softcap=self.attention_softcap,
+        pieces=pieces,
       )
 
     return self._decode(weights, shared, token, length, which, attend), written

@@ -10,7 +10,8 @@ layers of G heads of K for keys and values, which are cut over axis `tensor`:
 
   state     what training keeps: parameters, moments, the reference
   weights   a copy in the dtype of activations, whole on every row of devices
-  prompts   2 L G K P S, keys and values
+  prompts   2 L G K P S, keys and values; in a stream the logits of first tokens
+            too, 4 P V
   records   8 P N T, tokens and log-probabilities
   lanes     2 L G K A W S, a copy of the prompts that are decoded; W = 1 if
             these are all, otherwise 2
@@ -37,7 +38,7 @@ from brorl_jax.meshes import Axes
 from brorl_jax.model import attention, layers, sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.reading import PREFILL_CHUNK
-from brorl_jax.rollout import compaction, program_spec, programs, sampler
+from brorl_jax.rollout import compaction, prefill, program_spec, sampler
 from brorl_jax.rollout.draw import block_of
 
 _MORE = 1.1  # work that is not worth a term of its own
@@ -65,6 +66,7 @@ class Load:
   axes: Axes
   cut: bool = False  # top-p or top-k
   mean_tokens: int = 0  # of a rollout, over a pool; 0: max_new_tokens
+  streams: bool = False  # prompts follow others, see stream.py
 
   @property
   def columns(self) -> int:
@@ -123,10 +125,11 @@ class Load:
     if blocks := self.blocks(lanes, slots):
       cache, copied, fewer = work.page(blocks * self.columns), False, 0
     window = A * self.prompt_tokens * (1 if A == P else 2)
+    first = 4 * P * self.policy.vocab // self.axes.within
     always = {
       "training state": self.resident_bytes,
       "weights": self.weights,
-      "prompts": work.heads(token) + token,
+      "prompts": work.heads(token) + token + self.streams * first,
       "records": 8 * places + 12 * (P + 1) * n,
     }
     stacked = work.half or self.axes.rows > 1
@@ -319,7 +322,7 @@ class _Work:
   def prefill(self, P: int, S: int, n: int, stacked: bool) -> int:
     """Scores of a chunk, or its feed-forward, and what is copied."""
     p, chunk = self.policy, min(S, PREFILL_CHUNK)
-    group = programs.read_together(P, S)
+    group = prefill.read_together(P, S)
     whole = -(-S // chunk) * chunk
     earlier, copies = (0, 1) if S == chunk else (whole, 2)
     rows = group * p.heads // self.row.within

@@ -151,6 +151,7 @@ def rollouts(
   lanes: int | None = None,
   cut: bool = False,
   mean_tokens: int = 0,
+  streams: bool = False,
 ) -> RolloutPlan:
   """As many slots in all lanes as fit; of about as many the fewest lanes.
 
@@ -168,6 +169,7 @@ def rollouts(
     cut: Whether the sampler cuts unlikely tokens, by top-p or top-k.
     mean_tokens: Of a rollout, over a pool. A pool for longer rollouts has room
       for fewer slots; in one for shorter ones some begin again.
+    streams: Whether other prompts follow those that are done.
 
   Raises:
     TooLarge: They do not fit; with the nearest that do.
@@ -183,6 +185,7 @@ def rollouts(
     axes=axes,
     cut=cut,
     mean_tokens=mean_tokens,
+    streams=streams,
   )
   limit = int(_USABLE * memory_bytes)
   asked = {"slots": slots, "lanes": lanes}

@@ -19,16 +19,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from brorl_jax.rollout import steps
+from brorl_jax.rollout import prefill, steps
 from brorl_jax.rollout.blocks import all_free
-from brorl_jax.rollout.draw import draw
+from brorl_jax.rollout.prefill import PrefillBatch
 from brorl_jax.rollout.program_spec import (
   SPLIT,
   WHOLE,
-  Decoder,
   ProgramSpec,
   on_devices,
 )
@@ -36,19 +34,13 @@ from brorl_jax.rollout.slots import (
   DecodeProgress,
   DecodeState,
   RolloutQueue,
-  fold_in,
   measure_progress,
-  pack,
   refill,
   shift,
   unpack,
   wants_prompts,
 )
-from brorl_jax.types import Prompts, Rollouts
-
-# Prompt tokens of one prefill. More would only need more memory: one activation
-# of the feed-forward of a 1.5B policy (8,960 wide, float32) takes .6 GB here.
-PREFILL_TOKENS = 16384
+from brorl_jax.types import Rollouts
 
 
 class DecodeInputs(NamedTuple):
@@ -66,47 +58,36 @@ PROGRESS_SPECS = DecodeProgress._make(
 )
 
 
-class PrefillBatch(NamedTuple):
-  """Prompts to read, and which of each prompt's rollouts to make.
+def idle(
+  spec: ProgramSpec,
+  todo: Int[Array, " places"],
+  first: Int[Array, "P N 2"],
+) -> DecodeState:
+  """Before the first step, with every slot idle.
 
-  On a mesh a prompt may occur on several devices, each with an equal part of
-  its rollouts.
+  Args:
+    spec: Static.
+    todo: Prompts in the order in which they get a lane, then P.
+    first: First tokens of all rollouts, packed.
   """
-
-  prompts: Prompts
-  offset: Int[Any, " P"]  # n of the first rollout
-  real: Bool[Any, " P"]  # False for padding, which makes no rollouts
-
-
-def batch_of(prompts: Prompts, real: Bool[Any, " P"]) -> PrefillBatch:
-  """Prompts to read, with the rollouts that each of them names."""
-  first = prompts.first
-  offset = np.zeros(len(real), np.int32) if first is None else first
-  return PrefillBatch(dataclasses.replace(prompts, first=None), offset, real)
-
-
-def read(
-  spec: ProgramSpec, weights: PyTree, batch: PrefillBatch, key: Key[Array, ""]
-) -> tuple[Any, RolloutQueue, Int[Array, "P N 2"]]:
-  """Prefix, queue and packed first tokens of prompts, inside a program."""
-  prompts, offset, real = batch
-  P, N = len(prompts.index), spec.n
-  logits, prefix = _prefill(spec.policy, weights, prompts)
-  nothing = jnp.zeros((P, N), jnp.int32)
-  keys = fold_in(key, prompts.index)
-  queue = RolloutQueue(nothing, nothing[:, 0], nothing, keys, offset)
-  uniform = queue.uniform(jnp.arange(P)[:, None], jnp.arange(N)[None], 0)
-  # All N first tokens come from one distribution per prompt: no slot and no
-  # decode step is spent on them.
-  first, logp = draw(spec.sampling.cut(logits), uniform)
-  # Rollouts that need no slot: one token was all.
-  over = spec.ended(first) | (spec.max_new_tokens == 1) | ~real[:, None]
-  queue = queue._replace(
-    order=jnp.argsort(over, axis=1, stable=True).astype(jnp.int32),
-    waiting=jnp.sum(~over, axis=1, dtype=jnp.int32),
-    first=first,
+  P, N = first.shape[:2]
+  T, A, R = spec.max_new_tokens, spec.lanes, spec.slots
+  zero = jnp.zeros((1,), jnp.int32)
+  return DecodeState(
+    column=zero,
+    slot_steps=zero,
+    todo=todo,
+    next=zero,
+    window=jnp.full((A, 1 if A == P else 2), P, jnp.int32),
+    started=jnp.zeros((A,), jnp.int32),
+    rollout=jnp.full((A, R), P * N, jnp.int32),
+    token=jnp.zeros((A, R), jnp.int32),
+    length=jnp.ones((A, R), jnp.int32),
+    packed=jnp.full((P * N, T, 2), -1, jnp.int32)
+    .at[:, 0]
+    .set(first.reshape(P * N, 2)),
+    blocks=all_free(spec.blocks, A * R, spec.pages) if spec.blocks else None,
   )
-  return prefix, queue, pack(first, logp)
 
 
 @functools.partial(jax.jit, static_argnames="spec")
@@ -114,37 +95,14 @@ def start(
   spec: ProgramSpec, params: PyTree, batch: PrefillBatch, key: Key[Array, ""]
 ) -> tuple[DecodeInputs, DecodeState, DecodeProgress]:
   """Reads the prompts and draws all first tokens; every slot is idle."""
-  N, T, A, R = spec.n, spec.max_new_tokens, spec.lanes, spec.slots
 
   def begin(weights, batch, key):
     P = len(batch.real)
-    prefix, queue, first = read(spec, weights, batch, key)
-    # A row for prompt P, which has no rollouts: an index needs no branch.
-    extra = lambda x: jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1))
-    queue = RolloutQueue(
-      order=extra(queue.order),
-      waiting=extra(queue.waiting),
-      first=extra(queue.first),
-      key=fold_in(key, extra(batch.prompts.index)),
-      offset=extra(queue.offset),
-    )
+    prefix, queue, first = prefill.read(spec, weights, batch, key)
+    queue = prefill.with_none(queue, key)
     order = jnp.argsort(~batch.real, stable=True).astype(jnp.int32)
-    zero = jnp.zeros((1,), jnp.int32)
-    state = DecodeState(
-      column=zero,
-      slot_steps=zero,
-      todo=jnp.append(jnp.where(batch.real[order], order, P), P),
-      next=zero,
-      window=jnp.full((A, 1 if A == P else 2), P, jnp.int32),
-      started=jnp.zeros((A,), jnp.int32),
-      rollout=jnp.full((A, R), P * N, jnp.int32),
-      token=jnp.zeros((A, R), jnp.int32),
-      length=jnp.ones((A, R), jnp.int32),
-      packed=jnp.full((P * N, T, 2), -1, jnp.int32)
-      .at[:, 0]
-      .set(first.reshape(P * N, 2)),
-      blocks=all_free(spec.blocks, A * R, spec.pages) if spec.blocks else None,
-    )
+    todo = jnp.append(jnp.where(batch.real[order], order, P), P)
+    state = idle(spec, todo, first)
     inputs = DecodeInputs(weights, prefix, queue)
     return inputs, state, measure_progress(state, queue, spec)
 
@@ -157,24 +115,6 @@ def start(
     # and whole too: 12 layers of 1.5B on 8 H100 take .6 GiB instead of 2.5
     # beside the results.
   )(spec.policy.unroll(spec.policy.cast(params)), batch, key)
-
-
-def _prefill(policy: Decoder, weights: PyTree, prompts: Prompts):
-  """`Decoder.prefill`, for a few prompts at a time if there are many."""
-  P, S = prompts.tokens.shape
-  group = read_together(P, S)
-  if group == P:
-    return policy.prefill(weights, prompts.tokens, prompts.mask)
-  apart = lambda x: x.reshape(P // group, group, *x.shape[1:])
-  read = lambda x: policy.prefill(weights, *x)
-  out = jax.lax.map(read, (apart(prompts.tokens), apart(prompts.mask)))
-  return jax.tree.map(lambda x: x.reshape(P, *x.shape[2:]), out)
-
-
-def read_together(P: int, S: int) -> int:
-  """How many of P prompts of S tokens are read at a time: a divisor of P."""
-  fits = max(PREFILL_TOKENS // S, 1)
-  return max(g for g in range(1, min(P, fits) + 1) if P % g == 0)
 
 
 @functools.partial(jax.jit, static_argnames="spec")
@@ -238,7 +178,7 @@ def segment(
     state = refill(state, queue, jnp.zeros_like(state.rollout, bool))
     # Once per program, not per step: with W = 2 and A lanes this copies
     # 2 L G K x A W S numbers, which a step would otherwise gather again.
-    shared = policy.lane_prompts(inputs.prefix, state.window)
+    shared = policy.lane_prompts(inputs.prefix, queue.row[state.window])
     state = dataclasses.replace(
       state, column=jnp.where(turned, 0, state.column)
     )

@@ -35,6 +35,7 @@ class RolloutQueue(NamedTuple):
   first: Int[Array, "P+1 N"]  # first token of rollout n
   key: Key[Array, " P+1"]  # fold_in(key of the step, p)
   offset: Int[Array, " P+1"]  # n of the prompt's first rollout on this device
+  row: Int[Array, " P+1"]  # of its keys and values in the prefix; P of prompt P
 
   @property
   def sizes(self) -> tuple[int, int]:

@@ -132,9 +132,14 @@ def over_pool(
 
 
 def _which(spec: ProgramSpec, state: DecodeState) -> Int[Array, "A R"]:
-  """Index of each slot's prompt in its lane's window."""
+  """Index of each slot's prompt in its lane's window; 0 of idle slots.
+
+  So nobody sees a second prompt whose rollouts have not begun.
+  """
   W = state.window.shape[1]
-  return jnp.where(state.rollout // spec.n == state.window[:, :1], 0, W - 1)
+  busy = state.rollout < len(state.packed)
+  of_last = busy & (state.rollout // spec.n == state.window[:, -1:])
+  return jnp.where(of_last, W - 1, 0)
 
 
 def _drawn(

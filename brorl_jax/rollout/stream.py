@@ -7,9 +7,10 @@ for the last rollout of a round.
 The rollouts are those of `sampler.rollouts`, whatever else decodes at the same
 time and in whatever order prompts finish.
 
-A place is room on a device for one prompt: its keys and values, its queue and
-its N rollouts. Two programs are added to those of the sampler: `_admit` reads
-prompts into free places, `_taken` copies finished rollouts out.
+A place is room on a device for one prompt, or a chunk of its rollouts: its
+queue and its N rollouts. What was read of a prompt lies on a shelf, for all of
+its chunks. Two programs are added to those of the sampler and of shelf.py:
+`_admit` puts prompts into free places, `_taken` copies finished rollouts out.
 """
 
 import dataclasses
@@ -20,11 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Int, Key, PyTree
+from jaxtyping import Array, Float, Int, Key, PyTree
 
 from brorl_jax import meshes
-from brorl_jax.rollout import program_spec, programs, sampler
+from brorl_jax.rollout import prefill, program_spec, programs, sampler, shelf
 from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.rollout.prefill import Chunks, PrefillBatch
 from brorl_jax.rollout.program_spec import (
   SPLIT,
   WHOLE,
@@ -32,12 +34,9 @@ from brorl_jax.rollout.program_spec import (
   ProgramSpec,
   on_devices,
 )
-from brorl_jax.rollout.programs import (
-  PROGRESS_SPECS,
-  DecodeInputs,
-  PrefillBatch,
-)
+from brorl_jax.rollout.programs import PROGRESS_SPECS, DecodeInputs
 from brorl_jax.rollout.sampler import Decoding
+from brorl_jax.rollout.shelf import Part
 from brorl_jax.rollout.slots import (
   DecodeProgress,
   DecodeState,
@@ -111,20 +110,22 @@ def stream(
   )
   visited = max(each // SHARE, 1)  # places of a device per program
   holds: dict[int, Prompts] = {}  # place -> the prompt in it
-  decoding, spent = None, 0
+  read = shelf.Shelf(devices, each)
+  decoding, logits, spent = None, None, 0
   while True:
     free = _by_device(set(range(places)) - holds.keys(), devices, each)
-    # The first prefill fills all places; later ones have one smaller shape.
-    most = each if decoding is None else visited
-    room = sum(min(len(own), most) for own in free)
+    room = sum(min(len(own), visited) for own in free)
     more = feed(room, not holds) if room else None
     if more is not None:
-      batch, at, taken = _assigned(more, free, most, each)
+      batch, at, taken = _assigned(more, free, visited, each)
       holds |= taken
-      if decoding is None:
-        decoding = sampler.prefilled(spec, params, batch, key)
-      else:
-        decoding = _admitted(sampler.restored(decoding), batch, at, key)
+      rows, parts = read.rows(batch, _held(holds, devices, each))
+      for part in parts:
+        decoding, logits = _read(
+          spec, params, decoding, logits, part, key, each
+        )
+      chunks = Chunks(batch.prompts.index, batch.offset, batch.real, rows)
+      decoding = _admitted(sampler.restored(decoding), logits, chunks, at, key)
       watch(decoding.progress)
       continue  # places may be left, and the feed may have more prompts
     if decoding is None or not holds:
@@ -222,20 +223,51 @@ def _assigned(
     taken[d * each + place] = jax.tree.map(lambda x, i=i: x[i : i + 1], prompts)
     count[d] += 1
   read = jax.tree.map(lambda x: np.asarray(x)[row.ravel()], prompts)
-  batch = programs.batch_of(read, real.ravel())
+  batch = prefill.batch_of(read, real.ravel())
   return batch, at.ravel(), taken
+
+
+def _held(holds: dict[int, Prompts], devices: int, each: int) -> list[set[int]]:
+  """Prompts that have a place, of each device."""
+  held: list[set[int]] = [set() for _ in range(devices)]
+  for place, prompt in holds.items():
+    held[place // each].add(int(prompt.index[0]))
+  return held
+
+
+def _read(
+  spec: ProgramSpec,
+  params: PyTree,
+  decoding: Decoding | None,
+  logits: Float[Array, "P V"] | None,
+  part: Part,
+  key: Key[Array, ""],
+  each: int,
+) -> tuple[Decoding, Float[Array, "P V"]]:
+  """`decoding` and the first logits with these prompts on the shelf."""
+  if decoding is None:
+    inputs, logits, state, progress = shelf.opened(
+      spec, params, part, key, each=each
+    )
+    now = sampler.on_host(progress)
+    return Decoding(spec, spec, inputs, (), state, now), logits
+  weights, prefix, queue = decoding.inputs
+  logits, prefix = shelf.read(spec, weights, logits, prefix, part)
+  inputs = DecodeInputs(weights, prefix, queue)
+  return decoding._replace(inputs=inputs), logits
 
 
 def _admitted(
   decoding: Decoding,
-  batch: PrefillBatch,
-  at: np.ndarray,
+  logits: Float[Array, "P V"],
+  chunks: Chunks,
+  at: Int[np.ndarray, " B"],
   key: Key[Array, ""],
 ) -> Decoding:
-  """`decoding` with more prompts, in these places of their devices."""
+  """`decoding` with more rollouts, in these places of their devices."""
   weights, prefix, queue = decoding.inputs
-  prefix, queue, state, progress = _admit(
-    decoding.spec, weights, prefix, queue, decoding.state, batch, at, key
+  queue, state, progress = _admit(
+    decoding.spec, logits, queue, decoding.state, chunks, at, key
   )
   return decoding._replace(
     inputs=DecodeInputs(weights, prefix, queue),
@@ -245,45 +277,44 @@ def _admitted(
 
 
 @functools.partial(
-  jax.jit, static_argnames="spec", donate_argnames=("prefix", "queue", "state")
+  jax.jit, static_argnames="spec", donate_argnames=("queue", "state")
 )
-def _admit(spec: ProgramSpec, weights, prefix, queue, state, batch, at, key):
-  """Reads prompts into free places and appends them to the lanes' order."""
+def _admit(spec: ProgramSpec, logits, queue, state, chunks, at, key):
+  """Puts prompts into free places and appends them to the lanes' order."""
   N, T = spec.n, spec.max_new_tokens
 
-  def admit(weights, prefix, queue, state, batch, at, key):
+  def admit(logits, queue, state, chunks, at, key):
     P = queue.sizes[0]
     # A lane that still names a finished prompt would take the new prompt's
     # rollouts for the old one's.
     state = shift(state, queue)
-    more, fresh, first = programs.read(spec, weights, batch, key)
+    fresh, first = prefill.queued(spec, logits[chunks.row], chunks, key)
     # Row P is the prompt without rollouts, so P + 1 is the first index that is
     # out of bounds: padding is not written.
-    to = jnp.where(batch.real, at, P + 1)
+    to = jnp.where(chunks.real, at, P + 1)
     put = lambda x, new: x.at[to].set(new, mode="drop")
     packed = state.packed.reshape(P, N, T, 2)
     empty = jnp.full((len(to), N, T, 2), -1, jnp.int32).at[:, :, 0].set(first)
     # The order of prompts without a lane: the earlier ones, then the new ones.
     left = jnp.arange(P + 1) + state.next
     todo = state.todo.at[left].get(mode="fill", fill_value=P)
-    last = jnp.sum(todo < P) + jnp.cumsum(batch.real) - 1
-    todo = todo.at[jnp.where(batch.real, last, P + 1)].set(at, mode="drop")
+    last = jnp.sum(todo < P) + jnp.cumsum(chunks.real) - 1
+    todo = todo.at[jnp.where(chunks.real, last, P + 1)].set(at, mode="drop")
     state = dataclasses.replace(
       state,
       todo=todo,
       next=jnp.zeros_like(state.next),
       packed=put(packed, empty).reshape(P * N, T, 2),
     )
-    prefix = jax.tree.map(put, prefix, more)
     queue = jax.tree.map(put, queue, fresh)
-    return prefix, queue, state, measure_progress(state, queue, spec)
+    return queue, state, measure_progress(state, queue, spec)
 
   return on_devices(
     spec,
     admit,
-    (WHOLE, SPLIT, SPLIT, SPLIT, SPLIT, SPLIT, WHOLE),
-    (SPLIT, SPLIT, SPLIT, PROGRESS_SPECS),
-  )(weights, prefix, queue, state, batch, at, key)
+    (SPLIT, SPLIT, SPLIT, SPLIT, SPLIT, WHOLE),
+    (SPLIT, SPLIT, PROGRESS_SPECS),
+  )(logits, queue, state, chunks, at, key)
 
 
 @functools.partial(jax.jit, static_argnames="spec")

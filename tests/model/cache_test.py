@@ -81,6 +81,40 @@ def test_equals_the_attention_of_training(column, most, softcap):
   np.testing.assert_allclose(more, got, atol=1e-6)
 
 
+@pytest.mark.parametrize("width, prompts", [(2, 2), (5, 1), (1, 5)])
+def test_prompts_in_pieces_are_the_prompts(monkeypatch, width, prompts):
+  """And a piece that no row sees is not read, whatever it is."""
+  monkeypatch.setattr(cache, "_LEAST_PIECE", 2)
+  rng = np.random.default_rng(width)
+  q, shared, pages = draw(rng, S=width * prompts)
+  run = functools.partial(
+    cache.decode, q, pages=pages, column=jnp.int32(1), used=1,
+    limit=jnp.full((2, 3), 5, jnp.int32), scale=0.5, softcap=0.7,
+  )  # fmt: skip
+  pieces = cache.prompt_pieces(prompts, width)
+  got = run(shared=shared, pieces=pieces)
+  np.testing.assert_allclose(got, run(shared=shared), atol=1e-6)
+  # Nobody sees the first piece; the others are seen as before.
+  unseen = shared._replace(mask=shared.mask.at[..., pieces[0]].set(False))
+  spoilt = unseen._replace(v=unseen.v.at[:, :, pieces[0]].set(jnp.nan))
+  want = run(shared=unseen)
+  np.testing.assert_allclose(run(shared=spoilt, pieces=pieces), want, atol=1e-6)
+  assert np.isnan(run(shared=spoilt)).any()
+
+
+def test_pieces_of_prompts_cover_each_column_once():
+  """From the right, where the tokens are; at most four for each prompt."""
+  assert cache.prompt_pieces(1, 40) == [slice(0, 40)]
+  assert cache.prompt_pieces(2, 80) == [
+    slice(16, 80), slice(0, 16), slice(96, 160), slice(80, 96)
+  ]  # fmt: skip
+  for width in (1, 63, 64, 65, 257, 1000):
+    pieces = cache.prompt_pieces(3, width)
+    assert len(pieces) <= 3 * 4
+    every = np.concatenate([np.arange(3 * width)[at] for at in pieces])
+    assert sorted(every.tolist()) == [*range(3 * width)]
+
+
 def test_a_page_is_written_in_one_column():
   rng = np.random.default_rng(0)
   _, _, (page, _) = draw(rng)

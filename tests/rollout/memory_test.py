@@ -21,7 +21,7 @@ from brorl_jax.learner.objective import (
 from brorl_jax.main.stages import learning
 from brorl_jax.meshes import Axes
 from brorl_jax.model import sharding
-from brorl_jax.rollout import memory, program_spec, programs, sampler
+from brorl_jax.rollout import memory, prefill, program_spec, programs, sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.types import Prompts
 
@@ -57,6 +57,12 @@ def test_every_part_by_hand():
   assert one.need(2, 3) == max(
     sum(parts.values()) for parts in one.stages(2, 3).values()
   )
+
+
+def test_a_stream_keeps_the_distribution_of_first_tokens():
+  """A float32 for each of 5 prompts and each token of the vocabulary."""
+  held = lambda **how: load(**how).stages(2, 3)["finishing"]["prompts"]
+  assert held(streams=True) - held() == 4 * 5 * load().policy.vocab
 
 
 def test_all_lanes_hold_their_prompt_once():
@@ -153,15 +159,15 @@ def needs(policy, n, P, S, T, slots, lanes, sampling):
   zeros = lambda *shape, dtype=np.int32: np.zeros(shape, dtype)
   start = (
     jax.eval_shape(policy.init, jax.random.key(0)),
-    programs.PrefillBatch(
+    prefill.PrefillBatch(
       Prompts(zeros(P, S), zeros(P, S, dtype=bool), zeros(P)),
       zeros(P),
       np.ones(P, bool),
     ),
     jax.eval_shape(lambda: jax.random.key(0)),
   )
-  prefill = functools.partial(programs.start, spec)
-  inputs, s, _ = zeros_of(prefill, *start)
+  fill = functools.partial(programs.start, spec)
+  inputs, s, _ = zeros_of(fill, *start)
   page = policy.page(lanes * slots, C)
   older = (page,) * (spec.pages - 1)
   decode = functools.partial(programs.segment, spec)
@@ -186,7 +192,7 @@ def needs(policy, n, P, S, T, slots, lanes, sampling):
     donated=(3, 4),
   )
   return state, {
-    "prefilling": total(prefill, *start),
+    "prefilling": total(fill, *start),
     "decoding": state + dropped + step,
   }
 

@@ -12,13 +12,9 @@ import pytest
 from compiled import compiled
 from small_decoders import (
   KEY,
-  RECALL,
   TABLE,
-  Recall,
   Table,
   devices,
-  run,
-  same,
 )
 
 from brorl_jax import meshes
@@ -26,32 +22,10 @@ from brorl_jax.model import sharding
 from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.target import Target
-from brorl_jax.rollout import program_spec, programs
+from brorl_jax.rollout import prefill, program_spec, programs
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.program_spec import ProgramSpec
 from brorl_jax.types import Prompts
-
-
-@pytest.mark.ci
-def test_prompts_are_read_in_groups_that_fit(monkeypatch):
-  monkeypatch.setattr(programs, "PREFILL_TOKENS", 53)
-  assert programs.read_together(6, 16) == 3
-  assert programs.read_together(7, 16) == 1  # 2 and 3 do not divide 7
-  assert programs.read_together(6, 100) == 1
-  assert programs.read_together(2, 16) == 2
-  read = []
-
-  class Reader(Recall):
-    def prefill(self, params, tokens, mask):
-      read.append(tokens.shape)
-      return super().prefill(params, tokens, mask)
-
-  prompts = [[1, 2, 3], [2, 2, 2], [3, 1, 5], [5, 4, 1], [1, 1, 1], [4, 5, 3]]
-  settings = {"n": 8, "params": RECALL, "prompts": prompts}
-  out = run(policy=Reader(), **settings)
-  assert set(read) == {(3, 16)}
-  same(out, run(policy=Recall(), **settings))
-
 
 WIDE = Policy(
   vocab=320, width=32, layers=2, heads=8, kv_heads=2, head_size=16, mlp=32,
@@ -71,9 +45,7 @@ def segment(pages, mesh=None, policy=WIDE):
     np.zeros((P, 8), np.int32), np.ones((P, 8), bool), np.arange(P)
   )
   start = functools.partial(programs.start, spec)
-  batch = programs.PrefillBatch(
-    prompts, np.zeros(P, np.int32), np.ones(P, bool)
-  )
+  batch = prefill.PrefillBatch(prompts, np.zeros(P, np.int32), np.ones(P, bool))
   inputs, s, _ = start(params, batch, KEY)
   step = functools.partial(programs.segment, spec)
   some = np.int32(9)
@@ -110,9 +82,7 @@ def segment_over_pool(policy, params, T, blocks):
   prompts = Prompts(
     np.zeros((P, 8), np.int32), np.ones((P, 8), bool), np.arange(P)
   )
-  batch = programs.PrefillBatch(
-    prompts, np.zeros(P, np.int32), np.ones(P, bool)
-  )
+  batch = prefill.PrefillBatch(prompts, np.zeros(P, np.int32), np.ones(P, bool))
   inputs, state, _ = programs.start(spec, params, batch, KEY)
   pool = programs.pool(spec)
   program = compiled(
@@ -169,9 +139,7 @@ def test_blocks_follow_their_slots_and_new_slots_hold_none():
   prompts = Prompts(
     np.zeros((2, 8), np.int32), np.ones((2, 8), bool), np.arange(2)
   )
-  batch = programs.PrefillBatch(
-    prompts, np.zeros(2, np.int32), np.ones(2, bool)
-  )
+  batch = prefill.PrefillBatch(prompts, np.zeros(2, np.int32), np.ones(2, bool))
   _, state, _ = programs.start(spec, TABLE, batch, KEY)
   table = jnp.arange(18, dtype=jnp.int32).reshape(6, 3)
   state = dataclasses.replace(

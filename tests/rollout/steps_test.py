@@ -22,7 +22,7 @@ from small_decoders import (
 
 from brorl_jax.model import pool
 from brorl_jax.model.target import Target
-from brorl_jax.rollout import program_spec, programs, sampler, stream
+from brorl_jax.rollout import prefill, program_spec, programs, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.types import Prompts
 
@@ -134,7 +134,7 @@ def test_what_is_recorded_stays_and_is_what_a_row_that_begins_again_reads():
     policy, SamplingParams(), (STOP,), n=8, max_new_tokens=T, lanes=3,
     slots=8, columns=3, mesh=None, blocks=9, unchecked=2,
   )  # fmt: skip
-  batch = programs.PrefillBatch(
+  batch = prefill.PrefillBatch(
     prompts(), np.zeros(3, np.int32), np.ones(3, bool)
   )
   decoding = sampler.prefilled(spec, LONG, batch, KEY)

@@ -153,11 +153,11 @@ def test_prompts_decode_on_as_many_lanes_as_are_asked_for(
 ):
   found = []
 
-  def prefilled(spec, *_):
+  def opened(spec, *_, **__):
     found.append(spec.lanes)
     raise InterruptedError
 
-  monkeypatch.setattr(sampler, "prefilled", prefilled)
+  monkeypatch.setattr(stream.shelf, "opened", opened)
   with pytest.raises(InterruptedError):
     streamed(Feed(numbered(4)), places=4, lanes=lanes)
   assert found == [each]

@@ -17,11 +17,18 @@ from brorl_jax.main.ahead.run import FEW, Compile, Program, Run, placed, size
 from brorl_jax.main.ahead.updates import updating
 from brorl_jax.main.stages import sampling
 from brorl_jax.model import local
-from brorl_jax.rollout import compaction, program_spec, programs, stream
+from brorl_jax.rollout import (
+  compaction,
+  program_spec,
+  programs,
+  shelf,
+  stream,
+)
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.plan import RolloutPlan
+from brorl_jax.rollout.prefill import Chunks, PrefillBatch
 from brorl_jax.rollout.program_spec import ProgramSpec
-from brorl_jax.rollout.programs import DecodeInputs, PrefillBatch
+from brorl_jax.rollout.programs import DecodeInputs
 from brorl_jax.rollout.slots import DecodeState
 from brorl_jax.types import Prompts
 
@@ -75,6 +82,17 @@ def _prompts(run: Run, count: int) -> PrefillBatch:
     ),
     offset=own((count,), jnp.int32),
     real=own((count,), jnp.bool_),
+  )
+
+
+def _part(run: Run) -> shelf.Part:
+  """Prompts that are read together."""
+  own, S = run.at(meshes.rows(run.mesh)), run.config.data.prompt_tokens
+  count = run.read_together
+  return shelf.Part(
+    own((count, S), jnp.int32),
+    own((count, S), jnp.bool_),
+    own((count,), jnp.int32),
   )
 
 
@@ -174,30 +192,27 @@ def _sampling(run: Run, compile: Compile) -> Iterator[Program]:
   """As `stream` runs them."""
   c = run.config.sampling
   spec = training_spec(run)
-  prefill, decoding = _started(run, spec, c.places, "prefill", compile)
-  yield prefill
+  each, own = c.places // run.rows, run.at(meshes.rows(run.mesh))
+  part = _part(run)
+  args = (run.state().params, part, _key(run))
+  opened = functools.partial(shelf.opened, each=each)
+  lowered = shelf.opened.lower(spec, *args, each=each)
+  inputs, logits, state, _ = _outputs(opened, spec, args, compile(lowered))
+  decoding = _Decoding(inputs, _cache(run, spec, compile), state)
+  before = run.sampling_bytes + size(part)
+  yield Program("prefill", lowered, before, run.policy.layers)
   yield from _decode(run, spec, decoding, "decode")
-  inputs, _, state = decoding
-  held = run.sampling_bytes + size(decoding)
+  held = run.sampling_bytes + size((decoding, logits))
   program = lambda name, lowered, more=0: Program(
     name, lowered, held + more, run.policy.layers
   )
-  at = run.at(meshes.rows(run.mesh))((run.visited,), jnp.int32)
-  batch = _prompts(run, run.visited)
-  yield program(
-    "admit",
-    stream._admit.lower(
-      spec,
-      inputs.weights,
-      inputs.prefix,
-      inputs.queue,
-      state,
-      batch,
-      at,
-      _key(run),
-    ),
-    size(batch),
-  )
+  weights, prefix, queue = inputs
+  read = shelf.read.lower(spec, weights, logits, prefix, part)
+  yield program("read", read, size(part))
+  at = own((run.visited,), jnp.int32)
+  chunks = Chunks(at, at, own((run.visited,), jnp.bool_), at)
+  admit = stream._admit.lower(spec, logits, queue, state, chunks, at, _key(run))
+  yield program("admit", admit, size(chunks))
   lanes, slots = compaction.sizes(
     spec.lanes, spec.slots, pool=bool(spec.blocks)
   )[:2][-1]

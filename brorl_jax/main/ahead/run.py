@@ -13,7 +13,7 @@ from brorl_jax.learner import state as states
 from brorl_jax.main.stages import learning
 from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
-from brorl_jax.rollout import stream
+from brorl_jax.rollout import shelf, stream
 from brorl_jax.rollout.plan import RolloutPlan
 from brorl_jax.runs.sections import Config
 from brorl_jax.types import State
@@ -80,6 +80,12 @@ class Run:
     """How many numbers the policy has."""
     shapes = jax.eval_shape(self.policy.init, jax.random.key(0))
     return sum(x.size for x in jax.tree.leaves(shapes))
+
+  @property
+  def read_together(self) -> int:
+    """Prompts that are read together."""
+    each = self.config.sampling.places // self.rows
+    return shelf.together(each, self.config.data.prompt_tokens) * self.rows
 
   @property
   def visited(self) -> int:

@@ -72,11 +72,11 @@ def of(run: Run, measured: list[Measured], chip: Chip) -> Schedule:
 
   # Each process samples its share on its own devices, all at the same time.
   own, share = costs.Counts(run.policy, copies=alone.rows), P / run.processes
-  places, visited = alone.config.sampling.places, alone.visited
-  read = lambda prompts: own.forward(prompts * S, S / 2, prompts)
+  group = alone.read_together
+  read = own.forward(group * S, S / 2, group)
   add("copy", 1, costs.Work(0, 0))
-  add("prefill", 1, read(places), alone)
-  add("admit", max(share - places, 0) / visited, read(visited), alone)
+  add("prefill", 1, read, alone)
+  add("read", max(share / group - 1, 0), read, alone)
 
   spec = training_spec(run)
   lanes = spec.lanes * alone.rows
@@ -109,8 +109,8 @@ def programs(run: Run) -> dict[str, int]:
   decoding = sizes + (sizes - 1) + (0 if spec.blocks else 2 * sizes - 1)
   scores = c.optim.minibatches > 1 or bool(c.reference.kl_weight)
   return {
-    # Prefill, admit, take; with several processes the copy.
-    "sampling": 3 + decoding + (run.processes > 1),
+    # Prefill, read, admit, take; with several processes the copy.
+    "sampling": 4 + decoding + (run.processes > 1),
     "updating": layout.shapes * (1 + scores) + 2,
     "evaluation": 2 + decoding,
   }

@@ -274,6 +274,7 @@ def make(
     prompts=c.sampling.places // processes,
     slots=c.sampling.slots or None,
     lanes=c.sampling.chunk_lanes or None,
+    streams=True,
   )
   chunk, evaluations = _evaluations(c, fit, own.rows, processes)
   update = sizes.gradient(c, policy, **how)

@@ -14,7 +14,8 @@ ROOT = pathlib.Path(__file__).parents[3]
 # must not have: with libtpu in it jax looks for a TPU at every start.
 ASIDE = os.environ.get("BRORL_AOT", "")
 PROGRAMS = [
-  "score", "gradient", "apply", "prefill", "decode", "admit", "compact", "take",
+  "score", "gradient", "apply", "prefill", "decode", "read", "admit", "compact",
+  "take",
 ]  # fmt: skip
 MIB, GIB = 2**20, 2**30
 

@@ -16,11 +16,12 @@ from brorl_jax.main.stages import learning
 from brorl_jax.meshes import Axes
 from brorl_jax.model import architectures, huggingface
 from brorl_jax.rollout import programs as rollout_programs
-from brorl_jax.rollout import stream
+from brorl_jax.rollout import shelf, stream
 
 # What XLA compiles in a step, by the name in the list.
 JITTED = {
-  "prefill": (rollout_programs, "start"),
+  "prefill": (shelf, "opened"),
+  "read": (shelf, "read"),
   "decode": (rollout_programs, "segment"),
   "admit": (stream, "_admit"),
   "compact": (rollout_programs, "resize"),
@@ -28,10 +29,12 @@ JITTED = {
   "score": (update, "logp_of"),
   "gradient": (update, "_add"),
   "apply": (update, "_apply"),
+  "evaluation: prefill": (rollout_programs, "start"),
   "evaluation: finish": (rollout_programs, "finish"),
 }
 ORDER = [
-  "score", "gradient", "apply", "prefill", "decode", "admit", "compact", "take",
+  "score", "gradient", "apply", "prefill", "decode", "read", "admit", "compact",
+  "take",
   "evaluation: prefill", "evaluation: decode", "evaluation: finish",
 ]  # fmt: skip
 
@@ -125,8 +128,8 @@ def test_a_step_runs_what_is_listed(tmp_path, monkeypatch):
 
     monkeypatch.setattr(module, function, seen)
   train_command.run(c, tmp_path / "run", allow_change=False)
-  # Both kinds of rollouts go through the same functions.
-  alike = {"evaluation: prefill": "prefill", "evaluation: decode": "decode"}
+  # Both kinds of rollouts go through the same loop.
+  alike = {"evaluation: decode": "decode"}
   for name, arguments in listed.items():
     calls = called.get(alike.get(name, name), [])
     if name == "evaluation: decode":

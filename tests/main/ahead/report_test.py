@@ -39,7 +39,7 @@ def test_tables_and_a_line_of_json(show):
   assert titles[:-1] == [
     "messages of 1 MiB and more, per call or token",
     "time",
-    "programs to compile: at most 15 (5 of sampling, 6 of updating, 4 of "
+    "programs to compile: at most 16 (6 of sampling, 6 of updating, 4 of "
     "evaluation)",
     "checkpoint: 83.01 KiB, written from the shards of 8 devices; at most 4 "
     "kept: 0.32 MiB",

@@ -13,7 +13,7 @@ from brorl_jax.main.ahead.schedule import Part, Schedule
 
 CHIP = Chip("x", "tpu", 1, 1e9, 1e12, 8.0, 64, 8.0)
 NAMES = (
-  "prefill", "decode", "admit", "compact", "score", "gradient", "apply",
+  "prefill", "decode", "read", "compact", "score", "gradient", "apply",
   "evaluation: decode",
 )  # fmt: skip
 
@@ -24,12 +24,12 @@ def parts(run, names=NAMES, **sent):
 
 
 def test_how_often_a_step_runs_each_program():
-  # 16 of 24 prompts come first, the others 8 at a time. 24 x 4 responses of 6
+  # 16 of 24 prompts are read together, the others then. 24 x 4 responses of 6
   # tokens in 16 lanes of 3 slots; 8 x 4 x 6 tokens to a microbatch. Two
   # minibatches, whose second needs old log-probabilities.
   calls = {k: v.calls for k, v in parts(made.run(kl_weight=0.0)).items()}
   assert calls == {
-    "prefill": 1, "admit": 1.0, "decode": 576 / 48, "score": 3.0,
+    "prefill": 1, "read": 0.5, "decode": 576 / 48, "score": 3.0,
     "gradient": 3.0, "apply": 2,
   }  # fmt: skip
 
@@ -58,7 +58,7 @@ def test_the_work_of_each_program():
   of = {k: v.work for k, v in parts(run).items()}
   # Prompts have 10 tokens, each of which sees 5 on average.
   assert of["prefill"] == cost.forward(160, 5, 16)
-  assert of["admit"] == cost.forward(80, 5, 8)
+  assert of["read"] == of["prefill"]
   # Responses are half done.
   assert of["decode"] == cost.step(48, 16, 10, 3)
   read = cost.forward(80, 5, 0) + cost.forward(192, 13, 192)
@@ -106,7 +106,7 @@ def test_how_many_programs_a_run_compiles():
   # One length of responses, or trees: score and gradient; apply, and sums of
   # nothing.
   assert schedule.programs(made.run()) == {
-    "sampling": 3 + 2,
+    "sampling": 4 + 2,
     "updating": 2 * 2 + 2,
     "evaluation": 2 + 2,
   }
