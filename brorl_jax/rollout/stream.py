@@ -16,6 +16,7 @@ its chunks. Two programs are added to those of the sampler and of shelf.py:
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +112,9 @@ def stream(
   visited = max(each // SHARE, 1)  # places of a device per program
   holds: dict[int, Prompts] = {}  # place -> the prompt in it
   read = shelf.Shelf(devices, each)
-  decoding, logits, spent = None, None, 0
+  decoding: Decoding | None = None
+  logits: Any = None  # of the first tokens of what is on the shelf
+  spent = 0
   while True:
     free = _by_device(set(range(places)) - holds.keys(), devices, each)
     room = sum(min(len(own), visited) for own in free)
@@ -121,9 +124,11 @@ def stream(
       holds |= taken
       rows, parts = read.rows(batch, _held(holds, devices, each))
       for part in parts:
-        decoding, logits = _read(
-          spec, params, decoding, logits, part, key, each
-        )
+        if decoding is None:
+          decoding, logits = _opened(spec, params, part, key, each)
+        else:
+          decoding, logits = _read(decoding, logits, part)
+      assert decoding is not None  # the first prompts are unread
       chunks = Chunks(batch.prompts.index, batch.offset, batch.real, rows)
       decoding = _admitted(sampler.restored(decoding), logits, chunks, at, key)
       watch(decoding.progress)
@@ -235,22 +240,26 @@ def _held(holds: dict[int, Prompts], devices: int, each: int) -> list[set[int]]:
   return held
 
 
-def _read(
+def _opened(
   spec: ProgramSpec,
   params: PyTree,
-  decoding: Decoding | None,
-  logits: Float[Array, "P V"] | None,
   part: Part,
   key: Key[Array, ""],
   each: int,
 ) -> tuple[Decoding, Float[Array, "P V"]]:
-  """`decoding` and the first logits with these prompts on the shelf."""
-  if decoding is None:
-    inputs, logits, state, progress = shelf.opened(
-      spec, params, part, key, each=each
-    )
-    now = sampler.on_host(progress)
-    return Decoding(spec, spec, inputs, (), state, now), logits
+  """These prompts on the shelf, and their first logits; nothing decodes."""
+  inputs, logits, state, progress = shelf.opened(
+    spec, params, part, key, each=each
+  )
+  now = sampler.on_host(progress)
+  return Decoding(spec, spec, inputs, (), state, now), logits
+
+
+def _read(
+  decoding: Decoding, logits: Float[Array, "P V"], part: Part
+) -> tuple[Decoding, Float[Array, "P V"]]:
+  """The same with more prompts on the shelf."""
+  spec = decoding.spec
   weights, prefix, queue = decoding.inputs
   logits, prefix = shelf.read(spec, weights, logits, prefix, part)
   inputs = DecodeInputs(weights, prefix, queue)
