@@ -84,6 +84,7 @@ _MODE = flags.DEFINE_enum(
     "export",
     "report",
     "sample",
+    "advise",
   ],
   "train: reinforcement learning. evaluate: evaluates "
   "--config.policy.checkpoint=, which may be a run, on held-out prompts. plan: "
@@ -94,7 +95,8 @@ _MODE = flags.DEFINE_enum(
   "compares runs and evaluations, one --workdir each; no --config. sample: a "
   "policy answers --prompt, --prompts or standard input; --workdir is a run, "
   "one of its checkpoints or a model directory, by default the embedded "
-  "policy; no --config.",
+  "policy; no --config. advise: what every smaller N would give, from one step "
+  "of the config's N, and which one to take.",
 )
 _ALLOW_CHANGE = flags.DEFINE_bool(
   "allow_config_change",
@@ -159,52 +161,9 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
       raise UserError(f"{argv[1]!r} is not a flag; see --help")
     workdirs = [home(one) for one in folders()]
-    workdir = workdirs[0]
     prepare()
     connect()
-    # Imported here: jax and transformers take seconds to load.
-    from brorl_jax.main import programs
-
-    programs.keep(_PROGRAMS.value)
-    if _MODE.value == "train":
-      from brorl_jax.main.commands import train
-
-      train.run(
-        settings.typed(_CONFIG.value),
-        workdir,
-        allow_change=_ALLOW_CHANGE.value,
-        begin_again=_BEGIN_AGAIN.value,
-        from_step=_FROM_STEP.value,
-      )
-    elif _MODE.value == "evaluate":
-      from brorl_jax.main.commands import evaluate
-
-      evaluate.run(settings.typed(_CONFIG.value), workdir)
-    elif _MODE.value == "plan":
-      from brorl_jax.main.commands import plan
-
-      plan.run(settings.typed(_CONFIG.value), _TOPOLOGY.value, fast=_FAST.value)
-    elif _MODE.value == "warmup":
-      from brorl_jax.main import embedding
-      from brorl_jax.main.commands import warmup
-
-      # The config of the embedded policy has an architecture instead.
-      own = "policy" in _CONFIG.value
-      (warmup if own else embedding).run(_CONFIG.value, workdir)
-    elif _MODE.value == "export":
-      from brorl_jax.main.commands import export
-
-      export.run(settings.typed(_CONFIG.value), workdir)
-    elif _MODE.value == "sample":
-      sample.run(str(workdir) if _WORKDIR.value else "")
-    elif _MODE.value == "report":
-      from brorl_jax.main.commands import report
-
-      report.run(workdirs)
-    else:
-      from brorl_jax.main.commands import simulate
-
-      simulate.run(_CONFIG.value, workdir, allow_change=_ALLOW_CHANGE.value)
+    run_mode(workdirs)
   except UserError as e:
     refuse(str(e), e.status)
   except OSError as e:  # a full or failing disk, too many open files
@@ -214,13 +173,65 @@ def main(argv: list[str]) -> None:
     interrupt(signal.SIGINT, None)
 
 
+def run_mode(workdirs: list[pathlib.Path]) -> None:
+  """Runs the mode in its folders."""
+  workdir = workdirs[0]
+  # Imported here: jax and transformers take seconds to load.
+  from brorl_jax.main import programs
+
+  programs.keep(_PROGRAMS.value)
+  if _MODE.value == "train":
+    from brorl_jax.main.commands import train
+
+    train.run(
+      settings.typed(_CONFIG.value),
+      workdir,
+      allow_change=_ALLOW_CHANGE.value,
+      begin_again=_BEGIN_AGAIN.value,
+      from_step=_FROM_STEP.value,
+    )
+  elif _MODE.value == "evaluate":
+    from brorl_jax.main.commands import evaluate
+
+    evaluate.run(settings.typed(_CONFIG.value), workdir)
+  elif _MODE.value == "advise":
+    from brorl_jax.main.commands import advise
+
+    advise.run(settings.typed(_CONFIG.value), workdir)
+  elif _MODE.value == "plan":
+    from brorl_jax.main.commands import plan
+
+    plan.run(settings.typed(_CONFIG.value), _TOPOLOGY.value, fast=_FAST.value)
+  elif _MODE.value == "warmup":
+    from brorl_jax.main import embedding
+    from brorl_jax.main.commands import warmup
+
+    # The config of the embedded policy has an architecture instead.
+    own = "policy" in _CONFIG.value
+    (warmup if own else embedding).run(_CONFIG.value, workdir)
+  elif _MODE.value == "export":
+    from brorl_jax.main.commands import export
+
+    export.run(settings.typed(_CONFIG.value), workdir)
+  elif _MODE.value == "sample":
+    sample.run(str(workdir) if _WORKDIR.value else "")
+  elif _MODE.value == "report":
+    from brorl_jax.main.commands import report
+
+    report.run(workdirs)
+  else:
+    from brorl_jax.main.commands import simulate
+
+    simulate.run(_CONFIG.value, workdir, allow_change=_ALLOW_CHANGE.value)
+
+
 def prepare() -> None:
   """What comes before jax is loaded; raises UserError for a wrong value."""
   # jax tells of every kind of device that is not here.
   logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
   keep_freed_memory()
   take_most_of_a_gpu()
-  if _MODE.value in ("train", "plan"):
+  if _MODE.value in ("train", "plan", "advise"):
     settings.check_training(settings.typed(_CONFIG.value))
   if _MODE.value == "train":
     signal.signal(signal.SIGTERM, terminate)

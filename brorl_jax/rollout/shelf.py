@@ -57,9 +57,9 @@ def together(each: int, S: int) -> int:
 class Part(NamedTuple):
   """Prompts to read together, as many for each device."""
 
-  tokens: Int[np.ndarray, "rows S"]
-  mask: Bool[np.ndarray, "rows S"]
-  to: Int[np.ndarray, " rows"]  # row of each; P for padding
+  tokens: Int[Any, "rows S"]
+  mask: Bool[Any, "rows S"]
+  to: Int[Any, " rows"]  # row of each; P for padding
 
 
 class Shelf:

@@ -1,0 +1,250 @@
+"""--mode=advise: what every smaller N would have given, from one step of N.
+
+Rollouts are nested: those of N' are the first N' of N. So one step has the
+groups, advantages and gradients of every smaller N.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import json
+import pathlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import logging
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+
+from brorl_jax import meshes
+from brorl_jax.errors import UserError
+from brorl_jax.learner import packing, signal
+from brorl_jax.learner import step as steps
+from brorl_jax.main import checkpoint_source, programs, settings, sizes
+from brorl_jax.main.commands import train as train_command
+from brorl_jax.main.stages import advantages, learning
+from brorl_jax.main.stages.examples import Examples
+from brorl_jax.main.stages.scoring import Scorer
+from brorl_jax.model.policy import Policy
+from brorl_jax.report import advice
+from brorl_jax.rl import stats
+from brorl_jax.rollout import dynamic_sampling
+from brorl_jax.runs import clock, folder, lock, sections
+from brorl_jax.runs.lines import write_whole
+from brorl_jax.runs.run_state import RunState
+from brorl_jax.train import Credit, Stages
+from brorl_jax.types import Groups, Scores
+
+_STEP = 1  # whose prompts and random numbers these are
+_BLOCKS = 16  # of prompts, for the noise
+
+
+def run(c: sections.Config, workdir: pathlib.Path) -> None:
+  """Writes advice.json, advice.png, and prints the table and the advice."""
+  c = settings.phases(c)[0].config
+  if c.sampling.allocation != "fixed":
+    raise UserError(
+      f"config.sampling.allocation = {c.sampling.allocation!r}: --mode=advise "
+      "compares fixed numbers; add --config.sampling.allocation=fixed"
+    )
+  if (count := c.sampling.prompts) < 2:
+    raise UserError(
+      f"config.sampling.samples = {c.sampling.samples} is {count} prompt of "
+      f"{c.sampling.n}; --mode=advise needs at least 2 prompts"
+    )
+  values = sections.as_dict(c)
+  folder.check(values, workdir, allow_change=False, mode="advise")
+  logging.set_verbosity(logging.ERROR)  # orbax logs every file
+  try:
+    parts = _parts(c)
+  except ValueError as e:
+    raise UserError(str(e)) from None
+  with contextlib.closing(parts.scorer), lock.hold(workdir), clock.counting():
+    folder.write_config(values, workdir, mode="advise")
+    print(*parts.scorer.log_lines, programs.log_line(), sep="\n")
+    try:
+      data = numbers(parts)
+    except dynamic_sampling.TooManyInvalid as e:
+      raise UserError(str(e)) from None
+    text = json.dumps(data, indent=1, allow_nan=False) + "\n"
+    write_whole(workdir / advice.FILE, text)
+  advice.show(workdir)
+
+
+class _Parts(NamedTuple):
+  """Everything that advice needs."""
+
+  config: sections.Config  # settled
+  stages: Stages
+  policy: Policy
+  params: PyTree
+  mesh: Mesh
+  scorer: Scorer
+
+
+def _parts(c: sections.Config) -> _Parts:
+  """Builds the parts; raises ValueError if they do not fit together."""
+  which = checkpoint_source.locate(c.policy.checkpoint)
+  mesh = meshes.make_mesh(**c.devices.mesh)
+  text = checkpoint_source.read_tokenizer(which, c.policy.chat_template)
+  policy, params, _ = checkpoint_source.load(which, mesh, dtype=c.policy.dtype)
+  checkpoint_source.check_vocabulary(which.source, text, policy)
+  examples = Examples.of(c, text)
+  scorer = Scorer(c.reward, examples)
+  first = settings.phases(c)[0]
+  phase = train_command.phase(
+    first, examples, scorer, policy, mesh, keep_reference=False
+  )
+  c = sizes.settled(c, policy, axes=meshes.of(mesh), keep_reference=False)
+  return _Parts(c, phase.stages(_STEP), policy, params, mesh, scorer)
+
+
+def numbers(parts: _Parts) -> dict[str, Any]:
+  """All that advice.json has: a row for each N', the largest first."""
+  c = parts.config
+  begin = clock.now()
+  drawn = _drawn(parts)
+  rollout_s, tokens = clock.since(begin).busy_s, int(drawn.rollouts.mask.sum())
+  rows, whole = [], None
+  for n in smaller(c):
+    row, gradient = _row(parts, _first(drawn, n), n)
+    whole = gradient if whole is None else whole
+    row["cosine"] = signal.cosine(gradient, whole)
+    # Rollouts take as long as they have tokens.
+    row["rollout_s"] = rollout_s * row["tokens"] / max(tokens, 1)
+    rows.append(row)
+  return {
+    "n": c.sampling.n,
+    "advantage": c.advantage.kind,
+    "checkpoint": c.policy.checkpoint,
+    "seed": c.run.seed,
+    "blocks": _blocks(drawn),
+    "right": drawn.right.sum(axis=1).tolist(),
+    "rows": rows,
+  }
+
+
+def smaller(c: sections.Config) -> Iterator[int]:
+  """N and the powers of two below it with which the config could train."""
+  n = c.sampling.n
+  yield n
+  for power in reversed(range(1, (n - 1).bit_length())):
+    try:
+      settings.check_training(_with(c, 2**power))
+    except UserError:  # such as a k that is too large
+      return
+    yield 2**power
+
+
+def _with(c: sections.Config, n: int) -> sections.Config:
+  """The config with another N, and as many prompts."""
+  of = dataclasses.replace(
+    c.sampling, n=n, samples=n * c.sampling.prompts, slots=0, in_flight=0
+  )
+  return dataclasses.replace(c, sampling=of)
+
+
+def _drawn(parts: _Parts) -> Groups:
+  """The first prompts of the step with all of their rollouts, kept or not."""
+  c, stages, progress = parts.config, parts.stages, RunState()
+  key = jax.random.fold_in(jax.random.key(c.run.seed), _STEP)
+  candidates = stages.candidates(_STEP, progress)
+  return dynamic_sampling.collect(
+    lambda feed: stages.rollouts(parts.params, feed, key),
+    functools.partial(stages.scores, _STEP),
+    lambda groups: np.ones(len(groups.prompts.index), bool),
+    functools.partial(stages.prompts, _STEP),
+    candidates,
+    target=c.sampling.prompts,
+    plan=stages.plan(progress, candidates),
+  ).groups
+
+
+def _first(groups: Groups, n: int) -> Groups:
+  """The first n rollouts of each prompt."""
+  prompts, rollouts, scores = groups
+  fields = ("tokens", "logp", "mask", "truncated")
+  rollouts = dataclasses.replace(
+    rollouts, **{name: getattr(rollouts, name)[:, :n] for name in fields}
+  )
+  return Groups(prompts, rollouts, Scores(*(x[:, :n] for x in scores)))
+
+
+def _blocks(groups: Groups) -> int:
+  return min(_BLOCKS, len(groups.prompts.index))
+
+
+def _row(
+  parts: _Parts, groups: Groups, n: int
+) -> tuple[dict[str, Any], PyTree]:
+  """The numbers of one N', and its gradient."""
+  c, P = _with(parts.config, n), len(groups.prompts.index)
+  informative = advantages.filter_stage(c.filter, c.reward, places=P)
+  kept = np.flatnonzero(informative(groups))
+  some = jax.tree.map(lambda x: x[kept], groups)
+  stage = advantages.advantages_stage(c.advantage, c.reward, c.sampling)
+  credit = stage(some, RunState())
+  begin = clock.now()
+  gradient, found = _gradient(parts, some, credit, kept % _blocks(groups), P)
+  jax.block_until_ready(gradient)
+  slopes = stats.coefficient(
+    *map(jnp.asarray, (credit.advantage, some.right, credit.counts))
+  )
+  share = len(kept) / P
+  return {
+    "n": n,
+    "informative": share,
+    "coefficient": float(np.sum(slopes)) / P,
+    "samples_per_group": n / share if share else None,
+    "norm": found.norm,
+    "signal": found.signal,
+    "signal_error": found.error,
+    "noise": found.noise,
+    "snr": found.ratio,
+    "snr_error": found.ratio_error,
+    "tokens": int(groups.rollouts.mask.sum()),
+    "update_s": clock.since(begin).busy_s,
+  }, gradient
+
+
+def _gradient(
+  parts: _Parts, kept: Groups, credit: Credit, block: np.ndarray, P: int
+) -> tuple[PyTree, signal.Signal]:
+  """Of all kept groups in one minibatch, at the policy that sampled.
+
+  Args:
+    parts: The policy and the loss, of which the term of the reference is left
+      out.
+    kept: Groups.
+    credit: Their advantages.
+    block: Of prompts, that each group belongs to.
+    P: Prompts that were drawn.
+  """
+  c, mesh = parts.config, parts.mesh
+  policy = dataclasses.replace(parts.policy, remat=c.devices.remat, mesh=mesh)
+  none = dataclasses.replace(c.reference, kl_weight=0.0)
+  goal = learning.objective(c.loss, none, temperature=c.sampling.temperature)
+  layout = learning.layout(c, meshes.of(mesh).rows)
+  rollouts = steps.trained(kept.rollouts, credit.counts)
+  factors = learning.loss_scale(c, goal)(rollouts.mask.sum(axis=2))
+
+  def batches(b: int):
+    at = np.flatnonzero(block == b)
+    if not len(at):
+      return
+    take = functools.partial(jax.tree.map, lambda x: x[at])
+    own = None if factors is None else factors[at]
+    for batch in packing.pack(
+      take(kept.prompts), take(rollouts), credit.advantage[at], layout, own
+    ):
+      yield steps.placed(batch, mesh)
+
+  return signal.of_blocks(
+    parts.params,
+    map(batches, range(min(_BLOCKS, P))),
+    response_logp=policy.response_logp,
+    objective=goal,
+  )
