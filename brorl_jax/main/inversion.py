@@ -1,11 +1,12 @@
 """The alarm for a policy that answers better and can answer less."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
+from brorl_jax.report import ledger
 from brorl_jax.rl import stats
 
 
@@ -24,17 +25,52 @@ def inverted(first: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
     Both changes in a line; None without an inversion, or with one prompt.
   """
   rates = [np.array(line["rates"], np.float32) for line in (first, now)]
+  solved = [(rate > 0.0).astype(np.float32) for rate in rates]
+  n = now["summary"]["all"]["samples"]
+  return _told(rates, solved, f"prompts with a right one of {n}")
+
+
+def inverted_in_training(visits: Iterable[Mapping[str, Any]]) -> str | None:
+  """The same of training prompts, from their first to their last visits.
+
+  Of prompts with two or more. As numbers of rollouts may differ, both visits
+  of a prompt have pass@k at the smaller one.
+
+  Args:
+    visits: Lines of visits.jsonl.
+  """
+  pairs = [
+    (one["visits"][0], one["visits"][-1])
+    for one in ledger.prompts(visits)
+    if len(one["visits"]) > 1
+  ]
+  rates, solved = [], []
+  for which in (0, 1):
+    seen = [(pair[which]["drawn"], pair[which]["right"]) for pair in pairs]
+    k = [min(a["drawn"], b["drawn"]) for a, b in pairs]
+    rates.append(np.array([c / n for n, c in seen], np.float32))
+    solved.append(
+      np.array(
+        [ledger.pass_at_k(*x, k) for x, k in zip(seen, k, strict=True)],
+        np.float32,
+      )
+    )
+  return _told(rates, solved, f"pass@k of {len(pairs)} training prompts")
+
+
+def _told(
+  rates: list[np.ndarray], solved: list[np.ndarray], what: str
+) -> str | None:
+  """Both changes in a line, if one is a rise and the other a fall."""
   if len(rates[0]) < 2 or len(rates[0]) != len(rates[1]):
     return None
-  solved = [(rate > 0.0).astype(np.float32) for rate in rates]
   rise, rise_half = stats.mean_interval(jnp.asarray(rates[1] - rates[0]))
   fall, fall_half = stats.mean_interval(jnp.asarray(solved[1] - solved[0]))
   if rise <= rise_half or -fall <= fall_half:
     return None
-  n = now["summary"]["all"]["samples"]
   return (
     f"pass@1 rose from {rates[0].mean():.3f} to {rates[1].mean():.3f}, but "
-    f"prompts with a right one of {n} fell from {solved[0].mean():.3f} to "
-    f"{solved[1].mean():.3f}; larger N, advantage.kind = 'pass_at_k' or "
-    "'maxrl', and advantage.credit = 'distinct' keep more"
+    f"{what} fell from {solved[0].mean():.3f} to {solved[1].mean():.3f}; "
+    "larger N, advantage.kind = 'pass_at_k' or 'maxrl', and advantage.credit = "
+    "'distinct' keep more"
   )

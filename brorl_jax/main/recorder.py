@@ -314,8 +314,15 @@ class Recorder:
       for one in metrics.each_line(self._workdir / "eval" / "curve.jsonl")
       if one["step"] < step
     ]
-    why = inversion.inverted(earlier[0], line) if earlier else None
+    if not earlier:
+      return
+    why = inversion.inverted(earlier[0], line)
     if why and not inversion.inverted(earlier[0], earlier[-1]):
+      self.event(step, {"event": "inversion", "why": why})
+    visits = [*metrics.each_line(self._workdir / "visits.jsonl")]
+    before = [one for one in visits if one["step"] < earlier[-1]["step"]]
+    why = inversion.inverted_in_training(visits)
+    if why and not inversion.inverted_in_training(before):
       self.event(step, {"event": "inversion", "why": why})
 
   def close(self) -> None:

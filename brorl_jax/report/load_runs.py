@@ -5,7 +5,7 @@ import itertools
 import json
 import operator
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from brorl_jax import evaluate
@@ -193,7 +193,7 @@ def read(
     evaluations=out,
     evaluated=folder.evaluated,
     events=_events(folder.path),
-    visits=_visits(folder.path),
+    visits=ledger.summary(visits(folder.path), rest(folder.about)),
   )
   return Read(run, prompts, folder.about, _samples(folder.path))
 
@@ -207,10 +207,17 @@ def _samples(folder: pathlib.Path) -> list[dict[str, Any]]:
   return [{name: line[name] for name in _SAMPLE} for line in lines]
 
 
-def _visits(folder: pathlib.Path) -> dict[str, Any]:
-  """The ledger of a run in short; an evaluation has none."""
+def visits(folder: pathlib.Path) -> Iterable[dict[str, Any]]:
+  """The lines of a run's ledger; an evaluation has none."""
   path = folder / "visits.jsonl"
-  return ledger.summary(_each(path, ledger.check)) if path.exists() else {}
+  return _each(path, ledger.check) if path.exists() else ()
+
+
+def rest(about: Mapping[str, Any]) -> ledger.Rest:
+  """When the prompts of a run rest."""
+  config = _about(about)
+  names = "filter.rest_after", "filter.rest_steps"
+  return ledger.Rest(*(config.get(name) or 0 for name in names))
 
 
 def _events(folder: pathlib.Path) -> list[dict[str, Any]]:

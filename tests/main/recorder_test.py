@@ -484,6 +484,35 @@ def test_the_heartbeat_says_where_a_run_is(wired, tmp_path):
   ]  # fmt: skip
 
 
+def test_an_inversion_of_training_prompts_is_told_too(wired, tmp_path):
+  """From visits of other steps than those of the evaluations."""
+  c, _, examples, *_ = wired
+  same = {"domain": "math", "task": "m", "tokens": 3, "reason": ""}
+  same |= {"answer": "8", "truncated": False, "score": 1.0, "pass": True}
+  records = [
+    same | {"id": f"q{p}", "sample": n, "status": "pass"}
+    for p in range(4)
+    for n in range(2)
+  ]
+  measure = lambda params, heldout: iter([records])
+  recorder = Recorder(c, tmp_path, examples, [], lambda step: measure, {}, {})
+  recorder.start(-1)
+  wide, narrow = [1] * 40, [8] * 20 + [0] * 20
+  for step, right in enumerate((wide, wide, narrow, narrow, wide, narrow)):
+    recorder.evaluate(step, None)
+    recorder._visits.write(
+      *(
+        {"step": step, "id": f"{p}", "drawn": 8, "right": k, "invalid": 0}
+        for p, k in enumerate(right)
+      )
+    )
+  recorder.evaluate(6, None)
+  recorder.close()
+  told = [e for e in timeless(tmp_path) if e["event"] == "inversion"]
+  assert [e["step"] for e in told] == [3, 6]
+  assert "40 training prompts" in told[0]["why"]
+
+
 def test_an_inversion_is_told_once_until_it_is_over(wired, tmp_path):
   c, _, examples, *_ = wired
   one = {

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import runs_for_tests as made
+import scipy.stats
 
 from brorl_jax.errors import UserError
 from brorl_jax.main.commands import report as report_command
@@ -37,6 +38,7 @@ def test_what_became_of_prompts_by_hand():
   got = ledger.summary(LINES)
   assert {k: v for k, v in got.items() if k != "curve"} == {
     "prompts": 5, "visits": 10, "again": 4, "never": 2, "won": 1, "lost": 1,
+    "resting": 0,
   }  # fmt: skip
   assert [x["step"] for x in got["curve"]] == [1, 2, 3]
   first, second, last = (x["pass_at_k"] for x in got["curve"])
@@ -56,6 +58,59 @@ def test_many_steps_are_taken_together_and_an_empty_ledger_is_none():
   assert curve[0]["pass_at_k"]["1"] == pytest.approx((1 + 2 + 3 + 4 + 5) / 40)
   assert ledger.summary([]) == {}
   assert ledger.summary([visit(1, "a", 0, drawn=0)]) == {}
+
+
+def test_a_line_for_each_prompt_by_hand():
+  lines = [
+    visit(1, "a", 0, drawn=4, invalid=1), visit(2, "b", 512, drawn=512),
+    visit(3, "a", 3, drawn=4),
+  ]  # fmt: skip
+  a, b = ledger.prompts(lines)
+  assert (a["id"], a["task"], a["last_seen"]) == ("a", "t", 3)
+  assert a["visits"] == [
+    {"step": 1, "drawn": 4, "right": 0, "wrong": 3, "invalid": 1},
+    {"step": 3, "drawn": 4, "right": 3, "wrong": 1, "invalid": 0},
+  ]
+  assert (a["p"], a["won"], a["lost"], a["rests"]) == (0.75, True, False, None)
+  assert a["pass_at_k"] == {"1": 0.75, "2": 1.0, "4": 1.0}
+  assert [*b["pass_at_k"]][-1] == "512"
+  assert not b["won"] and 0.99 < b["low"] < b["high"] <= 1.0
+
+
+def test_an_interval_by_scipy():
+  for n, c in ((4, 3), (512, 0), (16, 16), (100, 50)):
+    want = scipy.stats.binomtest(c, n).proportion_ci(method="wilson")
+    assert ledger.interval(n, c) == pytest.approx(want, abs=1e-6)
+
+
+def test_who_rests():
+  """Twice rejected in a row a prompt rests for 5 steps."""
+  no = lambda step, name: visit(step, name, 0, kept=False)
+  lines = [
+    no(1, "a"), visit(2, "a", 1), no(3, "a"),  # not in a row
+    no(1, "b"), no(2, "b"),  # until step 7
+    no(1, "c"),
+    no(4, "d"), no(6, "d"),  # until step 11
+  ]  # fmt: skip
+  rests = lambda lines: {
+    one["id"]: one["rests"] for one in ledger.prompts(lines, ledger.Rest(2, 5))
+  }
+  assert rests(lines) == {"a": None, "b": 7, "c": None, "d": 11}
+  more = [*lines, visit(7, "e", 1)]
+  assert rests(more)["b"] is None and rests(more)["d"] == 11
+  assert ledger.summary(more, ledger.Rest(2, 5))["resting"] == 1
+  assert ledger.summary(more)["resting"] == 0
+
+
+def test_the_report_writes_a_line_for_each_prompt(tmp_path):
+  path = made.run(tmp_path / "a")
+  made.dump(path / "visits.jsonl", LINES)
+  report_command.run([path])
+  text = (path / "report" / "ledger.jsonl").read_text()
+  lines = [json.loads(line) for line in text.splitlines()]
+  assert [(x["run"], x["id"]) for x in lines] == [
+    ("a", name) for name in "abced"
+  ]
 
 
 def test_pass_at_k_of_many():
@@ -83,7 +138,7 @@ def test_the_page_has_the_figure_and_the_table(tmp_path):
   assert len(table.rows) == 1
   text = cells.text(table, data)
   assert [x for x in text.splitlines()[-1].split() if x.isdigit()] == [
-    "5", "10", "4", "1", "1", "2",
+    "5", "10", "4", "1", "1", "2", "0",
   ]  # fmt: skip
   alone = report_command.numbers([read(other)])
   assert ledger.draw(out, alone) == [] and alone["runs"][0]["visits"] == {}

@@ -58,7 +58,16 @@ def run(workdirs: Sequence[pathlib.Path]) -> None:
       # At once: reading the next run may take minutes.
       refuse_differences(read[0], read[-1])
   data = numbers(read)
-  write(data, workdirs[0] / "report")
+  out = workdirs[0] / "report"
+  write(data, out)
+  with _writing(out):
+    ledger.write(
+      out / "ledger.jsonl",
+      (
+        (name, load_runs.visits(folder.path), load_runs.rest(folder.about))
+        for folder, name in zip(folders, names, strict=True)
+      ),
+    )
   print(cells.text(tables.main(data), data))
   print(f"  {workdirs[0] / 'report' / 'index.html'}")
 
@@ -100,7 +109,7 @@ def _category(domain: str, task: str) -> str | None:
 
 def write(data: Mapping[str, Any], out: pathlib.Path) -> None:
   """Writes the report; raises UserError or StorageError if that fails."""
-  try:
+  with _writing(out):
     out.mkdir(exist_ok=True)
     drawn = [
       *figures.draw(out, data),
@@ -110,6 +119,13 @@ def write(data: Mapping[str, Any], out: pathlib.Path) -> None:
     text = json.dumps(data, indent=1, allow_nan=False) + "\n"
     (out / "report.json").write_text(text)
     (out / "index.html").write_text(page.page(data, drawn, out))
+
+
+@contextlib.contextmanager
+def _writing(out: pathlib.Path) -> Iterator[None]:
+  """Says what to do if the report cannot be written."""
+  try:
+    yield
   except OSError as e:
     raise errors.of_system(
       e,
