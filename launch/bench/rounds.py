@@ -6,7 +6,9 @@ r"""What it costs to draw the same rollouts in rounds; one line of JSON.
 A step's prompts of a config with its embedded policy, N rollouts each: all at
 once in one place per prompt, and in rounds of 16, 64, 256, .. N in chunks of
 16, where every prompt goes on to the end. Both draw N rollouts of each prompt;
-the rewards are 0 and cost nothing. The two take turns.
+the rewards are 0 and cost nothing. The two take turns, and what is measured is
+the second time that a step is drawn: the first compiles, for other sizes in
+each step.
 """
 
 import argparse
@@ -123,11 +125,12 @@ def main() -> None:
   text = tokenizer.Tokenizer(folder)
   draws = {k: drawer(c, params, policy, text) for k, c in both.items()}
   found: dict[str, list] = {name: [] for name in draws}
-  for step in range(asked.repeats + 1):
-    for name, draw in draws.items():
-      one = draw(step)
-      if step:  # the first compiles
-        found[name].append(one)
+  for measured in (False, True):
+    for step in range(asked.repeats):
+      for name, draw in draws.items():
+        one = draw(step)
+        if measured:
+          found[name].append(one)
   median = lambda name, what: statistics.median(x[what] for x in found[name])
   print(
     json.dumps(
