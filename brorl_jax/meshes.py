@@ -123,10 +123,15 @@ def make_mesh(
     ValueError: The devices do not fill the mesh, a process has no whole rows,
       or axis `data` does not go over the slices.
   """
-  owner = lambda d: (getattr(d, "slice_index", 0), d.process_index)
+  owner = lambda d: (_slice(d), d.process_index)
   devices = sorted(jax.devices(), key=owner)
   groups = [[*group] for _, group in itertools.groupby(devices, owner)]
   return over(groups, Axes(data, fsdp, tensor, expert))
+
+
+def _slice(device: Any) -> int:
+  """The slice of a TPU; one that is only described may name none."""
+  return getattr(device, "slice_index", 0)
 
 
 def over(groups: Sequence[Sequence[Any]], axes: Axes) -> Mesh:
@@ -144,7 +149,7 @@ def over(groups: Sequence[Sequence[Any]], axes: Axes) -> Mesh:
     raise ValueError(f"{wanted} does not fill the {count} devices that exist")
   share = axes.share(len(groups))
   on_tpu = first.platform == "tpu"
-  slices = len({group[0].slice_index for group in groups}) if on_tpu else 1
+  slices = len({_slice(group[0]) for group in groups}) if on_tpu else 1
   if axes.data % slices:
     raise ValueError(
       f"{wanted}: axis data must go over the {slices} slices; choose "

@@ -11,7 +11,12 @@ an arm spreads samples over prompts, and SCALE multiplies the prompts:
   n512_equal_prompts  N = 512, as many prompts, 32 times the samples
   n16_distinct        as n16 and n512_paper, but each *different* right response
   n512_distinct       of a group gets the same credit
+  n16_maxrl           as n16 and n512_paper, with MaxRL's advantages
+  n512_maxrl
+  adaptive            as many prompts as n16, each with 16 to 512 rollouts,
+  adaptive_maxrl      until four are right and four are wrong
 
+The last four are those of `launch/revival/objectives.py`.
 All arms make one update per step, so prompts per step are prompts per update.
 The command line gives files, policy, learning rate, seed and the CPU seconds of
 an arm.
@@ -28,6 +33,10 @@ ARMS = {  # N, prompts per step as a share of those of n16
   "n512_equal_prompts": (512, 1.0),
   "n16_distinct": (16, 1.0),
   "n512_distinct": (512, 1 / 4),
+  "n16_maxrl": (16, 1.0),
+  "n512_maxrl": (512, 1 / 4),
+  "adaptive": (512, 1.0),
+  "adaptive_maxrl": (512, 1.0),
 }
 # Prompts per step of n16, longest prompt and response in tokens. Above scale 1
 # questions have one more number, and responses may be half as long again.
@@ -53,6 +62,11 @@ def get_config(which: str = "countdown/n16/1"):
   c.sampling.n, share = ARMS[arm]
   c.sampling.samples = c.sampling.n * max(int(prompts * int(scale) * share), 1)
   c.sampling.in_flight = min(c.sampling.samples, 8192)
+  if "adaptive" in arm:
+    c.sampling.allocation, c.sampling.in_flight = "stop", 0
+    c.sampling.groups = c.sampling.samples // c.sampling.n
+  if "maxrl" in arm:
+    c.advantage.kind = "maxrl"
   c.run.steps = 100_000  # run.max_busy_s ends the run
   c.optim.minibatches = 1
   c.optim.warmup = 2  # updates; the shortest arms make about 20

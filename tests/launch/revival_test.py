@@ -12,6 +12,7 @@ import pytest
 import scipy.stats
 
 from brorl_jax.configs import revival
+from brorl_jax.main import settings
 from brorl_jax.model import tokenizer
 from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
@@ -23,6 +24,7 @@ from launch.revival import (
   draw,
   exact,
   machine,
+  objectives,
   puzzles,
   queens,
   run,
@@ -848,3 +850,42 @@ def test_a_trial_is_not_taken_for_a_part_of_the_whole(tmp_path):
 def test_a_folder_without_results_is_named(tmp_path):
   with pytest.raises(SystemExit, match=r"x has no results yet: run launch/rep"):
     revival_report.write(tmp_path / "x")
+
+
+# --------------------------------------------------------------- the objectives
+
+
+def test_arms_of_the_objectives_have_their_n_and_their_advantage():
+  of = lambda arm: revival.get_config(f"countdown/{arm}/1")
+  assert [*objectives.ARMS] == [
+    "n16", "n512_paper", "adaptive", "n16_maxrl", "n512_maxrl",
+    "adaptive_maxrl",
+  ]  # fmt: skip
+  for arm in objectives.ARMS:
+    c = settings.typed(of(arm))
+    settings.check_training(c)
+    assert c.advantage.kind == ("maxrl" if "maxrl" in arm else "tokens")
+    assert c.sampling.prompts == (8 if arm.startswith("n512") else 32)
+    assert c.sampling.allocation == ("stop" if "adaptive" in arm else "fixed")
+
+
+def test_a_row_of_the_objectives_by_hand(tmp_path):
+  """Of four prompts: one in reach, one lost, two that were never lost."""
+  arms = [objectives.Arm(tmp_path, "n16", seed, 1.0) for seed in (0, 1)]
+  for arm, last in zip(
+    arms, ([0.9, 0.0, 1, 1], [0.04, 0.01, 1, 1]), strict=True
+  ):
+    arm.folder.mkdir()
+    points = [[0.01, 0.0, 0.5, 0.3], [1.0] * 4, last]
+    (arm.folder / "exact.jsonl").write_text(
+      "".join(
+        json.dumps({"step": i, "train": {"pass_at_1": p}}) + "\n"
+        for i, p in enumerate(points)
+      )
+    )
+    (arm.folder / "metrics.jsonl").write_text(
+      json.dumps({"step": 1, "data/samples_total": 1000 + arm.seed}) + "\n"
+    )
+  assert objectives.row(arms) == [
+    "0.725, 0.513", "1, 2", "0.90, 0.04", "1,000, 1,001",
+  ]  # fmt: skip

@@ -49,7 +49,7 @@ def test_tables_and_a_line_of_json(show):
   assert read["checkpoint_bytes"] == 16 * made.run().parameters + 3 * 4
   assert [m["name"] for m in read["programs"]] == ["prefill", "gradient"]
   assert [p["name"] for p in read["parts"]] == ["prefill", "gradient"]
-  assert sum(read["program_counts"].values()) == 15
+  assert sum(read["program_counts"].values()) == 16
 
 
 def test_what_there_is_not_has_no_title(show):
