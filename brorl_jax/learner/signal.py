@@ -10,9 +10,11 @@ mean G,
 
 For B = 2 they are g_1 . g_2 and |g_1 - g_2|^2 / 4. Only sums are kept, so that
 there are never more than two gradients. With T_b = g_1 + ... + g_b the products
-d_b = g_b . T_(b-1), of b - 1 pairs each, are uncorrelated where noise outweighs
-signal. So the estimate of |G|^2, m, has a standard error of about
-sqrt(sum_b (d_b - (b - 1) m)^2) over the number of pairs.
+d_b = g_b . T_(b-1), of b - 1 pairs each, are uncorrelated if there is no signal.
+What noise alone gives has then a standard deviation of about
+sqrt(sum_b (d_b - (b - 1) m)^2) over the number of pairs, m their mean. It tells
+a signal from none, with 8 blocks or more. Where both are as large, the standard
+error of m is up to twice that.
 """
 
 import math
@@ -32,7 +34,7 @@ class Signal(NamedTuple):
 
   norm: float  # |g|
   signal: float  # estimate of |G|^2; may be below 0
-  error: float  # its standard error
+  error: float  # of that, from noise alone
   noise: float  # estimate of E|g - G|^2
 
   @property
@@ -42,7 +44,7 @@ class Signal(NamedTuple):
 
   @property
   def ratio_error(self) -> float | None:
-    """Its standard error, that of the noise aside."""
+    """What of it noise alone may give."""
     return self.error / self.noise if self.noise > 0.0 else None
 
 

@@ -15,8 +15,9 @@ from brorl_jax.runs import intact
 FILE, FIGURE = "advice.json", "advice.png"
 # A smaller N that is this good is as good: the noise of the measurement.
 _ALIKE = 0.9
-# Standard errors by which a signal must be above 0.
+# A signal must be more than so many times what noise alone gives.
 _ERRORS = 2.0
+_LEAST_BLOCKS = 8
 
 
 def show(workdir: pathlib.Path) -> None:
@@ -30,10 +31,11 @@ def read(path: pathlib.Path) -> dict[str, Any]:
   """The numbers; raises UserError if the file holds none."""
   try:
     data = json.loads(path.read_text())
-    rows = [(row["n"], row["informative"], row["snr"]) for row in data["rows"]]
-    if not rows or not data["right"]:
-      raise ValueError("it has no rows")
-  except (OSError, ValueError, KeyError, TypeError) as e:
+    if not data["right"]:
+      raise ValueError("it has no prompts")
+    table(data)
+    advice(data)
+  except (OSError, ValueError, LookupError, TypeError) as e:
     raise UserError(
       f"{path} is no advice: {intact.one_line(e)}; run --mode=advise again"
     ) from None
@@ -53,13 +55,16 @@ def _sure(row: Mapping[str, Any]) -> bool:
   return row["signal"] > _ERRORS * row["signal_error"]
 
 
-def recommended(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
+def recommended(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
   """The row with most signal to noise per second; None if noise hides it.
 
   Noise falls with the number of prompts, and so does what a second brings: it
   does not depend on how many prompts a step has. Of rows that are about as good
   the largest N, which reaches the rarest right answers.
   """
+  if data["blocks"] < _LEAST_BLOCKS:
+    return None
+  rows = data["rows"]
   found = [(per_second(row) or 0.0, row) for row in rows if _sure(row)]
   best = max((gain for gain, _ in found), default=0.0)
   if best <= 0.0:
@@ -73,7 +78,7 @@ def recommended(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
 def advice(data: Mapping[str, Any]) -> str:
   """One paragraph: which N, and why."""
   rows, P = data["rows"], len(data["right"])
-  whole, row = rows[0], recommended(rows)
+  whole, row = rows[0], recommended(data)
   rate = np.array(data["right"]) / data["n"]
   hard = f"{np.mean(rate == 0):.2f} of {P} prompts have no right rollout of "
   hard += f"{data['n']}, {np.mean((rate > 0) & (rate < 0.1)):.2f} some but less"
@@ -81,8 +86,9 @@ def advice(data: Mapping[str, Any]) -> str:
   if row is None:
     return (
       f"No N is recommended: for none is the signal more than {_ERRORS:.0f} "
-      f"standard errors above 0, from {data['blocks']} blocks of prompts. "
-      f"{hard}. Raise config.sampling.samples for more prompts."
+      f"times what noise gives, from {data['blocks']} blocks of prompts "
+      f"(at least {_LEAST_BLOCKS} are needed). {hard}. Raise "
+      "config.sampling.samples for more prompts."
     )
   return (
     f"N = {row['n']} is recommended: with {data['advantage']!r} advantages it "
@@ -141,7 +147,7 @@ def table(data: Mapping[str, Any]) -> str:
 def draw(path: pathlib.Path, data: Mapping[str, Any]) -> None:
   """Five panels over N, and the pass rates of the prompts."""
   rows = data["rows"]
-  row = recommended(rows)
+  row = recommended(data)
   error = lambda r: r["snr_error"] / (r["rollout_s"] + r["update_s"])
   panels = (
     ("prompts with a gradient", lambda r: r["informative"], None),

@@ -259,7 +259,8 @@ def _read(
   decoding: Decoding, logits: Float[Array, "P V"], part: Part
 ) -> tuple[Decoding, Float[Array, "P V"]]:
   """The same with more prompts on the shelf."""
-  spec = decoding.spec
+  # Of the full size whatever is decoding: one program.
+  spec = decoding.full
   weights, prefix, queue = decoding.inputs
   logits, prefix = shelf.read(spec, weights, logits, prefix, part)
   inputs = DecodeInputs(weights, prefix, queue)

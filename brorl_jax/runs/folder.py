@@ -130,9 +130,9 @@ def check(
       f"{k} = {before.get(k)!r} (now {v!r})" for k, v in changed.items()
     ]
     # All records of an evaluation must come from one config.
-    helps = (
-      "use these values" if mode == "evaluate" else "pass --allow_config_change"
-    )
+    helps = "pass --allow_config_change"
+    if mode in ("evaluate", "advise"):
+      helps = "use these values"
     raise UserError(
       f"workdir {workdir} belongs to a run with {', '.join(fields)}; choose "
       f"another workdir, or {helps}"

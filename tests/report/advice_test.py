@@ -19,32 +19,36 @@ def row(n, snr, seconds, *, error=0.01, informative=0.5):
   }  # fmt: skip
 
 
-def data(*rows, right=(0, 3, 64, 64)):
+def data(*rows, right=(0, 3, 64, 64), blocks=8):
   return {
-    "n": 64, "advantage": "leave_one_out", "blocks": 4, "right": [*right],
+    "n": 64, "advantage": "leave_one_out", "blocks": blocks, "right": [*right],
     "rows": [*rows],
   }  # fmt: skip
 
 
 def test_most_signal_to_noise_per_second_is_recommended():
   rows = [row(64, 0.8, 10.0), row(16, 0.5, 2.0), row(4, 0.1, 1.0)]
-  assert advice.recommended(rows)["n"] == 16
+  assert advice.recommended(data(*rows))["n"] == 16
   assert advice.per_second(rows[1]) == 0.25
 
 
 def test_of_equals_the_largest():
   rows = [row(64, 0.8, 3.6), row(16, 0.5, 2.0), row(4, 0.3, 1.2)]
-  assert advice.recommended(rows)["n"] == 16  # .222, .25, .25
+  assert advice.recommended(data(*rows))["n"] == 16  # .222, .25, .25
   rows[0] = row(64, 0.8, 3.4)
-  assert advice.recommended(rows)["n"] == 64  # .235 is more than .9 x .25
+  assert (
+    advice.recommended(data(*rows))["n"] == 64
+  )  # .235 is more than .9 x .25
 
 
 def test_noise_is_not_recommended():
   rows = [row(64, 0.02, 1.0), row(16, 0.5, 0.1, error=0.3), row(4, -0.5, 0.1)]
-  assert advice.recommended(rows) is None
+  assert advice.recommended(data(*rows)) is None
   said = advice.advice(data(*rows))
   assert "No N is recommended" in said and "config.sampling.samples" in said
-  assert advice.recommended([{**rows[0], "snr": None, "signal": 0.0}]) is None
+  assert (
+    advice.recommended(data({**rows[0], "snr": None, "signal": 0.0})) is None
+  )
 
 
 def test_what_may_be_better_is_named():
@@ -52,6 +56,13 @@ def test_what_may_be_better_is_named():
   said = advice.advice(data(*rows))
   assert said.startswith("N = 64") and "N = 16 may be better still" in said
   assert "may be" not in advice.advice(data(rows[0], rows[2]))
+
+
+def test_few_blocks_tell_nothing():
+  rows = [row(64, 0.8, 2.0)]
+  assert advice.recommended(data(*rows)) is rows[0]
+  assert advice.recommended(data(*rows, blocks=7)) is None
+  assert "at least 8 are needed" in advice.advice(data(*rows, blocks=7))
 
 
 def test_the_advice_says_which_prompts_there_are():
@@ -84,7 +95,16 @@ def test_table_and_figure_of_what_there_is(tmp_path, capsys):
   assert (tmp_path / advice.FIGURE).stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '{"rows": [], "right": [1]}'])
+@pytest.mark.parametrize(
+  "text",
+  [
+    "{",
+    "{}",
+    '{"rows": [], "right": [1]}',
+    json.dumps(data(row(64, 0.8, 2.0), right=())),
+    json.dumps(data({"n": 4, "snr": 0.1})),
+  ],
+)
 def test_what_is_no_advice_is_refused(tmp_path, text):
   (tmp_path / advice.FILE).write_text(text)
   with pytest.raises(UserError, match="run --mode=advise again"):

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +21,7 @@ from jaxtyping import PyTree
 
 from brorl_jax import meshes
 from brorl_jax.errors import UserError
-from brorl_jax.learner import packing, signal
+from brorl_jax.learner import packing, signal, update
 from brorl_jax.learner import step as steps
 from brorl_jax.main import checkpoint_source, programs, settings, sizes
 from brorl_jax.main.commands import train as train_command
@@ -36,7 +36,7 @@ from brorl_jax.runs import clock, folder, lock, sections
 from brorl_jax.runs.lines import write_whole
 from brorl_jax.runs.run_state import RunState
 from brorl_jax.train import Credit, Stages
-from brorl_jax.types import Groups, Scores
+from brorl_jax.types import Batch, Groups, Scores
 
 _STEP = 1  # whose prompts and random numbers these are
 _BLOCKS = 16  # of prompts, for the noise
@@ -187,9 +187,11 @@ def _row(
   some = jax.tree.map(lambda x: x[kept], groups)
   stage = advantages.advantages_stage(c.advantage, c.reward, c.sampling)
   credit = stage(some, RunState())
-  begin = clock.now()
-  gradient, found = _gradient(parts, some, credit, kept % _blocks(groups), P)
-  jax.block_until_ready(gradient)
+  trained = _Trained(parts, some, credit)
+  block = kept % _blocks(groups)
+  gradient, found = trained.gradient(
+    [np.flatnonzero(block == b) for b in range(_blocks(groups))]
+  )
   slopes = stats.coefficient(
     *map(jnp.asarray, (credit.advantage, some.right, credit.counts))
   )
@@ -206,45 +208,60 @@ def _row(
     "snr": found.ratio,
     "snr_error": found.ratio_error,
     "tokens": int(groups.rollouts.mask.sum()),
-    "update_s": clock.since(begin).busy_s,
+    "update_s": trained.seconds(),
   }, gradient
 
 
-def _gradient(
-  parts: _Parts, kept: Groups, credit: Credit, block: np.ndarray, P: int
-) -> tuple[PyTree, signal.Signal]:
-  """Of all kept groups in one minibatch, at the policy that sampled.
+class _Trained:
+  """What a step would train on, at the policy that sampled.
 
-  Args:
-    parts: The policy and the loss, of which the term of the reference is left
-      out.
-    kept: Groups.
-    credit: Their advantages.
-    block: Of prompts, that each group belongs to.
-    P: Prompts that were drawn.
+  All groups are one minibatch, and the term of the reference is left out.
   """
-  c, mesh = parts.config, parts.mesh
-  policy = dataclasses.replace(parts.policy, remat=c.devices.remat, mesh=mesh)
-  none = dataclasses.replace(c.reference, kl_weight=0.0)
-  goal = learning.objective(c.loss, none, temperature=c.sampling.temperature)
-  layout = learning.layout(c, meshes.of(mesh).rows)
-  rollouts = steps.trained(kept.rollouts, credit.counts)
-  factors = learning.loss_scale(c, goal)(rollouts.mask.sum(axis=2))
 
-  def batches(b: int):
-    at = np.flatnonzero(block == b)
+  def __init__(self, parts: _Parts, kept: Groups, credit: Credit):
+    c = parts.config
+    none = dataclasses.replace(c.reference, kl_weight=0.0)
+    goal = learning.objective(c.loss, none, temperature=c.sampling.temperature)
+    policy = dataclasses.replace(
+      parts.policy, remat=c.devices.remat, mesh=parts.mesh
+    )
+    self._params, self._mesh = parts.params, parts.mesh
+    self._prompts = kept.prompts
+    self._how: dict[str, Any] = dict(
+      response_logp=policy.response_logp, objective=goal
+    )
+    self._layout = learning.layout(c, meshes.of(parts.mesh).rows)
+    self._rollouts = steps.trained(kept.rollouts, credit.counts)
+    self._advantage = credit.advantage
+    self._factors = learning.loss_scale(c, goal)(
+      self._rollouts.mask.sum(axis=2)
+    )
+
+  def gradient(
+    self, blocks: Sequence[np.ndarray]
+  ) -> tuple[PyTree, signal.Signal]:
+    """Of all groups, from blocks of them."""
+    each = map(self._batches, blocks)
+    return signal.of_blocks(self._params, each, **self._how)
+
+  def seconds(self) -> float:
+    """Of the gradient of all groups at once, as an update computes it."""
+    batches = self._batches(np.arange(len(self._advantage)))
+    begin = clock.now()
+    sums = update.summed(self._params, batches, **self._how)
+    jax.block_until_ready(sums)
+    return clock.since(begin).busy_s
+
+  def _batches(self, at: np.ndarray) -> Iterator[Batch]:
     if not len(at):
       return
     take = functools.partial(jax.tree.map, lambda x: x[at])
-    own = None if factors is None else factors[at]
+    factors = None if self._factors is None else self._factors[at]
     for batch in packing.pack(
-      take(kept.prompts), take(rollouts), credit.advantage[at], layout, own
+      take(self._prompts),
+      take(self._rollouts),
+      self._advantage[at],
+      self._layout,
+      factors,
     ):
-      yield steps.placed(batch, mesh)
-
-  return signal.of_blocks(
-    parts.params,
-    map(batches, range(min(_BLOCKS, P))),
-    response_logp=policy.response_logp,
-    objective=goal,
-  )
+      yield steps.placed(batch, self._mesh)
