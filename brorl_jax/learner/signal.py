@@ -10,7 +10,7 @@ mean G,
 
 For B = 2 they are g_1 . g_2 and |g_1 - g_2|^2 / 4. Only sums are kept, so that
 there are never more than two gradients. With T_b = g_1 + ... + g_b the products
-d_b = g_b . T_(b-1), of b - 1 pairs each, are uncorrelated if there is no signal.
+d_b = g_b . T_(b-1), of b - 1 pairs each, are uncorrelated without a signal.
 What noise alone gives has then a standard deviation of about
 sqrt(sum_b (d_b - (b - 1) m)^2) over the number of pairs, m their mean. It tells
 a signal from none, with 8 blocks or more. Where both are as large, the standard

@@ -55,11 +55,12 @@ def prompts(
 
   Returns:
     For each prompt: id, task; visits, each with step, drawn, right, wrong,
-    invalid; last_seen, its last step; of the last visit p, low, high: the share
-    of right rollouts and its 95 % interval, and pass_at_k, unbiased, for 1, 2,
-    4, ... up to 512; won: below .1 at the first visit and at least .5 at the
-    last; lost: at least .1 at some visit, and below .01 at the last; rests: the
-    last step for which it rests, None if it does not when the lines end.
+    invalid; last_seen, its last step; of the last visit p, low, high: the
+    share of right rollouts and its 95 % interval, and pass_at_k for 1, 2, 4,
+    ... up to 512, unbiased if the number of rollouts does not hang on them;
+    won: below .1 at the first visit and at least .5 at the last; lost: at
+    least .1 at some visit, and below .01 at the last; rests: the last step
+    for which it rests, None if it does not when the lines end.
   """
   found: dict[str, list[Mapping[str, Any]]] = collections.defaultdict(list)
   last = 0

@@ -52,7 +52,7 @@ def visits(*steps):
 def test_training_prompts_are_compared_with_their_first_visit():
   """40 prompts with 1 of 8, or half of them with all."""
   wide, narrow = [1] * 40, [8] * 20 + [0] * 20
-  said = inverted_in_training(visits(wide, wide, narrow))
+  said = inverted_in_training(visits(wide, [4] * 40, narrow))
   assert said and mentions(
     said, "0.125 to 0.500 ... pass@k of 40 training prompts ... 1.000 to 0.500"
   )
@@ -70,6 +70,14 @@ def test_more_rollouts_solve_no_more():
   assert said is None  # p falls
   said = inverted_in_training(
     [*first, *({**one, "right": 4 * one["right"]} for one in then)]
+  )
+  # Fewer at the last visit: of both what 8 would have given.
+  first = [{**one, "drawn": 64} for one in visits([16] * 40)]
+  last = visits([], [8] * 20 + [0] * 20)
+  said = inverted_in_training([*first, *last])
+  assert said and "0.250 to 0.500" in said and "0.915 to 0.500" in said
+  said = inverted_in_training(
+    [*visits([1] * 40), *({**one, "right": 4 * one["right"]} for one in then)]
   )
   k = lambda c: 1 - math.comb(64 - c, 8) / math.comb(64, 8)
   assert said and f"1.000 to {k(64) / 4 + 0.75 * k(8):.3f}" in said

@@ -56,6 +56,10 @@ def test_what_may_be_better_is_named():
   said = advice.advice(data(*rows))
   assert said.startswith("N = 64") and "N = 16 may be better still" in said
   assert "may be" not in advice.advice(data(rows[0], rows[2]))
+  # Nor one that is told well enough, and is no better.
+  rows = [row(64, 0.8, 2.0), row(16, 0.45, 1.0)]
+  assert "N = 64" in advice.advice(data(*rows))
+  assert "may be" not in advice.advice(data(*rows))
 
 
 def test_few_blocks_tell_nothing():

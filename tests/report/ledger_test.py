@@ -161,3 +161,15 @@ def test_json_lines_are_read_as_they_are_written(tmp_path):
   made.dump(path, LINES)
   again = [json.loads(line) for line in path.read_text().splitlines()]
   assert ledger.summary(again) == ledger.summary(LINES)
+
+
+def test_a_run_says_when_its_prompts_rest(tmp_path):
+  path = made.run(tmp_path / "a")
+  about = json.loads((path / "config.json").read_text())
+  about["config"]["filter"] = {"rest_after": 2, "rest_steps": 5}
+  (path / "config.json").write_text(json.dumps(about))
+  no = [visit(step, "a", 0, kept=False) for step in (1, 2)]
+  made.dump(path / "visits.jsonl", no)
+  assert load_runs.rest(load_runs.look(path).about) == ledger.Rest(2, 5)
+  assert read(path).run.visits["resting"] == 1
+  assert load_runs.rest({"config": {}}) == ledger.Rest(0, 0)

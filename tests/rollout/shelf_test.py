@@ -46,9 +46,14 @@ def test_each_device_reads_what_it_has_not_read(monkeypatch):
   # Prompt 6 was used before, but it is in use.
   rows, parts = held.rows(batch(8, None, None, None, None, None), [{6, 8}, {5}])
   assert rows[0] == 1 and parts[0].to.tolist() == [1, 3, 3, 3]
+  # Prompt 6 is older than 7 and 8, but it is used once more.
+  rows, _ = held.rows(batch(6, None, None, None, None, None), [{6}, {5}])
+  assert rows[0] == 2
+  rows, parts = held.rows(batch(9, None, None, None, None, None), [{9}, {5}])
+  assert rows[0] == 0 and parts[0].to.tolist() == [0, 3, 3, 3]
   # Prompt 5 is gone from the first device, and is read again there alone.
   rows, parts = held.rows(batch(5, None, None, 5, None, None), [{5, 6}, {5}])
-  assert [part.to.tolist() for part in parts] == [[0, 3, 3, 3]]
+  assert [part.to.tolist() for part in parts] == [[1, 3, 3, 3]]
 
 
 @pytest.mark.ci

@@ -38,7 +38,6 @@ from brorl_jax.runs.run_state import RunState
 from brorl_jax.train import Credit, Stages
 from brorl_jax.types import Batch, Groups, Scores
 
-_STEP = 1  # whose prompts and random numbers these are
 _BLOCKS = 16  # of prompts, for the noise
 
 
@@ -83,6 +82,7 @@ class _Parts(NamedTuple):
   params: PyTree
   mesh: Mesh
   scorer: Scorer
+  step: int  # whose prompts and random numbers these are: the next one
 
 
 def _parts(c: sections.Config) -> _Parts:
@@ -90,7 +90,9 @@ def _parts(c: sections.Config) -> _Parts:
   which = checkpoint_source.locate(c.policy.checkpoint)
   mesh = meshes.make_mesh(**c.devices.mesh)
   text = checkpoint_source.read_tokenizer(which, c.policy.chat_template)
-  policy, params, _ = checkpoint_source.load(which, mesh, dtype=c.policy.dtype)
+  policy, params, done = checkpoint_source.load(
+    which, mesh, dtype=c.policy.dtype
+  )
   checkpoint_source.check_vocabulary(which.source, text, policy)
   examples = Examples.of(c, text)
   scorer = Scorer(c.reward, examples)
@@ -99,7 +101,8 @@ def _parts(c: sections.Config) -> _Parts:
     first, examples, scorer, policy, mesh, keep_reference=False
   )
   c = sizes.settled(c, policy, axes=meshes.of(mesh), keep_reference=False)
-  return _Parts(c, phase.stages(_STEP), policy, params, mesh, scorer)
+  step = (done or 0) + 1
+  return _Parts(c, phase.stages(step), policy, params, mesh, scorer, step)
 
 
 def numbers(parts: _Parts) -> dict[str, Any]:
@@ -121,6 +124,7 @@ def numbers(parts: _Parts) -> dict[str, Any]:
     "advantage": c.advantage.kind,
     "checkpoint": c.policy.checkpoint,
     "seed": c.run.seed,
+    "step": parts.step,
     "blocks": _blocks(drawn),
     "right": drawn.right.sum(axis=1).tolist(),
     "rows": rows,
@@ -150,13 +154,13 @@ def _with(c: sections.Config, n: int) -> sections.Config:
 def _drawn(parts: _Parts) -> Groups:
   """The first prompts of the step with all of their rollouts, kept or not."""
   c, stages, progress = parts.config, parts.stages, RunState()
-  key = jax.random.fold_in(jax.random.key(c.run.seed), _STEP)
-  candidates = stages.candidates(_STEP, progress)
+  key = jax.random.fold_in(jax.random.key(c.run.seed), parts.step)
+  candidates = stages.candidates(parts.step, progress)
   return dynamic_sampling.collect(
     lambda feed: stages.rollouts(parts.params, feed, key),
-    functools.partial(stages.scores, _STEP),
+    functools.partial(stages.scores, parts.step),
     lambda groups: np.ones(len(groups.prompts.index), bool),
-    functools.partial(stages.prompts, _STEP),
+    functools.partial(stages.prompts, parts.step),
     candidates,
     target=c.sampling.prompts,
     plan=stages.plan(progress, candidates),
