@@ -85,7 +85,7 @@ def of_blocks(
     total = sums if total is None else _add(total, sums)
   B, unit = len(products), max(tokens, 1.0) ** 2
   gradient = _divide(total, max(tokens, 1.0))
-  power = (squares + 2.0 * sum(products)) / unit  # |g|^2
+  power = max(squares + 2.0 * sum(products), 0.0) / unit  # |g|^2
   mean = sum(products) / (B * (B - 1) / 2)  # of S_b . S_c
   off = [d - b * mean for b, d in enumerate(products)]
   error = math.hypot(*off) / (B * (B - 1) / 2)

@@ -34,7 +34,8 @@ def inverted_in_training(visits: Iterable[Mapping[str, Any]]) -> str | None:
   """The same of training prompts, from their first to their last visits.
 
   Of prompts with two or more. As numbers of rollouts may differ, both visits
-  of a prompt have pass@k at the smaller one.
+  of a prompt have pass@k at the smaller one. If they stopped when some were
+  right, both are a little too high.
 
   Args:
     visits: Lines of visits.jsonl.

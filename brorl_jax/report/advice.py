@@ -58,9 +58,9 @@ def _sure(row: Mapping[str, Any]) -> bool:
 def recommended(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
   """The row with most signal to noise per second; None if noise hides it.
 
-  Noise falls with the number of prompts, and so does what a second brings: it
-  does not depend on how many prompts a step has. Of rows that are about as good
-  the largest N, which reaches the rarest right answers.
+  Signal to noise and seconds both grow with the number of prompts, so that
+  their ratio tells of N alone. Of rows that are about as good the largest N,
+  which reaches the rarest right answers.
   """
   if data["blocks"] < _LEAST_BLOCKS:
     return None

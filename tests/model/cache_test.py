@@ -94,6 +94,12 @@ def test_prompts_in_pieces_are_the_prompts(monkeypatch, width, prompts):
   pieces = cache.prompt_pieces(prompts, width)
   got = run(shared=shared, pieces=pieces)
   np.testing.assert_allclose(got, run(shared=shared), atol=1e-6)
+  # One row of the last lane alone sees the first piece.
+  rare = shared.mask.at[:, :, pieces[0]].set(False)
+  rare = rare.at[-1, -1, pieces[0]].set(True)
+  some = shared._replace(mask=rare)
+  got = run(shared=some, pieces=pieces)
+  np.testing.assert_allclose(got, run(shared=some), atol=1e-6)
   # Nobody sees the first piece; the others are seen as before.
   unseen = shared._replace(mask=shared.mask.at[..., pieces[0]].set(False))
   spoilt = unseen._replace(v=unseen.v.at[:, :, pieces[0]].set(jnp.nan))

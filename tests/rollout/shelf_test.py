@@ -99,3 +99,26 @@ def test_a_prompt_is_read_once_if_there_is_room(monkeypatch, places, reads):
       np.testing.assert_array_equal(
         rollouts.tokens[i], want.tokens[p, n : n + 4]
       )
+
+
+def test_prompts_that_come_when_few_slots_are_left_need_no_other_program():
+  """8 lanes of 16 are compacted to fewer before the last prompts come."""
+  shelf.read.clear_cache()
+  left, told = [*range(12)], []
+
+  def feed(room, idle):
+    late = len(left) <= 2 and not (told and told[-1].busy <= 8)
+    some = [] if late and not idle else [left.pop(0) for _ in left[:room][:2]]
+    if not some:
+      return None
+    tokens = np.array(some, np.int32)[:, None] % 6
+    return Prompts(tokens, tokens >= 0, np.array(some, np.int32))
+
+  endless = RECALL.at[:, :, 0].add(-3.0)
+  out = [*stream.stream(
+    Recall(), endless, feed, KEY, n=16, max_new_tokens=200,
+    sampling=SamplingParams(), stop_ids=(0,), slots=16, lanes=8, places=8,
+    watch=told.append,
+  )]  # fmt: skip
+  assert sum(len(prompts.index) for prompts, _ in out) == 12
+  assert shelf.read._cache_size() == 1

@@ -110,6 +110,8 @@ def numbers(parts: _Parts) -> dict[str, Any]:
   c = parts.config
   begin = clock.now()
   drawn = _drawn(parts)
+  if len(drawn.prompts.index) < 2:
+    raise UserError("--mode=advise needs at least 2 prompts; the data has one")
   rollout_s, tokens = clock.since(begin).busy_s, int(drawn.rollouts.mask.sum())
   rows, whole = [], None
   for n in smaller(c):
@@ -250,11 +252,15 @@ class _Trained:
 
   def seconds(self) -> float:
     """Of the gradient of all groups at once, as an update computes it."""
-    batches = self._batches(np.arange(len(self._advantage)))
-    begin = clock.now()
-    sums = update.summed(self._params, batches, **self._how)
-    jax.block_until_ready(sums)
-    return clock.since(begin).busy_s
+    while True:
+      batches = self._batches(np.arange(len(self._advantage)))
+      begin = clock.now()
+      sums = update.summed(self._params, batches, **self._how)
+      jax.block_until_ready(sums)
+      spent = clock.since(begin)
+      # A program of new shapes is traced too, which is not told apart.
+      if not spent.metrics["time/compile_s"]:
+        return spent.busy_s
 
   def _batches(self, at: np.ndarray) -> Iterator[Batch]:
     if not len(at):

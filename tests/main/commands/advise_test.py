@@ -66,23 +66,73 @@ def test_the_whole_is_like_itself(of_16):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("n", [4])
+def test_numbers_follow_from_shares_and_tokens(one_device):
+  """Of leave-one-out each group with a gradient has n / (n - 1)."""
+  c = small(16, advantage="leave_one_out")
+  rows = advise.numbers(advise._parts(c))["rows"]
+  first = rows[0]
+  for row in rows:
+    n, share = row["n"], row["informative"]
+    assert row["coefficient"] == pytest.approx(share * n / (n - 1), rel=1e-5)
+    assert row["samples_per_group"] == (n / share if share else None)
+    assert row["rollout_s"] / first["rollout_s"] == pytest.approx(
+      row["tokens"] / first["tokens"]
+    )
+  assert 0.0 < rows[-1]["informative"] < 1.0
+
+
+@pytest.mark.ci
+def test_a_block_is_of_prompts_that_were_drawn(one_device, monkeypatch):
+  """Whether the others are kept or not: noise is that of the prompts."""
+  parts = advise._parts(small(4))
+  drawn = advise._first(advise._drawn(parts), 4)
+  reward = np.zeros((6, 4), np.float32)
+  reward[[0, 2, 5], 1] = 1.0
+  drawn = drawn._replace(scores=drawn.scores._replace(reward=reward))
+  found = []
+  real = advise._Trained.gradient
+  monkeypatch.setattr(
+    advise._Trained,
+    "gradient",
+    lambda self, blocks: (found.append(blocks), real(self, blocks))[1],
+  )
+  advise._row(parts, drawn, 4)
+  assert [x.tolist() for x in found[0]] == [[0], [], [1], [], [], [2]]
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {},
+    {
+      "loss.mean": "sequence",
+      "mask_truncated": True,
+      "max_new_tokens": 3,
+      "prompts": 20,
+    },
+  ],
+  ids=["plain", "masked"],
+)
 def test_numbers_of_a_smaller_n_are_those_of_its_own_run(
-  of_16, one_device, tmp_path, n
+  one_device, tmp_path, changes
 ):
   """Of advice that draws n, and of the first step of a run that does."""
-  (row,) = (x for x in of_16[1]["rows"] if x["n"] == n)
-  own = advise.numbers(advise._parts(small(n)))
+  n = 4
+  whole = advise.numbers(advise._parts(small(16, **changes)))
+  (row,) = (x for x in whole["rows"] if x["n"] == n)
+  own = advise.numbers(advise._parts(small(n, **changes)))
   same = own["rows"][0]
   for name in ("informative", "tokens", "samples_per_group"):
     assert same[name] == row[name]
   for name in ("coefficient", "norm", "signal", "noise", "signal_error"):
     assert same[name] == pytest.approx(row[name], rel=1e-3, abs=1e-6), name
-  c = small(n, steps=1, save_every=1, starved="train")
+  c = small(n, steps=1, save_every=1, starved="train", **changes)
   train_command.run(c, tmp_path / "run", allow_change=False)
   step = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
   assert step["sampling/pass_rate"] == pytest.approx(row["informative"])
   assert step["optim/grad_norm"] == pytest.approx(row["norm"], rel=1e-3)
+  assert not changes or 0.0 < step["reward/masked_fraction"] < 1.0
 
 
 @pytest.mark.parametrize(
