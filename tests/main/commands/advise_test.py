@@ -5,6 +5,7 @@ import json
 import jax
 import numpy as np
 import pytest
+import tiers
 from one_step import config
 
 from brorl_jax import meshes
@@ -14,6 +15,8 @@ from brorl_jax.main.commands import train as train_command
 from brorl_jax.report import advice
 
 # Of one device: the batches of a run and of advice are laid out alike.
+MASKED = {"loss.mean": "sequence", "mask_truncated": True}
+MASKED |= {"max_new_tokens": 3, "prompts": 20}
 SAME = dict(minibatches=1, max_oversampling=1, theory_prompts=0, eval_every=99)
 
 
@@ -103,15 +106,7 @@ def test_a_block_is_of_prompts_that_were_drawn(one_device, monkeypatch):
 @pytest.mark.ci
 @pytest.mark.parametrize(
   "changes",
-  [
-    {},
-    {
-      "loss.mean": "sequence",
-      "mask_truncated": True,
-      "max_new_tokens": 3,
-      "prompts": 20,
-    },
-  ],
+  [{}, tiers.at_night(MASKED)],
   ids=["plain", "masked"],
 )
 def test_numbers_of_a_smaller_n_are_those_of_its_own_run(
