@@ -7,9 +7,10 @@ the samples per step, a quarter of the prompts, and with a language model 2.83
 times the learning rate. `n512_equal_samples.py` differs only in N, and in the
 rate that is best for it.
 
-Cost: 60 steps, 41,000 rollouts, 8 minutes, 630 CPU-seconds (2 cores of an AMD
-EPYC, jax 0.10.2, 2026-11-26), 1.7 GB. Result of seeds 0 to 2: held-out pass@1
-.256 -> .558, .262 -> .558 and .242 -> .529, +- .06 each; 75 % of prompts kept.
+Cost: 60 steps, 41,000 rollouts, 5 minutes, 207 to 212 CPU-seconds and those of
+compilation and evaluations (2 cores of an AMD EPYC, jax 0.10.2, 2026-11-27),
+1.9 GB. Result of seeds 0 to 2: held-out pass@1 .256 -> .571, .262 -> .526 and
+.242 -> .513, +- .06 each; 75 % of prompts kept.
 A learning rate of 1e-4 reached .535 where 3e-4 reached .587, and 1e-3 ended at
 .189 (seed 7).
 

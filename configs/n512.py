@@ -7,12 +7,12 @@ per step. `configs/n512.py:1p5b` is the paper's run, 128 kept prompts per step,
 and `configs/n512.py:8b` a larger one. `configs/n512.py:tiny` answers at once.
 See `presets.py`.
 
-Cost: 22 steps, 94,000 rollouts, 8 to 10 minutes, 740 to 800 CPU-seconds (2
-cores of an AMD EPYC, jax 0.10.2, 2026-11-26), 2.4 GB. Result of seeds 0 to 2:
-held-out pass@1 .256 -> .465, .262 -> .464 and .242 -> .463, +- .056 each; 96 %
-of prompts kept. `n16.py` reaches more in less time here. A learning rate of
-1e-4 reached .471 where 3e-4 reached .482, and 1e-3 ended at .131 (seed 7). The
-paper's model size has not been run.
+Cost: 22 steps, 94,000 rollouts, 6 minutes, 325 to 357 CPU-seconds and those of
+compilation and evaluations (2 cores of an AMD EPYC, jax 0.10.2, 2026-11-27),
+2.7 GB. Result of seeds 0 to 2: held-out pass@1 .256 -> .466, .262 -> .482 and
+.242 -> .453, +- .056 each; 96 % of prompts kept. `n16.py` reaches more in less
+time here. A learning rate of 1e-4 reached .471 where 3e-4 reached .482, and
+1e-3 ended at .131 (seed 7). The paper's model size has not been run.
 """
 
 from brorl_jax.configs import base, presets
@@ -22,6 +22,6 @@ def get_config(preset: str = "steps"):
   c = base.get_config()
   c.sampling.n = 512  # stated
   c.sampling.samples = 128 * 512  # stated
-  c.run.steps = 22  # nine minutes on two cores
+  c.run.steps = 22  # six minutes on two cores
   presets.apply(c, preset)
   return c
