@@ -40,11 +40,14 @@ def inverted_in_training(visits: Iterable[Mapping[str, Any]]) -> str | None:
   Args:
     visits: Lines of visits.jsonl.
   """
-  pairs = [
-    (one["visits"][0], one["visits"][-1])
-    for one in ledger.prompts(visits)
-    if len(one["visits"]) > 1
-  ]
+  # Not by `ledger.prompts`, which also finds pass@k up to 512 of each.
+  first: dict[str, Mapping[str, Any]] = {}
+  last: dict[str, Mapping[str, Any]] = {}
+  for line in visits:
+    if line["drawn"]:
+      first.setdefault(line["id"], line)
+      last[line["id"]] = line
+  pairs = [(first[p], last[p]) for p in first if first[p] is not last[p]]
   rates, solved = [], []
   for which in (0, 1):
     seen = [(pair[which]["drawn"], pair[which]["right"]) for pair in pairs]
