@@ -38,6 +38,7 @@ from brorl_jax.rollout.slots import (
   refill,
   shift,
   unpack,
+  upcoming,
   wants_prompts,
 )
 from brorl_jax.types import Rollouts
@@ -148,12 +149,13 @@ def segment(
   turned: Bool[Array, ""],
   most: Int[Array, ""],
 ) -> tuple[Any, DecodeState, DecodeProgress]:
-  """Decodes until the newest page is full or no rollout is left.
+  """Decodes until the newest page is full or lanes have no prompt left.
 
-  The loop also ends when a lane needs a prompt that is not in its window: keys
-  and values of the window are gathered once per program. A single page is never
-  full, because its columns are reused in a circle, and neither is a pool. Over
-  a pool the loop looks only every `spec.unchecked` steps whether it ends.
+  Keys and values of the lanes' windows are gathered when lanes get other
+  prompts. The loop also ends when lanes want some and none is left: the host
+  may have more. A single page is never full, because its columns are reused in
+  a circle, and neither is a pool. Over a pool the loop looks only every
+  `spec.unchecked` steps whether it ends.
 
   Args:
     spec: Static.
@@ -174,43 +176,48 @@ def segment(
   def segment(inputs, older, used, newest, state, turned, most):
     queue = inputs.queue
     P, _ = queue.sizes
-    state = shift(state, queue)
-    state = refill(state, queue, jnp.zeros_like(state.rollout, bool))
-    # Once per program, not per step: with W = 2 and A lanes this copies
-    # 2 L G K x A W S numbers, which a step would otherwise gather again.
-    shared = policy.lane_prompts(inputs.prefix, queue.row[state.window])
-    state = dataclasses.replace(
-      state, column=jnp.where(turned, 0, state.column)
-    )
-    end = state.column[0] + most
+    column = jnp.where(turned, 0, state.column)
+    state = shift(dataclasses.replace(state, column=column), queue)
+    end = column[0] + most
+
+    def room(state):
+      own = not spec.turns or state.column[0] < spec.columns
+      return own & (state.column[0] < end)
 
     def goes_on(carry):
       state = carry[1]
-      room = not spec.turns or state.column[0] < spec.columns
-      room &= state.column[0] < end
-      return (
-        jnp.any(state.rollout < P * N)
-        & room
-        & ~wants_prompts(state, queue, spec)
+      busy = jnp.any(state.rollout < P * N)
+      return busy & room(state) & ~wants_prompts(state, queue, spec)
+
+    def with_windows(carry):
+      """Decodes until lanes need other prompts, and gives them those."""
+      newest, state, _ = carry
+      state = refill(state, queue, jnp.zeros_like(state.rollout, bool))
+      # Not per step: with W = 2 and A lanes this copies 2 L G K x A W S
+      # numbers, which a step would otherwise gather again.
+      shared = policy.lane_prompts(inputs.prefix, queue.row[state.window])
+      read = spec, inputs.weights, queue, shared
+
+      def step(_, carry):
+        if spec.blocks:
+          return steps.over_pool(*read, *carry)
+        return steps.over_pages(*read, older, used, *carry)
+
+      def some(carry):
+        return jax.lax.fori_loop(0, spec.unchecked, step, carry)
+
+      newest, state = jax.lax.while_loop(
+        goes_on,
+        some if spec.unchecked > 1 else functools.partial(step, None),
+        (newest, state),
       )
+      again = (upcoming(state) < P) & room(state)
+      # The host may then give the place of every finished prompt to another.
+      return newest, shift(state, queue), again
 
-    read = spec, inputs.weights, queue, shared
-
-    def step(_, carry):
-      if spec.blocks:
-        return steps.over_pool(*read, *carry)
-      return steps.over_pages(*read, older, used, *carry)
-
-    def some(carry):
-      return jax.lax.fori_loop(0, spec.unchecked, step, carry)
-
-    newest, state = jax.lax.while_loop(
-      goes_on,
-      some if spec.unchecked > 1 else functools.partial(step, None),
-      (newest, state),
+    newest, state, _ = jax.lax.while_loop(
+      lambda carry: carry[2], with_windows, (newest, state, room(state))
     )
-    # The host may then give the place of every finished prompt to another.
-    state = shift(state, queue)
     return newest, state, measure_progress(state, queue, spec)
 
   return on_devices(

@@ -8,7 +8,7 @@ on the device.
   rollouts            all of these prompts: the host's loop over `advance`
     programs.start    prefill and first tokens
     advance           turns pages and drops idle slots, then decodes:
-      programs.segment  until the newest page is full or a lane needs a prompt
+      programs.segment  until the newest page is full or no prompt is left
       programs.resize   keeps only the slots that work
     programs.finish   the rollouts
 

@@ -18,9 +18,9 @@ from brorl_jax import meshes
 from brorl_jax.rollout.blocks import Blocks
 from brorl_jax.rollout.program_spec import ProgramSpec
 
-# The decode loop of a stream ends when an eighth of the working lanes waits for
-# a prompt. With N = 16, ending when the first lane waits took 2.0 s for a
-# step's rollouts instead of 1.3: an exit costs more than the idle lanes.
+# The decode loop of a stream pauses when an eighth of the working lanes waits
+# for a prompt. With N = 16, an exit to the host whenever a lane waits took 2.0 s
+# for a step's rollouts instead of 1.3: it costs more than the idle lanes.
 _IDLE_SHARE = 8
 
 
@@ -165,7 +165,7 @@ def shift(state: DecodeState, queue: RolloutQueue) -> DecodeState:
   P, _ = queue.sizes
 
   def moves(state):
-    more = (state.window[:, 0] < P) | (_upcoming(state) < P)
+    more = (state.window[:, 0] < P) | (upcoming(state) < P)
     return jnp.any(_first_done(state, queue) & more)
 
   def move(state):
@@ -187,7 +187,7 @@ def shift(state: DecodeState, queue: RolloutQueue) -> DecodeState:
   return jax.lax.while_loop(moves, move, state)
 
 
-def _upcoming(state: DecodeState) -> Int[Array, ""]:
+def upcoming(state: DecodeState) -> Int[Array, ""]:
   """The first prompt without a lane; P if there is none."""
   return state.todo[state.next[0]]
 
@@ -195,15 +195,15 @@ def _upcoming(state: DecodeState) -> Int[Array, ""]:
 def wants_prompts(
   state: DecodeState, queue: RolloutQueue, spec: ProgramSpec
 ) -> Bool[Array, ""]:
-  """Whether the decode loop should end so that lanes get other prompts."""
+  """Whether decoding should pause so that lanes get other prompts."""
   P, _ = queue.sizes
   has_one = state.window[:, 0] < P
   done = jnp.sum(_first_done(state, queue) & has_one)
   enough = done > 0
   if spec.streams:
-    # The host is asked for more, which is worth an exit only for some lanes.
+    # If none waits, the host is asked, which is worth it only for some lanes.
     return enough & (done * _IDLE_SHARE >= jnp.sum(has_one))
-  return enough & (_upcoming(state) < P)
+  return enough & (upcoming(state) < P)
 
 
 def measure_progress(

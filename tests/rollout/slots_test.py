@@ -72,6 +72,21 @@ def test_lanes_go_on_in_the_middle_of_a_page(columns, monkeypatch):
   assert share >= written / (2 * 2 * 41) - 1e-6
 
 
+def test_lanes_go_through_all_prompts_in_one_program(monkeypatch):
+  told, segment = [], programs.segment
+
+  def spy(*args):
+    told.append(args)
+    return segment(*args)
+
+  monkeypatch.setattr(programs, "segment", spy)
+  run(
+    [[3], *[[4]] * 19], params=ENDLESS, n=2, slots=2, lanes=2,
+    max_new_tokens=40,
+  )  # fmt: skip
+  assert len(told) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", [64, pytest.param(9, marks=pytest.mark.slow)])
 def test_pages_and_slots_are_as_few_as_the_rollouts_need(slots, monkeypatch):
