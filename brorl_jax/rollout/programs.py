@@ -211,8 +211,10 @@ def segment(
         some if spec.unchecked > 1 else functools.partial(step, None),
         (newest, state),
       )
-      again = (upcoming(state) < P) & room(state)
-      # The host may then give the place of every finished prompt to another.
+      # The host learns of finished prompts before lanes run out of others.
+      ahead = spec.lanes - 1 if spec.streams else 0
+      again = (upcoming(state, ahead) < P) & room(state)
+      # The host may give the place of every finished prompt to another.
       return newest, shift(state, queue), again
 
     newest, state, _ = jax.lax.while_loop(

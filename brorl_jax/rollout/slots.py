@@ -19,8 +19,8 @@ from brorl_jax.rollout.blocks import Blocks
 from brorl_jax.rollout.program_spec import ProgramSpec
 
 # The decode loop of a stream pauses when an eighth of the working lanes waits
-# for a prompt. With N = 16, an exit to the host whenever a lane waits took 2.0 s
-# for a step's rollouts instead of 1.3: it costs more than the idle lanes.
+# for a prompt. With N = 16, an exit to the host for each of them took 2.0 s for
+# a step's rollouts instead of 1.3: it costs more than the idle lanes.
 _IDLE_SHARE = 8
 
 
@@ -187,9 +187,9 @@ def shift(state: DecodeState, queue: RolloutQueue) -> DecodeState:
   return jax.lax.while_loop(moves, move, state)
 
 
-def upcoming(state: DecodeState) -> Int[Array, ""]:
-  """The first prompt without a lane; P if there is none."""
-  return state.todo[state.next[0]]
+def upcoming(state: DecodeState, ahead: int = 0) -> Int[Array, ""]:
+  """The first prompt without a lane, or one behind it; P if there is none."""
+  return state.todo.at[state.next[0] + ahead].get(mode="clip")
 
 
 def wants_prompts(
