@@ -307,12 +307,10 @@ class _Work:
     keys = window // A + pages * C
     logits = self.logits * 4 * rows * p.vocab // self.row.within
     scores = 2 * 4 * rows * p.heads // self.row.within * keys
-    work = max(logits, scores, self.feed_forward(rows))
+    # Keys and values in int8 are converted for each layer, page by page.
+    wide = 4 * self.numbers(rows * C) // p.layers * p.int8_cache * (pages > 0)
+    work = max(logits, scores, self.feed_forward(rows), wide)
     work += self.heads(window) // 2 + p.layers * self.experts()
-    if p.int8_cache:
-      kept = pages - 1 if self.on_cpu else 0  # older pages do not change
-      work += self.heads(rows * C) * kept
-      work += 4 * self.numbers(rows * C) * (pages - kept) // p.layers
     if self.half and self.on_cpu:
       work += 2 * self.weights + 2 * self.heads(window)
     if p.kv_heads == self.row.tensor:  # XLA copies a page of an only head
