@@ -207,7 +207,7 @@ class Gradient:
       sums = 5 if self.applied else 2
       return int(_MORE * (sums * self.gradient_bytes + 1.4 * of("embed")))
     # With a head of its own each of the two is read once, not twice.
-    inner, ends = (2.65, 6.0) if self.axes.rows > 1 else (5.0, 3.75)
+    inner, ends = (0.65, 4.2) if self.axes.rows > 1 else (5.0, 3.75)
     return int(inner * of("blocks") + ends * of("embed"))
 
   def _work(self) -> int:
@@ -226,8 +226,8 @@ class Gradient:
     kept = work.activation * p.layers + 2.2 * 4
     scores = 4 * p.heads // within * (written * (S + T) + read * S)
     layer = 1.55 * work.feed_forward(written)
-    if p.experts:  # tokens are sorted, those of all devices, and masked
-      layer = 4.0 * work.feed_forward(written * self.axes.rows)
+    if p.experts:  # tokens are sorted and masked
+      layer = 4.0 * work.feed_forward(written)
     return int(2.4 * p.width * (read + written) * kept + layer + 1.1 * scores)
 
 
