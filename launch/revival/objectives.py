@@ -4,9 +4,10 @@
 
 Countdown of `run.py`: N = 16 trains for 60 processor seconds. From its step 225
 each arm goes on for the same processor seconds, without a KL term, one update
-per step. There 45 of 64 prompts are lost (pass@1 below .05), and 21 are within
-reach (1/512 to 1/16). What is told is exact: the probability of all right
-answers, of the prompts that are trained on. Repeating the command resumes it.
+per step. There some 45 of 64 prompts are lost (pass@1 below .05), and some 20
+are within reach (1/512 to 1/16). What is told is exact: the probability of all
+right answers, of the prompts that are trained on. Repeating the command resumes
+it.
 """
 
 import argparse
