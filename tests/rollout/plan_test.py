@@ -358,10 +358,10 @@ def test_the_command_prints_a_plan_without_a_folder():
   head, *parts = text[text.index("an update, measuring the ") :].splitlines()
   assert head == "an update, measuring the theorem"
   names = [line.split("  ")[1].strip() for line in parts]
-  assert names == (
-    "training state,batches,gradients,weights,work,together,allowed,memory".split(
-      ","
-    )
+  assert names == [
+    "training state", "batches", "gradients", "weights", "work", "together",
+    "allowed", "memory",
+  ]  # fmt: skip
   )
   out = command("--config=configs/smoke.py", "--config.theory.prompts=0").stdout
   assert out == text[: text.index("an update, measuring the ")]
