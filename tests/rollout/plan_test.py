@@ -362,7 +362,6 @@ def test_the_command_prints_a_plan_without_a_folder():
     "training state", "batches", "gradients", "weights", "work", "together",
     "allowed", "memory",
   ]  # fmt: skip
-  )
   out = command("--config=configs/smoke.py", "--config.theory.prompts=0").stdout
   assert out == text[: text.index("an update, measuring the ")]
 
