@@ -13,10 +13,11 @@ an arm spreads samples over prompts, and SCALE multiplies the prompts:
   n512_distinct       of a group gets the same credit
   n16_maxrl           as n16 and n512_paper, with MaxRL's advantages
   n512_maxrl
+  n16_maxrl_wide      the samples of n512_maxrl, on 8 times the prompts of n16
   adaptive            as many prompts as n16, each with 16 to 512 rollouts,
   adaptive_maxrl      until four are right and four are wrong
 
-The last four are those of `launch/revival/objectives.py`.
+The last five are those of `launch/revival/objectives.py`.
 All arms make one update per step, so prompts per step are prompts per update.
 The command line gives files, policy, learning rate, seed and the CPU seconds of
 an arm.
@@ -35,6 +36,7 @@ ARMS = {  # N, prompts per step as a share of those of n16
   "n512_distinct": (512, 1 / 4),
   "n16_maxrl": (16, 1.0),
   "n512_maxrl": (512, 1 / 4),
+  "n16_maxrl_wide": (16, 8.0),
   "adaptive": (512, 1.0),
   "adaptive_maxrl": (512, 1.0),
 }

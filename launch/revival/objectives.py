@@ -32,6 +32,7 @@ ARMS = {
   "adaptive": 1e-3,
   "n16_maxrl": 3.3e-4,
   "n512_maxrl": 1e-3,
+  "n16_maxrl_wide": 1e-3,
   "adaptive_maxrl": 1e-3,
 }
 

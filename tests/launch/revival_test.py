@@ -859,13 +859,14 @@ def test_arms_of_the_objectives_have_their_n_and_their_advantage():
   of = lambda arm: revival.get_config(f"countdown/{arm}/1")
   assert [*objectives.ARMS] == [
     "n16", "n512_paper", "adaptive", "n16_maxrl", "n512_maxrl",
-    "adaptive_maxrl",
+    "n16_maxrl_wide", "adaptive_maxrl",
   ]  # fmt: skip
   for arm in objectives.ARMS:
     c = settings.typed(of(arm))
     settings.check_training(c)
     assert c.advantage.kind == ("maxrl" if "maxrl" in arm else "tokens")
-    assert c.sampling.prompts == (8 if arm.startswith("n512") else 32)
+    prompts = {"n512_paper": 8, "n512_maxrl": 8, "n16_maxrl_wide": 256}
+    assert c.sampling.prompts == prompts.get(arm, 32)
     assert c.sampling.allocation == ("stop" if "adaptive" in arm else "fixed")
 
 
