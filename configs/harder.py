@@ -10,7 +10,7 @@ No config trains on them.
 Longer numbers instead of more steps were tried first: a run gained .043 there.
 
 Cost: 40 s on 2 cores. Result of seeds 0 to 2: pass@1 .085, .069 and .092 before
-a run of n512.py, .173, .175 and .167 after it, +- .03 each (2026-11-27).
+a run of n512.py, .160, .157 and .167 after it, +- .03 each (2026-11-27).
 """
 
 from brorl_jax.configs import n512

@@ -9,9 +9,10 @@ in steps the learning rate, which each of the two has at its best. One update
 per step, from all of its prompts: an update from four of 16 would follow only
 those four.
 
-Cost: 60 steps, 31,000 rollouts, 5 minutes, 420 CPU-seconds (2 cores of an AMD
-EPYC, jax 0.10.2, 2026-11-26), 1.7 GB. Result of seeds 0 to 2: held-out pass@1
-.256 -> .439, .262 -> .375 and .242 -> .370, +- .05 each; 99 % of prompts kept.
+Cost: 60 steps, 31,000 rollouts, 3 minutes, 130 CPU-seconds without compiling
+and evaluations (an AMD EPYC, jax 0.10.2, 2026-11-27). Result of seeds 0 to 2:
+held-out pass@1 .256 -> .442, .262 -> .380 and .242 -> .376, +- .05 each; 99 %
+of prompts kept.
 
 `n512_equal_samples.py:tiny`: 60 steps, .51 million rollouts, 54 CPU-seconds (2
 cores of an AMD EPYC, jax 0.10.2, 2026-11-22, one seed), 1.8 GB. Held-out pass@1
