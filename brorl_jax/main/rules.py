@@ -91,7 +91,8 @@ def training(c: sections.Config) -> Iterator[Rule]:
   yield "loss.mean", good, must
   prompts, pool = c.sampling.prompts, c.data.distinct_prompts
   good = prompts % c.optim.minibatches == 0
-  must = f"a divisor of samples / n = {prompts} prompts"
+  what = "groups" if c.sampling.groups else "samples / n"
+  must = f"a divisor of {what} = {prompts} prompts"
   yield "optim.minibatches", good, must
   good = pool == 0 or pool > prompts
   good = good or (pool == prompts and c.filter.keep == "all")
@@ -117,8 +118,11 @@ def training(c: sections.Config) -> Iterator[Rule]:
     "reward for the share of right rollouts"
   )
   yield "advantage.kind", good, must
-  good = c.advantage.kind != "pass_at_k" or c.advantage.k <= n // 4
-  must = f"at most n / 4 = {n // 4}: the other groups have too few wrong ones"
+  name, least = _least(c.sampling)
+  good = c.advantage.kind != "pass_at_k" or c.advantage.k <= least // 4
+  must = (
+    f"at most {name} / 4 = {least // 4}: other groups hold too few wrong ones"
+  )
   yield "advantage.k", good, must
   good = not c.run.pipeline or c.loss.correction != "none"
   must = (
@@ -126,6 +130,11 @@ def training(c: sections.Config) -> Iterator[Rule]:
     "before the last update"
   )
   yield "loss.correction", good, must
+
+
+def _least(c: Sampling) -> tuple[str, int]:
+  """The fewest rollouts of a prompt: the field, and its value."""
+  return ("n" if c.allocation == "fixed" else "n_min"), c.chunk
 
 
 def _allocation(c: Sampling) -> Iterator[Rule]:
@@ -143,12 +152,14 @@ def _allocation(c: Sampling) -> Iterator[Rule]:
     )
     must = f"multiples of n_min = {chunk}, the last of them n = {n}"
     yield "sampling.rounds", good, must
-    good = c.samples >= c.prompts * chunk > 0
-    must = (
-      f"at least prompts x n_min = {c.prompts} x {chunk}, and at least n if "
-      "groups is 0"
-    )
+    must = f"at least n = {n} if groups is 0"
+    yield "sampling.samples", c.prompts > 0, must
+    good = c.samples >= c.prompts * chunk
+    must = f"at least prompts x n_min = {c.prompts} x {chunk}"
     yield "sampling.samples", good, must
-  name = "n" if c.allocation == "fixed" else "n_min"
+    good = c.allocation != "stop" or c.stop_right + c.stop_wrong <= n
+    must = f"at most n - stop_wrong = {n - c.stop_wrong}: else no prompt stops"
+    yield "sampling.stop_right", good, must
+  name, _ = _least(c)
   good = c.in_flight % chunk == 0
   yield "sampling.in_flight", good, f"a multiple of {name} = {chunk}"

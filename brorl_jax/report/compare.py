@@ -111,6 +111,9 @@ def _run(run: Run) -> dict[str, Any]:
   done = run.metrics[-1]["step"] if run.metrics else 0
   training = run.evaluated is None
   n, samples = config.get("sampling.n"), config.get("sampling.samples")
+  prompts = config.get("sampling.groups") or (
+    samples // n if n and samples else None
+  )
   return {
     "name": run.name,
     "folder": run.folder,
@@ -119,7 +122,7 @@ def _run(run: Run) -> dict[str, Any]:
     "method": _method(config) if training else f"evaluated: {run.evaluated}",
     "n": n if training else None,
     "samples_per_step": samples if training else None,
-    "prompts_per_step": samples // n if training and n and samples else None,
+    "prompts_per_step": prompts if training else None,
     "steps": done if training else None,
     "steps_wanted": wanted if training else None,
     "finished": done == wanted == last if training else True,
@@ -170,6 +173,8 @@ def _method(config: Mapping[str, Any]) -> str:
   words = [config.get("loss.kind"), config.get("advantage.kind")]
   credit = config.get("advantage.credit")
   words += [f"{credit} credit"] if credit else []
+  if (rule := config.get("sampling.allocation", "fixed")) != "fixed":
+    words += [f"N from {config.get('sampling.n_min')} by {rule}"]
   return ", ".join(str(word) for word in words if word)
 
 

@@ -98,6 +98,8 @@ def allocate(
   """
   shapes.check(p=(p, "P"), known=(known, "P"))
   P, K = len(p), most // least
+  # Not read, but for the mean of CoBA: padding must not change it.
+  p = jnp.where(known, p, jnp.mean(p, where=known))
   n = least * jnp.arange(1.0, K + 1.0)[None]  # [1, K]
   of = value(jnp.broadcast_to(n, (P, K)), jnp.broadcast_to(p[:, None], (P, K)))
   # Of the 2nd, 3rd, .. chunk; rounding must not make a gain negative.

@@ -6,10 +6,11 @@ advantages use all N, and the m that are chosen stand for the others:
     sum over chosen n of weight[p,n] A[p,n] f(p,n)  /  m
       is, in expectation,  sum over all n of A[p,n] f(p,n)  /  N
 
-for any f, such as the gradient of a rollout's log-probability. Rollouts are
-exchangeable, so that the first in the order of n are a random draw.
+for any f, such as the gradient of a rollout's log-probability. Among rollouts
+of equal reward the first in the order of n are as good as any. Among all they
+are not if the rewards of the first ones decided how many follow, see rounds.py.
 
-    random       the first m; weight 1
+    random       m of them, drawn; weight 1
     stratified   half of them above the mean reward and half below, as far as
                  there are so many; weight: share of all over share of chosen
     variance     the highest and the lowest rewards (PODS). For two values of
@@ -34,18 +35,17 @@ from brorl_jax.rl.credit import times_and_first
 Chosen = tuple[Array, Array]  # [P,N]: which are trained on, and their weights
 
 
-def first(
-  reward: Float[Array, "P N"], valid: Bool[Array, "P N"], *, m: int
-) -> Chosen:
-  """The first m rollouts that count.
+def drawn(valid: Bool[Array, "P N"], key: Key[Array, ""], *, m: int) -> Chosen:
+  """m of the rollouts that count.
 
   Args:
-    reward: Not used.
     valid: Rollouts that count.
+    key: Of the draw, without replacement.
     m: How many of each prompt, at most.
   """
-  shapes.check(reward=(reward, "PN"), valid=(valid, "PN"))
-  chosen = _first_of(valid, m)
+  shapes.check(valid=(valid, "PN"))
+  order = jnp.where(valid, jax.random.uniform(key, valid.shape), jnp.inf)
+  chosen = valid & (_rank(jnp.argsort(order, axis=1)) < m)
   return chosen, chosen.astype(jnp.float32)
 
 
@@ -169,7 +169,7 @@ def _spread(reward, high, low, some, m: int) -> Float[Array, " K"]:
 
 
 CHOOSE: dict[str, Callable[..., Chosen]] = {
-  "random": first,
+  "random": drawn,
   "stratified": stratified,
   "variance": extremes,
   "different": different,

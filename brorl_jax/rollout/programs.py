@@ -152,10 +152,10 @@ def segment(
   """Decodes until the newest page is full or lanes have no prompt left.
 
   Keys and values of the lanes' windows are gathered when lanes get other
-  prompts. The loop also ends when lanes want some and none is left: the host
-  may have more. A single page is never full, because its columns are reused in
-  a circle, and neither is a pool. Over a pool the loop looks only every
-  `spec.unchecked` steps whether it ends.
+  prompts. The loop also ends when lanes want some and none waits, in a stream
+  when fewer than one for each lane do: the host may have more. A single page is
+  never full, because its columns are reused in a circle, and neither is a pool.
+  Over a pool the loop looks only every `spec.unchecked` steps whether it ends.
 
   Args:
     spec: Static.

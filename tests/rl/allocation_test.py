@@ -72,6 +72,17 @@ def test_what_is_not_known_gets_the_least():
   assert got[1] == 4 and got[0] + got[2] == 56
 
 
+def test_prompts_that_are_not_known_are_no_part_of_the_mean_of_coba():
+  rates = [0.1, 0.1, 0.9, 0.9, 0.2]
+  sizes = dict(least=16, most=512)
+  alone = allocate("coba", rates, budget=5 * 128, **sizes)
+  padded = allocate(
+    "coba", [*rates, *[0.5] * 40], known=[True] * 5 + [False] * 40,
+    budget=5 * 128, **sizes,
+  )  # fmt: skip
+  assert padded == [*alone, *[16] * 40] and len({*alone}) > 1
+
+
 def test_a_budget_below_the_least_gives_the_least_and_a_large_one_the_most():
   sizes = dict(least=4, most=16)
   assert allocate("knapsack", [0.1, 0.5], budget=3, **sizes) == [4, 4]

@@ -99,7 +99,8 @@ def test_maxrl_nears_the_gradient_of_the_log():
 def test_training_on_some(name, m):
   drawn = arms()
   reward = reward_of(drawn)
-  some, weight = subset.CHOOSE[name](reward, ALL, m=m)
+  args = (ALL, jax.random.key(7)) if name == "random" else (reward, ALL)
+  some, weight = subset.CHOOSE[name](*args, m=m)
   each = advantages.leave_one_out(reward, ALL) * weight
   assert int(some.sum(axis=1).max()) == m
   agrees(scores(each, drawn) * N / m, P)
@@ -155,6 +156,19 @@ def test_prompts_that_stop():
     loo, reward, valid, jnp.ones_like(reward), rounds=ROUNDS
   )
   agrees(scores(summed, drawn, jnp.ones(GROUPS)), P * told["n"])
+
+
+@pytest.mark.parametrize("name", ["random", "stratified", "variance"])
+def test_training_on_some_of_those_that_stopped(name):
+  """The mean of all of a prompt's, whatever made it stop."""
+  drawn, valid, _, _ = stopped()
+  reward = reward_of(drawn)
+  args = (valid, jax.random.key(7)) if name == "random" else (reward, valid)
+  some, weight = subset.CHOOSE[name](*args, m=4)
+  each = loo(reward, valid, None) * weight
+  told = stopping.expected(ROUNDS, RATE)
+  taken = jnp.asarray(some.sum(axis=1), jnp.float32)
+  agrees(scores(each, drawn, taken), P * told["hidden_weight"])
 
 
 def test_numbers_that_were_chosen_before():

@@ -114,7 +114,7 @@ DOORS = {
   stop_weight.by_round: REWARD
   | {"function": one_by_one, "length": normal(P, N)}
   | {"rounds": stopping.Rounds((2, N), 1, 1)},
-  subset.first: REWARD | {"m": 2},
+  subset.drawn: {"valid": mask(P, N), "key": KEY, "m": 2},
   subset.stratified: REWARD | {"m": 2},
   subset.extremes: REWARD | {"m": 2},
   subset.different: {

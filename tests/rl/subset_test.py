@@ -13,7 +13,8 @@ from brorl_jax.rl import subset
 def chosen(name, reward, m, valid=None):
   reward = jnp.asarray(reward, jnp.float32)
   valid = jnp.ones(reward.shape, bool) if valid is None else jnp.asarray(valid)
-  return map(np.asarray, subset.CHOOSE[name](reward, valid, m=m))
+  args = (valid, jax.random.key(0)) if name == "random" else (reward, valid)
+  return map(np.asarray, subset.CHOOSE[name](*args, m=m))
 
 
 @pytest.mark.parametrize("name", ["random", "stratified", "variance"])
@@ -85,6 +86,17 @@ def test_what_does_not_count_is_not_chosen(name):
   np.testing.assert_array_equal(some[0], [True, False, True, False, True])
   np.testing.assert_allclose(weight[0], [1, 0, 1, 0, 1])
   assert not some[1].any() and not weight[1].any()
+
+
+def test_a_random_draw_takes_each_as_often():
+  """A stop rule looks at the first ones: they are no draw from all."""
+  valid = jnp.array([[True] * 5 + [False]])
+  draw = lambda key: subset.drawn(valid, key, m=2)
+  some, weight = jax.vmap(draw)(jax.random.split(jax.random.key(1), 2000))
+  share = np.asarray(some[:, 0]).mean(axis=0)
+  np.testing.assert_allclose(share[:5], 0.4, atol=4 * (0.24 / 2000) ** 0.5)
+  assert share[5] == 0.0
+  np.testing.assert_array_equal(some, weight)
 
 
 def test_fewer_than_m_are_all_of_them():

@@ -71,6 +71,16 @@ def test_all_lanes_hold_their_prompt_once():
   assert lanes(4) == 2 * 4 * 7 * 12 * 4
 
 
+def test_a_page_of_int8_is_widened_for_one_layer_at_a_time():
+  """2 x 2 heads x 64 numbers of 256 tokens in float32; half the prompts'."""
+  policy = dataclasses.replace(
+    SMALL, vocab=16, width=16, mlp=16, heads=2, head_size=64, int8_cache=True
+  )
+  one = memory._Work(policy, Axes(), False)
+  wide, prompts = 4 * 2 * 2 * 64 * (2 * 128), 4 * 2 * 2 * 2 * 64 * 10
+  assert one.step(1, 2, 10, 3, 128) == int(memory._MORE * (wide + prompts // 2))
+
+
 @pytest.mark.parametrize(
   "changes, on_cpu, token",
   [

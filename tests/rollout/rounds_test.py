@@ -227,6 +227,29 @@ def test_a_rule_that_asks_for_what_cannot_be_is_named(more):
     rounds.Gathered(rounds.Plan(CHUNK, MOST, Odd())).begin(0)
 
 
+def test_a_rule_cannot_ask_for_more_than_is_left():
+  class Odd(Suffices):
+    def first(self, p):
+      return 4
+
+    def more(self, reward, valid):
+      return MOST - 2
+
+  gathered = rounds.Gathered(rounds.Plan(CHUNK, MOST, Odd()))
+  one, two = gathered.begin(0)
+
+  def scored_chunk(chunk):
+    some = rounds.with_first(prompts([0]), [chunk])
+    out = made(some)
+    return Groups(some, out, score(some, out))
+
+  assert gathered.add(0, scored_chunk(one)) == []
+  with pytest.raises(
+    ValueError, match=r"asks for 6 .* of prompt 0, which has 4"
+  ):
+    gathered.add(0, scored_chunk(two))
+
+
 def test_a_fixed_number_is_one_chunk_and_is_not_copied():
   gathered = rounds.Gathered(rounds.fixed(MOST))
   assert gathered.begin(7) == [rounds.Chunk(7, 0)]

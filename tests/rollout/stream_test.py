@@ -201,6 +201,27 @@ def test_a_place_is_free_as_soon_as_its_prompt_is_done():
   assert total == told[-1].slot_steps
 
 
+@pytest.mark.parametrize(
+  "count, steps",
+  # Three at a time are admitted. Of 9 prompts 5, 3 and 1 wait for a lane, which
+  # is less than one for each. Of 10 there are 6, 4, 2 and 0.
+  [(9, [0, 0, 0, 6, 8, 10]), (10, [0, 0, 0, 0, 8, 10])],
+)
+def test_the_feed_is_asked_before_lanes_run_out_of_prompts(count, steps):
+  """Prompts of two steps each in 2 lanes, which hold two prompts each."""
+  params = jnp.full((6, 6), -jnp.inf)
+  params = params.at[jnp.array([4, 5, 1]), jnp.array([5, 1, 0])].set(0.0)
+  tokens = np.full((count, 1), 4, np.int32)
+  prompts = Prompts(tokens, tokens > 0, np.arange(count, dtype=np.int32))
+  told = []
+  got = streamed(
+    Feed(prompts), places=12, policy=Table(), params=params, n=2, slots=2,
+    lanes=2, max_new_tokens=40, watch=told.append,
+  )  # fmt: skip
+  assert len(got) == count
+  assert [one.slot_steps // 4 for one in told] == steps
+
+
 @pytest.mark.ci
 def test_nothing_is_asked_for_without_room_and_idle_means_idle():
   feed = Feed(numbered(6), most=1)

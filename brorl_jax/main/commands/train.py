@@ -365,7 +365,7 @@ def phase(
     evaluate_command.measure(
       c, policy, examples, scorer, own, plans.evaluations, plans.chunk
     ),
-    f"from step {since}: {target} prompts x {c.sampling.n} rollouts; "
+    f"from step {since}: {target} prompts x {c.sampling.per_prompt} rollouts; "
     f"{sampling.form(c.sampling, policy, plans.rollouts)}\n"
     f"lr {lr:.3g} = {c.optim.lr:g} x {lr / c.optim.lr:.3g} "
     f"(lr_scaling {c.optim.lr_scaling!r})",

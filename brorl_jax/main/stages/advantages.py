@@ -225,16 +225,14 @@ def _chosen(
   if not c.train_on:
     return all_in, counted
   choose = functools.partial(subset.CHOOSE[c.choose], m=c.train_on)
-  if c.choose == "different":
-    # Another draw in each step, the same after a resume.
-    key = jax.random.key(progress.samples % 2**31)
-    some, weight = choose(
-      jnp.asarray(groups.rollouts.alike()), jnp.asarray(counted), key
-    )
+  # Another draw in each step, the same after a resume.
+  key, count = jax.random.key(progress.samples % 2**31), jnp.asarray(counted)
+  if c.choose == "random":
+    some, weight = choose(count, key)
+  elif c.choose == "different":
+    some, weight = choose(jnp.asarray(groups.rollouts.alike()), count, key)
   else:
-    some, weight = choose(
-      jnp.asarray(groups.scores.reward), jnp.asarray(counted)
-    )
+    some, weight = choose(jnp.asarray(groups.scores.reward), count)
   chosen, n = np.asarray(some), counted.sum(axis=1, keepdims=True)
   m = chosen.sum(axis=1, keepdims=True)
   factor = n / np.maximum(m, 1) * (m.sum() / n.sum())

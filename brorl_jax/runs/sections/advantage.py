@@ -28,8 +28,8 @@ class Advantage(Section):
   k: int = setting(
     4,
     "Of 'pass_at_k': samples of which one must be right. The largest useful "
-    "value is n / 4: more prompts than that are solved by k samples, and carry "
-    "no gradient.",
+    "value is a quarter of the fewest rollouts of a prompt, n or n_min: with "
+    "more, most groups hold no k wrong ones, and carry no gradient.",
     phased=True,
   )
   gamma: float = setting(
@@ -42,10 +42,11 @@ class Advantage(Section):
     "pooled",
     "What a prompt weighs whose number of rollouts is its own "
     "(sampling.allocation). 'pooled': as much as any other, over all of its "
-    "rollouts; a stop biases that a little. 'exact': that without the bias, "
-    "with more variance. 'rounds': each round has its own baseline and all are "
-    "added, which weighs a prompt by its expected number of rollouts, about in "
-    "inverse proportion to its pass rate. The last two need allocation 'stop'.",
+    "rollouts; a stop biases that a little. 'exact': without the bias of the "
+    "plain gradient ('leave_one_out'), with more variance. 'rounds': each "
+    "round has its own baseline and all are added, which weighs a prompt by "
+    "its expected number of rollouts, about in inverse proportion to its pass "
+    "rate. The last two need allocation 'stop'.",
     phased=True,
   )
   train_on: int = setting(

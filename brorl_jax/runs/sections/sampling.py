@@ -66,7 +66,7 @@ class Sampling(Section):
     4,
     "Of 'stop': right rollouts that suffice. The fewer, the more a prompt's "
     "weight depends on its pass rate (2.1 times too large at p = .01 with 1, "
-    "1.2 times with 4, for rounds of 16, 64, 256, 1,024).",
+    "1.2 times with 4, for n = 1,024 in rounds of 16, 64, 256 and all).",
     unit="rollouts",
     phased=True,
   )
@@ -139,6 +139,11 @@ class Sampling(Section):
     return self.n if self.allocation == "fixed" else self.n_min
 
   @property
+  def per_prompt(self) -> str:
+    """Rollouts of a prompt, in words."""
+    return f"{self.n}" if self.chunk == self.n else f"{self.chunk} to {self.n}"
+
+  @property
   def places(self) -> int:
     """Chunks that are on the devices at one time."""
     return self.in_flight // self.chunk
@@ -160,9 +165,10 @@ class Sampling(Section):
     yield from self.at_least(1, "n", "samples", "max_new_tokens")
     yield from self.at_least(0, "groups", "stop_wrong")
     yield from self.at_least(1, "n_min", "stop_right")
+    whole = all(type(m) is int for m in self.rounds)
     steps = (0, *self.rounds)
-    good = all(a < b for a, b in itertools.pairwise(steps))
-    yield "rounds", good, "positive and ascending"
+    good = whole and all(a < b for a, b in itertools.pairwise(steps))
+    yield "rounds", good, "positive whole numbers, ascending"
     good = self.in_flight >= 0
     yield "in_flight", good, "positive, or 0: it follows from the devices"
     for field in ("slots", "lanes"):

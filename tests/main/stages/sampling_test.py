@@ -112,6 +112,7 @@ def test_a_stop_plan_asks_for_rounds_until_the_budget_ends_them():
   assert more(0, 0, 0, 0) == 12 and more(*[0] * 16) == 48
   assert more(1, 0, 0, 0) == 12  # three wrong ones do not suffice
   assert more(1, *[0] * 15) == 0 and more(*[0] * 64) == 0
+  assert more(0.9, *[0] * 15) == 48  # nearly right is not right
   plan = plan_of(RunState(most=16), range(80))
   assert more(*[0] * 16) == 0
 
@@ -121,8 +122,10 @@ def test_a_stop_plan_asks_for_rounds_until_the_budget_ends_them():
   [
     ([64, 4, 4, 4], 0, 0),  # 76 of 128: as it was
     ([64, 64, 4, 4], 0, 16),  # 136: with 16 at most 40
+    ([64, 64], 0, 0),  # 128 are not more than 128
     ([64] * 40, 0, 4),  # even 4 are too many
     ([16, 4, 4, 4], 16, 0),  # 28 + 48 fit
+    ([16] * 1 + [4] * 16, 16, 0),  # 80 + 48 just fit
     ([16] * 3 + [4], 16, 16),  # 52 + 3 x 48 do not
     ([4] * 4, 4, 16),  # 16 + 4 x 12
   ],
