@@ -81,6 +81,27 @@ def test_a_kill_at_a_stage(site, workdir, stage):
   assert trials.stage_kill(site, workdir, stage) is None
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("tokens", [6, 20])
+def test_a_kill_between_the_rounds_of_a_prompt(tmp_path, workdir, tokens):
+  """4 to 16 rollouts of a prompt, over prefixes and over slots."""
+  flags = f"""--config.sampling.allocation=stop --config.sampling.n=16
+    --config.sampling.n_min=4 --config.sampling.groups=4
+    --config.sampling.stop_right=2 --config.sampling.stop_wrong=2
+    --config.sampling.max_new_tokens={tokens}""".split()
+  with runs.Site(
+    tmp_path / "site",
+    flags=flags,
+    programs=pathlib.Path(os.environ["JAX_COMPILATION_CACHE_DIR"]),
+    environment={"XLA_FLAGS": compiling.QUICK},
+  ) as site:
+    drawn = {x["drawn"] for x in runs.lines(site.twin / "visits.jsonl")}
+    assert drawn == {4, 16}
+    stage = "while verdicts are awaited"
+    assert trials.stage_kill(site, workdir, stage) is None
+
+
 @pytest.mark.parametrize("moment", tiers.some(range(TERMS), 0, 1))
 def test_sigterm_loses_no_step(site, workdir, moment):
   assert trials.term(site, workdir, moment) is None
