@@ -110,6 +110,17 @@ def training(c: sections.Config) -> Iterator[Rule]:
   most, buffer = c.sampling.max_new_tokens, c.reward.overlong_buffer
   good = 1 <= buffer <= most or not c.reward.overlong_weight
   yield "reward.overlong_buffer", good, f"1 to max_new_tokens = {most}"
+  yield from _counts(c)
+  good = not c.run.pipeline or c.loss.correction != "none"
+  must = (
+    "other than 'none' with run.pipeline: rollouts then come from the policy "
+    "before the last update"
+  )
+  yield "loss.correction", good, must
+
+
+def _counts(c: sections.Config) -> Iterator[Rule]:
+  """Advantages of (right, wrong) counts."""
   shaped = c.reward.length_weight and c.reward.length_min < 0.0
   counts = c.advantage.kind in ("maxrl", "pass_at_k", "focal")
   good = not counts or not (shaped or c.reward.overlong_weight)
@@ -124,12 +135,6 @@ def training(c: sections.Config) -> Iterator[Rule]:
     f"at most {name} / 4 = {least // 4}: other groups hold too few wrong ones"
   )
   yield "advantage.k", good, must
-  good = not c.run.pipeline or c.loss.correction != "none"
-  must = (
-    "other than 'none' with run.pipeline: rollouts then come from the policy "
-    "before the last update"
-  )
-  yield "loss.correction", good, must
 
 
 def _least(c: Sampling) -> tuple[str, int]:
