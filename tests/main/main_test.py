@@ -235,7 +235,8 @@ def test_configs_of_the_package_run_from_anywhere(tmp_path, given):
   for flags in ([f"--config={given}"], ["--config", given]):
     done = command(*flags, "--workdir=w", "--config.optim.lr=2", code=code)
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "2.0 16 1.0 embedded:steps w False\n"
+    policy = "" if given.endswith(":tiny") else "embedded:steps"
+    assert done.stdout == f"2.0 16 1.0 {policy} w False\n"
 
 
 @pytest.mark.ci

@@ -30,7 +30,8 @@ SHORT = {
   "train": [
     "--config.sampling.n=32",
     "--config.sampling.samples=64",
-    "--config.sampling.in_flight=64",
+    "--config.sampling.in_flight=0",
+    "--config.optim.minibatches=2",
     "--config.run.steps=1",
     "--config.eval.prompts=2",
     "--config.eval.n=2",
