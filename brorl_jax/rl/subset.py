@@ -111,8 +111,7 @@ def different(
   # One prompt at a time: [P,N,N] would be large at N = 512.
   count, one = jax.lax.map(times_and_first, (group, valid))
   D = jnp.sum(one, axis=1, keepdims=True)
-  order = jnp.where(one, jax.random.uniform(key, group.shape), jnp.inf)
-  chosen = one & (_rank(jnp.argsort(order, axis=1)) < m)
+  chosen, _ = drawn(one, key, m=m)
   taken = jnp.minimum(m, D)
   n = jnp.maximum(jnp.sum(valid, axis=1, keepdims=True), 1)
   # Sum of weights over the chosen ones is `taken` in expectation.

@@ -37,8 +37,6 @@ LINES += ("eval/curve.jsonl", "eval/records.jsonl")
 # Numbers of the clock and of the process.
 _TIMED = ("time", "score/", "memory/", "seconds")
 _TIMED += ("rollout/tokens_per_s", "rollout/samples_per_s")
-# Prompts follow others when these have rewards, which is a matter of time.
-_TIMED += ("rollout/slot_occupancy",)
 
 
 class Site:
