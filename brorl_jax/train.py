@@ -194,6 +194,7 @@ def train(
   eval_every: int,
   pipeline: bool = False,
   max_busy_s: float = math.inf,
+  max_samples: int = 0,
   agree: Callable[[float], Agreed] = lambda busy_s: Agreed(busy_s, False),
 ) -> Any:
   """Runs the steps after the newest checkpoint and returns the last state.
@@ -221,6 +222,7 @@ def train(
       after it.
     max_busy_s: The run ends with the step at which the busy seconds of all
       steps reach this.
+    max_samples: Or the rollouts generated so far; 0: no bound.
     agree: Before the first step and at the end of each, from the busy seconds
       of this process to what decides in all processes of the run. With
       `pipeline` a run that shall stop first trains on what was sampled ahead.
@@ -239,9 +241,10 @@ def train(
     progress, score = _evaluated(0, state, progress, recorder)
     saving_s = _save(0, state, progress, score, store, recorder)
   key, ahead, agreed = jax.random.key(seed), None, agree(0.0)
+  spent_up = lambda p: busy_s >= max_busy_s or 0 < max_samples <= p.samples
 
   for step in range(max(done, 0) + 1, steps + 1):
-    if busy_s >= max_busy_s or (agreed.stop and ahead is None):
+    if spent_up(progress) or (agreed.stop and ahead is None):
       break
     started = clock.now()
     stages = make_stages(step)
@@ -272,7 +275,7 @@ def train(
     scalars |= {**spent.metrics, _SAVING: saving_s + _checked(store)}
     agreed = agree(spent.busy_s)
     busy_s, progress, score = busy_s + agreed.busy_s, credit.progress, None
-    last = step == steps or busy_s >= max_busy_s
+    last = step == steps or spent_up(progress)
     if step % eval_every == 0 or last:
       progress, score = _evaluated(step, state, progress, recorder)
     progress, judged = stages.guard(progress, scalars, sampled, updated)

@@ -353,7 +353,8 @@ class Recorder:
     if self.stopped:
       return "stopped by SIGTERM", processes.STOPPED
     whole = self._last >= self._c.run.steps
-    return "done" if whole else "done: run.max_busy_s is reached", 0
+    bound = "run.max_busy_s or run.max_samples"
+    return "done" if whole else f"done: {bound} is reached", 0
 
   def _end(self, why: str, status: int) -> None:
     event = {"event": "end", "why": why, "status": status, **events.here()}

@@ -282,7 +282,7 @@ def test_the_story_of_a_crash_stays_and_training_is_written_again(
   "error, stopped, last, why, status",
   [
     (None, False, 60, "done", 0),
-    (None, False, 4, "done: run.max_busy_s is reached", 0),
+    (None, False, 4, "done: run.max_busy_s or run.max_samples is reached", 0),
     (None, True, 4, "stopped by SIGTERM", 75),
     (UserError("no space"), False, 4, "no space", 2),
     (OSError(5, "I/O error", "x"), False, 4, "OSError: x: I/O error", 1),

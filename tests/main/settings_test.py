@@ -98,6 +98,7 @@ GOOD = [
   {"correction": "banded", "correction_low": 1.0, "correction_high": 1.1},
   {"correction": "sequence", "pipeline": True},
   {"lr_scaling": "samples", "lr_base": 1},
+  {"optim.decay_steps": 10, "steps": 10},
   {"eval_temperature": 0.0, "eval_top_p": 1.0},
 ]
 
@@ -194,6 +195,17 @@ BAD = [
   ("lr", {"lr": -1e-3}, "positive"),
   ("lr", {"lr": float("nan")}, "finite"),
   ("warmup", {"warmup": -1}, "0 or positive"),
+  ("optim.decay_steps", {"optim.decay_steps": -1}, "0 or positive"),
+  (
+    "optim.decay_steps",
+    {"optim.decay_steps": 9, "steps": 10},
+    "at least run.steps = 10",
+  ),
+  (
+    "optim.decay_steps",
+    {"optim.decay_steps": 10, "steps": 10, "reset_optimizer": True},
+    "begins the schedule again",
+  ),
   ("b1", {"b1": 1.0}, "below 1"),
   ("b2", {"b2": -0.1}, "at least 0"),
   ("b2", {"b2": 1.0}, "below 1"),
@@ -207,6 +219,7 @@ BAD = [
   ("mesh_fsdp", {"mesh_fsdp": 0}, "positive, or -1"),
   ("mesh_fsdp", {"mesh_fsdp": -2}, "positive, or -1"),
   ("max_busy_s", {"max_busy_s": -1.0}, "positive ... 0"),
+  ("run.max_samples", {"run.max_samples": -1}, "positive ... 0"),
   ("samples_shown", {"samples_shown": -1}, "0 or positive"),
   (
     "code_test_s",

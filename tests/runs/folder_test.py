@@ -270,8 +270,8 @@ def test_a_run_from_before_there_were_sections_goes_on(tmp_path):
 
 
 FREE = """
-  steps save_every max_busy_s keep_checkpoints keep_every save_timeout_s
-  samples_shown bad_steps
+  steps save_every max_busy_s max_samples keep_checkpoints keep_every
+  save_timeout_s samples_shown bad_steps
 """.split()
 
 

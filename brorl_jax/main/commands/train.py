@@ -194,6 +194,7 @@ def _train(
           eval_every=c.eval.every,
           pipeline=c.run.pipeline,
           max_busy_s=c.run.max_busy_s or math.inf,
+          max_samples=c.run.max_samples,
           agree=stop,
         )
     except (*_UNUSABLE, *_STOPS, checkpoints.Unsaved, OSError) as e:

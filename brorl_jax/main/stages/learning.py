@@ -40,11 +40,11 @@ def scaled_lr(c: Optim, sampled: Sampling) -> float:
 
 
 def optimizer(c: Optim, sampled: Sampling):
-  """AdamW with a warm-up to a constant rate, and the rate of each update."""
+  """AdamW with a warm-up and a decay, and the rate of each update."""
   return adamw(
     lr=scaled_lr(c, sampled),
     warmup=c.warmup,
-    total=None,
+    total=c.decay_steps * c.minibatches or None,
     b1=c.b1,
     b2=c.b2,
     eps=c.eps,

@@ -32,8 +32,8 @@ class Optim(Section):
   )
   lr: float = setting(
     3e-4,
-    "Learning rate, constant after the warm-up. BroRL states only that it "
-    "grows with the square root of the samples.",
+    "Learning rate after the warm-up. BroRL states only that it grows with "
+    "the square root of the samples.",
     source="unknown",
     phased=True,
   )
@@ -54,6 +54,11 @@ class Optim(Section):
     "Updates at the start in which lr rises from 0.",
     unit="updates",
     phased=True,
+  )
+  decay_steps: int = setting(
+    0,
+    "Steps after which lr has fallen to 0, along a cosine; 0: it stays.",
+    unit="steps",
   )
   b1: float = setting(0.9, "Decay of the first moment.", source="unknown")
   b2: float = setting(0.95, "Decay of the second moment.", source="unknown")
@@ -87,7 +92,7 @@ class Optim(Section):
       good = getattr(self, field) >= 0
       yield field, good, "positive, or 0: it follows from the devices"
     yield "lr", self.lr > 0.0, "positive"
-    yield from self.at_least(0, "warmup")
+    yield from self.at_least(0, "warmup", "decay_steps")
     for field in ("b1", "b2"):
       good = 0.0 <= getattr(self, field) < 1.0
       yield field, good, "at least 0 and below 1"

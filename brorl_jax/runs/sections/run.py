@@ -34,6 +34,13 @@ class Run(Section):
     unit="seconds",
     free=True,
   )
+  max_samples: int = setting(
+    0,
+    "The run ends with the step at which it has generated so many rollouts, "
+    "those of rejected prompts included; 0: no bound.",
+    unit="rollouts",
+    free=True,
+  )
   save_every: int = setting(
     10, "Steps between checkpoints.", unit="steps", free=True
   )
@@ -105,7 +112,9 @@ class Run(Section):
       good,
       f"0 or a multiple of save_every = {self.save_every}",
     )
-    yield "max_busy_s", self.max_busy_s >= 0.0, "positive, or 0: no bound"
+    for field in ("max_busy_s", "max_samples"):
+      good = getattr(self, field) >= 0
+      yield field, good, "positive, or 0: no bound"
     yield from self.at_least(0, "samples_shown")
     good = not set(self.wandb) & set("/\\#?%:")
     yield "wandb", good, "a name without any of / \\ # ? % :"

@@ -205,6 +205,18 @@ def test_the_rate_grows_with_the_root_of_a_count(changes, factor):
   assert lr_scaling.sqrt_scaled(1.0, samples=64, base_samples=16) == 2.0
 
 
+def test_the_rate_falls_to_0_with_the_last_step():
+  """Half of a cosine over the 8 updates that follow 2 of the warm-up."""
+  c = config(lr=0.01, warmup=2, minibatches=2, **{"optim.decay_steps": 5})
+  _, schedule = optimizer(c)
+  halves = (1 + np.cos(np.pi * np.arange(9) / 8)) / 2
+  np.testing.assert_allclose(
+    [schedule(i) for i in range(11)],
+    0.01 * np.array([0.5, 1.0, *halves]),
+    rtol=1e-5, atol=1e-9,
+  )  # fmt: skip
+
+
 def learned_a_little(c, *, keep_reference=True):
   """An optimizer, and a state after three of its updates."""
   tx, _ = optimizer(c)

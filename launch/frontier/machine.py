@@ -1,16 +1,13 @@
 """Processes on the cores of this machine, and how far they are."""
 
 import concurrent.futures
-import contextlib
 import os
 import pathlib
 import queue
 import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 # Starts a process that ends when this one does. Not a preexec_fn, because jax
@@ -35,7 +32,7 @@ class Machine:
       self._lanes.put({cores[lane]} if pin else set(cores))
     self._pool = concurrent.futures.ThreadPoolExecutor(lanes)
 
-  def each(self, do: Callable[[Any, set[int]], None], some: Sequence) -> None:
+  def each(self, do: Callable[[Any, set[int]], object], some: Sequence) -> None:
     """`do` with each of them and the cores of a lane that is free.
 
     Raises what the first failure raises.
@@ -49,32 +46,6 @@ class Machine:
         self._lanes.put(cores)
 
     list(self._pool.map(one, some))
-
-
-class Progress:
-  """Time left, from how long runs have taken since this process began."""
-
-  def __init__(self, lanes: int):
-    self._lanes, self._lock = lanes, threading.Lock()
-    self._planned = self._done = self._took = 0.0
-
-  def plan(self, seconds: float) -> None:
-    """Adds planned seconds; a negative number removes them."""
-    with self._lock:
-      self._planned += seconds
-
-  @contextlib.contextmanager
-  def run(self, what: str, seconds: float) -> Iterator[None]:
-    """One of the planned runs; says how long it took, and what is left."""
-    begin = time.monotonic()
-    yield
-    took = time.monotonic() - begin
-    with self._lock:
-      self._took += took
-      self._done += seconds
-      self._planned -= seconds
-      left = self._took / self._done * self._planned / self._lanes
-    say(f"{what}: {took:.0f} s, about {max(left, 0) / 60:.0f} min left")
 
 
 def call(folder: pathlib.Path, cores: Iterable[int], *args: object) -> None:

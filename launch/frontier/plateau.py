@@ -1,0 +1,328 @@
+"""The test of BroRL's claim: that N lifts a plateau, not samples or rate.
+
+N = 16 trains with the whole recipe and the paper's advantages until it has
+stopped gaining while prompts remain within reach, p in [1/512, 1/16]. From that
+policy six arms go on:
+
+  same       as before
+  paper      N = 512, 8 times the samples
+  wide       N = 16, 8 times the prompts: the samples of `paper`
+  decayed    as `same`, with a rate that falls to 0
+  equal      N = 512, the samples of `same`
+  adaptive   16 to 512 rollouts per prompt, until four are right and four wrong
+
+Each has its own rate, tuned by factors of 2 with another seed. The grid of
+`paper` and `wide` has the square-root rule in its middle.
+
+  Supported: on held-out prompts `paper` is ahead of `wide` and of `decayed` by
+  more than .005, both with a 95 % interval above 0, at equal samples and at
+  equal time, and it is farther ahead of `wide` on the prompts that began in
+  [1/512, 1/16] than on the others.
+  Falsified: `wide` or `decayed` is within .005 of `paper`, or ahead of it.
+  Otherwise it is undecided.
+"""
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from brorl_jax.report.cells import Number, Table
+from brorl_jax.rl import stats
+from brorl_jax.runs import lines
+from launch.frontier import analysis, arms, machine
+from launch.frontier.analysis import Cell
+from launch.frontier.arms import Arm
+from launch.frontier.tuning import Experiment, tune
+
+START = Arm("own", "large", 16, 1024, "tokens", "whole", seed=200)
+STOPPED_GAIN, REACH = 0.01, (1 / 512, 1 / 16)  # of pass@1; of p
+MARGIN = 0.005  # of pass@1
+BUDGET = 2**19  # rollouts of an arm
+SEEDS = (0, 1, 2)
+GRID = (-11.0, -10.0, -9.0)  # powers of 2
+LONGEST = 8  # budgets that N = 16 may take to stop
+SQRT = math.log2(8) / 2  # the rate of 8 times the samples, as a power of 2
+LABELS = {
+  "same": "N = 16",
+  "paper": "N = 512, 8 x samples",
+  "wide": "N = 16, 8 x prompts",
+  "decayed": "N = 16, rate to 0",
+  "equal": "N = 512, equal samples",
+  "adaptive": "16 to 512 by need",
+}
+
+
+def cells(steps: int) -> dict[str, Arm]:
+  """The arms, without rate and seed.
+
+  Args:
+    steps: In which `same` generates the budget.
+  """
+  same = dataclasses.replace(
+    START, power=0, seed=0, budget=0, start="plateau/policy"
+  )
+  other = lambda **changed: dataclasses.replace(same, **changed)
+  return {
+    "same": same,
+    "paper": other(n=512, samples=8 * same.samples),
+    "wide": other(samples=8 * same.samples),
+    "decayed": other(decayed=True, steps=steps, budget=BUDGET),
+    "equal": other(n=512),
+    # 64 prompts a step, as `same` has.
+    "adaptive": other(n="adaptive", samples=4 * same.samples),
+  }
+
+
+def middle(name: str, power: float) -> float:
+  """The middle of the grid of an arm, from the rate of `same`."""
+  return power + {"paper": SQRT, "wide": SQRT, "adaptive": 1.0}.get(name, 0.0)
+
+
+def go(e: Experiment) -> None:
+  """Runs all of it, or what is left of it."""
+  power = tune(e, [_bare(START)], lambda _: [BUDGET], lambda _: GRID)
+  rate = power[_bare(START)][BUDGET]
+  begun = arms.read(e.results / "plateau.json") or _stop(e, rate)
+  every = cells(begun["steps"])
+  names = {arm: name for name, arm in every.items()}
+  best = tune(
+    e,
+    [*names],
+    lambda _: [BUDGET],
+    lambda arm: [middle(names[arm], rate) + d for d in (-1, 0, 1)],
+  )
+  e.each(
+    dataclasses.replace(arm, power=best[arm][BUDGET], seed=seed, budget=BUDGET)
+    for seed in SEEDS
+    for arm in names
+    if BUDGET in best[arm]
+  )
+
+
+def _bare(arm: Arm) -> Arm:
+  return dataclasses.replace(arm, power=0, seed=0, budget=0)
+
+
+def _stop(e: Experiment, rate: float) -> dict[str, Any]:
+  """Trains N = 16 until it has stopped; writes its policy and plateau.json."""
+  arm = dataclasses.replace(START, power=rate, budget=BUDGET)
+  while not stopped(result := e.run(arm)):
+    if arm.budget >= LONGEST * BUDGET:
+      break
+    arm = dataclasses.replace(arm, budget=arm.budget + BUDGET)
+  policy = e.root / "plateau" / "policy"
+  folder = e.root / "runs" / arm.name
+  shutil.rmtree(policy.parent, ignore_errors=True)
+  machine.call(
+    policy,
+    os.sched_getaffinity(0),
+    *("-m", "brorl_jax.main", "--mode=export", f"--workdir={policy}"),
+    f"--config={arms.config(arm, scale=e.scale)}",
+    f"--config.policy.checkpoint={folder}",
+  )
+  points, prompts = result["points"], result["prompts"]
+  train = prompts["train"][-1]
+  share = BUDGET / points["samples"][-1]
+  begun = {
+    "stopped": stopped(result),
+    "pass_at_1": points["pass_at_1"][-1],
+    "samples": points["samples"][-1],
+    "rate": 2.0**rate,
+    "prompts": len(train),
+    "in_reach": int(in_reach(np.array(train) / analysis.UNITS).sum()),
+    # In which the run that goes on generates the budget.
+    "steps": round(points["step"][-1] * share),
+    "train": train,
+  }
+  lines.write_whole(e.results / "plateau.json", json.dumps(begun) + "\n")
+  return begun
+
+
+def stopped(result: dict[str, Any]) -> bool:
+  """Whether the last third of a run has gained less than .01."""
+  points = result["points"]
+  end = points["samples"][-1]
+  before = analysis.at(result, end * 2 / 3, "pass_at_1")
+  return points["pass_at_1"][-1] - before < STOPPED_GAIN
+
+
+def in_reach(p: np.ndarray) -> np.ndarray:
+  return (p >= REACH[0]) & (p <= REACH[1])
+
+
+def numbers(results: pathlib.Path) -> dict[str, Any]:
+  """Everything of the test that has been run so far."""
+  begun = arms.read(results / "plateau.json")
+  out: dict[str, Any] = {"start": begun, "arms": [], "against": []}
+  if begun is None:
+    return out
+  named = {
+    name: Cell(results, arm, SEEDS)
+    for name, arm in cells(begun["steps"]).items()
+  }
+  done = {name: c for name, c in named.items() if c.at(BUDGET)}
+  if "same" not in done:
+    return out
+  time = float(np.mean(done["same"].values(BUDGET, "busy_s")))
+  first = np.array(begun["train"]) / analysis.UNITS
+  out["arms"] = [_arm(n, c, time, first) for n, c in done.items()]
+  if "paper" in done:
+    out["against"] = [
+      _against(done["paper"], name, c, time, first)
+      for name, c in done.items()
+      if name != "paper"
+    ]
+    out["verdict"] = verdict({one["arm"]: one for one in out["against"]})
+  return out
+
+
+def at_time(cell: Cell, seconds: float, metric: str) -> list[float]:
+  """Of each seed when its steps have taken so many CPU-seconds."""
+  return [
+    float(np.interp(seconds, r["points"]["busy_s"], r["points"][metric]))
+    for r in cell.at(BUDGET)
+  ]
+
+
+def _arm(
+  name: str, cell: Cell, seconds: float, first: np.ndarray
+) -> dict[str, Any]:
+  power = cell.power(BUDGET)
+  assert power is not None
+  train, heldout = (cell.prompts(BUDGET, s) for s in ("train", "heldout"))
+  near = in_reach(first)
+  return {
+    "arm": name,
+    "rate": 2.0**power,
+    "power": power,
+    "seeds": len(train),
+    "busy_s": float(np.mean(cell.values(BUDGET, "busy_s"))),
+    "train": float(train.mean()),
+    "heldout": float(heldout.mean()),
+    "heldout_by_seed": heldout.mean(axis=1).tolist(),
+    "in_reach": float(train[:, near].mean()),
+    "others": float(train[:, ~near].mean()),
+    "lost": float(np.mean(cell.values(BUDGET, "lost"))),
+    "heldout_at_time": float(np.mean(at_time(cell, seconds, "heldout"))),
+  }
+
+
+def _against(
+  paper: Cell, name: str, other: Cell, seconds: float, first: np.ndarray
+) -> dict[str, Any]:
+  """`paper` minus another arm."""
+  near = in_reach(first)
+  a, b = (
+    {s: c.prompts(BUDGET, s) for s in ("train", "heldout")}
+    for c in (paper, other)
+  )
+  rows = min(len(a["train"]), len(b["train"]))
+  gain = a["train"][:rows] - b["train"][:rows]
+  return {
+    "arm": name,
+    "heldout": difference(a["heldout"][:rows], b["heldout"][:rows]),
+    "train": difference(a["train"][:rows], b["train"][:rows]),
+    "heldout_at_time": float(
+      np.mean(at_time(paper, seconds, "heldout"))
+      - np.mean(at_time(other, seconds, "heldout"))
+    ),
+    "in_reach": float(gain[:, near].mean()),
+    "others": float(gain[:, ~near].mean()),
+  }
+
+
+def difference(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
+  """Mean of a - b of [seeds, prompts] with a 95 % interval by prompt."""
+  prompts = np.broadcast_to(np.arange(a.shape[1]), a.shape)
+  test = stats.paired_t(
+    jnp.asarray(a.ravel()),
+    jnp.asarray(b.ravel()),
+    cluster=jnp.asarray(prompts.ravel()),
+  )
+  mean, half = float(test.difference), 1.96 * float(test.standard_error)
+  return {
+    "mean": mean,
+    "low": mean - half,
+    "high": mean + half,
+    "p": float(test.p_two_sided),
+  }
+
+
+def verdict(against: dict[str, dict[str, Any]]) -> str:
+  """supported, falsified or undecided, as the head of this file says."""
+  if not {"wide", "decayed"} <= set(against):
+    return "undecided"
+  both = [against["wide"], against["decayed"]]
+  if any(one["heldout"]["mean"] <= MARGIN for one in both):
+    return "falsified"
+  ahead = all(
+    one["heldout"]["low"] > 0.0 and one["heldout_at_time"] > 0.0 for one in both
+  )
+  wide = against["wide"]
+  return (
+    "supported" if ahead and wide["in_reach"] > wide["others"] else "undecided"
+  )
+
+
+def tables(data: dict[str, Any]) -> list[Table]:
+  """Arms, and `paper` against the others."""
+  test = data["plateau"]
+  path = ("plateau",)
+  start = Number((*path, "start", "pass_at_1"), "decimal")
+  near = Number((*path, "start", "in_reach"), "count")
+  count = Number((*path, "start", "prompts"), "count")
+  columns = (
+    ("rate", "rate", "rate"), ("seeds", "seeds", "count"),
+    ("held-out", "heldout", "decimal"), ("trained", "train", "decimal"),
+    ("began in reach", "in_reach", "decimal"), ("others", "others", "decimal"),
+    ("lost, %", "lost", "percent1"), ("CPU-s", "busy_s", "mean"),
+    ("held-out at equal time", "heldout_at_time", "decimal"),
+  )  # fmt: skip
+  ends = Table(
+    "From where N = 16 had stopped",
+    ["N = 16 stopped at pass@1 ", start, ", with ", near, " of ", count,
+     " prompts in [1/512, 1/16]. After equal rollouts; means over seeds."],
+    ["", *(head for head, _, _ in columns)],
+    [
+      [LABELS[one["arm"]]]
+      + [Number((*path, "arms", i, key), kind) for _, key, kind in columns]
+      for i, one in enumerate(test["arms"])
+    ],
+    1,
+  )  # fmt: skip
+  if not test["against"]:
+    return [ends]
+  return [ends, _differences(test["against"])]
+
+
+def _differences(against: Sequence[dict[str, Any]]) -> Table:
+  rows: list[list[Any]] = []
+  for i, one in enumerate(against):
+    at = lambda *key, i=i: Number(("plateau", "against", i, *key), "signed")
+    interval = lambda side, at=at: [
+      at(side, "mean"), " (", at(side, "low"), " to ", at(side, "high"), ")"
+    ]  # fmt: skip
+    rows.append(
+      [
+        LABELS[one["arm"]], interval("heldout"), interval("train"),
+        at("heldout_at_time"), at("in_reach"), at("others"),
+      ]
+    )  # fmt: skip
+  head = [
+    "minus", "held-out", "trained", "held-out at equal time", "began in reach",
+    "others",
+  ]  # fmt: skip
+  caption = [
+    "Differences of pass@1, paired and clustered by prompt. The claim is ",
+    Number(("plateau", "verdict"), "value"),
+    ".",
+  ]
+  return Table("N = 512 with 8 x samples, minus", caption, head, rows, 1)

@@ -1,0 +1,150 @@
+"""The page, its figures and its JSON, from the results that there are.
+
+python -m launch.frontier.report launch/frontier/results runs/frontier/report
+"""
+
+import argparse
+import json
+import pathlib
+from typing import Any
+
+import matplotlib
+
+from brorl_jax.report import cells, figures, page
+from brorl_jax.report.cells import Number, Table
+from launch.frontier import draw, plateau, study
+
+TITLE = "How many rollouts per prompt?"
+COLUMNS = (
+  ("rate", "rate", "rate"),
+  ("seeds", "seeds", "count"),
+  ("pass@1", "pass_at_1", "decimal"),
+  ("held-out", "heldout", "decimal"),
+  ("worst@4", "worst_at_4", "decimal"),
+  ("best@4", "best_at_4", "decimal"),
+  ("best@256", "best_at_256", "decimal"),
+  ("lost, %", "lost", "percent1"),
+  ("won, %", "won", "percent1"),
+  ("CPU-s", "busy_s", "mean"),
+)
+
+
+def best_table(data: dict[str, Any]) -> Table:
+  """The best N of each question by budget."""
+  rows = []
+  for i, q in enumerate(data["questions"]):
+    for k, b in enumerate(q["budgets"]):
+      path = ("questions", i, "budgets", k)
+      number = lambda *at, path=path, kind="count": Number((*path, *at), kind)
+      interval = lambda of, number=number: [
+        number(of, "n"), " (", number(of, "low"), " to ", number(of, "high"),
+        ")",
+      ]  # fmt: skip
+      sets: list[Any] = ["n/a"]
+      if len(b["sets"]) == 2:
+        sets = [number("sets", "even", "n"), ", ", number("sets", "odd", "n")]
+      foretold: list[Any] = ["n/a"]
+      if b["foretold"]:
+        foretold = [number("foretold", "n", kind="value")]
+      rows.append(
+        [
+          draw.title_of(q),
+          number("budget"),
+          interval("best"),
+          interval("best_worst_at_4"),
+          interval("best_best_at_4"),
+          sets,
+          foretold,
+        ]
+      )
+  head = (
+    "question", "budget", "best N by pass@1", "by worst@4", "by best@4",
+    "in two sets of seeds", "predicted",
+  )  # fmt: skip
+  caption = (
+    "Budgets are rollouts generated. In brackets the 95 % interval of a "
+    "bootstrap over prompts and seeds. Predicted: from smaller budgets, before "
+    "this one was run."
+  )
+  return Table("The best N", caption, head, rows, 1)
+
+
+def question_table(data: dict[str, Any], i: int) -> Table:
+  """All N of one question at its largest budget."""
+  q = data["questions"][i]
+  k = len(q["budgets"]) - 1
+  rows: list[list[Any]] = []
+  for j, cell in enumerate(q["budgets"][k]["cells"]):
+    path = ("questions", i, "budgets", k, "cells", j)
+    of = lambda key, path=path, cell=cell: (
+      (*path, key, "mean") if isinstance(cell[key], dict) else (*path, key)
+    )
+    rows.append(
+      [f"N = {cell['n']}" if cell["n"] != "adaptive" else "adaptive"]
+      + [Number(of(key), kind) for _, key, kind in COLUMNS]
+      + [
+        Number((*path, "classes", name), "decimal") for name in cell["classes"]
+      ]
+    )
+  classes = [f"p of {n}" for n in q["budgets"][k]["cells"][0]["classes"]]
+  budget = Number(("questions", i, "budgets", k, "budget"), "count")
+  caption: list[Any] = ["After ", budget, " rollouts, means over seeds."]
+  if q["edges"]:
+    left = ", ".join(f"N = {e['n']} at {e['budget']:,}" for e in q["edges"])
+    caption.append(
+      f" Left out, because the best rate was at the edge of the grid: {left}."
+    )
+  head = ["", *(c[0] for c in COLUMNS), *classes]
+  return Table(draw.title_of(q), caption, head, rows, 1)
+
+
+def write(results: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+  """Writes the page and its files; returns the page."""
+  data = study.numbers(results)
+  if not data["questions"] and not data["plateau"]["arms"]:
+    raise SystemExit(f"{results} has no results: run launch/frontier.sh first")
+  folder.mkdir(parents=True, exist_ok=True)
+  (folder / "frontier.json").write_text(json.dumps(data, indent=1) + "\n")
+  some = data["questions"]
+  tables, drawn = [], []
+  with matplotlib.rc_context(figures.STYLE):
+    if some:
+      drawn.append(draw.frontier(folder, some[:3], "frontier.png"))
+      if some[3:]:
+        drawn.append(draw.frontier(folder, some[3:], "frontier_more.png"))
+      drawn.append(draw.interference(folder, some))
+      tables.append(best_table(data))
+      tables += [question_table(data, i) for i in range(len(some))]
+  if data["plateau"]["arms"]:
+    tables = [*plateau.tables(data), *tables]
+  body = [page.paragraph(_cost(), data)]
+  body += [page.figure(one, folder) for one in drawn]
+  body += [page.table(one, data) for one in tables]
+  (folder / "index.html").write_text(page.document(TITLE, body))
+  for table in tables:
+    print(table.title, cells.text(table, data), sep="\n")
+  return folder / "index.html"
+
+
+def _cost() -> list[Any]:
+  return [
+    "All of it, the tuning of rates included: ",
+    Number(("cost", "runs"), "count"),
+    " runs, ",
+    Number(("cost", "rollouts"), "count"),
+    " rollouts, ",
+    Number(("cost", "busy_hours"), "mean"),
+    " CPU-hours. Nothing here says what happens at 1.5 billion parameters.",
+  ]
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+  parser.add_argument("results", type=pathlib.Path)
+  parser.add_argument("folder", type=pathlib.Path)
+  a = parser.parse_args()
+  print(write(a.results, a.folder))
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,187 @@
+"""The frontier: N by budget, on prompts of known difficulty.
+
+  python -m launch.frontier.run runs/frontier --budget=2
+
+A question compares values of N where all else is equal: task, pool, advantage,
+samples per step, recipe. For each N
+
+1. the learning rate is tuned, by factors of 2 and with a seed of its own, for
+   each budget: the best rate must be between two that were tried. Otherwise the
+   grid is extended;
+2. each budget is run at its rate with other seeds.
+
+Budgets double. Before the largest one is run, it is predicted from the smaller
+ones (`analysis.py`), and the prediction is written down. `plateau.py` follows
+with the test of BroRL's claim.
+
+Every run is `python -m brorl_jax.main` in its own folder, on a core of its own.
+Repeating the command resumes; what has a result is not run again.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import pathlib
+import time
+from collections.abc import Iterable, Sequence
+
+from brorl_jax.runs import lines
+from launch.frontier import analysis, arms, machine, plateau
+from launch.frontier.arms import Arm
+from launch.frontier.machine import say
+from launch.frontier.tuning import Experiment, OutOfTime, last_use, tune
+
+GRID = (-11.0, -10.0, -9.0)  # powers of 2
+NS = (8, 32, 128, 512)
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+  """What is equal for all N that it compares."""
+
+  task: str
+  pool: str
+  advantage: str
+  samples: int = 2048
+  recipe: str = "plain"
+  ns: tuple[int | str, ...] = NS
+
+  def cells(self) -> list[Arm]:
+    return [
+      Arm(
+        self.task, self.pool, n, self.samples, self.advantage, self.recipe,
+        power=0, seed=0, budget=0,
+      )
+      for n in self.ns
+    ]  # fmt: skip
+
+
+FIRST = (
+  Question("own", "hard", "maxrl"),
+  Question("shared", "hard", "maxrl"),
+  Question("own", "hard", "leave_one_out"),
+  Question("shared", "hard", "leave_one_out"),
+)
+THEN = (
+  Question("own", "mixed", "maxrl"),
+  Question("own", "mixed", "leave_one_out"),
+  Question("shared", "mixed", "maxrl"),
+  Question("shared", "mixed", "leave_one_out"),
+  Question("countdown", "hard", "maxrl"),
+  Question("countdown", "hard", "leave_one_out"),
+  Question("own", "easy", "leave_one_out"),
+  Question("own", "hard", "grpo"),
+  Question("shared", "hard", "grpo"),
+  Question("own", "hard", "maxrl", ns=("adaptive", 16, 64, 256, 1024)),
+  Question("own", "hard", "maxrl", samples=8192, ns=(16, 32, 128, 512)),
+  Question(
+    "own", "mixed", "tokens", samples=8192, recipe="whole", ns=(16, 512)
+  ),
+)
+# Questions, doubles of the smallest budget, seeds. The second of two doubles is
+# predicted from what is there before it.
+STAGES: tuple[tuple[Sequence[Question], int, tuple[int, ...]], ...] = (
+  (FIRST, 2, (0, 1)),
+  (FIRST, 3, (0, 1)),
+  (THEN, 2, (0, 1)),
+  (FIRST, 4, (0, 1, 2, 3, 4)),
+  (THEN, 3, (0, 1)),
+)
+
+
+def questions() -> list[Question]:
+  """All, each once."""
+  return list(dict.fromkeys(q for some, _, _ in STAGES for q in some))
+
+
+def answer(
+  e: Experiment,
+  questions: Sequence[Question],
+  doubled: int,
+  seeds: Iterable[int],
+) -> None:
+  """Tunes and runs all cells of the questions."""
+  for task in dict.fromkeys(q.task for q in questions):
+    ready(e, task)
+  cells = [cell for q in questions for cell in q.cells()]
+  best = tune(
+    e,
+    cells,
+    lambda cell: analysis.budgets(cell.task, doubled),
+    lambda _: GRID,
+  )
+  e.each(
+    dataclasses.replace(cell, power=power, seed=seed, budget=budget)
+    for seed in seeds
+    for cell in cells
+    for power, budget in last_use(best[cell]).items()
+  )
+
+
+def predict(
+  e: Experiment,
+  questions: Sequence[Question],
+  doubled: int,
+  seeds: Iterable[int],
+) -> None:
+  """Writes down what smaller budgets say of the largest, before it is run."""
+  path = e.results / "predictions" / f"frontier-{doubled}.json"
+  known = arms.read(path) or {}
+  for q in questions:
+    cells = [analysis.Cell(e.results, c, seeds) for c in q.cells()]
+    found = analysis.predicted(cells, analysis.budgets(q.task, doubled)[-1])
+    if found is not None:
+      known[analysis.question_of(cells[0].arm)] = found
+  if known:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines.write_whole(path, json.dumps(known, indent=1) + "\n")
+
+
+def ready(e: Experiment, task: str) -> None:
+  """Prompts and policy of a task."""
+  folder = e.root / task
+  if (folder / "done").exists():
+    return
+  say(f"{task}: prompts and warm-up")
+  what = "launch.frontier.prepare", folder, task, f"--scale={e.scale}"
+  machine.call(folder, os.sched_getaffinity(0), "-m", *what)
+
+
+def follow(e: Experiment) -> None:
+  """All stages, in their order; the plateau after the first."""
+  for i, (questions, doubled, seeds) in enumerate(STAGES):
+    if i == 1:
+      ready(e, plateau.START.task)
+      plateau.go(e)
+    predict(e, questions, doubled, seeds)
+    answer(e, questions, doubled, seeds)
+
+
+def main() -> None:
+  parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+  parser.add_argument("root", type=pathlib.Path)
+  parser.add_argument("--budget", type=float, default=2.0, help="hours")
+  parser.add_argument("--scale", type=int, default=1)
+  parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1)
+  parser.add_argument("--results", type=pathlib.Path)
+  a = parser.parse_args()
+  if a.scale < 1 or a.lanes < 1 or a.budget <= 0:
+    parser.error("--scale and --lanes are at least 1, --budget is above 0")
+  root = a.root.absolute()
+  e = Experiment(
+    root,
+    (a.results or root / "results").absolute(),
+    a.scale,
+    machine.Machine(a.lanes),
+    time.monotonic() + 3600.0 * a.budget,
+  )
+  try:
+    follow(e)
+    say("all is done")
+  except OutOfTime:
+    say("the hours are spent; the same command goes on")
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,158 @@
+"""The results as the numbers of the page, all of them in one JSON."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from launch.frontier import analysis, arms, plateau, problems, run
+from launch.frontier.analysis import Cell
+
+SEEDS = tuple(range(5))
+SETS = {"even": SEEDS[::2], "odd": SEEDS[1::2]}  # seeds, to see it twice
+METRICS = (
+  "pass_at_1", "heldout", "worst_at_4", "best_at_4", "best_at_256", "distinct",
+  "lost", "won", "busy_s",
+)  # fmt: skip
+
+
+def numbers(results: pathlib.Path) -> dict[str, Any]:
+  """All that there is so far."""
+  return {
+    "questions": [
+      found
+      for q in run.questions()
+      if (found := question(results, q))["budgets"]
+    ],
+    "plateau": plateau.numbers(results),
+    "cost": cost(results),
+  }
+
+
+def question(results: pathlib.Path, q: run.Question) -> dict[str, Any]:
+  """One comparison of N, at the budgets that all of its N have reached."""
+  cells = [Cell(results, cell, SEEDS) for cell in q.cells()]
+  doubled = max(doubled for some, doubled, _ in run.STAGES if q in some)
+  every = analysis.budgets(q.task, doubled)
+  name = analysis.question_of(cells[0].arm)
+  budgets = [b for b in every if all(c.at(b) for c in cells)]
+  return {
+    "name": name,
+    "task": q.task,
+    "pool": q.pool,
+    "advantage": q.advantage,
+    "samples": q.samples,
+    "recipe": q.recipe,
+    "ns": list(map(str, q.ns)),
+    "budgets": [
+      at_budget(cells, b, predicted(results, name, k))
+      for k, b in enumerate(every)
+      if b in budgets
+    ],
+    "curves": [curve(c) for c in cells],
+    "edges": [
+      {"n": str(c.arm.n), "budget": b}
+      for c in cells
+      for b in every
+      if c.tuning and c.power(b) is None
+    ],
+  }
+
+
+def at_budget(
+  cells: Sequence[Cell], budget: int, foretold: Mapping[str, Any] | None
+) -> dict[str, Any]:
+  """Every N at one budget, and which is the best."""
+  pool = cells[0].arm.pool
+  fixed = [c for c in cells if c.arm.n != "adaptive"]
+  groups = {int(c.arm.n): c.prompts(budget, "train") for c in fixed}
+  of_set = {
+    name: {int(c.arm.n): _rows(c, budget, seeds) for c in fixed}
+    for name, seeds in SETS.items()
+  }
+  fewest = min(len(c.at(budget)) for c in cells)
+  return {
+    "budget": budget,
+    "seeds": fewest,
+    "cells": [_cell(c, budget, problems.POOLS[pool][0]) for c in cells],
+    "best": analysis.best_n(groups),
+    "best_worst_at_4": analysis.best_n({n: p**4 for n, p in groups.items()}),
+    "best_best_at_4": analysis.best_n(
+      {n: 1 - (1 - p) ** 4 for n, p in groups.items()}
+    ),
+    "sets": {
+      name: analysis.best_n(some)
+      for name, some in of_set.items()
+      if all(len(rows) for rows in some.values())
+    },
+    "foretold": foretold,
+  }
+
+
+def _rows(cell: Cell, budget: int, seeds: Sequence[int]) -> np.ndarray:
+  part = Cell.__new__(Cell)
+  part.arm, part.tuning = cell.arm, cell.tuning
+  part.runs = {s: r for s, r in cell.runs.items() if s in seeds}
+  return part.prompts(budget, "train")
+
+
+def _cell(cell: Cell, budget: int, classes: Sequence[str]) -> dict[str, Any]:
+  power = cell.power(budget)
+  assert power is not None
+  out: dict[str, Any] = {
+    "n": str(cell.arm.n),
+    "power": power,
+    "rate": 2.0**power,
+    "seeds": len(cell.at(budget)),
+  }
+  for name in METRICS:
+    values = cell.values(budget, name)
+    out[name] = {
+      "mean": float(np.mean(values)),
+      "low": float(min(values)),
+      "high": float(max(values)),
+    }
+  p = cell.prompts(budget, "train")
+  out["histogram"] = analysis.histogram(p)
+  # As many prompts of each class, one class after the other.
+  parts = np.split(p, len(classes), axis=1)
+  out["classes"] = {
+    name: float(part.mean()) for name, part in zip(classes, parts, strict=True)
+  }
+  return out
+
+
+def curve(cell: Cell) -> dict[str, Any]:
+  """Reward by budget at the best rate of each, mean over seeds."""
+  out: dict[str, Any] = {"n": str(cell.arm.n), "budget": [], "pass_at_1": []}
+  for name in ("low", "high", "busy_s"):
+    out[name] = []
+  for budget in analysis.budgets(cell.arm.task, 12):
+    if not (values := cell.values(budget, "pass_at_1")):
+      continue
+    out["budget"].append(budget)
+    out["pass_at_1"].append(float(np.mean(values)))
+    out["low"].append(min(values))
+    out["high"].append(max(values))
+    out["busy_s"].append(float(np.mean(cell.values(budget, "busy_s"))))
+  return out
+
+
+def predicted(
+  results: pathlib.Path, name: str, doubled: int
+) -> dict[str, Any] | None:
+  """What was written down before this budget was run."""
+  known = arms.read(results / "predictions" / f"frontier-{doubled}.json") or {}
+  return known.get(name)
+
+
+def cost(results: pathlib.Path) -> dict[str, float]:
+  """Of all runs, the tuning included."""
+  every = [arms.read(path) or {} for path in sorted(results.glob("*.json"))]
+  points = [one["points"] for one in every if "points" in one]
+  return {
+    "runs": len(points),
+    "rollouts": sum(p["samples"][-1] for p in points),
+    "busy_hours": sum(p["busy_s"][-1] for p in points) / 3600.0,
+  }

@@ -1,0 +1,725 @@
+"""Tests of launch/frontier: problems, measures, rates, statistics, the page."""
+
+import dataclasses
+import itertools
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.stats
+
+from brorl_jax.configs import frontier
+from brorl_jax.main import corpus, settings
+from brorl_jax.model import huggingface, tokenizer
+from brorl_jax.model.attention import Rope
+from brorl_jax.model.policy import Policy
+from brorl_jax.report import cells
+from brorl_jax.tasks.data import dataset, heldout
+from launch.frontier import (
+  analysis,
+  arms,
+  countdown,
+  exact,
+  machine,
+  match,
+  own,
+  plateau,
+  prepare,
+  problems,
+  report,
+  run,
+  shared,
+  study,
+  taught,
+  tuning,
+)
+from launch.frontier.arms import Arm
+
+# ---------------------------------------------------------------- the problems
+
+
+def test_every_expression_is_there_and_comes_to_what_it_says():
+  found = dict(countdown.expressions((3, 4, 5, 7)))
+  assert len(found) == 24 * 27
+  for text, value in found.items():
+    assert re.fullmatch(r"\d([-+*]\d){3}", text)
+    assert sorted(text[::2]) == ["3", "4", "5", "7"]
+    assert eval(text) == value
+
+
+@pytest.mark.parametrize("task", prepare.TASKS)
+def test_classes_have_the_share_of_right_demonstrations_that_they_aim_at(task):
+  pairs = prepare.TASKS[task](count=80, seed=0)
+  assert [*prepare.TASKS[task](count=80, seed=0)][3].train.question == (
+    pairs[3].train.question
+  )
+  wanted = [pair.wanted for pair in pairs]
+  assert {name: wanted.count(name) for name in problems.CLASSES} == (
+    dict.fromkeys(problems.CLASSES, 20)
+  )
+  asked = [x.question for p in pairs for x in (p.train, p.heldout)]
+  assert len(set(asked)) == 2 * len(pairs)
+  for pair in pairs:
+    low, high = problems.CLASSES[pair.wanted]
+    for one in (pair.train, pair.heldout):
+      odds = one.odds / one.odds.sum()
+      right = [said in set(one.right) for said in one.said]
+      assert low <= odds[right].sum() <= high
+      assert bool(one.right) == (pair.wanted != "impossible")
+
+
+def test_the_shared_rule_sorts_and_its_twin_has_the_same_letter():
+  for pair in shared.problems(count=80, seed=1):
+    for one in (pair.train, pair.heldout):
+      letter, code = one.question[0], one.question[1:]
+      assert one.said == ["".join(sorted(code)), code[::-1]]
+      assert one.said[0] != one.said[1]
+      assert list(one.right) == one.said[: len(one.right)]
+    assert pair.heldout.question[0] == letter and pair.train.question != (
+      pair.heldout.question
+    )
+
+
+def test_own_answers_are_seldom_those_of_others_with_this_letter():
+  pairs = own.problems(count=1024, seed=0)
+  hard = [(p.train.question[0], *p.train.right) for p in pairs]
+  hard = [one for one, p in zip(hard, pairs, strict=True) if p.wanted == "hard"]
+  assert len(set(hard)) > 0.9 * len(hard) and len(hard) == 256
+  for pair in pairs:
+    assert pair.train.question[:6] == pair.heldout.question[:6]
+    assert pair.train.right == pair.heldout.right
+  np.testing.assert_allclose(
+    own.odds("hard", np.random.default_rng(0)).sum(), 1.0
+  )
+
+
+def test_countdown_is_right_in_any_order_of_the_numbers():
+  for pair in countdown.problems(count=40, seed=0):
+    for one in (pair.train, pair.heldout):
+      _, *numbers, arrow, target = one.question.split()
+      assert arrow == "->"
+      for said in one.right:
+        assert eval(said) == int(target)
+        assert sorted(said[::2]) == sorted(numbers)
+      wrong = set(one.said) - set(one.right)
+      assert all(eval(said) != int(target) for said in wrong)
+    assert pair.train.right == pair.heldout.right
+
+
+def test_a_pool_has_as_many_of_each_class_by_what_is_measured():
+  pairs = own.problems(count=16, seed=0)
+  p = [0.01 if pair.wanted != "impossible" else 0.0 for pair in pairs]
+  wanted = [i for i, pair in enumerate(pairs) if pair.wanted != "impossible"]
+  for i in wanted[:4]:
+    p[i] = 0.1
+  for i in wanted[4:8]:
+    p[i] = 0.5
+  got = problems.pool(pairs, p, problems.CLASSES, count=8)
+  place = {id(pair): i for i, pair in enumerate(pairs)}
+  chosen = [place[id(pair)] for pair in got]
+  assert chosen[:6] == [*wanted[8:10], *wanted[:2], *wanted[4:6]]
+  assert [pair.wanted for pair in got[6:]] == ["impossible"] * 2
+  with pytest.raises(ValueError, match=r"4 of 16 problems are easy \(0\.3 <="):
+    problems.pool(pairs, p, ["easy"], count=5)
+
+
+def test_files_are_read_and_their_sides_share_nothing(tmp_path):
+  pairs = countdown.problems(count=40, seed=0)
+  for name, side in (("a", "train"), ("b", "heldout")):
+    prepare.write(
+      tmp_path / f"{name}.jsonl", (getattr(pair, side) for pair in pairs)
+    )
+  form = corpus.form("", "", own=True)
+  read = [
+    dataset.read([str(tmp_path / f"{name}.jsonl")], form=form) for name in "ab"
+  ]
+  assert [len(data.examples) for data in read] == [40, 40]
+  heldout.refuse_overlap(*read)
+
+
+def test_a_response_is_right_if_it_is_a_known_answer():
+  example = {"right": ["12", "34"]}
+  assert [match.score(x, example) for x in ("12", "34", "1", "", " 12")] == [
+    1.0, 1.0, 0.0, 0.0, 0.0,
+  ]  # fmt: skip
+  assert match.score("", {"right": []}) == 0.0
+
+
+def test_the_policy_is_taught_with_the_end_of_each_answer(tmp_path):
+  pairs = countdown.problems(count=8, seed=0)
+  some = [pair.train for pair in pairs]
+  taught.teach(tmp_path, some, seed=0, width=16, layers=1, steps=1)
+  text = tokenizer.Tokenizer(tmp_path)
+  shown = taught.demonstrations(some, text, each=50, seed=0)
+  prompt, response = frontier.TASKS["countdown"]
+  for row, (question, ids) in enumerate(shown):
+    assert ids[-1] == text.stop_ids[0] and text.stop_ids[0] not in ids[:-1]
+    assert text.decode([ids])[0] in some[row // 50].said
+    assert len(question) <= prompt and len(ids) <= response
+  easy = [i for i, pair in enumerate(pairs) if pair.wanted == "easy"]
+  said = [text.decode([shown[50 * i + k].response])[0]
+          for i in easy for k in range(50)]  # fmt: skip
+  right = [x in some[i].right for x, i in zip(said, np.repeat(easy, 50),
+                                              strict=True)]  # fmt: skip
+  assert 0.2 < np.mean(right) < 0.7
+
+
+# ------------------------------------------------------------ what is measured
+
+TINY = Policy(
+  vocab=20,
+  width=16,
+  layers=1,
+  heads=2,
+  kv_heads=2,
+  head_size=8,
+  mlp=16,
+  rope=Rope(100.0),
+  norm_eps=1e-6,
+  tied=True,
+  qkv_bias=True,
+)
+
+
+def test_probabilities_are_those_of_the_policy(monkeypatch):
+  monkeypatch.setattr(exact, "_AT_ONCE", 2)  # of three prompts
+  params = TINY.init(jax.random.key(0))
+  rng = np.random.default_rng(0)
+  known = exact.Known.__new__(exact.Known)
+  known.prompt = rng.integers(0, 20, (3, 4)).astype(np.int32)
+  known.prompt_mask = np.array([[False, True, True, True], [True] * 4] * 2)[:3]
+  known.response = rng.integers(0, 20, (3, 3, 5)).astype(np.int32)
+  length = np.array([[5, 2, 4], [1, 3, 5], [2, 2, 0]])
+  known.mask = np.arange(5) < length[..., None]
+  known.some = known.mask.any(axis=2)
+  got = exact.reader(TINY)(params, known)
+  assert got.shape == (3, 3) and got[2, 2] == 0.0
+  for p, a in itertools.product(range(3), range(3)):
+    said = known.response[p, a][known.mask[p, a]]
+    if not len(said):
+      continue
+    row = [*known.prompt[p][known.prompt_mask[p]], *said]
+    whole = jnp.asarray([row]), jnp.ones((1, len(row)), bool)
+    logits = jax.nn.log_softmax(TINY.logits(params, *whole)[0])
+    places = np.arange(len(row) - len(said) - 1, len(row) - 1)
+    want = float(jnp.sum(logits[places, jnp.asarray(said)]))
+    assert np.log(got[p, a]) == pytest.approx(want, abs=1e-4)
+
+
+def test_answers_are_spelt_in_characters_with_an_end(tmp_path):
+  some = [pair.train for pair in countdown.problems(count=8, seed=0)]
+  taught.teach(tmp_path, some, seed=0, width=16, layers=1, steps=1)
+  lines = [problems.example(one) for one in some]
+  text = tokenizer.Tokenizer(tmp_path)
+  known = exact.Known(lines, text)
+  for p, one in enumerate(some):
+    for a, answer in enumerate(one.right):
+      ids = known.response[p, a][known.mask[p, a]]
+      assert len(ids) == len(answer) + 1 and ids[-1] == text.stop_ids[0]
+    assert known.some[p].sum() == len(one.right)
+  policy, params = huggingface.load(tmp_path)
+  each = exact.reader(policy)(params, known)
+  np.testing.assert_allclose(
+    exact.pass_rates(tmp_path, lines), each.sum(axis=1), rtol=1e-6
+  )
+
+
+def test_a_summary_by_hand():
+  answers = np.array([[0.5, 0.25], [0.0, 5e-5], [1.0, 0.0], [0.0, 0.0]])
+  got = arms.summary(answers.sum(axis=1), answers)
+  p = np.array([0.75, 5e-5, 1.0, 0.0])
+  assert got["pass_at_1"] == pytest.approx(p.mean())
+  assert got["lost"] == 0.5 and got["won"] == 0.5
+  assert got["log10_p"] == pytest.approx(
+    np.log10([0.75, 5e-5, 1.0, 1e-6]).mean()
+  )
+  assert got["worst_at_4"] == pytest.approx((0.75**4 + 1.0) / 4, rel=1e-6)
+  assert got["best_at_4"] == pytest.approx(
+    np.mean([1 - 0.25**4, 2e-4, 1.0, 0.0]), rel=1e-3
+  )
+  once = 256 * 5e-5
+  assert got["distinct"] == pytest.approx((2.0 + once + 1.0) / 4, rel=1e-2)
+  assert got["best_at_256"] == pytest.approx((1.0 + once + 1.0) / 4, rel=1e-2)
+
+
+def test_checkpoints_nearest_to_the_budgets_are_read():
+  samples = np.array([0, 40, 90, 130, 180, 260, 310, 420])
+  steps = [*range(8)]
+  assert arms.chosen(steps, samples, 100) == [0, 2, 4, 6, 7]
+  assert arms.budgets(steps, samples, 100) == {0, 2, 4, 7}
+  assert arms.budgets(steps[:6], samples, 100) == {0, 2, 4}
+
+
+def test_a_run_is_measured_at_its_checkpoints(tmp_path, monkeypatch):
+  folder, data = tmp_path / "run", tmp_path / "own"
+  for step in (0, 32, 64):
+    (folder / "checkpoints" / str(step)).mkdir(parents=True)
+  config = frontier.get_config("own/16/2048/maxrl/plain").to_dict()
+  config["data"]["files"] = ["x/hard.jsonl"]
+  data.mkdir()
+  for side in ("hard", "hard-heldout"):
+    (data / f"{side}.jsonl").write_text('{"prompt": "a", "right": ["1"]}\n')
+  (folder / "metrics.jsonl").write_text(
+    "".join(
+      json.dumps(
+        {"step": s, "data/samples_total": 2048 * s, "time/busy_s": 0.5}
+      )
+      + "\n"
+      for s in range(1, 65)
+    )
+  )
+
+  def of_run(of, sides, steps):
+    assert of == folder and [*sides] == ["train", "heldout"]
+    for step in steps:
+      yield step, {"train": np.array([[step / 100]]), "heldout": np.eye(1)}
+
+  monkeypatch.setattr(exact, "of_run", of_run)
+  for seed, kept in ((3, [0, 3200, 6400]), (arms.TUNING_SEED, [])):
+    config["run"]["seed"] = seed
+    (folder / "config.json").write_text(json.dumps({"config": config}))
+    got = arms.measured(folder, data)
+    assert got["points"]["step"] == [0, 32, 64]
+    assert got["points"]["samples"] == [0, 2**16, 2**17]
+    assert got["points"]["busy_s"] == [0.0, 16.0, 32.0]
+    assert got["points"]["pass_at_1"] == [0.0, 0.32, 0.64]
+    assert got["points"]["heldout"] == [1.0] * 3
+    assert got["config"]["advantage.kind"] == "maxrl"
+    assert [row[0] for row in got["prompts"]["train"]] == kept
+
+
+# ---------------------------------------------------------------- arms, configs
+
+
+def test_configs_say_what_their_names_say():
+  for which in itertools.product(
+    frontier.TASKS, ("16", "512", "adaptive"), ("2048",),
+    frontier.ADVANTAGES, frontier.RECIPES,
+  ):  # fmt: skip
+    c = settings.typed(frontier.get_config("/".join(which)))
+    settings.check_training(c)
+    _, n, samples, advantage, recipe = which
+    assert c.advantage.kind == advantage
+    assert (c.reference.kl_weight > 0) == (recipe == "whole")
+    assert (c.filter.keep == "differ") == (recipe == "whole")
+    assert (c.optim.minibatches > 1) == (recipe == "whole")
+    if n == "adaptive":
+      assert (c.sampling.allocation, c.sampling.prompts) == ("stop", 32)
+    else:
+      assert (c.sampling.n, c.sampling.samples) == (int(n), int(samples))
+      assert c.sampling.allocation == "fixed"
+  for bad in ("own/16/2048/maxrl", "x/16/2048/maxrl/plain", "own/a/1/maxrl/"):
+    with pytest.raises(ValueError, match="is not TASK/N/SAMPLES/ADVANTAGE"):
+      frontier.get_config(bad)
+
+
+ARM = Arm("own", "hard", 16, 2048, "maxrl", power=-10.5, seed=3, budget=2**17)
+
+
+def test_arms_that_differ_have_folders_of_their_own():
+  other = lambda **changed: dataclasses.replace(ARM, **changed)
+  every = [
+    ARM, other(task="shared"), other(pool="easy"), other(n="adaptive"),
+    other(samples=1024), other(advantage="grpo"), other(recipe="whole"),
+    other(power=-10.0), other(seed=4), other(decayed=True),
+    other(decayed=True, budget=2**18), other(start="plateau/policy"),
+  ]  # fmt: skip
+  assert len({arm.name for arm in every}) == len(every)
+  assert other(budget=2**18).name == ARM.name  # it goes on
+
+
+def test_the_command_of_an_arm(tmp_path, monkeypatch):
+  called = []
+
+  def call(folder, cores, *args):
+    called.append([folder, *map(str, args)])
+    (tmp_path / "result.json").write_text(json.dumps(result({0: 0.1})))
+
+  monkeypatch.setattr(arms, "call", call)
+  arms.run(ARM, {0}, root=tmp_path, path=tmp_path / "result.json", scale=2)
+  trains, reads = called
+  for flag in (
+    "--config=configs/frontier.py:own/16/4096/maxrl/plain",
+    "--config.run.max_samples=131072",
+    "--config.run.seed=3",
+    f"--config.optim.lr={2.0**-10.5}",
+    "--config.optim.decay_steps=0",
+    "--config.run.save_every=16",
+    f"--config.policy.checkpoint={tmp_path}/own/policy",
+    f"--config.data.files=('{tmp_path}/own/hard.jsonl',)",
+    f"--config.data.heldout_files=('{tmp_path}/own/hard-heldout.jsonl',)",
+  ):
+    assert flag in trains
+  assert reads[-1] == str(tmp_path / "result.json")
+  falls = dataclasses.replace(ARM, decayed=True, start="plateau/policy")
+  got = arms.flags(falls, tmp_path, scale=1)
+  assert got["run.steps"] == got["optim.decay_steps"] == 64
+  assert got["run.max_samples"] == 0
+  assert got["policy.checkpoint"] == tmp_path / "plateau/policy"
+  told = arms.flags(dataclasses.replace(falls, steps=7), tmp_path, scale=1)
+  assert told["run.steps"] == told["optim.decay_steps"] == 7
+
+
+def test_what_fails_is_named_with_its_last_lines(tmp_path):
+  with pytest.raises(SystemExit, match=r"x failed; .*x\.log ends with:\na\nb"):
+    machine.call(
+      tmp_path / "x",
+      {0},
+      "-c",
+      "print('a'); import sys; sys.exit('b')",
+    )
+
+
+# -------------------------------------------------------------------- the rates
+
+
+def result(points, *, prompts=None, heldout=None, seed=0):
+  """A result with pass@1 by thousands of the smallest budget of `own`."""
+  least = arms.LEAST["own"]
+  samples = [least * k for k in points]
+  value = [*points.values()]
+  told = {
+    name: value
+    for name in ("pass_at_1", "heldout", *study.METRICS)
+    if name != "busy_s"
+  }
+  kept = {"samples": [], "train": [], "heldout": []}
+  if prompts is not None:
+    kept = {
+      "samples": samples,
+      "train": prompts,
+      "heldout": prompts if heldout is None else heldout,
+    }
+  return {
+    "config": {"run.seed": seed},
+    "points": {
+      "step": [32 * k for k in points],
+      "samples": samples,
+      "busy_s": [10.0 * k for k in points],
+      **told,
+    },
+    "prompts": kept,
+  }
+
+
+def experiment(root, score, monkeypatch):
+  """An experiment whose runs are made up; what it has run, in order."""
+  ran = []
+
+  def fake(arm, cores, *, root, path, scale):
+    ran.append((arm.power, arm.budget // arms.LEAST["own"], arm.seed))
+    ks = [k for k in (0, 1, 2, 4, 8) if k * arms.LEAST["own"] <= arm.budget]
+    found = result({k: score(arm.power, k) for k in ks})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found))
+    return found
+
+  monkeypatch.setattr(arms, "run", fake)
+  e = tuning.Experiment(
+    root, root / "results", 1, machine.Machine(1), float("inf")
+  )
+  return e, ran
+
+
+CELL = Arm("own", "hard", 16, 2048, "maxrl")
+CELL = dataclasses.replace(CELL, power=0, seed=0)
+
+
+def tuned(e, doubled):
+  best = tuning.tune(
+    e,
+    [CELL],
+    lambda cell: analysis.budgets(cell.task, doubled),
+    lambda _: (-11.0, -10.0, -9.0),
+  )
+  least = arms.LEAST["own"]
+  return {budget // least: power for budget, power in best[CELL].items()}
+
+
+@pytest.mark.parametrize(
+  "best, tried",
+  [
+    (-10, [-11, -10, -9]),
+    (-9, [-11, -10, -9, -8]),
+    (-7, [-11, -10, -9, -8, -7, -6]),
+    (-13, [-11, -10, -9, -12, -13, -14]),
+  ],
+)
+def test_rates_are_tried_until_the_best_is_between_two(
+  best, tried, tmp_path, monkeypatch
+):
+  score = lambda power, k: 1.0 - 0.05 * abs(power - best)
+  e, ran = experiment(tmp_path, score, monkeypatch)
+  assert tuned(e, 0) == {1: best}
+  assert [power for power, _, _ in ran] == tried
+  assert {seed for _, _, seed in ran} == {arms.TUNING_SEED}
+  assert tuned(e, 0) == {1: best} and len(ran) == len(tried)  # nothing new
+
+
+def test_an_optimum_at_the_edge_of_the_grid_is_refused(tmp_path, monkeypatch):
+  e, ran = experiment(tmp_path, lambda power, _: 0.9 + power / 100, monkeypatch)
+  assert tuned(e, 0) == {}
+  assert len(ran) == tuning.MOST_RATES
+
+
+def test_each_budget_has_its_rate_and_the_double_begins_near_it(
+  tmp_path, monkeypatch
+):
+  best = {0: 0, 1: -9, 2: -10, 4: -11, 8: -11}
+  score = lambda power, k: 0.5 - 0.02 * abs(power - best[k])
+  e, ran = experiment(tmp_path, score, monkeypatch)
+  assert tuned(e, 1) == {1: -9, 2: -10}
+  # -8 is a neighbour of the best of the smallest budget only.
+  assert [*ran[3:]] == [(-8.0, 1, arms.TUNING_SEED)]
+  before = len(ran)
+  assert tuned(e, 2) == {1: -9, 2: -10, 4: -11}
+  assert {power for power, k, _ in ran[before:]} == {-9, -10, -11, -12}
+  assert {k for _, k, _ in ran[before:]} == {4}
+
+
+def test_no_run_begins_when_the_hours_are_spent(tmp_path, monkeypatch):
+  e, ran = experiment(tmp_path, lambda *_: 0.5, monkeypatch)
+  e.each([ARM])
+  late = dataclasses.replace(e, deadline=0.0)
+  late.each([ARM])  # has a result
+  with pytest.raises(tuning.OutOfTime):
+    late.each([dataclasses.replace(ARM, seed=9)])
+  assert len(ran) == 1
+
+
+def test_a_rate_is_run_up_to_the_last_budget_for_which_it_is_the_best():
+  assert tuning.last_use({1: -9.0, 2: -9.0, 4: -10.0}) == {-9.0: 2, -10.0: 4}
+
+
+# --------------------------------------------------------------- the statistics
+
+
+def test_the_best_n_is_as_certain_as_a_bootstrap_says():
+  """Prompts alone are drawn again: each N has one seed."""
+  rng = np.random.default_rng(1)
+  a = rng.uniform(size=40)
+  b = a + rng.normal(0.01, 0.05, size=40)
+  got = analysis.best_n({8: a[None], 32: b[None]}, draws=4000)
+  want = scipy.stats.bootstrap(
+    (b - a,), np.mean, n_resamples=4000, method="percentile", rng=2
+  ).bootstrap_distribution
+  assert got["share"]["32"] == pytest.approx((want > 0).mean(), abs=0.03)
+  assert got["n"] == (32 if b.mean() > a.mean() else 8)
+  assert (got["low"], got["high"]) == (8, 32)
+  sure = analysis.best_n({8: a[None], 32: a[None] + 1.0})
+  assert (sure["n"], sure["low"], sure["high"]) == (32, 32, 32)
+
+
+def test_seeds_are_drawn_again_too():
+  """One prompt: all of the spread is between seeds."""
+  a, b = np.array([[0.0], [1.0]]), np.array([[0.45], [0.45]])
+  got = analysis.best_n({8: a, 32: b}, draws=4000)
+  # Of (0, 0), (0, 1), (1, 0), (1, 1) three have a mean above .45.
+  assert got["share"]["8"] == pytest.approx(0.75, abs=0.03)
+
+
+def test_a_line_in_log_odds_goes_on():
+  budgets = [2**16, 2**17, 2**18]
+  p = lambda c: 1 / (1 + np.exp(-(0.7 * np.log2(c) - 12)))
+  got = analysis.extrapolated(budgets, [p(c) for c in budgets], 2**19)
+  assert got == pytest.approx(p(2**19))
+
+
+def test_the_largest_budget_is_predicted_from_those_below(
+  tmp_path, monkeypatch
+):
+  path = lambda arm: tmp_path / f"{arm.name}.json"
+  made = []
+  for n, slope in ((8, 0.02), (32, 0.05)):
+    cell = dataclasses.replace(CELL, n=n)
+    for seed, power in ((arms.TUNING_SEED, p) for p in (-11, -10, -9)):
+      arm = dataclasses.replace(cell, power=power, seed=seed)
+      found = {k: 0.1 + slope * k - 0.01 * abs(power + 10) for k in (0, 1, 2)}
+      path(arm).write_text(json.dumps(result(found)))
+    for seed in (0, 1):
+      arm = dataclasses.replace(cell, power=-10, seed=seed)
+      found = {k: 0.1 + slope * k for k in (0, 1, 2)}
+      path(arm).write_text(json.dumps(result(found, prompts=[[1]] * 3)))
+    made.append(analysis.Cell(tmp_path, cell, (0, 1)))
+  got = analysis.predicted(made, 4 * arms.LEAST["own"])
+  assert got["n"] == "32"
+  odds = lambda p: np.log(p / (1 - p))
+  line = odds(0.2) + (odds(0.2) - odds(0.15))
+  assert got["pass_at_1"]["32"] == pytest.approx(1 / (1 + np.exp(-line)))
+  # Nothing is predicted that was run, or of which too little is known.
+  assert analysis.predicted(made, 2 * arms.LEAST["own"]) is None
+  assert analysis.predicted(made[:1], 1 * arms.LEAST["own"]) is None
+
+
+def test_a_histogram_counts_lost_and_won():
+  p = np.array([[0.0, 5e-5, 5e-4, 0.05], [0.3, 0.7, 0.95, 1.0]])
+  assert analysis.histogram(p) == [0.25, 0.125, 0, 0.125, 0.125, 0.125, 0.25]
+
+
+def test_differences_are_those_of_scipy_on_prompts():
+  rng = np.random.default_rng(0)
+  a, b = rng.uniform(size=(2, 3, 30))
+  got = plateau.difference(a, b)
+  want = scipy.stats.ttest_rel(a.mean(axis=0), b.mean(axis=0))
+  assert got["mean"] == pytest.approx((a - b).mean(), abs=1e-6)
+  assert got["p"] == pytest.approx(want.pvalue, rel=1e-3)
+  error = scipy.stats.sem((a - b).mean(axis=0))
+  assert got["high"] - got["low"] == pytest.approx(2 * 1.96 * error, rel=1e-4)
+
+
+# ------------------------------------------------------------------ the plateau
+
+
+@pytest.mark.parametrize(
+  "gains, stopped", [([0.3, 0.5, 0.505, 0.506], True), ([0.3] * 4, True),
+                     ([0.3, 0.4, 0.5, 0.52], False)],
+)  # fmt: skip
+def test_it_has_stopped_when_the_last_third_gains_nothing(gains, stopped):
+  told = result(dict(enumerate(gains)))
+  assert plateau.stopped(told) == stopped
+
+
+def arm_against(mean, low, at_time, near=0.02, others=0.0):
+  return {
+    "heldout": {"mean": mean, "low": low},
+    "heldout_at_time": at_time,
+    "in_reach": near,
+    "others": others,
+  }
+
+
+GOOD = arm_against(0.02, 0.01, 0.01)
+
+
+@pytest.mark.parametrize(
+  "wide, decayed, said",
+  [
+    (GOOD, GOOD, "supported"),
+    (arm_against(0.005, 0.001, 0.01), GOOD, "falsified"),
+    (GOOD, arm_against(-0.1, -0.2, 0.01), "falsified"),
+    (arm_against(0.02, -0.01, 0.01), GOOD, "undecided"),
+    (arm_against(0.02, 0.01, -0.01), GOOD, "undecided"),
+    (GOOD, arm_against(0.02, 0.01, -0.01), "undecided"),
+    (arm_against(0.02, 0.01, 0.01, 0.01, 0.02), GOOD, "undecided"),
+  ],
+)
+def test_the_verdict_is_what_was_written_down(wide, decayed, said):
+  assert plateau.verdict({"wide": wide, "decayed": decayed}) == said
+  assert plateau.verdict({"wide": wide}) == "undecided"
+
+
+def test_arms_of_the_plateau_differ_in_what_they_say():
+  every = plateau.cells(steps=40)
+  same, paper, wide = (every[name] for name in ("same", "paper", "wide"))
+  assert (same.n, paper.n, wide.n) == (16, 512, 16)
+  assert paper.samples == wide.samples == 8 * same.samples
+  assert every["equal"].samples == same.samples and every["equal"].n == 512
+  assert every["decayed"].decayed and every["decayed"].steps == 40
+  assert {arm.start for arm in every.values()} == {"plateau/policy"}
+  groups = settings.typed(
+    frontier.get_config(arms.config(every["adaptive"], scale=1).split(":")[1])
+  ).sampling.prompts
+  assert groups == same.samples // 16
+  # 2.83 times the rate, as the paper has it.
+  assert 2 ** plateau.middle("paper", 0.0) == pytest.approx(8**0.5)
+  assert plateau.middle("same", -9.0) == -9.0
+
+
+# --------------------------------------------------------------------- the page
+
+
+def folders(root):
+  """Results of two questions, and of the plateau, as the runs leave them."""
+  rng = np.random.default_rng(0)
+  ks = (0, 1, 2, 4)
+
+  def write(arm, level, rows):
+    told = result(
+      {k: level * (1 + k) for k in ks},
+      prompts=rng.integers(0, 10_000, (len(ks), rows)).tolist(),
+    )
+    (root / f"{arm.name}.json").write_text(json.dumps(told))
+
+  root.mkdir(exist_ok=True)
+  for q in run.FIRST[:3:2]:
+    for cell in q.cells():
+      for power in (-11.0, -10.0, -9.0):
+        arm = dataclasses.replace(cell, power=power, seed=arms.TUNING_SEED)
+        write(arm, 0.1 - 0.01 * abs(power + 10), 8)
+      for seed in (0, 1):
+        write(dataclasses.replace(cell, power=-10.0, seed=seed), 0.1, 8)
+  first = rng.integers(0, 1000, 8).tolist()
+  begun = {
+    "stopped": True, "pass_at_1": 0.4, "samples": 10**6, "rate": 2.0**-10,
+    "prompts": 8, "in_reach": 3, "steps": 40, "train": first,
+  }  # fmt: skip
+  (root / "plateau.json").write_text(json.dumps(begun))
+  for name, cell in plateau.cells(40).items():
+    middle = plateau.middle(name, -10.0)
+    for power in (middle - 1, middle, middle + 1):
+      arm = dataclasses.replace(
+        cell, power=power, seed=arms.TUNING_SEED, budget=plateau.BUDGET
+      )
+      write_plateau(root, arm, 0.5 - 0.01 * abs(power - middle), rng)
+    for seed in plateau.SEEDS:
+      arm = dataclasses.replace(
+        cell, power=middle, seed=seed, budget=plateau.BUDGET
+      )
+      write_plateau(root, arm, 0.5, rng)
+
+
+def write_plateau(root, arm, level, rng):
+  ks = (0, 4, 8)
+  told = result(
+    {k: level for k in ks}, prompts=rng.integers(0, 10_000, (3, 8)).tolist()
+  )
+  (root / f"{arm.name}.json").write_text(json.dumps(told))
+
+
+def test_the_page_says_what_the_results_say(tmp_path, capsys):
+  results = tmp_path / "results"
+  folders(results)
+  (results / "predictions").mkdir()
+  name = analysis.question_of(run.FIRST[0].cells()[0])
+  told = {name: {"n": "32", "pass_at_1": {"32": 0.4}}}
+  (results / "predictions/frontier-2.json").write_text(json.dumps(told))
+  page = report.write(results, tmp_path / "report")
+  data = json.loads((page.parent / "frontier.json").read_text())
+  assert [q["advantage"] for q in data["questions"]] == [
+    "maxrl", "leave_one_out",
+  ]  # fmt: skip
+  first = data["questions"][0]["budgets"]
+  assert [b["budget"] // 2**16 for b in first] == [1, 2, 4]
+  assert [b["foretold"] is not None for b in first] == [False, False, True]
+  cell = first[-1]["cells"][0]
+  arm = dataclasses.replace(run.FIRST[0].cells()[0], power=-10.0)
+  rows = [
+    json.loads((results / f"{dataclasses.replace(arm, seed=s).name}.json")
+               .read_text())["prompts"]["train"][-1]
+    for s in (0, 1)
+  ]  # fmt: skip
+  assert cell["classes"]["hard"] == pytest.approx(np.mean(rows) / 1e4)
+  assert cell["pass_at_1"]["mean"] == pytest.approx(0.5)
+  assert data["plateau"]["verdict"] in ("supported", "falsified", "undecided")
+  assert len(data["plateau"]["arms"]) == 6
+  assert len(data["plateau"]["against"]) == 5
+  html = page.read_text()
+  spans = re.findall(r'data-path="([^"]+)" data-kind="(\w+)">([^<]*)<', html)
+  assert len(spans) > 100
+  for pointer, kind, text in spans:
+    path = [int(k) if k.isdigit() else k for k in pointer.split("/")[1:]]
+    number = cells.Number(tuple(path), kind)
+    assert text == cells.written(number, data).replace("<", "&lt;")
+  assert html.count("<img ") == 2 and "N = 512, 8 x samples" in html
+  assert "1.5 billion parameters" in html
+  assert "The best N" in capsys.readouterr().out
+
+
+def test_a_folder_without_results_is_named(tmp_path):
+  with pytest.raises(
+    SystemExit, match=r"x has no results: run launch/frontier"
+  ):
+    report.write(tmp_path / "x", tmp_path / "report")
