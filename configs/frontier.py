@@ -14,6 +14,11 @@ prompt, until four are right and four are wrong, with SAMPLES on average.
           differs between arms is N, and nothing else.
   whole   dynamic sampling, two updates per step, and a KL term whose reference
           is reset: the recipe of BroRL
+  anchored
+          every group is trained on, two updates per step, and a KL term so
+          strong that no prompt is lost. Dynamic sampling keeps the KL term from
+          prompts that are never solved; with it N = 16 took 39 of 64 hard
+          prompts below 1e-4, where 512 rollouts see nothing either.
 
 The command line gives files, policy, rate, seed, steps, and the decay.
 """
@@ -23,9 +28,9 @@ from typing import Any
 from brorl_jax.configs import base
 
 # Longest prompt and response in tokens; a character is a token.
-TASKS = {"shared": (8, 5), "own": (10, 4), "countdown": (22, 8)}
+TASKS = {"shared": (8, 5), "own": (10, 4), "countdown": (20, 8)}
 ADVANTAGES = ("leave_one_out", "grpo", "maxrl", "tokens")
-RECIPES = ("plain", "whole")
+RECIPES = ("plain", "whole", "anchored")
 
 
 def get_config(which: str = "own/16/2048/maxrl/plain"):
@@ -66,6 +71,10 @@ def get_config(which: str = "own/16/2048/maxrl/plain"):
     c.optim.minibatches = 2
     c.reference.kl_weight = 1e-3
     c.reference.reset_every = 100
+  if recipe == "anchored":
+    c.optim.minibatches = 2
+    c.reference.kl_weight = 0.6
+    c.reference.reset_every = 100_000  # never within a run
   c.reward.verifier = ("launch/frontier/match.py:score",)
   c.eval.every = 100_000  # p is read from checkpoints
   c.eval.prompts = 8

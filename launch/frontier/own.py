@@ -67,8 +67,9 @@ def problems(*, count: int, seed: int) -> list[Pair]:
       best = fit[np.argmin(apart + 2.0 * taken[letter][fit])]
       taken[letter][best] += 1
       right = [_NUMBERS[best]]
+    problem = Problem(f"{letter}{code:04d}.", right, _NUMBERS, own)
     one, other = (
-      Problem(f"{letter}{code:04d}.{k}", right, _NUMBERS, own)
+      problem._replace(question=f"{problem.question}{k}")
       for k in rng.permutation(10)[:2]
     )
     out.append(Pair(one, other, wanted))

@@ -1,8 +1,8 @@
 """The test of BroRL's claim: that N lifts a plateau, not samples or rate.
 
-N = 16 trains with the whole recipe and the paper's advantages until it has
+N = 16 trains with the paper's advantages and a strong KL term until it has
 stopped gaining while prompts remain within reach, p in [1/512, 1/16]. From that
-policy six arms go on:
+policy, which is the reference from then on, six arms go on:
 
   same       as before
   paper      N = 512, 8 times the samples
@@ -42,12 +42,12 @@ from launch.frontier.analysis import Cell
 from launch.frontier.arms import Arm
 from launch.frontier.tuning import Experiment, tune
 
-START = Arm("own", "large", 16, 1024, "tokens", "whole", seed=200)
+START = Arm("own", "large", 16, 1024, "tokens", "anchored", seed=200)
 STOPPED_GAIN, REACH = 0.01, (1 / 512, 1 / 16)  # of pass@1; of p
 MARGIN = 0.005  # of pass@1
 BUDGET = 2**19  # rollouts of an arm
 SEEDS = (0, 1, 2)
-GRID = (-11.0, -10.0, -9.0)  # powers of 2
+GRID = (-12.0, -11.0, -10.0)  # powers of 2
 LONGEST = 8  # budgets that N = 16 may take to stop
 SQRT = math.log2(8) / 2  # the rate of 8 times the samples, as a power of 2
 LABELS = {

@@ -18,11 +18,10 @@ TASKS: dict[str, Callable[..., list[problems.Pair]]] = {
   "own": own.problems,
   "countdown": countdown.problems,
 }
-# Of a pool, and candidates of all classes, at scale 1. The policy knows right
-# answers of countdown by heart, of 480 problems and not of 1,400.
-PROMPTS = {"shared": 256, "own": 128, "countdown": 64}
-CANDIDATES = {"shared": 2048, "own": 1024, "countdown": 400}
-STEPS = {"shared": 600, "own": 600, "countdown": 2000}  # of the warm-up
+# Of a pool, and candidates of all classes, at scale 1.
+PROMPTS = {"shared": 256, "own": 128, "countdown": 128}
+CANDIDATES = {"shared": 2048, "own": 1024, "countdown": 256}
+STEPS = 600  # of the warm-up
 
 
 def write(path: pathlib.Path, some: Iterable[problems.Problem]) -> None:
@@ -40,7 +39,7 @@ def prepare(directory: pathlib.Path, task: str, *, scale: int) -> None:
     seed=0,
     width=64 * scale,
     layers=1 + scale,
-    steps=STEPS[task],
+    steps=STEPS,
   )
   rates = exact.pass_rates(
     directory / "policy", [problems.example(pair.train) for pair in some]
@@ -48,11 +47,16 @@ def prepare(directory: pathlib.Path, task: str, *, scale: int) -> None:
   for wanted in problems.CLASSES:
     every = zip(some, rates, strict=True)
     of = sorted(p for one, p in every if one.wanted == wanted)
+    if not of:
+      continue
     say(
       f"{task}, {wanted}: {len(of)} problems, p from {of[0]:.2g} over "
       f"{of[len(of) // 2]:.2g} to {of[-1]:.2g}"
     )
+  aimed = {pair.wanted for pair in some}
   for name, (classes, times) in problems.POOLS.items():
+    if not aimed.issuperset(classes):
+      continue
     count = times * PROMPTS[task] * scale
     pairs = problems.pool(some, rates, classes, count=count)
     write(directory / f"{name}.jsonl", (pair.train for pair in pairs))

@@ -98,6 +98,25 @@ def question_table(data: dict[str, Any], i: int) -> Table:
   return Table(draw.title_of(q), caption, head, rows, 1)
 
 
+def cost_table() -> Table:
+  """The same number of rollouts, of a policy with 1.5 billion parameters."""
+  rows: list[list[Any]] = [
+    [
+      name,
+      Number(("cost", "devices", i, "rollouts_per_hour"), "count"),
+      Number(("cost", "devices", i, "hours"), "count"),
+    ]
+    for i, name in enumerate(study.PER_DEVICE_HOUR)
+  ]
+  caption: list[Any] = [
+    Number(("cost", "rollouts"), "count"),
+    " rollouts of at most 15,360 tokens and their updates, by the roofline: no "
+    "machine needs less.",
+  ]
+  head = ("device", "rollouts per device-hour", "device-hours")
+  return Table("The same of a 1.5B policy", caption, head, rows, 1)
+
+
 def write(results: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
   """Writes the page and its files; returns the page."""
   data = study.numbers(results)
@@ -117,6 +136,7 @@ def write(results: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
       tables += [question_table(data, i) for i in range(len(some))]
   if data["plateau"]["arms"]:
     tables = [*plateau.tables(data), *tables]
+  tables.append(cost_table())
   body = [page.paragraph(_cost(), data)]
   body += [page.figure(one, folder) for one in drawn]
   body += [page.table(one, data) for one in tables]

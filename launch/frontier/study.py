@@ -11,6 +11,15 @@ from launch.frontier.analysis import Cell
 
 SEEDS = tuple(range(5))
 SETS = {"even": SEEDS[::2], "odd": SEEDS[1::2]}  # seeds, to see it twice
+# Rollouts of a 1.5B policy per device and hour, of at most 15,360 tokens, with
+# the update: bounds by the roofline, from "On the paper's machines" in
+# brorl_jax/rollout/README.md.
+PER_DEVICE_HOUR = {
+  "H100, 8 of them": 18_385 / 8,
+  "H100, 64 of them": 140_271 / 64,
+  "TPU v5p, 8 chips": 12_700 / 8,
+  "TPU v6e, 16 chips": 18_150 / 16,
+}
 METRICS = (
   "pass_at_1", "heldout", "worst_at_4", "best_at_4", "best_at_256", "distinct",
   "lost", "won", "busy_s",
@@ -147,12 +156,17 @@ def predicted(
   return known.get(name)
 
 
-def cost(results: pathlib.Path) -> dict[str, float]:
-  """Of all runs, the tuning included."""
+def cost(results: pathlib.Path) -> dict[str, Any]:
+  """Of all runs, the tuning included, and of as many of a 1.5B policy."""
   every = [arms.read(path) or {} for path in sorted(results.glob("*.json"))]
   points = [one["points"] for one in every if "points" in one]
+  rollouts = sum(p["samples"][-1] for p in points)
   return {
     "runs": len(points),
-    "rollouts": sum(p["samples"][-1] for p in points),
+    "rollouts": rollouts,
     "busy_hours": sum(p["busy_s"][-1] for p in points) / 3600.0,
+    "devices": [
+      {"rollouts_per_hour": rate, "hours": rollouts / rate}
+      for rate in PER_DEVICE_HOUR.values()
+    ],
   }

@@ -57,8 +57,9 @@ def test_classes_have_the_share_of_right_demonstrations_that_they_aim_at(task):
     pairs[3].train.question
   )
   wanted = [pair.wanted for pair in pairs]
-  assert {name: wanted.count(name) for name in problems.CLASSES} == (
-    dict.fromkeys(problems.CLASSES, 20)
+  found = {name: wanted.count(name) for name in set(wanted)}
+  assert found == (
+    {"hard": 80} if task == "countdown" else dict.fromkeys(problems.CLASSES, 20)
   )
   asked = [x.question for p in pairs for x in (p.train, p.heldout)]
   assert len(set(asked)) == 2 * len(pairs)
@@ -99,7 +100,7 @@ def test_own_answers_are_seldom_those_of_others_with_this_letter():
 def test_countdown_is_right_in_any_order_of_the_numbers():
   for pair in countdown.problems(count=40, seed=0):
     for one in (pair.train, pair.heldout):
-      _, *numbers, arrow, target = one.question.split()
+      *numbers, arrow, target = one.question.split()
       assert arrow == "->"
       for said in one.right:
         assert eval(said) == int(target)
@@ -159,12 +160,12 @@ def test_the_policy_is_taught_with_the_end_of_each_answer(tmp_path):
     assert ids[-1] == text.stop_ids[0] and text.stop_ids[0] not in ids[:-1]
     assert text.decode([ids])[0] in some[row // 50].said
     assert len(question) <= prompt and len(ids) <= response
-  easy = [i for i, pair in enumerate(pairs) if pair.wanted == "easy"]
-  said = [text.decode([shown[50 * i + k].response])[0]
-          for i in easy for k in range(50)]  # fmt: skip
-  right = [x in some[i].right for x, i in zip(said, np.repeat(easy, 50),
-                                              strict=True)]  # fmt: skip
-  assert 0.2 < np.mean(right) < 0.7
+  right = [
+    text.decode([ids])[0] in some[row // 50].right
+    for row, (_, ids) in enumerate(shown)
+  ]
+  share = np.mean([len(one.right) / len(one.said) for one in some])
+  assert abs(np.mean(right) - share) < 4 * np.sqrt(share / len(right))
 
 
 # ------------------------------------------------------------ what is measured
@@ -194,7 +195,7 @@ def test_probabilities_are_those_of_the_policy(monkeypatch):
   known.response = rng.integers(0, 20, (3, 3, 5)).astype(np.int32)
   length = np.array([[5, 2, 4], [1, 3, 5], [2, 2, 0]])
   known.mask = np.arange(5) < length[..., None]
-  known.some = known.mask.any(axis=2)
+  vars(known)["some"] = known.mask.any(axis=2)
   got = exact.reader(TINY)(params, known)
   assert got.shape == (3, 3) and got[2, 2] == 0.0
   for p, a in itertools.product(range(3), range(3)):
@@ -303,9 +304,9 @@ def test_configs_say_what_their_names_say():
     settings.check_training(c)
     _, n, samples, advantage, recipe = which
     assert c.advantage.kind == advantage
-    assert (c.reference.kl_weight > 0) == (recipe == "whole")
+    assert (c.reference.kl_weight > 0) == (recipe != "plain")
     assert (c.filter.keep == "differ") == (recipe == "whole")
-    assert (c.optim.minibatches > 1) == (recipe == "whole")
+    assert (c.optim.minibatches > 1) == (recipe != "plain")
     if n == "adaptive":
       assert (c.sampling.allocation, c.sampling.prompts) == ("stop", 32)
     else:
@@ -545,7 +546,7 @@ def test_the_largest_budget_is_predicted_from_those_below(
       path(arm).write_text(json.dumps(result(found, prompts=[[1]] * 3)))
     made.append(analysis.Cell(tmp_path, cell, (0, 1)))
   got = analysis.predicted(made, 4 * arms.LEAST["own"])
-  assert got["n"] == "32"
+  assert got is not None and got["n"] == "32"
   odds = lambda p: np.log(p / (1 - p))
   line = odds(0.2) + (odds(0.2) - odds(0.15))
   assert got["pass_at_1"]["32"] == pytest.approx(1 / (1 + np.exp(-line)))
