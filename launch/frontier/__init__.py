@@ -1,1 +1,1 @@
-"""The revival experiment; see README.md."""
+"""The frontier: which N for which budget; see README.md."""

@@ -17,7 +17,7 @@ import runs_for_tests as made
 import tiers
 from messages import mentions
 
-from brorl_jax.configs import revival, simulate
+from brorl_jax.configs import simulate
 from brorl_jax.errors import UserError
 from brorl_jax.main import programs, settings
 from brorl_jax.main.commands import simulate as simulate_command
@@ -240,45 +240,6 @@ def test_a_wrong_value_is_told_before_anything_is_loaded(tmp_path):
 def section(path, heading):
   """A section of a document, up to the next heading of its level."""
   return path.read_text().split(f"\n## {heading}")[1].split("\n## ")[0]
-
-
-def test_the_revival_section_says_what_was_off():
-  """As the config of its arms has it, and as its numbers are."""
-  text = section(ROOT / "launch" / "revival" / "README.md", "Limits")
-  text = " ".join(text.split())
-  arms = [revival.get_config(f"{wing}/n512_paper") for wing in revival.WINGS]
-  assert {c.reference.kl_weight for c in arms} == {0.0} and "No KL term" in text
-  assert "none of its resets" in text
-  wings = [c.filter.keep == "all" for c in arms]
-  assert (sum(wings), len(wings)) == (3, 4)
-  assert "No dynamic sampling on three of the four wings" in text
-  assert {c.optim.minibatches for c in arms} == {1} and "One update" in text
-  lost = 2.3e-5
-  found = 1.0 - (1.0 - lost) ** 512
-  assert f"{lost:.1e}".replace("e-05", "e-5") in text
-  assert f"probability of {found:.1%} at best".replace("%", " %") in text
-
-
-def test_scores_of_arms_have_tuned_rates():
-  """README compares pass@1 by N only where each arm's rate was tuned."""
-  text, results = (
-    (ROOT / "README.md").read_text(),
-    section(ROOT / "README.md", "Results"),
-  )
-  assert "tuned learning rate" in " ".join(results.split())
-  assert "N = 512 does not win here" in results
-  measured = section(ROOT / "launch" / "revival" / "README.md", "Results")
-  scores = re.findall(r"\| (\.\d{3}(?: \| \.\d{3}){4}) \|", measured)
-  rows = [[*map(float, row.split(" | "))] for row in scores]
-  most = max(other - row[1] for row in rows for other in row[2:])
-  gain = f"{most:.3f}".lstrip("0")
-  assert f"no N gains more than {gain} on any of four wings" in " ".join(
-    results.split()
-  )
-  assert len(rows) == 4
-  log = section(ROOT / "launch" / "bench" / "LOG.md", "Quick start and arms")
-  assert "tuned for none" in " ".join(log.split())
-  assert "learns faster" not in text and "2.83" not in text
 
 
 def snippets():
