@@ -25,10 +25,16 @@ The command line gives files, policy, rate, seed, steps, and the decay.
 
 from typing import Any
 
-from brorl_jax.configs import base
+from brorl_jax.configs import base, n512
 
-# Longest prompt and response in tokens; a character is a token.
-TASKS = {"shared": (8, 5), "own": (10, 4), "countdown": (20, 8)}
+# Longest prompt and response in tokens; a character is a token. "reasoning" is
+# the run of n512.py, whose answers have steps, with other values of N.
+TASKS = {
+  "shared": (8, 5),
+  "own": (10, 4),
+  "countdown": (20, 8),
+  "reasoning": (80, 160),
+}
 ADVANTAGES = ("leave_one_out", "grpo", "maxrl", "tokens")
 RECIPES = ("plain", "whole", "anchored")
 
@@ -49,7 +55,7 @@ def get_config(which: str = "own/16/2048/maxrl/plain"):
       f"own/16/2048/maxrl/plain; tasks: {', '.join(TASKS)}; advantages: "
       f"{', '.join(ADVANTAGES)}; recipes: {', '.join(RECIPES)}"
     )
-  c: Any = base.get_config()
+  c: Any = n512.get_config() if task == "reasoning" else base.get_config()
   c.data.prompt_tokens, c.sampling.max_new_tokens = TASKS[task]
   c.sampling.samples = int(samples)
   if n == "adaptive":
@@ -75,9 +81,16 @@ def get_config(which: str = "own/16/2048/maxrl/plain"):
     c.optim.minibatches = 2
     c.reference.kl_weight = 0.6
     c.reference.reset_every = 100_000  # never within a run
-  c.reward.verifier = ("launch/frontier/match.py:score",)
-  c.eval.every = 100_000  # p is read from checkpoints
-  c.eval.prompts = 8
   c.theory.prompts = 0
+  if task == "reasoning":
+    c.sampling.slots = min(c.sampling.n, 128)
+    c.sampling.lanes = 128 // c.sampling.slots
+    c.sampling.in_flight = 0
+    # Measures what is trained: pass@1 at temperature 1, from 16 samples.
+    c.eval.temperature, c.eval.top_p = 1.0, 1.0
+  else:
+    c.reward.verifier = ("launch/frontier/match.py:score",)
+    c.eval.every = 100_000  # p is read from checkpoints
+    c.eval.prompts = 8
   c.run.keep_checkpoints = 100_000
   return c

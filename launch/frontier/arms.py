@@ -8,7 +8,7 @@ import argparse
 import dataclasses
 import json
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,12 @@ from launch.frontier import exact
 from launch.frontier.machine import call
 
 # Rollouts of the smallest budget; the others are its doubles.
-LEAST = {"shared": 2**13, "own": 2**16, "countdown": 2**16}
+LEAST = {
+  "shared": 2**13,
+  "own": 2**16,
+  "countdown": 2**16,
+  "reasoning": 5 * 2**11,
+}
 TUNING_SEED = 100
 LOST, WON = 1e-4, 0.5  # p of a prompt
 _LONG = 100_000  # steps; the budget ends a run
@@ -118,16 +123,21 @@ def reaches(result: Mapping[str, Any], budget: float) -> bool:
 
 def flags(arm: Arm, root: pathlib.Path, *, scale: int) -> dict[str, object]:
   """What the config leaves to the command line."""
-  data = root / arm.task
   samples = arm.samples * scale
   steps = (arm.steps or arm.budget // samples) if arm.decayed else _LONG
-  return {
+  every = max(LEAST[arm.task] // samples, 1)
+  out: dict[str, object] = {
     "run.seed": arm.seed,
     "run.steps": steps,
     "run.max_samples": 0 if arm.decayed else arm.budget,
-    "run.save_every": max(LEAST[arm.task] // samples, 1),
+    "run.save_every": every,
     "optim.lr": 2.0**arm.power,
     "optim.decay_steps": steps if arm.decayed else 0,
+  }
+  if arm.task == "reasoning":
+    return out | {"eval.every": every}
+  data = root / arm.task
+  return out | {
     "policy.checkpoint": root / arm.start if arm.start else data / "policy",
     "data.files": f"('{data}/{arm.pool}.jsonl',)",
     "data.heldout_files": f"('{data}/{arm.pool}-heldout.jsonl',)",
@@ -158,57 +168,91 @@ def summary(p: np.ndarray, answers: np.ndarray) -> dict[str, float]:
   }
 
 
-def measured(folder: pathlib.Path, data: pathlib.Path) -> dict[str, Any]:
-  """What is kept of a run: exact rates by checkpoint, and what it cost.
+Rates = Iterator[tuple[int, dict[str, np.ndarray]]]
 
-  "points" has one value per checkpoint, the first of the start; "prompts" has
-  p of each prompt in ten-thousandths: at the start and at each budget.
-  """
+
+def exact_rates(folder: pathlib.Path, data: pathlib.Path) -> Rates:
+  """By checkpoint and side: p of each answer [P, A]."""
   config = json.loads((folder / "config.json").read_text())["config"]
   pool = pathlib.Path(config["data"]["files"][0]).stem
   sides = {
     "train": exact.lines_of(data / f"{pool}.jsonl"),
     "heldout": exact.lines_of(data / f"{pool}-heldout.jsonl"),
   }
+  steps = exact.steps_of(folder)
+  chosen_steps = chosen(steps, generated(folder)[steps], LEAST[data.name])
+  return exact.of_run(folder, sides, chosen_steps)
+
+
+def sampled_rates(folder: pathlib.Path) -> Rates:
+  """By evaluation: pass@1 of each held-out prompt, for both sides."""
+  for line in metrics.read_lines(folder / "eval" / "curve.jsonl"):
+    p = np.array(line["rates"])[:, None]
+    yield line["step"], {"train": p, "heldout": p}
+
+
+def generated(folder: pathlib.Path) -> np.ndarray:
+  """Rollouts up to each step, 0 included."""
   log = metrics.read_lines(folder / "metrics.jsonl")
-  samples = np.array([0, *(line["data/samples_total"] for line in log)])
+  return np.array([0, *(line["data/samples_total"] for line in log)])
+
+
+def measured(folder: pathlib.Path, data: pathlib.Path) -> dict[str, Any]:
+  """What is kept of a run: rates by checkpoint, and what it cost.
+
+  "points" has one value per checkpoint, the first of the start; "prompts" has
+  p of each prompt in ten-thousandths: at the start and at each budget.
+  """
+  config = json.loads((folder / "config.json").read_text())["config"]
+  log = metrics.read_lines(folder / "metrics.jsonl")
   busy = np.cumsum([0.0, *(line["time/busy_s"] for line in log)])
-  least = LEAST[data.name]
-  steps = chosen(exact.steps_of(folder), samples, least)
-  kept = budgets(steps, samples, least)
+  samples, least = generated(folder), LEAST[data.name]
+  found = (
+    sampled_rates(folder)
+    if data.name == "reasoning"
+    else exact_rates(folder, data)
+  )
   points: dict[str, list] = {"step": [], "samples": [], "busy_s": []}
-  prompts: dict[str, list] = {"samples": [], "train": [], "heldout": []}
-  for step, found in exact.of_run(folder, sides, steps):
-    p = {side: found[side].sum(axis=1) for side in sides}
+  p: dict[str, list[np.ndarray]] = {"train": [], "heldout": []}
+  for step, answers in found:
     points["step"].append(step)
     points["samples"].append(int(samples[step]))
     points["busy_s"].append(round(float(busy[step]), 2))
-    means = summary(p["train"], found["train"])
-    means["heldout"] = p["heldout"].mean()
+    for side in p:
+      p[side].append(answers[side].sum(axis=1))
+    means = summary(p["train"][-1], answers["train"])
+    means["heldout"] = float(p["heldout"][-1].mean())
     for name, value in means.items():
       points.setdefault(name, []).append(float(f"{value:.4g}"))
-    if step in kept and config["run"]["seed"] != TUNING_SEED:
-      prompts["samples"].append(int(samples[step]))
-      for side in sides:
-        in_ten_thousandths = np.round(1e4 * p[side]).astype(int)
-        prompts[side].append(in_ten_thousandths.tolist())
+  kept: list[int] = []
+  if config["run"]["seed"] != TUNING_SEED:
+    kept = budgets(np.array(points["samples"]), least)
+  in_ten_thousandths = lambda x: np.round(1e4 * x).astype(int).tolist()
+  prompts = {
+    "samples": [points["samples"][i] for i in kept],
+    **{side: [in_ten_thousandths(p[side][i]) for i in kept] for side in p},
+  }
   return {"config": _kept(config), "points": points, "prompts": prompts}
 
 
-def chosen(steps: Sequence[int], samples: np.ndarray, least: int) -> list[int]:
-  """Checkpoints to read: the start, and one for each smallest budget."""
-  wanted = np.arange(0, samples[steps[-1]] + least, least)
-  at = samples[np.array(steps)]
+def chosen(steps: Sequence[int], at: np.ndarray, least: int) -> list[int]:
+  """Checkpoints to read: the start, and one for each smallest budget.
+
+  Args:
+    steps: There are.
+    at: Rollouts up to each of them.
+    least: The smallest budget.
+  """
+  wanted = np.arange(0, at[-1] + least, least)
   return sorted({steps[int(np.argmin(abs(at - w)))] for w in wanted})
 
 
-def budgets(steps: Sequence[int], samples: np.ndarray, least: int) -> set[int]:
-  """The steps nearest to the start and to each budget."""
-  at = samples[np.array(steps)]
+def budgets(at: np.ndarray, least: int) -> list[int]:
+  """The points nearest to the start and to each budget."""
   doubles = [0] + [least * 2**k for k in range(20)]
-  return {
-    steps[int(np.argmin(abs(at - b)))] for b in doubles if b <= 1.1 * at[-1]
-  }
+  return sorted(
+    {int(np.argmin(abs(at - b))) for b in doubles if b <= 1.1 * at[-1]}
+  )
 
 
 def _kept(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ TASKS = {
   "shared": "one rule for all prompts",
   "own": "an answer of its own for each prompt",
   "countdown": "many right answers",
+  "reasoning": "steps before the answer",
 }
 ADVANTAGES = {
   "leave_one_out": "leave-one-out",

@@ -27,7 +27,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from brorl_jax.runs import lines
-from launch.frontier import analysis, arms, machine, plateau
+from launch.frontier import analysis, arms, machine, plateau, prepare
 from launch.frontier.arms import Arm
 from launch.frontier.machine import say
 from launch.frontier.tuning import Experiment, OutOfTime, last_use, tune
@@ -79,6 +79,12 @@ THEN = (
     "own", "mixed", "tokens", samples=8192, recipe="whole", ns=(16, 512)
   ),
 )
+ANSWERS_WITH_STEPS = (
+  Question(
+    "reasoning", "puzzles", "tokens", samples=512, recipe="whole",
+    ns=(16, 64, 512),
+  ),
+)  # fmt: skip
 # Questions, doubles of the smallest budget, seeds. The second of two doubles is
 # predicted from what is there before it.
 STAGES: tuple[tuple[Sequence[Question], int, tuple[int, ...]], ...] = (
@@ -87,6 +93,7 @@ STAGES: tuple[tuple[Sequence[Question], int, tuple[int, ...]], ...] = (
   (THEN, 2, (0, 1)),
   (FIRST, 4, (0, 1, 2, 3, 4)),
   (THEN, 3, (0, 1)),
+  (ANSWERS_WITH_STEPS, 2, (0, 1)),
 )
 
 
@@ -141,7 +148,7 @@ def predict(
 def ready(e: Experiment, task: str) -> None:
   """Prompts and policy of a task."""
   folder = e.root / task
-  if (folder / "done").exists():
+  if task not in prepare.TASKS or (folder / "done").exists():
     return
   say(f"{task}: prompts and warm-up")
   what = "launch.frontier.prepare", folder, task, f"--scale={e.scale}"

@@ -73,7 +73,7 @@ def at_budget(
   cells: Sequence[Cell], budget: int, foretold: Mapping[str, Any] | None
 ) -> dict[str, Any]:
   """Every N at one budget, and which is the best."""
-  pool = cells[0].arm.pool
+  classes, _ = problems.POOLS.get(cells[0].arm.pool, (("puzzles",), 1))
   fixed = [c for c in cells if c.arm.n != "adaptive"]
   groups = {int(c.arm.n): c.prompts(budget, "train") for c in fixed}
   of_set = {
@@ -84,7 +84,7 @@ def at_budget(
   return {
     "budget": budget,
     "seeds": fewest,
-    "cells": [_cell(c, budget, problems.POOLS[pool][0]) for c in cells],
+    "cells": [_cell(c, budget, classes) for c in cells],
     "best": analysis.best_n(groups),
     "best_worst_at_4": analysis.best_n({n: p**4 for n, p in groups.items()}),
     "best_best_at_4": analysis.best_n(

@@ -56,7 +56,8 @@ def of_plateau(data: Mapping[str, Any]) -> list[str]:
   """The arms, and what N = 512 with 8 times the samples is ahead by."""
   head = [
     "from where N = 16 had stopped", "rate", "held-out", "trained",
-    "of those in reach", "held-out at equal time", "N = 512, 8 x samples, minus it",
+    "of those in reach", "held-out at equal time",
+    "N = 512, 8 x samples, minus it",
   ]  # fmt: skip
   out = [row(head), row(["---"] * len(head)).replace(" ", "")]
   test = data["plateau"]

@@ -247,11 +247,11 @@ def test_a_summary_by_hand():
 
 
 def test_checkpoints_nearest_to_the_budgets_are_read():
-  samples = np.array([0, 40, 90, 130, 180, 260, 310, 420])
-  steps = [*range(8)]
-  assert arms.chosen(steps, samples, 100) == [0, 2, 4, 6, 7]
-  assert arms.budgets(steps, samples, 100) == {0, 2, 4, 7}
-  assert arms.budgets(steps[:6], samples, 100) == {0, 2, 4}
+  at = np.array([0, 40, 90, 130, 180, 260, 310, 420])
+  steps = [*range(0, 80, 10)]
+  assert arms.chosen(steps, at, 100) == [0, 20, 40, 60, 70]
+  assert arms.budgets(at, 100) == [0, 2, 4, 7]
+  assert arms.budgets(at[:6], 100) == [0, 2, 4]
 
 
 def test_a_run_is_measured_at_its_checkpoints(tmp_path, monkeypatch):
@@ -300,9 +300,11 @@ def test_configs_say_what_their_names_say():
     frontier.TASKS, ("16", "512", "adaptive"), ("2048",),
     frontier.ADVANTAGES, frontier.RECIPES,
   ):  # fmt: skip
+    task, n, samples, advantage, recipe = which
+    if task == "reasoning" and n == "adaptive":
+      continue
     c = settings.typed(frontier.get_config("/".join(which)))
     settings.check_training(c)
-    _, n, samples, advantage, recipe = which
     assert c.advantage.kind == advantage
     assert (c.reference.kl_weight > 0) == (recipe != "plain")
     assert (c.filter.keep == "differ") == (recipe == "whole")
