@@ -23,7 +23,10 @@ Results = Mapping[float, Mapping[str, Any]]  # by the power of the rate
 
 def question_of(arm: Arm) -> str:
   """What all N of a comparison share."""
-  return f"{arm.task}-{arm.pool}-{arm.advantage}-{arm.samples}-{arm.recipe}"
+  end = "-decayed" if arm.decayed else ""
+  return (
+    f"{arm.task}-{arm.pool}-{arm.advantage}-{arm.samples}-{arm.recipe}{end}"
+  )
 
 
 def at(result: Mapping[str, Any], budget: float, metric: str) -> float:

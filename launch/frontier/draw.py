@@ -34,6 +34,7 @@ def title_of(q: Mapping[str, Any]) -> str:
   out = f"{TASKS[q['task']]}, {q['pool']} prompts, {ADVANTAGES[q['advantage']]}"
   if q["samples"] != 2048:
     out += f", {q['samples']:,} samples per step"
+  out += ", rate to 0" if q["decayed"] else ""
   return out + (", whole recipe" if q["recipe"] == "whole" else "")
 
 

@@ -34,11 +34,23 @@ from launch.frontier.tuning import Experiment, OutOfTime, last_use, tune
 
 GRID = (-11.0, -10.0, -9.0)  # powers of 2
 NS = (8, 32, 128, 512)
+MORE = (8, 16, 32, 64, 128, 256, 512, 1024, "adaptive")
 
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-  """What is equal for all N that it compares."""
+  """What is equal for all N that it compares.
+
+  Attributes:
+    task: As of an Arm.
+    pool: As of an Arm.
+    advantage: As of an Arm.
+    samples: Of a step.
+    recipe: As of an Arm.
+    ns: Rollouts per prompt.
+    decayed: Whether the rate falls to 0 with the budget. Then only the largest
+      budget is run: each one would need runs of its own.
+  """
 
   task: str
   pool: str
@@ -46,15 +58,23 @@ class Question:
   samples: int = 2048
   recipe: str = "plain"
   ns: tuple[int | str, ...] = NS
+  decayed: bool = False
 
-  def cells(self) -> list[Arm]:
+  def cells(self, doubled: int) -> list[Arm]:
+    """An arm for each N, without rate and seed."""
+    most = analysis.budgets(self.task, doubled)[-1]
     return [
       Arm(
         self.task, self.pool, n, self.samples, self.advantage, self.recipe,
-        power=0, seed=0, budget=0,
+        power=0, seed=0, budget=most if self.decayed else 0,
+        decayed=self.decayed,
       )
       for n in self.ns
     ]  # fmt: skip
+
+  def budgets(self, doubled: int) -> list[int]:
+    every = analysis.budgets(self.task, doubled)
+    return every[-1:] if self.decayed else every
 
 
 FIRST = (
@@ -64,20 +84,18 @@ FIRST = (
   Question("shared", "hard", "leave_one_out"),
 )
 THEN = (
+  Question("countdown", "hard", "maxrl"),
+  Question("own", "hard", "maxrl", decayed=True),
   Question("own", "mixed", "maxrl"),
   Question("own", "mixed", "leave_one_out"),
-  Question("shared", "mixed", "maxrl"),
-  Question("shared", "mixed", "leave_one_out"),
-  Question("countdown", "hard", "maxrl"),
-  Question("countdown", "hard", "leave_one_out"),
-  Question("own", "easy", "leave_one_out"),
+  Question("own", "hard", "maxrl", ns=MORE),
   Question("own", "hard", "grpo"),
-  Question("shared", "hard", "grpo"),
-  Question("own", "hard", "maxrl", ns=("adaptive", 16, 64, 256, 1024)),
+  Question("own", "hard", "leave_one_out", decayed=True),
+  Question("countdown", "hard", "leave_one_out"),
+  Question("own", "mixed", "tokens", recipe="whole", ns=(16, 64, 512)),
+  Question("own", "easy", "leave_one_out"),
   Question("own", "hard", "maxrl", samples=8192, ns=(16, 32, 128, 512)),
-  Question(
-    "own", "mixed", "tokens", samples=8192, recipe="whole", ns=(16, 512)
-  ),
+  Question("shared", "mixed", "maxrl"),
 )
 ANSWERS_WITH_STEPS = (
   Question(
@@ -97,9 +115,11 @@ STAGES: tuple[tuple[Sequence[Question], int, tuple[int, ...]], ...] = (
 )
 
 
-def questions() -> list[Question]:
-  """All, each once."""
-  return list(dict.fromkeys(q for some, _, _ in STAGES for q in some))
+def questions() -> list[tuple[Question, int]]:
+  """Each question at the largest double of its stages, largest first."""
+  every = {(q, doubled) for some, doubled, _ in STAGES for q in some}
+  order = [q for some, _, _ in STAGES for q in some]
+  return sorted(every, key=lambda one: (order.index(one[0]), -one[1]))
 
 
 def answer(
@@ -111,17 +131,12 @@ def answer(
   """Tunes and runs all cells of the questions."""
   for task in dict.fromkeys(q.task for q in questions):
     ready(e, task)
-  cells = [cell for q in questions for cell in q.cells()]
-  best = tune(
-    e,
-    cells,
-    lambda cell: analysis.budgets(cell.task, doubled),
-    lambda _: GRID,
-  )
+  of = {cell: q for q in questions for cell in q.cells(doubled)}
+  best = tune(e, [*of], lambda cell: of[cell].budgets(doubled), lambda _: GRID)
   e.each(
     dataclasses.replace(cell, power=power, seed=seed, budget=budget)
     for seed in seeds
-    for cell in cells
+    for cell in of
     for power, budget in last_use(best[cell]).items()
   )
 
@@ -136,8 +151,10 @@ def predict(
   path = e.results / "predictions" / f"frontier-{doubled}.json"
   known = arms.read(path) or {}
   for q in questions:
-    cells = [analysis.Cell(e.results, c, seeds) for c in q.cells()]
-    found = analysis.predicted(cells, analysis.budgets(q.task, doubled)[-1])
+    if q.decayed:
+      continue
+    cells = [analysis.Cell(e.results, c, seeds) for c in q.cells(doubled)]
+    found = analysis.predicted(cells, q.budgets(doubled)[-1])
     if found is not None:
       known[analysis.question_of(cells[0].arm)] = found
   if known:

@@ -28,24 +28,36 @@ METRICS = (
 
 def numbers(results: pathlib.Path) -> dict[str, Any]:
   """All that there is so far."""
+  found: dict[str, dict[str, Any]] = {}
+  for q, doubled in run.questions():
+    one = question(results, q, doubled)
+    before = found.get(one["name"])
+    # Of two that differ in their N, or in the last budget: what says more.
+    if one["budgets"] and (before is None or _size(one) > _size(before)):
+      found[one["name"]] = one
   return {
-    "questions": [
-      found
-      for q in run.questions()
-      if (found := question(results, q))["budgets"]
-    ],
+    "questions": [*found.values()],
     "plateau": plateau.numbers(results),
     "cost": cost(results),
   }
 
 
-def question(results: pathlib.Path, q: run.Question) -> dict[str, Any]:
+def _size(question: Mapping[str, Any]) -> int:
+  return len(question["ns"]) * len(question["budgets"])
+
+
+def question(
+  results: pathlib.Path, q: run.Question, doubled: int
+) -> dict[str, Any]:
   """One comparison of N, at the budgets that all of its N have reached."""
-  cells = [Cell(results, cell, SEEDS) for cell in q.cells()]
-  doubled = max(doubled for some, doubled, _ in run.STAGES if q in some)
-  every = analysis.budgets(q.task, doubled)
+  cells = [Cell(results, cell, SEEDS) for cell in q.cells(doubled)]
   name = analysis.question_of(cells[0].arm)
-  budgets = [b for b in every if all(c.at(b) for c in cells)]
+  every = analysis.budgets(q.task, doubled)
+  told = [
+    at_budget(cells, b, None if q.decayed else predicted(results, name, k))
+    for k, b in enumerate(every)
+    if b in q.budgets(doubled) and all(c.at(b) for c in cells)
+  ]
   return {
     "name": name,
     "task": q.task,
@@ -53,17 +65,14 @@ def question(results: pathlib.Path, q: run.Question) -> dict[str, Any]:
     "advantage": q.advantage,
     "samples": q.samples,
     "recipe": q.recipe,
+    "decayed": q.decayed,
     "ns": list(map(str, q.ns)),
-    "budgets": [
-      at_budget(cells, b, predicted(results, name, k))
-      for k, b in enumerate(every)
-      if b in budgets
-    ],
+    "budgets": told,
     "curves": [curve(c) for c in cells],
     "edges": [
       {"n": str(c.arm.n), "budget": b}
       for c in cells
-      for b in every
+      for b in q.budgets(doubled)
       if c.tuning and c.power(b) is None
     ],
   }

@@ -648,7 +648,7 @@ def folders(root):
 
   root.mkdir(exist_ok=True)
   for q in run.FIRST[:3:2]:
-    for cell in q.cells():
+    for cell in q.cells(2):
       for power in (-11.0, -10.0, -9.0):
         arm = dataclasses.replace(cell, power=power, seed=arms.TUNING_SEED)
         write(arm, 0.1 - 0.01 * abs(power + 10), 8)
@@ -686,7 +686,7 @@ def test_the_page_says_what_the_results_say(tmp_path, capsys):
   results = tmp_path / "results"
   folders(results)
   (results / "predictions").mkdir()
-  name = analysis.question_of(run.FIRST[0].cells()[0])
+  name = analysis.question_of(run.FIRST[0].cells(2)[0])
   told = {name: {"n": "32", "pass_at_1": {"32": 0.4}}}
   (results / "predictions/frontier-2.json").write_text(json.dumps(told))
   page = report.write(results, tmp_path / "report")
@@ -698,7 +698,7 @@ def test_the_page_says_what_the_results_say(tmp_path, capsys):
   assert [b["budget"] // 2**16 for b in first] == [1, 2, 4]
   assert [b["foretold"] is not None for b in first] == [False, False, True]
   cell = first[-1]["cells"][0]
-  arm = dataclasses.replace(run.FIRST[0].cells()[0], power=-10.0)
+  arm = dataclasses.replace(run.FIRST[0].cells(2)[0], power=-10.0)
   rows = [
     json.loads((results / f"{dataclasses.replace(arm, seed=s).name}.json")
                .read_text())["prompts"]["train"][-1]
