@@ -246,8 +246,7 @@ def train(
   for step in range(max(done, 0) + 1, steps + 1):
     if spent_up(progress) or (agreed.stop and ahead is None):
       break
-    started = clock.now()
-    stages = make_stages(step)
+    started, stages = clock.now(), make_stages(step)
     save = step % save_every == 0 or step == steps or agreed.stop
 
     # Stages 1 to 3: prompts, their rollouts, their rewards; more of them until

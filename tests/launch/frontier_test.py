@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import pathlib
 import re
 
 import jax
@@ -33,6 +34,7 @@ from launch.frontier import (
   run,
   shared,
   study,
+  summary,
   taught,
   tuning,
 )
@@ -726,3 +728,21 @@ def test_a_folder_without_results_is_named(tmp_path):
     SystemExit, match=r"x has no results: run launch/frontier"
   ):
     report.write(tmp_path / "x", tmp_path / "report")
+
+
+FRONTIER = pathlib.Path(__file__).parents[2] / "launch" / "frontier"
+
+
+def test_the_readme_has_the_tables_of_the_results():
+  text = (FRONTIER / "README.md").read_text()
+  data = study.numbers(FRONTIER / "results")
+  for line in (*summary.of_n(data), *summary.of_plateau(data)):
+    assert line in text
+  assert f"verdict: {data['plateau']['verdict']}" in text
+  hours = f"{data['cost']['busy_hours']:.1f} CPU-hours"
+  assert hours in text
+
+
+def test_the_results_are_kept_small():
+  files = [*(FRONTIER / "results").rglob("*.json")]
+  assert sum(path.stat().st_size for path in files) < 5e6
