@@ -22,6 +22,7 @@ ADVANTAGES = {
   "maxrl": "MaxRL",
   "tokens": "the paper's",
 }
+ABREAST = 3  # questions of a figure
 _COLOURS = {
   "8": "C0", "16": "C9", "32": "C2", "64": "C8", "128": "C1", "256": "C6",
   "512": "C3", "1024": "C5", "adaptive": "k",
@@ -41,17 +42,28 @@ def title_of(q: Mapping[str, Any]) -> str:
 def frontier(
   folder: pathlib.Path, some: Sequence[Mapping[str, Any]], file: str
 ) -> Figure:
-  """pass@1 by budget for each N, and below it which N is the best."""
-  figure, axes = figures.axes_of(2 * len(some), height=3.1)
+  """By budget: pass@1 of each N, best@256 of each, and which N is the best.
+
+  Args:
+    folder: Where the figure goes.
+    some: At most ABREAST questions.
+    file: Its name.
+  """
+  figure, axes = figures.axes_of(3 * ABREAST, height=2.8)
   for i, q in enumerate(some):
-    _rewards(axes[2 * i], q)
-    _best(axes[2 * i + 1], q)
+    _curves(axes[i], q, "pass_at_1", "pass@1")
+    axes[i].set_title(_title(q))
+    _curves(axes[ABREAST + i], q, "best_at_256", "best@256")
+    _best(axes[2 * ABREAST + i], q)
+  for i, axis in enumerate(axes):
+    if i % ABREAST >= len(some):
+      axis.remove()
   figures.legend(figure, axes)
   figures.save(figure, folder / file)
   caption = (
-    "Left of each pair: exact pass@1 of the trained prompts by rollouts "
-    "generated, each N at the best rate for each budget; means over seeds and "
-    "their range. Right: the best N, with its 95 % interval over prompts and "
+    "Exact, of the trained prompts, by rollouts generated; each N at its best "
+    "rate by pass@1 for each budget; means over seeds and their range. Below: "
+    "the N with the best pass@1, with its 95 % interval over prompts and "
     "seeds; crosses are what smaller budgets had predicted."
   )
   return Figure(file, "Which N for which budget", caption)
@@ -59,27 +71,30 @@ def frontier(
 
 def _thousands(axis: Any) -> None:
   axis.set_xscale("log", base=2)
-  axis.xaxis.set_major_formatter(ticker.EngFormatter(sep=""))
+  axis.xaxis.set_major_formatter(ticker.EngFormatter(sep="", places=0))
   axis.set_xlabel("rollouts generated")
 
 
-def _rewards(axis: Any, q: Mapping[str, Any]) -> None:
+def _title(q: Mapping[str, Any]) -> str:
+  task, *rest = title_of(q).split(", ")
+  return f"{task},\n{', '.join(rest)}"
+
+
+def _curves(axis: Any, q: Mapping[str, Any], key: str, label: str) -> None:
   for one in q["curves"]:
     if not one["budget"]:
       continue
-    n = one["n"]
+    n, found = one["n"], one[key]
     axis.plot(
-      one["budget"], one["pass_at_1"], color=_COLOURS[n], marker=_MARKERS[n],
+      one["budget"], found["mean"], color=_COLOURS[n], marker=_MARKERS[n],
       ms=4, lw=1.5, label=n if n == "adaptive" else f"N = {n}",
     )  # fmt: skip
     axis.fill_between(
-      one["budget"], one["low"], one["high"], color=_COLOURS[n], alpha=0.15,
-      lw=0,
+      one["budget"], found["low"], found["high"], color=_COLOURS[n],
+      alpha=0.15, lw=0,
     )  # fmt: skip
   _thousands(axis)
-  words = title_of(q).split(", ")
-  axis.set_title(f"{words[0]},\n{', '.join(words[1:])}")
-  axis.set_ylabel("pass@1")
+  axis.set_ylabel(label)
 
 
 def _best(axis: Any, q: Mapping[str, Any]) -> None:
@@ -102,8 +117,7 @@ def _best(axis: Any, q: Mapping[str, Any]) -> None:
   axis.set(yticks=fixed, ylim=(min(fixed) / 1.5, max(fixed) * 1.5))
   axis.yaxis.set_major_formatter(ticker.ScalarFormatter())
   _thousands(axis)
-  axis.set_title("best N by budget")
-  axis.set_ylabel("N")
+  axis.set_ylabel("best N")
 
 
 def interference(
@@ -122,8 +136,7 @@ def interference(
         at, cell["histogram"], width, color=_COLOURS[n],
         label=n if n == "adaptive" else f"N = {n}",
       )  # fmt: skip
-    words = title_of(q).split(", ")
-    axis.set_title(f"{words[0]},\n{', '.join(words[1:])}")
+    axis.set_title(_title(q))
     axis.set_xticks(np.arange(len(labels)), labels)
     axis.set(xlabel="p of a prompt, up to", ylabel="share of prompts")
   figures.legend(figure, axes)

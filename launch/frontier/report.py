@@ -128,9 +128,9 @@ def write(results: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
   tables, drawn = [], []
   with matplotlib.rc_context(figures.STYLE):
     if some:
-      drawn.append(draw.frontier(folder, some[:3], "frontier.png"))
-      if some[3:]:
-        drawn.append(draw.frontier(folder, some[3:], "frontier_more.png"))
+      for i in range(0, len(some), draw.ABREAST):
+        file = f"frontier{i // draw.ABREAST or ''}.png"
+        drawn.append(draw.frontier(folder, some[i : i + draw.ABREAST], file))
       drawn.append(draw.interference(folder, some))
       tables.append(best_table(data))
       tables += [question_table(data, i) for i in range(len(some))]

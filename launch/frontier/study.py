@@ -142,18 +142,17 @@ def _cell(cell: Cell, budget: int, classes: Sequence[str]) -> dict[str, Any]:
 
 
 def curve(cell: Cell) -> dict[str, Any]:
-  """Reward by budget at the best rate of each, mean over seeds."""
-  out: dict[str, Any] = {"n": str(cell.arm.n), "budget": [], "pass_at_1": []}
-  for name in ("low", "high", "busy_s"):
-    out[name] = []
-  for budget in analysis.budgets(cell.arm.task, 12):
-    if not (values := cell.values(budget, "pass_at_1")):
-      continue
-    out["budget"].append(budget)
-    out["pass_at_1"].append(float(np.mean(values)))
-    out["low"].append(min(values))
-    out["high"].append(max(values))
-    out["busy_s"].append(float(np.mean(cell.values(budget, "busy_s"))))
+  """By budget, at the best rate of each; over seeds."""
+  every = analysis.budgets(cell.arm.task, 12)
+  budgets = [b for b in every if cell.at(b)]
+  out: dict[str, Any] = {"n": str(cell.arm.n), "budget": budgets}
+  for name in ("pass_at_1", "best_at_256", "busy_s"):
+    values = [cell.values(b, name) for b in budgets]
+    out[name] = {
+      "mean": [float(np.mean(v)) for v in values],
+      "low": [min(v) for v in values],
+      "high": [max(v) for v in values],
+    }
   return out
 
 
