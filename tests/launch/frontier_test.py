@@ -499,6 +499,46 @@ def test_a_rate_is_run_up_to_the_last_budget_for_which_it_is_the_best():
   assert tuning.last_use({1: -9.0, 2: -9.0, 4: -10.0}) == {-9.0: 2, -10.0: 4}
 
 
+def test_a_question_is_tuned_and_then_run_with_other_seeds(
+  tmp_path, monkeypatch
+):
+  best = {0: 0, 1: -10, 2: -10, 4: -11, 8: -11}
+  score = lambda power, k: 0.5 - 0.02 * abs(power - best[k]) + k / 100
+  e, ran = experiment(tmp_path, score, monkeypatch)
+  (tmp_path / "own").mkdir()
+  (tmp_path / "own" / "done").touch()
+  q = run.Question("own", "hard", "maxrl", ns=(8, 32))
+  run.answer(e, [q], 2, (0, 1))
+  after = [one for one in ran if one[2] != arms.TUNING_SEED]
+  assert after == [(-10, 2, 0), (-11, 4, 0)] * 2 + [
+    (-10, 2, 1), (-11, 4, 1),
+  ] * 2  # fmt: skip
+  # The double is predicted before it is run, and never after.
+  run.predict(e, [q], 3, (0, 1))
+  path = tmp_path / "results" / "predictions" / "frontier-3.json"
+  told = json.loads(path.read_text())
+  assert [*told] == ["own-hard-maxrl-2048-plain"]
+  assert [*told["own-hard-maxrl-2048-plain"]["pass_at_1"]] == ["8", "32"]
+  run.answer(e, [q], 3, (0,))
+  path.unlink()
+  run.predict(e, [q], 3, (0, 1))
+  assert not path.exists()
+
+
+def test_a_decayed_rate_is_run_for_the_largest_budget_alone(
+  tmp_path, monkeypatch
+):
+  e, ran = experiment(tmp_path, lambda p, _: -abs(p + 10), monkeypatch)
+  (tmp_path / "own").mkdir()
+  (tmp_path / "own" / "done").touch()
+  q = run.Question("own", "hard", "maxrl", ns=(8,), decayed=True)
+  run.answer(e, [q], 2, (0,))
+  assert {k for _, k, _ in ran} == {4}
+  assert ran[-1] == (-10, 4, 0)
+  names = {path.stem for path in (tmp_path / "results").glob("*.json")}
+  assert all("decayed262144" in name for name in names) and len(names) == 4
+
+
 # --------------------------------------------------------------- the statistics
 
 
