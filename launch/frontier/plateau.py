@@ -20,6 +20,8 @@ Each has its own rate, tuned by factors of 2 with another seed. The grid of
   [1/512, 1/16] than on the others.
   Falsified: `wide` or `decayed` is within .005 of `paper`, or ahead of it.
   Otherwise it is undecided.
+
+For equal time, arms that take less go on until they have taken as long.
 """
 
 import dataclasses
@@ -99,12 +101,34 @@ def go(e: Experiment) -> None:
     lambda _: [BUDGET],
     lambda arm: [middle(names[arm], rate) + d for d in (-1, 0, 1)],
   )
-  e.each(
+  runs = [
     dataclasses.replace(arm, power=best[arm][BUDGET], seed=seed, budget=BUDGET)
     for seed in SEEDS
     for arm in names
     if BUDGET in best[arm]
+  ]
+  e.each(runs)
+  # For equal time those that took less go on.
+  seconds = np.mean([_seconds(e.run(r)) for r in runs if _is_same(r)])
+  e.each(
+    dataclasses.replace(r, budget=longer(_seconds(e.run(r)), float(seconds)))
+    for r in runs
+    if not r.decayed and _seconds(e.run(r)) < seconds
   )
+
+
+def longer(took: float, seconds: float) -> int:
+  """Rollouts that take somewhat more than `seconds`, if BUDGET took `took`."""
+  least = arms.LEAST[START.task]
+  return math.ceil(1.05 * seconds / took * BUDGET / least) * least
+
+
+def _seconds(result: dict[str, Any]) -> float:
+  return analysis.at(result, BUDGET, "busy_s")
+
+
+def _is_same(arm: Arm) -> bool:
+  return (arm.n, arm.samples, arm.decayed) == (START.n, START.samples, False)
 
 
 def _bare(arm: Arm) -> Arm:

@@ -151,6 +151,7 @@ def test_a_response_is_right_if_it_is_a_known_answer():
   assert match.score("", {"right": []}) == 0.0
 
 
+@pytest.mark.ci
 def test_the_policy_is_taught_with_the_end_of_each_answer(tmp_path):
   pairs = countdown.problems(count=8, seed=0)
   some = [pair.train for pair in pairs]
@@ -212,6 +213,7 @@ def test_probabilities_are_those_of_the_policy(monkeypatch):
     assert np.log(got[p, a]) == pytest.approx(want, abs=1e-4)
 
 
+@pytest.mark.ci
 def test_answers_are_spelt_in_characters_with_an_end(tmp_path):
   some = [pair.train for pair in countdown.problems(count=8, seed=0)]
   taught.teach(tmp_path, some, seed=0, width=16, layers=1, steps=1)
@@ -656,6 +658,12 @@ def test_the_verdict_is_what_was_written_down(wide, decayed, said):
   assert plateau.verdict({"wide": wide}) == "undecided"
 
 
+def test_an_arm_that_takes_half_the_time_gets_twice_the_rollouts():
+  got = plateau.longer(40.0, 80.0)
+  assert got == 17 * 2**16  # 1.05 x 2 x 2^19, in whole smallest budgets
+  assert plateau.longer(80.0, 80.0) >= plateau.BUDGET
+
+
 def test_arms_of_the_plateau_differ_in_what_they_say():
   every = plateau.cells(steps=40)
   same, paper, wide = (every[name] for name in ("same", "paper", "wide"))
@@ -724,6 +732,7 @@ def write_plateau(root, arm, level, rng):
   (root / f"{arm.name}.json").write_text(json.dumps(told))
 
 
+@pytest.mark.ci
 def test_the_page_says_what_the_results_say(tmp_path, capsys):
   results = tmp_path / "results"
   folders(results)
@@ -773,6 +782,7 @@ def test_a_folder_without_results_is_named(tmp_path):
 FRONTIER = pathlib.Path(__file__).parents[2] / "launch" / "frontier"
 
 
+@pytest.mark.ci
 def test_the_readme_has_the_tables_of_the_results():
   text = (FRONTIER / "README.md").read_text()
   data = study.numbers(FRONTIER / "results")
