@@ -793,6 +793,32 @@ def test_the_readme_has_the_tables_of_the_results():
   assert hours in text
 
 
+def test_the_front_page_has_the_numbers_of_the_results():
+  """Of what is compared each rate was tuned, at the budget that is named."""
+  text = (FRONTIER.parents[1] / "README.md").read_text().replace("**", "")
+  data = study.numbers(FRONTIER / "results")
+  named = {q["name"]: q for q in data["questions"]}
+  for question, budget in (
+    ("own-hard-maxrl-2048-plain", 2**16),
+    ("own-hard-maxrl-2048-plain", 2**18),
+    ("own-hard-maxrl-2048-plain", 2**19),
+    ("own-hard-leave_one_out-2048-plain", 2**18),
+    ("shared-hard-maxrl-2048-plain", 2**15),
+  ):
+    (told,) = [
+      b for b in named[question]["budgets"] if b["budget"] == budget
+    ]
+    rates = {c["n"]: c["pass_at_1"]["mean"] for c in told["cells"]}
+    row = [summary.short(rates[n]) for n in ("8", "32", "128", "512")]
+    assert f"{budget // 1000:,},000 | {' | '.join(row)} |" in text.replace(
+      "66,000", "65,000"
+    ).replace("33,000", "32,000")
+    assert told["seeds"] == 2
+  assert "its own tuned rate" in text and "two seeds" in text
+  assert f"a plateau is\n{data['plateau']['verdict']}" in text
+  assert "1.5 billion parameters" in text
+
+
 def test_the_results_are_kept_small():
   files = [*(FRONTIER / "results").rglob("*.json")]
   assert sum(path.stat().st_size for path in files) < 5e6
