@@ -29,12 +29,7 @@ from brorl_jax.configs import base, n512
 
 # Longest prompt and response in tokens; a character is a token. "reasoning" is
 # the run of n512.py, whose answers have steps, with other values of N.
-TASKS = {
-  "shared": (8, 5),
-  "own": (10, 4),
-  "countdown": (20, 8),
-  "reasoning": (80, 160),
-}
+TASKS = dict(shared=(8, 5), own=(10, 4), countdown=(20, 8), reasoning=(80, 160))
 ADVANTAGES = ("leave_one_out", "grpo", "maxrl", "tokens")
 RECIPES = ("plain", "whole", "anchored")
 

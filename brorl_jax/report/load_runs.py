@@ -263,7 +263,8 @@ def names(paths: Sequence[pathlib.Path]) -> list[str]:
 
 def _json(path: pathlib.Path, folder: pathlib.Path) -> dict[str, Any]:
   try:
-    if isinstance(about := json.loads(path.read_text()), dict):
+    about = json.loads(path.read_text(), parse_constant=_no_number)
+    if isinstance(about, dict):
       return about
     raise ValueError("it is not a JSON object")
   except FileNotFoundError:
@@ -272,6 +273,10 @@ def _json(path: pathlib.Path, folder: pathlib.Path) -> dict[str, Any]:
     ) from None
   except (OSError, ValueError, RecursionError) as e:
     raise UserError(_one_line(path, e)) from None
+
+
+def _no_number(name: str) -> None:
+  raise ValueError(f"{name} is not JSON")
 
 
 def _read(

@@ -335,6 +335,11 @@ def remove(*names):
       lambda run: (run / "config.json").write_text("{"),
       "{}/config.json ... line 1 ... 2 ... char 1) ... " + REMEDY,
     ),
+    # A value that equals no value, not even its own.
+    (
+      written("config.optim.lr", float("nan")),
+      "{}/config.json ... NaN is not JSON ... " + REMEDY,
+    ),
     (
       lambda run: (run / "config.json").write_text('{"model_type": "qwen2"}'),
       "{}/config.json",
