@@ -129,7 +129,9 @@ def check(
   }
   if changed and not allow_change:
     fields = [
-      f"{k} = {before.get(k)!r} (now {v!r})" for k, v in changed.items()
+      f"{_clipped(k)} = {_clipped(repr(before.get(k)))} (now "
+      f"{_clipped(repr(v))})"
+      for k, v in changed.items()
     ]
     # All records of an evaluation must come from one config.
     helps = "pass --allow_config_change"
@@ -314,3 +316,8 @@ def write_config(
       earlier = [*earlier, before]
     record |= {"earlier": earlier} if earlier else {}
   lines.write_whole(path, json.dumps(record, indent=2) + "\n")
+
+
+def _clipped(text: str) -> str:
+  """Of a damaged file a name may be of any length."""
+  return text if len(text) <= 300 else f"{text[:300]}..."

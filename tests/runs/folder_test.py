@@ -269,6 +269,18 @@ def test_a_run_from_before_there_were_sections_goes_on(tmp_path):
     check(tmp_path, phases=phases, lr=2.0, **same)
 
 
+def test_a_refusal_is_a_short_line(tmp_path):
+  """Whatever a damaged file holds."""
+  folder.write_config(values(), tmp_path)
+  path = tmp_path / "config.json"
+  about = json.loads(path.read_text())
+  about["config"]["optim"]["x" * 70_000] = "y" * 70_000
+  path.write_text(json.dumps(about))
+  with pytest.raises(UserError) as refused:
+    check(tmp_path)
+  assert len(str(refused.value)) < 2000
+
+
 FREE = """
   steps save_every max_busy_s max_samples keep_checkpoints keep_every
   save_timeout_s samples_shown bad_steps
