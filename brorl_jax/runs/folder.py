@@ -129,8 +129,8 @@ def check(
   }
   if changed and not allow_change:
     fields = [
-      f"{_clipped(k)} = {_clipped(repr(before.get(k)))} (now "
-      f"{_clipped(repr(v))})"
+      f"{intact.clipped(k)} = {intact.clipped(repr(before.get(k)))} (now "
+      f"{intact.clipped(repr(v))})"
       for k, v in changed.items()
     ]
     # All records of an evaluation must come from one config.
@@ -316,8 +316,3 @@ def write_config(
       earlier = [*earlier, before]
     record |= {"earlier": earlier} if earlier else {}
   lines.write_whole(path, json.dumps(record, indent=2) + "\n")
-
-
-def _clipped(text: str) -> str:
-  """Of a damaged file a name may be of any length."""
-  return text if len(text) <= 300 else f"{text[:300]}..."

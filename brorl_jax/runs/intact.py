@@ -189,4 +189,9 @@ def one_line(error: BaseException) -> str:
 
 def _first_line(error: BaseException) -> str:
   lines = str(error).splitlines() or [type(error).__name__]
-  return lines[0] if len(lines[0]) <= 300 else f"{lines[0][:300]}..."
+  return clipped(lines[0])
+
+
+def clipped(text: str) -> str:
+  """The beginning of it: in a damaged file a name may be of any length."""
+  return text if len(text) <= 300 else f"{text[:300]}..."

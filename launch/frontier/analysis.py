@@ -5,9 +5,10 @@ the best for C with the tuning seed, and is a mean over other seeds. pass@1 is
 exact, of the prompts that are trained on.
 """
 
+import copy
 import dataclasses
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from launch.frontier import arms
 from launch.frontier.arms import Arm, reaches
 
 DRAWS = 2000  # of the bootstrap
-UNITS = 1e4  # in which p of a prompt is kept
 BINS = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 0.9, 1.0)  # of the histogram of p
 Results = Mapping[float, Mapping[str, Any]]  # by the power of the rate
 
@@ -85,13 +85,19 @@ class Cell:
   def values(self, budget: int, metric: str) -> list[float]:
     return [at(r, budget, metric) for r in self.at(budget)]
 
+  def only(self, seeds: Collection[int]) -> "Cell":
+    """The same with some of its seeds."""
+    part = copy.copy(self)
+    part.runs = {s: r for s, r in self.runs.items() if s in seeds}
+    return part
+
   def prompts(self, budget: int, side: str) -> np.ndarray:
     """[seeds, prompts], p at a budget; no row without a seed."""
     rows = []
     for run in self.at(budget):
       kept = run["prompts"]
       near = int(np.argmin(np.abs(np.array(kept["samples"]) - budget)))
-      rows.append(np.array(kept[side][near]) / UNITS)
+      rows.append(np.array(kept[side][near]) / arms.UNITS)
     return np.array(rows)
 
 

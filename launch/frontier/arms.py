@@ -25,6 +25,7 @@ LEAST = {
   "reasoning": 5 * 2**11,
 }
 TUNING_SEED = 100
+UNITS = 1e4  # in which p of a prompt is kept
 LOST, WON = 1e-4, 0.5  # p of a prompt
 _LONG = 100_000  # steps; the budget ends a run
 
@@ -65,7 +66,7 @@ class Arm:
   def name(self) -> str:
     """Of its folder. Budgets at a constant rate share a run."""
     what = (
-      f"{self.start.replace('/', '.')}" if self.start else "",
+      self.start.replace("/", "."),
       f"{self.task}-{self.pool}-n{self.n}-b{self.samples}-{self.advantage}",
       self.recipe,
       f"decayed{self.budget}" if self.decayed else "",
@@ -227,7 +228,7 @@ def measured(folder: pathlib.Path, data: pathlib.Path) -> dict[str, Any]:
   kept: list[int] = []
   if config["run"]["seed"] != TUNING_SEED:
     kept = budgets(np.array(points["samples"]), least)
-  in_ten_thousandths = lambda x: np.round(1e4 * x).astype(int).tolist()
+  in_ten_thousandths = lambda x: np.round(UNITS * x).astype(int).tolist()
   prompts = {
     "samples": [points["samples"][i] for i in kept],
     **{side: [in_ten_thousandths(p[side][i]) for i in kept] for side in p},

@@ -113,7 +113,7 @@ def go(e: Experiment) -> None:
   e.each(
     dataclasses.replace(r, budget=longer(_seconds(e.run(r)), float(seconds)))
     for r in runs
-    if not r.decayed and _seconds(e.run(r)) < seconds
+    if not (r.decayed or _is_same(r)) and _seconds(e.run(r)) < seconds
   )
 
 
@@ -161,7 +161,7 @@ def _stop(e: Experiment, rate: float) -> dict[str, Any]:
     "samples": points["samples"][-1],
     "rate": 2.0**rate,
     "prompts": len(train),
-    "in_reach": int(in_reach(np.array(train) / analysis.UNITS).sum()),
+    "in_reach": int(in_reach(np.array(train) / arms.UNITS).sum()),
     # In which the run that goes on generates the budget.
     "steps": round(points["step"][-1] * share),
     "train": train,
@@ -196,7 +196,7 @@ def numbers(results: pathlib.Path) -> dict[str, Any]:
   if "same" not in done:
     return out
   time = float(np.mean(done["same"].values(BUDGET, "busy_s")))
-  first = np.array(begun["train"]) / analysis.UNITS
+  first = np.array(begun["train"]) / arms.UNITS
   out["arms"] = [_arm(n, c, time, first) for n, c in done.items()]
   if "paper" in done:
     out["against"] = [

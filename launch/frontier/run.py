@@ -188,14 +188,13 @@ def main() -> None:
   parser.add_argument("--budget", type=float, default=2.0, help="hours")
   parser.add_argument("--scale", type=int, default=1)
   parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1)
-  parser.add_argument("--results", type=pathlib.Path)
   a = parser.parse_args()
   if a.scale < 1 or a.lanes < 1 or a.budget <= 0:
     parser.error("--scale and --lanes are at least 1, --budget is above 0")
   root = a.root.absolute()
   e = Experiment(
     root,
-    (a.results or root / "results").absolute(),
+    root / "results",
     a.scale,
     machine.Machine(a.lanes),
     time.monotonic() + 3600.0 * a.budget,

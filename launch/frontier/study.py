@@ -86,7 +86,7 @@ def at_budget(
   fixed = [c for c in cells if c.arm.n != "adaptive"]
   groups = {int(c.arm.n): c.prompts(budget, "train") for c in fixed}
   of_set = {
-    name: {int(c.arm.n): _rows(c, budget, seeds) for c in fixed}
+    name: {int(c.arm.n): c.only(seeds).prompts(budget, "train") for c in fixed}
     for name, seeds in SETS.items()
   }
   fewest = min(len(c.at(budget)) for c in cells)
@@ -106,13 +106,6 @@ def at_budget(
     },
     "foretold": foretold,
   }
-
-
-def _rows(cell: Cell, budget: int, seeds: Sequence[int]) -> np.ndarray:
-  part = Cell.__new__(Cell)
-  part.arm, part.tuning = cell.arm, cell.tuning
-  part.runs = {s: r for s, r in cell.runs.items() if s in seeds}
-  return part.prompts(budget, "train")
 
 
 def _cell(cell: Cell, budget: int, classes: Sequence[str]) -> dict[str, Any]:
