@@ -12,8 +12,8 @@ prompt, until four are right and four are wrong, with SAMPLES on average.
 
   plain   every group is trained on, one update per step, no KL term. What
           differs between arms is N, and nothing else.
-  whole   dynamic sampling, two updates per step, and a KL term whose reference
-          is reset: the recipe of BroRL
+  whole   dynamic sampling, two updates per step (one if a step has one prompt),
+          and a KL term whose reference is reset: the recipe of BroRL
   anchored
           every group is trained on, two updates per step, and a KL term so
           strong that no prompt is lost. Dynamic sampling keeps the KL term from
@@ -69,7 +69,8 @@ def get_config(which: str = "own/16/2048/maxrl/plain"):
   if recipe == "whole":
     c.filter.keep = "differ"
     c.filter.max_oversampling = 100
-    c.optim.minibatches = 2
+    prompts = c.sampling.groups or c.sampling.samples // c.sampling.n
+    c.optim.minibatches = min(2, prompts)
     c.reference.kl_weight = 1e-3
     c.reference.reset_every = 100
   if recipe == "anchored":

@@ -204,7 +204,8 @@ def measured(folder: pathlib.Path, data: pathlib.Path) -> dict[str, Any]:
   "points" has one value per checkpoint, the first of the start; "prompts" has
   p of each prompt in ten-thousandths: at the start and at each budget.
   """
-  config = json.loads((folder / "config.json").read_text())["config"]
+  run = json.loads((folder / "config.json").read_text())
+  config = run["config"]
   log = metrics.read_lines(folder / "metrics.jsonl")
   busy = np.cumsum([0.0, *(line["time/busy_s"] for line in log)])
   samples, least = generated(folder), LEAST[data.name]
@@ -233,7 +234,19 @@ def measured(folder: pathlib.Path, data: pathlib.Path) -> dict[str, Any]:
     "samples": [points["samples"][i] for i in kept],
     **{side: [in_ten_thousandths(p[side][i]) for i in kept] for side in p},
   }
-  return {"config": _kept(config), "points": points, "prompts": prompts}
+  return {
+    "config": _kept(config),
+    "machine": machine_of(run),
+    "points": points,
+    "prompts": prompts,
+  }
+
+
+def machine_of(run: Mapping[str, Any]) -> str:
+  """What its seconds are of: "AMD EPYC, jax 0.10.2"; from config.json."""
+  (device,) = run["machine"]["devices"]
+  what = run["machine"]["processor"] if device == "cpu" else device
+  return f"{what}, jax {run['versions']['jax']}"
 
 
 def chosen(steps: Sequence[int], at: np.ndarray, least: int) -> list[int]:

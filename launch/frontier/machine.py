@@ -54,7 +54,9 @@ def call(folder: pathlib.Path, cores: Iterable[int], *args: object) -> None:
   # Beside the folder: a run takes an empty one only.
   log = folder.with_name(f"{folder.name}.log")
   environment = os.environ | {
-    "PYTHONPATH": str(ROOT),
+    "PYTHONPATH": os.pathsep.join(
+      filter(None, (str(ROOT), os.environ.get("PYTHONPATH", "")))
+    ),
     "JAX_COMPILATION_CACHE_DIR": os.environ.get(
       "JAX_COMPILATION_CACHE_DIR", str(ROOT / "runs" / "compiled")
     ),

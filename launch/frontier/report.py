@@ -137,7 +137,7 @@ def write(results: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
   if data["plateau"]["arms"]:
     tables = [*plateau.tables(data), *tables]
   tables.append(cost_table())
-  body = [page.paragraph(_cost(), data)]
+  body = [page.paragraph(_cost(data), data)]
   body += [page.figure(one, folder) for one in drawn]
   body += [page.table(one, data) for one in tables]
   (folder / "index.html").write_text(page.document(TITLE, body))
@@ -146,15 +146,19 @@ def write(results: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
   return folder / "index.html"
 
 
-def _cost() -> list[Any]:
+def _cost(data: dict[str, Any]) -> list[Any]:
+  hours: list[Any] = []
+  for i, one in enumerate(data["cost"]["machines"]):
+    busy = Number(("cost", "machines", i, "hours"), "mean")
+    hours += ["; " if i else "", busy, f" of {one['name']}"]
   return [
     "All of it, the tuning of rates included: ",
     Number(("cost", "runs"), "count"),
     " runs, ",
     Number(("cost", "rollouts"), "count"),
-    " rollouts, ",
-    Number(("cost", "busy_hours"), "mean"),
-    " CPU-hours. Nothing here says what happens at 1.5 billion parameters.",
+    " rollouts. Hours of one core or of one GPU, shared with others: ",
+    *hours,
+    ". Nothing here says what happens at 1.5 billion parameters.",
   ]
 
 

@@ -48,6 +48,7 @@ class Question:
     samples: Of a step.
     recipe: As of an Arm.
     ns: Rollouts per prompt.
+    grid: Powers of 2 that are tried first as rates.
     decayed: Whether the rate falls to 0 with the budget. Then only the largest
       budget is run: each one would need runs of its own.
   """
@@ -58,6 +59,7 @@ class Question:
   samples: int = 2048
   recipe: str = "plain"
   ns: tuple[int | str, ...] = NS
+  grid: tuple[float, ...] = GRID
   decayed: bool = False
 
   def cells(self, doubled: int) -> list[Arm]:
@@ -100,7 +102,7 @@ THEN = (
 ANSWERS_WITH_STEPS = (
   Question(
     "reasoning", "puzzles", "tokens", samples=512, recipe="whole",
-    ns=(16, 64, 512),
+    ns=(16, 64, 512), grid=(-13.0, -12.0, -11.0),
   ),
 )  # fmt: skip
 # Questions, doubles of the smallest budget, seeds. The second of two doubles is
@@ -132,7 +134,12 @@ def answer(
   for task in dict.fromkeys(q.task for q in questions):
     ready(e, task)
   of = {cell: q for q in questions for cell in q.cells(doubled)}
-  best = tune(e, [*of], lambda cell: of[cell].budgets(doubled), lambda _: GRID)
+  best = tune(
+    e,
+    [*of],
+    lambda cell: of[cell].budgets(doubled),
+    lambda cell: of[cell].grid,
+  )
   e.each(
     dataclasses.replace(cell, power=power, seed=seed, budget=budget)
     for seed in seeds

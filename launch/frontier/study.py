@@ -160,12 +160,15 @@ def predicted(
 def cost(results: pathlib.Path) -> dict[str, Any]:
   """Of all runs, the tuning included, and of as many of a 1.5B policy."""
   every = [arms.read(path) or {} for path in sorted(results.glob("*.json"))]
-  points = [one["points"] for one in every if "points" in one]
-  rollouts = sum(p["samples"][-1] for p in points)
+  runs = [one for one in every if "points" in one]
+  rollouts = sum(one["points"]["samples"][-1] for one in runs)
+  hours = dict.fromkeys(sorted(one["machine"] for one in runs), 0.0)
+  for one in runs:
+    hours[one["machine"]] += one["points"]["busy_s"][-1] / 3600.0
   return {
-    "runs": len(points),
+    "runs": len(runs),
     "rollouts": rollouts,
-    "busy_hours": sum(p["busy_s"][-1] for p in points) / 3600.0,
+    "machines": [{"name": k, "hours": v} for k, v in hours.items()],
     "devices": [
       {"rollouts_per_hour": rate, "hours": rollouts / rate}
       for rate in PER_DEVICE_HOUR.values()

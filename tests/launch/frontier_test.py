@@ -285,8 +285,14 @@ def test_a_run_is_measured_at_its_checkpoints(tmp_path, monkeypatch):
   monkeypatch.setattr(exact, "of_run", of_run)
   for seed, kept in ((3, [0, 3200, 6400]), (arms.TUNING_SEED, [])):
     config["run"]["seed"] = seed
-    (folder / "config.json").write_text(json.dumps({"config": config}))
+    told = {
+      "config": config,
+      "machine": {"processor": "AMD EPYC", "devices": {"cpu": 1}},
+      "versions": {"jax": "0.10.2"},
+    }
+    (folder / "config.json").write_text(json.dumps(told))
     got = arms.measured(folder, data)
+    assert got["machine"] == "AMD EPYC, jax 0.10.2"
     assert got["points"]["step"] == [0, 32, 64]
     assert got["points"]["samples"] == [0, 2**16, 2**17]
     assert got["points"]["busy_s"] == [0.0, 16.0, 32.0]
@@ -321,6 +327,17 @@ def test_configs_say_what_their_names_say():
   for bad in ("own/16/2048/maxrl", "x/16/2048/maxrl/plain", "own/a/1/maxrl/"):
     with pytest.raises(ValueError, match="is not TASK/N/SAMPLES/ADVANTAGE"):
       frontier.get_config(bad)
+
+
+def test_each_arm_of_each_question_can_be_trained():
+  """With N = 512 and 512 samples a step has one prompt, and one update."""
+  every = [cell for q, doubled in run.questions() for cell in q.cells(doubled)]
+  for arm in [*every, *plateau.cells(40).values(), plateau.START]:
+    which = arms.config(arm, scale=1).split(":")[1]
+    settings.check_training(settings.typed(frontier.get_config(which)))
+  accelerator = {"processor": "AMD EPYC", "devices": {"NVIDIA H200": 1}}
+  told = {"machine": accelerator, "versions": {"jax": "0.11.2"}}
+  assert arms.machine_of(told) == "NVIDIA H200, jax 0.11.2"
 
 
 ARM = Arm("own", "hard", 16, 2048, "maxrl", power=-10.5, seed=3, budget=2**17)
@@ -402,6 +419,7 @@ def result(points, *, prompts=None, heldout=None, seed=0):
     }
   return {
     "config": {"run.seed": seed},
+    "machine": "AMD EPYC, jax 0.10.2",
     "points": {
       "step": [32 * k for k in points],
       "samples": samples,
@@ -772,6 +790,18 @@ def test_the_page_says_what_the_results_say(tmp_path, capsys):
   assert "The best N" in capsys.readouterr().out
 
 
+def test_what_it_cost_is_told_by_machine(tmp_path):
+  for name, machine, ks in (("a", "X", (0, 4)), ("b", "Y", (0, 36, 72))):
+    told = result(dict.fromkeys(ks, 0.1)) | {"machine": machine}
+    (tmp_path / f"{name}.json").write_text(json.dumps(told))
+  (tmp_path / "plateau.json").write_text("{}")
+  cost = study.cost(tmp_path)
+  assert (cost["runs"], cost["rollouts"]) == (2, 76 * 2**16)
+  assert cost["machines"] == [
+    {"name": "X", "hours": 40 / 3600}, {"name": "Y", "hours": 0.2},
+  ]  # fmt: skip
+
+
 def test_a_folder_without_results_is_named(tmp_path):
   with pytest.raises(
     SystemExit, match=r"x has no results: run launch/frontier"
@@ -789,8 +819,8 @@ def test_the_readme_has_the_tables_of_the_results():
   for line in (*summary.of_n(data), *summary.of_plateau(data)):
     assert line in text
   assert f"verdict: {data['plateau']['verdict']}" in text
-  hours = f"{data['cost']['busy_hours']:.1f} CPU-hours"
-  assert hours in text
+  for one in data["cost"]["machines"]:
+    assert f"{one['hours']:.1f} hours of an {one['name']}" in text
 
 
 def test_the_front_page_has_the_numbers_of_the_results():
