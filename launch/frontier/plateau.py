@@ -30,7 +30,7 @@ import math
 import os
 import pathlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -48,7 +48,9 @@ START = Arm("own", "large", 16, 1024, "tokens", "anchored", seed=200)
 STOPPED_GAIN, REACH = 0.01, (1 / 512, 1 / 16)  # of pass@1; of p
 MARGIN = 0.005  # of pass@1
 BUDGET = 2**19  # rollouts of an arm
-SEEDS = (0, 1, 2)
+# The verdict is that of all seeds; that of each set is given beside it.
+SETS = {"first": (0, 1, 2), "second": (3, 4, 5)}
+SEEDS = tuple(seed for some in SETS.values() for seed in some)
 GRID = (-12.0, -11.0, -10.0)  # powers of 2
 LONGEST = 8  # budgets that N = 16 may take to stop
 SQRT = math.log2(8) / 2  # the rate of 8 times the samples, as a power of 2
@@ -195,17 +197,36 @@ def numbers(results: pathlib.Path) -> dict[str, Any]:
   done = {name: c for name, c in named.items() if c.at(BUDGET)}
   if "same" not in done:
     return out
-  time = float(np.mean(done["same"].values(BUDGET, "busy_s")))
   first = np.array(begun["train"]) / arms.UNITS
+  time = _time(done)
   out["arms"] = [_arm(n, c, time, first) for n, c in done.items()]
   if "paper" in done:
-    out["against"] = [
-      _against(done["paper"], name, c, time, first)
-      for name, c in done.items()
-      if name != "paper"
-    ]
-    out["verdict"] = verdict({one["arm"]: one for one in out["against"]})
+    out["against"] = _all_against(done, first)
+    out["verdict"] = verdict(out["against"])
+    out["sets"] = []
+    for seeds in SETS.values():
+      part = {name: c.only(seeds) for name, c in done.items()}
+      if all(c.at(BUDGET) for c in part.values()):
+        against = _all_against(part, first)
+        told = {"verdict": verdict(against), "against": against}
+        out["sets"].append({"seeds": len(part["paper"].at(BUDGET)), **told})
   return out
+
+
+def _time(done: Mapping[str, Cell]) -> float:
+  """CPU-seconds in which `same` has generated the budget."""
+  return float(np.mean(done["same"].values(BUDGET, "busy_s")))
+
+
+def _all_against(
+  done: Mapping[str, Cell], first: np.ndarray
+) -> list[dict[str, Any]]:
+  """`paper` minus each other arm; `first` is each prompt's p at the start."""
+  return [
+    _against(done["paper"], name, c, _time(done), first)
+    for name, c in done.items()
+    if name != "paper"
+  ]
 
 
 def at_time(cell: Cell, seconds: float, metric: str) -> list[float]:
@@ -280,15 +301,17 @@ def difference(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
   }
 
 
-def verdict(against: dict[str, dict[str, Any]]) -> str:
+def verdict(every: Sequence[Mapping[str, Any]]) -> str:
   """supported, falsified or undecided, as the head of this file says."""
+  against = {one["arm"]: one for one in every}
   if not {"wide", "decayed"} <= set(against):
     return "undecided"
   both = [against["wide"], against["decayed"]]
   if any(one["heldout"]["mean"] <= MARGIN for one in both):
     return "falsified"
   ahead = all(
-    one["heldout"]["low"] > 0.0 and one["heldout_at_time"] > 0.0 for one in both
+    one["heldout"]["low"] > 0.0 and one["heldout_at_time"] > MARGIN
+    for one in both
   )
   wide = against["wide"]
   return (
@@ -324,10 +347,11 @@ def tables(data: dict[str, Any]) -> list[Table]:
   )  # fmt: skip
   if not test["against"]:
     return [ends]
-  return [ends, _differences(test["against"])]
+  return [ends, _differences(test)]
 
 
-def _differences(against: Sequence[dict[str, Any]]) -> Table:
+def _differences(test: Mapping[str, Any]) -> Table:
+  against = test["against"]
   rows: list[list[Any]] = []
   for i, one in enumerate(against):
     at = lambda *key, i=i: Number(("plateau", "against", i, *key), "signed")
@@ -344,9 +368,12 @@ def _differences(against: Sequence[dict[str, Any]]) -> Table:
     "minus", "held-out", "trained", "held-out at equal time", "began in reach",
     "others",
   ]  # fmt: skip
-  caption = [
+  caption: list[Any] = [
     "Differences of pass@1, paired and clustered by prompt. The claim is ",
     Number(("plateau", "verdict"), "value"),
-    ".",
   ]
+  for i, name in enumerate(SETS if len(test["sets"]) == len(SETS) else ()):
+    told = Number(("plateau", "sets", i, "verdict"), "value")
+    caption += [f"; with the {name} half of the seeds: ", told]
+  caption.append(".")
   return Table("N = 512 with 8 x samples, minus", caption, head, rows, 1)

@@ -666,14 +666,15 @@ GOOD = arm_against(0.02, 0.01, 0.01)
     (arm_against(0.005, 0.001, 0.01), GOOD, "falsified"),
     (GOOD, arm_against(-0.1, -0.2, 0.01), "falsified"),
     (arm_against(0.02, -0.01, 0.01), GOOD, "undecided"),
-    (arm_against(0.02, 0.01, -0.01), GOOD, "undecided"),
+    (arm_against(0.02, 0.01, 0.005), GOOD, "undecided"),
     (GOOD, arm_against(0.02, 0.01, -0.01), "undecided"),
     (arm_against(0.02, 0.01, 0.01, 0.01, 0.02), GOOD, "undecided"),
   ],
 )
 def test_the_verdict_is_what_was_written_down(wide, decayed, said):
-  assert plateau.verdict({"wide": wide, "decayed": decayed}) == said
-  assert plateau.verdict({"wide": wide}) == "undecided"
+  wide, decayed = wide | {"arm": "wide"}, decayed | {"arm": "decayed"}
+  assert plateau.verdict([wide, decayed]) == said
+  assert plateau.verdict([wide]) == "undecided"
 
 
 def test_an_arm_that_takes_half_the_time_gets_twice_the_rollouts():
@@ -778,6 +779,22 @@ def test_the_page_says_what_the_results_say(tmp_path, capsys):
   assert data["plateau"]["verdict"] in ("supported", "falsified", "undecided")
   assert len(data["plateau"]["arms"]) == 6
   assert len(data["plateau"]["against"]) == 5
+  assert [arm["seeds"] for arm in data["plateau"]["arms"]] == [6] * 6
+  second = data["plateau"]["sets"][1]
+  means = {}
+  for name in ("paper", "wide"):
+    arm = plateau.cells(40)[name]
+    rows = [
+      dataclasses.replace(arm, power=plateau.middle(name, -10.0), seed=seed)
+      for seed in (3, 4, 5)
+    ]
+    told = [arms.read(results / f"{row.name}.json") for row in rows]
+    means[name] = np.mean([one["prompts"]["heldout"][-1] for one in told])
+  (told,) = [one for one in second["against"] if one["arm"] == "wide"]
+  assert second["seeds"] == 3
+  assert told["heldout"]["mean"] == pytest.approx(
+    (means["paper"] - means["wide"]) / 1e4
+  )
   html = page.read_text()
   spans = re.findall(r'data-path="([^"]+)" data-kind="(\w+)">([^<]*)<', html)
   assert len(spans) > 100
@@ -791,8 +808,8 @@ def test_the_page_says_what_the_results_say(tmp_path, capsys):
 
 
 def test_what_it_cost_is_told_by_machine(tmp_path):
-  for name, machine, ks in (("a", "X", (0, 4)), ("b", "Y", (0, 36, 72))):
-    told = result(dict.fromkeys(ks, 0.1)) | {"machine": machine}
+  for name, where, ks in (("a", "X", (0, 4)), ("b", "Y", (0, 36, 72))):
+    told = result(dict.fromkeys(ks, 0.1)) | {"machine": where}
     (tmp_path / f"{name}.json").write_text(json.dumps(told))
   (tmp_path / "plateau.json").write_text("{}")
   cost = study.cost(tmp_path)
