@@ -3,7 +3,7 @@
 #
 #   bash launch/frontier.sh                  a first answer: 2 hours on 2 cores
 #   bash launch/frontier.sh --budget=10      goes on where it was, for 10 hours
-#   bash launch/frontier.sh --scale=4 --lanes=1     larger, for an accelerator
+#   bash launch/frontier.sh --scale=4 --lanes=4     larger, four at once on a GPU
 #
 # Run it again and it goes on where it was. WORKDIR= is where it goes (default
 # runs/frontier); PYTHON= and VENV= as in environment.sh. launch/frontier/README.md

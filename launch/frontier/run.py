@@ -199,6 +199,7 @@ def main() -> None:
   if a.scale < 1 or a.lanes < 1 or a.budget <= 0:
     parser.error("--scale and --lanes are at least 1, --budget is above 0")
   root = a.root.absolute()
+  machine.share_a_gpu(a.lanes)
   e = Experiment(
     root,
     root / "results",

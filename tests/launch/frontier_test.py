@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import json
+import os
 import pathlib
 import re
 
@@ -385,6 +386,20 @@ def test_the_command_of_an_arm(tmp_path, monkeypatch):
   assert got["policy.checkpoint"] == tmp_path / "plateau/policy"
   told = arms.flags(dataclasses.replace(falls, steps=7), tmp_path, scale=1)
   assert told["run.steps"] == told["optim.decay_steps"] == 7
+
+
+def test_runs_share_a_gpu_unless_the_user_says_how(monkeypatch):
+  mine, old = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"
+  for name in (mine, old):
+    monkeypatch.setenv(name, "")
+  machine.share_a_gpu(3)
+  assert os.environ[mine] == "0.250"
+  machine.share_a_gpu(2)
+  assert os.environ[mine] == "0.250"
+  monkeypatch.setenv(mine, "")
+  monkeypatch.setenv(old, "0.1")
+  machine.share_a_gpu(3)
+  assert os.environ[mine] == ""
 
 
 def test_what_fails_is_named_with_its_last_lines(tmp_path):
