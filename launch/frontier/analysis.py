@@ -17,7 +17,7 @@ from launch.frontier import arms
 from launch.frontier.arms import Arm, reaches
 
 DRAWS = 2000  # of the bootstrap
-BINS = (0.0, 1e-4, 1e-3, 1e-2, 0.1, 0.5, 0.9, 1.0)  # of the histogram of p
+BINS = (0.0, arms.LOST, 1e-3, 1e-2, 0.1, 0.5, 0.9, 1.0)  # of the histogram of p
 Results = Mapping[float, Mapping[str, Any]]  # by the power of the rate
 
 
@@ -172,10 +172,16 @@ def predicted(cells: Sequence[Cell], target: int) -> dict[str, Any] | None:
   return {"pass_at_1": values, "n": max(values, key=values.__getitem__)}
 
 
-def histogram(p: np.ndarray) -> list[float]:
-  """Share of the prompts in each of BINS, the last one closed."""
+def histogram(p: np.ndarray, lost: float) -> list[float]:
+  """Share of the prompts in each of BINS, the last one closed.
+
+  Args:
+    p: [seeds, prompts], to four places: too coarse for the first bin.
+    lost: Share of the prompts with p < LOST, which is the first bin.
+  """
   count, _ = np.histogram(p, BINS)
-  return (count / p.size).tolist()
+  share = (count / p.size).tolist()
+  return [lost, max(share[0] + share[1] - lost, 0.0), *share[2:]]
 
 
 def measures(p: np.ndarray) -> dict[str, float]:

@@ -189,6 +189,19 @@ def follow(e: Experiment) -> None:
     answer(e, questions, doubled, seeds)
 
 
+def keep_scale(root: pathlib.Path, scale: int) -> None:
+  """Refuses another scale: results of both would have the same names."""
+  path = root / "scale"
+  before = int(path.read_text()) if path.exists() else scale
+  if before != scale:
+    raise SystemExit(
+      f"{root} was begun with --scale={before}, not {scale}: give that again, "
+      "or another WORKDIR="
+    )
+  root.mkdir(parents=True, exist_ok=True)
+  lines.write_whole(path, f"{scale}\n")
+
+
 def main() -> None:
   parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
   parser.add_argument("root", type=pathlib.Path)
@@ -199,6 +212,7 @@ def main() -> None:
   if a.scale < 1 or a.lanes < 1 or a.budget <= 0:
     parser.error("--scale and --lanes are at least 1, --budget is above 0")
   root = a.root.absolute()
+  keep_scale(root, a.scale)
   machine.share_a_gpu(a.lanes)
   e = Experiment(
     root,

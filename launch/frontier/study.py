@@ -68,12 +68,15 @@ def question(
     "decayed": q.decayed,
     "ns": list(map(str, q.ns)),
     "budgets": told,
-    "curves": [curve(c) for c in cells],
+    "curves": [
+      curve(c, every[-1:] if q.decayed else analysis.budgets(q.task, 12))
+      for c in cells
+    ],
     "edges": [
       {"n": str(c.arm.n), "budget": b}
       for c in cells
       for b in q.budgets(doubled)
-      if c.tuning and c.power(b) is None
+      if analysis.best_power(c.tuning, b)[0] is not None and c.power(b) is None
     ],
   }
 
@@ -125,7 +128,7 @@ def _cell(cell: Cell, budget: int, classes: Sequence[str]) -> dict[str, Any]:
       "high": float(max(values)),
     }
   p = cell.prompts(budget, "train")
-  out["histogram"] = analysis.histogram(p)
+  out["histogram"] = analysis.histogram(p, out["lost"]["mean"])
   # As many prompts of each class, one class after the other.
   parts = np.split(p, len(classes), axis=1)
   out["classes"] = {
@@ -134,9 +137,8 @@ def _cell(cell: Cell, budget: int, classes: Sequence[str]) -> dict[str, Any]:
   return out
 
 
-def curve(cell: Cell) -> dict[str, Any]:
+def curve(cell: Cell, every: Sequence[int]) -> dict[str, Any]:
   """By budget, at the best rate of each; over seeds."""
-  every = analysis.budgets(cell.arm.task, 12)
   budgets = [b for b in every if cell.at(b)]
   out: dict[str, Any] = {"n": str(cell.arm.n), "budget": budgets}
   for name in ("pass_at_1", "best_at_256", "busy_s"):

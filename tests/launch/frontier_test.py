@@ -635,8 +635,42 @@ def test_the_largest_budget_is_predicted_from_those_below(
 
 
 def test_a_histogram_counts_lost_and_won():
-  p = np.array([[0.0, 5e-5, 5e-4, 0.05], [0.3, 0.7, 0.95, 1.0]])
-  assert analysis.histogram(p) == [0.25, 0.125, 0, 0.125, 0.125, 0.125, 0.25]
+  # .00006 was kept as .0001, and is lost.
+  p = np.array([[0.0, 1e-4, 5e-4, 0.05], [0.3, 0.7, 0.95, 1.0]])
+  got = analysis.histogram(p, 0.25)
+  assert got == [0.25, 0.125, 0, 0.125, 0.125, 0.125, 0.25]
+
+
+def test_only_what_was_tuned_is_at_an_edge(tmp_path):
+  cell = run.FIRST[0].cells(2)[0]
+  for power in (-11.0, -10.0, -9.0):
+    arm = dataclasses.replace(cell, power=power, seed=arms.TUNING_SEED)
+    path = tmp_path / f"{arm.name}.json"
+    path.write_text(json.dumps(result({0: 0.0, 1: 0.1 - abs(power + 11)})))
+  (one,) = study.question(tmp_path, run.FIRST[0], 2)["edges"]
+  assert one == {"n": "8", "budget": 2**16}
+
+
+def test_a_decayed_run_has_one_point(tmp_path):
+  """Before its end its rate is not that of a smaller budget."""
+  q = dataclasses.replace(run.FIRST[0], decayed=True)
+  for cell in q.cells(2):
+    for power in (-11.0, -10.0, -9.0):
+      told = result({k: 0.1 - 0.01 * abs(power + 10) for k in (0, 1, 2, 4)})
+      arm = dataclasses.replace(cell, power=power, seed=arms.TUNING_SEED)
+      (tmp_path / f"{arm.name}.json").write_text(json.dumps(told))
+    told = result(dict.fromkeys((0, 1, 2, 4), 0.1), prompts=[[1]] * 4)
+    arm = dataclasses.replace(cell, power=-10.0, seed=0)
+    (tmp_path / f"{arm.name}.json").write_text(json.dumps(told))
+  for one in study.question(tmp_path, q, 2)["curves"]:
+    assert one["budget"] == [2**18]
+
+
+def test_another_scale_wants_another_folder(tmp_path):
+  run.keep_scale(tmp_path / "x", 2)
+  run.keep_scale(tmp_path / "x", 2)
+  with pytest.raises(SystemExit, match=r"x was begun with --scale=2, not 3"):
+    run.keep_scale(tmp_path / "x", 3)
 
 
 def test_differences_are_those_of_scipy_on_prompts():
