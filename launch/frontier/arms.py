@@ -146,7 +146,15 @@ def flags(arm: Arm, root: pathlib.Path, *, scale: int) -> dict[str, object]:
 
 
 def read(path: pathlib.Path) -> dict[str, Any] | None:
-  return json.loads(path.read_text()) if path.exists() else None
+  """A result; None if there is none."""
+  if not path.exists():
+    return None
+  try:
+    return json.loads(path.read_text())
+  except ValueError as e:
+    raise SystemExit(
+      f"error: {path} is damaged ({e}); delete it, and its run goes on"
+    ) from None
 
 
 def summary(p: np.ndarray, answers: np.ndarray) -> dict[str, float]:

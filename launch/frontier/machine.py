@@ -1,13 +1,14 @@
 """Processes on the cores of this machine, and how far they are."""
 
 import concurrent.futures
+import contextlib
 import os
 import pathlib
 import queue
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 # Starts a process that ends when this one does. Not a preexec_fn, because jax
@@ -85,6 +86,15 @@ def call(folder: pathlib.Path, cores: Iterable[int], *args: object) -> None:
     if process.wait():
       tail = log.read_text().splitlines()[-3:]
       raise SystemExit(f"{folder} failed; {log} ends with:\n" + "\n".join(tail))
+
+
+@contextlib.contextmanager
+def one_line() -> Iterator[None]:
+  """Ends a command with one line if a file is in its way."""
+  try:
+    yield
+  except OSError as e:
+    raise SystemExit(f"error: {e.filename}: {e.strerror}") from None
 
 
 def say(text: str) -> None:

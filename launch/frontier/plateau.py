@@ -230,7 +230,12 @@ def _all_against(
 
 
 def at_time(cell: Cell, seconds: float, metric: str) -> list[float]:
-  """Of each seed when its steps have taken so many CPU-seconds."""
+  """Of each seed when its steps have taken so many CPU-seconds.
+
+  They are those in which `same` has generated the budget: that is its point.
+  """
+  if _is_same(cell.arm):
+    return cell.values(BUDGET, metric)
   return [
     float(np.interp(seconds, r["points"]["busy_s"], r["points"][metric]))
     for r in cell.at(BUDGET)

@@ -12,7 +12,7 @@ import matplotlib
 
 from brorl_jax.report import cells, figures, page
 from brorl_jax.report.cells import Number, Table
-from launch.frontier import draw, plateau, study
+from launch.frontier import draw, machine, plateau, study
 
 TITLE = "How many rollouts per prompt?"
 COLUMNS = (
@@ -121,7 +121,9 @@ def write(results: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
   """Writes the page and its files; returns the page."""
   data = study.numbers(results)
   if not data["questions"] and not data["plateau"]["arms"]:
-    raise SystemExit(f"{results} has no results: run launch/frontier.sh first")
+    raise SystemExit(
+      f"error: {results} has no results: run launch/frontier.sh first"
+    )
   folder.mkdir(parents=True, exist_ok=True)
   (folder / "frontier.json").write_text(json.dumps(data, indent=1) + "\n")
   some = data["questions"]
@@ -167,7 +169,8 @@ def main() -> None:
   parser.add_argument("results", type=pathlib.Path)
   parser.add_argument("folder", type=pathlib.Path)
   a = parser.parse_args()
-  print(write(a.results, a.folder))
+  with machine.one_line():
+    print(write(a.results, a.folder))
 
 
 if __name__ == "__main__":

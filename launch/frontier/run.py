@@ -21,6 +21,7 @@ Repeating the command resumes; what has a result is not run again.
 import argparse
 import dataclasses
 import json
+import math
 import os
 import pathlib
 import time
@@ -195,8 +196,8 @@ def keep_scale(root: pathlib.Path, scale: int) -> None:
   before = int(path.read_text()) if path.exists() else scale
   if before != scale:
     raise SystemExit(
-      f"{root} was begun with --scale={before}, not {scale}: give that again, "
-      "or another WORKDIR="
+      f"error: {root} was begun with --scale={before}, not {scale}: give that "
+      "again, or another WORKDIR="
     )
   root.mkdir(parents=True, exist_ok=True)
   lines.write_whole(path, f"{scale}\n")
@@ -209,10 +210,11 @@ def main() -> None:
   parser.add_argument("--scale", type=int, default=1)
   parser.add_argument("--lanes", type=int, default=os.cpu_count() or 1)
   a = parser.parse_args()
-  if a.scale < 1 or a.lanes < 1 or a.budget <= 0:
+  if a.scale < 1 or a.lanes < 1 or not 0 < a.budget < math.inf:
     parser.error("--scale and --lanes are at least 1, --budget is above 0")
   root = a.root.absolute()
-  keep_scale(root, a.scale)
+  with machine.one_line():
+    keep_scale(root, a.scale)
   machine.share_a_gpu(a.lanes)
   e = Experiment(
     root,
@@ -226,6 +228,9 @@ def main() -> None:
     say("all is done")
   except OutOfTime:
     say("the hours are spent; the same command goes on")
+  except KeyboardInterrupt:
+    say("interrupted; the same command goes on")
+    os._exit(130)  # the runs end with this process
 
 
 if __name__ == "__main__":

@@ -71,11 +71,12 @@ def tune(
     grid: Powers of 2 that are tried first.
   """
   tried = lambda c: analysis.by_power(e.results, c, arms.TUNING_SEED)
+  known = {c: tried(c) for c in cells}
   wanted = {
     (c, power): budgets(c)[-1]
     for c in cells
-    if not tried(c)
     for power in grid(c)
+    if power not in known[c]
   }
   while True:
     e.each(

@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -499,6 +500,14 @@ def test_rates_are_tried_until_the_best_is_between_two(
   assert tuned(e, 0) == {1: best} and len(ran) == len(tried)  # nothing new
 
 
+def test_a_grid_that_was_left_is_run_to_its_end(tmp_path, monkeypatch):
+  e, ran = experiment(tmp_path, lambda power, _: power / 100 + 1, monkeypatch)
+  one = dataclasses.replace(CELL, power=-11.0, seed=arms.TUNING_SEED)
+  e.each([dataclasses.replace(one, budget=2**16)])
+  tuned(e, 0)
+  assert [power for power, _, _ in ran[:4]] == [-11, -10, -9, -8]
+
+
 def test_an_optimum_at_the_edge_of_the_grid_is_refused(tmp_path, monkeypatch):
   e, ran = experiment(tmp_path, lambda power, _: 0.9 + power / 100, monkeypatch)
   assert tuned(e, 0) == {}
@@ -664,6 +673,49 @@ def test_a_decayed_run_has_one_point(tmp_path):
     (tmp_path / f"{arm.name}.json").write_text(json.dumps(told))
   for one in study.question(tmp_path, q, 2)["curves"]:
     assert one["budget"] == [2**18]
+
+
+def test_a_damaged_result_is_named(tmp_path):
+  (tmp_path / "x.json").write_text('{"points": [')
+  with pytest.raises(SystemExit, match=r"error: .*x\.json is damaged .*delete"):
+    arms.read(tmp_path / "x.json")
+  assert arms.read(tmp_path / "y.json") is None
+
+
+@pytest.mark.parametrize("bad", ["--budget=nan", "--budget=inf", "--lanes=0"])
+def test_what_no_run_can_do_is_refused(bad, tmp_path, monkeypatch, capsys):
+  monkeypatch.setattr(sys, "argv", ["run", str(tmp_path / "x"), bad])
+  with pytest.raises(SystemExit) as e:
+    run.main()
+  assert e.value.code == 2
+  assert "at least 1, --budget is above 0" in capsys.readouterr().err
+  assert not (tmp_path / "x").exists()
+
+
+def test_a_file_in_the_way_is_named(tmp_path, monkeypatch):
+  (tmp_path / "x").write_text("")
+  monkeypatch.setattr(sys, "argv", ["run", str(tmp_path / "x")])
+  with pytest.raises(
+    SystemExit, match=r"error: .*/x.*: Not a directory|exists"
+  ):
+    run.main()
+
+
+def test_at_equal_time_same_is_where_it_was(tmp_path):
+  """A seed that took less than the mean has no later point to be read at."""
+  times = {0: 90.0, 1: 110.0}
+  cell = plateau.cells(40)["same"]
+  for power in (-11.0, -10.0, -9.0):
+    arm = dataclasses.replace(cell, power=power, seed=arms.TUNING_SEED)
+    told = result({k: 0.5 - 0.01 * abs(power + 10) for k in (0, 8)})
+    (tmp_path / f"{arm.name}.json").write_text(json.dumps(told))
+  for seed, took in times.items():
+    told = result({0: 0.1, 8: 0.4 + seed / 10, 16: 0.9}, prompts=[[1]] * 3)
+    told["points"]["busy_s"] = [0.0, took, 2 * took]
+    arm = dataclasses.replace(cell, power=-10.0, seed=seed)
+    (tmp_path / f"{arm.name}.json").write_text(json.dumps(told))
+  got = plateau.at_time(analysis.Cell(tmp_path, cell, times), 100.0, "heldout")
+  assert got == pytest.approx([0.4, 0.5])
 
 
 def test_another_scale_wants_another_folder(tmp_path):
