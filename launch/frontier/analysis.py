@@ -120,14 +120,15 @@ def best_n(
   """
   rng = np.random.default_rng(seed)
   ns = sorted(groups)
-  count = groups[ns[0]].shape[1]
-  means = np.zeros((draws, len(ns)))
-  for k in range(draws):
-    prompts = rng.integers(count, size=count)
-    for i, n in enumerate(ns):
-      rows = groups[n]
-      some = rows[rng.integers(len(rows), size=len(rows))]
-      means[k, i] = some[:, prompts].mean()
+  # How often each one is drawn, as a share; then a draw is a weighted mean.
+  drawn = lambda count: (
+    rng.multinomial(count, np.full(count, 1 / count), size=draws) / count
+  )
+  prompts = drawn(groups[ns[0]].shape[1])
+  means = np.stack(
+    [((drawn(len(groups[n])) @ groups[n]) * prompts).sum(axis=1) for n in ns],
+    axis=1,
+  )
   won = np.array(ns)[means.argmax(axis=1)]
   low, high = np.percentile(won, [2.5, 97.5], method="closest_observation")
   return {
