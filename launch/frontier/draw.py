@@ -36,7 +36,8 @@ def title_of(q: Mapping[str, Any]) -> str:
   if q["samples"] != 2048:
     out += f", {q['samples']:,} samples per step"
   out += ", rate to 0" if q["decayed"] else ""
-  return out + (", whole recipe" if q["recipe"] == "whole" else "")
+  out += ", whole recipe" if q["recipe"] == "whole" else ""
+  return out + (", more values of N" if "adaptive" in q["ns"] else "")
 
 
 def frontier(

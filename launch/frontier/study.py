@@ -28,22 +28,15 @@ METRICS = (
 
 def numbers(results: pathlib.Path) -> dict[str, Any]:
   """All that there is so far."""
-  found: dict[str, dict[str, Any]] = {}
-  for q, doubled in run.questions():
-    one = question(results, q, doubled)
-    before = found.get(one["name"])
-    # Of two that differ in their N, or in the last budget: what says more.
-    if one["budgets"] and (before is None or _size(one) > _size(before)):
-      found[one["name"]] = one
+  found: dict[run.Question, dict[str, Any]] = {}
+  for q, doubled in run.questions():  # the largest budget first
+    if q not in found and (one := question(results, q, doubled))["budgets"]:
+      found[q] = one
   return {
     "questions": [*found.values()],
     "plateau": plateau.numbers(results),
     "cost": cost(results),
   }
-
-
-def _size(question: Mapping[str, Any]) -> int:
-  return len(question["ns"]) * len(question["budgets"])
 
 
 def question(
