@@ -15,5 +15,8 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 prepare requirements.txt
 workdir="$(absolute "${WORKDIR:-$root/runs/frontier}")"
 cd "$root"
+case " $* " in
+  *" -h "* | *" --help "*) exec "$python" -m launch.frontier.run --help ;;
+esac
 "$python" -m launch.frontier.run "$workdir" "$@"
 exec "$python" -m launch.frontier.report "$workdir/results" "$workdir/report"

@@ -203,7 +203,11 @@ def axes_of(count: int, *, height: float) -> tuple[Any, Sequence[Any]]:
 
 def legend(figure: Any, axes: Sequence[Any]) -> None:
   """One legend for all panels, outside them so that it hides no line."""
-  lines, labels = axes[0].get_legend_handles_labels()
+  every: dict[str, Any] = {}
+  for axis in axes:
+    for line, label in zip(*axis.get_legend_handles_labels(), strict=True):
+      every.setdefault(label, line)
+  labels, lines = [*every], [*every.values()]
   longest = max(map(len, labels)) + 8  # the line before it
   columns = max(1, min(len(labels), 4, _ROOM // longest))
   figure.legend(

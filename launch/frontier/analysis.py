@@ -183,12 +183,3 @@ def histogram(p: np.ndarray, lost: float) -> list[float]:
   count, _ = np.histogram(p, BINS)
   share = (count / p.size).tolist()
   return [lost, max(share[0] + share[1] - lost, 0.0), *share[2:]]
-
-
-def measures(p: np.ndarray) -> dict[str, float]:
-  """Of [seeds, prompts]."""
-  return {
-    "pass_at_1": float(p.mean()),
-    "worst_at_4": float((p**4).mean()),
-    "best_at_4": float((1 - (1 - p) ** 4).mean()),
-  }

@@ -9,6 +9,7 @@ from matplotlib import ticker
 
 from brorl_jax.report import figures
 from brorl_jax.report.figures import Figure
+from launch.frontier.plateau import LABELS
 
 TASKS = {
   "shared": "one rule for all prompts",
@@ -50,22 +51,29 @@ def frontier(
     some: At most ABREAST questions.
     file: Its name.
   """
-  figure, axes = figures.axes_of(3 * ABREAST, height=2.8)
+  figure, axes = figures.axes_of(4 * ABREAST, height=2.8)
   for i, q in enumerate(some):
     _curves(axes[i], q, "pass_at_1", "pass@1")
+    _envelope(axes[i], q)
     axes[i].set_title(_title(q))
     _curves(axes[ABREAST + i], q, "best_at_256", "best@256")
     _best(axes[2 * ABREAST + i], q)
+    seconds = axes[3 * ABREAST + i]
+    _curves(seconds, q, "pass_at_1", "pass@1", by="busy_s")
+    seconds.set_xlabel("CPU-seconds of the steps")
   for i, axis in enumerate(axes):
     if i % ABREAST >= len(some):
       axis.remove()
-  figures.legend(figure, axes)
+  # The panel with the most values of N first, for they are in order there.
+  figures.legend(figure, sorted(axes, key=lambda a: -len(a.get_lines())))
   figures.save(figure, folder / file)
   caption = (
     "Exact, of the trained prompts, by rollouts generated; each N at its best "
-    "rate by pass@1 for each budget; means over seeds and their range. Below: "
-    "the N with the best pass@1, with its 95 % interval over prompts and "
-    "seeds; crosses are what smaller budgets had predicted."
+    "rate by pass@1 for each budget; means over seeds and their range; dotted: "
+    "the best of all N; dashed: before training. Third row: the N with the "
+    "best pass@1, with its 95 % interval over prompts and seeds; crosses are "
+    "what smaller budgets had predicted. Last row: the same budgets by what "
+    "they cost."
   )
   return Figure(file, "Which N for which budget", caption)
 
@@ -81,21 +89,31 @@ def _title(q: Mapping[str, Any]) -> str:
   return f"{task},\n{', '.join(rest)}"
 
 
-def _curves(axis: Any, q: Mapping[str, Any], key: str, label: str) -> None:
+def _curves(
+  axis: Any, q: Mapping[str, Any], key: str, label: str, *, by: str = "budget"
+) -> None:
   for one in q["curves"]:
     if not one["budget"]:
       continue
     n, found = one["n"], one[key]
+    x = one[by] if by == "budget" else one[by]["mean"]
     axis.plot(
-      one["budget"], found["mean"], color=_COLOURS[n], marker=_MARKERS[n],
+      x, found["mean"], color=_COLOURS[n], marker=_MARKERS[n],
       ms=4, lw=1.5, label=n if n == "adaptive" else f"N = {n}",
     )  # fmt: skip
     axis.fill_between(
-      one["budget"], found["low"], found["high"], color=_COLOURS[n],
+      x, found["low"], found["high"], color=_COLOURS[n],
       alpha=0.15, lw=0,
     )  # fmt: skip
+  axis.axhline(q["start"][key], color="C7", ls="--", lw=1)
   _thousands(axis)
   axis.set_ylabel(label)
+
+
+def _envelope(axis: Any, q: Mapping[str, Any]) -> None:
+  """The best of all N at each budget that all of them have reached."""
+  best = [max(c["pass_at_1"]["mean"] for c in b["cells"]) for b in q["budgets"]]
+  axis.plot([b["budget"] for b in q["budgets"]], best, "k:", lw=3, alpha=0.5)
 
 
 def _best(axis: Any, q: Mapping[str, Any]) -> None:
@@ -112,7 +130,10 @@ def _best(axis: Any, q: Mapping[str, Any]) -> None:
   ]
   if told:
     at, n = zip(*told, strict=True)
-    axis.plot(at, list(map(float, n)), "x", color="C3", ms=9, mew=2)
+    # Beside the point, not on the end of its interval.
+    axis.plot(
+      np.array(at) * 1.12, [*map(float, n)], "x", color="C3", ms=9, mew=2
+    )
   axis.set_yscale("log", base=2)
   fixed = [int(n) for n in q["ns"] if n.isdigit()]
   axis.set(yticks=fixed, ylim=(min(fixed) / 1.5, max(fixed) * 1.5))
@@ -147,3 +168,38 @@ def interference(
     "each began at .001 or above (but for the impossible ones of mixed pools)."
   )
   return Figure("interference.png", "Winners and losers", caption)
+
+
+def plateau(folder: pathlib.Path, test: Mapping[str, Any]) -> Figure:
+  """Each arm of the test, and what `paper` is ahead of it by."""
+  figure, axes = figures.axes_of(2, height=2.9)
+  ends, ahead = axes
+  for i, arm in enumerate(test["arms"]):
+    ends.plot(arm["heldout_by_seed"], [i] * arm["seeds"], "o", color="C7", ms=4)
+    ends.plot(arm["heldout"], i, "ks", ms=6)
+    ends.plot(arm["heldout_at_time"], i, "x", color="C3", ms=8, mew=2)
+  ends.set_yticks(
+    range(len(test["arms"])), [LABELS[arm["arm"]] for arm in test["arms"]]
+  )
+  ends.set_xlabel("held-out pass@1 (squares; cross: at equal time)")
+  for i, one in enumerate(test["against"]):
+    for side, down, colour in (("heldout", 0.0, "k"), ("train", 0.25, "C0")):
+      told = one[side]
+      half = [[told["mean"] - told["low"]], [told["high"] - told["mean"]]]
+      ahead.errorbar(
+        told["mean"], i + down, xerr=half, fmt="o", color=colour, capsize=3
+      )
+  ahead.axvline(0.0, color="k", lw=1)
+  ahead.set_yticks(
+    range(len(test["against"])), [LABELS[one["arm"]] for one in test["against"]]
+  )
+  ahead.set_xlabel(f"{LABELS['paper']}, minus it")
+  for axis in axes:
+    axis.invert_yaxis()
+  figures.save(figure, folder / "plateau.png")
+  caption = (
+    "After equal rollouts. Small dots are seeds. Right: differences with their "
+    "95 % interval, paired and clustered by prompt; black on held-out prompts, "
+    "blue on trained ones."
+  )
+  return Figure("plateau.png", "From where N = 16 had stopped", caption)

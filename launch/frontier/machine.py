@@ -94,7 +94,8 @@ def one_line() -> Iterator[None]:
   try:
     yield
   except OSError as e:
-    raise SystemExit(f"error: {e.filename}: {e.strerror}") from None
+    where = f"{e.filename}: " if e.filename else ""
+    raise SystemExit(f"error: {where}{e.strerror or e}") from None
 
 
 def say(text: str) -> None:

@@ -199,7 +199,12 @@ def numbers(results: pathlib.Path) -> dict[str, Any]:
     return out
   first = np.array(begun["train"]) / arms.UNITS
   time = _time(done)
-  out["arms"] = [_arm(n, c, time, first) for n, c in done.items()]
+  told = arms.read(results / "predictions" / "plateau.json") or {}
+  expected = told.get("heldout_minus_start", {})
+  out["arms"] = [
+    _arm(n, c, time, first) | {"expected": expected.get(n)}
+    for n, c in done.items()
+  ]
   if "paper" in done:
     out["against"] = _all_against(done, first)
     out["verdict"] = verdict(out["against"])
@@ -258,6 +263,10 @@ def _arm(
     "train": float(train.mean()),
     "heldout": float(heldout.mean()),
     "heldout_by_seed": heldout.mean(axis=1).tolist(),
+    "heldout_gain": float(
+      heldout.mean()
+      - np.mean([r["points"]["heldout"][0] for r in cell.at(BUDGET)])
+    ),
     "in_reach": float(train[:, near].mean()),
     "others": float(train[:, ~near].mean()),
     "lost": float(np.mean(cell.values(BUDGET, "lost"))),
@@ -333,7 +342,8 @@ def tables(data: dict[str, Any]) -> list[Table]:
   count = Number((*path, "start", "prompts"), "count")
   columns = (
     ("rate", "rate", "rate"), ("seeds", "seeds", "count"),
-    ("held-out", "heldout", "decimal"), ("trained", "train", "decimal"),
+    ("held-out", "heldout", "decimal"), ("gain", "heldout_gain", "signed"),
+    ("gain expected", "expected", "signed"), ("trained", "train", "decimal"),
     ("began in reach", "in_reach", "decimal"), ("others", "others", "decimal"),
     ("lost, %", "lost", "percent1"), ("CPU-s", "busy_s", "mean"),
     ("held-out at equal time", "heldout_at_time", "decimal"),
@@ -341,7 +351,8 @@ def tables(data: dict[str, Any]) -> list[Table]:
   ends = Table(
     "From where N = 16 had stopped",
     ["N = 16 stopped at pass@1 ", start, ", with ", near, " of ", count,
-     " prompts in [1/512, 1/16]. After equal rollouts; means over seeds."],
+     " prompts in [1/512, 1/16]. After equal rollouts; means over seeds. What "
+     "was expected was written down before any arm ran."],
     ["", *(head for head, _, _ in columns)],
     [
       [LABELS[one["arm"]]]

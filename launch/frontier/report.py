@@ -122,22 +122,24 @@ def write(results: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
   data = study.numbers(results)
   if not data["questions"] and not data["plateau"]["arms"]:
     raise SystemExit(
-      f"error: {results} has no results: run launch/frontier.sh first"
+      f"error: {results} answers no question yet, for one wants all of its N: "
+      "run bash launch/frontier.sh, which goes on where it was"
     )
   folder.mkdir(parents=True, exist_ok=True)
   (folder / "frontier.json").write_text(json.dumps(data, indent=1) + "\n")
-  some = data["questions"]
+  some, tested = data["questions"], bool(data["plateau"]["arms"])
   tables, drawn = [], []
   with matplotlib.rc_context(figures.STYLE):
+    for i in range(0, len(some), draw.ABREAST):
+      file = f"frontier{i // draw.ABREAST or ''}.png"
+      drawn.append(draw.frontier(folder, some[i : i + draw.ABREAST], file))
     if some:
-      for i in range(0, len(some), draw.ABREAST):
-        file = f"frontier{i // draw.ABREAST or ''}.png"
-        drawn.append(draw.frontier(folder, some[i : i + draw.ABREAST], file))
       drawn.append(draw.interference(folder, some))
       tables.append(best_table(data))
       tables += [question_table(data, i) for i in range(len(some))]
-  if data["plateau"]["arms"]:
-    tables = [*plateau.tables(data), *tables]
+    if tested:
+      drawn.append(draw.plateau(folder, data["plateau"]))
+      tables = [*plateau.tables(data), *tables]
   tables.append(cost_table())
   body = [page.paragraph(_cost(data), data)]
   body += [page.figure(one, folder) for one in drawn]

@@ -60,6 +60,7 @@ def question(
     "recipe": q.recipe,
     "decayed": q.decayed,
     "ns": list(map(str, q.ns)),
+    "start": start(cells),
     "budgets": told,
     "curves": [
       curve(c, every[-1:] if q.decayed else analysis.budgets(q.task, 12))
@@ -72,6 +73,14 @@ def question(
       if analysis.best_power(c.tuning, b)[0] is not None and c.power(b) is None
     ],
   }
+
+
+def start(cells: Sequence[Cell]) -> dict[str, float] | None:
+  """Before any training; None if nothing was run."""
+  for cell in cells:
+    for one in cell.tuning.values():
+      return {k: one["points"][k][0] for k in ("pass_at_1", "best_at_256")}
+  return None
 
 
 def at_budget(

@@ -55,8 +55,8 @@ def of_n(data: Mapping[str, Any]) -> list[str]:
 def of_plateau(data: Mapping[str, Any]) -> list[str]:
   """The arms, and what N = 512 with 8 times the samples is ahead by."""
   head = [
-    "from where N = 16 had stopped", "rate", "held-out", "trained",
-    "of those in reach", "held-out at equal time",
+    "from where N = 16 had stopped", "rate", "held-out", "gain",
+    "expected", "trained", "of those in reach", "held-out at equal time",
     "N = 512, 8 x samples, minus it",
   ]  # fmt: skip
   out = [row(head), row(["---"] * len(head)).replace(" ", "")]
@@ -71,6 +71,8 @@ def of_plateau(data: Mapping[str, Any]) -> list[str]:
       plateau.LABELS[arm["arm"]],
       f"{arm['rate']:.2g}",
       short(arm["heldout"]),
+      f"{arm['heldout_gain']:+.3f}",
+      "" if arm["expected"] is None else f"{arm['expected']:+.2f}",
       short(arm["train"]),
       short(arm["in_reach"]),
       short(arm["heldout_at_time"]),

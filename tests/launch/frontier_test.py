@@ -6,7 +6,10 @@ import json
 import os
 import pathlib
 import re
+import subprocess
 import sys
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -190,6 +193,37 @@ TINY = Policy(
 )
 
 
+def test_what_is_written_are_the_pools_and_their_twins(tmp_path, monkeypatch):
+  aimed = {"hard": 0.01, "medium": 0.1, "easy": 0.5, "impossible": 0.0}
+  made = prepare.TASKS["own"](count=1024, seed=0)
+  taught_with = {}
+  monkeypatch.setattr(taught, "teach", lambda *a, **k: taught_with.update(k))
+  monkeypatch.setattr(
+    exact, "pass_rates", lambda *_: np.array([aimed[p.wanted] for p in made])
+  )
+  prepare.prepare(tmp_path, "own", scale=1)
+  assert (taught_with["width"], taught_with["layers"]) == (64, 2)
+  of = lambda name: [
+    *map(json.loads, (tmp_path / name).read_text().split("\n")[:-1])
+  ]
+  twin = {p.train.question: p.heldout.question for p in made}
+  for pool, count in {
+    "hard": 128,
+    "easy": 128,
+    "mixed": 128,
+    "large": 256,
+  }.items():
+    train, held = of(f"{pool}.jsonl"), of(f"{pool}-heldout.jsonl")
+    assert len(train) == len(held) == count
+    assert [one["prompt"] for one in held] == [
+      twin[one["prompt"]] for one in train
+    ]
+    assert not {one["prompt"] for one in train} & {
+      one["prompt"] for one in held
+    }
+  assert (tmp_path / "done").exists()
+
+
 def test_probabilities_are_those_of_the_policy(monkeypatch):
   monkeypatch.setattr(exact, "_AT_ONCE", 2)  # of three prompts
   params = TINY.init(jax.random.key(0))
@@ -342,6 +376,24 @@ def test_each_arm_of_each_question_can_be_trained():
   assert arms.machine_of(told) == "NVIDIA H200, jax 0.11.2"
 
 
+def test_recipes_differ_in_what_they_say():
+  of = lambda which: settings.typed(frontier.get_config(which))
+  plain, whole, anchored = (
+    of(f"own/16/2048/tokens/{recipe}") for recipe in frontier.RECIPES
+  )
+  weights = [c.reference.kl_weight for c in (plain, whole, anchored)]
+  assert weights == [0.0, 1e-3, 0.6]
+  assert (whole.reference.reset_every, anchored.reference.reset_every) == (
+    100, 100_000,
+  )  # fmt: skip
+  assert {c.optim.warmup for c in (plain, whole, anchored)} == {2}
+  assert {c.theory.prompts for c in (plain, whole, anchored)} == {0}
+  one = of("reasoning/512/512/tokens/whole")
+  assert (one.optim.minibatches, one.eval.temperature) == (1, 1.0)
+  few = of("own/adaptive/128/tokens/plain")
+  assert few.sampling.groups == 4
+
+
 ARM = Arm("own", "hard", 16, 2048, "maxrl", power=-10.5, seed=3, budget=2**17)
 
 
@@ -387,6 +439,47 @@ def test_the_command_of_an_arm(tmp_path, monkeypatch):
   assert got["policy.checkpoint"] == tmp_path / "plateau/policy"
   told = arms.flags(dataclasses.replace(falls, steps=7), tmp_path, scale=1)
   assert told["run.steps"] == told["optim.decay_steps"] == 7
+
+
+def test_lanes_have_cores_of_their_own(monkeypatch):
+  monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 7})
+  both, seen = threading.Barrier(2, timeout=30), []
+
+  def do(what, cores):
+    both.wait()  # a lane that waits leaves the other one to the next
+    seen.append((what, frozenset(cores)))
+
+  machine.Machine(2).each(do, ["a", "b"])
+  assert {what for what, _ in seen} == {"a", "b"}
+  assert {cores for _, cores in seen} == {frozenset({3}), frozenset({5})}
+  machine.Machine(1).each(lambda _, cores: seen.append(cores), ["c"])
+  assert seen[-1] == {3, 5, 7}
+
+
+def test_a_run_has_its_cores_and_ends_with_its_parent(tmp_path):
+  core = min(os.sched_getaffinity(0))
+  child = (
+    "import os, time; print(os.getpid(), os.sched_getaffinity(0), flush=True)"
+  )
+  parent = (
+    "import pathlib; from launch.frontier import machine; "
+    f"machine.call(pathlib.Path({str(tmp_path / 'x')!r}), {{{core}}}, '-c', "
+    f"{child + '; time.sleep(60)'!r})"
+  )
+  process = subprocess.Popen([sys.executable, "-c", parent], cwd=machine.ROOT)
+  log, end = tmp_path / "x.log", time.monotonic() + 60
+  while not (log.exists() and log.read_text().endswith("\n")):
+    assert time.monotonic() < end and process.poll() is None
+    time.sleep(0.1)
+  pid, cores = log.read_text().split(" ", 1)
+  process.kill()
+  process.wait()
+  assert eval(cores) == {core}
+  while pathlib.Path("/proc", pid).exists() and " Z " not in (
+    pathlib.Path("/proc", pid, "stat").read_text()
+  ):
+    assert time.monotonic() < end
+    time.sleep(0.1)
 
 
 def test_runs_share_a_gpu_unless_the_user_says_how(monkeypatch):
@@ -583,6 +676,92 @@ def test_a_decayed_rate_is_run_for_the_largest_budget_alone(
   assert all("decayed262144" in name for name in names) and len(names) == 4
 
 
+def test_stages_go_in_their_order_and_are_predicted_first(monkeypatch):
+  did = []
+  for name in ("predict", "answer"):
+    monkeypatch.setattr(
+      run, name, lambda e, qs, *rest, name=name: did.append((name, qs, *rest))
+    )
+  monkeypatch.setattr(run, "ready", lambda *_: None)
+  monkeypatch.setattr(plateau, "go", lambda _: did.append(("plateau",)))
+  e = tuning.Experiment(
+    pathlib.Path("x"), pathlib.Path("x"), 1, machine.Machine(1), 0.0
+  )
+  run.follow(e)
+  want = [
+    (name, *stage) for stage in run.STAGES for name in ("predict", "answer")
+  ]
+  assert did == [*want[:2], ("plateau",), *want[2:]]
+  seeds = {seed for _, _, some in run.STAGES for seed in some}
+  assert not {arms.TUNING_SEED, plateau.START.seed} & {*seeds, *plateau.SEEDS}
+  assert plateau.START.seed != arms.TUNING_SEED
+
+
+def test_the_command_says_how_long_how_large_and_where(tmp_path, monkeypatch):
+  seen = []
+  monkeypatch.setattr(run, "follow", seen.append)
+  monkeypatch.setattr(machine, "share_a_gpu", lambda _: None)
+  command = ["run", str(tmp_path / "x"), "--budget=2", "--scale=3"]
+  monkeypatch.setattr(sys, "argv", command)
+  run.main()
+  (e,) = seen
+  assert e.deadline - time.monotonic() == pytest.approx(7200, abs=60)
+  assert (e.scale, e.results) == (3, tmp_path / "x" / "results")
+
+
+def test_a_decayed_question_is_not_predicted(tmp_path, monkeypatch):
+  e, _ = experiment(tmp_path, lambda p, k: 0.5 - abs(p + 10) / 99, monkeypatch)
+  (tmp_path / "own").mkdir()
+  (tmp_path / "own" / "done").touch()
+  q = run.Question("own", "hard", "maxrl", ns=(8,))
+  run.answer(e, [q], 2, (0,))
+  run.predict(e, [dataclasses.replace(q, decayed=True)], 3, (0,))
+  assert not (e.results / "predictions").exists()
+
+
+def test_the_arms_of_the_plateau_are_tuned_run_and_made_to_last(
+  tmp_path, monkeypatch
+):
+  """N = 512 takes half the time of N = 16 here."""
+  ran, exported = [], []
+
+  def fake(arm, cores, *, root, path, scale):
+    ran.append(arm)
+    middle = -10.0 + {8192: plateau.SQRT, 4096: 1.0}.get(arm.samples, 0.0)
+    ks = [k for k in (0, 4, 8, 10, 17) if k * 2**16 <= arm.budget]
+    level = float(0.4 - 0.01 * abs(arm.power - middle))
+    found = result(dict.fromkeys(ks, level), prompts=[[100, 9000]] * len(ks))
+    if arm.n == 512:
+      found["points"]["busy_s"] = [5.0 * k for k in ks]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found))
+    return found
+
+  monkeypatch.setattr(arms, "run", fake)
+  monkeypatch.setattr(machine, "call", lambda *a: exported.append(a))
+  lanes = machine.Machine(1)
+  e = tuning.Experiment(tmp_path, tmp_path / "results", 1, lanes, float("inf"))
+  plateau.go(e)
+  begun = arms.read(e.results / "plateau.json")
+  assert begun is not None and begun["stopped"]
+  assert (begun["in_reach"], begun["prompts"], begun["steps"]) == (1, 2, 256)
+  assert exported[0][-1].endswith(
+    f"runs/{plateau.START.name.replace('-11', '-10')}"
+  )
+  every = {arm: name for name, arm in plateau.cells(256).items()}
+  of = lambda arm: every[dataclasses.replace(arm, power=0, seed=0, budget=(
+    arm.budget if arm.decayed else 0))]  # fmt: skip
+  after = [arm for arm in ran if arm.start]
+  last = [(of(arm), arm.budget) for arm in after if arm.seed == 5]
+  assert last[:6] == [(name, plateau.BUDGET) for name in every.values()]
+  # Those that take half the time get twice the rollouts, and 5 % more.
+  assert last[6:] == [("paper", 17 * 2**16), ("equal", 17 * 2**16)]
+  tuned = {of(arm): arm.power for arm in after if arm.seed == 5}
+  assert tuned == pytest.approx(
+    {name: plateau.middle(name, -10.0) for name in every.values()}
+  )
+
+
 # --------------------------------------------------------------- the statistics
 
 
@@ -648,6 +827,54 @@ def test_a_histogram_counts_lost_and_won():
   p = np.array([[0.0, 1e-4, 5e-4, 0.05], [0.3, 0.7, 0.95, 1.0]])
   got = analysis.histogram(p, 0.25)
   assert got == [0.25, 0.125, 0, 0.125, 0.125, 0.125, 0.25]
+
+
+def test_measures_at_a_budget_by_hand(tmp_path):
+  """N = 8: half of the prompts are sure; N = 32: all at .6, .4 in odd seeds."""
+  q = run.Question("own", "hard", "maxrl", ns=(8, 32))
+  cells = []
+  for cell in q.cells(0):
+    for power in (-11.0, -10.0, -9.0):
+      told = result({0: 0.0, 1: 0.5 - 0.01 * abs(power + 10)})
+      arm = dataclasses.replace(cell, power=power, seed=arms.TUNING_SEED)
+      (tmp_path / f"{arm.name}.json").write_text(json.dumps(told))
+    for seed in range(4):
+      p = [10_000, 0] if cell.n == 8 else [6000 - 2000 * (seed % 2)] * 2
+      told = result({0: 0.0, 1: 0.5}, prompts=[[0, 0], p])
+      arm = dataclasses.replace(cell, power=-10.0, seed=seed)
+      (tmp_path / f"{arm.name}.json").write_text(json.dumps(told))
+    cells.append(analysis.Cell(tmp_path, cell, study.SEEDS))
+  got = study.at_budget(cells, 2**16, None)
+  assert {name: one["n"] for name, one in got["sets"].items()} == {
+    "even": 32, "odd": 8,
+  }  # fmt: skip
+  assert got["best_worst_at_4"]["n"] == 8  # .5 against (.6^4 + .4^4) / 2
+  assert got["best_best_at_4"]["n"] == 32
+  assert got["seeds"] == 4 and got["foretold"] is None
+
+
+def test_the_gain_of_prompts_in_reach_by_hand(tmp_path):
+  """p at the start: .01 is in [1/512, 1/16], .5 and .0001 are not."""
+  first = np.array([0.01, 0.5, 0.0001])
+  made = {}
+  for name, p in (("paper", [4000, 6000, 2000]), ("wide", [1000, 7000, 1000])):
+    arm = plateau.cells(40)[name]
+    for power in (-11.0, -10.0, -9.0):
+      told = result({k: 0.5 - 0.01 * abs(power + 10) for k in (0, 8)})
+      of = dataclasses.replace(arm, power=power, seed=arms.TUNING_SEED)
+      (tmp_path / f"{of.name}.json").write_text(json.dumps(told))
+    told = result({0: 0.1, 8: 0.5}, prompts=[[0] * 3, p])
+    of = dataclasses.replace(arm, power=-10.0, seed=0)
+    (tmp_path / f"{of.name}.json").write_text(json.dumps(told))
+    made[name] = analysis.Cell(tmp_path, arm, (0,))
+  got = plateau._against(made["paper"], "wide", made["wide"], 1.0, first)
+  assert got["in_reach"] == pytest.approx(0.3)
+  assert got["others"] == pytest.approx(0.0)
+  assert got["train"]["mean"] == pytest.approx(0.1)
+  arm = plateau._arm("wide", made["wide"], 1.0, first)
+  assert arm["in_reach"] == pytest.approx(0.1)
+  # From .1 at the start: the mean of its prompts is .3.
+  assert arm["heldout_gain"] == pytest.approx(0.2)
 
 
 def test_only_what_was_tuned_is_at_an_edge(tmp_path):
@@ -889,7 +1116,9 @@ def test_the_page_says_what_the_results_say(tmp_path, capsys):
       dataclasses.replace(arm, power=plateau.middle(name, -10.0), seed=seed)
       for seed in (3, 4, 5)
     ]
-    told = [arms.read(results / f"{row.name}.json") for row in rows]
+    told = [
+      json.loads((results / f"{row.name}.json").read_text()) for row in rows
+    ]
     means[name] = np.mean([one["prompts"]["heldout"][-1] for one in told])
   (told,) = [one for one in second["against"] if one["arm"] == "wide"]
   assert second["seeds"] == 3
@@ -903,7 +1132,7 @@ def test_the_page_says_what_the_results_say(tmp_path, capsys):
     path = [int(k) if k.isdigit() else k for k in pointer.split("/")[1:]]
     number = cells.Number(tuple(path), kind)
     assert text == cells.written(number, data).replace("<", "&lt;")
-  assert html.count("<img ") == 2 and "N = 512, 8 x samples" in html
+  assert html.count("<img ") == 3 and "N = 512, 8 x samples" in html
   assert "1.5 billion parameters" in html
   assert "The best N" in capsys.readouterr().out
 
@@ -922,7 +1151,7 @@ def test_what_it_cost_is_told_by_machine(tmp_path):
 
 def test_a_folder_without_results_is_named(tmp_path):
   with pytest.raises(
-    SystemExit, match=r"x has no results: run launch/frontier"
+    SystemExit, match=r"x answers no question yet, .* run bash launch/frontier"
   ):
     report.write(tmp_path / "x", tmp_path / "report")
 
@@ -945,22 +1174,22 @@ def test_the_front_page_has_the_numbers_of_the_results():
   """Of what is compared each rate was tuned, at the budget that is named."""
   text = (FRONTIER.parents[1] / "README.md").read_text().replace("**", "")
   data = study.numbers(FRONTIER / "results")
-  named = {q["name"]: q for q in data["questions"]}
-  for question, budget in (
-    ("own-hard-maxrl-2048-plain", 2**16),
-    ("own-hard-maxrl-2048-plain", 2**18),
-    ("own-hard-maxrl-2048-plain", 2**19),
-    ("own-hard-leave_one_out-2048-plain", 2**18),
-    ("shared-hard-maxrl-2048-plain", 2**15),
+  ns = ["8", "32", "128", "512"]
+  named = {q["name"]: q for q in data["questions"] if q["ns"] == ns}
+  for question, budget, seeds in (
+    ("own-hard-maxrl-2048-plain", 2**16, 5),
+    ("own-hard-maxrl-2048-plain", 2**18, 5),
+    ("own-hard-maxrl-2048-plain", 2**20, 5),
+    ("own-hard-leave_one_out-2048-plain", 2**19, 2),
+    ("own-hard-grpo-2048-plain", 2**18, 2),
+    ("shared-hard-maxrl-2048-plain", 2**16, 5),
   ):
     (told,) = [b for b in named[question]["budgets"] if b["budget"] == budget]
     rates = {c["n"]: c["pass_at_1"]["mean"] for c in told["cells"]}
-    row = [summary.short(rates[n]) for n in ("8", "32", "128", "512")]
-    assert f"{budget // 1000:,},000 | {' | '.join(row)} |" in text.replace(
-      "66,000", "65,000"
-    ).replace("33,000", "32,000")
-    assert told["seeds"] == 2
-  assert "its own tuned rate" in text and "two seeds" in text
+    row = [summary.short(rates[n]) for n in ns]
+    assert f"{round(budget, -3):,} | {' | '.join(row)} |" in text
+    assert told["seeds"] == seeds
+  assert "its own tuned rate" in text and "five seeds" in text
   said = " ".join(text.split())
   assert f"lifts a plateau is {data['plateau']['verdict']} there" in said
   assert "1.5 billion parameters" in text
