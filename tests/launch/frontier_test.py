@@ -13,6 +13,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import matplotlib.figure
 import numpy as np
 import pytest
 import scipy.stats
@@ -28,6 +29,7 @@ from launch.frontier import (
   analysis,
   arms,
   countdown,
+  draw,
   exact,
   machine,
   match,
@@ -722,15 +724,17 @@ def test_a_decayed_question_is_not_predicted(tmp_path, monkeypatch):
 def test_the_arms_of_the_plateau_are_tuned_run_and_made_to_last(
   tmp_path, monkeypatch
 ):
-  """N = 512 takes half the time of N = 16 here."""
+  """N = 512 takes half the time of N = 16 here, which stops late."""
   ran, exported = [], []
 
   def fake(arm, cores, *, root, path, scale):
     ran.append(arm)
     middle = -10.0 + {8192: plateau.SQRT, 4096: 1.0}.get(arm.samples, 0.0)
-    ks = [k for k in (0, 4, 8, 10, 17) if k * 2**16 <= arm.budget]
+    ks = [k for k in (0, 4, 8, 10, 16, 17) if k * 2**16 <= arm.budget]
     level = float(0.4 - 0.01 * abs(arm.power - middle))
-    found = result(dict.fromkeys(ks, level), prompts=[[100, 9000]] * len(ks))
+    rise = 0.01 if arm.seed == plateau.START.seed else 0.0
+    values = {k: level + rise * min(k, 8) for k in ks}
+    found = result(values, prompts=[[100, 9000]] * len(ks))
     if arm.n == 512:
       found["points"]["busy_s"] = [5.0 * k for k in ks]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -830,7 +834,7 @@ def test_a_histogram_counts_lost_and_won():
 
 
 def test_measures_at_a_budget_by_hand(tmp_path):
-  """N = 8: half of the prompts are sure; N = 32: all at .6, .4 in odd seeds."""
+  """N = 8: half of the prompts at 1, all in odd seeds; N = 32: all at .9."""
   q = run.Question("own", "hard", "maxrl", ns=(8, 32))
   cells = []
   for cell in q.cells(0):
@@ -839,7 +843,7 @@ def test_measures_at_a_budget_by_hand(tmp_path):
       arm = dataclasses.replace(cell, power=power, seed=arms.TUNING_SEED)
       (tmp_path / f"{arm.name}.json").write_text(json.dumps(told))
     for seed in range(4):
-      p = [10_000, 0] if cell.n == 8 else [6000 - 2000 * (seed % 2)] * 2
+      p = [10_000, 10_000 * (seed % 2)] if cell.n == 8 else [9000] * 2
       told = result({0: 0.0, 1: 0.5}, prompts=[[0, 0], p])
       arm = dataclasses.replace(cell, power=-10.0, seed=seed)
       (tmp_path / f"{arm.name}.json").write_text(json.dumps(told))
@@ -848,7 +852,8 @@ def test_measures_at_a_budget_by_hand(tmp_path):
   assert {name: one["n"] for name, one in got["sets"].items()} == {
     "even": 32, "odd": 8,
   }  # fmt: skip
-  assert got["best_worst_at_4"]["n"] == 8  # .5 against (.6^4 + .4^4) / 2
+  assert got["best"]["n"] == 32
+  assert got["best_worst_at_4"]["n"] == 8  # .75 against .9^4, but .9^2 is .81
   assert got["best_best_at_4"]["n"] == 32
   assert got["seeds"] == 4 and got["foretold"] is None
 
@@ -1125,6 +1130,13 @@ def test_the_page_says_what_the_results_say(tmp_path, capsys):
   assert told["heldout"]["mean"] == pytest.approx(
     (means["paper"] - means["wide"]) / 1e4
   )
+  of_last = {
+    one.path[:4]
+    for row in report.question_table(data, 0).rows
+    for one in row
+    if isinstance(one, cells.Number)
+  }
+  assert of_last == {("questions", 0, "budgets", 2)}
   html = page.read_text()
   spans = re.findall(r'data-path="([^"]+)" data-kind="(\w+)">([^<]*)<', html)
   assert len(spans) > 100
@@ -1147,6 +1159,21 @@ def test_what_it_cost_is_told_by_machine(tmp_path):
   assert cost["machines"] == [
     {"name": "X", "hours": 40 / 3600}, {"name": "Y", "hours": 0.2},
   ]  # fmt: skip
+
+
+def test_crosses_are_what_was_predicted():
+  best = {"n": 8, "low": 8, "high": 32}
+  q = {
+    "ns": ["8", "32", "adaptive"],
+    "budgets": [
+      {"budget": 2**16, "best": best, "foretold": None},
+      {"budget": 2**17, "best": best, "foretold": {"n": "32"}},
+    ],
+  }
+  axis = matplotlib.figure.Figure().subplots()
+  draw._best(axis, q)
+  (cross,) = [line for line in axis.lines if line.get_marker() == "x"]
+  assert cross.get_ydata() == [32.0]
 
 
 def test_a_folder_without_results_is_named(tmp_path):
