@@ -146,7 +146,7 @@ def interference(
   folder: pathlib.Path, some: Sequence[Mapping[str, Any]]
 ) -> Figure:
   """How the prompts' p is spread at the largest budget, by N."""
-  labels = ("<1e-4", "1e-3", ".01", ".1", ".5", ".9", "1")
+  labels = ("1e-4", "1e-3", ".01", ".1", ".5", ".9", "1")
   figure, axes = figures.axes_of(len(some), height=2.9)
   for axis, q in zip(axes, some, strict=True):
     cells = q["budgets"][-1]["cells"]
@@ -161,7 +161,7 @@ def interference(
     axis.set_title(_title(q))
     axis.set_xticks(np.arange(len(labels)), labels)
     axis.set(xlabel="p of a prompt, up to", ylabel="share of prompts")
-  figures.legend(figure, axes)
+  figures.legend(figure, sorted(axes, key=lambda a: -len(a.patches)))
   figures.save(figure, folder / "interference.png")
   caption = (
     "At the largest budget. Left: prompts that were lost on the way, although "
