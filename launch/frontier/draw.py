@@ -33,7 +33,8 @@ _MARKERS = dict(zip(_COLOURS, "osD^vP*Xd", strict=True))
 
 def title_of(q: Mapping[str, Any]) -> str:
   """A question in words."""
-  out = f"{TASKS[q['task']]}, {q['pool']} prompts, {ADVANTAGES[q['advantage']]}"
+  prompts = "puzzles" if q["pool"] == "puzzles" else f"{q['pool']} prompts"
+  out = f"{TASKS[q['task']]}, {prompts}, {ADVANTAGES[q['advantage']]}"
   if q["samples"] != 2048:
     out += f", {q['samples']:,} samples per step"
   out += ", rate to 0" if q["decayed"] else ""
@@ -68,12 +69,13 @@ def frontier(
   figures.legend(figure, sorted(axes, key=lambda a: -len(a.get_lines())))
   figures.save(figure, folder / file)
   caption = (
-    "Exact, of the trained prompts, by rollouts generated; each N at its best "
-    "rate by pass@1 for each budget; means over seeds and their range; dotted: "
-    "the best of all N; dashed: before training. Third row: the N with the "
-    "best pass@1, with its 95 % interval over prompts and seeds; crosses are "
-    "what smaller budgets had predicted. Last row: the same budgets by what "
-    "they cost."
+    "Exact, of the trained prompts (where answers have steps: from 16 samples, "
+    "of held-out ones), by rollouts generated; each N at its best rate by "
+    "pass@1 for each budget; means over seeds and their range; dotted: the "
+    "best of all N; dashed: before training. Third row: the N with the best "
+    "pass@1, with its 95 % interval over prompts and seeds; crosses are what "
+    "smaller budgets had predicted. Last row: the same budgets by what they "
+    "cost."
   )
   return Figure(file, "Which N for which budget", caption)
 
