@@ -199,8 +199,8 @@ def numbers(results: pathlib.Path) -> dict[str, Any]:
     return out
   first = np.array(begun["train"]) / arms.UNITS
   time = _time(done)
-  told = arms.read(results / "predictions" / "plateau.json") or {}
-  expected = told.get("heldout_minus_start", {})
+  foretold = arms.read(results / "predictions" / "plateau.json") or {}
+  expected = foretold.get("heldout_minus_start", {})
   out["arms"] = [
     _arm(n, c, time, first) | {"expected": expected.get(n)}
     for n, c in done.items()
@@ -227,8 +227,9 @@ def _all_against(
   done: Mapping[str, Cell], first: np.ndarray
 ) -> list[dict[str, Any]]:
   """`paper` minus each other arm; `first` is each prompt's p at the start."""
+  time = _time(done)
   return [
-    _against(done["paper"], name, c, _time(done), first)
+    _against(done["paper"], name, c, time, first)
     for name, c in done.items()
     if name != "paper"
   ]

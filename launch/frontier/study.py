@@ -27,14 +27,20 @@ METRICS = (
 
 
 def numbers(results: pathlib.Path) -> dict[str, Any]:
-  """All that there is so far."""
+  """All that there is so far; ends with a line if that answers nothing."""
   found: dict[run.Question, dict[str, Any]] = {}
   for q, doubled in run.questions():  # the largest budget first
     if q not in found and (one := question(results, q, doubled))["budgets"]:
       found[q] = one
+  test = plateau.numbers(results)
+  if not found and not test["arms"]:
+    raise SystemExit(
+      f"error: {results} answers no question yet, for one wants all of its N: "
+      "run bash launch/frontier.sh, which goes on where it was"
+    )
   return {
     "questions": [*found.values()],
-    "plateau": plateau.numbers(results),
+    "plateau": test,
     "cost": cost(results),
   }
 
