@@ -31,8 +31,8 @@ def _hidden(module: str) -> Iterator[None]:
 
 
 # It would import torch if that is installed, for tensors that nobody gives it:
-# 1.7 CPU-seconds and 190 MiB. Commands that need a tokenizer still load it, with
-# transformers.
+# 1.7 CPU-seconds and 190 MiB. Commands that need a tokenizer still load it,
+# with transformers.
 with _hidden("torch"):
   import tensorboardX
 
