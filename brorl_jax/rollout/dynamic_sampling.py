@@ -193,5 +193,6 @@ def _pass_rates(N: int) -> tuple[np.ndarray, np.ndarray | None]:
   right = jnp.arange(N + 1)[:, None]
   predicted = lambda c: filtering.expected_pass_rate(c / N, N)
   at_16 = lambda c: filtering.pass_rate_at(16, c, N)
-  of_all = lambda rate: np.asarray(jax.vmap(rate)(right))
+  # Under jit one program each; op by op there are 28, 10 ms each to load.
+  of_all = lambda rate: np.asarray(jax.jit(jax.vmap(rate))(right))
   return of_all(predicted), of_all(at_16) if N >= 16 else None
