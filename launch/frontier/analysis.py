@@ -7,6 +7,7 @@ exact, of the prompts that are trained on.
 
 import copy
 import dataclasses
+import math
 import pathlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
@@ -92,12 +93,17 @@ class Cell:
     return part
 
   def prompts(self, budget: int, side: str) -> np.ndarray:
-    """[seeds, prompts], p at a budget; no row without a seed."""
+    """[seeds, prompts], p at a budget; no row without a seed.
+
+    Between two checkpoints on a line, as `values` are.
+    """
     rows = []
     for run in self.at(budget):
       kept = run["prompts"]
-      near = int(np.argmin(np.abs(np.array(kept["samples"]) - budget)))
-      rows.append(np.array(kept[side][near]) / arms.UNITS)
+      p = np.array(kept[side]) / arms.UNITS
+      at = np.interp(budget, kept["samples"], np.arange(len(p)))
+      before, part = int(at), at % 1
+      rows.append((1 - part) * p[before] + part * p[math.ceil(at)])
     return np.array(rows)
 
 

@@ -127,11 +127,13 @@ def flags(arm: Arm, root: pathlib.Path, *, scale: int) -> dict[str, object]:
   samples = arm.samples * scale
   steps = (arm.steps or arm.budget // samples) if arm.decayed else _LONG
   every = max(LEAST[arm.task] // samples, 1)
+  # Dynamic sampling generates more rollouts in a step than it trains on.
+  save = max(every // 4, 1) if arm.recipe == "whole" else every
   out: dict[str, object] = {
     "run.seed": arm.seed,
     "run.steps": steps,
     "run.max_samples": 0 if arm.decayed else arm.budget,
-    "run.save_every": every,
+    "run.save_every": save,
     "optim.lr": 2.0**arm.power,
     "optim.decay_steps": steps if arm.decayed else 0,
   }

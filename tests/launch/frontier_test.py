@@ -441,6 +441,8 @@ def test_the_command_of_an_arm(tmp_path, monkeypatch):
   assert got["policy.checkpoint"] == tmp_path / "plateau/policy"
   told = arms.flags(dataclasses.replace(falls, steps=7), tmp_path, scale=1)
   assert told["run.steps"] == told["optim.decay_steps"] == 7
+  whole = dataclasses.replace(ARM, recipe="whole")
+  assert arms.flags(whole, tmp_path, scale=1)["run.save_every"] == 8
 
 
 def test_lanes_have_cores_of_their_own(monkeypatch):
@@ -856,6 +858,33 @@ def test_measures_at_a_budget_by_hand(tmp_path):
   assert got["best_worst_at_4"]["n"] == 8  # .75 against .9^4, but .9^2 is .81
   assert got["best_best_at_4"]["n"] == 32
   assert got["seeds"] == 4 and got["foretold"] is None
+
+
+def test_prompts_between_two_checkpoints_are_on_a_line_as_their_mean_is(
+  tmp_path,
+):
+  """Dynamic sampling leaves no checkpoint at a budget: 0, 1.5 and 3 are."""
+  for power in (-11.0, -10.0, -9.0):
+    less = 0.01 * abs(power + 10)
+    told = result({0: 0.2, 1.5: 0.5 - less, 3: 0.6 - less})
+    arm = dataclasses.replace(CELL, power=power, seed=arms.TUNING_SEED)
+    (tmp_path / f"{arm.name}.json").write_text(json.dumps(told))
+  told = result(
+    {0: 0.2, 1.5: 0.5, 3: 0.6},
+    prompts=[[0, 4000], [1000, 9000], [3000, 9000]],
+    heldout=[[0, 0], [3000, 0], [3000, 0]],
+  )
+  arm = dataclasses.replace(CELL, power=-10, seed=0)
+  (tmp_path / f"{arm.name}.json").write_text(json.dumps(told))
+  cell, least = analysis.Cell(tmp_path, CELL, (0,)), arms.LEAST["own"]
+  for budget, p in ((1, [0.2 / 3, 2.2 / 3]), (2, [0.5 / 3, 0.9])):
+    got = cell.prompts(budget * least, "train")
+    np.testing.assert_allclose(got, [p], rtol=1e-6)
+    assert cell.values(budget * least, "pass_at_1") == [
+      pytest.approx(np.mean(p))
+    ]
+  assert cell.prompts(least, "heldout")[0, 0] == pytest.approx(0.2)
+  np.testing.assert_allclose(cell.prompts(3 * least, "train"), [[0.3, 0.9]])
 
 
 def test_the_gain_of_prompts_in_reach_by_hand(tmp_path):
