@@ -1,6 +1,7 @@
 """Figures of the frontier."""
 
 import pathlib
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -24,6 +25,7 @@ ADVANTAGES = {
   "tokens": "the paper's",
 }
 ABREAST = 3  # questions of a figure
+_ABOVE = 34  # characters above a panel
 _COLOURS = {
   "8": "C0", "16": "C9", "32": "C2", "64": "C8", "128": "C1", "256": "C6",
   "512": "C3", "1024": "C5", "adaptive": "k",
@@ -87,8 +89,8 @@ def _thousands(axis: Any) -> None:
 
 
 def _title(q: Mapping[str, Any]) -> str:
-  task, *rest = title_of(q).split(", ")
-  return f"{task},\n{', '.join(rest)}"
+  task, rest = title_of(q).split(", ", 1)
+  return f"{task},\n{textwrap.fill(rest, _ABOVE)}"
 
 
 def _curves(
