@@ -1,6 +1,7 @@
 """Tests of launch/frontier: problems, measures, rates, statistics, the page."""
 
 import dataclasses
+import functools
 import itertools
 import json
 import os
@@ -1215,10 +1216,15 @@ def test_a_folder_without_results_is_named(tmp_path):
 FRONTIER = pathlib.Path(__file__).parents[2] / "launch" / "frontier"
 
 
+@functools.cache
+def everything():
+  return study.numbers(FRONTIER / "results")
+
+
 @pytest.mark.ci
 def test_the_readme_has_the_tables_of_the_results():
   text = (FRONTIER / "README.md").read_text()
-  data = study.numbers(FRONTIER / "results")
+  data = everything()
   for line in (*summary.of_n(data), *summary.of_plateau(data)):
     assert line in text
   assert f"verdict: {data['plateau']['verdict']}" in text
@@ -1227,10 +1233,11 @@ def test_the_readme_has_the_tables_of_the_results():
     assert hours in " ".join(text.split())
 
 
+@pytest.mark.ci
 def test_the_front_page_has_the_numbers_of_the_results():
   """Of what is compared each rate was tuned, at the budget that is named."""
   text = (FRONTIER.parents[1] / "README.md").read_text().replace("**", "")
-  data = study.numbers(FRONTIER / "results")
+  data = everything()
   ns = ["8", "32", "128", "512"]
   named = {q["name"]: q for q in data["questions"] if q["ns"] == ns}
   for question, budget, seeds in (
@@ -1252,9 +1259,10 @@ def test_the_front_page_has_the_numbers_of_the_results():
   assert "1.5 billion parameters" in said
 
 
+@pytest.mark.ci
 def test_a_title_has_room_above_its_panel():
   """Three panels abreast: a longer line is cut off at the figure's edge."""
-  for question in study.numbers(FRONTIER / "results")["questions"]:
+  for question in everything()["questions"]:
     lines = draw._title(question).split("\n")
     assert max(map(len, lines)) <= 37 and len(lines) <= 4
     assert " ".join(lines) == draw.title_of(question)
