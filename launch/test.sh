@@ -2,7 +2,7 @@
 # Format, lint, types and tests. CI runs this with --all and nothing else.
 #
 #   bash launch/test.sh                  the tests of a desk: 3 to 5 minutes
-#   bash launch/test.sh --all            all but the slow tests: 15 to 18 minutes
+#   bash launch/test.sh --all            all but the slow tests: 14 to 24 minutes
 #   bash launch/test.sh -k losses        any flag of pytest
 #
 # PYTHON= and VENV= as in environment.sh.
