@@ -40,10 +40,25 @@ def test_compiling_is_told_apart():
   with clock.counting():
     begin = clock.now()
     compile_something(7)
-    process = clock.now().process - begin.process
-    spent = clock.since(begin).metrics
+    end, spent = clock.now(), clock.since(begin).metrics
   assert 0.0 < spent["time/compile_s"] <= spent["time/step_s"]
-  assert spent["time/cpu_s"] <= max(process - spent["time/compile_s"], 0) + 0.1
+  # Of a program: its lowering is not compiling, and both took the processor.
+  compiling = end.compiling_process - begin.compiling_process
+  assert 0.0 < compiling < end.process - begin.process
+
+
+def test_a_compilation_begins_where_its_lowering_ends(monkeypatch):
+  at = lambda seconds: monkeypatch.setattr(
+    clock.time, "process_time", lambda: seconds
+  )
+  compiler = clock._Compiler()
+  at(3.0)  # 2 s of the processor for the lowering, then 5 s for the compilation
+  compiler.on_event("/jax/core/compile/jaxpr_to_mlir_module_duration", 2.5)
+  at(8.0)
+  compiler.on_event("/jax/core/compile/backend_compile_duration", 4.0)
+  assert (compiler.wall, compiler.process) == (4.0, 5.0)
+  compiler.on_event("/jax/core/compile/jaxpr_trace_duration", 1.0)
+  assert (compiler.wall, compiler.process) == (4.0, 5.0)
 
 
 def test_compiling_is_counted_once_and_only_where_it_is_asked_for():
