@@ -100,7 +100,7 @@ class Process:
       "every_" + _FIRST: [round(x, 1) for x in self.rates(_FIRST)],
       "tokens": [run["tokens"] for run in self.runs],
       "unique": [run["unique"] for run in self.runs],
-      "first_run_s": self.ready["first_run_s"],
+      **{name: self.ready[name] for name in ("first_run_s", "ready_s")},
       **{
         name: max(run[name] for run in self.runs)
         for name in ("peak_bytes", "memory_above_idle_bytes")

@@ -3,11 +3,13 @@
 import dataclasses
 import json
 import math
+import os
 import pathlib
 import platform
 import statistics
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -200,7 +202,8 @@ STUB = """
 import json, sys
 tokens, cpu_s = {values}
 assert sys.argv[-1] in ("--ends=9", "--dtype=float32"), sys.argv
-print(json.dumps({{"ready": True, "system": "{name}", "first_run_s": 1.0}}))
+print(json.dumps({{"ready": True, "system": "{name}", "first_run_s": 1.0,
+  "ready_s": 3.0}}))
 sys.stdout.flush()
 for i, _ in enumerate(sys.stdin):
   print(json.dumps({{"tokens": tokens[i], "cpu_s": cpu_s[i], "wall_s": 2.0,
@@ -217,6 +220,35 @@ def take_turns(tmp_path, ours, peer):
     script.write_text(STUB.format(name=name, values=values))
     command += [sys.executable, script]
   return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+
+
+SLOW_START = """
+import time
+from launch.bench import protocol
+
+def start(task):
+  time.sleep(1)
+  task.idle()
+  time.sleep(0.5)
+  return "slow", {}, lambda seed: [[7] * 3]
+
+protocol.main(start)
+"""
+
+
+def test_what_a_system_makes_before_its_first_run_is_counted(tmp_path):
+  (tmp_path / "slow.py").write_text(SLOW_START)
+  command = [sys.executable, tmp_path / "slow.py", "--serve", "--n=1"]
+  begin = time.perf_counter()
+  line = subprocess.check_output(
+    [*command, "--new=3"],
+    text=True,
+    stdin=subprocess.DEVNULL,
+    env=os.environ | {"PYTHONPATH": str(ROOT)},
+  )
+  wall = time.perf_counter() - begin
+  line = json.loads(line)
+  assert line["first_run_s"] + 0.5 <= line["ready_s"] <= wall - 1
 
 
 def test_turns_by_hand(tmp_path):
