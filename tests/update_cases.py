@@ -74,7 +74,7 @@ def prompts(seed=0):
 class Blocks(Layout):
   """Never trees."""
 
-  trees = None
+  trees = ()
 
 
 class SmallTrees(Layout):
@@ -82,7 +82,7 @@ class SmallTrees(Layout):
 
   @property
   def trees(self):
-    return self.devices, 32
+    return [(self.devices, 32)]
 
 
 def packed(

@@ -19,8 +19,8 @@ _LEAST_QUARTERS = 128
 MICROBATCHES = 8
 # Few rows make fuller blocks and read the prompt more often.
 _FEWER = 4
-# Of a row of trees: every token attends to all of the row, so that 512 tokens
-# already cost a third more than 128 at a width of 256.
+# Of a row of trees: every token attends to all of the row. At a width of 256 a
+# token of 512 costs 1.4 times what one of a block does.
 _LEAST_TREES, _MOST_TREES = 128, 512
 
 
@@ -60,22 +60,29 @@ class Layout:
   def shapes(self) -> int:
     """How many shapes of batches there may be."""
     rows = len({self.rows, self.fewer})
-    return len(self.lengths) * rows + (self.trees is not None)
+    return len(self.lengths) * rows + len(self.trees)
 
   def blocks_of(self, length: int, rows: int) -> int:
     """Blocks per microbatch of this length with so many rows."""
     return self._fitting(self.prompt + rows * length)
 
   @property
-  def trees(self) -> tuple[int, int] | None:
-    """Rows of a microbatch and tokens of a row, if rollouts may be trees."""
+  def trees(self) -> list[tuple[int, int]]:
+    """Rows of a microbatch and tokens of a row, for each size of trees.
+
+    The least row that has room for a prompt with its longest response, and the
+    largest, if a microbatch of blocks has as many positions: where responses
+    have little in common but their prompt, few rows read it seldom.
+    """
     tokens = _LEAST_TREES
     while tokens < self.prompt + self.length:
       tokens *= 2
     if tokens > _MOST_TREES:
-      return None
+      return []
+    room = self.blocks * (self.prompt + self.rows * self.length) // self.devices
+    sizes = {tokens, _MOST_TREES} if room >= _MOST_TREES else {tokens}
     # A quarter of what blocks have: the last microbatch is then fuller.
-    return self._fitting(4 * tokens), tokens
+    return [(self._fitting(4 * size), size) for size in sorted(sizes)]
 
   def _fitting(self, positions: int) -> int:
     """How many of these fit into a microbatch, spread over the devices."""

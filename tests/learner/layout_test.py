@@ -38,12 +38,17 @@ def test_no_microbatch_has_more_positions_than_the_longest():
 @pytest.mark.parametrize(
   "layout, want",
   [
-    (Layout(32, 16, 6, 40), (7, 128)),  # 16 (40 + 192) / (4 x 128)
-    (Layout(8, 1, 6, 40), (1, 128)),
-    (Layout(32, 16, 6, 40, devices=4), (4, 128)),
-    (Layout(32, 16, 100, 200), (26, 512)),
-    (Layout(32, 16, 100, 412), (28, 512)),
-    (Layout(32, 16, 101, 412), None),
+    # 16 (40 + 192) = 3,712 positions, of which a quarter are 7 x 128.
+    (Layout(32, 16, 6, 40), [(7, 128), (1, 512)]),
+    (Layout(8, 1, 6, 40), [(1, 128)]),  # 88 positions
+    (Layout(32, 16, 6, 40, devices=4), [(4, 128), (4, 512)]),
+    (Layout(32, 16, 6, 40, devices=8), [(8, 128)]),  # 464 for each device
+    (Layout(32, 16, 100, 200), [(26, 512)]),
+    (Layout(32, 16, 100, 412), [(28, 512)]),
+    (Layout(32, 16, 101, 412), []),
+    (Layout(8, 1, 40, 200), [(1, 256), (1, 512)]),  # 520 positions
+    (Layout(7, 1, 44, 203), [(1, 256)]),  # 511
+    (Layout(7, 1, 44, 204), [(1, 256), (1, 512)]),  # 512
   ],
 )
 def test_rows_of_trees_by_hand(layout, want):

@@ -28,7 +28,7 @@ from brorl_jax import meshes
 from brorl_jax.learner import packing, tree_packing, update
 from brorl_jax.learner.layout import Layout, Source
 from brorl_jax.model import sharding
-from brorl_jax.types import Rollouts
+from brorl_jax.types import Prompts, Rollouts
 
 NO = -1
 ADD = jax.jit(
@@ -291,10 +291,53 @@ def test_the_form_with_fewer_positions_is_chosen():
   )
 
   class Narrow(Layout):
-    trees = 1, S + T
+    trees = ((1, S + T),)
 
   many = packed(12, 1, roll=(out, short[1]), layout=Narrow)
   assert all(batch.trees is None for batch in many)
+
+
+def alone(text, prompt=1):
+  """Prompts of so many tokens with the responses of `text`, -1 behind each."""
+  text, ones = np.array(text), np.ones((len(text), prompt), np.int32)
+  out = Rollouts(
+    text, np.zeros(text.shape, np.float32), text > 0, text[..., 0] < 0,
+    np.ones(len(text), np.float32),
+  )  # fmt: skip
+  asked = Prompts(ones, ones > 0, np.arange(len(text)))
+  return Source(asked, out, np.zeros(text.shape[:2], np.float32), None)
+
+
+def test_the_largest_trees_are_placed_first():
+  # Trees of 3, 3, 5 and 5 tokens in rows of 8: 5 + 3 twice, not 3 + 3, 5, 5.
+  one = alone([[[3] * n + [NO] * (5 - n)] for n in (3, 3, 5, 5)])
+  distinct = [one.rollouts.distinct(p) for p in range(4)]
+  plan = tree_packing.plan(one, distinct, (1, 8))
+  assert [[t.size[0] for t in row] for row in plan.rows] == [[5, 3], [5, 3]]
+
+
+@pytest.mark.parametrize(
+  "count, sizes, want",
+  [
+    # 2 responses of two tokens: a block has 4 + 2 x 2 positions. The tree has 4
+    # tokens of the prompt and one of each response.
+    (2, [6], 6),
+    (2, [7], None),
+    # Of 10: 5 blocks, 3 trees of at most 8 tokens, or one of 14.
+    (10, [8, 16], 16),
+    (10, [8, 20], 8),
+  ],
+)
+def test_a_form_must_save_a_fifth_of_the_positions(count, sizes, want):
+  one = alone([[[i + 1, i + 1] for i in range(count)]], prompt=4)
+
+  class Sized(Layout):
+    trees = tuple((1, size) for size in sizes)
+
+  layout = Sized(rows=2, blocks=1, length=2, prompt=4)
+  (batch,) = packing.pack(one.prompts, one.rollouts, one.advantage, layout)
+  found = None if batch.trees is None else batch.trees.token.shape[-1]
+  assert found == want
 
 
 def test_padding_of_trees_is_what_no_prefix_fills():

@@ -92,6 +92,18 @@ def test_pages_on_a_cpu_and_a_pool_elsewhere():
     assert dataclasses.replace(TINY, target=target).pool_columns >= 64
 
 
+def test_pages_of_a_cpu_are_float32_whatever_the_policy_is():
+  """In bfloat16 XLA would convert a whole page in every step."""
+  half = changed(dtype="bfloat16")
+  dtypes = lambda policy: {
+    str(x.dtype)
+    for x in jax.tree.leaves(jax.eval_shape(lambda: policy.page(2, 8)))
+  }
+  assert dtypes(dataclasses.replace(half, target=here())) == {"float32"}
+  gpu = dataclasses.replace(half, target=Target("gpu", 1, 2**30))
+  assert dtypes(gpu) == {"bfloat16"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("int8", [False, True])
 def test_a_pool_of_every_layer(int8):

@@ -67,6 +67,14 @@ def test_a_weight_that_comes_first_gives_the_same_product(n, out):
   np.testing.assert_array_equal(got, (w.T @ x.T).T)
 
 
+def test_a_product_is_turned_back_in_a_loop_of_its_own():
+  x, w = jnp.ones((4, 3)), jnp.ones((5, 3))
+  made = jax.make_jaxpr(products.weight_first)(x, w)
+  names = [str(e.primitive) for e in made.eqns]
+  alone = "optimization_barrier"
+  assert names == ["dot_general", alone, "transpose", alone]
+
+
 @pytest.mark.parametrize("n", [1, 5, 128, 129])
 def test_a_gated_feed_forward_is_the_same_for_few_rows_and_for_many(n):
   x, gate, _ = draw(n, 12, 20, "float32")

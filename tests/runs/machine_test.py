@@ -48,3 +48,14 @@ def test_cpus_are_those_that_this_process_may_use(monkeypatch):
     os, "sched_getaffinity", lambda _: {3, 5, 7}, raising=False
   )
   assert machine.here()["cpus"] == 3
+
+
+def test_a_processor_has_the_name_of_its_model(tmp_path, monkeypatch):
+  lines = ["vendor_id\t: Maker", "model\t: 17", "model name\t: Chip 9 @ 2 GHz"]
+  (tmp_path / "cpuinfo").write_text("\n".join(lines * 2))
+  monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
+  assert machine.here()["processor"] == "Chip 9 @ 2 GHz"
+  (tmp_path / "cpuinfo").write_text("CPU part\t: 0xd40\n")
+  assert machine.here()["processor"] == "0xd40"
+  monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "none")
+  assert machine.here()["processor"] == platform.processor()
