@@ -70,19 +70,20 @@ class Layout:
   def trees(self) -> list[tuple[int, int]]:
     """Rows of a microbatch and tokens of a row, for each size of trees.
 
-    The least row that has room for a prompt with its longest response, and the
-    largest, if a microbatch of blocks has as many positions: where responses
-    have little in common but their prompt, few rows read it seldom.
+    The least row has room for a prompt with its longest response. Others have
+    twice as much, and again, up to what a microbatch of blocks has: where
+    responses have little in common but their prompt, few rows read it seldom.
     """
-    tokens = _LEAST_TREES
-    while tokens < self.prompt + self.length:
-      tokens *= 2
-    if tokens > _MOST_TREES:
-      return []
+    size = _LEAST_TREES
+    while size < self.prompt + self.length:
+      size *= 2
     room = self.blocks * (self.prompt + self.rows * self.length) // self.devices
-    sizes = {tokens, _MOST_TREES} if room >= _MOST_TREES else {tokens}
-    # A quarter of what blocks have: the last microbatch is then fuller.
-    return [(self._fitting(4 * size), size) for size in sorted(sizes)]
+    sizes = []
+    while size <= _MOST_TREES and (not sizes or size <= room):
+      # A quarter of what blocks have: the last microbatch is then fuller.
+      sizes.append((self._fitting(4 * size), size))
+      size *= 2
+    return sizes
 
   def _fitting(self, positions: int) -> int:
     """How many of these fit into a microbatch, spread over the devices."""

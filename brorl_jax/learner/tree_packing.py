@@ -103,14 +103,13 @@ def _numbered(new: np.ndarray) -> np.ndarray:
 
 def _ends(depth: np.ndarray) -> np.ndarray:
   """Index of the next token that is not deeper, for each token."""
-  end = np.full(len(depth), len(depth))
-  for d in np.unique(depth):
-    higher = np.flatnonzero(depth <= d)
-    own = np.flatnonzero(depth == d)
-    after = np.searchsorted(higher, own, side="right")
-    inside = after < len(higher)
-    end[own[inside]] = higher[after[inside]]
-  return end
+  depths = depth.tolist()
+  end, open_ = [len(depths)] * len(depths), []  # of ancestors, the deepest last
+  for i, d in enumerate(depths):
+    while open_ and depths[open_[-1]] >= d:
+      end[open_.pop()] = i
+    open_.append(i)
+  return np.array(end)
 
 
 def trees(

@@ -38,11 +38,11 @@ def test_no_microbatch_has_more_positions_than_the_longest():
 @pytest.mark.parametrize(
   "layout, want",
   [
-    # 16 (40 + 192) = 3,712 positions, of which a quarter are 7 x 128.
-    (Layout(32, 16, 6, 40), [(7, 128), (1, 512)]),
+    # 16 (40 + 192) = 3,712 positions; a quarter: 7 x 128, 3 x 256, 1 x 512.
+    (Layout(32, 16, 6, 40), [(7, 128), (3, 256), (1, 512)]),
     (Layout(8, 1, 6, 40), [(1, 128)]),  # 88 positions
-    (Layout(32, 16, 6, 40, devices=4), [(4, 128), (4, 512)]),
-    (Layout(32, 16, 6, 40, devices=8), [(8, 128)]),  # 464 for each device
+    (Layout(32, 16, 6, 40, devices=4), [(4, 128), (4, 256), (4, 512)]),
+    (Layout(32, 16, 6, 40, devices=8), [(8, 128), (8, 256)]),  # 464 for each
     (Layout(32, 16, 100, 200), [(26, 512)]),
     (Layout(32, 16, 100, 412), [(28, 512)]),
     (Layout(32, 16, 101, 412), []),
