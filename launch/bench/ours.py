@@ -17,7 +17,7 @@ import jaxlib.version
 from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.target import here
-from launch.bench.workloads import Model
+from launch.bench.workloads import Model, Workload, end_logits
 
 
 def policy(m: Model, dtype: str, **options) -> Policy:
@@ -74,6 +74,13 @@ class Ending:
     """With the logit of the end as token `number`, from 1."""
     own = jnp.asarray(self.logits, logits.dtype)[number - 1]
     return logits.at[..., 0].set(own.reshape(logits.shape[:-1]))
+
+
+def ending(policy: Policy, w: Workload) -> Any:
+  """A decoder whose responses have the workload's lengths, if it has any."""
+  if not w.lengths:
+    return policy
+  return Ending(policy, end_logits(w.lengths, w.new, w.model.vocab))
 
 
 def versions() -> dict[str, str]:

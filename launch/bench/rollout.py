@@ -29,7 +29,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launch.bench import protocol
-from launch.bench.workloads import Workload, end_logits
+from launch.bench.workloads import Workload
 
 
 def start(task: protocol.Task):
@@ -66,8 +66,7 @@ class Sampler:
       slots=w.slots,
     )
     self.slots, self.lanes = fits.slots, fits.lanes
-    if w.lengths:
-      policy = ours.Ending(policy, end_logits(w.lengths, w.new, w.model.vocab))
+    policy = ours.ending(policy, w)
     params = jax.block_until_ready(init(jax.random.key(0)))
     self.versions, self.machine = ours.versions(), ours.machine
     self.tail: float | None = None  # when 95 % of the rollouts had ended

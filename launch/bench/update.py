@@ -105,7 +105,8 @@ class Learner:
         temperature=1.0,
       ),
     )
-    self._jax, self._np, self._task, self._policy = jax, np, task, policy
+    self._jax, self._np, self._task = jax, np, task
+    self._decoder = ours.ending(policy, task.workload)
     task.idle()
 
   def update(self, rollouts) -> float:
@@ -115,7 +116,7 @@ class Learner:
 
     np = self._np
     # Trivial, and not the same for all: parity of the first token.
-    reward = rollouts.tokens[:, :, 0] % 2.0
+    reward = self._jax.numpy.asarray(rollouts.tokens[:, :, 0] % 2.0)
     advantage = np.asarray(advantages.center_by_group(reward))
     batches = self._pack(self.prompts, rollouts, advantage)
     self.state, stats = self._minibatch(self.state, batches)
@@ -143,7 +144,7 @@ class Learner:
 
     jax, w = self._jax, self._task.workload
     out = sampler.rollouts(
-      self._policy,
+      self._decoder,
       self.state.params,
       self.prompts,
       jax.random.key(seed),

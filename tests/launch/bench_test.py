@@ -117,6 +117,16 @@ def test_our_responses_have_the_lengths_of_a_file(tmp_path):
   assert len(line["every_tokens_per_cpu_s"]) == 1
 
 
+@pytest.mark.slow
+def test_a_step_has_the_lengths_of_a_file(tmp_path):
+  (tmp_path / "lengths").write_text("2\n2\n")
+  argv = ["--model=64x1", "--vocab=64", "--prompt=4", "--new=8", "--n=8"]
+  argv.append(f"--lengths={tmp_path / 'lengths'}")
+  task, _ = protocol.parse(accelerator=False, argv=argv)
+  ours = update.Learner(task, "shared", rows=4, blocks=1, remat="nothing")
+  assert [len(row) for row in ours.step(1)] == [2] * 8
+
+
 @pytest.mark.skipif(
   platform.libc_ver()[0] != "glibc", reason="another C library"
 )
