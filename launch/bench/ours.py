@@ -83,6 +83,11 @@ def ending(policy: Policy, w: Workload) -> Any:
   return Ending(policy, end_logits(w.lengths, w.new, w.model.vocab))
 
 
+def accelerator() -> bool:
+  """Whether arrays lie on one."""
+  return not here().on_cpu
+
+
 def versions() -> dict[str, str]:
   return {
     "jax": jax.__version__,

@@ -195,15 +195,22 @@ def report(task: protocol.Task, name: str, repeats: int) -> dict:
   }
 
 
+def accelerator() -> bool:
+  """Whether jax, which this loads, has one."""
+  from launch.bench import ours
+
+  return ours.accelerator()
+
+
 def main() -> None:
-  task, flags = protocol.parse(accelerator=True)
-  if flags.serve:
-    protocol.main(start, accelerator=True)
-  else:
-    try:
+  task, flags = protocol.parse(accelerator=accelerator)
+  try:
+    if flags.serve:
+      protocol.main(start, any_heads=True, accelerator=accelerator)
+    else:
       print(json.dumps(report(task, flags.workload, flags.repeats)))
-    except ValueError as e:
-      sys.exit(f"error: {e}")
+  except ValueError as e:  # too large
+    sys.exit(f"error: {e}")
 
 
 if __name__ == "__main__":

@@ -27,8 +27,10 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from launch.bench import protocol
+from launch.bench.rollout import accelerator
 from launch.bench.workloads import Workload
 
 # Of a CPU device: more rows are slower, their numbers lie far from a core.
@@ -271,7 +273,10 @@ def report(
 
 
 def main() -> None:
-  task, flags = protocol.parse(accelerator=True, more=add_flags, default="l1")
+  of: dict[str, Any] = dict(
+    accelerator=accelerator, more=add_flags, default="l1"
+  )
+  task, flags = protocol.parse(**of)
   how = {k: getattr(flags, k) for k in ("form", "rows", "blocks", "remat")}
   # What was faster on a CPU, where products are as cheap as memory in bfloat16.
   how["remat"] = flags.remat or (
@@ -279,7 +284,7 @@ def main() -> None:
   )
   if flags.serve:
     begin = functools.partial(start, **how)
-    protocol.main(begin, accelerator=True, more=add_flags, default="l1")
+    protocol.main(begin, any_heads=True, **of)
   else:
     print(json.dumps(report(task, flags.workload, flags.repeats, **how)))
 

@@ -61,10 +61,24 @@ def test_a_model_of_any_size():
     head_size=64,
   )  # fmt: skip
   assert workloads.model_of("192x1", 9).kv_heads == 1
+  small = "256x6:heads=8,kv_heads=2,head_size=32,mlp=704"
+  assert workloads.model_of(small, 2048) == workloads.SMALL
+  assert workloads.model_of("256x6:head_size=32", 2048) == workloads.SMALL
+  wide = workloads.model_of("96x1:heads=3,head_size=64", 9)
+  assert (wide.width, wide.heads, wide.head_size) == (96, 3, 64)
+  assert workloads.model_of("96x1:heads=3,mlp=7", 9) == workloads.Model(
+    vocab=9, width=96, mlp=7, layers=1, heads=3, kv_heads=1, head_size=32
+  )
+
+
+def test_a_system_that_derives_the_size_of_heads_gets_no_other(monkeypatch):
+  monkeypatch.setattr(sys, "argv", ["x", "--model=96x1:heads=3,head_size=64"])
+  with pytest.raises(SystemExit, match="3 heads of 64; this system"):
+    protocol.main(lambda task: pytest.fail(str(task)))
 
 
 def test_a_vocabulary_is_that_of_whatever_model():
-  of = lambda *argv: protocol.parse(accelerator=False, argv=argv)[0].workload
+  of = lambda *argv: protocol.parse(argv=argv)[0].workload
   other = dataclasses.replace(workloads.SMALL, vocab=64)
   assert of("--vocab=64").model == other
   assert of("--model=64x1", "--vocab=64").model == workloads.model_of(
@@ -72,6 +86,27 @@ def test_a_vocabulary_is_that_of_whatever_model():
   )
   assert of("--model=64x1").model == workloads.model_of("64x1", 2048)
   assert of().model == workloads.SMALL
+
+
+def test_slots_are_those_that_are_asked_for_up_to_n():
+  of = lambda *argv: protocol.parse(argv=argv)[0]
+  task = of("--slots=7", "--n=9")
+  assert task.slots == task.workload.slots == 7
+  assert of("--slots=20", "--n=9").slots == of("--n=9").slots == 9
+  assert of("--workload=w3").slots == 128
+
+
+def test_help_describes_the_workloads(capsys):
+  with pytest.raises(SystemExit) as e:
+    protocol.parse(argv=["--help"])
+  shown = capsys.readouterr().out
+  assert e.value.code == 0 and max(map(len, shown.splitlines())) <= 80
+  lines = {x.split()[0]: x for x in shown.splitlines() if x.strip()}
+  for name, w in workloads.WORKLOADS.items():
+    assert f"{w.prompts} x {w.prompt} " in lines[name]
+    assert f"{w.n} x {w.new} " in lines[name]
+    assert ("accelerator" in lines[name]) == w.accelerator
+  assert "256x6" in lines["w1"] and "1 token in 32 ends" in lines["w3"]
 
 
 def test_lengths_of_a_file_are_those_of_the_end_token():
@@ -90,6 +125,8 @@ def test_lengths_of_a_file_are_those_of_the_end_token():
     (dict(lengths=(2, 4, 4, 30)), (2 + 4 + 4 + 9) / 4),
     # sum over t = 1 ... 9 of P(length >= t) = (3/4)^(t - 1)
     (dict(one_in=4), 4 * (1 - 0.75**9)),
+    # 683 of 2,048 tokens end.
+    (dict(one_in=3), 2048 / 683 * (1 - (1365 / 2048) ** 9)),
     (dict(), 9),
   ],
 )
@@ -122,7 +159,7 @@ def test_a_step_has_the_lengths_of_a_file(tmp_path):
   (tmp_path / "lengths").write_text("2\n2\n")
   argv = ["--model=64x1", "--vocab=64", "--prompt=4", "--new=8", "--n=8"]
   argv.append(f"--lengths={tmp_path / 'lengths'}")
-  task, _ = protocol.parse(accelerator=False, argv=argv)
+  task, _ = protocol.parse(argv=argv)
   ours = update.Learner(task, "shared", rows=4, blocks=1, remat="nothing")
   assert [len(row) for row in ours.step(1)] == [2] * 8
 
@@ -182,6 +219,12 @@ def test_our_line_of_an_update():
 
 def test_one_token_in_so_many_ends():
   assert workloads.WORKLOADS["w3"].stop_ids == tuple(range(64))
+  of = lambda k: protocol.parse(argv=[f"--ends={k}"])[0].workload
+  counts = {1: 2048, 2: 1024, 3: 683, 205: 10, 1365: 2, 1366: 1, 2048: 1}
+  assert {k: len(of(k).stop_ids) for k in counts} == counts
+  assert of(1).drawn(9, 0) == [1] * 9
+  # As often as the tokens that end: 1 of 2,048, not one in 1,366.
+  assert of(1366).drawn(99, 0) == of(2048).drawn(99, 0)
   assert workloads.WORKLOADS["w1"].stop_ids == ()
   ids = workloads.prompt_ids(workloads.WORKLOADS["w2"])
   assert len(ids) == 512 and min(ids) >= 10 and max(ids) < 2048
@@ -306,24 +349,103 @@ def test_a_system_that_dies_is_named(tmp_path):
   "flags, message",
   [
     (["--workload=w9"], "invalid choice: 'w9'"),
-    (["--n=0"], "--n and --repeats are at least 1"),
-    (["--new=0"], "--new, --slots, --ends are at least 1"),
-    (["--vocab=0"], "--ends are at least 1"),
-    (["--ends=0"], "--ends are at least 1"),
-    (["--model=100x2"], "'100x2' is not WIDTHxLAYERS"),
+    (["--n=0"], "--n=0 must be at least 1"),
+    (["--prompts=-2"], "--prompts=-2 must be at least 1"),
+    (["--repeats=0"], "--repeats=0 must be at least 1"),
+    (["--prompt=0"], "--prompt=0 must be at least 1"),
+    (["--new=0"], "--new=0 must be at least 1"),
+    (["--slots=0"], "--slots=0 must be at least 1"),
+    (["--ends=-1"], "--ends=-1 must be at least 1"),
+    (["--rows=0"], "--rows=0 must be at least 1"),
+    (["--blocks=-1"], "--blocks=-1 must be at least 1"),
+    (["--vocab=0"], "--vocab=0 must be at least 11"),
+    (["--vocab=10"], "--vocab=10 must be at least 11"),
+    (["--ends=5000"], "--ends=5000 must be at most the vocabulary, 2048"),
+    (["--workload=w3", "--vocab=31"], "--vocab=31 must be at least 32, "),
+    (["--workload=w4"], "--workload=w4 needs an accelerator"),
+    (["--workload=l3"], "--workload=l3 needs an accelerator"),
+    (
+      ["--model=100x2"],
+      "--model=100x2 is not WIDTHxLAYERS, with a width in 64",
+    ),
+    (["--model=64x0"], "--model=64x0 is not WIDTHxLAYERS"),
+    (["--model=64x1:"], "'' must be one of heads, kv_heads, head_size, mlp"),
+    (
+      ["--model=64x1:x=2"],
+      "'x' must be one of heads, kv_heads, head_size, mlp",
+    ),
+    (["--model=64x1:mlp=9,mlp=9"], "'mlp' must be one of "),
+    (["--model=64x1:mlp=0"], "mlp=0 must be a number from 1 to 9"),
+    (["--model=64x1:mlp"], "mlp= must be a number from 1 to 9"),
+    (["--model=96x1:head_size=64"], "with a width in 64s"),
+    (
+      ["--model=60x1:heads=6,kv_heads=4"],
+      "=6 must be a multiple of kv_heads=4",
+    ),
+    (["--model=64x1:heads=3"], "heads=3 must divide 64"),
+    (["--model=64x1:head_size=1"], "head_size=1 must be even"),
+    (["--model=60x1:heads=4"], "head_size=15 must be even"),
     (["--ends=9", "--lengths=x"], "not allowed with"),
-    (["--lengths=/no/such"], "No such file"),
+    (["--lengths="], "--lengths= names no file"),
+    (["--lengths=/no/such"], "--lengths=/no/such: No such file"),
+    (["--lengths=/"], "--lengths=/: Is a directory"),
     (["--serve", "--repeats=2"], "not allowed with"),
   ],
 )
-def test_refuses(flags, message):
-  done = subprocess.run(
-    [sys.executable, "-m", "launch.bench.rollout", *flags],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 2 and message in done.stderr
+def test_refuses(flags, message, capsys):
+  refused(flags, message, capsys)
+
+
+def refused(flags, message, capsys):
+  with pytest.raises(SystemExit) as e:
+    protocol.parse(more=update.add_flags, argv=flags)
+  *usage, last = capsys.readouterr().err.splitlines()
+  assert e.value.code == 2 and message in last
+  assert " error: " in last and usage[0].startswith("usage: ")
+
+
+@pytest.mark.parametrize(
+  "content, message",
+  [
+    (b"", " has no lengths"),
+    (b"\n \n", " has no lengths"),
+    (b"1\n\n2 3\n", ": line 3 is '2 3', not one length from 1 to 999999999"),
+    (b"1\n0\n", ": line 2 is '0', not one length"),
+    (b"-1", ": line 1 is '-1', not one length"),
+    (b"1.5", ": line 1 is '1.5', not one length"),
+    (b"1" * 5000, f": line 1 is '{'1' * 20}', not one length"),
+    ("\u0663".encode(), ": line 1 is '\u0663', not one length"),
+    (b"\xff\xfe", " is not text: "),
+  ],
+)
+def test_refuses_a_file_without_lengths(tmp_path, content, message, capsys):
+  file = tmp_path / "lengths"
+  file.write_bytes(content)
+  refused([f"--lengths={file}"], f"--lengths={file}{message}", capsys)
+
+
+def test_lengths_are_read_by_line(tmp_path):
+  (tmp_path / "lengths").write_bytes(b"7\r\n\n 999999999 \n07")
+  of = workloads.read_lengths(str(tmp_path / "lengths"))
+  assert of == (7, 999_999_999, 7)
+
+
+@pytest.mark.parametrize("module", [rollout, update])
+def test_what_needs_an_accelerator_is_refused_without(module, capsys):
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sys, "argv", ["x", "--workload=w4", "--n=1"])
+    with pytest.raises(SystemExit) as e:
+      module.main()
+  assert e.value.code == 2
+  assert "--workload=w4 needs an accelerator" in capsys.readouterr().err
+  argv = ["--workload=w4"]
+  assert protocol.parse(accelerator=lambda: True, argv=argv)[0].n == 512
+  task, _ = protocol.parse(argv=["--model=64x1", *argv])
+  assert task.workload.model.width == 64
+  # Asked behind all else, because asking loads jax.
+  asked = lambda: pytest.fail("asked")
+  with pytest.raises(SystemExit):
+    protocol.parse(accelerator=asked, argv=[*argv, "--n=0"])
 
 
 @pytest.mark.slow
