@@ -34,8 +34,12 @@ from launch.bench.workloads import Workload
 
 def start(task: protocol.Task):
   """Ours, for protocol.main."""
+  from launch.bench import ours
+
+  speed = ours.speed(task.dtype)
   sampler = Sampler(task)
-  return "brorl_jax", sampler.versions, lambda seed: sampler.rows(seed)
+  versions = {**sampler.versions, **speed}
+  return "brorl_jax", versions, lambda seed: sampler.rows(seed)
 
 
 class Sampler:

@@ -39,8 +39,11 @@ _ROWS = 16
 
 def start(task: protocol.Task, form: str, **layout):
   """Ours, for protocol.main."""
+  from launch.bench import ours
+
+  speed = ours.speed(task.dtype)
   learner = Learner(task, form, **layout)
-  return "brorl_jax", learner.versions, learner.step
+  return "brorl_jax", {**learner.versions, **speed}, learner.step
 
 
 class Learner:
