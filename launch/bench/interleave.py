@@ -29,9 +29,6 @@ _RATES = {
 }
 
 
-_FIRST = next(iter(_RATES))
-
-
 class Failed(Exception):
   """One of the two systems failed."""
 
@@ -97,7 +94,10 @@ class Process:
       "system": self.ready["system"],
       "versions": self.ready.get("versions", {}),
       **middle,
-      "every_" + _FIRST: [round(x, 1) for x in self.rates(_FIRST)],
+      **{
+        f"every_{rate}": [round(x, 1) for x in self.rates(rate)]
+        for rate in ("tokens_per_cpu_s", "tokens_per_s")
+      },
       "tokens": [run["tokens"] for run in self.runs],
       "unique": [run["unique"] for run in self.runs],
       **{name: self.ready[name] for name in ("first_run_s", "ready_s")},

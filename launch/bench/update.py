@@ -16,7 +16,8 @@ idle_bytes what it had with the weights and the optimizer's state.
   model_flops_share   of the measured rate of a large matrix product. Counted is
                    what training cannot do without, with the prompt read once;
                    what is computed twice to save memory is not
-  programs         that were compiled in the first update, and in later ones
+  programs         that were compiled until the first update was made, weights
+                   and optimizer included, and in later ones
 
 With --serve a run is a whole step: rollouts, rewards, advantages, update.
 """
@@ -68,12 +69,7 @@ class Learner:
     from launch.bench import ours
 
     self.versions, self.machine = ours.versions(), ours.machine
-    self.programs = 0
-
-    def count(event: str, *_, **__) -> None:
-      self.programs += event == "/jax/core/compile/backend_compile_duration"
-
-    jax.monitoring.register_event_duration_secs_listener(count)
+    self.programs = ours.Programs()
     m = task.workload.model
     policy = ours.policy(m, task.dtype, remat=remat)
     ids = np.asarray(task.prompts, np.int32)
@@ -221,6 +217,19 @@ def work(w: Workload, prompts: int, lengths: Sequence[int]) -> float:
   return 3 * forward
 
 
+def rates(tokens: int, runs: Sequence[protocol.Clock]) -> dict[str, Any]:
+  """Medians over updates with so many tokens each."""
+  wall_s = statistics.median(run.wall_s for run in runs)
+  cpu_s = statistics.median(run.cpu_s for run in runs)
+  return {
+    "update_s": round(wall_s, 4),
+    "update_cpu_s": round(cpu_s, 4),
+    "every_update_cpu_s": [round(run.cpu_s, 3) for run in runs],
+    "tokens_per_s": round(tokens / wall_s),
+    "tokens_per_cpu_s": round(tokens / cpu_s),
+  }
+
+
 def report(
   task: protocol.Task, name: str, repeats: int, form: str, **layout
 ) -> dict:
@@ -229,18 +238,17 @@ def report(
   begin = time.perf_counter()
   padding = learner.update(learner.invented(0))
   first_s = time.perf_counter() - begin
-  first = learner.programs
+  first = learner.programs.count
   runs = []
   for seed in range(1, repeats + 1):
     out, clock = learner.invented(seed), protocol.Clock()
     with clock:
       learner.update(out)
     runs.append(clock)
-  programs = {"first": first, "later": learner.programs - first}
+  programs = {"first": first, "later": learner.programs.count - first}
   peak, on_device = protocol.peak_bytes(), learner.device_peak_bytes()
   rate, _ = learner.machine(task.dtype)
   wall_s = statistics.median(run.wall_s for run in runs)
-  cpu_s = statistics.median(run.cpu_s for run in runs)
   prompts = len(task.prompts)
   # Every update has other lengths; their sums are nearly the same.
   lengths = task.workload.drawn(prompts * task.n, repeats)
@@ -255,11 +263,7 @@ def report(
     "dtype": task.dtype,
     **layout,
     "tokens": tokens,
-    "update_s": round(wall_s, 4),
-    "update_cpu_s": round(cpu_s, 4),
-    "every_update_cpu_s": [round(run.cpu_s, 3) for run in runs],
-    "tokens_per_s": round(tokens / wall_s),
-    "tokens_per_cpu_s": round(tokens / cpu_s),
+    **rates(tokens, runs),
     "model_flops_share": round(
       work(task.workload, prompts, lengths) / wall_s / rate, 4
     ),

@@ -37,6 +37,26 @@ def test_operations_and_bytes_by_hand():
   assert moved == 2 * (159 * 2 + 10 * 16) + 7 * 16
 
 
+def test_the_longer_of_operations_and_bytes_counts():
+  assert rollout.least_s(flops=60, moved=10, rate=20, bandwidth=5) == 3
+  assert rollout.least_s(flops=20, moved=10, rate=20, bandwidth=5) == 2
+
+
+def test_the_tail_begins_with_the_last_twentieth():
+  tail = [rollout.in_tail(40, left) for left in (40, 3, 2, 0)]
+  assert tail == [False, False, True, True]
+
+
+def test_rates_of_an_update_by_hand():
+  runs = [protocol.Clock() for _ in range(3)]
+  for run, wall_s, cpu_s in zip(runs, (4, 1, 2), (8, 1, 5), strict=True):
+    run.wall_s, run.cpu_s = wall_s, cpu_s
+  assert update.rates(100, runs) == {
+    "update_s": 2, "update_cpu_s": 5, "every_update_cpu_s": [8, 1, 5],
+    "tokens_per_s": 50, "tokens_per_cpu_s": 20,
+  }  # fmt: skip
+
+
 def test_operations_of_an_update_by_hand():
   model = workloads.Model(
     vocab=5, width=3, mlp=4, layers=2, heads=2, kv_heads=1, head_size=2
@@ -151,7 +171,7 @@ def test_our_responses_have_the_lengths_of_a_file(tmp_path):
   # Mean 2.5, deviation 1.5: 3 standard errors.
   assert line["tokens"] == pytest.approx(400 * 2.5, abs=3 * 1.5 * 20)
   assert line["processor"] and line["model"]["width"] == 64
-  assert len(line["every_tokens_per_cpu_s"]) == 1
+  assert len(line["every_tokens_per_cpu_s"]) == len(line["every_wall_s"]) == 1
 
 
 @pytest.mark.slow
@@ -249,6 +269,8 @@ def test_our_line_of_json():
   assert 0 <= line["tail_s"] < line["decode_s"] + line["prefill_s"]
   assert line["tokens_per_s"] > 0 and line["tokens_per_cpu_s"] > 0
   assert line["memory_above_idle_bytes"] > 1e6
+  # Other lengths leave other numbers of slots, whose programs are compiled.
+  assert 0 <= line["programs"]["later"] < line["programs"]["first"]
 
 
 STUB = """
@@ -317,6 +339,8 @@ def test_turns_by_hand(tmp_path):
   assert line["ratio"]["tokens_per_cpu_s"] == want
   assert line["ours"]["tokens"] == [200, 100, 80]
   assert line["ours"]["every_tokens_per_cpu_s"] == [100, 50, 40]
+  assert line["ours"]["every_tokens_per_s"] == [100, 50, 40]
+  assert line["peer"]["every_tokens_per_s"] == [5, 50, 5]
   assert line["flags"] == ["--ends=9"] and line["processor"]
   assert line["peer"]["peak_bytes"] == 12
 
