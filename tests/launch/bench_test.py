@@ -281,6 +281,8 @@ print(json.dumps({{"ready": True, "system": "{name}", "first_run_s": 1.0,
   "ready_s": 3.0}}))
 sys.stdout.flush()
 for i, _ in enumerate(sys.stdin):
+  with open(sys.path[0] + "/turns", "a") as file:
+    file.write("{name}")
   print(json.dumps({{"tokens": tokens[i], "cpu_s": cpu_s[i], "wall_s": 2.0,
     "unique": 1, "peak_bytes": 10 + i, "memory_above_idle_bytes": i}}))
   sys.stdout.flush()
@@ -343,6 +345,8 @@ def test_turns_by_hand(tmp_path):
   assert line["peer"]["every_tokens_per_s"] == [5, 50, 5]
   assert line["flags"] == ["--ends=9"] and line["processor"]
   assert line["peer"]["peak_bytes"] == 12
+  # Who is first changes from round to round.
+  assert (tmp_path / "turns").read_text() == "abbaab"
 
 
 def test_turns_of_those_that_train_count_their_updates(tmp_path):
@@ -367,6 +371,63 @@ def test_a_system_that_dies_is_named(tmp_path):
   assert (
     done.stderr.strip().splitlines()[-1].startswith("error: the peer ended")
   )
+
+
+@pytest.mark.parametrize(
+  "commands, message",
+  [
+    (["/no/python", "x.py"], "the peer: no interpreter /no/python; "),
+    ([sys.executable, "/no/x.py"], "the peer: no file /no/x.py; "),
+    (["{tmp}/text", "a.b"], "the peer: {tmp}/text does not run: "),
+  ],
+)
+def test_a_system_that_is_not_there_is_named(tmp_path, commands, message):
+  (tmp_path / "text").write_text("no program")
+  (tmp_path / "text").chmod(0o755)
+  (tmp_path / "a.py").write_text(STUB.format(name="a", values=([], [])))
+  known = [sys.executable, str(tmp_path / "a.py")]
+  words = [*known, *(word.format(tmp=tmp_path) for word in commands)]
+  command = [sys.executable, "-m", "launch.bench.interleave", *words]
+  done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+  *_, last = done.stderr.splitlines()
+  assert done.returncode == 1 and "Traceback" not in done.stderr
+  assert last.startswith("error: " + message.format(tmp=tmp_path))
+
+
+def comparison(*flags) -> subprocess.CompletedProcess:
+  """Of flags that are judged before anything is installed: it fails then."""
+  return subprocess.run(
+    ["bash", ROOT / "launch" / "bench" / "compare.sh", *flags],
+    capture_output=True,
+    text=True,
+    env=os.environ | {"PYTHON": "/no/python"},
+  )
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_the_comparison_says_how_it_is_used(flag):
+  done = comparison("trl", flag)
+  assert done.returncode == 0 and not done.stderr
+  first, *_, last = done.stdout.splitlines()
+  assert first.startswith("Ours and a peer's") and last.startswith("Read the")
+
+
+@pytest.mark.parametrize(
+  "flags, message",
+  [
+    (["--rounds=0"], "--rounds=0 must be at least 1"),
+    (["--rounds", "-1"], "--rounds=-1 must be at least 1"),
+    (["--rounds=10"], "PYTHON=/no/python does not run"),
+    (["--workload=l1"], "openvino has no update.py"),
+    (["--workload", "l1"], "openvino has no update.py"),
+    (["--workload", "w1", "--n", "4"], "PYTHON=/no/python does not run"),
+    ([], "PYTHON=/no/python does not run"),
+  ],
+)
+def test_the_comparison_refuses_before_it_installs(flags, message):
+  done = comparison("openvino", *flags)
+  assert done.returncode == 1 and not done.stdout
+  assert done.stderr.startswith(f"error: {message}")
 
 
 @pytest.mark.parametrize(
