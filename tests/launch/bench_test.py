@@ -184,6 +184,31 @@ def test_a_step_has_the_lengths_of_a_file(tmp_path):
   assert [len(row) for row in ours.step(1)] == [2] * 8
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "start",
+  [
+    rollout.start,
+    lambda task: update.start(task, "shared", rows=4, blocks=1, remat="layer"),
+  ],
+)
+def test_ours_tells_the_rate_of_the_machine_when_it_is_ready(
+  start, monkeypatch
+):
+  from launch.bench import ours
+
+  task, _ = protocol.parse(argv=["--model=64x1", "--vocab=64", "--n=4"])
+
+  def matmul(dtype):
+    assert task.idle_bytes is None  # or its arrays would count as the system's
+    return {"float32": 12.6e9}[dtype]
+
+  monkeypatch.setattr(ours, "matmul", matmul)
+  _, versions, _ = start(task)
+  assert versions["matmul_gflop_per_s"] == "13" and versions["jax"]
+  assert task.idle_bytes
+
+
 @pytest.mark.skipif(
   platform.libc_ver()[0] != "glibc", reason="another C library"
 )
