@@ -6,7 +6,8 @@
 #   bash launch/bench/compare.sh tunix --workload=w2 --n=64 --dtype=bfloat16 --rounds=3
 #   bash launch/bench/compare.sh trl --workload=l1 --n=512 --rounds=3
 #
-# Workloads w1 to w4 sample, l1 to l3 are whole steps of training.
+# Workloads w1 to w4 sample, l1 to l3 are whole steps of training. All flags are
+# those of interleave.py, and of rollout.py or update.py.
 #
 # PYTHON= and VENV= as in environment.sh, for ours; for the peer:
 #
@@ -17,6 +18,11 @@
 set -euo pipefail
 # shellcheck source=launch/environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/../environment.sh"
+
+if [[ " $* " == *" --help "* || " $* " == *" -h "* ]]; then
+  awk 'NR > 1 { if (!/^#/) exit; sub(/^# ?/, ""); print }' "${BASH_SOURCE[0]}"
+  exit
+fi
 
 known() { (cd "$root/third_party/peers" && ls -d -- */) | tr -d '/' | paste -sd ' ' -; }
 
@@ -79,6 +85,24 @@ peer="${1:-}"
 [[ "$peer" =~ ^[a-z0-9_]+$ && -d "$root/third_party/peers/$peer" ]] ||
   fail "which peer? one of: $(known)"
 shift
+# "--flag value" as one word: interleave.py would take the value for a command.
+flags=()
+while (($#)); do
+  if [[ "$1" == --* && "$1" != *=* && $# -gt 1 && "$2" != --* ]]; then
+    flags+=("$1=$2")
+    shift
+  else
+    flags+=("$1")
+  fi
+  shift
+done
+set -- ${flags[@]+"${flags[@]}"} # none is an error to bash 3
+# Refused before anything is installed.
+for flag; do
+  if [[ "$flag" == --rounds=* && ! "$flag" =~ =0*[1-9][0-9]*$ ]]; then
+    fail "$flag must be at least 1"
+  fi
+done
 ours_module=launch.bench.rollout theirs=run.py
 if [[ " $* " == *" --workload=l"* ]]; then
   ours_module=launch.bench.update theirs=update.py

@@ -88,7 +88,6 @@ class Point:
       Failed: Its process did.
     """
     task, _ = protocol.parse(
-      accelerator=False,
       default=WORKLOADS[self.part],
       more=update.add_flags if self.part == "update" else lambda parser: None,
       argv=self.flags,

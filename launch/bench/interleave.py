@@ -14,6 +14,7 @@ is faster.
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -27,9 +28,6 @@ _RATES = {
   "update_tokens_per_cpu_s": "update_cpu_s",
   "update_tokens_per_s": "update_wall_s",
 }
-
-
-_FIRST = next(iter(_RATES))
 
 
 class Failed(Exception):
@@ -46,9 +44,12 @@ class Process:
 
   def __init__(self, name: str, command: list[str]):
     self._name = name
-    self._process = subprocess.Popen(
-      command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    try:
+      self._process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+      )
+    except OSError as e:
+      raise Failed(f"{name}: {command[0]} does not run: {e.strerror}") from None
     assert self._process.stdin and self._process.stdout
     self._input, self._output = self._process.stdin, self._process.stdout
     self.runs: list[dict] = []
@@ -97,7 +98,10 @@ class Process:
       "system": self.ready["system"],
       "versions": self.ready.get("versions", {}),
       **middle,
-      "every_" + _FIRST: [round(x, 1) for x in self.rates(_FIRST)],
+      **{
+        f"every_{rate}": [round(x, 1) for x in self.rates(rate)]
+        for rate in ("tokens_per_cpu_s", "tokens_per_s")
+      },
       "tokens": [run["tokens"] for run in self.runs],
       "unique": [run["unique"] for run in self.runs],
       **{name: self.ready[name] for name in ("first_run_s", "ready_s")},
@@ -110,6 +114,21 @@ class Process:
   def rates(self, name: str) -> list[float]:
     """Of each run."""
     return [run["tokens"] / run[_RATES[name]] for run in self.runs]
+
+
+def command(name: str, python: str, script: str) -> list[str]:
+  """Of a system, without its flags.
+
+  Raises:
+    Failed: There is no such interpreter or file.
+  """
+  if not shutil.which(python):
+    raise Failed(f"{name}: no interpreter {python}; give the path of one")
+  if not script.endswith(".py"):
+    return [python, "-m", script]
+  if not os.path.isfile(script):
+    raise Failed(f"{name}: no file {script}; give a module or a file")
+  return [python, script]
 
 
 def compare(ours: Process, peer: Process) -> dict:
@@ -137,7 +156,7 @@ def main() -> None:
   parser.add_argument("commands", nargs=4, metavar="PYTHON SCRIPT")
   flags, more = parser.parse_known_args()
   if flags.rounds < 1:
-    parser.error(f"--rounds = {flags.rounds}; use at least 1")
+    parser.error(f"--rounds={flags.rounds} must be at least 1")
   task = {k: getattr(flags, k) for k in ("workload", "n", "dtype")}
   if flags.prompts is not None:
     task["prompts"] = flags.prompts
@@ -146,10 +165,13 @@ def main() -> None:
   processes: list[Process] = []
   done = False
   try:
-    for i, name in enumerate(("ours", "the peer")):
-      python, script = flags.commands[2 * i : 2 * i + 2]
-      command = [script] if script.endswith(".py") else ["-m", script]
-      processes.append(Process(name, [python, *command, *asked]))
+    # Both before ours takes minutes to be warm.
+    commands = {
+      "ours": command("ours", *flags.commands[:2]),
+      "the peer": command("the peer", *flags.commands[2:]),
+    }
+    for name, words in commands.items():
+      processes.append(Process(name, [*words, *asked]))
       processes[-1].warm_up()
       system = processes[-1].ready["system"]
       print(f"* {system} is ready", file=sys.stderr, flush=True)

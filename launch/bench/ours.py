@@ -17,7 +17,7 @@ import jaxlib.version
 from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.target import here
-from launch.bench.workloads import Model
+from launch.bench.workloads import Model, Workload, end_logits
 
 
 def policy(m: Model, dtype: str, **options) -> Policy:
@@ -76,6 +76,18 @@ class Ending:
     return logits.at[..., 0].set(own.reshape(logits.shape[:-1]))
 
 
+def ending(policy: Policy, w: Workload) -> Any:
+  """A decoder whose responses have the workload's lengths, if it has any."""
+  if not w.lengths:
+    return policy
+  return Ending(policy, end_logits(w.lengths, w.new, w.model.vocab))
+
+
+def accelerator() -> bool:
+  """Whether arrays lie on one."""
+  return not here().on_cpu
+
+
 def versions() -> dict[str, str]:
   return {
     "jax": jax.__version__,
@@ -98,19 +110,49 @@ def seconds(f: Callable[..., Any], *args: Any, calls: int = 1) -> float:
   return min(spent)
 
 
+class Programs:
+  """Counts those that are compiled while this is there.
+
+  Attributes:
+    count: How many so far.
+  """
+
+  def __init__(self):
+    self.count = 0
+
+    def tell(event: str, *_, **__) -> None:
+      self.count += event == "/jax/core/compile/backend_compile_duration"
+
+    jax.monitoring.register_event_duration_secs_listener(tell)
+
+
 def machine(dtype: str) -> tuple[float, float]:
   """Operations per second of a large product, bytes per second of a copy."""
+  y = jnp.ones((64 if here().on_cpu else 1024, 1024, 1024), jnp.float32)
+  # In place, so that no new memory is asked for.
+  again = lambda y: jax.lax.fori_loop(0, 8, lambda _, y: y + 1.0, y)
+  copy = seconds(jax.jit(again), y) / 8
+  return matmul(dtype), 2.0 * y.nbytes / copy
+
+
+def matmul(dtype: str) -> float:
+  """Operations per second of a large product."""
   multiply = jax.jit(lambda x: jnp.dot(x, x, preferred_element_type="float32"))
   # An accelerator needs more work than launching costs it: an H100 reached .6
   # of its rate at 4,096.
-  sides, blocks = ((1024, 4096), 64) if here().on_cpu else ((8192,), 1024)
+  sides = (1024, 4096) if here().on_cpu else (8192,)
   rates = []
   for side in sides:
     # Not ones: a GPU multiplies numbers of few bits faster.
     x = jax.random.normal(jax.random.key(0), (side, side), dtype)
     rates.append(2.0 * side**3 / seconds(multiply, x))
-  y = jnp.ones((blocks, 1024, 1024), jnp.float32)
-  # In place, so that no new memory is asked for.
-  again = lambda y: jax.lax.fori_loop(0, 8, lambda _, y: y + 1.0, y)
-  copy = seconds(jax.jit(again), y) / 8
-  return max(rates), 2.0 * y.nbytes / copy
+  return max(rates)
+
+
+def speed(dtype: str) -> dict[str, str]:
+  """What tells machines with one name of a processor apart, beside versions.
+
+  Before anything of a system is made: what this frees `Task.idle` gives back,
+  so that memory above idle has none of it.
+  """
+  return {"matmul_gflop_per_s": f"{matmul(dtype) / 1e9:.0f}"}

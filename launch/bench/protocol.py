@@ -13,7 +13,6 @@ Standard library only, as in workloads.py.
 
 import argparse
 import ctypes
-import dataclasses
 import json
 import os
 import pathlib
@@ -27,16 +26,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from launch.bench.workloads import (
-  WORKLOADS,
-  Workload,
-  model_of,
-  prompt_ids,
-  read_lengths,
-)
+from launch.bench import flags
+from launch.bench.workloads import Workload, prompt_ids
 
-# Fields of a workload that flags of their names replace.
-_SIZES = "prompt", "new", "slots"
 # From a seed to a row of token ids for each response.
 Run = Callable[[int], Iterable[Any]]
 
@@ -80,7 +72,7 @@ class Task:
 def main(
   start: Callable[[Task], tuple[str, dict[str, str], Run]],
   *,
-  accelerator: bool = False,
+  any_heads: bool = False,
   **options,
 ) -> None:
   """Runs the command line.
@@ -89,24 +81,31 @@ def main(
     start: Builds a model of random weights, calls task.idle(), and gives the
       the name and version of the system, versions of its libraries, and a
       function that runs it.
-    accelerator: Workloads that are too large for a CPU are run too.
+    any_heads: Heads need not be as wide as the model together. Where a library
+      derives their size from the width, other shapes are refused.
     **options: See `parse`.
   """
-  task, flags = parse(accelerator=accelerator, **options)
+  task, given = parse(**options)
+  m = task.workload.model
+  if not any_heads and m.heads * m.head_size != m.width:
+    sys.exit(
+      f"error: --model={given.model} has {m.heads} heads of {m.head_size}; "
+      f"this system needs heads x head_size = {m.width}"
+    )
   say = _take_stdout()
   system, versions, run = start(task)
   if task.idle_bytes is None:
     raise RuntimeError("start() has to call task.idle()")
   about = {
     "system": system,
-    "workload": flags.workload,
+    "workload": given.workload,
     "n": task.n,
     "dtype": task.dtype,
   }
   first = time.perf_counter()
   measure(task, run, 0)
   end = time.perf_counter()
-  if flags.serve:
+  if given.serve:
     ready = {"ready": True, "system": system}
     ready["first_run_s"] = round(end - first, 3)
     # With what a system makes before its first run, which may be all.
@@ -116,7 +115,7 @@ def main(
     for seed, _ in enumerate(sys.stdin, 1):
       say({**about, **measure(task, run, seed)})
   else:
-    for seed in range(1, flags.repeats + 1):
+    for seed in range(1, given.repeats + 1):
       say({**about, **measure(task, run, seed)})
   if Trainer.held:  # would wait for ever for its next step
     os._exit(0)
@@ -131,58 +130,27 @@ def cpus() -> int:
 
 def parse(
   *,
-  accelerator: bool,
+  accelerator: Callable[[], bool] = lambda: False,
   default: str = "w1",
   more: Callable[[argparse.ArgumentParser], None] = lambda parser: None,
   argv: Sequence[str] | None = None,
 ) -> tuple[Task, argparse.Namespace]:
   """What the command line asks for, or `argv`.
 
-  `more` adds flags of a script's own.
+  Args:
+    accelerator: Whether there is one, without which workloads that are too
+      large for a CPU are refused. Asked for those alone.
+    default: The workload if none is given.
+    more: Adds flags of a script's own. All integers are at least 1.
+    argv: Flags in place of the command line's.
   """
-  parser = argparse.ArgumentParser(allow_abbrev=False)
-  parser.add_argument("--workload", choices=list(WORKLOADS), default=default)
-  parser.add_argument("--prompts", type=int, help="prompts at a time")
-  parser.add_argument("--n", type=int, help="responses of each prompt")
-  parser.add_argument("--dtype", choices=["float32", "bfloat16"])
-  parser.add_argument("--model", help="WIDTHxLAYERS instead of the workload's")
-  parser.add_argument("--vocab", type=int, help="2048 with --model")
-  parser.add_argument("--prompt", type=int, help="tokens of a prompt")
-  parser.add_argument("--new", type=int, help="tokens of a response, at most")
-  parser.add_argument("--slots", type=int, help="responses in progress")
-  ends = parser.add_mutually_exclusive_group()
-  ends.add_argument("--ends", type=int, help="one token in so many ends one")
-  ends.add_argument("--lengths", help="file with a length in every line")
-  how = parser.add_mutually_exclusive_group()
-  how.add_argument("--serve", action="store_true", help="a run for each line")
-  how.add_argument("--repeats", type=int, default=3, help="measured runs")
-  more(parser)
-  flags = parser.parse_args(argv)
-  workload = WORKLOADS[flags.workload]
-  n = workload.n if flags.n is None else flags.n
-  if workload.accelerator and not accelerator and flags.model is None:
-    parser.error(f"--workload={flags.workload} needs an accelerator")
-  prompts = workload.prompts if flags.prompts is None else flags.prompts
-  if min(n, prompts, flags.repeats) < 1:
-    parser.error("--prompts, --n and --repeats are at least 1")
-  changes = {x: v for x in _SIZES if (v := getattr(flags, x)) is not None}
-  sizes = flags.vocab, flags.ends, *changes.values()
-  if any(size is not None and size < 1 for size in sizes):
-    parser.error("--vocab, --prompt, --new, --slots, --ends are at least 1")
+  parser = flags.parser(default, more)
+  given = parser.parse_args(argv)
   try:
-    if flags.model is not None:
-      changes["model"] = model_of(flags.model, flags.vocab or 2048)
-      changes["accelerator"] = False
-    elif flags.vocab is not None:
-      changes["model"] = dataclasses.replace(workload.model, vocab=flags.vocab)
-    if flags.ends is not None:
-      changes["one_in"] = flags.ends
-    if flags.lengths is not None:
-      changes["lengths"] = read_lengths(flags.lengths)
-  except (ValueError, OSError) as e:
+    workload = flags.workload(given, accelerator)
+    return Task(workload, workload.n, workload.dtype), given
+  except ValueError as e:
     parser.error(str(e))
-  workload = dataclasses.replace(workload, prompts=prompts, **changes)
-  return Task(workload, n, flags.dtype or workload.dtype), flags
 
 
 def processor() -> str:

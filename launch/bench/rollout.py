@@ -15,6 +15,8 @@ tokens_per_cpu_s. Memory is that above a process that holds the weights.
 
   prefill_s        one run with a single new token
   tail_s           after 95 % of the rollouts have ended, to a page of columns
+  programs         that were compiled until the first run was over, weights
+                   included, and in later runs
   roofline_share   of the time that the floating-point operations take at the
                    rate of a large matrix product here, or the bytes at the
                    bandwidth of a large copy, whichever is longer
@@ -29,13 +31,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from launch.bench import protocol
-from launch.bench.workloads import Workload, end_logits
+from launch.bench.workloads import Workload
 
 
 def start(task: protocol.Task):
   """Ours, for protocol.main."""
+  from launch.bench import ours
+
+  speed = ours.speed(task.dtype)
   sampler = Sampler(task)
-  return "brorl_jax", sampler.versions, lambda seed: sampler.rows(seed)
+  versions = {**sampler.versions, **speed}
+  return "brorl_jax", versions, lambda seed: sampler.rows(seed)
 
 
 class Sampler:
@@ -50,6 +56,7 @@ class Sampler:
     from brorl_jax.types import Prompts
     from launch.bench import ours
 
+    self.programs = ours.Programs()
     w = task.workload
     policy: Any = ours.policy(w.model, task.dtype)
     init = jax.jit(policy.init)
@@ -66,8 +73,7 @@ class Sampler:
       slots=w.slots,
     )
     self.slots, self.lanes = fits.slots, fits.lanes
-    if w.lengths:
-      policy = ours.Ending(policy, end_logits(w.lengths, w.new, w.model.vocab))
+    policy = ours.ending(policy, w)
     params = jax.block_until_ready(init(jax.random.key(0)))
     self.versions, self.machine = ours.versions(), ours.machine
     self.tail: float | None = None  # when 95 % of the rollouts had ended
@@ -77,8 +83,8 @@ class Sampler:
       self.tail = None
 
       def watch(progress) -> None:
-        ended = total - progress.busy - progress.waiting
-        if self.tail is None and ended >= 0.95 * total:
+        left = progress.busy + progress.waiting
+        if self.tail is None and in_tail(total, left):
           self.tail = time.perf_counter()
 
       ids = np.asarray(task.prompts, np.int32)
@@ -119,6 +125,16 @@ class Sampler:
     return time.perf_counter() - begin
 
 
+def in_tail(total: int, left: int) -> bool:
+  """Whether 95 % of the rollouts have ended, with so many left."""
+  return total - left >= 0.95 * total
+
+
+def least_s(flops: float, moved: float, rate: float, bandwidth: float) -> float:
+  """Seconds that operations and bytes take, which overlap."""
+  return max(flops / rate, moved / bandwidth)
+
+
 def work(
   w: Workload, lengths: Sequence[int], size: int, slots: int
 ) -> tuple[float, float]:
@@ -150,11 +166,12 @@ def report(task: protocol.Task, name: str, repeats: int) -> dict:
   begin = time.perf_counter()
   sampler.rows(0)
   first_s = time.perf_counter() - begin
-  runs, details = [], []
+  first, runs, details = sampler.programs.count, [], []
   for seed in range(1, repeats + 1):
     runs.append(protocol.measure(task, sampler.rows, seed))
     details.append((sampler.tail_s, sampler.occupancy, sampler.lengths))
   tails, occupancies, lengths = zip(*details, strict=True)
+  programs = {"first": first, "later": sampler.programs.count - first}
   prefill_s = sampler.prefill_s()
   rate, bandwidth = sampler.machine(task.dtype)
   size = 2 if task.dtype == "bfloat16" else 4
@@ -162,7 +179,7 @@ def report(task: protocol.Task, name: str, repeats: int) -> dict:
   shares = []
   for run, of_run in zip(runs, lengths, strict=True):
     flops, moved = work(task.workload, of_run, size, slots)
-    shares.append(max(flops / rate, moved / bandwidth) / run["wall_s"])
+    shares.append(least_s(flops, moved, rate, bandwidth) / run["wall_s"])
   middle = lambda f: statistics.median(map(f, runs))
   total, w = task.n * len(task.prompts), task.workload
   wall_s = middle(lambda r: r["wall_s"])
@@ -177,6 +194,7 @@ def report(task: protocol.Task, name: str, repeats: int) -> dict:
     "lanes": sampler.lanes,
     "dtype": task.dtype,
     "tokens": runs[-1]["tokens"],
+    "every_wall_s": [r["wall_s"] for r in runs],
     "every_tokens_per_cpu_s": [round(r["tokens"] / r["cpu_s"]) for r in runs],
     "tokens_per_s": round(middle(lambda r: r["tokens"] / r["wall_s"])),
     "tokens_per_cpu_s": round(middle(lambda r: r["tokens"] / r["cpu_s"])),
@@ -186,6 +204,7 @@ def report(task: protocol.Task, name: str, repeats: int) -> dict:
     "decode_s": round(wall_s - prefill_s, 4),
     "tail_s": round(statistics.median(tails), 4),
     "first_run_s": round(first_s, 2),
+    "programs": programs,
     "memory_above_idle_bytes": runs[-1]["memory_above_idle_bytes"],
     "roofline_share": round(statistics.median(shares), 4),
     "matmul_flops_per_s": round(rate),
@@ -196,15 +215,22 @@ def report(task: protocol.Task, name: str, repeats: int) -> dict:
   }
 
 
+def accelerator() -> bool:
+  """Whether jax, which this loads, has one."""
+  from launch.bench import ours
+
+  return ours.accelerator()
+
+
 def main() -> None:
-  task, flags = protocol.parse(accelerator=True)
-  if flags.serve:
-    protocol.main(start, accelerator=True)
-  else:
-    try:
+  task, flags = protocol.parse(accelerator=accelerator)
+  try:
+    if flags.serve:
+      protocol.main(start, any_heads=True, accelerator=accelerator)
+    else:
       print(json.dumps(report(task, flags.workload, flags.repeats)))
-    except ValueError as e:
-      sys.exit(f"error: {e}")
+  except ValueError as e:  # too large
+    sys.exit(f"error: {e}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ idle_bytes what it had with the weights and the optimizer's state.
   model_flops_share   of the measured rate of a large matrix product. Counted is
                    what training cannot do without, with the prompt read once;
                    what is computed twice to save memory is not
-  programs         that were compiled in the first update, and in later ones
+  programs         that were compiled until the first update was made, weights
+                   and optimizer included, and in later ones
 
 With --serve a run is a whole step: rollouts, rewards, advantages, update.
 """
@@ -27,8 +28,10 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 from launch.bench import protocol
+from launch.bench.rollout import accelerator
 from launch.bench.workloads import Workload
 
 # Of a CPU device: more rows are slower, their numbers lie far from a core.
@@ -37,8 +40,11 @@ _ROWS = 16
 
 def start(task: protocol.Task, form: str, **layout):
   """Ours, for protocol.main."""
+  from launch.bench import ours
+
+  speed = ours.speed(task.dtype)
   learner = Learner(task, form, **layout)
-  return "brorl_jax", learner.versions, learner.step
+  return "brorl_jax", {**learner.versions, **speed}, learner.step
 
 
 class Learner:
@@ -63,12 +69,7 @@ class Learner:
     from launch.bench import ours
 
     self.versions, self.machine = ours.versions(), ours.machine
-    self.programs = 0
-
-    def count(event: str, *_, **__) -> None:
-      self.programs += event == "/jax/core/compile/backend_compile_duration"
-
-    jax.monitoring.register_event_duration_secs_listener(count)
+    self.programs = ours.Programs()
     m = task.workload.model
     policy = ours.policy(m, task.dtype, remat=remat)
     ids = np.asarray(task.prompts, np.int32)
@@ -105,7 +106,8 @@ class Learner:
         temperature=1.0,
       ),
     )
-    self._jax, self._np, self._task, self._policy = jax, np, task, policy
+    self._jax, self._np, self._task = jax, np, task
+    self._decoder = ours.ending(policy, task.workload)
     task.idle()
 
   def update(self, rollouts) -> float:
@@ -115,7 +117,7 @@ class Learner:
 
     np = self._np
     # Trivial, and not the same for all: parity of the first token.
-    reward = rollouts.tokens[:, :, 0] % 2.0
+    reward = self._jax.numpy.asarray(rollouts.tokens[:, :, 0] % 2.0)
     advantage = np.asarray(advantages.center_by_group(reward))
     batches = self._pack(self.prompts, rollouts, advantage)
     self.state, stats = self._minibatch(self.state, batches)
@@ -143,7 +145,7 @@ class Learner:
 
     jax, w = self._jax, self._task.workload
     out = sampler.rollouts(
-      self._policy,
+      self._decoder,
       self.state.params,
       self.prompts,
       jax.random.key(seed),
@@ -215,6 +217,19 @@ def work(w: Workload, prompts: int, lengths: Sequence[int]) -> float:
   return 3 * forward
 
 
+def rates(tokens: int, runs: Sequence[protocol.Clock]) -> dict[str, Any]:
+  """Medians over updates with so many tokens each."""
+  wall_s = statistics.median(run.wall_s for run in runs)
+  cpu_s = statistics.median(run.cpu_s for run in runs)
+  return {
+    "update_s": round(wall_s, 4),
+    "update_cpu_s": round(cpu_s, 4),
+    "every_update_cpu_s": [round(run.cpu_s, 3) for run in runs],
+    "tokens_per_s": round(tokens / wall_s),
+    "tokens_per_cpu_s": round(tokens / cpu_s),
+  }
+
+
 def report(
   task: protocol.Task, name: str, repeats: int, form: str, **layout
 ) -> dict:
@@ -223,18 +238,17 @@ def report(
   begin = time.perf_counter()
   padding = learner.update(learner.invented(0))
   first_s = time.perf_counter() - begin
-  first = learner.programs
+  first = learner.programs.count
   runs = []
   for seed in range(1, repeats + 1):
     out, clock = learner.invented(seed), protocol.Clock()
     with clock:
       learner.update(out)
     runs.append(clock)
-  programs = {"first": first, "later": learner.programs - first}
+  programs = {"first": first, "later": learner.programs.count - first}
   peak, on_device = protocol.peak_bytes(), learner.device_peak_bytes()
   rate, _ = learner.machine(task.dtype)
   wall_s = statistics.median(run.wall_s for run in runs)
-  cpu_s = statistics.median(run.cpu_s for run in runs)
   prompts = len(task.prompts)
   # Every update has other lengths; their sums are nearly the same.
   lengths = task.workload.drawn(prompts * task.n, repeats)
@@ -249,11 +263,7 @@ def report(
     "dtype": task.dtype,
     **layout,
     "tokens": tokens,
-    "update_s": round(wall_s, 4),
-    "update_cpu_s": round(cpu_s, 4),
-    "every_update_cpu_s": [round(run.cpu_s, 3) for run in runs],
-    "tokens_per_s": round(tokens / wall_s),
-    "tokens_per_cpu_s": round(tokens / cpu_s),
+    **rates(tokens, runs),
     "model_flops_share": round(
       work(task.workload, prompts, lengths) / wall_s / rate, 4
     ),
@@ -270,7 +280,10 @@ def report(
 
 
 def main() -> None:
-  task, flags = protocol.parse(accelerator=True, more=add_flags, default="l1")
+  of: dict[str, Any] = dict(
+    accelerator=accelerator, more=add_flags, default="l1"
+  )
+  task, flags = protocol.parse(**of)
   how = {k: getattr(flags, k) for k in ("form", "rows", "blocks", "remat")}
   # What was faster on a CPU, where products are as cheap as memory in bfloat16.
   how["remat"] = flags.remat or (
@@ -278,7 +291,7 @@ def main() -> None:
   )
   if flags.serve:
     begin = functools.partial(start, **how)
-    protocol.main(begin, accelerator=True, more=add_flags, default="l1")
+    protocol.main(begin, any_heads=True, **of)
   else:
     print(json.dumps(report(task, flags.workload, flags.repeats, **how)))
 

@@ -37,6 +37,26 @@ def test_operations_and_bytes_by_hand():
   assert moved == 2 * (159 * 2 + 10 * 16) + 7 * 16
 
 
+def test_the_longer_of_operations_and_bytes_counts():
+  assert rollout.least_s(flops=60, moved=10, rate=20, bandwidth=5) == 3
+  assert rollout.least_s(flops=20, moved=10, rate=20, bandwidth=5) == 2
+
+
+def test_the_tail_begins_with_the_last_twentieth():
+  tail = [rollout.in_tail(40, left) for left in (40, 3, 2, 0)]
+  assert tail == [False, False, True, True]
+
+
+def test_rates_of_an_update_by_hand():
+  runs = [protocol.Clock() for _ in range(3)]
+  for run, wall_s, cpu_s in zip(runs, (4, 1, 2), (8, 1, 5), strict=True):
+    run.wall_s, run.cpu_s = wall_s, cpu_s
+  assert update.rates(100, runs) == {
+    "update_s": 2, "update_cpu_s": 5, "every_update_cpu_s": [8, 1, 5],
+    "tokens_per_s": 50, "tokens_per_cpu_s": 20,
+  }  # fmt: skip
+
+
 def test_operations_of_an_update_by_hand():
   model = workloads.Model(
     vocab=5, width=3, mlp=4, layers=2, heads=2, kv_heads=1, head_size=2
@@ -61,10 +81,24 @@ def test_a_model_of_any_size():
     head_size=64,
   )  # fmt: skip
   assert workloads.model_of("192x1", 9).kv_heads == 1
+  small = "256x6:heads=8,kv_heads=2,head_size=32,mlp=704"
+  assert workloads.model_of(small, 2048) == workloads.SMALL
+  assert workloads.model_of("256x6:head_size=32", 2048) == workloads.SMALL
+  wide = workloads.model_of("96x1:heads=3,head_size=64", 9)
+  assert (wide.width, wide.heads, wide.head_size) == (96, 3, 64)
+  assert workloads.model_of("96x1:heads=3,mlp=7", 9) == workloads.Model(
+    vocab=9, width=96, mlp=7, layers=1, heads=3, kv_heads=1, head_size=32
+  )
+
+
+def test_a_system_that_derives_the_size_of_heads_gets_no_other(monkeypatch):
+  monkeypatch.setattr(sys, "argv", ["x", "--model=96x1:heads=3,head_size=64"])
+  with pytest.raises(SystemExit, match="3 heads of 64; this system"):
+    protocol.main(lambda task: pytest.fail(str(task)))
 
 
 def test_a_vocabulary_is_that_of_whatever_model():
-  of = lambda *argv: protocol.parse(accelerator=False, argv=argv)[0].workload
+  of = lambda *argv: protocol.parse(argv=argv)[0].workload
   other = dataclasses.replace(workloads.SMALL, vocab=64)
   assert of("--vocab=64").model == other
   assert of("--model=64x1", "--vocab=64").model == workloads.model_of(
@@ -72,6 +106,27 @@ def test_a_vocabulary_is_that_of_whatever_model():
   )
   assert of("--model=64x1").model == workloads.model_of("64x1", 2048)
   assert of().model == workloads.SMALL
+
+
+def test_slots_are_those_that_are_asked_for_up_to_n():
+  of = lambda *argv: protocol.parse(argv=argv)[0]
+  task = of("--slots=7", "--n=9")
+  assert task.slots == task.workload.slots == 7
+  assert of("--slots=20", "--n=9").slots == of("--n=9").slots == 9
+  assert of("--workload=w3").slots == 128
+
+
+def test_help_describes_the_workloads(capsys):
+  with pytest.raises(SystemExit) as e:
+    protocol.parse(argv=["--help"])
+  shown = capsys.readouterr().out
+  assert e.value.code == 0 and max(map(len, shown.splitlines())) <= 80
+  lines = {x.split()[0]: x for x in shown.splitlines() if x.strip()}
+  for name, w in workloads.WORKLOADS.items():
+    assert f"{w.prompts} x {w.prompt} " in lines[name]
+    assert f"{w.n} x {w.new} " in lines[name]
+    assert ("accelerator" in lines[name]) == w.accelerator
+  assert "256x6" in lines["w1"] and "1 token in 32 ends" in lines["w3"]
 
 
 def test_lengths_of_a_file_are_those_of_the_end_token():
@@ -90,6 +145,8 @@ def test_lengths_of_a_file_are_those_of_the_end_token():
     (dict(lengths=(2, 4, 4, 30)), (2 + 4 + 4 + 9) / 4),
     # sum over t = 1 ... 9 of P(length >= t) = (3/4)^(t - 1)
     (dict(one_in=4), 4 * (1 - 0.75**9)),
+    # 683 of 2,048 tokens end.
+    (dict(one_in=3), 2048 / 683 * (1 - (1365 / 2048) ** 9)),
     (dict(), 9),
   ],
 )
@@ -114,7 +171,42 @@ def test_our_responses_have_the_lengths_of_a_file(tmp_path):
   # Mean 2.5, deviation 1.5: 3 standard errors.
   assert line["tokens"] == pytest.approx(400 * 2.5, abs=3 * 1.5 * 20)
   assert line["processor"] and line["model"]["width"] == 64
-  assert len(line["every_tokens_per_cpu_s"]) == 1
+  assert len(line["every_tokens_per_cpu_s"]) == len(line["every_wall_s"]) == 1
+
+
+@pytest.mark.slow
+def test_a_step_has_the_lengths_of_a_file(tmp_path):
+  (tmp_path / "lengths").write_text("2\n2\n")
+  argv = ["--model=64x1", "--vocab=64", "--prompt=4", "--new=8", "--n=8"]
+  argv.append(f"--lengths={tmp_path / 'lengths'}")
+  task, _ = protocol.parse(argv=argv)
+  ours = update.Learner(task, "shared", rows=4, blocks=1, remat="nothing")
+  assert [len(row) for row in ours.step(1)] == [2] * 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "start",
+  [
+    rollout.start,
+    lambda task: update.start(task, "shared", rows=4, blocks=1, remat="layer"),
+  ],
+)
+def test_ours_tells_the_rate_of_the_machine_when_it_is_ready(
+  start, monkeypatch
+):
+  from launch.bench import ours
+
+  task, _ = protocol.parse(argv=["--model=64x1", "--vocab=64", "--n=4"])
+
+  def matmul(dtype):
+    assert task.idle_bytes is None  # or its arrays would count as the system's
+    return {"float32": 12.6e9}[dtype]
+
+  monkeypatch.setattr(ours, "matmul", matmul)
+  _, versions, _ = start(task)
+  assert versions["matmul_gflop_per_s"] == "13" and versions["jax"]
+  assert task.idle_bytes
 
 
 @pytest.mark.skipif(
@@ -172,6 +264,12 @@ def test_our_line_of_an_update():
 
 def test_one_token_in_so_many_ends():
   assert workloads.WORKLOADS["w3"].stop_ids == tuple(range(64))
+  of = lambda k: protocol.parse(argv=[f"--ends={k}"])[0].workload
+  counts = {1: 2048, 2: 1024, 3: 683, 205: 10, 1365: 2, 1366: 1, 2048: 1}
+  assert {k: len(of(k).stop_ids) for k in counts} == counts
+  assert of(1).drawn(9, 0) == [1] * 9
+  # As often as the tokens that end: 1 of 2,048, not one in 1,366.
+  assert of(1366).drawn(99, 0) == of(2048).drawn(99, 0)
   assert workloads.WORKLOADS["w1"].stop_ids == ()
   ids = workloads.prompt_ids(workloads.WORKLOADS["w2"])
   assert len(ids) == 512 and min(ids) >= 10 and max(ids) < 2048
@@ -196,6 +294,8 @@ def test_our_line_of_json():
   assert 0 <= line["tail_s"] < line["decode_s"] + line["prefill_s"]
   assert line["tokens_per_s"] > 0 and line["tokens_per_cpu_s"] > 0
   assert line["memory_above_idle_bytes"] > 1e6
+  # Other lengths leave other numbers of slots, whose programs are compiled.
+  assert 0 <= line["programs"]["later"] < line["programs"]["first"]
 
 
 STUB = """
@@ -206,6 +306,8 @@ print(json.dumps({{"ready": True, "system": "{name}", "first_run_s": 1.0,
   "ready_s": 3.0}}))
 sys.stdout.flush()
 for i, _ in enumerate(sys.stdin):
+  with open(sys.path[0] + "/turns", "a") as file:
+    file.write("{name}")
   print(json.dumps({{"tokens": tokens[i], "cpu_s": cpu_s[i], "wall_s": 2.0,
     "unique": 1, "peak_bytes": 10 + i, "memory_above_idle_bytes": i}}))
   sys.stdout.flush()
@@ -264,8 +366,12 @@ def test_turns_by_hand(tmp_path):
   assert line["ratio"]["tokens_per_cpu_s"] == want
   assert line["ours"]["tokens"] == [200, 100, 80]
   assert line["ours"]["every_tokens_per_cpu_s"] == [100, 50, 40]
+  assert line["ours"]["every_tokens_per_s"] == [100, 50, 40]
+  assert line["peer"]["every_tokens_per_s"] == [5, 50, 5]
   assert line["flags"] == ["--ends=9"] and line["processor"]
   assert line["peer"]["peak_bytes"] == 12
+  # Who is first changes from round to round.
+  assert (tmp_path / "turns").read_text() == "abbaab"
 
 
 def test_turns_of_those_that_train_count_their_updates(tmp_path):
@@ -293,27 +399,181 @@ def test_a_system_that_dies_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
+  "commands, message",
+  [
+    (["/no/python", "x.py"], "the peer: no interpreter /no/python; "),
+    ([sys.executable, "/no/x.py"], "the peer: no file /no/x.py; "),
+    (["{tmp}/text", "a.b"], "the peer: {tmp}/text does not run: "),
+  ],
+)
+def test_a_system_that_is_not_there_is_named(tmp_path, commands, message):
+  (tmp_path / "text").write_text("no program")
+  (tmp_path / "text").chmod(0o755)
+  (tmp_path / "a.py").write_text(STUB.format(name="a", values=([], [])))
+  known = [sys.executable, str(tmp_path / "a.py")]
+  words = [*known, *(word.format(tmp=tmp_path) for word in commands)]
+  command = [sys.executable, "-m", "launch.bench.interleave", *words]
+  done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+  *_, last = done.stderr.splitlines()
+  assert done.returncode == 1 and "Traceback" not in done.stderr
+  assert last.startswith("error: " + message.format(tmp=tmp_path))
+
+
+def comparison(*flags) -> subprocess.CompletedProcess:
+  """Of flags that are judged before anything is installed: it fails then."""
+  return subprocess.run(
+    ["bash", ROOT / "launch" / "bench" / "compare.sh", *flags],
+    capture_output=True,
+    text=True,
+    env=os.environ | {"PYTHON": "/no/python"},
+  )
+
+
+@pytest.mark.parametrize("peer", ["trl", "tunix"])
+@pytest.mark.parametrize("flag", ["--ends=9", "--lengths=two", "--prompts=2"])
+def test_trainers_of_whole_responses_refuse_others(tmp_path, peer, flag):
+  (tmp_path / "two").write_text("2\n")
+  script = ROOT / "third_party" / "peers" / peer / "update.py"
+  done = subprocess.run(
+    [sys.executable, script, flag],
+    capture_output=True,
+    text=True,
+    cwd=tmp_path,
+  )
+  assert done.returncode == 1 and not done.stdout
+  assert done.stderr == (
+    f"error: {peer} trains whole responses to one prompt here: give no --ends, "
+    "no --lengths and --prompts=1\n"
+  )
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+def test_the_comparison_says_how_it_is_used(flag):
+  done = comparison("trl", flag)
+  assert done.returncode == 0 and not done.stderr
+  first, *_, last = done.stdout.splitlines()
+  assert first.startswith("Ours and a peer's") and last.startswith("Read the")
+
+
+@pytest.mark.parametrize(
+  "flags, message",
+  [
+    (["--rounds=0"], "--rounds=0 must be at least 1"),
+    (["--rounds", "-1"], "--rounds=-1 must be at least 1"),
+    (["--rounds=10"], "PYTHON=/no/python does not run"),
+    (["--workload=l1"], "openvino has no update.py"),
+    (["--workload", "l1"], "openvino has no update.py"),
+    (["--workload", "w1", "--n", "4"], "PYTHON=/no/python does not run"),
+    ([], "PYTHON=/no/python does not run"),
+  ],
+)
+def test_the_comparison_refuses_before_it_installs(flags, message):
+  done = comparison("openvino", *flags)
+  assert done.returncode == 1 and not done.stdout
+  assert done.stderr.startswith(f"error: {message}")
+
+
+@pytest.mark.parametrize(
   "flags, message",
   [
     (["--workload=w9"], "invalid choice: 'w9'"),
-    (["--n=0"], "--n and --repeats are at least 1"),
-    (["--new=0"], "--new, --slots, --ends are at least 1"),
-    (["--vocab=0"], "--ends are at least 1"),
-    (["--ends=0"], "--ends are at least 1"),
-    (["--model=100x2"], "'100x2' is not WIDTHxLAYERS"),
+    (["--n=0"], "--n=0 must be at least 1"),
+    (["--prompts=-2"], "--prompts=-2 must be at least 1"),
+    (["--repeats=0"], "--repeats=0 must be at least 1"),
+    (["--prompt=0"], "--prompt=0 must be at least 1"),
+    (["--new=0"], "--new=0 must be at least 1"),
+    (["--slots=0"], "--slots=0 must be at least 1"),
+    (["--ends=-1"], "--ends=-1 must be at least 1"),
+    (["--rows=0"], "--rows=0 must be at least 1"),
+    (["--blocks=-1"], "--blocks=-1 must be at least 1"),
+    (["--vocab=0"], "--vocab=0 must be at least 11"),
+    (["--vocab=10"], "--vocab=10 must be at least 11"),
+    (["--ends=5000"], "--ends=5000 must be at most the vocabulary, 2048"),
+    (["--workload=w3", "--vocab=31"], "--vocab=31 must be at least 32, "),
+    (["--workload=w4"], "--workload=w4 needs an accelerator"),
+    (["--workload=l3"], "--workload=l3 needs an accelerator"),
+    (
+      ["--model=100x2"],
+      "--model=100x2 is not WIDTHxLAYERS, with a width in 64",
+    ),
+    (["--model=64x0"], "--model=64x0 is not WIDTHxLAYERS"),
+    (["--model=64x1:"], "'' must be one of heads, kv_heads, head_size, mlp"),
+    (
+      ["--model=64x1:x=2"],
+      "'x' must be one of heads, kv_heads, head_size, mlp",
+    ),
+    (["--model=64x1:mlp=9,mlp=9"], "'mlp' must be one of "),
+    (["--model=64x1:mlp=0"], "mlp=0 must be a number from 1 to 9"),
+    (["--model=64x1:mlp"], "mlp= must be a number from 1 to 9"),
+    (["--model=96x1:head_size=64"], "with a width in 64s"),
+    (
+      ["--model=60x1:heads=6,kv_heads=4"],
+      "=6 must be a multiple of kv_heads=4",
+    ),
+    (["--model=64x1:heads=3"], "heads=3 must divide 64"),
+    (["--model=64x1:head_size=1"], "head_size=1 must be even"),
+    (["--model=60x1:heads=4"], "head_size=15 must be even"),
     (["--ends=9", "--lengths=x"], "not allowed with"),
-    (["--lengths=/no/such"], "No such file"),
+    (["--lengths="], "--lengths= names no file"),
+    (["--lengths=/no/such"], "--lengths=/no/such: No such file"),
+    (["--lengths=/"], "--lengths=/: Is a directory"),
     (["--serve", "--repeats=2"], "not allowed with"),
   ],
 )
-def test_refuses(flags, message):
-  done = subprocess.run(
-    [sys.executable, "-m", "launch.bench.rollout", *flags],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 2 and message in done.stderr
+def test_refuses(flags, message, capsys):
+  refused(flags, message, capsys)
+
+
+def refused(flags, message, capsys):
+  with pytest.raises(SystemExit) as e:
+    protocol.parse(more=update.add_flags, argv=flags)
+  *usage, last = capsys.readouterr().err.splitlines()
+  assert e.value.code == 2 and message in last
+  assert " error: " in last and usage[0].startswith("usage: ")
+
+
+@pytest.mark.parametrize(
+  "content, message",
+  [
+    (b"", " has no lengths"),
+    (b"\n \n", " has no lengths"),
+    (b"1\n\n2 3\n", ": line 3 is '2 3', not one length from 1 to 999999999"),
+    (b"1\n0\n", ": line 2 is '0', not one length"),
+    (b"-1", ": line 1 is '-1', not one length"),
+    (b"1.5", ": line 1 is '1.5', not one length"),
+    (b"1" * 5000, f": line 1 is '{'1' * 20}', not one length"),
+    ("\u0663".encode(), ": line 1 is '\u0663', not one length"),
+    (b"\xff\xfe", " is not text: "),
+  ],
+)
+def test_refuses_a_file_without_lengths(tmp_path, content, message, capsys):
+  file = tmp_path / "lengths"
+  file.write_bytes(content)
+  refused([f"--lengths={file}"], f"--lengths={file}{message}", capsys)
+
+
+def test_lengths_are_read_by_line(tmp_path):
+  (tmp_path / "lengths").write_bytes(b"7\r\n\n 999999999 \n07")
+  of = workloads.read_lengths(str(tmp_path / "lengths"))
+  assert of == (7, 999_999_999, 7)
+
+
+@pytest.mark.parametrize("module", [rollout, update])
+def test_what_needs_an_accelerator_is_refused_without(module, capsys):
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sys, "argv", ["x", "--workload=w4", "--n=1"])
+    with pytest.raises(SystemExit) as e:
+      module.main()
+  assert e.value.code == 2
+  assert "--workload=w4 needs an accelerator" in capsys.readouterr().err
+  argv = ["--workload=w4"]
+  assert protocol.parse(accelerator=lambda: True, argv=argv)[0].n == 512
+  task, _ = protocol.parse(argv=["--model=64x1", *argv])
+  assert task.workload.model.width == 64
+  # Asked behind all else, because asking loads jax.
+  asked = lambda: pytest.fail("asked")
+  with pytest.raises(SystemExit):
+    protocol.parse(accelerator=asked, argv=[*argv, "--n=0"])
 
 
 @pytest.mark.slow

@@ -87,7 +87,7 @@ def test_points_change_one_size():
     for axis, (_, sizes) in growth.AXES.items():
       for point in growth.points(part, axis, [], []):
         more = growth.update.add_flags if part == "update" else lambda _: None
-        of, _ = protocol.parse(accelerator=False, more=more, argv=point.flags)
+        of, _ = protocol.parse(more=more, argv=point.flags)
         w = of.workload
         now = {"n": of.n, "t": w.new, "s": w.prompt, "v": w.model.vocab}
         assert now.pop(axis) == point.size
@@ -97,9 +97,7 @@ def test_points_change_one_size():
       assert [p.size for p in growth.points(part, axis, [], [])] == [*sizes]
   # Flags of the command line replace the usual ones, sizes all of them.
   (point, _) = growth.points("update", "t", [5, 6], ["--n=3"])
-  of, flags = protocol.parse(
-    accelerator=False, more=growth.update.add_flags, argv=point.flags
-  )
+  of, flags = protocol.parse(more=growth.update.add_flags, argv=point.flags)
   assert (of.n, of.workload.new, flags.rows) == (3, 5, 4)
 
 
@@ -147,7 +145,7 @@ def test_a_process_that_fails_is_named():
     (["--axis=n", "--sizes=4"], "'4' is not two or more, ascending"),
     (["--axis=n", "--sizes=2,x"], "'2,x' is not two or more, ascending"),
     (["--axis=x"], "invalid choice: 'x'"),
-    (["--axis=n", "--slots=0"], "are at least 1"),
+    (["--axis=n", "--slots=0"], "--slots=0 must be at least 1"),
   ],
 )
 def test_refuses(flags, message):

@@ -18,6 +18,11 @@ _MICRO = 64
 
 
 def start(task):
+  if task.workload.stop_ids or len(task.prompts) > 1:
+    sys.exit(
+      "error: trl trains whole responses to one prompt here: give no --ends, "
+      "no --lengths and --prompts=1"
+    )
   import numpy
   import torch
   import transformers

@@ -13,6 +13,11 @@ from third_party.peers.tunix import run as of_sampler
 
 
 def start(task):
+  if task.workload.stop_ids or len(task.prompts) > 1:
+    sys.exit(
+      "error: tunix trains whole responses to one prompt here: give no --ends, "
+      "no --lengths and --prompts=1"
+    )
   import jax
   import jax.numpy as jnp
   import numpy as np
