@@ -429,6 +429,19 @@ def comparison(*flags) -> subprocess.CompletedProcess:
   )
 
 
+@pytest.mark.parametrize("peer", ["openvino", "transformers", "tunix", "vllm"])
+def test_samplers_that_have_no_lengths_of_a_file_refuse_them(tmp_path, peer):
+  (tmp_path / "two").write_text("2\n")
+  command = [f"third_party/peers/{peer}/run.py", "--n=1"]
+  done = subprocess.run(
+    [sys.executable, *command, f"--lengths={tmp_path / 'two'}"],
+    capture_output=True,
+    text=True,
+    cwd=ROOT,
+  )
+  assert done.returncode == 1 and done.stderr.startswith("error: responses")
+
+
 @pytest.mark.parametrize("peer", ["trl", "tunix"])
 @pytest.mark.parametrize("flag", ["--ends=9", "--lengths=two", "--prompts=2"])
 def test_trainers_of_whole_responses_refuse_others(tmp_path, peer, flag):

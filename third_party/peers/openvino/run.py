@@ -18,13 +18,13 @@ _BLOCK = 32  # tokens of a block of the cache, on a CPU
 
 
 def start(task):
+  if task.workload.lengths:
+    sys.exit("error: responses of one request end alike: use --ends")
   import numpy as np
   import openvino
   import openvino_genai as genai
 
   workload = task.workload
-  if workload.lengths:
-    sys.exit("error: responses of one request end alike: use --ends")
   precision = {"float32": "f32", "bfloat16": "bf16"}[task.dtype]
   scheduler = genai.SchedulerConfig()
   # It takes fresh blocks while there are any: more would only be memory.

@@ -33,6 +33,8 @@ def model_of(task):
 
 
 def start(task):
+  if task.workload.lengths:
+    sys.exit("error: responses end where one token is drawn: use --ends")
   import numpy
   import torch
   import transformers

@@ -34,6 +34,8 @@ class Numbers:
 
 
 def start(task):
+  if task.workload.lengths:
+    sys.exit("error: responses end where one token is drawn: use --ends")
   import jax
   import jax.numpy as jnp
   import numpy as np

@@ -16,6 +16,8 @@ _BLOCK = 32
 
 
 def start(task):
+  if task.workload.lengths:
+    sys.exit("error: responses of one request end alike: use --ends")
   os.environ.update(
     OMP_NUM_THREADS=str(task.threads),
     VLLM_CPU_OMP_THREADS_BIND="nobind",
@@ -31,8 +33,6 @@ def start(task):
   import vllm
 
   workload = task.workload
-  if workload.lengths:
-    sys.exit("error: responses of one request end alike: use --ends")
   with tempfile.TemporaryDirectory() as folder:
     _save(task, folder)
     task.idle()  # the engine makes its cache together with its weights
