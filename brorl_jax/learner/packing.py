@@ -116,16 +116,16 @@ def pack(
   source = Source(prompts, rollouts, advantage, scale)
   distinct = [rollouts.distinct(p) for p in range(len(rollouts.tokens))]
   best = row_packing.plan(source, distinct, layout, layout.rows)
+  others = []
   if layout.fewer < layout.rows:
-    fewer = row_packing.plan(source, distinct, layout, layout.fewer)
-    best = fewer if fewer.positions < _WORTH * best.positions else best
-  least, trees = best.positions, None
+    others.append(row_packing.plan(source, distinct, layout, layout.fewer))
   for shape in layout.trees:
-    found = tree_packing.plan(source, distinct, shape)
-    if found.positions < _WORTH * least:
-      least, trees = found.positions, found
-  if trees is not None:
-    return tree_packing.batches(source, trees)
+    others.append(tree_packing.plan(source, distinct, shape))
+  for other in others:
+    if other.positions < _WORTH * best.positions:
+      best = other
+  if isinstance(best, tree_packing.Plan):
+    return tree_packing.batches(source, best)
   return row_packing.batches(source, best, layout)
 
 

@@ -25,25 +25,12 @@ _TERMS = 16  # of the loss, per token of a row; see `room_of`
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-  """A prompt with some of its distinct responses.
-
-  Tokens that are read have numbers from 0. A target is a token that is
-  predicted, the same for all responses that begin alike.
-  """
+  """A prompt with some of its distinct responses; `grow` makes its arrays."""
 
   prompt: int
-  rollout: np.ndarray  # n of each response
+  rollout: np.ndarray  # n of each response, in lexicographic order
   count: np.ndarray  # identical rollouts that each stands for
-  token: Int[np.ndarray, " Q"]
-  end: Int[np.ndarray, " Q"]  # one behind the last descendant
-  parent: Int[np.ndarray, " E"]  # the token from which a target is predicted
-  target: Int[np.ndarray, " E"]
-  at: Int[np.ndarray, "M T"]  # target of each response token, 0 behind the last
-
-  @property
-  def size(self) -> tuple[int, int, int]:
-    """Tokens, targets and responses."""
-    return len(self.token), len(self.target), len(self.rollout)
+  size: tuple[int, int, int]  # tokens, targets and responses
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,9 +50,19 @@ def grow(
 ) -> dict[str, np.ndarray]:
   """The arrays of a tree.
 
+  Tokens that are read have numbers from 0. A target is a token that is
+  predicted, the same for all responses that begin alike.
+
   Args:
     prompt: Its tokens, without padding.
     text: Distinct responses in lexicographic order, -1 behind the last token.
+
+  Returns:
+    token: [Q], those that are read.
+    end: [Q], one behind the last descendant of each.
+    parent: [E], the token from which a target is predicted.
+    target: [E].
+    at: [M,T], target of each response token, 0 behind the last.
   """
   S, t = len(prompt), np.arange(text.shape[1])
   length, shared, read, read_before = (x[:, None] for x in _lengths(text))
@@ -123,13 +120,20 @@ def trees(
     room: Tokens, targets and responses of a row, see `room_of`.
   """
   for p, (first, count) in enumerate(distinct):
-    mask = source.rollouts.mask[p, first]
-    text = np.where(mask, source.rollouts.tokens[p, first], -1)
+    prompt, text = _texts(source, p, first)
     order = np.lexsort(text.T[::-1])
     order = order[text[order, 0] >= 0]  # rollouts left out have no token
-    prompt = source.prompts.tokens[p, source.prompts.mask[p]]
-    for part in _cut(order, text, len(prompt), room):
-      yield Tree(p, first[part], count[part], **grow(prompt, text[part]))
+    for part, size in _cut(order, text, len(prompt), room):
+      yield Tree(p, first[part], count[part], size)
+
+
+def _texts(
+  source: Source, p: int, rollout: np.ndarray
+) -> tuple[Int[np.ndarray, " S"], Int[np.ndarray, "M T"]]:
+  """A prompt without padding, and these rollouts with -1 behind each."""
+  mask = source.rollouts.mask[p, rollout]
+  text = np.where(mask, source.rollouts.tokens[p, rollout], -1)
+  return source.prompts.tokens[p, source.prompts.mask[p]], text
 
 
 def _cut(
@@ -137,8 +141,8 @@ def _cut(
   text: Int[np.ndarray, "M T"],
   prompt: int,
   room: tuple[int, int, int],
-) -> Iterator[np.ndarray]:
-  """Neighbours of one tree, as many as fit, then those of the next.
+) -> Iterator[tuple[np.ndarray, tuple[int, int, int]]]:
+  """Neighbours of one tree, as many as fit, and its size; then of the next.
 
   Halves of what is too large would fill three quarters of a row on average.
   """
@@ -159,7 +163,8 @@ def _cut(
     size = alone[:, None] + total[:, start:] - total[:, start, None]
     fitting = np.all(size <= np.array(room)[:, None], axis=0)
     end = start + max(int(np.sum(fitting)), 1)
-    yield order[start:end]
+    tokens, targets, responses = size[:, end - start - 1].tolist()
+    yield order[start:end], (tokens, targets, responses)
     start = end
 
 
@@ -228,11 +233,12 @@ def _batch(source: Source, plan: Plan, rows: list[list[Tree]]) -> Batch:
     q = e = m = 0
     for tree in row:
       Q, E, M = tree.size
-      grown.token[i, q : q + Q] = tree.token
-      grown.end[i, q : q + Q] = tree.end + q
-      grown.parent[i, e : e + E] = tree.parent + q
-      grown.target[i, e : e + E] = tree.target
-      grown.at[i, m : m + M] = tree.at + e
+      own = grow(*_texts(source, tree.prompt, tree.rollout))
+      grown.token[i, q : q + Q] = own["token"]
+      grown.end[i, q : q + Q] = own["end"] + q
+      grown.parent[i, e : e + E] = own["parent"] + q
+      grown.target[i, e : e + E] = own["target"]
+      grown.at[i, m : m + M] = own["at"] + e
       source.put(out, i, m, tree.prompt, tree.rollout, tree.count)
       q, e, m = q + Q, e + E, m + M
   empty = np.zeros((count, 0), np.int32)

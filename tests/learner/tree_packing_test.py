@@ -103,7 +103,7 @@ def trees_of(out, advantage, tokens):
 def test_every_distinct_rollout_is_in_one_tree_that_fits(tokens):
   out, advantage = rollouts(kinds=12)
   found = trees_of(out, advantage, tokens)
-  assert all(len(tree.token) <= tokens for tree in found)
+  assert all(tree.size[0] <= tokens for tree in found)
   for p in range(P):
     first, count = out.distinct(p)
     own = [tree for tree in found if tree.prompt == p]
@@ -149,7 +149,9 @@ def test_a_tree_is_cut_where_one_more_response_would_not_fit(seed):
     return len(grown["token"]), len(grown["target"]), len(part)
 
   order = np.arange(len(text))
-  parts = list(tree_packing._cut(order, text, len(prompt), room))
+  cut = list(tree_packing._cut(order, text, len(prompt), room))
+  parts = [part for part, _ in cut]
+  assert [told for _, told in cut] == [size(part) for part in parts]
   assert np.concatenate(parts).tolist() == order.tolist()
   for part in parts:
     assert np.all(np.array(size(part)) <= room)
@@ -190,10 +192,10 @@ def test_rows_hold_what_fits_and_are_packed_closely():
   distinct = [out.distinct(p) for p in range(P)]
   plan = tree_packing.plan(source(out, advantage), distinct, (3, 32))
   for row in plan.rows:
-    assert sum(len(tree.token) for tree in row) <= plan.tokens == 32
-    assert sum(len(tree.target) for tree in row) <= plan.targets
+    assert sum(tree.size[0] for tree in row) <= plan.tokens == 32
+    assert sum(tree.size[1] for tree in row) <= plan.targets
     assert sum(len(tree.rollout) for tree in row) <= plan.responses
-  tokens = sum(len(tree.token) for row in plan.rows for tree in row)
+  tokens = sum(tree.size[0] for row in plan.rows for tree in row)
   assert len(plan.rows) <= 2 * tokens / 32 + 1  # first fit is no worse
   micro = -(-len(plan.rows) // 3)
   assert plan.positions == micro * 3 * 32
