@@ -5,8 +5,8 @@ import json
 import math
 
 from brorl_jax.model import architectures
-from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
 
 # What the hub has, in the spelling of transformers 4.
 QWEN25 = dict(

@@ -3,8 +3,8 @@
 import dataclasses
 
 from brorl_jax.meshes import ONE
-from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
 from brorl_jax.model.target import Target
 from brorl_jax.rollout import memory
 

@@ -11,8 +11,8 @@ import safetensors.numpy
 from messages import mentions
 
 from brorl_jax.model import architectures, huggingface
-from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
 
 TINY = Policy(
   vocab=32, width=16, layers=2, heads=4, kv_heads=2, head_size=6, mlp=20,

@@ -15,8 +15,8 @@ import numpy as np
 from brorl_jax import meshes
 from brorl_jax.meshes import Axes
 from brorl_jax.model import cache
-from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
 from brorl_jax.rollout import sampler
 
 V, STOP = 6, 0

@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
 
 # Sizes that are all different, so that no two axes can be swapped unnoticed; an
 # epsilon and a base that matter at this size.

@@ -8,8 +8,8 @@ import numpy as np
 from brorl_jax.learner import packing
 from brorl_jax.learner.layout import Layout, Source
 from brorl_jax.learner.objective import Objective
-from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
 from brorl_jax.types import Prompts, Rollouts
 
 P, N, S, T, V = 4, 12, 5, 4, 16

@@ -138,8 +138,7 @@ def starts(which: CheckpointSource) -> list[Start]:
   if exported.exists():
     try:
       found = [
-        Start(**record)
-        for record in architectures.read_json(exported)["starts"]
+        Start(**record) for record in hf_format.read_json(exported)["starts"]
       ]
       if not all(map(_is_start, found)):
         raise TypeError("a value of another type")
@@ -195,7 +194,7 @@ def _records(path: pathlib.Path) -> list[dict[str, Any]]:
   Raises:
     ValueError: No run wrote it.
   """
-  record = architectures.read_json(path)
+  record = hf_format.read_json(path)
   if (field := config_file.wrong(record)) is not None:
     raise ValueError(f"{path} was not written by a run: see {field!r}")
   return [record, *reversed(record.get("earlier") or [])]

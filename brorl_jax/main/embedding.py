@@ -12,8 +12,8 @@ from brorl_jax.main import programs, settings
 from brorl_jax.main.commands import warmup as warmup_command
 from brorl_jax.main.stages.examples import families
 from brorl_jax.model import huggingface, tokenizer
-from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
 from brorl_jax.runs import folder
 from brorl_jax.runs.sections.data import Family
 from brorl_jax.tasks.base import Example

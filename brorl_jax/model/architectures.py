@@ -12,8 +12,9 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from brorl_jax.model.attention import Rope
+from brorl_jax.model import hf_format
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
 
 _KINDS = (
   "gemma2",
@@ -68,7 +69,7 @@ def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
       f"checkpoint {str(directory)!r} is not a directory; give one"
     )
   path = directory / "config.json"
-  raw = read_json(path)
+  raw = hf_format.read_json(path)
   if "model_type" not in raw and isinstance(raw.get("config"), dict):
     raise ValueError(
       f"{directory} is the folder of a run, not a model directory: read its "
@@ -80,21 +81,6 @@ def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
   except _Unsupported as e:
     raise ValueError(f"{path}: {e}") from None
   return dataclasses.replace(policy, origin=json.dumps(raw))
-
-
-def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """A file that holds one JSON object.
-
-  Raises:
-    ValueError: It does not.
-  """
-  try:
-    value = json.loads(path.read_text())
-  except (OSError, ValueError, RecursionError) as e:
-    raise ValueError(f"{path} cannot be read: {e}") from None
-  if not isinstance(value, dict):
-    raise ValueError(f"{path} is not a JSON object")
-  return value
 
 
 class _Unsupported(ValueError):

@@ -1,78 +1,16 @@
 """Attention over a shared prefix and own tokens, and rotary positions."""
 
-import dataclasses
 import functools
 import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float
 
 from brorl_jax.model import fused_attention, sharding, tiled_attention
 from brorl_jax.model.target import Target
 from brorl_jax.model.tiled_attention import MASKED, capped
-
-
-@dataclasses.dataclass(frozen=True)
-class Rope:
-  """How fast each pair of a head's components turns with the position.
-
-  References:
-    default: Su et al. 2021, arXiv:2104.09864. linear: Chen et al. 2023,
-    arXiv:2306.15595. yarn: Peng et al. 2023, arXiv:2309.00071, section 3.
-    llama3: Llama team 2024, arXiv:2407.21783. dynamic is default up to the
-    positions the policy was trained on, and undefined for a cache beyond them.
-  """
-
-  theta: float
-  kind: str = "default"
-  factor: float = 1.0  # by which positions are stretched
-  trained: int = 0  # positions before they were stretched
-  # llama3: wavelengths above trained / low are stretched, below trained / high
-  # left. yarn: pairs with fewer turns than low within `trained` are stretched,
-  # with more than high left.
-  low: float = 1.0
-  high: float = 32.0
-  truncate: bool = True  # yarn's limits are whole pairs
-  scale: float = 1.0  # of cosine and sine
-
-  KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
-
-  def frequency(self, head_size: int) -> Float[np.ndarray, " half"]:
-    """Radians per position of pair i, theta^(-2i/K) before any stretching."""
-    pair = np.arange(head_size // 2)
-    plain = self.theta ** (-2.0 * pair / head_size)
-    if self.kind in ("default", "dynamic"):
-      left = np.ones_like(plain)
-    elif self.kind == "linear":
-      left = np.zeros_like(plain)
-    elif self.kind == "llama3":
-      turns = self.trained * plain / (2.0 * math.pi)
-      left = np.clip((turns - self.low) / (self.high - self.low), 0.0, 1.0)
-    else:  # yarn: linear in the pair, not in its turns
-      at = lambda turns: (
-        head_size
-        * math.log(self.trained / (turns * 2.0 * math.pi))
-        / (2.0 * math.log(self.theta))
-      )
-      first, last = at(self.high), at(self.low)
-      if self.truncate:
-        first, last = math.floor(first), math.ceil(last)
-      first, last = max(first, 0), min(last, head_size - 1)
-      width = (last - first) or 1e-3
-      left = 1.0 - np.clip((pair - first) / width, 0.0, 1.0)
-    mixed = left * plain + (1.0 - left) * plain / self.factor
-    return mixed.astype(np.float32)
-
-  def turn(
-    self, position: Int[Array, "P #M Q"], head_size: int
-  ) -> tuple[Float[Array, "P M Q half"], Float[Array, "P M Q half"]]:
-    """Cosine and sine of every pair at these positions, in float32."""
-    frequency = self.frequency(head_size)
-    angle = jnp.multiply.outer(position.astype(jnp.float32), frequency)
-    return self.scale * jnp.cos(angle), self.scale * jnp.sin(angle)
 
 
 def rotate(
@@ -298,20 +236,3 @@ def _attend(
 
 def _in_float32(x: Array) -> Array:
   return x if x.dtype == bool else x.astype(jnp.float32)
-
-
-def within(
-  mask: Bool[Array, "P #M #Q T"],
-  query: Int[Array, "P #M Q"],
-  key: Int[Array, "P #M T"],
-  window: int,
-) -> Bool[Array, "P M Q T"]:
-  """The part of `mask` that a sliding layer sees: the last `window` positions.
-
-  Args:
-    mask: What a full layer sees; axes M and Q may be 1.
-    query: Positions of the queries; axis M may be 1.
-    key: Positions of the keys; axis M may be 1.
-    window: Positions, the query's own included.
-  """
-  return mask & (query[..., None] - key[:, :, None] < window)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from brorl_jax.model.attention import MASKED, capped
+from brorl_jax.model.tiled_attention import MASKED, capped
 
 # What is known of a softmax before its end: the largest score m, the sum l of
 # exp(score - m), and the values o weighted by the same. float32.

@@ -1,13 +1,29 @@
 """How a policy looks in a Hugging Face directory: config.json, tensor names."""
 
 import json
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import PolicySpec
 
 
-def _qwen2(policy: Policy) -> dict[str, Any]:
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+  """A file that holds one JSON object.
+
+  Raises:
+    ValueError: It does not.
+  """
+  try:
+    value = json.loads(path.read_text())
+  except (OSError, ValueError, RecursionError) as e:
+    raise ValueError(f"{path} cannot be read: {e}") from None
+  if not isinstance(value, dict):
+    raise ValueError(f"{path} is not a JSON object")
+  return value
+
+
+def _qwen2(policy: PolicySpec) -> dict[str, Any]:
   return {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
@@ -32,7 +48,7 @@ def _qwen2(policy: Policy) -> dict[str, Any]:
   }
 
 
-def config_of(policy: Policy, dtype: str) -> dict[str, Any]:
+def config_of(policy: PolicySpec, dtype: str) -> dict[str, Any]:
   """config.json in the spelling of transformers 5 and of 4, and so of vLLM.
 
   Args:
@@ -72,7 +88,7 @@ def _new(scaling: Mapping[str, Any], theta: int | float) -> dict[str, Any]:
   return {**scaling, "rope_type": kind, "rope_theta": theta}
 
 
-def tensor_name(keys: tuple[str, ...], policy: Policy) -> str:
+def tensor_name(keys: tuple[str, ...], policy: PolicySpec) -> str:
   """What a parameter is called in the files; {layer} and {expert} are open."""
   if keys[0] != "blocks":
     return _OUTSIDE["/".join(keys)]

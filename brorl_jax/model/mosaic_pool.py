@@ -21,8 +21,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu
 from jaxtyping import Array, Float, Int
 
-from brorl_jax.model.attention import MASKED, capped
 from brorl_jax.model.cache import Softmax
+from brorl_jax.model.tiled_attention import MASKED, capped
 
 _LANES = 128
 # Columns that are read and written back to change one: a tile of int8, and two

@@ -18,9 +18,9 @@ from jaxtyping import Array, Float, Int
 
 from brorl_jax import meshes
 from brorl_jax.model import cache, mosaic_pool, sharding, triton_pool
-from brorl_jax.model.attention import MASKED, capped
 from brorl_jax.model.cache import Softmax
 from brorl_jax.model.target import Target
+from brorl_jax.model.tiled_attention import MASKED, capped
 
 KERNELS = {"gpu": triton_pool, "tpu": mosaic_pool}
 

@@ -18,8 +18,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Array, Float, Int
 
-from brorl_jax.model.attention import MASKED, capped
 from brorl_jax.model.cache import Softmax
+from brorl_jax.model.tiled_attention import MASKED, capped
 
 # The least side of a matrix that tensor cores multiply.
 _LEAST = 16

@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from brorl_jax.model import attention
 from brorl_jax.model.spec import PolicySpec
 
 
@@ -34,7 +33,7 @@ def of_rows(
   cos, sin = turn(c.rope)
   if not any(c.sliding):
     return View(cos, sin, own, shared)
-  near = lambda mask, key: attention.within(mask, position, key, c.window)
+  near = lambda mask, key: within(mask, position, key, c.window)
   close_cos, close_sin = turn(c.sliding_rope or c.rope)
   near_shared = None
   if prefix_mask is not None and shared is not None:
@@ -101,3 +100,20 @@ def of_trees(
   # Padding, whose end is 0, sees itself: attention over no key is 0 / 0.
   visible = (j <= i) & (i < end[..., None, :]) | (i == j)
   return visible, jnp.sum(visible, axis=-1, dtype=jnp.int32) - 1
+
+
+def within(
+  mask: Bool[Array, "P #M #Q T"],
+  query: Int[Array, "P #M Q"],
+  key: Int[Array, "P #M T"],
+  window: int,
+) -> Bool[Array, "P M Q T"]:
+  """The part of `mask` that a sliding layer sees: the last `window` positions.
+
+  Args:
+    mask: What a full layer sees; axes M and Q may be 1.
+    query: Positions of the queries; axis M may be 1.
+    key: Positions of the keys; axis M may be 1.
+    window: Positions, the query's own included.
+  """
+  return mask & (query[..., None] - key[:, :, None] < window)

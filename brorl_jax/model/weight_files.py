@@ -15,7 +15,7 @@ import safetensors.numpy
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from brorl_jax.model import architectures, hf_format, sharding
+from brorl_jax.model import hf_format, sharding
 from brorl_jax.model.policy import Policy
 
 WEIGHTS = "model.safetensors"
@@ -97,7 +97,7 @@ def open_all(
   index = directory / INDEX
   where, files = None, [WEIGHTS]
   if index.exists():
-    where = architectures.read_json(index).get("weight_map")
+    where = hf_format.read_json(index).get("weight_map")
     if not isinstance(where, dict) or not where:
       raise ValueError(f"{index}: no weight_map from tensors to files")
     for name in where.values():

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import jaxlib.version
 
-from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
 from brorl_jax.model.target import here
 from launch.bench.workloads import Model, Workload, end_logits
 

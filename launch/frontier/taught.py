@@ -8,8 +8,8 @@ import numpy as np
 
 from brorl_jax.learner import optimizer, pair_packing, supervised
 from brorl_jax.model import huggingface, tokenizer
-from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
 from launch.frontier import machine
 from launch.frontier.problems import Problem
 

@@ -22,8 +22,8 @@ import scipy.stats
 from brorl_jax.configs import frontier
 from brorl_jax.main import corpus, settings
 from brorl_jax.model import huggingface, tokenizer
-from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
 from brorl_jax.report import cells
 from brorl_jax.tasks.data import dataset, heldout
 from launch.frontier import (

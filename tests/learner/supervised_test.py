@@ -13,8 +13,8 @@ from brorl_jax import meshes
 from brorl_jax.learner import supervised
 from brorl_jax.learner.pair_packing import Layout, Pair
 from brorl_jax.model import sharding
-from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
 
 POLICY = Policy(
   vocab=16, width=16, layers=1, heads=4, kv_heads=2, head_size=4, mlp=16,

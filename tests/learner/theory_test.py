@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from brorl_jax.learner import theory
-from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
 from brorl_jax.rl import losses, mass_balance
 from brorl_jax.types import Prompts, Rollouts
 

@@ -19,7 +19,7 @@ from hub_configs import (
 from messages import mentions
 
 from brorl_jax.model import architectures, hf_format
-from brorl_jax.model.attention import Rope
+from brorl_jax.model.spec import Rope
 
 
 @pytest.mark.parametrize("spelling", [old, new])

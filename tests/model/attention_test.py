@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import tiers
 
-from brorl_jax.model import attention
-from brorl_jax.model.attention import Rope
+from brorl_jax.model import attention, views
+from brorl_jax.model.spec import Rope
 from brorl_jax.model.target import Target
 
 CPU, TPU = Target("cpu", 1, 0), Target("tpu", 1, 0)
@@ -301,7 +301,7 @@ def test_a_window_ends_at_its_own_size(rows):
   query = rng.integers(0, 12, (2, 3, 4))
   key = rng.integers(0, 12, (2, rows, 9))
   for window in (1, 2, 5, 100):
-    got = attention.within(
+    got = views.within(
       jnp.asarray(np.broadcast_to(mask, (2, 3, 4, 9))),
       jnp.asarray(query),
       jnp.asarray(key),
@@ -316,5 +316,5 @@ def test_a_window_ends_at_its_own_size(rows):
 
 def test_a_window_by_hand():
   key = jnp.arange(6).reshape(1, 1, 6)
-  see = attention.within(jnp.ones((1, 1, 1, 6), bool), at(5), key, 3)
+  see = views.within(jnp.ones((1, 1, 1, 6), bool), at(5), key, 3)
   np.testing.assert_array_equal(np.flatnonzero(see), [3, 4, 5])

@@ -15,8 +15,8 @@ from hub_configs import (
 )
 
 from brorl_jax.model import hf_format
-from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
 
 
 @pytest.mark.parametrize("spelling", [old, new])

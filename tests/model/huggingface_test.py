@@ -28,7 +28,7 @@ from saved_models import (
 from brorl_jax import meshes
 from brorl_jax.meshes import Axes
 from brorl_jax.model import huggingface, sharding
-from brorl_jax.model.attention import Rope
+from brorl_jax.model.spec import Rope
 
 
 @pytest.mark.ci

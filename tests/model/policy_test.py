@@ -26,8 +26,8 @@ from small_policies import (
 
 from brorl_jax import meshes
 from brorl_jax.model import sharding
-from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
 
 POLICIES = {
   "qwen2": TINY,

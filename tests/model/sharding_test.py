@@ -13,8 +13,8 @@ from messages import mentions
 
 from brorl_jax import meshes
 from brorl_jax.model import sharding
-from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
 
 POLICY = Policy(
   vocab=32, width=16, layers=3, heads=4, kv_heads=2, head_size=6, mlp=20,

@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
 
 TINY = Policy(
   vocab=37, width=16, layers=2, heads=6, kv_heads=2, head_size=4, mlp=20,

@@ -19,8 +19,8 @@ from small_decoders import (
 
 from brorl_jax import meshes
 from brorl_jax.model import sharding
-from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
 from brorl_jax.model.target import Target
 from brorl_jax.rollout import prefill, program_spec, programs
 from brorl_jax.rollout.draw import SamplingParams

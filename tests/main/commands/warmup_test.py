@@ -17,8 +17,8 @@ from brorl_jax.errors import UserError
 from brorl_jax.main import checkpoint_source, settings
 from brorl_jax.main.commands import warmup
 from brorl_jax.model import huggingface, tokenizer
-from brorl_jax.model.attention import Rope
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
 
 ROOT = pathlib.Path(__file__).parents[3]
 POLICY = Policy(
