@@ -71,8 +71,7 @@ class Stages(NamedTuple):
   """The stages of a step as functions; main/commands/train.py makes them."""
 
   target: int  # number of groups to train on
-  # How many rollouts each candidate gets, see rollout/rounds.py.
-  plan: Callable[[RunState, Sequence[int]], Plan]
+  plan: Plan  # how many rollouts each candidate gets
   # If there are fewer, the step trains on a multiple of this many.
   least: int
   # step -> indices of the prompts to draw from, in that order
@@ -83,7 +82,6 @@ class Stages(NamedTuple):
   ]  # to the host
   scores: Callable[[int, Prompts, Rollouts], Scores]
   informative: Callable[[Groups], Bool[np.ndarray, " P"]]
-  visited: Callable[[RunState, int, SampledGroups], RunState]
   advantages: Callable[[Groups, RunState], Credit]
   update: Callable[[Any, Groups, Credit], tuple[Any, Updated]]
   # Run state, metrics, what was sampled, and the update -> the run state, and
@@ -254,7 +252,7 @@ def train(
     if (sampled := ahead) is None:
       sampled = _sample(stages, step, state.params, progress, key)
     kept = sampled.kept_groups(stages.least)
-    progress = stages.visited(_generated(progress, sampled), step, sampled)
+    progress = _generated(progress, sampled)
 
     # Stage 4: advantages of the groups that were kept.
     credit = stages.advantages(kept, progress)
@@ -269,7 +267,7 @@ def train(
     state, updated = update()
 
     scalars = _of_draw(sampled) | credit.metrics | updated.metrics
-    scalars |= {"time/update_s": update.seconds, **_totals(progress, step)}
+    scalars |= {"time/update_s": update.seconds, **_totals(progress)}
     spent = clock.since(started)
     scalars |= {**spent.metrics, _SAVING: saving_s + _checked(store)}
     agreed = agree(spent.busy_s)
@@ -304,15 +302,14 @@ def _sample(
 ) -> SampledGroups:
   """Stages 1 to 3: prompts, rollouts, rewards, until `target` groups remain."""
   key = jax.random.fold_in(key, step)
-  candidates = stages.candidates(step, progress)
   return collect(
     lambda feed: stages.rollouts(params, feed, key),
     lambda *rollouts: stages.scores(step, *rollouts),
     stages.informative,
     lambda candidates: stages.prompts(step, candidates),
-    candidates,
+    stages.candidates(step, progress),
     target=stages.target,
-    plan=stages.plan(progress, candidates),
+    plan=stages.plan,
     meanwhile=meanwhile,
   )
 
@@ -391,9 +388,8 @@ def _of_draw(sampled: SampledGroups) -> dict[str, float | None]:
   return {**seen, **expected, **times}
 
 
-def _totals(progress: RunState, step: int) -> dict[str, int]:
+def _totals(progress: RunState) -> dict[str, int]:
   return {
     "data/tokens_total": progress.tokens,
     "data/samples_total": progress.samples,
-    "sampling/resting_prompts": len(run_state.resting(progress, step + 1)),
   }

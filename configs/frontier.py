@@ -8,7 +8,7 @@ The argument is TASK/N/SAMPLES/ADVANTAGE/RECIPE, such as
 
 A task is a set of prompts (`launch/frontier/`), SAMPLES are those of a step,
 and so N decides how many prompts it has. N = "adaptive": 16 to 512 rollouts per
-prompt, until four are right and four are wrong, with SAMPLES on average.
+prompt, until four are right and four are wrong, of SAMPLES / 64 prompts.
 
   plain   every group is trained on, one update per step, no KL term. What
           differs between arms is N, and nothing else.
@@ -55,8 +55,8 @@ def get_config(which: str = "own/16/2048/maxrl/plain"):
   c.sampling.samples = int(samples)
   if n == "adaptive":
     # The groups of N = 16. Rounds end by need; a hard prompt takes 512.
-    c.sampling.n, c.sampling.allocation = 512, "stop"
-    c.sampling.groups = max(int(samples) // 64, 4)
+    c.sampling.n, c.sampling.rounds = 512, (16, 64, 256, 512)
+    c.sampling.samples = 512 * max(int(samples) // 64, 4)
     c.sampling.in_flight = 0
   else:
     c.sampling.n = int(n)
@@ -69,7 +69,7 @@ def get_config(which: str = "own/16/2048/maxrl/plain"):
   if recipe == "whole":
     c.filter.keep = "differ"
     c.filter.max_oversampling = 100
-    prompts = c.sampling.groups or c.sampling.samples // c.sampling.n
+    prompts = c.sampling.samples // c.sampling.n
     c.optim.minibatches = min(2, prompts)
     c.reference.kl_weight = 1e-3
     c.reference.reset_every = 100

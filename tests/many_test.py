@@ -192,8 +192,8 @@ def test_two_processes_train_as_one(site, alone):
 @pytest.mark.parametrize("count", [2, 4])
 def test_prompts_that_get_rounds_are_drawn_together(site, count):
   """Eight prompts of 4 to 16 rollouts; who claimed one makes its rounds."""
-  stop = """--config.sampling.allocation=stop --config.sampling.n=16
-    --config.sampling.n_min=4 --config.sampling.groups=8
+  stop = """--config.sampling.rounds=(4,16) --config.sampling.n=16
+    --config.sampling.samples=128
     --config.sampling.stop_right=2 --config.sampling.stop_wrong=2""".split()
   one = trained(site, site / f"one of {count}", 1, *stop)
   many = trained(site, site / f"{count} in rounds", count, *stop)

@@ -18,7 +18,7 @@ CONFIG = {
     "families": {"gcd": {"weight": 1.0, "settings": {"max_value": 40}}},
   },
   "sampling": {"n": 4, "samples": 8},
-  "advantage": {"kind": "tokens", "credit": "equal"},
+  "advantage": {"kind": "tokens"},
   "loss": {"kind": "ppo"},
   "optim": {"lr": 1e-3},
   "eval": {"temperature": 0.6, "top_p": 0.95},

@@ -18,7 +18,6 @@ def adamw(
   eps: float,
   weight_decay: float,
   max_grad_norm: float,
-  second_moment: str = "full",
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
   """AdamW after clipping by global norm, and its learning-rate schedule.
 
@@ -33,11 +32,6 @@ def adamw(
     eps: Added to the root of the second moment.
     weight_decay: Decoupled, multiplied by the learning rate.
     max_grad_norm: Gradients with a larger norm are scaled down to it.
-    second_moment: "full", or "factored". Factored keeps only the row means r
-      and column means c of a matrix with at least 96 rows and columns,
-      v = r c' / mean(r), which takes almost no memory (Shazeer & Stern 2018,
-      arXiv:1804.04235, algorithm 4). The first moment is then the mean of
-      g / sqrt(v), not of g.
 
   Returns:
     The optimizer, and the learning rate of each update.
@@ -48,26 +42,9 @@ def adamw(
   if total is not None:
     after = optax.cosine_decay_schedule(lr, max(total - warmup, 1))
   schedule = optax.join_schedules([ramp, after], [warmup])
-  if second_moment == "factored":
-    adamw = optax.chain(
-      # The weight of update t that makes the mean unbiased from the first
-      # update: Adam's decay and its bias correction in one.
-      optax.scale_by_factored_rms(
-        decay_rate=b2,
-        decay_rate_fn=lambda t, b: b * (1.0 - b**t) / (1.0 - b ** (t + 1)),
-        epsilon=max(eps**2, 1e-30),  # a smaller square may be 0 in float32
-        # Larger than the number of layers: the stacked norms [L, D] of up to 95
-        # layers keep a full second moment.
-        min_dim_size_to_factor=96,
-      ),
-      optax.ema(b1),
-      optax.add_decayed_weights(weight_decay),
-      optax.scale_by_learning_rate(schedule),
-    )
-  else:
-    adamw = optax.adamw(
-      schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay
-    )
+  adamw = optax.adamw(
+    schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay
+  )
   return optax.chain(optax.clip_by_global_norm(max_grad_norm), adamw), schedule
 
 

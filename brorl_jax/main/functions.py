@@ -43,12 +43,9 @@ def loss(c: Loss) -> policy_loss.Loss:
 def advantage(c: Advantage) -> advantages.Advantage:
   """From rewards to advantages; raises ValueError if there is none."""
   function = _of("advantage.kind", c.kind, advantages.own)
-  names = advantages.OPTIONS.get(c.kind)
-  if names is None:
-    return function
-  return functools.partial(
-    function, **{name: getattr(c, name) for name in names}
-  )
+  if c.kind == "pass_at_k":
+    return functools.partial(function, k=c.k)
+  return function
 
 
 def keep(c: Filter) -> filtering.Rule:

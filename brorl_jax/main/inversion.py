@@ -75,6 +75,5 @@ def _told(
   return (
     f"pass@1 rose from {rates[0].mean():.3f} to {rates[1].mean():.3f}, but "
     f"{what} fell from {solved[0].mean():.3f} to {solved[1].mean():.3f}; "
-    "larger N, advantage.kind = 'pass_at_k' or 'maxrl', and advantage.credit = "
-    "'distinct' keep more"
+    "larger N and advantage.kind = 'pass_at_k' or 'maxrl' keep more"
   )

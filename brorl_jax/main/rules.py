@@ -78,21 +78,13 @@ def training(c: sections.Config) -> Iterator[Rule]:
     n >= 2,
     "at least 2: a rollout is compared with the mean of its group",
   )
-  yield from _allocation(c.sampling)
-  good = c.sampling.allocation == "stop" or c.advantage.stop_weight == "pooled"
-  must = "'pooled' without sampling.allocation = 'stop': there are no rounds"
-  yield "advantage.stop_weight", good, must
-  must = f"0 to n = {n}"
-  yield "advantage.train_on", c.advantage.train_on <= n, must
-  good = c.sampling.allocation == "fixed" or c.loss.mean != "prompt"
-  must = (
-    "another mean if sampling.allocation is not 'fixed': advantages do that"
-  )
+  yield from _rounds(c.sampling)
+  good = not c.sampling.rounds or c.loss.mean != "prompt"
+  must = "another mean with sampling.rounds: advantages do that"
   yield "loss.mean", good, must
   prompts, pool = c.sampling.prompts, c.data.distinct_prompts
   good = prompts % c.optim.minibatches == 0
-  what = "groups" if c.sampling.groups else "samples / n"
-  must = f"a divisor of {what} = {prompts} prompts"
+  must = f"a divisor of samples / n = {prompts} prompts"
   yield "optim.minibatches", good, must
   decay, steps = c.optim.decay_steps, c.run.steps
   must = f"0, or at least run.steps = {steps}: later steps would change nothing"
@@ -104,15 +96,6 @@ def training(c: sections.Config) -> Iterator[Rule]:
   good = good or (pool == prompts and c.filter.keep == "all")
   must = f"0, or more than the {prompts} prompts of a step: some are rejected"
   yield "data.distinct_prompts", good, must
-  drawn_anew = c.sampling.allocation in ("fixed", "stop")
-  must = (
-    "'fixed' or 'stop' unless data.distinct_prompts is set: no prompt comes "
-    "twice"
-  )
-  yield "sampling.allocation", drawn_anew or pool > 0, must
-  good = c.filter.rest_after == 0 or pool > 0
-  must = "0 unless data.distinct_prompts is set: no prompt comes twice"
-  yield "filter.rest_after", good, must
   most, buffer = c.sampling.max_new_tokens, c.reward.overlong_buffer
   good = 1 <= buffer <= most or not c.reward.overlong_weight
   yield "reward.overlong_buffer", good, f"1 to max_new_tokens = {most}"
@@ -128,7 +111,7 @@ def training(c: sections.Config) -> Iterator[Rule]:
 def _counts(c: sections.Config) -> Iterator[Rule]:
   """Advantages of (right, wrong) counts."""
   shaped = c.reward.length_weight and c.reward.length_min < 0.0
-  counts = c.advantage.kind in ("maxrl", "pass_at_k", "focal")
+  counts = c.advantage.kind in ("maxrl", "pass_at_k")
   good = not counts or not (shaped or c.reward.overlong_weight)
   must = (
     "another kind if the reward depends on the length: it takes the mean "
@@ -145,30 +128,19 @@ def _counts(c: sections.Config) -> Iterator[Rule]:
 
 def _least(c: Sampling) -> tuple[str, int]:
   """The fewest rollouts of a prompt: the field, and its value."""
-  return ("n" if c.allocation == "fixed" else "n_min"), c.chunk
+  return ("rounds[0]" if c.rounds else "n"), c.chunk
 
 
-def _allocation(c: Sampling) -> Iterator[Rule]:
+def _rounds(c: Sampling) -> Iterator[Rule]:
   """How many rollouts a prompt may get."""
   n, chunk = c.n, c.chunk
-  if c.allocation == "fixed":
-    yield "sampling.samples", c.samples % n == 0, f"a multiple of n = {n}"
-    must = "0 with sampling.allocation = 'fixed': it follows from samples and n"
-    yield "sampling.groups", c.groups == 0, must
-  else:
-    good = 2 <= chunk <= n and n % chunk == 0
-    yield "sampling.n_min", good, f"at least 2, and a divisor of n = {n}"
-    good = not c.rounds or (
-      c.rounds[-1] == n and all(m % chunk == 0 for m in c.rounds)
-    )
-    must = f"multiples of n_min = {chunk}, the last of them n = {n}"
+  yield "sampling.samples", c.samples % n == 0, f"a multiple of n = {n}"
+  if c.rounds:
+    yield "sampling.rounds", chunk >= 2, "at least 2 in the first round"
+    good = c.rounds[-1] == n and all(m % chunk == 0 for m in c.rounds)
+    must = f"multiples of the first, {chunk}, the last of them n = {n}"
     yield "sampling.rounds", good, must
-    must = f"at least n = {n} if groups is 0"
-    yield "sampling.samples", c.prompts > 0, must
-    good = c.samples >= c.prompts * chunk
-    must = f"at least prompts x n_min = {c.prompts} x {chunk}"
-    yield "sampling.samples", good, must
-    good = c.allocation != "stop" or c.stop_right + c.stop_wrong <= n
+    good = c.stop_right + c.stop_wrong <= n
     must = f"at most n - stop_wrong = {n - c.stop_wrong}: else no prompt stops"
     yield "sampling.stop_right", good, must
   name, _ = _least(c)

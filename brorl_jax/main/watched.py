@@ -28,17 +28,22 @@ def stages(
       beat(step, "sampling")
       yield done
 
-  def visited(progress, at, sampled):
-    groups = sampled.groups
-    responses = groups.scores.responses[groups.rollouts.drawn]
-    failed = [(x.task, x.verdict.reason) for x in responses if not x.valid]
-    if event := events.unjudged(failed, len(responses)):
-      tell(step, event)
+  def advantages(kept, progress):
     beat(step, "advantages")
-    return inner.visited(progress, at, sampled)
+    return inner.advantages(kept, progress)
 
   def update(state, kept, credit):
     beat(step, "update")
     return inner.update(state, kept, credit)
 
-  return inner._replace(rollouts=rollouts, visited=visited, update=update)
+  def guard(progress, scalars, sampled, updated):
+    groups = sampled.groups
+    responses = groups.scores.responses[groups.rollouts.drawn]
+    failed = [(x.task, x.verdict.reason) for x in responses if not x.valid]
+    if event := events.unjudged(failed, len(responses)):
+      tell(step, event)
+    return inner.guard(progress, scalars, sampled, updated)
+
+  return inner._replace(
+    rollouts=rollouts, advantages=advantages, update=update, guard=guard
+  )

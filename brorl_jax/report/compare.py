@@ -171,10 +171,8 @@ def _at(config: Mapping[str, Any], step: int) -> dict[str, Any]:
 def _method(config: Mapping[str, Any]) -> str:
   """The method in a few words; another table lists all differences."""
   words = [config.get("loss.kind"), config.get("advantage.kind")]
-  credit = config.get("advantage.credit")
-  words += [f"{credit} credit"] if credit else []
-  if (rule := config.get("sampling.allocation", "fixed")) != "fixed":
-    words += [f"N from {config.get('sampling.n_min')} by {rule}"]
+  if rounds := config.get("sampling.rounds"):
+    words += [f"N from {rounds[0]} in rounds"]
   return ", ".join(str(word) for word in words if word)
 
 

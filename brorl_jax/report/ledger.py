@@ -10,7 +10,7 @@ import json
 import math
 import pathlib
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -38,19 +38,7 @@ def check(line: Any) -> None:
     raise ValueError("'id' or 'right' is not what a run writes")
 
 
-class Rest(NamedTuple):
-  """When a prompt rests; see filter.rest_after and filter.rest_steps."""
-
-  after: int  # rejections in a row; 0: never
-  steps: int
-
-
-_NEVER = Rest(0, 0)
-
-
-def prompts(
-  lines: Iterable[Mapping[str, Any]], rest: Rest = _NEVER
-) -> list[dict[str, Any]]:
+def prompts(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
   """What became of each prompt, in the order of their first visits.
 
   Returns:
@@ -59,28 +47,20 @@ def prompts(
     share of right rollouts and its 95 % interval, and pass_at_k for 1, 2, 4,
     ... up to 512, unbiased if the number of rollouts does not hang on them;
     won: below .1 at the first visit and at least .5 at the last; lost: at
-    least .1 at some visit, and below .01 at the last; rests: the last step
-    for which it rests, None if it does not when the lines end.
+    least .1 at some visit, and below .01 at the last.
   """
   found: dict[str, list[Mapping[str, Any]]] = collections.defaultdict(list)
-  last = 0
   for line in lines:
     if line["drawn"]:
       found[line["id"]].append(line)
-      last = max(last, line["step"])
-  return [_prompt(seen, rest, last) for seen in found.values()]
+  return [_prompt(seen) for seen in found.values()]
 
 
-def _prompt(
-  seen: Sequence[Mapping[str, Any]], rest: Rest, last: int
-) -> dict[str, Any]:
+def _prompt(seen: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   rates = [line["right"] / line["drawn"] for line in seen]
   end = seen[-1]
   n, c = end["drawn"], end["right"]
   low, high = interval(n, c)
-  rejected = [not line.get("kept", True) for line in seen[-rest.after :]]
-  until = end["step"] + rest.steps
-  rests = rest.after and len(rejected) == rest.after and all(rejected)
   ks = [1 << i for i in range(min(n, _MOST_K).bit_length())]
   return {
     "id": end["id"],
@@ -102,7 +82,6 @@ def _prompt(
     "pass_at_k": {str(k): pass_at_k(n, c, k) for k in ks},
     "won": len(seen) > 1 and rates[0] < _THERE and rates[-1] >= _WON,
     "lost": max(rates) >= _THERE and rates[-1] < _LOST,
-    "rests": until if rests and until > last else None,
   }
 
 
@@ -114,17 +93,15 @@ def interval(n: int, c: int) -> tuple[float, float]:
   return max(middle - half, 0.0), min(middle + half, 1.0)
 
 
-def summary(
-  lines: Iterable[Mapping[str, Any]], rest: Rest = _NEVER
-) -> dict[str, Any]:
+def summary(lines: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
   """What the page shows of a ledger; empty without a visit.
 
   Returns:
     prompts, visits, again: prompts with a second visit. never: prompts without
-    a right rollout in any visit. won, lost, resting: see `prompts`. curve:
-    means over the prompts of some steps, with unbiased pass@k.
+    a right rollout in any visit. won, lost: see `prompts`. curve: means over
+    the prompts of some steps, with unbiased pass@k.
   """
-  every = prompts(lines, rest)
+  every = prompts(lines)
   steps: dict[int, list[tuple[int, int]]] = collections.defaultdict(list)
   for one in every:
     for visit in one["visits"]:
@@ -139,20 +116,19 @@ def summary(
     "never": sum(not right(one) for one in every),
     "won": sum(one["won"] for one in every),
     "lost": sum(one["lost"] for one in every),
-    "resting": sum(one["rests"] is not None for one in every),
     "curve": _curve(steps),
   }
 
 
 def write(
   path: pathlib.Path,
-  runs: Iterable[tuple[str, Iterable[Mapping[str, Any]], Rest]],
+  runs: Iterable[tuple[str, Iterable[Mapping[str, Any]]]],
 ) -> None:
   """A line for each prompt of each run, by name; no file without a visit."""
   lines = [
     json.dumps({"run": name, **one}) + "\n"
-    for name, visits, rest in runs
-    for one in prompts(visits, rest)
+    for name, visits in runs
+    for one in prompts(visits)
   ]
   if lines:
     path.write_text("".join(lines))
@@ -219,7 +195,7 @@ def draw(folder: pathlib.Path, data: Mapping[str, Any]) -> list[Figure]:
 
 def table(data: Mapping[str, Any], number: int) -> Table:
   """What became of the prompts of each run."""
-  names = "prompts", "visits", "again", "won", "lost", "never", "resting"
+  names = "prompts", "visits", "again", "won", "lost", "never"
   rows = [
     [
       run["name"],
@@ -233,8 +209,7 @@ def table(data: Mapping[str, Any], number: int) -> Table:
     "visit. Of those: won, of less than a tenth right rollouts at the first "
     "visit and at least half at the last; lost, of a tenth or more at some "
     "visit and less than a hundredth at the last. Never: without a right one. "
-    "Resting: rejected too often in a row to be drawn next. Each prompt is a "
-    "line of ledger.jsonl."
+    "Each prompt is a line of ledger.jsonl."
   )
   head = ["run", "prompts", "visits", "seen again", *names[3:]]
   return Table(f"Table {number}. Ledger of prompts", caption, head, rows, 1)

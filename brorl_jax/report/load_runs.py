@@ -193,7 +193,7 @@ def read(
     evaluations=out,
     evaluated=folder.evaluated,
     events=_events(folder.path),
-    visits=ledger.summary(visits(folder.path), rest(folder.about)),
+    visits=ledger.summary(visits(folder.path)),
   )
   return Read(run, prompts, folder.about, _samples(folder.path))
 
@@ -211,13 +211,6 @@ def visits(folder: pathlib.Path) -> Iterable[dict[str, Any]]:
   """The lines of a run's ledger; an evaluation has none."""
   path = folder / "visits.jsonl"
   return _each(path, ledger.check) if path.exists() else ()
-
-
-def rest(about: Mapping[str, Any]) -> ledger.Rest:
-  """When the prompts of a run rest."""
-  config = _about(about)
-  names = "filter.rest_after", "filter.rest_steps"
-  return ledger.Rest(*(config.get(name) or 0 for name in names))
 
 
 def _events(folder: pathlib.Path) -> list[dict[str, Any]]:

@@ -20,7 +20,6 @@ maximizes, because the expected gradient of prompt p is a multiple of grad p:
     center_by_group     1                             (N - 1) / N * grad p
     leave_one_out       N / (N - 1)                   grad p
     normalize_by_group  N / sqrt(K (N - K))           -> grad 2 asin(sqrt(p))
-    focal_by_group      (1 - K / N)^gamma of that     -> (1 - p)^gamma of that
     maxrl               N / K                         -> grad log(p)
     pass_at_k           k N / (N - k) *
                         C(N-K-1, k-1) / C(N-1, k-1)   grad (1 - (1 - p)^k)
@@ -205,30 +204,6 @@ def pass_at_k(
   return k * n / jnp.maximum(n - k, 1.0) * alone * centered
 
 
-def focal_by_group(
-  reward: Float[Array, "P N"],
-  valid: Bool[Array, "P N"] | None = None,
-  *,
-  gamma: float,
-) -> Float[Array, "P N"]:
-  """GRPO's advantage, less where the prompt is often solved.
-
-    A[p,n] = (1 - mean r[p,:])^gamma * (r[p,n] - mean r[p,:]) / std r[p,:]
-
-  Args:
-    reward: 0 for wrong and 1 for right. Of others the mean is kept within
-      [0, 1].
-    valid: Rollouts that count; all if None. The others get 0.
-    gamma: 0 is GRPO, .5 to 1 are the authors' choice.
-
-  References:
-    Plyusov et al. 2026 (F-GRPO), arXiv:2602.06717.
-  """
-  scaled = normalize_by_group(center_by_group(reward, valid), valid)
-  n, right = _counts(reward, valid)
-  return scaled * (1.0 - right / jnp.maximum(n, 1.0)) ** gamma
-
-
 def _counts(reward, valid):
   """Rollouts that count and right ones among them, both [P, 1]."""
   n = jnp.ones_like(reward).sum(axis=1, keepdims=True, where=valid)
@@ -319,8 +294,7 @@ def _over_trajectories(reward, valid, length, weight=1.0):
 
 # (reward [P,N], valid [P,N], length [P,N]) -> advantage [P,N], over all groups
 # that a step trains on; lengths in tokens, as float32. What does not count
-# (valid is False) may hold anything and gets 0. Numbers of a kind are keywords,
-# OPTIONS has their names.
+# (valid is False) may hold anything and gets 0. 'pass_at_k' takes k beside.
 Advantage = Callable[[Array, Array, Array], Array]
 ADVANTAGES: dict[str, Callable[..., Array]] = {
   "tokens": _over_tokens,
@@ -334,11 +308,7 @@ ADVANTAGES: dict[str, Callable[..., Array]] = {
   "pass_at_k": lambda reward, valid, length, *, k: pass_at_k(
     reward, valid, k=k
   ),
-  "focal": lambda reward, valid, length, *, gamma: focal_by_group(
-    reward, valid, gamma=gamma
-  ),
 }
-OPTIONS = {"pass_at_k": ("k",), "focal": ("gamma",)}
 # These whiten: they take how much each rollout counts in that, as `weight`.
 WHITENED = ("tokens", "trajectories")
 

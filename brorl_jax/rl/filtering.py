@@ -4,7 +4,7 @@ The strict rule is `advantages.informative`: not all rewards are equal. For
 binary rewards all rules agree. For other rewards they do not, and the papers do
 not say which one BroRL uses. All of them read raw rewards: a penalty on length
 would make groups of wrong answers look informative. `KEEP` is the table of what
-a run may choose; a band of `mean_inside` may come on top.
+a run may choose.
 
 References:
   Hu et al. 2025 (BroRL), arXiv:2510.01180, section 3.
@@ -21,30 +21,6 @@ from jaxtyping import Array, Bool, Float, Int
 from brorl_jax.rl import shapes
 from brorl_jax.rl.advantages import informative
 from brorl_jax.rl.pass_at_k import pass_at_k
-
-
-def mean_inside(
-  reward: Float[Array, "P N"],
-  *,
-  low: float,
-  high: float,
-  valid: Bool[Array, "P N"] | None = None,
-) -> Bool[Array, " P"]:
-  """Which prompts have low < mean reward < high. OpenRLHF's rule.
-
-  It keeps a group whose rewards are all 0.5, which carries no gradient.
-
-  Args:
-    reward: Raw rewards.
-    low: The mean must be larger; 0 drops groups that are all wrong.
-    high: The mean must be smaller; 1 drops groups that are all right.
-    valid: Rollouts that count; all if None. A group of none is not kept.
-  """
-  shapes.check(reward=(reward, "PN"), valid=(valid, "PN"))
-  count = _count(reward, valid)
-  total = jnp.sum(reward, axis=1, where=valid)
-  # Not divided: x / x is not always 1 in XLA.
-  return (low * count < total) & (total < high * count)
 
 
 def partly_solved(

@@ -113,7 +113,7 @@ class Candidates:
   def _next(self, room: int) -> Prompts | None:
     """At most so many chunks; those of prompts that are open come first."""
     while len(self._queue) < room and (p := self._new()) is not None:
-      self._queue += self._gathered.begin(p)
+      self._queue.append(self._gathered.begin(p))
     chunks, self._queue = self._queue[:room], self._queue[room:]
     if not chunks:
       return None

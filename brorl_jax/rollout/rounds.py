@@ -1,69 +1,51 @@
 """How many rollouts a prompt gets, decided from those that it has.
 
 A prompt's rollouts 0 to N - 1 are made in chunks of one size, each in a place
-of its own. A round is as many chunks as the rule asks for at a time. When all
-of a round are scored, the rule sees the rewards of all rollouts so far, in the
-order of n, and asks for more or ends. What is drawn is therefore a function of
+of its own. When all of a round are scored, the rewards of all rollouts so far
+decide whether another round follows. What is drawn is therefore a function of
 (seed, step, p, rewards): not of the order in which rollouts finish, nor of
 slots, places, devices or processes. As rollout n depends on (seed, step, p, n)
 alone, a prompt that gets N rollouts in rounds gets those of a fixed N.
 """
 
 import dataclasses
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from brorl_jax.types import Groups, Prompts, Rollouts, Scores
 
 
-@runtime_checkable
-class Rule(Protocol):
-  """Numbers of rollouts, multiples of a chunk."""
+class Plan(NamedTuple):
+  """Rounds of a prompt, and when it stops; of a fixed n one round."""
 
-  def first(self, p: int) -> int:
-    """Of the first round of prompt p, at least one chunk."""
-    ...
+  after: tuple[int, ...]  # rollouts after each round, multiples of the first
+  right: int = 0  # that suffice
+  wrong: int = 0
 
-  def more(
-    self, reward: Float[np.ndarray, " n"], valid: Bool[np.ndarray, " n"]
-  ) -> int:
-    """Of the next round, from all rollouts so far; 0 ends."""
-    ...
+  @property
+  def chunk(self) -> int:
+    """Rollouts of a prompt that are made in one place: the first round."""
+    return self.after[0]
 
+  @property
+  def most(self) -> int:
+    """N, of the arrays of a group; no prompt gets more."""
+    return self.after[-1]
 
-class _Fixed(NamedTuple):
-  """The same number for each prompt, in one round."""
+  def further(self, reward: Float[np.ndarray, " n"]) -> int:
+    """Rollouts after the next round; those that there are if it stops.
 
-  n: int
-
-  def first(self, p: int) -> int:
-    return self.n
-
-  def more(self, reward, valid) -> int:
-    return 0
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-  """Sizes of what is drawn, and the rule.
-
-  Attributes:
-    chunk: Rollouts of a prompt that are made in one place.
-    most: N, of the arrays of a group; no prompt gets more.
-    rule: See `Rule`.
-  """
-
-  chunk: int
-  most: int
-  rule: Rule
-
-
-def fixed(n: int) -> Plan:
-  """N rollouts of each prompt, in one place."""
-  return Plan(n, n, _Fixed(n))
+    Args:
+      reward: Of all rollouts so far, at the end of a round. Those below 1 count
+        as wrong, also those that no verifier could judge.
+    """
+    n, right = len(reward), int((reward >= 1.0).sum())
+    enough = right >= self.right and n - right >= self.wrong
+    at = self.after.index(n)
+    return n if enough or n == self.most else self.after[at + 1]
 
 
 class Chunk(NamedTuple):
@@ -74,50 +56,38 @@ class Chunk(NamedTuple):
 
 
 class Gathered:
-  """Chunks of open prompts, until the rule ends them."""
+  """Chunks of open prompts, until the plan ends them."""
 
   def __init__(self, plan: Plan):
     self._plan = plan
     self._asked: dict[int, int] = {}  # p -> rollouts asked for so far
     self._here: dict[int, dict[int, Groups]] = {}  # p -> first -> its chunk
 
-  def begin(self, p: int) -> list[Chunk]:
-    """The chunks of the first round."""
-    return self._ask(p, 0, self._plan.rule.first(p))
+  def begin(self, p: int) -> Chunk:
+    """The chunk of the first round."""
+    self._asked[p] = self._plan.chunk
+    return Chunk(p, 0)
 
   def add(self, p: int, chunk: Groups) -> list[Chunk] | Groups:
     """A scored chunk of an open prompt.
 
     Returns:
       The chunks of the next round if this one was the last of its round and the
-      rule asks for more; none if others of the round are missing; the whole
-      group, padded to `Plan.most`, if the rule ends the prompt.
+      prompt goes on; none if others of the round are missing; the whole group,
+      padded to `Plan.most`, if it stops.
     """
     here = self._here.setdefault(p, {})
     here[_first(chunk.prompts)] = chunk
-    asked = self._asked[p]
-    if len(here) * self._plan.chunk < asked:
+    asked, size = self._asked[p], self._plan.chunk
+    if len(here) * size < asked:
       return []
     ordered = [here[n] for n in sorted(here)]
-    scores = [x.scores for x in ordered]
-    more = self._plan.rule.more(
-      np.concatenate([x.reward[0] for x in scores]),
-      np.concatenate([x.valid[0] for x in scores]),
-    )
-    if more:
-      return self._ask(p, asked, more)
+    reward = np.concatenate([x.scores.reward[0] for x in ordered])
+    if (more := self._plan.further(reward)) > asked:
+      self._asked[p] = more
+      return [Chunk(p, n) for n in range(asked, more, size)]
     del self._here[p], self._asked[p]
     return _whole(ordered, self._plan.most)
-
-  def _ask(self, p: int, have: int, more: int) -> list[Chunk]:
-    chunk, most = self._plan.chunk, self._plan.most
-    if more % chunk or not 0 < more <= most - have:
-      raise ValueError(
-        f"a rule asks for {more} rollouts of prompt {p}, which has {have}; it "
-        f"must be a multiple of {chunk}, of at most {most} together"
-      )
-    self._asked[p] = have + more
-    return [Chunk(p, n) for n in range(have, have + more, chunk)]
 
 
 def _first(prompts: Prompts) -> int:

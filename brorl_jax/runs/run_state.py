@@ -1,4 +1,4 @@
-"""The part of a run's state that is not arrays: counters, resting prompts.
+"""The part of a run's state that is not arrays: counters.
 
 It is an immutable value: every function returns a new one. A checkpoint stores
 it as JSON.
@@ -17,7 +17,7 @@ class Newer(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
-  """Counters and resting prompts after a step."""
+  """Counters after a step."""
 
   tokens: int = 0  # generated so far, including those of rejected prompts
   samples: int = 0
@@ -41,18 +41,6 @@ class RunState:
   score: float | None = None  # held-out, of the last evaluation
   peak: float | None = None  # the best of the whole run
   peak_reward: float | None = None  # `reward` at that time
-  # By prompt, with data.distinct_prompts: rejections in a row, and the step at
-  # which a resting prompt may be drawn again.
-  streak: Mapping[int, int] = dataclasses.field(default_factory=dict)
-  rests: Mapping[int, int] = dataclasses.field(default_factory=dict)
-  # Right rollouts and all, of earlier visits, the older the less they count.
-  seen: Mapping[int, tuple[float, float]] = dataclasses.field(
-    default_factory=dict
-  )
-  # Most rollouts that a prompt may get, with sampling.allocation = 'stop': in
-  # the next step, and in the last one; 0: sampling.n.
-  most: int = 0
-  most_before: int = 0
 
   def to_json(self) -> dict[str, Any]:
     return dataclasses.asdict(self)
@@ -78,35 +66,17 @@ class RunState:
         raise lines.Damaged(
           f"{name!r} of the checkpoint's run state is not what a run saves"
         )
-    numbered = {
-      name: {int(k): v for k, v in saved.get(name, {}).items()}
-      for name in ("streak", "rests")
-    }
     norms = tuple(saved.get("grad_norms", ()))
     usual = {k: (int(n), x) for k, (n, x) in saved.get("usual", {}).items()}
-    seen = {int(p): (k, n) for p, (k, n) in saved.get("seen", {}).items()}
-    more = {**numbered, "grad_norms": norms, "usual": usual, "seen": seen}
-    return RunState(**{**saved, **more})
+    return RunState(**{**saved, "grad_norms": norms, "usual": usual})
 
 
 def _is_saved(name: str, value: Any) -> bool:
   """Whether a field of a run state, as JSON has it, is of its type."""
-  if name in ("streak", "rests"):
-    return isinstance(value, Mapping) and all(
-      str(k).isdecimal() and type(v) is int for k, v in value.items()
-    )
   number = lambda x: type(x) in (int, float)
   if name == "beyond":
     return isinstance(value, Mapping) and all(
       type(v) is int for v in value.values()
-    )
-  if name == "seen":
-    return isinstance(value, Mapping) and all(
-      str(p).isdecimal()
-      and isinstance(of, Sequence)
-      and len(of) == 2
-      and all(map(number, of))
-      for p, of in value.items()
     )
   if name == "usual":
     return isinstance(value, Mapping) and all(
@@ -133,69 +103,6 @@ def generated(
     samples=progress.samples + samples,
     drawn=progress.drawn + prompts,
   )
-
-
-def visited(
-  progress: RunState,
-  step: int,
-  prompts: Sequence[int],
-  kept: Sequence[bool],
-  *,
-  rest_after: int,
-  rest_steps: int,
-) -> RunState:
-  """Updates which prompts rest: those that were rejected too often in a row.
-
-  Args:
-    progress: Before the step.
-    step: The step.
-    prompts: Indices of the prompts that it sampled.
-    kept: Whether each prompt was kept.
-    rest_after: Rejections in a row after which a prompt rests; 0: never.
-    rest_steps: Steps for which it rests. If it is rejected again after that, it
-      rests again.
-  """
-  if not rest_after:
-    return progress
-  streak = dict(progress.streak)
-  rests = {p: until for p, until in progress.rests.items() if until > step}
-  for p, good in zip(prompts, kept, strict=True):
-    if good:
-      streak.pop(p, None)
-      continue
-    streak[p] = min(streak.get(p, 0) + 1, rest_after)
-    if streak[p] == rest_after:
-      rests[p] = step + rest_steps + 1
-  return dataclasses.replace(progress, streak=streak, rests=rests)
-
-
-def remembered(
-  progress: RunState,
-  prompts: Sequence[int],
-  right: Sequence[int],
-  drawn: Sequence[int],
-  *,
-  forget: float,
-) -> RunState:
-  """Adds a visit of some prompts to what is known of their pass rates.
-
-  Args:
-    progress: Before the step.
-    prompts: Indices of the prompts that it sampled.
-    right: Right rollouts of each.
-    drawn: All rollouts of each.
-    forget: Factor on earlier visits.
-  """
-  seen = dict(progress.seen)
-  for p, k, n in zip(prompts, right, drawn, strict=True):
-    before = seen.get(p, (0.0, 0.0))
-    seen[p] = (forget * before[0] + k, forget * before[1] + n)
-  return dataclasses.replace(progress, seen=seen)
-
-
-def resting(progress: RunState, step: int) -> frozenset[int]:
-  """Prompts that a step must not draw."""
-  return frozenset(p for p, until in progress.rests.items() if step < until)
 
 
 def evaluated(progress: RunState, score: float) -> RunState:

@@ -26,23 +26,12 @@ from brorl_jax.main.commands import plan
 from brorl_jax.main.stages import sampling
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.model import huggingface, tokenizer
-from brorl_jax.rollout import rounds
 from brorl_jax.rollout.dynamic_sampling import collect
 from brorl_jax.runs import sections
 from brorl_jax.tasks.base import Verdict
 from brorl_jax.types import ScoredResponse
 
 _RIGHT = ScoredResponse("none", Verdict("fail", 0.0), 0.0)
-
-
-class _All(sampling.Stops):
-  """Every prompt gets all rounds."""
-
-  def more(self, reward, valid) -> int:
-    after = self.rounds.after
-    if len(reward) == after[-1]:
-      return 0
-    return after[after.index(len(reward)) + 1] - len(reward)
 
 
 def score(prompts: types.Prompts, rollouts: types.Rollouts) -> types.Scores:
@@ -73,10 +62,9 @@ def drawer(c: sections.Config, params, policy, text):
   make = sampling.streamed(
     c.sampling, policy, examples.stop_ids, mesh, plans.rollouts
   )
-  chosen = rounds.fixed(c.sampling.n)
-  if c.sampling.allocation == "stop":
-    rule = _All(sampling.rounds_of(c.sampling, 0))
-    chosen = rounds.Plan(c.sampling.chunk, c.sampling.n, rule)
+  chosen = sampling.plan_of(c.sampling)
+  # More than there are: every prompt gets all rounds.
+  chosen = chosen._replace(right=c.sampling.n + 1)
 
   def draw(step: int) -> dict[str, float]:
     key = jax.random.fold_in(jax.random.key(0), step)
@@ -112,7 +100,8 @@ def main() -> None:
     "sampling.samples": asked.n * asked.prompts,
     "sampling.in_flight": 0,
   }
-  stop = {"sampling.allocation": "stop", "sampling.groups": asked.prompts}
+  after = [n for n in (16, 64, 256) if n < asked.n]
+  stop = {"sampling.rounds": (*after, asked.n)}
   both = {
     "fixed": config(asked.config, **total),
     "rounds": config(asked.config, **total, **stop),

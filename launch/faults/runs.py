@@ -28,7 +28,6 @@ FLAGS = f"""
   --config.eval.prompts=1 --config.eval.n=2 --config.eval.every=4
   --config.run.steps={STEPS} --config.run.save_every={SAVED}
   --config.run.keep_checkpoints={KEPT} --config.data.distinct_prompts=96
-  --config.filter.rest_after=1 --config.filter.rest_steps=3
   --config.reference.reset_every=3
   --config.run.phases=({{'from_step':7,'reward.length_weight':0.5}},)
 """.split()

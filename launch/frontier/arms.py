@@ -282,9 +282,9 @@ def budgets(at: np.ndarray, least: int) -> list[int]:
 def _kept(config: Mapping[str, Any]) -> dict[str, Any]:
   """The fields in which arms differ."""
   fields = """
-    sampling.n sampling.allocation sampling.samples sampling.groups
-    advantage.kind filter.keep optim.minibatches optim.lr optim.decay_steps
-    reference.kl_weight reference.reset_every run.seed
+    sampling.n sampling.rounds sampling.samples advantage.kind filter.keep
+    optim.minibatches optim.lr optim.decay_steps reference.kl_weight
+    reference.reset_every run.seed
   """
   out = {}
   for field in fields.split():

@@ -69,7 +69,6 @@ def teach(
     eps=1e-8,
     weight_decay=0.0,
     max_grad_norm=1.0,
-    second_moment="full",
   )
   # 400 to 600 demonstrations in an update.
   layout = pair_packing.Layout(tokens=256, rows=24, microbatches=1)

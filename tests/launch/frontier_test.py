@@ -359,10 +359,10 @@ def test_configs_say_what_their_names_say():
     assert (c.filter.keep == "differ") == (recipe == "whole")
     assert (c.optim.minibatches > 1) == (recipe != "plain")
     if n == "adaptive":
-      assert (c.sampling.allocation, c.sampling.prompts) == ("stop", 32)
+      assert (c.sampling.rounds[0], c.sampling.prompts) == (16, 32)
     else:
       assert (c.sampling.n, c.sampling.samples) == (int(n), int(samples))
-      assert c.sampling.allocation == "fixed"
+      assert c.sampling.rounds == ()
   for bad in ("own/16/2048/maxrl", "x/16/2048/maxrl/plain", "own/a/1/maxrl/"):
     with pytest.raises(ValueError, match="is not TASK/N/SAMPLES/ADVANTAGE"):
       frontier.get_config(bad)
@@ -394,7 +394,7 @@ def test_recipes_differ_in_what_they_say():
   one = of("reasoning/512/512/tokens/whole")
   assert (one.optim.minibatches, one.eval.temperature) == (1, 1.0)
   few = of("own/adaptive/128/tokens/plain")
-  assert few.sampling.groups == 4
+  assert few.sampling.prompts == 4
 
 
 ARM = Arm("own", "hard", 16, 2048, "maxrl", power=-10.5, seed=3, budget=2**17)

@@ -47,13 +47,11 @@ def test_accepts_the_configs_of_the_repository(get):
   settings.check_training(settings.typed(get.get_config()))
 
 
-# 64 prompts, on average of 256 rollouts.
-STOP = {"allocation": "stop", "groups": 64}
+STOP = {"rounds": (16, 64, 256, 512)}
 GOOD = [
-  {**STOP, "rounds": (16, 32, 512), "stop_wrong": 0, "stop_weight": "rounds"},
-  {**STOP, "groups": 32, "n_min": 512, "stop_weight": "exact"},
-  {"allocation": "history", "distinct_prompts": 40},
-  {"n_min": 48, "rounds": (100,)},  # not read
+  {"rounds": (16, 32, 512), "stop_wrong": 0},
+  {"rounds": (512,)},
+  {"stop_right": 500, "stop_wrong": 20},  # not read
   {"n": 2},
   {"slots": 1},
   {"slots": 0, "lanes": 0, "memory_bytes": 0},
@@ -73,8 +71,8 @@ GOOD = [
   {"minibatches": 32},
   {"seed": 2**31 - 1},
   {"n": 16, "samples": 8192},  # the paper's own arm
-  {"keep": "solved", "keep_above": 0.05, "keep_below": 0.95},
-  {"distinct_prompts": 33, "rest_after": 2, "rest_steps": 1},
+  {"keep": "solved"},
+  {"distinct_prompts": 33},
   {"distinct_prompts": 32, "keep": "all"},
   {"truncated_factor": 0.0, "mask_truncated": True},
   {"length_weight": 1.0, "length_min": 0.0, "length_max": 0.0},
@@ -93,7 +91,6 @@ GOOD = [
   },
   {"advantage": "pass_at_k", "advantage.k": 128},
   {"advantage.k": 129},  # not read
-  {"advantage": "focal", "advantage.gamma": 0.0},
   {"correction": "none"},
   {"correction": "banded", "correction_low": 1.0, "correction_high": 1.1},
   {"correction": "sequence", "pipeline": True},
@@ -112,7 +109,7 @@ COUNTS = (
   "steps samples max_oversampling prompt_tokens max_new_tokens "
   "minibatches save_every keep_checkpoints eval_every "
   "eval_prompts eval_n mesh_data mesh_tensor mesh_expert lr_base length_on "
-  "rest_steps bad_steps"
+  "bad_steps"
 ).split()
 GUARDS = {
   "at least 0 and below 1": "entropy_low length_low answers_low",
@@ -129,7 +126,6 @@ BAD = [
   ("guard.answers_low", {"guard.answers_low": 1.0}, "below 1"),
   ("guard.repeated", {"guard.repeated": 1.5}, "0 to 1"),
   ("guard.entropy_high", {"guard.entropy_high": 1.0}, "above 1, or 0"),
-  ("filter.starved", {"filter.starved": "wait"}, "one of train, skip"),
   ("optim.spike", {"optim.spike": -1.0}, "positive, or 0"),
   *((field, {field: 0}, "at least 1") for field in COUNTS),
   ("steps", {"steps": -3}, "at least 1"),
@@ -144,35 +140,23 @@ BAD = [
   ("samples", {"samples": 16385}, "multiple of n = 512"),
   ("samples", {"samples": 256}, "multiple of n = 512"),
   ("in_flight", {"in_flight": 8000}, "multiple of n = 512"),
-  ("allocation", {"allocation": "all"}, "one of fixed, stop, history"),
-  ("allocation", {"allocation": "coba"}, "no prompt comes twice"),
-  ("groups", {"groups": 32}, "0 with sampling.allocation = 'fixed'"),
-  ("groups", {"groups": -1}, "0 or positive"),
-  ("n_min", {**STOP, "n_min": 48}, "a divisor of n = 512"),
-  ("n_min", {**STOP, "n_min": 1}, "at least 2"),
-  ("n_min", {"n_min": 0}, "at least 1"),
-  ("samples", {**STOP, "samples": 1008}, "prompts x n_min = 64 x 16"),
-  ("samples", {**STOP, "groups": 0, "samples": 500}, "at least n = 512 if"),
   (
     "stop_right",
     {**STOP, "stop_right": 500, "stop_wrong": 20},
     "at most n - stop_wrong = 492",
   ),
-  ("in_flight", {**STOP, "in_flight": 8200}, "multiple of n_min = 16"),
+  ("in_flight", {**STOP, "in_flight": 8200}, "multiple of rounds[0] = 16"),
   ("rounds", {"rounds": (16, 16, 512)}, "positive whole numbers, ascending"),
   ("rounds", {"rounds": (0, 16)}, "positive whole numbers, ascending"),
   ("rounds", {"rounds": (16.0, 512)}, "positive whole numbers, ascending"),
   ("rounds", {"rounds": (16, "a", 512)}, "positive whole numbers, ascending"),
-  ("rounds", {**STOP, "rounds": (16, 256)}, "the last of them n = 512"),
-  ("rounds", {**STOP, "rounds": (24, 512)}, "multiples of n_min = 16"),
+  ("rounds", {"rounds": (16, 256)}, "the last of them n = 512"),
+  ("rounds", {"rounds": (24, 512)}, "multiples of the first, 24"),
+  ("rounds", {"rounds": (1, 512)}, "at least 2 in the first round"),
+  ("samples", {**STOP, "samples": 1008}, "multiple of n = 512"),
   ("stop_right", {"stop_right": 0}, "at least 1"),
   ("stop_wrong", {"stop_wrong": -1}, "0 or positive"),
-  ("stop_weight", {"stop_weight": "none"}, "one of pooled, rounds, exact"),
-  ("stop_weight", {"stop_weight": "exact"}, "'pooled' without"),
   ("mean", {**STOP, "mean": "prompt"}, "another mean"),
-  ("train_on", {"train_on": -1}, "0 or positive"),
-  ("train_on", {"train_on": 513}, "0 to n = 512"),
-  ("choose", {"choose": "best"}, "one of random, stratified, variance"),
   ("minibatches", {"minibatches": 3}, "divisor ... samples / n = 32"),
   *(
     (f, {f: -1}, "positive, or 0")
@@ -213,7 +197,6 @@ BAD = [
   ("weight_decay", {"weight_decay": -0.1}, "0 or positive"),
   ("max_grad_norm", {"max_grad_norm": 0.0}, "positive"),
   ("dtype", {"dtype": "float16"}, "one of float32, bfloat16, auto"),
-  ("second_moment", {"second_moment": ""}, "one of full, factored"),
   ("remat", {"remat": "all"}, "one of layer, products, nothing"),
   ("offload", {"offload": "opt"}, "one of nothing, reference, moments"),
   ("mesh_fsdp", {"mesh_fsdp": 0}, "positive, or -1"),
@@ -231,10 +214,6 @@ BAD = [
   ("theory_tokens", {"theory_tokens": 0}, "at least 1"),
   ("theory_responses", {"theory_responses": 0}, "at least 1"),
   # Which groups are trained on, and what reward they get.
-  ("keep_above", {"keep_above": 0.5, "keep_below": 0.5}, "below keep_below"),
-  ("keep_above", {"keep_above": 0.9, "keep_below": 0.1}, "below keep_below"),
-  ("keep_above", {"keep_above": -0.1}, "at least 0"),
-  ("keep_below", {"keep_below": 1.1}, "at most 1"),
   ("distinct_prompts", {"distinct_prompts": 32}, "some are rejected"),
   (
     "distinct_prompts",
@@ -246,8 +225,6 @@ BAD = [
     {"distinct_prompts": -1},
     "0 ... 32",
   ),
-  ("rest_after", {"rest_after": 1}, "0 ... data.distinct_prompts"),
-  ("rest_after", {"rest_after": -1, "distinct_prompts": 99}, "0 or positive"),
   ("truncated_factor", {"truncated_factor": 1.5}, "between 0 and 1"),
   ("truncated_factor", {"truncated_factor": -0.5}, "between 0 and 1"),
   ("length_weight", {"length_weight": -1.0}, "0 or positive"),
@@ -279,11 +256,6 @@ BAD = [
     {"advantage": "pass_at_k", "overlong_weight": 0.1},
     "another kind ... length",
   ),
-  (
-    "advantage",
-    {"advantage": "focal", "length_weight": 0.1},
-    "another kind ... length",
-  ),
   ("advantage.k", {"advantage.k": 0}, "at least 1"),
   (
     "advantage.k",
@@ -293,10 +265,8 @@ BAD = [
   (
     "advantage.k",
     {**STOP, "advantage": "pass_at_k", "advantage.k": 5},
-    "at most n_min / 4 = 4",
+    "at most rounds[0] / 4 = 4",
   ),
-  ("advantage.gamma", {"advantage.gamma": -0.5}, "0 or positive"),
-  ("credit", {"credit": "unequal"}, "one of equal, distinct"),
   # The loss.
   ("mean", {"mean": "tokens"}, "one of token, sequence, prompt, constant"),
   ("constant", {"constant": -1}, "0 or positive"),
@@ -598,7 +568,7 @@ def test_a_phase_begins_after_the_one_before(since):
     ({"optim.lr": "1"}, "of type float"),
     ({"reward.length_wrong": 1}, "of type bool"),
     ({"optim.lr": -1.0}, "positive"),
-    ({"advantage.credit": "all"}, "one of equal, distinct"),
+    ({"loss.mean": "all"}, "one of token, sequence"),
   ],
 )  # fmt: skip
 def test_a_phase_changes_fields_that_may_change(change, line):
@@ -616,13 +586,13 @@ def test_the_config_of_every_phase_is_checked():
   )
   # What an earlier phase changed counts.
   line = refusal(
-    {"from_step": 3, "filter.keep_above": 0.5},
-    {"from_step": 9, "filter.keep_below": 0.4},
+    {"from_step": 3, "reward.length_min": -0.2},
+    {"from_step": 9, "reward.length_max": -0.4},
   )
   assert mentions(
     line,
-    "config.run.phases[1]['filter.keep_below'] = 0.5 ... at "
-    "least 0 ... below keep_below = 0.4",
+    "config.run.phases[1]['reward.length_max'] = -0.2 ... at most "
+    "length_max = -0.4",
   )
 
 

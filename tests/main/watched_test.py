@@ -71,7 +71,8 @@ def test_answers_that_nobody_judged_are_an_event_of_the_step(monkeypatch):
   )
   key, params = jax.random.key(0), jax.numpy.zeros(3)
   sampled = train._sample(stages, 7, params, train_test.RunState(), key)
-  stages.visited(train_test.RunState(), 7, sampled)
+  updated = train.Updated(None, {})
+  stages.guard(train_test.RunState(), {}, sampled, updated)
   ((step, event),) = told
   groups = len(sampled.kept)
   assert (step, event["count"], event["of"]) == (7, groups, 4 * groups)

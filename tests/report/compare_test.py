@@ -346,13 +346,9 @@ def test_a_category_is_the_mean_of_more_than_two_tasks():
   assert last["categories"] == {"other": 0.625}
 
 
-def test_prompts_and_method_of_a_run_with_its_own_numbers():
-  rule = {
-    "sampling.allocation": "stop", "sampling.groups": 3, "sampling.n_min": 2
-  }  # fmt: skip
-  (told,) = numbers(run("a", **rule))["runs"]
-  assert told["prompts_per_step"] == 3
-  assert told["method"] == "N from 2 by stop"
+def test_the_method_of_a_run_in_rounds():
+  (told,) = numbers(run("a", **{"sampling.rounds": [2, 4]}))["runs"]
+  assert told["method"] == "N from 2 in rounds"
 
 
 def test_a_phase_changes_n_from_its_step():

@@ -38,7 +38,6 @@ def test_what_became_of_prompts_by_hand():
   got = ledger.summary(LINES)
   assert {k: v for k, v in got.items() if k != "curve"} == {
     "prompts": 5, "visits": 10, "again": 4, "never": 2, "won": 1, "lost": 1,
-    "resting": 0,
   }  # fmt: skip
   assert [x["step"] for x in got["curve"]] == [1, 2, 3]
   first, second, last = (x["pass_at_k"] for x in got["curve"])
@@ -71,7 +70,7 @@ def test_a_line_for_each_prompt_by_hand():
     {"step": 1, "drawn": 4, "right": 0, "wrong": 3, "invalid": 1},
     {"step": 3, "drawn": 4, "right": 3, "wrong": 1, "invalid": 0},
   ]
-  assert (a["p"], a["won"], a["lost"], a["rests"]) == (0.75, True, False, None)
+  assert (a["p"], a["won"], a["lost"]) == (0.75, True, False)
   assert a["pass_at_k"] == {"1": 0.75, "2": 1.0, "4": 1.0}
   assert [*b["pass_at_k"]][-1] == "512"
   assert not b["won"] and 0.99 < b["low"] < b["high"] <= 1.0
@@ -81,25 +80,6 @@ def test_an_interval_by_scipy():
   for n, c in ((4, 3), (512, 0), (16, 16), (100, 50)):
     want = scipy.stats.binomtest(c, n).proportion_ci(method="wilson")
     assert ledger.interval(n, c) == pytest.approx(want, abs=1e-6)
-
-
-def test_who_rests():
-  """Twice rejected in a row a prompt rests for 5 steps."""
-  no = lambda step, name: visit(step, name, 0, kept=False)
-  lines = [
-    no(1, "a"), visit(2, "a", 1), no(3, "a"),  # not in a row
-    no(1, "b"), no(2, "b"),  # until step 7
-    no(1, "c"),
-    no(4, "d"), no(6, "d"),  # until step 11
-  ]  # fmt: skip
-  rests = lambda lines: {
-    one["id"]: one["rests"] for one in ledger.prompts(lines, ledger.Rest(2, 5))
-  }
-  assert rests(lines) == {"a": None, "b": 7, "c": None, "d": 11}
-  more = [*lines, visit(7, "e", 1)]
-  assert rests(more)["b"] is None and rests(more)["d"] == 11
-  assert ledger.summary(more, ledger.Rest(2, 5))["resting"] == 1
-  assert ledger.summary(more)["resting"] == 0
 
 
 def test_the_report_writes_a_line_for_each_prompt(tmp_path):
@@ -138,7 +118,7 @@ def test_the_page_has_the_figure_and_the_table(tmp_path):
   assert len(table.rows) == 1
   text = cells.text(table, data)
   assert [x for x in text.splitlines()[-1].split() if x.isdigit()] == [
-    "5", "10", "4", "1", "1", "2", "0",
+    "5", "10", "4", "1", "1", "2",
   ]  # fmt: skip
   alone = report_command.numbers([read(other)])
   assert ledger.draw(out, alone) == [] and alone["runs"][0]["visits"] == {}
@@ -161,15 +141,3 @@ def test_json_lines_are_read_as_they_are_written(tmp_path):
   made.dump(path, LINES)
   again = [json.loads(line) for line in path.read_text().splitlines()]
   assert ledger.summary(again) == ledger.summary(LINES)
-
-
-def test_a_run_says_when_its_prompts_rest(tmp_path):
-  path = made.run(tmp_path / "a")
-  about = json.loads((path / "config.json").read_text())
-  about["config"]["filter"] = {"rest_after": 2, "rest_steps": 5}
-  (path / "config.json").write_text(json.dumps(about))
-  no = [visit(step, "a", 0, kept=False) for step in (1, 2)]
-  made.dump(path / "visits.jsonl", no)
-  assert load_runs.rest(load_runs.look(path).about) == ledger.Rest(2, 5)
-  assert read(path).run.visits["resting"] == 1
-  assert load_runs.rest({"config": {}}) == ledger.Rest(0, 0)

@@ -47,7 +47,7 @@ def report(tmp_path_factory):
   make("a", passes=PASSES)
   lines = made.metric_lines(5, step_s=1234.5, samples=12_345, cpu_s=None)
   better = {0: PASSES[0], 2: PASSES[3], 5: ([1, 1],) * 5}
-  make("b", passes=better, lines=lines, n=2, steps=9, credit=NASTY)
+  make("b", passes=better, lines=lines, n=2, steps=9, advantage=NASTY)
   last = made.evaluation(folder / "c", passes=PASSES[1], prompts=PROMPTS)
   runs = [read(folder / "a", NASTY), read(folder / "b", "b"), read(last, "c")]
   out = folder / "report"
@@ -364,7 +364,7 @@ def test_each_column_of_the_tables_shows_its_number(data):
   assert shown(tables.main(data), data, row) == {
     "run": NASTY,
     "at": "end",
-    "method": "ppo, tokens, equal credit",
+    "method": "ppo, tokens",
     "N": "4",
     "prompts": "2",
     "steps": "3",

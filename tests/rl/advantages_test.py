@@ -371,18 +371,14 @@ def test_what_each_weight_maximizes_in_expectation(n, p):
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
-def test_grpo_and_focal_in_expectation_at_large_n(p):
-  """1 / sqrt(p (1 - p)), the derivative of 2 asin(sqrt(p)), and (1 - p)^g."""
+def test_grpo_in_expectation_at_large_n(p):
+  """1 / sqrt(p (1 - p)), the derivative of 2 asin(sqrt(p))."""
   whole = (p * (1 - p)) ** -0.5
 
   def grpo(reward):
     return advantages.normalize_by_group(advantages.center_by_group(reward))
 
   assert expected_weight(grpo, 400, p) == pytest.approx(whole, rel=0.01)
-  for gamma in (0.5, 1.0):
-    focal = functools.partial(advantages.focal_by_group, gamma=gamma)
-    want = whole * (1 - p) ** gamma
-    assert expected_weight(focal, 400, p) == pytest.approx(want, rel=0.01)
 
 
 def test_pass_at_k_by_hand():
@@ -438,23 +434,6 @@ def test_pass_at_k_of_groups_in_which_few_count():
   assert float(want[0, 0]) == pytest.approx(2.0)  # 6 * 1/2 * 2/3
 
 
-def test_focal_by_hand():
-  """One right in four: GRPO's sqrt(3) and -1 / sqrt(3), times (3/4)^2."""
-  reward = jnp.array(
-    [[1.0, 0, 0, 0], [1, 1, 1, 1], [3, 3, 3, 0], [-1, -1, 0, 0]]
-  )
-  got = advantages.focal_by_group(reward, gamma=2.0)
-  root = 3.0**0.5
-  left = [9 / 16 * root] + [-9 / 16 / root] * 3
-  want = [left, [0] * 4, [0] * 4, [-1, -1, 1, 1]]  # means 1, 9/4, -1/2
-  np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(
-    advantages.focal_by_group(reward, gamma=0.0),
-    advantages.normalize_by_group(advantages.center_by_group(reward)),
-    rtol=1e-6,
-  )
-
-
 @pytest.mark.parametrize("kind", advantages.ADVANTAGES)
 def test_every_kind_is_its_function(kind):
   reward, length = example()
@@ -473,10 +452,8 @@ def test_every_kind_is_its_function(kind):
     "leave_one_out": lambda: advantages.leave_one_out(reward, valid),
     "maxrl": lambda: advantages.maxrl(reward, valid),
     "pass_at_k": lambda: advantages.pass_at_k(reward, valid, k=2),
-    "focal": lambda: advantages.focal_by_group(reward, valid, gamma=0.5),
   }[kind]()
-  values = {"k": 2, "gamma": 0.5}
-  chosen = {name: values[name] for name in advantages.OPTIONS.get(kind, ())}
+  chosen = {"k": 2} if kind == "pass_at_k" else {}
   function = functools.partial(advantages.ADVANTAGES[kind], **chosen)
   spoilt = jnp.where(valid, reward, jnp.nan)
   np.testing.assert_array_equal(function(spoilt, valid, length), want)

@@ -23,28 +23,9 @@ def test_the_three_rules_differ_only_on_rewards_in_between():
   same = [False, False, True]
   for rule, rest in (
     (advantages.informative, [False, True, True]),
-    (lambda r: filtering.mean_inside(r, **OPEN), [True, True, True]),
     (filtering.partly_solved, [False, False, True]),
   ):
     np.testing.assert_array_equal(rule(REWARD), same + rest)
-
-
-def test_the_mean_must_be_strictly_inside():
-  """The means are 0, 1, 1/2, 1/2, 0.3 and 0.7."""
-  inside = lambda low, high: filtering.mean_inside(REWARD, low=low, high=high)
-  half = [False, False, True, True, False, False]
-  np.testing.assert_array_equal(inside(0.4, 0.6), half)
-  np.testing.assert_array_equal(inside(0.5, 0.6), [False] * 6)
-  np.testing.assert_array_equal(inside(0.4, 0.5), [False] * 6)
-  np.testing.assert_array_equal(inside(-0.1, 0.2), [True] + [False] * 5)
-
-
-@pytest.mark.parametrize("n", tiers.some([2, 3, 7, 49, 511, 1024], 1))
-def test_groups_of_equal_binary_rewards_are_never_inside(n):
-  reward = jnp.broadcast_to(jnp.array([[0.0], [1.0]]), (2, n))
-  for valid in (None, jnp.ones((2, n), bool).at[:, 0].set(False)):
-    got = filtering.mean_inside(reward, **OPEN, valid=valid)
-    np.testing.assert_array_equal(got, [False, False])
 
 
 def test_the_threshold_itself_solves():
@@ -66,11 +47,9 @@ def test_rollouts_that_do_not_count_have_no_influence(bad):
   valid = jnp.ones((6, 3), bool).at[:, 2].set(False)
   none = jnp.zeros((6, 3), bool)
   one = none.at[:, 0].set(True)
-  inside = lambda r, v: filtering.mean_inside(r, low=0.1, high=0.9, valid=v)
   partly = lambda r, v: filtering.partly_solved(r, threshold=0.4, valid=v)
-  for rule in (inside, partly):
-    np.testing.assert_array_equal(rule(reward, valid), rule(REWARD, None))
-    assert not rule(reward, none).any()
+  np.testing.assert_array_equal(partly(reward, valid), partly(REWARD, None))
+  assert not partly(reward, none).any()
   assert not partly(reward, one).any()  # one rollout cannot be two kinds
 
 

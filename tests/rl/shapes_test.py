@@ -16,9 +16,7 @@ from absl.testing import parameterized
 import brorl_jax.rl
 from brorl_jax.rl import (
   advantages,
-  allocation,
   corrections,
-  credit,
   filtering,
   losses,
   mass_balance,
@@ -27,8 +25,6 @@ from brorl_jax.rl import (
   simulator,
   stats,
   stop_weight,
-  stopping,
-  subset,
   vocabulary,
 )
 from brorl_jax.rl.mean import Mean
@@ -108,30 +104,8 @@ DOORS = {
   advantages.leave_one_out: REWARD,
   advantages.maxrl: REWARD,
   advantages.pass_at_k: REWARD | {"k": 2},
-  advantages.focal_by_group: REWARD | {"gamma": 1.0},
   stop_weight.pooled: REWARD
   | {"function": one_by_one, "length": normal(P, N), "whitened": False},
-  stop_weight.by_round: REWARD
-  | {"function": one_by_one, "length": normal(P, N)}
-  | {"rounds": stopping.Rounds((2, N), 1, 1)},
-  subset.drawn: {"valid": mask(P, N), "key": KEY, "m": 2},
-  subset.stratified: REWARD | {"m": 2},
-  subset.extremes: REWARD | {"m": 2},
-  subset.different: {
-    "group": jnp.zeros((P, N), int),
-    "valid": mask(P, N),
-    "key": KEY,
-    "m": 2,
-  },
-  allocation.estimate: {"right": jnp.ones(P), "drawn": jnp.full(P, 4.0)},
-  allocation.allocate: {
-    "value": allocation.knapsack,
-    "p": jnp.full(P, 0.5),
-    "known": mask(P),
-    "least": 2,
-    "most": 8,
-    "each": 4.0,
-  },
   advantages.normalize_by_group: {
     "centered": normal(P, N),
     "valid": mask(P, N),
@@ -146,13 +120,6 @@ DOORS = {
     "where": mask(P),
     "valid": mask(P, N),
   },
-  credit.credit_by_answer: {
-    "answer": jnp.zeros((P, N), int),
-    "correct": mask(P, N),
-    "valid": mask(P, N),
-  },
-  credit.share_credit: REWARD | {"factor": normal(P, N)},
-  filtering.mean_inside: REWARD | {"low": 0.0, "high": 1.0},
   filtering.partly_solved: REWARD,
   filtering.expected_pass_rate: {"p": jnp.full(P, 0.5), "n": 4},
   filtering.pass_rate_at: {"m": 2, "correct": jnp.full(P, 2), "n": 4},
@@ -213,10 +180,6 @@ DOORS = {
 }
 # Elementwise in one array, or of no array at all.
 ANY_SHAPE = {
-  "credit.times_and_first",
-  "allocation.coba",
-  "allocation.history",
-  "allocation.knapsack",
   "length_penalty.cosine",
   "length_penalty.is_active",
   "length_penalty.overlong",
@@ -226,10 +189,6 @@ ANY_SHAPE = {
   "pass_at_k.pass_at_k",
   "simulator.initial_logits",
   "simulator.simulate",
-  "stopping.correction",
-  "stopping.exact_weights",
-  "stopping.expected",
-  "stopping.further",
   "values.require",
   "values.require_count",
   "values.require_finite",

@@ -1,16 +1,13 @@
 """Tests of brorl_jax/rl/stop_weight.py."""
 
-import functools
 import itertools
+import math
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from brorl_jax.rl import advantages, stop_weight, stopping
-from brorl_jax.rl.stopping import Rounds
-
-ROUNDS = Rounds((2, 4, 6), 1, 1)
+from brorl_jax.rl import advantages, stop_weight
 
 
 def loo(reward, valid, length):
@@ -46,7 +43,7 @@ def test_every_prompt_counts_once_by_hand():
 def test_prompts_of_equal_size_are_as_they_were():
   args = group([1, 0, 0], [1, 1, 0], most=3)
   for name, function in advantages.ADVANTAGES.items():
-    if name in advantages.OPTIONS:
+    if name == "pass_at_k":
       continue
     whitened = name in advantages.WHITENED
     np.testing.assert_allclose(
@@ -77,58 +74,56 @@ def test_whitening_counts_every_prompt_once_too(kind):
   )
 
 
-def test_each_round_has_its_own_baseline_by_hand():
-  """10 | 11 | 0100 would be drawn as 2, 2 and 2 rollouts."""
-  args = group([0, 0, 1, 1, 1, 0], [1, 0], [0, 0, 1, 0])
-  got = stop_weight.by_round(loo, *args, rounds=ROUNDS)
-  want = [[0, 0, 0, 0, 1, -1], [1, -1, 0, 0, 0, 0], [0, 0, 1, -1, 0, 0]]
-  np.testing.assert_allclose(got, want)
+def expected(after, enough, p):
+  """Of a pass rate p and rounds: mean rollouts, and the weight of `pooled`.
+
+  The weight is E[K (n - K) / n (n - 1)] / p (1 - p), 1 without bias.
+  """
+  ways, n, rollouts, weight = {0: 1}, 0, 0.0, 0.0
+  for last, more in zip(after, np.diff(after, prepend=0).tolist(), strict=True):
+    n, before, ways = last, ways, {}
+    for k, c in before.items():
+      for j in range(more + 1):
+        ways[k + j] = ways.get(k + j, 0) + c * math.comb(more, j)
+    ends = {
+      k: c for k, c in ways.items() if n == after[-1] or min(k, n - k) >= enough
+    }
+    for k, c in ends.items():
+      del ways[k]
+      # In logarithms: there are 2^1024 sequences of 1,024 rewards.
+      log = math.log(c) + k * math.log(p) + (n - k) * math.log1p(-p)
+      rollouts += math.exp(log) * n
+      weight += math.exp(log) * k * (n - k) / (n * (n - 1))
+  return rollouts, weight / (p * (1 - p))
 
 
-def stopped(draws):
-  """The rewards that a prompt sees of these."""
-  for n in ROUNDS.after:
-    seen = draws[:n]
-    if n == ROUNDS.after[-1] or 0 < sum(seen) < n:
-      return seen
-  raise AssertionError
+@pytest.mark.parametrize(
+  "enough, p, n, weight",
+  [
+    (1, 0.001, 838, 3.02),
+    (1, 0.01, 216, 2.09),
+    (2, 0.01, 440, 1.48),
+    (4, 0.01, 828, 1.175),
+    (4, 0.1, 81, 1.11),
+    (4, 0.5, 17, 1.01),
+  ],
+)
+def test_the_bias_that_the_documents_name(enough, p, n, weight):
+  got = expected((16, 64, 256, 1024), enough, p)
+  assert got[0] == pytest.approx(n, abs=0.6)
+  assert got[1] == pytest.approx(weight, abs=0.006)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.7])
-def test_the_gradient_of_each_treatment_by_enumeration(p):
-  """Of p: exactly 1 with 'exact', E[n] with 'rounds', as said with 'pooled'.
-
-  The score of a right rollout is 1 / p, of a wrong one -1 / (1 - p).
-  """
-  sums = dict.fromkeys(("pooled", "exact", "rounds", "n"), 0.0)
+def test_the_gradient_by_enumeration(p):
+  """The score of a right rollout is 1 / p, of a wrong one -1 / (1 - p)."""
+  after = (2, 4, 6)
+  total = 0.0
   for draws in itertools.product((0, 1), repeat=6):
-    chance = p ** sum(draws) * (1 - p) ** (6 - sum(draws))
-    seen = stopped(draws)
-    args = group(seen)
+    n = next(n for n in after if n == 6 or 0 < sum(draws[:n]) < n)
+    args = group(draws[:n])
     score = np.where(np.asarray(args[0]) > 0, 1 / p, -1 / (1 - p))
-    score = np.where(args[1], score, 0.0)
-    # One prompt: the mean over all rollouts is that over its own.
-    once = float((np.asarray(pooled(*args)) * score).sum() / len(seen))
-    ratio = stopping.correction(ROUNDS, right=sum(seen), drawn=len(seen))
-    each = stop_weight.by_round(loo, *args, rounds=ROUNDS)
-    sums["pooled"] += chance * once
-    sums["exact"] += chance * once * ratio
-    sums["rounds"] += chance * float((np.asarray(each) * score).sum())
-    sums["n"] += chance * len(seen)
-  told = stopping.expected(ROUNDS, p)
-  assert sums["exact"] == pytest.approx(1.0, rel=1e-5)
-  assert sums["rounds"] == pytest.approx(sums["n"], rel=1e-5)
-  assert sums["n"] == pytest.approx(told["n"], rel=1e-6)
-  assert sums["pooled"] == pytest.approx(told["hidden_weight"], rel=1e-5)
-  assert abs(sums["pooled"] - 1.0) > 0.02
-
-
-@pytest.mark.parametrize("kind", ["maxrl", "grpo", "tokens"])
-def test_rounds_may_have_any_advantage(kind):
-  args = group([0, 1, 1, 1, 1, 0], [1, 0])
-  function = functools.partial(advantages.ADVANTAGES[kind])
-  got = stop_weight.by_round(function, *args, rounds=ROUNDS)
-  assert got.shape == (2, 6)
-  np.testing.assert_array_equal(got[0, 2:4], 0.0)  # equal rewards
-  np.testing.assert_array_equal(got[1, 2:], 0.0)
-  assert float(jnp.abs(got[0, :2]).min()) > 0.1
+    once = (np.asarray(pooled(*args)) * np.where(args[1], score, 0.0)).sum()
+    total += p ** sum(draws) * (1 - p) ** (6 - sum(draws)) * float(once) / n
+  assert total == pytest.approx(expected(after, 1, p)[1], rel=1e-5)
+  assert abs(total - 1.0) > 0.02

@@ -94,7 +94,7 @@ def run(good, target, *, places=3, candidates=range(20), order=None, **more):
     prompts,
     candidates,
     target=target,
-    plan=rounds.fixed(N),
+    plan=rounds.Plan((N,)),
     **more,
   )
 
@@ -154,7 +154,7 @@ def test_as_many_are_on_the_way_as_are_still_needed():
     prompts,
     range(20),
     target=5,
-    plan=rounds.fixed(N),
+    plan=rounds.Plan((N,)),
   )
   assert log[0] == 5  # not 8
   assert max(log) == 5
@@ -391,7 +391,7 @@ def test_candidates_are_claimed_in_order_while_they_are_needed(monkeypatch):
   board.claims |= {0: "other", 2: "other"}
   monkeypatch.setattr(processes, "Board", lambda name: board)
   pending = candidates.Shared(
-    prompts, [*range(9)], 4, rounds.fixed(N), lambda: None
+    prompts, [*range(9)], 4, rounds.Plan((N,)), lambda: None
   )
 
   def claims(room):
@@ -450,7 +450,7 @@ def test_who_has_room_samples_more(monkeypatch):
       prompts,
       range(40),
       target=9,
-      plan=rounds.fixed(N),
+      plan=rounds.Plan((N,)),
     )
   )
   assert sorted(seen[0] + seen[1]) == [*range(17)]
@@ -485,7 +485,7 @@ def test_a_slow_process_is_seen_by_all(monkeypatch):
       prompts,
       range(9),
       target=2,
-      plan=rounds.fixed(N),
+      plan=rounds.Plan((N,)),
     )
   )
   assert one.rollout_s == other.rollout_s

@@ -40,17 +40,10 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("offload", ["nothing", "reference", "moments"])
-@pytest.mark.parametrize(
-  "second_moment", tiers.some(["full", "factored"], 1, 1)
-)
 @pytest.mark.parametrize("reference", [True, False])
-def test_training_state_is_what_training_makes(
-  reference, second_moment, offload
-):
+def test_training_state_is_what_training_makes(reference, offload):
   mesh = meshes.make_mesh(fsdp=4, tensor=2)
-  c = config(
-    second_moment=second_moment, offload=offload, kl_weight=1e-4 * reference
-  )
+  c = config(offload=offload, kl_weight=1e-4 * reference)
   tx, _ = learning.optimizer(c.optim, c.sampling)
   state = states.initial_state(
     SMALL.init(jax.random.key(0)),
@@ -83,9 +76,8 @@ def test_training_state_is_what_training_makes(
   )
   assert on_device == state_bytes(on_gpu())
   copies = (offload == "nothing") * reference + 2 * (offload != "moments")
-  if second_moment == "full":
-    params = state_bytes(SMALL) // (3 + reference)
-    assert round(on_device / params, 2) == 1 + copies
+  params = state_bytes(SMALL) // (3 + reference)
+  assert round(on_device / params, 2) == 1 + copies
 
 
 def held(policy=SMALL, **changes):

@@ -58,26 +58,9 @@ def score(some, rollouts):
   return scored.scores(reward, n)
 
 
-class Suffices:
-  """Rounds of 2, 4 and 8 until one is right and one is wrong."""
-
-  def __init__(self):
-    self.seen = []
-
-  def first(self, p):
-    return CHUNK
-
-  def more(self, reward, valid):
-    self.seen.append(reward.tolist())
-    both = reward.min() < reward.max()
-    return 0 if both or len(reward) == MOST else len(reward)
-
-
-class Always(Suffices):
-  """All 8, in the same rounds."""
-
-  def more(self, reward, valid):
-    return 0 if len(reward) == MOST else len(reward)
+# Until one is right and one is wrong; and all 8, in the same rounds.
+SUFFICES = rounds.Plan((2, 4, 8), 1, 1)
+ALWAYS = rounds.Plan((2, 4, 8), 9, 0)
 
 
 def informative(groups):
@@ -86,7 +69,7 @@ def informative(groups):
   return high > reward.min(axis=1, where=valid, initial=2)
 
 
-def run(rule, *, places=3, order=lambda held: held[:1], target=6):
+def run(plan=SUFFICES, *, places=3, order=lambda held: held[:1], target=6):
   def sample(feed):
     held = []
     while True:
@@ -111,7 +94,7 @@ def run(rule, *, places=3, order=lambda held: held[:1], target=6):
     prompts,
     range(40),
     target=target,
-    plan=rounds.Plan(CHUNK, MOST, rule),
+    plan=plan,
   )
 
 
@@ -120,18 +103,40 @@ def drawn(sampled):
   return dict(zip(sampled.groups.prompts.index.tolist(), counts, strict=True))
 
 
-def test_a_prompt_gets_rounds_until_its_rule_ends_it():
-  rule = Suffices()
-  sampled = run(rule)
+@pytest.mark.parametrize(
+  "right, n, want",
+  [
+    (4, 16, 16),
+    (3, 16, 64),
+    (13, 16, 64),
+    (12, 16, 16),
+    (3, 64, 256),
+    (4, 64, 64),
+    (0, 256, 256),  # the last round
+  ],
+)
+def test_a_prompt_goes_on_until_both_suffice(right, n, want):
+  reward = np.where(np.arange(n) < right, 1.0, 0.9)  # nearly right is not right
+  assert rounds.Plan((16, 64, 256), 4, 4).further(reward) == want
+
+
+def test_none_has_to_be_wrong_if_none_is_asked_for():
+  assert rounds.Plan((4, 8), 1, 0).further(np.ones(4)) == 4
+  assert rounds.Plan((4, 8), 1, 1).further(np.ones(4)) == 8
+
+
+def test_a_prompt_gets_rounds_until_it_stops():
+  sampled = run()
   counts = drawn(sampled)
   assert set(counts.values()) == {2, 4, 8}
   for p, count in counts.items():
     assert rate(p) not in (0.0, 1.0) or count == MOST
-  # Only whole rounds are seen, in the order of n.
-  for p, count in counts.items():
-    every = score(prompts([p]), made_of(p)).reward[0].tolist()
-    for n in (2, 4, 8):
-      assert (every[:n] in rule.seen) or n > count
+    # Only whole rounds decide, in the order of n.
+    every = score(prompts([p]), made_of(p)).reward[0]
+    n = CHUNK
+    while (more := SUFFICES.further(every[:n])) > n:
+      n = more
+    assert n == count
   assert sampled.kept.sum() == 6
 
 
@@ -146,9 +151,9 @@ def made_of(p):
   )  # fmt: skip
 
 
-@pytest.mark.parametrize("rule", [Suffices, Always])
-def test_an_extended_prompt_has_the_rollouts_of_a_fixed_number(rule):
-  sampled = run(rule())
+@pytest.mark.parametrize("plan", [SUFFICES, ALWAYS])
+def test_an_extended_prompt_has_the_rollouts_of_a_fixed_number(plan):
+  sampled = run(plan)
   out = sampled.groups.rollouts
   for i, (p, count) in enumerate(drawn(sampled).items()):
     whole = made_of(p)
@@ -178,7 +183,7 @@ def test_neither_the_order_of_finishing_nor_the_places_matter(places, seed):
     rng.shuffle(held)
     return held[: rng.randint(1, len(held))]
 
-  want, got = run(Suffices()), run(Suffices(), places=places, order=order)
+  want, got = run(), run(places=places, order=order)
   assert got.kept.tolist() == want.kept.tolist()
   # Objects compare by what they say.
   told = lambda x: [
@@ -209,50 +214,15 @@ def test_further_rounds_come_before_new_prompts():
 
   collect(
     sample, score, informative, prompts, [5, 10], target=2,
-    plan=rounds.Plan(CHUNK, MOST, Suffices()),
+    plan=SUFFICES,
   )  # fmt: skip
   assert sorted(fed) == [(p, n) for p in (5, 10) for n in (0, 2, 4, 6)]
   assert [n for p, n in fed if p == 5] == [0, 2, 4, 6]
 
 
-@pytest.mark.parametrize("more", [3, -2, 10, 0])
-def test_a_rule_that_asks_for_what_cannot_be_is_named(more):
-  class Odd(Suffices):
-    def first(self, p):
-      return more
-
-  with pytest.raises(
-    ValueError, match=rf"asks for {more} rollouts of prompt 0"
-  ):
-    rounds.Gathered(rounds.Plan(CHUNK, MOST, Odd())).begin(0)
-
-
-def test_a_rule_cannot_ask_for_more_than_is_left():
-  class Odd(Suffices):
-    def first(self, p):
-      return 4
-
-    def more(self, reward, valid):
-      return MOST - 2
-
-  gathered = rounds.Gathered(rounds.Plan(CHUNK, MOST, Odd()))
-  one, two = gathered.begin(0)
-
-  def scored_chunk(chunk):
-    some = rounds.with_first(prompts([0]), [chunk])
-    out = made(some)
-    return Groups(some, out, score(some, out))
-
-  assert gathered.add(0, scored_chunk(one)) == []
-  with pytest.raises(
-    ValueError, match=r"asks for 6 .* of prompt 0, which has 4"
-  ):
-    gathered.add(0, scored_chunk(two))
-
-
 def test_a_fixed_number_is_one_chunk_and_is_not_copied():
-  gathered = rounds.Gathered(rounds.fixed(MOST))
-  assert gathered.begin(7) == [rounds.Chunk(7, 0)]
+  gathered = rounds.Gathered(rounds.Plan((MOST,)))
+  assert gathered.begin(7) == rounds.Chunk(7, 0)
   whole = made_of(7)
   group = Groups(prompts([7]), whole, score(prompts([7]), whole))
   assert gathered.add(7, group).rollouts is whole
@@ -262,9 +232,9 @@ def test_a_fixed_number_is_one_chunk_and_is_not_copied():
 @pytest.mark.parametrize("count", [2, 3])
 def test_processes_draw_together_what_one_draws(count, monkeypatch):
   """A prompt's rounds are made by who claimed it."""
-  want = run(Suffices(), target=9)
+  want = run(target=9)
   crowd = crowds.Crowd(count, monkeypatch)
-  many = crowd.run(lambda i: run(Suffices(), target=9, places=1 + i))
+  many = crowd.run(lambda i: run(target=9, places=1 + i))
   for got in many:
     assert got.kept.tolist() == want.kept.tolist()
     chex.assert_trees_all_equal(

@@ -1,7 +1,6 @@
 """The stream, with the decoders of the sampler's tests."""
 
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,17 +27,6 @@ from brorl_jax.types import Prompts
 
 STOP = 0
 RECALLS = Recall()
-
-
-class Suffices(NamedTuple):
-  """Four at a time until one is right and one is wrong."""
-
-  def first(self, p):
-    return 4
-
-  def more(self, reward, valid):
-    differ = reward.min() < reward.max()
-    return 0 if differ or len(reward) == 32 else 4
 
 
 def numbered(count):
@@ -260,7 +248,7 @@ def test_batches_visit_every_place_once():
 @pytest.mark.parametrize("count, at_once", [tiers.at_night((2, 4)), (8, 8)])
 @pytest.mark.parametrize(
   "plan",
-  [rounds.fixed(16), rounds.Plan(4, 32, Suffices())],
+  [rounds.Plan((16,)), rounds.Plan((*range(4, 33, 4),), 1, 1)],
   ids=["fixed", "rounds"],
 )
 def test_kept_groups_are_the_same_on_many_devices(count, at_once, plan):

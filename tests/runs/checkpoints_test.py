@@ -427,7 +427,7 @@ def test_wait_returns_when_the_step_is_on_disk(run):
 
 
 def test_a_run_state_with_numbers_as_keys_is_read_as_it_was_saved(run):
-  progress = {"rests": {7: 3, 30: 5, 100: 1}, "streak": {2: 1, 10: 2}}
+  progress = {"usual": {7: 3, 30: 5, 100: 1}, "beyond": {2: 1, 10: 2}}
   store = run.open()
   store.save(1, state_of(1), progress)
   store.close()

@@ -79,7 +79,7 @@ def test_a_field_of_a_wrong_type_is_named(name, value):
 
 def test_a_choice_of_before_is_no_error():
   values = copy.deepcopy(CONFIG)
-  values["advantage"]["credit"] = "rare"
+  values["loss"]["mean"] = "rare"
   values["optim"]["lr"] = 1  # JSON has one kind of number
   values["eval"]["every"] = -3  # rules are of today
   values["eval"]["top_p"] = None  # not recorded

@@ -29,7 +29,7 @@ def test_description_and_names_by_hand():
 RECORDS = [
   {},
   {"l": {2: 0, 10: 0}},
-  {"ledger": {"rests": {7: 1, 30: 2}, "streak": {}, "best": None}, "x": [1]},
+  {"ledger": {"usual": {7: 1, 30: 2}, "beyond": {}, "best": None}, "x": [1]},
   {"l": {"2": 0, "10": 0, "a": {9: {10: {11: 1}}}}},
 ]
 

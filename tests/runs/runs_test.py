@@ -1,6 +1,5 @@
 """A run on a bandit, with its real folder: lost, damaged, full, begun again."""
 
-import dataclasses
 import errno
 import hashlib
 import itertools
@@ -60,16 +59,6 @@ def measure(params, heldout):
   ]
 
 
-def stages(**other):
-  """Those of a bandit; prompts 2 and 10 have given nothing for a while."""
-  return bandit(
-    visited=lambda progress, step, drawn: dataclasses.replace(
-      progress, streak={2: step, 10: step}
-    ),
-    **other,
-  )
-
-
 class One(Examples):
   """One example, whatever is drawn."""
 
@@ -91,7 +80,7 @@ class Run:
   """Starts of one command, as successive processes make them."""
 
   def __init__(self, patch, workdir):
-    self.patch, self.dir, self.stages = patch, workdir, stages()
+    self.patch, self.dir, self.stages = patch, workdir, bandit()
     self.closed, self.measure = 0, measure
     patch.setattr(train_command, "_parts", self._parts)
     patch.setattr(train_command, "finish", lambda *_, **__: None)
@@ -220,9 +209,6 @@ def test_a_run_leaves_steps_that_can_be_gone_on_from(whole):
   assert [x["step"] for x in whole.lines("metrics.jsonl")] == [*range(1, 13)]
   assert [x["step"] for x in whole.lines("eval/curve.jsonl")] == [0, 4, 8, 12]
   assert len(whole.lines("eval/records.jsonl")) == 4 * 4
-  # Prompts that rest are in the run state by their numbers.
-  streak = whole.record(12)["ledger"]["streak"]
-  assert sorted(streak) != sorted(streak, key=int)
 
 
 def test_an_undisturbed_run_uses_its_own_steps(run, capsys):
@@ -241,20 +227,20 @@ def test_an_undisturbed_run_uses_its_own_steps(run, capsys):
 def test_it_goes_on_to_the_same_lines_and_the_same_state(
   whole, monkeypatch, tmp_path, steps
 ):
-  run, update = Run(monkeypatch, tmp_path / "run"), stages().update
+  run, update = Run(monkeypatch, tmp_path / "run"), bandit().update
 
   def killed(state, *args):
     if int(state.step) == steps:
       raise KeyboardInterrupt
     return update(state, *args)
 
-  run.stages = stages(update=killed)
+  run.stages = bandit(update=killed)
   with pytest.raises(KeyboardInterrupt):
     run.start()
   assert [x["step"] for x in run.lines("metrics.jsonl")] == [
     *range(1, steps + 1)
   ]
-  run.stages = stages()
+  run.stages = bandit()
   run.start()
   assert run.all() == whole.all()
   assert run.told("resume") == [(steps // 3 * 3, None)]
@@ -671,14 +657,14 @@ def test_a_bad_line_of_samples_or_events_is_left_out(run, name, bad):
 
 
 def fail_at(run, step, do):
-  update = stages().update
+  update = bandit().update
 
   def at(state, *args):
     if int(state.step) == step - 1:
       do()
     return update(state, *args)
 
-  run.stages = stages(update=at)
+  run.stages = bandit(update=at)
 
 
 @pytest.mark.parametrize("step", [2, 6])
@@ -706,7 +692,7 @@ def test_checkpoints_that_are_removed_are_not_made_again(monkeypatch, tmp_path):
     said, "last good step is 3"
   )
   assert not there.exists()
-  run.stages = stages()
+  run.stages = bandit()
   assert "--begin_again" in run.refused()
 
 
@@ -997,17 +983,17 @@ def test_a_step_that_is_not_what_was_saved_ends_the_run(monkeypatch, tmp_path):
 @pytest.mark.ci
 def test_an_end_by_an_error_is_an_event(monkeypatch, tmp_path):
   run = Run(monkeypatch, tmp_path / "run")
-  good = stages().update
+  good = bandit().update
 
   def update(state, *rest):
     if int(state.step) == 7:
       raise FloatingPointError("step 8: x is nan")
     return good(state, *rest)
 
-  run.stages = stages(update=update)
+  run.stages = bandit(update=update)
   assert "step 8: x is nan" in run.stopped()
   assert run.told("end") == [(7, "step 8: x is nan")]
-  run.stages = stages()
+  run.stages = bandit()
   run.start()
   assert run.told("end") == [(7, "step 8: x is nan"), (12, "done")]
   assert run.told("resume") == [(6, None)]
@@ -1031,7 +1017,7 @@ def test_somebody_is_told_of_starts_ends_and_warnings(monkeypatch, tmp_path):
   fail_at(run, 8, fails)
   said = run.stopped(notify=notify)
   damage_step(run, 6)
-  run.stages = stages()
+  run.stages = bandit()
   run.start(notify=notify)
   run.start(notify=notify)  # at its end: nothing is told
   lose_folder(run)
@@ -1072,7 +1058,7 @@ def test_events_of_processes_stay_and_those_of_training_are_written_again(
   run.stages = run.stages._replace(reference=told)
   with pytest.raises(KeyboardInterrupt):
     run.start()
-  run.stages = stages(reference=told)
+  run.stages = bandit(reference=told)
   run.start(steps=7)
   kinds = [(e["step"], e["event"]) for e in run.lines("events.jsonl")]
   reset = "reference reset"

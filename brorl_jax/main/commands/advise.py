@@ -44,10 +44,10 @@ _BLOCKS = 16  # of prompts, for the noise
 def run(c: sections.Config, workdir: pathlib.Path) -> None:
   """Writes advice.json, advice.png, and prints the table and the advice."""
   c = settings.phases(c)[0].config
-  if c.sampling.allocation != "fixed":
+  if c.sampling.rounds:
     raise UserError(
-      f"config.sampling.allocation = {c.sampling.allocation!r}: --mode=advise "
-      "compares fixed numbers; add --config.sampling.allocation=fixed"
+      f"config.sampling.rounds = {c.sampling.rounds}: --mode=advise compares "
+      "fixed numbers; add --config.sampling.rounds='()'"
     )
   if (count := c.sampling.prompts) < 2:
     raise UserError(

@@ -64,7 +64,7 @@ def run(workdirs: Sequence[pathlib.Path]) -> None:
     ledger.write(
       out / "ledger.jsonl",
       (
-        (name, load_runs.visits(folder.path), load_runs.rest(folder.about))
+        (name, load_runs.visits(folder.path))
         for folder, name in zip(folders, names, strict=True)
       ),
     )

@@ -341,8 +341,8 @@ def phase(
 
   stages = train.Stages(
     target=target,
-    plan=sampling.plan_of(c.sampling, candidates=most),
-    least=target if c.filter.starved == "skip" else c.optim.minibatches,
+    plan=sampling.plan_of(c.sampling),
+    least=c.optim.minibatches,
     candidates=functools.partial(examples.candidates, most=most),
     prompts=examples.prompts,
     rollouts=sampling.streamed(
@@ -352,7 +352,6 @@ def phase(
     informative=advantages.filter_stage(
       c.filter, c.reward, places=c.sampling.places // count
     ),
-    visited=advantages.visit_stage(c.filter, c.sampling),
     advantages=advantages.advantages_stage(c.advantage, c.reward, c.sampling),
     update=learning.update_stage(c, policy, tx, schedule, mesh),
     guard=learning.guard_stage(c.guard, bad_steps=c.run.bad_steps),

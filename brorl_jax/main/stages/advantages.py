@@ -10,18 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from brorl_jax.main import functions
-from brorl_jax.main.stages import sampling
-from brorl_jax.rl import (
-  advantages,
-  credit,
-  filtering,
-  length_penalty,
-  stop_weight,
-  stopping,
-  subset,
-)
-from brorl_jax.rollout.dynamic_sampling import SampledGroups
-from brorl_jax.runs import run_state
+from brorl_jax.rl import advantages, length_penalty, stop_weight
 from brorl_jax.runs.run_state import RunState
 from brorl_jax.runs.sections.advantage import Advantage
 from brorl_jax.runs.sections.filter import Filter
@@ -51,16 +40,7 @@ def filter_stage(
   Raises:
     ValueError: The config names no valid rule.
   """
-  rule = functions.keep(c)
-  band = functools.partial(
-    filtering.mean_inside, low=c.keep_above, high=c.keep_below
-  )
-  banded = (c.keep_above, c.keep_below) != (0.0, 1.0)
-
-  @jax.jit
-  def both(reward, valid):
-    kept = rule(reward, valid)
-    return kept & band(reward, valid=valid) if banded else kept
+  rule = jax.jit(functions.keep(c))
 
   def informative(groups: Groups) -> Bool[np.ndarray, " P"]:
     raw, valid = groups.scores.reward, counts(reward, groups)
@@ -69,34 +49,9 @@ def filter_stage(
     spare = [(0, max(places - len(raw), 0)), (0, 0)]
     padded = [np.pad(x, spare) for x in (raw, valid)]
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-      return np.asarray(both(*padded))[: len(raw)]
+      return np.asarray(rule(*padded))[: len(raw)]
 
   return informative
-
-
-def visit_stage(
-  c: Filter, sampled_by: Sampling
-) -> Callable[[RunState, int, SampledGroups], RunState]:
-  """Updates which prompts rest, and what the next step may draw of each.
-
-  See filter.rest_after and sampling.allocation.
-  """
-  remembered = sampling.after_step(sampled_by)
-
-  def visited(
-    progress: RunState, step: int, sampled: SampledGroups
-  ) -> RunState:
-    progress = remembered(progress, sampled.groups)
-    return run_state.visited(
-      progress,
-      step,
-      sampled.groups.prompts.index.tolist(),
-      sampled.kept.tolist(),
-      rest_after=c.rest_after,
-      rest_steps=c.rest_steps,
-    )
-
-  return visited
 
 
 def shaped(
@@ -153,10 +108,8 @@ def advantages_stage(
     paid, added = shaped(reward, groups, limit=limit, active=active)
     counted = counts(reward, groups)
     valid, drawn = jnp.asarray(counted), groups.rollouts.drawn
-    shared = shared_credit(c, groups, paid, valid)
     length = jnp.asarray(groups.rollouts.mask).sum(axis=2, dtype=jnp.float32)
-    advantage = function(shared, valid, length, groups, progress)
-    advantage, trained = _chosen(c, groups, advantage, counted, progress)
+    advantage = np.where(counted, function(paid, valid, length), 0.0)
     if not np.isfinite(advantage).all():
       raise FloatingPointError(
         f"config.advantage.kind = {c.kind!r}: an advantage is not finite; "
@@ -166,118 +119,24 @@ def advantages_stage(
       progress = dataclasses.replace(progress, shaped=progress.shaped + 1)
     return Credit(
       advantage,
-      trained,
+      counted,
       progress,
       {
         "reward/shaped_mean": float(paid.mean(where=drawn)),
         "reward/length_mean": float(added.mean(where=drawn)),
         "reward/length_active": float(active and bool(reward.length_weight)),
         "reward/masked_fraction": float(1.0 - valid.mean(where=drawn)),
-        "advantage/trained_fraction": float(trained.sum() / counted.sum()),
-        **hidden_weights(sampled, groups, progress),
       },
     )
 
   return stage
 
 
-def weighted(c: Advantage, sampled: Sampling) -> Callable[..., jax.Array]:
-  """(reward, valid, length, groups, run state) -> advantages.
-
-  See rl/stop_weight.py.
-  """
+def weighted(c: Advantage, sampled: Sampling) -> advantages.Advantage:
+  """The advantage, in which every prompt counts once, see rl/stop_weight.py."""
   function = functions.advantage(c)
-  whitened = c.kind in advantages.WHITENED
-
-  def weigh(reward, valid, length, groups: Groups, progress: RunState):
-    if sampled.allocation == "fixed":
-      return function(reward, valid, length)
-    rounds = sampling.rounds_of(sampled, progress.most_before)
-    if c.stop_weight == "rounds":
-      return stop_weight.by_round(
-        function, reward, valid, length, rounds=rounds
-      )
-    out = stop_weight.pooled(function, reward, valid, length, whitened=whitened)
-    if c.stop_weight == "pooled":
-      return out
-    ratio = [
-      stopping.correction(rounds, right=right, drawn=drawn)
-      for right, drawn in counted_ends(groups)
-    ]
-    return out * np.asarray(ratio, np.float32)[:, None]
-
-  return weigh
-
-
-def _chosen(
-  c: Advantage,
-  groups: Groups,
-  advantage: Float[Array, "P N"],
-  counted: Bool[np.ndarray, "P N"],
-  progress: RunState,
-) -> tuple[Float[np.ndarray, "P N"], Bool[np.ndarray, "P N"]]:
-  """Advantages of the rollouts that are trained on, and which they are.
-
-  The loss is a mean over what is trained on. A prompt with n rollouts of which
-  m stand for it gets a factor n / m, over the same of all prompts together.
-  """
-  all_in = np.where(counted, advantage, 0.0)
-  if not c.train_on:
-    return all_in, counted
-  choose = functools.partial(subset.CHOOSE[c.choose], m=c.train_on)
-  # Another draw in each step, the same after a resume.
-  key, count = jax.random.key(progress.samples % 2**31), jnp.asarray(counted)
-  if c.choose == "random":
-    some, weight = choose(count, key)
-  elif c.choose == "different":
-    some, weight = choose(jnp.asarray(groups.rollouts.alike()), count, key)
-  else:
-    some, weight = choose(jnp.asarray(groups.scores.reward), count)
-  chosen, n = np.asarray(some), counted.sum(axis=1, keepdims=True)
-  m = chosen.sum(axis=1, keepdims=True)
-  factor = n / np.maximum(m, 1) * (m.sum() / n.sum())
-  out = all_in * np.asarray(weight) * factor
-  return out.astype(np.float32), chosen
-
-
-def counted_ends(groups: Groups) -> list[tuple[int, int]]:
-  """Right rollouts of each prompt, and all."""
-  of = lambda some: some.sum(axis=1).tolist()
-  return [*zip(of(groups.right), of(groups.rollouts.drawn), strict=True)]
-
-
-def hidden_weights(
-  sampled: Sampling, groups: Groups, progress: RunState
-) -> dict[str, float | None]:
-  """How much too large the weights of prompts are, by their pass rate.
-
-  The sum of K (n - K) / n (n - 1) over that of its unbiased estimate, in each
-  tenth; None where there is no prompt.
-  """
-  if sampled.allocation != "stop":
-    return {}
-  rounds = sampling.rounds_of(sampled, progress.most_before)
-  sums = np.zeros((10, 2))
-  for right, drawn in counted_ends(groups):
-    biased = right * (drawn - right) / (drawn * (drawn - 1))
-    ratio = stopping.correction(rounds, right=right, drawn=drawn)
-    sums[min(10 * right // drawn, 9)] += biased, biased * ratio
-  return {
-    f"advantage/hidden_weight/below_{10 * i + 10}": float(a / b) if b else None
-    for i, (a, b) in enumerate(sums)
-  }
-
-
-def shared_credit(
-  c: Advantage,
-  groups: Groups,
-  reward: Float[Array, "P N"],
-  valid: Bool[Array, "P N"],
-) -> Float[Array, "P N"]:
-  """Rewards after the correct rollouts of a group shared their credit."""
-  if c.credit == "equal":
-    return reward
-  answer = jnp.asarray(groups.scores.answer)
-  correct = jnp.asarray(groups.right)
-  factor = credit.credit_by_answer(answer, correct, valid)
-  return credit.share_credit(reward, factor, valid)
+  if not sampled.rounds:
+    return function
+  return functools.partial(
+    stop_weight.pooled, function, whitened=c.kind in advantages.WHITENED
+  )

@@ -10,7 +10,7 @@ from brorl_jax import types
 from brorl_jax.errors import UserError
 from brorl_jax.main import corpus
 from brorl_jax.model import tokenizer
-from brorl_jax.runs import data_order, run_state
+from brorl_jax.runs import data_order
 from brorl_jax.runs.run_state import RunState
 from brorl_jax.runs.sections import Config
 from brorl_jax.runs.sections.data import Data, Domain
@@ -243,9 +243,8 @@ class Examples:
     """
     count = self._c.distinct_prompts
     if count:
-      resting = run_state.resting(progress, step)
       shuffled = np.random.default_rng([self._seed, step]).permutation(count)
-      return [int(p) for p in shuffled if p not in resting][:most]
+      return shuffled[:most].tolist()
     start = progress.drawn if self._train else 0
     return range(start, start + most)
 

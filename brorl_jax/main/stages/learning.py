@@ -50,7 +50,6 @@ def optimizer(c: Optim, sampled: Sampling):
     eps=c.eps,
     weight_decay=c.weight_decay,
     max_grad_norm=c.max_grad_norm,
-    second_moment=c.second_moment,
   )
 
 

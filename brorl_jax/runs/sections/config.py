@@ -237,17 +237,16 @@ _BEFORE: Mapping[str, str] = {
   "data": "prompt_tokens distinct_prompts domains families",
   "sampling": "n samples in_flight slots lanes int8_cache "
   "max_new_tokens temperature",
-  "filter": "keep keep_above keep_below max_oversampling rest_after rest_steps",
+  "filter": "keep max_oversampling",
   "reward": "code_test_s code_total_s allow_inner truncated_factor "
   "mask_truncated length_weight length_min length_max length_wrong length_on "
   "length_off overlong_weight overlong_buffer",
-  "advantage": "credit",
   "loss": "clip_low clip_high dual_clip entropy_weight correction "
   "correction_cap correction_low correction_high sequence_low sequence_high",
   "reference": "kl_weight kl_clamp reset_every reset_above_kl reset_stalled "
   "reset_optimizer",
   "optim": "minibatches rows blocks lr lr_scaling lr_base warmup b1 b2 eps "
-  "weight_decay max_grad_norm second_moment",
+  "weight_decay max_grad_norm",
   "devices": "memory_bytes remat offload",
 }
 # Before a mesh had four axes.

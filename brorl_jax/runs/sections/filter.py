@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Literal
 
 from brorl_jax.runs.sections.section import Rule, Section, setting
 
@@ -22,16 +21,6 @@ class Filter(Section):
     source="unknown",
     phased=True,
   )
-  keep_above: float = setting(
-    0.0,
-    "Keep only groups with a mean reward above this; 0: off. With N = 512 "
-    "'differ' also keeps prompts that are solved 99 times in 100; with N = 16 "
-    "it keeps only a few of those.",
-    phased=True,
-  )
-  keep_below: float = setting(
-    1.0, "Keep only groups with a mean reward below this; 1: off.", phased=True
-  )
   max_oversampling: int = setting(
     10,
     "A step draws at most this many times its target number of prompts. "
@@ -39,29 +28,6 @@ class Filter(Section):
     source="unknown",
     phased=True,
   )
-  starved: Literal["train", "skip"] = setting(
-    "train",
-    "What a step does that found fewer groups than its target: 'train' on "
-    "them, or 'skip' the update. See run.bad_steps.",
-    phased=True,
-  )
-  rest_after: int = setting(
-    0,
-    "A prompt that was rejected this many times in a row is not drawn for "
-    "rest_steps; 0: never. Needs data.distinct_prompts. Not in BroRL.",
-    phased=True,
-  )
-  rest_steps: int = setting(
-    20,
-    "Steps for which a prompt is not drawn after rest_after rejections.",
-    unit="steps",
-    phased=True,
-  )
 
   def rules(self) -> Iterator[Rule]:
-    good = 0.0 <= self.keep_above < self.keep_below
-    must = f"at least 0 and below keep_below = {self.keep_below}"
-    yield "keep_above", good, must
-    yield "keep_below", self.keep_below <= 1.0, "at most 1"
-    yield from self.at_least(1, "max_oversampling", "rest_steps")
-    yield from self.at_least(0, "rest_after")
+    yield from self.at_least(1, "max_oversampling")

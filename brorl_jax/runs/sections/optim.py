@@ -80,11 +80,6 @@ class Optim(Section):
     unit="standard deviations",
     phased=True,
   )
-  second_moment: Literal["full", "factored"] = setting(
-    "full",
-    "'factored' keeps only row and column means of matrices of at least "
-    "96 x 96. The state is a quarter smaller, and updates differ from AdamW's.",
-  )
 
   def rules(self) -> Iterator[Rule]:
     yield from self.at_least(1, "minibatches", "lr_base")

@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator
-from typing import Literal
 
 from brorl_jax.runs.sections.section import Rule, Section, setting
 
@@ -13,8 +12,7 @@ class Sampling(Section):
   """Number and length of rollouts, and how they are decoded.
 
   The number that this project is about is `n`. A step trains on samples / n
-  prompts, which dynamic sampling chooses. With another `allocation` than
-  'fixed' it trains on `groups` prompts, each with n_min to n rollouts.
+  prompts, which dynamic sampling chooses.
   """
 
   n: int = setting(
@@ -26,45 +24,24 @@ class Sampling(Section):
   )
   samples: int = setting(
     8192,
-    "Rollouts per step in training, a multiple of n. BroRL: 128 x 512.",
-    unit="rollouts",
-    phased=True,
-  )
-  allocation: Literal["fixed", "stop", "history", "knapsack", "coba"] = setting(
-    "fixed",
-    "How many rollouts a prompt gets. 'fixed': n. 'stop': rounds of them until "
-    "right and wrong ones suffice, at most n. The others choose n_min to n per "
-    "prompt before it is drawn, from its earlier visits, so that a step has "
-    "about `samples`: 'history' in proportion to 1 / sqrt(p), p the pass rate; "
-    "'knapsack' and 'coba' by the value of one more rollout. A prompt without "
-    "an earlier visit gets n_min. See advantage.stop_weight.",
-    phased=True,
-  )
-  groups: int = setting(
-    0,
-    "Prompts that a step trains on; 0: samples / n. Needs another allocation "
-    "than 'fixed', for which `samples` is a budget: a step that exceeds it "
-    "lowers what the next one may draw.",
-    unit="prompts",
-    phased=True,
-  )
-  n_min: int = setting(
-    16,
-    "Fewest rollouts of a prompt, which is also how many of them share a place "
-    "on the devices. Not read if allocation is 'fixed'.",
+    "Rollouts per step in training, a multiple of n; with `rounds` the most of "
+    "its kept prompts. BroRL: 128 x 512.",
     unit="rollouts",
     phased=True,
   )
   rounds: tuple[int, ...] = setting(
     (),
-    "Of 'stop': rollouts of a prompt after each round, ascending multiples of "
-    "n_min up to n. Empty: n_min, 4 n_min, 16 n_min, ... and n.",
+    "A prompt gets rollouts in rounds until right and wrong ones suffice: its "
+    "number after each round, such as (16, 64, 256, 512), ascending multiples "
+    "of the first, which share a place on the devices, up to n. Every prompt "
+    "weighs the same, and a stop biases that a little. Empty: all prompts get "
+    "n.",
     unit="rollouts",
     phased=True,
   )
   stop_right: int = setting(
     4,
-    "Of 'stop': right rollouts that suffice. The fewer, the more a prompt's "
+    "Of rounds: right rollouts that suffice. The fewer, the more a prompt's "
     "weight depends on its pass rate (2.1 times too large at p = .01 with 1, "
     "1.2 times with 4, for n = 1,024 in rounds of 16, 64, 256 and all).",
     unit="rollouts",
@@ -72,7 +49,7 @@ class Sampling(Section):
   )
   stop_wrong: int = setting(
     4,
-    "Of 'stop': wrong rollouts that suffice. 0: a prompt that is always right "
+    "Of rounds: wrong rollouts that suffice. 0: a prompt that is always right "
     "ends with its first round.",
     unit="rollouts",
     phased=True,
@@ -80,8 +57,8 @@ class Sampling(Section):
   in_flight: int = setting(
     4096,
     "Rollouts whose prompts are on the devices at one time, a multiple of n, "
-    "or of n_min. A finished prompt is replaced by the next. 0: 2,048 for each "
-    "row of the mesh, in whole prompts, or fewer if a step has fewer.",
+    "or of rounds[0]. A finished prompt is replaced by the next. 0: 2,048 for "
+    "each row of the mesh, in whole prompts, or fewer if a step has fewer.",
     unit="rollouts",
     phased=True,
   )
@@ -131,12 +108,12 @@ class Sampling(Section):
   @property
   def prompts(self) -> int:
     """Prompts that a step trains on."""
-    return self.groups or self.samples // self.n
+    return self.samples // self.n
 
   @property
   def chunk(self) -> int:
     """Rollouts of a prompt that share a place on the devices."""
-    return self.n if self.allocation == "fixed" else self.n_min
+    return self.rounds[0] if self.rounds else self.n
 
   @property
   def per_prompt(self) -> str:
@@ -153,18 +130,10 @@ class Sampling(Section):
     """Chunks that decode together: as many rows as `lanes` prompts have."""
     return self.lanes * max(self.slots // self.chunk, 1)
 
-  @property
-  def cumulative(self) -> tuple[int, ...]:
-    """Rollouts of a prompt after each round of 'stop'."""
-    if self.rounds:
-      return self.rounds
-    most = range(self.n.bit_length())
-    return (*[m for i in most if (m := self.n_min * 4**i) < self.n], self.n)
-
   def rules(self) -> Iterator[Rule]:
     yield from self.at_least(1, "n", "samples", "max_new_tokens")
-    yield from self.at_least(0, "groups", "stop_wrong")
-    yield from self.at_least(1, "n_min", "stop_right")
+    yield from self.at_least(0, "stop_wrong")
+    yield from self.at_least(1, "stop_right")
     whole = all(type(m) is int for m in self.rounds)
     steps = (0, *self.rounds)
     good = whole and all(a < b for a, b in itertools.pairwise(steps))

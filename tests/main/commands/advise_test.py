@@ -34,8 +34,7 @@ def test_powers_of_two_with_which_a_run_could_train():
   assert [*advise.smaller(small(16))] == [16, 8, 4, 2]
   assert [*advise.smaller(small(12))] == [12, 8, 4, 2]
   assert [*advise.smaller(small(2))] == [2]
-  # 4 of N are trained on, or k, at most a quarter of N, are a success.
-  assert [*advise.smaller(small(16, train_on=4))] == [16, 8, 4]
+  # k is at most a quarter of N.
   some = small(16, advantage="pass_at_k", k=2)
   assert [*advise.smaller(some)] == [16, 8]
 
@@ -122,7 +121,7 @@ def test_numbers_of_a_smaller_n_are_those_of_its_own_run(
     assert same[name] == row[name]
   for name in ("coefficient", "norm", "signal", "noise", "signal_error"):
     assert same[name] == pytest.approx(row[name], rel=1e-3, abs=1e-6), name
-  c = small(n, steps=1, save_every=1, starved="train", **changes)
+  c = small(n, steps=1, save_every=1, **changes)
   train_command.run(c, tmp_path / "run", allow_change=False)
   step = json.loads((tmp_path / "run" / "metrics.jsonl").read_text())
   assert step["sampling/pass_rate"] == pytest.approx(row["informative"])
@@ -133,7 +132,7 @@ def test_numbers_of_a_smaller_n_are_those_of_its_own_run(
 @pytest.mark.parametrize(
   "changes, line",
   [
-    ({"allocation": "stop", "groups": 4, "n_min": 4}, "sampling.allocation"),
+    ({"rounds": (4, 16)}, "sampling.rounds"),
     ({"prompts": 1}, "needs at least 2 prompts"),
   ],
 )

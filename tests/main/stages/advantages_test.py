@@ -2,7 +2,6 @@
 
 import dataclasses
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from one_step import groups, short
 
 from brorl_jax.main.stages import advantages as advantage_stage
 from brorl_jax.rl import advantages
-from brorl_jax.rl.credit import credit_by_answer
 from brorl_jax.runs.run_state import RunState
 
 
@@ -62,14 +60,6 @@ REWARDS = [
     ({"keep": "differ"}, [0, 0, 1, 0, 1, 1]),
     ({"keep": "solved"}, [0, 0, 1, 0, 0, 1]),
     ({"keep": "all"}, [1, 1, 1, 1, 1, 1]),
-    # Means: 0, 1, 1/4, 1/2, 1/8, 3/4; the ends are out.
-    ({"keep_above": 0.2}, [0, 0, 1, 0, 0, 1]),
-    ({"keep_below": 0.75}, [0, 0, 1, 0, 1, 0]),
-    (
-      {"keep": "all", "keep_above": 0.25, "keep_below": 0.7},
-      [0, 0, 0, 1, 0, 0],
-    ),
-    ({"keep": "solved", "keep_below": 0.7}, [0, 0, 1, 0, 0, 0]),
   ],
   ids=str,
 )
@@ -78,27 +68,17 @@ def test_which_groups_are_kept(changes, want):
   assert got.dtype == bool and got.tolist() == want
 
 
-# By rollouts that count the means are 1, 1/2, 1/2 and none; by all of them, a
-# reward of 0 for what could not be judged, 1/2, 1/4, 1/2 and 1/4.
-@pytest.mark.parametrize(
-  "band, want",
-  [
-    ({"keep_below": 0.9}, [0, 1, 1, 0]),
-    ({"keep_above": 0.3}, [0, 1, 1, 0]),  # the ends are out
-    ({"keep_above": 0.3, "keep_below": 0.9}, [0, 1, 1, 0]),
-    ({"keep_above": 0.1, "keep_below": 0.4}, [0, 0, 0, 0]),
-  ],
-  ids=str,
-)
+@pytest.mark.parametrize("keep", ["differ", "solved"])
 @pytest.mark.parametrize("masked", [False, True])
-def test_the_band_is_of_rollouts_that_count(band, want, masked):
+def test_the_rule_sees_rollouts_that_count(keep, masked):
+  """Of the first group only the right ones count, of the last none."""
   reward = [[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0], [1, 0, 0, 0]]
   counts = np.array([[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [0] * 4], bool)
   some = groups(reward, truncated=~counts & masked)
   if not masked:
     some = some._replace(scores=scored.scores(reward, valid=counts))
-  c = short(keep="all", mask_truncated=masked, **band)
-  assert filter_stage(c)(some).tolist() == want
+  c = short(keep=keep, mask_truncated=masked)
+  assert filter_stage(c)(some).tolist() == [False, True, True, False]
 
 
 @pytest.mark.parametrize("keep", ["differ", "solved"])
@@ -215,21 +195,6 @@ def test_what_was_cut_may_count_nowhere(advantage, want):
   assert all_in.advantage[0, 3] < 0.0
 
 
-def test_what_was_cut_has_no_part_in_the_credit():
-  """The only right answer of its kind was cut: the two others are one kind."""
-  some = groups(
-    [[1, 1, 1, 0]],
-    answer=[[0, 1, 0, 2]],
-    truncated=[[False, True, False, False]],
-  )
-  got = stage(
-    some, advantage="centered", credit="distinct", mask_truncated=True
-  )
-  np.testing.assert_allclose(
-    got.advantage, [[1 / 3, 0, 1 / 3, -2 / 3]], atol=1e-6
-  )
-
-
 def test_a_group_that_shaping_made_equal_gets_exactly_0():
   """Not the shift that longer wrong answers give to all others."""
   some = groups(
@@ -254,7 +219,6 @@ def some_groups():
   )
 
 
-@pytest.mark.parametrize("credit", ["equal", "distinct"])
 @pytest.mark.parametrize(
   "advantage",
   [
@@ -265,21 +229,14 @@ def some_groups():
     "leave_one_out",
     "maxrl",
     "pass_at_k",
-    "focal",
   ],
 )
-def test_each_advantage_and_credit_is_its_function(advantage, credit):
+def test_each_advantage_is_its_function(advantage):
   some = some_groups()
   reward = jnp.asarray(some.scores.reward)
   length = jnp.asarray(some.rollouts.mask).sum(axis=2, dtype=jnp.float32)
   where = advantages.informative(reward)
-  factor = {
-    "equal": lambda: 1.0,
-    "distinct": lambda: credit_by_answer(
-      jnp.asarray(some.scores.answer), reward == 1.0
-    ),
-  }[credit]()
-  centered = advantages.center_by_group(reward) * factor
+  centered = advantages.center_by_group(reward)
   want = {
     "tokens": lambda: advantages.whiten_by_batch(centered, length, where),
     "trajectories": lambda: advantages.whiten_by_trajectory(centered, where),
@@ -291,30 +248,10 @@ def test_each_advantage_and_credit_is_its_function(advantage, credit):
     "pass_at_k": lambda: (
       centered * jnp.maximum(4 / 3 * (3 - reward.sum(axis=1, keepdims=True)), 0)
     ),
-    "focal": lambda: (
-      advantages.normalize_by_group(centered)
-      * (1 - reward.mean(axis=1, keepdims=True))
-    ),
   }[advantage]()
-  got = stage(some, advantage=advantage, credit=credit, **{"advantage.k": 2})
+  got = stage(some, advantage=advantage, **{"advantage.k": 2})
   np.testing.assert_allclose(got.advantage, want, atol=1e-6)
   assert np.abs(want).max() > 0.1 and (got.advantage[0] == 0.0).all()
-
-
-@pytest.mark.parametrize(
-  "credit, want",
-  [
-    ("equal", [0.25, 0.25, 0.25, -0.75]),
-    # 3 right ones, of two answers: 3 / (2 * 2), 3 / (2 * 2), 3 / (2 * 1).
-    ("distinct", [0.1875, 0.1875, 0.375, -0.75]),
-  ],
-)
-def test_credit_by_hand(credit, want):
-  some = groups(
-    [[1, 1, 1, 0]], answer=[[0, 0, 1, 0]], logp=np.log([[0.5, 0.25, 0.25, 0.1]])
-  )
-  got = stage(some, advantage="centered", credit=credit).advantage
-  np.testing.assert_allclose(got, [want], atol=1e-6)
 
 
 def test_the_schedule_of_the_length_reward_has_its_own_count():
@@ -365,14 +302,9 @@ def test_an_own_advantage_gives_nothing_to_what_does_not_count(tmp_path):
   with pytest.raises(FloatingPointError, match=r"endless'.* not finite") as e:
     stage(some, advantage=f"{mine}:endless")
   assert "\n" not in str(e.value)
-  # Credit is shared before it, by rewards.
-  some = groups([[1, 1, 1, 0]], answer=[[0, 0, 1, 0]])
-  got = stage(some, advantage=f"{mine}:raw", credit="distinct").advantage
-  np.testing.assert_allclose(got, [[0.4375, 0.4375, 0.625, -0.5]], atol=1e-6)
 
 
-# Prompts of 4, 2 and 4 rollouts of which the first is right; 1 in 4 is a round
-# of its own in the last.
+# Prompts of 4, 2 and 4 rollouts of which one is right.
 def ragged():
   some = groups(
     [[1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0]], length=[[1] * 4] * 3
@@ -389,89 +321,16 @@ def ragged():
   )
 
 
-STOP = {
-  "allocation": "stop", "n_min": 2, "groups": 3,
-  "rounds": (2, 4), "stop_right": 1, "stop_wrong": 1,
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-  "weight, want",
-  [
-    # n / mean(n) = 1.2, .6, 1.2; with leave-one-out 1 and -1/3, 1 and -1.
-    (
-      "pooled",
-      [[5 / 6, *[-5 / 18] * 3], [5 / 3, -5 / 3, 0, 0],
-       [-5 / 18, -5 / 18, 5 / 6, -5 / 18]],
-    ),
-    # Who stopped after two has an estimate of its own. One right of four: the
-    # first two were equal, so that their estimate is 0.
-    ("exact", [[0] * 4, [5 / 3, -5 / 3, 0, 0], [0] * 4]),
-    ("rounds", [[1, -1, 0, 0], [1, -1, 0, 0], [0, 0, 1, -1]]),
-  ],
-)  # fmt: skip
-def test_a_prompt_with_a_number_of_its_own_by_hand(weight, want):
-  changes = {**STOP, "advantage": "leave_one_out", "stop_weight": weight}
+def test_a_prompt_with_a_number_of_its_own_by_hand():
+  """n / mean(n) = 1.2, .6, 1.2; with leave-one-out 1 and -1/3, 1 and -1."""
   some = ragged()
-  got = stage(some, **changes)
+  rule = {"rounds": (2, 4), "stop_right": 1, "stop_wrong": 1}
+  got = stage(some, advantage="leave_one_out", **rule)
+  want = [
+    [5 / 6, *[-5 / 18] * 3], [5 / 3, -5 / 3, 0, 0],
+    [-5 / 18, -5 / 18, 5 / 6, -5 / 18],
+  ]  # fmt: skip
   np.testing.assert_allclose(got.advantage, want, atol=1e-6)
   assert not got.advantage[1, 2:].any() and not got.counts[1, 2:].any()
   assert got.metrics["reward/masked_fraction"] == 0.0
   assert got.metrics["reward/shaped_mean"] == pytest.approx(3 / 10)
-  # Of the prompts below .3: 1/4 + 1/4 over 0; at .5: 1/2 over 1/2.
-  assert got.metrics["advantage/hidden_weight/below_60"] == pytest.approx(1.0)
-  assert got.metrics["advantage/hidden_weight/below_30"] is None
-  assert got.metrics["advantage/hidden_weight/below_100"] is None
-
-
-def test_a_lower_budget_stops_earlier_and_is_corrected_for_that():
-  """With two rollouts at most there is nothing to correct."""
-  changes = {**STOP, "advantage": "leave_one_out", "stop_weight": "exact"}
-  some = groups([[1, 0, 0, 0]], length=[[1] * 4])
-  mask = some.rollouts.mask & (np.arange(4) < 2)[:, None]
-  rollouts = dataclasses.replace(some.rollouts, mask=mask)
-  valid = some.scores.valid & (np.arange(4) < 2)
-  some = some._replace(
-    rollouts=rollouts, scores=some.scores._replace(valid=valid)
-  )
-  got = stage(some, RunState(most_before=2), **changes)
-  np.testing.assert_allclose(got.advantage, [[1, -1, 0, 0]], atol=1e-6)
-
-
-def test_training_on_some_by_hand():
-  """Of four rollouts two are right: one of each stands for two.
-
-  Of prompts with 4 and 2 rollouts the first counts twice, as it did before.
-  """
-  changes = {"advantage": "centered", "train_on": 2}
-  some = groups([[1, 1, 0, 0]], length=[[1] * 4])
-  got = stage(some, **changes)
-  np.testing.assert_allclose(got.advantage, [[0.5, 0, -0.5, 0]], atol=1e-6)
-  assert got.counts.tolist() == [[True, False, True, False]]
-  assert got.metrics["advantage/trained_fraction"] == 0.5
-  one = groups([[1, 0, 0, 0]], length=[[1] * 4])
-  got = stage(one, **changes)  # 1/4 of all, 1/2 of the chosen
-  np.testing.assert_allclose(got.advantage, [[0.375, -0.375, 0, 0]], atol=1e-6)
-  whole = stage(one, **{**changes, "train_on": 0})
-  assert whole.counts.all()
-  # 4 and 2 rollouts, m = 2: n / m = 2 and 1, over 6 / 4.
-  both = ragged()
-  both = jax.tree.map(lambda x: x[:2], both)
-  got = stage(both, **changes)
-  first = np.array([0.375, -0.375, 0, 0]) * 2 / 1.5
-  np.testing.assert_allclose(got.advantage[0], first, atol=1e-6)
-  second = np.array([0.5, -0.5, 0, 0]) * 1 / 1.5
-  np.testing.assert_allclose(got.advantage[1], second, atol=1e-6)
-
-
-def test_another_draw_of_different_responses_in_each_step():
-  some = groups(np.eye(4)[:1].repeat(3, 0), length=[[1, 2, 3, 4]] * 3)
-  changes = {"advantage": "centered", "choose": "different", "train_on": 2}
-  found = {
-    stage(some, RunState(samples=s), **changes).counts.tobytes()
-    for s in range(9)
-  }
-  assert len(found) > 3
-  again = stage(some, RunState(samples=3), **changes)
-  once = stage(some, RunState(samples=3), **changes)
-  np.testing.assert_array_equal(again.advantage, once.advantage)
