@@ -42,7 +42,7 @@ class Filter(Section):
   starved: Literal["train", "skip"] = setting(
     "train",
     "What a step does that found fewer groups than its target: 'train' on "
-    "them, or 'skip' the update. See run.bad_steps.",
+    "them, or 'skip' the update. Five such steps in a row end the run.",
     phased=True,
   )
   rest_after: int = setting(
