@@ -162,9 +162,8 @@ def update_stage(
     )
     jax.block_until_ready((state, stats))
     skipped = steps.skipped(stats, state.params, step)
-    kl = steps.kl_ref(stats, goal)
     metrics = {
-      **steps.update_metrics(stats, goal, kl),
+      **steps.update_metrics(stats, goal),
       "optim/lr": float(schedule(max(updates_done(state.opt) - 1, 0))),
       **shares,
       **theory_metrics(probe, state, stats),

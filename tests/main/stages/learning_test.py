@@ -46,14 +46,14 @@ def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
   credit = stages.advantages(kept, RunState())
   after, updated = stages.update(copy, kept, credit)
   numbers = updated.metrics
-  assert updated.kl_ref == numbers["policy/kl_ref"]
   # The mean of 0 before the first update and of what that one did.
-  assert 1e-9 < updated.kl_ref < 1e-4
+  assert 1e-9 < numbers["policy/kl_ref"] < 1e-4
   one = learning.update_stage(
     config(minibatches=1), policy, *optimizer(c), mesh
   )
   copy = jax.tree.map(jnp.copy, state)
-  assert 0.0 <= one(copy, kept, credit)[1].kl_ref < 1e-9  # to rounding
+  first = one(copy, kept, credit)[1].metrics
+  assert 0.0 <= first["policy/kl_ref"] < 1e-9  # to rounding
   seeds.pop()
   assert int(after.step) == 1
   assert after.opt[1][0].count == c.optim.minibatches
@@ -67,7 +67,7 @@ def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
   assert not metrics.only_finite(numbers)[1]
   after, updated = stages.update(after, kept, credit)
   numbers = updated.metrics
-  assert updated.kl_ref == numbers["policy/kl_ref"] > 0.0
+  assert numbers["policy/kl_ref"] > 0.0
   assert seeds[-1] != seeds[0]  # minibatches are drawn anew
   assert numbers["optim/lr"] == pytest.approx(c.optim.lr * 4 / 5)
   # After an update the old rollouts are off policy.
