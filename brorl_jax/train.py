@@ -4,7 +4,6 @@ Read `train` from top to bottom: each step goes once around the README's figure.
 This file and the files it imports know no configs, flags or commands.
 """
 
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -39,7 +38,6 @@ class Credit(NamedTuple):
 class Updated(NamedTuple):
   """The result of stage 5, beside the new state."""
 
-  kl_ref: float | None  # policy to reference, nats per token; None without
   metrics: dict[str, Any]
   norms: tuple[float, ...] = ()  # of the gradients that were applied
   skipped: tuple[str, ...] = ()  # why each of the other updates was not
@@ -51,20 +49,6 @@ class Judged(NamedTuple):
   scalars: dict[str, Any]  # metrics as they are written: no NaN, no infinity
   events: list[dict[str, Any]]
   end: str | None  # why the run ends with this step, None if it does not
-
-
-class Outcome(NamedTuple):
-  """The numbers of a step that steer the run; metrics steer nothing."""
-
-  kl_ref: float | None  # see Updated
-  busy_s: float  # seconds of the step, see clock.since
-
-
-class Agreed(NamedTuple):
-  """What the processes of a run agree on at the end of a step."""
-
-  busy_s: float  # seconds of the step, see clock.since
-  stop: bool  # the run ends with this step
 
 
 class Stages(NamedTuple):
@@ -92,9 +76,7 @@ class Stages(NamedTuple):
   ]
   # After update and evaluation: may make the policy the new reference. The text
   # is the reason, None without a reset.
-  reference: Callable[
-    [Any, RunState, Outcome], tuple[Any, RunState, str | None]
-  ]
+  reference: Callable[[Any, RunState], tuple[Any, RunState, str | None]]
   # Config fields that a phase changes at this step.
   changed: dict[str, Any] | None = None
 
@@ -136,12 +118,8 @@ class Recorder(Protocol):
     """Why the files do not cover the steps up to this one, None if they do."""
     ...
 
-  def start(self, done: int) -> float:
-    """Drop what was written after step `done`; -1 drops everything.
-
-    Returns:
-      The busy seconds of the remaining steps, see Outcome.
-    """
+  def start(self, done: int) -> None:
+    """Drop what was written after step `done`; -1 drops everything."""
     ...
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
@@ -191,9 +169,8 @@ def train(
   save_every: int,
   eval_every: int,
   pipeline: bool = False,
-  max_busy_s: float = math.inf,
   max_samples: int = 0,
-  agree: Callable[[float], Agreed] = lambda busy_s: Agreed(busy_s, False),
+  agree: Callable[[], bool] = lambda: False,
 ) -> Any:
   """Runs the steps after the newest checkpoint and returns the last state.
 
@@ -218,12 +195,11 @@ def train(
       parameters; the update then runs while the devices would wait for the
       verifiers. A step that is saved updates first, so that a run can resume
       after it.
-    max_busy_s: The run ends with the step at which the busy seconds of all
-      steps reach this.
-    max_samples: Or the rollouts generated so far; 0: no bound.
-    agree: Before the first step and at the end of each, from the busy seconds
-      of this process to what decides in all processes of the run. With
-      `pipeline` a run that shall stop first trains on what was sampled ahead.
+    max_samples: The run ends with the step at which the rollouts generated so
+      far reach this; 0: no bound.
+    agree: Called before the first step and at the end of each: whether all
+      processes of the run stop now. With `pipeline` they first train on what
+      was sampled ahead.
 
   Raises:
     Ended: Too many bad steps in a row, or a guard ended the run.
@@ -234,18 +210,19 @@ def train(
   if (saved := store.restore(state, recorder.lacks)) is not None:
     state, progress = saved[0], RunState.from_json(saved[1])
     done = int(state.step)
-  busy_s, saving_s = recorder.start(done), 0.0
+  recorder.start(done)
+  saving_s = 0.0
   if done < 0:
     progress, score = _evaluated(0, state, progress, recorder)
     saving_s = _save(0, state, progress, score, store, recorder)
-  key, ahead, agreed = jax.random.key(seed), None, agree(0.0)
-  spent_up = lambda p: busy_s >= max_busy_s or 0 < max_samples <= p.samples
+  key, ahead, stop = jax.random.key(seed), None, agree()
+  spent_up = lambda p: 0 < max_samples <= p.samples
 
   for step in range(max(done, 0) + 1, steps + 1):
-    if spent_up(progress) or (agreed.stop and ahead is None):
+    if spent_up(progress) or (stop and ahead is None):
       break
     started, stages = clock.now(), make_stages(step)
-    save = step % save_every == 0 or step == steps or agreed.stop
+    save = step % save_every == 0 or step == steps or stop
 
     # Stages 1 to 3: prompts, their rollouts, their rewards; more of them until
     # enough groups have a gradient.
@@ -268,10 +245,9 @@ def train(
 
     scalars = _of_draw(sampled) | credit.metrics | updated.metrics
     scalars |= {"time/update_s": update.seconds, **_totals(progress)}
-    spent = clock.since(started)
-    scalars |= {**spent.metrics, _SAVING: saving_s + _checked(store)}
-    agreed = agree(spent.busy_s)
-    busy_s, progress, score = busy_s + agreed.busy_s, credit.progress, None
+    spent = clock.since(started).metrics
+    scalars |= {**spent, _SAVING: saving_s + _checked(store)}
+    stop, progress, score = agree(), credit.progress, None
     last = step == steps or spent_up(progress)
     if step % eval_every == 0 or last:
       progress, score = _evaluated(step, state, progress, recorder)
@@ -279,11 +255,10 @@ def train(
     # First the lines, then the checkpoint: a restart drops lines that are newer
     # than the newest checkpoint, but it could not replace a missing line.
     recorder.step(step, judged.scalars, kept, sampled)
-    outcome = Outcome(updated.kl_ref, agreed.busy_s)
-    state, progress, reason = stages.reference(state, progress, outcome)
+    state, progress, reason = stages.reference(state, progress)
     _tell(recorder, step, stages.changed, judged.events, reason)
     saving_s = 0.0
-    if save or last or judged.end or (agreed.stop and ahead is None):
+    if save or last or judged.end or (stop and ahead is None):
       saving_s = _save(step, state, progress, score, store, recorder)
     if judged.end is not None:
       recorder.dump(step, kept, credit, sampled.groups)

@@ -95,8 +95,7 @@ def _language_model(c: Any) -> None:
   # 2.83 times the rate of 512 x 16. The base rate is unknown; public scripts
   # have 1e-6.
   c.optim.lr = 1e-6
-  c.optim.lr_scaling = "samples"
-  c.optim.lr_base = 512 * 16
+  c.optim.lr_samples = 512 * 16
   c.optim.warmup = 10  # unknown
   # Unknown for BroRL. Both released recipes of ProRL v2 pay 0 for a truncated
   # response.

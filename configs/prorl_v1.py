@@ -38,7 +38,7 @@ def get_config(preset: str = "tiny"):
     c.run.phases = _phases(20, 30, 50, longer=8)
   else:
     c.optim.lr = 2e-6  # stated
-    c.optim.lr_scaling = "none"
+    c.optim.lr_samples = 0
     c.run.steps = 2000  # stated
     c.sampling.max_new_tokens = 7168  # stated: a context of 8k at first
     c.run.phases = _phases(750, 1250, 1800, longer=15360)

@@ -36,7 +36,6 @@ SWITCHES = {
   "MaxRL": "advantage=maxrl",
   "clip .02 / .02": "clip_low=.02 clip_high=.02",
   "clip .2 / .4": "clip_high=.4",
-  "dual clip 1.05": "dual_clip=1.05",
   "GSPO, clip 3e-4 / 4e-4": "loss=gspo clip_low=3e-4 clip_high=4e-4",
   "GSPO, clip .2 / .28": "loss=gspo",
   "CISPO, clip 1 / 3": "loss=cispo clip_low=1 clip_high=3",
@@ -46,7 +45,6 @@ SWITCHES = {
   "Dr. GRPO": "advantage=centered mean=constant",
   "no KL": "kl_weight=0",
   "KL .1": "kl_weight=.1",
-  "KL .1, reset above .02": "kl_weight=.1 reset_above_kl=.02",
   "KL .1, reset every 4": "kl_weight=.1 reset_every=4",
   "the same with Adam's": "kl_weight=.1 reset_every=4 reset_optimizer=True",
   "entropy .02": "entropy_weight=.02",
@@ -56,7 +54,7 @@ SWITCHES = {
   "int8 cache, banded": "int8_cache=True correction=banded",
   "int8 cache, sequence": "int8_cache=True correction=sequence",
   "pipeline": "pipeline=True",
-  "lr for samples / 512": "lr_scaling=samples lr_base=512",
+  "lr for samples / 512": "optim.lr_samples=512",
 }
 BASE_OF_LENGTHS = (
   "n=64 samples=1024 in_flight=1024 steps=24 eval_every=100 eval_prompts=30 "
@@ -65,9 +63,8 @@ BASE_OF_LENGTHS = (
 _CUT = "max_new_tokens=40"  # many responses are cut then
 LENGTHS = {
   "as it is": "",
-  "length reward": "length_weight=1 length_on=24",
-  "length reward, wrong too": "length_weight=1 length_on=24 length_wrong=True",
-  "length reward 4 on, 8 off": "length_weight=1 length_on=4 length_off=8",
+  "length reward": "length_weight=1 reward.length_steps=(1,0)",
+  "length reward 4 on, 8 off": "length_weight=1 reward.length_steps=(4,8)",
   "overlong over the last 80 tokens": "overlong_weight=1 overlong_buffer=80",
   "at most 40 tokens": _CUT,
   "the same, cut ones earn 0": f"{_CUT} truncated_factor=0",
@@ -103,7 +100,7 @@ def main() -> None:
 
 def run(folder: pathlib.Path, config: str, fields: dict[str, str]) -> None:
   flags = [
-    f"--config.{sections.RENAMED[field]}={value}"
+    f"--config.{sections.RENAMED.get(field, field)}={value}"
     for field, value in fields.items()
   ]
   command = [sys.executable, "-m", "brorl_jax.main", f"--workdir={folder}"]

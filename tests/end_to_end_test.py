@@ -43,7 +43,7 @@ SMALL = {
   # a length reward in the first of every three steps.
   "reset_every": 3,
   "phases": "({'from_step': 5, 'sampling.n': 16, 'reward.length_weight': 0.5,"
-  " 'reward.length_on': 1, 'reward.length_off': 2},)",
+  " 'reward.length_steps': (1, 2)},)",
 }
 
 
@@ -162,7 +162,7 @@ def test_a_run_leaves_what_it_promises(whole):
   for line, count in zip(lines, generated, strict=True):
     assert line["sampling/pass_rate"] * count == pytest.approx(128)
   changed = {"sampling.n": 16, "reward.length_weight": 0.5}
-  changed |= {"reward.length_on": 1, "reward.length_off": 2}
+  changed |= {"reward.length_steps": [1, 2]}
   reset = {"event": "reference reset", "why": "3 steps"}
   assert numbers(workdir)["events.jsonl"] == [
     {"step": 3, **reset},
@@ -302,7 +302,7 @@ def score(response, example):
   return (len(response) + example["level"]) % 3 / 2
 
 def group(responses, example, step):
-  return [responses.count(r) / len(responses) for r in responses]
+  return [responses.count(r) / len(responses) / 4 for r in responses]
 """
 
 
@@ -327,7 +327,6 @@ def test_a_reward_of_a_user_trains_and_is_part_of_the_run(start, tmp_path):
     "data.fields": "prompt:question",
     "data.heldout_one_in": 4,
     "reward.verifier": f"('{file}:score', '{file}:group')",
-    "reward.weights": "(1.0, 0.25)",
   }
   whole, killed = tmp_path / "whole", tmp_path / "killed"
   process = start(whole, **small)

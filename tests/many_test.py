@@ -35,7 +35,6 @@ SMALL = """
   --config.sampling.in_flight=64 --config.sampling.max_new_tokens=8
   --config.data.prompt_tokens=32
   --config.optim.rows=4 --config.optim.blocks=4 --config.theory.prompts=2
-  --config.theory.responses=4 --config.theory.tokens=4
   --config.eval.prompts=6 --config.eval.n=2 --config.eval.every=1
   --config.run.steps=2 --config.run.save_every=1
   --config.reward.verifier=('reward.py:score',)

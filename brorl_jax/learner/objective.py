@@ -118,7 +118,6 @@ class Objective:
   kl_clamp: float  # of the k2 term, nats per token
   temperature: float  # of the sampler
   loss: Loss = losses.LOSSES["ppo"]
-  dual_clip: float | None = None
   entropy_weight: float = 0.0
   correction: Correction | None = None
 

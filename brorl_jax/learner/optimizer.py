@@ -12,7 +12,7 @@ def adamw(
   *,
   lr: float,
   warmup: int,
-  total: int | None,
+  total: int | None = None,
   b1: float,
   b2: float,
   eps: float,

@@ -186,13 +186,6 @@ def packing_metrics(parts: Minibatches, rollouts: int) -> dict[str, float]:
   }
 
 
-def kl_ref(stats: Sequence[Stats], objective: Objective) -> float | None:
-  """KL of policy and reference, nats per token; None without a KL term."""
-  if not objective.kl_weight:
-    return None
-  return _mean(stats, "kl_ref")
-
-
 def _mean(stats: Sequence[Stats], name: str) -> float | None:
   """The mean over the updates that were applied; None if none was."""
   values = [getattr(s, name) for s in stats if not s.skipped]
@@ -201,16 +194,16 @@ def _mean(stats: Sequence[Stats], name: str) -> float | None:
 
 
 def update_metrics(
-  stats: Sequence[Stats], objective: Objective, kl: float | None
+  stats: Sequence[Stats], objective: Objective
 ) -> dict[str, float | None]:
   """Metrics of a step's updates.
 
   Args:
     stats: One for each update.
     objective: The loss.
-    kl: From `kl_ref`.
   """
   mean = functools.partial(_mean, stats)
+  kl = mean("kl_ref") if objective.kl_weight else None
   # A user's own loss may not count clipped tokens.
   clips = all(s.clip_fraction.count > 0 for s in stats)
   if (total := mean("loss")) is not None:

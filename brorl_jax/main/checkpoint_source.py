@@ -79,7 +79,6 @@ class Ran(NamedTuple):
   dtype: str
   max_new_tokens: int
   system: str
-  prefix: str
   instructions: dict[str, str]  # by domain, the text after each question
   fields: str  # data.fields of its config
   domain: str  # data.domain of its config
@@ -102,7 +101,6 @@ def ran(which: CheckpointSource) -> Ran | None:
       c["policy"]["dtype"],
       c["sampling"]["max_new_tokens"],
       data.get("system", ""),  # older runs lack these fields
-      data.get("prefix", ""),
       {name: one["instruction"] for name, one in data["domains"].items()},
       data.get("fields", ""),
       data.get("domain", ""),

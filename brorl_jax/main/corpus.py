@@ -46,12 +46,11 @@ def check(c: Data, *, own: bool) -> None:
   """Checks a config before any file is opened.
 
   Raises:
-    ValueError: The system message or prefix is not valid text, or there are own
-      reward functions without files.
+    ValueError: The system message is not valid text, or there are own reward
+      functions without files.
   """
-  for name in ("system", "prefix"):
-    if value := getattr(c, name):
-      fields.text(value, f"config.data.{name}")
+  if c.system:
+    fields.text(c.system, "config.data.system")
   if own and not (c.files or c.heldout_files):
     raise ValueError(
       "config.reward.verifier scores lines of files, but config.data.files is "

@@ -21,17 +21,8 @@ _TABLES: Mapping[str, Mapping[str, Any]] = {
 
 def loss(c: Loss) -> policy_loss.Loss:
   """The policy loss; raises ValueError, in one line, if there is none."""
-  options = {
-    "clip_low": c.clip_low,
-    "clip_high": c.clip_high,
-    "dual_clip": c.dual_clip or None,
-  }
+  options = {"clip_low": c.clip_low, "clip_high": c.clip_high}
   value = _of("loss.kind", c.kind, lambda f: policy_loss.own(f, **options))
-  if c.dual_clip and "dual_clip" not in value.options:
-    raise ValueError(
-      f"config.loss.dual_clip = {c.dual_clip!r} must be 0: loss.kind = "
-      f"{c.kind!r} has no dual clip"
-    )
   if c.mean == "constant" and value.unit == "sequence":
     raise ValueError(
       "config.loss.mean = 'constant' needs a loss per token; loss.kind = "

@@ -102,7 +102,7 @@ class Recorder:
     with contextlib.suppress(OSError):  # of which the next step tells
       self._write(self._last, event)
 
-  def start(self, done: int) -> float:
+  def start(self, done: int) -> None:
     """See `train.Recorder`.
 
     Raises:
@@ -152,7 +152,6 @@ class Recorder:
     self._tell_of_start(done)
     if done >= 0:
       folder.write_config(sections.as_dict(c), self._workdir, **self._found)
-    return self._writer.busy_s
 
   def _tell_of_start(self, done: int) -> None:
     """Records a start or resume, and what is not as it was before."""
@@ -224,11 +223,7 @@ class Recorder:
     count = sum(replaced.values())
     more = {"score/replaced_workers": count}
     self._writer.write_scalars(step, {**scalars, **more})
-    self._samples.write(
-      *records.samples(
-        step, kept, self._examples, most=self._c.run.samples_shown
-      )
-    )
+    self._samples.write(*records.samples(step, kept, self._examples))
     self._visits.write(*records.visits(step, sampled, self._examples))
     self._last = step
     if count:
@@ -353,8 +348,7 @@ class Recorder:
     if self.stopped:
       return "stopped by SIGTERM", processes.STOPPED
     whole = self._last >= self._c.run.steps
-    bound = "run.max_busy_s or run.max_samples"
-    return "done" if whole else f"done: {bound} is reached", 0
+    return "done" if whole else "done: run.max_samples is reached", 0
 
   def _end(self, why: str, status: int) -> None:
     event = {"event": "end", "why": why, "status": status, **events.here()}

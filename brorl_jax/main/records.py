@@ -9,13 +9,15 @@ from brorl_jax import types
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 
+_SHOWN = 4  # rollouts of a step
+
 
 def samples(
-  step: int, kept: types.Groups, examples: Examples, *, most: int
+  step: int, kept: types.Groups, examples: Examples
 ) -> Iterator[dict[str, Any]]:
   """A response to each of the first prompts, right and wrong ones in turn."""
   reward = kept.scores.reward
-  for p in range(min(most, len(reward))):
+  for p in range(min(_SHOWN, len(reward))):
     example = examples.example(step, int(kept.prompts.index[p]))
     # Right and wrong responses alternate: a kept group has both.
     value = reward[p] if p % 2 == 0 else -reward[p]

@@ -86,12 +86,6 @@ def training(c: sections.Config) -> Iterator[Rule]:
   good = prompts % c.optim.minibatches == 0
   must = f"a divisor of samples / n = {prompts} prompts"
   yield "optim.minibatches", good, must
-  decay, steps = c.optim.decay_steps, c.run.steps
-  must = f"0, or at least run.steps = {steps}: later steps would change nothing"
-  yield "optim.decay_steps", decay == 0 or decay >= steps, must
-  must = "0 with reference.reset_optimizer, which begins the schedule again"
-  good = decay == 0 or not c.reference.reset_optimizer
-  yield "optim.decay_steps", good, must
   good = pool == 0 or pool > prompts
   good = good or (pool == prompts and c.filter.keep == "all")
   must = f"0, or more than the {prompts} prompts of a step: some are rejected"

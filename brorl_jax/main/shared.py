@@ -177,11 +177,11 @@ class Together:
     leads = processes.leads()
     return processes.first(self._recorder.lacks(step) if leads else None)
 
-  def start(self, done: int) -> float:
-    leads = processes.leads()
-    busy_s = processes.first(self._recorder.start(done) if leads else 0.0)
+  def start(self, done: int) -> None:
+    if processes.leads():
+      self._recorder.start(done)
+    processes.first(None)  # a start that fails ends here for all
     self.started = True
-    return busy_s
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
     if processes.leads():
@@ -242,7 +242,6 @@ class Stop:
     self.asked = True
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
-  def __call__(self, busy_s: float) -> train.Agreed:
-    every = processes.gather((busy_s, self.asked))
-    self.asked = any(asked for _, asked in every)
-    return train.Agreed(every[0][0], self.asked)
+  def __call__(self) -> bool:
+    self.asked = any(processes.gather(self.asked))
+    return self.asked

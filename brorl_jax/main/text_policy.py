@@ -63,7 +63,6 @@ class TextPolicy:
     step: Step of the run that trained it; None without a run.
     max_new_tokens: Default of the longest response.
     system: System message of the run's prompts; "" for none.
-    prefix: Text before each question.
     instructions: Text after each question, by domain.
   """
 
@@ -73,7 +72,6 @@ class TextPolicy:
   step: int | None = None
   max_new_tokens: int = _MAX_NEW_TOKENS
   system: str = ""
-  prefix: str = ""
   instructions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @overload
@@ -232,7 +230,6 @@ class TextPolicy:
     return posing.posed(
       question,
       system=self.system,
-      prefix=self.prefix,
       instruction=self.instructions.get(question.domain, ""),
     )
 
@@ -374,6 +371,5 @@ def load(
     step,
     ran.max_new_tokens,
     ran.system,
-    ran.prefix,
     ran.instructions,
   )

@@ -20,20 +20,10 @@ from brorl_jax.rl.policy_loss import (
 )
 
 
-def _ppo(
-  logp, logp_old, advantage, mask, *, clip_low, clip_high, dual_clip=None
-):
-  if dual_clip is not None and dual_clip <= 1.0:
-    raise ValueError(
-      f"dual_clip = {dual_clip} must be above 1, the ratio before an update"
-    )
+def _ppo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
   del mask
   ratio, adv_B1 = jnp.exp(log_ratio(logp, logp_old)), advantage[:, None]
   value, clipped = _surrogate(ratio, adv_B1, clip_low, clip_high)
-  if dual_clip is not None:
-    floor = jnp.where(adv_B1 < 0.0, dual_clip * adv_B1, -jnp.inf)
-    clipped |= value < floor
-    value = jnp.maximum(value, floor)
   return -value, clipped
 
 
@@ -79,16 +69,12 @@ def ppo_clip(
   clip_low: float,
   clip_high: float,
   weight: Float[Array, " B"] | None = None,
-  dual_clip: float | None = None,
   correction: Float[Array, "B T"] | None = None,
 ) -> tuple[Mean, PpoStats]:
   """Clipped surrogate with separate lower and upper clip.
 
     loss[b,t] = -min(rho * A[b], clip(rho, 1 - clip_low, 1 + clip_high) * A[b])
     rho       = exp(logp[b,t] - logp_old[b,t])
-
-  With a dual clip the loss is at most -dual_clip * A[b] where A[b] < 0: a bad
-  token that became much likelier gets no gradient either.
 
   Args:
     logp: Log-probability of the sampled token under the current parameters.
@@ -100,21 +86,15 @@ def ppo_clip(
     weight: How often each sequence counts; once if None. Identical rollouts of
       a group have equal advantage and log-probability, so that one of them
       with weight c is exactly c of them.
-    dual_clip: How many times its advantage the loss of a bad token may be; it
-      may be any number if None.
     correction: Multiplies the loss of each token; 1 if None. Constant. A token
       with correction 0 still counts in the mean. See `corrections`.
 
   Returns:
     The loss over valid tokens, to be minimised, and diagnostics.
 
-  Raises:
-    ValueError: `dual_clip` is not above 1.
-
   References:
     Schulman et al. 2017, arXiv:1707.06347, eq. 7.
     Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.1: clip_high > clip_low.
-    Ye et al. 2020, arXiv:1912.09729: the dual clip.
   """
   return policy_loss(
     LOSSES["ppo"],
@@ -126,7 +106,6 @@ def ppo_clip(
     correction=correction,
     clip_low=clip_low,
     clip_high=clip_high,
-    dual_clip=dual_clip,
   )
 
 

@@ -24,7 +24,7 @@ from brorl_jax.rl.mean import Mean
 _MAX_LOG_RATIO = 20.0  # nats; ratios beyond e^20 are numerics, not policy
 
 # What a loss may be told; it gets those that its signature names.
-OPTIONS = ("clip_low", "clip_high", "dual_clip")
+OPTIONS = ("clip_low", "clip_high")
 
 
 @jax.tree_util.register_dataclass
@@ -94,7 +94,7 @@ def policy_loss(
   weight: Float[Array, " B"] | None = None,
   scale: Float[Array, " B"] | None = None,
   correction: Float[Array, "B T"] | Float[Array, " B"] | None = None,
-  **options: float | None,
+  **options: float,
 ) -> tuple[Mean, PpoStats]:
   """A loss over the tokens, or sequences, that count.
 

@@ -77,14 +77,14 @@ def check_probe(probe: Gradient, memory_bytes: int) -> None:
   limit = int(_USABLE * memory_bytes)
   if probe.need <= limit:
     return
-  fits = lambda T: dataclasses.replace(probe, tokens=T).need <= limit
-  nearest = _largest(fits, probe.tokens)
+  fits = lambda P: dataclasses.replace(probe, prompts=P).need <= limit
+  nearest = _largest(fits, probe.prompts)
   raise TooLarge(
     f"measuring the theorem on theory.prompts = {probe.prompts} with "
     f"{probe.responses} responses of {probe.tokens} tokens needs "
     f"{size(probe.need)} of {size(limit)} ({_USABLE:.0%} of a device) in an "
     "update; "
-    + (f"nearest that fits: theory.tokens = {nearest}, or " if nearest else "")
+    + (f"nearest that fits: {nearest}; " if nearest else "")
     + "theory.prompts = 0 leaves it out"
   )
 

@@ -17,9 +17,6 @@ class Clock(NamedTuple):
   compiling_process: float  # processor time
 
 
-BUSY = "time/busy_s"  # a resumed run sums this metric over its past steps
-
-
 class Spent(NamedTuple):
   """The time that something took."""
 
@@ -93,7 +90,7 @@ def since(begin: Clock) -> Spent:
     {
       "time/step_s": wall,
       "time/cpu_s": cpu,
-      BUSY: busy,
+      "time/busy_s": busy,
       "time/compile_s": compiling,
     },
   )

@@ -24,9 +24,7 @@ _MAY_DIFFER = frozenset(
 )
 # ... but not of these if the last step or a checkpoint affects what is sampled
 # next or when the reference is reset.
-_ENDS = frozenset(
-  {"run.steps", "run.save_every", "run.max_busy_s", "run.max_samples"}
-)
+_ENDS = frozenset({"run.steps", "run.save_every", "run.max_samples"})
 # Values of fields that an older version did not have.
 _DEFAULTS = sections.flat(sections.as_dict(sections.Config()))
 _PART = "config.json.part"  # while config.json is being written

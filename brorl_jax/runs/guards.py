@@ -13,6 +13,7 @@ from typing import NamedTuple
 from brorl_jax.runs.run_state import RunState
 from brorl_jax.runs.sections.guard import Guard
 
+_ENTROPY = "rollout/entropy"
 _FIRST = 20  # steps whose mean is what is usual in a run
 _NORMS = 128  # gradients whose norms are remembered
 _FEW_NORMS = 20  # with fewer a spike cannot be told from the start of a run
@@ -76,40 +77,17 @@ def _bounds(
 ) -> Iterator[tuple[str, str, float, float, float]]:
   """Guard, metric, value and its bounds, for all that are known."""
 
-  def usual(metric: str) -> float | None:
-    return progress.usual.get(metric, (0, None))[1]
-
-  def row(guard: str, metric: str, low: float | None, high: float | None):
+  entropy = scalars.get(_ENTROPY)
+  if c.entropy_low and entropy is not None and _ENTROPY in progress.usual:
+    least = c.entropy_low * progress.usual[_ENTROPY][1]
+    yield "entropy_low", _ENTROPY, entropy, least, math.inf
+  for guard, metric, most in (
+    ("kl", "policy/kl_ref", c.kl),
+    ("truncated", "rollout/truncated_fraction", c.truncated),
+  ):
     value = scalars.get(metric)
-    if value is not None and (low is not None or high is not None):
-      yield (
-        guard,
-        metric,
-        value,
-        -math.inf if low is None else low,
-        math.inf if high is None else high,
-      )
-
-  def times(factor: float, metric: str) -> float | None:
-    mean = usual(metric)
-    return factor * mean if factor and mean is not None else None
-
-  entropy, length = "rollout/entropy", "rollout/length_mean"
-  yield from row("entropy_low", entropy, times(c.entropy_low, entropy), None)
-  yield from row("entropy_high", entropy, None, times(c.entropy_high, entropy))
-  yield from row("length_low", length, times(c.length_low, length), None)
-  answers, least = "reward/distinct_answers", None
-  mean = usual(answers)
-  if c.answers_low and mean is not None:
-    least = 1.0 + c.answers_low * (mean - 1.0)  # 1 is the least there can be
-  yield from row("answers_low", answers, least, None)
-  yield from row("kl", "policy/kl_ref", None, c.kl or None)
-  yield from row(
-    "truncated", "rollout/truncated_fraction", None, c.truncated or None
-  )
-  yield from row(
-    "repeated", "rollout/repeated_fraction", None, c.repeated or None
-  )
+    if most and value is not None:
+      yield guard, metric, value, -math.inf, most
   p = progress
   if c.score_drop and p.score is not None and p.peak is not None:
     # The reward at the best score is unknown if that was before the first step.
@@ -121,18 +99,12 @@ def _bounds(
 def _usual(
   progress: RunState, scalars: Mapping[str, float | None]
 ) -> dict[str, tuple[int, float]]:
-  """The means of the first steps, with those of this one."""
-  out = dict(progress.usual)
-  for metric in (
-    "rollout/entropy",
-    "rollout/length_mean",
-    "reward/distinct_answers",
-  ):
-    count, mean = out.get(metric, (0, 0.0))
-    value = scalars.get(metric)
-    if value is not None and count < _FIRST:
-      out[metric] = count + 1, mean + (value - mean) / (count + 1)
-  return out
+  """The means of the first steps, with this one."""
+  count, mean = progress.usual.get(_ENTROPY, (0, 0.0))
+  value = scalars.get(_ENTROPY)
+  if value is None or count == _FIRST:
+    return dict(progress.usual)
+  return {_ENTROPY: (count + 1, mean + (value - mean) / (count + 1))}
 
 
 def _averaged(before: float | None, value: float | None) -> float | None:

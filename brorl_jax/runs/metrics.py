@@ -15,16 +15,11 @@ import rich.console
 import rich.progress
 from jaxtyping import Bool, Float
 
-from brorl_jax.runs import clock, trackers
+from brorl_jax.runs import trackers
 from brorl_jax.runs.lines import Damaged as Damaged
 from brorl_jax.runs.lines import JsonLines, read_lines
 from brorl_jax.runs.lines import each_line as each_line
 from brorl_jax.types import Rollouts, Scores
-
-# Of `repeated_fraction`: tokens of a run, of a rollout at least, and rollouts.
-# 256 of 15,360 tokens take .3 s.
-_REPEAT, _LEAST_REPEATS, _MOST_REPEATS = 8, 32, 256
-_REPEAT_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # odd, with bits everywhere
 
 # Metrics shown on the terminal; the files have all of them.
 _SHOWN = {
@@ -67,7 +62,6 @@ class Writer:
     path = workdir / "metrics.jsonl"
     self._lines = JsonLines(path, after=after, warn=warn)
     done = read_lines(path)
-    self.busy_s = math.fsum(x.get(clock.BUSY, 0) for x in done)
     self._progress = Progress(after=max(after, 0), steps=steps)
     self._trackers: list[trackers.TensorBoard | trackers.Wandb] = [
       trackers.TensorBoard(workdir, after=after)
@@ -232,7 +226,6 @@ def of_groups(
     "rollout/slot_occupancy": rollouts.slot_occupancy(),
     "rollout/length_mean": float(length.mean(where=drawn)),
     "rollout/truncated_fraction": float(rollouts.truncated.mean(where=drawn)),
-    "rollout/repeated_fraction": repeated_fraction(rollouts),
     # An estimate, from the sampled tokens, of what policy/entropy sums.
     "rollout/entropy": float(-rollouts.logp.mean(where=rollouts.mask)),
     "reward/distinct_answers": float(
@@ -316,25 +309,6 @@ def only_finite(
     if value is not None and not math.isfinite(value)
   ]
   return {**scalars, **dict.fromkeys(bad)}, bad
-
-
-def repeated_fraction(rollouts: Rollouts) -> float | None:
-  """Share of the runs of 8 tokens that occurred in the rollout before.
-
-  The mean over at most 256 rollouts, spread evenly, of at least 32 tokens; None
-  if there are none.
-  """
-  tokens = rollouts.tokens.reshape(-1, rollouts.tokens.shape[-1])
-  length = rollouts.mask.sum(axis=2).ravel()
-  long = np.flatnonzero(length >= _LEAST_REPEATS)
-  some = long[:: max(len(long) // _MOST_REPEATS, 1)][:_MOST_REPEATS]
-  weights = _REPEAT_FACTOR ** np.arange(_REPEAT, dtype=np.uint64)
-  shares = []
-  for row, n in zip(tokens[some], length[some], strict=True):
-    runs = np.lib.stride_tricks.sliding_window_view(row[:n], _REPEAT)
-    hashes = runs.astype(np.uint64) @ weights  # modulo 2^64
-    shares.append(1.0 - len(np.unique(hashes)) / len(hashes))
-  return float(np.mean(shares)) if shares else None
 
 
 def peak_bytes() -> int:

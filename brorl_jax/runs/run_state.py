@@ -117,31 +117,19 @@ def evaluated(progress: RunState, score: float) -> RunState:
   return dataclasses.replace(progress, stalled=progress.stalled + 1)
 
 
-def reset_reason(
-  progress: RunState,
-  kl: float | None,
-  *,
-  every: int,
-  above_kl: float,
-  stalled: int,
-) -> str | None:
+def reset_reason(progress: RunState, *, every: int, stalled: int) -> str | None:
   """The reason to make the policy the reference now, or None.
 
   Args:
     progress: After the step and its evaluation.
-    kl: KL of policy and reference in this step, nats per token.
     every: Steps between resets; 0: off.
-    above_kl: Reset above this KL; 0: off.
     stalled: Reset after this many evaluations without a better score; 0: off.
 
   References:
-    ProRL v2: every 200 to 500 steps, when the KL spikes, or when validation
-    stalls.
+    ProRL v2: every 200 to 500 steps, or when validation stalls.
   """
   if every and progress.since_reset >= every:
     return f"{progress.since_reset} steps"
-  if above_kl and kl is not None and kl > above_kl:
-    return f"KL {kl:.3g} above {above_kl:g}"
   if stalled and progress.stalled >= stalled:
     return f"no better score in {progress.stalled} evaluations"
   return None

@@ -44,8 +44,8 @@ class Arm:
     power: The rate is 2^power.
     seed: Of the run.
     budget: Rollouts that it generates.
-    decayed: Whether the rate falls to 0 with the last of them.
-    steps: In which it falls to 0, if prompts are rejected.
+    decayed: Whether the rate falls to 0 with the last of them. Runs have a
+      constant rate, so that of these arms only results are read.
     start: Folder of the policy below the root, if not that of the task.
   """
 
@@ -59,7 +59,6 @@ class Arm:
   seed: int = TUNING_SEED
   budget: int = 0
   decayed: bool = False
-  steps: int = 0
   start: str = ""
 
   @property
@@ -124,18 +123,21 @@ def reaches(result: Mapping[str, Any], budget: float) -> bool:
 
 def flags(arm: Arm, root: pathlib.Path, *, scale: int) -> dict[str, object]:
   """What the config leaves to the command line."""
+  if arm.decayed:
+    raise SystemExit(
+      f"error: {arm.name} has no result, and runs have a constant rate; copy "
+      "its result from launch/frontier/results"
+    )
   samples = arm.samples * scale
-  steps = (arm.steps or arm.budget // samples) if arm.decayed else _LONG
   every = max(LEAST[arm.task] // samples, 1)
   # Dynamic sampling generates more rollouts in a step than it trains on.
   save = max(every // 4, 1) if arm.recipe == "whole" else every
   out: dict[str, object] = {
     "run.seed": arm.seed,
-    "run.steps": steps,
-    "run.max_samples": 0 if arm.decayed else arm.budget,
+    "run.steps": _LONG,
+    "run.max_samples": arm.budget,
     "run.save_every": save,
     "optim.lr": 2.0**arm.power,
-    "optim.decay_steps": steps if arm.decayed else 0,
   }
   if arm.task == "reasoning":
     return out | {"eval.every": every}
@@ -283,7 +285,7 @@ def _kept(config: Mapping[str, Any]) -> dict[str, Any]:
   """The fields in which arms differ."""
   fields = """
     sampling.n sampling.rounds sampling.samples advantage.kind filter.keep
-    optim.minibatches optim.lr optim.decay_steps reference.kl_weight
+    optim.minibatches optim.lr reference.kl_weight
     reference.reset_every run.seed
   """
   out = {}

@@ -64,12 +64,8 @@ LABELS = {
 }
 
 
-def cells(steps: int) -> dict[str, Arm]:
-  """The arms, without rate and seed.
-
-  Args:
-    steps: In which `same` generates the budget.
-  """
+def cells() -> dict[str, Arm]:
+  """The arms, without rate and seed."""
   same = dataclasses.replace(
     START, power=0, seed=0, budget=0, start="plateau/policy"
   )
@@ -78,7 +74,7 @@ def cells(steps: int) -> dict[str, Arm]:
     "same": same,
     "paper": other(n=512, samples=8 * same.samples),
     "wide": other(samples=8 * same.samples),
-    "decayed": other(decayed=True, steps=steps, budget=BUDGET),
+    "decayed": other(decayed=True, budget=BUDGET),
     "equal": other(n=512),
     # 64 prompts a step, as `same` has.
     "adaptive": other(n="adaptive", samples=4 * same.samples),
@@ -94,8 +90,9 @@ def go(e: Experiment) -> None:
   """Runs all of it, or what is left of it."""
   power = tune(e, [_bare(START)], lambda _: [BUDGET], lambda _: GRID)
   rate = power[_bare(START)][BUDGET]
-  begun = arms.read(e.results / "plateau.json") or _stop(e, rate)
-  every = cells(begun["steps"])
+  if arms.read(e.results / "plateau.json") is None:
+    _stop(e, rate)
+  every = cells()
   names = {arm: name for name, arm in every.items()}
   best = tune(
     e,
@@ -137,7 +134,7 @@ def _bare(arm: Arm) -> Arm:
   return dataclasses.replace(arm, power=0, seed=0, budget=0)
 
 
-def _stop(e: Experiment, rate: float) -> dict[str, Any]:
+def _stop(e: Experiment, rate: float) -> None:
   """Trains N = 16 until it has stopped; writes its policy and plateau.json."""
   arm = dataclasses.replace(START, power=rate, budget=BUDGET)
   while not stopped(result := e.run(arm)):
@@ -156,7 +153,6 @@ def _stop(e: Experiment, rate: float) -> dict[str, Any]:
   )
   points, prompts = result["points"], result["prompts"]
   train = prompts["train"][-1]
-  share = BUDGET / points["samples"][-1]
   begun = {
     "stopped": stopped(result),
     "pass_at_1": points["pass_at_1"][-1],
@@ -164,12 +160,9 @@ def _stop(e: Experiment, rate: float) -> dict[str, Any]:
     "rate": 2.0**rate,
     "prompts": len(train),
     "in_reach": int(in_reach(np.array(train) / arms.UNITS).sum()),
-    # In which the run that goes on generates the budget.
-    "steps": round(points["step"][-1] * share),
     "train": train,
   }
   lines.write_whole(e.results / "plateau.json", json.dumps(begun) + "\n")
-  return begun
 
 
 def stopped(result: dict[str, Any]) -> bool:
@@ -190,10 +183,7 @@ def numbers(results: pathlib.Path) -> dict[str, Any]:
   out: dict[str, Any] = {"start": begun, "arms": [], "against": []}
   if begun is None:
     return out
-  named = {
-    name: Cell(results, arm, SEEDS)
-    for name, arm in cells(begun["steps"]).items()
-  }
+  named = {name: Cell(results, arm, SEEDS) for name, arm in cells().items()}
   done = {name: c for name, c in named.items() if c.at(BUDGET)}
   if "same" not in done:
     return out

@@ -33,10 +33,8 @@ STEPS = 16  # times fewer samples with the preset `steps`
 # Written down from the sources, not from the files. Of BroRL, ProRL and ProRL
 # v2; in base.py also what their released scripts have.
 ANYWHERE = {"entropy_weight": 0.0, "clip_low": 0.2, "eval_n": 16}
-ANYWHERE |= {"eval_temperature": 0.6, "eval_top_p": 0.95, "kl_clamp": 10.0}
-ANYWHERE |= {"kl_weight": 1e-4, "correction_low": 0.5, "correction_high": 5.0}
-ANYWHERE |= {"sequence_low": 0.999, "sequence_high": 1.002, "dual_clip": 0.0}
-ANYWHERE |= {"length_on": 100, "length_off": 500}
+ANYWHERE |= {"eval_temperature": 0.6, "eval_top_p": 0.95, "kl_weight": 1e-4}
+ANYWHERE |= {"correction_range": (), "length_steps": (100, 500)}
 V2 = {"clip_high": 0.28, "advantage": "tokens", "reset_optimizer": False}
 V2 |= {"correction": "truncated", "keep": "differ", "loss": "ppo"}
 STATED = {
@@ -60,14 +58,14 @@ STATED = {
 }
 # Only those of a language model. A context of 16,384, and the root of samples.
 MODEL = {"prompt_tokens": 1_024, "max_new_tokens": 15_360, "lr": 1e-6}
-MODEL |= {"lr_scaling": "samples", "lr_base": 8_192, "truncated_factor": 0.0}
+MODEL |= {"lr_samples": 8_192, "truncated_factor": 0.0}
 MODEL |= {"reset_every": 200, "minibatches": 4}
 OF_MODELS = {
   n512: MODEL,
   n16: MODEL,
   n512_equal_samples: MODEL | {"minibatches": 1},
   prorl_v1: {
-    "lr": 2e-6, "lr_scaling": "none", "steps": 2_000,
+    "lr": 2e-6, "lr_samples": 0, "steps": 2_000,
     "prompt_tokens": 1_024, "max_new_tokens": 7_168,
   },
 }  # fmt: skip
@@ -238,7 +236,7 @@ def test_no_default_is_called_stated_that_is_not_compared_here():
   assert "sampling.n" in found
   assert found <= named(ANYWHERE, *STATED.values(), *OF_MODELS.values())
   # And a default that no source states does not say so.
-  assert known["optim.lr"].source == known["loss.correction_cap"].source
+  assert known["optim.lr"].source == known["loss.correction_range"].source
   assert known["optim.lr"].source == "unknown"
   found = stated(CONFIGS / "presets.py")
   assert "reference.reset_every" in found <= named(MODEL)

@@ -371,7 +371,7 @@ def test_configs_say_what_their_names_say():
 def test_each_arm_of_each_question_can_be_trained():
   """With N = 512 and 512 samples a step has one prompt, and one update."""
   every = [cell for q, doubled in run.questions() for cell in q.cells(doubled)]
-  for arm in [*every, *plateau.cells(40).values(), plateau.START]:
+  for arm in [*every, *plateau.cells().values(), plateau.START]:
     which = arms.config(arm, scale=1).split(":")[1]
     settings.check_training(settings.typed(frontier.get_config(which)))
   accelerator = {"processor": "AMD EPYC", "devices": {"NVIDIA H200": 1}}
@@ -427,7 +427,6 @@ def test_the_command_of_an_arm(tmp_path, monkeypatch):
     "--config.run.max_samples=131072",
     "--config.run.seed=3",
     f"--config.optim.lr={2.0**-10.5}",
-    "--config.optim.decay_steps=0",
     "--config.run.save_every=16",
     f"--config.policy.checkpoint={tmp_path}/own/policy",
     f"--config.data.files=('{tmp_path}/own/hard.jsonl',)",
@@ -435,13 +434,12 @@ def test_the_command_of_an_arm(tmp_path, monkeypatch):
   ):
     assert flag in trains
   assert reads[-1] == str(tmp_path / "result.json")
-  falls = dataclasses.replace(ARM, decayed=True, start="plateau/policy")
-  got = arms.flags(falls, tmp_path, scale=1)
-  assert got["run.steps"] == got["optim.decay_steps"] == 64
-  assert got["run.max_samples"] == 0
+  other = dataclasses.replace(ARM, start="plateau/policy")
+  got = arms.flags(other, tmp_path, scale=1)
   assert got["policy.checkpoint"] == tmp_path / "plateau/policy"
-  told = arms.flags(dataclasses.replace(falls, steps=7), tmp_path, scale=1)
-  assert told["run.steps"] == told["optim.decay_steps"] == 7
+  falls = dataclasses.replace(ARM, decayed=True)
+  with pytest.raises(SystemExit, match=r"decayed131072.* constant rate; copy"):
+    arms.flags(falls, tmp_path, scale=1)
   whole = dataclasses.replace(ARM, recipe="whole")
   assert arms.flags(whole, tmp_path, scale=1)["run.save_every"] == 8
 
@@ -751,11 +749,11 @@ def test_the_arms_of_the_plateau_are_tuned_run_and_made_to_last(
   plateau.go(e)
   begun = arms.read(e.results / "plateau.json")
   assert begun is not None and begun["stopped"]
-  assert (begun["in_reach"], begun["prompts"], begun["steps"]) == (1, 2, 256)
+  assert (begun["in_reach"], begun["prompts"]) == (1, 2)
   assert exported[0][-1].endswith(
     f"runs/{plateau.START.name.replace('-11', '-10')}"
   )
-  every = {arm: name for name, arm in plateau.cells(256).items()}
+  every = {arm: name for name, arm in plateau.cells().items()}
   of = lambda arm: every[dataclasses.replace(arm, power=0, seed=0, budget=(
     arm.budget if arm.decayed else 0))]  # fmt: skip
   after = [arm for arm in ran if arm.start]
@@ -893,7 +891,7 @@ def test_the_gain_of_prompts_in_reach_by_hand(tmp_path):
   first = np.array([0.01, 0.5, 0.0001])
   made = {}
   for name, p in (("paper", [4000, 6000, 2000]), ("wide", [1000, 7000, 1000])):
-    arm = plateau.cells(40)[name]
+    arm = plateau.cells()[name]
     for power in (-11.0, -10.0, -9.0):
       told = result({k: 0.5 - 0.01 * abs(power + 10) for k in (0, 8)})
       of = dataclasses.replace(arm, power=power, seed=arms.TUNING_SEED)
@@ -966,7 +964,7 @@ def test_a_file_in_the_way_is_named(tmp_path, monkeypatch):
 def test_at_equal_time_same_is_where_it_was(tmp_path):
   """A seed that took less than the mean has no later point to be read at."""
   times = {0: 90.0, 1: 110.0}
-  cell = plateau.cells(40)["same"]
+  cell = plateau.cells()["same"]
   for power in (-11.0, -10.0, -9.0):
     arm = dataclasses.replace(cell, power=power, seed=arms.TUNING_SEED)
     told = result({k: 0.5 - 0.01 * abs(power + 10) for k in (0, 8)})
@@ -1047,12 +1045,12 @@ def test_an_arm_that_takes_half_the_time_gets_twice_the_rollouts():
 
 
 def test_arms_of_the_plateau_differ_in_what_they_say():
-  every = plateau.cells(steps=40)
+  every = plateau.cells()
   same, paper, wide = (every[name] for name in ("same", "paper", "wide"))
   assert (same.n, paper.n, wide.n) == (16, 512, 16)
   assert paper.samples == wide.samples == 8 * same.samples
   assert every["equal"].samples == same.samples and every["equal"].n == 512
-  assert every["decayed"].decayed and every["decayed"].steps == 40
+  assert every["decayed"].decayed
   assert {arm.start for arm in every.values()} == {"plateau/policy"}
   groups = settings.typed(
     frontier.get_config(arms.config(every["adaptive"], scale=1).split(":")[1])
@@ -1089,10 +1087,10 @@ def folders(root):
   first = rng.integers(0, 1000, 8).tolist()
   begun = {
     "stopped": True, "pass_at_1": 0.4, "samples": 10**6, "rate": 2.0**-10,
-    "prompts": 8, "in_reach": 3, "steps": 40, "train": first,
+    "prompts": 8, "in_reach": 3, "train": first,
   }  # fmt: skip
   (root / "plateau.json").write_text(json.dumps(begun))
-  for name, cell in plateau.cells(40).items():
+  for name, cell in plateau.cells().items():
     middle = plateau.middle(name, -10.0)
     for power in (middle - 1, middle, middle + 1):
       arm = dataclasses.replace(
@@ -1146,7 +1144,7 @@ def test_the_page_says_what_the_results_say(tmp_path, capsys):
   second = data["plateau"]["sets"][1]
   means = {}
   for name in ("paper", "wide"):
-    arm = plateau.cells(40)[name]
+    arm = plateau.cells()[name]
     rows = [
       dataclasses.replace(arm, power=plateau.middle(name, -10.0), seed=seed)
       for seed in (3, 4, 5)

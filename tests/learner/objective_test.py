@@ -89,7 +89,6 @@ def correct(kind, low=0.3, high=0.6):
 @pytest.mark.parametrize(
   "changes",
   tiers.some([
-    {"dual_clip": 1.1},
     {"entropy_weight": 0.3},
     {"loss": losses.LOSSES["gspo"], "entropy_weight": 0.3},
     {"loss": losses.LOSSES["cispo"]},
@@ -101,7 +100,7 @@ def correct(kind, low=0.3, high=0.6):
     {"correction": correct("truncated"), "loss": losses.LOSSES["cispo"]},
   ], 2, 3),
   # Not by their values: a function's address differs in each worker.
-  ids=["dual clip", "entropy", "gspo", "cispo", "reinforce", "truncated",
+  ids=["entropy", "gspo", "cispo", "reinforce", "truncated",
        "banded", "sequence", "truncated gspo", "truncated cispo"],
 )  # fmt: skip
 def test_terms_of_the_loss_equal_the_plain_form(changes, old):

@@ -116,14 +116,6 @@ def test_what_is_no_function_is_refused_by_its_field(file, field, name, line):
   "changes, line",
   [
     (
-      {"loss": "gspo", "dual_clip": 3.0},
-      "config.loss.dual_clip = 3.0 ... 0 ... loss.kind = 'gspo'",
-    ),
-    (
-      {"loss": "{file}:loss", "dual_clip": 3.0},
-      "config.loss.dual_clip = 3.0 ... 0 ... loss.kind = '{file}:loss'",
-    ),
-    (
       {"loss": "gspo", "mean": "constant"},
       "config.loss.mean = 'constant' ... loss.kind = 'gspo'",
     ),

@@ -31,7 +31,7 @@ class Spy(Recorder):
     return answer
 
   lacks = lambda self, step: self._ask("lacks", "no line")
-  start = lambda self, done: self._ask("start", 2.5)
+  start = lambda self, done: self._ask("start")
   evaluate = lambda self, step, params: self._ask("evaluate", 0.75)
   measured = lambda self, step, params: self._ask("measured", iter([[1], [3]]))
   event = lambda self, step, what: self._ask("event")
@@ -41,7 +41,8 @@ class Spy(Recorder):
 
 def use(together):
   """Calls every method; what they return."""
-  out = [together.lacks(3), together.start(3), together.evaluate(3, None)]
+  together.start(3)
+  out = [together.lacks(3), together.evaluate(3, None)]
   together.event(3, {})
   kept = one_step.groups([[1, 0]])
   drawn = SampledGroups(kept, np.ones(1, bool), 1, {}, [1.0])
@@ -72,14 +73,14 @@ def test_only_a_closed_loop_is_not_printed(monkeypatch):
 
 def test_process_0_has_the_files():
   recorder = Spy()
-  assert use(shared.Together(recorder)) == ["no line", 2.5, 0.75]
+  assert use(shared.Together(recorder)) == ["no line", 0.75]
   assert recorder.asked == [
-    "lacks", "start", "evaluate", "event", "step", "sync",
+    "start", "lacks", "evaluate", "event", "step", "sync",
   ]  # fmt: skip
 
 
 def test_another_process_only_measures_and_is_told(monkeypatch):
-  told = iter(["no line", 2.5, 0.75])
+  told = iter([None, "no line", 0.75])
   given = []
   monkeypatch.setattr(processes, "leads", lambda: False)
   monkeypatch.setattr(
@@ -88,8 +89,8 @@ def test_another_process_only_measures_and_is_told(monkeypatch):
   recorder = Spy()
   together = shared.Together(recorder)
   assert not together.started
-  assert use(together) == ["no line", 2.5, 0.75] and together.started
-  assert recorder.asked == ["measured"] and given == [None, 0.0, 0.0]
+  assert use(together) == ["no line", 0.75] and together.started
+  assert recorder.asked == ["measured"] and given == [None, None, 0.0]
 
 
 def test_a_signal_ends_the_run_after_the_step_and_a_second_one_at_once():
@@ -98,20 +99,19 @@ def test_a_signal_ends_the_run_after_the_step_and_a_second_one_at_once():
   before = signal.signal(signal.SIGTERM, mine)
   try:
     with shared.Stop() as stop:
-      assert stop(1.5) == (1.5, False)
+      assert not stop()
       os.kill(os.getpid(), signal.SIGTERM)
-      assert stop(1.5) == (1.5, True) and stop.asked and not ended
+      assert stop() and stop.asked and not ended
       assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
     assert signal.getsignal(signal.SIGTERM) is mine
   finally:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_processes_agree_with_the_first_and_with_any_signal(monkeypatch):
-  every = [(2.0, False), (3.0, True)]
-  monkeypatch.setattr(processes, "gather", lambda value: every)
+def test_processes_agree_with_any_signal(monkeypatch):
+  monkeypatch.setattr(processes, "gather", lambda asked: [asked, True])
   stop = shared.Stop()
-  assert stop(3.0) == (2.0, True) and stop.asked
+  assert stop() and stop.asked
 
 
 @pytest.mark.parametrize("sees", [True, False])

@@ -304,11 +304,11 @@ def test_a_question_is_posed_as_the_run_posed_its_own(run, policy):
   assert found.posed(SHORT, "math") == user(f"{SHORT}\nBox it.")
   example = Example("a", "math", "a", user("What?"), {})
   assert found.posed(example) == user("What?\nBox it.")
-  other = dataclasses.replace(found, system="Be brief.", prefix="1 + 1 = 2")
+  other = dataclasses.replace(found, system="Be brief.")
   posed = other.posed(SHORT)
   assert posed == [
     {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": f"1 + 1 = 2\n{SHORT}"},
+    {"role": "user", "content": SHORT},
   ]
   assert other.sample(SHORT, n=4) == found.sample(posed, n=4)
 

@@ -338,46 +338,6 @@ def test_ratios_are_exact_up_to_20_nats_and_finite_beyond():
   assert grad == 0.0
 
 
-@pytest.mark.parametrize(
-  "ratio, advantage, value, gradient, clipped",
-  [
-    (2.9, -1.0, 2.9, 2.9, 0.0),  # below the dual clip: as without
-    (3.1, -1.0, 3.0, 0.0, 1.0),  # a bad token that became much likelier
-    (3.1, -2.0, 6.0, 0.0, 1.0),
-    (9.0, -1.0, 3.0, 0.0, 1.0),
-    (0.5, -1.0, 0.8, 0.0, 1.0),  # the other clip is as before
-    (0.9, -1.0, 0.9, 0.9, 0.0),
-    (9.0, 1.0, -1.28, 0.0, 1.0),  # good tokens do not see it
-    (0.1, 1.0, -0.1, -0.1, 0.0),
-    (9.0, 0.0, 0.0, 0.0, 0.0),
-  ],
-)
-def test_dual_clip_by_hand(ratio, advantage, value, gradient, clipped):
-  def loss(logp):
-    mean, stats = losses.ppo_clip(
-      logp,
-      jnp.zeros((1, 1)),
-      jnp.array([advantage]),
-      jnp.ones((1, 1), bool),
-      **CLIP,
-      dual_clip=3.0,
-    )
-    return mean.value, stats.clip_fraction.value
-
-  logp = jnp.log(jnp.full((1, 1), ratio))
-  (got, share), grad = jax.value_and_grad(loss, has_aux=True)(logp)
-  assert float(got) == pytest.approx(value, rel=1e-6)
-  assert float(grad[0, 0]) == pytest.approx(gradient, rel=1e-6)
-  assert float(share) == clipped
-
-
-@pytest.mark.parametrize("dual_clip", [1.0, 0.5])
-def test_a_dual_clip_below_the_ratio_at_rest_is_an_error(dual_clip):
-  logp, old, advantage, mask = example()
-  with pytest.raises(ValueError, match=f"dual_clip = {dual_clip}"):
-    losses.ppo_clip(logp, old, advantage, mask, **CLIP, dual_clip=dual_clip)
-
-
 def test_correction_is_a_weight_of_the_loss_and_not_of_its_count():
   logp, old, advantage, mask = example()
   factor = 2.0 * jax.random.uniform(jax.random.key(7), logp.shape)

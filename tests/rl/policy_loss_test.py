@@ -10,7 +10,7 @@ import tiers
 
 from brorl_jax.rl import losses, policy_loss
 
-OPTIONS = dict(clip_low=0.2, clip_high=0.28, dual_clip=None)
+OPTIONS = dict(clip_low=0.2, clip_high=0.28)
 
 
 def squared(logp, logp_old, advantage, mask):

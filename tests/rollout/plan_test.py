@@ -579,11 +579,11 @@ def test_processes_divide_evaluations():
 
 
 def test_the_probe_is_that_of_the_config():
-  found = plans(theory_tokens=4, theory_responses=5).probe
-  assert (found.prompts, found.responses, found.tokens) == (2, 5, 4)
+  found = plans(max_new_tokens=900).probe
+  assert (found.prompts, found.responses, found.tokens) == (2, 16, 128)
   assert found.prompt_tokens == 40
   # No more than there are.
-  found = plans(theory_prompts=99, theory_tokens=99, samples=16 * 512).probe
+  found = plans(theory_prompts=99, samples=16 * 512).probe
   assert (found.prompts, found.tokens) == (16, 6)
   assert plans(theory_prompts=0).probe is None
   params = held() // 4
@@ -606,22 +606,20 @@ def test_a_probe_that_does_not_fit_is_refused_with_the_nearest_that_does():
   need = lambda **changes: (
     plans(max_new_tokens=900, memory_bytes=10**15, **changes).probe.need
   )
-  many = dict(theory_prompts=9, theory_responses=200)
-  assert need(**many, theory_tokens=100) < need(**many, theory_tokens=101)
+  assert need(theory_prompts=15) < need(theory_prompts=16)
   # Less than the probe would take, and enough for all else.
-  tight = dict(memory_bytes=least(need(**many, theory_tokens=100)))
+  tight = dict(memory_bytes=least(need(theory_prompts=15)))
   assert plans(max_new_tokens=900, theory_prompts=0, **tight).probe is None
   with pytest.raises(plan.TooLarge) as e:
-    plans(max_new_tokens=900, **many, theory_tokens=128, **tight)
+    plans(max_new_tokens=900, theory_prompts=20, **tight)
   line = str(e.value)
   assert "\n" not in line and re.fullmatch(
-    r"measuring the theorem on theory\.prompts = 9 with 200 responses of 128 "
+    r"measuring the theorem on theory\.prompts = 20 with 16 responses of 128 "
     r"tokens needs [\d.]+ .iB of [\d.]+ .iB \(90% of a device\) in an update; "
-    r"nearest that fits: theory\.tokens = 100, or theory\.prompts = 0 leaves "
-    r"it out",
+    r"nearest that fits: 15; theory\.prompts = 0 leaves it out",
     line,
   )
-  plans(max_new_tokens=900, **many, theory_tokens=100, **tight)
+  plans(max_new_tokens=900, theory_prompts=15, **tight)
 
 
 def test_a_probe_of_which_nothing_fits():

@@ -282,8 +282,7 @@ def test_a_refusal_is_a_short_line(tmp_path):
 
 
 FREE = """
-  steps save_every max_busy_s max_samples keep_checkpoints keep_every
-  save_timeout_s samples_shown bad_steps
+  steps save_every max_samples keep_checkpoints keep_every save_timeout_s
 """.split()
 
 

@@ -173,7 +173,6 @@ def test_numbers_of_a_step_by_hand():
   answered = scored.scores(reward, [[0, 1, 1], [3, 3, 3]])
   got = metrics.of_groups(rollouts, answered, kept, rollout_s=0.5)
   assert got.pop("memory/peak_bytes") > 10e6
-  assert got.pop("rollout/repeated_fraction") is None  # none has 32 tokens
   assert got == pytest.approx(
     {
       "reward/mean": 2 / 6,
@@ -337,32 +336,6 @@ def test_numbers_that_are_not_finite_become_null_and_are_named(scalars, names):
   assert good == {k: None if k in names else x for k, x in scalars.items()}
 
 
-def of_tokens(*rows):
-  """Rollouts of one prompt with these tokens."""
-  T = max(map(len, rows))
-  tokens = np.array([[*row, *[0] * (T - len(row))] for row in rows], np.int32)
-  mask = np.arange(T) < np.array([len(row) for row in rows])[:, None]
-  some = np.zeros((1, len(rows)), bool)
-  return Rollouts(
-    tokens[None], np.zeros(mask[None].shape, np.float32), mask[None], some,
-    np.ones(1, np.float32),
-  )  # fmt: skip
-
-
-def test_repeats_by_hand():
-  # 40 tokens are 33 runs of 8. All alike: one is new, 32 repeat.
-  assert metrics.repeated_fraction(of_tokens([7] * 40)) == pytest.approx(
-    32 / 33
-  )
-  # A period of 4: the first four runs are new.
-  loop = [1, 2, 3, 4] * 10
-  assert metrics.repeated_fraction(of_tokens(loop)) == pytest.approx(29 / 33)
-  assert metrics.repeated_fraction(of_tokens(list(range(40)))) == 0.0
-  both = of_tokens([7] * 40, list(range(50)), [7] * 31)  # the last is short
-  assert metrics.repeated_fraction(both) == pytest.approx(16 / 33)
-  assert metrics.repeated_fraction(of_tokens([7] * 31)) is None
-
-
 PEAK = """
 import numpy as np
 from brorl_jax.runs import metrics
@@ -420,17 +393,6 @@ def test_rewards_of_a_step_are_of_what_could_be_judged():
   )
   assert got["reward/mean"] == pytest.approx(2 / 3)
   assert got["reward/std_within_group"] == pytest.approx((2 / 9) ** 0.5)
-
-
-def test_a_writer_knows_what_was_spent(tmp_path):
-  writer = metrics.Writer(tmp_path, after=-1, steps=3)
-  assert writer.busy_s == 0.0
-  for step, cpu_s in ((1, 1.5), (2, 2.0), (3, 4.0)):
-    writer.write_scalars(step, {"time/busy_s": cpu_s})
-  writer.close()
-  again = metrics.Writer(tmp_path, after=2, steps=3)
-  assert again.busy_s == 3.5  # the third is dropped
-  again.close()
 
 
 @pytest.mark.ci

@@ -7,7 +7,7 @@ import pytest
 from brorl_jax.runs import lines, run_state
 from brorl_jax.runs.run_state import RunState
 
-RESET = dict(every=0, above_kl=0.0, stalled=0)
+RESET = dict(every=0, stalled=0)
 
 
 def test_a_checkpoint_gives_back_the_same_value():
@@ -36,21 +36,18 @@ def test_stalls_are_counted_from_the_best_score():
 
 
 @pytest.mark.parametrize(
-  "rule, since, kl, stalled, why",
+  "rule, since, stalled, why",
   [
-    ({}, 999, 9.0, 9, None),
-    ({"every": 5}, 4, 9.0, 9, None),
-    ({"every": 5}, 5, None, 0, "5 steps"),
-    ({"above_kl": 0.5}, 1, 0.5, 9, None),
-    ({"above_kl": 0.5}, 1, 0.51, 0, "KL 0.51 above 0.5"),
-    ({"above_kl": 0.5}, 1, None, 0, None),
-    ({"stalled": 3}, 1, 9.0, 2, None),
-    ({"stalled": 3}, 1, 0.0, 3, "no better score in 3 evaluations"),
+    ({}, 999, 9, None),
+    ({"every": 5}, 4, 9, None),
+    ({"every": 5}, 5, 0, "5 steps"),
+    ({"stalled": 3}, 1, 2, None),
+    ({"stalled": 3}, 1, 3, "no better score in 3 evaluations"),
   ],
 )
-def test_why_the_reference_is_reset(rule, since, kl, stalled, why):
+def test_why_the_reference_is_reset(rule, since, stalled, why):
   now = RunState(since_reset=since, stalled=stalled)
-  assert run_state.reset_reason(now, kl, **RESET | rule) == why
+  assert run_state.reset_reason(now, **RESET | rule) == why
 
 
 def test_after_a_reset_all_triggers_start_anew():

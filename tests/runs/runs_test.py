@@ -41,7 +41,7 @@ EVERY |= {"eval/curve.jsonl", "eval/records.jsonl"}
 
 def config(**changes):
   small = dict(steps=12, save_every=3, eval_every=4, keep_checkpoints=3)
-  small |= dict(samples_shown=1, eval_prompts=2, eval_n=2)
+  small |= dict(eval_prompts=2, eval_n=2)
   return configured.config(**small | changes)
 
 

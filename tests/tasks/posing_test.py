@@ -21,20 +21,19 @@ TOLD = example(("system", "Be kind."), ("user", "1 + 1?"))
   [
     (ALONE, {}, [("user", "1 + 1?")]),
     (ALONE, {"instruction": "Box it."}, [("user", "1 + 1?\nBox it.")]),
-    (ALONE, {"prefix": "0 + 0? 0"}, [("user", "0 + 0? 0\n1 + 1?")]),
     (
       ALONE,
-      {"system": "Be brief.", "prefix": "0 + 0?\n0\n", "instruction": "Box."},
-      [("system", "Be brief."), ("user", "0 + 0?\n0\n\n1 + 1?\nBox.")],
+      {"system": "Be brief.", "instruction": "Box."},
+      [("system", "Be brief."), ("user", "1 + 1?\nBox.")],
     ),
     (
       TURNS,
-      {"system": "Be brief.", "prefix": "P", "instruction": "I"},
+      {"system": "Be brief.", "instruction": "I"},
       [
         ("system", "Be brief."),
         ("user", "1 + 1?"),
         ("assistant", "2"),
-        ("user", "P\n2 + 2?\nI"),
+        ("user", "2 + 2?\nI"),
       ],
     ),
     # An example that says it itself knows better.

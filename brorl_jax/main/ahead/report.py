@@ -69,7 +69,7 @@ def _refuse(of: list[Measured], where: Topology, run: Run) -> None:
   if worst.name in ("score", "gradient"):
     field, count, kept = "optim.rows", c.optim.rows, worst.held_bytes
   if worst.name == "apply":
-    field, count = "theory.responses", c.theory.responses
+    field, count = "theory.prompts", c.theory.prompts
     kept = run.applying_bytes
   most = max(count * (limit - kept) // (worst.peak_bytes - kept), 0)
   raise TooLarge(

@@ -96,10 +96,10 @@ def _watch(run: Run, policy: Policy) -> Any:
   c = run.config
   if not c.theory.prompts:
     return None
-  P, M, N = c.theory.prompts, c.theory.responses, c.sampling.n
+  P, M, N = c.theory.prompts, theory.RESPONSES, c.sampling.n
   P = min(P, c.sampling.prompts)
   S = c.data.prompt_tokens
-  T = min(c.theory.tokens, c.sampling.max_new_tokens)
+  T = min(theory.TOKENS, c.sampling.max_new_tokens)
   of = lambda dtype, *shape: np.zeros(shape, dtype)
   probe = theory.Probe(
     prompt=of(np.int32, P, S),

@@ -8,6 +8,7 @@ from typing import Any
 
 from brorl_jax import meshes
 from brorl_jax.errors import UserError
+from brorl_jax.learner import theory
 from brorl_jax.main import (
   checkpoint_source,
   corpus,
@@ -309,9 +310,9 @@ def _probe(
     resident_bytes,
     sizes.parameter_bytes(policy, axes),
     prompts=min(c.theory.prompts, c.sampling.prompts),
-    responses=c.theory.responses,
+    responses=theory.RESPONSES,
     prompt_tokens=c.data.prompt_tokens,
-    tokens=min(c.theory.tokens, c.sampling.max_new_tokens),
+    tokens=min(theory.TOKENS, c.sampling.max_new_tokens),
     axes=axes,
   )
   plan.check_probe(probe, sizes.memory_bytes(c, policy))

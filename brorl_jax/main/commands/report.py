@@ -191,10 +191,9 @@ def _made(one: Read) -> set[str]:
 
 def _texts(first: Read, other: Read, made: set[str]) -> Iterator[str]:
   """Differences in the texts of prompts with equal ids."""
-  for field in ("data.system", "data.prefix"):
-    a, b = (one.run.config.get(field) or "" for one in (first, other))
-    if a != b:
-      yield f"{field} is {a!r} and {b!r}"
+  a, b = (one.run.config.get("data.system") or "" for one in (first, other))
+  if a != b:
+    yield f"data.system is {a!r} and {b!r}"
   templates = [
     (one.about.get("data") or {}).get("chat template") for one in (first, other)
   ]

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import math
 import pathlib
 import sys
 from collections.abc import Callable, Mapping
@@ -193,7 +192,6 @@ def _train(
           save_every=c.run.save_every,
           eval_every=c.eval.every,
           pipeline=c.run.pipeline,
-          max_busy_s=c.run.max_busy_s or math.inf,
           max_samples=c.run.max_samples,
           agree=stop,
         )
@@ -354,7 +352,7 @@ def phase(
     ),
     advantages=advantages.advantages_stage(c.advantage, c.reward, c.sampling),
     update=learning.update_stage(c, policy, tx, schedule, mesh),
-    guard=learning.guard_stage(c.guard, bad_steps=c.run.bad_steps),
+    guard=learning.guard_stage(c.guard),
     reference=learning.reference_stage(c.reference, tx),
   )
   first = stages._replace(changed=changed and dict(changed))
@@ -368,7 +366,7 @@ def phase(
     f"from step {since}: {target} prompts x {c.sampling.per_prompt} rollouts; "
     f"{sampling.form(c.sampling, policy, plans.rollouts)}\n"
     f"lr {lr:.3g} = {c.optim.lr:g} x {lr / c.optim.lr:.3g} "
-    f"(lr_scaling {c.optim.lr_scaling!r})",
+    f"(lr_samples {c.optim.lr_samples})",
   )
 
 

@@ -158,14 +158,14 @@ def fitting(
     The pairs, and the number of those that were too long.
 
   Raises:
-    ValueError: A pair is too long, and data.drop_long is not set.
+    ValueError: A pair is too long, and data.skip_bad is not set.
   """
   kept, names = [], []
   for example, place in zip(data.examples, data.places, strict=True):
-    asked = posing.posed(example, system=c.system, prefix=c.prefix)
+    asked = posing.posed(example, system=c.system)
     response = text.encode(pairs.response(example))
     pair = Pair(text.render(asked), [*response, text.stop_ids[0]])
-    if not c.drop_long or sum(map(len, pair)) <= layout.tokens:
+    if not c.skip_bad or sum(map(len, pair)) <= layout.tokens:
       kept.append(pair)
       names.append(str(place))
   pair_packing.check(kept, layout, names)

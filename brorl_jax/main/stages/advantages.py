@@ -72,8 +72,7 @@ def shaped(
     cosine = length_penalty.cosine(
       length, limit=limit, eta_min=c.length_min, eta_max=c.length_max
     )
-    gets = jnp.ones_like(reward, bool) if c.length_wrong else reward >= 1.0
-    added += c.length_weight * jnp.where(gets, cosine, 0.0)
+    added += c.length_weight * jnp.where(reward >= 1.0, cosine, 0.0)
   if c.overlong_weight:
     added += c.overlong_weight * length_penalty.overlong(
       length, limit=limit, buffer=c.overlong_buffer
@@ -95,16 +94,13 @@ def advantages_stage(
     ValueError: The config names no valid advantage.
   """
   function, limit = weighted(c, sampled), sampled.max_new_tokens
+  on, off = reward.length_steps
 
   def stage(groups: Groups, progress: RunState) -> Credit:
     if not len(groups.prompts.index):  # a mean over nothing is not finite
       none = np.zeros(groups.scores.reward.shape, np.float32)
       return Credit(none, none > 0, progress, {})
-    active = bool(
-      length_penalty.is_active(
-        progress.shaped, on=reward.length_on, off=reward.length_off
-      )
-    )
+    active = bool(length_penalty.is_active(progress.shaped, on=on, off=off))
     paid, added = shaped(reward, groups, limit=limit, active=active)
     counted = counts(reward, groups)
     valid, drawn = jnp.asarray(counted), groups.rollouts.drawn

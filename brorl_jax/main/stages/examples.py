@@ -145,8 +145,8 @@ class Examples:
     return by_domain, list(kept)
 
   def _fitting(self, data: dataset.Data) -> Sequence[Example]:
-    """The examples that fit; raises TooLong unless data.drop_long is set."""
-    if not self._c.drop_long:
+    """The examples that fit; raises TooLong unless data.skip_bad is set."""
+    if not self._c.skip_bad:
       for example in data.examples:
         self._render(example)
       return data.examples
@@ -182,7 +182,6 @@ class Examples:
     return posed(
       example,
       system=self._c.system,
-      prefix=self._c.prefix,
       instruction=self.domain(example).instruction,
     )
 
@@ -193,7 +192,7 @@ class Examples:
       remedy = (
         "narrow the family's settings"
         if self.families
-        else "set config.data.drop_long"
+        else "set config.data.skip_bad"
       )
       raise TooLong(
         f"{example.id} has {len(ids)} prompt tokens, but "

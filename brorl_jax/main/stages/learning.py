@@ -32,19 +32,33 @@ from brorl_jax.runs.sections.reference import Reference
 from brorl_jax.runs.sections.sampling import Sampling
 from brorl_jax.runs.sections.theory import Theory
 
+# Of loss.correction_range, where it is empty.
+_USUAL_RANGE = {
+  "truncated": (0.0, 2.0),
+  "banded": (0.5, 5.0),
+  "sequence": (0.999, 1.002),
+}
+# Nats: what a token counts at most in the KL term. ProRL v2 states it.
+_KL_CLAMP = 10.0
+# In a row that were starved or skipped an update. One such step is bad luck; a
+# run that learns from none of five has a cause that does not pass.
+_BAD_STEPS = 5
+
 
 def scaled_lr(c: Optim, sampled: Sampling) -> float:
   """The learning rate of a step, for its number of samples."""
-  count = {"none": c.lr_base, "samples": sampled.samples}[c.lr_scaling]
-  return lr_scaling.sqrt_scaled(c.lr, samples=count, base_samples=c.lr_base)
+  if not c.lr_samples:
+    return c.lr
+  return lr_scaling.sqrt_scaled(
+    c.lr, samples=sampled.samples, base_samples=c.lr_samples
+  )
 
 
 def optimizer(c: Optim, sampled: Sampling):
-  """AdamW with a warm-up and a decay, and the rate of each update."""
+  """AdamW with a warm-up, and the rate of each update."""
   return adamw(
     lr=scaled_lr(c, sampled),
     warmup=c.warmup,
-    total=c.decay_steps * c.minibatches or None,
     b1=c.b1,
     b2=c.b2,
     eps=c.eps,
@@ -62,21 +76,16 @@ def objective(
   c: Loss, reference: Reference, *, temperature: float
 ) -> Objective:
   """The loss with its constants; raises ValueError if there is no such loss."""
-  bounds = {
-    "truncated": (0.0, c.correction_cap),
-    "banded": (c.correction_low, c.correction_high),
-    "sequence": (c.sequence_low, c.sequence_high),
-  }
   correction = None
   if c.correction != "none":
-    correction = Correction(c.correction, *bounds[c.correction])
+    low, high = map(float, c.correction_range or _USUAL_RANGE[c.correction])
+    correction = Correction(c.correction, low, high)
   return Objective(
     clip_low=c.clip_low,
     clip_high=c.clip_high,
-    dual_clip=c.dual_clip or None,
     loss=functions.loss(c),
     kl_weight=reference.kl_weight,
-    kl_clamp=reference.kl_clamp,
+    kl_clamp=_KL_CLAMP,
     entropy_weight=c.entropy_weight,
     correction=correction,
     temperature=temperature,
@@ -102,7 +111,7 @@ def loss_scale(
     packing.loss_scale,
     unit=goal.loss.unit,
     mean=c.loss.mean,
-    constant=c.loss.constant or c.sampling.max_new_tokens,
+    constant=c.sampling.max_new_tokens,
   )
 
 
@@ -125,7 +134,7 @@ def update_stage(
   def apply(state: types.State, kept: types.Groups, credit: train.Credit):
     if not len(credit.advantage):
       state = dataclasses.replace(state, step=state.step + 1)
-      return state, train.Updated(None, {"update/skipped": 0.0})
+      return state, train.Updated({"update/skipped": 0.0})
     step = int(state.step) + 1
     probe, watch = probe_of(kept)
     parts = steps.minibatches(
@@ -152,27 +161,20 @@ def update_stage(
     )
     jax.block_until_ready((state, stats))
     skipped = steps.skipped(stats, state.params, step)
-    kl = steps.kl_ref(stats, goal)
     metrics = {
-      **steps.update_metrics(stats, goal, kl),
+      **steps.update_metrics(stats, goal),
       "optim/lr": float(schedule(max(updates_done(state.opt) - 1, 0))),
       **shares,
       **theory_metrics(probe, state, stats),
     }
     norms = tuple(float(s.grad_norm) for s in stats if not s.skipped)
-    return state, train.Updated(kl, metrics, norms, skipped)
+    return state, train.Updated(metrics, norms, skipped)
 
   return apply
 
 
-def guard_stage(c: Guard, *, bad_steps: int) -> Callable[..., tuple]:
-  """Compares a step with the bounds of the config, see runs/guards.py.
-
-  Args:
-    c: The bounds.
-    bad_steps: The run ends with so many steps in a row that were starved or
-      skipped an update.
-  """
+def guard_stage(c: Guard) -> Callable[..., tuple]:
+  """Compares a step with the bounds of the config, see runs/guards.py."""
 
   def guard(
     progress: RunState,
@@ -196,7 +198,7 @@ def guard_stage(c: Guard, *, bad_steps: int) -> Callable[..., tuple]:
     if lost and not bad:
       events.append({"event": "not finite", "metrics": lost})
     end = guards.ends(c, alarms)
-    if progress.bad >= bad_steps:
+    if progress.bad >= _BAD_STEPS:
       end = f"{progress.bad} bad steps in a row, the last: {bad[-1]}"
     return progress, train.Judged(shown, events, end)
 
@@ -243,8 +245,8 @@ def _theory(
       kept.rollouts,
       kept.scores.reward,
       count=c.prompts,
-      rows=c.responses,
-      tokens=c.tokens,
+      rows=theory.RESPONSES,
+      tokens=theory.TOKENS,
     )
     return probe, jax.tree_util.Partial(watched, probe)
 
@@ -262,22 +264,18 @@ def reference_stage(c: Reference, tx) -> Callable[..., tuple]:
   """After a step: the policy becomes the reference when the config asks for it.
 
   Returns:
-    (state, run state, outcome of the step) -> state, run state, and the reason
-    for the reset, None without one.
+    (state, run state) -> state, run state, and the reason for the reset, None
+    without one.
   """
 
-  def after(state: types.State, progress: RunState, outcome: train.Outcome):
+  def after(state: types.State, progress: RunState):
     if state.reference is None:
       return state, progress, None
     progress = dataclasses.replace(
       progress, since_reset=progress.since_reset + 1
     )
     reason = run_state.reset_reason(
-      progress,
-      outcome.kl_ref,
-      every=c.reset_every,
-      above_kl=c.reset_above_kl,
-      stalled=c.reset_stalled,
+      progress, every=c.reset_every, stalled=c.reset_stalled
     )
     if reason is None:
       return state, progress, None

@@ -43,9 +43,7 @@ class Scorer:
     self.functions: dict[str, dict[str, str]] = {}
     self._pool: Pool | own.Rewards
     if c.verifier:
-      self._pool = own.Rewards(
-        c.verifier, weights=c.weights, timeout_s=c.timeout_s
-      )
+      self._pool = own.Rewards(c.verifier, timeout_s=c.timeout_s)
       for i, (name, digest) in enumerate(self._pool.digests.items()):
         field = "reward.verifier" + (f"[{i}]" if len(c.verifier) > 1 else "")
         self.functions[field] = {"name": name, "digest": digest}

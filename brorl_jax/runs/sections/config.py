@@ -231,22 +231,20 @@ def _may_change(name: str, known: Mapping[str, About]) -> str:
 
 # Names of fields before the config had sections, by today's section.
 _BEFORE: Mapping[str, str] = {
-  "run": "seed steps max_busy_s save_every keep_checkpoints samples_shown "
-  "pipeline phases",
+  "run": "seed steps save_every keep_checkpoints pipeline phases",
   "policy": "checkpoint dtype",
   "data": "prompt_tokens distinct_prompts domains families",
   "sampling": "n samples in_flight slots lanes int8_cache "
   "max_new_tokens temperature",
   "filter": "keep max_oversampling",
   "reward": "code_test_s code_total_s allow_inner truncated_factor "
-  "mask_truncated length_weight length_min length_max length_wrong length_on "
-  "length_off overlong_weight overlong_buffer",
-  "loss": "clip_low clip_high dual_clip entropy_weight correction "
-  "correction_cap correction_low correction_high sequence_low sequence_high",
-  "reference": "kl_weight kl_clamp reset_every reset_above_kl reset_stalled "
-  "reset_optimizer",
-  "optim": "minibatches rows blocks lr lr_scaling lr_base warmup b1 b2 eps "
-  "weight_decay max_grad_norm",
+  "mask_truncated length_weight length_min length_max overlong_weight "
+  "overlong_buffer",
+  "advantage": "credit",
+  "loss": "clip_low clip_high entropy_weight correction",
+  "reference": "kl_weight reset_every reset_stalled reset_optimizer",
+  "optim": "minibatches rows blocks lr warmup b1 b2 eps weight_decay "
+  " max_grad_norm second_moment",
   "devices": "memory_bytes remat offload",
 }
 # Before a mesh had four axes.
@@ -265,10 +263,7 @@ RENAMED: Mapping[str, str] = {
     f"eval_{name}": f"eval.{name}"
     for name in ("every", "prompts", "n", "temperature", "top_p")
   },
-  **{
-    f"theory_{name}": f"theory.{name}"
-    for name in ("prompts", "responses", "tokens")
-  },
+  "theory_prompts": "theory.prompts",
 }
 
 # Fields that no longer exist and never changed what a run computes, and why.

@@ -107,23 +107,17 @@ class Data(Section):
     "Without files all prompts are puzzles.",
   )
   system: str = setting("", "System message of every prompt that has none.")
-  prefix: str = setting(
-    "",
-    "Text before every question, such as solved examples. The instruction of "
-    "the domain follows the question.",
-  )
   heldout_one_in: int = setting(
     10, "Hold out one example in this many, if heldout_files is empty."
   )
   skip_bad: bool = setting(
-    False, "Skip invalid lines and count them, instead of stopping."
-  )
-  drop_long: bool = setting(
-    False, "Skip prompts above prompt_tokens and count them."
+    False,
+    "Skip invalid lines and prompts above prompt_tokens, and count them, "
+    "instead of stopping.",
   )
   prompt_tokens: int = setting(
     40,
-    "Longest prompt. A longer one is an error, unless drop_long is set.",
+    "Longest prompt. A longer one is an error, unless skip_bad is set.",
     unit="tokens",
     evaluated=True,
   )

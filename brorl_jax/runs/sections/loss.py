@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Literal
 
-from brorl_jax.runs.sections.section import Rule, Section, setting
+from brorl_jax.runs.sections.section import Rule, Section, of_kind, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Loss(Section):
     "and no clip. Your own function is 'file.py:function' or "
     "'package.module:function', from (logp [B,T], logp_old [B,T], advantage "
     "[B], mask [B,T], **options) to the loss of each token [B,T] or sequence "
-    "[B] in jax.numpy. It receives those of the options clip_low, clip_high "
-    "and dual_clip that it names.",
+    "[B] in jax.numpy. It receives those of the options clip_low and clip_high "
+    "that it names.",
     source="stated",
     phased=True,
   )
@@ -33,15 +33,9 @@ class Loss(Section):
     "token",
     "What has equal weight in the mean: every 'token' (DAPO; with 'gspo' every "
     "sequence), every 'sequence' (GRPO), or every 'prompt'. 'constant' divides "
-    "the sum over tokens by the same length for all sequences (Dr. GRPO). KL "
-    "and entropy are always means over tokens.",
+    "the sum over tokens by sampling.max_new_tokens for all sequences (Dr. "
+    "GRPO). KL and entropy are always means over tokens.",
     source="unknown",
-    phased=True,
-  )
-  constant: int = setting(
-    0,
-    "Length for mean = 'constant'; 0: sampling.max_new_tokens.",
-    unit="tokens",
     phased=True,
   )
   clip_low: float = setting(
@@ -54,13 +48,6 @@ class Loss(Section):
     0.28,
     "Upper end of the ratio is 1 + clip_high.",
     source="stated",
-    phased=True,
-  )
-  dual_clip: float = setting(
-    0.0,
-    "Upper bound on the loss of a token with negative advantage, as a multiple "
-    "of |advantage|; 0: no bound. 3 is common; the released ProRL v2 scripts "
-    "have none.",
     phased=True,
   )
   entropy_weight: float = setting(
@@ -77,43 +64,28 @@ class Loss(Section):
     source="stated",
     phased=True,
   )
-  correction_cap: float = setting(
-    2.0,
-    "Largest weight of 'truncated'; 2 is common.",
+  correction_range: tuple[float, ...] = setting(
+    (),
+    "Smallest and largest ratio: 'truncated' lowers what is larger, the others "
+    "drop what is outside. (): the usual ones, (0, 2) for 'truncated', and "
+    "those of released scripts, (0.5, 5) for 'banded' and (0.999, 1.002) for "
+    "'sequence'.",
     source="unknown",
-    phased=True,
-  )
-  correction_low: float = setting(
-    0.5, "Smallest ratio of 'banded'; released scripts have 0.5.", phased=True
-  )
-  correction_high: float = setting(
-    5.0, "Largest ratio of 'banded'; released scripts have 5.", phased=True
-  )
-  sequence_low: float = setting(
-    0.999,
-    "Smallest mean ratio of 'sequence', as in released scripts.",
-    phased=True,
-  )
-  sequence_high: float = setting(
-    1.002,
-    "Largest mean ratio of 'sequence', as in released scripts.",
     phased=True,
   )
 
   def rules(self) -> Iterator[Rule]:
-    yield from self.at_least(0, "constant")
     good = 0.0 < self.clip_low <= 1.0
     yield "clip_low", good, "above 0 and at most 1 (no bound)"
     yield "clip_high", self.clip_high > 0.0, "positive"
-    good = self.dual_clip == 0.0 or self.dual_clip > 1.0
-    yield "dual_clip", good, "above 1, or 0: no bound"
     yield "entropy_weight", self.entropy_weight >= 0.0, "0 or positive"
-    yield "correction_cap", self.correction_cap >= 1.0, "at least 1"
-    for low, high in (
-      ("correction_low", "correction_high"),
-      ("sequence_low", "sequence_high"),
-    ):
-      least, most = getattr(self, low), getattr(self, high)
-      yield low, 0.0 <= least <= 1.0, "between 0 and 1"
-      yield high, most >= 1.0, "at least 1"
-      yield low, least < most, f"below {high} = {most}"
+    ratios = self.correction_range
+    good = len(ratios) in (0, 2) and not any(of_kind(x, float) for x in ratios)
+    yield "correction_range", good, "two numbers, or ()"
+    low, high = ratios or (0.0, 2.0)
+    good = 0.0 <= low <= 1.0 <= high and low < high
+    must = "a smallest ratio of 0 to 1 and a larger one of at least 1"
+    yield "correction_range", good, must
+    good = low == 0.0 or self.correction != "truncated"
+    must = "(0, largest) with correction = 'truncated'"
+    yield "correction_range", good, must

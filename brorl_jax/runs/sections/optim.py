@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Literal
 
 from brorl_jax.runs.sections.section import Rule, Section, setting
 
@@ -37,16 +36,12 @@ class Optim(Section):
     source="unknown",
     phased=True,
   )
-  lr_scaling: Literal["none", "samples"] = setting(
-    "none",
-    "'samples': lr times sqrt(sampling.samples / lr_base) (BroRL).",
-    source="stated",
-    phased=True,
-  )
-  lr_base: int = setting(
-    8192,
-    "Samples per step at which lr_scaling leaves lr as it is.",
+  lr_samples: int = setting(
+    0,
+    "Samples per step for which lr is meant; the rate grows with the square "
+    "root of sampling.samples / lr_samples (BroRL). 0: lr is used as it is.",
     unit="rollouts",
+    source="stated",
     phased=True,
   )
   warmup: int = setting(
@@ -54,11 +49,6 @@ class Optim(Section):
     "Updates at the start in which lr rises from 0.",
     unit="updates",
     phased=True,
-  )
-  decay_steps: int = setting(
-    0,
-    "Steps after which lr has fallen to 0, along a cosine; 0: it stays.",
-    unit="steps",
   )
   b1: float = setting(0.9, "Decay of the first moment.", source="unknown")
   b2: float = setting(0.95, "Decay of the second moment.", source="unknown")
@@ -82,12 +72,12 @@ class Optim(Section):
   )
 
   def rules(self) -> Iterator[Rule]:
-    yield from self.at_least(1, "minibatches", "lr_base")
+    yield from self.at_least(1, "minibatches")
     for field in ("rows", "blocks"):
       good = getattr(self, field) >= 0
       yield field, good, "positive, or 0: it follows from the devices"
     yield "lr", self.lr > 0.0, "positive"
-    yield from self.at_least(0, "warmup", "decay_steps")
+    yield from self.at_least(0, "warmup", "lr_samples")
     for field in ("b1", "b2"):
       good = 0.0 <= getattr(self, field) < 1.0
       yield field, good, "at least 0 and below 1"

@@ -18,13 +18,6 @@ class Reference(Section):
     source="unknown",
     phased=True,
   )
-  kl_clamp: float = setting(
-    10.0,
-    "Upper bound on the KL term of a token.",
-    unit="nats",
-    source="stated",
-    phased=True,
-  )
   reset_every: int = setting(
     300,
     "Steps after which the policy becomes the reference; 0: never. ProRL v2 "
@@ -32,12 +25,6 @@ class Reference(Section):
     "language models in presets.py have two.",
     unit="steps",
     source="unknown",
-    phased=True,
-  )
-  reset_above_kl: float = setting(
-    0.0,
-    "Reset when the KL exceeds this; 0: never.",
-    unit="nats per token",
     phased=True,
   )
   reset_stalled: int = setting(
@@ -51,7 +38,6 @@ class Reference(Section):
 
   def rules(self) -> Iterator[Rule]:
     yield "kl_weight", self.kl_weight >= 0.0, "0 or positive"
-    yield "kl_clamp", self.kl_clamp > 0.0, "positive"
-    for field in ("reset_every", "reset_stalled", "reset_above_kl"):
+    for field in ("reset_every", "reset_stalled"):
       good = getattr(self, field) >= 0
       yield field, good, "positive, or 0: never"

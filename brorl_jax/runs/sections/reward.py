@@ -1,10 +1,9 @@
 """Rewards; read by main/stages/scoring.py, main/stages/advantages.py."""
 
 import dataclasses
-import math
 from collections.abc import Iterator
 
-from brorl_jax.runs.sections.section import Rule, Section, setting
+from brorl_jax.runs.sections.section import Rule, Section, of_kind, setting
 
 
 @dataclasses.dataclass(frozen=True)
@@ -12,8 +11,7 @@ class Reward(Section):
   """Verifiers and their limits, and rewards for the length of a response.
 
   The cosine reward falls from length_max for an empty response to length_min at
-  max_new_tokens. It is on for the first length_on of every length_on +
-  length_off steps (ProRL v2).
+  max_new_tokens. Only right responses get it.
   """
 
   verifier: tuple[str, ...] = setting(
@@ -21,10 +19,8 @@ class Reward(Section):
     "Your own reward functions, 'file.py:function' or "
     "'package.module:function', of (response, example) or (responses, example, "
     "step); see brorl_jax/tasks/own. They score every line of data.files, for "
-    "all domains. Without any, each domain has its own verifier.",
-  )
-  weights: tuple[float, ...] = setting(
-    (), "Weights of these functions in the reward. Without any, all are 1."
+    "all domains; several are added. Without any, each domain has its own "
+    "verifier.",
   )
   timeout_s: float = setting(
     60.0,
@@ -74,23 +70,10 @@ class Reward(Section):
     source="unknown",
     phased=True,
   )
-  length_wrong: bool = setting(
-    False,
-    "Whether wrong answers get the cosine reward too. Short wrong answers then "
-    "get more than long wrong ones.",
-    source="unknown",
-    phased=True,
-  )
-  length_on: int = setting(
-    100,
-    "Steps with the cosine reward.",
-    unit="steps",
-    source="stated",
-    phased=True,
-  )
-  length_off: int = setting(
-    500,
-    "Steps without the cosine reward; 0: always on.",
+  length_steps: tuple[int, ...] = setting(
+    (100, 500),
+    "Steps with and without the cosine reward, in turn; (1, 0): always on. "
+    "Stated by ProRL v2.",
     unit="steps",
     source="stated",
     phased=True,
@@ -114,11 +97,6 @@ class Reward(Section):
     yield "verifier", good, must
     good = len({*self.verifier}) == len(self.verifier)
     yield "verifier", good, "different functions"
-    good = all(isinstance(w, int | float) for w in self.weights)
-    good = good and all(map(math.isfinite, self.weights))
-    good = good and len(self.weights) in (0, len(self.verifier))
-    must = f"{len(self.verifier)} numbers, one for each verifier, or none"
-    yield "weights", good, must
     yield "timeout_s", self.timeout_s > 0.0, "positive"
     must = "positive; it is the time limit of a test in CPU-seconds"
     yield "code_test_s", self.code_test_s > 0.0, must
@@ -130,6 +108,7 @@ class Reward(Section):
     yield "length_min", good, f"at most length_max = {self.length_max}"
     yield "length_weight", self.length_weight >= 0.0, "0 or positive"
     yield "overlong_weight", self.overlong_weight >= 0.0, "0 or positive"
-    yield from self.at_least(1, "length_on")
-    good = self.length_off >= 0
-    yield "length_off", good, "positive, or 0: always on"
+    steps = self.length_steps
+    good = len(steps) == 2 and not any(of_kind(n, int) for n in steps)
+    good = good and steps[0] >= 1 and steps[1] >= 0
+    yield "length_steps", good, "two counts, the first at least 1"

@@ -25,15 +25,6 @@ class Run(Section):
     unit="steps",
     free=True,
   )
-  max_busy_s: float = setting(
-    0.0,
-    "The run ends with the step at which the sum of time/busy_s reaches this, "
-    "if `steps` does not end it earlier; 0: no bound. time/busy_s is processor "
-    "time on a CPU and wall time on an accelerator, without compilation, "
-    "evaluations and waiting for checkpoints.",
-    unit="seconds",
-    free=True,
-  )
   max_samples: int = setting(
     0,
     "The run ends with the step at which it has generated so many rollouts, "
@@ -67,16 +58,6 @@ class Run(Section):
     unit="seconds",
     free=True,
   )
-  bad_steps: int = setting(
-    5,
-    "End the run with so many steps in a row that were starved or skipped an "
-    "update. The step is saved, and what it trained on kept in stopped/.",
-    unit="steps",
-    free=True,
-  )
-  samples_shown: int = setting(
-    4, "Rollouts per step written to samples.jsonl.", free=True
-  )
   wandb: str = setting(
     "",
     "Weights & Biases project to log to; '': none. Needs the extra `wandb`.",
@@ -105,17 +86,15 @@ class Run(Section):
   def rules(self) -> Iterator[Rule]:
     yield "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1"
     yield from self.at_least(1, "steps", "save_every", "keep_checkpoints")
-    yield from self.at_least(1, "bad_steps", "save_timeout_s")
+    yield from self.at_least(1, "save_timeout_s")
     good = not self.keep_every % self.save_every and self.keep_every >= 0
     yield (
       "keep_every",
       good,
       f"0 or a multiple of save_every = {self.save_every}",
     )
-    for field in ("max_busy_s", "max_samples"):
-      good = getattr(self, field) >= 0
-      yield field, good, "positive, or 0: no bound"
-    yield from self.at_least(0, "samples_shown")
+    good = self.max_samples >= 0
+    yield "max_samples", good, "positive, or 0: no bound"
     good = not set(self.wandb) & set("/\\#?%:")
     yield "wandb", good, "a name without any of / \\ # ? % :"
     yield "notify", _is_command(self.notify), "words with closed quotes"

@@ -35,13 +35,11 @@ class Pairs(Section):
     "the prompt from column `question`.",
   )
   skip_bad: bool = setting(
-    False, "Skip invalid lines and count them, instead of stopping."
-  )
-  drop_long: bool = setting(
-    False, "Skip pairs that are longer than a row and count them."
+    False,
+    "Skip invalid lines and pairs that are longer than a row, and count them, "
+    "instead of stopping.",
   )
   system: str = setting("", "System message of every prompt that has none.")
-  prefix: str = setting("", "Text before every question.")
 
   def rules(self) -> Iterator[Rule]:
     for field in ("files", "heldout_files"):

@@ -1,4 +1,4 @@
-"""A user's reward functions on the host: worker processes and weights.
+"""A user's reward functions on the host: worker processes and their sum.
 
 with Rewards(["mine.py:score"], timeout_s=60.0) as rewards:
   [[scored, ...]] = rewards.score([Group(responses, example)], step=3)
@@ -60,7 +60,6 @@ class Rewards:
     self,
     names: Sequence[str],
     *,
-    weights: Sequence[float] = (),
     timeout_s: float = 60.0,
     workers: int | None = None,
   ):
@@ -68,15 +67,13 @@ class Rewards:
 
     Args:
       names: "file.py:function" or "package.module:function".
-      weights: One per function; none: all are 1.
       timeout_s: Longest call in seconds, > 0.
       workers: Number of processes; None: as many as `pool.Pool` has threads.
 
     Raises:
       ValueError: A function cannot be imported or has another signature.
     """
-    self._weights = [*weights] or [1.0] * len(names)
-    _check(names, self._weights, timeout_s)
+    _check(names, timeout_s)
     workers = workers or pool.size()
     self._idle: queue.LifoQueue[Worker] = queue.LifoQueue()
     self._workers = [Worker(names, timeout_s) for _ in range(workers)]
@@ -190,10 +187,7 @@ class Rewards:
     for verdict in verdicts:
       if verdict.status == "invalid":
         return TimedVerdict(verdict, seconds)
-    score = math.fsum(
-      weight * verdict.score
-      for weight, verdict in zip(self._weights, verdicts, strict=True)
-    )
+    score = math.fsum(verdict.score for verdict in verdicts)
     first = verdicts[0]
     verdict = Verdict(first.status, score, first.reason, first.answer)
     return TimedVerdict(verdict, seconds)
@@ -230,20 +224,9 @@ def _example(example: Example) -> str:
   return json.dumps({**known, **example.columns})
 
 
-def _check(
-  names: Sequence[str], weights: Sequence[float], timeout_s: float
-) -> None:
+def _check(names: Sequence[str], timeout_s: float) -> None:
   what = worker.WHAT
   if not names or len({*names}) < len(names):
     raise ValueError(f"{what} = {[*names]}: name each function once")
-  if len(weights) != len(names):
-    raise ValueError(
-      f"config.reward.weights = {[*weights]}: {len(weights)} weights for "
-      f"{len(names)} functions in {what}; give one per function"
-    )
-  if not all(math.isfinite(weight) for weight in weights):
-    raise ValueError(
-      f"config.reward.weights = {[*weights]}: use finite numbers"
-    )
   if not 0 < timeout_s < math.inf:
     raise ValueError(f"config.reward.timeout_s = {timeout_s}; use seconds > 0")

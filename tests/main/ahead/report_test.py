@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_printed_and_refused(show, capsys):
     # Of twice what there is, half, less what is kept anyway (10 and 20 MB).
     ("score", 0.5, 1.0, "optim.rows = 2"),
     ("decode", 0.0, 2.0, "sampling.slots = 1"),
-    ("apply", 0.0, 2.0, "theory.responses = 7"),
+    ("apply", 0.0, 2.0, "theory.prompts = 1"),
     ("gradient", 1.0, 0.1, None),
     ("gradient", 0.0, 5.0, None),
   ],

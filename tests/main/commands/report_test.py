@@ -155,7 +155,6 @@ THREE = {
         "data.domains.math.instruction is 'Box it.' and 'Think.'",
       ),
       ({"data__system": "Be brief."}, "data.system is '' and 'Be brief.'"),
-      ({"data__prefix": "1 + 1?\n2"}, "data.prefix is '' and '1 + 1?\\n2'"),
       (
         {"held": "def"},
         "held-out ... differ",

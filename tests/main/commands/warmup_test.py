@@ -133,7 +133,7 @@ def test_it_writes_a_model_like_any_other(warm, model):
 
 def test_pairs_are_posed_as_runs_pose_prompts(model, files):
   c = settings.typed(
-    config(model, files, **{"data.system": "Be brief.", "data.prefix": "Q:"}),
+    config(model, files, **{"data.system": "Be brief."}),
     warmup.Warmup,
   )
   start = warmup._start(c, 8)
@@ -141,7 +141,7 @@ def test_pairs_are_posed_as_runs_pose_prompts(model, files):
   line = sums(1)[0]
   asked = [
     {"role": "system", "content": "Be brief."},
-    {"role": "user", "content": f"Q:\n{line['prompt']}"},
+    {"role": "user", "content": line["prompt"]},
   ]
   pair = (
     text.render(asked),
@@ -177,10 +177,8 @@ def test_long_and_wrong_ones_are_left_out_if_asked(model, tmp_path):
   lines[3]["response"] = "7 " * 60
   lines[5]["response"] = 7
   path = write(tmp_path / "a.jsonl", lines)
-  fields = {"data.skip_bad": True, "data.drop_long": True}
-  c = settings.typed(
-    config(model, path, **fields, **{"data.heldout_one_in": 4}), warmup.Warmup
-  )
+  fields = {"data.skip_bad": True, "data.heldout_one_in": 4}
+  c = settings.typed(config(model, path, **fields), warmup.Warmup)
   says = ", ".join(warmup._start(c, 8).log_lines)
   assert "1 wrong lines left out" in says and "1 too long ones" in says
 

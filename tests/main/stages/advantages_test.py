@@ -84,7 +84,7 @@ def test_the_rule_sees_rollouts_that_count(keep, masked):
 @pytest.mark.parametrize("keep", ["differ", "solved"])
 def test_a_length_reward_makes_no_group_of_wrong_answers_informative(keep):
   c = short(
-    keep=keep, length_weight=1.0, length_wrong=True, overlong_weight=1.0,
+    keep=keep, length_weight=1.0, overlong_weight=1.0, overlong_buffer=4,
     truncated_factor=0.5,
   )  # fmt: skip
   wrong = groups(
@@ -118,11 +118,6 @@ RIGHT, LENGTHS = [[1.0, 0.0, 1.0, 0.5]], [[2, 2, 4, 4]]
     ({}, True, [0.0, 0.0, 0.0, 0.0]),
     ({"length_weight": 2.0}, True, [-0.5, 0.0, -1.0, 0.0]),
     ({"length_weight": 2.0}, False, [0.0, 0.0, 0.0, 0.0]),
-    (
-      {"length_weight": 2.0, "length_wrong": True},
-      True,
-      [-0.5, -0.5, -1.0, -1.0],
-    ),
     (
       {"length_weight": 1.0, "length_min": 0.0, "length_max": 1.0},
       True,
@@ -258,11 +253,11 @@ def test_the_schedule_of_the_length_reward_has_its_own_count():
   some, progress, seen = groups(RIGHT, length=LENGTHS), RunState(tokens=7), []
   # Two steps before a phase that turns it on: nothing is counted.
   for _ in range(2):
-    got = stage(some, progress, length_on=1, length_off=2)
+    got = stage(some, progress, length_steps=(1, 2))
     assert got.progress == progress
     assert got.metrics["reward/length_active"] == 0.0
   for _ in range(5):
-    got = stage(some, progress, length_weight=2.0, length_on=1, length_off=2)
+    got = stage(some, progress, length_weight=2.0, length_steps=(1, 2))
     progress = got.progress
     seen.append(got.metrics["reward/length_active"])
     mean = (-0.5 - 1.0) / 4 if seen[-1] else 0.0
@@ -275,7 +270,7 @@ def test_the_schedule_of_the_length_reward_has_its_own_count():
 @pytest.mark.parametrize("done, off, active", [(3, 0, 1.0), (3, 1, 0.0)])
 def test_without_off_the_length_reward_stays_on(done, off, active):
   some, how = groups(RIGHT, length=LENGTHS), {"length_weight": 2.0}
-  got = stage(some, RunState(shaped=done), **how, length_on=3, length_off=off)
+  got = stage(some, RunState(shaped=done), **how, length_steps=(3, off))
   assert got.metrics["reward/length_active"] == active
 
 

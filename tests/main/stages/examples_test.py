@@ -254,9 +254,9 @@ def test_a_bad_line_is_refused_or_counted(tmp_path):
 def test_long_prompts_of_files_are_refused_or_dropped(tmp_path):
   path, records = tmp_path / "sums.jsonl", lines()
   records[3]["prompt"] = "so " * 100 + records[3]["prompt"]
-  with pytest.raises(TooLong, match=r"sum-3 has \d+ prompt .*data\.drop_long"):
+  with pytest.raises(TooLong, match=r"sum-3 has \d+ prompt .*data\.skip_bad"):
     from_file(path, records)
-  some = from_file(path, records, **{"data.drop_long": True})
+  some = from_file(path, records, **{"data.skip_bad": True})
   assert any(mentions(s, "left out 1 prompts ... 80") for s in some.log_lines)
   assert all(e.id != "sum-3" for e in [*some._train["gym"], *some.heldout()])
 
@@ -300,7 +300,7 @@ def test_other_heldout_examples_are_refused_too(tmp_path):
 def test_a_domain_of_long_prompts_alone_is_refused(tmp_path):
   path = tmp_path / "sums.jsonl"
   with pytest.raises(TooLong, match=r"= 3: every gym prompt"):
-    from_file(path, lines(), prompt_tokens=3, **{"data.drop_long": True})
+    from_file(path, lines(), prompt_tokens=3, **{"data.skip_bad": True})
 
 
 def test_what_was_left_out_is_kept_word_for_word(tmp_path):
@@ -393,19 +393,19 @@ def test_a_domain_that_is_none_is_refused(tmp_path, domain, says):
 
 
 def test_a_long_line_without_an_id_is_no_puzzle(tmp_path):
-  with pytest.raises(TooLong, match=r"sums/1 has .* set config.data.drop_long"):
+  with pytest.raises(TooLong, match=r"sums/1 has .* set config.data.skip_bad"):
     from_file(tmp_path / "sums.jsonl", arithmetic(), prompt_tokens=3, **OTHERS)
 
 
 def test_what_the_config_adds_to_every_prompt(tmp_path):
-  added = {"data.system": "Be brief.", "data.prefix": "0 + 0 = ?\n0"}
+  added = {"data.system": "Be brief."}
   plain = from_file(tmp_path / "sums.jsonl", arithmetic(), **OTHERS)
   some = from_file(
     tmp_path / "sums.jsonl", arithmetic(), **OTHERS, **added, prompt_tokens=200
   )
   example = some.example(1, 0)
   box = "Think step by step and put the answer into \\boxed{}."
-  question = f"0 + 0 = ?\n0\n{example.question}\n{box}"
+  question = f"{example.question}\n{box}"
   assert some.asked(example) == question
   assert some._ids(example) == text().render(
     [
@@ -422,11 +422,10 @@ def test_what_the_config_adds_to_every_prompt(tmp_path):
   )
 
 
-@pytest.mark.parametrize("field", ["system", "prefix"])
-def test_what_is_added_must_be_text_that_can_be_read(field):
+def test_what_is_added_must_be_text_that_can_be_read():
   for bad in ("<|im_end|>", "a\u200bb", "  "):
-    with pytest.raises(ValueError, match=rf"config\.data\.{field}: ") as e:
-      configured.examples(config(**{f"data.{field}": bad}), text())
+    with pytest.raises(ValueError, match=r"config\.data\.system: ") as e:
+      configured.examples(config(**{"data.system": bad}), text())
     assert "\n" not in str(e.value)
 
 

@@ -46,14 +46,14 @@ def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
   credit = stages.advantages(kept, RunState())
   after, updated = stages.update(copy, kept, credit)
   numbers = updated.metrics
-  assert updated.kl_ref == numbers["policy/kl_ref"]
   # The mean of 0 before the first update and of what that one did.
-  assert 1e-9 < updated.kl_ref < 1e-4
+  assert 1e-9 < numbers["policy/kl_ref"] < 1e-4
   one = learning.update_stage(
     config(minibatches=1), policy, *optimizer(c), mesh
   )
   copy = jax.tree.map(jnp.copy, state)
-  assert 0.0 <= one(copy, kept, credit)[1].kl_ref < 1e-9  # to rounding
+  first = one(copy, kept, credit)[1].metrics
+  assert 0.0 <= first["policy/kl_ref"] < 1e-9  # to rounding
   seeds.pop()
   assert int(after.step) == 1
   assert after.opt[1][0].count == c.optim.minibatches
@@ -67,7 +67,7 @@ def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
   assert not metrics.only_finite(numbers)[1]
   after, updated = stages.update(after, kept, credit)
   numbers = updated.metrics
-  assert updated.kl_ref == numbers["policy/kl_ref"] > 0.0
+  assert numbers["policy/kl_ref"] > 0.0
   assert seeds[-1] != seeds[0]  # minibatches are drawn anew
   assert numbers["optim/lr"] == pytest.approx(c.optim.lr * 4 / 5)
   # After an update the old rollouts are off policy.
@@ -147,9 +147,9 @@ def test_the_theorem_is_measured_only_if_it_shall_be(wired, monkeypatch):
   same, _ = learn(minibatches=1, theory_prompts=0)
   chex.assert_trees_all_close(one, same, rtol=0, atol=3e-8)
   chex.assert_trees_all_close(on, off, rtol=0, atol=1e-6)
-  learn(theory_prompts=1, theory_responses=3, theory_tokens=2, remat="products")
+  learn(theory_prompts=1, remat="products")
   (found,) = seen[0].args
-  assert found.response.shape == (1, 3, 2)
+  assert found.response.shape == (1, 16, 6)
 
 
 @pytest.mark.slow
@@ -189,8 +189,8 @@ def test_what_waits_in_host_memory_changes_no_bit(wired, offload, tmp_path):
 @pytest.mark.parametrize(
   "changes, factor",
   [
-    ({"lr_scaling": "none", "lr_base": 16}, 1.0),
-    ({"lr_scaling": "samples", "lr_base": 16}, 2.0),  # 64 samples
+    ({}, 1.0),
+    ({"lr_samples": 16}, 2.0),  # 64 samples
   ],
 )
 def test_the_rate_grows_with_the_root_of_a_count(changes, factor):
@@ -203,18 +203,6 @@ def test_the_rate_grows_with_the_root_of_a_count(changes, factor):
     rtol=1e-6,
   )
   assert lr_scaling.sqrt_scaled(1.0, samples=64, base_samples=16) == 2.0
-
-
-def test_the_rate_falls_to_0_with_the_last_step():
-  """Half of a cosine over the 8 updates that follow 2 of the warm-up."""
-  c = config(lr=0.01, warmup=2, minibatches=2, **{"optim.decay_steps": 5})
-  _, schedule = optimizer(c)
-  halves = (1 + np.cos(np.pi * np.arange(9) / 8)) / 2
-  np.testing.assert_allclose(
-    [schedule(i) for i in range(11)],
-    0.01 * np.array([0.5, 1.0, *halves]),
-    rtol=1e-5, atol=1e-9,
-  )  # fmt: skip
 
 
 def learned_a_little(c, *, keep_reference=True):
@@ -230,33 +218,29 @@ def learned_a_little(c, *, keep_reference=True):
 
 
 @pytest.mark.parametrize(
-  "rule, progress, kl, why",
+  "rule, progress, why",
   tiers.some(
     [
-      ({"reset_every": 2}, RunState(), 9.0, None),
-      ({"reset_every": 2}, RunState(since_reset=1), None, "2 steps"),
-      ({"reset_above_kl": 0.5}, RunState(since_reset=99), 0.5, None),
-      ({"reset_above_kl": 0.5}, RunState(), None, None),
-      ({"reset_above_kl": 0.5}, RunState(), 0.75, "KL 0.75 above 0.5"),
-      ({"reset_stalled": 2}, RunState(best=0.5, stalled=1), 9.0, None),
+      ({"reset_every": 2}, RunState(), None),
+      ({"reset_every": 2}, RunState(since_reset=1), "2 steps"),
+      ({"reset_stalled": 2}, RunState(best=0.5, stalled=1), None),
       (
         {"reset_stalled": 2},
         RunState(best=0.5, stalled=2),
-        None,
         "no better score in 2 evaluations",
       ),
-      ({}, RunState(since_reset=999, best=0.5, stalled=99), 99.0, None),
+      ({}, RunState(since_reset=999, best=0.5, stalled=99), None),
     ],
     2,
   ),
 )
-def test_when_the_policy_becomes_the_reference(rule, progress, kl, why):
+def test_when_the_policy_becomes_the_reference(rule, progress, why):
   c = config(**{"reset_every": 0} | rule)
   tx, state = learned_a_little(c)
   assert (state.reference["w"] != state.params["w"]).all()
   progress = dataclasses.replace(progress, tokens=5)
   after, progress_after, said = learning.reference_stage(c.reference, tx)(
-    state, progress, train.Outcome(kl, 1.0)
+    state, progress
   )
   assert said == why
   chex.assert_trees_all_equal(after.params, state.params)
@@ -279,10 +263,7 @@ def test_an_optimizer_may_start_anew_with_the_reference():
   assert updates_done(state.opt) == 3
   moments = [x for x in jax.tree.leaves(state.opt) if x.ndim]
   assert all((x != 0.0).all() for x in moments) and moments
-  outcome = train.Outcome(0.0, 1.0)
-  after, _, why = learning.reference_stage(c.reference, tx)(
-    state, RunState(), outcome
-  )
+  after, _, why = learning.reference_stage(c.reference, tx)(state, RunState())
   assert why == "1 steps" and updates_done(after.opt) == 0
   chex.assert_trees_all_equal(after.opt, tx.init(after.params))
   np.testing.assert_array_equal(after.reference["w"], state.params["w"])
@@ -292,9 +273,7 @@ def test_without_a_reference_nothing_is_reset():
   c = config(reset_every=1, reset_optimizer=True)
   tx, state = learned_a_little(c, keep_reference=False)
   progress = RunState(since_reset=3, stalled=3)
-  got = learning.reference_stage(c.reference, tx)(
-    state, progress, train.Outcome(None, 1.0)
-  )
+  got = learning.reference_stage(c.reference, tx)(state, progress)
   assert got == (state, progress, None) and got[0] is state
 
 
@@ -311,11 +290,11 @@ def test_a_reset_leaves_arrays_where_they_were_and_warms_up_again(wired):
   credit = stages.advantages(kept, RunState())
   reset = learning.reference_stage(c.reference, tx)
   for step in (1, 2):
-    state, (kl, numbers, *_) = stages.update(state, kept, credit)
+    state, (numbers, *_) = stages.update(state, kept, credit)
     assert int(state.step) == step
     # Two updates of a warm-up of five, each time.
     assert numbers["optim/lr"] == pytest.approx(c.optim.lr * 2 / 5)
-    state, _, why = reset(state, RunState(), train.Outcome(kl, 1.0))
+    state, _, why = reset(state, RunState())
     assert why == "1 steps"
     chex.assert_trees_all_equal(state.reference, state.params)
     assert kinds(state.reference) == kinds(state.opt) == {sharding.HOST}
@@ -326,13 +305,12 @@ def test_a_reset_leaves_arrays_where_they_were_and_warms_up_again(wired):
   "changes, correction",
   [
     ({"correction": "none"}, None),
-    ({"correction_cap": 3.0}, Correction("truncated", 0.0, 3.0)),
+    ({}, Correction("truncated", 0.0, 2.0)),
+    ({"correction_range": (0, 3)}, Correction("truncated", 0.0, 3.0)),
+    ({"correction": "banded"}, Correction("banded", 0.5, 5.0)),
+    ({"correction": "sequence"}, Correction("sequence", 0.999, 1.002)),
     (
-      {"correction": "banded", "correction_low": 0.25},
-      Correction("banded", 0.25, 5.0),
-    ),
-    (
-      {"correction": "sequence", "sequence_high": 1.5},
+      {"correction": "sequence", "correction_range": (0.999, 1.5)},
       Correction("sequence", 0.999, 1.5),
     ),
   ],
@@ -348,8 +326,6 @@ def test_the_config_becomes_constants_of_the_loss(changes, correction):
     entropy_weight=0.1,
     correction=correction,
   )
-  assert goal.dual_clip is None
-  assert objective(config(dual_clip=3.0)).dual_clip == 3.0
   for kind in ("gspo", "cispo"):
     assert objective(config(loss=kind)).loss is losses.LOSSES[kind]
 
@@ -375,10 +351,6 @@ def silent(logp, logp_old, advantage, mask):
       ({}, dict(unit="token", mean="token", constant=6)),
       ({"mean": "prompt"}, dict(unit="token", mean="prompt", constant=6)),
       ({"mean": "constant"}, dict(unit="token", mean="constant", constant=6)),
-      (
-        {"mean": "constant", "constant": 9},
-        dict(unit="token", mean="constant", constant=9),
-      ),
       ({"loss": "gspo"}, dict(unit="sequence", mean="token", constant=6)),
     ],
     1,
@@ -424,7 +396,7 @@ def test_a_loss_that_tells_no_clip_has_no_clip_fraction(wired, tmp_path):
 
 
 def test_a_number_that_is_not_finite_stays_out_of_what_is_usual(wired):
-  guard = learning.guard_stage(Guard(), bad_steps=5)
+  guard = learning.guard_stage(Guard())
   kept, count = wired[6], len(wired[6].prompts.index)
   enough = SampledGroups(kept, np.ones(count, bool), count, {}, [])
   usual = {"rollout/entropy": 0.8, "reward/mean": 0.5}
@@ -432,7 +404,7 @@ def test_a_number_that_is_not_finite_stays_out_of_what_is_usual(wired):
   for entropy in (0.8, math.nan, 0.8, 0.07):
     scalars = usual | {"rollout/entropy": entropy}
     progress, judged = guard(
-      progress, scalars, enough, train.Updated(None, {}, (1.0,))
+      progress, scalars, enough, train.Updated({}, (1.0,))
     )
     known = entropy if math.isfinite(entropy) else None
     assert judged.scalars["rollout/entropy"] == known

@@ -296,7 +296,7 @@ def test_what_is_invalid_for_one_is_invalid(file):
   )
   names = ["mine.py:score", "mine.py:fails"]
   for order in (names, names[::-1]):
-    (verdict,) = judged(order, ["8"], weights=[1.0, 1.0])
+    (verdict,) = judged(order, ["8"])
     assert verdict.status == "invalid" and "no" in verdict.reason
 
 
@@ -534,7 +534,7 @@ def test_many_groups_and_workers_keep_their_order(file):
   assert len(again) == 3 and again[0][3][0].verdict.score == 3003 + 8
 
 
-def test_several_with_weights(file):
+def test_several_are_added(file):
   file(
     "from brorl_jax.tasks.base import Verdict\n"
     "def right(response, example):\n"
@@ -544,15 +544,15 @@ def test_several_with_weights(file):
     "  return 2 / len(response) if response else float('nan')\n"
   )
   names = ["mine.py:right", "mine.py:brief"]
-  found = judged(names, ["is 8", "8 9"], weights=[1.0, 0.5])
+  found = judged(names, ["is 8", "8 9"])
   assert found == [
-    Verdict("pass", 1.25, "", "the answer"),
-    Verdict("fail", 0.5 * (2 / 3), "", "the answer"),
+    Verdict("pass", 1.5, "", "the answer"),
+    Verdict("fail", 2 / 3, "", "the answer"),
   ]
   # The first says whether it is a pass, however much there is for the other.
-  found = judged(names[::-1], ["is 8", "8 9"], weights=[1.0, 5.0])
+  found = judged(names[::-1], ["is 8", "8 9"])
   assert [(v.status, v.score) for v in found] == [
-    ("fail", 5.5),
+    ("fail", 1.5),
     ("fail", 2 / 3),
   ]
   (found,) = judged(names, [""])
@@ -569,11 +569,6 @@ def test_several_with_weights(file):
     ({"names": ["no.py:f"]}, "no.py does not exist"),
     ({"names": []}, r"config.reward.verifier = \[\]: name each"),
     ({"names": ["mine.py:f", "mine.py:f"]}, "name each function once"),
-    ({"weights": [1.0, 2.0]}, "config.reward.weights .*2 .*1 func"),
-    (
-      {"weights": [float("nan")]},
-      r"config.reward.weights = \[nan\]: use finite",
-    ),
     ({"timeout_s": 0.0}, "config.reward.timeout_s = 0.0; use seconds > 0"),
     ({"timeout_s": float("inf")}, "config.reward.timeout_s = inf"),
   ],
