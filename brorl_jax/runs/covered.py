@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from brorl_jax.runs import lines, sums
+from brorl_jax.runs import lines
 
 
 class Covered(NamedTuple):
@@ -54,7 +54,7 @@ def look(workdir: pathlib.Path, starts: Sequence[Mapping[str, Any]]) -> Covered:
 
   Raises:
     Damaged: A line is unreadable, missing or another one, and later lines
-      exist; see also `sums.check`.
+      exist.
   """
   evaluations = {}
   records = Counter(x["step"] for x in _lines(workdir / "eval/records.jsonl"))
@@ -66,7 +66,6 @@ def look(workdir: pathlib.Path, starts: Sequence[Mapping[str, Any]]) -> Covered:
   )
   last = starts[0].get("run", {}).get("steps") if starts else None
   count = _steps(workdir / "metrics.jsonl")
-  sums.check(workdir)
   return Covered(workdir, count, evaluations, every, last)
 
 

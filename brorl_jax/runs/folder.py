@@ -9,14 +9,7 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from brorl_jax.errors import StorageError, UserError
-from brorl_jax.runs import (
-  config_file,
-  intact,
-  lines,
-  lock,
-  machine,
-  sections,
-)
+from brorl_jax.runs import intact, lines, lock, machine, sections
 
 # A resumed run may have other values of these fields and is the same run...
 _MAY_DIFFER = frozenset(
@@ -30,13 +23,13 @@ _ENDS = frozenset(
 # Values of fields that an older version did not have.
 _DEFAULTS = sections.flat(sections.as_dict(sections.Config()))
 _PART = "config.json.part"  # while config.json is being written
-# Files of earlier runs, by --begin_again, and of later steps, by --from_step.
-_ASIDE = "set_aside"
+# Files of earlier runs, by --begin_again, and later steps, by --from_step.
+ASIDE = "set_aside"
 # Directories of checkpoints that were moved aside.
 _UNUSED = ("damaged_checkpoints", "newer_checkpoints")
 _HELP = (
   "restore the missing files (is a disk not mounted?), choose another workdir, "
-  f"or pass --begin_again, which moves all files to {_ASIDE}/ in this one and "
+  f"or pass --begin_again, which moves all files to {ASIDE}/ in this one and "
   "starts at step 1"
 )
 _ANEW = "to see the original file, run the same command with another workdir"
@@ -154,7 +147,7 @@ def _of_another_mode(workdir: pathlib.Path, of: str, mode: str) -> UserError:
 def _files(workdir: pathlib.Path) -> set[str]:
   """Names of the files that belong to a run."""
   # A run that is killed at once leaves only an incomplete config.json.
-  return {p.name for p in workdir.iterdir()} - {_PART, lock.NAME, _ASIDE}
+  return {p.name for p in workdir.iterdir()} - {_PART, lock.NAME, ASIDE}
 
 
 def _read(workdir: pathlib.Path) -> dict[str, Any]:
@@ -174,8 +167,6 @@ def _read(workdir: pathlib.Path) -> dict[str, Any]:
     raise UserError(f"{path} is missing; {_HELP}; {_ANEW}") from None
   except (OSError, ValueError, RecursionError) as e:
     raise UserError(f"{path} cannot be read: {e}; {_HELP}; {_ANEW}") from None
-  if (field := config_file.wrong(record)) is not None:
-    raise UserError(f"{path}: {field!r} is not what a run writes; {_HELP}")
   return {**record, "config": sections.upgraded(record["config"])}
 
 
@@ -242,7 +233,8 @@ def set_aside(workdir: pathlib.Path) -> pathlib.Path | None:
   """Moves all files of a run to a new folder; None if there are none."""
   if not (names := _files(workdir)):
     return None
-  to = new_aside(workdir)
+  to = next_aside(workdir)
+  to.mkdir(parents=True)
   # If this is killed, the rest is still refused as a run with missing files:
   # without lines a checkpoint is not used, and config.json is the last to go.
   when = {"metrics.jsonl": -1, "config.json": 1}
@@ -251,18 +243,10 @@ def set_aside(workdir: pathlib.Path) -> pathlib.Path | None:
   return to
 
 
-def asides(workdir: pathlib.Path) -> list[pathlib.Path]:
-  """The folders in set_aside/, in the order in which they were made."""
-  found = (p for p in (workdir / _ASIDE).glob("*") if p.name.isdecimal())
-  return sorted(found, key=lambda path: int(path.name))
-
-
-def new_aside(workdir: pathlib.Path) -> pathlib.Path:
-  """Makes the next of them."""
-  last = [int(path.name) for path in asides(workdir)[-1:]]
-  to = workdir / _ASIDE / str(sum(last) + 1)
-  to.mkdir(parents=True)
-  return to
+def next_aside(workdir: pathlib.Path) -> pathlib.Path:
+  """The next folder in set_aside/, which does not exist yet."""
+  made = [p.name for p in (workdir / ASIDE).glob("*") if p.name.isdecimal()]
+  return workdir / ASIDE / str(max(map(int, made), default=0) + 1)
 
 
 def identity(values: Mapping[str, Any], data: Any) -> str:

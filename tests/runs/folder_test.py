@@ -96,30 +96,6 @@ def test_what_the_system_refuses_is_one_line():
   assert done.stderr == "error: /a/b: No space left on device\n"
 
 
-@pytest.mark.parametrize(
-  "field, value",
-  [
-    ("data", ["seed"]),
-    ("data", "seed"),
-    ("run", 3),
-    ("machine", "a"),
-    ("earlier", {}),
-    ("earlier", [3]),
-    ("earlier", [{"config": []}]),
-  ],
-)
-def test_a_field_of_config_json_that_no_run_writes_is_one_line(
-  tmp_path, field, value
-):
-  path = tmp_path / "config.json"
-  folder.write_config(values(), tmp_path)
-  path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
-  with pytest.raises(UserError) as e:
-    check(tmp_path, allow_change=True)
-  start = f"{path}: {field!r} ... missing"
-  assert mentions(str(e.value), start) and "\n" not in str(e.value)
-
-
 @pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl"])
 def test_a_run_without_its_config_is_told_the_way_back(tmp_path, name):
   (tmp_path / name).touch()
@@ -283,7 +259,7 @@ def test_a_refusal_is_a_short_line(tmp_path):
 
 FREE = """
   steps save_every max_busy_s max_samples keep_checkpoints keep_every
-  save_timeout_s samples_shown bad_steps
+  samples_shown bad_steps
 """.split()
 
 

@@ -23,7 +23,6 @@ from brorl_jax.main import (
   settings,
   shared,
   sizes,
-  watched,
 )
 from brorl_jax.main.commands import evaluate as evaluate_command
 from brorl_jax.main.commands import plan
@@ -36,6 +35,7 @@ from brorl_jax.model.policy import Policy
 from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.runs import (
   checkpoints,
+  events,
   folder,
   going_back,
   intact,
@@ -43,8 +43,6 @@ from brorl_jax.runs import (
   lines,
   lock,
   metrics,
-  notify,
-  patience,
   sections,
 )
 from brorl_jax.runs.run_state import Newer
@@ -157,7 +155,6 @@ def _train(
       sections.as_dict(c), parts.entries["data"] | parts.entries["functions"]
     )
   )
-  telling = notify.Notify(c.run.notify if processes.leads() else "")
   recorder = Recorder(
     c,
     workdir,
@@ -167,25 +164,20 @@ def _train(
     changed,
     parts.entries | {"run": identity},
     parts.scorer.replaced,
-    telling,
+    functools.partial(events.tell, c.run.notify if processes.leads() else ""),
   )
   store = _store(c.run, workdir, identity, recorder.warn)
-  limit = patience.limit(c.run.save_timeout_s, lambda: store.good)
   stop = shared.Stop()
   ours = recorder if processes.alone() else shared.Together(recorder)
-  last = processes.last_word(shared.cut(recorder, telling))
-  with limit, contextlib.closing(telling), recorder, last:
+  with recorder, processes.last_word(recorder.cut):
     try:
       with shared.closing(store), stop:
         if from_step is not None:
           store.require(from_step, parts.state, ours.lacks)
         going_back.before_start(workdir, from_step)
-        recorder.look_again()
         state = train.train(
           parts.state,
-          lambda step: watched.stages(
-            at(step).stages(step), step, recorder.beat, ours.event
-          ),
+          lambda step: at(step).stages(step),
           store,
           ours,
           seed=c.run.seed,
