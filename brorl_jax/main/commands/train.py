@@ -115,7 +115,7 @@ def _hold(
   leads = processes.leads()
   hold = lock.hold(workdir) if leads else contextlib.nullcontext()
   scorer, quiet = contextlib.closing(parts.scorer), shared.no_closed_loops()
-  with quiet, scorer, hold as held:
+  with quiet, scorer, hold:
     shared.require_one_folder(workdir)
     if (
       leads and begin_again and (moved := folder.set_aside(workdir)) is not None
@@ -130,7 +130,7 @@ def _hold(
     print(*parts.examples.log_lines, *log_lines, programs.log_line(), sep="\n")
     if (why := kept.too_rare(c.run, c.eval.every)) is not None:
       print(f"warning: {why}")
-    return _train(c, workdir, parts, changed, held, from_step)
+    return _train(c, workdir, parts, changed, from_step)
 
 
 def _train(
@@ -138,7 +138,6 @@ def _train(
   workdir: pathlib.Path,
   parts: "_Parts",
   changed: Mapping[str, Any],
-  held: lock.Lock | None,
   from_step: int | None,
 ) -> int | None:
   """Trains; every error that ends it early is a UserError of one line.
@@ -192,8 +191,6 @@ def _train(
     except (*_UNUSABLE, *_STOPS, checkpoints.Unsaved, OSError) as e:
       if not isinstance(e, _STOPS):  # nothing that another's death may cause
         processes.settle()
-      if held is not None and not ours.started:
-        held.undo()
       raise _ended(e, changed, store.good, started=ours.started) from None
     step = int(state.step)
     recorder.stopped = stop.asked and step < c.run.steps
