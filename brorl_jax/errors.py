@@ -9,7 +9,7 @@ import errno
 REFUSED = 2
 # The numbers of a run ended it; see "When a step goes wrong" in runs/README.md.
 NUMBERS = 3
-# EX_IOERR of sysexits.h: files could not be written, read, or not in time. Once
+# EX_IOERR of sysexits.h: files could not be written or read. Once
 # the storage works again, the same command goes on.
 STORAGE = 74
 

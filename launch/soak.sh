@@ -1,14 +1,12 @@
 #!/usr/bin/env bash
-# Breaks hundreds of short runs, each in one way, and lets one run for thousands of
-# steps, to see that nothing is lost and nothing grows. On CPUs, under Linux.
+# Breaks hundreds of short runs, each in one way, to see that nothing is lost. On CPUs,
+# under Linux.
 #
-#   bash launch/soak.sh --workdir=runs/soak                       about three hours on 2 cores
-#   bash launch/soak.sh --kills=20 --steps=500 --workdir=DIR      any flag of launch.faults
+#   bash launch/soak.sh --workdir=runs/soak                       about two hours on 2 cores
+#   bash launch/soak.sh --kills=20 --workdir=DIR                  any flag of launch.faults
 #
-# One line of JSON per broken run and per 20 steps, a table at the end. Status 0 only
-# if every run ended as one that nobody disturbed, bit for bit, and memory, files,
-# threads, maps, programs and processes stayed within 1 % of those at step 100.
-# PYTHON= and VENV= as in environment.sh.
+# One line of JSON per broken run, a table at the end. Status 0 only if every run ended
+# as one that nobody disturbed, bit for bit. PYTHON= and VENV= as in environment.sh.
 set -euo pipefail
 # shellcheck source=launch/environment.sh
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"

@@ -172,8 +172,6 @@ def test_a_run_leaves_what_it_promises(whole):
   every = metrics.read_lines(workdir / "events.jsonl")
   assert (every[0]["event"], every[-1]["event"]) == ("start", "end")
   assert (every[-1]["why"], every[-1]["status"]) == ("done", 0)
-  beat = json.loads((workdir / "heartbeat.json").read_text())
-  assert (beat["step"], beat["doing"]) == (8, "ended")
   assert (workdir / "report" / "learning_curve.png").stat().st_size > 10_000
   assert list(workdir.glob("events.out.tfevents.*"))
   records = metrics.read_lines(workdir / "eval" / "records.jsonl")
@@ -524,56 +522,14 @@ def test_a_checkpoint_that_cannot_be_written_is_one_line(start, tmp_path):
   assert process.returncode == 0, err
 
 
-HANGING = """
-import sys, threading, time
-
-def hanging():
-  name = "brorl_jax.runs.stored"
-  while not hasattr(stored := sys.modules.get(name), "steps"):
-    time.sleep(0.01)
-  compare = stored.compare
-
-  def hangs(where, *args):
-    if where.name == "3":
-      threading.Event().wait()
-    compare(where, *args)
-
-  stored.compare = hangs
-
-threading.Thread(target=hanging, daemon=True).start()
-"""
-
-
-@pytest.mark.slow
-def test_a_disk_that_hangs_ends_the_run(start, whole, tmp_path, monkeypatch):
-  """In the middle of a save, with a thread that nobody can end."""
-  workdir = tmp_path / "run"
-  (tmp_path / "sitecustomize.py").write_text(HANGING)
-  with monkeypatch.context() as patch:
-    patch.setenv("PYTHONPATH", str(tmp_path))
-    line = one_error(start(workdir, save_timeout_s=8.0))
-  assert line.startswith(
-    f"error: checkpoint 3 in {workdir}/checkpoints: no end "
-  )
-  assert "8 s (run.save_timeout_s); the last good step is 0" in line
-  process = start(workdir)
-  _, err = process.communicate(timeout=240)
-  assert process.returncode == 0, err
-  assert digest(workdir) == digest(whole[0])
-  assert numbers(workdir) == numbers(whole[0])
-
-
 def test_a_run_goes_back_and_ends_as_it_did(start, whole, tmp_path):
   workdir = tmp_path / "run"
   shutil.copytree(whole[0], workdir)
   process = start(workdir, flags=["--from_step=6"])
   out, err = process.communicate(timeout=240)
   assert process.returncode == 0, err
-  assert f"moved what was after step 6 to {workdir}/set_aside/1" in out
+  assert f"moved later checkpoints to {workdir}/set_aside/1" in out
   assert "resumes after step 6" in out and digest(workdir) == digest(whole[0])
-  told = map(json.loads, (workdir / "events.jsonl").read_text().splitlines())
-  told = [e for e in told if e["event"] == "back"]
-  assert [(e["step"], e["from"]) for e in told] == [(6, 8)]
   assert numbers(workdir) == numbers(whole[0])
   # What was left can still be used.
   step = workdir / "set_aside" / "1" / "checkpoints" / "8"

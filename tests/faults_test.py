@@ -9,22 +9,19 @@ import os
 import pathlib
 import shutil
 import signal
-import sys
 
 import compiling
 import pytest
 import tiers
 
-from launch.faults import damage, runs, stages, trials, watch
+from launch.faults import damage, runs, stages, trials
 
 # About 15 s each: two starts of a few seconds.
 pytestmark = pytest.mark.ci
-ROOT = pathlib.Path(__file__).parents[1]
 KILLS, TERMS = 20, 10
 # Of a run that was killed after step 8. "*" stands for any name.
 FILES = (
   "config.json",
-  "sums.json",
   "metrics.jsonl",
   "samples.jsonl",
   "visits.jsonl",
@@ -99,9 +96,8 @@ def test_a_kill_between_the_rounds_of_a_prompt(tmp_path, workdir, tokens):
   ) as site:
     drawn = {x["drawn"] for x in runs.lines(site.twin / "visits.jsonl")}
     assert drawn == {4, 16}
-    fault = {"kind": "kill", "stage": "while verdicts are awaited"}
-    killed = site.start(workdir, fault).ended(trials.LIMIT_S)
-    assert killed == -signal.SIGKILL
+    killed = site.start(workdir, "while verdicts are awaited")
+    assert killed.ended(trials.LIMIT_S) == -signal.SIGKILL
     assert site.start(workdir).ended(trials.LIMIT_S) == runs.DONE
     found = runs.differences(workdir, site.twin)
   # In slots a round follows as soon as the last one has rewards, which is a
@@ -113,11 +109,6 @@ def test_a_kill_between_the_rounds_of_a_prompt(tmp_path, workdir, tokens):
 @pytest.mark.parametrize("moment", tiers.some(range(TERMS), 0, 1))
 def test_sigterm_loses_no_step(site, workdir, moment):
   assert trials.term(site, workdir, moment) is None
-
-
-@pytest.mark.parametrize("name", tiers.some(trials.SINGLE, 0, 0))
-def test_a_fault(site, workdir, name):
-  assert trials.SINGLE[name](site, workdir) is None
 
 
 @pytest.mark.parametrize("way", damage.WAYS)
@@ -142,18 +133,6 @@ def test_no_kind_of_file_is_forgotten(site):
     and path.name not in (mark, "process_0")
   ]
   assert other == []
-
-
-# Another part of the package skips such updates; its metric is in the glossary.
-SKIPS = "`update/skipped`" in (ROOT / "configs" / "README.md").read_text()
-
-
-@pytest.mark.skipif(
-  not SKIPS, reason="a gradient that is not finite ends a run"
-)
-@pytest.mark.parametrize("step", tiers.some([5, 1, 12], 0, 1))
-def test_one_gradient_that_is_not_finite(site, workdir, step):
-  assert trials.nan(site, workdir, step) is None
 
 
 def test_a_difference_is_seen(twin, workdir):
@@ -184,17 +163,9 @@ def test_other_arrays_are_seen(twin, workdir):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-def test_a_start_says_what_it_holds(site, workdir, tmp_path):
-  """And a run that is broken says so: another config is refused."""
-  into = tmp_path / "held.jsonl"
-  fault = {"kind": "recorded", "into": str(into), "every": 4}
-  start = site.start(workdir, fault)
+def test_a_run_that_is_refused_says_so_in_a_line(site, workdir):
+  start = site.start(workdir)
   assert start.ended(trials.LIMIT_S) == runs.DONE, start.said()
-  lines = runs.lines(into)
-  assert [line["step"] for line in lines] == [4, 8, 12]
-  assert {*lines[0]} == {"step", "resident", *watch.HELD}
-  assert all(line[name] > 0 for line in lines for name in watch.HELD[:5])
   start = site.start(workdir, None, "--config.run.seed=1")
   assert start.ended(60) == runs.REFUSED
   assert runs.complaint(start.said()) is None

@@ -112,8 +112,8 @@ _BEGIN_AGAIN = flags.DEFINE_bool(
 _FROM_STEP = flags.DEFINE_integer(
   "from_step",
   None,
-  "Go back to this saved step of the run; its later checkpoints and lines are "
-  "moved to set_aside/ in its folder. Every start with this flag does so.",
+  "Go back to this saved step of the run; its later checkpoints are moved to "
+  "set_aside/ in its folder. Every start with this flag does so.",
 )
 _TOPOLOGY = flags.DEFINE_string(
   "topology",

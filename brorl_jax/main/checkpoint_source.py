@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 
 from brorl_jax.model import architectures, huggingface, sharding, tokenizer
 from brorl_jax.model.policy import Policy
-from brorl_jax.runs import checkpoints, config_file, sections
+from brorl_jax.runs import checkpoints, sections
 from brorl_jax.tasks.domains import MADE
 
 TRAINED_ON = "trained_on.json"  # next to the weights of an exported run
@@ -193,8 +193,8 @@ def _records(path: pathlib.Path) -> list[dict[str, Any]]:
     ValueError: No run wrote it.
   """
   record = hf_format.read_json(path)
-  if (field := config_file.wrong(record)) is not None:
-    raise ValueError(f"{path} was not written by a run: see {field!r}")
+  if not isinstance(record.get("config"), dict):
+    raise ValueError(f"{path} was not written by a run")
   return [record, *reversed(record.get("earlier") or [])]
 
 

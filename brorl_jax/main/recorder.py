@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,7 +14,7 @@ from jaxtyping import PyTree
 
 from brorl_jax import evaluate, processes, train, types
 from brorl_jax.errors import UserError
-from brorl_jax.main import inversion, records
+from brorl_jax.main import records
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.rl import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
@@ -21,12 +22,10 @@ from brorl_jax.runs import (
   covered,
   events,
   folder,
-  heartbeat,
   intact,
   machine,
   metrics,
   sections,
-  sums,
 )
 from brorl_jax.runs.sections import Config
 from brorl_jax.tasks.base import Example
@@ -73,7 +72,6 @@ class Recorder:
     self._changed, self._found = changed, entries
     self._replaced, self._tell = replaced, tell
     self._files, self._early = [], []
-    self._heartbeat = heartbeat.Heartbeat(workdir, self.warn)
     self._last = self._began = 0  # steps: the last finished, the first
     self._open = False
     self.started = self.stopped = False
@@ -84,10 +82,6 @@ class Recorder:
       self._workdir,
       folder.configs(self._workdir) or [sections.as_dict(self._c)],
     )
-
-  def look_again(self) -> None:
-    """Forgets which steps the files cover: their lines were moved away."""
-    self.__dict__.pop("_covered", None)
 
   def lacks(self, step: int) -> str | None:
     return self._covered.lacks(step)
@@ -118,7 +112,6 @@ class Recorder:
     print(f"{len(devices)} {devices[0].device_kind}; {what}")
     if done < 0:  # config.json is the first file of a run
       folder.write_config(sections.as_dict(c), self._workdir, **self._found)
-    sums.shorten(self._workdir, done)
     lines = lambda *path, **how: metrics.JsonLines(
       self._workdir.joinpath(*path), after=done, warn=self.warn, **how
     )
@@ -148,7 +141,6 @@ class Recorder:
 
     self._last = self._began = max(done, 0)
     self._open = True
-    self.beat(self._last, "starting")
     self._tell_of_start(done)
     if done >= 0:
       folder.write_config(sections.as_dict(c), self._workdir, **self._found)
@@ -174,23 +166,9 @@ class Recorder:
     if self._changed:
       self.event(done, {"event": "config", "changed": dict(self._changed)})
 
-  def beat(self, step: int, doing: str) -> None:
-    """Tells heartbeat.json what begins, or that it goes on."""
-    if self._open:
-      self._heartbeat(step, doing)
-
   def sync(self) -> None:
-    self.beat(self._last, "saving")
     for file in self._files:
       file.sync()
-    named = {
-      "metrics.jsonl": self._writer,
-      "samples.jsonl": self._samples,
-      "visits.jsonl": self._visits,
-      "eval/curve.jsonl": self._curve,
-      "eval/records.jsonl": self._records,
-    }
-    sums.write(self._workdir, {name: file.sum for name, file in named.items()})
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
     self._write(step, what)
@@ -218,7 +196,6 @@ class Recorder:
     kept: types.Groups,
     sampled: SampledGroups,
   ) -> None:
-    self.beat(step, "writing")
     replaced = self._replaced()
     count = sum(replaced.values())
     more = {"score/replaced_workers": count}
@@ -229,6 +206,16 @@ class Recorder:
     if count:
       why = events.most_often(replaced)
       self.event(step, {"event": "workers", "count": count, "why": why})
+    groups = sampled.groups
+    responses = groups.scores.responses[groups.rollouts.drawn]
+    failed = [(x.task, x.verdict.reason) for x in responses if not x.valid]
+    self._tell_of_unjudged(step, failed, len(responses))
+
+  def _tell_of_unjudged(
+    self, step: int, failed: Sequence[tuple[str, str]], of: int
+  ) -> None:
+    if event := events.unjudged(failed, of):
+      self.event(step, event)
 
   def dump(
     self,
@@ -265,19 +252,14 @@ class Recorder:
     return self._measure(step)(params, self._heldout)
 
   def evaluate(self, step: int, params: PyTree) -> float:
-    self.beat(step, "evaluation")
-    records = []
-    for chunk in self.measured(step, params):
-      records += chunk
-      self.beat(step, "evaluation")
+    records = [*itertools.chain(*self.measured(step, params))]
     evaluate.check_invalid(records)
     failed = [
       (one["task"], one["reason"])
       for one in records
       if one["status"] == "invalid"
     ]
-    if event := events.unjudged(failed, len(records)):
-      self.event(step, event)
+    self._tell_of_unjudged(step, failed, len(records))
     summary, rates = evaluate.summary(records), evaluate.rates(records)
     values, half = jnp.array(rates), None
     mean = float(values.mean())
@@ -299,26 +281,7 @@ class Recorder:
     }
     self._curve.write(line)
     self._writer.write_evaluation(step, _scalars(line))
-    self._tell_of_inversion(step, line)
     return mean
-
-  def _tell_of_inversion(self, step: int, line: Mapping[str, Any]) -> None:
-    """An event when fewer prompts can be solved, once until it is over."""
-    earlier = [
-      one
-      for one in metrics.each_line(self._workdir / "eval" / "curve.jsonl")
-      if one["step"] < step
-    ]
-    if not earlier:
-      return
-    why = inversion.inverted(earlier[0], line)
-    if why and not inversion.inverted(earlier[0], earlier[-1]):
-      self.event(step, {"event": "inversion", "why": why})
-    visits = [*metrics.each_line(self._workdir / "visits.jsonl")]
-    before = [one for one in visits if one["step"] < earlier[-1]["step"]]
-    why = inversion.inverted_in_training(visits)
-    if why and not inversion.inverted_in_training(before):
-      self.event(step, {"event": "inversion", "why": why})
 
   def close(self) -> None:
     for file in self._files:
@@ -357,7 +320,6 @@ class Recorder:
     elif status or self._began < self._c.run.steps:
       with contextlib.suppress(OSError):  # which may be why it ends
         self._write(self._last, event)
-      self.beat(self._last, "ended")
 
 
 def _scalars(line: Mapping[str, Any]) -> dict[str, float]:

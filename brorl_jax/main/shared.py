@@ -9,7 +9,7 @@ import platform
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -21,7 +21,7 @@ from brorl_jax.errors import UserError
 from brorl_jax.main.recorder import Recorder
 from brorl_jax.rollout import plan
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
-from brorl_jax.runs import checkpoints, machine, notify, sections
+from brorl_jax.runs import checkpoints, machine, sections
 from brorl_jax.runs.sections import Config
 
 # A network's file system may show a file late.
@@ -111,18 +111,6 @@ def closing(store: checkpoints.Store) -> Iterator[None]:
     store.close() if together else store.leave()
     raise
   store.close()
-
-
-def cut(
-  recorder: Recorder, telling: notify.Notify
-) -> Callable[[str, int], None]:
-  """What records the end of a run between two of its lines, and tells of it."""
-
-  def say(why: str, status: int) -> None:
-    recorder.cut(why, status)
-    telling.close()
-
-  return say
 
 
 @contextlib.contextmanager

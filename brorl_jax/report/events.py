@@ -35,7 +35,6 @@ _LOOKS = {
   "reference reset": ("tab:blue", "-.", "o"),
   "phase": ("tab:cyan", "-", "P"),
   "config": ("tab:pink", "--", "*"),
-  "back": ("tab:gray", "-", "<"),
 }
 _OTHER = ("0.6", ":", ".")
 _LANE = 12.0  # points between the markers of two kinds

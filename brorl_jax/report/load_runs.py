@@ -12,7 +12,7 @@ from brorl_jax import evaluate
 from brorl_jax.errors import UserError
 from brorl_jax.report import ledger, samples
 from brorl_jax.report.compare import Evaluation, Run
-from brorl_jax.runs import config_file, metrics, sections
+from brorl_jax.runs import metrics, sections
 from brorl_jax.runs.lines import has_step
 
 # Metrics that the report reads from metrics.jsonl.
@@ -79,10 +79,6 @@ def look(path: pathlib.Path) -> Folder:
   if not isinstance(about.get("config"), dict):
     raise UserError(
       f"{path / 'config.json'} was not written by a run; leave this folder out"
-    )
-  if (field := config_file.wrong(about)) is not None:
-    raise UserError(
-      f"{path / 'config.json'}: {field!r} is not what a run writes; {_REMEDY}"
     )
   records = path / "eval" / "records.jsonl"
   if not (path / "metrics.jsonl").exists():

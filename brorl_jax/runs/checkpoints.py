@@ -27,7 +27,7 @@ import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 from brorl_jax import processes
-from brorl_jax.runs import intact, kept, patience, stored
+from brorl_jax.runs import intact, kept, stored
 from brorl_jax.runs.intact import digest as digest
 from brorl_jax.runs.stored import MismatchError, Unreachable, Unusable
 from brorl_jax.runs.stored import NoWayBack as NoWayBack
@@ -35,8 +35,8 @@ from brorl_jax.runs.stored import read_params as read_params
 
 # For the last save, where a process of many has failed.
 _LEAVE_S = 20
-# Of a save: orbax measures it by the wall clock, which may jump, and `patience`
-# limits it.
+# Of a save: a slow disk ends no run, and orbax measures it by the wall clock,
+# which may jump.
 _NEVER_S = 10**7
 
 
@@ -130,7 +130,7 @@ class Store:
     record |= {"leaves": intact.describe(state), "digest": digest(state)}
     extra = intact.sealed(record)
     like = jax.tree.map(ocp.utils.to_shape_dtype_struct, state)
-    with self._waiting(step), self._one_line_errors(step):
+    with self._one_line_errors(step):
       saved = self._open().save(
         step,
         args=ocp.args.Composite(
@@ -235,7 +235,7 @@ class Store:
   def _verify(self, written: _Written) -> None:
     """Waits for a step, compares it with what was saved and deletes others."""
     step, like, extra = written
-    with self._waiting(step), self._one_line_errors(step):
+    with self._one_line_errors(step):
       manager = self._open()
       manager.wait_until_finished()
       manager.check_for_errors()
@@ -245,7 +245,7 @@ class Store:
 
   def _prune(self, step: int) -> None:
     """Deletes what is superfluous now that a step is good."""
-    with self._waiting(step), self._one_line_errors(step):
+    with self._one_line_errors(step):
       for old in processes.first(self._superfluous()):
         self._open().delete(old)
 
@@ -302,9 +302,6 @@ class Store:
         ),
       )
     return self._manager
-
-  def _waiting(self, step: int) -> contextlib.AbstractContextManager[None]:
-    return patience.waiting(f"checkpoint {step} in {self._directory}")
 
   @contextlib.contextmanager
   def _one_line_errors(self, step: int) -> Iterator[None]:

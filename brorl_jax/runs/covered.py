@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from brorl_jax.runs import lines, sums
+from brorl_jax.runs import lines
 
 
 class Covered(NamedTuple):
@@ -15,15 +15,14 @@ class Covered(NamedTuple):
   Attributes:
     workdir: Folder of the run.
     steps: Number of lines of metrics.jsonl.
-    evaluations: From the step of each evaluation to the number of its records
-      and the number that it should have, None if an older version wrote it.
+    evaluations: From the step of each evaluation to whether it has all records.
     every: Steps between the evaluations that all starts of the run share.
     last: Last step of the newest start, which ends with an evaluation.
   """
 
   workdir: pathlib.Path
   steps: int
-  evaluations: Mapping[int, tuple[int, int | None]]
+  evaluations: Mapping[int, bool]
   every: int
   last: int | None
 
@@ -34,14 +33,9 @@ class Covered(NamedTuple):
       return f"{path} has no step {step}: it ends with step {self.steps}"
     wanted = {*range(0, step + 1, self.every), *self.evaluations}
     wanted |= {step} if step == self.last else set()
-    for at in sorted(e for e in wanted if e <= step):
-      have, of = self.evaluations.get(at, (0, None))
-      if at not in self.evaluations:
-        path = self.workdir / "eval" / "curve.jsonl"
-        return f"{path} has no evaluation of step {at}"
-      if of is not None and have != of:
-        path = self.workdir / "eval" / "records.jsonl"
-        return f"{path} has {have} of {of} records of step {at}"
+    for at in sorted(wanted):
+      if at <= step and not self.evaluations.get(at):
+        return f"{self.workdir / 'eval'} has no whole evaluation of step {at}"
     return None
 
 
@@ -54,19 +48,19 @@ def look(workdir: pathlib.Path, starts: Sequence[Mapping[str, Any]]) -> Covered:
 
   Raises:
     Damaged: A line is unreadable, missing or another one, and later lines
-      exist; see also `sums.check`.
+      exist.
   """
   evaluations = {}
   records = Counter(x["step"] for x in _lines(workdir / "eval/records.jsonl"))
   for line in _lines(workdir / "eval/curve.jsonl"):
-    evaluations[line["step"]] = records[line["step"]], _wanted(line)
+    step, wanted = line["step"], _wanted(line)
+    evaluations[step] = wanted in (None, records[step])
   # Starts with different values of eval.every share only these steps.
   every = math.lcm(
     *(max(1, c.get("eval", {}).get("every") or 1) for c in starts)
   )
   last = starts[0].get("run", {}).get("steps") if starts else None
   count = _steps(workdir / "metrics.jsonl")
-  sums.check(workdir)
   return Covered(workdir, count, evaluations, every, last)
 
 

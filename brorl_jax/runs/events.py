@@ -9,10 +9,13 @@ machine: it started, warned, ended. Nothing repeats them, so none is dropped.
 
 import collections
 import datetime
+import json
 import os
 import pathlib
 import platform
 import re
+import shlex
+import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -26,13 +29,13 @@ OF_PROCESS = frozenset(
     "data",
     "warning",
     "workers",
-    "back",
     "stop",  # of older versions: an end by an error
     "end",
   }
 )
 # Those that `run.notify` is called with.
-TOLD = frozenset({"start", "resume", "warning", "guard", "inversion", "end"})
+TOLD = frozenset({"start", "resume", "warning", "guard", "end"})
+_TELL_S = 30.0  # the longest call of that command
 # What a resume says of a process that wrote nothing when it ended.
 NO_WORD = "nothing: it was killed, or its machine failed"
 
@@ -52,6 +55,32 @@ def now() -> str:
 def here() -> dict[str, Any]:
   """Which process of which machine this is."""
   return {"pid": os.getpid(), "host": platform.node()}
+
+
+def tell(command: str, event: Mapping[str, Any]) -> None:
+  """Calls the user's command with an event, as JSON on standard input.
+
+  Whatever it does, the run goes on; the terminal tells of a failure.
+
+  Args:
+    command: Program and arguments as in a shell, but without a shell; "":
+      nobody is told.
+    event: With its kind as "event".
+  """
+  if not command:
+    return
+  try:
+    subprocess.run(
+      shlex.split(command),
+      input=json.dumps(event).encode() + b"\n",
+      # It may leave processes that would hold the output of the run open.
+      stdout=subprocess.DEVNULL,
+      stderr=subprocess.DEVNULL,
+      timeout=_TELL_S,
+      check=True,
+    )
+  except (OSError, ValueError, subprocess.SubprocessError) as e:
+    print(f"warning: run.notify: {e}")
 
 
 def last_word(path: pathlib.Path) -> str | None:

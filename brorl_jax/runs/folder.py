@@ -8,15 +8,8 @@ import subprocess
 from collections.abc import Mapping, Set
 from typing import Any
 
-from brorl_jax.errors import StorageError, UserError
-from brorl_jax.runs import (
-  config_file,
-  intact,
-  lines,
-  lock,
-  machine,
-  sections,
-)
+from brorl_jax.errors import UserError
+from brorl_jax.runs import intact, lines, lock, machine, sections
 
 # A resumed run may have other values of these fields and is the same run...
 _MAY_DIFFER = frozenset(
@@ -28,24 +21,19 @@ _ENDS = frozenset({"run.steps", "run.save_every", "run.max_samples"})
 # Values of fields that an older version did not have.
 _DEFAULTS = sections.flat(sections.as_dict(sections.Config()))
 _PART = "config.json.part"  # while config.json is being written
-# Files of earlier runs, by --begin_again, and of later steps, by --from_step.
-_ASIDE = "set_aside"
+# Files of earlier runs, by --begin_again, and later steps, by --from_step.
+ASIDE = "set_aside"
 # Directories of checkpoints that were moved aside.
 _UNUSED = ("damaged_checkpoints", "newer_checkpoints")
 _HELP = (
   "restore the missing files (is a disk not mounted?), choose another workdir, "
-  f"or pass --begin_again, which moves all files to {_ASIDE}/ in this one and "
+  f"or pass --begin_again, which moves all files to {ASIDE}/ in this one and "
   "starts at step 1"
 )
-_ANEW = "to see the original file, run the same command with another workdir"
 
 
 def check_empty(workdir: pathlib.Path) -> None:
-  """Checks that a folder is empty and writable.
-
-  Raises:
-    UserError: It is not.
-  """
+  """Raises UserError if a folder is not empty or cannot be written."""
   if _writable(workdir) == workdir and any(workdir.iterdir()):
     raise UserError(
       f"workdir {workdir} is not empty; choose an empty or new folder"
@@ -54,29 +42,14 @@ def check_empty(workdir: pathlib.Path) -> None:
 
 def _writable(workdir: pathlib.Path) -> pathlib.Path:
   """The folder, or the nearest above it that exists; raises UserError."""
-  try:
-    os.lstat(workdir)
-  except (FileNotFoundError, NotADirectoryError, PermissionError):
-    pass
-  except (OSError, ValueError) as e:  # the name is too long or has a NUL
-    raise UserError(f"workdir {str(workdir)!r}: {intact.one_line(e)}") from None
   # os.path.exists is False inside an unreadable folder; Path.exists raises.
   parent = next(
     p for p in (workdir, *workdir.absolute().parents) if os.path.exists(p)
   )
-  if not parent.is_dir():
+  if not (parent.is_dir() and os.access(parent, os.R_OK | os.W_OK | os.X_OK)):
     raise UserError(
-      f"workdir {workdir}: {parent} is not a folder; choose another"
-    )
-  if os.statvfs(parent).f_flag & os.ST_RDONLY:
-    raise StorageError(
-      f"workdir {workdir}: {parent} is on a read-only file system; mount it "
-      "for writing, or choose another"
-    )
-  if not os.access(parent, os.R_OK | os.W_OK | os.X_OK):
-    raise UserError(
-      f"workdir {workdir}: {parent} cannot be read and written; change its "
-      "permissions or choose another"
+      f"workdir {workdir}: {parent} is not a folder that can be read and "
+      "written; change its permissions or choose another"
     )
   return parent
 
@@ -105,9 +78,7 @@ def check(
     UserError: The folder cannot be written, belongs to another mode or program,
       or to a run with another config.
   """
-  parent = _writable(workdir)
-  # A run that is killed at once leaves only an incomplete config.json.
-  if parent != workdir or not _files(workdir):
+  if not _files(workdir):
     return {}
   record = _read(workdir)
   before, of = sections.flat(record["config"]), record.get("mode", "train")
@@ -150,9 +121,17 @@ def _of_another_mode(workdir: pathlib.Path, of: str, mode: str) -> UserError:
 
 
 def _files(workdir: pathlib.Path) -> set[str]:
-  """Names of the files that belong to a run."""
+  """Names of the files of a run; raises UserError for those of others."""
+  if _writable(workdir) != workdir:
+    return set()
   # A run that is killed at once leaves only an incomplete config.json.
-  return {p.name for p in workdir.iterdir()} - {_PART, lock.NAME, _ASIDE}
+  names = {p.name for p in workdir.iterdir()} - {_PART, lock.NAME, ASIDE}
+  if names and not names & {"config.json", "checkpoints", "metrics.jsonl"}:
+    raise UserError(
+      f"workdir {workdir} holds files that do not belong to a run; choose an "
+      "empty or new folder"
+    )
+  return names
 
 
 def _read(workdir: pathlib.Path) -> dict[str, Any]:
@@ -163,18 +142,9 @@ def _read(workdir: pathlib.Path) -> dict[str, Any]:
     config = record.get("config") if isinstance(record, dict) else None
     if not isinstance(config, dict):
       raise ValueError("it does not hold the config of a run")
-  except FileNotFoundError:
-    if not _files(workdir) & {"checkpoints", "metrics.jsonl"}:
-      raise UserError(
-        f"workdir {workdir} holds files that do not belong to a run; choose an "
-        "empty or new folder"
-      ) from None
-    raise UserError(f"{path} is missing; {_HELP}; {_ANEW}") from None
   except (OSError, ValueError, RecursionError) as e:
-    raise UserError(f"{path} cannot be read: {e}; {_HELP}; {_ANEW}") from None
-  if (field := config_file.wrong(record)) is not None:
-    raise UserError(f"{path}: {field!r} is not what a run writes; {_HELP}")
-  return {**record, "config": sections.upgraded(record["config"])}
+    raise UserError(f"{path} cannot be read: {e}; {_HELP}") from None
+  return {**record, "config": sections.upgraded(config)}
 
 
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,17 +165,12 @@ def configs(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 def begun(workdir: pathlib.Path) -> str | None:
   """Why a run must not start here although there is no checkpoint, or None."""
-  there = f"steps of a run, but {workdir / 'checkpoints'} has no checkpoint"
-  for name in ("metrics.jsonl", "samples.jsonl"):
-    if (path := workdir / name).exists() and path.stat().st_size:
-      return f"{path} has {there}"
-  curve = workdir / "eval" / "curve.jsonl"
-  # Step 0 is evaluated before it is saved.
-  if curve.exists() and any(x["step"] > 0 for x in lines.each_whole(curve)):
-    return f"{curve} has {there}"
-  for name in _UNUSED:
-    if (path := workdir / name).is_dir():
-      return f"{path} has checkpoints of a run that were moved aside"
+  # Step 0 is evaluated before it is saved, so eval/ may have lines.
+  for name in ("metrics.jsonl", "samples.jsonl", *_UNUSED):
+    path = workdir / name
+    if path.is_dir() or (path.exists() and path.stat().st_size):
+      checkpoints = workdir / "checkpoints"
+      return f"{path} has steps of a run, but {checkpoints} has no checkpoint"
   return None
 
 
@@ -215,32 +180,23 @@ def lost(why: str) -> UserError:
 
 
 def check_again(workdir: pathlib.Path) -> None:
-  """Checks that a folder holds a training run, or nothing.
-
-  Raises:
-    UserError: It holds something else, or cannot be written.
-  """
-  if _writable(workdir) != workdir or not (names := _files(workdir)):
+  """Raises UserError if a folder holds no training run, and is not empty."""
+  if "config.json" not in _files(workdir):
     return
-  if "config.json" in names:
-    try:
-      mode = _read(workdir).get("mode", "train")
-    except UserError:  # damaged, as it often is when this is needed
-      mode = "train"
-    if mode != "train":
-      raise _of_another_mode(workdir, mode, "train")
-  elif not names & {"checkpoints", "metrics.jsonl"}:
-    raise UserError(
-      f"workdir {workdir} holds files that do not belong to a run; choose an "
-      "empty or new folder"
-    )
+  try:
+    mode = _read(workdir).get("mode", "train")
+  except UserError:  # damaged, as it often is when this is needed
+    return
+  if mode != "train":
+    raise _of_another_mode(workdir, mode, "train")
 
 
 def set_aside(workdir: pathlib.Path) -> pathlib.Path | None:
   """Moves all files of a run to a new folder; None if there are none."""
   if not (names := _files(workdir)):
     return None
-  to = new_aside(workdir)
+  to = next_aside(workdir)
+  to.mkdir(parents=True)
   # If this is killed, the rest is still refused as a run with missing files:
   # without lines a checkpoint is not used, and config.json is the last to go.
   when = {"metrics.jsonl": -1, "config.json": 1}
@@ -249,18 +205,10 @@ def set_aside(workdir: pathlib.Path) -> pathlib.Path | None:
   return to
 
 
-def asides(workdir: pathlib.Path) -> list[pathlib.Path]:
-  """The folders in set_aside/, in the order in which they were made."""
-  found = (p for p in (workdir / _ASIDE).glob("*") if p.name.isdecimal())
-  return sorted(found, key=lambda path: int(path.name))
-
-
-def new_aside(workdir: pathlib.Path) -> pathlib.Path:
-  """Makes the next of them."""
-  last = [int(path.name) for path in asides(workdir)[-1:]]
-  to = workdir / _ASIDE / str(sum(last) + 1)
-  to.mkdir(parents=True)
-  return to
+def next_aside(workdir: pathlib.Path) -> pathlib.Path:
+  """The next folder in set_aside/, which does not exist yet."""
+  made = [p.name for p in (workdir / ASIDE).glob("*") if p.name.isdecimal()]
+  return workdir / ASIDE / str(max(map(int, made), default=0) + 1)
 
 
 def identity(values: Mapping[str, Any], data: Any) -> str:

@@ -2,14 +2,11 @@
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
-
-from brorl_jax.runs import patience
 
 
 class Damaged(ValueError):
@@ -42,7 +39,7 @@ class JsonLines:
     """
     self._path = path = pathlib.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    self.steps, self._lines, self._hash = [], 0, hashlib.sha256()
+    self.steps = []
     if path.exists():
       kept = []
       for number, line in _numbered(path, has_step):
@@ -54,7 +51,6 @@ class JsonLines:
           warn(f"{path}, line {number}: skipped: {line}")
       self.steps = [line["step"] for line in kept]
       write_whole(path, b"".join(map(text, kept)).decode())
-      self._count(*map(text, kept))
     self._file = path.open("ab", buffering=0)
 
   def write(self, *lines: Mapping[str, Any]) -> None:
@@ -63,24 +59,12 @@ class JsonLines:
     Raises:
       OSError: Names the file, which cannot be written or was removed.
     """
-    each = [*map(text, lines)]
-    rest = b"".join(each)
+    rest = b"".join(map(text, lines))
     with _naming(self._path):
       if not self._path.exists():  # otherwise the lines would be lost
         raise FileNotFoundError(errno.ENOENT, "was removed during the run")
       while rest:
         rest = rest[self._file.write(rest) :]
-    self._count(*each)
-
-  @property
-  def sum(self) -> dict[str, Any]:
-    """Number and SHA-256 of the lines so far."""
-    return {"lines": self._lines, "sha256": self._hash.hexdigest()}
-
-  def _count(self, *each: bytes) -> None:
-    self._lines += len(each)
-    for one in each:
-      self._hash.update(one)
 
   def sync(self) -> None:
     """Returns when all lines survive a power loss too."""
@@ -120,10 +104,9 @@ def _sync_folder(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _naming(path: pathlib.Path) -> Iterator[None]:
-  """Adds the name of the file to system errors; see also `patience`."""
+  """Adds the name of the file to system errors."""
   try:
-    with patience.waiting(path):
-      yield
+    yield
   except OSError as e:
     raise OSError(e.errno, e.strerror, str(path)) from e
 
@@ -163,18 +146,6 @@ def each_whole(
     elif bad is not None:
       raise bad
     else:
-      yield line
-
-
-def later(path: str | pathlib.Path, step: int) -> list[dict[str, Any]]:
-  """The lines of steps after this one; unreadable ones are skipped."""
-  return [line for line in each_readable(path) if line["step"] > step]
-
-
-def each_readable(path: str | pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Lines with a step; unreadable ones are left out."""
-  for _, line in _numbered(path, has_step):
-    if not isinstance(line, ValueError):
       yield line
 
 

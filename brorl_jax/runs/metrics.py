@@ -84,11 +84,6 @@ class Writer:
     self._show(step, scalars)
     self._progress.step(step, numbers(scalars))
 
-  @property
-  def sum(self) -> dict[str, Any]:
-    """Number and SHA-256 of the lines so far."""
-    return self._lines.sum
-
   def sync(self) -> None:
     """Returns when the lines survive a power loss."""
     self._lines.sync()

@@ -13,8 +13,6 @@ WAYS: dict[str, Callable[[bytes, random.Random], bytes | None]] = {
   "garbage": lambda data, rng: rng.randbytes(max(len(data), 16)),
 }
 
-_ANEW = {".lock", "heartbeat.json"}
-
 
 def _flipped(data: bytes, rng: random.Random) -> bytes:
   """One bit is the other one."""
@@ -25,12 +23,9 @@ def _flipped(data: bytes, rng: random.Random) -> bytes:
 
 
 def files(workdir: pathlib.Path) -> list[pathlib.Path]:
-  """The files of a run, relative to its folder, in the order of their names.
-
-  Those that each start writes anew, and does not read, are left out.
-  """
+  """The files of a run but its lock, relative to its folder, sorted."""
   every = [p.relative_to(workdir) for p in workdir.rglob("*") if p.is_file()]
-  return sorted(p for p in every if p.name not in _ANEW)
+  return sorted(p for p in every if p.name != ".lock")
 
 
 def damage(path: pathlib.Path, way: str, seed: str) -> Callable[[], None]:

@@ -18,18 +18,16 @@ from brorl_jax.runs import events, intact
 from launch.faults import zygote
 
 # Exit statuses, as launch/README.md has them; those of signals are negative.
-# STORAGE: that of a run that cannot write.
-DONE, REFUSED, STOPPED, STORAGE = 0, 2, 75, 74
-STEPS, SAVED, KEPT = 12, 3, 2
-FLAGS = f"""
+DONE, REFUSED, STOPPED = 0, 2, 75
+FLAGS = """
   --config=smoke --config.sampling.n=16 --config.sampling.samples=64
   --config.sampling.in_flight=64 --config.sampling.max_new_tokens=6
   --config.optim.rows=8 --config.optim.blocks=4 --config.theory.prompts=0
   --config.eval.prompts=1 --config.eval.n=2 --config.eval.every=4
-  --config.run.steps={STEPS} --config.run.save_every={SAVED}
-  --config.run.keep_checkpoints={KEPT} --config.data.distinct_prompts=96
+  --config.run.steps=12 --config.run.save_every=3
+  --config.run.keep_checkpoints=2 --config.data.distinct_prompts=96
   --config.reference.reset_every=3
-  --config.run.phases=({{'from_step':7,'reward.length_weight':0.5}},)
+  --config.run.phases=({'from_step':7,'reward.length_weight':0.5},)
 """.split()
 LINES = ("metrics.jsonl", "samples.jsonl", "events.jsonl")
 LINES += ("eval/curve.jsonl", "eval/records.jsonl")
@@ -70,14 +68,11 @@ class Site:
     self._zygote = zygote.Zygote(folder / "logs", environment or {})
 
   def start(
-    self,
-    workdir: pathlib.Path,
-    fault: Mapping[str, Any] | None = None,
-    *more: str,
+    self, workdir: pathlib.Path, stage: str | None = None, *more: str
   ) -> zygote.Start:
-    """Starts the run of a folder, or goes on with it."""
+    """Starts the run of a folder, or goes on with it; kills it at a stage."""
     flags = [*self._flags, f"--workdir={workdir}", *more]
-    return self._zygote.start(flags, fault)
+    return self._zygote.start(flags, stage)
 
   @property
   def twin(self) -> pathlib.Path:
@@ -92,14 +87,11 @@ class Site:
       self._twin = self.folder / "twin"
     return self._twin
 
-  def close(self) -> None:
-    self._zygote.close()
-
   def __enter__(self) -> "Site":
     return self
 
   def __exit__(self, *_: object) -> None:
-    self.close()
+    self._zygote.close()
 
 
 def lines(path: pathlib.Path) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ class Stage(NamedTuple):
       it, writes a part of what it writes, and kills.
     when: From the arguments of a call to whether it counts.
     resumed: Whether it is a moment of the second start: the first one is killed
-      after step 5.
+      at `AFTER_FIVE`.
   """
 
   target: str
@@ -45,53 +45,24 @@ def kill() -> None:
   os.kill(os.getpid(), signal.SIGKILL)
 
 
-def hook(
-  target: str,
-  *,
-  before: Hook | None = None,
-  after: Hook | None = None,
-  instead: Hook | None = None,
-  nth: int | None = None,
-  when: Callable[..., bool] = lambda *_, **__: True,
-) -> None:
-  """Calls something at the n-th call of a function; at each if nth is None.
-
-  Args:
-    target: See `Stage`.
-    before: Gets the arguments of the call.
-    after: Likewise; called when the function has returned.
-    instead: Called in its place, with the function as first argument.
-    nth: From 1.
-    when: See `Stage`.
-  """
-  module, _, path = target.partition(":")
+def kill_at(stage: Stage) -> None:
+  """Lets this process be killed at a stage."""
+  module, _, path = stage.target.partition(":")
   *above, name = path.split(".")
   owner = functools.reduce(getattr, above, importlib.import_module(module))
   real, count = getattr(owner, name), itertools.count(1)
 
   @functools.wraps(real)
   def call(*args: Any, **kwargs: Any) -> Any:
-    now = when(*args, **kwargs) and (next(count) == nth or nth is None)
-    if now and before is not None:
-      before(*args, **kwargs)
-    if now and instead is not None:
-      return instead(real, *args, **kwargs)
-    out = real(*args, **kwargs)
-    if now and after is not None:
-      after(*args, **kwargs)
-    return out
+    if not stage.when(*args, **kwargs) or next(count) != stage.nth:
+      return real(*args, **kwargs)
+    if callable(stage.how):
+      return stage.how(real, *args, **kwargs)
+    if stage.how == "after":
+      real(*args, **kwargs)
+    kill()
 
   setattr(owner, name, call)
-
-
-def kill_at(stage: Stage) -> None:
-  """Kills this process at a stage."""
-  how = {}
-  if callable(stage.how):
-    how["instead"] = stage.how
-  else:
-    how[stage.how] = lambda *_, **__: kill()
-  hook(stage.target, nth=stage.nth, when=stage.when, **how)
 
 
 def _half_a_line(real: Hook, file: Any, *lines: Mapping[str, Any]) -> None:
@@ -126,7 +97,7 @@ def _while_it_is_written(real: Hook, store: Any, *args: Any, **how: Any) -> Any:
   def watch() -> None:
     end = time.monotonic() + 60
     while time.monotonic() < end:
-      for part in store._directory.glob(f"*{UNFINISHED}*"):
+      for part in store._directory.glob(f"*{_UNFINISHED}*"):
         if any(path.is_file() for path in part.rglob("*")):
           kill()
       time.sleep(0.0005)
@@ -135,10 +106,10 @@ def _while_it_is_written(real: Hook, store: Any, *args: Any, **how: Any) -> Any:
   return real(store, *args, **how)
 
 
-UNFINISHED = "orbax-checkpoint-tmp"  # in the names of folders of orbax
+_UNFINISHED = "orbax-checkpoint-tmp"  # in the names of folders of orbax
 
 
-def of_file(name: str) -> Callable[..., bool]:
+def _of_file(name: str) -> Callable[..., bool]:
   """Counts calls of `JsonLines.write` on a file."""
   return lambda file, *_, **__: file._path.name == name
 
@@ -157,7 +128,7 @@ def _to(name: str) -> Callable[..., bool]:
   return lambda source, to, **_: pathlib.Path(to).name == name
 
 
-LINES = "brorl_jax.runs.lines:JsonLines.write"
+_LINES = "brorl_jax.runs.lines:JsonLines.write"
 _WHOLE = "brorl_jax.runs.lines:write_whole"
 _SAVE = "brorl_jax.runs.checkpoints:Store.save"
 _LOCK = "brorl_jax.runs.lock:hold"
@@ -167,6 +138,7 @@ _REMOVE = "orbax.checkpoint:CheckpointManager.delete"
 _FINISH = "brorl_jax.main.commands.train:finish"
 _SCORES = "brorl_jax.main.stages.scoring:Scorer"
 
+AFTER_FIVE = "after step 5"
 # A run of 12 steps saves 0, 3, 6, 9 and 12, and evaluates 0, 4, 8 and 12.
 STAGES = {
   "before the folder is locked": Stage(_LOCK),
@@ -179,7 +151,7 @@ STAGES = {
   ),
   "after config.json": Stage(_CONFIG, how="after"),
   "during the first evaluation": Stage(f"{_SCORES}.score_responses"),
-  "between records and curve": Stage(LINES, when=of_file("curve.jsonl")),
+  "between records and curve": Stage(_LINES, when=_of_file("curve.jsonl")),
   "before the first save": Stage(_SAVE),
   "while verdicts are awaited": Stage(f"{_SCORES}.scores", 5),
   "before an update": Stage("brorl_jax.learner.update:minibatch_step", 5),
@@ -187,25 +159,25 @@ STAGES = {
     "brorl_jax.learner.update:_apply", 6, "after"
   ),
   "in a line of metrics": Stage(
-    LINES, 5, _half_a_line, of_file("metrics.jsonl")
+    _LINES, 5, _half_a_line, _of_file("metrics.jsonl")
   ),
   "between metrics and samples": Stage(
-    LINES, 5, "after", of_file("metrics.jsonl")
+    _LINES, 5, "after", _of_file("metrics.jsonl")
   ),
   "in a line of samples": Stage(
-    LINES, 7, _half_a_line, of_file("samples.jsonl")
+    _LINES, 7, _half_a_line, _of_file("samples.jsonl")
   ),
-  "in an event": Stage(LINES, 2, _half_a_line, of_file("events.jsonl")),
-  "as a phase begins": Stage(LINES, 1, "after", _of_event("phase")),
+  "in an event": Stage(_LINES, 2, _half_a_line, _of_file("events.jsonl")),
+  "as a phase begins": Stage(_LINES, 1, "after", _of_event("phase")),
   "in the records of an evaluation": Stage(
-    LINES, 2, _half_a_line, of_file("records.jsonl")
+    _LINES, 2, _half_a_line, _of_file("records.jsonl")
   ),
-  "after an evaluation": Stage(LINES, 2, "after", of_file("curve.jsonl")),
+  "after an evaluation": Stage(_LINES, 2, "after", _of_file("curve.jsonl")),
   "in a reset of the reference": Stage("brorl_jax.runs.run_state:was_reset", 2),
   "between lines and checkpoint": Stage(_SAVE, 3),
   "while a step is written": Stage(_SAVE, 3, _while_it_is_written),
   "before a step has its name": Stage(
-    "os:rename", 3, when=lambda source, *_, **__: UNFINISHED in str(source)
+    "os:rename", 3, when=lambda source, *_, **__: _UNFINISHED in str(source)
   ),
   "between a step and its check": Stage("brorl_jax.runs.stored:compare", 2),
   "while a step is checked": Stage(
@@ -226,10 +198,10 @@ STAGES = {
     "os:replace", 1, "after", _to("samples.jsonl"), True
   ),
   "before the resume is told": Stage(
-    LINES, 1, when=_of_event("resume"), resumed=True
+    _LINES, 1, when=_of_event("resume"), resumed=True
   ),
   "in config.json of a resume": Stage(
     _WHOLE, 1, _half_a_file, _of_path("config.json"), True
   ),
+  AFTER_FIVE: Stage(_LINES, 5, "after", _of_file("samples.jsonl")),
 }
-AFTER_FIVE = Stage(LINES, 5, "after", of_file("samples.jsonl"))

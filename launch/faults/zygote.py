@@ -1,14 +1,13 @@
 """Starts the command in forks of a process that has imported it.
 
   zygote = Zygote(logs)
-  start = zygote.start(["--config=n512", "--workdir=run"], {"kind": "clock"})
+  start = zygote.start(["--config=n512", "--workdir=run"], "before an update")
   start.ended(60)                                      # its exit status
 
 Importing takes longer than a tiny run. The process has not touched a device, so
 that a fork of it is like a fresh start; each fork is a session of its own.
 """
 
-import faulthandler
 import importlib
 import json
 import os
@@ -23,13 +22,14 @@ import traceback
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from launch.faults import stages
+
 ROOT = pathlib.Path(__file__).parents[2]
 # What a start imports before it reads its flags, or soon after.
 _IMPORTED = (
   "brorl_jax.main.commands.sample",
   "brorl_jax.main.commands.train",
   "brorl_jax.main.programs",
-  "launch.faults.injected",
   "reasoning_gym",
   "transformers.models.auto.configuration_auto",
   "transformers.models.qwen2.configuration_qwen2",
@@ -66,8 +66,6 @@ class Start:
     end = time.monotonic() + within_s
     while (status := self.status()) is None:
       if time.monotonic() > end:
-        self.send(signal.SIGABRT)  # it writes where each thread is
-        time.sleep(1.0)
         self.send(signal.SIGKILL)
         raise TimeoutError(f"no end in {within_s:.0f} s: {self.said()[-500:]}")
       time.sleep(_POLL_S)
@@ -101,14 +99,12 @@ class Zygote:
     )
     self._answer()
 
-  def start(
-    self, flags: Sequence[str], fault: Mapping[str, Any] | None = None
-  ) -> Start:
-    """Starts the command; `fault` is one of launch.faults.injected."""
+  def start(self, flags: Sequence[str], stage: str | None = None) -> Start:
+    """Starts the command, and kills it at one of `stages.STAGES`."""
     self._count += 1
     log = self._logs / f"{self._count}.log"
     assert self._process.stdin
-    line = json.dumps({"flags": [*flags], "fault": fault, "log": str(log)})
+    line = json.dumps({"flags": [*flags], "stage": stage, "log": str(log)})
     self._process.stdin.write(f"{line}\n")
     self._process.stdin.flush()
     return Start(self._answer(), log)
@@ -129,12 +125,6 @@ class Zygote:
     self._process.wait()
     self._process.stdout.close()
 
-  def __enter__(self) -> "Zygote":
-    return self
-
-  def __exit__(self, *_: object) -> None:
-    self.close()
-
 
 def _fork(order: Mapping[str, Any]) -> int:
   """Starts the command as an order says; the process id."""
@@ -142,15 +132,12 @@ def _fork(order: Mapping[str, Any]) -> int:
     return pid
   try:
     os.setsid()
-    faulthandler.enable()
     out = os.open(order["log"], os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o644)
     nothing = os.open(os.devnull, os.O_RDONLY)
     for file, number in ((nothing, 0), (out, 1), (out, 2)):
       os.dup2(file, number)
-    if order["fault"] is not None:
-      from launch.faults import injected
-
-      injected.inject(order["fault"])
+    if order["stage"] is not None:
+      stages.kill_at(stages.STAGES[order["stage"]])
     sys.argv = ["brorl_jax.main", *order["flags"]]
     runpy.run_module("brorl_jax.main", run_name="__main__", alter_sys=True)
     _leave(0)

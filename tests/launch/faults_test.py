@@ -1,95 +1,15 @@
 """Tests of launch/faults: what is damaged, counted and called; no runs."""
 
-import ctypes
-import os
 import random
 import signal
 import subprocess
 import sys
-import time
 import types
 
 import launchers
 import pytest
 
-from launch.faults import damage, runs, stages, watch, zygote
-
-HELD = dict.fromkeys(watch.HELD, 100)
-on_linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-
-
-def held(steps, **more):
-  return [{"step": step, **HELD, **more} for step in steps]
-
-
-def test_growth_by_hand():
-  lines = [
-    *held(range(1, 51), maps=50, files=90),  # it still starts
-    *held(range(51, 101), threads=80),
-    *held(range(101, 1951), files=300),  # for a while
-    *held(range(1951, 2001), files=103, maps=90, threads=80),
-  ]
-  # Every third step something is saved.
-  saved = [{**x, "memory": 250} if x["step"] % 3 == 0 else x for x in lines]
-  for every in (lines, saved):
-    grown = watch.grown(every)
-    assert grown == {**dict.fromkeys(watch.HELD, 0.0), "files": 0.03}
-    assert watch.excessive(every) == ["files"]
-  start = held(range(1, 101))
-  just = held(range(101, 301), memory=101)
-  assert watch.excessive([*start, *just]) == []  # 1 %
-  more = held(range(101, 301), memory=102)
-  assert watch.excessive([*start, *more]) == ["memory"]
-
-
-def test_growth_from_nothing_is_counted():
-  start = held(range(1, 101), children=0)
-  assert watch.grown([*start, *held(range(101, 201), children=0)]) == {
-    **dict.fromkeys(watch.HELD, 0.0)
-  }
-  later = held(range(101, 201), children=1)
-  assert watch.excessive([*start, *later]) == ["children"]
-
-
-def test_a_run_that_is_still_settling_has_not_grown():
-  lines = [*held(range(1, 51)), *held(range(51, 101), maps=300)]
-  assert watch.excessive(lines) == []
-
-
-@on_linux
-def test_what_is_allocated_is_counted_and_what_is_freed_is_not():
-  before = watch.allocated()
-  block = ctypes.create_string_buffer(64 << 20)
-  assert watch.allocated() - before >= 64 << 20
-  del block
-  assert watch.allocated() - before < 16 << 20
-
-
-@on_linux
-def test_processes_below_this_one_are_found():
-  code = (
-    "import subprocess, sys; subprocess.run([sys.executable, '-c', 'input()'])"
-  )
-  with subprocess.Popen(
-    [sys.executable, "-c", code], stdin=subprocess.PIPE
-  ) as p:
-    end = time.monotonic() + 20
-    while len(found := watch.below(p.pid)) < 1 and time.monotonic() < end:
-      time.sleep(0.01)
-    assert {p.pid, *found} <= watch.below(os.getpid())
-    assert p.stdin
-    p.stdin.close()
-  assert p.pid not in watch.below(os.getpid())
-
-
-@on_linux
-def test_what_a_process_holds():
-  before = watch.held()
-  read, write = os.pipe()
-  assert watch.held()["files"] == before["files"] + 2
-  os.close(read)
-  os.close(write)
-  assert watch.held()["files"] == before["files"]
+from launch.faults import damage, runs, stages, zygote
 
 
 @pytest.mark.parametrize("data", [b"", b"\0", bytes(range(200))])
@@ -146,33 +66,23 @@ def test_steps_are_numbers(tmp_path):
   assert runs.steps(tmp_path) == [3, 12]
 
 
-@pytest.fixture
-def module(monkeypatch):
-  """A module with a function that notes its calls."""
-  seen = []
-  one = types.ModuleType("hooked")
+@pytest.mark.parametrize("how", ["before", "after"])
+def test_a_stage_is_the_nth_call_that_counts(monkeypatch, how):
+  class Killed(Exception):
+    pass
+
+  def kill():
+    raise Killed
+
+  seen, one = [], types.ModuleType("hooked")
   one.f = lambda x: seen.append(x) or -x  # pyright: ignore
   monkeypatch.setitem(sys.modules, "hooked", one)
-  return one, seen
-
-
-def test_a_hook_is_called_at_the_nth_call_that_counts(module):
-  one, seen = module
-  stages.hook(
-    "hooked:f",
-    before=lambda x: seen.append(f"before {x}"),
-    after=lambda x: seen.append(f"after {x}"),
-    nth=2,
-    when=lambda x: x > 0,
-  )
-  assert [one.f(x) for x in (1, -1, 2, 3)] == [-1, 1, -2, -3]
-  assert seen == [1, -1, "before 2", 2, "after 2", 3]
-
-
-def test_a_hook_without_a_number_is_called_at_each(module):
-  one, seen = module
-  stages.hook("hooked:f", instead=lambda real, x: real(10 * x))
-  assert [one.f(x) for x in (1, 2)] == [-10, -20] and seen == [10, 20]
+  monkeypatch.setattr(stages, "kill", kill)
+  stages.kill_at(stages.Stage("hooked:f", 2, how, lambda x: x > 0))
+  assert [one.f(x) for x in (1, -1)] == [-1, 1]
+  with pytest.raises(Killed):
+    one.f(2)
+  assert seen == [1, -1, 2][: 3 if how == "after" else 2]
 
 
 def test_a_stage_kills_where_it_says(tmp_path):

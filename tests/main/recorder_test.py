@@ -19,6 +19,7 @@ from brorl_jax.rl import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import events, metrics, trackers
 from brorl_jax.runs.run_state import RunState
+from brorl_jax.tasks.base import Verdict
 
 
 @pytest.mark.ci
@@ -305,8 +306,6 @@ def test_why_a_run_ends_is_recorded_and_told(
   }.items()  # fmt: skip
   assert [e["event"] for e in told] == ["resume", "end"]
   assert told[-1] == {**end, "workdir": str(tmp_path)}
-  beat = json.loads((tmp_path / "heartbeat.json").read_text())
-  assert (beat["step"], beat["doing"]) == (last, "ended")
 
 
 def test_an_end_within_a_step_is_recorded_once_the_files_are_open(
@@ -450,98 +449,27 @@ def test_replaced_workers_are_one_event_of_a_step(wired, tmp_path):
   assert [line["score/replaced_workers"] for line in lines] == [3, 0]
 
 
-def test_the_heartbeat_says_where_a_run_is(wired, tmp_path):
-  found = []
-
-  def measure(params, heldout):
-    found.append(doing())
-    yield []
-
-  def doing():
-    beat = json.loads((tmp_path / "heartbeat.json").read_text())
-    return beat["step"], beat["doing"]
-
-  lines_of(tmp_path, 2)
-  recorder = Recorder(
-    wired[0], tmp_path, wired[2], [], lambda step: measure, {}, {}
-  )
-  recorder.beat(3, "sampling")  # not begun: writes nothing
-  assert not (tmp_path / "heartbeat.json").exists()
-  recorder.start(2)
-  found.append(doing())
-  recorder.beat(3, "sampling")
-  found.append(doing())
-  recorder.step(3, {"reward/mean": 0.5}, wired[-2], drawn(wired[-2]))
-  found.append(doing())
-  with contextlib.suppress(Exception):  # of no records
-    recorder.evaluate(3, None)
-  recorder.sync()
-  found.append(doing())
-  recorder.close()
-  assert found == [
-    (2, "starting"), (3, "sampling"), (3, "writing"), (3, "evaluation"),
-    (3, "saving"),
-  ]  # fmt: skip
-
-
-def test_an_inversion_of_training_prompts_is_told_too(wired, tmp_path):
-  """From visits of other steps than those of the evaluations."""
-  c, _, examples, *_ = wired
-  same = {"domain": "math", "task": "m", "tokens": 3, "reason": ""}
-  same |= {"answer": "8", "truncated": False, "score": 1.0, "pass": True}
-  records = [
-    same | {"id": f"q{p}", "sample": n, "status": "pass"}
-    for p in range(4)
-    for n in range(2)
+def test_answers_that_nobody_judged_are_an_event_of_the_step(wired, tmp_path):
+  sampled, hung = drawn(wired[-2]), Verdict("invalid", 0.0, "late", "")
+  scores = sampled.groups.scores
+  responses = scores.responses.copy()
+  responses[:, 0] = [
+    dataclasses.replace(one, verdict=hung) for one in responses[:, 0]
   ]
-  measure = lambda params, heldout: iter([records])
-  recorder = Recorder(c, tmp_path, examples, [], lambda step: measure, {}, {})
-  recorder.start(-1)
-  wide, narrow = [1] * 40, [8] * 20 + [0] * 20
-  for step, right in enumerate((wide, wide, narrow, narrow, wide, narrow)):
-    recorder.evaluate(step, None)
-    recorder._visits.write(
-      *(
-        {"step": step, "id": f"{p}", "drawn": 8, "right": k, "invalid": 0}
-        for p, k in enumerate(right)
-      )
-    )
-  recorder.evaluate(6, None)
+  scores = scores._replace(responses=responses)
+  groups = sampled.groups._replace(scores=scores)
+  recorder = start_at(wired, tmp_path, 2)
+  recorder.step(
+    3,
+    {"reward/mean": 0.5},
+    wired[-2],
+    dataclasses.replace(sampled, groups=groups),
+  )
   recorder.close()
-  told = [e for e in timeless(tmp_path) if e["event"] == "inversion"]
-  assert [e["step"] for e in told] == [3, 6]
-  assert "40 training prompts" in told[0]["why"]
-
-
-def test_an_inversion_is_told_once_until_it_is_over(wired, tmp_path):
-  c, _, examples, *_ = wired
-  one = {
-    "domain": "math",
-    "task": "m",
-    "tokens": 3,
-    "reason": "",
-    "answer": "8",
-  }
-  one |= {"truncated": False, "score": 1.0}
-
-  def chunk(share):
-    """Of 40 prompts with 8 samples these are right, by prompt."""
-    return [
-      one
-      | {"id": f"q{p}", "sample": n, "pass": n < 8 * share[p]}
-      | {"status": "pass" if n < 8 * share[p] else "fail"}
-      for p in range(40)
-      for n in range(8)
-    ]
-
-  wide, narrow = [0.125] * 40, [1.0] * 20 + [0.0] * 20
-  shares = iter([wide, narrow, narrow, wide, narrow])
-  measure = lambda params, heldout: iter([chunk(next(shares))])
-  recorder = Recorder(c, tmp_path, examples, [], lambda step: measure, {}, {})
-  recorder.start(-1)
-  for step in range(5):
-    recorder.evaluate(step, None)
-  recorder.close()
-  told = [e for e in timeless(tmp_path) if e["event"] == "inversion"]
-  assert [e["step"] for e in told] == [1, 4]
-  assert "from 0.125 to 0.500" in told[0]["why"]
+  event = timeless(tmp_path)[-1]
+  assert (event["step"], event["event"], event["why"]) == (
+    3,
+    "unjudged",
+    "late",
+  )
+  assert (event["count"], event["of"]) == (len(responses), responses.size)

@@ -129,7 +129,6 @@ BAD = [
   ("seed", {"seed": 2**31}, "0 to 2"),
   ("keep_every", {"keep_every": 15}, "0 or a multiple of save_every = 10"),
   ("keep_every", {"keep_every": -10}, "0 or a multiple of save_every = 10"),
-  ("save_timeout_s", {"save_timeout_s": 0.5}, "at least 1"),
   ("n", {"n": 1}, "at least 2"),
   ("n", {"n": 0}, "at least 1"),
   ("n", {"n": -512}, "at least 1"),

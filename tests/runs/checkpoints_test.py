@@ -829,28 +829,6 @@ except t.checkpoints.Unsaved as e:
   assert is_step(run.restore(), 1)
 
 
-HANGS = """
-import threading
-from brorl_jax.runs import patience
-store.restore(like)
-t.stored.compare = lambda *_: threading.Event().wait()
-with patience.limit(2.0, lambda: store.good):
-  store.save(2, t.state_of(2), {})
-  store.wait()
-print("not reached")
-"""
-
-
-@pytest.mark.slow
-def test_a_disk_that_hangs_ends_the_process(run):
-  run.save(1)
-  done = limited(run, HANGS)
-  assert done.returncode == 74 and "not reached" not in done.stdout
-  last = done.stderr.splitlines()[-1]
-  assert mentions(last, f"checkpoint 2 in {run.folder} ... last good step is 1")
-  assert bits(run.restore()[0]) == bits(state_of(2))  # it was written
-
-
 # ------------------------------------------------------------- which steps stay
 
 

@@ -11,7 +11,7 @@ from brorl_jax.runs import events
 
 def test_what_tells_of_a_process_is_kept_and_what_tells_of_training_is_not():
   of = lambda *kinds: [events.of_process({"event": kind}) for kind in kinds]
-  assert all(of("start", "resume", "warning", "end", "workers", "back"))
+  assert all(of("start", "resume", "warning", "end", "workers"))
   assert not any(of("phase", "reference reset", "skip", "unjudged", "guard"))
   assert not events.of_process({"step": 3})
 
@@ -73,3 +73,55 @@ def test_refused_lines_are_counted_by_file():
     "why": "lines left out: 1 of a.parquet, 2 of b, c.jsonl; the first: "
     "b, c.jsonl, line 3, field 'answer': empty",
   }
+
+
+@pytest.fixture
+def command(tmp_path):
+  """Makes a shell script; its path. It may write to `out` beside it."""
+
+  def make(body):
+    path = tmp_path / "my tell"
+    path.write_text(f"#!/bin/sh\nout='{tmp_path}/out'\n{body}\n")
+    path.chmod(0o755)
+    return f"'{path}'"
+
+  return make
+
+
+def test_the_event_is_on_standard_input(tmp_path, command, capsys):
+  event = {"event": "end", "why": 'a "b"\né', "status": 75, "step": 3}
+  events.tell(command('cat >> "$out"'), event)
+  events.tell("", event)
+  assert json.loads((tmp_path / "out").read_text()) == event
+  assert capsys.readouterr().out == ""
+
+
+def test_words_are_those_of_a_shell_but_no_shell_reads_them(tmp_path, command):
+  script = command('printf "%s\\n" "$@" > "$out"; cat > /dev/null')
+  events.tell(f"{script} 'a b' \"c'd\" $HOME '' ;x", {"event": "end"})
+  words = (tmp_path / "out").read_text().split("\n")
+  assert words == ["a b", "c'd", "$HOME", "", ";x", ""]
+
+
+@pytest.mark.parametrize(
+  "body, what",
+  [
+    ("exit 1", "non-zero exit status 1"),
+    ("kill -6 $$", "died with <Signals.SIGABRT: 6>"),
+    ("exec sleep 600", "timed out after 0.5 seconds"),
+  ],
+)
+def test_a_command_that_fails_is_told(command, capsys, monkeypatch, body, what):
+  monkeypatch.setattr(events, "_TELL_S", 0.5)
+  # It reads nothing of it.
+  events.tell(command(body), {"event": "end", "why": "x" * 200_000})
+  (line,) = capsys.readouterr().out.splitlines()
+  assert line.startswith("warning: run.notify: ") and what in line
+
+
+def test_a_command_that_is_missing_is_told(tmp_path, capsys):
+  events.tell(f"{tmp_path}/none --x", {"event": "start"})
+  assert (
+    f"run.notify: [Errno 2] No such file or directory: '{tmp_path}/none'"
+    in (capsys.readouterr().out)
+  )

@@ -34,44 +34,11 @@ def test_a_folder_is_not_a_run_before_its_config_is_written(tmp_path):
   assert names == [".lock", "config.json"]
 
 
-def test_one_process_at_a_time(tmp_path):
-  with (
-    lock.hold(tmp_path),
-    pytest.raises(UserError, match=f"by process {os.getpid()};"),
-  ):
-    lock.hold(tmp_path)
-  lock.hold(tmp_path).close()  # free again
-
-
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path):
-  (tmp_path / "file").write_text("")
-  with pytest.raises(UserError, match="cannot be written"):
-    lock.hold(tmp_path / "file" / "run")
-
-
-def test_a_start_that_is_refused_leaves_the_lock_as_it_was(tmp_path):
-  workdir = tmp_path / "run"
-  with lock.hold(workdir) as held:
-    held.undo()
-  assert list(workdir.iterdir()) == []
-  (workdir / ".lock").write_text("12345\n")
-  with lock.hold(workdir) as held:
-    assert (workdir / ".lock").read_text() == f"{os.getpid()}\n"
-    held.undo()
-  assert (workdir / ".lock").read_text() == "12345\n"
-
-
-@pytest.mark.parametrize("name", ["x" * 300, "y" * 256 + "/b", "a\0b"])
+@pytest.mark.parametrize("name", ["x" * 300, "y" * 256 + "/b"])
 def test_a_name_that_cannot_be_is_one_line(tmp_path, name):
-  for refuse in (
-    check,
-    folder.check_again,
-    folder.check_empty,
-    lambda workdir: folder.check(values(), workdir, allow_change=True),
-  ):
-    with pytest.raises(UserError) as e:
-      refuse(tmp_path / name)
-    assert str(e.value).startswith("workdir '") and "\n" not in str(e.value)
+  with pytest.raises(UserError) as e, lock.hold(tmp_path / name):
+    pass
+  assert str(e.value).startswith("workdir ") and "\n" not in str(e.value)
   assert list(tmp_path.iterdir()) == []
 
 
@@ -94,30 +61,6 @@ def test_what_the_system_refuses_is_one_line():
   done = command("--config=configs/n16.py", "--workdir=w", code=code)
   assert done.returncode == errors.STORAGE
   assert done.stderr == "error: /a/b: No space left on device\n"
-
-
-@pytest.mark.parametrize(
-  "field, value",
-  [
-    ("data", ["seed"]),
-    ("data", "seed"),
-    ("run", 3),
-    ("machine", "a"),
-    ("earlier", {}),
-    ("earlier", [3]),
-    ("earlier", [{"config": []}]),
-  ],
-)
-def test_a_field_of_config_json_that_no_run_writes_is_one_line(
-  tmp_path, field, value
-):
-  path = tmp_path / "config.json"
-  folder.write_config(values(), tmp_path)
-  path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
-  with pytest.raises(UserError) as e:
-    check(tmp_path, allow_change=True)
-  start = f"{path}: {field!r} ... missing"
-  assert mentions(str(e.value), start) and "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl"])
@@ -282,7 +225,7 @@ def test_a_refusal_is_a_short_line(tmp_path):
 
 
 FREE = """
-  steps save_every max_samples keep_checkpoints keep_every save_timeout_s
+  steps save_every max_samples keep_checkpoints keep_every
 """.split()
 
 
@@ -342,7 +285,7 @@ def test_refuses_a_file(tmp_path):
   file = tmp_path / "file"
   file.touch()
   for workdir in (file, file / "run", file / "a" / "b"):
-    with pytest.raises(UserError, match=rf"{file} is not a folder"):
+    with pytest.raises(UserError, match=rf"{file} is not a folder that"):
       check(workdir)
 
 
@@ -351,7 +294,7 @@ def test_refuses_what_it_may_not_write(tmp_path):
   for mode in (0o500, 0o300, 0o600):
     tmp_path.chmod(mode)
     for workdir in (tmp_path, tmp_path / "run"):
-      with pytest.raises(UserError, match="cannot be read and"):
+      with pytest.raises(UserError, match="can be read and"):
         check(workdir)
   tmp_path.chmod(0o700)
 

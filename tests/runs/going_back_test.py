@@ -1,6 +1,5 @@
 """Tests of brorl_jax/runs/going_back.py, on files alone."""
 
-import json
 import os
 import pathlib
 import shutil
@@ -10,36 +9,25 @@ from messages import mentions
 
 from brorl_jax import processes
 from brorl_jax.errors import UserError
-from brorl_jax.runs import going_back, lines
-
-FILES = (
-  "metrics.jsonl",
-  "events.jsonl",
-  "samples.jsonl",
-  "visits.jsonl",
-  "eval/curve.jsonl",
-)
-
-
-def line(step, **more):
-  return json.dumps({"step": step, **more}) + "\n"
+from brorl_jax.runs import going_back, stored
 
 
 @pytest.fixture
 def run(tmp_path):
-  """Steps 0, 3, 6, 9 and lines up to 11."""
+  """Steps 0, 3, 6, 9."""
   run = tmp_path / "run"
   for step in (0, 3, 6, 9):
-    (run / "checkpoints" / str(step)).mkdir(parents=True)
-    (run / "checkpoints" / str(step) / "data").write_text(f"state {step}")
-  (run / "eval").mkdir()
-  for name in FILES:
-    (run / name).write_text("".join(line(s, of=name) for s in range(12)))
-  (run / "eval" / "records.jsonl").write_text(line(0) + line(3))
+    save(run, step)
+  (run / "metrics.jsonl").write_text('{"step": 1}\n')
   (run / "config.json").write_text('{"config": {}}\n')
   (run / "wandb_id").write_text("abc\n")
   (run / ".lock").touch()
   return run
+
+
+def save(run, step):
+  (run / "checkpoints" / str(step)).mkdir(parents=True)
+  (run / "checkpoints" / str(step) / "data").write_text(f"state {step}")
 
 
 def tree(folder):
@@ -47,75 +35,41 @@ def tree(folder):
   return {p.relative_to(folder).as_posix(): p.read_text() for p in paths}
 
 
-def test_what_came_after_is_beside_it(run, monkeypatch):
-  monkeypatch.setattr(going_back.events, "now", lambda: "noon")
+def test_later_checkpoints_are_beside_it(run, capsys):
   before = tree(run)
-  to = going_back.go_back(run, 3)
-  assert to == run / "set_aside" / "1"
-  aside = tree(to)
-  assert aside.keys() == {
-    *FILES, "checkpoints/6/data", "checkpoints/9/data", "config.json",
-    "wandb_id",
+  going_back.before_start(run, 3)
+  assert f"moved later checkpoints to {run}/set_aside/1\n" in (
+    capsys.readouterr().out
+  )
+  aside = tree(run / "set_aside" / "1")
+  assert aside == {
+    name: before[name]
+    for name in (
+      "checkpoints/6/data", "checkpoints/9/data", "config.json", "wandb_id",
+    )
   }  # fmt: skip
-  after = tree(run)
-  for name in FILES:
-    what = {"event": "back", "from": 11, "kept": "set_aside/1"}
-    event = line(3, time="noon", **what)
-    told = event if name == "events.jsonl" else ""
-    assert after[name] + aside[name] == before[name][
-      : len("".join(line(s, of=name) for s in range(4)))
-    ] + told + "".join(line(s, of=name) for s in range(4, 12))
-  assert after["eval/records.jsonl"] == before["eval/records.jsonl"]
-  assert after["config.json"] == aside["config.json"] == before["config.json"]
-  assert {k for k in after if k.startswith("checkpoints")} == {
-    "checkpoints/0/data", "checkpoints/3/data",
-  }  # fmt: skip
+  left = {k: v for k, v in tree(run).items() if not k.startswith("set_aside")}
+  assert left.keys() == before.keys() - aside.keys() | {"config.json"}
+  assert left.items() <= before.items()
 
 
 def test_where_nothing_came_after_nothing_is_done(run):
-  going_back.go_back(run, 9)
   before = tree(run)
-  assert going_back.go_back(run, 9) is None
-  assert tree(run) == before
-
-
-def test_lines_without_a_later_step_are_kept_beside_it_too(run):
-  to = going_back.go_back(run, 9)
-  assert to is not None and not (to / "checkpoints").exists()
-  assert [x["step"] for x in lines.read_lines(to / FILES[0])] == [10, 11]
+  for step in (9, None):
+    going_back.before_start(run, step)
+    assert tree(run) == before
 
 
 def test_going_back_twice_keeps_both(run):
-  going_back.go_back(run, 6)
-  assert going_back.go_back(run, 3) == run / "set_aside" / "2"
-  kept = lines.read_lines(run / "set_aside/2/events.jsonl")
-  assert [x["step"] for x in kept] == [4, 5, 6]
-  story = lines.read_lines(run / "events.jsonl")
-  assert [x["from"] for x in story if x.get("event") == "back"] == [11, 6]
+  (run / "set_aside" / "x").mkdir(parents=True)
+  going_back.before_start(run, 6)
+  save(run, 9)
+  going_back.before_start(run, 3)
+  steps = lambda n: stored.steps(run / f"set_aside/{n}/checkpoints")
+  assert (steps(1), steps(2)) == ([9], [6, 9])
 
 
-def test_events_of_processes_stay_where_they_are(run):
-  with (run / "events.jsonl").open("a") as file:
-    file.write(line(11, event="end", why="done"))
-  to = going_back.go_back(run, 3)
-  kinds = [x.get("event") for x in lines.read_lines(run / "events.jsonl")]
-  assert kinds[-2:] == ["end", "back"]
-  assert to is not None
-  assert "done" not in (to / "events.jsonl").read_text()
-  assert going_back.go_back(run, 3) is None  # nothing else is after it
-
-
-@pytest.mark.parametrize("name", ["1x", "x"])
-def test_other_folders_and_notes_beside_it_are_left_alone(run, name):
-  (run / "set_aside" / name).mkdir(parents=True)
-  (run / "set_aside" / "1").mkdir()
-  (run / "set_aside" / "1" / "unfinished").write_text("abc")
-  assert going_back.go_back(run, 3) == run / "set_aside" / "2"
-  going_back.before_start(run, None)
-  assert (run / "set_aside" / name).is_dir()
-
-
-CALLS = [(os, "replace"), (os, "mkdir"), (os, "unlink"), (os, "rename")]
+CALLS = [(os, "replace"), (os, "mkdir"), (os, "rename")]
 
 
 class Killer:
@@ -141,11 +95,10 @@ class Killer:
 
 
 @pytest.mark.parametrize("after", [False, True])
-def test_killed_anywhere_it_ends_the_same(run, tmp_path, after, monkeypatch):
-  monkeypatch.setattr(going_back.events, "now", lambda: "noon")
+def test_killed_anywhere_it_ends_the_same(run, tmp_path, after):
   whole = tmp_path / "whole"
   shutil.copytree(run, whole)
-  going_back.go_back(whole, 3)
+  going_back.before_start(whole, 3)
   at = 0
   while True:
     copy = tmp_path / f"{at}"
@@ -153,15 +106,14 @@ def test_killed_anywhere_it_ends_the_same(run, tmp_path, after, monkeypatch):
     with pytest.MonkeyPatch.context() as patch:
       Killer(patch, at, after)
       try:
-        going_back.go_back(copy, 3)
+        going_back.before_start(copy, 3)
         break
       except KeyboardInterrupt:
         pass
-    going_back.go_back(copy, 3)
+    going_back.before_start(copy, 3)
     assert tree(copy) == tree(whole), at
-    assert not [p for p in copy.rglob("*") if p.name == "2"], at
     at += 1
-  assert at > 15
+  assert at > 6
 
 
 def test_a_start_that_does_not_go_on_with_it_ends_it(run, monkeypatch):
@@ -175,16 +127,13 @@ def test_a_start_that_does_not_go_on_with_it_ends_it(run, monkeypatch):
 
   monkeypatch.setattr(pathlib.Path, "rename", killed)
   with pytest.raises(KeyboardInterrupt):
-    going_back.go_back(run, 3)
+    going_back.before_start(run, 3)
   monkeypatch.undo()
-  assert (run / "set_aside/1/checkpoints/9").exists()
   going_back.before_start(run, None)
-  with (run / "metrics.jsonl").open("a") as file:
-    file.write(line(12))
+  assert stored.steps(run / "set_aside/1/checkpoints") == [9]
+  save(run, 9)
   going_back.before_start(run, 3)
-  kept = lines.read_lines(run / "set_aside/2/metrics.jsonl")
-  assert [x["step"] for x in kept] == [*range(4, 13)]
-  assert (run / "set_aside/2/checkpoints/6").exists()
+  assert stored.steps(run / "set_aside/2/checkpoints") == [6, 9]
 
 
 def test_only_process_0_moves_and_the_others_wait(run, monkeypatch):

@@ -22,7 +22,6 @@ from brorl_jax.main import (
   settings,
   shared,
   sizes,
-  watched,
 )
 from brorl_jax.main.commands import evaluate as evaluate_command
 from brorl_jax.main.commands import plan
@@ -35,6 +34,7 @@ from brorl_jax.model.policy import Policy
 from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.runs import (
   checkpoints,
+  events,
   folder,
   going_back,
   intact,
@@ -42,8 +42,6 @@ from brorl_jax.runs import (
   lines,
   lock,
   metrics,
-  notify,
-  patience,
   sections,
 )
 from brorl_jax.runs.run_state import Newer
@@ -116,7 +114,7 @@ def _hold(
   leads = processes.leads()
   hold = lock.hold(workdir) if leads else contextlib.nullcontext()
   scorer, quiet = contextlib.closing(parts.scorer), shared.no_closed_loops()
-  with quiet, scorer, hold as held:
+  with quiet, scorer, hold:
     shared.require_one_folder(workdir)
     if (
       leads and begin_again and (moved := folder.set_aside(workdir)) is not None
@@ -131,7 +129,7 @@ def _hold(
     print(*parts.examples.log_lines, *log_lines, programs.log_line(), sep="\n")
     if (why := kept.too_rare(c.run, c.eval.every)) is not None:
       print(f"warning: {why}")
-    return _train(c, workdir, parts, changed, held, from_step)
+    return _train(c, workdir, parts, changed, from_step)
 
 
 def _train(
@@ -139,7 +137,6 @@ def _train(
   workdir: pathlib.Path,
   parts: "_Parts",
   changed: Mapping[str, Any],
-  held: lock.Lock | None,
   from_step: int | None,
 ) -> int | None:
   """Trains; every error that ends it early is a UserError of one line.
@@ -156,7 +153,6 @@ def _train(
       sections.as_dict(c), parts.entries["data"] | parts.entries["functions"]
     )
   )
-  telling = notify.Notify(c.run.notify if processes.leads() else "")
   recorder = Recorder(
     c,
     workdir,
@@ -166,25 +162,20 @@ def _train(
     changed,
     parts.entries | {"run": identity},
     parts.scorer.replaced,
-    telling,
+    functools.partial(events.tell, c.run.notify if processes.leads() else ""),
   )
   store = _store(c.run, workdir, identity, recorder.warn)
-  limit = patience.limit(c.run.save_timeout_s, lambda: store.good)
   stop = shared.Stop()
   ours = recorder if processes.alone() else shared.Together(recorder)
-  last = processes.last_word(shared.cut(recorder, telling))
-  with limit, contextlib.closing(telling), recorder, last:
+  with recorder, processes.last_word(recorder.cut):
     try:
       with shared.closing(store), stop:
         if from_step is not None:
           store.require(from_step, parts.state, ours.lacks)
         going_back.before_start(workdir, from_step)
-        recorder.look_again()
         state = train.train(
           parts.state,
-          lambda step: watched.stages(
-            at(step).stages(step), step, recorder.beat, ours.event
-          ),
+          lambda step: at(step).stages(step),
           store,
           ours,
           seed=c.run.seed,
@@ -198,8 +189,6 @@ def _train(
     except (*_UNUSABLE, *_STOPS, checkpoints.Unsaved, OSError) as e:
       if not isinstance(e, _STOPS):  # nothing that another's death may cause
         processes.settle()
-      if held is not None and not ours.started:
-        held.undo()
       raise _ended(e, changed, store.good, started=ours.started) from None
     step = int(state.step)
     recorder.stopped = stop.asked and step < c.run.steps

@@ -25,7 +25,6 @@ from brorl_jax.runs.sections.section import (
   Section,
   Wrong,
   about,
-  of_kind,
 )
 from brorl_jax.runs.sections.theory import Theory
 
@@ -103,42 +102,6 @@ def _mapping(field: dataclasses.Field, value: Mapping[str, Any]) -> Any:
     except Wrong as e:
       raise e.below(f"{field.name}.{name}") from None
   return made
-
-
-def mistyped(values: Mapping[str, Any]) -> str | None:
-  """The dotted name of the first value of a wrong type, None without one.
-
-  Fields may be missing, and values need not meet rules: an older version may
-  have written them.
-
-  Args:
-    values: Section -> field -> value, as JSON has them.
-  """
-  for section in dataclasses.fields(Config):
-    inside = values.get(section.name, {})
-    if (name := _mistyped(inside, section.type)) is not None:
-      return f"{section.name}.{name}".rstrip(".")
-  return None
-
-
-def _mistyped(values: Any, kind: Any) -> str | None:
-  if not isinstance(values, Mapping):
-    return ""
-  for field in dataclasses.fields(kind):
-    if (value := values.get(field.name)) is None:
-      continue  # an older version did not have it
-    value = tuple(value) if isinstance(value, list) else value
-    # A choice that an older version had is still a text.
-    choice = typing.get_origin(field.type) is typing.Literal
-    if of_kind(value, str if choice else field.type):
-      return field.name
-    each = (*typing.get_args(field.type), None, None)[1]
-    of_sections = isinstance(each, type) and issubclass(each, Section)
-    if of_sections and isinstance(value, Mapping):
-      for inner, of_inner in value.items():
-        if (name := _mistyped(of_inner, each)) is not None:
-          return f"{field.name}.{inner}.{name}".rstrip(".")
-  return None
 
 
 def as_dict(config: Any) -> dict[str, Any]:

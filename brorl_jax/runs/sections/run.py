@@ -50,14 +50,6 @@ class Run(Section):
     unit="steps",
     free=True,
   )
-  save_timeout_s: float = setting(
-    1800.0,
-    "The run ends, with status 74, when a save or a line takes longer: the "
-    "storage hangs. The 128 GB of an 8b policy take 260 s to be written and "
-    "read back at 1 GB/s.",
-    unit="seconds",
-    free=True,
-  )
   wandb: str = setting(
     "",
     "Weights & Biases project to log to; '': none. Needs the extra `wandb`.",
@@ -65,10 +57,10 @@ class Run(Section):
   )
   notify: str = setting(
     "",
-    "Command, called in the background with an event of the run as JSON on "
-    "standard input: start, resume, warning, guard, inversion, end. Without a "
-    "shell, at most 30 s, and its failure is only told. config.json holds it: "
-    "no passwords. '': none.",
+    "Command, called with an event of the run as JSON on standard input: "
+    "start, resume, warning, guard, end. The run waits for it, at most 30 s. "
+    "Without a shell; its failure is only told. config.json holds it: no "
+    "passwords. '': none.",
     free=True,
   )
   pipeline: bool = setting(
@@ -86,7 +78,6 @@ class Run(Section):
   def rules(self) -> Iterator[Rule]:
     yield "seed", 0 <= self.seed < 2**31, "0 to 2**31 - 1"
     yield from self.at_least(1, "steps", "save_every", "keep_checkpoints")
-    yield from self.at_least(1, "save_timeout_s")
     good = not self.keep_every % self.save_every and self.keep_every >= 0
     yield (
       "keep_every",
