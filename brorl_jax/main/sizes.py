@@ -1,26 +1,63 @@
 """Sizes of a run that follow from its machine: the mesh and its memory.
 
-Fields of the config that are 0 are set here. They change no result but by
-rounding, and how long a step takes.
+Fields of the config that are 0, and a dtype that is "auto", are set here. They
+change no result but by rounding, and how long a step takes.
 """
 
 import dataclasses
-from typing import Any
+import pathlib
+from typing import Any, TypeVar
 
 import jax
 
+from brorl_jax.errors import UserError
 from brorl_jax.learner import state as states
 from brorl_jax.learner.layout import MICROBATCHES
 from brorl_jax.main.stages import learning
 from brorl_jax.meshes import Axes
 from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
+from brorl_jax.model.target import Target
 from brorl_jax.rollout import memory, plan
-from brorl_jax.runs.sections import Config
+from brorl_jax.runs import folder, sections
+from brorl_jax.runs.sections import Config, Warmup
 
 # Rollouts of a device, 4 prompts of 512: while the last rollouts of one decode,
 # those of the next take the slots that they leave.
 _AHEAD = 2048
+
+C = TypeVar("C", Config, Warmup)
+
+
+def with_dtype(c: C, machine: Target, began: str | None = None) -> C:
+  """The config with a dtype in place of "auto".
+
+  That of the run which goes on or is evaluated, `began`; of a new one float32
+  on a CPU and bfloat16 elsewhere.
+  """
+  if c.policy.dtype != "auto":
+    return c
+  dtype = began or ("float32" if machine.on_cpu else "bfloat16")
+  return dataclasses.replace(
+    c, policy=dataclasses.replace(c.policy, dtype=dtype)
+  )
+
+
+def dtype_of(workdir: pathlib.Path) -> str | None:
+  """The dtype of the run or evaluation in a folder; None without one.
+
+  Raises:
+    UserError: Its config.json cannot be read.
+  """
+  if not (starts := folder.configs(workdir)):
+    return None
+  dtype = sections.flat(starts[0]).get("policy.dtype", "float32")
+  if dtype not in ("float32", "bfloat16"):
+    raise UserError(
+      f"{workdir / 'config.json'}: policy.dtype = {dtype!r} is not what a run "
+      "writes; it must be float32 or bfloat16"
+    )
+  return dtype
 
 
 def settled(

@@ -89,7 +89,7 @@ def check(
     free = free - _ENDS
   # Fields that an older version did not have keep their old behaviour.
   before = {k: v for k, v in _as_json(_DEFAULTS).items() if k in now} | before
-  if now.get("policy.dtype") == "auto":  # what the run has, see main/precision
+  if now.get("policy.dtype") == "auto":  # what the run has, see main/sizes
     now["policy.dtype"] = before["policy.dtype"]
   changed = {
     k: now.get(k)

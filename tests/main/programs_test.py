@@ -5,8 +5,6 @@ import pathlib
 import platform
 import subprocess
 import sys
-import time
-import zlib
 
 import compiling
 import jax
@@ -106,7 +104,7 @@ def test_a_folder_that_cannot_be_used_is_a_warning(home, capsys):
 def test_a_user_without_a_home_is_a_warning(home, capsys):
   programs.keep("~nobody-has-this-name/programs")
   (line,) = capsys.readouterr().err.splitlines()
-  assert "cannot be kept in ~nobody-has-this-name/programs: " in line
+  assert "cannot be kept in ~nobody-has-this-name/programs/" in line
   assert programs.log_line() == "compiled programs are not kept"
 
 
@@ -189,74 +187,6 @@ def test_a_machine_without_cpuinfo_has_a_name(home, monkeypatch):
   )
 
 
-# ------------------------------------------------------------------- entries
-
-
-@pytest.fixture
-def folder(home):
-  folder = home / "c" / programs.machine()
-  folder.mkdir(parents=True)
-  return folder
-
-
-def entry(folder, name, data, *, age=0.0):
-  path = folder / f"jit_{name}-cache"
-  path.write_bytes(data)
-  os.utime(path, (time.time() - age, time.time() - age))
-  return path
-
-
-def names(folder):
-  return sorted(
-    p.name.removeprefix("jit_").removesuffix("-cache")
-    for p in folder.glob("*-cache")
-  )
-
-
-def test_what_a_killed_process_left_is_removed(home, folder):
-  whole = zlib.compress(b"x" * 1000)
-  entry(folder, "whole", whole)
-  for end in (0, 1, len(whole) // 2, len(whole) - 1):
-    entry(folder, f"cut at {end}", whole[:end])
-  entry(folder, "zstandard", b"\x28\xb5\x2f\xfd...")
-  (folder / "other file").write_bytes(b"not an entry")
-  programs.keep(f"{home}/c")
-  assert names(folder) == ["whole", "zstandard"]
-  assert (folder / "other file").exists()
-
-
-def test_entries_are_looked_at_once(home, folder):
-  entry(folder, "old", zlib.compress(b"x"), age=1000.0)
-  programs.keep(f"{home}/c")
-  entry(folder, "old", b"not looked at again", age=1000.0)
-  entry(folder, "new", b"cut")
-  # A minute before the last look: clocks of file servers may be off.
-  entry(folder, "at that time", b"cut", age=30.0)
-  programs.keep(f"{home}/c")
-  assert names(folder) == ["old"]
-
-
-def test_the_oldest_go_when_there_are_too_many_bytes(home, folder, monkeypatch):
-  data = zlib.compress(os.urandom(1000))
-  for age in (500, 400, 300, 200):
-    entry(folder, f"{age}", data, age=age)
-  monkeypatch.setattr(programs, "MOST_BYTES", 2 * len(data))
-  programs.keep(f"{home}/c")
-  assert names(folder) == ["200", "300"]
-  programs.keep(f"{home}/c")
-  assert names(folder) == ["200", "300"]
-
-
-def test_an_entry_that_was_used_is_not_old(home, folder, monkeypatch):
-  data = zlib.compress(os.urandom(1000))
-  used, unused = (entry(folder, x, data, age=500) for x in ("used", "unused"))
-  os.utime(used, (time.time(), used.stat().st_mtime))
-  os.utime(unused, (time.time() - 400, time.time() - 400))
-  monkeypatch.setattr(programs, "MOST_BYTES", len(data))
-  programs.keep(f"{home}/c")
-  assert names(folder) == ["used"]
-
-
 # --------------------------------------------------------------- in a process
 
 PROGRAM = """
@@ -287,7 +217,7 @@ print(digest, float(value), count("/cache_hits"), count("/cache_misses"))
 """
 
 
-def ran(*args):
+def ran(*args, warns=""):
   environment = os.environ | {
     "XLA_FLAGS": f"--xla_force_host_platform_device_count=4 {compiling.QUICK}",
     "JAX_PLATFORMS": "cpu",
@@ -300,7 +230,8 @@ def ran(*args):
     text=True,
     timeout=120,
   )
-  assert done.returncode == 0 and done.stderr == "", done.stderr
+  assert done.returncode == 0 and warns in done.stderr, done.stderr
+  assert warns or done.stderr == "", done.stderr
   *numbers, hits, misses = done.stdout.split()
   return numbers, int(hits), int(misses)
 
@@ -322,4 +253,5 @@ def test_an_entry_that_is_damaged_does_not_end_a_process(tmp_path):
   plain, _, misses = ran(tmp_path)
   for path in tmp_path.glob("*/*-cache"):
     path.write_bytes(path.read_bytes()[:-3])
-  assert ran(tmp_path) == (plain, 0, misses)
+  again = ran(tmp_path, warns="Error reading persistent compilation cache")
+  assert again == (plain, 0, misses)

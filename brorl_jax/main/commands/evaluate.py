@@ -19,9 +19,9 @@ from brorl_jax.main import (
   checkpoint_source,
   contamination,
   functions,
-  precision,
   programs,
   settings,
+  sizes,
 )
 from brorl_jax.main.commands import plan as plan_command
 from brorl_jax.main.stages import sampling
@@ -101,15 +101,15 @@ def run(c: sections.Config, workdir: pathlib.Path) -> None:
       )
   logging.set_verbosity(logging.ERROR)  # orbax logs every file
   try:
-    began = precision.of_run(workdir) or _dtype(c.policy.checkpoint)
-    c, why = precision.settled(c, target.here(), began)
+    began = sizes.dtype_of(workdir) or _dtype(c.policy.checkpoint)
+    c = sizes.with_dtype(c, target.here(), began)
     parts = _parts(c, workdir)
   except ValueError as e:
     raise UserError(str(e)) from None
   values = sections.as_dict(c)
   with contextlib.closing(parts.scorer), lock.hold(workdir), _storage():
     folder.write_config(values, workdir, mode="evaluate", **parts.entries)
-    print(*why, *parts.log_lines, programs.log_line(), sep="\n")
+    print(*parts.log_lines, programs.log_line(), sep="\n")
     try:
       records = _sampled(c, lines, parts)
       evaluate.check_invalid(records)

@@ -13,7 +13,6 @@ from brorl_jax.main import (
   checkpoint_source,
   corpus,
   functions,
-  precision,
   settings,
   sizes,
 )
@@ -74,9 +73,7 @@ def run(c: Config, topology: str | None = None, *, fast: bool = False) -> None:
     source = _source(c.policy.checkpoint)
     where = None if topology is None else _described(topology, fast)
     axes, machine = _devices(c.devices, where)
-    c, why = precision.settled(c, machine)
-    for line in why:
-      print(line)
+    c = sizes.with_dtype(c, machine)
     policy = architectures.read_policy(source, dtype=c.policy.dtype)
     policy = dataclasses.replace(policy, target=machine)
     how: dict[str, Any] = dict(axes=axes)

@@ -17,7 +17,6 @@ from brorl_jax.learner import state as states
 from brorl_jax.main import (
   checkpoint_source,
   functions,
-  precision,
   programs,
   settings,
   shared,
@@ -76,12 +75,12 @@ def run(
     folder.check_again(workdir)
   else:
     changed = folder.check(values, workdir, allow_change=allow_change)
-    began = precision.of_run(workdir)
-  c, why = precision.settled(c, target.here(), began)
+    began = sizes.dtype_of(workdir)
+  c = sizes.with_dtype(c, target.here(), began)
   # orbax logs every file, and a traceback of each error that it raises.
   logging.set_verbosity(logging.FATAL)
   how = dict(allow_change=allow_change or begin_again, begin_again=begin_again)
-  stopped = _hold(c, workdir, changed, why, from_step, **how)
+  stopped = _hold(c, workdir, changed, from_step, **how)
   if stopped is not None:
     print(f"stopped after step {stopped}; the same command goes on")
     sys.exit(processes.STOPPED)
@@ -100,7 +99,6 @@ def _hold(
   c: Config,
   workdir: pathlib.Path,
   changed: Mapping[str, Any],
-  log_lines: list[str],
   from_step: int | None,
   *,
   allow_change: bool,
@@ -120,13 +118,14 @@ def _hold(
       leads and begin_again and (moved := folder.set_aside(workdir)) is not None
     ):
       print(f"moved the files of {workdir} to {moved}")
-    log_lines = [
-      *log_lines,
+    print(
+      *parts.examples.log_lines,
       shared.summary(parts.mesh, parts.state.params),
       *parts.scorer.log_lines,
       *(one.summary for one in parts.phases),
-    ]
-    print(*parts.examples.log_lines, *log_lines, programs.log_line(), sep="\n")
+      programs.log_line(),
+      sep="\n",
+    )
     if (why := kept.too_rare(c.run, c.eval.every)) is not None:
       print(f"warning: {why}")
     return _train(c, workdir, parts, changed, from_step)

@@ -26,8 +26,7 @@ class Policy(Section):
   dtype: Literal["float32", "bfloat16", "auto"] = setting(
     "float32",
     "Precision of activations. Parameters and losses are float32. 'auto' is "
-    "bfloat16 on accelerators; on a CPU products are measured for .2 s, and it "
-    "is bfloat16 if they are at least 1.2 times as fast as in float32. A run "
-    "records which it is and keeps it.",
+    "float32 on a CPU and bfloat16 elsewhere. A run records which it is and "
+    "keeps it.",
     evaluated=True,
   )
