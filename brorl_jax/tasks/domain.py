@@ -57,8 +57,7 @@ class Draw(NamedTuple):
     may_draw: Whether training on these tasks may generate this question.
     category: Category of a task for statistics, or None.
     version: Version of the generator, for config.json.
-    write: Steps and answer to an example, of one of `qualities`.
-    qualities: Of what is written; see gym/steps.
+    write: Steps and answer to an example, of one of `names.QUALITIES`.
   """
 
   check: Callable[[Sequence[Family]], None]
@@ -68,7 +67,6 @@ class Draw(NamedTuple):
   category: Callable[[str], str | None]
   version: Callable[[], str]
   write: Callable[[Example, str, random.Random], str]
-  qualities: tuple[str, ...]
 
 
 def _unnamed(_: Mapping[str, Any]) -> str:
@@ -95,8 +93,6 @@ class Domain:
     one_answer: Whether a prompt has one right "answer". Then two records with
       the same prompt and different answers are an error.
     task: Name for statistics if a record has none; "" uses its file's name.
-    instruction: Default text after every question.
-    reward: Default reward: 1 for a pass, or the score.
     draw: Functions that generate examples; None if there are only files.
     look: The steps of a (response, entry) for statistics; None if the domain
       cannot read them.
@@ -109,7 +105,5 @@ class Domain:
   needs_jail: Jailed = ""
   one_answer: bool = False
   task: Callable[[Mapping[str, Any]], str] = _unnamed
-  instruction: str = ""
-  reward: Literal["pass", "score"] = "pass"
   draw: Draw | None = None
   look: Callable[[str, Mapping[str, Any]], Steps | None] = _unread

@@ -12,8 +12,8 @@ import tiers
 from brorl_jax import types
 from brorl_jax.configs import base
 from brorl_jax.rollout import dynamic_sampling
-from brorl_jax.tasks import gym
-from brorl_jax.tasks.domains import DOMAINS, MADE, OWN
+from brorl_jax.tasks import gym, names
+from brorl_jax.tasks.domains import DOMAINS, OWN
 from brorl_jax.tasks.pool import Job, Pool
 from brorl_jax.tasks.sandbox import probe
 from brorl_jax.tasks.sandbox.jail import Jail
@@ -56,7 +56,7 @@ def pool():
 def test_each_is_known_by_its_own_name():
   assert [*DOMAINS] == [*RIGHT] == [domain.name for domain in DOMAINS.values()]
   assert [name for name, domain in DOMAINS.items() if domain.draw] == [
-    MADE.name
+    names.MADE
   ]
 
 
@@ -174,10 +174,8 @@ def test_words_that_only_hold_a_name_are_none():
 def test_every_domain_has_its_defaults_in_a_config():
   said = base.get_config().data.domains
   assert {*said} == {*DOMAINS, OWN.name}
-  for domain in (*DOMAINS.values(), OWN):
-    assert said[domain.name].weight == 1.0
-    assert said[domain.name].instruction == domain.instruction
-    assert said[domain.name].reward == domain.reward
+  assert [*names.DEFAULTS] == [*DOMAINS, names.OWN] and OWN.name == names.OWN
+  assert {default.weight for default in names.DEFAULTS.values()} == {1.0}
   pays = {name: one.reward for name, one in said.items()}
   assert {k for k, v in pays.items() if v == "score"} == {
     "code",

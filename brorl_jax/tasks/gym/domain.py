@@ -83,7 +83,6 @@ DRAW = Draw(
   category=CATEGORIES.get,
   version=lambda: f"{_LIBRARY} {importlib.metadata.version(_LIBRARY)}",
   write=lambda example, quality, rng: steps.write(example.entry, quality, rng),
-  qualities=steps.QUALITIES,
 )
 
 DOMAIN = Domain(
@@ -92,9 +91,6 @@ DOMAIN = Domain(
   fields={"entry": Field(_entry)},
   check_reference=_check_reference,
   task=_task,
-  # The text between the last <answer> and </answer> is scored, or else the
-  # whole response. Unlike in ProRL the reward is the pass: the partial credit
-  # of the scorers is easy to exploit.
   draw=DRAW,
   look=_look,
 )

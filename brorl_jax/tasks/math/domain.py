@@ -28,6 +28,4 @@ DOMAIN = Domain(
   check_reference=_check_reference,
   needs_jail="libraries",
   one_answer=True,
-  # The last complete \boxed{} is the answer.
-  instruction="Think step by step and put the answer into \\boxed{}.",
 )

@@ -42,5 +42,4 @@ DOMAIN = Domain(
   check_reference=_check_reference,
   needs_jail="libraries",
   one_answer=True,
-  instruction="Put the answer, or its letter, into \\boxed{}.",
 )

@@ -10,8 +10,9 @@ from solved_by_hand import EXAMPLES, entry_of
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 
+from brorl_jax.tasks.dials import DIALS
 from brorl_jax.tasks.gym import ALLOWED, Family, families, puzzle, verify
-from brorl_jax.tasks.gym.steps import DIALS, QUALITIES, TASKS, look, write
+from brorl_jax.tasks.gym.steps import QUALITIES, TASKS, look, write
 from brorl_jax.tasks.gym.steps.sums import LEGS
 
 # A digit, a word with the blank before it, a sign, or the end of a line.
