@@ -7,8 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from brorl_jax.tasks.base import Example, Steps
-from brorl_jax.tasks.pool import Verifier
+from brorl_jax.tasks.base import Example, Steps, Verdict
 
 # What a verifier runs in the sandbox: programs, or library calls.
 Jailed = Literal["", "programs", "libraries"]
@@ -83,7 +82,7 @@ class Domain:
 
   Attributes:
     name: Name in records and configs.
-    verify: Scores a response; see pool.Verifier.
+    verify: Scores a response by its entry in a jail; see pool.Verifier.
     fields: Fields of a record in addition to those of every domain. The first
       holds the reference answer; errors of `check_reference` name it.
     check_reference: From these fields to the verifier's entry. Raises
@@ -99,7 +98,7 @@ class Domain:
   """
 
   name: str
-  verify: Verifier
+  verify: Callable[[str, Mapping[str, Any], Any], Verdict]
   fields: Mapping[str, Field]
   check_reference: Callable[[Mapping[str, Any]], Mapping[str, Any]]
   needs_jail: Jailed = ""

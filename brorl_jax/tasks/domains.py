@@ -6,9 +6,13 @@ names.py.
 
 from collections.abc import Mapping
 
-from brorl_jax.tasks import code, gym, instructions, math, own, stem
+from brorl_jax.tasks.code import domain as code
 from brorl_jax.tasks.domain import Domain, Draw
-from brorl_jax.tasks.gym.domain import DRAW as _DRAW
+from brorl_jax.tasks.gym import domain as gym
+from brorl_jax.tasks.instructions import domain as instructions
+from brorl_jax.tasks.math import domain as math
+from brorl_jax.tasks.own import rewards as own
+from brorl_jax.tasks.stem import domain as stem
 
 DOMAINS: Mapping[str, Domain] = {
   domain.name: domain
@@ -22,6 +26,6 @@ DOMAINS: Mapping[str, Domain] = {
 }
 
 # How examples of the domain `names.MADE` are generated.
-DRAW: Draw = _DRAW
+DRAW: Draw = gym.DRAW
 # The domain `names.OWN`.
 OWN: Domain = own.DOMAIN

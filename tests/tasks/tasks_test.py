@@ -15,9 +15,9 @@ from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.tasks import gym, names
 from brorl_jax.tasks.domains import DOMAINS, OWN
 from brorl_jax.tasks.pool import Job, Pool
-from brorl_jax.tasks.sandbox import probe
+from brorl_jax.tasks.sandbox import jail
 from brorl_jax.tasks.sandbox.jail import Jail
-from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
+from brorl_jax.tasks.sandbox.protocol import Limits
 
 VERIFIERS = {name: domain.verify for name, domain in DOMAINS.items()}
 PUZZLE = gym.puzzle(gym.Family("gcd"), "train", 0, seed=0).entry
@@ -62,8 +62,8 @@ def test_each_is_known_by_its_own_name():
 
 @pytest.mark.parametrize("domain", tiers.some(DOMAINS, 1))
 def test_a_right_response_passes_and_a_wrong_one_fails(pool, domain):
-  if domain == "code" and probe.measure().name == "none":
-    pytest.skip(probe.measure().reason)
+  if domain == "code" and jail.measure().name == "none":
+    pytest.skip(jail.measure().reason)
   right, wrong = pool.score(
     [Job(domain, *RIGHT[domain]), Job(domain, *WRONG[domain])]
   )
@@ -79,8 +79,8 @@ def test_a_right_response_passes_and_a_wrong_one_fails(pool, domain):
 )
 def test_endless_programs_cost_the_right_ones_nothing(endless):
   """However many there are, and however long the queue: none is invalid."""
-  if probe.measure().name == "none":
-    pytest.skip(probe.measure().reason)
+  if jail.measure().name == "none":
+    pytest.skip(jail.measure().reason)
   entry = {"tests": {"inputs": ["3\n", "4\n"], "outputs": ["9\n", "16\n"]}}
   loops = ("while True: pass", "import time; time.sleep(600)")
   jobs = [
