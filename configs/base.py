@@ -9,11 +9,11 @@ from typing import Any
 import ml_collections
 
 from brorl_jax.runs import sections
-from brorl_jax.tasks import domains
+from brorl_jax.tasks import names
 
 
 def get_config() -> Any:
   values = sections.as_dict(sections.Config())
-  values["data"]["domains"] = domains.defaults()
+  values["data"]["domains"] = names.defaults()
   c = ml_collections.ConfigDict(values)
   return c.lock()  # a misspelt field in a config is an error

@@ -13,7 +13,8 @@ from typing import Any
 
 import ml_collections
 
-from brorl_jax.tasks.domains import DIALS, MADE
+from brorl_jax.tasks.dials import DIALS
+from brorl_jax.tasks.names import MADE
 
 NAMES = ("steps", "tiny", "1p5b", "8b")
 _BY_LUCK = ("base_conversion", "path_star")  # tasks too hard for `steps`
@@ -83,7 +84,7 @@ def _language_model(c: Any) -> None:
   c.sampling.slots = 0  # as many as fit; responses are long
   c.data.prompt_tokens = 1024
   c.sampling.max_new_tokens = 15360  # stated: a context window of 16,384
-  c.data.domains[MADE.name].instruction = (
+  c.data.domains[MADE].instruction = (
     "Think step by step, then write the final answer alone between <answer> "
     "and </answer>."
   )

@@ -15,7 +15,7 @@ from typing import Any
 
 import ml_collections
 
-from brorl_jax.tasks.domains import DIALS
+from brorl_jax.tasks.dials import DIALS
 
 
 def get_config() -> ml_collections.ConfigDict:

@@ -2,7 +2,7 @@
 
 The first line of a program says how it is called, the right verdict and what it
 tries. The task: the length of the longest run of neighbours that rise. Never
-run one outside a jail whose limits were proved; probe.measure() does that.
+run one outside a jail whose limits were proved; jail.measure() does that.
 """
 
 import concurrent.futures
@@ -20,8 +20,8 @@ import time
 
 from brorl_jax.tasks import code
 from brorl_jax.tasks.base import Verdict
-from brorl_jax.tasks.sandbox import programs, seccomp_landlock
-from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
+from brorl_jax.tasks.sandbox import process, seccomp_landlock
+from brorl_jax.tasks.sandbox.protocol import Limits
 
 FOLDER = pathlib.Path(__file__).parent / "hostile" / "code"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -234,7 +234,7 @@ class Canaries:
     self._children_before = self._children()
     as_jail = {}
     if os.geteuid() == 0:
-      nobody = programs.NOBODY
+      nobody = process.NOBODY
       as_jail = {"user": nobody, "group": nobody, "extra_groups": []}
     self._victim = subprocess.Popen(["sleep", "600"], **as_jail)
     self._places["VICTIM"] = self._victim.pid

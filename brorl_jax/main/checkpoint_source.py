@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from brorl_jax.model import architectures, huggingface, sharding, tokenizer
 from brorl_jax.model.policy import Policy
 from brorl_jax.runs import checkpoints, sections
-from brorl_jax.tasks.domains import MADE
+from brorl_jax.tasks.names import MADE
 
 TRAINED_ON = "trained_on.json"  # next to the weights of an exported run
 
@@ -170,7 +170,7 @@ def _start(
     c, own = config["data"], bool(config.get("reward", {}).get("verifier"))
     # Runs without the field data.puzzles mixed files with puzzles.
     mixed = (c.get("puzzles", True) or not c["files"]) and not own
-    made = mixed and c["domains"][MADE.name]["weight"] > 0.0
+    made = mixed and c["domains"][MADE]["weight"] > 0.0
     families = c["families"] if made else {}
     return Start(
       str(run),

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from brorl_jax.main import corpus
 from brorl_jax.main.checkpoint_source import Start
 from brorl_jax.tasks.data import dataset, heldout
-from brorl_jax.tasks.domains import DOMAINS, MADE
+from brorl_jax.tasks.domains import DOMAINS
+from brorl_jax.tasks.names import MADE
 
 # Only prompts are compared: reference answers need no check.
 _UNTRIED = {
@@ -40,7 +41,7 @@ def refuse(starts: Sequence[Start], evaluated: dataset.Data) -> list[str]:
     prefix = f"not compared with the training of {start.run}: "
     log_lines |= dict.fromkeys(prefix + why for why in missing)
     # Puzzles from files replaced generated ones.
-    stored = any(example.domain == MADE.name for example in train.examples)
+    stored = any(example.domain == MADE for example in train.examples)
     had = "may have had" if _unknown(start) else "had"
     try:
       heldout.refuse_overlap(train, evaluated)

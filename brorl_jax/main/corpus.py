@@ -80,6 +80,7 @@ def read(c: Data, *, own: bool) -> tuple[dataset.Data, dataset.Data]:
   of = functools.partial(
     dataset.read,
     form=form(c.fields, c.domain, own=own),
+    domains=DOMAINS,
     skip_bad=c.skip_bad,
   )
   return heldout.sides(of, c.files, c.heldout_files, one_in=c.heldout_one_in)

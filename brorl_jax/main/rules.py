@@ -10,7 +10,7 @@ from typing import Any
 from brorl_jax.runs import sections
 from brorl_jax.runs.sections.sampling import Sampling
 from brorl_jax.runs.sections.section import Rule
-from brorl_jax.tasks.domains import DRAW
+from brorl_jax.tasks.names import QUALITIES
 
 
 def simulation(c: Any, surrogates: tuple[str, ...]) -> Iterator[Rule]:
@@ -58,9 +58,9 @@ def warmup(c: Any) -> Iterator[Rule]:
     good = all(0.0 <= share <= 1.0 for share in c.right.values())
     yield "right", good, "shares between 0 and 1"
     return
-  known = ", ".join(DRAW.qualities)
+  known = ", ".join(QUALITIES)
   for field in ("qualities", "mixed_qualities"):
-    good = set(c[field]) <= set(DRAW.qualities)
+    good = set(c[field]) <= set(QUALITIES)
     yield field, good, f"shares of {known}"
     good = min(c[field].values()) >= 0.0 and any(c[field].values())
     yield field, good, "relative shares, of which one is positive"

@@ -7,8 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from brorl_jax.tasks.base import Example, Steps
-from brorl_jax.tasks.pool import Verifier
+from brorl_jax.tasks.base import Example, Steps, Verdict
 
 # What a verifier runs in the sandbox: programs, or library calls.
 Jailed = Literal["", "programs", "libraries"]
@@ -57,8 +56,7 @@ class Draw(NamedTuple):
     may_draw: Whether training on these tasks may generate this question.
     category: Category of a task for statistics, or None.
     version: Version of the generator, for config.json.
-    write: Steps and answer to an example, of one of `qualities`.
-    qualities: Of what is written; see gym/steps.
+    write: Steps and answer to an example, of one of `names.QUALITIES`.
   """
 
   check: Callable[[Sequence[Family]], None]
@@ -68,7 +66,6 @@ class Draw(NamedTuple):
   category: Callable[[str], str | None]
   version: Callable[[], str]
   write: Callable[[Example, str, random.Random], str]
-  qualities: tuple[str, ...]
 
 
 def _unnamed(_: Mapping[str, Any]) -> str:
@@ -85,7 +82,7 @@ class Domain:
 
   Attributes:
     name: Name in records and configs.
-    verify: Scores a response; see pool.Verifier.
+    verify: Scores a response by its entry in a jail; see pool.Verifier.
     fields: Fields of a record in addition to those of every domain. The first
       holds the reference answer; errors of `check_reference` name it.
     check_reference: From these fields to the verifier's entry. Raises
@@ -95,21 +92,17 @@ class Domain:
     one_answer: Whether a prompt has one right "answer". Then two records with
       the same prompt and different answers are an error.
     task: Name for statistics if a record has none; "" uses its file's name.
-    instruction: Default text after every question.
-    reward: Default reward: 1 for a pass, or the score.
     draw: Functions that generate examples; None if there are only files.
     look: The steps of a (response, entry) for statistics; None if the domain
       cannot read them.
   """
 
   name: str
-  verify: Verifier
+  verify: Callable[[str, Mapping[str, Any], Any], Verdict]
   fields: Mapping[str, Field]
   check_reference: Callable[[Mapping[str, Any]], Mapping[str, Any]]
   needs_jail: Jailed = ""
   one_answer: bool = False
   task: Callable[[Mapping[str, Any]], str] = _unnamed
-  instruction: str = ""
-  reward: Literal["pass", "score"] = "pass"
   draw: Draw | None = None
   look: Callable[[str, Mapping[str, Any]], Steps | None] = _unread

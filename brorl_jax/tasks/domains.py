@@ -1,15 +1,18 @@
 """The table of domains. Each is one value that its folder declares.
 
-To add a domain, add a folder with a `Domain` and a line here.
+To add a domain, add a folder with a `Domain`, a line here and its defaults in
+names.py.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
-from brorl_jax.tasks import code, gym, instructions, math, own, stem
+from brorl_jax.tasks.code import domain as code
 from brorl_jax.tasks.domain import Domain, Draw
-from brorl_jax.tasks.gym.domain import DRAW as _DRAW
-from brorl_jax.tasks.gym.steps.dials import DIALS as _DIALS
+from brorl_jax.tasks.gym import domain as gym
+from brorl_jax.tasks.instructions import domain as instructions
+from brorl_jax.tasks.math import domain as math
+from brorl_jax.tasks.own import rewards as own
+from brorl_jax.tasks.stem import domain as stem
 
 DOMAINS: Mapping[str, Domain] = {
   domain.name: domain
@@ -22,22 +25,7 @@ DOMAINS: Mapping[str, Domain] = {
   )
 }
 
-# The domain whose examples can be generated (config.data.families), and how.
-MADE: Domain = gym.DOMAIN
-DRAW: Draw = _DRAW
-# Its families that need steps: settings of a run, and of a harder side.
-DIALS = _DIALS
-# The domain of every line if the user brings the reward; no record names it.
+# How examples of the domain `names.MADE` are generated.
+DRAW: Draw = gym.DRAW
+# The domain `names.OWN`.
 OWN: Domain = own.DOMAIN
-
-
-def defaults() -> dict[str, dict[str, Any]]:
-  """The defaults of config.data.domains."""
-  return {
-    domain.name: {
-      "weight": 1.0,
-      "instruction": domain.instruction,
-      "reward": domain.reward,
-    }
-    for domain in (*DOMAINS.values(), OWN)
-  }

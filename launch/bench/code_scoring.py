@@ -16,7 +16,7 @@ import threading
 import time
 
 from brorl_jax.tasks import code
-from brorl_jax.tasks.sandbox import probe
+from brorl_jax.tasks.sandbox.jail import require
 
 SOLUTION = """
 import sys
@@ -52,7 +52,7 @@ def tests(kind: str, count: int) -> dict:
 
 
 def measure(kind: str, args: argparse.Namespace) -> dict[str, float]:
-  level = probe.require(allow_inner=True)
+  level = require(allow_inner=True)
   local = threading.local()
   jails = []
   wanted = tests(kind, args.tests)
@@ -88,7 +88,7 @@ def main() -> None:
   parser.add_argument("--tests", type=int, default=20)
   parser.add_argument("--threads", type=int, default=2)
   args = parser.parse_args()
-  level = probe.require(allow_inner=True)
+  level = require(allow_inner=True)
   line = {
     "bench": "code_scoring",
     **vars(args),

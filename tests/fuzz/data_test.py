@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from brorl_jax.tasks.data import dataset
 from brorl_jax.tasks.data.columns import Form
-from brorl_jax.tasks.domains import OWN
+from brorl_jax.tasks.domains import DOMAINS, OWN
 
 _SECONDS = 2.0
 _GCD = {
@@ -90,7 +90,7 @@ def check_line(line, form):
     path.write_bytes(first + b"\n" + line + b"\n")
     try:
       with fuzzing.within(_SECONDS):
-        data = dataset.read(str(path), form=form)
+        data = dataset.read(str(path), form=form, domains=DOMAINS)
     except dataset.DataError as e:
       text = fuzzing.one_line(e, longest=len(str(path)) + 600)
       assert text.startswith(f"{path}, line 2"), text

@@ -26,6 +26,7 @@ from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 from brorl_jax.report import cells
 from brorl_jax.tasks.data import dataset, heldout
+from brorl_jax.tasks.domains import DOMAINS
 from launch.frontier import (
   analysis,
   arms,
@@ -145,7 +146,8 @@ def test_files_are_read_and_their_sides_share_nothing(tmp_path):
     )
   form = corpus.form("", "", own=True)
   read = [
-    dataset.read([str(tmp_path / f"{name}.jsonl")], form=form) for name in "ab"
+    dataset.read([str(tmp_path / f"{name}.jsonl")], form=form, domains=DOMAINS)
+    for name in "ab"
   ]
   assert [len(data.examples) for data in read] == [40, 40]
   heldout.refuse_overlap(*read)

@@ -13,6 +13,7 @@ from brorl_jax.model import huggingface
 from brorl_jax.runs import folder, metrics, sections
 from brorl_jax.tasks import gym
 from brorl_jax.tasks.data import dataset, heldout
+from brorl_jax.tasks.domains import DOMAINS
 from tests.main.commands.evaluate_test import (  # noqa: F401
   FAMILIES,
   config,
@@ -61,7 +62,7 @@ def refuse(run, evaluated):
 
 
 def held(path, which=slice(None)):
-  data = dataset.read(path)
+  data = dataset.read(path, domains=DOMAINS)
   return dataset.Data(data.examples[which], data.places[which])
 
 
@@ -95,7 +96,7 @@ def test_a_prompt_that_a_run_trained_on_is_refused_by_id_and_by_text(tmp_path):
 def test_its_own_held_out_part_may_be_evaluated_and_no_other(tmp_path):
   a = problems(tmp_path / "a.jsonl", range(60))
   trained_on = run_on(tmp_path / "run", a, one_in=3)
-  data = dataset.read(a)
+  data = dataset.read(a, domains=DOMAINS)
   _, mine = heldout.split(data, one_in=3)
   assert refuse(trained_on, mine) == []
   _, other = heldout.split(data, one_in=4)
@@ -239,7 +240,7 @@ def test_all_of_the_files_of_an_older_run_counts(tmp_path):
   """Which part it held out, and what the files were, is not known."""
   a = problems(tmp_path / "a.jsonl", range(60))
   trained_on = run_on(tmp_path / "run", a, one_in=3, digests=False)
-  _, mine = heldout.split(dataset.read(a), one_in=3)
+  _, mine = heldout.split(dataset.read(a, domains=DOMAINS), one_in=3)
   with pytest.raises(ValueError, match="may have had this prompt: "):
     refuse(trained_on, mine)
   c = held(problems(tmp_path / "c.jsonl", range(90, 95), prefix="c"))

@@ -13,7 +13,7 @@ from brorl_jax.errors import UserError
 from brorl_jax.learner import warmup as warmups
 from brorl_jax.main import embedding, settings
 from brorl_jax.model import huggingface, tokenizer
-from brorl_jax.tasks.gym import steps
+from brorl_jax.tasks import dials
 
 SMALL = dict(width=16, layers=1, heads=2, kv_heads=1, mlp=16, puzzles=40)
 SMALL |= dict(vocab=420, rows=2, microbatches=2, steps=4, mixed_steps=2)
@@ -96,7 +96,7 @@ def test_the_second_stage_changes_what_the_policy_prefers(tmp_path):
 
 def test_the_shipped_policy_reads_every_puzzle_of_its_tasks():
   c = warmup_steps.get_config()
-  assert set(c.families) == set(steps.DIALS)
+  assert set(c.families) == set(dials.DIALS)
   settings.check_warmup(c)
   settings.check_warmup(warmup.get_config())
 

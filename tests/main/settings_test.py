@@ -19,7 +19,7 @@ from brorl_jax.main import rules, settings
 from brorl_jax.main.stages import examples
 from brorl_jax.runs import sections
 from brorl_jax.tasks import gym
-from brorl_jax.tasks.domains import defaults
+from brorl_jax.tasks.names import defaults
 from tests.main.main_test import command, message
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -12,12 +12,12 @@ import tiers
 from brorl_jax import types
 from brorl_jax.configs import base
 from brorl_jax.rollout import dynamic_sampling
-from brorl_jax.tasks import gym
-from brorl_jax.tasks.domains import DOMAINS, MADE, OWN
+from brorl_jax.tasks import gym, names
+from brorl_jax.tasks.domains import DOMAINS, OWN
 from brorl_jax.tasks.pool import Job, Pool
-from brorl_jax.tasks.sandbox import probe
+from brorl_jax.tasks.sandbox import jail
 from brorl_jax.tasks.sandbox.jail import Jail
-from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
+from brorl_jax.tasks.sandbox.protocol import Limits
 
 VERIFIERS = {name: domain.verify for name, domain in DOMAINS.items()}
 PUZZLE = gym.puzzle(gym.Family("gcd"), "train", 0, seed=0).entry
@@ -56,14 +56,14 @@ def pool():
 def test_each_is_known_by_its_own_name():
   assert [*DOMAINS] == [*RIGHT] == [domain.name for domain in DOMAINS.values()]
   assert [name for name, domain in DOMAINS.items() if domain.draw] == [
-    MADE.name
+    names.MADE
   ]
 
 
 @pytest.mark.parametrize("domain", tiers.some(DOMAINS, 1))
 def test_a_right_response_passes_and_a_wrong_one_fails(pool, domain):
-  if domain == "code" and probe.measure().name == "none":
-    pytest.skip(probe.measure().reason)
+  if domain == "code" and jail.measure().name == "none":
+    pytest.skip(jail.measure().reason)
   right, wrong = pool.score(
     [Job(domain, *RIGHT[domain]), Job(domain, *WRONG[domain])]
   )
@@ -79,8 +79,8 @@ def test_a_right_response_passes_and_a_wrong_one_fails(pool, domain):
 )
 def test_endless_programs_cost_the_right_ones_nothing(endless):
   """However many there are, and however long the queue: none is invalid."""
-  if probe.measure().name == "none":
-    pytest.skip(probe.measure().reason)
+  if jail.measure().name == "none":
+    pytest.skip(jail.measure().reason)
   entry = {"tests": {"inputs": ["3\n", "4\n"], "outputs": ["9\n", "16\n"]}}
   loops = ("while True: pass", "import time; time.sleep(600)")
   jobs = [
@@ -174,10 +174,8 @@ def test_words_that_only_hold_a_name_are_none():
 def test_every_domain_has_its_defaults_in_a_config():
   said = base.get_config().data.domains
   assert {*said} == {*DOMAINS, OWN.name}
-  for domain in (*DOMAINS.values(), OWN):
-    assert said[domain.name].weight == 1.0
-    assert said[domain.name].instruction == domain.instruction
-    assert said[domain.name].reward == domain.reward
+  assert [*names.DEFAULTS] == [*DOMAINS, names.OWN] and OWN.name == names.OWN
+  assert {default.weight for default in names.DEFAULTS.values()} == {1.0}
   pays = {name: one.reward for name, one in said.items()}
   assert {k for k, v in pays.items() if v == "score"} == {
     "code",

@@ -34,7 +34,7 @@ from brorl_jax.runs import sections
 from brorl_jax.runs.sections import Config
 from brorl_jax.runs.sections.devices import Devices
 from brorl_jax.tasks import own
-from brorl_jax.tasks.domains import MADE
+from brorl_jax.tasks.names import MADE
 
 # The config.json of the language models that presets name.
 _ARCHITECTURES = pathlib.Path(__file__).parents[1] / "ahead" / "architectures"
@@ -357,7 +357,7 @@ def _evaluations(
   files = c.data.heldout_files or c.data.files
   mixed = c.data.puzzles or not files
   tasks = len(files)
-  if mixed and c.data.domains[MADE.name].weight:
+  if mixed and c.data.domains[MADE].weight:
     tasks += len(c.data.families)
   heldout = c.eval.prompts * max(tasks, 1)
   each = max(

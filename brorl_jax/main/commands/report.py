@@ -24,7 +24,8 @@ from brorl_jax.report import (
 )
 from brorl_jax.report.load_runs import Read
 from brorl_jax.runs import intact, metrics
-from brorl_jax.tasks.domains import DRAW, MADE
+from brorl_jax.tasks.domains import DRAW
+from brorl_jax.tasks.names import MADE
 
 _NAMED = 3  # differing prompts that are named
 
@@ -104,7 +105,7 @@ def _samples(one: Read) -> int:
 
 def _category(domain: str, task: str) -> str | None:
   """Category of a generated task; None for other tasks."""
-  return (DRAW.category(task) or "other") if domain == MADE.name else None
+  return (DRAW.category(task) or "other") if domain == MADE else None
 
 
 def write(data: Mapping[str, Any], out: pathlib.Path) -> None:

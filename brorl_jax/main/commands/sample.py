@@ -97,6 +97,7 @@ def _given(where: str) -> "Sequence[str | Example] | None":
   if path.endswith((".jsonl", ".parquet")):
     from brorl_jax.main import checkpoint_source, corpus
     from brorl_jax.tasks.data import columns, dataset
+    from brorl_jax.tasks.domains import DOMAINS
 
     ran, form = (
       checkpoint_source.ran(checkpoint_source.locate(where)),
@@ -104,7 +105,9 @@ def _given(where: str) -> "Sequence[str | Example] | None":
     )
     if ran is not None:
       form = corpus.form(ran.fields, ran.domain, own=ran.own)
-    return dataset.read(path, form=_unjudged(path, form) or form).examples
+    return dataset.read(
+      path, form=_unjudged(path, form) or form, domains=DOMAINS
+    ).examples
   try:
     lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
   except (OSError, ValueError) as e:

@@ -19,7 +19,8 @@ from brorl_jax.tasks.base import Example
 from brorl_jax.tasks.data import dataset, heldout, mixture
 from brorl_jax.tasks.data.records import Place
 from brorl_jax.tasks.domain import Family
-from brorl_jax.tasks.domains import DRAW, MADE
+from brorl_jax.tasks.domains import DRAW
+from brorl_jax.tasks.names import MADE
 from brorl_jax.tasks.posing import posed
 
 _PROBES = 256  # prompts per family whose length is checked at the start
@@ -95,8 +96,8 @@ class Examples:
     # An evaluation may have only held-out files; nothing is drawn from them.
     stored = self._train or corpus.by_domain(self._heldout)
     mixed = (c.puzzles or not given) and not own
-    weight = c.domains[MADE.name].weight
-    made = mixed and weight > 0.0 and MADE.name not in stored
+    weight = c.domains[MADE].weight
+    made = mixed and weight > 0.0 and MADE not in stored
     every = families(c.families) if made else []
     self.families = [family for family in every if family.weight > 0.0]
     drawn = [family.name for family in self.families]
@@ -109,10 +110,10 @@ class Examples:
     }
     digests = {name: dataset.digest(s) for name, s in stored.items()}
     if made:
-      sizes[MADE.name], digests[MADE.name] = None, DRAW.version()
+      sizes[MADE], digests[MADE] = None, DRAW.version()
     if not sizes:
       raise ValueError(
-        f"there is no training data: config.data.domains.{MADE.name}.weight is "
+        f"there is no training data: config.data.domains.{MADE}.weight is "
         "0 and config.data.files is empty; raise the weight, or name files"
       )
     weights = {name: c.domains[name].weight for name in sizes}

@@ -14,8 +14,8 @@ from brorl_jax.tasks import own, pool
 from brorl_jax.tasks.base import Example
 from brorl_jax.tasks.domains import DOMAINS
 from brorl_jax.tasks.pool import Job, Pool
-from brorl_jax.tasks.sandbox import jail, probe
-from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
+from brorl_jax.tasks.sandbox import jail
+from brorl_jax.tasks.sandbox.protocol import Limits
 from brorl_jax.tasks.sandbox.usage import MAX_TEST_S, PATIENCE
 from brorl_jax.types import ScoredResponse
 
@@ -161,9 +161,9 @@ def _sandbox(
   needs = {DOMAINS[name].needs_jail for name in domains if name in DOMAINS}
   try:
     if "programs" in needs:
-      level = probe.require(allow_inner=allow_inner)
+      level = jail.require(allow_inner=allow_inner)
       sandbox["programs"] = dataclasses.asdict(level)
-      log_lines.append(f"jail: {probe.describe(level)}")
+      log_lines.append(f"jail: {jail.describe(level)}")
     if "libraries" in needs:
       sandbox["libraries"] = jail.isolation_error() or "walled"
       if sandbox["libraries"] != "walled":

@@ -60,7 +60,4 @@ DOMAIN = Domain(
   },
   check_reference=_check_reference,
   needs_jail="programs",
-  # The last fenced block is run. As in ProRL, the score is the share of tests.
-  instruction="Write the program in one fenced code block.",
-  reward="score",
 )

@@ -43,15 +43,15 @@ from typing import Any
 
 from brorl_jax.tasks.base import Verdict
 from brorl_jax.tasks.code import cases
-from brorl_jax.tasks.sandbox import codec, process, program_runner, zygote
+from brorl_jax.tasks.sandbox import codec, process, protocol, zygote
 from brorl_jax.tasks.sandbox import jail as jails
-from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
+from brorl_jax.tasks.sandbox.protocol import Limits
 
 MAX_PROGRAM = 100_000  # characters
 
 _LANGUAGES = ("", "python", "python3", "py")
 _DEFAULT = Limits()
-_KILLED = f"exit status: {program_runner.KILLED}"  # the frame has the reason
+_KILLED = f"exit status: {protocol.KILLED}"  # the frame has the reason
 _TOGETHER = 8  # tests per process; each takes two of 64 descriptors
 _REASONS = ("runtime error", "syntax error", "no function", "wrong answer")
 
@@ -196,7 +196,7 @@ def _failed_after_others(tests: cases.Tests, ended: zygote.Ended) -> int | None:
 
 
 def _fails(tests: cases.Tests, index: int, frame: zygote.Frame) -> bool:
-  before = frame.index == program_runner.BEFORE
+  before = frame.index == protocol.BEFORE
   return before or bool(_fault_of_output(frame, tests.outputs[index]))
 
 
@@ -221,7 +221,7 @@ def _count(
   tests: cases.Tests, frames: Sequence[zygote.Frame]
 ) -> tuple[int, str]:
   """Number of tests that pass, and the reason of the first failure."""
-  if frames and frames[0].index == program_runner.BEFORE:
+  if frames and frames[0].index == protocol.BEFORE:
     return 0, _reason(frames[0].why)
   if len(frames) > len(tests.outputs):
     return 0, "malformed results"
@@ -237,7 +237,7 @@ def _count(
 
 
 def _fault_of_output(frame: zygote.Frame, want: bytes) -> str:
-  if frame.status == program_runner.OVERFLOW:
+  if frame.status == protocol.OVERFLOW:
     return "too much output"
   if os.WIFSIGNALED(frame.status):
     return zygote.why(frame.status)

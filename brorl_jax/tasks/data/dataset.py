@@ -1,6 +1,6 @@
 """Reads, checks and filters examples of any domain from files.
 
-    data = read(["data/math.jsonl", "data/code-*.parquet"])
+    data = read(["data/math.jsonl", "code-*.parquet"], domains=DOMAINS)
     kept, dropped = fit(data.examples, count_tokens, 2_048)
 
 A .jsonl file has one JSON object per line: UTF-8, at most 1 MB and 16 levels
@@ -64,7 +64,6 @@ from brorl_jax.tasks.data.columns import PLAIN, Form
 from brorl_jax.tasks.data.records import DataError, Place
 from brorl_jax.tasks.data.strict_json import Refused, show
 from brorl_jax.tasks.domain import Domain
-from brorl_jax.tasks.domains import DOMAINS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +115,7 @@ def read(
   *,
   form: Form = PLAIN,
   beside: Sequence[str] = (),
-  domains: Mapping[str, Domain] = DOMAINS,
+  domains: Mapping[str, Domain],
   skip_bad: bool = False,
   progress: Callable[[int], None] | None = None,
 ) -> Data:

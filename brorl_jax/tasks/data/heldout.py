@@ -10,7 +10,8 @@ from collections.abc import Callable, Collection, Sequence
 from brorl_jax.tasks.base import Example
 from brorl_jax.tasks.data.dataset import Data
 from brorl_jax.tasks.data.records import DataError, Place
-from brorl_jax.tasks.domains import DRAW, MADE
+from brorl_jax.tasks.domains import DRAW
+from brorl_jax.tasks.names import MADE
 
 # A space that separates no words: "81 - 35" is "81-35", but "3 4" is not "34".
 _BLANK = re.compile(r"(?<!\w) | (?!\w)")
@@ -145,7 +146,7 @@ def refuse_drawn(heldout: Data, tasks: Collection[str]) -> None:
     DataError: The message has the place of the first such puzzle.
   """
   for example, place in zip(heldout.examples, heldout.places, strict=True):
-    if example.domain != MADE.name:
+    if example.domain != MADE:
       continue
     if task := DRAW.may_draw(example, tasks):
       raise DataError(

@@ -21,10 +21,9 @@ reason. `REFUSED` lists the others with the reason.
 
 from brorl_jax.tasks.base import Verdict
 from brorl_jax.tasks.domain import Family
-from brorl_jax.tasks.gym.domain import DOMAIN
+from brorl_jax.tasks.gym.domain import DOMAIN, check
 from brorl_jax.tasks.gym.families import (
   SPLITS,
-  check,
   heldout,
   is_heldout,
   puzzle,

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from brorl_jax.tasks.base import Example, Steps, Verdict
 from brorl_jax.tasks.data import fields
 from brorl_jax.tasks.data.strict_json import Refused, show
-from brorl_jax.tasks.domain import Domain, Draw, Field
-from brorl_jax.tasks.gym import families, steps
+from brorl_jax.tasks.domain import Domain, Draw, Family, Field
+from brorl_jax.tasks.gym import families
 from brorl_jax.tasks.gym.categories import CATEGORIES
+from brorl_jax.tasks.gym.steps import looking, writing
 from brorl_jax.tasks.gym.verifier import verify
 from brorl_jax.tasks.sandbox.jail import Jail
 
@@ -44,6 +45,25 @@ def _task(record: Mapping[str, Any]) -> str:
   return name if isinstance(name, str) else ""
 
 
+def check(families_: Sequence[Family]) -> None:
+  """Refuses families that would fail later in a run.
+
+  Raises:
+    ValueError: As of `families.check`, or a family generates no puzzles, or
+      such whose own answer does not pass. The message is one line.
+  """
+  families.check(families_)
+  for family in families_:
+    for split in families.SPLITS:
+      entry = families.puzzle(family, split, 0, seed=0).entry
+      verdict = verify(entry["answer"], entry)
+      if verdict.status != "pass":
+        raise ValueError(
+          f"{families.describe(family)} generates puzzles whose own answer does"
+          f" not pass: {verdict.reason}; change its settings"
+        )
+
+
 def _may_draw(example: Example, tasks: Iterable[str]) -> str:
   """The task that may generate an example's question, or "".
 
@@ -67,23 +87,24 @@ def _words(text: str) -> str:
 
 def _look(response: str, entry: Mapping[str, Any]) -> Steps | None:
   """The steps of a response; None if they cannot be read."""
-  if _task({"entry": entry}) not in steps.TASKS:
+  if _task({"entry": entry}) not in writing.TASKS:
     return None
   try:
-    return steps.look(response, entry)
+    return looking.look(response, entry)
   except (ArithmeticError, LookupError, TypeError, ValueError):
     return None  # an entry of a file that lacks what its puzzle is made of
 
 
 DRAW = Draw(
-  check=families.check,
+  check=check,
   one=families.puzzle,
   heldout=families.heldout,
   may_draw=_may_draw,
   category=CATEGORIES.get,
   version=lambda: f"{_LIBRARY} {importlib.metadata.version(_LIBRARY)}",
-  write=lambda example, quality, rng: steps.write(example.entry, quality, rng),
-  qualities=steps.QUALITIES,
+  write=lambda example, quality, rng: writing.write(
+    example.entry, quality, rng
+  ),
 )
 
 DOMAIN = Domain(
@@ -92,9 +113,6 @@ DOMAIN = Domain(
   fields={"entry": Field(_entry)},
   check_reference=_check_reference,
   task=_task,
-  # The text between the last <answer> and </answer> is scored, or else the
-  # whole response. Unlike in ProRL the reward is the pass: the partial credit
-  # of the scorers is easy to exploit.
   draw=DRAW,
   look=_look,
 )

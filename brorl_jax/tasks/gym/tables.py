@@ -7,7 +7,9 @@ is in none of the tables was not audited and is refused as unknown.
 from __future__ import annotations
 
 import difflib
+import functools
 from collections.abc import Mapping
+from typing import Any
 
 MAX_ANSWER = 1_000  # characters, for tasks that are not in LONGEST
 # The longest right answers of 2,000 puzzles each had 1,799, 11,400, 511 and
@@ -118,3 +120,17 @@ def refuse(name: str, *, drawn: bool) -> None:
   close = difflib.get_close_matches(str(name), sorted(ALLOWED), n=1)
   remedy = f"did you mean {close[0]!r}?" if close else "use one of gym.ALLOWED"
   raise ValueError(f"task {name!r} is unknown; {remedy}")
+
+
+@functools.cache
+def library() -> Any:
+  """The module reasoning_gym."""
+  # Imported here: it takes 2 s, and the package is optional.
+  try:
+    import reasoning_gym
+  except ImportError as error:
+    raise ImportError(
+      f"procedural puzzles need reasoning-gym ({error}); pip install"
+      " 'brorl_jax[gym]'"
+    ) from error
+  return reasoning_gym

@@ -17,7 +17,7 @@ from typing import Any
 from brorl_jax.tasks.base import Verdict
 from brorl_jax.tasks.gym import expressions
 from brorl_jax.tasks.gym.checks import CHECKS, FORMS
-from brorl_jax.tasks.gym.tables import LONGEST, MAX_ANSWER, refuse
+from brorl_jax.tasks.gym.tables import LONGEST, MAX_ANSWER, library, refuse
 from brorl_jax.tasks.sandbox.jail import Failed, Jail, mine
 
 # sympy.parse_expr evaluates Python, and even short expressions can take it
@@ -142,19 +142,6 @@ def _extract(response: str) -> str:
 def _scorer(name: str) -> Callable[[str, Mapping[str, Any]], float]:
   # Cached by task: some data sets read a book when they are built.
   return library().get_score_answer_fn(name)
-
-
-@functools.cache
-def library() -> Any:
-  # Imported here: it takes 2 s, and the package is optional.
-  try:
-    import reasoning_gym
-  except ImportError as error:
-    raise ImportError(
-      f"procedural puzzles need reasoning-gym ({error}); pip install"
-      " 'brorl_jax[gym]'"
-    ) from error
-  return reasoning_gym
 
 
 def _same_text(answer: str, oracle: str) -> bool:

@@ -46,5 +46,4 @@ DOMAIN = Domain(
   fields={"instructions": Field(_instructions)},
   check_reference=_check_reference,
   needs_jail="libraries",
-  reward="score",  # as ProRL
 )

@@ -12,16 +12,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
-from brorl_jax.tasks.math.tokens import Unreadable
-
-# A Fraction, or a tuple of an operator and its arguments:
-#   ("symbol", name) ("constant", "pi" | "e" | "i" | "infinity")
-#   ("+" | "*" | "/" | "^" | "binom" | "root" | "log", a, b) ("-", a)
-#   ("!" | "abs" | "floor" | "ceil" | name of a function, a)
-#   ("max" | "min", a, b, ...)
-Tree = Any
+from brorl_jax.tasks.math.nodes import Tree, Unreadable
 
 _MAX_BITS = 30_000
 _MAX_FACTORIAL = 2_500

@@ -1,12 +1,21 @@
-"""The node types of a parsed answer."""
+"""The types of a parsed answer, and the error of one that is none."""
 
 from __future__ import annotations
 
 import dataclasses
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
-from brorl_jax.tasks.math.exact import Tree
+# A Fraction, or a tuple of an operator and its arguments:
+#   ("symbol", name) ("constant", "pi" | "e" | "i" | "infinity")
+#   ("+" | "*" | "/" | "^" | "binom" | "root" | "log", a, b) ("-", a)
+#   ("!" | "abs" | "floor" | "ceil" | name of a function, a)
+#   ("max" | "min", a, b, ...)
+Tree = Any
+
+
+class Unreadable(ValueError):
+  """The text is none of what is understood here."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

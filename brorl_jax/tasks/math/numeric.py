@@ -10,7 +10,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-from brorl_jax.tasks.math.exact import Tree
+from brorl_jax.tasks.math.nodes import Tree
 
 _MAX_BITS = 20_000  # of values and precision; a root with so many takes 0.1 s
 _MAX_GAMMA_BITS = 1_000  # with 4,000 its first value takes 3 s

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
-from brorl_jax.tasks.math import intervals, leaves, units
+from brorl_jax.tasks.math import intervals, reader, units
 from brorl_jax.tasks.math.nodes import (
   Assign,
   Items,
@@ -21,12 +21,12 @@ from brorl_jax.tasks.math.nodes import (
   Node,
   Relation,
   Row,
+  Unreadable,
   Words,
 )
 from brorl_jax.tasks.math.tokens import (
   LETTERS,
   Token,
-  Unreadable,
   plain,
   tokens,
 )
@@ -73,7 +73,7 @@ def _structure(part: Sequence[Token]) -> Node:
     node = read(part)
     if node is not None:
       return node
-  return leaves.leaf(part)
+  return reader.leaf(part)
 
 
 def _split(
@@ -270,7 +270,7 @@ def _is_variable(token: Token) -> bool:
 
 
 def _ratio(part: Sequence[Token]) -> Node | None:
-  part, unit = leaves.without_unit(part)
+  part, unit = reader.without_unit(part)
   pieces, separators = _split(part, _is(":"))
   if not separators:
     return None

@@ -12,10 +12,8 @@ import math
 from fractions import Fraction
 
 from brorl_jax.tasks.math import compare, numeric
-from brorl_jax.tasks.math.exact import Tree
-from brorl_jax.tasks.math.nodes import Leaf
+from brorl_jax.tasks.math.nodes import Leaf, Tree, Unreadable
 from brorl_jax.tasks.math.structure import parse
-from brorl_jax.tasks.math.tokens import Unreadable
 
 _POINTS = 4
 # For expressions whose case depends on the order of several names: max(a, b)

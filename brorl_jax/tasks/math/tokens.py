@@ -14,6 +14,7 @@ import re
 from typing import Literal
 
 from brorl_jax.tasks.math import units
+from brorl_jax.tasks.math.nodes import Unreadable
 
 Kind = Literal["number", "symbol", "command", "sign", "word"]
 
@@ -31,10 +32,6 @@ class Token:
 
   kind: Kind
   text: str
-
-
-class Unreadable(ValueError):
-  """The text is none of what is understood here."""
 
 
 # Commands that are variables.

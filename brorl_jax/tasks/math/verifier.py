@@ -16,9 +16,17 @@ import re
 
 from brorl_jax.tasks.base import Verdict
 from brorl_jax.tasks.math import compare, extract, gate
-from brorl_jax.tasks.math.nodes import Assign, Items, Leaf, Node, Relation, Row
+from brorl_jax.tasks.math.nodes import (
+  Assign,
+  Items,
+  Leaf,
+  Node,
+  Relation,
+  Row,
+  Unreadable,
+)
 from brorl_jax.tasks.math.structure import parse
-from brorl_jax.tasks.math.tokens import Unreadable, plain
+from brorl_jax.tasks.math.tokens import plain
 from brorl_jax.tasks.sandbox.jail import Jail, mine
 
 DEADLINE = 3.0  # seconds in the jail; the slowest honest pair took 0.2

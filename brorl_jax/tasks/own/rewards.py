@@ -36,7 +36,6 @@ DOMAIN = Domain(
   verify=_by_workers,
   fields={},
   check_reference=dict,
-  reward="score",
 )
 
 

@@ -14,7 +14,7 @@ import sys
 from typing import Any
 
 from brorl_jax.tasks.sandbox import codec, program_runner, seccomp_landlock
-from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
+from brorl_jax.tasks.sandbox.protocol import BEFORE, FRAME, Limits
 
 _LENGTH = struct.Struct("=I")
 
@@ -47,9 +47,7 @@ def check(job: dict[str, Any], results: int, limits: Limits, tests: int) -> int:
 
 def _serve(job: dict[str, Any], ask: int, answer: int) -> int:
   """The program's side; its first frame reports a missing function."""
-  function = program_runner.load(
-    job, answer, "submission", program_runner.BEFORE
-  )
+  function = program_runner.load(job, answer, "submission", BEFORE)
   if function is None:
     return 0
   program_runner.send(answer, 0, 0, b"", b"")
@@ -146,9 +144,7 @@ def _receive(fd: int) -> bytes:
 
 
 def _receive_frame(fd: int) -> tuple[int, bytes, bytes]:
-  index, *_, size, more = program_runner.FRAME.unpack(
-    _read(fd, program_runner.FRAME.size)
-  )
+  index, *_, size, more = FRAME.unpack(_read(fd, FRAME.size))
   return index, _read(fd, size), _read(fd, more)
 
 

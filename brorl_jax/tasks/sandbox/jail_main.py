@@ -38,20 +38,16 @@ import select
 import shutil
 import signal
 import socket
-import struct
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from brorl_jax.tasks.sandbox import (
   check_runner,
   program_runner,
+  protocol,
   seccomp_landlock,
 )
-from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
-
-JOB, CLONE = b"j", b"c"
-STATUS = struct.Struct("=id")  # wait status and CPU-seconds of a job
-BROKEN = 5  # exit status of a job's process that failed by itself
+from brorl_jax.tasks.sandbox.protocol import CLONE, STATUS, Limits
 
 _TMP = "/tmp"
 _TMP_OPTIONS = "size=32m,nr_inodes=4096,mode=755"
@@ -193,7 +189,7 @@ def _job(
   serve: Serve | None,
 ) -> NoReturn:
   """The process of a job."""
-  status = BROKEN
+  status = protocol.BROKEN
   try:
     seccomp_landlock.die_with_parent()
     null = os.open(os.devnull, os.O_RDWR)
@@ -214,7 +210,7 @@ def _job(
       writable=[scratch, os.devnull] if scratch else [os.devnull],
       forks=job["mode"] != "call",
     )
-    os.write(fds[1], program_runner.BEGUN)
+    os.write(fds[1], protocol.BEGUN)
     if job["mode"] == "call":
       status = program_runner.calls(job, fds[1])
     elif job["mode"] == "stdio":

@@ -18,18 +18,17 @@ import json
 import os
 import signal
 import socket
-import struct
 import sys
 import sysconfig
 from collections.abc import Mapping
 from typing import Any
 
 from brorl_jax.tasks.sandbox import jail_main, program_runner, seccomp_landlock
-from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
-
-MAX_REQUEST = 4 << 20  # bytes
-MAX_REPLY = 64 << 10
-LENGTH = struct.Struct("=I")
+from brorl_jax.tasks.sandbox.protocol import (
+  LENGTH,
+  MAX_REPLY,
+  Limits,
+)
 
 # The limit counts address space; the zygote takes 0.2 GiB of it. A
 # process gives thousands of answers; the host counts the seconds of each.

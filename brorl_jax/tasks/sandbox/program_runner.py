@@ -1,9 +1,7 @@
 """Runs a program in a job's process: function calls, or standard streams.
 
-Results start with the byte `BEGUN`, sent before the program is compiled. Frames
-follow: `FRAME` and two byte strings, the value and, without a value, the
-reason. A program can forge the frames and seconds of its own calls. That gains
-it nothing: it could return the same values, and the host measures the total.
+A program can forge the frames and seconds of its own calls. That gains it
+nothing: it could return the same values, and the host measures the total.
 
 Standard library only, for Python 3.9 and later.
 """
@@ -22,19 +20,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from brorl_jax.tasks.sandbox import codec, seccomp_landlock
-from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
+from brorl_jax.tasks.sandbox.protocol import (
+  BEFORE,
+  FRAME,
+  KILLED,
+  OVERFLOW,
+  Limits,
+)
 
 OPEN_FILES = 256  # descriptors of the zygote
-BEGUN = b"+"
-# Index, wait status, whether it was the first test of its process, CPU seconds,
-# lengths of two byte strings.
-FRAME = struct.Struct("=ii?dII")
 # The end of a test: exit status, CPU seconds and name of the error.
 END = struct.Struct("=Bd40s")
 STOPPED = b"."  # the process ended between two tests
-OVERFLOW = -1  # as a status: more output than the limit
-BEFORE = -1  # as an index: failed before the first test
-KILLED = 9  # exit status of a stdio job: a process of it was killed
 
 
 def keep(fds: Sequence[int]) -> None:

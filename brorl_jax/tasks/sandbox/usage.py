@@ -18,7 +18,7 @@ import os
 import time
 from typing import NamedTuple
 
-from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
+from brorl_jax.tasks.sandbox.protocol import Limits
 
 # Wall seconds per CPU second that a job may take: a job that gets a tenth of a
 # CPU can still use all its CPU seconds.

@@ -23,9 +23,9 @@ import threading
 import weakref
 from typing import Any
 
-from brorl_jax.tasks.sandbox import library_zygote, process, usage
+from brorl_jax.tasks.sandbox import process, protocol, usage
 from brorl_jax.tasks.sandbox.process import Died, Failed
-from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
+from brorl_jax.tasks.sandbox.protocol import Limits
 
 LIBRARY_CALLS = "brorl_jax.tasks.sandbox.library_calls"
 
@@ -81,10 +81,10 @@ class Worker:
       raise ValueError(f"timeout is {timeout}; use seconds > 0")
     request = json.dumps([call, args]).encode()
     try:
-      if len(request) > library_zygote.MAX_REQUEST:
+      if len(request) > protocol.MAX_REQUEST:
         raise Failed(
           f"a question of {len(request)} bytes; the limit is"
-          f" {library_zygote.MAX_REQUEST}"
+          f" {protocol.MAX_REQUEST}"
         )
       zygote = self._running()
       value = self._exchange(zygote, request, timeout)
@@ -147,16 +147,16 @@ class Worker:
     clock.tested()  # earlier questions do not count
     try:
       link.settimeout(usage.PATIENCE * timeout)
-      link.sendall(library_zygote.LENGTH.pack(len(request)) + request)
+      link.sendall(protocol.LENGTH.pack(len(request)) + request)
       link.settimeout(clock.wait_s)
       while True:
         with contextlib.suppress(TimeoutError):
-          part = link.recv(library_zygote.MAX_REPLY + 1)
+          part = link.recv(protocol.MAX_REPLY + 1)
           if not part:
             raise Failed("the worker process died")
           data += part
         if _whole(data):
-          return _decoded(data[library_zygote.LENGTH.size :])
+          return _decoded(data[protocol.LENGTH.size :])
         if clock.late():
           raise Failed(f"late: no answer in {timeout:g} s")
     except TimeoutError:
@@ -208,15 +208,12 @@ def libraries(calls: str) -> process.Process:
 
 def _whole(data: bytes) -> bool:
   """Whether the reply is complete."""
-  if len(data) < library_zygote.LENGTH.size:
+  if len(data) < protocol.LENGTH.size:
     return False
-  (size,) = library_zygote.LENGTH.unpack_from(data)
-  if (
-    size > library_zygote.MAX_REPLY
-    or len(data) > library_zygote.LENGTH.size + size
-  ):
+  (size,) = protocol.LENGTH.unpack_from(data)
+  if size > protocol.MAX_REPLY or len(data) > protocol.LENGTH.size + size:
     raise Failed(f"a malformed reply of {max(size, len(data))} bytes")
-  return len(data) == library_zygote.LENGTH.size + size
+  return len(data) == protocol.LENGTH.size + size
 
 
 def _decoded(data: bytes) -> Any:

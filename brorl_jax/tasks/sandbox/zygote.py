@@ -22,15 +22,9 @@ import signal
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from brorl_jax.tasks.sandbox import (
-  jail_main,
-  process,
-  program_runner,
-  programs,
-  usage,
-)
+from brorl_jax.tasks.sandbox import process, protocol, usage
 from brorl_jax.tasks.sandbox.process import Died, Failed
-from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
+from brorl_jax.tasks.sandbox.protocol import Limits
 
 _JOBS = 500
 _TIME_OUT = "time-out"
@@ -44,7 +38,7 @@ _PIECE = 1 << 18  # bytes of one read
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-  """One result; see program_runner.py.
+  """One result; see protocol.py.
 
   Attributes:
     index: Number of the test, or -1 for a failure before the first.
@@ -160,7 +154,7 @@ class Zygote:
     if self._process is None or self._jobs >= _JOBS:
       self.close()
       self._jobs = 0
-      self._process = programs.start(self._interpreter, self._bubblewrap)
+      self._process = process.start_jail(self._interpreter, self._bubblewrap)
     if self._stopped:  # checked after stop() can see the process
       raise Failed("stopped")
     self._jobs += 1
@@ -187,7 +181,7 @@ class Zygote:
       ended = self._run_once({"mode": "call", **honest}, Limits(), b"", 1 << 10)
       if not ended.reason and [f.payload for f in ended.frames] == [b"1"]:
         return
-    raise Failed("the jail ends with every program; see probe.measure()")
+    raise Failed("the jail ends with every program; see jail.measure()")
 
 
 class Broken(Exception):
@@ -213,7 +207,7 @@ def _collect(
   """
   clock = usage.Clock(jail.pid, limits)
   control = jail.control
-  data, whole = bytearray(), len(program_runner.BEGUN)
+  data, whole = bytearray(), len(protocol.BEGUN)
   status, cpu_s, reason = None, 0.0, ""
   poll = select.poll()
   poll.register(results, select.POLLIN)
@@ -223,12 +217,12 @@ def _collect(
     ready = dict(poll.poll(clock.wait_s * 1e3))
     if control.fileno() in ready:
       try:
-        packet = control.recv(jail_main.STATUS.size)
+        packet = control.recv(protocol.STATUS.size)
       except ConnectionError:
         packet = b""
-      if len(packet) != jail_main.STATUS.size:
+      if len(packet) != protocol.STATUS.size:
         raise Died
-      status, cpu_s = jail_main.STATUS.unpack(packet)
+      status, cpu_s = protocol.STATUS.unpack(packet)
       poll.unregister(control)
       waiting.remove(control.fileno())
     if results in ready:
@@ -244,8 +238,8 @@ def _collect(
         reason = _FLOOD
     if waiting and not reason and clock.late():
       reason = _TIME_OUT
-  broken = trusted and status is not None and status == jail_main.BROKEN << 8
-  if broken or not data.startswith(program_runner.BEGUN):
+  broken = trusted and status is not None and status == protocol.BROKEN << 8
+  if broken or not data.startswith(protocol.BEGUN):
     raise Broken
   frames = []
   try:
@@ -276,10 +270,10 @@ def why(status: int | None) -> str:
 
 def _next_frame(data: bytearray, at: int) -> int:
   """End of the frame that begins at `at`; beyond the data if incomplete."""
-  if len(data) - at < program_runner.FRAME.size:
+  if len(data) - at < protocol.FRAME.size:
     return len(data) + 1
-  *_, size, more = program_runner.FRAME.unpack_from(data, at)
-  return at + program_runner.FRAME.size + size + more
+  *_, size, more = protocol.FRAME.unpack_from(data, at)
+  return at + protocol.FRAME.size + size + more
 
 
 def _frames(data: bytearray) -> Iterator[Frame]:
@@ -287,13 +281,13 @@ def _frames(data: bytearray) -> Iterator[Frame]:
   view = memoryview(bytes(data))
   at = expected = 0
   while at < len(view):
-    if len(view) - at < program_runner.FRAME.size:
+    if len(view) - at < protocol.FRAME.size:
       raise ValueError
-    index, status, first, cpu_s, size, more = program_runner.FRAME.unpack_from(
+    index, status, first, cpu_s, size, more = protocol.FRAME.unpack_from(
       view, at
     )
-    at += program_runner.FRAME.size
-    if index not in (program_runner.BEFORE, expected):
+    at += protocol.FRAME.size
+    if index not in (protocol.BEFORE, expected):
       raise ValueError
     if len(view) - at < size + more:
       raise ValueError

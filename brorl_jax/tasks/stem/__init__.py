@@ -1,7 +1,7 @@
 """Science questions: `verify` and `check_reference`."""
 
-from brorl_jax.tasks.stem.domain import DOMAIN
-from brorl_jax.tasks.stem.verifier import (
+from brorl_jax.tasks.stem.domain import (
+  DOMAIN,
   MAX_ANSWER,
   MAX_GOLD,
   check_reference,

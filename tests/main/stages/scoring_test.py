@@ -18,7 +18,7 @@ from brorl_jax.rollout import sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.tasks import gym, pool
 from brorl_jax.tasks.base import Verdict
-from brorl_jax.tasks.sandbox import probe
+from brorl_jax.tasks.sandbox import jail
 
 ASSETS = pathlib.Path(tokenizer.__file__).parents[1] / "assets"
 
@@ -186,8 +186,8 @@ def test_walls_are_tried_for_what_is_judged(monkeypatch):
 
 
 def test_the_level_of_the_jail_is_said_and_inner_is_asked_for(monkeypatch):
-  level = probe.Level("inner", "no bwrap", "/p", "3.11", 7, "x86_64", None)
-  monkeypatch.setattr(probe, "measure", lambda: level)
+  level = jail.Level("inner", "no bwrap", "/p", "3.11", 7, "x86_64", None)
+  monkeypatch.setattr(jail, "measure", lambda: level)
   with pytest.raises(ValueError, match=r"no bwrap.*allow_inner=True.*threads"):
     scoring._sandbox(["code"], False)
   monkeypatch.setattr(scoring.jail, "isolation_error", lambda: "")
@@ -198,7 +198,7 @@ def test_the_level_of_the_jail_is_said_and_inner_is_asked_for(monkeypatch):
     and "no bwrap" in said
   )
   full = dataclasses.replace(level, name="full", bubblewrap="/usr/bin/bwrap")
-  monkeypatch.setattr(probe, "measure", lambda: full)
+  monkeypatch.setattr(jail, "measure", lambda: full)
   _, (said,) = scoring._sandbox(["code"], False)
   assert said == "jail: programs run in a full sandbox with Python 3.11"
 
@@ -207,7 +207,7 @@ def test_programs_without_a_jail_are_refused_in_one_line(monkeypatch):
   def require(*, allow_inner):
     raise scoring.jail.Failed("no jail for untrusted code here: install it")
 
-  monkeypatch.setattr(scoring.probe, "require", require)
+  monkeypatch.setattr(scoring.jail, "require", require)
   with pytest.raises(ValueError, match=r"^no jail .*: install it$"):
     scoring._sandbox(["code"], False)
 

@@ -17,8 +17,8 @@ from brorl_jax.tasks import code
 from brorl_jax.tasks.base import Verdict
 from brorl_jax.tasks.code import cases, verifier
 from brorl_jax.tasks.sandbox import jail as jails
-from brorl_jax.tasks.sandbox import probe, process, zygote
-from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
+from brorl_jax.tasks.sandbox import process, zygote
+from brorl_jax.tasks.sandbox.protocol import Limits
 
 SQUARE = {"inputs": ["3\n", "-4\n", "0\n"], "outputs": ["9\n", "16\n", "0"]}
 ADD = {"inputs": [[1, 2], [3, 4], [0, 0]], "outputs": [3, 7, 0]}
@@ -27,7 +27,7 @@ ADD["fn_name"] = "add"
 
 @pytest.fixture(scope="module")
 def jail():
-  jail = probe.require(allow_inner=True).zygote()
+  jail = jails.require(allow_inner=True).zygote()
   yield jail
   jail.close()
 
@@ -676,7 +676,7 @@ def test_no_jail_is_no_verdict(monkeypatch):
   def require(*, allow_inner):
     raise process.Failed("no jail: none")
 
-  monkeypatch.setattr(probe, "require", require)
+  monkeypatch.setattr(jails, "require", require)
   monkeypatch.setattr(jails, "mine", jails.Jail)
   assert code.verify("print(1)", SQUARE) == Verdict(
     "invalid", 0.0, "verifier failed: no jail: none", "print(1)"

@@ -162,7 +162,7 @@ def test_a_puzzle_whose_answer_is_wrong_is_refused(tmp_path):
     tmp_path / "a.jsonl", line(domain="gym", entry=entry, answer=None)
   )
   with pytest.raises(DataError, match=r"empty.*answer"):
-    read(path)
+    read(path, domains=DOMAINS)
 
 
 def test_several_files_in_order_and_patterns_sorted(tmp_path):
@@ -445,18 +445,18 @@ def test_a_program_may_have_a_time_limit_of_its_own(tmp_path):
   tests = {"inputs": ["1"], "outputs": ["2"]}
   code = {"domain": "code", "answer": None, "tests": tests}
   path = write(tmp_path / "a.jsonl", line("a", **code, time_limit=2))
-  (example,) = read(path).examples
+  (example,) = read(path, domains=DOMAINS).examples
   assert example.entry == {"tests": tests, "time_limit": 2.0}
   for bad in (0, -1, 0.001, 60.5, "2", True, [2]):
     path = write(tmp_path / "b.jsonl", line("b", **code, time_limit=bad))
     with pytest.raises(DataError, match=r"time_limit.*\.01 to 60") as error:
-      read(path)
+      read(path, domains=DOMAINS)
     assert "\n" not in str(error.value)
   path = write(tmp_path / "c.jsonl", line("c", time_limit=2))
   with pytest.raises(
     DataError, match=r"time_limit.*not a field of domain math"
   ):
-    read(path)
+    read(path, domains=DOMAINS)
 
 
 def test_parquet_holds_the_same_records(tmp_path, parquet):

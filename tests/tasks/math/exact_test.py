@@ -5,7 +5,7 @@ import pytest
 from hypothesis import strategies
 
 from brorl_jax.tasks.math import exact
-from brorl_jax.tasks.math.tokens import Unreadable
+from brorl_jax.tasks.math.nodes import Unreadable
 
 rationals = strategies.fractions(max_denominator=1000)
 

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import strategies
 
 from brorl_jax.tasks.math import reader
-from brorl_jax.tasks.math.tokens import Unreadable, plain, tokens
+from brorl_jax.tasks.math.nodes import Unreadable
+from brorl_jax.tasks.math.tokens import plain, tokens
 
 
 def read(text):

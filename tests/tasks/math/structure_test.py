@@ -5,9 +5,16 @@ import pytest
 from hypothesis import strategies
 
 from brorl_jax.tasks.math import gate
-from brorl_jax.tasks.math.nodes import Assign, Items, Leaf, Relation, Row, Words
+from brorl_jax.tasks.math.nodes import (
+  Assign,
+  Items,
+  Leaf,
+  Relation,
+  Row,
+  Unreadable,
+  Words,
+)
 from brorl_jax.tasks.math.structure import parse
-from brorl_jax.tasks.math.tokens import Unreadable
 
 ONE = Leaf("1", Fraction(1))
 TWO = Leaf("2", Fraction(2))

@@ -1,6 +1,7 @@
 import pytest
 
-from brorl_jax.tasks.math.tokens import Unreadable, plain, tokens
+from brorl_jax.tasks.math.nodes import Unreadable
+from brorl_jax.tasks.math.tokens import plain, tokens
 
 
 def texts(text):

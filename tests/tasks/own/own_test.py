@@ -655,7 +655,7 @@ def test_lines_of_any_columns_are_examples(tmp_path):
   ]
   path.write_text("".join(json.dumps(line) + "\n" for line in lines))
   form = Form(sole=own.DOMAIN)
-  found = dataset.read(str(path), form=form).examples
+  found = dataset.read(str(path), form=form, domains={}).examples
   assert {one.domain for one in found} == {"own"}
   assert [one.task for one in found] == ["odd-data", "odd-data", "mine"]
   assert found[2].id == "c" and len({one.id for one in found}) == 3
@@ -668,6 +668,6 @@ def test_renamed_columns_are_there_under_both_names(tmp_path):
   path = tmp_path / "a.jsonl"
   path.write_text('{"question": "a?", "gold": "8"}\n')
   form = Form({"prompt": "question"}, sole=own.DOMAIN)
-  (found,) = dataset.read(str(path), form=form).examples
+  (found,) = dataset.read(str(path), form=form, domains={}).examples
   assert found.question == "a?"
   assert found.columns == {"question": "a?", "gold": "8"}

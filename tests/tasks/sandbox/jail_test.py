@@ -7,11 +7,10 @@ import pytest
 from brorl_jax.tasks.sandbox import (
   codec,
   jail,
-  probe,
   workers,
 )
 from brorl_jax.tasks.sandbox.jail import Failed, Jail
-from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
+from brorl_jax.tasks.sandbox.protocol import Limits
 
 TABLE = "library_calls_for_tests"
 
@@ -60,7 +59,7 @@ def test_stop_is_for_good():
 
 @pytest.fixture
 def level():
-  level = probe.measure()
+  level = jail.measure()
   if level.name == "none":
     pytest.skip(f"no jail for programs on this machine: {level.reason}")
 
@@ -105,7 +104,7 @@ def test_a_machine_without_a_jail_runs_no_program(monkeypatch):
     assert not allow_inner
     raise Failed("cannot sandbox programs: a test")
 
-  monkeypatch.setattr(probe, "require", require)
+  monkeypatch.setattr(jail, "require", require)
   with pytest.raises(Failed, match="cannot sandbox programs"):
     Jail(TABLE).run(job("f = list"), limits=Limits())
 

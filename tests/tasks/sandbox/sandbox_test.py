@@ -14,16 +14,14 @@ import tiers
 
 from brorl_jax.tasks.sandbox import (
   codec,
-  probe,
   process,
-  program_runner,
-  programs,
+  protocol,
   zygote,
 )
 from brorl_jax.tasks.sandbox import jail as jails
-from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
+from brorl_jax.tasks.sandbox.protocol import Limits
 
-LEVEL = probe.require(allow_inner=True)
+LEVEL = jails.require(allow_inner=True)
 # Both layers, and the walls alone, whichever this machine's own level is.
 INNER = dataclasses.replace(LEVEL, name="inner", bubblewrap=None)
 # There is no place to write without namespaces, and threads are not started.
@@ -239,7 +237,7 @@ def f(x):
   (payload,) = payloads(jail.run(job, limits=Limits()))
   root, cwd, environment, here, uid, hash_randomization = received(payload)
   assert not any("SECRET" in name or "TOKEN" in name for name in environment)
-  assert uid == (programs.NOBODY if os.geteuid() == 0 else os.getuid())
+  assert uid == (process.NOBODY if os.geteuid() == 0 else os.getuid())
   assert hash_randomization == 0
   if LEVEL.name == "full":
     assert set(root) <= {"bin", "dev", "lib", "tmp", "usr"}
@@ -446,15 +444,15 @@ def test_what_the_jail_does_wrong_is_tried_again_and_no_verdict(
   jail, monkeypatch
 ):
   """Its process ends before the program's first line."""
-  boot = programs._boot
+  boot = process._boot
 
   def broken(**options):
     text = boot(**options)
-    line = b"os.write(fds[1], program_runner.BEGUN)"
+    line = b"os.write(fds[1], protocol.BEGUN)"
     assert text.count(line) == 1
     return text.replace(line, b"if broken: raise OSError")
 
-  monkeypatch.setattr(programs, "_boot", broken)
+  monkeypatch.setattr(process, "_boot", broken)
   with pytest.raises(process.Failed, match="failed twice in a row"):
     jail.run(HONEST, limits=Limits())
   tried = []
@@ -463,7 +461,7 @@ def test_what_the_jail_does_wrong_is_tried_again_and_no_verdict(
     tried.append(1)
     return broken(**options) if len(tried) == 1 else boot(**options)
 
-  monkeypatch.setattr(programs, "_boot", once)
+  monkeypatch.setattr(process, "_boot", once)
   failed = jail.failures
   assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
   assert len(tried) == 2
@@ -472,7 +470,7 @@ def test_what_the_jail_does_wrong_is_tried_again_and_no_verdict(
 
 
 def test_a_process_that_cannot_be_forked_is_the_jails_fault(jail, monkeypatch):
-  boot = programs._boot
+  boot = process._boot
 
   def broken(**options):
     text = boot(**options)
@@ -480,14 +478,14 @@ def test_a_process_that_cannot_be_forked_is_the_jails_fault(jail, monkeypatch):
     assert text.count(line) == 1
     return text.replace(line, b"raise BlockingIOError; texts, most = job")
 
-  monkeypatch.setattr(programs, "_boot", broken)
+  monkeypatch.setattr(process, "_boot", broken)
   job = {"mode": "stdio", "program": "1", "inputs": [""], "together": 1}
   with pytest.raises(process.Failed, match="failed twice in a row"):
     jail.run(job, limits=Limits())
 
 
 def test_a_check_that_cannot_be_forked_is_the_jails_fault(jail, monkeypatch):
-  boot = programs._boot
+  boot = process._boot
 
   def broken(**options):
     text = boot(**options)
@@ -495,7 +493,7 @@ def test_a_check_that_cannot_be_forked_is_the_jails_fault(jail, monkeypatch):
     assert text.count(line) == 1
     return text.replace(line, b"raise BlockingIOError")
 
-  monkeypatch.setattr(programs, "_boot", broken)
+  monkeypatch.setattr(process, "_boot", broken)
   job = {"mode": "check", "program": "def f(): 0", "function": "f"}
   with pytest.raises(process.Failed, match="failed twice in a row"):
     jail.run(job, limits=Limits(), tests=b"def check(c): c()")
@@ -658,11 +656,7 @@ def test_threads_of_one_program_are_not_missed_by_another(level):
 
 def frame(index, payload=b"", why=b"", status=0, cpu_s=0.5):
   sizes = len(payload), len(why)
-  return (
-    program_runner.FRAME.pack(index, status, True, cpu_s, *sizes)
-    + payload
-    + why
-  )
+  return protocol.FRAME.pack(index, status, True, cpu_s, *sizes) + payload + why
 
 
 def test_frames_by_hand():
@@ -684,7 +678,7 @@ def test_frames_by_hand():
     frame(-2),
     frame(0) + b"x",
     frame(0, b"abc")[:-1],
-    program_runner.FRAME.pack(0, 0, True, 0.0, 2**32 - 1, 2**32 - 1),
+    protocol.FRAME.pack(0, 0, True, 0.0, 2**32 - 1, 2**32 - 1),
   ],
 )
 def test_frames_that_are_none(data):

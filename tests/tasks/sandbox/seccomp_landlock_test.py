@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from brorl_jax.tasks.sandbox import seccomp_landlock, syscalls
-from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
+from brorl_jax.tasks.sandbox.protocol import Limits
 
 MACHINES = sorted(syscalls.MACHINES)
 ALLOW, KILL = syscalls.ALLOW, syscalls.KILL

@@ -9,7 +9,7 @@ import pytest
 import tiers
 
 from brorl_jax.tasks.sandbox import usage
-from brorl_jax.tasks.sandbox.seccomp_landlock import Limits
+from brorl_jax.tasks.sandbox.protocol import Limits
 
 SPIN = "while True: pass"
 SLEEP = "import time; time.sleep(600)"

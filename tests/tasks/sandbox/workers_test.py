@@ -15,7 +15,13 @@ import time
 import pytest
 import tiers
 
-from brorl_jax.tasks.sandbox import library_zygote, process, usage, workers
+from brorl_jax.tasks.sandbox import (
+  library_zygote,
+  process,
+  protocol,
+  usage,
+  workers,
+)
 from brorl_jax.tasks.sandbox.workers import Failed, Worker
 
 TABLE = "library_calls_for_tests"
@@ -207,7 +213,7 @@ def test_a_time_out_that_is_none_is_refused(worker, timeout):
 
 
 def test_a_question_has_a_largest_size(worker):
-  text = "x" * (library_zygote.MAX_REQUEST - 100)
+  text = "x" * (protocol.MAX_REQUEST - 100)
   assert worker.ask("length", text, timeout=LONG) == len(text)
   with pytest.raises(Failed, match=r"^length: a question of 4194\d+ bytes; "):
     worker.ask("length", text + "x" * 100, timeout=LONG)

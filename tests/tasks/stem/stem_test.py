@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from messages import mentions
 
-from brorl_jax.tasks import math, stem
+from brorl_jax.tasks import stem
 from brorl_jax.tasks.base import Verdict
+from brorl_jax.tasks.math import verifier as math
 from brorl_jax.tasks.stem import (
   MAX_ANSWER,
   MAX_GOLD,

@@ -8,7 +8,6 @@ answer between its tags.
 
   writing.py    responses of four qualities
   looking.py    counts the steps of any response, and those that are wrong
-  dials.py      settings of the tasks, of a run and of a harder side
   pen.py        writes lines, and slips where it is told to
   task.py       what a task gives
   equation.py   lines such as 84-72=12, judged by arithmetic
@@ -16,8 +15,7 @@ answer between its tags.
 """
 
 from brorl_jax.tasks.base import Steps
-from brorl_jax.tasks.gym.steps.dials import DIALS
 from brorl_jax.tasks.gym.steps.looking import look
 from brorl_jax.tasks.gym.steps.writing import QUALITIES, TASKS, write
 
-__all__ = ["DIALS", "QUALITIES", "TASKS", "Steps", "look", "write"]
+__all__ = ["QUALITIES", "TASKS", "Steps", "look", "write"]

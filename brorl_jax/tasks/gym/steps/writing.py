@@ -15,8 +15,7 @@ from brorl_jax.tasks.gym.steps import (
 )
 from brorl_jax.tasks.gym.steps.pen import Pen
 from brorl_jax.tasks.gym.steps.task import Entry, Task
-
-QUALITIES = ("careful", "detour", "sloppy", "direct")
+from brorl_jax.tasks.names import QUALITIES
 
 # Countdown is searched, so it has functions of its own.
 SOLVED: Mapping[str, Task] = {

@@ -10,8 +10,9 @@ from solved_by_hand import EXAMPLES, entry_of
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 
-from brorl_jax.tasks.gym import ALLOWED, Family, families, puzzle, verify
-from brorl_jax.tasks.gym.steps import DIALS, QUALITIES, TASKS, look, write
+from brorl_jax.tasks.dials import DIALS
+from brorl_jax.tasks.gym import ALLOWED, Family, check, puzzle, verify
+from brorl_jax.tasks.gym.steps import QUALITIES, TASKS, look, write
 from brorl_jax.tasks.gym.steps.sums import LEGS
 
 # A digit, a word with the blank before it, a sign, or the end of a line.
@@ -38,7 +39,7 @@ def test_every_task_can_be_drawn_and_has_dials():
 
 @pytest.mark.parametrize("side", [0, 1])
 def test_the_dials_are_settings_of_the_library(side):
-  families.check([Family(task, dict(DIALS[task][side])) for task in TASKS])
+  check([Family(task, dict(DIALS[task][side])) for task in TASKS])
 
 
 @PUZZLES

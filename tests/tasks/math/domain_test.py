@@ -1,6 +1,6 @@
 import pytest
 
-from brorl_jax.tasks.math import references
+from brorl_jax.tasks.math import domain
 from brorl_jax.tasks.math.symbolic import symbolic
 
 
@@ -44,7 +44,7 @@ class Near:
   ],
 )
 def test_golds_that_can_be_used(gold, clean):
-  assert references.check_reference(gold, jail=Near()) == clean
+  assert domain.check_reference(gold, jail=Near()) == clean
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_golds_that_can_be_used(gold, clean):
 )
 def test_golds_that_cannot_be_used(gold, why):
   with pytest.raises(ValueError) as error:
-    references.check_reference(gold, jail=Near())
+    domain.check_reference(gold, jail=Near())
   assert why in str(error.value)
   assert "\n" not in str(error.value)
 
@@ -88,13 +88,13 @@ def test_a_jail_that_fails_is_no_fault_of_the_gold():
     def ask(self, judge, *args, timeout):
       raise RuntimeError("late")
 
-  assert references.check_reference(r"\max(a,c)", jail=Broken()) == r"\max(a,c)"
+  assert domain.check_reference(r"\max(a,c)", jail=Broken()) == r"\max(a,c)"
 
 
 def test_a_solution_of_gsm8k_is_told_what_to_keep():
   gold = "She sold 48/2 = <<48/2=24>>24 clips.\n48+24 = 72\n#### 1,072 "
   with pytest.raises(ValueError) as e:
-    references.check_reference(gold, jail=Near())
+    domain.check_reference(gold, jail=Near())
   assert f"gold = {gold[:80]!r}" in str(e.value)
   assert "'####'" in str(e.value) and "'1,072'" in str(e.value)
   assert "\n" not in str(e.value)

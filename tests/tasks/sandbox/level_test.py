@@ -8,14 +8,14 @@ import sys
 import pytest
 import tiers
 
-from brorl_jax.tasks.sandbox import probe, process, programs, seccomp_landlock
+from brorl_jax.tasks.sandbox import jail, process, seccomp_landlock
 
 
 @pytest.fixture(autouse=True)
 def fresh():
-  probe.measure.cache_clear()
+  jail.measure.cache_clear()
   yield
-  probe.measure.cache_clear()
+  jail.measure.cache_clear()
 
 
 def only_bwrap(tmp_path, monkeypatch, script):
@@ -35,16 +35,16 @@ def only_bwrap(tmp_path, monkeypatch, script):
 
 @pytest.mark.ci
 def test_this_machine():
-  level = probe.measure()
-  assert level is probe.measure()  # found out once
-  assert level is probe.require(allow_inner=True)
+  level = jail.measure()
+  assert level is jail.measure()  # found out once
+  assert level is jail.require(allow_inner=True)
   assert level.name in ("full", "inner")
   assert (level.name == "full") == (level.reason == "")
   assert (level.name == "full") == (level.bubblewrap is not None)
   assert level.machine == platform.machine()
   if level.name == "full":
-    assert probe.require(allow_inner=False) is level
-    assert "full sandbox" in probe.describe(level)
+    assert jail.require(allow_inner=False) is level
+    assert "full sandbox" in jail.describe(level)
   assert level.landlock_abi == seccomp_landlock.landlock_abi() >= 1
   assert os.path.isabs(level.interpreter)
   version = tuple(map(int, level.version.split(".")))
@@ -59,14 +59,14 @@ def test_this_machine():
 def test_without_bubblewrap(tmp_path, monkeypatch):
   only_bwrap(tmp_path, monkeypatch, None)
   with pytest.raises(process.Failed) as error:
-    probe.require(allow_inner=False)
+    jail.require(allow_inner=False)
   for said in ("temporary files", "threads", "bwrap is not installed"):
     assert said in str(error.value)
   assert "--config.reward.allow_inner=True" in str(error.value)
   assert "\n" not in str(error.value)
-  level = probe.require(allow_inner=True)
-  assert "weaker sandbox" in probe.describe(level)
-  assert "start threads" in probe.describe(level)
+  level = jail.require(allow_inner=True)
+  assert "weaker sandbox" in jail.describe(level)
+  assert "start threads" in jail.describe(level)
   assert (level.name, level.bubblewrap) == ("inner", None)
   assert "bwrap is not installed" in level.reason
   assert "apt install bubblewrap" in level.reason
@@ -91,7 +91,7 @@ def test_without_bubblewrap(tmp_path, monkeypatch):
 )
 def test_where_namespaces_are_refused(tmp_path, monkeypatch, script, why):
   only_bwrap(tmp_path, monkeypatch, script)
-  level = probe.require(allow_inner=True)
+  level = jail.require(allow_inner=True)
   assert level.name == "inner"
   assert why in level.reason
   assert "seccomp=unconfined" in level.reason
@@ -100,10 +100,10 @@ def test_where_namespaces_are_refused(tmp_path, monkeypatch, script, why):
 
 
 def refused(named):
-  level = probe.measure()
+  level = jail.measure()
   assert level.name == "none" and level.bubblewrap is None
   with pytest.raises(process.Failed) as error:
-    probe.require(allow_inner=True)
+    jail.require(allow_inner=True)
   assert str(error.value) == (
     f"this machine cannot sandbox programs: {level.reason}"
   )
@@ -126,13 +126,13 @@ def test_on_another_system(monkeypatch):
 
 
 def test_without_an_interpreter(monkeypatch):
-  monkeypatch.setattr(probe, "_SYSTEM_PYTHON", "/nowhere/python3")
+  monkeypatch.setattr(jail, "_SYSTEM_PYTHON", "/nowhere/python3")
   monkeypatch.setattr(sys, "_base_executable", "/bin/false", raising=False)
   refused("install one: apt install python3")
 
 
 def test_an_old_interpreter_is_none(monkeypatch):
-  monkeypatch.setattr(probe, "_OLDEST", (99, 0))
+  monkeypatch.setattr(jail, "_OLDEST", (99, 0))
   refused("99.0 or later; install one")
 
 
@@ -142,7 +142,7 @@ def test_a_private_interpreter_is_passed_over(monkeypatch, tmp_path):
   own.write_text('#!/bin/sh\nexec /usr/bin/python3 "$@"\n')
   own.chmod(0o600)
   monkeypatch.setattr(sys, "_base_executable", str(own), raising=False)
-  assert probe.measure().interpreter == "/usr/bin/python3"
+  assert jail.measure().interpreter == "/usr/bin/python3"
 
 
 # A wall that is missing is noticed from inside: each hole gives the lower level
@@ -152,7 +152,7 @@ def test_a_private_interpreter_is_passed_over(monkeypatch, tmp_path):
 def with_calls(monkeypatch, *names):
   """The filter lets some calls through, whoever reads its source."""
   added = {"fork": "clone:56:220", "socket": "socket:41:198"}
-  real = programs._boot
+  real = process._boot
 
   def boot(**options):
     text = real(**options).decode()
@@ -162,7 +162,7 @@ def with_calls(monkeypatch, *names):
       text = text.replace(row, f"{row} {added[name]}", 1)
     return text.encode()
 
-  monkeypatch.setattr(programs, "_boot", boot)
+  monkeypatch.setattr(process, "_boot", boot)
 
 
 @pytest.mark.ci
@@ -194,27 +194,27 @@ def test_a_hole_in_the_filter_is_refused(monkeypatch, call, hole):
   ),
 )
 def test_a_wall_that_is_missing_is_noticed(monkeypatch, line, hole):
-  real = programs._boot
+  real = process._boot
 
   def boot(**options):
     text = real(**options).decode()
     assert text.count(line.strip()) == 1
     return text.replace(line.strip(), "pass").encode()
 
-  monkeypatch.setattr(programs, "_boot", boot)
+  monkeypatch.setattr(process, "_boot", boot)
   monkeypatch.setenv("PATH", "")
   refused(hole)
 
 
 @pytest.mark.ci
 def test_a_jail_in_which_nothing_runs_is_refused(monkeypatch):
-  monkeypatch.setattr(probe, "_ATTEMPTS", "def attempts(*a): return []")
+  monkeypatch.setattr(jail, "_ATTEMPTS", "def attempts(*a): return []")
   refused("an honest program failed: no function: honest")
 
 
 @pytest.mark.ci
 def test_a_jail_without_an_end_is_refused(monkeypatch):
-  program = probe._ATTEMPTS.replace("while True:\n    pass", "return 1")
-  assert program != probe._ATTEMPTS
-  monkeypatch.setattr(probe, "_ATTEMPTS", program)
+  program = jail._ATTEMPTS.replace("while True:\n    pass", "return 1")
+  assert program != jail._ATTEMPTS
+  monkeypatch.setattr(jail, "_ATTEMPTS", program)
   refused("an endless program was not ended: 1")
