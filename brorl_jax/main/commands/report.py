@@ -11,7 +11,6 @@ import jax
 from brorl_jax import errors
 from brorl_jax.errors import UserError
 from brorl_jax.report import (
-  advice,
   answers,
   cells,
   compare,
@@ -33,14 +32,6 @@ def run(workdirs: Sequence[pathlib.Path]) -> None:
   """Writes index.html, report.json and PNGs to report/ of the first folder."""
   # Tables need no accelerator, which the run itself may be using.
   jax.config.update("jax_platforms", "cpu")
-  if advised := [one for one in workdirs if (one / advice.FILE).is_file()]:
-    if len(workdirs) > 1:
-      raise UserError(
-        f"{advised[0]} holds advice, which is shown by itself; give one "
-        "--workdir"
-      )
-    advice.show(advised[0])
-    return
   names = load_runs.names([path.resolve() for path in workdirs])
   folders = [load_runs.look(path) for path in workdirs]
   total = sum(len(folder.steps) for folder in folders)
