@@ -1,12 +1,13 @@
 """The alarm for a policy that answers better and can answer less."""
 
+import functools
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from brorl_jax.report import ledger
 from brorl_jax.rl import stats
 
 
@@ -40,7 +41,6 @@ def inverted_in_training(visits: Iterable[Mapping[str, Any]]) -> str | None:
   Args:
     visits: Lines of visits.jsonl.
   """
-  # Not by `ledger.prompts`, which also finds pass@k up to 512 of each.
   first: dict[str, Mapping[str, Any]] = {}
   last: dict[str, Mapping[str, Any]] = {}
   for line in visits:
@@ -55,11 +55,20 @@ def inverted_in_training(visits: Iterable[Mapping[str, Any]]) -> str | None:
     rates.append(np.array([c / n for n, c in seen], np.float32))
     solved.append(
       np.array(
-        [ledger.pass_at_k(*x, k) for x, k in zip(seen, k, strict=True)],
+        [_pass_at_k(*x, k) for x, k in zip(seen, k, strict=True)],
         np.float32,
       )
     )
   return _told(rates, solved, f"pass@k of {len(pairs)} training prompts")
+
+
+@functools.lru_cache(maxsize=2**16)
+def _pass_at_k(n: int, c: int, k: int) -> float:
+  """1 - C(n - c, k) / C(n, k), as rl/pass_at_k.py has it for many c of one n.
+
+  Prompts have numbers of their own: that would be a program for each n and k.
+  """
+  return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
 def _told(
