@@ -15,7 +15,7 @@ from brorl_jax import meshes
 from brorl_jax.learner import packing, update
 from brorl_jax.learner.objective import Objective, ResponseLogp, Stats
 from brorl_jax.model import sharding
-from brorl_jax.types import Batch, Groups, Rollouts, State
+from brorl_jax.types import Batch, Groups, State
 
 Minibatches = list[list[Batch]]  # the batches of each minibatch
 
@@ -43,25 +43,20 @@ def minibatches(
     scale: From the lengths of a minibatch to the factors of its losses, see
       `packing.loss_scale`.
   """
-  rollouts, out = trained(kept.rollouts, counted), []
+  keep, rollouts = counted[..., None], kept.rollouts
+  if not keep.all():  # otherwise this would copy gigabytes of long rollouts
+    rollouts = dataclasses.replace(
+      rollouts,
+      tokens=np.where(keep, rollouts.tokens, 0),
+      mask=rollouts.mask & keep,
+    )
+  out = []
   for at in packing.split(len(counted), count, seed):
     take = functools.partial(jax.tree.map, lambda x, at=at: x[at])
     prompts, part = take(kept.prompts), take(rollouts)
     factors = scale(part.mask.sum(axis=2))
     out.append(packing.pack(prompts, part, advantage[at], layout, factors))
   return out
-
-
-def trained(rollouts: Rollouts, counted: Bool[np.ndarray, "P N"]) -> Rollouts:
-  """The rollouts, without tokens where they are left out of the loss."""
-  keep = counted[..., None]
-  if keep.all():  # otherwise this would copy gigabytes of long rollouts
-    return rollouts
-  return dataclasses.replace(
-    rollouts,
-    tokens=np.where(keep, rollouts.tokens, 0),
-    mask=rollouts.mask & keep,
-  )
 
 
 def scored(

@@ -89,7 +89,7 @@ def gradient(sums: tuple[PyTree, Stats]) -> tuple[PyTree, Stats]:
   return grads, stats
 
 
-def dot(a: PyTree, b: PyTree) -> Float[Array, ""]:
+def _dot(a: PyTree, b: PyTree) -> Float[Array, ""]:
   """Sum of products. `vdot` would flatten arrays that are cut along two axes:
   16 GB of an 8B policy would be gathered on every device."""
   products = jax.tree.map(lambda x, y: jnp.sum(x * y), a, b)
@@ -171,41 +171,9 @@ def _apply(
   if watch is not None:
     # Before the update: at the new parameters it would be another derivative.
     slope = jax.grad(watch)(state.params)
-    change = jnp.where(usable, dot(slope, updates), 0.0)
+    change = jnp.where(usable, _dot(slope, updates), 0.0)
     stats = dataclasses.replace(stats, watched=change)
   return dataclasses.replace(state, params=params, opt=opt), stats
-
-
-def summed(
-  params: PyTree,
-  batches: Iterable[Batch],
-  *,
-  response_logp: ResponseLogp,
-  objective: Objective,
-) -> tuple[PyTree, Stats]:
-  """Sums of gradients and statistics over batches; see `gradient`.
-
-  Args:
-    params: Where the gradient is taken.
-    batches: From `packing.pack`; each is asked for while the one before it is
-      computed.
-    response_logp: The policy.
-    objective: Constants of the loss.
-  """
-  # On a mesh the zeros lie where the sums will: otherwise the first batch would
-  # compile `_add` a second time.
-  places = jax.tree.map(lambda x: x.sharding, params)
-  first_place, to = jax.tree.leaves(places)[0], None
-  if isinstance(first_place, NamedSharding):
-    to = places, NamedSharding(first_place.mesh, PartitionSpec())
-  sums = jax.jit(zero_gradient, out_shardings=to)(params)
-  for batch in batches:
-    # Otherwise the host would place all batches while the first is computed.
-    jax.block_until_ready(sums)
-    sums = _add(
-      sums, params, batch, response_logp=response_logp, objective=objective
-    )
-  return sums
 
 
 def minibatch_step(
@@ -226,7 +194,8 @@ def minibatch_step(
 
   Args:
     state: Before the update.
-    batches: One minibatch, see `summed`.
+    batches: One minibatch, from `packing.pack`; each is asked for while the one
+      before it is computed.
     tx: The optimizer.
     response_logp: The policy.
     objective: Constants of the loss.
@@ -238,9 +207,23 @@ def minibatch_step(
   Returns:
     The new state, and sums over the minibatch.
   """
-  sums = summed(
-    state.params, batches, response_logp=response_logp, objective=objective
-  )
+  # On a mesh the zeros lie where the sums will: otherwise the first batch would
+  # compile `_add` a second time.
+  places = jax.tree.map(lambda x: x.sharding, state.params)
+  first_place, to = jax.tree.leaves(places)[0], None
+  if isinstance(first_place, NamedSharding):
+    to = places, NamedSharding(first_place.mesh, PartitionSpec())
+  sums = jax.jit(zero_gradient, out_shardings=to)(state.params)
+  for batch in batches:
+    # Otherwise the host would place all batches while the first is computed.
+    jax.block_until_ready(sums)
+    sums = _add(
+      sums,
+      state.params,
+      batch,
+      response_logp=response_logp,
+      objective=objective,
+    )
   # AdamW's moments are 8 bytes per parameter, 14 GB for 1.78e9: in host memory
   # they leave room for the activations above.
   home = jax.tree.map(lambda x: x.sharding, state.opt)

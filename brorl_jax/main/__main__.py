@@ -84,7 +84,6 @@ _MODE = flags.DEFINE_enum(
     "export",
     "report",
     "sample",
-    "advise",
   ],
   "train: reinforcement learning. evaluate: evaluates "
   "--config.policy.checkpoint=, which may be a run, on held-out prompts. plan: "
@@ -95,8 +94,7 @@ _MODE = flags.DEFINE_enum(
   "compares runs and evaluations, one --workdir each; no --config. sample: a "
   "policy answers --prompt, --prompts or standard input; --workdir is a run, "
   "one of its checkpoints or a model directory, by default the embedded "
-  "policy; no --config. advise: what every smaller N would give, from one step "
-  "of the config's N, and which one to take.",
+  "policy; no --config.",
 )
 _ALLOW_CHANGE = flags.DEFINE_bool(
   "allow_config_change",
@@ -194,10 +192,6 @@ def run_mode(workdirs: list[pathlib.Path]) -> None:
     from brorl_jax.main.commands import evaluate
 
     evaluate.run(settings.typed(_CONFIG.value), workdir)
-  elif _MODE.value == "advise":
-    from brorl_jax.main.commands import advise
-
-    advise.run(settings.typed(_CONFIG.value), workdir)
   elif _MODE.value == "plan":
     from brorl_jax.main.commands import plan
 
@@ -231,7 +225,7 @@ def prepare() -> None:
   logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
   keep_freed_memory()
   take_most_of_a_gpu()
-  if _MODE.value in ("train", "plan", "advise"):
+  if _MODE.value in ("train", "plan"):
     settings.check_training(settings.typed(_CONFIG.value))
   if _MODE.value == "train":
     signal.signal(signal.SIGTERM, terminate)

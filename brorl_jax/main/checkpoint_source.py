@@ -8,7 +8,13 @@ import jax
 from jax.sharding import Mesh, SingleDeviceSharding
 from jaxtyping import PyTree
 
-from brorl_jax.model import architectures, huggingface, sharding, tokenizer
+from brorl_jax.model import (
+  architectures,
+  hf_format,
+  huggingface,
+  sharding,
+  tokenizer,
+)
 from brorl_jax.model.policy import Policy
 from brorl_jax.runs import checkpoints, sections
 from brorl_jax.tasks.names import MADE

@@ -3,13 +3,14 @@
 The result is plain JSON. Tables, figures and page are made from it alone.
 """
 
-import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
-from brorl_jax.report import answers, cost, events, paired
+from brorl_jax.report import events
+from brorl_jax.rl import stats
 
 # Runs are compared at the largest cost that all of them reached.
 EQUAL = {
@@ -20,6 +21,9 @@ EQUAL = {
 # An evaluation below this fraction of that cost is too early to compare.
 EARLIEST = 0.9
 MOST_PANELS = 12  # tasks whose curves are drawn
+# The test of the paper: unclustered, over more than 10,000 instances.
+PAPER = {"difference": 0.0033, "t": 4.84, "p_one_sided": 6.5e-7}
+_HOUR = 3600.0  # seconds
 
 
 class Evaluation(NamedTuple):
@@ -29,13 +33,11 @@ class Evaluation(NamedTuple):
     step: Step of the run; 0 is before training.
     summary: From `evaluate.summary`.
     rates: Pass@1 of each prompt, by id.
-    shown: The records that hold a response.
   """
 
   step: int
   summary: Mapping[str, Any]
   rates: Mapping[str, float]
-  shown: Sequence[Mapping[str, Any]] = ()
 
 
 class Run(NamedTuple):
@@ -49,7 +51,6 @@ class Run(NamedTuple):
     evaluations: Ordered by step.
     evaluated: Name of the evaluated policy; None for a training run.
     events: Lines of events.jsonl.
-    visits: From `ledger.summary`; empty without a ledger.
   """
 
   name: str
@@ -59,7 +60,6 @@ class Run(NamedTuple):
   evaluations: Sequence[Evaluation]
   evaluated: str | None
   events: Sequence[Mapping[str, Any]] = ()
-  visits: Mapping[str, Any] = types.MappingProxyType({})
 
 
 def numbers(
@@ -81,7 +81,6 @@ def numbers(
   for run in summaries:
     for evaluation in run["evaluations"]:
       evaluation["categories"] = _categories(evaluation["summary"], category)
-  of = lambda which: runs[which["run"]].evaluations[which["evaluation"]]
   out = {
     "runs": summaries,
     "domains": list(domains),
@@ -93,9 +92,8 @@ def numbers(
     ],
     "comparisons": at,
     "rows": list(_rows(runs, summaries, at)),
-    "tests": list(paired.tests(lambda x: of(x).rates, tasks, at)),
-    "paper": paired.PAPER,
-    "leaders": list(_leaders(summaries, at)),
+    "tests": list(_tests(runs, tasks, at)),
+    "paper": PAPER,
     "differences": _differences(runs),
   }
   out["panels"] = _panels(out)
@@ -103,9 +101,7 @@ def numbers(
 
 
 def _run(run: Run) -> dict[str, Any]:
-  spent = cost.spent(run.metrics)
-  first, ending = run.evaluations[0], run.evaluations[-1]
-  last = ending.step
+  spent, last = _spent(run.metrics), run.evaluations[-1].step
   config = _at(run.config, last)
   wanted = run.config.get("run.steps")
   done = run.metrics[-1]["step"] if run.metrics else 0
@@ -121,25 +117,16 @@ def _run(run: Run) -> dict[str, Any]:
     "evaluated": run.evaluated,
     "method": _method(config) if training else f"evaluated: {run.evaluated}",
     "n": n if training else None,
-    "samples_per_step": samples if training else None,
     "prompts_per_step": prompts if training else None,
     "steps": done if training else None,
     "steps_wanted": wanted if training else None,
     "finished": done == wanted == last if training else True,
-    "throughput": cost.throughput(run.metrics),
-    "rates": answers.rates(run.metrics),
-    "visits": dict(run.visits),
-    "answers": answers.pairs(
-      first.shown, ending.shown, (first.rates, ending.rates)
-    )
-    if training
-    else [],
+    "throughput": _throughput(run.metrics),
     "events": events.folded(run.events),
-    "marks": events.marks(run.events, spent) if training else [],
     "evaluations": [
       {
         "step": one.step if training else None,
-        **(spent[one.step] if training else dict.fromkeys(_UNKNOWN)),
+        **(spent[one.step] if training else dict.fromkeys(EQUAL)),
         "summary": one.summary,
       }
       for one in run.evaluations
@@ -156,7 +143,53 @@ def deeper(run: Run) -> dict[str, Any]:
   }
 
 
-_UNKNOWN = ("hours", *EQUAL, "tokens")
+def _spent(lines: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
+  """The cumulative cost after each step.
+
+  It includes saving, but not evaluations, whose frequency is a free choice, nor
+  compilation, which dominates runs of minutes but not of days. Runs that did
+  not record compilation count as if there was none.
+  """
+  net = 0.0
+  cpu = 0.0 if all("time/cpu_s" in x for x in lines) else None
+  out = {0: {"net_hours": net, "cpu_hours": cpu, "samples": 0}}
+  for line in lines:
+    spent = line["time/step_s"] + line["time/checkpoint_s"]
+    net += (spent - line.get("time/compile_s", 0.0)) / _HOUR
+    cpu = None if cpu is None else cpu + line["time/cpu_s"] / _HOUR
+    samples = line["data/samples_total"]
+    out[line["step"]] = {"net_hours": net, "cpu_hours": cpu, "samples": samples}
+  return out
+
+
+def _throughput(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+  """Speeds over all steps but the first, which compiles.
+
+  "generation" counts only the time of rollouts; "overall" counts the whole step
+  and saving. None if nothing was sampled, or no time was spent.
+  """
+  if not lines:
+    return None
+  first = 1 if len(lines) > 1 else 0
+  rest = lines[first:]
+  total = lambda name: float(sum(line[name] for line in rest))
+  made = lambda name: np.diff([0, *(line[name] for line in lines)])[first:]
+  samples, tokens = made("data/samples_total"), made("data/tokens_total")
+  kept = float(samples @ [line["sampling/pass_rate"] for line in rest])
+  generation = total("time/rollout_s")
+  overall = total("time/step_s") + total("time/checkpoint_s")
+  if min(float(samples.sum()), generation, overall) <= 0.0:
+    return None
+  return {
+    "steps": len(rest),
+    "pass_rate": kept / float(samples.sum()),
+    "generated_per_generation_s": float(samples.sum()) / generation,
+    "generated_per_s": float(samples.sum()) / overall,
+    "tokens_per_generation_s": float(tokens.sum()) / generation,
+    "kept_per_s": kept / overall,
+    "generation_share": generation / overall,
+    "reward_std_within_group": total("reward/std_within_group") / len(rest),
+  }
 
 
 def _at(config: Mapping[str, Any], step: int) -> dict[str, Any]:
@@ -240,21 +273,57 @@ def _rows(
       yield {"run": i, "evaluation": j, "at": at, "names": [run["name"]]}
 
 
-def _leaders(
-  summaries: Sequence[Mapping[str, Any]],
+def _tests(
+  runs: Sequence[Run],
+  tasks: Mapping[str, str],
   comparisons: Sequence[Mapping[str, Any]],
 ) -> Iterator[dict[str, Any]]:
-  """The run with the highest pass@1 in each domain, if none is early."""
-  for comparison in comparisons if len(summaries) > 1 else ():
-    if comparison["early"]:
-      continue
-    for domain in summaries[0]["evaluations"][0]["summary"]["by_domain"]:
-      score = lambda which: summaries[which["run"]]["evaluations"][
-        which["evaluation"]
-      ]["summary"]["by_domain"][domain]["pass_at_k"]["1"]
-      best = max(map(score, comparison["chosen"]))
-      who = [which for which in comparison["chosen"] if score(which) == best]
-      yield {"at": comparison["at"], "domain": domain, "who": who}
+  """Tests of the first run against each other run, paired by prompt.
+
+  One prompt has no variance and gives no test; neither does an early run.
+
+  Args:
+    runs: Runs with the same held-out prompts.
+    tasks: Id of each prompt -> what it is clustered by.
+    comparisons: Each with the evaluations that are "chosen", and the runs that
+      are "early" there.
+  """
+  index = {name: i for i, name in enumerate(sorted(set(tasks.values())))}
+  cluster = jnp.array([index[task] for task in tasks.values()])
+  for comparison in comparisons if len(tasks) > 1 else ():
+    first, *others = comparison["chosen"]
+    for other in others:
+      if {first["run"], other["run"]} & {*comparison["early"]}:
+        continue
+      seen = [
+        runs[x["run"]].evaluations[x["evaluation"]] for x in (other, first)
+      ]
+      a, b = (jnp.array([one.rates[id] for id in tasks]) for one in seen)
+      plain = stats.paired_t(a, b)
+      by_task = (
+        stats.paired_t(a, b, cluster=cluster) if len(index) > 1 else None
+      )
+      yield {
+        "at": comparison["at"],
+        "first": first,
+        "other": other,
+        "n": int(plain.n),
+        "difference": _finite(plain.difference),
+        "effect_size": _finite(plain.effect_size),
+        "plain": _measured(plain),
+        "by_task": None if by_task is None else _measured(by_task),
+      }
+
+
+def _measured(result: stats.PairedT) -> dict[str, Any]:
+  names = ("standard_error", "t", "p_one_sided", "p_two_sided", "dof")
+  out = {name: _finite(getattr(result, name)) for name in names}
+  return out | {"clusters": int(result.clusters)}
+
+
+def _finite(value: Any) -> float | None:
+  """None for an infinite t (no variance): JSON has no infinities."""
+  return float(value) if np.isfinite(value) else None
 
 
 def _categories(

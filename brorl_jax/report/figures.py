@@ -12,7 +12,7 @@ import matplotlib
 import matplotlib.figure
 import numpy as np
 
-from brorl_jax.report import cells, events
+from brorl_jax.report import cells
 
 WIDTH = 10.0  # inches
 _COLUMNS = 3
@@ -57,9 +57,6 @@ def draw(folder: pathlib.Path, data: Mapping[str, Any]) -> list[Figure]:
         if key in reached
       ]
     out.append(pass_at_k(folder, data))
-    if any(run["marks"] for run in data["runs"]):
-      caption = events.timeline(folder / "events.png", data, _DPI)
-      out.append(Figure("events.png", "What happened", caption))
   return out
 
 
@@ -67,7 +64,8 @@ def score(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   """Figure 1: score of each domain against time, with intervals."""
   domains = data["domains"]
   figure, axes = axes_of(len(domains), height=3.4)
-  scale, unit = time_unit(data)
+  every = [e["net_hours"] for run in data["runs"] for e in run["evaluations"]]
+  scale, unit = cells.time_unit(max(x for x in every if x is not None))
   for axis, domain in zip(axes, domains, strict=True):
     of = lambda one: one["summary"]["by_domain"][domain]
     for i, run in enumerate(data["runs"]):
@@ -218,12 +216,6 @@ def legend(figure: Any, axes: Sequence[Any]) -> None:
     frameon=False,
     handlelength=3,  # otherwise the widest gap would hide the line
   )
-
-
-def time_unit(data: Mapping[str, Any]) -> tuple[float, str]:
-  """Factor from hours, and name, of the unit that suits the longest run."""
-  every = [e["net_hours"] for run in data["runs"] for e in run["evaluations"]]
-  return cells.time_unit(max(x for x in every if x is not None))
 
 
 def save(figure: matplotlib.figure.Figure, path: pathlib.Path) -> None:

@@ -4,9 +4,9 @@ import functools
 from collections.abc import Mapping
 from typing import Any
 
-from brorl_jax.report import cells, equal
+from brorl_jax.report import cells
 from brorl_jax.report.cells import Cell, Number, Part, Table
-from brorl_jax.report.tables import score
+from brorl_jax.report.tables import reached, score
 
 
 def table(data: Mapping[str, Any]) -> Table:
@@ -35,7 +35,7 @@ def table(data: Mapping[str, Any]) -> Table:
       f" Differences are paired over prompts; p is two-sided, {errors}; below "
       ".05 we call a difference significant. There is one run each: the "
       "variation between seeds is not included.",
-      *equal.reached(data),
+      *reached(data),
     ]
   return Table("Result", caption, head, rows, 1)
 

@@ -5,12 +5,12 @@ import itertools
 import json
 import operator
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from brorl_jax import evaluate
 from brorl_jax.errors import UserError
-from brorl_jax.report import ledger, samples
+from brorl_jax.report import samples
 from brorl_jax.report.compare import Evaluation, Run
 from brorl_jax.runs import metrics, sections
 from brorl_jax.runs.lines import has_step
@@ -171,8 +171,7 @@ def read(
           "cannot be compared"
         )
       rates = dict(zip(prompts, evaluate.rates(records), strict=True))
-      shown = [record for record in records if "response" in record]
-      out.append(Evaluation(step, summary, rates, shown))
+      out.append(Evaluation(step, summary, rates))
       on_evaluation(step)
   except (OSError, ValueError) as e:
     raise UserError(_one_line(path, e)) from None
@@ -189,7 +188,6 @@ def read(
     evaluations=out,
     evaluated=folder.evaluated,
     events=_events(folder.path),
-    visits=ledger.summary(visits(folder.path)),
   )
   return Read(run, prompts, folder.about, _samples(folder.path))
 
@@ -201,12 +199,6 @@ def _samples(folder: pathlib.Path) -> list[dict[str, Any]]:
     return []
   lines = collections.deque(_each(path, _has_sample), maxlen=samples.MOST)
   return [{name: line[name] for name in _SAMPLE} for line in lines]
-
-
-def visits(folder: pathlib.Path) -> Iterable[dict[str, Any]]:
-  """The lines of a run's ledger; an evaluation has none."""
-  path = folder / "visits.jsonl"
-  return _each(path, ledger.check) if path.exists() else ()
 
 
 def _events(folder: pathlib.Path) -> list[dict[str, Any]]:

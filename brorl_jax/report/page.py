@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from brorl_jax.report import answers, cells, lead, samples, tables
+from brorl_jax.report import cells, lead, samples, tables
 from brorl_jax.report.cells import Cell, Number, Part, Table
 from brorl_jax.report.figures import WIDTH, Figure
 
@@ -67,12 +67,11 @@ def page(
       paragraph(measured(data), data),
       table(lead.table(data), data, look="lead"),
       *(table(one, data) for one in listed[:2]),
-      answers.section(data),
       *(figure(one, folder) for one in figures),
       *(table(one, data) for one in listed[2:]),
       samples.section(data),
     ],
-    style=samples.style(data) + answers.CSS,
+    style=samples.style(data),
   )
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from brorl_jax.report import answers, cells, equal, events, ledger
-from brorl_jax.report.cells import Cell, Number, Table
+from brorl_jax.report import cells, events
+from brorl_jax.report.cells import Cell, Number, Part, Table
 
 _WIDE = 70  # characters of column names above which a table is transposed
 
@@ -47,7 +47,7 @@ def main(data: Mapping[str, Any]) -> Table:
     "step trains on; samples, in thousands, all that were generated. Time is "
     "that of steps and saving, CPU time that of the process where it was "
     "recorded, both without compiling and without evaluations.",
-    *equal.reached(data),
+    *reached(data),
   ]
   title = "Table 1. Cost and score of each run"
   return Table(title, caption, head, rows, 3)
@@ -73,6 +73,32 @@ def score(data: Any, path: tuple[str | int, ...]) -> Cell:
   if cells.value(low.path, data) is None:
     return score
   return [score, "\n[", low, ", ", high, "]"]
+
+
+def reached(data: Mapping[str, Any]) -> list[Part]:
+  """Where runs are compared, and which are left out there."""
+  parts: list[Part] = []
+  early: list[Part] = []
+  for i, comparison in enumerate(data["comparisons"]):
+    key, at = comparison["key"], comparison["at"]
+    if key is None:
+      continue
+    parts += ["; " if parts else " Compared are last evaluations by "]
+    parts += [*_amount(key, ("comparisons", i, "reach")), f" ({at})"]
+    some = [x for x in comparison["chosen"] if x["run"] in comparison["early"]]
+    for j, which in enumerate(some):
+      name = data["runs"][which["run"]]["name"]
+      path = ("runs", which["run"], "evaluations", which["evaluation"], key)
+      early += [" and " if j else f" At {at} "]
+      early += [f"{name} was last evaluated after ", *_amount(key, path)]
+    early += [" and is not compared."] if some else []
+  return [*parts, ", which all runs reached.", *early] if parts else []
+
+
+def _amount(key: str, path: tuple[str | int, ...]) -> list[Part]:
+  """A cost with its unit; `key` is one of `compare.EQUAL`."""
+  unit = {"cpu_hours": " of the processor", "samples": " samples"}.get(key, "")
+  return [Number(path, "count" if key == "samples" else "time"), unit]
 
 
 def throughput(data: Mapping[str, Any]) -> Table:
@@ -261,8 +287,6 @@ def every(data: Mapping[str, Any]) -> list[Table]:
     out.append(categories(data, len(out) + 1))
   for make, there in (
     (tokens, _trained(data)),
-    (answers.table, _trained(data)),
-    (ledger.table, any(run["visits"] for run in data["runs"])),
     (tests, data["tests"]),
     (differences, data["differences"]),
     (events.table, any(run["events"] for run in data["runs"])),

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import betainc, erfc
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from brorl_jax.rl import shapes
 
@@ -33,37 +33,6 @@ def mean_interval(
   if n < 2:
     raise ValueError(f"an interval needs at least 2 values, not {n}")
   return jnp.mean(values), _Z95 * jnp.std(values, ddof=1) / jnp.sqrt(n)
-
-
-def coefficient(
-  advantage: Float[Array, "P N"],
-  right: Bool[Array, "P N"],
-  valid: Bool[Array, "P N"],
-) -> Float[Array, " P"]:
-  """By what the advantages of a group multiply the slope of its pass rate p.
-
-    c = mean of A over right rollouts - mean of A over wrong ones
-
-  Of n rollouts with K right ones, mean(A grad log pi) is on average
-  (K/n) a_right grad p / p - (1 - K/n) a_wrong grad p / (1 - p), which is
-  c grad p at p = K/n. 0 for a group with rollouts of one kind.
-
-  Args:
-    advantage: One for each rollout.
-    right: Whether it is.
-    valid: Rollouts that count.
-  """
-  shapes.check(
-    advantage=(advantage, "PN"), right=(right, "PN"), valid=(valid, "PN")
-  )
-
-  def mean(some):
-    total = jnp.sum(jnp.where(some, advantage, 0.0), axis=1)
-    return total / jnp.maximum(jnp.sum(some, axis=1), 1)
-
-  a, b = right & valid, ~right & valid
-  both = jnp.any(a, axis=1) & jnp.any(b, axis=1)
-  return jnp.where(both, mean(a) - mean(b), 0.0)
 
 
 class PairedT(NamedTuple):

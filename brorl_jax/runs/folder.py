@@ -104,7 +104,7 @@ def check(
     ]
     # All records of an evaluation must come from one config.
     helps = "pass --allow_config_change"
-    if mode in ("evaluate", "advise"):
+    if mode == "evaluate":
       helps = "use these values"
     raise UserError(
       f"workdir {workdir} belongs to a run with {', '.join(fields)}; choose "

@@ -34,7 +34,7 @@ from brorl_jax.main.commands import evaluate, export, plan, report, train
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.main.stages.scoring import Scorer
 from brorl_jax.model import huggingface, tokenizer
-from brorl_jax.report import answers, figures
+from brorl_jax.report import figures
 from brorl_jax.runs import checkpoints, folder, intact, sections
 from brorl_jax.runs.run_state import RunState
 from brorl_jax.types import State
@@ -207,7 +207,6 @@ def replaced():
   patch(meshes, "make_mesh", lambda **_: mesh())
   patch(train, "_parts", parts)
   patch(figures, "draw", lambda *_: [])
-  patch(answers, "draw", lambda *_: [])
   patch(matplotlib.figure.Figure, "savefig", lambda *_, **__: None)
   patch(evaluate.Examples, "of", lambda *_: examples())
   patch(evaluate, "Scorer", Judge)

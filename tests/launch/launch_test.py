@@ -301,7 +301,7 @@ def test_an_image(kind, extra):
   release = re.search(r"py3(\d+)", lock)[1]
   bases = [rest.split()[0] for step, rest in steps if step == "FROM"]
   assert bases == [f"python:3.{release}-slim"] * 2
-  # The package's own requirements are in the lock: see sbom_test.
+  # The package's own requirements are in the lock: see locks_test.
   assert (ROOT / lock).exists() and lock.endswith(f"/{extra}-py3{release}.txt")
   assert re.search(r"pip install \S+ --no-deps \.$", text, re.MULTILINE)
   for step, rest in steps:

@@ -118,7 +118,7 @@ def message(done: subprocess.CompletedProcess) -> str:
     (
       (*RUN, "--mode=trian"),
       "--mode=trian ... "
-      "<train|evaluate|plan|warmup|simulate|export|report|sample|advise>",
+      "<train|evaluate|plan|warmup|simulate|export|report|sample>",
     ),
     ((*RUN, "512"), "'512' ... --help"),
     ((RUN[0],), "--workdir is missing; see --help"),

@@ -2,13 +2,12 @@
 
 import json
 
-import matplotlib.image
 import pytest
 import runs_for_tests as made
 
 from brorl_jax.errors import UserError
 from brorl_jax.main.commands import report as report_command
-from brorl_jax.report import cells, events, load_runs, page
+from brorl_jax.report import cells, events, load_runs
 
 NASTY = "<script>alert(1)</script> $x$"
 
@@ -30,10 +29,6 @@ EVENTS = [
   line(3, "a new kind", 7, count=3, of=64, task="gcd", why="late"),
   line(9, "warning", 8, why="disk 3 is slow"),
 ]
-MARKS = [
-  ("warning", 1), ("phase", 1), ("warning", 2), ("end", 2), ("resume", 2),
-  ("config", 2), ("skip", 3), ("a new kind", 3), ("warning", 3),
-]  # fmt: skip
 
 
 def test_rows_are_folded_where_only_numbers_differ():
@@ -64,13 +59,6 @@ def test_a_flood_of_different_texts_is_one_row_of_its_kind():
   assert row["what"] == "x" * 300 + "..."
 
 
-def test_marks_are_on_the_time_axis_once_per_kind_and_step():
-  spent = {i: {"net_hours": i / 4} for i in range(4)}
-  found = events.marks([*EVENTS, *EVENTS], spent)
-  assert [(m["event"], m["step"]) for m in found] == MARKS
-  assert all(m["net_hours"] == m["step"] / 4 for m in found)
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
   """Two runs with events and one without."""
@@ -95,12 +83,11 @@ def written(folders, *names):
   return json.loads((out / "report.json").read_text()), out
 
 
-def test_the_page_has_a_figure_and_a_table_of_what_happened(folders):
+def test_the_page_has_a_table_of_what_happened(folders):
   data, out = written(folders, "quiet", "a", "b$x$")
-  assert [len(run["marks"]) for run in data["runs"]] == [0, 9, 1]
   html = (out / "index.html").read_text()
   assert NASTY not in html and "&lt;script&gt;alert(1)" in html
-  assert "<h2>What happened</h2>" in html and "Events</h2>" in html
+  assert "Events</h2>" in html
   table = events.table(data, 7)
   texts = [[cells.as_text(cell, data) for cell in row] for row in table.rows]
   assert len(texts) == 8 + 2
@@ -110,43 +97,12 @@ def test_the_page_has_a_figure_and_a_table_of_what_happened(folders):
   ]  # fmt: skip
   assert texts[4][3:] == ["1", "2", "n/a"]
   assert texts[-1][:2] == ["b$x$", "guard"]
-  one = written(folders, "a")[1] / "events.png"
-  # A panel more is higher; the width is that of the page.
-  size = lambda path: matplotlib.image.imread(path).shape
-  assert size(out / "events.png")[0] > 1.5 * size(one)[0] > 300
-  assert size(out / "events.png")[1] == size(one)[1]
 
 
-def test_every_mark_is_a_line_in_the_plot_and_a_marker_in_its_row(
-  folders, monkeypatch
-):
-  drawn = []
-  data, out = written(folders, "a")
-  draw = events._draw
-  monkeypatch.setattr(
-    events, "_draw", lambda *of: (drawn.append(of), draw(*of))
-  )
-  events.timeline(out / "again.png", data, 72)
-  axis = drawn[0][0]
-  lanes = {kind: lane for _, _, kind, lane in drawn}
-  assert sorted(lanes.values()) == [1, 2, 3, 4, 5, 6, 7]
-  assert [*lanes] == list(dict.fromkeys(kind for kind, _ in MARKS))
-  hours = [one["net_hours"] for one in data["runs"][0]["marks"]]
-  assert [x for _, x, *_ in drawn] == hours  # of more than one hour
-  lines = {tuple(x.get_xdata()) for x in axis.lines}
-  assert {(x, x) for x in hours} <= lines
-  names = [t.get_text() for t in axis.figure.legends[0].get_texts()]
-  assert names == [
-    "end", "resume", "warning", "skip", "phase", "config", "a new kind",
-  ]  # fmt: skip
-
-
-def test_runs_without_events_have_neither(folders):
+def test_runs_without_events_have_no_table(folders):
   data, out = written(folders, "quiet")
-  assert data["runs"][0]["events"] == data["runs"][0]["marks"] == []
-  html = (out / "index.html").read_text()
-  assert "What happened" not in html and "Events</h2>" not in html
-  assert page.page(data, [], out) and not (out / "events.png").exists()
+  assert data["runs"][0]["events"] == []
+  assert "Events</h2>" not in (out / "index.html").read_text()
 
 
 @pytest.mark.parametrize("bad", ["[]", '{"step": 1}', '{"event": "end"}', "{"])

@@ -145,11 +145,6 @@ DOORS = {
   },
   simulator.log_probability: {"probs": normal(V), "reward": normal(V), "n": 4},
   simulator.draw_counts: {"key": KEY, "probs": TOKENS["probs"], "n": 4},
-  stats.coefficient: {
-    "advantage": normal(P, N),
-    "right": mask(P, N),
-    "valid": mask(P, N),
-  },
   stats.mean_interval: {"values": normal(P)},
   stats.paired_t: {
     "a": normal(P),

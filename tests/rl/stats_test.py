@@ -7,7 +7,7 @@ import pytest
 import scipy.stats
 import tiers
 
-from brorl_jax.rl import advantages, stats
+from brorl_jax.rl import stats
 
 
 def test_by_hand():
@@ -286,21 +286,3 @@ def test_more_values_than_are_drawn_at_once(monkeypatch):
   )
   jax.clear_caches()
   np.testing.assert_allclose(got, want, rtol=1e-6)
-
-
-def test_the_coefficient_of_a_group_by_hand():
-  """Leave-one-out of 4: every group with both kinds has 4 / 3."""
-  right = jnp.array(
-    [[1, 0, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]], bool
-  )
-  valid = jnp.ones_like(right)
-  plain = advantages.leave_one_out(right.astype(jnp.float32), valid)
-  got = stats.coefficient(plain, right, valid)
-  np.testing.assert_allclose(got, [4 / 3, 4 / 3, 0, 0], rtol=1e-6)
-  # MaxRL divides by the share of right ones, GRPO by the deviation.
-  some = advantages.maxrl(right.astype(jnp.float32), valid)
-  got = stats.coefficient(some, right, valid)
-  np.testing.assert_allclose(got, [4, 4 / 3, 0, 0], rtol=1e-6)
-  # Of 2 that count of 3: one kind is left.
-  got = stats.coefficient(plain, right, valid.at[0, 0].set(False))
-  assert got[0] == 0.0

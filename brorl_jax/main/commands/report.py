@@ -11,12 +11,9 @@ import jax
 from brorl_jax import errors
 from brorl_jax.errors import UserError
 from brorl_jax.report import (
-  advice,
-  answers,
   cells,
   compare,
   figures,
-  ledger,
   load_runs,
   page,
   samples,
@@ -34,14 +31,6 @@ def run(workdirs: Sequence[pathlib.Path]) -> None:
   """Writes index.html, report.json and PNGs to report/ of the first folder."""
   # Tables need no accelerator, which the run itself may be using.
   jax.config.update("jax_platforms", "cpu")
-  if advised := [one for one in workdirs if (one / advice.FILE).is_file()]:
-    if len(workdirs) > 1:
-      raise UserError(
-        f"{advised[0]} holds advice, which is shown by itself; give one "
-        "--workdir"
-      )
-    advice.show(advised[0])
-    return
   names = load_runs.names([path.resolve() for path in workdirs])
   folders = [load_runs.look(path) for path in workdirs]
   total = sum(len(folder.steps) for folder in folders)
@@ -61,16 +50,8 @@ def run(workdirs: Sequence[pathlib.Path]) -> None:
   data = numbers(read)
   out = workdirs[0] / "report"
   write(data, out)
-  with _writing(out):
-    ledger.write(
-      out / "ledger.jsonl",
-      (
-        (name, load_runs.visits(folder.path))
-        for folder, name in zip(folders, names, strict=True)
-      ),
-    )
   print(cells.text(tables.main(data), data))
-  print(f"  {workdirs[0] / 'report' / 'index.html'}")
+  print(f"  {out / 'index.html'}")
 
 
 def numbers(read: Sequence[Read]) -> dict[str, Any]:
@@ -110,23 +91,12 @@ def _category(domain: str, task: str) -> str | None:
 
 def write(data: Mapping[str, Any], out: pathlib.Path) -> None:
   """Writes the report; raises UserError or StorageError if that fails."""
-  with _writing(out):
+  try:
     out.mkdir(exist_ok=True)
-    drawn = [
-      *figures.draw(out, data),
-      *answers.draw(out, data),
-      *ledger.draw(out, data),
-    ]
+    drawn = figures.draw(out, data)
     text = json.dumps(data, indent=1, allow_nan=False) + "\n"
     (out / "report.json").write_text(text)
     (out / "index.html").write_text(page.page(data, drawn, out))
-
-
-@contextlib.contextmanager
-def _writing(out: pathlib.Path) -> Iterator[None]:
-  """Says what to do if the report cannot be written."""
-  try:
-    yield
   except OSError as e:
     raise errors.of_system(
       e,

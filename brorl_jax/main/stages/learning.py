@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from brorl_jax import meshes, train, types
@@ -103,18 +102,6 @@ def layout(c: Config, devices: int) -> Layout:
   )
 
 
-def loss_scale(
-  c: Config, goal: Objective
-) -> Callable[[np.ndarray], np.ndarray | None]:
-  """Lengths of a minibatch's rollouts -> factors of their losses."""
-  return functools.partial(
-    packing.loss_scale,
-    unit=goal.loss.unit,
-    mean=c.loss.mean,
-    constant=c.sampling.max_new_tokens,
-  )
-
-
 def update_stage(
   c: Config, policy: Policy, tx, schedule, mesh: Mesh
 ) -> Callable[..., tuple[types.State, train.Updated]]:
@@ -122,7 +109,12 @@ def update_stage(
   policy = dataclasses.replace(policy, remat=c.devices.remat, mesh=mesh)
   shapes = layout(c, meshes.of(mesh).rows)
   goal = objective(c.loss, c.reference, temperature=c.sampling.temperature)
-  scale = loss_scale(c, goal)
+  scale = functools.partial(
+    packing.loss_scale,
+    unit=goal.loss.unit,
+    mean=c.loss.mean,
+    constant=c.sampling.max_new_tokens,
+  )
   logp_of = lambda params, batch: update.logp_of(
     params,
     batch,

@@ -38,11 +38,6 @@ SHORT = {
     "--config.optim.blocks=4",
   ],
   "evaluate": ["--config.eval.prompts=2", "--config.eval.n=2"],
-  "advise": [
-    "--config.sampling.n=4",
-    "--config.sampling.samples=16",
-    "--config.sampling.in_flight=16",
-  ],
   "simulate": [
     "--config.steps=3",
     "--config.vocab=2000",
@@ -194,11 +189,10 @@ def test_command_runs(start, command, tmp_path, request):
     "export": "model.safetensors",
     "warmup": "model.safetensors",
     "simulate": "report/figure3.png",
-    "advise": "advice.png",
   }
   assert (tmp_path / "run" / leaves[mode]).exists()
   said = f"{programs.log_line()}\n" in result.stdout + result.stderr
-  compiles = "train", "evaluate", "warmup", "simulate", "advise"
+  compiles = "train", "evaluate", "warmup", "simulate"
   assert said == (mode in compiles)
 
 
