@@ -13,9 +13,9 @@ from typing import Any
 
 import ml_collections
 
-from brorl_jax.runs import sections
+from brorl_jax import config
 
 
 def get_config() -> Any:
-  c = ml_collections.ConfigDict(sections.as_dict(sections.Warmup()))
+  c = ml_collections.ConfigDict(config.as_dict(config.Warmup()))
   return c.lock()  # a misspelt field in a config is an error

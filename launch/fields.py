@@ -13,8 +13,8 @@ import typing
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from brorl_jax.runs import sections
-from brorl_jax.runs.sections import data, section
+from brorl_jax import config
+from brorl_jax.config import data, section
 
 README = pathlib.Path(__file__).parents[1] / "configs" / "README.md"
 BEGIN = "<!-- fields: written by launch.fields -->\n"
@@ -28,7 +28,7 @@ _HEAD = (
 def tables() -> str:
   """Every field of a run and of a supervised start, a table per section."""
   parts = ["\n"]
-  for field in dataclasses.fields(sections.Config):
+  for field in dataclasses.fields(config.Config):
     parts += _table("###", field.name, typing.cast(Any, field.type))
     if field.name == "data":
       parts += _table("####", "data.domains.NAME", data.Domain)
@@ -38,7 +38,7 @@ def tables() -> str:
     "These sections replace those of the same name with `--mode=warmup "
     "--config=sft`.\nSection `policy` is the one above.\n\n"
   )
-  for field in dataclasses.fields(sections.Warmup):
+  for field in dataclasses.fields(config.Warmup):
     if field.name != "policy":
       parts += _table("####", field.name, typing.cast(Any, field.type))
   return "".join(parts)

@@ -17,8 +17,6 @@ import statistics
 import subprocess
 import sys
 
-from brorl_jax.runs import sections
-
 ROOT = pathlib.Path(__file__).parents[1]
 BASE = (
   "n=32 samples=2048 in_flight=1024 max_new_tokens=5 steps=24 eval_every=100 "
@@ -100,7 +98,7 @@ def main() -> None:
 
 def run(folder: pathlib.Path, config: str, fields: dict[str, str]) -> None:
   flags = [
-    f"--config.{sections.RENAMED.get(field, field)}={value}"
+    f"--config.{config.RENAMED.get(field, field)}={value}"
     for field, value in fields.items()
   ]
   command = [sys.executable, "-m", "brorl_jax.main", f"--workdir={folder}"]

@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from brorl_jax import config as sections
 from brorl_jax.configs import base
 from brorl_jax.main import settings
 from brorl_jax.main.stages.examples import Examples
-from brorl_jax.runs import sections
 
 
 def _short() -> dict[str, str]:

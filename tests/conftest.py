@@ -23,13 +23,13 @@ import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
-# tasks/ and sections/ hold no arrays, and say themselves what is wrong with
+# tasks/ and config/ hold no arrays, and say themselves what is wrong with
 # their arguments.
 package = pathlib.Path(__file__).parents[1] / "brorl_jax"
 names = [
   ".".join(("brorl_jax", *path.relative_to(package).with_suffix("").parts))
   for path in sorted(package.rglob("[!_]*.py"))
-  if not {"tasks", "sections", "configs"} & {*path.relative_to(package).parts}
+  if not {"tasks", "config", "configs"} & {*path.relative_to(package).parts}
 ]
 jaxtyping.install_import_hook(names, "beartype.beartype")
 

@@ -7,8 +7,9 @@ import jax
 import numpy as np
 from configured import SHORT
 
+from brorl_jax import config as sections
 from brorl_jax.model import huggingface
-from brorl_jax.runs import checkpoints, folder, sections
+from brorl_jax.runs import checkpoints, folder
 from brorl_jax.types import State
 
 CONFIG = {

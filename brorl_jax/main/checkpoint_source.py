@@ -8,6 +8,7 @@ import jax
 from jax.sharding import Mesh, SingleDeviceSharding
 from jaxtyping import PyTree
 
+from brorl_jax import config
 from brorl_jax.model import (
   architectures,
   hf_format,
@@ -16,7 +17,7 @@ from brorl_jax.model import (
   tokenizer,
 )
 from brorl_jax.model.policy import Policy
-from brorl_jax.runs import checkpoints, sections
+from brorl_jax.runs import checkpoints
 from brorl_jax.tasks.names import MADE
 
 TRAINED_ON = "trained_on.json"  # next to the weights of an exported run
@@ -101,7 +102,7 @@ def ran(which: CheckpointSource) -> Ran | None:
     return None
   path = which.run / "config.json"
   try:
-    c = sections.upgraded(_records(path)[0]["config"])
+    c = config.upgraded(_records(path)[0]["config"])
     data = c["data"]
     return Ran(
       c["policy"]["dtype"],
@@ -172,8 +173,8 @@ def _start(
   run: pathlib.Path, record: Mapping[str, Any], path: pathlib.Path
 ) -> Start:
   try:
-    config = sections.upgraded(record["config"])
-    c, own = config["data"], bool(config.get("reward", {}).get("verifier"))
+    values = config.upgraded(record["config"])
+    c, own = values["data"], bool(values.get("reward", {}).get("verifier"))
     # Runs without the field data.puzzles mixed files with puzzles.
     mixed = (c.get("puzzles", True) or not c["files"]) and not own
     made = mixed and c["domains"][MADE]["weight"] > 0.0
@@ -275,7 +276,7 @@ def _source(run: pathlib.Path) -> pathlib.Path:
   """The Hugging Face directory that a run started from."""
   try:
     record = _records(run / "config.json")[0]
-    checkpoint = sections.upgraded(record["config"])["policy"]["checkpoint"]
+    checkpoint = config.upgraded(record["config"])["policy"]["checkpoint"]
   except KeyError:
     raise ValueError(
       f"{run / 'config.json'} was not written by a run"

@@ -5,7 +5,7 @@ import difflib
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 
-from brorl_jax.runs.sections.data import Data
+from brorl_jax.config.data import Data
 from brorl_jax.tasks.base import Example
 from brorl_jax.tasks.data import columns, dataset, fields, heldout, schema
 from brorl_jax.tasks.data.columns import Form

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from brorl_jax.config.data import Family
 from brorl_jax.errors import UserError
 from brorl_jax.learner import pair_packing, warmup
 from brorl_jax.main import programs, settings
@@ -15,7 +16,6 @@ from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 from brorl_jax.runs import folder
-from brorl_jax.runs.sections.data import Family
 from brorl_jax.tasks.base import Example
 from brorl_jax.tasks.domains import DRAW
 

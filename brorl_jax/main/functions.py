@@ -4,11 +4,10 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from brorl_jax.config import Phase
+from brorl_jax.config.learning import Advantage, Loss
+from brorl_jax.config.sampling import Filter
 from brorl_jax.rl import advantages, filtering, losses, policy_loss
-from brorl_jax.runs.sections import Phase
-from brorl_jax.runs.sections.advantage import Advantage
-from brorl_jax.runs.sections.filter import Filter
-from brorl_jax.runs.sections.loss import Loss
 from brorl_jax.tasks.own import named
 
 # Fields that name a function, with the table of the built-in ones.

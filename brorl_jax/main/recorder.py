@@ -12,22 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from brorl_jax import evaluate, processes, train, types
+from brorl_jax import config, evaluate, processes, train, types
+from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 from brorl_jax.main import records
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.rl import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
-from brorl_jax.runs import (
-  covered,
-  events,
-  folder,
-  intact,
-  machine,
-  metrics,
-  sections,
-)
-from brorl_jax.runs.sections import Config
+from brorl_jax.runs import covered, events, folder, intact, machine, metrics
 from brorl_jax.tasks.base import Example
 
 
@@ -80,7 +72,7 @@ class Recorder:
   def _covered(self) -> covered.Covered:
     return covered.look(
       self._workdir,
-      folder.configs(self._workdir) or [sections.as_dict(self._c)],
+      folder.configs(self._workdir) or [config.as_dict(self._c)],
     )
 
   def lacks(self, step: int) -> str | None:
@@ -111,7 +103,7 @@ class Recorder:
     what = f"resumes after step {done}" if done >= 0 else "first step compiles"
     print(f"{len(devices)} {devices[0].device_kind}; {what}")
     if done < 0:  # config.json is the first file of a run
-      folder.write_config(sections.as_dict(c), self._workdir, **self._found)
+      folder.write_config(config.as_dict(c), self._workdir, **self._found)
     lines = lambda *path, **how: metrics.JsonLines(
       self._workdir.joinpath(*path), after=done, warn=self.warn, **how
     )
@@ -126,7 +118,7 @@ class Recorder:
       steps=c.run.steps,
       warn=self.warn,
       wandb=c.run.wandb,
-      config=sections.as_dict(c),
+      config=config.as_dict(c),
       evaluations=((line["step"], _scalars(line)) for line in curve),
     )
     self._records = lines("eval", "records.jsonl")
@@ -143,7 +135,7 @@ class Recorder:
     self._open = True
     self._tell_of_start(done)
     if done >= 0:
-      folder.write_config(sections.as_dict(c), self._workdir, **self._found)
+      folder.write_config(config.as_dict(c), self._workdir, **self._found)
 
   def _tell_of_start(self, done: int) -> None:
     """Records a start or resume, and what is not as it was before."""

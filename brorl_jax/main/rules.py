@@ -1,15 +1,15 @@
 """Conditions that a config must meet as a whole, each with its remedy.
 
-What a single field of a training config allows is in runs/sections/.
+What a single field of a training config allows is in config/.
 """
 
 import math
 from collections.abc import Iterator
 from typing import Any
 
-from brorl_jax.runs import sections
-from brorl_jax.runs.sections.sampling import Sampling
-from brorl_jax.runs.sections.section import Rule
+from brorl_jax import config
+from brorl_jax.config.sampling import Sampling
+from brorl_jax.config.section import Rule
 from brorl_jax.tasks.names import QUALITIES
 
 
@@ -67,7 +67,7 @@ def warmup(c: Any) -> Iterator[Rule]:
   yield "merges", c.merges >= 1, "at least 1"
 
 
-def training(c: sections.Config) -> Iterator[Rule]:
+def training(c: config.Config) -> Iterator[Rule]:
   """Conditions between fields of different sections."""
   n = c.sampling.n
   for field in ("heldout_files", "fields", "domain"):
@@ -102,7 +102,7 @@ def training(c: sections.Config) -> Iterator[Rule]:
   yield "loss.correction", good, must
 
 
-def _counts(c: sections.Config) -> Iterator[Rule]:
+def _counts(c: config.Config) -> Iterator[Rule]:
   """Advantages of (right, wrong) counts."""
   shaped = c.reward.length_weight and c.reward.length_min < 0.0
   counts = c.advantage.kind in ("maxrl", "pass_at_k")

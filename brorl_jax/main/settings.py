@@ -14,10 +14,10 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
+from brorl_jax import config
+from brorl_jax.config.section import Rule
 from brorl_jax.errors import UserError
 from brorl_jax.main import rules
-from brorl_jax.runs import sections
-from brorl_jax.runs.sections.section import Rule
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
@@ -130,7 +130,7 @@ def _check_overrides(args: list[str]) -> None:
   config_flags.DEFINE_config_file("config", flag_values=holder, sys_argv=argv)
   try:
     holder(argv)
-    fields = list(sections.flat(holder.config.to_dict()))
+    fields = list(config.flat(holder.config.to_dict()))
   except (Exception, SystemExit) as e:  # a config is code: any error
     raise UserError(f"config file {path}: {_first_line(e)}") from None
   for name in given:
@@ -140,14 +140,14 @@ def _check_overrides(args: list[str]) -> None:
 
 def _no_field(name: str, fields: list[str]) -> str:
   """The error for an unknown --config.NAME, with the name that was meant."""
-  for old, why in sections.REMOVED.items():
+  for old, why in config.REMOVED.items():
     if name in (old, old.partition(".")[2]):
       return f"--config.{name} was removed: {why}"
-  new = sections.RENAMED.get(name)
+  new = config.RENAMED.get(name)
   if new in fields:
     return f"--config.{name} is now --config.{new}"
   first, _, rest = name.partition(".")
-  new = f"{sections.RENAMED.get(first)}.{rest}"
+  new = f"{config.RENAMED.get(first)}.{rest}"
   if rest and new in fields:
     return f"--config.{name} is now --config.{new}"
   unknown = f"there is no --config.{name}"
@@ -181,12 +181,12 @@ def _of_today(text: str) -> str:
   """An error of a config file in plain English, with today's field names."""
   unknown = re.match(r"Key \W*([\w.]+)\W* does not exist", text)
   section = re.match(r"Could not override field '(\w+)'", text)
-  known = [*sections.every_field()]
+  known = [*config.every_field()]
   if unknown:
     field = _no_field(unknown[1], known)
     return field.replace("--config.", "c.").replace("is now c.", "is c.")
-  if section and section[1] in sections.RENAMED and "ConfigDict" in text:
-    return f"c.{section[1]} is c.{sections.RENAMED[section[1]]}"
+  if section and section[1] in config.RENAMED and "ConfigDict" in text:
+    return f"c.{section[1]} is c.{config.RENAMED[section[1]]}"
   if "No module named 'configs" in text:
     return (
       "there is no module configs; write `from brorl_jax.configs import ...`"
@@ -202,18 +202,16 @@ def _hint(given: str, known: list[str], prefix: str = "") -> str:
   close = difflib.get_close_matches(given, known, 1, cutoff=0.5)
   if close:
     return f"; did you mean {prefix}{close[0]}?"
-  return (
-    "; brorl_jax/runs/sections/ lists all fields" if "config" in prefix else ""
-  )
+  return "; brorl_jax/config/ lists all fields" if "config" in prefix else ""
 
 
 def typed(
-  c: ConfigDict, kind: type[sections.Made] = sections.Config
-) -> sections.Made:
+  c: ConfigDict, kind: type[config.Made] = config.Config
+) -> config.Made:
   """A parsed config as typed sections; raises UserError for a wrong value."""
   try:
-    return sections.of(c.to_dict(), kind)
-  except sections.Wrong as e:
+    return config.of(c.to_dict(), kind)
+  except config.Wrong as e:
     raise UserError(f"config.{e}") from None
   except KeyError as e:
     field = str(e.args[0]).splitlines()[0].strip("\"'")
@@ -222,7 +220,7 @@ def typed(
     ) from None
 
 
-def check_training(c: sections.Config) -> None:
+def check_training(c: config.Config) -> None:
   """Raises UserError where sections do not go together, in any phase."""
   if c.run.wandb and importlib.util.find_spec("wandb") is None:
     raise UserError(
@@ -234,11 +232,11 @@ def check_training(c: sections.Config) -> None:
     _check(phase.config, rules.training, where)
 
 
-def phases(c: sections.Config) -> list[sections.Phase]:
-  """`sections.phases`; raises UserError."""
+def phases(c: config.Config) -> list[config.Phase]:
+  """`config.phases`; raises UserError."""
   try:
-    return sections.phases(c)
-  except sections.Wrong as e:
+    return config.phases(c)
+  except config.Wrong as e:
     raise UserError(f"config.{e}") from None
 
 
@@ -273,7 +271,7 @@ def _get(c: Any, name: str) -> Any:
   )
 
 
-def check_mesh(c: sections.Config, rows: int) -> None:
+def check_mesh(c: config.Config, rows: int) -> None:
   """Raises UserError, with what would do, if work does not divide evenly."""
   n, places = c.sampling.chunk, c.sampling.places
   wrong = []
@@ -292,7 +290,7 @@ def check_mesh(c: sections.Config, rows: int) -> None:
     )
 
 
-def check_lengths(c: sections.Config, max_positions: int) -> None:
+def check_lengths(c: config.Config, max_positions: int) -> None:
   """Raises UserError if a rollout may be longer than the policy allows."""
   longest = c.data.prompt_tokens + c.sampling.max_new_tokens
   if longest > max_positions:

@@ -16,13 +16,13 @@ import jax
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from brorl_jax import meshes, processes, train, types
+from brorl_jax import config, meshes, processes, train, types
+from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 from brorl_jax.main.recorder import Recorder
 from brorl_jax.rollout import plan
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
-from brorl_jax.runs import checkpoints, machine, sections
-from brorl_jax.runs.sections import Config
+from brorl_jax.runs import checkpoints, machine
 
 # A network's file system may show a file late.
 _SEEN_S = 30
@@ -53,7 +53,7 @@ def decisions(
   root = pathlib.Path(__file__).parents[1]
   for path in sorted(root.rglob("*.py")):
     code.update(path.read_bytes())
-  fields = sections.flat(sections.as_dict(c))
+  fields = config.flat(config.as_dict(c))
   return {
     **{f"config.{name}": value for name, value in fields.items()},
     **{f"data {name}": value for name, value in data.items()},

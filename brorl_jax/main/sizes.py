@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 
 import jax
 
+from brorl_jax import config
+from brorl_jax.config import Config, Warmup
 from brorl_jax.errors import UserError
 from brorl_jax.learner import state as states
 from brorl_jax.learner.layout import MICROBATCHES
@@ -19,8 +21,7 @@ from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.target import Target
 from brorl_jax.rollout import memory, plan
-from brorl_jax.runs import folder, sections
-from brorl_jax.runs.sections import Config, Warmup
+from brorl_jax.runs import folder
 
 # Rollouts of a device, 4 prompts of 512: while the last rollouts of one decode,
 # those of the next take the slots that they leave.
@@ -51,7 +52,7 @@ def dtype_of(workdir: pathlib.Path) -> str | None:
   """
   if not (starts := folder.configs(workdir)):
     return None
-  dtype = sections.flat(starts[0]).get("policy.dtype", "float32")
+  dtype = config.flat(starts[0]).get("policy.dtype", "float32")
   if dtype not in ("float32", "bfloat16"):
     raise UserError(
       f"{workdir / 'config.json'}: policy.dtype = {dtype!r} is not what a run "

@@ -8,11 +8,11 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from brorl_jax import evaluate
+from brorl_jax import config, evaluate
 from brorl_jax.errors import UserError
 from brorl_jax.report import samples
 from brorl_jax.report.compare import Evaluation, Run
-from brorl_jax.runs import metrics, sections
+from brorl_jax.runs import metrics
 from brorl_jax.runs.lines import has_step
 
 # Metrics that the report reads from metrics.jsonl.
@@ -229,7 +229,7 @@ def _about(about: Mapping[str, Any]) -> dict[str, Any]:
     f"version of {k}": v for k, v in about.get("versions", {}).items()
   }
   more = {"git_commit": about.get("git_commit"), "python": about.get("python")}
-  return sections.flat(sections.upgraded(about["config"])) | more | versions
+  return config.flat(config.upgraded(about["config"])) | more | versions
 
 
 def names(paths: Sequence[pathlib.Path]) -> list[str]:

@@ -8,18 +8,19 @@ import subprocess
 from collections.abc import Mapping, Set
 from typing import Any
 
+from brorl_jax import config
 from brorl_jax.errors import UserError
-from brorl_jax.runs import intact, lines, lock, machine, sections
+from brorl_jax.runs import intact, lines, lock, machine
 
 # A resumed run may have other values of these fields and is the same run...
 _MAY_DIFFER = frozenset(
-  name for name, about in sections.every_field().items() if about.free
+  name for name, about in config.every_field().items() if about.free
 )
 # ... but not of these if the last step or a checkpoint affects what is sampled
 # next or when the reference is reset.
 _ENDS = frozenset({"run.steps", "run.save_every", "run.max_samples"})
 # Values of fields that an older version did not have.
-_DEFAULTS = sections.flat(sections.as_dict(sections.Config()))
+_DEFAULTS = config.flat(config.as_dict(config.Config()))
 _PART = "config.json.part"  # while config.json is being written
 # Files of earlier runs, by --begin_again, and later steps, by --from_step.
 ASIDE = "set_aside"
@@ -81,10 +82,10 @@ def check(
   if not _files(workdir):
     return {}
   record = _read(workdir)
-  before, of = sections.flat(record["config"]), record.get("mode", "train")
+  before, of = config.flat(record["config"]), record.get("mode", "train")
   if of != mode:
     raise _of_another_mode(workdir, of, mode)
-  now = sections.flat(_as_json(values))
+  now = config.flat(_as_json(values))
   if now.get("run.pipeline") or now.get("reference.reset_stalled"):
     free = free - _ENDS
   # Fields that an older version did not have keep their old behaviour.
@@ -144,7 +145,7 @@ def _read(workdir: pathlib.Path) -> dict[str, Any]:
       raise ValueError("it does not hold the config of a run")
   except (OSError, ValueError, RecursionError) as e:
     raise UserError(f"{path} cannot be read: {e}; {_HELP}") from None
-  return {**record, "config": sections.upgraded(config)}
+  return {**record, "config": config.upgraded(config)}
 
 
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,7 +159,7 @@ def configs(workdir: pathlib.Path) -> list[dict[str, Any]]:
     return []
   record = _read(workdir)
   earlier = [
-    sections.upgraded(one["config"]) for one in record.get("earlier") or []
+    config.upgraded(one["config"]) for one in record.get("earlier") or []
   ]
   return [record["config"], *reversed(earlier)]
 
@@ -216,7 +217,7 @@ def identity(values: Mapping[str, Any], data: Any) -> str:
 
   Two runs of the same config produce the same numbers and count as one.
   """
-  fields = sections.flat(_as_json(values))
+  fields = config.flat(_as_json(values))
   fixed = {k: v for k, v in fields.items() if k not in _MAY_DIFFER}
   text = json.dumps([fixed, data], sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from brorl_jax.runs.sections.run import Run
+from brorl_jax.config.run import Run
 
 
 def superfluous(

@@ -20,6 +20,7 @@ import time
 import jax
 import numpy as np
 
+from brorl_jax import config as sections
 from brorl_jax import meshes, types
 from brorl_jax.main import settings, sizes
 from brorl_jax.main.commands import plan
@@ -27,7 +28,6 @@ from brorl_jax.main.stages import sampling
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.rollout.dynamic_sampling import collect
-from brorl_jax.runs import sections
 from brorl_jax.tasks.base import Verdict
 from brorl_jax.types import ScoredResponse
 

@@ -8,6 +8,7 @@ import re
 import configured
 import pytest
 
+from brorl_jax import config
 from brorl_jax.configs import (
   base,
   harder,
@@ -22,7 +23,6 @@ from brorl_jax.configs import (
 from brorl_jax.main import settings
 from brorl_jax.main.stages import examples, learning
 from brorl_jax.model import huggingface, tokenizer
-from brorl_jax.runs import sections
 from brorl_jax.tasks import gym, posing
 from brorl_jax.tasks.gym import steps
 
@@ -76,7 +76,7 @@ SIMULATED |= {"seeding": 3.0, "anchor": 5.0, "surrogate": "probability"}
 
 def values(c, fields) -> dict:
   """Of a config, by the short names of its fields."""
-  flat = sections.flat(sections.as_dict(c))
+  flat = config.flat(config.as_dict(c))
   return {field: flat[configured.SHORT[field]] for field in fields}
 
 
@@ -162,7 +162,7 @@ def test_the_reference_of_a_language_model_is_reset(of, preset):
 
 
 def test_only_what_tells_them_apart_differs_between_the_arms():
-  fields = lambda c: sections.flat(c.to_dict())
+  fields = lambda c: config.flat(c.to_dict())
   for preset in presets.NAMES:
     few, many, control = (
       fields(of.get_config(preset)) for of in (n16, n512, n512_equal_samples)
@@ -231,7 +231,7 @@ def test_no_value_is_called_stated_that_is_not_compared_here():
 
 
 def test_no_default_is_called_stated_that_is_not_compared_here():
-  known = sections.every_field()
+  known = config.every_field()
   found = {name for name, about in known.items() if about.source == "stated"}
   assert "sampling.n" in found
   assert found <= named(ANYWHERE, *STATED.values(), *OF_MODELS.values())

@@ -11,12 +11,12 @@ import pytest
 from absl.testing import flagsaver
 from hypothesis import strategies as st
 
+from brorl_jax import config as sections
 from brorl_jax.configs import n512
 from brorl_jax.errors import UserError
 from brorl_jax.main import __main__ as command
 from brorl_jax.main import settings
 from brorl_jax.main.stages import examples
-from brorl_jax.runs import sections
 
 pytestmark = pytest.mark.ci  # 10 s
 

@@ -25,6 +25,7 @@ import pytest
 import runs_for_tests as made
 from hypothesis import strategies as st
 
+from brorl_jax import config as sections
 from brorl_jax import evaluate as evaluations
 from brorl_jax import meshes
 from brorl_jax.configs import base
@@ -35,7 +36,7 @@ from brorl_jax.main.stages.examples import Examples
 from brorl_jax.main.stages.scoring import Scorer
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.report import figures
-from brorl_jax.runs import checkpoints, folder, intact, sections
+from brorl_jax.runs import checkpoints, folder, intact
 from brorl_jax.runs.run_state import RunState
 from brorl_jax.types import State
 

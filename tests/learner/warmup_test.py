@@ -10,9 +10,9 @@ import jax
 import numpy as np
 import pytest
 
+from brorl_jax.config import Config
 from brorl_jax.learner import pair_packing, warmup
 from brorl_jax.model import huggingface, tokenizer
-from brorl_jax.runs.sections import Config
 from brorl_jax.tasks import gym
 
 ASSETS = pathlib.Path(huggingface.__file__).parents[1] / "assets"

@@ -7,10 +7,11 @@ import pytest
 from messages import mentions
 from runs_for_tests import problems
 
+from brorl_jax import config as sections
 from brorl_jax.main import checkpoint_source, contamination
 from brorl_jax.main.commands import export
 from brorl_jax.model import huggingface
-from brorl_jax.runs import folder, metrics, sections
+from brorl_jax.runs import folder, metrics
 from brorl_jax.tasks import gym
 from brorl_jax.tasks.data import dataset, heldout
 from brorl_jax.tasks.domains import DOMAINS

@@ -49,11 +49,11 @@ def message(done: subprocess.CompletedProcess) -> str:
     ),
     (
       (*RUN, "--config.xyzzy", "3"),
-      "--config.xyzzy ... brorl_jax/runs/sections/",
+      "--config.xyzzy ... brorl_jax/config/",
     ),
     (
       (*RUN, "--noconfig.shuffel"),
-      "--config.shuffel ... brorl_jax/runs/sections/",
+      "--config.shuffel ... brorl_jax/config/",
     ),
     (
       (*RUN, "--config.lr=1"),

@@ -6,13 +6,14 @@ import configured
 import pytest
 import runs_for_tests as made
 
+from brorl_jax import config
 from brorl_jax.configs import sft
 from brorl_jax.errors import UserError
 from brorl_jax.main import settings, sizes
 from brorl_jax.main.commands import evaluate, plan, train, warmup
 from brorl_jax.model import target
 from brorl_jax.model.target import Target
-from brorl_jax.runs import folder, sections
+from brorl_jax.runs import folder
 
 CPU, GPU, TPU = (Target(kind, 8, 2**36) for kind in ("cpu", "gpu", "tpu"))
 
@@ -46,8 +47,8 @@ def test_a_run_keeps_what_it_began_with(began, machine):
 def test_a_supervised_start_has_the_same_field():
   values = sft.get_config()
   values.policy.dtype = "auto"
-  c = sizes.with_dtype(settings.typed(values, sections.Warmup), GPU)
-  assert isinstance(c, sections.Warmup) and c.policy.dtype == "bfloat16"
+  c = sizes.with_dtype(settings.typed(values, config.Warmup), GPU)
+  assert isinstance(c, config.Warmup) and c.policy.dtype == "bfloat16"
 
 
 # ------------------------------------------------------------- run folders
@@ -57,7 +58,7 @@ def test_a_folder_tells_its_dtype(tmp_path):
   assert sizes.dtype_of(tmp_path) is None
   assert sizes.dtype_of(tmp_path / "none") is None
   folder.write_config(
-    sections.as_dict(configured.config(dtype="bfloat16")), tmp_path
+    config.as_dict(configured.config(dtype="bfloat16")), tmp_path
   )
   assert sizes.dtype_of(tmp_path) == "bfloat16"
   folder.write_config(made.CONFIG, tmp_path)  # of a version without the field
@@ -73,15 +74,15 @@ def test_a_dtype_that_no_run_writes_is_refused(tmp_path, wrong):
 
 @pytest.mark.parametrize("mode", ["train", "evaluate"])
 def test_auto_is_the_same_run_whatever_it_has(tmp_path, mode):
-  kept = sections.as_dict(configured.config(dtype="bfloat16", lr=0.5))
+  kept = config.as_dict(configured.config(dtype="bfloat16", lr=0.5))
   folder.write_config(kept, tmp_path, mode=mode)
-  values = sections.as_dict(auto(lr=0.5))
+  values = config.as_dict(auto(lr=0.5))
   how: dict[str, Any] = dict(allow_change=False, mode=mode)
   assert folder.check(values, tmp_path, **how) == {}
   with pytest.raises(UserError, match=r"optim\.lr = 0\.5") as e:
-    folder.check(sections.as_dict(auto(lr=0.25)), tmp_path, **how)
+    folder.check(config.as_dict(auto(lr=0.25)), tmp_path, **how)
   assert "dtype" not in str(e.value)
-  given = sections.as_dict(configured.config(dtype="float32", lr=0.5))
+  given = config.as_dict(configured.config(dtype="float32", lr=0.5))
   with pytest.raises(UserError, match=r"policy\.dtype = 'bfloat16' \(now"):
     folder.check(given, tmp_path, **how)
 
@@ -96,7 +97,7 @@ def trains(monkeypatch, tmp_path):
 
   def hold(c, workdir, changed, *_, **how):
     workdir.mkdir(exist_ok=True)
-    folder.write_config(sections.as_dict(c), workdir)
+    folder.write_config(config.as_dict(c), workdir)
     held.append((c, changed))
     return 1
 
@@ -154,16 +155,14 @@ def test_an_evaluation_has_the_dtype_of_the_run(evaluates, tmp_path):
   assert evaluates() == "float32"
   run = tmp_path / "run"
   (run / "checkpoints").mkdir(parents=True)
-  folder.write_config(
-    sections.as_dict(configured.config(dtype="bfloat16")), run
-  )
+  folder.write_config(config.as_dict(configured.config(dtype="bfloat16")), run)
   assert evaluates(checkpoint=str(run)) == "bfloat16"
 
 
 def test_an_evaluation_goes_on_in_its_dtype(evaluates, tmp_path):
   workdir = tmp_path / "evaluation"
   workdir.mkdir()
-  began = sections.as_dict(configured.config(dtype="bfloat16"))
+  began = config.as_dict(configured.config(dtype="bfloat16"))
   folder.write_config(began, workdir, mode="evaluate")
   assert evaluates() == "bfloat16"
 

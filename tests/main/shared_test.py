@@ -12,12 +12,12 @@ import numpy as np
 import one_step
 import pytest
 
-from brorl_jax import meshes, processes, train
+from brorl_jax import config, meshes, processes, train
 from brorl_jax.errors import UserError
 from brorl_jax.main import shared
 from brorl_jax.main.recorder import Recorder
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
-from brorl_jax.runs import checkpoints, sections
+from brorl_jax.runs import checkpoints
 
 
 class Spy(Recorder):
@@ -185,7 +185,7 @@ def test_what_decides_the_numbers_is_named(name, value, tmp_path):
     (tmp_path / file).write_text("1")
   of = decide()
   assert of[name] == value
-  fields = sections.flat(sections.as_dict(c))
+  fields = config.flat(config.as_dict(c))
   assert {f"config.{name}" for name in fields} <= of.keys()
   assert {"jax", "Python", "the code of brorl_jax (a hash)"} <= of.keys()
   again = decide()

@@ -10,9 +10,10 @@ import sys
 import pytest
 from messages import mentions
 
+from brorl_jax import config as sections
 from brorl_jax import errors
 from brorl_jax.errors import UserError
-from brorl_jax.runs import folder, lock, sections
+from brorl_jax.runs import folder, lock
 from tests.main.main_test import STUB, command, message
 from tests.main.settings_test import config, values
 

@@ -7,9 +7,9 @@ import math
 import numpy as np
 import pytest
 
+from brorl_jax.config.run import Guard
 from brorl_jax.runs import guards, run_state
 from brorl_jax.runs.run_state import RunState
-from brorl_jax.runs.sections.guard import Guard
 
 START = RunState()
 USUAL = {

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from brorl_jax.config.run import Run
 from brorl_jax.runs import kept
-from brorl_jax.runs.sections.run import Run
 
 
 @pytest.mark.parametrize(

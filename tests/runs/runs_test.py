@@ -20,19 +20,12 @@ import tiers
 from messages import mentions
 from train_test import State, bandit
 
+from brorl_jax import config as sections
 from brorl_jax import errors, meshes
 from brorl_jax.errors import UserError
 from brorl_jax.main.commands import train as train_command
 from brorl_jax.main.stages.examples import Examples
-from brorl_jax.runs import (
-  checkpoints,
-  events,
-  folder,
-  lines,
-  machine,
-  sections,
-  stored,
-)
+from brorl_jax.runs import checkpoints, events, folder, lines, machine, stored
 from brorl_jax.tasks.base import Example
 
 EVERY = {"metrics.jsonl", "samples.jsonl", "events.jsonl"}

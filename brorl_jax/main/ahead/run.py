@@ -9,13 +9,13 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from brorl_jax import meshes
+from brorl_jax.config import Config
 from brorl_jax.learner import state as states
 from brorl_jax.main.stages import learning
 from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.rollout import shelf, stream
 from brorl_jax.rollout.plan import RolloutPlan
-from brorl_jax.runs.sections import Config
 from brorl_jax.types import State
 
 Compile = Callable[[jax.stages.Lowered], jax.stages.Compiled]

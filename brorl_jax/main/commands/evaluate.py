@@ -13,7 +13,7 @@ from absl import logging
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from brorl_jax import evaluate, meshes
+from brorl_jax import config, evaluate, meshes
 from brorl_jax.errors import StorageError, UserError
 from brorl_jax.main import (
   checkpoint_source,
@@ -30,21 +30,14 @@ from brorl_jax.main.stages.scoring import Scorer
 from brorl_jax.model import architectures, local, target
 from brorl_jax.model.policy import Policy
 from brorl_jax.rollout import dynamic_sampling, plan
-from brorl_jax.runs import (
-  checkpoints,
-  folder,
-  intact,
-  lock,
-  metrics,
-  sections,
-)
+from brorl_jax.runs import checkpoints, folder, intact, lock, metrics
 from brorl_jax.runs.lines import write_whole
 from brorl_jax.tasks.base import Example, Steps
 from brorl_jax.tasks.domains import DOMAINS
 
 
 def measure(
-  c: sections.Config,
+  c: config.Config,
   policy: Policy,
   examples: Examples,
   scorer: Scorer,
@@ -86,11 +79,9 @@ def measure(
   return of
 
 
-def run(c: sections.Config, workdir: pathlib.Path) -> None:
+def run(c: config.Config, workdir: pathlib.Path) -> None:
   """Writes eval/records.jsonl, chunk by chunk, then eval/summary.json."""
-  folder.check(
-    sections.as_dict(c), workdir, allow_change=False, mode="evaluate"
-  )
+  folder.check(config.as_dict(c), workdir, allow_change=False, mode="evaluate")
   lines, path = (
     workdir / "eval" / name for name in ("records.jsonl", "summary.json")
   )
@@ -106,7 +97,7 @@ def run(c: sections.Config, workdir: pathlib.Path) -> None:
     parts = _parts(c, workdir)
   except ValueError as e:
     raise UserError(str(e)) from None
-  values = sections.as_dict(c)
+  values = config.as_dict(c)
   with contextlib.closing(parts.scorer), lock.hold(workdir), _storage():
     folder.write_config(values, workdir, mode="evaluate", **parts.entries)
     print(*parts.log_lines, programs.log_line(), sep="\n")
@@ -146,10 +137,10 @@ def _dtype(checkpoint: str) -> str | None:
 
 def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
   """The fields that affect how held-out prompts are sampled."""
-  known = sections.every_field()
+  known = config.every_field()
   return {
     name: value
-    for name, value in sections.flat(values).items()
+    for name, value in config.flat(values).items()
     if name in known and known[name].evaluated
   }
 
@@ -166,7 +157,7 @@ class _Parts(NamedTuple):
   log_lines: list[str]
 
 
-def _parts(c: sections.Config, workdir: pathlib.Path) -> _Parts:
+def _parts(c: config.Config, workdir: pathlib.Path) -> _Parts:
   """Builds the parts; raises ValueError if they do not fit together."""
   before = folder.stored(workdir, "evaluated")
   which = _same_step(checkpoint_source.locate(c.policy.checkpoint), before)
@@ -245,7 +236,7 @@ def _digest(params: PyTree) -> str:
 
 
 def _sampled(
-  c: sections.Config, path: pathlib.Path, parts: _Parts
+  c: config.Config, path: pathlib.Path, parts: _Parts
 ) -> list[dict[str, Any]]:
   """All records: reads those that exist and samples the rest."""
   path.parent.mkdir(exist_ok=True)

@@ -9,12 +9,12 @@ from absl import logging
 from jaxtyping import PyTree
 
 from brorl_jax import meshes
+from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 from brorl_jax.main import checkpoint_source
 from brorl_jax.model import hf_format, huggingface, tokenizer
 from brorl_jax.model.policy import Policy
 from brorl_jax.runs import folder
-from brorl_jax.runs.sections import Config
 
 
 def run(c: Config, workdir: pathlib.Path) -> None:

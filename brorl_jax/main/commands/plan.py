@@ -6,7 +6,9 @@ import pathlib
 from collections.abc import Callable
 from typing import Any
 
-from brorl_jax import meshes
+from brorl_jax import config, meshes
+from brorl_jax.config import Config
+from brorl_jax.config.run import Devices
 from brorl_jax.errors import UserError
 from brorl_jax.learner import theory
 from brorl_jax.main import (
@@ -30,9 +32,6 @@ from brorl_jax.model import (
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.target import Target
 from brorl_jax.rollout import memory, plan
-from brorl_jax.runs import sections
-from brorl_jax.runs.sections import Config
-from brorl_jax.runs.sections.devices import Devices
 from brorl_jax.tasks import own
 from brorl_jax.tasks.names import MADE
 
@@ -126,7 +125,7 @@ def _devices(
 
 
 def _phase(
-  which: sections.Phase,
+  which: config.Phase,
   c: Config,
   policy: Policy,
   *,

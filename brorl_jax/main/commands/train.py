@@ -11,7 +11,9 @@ import jax
 from absl import logging
 from jax.sharding import Mesh
 
-from brorl_jax import evaluate, meshes, processes, report, train
+from brorl_jax import config, evaluate, meshes, processes, report, train
+from brorl_jax.config import Config
+from brorl_jax.config.run import Run
 from brorl_jax.errors import NumbersError, StorageError, UserError
 from brorl_jax.learner import state as states
 from brorl_jax.main import (
@@ -41,11 +43,8 @@ from brorl_jax.runs import (
   lines,
   lock,
   metrics,
-  sections,
 )
 from brorl_jax.runs.run_state import Newer
-from brorl_jax.runs.sections import Config
-from brorl_jax.runs.sections.run import Run
 from brorl_jax.tasks.base import Example
 from brorl_jax.types import State
 
@@ -70,7 +69,7 @@ def run(
   settings.check_training(c)
   if from_step is not None:
     going_back.require_saved(workdir, from_step)
-  values, changed, began = sections.as_dict(c), {}, None
+  values, changed, began = config.as_dict(c), {}, None
   if begin_again:
     folder.check_again(workdir)
   else:
@@ -149,7 +148,7 @@ def _train(
   identity = processes.first(
     folder.stored(workdir, "run")
     or folder.identity(
-      sections.as_dict(c), parts.entries["data"] | parts.entries["functions"]
+      config.as_dict(c), parts.entries["data"] | parts.entries["functions"]
     )
   )
   recorder = Recorder(
@@ -299,7 +298,7 @@ class Phase(NamedTuple):
 
 
 def phase(
-  which: sections.Phase,
+  which: config.Phase,
   examples: Examples,
   scorer: Scorer,
   policy: Policy,

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
-from brorl_jax import meshes
+from brorl_jax import config, meshes
+from brorl_jax.config import Warmup
+from brorl_jax.config.warmup import Pairs
 from brorl_jax.errors import UserError
 from brorl_jax.learner import optimizer, pair_packing, supervised
 from brorl_jax.learner.pair_packing import Layout, Pair
@@ -21,9 +23,7 @@ from brorl_jax.main import checkpoint_source, programs, settings, sizes
 from brorl_jax.main.commands import export
 from brorl_jax.model import architectures, huggingface, target, tokenizer
 from brorl_jax.model.policy import Policy
-from brorl_jax.runs import folder, sections
-from brorl_jax.runs.sections import Warmup
-from brorl_jax.runs.sections.warmup import Pairs
+from brorl_jax.runs import folder
 from brorl_jax.tasks import posing
 from brorl_jax.tasks.data import columns, dataset, heldout, pairs
 
@@ -79,7 +79,7 @@ def _run(c: Warmup, workdir: pathlib.Path) -> None:
     **{name: getattr(c.optim, name) for name in _ADAM},
   )
   record = {
-    "config": sections.as_dict(c),
+    "config": config.as_dict(c),
     "files": start.files,
     "losses": [look._asdict() for look in looks],
   }

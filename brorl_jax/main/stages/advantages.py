@@ -9,13 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
+from brorl_jax.config.learning import Advantage
+from brorl_jax.config.reward import Reward
+from brorl_jax.config.sampling import Filter, Sampling
 from brorl_jax.main import functions
 from brorl_jax.rl import advantages, length_penalty, stop_weight
 from brorl_jax.runs.run_state import RunState
-from brorl_jax.runs.sections.advantage import Advantage
-from brorl_jax.runs.sections.filter import Filter
-from brorl_jax.runs.sections.reward import Reward
-from brorl_jax.runs.sections.sampling import Sampling
 from brorl_jax.train import Credit
 from brorl_jax.types import Groups
 

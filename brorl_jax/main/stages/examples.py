@@ -7,14 +7,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from brorl_jax import types
+from brorl_jax.config import Config
+from brorl_jax.config.data import Data, Domain
+from brorl_jax.config.data import Family as Puzzles
 from brorl_jax.errors import UserError
 from brorl_jax.main import corpus
 from brorl_jax.model import tokenizer
 from brorl_jax.runs import data_order
 from brorl_jax.runs.run_state import RunState
-from brorl_jax.runs.sections import Config
-from brorl_jax.runs.sections.data import Data, Domain
-from brorl_jax.runs.sections.data import Family as Puzzles
 from brorl_jax.tasks.base import Example
 from brorl_jax.tasks.data import dataset, heldout, mixture
 from brorl_jax.tasks.data.records import Place

@@ -10,6 +10,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from brorl_jax import meshes, train, types
+from brorl_jax.config import Config
+from brorl_jax.config.learning import Loss, Optim, Reference
+from brorl_jax.config.run import Guard, Theory
+from brorl_jax.config.sampling import Sampling
 from brorl_jax.learner import packing, theory, update
 from brorl_jax.learner import state as states
 from brorl_jax.learner import step as steps
@@ -23,13 +27,6 @@ from brorl_jax.rl import lr_scaling
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import guards, metrics, run_state
 from brorl_jax.runs.run_state import RunState
-from brorl_jax.runs.sections import Config
-from brorl_jax.runs.sections.guard import Guard
-from brorl_jax.runs.sections.loss import Loss
-from brorl_jax.runs.sections.optim import Optim
-from brorl_jax.runs.sections.reference import Reference
-from brorl_jax.runs.sections.sampling import Sampling
-from brorl_jax.runs.sections.theory import Theory
 
 # Of loss.correction_range, where it is empty.
 _USUAL_RANGE = {

@@ -9,13 +9,13 @@ import jax
 from jax.sharding import Mesh
 
 from brorl_jax import types
+from brorl_jax.config.run import Eval
+from brorl_jax.config.sampling import Sampling
 from brorl_jax.model import local
 from brorl_jax.model.policy import Policy
 from brorl_jax.rollout import plan, prefixes, rounds, sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.stream import stream
-from brorl_jax.runs.sections.eval import Eval
-from brorl_jax.runs.sections.sampling import Sampling
 
 
 def decoder(c: Sampling, policy: Policy) -> Policy:

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from brorl_jax import types
+from brorl_jax.config.reward import Reward
 from brorl_jax.main.stages.examples import Examples
-from brorl_jax.runs.sections.reward import Reward
 from brorl_jax.tasks import own, pool
 from brorl_jax.tasks.base import Example
 from brorl_jax.tasks.domains import DOMAINS

@@ -12,6 +12,7 @@ import tiers
 from one_step import config
 
 from brorl_jax import train
+from brorl_jax.config.run import Guard
 from brorl_jax.learner import packing, theory, update
 from brorl_jax.learner import state as states
 from brorl_jax.learner.objective import Correction
@@ -22,7 +23,6 @@ from brorl_jax.rl import losses, lr_scaling
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import checkpoints, metrics
 from brorl_jax.runs.run_state import RunState
-from brorl_jax.runs.sections.guard import Guard
 
 
 def optimizer(c):

@@ -7,9 +7,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Literal
 
-from brorl_jax.runs.sections.devices import Meshed
-from brorl_jax.runs.sections.policy import Policy
-from brorl_jax.runs.sections.section import Rule, Section, setting
+from brorl_jax.config.run import Meshed, Policy
+from brorl_jax.config.section import Rule, Section, setting
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ of them, in the order in which data flows through a run. Sections import only
 the standard library; section.py says why.
 """
 
-from brorl_jax.runs.sections.config import (
+from brorl_jax.config.config import (
   REMOVED,
   RENAMED,
   Config,
@@ -18,8 +18,8 @@ from brorl_jax.runs.sections.config import (
   phases,
   upgraded,
 )
-from brorl_jax.runs.sections.section import Section, Wrong, setting
-from brorl_jax.runs.sections.warmup import Warmup
+from brorl_jax.config.section import Section, Wrong, setting
+from brorl_jax.config.warmup import Warmup
 
 __all__ = [
   "REMOVED",

@@ -7,26 +7,17 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from brorl_jax.runs.sections.advantage import Advantage
-from brorl_jax.runs.sections.data import Data
-from brorl_jax.runs.sections.devices import Devices
-from brorl_jax.runs.sections.eval import Eval
-from brorl_jax.runs.sections.filter import Filter
-from brorl_jax.runs.sections.guard import Guard
-from brorl_jax.runs.sections.loss import Loss
-from brorl_jax.runs.sections.optim import Optim
-from brorl_jax.runs.sections.policy import Policy
-from brorl_jax.runs.sections.reference import Reference
-from brorl_jax.runs.sections.reward import Reward
-from brorl_jax.runs.sections.run import Run
-from brorl_jax.runs.sections.sampling import Sampling
-from brorl_jax.runs.sections.section import (
+from brorl_jax.config.data import Data
+from brorl_jax.config.learning import Advantage, Loss, Optim, Reference
+from brorl_jax.config.reward import Reward
+from brorl_jax.config.run import Devices, Eval, Guard, Policy, Run, Theory
+from brorl_jax.config.sampling import Filter, Sampling
+from brorl_jax.config.section import (
   About,
   Section,
   Wrong,
   about,
 )
-from brorl_jax.runs.sections.theory import Theory
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
-from brorl_jax.runs.sections.section import Rule, Section, setting
+from brorl_jax.config.section import Rule, Section, setting
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterator
 
-from brorl_jax.runs.sections.section import Rule, Section, of_kind, setting
+from brorl_jax.config.section import Rule, Section, of_kind, setting
 
 
 @dataclasses.dataclass(frozen=True)

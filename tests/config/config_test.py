@@ -1,4 +1,4 @@
-"""Tests of brorl_jax/runs/sections/: fields, their metadata, plain values."""
+"""Tests of brorl_jax/config/: fields, their metadata, plain values."""
 
 import dataclasses
 import pathlib
@@ -11,11 +11,11 @@ from collections.abc import Mapping
 import pytest
 from messages import mentions
 
+from brorl_jax import config
+from brorl_jax.config.section import Section, Wrong, setting
 from brorl_jax.configs import base
-from brorl_jax.runs import sections
-from brorl_jax.runs.sections.section import Section, Wrong, setting
 
-FOLDER = pathlib.Path(sections.__file__).parent
+FOLDER = pathlib.Path(config.__file__).parent
 MAIN = FOLDER.parents[1] / "main"
 
 
@@ -80,13 +80,13 @@ def test_a_mapping_is_no_ones_default():
 
 
 def test_plain_values_make_the_same_config_again():
-  c = sections.Config()
-  values = sections.as_dict(c)
-  assert sections.of(values) == c
+  c = config.Config()
+  values = config.as_dict(c)
+  assert config.of(values) == c
   values["optim"]["lr"] = 0.25
   values["data"]["families"]["gcd"]["settings"]["max_value"] = 9
   values["data"]["files"] = ["a.jsonl"]  # as JSON has it
-  made = sections.of(values)
+  made = config.of(values)
   assert made.optim == dataclasses.replace(c.optim, lr=0.25)
   assert made.data.families["gcd"].settings["max_value"] == 9
   assert made.data.files == ("a.jsonl",)
@@ -97,63 +97,30 @@ def test_what_is_wrong_below_a_name_is_told_with_all_of_it():
   values = base.get_config().to_dict()
   values["data"]["domains"]["math"]["weight"] = -1.0
   with pytest.raises(Wrong, match=r"^data\.domains\.math\.weight = -1\.0 must"):
-    sections.of(values)
+    config.of(values)
   del values["eval"]["top_p"]
   values["data"]["domains"]["math"]["weight"] = 1.0
   with pytest.raises(KeyError, match=r"eval\.top_p"):
-    sections.of(values)
+    config.of(values)
 
 
 def test_flat_by_hand():
-  assert sections.flat({"a": 1, "b": {"c": [2], "d": {"e": {}}}}) == {
+  assert config.flat({"a": 1, "b": {"c": [2], "d": {"e": {}}}}) == {
     "a": 1,
     "b.c": [2],
   }
 
 
 def test_every_field_says_what_it_means():
-  for name, about in sections.every_field().items():
+  for name, about in config.every_field().items():
     assert about.why.endswith("."), name
     assert re.match(r"[A-Z0-9'`>]|lr ", about.why) or name == "x", name
-  assert len(sections.every_field()) > 85
-
-
-def test_names_from_before_there_were_sections_lead_somewhere():
-  known = sections.every_field()
-  assert {*sections.RENAMED.values()} <= known.keys()
-  assert sections.RENAMED["eval_n"] == "eval.n"
-  assert sections.RENAMED["n"] == "sampling.n"
-  old = {"n": 4, "eval_n": 2, "lr": 0.5, "loss": "gspo", "domains": {}}
-  old |= {"data": {"files": []}, "phases": [{"from_step": 3, "n": 8}], "x": 1}
-  assert sections.upgraded(old) == {
-    "sampling": {"n": 4},
-    "eval": {"n": 2},
-    "optim": {"lr": 0.5},
-    "loss": {"kind": "gspo"},
-    "data": {"files": [], "domains": {}},
-    "run": {"phases": [{"from_step": 3, "sampling.n": 8}]},
-    "x": 1,
-  }
-  new = sections.as_dict(sections.Config())
-  assert sections.upgraded(new) == new
-
-
-def test_a_section_names_its_reader():
-  """The first line says which module reads it, and that module does."""
-  for field in dataclasses.fields(sections.Config):
-    text = (FOLDER / f"{field.name}.py").read_text()
-    readers = re.findall(r"main/([\w/]+)\.py", text.split('"""')[1])
-    assert readers, field.name
-    for reader in readers:
-      source = (MAIN / f"{reader}.py").read_text()
-      assert f"c.{field.name}" in source or (
-        f"sections.{field.name} import" in source
-      ), (field.name, reader)
+  assert len(config.every_field()) > 85
 
 
 def test_sections_load_nothing_but_the_standard_library():
   code = (
-    "import sys; before = {*sys.modules}; import brorl_jax.runs.sections\n"
+    "import sys; before = {*sys.modules}; import brorl_jax.config\n"
     "tops = {m.split('.')[0] for m in {*sys.modules} - before}\n"
     "print(tops - {*sys.stdlib_module_names})"
   )

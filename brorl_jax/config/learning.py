@@ -1,0 +1,238 @@
+"""From rewards to updates: advantages, loss, reference policy, optimizer."""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Literal
+
+from brorl_jax.config.section import Rule, Section, of_kind, setting
+
+
+@dataclasses.dataclass(frozen=True)
+class Advantage(Section):
+  """Baseline and scale."""
+
+  kind: str = setting(
+    "tokens",
+    "REINFORCE++-baseline, whitened over 'tokens' (as in the released code) or "
+    "'trajectories' (as in the paper's formula); 'grpo'; 'centered': the "
+    "reward minus the mean of its group; 'leave_one_out': minus the mean of "
+    "the other rollouts (RLOO); 'maxrl': minus the mean, divided by the mean; "
+    "'pass_at_k': the gradient of pass@k, see k. Your own function is "
+    "'file.py:function' or 'package.module:function', from (reward [P,N], "
+    "valid [P,N], length [P,N]) to advantages [P,N] in jax.numpy. Dr. GRPO is "
+    "'centered' with loss.mean = 'constant'.",
+    source="stated",
+    phased=True,
+  )
+  k: int = setting(
+    4,
+    "Of 'pass_at_k': samples of which one must be right. The largest useful "
+    "value is a quarter of the fewest rollouts of a prompt, n or rounds[0]: "
+    "with more, most groups hold no k wrong ones, and carry no gradient.",
+    phased=True,
+  )
+
+  def rules(self) -> Iterator[Rule]:
+    yield from self.at_least(1, "k")
+
+
+@dataclasses.dataclass(frozen=True)
+class Loss(Section):
+  """The surrogate loss, its clip, and the correction for the sampler.
+
+  A correction weights tokens by the ratio of trainer to sampler: 'truncated'
+  (TIS), 'banded' (IcePop), 'sequence' (keeps or drops whole rollouts by the
+  geometric mean of their ratios), or 'none'.
+  """
+
+  kind: str = setting(
+    "ppo",
+    "'ppo' clips the ratio of each token. 'gspo' has one ratio per sequence; "
+    "its clip is about 3e-4. 'cispo' clips the weight of each token's gradient "
+    "and drops no token; its paper has clip_low = 1. 'reinforce' has no ratio "
+    "and no clip. Your own function is 'file.py:function' or "
+    "'package.module:function', from (logp [B,T], logp_old [B,T], advantage "
+    "[B], mask [B,T], **options) to the loss of each token [B,T] or sequence "
+    "[B] in jax.numpy. It receives those of the options clip_low and clip_high "
+    "that it names.",
+    source="stated",
+    phased=True,
+  )
+  mean: Literal["token", "sequence", "prompt", "constant"] = setting(
+    "token",
+    "What has equal weight in the mean: every 'token' (DAPO; with 'gspo' every "
+    "sequence), every 'sequence' (GRPO), or every 'prompt'. 'constant' divides "
+    "the sum over tokens by sampling.max_new_tokens for all sequences (Dr. "
+    "GRPO). KL and entropy are always means over tokens.",
+    source="unknown",
+    phased=True,
+  )
+  clip_low: float = setting(
+    0.2,
+    "Lower end of the ratio is 1 - clip_low; 1: no lower end.",
+    source="stated",
+    phased=True,
+  )
+  clip_high: float = setting(
+    0.28,
+    "Upper end of the ratio is 1 + clip_high.",
+    source="stated",
+    phased=True,
+  )
+  entropy_weight: float = setting(
+    0.0,
+    "Weight of an entropy bonus. ProRL and BroRL have none.",
+    unit="per nat",
+    phased=True,
+  )
+  correction: Literal["none", "truncated", "banded", "sequence"] = setting(
+    "truncated",
+    "How tokens are weighted by the ratio of trainer to sampler: 'truncated' "
+    "(TIS), 'banded' (IcePop), 'sequence' (keeps or drops whole rollouts by "
+    "the geometric mean of their ratios) or 'none'. BroRL has 'truncated'.",
+    source="stated",
+    phased=True,
+  )
+  correction_range: tuple[float, ...] = setting(
+    (),
+    "Smallest and largest ratio: 'truncated' lowers what is larger, the others "
+    "drop what is outside. (): the usual ones, (0, 2) for 'truncated', and "
+    "those of released scripts, (0.5, 5) for 'banded' and (0.999, 1.002) for "
+    "'sequence'.",
+    source="unknown",
+    phased=True,
+  )
+
+  def rules(self) -> Iterator[Rule]:
+    good = 0.0 < self.clip_low <= 1.0
+    yield "clip_low", good, "above 0 and at most 1 (no bound)"
+    yield "clip_high", self.clip_high > 0.0, "positive"
+    yield "entropy_weight", self.entropy_weight >= 0.0, "0 or positive"
+    ratios = self.correction_range
+    good = len(ratios) in (0, 2) and not any(of_kind(x, float) for x in ratios)
+    yield "correction_range", good, "two numbers, or ()"
+    low, high = ratios or (0.0, 2.0)
+    good = 0.0 <= low <= 1.0 <= high and low < high
+    must = "a smallest ratio of 0 to 1 and a larger one of at least 1"
+    yield "correction_range", good, must
+    good = low == 0.0 or self.correction != "truncated"
+    must = "(0, largest) with correction = 'truncated'"
+    yield "correction_range", good, must
+
+
+@dataclasses.dataclass(frozen=True)
+class Reference(Section):
+  """Weight of the KL term, and when the policy becomes the reference."""
+
+  kl_weight: float = setting(
+    1e-4,
+    "Weight of the KL term (k2). If it is 0 in all phases, no reference is "
+    "kept. The released ProRL v2 scripts have 1e-4.",
+    unit="per nat",
+    source="unknown",
+    phased=True,
+  )
+  reset_every: int = setting(
+    300,
+    "Steps after which the policy becomes the reference; 0: never. ProRL v2 "
+    "has 200 to 500. The runs of 30 to 60 steps have no reset; those of the "
+    "language models in presets.py have two.",
+    unit="steps",
+    source="unknown",
+    phased=True,
+  )
+  reset_stalled: int = setting(
+    0,
+    "Reset after this many evaluations without a better score; 0: never.",
+    phased=True,
+  )
+  reset_optimizer: bool = setting(
+    False, "A reset also restarts moments and warm-up (ProRL).", phased=True
+  )
+
+  def rules(self) -> Iterator[Rule]:
+    yield "kl_weight", self.kl_weight >= 0.0, "0 or positive"
+    for field in ("reset_every", "reset_stalled"):
+      good = getattr(self, field) >= 0
+      yield field, good, "positive, or 0: never"
+
+
+@dataclasses.dataclass(frozen=True)
+class Optim(Section):
+  """Minibatches and AdamW."""
+
+  minibatches: int = setting(
+    2,
+    "Optimizer updates per step, each on whole groups, for every N. BroRL "
+    "states only that both of its runs have the same number; ProRL has 4.",
+    source="unknown",
+    phased=True,
+  )
+  rows: int = setting(
+    32,
+    "Rows of a block, at most. It holds distinct rollouts of one prompt, and "
+    "padding. 0: 8, or as few as fit into memory.",
+    phased=True,
+  )
+  blocks: int = setting(
+    16,
+    "Blocks per microbatch of the longest responses, a multiple of the rows of "
+    "the mesh. 0: one for each row.",
+    phased=True,
+  )
+  lr: float = setting(
+    3e-4,
+    "Learning rate after the warm-up. BroRL states only that it grows with "
+    "the square root of the samples.",
+    source="unknown",
+    phased=True,
+  )
+  lr_samples: int = setting(
+    0,
+    "Samples per step for which lr is meant; the rate grows with the square "
+    "root of sampling.samples / lr_samples (BroRL). 0: lr is used as it is.",
+    unit="rollouts",
+    source="stated",
+    phased=True,
+  )
+  warmup: int = setting(
+    5,
+    "Updates at the start in which lr rises from 0.",
+    unit="updates",
+    phased=True,
+  )
+  b1: float = setting(0.9, "Decay of the first moment.", source="unknown")
+  b2: float = setting(0.95, "Decay of the second moment.", source="unknown")
+  eps: float = setting(
+    1e-8, "Added to the square root of the second moment.", source="unknown"
+  )
+  weight_decay: float = setting(
+    0.0,
+    "AdamW's weight decay: an update subtracts lr x this x the weight.",
+    source="unknown",
+  )
+  max_grad_norm: float = setting(
+    1.0, "Norm above which gradients are scaled down.", source="unknown"
+  )
+  spike: float = setting(
+    0.0,
+    "Skip an update whose gradient's norm is this many standard deviations "
+    "above the mean of the last 128, and twice that mean; 0: off. 6 is common.",
+    unit="standard deviations",
+    phased=True,
+  )
+
+  def rules(self) -> Iterator[Rule]:
+    yield from self.at_least(1, "minibatches")
+    for field in ("rows", "blocks"):
+      good = getattr(self, field) >= 0
+      yield field, good, "positive, or 0: it follows from the devices"
+    yield "lr", self.lr > 0.0, "positive"
+    yield from self.at_least(0, "warmup", "lr_samples")
+    for field in ("b1", "b2"):
+      good = 0.0 <= getattr(self, field) < 1.0
+      yield field, good, "at least 0 and below 1"
+    yield "eps", self.eps > 0.0, "positive"
+    yield "weight_decay", self.weight_decay >= 0.0, "0 or positive"
+    yield "spike", self.spike >= 0.0, "positive, or 0: off"
+    yield "max_grad_norm", self.max_grad_norm > 0.0, "positive"
