@@ -155,17 +155,16 @@ def _with(c: sections.Config, n: int) -> sections.Config:
 
 def _drawn(parts: _Parts) -> Groups:
   """The first prompts of the step with all of their rollouts, kept or not."""
-  c, stages, progress = parts.config, parts.stages, RunState()
+  c, stages = parts.config, parts.stages
   key = jax.random.fold_in(jax.random.key(c.run.seed), parts.step)
-  candidates = stages.candidates(parts.step, progress)
   return dynamic_sampling.collect(
     lambda feed: stages.rollouts(parts.params, feed, key),
     functools.partial(stages.scores, parts.step),
     lambda groups: np.ones(len(groups.prompts.index), bool),
     functools.partial(stages.prompts, parts.step),
-    candidates,
+    stages.candidates(parts.step, RunState()),
     target=c.sampling.prompts,
-    plan=stages.plan(progress, candidates),
+    plan=stages.plan,
   ).groups
 
 
