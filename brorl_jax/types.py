@@ -55,31 +55,21 @@ class Rollouts:
     written = self.mask.sum() - self.drawn.sum()
     return float(written / max(float(self.slot_steps.sum()), 1.0))
 
-  def alike(self) -> Int[np.ndarray, "P N"]:
-    """The same number for equal responses to a prompt, on the host."""
-    out = np.zeros(self.truncated.shape, np.int32)
-    for p in range(len(out)):
-      _, same = np.unique(self._content(p), axis=0, return_inverse=True)
-      out[p] = same.ravel()
-    return out
-
   def distinct(self, p: int) -> tuple[np.ndarray, np.ndarray]:
     """The distinct responses to prompt p: first index and count of each.
 
     On the host, ordered by first index, so that the order does not depend on
     token ids. Empty places are none.
     """
+    # With the length: 0 may be a real token.
+    length = self.mask[p].sum(axis=1, keepdims=True)
+    content = np.concatenate([self.tokens[p], length], axis=1)
     _, first, count = np.unique(
-      self._content(p), axis=0, return_index=True, return_counts=True
+      content, axis=0, return_index=True, return_counts=True
     )
     order = np.argsort(first)
     order = order[self.drawn[p, first[order]]]
     return first[order], count[order]
-
-  def _content(self, p: int) -> np.ndarray:
-    """Tokens and length of each rollout: 0 may be a real token."""
-    length = self.mask[p].sum(axis=1, keepdims=True)
-    return np.concatenate([self.tokens[p], length], axis=1)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -107,9 +107,7 @@ def _run(run: Run) -> dict[str, Any]:
   done = run.metrics[-1]["step"] if run.metrics else 0
   training = run.evaluated is None
   n, samples = config.get("sampling.n"), config.get("sampling.samples")
-  prompts = config.get("sampling.groups") or (
-    samples // n if n and samples else None
-  )
+  prompts = samples // n if n and samples else None
   return {
     "name": run.name,
     "folder": run.folder,

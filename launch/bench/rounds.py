@@ -62,9 +62,6 @@ def drawer(c: sections.Config, params, policy, text):
   make = sampling.streamed(
     c.sampling, policy, examples.stop_ids, mesh, plans.rollouts
   )
-  chosen = sampling.plan_of(c.sampling)
-  # More than there are: every prompt gets all rounds.
-  chosen = chosen._replace(right=c.sampling.n + 1)
 
   def draw(step: int) -> dict[str, float]:
     key = jax.random.fold_in(jax.random.key(0), step)
@@ -76,7 +73,7 @@ def drawer(c: sections.Config, params, policy, text):
       lambda candidates: examples.prompts(step, candidates),
       range(c.sampling.prompts),
       target=c.sampling.prompts,
-      plan=chosen,
+      plan=sampling.plan_of(c.sampling),
     )
     return {
       "s": time.perf_counter() - begin,
