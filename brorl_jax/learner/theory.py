@@ -18,10 +18,10 @@ from jaxtyping import Bool, Float, Int, PyTree
 from brorl_jax.rl import mass_balance
 from brorl_jax.types import Array, Prompts, Rollouts
 
-# What a probe holds of a prompt: the most probable responses of at most so
-# many tokens. At .3 nats per token one of 128 has probability 2e-17 and cannot
-# change a mean, but gradients of 2 x 16 responses of 15,360 tokens take 42 GB
-# with preset 1p5b.
+# What a run's probe holds of a prompt: the most probable responses, and tokens.
+# At .3 nats per token a response of 128 has probability 2e-17 and cannot change
+# a mean, but gradients of 2 x 16 responses of 15,360 tokens take 42 GB with
+# preset 1p5b.
 RESPONSES, TOKENS = 16, 128
 # Sampler and trainer agree on a response's probability to about 1e-5.
 _NOISE = 1e-4

@@ -76,7 +76,6 @@ def _bounds(
   c: Guard, progress: RunState, scalars: Mapping[str, float | None]
 ) -> Iterator[tuple[str, str, float, float, float]]:
   """Guard, metric, value and its bounds, for all that are known."""
-
   entropy = scalars.get(_ENTROPY)
   if c.entropy_low and entropy is not None and _ENTROPY in progress.usual:
     least = c.entropy_low * progress.usual[_ENTROPY][1]

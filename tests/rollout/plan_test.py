@@ -579,7 +579,7 @@ def test_processes_divide_evaluations():
 
 
 def test_the_probe_is_that_of_the_config():
-  found = plans(max_new_tokens=900).probe
+  found = plans(rows=1, blocks=1, max_new_tokens=900).probe
   assert (found.prompts, found.responses, found.tokens) == (2, 16, 128)
   assert found.prompt_tokens == 40
   # No more than there are.
@@ -611,10 +611,10 @@ def test_a_probe_that_does_not_fit_is_refused_with_the_nearest_that_does():
   tight = dict(memory_bytes=least(need(theory_prompts=15)))
   assert plans(max_new_tokens=900, theory_prompts=0, **tight).probe is None
   with pytest.raises(plan.TooLarge) as e:
-    plans(max_new_tokens=900, theory_prompts=20, **tight)
+    plans(max_new_tokens=900, theory_prompts=16, **tight)
   line = str(e.value)
   assert "\n" not in line and re.fullmatch(
-    r"measuring the theorem on theory\.prompts = 20 with 16 responses of 128 "
+    r"measuring the theorem on theory\.prompts = 16 with 16 responses of 128 "
     r"tokens needs [\d.]+ .iB of [\d.]+ .iB \(90% of a device\) in an update; "
     r"nearest that fits: 15; theory\.prompts = 0 leaves it out",
     line,

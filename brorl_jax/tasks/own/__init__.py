@@ -34,7 +34,7 @@ returns no finite number, ends its process or exceeds reward.timeout_s.
   functions.py  the signatures of a function, and its results as verdicts
   worker.py     the process that calls the functions
   process.py    the host's side of that process, with deadlines
-  rewards.py    several processes, several functions, weights
+  rewards.py    several processes, several functions
 """
 
 from brorl_jax.tasks.own.rewards import DOMAIN, Group, Rewards

@@ -87,7 +87,7 @@ def test_what_does_not_fit_is_printed_and_refused(show, capsys):
     # Of twice what there is, half, less what is kept anyway (10 and 20 MB).
     ("score", 0.5, 1.0, "optim.rows = 2"),
     ("decode", 0.0, 2.0, "sampling.slots = 1"),
-    ("apply", 0.0, 2.0, "theory.prompts = 1"),
+    ("apply", 0.0, 2.0, "theory.prompts = 7"),
     ("gradient", 1.0, 0.1, None),
     ("gradient", 0.0, 5.0, None),
   ],
@@ -96,7 +96,7 @@ def test_the_nearest_follows_from_the_size(show, name, held, itself, nearest):
   sizes = dict(held_bytes=held, temp_bytes=itself, new_bytes=0)
   sizes = {k: int(v * made.POOL) for k, v in sizes.items()}
   with pytest.raises(TooLarge) as e:
-    show(made.measured(name, **sizes))
+    show(made.measured(name, **sizes), run=made.run(theory_prompts=16))
   said = str(e.value)
   assert ("nearest" in said) == (nearest is not None)
   assert nearest is None or mentions(said, f"by its size: {nearest}, or choose")
