@@ -3,11 +3,9 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from brorl_jax.report import ledger
-from brorl_jax.rl import stats
+from brorl_jax.report import ledger, stats
 
 
 def inverted(first: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
@@ -68,8 +66,8 @@ def _told(
   """Both changes in a line, if one is a rise and the other a fall."""
   if len(rates[0]) < 2 or len(rates[0]) != len(rates[1]):
     return None
-  rise, rise_half = stats.mean_interval(jnp.asarray(rates[1] - rates[0]))
-  fall, fall_half = stats.mean_interval(jnp.asarray(solved[1] - solved[0]))
+  rise, rise_half = stats.mean_interval(rates[1] - rates[0])
+  fall, fall_half = stats.mean_interval(solved[1] - solved[0])
   if rise <= rise_half or -fall <= fall_half:
     return None
   return (

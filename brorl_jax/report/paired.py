@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
-from brorl_jax.rl import stats
+from brorl_jax.report import stats
 
 # The test of the paper: unclustered, over more than 10,000 instances.
 PAPER = {"difference": 0.0033, "t": 4.84, "p_one_sided": 6.5e-7}
@@ -29,15 +28,14 @@ def tests(
       are "early" there.
   """
   index = {name: i for i, name in enumerate(sorted(set(tasks.values())))}
-  cluster = jnp.array([index[task] for task in tasks.values()])
+  cluster = np.array([index[task] for task in tasks.values()])
   for comparison in comparisons if len(tasks) > 1 else ():
     first, *others = comparison["chosen"]
     for other in others:
       if {first["run"], other["run"]} & {*comparison["early"]}:
         continue
       a, b = (
-        jnp.array([rates(which)[id] for id in tasks])
-        for which in (other, first)
+        np.array([rates(which)[id] for id in tasks]) for which in (other, first)
       )
       plain = stats.paired_t(a, b)
       by_task = (
@@ -47,7 +45,7 @@ def tests(
         "at": comparison["at"],
         "first": first,
         "other": other,
-        "n": int(plain.n),
+        "n": len(tasks),
         "difference": _finite(plain.difference),
         "effect_size": _finite(plain.effect_size),
         "plain": _test(plain),
@@ -58,7 +56,7 @@ def tests(
 def _test(result: stats.PairedT) -> dict[str, Any]:
   names = ("standard_error", "t", "p_one_sided", "p_two_sided", "dof")
   out = {name: _finite(getattr(result, name)) for name in names}
-  return out | {"clusters": int(result.clusters)}
+  return out | {"clusters": result.dof + 1}
 
 
 def _finite(value: Any) -> float | None:

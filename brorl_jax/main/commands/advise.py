@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from absl import logging
 from jax.sharding import Mesh
-from jaxtyping import PyTree
+from jaxtyping import Array, Bool, Float, PyTree
 
 from brorl_jax import meshes
 from brorl_jax.errors import UserError
@@ -30,7 +30,6 @@ from brorl_jax.main.stages.examples import Examples
 from brorl_jax.main.stages.scoring import Scorer
 from brorl_jax.model.policy import Policy
 from brorl_jax.report import advice
-from brorl_jax.rl import stats
 from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.runs import clock, folder, lock, sections
 from brorl_jax.runs.lines import write_whole
@@ -198,7 +197,7 @@ def _row(
   gradient, found = trained.gradient(
     [np.flatnonzero(block == b) for b in range(_blocks(groups))]
   )
-  slopes = stats.coefficient(
+  slopes = coefficient(
     *map(jnp.asarray, (credit.advantage, some.right, credit.counts))
   )
   share = len(kept) / P
@@ -275,3 +274,31 @@ class _Trained:
       factors,
     ):
       yield steps.placed(batch, self._mesh)
+
+
+def coefficient(
+  advantage: Float[Array, "P N"],
+  right: Bool[Array, "P N"],
+  valid: Bool[Array, "P N"],
+) -> Float[Array, " P"]:
+  """By what the advantages of a group multiply the slope of its pass rate p.
+
+    c = mean of A over right rollouts - mean of A over wrong ones
+
+  Of n rollouts with K right ones, mean(A grad log pi) is on average
+  (K/n) a_right grad p / p - (1 - K/n) a_wrong grad p / (1 - p), which is
+  c grad p at p = K/n. 0 for a group with rollouts of one kind.
+
+  Args:
+    advantage: One for each rollout.
+    right: Whether it is.
+    valid: Rollouts that count.
+  """
+
+  def mean(some):
+    total = jnp.sum(jnp.where(some, advantage, 0.0), axis=1)
+    return total / jnp.maximum(jnp.sum(some, axis=1), 1)
+
+  a, b = right & valid, ~right & valid
+  both = jnp.any(a, axis=1) & jnp.any(b, axis=1)
+  return jnp.where(both, mean(a) - mean(b), 0.0)

@@ -3,6 +3,7 @@
 import json
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiers
@@ -13,6 +14,7 @@ from brorl_jax.errors import UserError
 from brorl_jax.main.commands import advise
 from brorl_jax.main.commands import train as train_command
 from brorl_jax.report import advice
+from brorl_jax.rl import advantages
 
 # Of one device: the batches of a run and of advice are laid out alike.
 MASKED = {"loss.mean": "sequence", "mask_truncated": True}
@@ -155,3 +157,21 @@ def test_the_first_rollouts_by_hand():
     some.rollouts.tokens, whole.rollouts.tokens[:, :4]
   )
   assert some.rollouts.slot_steps is whole.rollouts.slot_steps
+
+
+def test_the_coefficient_of_a_group_by_hand():
+  """Leave-one-out of 4: every group with both kinds has 4 / 3."""
+  right = jnp.array(
+    [[1, 0, 0, 0], [1, 1, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1]], bool
+  )
+  valid = jnp.ones_like(right)
+  plain = advantages.leave_one_out(right.astype(jnp.float32), valid)
+  got = advise.coefficient(plain, right, valid)
+  np.testing.assert_allclose(got, [4 / 3, 4 / 3, 0, 0], rtol=1e-6)
+  # MaxRL divides by the share of right ones, GRPO by the deviation.
+  some = advantages.maxrl(right.astype(jnp.float32), valid)
+  got = advise.coefficient(some, right, valid)
+  np.testing.assert_allclose(got, [4, 4 / 3, 0, 0], rtol=1e-6)
+  # Of 2 that count of 3: one kind is left.
+  got = advise.coefficient(plain, right, valid.at[0, 0].set(False))
+  assert got[0] == 0.0
