@@ -58,6 +58,11 @@ class StorageError(UserError):
   status = STORAGE
 
 
+def first_line(error: BaseException) -> str:
+  """What an error of a library says first, or its kind if it says nothing."""
+  return (str(error).splitlines() or [type(error).__name__])[0]
+
+
 def of_system(error: OSError, text: str) -> UserError:
   """The error, with this text, of a command that a system error ends."""
   kind = StorageError if status(error) == STORAGE else UserError

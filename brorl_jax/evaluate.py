@@ -8,12 +8,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
 from brorl_jax import processes
-from brorl_jax.rl import stats
 from brorl_jax.rl.pass_at_k import pass_at_k
 from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.tasks.base import Example, Steps, Verdict
@@ -22,6 +20,8 @@ from brorl_jax.types import Rollouts, ScoredResponse
 Record = Mapping[str, Any]  # one sample, as JSON
 Chunks = Iterator[list[dict[str, Any]]]  # records of one chunk after the other
 _STATUSES = ("pass", "fail", "invalid")
+# Numbers that are drawn at a time: 8 MB of each of a few arrays.
+_AT_ONCE = 2**20
 SHOWN = 3  # prompts of each task whose first responses are kept as text
 _MOST = 1e18  # above any count; numbers of JSON have no bound
 _COUNT = (
@@ -246,14 +246,37 @@ def _tasks(
   numbers: Float[np.ndarray, "P columns"], group: Int[np.ndarray, " P"]
 ) -> _Tasks:
   size = np.bincount(group)
-  draws = stats.bootstrap_means(
-    jax.random.key(0),  # fixed: the interval depends on the records alone
-    jnp.asarray(numbers[:, 0], jnp.float32),
-    jnp.asarray(group),
-    count=len(size),
-  )
   means = [numbers[group == g].mean(axis=0) for g in range(len(size))]
-  return _Tasks(size, np.array(means), np.asarray(draws))
+  return _Tasks(size, np.array(means), bootstrap_means(numbers[:, 0], group))
+
+
+def bootstrap_means(
+  values: Float[np.ndarray, " n"],
+  groups: Int[np.ndarray, " n"],
+  *,
+  draws: int = 2000,
+) -> Float[np.ndarray, "draws G"]:
+  """The mean of each group when its values are drawn anew, with replacement.
+
+    m[d,g] = mean of v[i], i drawn size(g) times from the members of g
+
+  The percentiles of an average over a row are its interval, for the same
+  groups and other members: prompts are a sample, tasks are not (Davison,
+  Hinkley 1997, section 3.2). It depends on the values alone: the key is fixed.
+  """
+  order, size = np.argsort(groups, kind="stable"), np.bincount(groups)
+  values, first = values[order], np.cumsum(size) - size
+  begin, sizes = np.repeat(first, size), np.repeat(size, size)
+  uniform = jax.vmap(lambda key: jax.random.uniform(key, values.shape))
+  keys = jax.random.split(jax.random.key(0), draws)
+  each, means = max(_AT_ONCE // len(values), 1), []
+  for at in range(0, draws, each):
+    u = np.asarray(uniform(keys[at : at + each]))
+    # In float32 u times the size may round up to it.
+    place = np.minimum((u * sizes.astype(np.float32)).astype(int), sizes - 1)
+    drawn = values[begin + place]
+    means.append(np.add.reduceat(drawn, first, axis=1) / size)
+  return np.concatenate(means)
 
 
 def _together(
@@ -268,8 +291,7 @@ def _together(
   size = np.where(weight > 0, tasks.size, 0)
   low = high = None
   if size.max() > 1:  # otherwise there is nothing to resample
-    drawn = jnp.asarray(tasks.draws @ share.astype(np.float32))
-    low, high = map(float, stats.percentile_interval(drawn))
+    low, high = np.percentile(tasks.draws @ share, [2.5, 97.5]).tolist()
   return {
     "prompts": int(size.sum()),
     "samples": samples,

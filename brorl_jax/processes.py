@@ -31,7 +31,7 @@ import numpy as np
 from jax._src import distributed
 from jax.experimental import multihost_utils
 
-from brorl_jax.errors import UserError
+from brorl_jax.errors import UserError, first_line
 
 T = TypeVar("T")
 
@@ -92,8 +92,7 @@ def start(
     if coordinator is None:
       where = "--distributed: Slurm, JobSet or TPU hosts must tell who they are"
     raise UserError(
-      f"the processes of this run ({where}) do not connect: "
-      f"{str(e).splitlines()[0]}"
+      f"the processes of this run ({where}) do not connect: {first_line(e)}"
     ) from None
   if not leads():  # one of them speaks
     sys.stdout = open(os.devnull, "w")

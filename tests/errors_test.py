@@ -48,3 +48,8 @@ def test_each_way_to_end_has_its_own_status():
 )
 def test_an_error_is_one_line_that_changes_no_terminal(text, shown):
   assert str(errors.UserError(text)) == shown
+
+
+def test_the_first_line_of_what_a_library_says():
+  assert errors.first_line(OSError("disk\nat 7")) == "disk"
+  assert errors.first_line(OSError()) == "OSError"

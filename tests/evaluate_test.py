@@ -382,6 +382,57 @@ def test_a_score_of_what_could_not_be_judged_does_not_count():
   assert all_of(prompt("a/0", "pi", score=0.5))["mean_score"] == 0.5
 
 
+def test_every_group_is_drawn_from_itself():
+  """Members of a group share a value, so that its mean cannot move."""
+  groups = np.array([2, 0, 1, 0, 2, 2])
+  values = np.array([0.5, 3.0, 8.0, 3.0, 0.5, 0.5])
+  means = evaluate.bootstrap_means(values, groups, draws=50)
+  np.testing.assert_array_equal(
+    means, np.tile(np.array([3.0, 8.0, 0.5]), (50, 1))
+  )
+
+
+def test_a_mean_of_two_takes_its_three_values_as_often_as_chance_has_it():
+  values, groups = np.array([0.0, 1.0]), np.zeros(2, int)
+  means = evaluate.bootstrap_means(values, groups, draws=20_000)
+  assert set(np.unique(means)) == {0.0, 0.5, 1.0}
+  for value, chance in ((0.0, 0.25), (0.5, 0.5), (1.0, 0.25)):
+    share = float(np.mean(means == value))
+    noise = 5 * (chance * (1 - chance) / 20_000) ** 0.5
+    assert share == pytest.approx(chance, abs=noise)
+
+
+def test_its_interval_is_the_normal_one_of_many_values():
+  values = np.random.default_rng(0).uniform(size=300)
+  draws = evaluate.bootstrap_means(values, np.zeros(300, int))
+  assert draws.shape == (2000, 1)
+  low, high = np.percentile(draws[:, 0], [2.5, 97.5])
+  half = 1.96 * values.std(ddof=1) / 300**0.5
+  mean = values.mean()
+  assert (low, high) == pytest.approx((mean - half, mean + half), abs=half / 10)
+
+
+def test_groups_do_not_lend_each_other_their_spread():
+  """Two groups far apart: drawn apart the mean of means is narrow."""
+  values = np.concatenate([np.linspace(0, 0.1, 50), np.linspace(9, 9.1, 50)])
+  groups = np.repeat(np.arange(2), 50)
+  apart = evaluate.bootstrap_means(values, groups).mean(axis=1)
+  low, high = np.percentile(apart, [2.5, 97.5])
+  assert 0.0 < float(high - low) < 0.02
+  mixed = evaluate.bootstrap_means(values, groups * 0)[:, 0]
+  low, high = np.percentile(mixed, [2.5, 97.5])
+  assert float(high - low) > 1.0
+
+
+def test_more_values_than_are_drawn_at_once(monkeypatch):
+  values = np.random.default_rng(0).uniform(size=40)
+  groups = np.arange(40) % 3
+  want = evaluate.bootstrap_means(values, groups, draws=7)
+  monkeypatch.setattr(evaluate, "_AT_ONCE", 80)  # 2 draws, and one is left
+  got = evaluate.bootstrap_means(values, groups, draws=7)
+  np.testing.assert_allclose(got, want, rtol=1e-6)
+
+
 def test_intervals_are_those_of_prompts_within_tasks():
   """Task a: 60 prompts of which half are solved; b: 20, all solved."""
   records = [

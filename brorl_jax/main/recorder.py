@@ -17,7 +17,7 @@ from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 from brorl_jax.main import records
 from brorl_jax.main.stages.examples import Examples
-from brorl_jax.rl import stats
+from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import covered, events, folder, intact, machine, metrics
 from brorl_jax.tasks.base import Example
@@ -253,10 +253,8 @@ class Recorder:
     ]
     self._tell_of_unjudged(step, failed, len(records))
     summary, rates = evaluate.summary(records), evaluate.rates(records)
-    values, half = jnp.array(rates), None
-    mean = float(values.mean())
-    if len(rates) > 1:
-      half = float(stats.mean_interval(values)[1])
+    mean = float(jnp.array(rates).mean())
+    half = stats.mean_interval(np.array(rates))[1] if len(rates) > 1 else None
     by_family = {
       task: numbers["pass_at_k"]["1"]
       for domain in summary["by_domain"].values()

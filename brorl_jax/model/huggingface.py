@@ -20,6 +20,7 @@ import safetensors.numpy
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
+from brorl_jax.errors import first_line
 from brorl_jax.model import architectures, hf_format, weight_files
 from brorl_jax.model.policy import Policy
 
@@ -70,12 +71,12 @@ def locate(checkpoint: str) -> pathlib.Path:
       huggingface_hub.snapshot_download(checkpoint, allow_patterns=wanted)
     )
   except Exception as e:  # no network, no such name, no permission, ...
-    why = (str(e).splitlines() or [type(e).__name__])[0]
     name = path.name
     raise ValueError(
       f"checkpoint {checkpoint!r} is not a directory here, and its download "
-      f"failed ({why}): where there is a network run 'hf download {checkpoint} "
-      f"--local-dir {name}', then give --config.policy.checkpoint={name}"
+      f"failed ({first_line(e)}): where there is a network run 'hf download "
+      f"{checkpoint} --local-dir {name}', then give "
+      f"--config.policy.checkpoint={name}"
     ) from None
 
 

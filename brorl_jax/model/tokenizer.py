@@ -9,6 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from brorl_jax.errors import first_line
+
 
 class Template(NamedTuple):
   """A chat template in place of a checkpoint's own.
@@ -79,8 +81,7 @@ class Tokenizer:
     try:
       self._tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
     except Exception as e:  # the Rust parser raises bare Exception
-      first = str(e).splitlines()[0]
-      raise ValueError(f"{path} is damaged: {first}") from None
+      raise ValueError(f"{path} is damaged: {first_line(e)}") from None
     self.size = len(self._tokenizer)
     self.template = template
     if template is not None:
@@ -105,8 +106,9 @@ class Tokenizer:
         self.render([{"role": "user", "content": text}]) for text in "12"
       )
     except Exception as e:  # a template is code and may raise anything
-      first = (str(e).splitlines() or [type(e).__name__])[0]
-      raise ValueError(f"{where}: its chat template fails: {first}") from e
+      raise ValueError(
+        f"{where}: its chat template fails: {first_line(e)}"
+      ) from e
     if one == other:
       raise ValueError(f"{where}: its chat template leaves out the question")
 

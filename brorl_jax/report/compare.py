@@ -6,11 +6,9 @@ The result is plain JSON. Tables, figures and page are made from it alone.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
-from brorl_jax.report import events
-from brorl_jax.rl import stats
+from brorl_jax.report import events, stats
 
 # Runs are compared at the largest cost that all of them reached.
 EQUAL = {
@@ -287,7 +285,7 @@ def _tests(
       are "early" there.
   """
   index = {name: i for i, name in enumerate(sorted(set(tasks.values())))}
-  cluster = jnp.array([index[task] for task in tasks.values()])
+  cluster = np.array([index[task] for task in tasks.values()])
   for comparison in comparisons if len(tasks) > 1 else ():
     first, *others = comparison["chosen"]
     for other in others:
@@ -296,7 +294,7 @@ def _tests(
       seen = [
         runs[x["run"]].evaluations[x["evaluation"]] for x in (other, first)
       ]
-      a, b = (jnp.array([one.rates[id] for id in tasks]) for one in seen)
+      a, b = (np.array([one.rates[id] for id in tasks]) for one in seen)
       plain = stats.paired_t(a, b)
       by_task = (
         stats.paired_t(a, b, cluster=cluster) if len(index) > 1 else None
@@ -305,7 +303,7 @@ def _tests(
         "at": comparison["at"],
         "first": first,
         "other": other,
-        "n": int(plain.n),
+        "n": len(tasks),
         "difference": _finite(plain.difference),
         "effect_size": _finite(plain.effect_size),
         "plain": _measured(plain),
@@ -316,7 +314,7 @@ def _tests(
 def _measured(result: stats.PairedT) -> dict[str, Any]:
   names = ("standard_error", "t", "p_one_sided", "p_two_sided", "dof")
   out = {name: _finite(getattr(result, name)) for name in names}
-  return out | {"clusters": int(result.clusters)}
+  return out | {"clusters": result.dof + 1}
 
 
 def _finite(value: Any) -> float | None:

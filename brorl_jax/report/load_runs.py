@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from brorl_jax import config, evaluate
-from brorl_jax.errors import UserError
+from brorl_jax.errors import UserError, first_line
 from brorl_jax.report import samples
 from brorl_jax.report.compare import Evaluation, Run
 from brorl_jax.runs import metrics
@@ -293,6 +293,6 @@ def _numbers(fields: Sequence[str]) -> Callable[[Any], None]:
 
 def _one_line(path: pathlib.Path, error: Exception) -> str:
   """An error as one line that names the file and the remedy."""
-  line = (str(error).splitlines() or [type(error).__name__])[0]
+  line = first_line(error)
   line = line if str(path) in line else f"{path}: {line}"
   return f"{line}; {_REMEDY}"

@@ -4,13 +4,12 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from brorl_jax.rl import stats
+from brorl_jax.report import stats
 from brorl_jax.runs import lines
 
 # What the figure and the table read of a line of metrics.jsonl.
@@ -173,5 +172,4 @@ def gain_interval(
 ) -> tuple[float, float]:
   """Mean gain over the same prompts and half its 95 % interval."""
   both: list[Float[np.ndarray, " P"]] = [np.asarray(x) for x in (before, after)]
-  mean, half = stats.mean_interval(jnp.asarray(both[1] - both[0]))
-  return float(mean), float(half)
+  return stats.mean_interval(both[1] - both[0])

@@ -1,6 +1,5 @@
 """Run directory: who may use it, config.json, and moving a run aside."""
 
-import hashlib
 import json
 import os
 import pathlib
@@ -219,8 +218,7 @@ def identity(values: Mapping[str, Any], data: Any) -> str:
   """
   fields = config.flat(_as_json(values))
   fixed = {k: v for k, v in fields.items() if k not in _MAY_DIFFER}
-  text = json.dumps([fixed, data], sort_keys=True)
-  return hashlib.sha256(text.encode()).hexdigest()[:16]
+  return intact.seal([fixed, data])[:16]
 
 
 def stored(workdir: pathlib.Path, what: str) -> Any:

@@ -16,6 +16,7 @@ from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
 from brorl_jax import processes
+from brorl_jax.errors import first_line
 
 # Errors about the contents of a folder, not about reading it.
 _CONTENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})
@@ -148,7 +149,8 @@ def opened(record: Any) -> dict[str, Any]:
   return record
 
 
-def seal(record: dict[str, Any]) -> str:
+def seal(record: Any) -> str:
+  """A digest of what JSON can hold."""
   text = json.dumps(record, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()
 
@@ -174,7 +176,7 @@ def unreachable(error: BaseException | None) -> str | None:
         return os.strerror(number)
     for text in _NO_ROOM:
       if text in str(error):
-        return _first_line(error)
+        return clipped(first_line(error))
     error = error.__cause__ or error.__context__
   return None
 
@@ -184,12 +186,7 @@ def one_line(error: BaseException) -> str:
   if isinstance(error, OSError) and error.strerror:
     where = f"{error.filename}: " if error.filename else ""
     return f"{where}{error.strerror}"
-  return unreachable(error) or _first_line(error)
-
-
-def _first_line(error: BaseException) -> str:
-  lines = str(error).splitlines() or [type(error).__name__]
-  return clipped(lines[0])
+  return unreachable(error) or clipped(first_line(error))
 
 
 def clipped(text: str) -> str:

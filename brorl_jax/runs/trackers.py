@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from brorl_jax.errors import first_line
 from brorl_jax.runs import lines
 
 _ID = "wandb_id"  # file in the run's folder with the id of the wandb run
@@ -144,7 +145,7 @@ class Wandb:
       yield
     except Exception as e:  # from its process, a disk or the network
       self._run = None
-      self._warn(f"wandb is off from now on: {_first_line(e)}")
+      self._warn(f"wandb is off from now on: {first_line(e)}")
 
 
 def _start(
@@ -170,15 +171,11 @@ def _start(
       raise ValueError("no API key; run wandb login")
     return init()
   except Exception as e:
-    warn(f"wandb: {_first_line(e)}; recording offline")
+    warn(f"wandb: {first_line(e)}; recording offline")
   try:
     wandb.teardown()  # otherwise the id would be in use
     wandb.setup(settings=settings)
     return init(mode="offline")
   except Exception as e:
-    warn(f"wandb is off: {_first_line(e)}")
+    warn(f"wandb is off: {first_line(e)}")
     return None
-
-
-def _first_line(error: Exception) -> str:
-  return (str(error).splitlines() or [type(error).__name__])[0]

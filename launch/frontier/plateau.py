@@ -33,11 +33,10 @@ import shutil
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
+from brorl_jax.report import stats
 from brorl_jax.report.cells import Number, Table
-from brorl_jax.rl import stats
 from brorl_jax.runs import lines
 from launch.frontier import analysis, arms, machine
 from launch.frontier.analysis import Cell
@@ -292,17 +291,13 @@ def _against(
 def difference(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
   """Mean of a - b of [seeds, prompts] with a 95 % interval by prompt."""
   prompts = np.broadcast_to(np.arange(a.shape[1]), a.shape)
-  test = stats.paired_t(
-    jnp.asarray(a.ravel()),
-    jnp.asarray(b.ravel()),
-    cluster=jnp.asarray(prompts.ravel()),
-  )
-  mean, half = float(test.difference), 1.96 * float(test.standard_error)
+  test = stats.paired_t(a.ravel(), b.ravel(), cluster=prompts.ravel())
+  mean, half = test.difference, 1.96 * test.standard_error
   return {
     "mean": mean,
     "low": mean - half,
     "high": mean + half,
-    "p": float(test.p_two_sided),
+    "p": test.p_two_sided,
   }
 
 

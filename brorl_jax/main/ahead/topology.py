@@ -21,7 +21,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from brorl_jax import meshes
-from brorl_jax.errors import UserError
+from brorl_jax.errors import UserError, first_line
 from brorl_jax.main.ahead.chips import CHIPS, Chip
 from brorl_jax.meshes import Axes
 from brorl_jax.model import target
@@ -224,9 +224,8 @@ def describe(name: Name) -> Topology:
   try:
     devices = _described(name, chip).devices
   except (RuntimeError, ValueError) as e:
-    reason = str(e).splitlines()[0]
     raise UserError(
-      f"--topology={name}: XLA cannot describe it: {reason}"
+      f"--topology={name}: XLA cannot describe it: {first_line(e)}"
     ) from None
   usable = int(chip.memory_bytes * target.pool_fraction(chip.platform))
   return Topology(

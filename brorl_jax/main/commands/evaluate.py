@@ -1,7 +1,6 @@
 """--mode=evaluate: samples held-out prompts and scores them; resumable."""
 
 import contextlib
-import hashlib
 import json
 import pathlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -181,7 +180,7 @@ def _parts(c: config.Config, workdir: pathlib.Path) -> _Parts:
     "source": str(which.source),
     "run": which.run and str(which.run),
     "step": step,
-    "weights": _digest(params),
+    "weights": intact.seal(checkpoints.digest(params))[:32],
   }
   if before not in (None, evaluated):
     raise ValueError(
@@ -227,12 +226,6 @@ def _name(evaluated: Mapping[str, Any]) -> str:
   where = evaluated["run"] or evaluated["source"]
   step = "" if evaluated["step"] is None else f", step {evaluated['step']}"
   return f"{where}{step} (weights {evaluated['weights'][:8]})"
-
-
-def _digest(params: PyTree) -> str:
-  """A digest of all parameters."""
-  text = json.dumps(checkpoints.digest(params), sort_keys=True)
-  return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _sampled(

@@ -1,0 +1,203 @@
+"""Tests of brorl_jax/report/stats.py."""
+
+import numpy as np
+import pytest
+import tiers
+
+from brorl_jax.report import stats
+
+
+def test_by_hand():
+  """1, 2, 6: mean 3, squared deviations 4 + 1 + 9, variance 7 of 3 values."""
+  mean, half = stats.mean_interval(np.array([1.0, 2.0, 6.0]))
+  assert mean == pytest.approx(3.0)
+  assert half == pytest.approx(1.959964 * (7 / 3) ** 0.5, rel=1e-6)
+
+
+@pytest.mark.ci
+def test_holds_the_truth_in_95_of_100_experiments():
+  """Pass rates of 200 prompts: most are near 0 or near 1."""
+  count = 1000
+  values = np.random.default_rng(1).beta(0.3, 0.7, (count, 200))
+  mean, half = np.array([stats.mean_interval(one) for one in values]).T
+  held = np.mean(np.abs(mean - 0.3) <= half)
+  noise = 3 * (0.95 * 0.05 / count) ** 0.5
+  assert held == pytest.approx(0.95, abs=noise + 0.003)
+
+
+def test_equal_values_have_no_width():
+  mean, half = stats.mean_interval(np.full(5, 0.25))
+  assert (mean, half) == (0.25, 0.0)
+
+
+@pytest.mark.parametrize("n", [0, 1])
+def test_refuses_what_has_no_spread(n):
+  with pytest.raises(ValueError, match=f"at least 2 values, not {n}"):
+    stats.mean_interval(np.zeros(n))
+
+
+# --------------------------------------------------------------------- paired
+
+
+def pairs(n, seed=0, gain=0.05):
+  rng = np.random.default_rng(seed)
+  b = rng.beta(0.5, 0.5, n).astype(np.float32)
+  return (b + rng.normal(gain, 0.2, n)).astype(np.float32), b
+
+
+def test_paired_t_by_hand():
+  """Differences 1, 2, 6: mean 3, variance 7, t = 3 / sqrt(7 / 3)."""
+  got = stats.paired_t(np.array([2.0, 4.0, 9.0]), np.array([1.0, 2.0, 3.0]))
+  assert got.difference == 3.0
+  assert got.standard_error == pytest.approx((7 / 3) ** 0.5)
+  assert got.t == pytest.approx(3 / (7 / 3) ** 0.5)
+  assert got.effect_size == pytest.approx(3 / 7**0.5)
+  assert got.dof == 2
+  # With two degrees of freedom P(|T| > t) is 1 - t / sqrt(2 + t^2).
+  t = got.t
+  want = 1 - t / (2 + t * t) ** 0.5
+  assert got.p_two_sided == pytest.approx(want, rel=1e-5)
+  assert got.p_one_sided == pytest.approx(want / 2, rel=1e-5)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("n", [5, 1000])
+def test_p_is_below_p_that_often_without_a_gain(n):
+  """It is uniform: 10 in 100 experiments have p < .1, in either tail."""
+  count = 2000
+  d = np.random.default_rng(n).normal(size=(count, n))
+  every = [stats.paired_t(one, np.zeros(n)) for one in d]
+  noise = 4 * (0.1 * 0.9 / count) ** 0.5
+  for below in (
+    [one.p_two_sided < 0.1 for one in every],
+    [one.p_one_sided < 0.1 for one in every],
+    [one.p_one_sided > 0.9 for one in every],
+  ):
+    assert np.mean(below) == pytest.approx(0.1, abs=noise)
+
+
+@pytest.mark.parametrize(
+  "n, t, p",
+  [
+    # 4 degrees of freedom: P(T > t) = 1/2 - s (1 - s^2 / 3) 3 / 4,
+    # s = t / sqrt(4 + t^2), which is .6 and .8 here.
+    (5, 1.5, 0.5 - 0.6 * (1 - 0.36 / 3) * 0.75),
+    (5, 8 / 3, 0.5 - 0.8 * (1 - 0.64 / 3) * 0.75),
+    # Of many it is the normal one, whose tails stand in every table; the
+    # next term of the expansion in 1 / dof is (t^3 + t) / 4 of the density.
+    (1_000_000, 1.959963984540054, 0.025 + 1.3865e-7),
+    (1_000_000, 6.0, 9.86588e-10 + 3.372e-13),
+  ],
+)
+def test_tails_of_students_t(n, t, p):
+  d = np.resize([-1.0, 1.0], n)
+  d = (d - d.mean()) / d.std(ddof=1) + t / n**0.5
+  up = stats.paired_t(d, np.zeros(n))
+  assert up.t == pytest.approx(t, rel=1e-7)
+  assert up.p_one_sided == pytest.approx(p, rel=1e-5)
+  assert up.p_two_sided == pytest.approx(2 * p, rel=1e-5)
+  down = stats.paired_t(np.zeros(n), d)
+  assert down.p_one_sided == pytest.approx(1 - p, rel=1e-9)
+  assert down.p_two_sided == up.p_two_sided
+
+
+def test_the_papers_test_comes_out():
+  """t = 4.84 over 10,000 pairs: one-sided p 6.5e-7."""
+  d = np.random.default_rng(0).normal(size=10_000)
+  d = (d - d.mean()) / d.std(ddof=1) + 4.84 / 100
+  got = stats.paired_t(d, np.zeros(10_000))
+  assert got.t == pytest.approx(4.84, rel=1e-4)
+  assert got.p_one_sided == pytest.approx(6.6e-7, rel=0.01)
+  assert got.effect_size == pytest.approx(0.0484, rel=1e-4)
+
+
+def test_clustered_by_hand():
+  """Differences 1, 3 | 2, 6: mean 3, sums of errors -2 and 2, n = 4, G = 2.
+
+  se^2 = 2 / 1 * (4 + 4) / 16 = 1, where the plain one is 14 / 3 / 4.
+  """
+  d = np.array([1.0, 2.0, 3.0, 6.0])
+  got = stats.paired_t(d, np.zeros(4), cluster=np.array([7, -1, 7, -1]))
+  assert got.standard_error == pytest.approx(1.0)
+  assert got.t == pytest.approx(3.0)
+  assert got.dof == 1
+  # With one degree of freedom, Cauchy: P(|T| > 3) = 1 - 2 / pi atan(3).
+  want = 1 - 2 / np.pi * np.arctan(3.0)
+  assert got.p_two_sided == pytest.approx(want, rel=1e-5)
+  assert got.effect_size == pytest.approx(3 / (14 / 3) ** 0.5)
+
+
+def cr1(d, cluster):
+  """The sandwich of a regression on a column of ones, written with matrices."""
+  n, x = len(d), np.ones((len(d), 1))
+  bread = np.linalg.inv(x.T @ x)
+  error = d - x @ (bread @ (x.T @ d))
+  names = np.unique(cluster)
+  meat = sum(
+    np.outer(s, s)
+    for s in (x[cluster == g].T @ error[cluster == g] for g in names)
+  )
+  G = len(names)
+  correction = G / (G - 1) * (n - 1) / (n - x.shape[1])
+  return float(np.sqrt(correction * (bread @ meat @ bread)[0, 0]))
+
+
+@pytest.mark.parametrize("clusters", tiers.some([2, 8, 40], 1))
+def test_clustered_agrees_with_the_sandwich(clusters):
+  a, b = pairs(480, seed=clusters)
+  cluster = np.random.default_rng(1).integers(0, clusters, 480)
+  a = a + np.float32(0.1) * np.sin(cluster).astype(np.float32)
+  got = stats.paired_t(a, b, cluster=cluster)
+  d = (a - b).astype(np.float64)
+  want = cr1(d, cluster)
+  assert got.standard_error == pytest.approx(want, rel=1e-4)
+  assert got.dof == clusters - 1
+
+
+def test_every_pair_its_own_cluster_is_the_plain_test():
+  a, b = pairs(60)
+  plain = stats.paired_t(a, b)
+  names = np.random.default_rng(0).permutation(60)
+  alone = stats.paired_t(a, b, cluster=names)
+  for x, y in zip(plain, alone, strict=True):
+    assert float(x) == pytest.approx(float(y), rel=1e-4)
+
+
+@pytest.mark.ci
+def test_copies_of_a_cluster_are_no_evidence():
+  """Each prompt ten times: the plain error shrinks, the clustered does not."""
+  a, b = pairs(40)
+  once = stats.paired_t(a, b)
+  many = [np.repeat(x, 10) for x in (a, b)]
+  robust = stats.paired_t(*many, cluster=np.repeat(np.arange(40), 10))
+  assert robust.t == pytest.approx(once.t, rel=1e-3)
+  assert robust.dof == once.dof
+  assert float(stats.paired_t(*many).t) > 3 * once.t
+
+
+def test_swapping_sides_turns_the_sign():
+  a, b = pairs(50)
+  one, other = stats.paired_t(a, b), stats.paired_t(b, a)
+  assert one.t == -other.t
+  assert one.p_two_sided == other.p_two_sided
+  total = float(one.p_one_sided + other.p_one_sided)
+  assert total == pytest.approx(1.0, abs=1e-6)
+  assert one.p_one_sided < 0.5
+
+
+def test_equal_differences_have_no_spread():
+  zeros, ones = np.zeros(4), np.ones(4)
+  same = stats.paired_t(ones, ones)
+  assert [float(x) for x in same[:5]] == [0.0, 0.0, 0.0, 0.5, 1.0]
+  assert same.effect_size == 0.0
+  more = stats.paired_t(ones, zeros)
+  assert [float(x) for x in more[2:5]] == [np.inf, 0.0, 0.0]
+  less = stats.paired_t(zeros, ones, cluster=np.array([0, 0, 1, 1]))
+  assert [float(x) for x in less[2:5]] == [-np.inf, 1.0, 0.0]
+
+
+def test_paired_t_refuses_what_has_no_spread():
+  with pytest.raises(ValueError, match="at least 2 pairs, not 1"):
+    stats.paired_t(np.ones(1), np.ones(1))
+  with pytest.raises(ValueError, match="at least 2 clusters, not 1"):
+    stats.paired_t(np.ones(3), np.ones(3), cluster=np.full(3, 9))
