@@ -13,7 +13,8 @@ from typing import Any
 
 import ml_collections
 
-from brorl_jax.tasks.domains import DIALS, MADE
+from brorl_jax.configs.dials import DIALS
+from brorl_jax.tasks.domains import MADE
 
 NAMES = ("steps", "tiny", "1p5b", "8b")
 _BY_LUCK = ("base_conversion", "path_star")  # tasks too hard for `steps`

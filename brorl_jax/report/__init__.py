@@ -4,7 +4,7 @@ one_run.py     the learning curve of a run and a short table
 simulation.py  Figure 3 and the sweep of the token simulator
 compare.py     runs -> all numbers of a comparison, as plain JSON
 tables.py      those numbers -> the paper's tables, as text or HTML
-answers.py     how a policy answers: lengths, steps, before and after
+answers.py     how a policy answers: lengths, before and after
 figures.py     those numbers -> Figures 1 and 4, and pass@k, as PNG
 page.py        numbers, tables and figures -> one HTML file
 """

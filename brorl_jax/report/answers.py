@@ -1,4 +1,4 @@
-"""How a policy answers: lengths and steps over time, before and after.
+"""How a policy answers: lengths over time, before and after.
 
 Responses of held-out prompts come from eval/records.jsonl, pass rates of the
 training prompts from metrics.jsonl.
@@ -22,12 +22,6 @@ _BIN_NAMES = ("0", *(f"<{edge}" for edge in RATE_EDGES), "100")
 _RATE = "sampling/rate_share/"
 _OPEN = 12  # prompts that are shown without a click
 _LONGEST = 3000  # characters of a response
-_COUNTS = {
-  "tokens": "tokens",
-  "steps": "steps",
-  "steps_wrong": "wrong",
-  "steps_taken_back": "taken back",
-}
 CSS = """
 #answers table { width: 100%; table-layout: fixed; }
 #answers td { white-space: pre-wrap; overflow-wrap: anywhere;
@@ -85,8 +79,7 @@ def pairs(
 
 
 def _said(record: Mapping[str, Any]) -> dict[str, Any]:
-  names = ("response", "pass", *_COUNTS)
-  return {name: record[name] for name in names if name in record}
+  return {name: record[name] for name in ("response", "pass", "tokens")}
 
 
 def draw(folder: pathlib.Path, data: Mapping[str, Any]) -> list[Figure]:
@@ -101,29 +94,20 @@ def draw(folder: pathlib.Path, data: Mapping[str, Any]) -> list[Figure]:
 
 
 def _lengths(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
-  every = [one for run in data["runs"] for one in run["evaluations"]]
-  read = any(one["summary"]["all"]["steps"] for one in every)
-  steps = lambda name: lambda s: 100 * s["steps"][name] if s["steps"] else None
   panels = [
-    ("right answers", "tokens, mean", lambda s: s["tokens_right"]),
-    ("wrong answers", "tokens, mean", lambda s: s["tokens_wrong"]),
+    ("right answers", "tokens_right"),
+    ("wrong answers", "tokens_wrong"),
   ]
-  if read:
-    panels += [
-      ("steps taken back", "responses, %", steps("corrected")),
-      ("a wrong step left standing", "responses, %", steps("wrong")),
-      ("right in spite of it", "responses, %", steps("wrong_but_right")),
-    ]
   scale, unit = figures.time_unit(data)
   figure, axes = figures.axes_of(len(panels), height=2.5)
-  for axis, (title, label, of) in zip(axes, panels, strict=True):
+  for axis, (title, name) in zip(axes, panels, strict=True):
     for i, run in enumerate(data["runs"]):
       if run["training"]:
         x = [one["net_hours"] * scale for one in run["evaluations"]]
-        y = [of(one["summary"]["all"]) for one in run["evaluations"]]
+        y = [one["summary"]["all"][name] for one in run["evaluations"]]
         y = np.array(y, float)  # None: a gap
         axis.plot(x, y, ms=4, **figures.look(i, run))
-    axis.set(title=title, xlabel=unit, ylabel=label)
+    axis.set(title=title, xlabel=unit, ylabel="tokens, mean")
     top = 1.05 * axis.dataLim.y1  # a marker at the top has room
     axis.set_ylim(0.0, top if top > 0.0 else 1.0)
   figures.legend(figure, axes)
@@ -131,14 +115,7 @@ def _lengths(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
   caption = (
     "Tokens of held-out responses, right and wrong, the end token included."
   )
-  if read:
-    caption += (
-      " Of those whose steps can be read: the share that takes a step back and "
-      "goes on; the share in which a wrong step is left standing; and the "
-      "share that is right nevertheless, whose steps do not say how the answer "
-      "was found."
-    )
-  return Figure("answers.png", "Length and steps of the responses", caption)
+  return Figure("answers.png", "Length of the responses", caption)
 
 
 def _rates(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
@@ -166,44 +143,24 @@ def _rates(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
 
 
 def table(data: Mapping[str, Any], number: int) -> Table:
-  """Lengths and steps of each run, before and after."""
+  """Lengths of each run, before and after."""
   rows = []
   for i, run in enumerate(data["runs"]):
     if not run["training"]:
       continue
     first, last = _ends(run)
-    at = lambda j, *what, i=i: (
-      *("runs", i, "evaluations", j, "summary", "all"),
-      *what,
+    at = lambda j, name, i=i: Number(
+      ("runs", i, "evaluations", j, "summary", "all", name), "mean"
     )
-    both = lambda *what, kind, at=at, first=first, last=last: [
-      Number(at(first, *what), kind),
+    both = lambda name, at=at, first=first, last=last: [
+      at(first, name),
       " → ",
-      Number(at(last, *what), kind),
+      at(last, name),
     ]
-    read = run["evaluations"][first]["summary"]["all"]["steps"]
-    steps = lambda name, kind, read=read, both=both: (
-      both("steps", name, kind=kind) if read else ""
-    )
-    rows.append(
-      [
-        run["name"],
-        both("tokens_right", kind="mean"),
-        both("tokens_wrong", kind="mean"),
-        steps("mean", "mean"),
-        steps("corrected", "percent1"),
-        steps("wrong", "percent1"),
-        steps("wrong_but_right", "percent1"),
-      ]
-    )
-  caption = (
-    "Of all held-out responses, at the first evaluation → at the last. Steps "
-    "are lines that the domain can read and judge; what is judged is what a "
-    "line says, not whether the answer was found by it."
-  )
-  head = ["run", "tokens, right", "tokens, wrong", "steps", "takes back, %"]
-  head += ["wrong step stands, %", "right in spite of it, %"]
-  return Table(f"Table {number}. Length and steps", caption, head, rows, 1)
+    rows.append([run["name"], both("tokens_right"), both("tokens_wrong")])
+  caption = "Of all held-out responses, at the first evaluation → at the last."
+  head = ["run", "tokens, right", "tokens, wrong"]
+  return Table(f"Table {number}. Length", caption, head, rows, 1)
 
 
 def section(data: Mapping[str, Any]) -> str:
@@ -253,16 +210,12 @@ def _row(data: Mapping[str, Any], run: int, j: int) -> str:
 def _said_cell(data: Mapping[str, Any], place: tuple[str | int, ...]) -> str:
   said = cells.value(place, data)
   verdict = "pass" if said["pass"] else "fail"
-  counts = [
-    f", {cells.as_html(Number((*place, name), 'count'), data)} {text}"
-    for name, text in _COUNTS.items()
-    if said.get(name)
-  ]
+  tokens = cells.as_html(Number((*place, "tokens"), "count"), data)
   rate = cells.as_html(Number((*place, "rate"), "percent1"), data)
   return (
     f'<td class="text said {verdict}">{html.escape(_cut(said["response"]))}'
-    f"<small><b>{verdict}</b>{''.join(counts)}; {rate} % of all samples"
-    " right</small></td>"
+    f"<small><b>{verdict}</b>, {tokens} tokens; {rate} % of all samples right"
+    "</small></td>"
   )
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from brorl_jax.tasks.base import Example, Steps
+from brorl_jax.tasks.base import Example
 from brorl_jax.tasks.pool import Verifier
 
 # What a verifier runs in the sandbox: programs, or library calls.
@@ -57,8 +56,6 @@ class Draw(NamedTuple):
     may_draw: Whether training on these tasks may generate this question.
     category: Category of a task for statistics, or None.
     version: Version of the generator, for config.json.
-    write: Steps and answer to an example, of one of `qualities`.
-    qualities: Of what is written; see gym/steps.
   """
 
   check: Callable[[Sequence[Family]], None]
@@ -67,16 +64,10 @@ class Draw(NamedTuple):
   may_draw: Callable[[Example, Iterable[str]], str]
   category: Callable[[str], str | None]
   version: Callable[[], str]
-  write: Callable[[Example, str, random.Random], str]
-  qualities: tuple[str, ...]
 
 
 def _unnamed(_: Mapping[str, Any]) -> str:
   return ""
-
-
-def _unread(response: str, entry: Mapping[str, Any]) -> Steps | None:
-  del response, entry
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,8 +89,6 @@ class Domain:
     instruction: Default text after every question.
     reward: Default reward: 1 for a pass, or the score.
     draw: Functions that generate examples; None if there are only files.
-    look: The steps of a (response, entry) for statistics; None if the domain
-      cannot read them.
   """
 
   name: str
@@ -112,4 +101,3 @@ class Domain:
   instruction: str = ""
   reward: Literal["pass", "score"] = "pass"
   draw: Draw | None = None
-  look: Callable[[str, Mapping[str, Any]], Steps | None] = _unread

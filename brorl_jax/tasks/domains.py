@@ -9,7 +9,6 @@ from typing import Any
 from brorl_jax.tasks import code, gym, instructions, math, own, stem
 from brorl_jax.tasks.domain import Domain, Draw
 from brorl_jax.tasks.gym.domain import DRAW as _DRAW
-from brorl_jax.tasks.gym.steps.dials import DIALS as _DIALS
 
 DOMAINS: Mapping[str, Domain] = {
   domain.name: domain
@@ -25,8 +24,6 @@ DOMAINS: Mapping[str, Domain] = {
 # The domain whose examples can be generated (config.data.families), and how.
 MADE: Domain = gym.DOMAIN
 DRAW: Draw = _DRAW
-# Its families that need steps: settings of a run, and of a harder side.
-DIALS = _DIALS
 # The domain of every line if the user brings the reward; no record names it.
 OWN: Domain = own.DOMAIN
 

@@ -6,11 +6,11 @@ import importlib.metadata
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from brorl_jax.tasks.base import Example, Steps, Verdict
+from brorl_jax.tasks.base import Example, Verdict
 from brorl_jax.tasks.data import fields
 from brorl_jax.tasks.data.strict_json import Refused, show
 from brorl_jax.tasks.domain import Domain, Draw, Field
-from brorl_jax.tasks.gym import families, steps
+from brorl_jax.tasks.gym import families
 from brorl_jax.tasks.gym.categories import CATEGORIES
 from brorl_jax.tasks.gym.verifier import verify
 from brorl_jax.tasks.sandbox.jail import Jail
@@ -65,16 +65,6 @@ def _words(text: str) -> str:
   return f" {' '.join(text.split())} "
 
 
-def _look(response: str, entry: Mapping[str, Any]) -> Steps | None:
-  """The steps of a response; None if they cannot be read."""
-  if _task({"entry": entry}) not in steps.TASKS:
-    return None
-  try:
-    return steps.look(response, entry)
-  except (ArithmeticError, LookupError, TypeError, ValueError):
-    return None  # an entry of a file that lacks what its puzzle is made of
-
-
 DRAW = Draw(
   check=families.check,
   one=families.puzzle,
@@ -82,8 +72,6 @@ DRAW = Draw(
   may_draw=_may_draw,
   category=CATEGORIES.get,
   version=lambda: f"{_LIBRARY} {importlib.metadata.version(_LIBRARY)}",
-  write=lambda example, quality, rng: steps.write(example.entry, quality, rng),
-  qualities=steps.QUALITIES,
 )
 
 DOMAIN = Domain(
@@ -96,5 +84,4 @@ DOMAIN = Domain(
   # whole response. Unlike in ProRL the reward is the pass: the partial credit
   # of the scorers is easy to exploit.
   draw=DRAW,
-  look=_look,
 )
