@@ -14,7 +14,7 @@ from jaxtyping import Float, Int, PyTree
 from brorl_jax import processes
 from brorl_jax.rl.pass_at_k import pass_at_k
 from brorl_jax.rollout import dynamic_sampling
-from brorl_jax.tasks.base import Example, Steps, Verdict
+from brorl_jax.tasks.base import Example, Verdict
 from brorl_jax.types import Rollouts, ScoredResponse
 
 Record = Mapping[str, Any]  # one sample, as JSON
@@ -29,10 +29,7 @@ _COUNT = (
   lambda x: type(x) is int and 0 <= x < _MOST,
 )
 _TEXT = ("text", lambda x: isinstance(x, str))
-_STEPS = ("steps", "steps_wrong", "steps_taken_back")
-_SAID = ("prompt", "response")
-_OF_SOME = {**dict.fromkeys(_STEPS, _COUNT), **dict.fromkeys(_SAID, _TEXT)}
-_TOGETHER = {name: group for group in (_STEPS, _SAID) for name in group}
+_OF_SOME = {"prompt": _TEXT, "response": _TEXT}
 _OF_A_RECORD: Mapping[str, tuple[str, Callable[[Any], bool]]] = {
   **dict.fromkeys(("step", "sample", "tokens"), _COUNT),
   **dict.fromkeys(("id", "domain", "task", "reason", "answer"), _TEXT),
@@ -56,7 +53,6 @@ def evaluate(
     [Sequence[Example], Rollouts], list[list[ScoredResponse]]
   ],
   texts: Callable[[Rollouts], list[list[str]]],
-  look: Callable[[Example, str], Steps | None],
   chunk: int,
   first: int = 0,
 ) -> Chunks:
@@ -69,7 +65,6 @@ def evaluate(
       host.
     score_responses: (examples, rollouts) -> a scored response each, [P][N].
     texts: Of rollouts, [P][N].
-    look: The steps of a response, if its domain can read them.
     chunk: Examples that a process samples together. The last chunk is padded
       with repetitions, which are dropped.
     first: Index of the first example to sample.
@@ -103,7 +98,6 @@ def evaluate(
         "status": scored.verdict.status,
         "reason": scored.verdict.reason,
         "answer": scored.verdict.answer,
-        **_steps(look(real[p], said[p][n])),
         **(
           {"prompt": real[p].question, "response": said[p][n]}
           if n == 0 and real[p].id in shown
@@ -124,16 +118,6 @@ def _shown(examples: Sequence[Example]) -> set[str]:
   return {name for names in by_task.values() for name in names[:SHOWN]}
 
 
-def _steps(found: Steps | None) -> dict[str, int]:
-  if found is None:
-    return {}
-  return {
-    "steps": found.count,
-    "steps_wrong": found.wrong,
-    "steps_taken_back": found.taken_back,
-  }
-
-
 def check_record(line: Any) -> None:
   """Checks a record that was read from a file, including its "step".
 
@@ -141,9 +125,8 @@ def check_record(line: Any) -> None:
     ValueError: Names the first field that is missing or wrong.
   """
   for name, (kind, good) in {**_OF_A_RECORD, **_OF_SOME}.items():
-    # Of the fields of some records a line has all that go together, or none.
-    together = _TOGETHER.get(name, (name,))
-    wanted = name in _OF_A_RECORD or any(other in line for other in together)
+    # Some records have both of those fields, others neither.
+    wanted = name in _OF_A_RECORD or any(other in line for other in _OF_SOME)
     if not isinstance(line, dict) or (wanted and name not in line):
       raise ValueError(f"{name!r} is missing")
     if wanted and not good(line[name]):
@@ -185,10 +168,6 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
     tokens_mean, truncated_fraction   over all samples
     tokens_right, tokens_wrong   mean over right and over wrong responses; None
                       if there are none
-    steps             None if no response's steps can be read. Otherwise of
-                      those that can: steps in a response; the share that takes
-                      a step back; the share with a wrong step left standing;
-                      the share that is right in spite of one.
     invalid           samples on which the verifier failed. They are left out:
                       a prompt with v < k other samples counts with k = v, and
                       a prompt without any counts as failed.
@@ -287,7 +266,7 @@ def _together(
   values = (share @ tasks.means).tolist()
   passed, values = values[: len(ks)], values[len(ks) :]
   majority, values = values[: len(ks)], values[len(ks) :]
-  score, tokens, truncated, *split, read, steps, back, bad, lucky, _ = values
+  score, tokens, truncated, *split, _ = values
   size = np.where(weight > 0, tasks.size, 0)
   low = high = None
   if size.max() > 1:  # otherwise there is nothing to resample
@@ -305,14 +284,6 @@ def _together(
     "truncated_fraction": truncated,
     "tokens_right": _ratio(*split[:2]),
     "tokens_wrong": _ratio(*split[2:]),
-    "steps": {
-      "mean": steps / read,
-      "corrected": back / read,
-      "wrong": bad / read,
-      "wrong_but_right": lucky / read,
-    }
-    if read
-    else None,
     "invalid": round(float(size @ tasks.means[:, -1])),
   }
 
@@ -361,14 +332,10 @@ def _numbers(records: Sequence[Record], ks: Sequence[int]) -> list[float]:
 
 
 def _means(r: Record) -> tuple[float, ...]:
-  """Truncated; tokens of right ones, of wrong ones; steps, if read."""
+  """Truncated; tokens of right ones and their number; those of wrong ones."""
   right, tokens = r["pass"], r["tokens"]
   split = (right * tokens, right, (not right) * tokens, not right)
-  read = (0, 0, 0, 0, 0)
-  if "steps" in r:
-    back, wrong = r["steps_taken_back"] > 0, r["steps_wrong"] > 0
-    read = (1, r["steps"], back, wrong, wrong and right)
-  return tuple(map(float, (r["truncated"], *split, *read)))
+  return tuple(map(float, (r["truncated"], *split)))
 
 
 def _ratio(total: float, count: float) -> float | None:

@@ -14,7 +14,7 @@ a run of n512.py, .160, .157 and .167 after it, +- .03 each (2026-11-27).
 """
 
 from brorl_jax.configs import n512
-from brorl_jax.tasks.dials import DIALS
+from brorl_jax.configs.dials import DIALS
 
 
 def get_config():

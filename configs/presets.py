@@ -13,7 +13,7 @@ from typing import Any
 
 import ml_collections
 
-from brorl_jax.tasks.dials import DIALS
+from brorl_jax.configs.dials import DIALS
 from brorl_jax.tasks.names import MADE
 
 NAMES = ("steps", "tiny", "1p5b", "8b")

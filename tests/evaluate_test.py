@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from brorl_jax import evaluate
 from brorl_jax.rollout.dynamic_sampling import TooManyInvalid
-from brorl_jax.tasks.base import Example, Steps, Verdict
+from brorl_jax.tasks.base import Example, Verdict
 from brorl_jax.types import Rollouts, ScoredResponse
 
 N, T = 3, 4
@@ -76,13 +76,6 @@ class Table:
     ]
 
 
-def look(example, response):
-  """Only the tasks f0 have steps: all tokens, of which some are wrong."""
-  if example.task == "f1":
-    return None
-  return Steps(len(response), len(response) // 2, len(response) // 3)
-
-
 def evaluated(table, examples, **kwargs):
   return evaluate.evaluate(
     "params",
@@ -90,7 +83,6 @@ def evaluated(table, examples, **kwargs):
     rollouts=table.rollouts,
     score_responses=table.score_responses,
     texts=table.texts,
-    look=look,
     **kwargs,
   )
 
@@ -134,15 +126,7 @@ def test_one_record_for_each_sample():
     "status": "fail",
     "reason": "",
     "answer": "2.2",
-    "steps": 1,
-    "steps_wrong": 0,
-    "steps_taken_back": 0,
   }
-  four = records[2]  # tokens 0, 0, 0: three steps, one wrong, one taken back
-  assert (four["steps"], four["steps_wrong"], four["steps_taken_back"]) == (
-    *(3, 1),
-    1,
-  )
   assert records[3 * N]["tokens"] == 4 and records[3 * N]["truncated"] is True
   for i, right in enumerate(RIGHT):
     passed = [r["pass"] for r in records[i * N : (i + 1) * N]]
@@ -261,23 +245,16 @@ def test_summary_by_hand():
   assert json.loads(json.dumps(got)) == got
 
 
-def test_lengths_and_steps_by_hand():
-  """Tokens 2, 3, 4, 5 of each prompt; steps of a only."""
-  steps = [(4, 0, 1), (2, 1, 0), (6, 2, 2), (0, 0, 0)]
-  a = prompt("a/0", "ppff")
-  for record, found in zip(a, steps, strict=True):
-    record |= zip(evaluate._STEPS, found, strict=True)
-  got = evaluate.summary(a + prompt("b/0", "ffff"))
+def test_lengths_by_hand():
+  """Tokens 2, 3, 4, 5 of each prompt."""
+  got = evaluate.summary(prompt("a/0", "ppff") + prompt("b/0", "ffff"))
   task = got["by_domain"]["gym"]["by_task"]["a"]
   assert (task["tokens_right"], task["tokens_wrong"]) == (2.5, 4.5)
-  want = {"mean": 3.0, "corrected": 0.5, "wrong": 0.5, "wrong_but_right": 0.25}
-  assert task["steps"] == want
   everything = got["all"]
-  assert everything["steps"] == want  # b cannot be read
   assert everything["tokens_right"] == 2.5
   assert everything["tokens_wrong"] == pytest.approx((9 + 14) / 6)
   b = got["by_domain"]["gym"]["by_task"]["b"]
-  assert b["steps"] is None and b["tokens_right"] is None
+  assert b["tokens_right"] is None
   assert all_of(prompt("a/0", "pppp"))["tokens_wrong"] is None
 
 

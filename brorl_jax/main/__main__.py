@@ -197,12 +197,9 @@ def run_mode(workdirs: list[pathlib.Path]) -> None:
 
     plan.run(settings.typed(_CONFIG.value), _TOPOLOGY.value, fast=_FAST.value)
   elif _MODE.value == "warmup":
-    from brorl_jax.main import embedding
     from brorl_jax.main.commands import warmup
 
-    # The config of the embedded policy has an architecture instead.
-    own = "policy" in _CONFIG.value
-    (warmup if own else embedding).run(_CONFIG.value, workdir)
+    warmup.run(_CONFIG.value, workdir)
   elif _MODE.value == "export":
     from brorl_jax.main.commands import export
 

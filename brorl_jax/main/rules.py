@@ -10,7 +10,6 @@ from typing import Any
 from brorl_jax import config
 from brorl_jax.config.sampling import Sampling
 from brorl_jax.config.section import Rule
-from brorl_jax.tasks.names import QUALITIES
 
 
 def simulation(c: Any, surrogates: tuple[str, ...]) -> Iterator[Rule]:
@@ -34,37 +33,6 @@ def simulation(c: Any, surrogates: tuple[str, ...]) -> Iterator[Rule]:
   yield "seeding", math.isfinite(c.seeding), "finite"
   good = c.anchor is None or math.isfinite(c.anchor)
   yield "anchor", good, "finite, or None"
-
-
-def warmup(c: Any) -> Iterator[Rule]:
-  """Of supervised training."""
-  counts = (
-    "puzzles prompt_tokens max_new_tokens vocab width layers heads kv_heads "
-    "mlp row_tokens rows microbatches steps mixed_steps"
-  )
-  for field in counts.split():
-    yield field, c[field] >= 1, "at least 1"
-  yield "seed", 0 <= c.seed < 2**29, "0 to 2**29 - 1"
-  good = c.width % (2 * c.heads) == 0
-  yield "width", good, f"an even multiple of heads = {c.heads}"
-  good = c.heads % c.kv_heads == 0
-  yield "kv_heads", good, f"a divisor of heads = {c.heads}"
-  good = c.rows % c.microbatches == 0
-  yield "microbatches", good, f"a divisor of rows = {c.rows}"
-  for field in ("lr", "mixed_lr", "max_grad_norm", "rope_theta"):
-    yield field, 0.0 < c[field] < math.inf, "positive"
-  yield "b2", 0.0 <= c.b2 < 1.0, "at least 0 and below 1"
-  if "right" in c:  # answers alone
-    good = all(0.0 <= share <= 1.0 for share in c.right.values())
-    yield "right", good, "shares between 0 and 1"
-    return
-  known = ", ".join(QUALITIES)
-  for field in ("qualities", "mixed_qualities"):
-    good = set(c[field]) <= set(QUALITIES)
-    yield field, good, f"shares of {known}"
-    good = min(c[field].values()) >= 0.0 and any(c[field].values())
-    yield field, good, "relative shares, of which one is positive"
-  yield "merges", c.merges >= 1, "at least 1"
 
 
 def training(c: config.Config) -> Iterator[Rule]:

@@ -245,11 +245,6 @@ def check_simulation(c: ConfigDict, surrogates: tuple[str, ...]) -> None:
   _check(c, functools.partial(rules.simulation, surrogates=surrogates))
 
 
-def check_warmup(c: ConfigDict) -> None:
-  """Raises UserError for the first invalid value."""
-  _check(c, rules.warmup)
-
-
 def _check(
   c: Any, conditions: Callable[[Any], Iterator[Rule]], where: str = ""
 ) -> None:

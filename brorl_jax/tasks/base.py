@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 Status = Literal["pass", "fail", "invalid"]
 
@@ -37,21 +37,6 @@ class Verdict:
   def code(self) -> str:
     """The reason without its details, for counts."""
     return self.reason.partition(":")[0]
-
-
-class Steps(NamedTuple):
-  """What a response has of steps to its answer.
-
-  Attributes:
-    count: All steps.
-    wrong: Those that are wrong and left standing.
-    taken_back: Those marked as taken back, right or wrong. Of a failed attempt
-      in countdown only the last line is marked.
-  """
-
-  count: int
-  wrong: int
-  taken_back: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from brorl_jax.tasks.base import Example, Steps, Verdict
+from brorl_jax.tasks.base import Example, Verdict
 
 # What a verifier runs in the sandbox: programs, or library calls.
 Jailed = Literal["", "programs", "libraries"]
@@ -56,7 +55,6 @@ class Draw(NamedTuple):
     may_draw: Whether training on these tasks may generate this question.
     category: Category of a task for statistics, or None.
     version: Version of the generator, for config.json.
-    write: Steps and answer to an example, of one of `names.QUALITIES`.
   """
 
   check: Callable[[Sequence[Family]], None]
@@ -65,15 +63,10 @@ class Draw(NamedTuple):
   may_draw: Callable[[Example, Iterable[str]], str]
   category: Callable[[str], str | None]
   version: Callable[[], str]
-  write: Callable[[Example, str, random.Random], str]
 
 
 def _unnamed(_: Mapping[str, Any]) -> str:
   return ""
-
-
-def _unread(response: str, entry: Mapping[str, Any]) -> Steps | None:
-  del response, entry
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -93,8 +86,6 @@ class Domain:
       the same prompt and different answers are an error.
     task: Name for statistics if a record has none; "" uses its file's name.
     draw: Functions that generate examples; None if there are only files.
-    look: The steps of a (response, entry) for statistics; None if the domain
-      cannot read them.
   """
 
   name: str
@@ -105,4 +96,3 @@ class Domain:
   one_answer: bool = False
   task: Callable[[Mapping[str, Any]], str] = _unnamed
   draw: Draw | None = None
-  look: Callable[[str, Mapping[str, Any]], Steps | None] = _unread

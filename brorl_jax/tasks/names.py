@@ -42,8 +42,6 @@ DEFAULTS: Mapping[str, Default] = {
   "instructions": Default(reward="score"),  # as ProRL
   OWN: Default(reward="score"),
 }
-# Of steps that are written for a puzzle; see gym/steps/writing.py.
-QUALITIES = ("careful", "detour", "sloppy", "direct")
 
 
 def defaults() -> dict[str, dict[str, Any]]:

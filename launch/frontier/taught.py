@@ -10,6 +10,7 @@ from brorl_jax.learner import optimizer, pair_packing, supervised
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
+from launch.embedded.tokenizer import build
 from launch.frontier import machine
 from launch.frontier.problems import Problem
 
@@ -46,7 +47,7 @@ def teach(
   Characters are tokens, so that an answer has one spelling.
   """
   texts = [text for p in some for text in (p.question, *p.right)]
-  text = tokenizer.build(directory, texts, size=259, merges=0)
+  text = build(directory, texts, size=259, merges=0)
   policy = Policy(
     vocab=text.size,
     width=width,

@@ -24,7 +24,7 @@ from brorl_jax.main import settings
 from brorl_jax.main.stages import examples, learning
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.tasks import gym, posing
-from brorl_jax.tasks.gym import steps
+from launch.embedded import steps
 
 CONFIGS = pathlib.Path(base.__file__).parent
 FILES = (n512, n16, n512_equal_samples, prorl_v1)

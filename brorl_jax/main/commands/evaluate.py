@@ -31,8 +31,7 @@ from brorl_jax.model.policy import Policy
 from brorl_jax.rollout import dynamic_sampling, plan
 from brorl_jax.runs import checkpoints, folder, intact, lock, metrics
 from brorl_jax.runs.lines import write_whole
-from brorl_jax.tasks.base import Example, Steps
-from brorl_jax.tasks.domains import DOMAINS
+from brorl_jax.tasks.base import Example
 
 
 def measure(
@@ -59,10 +58,6 @@ def measure(
     index = np.arange(start, start + len(part), dtype=np.int32)
     return sample(params, examples.pad(part, index), key)
 
-  def look(example: Example, response: str) -> Steps | None:
-    domain = DOMAINS.get(example.domain)  # none has the name of own rewards
-    return domain and domain.look(response, example.entry)
-
   def of(params: PyTree, part: Sequence[Example], *, first: int = 0):
     return evaluate.evaluate(
       local.copied(params, mesh),
@@ -70,7 +65,6 @@ def measure(
       rollouts=rollouts,
       score_responses=scorer.score_responses,
       texts=scorer.texts,
-      look=look,
       chunk=chunk,
       first=first,
     )

@@ -6,9 +6,9 @@ import json
 import pathlib
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from jax.sharding import Mesh
 from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
@@ -62,22 +62,7 @@ def _run(c: Warmup, workdir: pathlib.Path) -> None:
   start = _start(c, meshes.of(mesh).rows)
   print(*start.log_lines, programs.log_line(), sep="\n", file=sys.stderr)
   _, params = huggingface.load(start.source, dtype=c.policy.dtype, mesh=mesh)
-  looks: list[Look] = []
-  params = train(
-    start.policy,
-    params,
-    start.train,
-    heldout=start.heldout,
-    layout=start.layout,
-    count=pair_packing.updates_in(
-      start.train, start.layout, epochs=c.optim.epochs, seed=c.optim.seed
-    ),
-    seed=c.optim.seed,
-    looks=looks,
-    mesh=mesh,
-    remat=c.devices.remat,
-    **{name: getattr(c.optim, name) for name in _ADAM},
-  )
+  params, looks = _trained(c, start, params, mesh)
   record = {
     "config": config.as_dict(c),
     "files": start.files,
@@ -171,38 +156,24 @@ def fitting(
   return kept, len(data.examples) - len(kept)
 
 
-def train(
-  policy: Policy,
-  params: PyTree,
-  train: Sequence[Pair],
-  *,
-  count: int,
-  looks: list[Look],
-  name: str = "update",
-  mesh: Any = None,
-  remat: str = "layer",
-  heldout: Sequence[Pair] = (),
-  layout: Layout,
-  seed: int,
-  **adam: int | float,
-) -> PyTree:
-  """Trains with AdamW and a cosine schedule, and prints the progress.
+def _trained(
+  c: Warmup, start: _Start, params: PyTree, mesh: Mesh
+) -> tuple[PyTree, list[Look]]:
+  """Trains, prints the progress, and returns it with the parameters.
 
   Args:
-    policy: Description of the policy.
+    c: The config.
+    start: Its parts.
     params: Initial parameters; donated.
-    train: Training pairs.
-    count: Number of updates.
-    looks: The measurements are appended to it.
-    name: Name of an update on the terminal.
-    mesh: Devices, if the parameters lie on a mesh.
-    remat: See `Policy`.
-    heldout: Held-out pairs.
-    layout: Static shapes.
-    seed: Seed of the order.
-    **adam: Arguments of `optimizer.adamw`.
+    mesh: Where they lie.
   """
-  tx, _ = optimizer.adamw(total=count, **adam)  # pyright: ignore
+  count = pair_packing.updates_in(
+    start.train, start.layout, epochs=c.optim.epochs, seed=c.optim.seed
+  )
+  adam = {name: getattr(c.optim, name) for name in _ADAM}
+  tx, _ = optimizer.adamw(total=count, **adam)
+  policy = dataclasses.replace(start.policy, remat=c.devices.remat, mesh=mesh)
+  looks: list[Look] = []
   begin = time.monotonic()
 
   def look(now: Look) -> None:
@@ -215,18 +186,19 @@ def train(
     line = ", ".join([*parts, f"{now.tokens:,} tokens learned"])
     spent = time.monotonic() - begin
     print(
-      f"{name} {now.update}/{count}: {line}, {spent:.0f} s", file=sys.stderr
+      f"update {now.update}/{count}: {line}, {spent:.0f} s", file=sys.stderr
     )
 
-  return supervised.train(
+  params = supervised.train(
     params,
-    train,
-    packed_logp=dataclasses.replace(policy, remat=remat, mesh=mesh).packed_logp,
+    start.train,
+    packed_logp=policy.packed_logp,
     tx=tx,
-    layout=layout,
+    layout=start.layout,
     count=count,
-    seed=seed,
+    seed=c.optim.seed,
     look=look,
-    heldout=heldout,
+    heldout=start.heldout,
     mesh=mesh,
   )
+  return params, looks

@@ -16,7 +16,6 @@ reason. `REFUSED` lists the others with the reason.
   checks.py       our own checks of answers, by task
   solutions.py    checks of puzzles with many right answers
   expressions.py  parses arithmetic and polynomials without executing them
-  steps/          solutions step by step, to warm up a policy
 """
 
 from brorl_jax.tasks.base import Verdict

@@ -6,13 +6,12 @@ import importlib.metadata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from brorl_jax.tasks.base import Example, Steps, Verdict
+from brorl_jax.tasks.base import Example, Verdict
 from brorl_jax.tasks.data import fields
 from brorl_jax.tasks.data.strict_json import Refused, show
 from brorl_jax.tasks.domain import Domain, Draw, Family, Field
 from brorl_jax.tasks.gym import families
 from brorl_jax.tasks.gym.categories import CATEGORIES
-from brorl_jax.tasks.gym.steps import looking, writing
 from brorl_jax.tasks.gym.verifier import verify
 from brorl_jax.tasks.sandbox.jail import Jail
 
@@ -85,16 +84,6 @@ def _words(text: str) -> str:
   return f" {' '.join(text.split())} "
 
 
-def _look(response: str, entry: Mapping[str, Any]) -> Steps | None:
-  """The steps of a response; None if they cannot be read."""
-  if _task({"entry": entry}) not in writing.TASKS:
-    return None
-  try:
-    return looking.look(response, entry)
-  except (ArithmeticError, LookupError, TypeError, ValueError):
-    return None  # an entry of a file that lacks what its puzzle is made of
-
-
 DRAW = Draw(
   check=check,
   one=families.puzzle,
@@ -102,9 +91,6 @@ DRAW = Draw(
   may_draw=_may_draw,
   category=CATEGORIES.get,
   version=lambda: f"{_LIBRARY} {importlib.metadata.version(_LIBRARY)}",
-  write=lambda example, quality, rng: writing.write(
-    example.entry, quality, rng
-  ),
 )
 
 DOMAIN = Domain(
@@ -114,5 +100,4 @@ DOMAIN = Domain(
   check_reference=_check_reference,
   task=_task,
   draw=DRAW,
-  look=_look,
 )

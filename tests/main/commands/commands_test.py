@@ -45,13 +45,6 @@ SHORT = {
     "--config.n=(4,512)",
     "--config.dense_n=()",
   ],
-  "warmup": [
-    "--config.puzzles=100",
-    "--config.steps=2",
-    "--config.mixed_steps=2",
-    "--config.rows=2",
-    "--config.microbatches=2",
-  ],
 }
 DOCUMENTS = (
   ROOT / "README.md",
@@ -88,7 +81,6 @@ def mode_of(command):
 # They do what another one does, with other numbers.
 ALIKE = (
   "harder.py",
-  "warmup_steps.py",
   "domain.py:math",
   "prorl_v1",
   "n16.py",
@@ -111,7 +103,7 @@ def by_tier():
 
 def test_documents_name_the_two_arms_and_the_warmup():
   text = "\n".join(commands())
-  for config in ("n512", "n16", "warmup", "sft", "simulate"):
+  for config in ("n512", "n16", "sft", "simulate"):
     assert f"--config=configs/{config}.py" in text
 
 

@@ -104,7 +104,7 @@ def test_an_evaluation_leaves_what_it_promises(whole):
     "step id domain task sample tokens truncated score pass status reason "
     "answer".split()
   )
-  # Text of the first sample alone; steps of tasks whose steps can be read.
+  # Text of the first sample alone.
   assert records[0].keys() == fields | {"prompt", "response"}
   assert records[1].keys() == fields
   assert said["source"] == str(huggingface.ASSETS)

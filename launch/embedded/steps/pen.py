@@ -1,11 +1,15 @@
-"""Writes the lines of a solution, and slips where it is told to."""
+"""Writes the lines of a solution, and slips where it is told to.
+
+And what a task gives: how it is solved with that pen.
+"""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
+Entry = Mapping[str, Any]  # a puzzle of reasoning-gym
 T = TypeVar("T")
 
 NO = " no"  # ends a line that is taken back
@@ -92,3 +96,18 @@ def parts(number: int) -> list[int]:
   text = str(abs(number))
   digits = [int(d) * 10 ** (len(text) - 1 - i) for i, d in enumerate(text)]
   return [part for part in digits if part] or [0]
+
+
+class Task(NamedTuple):
+  """How the puzzles of a task are solved.
+
+  Attributes:
+    solve: Writes the steps with a pen and returns the answer that they lead to.
+      Raises ValueError if the puzzle has no steps.
+    merge: One line for two, or None where these two have none.
+    drop: Whether a line may be left out without another in its place.
+  """
+
+  solve: Callable[[Entry, Pen], str]
+  merge: Callable[[str, str], str | None] | None = None
+  drop: bool = True

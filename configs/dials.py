@@ -1,4 +1,6 @@
-"""Settings of the tasks: of a run, and of a harder side to look at only.
+"""Puzzles that the embedded policy `steps` knows; not a run.
+
+Settings of each task: those of a run, and a harder side to look at only.
 
 Careful steps take at most about 120 tokens with the first and about 160 with
 the second, a token being a digit, a sign or a word. Every puzzle needs at
@@ -9,17 +11,13 @@ longer numbers in the question: the embedded policy drops digits of those. With
 them six of ten tasks were at 0 before and after a run, which shows nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
-
-Settings = Mapping[str, Any]
 
 # Weight 0 for "*": it multiplies the variable by 0 in some puzzles.
 _SUMS = {"operators_weights": [0.5, 0.5, 0.0]}
 
-DIALS: Mapping[str, tuple[Settings, Settings]] = {
+DIALS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any]]] = {
   "chain_sum": (
     {"min_terms": 3, "max_terms": 5, "min_digits": 1, "max_digits": 2},
     {"min_terms": 5, "max_terms": 7, "min_digits": 1, "max_digits": 2},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 
-from brorl_jax.tasks.gym.steps import (
+from launch.embedded.steps import (
   countdown,
   digits,
   divisors,
@@ -13,35 +13,23 @@ from brorl_jax.tasks.gym.steps import (
   paths,
   sums,
 )
-from brorl_jax.tasks.gym.steps.pen import Pen
-from brorl_jax.tasks.gym.steps.task import Entry, Task
-from brorl_jax.tasks.names import QUALITIES
+from launch.embedded.steps.pen import Entry, Pen, Task
+
+QUALITIES = ("careful", "detour", "sloppy", "direct")
 
 # Countdown is searched, so it has functions of its own.
-SOLVED: Mapping[str, Task] = {
+_SOLVED: Mapping[str, Task] = {
   **sums.TASKS,
   **divisors.TASKS,
   **digits.TASKS,
   **letters.TASKS,
   **paths.TASKS,
 }
-TASKS = frozenset({*SOLVED, "countdown"})
+TASKS = frozenset({*_SOLVED, "countdown"})
 
 WRONG = 0.75  # share of sloppy responses with an error
 SLIP = 0.6  # share of their steps that slip; at least one does
 _TRIES = 50  # slips until one changes the answer
-
-
-def task_of(entry: Entry) -> str:
-  """The task of an entry.
-
-  Raises:
-    ValueError: It has no writer.
-  """
-  name = entry["metadata"]["source_dataset"]
-  if name not in TASKS:
-    raise ValueError(f"task {name!r} has no steps; use one of {sorted(TASKS)}")
-  return name
 
 
 def write(entry: Entry, quality: str, rng: random.Random) -> str:
@@ -64,22 +52,14 @@ def write(entry: Entry, quality: str, rng: random.Random) -> str:
   """
   if quality not in QUALITIES:
     raise ValueError(f"quality = {quality!r}; use one of {QUALITIES}")
-  name = task_of(entry)
+  name = entry["metadata"]["source_dataset"]
+  if name not in TASKS:
+    raise ValueError(f"task {name!r} has no steps; use one of {sorted(TASKS)}")
   if name == "countdown":
     lines, answer = _search(entry, quality, rng)
   else:
-    lines, answer = _solve(SOLVED[name], entry, quality, rng)
+    lines, answer = _solve(_SOLVED[name], entry, quality, rng)
   return "\n".join([*lines, f"<answer>{answer}</answer>"])
-
-
-def right_lines(entry: Entry) -> list[str]:
-  """The steps of a careful response; none if the puzzle has no steps."""
-  pen = Pen()
-  try:
-    SOLVED[task_of(entry)].solve(entry, pen)
-  except ValueError:
-    return []
-  return pen.lines
 
 
 def _search(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 
-from brorl_jax.tasks.gym.steps import equation
-from brorl_jax.tasks.gym.steps.pen import Pen, near, parts
-from brorl_jax.tasks.gym.steps.task import Entry, Task
+from launch.embedded.steps.merging import merge
+from launch.embedded.steps.pen import Entry, Pen, Task, near, parts
 
 _MOST_DIVISIONS = 60  # Euclid needs 58 for 12 digits; a slip may need more
+_MOST_DIGITS = 12  # of a quotient; after slips no division may end
 _TIMES = " \N{MULTIPLICATION SIGN} "
 
 
@@ -98,7 +98,7 @@ def _simple_equations(entry: Entry, pen: Pen) -> str:
 
 def _divide(number: int, by: int, pen: Pen) -> int:
   total = None
-  for _ in range(equation.DIGITS):
+  for _ in range(_MOST_DIGITS):
     if number < by:
       break
     part = parts(number // by)[0]
@@ -117,17 +117,9 @@ def _divide(number: int, by: int, pen: Pen) -> int:
   return total or 0
 
 
-def _judge(entry: Entry, lines: list[str]) -> equation.Equations:
-  metadata = entry["metadata"]
-  given = metadata.get("equation") or metadata.get("numbers")
-  given = str(given or metadata["number"])
-  # Which multiple is taken, and by what is divided, is free.
-  return equation.Equations(equation.numbers([given, *lines]), free=True)
-
-
 TASKS = {
-  "gcd": Task(_gcd, _judge, equation.merge),
-  "lcm": Task(_lcm, _judge, equation.merge),
-  "prime_factorization": Task(_prime_factorization, _judge, equation.merge),
-  "simple_equations": Task(_simple_equations, _judge, equation.merge),
+  "gcd": Task(_gcd, merge),
+  "lcm": Task(_lcm, merge),
+  "prime_factorization": Task(_prime_factorization, merge),
+  "simple_equations": Task(_simple_equations, merge),
 }

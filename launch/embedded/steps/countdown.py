@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 import random
-import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from brorl_jax.tasks.gym import expressions
-from brorl_jax.tasks.gym.steps.equation import DIGITS, LONGEST_LINE
-from brorl_jax.tasks.gym.steps.pen import NO
-from brorl_jax.tasks.gym.steps.task import Entry
+from launch.embedded.steps.pen import NO, Entry
 
 _LARGEST = 999  # of a value in an attempt that fails
 _TRIES = 100
-_MOST_HANDS = 2  # that a response may go on with, besides the first
-_LINE = re.compile(r"([-+*/()0-9 ]+)=([0-9]{1,12})")
 
 
 class _Part(NamedTuple):
@@ -140,47 +133,3 @@ def sloppy(
   if rng.random() < 0.5:
     lines[-1] = f"{lines[-1].rpartition('=')[0]}={target}"
   return lines, best.text
-
-
-class Judge:
-  """Judges lines of countdown by their arithmetic and the numbers in hand.
-
-  A line that uses the last number must make the target. After it all numbers
-  are in hand again. After a line that is taken back the next one may mend that
-  line or begin again: both hands are kept until a line fits only one.
-  """
-
-  def __init__(self, entry: Entry):
-    self._all = collections.Counter(entry["metadata"]["numbers"])
-    self._target = entry["metadata"]["target"]
-    self._hands = [self._all]
-
-  def read(self, text: str, stands: bool) -> bool | None:
-    match = None if len(text) > LONGEST_LINE else _LINE.fullmatch(text)
-    used = re.findall(r"[0-9]+", match[1]) if match else []
-    if not match or len(used) < 2 or max(map(len, used)) > DIGITS:
-      return None
-    value = expressions.value(match[1])
-    if value is None:
-      return None
-    result = int(match[2])
-    using = collections.Counter(map(int, used))
-    fits = [hand for hand in self._hands if using <= hand]
-    after = [hand - using + _one(result) for hand in fits]
-    good = [hand for hand in after if not _missed(hand, self._target)]
-    if stands:
-      after = good or after or [self._hands[0] - using + _one(result)]
-      # The start stands for a finished attempt.
-      after = [self._all if hand.total() == 1 else hand for hand in after]
-      self._hands = after
-    elif self._all not in self._hands:
-      self._hands = [self._all, *self._hands[:_MOST_HANDS]]
-    return value == result and bool(good)
-
-
-def _one(number: int) -> collections.Counter[int]:
-  return collections.Counter([number])
-
-
-def _missed(hand: collections.Counter[int], target: int) -> bool:
-  return hand.total() == 1 and target not in hand

@@ -1,9 +1,8 @@
-"""Tests of brorl_jax/learner/warmup.py and of the embedded policy."""
+"""Tests of launch/embedded/demonstrations.py and of the embedded policy."""
 
 import collections
 import functools
 import json
-import pathlib
 import random
 
 import jax
@@ -11,11 +10,12 @@ import numpy as np
 import pytest
 
 from brorl_jax.config import Config
-from brorl_jax.learner import pair_packing, warmup
+from brorl_jax.learner import pair_packing
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.tasks import gym
+from launch.embedded import demonstrations, steps
 
-ASSETS = pathlib.Path(huggingface.__file__).parents[1] / "assets"
+ASSETS = huggingface.ASSETS
 
 
 def families():
@@ -40,22 +40,25 @@ def puzzles(count):
 
 def demonstrate(puzzles, right, seed=0, **changed):
   budget = dict(prompt_tokens=40, max_new_tokens=6) | changed
-  return warmup.demonstrations(
-    puzzles, text(), warmup.answers(right), seed=seed, **budget
+  return demonstrations.pairs(
+    puzzles, text(), demonstrations.answers(right), seed=seed, **budget
   )
 
 
 def test_spoilt_answers_are_wrong_and_plausible():
   rng = random.Random(0)
-  numbers = [int(warmup.spoil("7", rng)) for _ in range(1000)]
+  numbers = [int(demonstrations.spoil("7", rng)) for _ in range(1000)]
   count = collections.Counter(numbers)
   assert set(count) == {4, 5, 6, 8, 9, 10}
   assert 0.4 < (count[6] + count[8]) / 1000 < 0.6  # half of them off by one
   for word in ("rood", "aab", "noon"):
-    wrong = {warmup.spoil(word, rng) for _ in range(50)}
+    wrong = {demonstrations.spoil(word, rng) for _ in range(50)}
     assert word not in wrong
     assert all(sorted(other) == sorted(word) for other in wrong)
-  assert warmup.spoil("aa", rng) == "aaaa" and warmup.spoil("x", rng) == "xx"
+  assert (
+    demonstrations.spoil("aa", rng) == "aaaa"
+    and demonstrations.spoil("x", rng) == "xx"
+  )
 
 
 def test_demonstrations_hold_prompt_answer_and_end():
@@ -81,13 +84,12 @@ def test_share_of_right_answers_is_by_family():
   assert np.mean(right["leg_counting"]) == 1.0
 
 
-def test_solutions_are_written_in_the_shares_that_are_asked():
-  qualities = {"careful": 3.0, "direct": 1.0, "sloppy": 0.0}
-  respond = warmup.solutions(
-    lambda puzzle, quality, rng: f"{quality} {puzzle.entry['answer']}",
-    qualities,
-    "Answer at once.",
+def test_solutions_are_written_in_the_shares_that_are_asked(monkeypatch):
+  monkeypatch.setattr(
+    steps, "write", lambda entry, quality, rng: f"{quality} {entry['answer']}"
   )
+  qualities = {"careful": 3.0, "direct": 1.0, "sloppy": 0.0}
+  respond = demonstrations.solutions(qualities)
   rng = random.Random(0)
   said = collections.Counter()
   for puzzle in puzzles(150):

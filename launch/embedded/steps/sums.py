@@ -4,26 +4,9 @@ from __future__ import annotations
 
 import re
 
-from brorl_jax.tasks.gym.steps import equation
-from brorl_jax.tasks.gym.steps.pen import Pen, near, parts
-from brorl_jax.tasks.gym.steps.task import Entry, Task
-
-_ANIMALS = {
-  0: "snake, sea slug, jellyfish, flatworm, leech",
-  2: "chicken, bird, human, duck",
-  4: "dog, cat, cow, horse, lion, elephant, giraffe, tiger, deer, sheep",
-  5: "starfish",
-  6: (
-    "insect, ant, butterfly, beetle, bee, wasp, grasshopper, cricket,"
-    " cockroach, praying mantis, firefly"
-  ),
-  8: "spider, scorpion",
-  10: "crab, lobster, shrimp",
-  14: "woodlouse",
-}
-LEGS = {
-  name: legs for legs, names in _ANIMALS.items() for name in names.split(", ")
-}
+from brorl_jax.tasks.gym.verifier import library
+from launch.embedded.steps.merging import merge
+from launch.embedded.steps.pen import Entry, Pen, Task, near, parts
 
 
 def _written(entry: Entry) -> list[int]:
@@ -77,10 +60,10 @@ def _row(a: int, digit: int, pen: Pen) -> int:
 
 
 def _leg_counting(entry: Entry, pen: Pen) -> str:
+  of_one = library().arithmetic.leg_counting.ANIMALS
   total = None
   for animal, count in entry["metadata"]["animals"].items():
-    legs = LEGS[animal]
-    more = _legs(count, legs, pen)
+    more = _legs(count, of_one[animal], pen)
     if total is None:
       total = more
     else:
@@ -96,32 +79,13 @@ def _legs(count: int, legs: int, pen: Pen) -> int:
   return pen.step(right, lambda v: f"{count}*{v[0]}={v[1]}", slips)[1]
 
 
-def _judge_sum(entry: Entry, lines: list[str]) -> equation.Equations:
-  known = equation.numbers([_expression(entry), *lines])
-  return equation.Equations(known)
-
-
-def _judge_product(entry: Entry, lines: list[str]) -> equation.Equations:
-  known = equation.numbers([_expression(entry), *lines])
-  longest = max(len(str(abs(n))) for n in _written(entry))
-  return equation.Equations(known, zeros=longest - 1)
-
-
-def _judge_legs(entry: Entry, lines: list[str]) -> equation.Equations:
-  animals = entry["metadata"]["animals"].items()
-  results = equation.numbers(line.rpartition("=")[2] for line in lines)
-  return equation.Equations(
-    results, products=[(n, LEGS[animal]) for animal, n in animals]
-  )
-
-
 def _merge_legs(first: str, second: str) -> str | None:
   """Only into the sum: a factor that is equal to a result is none."""
-  return None if "*" in second else equation.merge(first, second)
+  return None if "*" in second else merge(first, second)
 
 
 TASKS = {
-  "chain_sum": Task(_chain_sum, _judge_sum, equation.merge),
-  "products": Task(_products, _judge_product),
-  "leg_counting": Task(_leg_counting, _judge_legs, _merge_legs),
+  "chain_sum": Task(_chain_sum, merge),
+  "products": Task(_products),
+  "leg_counting": Task(_leg_counting, _merge_legs),
 }

@@ -1,4 +1,4 @@
-"""Demonstrations that make the embedded policy, which RL can improve.
+"""Demonstrations that make an embedded policy, which RL can improve.
 
 Two stages. In the first the demonstrations are right, and the policy learns
 what it can. In the second a share of them is wrong on purpose, by family: the
@@ -15,6 +15,7 @@ from brorl_jax.learner.pair_packing import Pair
 from brorl_jax.model.tokenizer import Tokenizer
 from brorl_jax.tasks import posing
 from brorl_jax.tasks.base import Example
+from launch.embedded import steps
 
 Messages = Sequence[Mapping[str, str]]
 Respond = Callable[[Example, random.Random], tuple[Messages, str]]
@@ -53,14 +54,11 @@ def answers(right: Mapping[str, float]) -> Respond:
 
 
 def solutions(
-  write: Callable[[Example, str, random.Random], str],
-  qualities: Mapping[str, float],
-  at_once: str,
+  qualities: Mapping[str, float], at_once: str = "Answer at once."
 ) -> Respond:
   """The steps to the answer of a puzzle, and the answer.
 
   Args:
-    write: Of a puzzle and a quality.
     qualities: Relative share of each quality; "direct" is the answer alone.
     at_once: Instruction of the prompts that are answered without steps.
   """
@@ -70,12 +68,12 @@ def solutions(
     (quality,) = rng.choices(names, weights)
     told = at_once if quality == "direct" else ""
     asked = posing.posed(puzzle, instruction=told)
-    return asked, write(puzzle, quality, rng)
+    return asked, steps.write(puzzle.entry, quality, rng)
 
   return respond
 
 
-def demonstrations(
+def pairs(
   puzzles: Sequence[Example],
   tokenizer: Tokenizer,
   respond: Respond,
