@@ -248,7 +248,7 @@ def _about(about: Mapping[str, Any]) -> dict[str, Any]:
     f"version of {k}": v for k, v in about.get("versions", {}).items()
   }
   more = {"git_commit": about.get("git_commit"), "python": about.get("python")}
-  return sections.flat(sections.upgraded(about["config"])) | more | versions
+  return sections.flat(about["config"]) | more | versions
 
 
 def names(paths: Sequence[pathlib.Path]) -> list[str]:
