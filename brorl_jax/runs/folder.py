@@ -117,7 +117,7 @@ def check(
   if now.get("run.pipeline") or now.get("reference.reset_stalled"):
     free = free - _ENDS
   if now.get("policy.dtype") == "auto":  # what the run has, see main/precision
-    now["policy.dtype"] = before["policy.dtype"]
+    now["policy.dtype"] = before.get("policy.dtype")
   changed = {
     k: now.get(k)
     for k in sorted(before.keys() | now.keys())
@@ -185,7 +185,8 @@ def configs(workdir: pathlib.Path) -> list[dict[str, Any]]:
   if not (workdir / "config.json").exists():
     return []
   record = _read(workdir)
-  return [record["config"], *(e["config"] for e in reversed(record.get("earlier", [])))]
+  earlier = [one["config"] for one in record.get("earlier") or []]
+  return [record["config"], *reversed(earlier)]
 
 
 def begun(workdir: pathlib.Path) -> str | None:

@@ -45,7 +45,7 @@ def report(tmp_path_factory):
   folder = tmp_path_factory.mktemp("runs")
   make = lambda name, **more: made.run(folder / name, prompts=PROMPTS, **more)
   make("a", passes=PASSES)
-  lines = made.metric_lines(5, step_s=1234.5, samples=12_345, cpu_s=None)
+  lines = made.metric_lines(5, step_s=1234.5, samples=12_345)
   better = {0: PASSES[0], 2: PASSES[3], 5: ([1, 1],) * 5}
   make("b", passes=better, lines=lines, n=2, steps=9, credit=NASTY)
   last = made.evaluation(folder / "c", passes=PASSES[1], prompts=PROMPTS)
@@ -263,7 +263,7 @@ def test_page_and_tables_say_where_nothing_is_compared(tmp_path):
   """Fast ends after 1.55 h, when slow was evaluated at its start alone."""
   passes = {0: made.PASSES[0], 1: made.PASSES[1], 2: made.PASSES[3]}
   slow = made.run(tmp_path / "slow")
-  lines = made.metric_lines(2, step_s=1800.0, samples=9, cpu_s=None)
+  lines = made.metric_lines(2, step_s=1800.0, samples=9)
   fast = made.run(tmp_path / "fast", passes=passes, lines=lines)
   data = report_command.numbers([read(p, p.name) for p in (slow, fast)])
   rows = lead.table(data).rows
