@@ -400,7 +400,7 @@ def test_an_evaluation_has_the_dtype_of_the_run(measures, evaluates, tmp_path):
   run = tmp_path / "run"
   (run / "checkpoints").mkdir(parents=True)
   folder.write_config(
-    sections.as_dict(configured.config(dtype="bfloat16")), run
+    sections.as_dict(configured.config(dtype="bfloat16")), run, began_with=""
   )
   assert evaluates(checkpoint=str(run)) == "bfloat16"
 

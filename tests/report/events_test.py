@@ -107,7 +107,7 @@ def test_the_page_has_a_figure_and_a_table_of_what_happened(folders):
     "a", "warning", "disk 3 is slow", "3", "1 → 9",
     "2026-11-25 08:58:01 → 2026-11-25 08:58:08",
   ]  # fmt: skip
-  assert texts[4][3:] == ["1", "2", "n/a"]
+  assert texts[4][3:] == ["1", "2", "2026-11-25 08:58:04"]
   assert texts[-1][:2] == ["b$x$", "guard"]
   one = written(folders, "a")[1] / "events.png"
   # A panel more is higher; the width is that of the page.
