@@ -6,8 +6,6 @@ the standard library; section.py says why.
 """
 
 from brorl_jax.config.config import (
-  REMOVED,
-  RENAMED,
   Config,
   Made,
   Phase,
@@ -16,14 +14,11 @@ from brorl_jax.config.config import (
   flat,
   of,
   phases,
-  upgraded,
 )
 from brorl_jax.config.section import Section, Wrong, setting
 from brorl_jax.config.warmup import Warmup
 
 __all__ = [
-  "REMOVED",
-  "RENAMED",
   "Config",
   "Made",
   "Phase",
@@ -36,5 +31,4 @@ __all__ = [
   "of",
   "phases",
   "setting",
-  "upgraded",
 ]

@@ -52,9 +52,8 @@ def look(workdir: pathlib.Path, starts: Sequence[Mapping[str, Any]]) -> Covered:
   """
   evaluations = {}
   records = Counter(x["step"] for x in _lines(workdir / "eval/records.jsonl"))
-  for line in _lines(workdir / "eval/curve.jsonl"):
-    step, wanted = line["step"], _wanted(line)
-    evaluations[step] = wanted in (None, records[step])
+  for line in _lines(workdir / "eval/curve.jsonl", _has_size):
+    evaluations[line["step"]] = records[line["step"]] == _wanted(line)
   # Starts with different values of eval.every share only these steps.
   every = math.lcm(
     *(max(1, c.get("eval", {}).get("every") or 1) for c in starts)
@@ -64,13 +63,19 @@ def look(workdir: pathlib.Path, starts: Sequence[Mapping[str, Any]]) -> Covered:
   return Covered(workdir, count, evaluations, every, last)
 
 
-def _wanted(line: Mapping[str, Any]) -> int | None:
-  """How many records an evaluation has, None if it does not say so."""
+def _has_size(line: Any) -> None:
+  """Raises ValueError if it does not say how many records there are."""
+  lines.has_step(line)
   try:
-    total = line["summary"]["all"]
-    return int(total["prompts"]) * int(total["samples"]) or None
+    _wanted(line)
   except (KeyError, TypeError, ValueError, OverflowError):
-    return None  # an older version wrote it
+    raise ValueError("'summary' is not what a run writes") from None
+
+
+def _wanted(line: Mapping[str, Any]) -> int:
+  """How many records an evaluation has."""
+  total = line["summary"]["all"]
+  return int(total["prompts"]) * int(total["samples"])
 
 
 def _steps(path: pathlib.Path) -> int:

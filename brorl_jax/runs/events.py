@@ -29,7 +29,6 @@ OF_PROCESS = frozenset(
     "data",
     "warning",
     "workers",
-    "stop",  # of older versions: an end by an error
     "end",
   }
 )
@@ -84,7 +83,7 @@ def tell(command: str, event: Mapping[str, Any]) -> None:
 
 
 def last_word(path: pathlib.Path) -> str | None:
-  """Why the last process of a run ended; None if an older version wrote it.
+  """Why the last process of a run ended; None if no process is named.
 
   Args:
     path: events.jsonl, without unreadable lines.

@@ -18,8 +18,6 @@ _MAY_DIFFER = frozenset(
 # ... but not of these if the last step or a checkpoint affects what is sampled
 # next or when the reference is reset.
 _ENDS = frozenset({"run.steps", "run.save_every", "run.max_samples"})
-# Values of fields that an older version did not have.
-_DEFAULTS = config.flat(config.as_dict(config.Config()))
 _PART = "config.json.part"  # while config.json is being written
 # Files of earlier runs, by --begin_again, and later steps, by --from_step.
 ASIDE = "set_aside"
@@ -87,10 +85,8 @@ def check(
   now = config.flat(_as_json(values))
   if now.get("run.pipeline") or now.get("reference.reset_stalled"):
     free = free - _ENDS
-  # Fields that an older version did not have keep their old behaviour.
-  before = {k: v for k, v in _as_json(_DEFAULTS).items() if k in now} | before
   if now.get("policy.dtype") == "auto":  # what the run has, see main/sizes
-    now["policy.dtype"] = before["policy.dtype"]
+    now["policy.dtype"] = before.get("policy.dtype")
   changed = {
     k: now.get(k)
     for k in sorted(before.keys() | now.keys())
@@ -144,7 +140,7 @@ def _read(workdir: pathlib.Path) -> dict[str, Any]:
       raise ValueError("it does not hold the config of a run")
   except (OSError, ValueError, RecursionError) as e:
     raise UserError(f"{path} cannot be read: {e}; {_HELP}") from None
-  return {**record, "config": config.upgraded(config)}
+  return record
 
 
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,9 +153,7 @@ def configs(workdir: pathlib.Path) -> list[dict[str, Any]]:
   if not (workdir / "config.json").exists():
     return []
   record = _read(workdir)
-  earlier = [
-    config.upgraded(one["config"]) for one in record.get("earlier") or []
-  ]
+  earlier = [one["config"] for one in record.get("earlier") or []]
   return [record["config"], *reversed(earlier)]
 
 

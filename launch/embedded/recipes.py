@@ -12,8 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from brorl_jax.runs.sections import Config
-
+from brorl_jax.config import Config
 from brorl_jax.configs.dials import DIALS
 from brorl_jax.learner.pair_packing import Layout
 from brorl_jax.model.policy import Policy

@@ -358,9 +358,9 @@ def test_what_ended_in_a_traceback_once(case):
       at(values, place)[last] = value
     write(path / name, values)
     ended = ends(mode, path, out)
-  # A speed that cannot be computed is left out, evaluations of older versions
-  # do not say how many records they have, and no interval below 1 is kept.
-  well = {-1800.0: "time/rollout_s", 3: "all", 0: "every"}
+  # A speed that cannot be computed is left out, and no interval below 1 is
+  # kept.
+  well = {-1800.0: "time/rollout_s", 0: "every"}
   assert ended is not None or (last == well[value])
 
 

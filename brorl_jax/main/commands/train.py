@@ -44,12 +44,11 @@ from brorl_jax.runs import (
   lock,
   metrics,
 )
-from brorl_jax.runs.run_state import Newer
 from brorl_jax.tasks.base import Example
 from brorl_jax.types import State
 
 # Errors in the files of a run: it cannot resume.
-_UNUSABLE = (checkpoints.Unusable, metrics.Damaged, Newer)
+_UNUSABLE = (checkpoints.Unusable, metrics.Damaged)
 _STOPS = (
   FloatingPointError,
   train.Ended,
@@ -227,7 +226,7 @@ def _ended(
     return StorageError(str(error))
   if isinstance(error, _STOPS):
     return NumbersError(str(error))
-  if started or isinstance(error, Newer | checkpoints.NoWayBack):
+  if started or isinstance(error, checkpoints.NoWayBack):
     return UserError(str(error))
   why = f"; this start changes {', '.join(changed)}" if changed else ""
   return folder.lost(f"{error}{why}")
