@@ -87,8 +87,7 @@ def test_an_early_evaluation_is_not_compared():
   """At equal time the slow run has its start alone, and at its end all."""
   better = {0: made.PASSES[0], 1: made.PASSES[3], 2: made.PASSES[3]}
   data = numbers(
-    run("slow"),
-    run("fast", better, lines=made.metric_lines(2, step_s=1800.0)),
+    run("slow"), run("fast", better, lines=made.metric_lines(2, step_s=1800.0))
   )
   assert early(data) == {
     "equal time": [0],
@@ -169,9 +168,7 @@ def test_rows_name_a_start_once():
 def test_rows_of_other_starts_and_of_an_evaluation():
   other = {**made.PASSES, 0: made.PASSES[1]}
   data = numbers(
-    run("a"),
-    run("b", other),
-    run("c", {0: made.PASSES[1]}, evaluated="x"),
+    run("a"), run("b", other), run("c", {0: made.PASSES[1]}, evaluated="x")
   )
   rows = [
     (row["names"], row["evaluation"], row["at"][0]) for row in data["rows"]
@@ -282,9 +279,7 @@ def test_prompts_are_paired_by_their_ids():
 
 def test_one_task_has_no_clusters():
   data = compare.numbers(
-    [run("a"), run("b")],
-    dict.fromkeys(TASKS, "x"),
-    category=report._category,
+    [run("a"), run("b")], dict.fromkeys(TASKS, "x"), category=report._category
   )
   assert {t["by_task"] for t in data["tests"]} == {None}
 

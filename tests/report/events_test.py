@@ -7,7 +7,7 @@ import runs_for_tests as made
 
 from brorl_jax.errors import UserError
 from brorl_jax.main.commands import report as report_command
-from brorl_jax.report import cells, events, load_runs
+from brorl_jax.report import cells, events, load_runs, tables
 
 NASTY = "<script>alert(1)</script> $x$"
 
@@ -58,33 +58,17 @@ def test_a_flood_of_different_texts_is_one_row_of_its_kind():
   assert row["what"] == "x" * 300 + "..."
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory):
-  """Two runs with events and one without."""
-  at = tmp_path_factory.mktemp("events")
-  for name in ("a", "b$x$", "quiet"):
-    made.run(at / name)
-  made.dump(at / "a" / "events.jsonl", EVENTS)
-  other = [line(0, "start"), line(1, "guard", why="entropy")]
-  made.dump(at / "b$x$" / "events.jsonl", other)
-  return at
-
-
 def read(path):
   return load_runs.read(load_runs.look(path), path.name, lambda step: None)
 
 
-def written(folders, *names):
-  """The numbers and the page of a report."""
-  data = report_command.numbers([read(folders / name) for name in names])
-  out = folders / f"report of {' '.join(names)}"
-  report_command.write(data, out)
-  return json.loads((out / "report.json").read_text()), out
-
-
-def test_the_page_has_a_table_of_what_happened(folders):
-  data, out = written(folders, "quiet", "a", "b$x$")
-  html = (out / "index.html").read_text()
+def test_the_page_has_a_table_of_what_happened(tmp_path):
+  quiet, a, b = (made.run(tmp_path / name) for name in ("quiet", "a", "b$x$"))
+  made.dump(a / "events.jsonl", EVENTS)
+  made.dump(b / "events.jsonl", [line(0, "start"), line(1, "guard", why="x")])
+  data = report_command.numbers([read(path) for path in (quiet, a, b)])
+  report_command.write(data, tmp_path / "report")
+  html = (tmp_path / "report" / "index.html").read_text()
   assert NASTY not in html and "&lt;script&gt;alert(1)" in html
   assert "Events</h2>" in html
   table = events.table(data, 7)
@@ -96,16 +80,15 @@ def test_the_page_has_a_table_of_what_happened(folders):
   ]  # fmt: skip
   assert texts[4][3:] == ["1", "2", "2026-11-25 08:58:04"]
   assert texts[-1][:2] == ["b$x$", "guard"]
-
-
-def test_runs_without_events_have_no_table(folders):
-  data, out = written(folders, "quiet")
-  assert data["runs"][0]["events"] == []
-  assert "Events</h2>" not in (out / "index.html").read_text()
+  # A run without events has no table.
+  assert (
+    "Events"
+    not in tables.every(report_command.numbers([read(quiet)]))[-1].title
+  )
 
 
 @pytest.mark.parametrize("bad", ["[]", '{"step": 1}', '{"event": "end"}', "{"])
-def test_a_line_that_is_no_event_is_one_error(folders, tmp_path, bad):
+def test_a_line_that_is_no_event_is_one_error(tmp_path, bad):
   path = made.run(tmp_path / "a") / "events.jsonl"
   path.write_text(f"{bad}\n{json.dumps(EVENTS[0])}\n")
   with pytest.raises(UserError, match=r"events\.jsonl, line 1: .*; restore"):

@@ -23,10 +23,7 @@ from brorl_jax.report import (
 )
 
 NASTY = '<script>alert("&")</script>'
-PROMPTS = {
-  **made.PROMPTS,
-  "<b>1": ("math", "a/b~<i>$x$.c"),
-}
+PROMPTS = {**made.PROMPTS, "<b>1": ("math", "a/b~<i>$x$.c")}
 PASSES = {step: (*rows, [step % 2, 1]) for step, rows in made.PASSES.items()}
 
 
@@ -104,38 +101,13 @@ def found(pointer, data):
   return data
 
 
-UNITS = {"": 1, "h": 1, "min": 60, "s": 3600}
-FACTORS = {"percent": 100, "percent1": 100, "thousands": 1e-3}
-
-
 @pytest.mark.ci
 def test_every_number_of_the_page_is_that_of_the_json(parsed, data):
-  kinds = set()
+  """How it is written is tested below, for each kind."""
   for pointer, kind, text in parsed.numbers:
-    value = found(pointer, data)
-    kinds.add(kind)
-    if value is None:
-      assert text == "n/a", pointer
-    elif kind == "value":
-      assert text == str(value)
-    elif text.startswith("<"):
-      assert (kind, value) == ("p", 0.0)
-    else:
-      shown, _, unit = text.replace(",", "").partition(" ")
-      value *= UNITS[unit]
-      mantissa = shown.partition("e")[0]
-      decimals = len(mantissa.partition(".")[2])
-      exponent = int(shown.partition("e")[2] or 0)
-      rounding = 0.5 * 10.0 ** (exponent - decimals)
-      if kind in ("time", "rate", "p") and "." not in shown:
-        rounding = max(rounding, 0.5)
-      expected = value * FACTORS.get(kind, 1)
-      slack = rounding * 1.000001
-      assert float(shown) == pytest.approx(expected, abs=slack), pointer
-      if kind in ("count", "mean", "percent", "percent1", "decimal", "signed"):
-        digits = {"mean": 1, "percent": 2, "percent1": 1, "decimal": 3}
-        assert decimals == digits.get(kind, 4 if kind == "signed" else 0)
-  assert kinds == cells._KINDS.keys()
+    number = cells.Number(("x",), kind)
+    assert text == cells.written(number, {"x": found(pointer, data)}), pointer
+  assert {kind for _, kind, _ in parsed.numbers} == cells._KINDS.keys()
   assert len(parsed.numbers) > 150
 
 
@@ -192,12 +164,8 @@ def test_the_page_says_what_was_measured(data):
 def test_the_lead_is_a_table_of_the_runs(data):
   """Scores at equal time and at the end, against the first run."""
   found = lead.table(data)
-  runs = data["runs"]
-
-  def score(run, evaluation):
-    s = runs[run]["evaluations"][evaluation]["summary"]["all"]
-    low, high = (f"{100 * s[side]:.1f}" for side in ("low", "high"))
-    return f"{100 * s['pass_at_k']['1']:.2f} [{low}, {high}]"
+  path = lambda run, one: ("runs", run, "evaluations", one, "summary", "all")
+  score = lambda *at: cells.as_text(tables.score(data, path(*at)), data)
 
   def gain(at, run):
     (test,) = [
@@ -206,23 +174,19 @@ def test_the_lead_is_a_table_of_the_runs(data):
     p = test["by_task"]["p_two_sided"]
     return f"{test['difference']:+.4f} p {p:.2g}"
 
-  (time,) = [c for c in data["comparisons"] if c["at"] == "equal time"]
-  place = {c["run"]: c["evaluation"] for c in time["chosen"]}
   assert [*found.head] == [
     "run", "start, %", "at equal time, %", f"minus {NASTY}",
     "at the end, %", f"minus {NASTY}",
   ]  # fmt: skip
   rows = [[cells.as_text(cell, data) for cell in row] for row in found.rows]
-  step = [
-    run["evaluations"][place[i]]["step"] for i, run in enumerate(runs[:2])
-  ]
+  # Run b reached 2.19 h; a was evaluated after 2 h, its first step.
   assert rows == [
     [
-      NASTY, score(0, 0), f"{score(0, place[0])} step {step[0]}", "",
+      NASTY, score(0, 0), f"{score(0, 1)} step 1", "",
       f"{score(0, -1)} step 3", "",
     ],
     [
-      "b", score(1, 0), f"{score(1, place[1])} step {step[1]}",
+      "b", score(1, 0), f"{score(1, 2)} step 5",
       gain("equal time", 1), f"{score(1, -1)} step 5", gain("end", 1),
     ],
     ["c", "", "", "", score(2, -1), gain("end", 2)],
@@ -455,20 +419,14 @@ def rollout(step, i, **changed):
   verdict = ("pass", "fail", "invalid")[i % 3]
   return {
     "step": step,
-    "id": "x",
-    "domain": "gym",
     "task": ("gcd", "prime")[i % 2],
     "prompt": f"What is {step} + {i}?",
     "response": "42",
     "gold": str(step + i),
-    "answer": "42",
     "verdict": verdict,
     "reason": "" if verdict == "pass" else "wrong answer",
-    "score": 0.5,
     "reward": 0.25 * i,
-    "seconds": 0.001,
     "tokens": 1000 + i,
-    "truncated": False,
   } | changed
 
 
@@ -522,6 +480,7 @@ def test_text_of_a_model_is_text_wherever_it_stands(tmp_path):
 
 
 def test_filters_hide_what_was_not_chosen(tmp_path):
+  """What all samples have in common is no filter."""
   lines = [rollout(step, i) for step in (1, 2) for i in range(3)]
   run = with_samples(tmp_path, lines)
   other = with_samples(tmp_path, [rollout(5, 0)], "b")
@@ -552,12 +511,9 @@ def test_filters_hide_what_was_not_chosen(tmp_path):
   assert kinds[1] == {"run-0", "step-0", "task-1", "verdict-0"}
   assert kinds[-1] == {"run-1", "step-2", "task-0", "verdict-2"}
   assert all(sum(value in k for k in kinds) for value in filter(None, values))
-
-
-def test_what_samples_have_in_common_is_no_filter(tmp_path):
-  run = with_samples(tmp_path, [rollout(1, 0), rollout(2, 0)])
-  data = report_command.numbers([read(run, "a")])
-  assert section_of(data).tags.count("select") == 1  # the step
+  one = with_samples(tmp_path, [rollout(1, 0), rollout(2, 0)], "c")
+  alike = report_command.numbers([read(one, "c")])
+  assert section_of(alike).tags.count("select") == 1  # the step
 
 
 def test_the_newest_samples_are_shown_and_long_ones_are_cut(tmp_path):

@@ -4,8 +4,6 @@ import errno
 import json
 import os
 import pathlib
-import subprocess
-import sys
 
 import pytest
 import runs_for_tests as made
@@ -16,8 +14,6 @@ from brorl_jax.errors import StorageError, UserError
 from brorl_jax.main.commands import report
 from brorl_jax.report import figures, load_runs
 from brorl_jax.runs import metrics
-
-ROOT = pathlib.Path(__file__).parents[3]
 
 
 def refusal(*workdirs):
@@ -133,18 +129,12 @@ THREE = {
       ({"passes": THREE}, "2 and 3 samples"),
       ({"eval_temperature": 1.0}, "eval.temperature is 0.6 and 1.0"),
       ({"eval_top_p": None}, "eval.top_p ... 0.95"),
-      (
-        {"prompts": TASK},
-        "1 of 3 ... (math/aime), 1 of 3 ... (math/amc)",
-      ),
+      ({"prompts": TASK}, "1 of 3 ... (math/aime), 1 of 3 ... (math/amc)"),
       (
         {"prompts": OTHER},
         "1 of 4 ... (gcd/heldout/1), 1 of 4 ... (gcd/heldout/5)",
       ),
-      (
-        {"prompts": MOVED},
-        "gcd/heldout/0 ... gym/gcd ... gym/syllogism",
-      ),
+      ({"prompts": MOVED}, "gcd/heldout/0 ... gym/gcd ... gym/syllogism"),
       ({"seed": 1}, "run.seed is 0 and 1"),
       (
         {"data__families__gcd__settings__max_value": 50},
@@ -155,10 +145,7 @@ THREE = {
         "data.domains.math.instruction is 'Box it.' and 'Think.'",
       ),
       ({"data__system": "Be brief."}, "data.system is '' and 'Be brief.'"),
-      (
-        {"held": "def"},
-        "held-out ... differ",
-      ),
+      ({"held": "def"}, "held-out ... differ"),
     ],
     3,
   ),
@@ -172,40 +159,57 @@ def test_runs_that_were_measured_otherwise_are_refused(
   assert not (a / "report").exists()
 
 
+def test_an_evaluation_with_more_samples_is_only_in_the_curve(tmp_path):
+  run = made.run(tmp_path / "a")
+  more = made.evaluation(tmp_path / "b", passes=([1, 0, 1, 0],) * 4)
+  report.run([run, more])
+  data = json.loads((run / "report" / "report.json").read_text())
+  assert [one["name"] for one in data["runs"]] == ["a"]
+  (deeper,) = data["deeper"]
+  pass_at_k = deeper["evaluations"][0]["summary"]["all"]["pass_at_k"]
+  assert deeper["name"] == "b" and [*pass_at_k] == ["1", "2", "4"]
+  assert mentions(refusal(more, run), "4 and 2 samples")
+
+
 def test_a_seed_is_named_rather_than_the_prompts_that_it_makes(tmp_path):
   a = made.run(tmp_path / "a")
   b = made.run(tmp_path / "b", prompts=OTHER, seed=1)
   assert mentions(refusal(a, b), "run.seed ... 0 ... 1")
 
 
-def test_puzzles_of_another_reasoning_gym_are_refused(tmp_path):
-  a, b = made.run(tmp_path / "a"), made.run(tmp_path / "b")
-  about = json.loads((b / "config.json").read_text())
-  about["versions"]["reasoning-gym"] = "0.1.24"
-  (b / "config.json").write_text(json.dumps(about))
-  assert mentions(refusal(a, b), "'0.1.25' ... '0.1.24'")
+def told(path, **entries):
+  """A run whose config.json has other entries."""
+  run = made.run(path)
+  about = json.loads((run / "config.json").read_text()) | entries
+  (run / "config.json").write_text(json.dumps(about))
+  return run
+
+
+@pytest.mark.parametrize(
+  "entries, difference",
+  [
+    ({"versions": {"reasoning-gym": "0.1.24"}}, "'0.1.25' ... '0.1.24'"),
+    ({"data": {"held out": "abc", "chat template": "77f8"}}, "77f8 ... differ"),
+  ],
+)
+def test_other_puzzles_and_chat_templates_are_refused(
+  tmp_path, entries, difference
+):
+  a, b = made.run(tmp_path / "a"), told(tmp_path / "b", **entries)
+  assert mentions(refusal(a, b), difference)
 
 
 @pytest.mark.parametrize("both", [False, True])
 def test_runs_with_other_rewards_of_a_user_are_refused(tmp_path, both):
-  folders = made.run(tmp_path / "a"), made.run(tmp_path / "b")
-  for i, folder in enumerate(folders):
-    about = json.loads((folder / "config.json").read_text())
-    mine = {"name": "mine.py:score", "digest": "ab"[i]}
-    about["functions"] = {"loss.kind": {"name": "x.py:f", "digest": str(i)}}
-    if both or i:
-      about["functions"]["reward.verifier"] = mine
-    (folder / "config.json").write_text(json.dumps(about))
-  first = "mine.py:score (digest a)" if both else "the verifiers"
-  assert mentions(refusal(*folders), f"{first} ... mine.py:score")
-
-
-def test_prompts_of_another_chat_template_are_refused(tmp_path):
-  a, b = made.run(tmp_path / "a"), made.run(tmp_path / "b")
-  about = json.loads((b / "config.json").read_text())
-  about["data"]["chat template"] = "77f8"
-  (b / "config.json").write_text(json.dumps(about))
-  assert mentions(refusal(a, b), "77f8 ... differ")
+  loss = lambda digest: {"loss.kind": {"name": "x.py:f", "digest": digest}}
+  mine = lambda digest: {
+    "reward.verifier": {"name": "mine.py:score", "digest": digest}
+  }
+  first = loss("0") | (mine("a") if both else {})
+  a = told(tmp_path / "a", functions=first)
+  b = told(tmp_path / "b", functions=loss("1") | mine("b"))
+  said = "mine.py:score (digest a)" if both else "the verifiers"
+  assert mentions(refusal(a, b), f"{said} ... mine.py:score")
 
 
 def test_prompts_of_one_side_are_counted_and_a_few_named(tmp_path):
@@ -223,10 +227,7 @@ def test_prompts_of_one_side_are_counted_and_a_few_named(tmp_path):
   "changes",
   [
     {"lr": 0.1},
-    {
-      "data__domains__gym__instruction": "",
-      "data__families__gcd__weight": 2.0,
-    },
+    {"data__domains__gym__instruction": "", "data__families__gcd__weight": 2.0},
     {"steps": 9},
   ],
 )
@@ -270,10 +271,7 @@ def field(**values):
     (lambda _: "[]", "'step' ... missing"),
     (lambda _: '{"step": 0}', "'sample' ... missing"),
     (lambda r: json.dumps(r | {"x": 1})[:-1], "Expecting ',' delimiter: "),
-    (
-      field(status=None),
-      "'status' ... null",
-    ),
+    (field(status=None), "'status' ... null"),
     (field(status=["pass"]), "'status' ... [\"pass\"]"),
     (field(score="1"), "'score' ... \"1\" ... finite"),
     (field(score=float("nan")), "'score' ... NaN ... finite"),
@@ -281,6 +279,8 @@ def field(**values):
     (field(tokens=-1), "'tokens' ... -1 ... at least"),
     (field(id=[1]), "'id' ... [1]"),
     (field(truncated=0), "'truncated' ... 0"),
+    (field(steps=1, steps_taken_back=1), "'steps_wrong' ... missing"),
+    (field(prompt="x"), "'response' ... missing"),
     (
       field(**{"pass": True, "status": "fail"}),
       "'pass' ... 'status' is 'fail'",
@@ -344,10 +344,7 @@ def remove(*names):
       "{}/config.json",
     ),
     *(
-      (
-        written(field, value),
-        f"{{}}/config.json: {field!r} ... {REMEDY}",
-      )
+      (written(field, value), f"{{}}/config.json: {field!r} ... {REMEDY}")
       for field, value in (
         ("versions", None),
         ("data", 7),
@@ -359,19 +356,13 @@ def remove(*names):
         ("config.run.phases", [3]),
       )
     ),
-    (
-      remove("metrics.jsonl", "eval/records.jsonl"),
-      "{} ... evaluation",
-    ),
+    (remove("metrics.jsonl", "eval/records.jsonl"), "{} ... evaluation"),
     (remove("eval/curve.jsonl"), "{} ... evaluation"),
     (
       lambda run: (run / "eval" / "curve.jsonl").write_text('{"step": 0'),
       "{} ... evaluation",
     ),
-    (
-      remove("metrics.jsonl"),
-      "{} ... evaluation",
-    ),
+    (remove("metrics.jsonl"), "{} ... evaluation"),
     (
       append("metrics.jsonl", "nonsense\n"),
       "{}/metrics.jsonl, line 4 ... line 1 ... 1 ... 0) ... " + REMEDY,
@@ -458,31 +449,6 @@ def test_a_report_that_cannot_be_written(tmp_path):
   a = made.run(tmp_path / "a")
   (a / "report").write_text("in the way")
   assert mentions(refusal(a), f"{a}/report ... written")
-
-
-# ----------------------------------------------------------------- the command
-
-
-def command(*args):
-  return subprocess.run(
-    [sys.executable, "-m", "brorl_jax.main", *map(str, args)],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-    timeout=120,
-    env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": ""},
-  )
-
-
-@pytest.mark.ci
-def test_the_command(tmp_path):
-  a, b = made.run(tmp_path / "a"), made.run(tmp_path / "b")
-  done = command("--mode=report", f"--workdir={a}", f"--workdir={b}")
-  assert done.returncode == 0, done.stderr
-  assert done.stdout.splitlines()[-1].strip() == str(
-    a / "report" / "index.html"
-  )
-  assert "backend" not in done.stderr
 
 
 @pytest.mark.parametrize(
