@@ -7,6 +7,9 @@ from jaxtyping import PyTree
 
 from brorl_jax.types import State
 
+Optimizer = optax.GradientTransformation
+Schedule = optax.Schedule
+
 
 def adamw(
   *,
@@ -18,7 +21,7 @@ def adamw(
   eps: float,
   weight_decay: float,
   max_grad_norm: float,
-) -> tuple[optax.GradientTransformation, optax.Schedule]:
+) -> tuple[Optimizer, Schedule]:
   """AdamW after clipping by global norm, and its learning-rate schedule.
 
   Args:

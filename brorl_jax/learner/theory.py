@@ -141,23 +141,34 @@ def sampled_terms(
   return jax.vmap(one)(probability, correct, unsampled, draws)
 
 
-def correct_mass(
-  probed: Probe,
-  params: PyTree,
-  *,
-  response_logp: Callable[..., tuple[Array, Array]],
-  temperature: float,
-) -> Float[Array, " P"]:
-  """Mass of the probe's correct responses under other parameters."""
-  logp, _ = response_logp(
-    params,
-    jnp.asarray(probed.prompt),
-    jnp.asarray(probed.prompt_mask),
-    jnp.asarray(probed.response),
-    temperature,
-  )
-  total = jnp.sum(jnp.where(probed.mask, logp, 0.0), axis=2)
-  return jnp.sum(jnp.where(probed.correct, jnp.exp(total), 0.0), axis=1)
+@dataclasses.dataclass(frozen=True)
+class Mass:
+  """The probability of a probe's correct responses, by a policy's parameters.
+
+  Q[p] = sum over correct responses r of exp(sum_t log pi(r_t))
+  """
+
+  response_logp: Callable[..., tuple[Array, Array]]  # see `objective`
+  temperature: float
+
+  def of_prompts(self, probed: Probe, params: PyTree) -> Float[Array, " P"]:
+    """Q of each prompt."""
+    logp, _ = self.response_logp(
+      params,
+      jnp.asarray(probed.prompt),
+      jnp.asarray(probed.prompt_mask),
+      jnp.asarray(probed.response),
+      self.temperature,
+    )
+    total = jnp.sum(jnp.where(probed.mask, logp, 0.0), axis=2)
+    return jnp.sum(jnp.where(probed.correct, jnp.exp(total), 0.0), axis=1)
+
+  def mean(self, probed: Probe, params: PyTree) -> Float[Array, ""]:
+    """Their mean, of which an update watches the first-order change."""
+    return jnp.mean(self.of_prompts(probed, params))
+
+
+compiled_mass = jax.jit(Mass.of_prompts, static_argnums=0)
 
 
 _NAMES = (
@@ -190,7 +201,7 @@ def measure(
 
   Args:
     probed: From `probe`, before the update.
-    after: From `correct_mass`, with the updated parameters.
+    after: From `Mass.of_prompts`, with the updated parameters.
     first_order: That sum.
 
   Returns:

@@ -8,6 +8,7 @@ reached and saved.
 """
 
 import ctypes
+import functools
 import logging
 import os
 import pathlib
@@ -59,6 +60,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from brorl_jax import errors
+from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 from brorl_jax.main import settings
 from brorl_jax.main.commands import sample
@@ -179,10 +181,13 @@ def run_mode(workdirs: list[pathlib.Path]) -> None:
 
   programs.keep(_PROGRAMS.value)
   if _MODE.value == "train":
+    from brorl_jax.main import resolve
     from brorl_jax.main.commands import train
 
+    c = config()
+    goes_on = None if _BEGIN_AGAIN.value else workdir
     train.run(
-      settings.typed(_CONFIG.value),
+      resolve.resolve(c, resolve.here(c.devices), goes_on),
       workdir,
       allow_change=_ALLOW_CHANGE.value,
       begin_again=_BEGIN_AGAIN.value,
@@ -195,7 +200,7 @@ def run_mode(workdirs: list[pathlib.Path]) -> None:
   elif _MODE.value == "plan":
     from brorl_jax.main.commands import plan
 
-    plan.run(settings.typed(_CONFIG.value), _TOPOLOGY.value, fast=_FAST.value)
+    plan.run(config(), _TOPOLOGY.value, fast=_FAST.value)
   elif _MODE.value == "warmup":
     from brorl_jax.main.commands import warmup
 
@@ -216,6 +221,12 @@ def run_mode(workdirs: list[pathlib.Path]) -> None:
     simulate.run(_CONFIG.value, workdir, allow_change=_ALLOW_CHANGE.value)
 
 
+@functools.cache
+def config() -> Config:
+  """The config of a run, which is read and checked once."""
+  return settings.training(_CONFIG.value)
+
+
 def prepare() -> None:
   """What comes before jax is loaded; raises UserError for a wrong value."""
   # jax tells of every kind of device that is not here.
@@ -223,7 +234,7 @@ def prepare() -> None:
   keep_freed_memory()
   take_most_of_a_gpu()
   if _MODE.value in ("train", "plan"):
-    settings.check_training(settings.typed(_CONFIG.value))
+    config()
   if _MODE.value == "train":
     signal.signal(signal.SIGTERM, terminate)
 

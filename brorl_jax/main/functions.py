@@ -4,10 +4,19 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from brorl_jax.config import Phase
+from brorl_jax.config import Config, Phase
 from brorl_jax.config.learning import Advantage, Loss
 from brorl_jax.config.sampling import Filter
-from brorl_jax.rl import advantages, filtering, losses, policy_loss
+from brorl_jax.learner.objective import Correction, Objective
+from brorl_jax.learner.optimizer import Optimizer, Schedule, adamw
+from brorl_jax.rl import (
+  advantages,
+  filtering,
+  losses,
+  lr_scaling,
+  policy_loss,
+  stop_weight,
+)
 from brorl_jax.tasks.own import named
 
 # Fields that name a function, with the table of the built-in ones.
@@ -16,6 +25,60 @@ _TABLES: Mapping[str, Mapping[str, Any]] = {
   "advantage.kind": advantages.ADVANTAGES,
   "filter.keep": filtering.KEEP,
 }
+
+
+# Of loss.correction_range, where it is empty.
+_USUAL_RANGE = {
+  "truncated": (0.0, 2.0),
+  "banded": (0.5, 5.0),
+  "sequence": (0.999, 1.002),
+}
+# Nats: what a token counts at most in the KL term. ProRL v2 states it.
+_KL_CLAMP = 10.0
+
+
+def optimizer(
+  c: Config,
+) -> tuple[Optimizer, Schedule]:
+  """AdamW with a warm-up, and the rate of each update."""
+  o = c.optim
+  return adamw(
+    lr=scaled_lr(c),
+    warmup=o.warmup,
+    b1=o.b1,
+    b2=o.b2,
+    eps=o.eps,
+    weight_decay=o.weight_decay,
+    max_grad_norm=o.max_grad_norm,
+  )
+
+
+def scaled_lr(c: Config) -> float:
+  """The learning rate of a step, for its number of samples."""
+  lr, base = c.optim.lr, c.optim.lr_samples
+  if not base:
+    return lr
+  return lr_scaling.sqrt_scaled(
+    lr, samples=c.sampling.samples, base_samples=base
+  )
+
+
+def objective(c: Config) -> Objective:
+  """The loss with its constants; raises ValueError if there is no such loss."""
+  of, correction = c.loss, None
+  if of.correction != "none":
+    low, high = map(float, of.correction_range or _USUAL_RANGE[of.correction])
+    correction = Correction(of.correction, low, high)
+  return Objective(
+    clip_low=of.clip_low,
+    clip_high=of.clip_high,
+    loss=loss(of),
+    kl_weight=c.reference.kl_weight,
+    kl_clamp=_KL_CLAMP,
+    entropy_weight=of.entropy_weight,
+    correction=correction,
+    temperature=c.sampling.temperature,
+  )
 
 
 def loss(c: Loss) -> policy_loss.Loss:
@@ -30,12 +93,21 @@ def loss(c: Loss) -> policy_loss.Loss:
   return value
 
 
-def advantage(c: Advantage) -> advantages.Advantage:
-  """From rewards to advantages; raises ValueError if there is none."""
+def advantage(c: Advantage, *, rounds: bool) -> advantages.Advantage:
+  """From rewards to advantages; raises ValueError if there is none.
+
+  Args:
+    c: Its kind.
+    rounds: Whether prompts have numbers of rollouts of their own; then each
+      counts once, see rl/stop_weight.py.
+  """
   function = _of("advantage.kind", c.kind, advantages.own)
   if c.kind == "pass_at_k":
-    return functools.partial(function, k=c.k)
-  return function
+    function = functools.partial(function, k=c.k)
+  if not rounds:
+    return function
+  whitened = c.kind in advantages.WHITENED
+  return functools.partial(stop_weight.pooled, function, whitened=whitened)
 
 
 def keep(c: Filter) -> filtering.Rule:
@@ -66,7 +138,7 @@ def digests(phases: Sequence[Phase]) -> dict[str, dict[str, str]]:
     c = phase.config
     try:
       loss(c.loss)
-      advantage(c.advantage)
+      advantage(c.advantage, rounds=False)
       keep(c.filter)
     except ValueError as e:
       prefix = f"phase from step {phase.since}: " if number else ""

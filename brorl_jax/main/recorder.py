@@ -39,7 +39,7 @@ class Recorder:
     workdir: pathlib.Path,
     examples: Examples,
     heldout: Sequence[Example],
-    measure: Callable[[int], Callable[..., evaluate.Chunks]],
+    measure: Callable[[int, PyTree, Sequence[Example]], evaluate.Chunks],
     changed: Mapping[str, Any],
     entries: Mapping[str, Any],
     replaced: Callable[[], Mapping[str, int]] = dict,
@@ -52,7 +52,7 @@ class Recorder:
       workdir: Folder of the run.
       examples: Training examples.
       heldout: Held-out examples.
-      measure: From a step to the function that evaluates it.
+      measure: (step, parameters, held-out examples) -> records.
       changed: Fields whose values differ from the previous start.
       entries: Entries of config.json besides the config.
       replaced: Returns how many worker processes were replaced since it was
@@ -241,7 +241,7 @@ class Recorder:
 
   def measured(self, step: int, params: PyTree) -> evaluate.Chunks:
     """The records of an evaluation; writes nothing."""
-    return self._measure(step)(params, self._heldout)
+    return self._measure(step, params, self._heldout)
 
   def evaluate(self, step: int, params: PyTree) -> float:
     records = [*itertools.chain(*self.measured(step, params))]

@@ -206,24 +206,26 @@ def typed(
     ) from None
 
 
-def check_training(c: config.Config) -> None:
-  """Raises UserError where sections do not go together, in any phase."""
-  if c.run.wandb and importlib.util.find_spec("wandb") is None:
+def training(c: ConfigDict) -> config.Config:
+  """A parsed config of a run, of which all phases work.
+
+  Raises:
+    UserError: A value is wrong, or sections do not go together in some phase.
+  """
+  out = typed(c)
+  if out.run.wandb and importlib.util.find_spec("wandb") is None:
     raise UserError(
-      f"config.run.wandb = {c.run.wandb!r} needs the package wandb; pip "
+      f"config.run.wandb = {out.run.wandb!r} needs the package wandb; pip "
       "install 'brorl_jax[wandb]'"
     )
-  for phase in phases(c):
-    where = "" if phase.changed is None else f"phase from step {phase.since}: "
-    _check(phase.config, rules.training, where)
-
-
-def phases(c: config.Config) -> list[config.Phase]:
-  """`config.phases`; raises UserError."""
   try:
-    return config.phases(c)
+    phases = config.phases(out)
   except config.Wrong as e:
     raise UserError(f"config.{e}") from None
+  for since, of_phase, changed in phases:
+    where = "" if changed is None else f"phase from step {since}: "
+    _check(of_phase, rules.training, where)
+  return out
 
 
 def check_simulation(c: ConfigDict, surrogates: tuple[str, ...]) -> None:
@@ -250,32 +252,3 @@ def _get(c: Any, name: str) -> Any:
   return (
     operator.getitem(c, name) if isinstance(c, ConfigDict) else getattr(c, name)
   )
-
-
-def check_mesh(c: config.Config, rows: int) -> None:
-  """Raises UserError, with what would do, if work does not divide evenly."""
-  n, places = c.sampling.chunk, c.sampling.places
-  wrong = []
-  if places % rows:
-    wrong.append(
-      f"sampling.in_flight = {c.sampling.in_flight} is {places} prompts of {n} "
-      f"rollouts (use a multiple of {rows * n})"
-    )
-  if c.optim.blocks % rows:
-    wrong.append(f"optim.blocks = {c.optim.blocks} (use a multiple of {rows})")
-  if wrong:
-    raise UserError(
-      f"{rows} rows of devices (config.devices.mesh_data x mesh_fsdp) do not "
-      f"divide the work evenly: "
-      f"{'; '.join(wrong)}; 0 chooses for the devices there are"
-    )
-
-
-def check_lengths(c: config.Config, max_positions: int) -> None:
-  """Raises UserError if a rollout may be longer than the policy allows."""
-  longest = c.data.prompt_tokens + c.sampling.max_new_tokens
-  if longest > max_positions:
-    raise UserError(
-      f"config.data.prompt_tokens + sampling.max_new_tokens = {longest} must "
-      f"be at most {max_positions}, the longest input of this checkpoint"
-    )

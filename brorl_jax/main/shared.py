@@ -13,13 +13,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from brorl_jax import config, meshes, processes, train, types
+from brorl_jax import config, processes, train, types
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 from brorl_jax.main.recorder import Recorder
+from brorl_jax.meshes import Axes
 from brorl_jax.rollout import plan
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import checkpoints, machine
@@ -135,9 +135,8 @@ def no_closed_loops() -> Iterator[None]:
     sys.unraisablehook = before
 
 
-def summary(mesh: Mesh, params: PyTree) -> str:
+def summary(axes: Axes, params: PyTree) -> str:
   """The mesh, and what processes send each other before they sample."""
-  axes = meshes.of(mesh)
   if processes.alone():
     return f"mesh ({axes})"
   copied = plan.size(sum(x.nbytes for x in jax.tree.leaves(params)))

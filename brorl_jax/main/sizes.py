@@ -1,70 +1,71 @@
-"""Sizes of a run that follow from its machine: the mesh and its memory.
+"""Sizes of a run that follow from its machine, and the memory that they need.
 
-Fields of the config that are 0, and a dtype that is "auto", are set here. They
-change no result but by rounding, and how long a step takes.
+They change no result but by rounding, and how long a step takes.
 """
 
 import dataclasses
-import pathlib
-from typing import Any, TypeVar
+from typing import NamedTuple
 
 import jax
+from jax.sharding import Mesh
 
-from brorl_jax import config
-from brorl_jax.config import Config, Warmup
-from brorl_jax.errors import UserError
+from brorl_jax.config import Config
 from brorl_jax.learner import state as states
+from brorl_jax.learner import theory
 from brorl_jax.learner.layout import MICROBATCHES
-from brorl_jax.main.stages import learning
+from brorl_jax.learner.optimizer import Optimizer
 from brorl_jax.meshes import Axes
 from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.target import Target
-from brorl_jax.rollout import memory, plan
-from brorl_jax.runs import folder
+from brorl_jax.rollout import plan
+from brorl_jax.rollout.memory import Gradient
+from brorl_jax.rollout.plan import RolloutPlan
+from brorl_jax.tasks.names import MADE
 
 # Rollouts of a device, 4 prompts of 512: while the last rollouts of one decode,
 # those of the next take the slots that they leave.
 _AHEAD = 2048
 
-C = TypeVar("C", Config, Warmup)
+
+class Machine(NamedTuple):
+  """What a run is divided over: this machine, or one that is described."""
+
+  axes: Axes  # of the mesh of all devices
+  target: Target  # platform, and the memory of a device
+  processes: int = 1  # each samples on its share of the devices
+  mesh: Mesh | None = None  # None: the devices are not here
 
 
-def with_dtype(c: C, machine: Target, began: str | None = None) -> C:
-  """The config with a dtype in place of "auto".
+@dataclasses.dataclass(frozen=True)
+class Heldout:
+  """How held-out prompts are sampled."""
 
-  That of the run which goes on or is evaluated, `began`; of a new one float32
-  on a CPU and bfloat16 elsewhere.
-  """
-  if c.policy.dtype != "auto":
-    return c
-  dtype = began or ("float32" if machine.on_cpu else "bfloat16")
-  return dataclasses.replace(
-    c, policy=dataclasses.replace(c.policy, dtype=dtype)
-  )
+  prompts: int  # at one time, on all devices of a process
+  plan: RolloutPlan
 
 
-def dtype_of(workdir: pathlib.Path) -> str | None:
-  """The dtype of the run or evaluation in a folder; None without one.
+@dataclasses.dataclass(frozen=True)
+class Plans:
+  """What a phase of a run needs of the memory of a device."""
 
-  Raises:
-    UserError: Its config.json cannot be read.
-  """
-  if not (starts := folder.configs(workdir)):
-    return None
-  dtype = config.flat(starts[0]).get("policy.dtype", "float32")
-  if dtype not in ("float32", "bfloat16"):
-    raise UserError(
-      f"{workdir / 'config.json'}: policy.dtype = {dtype!r} is not what a run "
-      "writes; it must be float32 or bfloat16"
-    )
-  return dtype
+  rollouts: RolloutPlan  # of a process
+  heldout: Heldout
+  update: Gradient  # of the longest responses
+  probe: Gradient | None  # of the theorem's; None: it is not measured
+  sampling_bytes: int  # training state while a step is sampled
+  applying_bytes: int  # and while an update is applied
 
 
-def settled(
-  c: Config, policy: Policy, *, axes: Axes, keep_reference: bool
-) -> Config:
-  """The config with sizes in place of zeros.
+def of_phase(
+  c: Config,
+  policy: Policy,
+  tx: Optimizer,
+  machine: Machine,
+  *,
+  keep_reference: bool,
+) -> tuple[Config, Plans]:
+  """The config with sizes in place of zeros, and its memory plans.
 
     sampling.in_flight  2,048 for each row of devices, in whole prompts, or as
                         many as a step has, but at least a prompt
@@ -72,54 +73,28 @@ def settled(
     optim.rows          8, or as few as fit into memory
 
   Args:
-    c: The config.
+    c: The config of the phase.
     policy: Description of the policy.
-    axes: Of the mesh.
+    tx: The optimizer.
+    machine: What the run is divided over.
     keep_reference: Whether any phase of the run has a reference policy.
+
+  Raises:
+    TooLarge: Something does not fit.
+    ValueError: Work or policy cannot be divided over these devices.
   """
-  optim = dataclasses.replace(c.optim, blocks=c.optim.blocks or axes.rows)
-  sampled = dataclasses.replace(c.sampling, in_flight=in_flight(c, axes))
-  c = dataclasses.replace(c, sampling=sampled, optim=optim)
-  if optim.rows:
-    return c
-  one = dataclasses.replace(c, optim=dataclasses.replace(optim, rows=1))
-  most = gradient(one, policy, axes=axes, keep_reference=keep_reference)
-  rows = plan.rows(most, memory_bytes(c, policy))
-  return dataclasses.replace(c, optim=dataclasses.replace(optim, rows=rows))
-
-
-def in_flight(c: Config, axes: Axes) -> int:
-  """Rollouts that are made at one time, see `settled`."""
-  sampled = c.sampling
-  chunk = sampled.chunk
-  most = max(sampled.samples // chunk, 1)  # chunks of a step
-  each = max(min(-(-_AHEAD // chunk), most // axes.rows), 1)
-  return sampled.in_flight or axes.rows * each * chunk
-
-
-def memory_bytes(c: Config, policy: Policy) -> int:
-  """Memory of a device: what the config says, or the machine."""
-  return c.devices.memory_bytes or policy.target.memory_bytes
-
-
-def gradient(
-  c: Config, policy: Policy, *, axes: Axes, keep_reference: bool
-) -> memory.Gradient:
-  """Memory of an update's gradient, for the longest responses.
-
-  Args:
-    c: The config, with all sizes.
-    policy: Description of the policy.
-    axes: Of the mesh.
-    keep_reference: Whether any phase of the run has a reference policy.
-  """
-  held = resident_bytes(c, policy, axes=axes, keep_reference=keep_reference)
-  return memory.Gradient(
+  axes, memory_bytes = machine.axes, policy.target.memory_bytes
+  c = with_in_flight(c, axes)
+  held, applying = (
+    _state_bytes(c, policy, tx, axes, keep_reference, applying=applying)
+    for applying in (False, True)
+  )
+  update = Gradient(
     policy,
     held,
     parameter_bytes(policy, axes),
-    prompts=c.optim.blocks,
-    responses=c.optim.rows,
+    prompts=c.optim.blocks or axes.rows,
+    responses=c.optim.rows or 1,
     prompt_tokens=c.data.prompt_tokens,
     tokens=c.sampling.max_new_tokens,
     axes=axes,
@@ -127,36 +102,176 @@ def gradient(
     # Two batches: one is brought while the other is computed.
     microbatches=2 * MICROBATCHES,
   )
+  rows = c.optim.rows or plan.rows(update, memory_bytes)
+  update = dataclasses.replace(update, responses=rows)
+  optim = dataclasses.replace(c.optim, rows=rows, blocks=update.prompts)
+  c = dataclasses.replace(c, optim=optim)
+  _check_mesh(c, axes.rows)
+  rollouts, heldout = _sampled(c, policy, machine, held)
+  plan.check_update(update, memory_bytes)
+  probe = None
+  if c.theory.prompts:
+    probe = dataclasses.replace(
+      update,
+      resident_bytes=applying,
+      prompts=min(c.theory.prompts, c.sampling.prompts),
+      responses=theory.RESPONSES,
+      tokens=min(theory.TOKENS, c.sampling.max_new_tokens),
+      applied=True,
+      microbatches=0,
+    )
+    plan.check_probe(probe, memory_bytes)
+  return c, Plans(rollouts, heldout, update, probe, held, applying)
 
 
-def resident_bytes(c: Config, policy: Policy, **where: Any) -> int:
-  """`state_bytes` of a config."""
-  return state_bytes(
+def _sampled(
+  c: Config, policy: Policy, machine: Machine, held: int
+) -> tuple[RolloutPlan, Heldout]:
+  """How a process samples, beside the training state."""
+  count, own = machine.processes, machine.axes.share(machine.processes)
+  if count > 1:  # each process samples with parameters of its own
+    held += parameter_bytes(policy, own)
+  sampled = c.sampling
+  rollouts = _rollouts(
+    c,
     policy,
-    learning.optimizer(c.optim, c.sampling)[0],
-    offload=c.devices.offload,
-    pipeline=c.run.pipeline,
-    **where,
+    own,
+    held,
+    n=sampled.chunk,
+    prompts=sampled.places // count,
+    slots=sampled.slots or None,
+    lanes=sampled.chunk_lanes or None,
+    streams=True,
   )
+  return rollouts, heldout(c, policy, own, held, count)
 
 
-def state_bytes(
+def decoder(c: Config, policy: Policy) -> Policy:
+  """The policy with the sampler's options."""
+  return dataclasses.replace(policy, int8_cache=c.sampling.int8_cache)
+
+
+def with_in_flight(c: Config, axes: Axes) -> Config:
+  """With as many rollouts at one time as the devices are for.
+
+  2,048 for each row of devices, in whole prompts, or as many as a step has, but
+  at least a prompt.
+  """
+  if c.sampling.in_flight:
+    return c
+  chunk = c.sampling.chunk
+  most = max(c.sampling.samples // chunk, 1)  # chunks of a step
+  each = max(min(-(-_AHEAD // chunk), most // axes.rows), 1)
+  in_flight = axes.rows * each * chunk
+  sampling = dataclasses.replace(c.sampling, in_flight=in_flight)
+  return dataclasses.replace(c, sampling=sampling)
+
+
+def _check_mesh(c: Config, rows: int) -> None:
+  """Raises ValueError, with what would do, if work does not divide evenly."""
+  n, places = c.sampling.chunk, c.sampling.places
+  wrong = []
+  if places % rows:
+    wrong.append(
+      f"sampling.in_flight = {c.sampling.in_flight} is {places} prompts of {n} "
+      f"rollouts (use a multiple of {rows * n})"
+    )
+  if c.optim.blocks % rows:
+    wrong.append(f"optim.blocks = {c.optim.blocks} (use a multiple of {rows})")
+  if wrong:
+    raise ValueError(
+      f"{rows} rows of devices (config.devices.mesh_data x mesh_fsdp) do not "
+      f"divide the work evenly: "
+      f"{'; '.join(wrong)}; 0 chooses for the devices there are"
+    )
+
+
+def _rollouts(
+  c: Config,
   policy: Policy,
-  tx,
+  axes: Axes,
+  held: int,
   *,
-  offload: str,
-  pipeline: bool,
+  n: int,
+  prompts: int,
+  slots: int | None,
+  lanes: int | None = None,
+  cut: bool = False,
+  streams: bool = False,
+) -> RolloutPlan:
+  """`plan.rollouts`, whose errors name devices.memory_bytes if it is set."""
+  try:
+    return plan.rollouts(
+      decoder(c, policy),
+      memory_bytes=policy.target.memory_bytes,
+      resident_bytes=held,
+      n=n,
+      prompts=prompts,
+      prompt_tokens=c.data.prompt_tokens,
+      max_new_tokens=c.sampling.max_new_tokens,
+      axes=axes,
+      slots=slots,
+      lanes=lanes,
+      cut=cut,
+      mean_tokens=c.sampling.mean_tokens,
+      streams=streams,
+    )
+  except plan.TooLarge as e:
+    if not c.devices.memory_bytes:
+      raise
+    given = f"config.devices.memory_bytes = {c.devices.memory_bytes}"
+    raise plan.TooLarge(f"{given}: {e}") from None
+
+
+def heldout(
+  c: Config, policy: Policy, axes: Axes, held: int, processes: int
+) -> Heldout:
+  """Held-out prompts at one time: as in training, halved until they fit.
+
+  Those of one process, which has its share of all; `axes` are its own.
+  """
+  # The tasks of files are unknown before they are read: assume one per file.
+  files = c.data.heldout_files or c.data.files
+  tasks = len(files)
+  if (c.data.puzzles or not files) and c.data.domains[MADE].weight:
+    tasks += len(c.data.families)
+  prompts, rows = c.eval.prompts * max(tasks, 1), axes.rows
+  most = c.sampling.in_flight // processes // c.eval.n // rows
+  each = max(min(most, -(-prompts // processes // rows)), 1)
+  while True:
+    try:
+      fits = _rollouts(
+        c,
+        policy,
+        axes,
+        held,
+        n=c.eval.n,
+        prompts=each * rows,
+        slots=min(c.sampling.slots, c.eval.n) or None,
+        cut=c.eval.top_p < 1.0,
+      )
+      return Heldout(each * rows, fits)
+    except plan.TooLarge as e:
+      if each == 1:
+        raise plan.TooLarge(f"evaluations: {e}") from None
+      each = -(-each // 2)
+
+
+def _state_bytes(
+  c: Config,
+  policy: Policy,
+  tx: Optimizer,
   axes: Axes,
   keep_reference: bool,
-  applying: bool = False,
+  *,
+  applying: bool,
 ) -> int:
   """Bytes per device of the training state while it samples or updates.
 
   Args:
+    c: What lies in host memory, and whether a step is sampled ahead.
     policy: Description of the policy.
     tx: The optimizer.
-    offload: `devices.offload`.
-    pipeline: `run.pipeline`.
     axes: Of the mesh.
     keep_reference: Whether any phase of the run has a reference policy.
     applying: Whether an update is applied, with the moments on the devices.
@@ -164,7 +279,8 @@ def state_bytes(
   Raises:
     ValueError: The policy cannot be split over these devices.
   """
-  away = "nothing" if policy.target.on_cpu else offload  # a CPU's is the host's
+  # A CPU's memory is the host's.
+  away = "nothing" if policy.target.on_cpu else c.devices.offload
   if applying and away == "moments":
     away = "reference"
   _, shapes, places = states.state_places(
@@ -179,7 +295,7 @@ def state_bytes(
   held = sharding.shard_bytes(
     [x for x, _ in on_device], [s for _, s in on_device]
   )
-  if pipeline:  # the parameters that the next step is sampled with
+  if c.run.pipeline:  # the parameters that the next step is sampled with
     held += sharding.shard_bytes(
       jax.tree.leaves(shapes.params), jax.tree.leaves(places.params)
     )

@@ -21,12 +21,11 @@ import jax
 import numpy as np
 
 from brorl_jax import config as sections
-from brorl_jax import meshes, types
-from brorl_jax.main import settings, sizes
-from brorl_jax.main.commands import plan
+from brorl_jax import types
+from brorl_jax.main import resolve, settings
 from brorl_jax.main.stages import sampling
 from brorl_jax.main.stages.examples import Examples
-from brorl_jax.model import huggingface, tokenizer
+from brorl_jax.model import huggingface
 from brorl_jax.rollout.dynamic_sampling import collect
 from brorl_jax.tasks.base import Verdict
 from brorl_jax.types import ScoredResponse
@@ -52,28 +51,22 @@ def config(name: str, **changes) -> sections.Config:
   return settings.typed(c)
 
 
-def drawer(c: sections.Config, params, policy, text):
+def drawer(c: sections.Config, params):
   """A function that draws one step; returns its seconds and its tokens."""
-  axes = meshes.ONE
-  c = sizes.settled(c, policy, axes=axes, keep_reference=False)
-  plans = plan.make(c, policy, axes=axes, keep_reference=False)
-  examples = Examples.of(c, text)
-  mesh = meshes.make_mesh()
-  make = sampling.streamed(
-    c.sampling, policy, examples.stop_ids, mesh, plans.rollouts
-  )
+  run = resolve.resolve(c, resolve.here(c.devices))
+  examples, phase = Examples.of(c, run.text), run.phases[0]
 
   def draw(step: int) -> dict[str, float]:
     key = jax.random.fold_in(jax.random.key(0), step)
     cpu, begin = time.process_time(), time.perf_counter()
     out = collect(
-      lambda feed: make(params, feed, key),
+      lambda feed: sampling.streamed(run, phase, params, feed, key),
       score,
       lambda groups: np.ones(len(groups.prompts.index), bool),
       lambda candidates: examples.prompts(step, candidates),
       range(c.sampling.prompts),
       target=c.sampling.prompts,
-      plan=sampling.plan_of(c.sampling),
+      plan=sampling.plan_of(phase),
     )
     return {
       "s": time.perf_counter() - begin,
@@ -103,13 +96,9 @@ def main() -> None:
     "fixed": config(asked.config, **total),
     "rounds": config(asked.config, **total, **stop),
   }
-  checkpoint = both["fixed"].policy.checkpoint
-  folder = huggingface.ASSETS
-  if checkpoint == "embedded:steps":
-    folder = folder / "steps"
-  policy, params = huggingface.load(folder)
-  text = tokenizer.Tokenizer(folder)
-  draws = {k: drawer(c, params, policy, text) for k, c in both.items()}
+  directory = huggingface.locate(both["fixed"].policy.checkpoint)
+  _, params = huggingface.load(directory)
+  draws = {name: drawer(c, params) for name, c in both.items()}
   found: dict[str, list] = {name: [] for name in draws}
   for measured in (False, True):
     for step in range(asked.repeats):

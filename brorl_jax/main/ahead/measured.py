@@ -7,7 +7,7 @@ from typing import Any
 
 from brorl_jax.main.ahead import hlo, programs
 from brorl_jax.main.ahead.hlo import Collective
-from brorl_jax.main.ahead.run import FEW, Compile, Program, Run
+from brorl_jax.main.ahead.run import FEW, Compile, Job, Program
 from brorl_jax.main.ahead.topology import Topology
 
 
@@ -28,7 +28,7 @@ class Measured:
     return self.held_bytes + self.temp_bytes + self.new_bytes
 
 
-def run(what: Run, where: Topology) -> list[Measured]:
+def run(what: Job, where: Topology) -> list[Measured]:
   """Compiles every program, two at a time.
 
   Raises:

@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from brorl_jax import meshes
-from brorl_jax.main.ahead.run import FEW, Compile, Program, Run, placed, size
+from brorl_jax.main import sizes
+from brorl_jax.main.ahead.run import FEW, Compile, Job, Program, placed, size
 from brorl_jax.main.ahead.updates import updating
-from brorl_jax.main.stages import sampling
 from brorl_jax.model import local
 from brorl_jax.rollout import (
   compaction,
@@ -33,7 +33,7 @@ from brorl_jax.rollout.slots import DecodeState
 from brorl_jax.types import Prompts
 
 
-def every(run: Run, compile: Compile) -> Iterator[Program]:
+def every(run: Job, compile: Compile) -> Iterator[Program]:
   """All programs; first those that take longest to compile.
 
   An evaluation runs those of training's rollouts for other prompts at one time,
@@ -47,21 +47,20 @@ def every(run: Run, compile: Compile) -> Iterator[Program]:
     yield from _evaluating(run.alone, compile)
 
 
-def _copy(run: Run) -> Program:
+def _copy(run: Job) -> Program:
   """The parameters of all devices, to each process' own."""
   params = run.state().params
   lowered = local.spread(params, run.own).lower(params)
   return Program("copy", lowered, run.sampling_bytes, run.policy.layers)
 
 
-def training_spec(run: Run) -> ProgramSpec:
+def training_spec(run: Job) -> ProgramSpec:
   """What the programs of training's rollouts are compiled for."""
   run = run.alone
   c = run.config.sampling
   cut = SamplingParams(temperature=c.temperature)
-  return _spec(
-    run, run.rollouts, n=c.chunk, places=c.places, cut=cut, streams=True
-  )
+  fits = run.phase.memory.rollouts
+  return _spec(run, fits, n=c.chunk, places=c.places, cut=cut, streams=True)
 
 
 def _outputs(
@@ -72,7 +71,7 @@ def _outputs(
   return placed(shapes, done.output_shardings)
 
 
-def _prompts(run: Run, count: int) -> PrefillBatch:
+def _prompts(run: Job, count: int) -> PrefillBatch:
   own, S = run.at(meshes.rows(run.mesh)), run.config.data.prompt_tokens
   return PrefillBatch(
     Prompts(
@@ -85,7 +84,7 @@ def _prompts(run: Run, count: int) -> PrefillBatch:
   )
 
 
-def _part(run: Run) -> shelf.Part:
+def _part(run: Job) -> shelf.Part:
   """Prompts that are read together."""
   own, S = run.at(meshes.rows(run.mesh)), run.config.data.prompt_tokens
   count = run.read_together
@@ -96,18 +95,18 @@ def _part(run: Run) -> shelf.Part:
   )
 
 
-def _key(run: Run):
+def _key(run: Job):
   key = jax.eval_shape(lambda: jax.random.key(0))
   return run.at()(key.shape, key.dtype)
 
 
 def _spec(
-  run: Run, fits: RolloutPlan, *, places: int, cut: SamplingParams, **how: Any
+  run: Job, fits: RolloutPlan, *, places: int, cut: SamplingParams, **how: Any
 ) -> ProgramSpec:
   """As `stream` and `sampler.rollouts` make it of the same plan."""
   c = run.config.sampling
   return program_spec.of_places(
-    sampling.decoder(c, run.policy),
+    run.phase.decoder,
     cut,
     stop_ids=(0,),
     max_new_tokens=c.max_new_tokens,
@@ -120,7 +119,7 @@ def _spec(
   )
 
 
-def _cache(run: Run, spec: ProgramSpec, compile: Compile) -> tuple[Any, ...]:
+def _cache(run: Job, spec: ProgramSpec, compile: Compile) -> tuple[Any, ...]:
   """The pages of the longest rollouts, or the pool."""
   if spec.blocks:
     made = compile(programs.pool.lower(spec))
@@ -152,7 +151,7 @@ class _Decoding(NamedTuple):
 
 
 def _started(
-  run: Run, spec: ProgramSpec, places: int, name: str, compile: Compile
+  run: Job, spec: ProgramSpec, places: int, name: str, compile: Compile
 ) -> tuple[Program, _Decoding]:
   """The prefill, and what it leaves."""
   args = (run.state().params, batch := _prompts(run, places), _key(run))
@@ -166,13 +165,13 @@ def _started(
 
 
 def _decode(
-  run: Run, spec: ProgramSpec, decoding: _Decoding, name: str
+  run: Job, spec: ProgramSpec, decoding: _Decoding, name: str
 ) -> Iterator[Program]:
   """The decode loop, over as many pages as there can be."""
   whole, L = run.at(), run.policy.layers
   for layers in FEW if run.fast else (L,):
     policy = dataclasses.replace(run.policy, layers=layers)
-    policy = sampling.decoder(run.config.sampling, policy)
+    policy = sizes.decoder(run.config, policy)
     inputs, pages, state = decoding.of(layers)
     lowered = programs.segment.lower(
       dataclasses.replace(spec, policy=policy),
@@ -188,7 +187,7 @@ def _decode(
     yield Program(name, lowered, held, layers)
 
 
-def _sampling(run: Run, compile: Compile) -> Iterator[Program]:
+def _sampling(run: Job, compile: Compile) -> Iterator[Program]:
   """As `stream` runs them."""
   c = run.config.sampling
   spec = training_spec(run)
@@ -222,18 +221,18 @@ def _sampling(run: Run, compile: Compile) -> Iterator[Program]:
   yield program("take", stream._taken.lower(spec, state, at, share))
 
 
-def _evaluating(run: Run, compile: Compile) -> Iterator[Program]:
+def _evaluating(run: Job, compile: Compile) -> Iterator[Program]:
   """As `sampler.rollouts` runs them during training."""
   c = run.config.eval
   spec = _spec(
     run,
-    run.evaluations,
+    run.phase.memory.heldout.plan,
     n=c.n,
-    places=run.chunk,
+    places=run.phase.memory.heldout.prompts,
     cut=SamplingParams(temperature=c.temperature, top_p=c.top_p),
   )
   prefill, decoding = _started(
-    run, spec, run.chunk, "evaluation: prefill", compile
+    run, spec, run.phase.memory.heldout.prompts, "evaluation: prefill", compile
   )
   yield prefill
   yield from _decode(run, spec, decoding, "evaluation: decode")

@@ -8,12 +8,12 @@ import jax
 from brorl_jax import meshes
 from brorl_jax.main.ahead import measured, schedule, table
 from brorl_jax.main.ahead.measured import Measured
-from brorl_jax.main.ahead.run import FEW, Run
+from brorl_jax.main.ahead.run import FEW, Job
 from brorl_jax.main.ahead.topology import Topology
 from brorl_jax.rollout.plan import TooLarge, size
 
 
-def show(run: Run, where: Topology) -> None:
+def show(run: Job, where: Topology) -> None:
   """Prints the plan of a topology.
 
   Raises:
@@ -48,7 +48,7 @@ def show(run: Run, where: Topology) -> None:
   _refuse(of, where, run)
 
 
-def _saved_bytes(run: Run) -> int:
+def _saved_bytes(run: Job) -> int:
   """Of the training state, over all devices."""
   leaves = jax.tree.leaves(run.state())
   return sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
@@ -59,18 +59,19 @@ def _lines(title: str, lines: Iterable[str]) -> None:
     print(title, *lines, sep="\n")
 
 
-def _refuse(of: list[Measured], where: Topology, run: Run) -> None:
+def _refuse(of: list[Measured], where: Topology, run: Job) -> None:
   worst, limit = max(of, key=lambda m: m.peak_bytes), where.target.memory_bytes
   if worst.peak_bytes <= limit:
     return
   c = run.config
   # What a field multiplies; the rest is there with one row as well.
-  field, count, kept = "sampling.slots", run.rollouts.slots, run.sampling_bytes
+  plans, kept = run.phase.memory, run.sampling_bytes
+  field, count = "sampling.slots", plans.rollouts.slots
   if worst.name in ("score", "gradient"):
     field, count, kept = "optim.rows", c.optim.rows, worst.held_bytes
   if worst.name == "apply":
     field, count = "theory.prompts", c.theory.prompts
-    kept = run.applying_bytes
+    kept = plans.applying_bytes
   most = max(count * (limit - kept) // (worst.peak_bytes - kept), 0)
   raise TooLarge(
     f"{worst.name} needs {size(worst.peak_bytes)} of the {size(limit)} that "

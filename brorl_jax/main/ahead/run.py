@@ -11,11 +11,10 @@ from jaxtyping import PyTree
 from brorl_jax import meshes
 from brorl_jax.config import Config
 from brorl_jax.learner import state as states
-from brorl_jax.main.stages import learning
+from brorl_jax.main.resolve import Phase, Run
 from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.rollout import shelf, stream
-from brorl_jax.rollout.plan import RolloutPlan
 from brorl_jax.types import State
 
 Compile = Callable[[jax.stages.Lowered], jax.stages.Compiled]
@@ -36,20 +35,37 @@ class Program(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
-  """What the programs of a run follow from."""
+class Job:
+  """What the programs of a phase of a run follow from."""
 
-  config: Config
-  policy: Policy
+  run: Run
+  phase: Phase
   mesh: Mesh  # of all devices, on which updates run
   own: Mesh  # of one process, on which it samples; the same if there is one
-  rollouts: RolloutPlan
-  evaluations: RolloutPlan
-  chunk: int  # held-out prompts that are sampled together
-  keep_reference: bool
-  sampling_bytes: int  # training state of a device while it samples
-  applying_bytes: int  # and while an update is applied
   fast: bool  # see FEW
+  sampled_apart: bool = False  # see `alone`
+
+  @property
+  def config(self) -> Config:
+    """That of the phase, or of one process of many while it samples."""
+    c = self.phase.config
+    if not self.sampled_apart:
+      return c
+    in_flight = c.sampling.in_flight // self.run.machine.processes
+    sampling = dataclasses.replace(c.sampling, in_flight=in_flight)
+    return dataclasses.replace(c, sampling=sampling)
+
+  @property
+  def policy(self) -> Policy:
+    return self.run.policy
+
+  @property
+  def sampling_bytes(self) -> int:
+    """What a device holds while it samples."""
+    held = self.phase.memory.sampling_bytes
+    if not self.sampled_apart:
+      return held
+    return held + size(self.state().params)
 
   @property
   def rows(self) -> int:
@@ -61,19 +77,11 @@ class Run:
     return self.mesh.size // self.own.size
 
   @property
-  def alone(self) -> "Run":
+  def alone(self) -> "Job":
     """What one process samples, beside the training state, from its copy."""
     if self.processes == 1:
       return self
-    c = self.config.sampling
-    c = dataclasses.replace(c, in_flight=c.in_flight // self.processes)
-    alone = dataclasses.replace(
-      self,
-      config=dataclasses.replace(self.config, sampling=c),
-      mesh=self.own,
-    )
-    held = self.sampling_bytes + size(alone.state().params)
-    return dataclasses.replace(alone, sampling_bytes=held)
+    return dataclasses.replace(self, mesh=self.own, sampled_apart=True)
 
   @property
   def parameters(self) -> int:
@@ -93,18 +101,13 @@ class Run:
     places = self.config.sampling.places
     return max(places // self.rows // stream.SHARE, 1) * self.rows
 
-  @property
-  def tx(self):
-    """The optimizer."""
-    return learning.optimizer(self.config.optim, self.config.sampling)[0]
-
   def state(self) -> State:
     """Shapes and places of the training state while it is used."""
     _, shapes, places = states.state_places(
       jax.eval_shape(self.policy.init, jax.random.key(0)),
-      self.tx,
+      self.phase.tx,
       self.mesh,
-      keep_reference=self.keep_reference,
+      keep_reference=self.run.keep_reference,
       offload="nothing",
     )
     return placed(shapes, places)

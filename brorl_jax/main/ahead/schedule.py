@@ -2,13 +2,11 @@
 
 import dataclasses
 
-from brorl_jax import meshes
 from brorl_jax.main.ahead import costs
 from brorl_jax.main.ahead.chips import Chip
 from brorl_jax.main.ahead.measured import Measured
 from brorl_jax.main.ahead.programs import training_spec
-from brorl_jax.main.ahead.run import Run
-from brorl_jax.main.stages import learning
+from brorl_jax.main.ahead.run import Job
 from brorl_jax.rollout import compaction
 
 
@@ -47,7 +45,7 @@ class Schedule:
     return self.rollouts / self.seconds * 3600
 
 
-def of(run: Run, measured: list[Measured], chip: Chip) -> Schedule:
+def of(run: Job, measured: list[Measured], chip: Chip) -> Schedule:
   """A step in which every prompt is informative.
 
   Responses have `sampling.mean_tokens` tokens each, or the most there can be.
@@ -63,7 +61,7 @@ def of(run: Run, measured: list[Measured], chip: Chip) -> Schedule:
   parts: list[Part] = []
 
   def add(
-    name: str, calls: costs.Number, work: costs.Work, of: Run = run
+    name: str, calls: costs.Number, work: costs.Work, of: Job = run
   ) -> None:
     if name not in by_name or not calls:
       return
@@ -96,10 +94,9 @@ def of(run: Run, measured: list[Measured], chip: Chip) -> Schedule:
   return Schedule(parts, T, sampled.samples, c.run.steps, run.mesh.size)
 
 
-def programs(run: Run) -> dict[str, int]:
+def programs(run: Job) -> dict[str, int]:
   """How many programs a run compiles: part -> number, at most."""
   c = run.config
-  layout = learning.layout(c, meshes.of(run.mesh).rows)
   spec = training_spec(run)
   # Each size of lanes with each of slots: both may shrink alone.
   pool = bool(spec.blocks)
@@ -111,6 +108,6 @@ def programs(run: Run) -> dict[str, int]:
   return {
     # Prefill, read, admit, take; with several processes the copy.
     "sampling": 4 + decoding + (run.processes > 1),
-    "updating": layout.shapes * (1 + scores) + 2,
+    "updating": run.phase.layout.shapes * (1 + scores) + 2,
     "evaluation": 2 + decoding,
   }

@@ -13,13 +13,12 @@ from jaxtyping import PyTree
 from brorl_jax import meshes
 from brorl_jax.learner import theory, update
 from brorl_jax.learner.layout import MICROBATCHES
-from brorl_jax.main.ahead.run import Program, Run, placed, size
-from brorl_jax.main.stages import learning
+from brorl_jax.main.ahead.run import Job, Program, placed, size
 from brorl_jax.model.policy import Policy
 from brorl_jax.types import Batch, State
 
 
-def batch(run: Run, *, scored: bool) -> Batch:
+def batch(run: Job, *, scored: bool) -> Batch:
   """Shapes of the longest batch of an update, where it lies."""
   c = run.config
   own = run.at(None, meshes.rows(run.mesh))
@@ -42,7 +41,7 @@ def batch(run: Run, *, scored: bool) -> Batch:
   )
 
 
-def updating(run: Run) -> Iterator[Program]:
+def updating(run: Job) -> Iterator[Program]:
   """As the update stage runs them, for the longest responses."""
   c, state = run.config, run.state()
   policy = dataclasses.replace(run.policy, remat=c.devices.remat, mesh=run.mesh)
@@ -65,22 +64,20 @@ def updating(run: Run) -> Iterator[Program]:
       state.params,
       scored,
       response_logp=logp,
-      objective=learning.objective(
-        c.loss, c.reference, temperature=c.sampling.temperature
-      ),
+      objective=run.phase.objective,
     ),
     run.sampling_bytes + size((sums, scored)),
   )
   yield program(
     "apply",
     update._apply.lower(
-      state, sums, np.float32(0), tx=run.tx, watch=_watch(run, policy)
+      state, sums, np.float32(0), tx=run.phase.tx, watch=_watch(run, policy)
     ),
-    run.applying_bytes + size(sums),
+    run.phase.memory.applying_bytes + size(sums),
   )
 
 
-def _sums(run: Run, state: State) -> PyTree:
+def _sums(run: Job, state: State) -> PyTree:
   """The sums of gradients, which lie as the parameters, and of statistics."""
   gradients, stats = jax.eval_shape(update.zero_gradient, state.params)
   places = jax.tree.map(lambda x: x.sharding, state.params)
@@ -91,7 +88,7 @@ def _sums(run: Run, state: State) -> PyTree:
   )
 
 
-def _watch(run: Run, policy: Policy) -> Any:
+def _watch(run: Job, policy: Policy) -> Any:
   """What an update watches of the theorem; None if nothing."""
   c = run.config
   if not c.theory.prompts:
@@ -113,5 +110,6 @@ def _watch(run: Run, policy: Policy) -> Any:
     unsampled=of(np.float32, P),
     draws=of(np.float32, P),
   )
-  mass = learning.mean_mass(policy, c.sampling)
-  return jax.tree_util.Partial(mass, probe)
+  lean = dataclasses.replace(policy, remat="layer")
+  mass = theory.Mass(lean.response_logp, c.sampling.temperature)
+  return jax.tree_util.Partial(mass.mean, probe)

@@ -3,73 +3,29 @@
 import contextlib
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import jax
-import numpy as np
 from absl import logging
-from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from brorl_jax import config, evaluate, meshes
+from brorl_jax import config, evaluate
 from brorl_jax.errors import StorageError, UserError
 from brorl_jax.main import (
   checkpoint_source,
   contamination,
   functions,
   programs,
-  settings,
-  sizes,
+  resolve,
 )
-from brorl_jax.main.commands import plan as plan_command
-from brorl_jax.main.stages import sampling
+from brorl_jax.main.resolve import Evaluation
+from brorl_jax.main.stages import heldout
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.main.stages.scoring import Scorer
-from brorl_jax.model import architectures, local, target
-from brorl_jax.model.policy import Policy
-from brorl_jax.rollout import dynamic_sampling, plan
+from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.runs import checkpoints, folder, intact, lock, metrics
 from brorl_jax.runs.lines import write_whole
 from brorl_jax.tasks.base import Example
-
-
-def measure(
-  c: config.Config,
-  policy: Policy,
-  examples: Examples,
-  scorer: Scorer,
-  mesh: Mesh,
-  fits: plan.RolloutPlan,
-  chunk: int,
-) -> Callable[..., evaluate.Chunks]:
-  """(params, held-out examples, first=0) -> records, chunk by chunk.
-
-  Every evaluation uses the same random numbers: rollout n of example p draws
-  from (seed, 0, p, n).
-  """
-  # Training does not use the key of step 0.
-  key = jax.random.fold_in(jax.random.key(c.run.seed), 0)
-  sample = sampling.heldout(
-    c.sampling, c.eval, policy, examples.stop_ids, mesh, fits
-  )
-
-  def rollouts(params: PyTree, part: Sequence[Example], start: int):
-    index = np.arange(start, start + len(part), dtype=np.int32)
-    return sample(params, examples.pad(part, index), key)
-
-  def of(params: PyTree, part: Sequence[Example], *, first: int = 0):
-    return evaluate.evaluate(
-      local.copied(params, mesh),
-      part,
-      rollouts=rollouts,
-      score_responses=scorer.score_responses,
-      texts=scorer.texts,
-      chunk=chunk,
-      first=first,
-    )
-
-  return of
 
 
 def run(c: config.Config, workdir: pathlib.Path) -> None:
@@ -84,18 +40,22 @@ def run(c: config.Config, workdir: pathlib.Path) -> None:
         f"{file} is a folder; remove it or choose another workdir"
       )
   logging.set_verbosity(logging.ERROR)  # orbax logs every file
+  machine = resolve.here(c.devices)
   try:
-    began = sizes.dtype_of(workdir) or _dtype(c.policy.checkpoint)
-    c = sizes.with_dtype(c, target.here(), began)
-    parts = _parts(c, workdir)
+    before = folder.stored(workdir, "evaluated")
+    source = _same_step(checkpoint_source.locate(c.policy.checkpoint), before)
+    ran = checkpoint_source.ran(source)
+    began = resolve.dtype_of(workdir) or (ran.dtype if ran else None)
+    this = resolve.evaluation(c, machine, source, began)
+    parts = _parts(this, workdir, before)
   except ValueError as e:
     raise UserError(str(e)) from None
-  values = config.as_dict(c)
+  values = config.as_dict(this.config)
   with contextlib.closing(parts.scorer), lock.hold(workdir), _storage():
     folder.write_config(values, workdir, mode="evaluate", **parts.entries)
     print(*parts.log_lines, programs.log_line(), sep="\n")
     try:
-      records = _sampled(c, lines, parts)
+      records = _sampled(this, lines, parts)
       evaluate.check_invalid(records)
     except (metrics.Damaged, dynamic_sampling.TooManyInvalid) as e:
       raise UserError(
@@ -121,13 +81,6 @@ def _storage() -> Iterator[None]:
     ) from None
 
 
-def _dtype(checkpoint: str) -> str | None:
-  """The dtype of a run, in which it evaluates itself; None if it is no run."""
-  which = checkpoint_source.find_run(checkpoint)
-  ran = which and checkpoint_source.ran(which)
-  return ran.dtype if ran else None
-
-
 def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
   """The fields that affect how held-out prompts are sampled."""
   known = config.every_field()
@@ -139,36 +92,35 @@ def _sampling(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class _Parts(NamedTuple):
-  """Everything that a validated evaluation needs."""
+  """What an evaluation works with, beside its `Evaluation`."""
 
   params: PyTree
   heldout: list[Example]
-  measure: Callable[..., evaluate.Chunks]
-  chunk: int
+  examples: Examples
   scorer: Scorer
   entries: dict[str, Any]  # more entries of config.json
   log_lines: list[str]
 
 
-def _parts(c: config.Config, workdir: pathlib.Path) -> _Parts:
-  """Builds the parts; raises ValueError if they do not fit together."""
-  before = folder.stored(workdir, "evaluated")
-  which = _same_step(checkpoint_source.locate(c.policy.checkpoint), before)
-  mesh = meshes.make_mesh(**c.devices.mesh)
-  policy = architectures.read_policy(which.source, dtype=c.policy.dtype)
-  text = checkpoint_source.read_tokenizer(which, c.policy.chat_template)
-  checkpoint_source.check_vocabulary(which.source, text, policy)
-  settings.check_lengths(c, policy.max_positions)
-  chunk, fits = plan_command.evaluation(c, policy, meshes.of(mesh))
-  examples = Examples.of(c, text)
+def _parts(
+  this: Evaluation, workdir: pathlib.Path, before: Mapping[str, Any] | None
+) -> _Parts:
+  """Reads the data and loads the weights.
+
+  Raises:
+    ValueError: They do not fit together, or not the folder's evaluation, which
+      was of `before`.
+  """
+  which = this.source
+  examples = Examples.of(this.config, this.text)
   examples.refuse_changes(folder.stored(workdir, "data"))
-  heldout = examples.heldout()
+  held = examples.heldout()
   leaked = contamination.refuse(
-    checkpoint_source.starts(which), examples.placed(heldout)
+    checkpoint_source.starts(which), examples.placed(held)
   )
   # Last, because loading takes longest.
-  policy, params, step = checkpoint_source.load(
-    which, mesh, dtype=c.policy.dtype
+  _, params, step = checkpoint_source.load(
+    which, this.mesh, dtype=this.config.policy.dtype
   )
   evaluated = {
     "source": str(which.source),
@@ -181,17 +133,15 @@ def _parts(c: config.Config, workdir: pathlib.Path) -> _Parts:
       f"workdir {workdir} belongs to an evaluation of {_name(before)}, but "
       f"this is one of {_name(evaluated)}; choose another workdir"
     )
-  scorer = Scorer(c.reward, examples)
+  scorer = Scorer(this.config.reward, examples)
   functions.refuse_changes(
     folder.stored(workdir, "functions"), scorer.functions
   )
-  log_lines = [*examples.log_lines, *leaked, *scorer.log_lines]
-  log_lines.append(f"{_name(evaluated)}: {len(heldout)} prompts x {c.eval.n}")
+  count = f"{len(held)} prompts x {this.config.eval.n}"
   return _Parts(
     params,
-    heldout,
-    measure(c, policy, examples, scorer, mesh, fits, chunk),
-    chunk,
+    held,
+    examples,
     scorer,
     {
       "evaluated": evaluated,
@@ -200,7 +150,12 @@ def _parts(c: config.Config, workdir: pathlib.Path) -> _Parts:
       "left_out": examples.left_out,
       "sandbox": scorer.sandbox,
     },
-    log_lines,
+    [
+      *examples.log_lines,
+      *leaked,
+      *scorer.log_lines,
+      f"{_name(evaluated)}: {count}",
+    ],
   )
 
 
@@ -223,18 +178,28 @@ def _name(evaluated: Mapping[str, Any]) -> str:
 
 
 def _sampled(
-  c: config.Config, path: pathlib.Path, parts: _Parts
+  this: Evaluation, path: pathlib.Path, parts: _Parts
 ) -> list[dict[str, Any]]:
   """All records: reads those that exist and samples the rest."""
   path.parent.mkdir(exist_ok=True)
   total, step = len(parts.heldout), parts.entries["evaluated"]["step"] or 0
-  records = _whole(path, parts.heldout, step, n=c.eval.n, chunk=parts.chunk)
+  c, how = this.config, this.heldout
+  records = _whole(path, parts.heldout, step, n=c.eval.n, chunk=how.prompts)
   write_whole(path, "".join(json.dumps(record) + "\n" for record in records))
   lines = metrics.JsonLines(path, after=step)
   first = len(records) // c.eval.n
   progress = metrics.Progress(after=first, steps=total, unit="prompts")
   with contextlib.closing(lines), contextlib.closing(progress):
-    for chunk in parts.measure(parts.params, parts.heldout, first=first):
+    for chunk in heldout.records(
+      this,
+      c,
+      how,
+      parts.examples,
+      parts.scorer,
+      parts.params,
+      parts.heldout,
+      first=first,
+    ):
       new = [{"step": step, **record} for record in chunk]
       lines.write(*new)
       records += new

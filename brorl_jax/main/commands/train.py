@@ -1,37 +1,25 @@
 """--mode=train: builds the stages of the figure and runs the loop."""
 
 import contextlib
+import dataclasses
 import functools
 import pathlib
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
-import jax
 from absl import logging
-from jax.sharding import Mesh
 
-from brorl_jax import config, evaluate, meshes, processes, report, train
-from brorl_jax.config import Config
-from brorl_jax.config.run import Run
+from brorl_jax import config, processes, report, train
 from brorl_jax.errors import NumbersError, StorageError, UserError
 from brorl_jax.learner import state as states
-from brorl_jax.main import (
-  checkpoint_source,
-  functions,
-  programs,
-  settings,
-  shared,
-  sizes,
-)
-from brorl_jax.main.commands import evaluate as evaluate_command
-from brorl_jax.main.commands import plan
+from brorl_jax.main import functions, programs, shared
 from brorl_jax.main.recorder import Recorder
-from brorl_jax.main.stages import advantages, learning, sampling
+from brorl_jax.main.resolve import Phase, Run
+from brorl_jax.main.stages import advantages, heldout, learning, sampling
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.main.stages.scoring import Scorer
-from brorl_jax.model import architectures, huggingface, local, target
-from brorl_jax.model.policy import Policy
+from brorl_jax.model import huggingface
 from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.runs import (
   checkpoints,
@@ -57,35 +45,36 @@ _STOPS = (
 
 
 def run(
-  c: Config,
+  this: Run,
   workdir: pathlib.Path,
   *,
   allow_change: bool,
   begin_again: bool = False,
   from_step: int | None = None,
 ) -> None:
-  """Checks the config, trains and prints the report."""
-  settings.check_training(c)
+  """Trains in a folder, and prints the report."""
   if from_step is not None:
     going_back.require_saved(workdir, from_step)
-  values, changed, began = config.as_dict(c), {}, None
+  changed: Mapping[str, Any] = {}
   if begin_again:
     folder.check_again(workdir)
   else:
+    values = config.as_dict(this.config)
     changed = folder.check(values, workdir, allow_change=allow_change)
-    began = sizes.dtype_of(workdir)
-  c = sizes.with_dtype(c, target.here(), began)
   # orbax logs every file, and a traceback of each error that it raises.
   logging.set_verbosity(logging.FATAL)
-  how = dict(allow_change=allow_change or begin_again, begin_again=begin_again)
-  stopped = _hold(c, workdir, changed, from_step, **how)
+  try:
+    parts = _parts(this, workdir, anew=allow_change or begin_again)
+  except ValueError as e:
+    raise UserError(str(e)) from None
+  stopped = _hold(this, workdir, parts, changed, from_step, begin_again)
   if stopped is not None:
     print(f"stopped after step {stopped}; the same command goes on")
     sys.exit(processes.STOPPED)
   if processes.leads():
-    title = f"N = {c.sampling.n}, {c.sampling.samples:,} rollouts per step"
+    c = this.config.sampling
     try:
-      finish(workdir, title=title)
+      finish(workdir, title=f"N = {c.n}, {c.samples:,} rollouts per step")
     except OSError as e:
       raise StorageError(
         f"{intact.one_line(e)}; the last step is saved; fix this and run the "
@@ -93,20 +82,107 @@ def run(
       ) from None
 
 
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+  """What a run works with, beside its `Run`."""
+
+  examples: Examples
+  scorer: Scorer
+  heldout: list[Example]
+  state: State
+  entries: dict[str, Any]  # more entries of config.json
+
+
+def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
+  """Reads the data, starts the verifiers and loads the weights.
+
+  Args:
+    this: The run.
+    workdir: Its folder, with whose data and functions it must go on.
+    anew: Or need not.
+
+  Raises:
+    ValueError: They do not fit together.
+  """
+  before = lambda what: None if anew else folder.stored(workdir, what)
+  functions.refuse_changes(before("functions"), this.functions)
+  examples = Examples.of(this.config, this.text)
+  examples.refuse_changes(before("data"))
+  scorer = Scorer(this.config.reward, examples)
+  functions.refuse_changes(before("functions"), scorer.functions)
+  named = {**this.functions, **scorer.functions}
+  held, source = examples.heldout(), this.source.source
+  processes.require_same(
+    shared.decisions(this.config, examples.fingerprint, named, source)
+  )
+  # Last, because loading takes longest.
+  _, params = huggingface.load(
+    source, dtype=this.config.policy.dtype, mesh=this.mesh
+  )
+  state = states.initial_state(
+    params,
+    this.phases[0].tx,
+    this.mesh,
+    keep_reference=this.keep_reference,
+    offload=this.config.devices.offload,
+  )
+  template = this.text.template
+  entries = {
+    "data": examples.fingerprint,
+    "chat_template": template and template.text,
+    "functions": named,
+    "files": examples.files,
+    "left_out": examples.left_out,
+    "sandbox": scorer.sandbox,
+    "began_with": str(source.resolve()),
+  }
+  return _Parts(examples, scorer, held, state, entries)
+
+
+def stages(
+  this: Run, phase: Phase, examples: Examples, scorer: Scorer
+) -> train.Stages:
+  """The stages of the figure, in a phase of a run."""
+  c = phase.config
+  most = c.filter.max_oversampling * c.sampling.prompts
+  places = c.sampling.places // this.machine.processes
+  return train.Stages(
+    target=c.sampling.prompts,
+    plan=sampling.plan_of(phase),
+    least=c.optim.minibatches,
+    candidates=functools.partial(examples.candidates, most=most),
+    prompts=examples.prompts,
+    rollouts=functools.partial(sampling.streamed, this, phase),
+    scores=scorer.scores,
+    informative=functools.partial(advantages.informative, phase, places),
+    advantages=functools.partial(advantages.credit, phase),
+    update=functools.partial(learning.updated, this, phase),
+    guard=functools.partial(learning.guarded, c.guard),
+    reference=functools.partial(learning.referred, phase),
+  )
+
+
+def _summary(phase: Phase) -> str:
+  """Lines for the log."""
+  c = phase.config
+  lr, base = functions.scaled_lr(c), c.optim.lr
+  return (
+    f"from step {phase.since}: {c.sampling.prompts} prompts x "
+    f"{c.sampling.per_prompt} rollouts; {sampling.form(phase)}\n"
+    f"lr {lr:.3g} = {base:g} x {lr / base:.3g} "
+    f"(lr_samples {c.optim.lr_samples})"
+  )
+
+
 def _hold(
-  c: Config,
+  this: Run,
   workdir: pathlib.Path,
+  parts: _Parts,
   changed: Mapping[str, Any],
   from_step: int | None,
-  *,
-  allow_change: bool,
   begin_again: bool,
 ) -> int | None:
-  """Builds all parts and trains while no other run may use the folder."""
-  try:
-    parts = _parts(c, workdir, allow_change=allow_change)
-  except ValueError as e:
-    raise UserError(str(e)) from None
+  """Trains while no other run may use the folder; see `_train`."""
   leads = processes.leads()
   hold = lock.hold(workdir) if leads else contextlib.nullcontext()
   scorer, quiet = contextlib.closing(parts.scorer), shared.no_closed_loops()
@@ -118,21 +194,22 @@ def _hold(
       print(f"moved the files of {workdir} to {moved}")
     print(
       *parts.examples.log_lines,
-      shared.summary(parts.mesh, parts.state.params),
+      shared.summary(this.machine.axes, parts.state.params),
       *parts.scorer.log_lines,
-      *(one.summary for one in parts.phases),
+      *map(_summary, this.phases),
       programs.log_line(),
       sep="\n",
     )
+    c = this.config
     if (why := kept.too_rare(c.run, c.eval.every)) is not None:
       print(f"warning: {why}")
-    return _train(c, workdir, parts, changed, from_step)
+    return _train(this, workdir, parts, changed, from_step)
 
 
 def _train(
-  c: Config,
+  this: Run,
   workdir: pathlib.Path,
-  parts: "_Parts",
+  parts: _Parts,
   changed: Mapping[str, Any],
   from_step: int | None,
 ) -> int | None:
@@ -141,9 +218,7 @@ def _train(
   Returns:
     The step at which it was told to stop before the last; None at the end.
   """
-  at = lambda step: next(
-    p for p in reversed(parts.phases) if p.since <= max(step, 1)
-  )
+  c, examples, scorer = this.config, parts.examples, parts.scorer
   identity = processes.first(
     folder.stored(workdir, "run")
     or folder.identity(
@@ -153,15 +228,29 @@ def _train(
   recorder = Recorder(
     c,
     workdir,
-    parts.examples,
+    examples,
     parts.heldout,
-    lambda step: at(step).measure,
+    functools.partial(heldout.at_step, this, examples, scorer),
     changed,
     parts.entries | {"run": identity},
-    parts.scorer.replaced,
+    scorer.replaced,
     functools.partial(events.tell, c.run.notify if processes.leads() else ""),
   )
-  store = _store(c.run, workdir, identity, recorder.warn)
+  store = checkpoints.Store(
+    workdir / "checkpoints",
+    keep=c.run.keep_checkpoints,
+    keep_every=c.run.keep_every,
+    run=identity,
+    warn=recorder.warn,
+  )
+  each = [(p, stages(this, p, examples, scorer)) for p in this.phases]
+
+  def make_stages(step: int) -> train.Stages:
+    phase, made = next(x for x in reversed(each) if x[0].since <= step)
+    if step != phase.since or phase.changed is None:
+      return made
+    return made._replace(changed=dict(phase.changed))
+
   stop = shared.Stop()
   ours = recorder if processes.alone() else shared.Together(recorder)
   with recorder, processes.last_word(recorder.cut):
@@ -172,7 +261,7 @@ def _train(
         going_back.before_start(workdir, from_step)
         state = train.train(
           parts.state,
-          lambda step: at(step).stages(step),
+          make_stages,
           store,
           ours,
           seed=c.run.seed,
@@ -190,19 +279,6 @@ def _train(
     step = int(state.step)
     recorder.stopped = stop.asked and step < c.run.steps
   return step if recorder.stopped else None
-
-
-def _store(
-  c: Run, workdir: pathlib.Path, run: str, warn: Callable[[str], None]
-) -> checkpoints.Store:
-  """The steps of a run, by its identity."""
-  return checkpoints.Store(
-    workdir / "checkpoints",
-    keep=c.keep_checkpoints,
-    keep_every=c.keep_every,
-    run=run,
-    warn=warn,
-  )
 
 
 def _ended(
@@ -230,130 +306,6 @@ def _ended(
     return UserError(str(error))
   why = f"; this start changes {', '.join(changed)}" if changed else ""
   return folder.lost(f"{error}{why}")
-
-
-class _Parts(NamedTuple):
-  """Everything that a validated run needs."""
-
-  mesh: Mesh
-  examples: Examples
-  scorer: Scorer
-  phases: "list[Phase]"
-  heldout: list[Example]
-  state: State
-  entries: dict[str, Any]  # more entries of config.json
-
-
-def _parts(c: Config, workdir: pathlib.Path, *, allow_change: bool) -> _Parts:
-  """Builds the parts; raises ValueError if they do not fit together."""
-  source = huggingface.locate(c.policy.checkpoint)
-  mesh = meshes.make_mesh(**c.devices.mesh)
-  policy = architectures.read_policy(source, dtype=c.policy.dtype)
-  text = checkpoint_source.read_tokenizer(
-    checkpoint_source.CheckpointSource(source), c.policy.chat_template
-  )
-  checkpoint_source.check_vocabulary(source, text, policy)
-  before = lambda what: None if allow_change else folder.stored(workdir, what)
-  own = functions.digests(settings.phases(c))
-  functions.refuse_changes(before("functions"), own)
-  examples = Examples.of(c, text)
-  keep = learning.keeps_reference(c)
-  examples.refuse_changes(before("data"))
-  scorer = Scorer(c.reward, examples)
-  functions.refuse_changes(before("functions"), scorer.functions)
-  phases = [
-    phase(which, examples, scorer, policy, mesh, keep_reference=keep)
-    for which in settings.phases(c)
-  ]
-  heldout = examples.heldout()
-  processes.require_same(
-    shared.decisions(c, examples.fingerprint, own | scorer.functions, source)
-  )
-  # Last, because loading takes longest.
-  _, params = huggingface.load(source, dtype=c.policy.dtype, mesh=mesh)
-  tx, _ = learning.optimizer(c.optim, c.sampling)
-  state = states.initial_state(
-    params, tx, mesh, keep_reference=keep, offload=c.devices.offload
-  )
-  entries = {
-    "data": examples.fingerprint,
-    "chat_template": text.template and text.template.text,
-    "functions": own | scorer.functions,
-    "files": examples.files,
-    "left_out": examples.left_out,
-    "sandbox": scorer.sandbox,
-    "began_with": str(source.resolve()),
-  }
-  return _Parts(mesh, examples, scorer, phases, heldout, state, entries)
-
-
-class Phase(NamedTuple):
-  """The stages of the steps from `since` on."""
-
-  since: int
-  stages: Callable[[int], train.Stages]
-  measure: Callable[..., evaluate.Chunks]
-  summary: str  # lines for the log
-
-
-def phase(
-  which: config.Phase,
-  examples: Examples,
-  scorer: Scorer,
-  policy: Policy,
-  mesh: Mesh,
-  *,
-  keep_reference: bool,
-) -> Phase:
-  """Builds the stages of a phase; needs no parameters.
-
-  Raises:
-    ValueError: It does not fit the policy, the devices or their memory.
-  """
-  since, c, changed = which
-  axes = meshes.of(mesh)
-  c = sizes.settled(c, policy, axes=axes, keep_reference=keep_reference)
-  settings.check_mesh(c, axes.rows)
-  settings.check_lengths(c, policy.max_positions)
-  count, own = jax.process_count(), local.mesh_of(mesh)
-  plans = plan.make(
-    c, policy, axes=axes, keep_reference=keep_reference, processes=count
-  )
-  tx, schedule = learning.optimizer(c.optim, c.sampling)
-  target = c.sampling.prompts
-  most = c.filter.max_oversampling * target
-
-  stages = train.Stages(
-    target=target,
-    plan=sampling.plan_of(c.sampling),
-    least=c.optim.minibatches,
-    candidates=functools.partial(examples.candidates, most=most),
-    prompts=examples.prompts,
-    rollouts=sampling.streamed(
-      c.sampling, policy, examples.stop_ids, own, plans.rollouts, count
-    ),
-    scores=scorer.scores,
-    informative=advantages.filter_stage(
-      c.filter, c.reward, places=c.sampling.places // count
-    ),
-    advantages=advantages.advantages_stage(c.advantage, c.reward, c.sampling),
-    update=learning.update_stage(c, policy, tx, schedule, mesh),
-    guard=learning.guard_stage(c.guard),
-    reference=learning.reference_stage(c.reference, tx),
-  )
-  first = stages._replace(changed=changed and dict(changed))
-  lr = learning.scaled_lr(c.optim, c.sampling)
-  return Phase(
-    since,
-    lambda step: first if step == since else stages,
-    evaluate_command.measure(
-      c, policy, examples, scorer, own, plans.evaluations, plans.chunk
-    ),
-    f"from step {since}: {target} prompts x {c.sampling.per_prompt} rollouts; "
-    f"{sampling.form(c.sampling, policy, plans.rollouts)}\n"
-    f"lr {lr:.3g} = {c.optim.lr:g} x {lr / c.optim.lr:.3g} "
-    f"(lr_samples {c.optim.lr_samples})",
-  )
 
 
 def finish(workdir: pathlib.Path, *, title: str) -> None:

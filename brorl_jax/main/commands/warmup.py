@@ -19,7 +19,7 @@ from brorl_jax.errors import UserError
 from brorl_jax.learner import optimizer, pair_packing, supervised
 from brorl_jax.learner.pair_packing import Layout, Pair
 from brorl_jax.learner.supervised import Look
-from brorl_jax.main import checkpoint_source, programs, settings, sizes
+from brorl_jax.main import checkpoint_source, programs, resolve, settings
 from brorl_jax.main.commands import export
 from brorl_jax.model import architectures, huggingface, target, tokenizer
 from brorl_jax.model.policy import Policy
@@ -58,7 +58,7 @@ class _Start(NamedTuple):
 
 def _run(c: Warmup, workdir: pathlib.Path) -> None:
   mesh = meshes.make_mesh(**c.devices.mesh)
-  c = sizes.with_dtype(c, target.here())
+  c = resolve.with_dtype(c, target.here())
   start = _start(c, meshes.of(mesh).rows)
   print(*start.log_lines, programs.log_line(), sep="\n", file=sys.stderr)
   _, params = huggingface.load(start.source, dtype=c.policy.dtype, mesh=mesh)

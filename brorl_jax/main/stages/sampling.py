@@ -1,112 +1,145 @@
 """Stage 2: prompts -> rollouts, for training and for evaluations."""
 
-import dataclasses
-import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 import jax
-from jax.sharding import Mesh
+from jaxtyping import Array, Key, PyTree
 
 from brorl_jax import types
-from brorl_jax.config.run import Eval
-from brorl_jax.config.sampling import Sampling
+from brorl_jax.config import Config
+from brorl_jax.main import sizes
+from brorl_jax.main.resolve import Phase, WithPolicy
+from brorl_jax.main.sizes import Heldout
 from brorl_jax.model import local
 from brorl_jax.model.policy import Policy
-from brorl_jax.rollout import plan, prefixes, rounds, sampler
+from brorl_jax.rollout import prefixes, rounds, sampler
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.stream import stream
+from brorl_jax.rollout.stream import Feed, stream
 
 
-def decoder(c: Sampling, policy: Policy) -> Policy:
-  """The policy with the sampler's options."""
-  return dataclasses.replace(policy, int8_cache=c.int8_cache)
-
-
-def form(c: Sampling, policy: Policy, fits: plan.RolloutPlan) -> str:
+def form(phase: Phase) -> str:
   """How rollouts of a step are decoded, in a few words."""
-  if _shares_prefixes(c, policy, fits, c.chunk):
+  c = phase.config.sampling
+  if _shares_prefixes(phase.decoder, c.chunk, c.max_new_tokens):
     return f"a row for each prefix, of at most {c.max_new_tokens} tokens"
-  return fits.line()
+  return phase.memory.rollouts.line()
 
 
-def plan_of(c: Sampling) -> rounds.Plan:
+def plan_of(phase: Phase) -> rounds.Plan:
   """How many rollouts each candidate gets."""
+  c = phase.config.sampling
   if not c.rounds:
     return rounds.Plan((c.n,))
   return rounds.Plan(c.rounds, c.stop_right, c.stop_wrong)
 
 
 def heldout(
-  c: Sampling,
-  held: Eval,
-  policy: Policy,
-  stop_ids: tuple[int, ...],
-  mesh: Mesh,
-  fits: plan.RolloutPlan,
-) -> Callable[..., types.Rollouts]:
-  """For evaluations: (params, prompts, key) -> all rollouts, on the host."""
-  sampling = SamplingParams(temperature=held.temperature, top_p=held.top_p)
-  how = _how(c, stop_ids, mesh, held.n, sampling)
-  make = functools.partial(
-    sampler.rollouts, decoder(c, policy), **how, **_slots(fits)
-  )
-  if _shares_prefixes(c, policy, fits, held.n):
-    make = functools.partial(prefixes.rollouts, decoder(c, policy), **how)
+  this: WithPolicy,
+  c: Config,
+  how: Heldout,
+  params: PyTree,
+  prompts: types.Prompts,
+  key: Key[Array, ""],
+) -> types.Rollouts:
+  """All rollouts of held-out prompts, on the host.
 
-  def sample(params, prompts: types.Prompts, key) -> types.Rollouts:
-    return jax.device_get(make(params, prompts, key))
-
-  return sample
+  Args:
+    this: The policy, on this machine.
+    c: The config of the run, or of a phase.
+    how: The memory plan.
+    params: Parameters of this process' own.
+    prompts: On the host.
+    key: Of the evaluation.
+  """
+  policy, mesh = sizes.decoder(c, this.policy), local.mesh_of(this.mesh)
+  n, T, stop = c.eval.n, c.sampling.max_new_tokens, this.text.stop_ids
+  cut = SamplingParams(temperature=c.eval.temperature, top_p=c.eval.top_p)
+  if _shares_prefixes(policy, n, T):
+    out = prefixes.rollouts(
+      policy,
+      params,
+      prompts,
+      key,
+      n=n,
+      max_new_tokens=T,
+      sampling=cut,
+      stop_ids=stop,
+      mesh=mesh,
+    )
+  else:
+    out = sampler.rollouts(
+      policy,
+      params,
+      prompts,
+      key,
+      n=n,
+      max_new_tokens=T,
+      sampling=cut,
+      stop_ids=stop,
+      slots=how.plan.slots,
+      lanes=how.plan.lanes,
+      blocks=how.plan.blocks,
+      mesh=mesh,
+    )
+  return jax.device_get(out)
 
 
 def streamed(
-  c: Sampling,
-  policy: Policy,
-  stop_ids: tuple[int, ...],
-  mesh: Mesh,
-  fits: plan.RolloutPlan,
-  processes: int = 1,
-) -> Callable[..., Iterator[tuple[types.Prompts, types.Rollouts]]]:
-  """For training: (params, feed, key) -> finished prompts with rollouts.
+  this: WithPolicy,
+  phase: Phase,
+  params: PyTree,
+  feed: Feed,
+  key: Key[Array, ""],
+) -> Iterator[tuple[types.Prompts, types.Rollouts]]:
+  """For training: finished prompts with their rollouts.
 
   Args:
-    c: Sizes of the run.
-    policy: Description of the policy.
-    stop_ids: Tokens that end a rollout.
-    mesh: Devices of this process.
-    fits: The memory plan of a process.
-    processes: Of the run; each has its share of what is in flight.
+    this: The policy, on this machine.
+    phase: Sizes and memory plan; each process has its share of what is in
+      flight.
+    params: Of the run, spread over all processes.
+    feed: Gives prompts.
+    key: Of the step.
   """
-  sampling = SamplingParams(temperature=c.temperature)
-  how = _how(c, stop_ids, mesh, c.chunk, sampling)
-  how["places"] = c.places // processes
-  make = functools.partial(stream, decoder(c, policy), **how, **_slots(fits))
-  if _shares_prefixes(c, policy, fits, c.chunk):
-    make = functools.partial(prefixes.stream, decoder(c, policy), **how)
-  return lambda params, feed, key: make(local.copied(params, mesh), feed, key)
-
-
-def _shares_prefixes(
-  c: Sampling, policy: Policy, fits: plan.RolloutPlan, n: int
-) -> bool:
-  return prefixes.pays(
-    decoder(c, policy),
-    n=n,
+  c, fits = phase.config.sampling, phase.memory.rollouts
+  mesh, stop = local.mesh_of(this.mesh), this.text.stop_ids
+  params = local.copied(params, mesh)
+  places = c.places // this.machine.processes
+  cut = SamplingParams(temperature=c.temperature)
+  if _shares_prefixes(phase.decoder, c.chunk, c.max_new_tokens):
+    return prefixes.stream(
+      phase.decoder,
+      params,
+      feed,
+      key,
+      n=c.chunk,
+      max_new_tokens=c.max_new_tokens,
+      sampling=cut,
+      stop_ids=stop,
+      places=places,
+      mesh=mesh,
+    )
+  return stream(
+    phase.decoder,
+    params,
+    feed,
+    key,
+    n=c.chunk,
     max_new_tokens=c.max_new_tokens,
-    memory_bytes=fits.memory_bytes,
-  )
-
-
-def _how(c: Sampling, stop_ids, mesh, n: int, sampling) -> dict[str, Any]:
-  return dict(
-    n=n,
-    max_new_tokens=c.max_new_tokens,
-    sampling=sampling,
-    stop_ids=stop_ids,
+    sampling=cut,
+    stop_ids=stop,
+    slots=fits.slots,
+    lanes=fits.lanes,
+    places=places,
+    blocks=fits.blocks,
     mesh=mesh,
   )
 
 
-def _slots(fits: plan.RolloutPlan) -> dict[str, Any]:
-  return dict(slots=fits.slots, lanes=fits.lanes, blocks=fits.blocks)
+def _shares_prefixes(decoder: Policy, n: int, max_new_tokens: int) -> bool:
+  return prefixes.pays(
+    decoder,
+    n=n,
+    max_new_tokens=max_new_tokens,
+    memory_bytes=decoder.target.memory_bytes,
+  )
