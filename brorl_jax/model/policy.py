@@ -26,12 +26,13 @@ from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from brorl_jax.model import cache, decode_weights, layers, sharding
 from brorl_jax.model.cache import LanePrompts, Prefix
+from brorl_jax.model.decoding import Decoding
 from brorl_jax.model.reading import Reading
 from brorl_jax.types import Trees
 
 
 @dataclasses.dataclass(frozen=True)
-class Policy(Reading):
+class Policy(Reading, Decoding):
   """A decoder as pure functions of its parameters."""
 
   def init(self, key: Key[Array, ""]) -> PyTree:

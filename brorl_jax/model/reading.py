@@ -6,7 +6,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from brorl_jax.model import attention, fused_attention, layers, sharding, views
 from brorl_jax.model.cache import Prefix
-from brorl_jax.model.decoding import Decoding
+from brorl_jax.model.spec import PolicySpec
 
 # Prompt tokens that are read at a time. The scores of a chunk, [1,024, S] per
 # head, are the largest array of a long prefill: 1.6 GB in float32 for 12 heads
@@ -14,7 +14,7 @@ from brorl_jax.model.decoding import Decoding
 PREFILL_CHUNK = 1024
 
 
-class Reading(Decoding):
+class Reading(PolicySpec):
   """Hidden states and logits of given tokens."""
 
   def logits(

@@ -69,6 +69,23 @@ class Collective(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
+class Measured:
+  """A program, per device."""
+
+  name: str
+  held_bytes: int  # before it starts: its arguments and all else that is kept
+  temp_bytes: int  # for itself
+  new_bytes: int  # results that are not written over arguments
+  kernels: int  # of a call, loops of unknown length turning once
+  token_kernels: int | None  # of one token, where it decodes
+  sent: dict[Collective, int]  # -> how often, of a token where it decodes
+
+  @property
+  def peak_bytes(self) -> int:
+    return self.held_bytes + self.temp_bytes + self.new_bytes
+
+
+@dataclasses.dataclass(frozen=True)
 class _Instruction:
   name: str
   type: str

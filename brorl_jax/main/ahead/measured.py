@@ -2,30 +2,28 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 from concurrent import futures
 from typing import Any
 
-from brorl_jax.main.ahead import hlo, programs
-from brorl_jax.main.ahead.hlo import Collective
-from brorl_jax.main.ahead.run import FEW, Compile, Job, Program
+from brorl_jax.main.ahead import hlo, programs, updates
+from brorl_jax.main.ahead.hlo import Measured
+from brorl_jax.main.ahead.run import FEW, Compile, Job, Program, training_spec
 from brorl_jax.main.ahead.topology import Topology
 
 
-@dataclasses.dataclass(frozen=True)
-class Measured:
-  """A program, per device."""
+def every(run: Job, compile: Compile) -> Iterator[Program]:
+  """All programs; first those that take longest to compile.
 
-  name: str
-  held_bytes: int  # before it starts: its arguments and all else that is kept
-  temp_bytes: int  # for itself
-  new_bytes: int  # results that are not written over arguments
-  kernels: int  # of a call, loops of unknown length turning once
-  token_kernels: int | None  # of one token, where it decodes
-  sent: dict[Collective, int]  # -> how often, of a token where it decodes
-
-  @property
-  def peak_bytes(self) -> int:
-    return self.held_bytes + self.temp_bytes + self.new_bytes
+  An evaluation runs those of training's rollouts for other prompts at one time,
+  whose memory its plan knows: not compiled if fast.
+  """
+  yield from updates.updating(run)
+  if run.processes > 1:
+    yield programs.copying(run)
+  yield from programs.sampling(run.alone, compile)
+  if not run.fast:
+    yield from programs.evaluating(run.alone, compile)
 
 
 def run(what: Job, where: Topology) -> list[Measured]:
@@ -46,12 +44,11 @@ def run(what: Job, where: Topology) -> list[Measured]:
     lambda lowered: lowered.compile(compiler_options=where.options)
   )
   # The loop over tokens looks every so many steps whether it ends.
-  steps = programs.training_spec(what).unchecked
+  steps = training_spec(what).unchecked
   measure = functools.partial(_measured, compile, steps)
   with futures.ThreadPoolExecutor(2) as pool:
     found = [
-      (one.layers, pool.submit(measure, one))
-      for one in programs.every(what, compile)
+      (one.layers, pool.submit(measure, one)) for one in every(what, compile)
     ]
   out: dict[str, Measured] = {}
   for layers, future in found:

@@ -14,18 +14,24 @@ import jax.numpy as jnp
 
 from brorl_jax import meshes
 from brorl_jax.main import sizes
-from brorl_jax.main.ahead.run import FEW, Compile, Job, Program, placed, size
-from brorl_jax.main.ahead.updates import updating
+from brorl_jax.main.ahead.run import (
+  FEW,
+  Compile,
+  Job,
+  Program,
+  placed,
+  size,
+  spec_of,
+  training_spec,
+)
 from brorl_jax.model import local
 from brorl_jax.rollout import (
   compaction,
-  program_spec,
   programs,
   shelf,
   stream,
 )
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.plan import RolloutPlan
 from brorl_jax.rollout.prefill import Chunks, PrefillBatch
 from brorl_jax.rollout.program_spec import ProgramSpec
 from brorl_jax.rollout.programs import DecodeInputs
@@ -33,34 +39,11 @@ from brorl_jax.rollout.slots import DecodeState
 from brorl_jax.types import Prompts
 
 
-def every(run: Job, compile: Compile) -> Iterator[Program]:
-  """All programs; first those that take longest to compile.
-
-  An evaluation runs those of training's rollouts for other prompts at one time,
-  whose memory its plan knows: not compiled if fast.
-  """
-  yield from updating(run)
-  if run.processes > 1:
-    yield _copy(run)
-  yield from _sampling(run.alone, compile)
-  if not run.fast:
-    yield from _evaluating(run.alone, compile)
-
-
-def _copy(run: Job) -> Program:
+def copying(run: Job) -> Program:
   """The parameters of all devices, to each process' own."""
   params = run.state().params
   lowered = local.spread(params, run.own).lower(params)
   return Program("copy", lowered, run.sampling_bytes, run.policy.layers)
-
-
-def training_spec(run: Job) -> ProgramSpec:
-  """What the programs of training's rollouts are compiled for."""
-  run = run.alone
-  c = run.config.sampling
-  cut = SamplingParams(temperature=c.temperature)
-  fits = run.phase.memory.rollouts
-  return _spec(run, fits, n=c.chunk, places=c.places, cut=cut, streams=True)
 
 
 def _outputs(
@@ -98,25 +81,6 @@ def _part(run: Job) -> shelf.Part:
 def _key(run: Job):
   key = jax.eval_shape(lambda: jax.random.key(0))
   return run.at()(key.shape, key.dtype)
-
-
-def _spec(
-  run: Job, fits: RolloutPlan, *, places: int, cut: SamplingParams, **how: Any
-) -> ProgramSpec:
-  """As `stream` and `sampler.rollouts` make it of the same plan."""
-  c = run.config.sampling
-  return program_spec.of_places(
-    run.phase.decoder,
-    cut,
-    stop_ids=(0,),
-    max_new_tokens=c.max_new_tokens,
-    places=places,
-    lanes=fits.lanes,
-    slots=fits.slots,
-    blocks=fits.blocks,
-    mesh=run.mesh,
-    **how,
-  )
 
 
 def _cache(run: Job, spec: ProgramSpec, compile: Compile) -> tuple[Any, ...]:
@@ -187,7 +151,7 @@ def _decode(
     yield Program(name, lowered, held, layers)
 
 
-def _sampling(run: Job, compile: Compile) -> Iterator[Program]:
+def sampling(run: Job, compile: Compile) -> Iterator[Program]:
   """As `stream` runs them."""
   c = run.config.sampling
   spec = training_spec(run)
@@ -221,10 +185,10 @@ def _sampling(run: Job, compile: Compile) -> Iterator[Program]:
   yield program("take", stream._taken.lower(spec, state, at, share))
 
 
-def _evaluating(run: Job, compile: Compile) -> Iterator[Program]:
+def evaluating(run: Job, compile: Compile) -> Iterator[Program]:
   """As `sampler.rollouts` runs them during training."""
   c = run.config.eval
-  spec = _spec(
+  spec = spec_of(
     run,
     run.phase.memory.heldout.plan,
     n=c.n,

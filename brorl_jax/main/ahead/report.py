@@ -7,7 +7,7 @@ import jax
 
 from brorl_jax import meshes
 from brorl_jax.main.ahead import measured, schedule, table
-from brorl_jax.main.ahead.measured import Measured
+from brorl_jax.main.ahead.hlo import Measured
 from brorl_jax.main.ahead.run import FEW, Job
 from brorl_jax.main.ahead.topology import Topology
 from brorl_jax.rollout.plan import TooLarge, size

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -14,7 +14,10 @@ from brorl_jax.learner import state as states
 from brorl_jax.main.resolve import Phase, Run
 from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
-from brorl_jax.rollout import shelf, stream
+from brorl_jax.rollout import program_spec, shelf, stream
+from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.rollout.plan import RolloutPlan
+from brorl_jax.rollout.program_spec import ProgramSpec
 from brorl_jax.types import State
 
 Compile = Callable[[jax.stages.Lowered], jax.stages.Compiled]
@@ -130,3 +133,31 @@ def size(tree: PyTree) -> int:
 def placed(shapes: PyTree, places: PyTree) -> PyTree:
   put = lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s)
   return jax.tree.map(put, shapes, places)
+
+
+def training_spec(run: Job) -> ProgramSpec:
+  """What the programs of training's rollouts are compiled for."""
+  run = run.alone
+  c = run.config.sampling
+  cut = SamplingParams(temperature=c.temperature)
+  fits = run.phase.memory.rollouts
+  return spec_of(run, fits, n=c.chunk, places=c.places, cut=cut, streams=True)
+
+
+def spec_of(
+  run: Job, fits: RolloutPlan, *, places: int, cut: SamplingParams, **how: Any
+) -> ProgramSpec:
+  """As `stream` and `sampler.rollouts` make it of the same plan."""
+  c = run.config.sampling
+  return program_spec.of_places(
+    run.phase.decoder,
+    cut,
+    stop_ids=(0,),
+    max_new_tokens=c.max_new_tokens,
+    places=places,
+    lanes=fits.lanes,
+    slots=fits.slots,
+    blocks=fits.blocks,
+    mesh=run.mesh,
+    **how,
+  )

@@ -4,9 +4,8 @@ import dataclasses
 
 from brorl_jax.main.ahead import costs
 from brorl_jax.main.ahead.chips import Chip
-from brorl_jax.main.ahead.measured import Measured
-from brorl_jax.main.ahead.programs import training_spec
-from brorl_jax.main.ahead.run import Job
+from brorl_jax.main.ahead.hlo import Measured
+from brorl_jax.main.ahead.run import Job, training_spec
 from brorl_jax.rollout import compaction
 
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator
 
 from brorl_jax.main.ahead import costs
 from brorl_jax.main.ahead.chips import Chip
-from brorl_jax.main.ahead.hlo import Collective
-from brorl_jax.main.ahead.measured import Measured
+from brorl_jax.main.ahead.hlo import Collective, Measured
 from brorl_jax.main.ahead.schedule import Schedule
 from brorl_jax.main.ahead.topology import Topology
 from brorl_jax.rollout.plan import size

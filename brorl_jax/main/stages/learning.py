@@ -79,11 +79,10 @@ def updated(
     most_norm=guards.most_norm(c.optim.spike, credit.progress.grad_norms),
   )
   jax.block_until_ready((state, stats))
+  last = max(updates_done(state.opt) - 1, 0)
   scalars = {
     **steps.update_metrics(stats, goal),
-    "optim/lr": float(
-      np.asarray(phase.lr(max(updates_done(state.opt) - 1, 0)))
-    ),
+    "optim/lr": float(np.asarray(phase.lr(last))),
     **shares,
     **_theory(phase, probe, state, stats),
   }
