@@ -349,6 +349,7 @@ _KNOWN = [
   ("eval/curve.jsonl", "resume", (1, "summary", "all"), 3),
   ("eval/records.jsonl", "page", (0, "score"), 10**400),
   ("samples.jsonl", "page", (0, "reward"), float("nan")),
+  ("samples.jsonl", "page", (0, "gold"), "gone"),
   ("config.json", "resume", (0, "config", "run"), None),
   ("config.json", "resume", (0, "config", "eval", "every"), 0),
   ("config.json", "resume", (0, "functions", "loss.kind"), "mine.py:loss"),
