@@ -218,9 +218,10 @@ def _has_event(line: Any) -> None:
 def _has_sample(line: Any) -> None:
   """Raises ValueError if a line is not a sample of a run."""
   for name, kind in _SAMPLE.items():
-    value = line.get(name) if isinstance(line, dict) else None
-    numeric = isinstance(value, int | float)
-    if not isinstance(value, kind) or (numeric and not abs(value) < _MOST):
+    there = isinstance(line, dict) and name in line
+    value = line[name] if there else None
+    right = there and isinstance(value, kind)
+    if not right or (isinstance(value, int | float) and not abs(value) < _MOST):
       raise ValueError(f"{name!r} is missing or not what a run writes")
 
 

@@ -1,0 +1,89 @@
+"""Tests of launch/house.py: the size of the package and what hangs on what."""
+
+import ast
+import subprocess
+
+import pytest
+
+from launch import house
+
+
+def test_every_number_is_within_its_bound():
+  found = house.numbers()
+  assert {k: n for k, n in found.items() if n > house.BOUNDS[k]} == {}
+
+
+def test_bounds_only_fall():
+  """Those of the commit before the newest change of the file are no lower."""
+  path = "launch/house.py"
+  log = ["git", "log", "--format=%h", "-n", "20", "--", path]
+  run = lambda *args: subprocess.run(
+    args, cwd=house.ROOT, capture_output=True, text=True
+  )
+  for commit in run(*log).stdout.split():
+    text = run("git", "show", f"{commit}:{path}").stdout
+    before = next(
+      ast.literal_eval(node.value)
+      for node in ast.parse(text).body
+      if isinstance(node, ast.Assign) and ast.unparse(node.targets) == "BOUNDS"
+    )
+    for name in before.keys() & house.BOUNDS.keys():
+      assert house.BOUNDS[name] <= before[name], (commit, name)
+
+
+FILES = {
+  "a": "from brorl_jax import b\nfrom brorl_jax.c import f, K\n"
+  "def enter(v, w):\n  x = f(v)\n  b.g(x.part)\n  b.g(w)\n"
+  "  for y in [1]:\n    b.g(y)\n  return [K(z) for z in b.h(k=x)]\n",
+  "b": "def g(v):\n  return v\ndef h(k):\n  import brorl_jax.d\n  return g(k)\n",
+  "c": "from brorl_jax import b\nclass K:\n  def __init__(self, v):\n    b.g(v)\n"
+  "def f(v):\n  v = v.more\n  return b.g(1)\n",
+  "d": "",
+}
+
+
+@pytest.fixture
+def small(monkeypatch):
+  """Four files instead of the package."""
+  modules = {f"brorl_jax.{k}": ast.parse(text) for k, text in FILES.items()}
+  code = {
+    f"brorl_jax.{k}.{x.name}": x
+    for k in FILES
+    for x in modules[f"brorl_jax.{k}"].body
+    if isinstance(x, ast.FunctionDef)
+  }
+  code["brorl_jax.c.K"] = modules["brorl_jax.c"].body[1].body[0]
+  monkeypatch.setattr(house, "MODULES", modules)
+  monkeypatch.setattr(house, "FUNCTIONS", code)
+  caches = house.names, house.chain
+  for cache in caches:
+    cache.cache_clear()
+  yield
+  for cache in caches:
+    cache.cache_clear()
+
+
+def test_imports_by_hand(small):
+  of = lambda *names: {f"brorl_jax.{name}" for name in names}
+  assert house.imported("brorl_jax.a") == of("b", "c")
+  # Loading b imports nothing, calling its functions imports d.
+  assert house.imported("brorl_jax.b") == of("d")
+  assert house.imported("brorl_jax.b", at_once=True) == set()
+  assert house.reach("brorl_jax.a") == 4 and house.reach("brorl_jax.d") == 1
+  assert [house.chain(f"brorl_jax.{k}") for k in "abcd"] == [3, 1, 2, 1]
+
+
+def test_a_walk_by_hand(small):
+  """v goes into c.f, what f makes of it into b.g and b.h, and each z into K."""
+  path = [*house.walk("brorl_jax.a.enter", {"v"}, set())]
+  assert [name[-1] for name in path] == ["a", "c", "b", "c", "b", "b", "b"]
+  # w goes straight to b.
+  path = [*house.walk("brorl_jax.a.enter", {"w"}, set())]
+  assert [name[-1] for name in path] == ["a", "b"]
+  assert [*house.walk("brorl_jax.a.enter", set(), set())] == []
+
+
+def test_the_functions_of_the_package_are_known():
+  for path in ("train.train", "main.stages.examples.Examples.of"):
+    assert house.FUNCTIONS[f"brorl_jax.{path}"].name == path.rpartition(".")[2]
+  assert house.FUNCTIONS["brorl_jax.main.recorder.Recorder"].name == "__init__"
