@@ -160,7 +160,7 @@ def run() -> pathlib.Path:
   made.dump(path / "eval/curve.jsonl", [evaluation(0), evaluation(2)])
   made.dump(path / "eval/records.jsonl", [*records(0), *records(2)])
   store = checkpoints.Store(path / "checkpoints", keep=9, run=entries["run"])
-  progress = RunState(tokens=9, best=0.5, streak={1: 2}).to_json()
+  progress = RunState(tokens=9, best=0.5, usual={"a": (1, 2.0)}).to_json()
   store.save(2, State(np.int32(2), params(), {}, None), progress)
   store.close()
   return path
