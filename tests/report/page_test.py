@@ -322,7 +322,7 @@ def test_each_column_of_the_tables_shows_its_number(data):
   everything = last["summary"]["all"]
   assert shown(tables.main(data), data, row) == {
     "run": NASTY,
-    "at": "end",
+    "at": "equal CPU time, end",
     "method": "ppo, tokens",
     "N": "4",
     "prompts": "2",
