@@ -197,10 +197,7 @@ def test_correct_mass_is_that_of_the_policy():
   prompts, _, _ = groups()
   found = probe(*groups(), count=2, rows=4)
   mass = lambda temperature: theory.correct_mass(
-    found,
-    params,
-    response_logp=policy.response_logp,
-    temperature=temperature,
+    found, params, response_logp=policy.response_logp, temperature=temperature
   )
   # The one right response to each prompt, by the plain form.
   for p, response in enumerate(([5, 1], [1])):

@@ -5,17 +5,7 @@ import json
 import math
 
 import pytest
-from hub_configs import (
-  GONE,
-  HUB,
-  QWEN,
-  SAME,
-  but,
-  new,
-  old,
-  read,
-  written,
-)
+from hub_configs import GONE, HUB, QWEN, SAME, but, new, old, read, written
 from messages import mentions
 
 from brorl_jax.model import architectures, hf_format
@@ -353,10 +343,7 @@ POSITIVE = "is not a positive integer"
     (but(GEMMA, sliding_window=0), [f"sliding_window 0 {POSITIVE}"]),
     (but(GEMMA, sliding_window="4"), ["sliding_window", "'4'"]),
     *(
-      (
-        but(QWEN, **{field: value}),
-        [f"{field} {value!r} ... positive"],
-      )
+      (but(QWEN, **{field: value}), [f"{field} {value!r} ... positive"])
       for field in ("rms_norm_eps", "rope_theta")
       for value in ("x", -5, 0.0, True, None, [1], float("nan"), float("inf"))
     ),
@@ -381,10 +368,7 @@ POSITIVE = "is not a positive integer"
       but(QWEN, num_key_value_heads=8),
       ["num_key_value_heads 8 ... divisor of 4"],
     ),
-    (
-      but(QWEN, hidden_size=20),
-      ["head_dim 5"],
-    ),
+    (but(QWEN, hidden_size=20), ["head_dim 5"]),
     (but(QWEN, head_dim=7), ["head_dim", "7"]),
     (but(LLAMA, head_dim="6"), ["head_dim", "'6'"]),
     # Ropes.
@@ -409,10 +393,7 @@ POSITIVE = "is not a positive integer"
     (yarn(beta_fast=-1), ["beta_fast -1 ... positive"]),
     (yarn(attention_factor=0), ["attention_factor 0 ... positive"]),
     (llama3(low_freq_factor=0), ["low_freq_factor 0 ... positive"]),
-    (
-      llama3(high_freq_factor=-1),
-      ["high_freq_factor -1 ... positive"],
-    ),
+    (llama3(high_freq_factor=-1), ["high_freq_factor -1 ... positive"]),
     (llama3(low_freq_factor=GONE), ["llama3", "low_freq_factor"]),
     *(
       (but(config, partial_rotary_factor=0.5), ["partial_rotary_factor 0.5 is"])
@@ -435,14 +416,8 @@ POSITIVE = "is not a positive integer"
       but(GEMMA_LAYERS, use_bidirectional_attention=True),
       ["use_bidirectional_attention True"],
     ),
-    (
-      but(MOE, mlp_only_layers=[0]),
-      ["mlp_only_layers [0] ... []"],
-    ),
-    (
-      but(MOE, decoder_sparse_step=2),
-      ["decoder_sparse_step 2 ... 1"],
-    ),
+    (but(MOE, mlp_only_layers=[0]), ["mlp_only_layers [0] ... []"]),
+    (but(MOE, decoder_sparse_step=2), ["decoder_sparse_step 2 ... 1"]),
     *(
       (
         but(config, layer_types=["full_attention", "chunked_attention"]),
@@ -454,15 +429,9 @@ POSITIVE = "is not a positive integer"
     (but(GEMMA, layer_types="x"), ["layer_types", "'x'"]),
     (but(GEMMA, layer_types=["x", "full_attention"]), ["layer_types", "'x'"]),
     # Activations and switches.
-    (
-      but(QWEN, hidden_act="gelu"),
-      ["hidden_act 'gelu' ... gelu_pytorch_tanh"],
-    ),
+    (but(QWEN, hidden_act="gelu"), ["hidden_act 'gelu' ... gelu_pytorch_tanh"]),
     (but(QWEN, hidden_act=None), ["hidden_act", "None"]),
-    (
-      but(GEMMA, hidden_activation="relu"),
-      ["hidden_activation 'relu'"],
-    ),
+    (but(GEMMA, hidden_activation="relu"), ["hidden_activation 'relu'"]),
     *(
       (but(QWEN, head_dim=value), [f"head_dim {value} {POSITIVE}"])
       for value in (0, -2, 6.0, True)
@@ -484,14 +453,8 @@ POSITIVE = "is not a positive integer"
       but(GEMMA_LAYERS, attn_logit_softcapping=3.0),
       ["attn_logit_softcapping 3.0 ... gemma3_text"],
     ),
-    (
-      but(LLAMA, final_logit_softcapping=3.0),
-      ["final_logit_softcapping 3.0"],
-    ),
-    (
-      but(MOE, num_experts_per_tok=6),
-      ["num_experts_per_tok 6 ... 5"],
-    ),
+    (but(LLAMA, final_logit_softcapping=3.0), ["final_logit_softcapping 3.0"]),
+    (but(MOE, num_experts_per_tok=6), ["num_experts_per_tok 6 ... 5"]),
     (
       but(GEMMA, use_bidirectional_attention=True, sliding_window=None),
       ["use_bidirectional_attention True"],
@@ -507,14 +470,8 @@ POSITIVE = "is not a positive integer"
       for value in (-1, 1.5)
     ),
     (yarn(beta_slow=40), ["beta_fast 32.0 ... above ... 40.0"]),
-    (
-      llama3(low_freq_factor=4.0),
-      ["high_freq_factor 4.0 ... above ... 4.0"],
-    ),
-    (
-      yarn(mscale="x", mscale_all_dim=1.0),
-      ["mscale 'x' ... positive"],
-    ),
+    (llama3(low_freq_factor=4.0), ["high_freq_factor 4.0 ... above ... 4.0"]),
+    (yarn(mscale="x", mscale_all_dim=1.0), ["mscale 'x' ... positive"]),
     (but(QWEN, tie_word_embeddings="no"), ["tie_word_embeddings", "'no'"]),
     (but(LLAMA, attention_bias="no"), ["attention_bias", "'no'"]),
     (but(GEMMA, attn_logit_softcapping="x"), ["attn_logit_softcapping", "'x'"]),

@@ -161,14 +161,8 @@ def test_every_axis_has_a_place():
       {"blocks": {"qq": {"kernel": leaf(3, 8, 4, 2)}}},
       "blocks/qq/kernel (3, 8, 4, 2)",
     ),
-    (
-      {"lora": {"ln_final": {"scale": leaf(8)}}},
-      "lora/ln_final/scale (8,)",
-    ),
-    (
-      {"ln_final": {"scale2": leaf(8)}},
-      "ln_final/scale2 (8,)",
-    ),
+    ({"lora": {"ln_final": {"scale": leaf(8)}}}, "lora/ln_final/scale (8,)"),
+    ({"ln_final": {"scale2": leaf(8)}}, "ln_final/scale2 (8,)"),
     (
       {"blocks": {"q": {"kernel": leaf(8, 4, 2)}}},
       "blocks/q/kernel (8, 4, 2) ... ('layer', 'width', 'heads', 'head_size')",

@@ -15,9 +15,7 @@ from loads import HALF, SMALL, TOY, load, on_gpu
 from brorl_jax import meshes
 from brorl_jax.learner import state as states
 from brorl_jax.learner import theory, update
-from brorl_jax.learner.objective import (
-  Stats,
-)
+from brorl_jax.learner.objective import Stats
 from brorl_jax.main.stages import learning
 from brorl_jax.meshes import Axes
 from brorl_jax.model import sharding
@@ -47,10 +45,7 @@ def test_every_part_by_hand():
   # A quarter of the slots, but at least one of each lane: 3 of 6.
   assert stages["compacting"] == always | {"cache": 2 * page + page}
   results = 14 * 5 * 6 * 70
-  assert stages["finishing"] == always | {
-    "cache": 2 * page,
-    "results": results,
-  }
+  assert stages["finishing"] == always | {"cache": 2 * page, "results": results}
   prefilling = stages["prefilling"]
   assert prefilling.pop("work") > 0
   assert prefilling == always

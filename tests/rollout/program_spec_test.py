@@ -6,11 +6,7 @@ from messages import mentions
 from small_decoders import Table
 
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.program_spec import (
-  ProgramSpec,
-  page_columns,
-  with_cache,
-)
+from brorl_jax.rollout.program_spec import ProgramSpec, page_columns, with_cache
 
 
 @pytest.mark.parametrize(

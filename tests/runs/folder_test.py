@@ -263,10 +263,7 @@ def test_refuses_what_it_may_not_write(tmp_path):
 def test_asks_the_system_whether_it_may_write(tmp_path, monkeypatch):
   asked = []
   monkeypatch.setattr(folder.os, "access", lambda *a: asked.append(a))
-  with pytest.raises(
-    UserError,
-    match=rf"workdir .*: {tmp_path}",
-  ):
+  with pytest.raises(UserError, match=rf"workdir .*: {tmp_path}"):
     check(tmp_path / "a" / "b")
   assert asked == [(tmp_path, os.R_OK | os.W_OK | os.X_OK)]
 

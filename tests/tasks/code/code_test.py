@@ -512,12 +512,7 @@ def test_same_output_ignores_white_space_alone(a, b):
         0.667,
         "ended early: 2 of 3 pass",
       ),
-      (
-        "def add(a, b):\n  while True: pass",
-        "fail",
-        0.0,
-        "time-out",
-      ),
+      ("def add(a, b):\n  while True: pass", "fail", 0.0, "time-out"),
       (
         "from operator import add\nif __name__ == '__main__': 1 / 0",
         "pass",
@@ -738,8 +733,7 @@ def test_expected_values_do_not_enter_the_jail():
 
 
 @pytest.mark.parametrize(
-  "payload",
-  [b"", b"[", b"{}", b'["q"]', b"[" * 10_000, b'["i", 3]', b"\xff"],
+  "payload", [b"", b"[", b"{}", b'["q"]', b"[" * 10_000, b'["i", 3]', b"\xff"]
 )
 def test_results_that_are_no_values(payload):
   frames = [zygote.Frame(i, 0, True, 0.0, payload, b"") for i in range(3)]

@@ -37,10 +37,7 @@ def test_a_map_of_fields_by_hand(text, want):
   [
     ("question", "'question' ... field:column ... prompt:question"),
     ("prompt:", "'prompt:' ... field:column"),
-    (
-      "promt:question",
-      "'promt:question' ... 'promt'",
-    ),
+    ("promt:question", "'promt:question' ... 'promt'"),
     ("x:y", "'x:y' ... 'x' ... prompt ... answer"),
     ("id:a,id:b", "'id:b'"),
   ],
@@ -84,14 +81,8 @@ def test_renamed_columns_are_fields_and_the_others_stay():
 @pytest.mark.parametrize(
   "column, says",
   [
-    (
-      "qestion",
-      "missing ... config.data.fields ... 'question'",
-    ),
-    (
-      "x",
-      "missing ... config.data.fields",
-    ),
+    ("qestion", "missing ... config.data.fields ... 'question'"),
+    ("x", "missing ... config.data.fields"),
     ("inner.trth", "inner.trth ... missing ... 'truth'?"),
     ("inner.truth.more", "inner.truth.more ... missing"),
     ("question.text", "question.text ... missing"),

@@ -680,25 +680,13 @@ def test_a_column_in_the_place_of_a_field_of_that_name(tmp_path):
       "question",
       "missing ... config.data.fields ... 'qestion'",
     ),
-    (
-      {"answer": None},
-      "answer",
-      "missing ... config.data.fields",
-    ),
+    ({"answer": None}, "answer", "missing ... config.data.fields"),
     ({"choises": ["8"]}, "", ""),
     ({"soruce": "mine"}, "", ""),
-    (
-      {"soruce": "mine", "domain": "math"},
-      "soruce",
-      "did you mean source?",
-    ),
+    ({"soruce": "mine", "domain": "math"}, "soruce", "did you mean source?"),
     ({"data_source": "mine"}, "", ""),
     ({"time_limit": 2, "choices": [1], "sources": "a"}, "", ""),
-    (
-      {"time_limit": 2, "domain": "math"},
-      "time_limit",
-      "domain ... answer",
-    ),
+    ({"time_limit": 2, "domain": "math"}, "time_limit", "domain ... answer"),
     ({"tests": {}, "entry": {}, "instructions": []}, "", ""),
     ({"domain": "maths"}, "domain", "'maths' ... unknown"),
     ({"id": 3, "domain": "math"}, "id", "3 ... text"),
@@ -729,10 +717,7 @@ def test_columns_are_passed_through_but_slips_are_not(
 @pytest.mark.parametrize(
   "field, says",
   [
-    (
-      "prompt",
-      "missing ... --config.data.fields=prompt:COLUMN",
-    ),
+    ("prompt", "missing ... --config.data.fields=prompt:COLUMN"),
     ("domain", "missing ... answer"),
   ],
 )

@@ -124,10 +124,7 @@ def test_both_sides_must_have_examples():
 @pytest.mark.parametrize(
   "other, said",
   [
-    (
-      example("b", "6 + 6?"),
-      "h.jsonl, line 2 ... id 'b' ... a.jsonl, line 2",
-    ),
+    (example("b", "6 + 6?"), "h.jsonl, line 2 ... id 'b' ... a.jsonl, line 2"),
     (
       example("z", " 3 +\n5 PLEASE?", system="Be brief."),
       "h.jsonl, line 2 ... a.jsonl, line 1",

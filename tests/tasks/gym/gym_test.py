@@ -617,9 +617,7 @@ def test_a_puzzle_carries_its_name_and_entry():
 
 
 @given(
-  st.sampled_from(gym.SPLITS),
-  st.integers(0, 2**44 - 1),
-  st.integers(0, 2**80),
+  st.sampled_from(gym.SPLITS), st.integers(0, 2**44 - 1), st.integers(0, 2**80)
 )
 @settings(max_examples=60, deadline=None)
 def test_every_index_owns_its_generator_seeds(split, index, seed):
@@ -810,16 +808,10 @@ def test_a_family_of_one_question_has_no_other_side():
   [
     ([], "families is empty"),
     ([Family("gdc")], "'gdc' ... unknown ... 'gcd'"),
-    (
-      [Family("gcd", {"max_vlue": 3})],
-      "'gcd' ... max_vlue = 3 ... max_value",
-    ),
+    ([Family("gcd", {"max_vlue": 3})], "'gcd' ... max_vlue = 3 ... max_value"),
     ([Family("gcd", {"seed": 3})], "seed = 3 ... unknown ... min_numbers"),
     ([Family("gcd", {"size": 3})], "size = 3 ... unknown"),
-    (
-      [Family("gcd", {"max_value": "40"})],
-      "max_value = '40' ... 1000",
-    ),
+    ([Family("gcd", {"max_value": "40"})], "max_value = '40' ... 1000"),
     ([Family("gcd", {"max_value": 4.0})], "max_value = 4.0 ... float"),
     ([Family("gcd", {"max_value": True})], "max_value = True ... bool"),
     ([Family("basic_arithmetic", {"allow_negation": 1})], "true or false"),

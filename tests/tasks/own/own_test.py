@@ -180,10 +180,7 @@ def test_numbers_of_all_kinds_are_scores(value, score):
     (Verdict("right", 1.0), "'right'"),
     (Verdict("pass", float("nan")), "nan ... finite"),
     (Verdict("pass", None), "None ... number"),
-    (
-      Verdict("fail", 0.0, None),
-      "reason None ... text",
-    ),
+    (Verdict("fail", 0.0, None), "reason None ... text"),
     (Verdict("fail", 0.0, "", 8), "8 ... answer ... text"),
   ],
 )

@@ -12,12 +12,7 @@ import hostile_code
 import pytest
 import tiers
 
-from brorl_jax.tasks.sandbox import (
-  codec,
-  process,
-  protocol,
-  zygote,
-)
+from brorl_jax.tasks.sandbox import codec, process, protocol, zygote
 from brorl_jax.tasks.sandbox import jail as jails
 from brorl_jax.tasks.sandbox.protocol import Limits
 
@@ -25,11 +20,7 @@ LEVEL = jails.require(allow_inner=True)
 # Both layers, and the walls alone, whichever this machine's own level is.
 INNER = dataclasses.replace(LEVEL, name="inner", bubblewrap=None)
 # There is no place to write without namespaces, and threads are not started.
-NOT_INNER = {
-  "honest_temporary_file",
-  "honest_threads",
-  "honest_stdio_thread",
-}
+NOT_INNER = {"honest_temporary_file", "honest_threads", "honest_stdio_thread"}
 # One for each way out, and some that are honest; CI runs all of them.
 DESK = set(
   "abstract check_forged disk_full exit_at_import fork_forever forged_results "
@@ -580,11 +571,7 @@ def f(x):
     os.write(fd, b"\\0")
 """
   job = JOB | {"program": program, "calls": [["l", 1]]}
-  limits, reads, real = (
-    Limits(test_s=0.4, total_s=20.0),
-    [],
-    os.read,
-  )
+  limits, reads, real = (Limits(test_s=0.4, total_s=20.0), [], os.read)
   monkeypatch.setattr(
     zygote.os, "read", lambda *args: reads.append(1) or real(*args)
   )

@@ -340,32 +340,12 @@ def test_golds_are_read(answer, choices, gold):
     ("", None, "answer ... empty"),
     (r"\boxed{ }", None, "answer ... empty"),
     ("  ", CHOICES, "answer ... empty"),
-    (
-      "F",
-      CHOICES,
-      "answer ... 'F'",
-    ),
-    (
-      "A or B",
-      CHOICES,
-      "answer ... 'A or B' ... letters",
-    ),
-    (
-      "B. nucleus",
-      CHOICES,
-      "answer ... 'B. nucleus'",
-    ),
-    (
-      "x" * (MAX_GOLD + 1),
-      None,
-      "answer ... 81 ... 80",
-    ),
+    ("F", CHOICES, "answer ... 'F'"),
+    ("A or B", CHOICES, "answer ... 'A or B' ... letters"),
+    ("B. nucleus", CHOICES, "answer ... 'B. nucleus'"),
+    ("x" * (MAX_GOLD + 1), None, "answer ... 81 ... 80"),
     ("4 or 5", None, "answer ... '4 or 5' ... 'or'"),
-    (
-      "probably iron",
-      None,
-      "answer ... 'probably iron' ... 'probably'",
-    ),
+    ("probably iron", None, "answer ... 'probably iron' ... 'probably'"),
     ("...", None, "answer ... '...'"),
     ("A", ["x"], "choices ... 1 ... 2 to 26"),
     ("A", ["x"] * 27, "choices ... 27 ... 2 to 26"),
@@ -373,16 +353,8 @@ def test_golds_are_read(answer, choices, gold):
     ("A", 3, "choices ... list"),
     ("A", ["x", " "], "choice B ... ' '"),
     ("A", ["x", 3], "choice B ... 3"),
-    (
-      "A",
-      ["the cell", "nucleus", "Cell."],
-      "choices A and C ... 'Cell.'",
-    ),
-    (
-      "A",
-      ["b", "x"],
-      "choice A ... 'b'",
-    ),
+    ("A", ["the cell", "nucleus", "Cell."], "choices A and C ... 'Cell.'"),
+    ("A", ["b", "x"], "choice A ... 'b'"),
   ],
 )
 def test_unusable_golds_are_refused_in_one_line(answer, choices, message):
