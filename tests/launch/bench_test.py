@@ -116,19 +116,6 @@ def test_slots_are_those_that_are_asked_for_up_to_n():
   assert of("--workload=w3").slots == 128
 
 
-def test_help_describes_the_workloads(capsys):
-  with pytest.raises(SystemExit) as e:
-    protocol.parse(argv=["--help"])
-  shown = capsys.readouterr().out
-  assert e.value.code == 0 and max(map(len, shown.splitlines())) <= 80
-  lines = {x.split()[0]: x for x in shown.splitlines() if x.strip()}
-  for name, w in workloads.WORKLOADS.items():
-    assert f"{w.prompts} x {w.prompt} " in lines[name]
-    assert f"{w.n} x {w.new} " in lines[name]
-    assert ("accelerator" in lines[name]) == w.accelerator
-  assert "256x6" in lines["w1"] and "1 token in 32 ends" in lines["w3"]
-
-
 def test_lengths_of_a_file_are_those_of_the_end_token():
   """P(1) = .25, P(2) = 0, P(3) = .5, and what is longer is cut at 4."""
   first, second, third, last = workloads.end_logits([1, 3, 3, 9], 4, vocab=11)
@@ -455,14 +442,6 @@ def test_trainers_of_whole_responses_refuse_others(tmp_path, peer, flag):
     f"error: {peer} trains whole responses to one prompt here: give no --ends, "
     "no --lengths and --prompts=1\n"
   )
-
-
-@pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_the_comparison_says_how_it_is_used(flag):
-  done = comparison("trl", flag)
-  assert done.returncode == 0 and not done.stderr
-  first, *_, last = done.stdout.splitlines()
-  assert first.startswith("Ours and a peer's") and last.startswith("Read the")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Tests of launch/frontier: problems, measures, rates, statistics, the page."""
 
-import dataclasses
 import functools
 import itertools
 import json
@@ -33,18 +32,8 @@ from launch.frontier import (
   study,
   summary,
 )
-from launch.frontier.arms import Arm
 
 # ---------------------------------------------------------------- the problems
-
-
-def test_every_expression_is_there_and_comes_to_what_it_says():
-  found = dict(countdown.expressions((3, 4, 5, 7)))
-  assert len(found) == 24 * 27
-  for text, value in found.items():
-    assert re.fullmatch(r"\d([-+*]\d){3}", text)
-    assert sorted(text[::2]) == ["3", "4", "5", "7"]
-    assert eval(text) == value
 
 
 @pytest.mark.parametrize("task", prepare.TASKS)
@@ -163,14 +152,6 @@ def test_a_summary_by_hand():
   assert got["best_at_256"] == pytest.approx((1.0 + once + 1.0) / 4, rel=1e-2)
 
 
-def test_checkpoints_nearest_to_the_budgets_are_read():
-  at = np.array([0, 40, 90, 130, 180, 260, 310, 420])
-  steps = [*range(0, 80, 10)]
-  assert arms.chosen(steps, at, 100) == [0, 20, 40, 60, 70]
-  assert arms.budgets(at, 100) == [0, 2, 4, 7]
-  assert arms.budgets(at[:6], 100) == [0, 2, 4]
-
-
 # ---------------------------------------------------------------- arms, configs
 
 
@@ -209,43 +190,6 @@ def test_each_arm_of_each_question_can_be_trained():
   assert arms.machine_of(told) == "NVIDIA H200, jax 0.11.2"
 
 
-# -------------------------------------------------------------------- the rates
-
-
-def result(points, *, prompts=None, heldout=None, seed=0):
-  """A result with pass@1 by thousands of the smallest budget of `own`."""
-  least = arms.LEAST["own"]
-  samples = [least * k for k in points]
-  value = [*points.values()]
-  told = {
-    name: value
-    for name in ("pass_at_1", "heldout", *study.METRICS)
-    if name != "busy_s"
-  }
-  kept = {"samples": [], "train": [], "heldout": []}
-  if prompts is not None:
-    kept = {
-      "samples": samples,
-      "train": prompts,
-      "heldout": prompts if heldout is None else heldout,
-    }
-  return {
-    "config": {"run.seed": seed},
-    "machine": "AMD EPYC, jax 0.10.2",
-    "points": {
-      "step": [32 * k for k in points],
-      "samples": samples,
-      "busy_s": [10.0 * k for k in points],
-      **told,
-    },
-    "prompts": kept,
-  }
-
-
-CELL = Arm("own", "hard", 16, 2048, "maxrl")
-CELL = dataclasses.replace(CELL, power=0, seed=0)
-
-
 # --------------------------------------------------------------- the statistics
 
 
@@ -265,14 +209,6 @@ def test_the_best_n_is_as_certain_as_a_bootstrap_says():
   assert (sure["n"], sure["low"], sure["high"]) == (32, 32, 32)
 
 
-def test_seeds_are_drawn_again_too():
-  """One prompt: all of the spread is between seeds."""
-  a, b = np.array([[0.0], [1.0]]), np.array([[0.45], [0.45]])
-  got = analysis.best_n({8: a, 32: b}, draws=4000)
-  # Of (0, 0), (0, 1), (1, 0), (1, 1) three have a mean above .45.
-  assert got["share"]["8"] == pytest.approx(0.75, abs=0.03)
-
-
 def test_a_line_in_log_odds_goes_on():
   budgets = [2**16, 2**17, 2**18]
   p = lambda c: 1 / (1 + np.exp(-(0.7 * np.log2(c) - 12)))
@@ -287,58 +223,6 @@ def test_a_histogram_counts_lost_and_won():
   assert got == [0.25, 0.125, 0, 0.125, 0.125, 0.125, 0.25]
 
 
-def test_measures_at_a_budget_by_hand(tmp_path):
-  """N = 8: half of the prompts at 1, all in odd seeds; N = 32: all at .9."""
-  q = run.Question("own", "hard", "maxrl", ns=(8, 32))
-  cells = []
-  for cell in q.cells(0):
-    for power in (-11.0, -10.0, -9.0):
-      told = result({0: 0.0, 1: 0.5 - 0.01 * abs(power + 10)})
-      arm = dataclasses.replace(cell, power=power, seed=arms.TUNING_SEED)
-      (tmp_path / f"{arm.name}.json").write_text(json.dumps(told))
-    for seed in range(4):
-      p = [10_000, 10_000 * (seed % 2)] if cell.n == 8 else [9000] * 2
-      told = result({0: 0.0, 1: 0.5}, prompts=[[0, 0], p])
-      arm = dataclasses.replace(cell, power=-10.0, seed=seed)
-      (tmp_path / f"{arm.name}.json").write_text(json.dumps(told))
-    cells.append(analysis.Cell(tmp_path, cell, study.SEEDS))
-  got = study.at_budget(cells, 2**16, None)
-  assert {name: one["n"] for name, one in got["sets"].items()} == {
-    "even": 32, "odd": 8,
-  }  # fmt: skip
-  assert got["best"]["n"] == 32
-  assert got["best_worst_at_4"]["n"] == 8  # .75 against .9^4, but .9^2 is .81
-  assert got["best_best_at_4"]["n"] == 32
-  assert got["seeds"] == 4 and got["foretold"] is None
-
-
-def test_prompts_between_two_checkpoints_are_on_a_line_as_their_mean_is(
-  tmp_path,
-):
-  """Dynamic sampling leaves no checkpoint at a budget: 0, 1.5 and 3 are."""
-  for power in (-11.0, -10.0, -9.0):
-    less = 0.01 * abs(power + 10)
-    told = result({0: 0.2, 1.5: 0.5 - less, 3: 0.6 - less})
-    arm = dataclasses.replace(CELL, power=power, seed=arms.TUNING_SEED)
-    (tmp_path / f"{arm.name}.json").write_text(json.dumps(told))
-  told = result(
-    {0: 0.2, 1.5: 0.5, 3: 0.6},
-    prompts=[[0, 4000], [1000, 9000], [3000, 9000]],
-    heldout=[[0, 0], [3000, 0], [3000, 0]],
-  )
-  arm = dataclasses.replace(CELL, power=-10, seed=0)
-  (tmp_path / f"{arm.name}.json").write_text(json.dumps(told))
-  cell, least = analysis.Cell(tmp_path, CELL, (0,)), arms.LEAST["own"]
-  for budget, p in ((1, [0.2 / 3, 2.2 / 3]), (2, [0.5 / 3, 0.9])):
-    got = cell.prompts(budget * least, "train")
-    np.testing.assert_allclose(got, [p], rtol=1e-6)
-    assert cell.values(budget * least, "pass_at_1") == [
-      pytest.approx(np.mean(p))
-    ]
-  assert cell.prompts(least, "heldout")[0, 0] == pytest.approx(0.2)
-  np.testing.assert_allclose(cell.prompts(3 * least, "train"), [[0.3, 0.9]])
-
-
 def test_differences_are_those_of_scipy_on_prompts():
   rng = np.random.default_rng(0)
   a, b = rng.uniform(size=(2, 3, 30))
@@ -351,15 +235,6 @@ def test_differences_are_those_of_scipy_on_prompts():
 
 
 # ------------------------------------------------------------------ the plateau
-
-
-@pytest.mark.parametrize(
-  "gains, stopped", [([0.3, 0.5, 0.505, 0.506], True), ([0.3] * 4, True),
-                     ([0.3, 0.4, 0.5, 0.52], False)],
-)  # fmt: skip
-def test_it_has_stopped_when_the_last_third_gains_nothing(gains, stopped):
-  told = result(dict(enumerate(gains)))
-  assert plateau.stopped(told) == stopped
 
 
 def arm_against(mean, low, at_time, near=0.02, others=0.0):

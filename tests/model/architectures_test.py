@@ -473,6 +473,10 @@ POSITIVE = "is not a positive integer"
     (llama3(low_freq_factor=4.0), ["high_freq_factor 4.0 ... above ... 4.0"]),
     (yarn(mscale="x", mscale_all_dim=1.0), ["mscale 'x' ... positive"]),
     (but(QWEN, tie_word_embeddings="no"), ["tie_word_embeddings", "'no'"]),
+    (
+      but(QWEN, quantization_config={"quant_method": "fp8"}),
+      ["quantization_config '...' ... weights"],
+    ),
     (but(LLAMA, attention_bias="no"), ["attention_bias", "'no'"]),
     (but(GEMMA, attn_logit_softcapping="x"), ["attn_logit_softcapping", "'x'"]),
     (but(GEMMA, query_pre_attn_scalar="x"), ["query_pre_attn_scalar", "'x'"]),
@@ -544,28 +548,3 @@ def test_code_beside_a_config_is_never_run(tmp_path, model_type):
   else:
     refused(written(tmp_path, config), "model_type 'mine' ... supported")
   assert not marker.exists()
-
-
-@pytest.mark.parametrize(
-  "fields, message",
-  [
-    (
-      {"quantization_config": {"quant_method": "fp8"}},
-      "quantization_config '...' ... weights",
-    ),
-    ({"attention_bias": "x"}, "attention_bias 'x'"),
-    ({"tie_word_embeddings": 1}, "tie_word_embeddings 1"),
-    ({"head_dim": -24}, "head_dim -24 ... positive"),
-    ({"head_dim": 24.0}, "head_dim 24.0 ... positive"),
-    (
-      {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
-      "rope_type 'longrope'",
-    ),
-  ],
-)
-def test_what_transformers_would_take_is_refused_first(
-  tmp_path, fields, message
-):
-  with pytest.raises(ValueError) as e:
-    read(tmp_path, but(QWEN, **fields))
-  assert mentions(str(e.value), message) and "\n" not in str(e.value)

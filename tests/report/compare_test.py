@@ -143,12 +143,6 @@ def test_runs_that_are_all_at_their_start_are_compared():
   assert not any(early(data).values())
 
 
-def test_an_evaluation_exactly_at_the_end_counts():
-  data = numbers(run("a"), run("b"))
-  for at in ("equal time", "equal CPU time", "equal samples", "end"):
-    assert chosen(data, at) == [2, 2]
-
-
 def test_one_run_is_compared_with_nobody():
   data = numbers(run("a"))
   assert [c["at"] for c in data["comparisons"]] == ["end"]

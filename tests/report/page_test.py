@@ -118,20 +118,6 @@ def test_no_cell_has_a_number_of_its_own(parsed):
   assert rest <= {"", "[, ]", " → ", "[, ]step ", "step ", "p ", "too early"}
 
 
-def test_the_tables_of_the_paper_are_there(parsed):
-  titles = re.findall(r"Table \d\. [^\n]+", parsed.text)
-  assert titles == [
-    "Table 1. Cost and score of each run",
-    "Table 2. Throughput and dynamic sampling",
-    "Table 3. Tasks of the domain gym",
-    "Table 4. Tasks of the domain math",
-    "Table 5. Puzzles by category",
-    "Table 6. Output tokens and score, before and after",
-    "Table 7. Paired t-tests",
-    "Table 8. Fields in which the training runs differ",
-  ]
-
-
 def test_what_comes_from_runs_is_text(parsed, data):
   assert NASTY in parsed.text and "a/b~<i>$x$.c" in parsed.text
   assert {"script", "b", "i", "link", "iframe"}.isdisjoint(parsed.tags)

@@ -245,16 +245,6 @@ def test_a_histogram_of_pass_rates_by_hand():
   assert [*metrics.rate_shares(rates)] == [share("none"), *below, share("all")]
 
 
-def test_pass_rate_is_of_all_that_was_drawn():
-  rollouts, reward, _ = example()
-  every = metrics.of_groups(
-    rollouts, scored.scores(reward), np.array([True, True]), rollout_s=1.0
-  )
-  assert every["sampling/pass_rate"] == 1.0
-  # The second group's rewards are equal, though it was kept.
-  assert every["sampling/degenerate_fraction"] == 0.5
-
-
 @pytest.mark.parametrize(
   "reward, valid, degenerate",
   [

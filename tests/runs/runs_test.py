@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import itertools
 import json
 import os
 import pathlib
@@ -780,27 +779,6 @@ def test_a_save_that_fails_ends_the_run_at_the_step_that_sees_it(
 
 
 # --------------------------------------------- the best step, and the way back
-
-
-@pytest.mark.ci
-def test_the_best_step_is_there_after_20_more_saves_and_a_restart(
-  monkeypatch, tmp_path
-):
-  run = Run(monkeypatch, tmp_path / "run")
-  how = dict(save_every=1, eval_every=1, keep_checkpoints=2)
-  step = itertools.count()
-
-  def right_at_3(*args):
-    (rows,) = measure(*args)
-    right = next(step) == 3
-    yield [{**row, "score": float(right), "pass": right} for row in rows]
-
-  run.measure = right_at_3
-  run.start(steps=10, **how)
-  assert run.steps() == [3, 9, 10]
-  run.start(steps=24, **how)
-  assert run.steps() == [3, 23, 24]
-  assert run.record(3)["score"] == 1.0 and run.record(24)["score"] == 0.0
 
 
 def test_only_a_step_that_was_evaluated_has_a_score(whole):

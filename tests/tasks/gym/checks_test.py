@@ -200,13 +200,9 @@ SLOPE = entry("simple_integration", "-2*X**6/3 + X**2 + C", variable="X")
       SUMS,
       ["1 3 4\n3 1 4\n4 4 8", "3 1 4\n1 3 4\n4 4 8"],
       [
-        "2 2 4\n2 2 4\n4 4 8",
-        "1 3 4\n3 1 4\n4 4 9",
-        "1 3 4\n3 1 4",
-        "1 3 4 3 1 4 4 4 8",
-        "1 1 4\n3 3 4\n4 4 8",
-        "1 3 4\n3 1 4\n4 4 8\n0 0 0",
-        "1 3 4\n3 1 x\n4 4 8",
+        "2 2 4\n2 2 4\n4 4 8", "1 3 4\n3 1 4\n4 4 9", "1 3 4\n3 1 4",
+        "1 3 4 3 1 4 4 4 8", "1 1 4\n3 3 4\n4 4 8",
+        "1 3 4\n3 1 4\n4 4 8\n0 0 0", "1 3 4\n3 1 x\n4 4 8",
         "1 3 4\n3 1 4\n4 4",
       ],
     ),
@@ -248,27 +244,17 @@ SLOPE = entry("simple_integration", "-2*X**6/3 + X**2 + C", variable="X")
         "X**2/2 + X**2/2 - 4*X**6/6 - C",
       ],
       [
-        "-4*X**5 + 2*X",
-        "-2*X**6/3 + X**2 + C*X",
-        "-2*X**6/3 + X**2 + x",
-        "-2*x**6/3 + x**2 + C",
-        "-2*X**6/3",
-        "C",
-        "0",
-        "Integral(-4*X**5 + 2*X, X)",
-        "-0.6667*X**6 + X**2",
+        "-4*X**5 + 2*X", "-2*X**6/3 + X**2 + C*X", "-2*X**6/3 + X**2 + x",
+        "-2*x**6/3 + x**2 + C", "-2*X**6/3", "C", "0",
+        "Integral(-4*X**5 + 2*X, X)", "-0.6667*X**6 + X**2",
       ],
     ),
     (
       entry("polynomial_multiplication", "2*x**2*y + 3*x - 1"),
       ["2*x**2*y + 3*x - 1", "-1+3*x+2*y*x**2"],
       [
-        "x*(2*x*y + 3) - 1",
-        "2*x*x*y + 3*x - 1",
-        "2*x**2*y + x + 2*x - 1",
-        "2*x**2*y + 3*1*x - 1",
-        "2*x**2*y + 3*x - 1 + 0*x",
-        "2*x**2*y + 3*x",
+        "x*(2*x*y + 3) - 1", "2*x*x*y + 3*x - 1", "2*x**2*y + x + 2*x - 1",
+        "2*x**2*y + 3*1*x - 1", "2*x**2*y + 3*x - 1 + 0*x", "2*x**2*y + 3*x",
         "2*X**2*y + 3*X - 1",
       ],
     ),
@@ -349,7 +335,7 @@ SLOPE = entry("simple_integration", "-2*X**6/3 + X**2 + C", variable="X")
   ids=lambda value: (
     value["metadata"]["source_dataset"] if isinstance(value, dict) else ""
   ),
-)
+)  # fmt: skip
 def test_answers_by_hand(item, right, wrong):
   assert [a for a in right if verify(a, item).status != "pass"] == []
   assert [a for a in wrong if verify(a, item).status != "fail"] == []

@@ -243,10 +243,6 @@ def test_the_threshold_is_one(monkeypatch):
   assert verify("4", entry()).status == "pass"
 
 
-def test_scorers_are_built_once():
-  assert verifier._scorer("gcd") is verifier._scorer("gcd")
-
-
 HANDS = "Ann is a knight, and Bob is a knave."
 
 

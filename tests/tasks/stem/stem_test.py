@@ -17,12 +17,8 @@ from brorl_jax.tasks.stem import (
 )
 
 CHOICES = [
-  "the ribosome",
-  "The mitochondria",
-  "nucleus",
-  "a black hole",
-  "5 m/s",
-]
+  "the ribosome", "The mitochondria", "nucleus", "a black hole", "5 m/s",
+]  # fmt: skip
 
 
 # Where the answer is.
@@ -96,32 +92,13 @@ def test_where_the_answer_is(response, answer):
 @pytest.mark.parametrize(
   "answer",
   [
-    "B",
-    "b",
-    "(B)",
-    "(b)",
-    "[B]",
-    "B)",
-    "B.",
-    "B:",
-    "**B**",
-    r"\text{B}",
-    r"\mathbf{(B)}",
-    r"\textbf{B.}",
-    "Option B",
-    "choice (B)",
-    "Ｂ",
-    "B. mitochondria",
-    "(B) The mitochondria.",
-    "B) the mitochondria",
-    "B: mitochondria",
-    "B - mitochondria",
-    "B mitochondria",
-    r"\text{B. Mitochondria}",
-    "mitochondria",
-    "The Mitochondria.",
+    "B", "b", "(B)", "(b)", "[B]", "B)", "B.", "B:", "**B**", r"\text{B}",
+    r"\mathbf{(B)}", r"\textbf{B.}", "Option B", "choice (B)", "Ｂ",
+    "B. mitochondria", "(B) The mitochondria.", "B) the mitochondria",
+    "B: mitochondria", "B - mitochondria", "B mitochondria",
+    r"\text{B. Mitochondria}", "mitochondria", "The Mitochondria.",
   ],
-)
+)  # fmt: skip
 def test_the_right_choice(answer):
   verdict = verify(rf"\boxed{{{answer}}}", "B", choices=CHOICES)
   assert verdict == Verdict("pass", 1.0, "", answer)
