@@ -164,14 +164,11 @@ def test_eurus2(tmp_path, ending):
     ),
   ]
   assert dropped == {
-    "ability is neither math nor code": 1,
-    "the tests are not JSON": 2,
-    "the tests have no lists of inputs and outputs": 1,
-    "a test is not text": 1,
-    "an argument or result of a function is not JSON": 1,
-    "tests refused": 1,
+    "ability is neither math nor code": 1, "the tests are not JSON": 2,
+    "the tests have no lists of inputs and outputs": 1, "a test is not text": 1,
+    "an argument or result of a function is not JSON": 1, "tests refused": 1,
     "no ground_truth": 1,
-  }
+  }  # fmt: skip
 
 
 @pytest.mark.parametrize("ending", ["json", "parquet"])

@@ -6,7 +6,7 @@ import math
 
 import pytest
 from hub_configs import GONE, HUB, QWEN, SAME, but, new, old, read, written
-from messages import mentions
+from messages import mentions, refuses
 
 from brorl_jax.model import architectures, hf_format
 from brorl_jax.model.spec import Rope
@@ -206,11 +206,8 @@ def test_ropes_that_are_stretched(tmp_path, config, rope):
     (
       but(MOE, norm_topk_prob=False, mlp_only_layers=None),
       {
-        "experts": 5,
-        "experts_per_token": 2,
-        "normalize_experts": False,
-        "mlp": 12,
-        "sliding": (),
+        "experts": 5, "experts_per_token": 2, "normalize_experts": False,
+        "mlp": 12, "sliding": (),
       },
     ),
     (
@@ -247,7 +244,7 @@ def test_ropes_that_are_stretched(tmp_path, config, rope):
       {"sliding": (), "sliding_rope": None},
     ),
   ],
-)
+)  # fmt: skip
 def test_fields_that_switch_something_on(tmp_path, config, fields):
   policy = read(tmp_path, config)
   assert {name: getattr(policy, name) for name in fields} == fields
@@ -266,13 +263,9 @@ def refused(directory, *parts):
 
 
 SIZES = (
-  "vocab_size",
-  "hidden_size",
-  "intermediate_size",
-  "num_hidden_layers",
-  "num_attention_heads",
-  "num_key_value_heads",
-)
+  "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+  "num_attention_heads", "num_key_value_heads",
+)  # fmt: skip
 
 
 POSITIVE = "is not a positive integer"
@@ -492,9 +485,8 @@ def test_as_many_layers_as_may_be_are_read(tmp_path):
 
 def test_refuses_what_is_not_a_config(tmp_path):
   message = f"'{tmp_path / 'nowhere'}' ... checkpoint ... directory"
-  with pytest.raises(ValueError) as e:
+  with refuses(ValueError, message):
     architectures.read_policy(tmp_path / "nowhere", dtype="float32")
-  assert mentions(str(e.value), message)
   path = tmp_path / "config.json"
   with pytest.raises(ValueError) as e:
     architectures.read_policy(tmp_path, dtype="float32")
@@ -522,9 +514,8 @@ def test_the_dtype_is_that_of_the_caller(tmp_path):
   for dtype in ("float32", "bfloat16"):
     assert architectures.read_policy(tmp_path, dtype=dtype).dtype == dtype
   assert architectures.read_policy(str(tmp_path), dtype="float32") == SAME
-  with pytest.raises(ValueError) as e:
+  with refuses(ValueError, "'int7' ... 'float32' ... 'bfloat16'"):
     architectures.read_policy(tmp_path, dtype="int7")
-  assert mentions(str(e.value), "'int7' ... 'float32' ... 'bfloat16'")
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "mine"])

@@ -322,24 +322,15 @@ def test_each_column_of_the_tables_shows_its_number(data):
   }
   assert gym["low"] < 0.625 < gym["high"]
   assert shown(tables.throughput(data), data, 0) == {
-    "run": NASTY,
-    "N": "4",
-    "steps": "2",
-    "pass rate, %": "37.5",
-    "samples/s, generation": "0.0178",
-    "samples/s, overall": "0.00404",
-    "tokens/s, generation": "0.178",
-    "kept samples/s, overall": "0.00152",
-    "generation, % of time": "22.7",
-    "reward std in a group": "0.312",
-  }
+    "run": NASTY, "N": "4", "steps": "2", "pass rate, %": "37.5",
+    "samples/s, generation": "0.0178", "samples/s, overall": "0.00404",
+    "tokens/s, generation": "0.178", "kept samples/s, overall": "0.00152",
+    "generation, % of time": "22.7", "reward std in a group": "0.312",
+  }  # fmt: skip
   assert shown(tables.tokens(data, 6), data, 1) == {
-    "run": NASTY,
-    "domain": "math",
-    "output tokens": "5.5 → 5.5",
-    "pass@1, %": "25.00 → 75.00",
-    "truncated, %": "0.0 → 0.0",
-  }
+    "run": NASTY, "domain": "math", "output tokens": "5.5 → 5.5",
+    "pass@1, %": "25.00 → 75.00", "truncated, %": "0.0 → 0.0",
+  }  # fmt: skip
   assert shown(tables.tasks(data, "gym", 3), data, row) == {
     "run": NASTY,
     "at": "equal CPU time, end",
@@ -360,19 +351,15 @@ def test_each_column_of_the_t_tests_shows_its_number(data):
   for row, how in ((2 * at, "plain"), (2 * at + 1, "by_task")):
     one = test[how]
     assert shown(tables.tests(data, 7), data, row) == {
-      "run": "b",
-      "against": NASTY,
-      "at": "end",
+      "run": "b", "against": NASTY, "at": "end",
       "errors": {"plain": "plain", "by_task": "clustered by task"}[how],
       "difference": f"{test['difference']:+.4f}",
       "standard error": f"{one['standard_error']:.3f}",
-      "d_z": f"{test['effect_size']:.3f}",
-      "n": "5",
-      "clusters": {"plain": "5", "by_task": "4"}[how],
-      "t": f"{one['t']:.2f}",
+      "d_z": f"{test['effect_size']:.3f}", "n": "5",
+      "clusters": {"plain": "5", "by_task": "4"}[how], "t": f"{one['t']:.2f}",
       "p, one-sided": f"{one['p_one_sided']:.2g}",
       "p, two-sided": f"{one['p_two_sided']:.2g}",
-    }
+    }  # fmt: skip
 
 
 def test_a_start_that_runs_share_is_no_methods(data):
@@ -404,16 +391,11 @@ def test_a_table_of_many_tasks_is_turned(data):
 def rollout(step, i, **changed):
   verdict = ("pass", "fail", "invalid")[i % 3]
   return {
-    "step": step,
-    "task": ("gcd", "prime")[i % 2],
-    "prompt": f"What is {step} + {i}?",
-    "response": "42",
-    "gold": str(step + i),
-    "verdict": verdict,
-    "reason": "" if verdict == "pass" else "wrong answer",
-    "reward": 0.25 * i,
-    "tokens": 1000 + i,
-  } | changed
+    "step": step, "task": ("gcd", "prime")[i % 2],
+    "prompt": f"What is {step} + {i}?", "response": "42", "gold": str(step + i),
+    "verdict": verdict, "reason": "" if verdict == "pass" else "wrong answer",
+    "reward": 0.25 * i, "tokens": 1000 + i,
+  } | changed  # fmt: skip
 
 
 def with_samples(path, lines, name="a"):

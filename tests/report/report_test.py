@@ -10,15 +10,10 @@ from brorl_jax import report
 from brorl_jax.report import one_run
 
 FAMILIES = {
-  "letter_counting": 0.41,
-  "count_primes": 0.2,
-  "leg_counting": 0.35,
-  "gcd": 0.5,
-  "basic_arithmetic": 0.3,
-  "number_sequence": 0.1,
-  "spell_backward": 0.25,
-  "simple_equations": 0.15,
-}
+  "letter_counting": 0.41, "count_primes": 0.2, "leg_counting": 0.35,
+  "gcd": 0.5, "basic_arithmetic": 0.3, "number_sequence": 0.1,
+  "spell_backward": 0.25, "simple_equations": 0.15,
+}  # fmt: skip
 
 
 def run(steps=30):

@@ -442,12 +442,9 @@ def others(path, count=30, wrong=None):
     del rows[wrong]["label"]
   path.write_text("".join(json.dumps(row) + "\n" for row in rows))
   return {
-    "data.files": (str(path),),
-    "data.fields": "prompt:question,answer:label",
-    "data.domain": "math",
-    "data.heldout_one_in": 3,
-    "prompt_tokens": 60,
-  }
+    "data.files": (str(path),), "data.fields": "prompt:question,answer:label",
+    "data.domain": "math", "data.heldout_one_in": 3, "prompt_tokens": 60,
+  }  # fmt: skip
 
 
 def test_a_plan_reads_the_data_too(tmp_path, capsys):

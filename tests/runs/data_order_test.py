@@ -6,7 +6,7 @@ import pytest
 import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from messages import mentions
+from messages import refuses
 
 from brorl_jax.runs.data_order import Order, refuse_changes
 
@@ -155,9 +155,8 @@ def test_any_seed_from_zero_will_do(seed):
   ],
 )
 def test_refusals(sizes, weights, seed, said):
-  with pytest.raises(ValueError) as error:
+  with refuses(ValueError, said):
     Order(sizes, weights, seed=seed)
-  assert mentions(str(error.value), said) and "\n" not in str(error.value)
 
 
 def test_prompts_count_from_zero():
@@ -207,9 +206,8 @@ def test_a_change_is_refused_by_name(change, said):
     seed=change.get("seed", 3),
   ).fingerprint(change.get("data", DATA))
   refuse_changes(start, start)
-  with pytest.raises(ValueError) as error:
+  with refuses(ValueError, said):
     refuse_changes(start, now)
-  assert mentions(str(error.value), said) and "\n" not in str(error.value)
 
 
 def test_a_grain_that_orders_otherwise_is_seen(monkeypatch):

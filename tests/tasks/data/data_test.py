@@ -6,7 +6,7 @@ import pathlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from messages import mentions
+from messages import mentions, refuses
 
 from brorl_jax.tasks.base import Example
 from brorl_jax.tasks.data import dataset, strict_json
@@ -204,19 +204,15 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch, names, said):
   for name in ("a.jsonl", "a.json", "a.jsonl.gz", "a.txt", "a.parquet"):
     write(tmp_path / name, line())
   for skip_bad in (False, True):
-    with pytest.raises(DataError) as error:
+    with refuses(DataError, said):
       read(names, domains=SIMPLE, skip_bad=skip_bad)
-    assert mentions(str(error.value), said) and "\n" not in str(error.value)
 
 
 def test_an_id_is_taken_once_over_all_files(tmp_path):
   a = write(tmp_path / "a.jsonl", line("x"), line("y"))
   b = write(tmp_path / "b.jsonl", line("z"), line("y", prompt="other"))
-  with pytest.raises(DataError) as error:
+  with refuses(DataError, f"{b}, line 2, field 'id': 'y' ... {a}, line 2"):
     read([a, b], domains=SIMPLE)
-  assert mentions(
-    str(error.value), f"{b}, line 2, field 'id': 'y' ... {a}, line 2"
-  )
 
 
 def test_repeats_are_counted_and_contradictions_refused(tmp_path):
@@ -229,12 +225,11 @@ def test_repeats_are_counted_and_contradictions_refused(tmp_path):
   )
   assert read(path, domains=SIMPLE).repeats == 2
   other = write(tmp_path / "b.jsonl", line("e", prompt="3 + 5?", answer="7"))
-  with pytest.raises(DataError) as error:
-    read([path, other], domains=SIMPLE)
-  assert mentions(
-    str(error.value),
+  with refuses(
+    DataError,
     f"{other}, line 1, field 'answer': '7' ... {path}, line 1 ... '8'",
-  )
+  ):
+    read([path, other], domains=SIMPLE)
 
 
 def test_the_same_task_may_have_other_tests(tmp_path):
@@ -330,12 +325,9 @@ def test_fit_by_hand():
 def test_the_digest_notices_every_change():
   def example(**changed):
     fields = {
-      "id": "a",
-      "domain": "math",
-      "task": "s",
-      "messages": ({"role": "user", "content": "q"},),
-      "entry": {"answer": "8"},
-    }
+      "id": "a", "domain": "math", "task": "s",
+      "messages": ({"role": "user", "content": "q"},), "entry": {"answer": "8"},
+    }  # fmt: skip
     return Example(**(fields | changed))
 
   base = [example(), example(id="b")]
@@ -785,12 +777,10 @@ def test_examples_of_a_folder_are_counted_together(tmp_path):
 
 def test_what_is_wrong_with_a_renamed_field_names_its_column_too(tmp_path):
   path = plain(tmp_path / "a.jsonl", {"question": "", "answer": "8"})
-  with pytest.raises(DataError) as error:
+  with refuses(
+    DataError, f"{path}, line 1, field 'prompt': empty ... column 'question'"
+  ):
     read(path, form=GSM8K, domains=DOMAINS)
-  assert mentions(
-    str(error.value),
-    f"{path}, line 1, field 'prompt': empty ... column 'question'",
-  )
 
 
 def test_a_prompt_that_is_a_conversation_is_told_its_name(tmp_path):

@@ -15,15 +15,9 @@ from brorl_jax.tasks.gym import checks, verify
 
 # What a hundred puzzles of take seconds to make.
 SLOW = {
-  "countdown": 40,
-  "futoshiki": 8,
-  "game_of_life": 40,
-  "puzzle24": 12,
-  "quantum_lock": 12,
-  "sokoban": 8,
-  "sudoku": 25,
-  "zebra_puzzles": 12,
-}
+  "countdown": 40, "futoshiki": 8, "game_of_life": 40, "puzzle24": 12,
+  "quantum_lock": 12, "sokoban": 8, "sudoku": 25, "zebra_puzzles": 12,
+}  # fmt: skip
 OWN = sorted(
   (checks.CHECKS.keys() | checks.FORMS.keys() | gym.STORED.keys()) - gym.JAILED
 )

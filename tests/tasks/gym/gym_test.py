@@ -13,7 +13,7 @@ import pytest
 import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from messages import mentions
+from messages import mentions, refuses
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 
@@ -47,21 +47,14 @@ SMALL = [
   Family(
     "basic_arithmetic",
     {
-      "min_terms": 2,
-      "max_terms": 3,
-      "min_digits": 1,
-      "max_digits": 1,
-      "operators": ["+", "-", "*"],
-      "allow_parentheses": False,
+      "min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1,
+      "operators": ["+", "-", "*"], "allow_parentheses": False,
     },
   ),
   Family(
     "number_sequence",
     {
-      "min_terms": 4,
-      "max_terms": 5,
-      "min_value": -10,
-      "max_value": 10,
+      "min_terms": 4, "max_terms": 5, "min_value": -10, "max_value": 10,
       "max_complexity": 1,
     },
   ),
@@ -69,15 +62,11 @@ SMALL = [
   Family(
     "simple_equations",
     {
-      "min_terms": 2,
-      "max_terms": 2,
-      "min_value": 1,
-      "max_value": 10,
-      "operators": ["+", "-"],
-      "operators_weights": [0.5, 0.5],
+      "min_terms": 2, "max_terms": 2, "min_value": 1, "max_value": 10,
+      "operators": ["+", "-"], "operators_weights": [0.5, 0.5],
     },
   ),
-]
+]  # fmt: skip
 # The library's default for number_sequence takes 10 s for some puzzles.
 EVERY = [
   Family(name, {"max_complexity": 2} if name == "number_sequence" else {})
@@ -135,17 +124,11 @@ def test_the_last_complete_answer_counts(response, answer):
 @pytest.mark.parametrize(
   "response",
   [
-    "<answer>4</answer> no, <answer>3</answer>",
-    "<answer>4",
-    "4</answer>",
-    "<Answer>4</Answer>",
-    "<answer>44</answer>",
-    "the answer is 4",
-    "-4",
-    "\uff14",
-    "4\x00",
+    "<answer>4</answer> no, <answer>3</answer>", "<answer>4", "4</answer>",
+    "<Answer>4</Answer>", "<answer>44</answer>", "the answer is 4", "-4",
+    "\uff14", "4\x00",
   ],
-)
+)  # fmt: skip
 def test_what_is_not_the_answer_fails(response):
   verdict = verify(response, entry())
   assert (verdict.status, verdict.reward) == ("fail", 0.0)
@@ -843,10 +826,8 @@ def test_a_family_of_one_question_has_no_other_side():
   ],
 )
 def test_wrong_families_are_refused_in_one_line(families, named):
-  with pytest.raises(ValueError) as error:
+  with refuses(ValueError, named):
     check(families)
-  assert mentions(str(error.value), named)
-  assert "\n" not in str(error.value)
 
 
 @pytest.mark.ci

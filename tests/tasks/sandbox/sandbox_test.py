@@ -460,34 +460,31 @@ def test_what_the_jail_does_wrong_is_tried_again_and_no_verdict(
   assert (failed, jail.failures) == (2, 3)
 
 
-def test_a_process_that_cannot_be_forked_is_the_jails_fault(jail, monkeypatch):
+@pytest.mark.parametrize(
+  "line, job",
+  [
+    (
+      b"texts, most = job",
+      {"mode": "stdio", "program": "1", "inputs": [""], "together": 1},
+    ),
+    (
+      b"answered, answer = os.pipe()",
+      {"mode": "check", "program": "def f(): 0", "function": "f"},
+    ),
+  ],
+)
+def test_what_cannot_be_forked_is_the_jails_fault(jail, monkeypatch, line, job):
   boot = process._boot
 
   def broken(**options):
     text = boot(**options)
-    line = b"texts, most = job"
     assert text.count(line) == 1
-    return text.replace(line, b"raise BlockingIOError; texts, most = job")
+    return text.replace(line, b"raise BlockingIOError; " + line)
 
   monkeypatch.setattr(process, "_boot", broken)
-  job = {"mode": "stdio", "program": "1", "inputs": [""], "together": 1}
+  tests = b"def check(c): c()" if job["mode"] == "check" else b""
   with pytest.raises(process.Failed, match="failed twice in a row"):
-    jail.run(job, limits=Limits())
-
-
-def test_a_check_that_cannot_be_forked_is_the_jails_fault(jail, monkeypatch):
-  boot = process._boot
-
-  def broken(**options):
-    text = boot(**options)
-    line = b"answered, answer = os.pipe()"
-    assert text.count(line) == 1
-    return text.replace(line, b"raise BlockingIOError")
-
-  monkeypatch.setattr(process, "_boot", broken)
-  job = {"mode": "check", "program": "def f(): 0", "function": "f"}
-  with pytest.raises(process.Failed, match="failed twice in a row"):
-    jail.run(job, limits=Limits(), tests=b"def check(c): c()")
+    jail.run(job, limits=Limits(), tests=tests)
 
 
 @pytest.mark.parametrize("mode", ["call", "stdio"])

@@ -3,7 +3,7 @@ import pytest
 import tiers
 from hypothesis import given
 from hypothesis import strategies as st
-from messages import mentions
+from messages import mentions, refuses
 
 from brorl_jax.tasks import stem
 from brorl_jax.tasks.base import Verdict
@@ -335,10 +335,8 @@ def test_golds_are_read(answer, choices, gold):
   ],
 )
 def test_unusable_golds_are_refused_in_one_line(answer, choices, message):
-  with pytest.raises(ValueError) as error:
+  with refuses(ValueError, message):
     check_reference(answer, choices)
-  assert mentions(str(error.value), message)
-  assert "\n" not in str(error.value)
 
 
 def test_a_choice_may_be_its_own_letter():
