@@ -95,18 +95,9 @@ def test_a_response_is_right_if_it_is_a_known_answer():
 # ------------------------------------------------------------ what is measured
 
 TINY = Policy(
-  vocab=20,
-  width=16,
-  layers=1,
-  heads=2,
-  kv_heads=2,
-  head_size=8,
-  mlp=16,
-  rope=Rope(100.0),
-  norm_eps=1e-6,
-  tied=True,
-  qkv_bias=True,
-)
+  vocab=20, width=16, layers=1, heads=2, kv_heads=2, head_size=8, mlp=16,
+  rope=Rope(100.0), norm_eps=1e-6, tied=True, qkv_bias=True,
+)  # fmt: skip
 
 
 def test_probabilities_are_those_of_the_policy(monkeypatch):

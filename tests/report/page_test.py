@@ -237,31 +237,18 @@ def test_page_and_tables_say_where_nothing_is_compared(tmp_path):
 @pytest.mark.parametrize(
   "kind, value, text",
   [
-    ("count", 1234567, "1,234,567"),
-    ("count", 0, "0"),
-    ("thousands", 2033664, "2,033.7"),
-    ("time", 173.84, "174 h"),
-    ("time", 1.0, "1 h"),
-    ("time", 0.010987, "39.6 s"),
-    ("time", 0.5, "30 min"),
-    ("time", 12345.6, "12,346 h"),
-    ("time", 0.0, "0 s"),
-    ("rate", 72.44, "72.4"),
-    ("rate", 105899.7, "105,900"),
-    ("mean", 15760.04, "15,760.0"),
-    ("percent", 0.62084, "62.08"),
-    ("percent1", 0.96849, "96.8"),
-    ("decimal", 0.0684, "0.068"),
-    ("signed", 0.0033, "+0.0033"),
-    ("signed", -0.0582, "-0.0582"),
-    ("t", 4.84, "4.84"),
-    ("p", 6.5e-7, "6.5e-07"),
-    ("p", 0.0, "< 1e-38"),
-    ("value", "ppo", "ppo"),
-    ("value", False, "False"),
-    ("t", None, "n/a"),
+    ("count", 1234567, "1,234,567"), ("count", 0, "0"),
+    ("thousands", 2033664, "2,033.7"), ("time", 173.84, "174 h"),
+    ("time", 1.0, "1 h"), ("time", 0.010987, "39.6 s"), ("time", 0.5, "30 min"),
+    ("time", 12345.6, "12,346 h"), ("time", 0.0, "0 s"),
+    ("rate", 72.44, "72.4"), ("rate", 105899.7, "105,900"),
+    ("mean", 15760.04, "15,760.0"), ("percent", 0.62084, "62.08"),
+    ("percent1", 0.96849, "96.8"), ("decimal", 0.0684, "0.068"),
+    ("signed", 0.0033, "+0.0033"), ("signed", -0.0582, "-0.0582"),
+    ("t", 4.84, "4.84"), ("p", 6.5e-7, "6.5e-07"), ("p", 0.0, "< 1e-38"),
+    ("value", "ppo", "ppo"), ("value", False, "False"), ("t", None, "n/a"),
   ],
-)
+)  # fmt: skip
 def test_how_numbers_are_written(kind, value, text):
   assert cells.written(cells.Number(("x", 0), kind), {"x": [value]}) == text
 

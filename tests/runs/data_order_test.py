@@ -11,17 +11,9 @@ from messages import refuses
 from brorl_jax.runs.data_order import Order, refuse_changes
 
 FIRST = [
-  ("code", 3),
-  ("gym", 0),
-  ("math", 1),
-  ("code", 5),
-  ("math", 5),
-  ("gym", 1),
-  ("code", 2),
-  ("math", 3),
-  ("math", 7),
-  ("math", 8),
-]
+  ("code", 3), ("gym", 0), ("math", 1), ("code", 5), ("math", 5), ("gym", 1),
+  ("code", 2), ("math", 3), ("math", 7), ("math", 8),
+]  # fmt: skip
 LATER = [("code", 6), ("gym", 200_000_000), ("math", 0), ("code", 2)]
 SIZES = {"math": 10, "code": 7, "gym": None}
 WEIGHTS = {"math": 5, "code": 3, "gym": 2}

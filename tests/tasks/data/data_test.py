@@ -572,12 +572,6 @@ def test_without_pyarrow_the_remedy_is_named(tmp_path, monkeypatch):
     read(path, domains=SIMPLE)
 
 
-def test_the_documented_limits_are_the_enforced_ones():
-  text = " ".join((dataset.__doc__ or "").split())
-  assert mentions(text, "at most 1 MB ... 16")
-  assert (strict_json.MAX_LINE, strict_json.MAX_DEPTH) == (10**6, 16)
-
-
 def test_file_digests_change_with_any_byte(tmp_path, monkeypatch):
   one, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
   one.write_bytes(b"x\n")
