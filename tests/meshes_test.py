@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType
-from messages import mentions
+from messages import mentions, refuses
 
 from brorl_jax import meshes
 from brorl_jax.meshes import Axes
@@ -149,15 +149,13 @@ def test_slices_lie_along_data_and_links_decide_in_a_host(monkeypatch):
 
 
 def test_a_mesh_that_goes_over_slices_is_refused():
-  with pytest.raises(ValueError) as e:
+  with refuses(ValueError, "data ... the 2 slices ... mesh_data = 2"):
     meshes.over(chips(2, 2, 4), Axes(fsdp=16))
-  assert mentions(str(e.value), "data ... the 2 slices ... mesh_data = 2")
 
 
 def test_copies_are_a_multiple_of_the_slices():
-  with pytest.raises(ValueError) as e:
+  with refuses(ValueError, "data ... the 2 slices"):
     meshes.over(chips(2, 3, 2), Axes(data=3, fsdp=4))
-  assert mentions(str(e.value), "data ... the 2 slices")
 
 
 def test_all_devices_come_by_slice_and_process(monkeypatch):

@@ -1,6 +1,10 @@
 """Whether a message names what it must, however it is worded."""
 
+import contextlib
 import re
+from collections.abc import Iterator
+
+import pytest
 
 
 def mentions(message: str, pattern: str) -> bool:
@@ -14,6 +18,16 @@ def mentions(message: str, pattern: str) -> bool:
     all(_holds(line, part) for part in pattern.split(" ... "))
     for line in message.splitlines()
   )
+
+
+@contextlib.contextmanager
+def refuses(kind: type[Exception], pattern: str) -> Iterator[None]:
+  """What is done here ends with an error of one line that mentions this."""
+  with pytest.raises(kind) as e:
+    yield
+  said = str(e.value)
+  assert mentions(said, pattern), said
+  assert "\n" not in said
 
 
 def _holds(message: str, part: str) -> bool:

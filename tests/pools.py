@@ -1,11 +1,13 @@
 """Rows whose tokens lie in blocks of a pool, for tests; no test file."""
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from brorl_jax.model import pool
 from brorl_jax.model.pool import Pool
 
 
@@ -46,9 +48,9 @@ def draw(rng, z: Sizes, stored="float32", activations="float32") -> Case:
   shape = blocks, 2, G, z.columns, K
   if stored == "int8":
     whole = jnp.asarray(rng.integers(-127, 128, shape), jnp.int8)
-    pool = Pool(whole, jnp.asarray(rng.random(shape[:-1]) / 60, jnp.float32))
+    held = Pool(whole, jnp.asarray(rng.random(shape[:-1]) / 60, jnp.float32))
   else:
-    pool = Pool(normal(stored, *shape))
+    held = Pool(normal(stored, *shape))
   state = (
     normal("float32", B, G, J),
     jnp.exp(normal("float32", B, G, J)),
@@ -56,7 +58,7 @@ def draw(rng, z: Sizes, stored="float32", activations="float32") -> Case:
   )
   table = jnp.asarray(table, jnp.int32)
   first, stop = jnp.asarray(ends).T
-  return Case(normal(activations, B, G, J, K), state, pool, table, first, stop)
+  return Case(normal(activations, B, G, J, K), state, held, table, first, stop)
 
 
 def spoilt(case: Case, outside: int, value: float = np.nan) -> Case:
@@ -77,3 +79,45 @@ def spoilt(case: Case, outside: int, value: float = np.nan) -> Case:
   behind = np.arange(most)[None] * C >= stop
   table = jnp.where(behind, outside, case.table)
   return case._replace(pool=Pool(kv, scale), table=table)
+
+
+def shapes(z: Sizes, stored="bfloat16", activations="bfloat16") -> Case:
+  rng = np.random.default_rng(0)
+  return jax.eval_shape(lambda: draw(rng, z, stored, activations))
+
+
+@functools.partial(jax.jit, static_argnames=("form", "softcap"))
+def run(form, case: Case, softcap=0.0) -> jax.Array:
+  return form(*case, softcap=softcap).astype(jnp.float32)
+
+
+# Stored numbers, activations, bound of scores, and how near a kernel must be.
+PRECISIONS = [
+  ("float32", "float32", 1.5, 1e-5),
+  ("int8", "float32", 0.0, 1e-5),
+  ("int8", "float32", 1.5, 1e-5),
+  ("bfloat16", "bfloat16", 0.0, 2e-2),
+  ("int8", "bfloat16", 0.0, 2e-2),
+]
+
+
+def check_unseen(kernel, z: Sizes, outside: int, seed: int) -> None:
+  """A kernel is the simple form whatever lies in tokens not seen."""
+  case = draw(np.random.default_rng(seed), z)
+  got = run(kernel, spoilt(case, outside))
+  np.testing.assert_allclose(got, run(pool.own, case), atol=1e-5)
+
+
+def check_precision(kernel, stored, activations, softcap, tolerance) -> None:
+  case = draw(np.random.default_rng(0), Sizes(35, 4), stored, activations)
+  want = run(pool.own, case, softcap)
+  got = run(kernel, spoilt(case, -1), softcap)
+  np.testing.assert_allclose(got, want, atol=tolerance)
+  assert jax.eval_shape(kernel, *case).dtype == jnp.dtype(activations)
+
+
+def check_far_scores(kernel) -> None:
+  case = draw(np.random.default_rng(0), Sizes(40, 3))
+  case = case._replace(q=case.q * 1e3)
+  want = run(pool.own, case)
+  np.testing.assert_allclose(run(kernel, case), want, atol=1e-5)

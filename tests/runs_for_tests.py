@@ -57,22 +57,14 @@ def records(step, passes, prompts=PROMPTS, *, tokens=5):
   """Lines of eval/records.jsonl of one evaluation."""
   return [
     {
-      "step": step,
-      "id": name,
-      "domain": domain,
-      "task": task,
-      "sample": n,
-      "tokens": tokens + n,
-      "truncated": False,
-      "score": float(right),
-      "pass": bool(right),
-      "status": "pass" if right else "fail",
-      "reason": "" if right else "wrong answer",
-      "answer": str(right),
+      "step": step, "id": name, "domain": domain, "task": task, "sample": n,
+      "tokens": tokens + n, "truncated": False, "score": float(right),
+      "pass": bool(right), "status": "pass" if right else "fail",
+      "reason": "" if right else "wrong answer", "answer": str(right),
     }
     for (name, (domain, task)), row in zip(prompts.items(), passes, strict=True)
     for n, right in enumerate(row)
-  ]
+  ]  # fmt: skip
 
 
 def metric_lines(

@@ -4,12 +4,7 @@ X = "\N{MULTIPLICATION SIGN}"
 
 # Question or "", metadata, answer, the careful steps.
 EXAMPLES = {
-  "chain_sum": (
-    "",
-    {"expression": "57 + 8 - 70"},
-    "-5",
-    "57+8=65\n65-70=-5",
-  ),
+  "chain_sum": ("", {"expression": "57 + 8 - 70"}, "-5", "57+8=65\n65-70=-5"),
   "products": (
     "",
     {"expression": "47 * 36"},

@@ -16,18 +16,9 @@ P, N, S, T, V = 4, 12, 5, 4, 16
 
 
 POLICY = Policy(
-  vocab=V,
-  width=16,
-  layers=2,
-  heads=4,
-  kv_heads=2,
-  head_size=4,
-  mlp=24,
-  rope=Rope(100.0),
-  norm_eps=1e-6,
-  tied=True,
-  qkv_bias=True,
-)
+  vocab=V, width=16, layers=2, heads=4, kv_heads=2, head_size=4, mlp=24,
+  rope=Rope(100.0), norm_eps=1e-6, tied=True, qkv_bias=True,
+)  # fmt: skip
 
 
 OBJECTIVE = Objective(

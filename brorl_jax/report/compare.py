@@ -143,16 +143,14 @@ def _spent(lines: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
   """The cumulative cost after each step.
 
   It includes saving, but not evaluations, whose frequency is a free choice, nor
-  compilation, which dominates runs of minutes but not of days. Runs that did
-  not record compilation count as if there was none.
+  compilation, which dominates runs of minutes but not of days.
   """
-  net = 0.0
-  cpu = 0.0 if all("time/cpu_s" in x for x in lines) else None
+  net = cpu = 0.0
   out = {0: {"net_hours": net, "cpu_hours": cpu, "samples": 0}}
   for line in lines:
     spent = line["time/step_s"] + line["time/checkpoint_s"]
-    net += (spent - line.get("time/compile_s", 0.0)) / _HOUR
-    cpu = None if cpu is None else cpu + line["time/cpu_s"] / _HOUR
+    net += (spent - line["time/compile_s"]) / _HOUR
+    cpu += line["time/cpu_s"] / _HOUR
     samples = line["data/samples_total"]
     out[line["step"]] = {"net_hours": net, "cpu_hours": cpu, "samples": samples}
   return out

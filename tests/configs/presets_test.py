@@ -247,17 +247,11 @@ def test_no_default_is_called_stated_that_is_not_compared_here():
 # What makes a puzzle harder, in the settings of the library: the harder side's
 # least is not below the run's most.
 HARDER = {
-  "chain_sum": "terms",
-  "products": "digits",
-  "gcd": "value",
-  "lcm": "value",
-  "simple_equations": "terms",
-  "letter_counting": "words",
-  "leg_counting": "animals",
-  "count_bits": "n",
-  "prime_factorization": "value",
+  "chain_sum": "terms", "products": "digits", "gcd": "value", "lcm": "value",
+  "simple_equations": "terms", "letter_counting": "words",
+  "leg_counting": "animals", "count_bits": "n", "prime_factorization": "value",
   "countdown": "numbers",
-}
+}  # fmt: skip
 
 
 def test_the_run_has_ten_tasks_and_the_harder_side_the_same_with_more_steps():

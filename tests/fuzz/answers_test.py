@@ -138,30 +138,16 @@ test_stem, test_stem_at_length = fuzzing.tiers(
 
 
 _ARGUMENTS = {
-  "keywords": ["quetzal", "the"],
-  "keyword": "quetzal",
-  "frequency": 1,
-  "relation": "at least",
-  "forbidden_words": ["the"],
-  "letter": "q",
-  "let_frequency": 1,
-  "let_relation": "at least",
-  "num_words": 10**6,
-  "num_sentences": 2,
-  "num_paragraphs": 2,
-  "nth_paragraph": 1,
-  "first_word": "quetzal",
-  "num_placeholders": 2,
-  "postscript_marker": "P.S.",
-  "num_bullets": 2,
-  "num_highlights": 2,
-  "section_spliter": "SECTION",
-  "num_sections": 2,
-  "prompt_to_repeat": "Which quetzal?",
-  "end_phrase": "a quetzal.",
-  "capital_frequency": 2,
+  "keywords": ["quetzal", "the"], "keyword": "quetzal", "frequency": 1,
+  "relation": "at least", "forbidden_words": ["the"], "letter": "q",
+  "let_frequency": 1, "let_relation": "at least", "num_words": 10**6,
+  "num_sentences": 2, "num_paragraphs": 2, "nth_paragraph": 1,
+  "first_word": "quetzal", "num_placeholders": 2, "postscript_marker": "P.S.",
+  "num_bullets": 2, "num_highlights": 2, "section_spliter": "SECTION",
+  "num_sections": 2, "prompt_to_repeat": "Which quetzal?",
+  "end_phrase": "a quetzal.", "capital_frequency": 2,
   "capital_relation": "at least",
-}
+}  # fmt: skip
 _KINDS = {
   kind: {name: _ARGUMENTS[name] for name in checker.arguments}
   for kind, checker in BUILT_IN.items()

@@ -45,13 +45,9 @@ pytestmark = pytest.mark.ci  # 10 s
 _OWN = {"loss.kind": {"name": "mine.py:loss", "digest": "0" * 32}}
 _IDS = ("gcd/heldout/0", "gcd/heldout/1")
 _FILES = (
-  "metrics.jsonl",
-  "samples.jsonl",
-  "events.jsonl",
-  "eval/curve.jsonl",
-  "eval/records.jsonl",
-  "checkpoints/2/extra/metadata",
-)
+  "metrics.jsonl", "samples.jsonl", "events.jsonl", "eval/curve.jsonl",
+  "eval/records.jsonl", "checkpoints/2/extra/metadata",
+)  # fmt: skip
 
 
 @functools.cache
@@ -107,13 +103,10 @@ def lines(steps):
 
 def evaluation(step):
   return {
-    "step": step,
-    "pass_at_1": 0.25,
-    "half_width": 0.5,
-    "by_family": {"gcd": 0.25},
-    "rates": [0.5, 0.0],
+    "step": step, "pass_at_1": 0.25, "half_width": 0.5,
+    "by_family": {"gcd": 0.25}, "rates": [0.5, 0.0],
     "summary": evaluations.summary(records(step)),
-  }
+  }  # fmt: skip
 
 
 def sample(step):
@@ -140,14 +133,10 @@ def run() -> pathlib.Path:
   path = pathlib.Path(place().name) / "run"
   path.mkdir()
   entries = {
-    "data": examples().fingerprint,
-    "functions": _OWN,
-    "files": {},
-    "sandbox": {},
-    "chat_template": None,
-    "began_with": str(huggingface.ASSETS),
+    "data": examples().fingerprint, "functions": _OWN, "files": {},
+    "sandbox": {}, "chat_template": None, "began_with": str(huggingface.ASSETS),
     "run": "0123456789abcdef",
-  }
+  }  # fmt: skip
   values = sections.as_dict(config())
   folder.write_config(values, path, **entries)
   changed = json.loads(json.dumps(values))
@@ -160,7 +149,7 @@ def run() -> pathlib.Path:
   made.dump(path / "eval/curve.jsonl", [evaluation(0), evaluation(2)])
   made.dump(path / "eval/records.jsonl", [*records(0), *records(2)])
   store = checkpoints.Store(path / "checkpoints", keep=9, run=entries["run"])
-  progress = RunState(tokens=9, best=0.5, streak={1: 2}).to_json()
+  progress = RunState(tokens=9, best=0.5, usual={"a": (1, 2.0)}).to_json()
   store.save(2, State(np.int32(2), params(), {}, None), progress)
   store.close()
   return path

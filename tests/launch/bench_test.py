@@ -116,19 +116,6 @@ def test_slots_are_those_that_are_asked_for_up_to_n():
   assert of("--workload=w3").slots == 128
 
 
-def test_help_describes_the_workloads(capsys):
-  with pytest.raises(SystemExit) as e:
-    protocol.parse(argv=["--help"])
-  shown = capsys.readouterr().out
-  assert e.value.code == 0 and max(map(len, shown.splitlines())) <= 80
-  lines = {x.split()[0]: x for x in shown.splitlines() if x.strip()}
-  for name, w in workloads.WORKLOADS.items():
-    assert f"{w.prompts} x {w.prompt} " in lines[name]
-    assert f"{w.n} x {w.new} " in lines[name]
-    assert ("accelerator" in lines[name]) == w.accelerator
-  assert "256x6" in lines["w1"] and "1 token in 32 ends" in lines["w3"]
-
-
 def test_lengths_of_a_file_are_those_of_the_end_token():
   """P(1) = .25, P(2) = 0, P(3) = .5, and what is longer is cut at 4."""
   first, second, third, last = workloads.end_logits([1, 3, 3, 9], 4, vocab=11)
@@ -159,15 +146,18 @@ def test_invented_lengths_are_those_that_a_policy_would_make(how, mean):
   assert not how or w.drawn(99, 1) != lengths[:99]
 
 
+def line_of(part, *flags):
+  """What a part of the bench says of one run."""
+  command = [sys.executable, "-m", f"launch.bench.{part}", "--repeats=1"]
+  out = subprocess.check_output([*command, *flags], text=True, cwd=ROOT)
+  return json.loads(out)
+
+
 @pytest.mark.slow
 def test_our_responses_have_the_lengths_of_a_file(tmp_path):
   (tmp_path / "lengths").write_text("1\n2\n2\n5\n")
-  command = [sys.executable, "-m", "launch.bench.rollout", "--repeats=1"]
-  command += ["--model=64x1", "--vocab=64", "--prompt=4", "--new=8", "--n=400"]
-  out = subprocess.check_output(
-    [*command, f"--lengths={tmp_path / 'lengths'}"], text=True, cwd=ROOT
-  )
-  line = json.loads(out)
+  flags = ["--model=64x1", "--vocab=64", "--prompt=4", "--new=8", "--n=400"]
+  line = line_of("rollout", *flags, f"--lengths={tmp_path / 'lengths'}")
   # Mean 2.5, deviation 1.5: 3 standard errors.
   assert line["tokens"] == pytest.approx(400 * 2.5, abs=3 * 1.5 * 20)
   assert line["processor"] and line["model"]["width"] == 64
@@ -244,16 +234,7 @@ def test_a_trainer_takes_one_step_at_a_time():
 
 @pytest.mark.slow
 def test_our_line_of_an_update():
-  command = [
-    "-m",
-    "launch.bench.update",
-    "--workload=l2",
-    "--n=4",
-    "--repeats=1",
-    "--rows=4",
-  ]
-  out = subprocess.check_output([sys.executable, *command], text=True, cwd=ROOT)
-  line = json.loads(out)
+  line = line_of("update", "--workload=l2", "--n=4", "--rows=4")
   assert line["workload"] == "l2" and line["tokens"] == 4 * 64
   assert line["programs"]["first"] > 0 and line["programs"]["later"] == 0
   assert line["padding_fraction"] == 0.0
@@ -278,15 +259,7 @@ def test_one_token_in_so_many_ends():
 
 @pytest.mark.slow
 def test_our_line_of_json():
-  command = [
-    "-m",
-    "launch.bench.rollout",
-    "--workload=w3",
-    "--n=8",
-    "--repeats=1",
-  ]
-  out = subprocess.check_output([sys.executable, *command], text=True, cwd=ROOT)
-  line = json.loads(out)
+  line = line_of("rollout", "--workload=w3", "--n=8")
   assert line["n"] == line["unique"] == 8 and line["workload"] == "w3"
   assert 8 <= line["tokens"] <= 8 * 128
   assert 0 < line["slot_occupancy"] <= 1 and 0 < line["roofline_share"] < 1
@@ -448,24 +421,13 @@ def test_trainers_of_whole_responses_refuse_others(tmp_path, peer, flag):
   (tmp_path / "two").write_text("2\n")
   script = ROOT / "third_party" / "peers" / peer / "update.py"
   done = subprocess.run(
-    [sys.executable, script, flag],
-    capture_output=True,
-    text=True,
-    cwd=tmp_path,
+    [sys.executable, script, flag], capture_output=True, text=True, cwd=tmp_path
   )
   assert done.returncode == 1 and not done.stdout
   assert done.stderr == (
     f"error: {peer} trains whole responses to one prompt here: give no --ends, "
     "no --lengths and --prompts=1\n"
   )
-
-
-@pytest.mark.parametrize("flag", ["--help", "-h"])
-def test_the_comparison_says_how_it_is_used(flag):
-  done = comparison("trl", flag)
-  assert done.returncode == 0 and not done.stderr
-  first, *_, last = done.stdout.splitlines()
-  assert first.startswith("Ours and a peer's") and last.startswith("Read the")
 
 
 @pytest.mark.parametrize(

@@ -160,22 +160,15 @@ def test_eurus2(tmp_path, ending):
     expected(2, "code", "apps-x", "Add.", tests=add),
     expected(3, "code", "taco", "Wrap.", tests=unwrapped),
     expected(
-      4,
-      "math",
-      "numina_olympiads",
-      "What? \\boxed{Your answer}",
-      answer="42",
+      4, "math", "numina_olympiads", "What? \\boxed{Your answer}", answer="42"
     ),
   ]
   assert dropped == {
-    "ability is neither math nor code": 1,
-    "the tests are not JSON": 2,
-    "the tests have no lists of inputs and outputs": 1,
-    "a test is not text": 1,
-    "an argument or result of a function is not JSON": 1,
-    "tests refused": 1,
+    "ability is neither math nor code": 1, "the tests are not JSON": 2,
+    "the tests have no lists of inputs and outputs": 1, "a test is not text": 1,
+    "an argument or result of a function is not JSON": 1, "tests refused": 1,
     "no ground_truth": 1,
-  }
+  }  # fmt: skip
 
 
 @pytest.mark.parametrize("ending", ["json", "parquet"])
@@ -371,14 +364,7 @@ def test_refusals_leave_nothing_behind(
 def test_every_set_is_documented_and_the_command_runs(tmp_path):
   assert all(f"\n  {name} " in (public.__doc__ or "") for name in public.SETS)
   done = subprocess.run(
-    [
-      sys.executable,
-      "-m",
-      "launch.data.prepare",
-      "eurus",
-      "a",
-      "--output=b",
-    ],
+    [sys.executable, "-m", "launch.data.prepare", "eurus", "a", "--output=b"],
     cwd=ROOT,
     capture_output=True,
     text=True,

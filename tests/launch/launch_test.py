@@ -233,12 +233,8 @@ def action(jobset: dict, status: int | None) -> str:
 def test_the_jobset_after_each_status(jobset):
   free = "RestartJobSetAndIgnoreMaxRestarts"
   want = {
-    2: "FailJobSet",
-    3: "FailJobSet",
-    75: free,
-    None: free,
-    1: "RestartJobSet",
-  }
+    2: "FailJobSet", 3: "FailJobSet", 75: free, None: free, 1: "RestartJobSet",
+  }  # fmt: skip
   want |= {20: "RestartJobSet", 137: "RestartJobSet"}
   assert {status: action(jobset, status) for status in want} == want
   assert jobset["spec"]["failurePolicy"]["maxRestarts"] > 0

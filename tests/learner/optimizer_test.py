@@ -11,15 +11,9 @@ from brorl_jax.learner import optimizer
 
 def test_schedule_rises_over_the_warmup_and_stays_or_falls():
   make = functools.partial(
-    optimizer.adamw,
-    lr=1.0,
-    warmup=4,
-    b1=0.9,
-    b2=0.95,
-    eps=1e-8,
-    weight_decay=0.0,
-    max_grad_norm=1.0,
-  )
+    optimizer.adamw, lr=1.0, warmup=4, b1=0.9, b2=0.95, eps=1e-8,
+    weight_decay=0.0, max_grad_norm=1.0,
+  )  # fmt: skip
   _, constant = make(total=None)
   np.testing.assert_allclose(
     [constant(i) for i in range(6)], [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]

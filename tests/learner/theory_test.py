@@ -181,26 +181,14 @@ def test_measure_by_hand():
 @pytest.mark.ci
 def test_correct_mass_is_that_of_the_policy():
   policy = Policy(
-    vocab=8,
-    width=8,
-    layers=1,
-    heads=2,
-    kv_heads=1,
-    head_size=4,
-    mlp=8,
-    rope=Rope(100.0),
-    norm_eps=1e-6,
-    tied=True,
-    qkv_bias=True,
-  )
+    vocab=8, width=8, layers=1, heads=2, kv_heads=1, head_size=4, mlp=8,
+    rope=Rope(100.0), norm_eps=1e-6, tied=True, qkv_bias=True,
+  )  # fmt: skip
   params = jax.tree.map(lambda x: x * 9.0, policy.init(jax.random.key(0)))
   prompts, _, _ = groups()
   found = probe(*groups(), count=2, rows=4)
   mass = lambda temperature: theory.correct_mass(
-    found,
-    params,
-    response_logp=policy.response_logp,
-    temperature=temperature,
+    found, params, response_logp=policy.response_logp, temperature=temperature
   )
   # The one right response to each prompt, by the plain form.
   for p, response in enumerate(([5, 1], [1])):

@@ -212,11 +212,7 @@ def test_trees_have_the_gradient_of_blocks(roll):
     assert all((b.trees is not None) == (layout is SmallTrees) for b in batches)
     for batch in batches:
       sums = ADD(
-        sums,
-        at,
-        batch,
-        response_logp=POLICY.response_logp,
-        objective=OBJECTIVE,
+        sums, at, batch, response_logp=POLICY.response_logp, objective=OBJECTIVE
       )
     total[layout] = update.gradient(sums)
   (want, stats), (got, more) = total[Blocks], total[SmallTrees]
@@ -272,9 +268,7 @@ def test_a_mesh_does_not_change_the_scores_of_trees():
   mesh = meshes.make_mesh(data=2, fsdp=4)
   at = jax.device_put(params(), sharding.param_shardings(params(), mesh))
   spread = lambda x: sharding.to_mesh(
-    mesh,
-    jax.sharding.PartitionSpec(*(None, meshes.rows(mesh))[: x.ndim]),
-    x,
+    mesh, jax.sharding.PartitionSpec(*(None, meshes.rows(mesh))[: x.ndim]), x
   )
   policy = dataclasses.replace(POLICY, mesh=mesh)
   for batch, expected in zip(batches, want, strict=True):

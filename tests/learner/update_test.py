@@ -31,9 +31,7 @@ from update_cases import (
 
 from brorl_jax import meshes
 from brorl_jax.learner import optimizer, update
-from brorl_jax.learner.objective import (
-  loss_and_stats,
-)
+from brorl_jax.learner.objective import loss_and_stats
 from brorl_jax.model import sharding
 from brorl_jax.rl import losses
 from brorl_jax.types import Batch
@@ -67,11 +65,7 @@ def gradient(
   sums = update.zero_gradient(at)
   for batch in with_reference(batches, reference):
     sums = ADD(
-      sums,
-      at,
-      batch,
-      response_logp=policy.response_logp,
-      objective=objective,
+      sums, at, batch, response_logp=policy.response_logp, objective=objective
     )
   return update.gradient(sums)
 
@@ -325,9 +319,7 @@ def test_what_is_computed_twice(dtype):
   def products(remat):
     policy = dataclasses.replace(POLICY, remat=remat, dtype=dtype)
     loss = functools.partial(
-      loss_and_stats,
-      response_logp=policy.response_logp,
-      objective=OBJECTIVE,
+      loss_and_stats, response_logp=policy.response_logp, objective=OBJECTIVE
     )
     jaxpr = jax.make_jaxpr(jax.grad(loss, has_aux=True))(params(), batch)
     return str(jaxpr).count("dot_general")

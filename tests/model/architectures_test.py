@@ -5,18 +5,8 @@ import json
 import math
 
 import pytest
-from hub_configs import (
-  GONE,
-  HUB,
-  QWEN,
-  SAME,
-  but,
-  new,
-  old,
-  read,
-  written,
-)
-from messages import mentions
+from hub_configs import GONE, HUB, QWEN, SAME, but, new, old, read, written
+from messages import mentions, refuses
 
 from brorl_jax.model import architectures, hf_format
 from brorl_jax.model.spec import Rope
@@ -216,11 +206,8 @@ def test_ropes_that_are_stretched(tmp_path, config, rope):
     (
       but(MOE, norm_topk_prob=False, mlp_only_layers=None),
       {
-        "experts": 5,
-        "experts_per_token": 2,
-        "normalize_experts": False,
-        "mlp": 12,
-        "sliding": (),
+        "experts": 5, "experts_per_token": 2, "normalize_experts": False,
+        "mlp": 12, "sliding": (),
       },
     ),
     (
@@ -257,7 +244,7 @@ def test_ropes_that_are_stretched(tmp_path, config, rope):
       {"sliding": (), "sliding_rope": None},
     ),
   ],
-)
+)  # fmt: skip
 def test_fields_that_switch_something_on(tmp_path, config, fields):
   policy = read(tmp_path, config)
   assert {name: getattr(policy, name) for name in fields} == fields
@@ -276,13 +263,9 @@ def refused(directory, *parts):
 
 
 SIZES = (
-  "vocab_size",
-  "hidden_size",
-  "intermediate_size",
-  "num_hidden_layers",
-  "num_attention_heads",
-  "num_key_value_heads",
-)
+  "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers",
+  "num_attention_heads", "num_key_value_heads",
+)  # fmt: skip
 
 
 POSITIVE = "is not a positive integer"
@@ -353,10 +336,7 @@ POSITIVE = "is not a positive integer"
     (but(GEMMA, sliding_window=0), [f"sliding_window 0 {POSITIVE}"]),
     (but(GEMMA, sliding_window="4"), ["sliding_window", "'4'"]),
     *(
-      (
-        but(QWEN, **{field: value}),
-        [f"{field} {value!r} ... positive"],
-      )
+      (but(QWEN, **{field: value}), [f"{field} {value!r} ... positive"])
       for field in ("rms_norm_eps", "rope_theta")
       for value in ("x", -5, 0.0, True, None, [1], float("nan"), float("inf"))
     ),
@@ -381,10 +361,7 @@ POSITIVE = "is not a positive integer"
       but(QWEN, num_key_value_heads=8),
       ["num_key_value_heads 8 ... divisor of 4"],
     ),
-    (
-      but(QWEN, hidden_size=20),
-      ["head_dim 5"],
-    ),
+    (but(QWEN, hidden_size=20), ["head_dim 5"]),
     (but(QWEN, head_dim=7), ["head_dim", "7"]),
     (but(LLAMA, head_dim="6"), ["head_dim", "'6'"]),
     # Ropes.
@@ -409,10 +386,7 @@ POSITIVE = "is not a positive integer"
     (yarn(beta_fast=-1), ["beta_fast -1 ... positive"]),
     (yarn(attention_factor=0), ["attention_factor 0 ... positive"]),
     (llama3(low_freq_factor=0), ["low_freq_factor 0 ... positive"]),
-    (
-      llama3(high_freq_factor=-1),
-      ["high_freq_factor -1 ... positive"],
-    ),
+    (llama3(high_freq_factor=-1), ["high_freq_factor -1 ... positive"]),
     (llama3(low_freq_factor=GONE), ["llama3", "low_freq_factor"]),
     *(
       (but(config, partial_rotary_factor=0.5), ["partial_rotary_factor 0.5 is"])
@@ -435,14 +409,8 @@ POSITIVE = "is not a positive integer"
       but(GEMMA_LAYERS, use_bidirectional_attention=True),
       ["use_bidirectional_attention True"],
     ),
-    (
-      but(MOE, mlp_only_layers=[0]),
-      ["mlp_only_layers [0] ... []"],
-    ),
-    (
-      but(MOE, decoder_sparse_step=2),
-      ["decoder_sparse_step 2 ... 1"],
-    ),
+    (but(MOE, mlp_only_layers=[0]), ["mlp_only_layers [0] ... []"]),
+    (but(MOE, decoder_sparse_step=2), ["decoder_sparse_step 2 ... 1"]),
     *(
       (
         but(config, layer_types=["full_attention", "chunked_attention"]),
@@ -454,15 +422,9 @@ POSITIVE = "is not a positive integer"
     (but(GEMMA, layer_types="x"), ["layer_types", "'x'"]),
     (but(GEMMA, layer_types=["x", "full_attention"]), ["layer_types", "'x'"]),
     # Activations and switches.
-    (
-      but(QWEN, hidden_act="gelu"),
-      ["hidden_act 'gelu' ... gelu_pytorch_tanh"],
-    ),
+    (but(QWEN, hidden_act="gelu"), ["hidden_act 'gelu' ... gelu_pytorch_tanh"]),
     (but(QWEN, hidden_act=None), ["hidden_act", "None"]),
-    (
-      but(GEMMA, hidden_activation="relu"),
-      ["hidden_activation 'relu'"],
-    ),
+    (but(GEMMA, hidden_activation="relu"), ["hidden_activation 'relu'"]),
     *(
       (but(QWEN, head_dim=value), [f"head_dim {value} {POSITIVE}"])
       for value in (0, -2, 6.0, True)
@@ -484,14 +446,8 @@ POSITIVE = "is not a positive integer"
       but(GEMMA_LAYERS, attn_logit_softcapping=3.0),
       ["attn_logit_softcapping 3.0 ... gemma3_text"],
     ),
-    (
-      but(LLAMA, final_logit_softcapping=3.0),
-      ["final_logit_softcapping 3.0"],
-    ),
-    (
-      but(MOE, num_experts_per_tok=6),
-      ["num_experts_per_tok 6 ... 5"],
-    ),
+    (but(LLAMA, final_logit_softcapping=3.0), ["final_logit_softcapping 3.0"]),
+    (but(MOE, num_experts_per_tok=6), ["num_experts_per_tok 6 ... 5"]),
     (
       but(GEMMA, use_bidirectional_attention=True, sliding_window=None),
       ["use_bidirectional_attention True"],
@@ -507,15 +463,13 @@ POSITIVE = "is not a positive integer"
       for value in (-1, 1.5)
     ),
     (yarn(beta_slow=40), ["beta_fast 32.0 ... above ... 40.0"]),
-    (
-      llama3(low_freq_factor=4.0),
-      ["high_freq_factor 4.0 ... above ... 4.0"],
-    ),
-    (
-      yarn(mscale="x", mscale_all_dim=1.0),
-      ["mscale 'x' ... positive"],
-    ),
+    (llama3(low_freq_factor=4.0), ["high_freq_factor 4.0 ... above ... 4.0"]),
+    (yarn(mscale="x", mscale_all_dim=1.0), ["mscale 'x' ... positive"]),
     (but(QWEN, tie_word_embeddings="no"), ["tie_word_embeddings", "'no'"]),
+    (
+      but(QWEN, quantization_config={"quant_method": "fp8"}),
+      ["quantization_config '...' ... weights"],
+    ),
     (but(LLAMA, attention_bias="no"), ["attention_bias", "'no'"]),
     (but(GEMMA, attn_logit_softcapping="x"), ["attn_logit_softcapping", "'x'"]),
     (but(GEMMA, query_pre_attn_scalar="x"), ["query_pre_attn_scalar", "'x'"]),
@@ -531,9 +485,8 @@ def test_as_many_layers_as_may_be_are_read(tmp_path):
 
 def test_refuses_what_is_not_a_config(tmp_path):
   message = f"'{tmp_path / 'nowhere'}' ... checkpoint ... directory"
-  with pytest.raises(ValueError) as e:
+  with refuses(ValueError, message):
     architectures.read_policy(tmp_path / "nowhere", dtype="float32")
-  assert mentions(str(e.value), message)
   path = tmp_path / "config.json"
   with pytest.raises(ValueError) as e:
     architectures.read_policy(tmp_path, dtype="float32")
@@ -561,9 +514,8 @@ def test_the_dtype_is_that_of_the_caller(tmp_path):
   for dtype in ("float32", "bfloat16"):
     assert architectures.read_policy(tmp_path, dtype=dtype).dtype == dtype
   assert architectures.read_policy(str(tmp_path), dtype="float32") == SAME
-  with pytest.raises(ValueError) as e:
+  with refuses(ValueError, "'int7' ... 'float32' ... 'bfloat16'"):
     architectures.read_policy(tmp_path, dtype="int7")
-  assert mentions(str(e.value), "'int7' ... 'float32' ... 'bfloat16'")
 
 
 @pytest.mark.parametrize("model_type", ["qwen2", "mine"])
@@ -587,28 +539,3 @@ def test_code_beside_a_config_is_never_run(tmp_path, model_type):
   else:
     refused(written(tmp_path, config), "model_type 'mine' ... supported")
   assert not marker.exists()
-
-
-@pytest.mark.parametrize(
-  "fields, message",
-  [
-    (
-      {"quantization_config": {"quant_method": "fp8"}},
-      "quantization_config '...' ... weights",
-    ),
-    ({"attention_bias": "x"}, "attention_bias 'x'"),
-    ({"tie_word_embeddings": 1}, "tie_word_embeddings 1"),
-    ({"head_dim": -24}, "head_dim -24 ... positive"),
-    ({"head_dim": 24.0}, "head_dim 24.0 ... positive"),
-    (
-      {"rope_scaling": {"type": "longrope", "short_factor": [1.0]}},
-      "rope_type 'longrope'",
-    ),
-  ],
-)
-def test_what_transformers_would_take_is_refused_first(
-  tmp_path, fields, message
-):
-  with pytest.raises(ValueError) as e:
-    read(tmp_path, but(QWEN, **fields))
-  assert mentions(str(e.value), message) and "\n" not in str(e.value)

@@ -155,11 +155,7 @@ def test_llama3_frequencies_in_their_three_regimes():
     # theta^(-2i/16) = 2^-i, so that pair i makes trained / (2 pi 2^i) turns:
     # 32 of them, the upper limit, at pair 1.577, one at pair 6.577.
     (600, True, [1, 1, 5 / 6, 4 / 6, 3 / 6, 2 / 6, 1 / 6, 0]),
-    (
-      600,
-      False,
-      [1, 1, 0.915463, 0.715463, 0.515463, 0.315463, 0.115463, 0],
-    ),
+    (600, False, [1, 1, 0.915463, 0.715463, 0.515463, 0.315463, 0.115463, 0]),
     # 32 turns before the first pair, one at pair 2.67: the ramp begins at 0.
     (40, True, [1, 2 / 3, 1 / 3, 0, 0, 0, 0, 0]),
     (40, False, [1, 0.625528, 0.251056, 0, 0, 0, 0, 0]),

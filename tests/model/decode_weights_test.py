@@ -16,15 +16,12 @@ from brorl_jax.model.target import Target
 
 GPU = Target("gpu", 1, 2**30)
 POLICIES = {
-  "bias": TINY,
-  "bias everywhere": changed(mlp_bias=True, output_bias=True),
+  "bias": TINY, "bias everywhere": changed(mlp_bias=True, output_bias=True),
   "no bias": changed(qkv_bias=False),
   "norms of queries and keys": changed(qk_norm=True),
-  "one query for each key": changed(heads=2),
-  "gemma 2": GEMMA2,
-  "gemma 3": GEMMA3,
-  "experts": EXPERTS,
-}
+  "one query for each key": changed(heads=2), "gemma 2": GEMMA2,
+  "gemma 3": GEMMA3, "experts": EXPERTS,
+}  # fmt: skip
 
 
 def drawn(policy):

@@ -13,12 +13,9 @@ from brorl_jax.model.policy import Policy
 from brorl_jax.model.target import Target, here
 
 POLICIES = {
-  "qwen2": TINY,
-  "gemma2": GEMMA2,
-  "gemma3": GEMMA3,
-  "experts": EXPERTS,
+  "qwen2": TINY, "gemma2": GEMMA2, "gemma3": GEMMA3, "experts": EXPERTS,
   "one head": changed(kv_heads=1),
-}
+}  # fmt: skip
 # Accelerators whose kernels no CPU can run have the others' form.
 POOLED = Target("rocm", 8, 2**30)
 

@@ -4,15 +4,7 @@ import dataclasses
 
 import jax
 import pytest
-from hub_configs import (
-  HUB,
-  QWEN,
-  SAME,
-  but,
-  new,
-  old,
-  read,
-)
+from hub_configs import HUB, QWEN, SAME, but, new, old, read
 
 from brorl_jax.model import hf_format
 from brorl_jax.model.policy import Policy
@@ -86,7 +78,7 @@ COMMON = {
 
 
 NORM = {
-  "blocks/ln_mlp/scale": "model.layers.{layer}.post_attention_layernorm.weight",
+  "blocks/ln_mlp/scale": "model.layers.{layer}.post_attention_layernorm.weight"
 }
 
 

@@ -5,9 +5,10 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pools
 import pytest
 import tiers
-from pools import Sizes, draw, spoilt
+from pools import Sizes, draw, run, shapes
 
 from brorl_jax.model import mosaic_pool, pool
 
@@ -19,52 +20,22 @@ SIZES = {
 }
 
 
-@functools.partial(jax.jit, static_argnames=("form", "softcap"))
-def run(form, case, softcap=0.0):
-  return form(*case, softcap=softcap).astype(jnp.float32)
-
-
 kernel = functools.partial(mosaic_pool.own, interpret=True)
 
 
 @pytest.mark.parametrize("outside", [-1, 10**6])
 @pytest.mark.parametrize("name", tiers.some(SIZES, 1, 3))
 def test_equals_the_simple_form_whatever_lies_in_tokens_not_seen(name, outside):
-  case = draw(np.random.default_rng(len(name)), SIZES[name])
-  want = run(pool.own, case)
-  np.testing.assert_allclose(
-    run(kernel, spoilt(case, outside)), want, atol=1e-5
-  )
+  pools.check_unseen(kernel, SIZES[name], outside, len(name))
 
 
-@pytest.mark.parametrize(
-  "stored, activations, softcap, tolerance",
-  tiers.some(
-    [
-      ("float32", "float32", 1.5, 1e-5),
-      ("int8", "float32", 0.0, 1e-5),
-      ("int8", "float32", 1.5, 1e-5),
-      ("bfloat16", "bfloat16", 0.0, 2e-2),
-      ("int8", "bfloat16", 0.0, 2e-2),
-    ],
-    3,
-  ),
-)
-def test_equals_the_simple_form_in_all_precisions(
-  stored, activations, softcap, tolerance
-):
-  case = draw(np.random.default_rng(0), Sizes(35, 4), stored, activations)
-  want = run(pool.own, case, softcap)
-  got = run(kernel, spoilt(case, -1), softcap)
-  np.testing.assert_allclose(got, want, atol=tolerance)
-  assert jax.eval_shape(kernel, *case).dtype == jnp.dtype(activations)
+@pytest.mark.parametrize("how", tiers.some(pools.PRECISIONS, 3))
+def test_equals_the_simple_form_in_all_precisions(how):
+  pools.check_precision(kernel, *how)
 
 
 def test_scores_far_apart_do_not_overflow():
-  case = draw(np.random.default_rng(0), Sizes(40, 3))
-  case = case._replace(q=case.q * 1e3)
-  want = run(pool.own, case)
-  np.testing.assert_allclose(run(kernel, case), want, atol=1e-5)
+  pools.check_far_scores(kernel)
 
 
 def test_a_row_without_prompt_and_tokens_is_finite():
@@ -133,11 +104,6 @@ def test_a_pool_is_written_by_the_kernel_on_a_tpu_alone(stored):
   assert kernels(z, "cpu") == kernels(z, "cuda") == (0, parts)
   assert kernels(z._replace(head_size=64), "tpu") == (0, parts)
   assert kernels(z._replace(columns=48), "tpu") == (0, parts)
-
-
-def shapes(z, stored="bfloat16", activations="bfloat16"):
-  rng = np.random.default_rng(0)
-  return jax.eval_shape(lambda: draw(rng, z, stored, activations))
 
 
 @pytest.mark.parametrize("stored", ["bfloat16", "int8"])

@@ -62,16 +62,11 @@ def simple(q, state, held, table, first, stop, softcap=0.0):
 
 
 SPANS = {
-  "nothing": (0, 0),
-  "nothing, late": (5, 5),
-  "one": (0, 1),
-  "one less than a block": (0, 2),
-  "a block": (0, 3),
-  "one more than a block": (0, 4),
-  "all": (0, 12),
-  "a window inside of a block": (4, 5),
-  "a window over blocks": (2, 11),
-}
+  "nothing": (0, 0), "nothing, late": (5, 5), "one": (0, 1),
+  "one less than a block": (0, 2), "a block": (0, 3),
+  "one more than a block": (0, 4), "all": (0, 12),
+  "a window inside of a block": (4, 5), "a window over blocks": (2, 11),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("softcap", [0.0, 0.7])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import tiers
 from jax.sharding import PartitionSpec as P
-from messages import mentions
+from messages import refuses
 
 from brorl_jax import meshes
 from brorl_jax.model import sharding
@@ -83,15 +83,12 @@ def test_places_of_all_parameters(mesh):
   }
   assert {place.mesh for place in jax.tree.leaves(places)} == {mesh}
   more = {
-    "blocks/o/bias": P(None, "fsdp"),
-    "blocks/gate/bias": P(None, "tensor"),
-    "blocks/up/bias": P(None, "tensor"),
-    "blocks/down/bias": P(None, "fsdp"),
-    "blocks/ln_q/scale": P(),
-    "blocks/ln_k/scale": P(),
+    "blocks/o/bias": P(None, "fsdp"), "blocks/gate/bias": P(None, "tensor"),
+    "blocks/up/bias": P(None, "tensor"), "blocks/down/bias": P(None, "fsdp"),
+    "blocks/ln_q/scale": P(), "blocks/ln_k/scale": P(),
     "blocks/ln_attn_out/scale": P(None, "fsdp"),
     "blocks/ln_mlp_out/scale": P(None, "fsdp"),
-  }
+  }  # fmt: skip
   places = named(sharding.param_shardings(abstract(ALL), mesh))
   assert {name: place.spec for name, place in places.items()} == specs | more
   routed = {
@@ -122,9 +119,8 @@ def test_more_devices_of_a_row_than_key_value_heads():
   assert specs["blocks/v/bias"] == P(None, "tensor")
   assert specs["blocks/down/kernel"] == P(None, both, "fsdp")
   assert specs["embed/embedding"] == P(both, "fsdp")
-  with pytest.raises(ValueError) as e:
+  with refuses(ValueError, "8 devices ... mesh_tensor x mesh_expert = 4"):
     sharding.param_shardings(abstract(), meshes.make_mesh(tensor=4, expert=2))
-  assert mentions(str(e.value), "8 devices ... mesh_tensor x mesh_expert = 4")
   with pytest.raises(ValueError, match=r"blocks/k/bias.*mesh_tensor = 2"):
     sharding.param_shardings(abstract(), meshes.make_mesh(tensor=4))
 
@@ -161,14 +157,8 @@ def test_every_axis_has_a_place():
       {"blocks": {"qq": {"kernel": leaf(3, 8, 4, 2)}}},
       "blocks/qq/kernel (3, 8, 4, 2)",
     ),
-    (
-      {"lora": {"ln_final": {"scale": leaf(8)}}},
-      "lora/ln_final/scale (8,)",
-    ),
-    (
-      {"ln_final": {"scale2": leaf(8)}},
-      "ln_final/scale2 (8,)",
-    ),
+    ({"lora": {"ln_final": {"scale": leaf(8)}}}, "lora/ln_final/scale (8,)"),
+    ({"ln_final": {"scale2": leaf(8)}}, "ln_final/scale2 (8,)"),
     (
       {"blocks": {"q": {"kernel": leaf(8, 4, 2)}}},
       "blocks/q/kernel (8, 4, 2) ... ('layer', 'width', 'heads', 'head_size')",
@@ -184,10 +174,8 @@ def test_every_axis_has_a_place():
   ],
 )
 def test_names_the_parameter_that_does_not_fit(mesh, params, message):
-  with pytest.raises(ValueError) as e:
+  with refuses(ValueError, message):
     sharding.param_shardings(params, mesh)
-  assert mentions(str(e.value), message)
-  assert "\n" not in str(e.value)
 
 
 def test_moments_lie_where_their_parameters_lie(mesh):

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from messages import mentions
+from messages import refuses
 
 from brorl_jax.model import huggingface, tokenizer
 
@@ -193,6 +193,8 @@ def test_a_stop_id_that_is_none_is_refused(copy, ids, wrong):
   [
     ("", " has no chat template; add one as chat_template.jinja, or"),
     ("hello", ": its chat template leaves out the question"),
+    ("{{ raise_exception('no') }}", ": its chat template fails: "),
+    ("{% for %}", ": its chat template fails: "),
   ],
 )
 def test_a_template_without_the_question_is_refused(copy, template, message):
@@ -221,28 +223,22 @@ def test_a_directory_that_names_no_end_is_refused(copy):
 
 
 def refused(directory, message):
-  with pytest.raises(ValueError) as e:
+  with refuses(ValueError, message):
     tokenizer.Tokenizer(directory)
-  assert mentions(str(e.value), message), e.value
-  assert "\n" not in str(e.value)
 
 
-@pytest.mark.parametrize("text", ["{", "", "[]", "{}", '{"version": "1.0"}'])
-def test_damaged_files_are_refused_in_one_line(copy, text):
-  write(copy / "tokenizer.json", text)
-  refused(copy, f"{copy / 'tokenizer.json'} is damaged")
-
-
-def test_half_a_file_is_refused_in_one_line(copy):
-  path = copy / "tokenizer.json"
-  path.write_bytes(path.read_bytes()[:-100])
+@pytest.mark.parametrize(
+  "name, text",
+  [
+    *(("tokenizer.json", text) for text in ("{", "", "[]", "{}", None)),
+    ("tokenizer.json", '{"version": "1.0"}'),
+    *(("generation_config.json", text) for text in ("{", "[1]")),
+  ],
+)
+def test_damaged_files_are_refused_in_one_line(copy, name, text):
+  path = copy / name
+  path.write_text(path.read_text()[:-100] if text is None else text)
   refused(copy, f"{path} is damaged")
-
-
-@pytest.mark.parametrize("text", ["{", "[1]"])
-def test_a_damaged_generation_config_is_refused(copy, text):
-  write(copy / "generation_config.json", text)
-  refused(copy, f"{copy / 'generation_config.json'} is damaged")
 
 
 def test_a_missing_file_is_refused(copy, tmp_path):
@@ -269,17 +265,8 @@ def test_left_padding_by_hand():
   ],
 )
 def test_left_padding_refuses_by_number(prompts, message):
-  with pytest.raises(ValueError) as e:
+  with refuses(ValueError, message):
     tokenizer.left_pad(prompts, 3)
-  assert mentions(str(e.value), message)
-
-
-def test_a_template_that_fails_is_refused_in_one_line(copy):
-  for broken in ("{{ raise_exception('no') }}", "{% for %}"):
-    (copy / "chat_template.jinja").write_text(broken)
-    with pytest.raises(ValueError, match="its chat template fails: ") as e:
-      tokenizer.Tokenizer(copy)
-    assert "\n" not in str(e.value) and str(copy) in str(e.value)
 
 
 def test_a_conversation_is_rendered_whole(built):

@@ -6,12 +6,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pools
 import pytest
 import tiers
 from jax.sharding import AbstractMesh
-from pools import Sizes, draw, spoilt
+from pools import Sizes, run, shapes
 
-from brorl_jax.model import pool, triton_pool
+from brorl_jax.model import triton_pool
 from brorl_jax.model.pool import Pool
 
 SIZES = {
@@ -23,53 +24,22 @@ SIZES = {
 }
 
 
-@functools.partial(jax.jit, static_argnames=("form", "softcap"))
-def run(form, case, softcap=0.0):
-  return form(*case, softcap=softcap).astype(jnp.float32)
-
-
 kernel = functools.partial(triton_pool.own, interpret=True)
 
 
 @pytest.mark.parametrize("outside", [-1, 10**6])
 @pytest.mark.parametrize("name", tiers.some(SIZES, 2, 3))
 def test_equals_the_simple_form_whatever_lies_in_tokens_not_seen(name, outside):
-  case = draw(np.random.default_rng(len(name)), SIZES[name])
-  want = run(pool.own, case)
-  np.testing.assert_allclose(
-    run(kernel, spoilt(case, outside)), want, atol=1e-5
-  )
+  pools.check_unseen(kernel, SIZES[name], outside, len(name))
 
 
-@pytest.mark.parametrize(
-  "stored, activations, softcap, tolerance",
-  tiers.some(
-    [
-      ("float32", "float32", 1.5, 1e-5),
-      ("int8", "float32", 0.0, 1e-5),
-      ("int8", "float32", 1.5, 1e-5),
-      ("bfloat16", "bfloat16", 0.0, 2e-2),
-      ("int8", "bfloat16", 0.0, 2e-2),
-    ],
-    3,
-  ),
-)
-def test_equals_the_simple_form_in_all_precisions(
-  stored, activations, softcap, tolerance
-):
-  case = draw(np.random.default_rng(0), Sizes(35, 4), stored, activations)
-  want = run(pool.own, case, softcap)
-  got = run(kernel, spoilt(case, -1), softcap)
-  np.testing.assert_allclose(got, want, atol=tolerance)
-  out = jax.eval_shape(kernel, *case)
-  assert out.dtype == jnp.dtype(activations)
+@pytest.mark.parametrize("how", tiers.some(pools.PRECISIONS, 3))
+def test_equals_the_simple_form_in_all_precisions(how):
+  pools.check_precision(kernel, *how)
 
 
 def test_scores_far_apart_do_not_overflow():
-  case = draw(np.random.default_rng(0), Sizes(40, 3))
-  case = case._replace(q=case.q * 1e3)
-  want = run(pool.own, case)
-  np.testing.assert_allclose(run(kernel, case), want, atol=1e-5)
+  pools.check_far_scores(kernel)
 
 
 def test_only_tiles_with_tokens_that_a_row_sees_are_read():
@@ -80,11 +50,6 @@ def test_only_tiles_with_tokens_that_a_row_sees_are_read():
   low, high = find(*jnp.asarray(ends, jnp.int32).T)
   for (first, stop), a, b in zip(ends, low, high, strict=True):
     assert list(range(a, b)) == sorted({i // tile for i in range(first, stop)})
-
-
-def shapes(z, stored, activations):
-  rng = np.random.default_rng(0)
-  return jax.eval_shape(lambda: draw(rng, z, stored, activations))
 
 
 @contextlib.contextmanager

@@ -132,13 +132,9 @@ def test_refuses_an_index_that_is_not_whole(saved):
   (saved / where[Q]).unlink()
   refused(saved, saved / where[Q], "is missing")
   texts = (
-    "{",
-    "[]",
-    "{}",
-    '{"weight_map": {}}',
-    '{"weight_map": ["model.safetensors"]}',
-    '{"weight_map": {"a": 1}}',
-  )
+    "{", "[]", "{}", '{"weight_map": {}}',
+    '{"weight_map": ["model.safetensors"]}', '{"weight_map": {"a": 1}}',
+  )  # fmt: skip
   for text in texts:
     (saved / INDEX).write_text(text)
     refused(saved, saved / INDEX)

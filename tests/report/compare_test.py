@@ -143,12 +143,6 @@ def test_runs_that_are_all_at_their_start_are_compared():
   assert not any(early(data).values())
 
 
-def test_an_evaluation_exactly_at_the_end_counts():
-  data = numbers(run("a"), run("b"))
-  for at in ("equal time", "equal CPU time", "equal samples", "end"):
-    assert chosen(data, at) == [2, 2]
-
-
 def test_one_run_is_compared_with_nobody():
   data = numbers(run("a"))
   assert [c["at"] for c in data["comparisons"]] == ["end"]
@@ -186,15 +180,13 @@ def test_rows_of_other_starts_and_of_an_evaluation():
   assert {spent[k] for k in ("step", *compare.EQUAL)} == {None}
 
 
-def test_a_run_that_has_not_ended_says_so():
-  data = numbers(run("a", steps=4), run("b"))
-  assert [r["finished"] for r in data["runs"]] == [False, True]
-  assert [r["steps"] for r in data["runs"]] == [3, 3]
-
-
-def test_a_run_that_was_not_evaluated_at_its_end_says_so():
-  early = {0: made.PASSES[0], 1: made.PASSES[1]}
-  data = numbers(run("a", early, lines=made.metric_lines(3)), run("b"))
+@pytest.mark.parametrize(
+  "passes, steps",
+  [(made.PASSES, 4), ({0: made.PASSES[0], 1: made.PASSES[1]}, 3)],
+)
+def test_a_run_that_was_not_evaluated_at_its_end_says_so(passes, steps):
+  a = run("a", passes, lines=made.metric_lines(3), steps=steps)
+  data = numbers(a, run("b"))
   assert [r["finished"] for r in data["runs"]] == [False, True]
   assert [r["steps"] for r in data["runs"]] == [3, 3]
 

@@ -118,20 +118,6 @@ def test_no_cell_has_a_number_of_its_own(parsed):
   assert rest <= {"", "[, ]", " → ", "[, ]step ", "step ", "p ", "too early"}
 
 
-def test_the_tables_of_the_paper_are_there(parsed):
-  titles = re.findall(r"Table \d\. [^\n]+", parsed.text)
-  assert titles == [
-    "Table 1. Cost and score of each run",
-    "Table 2. Throughput and dynamic sampling",
-    "Table 3. Tasks of the domain gym",
-    "Table 4. Tasks of the domain math",
-    "Table 5. Puzzles by category",
-    "Table 6. Output tokens and score, before and after",
-    "Table 7. Paired t-tests",
-    "Table 8. Fields in which the training runs differ",
-  ]
-
-
 def test_what_comes_from_runs_is_text(parsed, data):
   assert NASTY in parsed.text and "a/b~<i>$x$.c" in parsed.text
   assert {"script", "b", "i", "link", "iframe"}.isdisjoint(parsed.tags)
@@ -251,31 +237,18 @@ def test_page_and_tables_say_where_nothing_is_compared(tmp_path):
 @pytest.mark.parametrize(
   "kind, value, text",
   [
-    ("count", 1234567, "1,234,567"),
-    ("count", 0, "0"),
-    ("thousands", 2033664, "2,033.7"),
-    ("time", 173.84, "174 h"),
-    ("time", 1.0, "1 h"),
-    ("time", 0.010987, "39.6 s"),
-    ("time", 0.5, "30 min"),
-    ("time", 12345.6, "12,346 h"),
-    ("time", 0.0, "0 s"),
-    ("rate", 72.44, "72.4"),
-    ("rate", 105899.7, "105,900"),
-    ("mean", 15760.04, "15,760.0"),
-    ("percent", 0.62084, "62.08"),
-    ("percent1", 0.96849, "96.8"),
-    ("decimal", 0.0684, "0.068"),
-    ("signed", 0.0033, "+0.0033"),
-    ("signed", -0.0582, "-0.0582"),
-    ("t", 4.84, "4.84"),
-    ("p", 6.5e-7, "6.5e-07"),
-    ("p", 0.0, "< 1e-38"),
-    ("value", "ppo", "ppo"),
-    ("value", False, "False"),
-    ("t", None, "n/a"),
+    ("count", 1234567, "1,234,567"), ("count", 0, "0"),
+    ("thousands", 2033664, "2,033.7"), ("time", 173.84, "174 h"),
+    ("time", 1.0, "1 h"), ("time", 0.010987, "39.6 s"), ("time", 0.5, "30 min"),
+    ("time", 12345.6, "12,346 h"), ("time", 0.0, "0 s"),
+    ("rate", 72.44, "72.4"), ("rate", 105899.7, "105,900"),
+    ("mean", 15760.04, "15,760.0"), ("percent", 0.62084, "62.08"),
+    ("percent1", 0.96849, "96.8"), ("decimal", 0.0684, "0.068"),
+    ("signed", 0.0033, "+0.0033"), ("signed", -0.0582, "-0.0582"),
+    ("t", 4.84, "4.84"), ("p", 6.5e-7, "6.5e-07"), ("p", 0.0, "< 1e-38"),
+    ("value", "ppo", "ppo"), ("value", False, "False"), ("t", None, "n/a"),
   ],
-)
+)  # fmt: skip
 def test_how_numbers_are_written(kind, value, text):
   assert cells.written(cells.Number(("x", 0), kind), {"x": [value]}) == text
 
@@ -322,7 +295,7 @@ def test_each_column_of_the_tables_shows_its_number(data):
   everything = last["summary"]["all"]
   assert shown(tables.main(data), data, row) == {
     "run": NASTY,
-    "at": "end",
+    "at": "equal CPU time, end",
     "method": "ppo, tokens",
     "N": "4",
     "prompts": "2",
@@ -336,24 +309,15 @@ def test_each_column_of_the_tables_shows_its_number(data):
   }
   assert gym["low"] < 0.625 < gym["high"]
   assert shown(tables.throughput(data), data, 0) == {
-    "run": NASTY,
-    "N": "4",
-    "steps": "2",
-    "pass rate, %": "37.5",
-    "samples/s, generation": "0.0178",
-    "samples/s, overall": "0.00404",
-    "tokens/s, generation": "0.178",
-    "kept samples/s, overall": "0.00152",
-    "generation, % of time": "22.7",
-    "reward std in a group": "0.312",
-  }
+    "run": NASTY, "N": "4", "steps": "2", "pass rate, %": "37.5",
+    "samples/s, generation": "0.0178", "samples/s, overall": "0.00404",
+    "tokens/s, generation": "0.178", "kept samples/s, overall": "0.00152",
+    "generation, % of time": "22.7", "reward std in a group": "0.312",
+  }  # fmt: skip
   assert shown(tables.tokens(data, 6), data, 1) == {
-    "run": NASTY,
-    "domain": "math",
-    "output tokens": "5.5 → 5.5",
-    "pass@1, %": "25.00 → 75.00",
-    "truncated, %": "0.0 → 0.0",
-  }
+    "run": NASTY, "domain": "math", "output tokens": "5.5 → 5.5",
+    "pass@1, %": "25.00 → 75.00", "truncated, %": "0.0 → 0.0",
+  }  # fmt: skip
   assert shown(tables.tasks(data, "gym", 3), data, row) == {
     "run": NASTY,
     "at": "equal CPU time, end",
@@ -374,19 +338,15 @@ def test_each_column_of_the_t_tests_shows_its_number(data):
   for row, how in ((2 * at, "plain"), (2 * at + 1, "by_task")):
     one = test[how]
     assert shown(tables.tests(data, 7), data, row) == {
-      "run": "b",
-      "against": NASTY,
-      "at": "end",
+      "run": "b", "against": NASTY, "at": "end",
       "errors": {"plain": "plain", "by_task": "clustered by task"}[how],
       "difference": f"{test['difference']:+.4f}",
       "standard error": f"{one['standard_error']:.3f}",
-      "d_z": f"{test['effect_size']:.3f}",
-      "n": "5",
-      "clusters": {"plain": "5", "by_task": "4"}[how],
-      "t": f"{one['t']:.2f}",
+      "d_z": f"{test['effect_size']:.3f}", "n": "5",
+      "clusters": {"plain": "5", "by_task": "4"}[how], "t": f"{one['t']:.2f}",
       "p, one-sided": f"{one['p_one_sided']:.2g}",
       "p, two-sided": f"{one['p_two_sided']:.2g}",
-    }
+    }  # fmt: skip
 
 
 def test_a_start_that_runs_share_is_no_methods(data):
@@ -418,16 +378,11 @@ def test_a_table_of_many_tasks_is_turned(data):
 def rollout(step, i, **changed):
   verdict = ("pass", "fail", "invalid")[i % 3]
   return {
-    "step": step,
-    "task": ("gcd", "prime")[i % 2],
-    "prompt": f"What is {step} + {i}?",
-    "response": "42",
-    "gold": str(step + i),
-    "verdict": verdict,
-    "reason": "" if verdict == "pass" else "wrong answer",
-    "reward": 0.25 * i,
-    "tokens": 1000 + i,
-  } | changed
+    "step": step, "task": ("gcd", "prime")[i % 2],
+    "prompt": f"What is {step} + {i}?", "response": "42", "gold": str(step + i),
+    "verdict": verdict, "reason": "" if verdict == "pass" else "wrong answer",
+    "reward": 0.25 * i, "tokens": 1000 + i,
+  } | changed  # fmt: skip
 
 
 def with_samples(path, lines, name="a"):

@@ -10,15 +10,10 @@ from brorl_jax import report
 from brorl_jax.report import one_run
 
 FAMILIES = {
-  "letter_counting": 0.41,
-  "count_primes": 0.2,
-  "leg_counting": 0.35,
-  "gcd": 0.5,
-  "basic_arithmetic": 0.3,
-  "number_sequence": 0.1,
-  "spell_backward": 0.25,
-  "simple_equations": 0.15,
-}
+  "letter_counting": 0.41, "count_primes": 0.2, "leg_counting": 0.35,
+  "gcd": 0.5, "basic_arithmetic": 0.3, "number_sequence": 0.1,
+  "spell_backward": 0.25, "simple_equations": 0.15,
+}  # fmt: skip
 
 
 def run(steps=30):
@@ -75,22 +70,14 @@ def test_table_holds_the_numbers_of_the_run():
   half = 1.959964 * (0.0625 / 3) ** 0.5
   lines = report.table(evaluations[0], evaluations[-1], steps).splitlines()
   assert [line.split("  ")[1] for line in lines[:-1]] == [
-    "held-out pass@1 before",
-    "held-out pass@1 after 30 steps",
-    "gain, same prompts",
-    "rollouts",
-    "sampled tokens per second",
+    "held-out pass@1 before", "held-out pass@1 after 30 steps",
+    "gain, same prompts", "rollouts", "sampled tokens per second",
     "dynamic sampling, prompts kept",
-  ]
+  ]  # fmt: skip
   assert [line.split("  ")[-1].strip() for line in lines] == [
-    "0.250 +- 0.030",
-    "0.500 +- 0.012",
-    f"+0.250 +- {half:.3f}",
-    "15,360",
-    "500",
-    f"{rate:.1%}",
-    "(+-: 95 % interval over prompts)",
-  ]
+    "0.250 +- 0.030", "0.500 +- 0.012", f"+0.250 +- {half:.3f}", "15,360",
+    "500", f"{rate:.1%}", "(+-: 95 % interval over prompts)",
+  ]  # fmt: skip
   # the values stand below each other
   assert len({len(line) - len(line[36:]) for line in lines[:-1]}) == 1
 
@@ -293,17 +280,12 @@ def test_the_table_of_the_simulator():
     ["adamw", "4", "0.6020", "-2.80e-02", "11.5%", "-1.2e-06", "-4.5e-05"],
     ["adamw", "512", "0.6341", "+4.10e-03", "62.7%", "-1.2e-06", "-4.5e-05"],
     [
-      "adamw",
-      "51,200",
-      "0.6470",
-      "+1.70e-02",
-      "100.0%",
-      "-1.2e-06",
+      "adamw", "51,200", "0.6470", "+1.70e-02", "100.0%", "-1.2e-06",
       "-4.5e-05",
     ],
     ["sgd", "4", "0.6301", "+7.50e-05", "17.0%", "-1.2e-06", "-4.5e-05"],
     ["sgd", "51,200", "0.6301", "+9.70e-05", "100.0%", "-1.2e-06", "-4.5e-05"],
-  ]
+  ]  # fmt: skip
   assert foot == "  (Q_pos starts at 0.6300)"
   assert len({len(line) for line in (head, *rows)}) == 1
 

@@ -88,7 +88,7 @@ def sampler_of(places, order=lambda held: held[:1], log=None):
 def run(good, target, *, places=3, candidates=range(20), order=None, **more):
   sample = sampler_of(places, *([order] if order else []))
   return collect(
-    sample,
+    more.pop("sample", sample),
     more.pop("score", scores_of(good)),
     informative,
     prompts,
@@ -147,15 +147,7 @@ def test_candidates_come_in_the_given_order():
 
 def test_as_many_are_on_the_way_as_are_still_needed():
   log = []
-  collect(
-    sampler_of(8, log=log),
-    scores_of({0, 1, 2, 3, 9}),
-    informative,
-    prompts,
-    range(20),
-    target=5,
-    plan=rounds.Plan((N,)),
-  )
+  run({0, 1, 2, 3, 9}, target=5, sample=sampler_of(8, log=log))
   assert log[0] == 5  # not 8
   assert max(log) == 5
 
@@ -443,15 +435,7 @@ def test_who_has_room_samples_more(monkeypatch):
 
   good = set(range(0, 40, 2))
   crowds.Crowd(2, monkeypatch).run(
-    lambda i: collect(
-      spied(i),
-      scores_of(good),
-      informative,
-      prompts,
-      range(40),
-      target=9,
-      plan=rounds.Plan((N,)),
-    )
+    lambda i: run(good, target=9, candidates=range(40), sample=spied(i))
   )
   assert sorted(seen[0] + seen[1]) == [*range(17)]
   assert 1 <= len(seen[1]) < len(seen[0])
@@ -478,15 +462,7 @@ def test_a_slow_process_is_seen_by_all(monkeypatch):
     return sample
 
   one, other = crowds.Crowd(2, monkeypatch).run(
-    lambda i: collect(
-      slow(i),
-      scores_of({0, 1}),
-      informative,
-      prompts,
-      range(9),
-      target=2,
-      plan=rounds.Plan((N,)),
-    )
+    lambda i: run({0, 1}, target=2, candidates=range(9), sample=slow(i))
   )
   assert one.rollout_s == other.rollout_s
   assert one.rollout_s[0] < 0.15 < 0.19 <= one.rollout_s[1]

@@ -15,9 +15,7 @@ from loads import HALF, SMALL, TOY, load, on_gpu
 from brorl_jax import meshes
 from brorl_jax.learner import state as states
 from brorl_jax.learner import theory, update
-from brorl_jax.learner.objective import (
-  Stats,
-)
+from brorl_jax.learner.objective import Stats
 from brorl_jax.main.stages import learning
 from brorl_jax.meshes import Axes
 from brorl_jax.model import sharding
@@ -47,10 +45,7 @@ def test_every_part_by_hand():
   # A quarter of the slots, but at least one of each lane: 3 of 6.
   assert stages["compacting"] == always | {"cache": 2 * page + page}
   results = 14 * 5 * 6 * 70
-  assert stages["finishing"] == always | {
-    "cache": 2 * page,
-    "results": results,
-  }
+  assert stages["finishing"] == always | {"cache": 2 * page, "results": results}
   prefilling = stages["prefilling"]
   assert prefilling.pop("work") > 0
   assert prefilling == always
@@ -160,6 +155,9 @@ def test_prompts_are_spread_as_the_sampler_does(n, prompts, devices):
   assert one.lanes(prompts) == one.here
 
 
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+
 def needs(policy, n, P, S, T, slots, lanes, sampling):
   """Bytes that XLA needs: prefilling, and decoding into the last page."""
   C = program_spec.page_columns(T)
@@ -214,28 +212,20 @@ def needs(policy, n, P, S, T, slots, lanes, sampling):
     [
       pytest.param(SMALL, (64, 8, 96, 128, 64, 4), 1.0, id="float32"),
       pytest.param(HALF, (32, 8, 96, 128, 32, 4), 1.0, id="bfloat16"),
-      pytest.param(
+      slow(
         dataclasses.replace(HALF, int8_cache=True),
         (64, 8, 96, 192, 64, 4),
         1.0,
         id="int8",
-        marks=pytest.mark.slow,
       ),
-      pytest.param(
-        SMALL,
-        (16, 3, 1100, 20, 16, 3),
-        1.0,
-        id="long prompts",
-        marks=pytest.mark.slow,
-      ),
+      slow(SMALL, (16, 3, 1100, 20, 16, 3), 1.0, id="long prompts"),
       pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 1.0, id="many prompts"),
       pytest.param(SMALL, (16, 64, 40, 6, 16, 64), 0.95, id="an evaluation"),
-      pytest.param(
+      slow(
         dataclasses.replace(SMALL, vocab=2**15),
         (16, 8, 40, 6, 16, 8),
         0.95,
         id="an evaluation with a large vocabulary",
-        marks=pytest.mark.slow,
       ),
       pytest.param(
         dataclasses.replace(SMALL, experts=4, experts_per_token=2, mlp=128),
@@ -328,26 +318,17 @@ def applying(policy, mesh, *, P, R, T, S):
   tiers.some(
     [
       pytest.param(SMALL, dict(P=2, R=16, T=128, S=96), id="float32"),
-      pytest.param(
-        HALF,
-        dict(P=2, R=16, T=128, S=96),
-        id="bfloat16",
-        marks=pytest.mark.slow,
-      ),
-      pytest.param(
-        SMALL, dict(P=2, R=16, T=6, S=40), id="short", marks=pytest.mark.slow
-      ),
-      pytest.param(
+      slow(HALF, dict(P=2, R=16, T=128, S=96), id="bfloat16"),
+      slow(SMALL, dict(P=2, R=16, T=6, S=40), id="short"),
+      slow(
         dataclasses.replace(SMALL, layers=6, tied=False),
         dict(P=3, R=5, T=64, S=500),
         id="a head of its own",
-        marks=pytest.mark.slow,
       ),
-      pytest.param(
+      slow(
         dataclasses.replace(SMALL, experts=4, experts_per_token=2, mlp=128),
         dict(P=2, R=16, T=128, S=96),
         id="experts",
-        marks=pytest.mark.slow,
       ),
     ],
     1,

@@ -27,12 +27,7 @@ from brorl_jax.main.commands import plan as plan_command
 from brorl_jax.main.commands import train as train_command
 from brorl_jax.main.stages import learning
 from brorl_jax.meshes import ONE, Axes
-from brorl_jax.model import (
-  architectures,
-  huggingface,
-  target,
-  tokenizer,
-)
+from brorl_jax.model import architectures, huggingface, target, tokenizer
 from brorl_jax.model.target import Target
 from brorl_jax.rollout import plan
 
@@ -374,8 +369,7 @@ def test_the_command_refuses_in_one_line():
 
 @pytest.mark.parametrize("of", tiers.some([n512, n16], 1, 1))
 @pytest.mark.parametrize(
-  "preset, fields, data",
-  [("1p5b", QWEN, 8), tiers.at_night(("8b", LLAMA, 2))],
+  "preset, fields, data", [("1p5b", QWEN, 8), tiers.at_night(("8b", LLAMA, 2))]
 )
 def test_presets_fit_eight_devices_that_are_not_here(
   of, preset, fields, data, tmp_path, capsys, monkeypatch
@@ -448,12 +442,9 @@ def others(path, count=30, wrong=None):
     del rows[wrong]["label"]
   path.write_text("".join(json.dumps(row) + "\n" for row in rows))
   return {
-    "data.files": (str(path),),
-    "data.fields": "prompt:question,answer:label",
-    "data.domain": "math",
-    "data.heldout_one_in": 3,
-    "prompt_tokens": 60,
-  }
+    "data.files": (str(path),), "data.fields": "prompt:question,answer:label",
+    "data.domain": "math", "data.heldout_one_in": 3, "prompt_tokens": 60,
+  }  # fmt: skip
 
 
 def test_a_plan_reads_the_data_too(tmp_path, capsys):

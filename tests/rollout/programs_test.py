@@ -10,12 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from compiled import compiled
-from small_decoders import (
-  KEY,
-  TABLE,
-  Table,
-  devices,
-)
+from small_decoders import KEY, TABLE, Table, devices
 
 from brorl_jax import meshes
 from brorl_jax.model import sharding
@@ -126,10 +121,7 @@ def test_each_device_has_its_own_pool_of_its_own_heads():
   own = lambda x: x.sharding.shard_shape(x.shape)
   for pool in pools:
     assert pool.kv.shape == (10, 2, 2, 64, 16)
-    assert (own(pool.kv), own(pool.scale)) == (
-      (5, 2, 1, 64, 16),
-      (5, 2, 1, 64),
-    )
+    assert (own(pool.kv), own(pool.scale)) == ((5, 2, 1, 64, 16), (5, 2, 1, 64))
 
 
 def test_blocks_follow_their_slots_and_new_slots_hold_none():

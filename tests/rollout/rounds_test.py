@@ -88,13 +88,7 @@ def run(plan=SUFFICES, *, places=3, order=lambda held: held[:1], target=6):
         yield some, made(some)
 
   return collect(
-    sample,
-    score,
-    informative,
-    prompts,
-    range(40),
-    target=target,
-    plan=plan,
+    sample, score, informative, prompts, range(40), target=target, plan=plan
   )
 
 

@@ -12,7 +12,7 @@ import scipy.stats
 import simple_sampler
 import tiers
 from compiled import compilations
-from messages import mentions
+from messages import refuses
 from small_decoders import (
   KEY,
   POLICY,
@@ -418,18 +418,9 @@ def test_log_probabilities_are_those_of_scoring_the_response():
     ({"lanes": 4}, "lanes = 4 ... at least 1 ... at most 3"),
     ({"prompts": []}, "prompts = 0 ... at least 1"),
     ({"prompts": [[1], [], [2]]}, "prompt 1 is empty"),
-    (
-      {"prompts": [[1], [2, V]]},
-      "token 6 ... prompt 1 ... 0 to 5",
-    ),
-    (
-      {"prompts": [[-1]]},
-      "token -1 ... prompt 0 ... 0 to 5",
-    ),
-    (
-      {"stop_ids": (0, 99)},
-      "token 99 ... stop_ids ... 0 to 5",
-    ),
+    ({"prompts": [[1], [2, V]]}, "token 6 ... prompt 1 ... 0 to 5"),
+    ({"prompts": [[-1]]}, "token -1 ... prompt 0 ... 0 to 5"),
+    ({"stop_ids": (0, 99)}, "token 99 ... stop_ids ... 0 to 5"),
     ({"temperature": -0.1}, "temperature = -0.1"),
     ({"temperature": float("nan")}, "temperature = nan"),
     ({"top_k": -1}, "top_k = -1"),
@@ -441,9 +432,8 @@ def test_log_probabilities_are_those_of_scoring_the_response():
   ids=str,
 )
 def test_refuses_by_name_and_value(change, message):
-  with pytest.raises(ValueError) as e:
+  with refuses(ValueError, message):
     run(**change)
-  assert mentions(str(e.value), message) and "\n" not in str(e.value)
 
 
 @pytest.mark.parametrize(

@@ -97,11 +97,6 @@ def run(tmp_path):
   return Run(tmp_path)
 
 
-def test_an_empty_directory_restores_nothing(run):
-  assert run.restore() is None
-  assert run.said == []
-
-
 @pytest.mark.parametrize("reference", [False, True])
 def test_restores_every_bit(run, reference):
   store = run.open()
@@ -299,28 +294,6 @@ def test_falls_back_and_can_save_the_same_step_again(run, damage):
   assert len(run.said) == 1
 
 
-def test_a_step_that_is_damaged_twice_is_set_aside_twice(run):
-  run.save(1, 2)
-  for _ in range(2):
-    BROKEN["no data"](run.folder)
-    assert is_step(run.restore(), 1)
-    run.save(2)
-  assert len(run.said) == 2
-
-
-def test_says_so_when_no_step_can_be_used(run):
-  run.save(1, 2)
-  for step in (1, 2):
-    cut(run.folder / str(step) / "extra" / "metadata")
-  files = sorted(run.root.rglob("*"))
-  with pytest.raises(
-    checkpoints.Unusable, match=r"no checkpoint can be used \(2: "
-  ):
-    run.restore()
-  # Where they were, for as long as no state is in hand.
-  assert run.said == [] and sorted(run.root.rglob("*")) == files
-
-
 MISFITS = {
   "dtype": (
     {"a": jnp.zeros(4, jnp.bfloat16), "b": jnp.zeros((2, 3))},
@@ -418,14 +391,6 @@ def test_damaged_parameters_are_not_read(run, part):
       assert bits(got[1]) == bits(state_of(2).params)
     path.write_bytes(whole)
   assert seen
-
-
-def test_wait_returns_when_the_step_is_on_disk(run):
-  store = run.open()
-  store.save(1, state_of(1), run_state_of(1))
-  store.wait()
-  assert run.steps() == [1]
-  store.close()
 
 
 def test_a_run_state_with_numbers_as_keys_is_read_as_it_was_saved(run):
@@ -538,21 +503,6 @@ def test_a_step_of_another_run_is_not_read(run):
     checkpoints.Store(run.folder, keep=3, run="yours").restore(state_of(0))
 
 
-def test_steps_that_are_not_covered_are_set_aside_and_kept(run):
-  run.save(1, 2, 3)
-  store = run.open()
-  lacks = {1: None, 2: "a line", 3: "two"}.get
-  assert is_step(store.restore(state_of(0), lacks), 1)
-  store.save(2, state_of(2), run_state_of(2))
-  store.close()
-  assert run.steps() == [1, 2]
-  newer = run.root / "newer_checkpoints"
-  assert sorted(p.name for p in newer.iterdir()) == ["2", "3"]
-  third, second = run.said
-  assert mentions(third, f"checkpoint 3 ... two ... {newer / '3'}")
-  assert mentions(second, f"checkpoint 2 ... a line ... {newer / '2'}")
-
-
 def limited(run, code):
   """What a process says that may open hardly more files than it has."""
   code = f"""
@@ -595,23 +545,6 @@ except t.checkpoints.Unreachable as e:
   assert is_step(run.restore(), 2)
 
 
-def test_a_disk_that_fails_under_the_arrays_is_no_damage(run, monkeypatch):
-  """As tensorstore tells it, which opens files by itself."""
-  run.save(1, 2)
-  text = "UNKNOWN: Error reading: Input/output error [os_error_code='5']"
-
-  def fails(*_, **__):
-    raise ValueError(text)
-
-  monkeypatch.setattr(checkpoints.ocp.Checkpointer, "restore", fails)
-  with pytest.raises(
-    checkpoints.Unreachable, match=r"checkpoint 2 .*\(Input/output error\)"
-  ):
-    run.restore()
-  monkeypatch.undo()
-  assert run.steps() == [1, 2] and is_step(run.restore(), 2)
-
-
 def test_one_of_several_processes_changes_nothing_when_it_cannot_read(
   run, monkeypatch
 ):
@@ -642,33 +575,6 @@ def test_a_step_that_vanishes_while_it_is_read_is_no_damage(run, monkeypatch):
     run.restore()
 
 
-@pytest.mark.parametrize("restored", [False, True])
-def test_a_directory_that_is_removed_is_not_made_again(run, restored):
-  run.save(1)
-  store = run.open()
-  if restored:
-    store.restore(state_of(0))
-  else:
-    store.save(2, state_of(2), {})
-    store.wait()
-  shutil.rmtree(run.folder)
-  with pytest.raises(checkpoints.Unsaved, match="was removed"):
-    store.save(3, state_of(3), {})
-    store.wait()
-  store.close()
-  assert not run.folder.exists()
-
-
-def test_a_folder_of_a_run_that_is_removed_is_not_made_again(run):
-  store = checkpoints.Store(
-    run.root / "run" / "checkpoints", keep=3, run="mine"
-  )
-  with pytest.raises(checkpoints.Unsaved, match=r"run was removed"):
-    store.save(0, state_of(0), {})
-    store.wait()
-  assert not (run.root / "run").exists()
-
-
 # ---------------------------------------- a thread of its own, and slow storage
 
 
@@ -695,24 +601,6 @@ class Slow:
     self.began.clear()
 
 
-def test_a_slow_disk_is_waited_for_at_the_next_save_alone(run, monkeypatch):
-  store, slow = run.open(), Slow(monkeypatch)
-  slow.go.set()
-  store.save(1, state_of(1), run_state_of(1))
-  store.check()
-  slow.hold()
-  store.save(2, state_of(2), run_state_of(2))
-  for _ in range(3):
-    store.check()  # returns
-  assert slow.began.wait(60) and store.good == 1
-  threading.Timer(0.3, slow.go.set).start()
-  store.save(3, state_of(3), run_state_of(3))
-  assert store.good >= 2
-  store.close()
-  assert threading.main_thread() not in slow.threads
-  assert store.good == 3 and is_step(run.restore(), 3)
-
-
 def test_a_clock_that_jumps_ends_no_save(run, monkeypatch):
   """orbax takes the time of a save from the wall clock: 86400 s, in a jump."""
   calls, now = itertools.count(), time.time
@@ -729,26 +617,6 @@ def test_the_first_line_waits_for_the_first_step(run, monkeypatch):
   threading.Timer(0.3, slow.go.set).start()
   store.check()
   assert slow.go.is_set() and store.good == 0
-  store.close()
-
-
-def test_an_error_of_the_other_thread_is_seen_once_it_is_there(
-  run, monkeypatch
-):
-  store, slow = run.open(), Slow(monkeypatch)
-  slow.go.set()
-  store.save(1, state_of(1), run_state_of(1))
-  store.wait()
-  slow.hold()
-  slow.error = OSError(5, "Input/output error", "/x")
-  store.save(2, state_of(2), run_state_of(2))
-  store.check()
-  slow.go.set()
-  with pytest.raises(checkpoints.Unsaved, match=r"/x: Input.* step is 1"):
-    for _ in range(6000):
-      store.check()
-      time.sleep(0.01)
-  store.check()  # told once
   store.close()
 
 

@@ -6,22 +6,14 @@ import pytest
 import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from messages import mentions
+from messages import refuses
 
 from brorl_jax.runs.data_order import Order, refuse_changes
 
 FIRST = [
-  ("code", 3),
-  ("gym", 0),
-  ("math", 1),
-  ("code", 5),
-  ("math", 5),
-  ("gym", 1),
-  ("code", 2),
-  ("math", 3),
-  ("math", 7),
-  ("math", 8),
-]
+  ("code", 3), ("gym", 0), ("math", 1), ("code", 5), ("math", 5), ("gym", 1),
+  ("code", 2), ("math", 3), ("math", 7), ("math", 8),
+]  # fmt: skip
 LATER = [("code", 6), ("gym", 200_000_000), ("math", 0), ("code", 2)]
 SIZES = {"math": 10, "code": 7, "gym": None}
 WEIGHTS = {"math": 5, "code": 3, "gym": 2}
@@ -155,9 +147,8 @@ def test_any_seed_from_zero_will_do(seed):
   ],
 )
 def test_refusals(sizes, weights, seed, said):
-  with pytest.raises(ValueError) as error:
+  with refuses(ValueError, said):
     Order(sizes, weights, seed=seed)
-  assert mentions(str(error.value), said) and "\n" not in str(error.value)
 
 
 def test_prompts_count_from_zero():
@@ -207,9 +198,8 @@ def test_a_change_is_refused_by_name(change, said):
     seed=change.get("seed", 3),
   ).fingerprint(change.get("data", DATA))
   refuse_changes(start, start)
-  with pytest.raises(ValueError) as error:
+  with refuses(ValueError, said):
     refuse_changes(start, now)
-  assert mentions(str(error.value), said) and "\n" not in str(error.value)
 
 
 def test_a_grain_that_orders_otherwise_is_seen(monkeypatch):

@@ -5,10 +5,8 @@ import pathlib
 import shutil
 
 import pytest
-from messages import mentions
 
 from brorl_jax import processes
-from brorl_jax.errors import UserError
 from brorl_jax.runs import going_back, stored
 
 
@@ -147,12 +145,3 @@ def test_only_process_0_moves_and_the_others_wait(run, monkeypatch):
   monkeypatch.setattr(processes, "gather", moved)
   going_back.before_start(run, 3)
   assert gathered == [None, False]
-
-
-def test_a_step_that_is_not_there_is_refused_by_name(run, tmp_path):
-  going_back.require_saved(run, 3)
-  with pytest.raises(UserError) as e:
-    going_back.require_saved(run, 4)
-  assert mentions(str(e.value), "--from_step=4 ... are: 0, 3, 6, 9")
-  with pytest.raises(UserError, match="there are: none"):
-    going_back.require_saved(tmp_path / "nothing", 4)

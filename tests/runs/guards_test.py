@@ -12,10 +12,7 @@ from brorl_jax.runs import guards, run_state
 from brorl_jax.runs.run_state import RunState
 
 START = RunState()
-USUAL = {
-  "rollout/entropy": 0.8,
-  "reward/mean": 0.5,
-}
+USUAL = {"rollout/entropy": 0.8, "reward/mean": 0.5}
 
 
 def after(c, *steps, progress=START):

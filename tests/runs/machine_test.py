@@ -24,15 +24,12 @@ def test_what_may_change_the_bits_is_named_with_before_and_now(
   monkeypatch.setattr(machine, "versions", lambda: newer)
   monkeypatch.setattr(machine, "PYTHON", "3.99")
   assert machine.differences(tmp_path) == {
-    "cpus": (here["cpus"], 96),
-    "processor": (here["processor"], "another"),
-    "devices": (here["devices"], {"H100": 8}),
-    "XLA_FLAGS": ("--one", "--two"),
+    "cpus": (here["cpus"], 96), "processor": (here["processor"], "another"),
+    "devices": (here["devices"], {"H100": 8}), "XLA_FLAGS": ("--one", "--two"),
     "Python": (platform.python_version(), "3.99"),
-    "jax": (versions["jax"], "9.9"),
-    "libtpu": (None, "1.0"),
+    "jax": (versions["jax"], "9.9"), "libtpu": (None, "1.0"),
     "optax": (gone, None),
-  }
+  }  # fmt: skip
 
 
 def test_cpus_are_those_that_this_process_may_use(monkeypatch):

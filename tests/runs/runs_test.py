@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import itertools
 import json
 import os
 import pathlib
@@ -169,6 +168,12 @@ def whole(tmp_path_factory):
     run = Run(patch, tmp_path_factory.mktemp("whole") / "run")
     run.start()
     yield run
+
+
+@pytest.fixture
+def new(monkeypatch, tmp_path):
+  """One that has not begun."""
+  return Run(monkeypatch, tmp_path / "run")
 
 
 @pytest.fixture
@@ -618,32 +623,30 @@ def fail_at(run, step, do):
 
 
 @pytest.mark.parametrize("step", [2, 6])
-def test_a_folder_that_is_removed_ends_the_run(monkeypatch, tmp_path, step):
-  run = Run(monkeypatch, tmp_path / "run")
+def test_a_folder_that_is_removed_ends_the_run(new, monkeypatch, step):
   monkeypatch.setattr(checkpoints.Store, "check", checkpoints.Store.wait)
-  fail_at(run, step, lambda: shutil.rmtree(run.dir))  # nothing is being saved
-  said = run.stopped()
-  assert run.status == errors.STORAGE
+  fail_at(new, step, lambda: shutil.rmtree(new.dir))  # nothing is being saved
+  said = new.stopped()
+  assert new.status == errors.STORAGE
   assert "was removed" in said or "could not be saved" in said
-  assert not (run.dir / "checkpoints").exists()
-  assert not (run.dir / "metrics.jsonl").exists()
+  assert not (new.dir / "checkpoints").exists()
+  assert not (new.dir / "metrics.jsonl").exists()
 
 
-def test_checkpoints_that_are_removed_are_not_made_again(monkeypatch, tmp_path):
-  run = Run(monkeypatch, tmp_path / "run")
-  there = run.dir / "checkpoints"
+def test_checkpoints_that_are_removed_are_not_made_again(new, monkeypatch):
+  there = new.dir / "checkpoints"
   # No step is being saved then.
   monkeypatch.setattr(checkpoints.Store, "check", checkpoints.Store.wait)
-  fail_at(run, 5, lambda: shutil.rmtree(there))
-  said = run.stopped()
-  assert run.status == errors.STORAGE
+  fail_at(new, 5, lambda: shutil.rmtree(there))
+  said = new.stopped()
+  assert new.status == errors.STORAGE
   assert mentions(said, f"{there} ... removed")
   assert mentions(said, "checkpoint 6") and mentions(
     said, "last good step is 3"
   )
   assert not there.exists()
-  run.stages = bandit()
-  assert "--begin_again" in run.refused()
+  new.stages = bandit()
+  assert "--begin_again" in new.refused()
 
 
 FAULTS = {
@@ -720,17 +723,16 @@ def test_a_fault_of_the_storage_is_one_line_and_the_run_goes_on_after_it(
 
 
 @pytest.mark.ci
-def test_what_tensorstore_says_is_one_line_too(monkeypatch, tmp_path):
-  run = Run(monkeypatch, tmp_path / "run")
+def test_what_tensorstore_says_is_one_line_too(new, monkeypatch):
   error = ValueError("UNKNOWN: x [os_error_code='28'] y\nz")
 
   def fails(*_, **__):
     raise error
 
   monkeypatch.setattr(checkpoints.ocp.CheckpointManager, "save", fails)
-  said = run.stopped()
-  assert mentions(said, f"checkpoint 0 ... {run.dir}/checkpoints ... No space")
-  assert run.status == errors.STORAGE and "last good step is none" in said
+  said = new.stopped()
+  assert mentions(said, f"checkpoint 0 ... {new.dir}/checkpoints ... No space")
+  assert new.status == errors.STORAGE and "last good step is none" in said
 
 
 def test_a_figure_that_cannot_be_written_says_that_the_run_is_saved(
@@ -780,27 +782,6 @@ def test_a_save_that_fails_ends_the_run_at_the_step_that_sees_it(
 
 
 # --------------------------------------------- the best step, and the way back
-
-
-@pytest.mark.ci
-def test_the_best_step_is_there_after_20_more_saves_and_a_restart(
-  monkeypatch, tmp_path
-):
-  run = Run(monkeypatch, tmp_path / "run")
-  how = dict(save_every=1, eval_every=1, keep_checkpoints=2)
-  step = itertools.count()
-
-  def right_at_3(*args):
-    (rows,) = measure(*args)
-    right = next(step) == 3
-    yield [{**row, "score": float(right), "pass": right} for row in rows]
-
-  run.measure = right_at_3
-  run.start(steps=10, **how)
-  assert run.steps() == [3, 9, 10]
-  run.start(steps=24, **how)
-  assert run.steps() == [3, 23, 24]
-  assert run.record(3)["score"] == 1.0 and run.record(24)["score"] == 0.0
 
 
 def test_only_a_step_that_was_evaluated_has_a_score(whole):
@@ -898,8 +879,7 @@ def test_going_back_that_is_killed_ends_the_same(
   assert stored.steps(aside / "1/checkpoints") == [6, 9, 12]
 
 
-def test_a_step_that_is_not_what_was_saved_ends_the_run(monkeypatch, tmp_path):
-  run = Run(monkeypatch, tmp_path / "run")
+def test_a_step_that_is_not_what_was_saved_ends_the_run(new, monkeypatch):
   compare = stored.compare
 
   def rots(where, *args):
@@ -908,16 +888,15 @@ def test_a_step_that_is_not_what_was_saved_ends_the_run(monkeypatch, tmp_path):
     compare(where, *args)
 
   monkeypatch.setattr(stored, "compare", rots)
-  said = run.stopped()
+  said = new.stopped()
   assert mentions(said, "checkpoint 6") and mentions(
     said, "last good step is 3"
   )
-  assert run.steps() == [0, 3, 6]  # nothing was deleted for it
+  assert new.steps() == [0, 3, 6]  # nothing was deleted for it
 
 
 @pytest.mark.ci
-def test_an_end_by_an_error_is_an_event(monkeypatch, tmp_path):
-  run = Run(monkeypatch, tmp_path / "run")
+def test_an_end_by_an_error_is_an_event(new):
   good = bandit().update
 
   def update(state, *rest):
@@ -925,13 +904,13 @@ def test_an_end_by_an_error_is_an_event(monkeypatch, tmp_path):
       raise FloatingPointError("step 8: x is nan")
     return good(state, *rest)
 
-  run.stages = bandit(update=update)
-  assert "step 8: x is nan" in run.stopped()
-  assert run.told("end") == [(7, "step 8: x is nan")]
-  run.stages = bandit()
-  run.start()
-  assert run.told("end") == [(7, "step 8: x is nan"), (12, "done")]
-  assert run.told("resume") == [(6, None)]
+  new.stages = bandit(update=update)
+  assert "step 8: x is nan" in new.stopped()
+  assert new.told("end") == [(7, "step 8: x is nan")]
+  new.stages = bandit()
+  new.start()
+  assert new.told("end") == [(7, "step 8: x is nan"), (12, "done")]
+  assert new.told("resume") == [(6, None)]
 
 
 def told_by(tmp_path):
@@ -973,35 +952,31 @@ def test_somebody_is_told_of_starts_ends_and_warnings(monkeypatch, tmp_path):
   assert all(e["host"] and e["pid"] == os.getpid() for e in told())
 
 
-def test_a_command_that_fails_costs_a_run_nothing(whole, monkeypatch, tmp_path):
-  run = Run(monkeypatch, tmp_path / "run")
-  run.start(notify=f"{tmp_path}/none")
-  assert run.all() == whole.all()
+def test_a_command_that_fails_costs_a_run_nothing(new, whole, tmp_path):
+  new.start(notify=f"{tmp_path}/none")
+  assert new.all() == whole.all()
 
 
 @pytest.mark.ci
-def test_events_of_processes_stay_and_those_of_training_are_written_again(
-  monkeypatch, tmp_path
-):
+def test_events_of_processes_stay_and_those_of_training_are_written_again(new):
   told = lambda state, progress, outcome: (state, progress, "always")
-  run = Run(monkeypatch, tmp_path / "run")
 
   def killed():
     raise KeyboardInterrupt
 
-  fail_at(run, 6, killed)
-  run.stages = run.stages._replace(reference=told)
+  fail_at(new, 6, killed)
+  new.stages = new.stages._replace(reference=told)
   with pytest.raises(KeyboardInterrupt):
-    run.start()
-  run.stages = bandit(reference=told)
-  run.start(steps=7)
-  kinds = [(e["step"], e["event"]) for e in run.lines("events.jsonl")]
+    new.start()
+  new.stages = bandit(reference=told)
+  new.start(steps=7)
+  kinds = [(e["step"], e["event"]) for e in new.lines("events.jsonl")]
   reset = "reference reset"
   assert kinds == [
     (0, "start"), *((step, reset) for step in (1, 2, 3)), (3, "resume"),
     *((step, reset) for step in (4, 5, 6, 7)), (7, "end"),
   ]  # fmt: skip
-  (resume,) = [e for e in run.lines("events.jsonl") if e["event"] == "resume"]
+  (resume,) = [e for e in new.lines("events.jsonl") if e["event"] == "resume"]
   assert (resume["again"], resume["after"]) == (2, events.NO_WORD)
 
 

@@ -36,10 +36,7 @@ RIGHT = {
 }
 WRONG = {
   "math": (r"so \boxed{\sqrt{8}}", {"answer": r"3\sqrt{2}"}),
-  "code": (
-    "```python\nprint(2)\n```",
-    RIGHT["code"][1],
-  ),
+  "code": ("```python\nprint(2)\n```", RIGHT["code"][1]),
   "stem": (r"\boxed{A}", RIGHT["stem"][1]),
   "gym": ("no", PUZZLE),
   "instructions": ("one, two", RIGHT["instructions"][1]),

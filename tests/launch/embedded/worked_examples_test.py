@@ -23,12 +23,9 @@ def test_careful_steps_by_hand(task):
 
 def test_letters_above_nine_are_lower_case():
   metadata = {
-    "source_dataset": "base_conversion",
-    "source_base": 16,
-    "target_base": 11,
-    "source_repr": "ff",
-    "decimal_value": 255,
-  }
+    "source_dataset": "base_conversion", "source_base": 16, "target_base": 11,
+    "source_repr": "ff", "decimal_value": 255,
+  }  # fmt: skip
   assert write({"metadata": metadata}, "careful", random.Random(0)) == (
     "0*16+15=15\n15*16+15=255\n255=23*11+2\n23=2*11+1\n2=0*11+2\n"
     "<answer>212</answer>"

@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from messages import mentions
+from messages import mentions, refuses
 
 from brorl_jax.tasks.data import columns
 from brorl_jax.tasks.data.strict_json import Refused
@@ -37,29 +37,22 @@ def test_a_map_of_fields_by_hand(text, want):
   [
     ("question", "'question' ... field:column ... prompt:question"),
     ("prompt:", "'prompt:' ... field:column"),
-    (
-      "promt:question",
-      "'promt:question' ... 'promt'",
-    ),
+    ("promt:question", "'promt:question' ... 'promt'"),
     ("x:y", "'x:y' ... 'x' ... prompt ... answer"),
     ("id:a,id:b", "'id:b'"),
   ],
 )
 def test_a_map_of_fields_that_is_none(text, says):
-  with pytest.raises(ValueError) as e:
+  with refuses(ValueError, says):
     columns.parse(text, KNOWN)
-  assert mentions(str(e.value), says) and "\n" not in str(e.value)
 
 
 def test_renamed_columns_are_fields_and_the_others_stay():
   record = {
-    "question": "1 + 1?",
-    "answer": "long",
-    "reward_model": {"style": "rule", "ground_truth": "2"},
-    "a.b": 3,
-    "a": {"b": 4},
-    "level": "easy",
-  }
+    "question": "1 + 1?", "answer": "long",
+    "reward_model": {"style": "rule", "ground_truth": "2"}, "a.b": 3,
+    "a": {"b": 4}, "level": "easy",
+  }  # fmt: skip
   names = {
     "prompt": "question",
     "answer": "reward_model.ground_truth",
@@ -84,14 +77,8 @@ def test_renamed_columns_are_fields_and_the_others_stay():
 @pytest.mark.parametrize(
   "column, says",
   [
-    (
-      "qestion",
-      "missing ... config.data.fields ... 'question'",
-    ),
-    (
-      "x",
-      "missing ... config.data.fields",
-    ),
+    ("qestion", "missing ... config.data.fields ... 'question'"),
+    ("x", "missing ... config.data.fields"),
     ("inner.trth", "inner.trth ... missing ... 'truth'?"),
     ("inner.truth.more", "inner.truth.more ... missing"),
     ("question.text", "question.text ... missing"),

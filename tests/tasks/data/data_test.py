@@ -6,7 +6,7 @@ import pathlib
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from messages import mentions
+from messages import mentions, refuses
 
 from brorl_jax.tasks.base import Example
 from brorl_jax.tasks.data import dataset, strict_json
@@ -204,19 +204,15 @@ def test_files_that_cannot_be_read(tmp_path, monkeypatch, names, said):
   for name in ("a.jsonl", "a.json", "a.jsonl.gz", "a.txt", "a.parquet"):
     write(tmp_path / name, line())
   for skip_bad in (False, True):
-    with pytest.raises(DataError) as error:
+    with refuses(DataError, said):
       read(names, domains=SIMPLE, skip_bad=skip_bad)
-    assert mentions(str(error.value), said) and "\n" not in str(error.value)
 
 
 def test_an_id_is_taken_once_over_all_files(tmp_path):
   a = write(tmp_path / "a.jsonl", line("x"), line("y"))
   b = write(tmp_path / "b.jsonl", line("z"), line("y", prompt="other"))
-  with pytest.raises(DataError) as error:
+  with refuses(DataError, f"{b}, line 2, field 'id': 'y' ... {a}, line 2"):
     read([a, b], domains=SIMPLE)
-  assert mentions(
-    str(error.value), f"{b}, line 2, field 'id': 'y' ... {a}, line 2"
-  )
 
 
 def test_repeats_are_counted_and_contradictions_refused(tmp_path):
@@ -229,12 +225,11 @@ def test_repeats_are_counted_and_contradictions_refused(tmp_path):
   )
   assert read(path, domains=SIMPLE).repeats == 2
   other = write(tmp_path / "b.jsonl", line("e", prompt="3 + 5?", answer="7"))
-  with pytest.raises(DataError) as error:
-    read([path, other], domains=SIMPLE)
-  assert mentions(
-    str(error.value),
+  with refuses(
+    DataError,
     f"{other}, line 1, field 'answer': '7' ... {path}, line 1 ... '8'",
-  )
+  ):
+    read([path, other], domains=SIMPLE)
 
 
 def test_the_same_task_may_have_other_tests(tmp_path):
@@ -330,12 +325,9 @@ def test_fit_by_hand():
 def test_the_digest_notices_every_change():
   def example(**changed):
     fields = {
-      "id": "a",
-      "domain": "math",
-      "task": "s",
-      "messages": ({"role": "user", "content": "q"},),
-      "entry": {"answer": "8"},
-    }
+      "id": "a", "domain": "math", "task": "s",
+      "messages": ({"role": "user", "content": "q"},), "entry": {"answer": "8"},
+    }  # fmt: skip
     return Example(**(fields | changed))
 
   base = [example(), example(id="b")]
@@ -580,12 +572,6 @@ def test_without_pyarrow_the_remedy_is_named(tmp_path, monkeypatch):
     read(path, domains=SIMPLE)
 
 
-def test_the_documented_limits_are_the_enforced_ones():
-  text = " ".join((dataset.__doc__ or "").split())
-  assert mentions(text, "at most 1 MB ... 16")
-  assert (strict_json.MAX_LINE, strict_json.MAX_DEPTH) == (10**6, 16)
-
-
 def test_file_digests_change_with_any_byte(tmp_path, monkeypatch):
   one, other = tmp_path / "a.jsonl", tmp_path / "b.jsonl"
   one.write_bytes(b"x\n")
@@ -680,25 +666,13 @@ def test_a_column_in_the_place_of_a_field_of_that_name(tmp_path):
       "question",
       "missing ... config.data.fields ... 'qestion'",
     ),
-    (
-      {"answer": None},
-      "answer",
-      "missing ... config.data.fields",
-    ),
+    ({"answer": None}, "answer", "missing ... config.data.fields"),
     ({"choises": ["8"]}, "", ""),
     ({"soruce": "mine"}, "", ""),
-    (
-      {"soruce": "mine", "domain": "math"},
-      "soruce",
-      "did you mean source?",
-    ),
+    ({"soruce": "mine", "domain": "math"}, "soruce", "did you mean source?"),
     ({"data_source": "mine"}, "", ""),
     ({"time_limit": 2, "choices": [1], "sources": "a"}, "", ""),
-    (
-      {"time_limit": 2, "domain": "math"},
-      "time_limit",
-      "domain ... answer",
-    ),
+    ({"time_limit": 2, "domain": "math"}, "time_limit", "domain ... answer"),
     ({"tests": {}, "entry": {}, "instructions": []}, "", ""),
     ({"domain": "maths"}, "domain", "'maths' ... unknown"),
     ({"id": 3, "domain": "math"}, "id", "3 ... text"),
@@ -729,10 +703,7 @@ def test_columns_are_passed_through_but_slips_are_not(
 @pytest.mark.parametrize(
   "field, says",
   [
-    (
-      "prompt",
-      "missing ... --config.data.fields=prompt:COLUMN",
-    ),
+    ("prompt", "missing ... --config.data.fields=prompt:COLUMN"),
     ("domain", "missing ... answer"),
   ],
 )
@@ -800,12 +771,10 @@ def test_examples_of_a_folder_are_counted_together(tmp_path):
 
 def test_what_is_wrong_with_a_renamed_field_names_its_column_too(tmp_path):
   path = plain(tmp_path / "a.jsonl", {"question": "", "answer": "8"})
-  with pytest.raises(DataError) as error:
+  with refuses(
+    DataError, f"{path}, line 1, field 'prompt': empty ... column 'question'"
+  ):
     read(path, form=GSM8K, domains=DOMAINS)
-  assert mentions(
-    str(error.value),
-    f"{path}, line 1, field 'prompt': empty ... column 'question'",
-  )
 
 
 def test_a_prompt_that_is_a_conversation_is_told_its_name(tmp_path):

@@ -3,7 +3,7 @@ import re
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from messages import mentions
+from messages import refuses
 
 from brorl_jax.tasks import gym
 from brorl_jax.tasks.base import Example
@@ -111,9 +111,8 @@ def test_repeats_and_skips_are_those_of_the_side():
 
 def test_both_sides_must_have_examples():
   few = data(*MANY.examples[:3])
-  with pytest.raises(DataError) as error:
+  with refuses(DataError, "1000000 ... held-out example of 3"):
     split(few, one_in=10**6)
-  assert mentions(str(error.value), "1000000 ... held-out example of 3")
   _, heldout = split(MANY, one_in=300)
   with pytest.raises(DataError, match="no training example"):
     split(data(*heldout.examples), one_in=300)
@@ -124,10 +123,7 @@ def test_both_sides_must_have_examples():
 @pytest.mark.parametrize(
   "other, said",
   [
-    (
-      example("b", "6 + 6?"),
-      "h.jsonl, line 2 ... id 'b' ... a.jsonl, line 2",
-    ),
+    (example("b", "6 + 6?"), "h.jsonl, line 2 ... id 'b' ... a.jsonl, line 2"),
     (
       example("z", " 3 +\n5 PLEASE?", system="Be brief."),
       "h.jsonl, line 2 ... a.jsonl, line 1",
@@ -138,9 +134,8 @@ def test_an_example_on_both_sides_is_refused(other, said):
   train = data(example("a", "3 + 5 please?"), example("b", "3 + 6?"))
   fine = example("c", "3 + 7?")
   refuse_overlap(train, data(fine, file="h.jsonl"))
-  with pytest.raises(DataError) as error:
+  with refuses(DataError, said):
     refuse_overlap(train, data(fine, other, file="h.jsonl"))
-  assert mentions(str(error.value), said)
 
 
 @pytest.mark.parametrize("one_in", [2, 300])
@@ -179,9 +174,8 @@ def test_a_stored_puzzle_that_may_be_drawn_is_refused():
   both = data(fine, stored, file="h.jsonl")
   refuse_drawn(both, ["lcm"])
   refuse_drawn(data(example("a", "3 + 5?")), ["gcd"])
-  with pytest.raises(DataError) as error:
+  with refuses(DataError, "h.jsonl, line 2 ... gcd ... held-out"):
     refuse_drawn(both, ["lcm", "gcd"])
-  assert mentions(str(error.value), "h.jsonl, line 2 ... gcd ... held-out")
 
 
 def shown(text, puzzle, **entry):

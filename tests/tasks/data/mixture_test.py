@@ -57,19 +57,8 @@ def test_neighbouring_steps_and_seeds_are_independent(other):
 def test_picks_never_change():
   # Recorded once. A change here changes the data of every resumed run.
   assert draws([1, 2, 3, 4], 12, seed=3, step=5) == [
-    2,
-    3,
-    2,
-    1,
-    3,
-    2,
-    0,
-    3,
-    1,
-    3,
-    2,
-    1,
-  ]
+    2, 3, 2, 1, 3, 2, 0, 3, 1, 3, 2, 1,
+  ]  # fmt: skip
 
 
 @given(STEPS, POSITIONS, st.integers(0, 2**70), st.integers(-30, 30))

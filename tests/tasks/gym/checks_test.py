@@ -15,15 +15,9 @@ from brorl_jax.tasks.gym import checks, verify
 
 # What a hundred puzzles of take seconds to make.
 SLOW = {
-  "countdown": 40,
-  "futoshiki": 8,
-  "game_of_life": 40,
-  "puzzle24": 12,
-  "quantum_lock": 12,
-  "sokoban": 8,
-  "sudoku": 25,
-  "zebra_puzzles": 12,
-}
+  "countdown": 40, "futoshiki": 8, "game_of_life": 40, "puzzle24": 12,
+  "quantum_lock": 12, "sokoban": 8, "sudoku": 25, "zebra_puzzles": 12,
+}  # fmt: skip
 OWN = sorted(
   (checks.CHECKS.keys() | checks.FORMS.keys() | gym.STORED.keys()) - gym.JAILED
 )
@@ -153,27 +147,11 @@ SLOPE = entry("simple_integration", "-2*X**6/3 + X**2 + C", variable="X")
       GIVEN,
       ["8/(3-8/3)", "(8)/(3-(8/3))", "8 / ( 3 - 8 / 3 )", "-8/(8/3-3)"],
       [
-        "24",
-        "8*3",
-        "8*3+8-8",
-        "8*3+3-3",
-        "88-33-3",
-        "8*3*8/8",
-        "83-38-21",
-        "8/(3-8/3)+0",
-        "8/(3-8/3) = 24",
-        "8/(3-8//3)",
-        "8*3**(8/3-8/3)",
-        "8*3+8*0*3",
-        "3*8*(8-8+3)",
-        "8+8+3+3",
-        "8*3/(8-3)",
-        "8.0/(3-8/3)",
-        "8\N{MULTIPLICATION SIGN}3",
-        "(8/(3-8/3)",
-        "8/(3-8/3)" + " " * 200 + "+0",
-        "8/(8-8)*3*3",
-        "int('24')",
+        "24", "8*3", "8*3+8-8", "8*3+3-3", "88-33-3", "8*3*8/8", "83-38-21",
+        "8/(3-8/3)+0", "8/(3-8/3) = 24", "8/(3-8//3)", "8*3**(8/3-8/3)",
+        "8*3+8*0*3", "3*8*(8-8+3)", "8+8+3+3", "8*3/(8-3)", "8.0/(3-8/3)",
+        "8\N{MULTIPLICATION SIGN}3", "(8/(3-8/3)",
+        "8/(3-8/3)" + " " * 200 + "+0", "8/(8-8)*3*3", "int('24')",
       ],
     ),
     (FOUR, ["8/(3-8/3)"], ["3*8*3/8", "4*6", "8*3+8-8", "24"]),
@@ -200,13 +178,9 @@ SLOPE = entry("simple_integration", "-2*X**6/3 + X**2 + C", variable="X")
       SUMS,
       ["1 3 4\n3 1 4\n4 4 8", "3 1 4\n1 3 4\n4 4 8"],
       [
-        "2 2 4\n2 2 4\n4 4 8",
-        "1 3 4\n3 1 4\n4 4 9",
-        "1 3 4\n3 1 4",
-        "1 3 4 3 1 4 4 4 8",
-        "1 1 4\n3 3 4\n4 4 8",
-        "1 3 4\n3 1 4\n4 4 8\n0 0 0",
-        "1 3 4\n3 1 x\n4 4 8",
+        "2 2 4\n2 2 4\n4 4 8", "1 3 4\n3 1 4\n4 4 9", "1 3 4\n3 1 4",
+        "1 3 4 3 1 4 4 4 8", "1 1 4\n3 3 4\n4 4 8",
+        "1 3 4\n3 1 4\n4 4 8\n0 0 0", "1 3 4\n3 1 x\n4 4 8",
         "1 3 4\n3 1 4\n4 4",
       ],
     ),
@@ -230,13 +204,8 @@ SLOPE = entry("simple_integration", "-2*X**6/3 + X**2 + C", variable="X")
       CUTS,
       ['[["a","a"],["aa"]]', '[["aa"], ["a", "a"]]', '[ ["aa"],\n["a","a"] ]'],
       [
-        '["aa", "aa"]',
-        '["aa"]',
-        '[["aa"]]',
-        '[["aa"], ["a", "a"], ["aa"]]',
-        '[["a", "a"], "aa"]',
-        '[["a", "a"], ["aa"], []]',
-        "[" * 9_999,
+        '["aa", "aa"]', '["aa"]', '[["aa"]]', '[["aa"], ["a", "a"], ["aa"]]',
+        '[["a", "a"], "aa"]', '[["a", "a"], ["aa"], []]', "[" * 9_999,
       ],
     ),
     (
@@ -248,27 +217,17 @@ SLOPE = entry("simple_integration", "-2*X**6/3 + X**2 + C", variable="X")
         "X**2/2 + X**2/2 - 4*X**6/6 - C",
       ],
       [
-        "-4*X**5 + 2*X",
-        "-2*X**6/3 + X**2 + C*X",
-        "-2*X**6/3 + X**2 + x",
-        "-2*x**6/3 + x**2 + C",
-        "-2*X**6/3",
-        "C",
-        "0",
-        "Integral(-4*X**5 + 2*X, X)",
-        "-0.6667*X**6 + X**2",
+        "-4*X**5 + 2*X", "-2*X**6/3 + X**2 + C*X", "-2*X**6/3 + X**2 + x",
+        "-2*x**6/3 + x**2 + C", "-2*X**6/3", "C", "0",
+        "Integral(-4*X**5 + 2*X, X)", "-0.6667*X**6 + X**2",
       ],
     ),
     (
       entry("polynomial_multiplication", "2*x**2*y + 3*x - 1"),
       ["2*x**2*y + 3*x - 1", "-1+3*x+2*y*x**2"],
       [
-        "x*(2*x*y + 3) - 1",
-        "2*x*x*y + 3*x - 1",
-        "2*x**2*y + x + 2*x - 1",
-        "2*x**2*y + 3*1*x - 1",
-        "2*x**2*y + 3*x - 1 + 0*x",
-        "2*x**2*y + 3*x",
+        "x*(2*x*y + 3) - 1", "2*x*x*y + 3*x - 1", "2*x**2*y + x + 2*x - 1",
+        "2*x**2*y + 3*1*x - 1", "2*x**2*y + 3*x - 1 + 0*x", "2*x**2*y + 3*x",
         "2*X**2*y + 3*X - 1",
       ],
     ),
@@ -349,7 +308,7 @@ SLOPE = entry("simple_integration", "-2*X**6/3 + X**2 + C", variable="X")
   ids=lambda value: (
     value["metadata"]["source_dataset"] if isinstance(value, dict) else ""
   ),
-)
+)  # fmt: skip
 def test_answers_by_hand(item, right, wrong):
   assert [a for a in right if verify(a, item).status != "pass"] == []
   assert [a for a in wrong if verify(a, item).status != "fail"] == []

@@ -13,7 +13,7 @@ import pytest
 import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from messages import mentions
+from messages import mentions, refuses
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 
@@ -47,21 +47,14 @@ SMALL = [
   Family(
     "basic_arithmetic",
     {
-      "min_terms": 2,
-      "max_terms": 3,
-      "min_digits": 1,
-      "max_digits": 1,
-      "operators": ["+", "-", "*"],
-      "allow_parentheses": False,
+      "min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1,
+      "operators": ["+", "-", "*"], "allow_parentheses": False,
     },
   ),
   Family(
     "number_sequence",
     {
-      "min_terms": 4,
-      "max_terms": 5,
-      "min_value": -10,
-      "max_value": 10,
+      "min_terms": 4, "max_terms": 5, "min_value": -10, "max_value": 10,
       "max_complexity": 1,
     },
   ),
@@ -69,15 +62,11 @@ SMALL = [
   Family(
     "simple_equations",
     {
-      "min_terms": 2,
-      "max_terms": 2,
-      "min_value": 1,
-      "max_value": 10,
-      "operators": ["+", "-"],
-      "operators_weights": [0.5, 0.5],
+      "min_terms": 2, "max_terms": 2, "min_value": 1, "max_value": 10,
+      "operators": ["+", "-"], "operators_weights": [0.5, 0.5],
     },
   ),
-]
+]  # fmt: skip
 # The library's default for number_sequence takes 10 s for some puzzles.
 EVERY = [
   Family(name, {"max_complexity": 2} if name == "number_sequence" else {})
@@ -135,17 +124,11 @@ def test_the_last_complete_answer_counts(response, answer):
 @pytest.mark.parametrize(
   "response",
   [
-    "<answer>4</answer> no, <answer>3</answer>",
-    "<answer>4",
-    "4</answer>",
-    "<Answer>4</Answer>",
-    "<answer>44</answer>",
-    "the answer is 4",
-    "-4",
-    "\uff14",
-    "4\x00",
+    "<answer>4</answer> no, <answer>3</answer>", "<answer>4", "4</answer>",
+    "<Answer>4</Answer>", "<answer>44</answer>", "the answer is 4", "-4",
+    "\uff14", "4\x00",
   ],
-)
+)  # fmt: skip
 def test_what_is_not_the_answer_fails(response):
   verdict = verify(response, entry())
   assert (verdict.status, verdict.reward) == ("fail", 0.0)
@@ -241,10 +224,6 @@ def test_the_threshold_is_one(monkeypatch):
   assert verify("4", entry()).status == "fail"
   patched(monkeypatch, lambda answer, entry: 1.0)
   assert verify("4", entry()).status == "pass"
-
-
-def test_scorers_are_built_once():
-  assert verifier._scorer("gcd") is verifier._scorer("gcd")
 
 
 HANDS = "Ann is a knight, and Bob is a knave."
@@ -502,52 +481,18 @@ def test_the_oracle_passes_and_its_neighbours_fail(name, drawn):
 def hostile(marker):
   code = f"open({str(marker)!r}, 'w').close()"
   return [
-    code,
-    f"__import__('os').system('touch {marker}')",
-    f"[{code}]",
-    f"(lambda: {code})()",
-    f"{{{code}: 1}}",
-    f"'1' if {code} else '2'",
-    f"().__class__.__base__.__subclasses__() or {code}",
-    f"f'{{{code}}}'",
-    "[" * 1_000,
-    "(" * 500 + ")" * 500,
-    "{" * 999,
-    "[[" * 200 + "]]" * 200,
-    "9" * 1_000,
-    "-" + "9" * 999,
-    "1e999999999",
-    "-1E+999999999999999999",
-    "1/" + "9" * 990,
-    "9**9**9**9",
-    "0x" + "f" * 990,
-    "nan",
-    "sNaN",
-    "-inf",
-    "Infinity",
-    "None",
-    "null",
-    "{}",
-    "[]",
-    '[[""]]',
-    "\x00",
-    "\x1b[2J\x07",
-    "\u202e\u2066",
-    "\ud800",
-    "½ Ⅳ ①",
-    "\U0001f600" * 500,
-    "%s%n{0.__class__}",
-    "$(reboot)`reboot`",
-    "'; DROP TABLE answers; --",
-    "is a an and , . ( )",
-    "\\frac{1}{0}",
-    "1/0",
-    "," * 1_000,
-    "= " * 400,
-    "right " * 160,
-    "true",
+    code, f"__import__('os').system('touch {marker}')", f"[{code}]",
+    f"(lambda: {code})()", f"{{{code}: 1}}", f"'1' if {code} else '2'",
+    f"().__class__.__base__.__subclasses__() or {code}", f"f'{{{code}}}'",
+    "[" * 1_000, "(" * 500 + ")" * 500, "{" * 999, "[[" * 200 + "]]" * 200,
+    "9" * 1_000, "-" + "9" * 999, "1e999999999", "-1E+999999999999999999",
+    "1/" + "9" * 990, "9**9**9**9", "0x" + "f" * 990, "nan", "sNaN", "-inf",
+    "Infinity", "None", "null", "{}", "[]", '[[""]]', "\x00", "\x1b[2J\x07",
+    "\u202e\u2066", "\ud800", "½ Ⅳ ①", "\U0001f600" * 500, "%s%n{0.__class__}",
+    "$(reboot)`reboot`", "'; DROP TABLE answers; --", "is a an and , . ( )",
+    "\\frac{1}{0}", "1/0", "," * 1_000, "= " * 400, "right " * 160, "true",
     "a" * 1_000,
-  ]
+  ]  # fmt: skip
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -617,9 +562,7 @@ def test_a_puzzle_carries_its_name_and_entry():
 
 
 @given(
-  st.sampled_from(gym.SPLITS),
-  st.integers(0, 2**44 - 1),
-  st.integers(0, 2**80),
+  st.sampled_from(gym.SPLITS), st.integers(0, 2**44 - 1), st.integers(0, 2**80)
 )
 @settings(max_examples=60, deadline=None)
 def test_every_index_owns_its_generator_seeds(split, index, seed):
@@ -810,16 +753,10 @@ def test_a_family_of_one_question_has_no_other_side():
   [
     ([], "families is empty"),
     ([Family("gdc")], "'gdc' ... unknown ... 'gcd'"),
-    (
-      [Family("gcd", {"max_vlue": 3})],
-      "'gcd' ... max_vlue = 3 ... max_value",
-    ),
+    ([Family("gcd", {"max_vlue": 3})], "'gcd' ... max_vlue = 3 ... max_value"),
     ([Family("gcd", {"seed": 3})], "seed = 3 ... unknown ... min_numbers"),
     ([Family("gcd", {"size": 3})], "size = 3 ... unknown"),
-    (
-      [Family("gcd", {"max_value": "40"})],
-      "max_value = '40' ... 1000",
-    ),
+    ([Family("gcd", {"max_value": "40"})], "max_value = '40' ... 1000"),
     ([Family("gcd", {"max_value": 4.0})], "max_value = 4.0 ... float"),
     ([Family("gcd", {"max_value": True})], "max_value = True ... bool"),
     ([Family("basic_arithmetic", {"allow_negation": 1})], "true or false"),
@@ -855,10 +792,8 @@ def test_a_family_of_one_question_has_no_other_side():
   ],
 )
 def test_wrong_families_are_refused_in_one_line(families, named):
-  with pytest.raises(ValueError) as error:
+  with refuses(ValueError, named):
     check(families)
-  assert mentions(str(error.value), named)
-  assert "\n" not in str(error.value)
 
 
 @pytest.mark.ci

@@ -163,13 +163,8 @@ BY_HAND = [
     "detectable_format:json_format",
     {},
     [
-      "{}",
-      " [1, 2.5, null] ",
-      '"x"',
-      '```json\n{"a": [1]}\n```',
-      "```JSON{}```",
-      "```\n[]```",
-      "7",
+      "{}", " [1, 2.5, null] ", '"x"', '```json\n{"a": [1]}\n```',
+      "```JSON{}```", "```\n[]```", "7",
     ],
     ["", "{a: 1}", "{} {}", "Here: {}", "```json {}``` x", "['a']", "{"],
   ),
@@ -222,7 +217,7 @@ BY_HAND = [
     ["", "What", "123", "привет", "WHAT"],
   ),
   ("punctuation:no_comma", {}, ["", "a; b", "1.000"], [",", "a, b"]),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("kind, kwargs, good, bad", BY_HAND)

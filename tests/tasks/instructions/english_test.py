@@ -49,15 +49,12 @@ def test_sentences_by_hand(text, count):
 SENTENCES = st.lists(
   st.sampled_from(
     [
-      "The cell divides.",
-      "Does it grow?",
-      'She said "yes" twice!',
-      "Mr. Brown counted 3.5 of them.",
-      "Some (e.g. yeast) bud...",
+      "The cell divides.", "Does it grow?", 'She said "yes" twice!',
+      "Mr. Brown counted 3.5 of them.", "Some (e.g. yeast) bud...",
     ]
   ),
   max_size=12,
-)
+)  # fmt: skip
 
 
 @given(SENTENCES, st.sampled_from([" ", "\n", "\n\n", "  "]))

@@ -35,20 +35,11 @@ def test_the_last_complete_box_is_the_answer(response, answer):
 @pytest.mark.parametrize(
   "response",
   [
-    "",
-    "6",
-    r"\boxed 6",
-    r"\boxed",
-    r"\fbox{6}",
-    r"\\boxed{6}",
-    r"\boxed{6",
-    r"\boxed{6\}",
-    r"\boxed{{6}",
-    r"<think>\boxed{6}",
-    r"<think>\boxed{6}</think>",
-    r"<think></think>\boxed{6}<think>",
+    "", "6", r"\boxed 6", r"\boxed", r"\fbox{6}", r"\\boxed{6}", r"\boxed{6",
+    r"\boxed{6\}", r"\boxed{{6}", r"<think>\boxed{6}",
+    r"<think>\boxed{6}</think>", r"<think></think>\boxed{6}<think>",
   ],
-)
+)  # fmt: skip
 def test_no_complete_box_after_the_thinking_is_no_answer(response):
   assert extract.boxed(response) is None
 

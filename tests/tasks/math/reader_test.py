@@ -76,21 +76,14 @@ def test_rational_expressions_by_hand(text, value):
     (r"\max(x, 1)", ("max", ("symbol", "x"), Fraction(1))),
     (
       r"3\hat{i}\vec v",
-      (
-        "*",
-        ("*", Fraction(3), ("symbol", r"\hati")),
-        ("symbol", r"\vecv"),
-      ),
+      ("*", ("*", Fraction(3), ("symbol", r"\hati")), ("symbol", r"\vecv")),
     ),
     (r"\overline{PQ}", ("symbol", r"\overlineP Q")),
     (r"\hat xy", ("*", ("symbol", r"\hatx"), ("symbol", "y"))),
     (r"\exp(x)", ("^", ("constant", "e"), ("symbol", "x"))),
     (
       r"\cos 60^\circ",
-      (
-        "cos",
-        ("*", Fraction(60), ("/", ("constant", "pi"), Fraction(180))),
-      ),
+      ("cos", ("*", Fraction(60), ("/", ("constant", "pi"), Fraction(180)))),
     ),
   ],
 )

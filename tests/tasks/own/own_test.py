@@ -143,19 +143,11 @@ def constant(value, whole=False):
 @pytest.mark.parametrize(
   "value, score",
   [
-    (True, 1.0),
-    (False, 0.0),
-    (2, 2.0),
-    (-0.5, -0.5),
-    (0.999, 0.999),
-    (np.float32(0.5), 0.5),
-    (np.int64(1), 1.0),
-    (np.bool_(True), 1.0),
-    (np.array(0.5), 0.5),
-    (fractions.Fraction(1, 4), 0.25),
-    (Scalar(), 0.25),
+    (True, 1.0), (False, 0.0), (2, 2.0), (-0.5, -0.5), (0.999, 0.999),
+    (np.float32(0.5), 0.5), (np.int64(1), 1.0), (np.bool_(True), 1.0),
+    (np.array(0.5), 0.5), (fractions.Fraction(1, 4), 0.25), (Scalar(), 0.25),
   ],
-)
+)  # fmt: skip
 def test_numbers_of_all_kinds_are_scores(value, score):
   (found,) = verdicts(constant(value), ["8"])
   assert found.score == score and type(found.score) is float
@@ -180,10 +172,7 @@ def test_numbers_of_all_kinds_are_scores(value, score):
     (Verdict("right", 1.0), "'right'"),
     (Verdict("pass", float("nan")), "nan ... finite"),
     (Verdict("pass", None), "None ... number"),
-    (
-      Verdict("fail", 0.0, None),
-      "reason None ... text",
-    ),
+    (Verdict("fail", 0.0, None), "reason None ... text"),
     (Verdict("fail", 0.0, "", 8), "8 ... answer ... text"),
   ],
 )

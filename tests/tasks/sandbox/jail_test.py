@@ -4,11 +4,7 @@ import threading
 
 import pytest
 
-from brorl_jax.tasks.sandbox import (
-  codec,
-  jail,
-  workers,
-)
+from brorl_jax.tasks.sandbox import codec, jail, workers
 from brorl_jax.tasks.sandbox.jail import Failed, Jail
 from brorl_jax.tasks.sandbox.protocol import Limits
 

@@ -12,12 +12,7 @@ import hostile_code
 import pytest
 import tiers
 
-from brorl_jax.tasks.sandbox import (
-  codec,
-  process,
-  protocol,
-  zygote,
-)
+from brorl_jax.tasks.sandbox import codec, process, protocol, zygote
 from brorl_jax.tasks.sandbox import jail as jails
 from brorl_jax.tasks.sandbox.protocol import Limits
 
@@ -25,11 +20,7 @@ LEVEL = jails.require(allow_inner=True)
 # Both layers, and the walls alone, whichever this machine's own level is.
 INNER = dataclasses.replace(LEVEL, name="inner", bubblewrap=None)
 # There is no place to write without namespaces, and threads are not started.
-NOT_INNER = {
-  "honest_temporary_file",
-  "honest_threads",
-  "honest_stdio_thread",
-}
+NOT_INNER = {"honest_temporary_file", "honest_threads", "honest_stdio_thread"}
 # One for each way out, and some that are honest; CI runs all of them.
 DESK = set(
   "abstract check_forged disk_full exit_at_import fork_forever forged_results "
@@ -469,34 +460,31 @@ def test_what_the_jail_does_wrong_is_tried_again_and_no_verdict(
   assert (failed, jail.failures) == (2, 3)
 
 
-def test_a_process_that_cannot_be_forked_is_the_jails_fault(jail, monkeypatch):
+@pytest.mark.parametrize(
+  "line, job",
+  [
+    (
+      b"texts, most = job",
+      {"mode": "stdio", "program": "1", "inputs": [""], "together": 1},
+    ),
+    (
+      b"answered, answer = os.pipe()",
+      {"mode": "check", "program": "def f(): 0", "function": "f"},
+    ),
+  ],
+)
+def test_what_cannot_be_forked_is_the_jails_fault(jail, monkeypatch, line, job):
   boot = process._boot
 
   def broken(**options):
     text = boot(**options)
-    line = b"texts, most = job"
     assert text.count(line) == 1
-    return text.replace(line, b"raise BlockingIOError; texts, most = job")
+    return text.replace(line, b"raise BlockingIOError; " + line)
 
   monkeypatch.setattr(process, "_boot", broken)
-  job = {"mode": "stdio", "program": "1", "inputs": [""], "together": 1}
+  tests = b"def check(c): c()" if job["mode"] == "check" else b""
   with pytest.raises(process.Failed, match="failed twice in a row"):
-    jail.run(job, limits=Limits())
-
-
-def test_a_check_that_cannot_be_forked_is_the_jails_fault(jail, monkeypatch):
-  boot = process._boot
-
-  def broken(**options):
-    text = boot(**options)
-    line = b"answered, answer = os.pipe()"
-    assert text.count(line) == 1
-    return text.replace(line, b"raise BlockingIOError")
-
-  monkeypatch.setattr(process, "_boot", broken)
-  job = {"mode": "check", "program": "def f(): 0", "function": "f"}
-  with pytest.raises(process.Failed, match="failed twice in a row"):
-    jail.run(job, limits=Limits(), tests=b"def check(c): c()")
+    jail.run(job, limits=Limits(), tests=tests)
 
 
 @pytest.mark.parametrize("mode", ["call", "stdio"])
@@ -580,11 +568,7 @@ def f(x):
     os.write(fd, b"\\0")
 """
   job = JOB | {"program": program, "calls": [["l", 1]]}
-  limits, reads, real = (
-    Limits(test_s=0.4, total_s=20.0),
-    [],
-    os.read,
-  )
+  limits, reads, real = (Limits(test_s=0.4, total_s=20.0), [], os.read)
   monkeypatch.setattr(
     zygote.os, "read", lambda *args: reads.append(1) or real(*args)
   )

@@ -3,7 +3,7 @@ import pytest
 import tiers
 from hypothesis import given
 from hypothesis import strategies as st
-from messages import mentions
+from messages import mentions, refuses
 
 from brorl_jax.tasks import stem
 from brorl_jax.tasks.base import Verdict
@@ -17,12 +17,8 @@ from brorl_jax.tasks.stem import (
 )
 
 CHOICES = [
-  "the ribosome",
-  "The mitochondria",
-  "nucleus",
-  "a black hole",
-  "5 m/s",
-]
+  "the ribosome", "The mitochondria", "nucleus", "a black hole", "5 m/s",
+]  # fmt: skip
 
 
 # Where the answer is.
@@ -96,32 +92,13 @@ def test_where_the_answer_is(response, answer):
 @pytest.mark.parametrize(
   "answer",
   [
-    "B",
-    "b",
-    "(B)",
-    "(b)",
-    "[B]",
-    "B)",
-    "B.",
-    "B:",
-    "**B**",
-    r"\text{B}",
-    r"\mathbf{(B)}",
-    r"\textbf{B.}",
-    "Option B",
-    "choice (B)",
-    "Ｂ",
-    "B. mitochondria",
-    "(B) The mitochondria.",
-    "B) the mitochondria",
-    "B: mitochondria",
-    "B - mitochondria",
-    "B mitochondria",
-    r"\text{B. Mitochondria}",
-    "mitochondria",
-    "The Mitochondria.",
+    "B", "b", "(B)", "(b)", "[B]", "B)", "B.", "B:", "**B**", r"\text{B}",
+    r"\mathbf{(B)}", r"\textbf{B.}", "Option B", "choice (B)", "Ｂ",
+    "B. mitochondria", "(B) The mitochondria.", "B) the mitochondria",
+    "B: mitochondria", "B - mitochondria", "B mitochondria",
+    r"\text{B. Mitochondria}", "mitochondria", "The Mitochondria.",
   ],
-)
+)  # fmt: skip
 def test_the_right_choice(answer):
   verdict = verify(rf"\boxed{{{answer}}}", "B", choices=CHOICES)
   assert verdict == Verdict("pass", 1.0, "", answer)
@@ -340,32 +317,12 @@ def test_golds_are_read(answer, choices, gold):
     ("", None, "answer ... empty"),
     (r"\boxed{ }", None, "answer ... empty"),
     ("  ", CHOICES, "answer ... empty"),
-    (
-      "F",
-      CHOICES,
-      "answer ... 'F'",
-    ),
-    (
-      "A or B",
-      CHOICES,
-      "answer ... 'A or B' ... letters",
-    ),
-    (
-      "B. nucleus",
-      CHOICES,
-      "answer ... 'B. nucleus'",
-    ),
-    (
-      "x" * (MAX_GOLD + 1),
-      None,
-      "answer ... 81 ... 80",
-    ),
+    ("F", CHOICES, "answer ... 'F'"),
+    ("A or B", CHOICES, "answer ... 'A or B' ... letters"),
+    ("B. nucleus", CHOICES, "answer ... 'B. nucleus'"),
+    ("x" * (MAX_GOLD + 1), None, "answer ... 81 ... 80"),
     ("4 or 5", None, "answer ... '4 or 5' ... 'or'"),
-    (
-      "probably iron",
-      None,
-      "answer ... 'probably iron' ... 'probably'",
-    ),
+    ("probably iron", None, "answer ... 'probably iron' ... 'probably'"),
     ("...", None, "answer ... '...'"),
     ("A", ["x"], "choices ... 1 ... 2 to 26"),
     ("A", ["x"] * 27, "choices ... 27 ... 2 to 26"),
@@ -373,23 +330,13 @@ def test_golds_are_read(answer, choices, gold):
     ("A", 3, "choices ... list"),
     ("A", ["x", " "], "choice B ... ' '"),
     ("A", ["x", 3], "choice B ... 3"),
-    (
-      "A",
-      ["the cell", "nucleus", "Cell."],
-      "choices A and C ... 'Cell.'",
-    ),
-    (
-      "A",
-      ["b", "x"],
-      "choice A ... 'b'",
-    ),
+    ("A", ["the cell", "nucleus", "Cell."], "choices A and C ... 'Cell.'"),
+    ("A", ["b", "x"], "choice A ... 'b'"),
   ],
 )
 def test_unusable_golds_are_refused_in_one_line(answer, choices, message):
-  with pytest.raises(ValueError) as error:
+  with refuses(ValueError, message):
     check_reference(answer, choices)
-  assert mentions(str(error.value), message)
-  assert "\n" not in str(error.value)
 
 
 def test_a_choice_may_be_its_own_letter():

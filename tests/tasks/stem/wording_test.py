@@ -68,39 +68,18 @@ def test_what_says_the_same(a, b):
 @pytest.mark.parametrize(
   "a, b",
   [
-    ("CO", "Co"),
-    ("CO2", "Co2"),
-    ("H2O", "h2o"),
-    ("NO", "no"),
-    ("O^{2-}", "O_2^-"),
-    ("Fe^{2+}", "Fe^{3+}"),
-    ("Na^+", "Na^-"),
-    ("g", "G"),
-    ("p", "P"),
-    ("PV = nRT", "pv = nrt"),
-    ("mx = 2", "MX = 2"),
-    ("x-1", "x1"),
-    ("x-1", "x 1"),
-    ("x - \\sin y", "x \\sin y"),
-    ("sinh-cos", "sinh cos"),
-    ("k (T_1 + T_2)", "k T_1 + T_2"),
-    ("n!", "n"),
-    ("f'", "f"),
-    ("5'", "5"),
-    ("12", "1 2"),
-    ("1.5", "15"),
-    ("x^2", "x2"),
-    ("(+)-limonene", "(-)-limonene"),
-    ("2-butanol", "1-butanol"),
-    ("(R)-2-butanol", "2-butanol"),
-    ("electron", "electrons"),
-    ("a", ""),
-    ("increases", "decreases"),
-    ("mitochondria or nucleus", "mitochondria"),
-    ("not mitochondria", "mitochondria"),
-    (">5", "<5"),
+    ("CO", "Co"), ("CO2", "Co2"), ("H2O", "h2o"), ("NO", "no"),
+    ("O^{2-}", "O_2^-"), ("Fe^{2+}", "Fe^{3+}"), ("Na^+", "Na^-"), ("g", "G"),
+    ("p", "P"), ("PV = nRT", "pv = nrt"), ("mx = 2", "MX = 2"), ("x-1", "x1"),
+    ("x-1", "x 1"), ("x - \\sin y", "x \\sin y"), ("sinh-cos", "sinh cos"),
+    ("k (T_1 + T_2)", "k T_1 + T_2"), ("n!", "n"), ("f'", "f"), ("5'", "5"),
+    ("12", "1 2"), ("1.5", "15"), ("x^2", "x2"),
+    ("(+)-limonene", "(-)-limonene"), ("2-butanol", "1-butanol"),
+    ("(R)-2-butanol", "2-butanol"), ("electron", "electrons"), ("a", ""),
+    ("increases", "decreases"), ("mitochondria or nucleus", "mitochondria"),
+    ("not mitochondria", "mitochondria"), (">5", "<5"),
   ],
-)
+)  # fmt: skip
 def test_what_does_not_say_the_same(a, b):
   assert not same(a, b) and not same(b, a)
 
@@ -108,25 +87,12 @@ def test_what_does_not_say_the_same(a, b):
 @pytest.mark.parametrize(
   "word, formula",
   [
-    ("CO", True),
-    ("H2O", True),
-    ("Fe2", True),
-    ("OH^-", True),
-    ("Ca(OH)2", True),
-    ("NaCl", True),
-    ("sp3", True),
-    ("sp^2", True),
-    ("sp4", False),
-    ("Co", False),
-    ("I", False),
-    ("YES", False),
-    ("DNA", False),
-    ("co2", False),
-    ("42", False),
-    ("Xy2", False),
-    ("", False),
+    ("CO", True), ("H2O", True), ("Fe2", True), ("OH^-", True),
+    ("Ca(OH)2", True), ("NaCl", True), ("sp3", True), ("sp^2", True),
+    ("sp4", False), ("Co", False), ("I", False), ("YES", False), ("DNA", False),
+    ("co2", False), ("42", False), ("Xy2", False), ("", False),
   ],
-)
+)  # fmt: skip
 def test_formulae_by_hand(word, formula):
   assert is_formula(word) is formula
 
