@@ -328,11 +328,7 @@ _KNOWN = [
   ("eval/curve.jsonl", "resume", (1, "summary", "all"), 3),
   ("eval/records.jsonl", "page", (0, "score"), 10**400),
   ("samples.jsonl", "page", (0, "reward"), float("nan")),
-<<<<<<< HEAD
-=======
   ("samples.jsonl", "page", (0, "gold"), "gone"),
-  ("config.json", "resume", (0, "config", "run"), None),
->>>>>>> reports
   ("config.json", "resume", (0, "config", "eval", "every"), 0),
   ("config.json", "resume", (0, "config", "optim", "a\nb"), 1),
   ("checkpoints/2/extra/metadata", "resume", (0, "ledger"), []),
