@@ -11,7 +11,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypedDict, Unpack, overload
 
 import jax
 import numpy as np
@@ -33,6 +33,17 @@ _MAX_NEW_TOKENS = 256
 _TOGETHER = 512
 
 Messages = Sequence[Mapping[str, str]]  # each with "role" and "content"
+
+
+class Options(TypedDict, total=False):
+  """Arguments of `TextPolicy.each` that `sample` has too."""
+
+  temperature: float
+  top_k: int
+  top_p: float
+  min_p: float
+  max_new_tokens: int | None
+  seed: int
 
 
 class Response(NamedTuple):
@@ -75,17 +86,22 @@ class TextPolicy:
   instructions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @overload
-  def sample(self, prompts: str, n: int = 1, **how: Any) -> list[Response]: ...
+  def sample(
+    self, prompts: str, n: int = 1, **how: Unpack[Options]
+  ) -> list[Response]: ...
   @overload
   def sample(
-    self, prompts: Sequence[str] | Sequence[Messages], n: int = 1, **how: Any
+    self,
+    prompts: Sequence[str] | Sequence[Messages],
+    n: int = 1,
+    **how: Unpack[Options],
   ) -> list[list[Response]]: ...
   @overload
   def sample(
-    self, prompts: Messages, n: int = 1, **how: Any
+    self, prompts: Messages, n: int = 1, **how: Unpack[Options]
   ) -> list[Response]: ...
 
-  def sample(self, prompts: Any, n: int = 1, **how: Any) -> Any:
+  def sample(self, prompts: Any, n: int = 1, **how: Unpack[Options]) -> Any:
     """N responses to a prompt, or to each of several.
 
     Args:
@@ -93,8 +109,7 @@ class TextPolicy:
         (messages with "role" and "content"), which is not changed; or a list of
         either.
       n: Responses per prompt.
-      **how: Arguments of `each`: temperature, top_k, top_p, min_p,
-        max_new_tokens, seed.
+      **how: See `each`.
 
     Returns:
       A list of n responses for one prompt; a list of such lists for several.

@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -145,7 +145,13 @@ def training_spec(run: Job) -> ProgramSpec:
 
 
 def spec_of(
-  run: Job, fits: RolloutPlan, *, places: int, cut: SamplingParams, **how: Any
+  run: Job,
+  fits: RolloutPlan,
+  *,
+  n: int,
+  places: int,
+  cut: SamplingParams,
+  streams: bool = False,
 ) -> ProgramSpec:
   """As `stream` and `sampler.rollouts` make it of the same plan."""
   c = run.config.sampling
@@ -159,5 +165,6 @@ def spec_of(
     slots=fits.slots,
     blocks=fits.blocks,
     mesh=run.mesh,
-    **how,
+    n=n,
+    streams=streams,
   )

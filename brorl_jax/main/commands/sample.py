@@ -171,15 +171,19 @@ class _Talk:
 
   def answer(self, asked: "Sequence[str | Example]", *, first: int = 0) -> None:
     """Prints the responses to prompts; `first` is the index of the first."""
-    how: dict[str, Any] = dict(
-      temperature=_TEMPERATURE.value, max_new_tokens=_MAX_NEW_TOKENS.value
-    )
+    temperature, most = _TEMPERATURE.value, _MAX_NEW_TOKENS.value
     posed = [self.policy.posed(question) for question in asked]
     if self._plain and _N.value == 1 and len(asked) == 1:
-      response = _grown(self.policy.stream(posed[0], number=first, **how))
+      response = _grown(
+        self.policy.stream(
+          posed[0], temperature=temperature, max_new_tokens=most, number=first
+        )
+      )
       self._tell(asked[0], posed[0], [response], shown=True)
       return
-    each = self.policy.each(posed, _N.value, first=first, **how)
+    each = self.policy.each(
+      posed, _N.value, temperature=temperature, max_new_tokens=most, first=first
+    )
     for question, messages, responses in zip(asked, posed, each, strict=True):
       self._tell(question, messages, responses)
 
