@@ -134,7 +134,7 @@ def run(
 def with_checkpoints(path, c, steps, **found):
   """A run of the embedded policy, moved by 1 % of its weights per step."""
   path.mkdir(exist_ok=True)
-  began = str(huggingface.ASSETS)
+  began = str(huggingface.locate(c.policy.checkpoint))
   found = {"run": "mine", "files": {}, "began_with": began, **found}
   folder.write_config(sections.as_dict(c), path, **found)
   _, params = huggingface.load(huggingface.ASSETS)
