@@ -324,10 +324,10 @@ def _by_prompt(records: Sequence[Record]) -> dict[str, list[Record]]:
 def _numbers(records: Sequence[Record], ks: Sequence[int]) -> list[float]:
   """One prompt's pass@k, majority@k and means, as `_together` reads them."""
   votes = [
-    (r["answer"], r["pass"]) for r in records if r.get("status") != "invalid"
+    (r["answer"], r["pass"]) for r in records if r["status"] != "invalid"
   ]
   v, right = len(votes), sum(passed for _, passed in votes)
-  score = sum(r["score"] for r in records if r.get("status") != "invalid")
+  score = sum(r["score"] for r in records if r["status"] != "invalid")
   return [
     *(float(_pass_at_k(v, right, min(k, v))) if v else 0.0 for k in ks),
     *(_majority(votes, min(k, v)) if v else 0.0 for k in ks),

@@ -17,65 +17,82 @@ import statistics
 import subprocess
 import sys
 
-from brorl_jax.runs import sections
-
 ROOT = pathlib.Path(__file__).parents[1]
 BASE = (
-  "n=32 samples=2048 in_flight=1024 max_new_tokens=5 steps=24 eval_every=100 "
-  "eval_prompts=30 save_every=100"
+  "sampling.n=32 sampling.samples=2048 sampling.in_flight=1024 "
+  "sampling.max_new_tokens=5 run.steps=24 eval.every=100 "
+  "eval.prompts=30 run.save_every=100"
 )
 SWITCHES = {
   "as it is": "",
-  "no dynamic sampling": "keep=all",
-  "keep: partly solved": "keep=solved",
-  "band .1 to .9": "keep_above=.1 keep_below=.9",
-  "1,024 prompts": "distinct_prompts=1024",
-  "1,024 prompts, some rest": "distinct_prompts=1024 rest_after=1 rest_steps=5",
-  "whitened by trajectory": "advantage=trajectories",
-  "GRPO": "advantage=grpo",
-  "group mean": "advantage=centered",
-  "leave one out": "advantage=leave_one_out",
-  "MaxRL": "advantage=maxrl",
-  "credit by answer": "credit=distinct",
-  "clip .02 / .02": "clip_low=.02 clip_high=.02",
-  "clip .2 / .4": "clip_high=.4",
-  "dual clip 1.05": "dual_clip=1.05",
-  "GSPO, clip 3e-4 / 4e-4": "loss=gspo clip_low=3e-4 clip_high=4e-4",
-  "GSPO, clip .2 / .28": "loss=gspo",
-  "CISPO, clip 1 / 3": "loss=cispo clip_low=1 clip_high=3",
-  "REINFORCE": "loss=reinforce",
-  "mean over sequences": "mean=sequence",
-  "mean over prompts": "mean=prompt",
-  "Dr. GRPO": "advantage=centered mean=constant",
-  "no KL": "kl_weight=0",
-  "KL .1": "kl_weight=.1",
-  "KL .1, reset above .02": "kl_weight=.1 reset_above_kl=.02",
-  "KL .1, reset every 4": "kl_weight=.1 reset_every=4",
-  "the same with Adam's": "kl_weight=.1 reset_every=4 reset_optimizer=True",
-  "entropy .02": "entropy_weight=.02",
-  "no correction": "correction=none",
-  "int8 cache, no correction": "int8_cache=True correction=none",
-  "int8 cache, truncated": "int8_cache=True",
-  "int8 cache, banded": "int8_cache=True correction=banded",
-  "int8 cache, sequence": "int8_cache=True correction=sequence",
-  "pipeline": "pipeline=True",
-  "lr for samples / 512": "lr_scaling=samples lr_base=512",
+  "no dynamic sampling": "filter.keep=all",
+  "keep: partly solved": "filter.keep=solved",
+  "band .1 to .9": "filter.keep_above=.1 filter.keep_below=.9",
+  "1,024 prompts": "data.distinct_prompts=1024",
+  "1,024 prompts, some rest": (
+    "data.distinct_prompts=1024 filter.rest_after=1 filter.rest_steps=5"
+  ),
+  "whitened by trajectory": "advantage.kind=trajectories",
+  "GRPO": "advantage.kind=grpo",
+  "group mean": "advantage.kind=centered",
+  "leave one out": "advantage.kind=leave_one_out",
+  "MaxRL": "advantage.kind=maxrl",
+  "credit by answer": "advantage.credit=distinct",
+  "clip .02 / .02": "loss.clip_low=.02 loss.clip_high=.02",
+  "clip .2 / .4": "loss.clip_high=.4",
+  "dual clip 1.05": "loss.dual_clip=1.05",
+  "GSPO, clip 3e-4 / 4e-4": (
+    "loss.kind=gspo loss.clip_low=3e-4 loss.clip_high=4e-4"
+  ),
+  "GSPO, clip .2 / .28": "loss.kind=gspo",
+  "CISPO, clip 1 / 3": "loss.kind=cispo loss.clip_low=1 loss.clip_high=3",
+  "REINFORCE": "loss.kind=reinforce",
+  "mean over sequences": "loss.mean=sequence",
+  "mean over prompts": "loss.mean=prompt",
+  "Dr. GRPO": "advantage.kind=centered loss.mean=constant",
+  "no KL": "reference.kl_weight=0",
+  "KL .1": "reference.kl_weight=.1",
+  "KL .1, reset above .02": (
+    "reference.kl_weight=.1 reference.reset_above_kl=.02"
+  ),
+  "KL .1, reset every 4": "reference.kl_weight=.1 reference.reset_every=4",
+  "the same with Adam's": (
+    "reference.kl_weight=.1 reference.reset_every=4 "
+    "reference.reset_optimizer=True"
+  ),
+  "entropy .02": "loss.entropy_weight=.02",
+  "no correction": "loss.correction=none",
+  "int8 cache, no correction": "sampling.int8_cache=True loss.correction=none",
+  "int8 cache, truncated": "sampling.int8_cache=True",
+  "int8 cache, banded": "sampling.int8_cache=True loss.correction=banded",
+  "int8 cache, sequence": "sampling.int8_cache=True loss.correction=sequence",
+  "pipeline": "run.pipeline=True",
+  "lr for samples / 512": "optim.lr_scaling=samples optim.lr_base=512",
 }
 BASE_OF_LENGTHS = (
-  "n=64 samples=1024 in_flight=1024 steps=24 eval_every=100 eval_prompts=30 "
-  "save_every=100"
+  "sampling.n=64 sampling.samples=1024 sampling.in_flight=1024 run.steps=24 "
+  "eval.every=100 eval.prompts=30 "
+  "run.save_every=100"
 )
-_CUT = "max_new_tokens=40"  # many responses are cut then
+_CUT = "sampling.max_new_tokens=40"  # many responses are cut then
 LENGTHS = {
   "as it is": "",
-  "length reward": "length_weight=1 length_on=24",
-  "length reward, wrong too": "length_weight=1 length_on=24 length_wrong=True",
-  "length reward 4 on, 8 off": "length_weight=1 length_on=4 length_off=8",
-  "overlong over the last 80 tokens": "overlong_weight=1 overlong_buffer=80",
+  "length reward": "reward.length_weight=1 reward.length_on=24",
+  "length reward, wrong too": (
+    "reward.length_weight=1 reward.length_on=24 reward.length_wrong=True"
+  ),
+  "length reward 4 on, 8 off": (
+    "reward.length_weight=1 reward.length_on=4 reward.length_off=8"
+  ),
+  "overlong over the last 80 tokens": (
+    "reward.overlong_weight=1 reward.overlong_buffer=80"
+  ),
   "at most 40 tokens": _CUT,
-  "the same, cut ones earn 0": f"{_CUT} truncated_factor=0",
-  "the same, cut ones masked": f"{_CUT} mask_truncated=True",
-  "the same, overlong": f"{_CUT} overlong_weight=1 overlong_buffer=20",
+  "the same, cut ones earn 0": f"{_CUT} reward.truncated_factor=0",
+  "the same, cut ones masked": f"{_CUT} reward.mask_truncated=True",
+  "the same, overlong": (
+    f"{_CUT} reward.overlong_weight=1 reward.overlong_buffer=20"
+  ),
 }
 TABLES = {"base": (BASE, SWITCHES), "n512": (BASE_OF_LENGTHS, LENGTHS)}
 COLUMNS = (  # name, metric, digits
@@ -105,10 +122,7 @@ def main() -> None:
 
 
 def run(folder: pathlib.Path, config: str, fields: dict[str, str]) -> None:
-  flags = [
-    f"--config.{sections.RENAMED[field]}={value}"
-    for field, value in fields.items()
-  ]
+  flags = [f"--config.{field}={value}" for field, value in fields.items()]
   command = [sys.executable, "-m", "brorl_jax.main", f"--workdir={folder}"]
   done = subprocess.run(
     [*command, f"--config={config}", *flags],

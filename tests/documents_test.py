@@ -71,8 +71,6 @@ def test_a_folder_names_its_files(folder):
   path = ROOT / "brorl_jax" / folder
   text = (path / "README.md").read_text()
   files = {p.name for p in path.glob("*.py")} - {"__init__.py"}
-  if folder == "tasks":
-    files -= {"dataset.py"}  # an old name, for one release
   missing = {name for name in files if f"]({name})" not in text}
   assert not missing, f"brorl_jax/{folder}/README.md lacks {sorted(missing)}"
 

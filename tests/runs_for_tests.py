@@ -74,7 +74,9 @@ def records(step, passes, prompts=PROMPTS, *, tokens=5):
   ]
 
 
-def metric_lines(steps, *, step_s=3600.0, samples=16, cpu_s=1800.0):
+def metric_lines(
+  steps, *, step_s=3600.0, samples=16, cpu_s=1800.0, compile_s=0.0
+):
   """Lines of metrics.jsonl; the first step takes twice the time."""
   return [
     {
@@ -86,7 +88,8 @@ def metric_lines(steps, *, step_s=3600.0, samples=16, cpu_s=1800.0):
       "data/tokens_total": 10 * samples * step,
       "sampling/pass_rate": 0.25 + 0.25 * (step % 2),
       "reward/std_within_group": 0.125 * step,
-      **({} if cpu_s is None else {"time/cpu_s": cpu_s}),
+      "time/cpu_s": cpu_s,
+      "time/compile_s": compile_s,
     }
     for step in range(1, steps + 1)
   ]
@@ -138,9 +141,11 @@ def run(
 def with_checkpoints(path, c, steps, **found):
   """A run of the embedded policy, moved by 1 % of its weights per step."""
   path.mkdir(exist_ok=True)
+  began = str(huggingface.locate(c.policy.checkpoint))
+  found = {"run": "mine", "files": {}, "began_with": began, **found}
   folder.write_config(sections.as_dict(c), path, **found)
   _, params = huggingface.load(huggingface.ASSETS)
-  store = checkpoints.Store(path / "checkpoints", keep=9)
+  store = checkpoints.Store(path / "checkpoints", keep=9, run="mine")
   for step in steps:
     moved = jax.tree.map(lambda x, s=step: x * (1 + 0.01 * s), params)
     store.save(step, State(np.int32(step), moved, {}, None), {})

@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 
 from brorl_jax.model import architectures, huggingface, sharding, tokenizer
 from brorl_jax.model.policy import Policy
-from brorl_jax.runs import checkpoints, config_file, sections
+from brorl_jax.runs import checkpoints, config_file
 from brorl_jax.tasks.domains import MADE
 
 TRAINED_ON = "trained_on.json"  # next to the weights of an exported run
@@ -96,17 +96,17 @@ def ran(which: CheckpointSource) -> Ran | None:
     return None
   path = which.run / "config.json"
   try:
-    c = sections.upgraded(_records(path)[0]["config"])
+    c = _records(path)[0]["config"]
     data = c["data"]
     return Ran(
       c["policy"]["dtype"],
       c["sampling"]["max_new_tokens"],
-      data.get("system", ""),  # older runs lack these fields
-      data.get("prefix", ""),
+      data["system"],
+      data["prefix"],
       {name: one["instruction"] for name, one in data["domains"].items()},
-      data.get("fields", ""),
-      data.get("domain", ""),
-      bool(c.get("reward", {}).get("verifier")),
+      data["fields"],
+      data["domain"],
+      bool(c["reward"]["verifier"]),
     )
   except (AttributeError, KeyError, TypeError):
     raise ValueError(f"{path} was not written by a run") from None
@@ -116,13 +116,12 @@ class Start(NamedTuple):
   """The training data of one start of a run, from its config.json."""
 
   run: str
-  files: list[str]  # data.files of its config
-  digests: dict[str, str] | None  # by absolute path; None for older runs
+  files: dict[str, str]  # digests, by absolute path
   heldout_one_in: int  # share of the files that it held out; 0: nothing
   made: list[str]  # tasks whose puzzles it may have generated
-  fields: str = ""  # data.fields of its config
-  domain: str = ""  # data.domain of its config
-  own: bool = False  # whether the user's own functions gave the rewards
+  fields: str  # data.fields of its config
+  domain: str  # data.domain of its config
+  own: bool  # whether the user's own functions gave the rewards
 
 
 def starts(which: CheckpointSource) -> list[Start]:
@@ -152,14 +151,11 @@ def starts(which: CheckpointSource) -> list[Start]:
 def _is_start(one: Start) -> bool:
   """Whether its values, from a file, are of the right types."""
   texts = lambda x: all(isinstance(text, str) for text in x)
-  digests = one.digests is None or (
-    isinstance(one.digests, dict) and texts(one.digests.values())
-  )
-  lists = isinstance(one.files, list) and isinstance(one.made, list)
   return (
-    digests
-    and lists
-    and texts([one.run, one.fields, one.domain, *one.files, *one.made])
+    isinstance(one.files, dict)
+    and isinstance(one.made, list)
+    and texts([one.run, one.fields, one.domain, *one.made])
+    and texts(one.files.values())
     and type(one.heldout_one_in) is int
     and isinstance(one.own, bool)
   )
@@ -169,20 +165,18 @@ def _start(
   run: pathlib.Path, record: Mapping[str, Any], path: pathlib.Path
 ) -> Start:
   try:
-    config = sections.upgraded(record["config"])
-    c, own = config["data"], bool(config.get("reward", {}).get("verifier"))
-    # Runs without the field data.puzzles mixed files with puzzles.
-    mixed = (c.get("puzzles", True) or not c["files"]) and not own
+    config = record["config"]
+    c, own = config["data"], bool(config["reward"]["verifier"])
+    mixed = (c["puzzles"] or not c["files"]) and not own
     made = mixed and c["domains"][MADE.name]["weight"] > 0.0
     families = c["families"] if made else {}
     return Start(
       str(run),
-      list(c["files"]),
-      record.get("files"),
+      record["files"],
       0 if c["heldout_files"] else c["heldout_one_in"],
       [name for name, family in families.items() if family["weight"] > 0.0],
-      c.get("fields", ""),
-      c.get("domain", ""),
+      c["fields"],
+      c["domain"],
       own,
     )
   except (AttributeError, KeyError, TypeError):
@@ -272,15 +266,15 @@ def _source(run: pathlib.Path) -> pathlib.Path:
   """The Hugging Face directory that a run started from."""
   try:
     record = _records(run / "config.json")[0]
-    checkpoint = sections.upgraded(record["config"])["policy"]["checkpoint"]
-  except KeyError:
+    checkpoint = record["config"]["policy"]["checkpoint"]
+    began = pathlib.Path(record["began_with"])
+  except (KeyError, TypeError):
     raise ValueError(
       f"{run / 'config.json'} was not written by a run"
     ) from None
   # A relative path in the config is relative to where the run was started.
-  began = record.get("began_with")
-  if checkpoint and isinstance(began, str) and pathlib.Path(began).is_dir():
-    return pathlib.Path(began)
+  if checkpoint and began.is_dir():
+    return began
   try:
     return huggingface.locate(checkpoint)
   except ValueError as e:

@@ -41,7 +41,7 @@ def refuse(starts: Sequence[Start], evaluated: dataset.Data) -> list[str]:
     log_lines |= dict.fromkeys(prefix + why for why in missing)
     # Puzzles from files replaced generated ones.
     stored = any(example.domain == MADE.name for example in train.examples)
-    had = "may have had" if _unknown(start) else "had"
+    had = "had"
     try:
       heldout.refuse_overlap(train, evaluated)
       had = "may have drawn"
@@ -53,27 +53,18 @@ def refuse(starts: Sequence[Start], evaluated: dataset.Data) -> list[str]:
   return [*log_lines]
 
 
-def _unknown(start: Start) -> bool:
-  """Whether the files are known by name only, without digests."""
-  return bool(start.files) and start.digests is None
-
-
 def _trained_on(start: Start) -> tuple[dataset.Data, list[str]]:
   """Training examples of the files that exist, and why others are missing."""
   examples, places, missing = [], [], []
-  if _unknown(start):
-    missing.append("it kept no digests of its files, which may have changed")
-  for path in start.digests or start.files:
+  for path, digest in start.files.items():
     try:
-      if start.digests is not None:
-        _refuse_changed(start, path, start.digests[path])
+      _refuse_changed(start, path, digest)
       form = corpus.form(start.fields, start.domain, own=start.own)
       read = dataset.read(path, form=form, domains=_UNTRIED, skip_bad=True)
     except dataset.DataError as e:
       missing.append(str(e))
       continue
-    # Older runs do not say which part they held out: all of it counts.
-    if start.heldout_one_in and not _unknown(start):
+    if start.heldout_one_in:
       read = heldout.trained_on(read, one_in=start.heldout_one_in)
     examples += read.examples
     places += read.places

@@ -81,7 +81,7 @@ def of_run(workdir: pathlib.Path) -> str | None:
   """
   if not (starts := folder.configs(workdir)):
     return None
-  dtype = sections.flat(starts[0]).get("policy.dtype", "float32")
+  dtype = sections.flat(starts[0]).get("policy.dtype")
   if dtype not in (*DTYPES, AUTO):
     raise UserError(
       f"{workdir / 'config.json'}: policy.dtype = {dtype!r} is not what a run "

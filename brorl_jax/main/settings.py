@@ -140,16 +140,6 @@ def _check_overrides(args: list[str]) -> None:
 
 def _no_field(name: str, fields: list[str]) -> str:
   """The error for an unknown --config.NAME, with the name that was meant."""
-  for old, why in sections.REMOVED.items():
-    if name in (old, old.partition(".")[2]):
-      return f"--config.{name} was removed: {why}"
-  new = sections.RENAMED.get(name)
-  if new in fields:
-    return f"--config.{name} is now --config.{new}"
-  first, _, rest = name.partition(".")
-  new = f"{sections.RENAMED.get(first)}.{rest}"
-  if rest and new in fields:
-    return f"--config.{name} is now --config.{new}"
   unknown = f"there is no --config.{name}"
   if (meant := _ELSEWHERE.get(name.rpartition(".")[2])) in fields:
     return f"{unknown}; it is --config.{meant} here"
@@ -174,23 +164,15 @@ def _first_line(error: BaseException) -> str:
   useful = [line for line in messages if "whilst parsing" not in line]
   text = (useful or [type(error).__name__])[0].strip()
   quoted = text[:1] in "\"'" and text[-1:] == text[:1]
-  return _of_today(text[1:-1] if quoted and len(text) > 1 else text)
+  return _plain(text[1:-1] if quoted and len(text) > 1 else text)
 
 
-def _of_today(text: str) -> str:
-  """An error of a config file in plain English, with today's field names."""
+def _plain(text: str) -> str:
+  """An error of a config file in plain English."""
   unknown = re.match(r"Key \W*([\w.]+)\W* does not exist", text)
-  section = re.match(r"Could not override field '(\w+)'", text)
   known = [*sections.every_field()]
   if unknown:
-    field = _no_field(unknown[1], known)
-    return field.replace("--config.", "c.").replace("is now c.", "is c.")
-  if section and section[1] in sections.RENAMED and "ConfigDict" in text:
-    return f"c.{section[1]} is c.{sections.RENAMED[section[1]]}"
-  if "No module named 'configs" in text:
-    return (
-      "there is no module configs; write `from brorl_jax.configs import ...`"
-    )
+    return _no_field(unknown[1], known).replace("--config.", "c.")
   if "has no attribute 'get_config" in text:
     return "the function get_config is missing"
   if "NoneType' object has no attribute 'to_dict" in text:

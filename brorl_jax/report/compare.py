@@ -188,7 +188,7 @@ def _comparisons(
   out, training = [], [i for i, run in enumerate(summaries) if run["training"]]
   for key, label in EQUAL.items():
     last = [summaries[i]["evaluations"][-1][key] for i in training]
-    if len(training) < 2 or None in last:
+    if len(training) < 2:
       continue
     reach = min(last)
     chosen, early = [], []

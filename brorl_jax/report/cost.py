@@ -13,17 +13,16 @@ def spent(lines: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
 
   It includes saving, but not evaluations, whose frequency is a free choice.
   "net_hours" exclude compilation, which dominates runs of minutes but not of
-  days. Runs that did not record compilation count as if there was none.
+  days.
   """
-  hours = net = 0.0
-  cpu = 0.0 if all("time/cpu_s" in x for x in lines) else None
-  nothing = dict.fromkeys(("hours", "net_hours"), 0.0)
-  out = {0: {**nothing, "cpu_hours": cpu, "samples": 0, "tokens": 0}}
+  hours = net = cpu = 0.0
+  nothing = dict.fromkeys(("hours", "net_hours", "cpu_hours"), 0.0)
+  out = {0: {**nothing, "samples": 0, "tokens": 0}}
   for line in lines:
     spent = (line["time/step_s"] + line["time/checkpoint_s"]) / _HOUR
     hours += spent
-    net += spent - line.get("time/compile_s", 0.0) / _HOUR
-    cpu = None if cpu is None else cpu + line["time/cpu_s"] / _HOUR
+    net += spent - line["time/compile_s"] / _HOUR
+    cpu += line["time/cpu_s"] / _HOUR
     out[line["step"]] = {
       "hours": hours,
       "net_hours": net,

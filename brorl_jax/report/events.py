@@ -82,10 +82,9 @@ def marks(
   ]
 
 
-def _time(event: Mapping[str, Any]) -> str | None:
-  """The time to the second; None if an older version wrote the line."""
-  time = event.get("time")
-  return f"{time[:10]} {time[11:19]}" if isinstance(time, str) else None
+def _time(event: Mapping[str, Any]) -> str:
+  """The time to the second."""
+  return f"{event['time'][:10]} {event['time'][11:19]}"
 
 
 def _what(event: Mapping[str, Any]) -> str:

@@ -26,6 +26,7 @@ _WON = 0.5
 _PARTS = 12  # of the curve: steps are taken together
 _MOST_K = 512
 _NUMBERS = ("drawn", "right", "invalid", "tokens")
+_OTHERS = {"id": str, "task": str, "kept": bool}
 
 
 def check(line: Any) -> None:
@@ -34,8 +35,11 @@ def check(line: Any) -> None:
   for name in _NUMBERS:
     if type(line.get(name)) is not int or line[name] < 0:
       raise ValueError(f"{name!r} is missing or not what a run writes")
-  if not isinstance(line.get("id"), str) or line["right"] > line["drawn"]:
-    raise ValueError("'id' or 'right' is not what a run writes")
+  for name, kind in _OTHERS.items():
+    if not isinstance(line.get(name), kind):
+      raise ValueError(f"{name!r} is missing or not what a run writes")
+  if line["right"] > line["drawn"]:
+    raise ValueError("'right' is not what a run writes")
 
 
 class Rest(NamedTuple):
@@ -78,13 +82,13 @@ def _prompt(
   end = seen[-1]
   n, c = end["drawn"], end["right"]
   low, high = interval(n, c)
-  rejected = [not line.get("kept", True) for line in seen[-rest.after :]]
+  rejected = [not line["kept"] for line in seen[-rest.after :]]
   until = end["step"] + rest.steps
   rests = rest.after and len(rejected) == rest.after and all(rejected)
   ks = [1 << i for i in range(min(n, _MOST_K).bit_length())]
   return {
     "id": end["id"],
-    "task": end.get("task"),
+    "task": end["task"],
     "visits": [
       {
         "step": line["step"],

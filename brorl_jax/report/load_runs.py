@@ -18,9 +18,9 @@ from brorl_jax.runs.lines import has_step
 # Metrics that the report reads from metrics.jsonl.
 _METRICS = (
   "step time/step_s time/checkpoint_s time/rollout_s data/samples_total "
-  "data/tokens_total sampling/pass_rate reward/std_within_group"
+  "data/tokens_total sampling/pass_rate reward/std_within_group time/cpu_s "
+  "time/compile_s"
 ).split()
-_OPTIONAL = ("time/cpu_s", "time/compile_s")  # missing in older runs
 # Fields of samples.jsonl that the page shows.
 _SAMPLE: Mapping[str, Any] = {
   **dict.fromkeys(("task", "prompt", "response", "verdict", "reason"), str),
@@ -229,8 +229,9 @@ def _events(folder: pathlib.Path) -> list[dict[str, Any]]:
 def _has_event(line: Any) -> None:
   """Raises ValueError if a line is not an event of a run."""
   has_step(line)
-  if not isinstance(line.get("event"), str):
-    raise ValueError("'event' is missing or not what a run writes")
+  for name in ("event", "time"):
+    if not isinstance(line.get(name), str):
+      raise ValueError(f"{name!r} is missing or not what a run writes")
 
 
 def _has_sample(line: Any) -> None:
@@ -248,7 +249,7 @@ def _about(about: Mapping[str, Any]) -> dict[str, Any]:
     f"version of {k}": v for k, v in about.get("versions", {}).items()
   }
   more = {"git_commit": about.get("git_commit"), "python": about.get("python")}
-  return sections.flat(sections.upgraded(about["config"])) | more | versions
+  return sections.flat(about["config"]) | more | versions
 
 
 def names(paths: Sequence[pathlib.Path]) -> list[str]:
@@ -301,7 +302,6 @@ def _numbers(fields: Sequence[str]) -> Callable[[Any], None]:
     for name in fields:
       if not isinstance(line, dict) or line.get(name) is None:
         raise ValueError(f"{name!r} is missing")
-    for name in (*fields, *(name for name in _OPTIONAL if name in line)):
       kind, of = ("an integer", int) if name == "step" else ("a number", float)
       if type(line[name]) not in (int, of) or not abs(line[name]) < _MOST:
         shown = json.dumps(line[name])[:40]

@@ -45,8 +45,8 @@ def main(data: Mapping[str, Any]) -> Table:
     "(mean@k), with their 95 % bootstrap intervals over prompts; a domain is "
     "the mean over its tasks. Prompts are those that a "
     "step trains on; samples, in thousands, all that were generated. Time is "
-    "that of steps and saving, CPU time that of the process where it was "
-    "recorded, both without compiling and without evaluations.",
+    "that of steps and saving, CPU time that of the process, "
+    "both without compiling and without evaluations.",
     *equal.reached(data),
   ]
   title = "Table 1. Cost and score of each run"

@@ -67,7 +67,7 @@ class Store:
     *,
     keep: int,
     keep_every: int = 0,
-    run: str | None = None,
+    run: str,
     warn: Callable[[str], None] = print,
   ):
     """Creates nothing; the first save creates the directory.
@@ -77,7 +77,7 @@ class Store:
       keep: Number of newest steps to keep, see `kept.superfluous`.
       keep_every: Multiples of this are kept too; 0: none.
       run: Identity of the run. Each step stores it, and a step of another run
-        is not used. Steps of older versions store none.
+        is not used.
       warn: Called with one line for each step that is not used.
     """
     self._directory = pathlib.Path(directory).absolute()
@@ -109,7 +109,7 @@ class Store:
     self.wait()
     record: dict[str, Any] = {"ledger": progress}
     record |= {} if score is None else {"score": score}
-    record |= {} if self._run is None else {"run": self._run}
+    record |= {"run": self._run}
     # In a list, so that they are gone when the step is compared, for which a
     # second state is read.
     arrays = [jax.tree.map(_own_copy, state)]

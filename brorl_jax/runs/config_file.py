@@ -68,11 +68,7 @@ def _wrong(record: Mapping[str, Any]) -> Iterator[str]:
   if not isinstance(record.get("config"), dict):
     yield "config"
     return
-  try:
-    config = sections.upgraded(record["config"])
-  except (AttributeError, KeyError, TypeError):
-    yield "config"
-    return
+  config = record["config"]
   if (name := sections.mistyped(config)) is not None:
     yield f"config.{name}"
   elif not _phases(config.get("run", {}).get("phases", [])):

@@ -16,14 +16,14 @@ class Covered(NamedTuple):
     workdir: Folder of the run.
     steps: Number of lines of metrics.jsonl.
     evaluations: From the step of each evaluation to the number of its records
-      and the number that it should have, None if an older version wrote it.
+      and the number that it should have.
     every: Steps between the evaluations that all starts of the run share.
     last: Last step of the newest start, which ends with an evaluation.
   """
 
   workdir: pathlib.Path
   steps: int
-  evaluations: Mapping[int, tuple[int, int | None]]
+  evaluations: Mapping[int, tuple[int, int]]
   every: int
   last: int | None
 
@@ -35,11 +35,11 @@ class Covered(NamedTuple):
     wanted = {*range(0, step + 1, self.every), *self.evaluations}
     wanted |= {step} if step == self.last else set()
     for at in sorted(e for e in wanted if e <= step):
-      have, of = self.evaluations.get(at, (0, None))
       if at not in self.evaluations:
         path = self.workdir / "eval" / "curve.jsonl"
         return f"{path} has no evaluation of step {at}"
-      if of is not None and have != of:
+      have, of = self.evaluations[at]
+      if have != of:
         path = self.workdir / "eval" / "records.jsonl"
         return f"{path} has {have} of {of} records of step {at}"
     return None
@@ -58,7 +58,7 @@ def look(workdir: pathlib.Path, starts: Sequence[Mapping[str, Any]]) -> Covered:
   """
   evaluations = {}
   records = Counter(x["step"] for x in _lines(workdir / "eval/records.jsonl"))
-  for line in _lines(workdir / "eval/curve.jsonl"):
+  for line in _lines(workdir / "eval/curve.jsonl", _has_size):
     evaluations[line["step"]] = records[line["step"]], _wanted(line)
   # Starts with different values of eval.every share only these steps.
   every = math.lcm(
@@ -70,13 +70,19 @@ def look(workdir: pathlib.Path, starts: Sequence[Mapping[str, Any]]) -> Covered:
   return Covered(workdir, count, evaluations, every, last)
 
 
-def _wanted(line: Mapping[str, Any]) -> int | None:
-  """How many records an evaluation has, None if it does not say so."""
+def _has_size(line: Any) -> None:
+  """Raises ValueError if it does not say how many records there are."""
+  lines.has_step(line)
   try:
-    total = line["summary"]["all"]
-    return int(total["prompts"]) * int(total["samples"]) or None
+    _wanted(line)
   except (KeyError, TypeError, ValueError, OverflowError):
-    return None  # an older version wrote it
+    raise ValueError("'summary' is not what a run writes") from None
+
+
+def _wanted(line: Mapping[str, Any]) -> int:
+  """How many records an evaluation has."""
+  total = line["summary"]["all"]
+  return int(total["prompts"]) * int(total["samples"])
 
 
 def _steps(path: pathlib.Path) -> int:

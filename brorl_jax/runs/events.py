@@ -27,7 +27,6 @@ OF_PROCESS = frozenset(
     "warning",
     "workers",
     "back",
-    "stop",  # of older versions: an end by an error
     "end",
   }
 )
@@ -55,7 +54,7 @@ def here() -> dict[str, Any]:
 
 
 def last_word(path: pathlib.Path) -> str | None:
-  """Why the last process of a run ended; None if an older version wrote it.
+  """Why the last process of a run ended; None if no process is named.
 
   Args:
     path: events.jsonl, without unreadable lines.

@@ -27,8 +27,6 @@ _MAY_DIFFER = frozenset(
 _ENDS = frozenset(
   {"run.steps", "run.save_every", "run.max_busy_s", "run.max_samples"}
 )
-# Values of fields that an older version did not have.
-_DEFAULTS = sections.flat(sections.as_dict(sections.Config()))
 _PART = "config.json.part"  # while config.json is being written
 # Files of earlier runs, by --begin_again, and of later steps, by --from_step.
 _ASIDE = "set_aside"
@@ -118,10 +116,8 @@ def check(
   now = sections.flat(_as_json(values))
   if now.get("run.pipeline") or now.get("reference.reset_stalled"):
     free = free - _ENDS
-  # Fields that an older version did not have keep their old behaviour.
-  before = {k: v for k, v in _as_json(_DEFAULTS).items() if k in now} | before
   if now.get("policy.dtype") == "auto":  # what the run has, see main/precision
-    now["policy.dtype"] = before["policy.dtype"]
+    now["policy.dtype"] = before.get("policy.dtype")
   changed = {
     k: now.get(k)
     for k in sorted(before.keys() | now.keys())
@@ -176,7 +172,7 @@ def _read(workdir: pathlib.Path) -> dict[str, Any]:
     raise UserError(f"{path} cannot be read: {e}; {_HELP}; {_ANEW}") from None
   if (field := config_file.wrong(record)) is not None:
     raise UserError(f"{path}: {field!r} is not what a run writes; {_HELP}")
-  return {**record, "config": sections.upgraded(record["config"])}
+  return record
 
 
 def _as_json(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,9 +185,7 @@ def configs(workdir: pathlib.Path) -> list[dict[str, Any]]:
   if not (workdir / "config.json").exists():
     return []
   record = _read(workdir)
-  earlier = [
-    sections.upgraded(one["config"]) for one in record.get("earlier") or []
-  ]
+  earlier = [one["config"] for one in record.get("earlier") or []]
   return [record["config"], *reversed(earlier)]
 
 

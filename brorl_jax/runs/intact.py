@@ -141,9 +141,7 @@ def opened(record: Any) -> dict[str, Any]:
     raise Damage("its record is not a JSON object")
   record = dict(record)
   stored_seal = record.pop("seal", None)
-  # Older records were sealed with numbers as keys, which sort differently: 7
-  # before 30, but "30" before "7".
-  if stored_seal not in (seal(record), seal(_numbered(record))):
+  if stored_seal != seal(record):
     raise Damage("its record differs from what was saved")
   return record
 
@@ -151,14 +149,6 @@ def opened(record: Any) -> dict[str, Any]:
 def seal(record: dict[str, Any]) -> str:
   text = json.dumps(record, sort_keys=True)
   return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _numbered(x: Any) -> Any:
-  """The same with numeric keys as numbers."""
-  if not isinstance(x, dict):
-    return x
-  numbers = bool(x) and all(key.isdecimal() for key in x)
-  return {int(k) if numbers else k: _numbered(v) for k, v in x.items()}
 
 
 def unreachable(error: BaseException | None) -> str | None:

@@ -76,22 +76,19 @@ def differences(workdir: pathlib.Path) -> dict[str, tuple[Any, Any]]:
   """What may change the bits of a run that goes on here: before and now.
 
   Hardware, flags, libraries and Python are compared with those of the last
-  start. What an older version did not record is left out.
+  start.
   """
   path = workdir / "config.json"
-  last = json.loads(path.read_text()) if path.exists() else {}
+  if not path.exists():
+    return {}
+  last = json.loads(path.read_text())
   before, now = last.get("machine") or {}, here()
   before |= before.pop("flags", {})
   now |= now.pop("flags")
-  now = {name: now[name] for name in before if name in now}
-  if last.get("python"):
-    before, now = before | {"Python": last["python"]}, now | {"Python": PYTHON}
-  if libraries := last.get("versions"):
-    installed = versions()
-    for name in sorted(libraries.keys() | installed.keys()):
-      before |= {name: libraries.get(name)}
-      now |= {name: installed.get(name)}
-  return {k: (before[k], x) for k, x in now.items() if before[k] != x}
+  before |= {"Python": last.get("python"), **(last.get("versions") or {})}
+  now |= {"Python": PYTHON, **versions()}
+  both = {name: (before.get(name), now.get(name)) for name in {**now, **before}}
+  return {name: (a, b) for name, (a, b) in both.items() if a != b}
 
 
 def _version(library: str) -> str | None:

@@ -11,10 +11,6 @@ from typing import Any
 from brorl_jax.runs import lines
 
 
-class Newer(ValueError):
-  """A newer version of this package wrote the checkpoint."""
-
-
 @dataclasses.dataclass(frozen=True)
 class RunState:
   """Counters and resting prompts after a step."""
@@ -62,16 +58,15 @@ class RunState:
     """The result of `to_json` after JSON, where prompt indices are text.
 
     Raises:
-      Newer: It has fields that this version does not know.
-      Damaged: A value is not what a run saves.
+      Damaged: A field or a value is not what a run saves.
     """
     if not isinstance(saved, Mapping):
       raise lines.Damaged("the checkpoint's run state is not a JSON object")
     known = {field.name for field in dataclasses.fields(RunState)}
-    if more := sorted(saved.keys() - known):
-      raise Newer(
-        f"the checkpoint holds {', '.join(more)}, which this version "
-        "does not know: a newer version wrote it; resume with that version"
+    if odd := sorted(saved.keys() ^ known):
+      raise lines.Damaged(
+        f"the fields of the checkpoint's run state are not those that a run "
+        f"saves: see {', '.join(odd)}"
       )
     for name, value in saved.items():
       if not _is_saved(name, value):
@@ -79,12 +74,12 @@ class RunState:
           f"{name!r} of the checkpoint's run state is not what a run saves"
         )
     numbered = {
-      name: {int(k): v for k, v in saved.get(name, {}).items()}
+      name: {int(k): v for k, v in saved[name].items()}
       for name in ("streak", "rests")
     }
-    norms = tuple(saved.get("grad_norms", ()))
-    usual = {k: (int(n), x) for k, (n, x) in saved.get("usual", {}).items()}
-    seen = {int(p): (k, n) for p, (k, n) in saved.get("seen", {}).items()}
+    norms = tuple(saved["grad_norms"])
+    usual = {k: (int(n), x) for k, (n, x) in saved["usual"].items()}
+    seen = {int(p): (k, n) for p, (k, n) in saved["seen"].items()}
     more = {**numbered, "grad_norms": norms, "usual": usual, "seen": seen}
     return RunState(**{**saved, **more})
 

@@ -35,14 +35,14 @@ class MismatchError(Exception):
 
 
 def read(
-  folder: pathlib.Path, like: PyTree, run: str | None
+  folder: pathlib.Path, like: PyTree, run: str
 ) -> tuple[PyTree, dict[str, Any]]:
   """Arrays and run state of a step, verified.
 
   Args:
     folder: Folder of the step; its name is the number of the step.
     like: Arrays, or their shapes and shardings.
-    run: Identity of the run that must have written it; None accepts any.
+    run: Identity of the run that must have written it.
 
   Raises:
     MismatchError: It holds other arrays.
@@ -216,7 +216,7 @@ def _record(folder: pathlib.Path, run: str | None) -> dict[str, Any]:
     raise intact.Damage("its record differs from what was saved") from None
   extra = intact.opened(record)
   saved_by = extra.get("run")
-  if run is not None and saved_by not in (None, run):
+  if run is not None and saved_by != run:
     raise intact.Damage(f"it is of another run: {saved_by} saved it, not {run}")
   return extra
 

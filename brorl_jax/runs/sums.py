@@ -4,7 +4,7 @@ A line of which one digit changed is still a line. `sums.json` has, as of the
 last save, the number of lines of each file and a SHA-256 of them. It is written
 after those lines and before the checkpoint; a resume first writes that of the
 lines that it keeps. A kill at any moment therefore leaves sums of lines that
-are there. A folder without the file, of an older version, is not checked.
+are there. A folder without the file is not checked.
 """
 
 import hashlib
@@ -22,8 +22,6 @@ _METRICS, _EVENTS = "metrics.jsonl", "events.jsonl"
 # out and told of, see `recorder`.
 _ALONE = ("samples.jsonl", "visits.jsonl", _EVENTS)
 _MOST = 2**48  # lines: numbers of JSON have no bound
-# Runs of older versions do not have this file.
-_LATER = ("visits.jsonl",)
 _NAMES = (_METRICS, *_ALONE, "eval/curve.jsonl", "eval/records.jsonl")
 
 
@@ -66,8 +64,7 @@ def check(workdir: pathlib.Path) -> None:
     return
   try:
     sums = json.loads(path.read_text())
-    names = [name for name in _NAMES if name in sums or name not in _LATER]
-    wanted = {name: _sum(sums[name]) for name in names}
+    wanted = {name: _sum(sums[name]) for name in _NAMES}
   except (ValueError, KeyError, TypeError, RecursionError) as e:
     raise lines.Damaged(
       f"{path} cannot be read ({type(e).__name__}); restore it, or remove it "

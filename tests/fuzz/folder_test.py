@@ -34,7 +34,7 @@ from brorl_jax.main.commands import evaluate, export, plan, report, train
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.main.stages.scoring import Scorer
 from brorl_jax.model import huggingface, tokenizer
-from brorl_jax.report import answers, figures
+from brorl_jax.report import answers, figures, ledger
 from brorl_jax.runs import checkpoints, folder, intact, sections, sums
 from brorl_jax.runs import lines as made_lines
 from brorl_jax.runs.run_state import RunState
@@ -49,6 +49,7 @@ _FILES = (
   "sums.json",
   "metrics.jsonl",
   "samples.jsonl",
+  "visits.jsonl",
   "events.jsonl",
   "eval/curve.jsonl",
   "eval/records.jsonl",
@@ -127,6 +128,13 @@ def sample(step):
   }  # fmt: skip
 
 
+def visit(step):
+  return {
+    "step": step, "id": "gcd/train/1", "task": "gcd", "drawn": 2, "right": 1,
+    "invalid": 0, "tokens": 6, "kept": True,
+  }  # fmt: skip
+
+
 def params():
   return huggingface.load(huggingface.ASSETS)[1]
 
@@ -158,7 +166,9 @@ def run() -> pathlib.Path:
   folder.write_config(values, path, **entries)
   made.dump(path / "metrics.jsonl", lines(2))
   made.dump(path / "samples.jsonl", [sample(1), sample(2)])
-  made.dump(path / "events.jsonl", [{"step": 1, "event": "resume"}] * 2)
+  made.dump(path / "visits.jsonl", [visit(1), visit(2)])
+  event = {"step": 1, "time": "2026-11-25T08:58:00.000Z", "event": "resume"}
+  made.dump(path / "events.jsonl", [event] * 2)
   made.dump(path / "eval/curve.jsonl", [evaluation(0), evaluation(2)])
   made.dump(path / "eval/records.jsonl", [*records(0), *records(2)])
   sums.write(path, {name: of_lines(path / name) for name in _SUMMED})
@@ -219,6 +229,7 @@ def replaced():
   patch(train, "_parts", parts)
   patch(figures, "draw", lambda *_: [])
   patch(answers, "draw", lambda *_: [])
+  patch(ledger, "draw", lambda *_: [])
   patch(matplotlib.figure.Figure, "savefig", lambda *_, **__: None)
   patch(evaluate.Examples, "of", lambda *_: examples())
   patch(evaluate, "Scorer", Judge)
@@ -380,9 +391,9 @@ def test_what_ended_in_a_traceback_once(case):
       at(values, place)[last] = value
     write(path / name, values)
     ended = ends(mode, path, out)
-  # A speed that cannot be computed is left out, evaluations of older versions
-  # do not say how many records they have, and no interval below 1 is kept.
-  well = {-1800.0: "time/rollout_s", 3: "all", 0: "every"}
+  # A speed that cannot be computed is left out, and no interval below 1 is
+  # kept.
+  well = {-1800.0: "time/rollout_s", 0: "every"}
   assert ended is not None or (last == well[value])
 
 

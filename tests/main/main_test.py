@@ -57,19 +57,11 @@ def message(done: subprocess.CompletedProcess) -> str:
     ),
     (
       (*RUN, "--config.lr=1"),
-      "--config.lr is now --config.optim.lr",
-    ),
-    (
-      (*RUN, "--config.sampling.decode_kernel"),
-      "--config.sampling.decode_kernel was removed: accelerators decode",
-    ),
-    (
-      (*RUN, "--config.loss=gspo"),
-      "--config.loss is now --config.loss.kind",
+      "--config.lr ... --config.optim.lr",
     ),
     (
       (*RUN, "--config.families.gcd.weight=2"),
-      "--config.families.gcd.weight is now --config.data.families.gcd.weight",
+      "--config.families.gcd.weight ... --config.data.families.gcd.weight",
     ),
     (
       (*RUN, "--config.optim.learning_rate=1"),

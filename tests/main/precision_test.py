@@ -303,8 +303,9 @@ def test_a_folder_tells_its_dtype(tmp_path):
     sections.as_dict(configured.config(dtype="bfloat16")), tmp_path
   )
   assert precision.of_run(tmp_path) == "bfloat16"
-  folder.write_config(made.CONFIG, tmp_path)  # of a version without the field
-  assert precision.of_run(tmp_path) == "float32"
+  folder.write_config(made.CONFIG, tmp_path)  # without the field
+  with pytest.raises(UserError, match=r"policy\.dtype = None"):
+    precision.of_run(tmp_path)
 
 
 @pytest.mark.parametrize("mode", ["train", "evaluate"])
@@ -399,7 +400,7 @@ def test_an_evaluation_has_the_dtype_of_the_run(measures, evaluates, tmp_path):
   run = tmp_path / "run"
   (run / "checkpoints").mkdir(parents=True)
   folder.write_config(
-    sections.as_dict(configured.config(dtype="bfloat16")), run
+    sections.as_dict(configured.config(dtype="bfloat16")), run, began_with=""
   )
   assert evaluates(checkpoint=str(run)) == "bfloat16"
 

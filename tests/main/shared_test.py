@@ -156,7 +156,7 @@ def test_an_error_in_one_of_many_closes_nothing_that_needs_the_others(
   for name in ("close", "leave"):
     note = lambda _, name=name: called.append(name)
     monkeypatch.setattr(checkpoints.Store, name, note)
-  store = checkpoints.Store(tmp_path, keep=1)
+  store = checkpoints.Store(tmp_path, keep=1, run="mine")
   for alone in (True, False):
     monkeypatch.setattr(processes, "alone", lambda alone=alone: alone)
     with pytest.raises(OSError), shared.closing(store):

@@ -53,10 +53,7 @@ def test_hours_are_those_of_steps_and_of_saving():
 @pytest.mark.ci
 def test_equal_time_leaves_out_compiling():
   """Half an hour in each step of a: 1.5, 2.1 and 2.7 net hours of 4.2."""
-  lines = made.metric_lines(3)
-  for line in lines:
-    line["time/compile_s"] = 1800.0
-  # Older lines have none.
+  lines = made.metric_lines(3, compile_s=1800.0)
   fast = run("b", FASTER, lines=made.metric_lines(2, step_s=1800.0))
   data = numbers(run("a", lines=lines), fast)
   spent = data["runs"][0]["evaluations"]
@@ -67,18 +64,6 @@ def test_equal_time_leaves_out_compiling():
   )
   # With what it compiled, the first would have nothing but its start.
   assert chosen(data, "equal time") == [1, 2]
-
-
-def test_cpu_hours_are_known_only_if_every_step_has_them():
-  lines = made.metric_lines(3)
-  del lines[1]["time/cpu_s"]
-  data = numbers(run("a", lines=lines), run("b"))
-  assert {e["cpu_hours"] for e in data["runs"][0]["evaluations"]} == {None}
-  assert [c["at"] for c in data["comparisons"]] == [
-    "equal time",
-    "equal samples",
-    "end",
-  ]
 
 
 def test_equal_time_is_the_last_that_all_reached():

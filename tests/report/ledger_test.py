@@ -128,7 +128,7 @@ def read(path):
 def test_the_page_has_the_figure_and_the_table(tmp_path):
   path = made.run(tmp_path / "a")
   made.dump(path / "visits.jsonl", LINES)
-  other = made.run(tmp_path / "b")  # of an older version
+  other = made.run(tmp_path / "b")  # without a ledger
   data = report_command.numbers([read(path), read(other)])
   out = tmp_path / "out"
   report_command.write(data, out)

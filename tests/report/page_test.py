@@ -45,7 +45,7 @@ def report(tmp_path_factory):
   folder = tmp_path_factory.mktemp("runs")
   make = lambda name, **more: made.run(folder / name, prompts=PROMPTS, **more)
   make("a", passes=PASSES)
-  lines = made.metric_lines(5, step_s=1234.5, samples=12_345, cpu_s=None)
+  lines = made.metric_lines(5, step_s=1234.5, samples=12_345)
   better = {0: PASSES[0], 2: PASSES[3], 5: ([1, 1],) * 5}
   make("b", passes=better, lines=lines, n=2, steps=9, credit=NASTY)
   last = made.evaluation(folder / "c", passes=PASSES[1], prompts=PROMPTS)
@@ -263,7 +263,7 @@ def test_page_and_tables_say_where_nothing_is_compared(tmp_path):
   """Fast ends after 1.55 h, when slow was evaluated at its start alone."""
   passes = {0: made.PASSES[0], 1: made.PASSES[1], 2: made.PASSES[3]}
   slow = made.run(tmp_path / "slow")
-  lines = made.metric_lines(2, step_s=1800.0, samples=9, cpu_s=None)
+  lines = made.metric_lines(2, step_s=1800.0, samples=9, cpu_s=2700.0)
   fast = made.run(tmp_path / "fast", passes=passes, lines=lines)
   data = report_command.numbers([read(p, p.name) for p in (slow, fast)])
   rows = lead.table(data).rows
@@ -277,16 +277,18 @@ def test_page_and_tables_say_where_nothing_is_compared(tmp_path):
     ("slow, fast", "start"),
     # At 16 of 18 samples it is early too, which has no row of its own.
     ("slow", "before equal time"),
-    ("slow", "end"),
-    ("fast", "equal time, end"),
+    ("slow", "equal CPU time, end"),
+    ("fast", "equal time, equal CPU time, end"),
   ]
   assert cells.as_text(main.caption, data).endswith(
-    "Compared are last evaluations by 1.55 h (equal time); 18 samples "
-    "(equal samples), which all runs reached. At equal time slow was last "
+    "Compared are last evaluations by 1.55 h (equal time); 1.5 h of the "
+    "processor (equal CPU time); 18 samples (equal samples), which all runs "
+    "reached. At equal time slow was last "
     "evaluated after 0 s and is not compared. At equal samples slow was "
     "last evaluated after 16 samples and is not compared."
   )
-  assert [row[2] for row in tables.tests(data, 7).rows] == ["end", "end"]
+  at = [row[2] for row in tables.tests(data, 7).rows]
+  assert at == [*["equal CPU time"] * 2, *["end"] * 2]
 
 
 @pytest.mark.parametrize(
@@ -363,7 +365,7 @@ def test_each_column_of_the_tables_shows_its_number(data):
   everything = last["summary"]["all"]
   assert shown(tables.main(data), data, row) == {
     "run": NASTY,
-    "at": "end",
+    "at": "equal CPU time, end",
     "method": "ppo, tokens, equal credit",
     "N": "4",
     "prompts": "2",
@@ -397,13 +399,13 @@ def test_each_column_of_the_tables_shows_its_number(data):
   }
   assert shown(tables.tasks(data, "gym", 3), data, row) == {
     "run": NASTY,
-    "at": "end",
+    "at": "equal CPU time, end",
     "gcd": "75.00",
     "syllogism": "50.00",
   }
   assert shown(tables.categories(data, 5), data, row) == {
     "run": NASTY,
-    "at": "end",
+    "at": "equal CPU time, end",
     "arithmetic": "75.00",
     "logic": "50.00",
   }

@@ -62,7 +62,9 @@ class Run:
     return self.root / "checkpoints"
 
   def open(self) -> checkpoints.Store:
-    return checkpoints.Store(self.folder, keep=self.keep, warn=self.said.append)
+    return checkpoints.Store(
+      self.folder, keep=self.keep, run="mine", warn=self.said.append
+    )
 
   def save(self, *steps: int) -> None:
     store = self.open()
@@ -527,7 +529,7 @@ def test_a_step_of_another_run_is_not_read(run):
   store.save(1, state_of(1), run_state_of(1))
   store.close()
   like = abstract_params(run)
-  assert is_step(run.restore(), 1)  # nobody asks
+  assert is_step(run.restore(), 1)
   assert checkpoints.read_params(run.folder, None, like, "mine")[0] == 1
   why = "another run: mine.* yours"
   with pytest.raises(checkpoints.Unusable, match=why):
@@ -658,7 +660,9 @@ def test_a_directory_that_is_removed_is_not_made_again(run, restored):
 
 
 def test_a_folder_of_a_run_that_is_removed_is_not_made_again(run):
-  store = checkpoints.Store(run.root / "run" / "checkpoints", keep=3)
+  store = checkpoints.Store(
+    run.root / "run" / "checkpoints", keep=3, run="mine"
+  )
   with pytest.raises(checkpoints.Unsaved, match=r"run was removed"):
     store.save(0, state_of(0), {})
     store.wait()
@@ -856,7 +860,7 @@ def test_a_disk_that_hangs_ends_the_process(run):
 
 def scored(run, scores, **how):
   """Saves steps with their scores."""
-  store = checkpoints.Store(run.folder, keep=run.keep, **how)
+  store = checkpoints.Store(run.folder, keep=run.keep, run="mine", **how)
   for step, score in scores.items():
     store.save(step, state_of(step), run_state_of(step), score)
   store.close()

@@ -30,7 +30,6 @@ def test_what_a_run_writes_is_right():
   "change, field",
   [
     ({"config": None}, "config"),
-    ({"config": {"devices": {"mesh_model": 2}}}, "config"),
     ({"run": 3}, "run"),
     ({"data": ["a"]}, "data"),
     ({"data": []}, "data"),

@@ -229,46 +229,6 @@ def test_phases_belong_to_a_run(tmp_path):
     check(tmp_path, phases=phases[1:])
 
 
-def test_a_field_that_an_older_run_lacks_has_its_default(tmp_path):
-  older = values()
-  older["optim"]["gone"] = 7
-  del older["optim"]["b2"], older["sampling"]["temperature"]
-  folder.write_config(older, tmp_path)
-  with pytest.raises(
-    UserError, match=r"with optim\.gone = 7 \(now None\); choose"
-  ):
-    check(tmp_path)
-  with pytest.raises(UserError, match=r"b2 = 0\.95 \(now 0\.5\), "):
-    check(tmp_path, b2=0.5)
-
-
-def test_a_removed_field_that_changed_no_result_does_not_end_a_run(tmp_path):
-  older = values()
-  older["sampling"]["decode_kernel"] = True
-  folder.write_config(older, tmp_path)
-  check(tmp_path)
-  with pytest.raises(UserError, match=r"with optim\.lr = 0\.0003 \(now 0.5\)"):
-    check(tmp_path, lr=0.5)
-
-
-def test_a_run_from_before_there_were_sections_goes_on(tmp_path):
-  phases = ({"from_step": 3, "sampling.n": 256},)
-  flat = {
-    k: getattr(getattr(config(), v.partition(".")[0]), v.partition(".")[2])
-    for k, v in sections.RENAMED.items()
-  }
-  flat |= {"decode_kernel": False}  # removed since
-  flat |= {"domains": values()["data"]["domains"]}
-  flat |= {"families": values()["data"]["families"]}
-  flat |= {"phases": [{"from_step": 3, "n": 256}]}
-  flat |= {"data": {"files": ["a.jsonl"], "heldout_one_in": 3}}
-  (tmp_path / "config.json").write_text(json.dumps({"config": flat}))
-  same = {"data.files": ("a.jsonl",), "data.heldout_one_in": 3}
-  check(tmp_path, phases=phases, **same)
-  with pytest.raises(UserError, match=r"optim\.lr = 0\.0003 \(now 2"):
-    check(tmp_path, phases=phases, lr=2.0, **same)
-
-
 def test_a_refusal_is_a_short_line(tmp_path):
   """Whatever a damaged file holds."""
   folder.write_config(values(), tmp_path)

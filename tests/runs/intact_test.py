@@ -1,7 +1,6 @@
 """Tests of brorl_jax/runs/intact.py."""
 
 import errno
-import hashlib
 import itertools
 import json
 
@@ -41,15 +40,6 @@ def test_a_seal_is_of_what_is_read_back(record):
   assert read == sealed
   assert intact.opened(read) == json.loads(json.dumps(record))
   assert "seal" in read  # it was not taken out of the caller's
-
-
-@pytest.mark.parametrize("record", RECORDS[:3])
-def test_a_seal_of_an_older_version_is_one(record):
-  """It was made before JSON turned numbers into texts."""
-  text = json.dumps(record, sort_keys=True)
-  seal = hashlib.sha256(text.encode()).hexdigest()
-  read = json.loads(json.dumps({**record, "seal": seal}))
-  assert intact.opened(read) == json.loads(json.dumps(record))
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ def test_earlier_visits_count_less():
 )
 def test_what_is_no_visit_is_damage(seen):
   with pytest.raises(lines.Damaged, match="'seen'"):
-    RunState.from_json({"seen": seen})
+    RunState.from_json({**RunState().to_json(), "seen": seen})
 
 
 def visit(was, step, **kept):
@@ -126,10 +126,11 @@ def test_after_a_reset_all_triggers_start_anew():
   assert run_state.evaluated(now, 0.1).best == 0.1
 
 
-def test_fields_of_a_newer_version_are_named():
-  saved = run_state.RunState().to_json() | {"dreams": 3, "naps": 4}
-  with pytest.raises(run_state.Newer, match=r"dreams, naps.* newer version"):
-    run_state.RunState.from_json(saved)
+def test_fields_that_no_run_saves_are_named():
+  saved = RunState().to_json() | {"dreams": 3, "naps": 4}
+  del saved["tokens"]
+  with pytest.raises(lines.Damaged, match=r"see dreams, naps, tokens"):
+    RunState.from_json(saved)
 
 
 @pytest.mark.parametrize(

@@ -123,13 +123,9 @@ def test_a_bad_line_more_is_of_no_matter_in_samples_alone(run):
     sums.check(run)
 
 
-def test_a_run_of_an_older_version_has_no_ledger(run):
+def test_sums_that_lack_a_file(run):
   path = run / sums.NAME
   known = json.loads(path.read_text())
-  del known["visits.jsonl"]
-  path.write_text(json.dumps(known))
-  (run / "visits.jsonl").unlink()
-  sums.check(run)
   del known["samples.jsonl"]
   path.write_text(json.dumps(known))
   with pytest.raises(lines.Damaged, match="cannot be read"):
@@ -153,7 +149,7 @@ def test_sums_are_shortened_before_the_lines(run):
     sums.check(run)
 
 
-def test_an_older_folder_gets_none(run):
+def test_a_folder_without_sums_gets_none(run):
   (run / sums.NAME).unlink()
   sums.shorten(run, 2)
   assert not (run / sums.NAME).exists()

@@ -47,14 +47,13 @@ from brorl_jax.runs import (
   patience,
   sections,
 )
-from brorl_jax.runs.run_state import Newer
 from brorl_jax.runs.sections import Config
 from brorl_jax.runs.sections.run import Run
 from brorl_jax.tasks.base import Example
 from brorl_jax.types import State
 
 # Errors in the files of a run: it cannot resume.
-_UNUSABLE = (checkpoints.Unusable, metrics.Damaged, Newer)
+_UNUSABLE = (checkpoints.Unusable, metrics.Damaged)
 _STOPS = (
   FloatingPointError,
   train.Ended,
@@ -242,7 +241,7 @@ def _ended(
     return StorageError(str(error))
   if isinstance(error, _STOPS):
     return NumbersError(str(error))
-  if started or isinstance(error, Newer | checkpoints.NoWayBack):
+  if started or isinstance(error, checkpoints.NoWayBack):
     return UserError(str(error))
   why = f"; this start changes {', '.join(changed)}" if changed else ""
   return folder.lost(f"{error}{why}")

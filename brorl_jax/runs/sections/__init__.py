@@ -6,8 +6,6 @@ the standard library; section.py says why.
 """
 
 from brorl_jax.runs.sections.config import (
-  REMOVED,
-  RENAMED,
   Config,
   Made,
   Phase,
@@ -17,14 +15,11 @@ from brorl_jax.runs.sections.config import (
   mistyped,
   of,
   phases,
-  upgraded,
 )
 from brorl_jax.runs.sections.section import Section, Wrong, setting
 from brorl_jax.runs.sections.warmup import Warmup
 
 __all__ = [
-  "REMOVED",
-  "RENAMED",
   "Config",
   "Made",
   "Phase",
@@ -38,5 +33,4 @@ __all__ = [
   "of",
   "phases",
   "setting",
-  "upgraded",
 ]

@@ -177,10 +177,12 @@ def test_what_waits_in_host_memory_changes_no_bit(wired, offload, tmp_path):
     moments = sharding.HOST if offload == "moments" else "device"
     assert kinds(state.opt) == {moments}
   # A checkpoint is read into the memory that it was written from.
-  store = checkpoints.Store(tmp_path, keep=1)
+  store = checkpoints.Store(tmp_path, keep=1, run="mine")
   store.save(2, state, {})
   store.close()
-  again, _ = checkpoints.Store(tmp_path, keep=1).restore(make(offload))
+  again, _ = checkpoints.Store(tmp_path, keep=1, run="mine").restore(
+    make(offload)
+  )
   chex.assert_trees_all_equal(again, state)
   assert kinds(again.reference) == {sharding.HOST}
   assert kinds(again.opt) == {moments}

@@ -118,26 +118,6 @@ def test_every_field_says_what_it_means():
   assert len(sections.every_field()) > 85
 
 
-def test_names_from_before_there_were_sections_lead_somewhere():
-  known = sections.every_field()
-  assert {*sections.RENAMED.values()} <= known.keys()
-  assert sections.RENAMED["eval_n"] == "eval.n"
-  assert sections.RENAMED["n"] == "sampling.n"
-  old = {"n": 4, "eval_n": 2, "lr": 0.5, "loss": "gspo", "domains": {}}
-  old |= {"data": {"files": []}, "phases": [{"from_step": 3, "n": 8}], "x": 1}
-  assert sections.upgraded(old) == {
-    "sampling": {"n": 4},
-    "eval": {"n": 2},
-    "optim": {"lr": 0.5},
-    "loss": {"kind": "gspo"},
-    "data": {"files": [], "domains": {}},
-    "run": {"phases": [{"from_step": 3, "sampling.n": 8}]},
-    "x": 1,
-  }
-  new = sections.as_dict(sections.Config())
-  assert sections.upgraded(new) == new
-
-
 def test_a_section_names_its_reader():
   """The first line says which module reads it, and that module does."""
   for field in dataclasses.fields(sections.Config):
