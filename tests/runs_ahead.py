@@ -1,5 +1,6 @@
 """A small run whose programs are compiled ahead, for tests; no test file."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -7,10 +8,15 @@ from one_step import config
 from small_policies import TINY
 
 from brorl_jax import meshes
-from brorl_jax.main.ahead.measured import Measured
-from brorl_jax.main.ahead.run import Run
+from brorl_jax.config import Phase
+from brorl_jax.main import resolve
+from brorl_jax.main.ahead.hlo import Measured
+from brorl_jax.main.ahead.run import Job
 from brorl_jax.main.ahead.topology import Name, Topology
+from brorl_jax.main.checkpoint_source import CheckpointSource
+from brorl_jax.main.sizes import Heldout, Machine
 from brorl_jax.meshes import Axes
+from brorl_jax.model import huggingface
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.target import Target
 from brorl_jax.rollout.plan import RolloutPlan
@@ -32,7 +38,7 @@ def run(
   fast: bool = False,
   processes: int = 1,
   **fields: Any,
-) -> Run:
+) -> Job:
   """24 prompts x 4 rollouts of 6 tokens, 16 prompts at a time, on 8 devices."""
   small = dict(
     n=4, samples=96, in_flight=64, prompt_tokens=10, max_new_tokens=6,
@@ -47,19 +53,25 @@ def run(
     limit_bytes=POOL,
     memory_bytes=POOL,
   )
-  return Run(
-    config(**small | fields),
-    policy,
-    mesh := topology().mesh(Axes(fsdp=8)),
-    meshes.part(mesh, processes),
-    plan(3),
-    plan(2),
-    chunk=8,
-    keep_reference=True,
+  c, where = config(**small | fields), topology()
+  machine = Machine(axes := Axes(fsdp=8), where.target, processes)
+  policy = dataclasses.replace(policy, target=where.target)
+  source = CheckpointSource(huggingface.ASSETS)
+  this = resolve.WithPolicy(c, machine, source, policy, None)
+  phase = resolve._phase(Phase(1, c, None), this, keep_reference=True)
+  memory = dataclasses.replace(
+    phase.memory,
+    rollouts=plan(3),
+    heldout=Heldout(8, plan(2)),
     sampling_bytes=10_000_000,
     applying_bytes=20_000_000,
-    fast=fast,
   )
+  phase = dataclasses.replace(phase, memory=memory)
+  whole = resolve.Run(
+    **vars(this), keep_reference=True, functions={}, phases=(phase,)
+  )
+  mesh = where.mesh(axes)
+  return Job(whole, phase, mesh, meshes.part(mesh, processes), fast)
 
 
 def measured(name: str, **fields: Any) -> Measured:

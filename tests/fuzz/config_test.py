@@ -43,8 +43,7 @@ def refused_or_usable(c, field):
   Raises:
     UserError: In one line.
   """
-  c = settings.typed(c)
-  settings.check_training(c)
+  c = settings.training(c)
   if field.startswith("data.families"):
     try:
       examples.families(c.data.families)

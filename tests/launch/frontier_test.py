@@ -154,8 +154,7 @@ def test_configs_say_what_their_names_say():
     task, n, samples, advantage, recipe = which
     if task == "reasoning" and n == "adaptive":
       continue
-    c = settings.typed(frontier.get_config("/".join(which)))
-    settings.check_training(c)
+    c = settings.training(frontier.get_config("/".join(which)))
     assert c.advantage.kind == advantage
     assert (c.reference.kl_weight > 0) == (recipe != "plain")
     assert (c.filter.keep == "differ") == (recipe == "whole")
@@ -175,7 +174,7 @@ def test_each_arm_of_each_question_can_be_trained():
   every = [cell for q, doubled in run.questions() for cell in q.cells(doubled)]
   for arm in [*every, *plateau.cells().values(), plateau.START]:
     which = arms.config(arm, scale=1).split(":")[1]
-    settings.check_training(settings.typed(frontier.get_config(which)))
+    settings.training(frontier.get_config(which))
   accelerator = {"processor": "AMD EPYC", "devices": {"NVIDIA H200": 1}}
   told = {"machine": accelerator, "versions": {"jax": "0.11.2"}}
   assert arms.machine_of(told) == "NVIDIA H200, jax 0.11.2"

@@ -7,7 +7,7 @@ import runs_ahead as made
 from messages import mentions
 from small_policies import GEMMA2, TINY, changed
 
-from brorl_jax.main.ahead import measured, programs
+from brorl_jax.main.ahead import measured
 from brorl_jax.main.ahead.hlo import Collective
 from brorl_jax.main.ahead.run import Program
 
@@ -154,7 +154,7 @@ def compiled(monkeypatch):
     for layers in (2, 3) if run.fast else (7,):
       yield Program("decode", Lowered(layers), 100 + 10 * layers, layers)
 
-  monkeypatch.setattr(programs, "every", every)
+  monkeypatch.setattr(measured, "every", every)
   return seen
 
 

@@ -8,13 +8,10 @@ import tiers
 from small_policies import changed
 
 from brorl_jax.learner import update
-from brorl_jax.main.ahead import hlo, programs
-from brorl_jax.main.ahead.run import Run, size
-from brorl_jax.main.commands import plan
+from brorl_jax.main import resolve
+from brorl_jax.main.ahead import hlo, measured, programs
+from brorl_jax.main.ahead.run import Job, size, training_spec
 from brorl_jax.main.commands import train as train_command
-from brorl_jax.main.stages import learning
-from brorl_jax.meshes import Axes
-from brorl_jax.model import architectures, huggingface
 from brorl_jax.rollout import programs as rollout_programs
 from brorl_jax.rollout import shelf, stream
 
@@ -51,7 +48,7 @@ def unchecked():
 def found(unchecked):
   """A run of TINY, and its programs by name."""
   run = made.run()
-  every = programs.every(run, lambda lowered: lowered.compile())
+  every = measured.every(run, lambda lowered: lowered.compile())
   return run, {p.name: p for p in every}
 
 
@@ -63,7 +60,7 @@ def shapes(tree):
 
 def test_the_spec_of_training():
   run = made.run()
-  spec = programs.training_spec(run)
+  spec = training_spec(run)
   assert (spec.n, spec.max_new_tokens, spec.slots) == (4, 6, 3)
   assert (spec.lanes, spec.streams, spec.blocks) == (2, True, 0)
   assert spec.sampling.temperature == run.config.sampling.temperature
@@ -92,7 +89,7 @@ def test_bytes_of_arguments_are_those_that_xla_counts(found):
 def test_a_policy_of_few_layers_decodes_with_so_many(found):
   _, every = found
   deep = made.run(changed(layers=5), fast=True)
-  every_one = programs._sampling(deep, lambda lowered: lowered.compile())
+  every_one = programs.sampling(deep, lambda lowered: lowered.compile())
   few = [p for p in every_one if p.name == "decode"]
   assert [p.layers for p in few] == [2, 3]
   two, _ = few
@@ -106,17 +103,10 @@ def test_a_policy_of_few_layers_decodes_with_so_many(found):
 def test_a_step_runs_what_is_listed(tmp_path, monkeypatch):
   """Each program of the list but one is called with just these shapes."""
   c = made.run(prompt_tokens=40, steps=1, save_every=1, eval_every=1).config
-  folder = huggingface.ASSETS
-  mesh = made.topology().mesh(Axes(fsdp=8))
-  policy = architectures.read_policy(folder, dtype=c.policy.dtype)
-  keep = learning.keeps_reference(c)
-  plans = plan.make(c, policy, axes=Axes(fsdp=8), keep_reference=keep)
-  run = Run(
-    c, policy, mesh, mesh, plans.rollouts, plans.evaluations, plans.chunk,
-    keep_reference=keep, sampling_bytes=0, applying_bytes=0, fast=False,
-  )  # fmt: skip
+  run = resolve.resolve(c, resolve.here(c.devices))
+  job = Job(run, run.phases[0], run.mesh, run.mesh, fast=False)
   listed = {}
-  for one in programs.every(run, lambda lowered: lowered.compile()):
+  for one in measured.every(job, lambda lowered: lowered.compile()):
     listed.setdefault(one.name, shapes(one.lowered.in_avals))
   called = {}
   for name, (module, function) in JITTED.items():
@@ -127,7 +117,7 @@ def test_a_step_runs_what_is_listed(tmp_path, monkeypatch):
       return real(*args, **kwargs)
 
     monkeypatch.setattr(module, function, seen)
-  train_command.run(c, tmp_path / "run", allow_change=False)
+  train_command.run(run, tmp_path / "run", allow_change=False)
   # Both kinds of rollouts go through the same loop.
   alike = {"evaluation: decode": "decode"}
   for name, arguments in listed.items():
@@ -144,7 +134,7 @@ def test_a_step_runs_what_is_listed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("processes", [tiers.at_night(2), 8])
 def test_each_process_samples_its_share_without_the_others(processes, found):
   run, whole = made.run(processes=processes), found[1]
-  every = {p.name: p for p in programs.every(run, lambda x: x.compile())}
+  every = {p.name: p for p in measured.every(run, lambda x: x.compile())}
   assert [*every] == [*ORDER[:3], "copy", *ORDER[3:]]
 
   # No message leaves a process but in the copy and the update.
