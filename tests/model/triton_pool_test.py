@@ -33,9 +33,13 @@ def test_equals_the_simple_form_whatever_lies_in_tokens_not_seen(name, outside):
   pools.check_unseen(kernel, SIZES[name], outside, len(name))
 
 
-@pytest.mark.parametrize("how", tiers.some(pools.PRECISIONS, 3))
-def test_equals_the_simple_form_in_all_precisions(how):
-  pools.check_precision(kernel, *how)
+@pytest.mark.parametrize(
+  "stored, activations, softcap, near", tiers.some(pools.PRECISIONS, 3)
+)
+def test_equals_the_simple_form_in_all_precisions(
+  stored, activations, softcap, near
+):
+  pools.check_precision(kernel, stored, activations, softcap, near)
 
 
 def test_scores_far_apart_do_not_overflow():
