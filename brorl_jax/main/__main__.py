@@ -60,7 +60,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from brorl_jax import errors
-from brorl_jax.config import Config
+from brorl_jax.config import Config, Warmup
 from brorl_jax.errors import UserError
 from brorl_jax.main import settings
 from brorl_jax.main.commands import sample
@@ -194,21 +194,26 @@ def run_mode(workdirs: list[pathlib.Path]) -> None:
       from_step=_FROM_STEP.value,
     )
   elif _MODE.value == "evaluate":
+    from brorl_jax.main import resolve
     from brorl_jax.main.commands import evaluate
 
-    evaluate.run(settings.typed(_CONFIG.value), workdir)
+    c = settings.typed(_CONFIG.value)
+    here = resolve.here(c.devices)
+    evaluate.run(resolve.evaluation(c, here, workdir), workdir)
   elif _MODE.value == "plan":
+    from brorl_jax.main.ahead import topology
     from brorl_jax.main.commands import plan
 
-    plan.run(config(), _TOPOLOGY.value, fast=_FAST.value)
+    where = topology.named(_TOPOLOGY.value, fast=_FAST.value)
+    plan.run(plan.resolved(config(), where), where, fast=_FAST.value)
   elif _MODE.value == "warmup":
     from brorl_jax.main.commands import warmup
 
-    warmup.run(_CONFIG.value, workdir)
+    warmup.run(settings.typed(_CONFIG.value, Warmup), workdir)
   elif _MODE.value == "export":
     from brorl_jax.main.commands import export
 
-    export.run(settings.typed(_CONFIG.value), workdir)
+    export.run(settings.typed(_CONFIG.value).policy, workdir)
   elif _MODE.value == "sample":
     sample.run(str(workdir) if _WORKDIR.value else "")
   elif _MODE.value == "report":

@@ -129,7 +129,7 @@ def resolve(
     given = config.phases(c)
     digests = functions.digests(given)
     keep = any(p.config.reference.kl_weight > 0.0 for p in given)
-    began = None if workdir is None else dtype_of(workdir)
+    began = _dtype_of(c, workdir)
     source = CheckpointSource(locate(c.policy.checkpoint))
     this = _with_policy(c, machine, source, began)
     dtype = this.config.policy
@@ -146,26 +146,35 @@ def resolve(
 
 
 def evaluation(
-  c: Config, machine: Machine, source: CheckpointSource, began: str | None
+  c: Config, machine: Machine, workdir: pathlib.Path
 ) -> Evaluation:
   """The evaluation of a policy; only its parameters are on the devices.
 
   Args:
-    c: The config.
+    c: The config; `policy.checkpoint` may be a run, or one of its checkpoints.
     machine: This one.
-    source: Where the policy comes from.
-    began: The dtype of the evaluation that goes on, or of the evaluated run.
+    workdir: Folder of the evaluation, which may go on there: with the step that
+      it began with.
 
   Raises:
-    ValueError: As `resolve`.
+    UserError: As `resolve`.
   """
-  this = _with_policy(c, machine, source, began)
-  c, axes = sizes.with_in_flight(this.config, machine.axes), machine.axes
-  _check_lengths(c, this.policy.max_positions)
-  held = sizes.parameter_bytes(this.policy, axes)
-  return Evaluation(
-    **vars(this), heldout=sizes.heldout(c, this.policy, axes, held, 1)
-  )
+  try:
+    began = _dtype_of(c, workdir)
+    source = checkpoint_source.locate(c.policy.checkpoint)
+    before = folder.stored(workdir, "evaluated")
+    if before and before["run"] == str(source.run) and source.step is None:
+      source = source._replace(step=before["step"])
+    if began is None and (ran := checkpoint_source.ran(source)) is not None:
+      began = ran.dtype
+    this = _with_policy(c, machine, source, began)
+    c, axes = sizes.with_in_flight(this.config, machine.axes), machine.axes
+    _check_lengths(c, this.policy.max_positions)
+    held = sizes.parameter_bytes(this.policy, axes)
+    heldout = sizes.heldout(c, this.policy, axes, held, 1)
+  except ValueError as e:
+    raise UserError(str(e)) from None
+  return Evaluation(**vars(this), heldout=heldout)
 
 
 def with_dtype(c: C, machine: Target, began: str | None = None) -> C:
@@ -181,21 +190,12 @@ def with_dtype(c: C, machine: Target, began: str | None = None) -> C:
   return dataclasses.replace(c, policy=policy)
 
 
-def dtype_of(workdir: pathlib.Path) -> str | None:
-  """The dtype of the run or evaluation in a folder; None without one.
-
-  Raises:
-    UserError: Its config.json cannot be read.
-  """
-  if not (starts := folder.configs(workdir)):
+def _dtype_of(c: Config, workdir: pathlib.Path | None) -> str | None:
+  """Where the config leaves it open the dtype with which a folder began."""
+  if workdir is None or c.policy.dtype != "auto":
     return None
-  dtype = config.flat(starts[0]).get("policy.dtype")
-  if dtype not in ("float32", "bfloat16"):
-    raise UserError(
-      f"{workdir / 'config.json'}: policy.dtype = {dtype!r} is not what a run "
-      "writes; it must be float32 or bfloat16"
-    )
-  return dtype
+  starts = folder.configs(workdir)
+  return config.flat(starts[0]).get("policy.dtype") if starts else None
 
 
 def _with_policy(

@@ -85,8 +85,6 @@ def check(
   now = config.flat(_as_json(values))
   if now.get("run.pipeline") or now.get("reference.reset_stalled"):
     free = free - _ENDS
-  if now.get("policy.dtype") == "auto":  # what the run has, see main/sizes
-    now["policy.dtype"] = before.get("policy.dtype")
   changed = {
     k: now.get(k)
     for k in sorted(before.keys() | now.keys())

@@ -123,6 +123,17 @@ class Topology:
     return meshes.over([self.devices[i : i + each] for i in starts], axes)
 
 
+def named(text: str | None, *, fast: bool) -> Topology | None:
+  """The topology of --topology and --fast; raises UserError if none fits."""
+  if text is None:
+    if fast:
+      raise UserError("--fast is for --topology=; leave it out")
+    return None
+  name = parse(text)
+  prepare(name, fast=fast)
+  return describe(name)
+
+
 def parse(text: str) -> Name:
   """The name of a topology; raises UserError if there is none like it."""
   if text == "here":

@@ -16,7 +16,6 @@ from brorl_jax.main import (
   contamination,
   functions,
   programs,
-  resolve,
 )
 from brorl_jax.main.resolve import Evaluation
 from brorl_jax.main.stages import heldout
@@ -28,9 +27,10 @@ from brorl_jax.runs.lines import write_whole
 from brorl_jax.tasks.base import Example
 
 
-def run(c: config.Config, workdir: pathlib.Path) -> None:
+def run(this: Evaluation, workdir: pathlib.Path) -> None:
   """Writes eval/records.jsonl, chunk by chunk, then eval/summary.json."""
-  folder.check(config.as_dict(c), workdir, allow_change=False, mode="evaluate")
+  values = config.as_dict(this.config)
+  folder.check(values, workdir, allow_change=False, mode="evaluate")
   lines, path = (
     workdir / "eval" / name for name in ("records.jsonl", "summary.json")
   )
@@ -40,17 +40,10 @@ def run(c: config.Config, workdir: pathlib.Path) -> None:
         f"{file} is a folder; remove it or choose another workdir"
       )
   logging.set_verbosity(logging.ERROR)  # orbax logs every file
-  machine = resolve.here(c.devices)
   try:
-    before = folder.stored(workdir, "evaluated")
-    source = _same_step(checkpoint_source.locate(c.policy.checkpoint), before)
-    ran = checkpoint_source.ran(source)
-    began = resolve.dtype_of(workdir) or (ran.dtype if ran else None)
-    this = resolve.evaluation(c, machine, source, began)
-    parts = _parts(this, workdir, before)
+    parts = _parts(this, workdir)
   except ValueError as e:
     raise UserError(str(e)) from None
-  values = config.as_dict(this.config)
   with contextlib.closing(parts.scorer), lock.hold(workdir), _storage():
     folder.write_config(values, workdir, mode="evaluate", **parts.entries)
     print(*parts.log_lines, programs.log_line(), sep="\n")
@@ -102,16 +95,13 @@ class _Parts(NamedTuple):
   log_lines: list[str]
 
 
-def _parts(
-  this: Evaluation, workdir: pathlib.Path, before: Mapping[str, Any] | None
-) -> _Parts:
+def _parts(this: Evaluation, workdir: pathlib.Path) -> _Parts:
   """Reads the data and loads the weights.
 
   Raises:
-    ValueError: They do not fit together, or not the folder's evaluation, which
-      was of `before`.
+    ValueError: They do not fit together, or not the folder's evaluation.
   """
-  which = this.source
+  which, before = this.source, folder.stored(workdir, "evaluated")
   examples = Examples.of(this.config, this.text)
   examples.refuse_changes(folder.stored(workdir, "data"))
   held = examples.heldout()
@@ -157,17 +147,6 @@ def _parts(
       f"{_name(evaluated)}: {count}",
     ],
   )
-
-
-def _same_step(
-  which: checkpoint_source.CheckpointSource, before: Mapping[str, Any] | None
-) -> checkpoint_source.CheckpointSource:
-  """The step that the evaluation started with, if the run went on since."""
-  if before is None or which.step is not None:
-    return which
-  if which.run is None or before["run"] != str(which.run):
-    return which
-  return which._replace(step=before["step"])
 
 
 def _name(evaluated: Mapping[str, Any]) -> str:

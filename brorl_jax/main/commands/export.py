@@ -9,7 +9,7 @@ from absl import logging
 from jaxtyping import PyTree
 
 from brorl_jax import meshes
-from brorl_jax.config import Config
+from brorl_jax.config.run import Policy as Section
 from brorl_jax.errors import UserError
 from brorl_jax.main import checkpoint_source
 from brorl_jax.model import hf_format, huggingface, tokenizer
@@ -17,19 +17,19 @@ from brorl_jax.model.policy import Policy
 from brorl_jax.runs import folder
 
 
-def run(c: Config, workdir: pathlib.Path) -> None:
-  """Writes the policy of `config.policy.checkpoint` to `workdir`.
+def run(c: Section, workdir: pathlib.Path) -> None:
+  """Writes the policy of `policy.checkpoint` to `workdir`.
 
-  `config.policy.checkpoint` is the folder of a run or one of its checkpoints,
+  `policy.checkpoint` is the folder of a run or one of its checkpoints,
   such as runs/n512/checkpoints/60. The weights have the dtype of the model that
   the run started from.
   """
   folder.check_empty(workdir)
   logging.set_verbosity(logging.ERROR)  # orbax logs every file
   try:
-    which = _find_run(c.policy.checkpoint)
+    which = _find_run(c.checkpoint)
     starts = [one._asdict() for one in checkpoint_source.starts(which)]
-    text = checkpoint_source.read_tokenizer(which, c.policy.chat_template)
+    text = checkpoint_source.read_tokenizer(which, c.chat_template)
     mesh = meshes.make_mesh()  # on any machine
     policy, params, step = checkpoint_source.load(which, mesh, dtype="float32")
     record = json.dumps({"starts": starts}, indent=2) + "\n"

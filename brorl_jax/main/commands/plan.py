@@ -8,8 +8,8 @@ from brorl_jax.config.run import Devices
 from brorl_jax.errors import UserError
 from brorl_jax.main import corpus, resolve
 from brorl_jax.main.ahead import report
-from brorl_jax.main.ahead import topology as topology_of
 from brorl_jax.main.ahead.run import Job
+from brorl_jax.main.ahead.topology import Topology
 from brorl_jax.main.resolve import Phase, Run
 from brorl_jax.main.sizes import Machine
 from brorl_jax.main.stages import examples, sampling
@@ -23,25 +23,20 @@ from brorl_jax.tasks import own
 _ARCHITECTURES = pathlib.Path(__file__).parents[1] / "ahead" / "architectures"
 
 
-def run(c: Config, topology: str | None = None, *, fast: bool = False) -> None:
-  """Prints the plan of a run; loads no weights.
-
-  Without a topology the memory of rollouts and evaluations by arithmetic. If
-  `devices.mesh_fsdp` and `devices.memory_bytes` are given, this may be for more
-  devices than this machine has; it then assumes accelerators.
+def run(
+  this: Run, where: Topology | None = None, *, fast: bool = False
+) -> None:
+  """Prints the plan of a run, of which no weights were loaded.
 
   Args:
-    c: The config.
-    topology: Devices for which all programs are compiled too.
+    this: The run, on a `machine`.
+    where: Devices for which all programs are compiled too.
     fast: Whether two and three layers stand for all.
   """
-  if fast and topology is None:
-    raise UserError("--fast is for --topology=; leave it out")
+  c = this.config
   try:
     if c.reward.verifier:
       own.Rewards(c.reward.verifier, workers=1).close()  # imports them
-    where = None if topology is None else _described(topology, fast)
-    this = resolve.resolve(c, machine(c.devices, where), locate=locate)
     for phase in this.phases:
       _show(this, phase)
     corpus.check(c.data, own=bool(c.reward.verifier))
@@ -49,24 +44,27 @@ def run(c: Config, topology: str | None = None, *, fast: bool = False) -> None:
       print(*_data(this), sep="\n")
     if where is not None:
       mesh = where.mesh(this.machine.axes)
-      own_mesh = meshes.part(mesh, where.processes)
-      report.show(Job(this, this.phases[0], mesh, own_mesh, fast=fast), where)
+      one = meshes.part(mesh, where.processes)
+      report.show(Job(this, this.phases[0], mesh, one, fast=fast), where)
   except ValueError as e:
     raise UserError(str(e)) from None
 
 
-def _described(text: str, fast: bool) -> topology_of.Topology:
-  name = topology_of.parse(text)
-  topology_of.prepare(name, fast=fast)
-  return topology_of.describe(name)
+def resolved(c: Config, where: Topology | None = None) -> Run:
+  """The run of a config on this machine or a topology, for a plan.
+
+  Without a topology the memory of rollouts and evaluations by arithmetic. If
+  `devices.mesh_fsdp` and `devices.memory_bytes` are given, this may be for more
+  devices than this machine has; it then assumes accelerators.
+  """
+  return resolve.resolve(c, machine(c.devices, where), locate=locate)
 
 
-def machine(c: Devices, where: topology_of.Topology | None) -> Machine:
+def machine(c: Devices, where: Topology | None) -> Machine:
   """This machine, or a topology, or as many accelerators as the mesh has.
 
   Raises:
     UserError: The mesh does not fit the devices, whose memory is unknown.
-    ValueError: A process has no whole rows of devices.
   """
   there = target.here() if where is None else where.target
   axes = Axes(**c.mesh).filled(there.devices)
@@ -76,7 +74,10 @@ def machine(c: Devices, where: topology_of.Topology | None) -> Machine:
       f"devices of --topology={where.name}; leave mesh_fsdp at -1"
     )
   count = 1 if where is None else where.processes
-  axes.share(count)  # or it is refused here
+  try:
+    axes.share(count)
+  except ValueError as e:
+    raise UserError(str(e)) from None
   if axes.devices <= there.devices:
     return Machine(axes, there, count)
   if not c.memory_bytes:

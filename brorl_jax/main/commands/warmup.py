@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from jax.sharding import Mesh
 from jaxtyping import PyTree
-from ml_collections import ConfigDict
 
 from brorl_jax import config, meshes
 from brorl_jax.config import Warmup
@@ -19,7 +18,7 @@ from brorl_jax.errors import UserError
 from brorl_jax.learner import optimizer, pair_packing, supervised
 from brorl_jax.learner.pair_packing import Layout, Pair
 from brorl_jax.learner.supervised import Look
-from brorl_jax.main import checkpoint_source, programs, resolve, settings
+from brorl_jax.main import checkpoint_source, programs, resolve
 from brorl_jax.main.commands import export
 from brorl_jax.model import architectures, huggingface, target, tokenizer
 from brorl_jax.model.policy import Policy
@@ -31,14 +30,14 @@ _RECORD = "warmup.json"  # config, files and losses, next to the weights
 _ADAM = ("lr", "warmup", "b1", "b2", "eps", "weight_decay", "max_grad_norm")
 
 
-def run(c: ConfigDict, workdir: pathlib.Path) -> None:
+def run(c: Warmup, workdir: pathlib.Path) -> None:
   """Trains, then writes a Hugging Face directory to `workdir`.
 
   It cannot resume: if it is stopped, the same command starts again.
   """
   folder.check_empty(workdir)
   try:
-    _run(settings.typed(c, Warmup), workdir)
+    _run(c, workdir)
   except (ValueError, FloatingPointError) as e:
     raise UserError(str(e)) from None
 
