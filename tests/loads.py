@@ -2,7 +2,10 @@
 
 import dataclasses
 
-from brorl_jax.meshes import ONE
+from brorl_jax.config import Config
+from brorl_jax.main import functions, sizes
+from brorl_jax.main.sizes import Machine, Plans
+from brorl_jax.meshes import ONE, Axes
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 from brorl_jax.model.target import Target
@@ -34,3 +37,33 @@ def on_gpu(policy=SMALL, devices=1) -> Policy:
 def load(policy=TOY, **changes) -> memory.Load:
   sizes = dict(n=6, prompts=5, prompt_tokens=7, max_new_tokens=70, axes=ONE)
   return memory.Load(policy, **{"resident_bytes": 1000, **sizes, **changes})
+
+
+def settled(
+  c: Config,
+  policy: Policy = SMALL,
+  axes: Axes = ONE,
+  *,
+  processes: int = 1,
+  keep_reference: bool = True,
+) -> tuple[Config, Plans]:
+  """The config with the sizes of a machine, and its memory plans."""
+  here = policy.target
+  at = dataclasses.replace(
+    here, memory_bytes=c.devices.memory_bytes or here.memory_bytes
+  )
+  tx, _ = functions.optimizer(c)
+  return sizes.of_phase(
+    c,
+    dataclasses.replace(policy, target=at),
+    tx,
+    Machine(axes, at, processes),
+    keep_reference=keep_reference,
+  )
+
+
+def planned(
+  c: Config, policy: Policy = SMALL, axes: Axes = ONE, **how
+) -> Plans:
+  """The memory plans of a config."""
+  return settled(c, policy, axes, **how)[1]

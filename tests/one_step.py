@@ -1,9 +1,16 @@
-"""A small config, and groups of rollouts with given rewards."""
+"""A small config, its run, and groups of rollouts with given rewards."""
 
 import configured
+import jax
 import numpy as np
 import scored
 
+from brorl_jax import meshes
+from brorl_jax.config import Config
+from brorl_jax.main import resolve
+from brorl_jax.main.resolve import Run
+from brorl_jax.main.sizes import Machine
+from brorl_jax.model import target
 from brorl_jax.types import Groups, Prompts, Rollouts
 
 
@@ -11,6 +18,18 @@ def config(**changes):
   small = dict(n=16, samples=64, in_flight=64, rows=8, blocks=2)
   small |= dict(eval_prompts=2, eval_n=4)
   return configured.config(**small | changes)
+
+
+def machine(count: int = 1) -> Machine:
+  """The first devices."""
+  axes = meshes.Axes(fsdp=count)
+  mesh = meshes.over([jax.devices()[:count]], axes)
+  return Machine(axes, target.here(), 1, mesh)
+
+
+def resolved(c: Config | None = None, **changes) -> Run:
+  """The run of a config, or of the small one, on one device."""
+  return resolve.resolve(c or config(**changes), machine())
 
 
 def groups(reward, *, length=None, truncated=None, logp=None, answer=None):

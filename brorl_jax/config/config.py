@@ -127,6 +127,11 @@ class Phase(typing.NamedTuple):
   config: Config
   changed: Mapping[str, Any] | None  # dotted names; None for the first phase
 
+  @property
+  def where(self) -> str:
+    """How an error begins that is of this phase."""
+    return "" if self.changed is None else f"phase from step {self.since}: "
+
 
 def phases(config: Config) -> list[Phase]:
   """The phases of a run; the first begins with step 1.

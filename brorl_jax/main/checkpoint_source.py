@@ -223,7 +223,7 @@ def load(
     )
     return *loaded, None
   policy = architectures.read_policy(which.source, dtype=dtype)
-  abstract = jax.eval_shape(policy.init, jax.random.key(0))
+  abstract = policy.shapes
   if mesh is None:
     first = SingleDeviceSharding(jax.devices()[0])
     places = jax.tree.map(lambda _: first, abstract)

@@ -25,8 +25,6 @@ _TABLES: Mapping[str, Mapping[str, Any]] = {
   "advantage.kind": advantages.ADVANTAGES,
   "filter.keep": filtering.KEEP,
 }
-
-
 # Of loss.correction_range, where it is empty.
 _USUAL_RANGE = {
   "truncated": (0.0, 2.0),
@@ -37,9 +35,7 @@ _USUAL_RANGE = {
 _KL_CLAMP = 10.0
 
 
-def optimizer(
-  c: Config,
-) -> tuple[Optimizer, Schedule]:
+def optimizer(c: Config) -> tuple[Optimizer, Schedule]:
   """AdamW with a warm-up, and the rate of each update."""
   o = c.optim
   return adamw(
@@ -141,8 +137,7 @@ def digests(phases: Sequence[Phase]) -> dict[str, dict[str, str]]:
       advantage(c.advantage, rounds=False)
       keep(c.filter)
     except ValueError as e:
-      prefix = f"phase from step {phase.since}: " if number else ""
-      raise ValueError(f"{prefix}{e}") from None
+      raise ValueError(f"{phase.where}{e}") from None
     names = (c.loss.kind, c.advantage.kind, c.filter.keep)
     for field, name in zip(_TABLES, names, strict=True):
       if phase.changed is not None and field not in phase.changed:

@@ -221,11 +221,14 @@ def _phase(
 ) -> Phase:
   """A phase with its functions, its sizes and its memory plans."""
   c, policy, machine = given.config, this.policy, this.machine
-  _check_lengths(c, policy.max_positions)
   tx, lr = functions.optimizer(c)
-  c, memory = sizes.of_phase(
-    c, policy, tx, machine, keep_reference=keep_reference
-  )
+  try:
+    _check_lengths(c, policy.max_positions)
+    c, memory = sizes.of_phase(
+      c, policy, tx, machine, keep_reference=keep_reference
+    )
+  except ValueError as e:
+    raise ValueError(f"{given.where}{e}") from None
   trainer = dataclasses.replace(
     policy, remat=c.devices.remat, mesh=machine.mesh
   )

@@ -222,9 +222,8 @@ def training(c: ConfigDict) -> config.Config:
     phases = config.phases(out)
   except config.Wrong as e:
     raise UserError(f"config.{e}") from None
-  for since, of_phase, changed in phases:
-    where = "" if changed is None else f"phase from step {since}: "
-    _check(of_phase, rules.training, where)
+  for phase in phases:
+    _check(phase.config, rules.training, phase.where)
   return out
 
 

@@ -85,6 +85,8 @@ def of_phase(
   """
   axes, memory_bytes = machine.axes, policy.target.memory_bytes
   c = with_in_flight(c, axes)
+  blocks = c.optim.blocks or axes.rows
+  _check_mesh(c, blocks, axes.rows)
   held, applying = (
     _state_bytes(c, policy, tx, axes, keep_reference, applying=applying)
     for applying in (False, True)
@@ -93,7 +95,7 @@ def of_phase(
     policy,
     held,
     parameter_bytes(policy, axes),
-    prompts=c.optim.blocks or axes.rows,
+    prompts=blocks,
     responses=c.optim.rows or 1,
     prompt_tokens=c.data.prompt_tokens,
     tokens=c.sampling.max_new_tokens,
@@ -104,9 +106,8 @@ def of_phase(
   )
   rows = c.optim.rows or plan.rows(update, memory_bytes)
   update = dataclasses.replace(update, responses=rows)
-  optim = dataclasses.replace(c.optim, rows=rows, blocks=update.prompts)
+  optim = dataclasses.replace(c.optim, rows=rows, blocks=blocks)
   c = dataclasses.replace(c, optim=optim)
-  _check_mesh(c, axes.rows)
   rollouts, heldout = _sampled(c, policy, machine, held)
   plan.check_update(update, memory_bytes)
   probe = None
@@ -167,7 +168,7 @@ def with_in_flight(c: Config, axes: Axes) -> Config:
   return dataclasses.replace(c, sampling=sampling)
 
 
-def _check_mesh(c: Config, rows: int) -> None:
+def _check_mesh(c: Config, blocks: int, rows: int) -> None:
   """Raises ValueError, with what would do, if work does not divide evenly."""
   n, places = c.sampling.chunk, c.sampling.places
   wrong = []
@@ -176,8 +177,8 @@ def _check_mesh(c: Config, rows: int) -> None:
       f"sampling.in_flight = {c.sampling.in_flight} is {places} prompts of {n} "
       f"rollouts (use a multiple of {rows * n})"
     )
-  if c.optim.blocks % rows:
-    wrong.append(f"optim.blocks = {c.optim.blocks} (use a multiple of {rows})")
+  if blocks % rows:
+    wrong.append(f"optim.blocks = {blocks} (use a multiple of {rows})")
   if wrong:
     raise ValueError(
       f"{rows} rows of devices (config.devices.mesh_data x mesh_fsdp) do not "
@@ -284,7 +285,7 @@ def _state_bytes(
   if applying and away == "moments":
     away = "reference"
   _, shapes, places = states.state_places(
-    jax.eval_shape(policy.init, jax.random.key(0)),
+    policy.shapes,
     tx,
     axes.abstract,
     keep_reference=keep_reference,
@@ -304,6 +305,5 @@ def _state_bytes(
 
 def parameter_bytes(policy: Policy, axes: Axes) -> int:
   """Bytes per device of the parameters, or of their gradients."""
-  params = jax.eval_shape(policy.init, jax.random.key(0))
-  places = sharding.param_shardings(params, axes.abstract)
-  return sharding.shard_bytes(params, places)
+  places = sharding.param_shardings(policy.shapes, axes.abstract)
+  return sharding.shard_bytes(policy.shapes, places)

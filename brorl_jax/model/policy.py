@@ -18,6 +18,7 @@ Those that only read tokens which are there are in reading.py.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -38,6 +39,11 @@ class Policy(Reading, Decoding):
   def init(self, key: Key[Array, ""]) -> PyTree:
     """Random float32 parameters, N(0, 0.02^2), norms 1 and biases 0."""
     return layers.init(self, key)
+
+  @functools.cached_property
+  def shapes(self) -> PyTree:
+    """Shapes of the parameters; none is computed."""
+    return jax.eval_shape(self.init, jax.random.key(0))
 
   def cast(self, params: PyTree) -> PyTree:
     """The parameters in `dtype`, except for norms, which compute in float32.

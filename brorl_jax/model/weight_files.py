@@ -48,7 +48,7 @@ class Stored(NamedTuple):
 
 def layout(policy: Policy, mesh: Mesh | None) -> tuple[PyTree, PyTree | None]:
   """How every parameter is stored, and where it goes."""
-  abstract = jax.eval_shape(policy.init, jax.random.key(0))
+  abstract = policy.shapes
   places = None if mesh is None else sharding.param_shardings(abstract, mesh)
 
   def layout(path, leaf) -> Stored:

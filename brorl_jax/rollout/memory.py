@@ -198,7 +198,7 @@ class Gradient:
 
   def _weights(self) -> int:
     """Slope, update, and whole copies of what is cut over `fsdp`."""
-    tree = jax.eval_shape(self.policy.init, jax.random.key(0))
+    tree = self.policy.shapes
     places = sharding.param_shardings(tree, self.axes.row.abstract)
     of = lambda name: sharding.shard_bytes(tree[name], places[name])
     if not self.policy.target.on_cpu:

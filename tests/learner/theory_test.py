@@ -187,15 +187,16 @@ def test_correct_mass_is_that_of_the_policy():
   params = jax.tree.map(lambda x: x * 9.0, policy.init(jax.random.key(0)))
   prompts, _, _ = groups()
   found = probe(*groups(), count=2, rows=4)
-  mass = lambda temperature: theory.correct_mass(
-    found, params, response_logp=policy.response_logp, temperature=temperature
-  )
+  mass = {x: theory.Mass(policy.response_logp, x) for x in (1.0, 0.5)}
+  each = {x: mass[x].of_prompts(found, params) for x in mass}
   # The one right response to each prompt, by the plain form.
   for p, response in enumerate(([5, 1], [1])):
     ids = [*prompts.tokens[p][prompts.mask[p]], *response]
     ids = jnp.array([ids], jnp.int32)
     logits = policy.logits(params, ids, jnp.ones(ids.shape, bool))
-    for temperature in (1.0, 0.5):
+    for temperature, got in each.items():
       logp, _ = losses.token_logp(logits[:, :-1] / temperature, ids[:, 1:])
       want = jnp.exp(logp[0, -len(response) :].sum())
-      np.testing.assert_allclose(mass(temperature)[p], want, rtol=1e-5)
+      np.testing.assert_allclose(got[p], want, rtol=1e-5)
+  mean = mass[0.5].mean(found, params)
+  assert mean == pytest.approx(float(each[0.5].mean()))

@@ -2,63 +2,68 @@
 
 import pathlib
 import sys
+from typing import NamedTuple
 
-import configured
 import jax
 import pytest
 from absl.testing import flagsaver
-from one_step import config
+from one_step import resolved
 
-from brorl_jax import meshes
+from brorl_jax import train
 from brorl_jax.learner import state as states
 from brorl_jax.main import __main__, programs, settings
-from brorl_jax.main.commands import plan
 from brorl_jax.main.commands import train as train_command
-from brorl_jax.main.stages import learning
+from brorl_jax.main.resolve import Run
+from brorl_jax.main.stages.examples import Examples
 from brorl_jax.main.stages.scoring import Scorer
-from brorl_jax.model import huggingface, tokenizer
+from brorl_jax.model import huggingface
 from brorl_jax.rollout import sampler
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.types import Groups
+from brorl_jax.types import Groups, State
 
 ROOT = pathlib.Path(__file__).parents[2]
-ASSETS = pathlib.Path(tokenizer.__file__).parents[1] / "assets"
+
+
+class Wired(NamedTuple):
+  """A run and its first step."""
+
+  run: Run
+  examples: Examples
+  scorer: Scorer
+  stages: train.Stages
+  state: State
+  kept: Groups
 
 
 @pytest.fixture(scope="session")
 def wired():
-  """Config, policy, examples, scorer, stages, state and groups of a step."""
-  c = config()
-  mesh = meshes.over([jax.devices()[:1]], meshes.ONE)
-  text = tokenizer.Tokenizer(ASSETS)
-  policy, params = huggingface.load(ASSETS, mesh=mesh)
-  examples = configured.examples(c, text)
+  this = resolved()
+  c, (phase,) = this.config, this.phases
+  _, params = huggingface.load(this.source.source, mesh=this.mesh)
+  examples = Examples.of(c, this.text)
   scorer = Scorer(c.reward, examples)
-  plans = plan.make(c, policy, axes=meshes.ONE, keep_reference=True)
-  tx, _ = learning.optimizer(c.optim, c.sampling)
   state = states.initial_state(
-    params, tx, mesh, keep_reference=True, offload="nothing"
+    params, phase.tx, this.mesh, keep_reference=True, offload="nothing"
   )
-  stages = train_command.phase(
-    settings.phases(c)[0], examples, scorer, policy, mesh, keep_reference=True
-  ).stages(1)
+  stages = train_command.stages(this, phase, examples, scorer)
   prompts = stages.prompts(1, range(4))
+  plan = phase.memory.rollouts
   out = sampler.rollouts(
-    policy,
+    phase.decoder,
     state.params,
     prompts,
     jax.random.fold_in(jax.random.key(c.run.seed), 1),
     n=c.sampling.n,
     max_new_tokens=c.sampling.max_new_tokens,
     sampling=SamplingParams(),
-    stop_ids=text.stop_ids,
-    slots=plans.rollouts.slots,
-    lanes=plans.rollouts.lanes,
-    mesh=mesh,
+    stop_ids=this.text.stop_ids,
+    slots=plan.slots,
+    lanes=plan.lanes,
+    mesh=this.mesh,
   )
   out = jax.device_get(out)
   kept = Groups(prompts, out, stages.scores(1, prompts, out))
-  yield c, policy, examples, scorer, stages, state, kept, mesh
+  yield Wired(this, examples, scorer, stages, state, kept)
   scorer.close()
 
 

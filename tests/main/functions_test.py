@@ -35,7 +35,7 @@ def scalar(*args, **options):
 """
 FINDERS = {
   "loss.kind": lambda c: functions.loss(c.loss),
-  "advantage.kind": lambda c: functions.advantage(c.advantage),
+  "advantage.kind": lambda c: functions.advantage(c.advantage, rounds=False),
   "filter.keep": lambda c: functions.keep(c.filter),
 }
 
@@ -64,7 +64,7 @@ def test_an_advantage_gets_the_numbers_of_its_kind():
   reward = jnp.float32([[1, 0, 0, 0, 0, 0]])
   valid, length = jnp.ones_like(reward, bool), jnp.ones_like(reward)
   c = configured.config(**{"advantage.kind": "pass_at_k", "advantage.k": 2})
-  got = functions.advantage(c.advantage)(reward, valid, length)
+  got = FINDERS["advantage.kind"](c)(reward, valid, length)
   np.testing.assert_array_equal(got, advantages.pass_at_k(reward, k=2))
 
 
@@ -73,7 +73,7 @@ def test_an_own_function_is_found_and_its_file_is_told(file):
   c = configured.config(**names, **{"filter.keep": f"{file}:keep"})
   loss = functions.loss(c.loss)
   assert (loss.unit, loss.options) == ("token", ("clip_high",))
-  assert functions.advantage(c.advantage).__name__ == "advantage"
+  assert FINDERS["advantage.kind"](c).__name__ == "advantage"
   assert functions.keep(c.filter).__name__ == "keep"
   found = functions.digests(config.phases(c))
   assert found.keys() == {"loss.kind", "advantage.kind", "filter.keep"}

@@ -154,13 +154,17 @@ def test_a_config_file_that_does_not_run_is_one_line(
 STUB = """
 import sys, types
 from absl import app
+from brorl_jax import config
 training = types.ModuleType("brorl_jax.main.commands.train")
+resolve = types.ModuleType("brorl_jax.main.resolve")
+resolve.here = lambda devices: None
+resolve.resolve = lambda c, machine, workdir: c
 def run(c, workdir, *, allow_change, begin_again, from_step):
   print(c.optim.lr, c.sampling.n, c.data.families["gcd"].weight, end=" ")
   print(c.policy.checkpoint, workdir, allow_change)
   FAILS
 training.run = run
-sys.modules["brorl_jax.main.commands.train"] = training
+sys.modules |= {m.__name__: m for m in (training, resolve)}
 from brorl_jax.main import __main__ as command, settings
 app.run(command.main, flags_parser=settings.parse_flags)
 """
@@ -189,7 +193,7 @@ def test_phases_are_read_from_the_command_line():
     "--workdir=w",
     "--config.run.phases=({'from_step': 3, 'sampling.n': 32},)",
     code=STUB.replace(
-      "FAILS", "print(settings.phases(c)[1].config.sampling.n, c.run.phases)"
+      "FAILS", "print(config.phases(c)[1].config.sampling.n, c.run.phases)"
     ),
   )
   assert done.returncode == 0, done.stderr

@@ -9,11 +9,10 @@ import numpy as np
 import pytest
 from messages import mentions
 
-from brorl_jax import evaluate, meshes, train
+from brorl_jax import evaluate, train
 from brorl_jax.errors import UserError
-from brorl_jax.main.commands import evaluate as evaluate_command
-from brorl_jax.main.commands import plan
 from brorl_jax.main.recorder import Recorder
+from brorl_jax.main.stages import heldout
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import events, metrics, trackers
@@ -21,14 +20,22 @@ from brorl_jax.runs.run_state import RunState
 from brorl_jax.tasks.base import Verdict
 
 
+def made(wired, workdir, *, changed=None, entries=None, **more):
+  """A record of a run without held-out prompts."""
+  return Recorder(
+    wired.run.config, workdir, wired.examples, [], lambda *_: None,
+    changed or {}, entries or {}, **more,
+  )  # fmt: skip
+
+
 @pytest.mark.ci
 def test_record_of_one_held_out_prompt_has_no_interval(wired, tmp_path):
   one = {"id": "q", "domain": "math", "task": "m", "tokens": 3, "reason": ""}
   one |= {"truncated": False, "score": 1.0, "pass": True, "status": "pass"}
   chunks = [[one | {"sample": n, "answer": "8"} for n in range(2)]]
-  measure = lambda params, heldout: iter(chunks)
-  c, _, examples, *_ = wired
-  recorder = Recorder(c, tmp_path, examples, [], lambda step: measure, {}, {})
+  measure = lambda *_: iter(chunks)
+  c, examples = wired.run.config, wired.examples
+  recorder = Recorder(c, tmp_path, examples, [], measure, {}, {})
   recorder.start(-1)
   assert recorder.evaluate(0, None) == 1.0
   recorder.close()
@@ -43,8 +50,8 @@ def test_wandb_gets_all_of_a_run_whenever_it_starts(
   one = {"id": "q", "domain": "math", "task": "m", "tokens": 3, "reason": ""}
   one |= {"truncated": False, "score": 1.0, "pass": True, "status": "pass"}
   chunks = [[one | {"sample": n, "answer": "8"} for n in range(2)]]
-  measure = lambda params, heldout: iter(chunks)
-  c, _, examples, *_, kept, _ = wired
+  measure = lambda *_: iter(chunks)
+  c, examples, kept = wired.run.config, wired.examples, wired.kept
   c = dataclasses.replace(c, run=dataclasses.replace(c.run, wandb="mine"))
   told = []
 
@@ -61,7 +68,7 @@ def test_wandb_gets_all_of_a_run_whenever_it_starts(
       told.append("closed")
 
   monkeypatch.setattr(trackers, "Wandb", Board)
-  recorder = Recorder(c, tmp_path, examples, [], lambda step: measure, {}, {})
+  recorder = Recorder(c, tmp_path, examples, [], measure, {}, {})
   recorder.start(-1)
   recorder.evaluate(0, None)
   recorder.step(
@@ -84,7 +91,7 @@ def test_wandb_gets_all_of_a_run_whenever_it_starts(
   ]
   told.clear()
   monkeypatch.setattr(Recorder, "lacks", lambda self, step: None)
-  again = Recorder(c, tmp_path, examples, [], lambda step: measure, {}, {})
+  again = Recorder(c, tmp_path, examples, [], measure, {}, {})
   again.start(1)  # the checkpoint is that of step 1
   again.close()
   first = {"reward/mean": 0.5, **none, **score}
@@ -99,20 +106,19 @@ def drawn(kept):
 
 @pytest.mark.ci
 def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
-  c, policy, examples, scorer, _, state, kept, mesh = wired
-  heldout = examples.heldout()
-  plans = plan.make(c, policy, axes=meshes.of(mesh), keep_reference=True)
-  measure = evaluate_command.measure(
-    c, policy, examples, scorer, mesh, plans.evaluations, plans.chunk
-  )
+  this, examples, scorer, _, state, kept = wired
   steps = []
-  by_step = lambda step: steps.append(step) or measure
+
+  def measure(step, params, prompts):
+    steps.append(step)
+    return heldout.at_step(this, examples, scorer, step, params, prompts)
+
   recorder = Recorder(
-    c,
+    this.config,
     tmp_path,
     examples,
-    heldout,
-    by_step,
+    examples.heldout(),
+    measure,
     {},
     {"sandbox": 1},
     lambda: {"late": 2, "it died": 1},
@@ -189,10 +195,7 @@ def lines_of(workdir, steps):
 
 
 def test_record_refuses_a_run_whose_lines_are_gone(wired, tmp_path):
-  c, _, examples, *_ = wired
-  recorder = lambda: Recorder(
-    c, tmp_path, examples, [], lambda *_: None, {}, {}
-  )
+  recorder = lambda: made(wired, tmp_path)
   with pytest.raises(metrics.Damaged, match=r"no step 3.* step 0"):
     recorder().start(3)
   lines = [json.dumps({"step": i}) for i in (1, 2, 3)]
@@ -211,9 +214,7 @@ def test_record_refuses_a_run_whose_lines_are_gone(wired, tmp_path):
 def test_record_keeps_events_once(wired, tmp_path, capsys):
   lines_of(tmp_path, 2)
   open_at = lambda done: (
-    recorder := Recorder(
-      wired[0], tmp_path, wired[2], [], lambda step: None, {}, {}
-    ),
+    recorder := made(wired, tmp_path),
     recorder.start(done),
   )[0]
   recorder = open_at(2)
@@ -240,9 +241,7 @@ def test_record_keeps_events_once(wired, tmp_path, capsys):
 def test_a_resume_with_another_config_is_an_event(wired, tmp_path):
   lines_of(tmp_path, 2)
   for done, changed in ((2, {"n": 512}), (2, {})):  # killed before step 3
-    recorder = Recorder(
-      wired[0], tmp_path, wired[2], [], lambda step: None, changed, {}
-    )
+    recorder = made(wired, tmp_path, changed=changed)
     recorder.start(done)
     recorder.close()
   kinds = [(e["step"], e["event"]) for e in timeless(tmp_path)]
@@ -254,9 +253,7 @@ def start_at(wired, tmp_path, done, **more):
   """A record that was started, of a run with two lines if it goes on."""
   if done >= 0 and not (tmp_path / "metrics.jsonl").exists():
     lines_of(tmp_path, done)
-  recorder = Recorder(
-    wired[0], tmp_path, wired[2], [], lambda step: None, {}, {}, **more
-  )
+  recorder = made(wired, tmp_path, **more)
   recorder.start(done)
   return recorder
 
@@ -265,7 +262,7 @@ def test_the_story_of_a_crash_stays_and_training_is_written_again(
   wired, tmp_path
 ):
   recorder = start_at(wired, tmp_path, 2)
-  recorder.step(3, {"reward/mean": 0.5}, wired[-2], drawn(wired[-2]))
+  recorder.step(3, {"reward/mean": 0.5}, wired.kept, drawn(wired.kept))
   recorder.event(3, {"event": "skip", "why": "NaN"})
   recorder.warn("the disk is slow")
   with pytest.raises(ZeroDivisionError), recorder:
@@ -295,7 +292,7 @@ def test_why_a_run_ends_is_recorded_and_told(
   told = []
   recorder = start_at(wired, tmp_path, 2, tell=told.append)
   with contextlib.suppress(Exception), recorder:
-    recorder.step(last, {"reward/mean": 0.5}, wired[-2], drawn(wired[-2]))
+    recorder.step(last, {"reward/mean": 0.5}, wired.kept, drawn(wired.kept))
     recorder.stopped = stopped
     if error is not None:
       raise error
@@ -313,10 +310,7 @@ def test_an_end_within_a_step_is_recorded_once_the_files_are_open(
 ):
   told = []
   lines_of(tmp_path, 2)
-  recorder = Recorder(
-    wired[0], tmp_path, wired[2], [], lambda step: None, {}, {}, {}.copy,
-    told.append,
-  )  # fmt: skip
+  recorder = made(wired, tmp_path, tell=told.append)
   recorder.cut("interrupted", 130)
   assert not told and not (tmp_path / "events.jsonl").exists()
   recorder.start(2)
@@ -369,9 +363,7 @@ def test_a_run_that_is_at_its_end_tells_nothing(wired, tmp_path):
 
 def test_a_refused_start_is_told_and_leaves_the_files(wired, tmp_path):
   told = []
-  recorder = Recorder(
-    wired[0], tmp_path, wired[2], [], lambda *_: None, {}, {}, tell=told.append
-  )
+  recorder = made(wired, tmp_path, tell=told.append)
   with pytest.raises(UserError), recorder:
     raise UserError("damaged")
   assert not [*tmp_path.iterdir()]
@@ -390,9 +382,7 @@ def test_an_end_on_a_full_disk_is_told(wired, tmp_path):
 
 def test_a_start_says_which_lines_of_data_are_left_out(wired, tmp_path):
   found = {"left_out": ["a.jsonl, line 3: no prompt", "a.jsonl, line 9: x"]}
-  recorder = Recorder(
-    wired[0], tmp_path, wired[2], [], lambda step: None, {}, found
-  )
+  recorder = made(wired, tmp_path, entries=found)
   recorder.start(-1)
   recorder.close()
   start, data = timeless(tmp_path)
@@ -402,8 +392,8 @@ def test_a_start_says_which_lines_of_data_are_left_out(wired, tmp_path):
 
 
 def test_the_last_step_of_a_run_that_its_numbers_end_is_kept(wired, tmp_path):
-  _, _, _, _, stages, _, kept, _ = wired
-  credit = stages.advantages(kept, RunState())
+  kept = wired.kept
+  credit = wired.stages.advantages(kept, RunState())
   recorder = start_at(wired, tmp_path, -1)
   recorder.dump(7, kept, credit, kept)
   recorder.close()
@@ -422,7 +412,7 @@ def test_the_last_step_of_a_run_that_its_numbers_end_is_kept(wired, tmp_path):
 
 
 def test_a_step_without_a_kept_group_keeps_all_that_was_drawn(wired, tmp_path):
-  drawn = wired[6]
+  drawn = wired.kept
   none = jax.tree.map(lambda x: x[:0], drawn)
   empty = np.zeros((0, drawn.scores.reward.shape[1]), np.float32)
   credit = train.Credit(empty, empty > 0, RunState(), {})
@@ -439,7 +429,7 @@ def test_replaced_workers_are_one_event_of_a_step(wired, tmp_path):
   ended = iter([{"late": 2, "it died": 1}, {}])
   recorder = start_at(wired, tmp_path, 2, replaced=lambda: next(ended))
   for step in (3, 4):
-    recorder.step(step, {"reward/mean": 0.5}, wired[-2], drawn(wired[-2]))
+    recorder.step(step, {"reward/mean": 0.5}, wired.kept, drawn(wired.kept))
   recorder.close()
   _, event = timeless(tmp_path)
   assert event == {
@@ -450,7 +440,7 @@ def test_replaced_workers_are_one_event_of_a_step(wired, tmp_path):
 
 
 def test_answers_that_nobody_judged_are_an_event_of_the_step(wired, tmp_path):
-  sampled, hung = drawn(wired[-2]), Verdict("invalid", 0.0, "late", "")
+  sampled, hung = drawn(wired.kept), Verdict("invalid", 0.0, "late", "")
   scores = sampled.groups.scores
   responses = scores.responses.copy()
   responses[:, 0] = [
@@ -462,7 +452,7 @@ def test_answers_that_nobody_judged_are_an_event_of_the_step(wired, tmp_path):
   recorder.step(
     3,
     {"reward/mean": 0.5},
-    wired[-2],
+    wired.kept,
     dataclasses.replace(sampled, groups=groups),
   )
   recorder.close()

@@ -12,7 +12,7 @@ import numpy as np
 import one_step
 import pytest
 
-from brorl_jax import config, meshes, processes, train
+from brorl_jax import config, processes, train
 from brorl_jax.errors import UserError
 from brorl_jax.main import shared
 from brorl_jax.main.recorder import Recorder
@@ -199,12 +199,11 @@ def test_what_decides_the_numbers_is_named(name, value, tmp_path):
 
 
 def test_the_summary_has_the_mesh_and_what_is_copied(monkeypatch):
-  mesh = meshes.make_mesh(tensor=2)
-  params = {"a": jnp.ones((256, 1024))}
-  axes = "mesh (data=1, fsdp=4, tensor=2, expert=1)"
-  assert shared.summary(mesh, params) == axes
+  axes, params = Axes(fsdp=4, tensor=2), {"a": jnp.ones((256, 1024))}
+  mesh = "mesh (data=1, fsdp=4, tensor=2, expert=1)"
+  assert shared.summary(axes, params) == mesh
   monkeypatch.setattr(processes, "alone", lambda: False)
   monkeypatch.setattr(jax, "process_count", lambda: 3)
-  said = shared.summary(mesh, params)
-  assert said.startswith(f"{axes} of 3 processes; ")
+  said = shared.summary(axes, params)
+  assert said.startswith(f"{mesh} of 3 processes; ")
   assert said.endswith("each makes its own copy of the parameters: 1.00 MiB")

@@ -15,8 +15,10 @@ from loads import HALF, SMALL, TOY, load, on_gpu
 from brorl_jax import meshes
 from brorl_jax.learner import state as states
 from brorl_jax.learner import theory, update
-from brorl_jax.learner.objective import Stats
-from brorl_jax.main.stages import learning
+from brorl_jax.learner.objective import (
+  Stats,
+)
+from brorl_jax.main import functions
 from brorl_jax.meshes import Axes
 from brorl_jax.model import sharding
 from brorl_jax.rollout import memory, prefill, program_spec, programs, sampler
@@ -259,8 +261,7 @@ def applying(policy, mesh, *, P, R, T, S):
   Also those of the state and of the gradients, which are arguments.
   """
   policy = dataclasses.replace(policy, mesh=mesh)
-  c = config()
-  tx, _ = learning.optimizer(c.optim, c.sampling)
+  tx, _ = functions.optimizer(config())
   _, state, places = states.state_places(
     jax.eval_shape(policy.init, jax.random.key(0)),
     tx,
@@ -268,9 +269,7 @@ def applying(policy, mesh, *, P, R, T, S):
     keep_reference=True,
     offload="nothing",
   )
-  mass = functools.partial(
-    theory.correct_mass, response_logp=policy.response_logp, temperature=1.0
-  )
+  mass = theory.Mass(policy.response_logp, 1.0)
   zeros = lambda *shape, dtype=np.int32: np.zeros(shape, dtype)
   of_rows = zeros(P, R, dtype=np.float32), zeros(P, R, dtype=bool)
   found = theory.Probe(
@@ -288,14 +287,13 @@ def applying(policy, mesh, *, P, R, T, S):
 
   def apply(*leaves):
     state, grads, found = map(jax.tree.unflatten, kinds, leaves)
-    watch = lambda found, params: mass(found, params).mean()
     return jax.tree.leaves(
       update._apply.__wrapped__(
         state,
         (grads, Stats.zero(state.params)),
         jax.numpy.float32(np.inf),
         tx=tx,
-        watch=jax.tree_util.Partial(watch, found),
+        watch=jax.tree_util.Partial(mass.mean, found),
       )
     )
 

@@ -13,21 +13,25 @@ import sys
 
 import jax
 import numpy as np
+import one_step
 import pytest
 import tiers
 from configured import config
-from loads import GIB, SMALL, load, on_gpu
+from loads import GIB, SMALL, load, on_gpu, planned
 
 from brorl_jax import meshes
 from brorl_jax.configs import n16, n512
 from brorl_jax.errors import UserError
 from brorl_jax.learner import state as states
-from brorl_jax.main import settings, sizes
+from brorl_jax.main import functions, settings
 from brorl_jax.main.commands import plan as plan_command
-from brorl_jax.main.commands import train as train_command
-from brorl_jax.main.stages import learning
-from brorl_jax.meshes import ONE, Axes
-from brorl_jax.model import architectures, huggingface, target, tokenizer
+from brorl_jax.main.sizes import Plans
+from brorl_jax.meshes import Axes
+from brorl_jax.model import (
+  huggingface,
+  target,
+  tokenizer,
+)
 from brorl_jax.model.target import Target
 from brorl_jax.rollout import plan
 
@@ -38,8 +42,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 @pytest.mark.parametrize("reference", [True, False])
 def test_training_state_is_what_training_makes(reference, offload):
   mesh = meshes.make_mesh(fsdp=4, tensor=2)
-  c = config(offload=offload, kl_weight=1e-4 * reference)
-  tx, _ = learning.optimizer(c.optim, c.sampling)
+  c = config(offload=offload, in_flight=4 * 512, blocks=4)
+  tx, _ = functions.optimizer(c)
   state = states.initial_state(
     SMALL.init(jax.random.key(0)),
     tx,
@@ -54,13 +58,10 @@ def test_training_state_is_what_training_makes(reference, offload):
     for shard in x.addressable_shards
     if shard.device == device
   )
-  state_bytes = functools.partial(
-    sizes.state_bytes,
-    tx=tx,
-    offload=offload,
-    pipeline=False,
-    axes=Axes(fsdp=4, tensor=2),
-    keep_reference=reference,
+  state_bytes = lambda policy: (
+    planned(
+      c, policy, Axes(fsdp=4, tensor=2), keep_reference=reference
+    ).sampling_bytes
   )
   assert held == state_bytes(SMALL)
   on_device = sum(
@@ -75,18 +76,15 @@ def test_training_state_is_what_training_makes(reference, offload):
   assert round(on_device / params, 2) == 1 + copies
 
 
-def held(policy=SMALL, **changes):
-  """Bytes of the state of SMALL."""
-  c = config()
-  how = dict(axes=ONE, offload="nothing", pipeline=False)
-  tx, _ = learning.optimizer(c.optim, c.sampling)
-  how |= dict(keep_reference=True) | changes
-  return sizes.state_bytes(policy, tx, **how)
-
-
 def test_what_waits_for_the_next_step_is_held_twice():
-  params = held(pipeline=True) - held()
-  assert held() == pytest.approx(4 * params, rel=1e-3)
+  one, two = (
+    plans(pipeline=pipeline).sampling_bytes for pipeline in (False, True)
+  )
+  assert one == pytest.approx(4 * (two - one), rel=1e-3)
+
+
+def plans(**changes) -> Plans:
+  return planned(config(**changes))
 
 
 fit = functools.partial(
@@ -495,7 +493,7 @@ def test_a_plan_without_a_tokenizer_reads_what_it_can(tmp_path, capsys):
 def test_evaluations_are_planned_for_files_alone_or_with_puzzles():
   files = {"data.files": ("a.jsonl", "b.jsonl"), "in_flight": 512 * 512}
   alone, mixed, made = (
-    plans(**given, memory_bytes=GIB, mesh_fsdp=1).chunk
+    plans(**given, memory_bytes=GIB, mesh_fsdp=1).heldout.prompts
     for given in (
       {**files, "eval_n": 512},
       {**files, "eval_n": 512, "data.puzzles": True},
@@ -509,26 +507,16 @@ def test_evaluations_are_planned_for_files_alone_or_with_puzzles():
 def test_a_plan_is_that_of_the_run_where_its_devices_are_here(capsys):
   c = config(dtype="bfloat16", memory_bytes=10**8, mesh_fsdp=1)
   plan_command.run(c)
-  policy = architectures.read_policy(huggingface.ASSETS, dtype=c.policy.dtype)
-  got = plan_command.make(c, policy, axes=ONE, keep_reference=True)
+  got = one_step.resolved(c).phases[0].memory
   text = capsys.readouterr().out
   assert "on 1 x 1 CPU devices" in text
-  assert got.rollouts.table() in text and got.evaluations.table() in text
+  assert got.rollouts.table() in text and got.heldout.plan.table() in text
 
 
 def test_a_mesh_that_does_not_fit_the_work_is_refused():
   c = config(mesh_fsdp=3)
   with pytest.raises(UserError, match=r"3 rows .*mesh_fsdp.* do not"):
     plan_command.run(c)
-
-
-def all_plans(**changes) -> plan_command.Plans:
-  return plan_command.make(
-    config(**changes), SMALL, axes=ONE, keep_reference=True
-  )
-
-
-plans = all_plans
 
 
 @pytest.mark.ci
@@ -542,31 +530,28 @@ def test_zero_means_as_many_as_fit():
 
 
 def test_evaluations_take_fewer_puzzles_at_a_time_if_they_must():
-  plans = functools.partial(all_plans, rows=1, blocks=1)  # a small update
-  roomy = plans()
-  assert roomy.chunk == 256  # 4096 / 16, of 480
-  assert roomy.evaluations.slots == 16
-  assert plans(eval_prompts=1).chunk == 8
+  small = functools.partial(plans, rows=1, blocks=1)  # a small update
+  roomy = small()
+  assert roomy.heldout.prompts == 256  # 4096 / 16, of 480
+  assert roomy.heldout.plan.slots == 16
+  assert small(eval_prompts=1).heldout.prompts == 8
   # Prompts of evaluations are many, those of rollouts few.
   need = roomy.rollouts.total_bytes
-  tight = plans(memory_bytes=least(need))
+  tight = small(memory_bytes=least(need))
   assert tight.rollouts == dataclasses.replace(
     roomy.rollouts,
     memory_bytes=least(need),
     limit_bytes=tight.rollouts.limit_bytes,
   )
-  assert tight.chunk < 256
-  assert tight.evaluations.total_bytes <= tight.evaluations.limit_bytes
+  assert tight.heldout.prompts < 256
+  assert tight.heldout.plan.total_bytes <= tight.heldout.plan.limit_bytes
 
 
 def test_processes_divide_evaluations():
-  make = functools.partial(
-    plan_command.make, config(eval_prompts=4), SMALL, axes=Axes(fsdp=4)
-  )
-  chunks = [
-    make(keep_reference=True, processes=count).chunk for count in (1, 2, 4)
-  ]
-  assert chunks == [32, 16, 8]  # of 4 prompts in each of eight families
+  c = config(eval_prompts=4)
+  of = lambda count: planned(c, SMALL, Axes(fsdp=4), processes=count)
+  prompts = [of(count).heldout.prompts for count in (1, 2, 4)]
+  assert prompts == [32, 16, 8]  # of 4 prompts in each of eight families
 
 
 def test_the_probe_is_that_of_the_config():
@@ -577,32 +562,34 @@ def test_the_probe_is_that_of_the_config():
   found = plans(theory_prompts=99, samples=16 * 512).probe
   assert (found.prompts, found.tokens) == (16, 6)
   assert plans(theory_prompts=0).probe is None
-  params = held() // 4
+  params = plans().sampling_bytes // 4
   assert found.gradient_bytes == pytest.approx(params, rel=1e-4)
 
 
 def test_moments_are_on_the_devices_while_an_update_is_applied():
-  of = lambda offload, **how: held(on_gpu(), offload=offload, **how)
-  assert of("moments") < of("moments", applying=True)
-  assert of("moments", applying=True) == of("reference")
-  assert of("nothing", applying=True) == of("nothing")
-  c = config(offload="moments", memory_bytes=10**12)
-  probe = plan_command.make(c, on_gpu(), axes=ONE, keep_reference=True).probe
-  assert probe.resident_bytes == of("reference")
+  nothing, reference, moments = (
+    planned(config(offload=offload), on_gpu())
+    for offload in ("nothing", "reference", "moments")
+  )
+  assert moments.sampling_bytes < moments.applying_bytes
+  assert moments.applying_bytes == reference.sampling_bytes
+  assert nothing.applying_bytes == nothing.sampling_bytes
+  assert moments.probe.resident_bytes == moments.applying_bytes
+  assert moments.update.resident_bytes == moments.sampling_bytes
 
 
 @pytest.mark.ci
 def test_a_probe_that_does_not_fit_is_refused_with_the_nearest_that_does():
-  plans = functools.partial(all_plans, rows=1, blocks=1)  # a small update
+  small = functools.partial(plans, rows=1, blocks=1)  # a small update
   need = lambda **changes: (
-    plans(max_new_tokens=900, memory_bytes=10**15, **changes).probe.need
+    small(max_new_tokens=900, memory_bytes=10**15, **changes).probe.need
   )
   assert need(theory_prompts=15) < need(theory_prompts=16)
   # Less than the probe would take, and enough for all else.
   tight = dict(memory_bytes=least(need(theory_prompts=15)))
-  assert plans(max_new_tokens=900, theory_prompts=0, **tight).probe is None
+  assert small(max_new_tokens=900, theory_prompts=0, **tight).probe is None
   with pytest.raises(plan.TooLarge) as e:
-    plans(max_new_tokens=900, theory_prompts=16, **tight)
+    small(max_new_tokens=900, theory_prompts=16, **tight)
   line = str(e.value)
   assert "\n" not in line and re.fullmatch(
     r"measuring the theorem on theory\.prompts = 16 with 16 responses of 128 "
@@ -610,7 +597,7 @@ def test_a_probe_that_does_not_fit_is_refused_with_the_nearest_that_does():
     r"nearest that fits: 15; theory\.prompts = 0 leaves it out",
     line,
   )
-  plans(max_new_tokens=900, theory_prompts=15, **tight)
+  small(max_new_tokens=900, theory_prompts=15, **tight)
 
 
 def test_a_probe_of_which_nothing_fits():
@@ -619,18 +606,8 @@ def test_a_probe_of_which_nothing_fits():
     plan.check_probe(found, found.resident_bytes)
 
 
-def test_training_refuses_before_it_loads(tmp_path, monkeypatch):
-  monkeypatch.setattr(
-    huggingface, "load", lambda *_, **__: pytest.fail("loads")
-  )
-  c = config(memory_bytes=10**6)
-  with pytest.raises(UserError, match=r"memory_bytes = .* more devices"):
-    train_command.run(c, tmp_path / "run", allow_change=False)
-  assert list(tmp_path.iterdir()) == []
-
-
 def test_a_policy_that_does_not_spread_is_refused():
   with pytest.raises(
     ValueError, match=r"over the 4 devices.*mesh_tensor = [12]$"
   ):
-    held(axes=Axes(tensor=4))
+    planned(config(), SMALL, Axes(tensor=4))

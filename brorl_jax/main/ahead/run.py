@@ -89,8 +89,7 @@ class Job:
   @property
   def parameters(self) -> int:
     """How many numbers the policy has."""
-    shapes = jax.eval_shape(self.policy.init, jax.random.key(0))
-    return sum(x.size for x in jax.tree.leaves(shapes))
+    return sum(x.size for x in jax.tree.leaves(self.policy.shapes))
 
   @property
   def read_together(self) -> int:
@@ -107,7 +106,7 @@ class Job:
   def state(self) -> State:
     """Shapes and places of the training state while it is used."""
     _, shapes, places = states.state_places(
-      jax.eval_shape(self.policy.init, jax.random.key(0)),
+      self.policy.shapes,
       self.phase.tx,
       self.mesh,
       keep_reference=self.run.keep_reference,

@@ -6,21 +6,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scored
-from one_step import groups, short
+from one_step import groups, resolved, short
 
 from brorl_jax.main.stages import advantages as advantage_stage
 from brorl_jax.rl import advantages
 from brorl_jax.runs.run_state import RunState
 
 
-def filter_stage(c):
-  return advantage_stage.filter_stage(
-    c.filter, c.reward, places=c.sampling.places
-  )
+def phase(**changes):
+  return resolved(short(**changes)).phases[0]
 
 
-def advantages_stage(c):
-  return advantage_stage.advantages_stage(c.advantage, c.reward, c.sampling)
+def informative(some, **changes):
+  places = 6  # of short()
+  return advantage_stage.informative(phase(**changes), places, some)
 
 
 def shaped(c, some, *, active):
@@ -30,8 +29,8 @@ def shaped(c, some, *, active):
 
 @pytest.mark.ci
 def test_advantages_are_whitened_over_tokens(wired):
-  stages, kept = wired[4], wired[6]
-  got = stages.advantages(kept, RunState()).advantage
+  kept = wired.kept
+  got = wired.stages.advantages(kept, RunState()).advantage
   reward = kept.scores.reward
   length = kept.rollouts.mask.sum(axis=2).astype(np.float32)
   where = np.asarray(advantages.informative(jnp.asarray(reward)))
@@ -64,7 +63,7 @@ REWARDS = [
   ids=str,
 )
 def test_which_groups_are_kept(changes, want):
-  got = filter_stage(short(**changes))(groups(REWARDS))
+  got = informative(groups(REWARDS), **changes)
   assert got.dtype == bool and got.tolist() == want
 
 
@@ -77,13 +76,13 @@ def test_the_rule_sees_rollouts_that_count(keep, masked):
   some = groups(reward, truncated=~counts & masked)
   if not masked:
     some = some._replace(scores=scored.scores(reward, valid=counts))
-  c = short(keep=keep, mask_truncated=masked)
-  assert filter_stage(c)(some).tolist() == [False, True, True, False]
+  got = informative(some, keep=keep, mask_truncated=masked)
+  assert got.tolist() == [False, True, True, False]
 
 
 @pytest.mark.parametrize("keep", ["differ", "solved"])
 def test_a_length_reward_makes_no_group_of_wrong_answers_informative(keep):
-  c = short(
+  how = dict(
     keep=keep, length_weight=1.0, overlong_weight=1.0, overlong_buffer=4,
     truncated_factor=0.5,
   )  # fmt: skip
@@ -92,9 +91,9 @@ def test_a_length_reward_makes_no_group_of_wrong_answers_informative(keep):
     length=[[1, 2, 3, 4]] * 2,
     truncated=[[False, False, False, True]] * 2,
   )
-  reward, _ = shaped(c, wrong, active=True)
+  reward, _ = shaped(short(**how), wrong, active=True)
   assert len(np.unique(reward[0])) == len(np.unique(reward[1])) == 4
-  assert filter_stage(c)(wrong).tolist() == [False, False]
+  assert informative(wrong, **how).tolist() == [False, False]
 
 
 @pytest.mark.parametrize("keep", ["differ", "solved"])
@@ -103,7 +102,7 @@ def test_rollouts_that_were_cut_may_decide_nothing(keep):
     [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]],
     truncated=[[True, False, False, False]] * 3,
   )
-  kept = lambda **how: filter_stage(short(keep=keep, **how))(cut)
+  kept = lambda **how: informative(cut, keep=keep, **how)
   assert kept().tolist() == [True] * 3
   assert kept(mask_truncated=True).tolist() == [False, True, True]
 
@@ -161,7 +160,7 @@ def test_a_response_that_was_cut_keeps_a_share_of_its_reward():
 
 
 def stage(some, progress=RunState(), **changes):  # noqa: B008
-  return advantages_stage(short(**changes))(some, progress)
+  return advantage_stage.credit(phase(**changes), some, progress)
 
 
 @pytest.mark.parametrize(
@@ -275,16 +274,11 @@ def test_without_off_the_length_reward_stays_on(done, off, active):
 
 
 MINE = """
-import jax.numpy as jnp
-
 def raw(reward, valid, length):
   return reward - 0.5
 
 def endless(reward, valid, length):
   return reward / 0.0
-
-def silent(logp, logp_old, advantage, mask):
-  return -advantage[:, None] * logp
 """
 
 

@@ -1,6 +1,7 @@
 """Tests of brorl_jax/main/stages/learning.py: the updates of a step."""
 
 import dataclasses
+import functools
 import math
 
 import chex
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiers
-from one_step import config
+from one_step import config, resolved
 
 from brorl_jax import train
 from brorl_jax.config.run import Guard
@@ -17,6 +18,7 @@ from brorl_jax.learner import packing, theory, update
 from brorl_jax.learner import state as states
 from brorl_jax.learner.objective import Correction
 from brorl_jax.learner.optimizer import init_state, updates_done
+from brorl_jax.main import functions
 from brorl_jax.main.stages import learning
 from brorl_jax.model import sharding
 from brorl_jax.rl import losses, lr_scaling
@@ -25,17 +27,14 @@ from brorl_jax.runs import checkpoints, metrics
 from brorl_jax.runs.run_state import RunState
 
 
-def optimizer(c):
-  return learning.optimizer(c.optim, c.sampling)
-
-
-def objective(c):
-  temperature = c.sampling.temperature
-  return learning.objective(c.loss, c.reference, temperature=temperature)
+def updating(**changes):
+  """A run of the small config with other values, and its updates."""
+  this = resolved(**changes)
+  return this, functools.partial(learning.updated, this, this.phases[0])
 
 
 def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
-  c, policy, _, _, stages, state, kept, mesh = wired
+  c, stages, state, kept = wired.run.config, *wired[-3:]
   seeds = []
   split = packing.split
   monkeypatch.setattr(
@@ -48,9 +47,7 @@ def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
   numbers = updated.metrics
   # The mean of 0 before the first update and of what that one did.
   assert 1e-9 < numbers["policy/kl_ref"] < 1e-4
-  one = learning.update_stage(
-    config(minibatches=1), policy, *optimizer(c), mesh
-  )
+  _, one = updating(minibatches=1)
   copy = jax.tree.map(jnp.copy, state)
   first = one(copy, kept, credit)[1].metrics
   assert 0.0 <= first["policy/kl_ref"] < 1e-9  # to rounding
@@ -78,9 +75,9 @@ def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
 @pytest.mark.slow
 def test_an_update_is_told_what_it_needs(wired, monkeypatch):
   """The policy's options, and whose log-probabilities are scored before it."""
-  c, policy, _, _, stages, state, kept, mesh = wired
-  tx, schedule = optimizer(c)
-  other = policy.init(jax.random.key(1))
+  this, learn = updating(remat="products")
+  stages, state, kept = wired[-3:]
+  other = this.policy.init(jax.random.key(1))
   state = dataclasses.replace(jax.tree.map(jnp.copy, state), reference=other)
   scored, steps = [], []
   logp_of, minibatch_step = update.logp_of, update.minibatch_step
@@ -97,11 +94,8 @@ def test_an_update_is_told_what_it_needs(wired, monkeypatch):
 
   monkeypatch.setattr(update, "logp_of", score)
   monkeypatch.setattr(update, "minibatch_step", step)
-  devices = dataclasses.replace(c.devices, remat="products")
-  c = dataclasses.replace(c, devices=devices)
-  learn = learning.update_stage(c, policy, tx, schedule, mesh)
   learn(state, kept, stages.advantages(kept, RunState()))
-  assert len(steps) == c.optim.minibatches == 2
+  assert len(steps) == this.config.optim.minibatches == 2
   batches = [batch for part, _ in steps for batch in part]
   old = [logp for is_reference, logp in scored if not is_reference]
   assert len(scored) == 2 * len(batches) and len(old) == len(batches)
@@ -110,12 +104,14 @@ def test_an_update_is_told_what_it_needs(wired, monkeypatch):
     gap = jnp.abs(batch.logp_ref - one)[batch.mask]
     assert float(jnp.max(gap)) > 0.1  # another policy
   for _, told in steps:
-    assert told == dataclasses.replace(policy, remat="products", mesh=mesh)
+    assert told == dataclasses.replace(
+      this.policy, remat="products", mesh=this.mesh
+    )
 
 
 @pytest.mark.slow
 def test_the_theorem_is_measured_only_if_it_shall_be(wired, monkeypatch):
-  c, policy, _, _, stages, state, kept, mesh = wired
+  stages, state, kept = wired[-3:]
   credit, seen = stages.advantages(kept, RunState()), []
   minibatch_step = update.minibatch_step
 
@@ -124,19 +120,18 @@ def test_the_theorem_is_measured_only_if_it_shall_be(wired, monkeypatch):
     return minibatch_step(*args, watch=watch, **how)
 
   monkeypatch.setattr(update, "minibatch_step", step)
-  tx, schedule = optimizer(c)
 
   def learn(**changes):
     seen.clear()
-    stage = learning.update_stage(config(**changes), policy, tx, schedule, mesh)
-    after, updated = stage(jax.tree.map(jnp.copy, state), kept, credit)
+    _, update = updating(**changes)
+    after, updated = update(jax.tree.map(jnp.copy, state), kept, credit)
     found = {
       k: v for k, v in updated.metrics.items() if k.startswith("theory/")
     }
     return after, found
 
   off, nothing = learn(theory_prompts=0)
-  assert seen == [None] * c.optim.minibatches
+  assert seen == [None] * wired.run.config.optim.minibatches
   assert nothing == theory.unmeasured()
   on, measured = learn()
   assert measured.keys() == nothing.keys() and None not in measured.values()
@@ -157,13 +152,11 @@ def test_the_theorem_is_measured_only_if_it_shall_be(wired, monkeypatch):
   "offload", [pytest.param("reference", marks=pytest.mark.slow), "moments"]
 )
 def test_what_waits_in_host_memory_changes_no_bit(wired, offload, tmp_path):
-  c, policy, _, _, stages, _, kept, mesh = wired
-  credit = stages.advantages(kept, RunState())
-  tx, schedule = optimizer(c)
-  params = policy.init(jax.random.key(0))
-  step = learning.update_stage(c, policy, tx, schedule, mesh)
+  this, kept = wired.run, wired.kept
+  credit, step = wired.stages.advantages(kept, RunState()), wired.stages.update
+  params, tx = this.policy.init(jax.random.key(0)), this.phases[0].tx
   make = lambda offload: states.initial_state(
-    params, tx, mesh, keep_reference=True, offload=offload
+    params, tx, this.mesh, keep_reference=True, offload=offload
   )
   kinds = lambda tree: {x.sharding.memory_kind for x in jax.tree.leaves(tree)}
   state, want = make(offload), make("nothing")
@@ -197,8 +190,8 @@ def test_what_waits_in_host_memory_changes_no_bit(wired, offload, tmp_path):
 )
 def test_the_rate_grows_with_the_root_of_a_count(changes, factor):
   c = config(lr=0.01, warmup=2, **changes)
-  assert learning.scaled_lr(c.optim, c.sampling) == pytest.approx(0.01 * factor)
-  _, schedule = optimizer(c)
+  assert functions.scaled_lr(c) == pytest.approx(0.01 * factor)
+  _, schedule = functions.optimizer(c)
   np.testing.assert_allclose(
     [schedule(i) for i in range(3)],
     np.array([0.5, 1.0, 1.0]) * 0.01 * factor,
@@ -207,16 +200,17 @@ def test_the_rate_grows_with_the_root_of_a_count(changes, factor):
   assert lr_scaling.sqrt_scaled(1.0, samples=64, base_samples=16) == 2.0
 
 
-def learned_a_little(c, *, keep_reference=True):
-  """An optimizer, and a state after three of its updates."""
-  tx, _ = optimizer(c)
+def learned_a_little(*, keep_reference=True, **changes):
+  """A phase, and a state after three of its updates."""
+  phase = resolved(**changes).phases[0]
+  tx = phase.tx
   params = {"w": jnp.arange(3.0)}
   state = init_state(params, tx, keep_reference=keep_reference)
   params, opt = state.params, state.opt
   for _ in range(3):
     updates, opt = tx.update({"w": jnp.ones(3)}, opt, params)
     params = jax.tree.map(jnp.add, params, updates)
-  return tx, dataclasses.replace(state, params=params, opt=opt)
+  return phase, dataclasses.replace(state, params=params, opt=opt)
 
 
 @pytest.mark.parametrize(
@@ -237,13 +231,10 @@ def learned_a_little(c, *, keep_reference=True):
   ),
 )
 def test_when_the_policy_becomes_the_reference(rule, progress, why):
-  c = config(**{"reset_every": 0} | rule)
-  tx, state = learned_a_little(c)
+  phase, state = learned_a_little(**{"reset_every": 0} | rule)
   assert (state.reference["w"] != state.params["w"]).all()
   progress = dataclasses.replace(progress, tokens=5)
-  after, progress_after, said = learning.reference_stage(c.reference, tx)(
-    state, progress
-  )
+  after, progress_after, said = learning.referred(phase, state, progress)
   assert said == why
   chex.assert_trees_all_equal(after.params, state.params)
   chex.assert_trees_all_equal(after.opt, state.opt)
@@ -260,43 +251,45 @@ def test_when_the_policy_becomes_the_reference(rule, progress, why):
 
 
 def test_an_optimizer_may_start_anew_with_the_reference():
-  c = config(reset_every=1, reset_optimizer=True)
-  tx, state = learned_a_little(c)
+  phase, state = learned_a_little(reset_every=1, reset_optimizer=True)
   assert updates_done(state.opt) == 3
   moments = [x for x in jax.tree.leaves(state.opt) if x.ndim]
   assert all((x != 0.0).all() for x in moments) and moments
-  after, _, why = learning.reference_stage(c.reference, tx)(state, RunState())
+  after, _, why = learning.referred(phase, state, RunState())
   assert why == "1 steps" and updates_done(after.opt) == 0
-  chex.assert_trees_all_equal(after.opt, tx.init(after.params))
+  chex.assert_trees_all_equal(after.opt, phase.tx.init(after.params))
   np.testing.assert_array_equal(after.reference["w"], state.params["w"])
 
 
 def test_without_a_reference_nothing_is_reset():
-  c = config(reset_every=1, reset_optimizer=True)
-  tx, state = learned_a_little(c, keep_reference=False)
+  phase, state = learned_a_little(
+    keep_reference=False, reset_every=1, reset_optimizer=True
+  )
   progress = RunState(since_reset=3, stalled=3)
-  got = learning.reference_stage(c.reference, tx)(state, progress)
+  got = learning.referred(phase, state, progress)
   assert got == (state, progress, None) and got[0] is state
 
 
 @pytest.mark.ci
 def test_a_reset_leaves_arrays_where_they_were_and_warms_up_again(wired):
-  _, policy, _, _, stages, _, kept, mesh = wired
+  this, kept = wired.run, wired.kept
   c = config(reset_every=1, reset_optimizer=True)
-  tx, _ = optimizer(c)
-  params = policy.init(jax.random.key(0))
+  phase = dataclasses.replace(this.phases[0], config=c)
   state = states.initial_state(
-    params, tx, mesh, keep_reference=True, offload="moments"
+    this.policy.init(jax.random.key(0)),
+    phase.tx,
+    this.mesh,
+    keep_reference=True,
+    offload="moments",
   )
   kinds = lambda tree: {x.sharding.memory_kind for x in jax.tree.leaves(tree)}
-  credit = stages.advantages(kept, RunState())
-  reset = learning.reference_stage(c.reference, tx)
+  credit = wired.stages.advantages(kept, RunState())
   for step in (1, 2):
-    state, (numbers, *_) = stages.update(state, kept, credit)
+    state, (numbers, *_) = wired.stages.update(state, kept, credit)
     assert int(state.step) == step
     # Two updates of a warm-up of five, each time.
     assert numbers["optim/lr"] == pytest.approx(c.optim.lr * 2 / 5)
-    state, _, why = reset(state, RunState())
+    state, _, why = learning.referred(phase, state, RunState())
     assert why == "1 steps"
     chex.assert_trees_all_equal(state.reference, state.params)
     assert kinds(state.reference) == kinds(state.opt) == {sharding.HOST}
@@ -318,7 +311,7 @@ def test_a_reset_leaves_arrays_where_they_were_and_warms_up_again(wired):
   ],
 )
 def test_the_config_becomes_constants_of_the_loss(changes, correction):
-  goal = objective(config(entropy_weight=0.1, **changes))
+  goal = functions.objective(config(entropy_weight=0.1, **changes))
   assert goal == update.Objective(
     clip_low=0.2,
     clip_high=0.28,
@@ -329,18 +322,10 @@ def test_the_config_becomes_constants_of_the_loss(changes, correction):
     correction=correction,
   )
   for kind in ("gspo", "cispo"):
-    assert objective(config(loss=kind)).loss is losses.LOSSES[kind]
+    assert functions.objective(config(loss=kind)).loss is losses.LOSSES[kind]
 
 
 MINE = """
-import jax.numpy as jnp
-
-def raw(reward, valid, length):
-  return reward - 0.5
-
-def endless(reward, valid, length):
-  return reward / 0.0
-
 def silent(logp, logp_old, advantage, mask):
   return -advantage[:, None] * logp
 """
@@ -362,7 +347,7 @@ def silent(logp, logp_old, advantage, mask):
 def test_the_mean_of_the_config_scales_every_batch(
   wired, monkeypatch, changes, how
 ):
-  _, policy, _, _, stages, state, kept, mesh = wired
+  stages, state, kept = wired[-3:]
   seen, packed = [], []
   real = packing.pack
 
@@ -376,11 +361,10 @@ def test_the_mean_of_the_config_scales_every_batch(
   monkeypatch.setattr(
     update, "minibatch_step", lambda *_, **__: pytest.skip("made no update")
   )
-  c = config(**changes)
-  learn = learning.update_stage(c, policy, *optimizer(c), mesh)
+  this, learn = updating(**changes)
   with pytest.raises(pytest.skip.Exception):
     learn(state, kept, stages.advantages(kept, RunState()))
-  assert len(seen) == c.optim.minibatches
+  assert len(seen) == this.config.optim.minibatches
   chex.assert_trees_all_equal(seen, packed)
   assert (seen[0] is None) == (changes == {})
 
@@ -388,9 +372,8 @@ def test_the_mean_of_the_config_scales_every_batch(
 @pytest.mark.slow
 def test_a_loss_that_tells_no_clip_has_no_clip_fraction(wired, tmp_path):
   (tmp_path / "mine.py").write_text(MINE)
-  _, policy, _, _, stages, state, kept, mesh = wired
-  c = config(loss=f"{tmp_path}/mine.py:silent")
-  learn = learning.update_stage(c, policy, *optimizer(c), mesh)
+  stages, state, kept = wired[-3:]
+  _, learn = updating(loss=f"{tmp_path}/mine.py:silent")
   state = jax.tree.map(jnp.copy, state)
   _, updated = learn(state, kept, stages.advantages(kept, RunState()))
   assert updated.metrics["policy/clip_fraction"] is None
@@ -398,15 +381,14 @@ def test_a_loss_that_tells_no_clip_has_no_clip_fraction(wired, tmp_path):
 
 
 def test_a_number_that_is_not_finite_stays_out_of_what_is_usual(wired):
-  guard = learning.guard_stage(Guard())
-  kept, count = wired[6], len(wired[6].prompts.index)
+  kept, count = wired.kept, len(wired.kept.prompts.index)
   enough = SampledGroups(kept, np.ones(count, bool), count, {}, [])
   usual = {"rollout/entropy": 0.8, "reward/mean": 0.5}
   progress = RunState()
   for entropy in (0.8, math.nan, 0.8, 0.07):
     scalars = usual | {"rollout/entropy": entropy}
-    progress, judged = guard(
-      progress, scalars, enough, train.Updated({}, (1.0,))
+    progress, judged = learning.guarded(
+      Guard(), progress, scalars, enough, train.Updated({}, (1.0,))
     )
     known = entropy if math.isfinite(entropy) else None
     assert judged.scalars["rollout/entropy"] == known
