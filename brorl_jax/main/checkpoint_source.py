@@ -187,11 +187,7 @@ def _start(
 
 
 def _records(path: pathlib.Path) -> list[dict[str, Any]]:
-  """The record of each start of a run in config.json, the newest first.
-
-  Raises:
-    ValueError: No run wrote it.
-  """
+  """The record of each start of a run in config.json, the newest first."""
   record = hf_format.read_json(path)
   if not isinstance(record.get("config"), dict):
     raise ValueError(f"{path} was not written by a run")
@@ -208,7 +204,6 @@ def load(
   """Loads a policy: its description, its parameters, and the step of the run.
 
   Args:
-    which: From `locate`.
     mesh: Devices of the parameters; the first device if None.
     dtype: Dtype of activations and caches.
     param_dtype: Dtype of the parameters. Those of a run are read in float32

@@ -275,12 +275,7 @@ def _tests(
   """Tests of the first run against each other run, paired by prompt.
 
   One prompt has no variance and gives no test; neither does an early run.
-
-  Args:
-    runs: Runs with the same held-out prompts.
-    tasks: Id of each prompt -> what it is clustered by.
-    comparisons: Each with the evaluations that are "chosen", and the runs that
-      are "early" there.
+  Prompts are clustered by task.
   """
   index = {name: i for i, name in enumerate(sorted(set(tasks.values())))}
   cluster = np.array([index[task] for task in tasks.values()])

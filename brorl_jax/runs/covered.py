@@ -43,7 +43,6 @@ def look(workdir: pathlib.Path, starts: Sequence[Mapping[str, Any]]) -> Covered:
   """Reads the files of a run and changes nothing.
 
   Args:
-    workdir: Folder of the run.
     starts: The config of each start, the newest first.
 
   Raises:

@@ -107,9 +107,6 @@ class Pool:
     becomes invalid if its verifier misses the deadline ("late") or raises
     ("verifier failed").
 
-    Args:
-      jobs: In any order, of any domains.
-
     Raises:
       ValueError: A domain has no verifier, or the pool is closed.
     """

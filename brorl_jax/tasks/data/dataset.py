@@ -183,8 +183,6 @@ class Reader:
     """Adds the example of a record.
 
     Args:
-      record: A record from `records.read`.
-      place: Its file and line.
       source: Default of its field "source".
       name: Default of its id; "": the id is required.
 
@@ -240,7 +238,6 @@ def fit(
   """Splits examples by whether their prompts fit; keeps the order.
 
   Args:
-    examples: The examples.
     count_tokens: Number of prompt tokens of an example.
     limit: Most prompt tokens, at least 1.
 
@@ -269,9 +266,6 @@ def digest(examples: Iterable[Example]) -> str:
 
 def file_digests(paths: str | Sequence[str]) -> dict[str, str]:
   """A hash of each file, by absolute path.
-
-  Args:
-    paths: As for `read`.
 
   Raises:
     DataError: A file is missing or cannot be read.

@@ -85,10 +85,8 @@ def verdicts(
 
   Args:
     function: Called once, or once per response.
-    responses: The responses to one prompt.
     example: The prompt's `example` argument as JSON. Parsed for each call, so
       that a call cannot change the argument of the next.
-    step: The training step.
   """
   # Passed by name, so that the order of parameters is free.
   first = "responses" if function.whole else "response"

@@ -190,9 +190,6 @@ _INNER = (
 def require(*, allow_inner: bool) -> Level:
   """The jail of this machine, measured once per process.
 
-  Args:
-    allow_inner: Whether the level "inner" is enough.
-
   Raises:
     Failed: The jail is too weak; the message is one line.
   """

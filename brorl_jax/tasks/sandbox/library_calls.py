@@ -41,10 +41,6 @@ def symbolic(answer: str, gold: str) -> bool:
 def gym(answer: str, entry: Mapping[str, Any]) -> float | dict[str, str]:
   """The score of a reasoning-gym scorer.
 
-  Args:
-    answer: The model's answer.
-    entry: The puzzle, with metadata.source_dataset.
-
   Returns:
     The score, or {"raised": type of the exception}. Most scorers raise only on
     malformed answers.

@@ -99,9 +99,7 @@ class Process:
     """Waits until the process is ready.
 
     Args:
-      control: Our end of the socket.
       popen: Our child: the process itself or its parent.
-      patience_s: Longest wait.
 
     Raises:
       Failed: The process did not become ready.
@@ -177,8 +175,6 @@ def start(
   Args:
     command: The command; the control descriptor becomes its last argument.
     patience_s: Longest wait until the zygote is ready.
-    pass_fds: Other descriptors to pass on.
-    stderr: File for standard error.
     **options: Options of subprocess.Popen.
 
   Raises:

@@ -108,7 +108,6 @@ class Zygote:
 
     Args:
       job: "mode" and the fields of that mode; see jail_main.py.
-      limits: Its limits.
       tests: For a check, the source of the tests.
       received: Limit on bytes of results; None: `limits.result_bytes`.
 
@@ -197,13 +196,8 @@ def _collect(
 ) -> Ended:
   """Reads results until the job has ended, is late or sends too much.
 
-  Args:
-    jail: The zygote.
-    results: Descriptor to read from.
-    limits: Time limits of the job.
-    received: Limit on bytes of results.
-    trusted: Whether the job's first process does not run the program itself, so
-      that its exit status can be believed.
+  If `trusted`, the job's first process does not run the program itself, so that
+  its exit status can be believed.
   """
   clock = usage.Clock(jail.pid, limits)
   control = jail.control
