@@ -35,37 +35,24 @@ _REMEDY = "restore the file, or leave this folder out"
 
 
 class Folder(NamedTuple):
-  """A checked folder whose records have not been read yet.
+  """A checked folder whose records have not been read yet."""
 
-  Attributes:
-    path: As the user gave it.
-    about: config.json.
-    metrics: Lines of metrics.jsonl; empty for --mode=evaluate.
-    steps: Steps of the complete evaluations, ascending.
-    evaluated: Name of the evaluated policy; None for a training run.
-  """
-
-  path: pathlib.Path
-  about: Mapping[str, Any]
+  path: pathlib.Path  # as the user gave it
+  about: Mapping[str, Any]  # config.json
+  # Lines of metrics.jsonl; empty for --mode=evaluate.
   metrics: Sequence[Mapping[str, Any]]
-  steps: Sequence[int]
-  evaluated: str | None
+  steps: Sequence[int]  # steps of the complete evaluations, ascending
+  evaluated: str | None  # name of the evaluated policy; None for a training run
 
 
 class Read(NamedTuple):
-  """A run with its prompts and samples.
-
-  Attributes:
-    run: The run for the comparison.
-    prompts: Domain and task of each held-out prompt, by id.
-    about: config.json.
-    samples: The newest lines of samples.jsonl.
-  """
+  """A run with its prompts and samples."""
 
   run: Run
+  # Domain and task of each held-out prompt, by id.
   prompts: Mapping[str, tuple[str, str]]
-  about: Mapping[str, Any]
-  samples: Sequence[Mapping[str, Any]]
+  about: Mapping[str, Any]  # config.json
+  samples: Sequence[Mapping[str, Any]]  # the newest lines of samples.jsonl
 
 
 def look(path: pathlib.Path) -> Folder:

@@ -26,17 +26,12 @@ Verifier = Callable[[str, Mapping[str, Any], Jail], Verdict]
 
 
 class Job(NamedTuple):
-  """A response to score.
+  """A response to score."""
 
-  Attributes:
-    domain: Name of the verifier.
-    response: The text of the response.
-    entry: The example's entry. Responses to one prompt share the same object,
-      by which equal jobs are found.
-  """
-
-  domain: str
+  domain: str  # name of the verifier
   response: str
+  # The example's entry. Responses to one prompt share the same object, by which
+  # equal jobs are found.
   entry: Mapping[str, Any]
 
 

@@ -14,16 +14,13 @@ from brorl_jax.tasks.domain import Domain
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-  """How a config reads the lines of a file.
+  """How a config reads the lines of a file."""
 
-  Attributes:
-    names: Field -> column, see `parse`; other fields keep their names.
-    domain: Domain of lines that name none; "": every line must name one.
-    sole: The domain of all lines, whatever they name; it gets every column.
-  """
-
+  # Field -> column, see `parse`; other fields keep their names.
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  # Domain of lines that name none; "": every line must name one.
   domain: str = ""
+  # The domain of all lines, whatever they name; it gets every column.
   sole: Domain | None = None
 
 

@@ -36,15 +36,11 @@ _SPLITS = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class File:
-  """A file of records.
-
-  Attributes:
-    path: Its path.
-    source: Default "source" of its examples: its name without the ending, or
-      the name of its folder or data set.
-  """
+  """A file of records."""
 
   path: str
+  # Default "source" of its examples: its name without the ending, or the name
+  # of its folder or data set.
   source: str
 
 

@@ -16,18 +16,13 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class LibraryCall:
-  """A function and the process that it needs.
+  """A function and the process that it needs."""
 
-  Attributes:
-    function: From JSON values to a JSON value.
-    isolated: The function may execute model text. Without isolation the call is
-      refused.
-    fresh: Executed text could affect the next call, so the process that ran it
-      answers no other.
-  """
-
-  function: Callable[..., Any]
+  function: Callable[..., Any]  # from JSON values to a JSON value
+  # The function may execute model text. Without isolation the call is refused.
   isolated: bool = False
+  # Executed text could affect the next call, so the process that ran it answers
+  # no other.
   fresh: bool = False
 
 

@@ -38,39 +38,26 @@ _PIECE = 1 << 18  # bytes of one read
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-  """One result; see protocol.py.
+  """One result; see protocol.py."""
 
-  Attributes:
-    index: Number of the test, or -1 for a failure before the first.
-    status: Wait status of the test.
-    first: Whether it was the first test of its process.
-    cpu_s: CPU seconds; the program may have forged them.
-    payload: The encoded value.
-    why: Reason of a failure; the program may have forged it.
-  """
-
-  index: int
-  status: int
-  first: bool
-  cpu_s: float
-  payload: bytes
-  why: bytes
+  index: int  # number of the test, or -1 for a failure before the first
+  status: int  # wait status of the test
+  first: bool  # whether it was the first test of its process
+  cpu_s: float  # CPU seconds; the program may have forged them
+  payload: bytes  # the encoded value
+  why: bytes  # reason of a failure; the program may have forged it
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-  """The end of a job.
+  """The end of a job."""
 
-  Attributes:
-    frames: Its results up to then.
-    reason: "" if it completed, else "time-out", "too much output", "malformed
-      results", "forbidden system call", "killed: SIGSEGV" and the like. Such a
-      job passed no test.
-    cpu_s: CPU seconds of all its processes; 0.0 if the host ended it.
-  """
-
-  frames: Sequence[Frame]
+  frames: Sequence[Frame]  # its results up to then
+  # "" if it completed, else "time-out", "too much output", "malformed results",
+  # "forbidden system call", "killed: SIGSEGV" and the like. Such a job passed
+  # no test.
   reason: str
+  # CPU seconds of all its processes; 0.0 if the host ended it.
   cpu_s: float = 0.0
 
 
