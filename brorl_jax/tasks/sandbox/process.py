@@ -218,8 +218,12 @@ def _end(
     while control.recv(64):
       pass
   control.close()
-  if popen is None:
-    return
+  if popen is not None:
+    reap(popen)
+
+
+def reap(popen: subprocess.Popen) -> None:
+  """Waits for the end of a process; later than 10 s it kills its session."""
   try:
     popen.wait(_END_S)
   except subprocess.TimeoutExpired:
