@@ -59,8 +59,6 @@ def evaluate(
   """Samples and scores held-out examples, chunk by chunk.
 
   Args:
-    params: Parameters of the policy.
-    examples: Held-out examples.
     rollouts: (params, `chunk` examples, index of the first) -> rollouts on the
       host.
     score_responses: (examples, rollouts) -> a scored response each, [P][N].
@@ -174,9 +172,6 @@ def summary(records: Sequence[Record]) -> dict[str, Any]:
 
   The numbers of a task are means over its prompts; those of a domain are means
   over its tasks; those of all prompts are means over prompts.
-
-  Args:
-    records: The samples of one step.
 
   Raises:
     ValueError: There are no records, a sample occurs twice, or prompts have

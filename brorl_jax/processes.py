@@ -124,10 +124,7 @@ def fail(line: str, status: int) -> NoReturn:
 def lost(kind: type[BaseException], error: BaseException, trace: Any) -> None:
   """Ends this process after an error that the death of another may have caused.
 
-  Args:
-    kind: As for `sys.excepthook`.
-    error: The error.
-    trace: Its traceback.
+  It is a `sys.excepthook`.
   """
   settle()
   sys.__excepthook__(kind, error, trace)
@@ -233,9 +230,7 @@ def _aborted(number: int) -> None:
   jax offers no other way to say so in one line: its client calls nothing of
   Python (0.10 and 0.12), and ends the process with a page of text.
   """
-  host, _, port = (
-    distributed.global_state.coordinator_address or ""
-  ).rpartition(":")
+  host, port = _coordinator()
   try:
     socket.create_connection((host, int(port)), timeout=5).close()
   except OSError:
@@ -254,13 +249,16 @@ def _silent(index: int, host: str) -> str:
 
 def _named(index: int, host: str) -> str:
   """A process, and where it is; process 0 keeps the store, so is known."""
-  where, count = (
-    distributed.global_state,
-    distributed.global_state.num_processes,
-  )
   if index == 0:
-    host = (where.coordinator_address or "").rpartition(":")[0]
-  return f"process {index} of {count} ({host})"
+    host, _ = _coordinator()
+  return f"process {index} of {distributed.global_state.num_processes} ({host})"
+
+
+def _coordinator() -> tuple[str, str]:
+  """Host and port of process 0."""
+  where = distributed.global_state.coordinator_address or ""
+  host, _, port = where.rpartition(":")
+  return host, port
 
 
 def _index(key: str) -> int:
@@ -281,9 +279,7 @@ _words: list[Callable[[str, int], None]] = []
 def last_word(say: Callable[[str, int], None]) -> Iterator[None]:
   """Has a function called where another lost process, or Ctrl-C, ends this one.
 
-  Args:
-    say: Receives why, and the exit status; called in a thread of its own, which
-      is left after 5 s.
+  With why and the exit status, in a thread of its own that is left after 5 s.
   """
   _words.append(say)
   try:
@@ -375,9 +371,6 @@ class Board:
 
 def require_same(what: Mapping[str, Any]) -> None:
   """Refuses processes that would compute something else than process 0.
-
-  Args:
-    what: Name -> value, of everything that decides what is computed.
 
   Raises:
     UserError: In every process, with the first difference.

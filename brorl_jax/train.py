@@ -184,10 +184,7 @@ def train(
       the steps. If `store` holds a checkpoint, only the structure of `state`
       is used.
     make_stages: From the number of a step to its stages.
-    store: Checkpoints.
-    recorder: Metrics and evaluations.
     seed: Seed of all randomness.
-    steps: Last step.
     save_every: Steps between checkpoints. The last step is always saved.
     eval_every: Steps between evaluations. The policy is also evaluated before
       the first step and after the last.

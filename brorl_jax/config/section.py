@@ -44,23 +44,14 @@ class Wrong(ValueError):
 
 @dataclasses.dataclass(frozen=True)
 class About:
-  """The description of a field.
+  """The description of a field."""
 
-  Attributes:
-    why: The meaning of the field and the reason for its default.
-    unit: Unit of the value; "" without one.
-    source: See `Source`.
-    phased: Whether a phase of a run may change it.
-    free: Whether a run may resume with another value of it.
-    evaluated: Whether it affects how held-out prompts are sampled.
-  """
-
-  why: str
-  unit: str
+  why: str  # the meaning of the field and the reason for its default
+  unit: str  # unit of the value; "" without one
   source: Source
-  phased: bool
-  free: bool
-  evaluated: bool
+  phased: bool  # whether a phase of a run may change it
+  free: bool  # whether a run may resume with another value of it
+  evaluated: bool  # whether it affects how held-out prompts are sampled
 
 
 def setting(

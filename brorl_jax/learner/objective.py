@@ -88,7 +88,6 @@ class Correction:
     Args:
       logp: Of the trainer.
       logp_sampled: Of the sampler.
-      mask: True on response tokens.
       by_sequence: Whether all tokens of a sequence get the geometric mean of
         its ratios.
     """
@@ -139,11 +138,8 @@ def loss_and_stats(
   into another mean. The KL and entropy terms are always means over tokens.
 
   Args:
-    params: Differentiated.
     micro: One microbatch: a `Batch` without its leading axis. There is no KL
       term if `logp_ref` is None.
-    response_logp: The policy.
-    objective: Constants.
 
   Returns:
     The sum, and statistics without a gradient.

@@ -30,9 +30,6 @@ def adamw(
       lr / warmup.
     total: Updates after which the rate has fallen to 0 along a cosine; constant
       after the warmup if None.
-    b1: Decay of the first moment.
-    b2: Decay of the second moment.
-    eps: Added to the root of the second moment.
     weight_decay: Decoupled, multiplied by the learning rate.
     max_grad_norm: Gradients with a larger norm are scaled down to it.
 

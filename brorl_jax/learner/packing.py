@@ -103,10 +103,6 @@ def pack(
   all. With short answers a group of 512 has 10 to 45 distinct rollouts.
 
   Args:
-    prompts: P prompts, on the host.
-    rollouts: Their N rollouts, on the host.
-    advantage: One per rollout.
-    layout: Static shapes.
     scale: From `loss_scale`.
 
   Returns:

@@ -43,8 +43,6 @@ def epoch(
 
   Args:
     lengths: Tokens of each pair; none is longer than a row.
-    layout: Static shapes.
-    order: Order in which pairs are taken.
   """
   rows, waiting = layout.rows * layout.microbatches, list(order)
   while waiting:
@@ -73,7 +71,6 @@ def updates(
 
   Args:
     pairs: At least one.
-    layout: Static shapes.
     seed: Of the shuffled order, which differs in each epoch.
   """
   lengths = [len(x.prompt) + len(x.response) for x in pairs]
@@ -116,8 +113,6 @@ def check(pairs: Sequence[Pair], layout: Layout, names: Sequence[str]) -> None:
   """Raises ValueError for pairs that cannot be trained on.
 
   Args:
-    pairs: Token ids.
-    layout: Static shapes.
     names: Of each pair in error messages, such as file:line.
 
   Raises:

@@ -53,8 +53,6 @@ def state_places(
 
   Args:
     params: Arrays or shapes.
-    tx: The optimizer.
-    mesh: Devices.
     keep_reference: Whether the loss has a KL term.
     offload: What lies in host memory: "nothing", "reference", or "moments",
       which moves both.
@@ -75,7 +73,6 @@ def reset_reference(
 
   Args:
     state: After a step; it has a reference.
-    tx: The optimizer.
     reset_optimizer: Whether the moments start again (ProRL) or continue
       (ProRL v2).
   """

@@ -33,13 +33,8 @@ def minibatches(
   """Shuffles whole groups into minibatches and packs them, on the host.
 
   Args:
-    kept: The groups of the step.
-    advantage: One per rollout.
     counted: False for rollouts that are left out of the loss. They become
       empty, so that packing drops all of them but one.
-    layout: Static shapes of the batches.
-    count: Minibatches.
-    seed: Of the shuffle.
     scale: From the lengths of a minibatch to the factors of its losses, see
       `packing.loss_scale`.
   """
@@ -72,9 +67,7 @@ def scored(
   One batch at a time is on the devices.
 
   Args:
-    parts: From `minibatches`.
     state: Before the first update of the step.
-    mesh: Devices.
     logp_of: (parameters, batch) -> log-probabilities of the responses.
     kl_term: Whether the loss compares with the reference.
   """
@@ -169,7 +162,6 @@ def packing_metrics(parts: Minibatches, rollouts: int) -> dict[str, float]:
   """How much packing saved and how much of the batches is padding.
 
   Args:
-    parts: On the host.
     rollouts: That count in the loss.
   """
   batches = [batch for part in parts for batch in part]
@@ -191,12 +183,7 @@ def _mean(stats: Sequence[Stats], name: str) -> float | None:
 def update_metrics(
   stats: Sequence[Stats], objective: Objective
 ) -> dict[str, float | None]:
-  """Metrics of a step's updates.
-
-  Args:
-    stats: One for each update.
-    objective: The loss.
-  """
+  """Metrics of a step's updates."""
   mean = functools.partial(_mean, stats)
   kl = mean("kl_ref") if objective.kl_weight else None
   # A user's own loss may not count clipped tokens.

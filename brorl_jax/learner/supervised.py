@@ -63,15 +63,11 @@ def train(
   Args:
     params: To begin with; donated.
     pairs: At least one, none longer than a row.
-    packed_logp: The policy.
-    tx: Optimizer.
-    layout: Static shapes.
     count: Updates.
     seed: Decides the order of the pairs.
     look: Receives the losses before the first update, after the last, and some
       ten times between them.
     heldout: Pairs that are only measured.
-    mesh: Devices; the parameters lie there.
 
   Returns:
     The trained parameters.

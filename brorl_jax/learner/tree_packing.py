@@ -115,8 +115,6 @@ def trees(
   """The trees of all groups: as few per group as have room in a row each.
 
   Args:
-    source: The groups.
-    distinct: Their distinct rollouts.
     room: Tokens, targets and responses of a row, see `room_of`.
   """
   for p, (first, count) in enumerate(distinct):
@@ -186,8 +184,6 @@ def plan(source: Source, distinct: Distinct, shape: tuple[int, int]) -> Plan:
   """Puts trees into rows, the largest first, each where it first fits.
 
   Args:
-    source: The groups.
-    distinct: Their distinct rollouts.
     shape: From `Layout.trees`.
   """
   each, tokens = shape

@@ -193,12 +193,8 @@ def minibatch_step(
   Moments in host memory are on the devices only during the last program.
 
   Args:
-    state: Before the update.
     batches: One minibatch, from `packing.pack`; each is asked for while the one
       before it is computed.
-    tx: The optimizer.
-    response_logp: The policy.
-    objective: Constants of the loss.
     watch: A function of the parameters, as a `jax.tree_util.Partial`, or None.
       `Stats.watched` is its change by this update to first order:
       <d watch / d params, updates>.

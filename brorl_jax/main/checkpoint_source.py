@@ -26,9 +26,7 @@ class CheckpointSource(NamedTuple):
   """Where a policy comes from."""
 
   source: pathlib.Path  # Hugging Face directory: architecture and tokenizer
-  run: pathlib.Path | None = (
-    None  # run with the weights; None: those of `source`
-  )
+  run: pathlib.Path | None = None  # with the weights; None: those of `source`
   step: int | None = None  # step of the run; None: the newest
 
 
@@ -137,7 +135,7 @@ def starts(which: CheckpointSource) -> list[Start]:
   out, exported = [], which.source / TRAINED_ON
   if which.run is not None:
     path = which.run / "config.json"
-    out = [_start(which.run, record, path) for record in _records(path)]
+    out = [_start(which.run, record) for record in _records(path)]
   if exported.exists():
     try:
       found = [
@@ -164,9 +162,7 @@ def _is_start(one: Start) -> bool:
   )
 
 
-def _start(
-  run: pathlib.Path, record: Mapping[str, Any], path: pathlib.Path
-) -> Start:
+def _start(run: pathlib.Path, record: Mapping[str, Any]) -> Start:
   try:
     values = record["config"]
     c, own = values["data"], bool(values["reward"]["verifier"])
@@ -183,15 +179,12 @@ def _start(
       own,
     )
   except (AttributeError, KeyError, TypeError):
+    path = run / "config.json"
     raise ValueError(f"{path} was not written by a run") from None
 
 
 def _records(path: pathlib.Path) -> list[dict[str, Any]]:
-  """The record of each start of a run in config.json, the newest first.
-
-  Raises:
-    ValueError: No run wrote it.
-  """
+  """The record of each start of a run in config.json, the newest first."""
   record = hf_format.read_json(path)
   if not isinstance(record.get("config"), dict):
     raise ValueError(f"{path} was not written by a run")
@@ -208,7 +201,6 @@ def load(
   """Loads a policy: its description, its parameters, and the step of the run.
 
   Args:
-    which: From `locate`.
     mesh: Devices of the parameters; the first device if None.
     dtype: Dtype of activations and caches.
     param_dtype: Dtype of the parameters. Those of a run are read in float32
@@ -267,14 +259,13 @@ def check_vocabulary(
 
 def _source(run: pathlib.Path) -> pathlib.Path:
   """The Hugging Face directory that a run started from."""
+  path = run / "config.json"
   try:
-    record = _records(run / "config.json")[0]
+    record = _records(path)[0]
     checkpoint = record["config"]["policy"]["checkpoint"]
     began = pathlib.Path(record["began_with"])
   except (KeyError, TypeError):
-    raise ValueError(
-      f"{run / 'config.json'} was not written by a run"
-    ) from None
+    raise ValueError(f"{path} was not written by a run") from None
   # A relative path in the config is relative to where the run was started.
   if checkpoint and began.is_dir():
     return began
@@ -282,5 +273,5 @@ def _source(run: pathlib.Path) -> pathlib.Path:
     return huggingface.locate(checkpoint)
   except ValueError as e:
     raise ValueError(
-      f"{run / 'config.json'}: the model that the run started from: {e}"
+      f"{path}: the model that the run started from: {e}"
     ) from None

@@ -26,7 +26,6 @@ def refuse(starts: Sequence[Start], evaluated: dataset.Data) -> list[str]:
 
   Args:
     starts: The runs that led to the policy.
-    evaluated: Held-out prompts.
 
   Returns:
     A line for each file that is missing and could not be compared.

@@ -97,8 +97,6 @@ def log_lines(
   """Lines for the log: what was read from the files and what was skipped.
 
   Args:
-    train: Training examples.
-    held: Held-out examples.
     counts: Number of training examples per domain that are short enough.
     kept: Number of held-out examples that are short enough.
     own: Whether the user's own functions give the rewards; they receive every

@@ -96,8 +96,6 @@ def attend(
     own: Keys and values [P,M,G,Q,K] and mask [P,M,Q,Q], which must be causal.
       Axis M of the mask may be 1.
     scale: Factor of the scores, usually K^-1/2.
-    softcap: Bound of the scores; 0 means none.
-    target: The machine.
     mesh: Over which the arrays are spread, outside of `jax.shard_map`.
     real: Which tokens are real, if the masks say no more than that; a machine's
       kernel needs it.

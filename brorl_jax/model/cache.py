@@ -146,14 +146,11 @@ def decode(
 
   Args:
     q: Queries, rotated, of R rows in each of A lanes.
-    shared: Keys and values that all rows of a lane read.
     pages: The rows' own, oldest first; see `ages`.
     column: Of the last page; the newest.
     used: How many of the pages before it hold anything. The others are not
       read, whatever they are: one program serves any number.
     limit: Each row sees its columns of age below this.
-    scale: Of the scores, usually K^-1/2.
-    softcap: Bound of the scores.
     pieces: Of the prompts, see `prompts`.
   """
   A, R, H, K = q.shape
@@ -179,7 +176,6 @@ def prompts(
 
   Args:
     q: Queries times the scale.
-    shared: Keys and values that all rows of a lane read.
     softcap: Bound of the scores.
     pieces: Columns that are read together, and not at all where no row sees one
       of them; see `prompt_pieces`. All at once if None.
@@ -257,13 +253,7 @@ def _added(
   score: Float[Array, "*rows C"],
   values: Callable[[Float[Array, "*rows C"]], Float[Array, "*rows K"]],
 ) -> Softmax:
-  """The softmax after more keys.
-
-  Args:
-    state: Before.
-    score: Of these keys, MASKED where a row does not see one.
-    values: Their values, weighted.
-  """
+  """The softmax after more keys, whose score is MASKED where unseen."""
   before, total, out = state
   top = jnp.maximum(before, jnp.max(score, axis=-1))
   shrink = jnp.exp(before - top)

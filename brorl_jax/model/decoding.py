@@ -82,14 +82,9 @@ class Decoding(PolicySpec):
   ) -> tuple[Float[Array, "A R V"], list[Pool]]:
     """Next-token logits of every row, after one more token of each.
 
-    Args:
-      weights: From `unroll`.
-      shared: From `lane_prompts`.
+    Args are those of `Policy.decode_step`, and
+
       pools: Of each layer; written in place if donated.
-      token: The last token of each row, not yet in the pool.
-      length: Response tokens of each row including `token`, whose position is
-        the prompt's length + `length` - 1.
-      which: Index of each row's prompt in its lane's window, 0 to W - 1.
       table: Blocks of each row, see `pool.own`; that of `token` included.
       goes: Rows that advance. The logits of others mean nothing, and nothing of
         them is written.

@@ -25,11 +25,7 @@ def routed(
   its own and the results are added; weights do not move.
 
   Args:
-    x: Tokens.
     router: Scores every expert for a token; multiplied in float32.
-    gate: Of all experts.
-    up: Of all experts.
-    down: Of all experts.
     per_token: Experts that each token uses.
     normalize: Shares of the chosen ones are scaled to add up to 1.
 

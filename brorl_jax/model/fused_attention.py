@@ -80,18 +80,7 @@ def attend(
   target: Target,
   mesh: Mesh | None,
 ) -> Float[Array, "P M Q H K"]:
-  """`attention.attend` of rows of real tokens, in one kernel.
-
-  Args:
-    q: Queries, rotated.
-    shared: Keys and values [P,G,S,K], or None.
-    own: Keys and values [P,M,G,Q,K].
-    real: Which tokens count.
-    scale: Factor of the scores.
-    softcap: Bound of the scores; 0 means none.
-    target: Whose kernel.
-    mesh: Over which the arrays are spread, outside of `jax.shard_map`.
-  """
+  """`attention.attend` and its arguments, of real tokens, in one kernel."""
   kernel = _cudnn if target.platform == "gpu" else _splash
   kernel = functools.partial(kernel, scale=scale, softcap=softcap)
   P, G = len(q), own[0].shape[2]
@@ -171,13 +160,9 @@ def _window(
   """Tokens from `at` on, of each prompt's own, where zeros surround the tokens.
 
   A permutation by indices says as much, but reads token by token, and takes a
-  TPU's compiler several times as long.
-
-  Args:
-    sizes: Zeros in front of the tokens, tokens n, zeros behind them, and tokens
-      w of the window.
-    x: Tokens.
-    at: Where the window begins; 0 is the first zero.
+  TPU's compiler several times as long. `sizes` are zeros in front of the
+  tokens, tokens n, zeros behind them, and tokens w of the window, which begins
+  with the first zero at 0.
   """
   before, _, after, size = sizes
   spare = [(0, 0)] * 2 + [(before, after)] + [(0, 0)] * (x.ndim - 3)

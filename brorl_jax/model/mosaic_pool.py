@@ -33,13 +33,7 @@ _SCALARS = 2**19
 
 
 def supports(q: Any, pool: Any, table: Any) -> bool:
-  """Whether `own` can be lowered with arrays of these shapes.
-
-  Args:
-    q: As in `own`; anything with shape and dtype.
-    pool: As in `own`.
-    table: As in `own`.
-  """
+  """Whether `own` can be lowered with arrays of these shapes."""
   C, K = pool.kv.shape[3:]
   return K % _LANES == 0 and C % _LANES == 0 and table.size * 8 <= _SCALARS
 
@@ -142,13 +136,6 @@ def own(
   """Goes on with a softmax over the rows' own tokens; see `triton_pool.own`.
 
   Args:
-    q: Queries, rotated and scaled, J of each key/value head.
-    state: After the prompts.
-    pool: Of one layer; see `pool.Pool`.
-    table: See `pool.own`.
-    first: A row sees its tokens first <= i < stop.
-    stop: At most `most` * C.
-    softcap: Bound of the scores; 0 means none.
     interpret: Without a TPU, as XLA operations.
   """
   _, G, J, K = q.shape

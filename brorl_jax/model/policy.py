@@ -163,7 +163,6 @@ class Policy(Reading, Decoding):
     spreads prompts over its rows, or their responses if prompts are too few.
 
     Args:
-      params: Nested dict of arrays.
       prompt: Left-padded, so that the last position is a real token.
       prompt_mask: True on real tokens.
       response: Of each prompt, padded on the right.
@@ -214,8 +213,6 @@ class Policy(Reading, Decoding):
     A mesh spreads them over its rows of devices.
 
     Args:
-      params: Nested dict of arrays.
-      tokens: Token ids.
       segment: Number of the token's text, from 1; adjacent texts have different
         numbers. 0 is padding, after the last text.
 

@@ -75,9 +75,7 @@ def write(
   """The pool with one more token of every row, written in place if donated.
 
   Args:
-    pool: Of one layer.
     k: Keys, rotated.
-    v: Values.
     block: Where each row writes. A row whose block does not exist, such as
       number `blocks`, is dropped; no two others write to the same place.
     column: In its block, 0 to C - 1.
@@ -194,12 +192,7 @@ def decode(
   Args:
     q: Queries, rotated, of R rows in each of A lanes.
     shared: Keys and values that all rows of a lane read.
-    pool: Of one layer, with the new token.
-    table: See `own`.
-    first: See `own`.
-    stop: See `own`.
-    scale: Of the scores, usually K^-1/2.
-    softcap: Bound of the scores; 0 means none.
+    pool: Of one layer, with the new token; the rest as in `own`.
     target: Whose kernel, if it has one for these arrays.
   """
   A, R, H, K = q.shape

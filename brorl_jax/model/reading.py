@@ -23,7 +23,6 @@ class Reading(PolicySpec):
     """Next-token logits at every position.
 
     Args:
-      params: Nested dict of arrays.
       tokens: Token ids, padded on the left or on the right.
       mask: True on real tokens. Logits at other positions are meaningless.
     """
@@ -97,16 +96,9 @@ class Reading(PolicySpec):
   ) -> tuple[Float[Array, "P M Q D"], Array, Array]:
     """Hidden states of rows that attend to themselves and to a prefix.
 
-    Args:
-      params: Nested dict of arrays.
-      tokens: Of P prompts with M rows each.
-      mask: True on real tokens; None if all are.
-      prefix: Keys and values that all rows of a prompt attend to; or None.
-      segment: Restricts attention to tokens of the same number; or None.
-      end: Restricts attention to ancestors in a tree, see `Trees`; or None.
-
-    Returns:
-      Hidden states, and keys and values [P,L,G,Q,K] of each prompt's first row.
+    And keys and values [P,L,G,Q,K] of each prompt's first row. `segment`
+    restricts attention to tokens of the same number, `end` to ancestors in a
+    tree, see `Trees`.
     """
     P, _, Q = tokens.shape
     own = mask

@@ -73,7 +73,6 @@ def param_shardings(
 
   Args:
     abstract_params: Nested dict of `jax.ShapeDtypeStruct`.
-    mesh: From `meshes`.
 
   Returns:
     The same nested dict, of shardings.
@@ -117,7 +116,6 @@ def over_rows(
 
   Args:
     f: (parameters, *arrays) -> arrays; reads parameters through `gathered`.
-    params: Nested dict of all parameters.
     mesh: From `meshes`; None leaves `f` as it is.
 
   Returns:
@@ -307,8 +305,6 @@ def state_shardings(
   Args:
     abstract_state: Any pytree that holds copies of the parameters' tree, such
       as an optimizer state, beside small leaves.
-    params: The abstract parameters.
-    mesh: From `meshes`.
 
   Returns:
     The same pytree, of shardings; leaves that are not like their parameter,

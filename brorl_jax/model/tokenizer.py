@@ -12,15 +12,10 @@ from brorl_jax.errors import first_line
 
 
 class Template(NamedTuple):
-  """A chat template in place of a checkpoint's own.
+  """A chat template in place of a checkpoint's own."""
 
-  Attributes:
-    where: A file, or a run that has it, for messages.
-    text: In jinja.
-  """
-
-  where: str
-  text: str
+  where: str  # a file, or a run that has it, for messages
+  text: str  # in jinja
 
   @property
   def digest(self) -> str:

@@ -30,13 +30,7 @@ _TILE, _TILE_BYTES = 64, 16384
 
 
 def supports(q: Any, pool: Any, table: Any) -> bool:
-  """Whether `own` can be lowered with arrays of these shapes.
-
-  Args:
-    q: As in `own`; anything with shape and dtype.
-    pool: As in `own`.
-    table: As in `own`.
-  """
+  """Whether `own` can be lowered with arrays of these shapes."""
   del table
   K = q.shape[3]
   stored = q.dtype if pool.scale is not None else pool.kv.dtype
@@ -81,14 +75,8 @@ def own(
     arXiv:2309.06180: blocks behind a table. Flash-Decoding's split of one row
     over several programs is not done: there are many rows.
 
-  Args:
-    q: Queries, rotated and scaled, J of each key/value head.
-    state: After the prompts.
-    pool: Of one layer; see `pool.Pool`.
-    table: See `pool.own`.
-    first: A row sees its tokens first <= i < stop.
-    stop: At most `most` * C.
-    softcap: Bound of the scores; 0 means none.
+  Args are those of `pool.own`, and
+
     interpret: Without a GPU, as XLA operations.
   """
   B, G, J, K = q.shape

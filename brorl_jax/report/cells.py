@@ -12,15 +12,10 @@ _UNKNOWN = "n/a"
 
 
 class Number(NamedTuple):
-  """A number of the JSON.
+  """A number of the JSON."""
 
-  Attributes:
-    path: Keys and indices that lead to it.
-    kind: Its format, a key of `_KINDS`.
-  """
-
-  path: tuple[str | int, ...]
-  kind: str
+  path: tuple[str | int, ...]  # keys and indices that lead to it
+  kind: str  # its format, a key of `_KINDS`
 
 
 Part = str | Number
@@ -28,21 +23,14 @@ Cell = Sequence[Part] | Part
 
 
 class Table(NamedTuple):
-  """A table with a head and rows of cells.
+  """A table with a head and rows of cells."""
 
-  Attributes:
-    title: One line.
-    caption: Units and rules.
-    head: Names of the columns.
-    rows: Cells; the first `labels` of a row are text, the others numbers.
-    labels: Number of text columns.
-  """
-
-  title: str
-  caption: Cell
-  head: Sequence[str]
+  title: str  # one line
+  caption: Cell  # units and rules
+  head: Sequence[str]  # names of the columns
+  # Cells; the first `labels` of a row are text, the others numbers.
   rows: Sequence[Sequence[Cell]]
-  labels: int
+  labels: int  # number of text columns
 
 
 def time_unit(hours: float) -> tuple[float, str]:

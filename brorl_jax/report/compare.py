@@ -25,39 +25,23 @@ _HOUR = 3600.0  # seconds
 
 
 class Evaluation(NamedTuple):
-  """One evaluation on the held-out prompts.
+  """One evaluation on the held-out prompts."""
 
-  Attributes:
-    step: Step of the run; 0 is before training.
-    summary: From `evaluate.summary`.
-    rates: Pass@1 of each prompt, by id.
-  """
-
-  step: int
-  summary: Mapping[str, Any]
-  rates: Mapping[str, float]
+  step: int  # of the run; 0 is before training
+  summary: Mapping[str, Any]  # from `evaluate.summary`
+  rates: Mapping[str, float]  # pass@1 of each prompt, by id
 
 
 class Run(NamedTuple):
-  """A training run, or an evaluation of one policy if it has no metrics.
+  """A training run, or an evaluation of one policy if it has no metrics."""
 
-  Attributes:
-    name: Name in the report.
-    folder: Path of the folder.
-    config: Values by dotted field name, such as "data.files".
-    metrics: Lines of metrics.jsonl.
-    evaluations: Ordered by step.
-    evaluated: Name of the evaluated policy; None for a training run.
-    events: Lines of events.jsonl.
-  """
-
-  name: str
-  folder: str
-  config: Mapping[str, Any]
-  metrics: Sequence[Mapping[str, Any]]
-  evaluations: Sequence[Evaluation]
-  evaluated: str | None
-  events: Sequence[Mapping[str, Any]] = ()
+  name: str  # name in the report
+  folder: str  # its path
+  config: Mapping[str, Any]  # values by dotted field name, such as "data.files"
+  metrics: Sequence[Mapping[str, Any]]  # lines of metrics.jsonl
+  evaluations: Sequence[Evaluation]  # ordered by step
+  evaluated: str | None  # name of the evaluated policy; None for a training run
+  events: Sequence[Mapping[str, Any]] = ()  # lines of events.jsonl
 
 
 def numbers(
@@ -275,12 +259,7 @@ def _tests(
   """Tests of the first run against each other run, paired by prompt.
 
   One prompt has no variance and gives no test; neither does an early run.
-
-  Args:
-    runs: Runs with the same held-out prompts.
-    tasks: Id of each prompt -> what it is clustered by.
-    comparisons: Each with the evaluations that are "chosen", and the runs that
-      are "early" there.
+  Prompts are clustered by task.
   """
   index = {name: i for i, name in enumerate(sorted(set(tasks.values())))}
   cluster = np.array([index[task] for task in tasks.values()])

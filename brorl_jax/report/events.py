@@ -18,11 +18,7 @@ _ASIDE = ("step", "time", "event", "why", "pid", "host")
 
 
 def folded(events: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """The rows of a table, by first occurrence.
-
-  Args:
-    events: Lines of events.jsonl in their order.
-  """
+  """The rows of a table, by first occurrence in events.jsonl."""
   shape = lambda e: (e["event"], _NUMBER.sub("0", _what(e)))
   shapes = {shape(e) for e in events}
   per_kind = collections.Counter(kind for kind, _ in shapes)

@@ -35,37 +35,24 @@ _REMEDY = "restore the file, or leave this folder out"
 
 
 class Folder(NamedTuple):
-  """A checked folder whose records have not been read yet.
+  """A checked folder whose records have not been read yet."""
 
-  Attributes:
-    path: As the user gave it.
-    about: config.json.
-    metrics: Lines of metrics.jsonl; empty for --mode=evaluate.
-    steps: Steps of the complete evaluations, ascending.
-    evaluated: Name of the evaluated policy; None for a training run.
-  """
-
-  path: pathlib.Path
-  about: Mapping[str, Any]
+  path: pathlib.Path  # as the user gave it
+  about: Mapping[str, Any]  # config.json
+  # Lines of metrics.jsonl; empty for --mode=evaluate.
   metrics: Sequence[Mapping[str, Any]]
-  steps: Sequence[int]
-  evaluated: str | None
+  steps: Sequence[int]  # steps of the complete evaluations, ascending
+  evaluated: str | None  # name of the evaluated policy; None for a training run
 
 
 class Read(NamedTuple):
-  """A run with its prompts and samples.
-
-  Attributes:
-    run: The run for the comparison.
-    prompts: Domain and task of each held-out prompt, by id.
-    about: config.json.
-    samples: The newest lines of samples.jsonl.
-  """
+  """A run with its prompts and samples."""
 
   run: Run
+  # Domain and task of each held-out prompt, by id.
   prompts: Mapping[str, tuple[str, str]]
-  about: Mapping[str, Any]
-  samples: Sequence[Mapping[str, Any]]
+  about: Mapping[str, Any]  # config.json
+  samples: Sequence[Mapping[str, Any]]  # the newest lines of samples.jsonl
 
 
 def look(path: pathlib.Path) -> Folder:
@@ -90,21 +77,19 @@ def look(path: pathlib.Path) -> Folder:
       raise UserError(
         f"workdir {path}: the evaluation is not finished; run its command again"
       )
-    first = [
-      one["step"] for one in _read(records, evaluate.check_record, most=1)
-    ]
-    if not first:
+    first = next(_each(records, evaluate.check_record), None)
+    if first is None:
       raise UserError(f"{records} is empty; {_REMEDY}")
-    return Folder(path, about, (), first, _source(about))
+    return Folder(path, about, (), [first["step"]], _source(about))
   curve = path / "eval" / "curve.jsonl"
   if not (curve.exists() and records.exists()):
     raise UserError(f"workdir {path} has no evaluation; leave it out")
   # curve.jsonl is written last and read first, so that its steps are also in
   # the records and metrics even if the run is going on.
-  steps = [x["step"] for x in _read(curve, _numbers(("step",)))]
+  steps = [x["step"] for x in _each(curve, _numbers(("step",)))]
   if not steps:
     raise UserError(f"workdir {path} has no finished evaluation; leave it out")
-  lines = _read(path / "metrics.jsonl", _numbers(_METRICS))
+  lines = [*_each(path / "metrics.jsonl", _numbers(_METRICS))]
   _check_steps(path / "metrics.jsonl", [x["step"] for x in lines], max(steps))
   return Folder(path, about, lines, steps, None)
 
@@ -204,7 +189,7 @@ def _samples(folder: pathlib.Path) -> list[dict[str, Any]]:
 def _events(folder: pathlib.Path) -> list[dict[str, Any]]:
   """The events of a run; an evaluation has none."""
   path = folder / "events.jsonl"
-  return _read(path, _has_event) if path.exists() else []
+  return [*_each(path, _has_event)] if path.exists() else []
 
 
 def _has_event(line: Any) -> None:
@@ -260,12 +245,6 @@ def _json(path: pathlib.Path, folder: pathlib.Path) -> dict[str, Any]:
 
 def _no_number(name: str) -> None:
   raise ValueError(f"{name} is not JSON")
-
-
-def _read(
-  path: pathlib.Path, check: Callable[[Any], None], *, most: int | None = None
-) -> list[dict[str, Any]]:
-  return list(itertools.islice(_each(path, check), most))
 
 
 def _each(

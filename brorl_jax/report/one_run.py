@@ -60,7 +60,6 @@ def learning_curve(
     path: The PNG; its folder is created.
     evaluations: Lines of eval/curve.jsonl.
     steps: Lines of metrics.jsonl.
-    title: One line.
   """
   figure = Figure((11, 5.2), layout="constrained")
   grid = figure.add_gridspec(2, 2)

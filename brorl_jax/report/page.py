@@ -52,13 +52,7 @@ img {{ width: 100%; height: auto; }}
 def page(
   data: Mapping[str, Any], figures: Sequence[Figure], folder: pathlib.Path
 ) -> str:
-  """The page.
-
-  Args:
-    data: From `compare.numbers`.
-    figures: Its figures.
-    folder: Where they lie.
-  """
+  """The page of `compare.numbers`, whose figures lie in a folder."""
   title = "Comparison of " + ", ".join(run["name"] for run in data["runs"])
   listed = tables.every(data)
   return document(

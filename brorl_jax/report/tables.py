@@ -65,10 +65,7 @@ def _label(row: Mapping[str, Any]) -> list[str]:
 
 def score(data: Any, path: tuple[str | int, ...]) -> Cell:
   """Pass@1 and its interval, if it has one."""
-  low, high = (
-    Number((*path, "low"), "percent1"),
-    Number((*path, "high"), "percent1"),
-  )
+  low, high = (Number((*path, end), "percent1") for end in ("low", "high"))
   score = Number((*path, "pass_at_k", "1"), "percent")
   if cells.value(low.path, data) is None:
     return score

@@ -28,8 +28,8 @@ with -> for N much larger than 1 / p and 1 / (1 - p), = otherwise.
 
 `ADVANTAGES` is the table of what a run may choose.
 
-Rollouts that do not count (`valid` is False) get exactly 0 everywhere, do not
-influence the others, and may hold anything.
+Rollouts that do not count (`valid` is False; all count if it is None) get
+exactly 0 everywhere, do not influence the others, and may hold anything.
 
 References:
   Hu et al. 2025 (BroRL), arXiv:2510.01180, section 3.
@@ -60,8 +60,7 @@ def informative(
 
   Args:
     reward: Raw rewards, before any penalty on length.
-    valid: Rollouts that count; all if None. A group in which fewer than two
-      count is not informative.
+    valid: A group in which fewer than two count is not informative.
 
   References:
     Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 11 (dynamic sampling), for
@@ -80,10 +79,6 @@ def center_by_group(
 
   A group of equal rewards becomes exactly 0, whatever the rounding of its mean.
   Without a whitening after it this is the plain advantage over the group mean.
-
-  Args:
-    reward: Rewards of the rollouts.
-    valid: Rollouts that count in the mean; all if None. The others get 0.
   """
   shapes.check(reward=(reward, "PN"), valid=(valid, "PN"))
   centered = reward - jnp.mean(reward, axis=1, keepdims=True, where=valid)
@@ -102,7 +97,6 @@ def normalize_by_group(
 
   Args:
     centered: From `center_by_group`.
-    valid: Rollouts that count in the deviation; all if None. The others get 0.
 
   References:
     Shao et al. 2024 (DeepSeekMath), arXiv:2402.03300, section 4.1.2. It does
@@ -124,10 +118,6 @@ def leave_one_out(
 
   A baseline that does not depend on the rollout leaves the policy gradient
   unbiased. A group of equal rewards becomes exactly 0.
-
-  Args:
-    reward: Rewards of the rollouts.
-    valid: Rollouts that count; all if None. The others get 0.
 
   References:
     Kool et al. 2019, "Buy 4 REINFORCE samples, get a baseline for free!".
@@ -152,7 +142,6 @@ def maxrl(
   Args:
     reward: Rewards, at least 0: the mean is a scale. A group whose mean is 0 or
       less gets exactly 0, as one of equal rewards does.
-    valid: Rollouts that count; all if None. The others get 0.
 
   References:
     Tajwar et al. 2026 (MaxRL), arXiv:2602.02710.
@@ -183,8 +172,7 @@ def pass_at_k(
   Args:
     reward: 0 for wrong and 1 for right. Others count with what they add to the
       sum, kept within [0, N].
-    valid: Rollouts that count; all if None. The others get 0, and so does a
-      group of which at most k count.
+    valid: A group of which at most k count gets 0.
     k: Samples of which one must be right, at least 1.
 
   References:
@@ -258,7 +246,6 @@ def whiten_by_trajectory(
   Args:
     advantage: Centered by group.
     where: Prompts that are kept. The others get exactly 0 and do not count.
-    valid: Rollouts that count; all if None. The others get exactly 0.
   """
   shapes.check(
     advantage=(advantage, "PN"), where=(where, "P"), valid=(valid, "PN")

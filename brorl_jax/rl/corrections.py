@@ -12,9 +12,10 @@ whose variance grows with the length. A weight of each token alone leaves the
 tokens before it as q draws them: less variance, and a bias for every response
 of more than one token.
 
-All of them are constants for the gradient and multiply a policy loss (see
-`correction` of `losses.ppo_clip`). Positions off the mask may hold anything;
-the loss ignores them.
+`logp_train` is recomputed by the trainer, with the parameters that sampled;
+`logp_sampler` is what the sampler said. All weights are constants for the
+gradient and multiply a policy loss (see `correction` of `policy_loss`).
+Positions off the mask may hold anything; the loss ignores them.
 
 References:
   Yao et al. 2025, "Your efficient RL framework secretly brings you off-policy
@@ -42,9 +43,6 @@ def truncated_weight(
   weight reaches it; for longer ones the text above says what remains.
 
   Args:
-    logp_train: Log-probability under the parameters that sampled, recomputed by
-      the trainer.
-    logp_sampler: What the sampler said it was.
     cap: The largest weight.
   """
   shapes.check(logp_train=(logp_train, "*"), logp_sampler=(logp_sampler, "*"))
@@ -61,13 +59,6 @@ def banded_weight(
   """IcePop: exp(logp_train - logp_sampler) in [low, high], 0 outside.
 
   A token on which the two disagree that much is left out, not weighed less.
-
-  Args:
-    logp_train: Log-probability under the parameters that sampled, recomputed by
-      the trainer.
-    logp_sampler: What the sampler said it was.
-    low: The smallest ratio that counts.
-    high: The largest ratio that counts.
 
   References:
     Ling Team 2025 (Ring-1T), arXiv:2510.18855: IcePop.
@@ -103,10 +94,6 @@ def sequence_mask(
   """Sequences whose geometric mean of token ratios is in [low, high].
 
   Args:
-    logp_train: Log-probability under the parameters that sampled, recomputed by
-      the trainer.
-    logp_sampler: What the sampler said it was.
-    mask: True on tokens the policy chose.
     low: The smallest mean ratio that counts, at most 1.
     high: The largest mean ratio that counts, at least 1.
   """

@@ -126,8 +126,5 @@ def pass_rate_at(m: int, correct: Int[Array, " P"], n: int) -> Float[Array, ""]:
     )
   shapes.check(correct=(correct, "P"))
   # Some are right, and some are wrong, less "some are right or wrong".
-  some_right, some_wrong = (
-    pass_at_k(n, correct, m),
-    pass_at_k(n, n - correct, m),
-  )
+  some_right, some_wrong = (pass_at_k(n, x, m) for x in (correct, n - correct))
   return jnp.mean(some_right + some_wrong - 1.0)

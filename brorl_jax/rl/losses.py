@@ -1,6 +1,7 @@
 """Policy losses. Every loss is a `Mean`; the caller divides.
 
-The formulas, and a table of them; `policy_loss` has what they share.
+The formulas, and a table of them; `policy_loss` has what they share, the
+arguments that are not explained here among them.
 """
 
 import jax
@@ -77,17 +78,8 @@ def ppo_clip(
     rho       = exp(logp[b,t] - logp_old[b,t])
 
   Args:
-    logp: Log-probability of the sampled token under the current parameters.
-    logp_old: The same under the parameters that sampled it. Constant.
-    advantage: One advantage for the whole sequence. Constant.
-    mask: True on tokens the policy chose, the end-of-sequence token included.
     clip_low: How far rho may fall below 1 and still get a gradient.
     clip_high: How far rho may rise above 1 and still get a gradient.
-    weight: How often each sequence counts; once if None. Identical rollouts of
-      a group have equal advantage and log-probability, so that one of them
-      with weight c is exactly c of them.
-    correction: Multiplies the loss of each token; 1 if None. Constant. A token
-      with correction 0 still counts in the mean. See `corrections`.
 
   Returns:
     The loss over valid tokens, to be minimised, and diagnostics.
@@ -129,14 +121,8 @@ def gspo(
   narrower: the paper has 3e-4 and 4e-4.
 
   Args:
-    logp: Log-probability of the sampled token under the current parameters.
-    logp_old: The same under the parameters that sampled it. Constant.
-    advantage: One advantage for the whole sequence. Constant.
-    mask: True on tokens the policy chose. A sequence of none does not count.
     clip_low: How far s may fall below 1 and still get a gradient.
     clip_high: How far s may rise above 1 and still get a gradient.
-    weight: How often each sequence counts; once if None.
-    correction: Multiplies the loss of each sequence; 1 if None. Constant.
 
   Returns:
     The loss over sequences, to be minimised, and diagnostics: the clip
@@ -177,16 +163,6 @@ def cispo(
   The paper has no lower bound, which is clip_low = 1, and tunes the upper one
   alone.
 
-  Args:
-    logp: Log-probability of the sampled token under the current parameters.
-    logp_old: The same under the parameters that sampled it. Constant.
-    advantage: One advantage for the whole sequence. Constant.
-    mask: True on tokens the policy chose.
-    clip_low: The weight is at least 1 - clip_low.
-    clip_high: The weight is at most 1 + clip_high.
-    weight: How often each sequence counts; once if None.
-    correction: Multiplies the loss of each token; 1 if None. Constant.
-
   Returns:
     The loss over valid tokens, to be minimised, and diagnostics. Its value says
     little; its gradient is what is meant.
@@ -223,12 +199,9 @@ def kl_k2(
   not true of the popular k3 estimate used as a loss.
 
   Args:
-    logp: Log-probability of the sampled token under the current parameters.
-    logp_ref: The same under the reference policy. Constant.
-    mask: True on tokens the policy chose.
+    logp_ref: As `logp`, under the reference policy. Constant.
     clamp: What a token counts at most, in nats. Beyond a log-ratio of
       sqrt(2 * clamp), 4.5 nats for a clamp of 10, it gets no gradient.
-    weight: How often each sequence counts; once if None.
 
   References:
     Schulman 2020, "Approximating KL divergence" (k1, k2, k3).

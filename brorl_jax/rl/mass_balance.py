@@ -134,14 +134,9 @@ def mass_balance_counts(
 
   S may leave [Rw, Rc], so that neither of the first terms has a promised sign.
 
-  Args:
-    probs: The policy's next-token distribution.
-    correct: Tokens whose reward is `reward_correct`; the others are wrong.
+  Args are those of `mass_balance`, with rewards of any sign, and
+
     counts: How often each token was drawn; sums to `n`.
-    reward_correct: Rc.
-    reward_wrong: Rw.
-    lr: Step size of plain gradient descent on the logits, at least 0.
-    n: N, number of draws.
 
   Raises:
     ValueError: As `mass_balance`, or the counts do not sum to `n`.

@@ -7,6 +7,7 @@ chex loads absl, which nothing here needs: it is imported at the first check,
 not with this folder.
 """
 
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -67,11 +68,11 @@ def result(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
   try:
     return jax.eval_shape(lambda *xs: function(*xs, **options), *args)
   except (Exception, SystemExit) as error:  # it is code, and may raise anything
-    line, place = "", error.__traceback__
-    while place is not None:  # the last line of the function's own file
-      if place.tb_frame.f_code.co_filename == _file(function):
-        line = f"line {place.tb_lineno}: "
-      place = place.tb_next
+    code, line = getattr(function, "__code__", None), ""
+    for frame, number in traceback.walk_tb(error.__traceback__):
+      # The last line of the function's own file.
+      if code and frame.f_code.co_filename == code.co_filename:
+        line = f"line {number}: "
     text = (str(error).strip().splitlines() or [""])[0]
     raise ValueError(f"{line}{type(error).__name__}: {text}") from None
 
@@ -81,8 +82,3 @@ def described(x: Any) -> str:
   if not (hasattr(x, "shape") and hasattr(x, "dtype")):
     return type(x).__name__
   return f"{x.dtype}[{','.join(map(str, x.shape))}]"
-
-
-def _file(function: Callable[..., Any]) -> str | None:
-  code = getattr(function, "__code__", None)
-  return code and code.co_filename

@@ -18,13 +18,7 @@ _LEAST_SLOTS = 4
 
 
 def sizes(lanes: int, slots: int, *, pool: bool) -> list[tuple[int, int]]:
-  """(lanes, slots of each) that programs are compiled for, the largest first.
-
-  Args:
-    lanes: All of them.
-    slots: Of a lane, all of them.
-    pool: Whether keys and values lie in a pool.
-  """
+  """(lanes, slots of each) that programs are compiled for, largest first."""
   least = min(1 if pool else _LEAST_SLOTS, slots)
   if lanes == 1:
     return [(1, s) for s in _numbers(slots, least, _MOST, 4 if pool else 2)]
@@ -37,13 +31,7 @@ def sizes(lanes: int, slots: int, *, pool: bool) -> list[tuple[int, int]]:
 def shrunk(
   full: ProgramSpec, now: ProgramSpec, progress: DecodeProgress
 ) -> ProgramSpec:
-  """`now` with fewer lanes or slots, if no rollout waits and many are idle.
-
-  Args:
-    full: With all lanes and slots.
-    now: With those that are left.
-    progress: Lanes and slots of a lane that are busy.
-  """
+  """`now` with fewer lanes or slots, if no rollout waits and many are idle."""
   # A single page has 64 columns or fewer: compiling would take longer than the
   # steps that are left.
   if progress.waiting or now.pages == 1:

@@ -145,8 +145,6 @@ def draw_from(
   """As `draw`, where each number draws from one of R distributions.
 
   Args:
-    logits: Of R distributions for each of P.
-    row: Which of them, for each number.
     uniform: From 0 to 1, 1 excluded.
   """
   size = block_of(logits.shape[-1])

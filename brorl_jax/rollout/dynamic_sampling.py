@@ -91,11 +91,7 @@ def collect(
 
   Args:
     sample: Makes rollouts of the prompts that a feed gives.
-    score: Computes their rewards.
-    informative: Whether each group is kept.
-    prompts: Builds the prompts of candidates.
     candidates: Their numbers p, in the order of drawing.
-    target: Groups to keep.
     plan: How many rollouts each prompt gets, see rounds.py.
     meanwhile: Other work for the devices. Called once: when sampling first
       waits for rewards, or at the end.

@@ -156,14 +156,12 @@ def rollouts(
   """As many slots in all lanes as fit; of about as many the fewest lanes.
 
   Args:
-    policy: The decoder.
     memory_bytes: Of a device.
     resident_bytes: That are on it anyway; those of training among them.
     n: N, rollouts per prompt.
     prompts: P, of all devices.
     prompt_tokens: S, of the longest prompt.
     max_new_tokens: T.
-    axes: Of the mesh.
     slots: Rollouts of a prompt that decode together; as many as fit if None.
     lanes: Prompts that are decoded together; as many as fit if None.
     cut: Whether the sampler cuts unlikely tokens, by top-p or top-k.

@@ -70,10 +70,7 @@ def queued(
   """The queue of these rollouts, and their first tokens, packed.
 
   Args:
-    spec: Static.
     logits: Of the first token of each chunk's prompt.
-    chunks: The rollouts.
-    key: Of the step.
   """
   P, N = len(chunks.index), spec.n
   nothing = jnp.zeros((P, N), jnp.int32)

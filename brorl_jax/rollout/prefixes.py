@@ -56,19 +56,12 @@ _SHARE = 16
 def pays(
   policy: Decoder, *, n: int, max_new_tokens: int, memory_bytes: int
 ) -> bool:
-  """Whether rollouts should share rows.
-
-  Args:
-    policy: The decoder; one that wants a pool has slots.
-    n: N.
-    max_new_tokens: T.
-    memory_bytes: Of a device.
-  """
+  """Whether rollouts should share rows, in so much memory of a device."""
   V = policy.vocab
   # A prefix is coded as a number below N V, see `_grouped`.
   if max_new_tokens > _MOST_TOKENS or n * V >= 2**31 - 1:
     return False
-  if policy.pool_columns:
+  if policy.pool_columns:  # has slots
     return False
   page = jax.eval_shape(lambda: policy.page(1, max_new_tokens))
   row = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(page))
@@ -244,17 +237,12 @@ def _grouped(
 ) -> tuple[
   Int[Array, "P N"], Int[Array, "P N"], Int[Array, "P N"], Int[Array, " P"]
 ]:
-  """Numbers the distinct prefixes of each prompt.
+  """Numbers the distinct prefixes of each prompt; see `pays` for N V.
 
-  Args:
-    token: The last token of each rollout.
-    row: Number of the prefix before it.
-    going: Rollouts that have not ended; the others belong to no prefix.
-    vocab: V; N V must be below 2^31 - 1, see `pays`.
-
-  Returns:
-    The prefix of each rollout, the number of its parent and its last token for
-    each prefix, and how many there are. The rest of both is not meant.
+  Of each rollout `token` is the last, after prefix number `row`. Those that are
+  not `going` belong to none. Returns the prefix of each rollout, the number of
+  its parent and its last token for each prefix, and how many there are. The
+  rest of both is not meant.
   """
   none = jnp.iinfo(jnp.int32).max
   code = jnp.where(going, row * vocab + token, none)

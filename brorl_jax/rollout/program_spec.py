@@ -145,7 +145,6 @@ def with_cache(spec: ProgramSpec, blocks: int | None = None) -> ProgramSpec:
   """`spec` with the form of the cache that its policy decodes over.
 
   Args:
-    spec: With pages.
     blocks: Of a device's pool, if it is one; if None, enough for the longest
       rollouts in all slots.
   """

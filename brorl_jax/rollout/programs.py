@@ -67,7 +67,6 @@ def idle(
   """Before the first step, with every slot idle.
 
   Args:
-    spec: Static.
     todo: Prompts in the order in which they get a lane, then P.
     first: First tokens of all rollouts, packed.
   """
@@ -158,7 +157,6 @@ def segment(
   Over a pool the loop looks only every `spec.unchecked` steps whether it ends.
 
   Args:
-    spec: Static.
     inputs: The arrays that no step changes.
     older: As many pages as there can be before the newest; only read.
     used: How many of them, the last ones, hold anything.
@@ -249,7 +247,6 @@ def resize(
 
   Args:
     spec: Static; the new sizes, at least as large as what is busy.
-    state: Before.
 
   Returns:
     The row that each slot had, for `moved`, and the state. Blocks of a pool

@@ -81,12 +81,7 @@ def prefilled(
 
 
 def advance(decoding: Decoding, steps: int = _NO_BOUND) -> Decoding:
-  """Decodes until the host must act or `steps` have been made.
-
-  Args:
-    decoding: Its state is donated.
-    steps: Maximum number of steps.
-  """
+  """Decodes until the host must act, or `steps`; the state is donated."""
   full, spec, inputs, pages, state, progress = decoding
   # Compaction copies the pages once and makes each later step 2 to 4 times
   # cheaper. It waits until no rollout needs a slot, so it is never undone.
@@ -171,12 +166,10 @@ def rollouts(
 
   Args:
     policy: Prefill and one decode step.
-    params: Its parameters.
     prompts: P prompts and their indices p.
     key: Of this training step; only folded, so the caller may use it again.
     n: N, rollouts per prompt.
     max_new_tokens: T.
-    sampling: Parameters of the distribution that is sampled.
     stop_ids: A rollout ends with the first of these tokens.
     slots: R, rollouts of a prompt that decode at the same time, at most N.
     lanes: Prompts that decode at the same time; all if None.
@@ -282,13 +275,10 @@ def parts_of(P: int, N: int, devices: int) -> int:
 
 
 def _spread(prompts: Prompts, n: int, devices: int) -> tuple[Prompts, int]:
-  """Prompts, or parts of them, in equal number for each device.
+  """Prompts, each repeated for its parts, in equal number for each device.
 
-  If neither prompts nor parts divide evenly, the first prompts are repeated as
-  padding.
-
-  Returns:
-    The prompts, each repeated for its parts, and the number of parts.
+  And the number of parts: one if neither prompts nor parts divide evenly, and
+  then the first prompts are repeated as padding.
   """
   P = len(prompts.index)
   parts = parts_of(P, n, devices)
@@ -324,7 +314,6 @@ def sample(
 
   Args:
     policy: Prefill and one decode step.
-    params: Its parameters.
     prompts: Token ids, at least one per prompt. They are padded to a power of
       two, so that few lengths are compiled. Another number of prompts, n or
       max_new_tokens compiles another program. Padding changes only rounding.

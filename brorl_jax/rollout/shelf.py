@@ -45,12 +45,7 @@ _TOKENS = 2048
 
 
 def together(each: int, S: int) -> int:
-  """How many prompts a device reads at a time.
-
-  Args:
-    each: Places of a device.
-    S: Tokens of a prompt.
-  """
+  """How many prompts of S tokens a device reads at a time."""
   return min(max(_TOKENS // S, 1), each)
 
 
@@ -128,10 +123,7 @@ def opened(
   """Reads the first prompts into the first rows; no place has a prompt.
 
   Args:
-    spec: Static.
-    params: Of the policy.
     part: The prompts; their rows are 0, 1, 2, ...
-    key: Of the step.
     each: P, rows and places of a device.
 
   Returns:
@@ -173,11 +165,9 @@ def read(
   """Reads more prompts, into these rows of their devices.
 
   Args:
-    spec: Static.
     weights: Of the policy, as `opened` returned them.
     logits: Of all rows; donated.
     prefix: Of all rows; donated.
-    part: The prompts.
   """
 
   def read(weights, logits, prefix, part):

@@ -29,14 +29,12 @@ def over_pages(
   """One more token, written to `page` and to the state.
 
   Args:
-    spec: Static.
     weights: From `Decoder.unroll`.
     queue: Rollouts that need a slot.
     shared: Keys and values of the lanes' prompts.
     older: Pages that are only read, oldest first.
     used: How many of them, the last ones, hold anything.
     page: The newest page.
-    state: Before the step.
   """
   logits, page = spec.policy.decode_step(
     weights,
@@ -73,17 +71,11 @@ def over_pool(
 ) -> tuple[Any, DecodeState]:
   """One more token of the rows that have a block for it; see `blocks`.
 
+  The pool is written in place; other arguments are those of `over_pages`.
+
   A rollout that began again makes the tokens that it made before: those that
   are recorded are taken, not drawn, so rounding cannot part the two, and what
   is recorded is one rollout from its first token to its last.
-
-  Args:
-    spec: Static.
-    weights: From `Decoder.unroll`.
-    queue: Rollouts that need a slot.
-    shared: Keys and values of the lanes' prompts.
-    pool: Written in place.
-    state: Before the step.
   """
   assert state.blocks is not None
   PN, shape = len(state.packed), state.rollout.shape

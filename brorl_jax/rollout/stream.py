@@ -75,21 +75,11 @@ def stream(
 ) -> Iterator[tuple[Prompts, Rollouts]]:
   """N rollouts of each prompt that `feed` gives, in the order they finish.
 
-  Args:
-    policy: Prefill and one decode step.
-    params: Its parameters; they must not be donated before the end.
+  Args are those of `sampler.rollouts`, and
+
+    params: They must not be donated before the end.
     feed: Called for prompts whenever a place is free.
-    key: Of this training step; only folded, so the caller may use it again.
-    n: N, rollouts per prompt.
-    max_new_tokens: T.
-    sampling: Parameters of the distribution that is sampled.
-    stop_ids: A rollout ends with the first of these tokens.
-    slots: Rollouts of a prompt that decode at the same time, at most N.
-    lanes: Prompts that decode at the same time.
     places: Prompts on the devices at a time, a multiple of its rows.
-    blocks: Of each device's pool; see `program_spec.with_cache`.
-    mesh: From `meshes`; one device if None.
-    watch: Called with the progress after each prefill and each program.
 
   Yields:
     Finished prompts and their rollouts, on the host.
@@ -160,13 +150,8 @@ def _handed_out(
 ) -> tuple[Prompts, Rollouts]:
   """Finished prompts and their rollouts, on the host; frees their places.
 
-  Args:
-    decoding: Has the rollouts.
-    holds: Place -> prompt; the finished ones are removed.
-    places: Of each device, from `_batches`.
-    share: Slot-steps of each prompt.
-    each: Places of a device.
-    most: Places of a device that the program visits.
+  `share` are the slot-steps of each prompt, `most` the places of a device that
+  the program visits.
   """
   # Devices with fewer finished prompts read place 0 again; `rows` skips it.
   at = np.zeros((len(places), most), np.int32)
@@ -202,15 +187,8 @@ def _assigned(
 ) -> tuple[PrefillBatch, Int[np.ndarray, " rows"], dict[int, Prompts]]:
   """Spreads prompts over the devices, the one with most free places first.
 
-  Args:
-    prompts: At most as many as there are free places.
-    free: Places of each device, from `_by_device`.
-    most: Maximum number of prompts that a device reads.
-    each: Places of a device.
-
-  Returns:
-    The prompts that each device reads, the place of each, and the new entries
-    of place -> prompt.
+  Returns the prompts that each device reads, at most `most`, the place of each,
+  and the new entries of place -> prompt.
   """
   devices = len(free)
   row = np.zeros((devices, most), np.int32)

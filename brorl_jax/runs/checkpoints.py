@@ -73,7 +73,6 @@ class Store:
     """Creates nothing; the first save creates the directory.
 
     Args:
-      directory: Directory of the checkpoints.
       keep: Number of newest steps to keep, see `kept.superfluous`.
       keep_every: Multiples of this are kept too; 0: none.
       run: Identity of the run. Each step stores it, and a step of another run
@@ -99,7 +98,6 @@ class Store:
 
     Args:
       step: Newer than every saved step.
-      state: Arrays.
       progress: The run state without arrays, as JSON.
       score: Held-out score of this state; None if it was not evaluated.
 

@@ -10,20 +10,14 @@ from brorl_jax.runs import lines
 
 
 class Covered(NamedTuple):
-  """The contents of metrics.jsonl and eval/ of a run.
-
-  Attributes:
-    workdir: Folder of the run.
-    steps: Number of lines of metrics.jsonl.
-    evaluations: From the step of each evaluation to whether it has all records.
-    every: Steps between the evaluations that all starts of the run share.
-    last: Last step of the newest start, which ends with an evaluation.
-  """
+  """The contents of metrics.jsonl and eval/ of a run."""
 
   workdir: pathlib.Path
-  steps: int
+  steps: int  # number of lines of metrics.jsonl
+  # From the step of each evaluation to whether it has all records.
   evaluations: Mapping[int, bool]
-  every: int
+  every: int  # steps between the evaluations that all starts of the run share
+  # Last step of the newest start, which ends with an evaluation.
   last: int | None
 
   def lacks(self, step: int) -> str | None:
@@ -43,7 +37,6 @@ def look(workdir: pathlib.Path, starts: Sequence[Mapping[str, Any]]) -> Covered:
   """Reads the files of a run and changes nothing.
 
   Args:
-    workdir: Folder of the run.
     starts: The config of each start, the newest first.
 
   Raises:

@@ -100,10 +100,6 @@ class Order:
 def refuse_changes(stored: Mapping[str, str], now: Mapping[str, str]) -> None:
   """Refuses to resume a run with other data.
 
-  Args:
-    stored: The fingerprint at the start of the run.
-    now: The fingerprint now.
-
   Raises:
     ValueError: Names the first difference, with both values.
   """

@@ -63,8 +63,6 @@ def check(
   """Refuses a folder that this run may not use; writes nothing.
 
   Args:
-    values: The config as nested dicts.
-    workdir: The folder.
     allow_change: Whether the config may differ from the run's.
     free: Fields that may always differ.
     mode: The command's --mode. A folder of another mode is refused.

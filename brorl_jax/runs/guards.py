@@ -46,11 +46,6 @@ def watched(
 ) -> tuple[RunState, list[Alarm]]:
   """Compares a step with the bounds.
 
-  Args:
-    c: The bounds.
-    progress: Before the step.
-    scalars: Metrics of the step.
-
   Returns:
     The run state after it, and every number that is beyond its bound.
   """
@@ -142,7 +137,6 @@ def learned(
   """After the updates of a step.
 
   Args:
-    progress: Before.
     norms: Of the gradients that were applied.
     bad: Whether the step was starved or skipped an update.
   """

@@ -49,7 +49,6 @@ def digest(
   over its elements instead (`_sum`). Every process must call this.
 
   Args:
-    state: Arrays.
     saved: Digests to compare with; each array then gets the same kind.
   """
   out = {}
@@ -91,12 +90,8 @@ def _part(
 
   i counts the elements of the whole array, so that the sum of the parts does
   not depend on how the array is cut; mix is a bijection that spreads every bit
-  (Steele, Lea & Flood 2014, the finalizer of SplitMix).
-
-  Args:
-    array: The array, or its shard.
-    index: Where the shard lies in the whole array.
-    shape: Of the whole array.
+  (Steele, Lea & Flood 2014, the finalizer of SplitMix). A shard lies at `index`
+  of the whole array.
   """
   part = np.asarray(array)
   shape = part.shape if shape is None else shape

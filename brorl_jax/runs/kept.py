@@ -11,13 +11,7 @@ def superfluous(
 ) -> list[int]:
   """The steps to delete, ascending.
 
-  Args:
-    scores: The held-out score of each saved step; None if it was not evaluated.
-    newest: Number of newest steps that stay.
-    every: Multiples of this stay; 0: none.
-
-  Returns:
-    All others but the best one, the earliest of those with the highest score.
+  The `newest` steps stay, multiples of `every` (0: none), and the best one.
   """
   steps = sorted(scores)
   stay = {*steps[-newest:], *(s for s in steps if every and s % every == 0)}
@@ -33,12 +27,7 @@ def best_step(scores: Mapping[int, float | None]) -> int | None:
 
 
 def too_rare(run: Run, eval_every: int) -> str | None:
-  """What to warn of before a run whose saved steps are of little use, or None.
-
-  Args:
-    run: How often it saves, and its last step.
-    eval_every: Steps between evaluations.
-  """
+  """What to warn of before a run whose saved steps are of little use."""
   every, steps = run.save_every, run.steps
   if every > steps:
     return (

@@ -1,5 +1,6 @@
 """The machine of a run: hardware, flags and libraries that decide its bits."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -41,7 +42,11 @@ _LIBRARIES = (
 
 def versions() -> dict[str, str]:
   """The installed libraries that may affect a number."""
-  return {name: v for name in _LIBRARIES if (v := _version(name))}
+  found = {}
+  for name in _LIBRARIES:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+      found[name] = importlib.metadata.version(name)
+  return found
 
 
 def here() -> dict[str, Any]:
@@ -89,11 +94,3 @@ def differences(workdir: pathlib.Path) -> dict[str, tuple[Any, Any]]:
   now |= {"Python": PYTHON, **versions()}
   both = {name: (before.get(name), now.get(name)) for name in {**now, **before}}
   return {name: (a, b) for name, (a, b) in both.items() if a != b}
-
-
-def _version(library: str) -> str | None:
-  """Version of a library; None if it is not installed."""
-  try:
-    return importlib.metadata.version(library)
-  except importlib.metadata.PackageNotFoundError:
-    return None

@@ -50,12 +50,10 @@ class Writer:
     """Opens the files of a run and continues them.
 
     Args:
-      workdir: Folder of the run.
       after: Last finished step; lines of later steps are dropped.
       steps: Last step of the run.
       warn: Called with one line for each unreadable line.
       wandb: wandb project; "" for none.
-      config: The config that wandb shows.
       evaluations: Steps and scalars of evaluations up to `after`, for wandb.
     """
     workdir = pathlib.Path(workdir)
@@ -132,8 +130,6 @@ class Progress:
 
     Args:
       after: Steps that are already finished.
-      steps: Last step.
-      unit: Name of a step.
     """
     self._steps, self._unit = steps, unit
     self._first, self._start = after, time.monotonic()
@@ -196,8 +192,6 @@ def of_groups(
   """Metrics of all rollouts of a step; rewards exclude invalid verdicts.
 
   Args:
-    rollouts: On the host.
-    scores: Scores of the rollouts.
     informative: The groups that dynamic sampling kept.
     rollout_s: Seconds of sampling.
   """
@@ -253,12 +247,7 @@ def rate_shares(rate: Float[np.ndarray, " P"]) -> dict[str, float]:
 
 
 def of_scores(scores: Scores, *, score_s: float) -> dict[str, float]:
-  """Metrics of the verdicts of a step.
-
-  Args:
-    scores: Scores of all rollouts.
-    score_s: Seconds of scoring.
-  """
+  """Metrics of the verdicts of a step."""
   responses, valid = scores.responses, scores.valid
   by_task = collections.defaultdict[str, list[int]](list)
   for p, row in enumerate(responses):

@@ -80,7 +80,6 @@ def compare(folder: pathlib.Path, like: PyTree, extra: dict[str, Any]) -> None:
   """Reads a step that was just written and compares it.
 
   Args:
-    folder: Folder of the step.
     like: Shapes of its arrays.
     extra: Its record.
 

@@ -27,17 +27,12 @@ class Field(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-  """A task of a generator and its settings, which set the difficulty.
+  """A task of a generator and its settings, which set the difficulty."""
 
-  Attributes:
-    name: Name of the task in the generator.
-    settings: Settings of the generator; others keep their default.
-    weight: Relative share of the training prompts.
-  """
-
-  name: str
+  name: str  # name of the task in the generator
+  # Settings of the generator; others keep their default.
   settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  weight: float = 1.0
+  weight: float = 1.0  # relative share of the training prompts
 
   def __hash__(self) -> int:
     # repr, because settings hold lists and dicts. Equality compares fields.

@@ -8,17 +8,11 @@ from typing import Any, Literal, NamedTuple
 
 
 class Default(NamedTuple):
-  """Defaults of a domain in config.data.domains.
+  """Defaults of a domain in config.data.domains."""
 
-  Attributes:
-    weight: Relative share of the training prompts.
-    instruction: Text after every question.
-    reward: 1 for a pass, or the score.
-  """
-
-  weight: float = 1.0
-  instruction: str = ""
-  reward: Literal["pass", "score"] = "pass"
+  weight: float = 1.0  # relative share of the training prompts
+  instruction: str = ""  # text after every question
+  reward: Literal["pass", "score"] = "pass"  # 1 for a pass, or the score
 
 
 # The domain whose examples can be generated (config.data.families).

@@ -26,17 +26,12 @@ Verifier = Callable[[str, Mapping[str, Any], Jail], Verdict]
 
 
 class Job(NamedTuple):
-  """A response to score.
+  """A response to score."""
 
-  Attributes:
-    domain: Name of the verifier.
-    response: The text of the response.
-    entry: The example's entry. Responses to one prompt share the same object,
-      by which equal jobs are found.
-  """
-
-  domain: str
+  domain: str  # name of the verifier
   response: str
+  # The example's entry. Responses to one prompt share the same object, by which
+  # equal jobs are found.
   entry: Mapping[str, Any]
 
 
@@ -106,9 +101,6 @@ class Pool:
     Jobs with the same domain, response and entry are scored once. A response
     becomes invalid if its verifier misses the deadline ("late") or raises
     ("verifier failed").
-
-    Args:
-      jobs: In any order, of any domains.
 
     Raises:
       ValueError: A domain has no verifier, or the pool is closed.

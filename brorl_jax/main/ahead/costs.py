@@ -41,7 +41,6 @@ class Counts:
   """What tokens cost a policy; `devices` hold a copy of its weights each.
 
   Args:
-    policy: Description.
     copies: Rows of devices, each of which reads all weights.
   """
 
@@ -121,7 +120,6 @@ def seconds(
   Args:
     work: Of all devices.
     sent: Messages of a device -> how often.
-    chip: Its speed.
     devices: That share the work.
   """
   busy = max(work.flops / chip.flops, work.bytes / chip.bandwidth) / devices

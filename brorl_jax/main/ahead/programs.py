@@ -54,24 +54,9 @@ def _outputs(
   return placed(shapes, done.output_shardings)
 
 
-def _prompts(run: Job, count: int) -> PrefillBatch:
+def _prompts(run: Job, count: int) -> Prompts:
   own, S = run.at(meshes.rows(run.mesh)), run.config.data.prompt_tokens
-  return PrefillBatch(
-    Prompts(
-      own((count, S), jnp.int32),
-      own((count, S), jnp.bool_),
-      own((count,), jnp.int32),
-    ),
-    offset=own((count,), jnp.int32),
-    real=own((count,), jnp.bool_),
-  )
-
-
-def _part(run: Job) -> shelf.Part:
-  """Prompts that are read together."""
-  own, S = run.at(meshes.rows(run.mesh)), run.config.data.prompt_tokens
-  count = run.read_together
-  return shelf.Part(
+  return Prompts(
     own((count, S), jnp.int32),
     own((count, S), jnp.bool_),
     own((count,), jnp.int32),
@@ -114,20 +99,6 @@ class _Decoding(NamedTuple):
     return _Decoding(DecodeInputs(weights, prefix, queue), pages, self.state)
 
 
-def _started(
-  run: Job, spec: ProgramSpec, places: int, name: str, compile: Compile
-) -> tuple[Program, _Decoding]:
-  """The prefill, and what it leaves."""
-  args = (run.state().params, batch := _prompts(run, places), _key(run))
-  lowered = programs.start.lower(spec, *args)
-  inputs, state, _ = _outputs(programs.start, spec, args, compile(lowered))
-  held = run.sampling_bytes + size(batch)
-  return (
-    Program(name, lowered, held, run.policy.layers),
-    _Decoding(inputs, _cache(run, spec, compile), state),
-  )
-
-
 def _decode(
   run: Job, spec: ProgramSpec, decoding: _Decoding, name: str
 ) -> Iterator[Program]:
@@ -156,7 +127,8 @@ def sampling(run: Job, compile: Compile) -> Iterator[Program]:
   c = run.config.sampling
   spec = training_spec(run)
   each, own = c.places // run.rows, run.at(meshes.rows(run.mesh))
-  part = _part(run)
+  prompts = _prompts(run, run.read_together)
+  part = shelf.Part(prompts.tokens, prompts.mask, prompts.index)
   args = (run.state().params, part, _key(run))
   opened = functools.partial(shelf.opened, each=each)
   lowered = shelf.opened.lower(spec, *args, each=each)
@@ -187,18 +159,22 @@ def sampling(run: Job, compile: Compile) -> Iterator[Program]:
 
 def evaluating(run: Job, compile: Compile) -> Iterator[Program]:
   """As `sampler.rollouts` runs them during training."""
-  c = run.config.eval
-  spec = spec_of(
-    run,
-    run.phase.memory.heldout.plan,
-    n=c.n,
-    places=run.phase.memory.heldout.prompts,
-    cut=SamplingParams(temperature=c.temperature, top_p=c.top_p),
+  c, heldout = run.config.eval, run.phase.memory.heldout
+  cut = SamplingParams(temperature=c.temperature, top_p=c.top_p)
+  places = heldout.prompts
+  spec = spec_of(run, heldout.plan, n=c.n, places=places, cut=cut)
+  each = run.at(meshes.rows(run.mesh))
+  batch = PrefillBatch(
+    _prompts(run, places),
+    offset=each((places,), jnp.int32),
+    real=each((places,), jnp.bool_),
   )
-  prefill, decoding = _started(
-    run, spec, run.phase.memory.heldout.prompts, "evaluation: prefill", compile
-  )
-  yield prefill
+  args = run.state().params, batch, _key(run)
+  lowered = programs.start.lower(spec, *args)
+  inputs, state, _ = _outputs(programs.start, spec, args, compile(lowered))
+  decoding = _Decoding(inputs, _cache(run, spec, compile), state)
+  held = run.sampling_bytes + size(batch)
+  yield Program("evaluation: prefill", lowered, held, run.policy.layers)
   yield from _decode(run, spec, decoding, "evaluation: decode")
   yield Program(
     "evaluation: finish",

@@ -168,7 +168,6 @@ def prepare(name: Name, *, fast: bool = False) -> None:
   """Tells jax and XLA, before either looks for devices.
 
   Args:
-    name: The machine.
     fast: Whether XLA makes less effort: 4 to 6 times faster for a TPU, whose
       programs then need up to a tenth more or less memory.
 

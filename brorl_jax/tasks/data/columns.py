@@ -14,16 +14,13 @@ from brorl_jax.tasks.domain import Domain
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-  """How a config reads the lines of a file.
+  """How a config reads the lines of a file."""
 
-  Attributes:
-    names: Field -> column, see `parse`; other fields keep their names.
-    domain: Domain of lines that name none; "": every line must name one.
-    sole: The domain of all lines, whatever they name; it gets every column.
-  """
-
+  # Field -> column, see `parse`; other fields keep their names.
   names: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  # Domain of lines that name none; "": every line must name one.
   domain: str = ""
+  # The domain of all lines, whatever they name; it gets every column.
   sole: Domain | None = None
 
 
@@ -68,7 +65,6 @@ def renamed(
   """The renamed fields of a record, and its other columns.
 
   Args:
-    record: The record of a line.
     names: Field -> column, from `parse`.
 
   Returns:
@@ -102,12 +98,7 @@ def _at(record: Mapping[str, Any], column: str, field: str) -> Any:
 
 
 def missing(field: str, columns: Iterable[str]) -> Refused:
-  """The error for a missing field.
-
-  Args:
-    field: Its name.
-    columns: The columns of the record that are not fields.
-  """
+  """The error for a missing field."""
   columns = list(columns)
   if not columns:
     return Refused(field, "missing; add it to every example")
@@ -135,10 +126,6 @@ def refuse_slips(columns: Iterable[str], optional: Iterable[str]) -> None:
   """Refuses a column that looks like a misspelt optional field.
 
   Otherwise the column would pass through and the field would count as missing.
-
-  Args:
-    columns: The columns of a record that are not fields.
-    optional: Optional fields that the record lacks.
 
   Raises:
     Refused: The message names the column and the field.

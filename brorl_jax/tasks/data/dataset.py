@@ -68,16 +68,10 @@ from brorl_jax.tasks.domain import Domain
 
 @dataclasses.dataclass(frozen=True)
 class Skipped:
-  """A record that was left out, and the reason.
+  """A record that was left out, and the reason."""
 
-  Attributes:
-    place: File and line.
-    field: The wrong field, "" for the whole record.
-    why: The reason.
-  """
-
-  place: Place
-  field: str
+  place: Place  # file and line
+  field: str  # the wrong field, "" for the whole record
   why: str
 
   def __str__(self) -> str:
@@ -87,16 +81,11 @@ class Skipped:
 
 @dataclasses.dataclass(frozen=True)
 class Data:
-  """The examples of some files.
+  """The examples of some files."""
 
-  Attributes:
-    examples: In the order of the files.
-    places: File and line of each example, for messages.
-    skipped: Records that were left out; empty unless `skip_bad`.
-  """
-
-  examples: Sequence[Example]
-  places: Sequence[Place | str]
+  examples: Sequence[Example]  # in the order of the files
+  places: Sequence[Place | str]  # file and line of each example, for messages
+  # Records that were left out; empty unless `skip_bad`.
   skipped: Sequence[Skipped] = ()
 
   @property
@@ -183,8 +172,6 @@ class Reader:
     """Adds the example of a record.
 
     Args:
-      record: A record from `records.read`.
-      place: Its file and line.
       source: Default of its field "source".
       name: Default of its id; "": the id is required.
 
@@ -240,7 +227,6 @@ def fit(
   """Splits examples by whether their prompts fit; keeps the order.
 
   Args:
-    examples: The examples.
     count_tokens: Number of prompt tokens of an example.
     limit: Most prompt tokens, at least 1.
 
@@ -269,9 +255,6 @@ def digest(examples: Iterable[Example]) -> str:
 
 def file_digests(paths: str | Sequence[str]) -> dict[str, str]:
   """A hash of each file, by absolute path.
-
-  Args:
-    paths: As for `read`.
 
   Raises:
     DataError: A file is missing or cannot be read.

@@ -28,10 +28,6 @@ _CONTROL = re.compile(
 def text(value: Any, field: str) -> str:
   """Checks a text that the policy or a person reads.
 
-  Args:
-    value: The value.
-    field: Its field, for the message.
-
   Raises:
     Refused: It is not a text, empty, or has control tokens or invisible
       characters.

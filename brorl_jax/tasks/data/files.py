@@ -36,15 +36,11 @@ _SPLITS = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class File:
-  """A file of records.
-
-  Attributes:
-    path: Its path.
-    source: Default "source" of its examples: its name without the ending, or
-      the name of its folder or data set.
-  """
+  """A file of records."""
 
   path: str
+  # Default "source" of its examples: its name without the ending, or the name
+  # of its folder or data set.
   source: str
 
 
@@ -196,14 +192,10 @@ def _downloaded(name: str, split: str, revision: str | None) -> str:
 def _of_folder(
   given: str, folder: str, split: str, source: str = "", remedy: str = ""
 ) -> Iterator[File]:
-  """The files of a folder, sorted.
+  """The files of a folder, sorted; "" stands for its only split.
 
-  Args:
-    given: Its name in the config, for messages.
-    folder: Its path.
-    split: The split; "" if the folder has only one.
-    source: Source of its examples; "": the folder's name.
-    remedy: Added to the message if it has no files.
+  `given` is its name in messages, to which `remedy` is added if it has no
+  files. The source of its examples is its name by default.
   """
   inside = sorted(_inside(pathlib.Path(folder)))
   if split:

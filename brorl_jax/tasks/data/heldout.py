@@ -51,7 +51,6 @@ def split(data: Data, *, one_in: int) -> tuple[Data, Data]:
   So a prompt is always on the same side, whichever file it comes from.
 
   Args:
-    data: All data.
     one_in: At least 2.
 
   Returns:
@@ -102,10 +101,6 @@ def _side(data: Data, held: Sequence[bool], which: bool) -> Data:
 def refuse_overlap(train: Data, heldout: Data) -> None:
   """Refuses held-out examples that are also training examples.
 
-  Args:
-    train: Training data.
-    heldout: Held-out data.
-
   Raises:
     DataError: An id or a prompt is on both sides; the message has both places.
       Prompts are compared as in `split`. Default ids (file and line) are not
@@ -139,7 +134,6 @@ def refuse_drawn(heldout: Data, tasks: Collection[str]) -> None:
   whether a generator could make a text, and nine texts in ten are on that side.
 
   Args:
-    heldout: Held-out data.
     tasks: Tasks that are generated for training.
 
   Raises:

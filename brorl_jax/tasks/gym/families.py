@@ -33,9 +33,6 @@ _HELDOUT_ONE_IN = 10
 def check(families: Sequence[Family]) -> None:
   """Refuses families that would fail later in a run.
 
-  Args:
-    families: The families of the run.
-
   Raises:
     ValueError: A task is not allowed; a setting is unknown, of the wrong type
       or out of range; a family is listed twice; or the weights are not valid.
@@ -67,7 +64,6 @@ def puzzle(family: Family, split: str, index: int, *, seed: int) -> Example:
   question, under any seed and settings. Two indexes may give the same question.
 
   Args:
-    family: Task and settings.
     split: "train", "heldout" or "warmup".
     index: Number of the puzzle, in [0, 2**44).
     seed: The run's data seed, >= 0.
@@ -119,7 +115,6 @@ def heldout(
   """Held-out puzzles with distinct questions, ordered by family.
 
   Args:
-    families: Tasks and settings.
     per_family: Number of distinct questions per family, >= 1.
     seed: The run's data seed, >= 0.
 

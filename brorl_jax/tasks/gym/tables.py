@@ -100,7 +100,6 @@ def refuse(name: str, *, drawn: bool) -> None:
   """Refuses a task that cannot be used.
 
   Args:
-    name: Name of the task.
     drawn: Whether its puzzles are generated here, not only scored.
 
   Raises:

@@ -48,15 +48,12 @@ MAX_FORBIDDEN = 100
 
 @dataclasses.dataclass(frozen=True)
 class Checker:
-  """One kind of instruction.
+  """One kind of instruction."""
 
-  Attributes:
-    followed: Whether a text follows it; takes the arguments as keywords.
-    arguments: For each argument a function that reads the JSON value, or raises
-      ValueError with the required kind.
-  """
-
+  # Whether a text follows it; takes the arguments as keywords.
   followed: Callable[..., bool]
+  # For each argument a function that reads the JSON value, or raises ValueError
+  # with the required kind.
   arguments: Mapping[str, Callable[[Any], Any]]
 
 

@@ -71,7 +71,6 @@ def checked(kind: str, kwargs: Mapping[str, Any], response: str) -> bool:
   Args:
     kind: The instruction's id, such as "count:numbers".
     kwargs: Its arguments, accepted by `check`.
-    response: The text of the response.
 
   Raises:
     ImportError: The library is not installed.

@@ -34,8 +34,6 @@ def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
   """Compares structure with structure and leaf with leaf.
 
   Args:
-    answer: What is judged.
-    gold: What is right.
     rule: Compares two leaves whose exact comparison left it open.
   """
   if isinstance(answer, Assign) or isinstance(gold, Assign):

@@ -25,9 +25,6 @@ def boxed(response: str) -> str | None:
   `\boxed{\boxed{6}}` says 6. A box that is never closed is none, so what came
   before it counts; `\boxed 6`, `\fbox{6}` and an answer without a box are none.
 
-  Args:
-    response: Everything the policy wrote.
-
   Returns:
     The text in the box, without outer spaces, or None.
   """

@@ -64,9 +64,6 @@ def screen(text: str) -> tuple[str, str]:
   Foreign decimal digits, dashes and spaces become ASCII ones; that is all that
   is changed.
 
-  Args:
-    text: Any text.
-
   Returns:
     The clean text, stripped, and ""; or "" and the reason.
   """

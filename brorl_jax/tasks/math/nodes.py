@@ -20,21 +20,14 @@ class Unreadable(ValueError):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Leaf:
-  """An expression.
+  """An expression."""
 
-  Attributes:
-    text: Its tokens, one way of writing it.
-    tree: As `reader.read` gives it, or None if that cannot read it.
-    unit: What stands beside it, or "".
-    step: One unit of its last digit, if it is a number with a decimal point.
-    why: Why it could not be read.
-  """
-
-  text: str
-  tree: Tree
-  unit: str = ""
+  text: str  # its tokens, one way of writing it
+  tree: Tree  # as `reader.read` gives it, or None if that cannot read it
+  unit: str = ""  # what stands beside it, or ""
+  # One unit of its last digit, if it is a number with a decimal point.
   step: Fraction | None = None
-  why: str = ""
+  why: str = ""  # why it could not be read
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -49,16 +42,11 @@ class Items:
   r"""Elements in no order: "list" (1, 2 or 1 or 2), "set", "union", "except".
 
   "except" is all real numbers but these: \mathbb{R}\setminus\{2\}, x \ne 2.
-
-  Attributes:
-    kind: Which of them.
-    items: The elements.
-    choice: Whether "or" stood between them.
   """
 
   kind: Literal["list", "set", "union", "except"]
   items: tuple[Node, ...]
-  choice: bool = False
+  choice: bool = False  # whether "or" stood between them
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

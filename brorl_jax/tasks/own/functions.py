@@ -20,21 +20,13 @@ _NUMBER = "a number or a Verdict"
 
 
 class Function(NamedTuple):
-  """A reward function.
+  """A reward function."""
 
-  Attributes:
-    name: The name as given, such as "mine.py:score".
-    call: The function.
-    whole: Whether it takes all responses to a prompt at once.
-    takes: Which of "example" and "step" it takes.
-    digest: Hash of the file that defines it; see named.Named.
-  """
-
-  name: str
+  name: str  # the name as given, such as "mine.py:score"
   call: Callable[..., Any]
-  whole: bool
-  takes: frozenset[str]
-  digest: str
+  whole: bool  # whether it takes all responses to a prompt at once
+  takes: frozenset[str]  # which of "example" and "step" it takes
+  digest: str  # hash of the file that defines it; see named.Named
 
 
 def load(name: str, *, what: str) -> Function:
@@ -85,10 +77,8 @@ def verdicts(
 
   Args:
     function: Called once, or once per response.
-    responses: The responses to one prompt.
     example: The prompt's `example` argument as JSON. Parsed for each call, so
       that a call cannot change the argument of the next.
-    step: The training step.
   """
   # Passed by name, so that the order of parameters is free.
   first = "responses" if function.whole else "response"

@@ -24,17 +24,12 @@ from typing import Any, NamedTuple
 
 
 class Named(NamedTuple):
-  """The function of a name.
-
-  Attributes:
-    name: The name as given.
-    value: The value in the table, or the function.
-    digest: Hash of the file that defines it, 32 hexadecimal digits; "" for a
-      table entry, which the version of the package determines.
-  """
+  """The function of a name."""
 
   name: str
-  value: Any
+  value: Any  # the value in the table, or the function
+  # Hash of the file that defines it, 32 hexadecimal digits; "" for a table
+  # entry, which the version of the package determines.
   digest: str
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,9 +14,9 @@ from typing import Any
 
 from brorl_jax.tasks.base import Verdict
 from brorl_jax.tasks.own import worker
+from brorl_jax.tasks.sandbox import process
 
 _LOAD_S = 600.0  # a module may load a model
-_END_S = 10.0
 _BOOT = """
 import sys
 sys.path[:] = {path!r}
@@ -135,10 +133,5 @@ def _end(owner: int, popen: subprocess.Popen, link: socket.socket) -> None:
     return
   # The guard then kills the worker and ends, which wakes a waiting thread.
   popen.stdin.close()
-  try:
-    popen.wait(_END_S)
-  except subprocess.TimeoutExpired:
-    with contextlib.suppress(ProcessLookupError):
-      os.killpg(popen.pid, signal.SIGKILL)
-    popen.wait()
+  process.reap(popen)
   link.close()

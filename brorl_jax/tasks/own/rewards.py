@@ -105,7 +105,6 @@ class Rewards:
     A function of one response is called once for equal responses.
 
     Args:
-      groups: Of any prompts.
       step: The training step; None in an evaluation.
     """
     pending = [

@@ -37,7 +37,6 @@ def main(link: int, names: Sequence[str]) -> None:
 
   Args:
     link: Our end of the stream on which the worker answers.
-    names: Names of the functions.
   """
   if sys.platform == "linux":
     seccomp_landlock.adopt_orphans()

@@ -156,25 +156,15 @@ _ALLOW_NAMESPACES = (
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-  """A jail that this machine can give.
+  """A jail that this machine can give."""
 
-  Attributes:
-    name: "full", "inner" or "none".
-    reason: Why it is not "full" and what to do, in one line, or "".
-    interpreter: Path of the Python that runs the programs.
-    version: Version of that Python.
-    landlock_abi: The kernel's Landlock version, 0 if it has none.
-    machine: "x86_64" or "aarch64"; others have no table of system calls.
-    bubblewrap: Path of bwrap, or None.
-  """
-
-  name: str
-  reason: str
-  interpreter: str
-  version: str
-  landlock_abi: int
-  machine: str
-  bubblewrap: str | None
+  name: str  # "full", "inner" or "none"
+  reason: str  # why it is not "full" and what to do, in one line, or ""
+  interpreter: str  # path of the Python that runs the programs
+  version: str  # version of that Python
+  landlock_abi: int  # the kernel's Landlock version, 0 if it has none
+  machine: str  # "x86_64" or "aarch64"; others have no table of system calls
+  bubblewrap: str | None  # path of bwrap, or None
 
   def zygote(self) -> Zygote:
     """A jail of this level, for one thread."""
@@ -189,9 +179,6 @@ _INNER = (
 
 def require(*, allow_inner: bool) -> Level:
   """The jail of this machine, measured once per process.
-
-  Args:
-    allow_inner: Whether the level "inner" is enough.
 
   Raises:
     Failed: The jail is too weak; the message is one line.

@@ -16,18 +16,13 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class LibraryCall:
-  """A function and the process that it needs.
+  """A function and the process that it needs."""
 
-  Attributes:
-    function: From JSON values to a JSON value.
-    isolated: The function may execute model text. Without isolation the call is
-      refused.
-    fresh: Executed text could affect the next call, so the process that ran it
-      answers no other.
-  """
-
-  function: Callable[..., Any]
+  function: Callable[..., Any]  # from JSON values to a JSON value
+  # The function may execute model text. Without isolation the call is refused.
   isolated: bool = False
+  # Executed text could affect the next call, so the process that ran it answers
+  # no other.
   fresh: bool = False
 
 
@@ -40,10 +35,6 @@ def symbolic(answer: str, gold: str) -> bool:
 
 def gym(answer: str, entry: Mapping[str, Any]) -> float | dict[str, str]:
   """The score of a reasoning-gym scorer.
-
-  Args:
-    answer: The model's answer.
-    entry: The puzzle, with metadata.source_dataset.
 
   Returns:
     The score, or {"raised": type of the exception}. Most scorers raise only on

@@ -99,9 +99,7 @@ class Process:
     """Waits until the process is ready.
 
     Args:
-      control: Our end of the socket.
       popen: Our child: the process itself or its parent.
-      patience_s: Longest wait.
 
     Raises:
       Failed: The process did not become ready.
@@ -177,8 +175,6 @@ def start(
   Args:
     command: The command; the control descriptor becomes its last argument.
     patience_s: Longest wait until the zygote is ready.
-    pass_fds: Other descriptors to pass on.
-    stderr: File for standard error.
     **options: Options of subprocess.Popen.
 
   Raises:
@@ -222,8 +218,12 @@ def _end(
     while control.recv(64):
       pass
   control.close()
-  if popen is None:
-    return
+  if popen is not None:
+    reap(popen)
+
+
+def reap(popen: subprocess.Popen) -> None:
+  """Waits for the end of a process; later than 10 s it kills its session."""
   try:
     popen.wait(_END_S)
   except subprocess.TimeoutExpired:

@@ -219,10 +219,6 @@ def _add_rule(ruleset: int, path: str, access: int) -> None:
 def forbid_calls(*, forks: bool = False, threads: bool = True) -> None:
   """Applies only the last restriction: unlisted system calls are refused.
 
-  Args:
-    forks: Whether to allow fork and wait.
-    threads: Whether to allow threads.
-
   Raises:
     OSError: The kernel refused, or is not one of `syscalls.MACHINES`.
   """

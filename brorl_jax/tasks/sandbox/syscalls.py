@@ -125,7 +125,6 @@ def program(
   Args:
     machine: A key of `MACHINES`.
     forks: Whether to allow fork and wait.
-    threads: Whether to allow threads.
 
   Raises:
     OSError: There is no table for the machine.

@@ -31,14 +31,10 @@ _HERTZ = os.sysconf("SC_CLK_TCK")
 
 
 class Usage(NamedTuple):
-  """Seconds of a process and of the children that it waited for.
-
-  Attributes:
-    cpu_s: CPU time.
-    waited_s: Time ready to run but without a CPU, of its own threads alone.
-  """
+  """Seconds of a process and of the children that it waited for."""
 
   cpu_s: float
+  # Time ready to run but without a CPU, of its own threads alone.
   waited_s: float
 
 

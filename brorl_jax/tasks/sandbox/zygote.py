@@ -38,39 +38,26 @@ _PIECE = 1 << 18  # bytes of one read
 
 @dataclasses.dataclass(frozen=True)
 class Frame:
-  """One result; see protocol.py.
+  """One result; see protocol.py."""
 
-  Attributes:
-    index: Number of the test, or -1 for a failure before the first.
-    status: Wait status of the test.
-    first: Whether it was the first test of its process.
-    cpu_s: CPU seconds; the program may have forged them.
-    payload: The encoded value.
-    why: Reason of a failure; the program may have forged it.
-  """
-
-  index: int
-  status: int
-  first: bool
-  cpu_s: float
-  payload: bytes
-  why: bytes
+  index: int  # number of the test, or -1 for a failure before the first
+  status: int  # wait status of the test
+  first: bool  # whether it was the first test of its process
+  cpu_s: float  # CPU seconds; the program may have forged them
+  payload: bytes  # the encoded value
+  why: bytes  # reason of a failure; the program may have forged it
 
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-  """The end of a job.
+  """The end of a job."""
 
-  Attributes:
-    frames: Its results up to then.
-    reason: "" if it completed, else "time-out", "too much output", "malformed
-      results", "forbidden system call", "killed: SIGSEGV" and the like. Such a
-      job passed no test.
-    cpu_s: CPU seconds of all its processes; 0.0 if the host ended it.
-  """
-
-  frames: Sequence[Frame]
+  frames: Sequence[Frame]  # its results up to then
+  # "" if it completed, else "time-out", "too much output", "malformed results",
+  # "forbidden system call", "killed: SIGSEGV" and the like. Such a job passed
+  # no test.
   reason: str
+  # CPU seconds of all its processes; 0.0 if the host ended it.
   cpu_s: float = 0.0
 
 
@@ -108,7 +95,6 @@ class Zygote:
 
     Args:
       job: "mode" and the fields of that mode; see jail_main.py.
-      limits: Its limits.
       tests: For a check, the source of the tests.
       received: Limit on bytes of results; None: `limits.result_bytes`.
 
@@ -197,13 +183,8 @@ def _collect(
 ) -> Ended:
   """Reads results until the job has ended, is late or sends too much.
 
-  Args:
-    jail: The zygote.
-    results: Descriptor to read from.
-    limits: Time limits of the job.
-    received: Limit on bytes of results.
-    trusted: Whether the job's first process does not run the program itself, so
-      that its exit status can be believed.
+  If `trusted`, the job's first process does not run the program itself, so that
+  its exit status can be believed.
   """
   clock = usage.Clock(jail.pid, limits)
   control = jail.control

@@ -96,21 +96,14 @@ _BEFORE = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Quantity:
-  """A number as it was written.
-
-  Attributes:
-    value: The number.
-    step: One unit of its last digit, or 0 for a whole number or a fraction.
-    unit: Symbol -> power, for symbols whose power is not 0.
-    known: Whether all of these are known as units.
-    name: What stands before it, "v" in "v = 5", or "".
-  """
+  """A number as it was written."""
 
   value: Fraction
+  # One unit of its last digit, or 0 for a whole number or a fraction.
   step: Fraction
-  unit: dict[str, int]
-  known: bool
-  name: str = ""
+  unit: dict[str, int]  # symbol -> power, for symbols whose power is not 0
+  known: bool  # whether all of these are known as units
+  name: str = ""  # what stands before it, "v" in "v = 5", or ""
 
 
 def read(text: str) -> Quantity | None:
