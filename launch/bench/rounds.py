@@ -60,13 +60,13 @@ def drawer(c: sections.Config, params):
     key = jax.random.fold_in(jax.random.key(0), step)
     cpu, begin = time.process_time(), time.perf_counter()
     out = collect(
-      lambda feed: sampling.streamed(run, phase, params, feed, key),
+      lambda feed: sampling.stream_rollouts(run, phase, params, feed, key),
       score,
       lambda groups: np.ones(len(groups.prompts.index), bool),
       lambda candidates: examples.prompts(step, candidates),
       range(c.sampling.prompts),
       target=c.sampling.prompts,
-      plan=sampling.plan_of(phase),
+      plan=sampling.round_plan(phase),
     )
     return {
       "s": time.perf_counter() - begin,

@@ -228,7 +228,7 @@ def test_what_an_exported_policy_was_trained_on_is_refused(tmp_path):
   changes = {"data.files": (a,), "data.domains.gym.weight": 0.0}
   changes |= {"data.heldout_one_in": 3, "prompt_tokens": 80}
   training = make_run(tmp_path / "training", [3], **changes)
-  export.run(config(checkpoint=str(training)), tmp_path / "policy")
+  export.run(config(checkpoint=str(training)).policy, tmp_path / "policy")
   changes["checkpoint"] = str(tmp_path / "policy")
   line = refused(tmp_path / "e", **changes | {"data.heldout_one_in": 4})
   assert mentions(line, f"of {training} ... {a}")
@@ -236,7 +236,7 @@ def test_what_an_exported_policy_was_trained_on_is_refused(tmp_path):
   b = problems(tmp_path / "b.jsonl", range(100, 160), prefix="b")
   changes["data.files"] = (b,)
   further = make_run(tmp_path / "further", [3], **changes)
-  export.run(config(checkpoint=str(further)), tmp_path / "again")
+  export.run(config(checkpoint=str(further)).policy, tmp_path / "again")
   both = [str(further), str(training)]
   for run_or_policy in (further, tmp_path / "again"):
     starts = checkpoint_source.starts(

@@ -542,6 +542,6 @@ def test_a_plan_is_that_of_the_machine_it_is_for(capsys, fields, dtypes):
   same, other = (one_step.config(dtype=x, **small) for x in dtypes)
   said = []
   for c in (auto(**small), same, other):
-    plan.run(c)
+    plan.run(plan.resolved(c))
     said.append(capsys.readouterr().out)
   assert said[0] == said[1] != said[2]

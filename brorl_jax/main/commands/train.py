@@ -148,17 +148,17 @@ def stages(
   places = c.sampling.places // this.machine.processes
   return train.Stages(
     target=c.sampling.prompts,
-    plan=sampling.plan_of(phase),
+    plan=sampling.round_plan(phase),
     least=c.optim.minibatches,
     candidates=functools.partial(examples.candidates, most=most),
     prompts=examples.prompts,
-    rollouts=functools.partial(sampling.streamed, this, phase),
+    rollouts=functools.partial(sampling.stream_rollouts, this, phase),
     scores=scorer.scores,
     informative=functools.partial(advantages.informative, phase, places),
     advantages=functools.partial(advantages.credit, phase),
-    update=functools.partial(learning.updated, this, phase),
-    guard=functools.partial(learning.guarded, c.guard),
-    reference=functools.partial(learning.referred, phase),
+    update=functools.partial(learning.update_policy, this, phase),
+    guard=functools.partial(learning.check_guards, c.guard),
+    reference=functools.partial(learning.reset_reference, phase),
   )
 
 

@@ -46,7 +46,7 @@ def records(
   """
   # Training does not use the key of step 0.
   key = jax.random.fold_in(jax.random.key(c.run.seed), 0)
-  sample = functools.partial(sampling.heldout, this, c, how)
+  sample = functools.partial(sampling.sample_heldout, this, c, how)
 
   def rollouts(
     params: PyTree, part: Sequence[Example], start: int

@@ -27,7 +27,7 @@ from brorl_jax.runs.run_state import RunState
 _BAD_STEPS = 5
 
 
-def updated(
+def update_policy(
   this: Run,
   phase: Phase,
   state: types.State,
@@ -125,7 +125,7 @@ def _theory(
   return theory.measure(probe, sharding.to_host(after), first_order)
 
 
-def guarded(
+def check_guards(
   c: Guard,
   progress: RunState,
   scalars: Mapping[str, Any],
@@ -154,7 +154,7 @@ def guarded(
   return progress, train.Judged(shown, events, end)
 
 
-def referred(
+def reset_reference(
   phase: Phase, state: types.State, progress: RunState
 ) -> tuple[types.State, RunState, str | None]:
   """After a step: the policy becomes the reference when the config asks for it.

@@ -25,7 +25,7 @@ def form(phase: Phase) -> str:
   return phase.memory.rollouts.line()
 
 
-def plan_of(phase: Phase) -> rounds.Plan:
+def round_plan(phase: Phase) -> rounds.Plan:
   """How many rollouts each candidate gets."""
   c = phase.config.sampling
   if not c.rounds:
@@ -33,7 +33,7 @@ def plan_of(phase: Phase) -> rounds.Plan:
   return rounds.Plan(c.rounds, c.stop_right, c.stop_wrong)
 
 
-def heldout(
+def sample_heldout(
   this: WithPolicy,
   c: Config,
   how: Heldout,
@@ -84,7 +84,7 @@ def heldout(
   return jax.device_get(out)
 
 
-def streamed(
+def stream_rollouts(
   this: WithPolicy,
   phase: Phase,
   params: PyTree,

@@ -22,7 +22,7 @@ from messages import mentions
 from brorl_jax import evaluate, meshes
 from brorl_jax.configs import base
 from brorl_jax.errors import StorageError, UserError
-from brorl_jax.main import checkpoint_source, settings
+from brorl_jax.main import checkpoint_source, resolve, settings
 from brorl_jax.main.commands import evaluate as evaluate_command
 from brorl_jax.main.commands import export, report
 from brorl_jax.model import huggingface
@@ -53,7 +53,9 @@ def one_device(monkeypatch):
 
 
 def run(workdir, **changes):
-  evaluate_command.run(config(**changes), workdir)
+  c = config(**changes)
+  this = resolve.evaluation(c, resolve.here(c.devices), workdir)
+  evaluate_command.run(this, workdir)
   return (workdir / "eval" / "records.jsonl").read_bytes()
 
 
@@ -450,7 +452,7 @@ def test_a_run_is_evaluated_at_its_newest_step_or_at_one(tmp_path):
   assert other.replace(b'"step": 3', b'"step": 5') != newest
   # What is exported is the same policy.
   c = config(checkpoint=str(training))
-  export.run(c, tmp_path / "exported")
+  export.run(c.policy, tmp_path / "exported")
   again = run(tmp_path / "d", checkpoint=str(tmp_path / "exported"))
   assert again.replace(b'"step": 0', b'"step": 5') == newest
 
@@ -488,7 +490,7 @@ def test_a_run_keeps_its_chat_template(tmp_path):
   )
   assert mentions(line, "data has changed ... chat template")
   # What is exported has it.
-  export.run(config(checkpoint=str(training)), tmp_path / "policy")
+  export.run(config(checkpoint=str(training)).policy, tmp_path / "policy")
   assert (tmp_path / "policy" / "chat_template.jinja").read_text() == body
   exported = run(tmp_path / "e", checkpoint=str(tmp_path / "policy"))
   assert exported.replace(b'"step": 0', b'"step": 3') == own
@@ -506,7 +508,7 @@ def test_an_evaluation_stays_with_its_step_if_the_run_goes_on(tmp_path):
 @pytest.mark.ci
 def test_other_weights_in_the_same_place_are_refused(tmp_path):
   training = make_run(tmp_path / "training", [3])
-  export.run(config(checkpoint=str(training)), tmp_path / "policy")
+  export.run(config(checkpoint=str(training)).policy, tmp_path / "policy")
   checkpoint = str(tmp_path / "policy")
   run(tmp_path / "a", checkpoint=checkpoint)
   policy, params = huggingface.load(checkpoint)

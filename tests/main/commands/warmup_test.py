@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from messages import mentions
 
+from brorl_jax.config import Warmup
 from brorl_jax.configs import sft
 from brorl_jax.errors import UserError
 from brorl_jax.main import checkpoint_source, settings
@@ -71,7 +72,7 @@ def config(model, files, **fields):
     "devices.mesh_fsdp": 8,
   }
   c.update_from_flattened_dict(known | fields)
-  return c
+  return settings.typed(c, Warmup)
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ from brorl_jax.runs.run_state import RunState
 def updating(**changes):
   """A run of the small config with other values, and its updates."""
   this = resolved(**changes)
-  return this, functools.partial(learning.updated, this, this.phases[0])
+  return this, functools.partial(learning.update_policy, this, this.phases[0])
 
 
 def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
@@ -234,7 +234,7 @@ def test_when_the_policy_becomes_the_reference(rule, progress, why):
   phase, state = learned_a_little(**{"reset_every": 0} | rule)
   assert (state.reference["w"] != state.params["w"]).all()
   progress = dataclasses.replace(progress, tokens=5)
-  after, progress_after, said = learning.referred(phase, state, progress)
+  after, progress_after, said = learning.reset_reference(phase, state, progress)
   assert said == why
   chex.assert_trees_all_equal(after.params, state.params)
   chex.assert_trees_all_equal(after.opt, state.opt)
@@ -255,7 +255,7 @@ def test_an_optimizer_may_start_anew_with_the_reference():
   assert updates_done(state.opt) == 3
   moments = [x for x in jax.tree.leaves(state.opt) if x.ndim]
   assert all((x != 0.0).all() for x in moments) and moments
-  after, _, why = learning.referred(phase, state, RunState())
+  after, _, why = learning.reset_reference(phase, state, RunState())
   assert why == "1 steps" and updates_done(after.opt) == 0
   chex.assert_trees_all_equal(after.opt, phase.tx.init(after.params))
   np.testing.assert_array_equal(after.reference["w"], state.params["w"])
@@ -266,7 +266,7 @@ def test_without_a_reference_nothing_is_reset():
     keep_reference=False, reset_every=1, reset_optimizer=True
   )
   progress = RunState(since_reset=3, stalled=3)
-  got = learning.referred(phase, state, progress)
+  got = learning.reset_reference(phase, state, progress)
   assert got == (state, progress, None) and got[0] is state
 
 
@@ -289,7 +289,7 @@ def test_a_reset_leaves_arrays_where_they_were_and_warms_up_again(wired):
     assert int(state.step) == step
     # Two updates of a warm-up of five, each time.
     assert numbers["optim/lr"] == pytest.approx(c.optim.lr * 2 / 5)
-    state, _, why = learning.referred(phase, state, RunState())
+    state, _, why = learning.reset_reference(phase, state, RunState())
     assert why == "1 steps"
     chex.assert_trees_all_equal(state.reference, state.params)
     assert kinds(state.reference) == kinds(state.opt) == {sharding.HOST}
@@ -387,7 +387,7 @@ def test_a_number_that_is_not_finite_stays_out_of_what_is_usual(wired):
   progress = RunState()
   for entropy in (0.8, math.nan, 0.8, 0.07):
     scalars = usual | {"rollout/entropy": entropy}
-    progress, judged = learning.guarded(
+    progress, judged = learning.check_guards(
       Guard(), progress, scalars, enough, train.Updated({}, (1.0,))
     )
     known = entropy if math.isfinite(entropy) else None

@@ -47,9 +47,9 @@ def sample(this, **changed):
   """Some of training, and some that are held out."""
   phase = dataclasses.replace(this.phases[0], **changed)
   feed = lambda room, idle: None
-  sampling.streamed(this, phase, {"w": ONE}, feed, None)
+  sampling.stream_rollouts(this, phase, {"w": ONE}, feed, None)
   how = phase.memory.heldout
-  sampling.heldout(this, phase.config, how, {}, PROMPTS, None)
+  sampling.sample_heldout(this, phase.config, how, {}, PROMPTS, None)
 
 
 def test_the_sampler_gets_what_was_planned(called):
@@ -122,7 +122,7 @@ def test_chunks_decode_in_as_many_rows_as_prompts_would():
 
 
 def test_the_plan_has_the_rounds_of_the_config():
-  plan_of = lambda c: sampling.plan_of(resolved(c).phases[0])
+  plan_of = lambda c: sampling.round_plan(resolved(c).phases[0])
   plan = plan_of(stop(stop_right=1))
   assert plan == ((4, 16, 64), 1, 4) and (plan.chunk, plan.most) == (4, 64)
   assert plan_of(config(n=64)).after == (64,)
