@@ -102,10 +102,8 @@ LATER = (
 def behaviour(phase):
   """What the functions of a phase do; functions cannot be compared."""
   reward = jnp.float32([[1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0]])
-  valid, length = (
-    jnp.ones_like(reward, bool),
-    1 + jnp.arange(12.0).reshape(3, 4),
-  )
+  valid = jnp.ones_like(reward, bool)
+  length = 1 + jnp.arange(12.0).reshape(3, 4)
   params = {"w": jnp.arange(1.0, 4.0)}
   step, _ = phase.tx.update(params, phase.tx.init(params), params)
   return {
@@ -193,10 +191,9 @@ def test_a_reference_of_any_phase_is_kept_from_the_start():
       kl_weight=0.1 * first, phases=(kl(0.1 * later, from_step=9),)
     )
     assert this.keep_reference == bool(kept)
-    copies = [
-      round(p.memory.sampling_bytes / weights(this)) for p in this.phases
-    ]
-    assert copies == [3 + kept] * 2
+    for phase in this.phases:
+      copies = phase.memory.sampling_bytes / weights(this)
+      assert round(copies) == 3 + kept
 
 
 def weights(this):
@@ -305,8 +302,8 @@ def test_an_evaluation_holds_parameters_alone():
      "use more devices"),
     (1, {"memory_bytes": 10**8, "max_new_tokens": 9000},
      "optim.rows = 8 ... optim.blocks = 2 ... nearest that fits"),
-    (3, {}, "3 rows of devices ... sampling.in_flight = 64 ... optim.blocks = 2 "
-     "(use a multiple of 3) ... 0 chooses"),
+    (3, {}, "3 rows of devices ... sampling.in_flight = 64 ... optim.blocks = "
+     "2 (use a multiple of 3) ... 0 chooses"),
     (1, {"loss": "ppoo"}, "config.loss.kind = 'ppoo' ... 'dapo'"),
     (1, {"advantage": "none.py:f"}, "config.advantage.kind ... none.py"),
     (1, {"keep": "no"}, "config.filter.keep = 'no' ... 'differ'"),
@@ -345,7 +342,7 @@ def bare(tmp_path):
 def test_a_plan_needs_no_tokenizer_but_a_run_does(bare):
   this = resolve.resolve(bare(), described(CPU))
   assert this.tokenizer is None
-  with pytest.raises(UserError, match="no such template|does not exist"):
+  with pytest.raises(UserError, match="/no/such"):
     c = bare(chat_template="/no/such")
     resolve.resolve(c, described(CPU))
   with pytest.raises(UserError, match="tokenizer"):
