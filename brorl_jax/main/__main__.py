@@ -8,7 +8,6 @@ reached and saved.
 """
 
 import ctypes
-import functools
 import logging
 import os
 import pathlib
@@ -60,7 +59,6 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from brorl_jax import errors
-from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 from brorl_jax.main import settings
 from brorl_jax.main.commands import sample
@@ -184,7 +182,7 @@ def run_mode(workdirs: list[pathlib.Path]) -> None:
     from brorl_jax.main import resolve
     from brorl_jax.main.commands import train
 
-    c = config()
+    c = settings.training(_CONFIG.value)
     goes_on = None if _BEGIN_AGAIN.value else workdir
     train.run(
       resolve.resolve(c, resolve.here(c.devices), goes_on),
@@ -200,7 +198,8 @@ def run_mode(workdirs: list[pathlib.Path]) -> None:
   elif _MODE.value == "plan":
     from brorl_jax.main.commands import plan
 
-    plan.run(config(), _TOPOLOGY.value, fast=_FAST.value)
+    c = settings.training(_CONFIG.value)
+    plan.run(c, _TOPOLOGY.value, fast=_FAST.value)
   elif _MODE.value == "warmup":
     from brorl_jax.main.commands import warmup
 
@@ -221,12 +220,6 @@ def run_mode(workdirs: list[pathlib.Path]) -> None:
     simulate.run(_CONFIG.value, workdir, allow_change=_ALLOW_CHANGE.value)
 
 
-@functools.cache
-def config() -> Config:
-  """The config of a run, which is read and checked once."""
-  return settings.training(_CONFIG.value)
-
-
 def prepare() -> None:
   """What comes before jax is loaded; raises UserError for a wrong value."""
   # jax tells of every kind of device that is not here.
@@ -234,7 +227,7 @@ def prepare() -> None:
   keep_freed_memory()
   take_most_of_a_gpu()
   if _MODE.value in ("train", "plan"):
-    config()
+    settings.training(_CONFIG.value)
   if _MODE.value == "train":
     signal.signal(signal.SIGTERM, terminate)
 
