@@ -47,6 +47,11 @@ SMALL = {
 }
 
 
+def export_to(run, out):
+  """Writes the policy of a run, or of one of its steps."""
+  export.run(configured.config(checkpoint=str(run)).policy, out)
+
+
 @pytest.fixture(scope="module")
 def start():
   """Starts the command on a work folder."""
@@ -435,7 +440,7 @@ def test_a_folder_of_another_run_is_refused(start, whole):
 
 def test_a_run_is_exported_as_it_is(whole, tmp_path, capsys):
   run, out = whole[0], tmp_path / "exported"
-  export.run(configured.config(checkpoint=str(run)).policy, out)
+  export_to(run, out)
   said = capsys.readouterr().out
   assert said == f"wrote step 8 of {run} to {out}, float32\n"
   assert out.stat().st_mode & 0o777 == 0o755  # others may read it
@@ -459,14 +464,16 @@ def test_an_exported_run_is_a_checkpoint_like_any_other(start, whole, tmp_path):
 
 def test_one_step_of_a_run_is_exported(whole, tmp_path, capsys):
   step = whole[0] / "checkpoints" / "6"
-  export.run(configured.config(checkpoint=str(step)).policy, tmp_path / "exported")
+  export.run(
+    configured.config(checkpoint=str(step)).policy, tmp_path / "exported"
+  )
   assert capsys.readouterr().out.startswith("wrote step 6 of ")
 
 
 def test_a_step_that_a_run_does_not_have_is_not_exported(whole, tmp_path):
   step = whole[0] / "checkpoints" / "99"
   with pytest.raises(UserError, match="there is no checkpoint 99 in"):
-    export.run(configured.config(checkpoint=str(step)).policy, tmp_path / "out")
+    export_to(step, tmp_path / "out")
   assert not (tmp_path / "out").exists()
 
 
@@ -474,7 +481,9 @@ def test_transformers_generates_with_an_exported_run(whole, tmp_path):
   torch = pytest.importorskip("torch")
   import transformers
 
-  export.run(configured.config(checkpoint=str(whole[0])).policy, tmp_path / "out")
+  export.run(
+    configured.config(checkpoint=str(whole[0])).policy, tmp_path / "out"
+  )
   assert (tmp_path / "out" / "trained_on.json").exists()  # does not disturb
   text = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
   model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -533,7 +542,9 @@ def test_a_run_goes_back_and_ends_as_it_did(start, whole, tmp_path):
   assert numbers(workdir) == numbers(whole[0])
   # What was left can still be used.
   step = workdir / "set_aside" / "1" / "checkpoints" / "8"
-  export.run(configured.config(checkpoint=str(step)).policy, tmp_path / "exported")
+  export.run(
+    configured.config(checkpoint=str(step)).policy, tmp_path / "exported"
+  )
 
 
 @pytest.mark.slow

@@ -30,8 +30,9 @@ from brorl_jax import evaluate as evaluations
 from brorl_jax import meshes
 from brorl_jax.configs import base
 from brorl_jax.errors import UserError
-from brorl_jax.main import functions, settings
-from brorl_jax.main.commands import evaluate, export, plan, report, train
+from brorl_jax.main import functions, resolve, settings
+from brorl_jax.main.commands import evaluate, export, report, train
+from brorl_jax.main.stages import heldout
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.main.stages.scoring import Scorer
 from brorl_jax.model import huggingface, tokenizer
@@ -45,9 +46,14 @@ pytestmark = pytest.mark.ci  # 10 s
 _OWN = {"loss.kind": {"name": "mine.py:loss", "digest": "0" * 32}}
 _IDS = ("gcd/heldout/0", "gcd/heldout/1")
 _FILES = (
-  "metrics.jsonl", "samples.jsonl", "events.jsonl", "eval/curve.jsonl",
-  "eval/records.jsonl", "checkpoints/2/extra/metadata",
-)  # fmt: skip
+  "metrics.jsonl",
+  "samples.jsonl",
+  "visits.jsonl",
+  "events.jsonl",
+  "eval/curve.jsonl",
+  "eval/records.jsonl",
+  "checkpoints/2/extra/metadata",
+)
 
 
 @functools.cache
@@ -118,6 +124,13 @@ def sample(step):
   }  # fmt: skip
 
 
+def visit(step):
+  return {
+    "step": step, "id": "gcd/train/1", "task": "gcd", "drawn": 2, "right": 1,
+    "invalid": 0, "tokens": 6, "kept": True,
+  }  # fmt: skip
+
+
 def params():
   return huggingface.load(huggingface.ASSETS)[1]
 
@@ -145,11 +158,13 @@ def run() -> pathlib.Path:
   folder.write_config(values, path, **entries)
   made.dump(path / "metrics.jsonl", lines(2))
   made.dump(path / "samples.jsonl", [sample(1), sample(2)])
-  made.dump(path / "events.jsonl", [{"step": 1, "event": "resume"}] * 2)
+  made.dump(path / "visits.jsonl", [visit(1), visit(2)])
+  event = {"step": 1, "time": "2026-11-25T08:58:00.000Z", "event": "resume"}
+  made.dump(path / "events.jsonl", [event] * 2)
   made.dump(path / "eval/curve.jsonl", [evaluation(0), evaluation(2)])
   made.dump(path / "eval/records.jsonl", [*records(0), *records(2)])
   store = checkpoints.Store(path / "checkpoints", keep=9, run=entries["run"])
-  progress = RunState(tokens=9, best=0.5, usual={"a": (1, 2.0)}).to_json()
+  progress = RunState(tokens=9, best=0.5, beyond={"entropy_low": 2}).to_json()
   store.save(2, State(np.int32(2), params(), {}, None), progress)
   store.close()
   return path
@@ -159,18 +174,20 @@ class Trains(Exception):
   """The run goes on to train."""
 
 
-def stages(step):
-  raise Trains
+class Stages:
+  """Those of a step that nobody makes."""
+
+  def __getattr__(self, name):
+    raise Trains
 
 
-def parts(c, workdir, *, allow_change):
+def parts(this, workdir, *, anew):
   """What a start checks of the folder, and parts that cannot train."""
   functions.refuse_changes(folder.stored(workdir, "functions"), _OWN)
   examples().refuse_changes(folder.stored(workdir, "data"))
   state = State(jnp.int32(0), like(), {}, None)
-  phase = train.Phase(1, stages, lambda *_, **__: iter([]), "")
   entries = {"data": examples().fingerprint, "functions": _OWN}
-  return train._Parts(mesh(), examples(), Judge(), [phase], [], state, entries)
+  return train._Parts(examples(), Judge(), [], state, entries)
 
 
 @functools.cache
@@ -178,16 +195,14 @@ def like():
   return jax.tree.map(jnp.zeros_like, params())
 
 
-def measure(*_):
-  def of(params, heldout, *, first=0):
-    ids = {one["id"] for one in records(0)}
-    assert {e.id for e in heldout} == ids
-    yield [
-      {k: v for k, v in one.items() if k != "step"}
-      for one in records(0)[first * 2 :]
-    ]
-
-  return of
+def measure(*args, first=0):
+  """The records of the prompts, which come last, from number `first` on."""
+  ids = {one["id"] for one in records(0)}
+  assert {e.id for e in args[-1]} == ids
+  yield [
+    {k: v for k, v in one.items() if k != "step"}
+    for one in records(0)[first * 2 :]
+  ]
 
 
 def replaced():
@@ -196,18 +211,21 @@ def replaced():
   patch = lambda *args: stack.enter_context(mock.patch.object(*args))
   patch(meshes, "make_mesh", lambda **_: mesh())
   patch(train, "_parts", parts)
+  patch(train, "stages", lambda *_: Stages())
   patch(figures, "draw", lambda *_: [])
   patch(matplotlib.figure.Figure, "savefig", lambda *_, **__: None)
   patch(evaluate.Examples, "of", lambda *_: examples())
   patch(evaluate, "Scorer", Judge)
-  patch(evaluate, "measure", measure)
-  patch(plan, "evaluation", lambda *_: (1, None))
+  patch(heldout, "records", measure)
+  patch(heldout, "at_step", lambda *_: iter([]))
   patch(export, "write", lambda *_, **__: "float32")
   return stack
 
 
 def resume(path, out):
-  train.run(config(), path, allow_change=False)
+  c = config()
+  this = resolve.resolve(c, resolve.here(c.devices), path)
+  train.run(this, path, allow_change=False)
 
 
 def page(path, out):
@@ -215,11 +233,13 @@ def page(path, out):
 
 
 def export_it(path, out):
-  export.run(of(path), out / "exported")
+  export.run(of(path).policy, out / "exported")
 
 
 def evaluate_it(path, out):
-  evaluate.run(of(path), out / "evaluated")
+  c = of(path)
+  this = resolve.evaluation(c, resolve.here(c.devices), out / "evaluated")
+  evaluate.run(this, out / "evaluated")
 
 
 def of(path):

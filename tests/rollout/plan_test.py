@@ -38,6 +38,11 @@ from brorl_jax.rollout import plan
 ROOT = pathlib.Path(__file__).parents[2]
 
 
+def plan_of(c):
+  """Prints the plan of a config."""
+  plan_command.run(plan_command.resolved(c))
+
+
 @pytest.mark.parametrize("offload", ["nothing", "reference", "moments"])
 @pytest.mark.parametrize("reference", [True, False])
 def test_training_state_is_what_training_makes(reference, offload):
@@ -377,7 +382,7 @@ def test_presets_fit_eight_devices_that_are_not_here(
   c = of.get_config(preset)
   c.policy.checkpoint, c.devices.mesh_fsdp = str(tmp_path), data
   c.devices.memory_bytes = 80 * 10**9
-  plan_command.run(plan_command.resolved(settings.typed(c)))
+  plan_of(settings.typed(c))
   text = capsys.readouterr().out
   assert f"on {data} x {8 // data} accelerators" in text
 
@@ -393,18 +398,18 @@ def test_presets_fit_eight_devices_that_are_not_here(
   assert longest // data >= 64  # rows of a device
   assert blocks == longest // data * 240  # 15,360 / 64 for each
   c.sampling.mean_tokens = c.sampling.max_new_tokens
-  plan_command.run(plan_command.resolved(settings.typed(c)))
+  plan_of(settings.typed(c))
   text = capsys.readouterr().out
   assert found() == (longest, blocks)
   # What is counted on is the mean.
   c.sampling.mean_tokens = 6000
-  plan_command.run(plan_command.resolved(settings.typed(c)))
+  plan_of(settings.typed(c))
   text = capsys.readouterr().out
   mean, blocks = found()
   assert mean >= 2 * longest
   assert blocks == math.ceil(mean // data * (6000 / 64 + 0.5)) + 240
   c.sampling.mean_tokens, c.sampling.int8_cache = 0, True
-  plan_command.run(plan_command.resolved(settings.typed(c)))
+  plan_of(settings.typed(c))
   text = capsys.readouterr().out
   assert found()[0] > 1.3 * longest
 
@@ -414,7 +419,7 @@ def test_a_name_of_the_hub_is_not_downloaded(monkeypatch):
   c = n512.get_config("1p5b")
   c.policy.checkpoint = name = "somebody/Model-1B"
   with pytest.raises(UserError) as e:
-    plan_command.run(plan_command.resolved(settings.typed(c)))
+    plan_of(settings.typed(c))
   assert f"checkpoint = '{name}' is not a directory" in str(e.value)
   assert f"'hf download {name} config.json --local-dir Model-1B" in str(e.value)
 
@@ -422,14 +427,14 @@ def test_a_name_of_the_hub_is_not_downloaded(monkeypatch):
 def test_a_directory_that_is_missing():
   c = config(checkpoint="/no/such/directory")
   with pytest.raises(UserError, match=r"is not a directory; give one"):
-    plan_command.run(plan_command.resolved(c))
+    plan_of(c)
 
 
 def test_devices_that_are_not_here_cannot_be_asked(capsys):
   many = dict(mesh_fsdp=16, in_flight=16 * 512, blocks=16)
   with pytest.raises(UserError, match="only 8 of 16 are here"):
-    plan_command.run(plan_command.resolved(config(**many)))
-  plan_command.run(plan_command.resolved(config(**many, memory_bytes=GIB)))
+    plan_of(config(**many))
+  plan_of(config(**many, memory_bytes=GIB))
   assert "on 16 x 1 accelerators" in capsys.readouterr().out
 
 
@@ -446,7 +451,9 @@ def others(path, count=30, wrong=None):
 
 
 def test_a_plan_reads_the_data_too(tmp_path, capsys):
-  plan_command.run(plan_command.resolved(config(**others(tmp_path / "mine.jsonl"))))
+  plan_command.run(
+    plan_command.resolved(config(**others(tmp_path / "mine.jsonl")))
+  )
   read, prompts, longest = capsys.readouterr().out.splitlines()[-3:]
   train, held = map(
     int, re.match(r"files: math (\d+); held out (\d+); ", read).groups()
@@ -466,9 +473,11 @@ def test_a_plan_tells_of_a_bad_line_and_of_a_long_prompt(tmp_path):
   with pytest.raises(
     UserError, match=r"mine\.jsonl, line 8, field 'label': missing"
   ):
-    plan_command.run(plan_command.resolved(config(**others(path, wrong=7))))
+    plan_of(config(**others(path, wrong=7)))
   with pytest.raises(UserError, match=r"mine/\d+ has \d+ prompt tok"):
-    plan_command.run(plan_command.resolved(config(**others(path) | {"prompt_tokens": 9})))
+    plan_command.run(
+      plan_command.resolved(config(**others(path) | {"prompt_tokens": 9}))
+    )
 
 
 def test_a_plan_without_a_tokenizer_reads_what_it_can(tmp_path, capsys):
@@ -478,7 +487,9 @@ def test_a_plan_without_a_tokenizer_reads_what_it_can(tmp_path, capsys):
     (huggingface.ASSETS / "config.json").read_bytes()
   )
   fields = others(tmp_path / "mine.jsonl")
-  plan_command.run(plan_command.resolved(config(checkpoint=str(source), **fields)))
+  plan_command.run(
+    plan_command.resolved(config(checkpoint=str(source), **fields))
+  )
   said = capsys.readouterr().out.splitlines()[-1]
   assert re.fullmatch(
     r"files: \d+ examples, held out \d+; the length of their prompts is"
@@ -487,7 +498,9 @@ def test_a_plan_without_a_tokenizer_reads_what_it_can(tmp_path, capsys):
   )
   fields = others(tmp_path / "mine.jsonl", wrong=7)
   with pytest.raises(UserError, match="line 8, field 'label'"):
-    plan_command.run(plan_command.resolved(config(checkpoint=str(source), **fields)))
+    plan_command.run(
+      plan_command.resolved(config(checkpoint=str(source), **fields))
+    )
 
 
 def test_evaluations_are_planned_for_files_alone_or_with_puzzles():
@@ -506,7 +519,7 @@ def test_evaluations_are_planned_for_files_alone_or_with_puzzles():
 
 def test_a_plan_is_that_of_the_run_where_its_devices_are_here(capsys):
   c = config(dtype="bfloat16", memory_bytes=10**8, mesh_fsdp=1)
-  plan_command.run(plan_command.resolved(c))
+  plan_of(c)
   got = one_step.resolved(c).phases[0].memory
   text = capsys.readouterr().out
   assert "on 1 x 1 CPU devices" in text
@@ -516,7 +529,7 @@ def test_a_plan_is_that_of_the_run_where_its_devices_are_here(capsys):
 def test_a_mesh_that_does_not_fit_the_work_is_refused():
   c = config(mesh_fsdp=3)
   with pytest.raises(UserError, match=r"3 rows .*mesh_fsdp.* do not"):
-    plan_command.run(plan_command.resolved(c))
+    plan_of(c)
 
 
 @pytest.mark.ci

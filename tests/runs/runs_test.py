@@ -1,6 +1,8 @@
 """A run on a bandit, with its real folder: lost, damaged, full, begun again."""
 
+import dataclasses
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -20,9 +22,11 @@ from messages import mentions
 from train_test import State, bandit
 
 from brorl_jax import config as sections
-from brorl_jax import errors, meshes
+from brorl_jax import errors
 from brorl_jax.errors import UserError
+from brorl_jax.main import resolve
 from brorl_jax.main.commands import train as train_command
+from brorl_jax.main.stages import heldout
 from brorl_jax.main.stages.examples import Examples
 from brorl_jax.runs import checkpoints, events, folder, lines, machine, stored
 from brorl_jax.tasks.base import Example
@@ -37,9 +41,9 @@ def config(**changes):
   return configured.config(**small | changes)
 
 
-def measure(params, heldout):
+def measure(step, params, heldout):
   """Two prompts with two samples each, right once anything was learned."""
-  del heldout
+  del step, heldout
   right = bool(params[2] > 0)
   said = {"domain": "gym", "task": "t", "tokens": 1, "truncated": False}
   said |= {"score": float(right), "pass": right, "reason": ""}
@@ -68,6 +72,13 @@ class One(Examples):
     return ["2" for _ in ids]
 
 
+@functools.cache
+def resolved():
+  """The run of the config, on the devices of the tests."""
+  c = config()
+  return resolve.resolve(c, resolve.here(c.devices))
+
+
 class Run:
   """Starts of one command, as successive processes make them."""
 
@@ -75,21 +86,18 @@ class Run:
     self.patch, self.dir, self.stages = patch, workdir, bandit()
     self.closed, self.measure = 0, measure
     patch.setattr(train_command, "_parts", self._parts)
+    patch.setattr(train_command, "stages", lambda *_: self.stages)
+    patch.setattr(heldout, "at_step", lambda *args: self.measure(*args[-3:]))
     patch.setattr(train_command, "finish", lambda *_, **__: None)
 
-  def _parts(self, c, workdir, *, allow_change):
-    del c, workdir, allow_change
+  def _parts(self, this, workdir, *, anew):
+    del this, workdir, anew
     judge = types.SimpleNamespace(
       replaced=dict, log_lines=[], close=self._close
     )
-    phase = train_command.Phase(
-      1, lambda step: self.stages, lambda *a: None, "one"
-    )
-    phase = phase._replace(measure=lambda *a: self.measure(*a))
     state = State(jnp.zeros(3), jnp.int32(0), jnp.zeros(3))
     found = {"data": {"seed": "0"}, "functions": {}}
-    mesh = meshes.make_mesh(fsdp=1, tensor=8)
-    return train_command._Parts(mesh, One(), judge, [phase], [], state, found)
+    return train_command._Parts(One(), judge, [], state, found)
 
   def _close(self):
     self.closed += 1
@@ -98,7 +106,7 @@ class Run:
     self, *, begin_again=False, allow_change=False, from_step=None, **changes
   ):
     train_command.run(
-      config(**changes),
+      dataclasses.replace(resolved(), config=config(**changes)),
       self.dir,
       allow_change=allow_change,
       begin_again=begin_again,
@@ -959,7 +967,7 @@ def test_a_command_that_fails_costs_a_run_nothing(new, whole, tmp_path):
 
 @pytest.mark.ci
 def test_events_of_processes_stay_and_those_of_training_are_written_again(new):
-  told = lambda state, progress, outcome: (state, progress, "always")
+  told = lambda state, progress: (state, progress, "always")
 
   def killed():
     raise KeyboardInterrupt

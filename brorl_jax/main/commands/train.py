@@ -1,12 +1,11 @@
 """--mode=train: builds the stages of the figure and runs the loop."""
 
 import contextlib
-import dataclasses
 import functools
 import pathlib
 import sys
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from absl import logging
 
@@ -82,8 +81,7 @@ def run(
       ) from None
 
 
-@dataclasses.dataclass(frozen=True)
-class _Parts:
+class _Parts(NamedTuple):
   """What a run works with, beside its `Run`."""
 
   examples: Examples

@@ -12,52 +12,57 @@ from one_step import config
 
 from brorl_jax import meshes
 from brorl_jax.errors import UserError
-from brorl_jax.main import settings
+from brorl_jax.main import resolve
 from brorl_jax.main.commands import train as train_command
-from brorl_jax.model import huggingface
+from brorl_jax.main.sizes import Machine
+from brorl_jax.model import huggingface, target
 from brorl_jax.runs.run_state import RunState
 from brorl_jax.tasks.data import dataset
 
 ASSETS = pathlib.Path(huggingface.__file__).parents[1] / "assets"
 
 
+def resolved(**changes):
+  """The run of a config on one device."""
+  mesh = meshes.over([jax.devices()[:1]], meshes.ONE)
+  machine = Machine(meshes.ONE, target.here(), 1, mesh)
+  return resolve.resolve(config(**changes), machine)
+
+
 @pytest.mark.ci
-def test_a_run_records_the_files_that_it_trains_on(tmp_path, monkeypatch):
+def test_a_run_records_the_files_that_it_trains_on(tmp_path):
   path = tmp_path / "a.jsonl"
   lines = [
     {"id": f"q-{i}", "domain": "math", "prompt": f"{i} + 5?", "answer": f"{i}"}
     for i in range(40)
   ]
   path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-  mesh = meshes.over([jax.devices()[:1]], meshes.ONE)
-  monkeypatch.setattr(meshes, "make_mesh", lambda **_: mesh)
   alone = {"data.files": (str(path),), "data.domains.gym.weight": 0.0}
-  c = config(prompt_tokens=80, **alone)
-  parts = train_command._parts(c, tmp_path / "run", allow_change=False)
+  this = resolved(prompt_tokens=80, **alone)
+  parts = train_command._parts(this, tmp_path / "run", anew=False)
   parts.scorer.close()
   assert parts.entries["files"] == dataset.file_digests(str(path))
 
 
 @pytest.mark.ci
-def test_a_phase_says_once_what_it_changes(wired):
-  _, policy, examples, scorer, *_, mesh = wired
-  change = {"optim.lr": 0.5, "sampling.samples": 128}
-  c = config(
-    phases=({"from_step": 2, "optim.lr": 0.25}, {"from_step": 3, **change})
-  )
-  one, _, three = settings.phases(c)
-  phase = train_command.phase(
-    three, examples, scorer, policy, mesh, keep_reference=True
-  )
-  assert phase.stages(3).changed == change
-  assert phase.stages(4).changed is None
-  assert phase.since == 3 and phase.stages(4).target == 128 // 16
-  assert phase.summary.startswith("from step 3: 8 prompts x 16 rollouts; ")
-  assert list(phase.stages(4).candidates(4, RunState())) == list(range(80))
-  first = train_command.phase(
-    one, examples, scorer, policy, mesh, keep_reference=True
-  )
-  assert first.stages(1).changed is None
+def test_a_phase_says_once_what_it_changes(tmp_path, monkeypatch, capsys):
+  made = []
+
+  def train(state, make_stages, *_, **__):
+    made.extend(make_stages(step) for step in range(1, 5))
+    return state
+
+  monkeypatch.setattr(train_command.train, "train", train)
+  monkeypatch.setattr(train_command, "finish", lambda *_, **__: None)
+  two = {"optim.lr": 0.25}
+  three = {"optim.lr": 0.5, "sampling.samples": 128}
+  this = resolved(phases=({"from_step": 2, **two}, {"from_step": 3, **three}))
+  train_command.run(this, tmp_path / "run", allow_change=False)
+  assert [stages.changed for stages in made] == [None, two, three, None]
+  assert [stages.target for stages in made] == [4, 4, 8, 8]
+  assert list(made[3].candidates(4, RunState())) == list(range(80))
+  said = capsys.readouterr().out
+  assert "\nfrom step 3: 8 prompts x 16 rollouts; " in said
 
 
 def test_a_mesh_that_does_not_exist_is_refused():
