@@ -959,7 +959,7 @@ def test_a_command_that_fails_costs_a_run_nothing(new, whole, tmp_path):
 
 @pytest.mark.ci
 def test_events_of_processes_stay_and_those_of_training_are_written_again(new):
-  told = lambda state, progress, outcome: (state, progress, "always")
+  told = lambda state, progress: (state, progress, "always")
 
   def killed():
     raise KeyboardInterrupt
