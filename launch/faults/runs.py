@@ -1,7 +1,7 @@
 """A short run that has everything, and what two runs must have in common.
 
 Twelve steps with saves every three, evaluations every four, resets of the
-reference every three, a phase from step 7 on, and prompts that rest.
+reference every three and a phase from step 7 on.
 """
 
 import json

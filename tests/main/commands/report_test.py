@@ -279,7 +279,6 @@ def field(**values):
     (field(tokens=-1), "'tokens' ... -1 ... at least"),
     (field(id=[1]), "'id' ... [1]"),
     (field(truncated=0), "'truncated' ... 0"),
-    (field(steps=1, steps_taken_back=1), "'steps_wrong' ... missing"),
     (field(prompt="x"), "'response' ... missing"),
     (
       field(**{"pass": True, "status": "fail"}),
@@ -342,19 +341,6 @@ def remove(*names):
     (
       lambda run: (run / "config.json").write_text('{"model_type": "qwen2"}'),
       "{}/config.json",
-    ),
-    *(
-      (written(field, value), f"{{}}/config.json: {field!r} ... {REMEDY}")
-      for field, value in (
-        ("versions", None),
-        ("data", 7),
-        ("evaluated", "x"),
-        ("evaluated.run", 7),
-        ("config.sampling.n", "4"),
-        ("config.run.steps", [3]),
-        ("config.run.phases", 7),
-        ("config.run.phases", [3]),
-      )
     ),
     (remove("metrics.jsonl", "eval/records.jsonl"), "{} ... evaluation"),
     (remove("eval/curve.jsonl"), "{} ... evaluation"),
