@@ -459,7 +459,9 @@ def test_an_exported_run_is_a_checkpoint_like_any_other(start, whole, tmp_path):
 
 def test_one_step_of_a_run_is_exported(whole, tmp_path, capsys):
   step = whole[0] / "checkpoints" / "6"
-  export.run(configured.config(checkpoint=str(step)).policy, tmp_path / "exported")
+  export.run(
+    configured.config(checkpoint=str(step)).policy, tmp_path / "exported"
+  )
   assert capsys.readouterr().out.startswith("wrote step 6 of ")
 
 
@@ -474,7 +476,9 @@ def test_transformers_generates_with_an_exported_run(whole, tmp_path):
   torch = pytest.importorskip("torch")
   import transformers
 
-  export.run(configured.config(checkpoint=str(whole[0])).policy, tmp_path / "out")
+  export.run(
+    configured.config(checkpoint=str(whole[0])).policy, tmp_path / "out"
+  )
   assert (tmp_path / "out" / "trained_on.json").exists()  # does not disturb
   text = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
   model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out")
@@ -533,7 +537,9 @@ def test_a_run_goes_back_and_ends_as_it_did(start, whole, tmp_path):
   assert numbers(workdir) == numbers(whole[0])
   # What was left can still be used.
   step = workdir / "set_aside" / "1" / "checkpoints" / "8"
-  export.run(configured.config(checkpoint=str(step)).policy, tmp_path / "exported")
+  export.run(
+    configured.config(checkpoint=str(step)).policy, tmp_path / "exported"
+  )
 
 
 @pytest.mark.slow

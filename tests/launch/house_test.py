@@ -35,8 +35,10 @@ FILES = {
   "a": "from brorl_jax import b\nfrom brorl_jax.c import f, K\n"
   "def enter(v, w):\n  x = f(v)\n  b.g(x.part)\n  b.g(w)\n"
   "  for y in [1]:\n    b.g(y)\n  return [K(z) for z in b.h(k=x)]\n",
-  "b": "def g(v):\n  return v\ndef h(k):\n  import brorl_jax.d\n  return g(k)\n",
-  "c": "from brorl_jax import b\nclass K:\n  def __init__(self, v):\n    b.g(v)\n"
+  "b": "def g(v):\n  return v\n"
+  "def h(k):\n  import brorl_jax.d\n  return g(k)\n",
+  "c": "from brorl_jax import b\n"
+  "class K:\n  def __init__(self, v):\n    b.g(v)\n"
   "def f(v):\n  v = v.more\n  return b.g(1)\n",
   "d": "",
 }

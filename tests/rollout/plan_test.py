@@ -446,7 +446,9 @@ def others(path, count=30, wrong=None):
 
 
 def test_a_plan_reads_the_data_too(tmp_path, capsys):
-  plan_command.run(plan_command.resolved(config(**others(tmp_path / "mine.jsonl"))))
+  plan_command.run(
+    plan_command.resolved(config(**others(tmp_path / "mine.jsonl")))
+  )
   read, prompts, longest = capsys.readouterr().out.splitlines()[-3:]
   train, held = map(
     int, re.match(r"files: math (\d+); held out (\d+); ", read).groups()
@@ -468,7 +470,9 @@ def test_a_plan_tells_of_a_bad_line_and_of_a_long_prompt(tmp_path):
   ):
     plan_command.run(plan_command.resolved(config(**others(path, wrong=7))))
   with pytest.raises(UserError, match=r"mine/\d+ has \d+ prompt tok"):
-    plan_command.run(plan_command.resolved(config(**others(path) | {"prompt_tokens": 9})))
+    plan_command.run(
+      plan_command.resolved(config(**others(path) | {"prompt_tokens": 9}))
+    )
 
 
 def test_a_plan_without_a_tokenizer_reads_what_it_can(tmp_path, capsys):
@@ -478,7 +482,9 @@ def test_a_plan_without_a_tokenizer_reads_what_it_can(tmp_path, capsys):
     (huggingface.ASSETS / "config.json").read_bytes()
   )
   fields = others(tmp_path / "mine.jsonl")
-  plan_command.run(plan_command.resolved(config(checkpoint=str(source), **fields)))
+  plan_command.run(
+    plan_command.resolved(config(checkpoint=str(source), **fields))
+  )
   said = capsys.readouterr().out.splitlines()[-1]
   assert re.fullmatch(
     r"files: \d+ examples, held out \d+; the length of their prompts is"
@@ -487,7 +493,9 @@ def test_a_plan_without_a_tokenizer_reads_what_it_can(tmp_path, capsys):
   )
   fields = others(tmp_path / "mine.jsonl", wrong=7)
   with pytest.raises(UserError, match="line 8, field 'label'"):
-    plan_command.run(plan_command.resolved(config(checkpoint=str(source), **fields)))
+    plan_command.run(
+      plan_command.resolved(config(checkpoint=str(source), **fields))
+    )
 
 
 def test_evaluations_are_planned_for_files_alone_or_with_puzzles():
