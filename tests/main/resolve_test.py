@@ -86,7 +86,6 @@ LATER = (
     "advantage.kind": "maxrl",
     "filter.keep": "all",
     "loss.clip_high": 0.5,
-    "optim.weight_decay": 0.5,
     "reference.kl_weight": 0.25,
     "sampling.max_new_tokens": 5,
     "sampling.n": 8,
@@ -147,7 +146,6 @@ def test_every_part_of_a_phase_follows_from_its_own_config():
     "advantage": (1, 2), "keep": (1, 2), "tx": (0, 1), "lr": (0, 1),
   }.items():  # fmt: skip
     assert np.any(seen[before][name] != seen[after][name]), name
-  assert np.any(seen[1]["tx"] != seen[2]["tx"])  # its weights decay
 
 
 def test_options_of_the_policy_go_to_where_they_count():
@@ -277,7 +275,6 @@ def test_an_evaluation_holds_parameters_alone(tmp_path):
     one_step.config(**fields), one_step.machine(), tmp_path
   )
   this = evaluation(in_flight=0, eval_prompts=99, eval_n=256)
-  assert this.config.sampling.in_flight == 64
   assert this.heldout.prompts == 1
   assert this.heldout.plan.parts["training state"] == weights(this)
   with pytest.raises(UserError, match=r"max_new_tokens = 33040 must be at"):
@@ -298,13 +295,13 @@ def test_an_evaluation_holds_parameters_alone(tmp_path):
     (1, {"memory_bytes": 10**6},
      "config.devices.memory_bytes = 1000000 ... rollouts of 16 x 6 tokens ... "
      "use more devices"),
-    (1, {"memory_bytes": 10**8, "max_new_tokens": 9000},
+    (1, {"memory_bytes": 10**8, "max_new_tokens": 9000, "slots": 4},
      "optim.rows = 8 ... optim.blocks = 2 ... nearest that fits"),
     (3, {}, "3 rows of devices ... sampling.in_flight = 64 ... optim.blocks = "
      "2 (use a multiple of 3) ... 0 chooses"),
-    (1, {"loss": "ppoo"}, "config.loss.kind = 'ppoo' ... 'dapo'"),
+    (1, {"loss": "ppoo"}, "config.loss.kind = 'ppoo' ... did you mean ppo"),
     (1, {"advantage": "none.py:f"}, "config.advantage.kind ... none.py"),
-    (1, {"keep": "no"}, "config.filter.keep = 'no' ... 'differ'"),
+    (1, {"keep": "no"}, "config.filter.keep = 'no' ... differ"),
     (1, {"loss": "gspo", "mean": "constant"},
      "config.loss.mean = 'constant' ... loss.kind = 'gspo' ... choose"),
     (1, {"checkpoint": "/no/such"}, "'/no/such' ... give one"),
@@ -312,7 +309,7 @@ def test_an_evaluation_holds_parameters_alone(tmp_path):
     (1, {"phases": ({"from_step": 4, "sampling.max_new_tokens": 32729},)},
      "phase from step 4 ... max_new_tokens = 32769 ... at most 32768"),
     (1, {"phases": ({"from_step": 4, "loss.kind": "ppoo"},)},
-     "phase from step 4 ... config.loss.kind = 'ppoo' ... 'dapo'"),
+     "phase from step 4 ... config.loss.kind = 'ppoo' ... did you mean ppo"),
   ],
   ids=str,
 )  # fmt: skip
@@ -340,7 +337,7 @@ def bare(tmp_path):
 def test_a_plan_needs_no_tokenizer_but_a_run_does(bare):
   this = resolve.resolve(bare(), described(CPU))
   assert this.tokenizer is None
-  with pytest.raises(UserError, match=r"no such template|does not exist"):
+  with pytest.raises(UserError, match="template /no/such cannot be read"):
     c = bare(chat_template="/no/such")
     resolve.resolve(c, described(CPU))
   with pytest.raises(UserError, match="tokenizer"):
@@ -348,8 +345,8 @@ def test_a_plan_needs_no_tokenizer_but_a_run_does(bare):
 
 
 def test_a_tokenizer_of_another_model_is_refused(bare, tmp_path):
-  for file in huggingface.ASSETS.glob("*token*.json"):
-    shutil.copy(file, tmp_path)
+  for file in ("chat_template.jinja", "tokenizer.json"):
+    shutil.copy(huggingface.ASSETS / file, tmp_path)
   text = (tmp_path / "config.json").read_text()
   few = text.replace('"vocab_size": 512', '"vocab_size": 256')
   assert few != text
@@ -392,21 +389,6 @@ def test_a_dtype_that_no_run_writes_is_refused(tmp_path, wrong):
   folder.write_config({"policy": {"dtype": wrong}}, tmp_path)
   with pytest.raises(UserError, match=rf"dtype = {wrong!r} must be one of"):
     resolve.resolve(auto(), described(CPU), tmp_path)
-
-
-@pytest.mark.parametrize("mode", ["train", "evaluate"])
-def test_auto_is_the_same_run_whatever_it_has(tmp_path, mode):
-  kept = config.as_dict(one_step.config(dtype="bfloat16", lr=0.5))
-  folder.write_config(kept, tmp_path, mode=mode)
-  values = config.as_dict(auto(lr=0.5))
-  how: dict[str, Any] = dict(allow_change=False, mode=mode)
-  assert folder.check(values, tmp_path, **how) == {}
-  with pytest.raises(UserError, match=r"optim\.lr = 0\.5") as e:
-    folder.check(config.as_dict(auto(lr=0.25)), tmp_path, **how)
-  assert "dtype" not in str(e.value)
-  given = config.as_dict(one_step.config(dtype="float32", lr=0.5))
-  with pytest.raises(UserError, match=r"policy\.dtype = 'bfloat16' \(now"):
-    folder.check(given, tmp_path, **how)
 
 
 # ---------------------------------------------------------------- commands

@@ -279,7 +279,6 @@ def field(**values):
     (field(tokens=-1), "'tokens' ... -1 ... at least"),
     (field(id=[1]), "'id' ... [1]"),
     (field(truncated=0), "'truncated' ... 0"),
-    (field(steps=1, steps_taken_back=1), "'steps_wrong' ... missing"),
     (field(prompt="x"), "'response' ... missing"),
     (
       field(**{"pass": True, "status": "fail"}),
