@@ -28,6 +28,14 @@ _SAMPLE: Mapping[str, Any] = {
   "reward": int | float,
   "gold": object,  # None for tests and constraints
 }
+# Types of values of config.json with which the report computes.
+_KINDS: Mapping[str, Any] = {
+  **dict.fromkeys(("versions", "data", "functions", "evaluated"), dict),
+  **dict.fromkeys(("evaluated.run", "evaluated.source"), str | None),
+  **dict.fromkeys(("config.sampling.n", "config.sampling.samples"), int),
+  "config.run.steps": int,
+  "config.run.phases": list,
+}
 # Above any count or time: numbers of JSON have no bound, and a sum of the
 # largest floats is infinite.
 _MOST = 1e18
@@ -67,6 +75,11 @@ def look(path: pathlib.Path) -> Folder:
     raise UserError(
       f"{path / 'config.json'} was not written by a run; leave this folder out"
     )
+  for name, value in config.flat(about).items():
+    if not _is_kind(value, _KINDS.get(name, object)):
+      raise UserError(
+        f"{path / 'config.json'}: {name!r} is not what a run writes; {_REMEDY}"
+      )
   records = path / "eval" / "records.jsonl"
   if not (path / "metrics.jsonl").exists():
     if not records.exists():
@@ -92,6 +105,17 @@ def look(path: pathlib.Path) -> Folder:
   lines = [*_each(path / "metrics.jsonl", _numbers(_METRICS))]
   _check_steps(path / "metrics.jsonl", [x["step"] for x in lines], max(steps))
   return Folder(path, about, lines, steps, None)
+
+
+def _is_kind(value: Any, kind: Any) -> bool:
+  """Whether a value has a type; the values of a list are phases of a run."""
+  return isinstance(value, kind) and (
+    kind is not list
+    or all(
+      isinstance(one, dict) and isinstance(one.get("from_step"), int)
+      for one in value
+    )
+  )
 
 
 def _check_steps(

@@ -32,33 +32,14 @@ def test_bounds_only_fall():
 
 
 FILES = {
-  "a": """
-from brorl_jax import b
-from brorl_jax.c import f, K
-def enter(v, w):
-  x = f(v)
-  b.g(x.part)
-  b.g(w)
-  for y in [1]:
-    b.g(y)
-  return [K(z) for z in b.h(k=x)]
-""",
-  "b": """
-def g(v):
-  return v
-def h(k):
-  import brorl_jax.d
-  return g(k)
-""",
-  "c": """
-from brorl_jax import b
-class K:
-  def __init__(self, v):
-    b.g(v)
-def f(v):
-  v = v.more
-  return b.g(1)
-""",
+  "a": "from brorl_jax import b\nfrom brorl_jax.c import f, K\n"
+  "def enter(v, w):\n  x = f(v)\n  b.g(x.part)\n  b.g(w)\n"
+  "  for y in [1]:\n    b.g(y)\n  return [K(z) for z in b.h(k=x)]\n",
+  "b": "def g(v):\n  return v\n"
+  "def h(k):\n  import brorl_jax.d\n  return g(k)\n",
+  "c": "from brorl_jax import b\n"
+  "class K:\n  def __init__(self, v):\n    b.g(v)\n"
+  "def f(v):\n  v = v.more\n  return b.g(1)\n",
   "d": "",
 }
 

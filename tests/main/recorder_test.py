@@ -28,12 +28,15 @@ def made(wired, workdir, *, changed=None, entries=None, **more):
   )  # fmt: skip
 
 
-@pytest.mark.ci
-def test_record_of_one_held_out_prompt_has_no_interval(wired, tmp_path):
+def measure(*_):
+  """The records of one held-out prompt, solved twice."""
   one = {"id": "q", "domain": "math", "task": "m", "tokens": 3, "reason": ""}
   one |= {"truncated": False, "score": 1.0, "pass": True, "status": "pass"}
-  chunks = [[one | {"sample": n, "answer": "8"} for n in range(2)]]
-  measure = lambda *_: iter(chunks)
+  yield [one | {"sample": n, "answer": "8"} for n in range(2)]
+
+
+@pytest.mark.ci
+def test_record_of_one_held_out_prompt_has_no_interval(wired, tmp_path):
   c, examples = wired.run.config, wired.examples
   recorder = Recorder(c, tmp_path, examples, [], measure, {}, {})
   recorder.start(-1)
@@ -47,10 +50,6 @@ def test_record_of_one_held_out_prompt_has_no_interval(wired, tmp_path):
 def test_wandb_gets_all_of_a_run_whenever_it_starts(
   wired, tmp_path, monkeypatch
 ):
-  one = {"id": "q", "domain": "math", "task": "m", "tokens": 3, "reason": ""}
-  one |= {"truncated": False, "score": 1.0, "pass": True, "status": "pass"}
-  chunks = [[one | {"sample": n, "answer": "8"} for n in range(2)]]
-  measure = lambda *_: iter(chunks)
   c, examples, kept = wired.run.config, wired.examples, wired.kept
   c = dataclasses.replace(c, run=dataclasses.replace(c.run, wandb="mine"))
   told = []
@@ -186,12 +185,19 @@ def timeless(workdir):
   return every
 
 
+def evaluated(*steps):
+  """Lines of evaluations that held out nothing."""
+  summary = {"all": {"prompts": 0, "samples": 0}}
+  lines = ({"step": step, "summary": summary} for step in steps)
+  return "".join(json.dumps(line) + "\n" for line in lines)
+
+
 def lines_of(workdir, steps):
   """What a run leaves that was evaluated before its first step alone."""
   text = "".join(json.dumps({"step": i}) + "\n" for i in range(1, steps + 1))
   (workdir / "metrics.jsonl").write_text(text)
   (workdir / "eval").mkdir(exist_ok=True)
-  (workdir / "eval" / "curve.jsonl").write_text('{"step": 0}\n')
+  (workdir / "eval" / "curve.jsonl").write_text(evaluated(0))
 
 
 def test_record_refuses_a_run_whose_lines_are_gone(wired, tmp_path):
@@ -354,8 +360,7 @@ def test_a_kill_writes_no_end(wired, tmp_path):
 def test_a_run_that_is_at_its_end_tells_nothing(wired, tmp_path):
   told = []
   lines_of(tmp_path, 60)
-  curve = [json.dumps({"step": i}) for i in range(0, 61, 10)]
-  (tmp_path / "eval" / "curve.jsonl").write_text("\n".join(curve) + "\n")
+  (tmp_path / "eval" / "curve.jsonl").write_text(evaluated(*range(0, 61, 10)))
   with start_at(wired, tmp_path, 60, tell=told.append):
     pass
   assert timeless(tmp_path) == [] == told

@@ -133,10 +133,7 @@ def test_it_writes_a_model_like_any_other(warm, model):
 
 
 def test_pairs_are_posed_as_runs_pose_prompts(model, files):
-  c = settings.typed(
-    config(model, files, **{"data.system": "Be brief."}),
-    warmup.Warmup,
-  )
+  c = config(model, files, **{"data.system": "Be brief."})
   start = warmup._start(c, 8)
   text = tokenizer.Tokenizer(model)
   line = sums(1)[0]
@@ -164,7 +161,7 @@ def test_held_out_files_of_their_own(model, tmp_path):
   train = write(tmp_path / "train" / "a.jsonl", lines[:20])
   held = write(tmp_path / "held" / "a.jsonl", lines[20:])
   fields = {"data.heldout_files": (held,)}
-  c = settings.typed(config(model, train, **fields), warmup.Warmup)
+  c = config(model, train, **fields)
   start = warmup._start(c, 8)
   assert (len(start.train), len(start.heldout)) == (20, 10)
   assert len(start.files) == 2
@@ -179,8 +176,8 @@ def test_long_and_wrong_ones_are_left_out_if_asked(model, tmp_path):
   lines[5]["response"] = 7
   path = write(tmp_path / "a.jsonl", lines)
   fields = {"data.skip_bad": True, "data.heldout_one_in": 4}
-  c = settings.typed(config(model, path, **fields), warmup.Warmup)
-  says = ", ".join(warmup._start(c, 8).log_lines)
+  start = warmup._start(config(model, path, **fields), 8)
+  says = ", ".join(start.log_lines)
   assert "1 wrong lines left out" in says and "1 too long ones" in says
 
 

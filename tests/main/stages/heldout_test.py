@@ -21,7 +21,7 @@ def sampled(monkeypatch):
   def sample(this, c, how, params, prompts, key):
     raise Sampled(c, how, params, prompts, key)
 
-  monkeypatch.setattr(sampling, "heldout", sample)
+  monkeypatch.setattr(sampling, "sample_heldout", sample)
 
   def of(chunks):
     with pytest.raises(Sampled) as e:

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 from configured import config
@@ -46,10 +47,10 @@ def called(monkeypatch):
 def sample(this, **changed):
   """Some of training, and some that are held out."""
   phase = dataclasses.replace(this.phases[0], **changed)
-  feed = lambda room, idle: None
-  sampling.stream_rollouts(this, phase, {"w": ONE}, feed, None)
+  feed, key = lambda room, idle: None, jax.random.key(0)
+  sampling.stream_rollouts(this, phase, {"w": ONE}, feed, key)
   how = phase.memory.heldout
-  sampling.sample_heldout(this, phase.config, how, {}, PROMPTS, None)
+  sampling.sample_heldout(this, phase.config, how, {}, PROMPTS, key)
 
 
 def test_the_sampler_gets_what_was_planned(called):
