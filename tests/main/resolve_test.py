@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import shutil
-from typing import Any
 
 import configured
 import jax
