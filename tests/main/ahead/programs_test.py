@@ -102,7 +102,8 @@ def test_a_policy_of_few_layers_decodes_with_so_many(found):
 @pytest.mark.slow
 def test_a_step_runs_what_is_listed(tmp_path, monkeypatch):
   """Each program of the list but one is called with just these shapes."""
-  c = made.run(prompt_tokens=40, steps=1, save_every=1, eval_every=1).config
+  fields = dict(prompt_tokens=40, max_new_tokens=17)  # over slots
+  c = made.run(**fields, steps=1, save_every=1, eval_every=1).config
   run = resolve.resolve(c, resolve.here(c.devices))
   job = Job(run, run.phases[0], run.mesh, run.mesh, fast=False)
   listed = {}
