@@ -145,7 +145,8 @@ def run() -> pathlib.Path:
   folder.write_config(values, path, **entries)
   made.dump(path / "metrics.jsonl", lines(2))
   made.dump(path / "samples.jsonl", [sample(1), sample(2)])
-  made.dump(path / "events.jsonl", [{"step": 1, "event": "resume"}] * 2)
+  event = {"step": 1, "event": "resume", "time": "2026-11-28T12:00:00+00:00"}
+  made.dump(path / "events.jsonl", [event] * 2)
   made.dump(path / "eval/curve.jsonl", [evaluation(0), evaluation(2)])
   made.dump(path / "eval/records.jsonl", [*records(0), *records(2)])
   store = checkpoints.Store(path / "checkpoints", keep=9, run=entries["run"])
