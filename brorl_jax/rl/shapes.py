@@ -7,7 +7,6 @@ chex loads absl, which nothing here needs: it is imported at the first check,
 not with this folder.
 """
 
-import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -69,10 +68,11 @@ def result(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
     return jax.eval_shape(lambda *xs: function(*xs, **options), *args)
   except (Exception, SystemExit) as error:  # it is code, and may raise anything
     code, line = getattr(function, "__code__", None), ""
-    for frame, number in traceback.walk_tb(error.__traceback__):
-      # The last line of the function's own file.
-      if code and frame.f_code.co_filename == code.co_filename:
-        line = f"line {number}: "
+    trace = error.__traceback__
+    while trace is not None:  # the last line of the function's own file
+      if code and trace.tb_frame.f_code.co_filename == code.co_filename:
+        line = f"line {trace.tb_lineno}: "
+      trace = trace.tb_next
     text = (str(error).strip().splitlines() or [""])[0]
     raise ValueError(f"{line}{type(error).__name__}: {text}") from None
 

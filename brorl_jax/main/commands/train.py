@@ -4,7 +4,7 @@ import contextlib
 import functools
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from absl import logging
@@ -242,13 +242,6 @@ def _train(
     warn=recorder.warn,
   )
   each = [(p, stages(this, p, examples, scorer)) for p in this.phases]
-
-  def make_stages(step: int) -> train.Stages:
-    phase, made = next(x for x in reversed(each) if x[0].since <= step)
-    if step != phase.since or phase.changed is None:
-      return made
-    return made._replace(changed=dict(phase.changed))
-
   stop = shared.Stop()
   ours = recorder if processes.alone() else shared.Together(recorder)
   with recorder, processes.last_word(recorder.cut):
@@ -259,7 +252,7 @@ def _train(
         going_back.before_start(workdir, from_step)
         state = train.train(
           parts.state,
-          make_stages,
+          functools.partial(_stages_at, each),
           store,
           ours,
           seed=c.run.seed,
@@ -277,6 +270,16 @@ def _train(
     step = int(state.step)
     recorder.stopped = stop.asked and step < c.run.steps
   return step if recorder.stopped else None
+
+
+def _stages_at(
+  each: Sequence[tuple[Phase, train.Stages]], step: int
+) -> train.Stages:
+  """Those of the phase of a step; its first step tells what it changes."""
+  phase, made = next(x for x in reversed(each) if x[0].since <= step)
+  if step != phase.since or phase.changed is None:
+    return made
+  return made._replace(changed=dict(phase.changed))
 
 
 def _ended(

@@ -12,6 +12,7 @@ import difflib
 import functools
 import hashlib
 import math
+import reprlib
 import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -157,7 +158,7 @@ def _dataset(family: Family) -> Any:
     if field.name not in ("seed", "size")
   }
   for key, value in family.settings.items():
-    where = f"family {family.name!r}: setting {key} = {value!r}"
+    where = f"family {family.name!r}: setting {key} = {reprlib.repr(value)}"
     if key not in defaults:
       close = difflib.get_close_matches(str(key), list(defaults), n=1)
       remedy = (
