@@ -132,11 +132,6 @@ def resolve(
     began = _dtype_of(c, workdir)
     source = CheckpointSource(locate(c.policy.checkpoint))
     this = _with_policy(c, machine, source, began)
-    dtype = this.config.policy
-    given = [
-      p._replace(config=dataclasses.replace(p.config, policy=dtype))
-      for p in given
-    ]
     phases = tuple(_phase(p, this, keep_reference=keep) for p in given)
   except ValueError as e:
     raise UserError(str(e)) from None
@@ -220,7 +215,8 @@ def _phase(
   given: config.Phase, this: WithPolicy, *, keep_reference: bool
 ) -> Phase:
   """A phase with its functions, its sizes and its memory plans."""
-  c, policy, machine = given.config, this.policy, this.machine
+  policy, machine = this.policy, this.machine
+  c = dataclasses.replace(given.config, policy=this.config.policy)
   tx, lr = functions.optimizer(c)
   try:
     _check_lengths(c, policy.max_positions)

@@ -4,12 +4,14 @@ import dataclasses
 import re
 
 import configured
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from messages import mentions
 
 from brorl_jax import config
+from brorl_jax.learner import optimizer
 from brorl_jax.main import functions
 from brorl_jax.rl import advantages, filtering, losses
 
@@ -66,6 +68,27 @@ def test_an_advantage_gets_the_numbers_of_its_kind():
   c = configured.config(**{"advantage.kind": "pass_at_k", "advantage.k": 2})
   got = FINDERS["advantage.kind"](c)(reward, valid, length)
   np.testing.assert_array_equal(got, advantages.pass_at_k(reward, k=2))
+
+
+def test_the_optimizer_has_every_number_of_the_config():
+  how = dict(
+    lr=0.1, warmup=2, b1=0.4, b2=0.45, eps=0.25, weight_decay=0.3,
+    max_grad_norm=1.5,
+  )  # fmt: skip
+
+  def moved(tx):
+    params = {"w": jnp.arange(1.0, 4.0)}
+    state = tx.init(params)
+    for _ in range(3):
+      step, state = tx.update({"w": params["w"] ** 2}, state, params)
+      params = jax.tree.map(jnp.add, params, step)
+    return params["w"]
+
+  tx, _ = functions.optimizer(configured.config(**how))
+  np.testing.assert_array_equal(moved(tx), moved(optimizer.adamw(**how)[0]))
+  for name in how:  # or it could not be missed
+    other, _ = optimizer.adamw(**how | {name: 2 * how[name]})
+    assert np.any(moved(other) != moved(tx)), name
 
 
 def test_an_own_function_is_found_and_its_file_is_told(file):

@@ -548,6 +548,7 @@ def test_evaluations_take_fewer_puzzles_at_a_time_if_they_must():
   assert roomy.heldout.prompts == 256  # 4096 / 16, of 480
   assert roomy.heldout.plan.slots == 16
   assert small(eval_prompts=1).heldout.prompts == 8
+  assert small(slots=5).heldout.plan.slots == 5
   # Prompts of evaluations are many, those of rollouts few.
   need = roomy.rollouts.total_bytes
   tight = small(memory_bytes=least(need))
@@ -560,11 +561,18 @@ def test_evaluations_take_fewer_puzzles_at_a_time_if_they_must():
   assert tight.heldout.plan.total_bytes <= tight.heldout.plan.limit_bytes
 
 
-def test_processes_divide_evaluations():
-  c = config(eval_prompts=4)
+@pytest.mark.parametrize(
+  "each, want",
+  [
+    (4, [32, 16, 8]),  # of each of eight families
+    (60, [256, 128, 64]),  # 4096 / 16: no more than training has in flight
+  ],
+)
+def test_processes_divide_evaluations(each, want):
+  c = config(eval_prompts=each)
   of = lambda count: planned(c, SMALL, Axes(fsdp=4), processes=count)
   prompts = [of(count).heldout.prompts for count in (1, 2, 4)]
-  assert prompts == [32, 16, 8]  # of 4 prompts in each of eight families
+  assert prompts == want
 
 
 def test_the_probe_is_that_of_the_config():

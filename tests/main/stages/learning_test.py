@@ -23,7 +23,7 @@ from brorl_jax.main.stages import learning
 from brorl_jax.model import sharding
 from brorl_jax.rl import losses, lr_scaling
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
-from brorl_jax.runs import checkpoints, metrics
+from brorl_jax.runs import checkpoints, guards, metrics
 from brorl_jax.runs.run_state import RunState
 
 
@@ -70,6 +70,34 @@ def test_update_makes_the_promised_updates_and_numbers(wired, monkeypatch):
   # After an update the old rollouts are off policy.
   assert numbers["policy/kl_old"] > 0.0
   assert numbers["policy/logp_gap_max"] > 1e-4
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_updates_have_what_the_phase_decided(wired, monkeypatch, count):
+  """Also what the theorem is measured on, and how large a gradient may be."""
+  told = {}
+
+  def apply(*_, **how):
+    told.update(how)
+    pytest.skip("made no update")
+
+  monkeypatch.setattr(learning.steps, "apply", apply)
+  this, learn = updating(theory_prompts=count, spike=3.0, minibatches=1)
+  (phase,), norms = this.phases, (*map(float, range(1, 21)),)
+  credit = wired.stages.advantages(wired.kept, RunState())
+  progress = dataclasses.replace(credit.progress, grad_norms=norms)
+  credit = credit._replace(progress=progress)
+  with pytest.raises(pytest.skip.Exception):
+    learn(jax.tree.map(jnp.copy, wired.state), wired.kept, credit)
+  watch = told.pop("watch")
+  assert told == dict(
+    tx=phase.tx, response_logp=phase.trainer.response_logp,
+    objective=phase.objective, most_norm=guards.most_norm(3.0, norms),
+  )  # fmt: skip
+  assert np.isfinite(told["most_norm"]) and (watch is None) == (count == 0)
+  if count:
+    assert watch.func == phase.mass.mean
+    assert watch.args[0].response.shape == (1, 16, 6)
 
 
 @pytest.mark.slow

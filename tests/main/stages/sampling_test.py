@@ -30,17 +30,17 @@ def called(monkeypatch):
   """What samples, and with which arguments."""
   calls = []
 
-  def note(name):
+  def note(name, result):
     def call(*args, **named):
       calls.append((name, args, named))
-      return MADE
+      return result
 
     return call
 
-  monkeypatch.setattr(sampling, "stream", note("slots"))
-  monkeypatch.setattr(sampler, "rollouts", note("slots"))
-  monkeypatch.setattr(prefixes, "stream", note("rows"))
-  monkeypatch.setattr(prefixes, "rollouts", note("rows"))
+  monkeypatch.setattr(sampling, "stream", note("slots", iter(())))
+  monkeypatch.setattr(sampler, "rollouts", note("slots", MADE))
+  monkeypatch.setattr(prefixes, "stream", note("rows", iter(())))
+  monkeypatch.setattr(prefixes, "rollouts", note("rows", MADE))
   return calls
 
 
@@ -89,6 +89,13 @@ def test_each_process_samples_its_share(called):
   assert [(name, how.get("places")) for name, _, how in called] == [
     ("rows", 4), ("rows", None),
   ]  # fmt: skip
+
+
+@pytest.mark.parametrize("T, how", [(17, "slots"), (6, "rows")])
+def test_rounds_are_sampled_in_chunks(called, T, how):
+  sample(resolved(stop(max_new_tokens=T)))
+  (name, _, streamed), *_ = called
+  assert (name, streamed["n"], streamed["places"]) == (how, 4, 16)
 
 
 @pytest.mark.parametrize(
