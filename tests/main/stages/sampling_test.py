@@ -30,17 +30,17 @@ def called(monkeypatch):
   """What samples, and with which arguments."""
   calls = []
 
-  def note(name):
+  def note(name, out):
     def call(*args, **named):
       calls.append((name, args, named))
-      return MADE
+      return out
 
     return call
 
-  monkeypatch.setattr(sampling, "stream", note("slots"))
-  monkeypatch.setattr(sampler, "rollouts", note("slots"))
-  monkeypatch.setattr(prefixes, "stream", note("rows"))
-  monkeypatch.setattr(prefixes, "rollouts", note("rows"))
+  monkeypatch.setattr(sampling, "stream", note("slots", iter(())))
+  monkeypatch.setattr(sampler, "rollouts", note("slots", MADE))
+  monkeypatch.setattr(prefixes, "stream", note("rows", iter(())))
+  monkeypatch.setattr(prefixes, "rollouts", note("rows", MADE))
   return calls
 
 
