@@ -47,18 +47,9 @@ def message(done: subprocess.CompletedProcess) -> str:
       "--config.data.families.gcd.settings.max_valu ... "
       "--config.data.families.gcd.settings.max_value",
     ),
-    (
-      (*RUN, "--config.xyzzy", "3"),
-      "--config.xyzzy ... brorl_jax/config/",
-    ),
-    (
-      (*RUN, "--noconfig.shuffel"),
-      "--config.shuffel ... brorl_jax/config/",
-    ),
-    (
-      (*RUN, "--config.lr=1"),
-      "--config.lr ... --config.optim.lr",
-    ),
+    ((*RUN, "--config.xyzzy", "3"), "--config.xyzzy ... brorl_jax/config/"),
+    ((*RUN, "--noconfig.shuffel"), "--config.shuffel ... brorl_jax/config/"),
+    ((*RUN, "--config.lr=1"), "--config.lr ... --config.optim.lr"),
     (
       (*RUN, "--config.families.gcd.weight=2"),
       "--config.families.gcd.weight ... --config.data.families.gcd.weight",
@@ -71,34 +62,16 @@ def message(done: subprocess.CompletedProcess) -> str:
       (*RUN, "--config.learning_rate=1"),
       "--config.learning_rate ... --config.optim.lr",
     ),
-    (
-      (*RUN, "--config.top_p=1"),
-      "--config.top_p ... --config.eval.top_p",
-    ),
-    (
-      (RUN[0], "--wrkdir={}/run"),
-      "--wrkdir ... --workdir",
-    ),
+    ((*RUN, "--config.top_p=1"), "--config.top_p ... --config.eval.top_p"),
+    ((RUN[0], "--wrkdir={}/run"), "--wrkdir ... --workdir"),
     (
       ("--config=configs/n521.py", RUN[1]),
       "configs/n521.py ... configs/n512.py",
     ),
-    (
-      ("--config", "no folder/n512.py", RUN[1]),
-      "no folder/n512.py",
-    ),
-    (
-      (*RUN, "--config"),
-      "--config ... empty ... n512",
-    ),
-    (
-      (*RUN, "--config.optim.lr=fast"),
-      "--config.optim.lr=fast: 'fast'",
-    ),
-    (
-      (*RUN, "--config.sampling.n=1.5"),
-      "--config.sampling.n=1.5: '1.5'",
-    ),
+    (("--config", "no folder/n512.py", RUN[1]), "no folder/n512.py"),
+    ((*RUN, "--config"), "--config ... empty ... n512"),
+    ((*RUN, "--config.optim.lr=fast"), "--config.optim.lr=fast: 'fast'"),
+    ((*RUN, "--config.sampling.n=1.5"), "--config.sampling.n=1.5: '1.5'"),
     (
       (*RUN, "--config.data.families.gcd.settings.max_value=many"),
       "--config.data.families.gcd.settings.max_value=many: 'many'",

@@ -193,25 +193,13 @@ BAD = [
   ("mesh_fsdp", {"mesh_fsdp": 0}, "positive, or -1"),
   ("mesh_fsdp", {"mesh_fsdp": -2}, "positive, or -1"),
   ("run.max_samples", {"run.max_samples": -1}, "positive ... 0"),
-  (
-    "code_test_s",
-    {"code_test_s": 0.0},
-    "positive",
-  ),
+  ("code_test_s", {"code_test_s": 0.0}, "positive"),
   ("code_total_s", {"code_total_s": 4.0}, "at least code_test_s = 5"),
   ("theory_prompts", {"theory_prompts": -1}, "positive ... 0"),
   # Which groups are trained on, and what reward they get.
   ("distinct_prompts", {"distinct_prompts": 32}, "some are rejected"),
-  (
-    "distinct_prompts",
-    {"distinct_prompts": 31},
-    "0 ... 32",
-  ),
-  (
-    "distinct_prompts",
-    {"distinct_prompts": -1},
-    "0 ... 32",
-  ),
+  ("distinct_prompts", {"distinct_prompts": 31}, "0 ... 32"),
+  ("distinct_prompts", {"distinct_prompts": -1}, "0 ... 32"),
   ("truncated_factor", {"truncated_factor": 1.5}, "between 0 and 1"),
   ("truncated_factor", {"truncated_factor": -0.5}, "between 0 and 1"),
   ("length_weight", {"length_weight": -1.0}, "0 or positive"),
@@ -271,11 +259,7 @@ BAD = [
     "'none' ... run.pipeline",
   ),
   *(
-    (
-      "correction_range",
-      {"correction": kind, "correction_range": ratios},
-      must,
-    )
+    ("correction_range", {"correction": kind, "correction_range": ratios}, must)
     for kind, ratios, must in (
       ("banded", (1.0,), "two numbers"),
       ("banded", (0.5, "5"), "two numbers"),
@@ -289,10 +273,7 @@ BAD = [
   ),
   *(
     (field, {field: value}, "positive ... 0")
-    for field, value in (
-      ("reset_every", -1),
-      ("reset_stalled", -1),
-    )
+    for field, value in (("reset_every", -1), ("reset_stalled", -1))
   ),
   *(
     (
@@ -312,11 +293,7 @@ BAD = [
     )
     for name in defaults()
   ),
-  (
-    "reward.verifier",
-    {"reward.verifier": ("f",)},
-    "functions",
-  ),
+  ("reward.verifier", {"reward.verifier": ("f",)}, "functions"),
   ("reward.verifier", {"reward.verifier": ("a:f",) * 2}, "different functions"),
   ("reward.timeout_s", {"reward.timeout_s": 0.0}, "positive"),
   *(
