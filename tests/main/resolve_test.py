@@ -296,11 +296,7 @@ def test_an_evaluation_holds_parameters_alone(tmp_path):
      "optim.rows = 8 ... optim.blocks = 2 ... nearest that fits"),
     (3, {}, "3 rows of devices ... sampling.in_flight = 64 ... optim.blocks = "
      "2 (use a multiple of 3) ... 0 chooses"),
-    (1, {"loss": "ppoo"}, "config.loss.kind = 'ppoo' ... did you mean ppo"),
     (1, {"advantage": "none.py:f"}, "config.advantage.kind ... none.py"),
-    (1, {"keep": "no"}, "config.filter.keep = 'no' ... differ"),
-    (1, {"loss": "gspo", "mean": "constant"},
-     "config.loss.mean = 'constant' ... loss.kind = 'gspo' ... choose"),
     (1, {"checkpoint": "/no/such"}, "'/no/such' ... give one"),
     (1, {"chat_template": "/no/such"}, "/no/such"),
     (1, {"phases": ({"from_step": 4, "sampling.max_new_tokens": 32729},)},
@@ -363,20 +359,6 @@ def test_a_tokenizer_of_another_model_is_refused(bare, tmp_path):
 def test_a_machine_decides_for_a_new_run(machine, dtype):
   c = resolve.with_dtype(auto(n=16), machine)
   assert c == one_step.config(n=16, dtype=dtype)
-
-
-@pytest.mark.parametrize("given", ["float32", "bfloat16"])
-@pytest.mark.parametrize("began", [None, "float32", "bfloat16"])
-@pytest.mark.parametrize("machine", [CPU, GPU])
-def test_what_is_given_stays(given, began, machine):
-  c = one_step.config(dtype=given)
-  assert resolve.with_dtype(c, machine, began) == c
-
-
-@pytest.mark.parametrize("began", ["float32", "bfloat16"])
-@pytest.mark.parametrize("machine", [CPU, GPU])
-def test_a_run_keeps_what_it_began_with(began, machine):
-  assert resolve.with_dtype(auto(), machine, began).policy.dtype == began
 
 
 # ------------------------------------------------------------- run folders

@@ -547,23 +547,3 @@ def test_what_makes_the_data_or_the_state_does_not_change_in_a_phase():
   )
   assert known["sampling.n"].phased and known["optim.lr"].phased
   assert not known["optim.b1"].phased  # moments are made with it
-
-
-@pytest.mark.parametrize(
-  "body, line",
-  [
-    ("c.lr = 1e-4", "c.lr ... c.optim.lr"),
-    ("c.optim.lrr = 1.0", "c.lrr ... c.optim.lr"),
-    ("c = None", "get_config"),
-  ],
-)
-def test_a_config_file_with_a_wrong_name_is_told_the_right_one(
-  tmp_path, refused, body, line
-):
-  file = tmp_path / "mine.py"
-  file.write_text(
-    "from brorl_jax.configs import n512\n\n"
-    f"def get_config():\n  c = n512.get_config()\n  {body}\n  return c\n"
-  )
-  said = refused(f"--config={file}", f"--workdir={tmp_path}/r")
-  assert mentions(said, f"{file} ... {line}")
