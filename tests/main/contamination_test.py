@@ -24,14 +24,7 @@ from tests.main.commands.evaluate_test import (  # noqa: F401
 )
 
 
-def run_on(
-  workdir,
-  *files,
-  held_out=(),
-  one_in=10,
-  earlier=(),
-  gym_weight=0.0,
-):
+def run_on(workdir, *files, held_out=(), one_in=10, earlier=(), gym_weight=0.0):
   """config.json of a run that was trained on files."""
   workdir.mkdir()
   for some in (*earlier, files):

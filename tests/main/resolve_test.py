@@ -89,7 +89,6 @@ LATER = (
     "sampling.max_new_tokens": 5,
     "sampling.n": 8,
     "sampling.temperature": 0.5,
-    "theory.prompts": 1,
   },
 )
 
@@ -137,7 +136,6 @@ def test_every_part_of_a_phase_follows_from_its_own_config():
   assert third.objective.temperature == third.mass.temperature == 0.5
   assert (first.layout.length, third.layout.length) == (6, 5)
   assert first.memory.update.tokens == 6 and third.memory.update.tokens == 5
-  assert third.memory.probe.prompts == 1 and first.memory.probe.prompts == 2
   assert second.lr(99) == 0.5 and first.lr(99) == one_step.config().optim.lr
   for name, (before, after) in {
     "advantage": (1, 2), "keep": (1, 2), "tx": (0, 1), "lr": (0, 1),
@@ -275,7 +273,7 @@ def test_an_evaluation_holds_parameters_alone(tmp_path):
   assert this.heldout.plan.parts["training state"] == weights(this)
   with pytest.raises(UserError, match=r"max_new_tokens = 33040 must be at"):
     evaluation(max_new_tokens=33000)
-  with pytest.raises(UserError, match=r"memory_bytes = 1000: evaluations: "):
+  with pytest.raises(UserError, match=r"evaluations: .*memory_bytes = 1000: "):
     evaluation(memory_bytes=1000)
 
 
@@ -295,11 +293,7 @@ def test_an_evaluation_holds_parameters_alone(tmp_path):
      "optim.rows = 8 ... optim.blocks = 2 ... nearest that fits"),
     (3, {}, "3 rows of devices ... sampling.in_flight = 64 ... optim.blocks = "
      "2 (use a multiple of 3) ... 0 chooses"),
-    (1, {"loss": "ppoo"}, "config.loss.kind = 'ppoo' ... did you mean ppo"),
     (1, {"advantage": "none.py:f"}, "config.advantage.kind ... none.py"),
-    (1, {"keep": "no"}, "config.filter.keep = 'no' ... differ"),
-    (1, {"loss": "gspo", "mean": "constant"},
-     "config.loss.mean = 'constant' ... loss.kind = 'gspo' ... choose"),
     (1, {"checkpoint": "/no/such"}, "'/no/such' ... give one"),
     (1, {"chat_template": "/no/such"}, "/no/such"),
     (1, {"phases": ({"from_step": 4, "sampling.max_new_tokens": 32729},)},
@@ -341,8 +335,9 @@ def test_a_plan_needs_no_tokenizer_but_a_run_does(bare):
 
 
 def test_a_tokenizer_of_another_model_is_refused(bare, tmp_path):
-  for file in ("chat_template.jinja", "tokenizer.json"):
-    shutil.copy(huggingface.ASSETS / file, tmp_path)
+  names = "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"
+  for name in names:
+    shutil.copy(huggingface.ASSETS / name, tmp_path)
   text = (tmp_path / "config.json").read_text()
   few = text.replace('"vocab_size": 512', '"vocab_size": 256')
   assert few != text
@@ -363,27 +358,12 @@ def test_a_machine_decides_for_a_new_run(machine, dtype):
   assert c == one_step.config(n=16, dtype=dtype)
 
 
-@pytest.mark.parametrize("given", ["float32", "bfloat16"])
-@pytest.mark.parametrize("began", [None, "float32", "bfloat16"])
-@pytest.mark.parametrize("machine", [CPU, GPU])
-def test_what_is_given_stays(given, began, machine):
-  c = one_step.config(dtype=given)
-  assert resolve.with_dtype(c, machine, began) == c
-
-
-@pytest.mark.parametrize("began", ["float32", "bfloat16"])
-@pytest.mark.parametrize("machine", [CPU, GPU])
-def test_a_run_keeps_what_it_began_with(began, machine):
-  assert resolve.with_dtype(auto(), machine, began).policy.dtype == began
-
-
 # ------------------------------------------------------------- run folders
 
 
-@pytest.mark.parametrize("wrong", ["int8", 7])
-def test_a_dtype_that_no_run_writes_is_refused(tmp_path, wrong):
-  folder.write_config({"policy": {"dtype": wrong}}, tmp_path)
-  with pytest.raises(UserError, match=rf"dtype = {wrong!r} must be one of"):
+def test_a_dtype_that_no_run_writes_is_refused(tmp_path):
+  folder.write_config({"policy": {"dtype": "int8"}}, tmp_path)
+  with pytest.raises(UserError, match="dtype = 'int8' must be one of"):
     resolve.resolve(auto(), described(CPU), tmp_path)
 
 

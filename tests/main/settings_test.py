@@ -193,25 +193,13 @@ BAD = [
   ("mesh_fsdp", {"mesh_fsdp": 0}, "positive, or -1"),
   ("mesh_fsdp", {"mesh_fsdp": -2}, "positive, or -1"),
   ("run.max_samples", {"run.max_samples": -1}, "positive ... 0"),
-  (
-    "code_test_s",
-    {"code_test_s": 0.0},
-    "positive",
-  ),
+  ("code_test_s", {"code_test_s": 0.0}, "positive"),
   ("code_total_s", {"code_total_s": 4.0}, "at least code_test_s = 5"),
   ("theory_prompts", {"theory_prompts": -1}, "positive ... 0"),
   # Which groups are trained on, and what reward they get.
   ("distinct_prompts", {"distinct_prompts": 32}, "some are rejected"),
-  (
-    "distinct_prompts",
-    {"distinct_prompts": 31},
-    "0 ... 32",
-  ),
-  (
-    "distinct_prompts",
-    {"distinct_prompts": -1},
-    "0 ... 32",
-  ),
+  ("distinct_prompts", {"distinct_prompts": 31}, "0 ... 32"),
+  ("distinct_prompts", {"distinct_prompts": -1}, "0 ... 32"),
   ("truncated_factor", {"truncated_factor": 1.5}, "between 0 and 1"),
   ("truncated_factor", {"truncated_factor": -0.5}, "between 0 and 1"),
   ("length_weight", {"length_weight": -1.0}, "0 or positive"),
@@ -271,11 +259,7 @@ BAD = [
     "'none' ... run.pipeline",
   ),
   *(
-    (
-      "correction_range",
-      {"correction": kind, "correction_range": ratios},
-      must,
-    )
+    ("correction_range", {"correction": kind, "correction_range": ratios}, must)
     for kind, ratios, must in (
       ("banded", (1.0,), "two numbers"),
       ("banded", (0.5, "5"), "two numbers"),
@@ -289,10 +273,7 @@ BAD = [
   ),
   *(
     (field, {field: value}, "positive ... 0")
-    for field, value in (
-      ("reset_every", -1),
-      ("reset_stalled", -1),
-    )
+    for field, value in (("reset_every", -1), ("reset_stalled", -1))
   ),
   *(
     (
@@ -312,11 +293,7 @@ BAD = [
     )
     for name in defaults()
   ),
-  (
-    "reward.verifier",
-    {"reward.verifier": ("f",)},
-    "functions",
-  ),
+  ("reward.verifier", {"reward.verifier": ("f",)}, "functions"),
   ("reward.verifier", {"reward.verifier": ("a:f",) * 2}, "different functions"),
   ("reward.timeout_s", {"reward.timeout_s": 0.0}, "positive"),
   *(
@@ -570,23 +547,3 @@ def test_what_makes_the_data_or_the_state_does_not_change_in_a_phase():
   )
   assert known["sampling.n"].phased and known["optim.lr"].phased
   assert not known["optim.b1"].phased  # moments are made with it
-
-
-@pytest.mark.parametrize(
-  "body, line",
-  [
-    ("c.lr = 1e-4", "c.lr ... c.optim.lr"),
-    ("c.optim.lrr = 1.0", "c.lrr ... c.optim.lr"),
-    ("c = None", "get_config"),
-  ],
-)
-def test_a_config_file_with_a_wrong_name_is_told_the_right_one(
-  tmp_path, refused, body, line
-):
-  file = tmp_path / "mine.py"
-  file.write_text(
-    "from brorl_jax.configs import n512\n\n"
-    f"def get_config():\n  c = n512.get_config()\n  {body}\n  return c\n"
-  )
-  said = refused(f"--config={file}", f"--workdir={tmp_path}/r")
-  assert mentions(said, f"{file} ... {line}")

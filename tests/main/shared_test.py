@@ -171,11 +171,7 @@ def test_an_error_in_one_of_many_closes_nothing_that_needs_the_others(
 
 @pytest.mark.parametrize(
   "name, value",
-  [
-    ("config.sampling.n", 16),
-    ("data train", "d1"),
-    ("function my.py:f", "f1"),
-  ],
+  [("config.sampling.n", 16), ("data train", "d1"), ("function my.py:f", "f1")],
 )
 def test_what_decides_the_numbers_is_named(name, value, tmp_path):
   c = configured.config(n=16)

@@ -31,8 +31,7 @@ def policy():
 def run(tmp_path_factory):
   """A run with checkpoints 1 and 3, which asked for boxes."""
   c = configured.config(
-    max_new_tokens=5,
-    **{"data.domains.math.instruction": "Box it."},
+    max_new_tokens=5, **{"data.domains.math.instruction": "Box it."}
   )
   return made.with_checkpoints(tmp_path_factory.mktemp("a") / "run", c, (1, 3))
 
@@ -252,11 +251,7 @@ def test_what_a_template_refuses_is_told(policy, monkeypatch):
       {},
       "prompt 1 ... 40001 tokens ... max_new_tokens = 256 ... 32768",
     ),
-    (
-      [[{"role": "user"}]],
-      {},
-      "prompt 0 ... 'role' ... 'content'",
-    ),
+    ([[{"role": "user"}]], {}, "prompt 0 ... 'role' ... 'content'"),
   ],
 )
 def test_what_cannot_be_answered_is_refused_in_a_line(

@@ -84,12 +84,7 @@ def test_json_says_all_of_it_in_one_line():
       "kernels": 7,
       "token_kernels": None,
       "messages": [
-        {
-          "kind": "reduce-scatter",
-          "size_bytes": 2**20,
-          "group": 16,
-          "count": 3,
-        }
+        {"kind": "reduce-scatter", "size_bytes": 2**20, "group": 16, "count": 3}
       ],
     },
     {

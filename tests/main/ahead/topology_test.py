@@ -141,10 +141,7 @@ def test_a_gpu_that_is_not_here_is_compiled_for(told, environment, installed):
   installed["nvidia.cuda_nvcc"] = "/nvcc"
   topology.prepare(topology.parse("h100:1x8"))
   # No GPU is looked for, and no program is kept that cannot be read back.
-  assert told == {
-    "jax_enable_compilation_cache": False,
-    "jax_platforms": "cpu",
-  }
+  assert told == {"jax_enable_compilation_cache": False, "jax_platforms": "cpu"}
   assert environment == {
     "XLA_FLAGS": "--some --xla_gpu_cuda_data_dir=/nvcc",
     "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",

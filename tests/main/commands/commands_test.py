@@ -202,7 +202,8 @@ def test_help_is_fast_and_names_the_flags():
   for flag in (*some, "--[no]allow_config_change", "--[no]begin_again"):
     assert flag in result.stdout
   # What takes seconds is not loaded.
-  for library in ("jax", "flax", "transformers", "reasoning_gym"):
+  slow = "jax", "flax", "transformers", "reasoning_gym", "orbax", "matplotlib"
+  for library in slow:
     assert not re.search(rf"\| +{library}$", result.stderr, re.MULTILINE)
 
 

@@ -243,18 +243,9 @@ def test_half_a_character_is_not_shown(monkeypatch):
 @pytest.mark.parametrize(
   "given, message",
   [
-    (
-      {"prompt": ["x"], "prompts": "y.txt"},
-      "--prompt ... --prompts",
-    ),
-    (
-      {"prompts": "{tmp}/y.txt"},
-      "--prompts={tmp}/y.txt ... No such file",
-    ),
-    (
-      {"prompts": "{tmp}/blank.txt"},
-      "--prompts={tmp}/blank.txt ... blank",
-    ),
+    ({"prompt": ["x"], "prompts": "y.txt"}, "--prompt ... --prompts"),
+    ({"prompts": "{tmp}/y.txt"}, "--prompts={tmp}/y.txt ... No such file"),
+    ({"prompts": "{tmp}/blank.txt"}, "--prompts={tmp}/blank.txt ... blank"),
     (
       {"prompts": "{tmp}/bad.jsonl"},
       "{tmp}/bad.jsonl, line 1, field 'answer': ",
