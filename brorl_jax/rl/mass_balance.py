@@ -199,35 +199,6 @@ def token_gains(
   return lr / n * probs * (probs * (reward - s) - m)
 
 
-def unsampled_correct_gain(
-  probs: Float[Array, " V"],
-  correct: Bool[Array, " V"],
-  sampled: Bool[Array, " V"],
-  *,
-  reward_correct: float,
-  reward_wrong: float,
-  lr: float,
-  n: int,
-) -> Float[Array, ""]:
-  """First-order change of the mass of correct tokens that were not drawn.
-
-    Delta Q_u,pos = lr/N ( -S U_pos2
-        - Q_u,pos [ (Rc - S) A_2 + (Rw - S) B_2 - S (U_pos2 + U_neg2) ] )
-
-  Args and Raises: as `mass_balance`, but that rewards may have any sign.
-
-  References:
-    F-GRPO, arXiv:2602.06717, Proposition 3.2.
-  """
-  rewards = {"reward_correct": reward_correct, "reward_wrong": reward_wrong}
-  _check(probs, correct, sampled, n=n, lr=lr, **rewards)
-  m = _moments(probs, correct, sampled, reward_correct, reward_wrong)
-  bracket = (reward_correct - m.s_r) * m.a2 + (reward_wrong - m.s_r) * m.b2
-  bracket -= m.s_r * (m.u_pos2 + m.u_neg2)
-  unsampled = jnp.sum(probs, where=correct & ~sampled)
-  return lr / n * (-m.s_r * m.u_pos2 - unsampled * bracket)
-
-
 def exact_step(
   logits: Float[Array, " V"],
   reward_mass: Float[Array, " V"],

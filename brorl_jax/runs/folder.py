@@ -214,7 +214,7 @@ def identity(values: Mapping[str, Any], data: Any) -> str:
 def stored(workdir: pathlib.Path, what: str) -> Any:
   """An entry of config.json; None without one or without the file."""
   path = workdir / "config.json"
-  return json.loads(path.read_text()).get(what) if path.exists() else None
+  return _read(workdir).get(what) if path.exists() else None
 
 
 def write_config(

@@ -16,7 +16,6 @@ from brorl_jax.config.section import Section, Wrong, setting
 from brorl_jax.configs import base
 
 FOLDER = pathlib.Path(config.__file__).parent
-MAIN = FOLDER.parents[1] / "main"
 
 
 @dataclasses.dataclass(frozen=True)

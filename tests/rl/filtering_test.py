@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from brorl_jax.rl import advantages, filtering
 
-OPEN = dict(low=0.0, high=1.0)
 # One group of each kind.
 REWARD = jnp.array(
   [[0.0, 0.0], [1.0, 1.0], [0.0, 1.0], [0.5, 0.5], [0.2, 0.4], [0.4, 1.0]]

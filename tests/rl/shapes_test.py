@@ -4,14 +4,12 @@ import importlib
 import inspect
 import pathlib
 
-import chex
 import jax
 import jax.numpy as jnp
 import jaxtyping
 import numpy as np
 import pytest
 import tiers
-from absl.testing import parameterized
 
 import brorl_jax.rl
 from brorl_jax.rl import (
@@ -124,7 +122,6 @@ DOORS = {
   filtering.pass_rate_at: {"m": 2, "correct": jnp.full(P, 2), "n": 4},
   mass_balance.mass_balance: TOKENS | STEP,
   mass_balance.token_gains: TOKENS | STEP,
-  mass_balance.unsampled_correct_gain: TOKENS | STEP,
   mass_balance.mass_balance_counts: {
     "probs": TOKENS["probs"],
     "correct": TOKENS["correct"],
@@ -302,19 +299,3 @@ def test_a_function_that_fails_is_told_with_its_line():
   assert "\n" not in str(error.value)
   assert shapes.described(shapes.result(lambda x: x > 0, struct)) == "bool[3]"
   assert shapes.described({}) == "dict"
-
-
-class Variants(chex.TestCase):
-  """Every door in a program, and without one."""
-
-  @chex.variants(with_jit=True, without_jit=True)
-  @parameterized.named_parameters(
-    (name_of(f).replace(".", "_"), f) for f in DOORS
-  )
-  def test_gives_the_same(self, function):
-    args = DOORS[function]
-    arrays = {k: x for k, x in args.items() if isinstance(x, jax.Array)}
-    run = lambda arrays: call(function, {**args, **arrays})
-    got, want = self.variant(run)(arrays), run(arrays)
-    chex.assert_trees_all_close(got, want, rtol=1e-5, atol=1e-6)
-    chex.assert_trees_all_equal_shapes_and_dtypes(got, want)
