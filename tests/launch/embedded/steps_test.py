@@ -198,22 +198,6 @@ def test_what_has_no_steps_is_refused():
     write(other, "careful", random.Random(0))
 
 
-def test_an_equation_without_its_variable_has_no_steps():
-  metadata = {"source_dataset": "simple_equations", "variable": "x"}
-  entry = {"answer": "4", "metadata": {**metadata, "equation": "0 = 0"}}
-  with pytest.raises(ValueError, match="no variable"):
-    write(entry, "careful", random.Random(0))
-
-
-def test_a_prime_that_is_known_by_heart_has_no_steps():
-  metadata = {"source_dataset": "prime_factorization", "number": 3}
-  assert write({"metadata": metadata}, "direct", random.Random(0)) == (
-    "<answer>3</answer>"
-  )
-  with pytest.raises(ValueError, match="needs no steps"):
-    write({"metadata": metadata}, "sloppy", random.Random(0))
-
-
 def test_numbers_that_do_not_make_the_target_are_refused():
   metadata = {"source_dataset": "countdown", "numbers": [1, 1], "target": 9}
   with pytest.raises(ValueError, match="9 cannot be made"):

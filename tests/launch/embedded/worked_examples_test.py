@@ -1,15 +1,11 @@
 """One puzzle per task, solved by hand."""
 
 import random
-import re
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from solved_by_hand import EXAMPLES, entry_of
 
-from brorl_jax.tasks.gym import expressions
-from launch.embedded.steps import countdown, write
+from launch.embedded.steps import write
 
 
 @pytest.mark.parametrize("task", EXAMPLES)
@@ -69,17 +65,3 @@ def test_an_expression_makes_the_target(numbers, target, steps, answer):
   entry = {"metadata": metadata | {"source_dataset": "countdown"}}
   careful = write(entry, "careful", random.Random(0))
   assert careful == f"{steps}\n<answer>{answer}</answer>"
-
-
-@given(st.integers(0))
-def test_every_attempt_is_an_expression_with_its_value(seed):
-  rng = random.Random(seed)
-  numbers = [rng.randint(1, 12) for _ in range(rng.randint(2, 5))]
-  metadata = {"numbers": numbers, "target": -1, "source_dataset": "countdown"}
-  lines, answer = countdown.sloppy({"metadata": metadata}, rng, wrong=True)
-  assert len(lines) in (1, len(numbers) - 1)
-  assert sorted(map(int, re.findall(r"[0-9]+", answer))) == sorted(numbers)
-  # The last line has the value, or pretends to have the target.
-  assert str(expressions.value(answer)) == lines[-1].split("=")[1] or (
-    lines[-1].endswith("=-1")
-  )
