@@ -134,7 +134,7 @@ def trained(site, workdir, count, *words, **how):
 def weights(workdir: pathlib.Path) -> dict[str, np.ndarray]:
   to = workdir.parent / f"{workdir.name} exported"
   if not to.exists():
-    export.run(configured.config(checkpoint=str(workdir)), to)
+    export.run(configured.config(checkpoint=str(workdir)).policy, to)
   return safetensors.numpy.load_file(to / "model.safetensors")
 
 

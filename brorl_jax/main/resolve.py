@@ -189,8 +189,15 @@ def _dtype_of(c: Config, workdir: pathlib.Path | None) -> str | None:
   """Where the config leaves it open the dtype with which a folder began."""
   if workdir is None or c.policy.dtype != "auto":
     return None
-  starts = folder.configs(workdir)
-  return config.flat(starts[0]).get("policy.dtype") if starts else None
+  if not (starts := folder.configs(workdir)):
+    return None
+  dtype = config.flat(starts[0]).get("policy.dtype")
+  if dtype not in ("float32", "bfloat16"):
+    raise ValueError(
+      f"{workdir / 'config.json'}: policy.dtype = {dtype!r} is not what a run "
+      "writes; give --config.policy.dtype=float32 or bfloat16"
+    )
+  return dtype
 
 
 def _with_policy(
