@@ -189,15 +189,12 @@ def _dtype_of(c: Config, workdir: pathlib.Path | None) -> str | None:
   """Where the config leaves it open the dtype with which a folder began."""
   if workdir is None or c.policy.dtype != "auto":
     return None
-  if not (starts := folder.configs(workdir)):
-    return None
-  dtype = config.flat(starts[0]).get("policy.dtype")
-  if dtype not in ("float32", "bfloat16"):
-    raise ValueError(
-      f"{workdir / 'config.json'}: policy.dtype = {dtype!r} is not what a run "
-      "writes; give --config.policy.dtype=float32 or bfloat16"
-    )
-  return dtype
+  starts = folder.configs(workdir)
+  began = config.flat(starts[0]).get("policy.dtype") if starts else None
+  try:
+    return began and dataclasses.replace(c.policy, dtype=began).dtype
+  except config.Wrong as e:
+    raise ValueError(f"{workdir / 'config.json'}: policy.{e}") from None
 
 
 def _with_policy(

@@ -363,7 +363,8 @@ def test_a_machine_decides_for_a_new_run(machine, dtype):
 
 def test_a_dtype_that_no_run_writes_is_refused(tmp_path):
   folder.write_config({"policy": {"dtype": "int8"}}, tmp_path)
-  with pytest.raises(UserError, match="config.json: policy.dtype = 'int8'"):
+  match = r"config\.json: policy\.dtype = 'int8' must"
+  with pytest.raises(UserError, match=match):
     resolve.resolve(auto(), described(CPU), tmp_path)
 
 

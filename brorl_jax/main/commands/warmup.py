@@ -90,16 +90,15 @@ def _start(c: Warmup, rows: int) -> _Start:
       f"config.optim.rows = {c.optim.rows} does not divide over {rows} rows of "
       "devices (config.devices.mesh_data x mesh_fsdp); use a multiple"
     )
-  given, template = c.policy.checkpoint, c.policy.chat_template
-  source = huggingface.locate(given)
+  source = huggingface.locate(c.policy.checkpoint)
   policy = architectures.read_policy(source, dtype=c.policy.dtype)
   if c.optim.row_tokens > policy.max_positions:
     raise ValueError(
       f"config.optim.row_tokens = {c.optim.row_tokens} must be at most "
       f"{policy.max_positions}, the longest input of this checkpoint"
     )
-  text = tokenizer.Tokenizer(
-    source, tokenizer.read_template(template) if template else None
+  text = checkpoint_source.read_tokenizer(
+    checkpoint_source.CheckpointSource(source), c.policy.chat_template
   )
   checkpoint_source.check_vocabulary(source, text, policy)
   layout = Layout(c.optim.row_tokens, c.optim.rows, c.optim.microbatches)
