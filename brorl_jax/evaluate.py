@@ -20,8 +20,6 @@ from brorl_jax.types import Rollouts, ScoredResponse
 Record = Mapping[str, Any]  # one sample, as JSON
 Chunks = Iterator[list[dict[str, Any]]]  # records of one chunk after the other
 _STATUSES = ("pass", "fail", "invalid")
-# Numbers that are drawn at a time: 8 MB of each of a few arrays.
-_AT_ONCE = 2**20
 SHOWN = 3  # prompts of each task whose first responses are kept as text
 _MOST = 1e18  # above any count; numbers of JSON have no bound
 _COUNT = (
@@ -236,21 +234,14 @@ def bootstrap_means(
 
   The percentiles of an average over a row are its interval, for the same
   groups and other members: prompts are a sample, tasks are not (Davison,
-  Hinkley 1997, section 3.2). It depends on the values alone: the key is fixed.
+  Hinkley 1997, section 3.2). It depends on the values alone: the seed is fixed.
   """
   order, size = np.argsort(groups, kind="stable"), np.bincount(groups)
   values, first = values[order], np.cumsum(size) - size
   begin, sizes = np.repeat(first, size), np.repeat(size, size)
-  uniform = jax.vmap(lambda key: jax.random.uniform(key, values.shape))
-  keys = jax.random.split(jax.random.key(0), draws)
-  each, means = max(_AT_ONCE // len(values), 1), []
-  for at in range(0, draws, each):
-    u = np.asarray(uniform(keys[at : at + each]))
-    # In float32 u times the size may round up to it.
-    place = np.minimum((u * sizes.astype(np.float32)).astype(int), sizes - 1)
-    drawn = values[begin + place]
-    means.append(np.add.reduceat(drawn, first, axis=1) / size)
-  return np.concatenate(means)
+  random = np.random.default_rng(0)
+  drawn = (values[begin + random.integers(sizes)] for _ in range(draws))
+  return np.stack([np.add.reduceat(x, first) / size for x in drawn])
 
 
 def _together(

@@ -2,8 +2,8 @@
 
 import ast
 import functools
-import itertools
 import pathlib
+import re
 
 from brorl_jax import config
 
@@ -16,8 +16,7 @@ BOUNDS = {  # of the numbers below; they may only fall
   "files that --mode=simulate loads": 30,
   "files that --mode=export loads": 51,
   "longest chain of imports": 16,
-  "stays of a config until it is a Run": 40,
-  "stays of a Run in training": 50,
+  "stays of a config in training": 27,
   "config fields": 95,
 }
 
@@ -30,6 +29,9 @@ def texts(folder: str) -> dict[str, str]:
 
 
 MODULES = {name: ast.parse(text) for name, text in texts("brorl_jax").items()}
+RUN = (ROOT / "brorl_jax" / "main" / "resolve.py").read_text()
+KINDS = {*re.findall(r"class (\w+)", f"{texts('brorl_jax/config')}{RUN}")}
+words = lambda node: set(re.findall(r"\w+", ast.unparse(node)))
 FUNCTIONS = {  # and methods; a class stands for what makes its objects
   ".".join({module: 0, name: 0, x.name: 0}).removesuffix(".__init__"): x
   for module, tree in MODULES.items()
@@ -43,12 +45,11 @@ FUNCTIONS = {  # and methods; a class stands for what makes its objects
 @functools.cache
 def names(module: str, at_once: bool = False) -> dict[str, str]:
   """Imported names -> paths; with `at_once` not those that functions import."""
-  tree, out = MODULES[module], {}
-  for node in tree.body if at_once else ast.walk(tree):
-    if isinstance(node, ast.ImportFrom | ast.Import):
-      where = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
-      out |= {a.asname or a.name: where + a.name for a in node.names}
-  return out
+  tree = MODULES[module]
+  every = tree.body if at_once else ast.walk(tree)
+  every = [x for x in every if isinstance(x, ast.Import | ast.ImportFrom)]
+  where = lambda x: f"{x.module}." if isinstance(x, ast.ImportFrom) else ""
+  return {a.asname or a.name: where(x) + a.name for x in every for a in x.names}
 
 
 def imported(module: str, at_once: bool = False) -> set[str]:
@@ -70,47 +71,46 @@ def chain(module: str) -> int:
   return 1 + max(map(chain, imported(module, at_once=True)), default=0)
 
 
-def holds(node: ast.AST, known: set[str]) -> bool:
-  """Whether an expression is a known value, a part of one, or made of one."""
-  if isinstance(node, ast.Call | ast.Tuple | ast.keyword | ast.Attribute):
-    return any(holds(x, known) for x in ast.iter_child_nodes(node))
-  return isinstance(node, ast.Name) and node.id in known
+def takes(path: str) -> dict[str, bool]:
+  """The parameters of a function, and whether each is one of `KINDS`."""
+  inside = ast.walk(FUNCTIONS[path].args) if path in FUNCTIONS else ()
+  every = [x for x in inside if isinstance(x, ast.arg) and x.arg != "self"]
+  return {x.arg: bool(words(x) & KINDS) for x in every}
 
 
 def walk(path: str, known: set[str], seen: set[str]):
-  """The files that a value enters, with what is made of it, call by call."""
-  if path not in FUNCTIONS or not known:
+  """The files that a config enters, or what is made of it, call by call."""
+  if not (known := known & {x for x, ours in takes(path).items() if ours}):
     return
   yield (module := max(m for m in MODULES if path.startswith(f"{m}.")))
   nodes = [*ast.walk(FUNCTIONS[path])] if path not in seen else []
   seen.add(path)
   for node in nodes:
     made = getattr(node, "targets", [getattr(node, "target", node)])
-    value = getattr(node, "iter", getattr(node, "value", node))
-    if made != [node] and holds(value, known):
-      inside = (x for y in made for x in ast.walk(y))
-      known |= {x.id for x in inside if isinstance(x, ast.Name)}
+    value = getattr(node, "iter", getattr(node, "value", None)) or node
+    if made != [node] and words(value) & known:
+      known = known.union(*map(words, made))
   calls = [x for x in nodes if isinstance(x, ast.Call)]
   for node in sorted(calls, key=lambda x: (x.end_lineno, x.end_col_offset)):
-    first, dot, rest = ast.unparse(node.func).partition(".")
+    bound = ast.unparse(node.func) == "functools.partial"
+    to, *args = [node.func, *node.args][bound:]
+    first, dot, rest = ast.unparse(to).partition(".")
     to = names(module).get(first, f"{module}.{first}") + dot + rest
-    takes = FUNCTIONS[to].args.args if to in FUNCTIONS else []
-    takes = [x.arg for x in takes if x.arg not in ("self", "cls")]
-    given = [*zip(takes, node.args, strict=False)]
-    given += [(str(k.arg), k.value) for k in node.keywords]
-    yield from walk(to, {x for x, y in given if holds(y, known)}, seen)
+    given = {str(k.arg): k.value for k in node.keywords}
+    given |= dict(zip(takes(to), args, strict=False))
+    yield from walk(to, {x for x in given if words(given[x]) & known}, seen)
 
 
 def numbers() -> dict[str, int]:
   """The numbers of the table."""
   lines = lambda of: sum(text.count("\n") for text in texts(of).values())
-  path = lambda name, of: walk(f"brorl_jax.main.{name}", {of}, set())
-  stays = lambda *start: len([*itertools.groupby(path(*start))])
+  path = lambda at, of: walk(f"brorl_jax.main.{at}", {of}, set())
   modes = ("settings", "commands.simulate", "commands.export")
   found = [lines("brorl_jax"), lines("tests"), len(MODULES)]
   found += [reach(f"brorl_jax.main.{name}") for name in modes]
-  found += [max(map(chain, MODULES)), stays("resolve.resolve", "c")]
-  found += [stays("commands.train.run", "this"), len(config.every_field())]
+  walked = [*path("resolve.resolve", "c"), *path("commands.train.run", "this")]
+  stays = sum(a != b for a, b in zip(["", *walked], walked, strict=False))
+  found += [max(map(chain, MODULES)), stays, len(config.every_field())]
   return dict(zip(BOUNDS, found, strict=True))
 
 

@@ -13,7 +13,6 @@ from brorl_jax.config.config import (
   every_field,
   flat,
   of,
-  phases,
 )
 from brorl_jax.config.section import Section, Wrong, setting
 from brorl_jax.config.warmup import Warmup
@@ -29,6 +28,5 @@ __all__ = [
   "every_field",
   "flat",
   "of",
-  "phases",
   "setting",
 ]

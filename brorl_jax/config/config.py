@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import difflib
+import functools
 import typing
 from collections.abc import Mapping
 from typing import Any
@@ -18,6 +19,19 @@ from brorl_jax.config.section import (
   Wrong,
   about,
 )
+
+
+class Phase(typing.NamedTuple):
+  """Consecutive steps of a run with the same config."""
+
+  since: int  # first step
+  config: "Config"
+  changed: Mapping[str, Any] | None  # dotted names; None for the first phase
+
+  @property
+  def where(self) -> str:
+    """How an error begins that is of this phase."""
+    return "" if self.changed is None else f"phase from step {self.since}: "
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +52,29 @@ class Config:
   eval: Eval = dataclasses.field(default_factory=Eval)
   guard: Guard = dataclasses.field(default_factory=Guard)
   theory: Theory = dataclasses.field(default_factory=Theory)
+
+  @functools.cached_property
+  def phases(self) -> list[Phase]:
+    """The phases of a run; the first begins with step 1.
+
+    Raises:
+      Wrong: A phase is not a mapping of fields that may change, or out of
+        order.
+    """
+    out = [Phase(1, self, None)]
+    for number, given in enumerate(self.run.phases):
+      label = f"run.phases[{number}]"
+      if not isinstance(given, Mapping):
+        must = "a dict of fields such as {'from_step': 31, 'sampling.n': 512}"
+        raise Wrong(label, given, must)
+      changed = dict(given)
+      since = changed.pop("from_step", None)
+      if not isinstance(since, int) or since <= out[-1].since:
+        must = f"a step after {out[-1].since}, the start of the previous phase"
+        raise Wrong(f"{label}['from_step']", since, must)
+      now = _changed(out[-1].config, changed, label)
+      out.append(Phase(since, now, changed))
+    return out
 
 
 Made = typing.TypeVar("Made")
@@ -118,40 +155,6 @@ def every_field() -> dict[str, About]:
     for section in dataclasses.fields(Config)
     for name, known in about(section.type).items()
   }
-
-
-class Phase(typing.NamedTuple):
-  """Consecutive steps of a run with the same config."""
-
-  since: int  # first step
-  config: Config
-  changed: Mapping[str, Any] | None  # dotted names; None for the first phase
-
-  @property
-  def where(self) -> str:
-    """How an error begins that is of this phase."""
-    return "" if self.changed is None else f"phase from step {self.since}: "
-
-
-def phases(config: Config) -> list[Phase]:
-  """The phases of a run; the first begins with step 1.
-
-  Raises:
-    Wrong: A phase is not a mapping of fields that may change, or out of order.
-  """
-  out = [Phase(1, config, None)]
-  for number, given in enumerate(config.run.phases):
-    label = f"run.phases[{number}]"
-    if not isinstance(given, Mapping):
-      must = "a dict of fields such as {'from_step': 31, 'sampling.n': 512}"
-      raise Wrong(label, given, must)
-    changed = dict(given)
-    since = changed.pop("from_step", None)
-    if not isinstance(since, int) or since <= out[-1].since:
-      must = f"a step after {out[-1].since}, the start of the previous phase"
-      raise Wrong(f"{label}['from_step']", since, must)
-    out.append(Phase(since, _changed(out[-1].config, changed, label), changed))
-  return out
 
 
 def _changed(config: Config, changes: Mapping[str, Any], label: str) -> Config:

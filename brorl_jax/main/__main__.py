@@ -207,9 +207,11 @@ def run_mode(workdirs: list[pathlib.Path]) -> None:
     where = topology.named(_TOPOLOGY.value, fast=_FAST.value)
     plan.run(plan.resolved(c, where), where, fast=_FAST.value)
   elif _MODE.value == "warmup":
+    from brorl_jax.main import resolve
     from brorl_jax.main.commands import warmup
 
-    warmup.run(settings.typed(_CONFIG.value, Warmup), workdir)
+    c = settings.typed(_CONFIG.value, Warmup)
+    warmup.run(resolve.warmup(c, resolve.here(c.devices)), workdir)
   elif _MODE.value == "export":
     from brorl_jax.main.commands import export
 

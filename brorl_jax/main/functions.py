@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from brorl_jax.config import Config, Phase
 from brorl_jax.config.learning import Advantage, Loss
@@ -123,19 +123,27 @@ def _of(field: str, name: str, own: Callable[[Any], Any]) -> Any:
     raise ValueError(f"{what} = {name!r}: {e}") from None
 
 
-def digests(phases: Sequence[Phase]) -> dict[str, dict[str, str]]:
-  """The user's own functions of a run: field -> name and digest.
+class Functions(NamedTuple):
+  """The functions of a phase."""
+
+  objective: Objective
+  advantage: advantages.Advantage
+  keep: filtering.Rule
+  own: dict[str, dict[str, str]]  # the user's, by field: name and digest
+
+
+def of(phases: Sequence[Phase]) -> list[Functions]:
+  """The functions of each phase; a phase has digests of what it changes.
 
   Raises:
     ValueError: In one line, if a phase names a function that does not exist.
   """
-  out = {}
+  out = []
   for number, phase in enumerate(phases):
-    c = phase.config
+    c, own = phase.config, {}
     try:
-      loss(c.loss)
-      advantage(c.advantage, rounds=False)
-      keep(c.filter)
+      goal, kept = objective(c), keep(c.filter)
+      credit = advantage(c.advantage, rounds=bool(c.sampling.rounds))
     except ValueError as e:
       raise ValueError(f"{phase.where}{e}") from None
     names = (c.loss.kind, c.advantage.kind, c.filter.keep)
@@ -145,7 +153,8 @@ def digests(phases: Sequence[Phase]) -> dict[str, dict[str, str]]:
       where = field if not number else f"run.phases[{number - 1}]['{field}']"
       digest = named.find(name, _TABLES[field], what=where).digest
       if digest:
-        out[where] = {"name": name, "digest": digest}
+        own[where] = {"name": name, "digest": digest}
+    out.append(Functions(goal, credit, kept, own))
   return out
 
 

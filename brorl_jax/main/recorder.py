@@ -104,14 +104,13 @@ class Recorder:
     print(f"{len(devices)} {devices[0].device_kind}; {what}")
     if done < 0:  # config.json is the first file of a run
       folder.write_config(config.as_dict(c), self._workdir, **self._found)
-    lines = lambda *path, **how: metrics.JsonLines(
-      self._workdir.joinpath(*path), after=done, warn=self.warn, **how
-    )
-    self._samples = lines("samples.jsonl")
-    self._visits = lines("visits.jsonl")
-    self._events = lines("events.jsonl", keep=events.of_process)
-    self._curve = lines("eval", "curve.jsonl")
-    curve = metrics.each_line(self._workdir / "eval" / "curve.jsonl")
+    lines = functools.partial(metrics.JsonLines, after=done, warn=self.warn)
+    workdir = self._workdir
+    self._samples = lines(workdir / "samples.jsonl")
+    self._visits = lines(workdir / "visits.jsonl")
+    self._events = lines(workdir / "events.jsonl", keep=events.of_process)
+    self._curve = lines(workdir / "eval" / "curve.jsonl")
+    curve = metrics.each_line(workdir / "eval" / "curve.jsonl")
     self._writer = metrics.Writer(
       self._workdir,
       after=done,
@@ -121,7 +120,7 @@ class Recorder:
       config=config.as_dict(c),
       evaluations=((line["step"], _scalars(line)) for line in curve),
     )
-    self._records = lines("eval", "records.jsonl")
+    self._records = lines(workdir / "eval" / "records.jsonl")
     self._files = [
       self._samples,
       self._visits,

@@ -11,7 +11,7 @@ machine again.
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 import numpy as np
@@ -27,6 +27,7 @@ from brorl_jax.learner.objective import Objective
 from brorl_jax.learner.optimizer import Optimizer, Schedule
 from brorl_jax.main import checkpoint_source, functions, sizes
 from brorl_jax.main.checkpoint_source import CheckpointSource
+from brorl_jax.main.functions import Functions
 from brorl_jax.main.sizes import Heldout, Machine, Plans
 from brorl_jax.model import architectures, huggingface, target, tokenizer
 from brorl_jax.model.policy import Policy
@@ -67,10 +68,10 @@ class Phase:
 
 
 @dataclasses.dataclass(frozen=True)
-class WithPolicy:
+class WithPolicy(Generic[C]):
   """A config and its policy, on a machine."""
 
-  config: Config  # with a dtype in place of "auto"
+  config: C  # with a dtype in place of "auto"
   machine: Machine
   source: CheckpointSource
   policy: Policy
@@ -90,7 +91,7 @@ class WithPolicy:
 
 
 @dataclasses.dataclass(frozen=True)
-class Run(WithPolicy):
+class Run(WithPolicy[Config]):
   """A training run on a machine."""
 
   keep_reference: bool  # whether any phase has a KL term
@@ -99,7 +100,7 @@ class Run(WithPolicy):
 
 
 @dataclasses.dataclass(frozen=True)
-class Evaluation(WithPolicy):
+class Evaluation(WithPolicy[Config]):
   """An evaluation of a policy on a machine."""
 
   heldout: Heldout
@@ -126,18 +127,16 @@ def resolve(
       device; in one line that names fields and what would do.
   """
   try:
-    given = config.phases(c)
-    digests = functions.digests(given)
-    keep = any(p.config.reference.kl_weight > 0.0 for p in given)
+    given = [*zip(c.phases, functions.of(c.phases), strict=True)]
+    keep = any(p.config.reference.kl_weight > 0.0 for p, _ in given)
     began = _dtype_of(c, workdir)
     source = CheckpointSource(locate(c.policy.checkpoint))
     this = _with_policy(c, machine, source, began)
-    phases = tuple(_phase(p, this, keep_reference=keep) for p in given)
+    phases = tuple(_phase(p, f, this, keep_reference=keep) for p, f in given)
   except ValueError as e:
     raise UserError(str(e)) from None
-  return Run(
-    **vars(this), keep_reference=keep, functions=digests, phases=phases
-  )
+  own = {field: what for _, f in given for field, what in f.own.items()}
+  return Run(**vars(this), keep_reference=keep, functions=own, phases=phases)
 
 
 def evaluation(
@@ -172,6 +171,27 @@ def evaluation(
   return Evaluation(**vars(this), heldout=heldout)
 
 
+def warmup(c: Warmup, machine: Machine) -> WithPolicy[Warmup]:
+  """The supervised training of a policy; raises UserError as `resolve`."""
+  rows = machine.axes.rows
+  try:
+    if c.optim.rows % rows:
+      raise ValueError(
+        f"config.optim.rows = {c.optim.rows} does not divide over {rows} rows "
+        "of devices (config.devices.mesh_data x mesh_fsdp); use a multiple"
+      )
+    source = CheckpointSource(huggingface.locate(c.policy.checkpoint))
+    this = _with_policy(c, machine, source, None)
+    if c.optim.row_tokens > this.policy.max_positions:
+      raise ValueError(
+        f"config.optim.row_tokens = {c.optim.row_tokens} must be at most "
+        f"{this.policy.max_positions}, the longest input of this checkpoint"
+      )
+  except ValueError as e:
+    raise UserError(str(e)) from None
+  return this
+
+
 def with_dtype(c: C, machine: Target, began: str | None = None) -> C:
   """The config with a dtype in place of "auto".
 
@@ -198,12 +218,13 @@ def _dtype_of(c: Config, workdir: pathlib.Path | None) -> str | None:
 
 
 def _with_policy(
-  c: Config, machine: Machine, source: CheckpointSource, began: str | None
-) -> WithPolicy:
+  c: C, machine: Machine, source: CheckpointSource, began: str | None
+) -> WithPolicy[C]:
   """The policy of a config, for a machine, with its tokenizer."""
   c = with_dtype(c, machine.target, began)
-  memory_bytes = c.devices.memory_bytes or machine.target.memory_bytes
-  at = dataclasses.replace(machine.target, memory_bytes=memory_bytes)
+  at = machine.target
+  if isinstance(c, Config) and (given := c.devices.memory_bytes):
+    at = dataclasses.replace(at, memory_bytes=given)
   policy = architectures.read_policy(source.source, dtype=c.policy.dtype)
   policy = dataclasses.replace(policy, target=at)
   text = None
@@ -216,7 +237,11 @@ def _with_policy(
 
 
 def _phase(
-  given: config.Phase, this: WithPolicy, *, keep_reference: bool
+  given: config.Phase,
+  of: Functions,
+  this: WithPolicy[Config],
+  *,
+  keep_reference: bool,
 ) -> Phase:
   """A phase with its functions, its sizes and its memory plans."""
   policy, machine = this.policy, this.machine
@@ -239,9 +264,9 @@ def _phase(
     c,
     sizes.decoder(c, policy),
     trainer,
-    functions.objective(c),
-    functions.advantage(c.advantage, rounds=bool(c.sampling.rounds)),
-    jax.jit(functions.keep(c.filter)),
+    of.objective,
+    of.advantage,
+    jax.jit(of.keep),
     tx,
     lr,
     Layout(

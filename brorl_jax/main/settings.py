@@ -200,10 +200,7 @@ def typed(
   except config.Wrong as e:
     raise UserError(f"config.{e}") from None
   except KeyError as e:
-    field = str(e.args[0]).splitlines()[0].strip("\"'")
-    raise UserError(
-      f"config.{field} is missing; use a config of this --mode"
-    ) from None
+    raise _missing(e) from None
 
 
 def training(c: ConfigDict) -> config.Config:
@@ -219,7 +216,7 @@ def training(c: ConfigDict) -> config.Config:
       "install 'brorl_jax[wandb]'"
     )
   try:
-    phases = config.phases(out)
+    phases = out.phases
   except config.Wrong as e:
     raise UserError(f"config.{e}") from None
   for phase in phases:
@@ -241,10 +238,12 @@ def _check(
         value = functools.reduce(_get, field.split("."), c)
         raise UserError(f"{where}config.{field} = {value!r} must be {must}")
   except (AttributeError, KeyError) as e:
-    field = str(e.args[0]).splitlines()[0].strip("\"'")
-    raise UserError(
-      f"config.{field} is missing; use a config of this --mode"
-    ) from None
+    raise _missing(e) from None
+
+
+def _missing(error: Exception) -> UserError:
+  field = str(error.args[0]).splitlines()[0].strip("\"'")
+  return UserError(f"config.{field} is missing; use a config of this --mode")
 
 
 def _get(c: Any, name: str) -> Any:

@@ -4,6 +4,7 @@ Both show the contents of metrics.jsonl. A failing tracker never stops a run.
 """
 
 import contextlib
+import functools
 import pathlib
 import sys
 import uuid
@@ -149,7 +150,13 @@ class Wandb:
 
 
 def _start(
-  *, warn: Callable[[str], None], config: dict[str, Any], **where: Any
+  *,
+  project: str,
+  id: str,
+  name: str | None,
+  dir: str,
+  config: dict[str, Any],
+  warn: Callable[[str], None],
 ) -> Any:
   """A run of wandb, offline if there is no connection; None if it fails."""
   import wandb  # optional, and takes a second to import
@@ -160,8 +167,15 @@ def _start(
     init_timeout=_START_S,
     finish_timeout=_FINISH_S,
   )
-  init = lambda **how: wandb.init(
-    **where, config=config, resume="allow", allow_val_change=True, **how
+  init = functools.partial(
+    wandb.init,
+    project=project,
+    id=id,
+    name=name,
+    dir=dir,
+    config=config,
+    resume="allow",
+    allow_val_change=True,
   )
   try:
     if wandb.setup(settings=settings).settings.mode == "online":

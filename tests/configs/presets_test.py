@@ -106,7 +106,7 @@ def test_a_preset_has_every_value_that_its_source_states(of, preset):
 def test_the_phases_of_prorl_are_its_runs(preset):
   c = settings.typed(prorl_v1.get_config(preset))
   longest = 8 if preset == "tiny" else 15_360
-  phases = config.phases(c)
+  phases = c.phases
   found = [phase.config for phase in phases]
   assert [phase.sampling.n for phase in found] == [16, 16, 32, 16]
   assert {phase.sampling.prompts for phase in found} == {256}
@@ -144,7 +144,7 @@ def test_the_rate_grows_with_the_root_of_samples():
 @pytest.mark.parametrize("of", FILES, ids=lambda f: f.__name__)
 @pytest.mark.parametrize("preset", ["1p5b", "8b"])
 def test_an_update_of_a_language_model_has_16_prompts(of, preset):
-  for _, c, _ in config.phases(settings.typed(of.get_config(preset))):
+  for _, c, _ in settings.typed(of.get_config(preset)).phases:
     assert c.sampling.prompts // c.optim.minibatches >= 16
 
 

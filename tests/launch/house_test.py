@@ -33,13 +33,14 @@ def test_bounds_only_fall():
 
 FILES = {
   "a": "from brorl_jax import b\nfrom brorl_jax.c import f, K\n"
-  "def enter(v, w):\n  x = f(v)\n  b.g(x.part)\n  b.g(w)\n"
-  "  for y in [1]:\n    b.g(y)\n  return [K(z) for z in b.h(k=x)]\n",
-  "b": "def g(v):\n  return v\n"
-  "def h(k):\n  import brorl_jax.d\n  return g(k)\n",
+  "def enter(v: Run, w: Run):\n  x = f(v)\n  b.g(x.part)\n  b.g(w)\n"
+  "  b.plain(v)\n  for y in [1]:\n    b.g(y)\n"
+  "  return [K(z) for z in b.h(k=x)], functools.partial(b.g, v)\n",
+  "b": "def g(v: Run):\n  return v\ndef plain(n: int):\n  return g(n)\n"
+  "def h(k: Run | None):\n  import brorl_jax.d\n  return g(k)\n",
   "c": "from brorl_jax import b\n"
-  "class K:\n  def __init__(self, v):\n    b.g(v)\n"
-  "def f(v):\n  v = v.more\n  return b.g(1)\n",
+  "class K:\n  def __init__(self, v: Run):\n    b.g(v)\n"
+  "def f(v: Run):\n  v = v.more\n  return b.g(1)\n",
   "d": "",
 }
 
@@ -76,13 +77,16 @@ def test_imports_by_hand(small):
 
 
 def test_a_walk_by_hand(small):
-  """v goes into c.f, what f makes of it into b.g and b.h, and each z into K."""
-  path = [*house.walk("brorl_jax.a.enter", {"v"}, set())]
-  assert [name[-1] for name in path] == ["a", "c", "b", "c", "b", "b", "b"]
-  # w goes straight to b.
-  path = [*house.walk("brorl_jax.a.enter", {"w"}, set())]
-  assert [name[-1] for name in path] == ["a", "b"]
-  assert [*house.walk("brorl_jax.a.enter", set(), set())] == []
+  """v goes into c.f, what f makes of it into b.g and b.h, and each z into K.
+
+  A number made of v is not followed, what a partial binds is.
+  """
+  walk = lambda name: [
+    path[-1] for path in house.walk("brorl_jax.a.enter", {name}, set())
+  ]
+  assert walk("v") == ["a", "c", "b", "c", "b", "b", "b", "b"]
+  assert walk("w") == ["a", "b"]  # straight to b
+  assert walk("") == []
 
 
 def test_the_functions_of_the_package_are_known():

@@ -169,7 +169,7 @@ def test_phases_are_read_from_the_command_line():
     "--workdir=w",
     "--config.run.phases=({'from_step': 3, 'sampling.n': 32},)",
     code=STUB.replace(
-      "FAILS", "print(config.phases(c)[1].config.sampling.n, c.run.phases)"
+      "FAILS", "print(c.phases[1].config.sampling.n, c.run.phases)"
     ),
   )
   assert done.returncode == 0, done.stderr

@@ -19,7 +19,7 @@ from brorl_jax.errors import UserError
 from brorl_jax.learner.layout import Layout
 from brorl_jax.main import resolve, settings
 from brorl_jax.main.ahead.topology import Name, Topology
-from brorl_jax.main.commands import plan, train, warmup
+from brorl_jax.main.commands import plan, train
 from brorl_jax.main.sizes import Machine
 from brorl_jax.meshes import ONE
 from brorl_jax.model import huggingface, target
@@ -448,16 +448,11 @@ def test_an_evaluation_goes_on_in_its_dtype(evaluates, tmp_path):
   assert evaluates() == "bfloat16"
 
 
-def test_a_supervised_start_is_built_with_it(monkeypatch, tmp_path):
-  def start(c, rows):
-    raise ValueError(c.policy.dtype)
-
-  monkeypatch.setattr(warmup, "_start", start)
-  monkeypatch.setattr(target, "here", lambda: GPU)
+def test_a_supervised_start_is_built_with_it():
   values = sft.get_config()
   values.policy.dtype = "auto"
-  with pytest.raises(UserError, match=r"^bfloat16$"):
-    warmup.run(settings.typed(values, config.Warmup), tmp_path / "out")
+  c = settings.typed(values, config.Warmup)
+  assert resolve.warmup(c, described(GPU)).policy.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(

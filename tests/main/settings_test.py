@@ -453,9 +453,7 @@ def test_phases_add_up():
     },
   )
   c = training(phases=changes)
-  (first, one, none), (second, two, what), (third, three, _) = sections.phases(
-    c
-  )
+  (first, one, none), (second, two, what), (third, three, _) = c.phases
   assert (first, second, third) == (1, 3, 7)
   assert one == c and none is None
   assert what == {"sampling.n": 256, "optim.lr": 1}
@@ -466,7 +464,7 @@ def test_phases_add_up():
   assert three.reward.mask_truncated is True
   assert three.sampling.samples == c.sampling.samples
   assert of(c) == (512, 3e-4, 0.0)  # as it was
-  assert sections.phases(config()) == [(1, config(), None)]
+  assert config().phases == [(1, config(), None)]
 
 
 @pytest.mark.parametrize("change", [3, "n=3", ("from_step", 3)])

@@ -6,22 +6,20 @@ import json
 import pathlib
 import sys
 import time
-from typing import NamedTuple
 
-from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from brorl_jax import config, meshes
+from brorl_jax import config
 from brorl_jax.config import Warmup
 from brorl_jax.config.warmup import Pairs
 from brorl_jax.errors import UserError
 from brorl_jax.learner import optimizer, pair_packing, supervised
 from brorl_jax.learner.pair_packing import Layout, Pair
 from brorl_jax.learner.supervised import Look
-from brorl_jax.main import checkpoint_source, programs, resolve
+from brorl_jax.main import checkpoint_source, programs
 from brorl_jax.main.commands import export
-from brorl_jax.model import architectures, huggingface, target, tokenizer
-from brorl_jax.model.policy import Policy
+from brorl_jax.main.resolve import WithPolicy
+from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.runs import folder
 from brorl_jax.tasks import posing
 from brorl_jax.tasks.data import columns, dataset, heldout, pairs
@@ -30,81 +28,54 @@ _RECORD = "warmup.json"  # config, files and losses, next to the weights
 _ADAM = ("lr", "warmup", "b1", "b2", "eps", "weight_decay", "max_grad_norm")
 
 
-def run(c: Warmup, workdir: pathlib.Path) -> None:
+def run(this: WithPolicy[Warmup], workdir: pathlib.Path) -> None:
   """Trains, then writes a Hugging Face directory to `workdir`.
 
   It cannot resume: if it is stopped, the same command starts again.
   """
   folder.check_empty(workdir)
+  c, source = this.config, this.source.source
   try:
-    _run(c, workdir)
+    learned, measured, summaries = _read(this)
+    print(*summaries, programs.log_line(), sep="\n", file=sys.stderr)
+    dtype, mesh = c.policy.dtype, this.mesh
+    _, params = huggingface.load(source, dtype=dtype, mesh=mesh)
+    params, looks = _trained(this, learned, measured, params)
+    files = [*c.data.files, *c.data.heldout_files]
+    record = {
+      "config": config.as_dict(c),
+      "files": dataset.file_digests(files),
+      "losses": [look._asdict() for look in looks],
+    }
+    export.write(
+      workdir,
+      this.policy,
+      params,
+      source=source,
+      text=this.text,
+      also={
+        _RECORD: json.dumps(record, indent=2) + "\n",
+        **checkpoint_source.inherited(source),
+      },
+    )
   except (ValueError, FloatingPointError) as e:
     raise UserError(str(e)) from None
-
-
-class _Start(NamedTuple):
-  """Everything that a validated start needs."""
-
-  source: pathlib.Path
-  text: tokenizer.Tokenizer
-  policy: Policy
-  layout: Layout
-  train: list[Pair]
-  heldout: list[Pair]
-  files: dict[str, str]  # their digests
-  log_lines: list[str]
-
-
-def _run(c: Warmup, workdir: pathlib.Path) -> None:
-  mesh = meshes.make_mesh(**c.devices.mesh)
-  c = resolve.with_dtype(c, target.here())
-  start = _start(c, meshes.of(mesh).rows)
-  print(*start.log_lines, programs.log_line(), sep="\n", file=sys.stderr)
-  _, params = huggingface.load(start.source, dtype=c.policy.dtype, mesh=mesh)
-  params, looks = _trained(c, start, params, mesh)
-  record = {
-    "config": config.as_dict(c),
-    "files": start.files,
-    "losses": [look._asdict() for look in looks],
-  }
-  export.write(
-    workdir,
-    start.policy,
-    params,
-    source=start.source,
-    text=start.text,
-    also={
-      _RECORD: json.dumps(record, indent=2) + "\n",
-      **checkpoint_source.inherited(start.source),
-    },
-  )
   print(f"wrote {workdir}", file=sys.stderr)
 
 
-def _start(c: Warmup, rows: int) -> _Start:
-  """Builds the parts; raises ValueError if they do not fit together."""
+def _read(
+  this: WithPolicy[Warmup],
+) -> tuple[list[Pair], list[Pair], list[str]]:
+  """Pairs to train on, held out, and lines for the log.
+
+  Raises:
+    ValueError: There are none, or they cannot be used.
+  """
+  c, sides, summaries = this.config, [], []
   if not c.data.files:
     raise ValueError("config.data.files is empty; name files of pairs")
-  if c.optim.rows % rows:
-    raise ValueError(
-      f"config.optim.rows = {c.optim.rows} does not divide over {rows} rows of "
-      "devices (config.devices.mesh_data x mesh_fsdp); use a multiple"
-    )
-  source = huggingface.locate(c.policy.checkpoint)
-  policy = architectures.read_policy(source, dtype=c.policy.dtype)
-  if c.optim.row_tokens > policy.max_positions:
-    raise ValueError(
-      f"config.optim.row_tokens = {c.optim.row_tokens} must be at most "
-      f"{policy.max_positions}, the longest input of this checkpoint"
-    )
-  text = checkpoint_source.read_tokenizer(
-    checkpoint_source.CheckpointSource(source), c.policy.chat_template
-  )
-  checkpoint_source.check_vocabulary(source, text, policy)
-  layout = Layout(c.optim.row_tokens, c.optim.rows, c.optim.microbatches)
-  sides, summaries = [], []
   for name, side in zip(("to train on", "held out"), read(c.data), strict=True):
-    kept, dropped = fitting(side, c.data, text, layout)
+    kept, dropped = fitting(side, c.data, this.text, layout(c))
     skipped = len(side.skipped)
     left_out = [f"{skipped:,} wrong lines left out"] * (skipped > 0)
     left_out += [f"{dropped:,} too long ones left out"] * (dropped > 0)
@@ -114,11 +85,12 @@ def _start(c: Warmup, rows: int) -> _Start:
         f"config.data.files: no pair {name} is left: {summaries[-1]}"
       )
     sides.append(kept)
-  files = dataset.file_digests([*c.data.files, *c.data.heldout_files])
-  learned, measured = sides
-  return _Start(
-    source, text, policy, layout, learned, measured, files, summaries
-  )
+  return *sides, summaries
+
+
+def layout(c: Warmup) -> Layout:
+  """The shape of an update's batches."""
+  return Layout(c.optim.row_tokens, c.optim.rows, c.optim.microbatches)
 
 
 def read(c: Pairs) -> tuple[dataset.Data, dataset.Data]:
@@ -155,22 +127,26 @@ def fitting(
 
 
 def _trained(
-  c: Warmup, start: _Start, params: PyTree, mesh: Mesh
+  this: WithPolicy[Warmup],
+  learned: list[Pair],
+  measured: list[Pair],
+  params: PyTree,
 ) -> tuple[PyTree, list[Look]]:
   """Trains, prints the progress, and returns it with the parameters.
 
   Args:
-    c: The config.
-    start: Its parts.
+    this: The policy and how it is trained.
+    learned: Pairs to train on.
+    measured: Those held out.
     params: Initial parameters; donated.
-    mesh: Where they lie.
   """
+  c, shape, mesh = this.config, layout(this.config), this.mesh
   count = pair_packing.updates_in(
-    start.train, start.layout, epochs=c.optim.epochs, seed=c.optim.seed
+    learned, shape, epochs=c.optim.epochs, seed=c.optim.seed
   )
   adam = {name: getattr(c.optim, name) for name in _ADAM}
   tx, _ = optimizer.adamw(total=count, **adam)
-  policy = dataclasses.replace(start.policy, remat=c.devices.remat, mesh=mesh)
+  policy = dataclasses.replace(this.policy, remat=c.devices.remat, mesh=mesh)
   looks: list[Look] = []
   begin = time.monotonic()
 
@@ -189,14 +165,14 @@ def _trained(
 
   params = supervised.train(
     params,
-    start.train,
+    learned,
     packed_logp=policy.packed_logp,
     tx=tx,
-    layout=start.layout,
+    layout=shape,
     count=count,
     seed=c.optim.seed,
     look=look,
-    heldout=start.heldout,
+    heldout=measured,
     mesh=mesh,
   )
   return params, looks

@@ -19,7 +19,7 @@ from brorl_jax.tasks.base import Example
 
 
 def records(
-  this: WithPolicy,
+  this: WithPolicy[Config],
   c: Config,
   how: Heldout,
   examples: Examples,

@@ -34,7 +34,7 @@ def round_plan(phase: Phase) -> rounds.Plan:
 
 
 def sample_heldout(
-  this: WithPolicy,
+  this: WithPolicy[Config],
   c: Config,
   how: Heldout,
   params: PyTree,
@@ -85,7 +85,7 @@ def sample_heldout(
 
 
 def stream_rollouts(
-  this: WithPolicy,
+  this: WithPolicy[Config],
   phase: Phase,
   params: PyTree,
   feed: Feed,

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ class Scorer:
     self.sandbox, self.log_lines = _sandbox(examples.domains, c.allow_inner)
     self.functions: dict[str, dict[str, str]] = {}
     self._pool: Pool | own.Rewards
+    of_program = limits(c)
     if c.verifier:
       self._pool = own.Rewards(c.verifier, timeout_s=c.timeout_s)
       for i, (name, digest) in enumerate(self._pool.digests.items()):
@@ -53,7 +55,9 @@ class Scorer:
         {name: domain.verify for name, domain in DOMAINS.items()},
         # A program runs at most four times; beyond that the worker hangs.
         deadline_s=4 * PATIENCE * max(c.code_total_s, MAX_TEST_S),
-        jail=lambda: jail.Jail(allow_inner=c.allow_inner, limits=limits(c)),
+        jail=functools.partial(
+          jail.Jail, allow_inner=c.allow_inner, limits=of_program
+        ),
       )
 
   def score_responses(

@@ -15,7 +15,7 @@ from messages import mentions
 from brorl_jax.config import Warmup
 from brorl_jax.configs import sft
 from brorl_jax.errors import UserError
-from brorl_jax.main import checkpoint_source, settings
+from brorl_jax.main import checkpoint_source, resolve, settings
 from brorl_jax.main.commands import warmup
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.model.policy import Policy
@@ -75,10 +75,18 @@ def config(model, files, **fields):
   return settings.typed(c, Warmup)
 
 
+def resolved(c):
+  return resolve.warmup(c, resolve.here(c.devices))
+
+
+def train(c, out):
+  warmup.run(resolved(c), out)
+
+
 @pytest.fixture(scope="module")
 def warm(model, files, tmp_path_factory):
   out = tmp_path_factory.mktemp("out") / "warm"
-  warmup.run(config(model, files), out)
+  train(config(model, files), out)
   return out
 
 
@@ -103,13 +111,13 @@ def test_what_is_measured_is_held_out(model, files, tmp_path, monkeypatch):
   class Called(ValueError):
     pass
 
-  def train(params, pairs, *, heldout, seed, **how):
+  def stub(params, pairs, *, heldout, seed, **how):
     seen.update(pairs=pairs, heldout=heldout, seed=seed)
     raise Called("here")
 
-  monkeypatch.setattr(warmup.supervised, "train", train)
+  monkeypatch.setattr(warmup.supervised, "train", stub)
   with pytest.raises(UserError, match="here"):
-    warmup.run(config(model, files, **{"optim.seed": 7}), tmp_path / "out")
+    train(config(model, files, **{"optim.seed": 7}), tmp_path / "out")
   assert len(seen["pairs"]) + len(seen["heldout"]) == 200
   assert 3 <= len(seen["heldout"]) <= 20 and seen["seed"] == 7
   # No pair is on both sides.
@@ -134,7 +142,7 @@ def test_it_writes_a_model_like_any_other(warm, model):
 
 def test_pairs_are_posed_as_runs_pose_prompts(model, files):
   c = config(model, files, **{"data.system": "Be brief."})
-  start = warmup._start(c, 8)
+  learned, measured, lines = warmup._read(resolved(c))
   text = tokenizer.Tokenizer(model)
   line = sums(1)[0]
   asked = [
@@ -145,12 +153,12 @@ def test_pairs_are_posed_as_runs_pose_prompts(model, files):
     text.render(asked),
     [*text.encode(line["response"]), text.stop_ids[0]],
   )
-  assert pair in start.train + start.heldout
-  assert len(start.train) + len(start.heldout) == 200
-  assert 3 <= len(start.heldout) <= 20  # one in 20
-  assert start.log_lines == [
-    f"{len(start.train)} pairs to train on",
-    f"{len(start.heldout)} pairs held out",
+  assert pair in learned + measured
+  assert len(learned) + len(measured) == 200
+  assert 3 <= len(measured) <= 20  # one in 20
+  assert lines == [
+    f"{len(learned)} pairs to train on",
+    f"{len(measured)} pairs held out",
   ]
 
 
@@ -162,12 +170,11 @@ def test_held_out_files_of_their_own(model, tmp_path):
   held = write(tmp_path / "held" / "a.jsonl", lines[20:])
   fields = {"data.heldout_files": (held,)}
   c = config(model, train, **fields)
-  start = warmup._start(c, 8)
-  assert (len(start.train), len(start.heldout)) == (20, 10)
-  assert len(start.files) == 2
+  learned, measured, _ = warmup._read(resolved(c))
+  assert (len(learned), len(measured)) == (20, 10)
   write(tmp_path / "held" / "a.jsonl", lines[10:])
   with pytest.raises(ValueError, match=r"held/a\.jsonl, line 1: held-out"):
-    warmup._start(c, 8)
+    warmup._read(resolved(c))
 
 
 def test_long_and_wrong_ones_are_left_out_if_asked(model, tmp_path):
@@ -176,8 +183,8 @@ def test_long_and_wrong_ones_are_left_out_if_asked(model, tmp_path):
   lines[5]["response"] = 7
   path = write(tmp_path / "a.jsonl", lines)
   fields = {"data.skip_bad": True, "data.heldout_one_in": 4}
-  start = warmup._start(config(model, path, **fields), 8)
-  says = ", ".join(start.log_lines)
+  _, _, lines = warmup._read(resolved(config(model, path, **fields)))
+  says = ", ".join(lines)
   assert "1 wrong lines left out" in says and "1 too long ones" in says
 
 
@@ -206,21 +213,21 @@ def test_long_and_wrong_ones_are_left_out_if_asked(model, tmp_path):
 )
 def test_what_cannot_work_is_one_line(model, files, tmp_path, fields, says):
   with pytest.raises(UserError) as e:
-    warmup.run(config(model, files, **fields), tmp_path / "out")
+    train(config(model, files, **fields), tmp_path / "out")
   assert mentions(str(e.value), says) and "\n" not in str(e.value)
   assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_holds_something_is_refused(model, files, warm):
   with pytest.raises(UserError, match="not empty"):
-    warmup.run(config(model, files), warm)
+    train(config(model, files), warm)
 
 
 @pytest.mark.ci
 def test_a_loss_that_is_not_finite_is_one_line(model, files, tmp_path):
   fields = {"optim.lr": 1e30, "optim.warmup": 0, "optim.max_grad_norm": 1e30}
   with pytest.raises(UserError, match="lower the learning rate"):
-    warmup.run(config(model, files, **fields), tmp_path / "out")
+    train(config(model, files, **fields), tmp_path / "out")
   assert not (tmp_path / "out").exists()
 
 
