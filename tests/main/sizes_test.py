@@ -142,6 +142,13 @@ def test_moments_that_wait_on_the_host_are_held_while_they_are_applied():
   assert plans.applying_bytes == pytest.approx(3 * params, rel=1e-3)
 
 
+def test_the_memory_of_a_cpu_is_that_of_its_host():
+  nothing, moments = (
+    planned(config(offload=offload)) for offload in ("nothing", "moments")
+  )
+  assert nothing.sampling_bytes == moments.sampling_bytes
+
+
 def test_two_batches_lie_on_the_devices():
   """8 microbatches of 16 blocks of 3 rows: 21 bytes for each token."""
   c = config(rows=3, blocks=16, max_new_tokens=100)

@@ -88,12 +88,12 @@ def command(tmp_path):
   return make
 
 
-def test_the_event_is_on_standard_input(tmp_path, command, capsys):
+def test_the_event_is_on_standard_input(tmp_path, command, capfd):
   event = {"event": "end", "why": 'a "b"\né', "status": 75, "step": 3}
-  events.tell(command('cat >> "$out"'), event)
+  events.tell(command('echo noise; cat >> "$out"'), event)
   events.tell("", event)
   assert json.loads((tmp_path / "out").read_text()) == event
-  assert capsys.readouterr().out == ""
+  assert capfd.readouterr() == ("", "")
 
 
 def test_words_are_those_of_a_shell_but_no_shell_reads_them(tmp_path, command):
@@ -120,6 +120,8 @@ def test_a_command_that_fails_is_told(command, capsys, monkeypatch, body, what):
 
 
 def test_a_command_that_is_missing_is_told(tmp_path, capsys):
+  events.tell("a 'b", {"event": "start"})
+  assert "run.notify: No closing quotation" in capsys.readouterr().out
   events.tell(f"{tmp_path}/none --x", {"event": "start"})
   assert (
     f"run.notify: [Errno 2] No such file or directory: '{tmp_path}/none'"

@@ -4,6 +4,7 @@ import functools
 import json
 import operator
 import os
+import pathlib
 import subprocess
 import sys
 
@@ -93,6 +94,17 @@ def test_set_aside_counts(tmp_path):
     assert path.read_text() == f"{count}"
   check(tmp_path)  # a folder in which a run may begin
   assert folder.begun(tmp_path) is None
+
+
+def test_lines_are_moved_first_and_the_config_last(tmp_path, monkeypatch):
+  for name in ("a", "checkpoints", "config.json", "metrics.jsonl"):
+    (tmp_path / name).touch()
+  moved = []
+  monkeypatch.setattr(
+    pathlib.Path, "rename", lambda path, to: moved.append(path.name)
+  )
+  folder.set_aside(tmp_path)
+  assert moved == ["metrics.jsonl", "a", "checkpoints", "config.json"]
 
 
 def test_config_json_keeps_what_ran_before(tmp_path):
@@ -196,6 +208,13 @@ def test_some_fields_may_change(tmp_path, field):
   folder.write_config(values(), tmp_path)
   kind = type(getattr(config().run, field))
   check(tmp_path, **{field: kind(20)})
+
+
+@pytest.mark.parametrize("how", [{"pipeline": True}, {"reset_stalled": 3}])
+def test_the_end_is_fixed_where_it_decides_what_comes_before(tmp_path, how):
+  folder.write_config(values(**how), tmp_path)
+  with pytest.raises(UserError, match=r"run\.steps"):
+    check(tmp_path, **how, steps=20)
 
 
 def test_the_other_fields_may_not(tmp_path):

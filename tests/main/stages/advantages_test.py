@@ -67,6 +67,14 @@ def test_which_groups_are_kept(changes, want):
   assert got.dtype == bool and got.tolist() == want
 
 
+def test_any_number_of_groups_is_one_program():
+  one = phase()
+  for count in (1, 4, 6):
+    some = groups(REWARDS[:count])
+    assert len(advantage_stage.informative(one, 6, some)) == count
+  assert one.keep._cache_size() == 1
+
+
 @pytest.mark.parametrize("keep", ["differ", "solved"])
 @pytest.mark.parametrize("masked", [False, True])
 def test_the_rule_sees_rollouts_that_count(keep, masked):
