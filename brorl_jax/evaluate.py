@@ -11,11 +11,11 @@ import jax
 import numpy as np
 from jaxtyping import Float, Int, PyTree
 
-from brorl_jax import processes
+from brorl_jax.many import processes
 from brorl_jax.rl.pass_at_k import pass_at_k
 from brorl_jax.rollout import dynamic_sampling
-from brorl_jax.tasks.base import Example, Verdict
 from brorl_jax.types import Rollouts, ScoredResponse
+from brorl_jax.verdicts.base import Example, Verdict
 
 Record = Mapping[str, Any]  # one sample, as JSON
 Chunks = Iterator[list[dict[str, Any]]]  # records of one chunk after the other

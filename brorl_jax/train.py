@@ -52,7 +52,7 @@ class Judged(NamedTuple):
 
 
 class Stages(NamedTuple):
-  """The stages of a step as functions; main/commands/train.py makes them."""
+  """The stages of a step as functions; main/train.py makes them."""
 
   target: int  # number of groups to train on
   plan: Plan  # how many rollouts each candidate gets

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int, PyTree, Shaped
 
-from brorl_jax.tasks.base import Verdict
+from brorl_jax.verdicts.base import Verdict
 
 if TYPE_CHECKING:
   Array = Any

@@ -9,7 +9,7 @@ from typing import Any
 import ml_collections
 
 from brorl_jax import config
-from brorl_jax.tasks import names
+from brorl_jax.verdicts import names
 
 
 def get_config() -> Any:

@@ -29,7 +29,7 @@ def texts(folder: str) -> dict[str, str]:
 
 
 MODULES = {name: ast.parse(text) for name, text in texts("brorl_jax").items()}
-RUN = (ROOT / "brorl_jax" / "main" / "resolve.py").read_text()
+RUN = (ROOT / "brorl_jax" / "plan" / "resolve.py").read_text()
 KINDS = {*re.findall(r"class (\w+)", f"{texts('brorl_jax/config')}{RUN}")}
 words = lambda node: set(re.findall(r"\w+", ast.unparse(node)))
 FUNCTIONS = {  # and methods; a class stands for what makes its objects
@@ -104,11 +104,11 @@ def walk(path: str, known: set[str], seen: set[str]):
 def numbers() -> dict[str, int]:
   """The numbers of the table."""
   lines = lambda of: sum(text.count("\n") for text in texts(of).values())
-  path = lambda at, of: walk(f"brorl_jax.main.{at}", {of}, set())
-  modes = ("settings", "commands.simulate", "commands.export")
+  path = lambda at, of: walk(f"brorl_jax.{at}", {of}, set())
+  modes = ("settings", "simulate", "export")
   found = [lines("brorl_jax"), lines("tests"), len(MODULES)]
   found += [reach(f"brorl_jax.main.{name}") for name in modes]
-  walked = [*path("resolve.resolve", "c"), *path("commands.train.run", "this")]
+  walked = [*path("plan.resolve.resolve", "c"), *path("main.train.run", "this")]
   stays = sum(a != b for a, b in zip(["", *walked], walked, strict=False))
   found += [max(map(chain, MODULES)), stays, len(config.every_field())]
   return dict(zip(BOUNDS, found, strict=True))

@@ -13,7 +13,7 @@ source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 tier=() ahead=""
 if [[ ${1:-} == --all ]]; then
   tier=(-m "not slow")
-  ahead=tests/main/ahead/compiled_test.py
+  ahead=tests/plan/compiled_test.py
   shift
 fi
 prepare requirements-dev.txt

@@ -5,7 +5,7 @@ from typing import Any
 from brorl_jax import config as sections
 from brorl_jax.configs import base
 from brorl_jax.main import settings
-from brorl_jax.main.stages.examples import Examples
+from brorl_jax.stages.examples import Examples
 
 
 def _short() -> dict[str, str]:

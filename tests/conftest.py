@@ -23,13 +23,14 @@ import pytest
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
-# tasks/ and config/ hold no arrays, and say themselves what is wrong with
-# their arguments.
+# verdicts/, data/ and config/ hold no arrays, and say themselves what is wrong
+# with their arguments.
 package = pathlib.Path(__file__).parents[1] / "brorl_jax"
 names = [
   ".".join(("brorl_jax", *path.relative_to(package).with_suffix("").parts))
   for path in sorted(package.rglob("[!_]*.py"))
-  if not {"tasks", "config", "configs"} & {*path.relative_to(package).parts}
+  if not {"verdicts", "data", "config", "configs"}
+  & {*path.relative_to(package).parts}
 ]
 jaxtyping.install_import_hook(names, "beartype.beartype")
 

@@ -4,7 +4,7 @@ import collections
 import threading
 from concurrent import futures
 
-from brorl_jax import processes
+from brorl_jax.many import processes
 from brorl_jax.rollout import candidates
 
 

@@ -19,7 +19,7 @@ import tiers
 
 from brorl_jax import errors
 from brorl_jax.errors import UserError
-from brorl_jax.main.commands import export
+from brorl_jax.main import export
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.rollout import sampler
 from brorl_jax.runs import checkpoints, events, metrics

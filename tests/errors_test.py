@@ -4,7 +4,8 @@ import errno
 
 import pytest
 
-from brorl_jax import errors, processes
+from brorl_jax import errors
+from brorl_jax.many import processes
 
 
 @pytest.mark.parametrize(

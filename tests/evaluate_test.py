@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from brorl_jax import evaluate
 from brorl_jax.rollout.dynamic_sampling import TooManyInvalid
-from brorl_jax.tasks.base import Example, Verdict
 from brorl_jax.types import Rollouts, ScoredResponse
+from brorl_jax.verdicts.base import Example, Verdict
 
 N, T = 3, 4
 # How many of the N answers to each puzzle are right; puzzle i is of f(i % 2).

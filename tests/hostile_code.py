@@ -18,10 +18,10 @@ import tempfile
 import threading
 import time
 
-from brorl_jax.tasks import code
-from brorl_jax.tasks.base import Verdict
-from brorl_jax.tasks.sandbox import process, seccomp_landlock
-from brorl_jax.tasks.sandbox.protocol import Limits
+from brorl_jax.verdicts import code
+from brorl_jax.verdicts.base import Verdict
+from brorl_jax.verdicts.sandbox import process, seccomp_landlock
+from brorl_jax.verdicts.sandbox.protocol import Limits
 
 FOLDER = pathlib.Path(__file__).parent / "hostile" / "code"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))

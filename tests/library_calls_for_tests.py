@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 
-from brorl_jax.tasks.sandbox.library_calls import LibraryCall
+from brorl_jax.verdicts.sandbox.library_calls import LibraryCall
 
 seen: list[str] = []
 

@@ -3,13 +3,12 @@
 import dataclasses
 
 from brorl_jax.config import Config
-from brorl_jax.main import functions, sizes
-from brorl_jax.main.sizes import Machine, Plans
-from brorl_jax.meshes import ONE, Axes
+from brorl_jax.many.meshes import ONE, Axes
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 from brorl_jax.model.target import Target
-from brorl_jax.rollout import memory
+from brorl_jax.plan import functions, memory, sizes
+from brorl_jax.plan.sizes import Machine, Plans
 
 TOY = Policy(
   vocab=10, width=4, layers=3, heads=2, kv_heads=1, head_size=2, mlp=6,

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from brorl_jax import processes
-from brorl_jax.main.commands import export
+from brorl_jax.main import export
+from brorl_jax.many import processes
 from brorl_jax.runs import events
 
 ROOT = pathlib.Path(__file__).parents[1]

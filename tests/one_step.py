@@ -5,12 +5,12 @@ import jax
 import numpy as np
 import scored
 
-from brorl_jax import meshes
 from brorl_jax.config import Config
-from brorl_jax.main import resolve
-from brorl_jax.main.resolve import Run
-from brorl_jax.main.sizes import Machine
+from brorl_jax.many import meshes
 from brorl_jax.model import target
+from brorl_jax.plan import resolve
+from brorl_jax.plan.resolve import Run
+from brorl_jax.plan.sizes import Machine
 from brorl_jax.types import Groups, Prompts, Rollouts
 
 

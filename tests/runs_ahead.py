@@ -7,19 +7,19 @@ import jax
 from one_step import config
 from small_policies import TINY
 
-from brorl_jax import meshes
 from brorl_jax.config import Phase
-from brorl_jax.main import resolve
-from brorl_jax.main.ahead.hlo import Measured
-from brorl_jax.main.ahead.run import Job
-from brorl_jax.main.ahead.topology import Name, Topology
-from brorl_jax.main.checkpoint_source import CheckpointSource
-from brorl_jax.main.sizes import Heldout, Machine
-from brorl_jax.meshes import Axes
+from brorl_jax.many import meshes
+from brorl_jax.many.meshes import Axes
 from brorl_jax.model import huggingface
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.target import Target
-from brorl_jax.rollout.plan import RolloutPlan
+from brorl_jax.plan import resolve
+from brorl_jax.plan.checkpoint_source import CheckpointSource
+from brorl_jax.plan.hlo import Measured
+from brorl_jax.plan.plan import RolloutPlan
+from brorl_jax.plan.run import Job
+from brorl_jax.plan.sizes import Heldout, Machine
+from brorl_jax.plan.topology import Name, Topology
 
 POOL = 1000 * 2**20  # bytes of a device that XLA may use
 

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from brorl_jax.tasks.base import Verdict
 from brorl_jax.types import ScoredResponse, Scores
+from brorl_jax.verdicts.base import Verdict
 
 
 def scores(reward, answer=None, valid=None, task="some") -> Scores:

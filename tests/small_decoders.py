@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brorl_jax import meshes
-from brorl_jax.meshes import Axes
+from brorl_jax.many import meshes
+from brorl_jax.many.meshes import Axes
 from brorl_jax.model import cache
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope

@@ -1,7 +1,7 @@
 """A table of judges on a machine without walls."""
 
-from brorl_jax.tasks.sandbox import seccomp_landlock
-from brorl_jax.tasks.sandbox.library_calls import LibraryCall
+from brorl_jax.verdicts.sandbox import seccomp_landlock
+from brorl_jax.verdicts.sandbox.library_calls import LibraryCall
 
 
 def preload() -> None:

@@ -1,4 +1,4 @@
-"""Where prompts come from; read by main/stages/examples.py."""
+"""Where prompts come from; read by stages/examples.py."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -86,7 +86,7 @@ class Data(Section):
     "Training data: .jsonl, .parquet or .arrow files, glob patterns, folders "
     "('folder:train' for one split), or datasets of the Hugging Face hub, "
     "'hub:organisation/name:split@revision'. The format is in "
-    "brorl_jax/tasks/data/dataset.py.",
+    "brorl_jax/data/dataset.py.",
   )
   heldout_files: tuple[str, ...] = setting(
     (),
@@ -130,7 +130,7 @@ class Data(Section):
   domains: Mapping[str, Domain] = setting(
     {},
     "Weight, instruction and reward of each domain. configs/base.py takes the "
-    "defaults from brorl_jax/tasks/.",
+    "defaults from brorl_jax/verdicts/.",
   )
   families: Mapping[str, Family] = setting(
     _FAMILIES,

@@ -1,4 +1,4 @@
-"""Rewards; read by main/stages/scoring.py, main/stages/advantages.py."""
+"""Rewards; read by stages/scoring.py, stages/advantages.py."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -18,8 +18,8 @@ class Reward(Section):
     (),
     "Your own reward functions, 'file.py:function' or "
     "'package.module:function', of (response, example) or (responses, example, "
-    "step); see brorl_jax/tasks/own. They score every line of data.files, for "
-    "all domains; several are added. Without any, each domain has its own "
+    "step); see brorl_jax/verdicts/own. They score every line of data.files, "
+    "for all domains; several are added. Without any, each domain has its own "
     "verifier.",
   )
   timeout_s: float = setting(

@@ -11,9 +11,9 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Bool, Float, PyTree
 
-from brorl_jax import meshes
 from brorl_jax.learner import packing, update
 from brorl_jax.learner.objective import Objective, ResponseLogp, Stats
+from brorl_jax.many import meshes
 from brorl_jax.model import sharding
 from brorl_jax.types import Batch, Groups, State
 

@@ -19,7 +19,6 @@ import optax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
-from brorl_jax import meshes
 from brorl_jax.learner.pair_packing import (
   Layout,
   Pair,
@@ -28,6 +27,7 @@ from brorl_jax.learner.pair_packing import (
   pack,
   updates,
 )
+from brorl_jax.many import meshes
 from brorl_jax.model import sharding
 
 # (params, tokens [B,T], segment [B,T]) -> log-probabilities [B,T]

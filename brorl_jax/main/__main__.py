@@ -31,7 +31,7 @@ def interrupt(signum, frame) -> None:
   if "--mode=sample" in sys.argv:
     what = ""
   os.write(2, f"{show_cursor}interrupted{what}\n".encode())
-  if processes := sys.modules.get("brorl_jax.processes"):
+  if processes := sys.modules.get("brorl_jax.many.processes"):
     processes.leave_word("interrupted", 130)
   os._exit(130)
 
@@ -44,7 +44,7 @@ def terminate(signum, frame):
   del signum, frame
   try:
     os.write(2, b"stopped; the same command goes on\n")
-    if processes := sys.modules.get("brorl_jax.processes"):
+    if processes := sys.modules.get("brorl_jax.many.processes"):
       processes.fail("SIGTERM; the same command goes on", 75)
   finally:
     os._exit(75)  # processes.STOPPED
@@ -61,8 +61,7 @@ from ml_collections import config_flags
 from brorl_jax import errors
 from brorl_jax.config import Warmup
 from brorl_jax.errors import UserError
-from brorl_jax.main import settings
-from brorl_jax.main.commands import sample
+from brorl_jax.main import sample, settings
 
 _CONFIG = config_flags.DEFINE_config_file(
   "config", None, "The config: a file of configs/.", lock_config=True
@@ -180,8 +179,8 @@ def run_mode(workdirs: list[pathlib.Path]) -> None:
 
   programs.keep(_PROGRAMS.value)
   if _MODE.value == "train":
-    from brorl_jax.main import resolve
-    from brorl_jax.main.commands import train
+    from brorl_jax.main import train
+    from brorl_jax.plan import resolve
 
     c = settings.training(_CONFIG.value)
     goes_on = None if _BEGIN_AGAIN.value else workdir
@@ -193,37 +192,37 @@ def run_mode(workdirs: list[pathlib.Path]) -> None:
       from_step=_FROM_STEP.value,
     )
   elif _MODE.value == "evaluate":
-    from brorl_jax.main import resolve
-    from brorl_jax.main.commands import evaluate
+    from brorl_jax.main import evaluate
+    from brorl_jax.plan import resolve
 
     c = settings.typed(_CONFIG.value)
     here = resolve.here(c.devices)
     evaluate.run(resolve.evaluation(c, here, workdir), workdir)
   elif _MODE.value == "plan":
-    from brorl_jax.main.ahead import topology
-    from brorl_jax.main.commands import plan
+    from brorl_jax.main import plan
+    from brorl_jax.plan import topology
 
     c = settings.training(_CONFIG.value)
     where = topology.named(_TOPOLOGY.value, fast=_FAST.value)
     plan.run(plan.resolved(c, where), where, fast=_FAST.value)
   elif _MODE.value == "warmup":
-    from brorl_jax.main import resolve
-    from brorl_jax.main.commands import warmup
+    from brorl_jax.main import warmup
+    from brorl_jax.plan import resolve
 
     c = settings.typed(_CONFIG.value, Warmup)
     warmup.run(resolve.warmup(c, resolve.here(c.devices)), workdir)
   elif _MODE.value == "export":
-    from brorl_jax.main.commands import export
+    from brorl_jax.main import export
 
     export.run(settings.typed(_CONFIG.value).policy, workdir)
   elif _MODE.value == "sample":
     sample.run(str(workdir) if _WORKDIR.value else "")
   elif _MODE.value == "report":
-    from brorl_jax.main.commands import report
+    from brorl_jax.main import report
 
     report.run(workdirs)
   else:
-    from brorl_jax.main.commands import simulate
+    from brorl_jax.main import simulate
 
     simulate.run(_CONFIG.value, workdir, allow_change=_ALLOW_CHANGE.value)
 
@@ -261,7 +260,7 @@ def connect() -> None:
     )
   from absl import logging
 
-  from brorl_jax import processes
+  from brorl_jax.many import processes
 
   logging.set_verbosity(logging.ERROR)  # jax tells of every connection
   processes.start(*three)
@@ -271,7 +270,7 @@ def refuse(line: str, status: int) -> None:
   """Ends with one line and a status, in all processes of a run."""
   print(f"error: {line}", file=sys.stderr)
   if many() and "jax" in sys.modules:
-    from brorl_jax import processes
+    from brorl_jax.many import processes
 
     processes.fail(line, status)
   main_thread = threading.main_thread()

@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Sequence
 
-from brorl_jax.main import corpus
-from brorl_jax.main.checkpoint_source import Start
-from brorl_jax.tasks.data import dataset, heldout
-from brorl_jax.tasks.domains import DOMAINS
-from brorl_jax.tasks.names import MADE
+from brorl_jax.data import dataset, heldout
+from brorl_jax.plan.checkpoint_source import Start
+from brorl_jax.stages import corpus
+from brorl_jax.verdicts.domains import DOMAINS
+from brorl_jax.verdicts.names import MADE
 
 # Only prompts are compared: reference answers need no check.
 _UNTRIED = {

@@ -12,15 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from brorl_jax import config, evaluate, processes, train, types
+from brorl_jax import config, evaluate, train, types
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 from brorl_jax.main import records
-from brorl_jax.main.stages.examples import Examples
+from brorl_jax.many import processes
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import covered, events, folder, intact, machine, metrics
-from brorl_jax.tasks.base import Example
+from brorl_jax.stages.examples import Examples
+from brorl_jax.verdicts.base import Example
 
 
 class Recorder:

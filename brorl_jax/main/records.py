@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from brorl_jax import types
-from brorl_jax.main.stages.examples import Examples
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
+from brorl_jax.stages.examples import Examples
 
 _SHOWN = 4  # rollouts of a step
 

@@ -15,12 +15,13 @@ from typing import Any
 import jax
 from jaxtyping import PyTree
 
-from brorl_jax import config, processes, train, types
+from brorl_jax import config, train, types
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 from brorl_jax.main.recorder import Recorder
-from brorl_jax.meshes import Axes
-from brorl_jax.rollout import plan
+from brorl_jax.many import processes
+from brorl_jax.many.meshes import Axes
+from brorl_jax.plan import plan
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import checkpoints, machine
 

@@ -17,15 +17,15 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
-from brorl_jax.main import checkpoint_source
 from brorl_jax.model import architectures
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.tokenizer import Tokenizer, left_pad
-from brorl_jax.rollout import plan, sampler
+from brorl_jax.plan import checkpoint_source, plan
+from brorl_jax.rollout import sampler
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.tasks import posing
-from brorl_jax.tasks.base import Example
 from brorl_jax.types import Prompts, Rollouts
+from brorl_jax.verdicts import posing
+from brorl_jax.verdicts.base import Example
 
 # For models that are not runs: a run has its own limit.
 _MAX_NEW_TOKENS = 256

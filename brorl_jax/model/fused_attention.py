@@ -24,7 +24,7 @@ from jax.experimental.pallas.ops.tpu import splash_attention as splash
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from brorl_jax import meshes
+from brorl_jax.many import meshes
 from brorl_jax.model import sharding
 from brorl_jax.model.target import Target
 

@@ -14,7 +14,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from brorl_jax import meshes
+from brorl_jax.many import meshes
 from brorl_jax.model import (
   attention,
   decode_weights,

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from brorl_jax import meshes
+from brorl_jax.many import meshes
 from brorl_jax.model import cache, mosaic_pool, sharding, triton_pool
 from brorl_jax.model.cache import Softmax
 from brorl_jax.model.target import Target

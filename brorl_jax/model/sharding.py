@@ -17,7 +17,7 @@ from jax.sharding import (
 )
 from jaxtyping import Array, PyTree
 
-from brorl_jax import meshes
+from brorl_jax.many import meshes
 
 # Parameter path -> the meaning of each of its axes. First match wins.
 PARAM_AXES = (

@@ -20,7 +20,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool
 
-from brorl_jax import processes
+from brorl_jax.many import processes
 from brorl_jax.rollout import rounds
 from brorl_jax.rollout.rounds import Chunk, Gathered, Plan, with_first
 from brorl_jax.types import Groups, Prompts, Rollouts, Scores

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool
 
-from brorl_jax import processes
+from brorl_jax.many import processes
 from brorl_jax.rl import filtering
 from brorl_jax.rollout.candidates import Candidates, Judged, Shared
 from brorl_jax.rollout.rounds import Plan

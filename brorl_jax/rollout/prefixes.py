@@ -25,7 +25,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from brorl_jax import meshes
+from brorl_jax.many import meshes
 from brorl_jax.rollout import prefill, program_spec, programs
 from brorl_jax.rollout.draw import SamplingParams, block_of, draw_from
 from brorl_jax.rollout.prefill import PrefillBatch

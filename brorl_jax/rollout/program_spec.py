@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Int, PyTree
 
-from brorl_jax import meshes
+from brorl_jax.many import meshes
 from brorl_jax.rollout.draw import SamplingParams
 
 # A page has at least 64 columns, and a rollout at most 8 pages. Each number of

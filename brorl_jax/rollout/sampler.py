@@ -38,7 +38,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
-from brorl_jax import meshes
+from brorl_jax.many import meshes
 from brorl_jax.rollout import compaction, program_spec, programs
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.program_spec import Decoder, ProgramSpec, page_columns

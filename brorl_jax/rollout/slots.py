@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
-from brorl_jax import meshes
+from brorl_jax.many import meshes
 from brorl_jax.rollout.blocks import Blocks
 from brorl_jax.rollout.program_spec import ProgramSpec
 

@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, Key, PyTree
 
-from brorl_jax import meshes
+from brorl_jax.many import meshes
 from brorl_jax.rollout import prefill, program_spec, programs, sampler, shelf
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.prefill import Chunks, PrefillBatch

@@ -26,7 +26,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
-from brorl_jax import processes
+from brorl_jax.many import processes
 from brorl_jax.runs import intact, kept, stored
 from brorl_jax.runs.intact import digest as digest
 from brorl_jax.runs.stored import MismatchError, Unreachable, Unusable

@@ -6,8 +6,8 @@ only once all are there, and every start finishes it. A resume drops the lines.
 
 import pathlib
 
-from brorl_jax import processes
 from brorl_jax.errors import StorageError, UserError
+from brorl_jax.many import processes
 from brorl_jax.runs import folder, lines, stored
 
 # With the config the checkpoints can be used where they are.

@@ -15,8 +15,8 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
-from brorl_jax import processes
 from brorl_jax.errors import first_line
+from brorl_jax.many import processes
 
 # Errors about the contents of a folder, not about reading it.
 _CONTENT = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR})

@@ -11,7 +11,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
-from brorl_jax import processes
+from brorl_jax.many import processes
 from brorl_jax.runs import intact
 
 # Restore to the host: a second state may not fit on the devices.

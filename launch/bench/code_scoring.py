@@ -15,8 +15,8 @@ import os
 import threading
 import time
 
-from brorl_jax.tasks import code
-from brorl_jax.tasks.sandbox.jail import require
+from brorl_jax.verdicts import code
+from brorl_jax.verdicts.sandbox.jail import require
 
 SOLUTION = """
 import sys

@@ -51,7 +51,8 @@ class Sampler:
     import jax
     import numpy as np
 
-    from brorl_jax.rollout import plan, sampler
+    from brorl_jax.plan import plan
+    from brorl_jax.rollout import sampler
     from brorl_jax.rollout.draw import SamplingParams
     from brorl_jax.types import Prompts
     from launch.bench import ours

@@ -22,13 +22,14 @@ import numpy as np
 
 from brorl_jax import config as sections
 from brorl_jax import types
-from brorl_jax.main import resolve, settings
-from brorl_jax.main.stages import sampling
-from brorl_jax.main.stages.examples import Examples
+from brorl_jax.main import settings
 from brorl_jax.model import huggingface
+from brorl_jax.plan import resolve
 from brorl_jax.rollout.dynamic_sampling import collect
-from brorl_jax.tasks.base import Verdict
+from brorl_jax.stages import sampling
+from brorl_jax.stages.examples import Examples
 from brorl_jax.types import ScoredResponse
+from brorl_jax.verdicts.base import Verdict
 
 _RIGHT = ScoredResponse("none", Verdict("fail", 0.0), 0.0)
 

@@ -18,9 +18,9 @@ import json
 import time
 from typing import Any
 
-from brorl_jax.tasks import gym, pool
-from brorl_jax.tasks.domains import DOMAINS
-from brorl_jax.tasks.sandbox import jail, workers
+from brorl_jax.verdicts import gym, pool
+from brorl_jax.verdicts.domains import DOMAINS
+from brorl_jax.verdicts.sandbox import jail, workers
 
 PUZZLES = 8  # of each task
 

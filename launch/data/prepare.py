@@ -21,12 +21,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from brorl_jax.data import dataset, records
+from brorl_jax.data.records import DataError, Place
 from brorl_jax.runs.lines import write_whole
-from brorl_jax.tasks.data import dataset, records, strict_json
-from brorl_jax.tasks.data.records import DataError, Place
-from brorl_jax.tasks.data.strict_json import Refused
-from brorl_jax.tasks.domain import Domain
-from brorl_jax.tasks.domains import DOMAINS
+from brorl_jax.verdicts import strict_json
+from brorl_jax.verdicts.domain import Domain
+from brorl_jax.verdicts.domains import DOMAINS
+from brorl_jax.verdicts.strict_json import Refused
 from launch.data.public import SETS, Unusable
 
 
@@ -112,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   """The command; returns its exit status."""
   parser = argparse.ArgumentParser(
     prog="python -m launch.data.prepare",
-    description="Converts a public set to the schema of tasks/data/dataset.py.",
+    description="Converts a public set to the schema of data/dataset.py.",
   )
   parser.add_argument("set", choices=sorted(SETS))
   parser.add_argument("input", nargs="+", help="the set's own files")

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from brorl_jax.learner.pair_packing import Pair
 from brorl_jax.model.tokenizer import Tokenizer
-from brorl_jax.tasks import posing
-from brorl_jax.tasks.base import Example
+from brorl_jax.verdicts import posing
+from brorl_jax.verdicts.base import Example
 from launch.embedded import steps
 
 Messages = Sequence[Mapping[str, str]]

@@ -8,8 +8,8 @@ import jax
 from brorl_jax.learner import optimizer, supervised
 from brorl_jax.model import huggingface
 from brorl_jax.runs import folder
-from brorl_jax.tasks import gym
-from brorl_jax.tasks.base import Example
+from brorl_jax.verdicts import gym
+from brorl_jax.verdicts.base import Example
 from launch.embedded import demonstrations, tokenizer
 from launch.embedded.recipes import Recipe
 

@@ -135,8 +135,8 @@ _LOCK = "brorl_jax.runs.lock:hold"
 _CONFIG = "brorl_jax.runs.folder:write_config"
 _READ = "brorl_jax.runs.stored:read"
 _REMOVE = "orbax.checkpoint:CheckpointManager.delete"
-_FINISH = "brorl_jax.main.commands.train:finish"
-_SCORES = "brorl_jax.main.stages.scoring:Scorer"
+_FINISH = "brorl_jax.main.train:finish"
+_SCORES = "brorl_jax.stages.scoring:Scorer"
 
 AFTER_FIVE = "after step 5"
 # A run of 12 steps saves 0, 3, 6, 9 and 12, and evaluates 0, 4, 8 and 12.

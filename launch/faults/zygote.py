@@ -27,8 +27,8 @@ from launch.faults import stages
 ROOT = pathlib.Path(__file__).parents[2]
 # What a start imports before it reads its flags, or soon after.
 _IMPORTED = (
-  "brorl_jax.main.commands.sample",
-  "brorl_jax.main.commands.train",
+  "brorl_jax.main.sample",
+  "brorl_jax.main.train",
   "brorl_jax.main.programs",
   "reasoning_gym",
   "transformers.models.auto.configuration_auto",

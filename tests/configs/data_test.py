@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from brorl_jax.tasks import domains
-from brorl_jax.tasks.data import dataset, heldout
+from brorl_jax.data import dataset, heldout
+from brorl_jax.verdicts import domains
 
 FOLDER = pathlib.Path(__file__).parents[2] / "configs/data"
 DOMAINS = ("math", "code", "stem", "instructions")

@@ -20,10 +20,11 @@ from brorl_jax.configs import (
   simulate,
   sweep,
 )
-from brorl_jax.main import functions, settings
-from brorl_jax.main.stages import examples
+from brorl_jax.main import settings
 from brorl_jax.model import huggingface, tokenizer
-from brorl_jax.tasks import gym, posing
+from brorl_jax.plan import functions
+from brorl_jax.stages import examples
+from brorl_jax.verdicts import gym, posing
 from launch.embedded import steps
 
 CONFIGS = pathlib.Path(base.__file__).parent

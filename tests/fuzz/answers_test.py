@@ -11,13 +11,13 @@ import fuzzing
 import hypothesis
 from hypothesis import strategies as st
 
-from brorl_jax.tasks import gym, instructions, math, stem
-from brorl_jax.tasks.code import verifier as code
-from brorl_jax.tasks.domain import Family
-from brorl_jax.tasks.domains import DRAW
-from brorl_jax.tasks.instructions.checkers import BUILT_IN
-from brorl_jax.tasks.math import gate
-from brorl_jax.tasks.math.symbolic import symbolic
+from brorl_jax.verdicts import gym, instructions, math, stem
+from brorl_jax.verdicts.code import verifier as code
+from brorl_jax.verdicts.domain import Family
+from brorl_jax.verdicts.domains import DRAW
+from brorl_jax.verdicts.instructions.checkers import BUILT_IN
+from brorl_jax.verdicts.math import gate
+from brorl_jax.verdicts.math.symbolic import symbolic
 
 _SECONDS = 2.0  # of one verdict; the slowest took a quarter
 

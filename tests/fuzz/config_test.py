@@ -16,7 +16,7 @@ from brorl_jax.configs import n512
 from brorl_jax.errors import UserError
 from brorl_jax.main import __main__ as command
 from brorl_jax.main import settings
-from brorl_jax.main.stages import examples
+from brorl_jax.stages import examples
 
 pytestmark = pytest.mark.ci  # 10 s
 

@@ -7,9 +7,9 @@ import tempfile
 import fuzzing
 from hypothesis import strategies as st
 
-from brorl_jax.tasks.data import dataset
-from brorl_jax.tasks.data.columns import Form
-from brorl_jax.tasks.domains import DOMAINS, OWN
+from brorl_jax.data import dataset
+from brorl_jax.data.columns import Form
+from brorl_jax.verdicts.domains import DOMAINS, OWN
 
 _SECONDS = 2.0
 _GCD = {

@@ -27,18 +27,17 @@ from hypothesis import strategies as st
 
 from brorl_jax import config as sections
 from brorl_jax import evaluate as evaluations
-from brorl_jax import meshes
 from brorl_jax.configs import base
 from brorl_jax.errors import UserError
-from brorl_jax.main import functions, resolve, settings
-from brorl_jax.main.commands import evaluate, export, report, train
-from brorl_jax.main.stages import heldout
-from brorl_jax.main.stages.examples import Examples
-from brorl_jax.main.stages.scoring import Scorer
+from brorl_jax.main import evaluate, export, heldout, report, settings, train
+from brorl_jax.many import meshes
 from brorl_jax.model import huggingface, tokenizer
+from brorl_jax.plan import functions, resolve
 from brorl_jax.report import figures
 from brorl_jax.runs import checkpoints, folder, intact
 from brorl_jax.runs.run_state import RunState
+from brorl_jax.stages.examples import Examples
+from brorl_jax.stages.scoring import Scorer
 from brorl_jax.types import State
 
 pytestmark = pytest.mark.ci  # 10 s

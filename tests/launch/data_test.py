@@ -10,9 +10,9 @@ import pytest
 from messages import mentions
 
 ROOT = pathlib.Path(__file__).parents[2]
-from brorl_jax.tasks.data import dataset
-from brorl_jax.tasks.data.dataset import DataError
-from brorl_jax.tasks.domains import DOMAINS
+from brorl_jax.data import dataset
+from brorl_jax.data.dataset import DataError
+from brorl_jax.verdicts.domains import DOMAINS
 from launch.data import prepare, public
 
 

@@ -90,6 +90,6 @@ def test_a_walk_by_hand(small):
 
 
 def test_the_functions_of_the_package_are_known():
-  for path in ("train.train", "main.stages.examples.Examples.of"):
+  for path in ("train.train", "stages.examples.Examples.of"):
     assert house.FUNCTIONS[f"brorl_jax.{path}"].name == path.rpartition(".")[2]
   assert house.FUNCTIONS["brorl_jax.main.recorder.Recorder"].name == "__init__"

@@ -9,8 +9,8 @@ import numpy as np
 import optax
 import pytest
 
-from brorl_jax import meshes
 from brorl_jax.learner import state as states
+from brorl_jax.many import meshes
 from brorl_jax.model import sharding
 
 TX = optax.adam(0.1)

@@ -15,10 +15,10 @@ from compiled import compilations
 from one_step import groups
 from update_cases import OBJECTIVE, POLICY, packed, params, rollouts
 
-from brorl_jax import meshes
 from brorl_jax.learner import optimizer, row_packing, update
 from brorl_jax.learner import step as steps
 from brorl_jax.learner.layout import Layout
+from brorl_jax.many import meshes
 from brorl_jax.model import sharding
 from brorl_jax.rl.mean import Mean
 

@@ -9,9 +9,9 @@ import numpy as np
 import optax
 import pytest
 
-from brorl_jax import meshes
 from brorl_jax.learner import supervised
 from brorl_jax.learner.pair_packing import Layout, Pair
+from brorl_jax.many import meshes
 from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope

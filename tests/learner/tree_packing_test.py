@@ -24,9 +24,9 @@ from update_cases import (
   rollouts,
 )
 
-from brorl_jax import meshes
 from brorl_jax.learner import packing, tree_packing, update
 from brorl_jax.learner.layout import Layout, Source
+from brorl_jax.many import meshes
 from brorl_jax.model import sharding
 from brorl_jax.types import Prompts, Rollouts
 

@@ -29,9 +29,9 @@ from update_cases import (
   rollouts,
 )
 
-from brorl_jax import meshes
 from brorl_jax.learner import optimizer, update
 from brorl_jax.learner.objective import loss_and_stats
+from brorl_jax.many import meshes
 from brorl_jax.model import sharding
 from brorl_jax.rl import losses
 from brorl_jax.types import Batch

@@ -12,13 +12,13 @@ from one_step import resolved
 from brorl_jax import train
 from brorl_jax.learner import state as states
 from brorl_jax.main import __main__, programs, settings
-from brorl_jax.main.commands import train as train_command
-from brorl_jax.main.resolve import Run
-from brorl_jax.main.stages.examples import Examples
-from brorl_jax.main.stages.scoring import Scorer
+from brorl_jax.main import train as train_command
 from brorl_jax.model import huggingface
+from brorl_jax.plan.resolve import Run
 from brorl_jax.rollout import sampler
 from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.stages.examples import Examples
+from brorl_jax.stages.scoring import Scorer
 from brorl_jax.types import Groups, State
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -8,14 +8,14 @@ from messages import mentions
 from runs_for_tests import problems
 
 from brorl_jax import config as sections
-from brorl_jax.main import checkpoint_source, contamination
-from brorl_jax.main.commands import export
+from brorl_jax.data import dataset, heldout
+from brorl_jax.main import contamination, export
 from brorl_jax.model import huggingface
+from brorl_jax.plan import checkpoint_source
 from brorl_jax.runs import folder, metrics
-from brorl_jax.tasks import gym
-from brorl_jax.tasks.data import dataset, heldout
-from brorl_jax.tasks.domains import DOMAINS
-from tests.main.commands.evaluate_test import (  # noqa: F401
+from brorl_jax.verdicts import gym
+from brorl_jax.verdicts.domains import DOMAINS
+from tests.main.evaluate_test import (  # noqa: F401
   config,
   make_run,
   one_device,

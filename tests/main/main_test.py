@@ -131,8 +131,8 @@ STUB = """
 import sys, types
 from absl import app
 from brorl_jax import config
-training = types.ModuleType("brorl_jax.main.commands.train")
-resolve = types.ModuleType("brorl_jax.main.resolve")
+training = types.ModuleType("brorl_jax.main.train")
+resolve = types.ModuleType("brorl_jax.plan.resolve")
 resolve.here = lambda devices: None
 resolve.resolve = lambda c, machine, workdir: c
 def run(c, workdir, *, allow_change, begin_again, from_step):

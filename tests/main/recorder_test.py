@@ -11,13 +11,13 @@ from messages import mentions
 
 from brorl_jax import evaluate, train
 from brorl_jax.errors import UserError
+from brorl_jax.main import heldout
 from brorl_jax.main.recorder import Recorder
-from brorl_jax.main.stages import heldout
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import events, metrics, trackers
 from brorl_jax.runs.run_state import RunState
-from brorl_jax.tasks.base import Verdict
+from brorl_jax.verdicts.base import Verdict
 
 
 def made(wired, workdir, *, changed=None, entries=None, **more):

@@ -17,9 +17,9 @@ from brorl_jax import config as sections
 from brorl_jax.configs import base, harder, n16, n512, presets, simulate, smoke
 from brorl_jax.errors import UserError
 from brorl_jax.main import rules, settings
-from brorl_jax.main.stages import examples
-from brorl_jax.tasks import gym
-from brorl_jax.tasks.names import defaults
+from brorl_jax.stages import examples
+from brorl_jax.verdicts import gym
+from brorl_jax.verdicts.names import defaults
 from tests.main.main_test import command, message
 
 ROOT = pathlib.Path(__file__).parents[2]

@@ -12,11 +12,12 @@ import numpy as np
 import one_step
 import pytest
 
-from brorl_jax import config, processes, train
+from brorl_jax import config, train
 from brorl_jax.errors import UserError
 from brorl_jax.main import shared
 from brorl_jax.main.recorder import Recorder
-from brorl_jax.meshes import Axes
+from brorl_jax.many import processes
+from brorl_jax.many.meshes import Axes
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import checkpoints
 

@@ -17,7 +17,7 @@ from brorl_jax.main import text_policy
 from brorl_jax.model import huggingface
 from brorl_jax.rollout import sampler
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.tasks.base import Example
+from brorl_jax.verdicts.base import Example
 
 SHORT, LONG = "3 + 4 =", "Calculate 3 + 4 * 2."
 

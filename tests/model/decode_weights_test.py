@@ -9,8 +9,8 @@ import pytest
 import tiers
 from small_policies import EXPERTS, GEMMA2, GEMMA3, TINY, changed
 
-from brorl_jax import meshes
-from brorl_jax.meshes import Axes
+from brorl_jax.many import meshes
+from brorl_jax.many.meshes import Axes
 from brorl_jax.model import decode_weights, layers, sharding, views
 from brorl_jax.model.target import Target
 

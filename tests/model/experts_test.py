@@ -12,7 +12,7 @@ import tiers
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from brorl_jax import meshes
+from brorl_jax.many import meshes
 from brorl_jax.model import experts
 
 # Sizes that are all different, so that no two axes can be swapped unnoticed.

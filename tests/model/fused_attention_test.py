@@ -10,7 +10,7 @@ import pytest
 import tiers
 from small_policies import TINY, changed
 
-from brorl_jax import meshes
+from brorl_jax.many import meshes
 from brorl_jax.model import attention, fused_attention
 from brorl_jax.model.fused_attention import Real
 from brorl_jax.model.target import Target

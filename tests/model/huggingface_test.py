@@ -25,8 +25,8 @@ from saved_models import (
   split,
 )
 
-from brorl_jax import meshes
-from brorl_jax.meshes import Axes
+from brorl_jax.many import meshes
+from brorl_jax.many.meshes import Axes
 from brorl_jax.model import huggingface, sharding
 from brorl_jax.model.spec import Rope
 

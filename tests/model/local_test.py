@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import Mesh
 from small_policies import changed
 
-from brorl_jax import meshes
+from brorl_jax.many import meshes
 from brorl_jax.model import local, sharding
 
 

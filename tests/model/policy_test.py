@@ -24,7 +24,7 @@ from small_policies import (
   some_ids,
 )
 
-from brorl_jax import meshes
+from brorl_jax.many import meshes
 from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope

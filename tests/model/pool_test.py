@@ -13,8 +13,8 @@ from compiled import equations
 from jax.sharding import PartitionSpec
 from pools import Sizes
 
-from brorl_jax import meshes
-from brorl_jax.meshes import Axes
+from brorl_jax.many import meshes
+from brorl_jax.many.meshes import Axes
 from brorl_jax.model import cache, pool, triton_pool
 from brorl_jax.model.cache import Shared
 from brorl_jax.model.pool import Pool

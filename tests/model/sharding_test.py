@@ -11,7 +11,7 @@ import tiers
 from jax.sharding import PartitionSpec as P
 from messages import refuses
 
-from brorl_jax import meshes
+from brorl_jax.many import meshes
 from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope

@@ -20,7 +20,7 @@ from saved_models import (
   split,
 )
 
-from brorl_jax import meshes
+from brorl_jax.many import meshes
 from brorl_jax.model import huggingface, weight_files
 
 

@@ -9,7 +9,7 @@ import runs_for_tests as made
 import scipy.stats
 
 from brorl_jax import evaluate
-from brorl_jax.main.commands import report
+from brorl_jax.main import report
 from brorl_jax.report import compare
 
 TASKS = {id: "/".join(where) for id, where in made.PROMPTS.items()}

@@ -6,7 +6,7 @@ import pytest
 import runs_for_tests as made
 
 from brorl_jax.errors import UserError
-from brorl_jax.main.commands import report as report_command
+from brorl_jax.main import report as report_command
 from brorl_jax.report import cells, events, load_runs, tables
 
 NASTY = "<script>alert(1)</script> $x$"

@@ -11,7 +11,7 @@ import runs_for_tests as made
 from matplotlib.colors import to_rgb
 
 from brorl_jax.errors import UserError
-from brorl_jax.main.commands import report as report_command
+from brorl_jax.main import report as report_command
 from brorl_jax.report import (
   cells,
   figures,

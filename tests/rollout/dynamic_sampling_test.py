@@ -15,7 +15,7 @@ import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brorl_jax import processes
+from brorl_jax.many import processes
 from brorl_jax.rollout import candidates, rounds
 from brorl_jax.rollout.dynamic_sampling import (
   TooManyInvalid,

@@ -12,7 +12,7 @@ import pytest
 from compiled import compiled
 from small_decoders import KEY, TABLE, Table, devices
 
-from brorl_jax import meshes
+from brorl_jax.many import meshes
 from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope

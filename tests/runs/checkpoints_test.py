@@ -19,7 +19,7 @@ import tiers
 from jax.sharding import NamedSharding, PartitionSpec
 from messages import mentions
 
-from brorl_jax import processes
+from brorl_jax.many import processes
 from brorl_jax.runs import checkpoints, intact, stored
 from brorl_jax.types import State
 

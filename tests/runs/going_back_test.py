@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from brorl_jax import processes
+from brorl_jax.many import processes
 from brorl_jax.runs import going_back, stored
 
 

@@ -24,12 +24,12 @@ from train_test import State, bandit
 from brorl_jax import config as sections
 from brorl_jax import errors
 from brorl_jax.errors import UserError
-from brorl_jax.main import resolve
-from brorl_jax.main.commands import train as train_command
-from brorl_jax.main.stages import heldout
-from brorl_jax.main.stages.examples import Examples
+from brorl_jax.main import heldout
+from brorl_jax.main import train as train_command
+from brorl_jax.plan import resolve
 from brorl_jax.runs import checkpoints, events, folder, lines, machine, stored
-from brorl_jax.tasks.base import Example
+from brorl_jax.stages.examples import Examples
+from brorl_jax.verdicts.base import Example
 
 EVERY = {"metrics.jsonl", "samples.jsonl", "events.jsonl"}
 EVERY |= {"eval/curve.jsonl", "eval/records.jsonl"}

@@ -12,7 +12,7 @@ import pytest
 from brorl_jax.config import Config
 from brorl_jax.learner import pair_packing
 from brorl_jax.model import huggingface, tokenizer
-from brorl_jax.tasks import gym
+from brorl_jax.verdicts import gym
 from launch.embedded import demonstrations, steps
 
 ASSETS = huggingface.ASSETS

@@ -12,7 +12,7 @@ from solved_by_hand import EXAMPLES, entry_of
 reasoning_gym = pytest.importorskip("reasoning_gym")
 
 from brorl_jax.configs.dials import DIALS
-from brorl_jax.tasks.gym import ALLOWED, Family, check, puzzle, verify
+from brorl_jax.verdicts.gym import ALLOWED, Family, check, puzzle, verify
 from launch.embedded.steps import QUALITIES, TASKS, write
 
 # A digit, a word with the blank before it, a sign, or the end of a line.

@@ -11,7 +11,7 @@ import tiers
 from brorl_jax.configs.dials import DIALS
 from brorl_jax.learner.pair_packing import Layout
 from brorl_jax.model import huggingface, tokenizer
-from brorl_jax.tasks import gym
+from brorl_jax.verdicts import gym
 from launch.embedded import __main__ as command
 from launch.embedded import demonstrations, teacher
 from launch.embedded.recipes import RECIPES, Stage

@@ -1,0 +1,104 @@
+"""--mode=export: writes a run's policy as a Hugging Face directory."""
+
+import json
+import pathlib
+import tempfile
+from collections.abc import Mapping
+
+from absl import logging
+from jaxtyping import PyTree
+
+from brorl_jax.config.run import Policy as Section
+from brorl_jax.errors import UserError
+from brorl_jax.many import meshes
+from brorl_jax.model import hf_format, huggingface, tokenizer
+from brorl_jax.model.policy import Policy
+from brorl_jax.plan import checkpoint_source
+from brorl_jax.runs import folder
+
+
+def run(c: Section, workdir: pathlib.Path) -> None:
+  """Writes the policy of `policy.checkpoint` to `workdir`.
+
+  `policy.checkpoint` is the folder of a run or one of its checkpoints,
+  such as runs/n512/checkpoints/60. The weights have the dtype of the model that
+  the run started from.
+  """
+  folder.check_empty(workdir)
+  logging.set_verbosity(logging.ERROR)  # orbax logs every file
+  try:
+    which = _find_run(c.checkpoint)
+    starts = [one._asdict() for one in checkpoint_source.starts(which)]
+    text = checkpoint_source.read_tokenizer(which, c.chat_template)
+    mesh = meshes.make_mesh()  # on any machine
+    policy, params, step = checkpoint_source.load(which, mesh, dtype="float32")
+    record = json.dumps({"starts": starts}, indent=2) + "\n"
+    dtype = write(
+      workdir,
+      policy,
+      params,
+      source=which.source,
+      text=text,
+      # An evaluation compares its held-out prompts with this.
+      also={checkpoint_source.TRAINED_ON: record},
+    )
+  except ValueError as e:
+    raise UserError(str(e)) from None
+  print(f"wrote step {step} of {which.run} to {workdir}, {dtype}")
+
+
+def write(
+  workdir: pathlib.Path,
+  policy: Policy,
+  params: PyTree,
+  *,
+  source: pathlib.Path,
+  text: tokenizer.Tokenizer,
+  also: Mapping[str, str],
+) -> str:
+  """Writes a directory that runs and transformers can load.
+
+  Args:
+    workdir: A new or empty folder.
+    policy: The trained policy.
+    params: Its parameters.
+    source: The directory that it started from: tokenizer and dtype.
+    text: The tokenizer; if its chat template was replaced, it is written too.
+    also: Further files: text by name.
+
+  Returns:
+    The dtype of the weights.
+
+  Raises:
+    ValueError: config.json cannot express this policy.
+  """
+  fields = hf_format.read_json(source / "config.json")
+  dtype = fields.get("dtype") or fields.get("torch_dtype") or "float32"
+  workdir.parent.mkdir(parents=True, exist_ok=True)
+  # A temporary folder, so that nothing is overwritten or removed.
+  part = pathlib.Path(
+    tempfile.mkdtemp(prefix=f".{workdir.name}.", dir=workdir.parent)
+  )
+  huggingface.save(part, policy, params, dtype=dtype, source=source)
+  generation = part / "generation_config.json"
+  if not generation.exists():  # otherwise transformers would not stop
+    ids = {"eos_token_id": list(text.stop_ids), "pad_token_id": text.pad_id}
+    generation.write_text(json.dumps(ids, indent=2) + "\n")
+  if (template := text.template) is not None:
+    (part / "chat_template.jinja").write_text(template.text, encoding="utf-8")
+  for name, content in also.items():
+    (part / name).write_text(content)
+  part.chmod(0o755)  # mkdtemp gives access to the owner only
+  part.replace(workdir)  # empty or missing
+  return dtype
+
+
+def _find_run(checkpoint: str) -> checkpoint_source.CheckpointSource:
+  run_source = checkpoint_source.find_run(checkpoint)
+  if run_source is None:
+    raise ValueError(
+      f"config.policy.checkpoint = {checkpoint!r} is not a run; give the "
+      "folder of a run or one of its checkpoints, such as runs/n512 or "
+      "runs/n512/checkpoints/60"
+    )
+  return run_source

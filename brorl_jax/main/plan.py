@@ -1,0 +1,148 @@
+"""--mode=plan: fits rollouts and evaluations into memory, or refuses them."""
+
+import pathlib
+
+from brorl_jax.config import Config
+from brorl_jax.config.run import Devices
+from brorl_jax.errors import UserError
+from brorl_jax.many import meshes
+from brorl_jax.many.meshes import Axes
+from brorl_jax.model import huggingface, target
+from brorl_jax.model.target import Target
+from brorl_jax.plan import plan, report, resolve
+from brorl_jax.plan.resolve import Phase, Run
+from brorl_jax.plan.run import Job
+from brorl_jax.plan.sizes import Machine
+from brorl_jax.plan.topology import Topology
+from brorl_jax.stages import corpus, examples, sampling
+from brorl_jax.verdicts import own
+
+# The config.json of the language models that presets name.
+_ARCHITECTURES = pathlib.Path(__file__).parents[1] / "plan" / "architectures"
+
+
+def run(
+  this: Run, where: Topology | None = None, *, fast: bool = False
+) -> None:
+  """Prints the plan of a run, of which no weights were loaded.
+
+  Args:
+    this: The run, on a `machine`.
+    where: Devices for which all programs are compiled too.
+    fast: Whether two and three layers stand for all.
+  """
+  c = this.config
+  try:
+    if c.reward.verifier:
+      own.Rewards(c.reward.verifier, workers=1).close()  # imports them
+    for phase in this.phases:
+      _show(this, phase)
+    corpus.check(c.data, own=bool(c.reward.verifier))
+    if c.data.files:
+      print(*_data(this), sep="\n")
+    if where is not None:
+      mesh = where.mesh(this.machine.axes)
+      one = meshes.part(mesh, where.processes)
+      report.show(Job(this, this.phases[0], mesh, one, fast=fast), where)
+  except ValueError as e:
+    raise UserError(str(e)) from None
+
+
+def resolved(c: Config, where: Topology | None = None) -> Run:
+  """The run of a config on this machine or a topology, for a plan.
+
+  Without a topology the memory of rollouts and evaluations by arithmetic. If
+  `devices.mesh_fsdp` and `devices.memory_bytes` are given, this may be for more
+  devices than this machine has; it then assumes accelerators.
+  """
+  return resolve.resolve(c, machine(c.devices, where), locate=locate)
+
+
+def machine(c: Devices, where: Topology | None) -> Machine:
+  """This machine, or a topology, or as many accelerators as the mesh has.
+
+  Raises:
+    UserError: The mesh does not fit the devices, whose memory is unknown.
+  """
+  there = target.here() if where is None else where.target
+  axes = Axes(**c.mesh).filled(there.devices)
+  if where is not None and axes.devices != there.devices:
+    raise UserError(
+      f"config.devices: mesh ({axes}) does not fill the {there.devices} "
+      f"devices of --topology={where.name}; leave mesh_fsdp at -1"
+    )
+  count = 1 if where is None else where.processes
+  try:
+    axes.share(count)
+  except ValueError as e:
+    raise UserError(str(e)) from None
+  if axes.devices <= there.devices:
+    return Machine(axes, there, count)
+  if not c.memory_bytes:
+    raise UserError(
+      "config.devices.memory_bytes = 0 asks the devices, but only "
+      f"{there.devices} of {axes.devices} are here; set it to the memory "
+      "of one device"
+    )
+  return Machine(axes, Target("gpu", axes.devices, c.memory_bytes), count)
+
+
+def _show(this: Run, phase: Phase) -> None:
+  """Prints the memory plans of a phase of the run."""
+  c, plans, axes = phase.config, phase.memory, this.machine.axes
+  when = f" from step {phase.since}" if this.config.run.phases else ""
+  kind = "CPU devices" if this.policy.target.on_cpu else "accelerators"
+  count = this.machine.processes
+  many = f" of {count} processes" if count > 1 else ""
+  form, shared = sampling.form(phase), ""
+  if form != plans.rollouts.line():
+    shared = f"{form}, which needs less than these slots:\n"
+  print(
+    f"rollouts{when}: {c.sampling.places} prompts x "
+    f"{c.sampling.chunk}, at most {c.sampling.max_new_tokens} tokens, "
+    f"on {axes.rows} x {axes.within} {kind}{many}\n"
+    f"{shared}{plans.rollouts.table()}\n"
+    f"evaluations: {plans.heldout.prompts} prompts x {c.eval.n}\n"
+    f"{plans.heldout.plan.table()}"
+  )
+  memory_bytes = this.policy.target.memory_bytes
+  print(
+    f"an update, {plans.update.prompts} blocks x {plans.update.responses} rows",
+    *plan.shares(plans.update.parts, memory_bytes),
+    sep="\n",
+  )
+  if plans.probe is not None:
+    parts = plan.shares(plans.probe.parts, memory_bytes)
+    print("an update, measuring the theorem", *parts, sep="\n")
+
+
+def _data(this: Run) -> list[str]:
+  """Lines about the files; raises ValueError if they cannot be used."""
+  c, source = this.config, this.source.source
+  if this.tokenizer is None:
+    train, held = corpus.read(c.data, own=bool(c.reward.verifier))
+    return [
+      f"files: {len(train.examples)} examples, held out {len(held.examples)}; "
+      f"the length of their prompts is unknown: {source} has no tokenizer.json"
+    ]
+  read = examples.Examples.of(c, this.text)
+  read.heldout()
+  longest = f"longest prompt {read.longest} of {c.data.prompt_tokens} tokens"
+  return [*read.log_lines, longest]
+
+
+def locate(checkpoint: str) -> pathlib.Path:
+  """The directory of config.json; unlike `huggingface.locate`, no download."""
+  path = pathlib.Path(checkpoint)
+  if path.exists() or path.is_absolute() or len(path.parts) != 2:
+    return huggingface.locate(checkpoint)
+  # The presets' own, which can so be planned before they are downloaded.
+  known = _ARCHITECTURES / path.name
+  if known.is_dir():
+    return known
+  raise ValueError(
+    f"config.policy.checkpoint = {checkpoint!r} is not a directory on this "
+    f"machine; a plan needs only its config.json: run 'hf download "
+    f"{checkpoint} config.json --local-dir {path.name}', then use "
+    f"--config.policy.checkpoint={path.name}"
+  )

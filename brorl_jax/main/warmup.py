@@ -1,0 +1,178 @@
+"""--mode=warmup: supervised training on pairs -> a Hugging Face directory."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import sys
+import time
+
+from jaxtyping import PyTree
+
+from brorl_jax import config
+from brorl_jax.config import Warmup
+from brorl_jax.config.warmup import Pairs
+from brorl_jax.data import columns, dataset, heldout, pairs
+from brorl_jax.errors import UserError
+from brorl_jax.learner import optimizer, pair_packing, supervised
+from brorl_jax.learner.pair_packing import Layout, Pair
+from brorl_jax.learner.supervised import Look
+from brorl_jax.main import export, programs
+from brorl_jax.model import huggingface, tokenizer
+from brorl_jax.plan import checkpoint_source
+from brorl_jax.plan.resolve import WithPolicy
+from brorl_jax.runs import folder
+from brorl_jax.verdicts import posing
+
+_RECORD = "warmup.json"  # config, files and losses, next to the weights
+_ADAM = ("lr", "warmup", "b1", "b2", "eps", "weight_decay", "max_grad_norm")
+
+
+def run(this: WithPolicy[Warmup], workdir: pathlib.Path) -> None:
+  """Trains, then writes a Hugging Face directory to `workdir`.
+
+  It cannot resume: if it is stopped, the same command starts again.
+  """
+  folder.check_empty(workdir)
+  c, source = this.config, this.source.source
+  try:
+    learned, measured, summaries = _read(this)
+    print(*summaries, programs.log_line(), sep="\n", file=sys.stderr)
+    dtype, mesh = c.policy.dtype, this.mesh
+    _, params = huggingface.load(source, dtype=dtype, mesh=mesh)
+    params, looks = _trained(this, learned, measured, params)
+    files = [*c.data.files, *c.data.heldout_files]
+    record = {
+      "config": config.as_dict(c),
+      "files": dataset.file_digests(files),
+      "losses": [look._asdict() for look in looks],
+    }
+    export.write(
+      workdir,
+      this.policy,
+      params,
+      source=source,
+      text=this.text,
+      also={
+        _RECORD: json.dumps(record, indent=2) + "\n",
+        **checkpoint_source.inherited(source),
+      },
+    )
+  except (ValueError, FloatingPointError) as e:
+    raise UserError(str(e)) from None
+  print(f"wrote {workdir}", file=sys.stderr)
+
+
+def _read(
+  this: WithPolicy[Warmup],
+) -> tuple[list[Pair], list[Pair], list[str]]:
+  """Pairs to train on, held out, and lines for the log.
+
+  Raises:
+    ValueError: There are none, or they cannot be used.
+  """
+  c, sides, summaries = this.config, [], []
+  if not c.data.files:
+    raise ValueError("config.data.files is empty; name files of pairs")
+  for name, side in zip(("to train on", "held out"), read(c.data), strict=True):
+    kept, dropped = fitting(side, c.data, this.text, layout(c))
+    skipped = len(side.skipped)
+    left_out = [f"{skipped:,} wrong lines left out"] * (skipped > 0)
+    left_out += [f"{dropped:,} too long ones left out"] * (dropped > 0)
+    summaries.append(", ".join([f"{len(kept):,} pairs {name}", *left_out]))
+    if not kept:
+      raise ValueError(
+        f"config.data.files: no pair {name} is left: {summaries[-1]}"
+      )
+    sides.append(kept)
+  return *sides, summaries
+
+
+def layout(c: Warmup) -> Layout:
+  """The shape of an update's batches."""
+  return Layout(c.optim.row_tokens, c.optim.rows, c.optim.microbatches)
+
+
+def read(c: Pairs) -> tuple[dataset.Data, dataset.Data]:
+  """Training and held-out pairs; raises DataError."""
+  try:
+    names = columns.parse(c.fields, pairs.FIELDS)
+  except ValueError as e:
+    raise ValueError(f"config.data.fields: {e}") from None
+  of = functools.partial(pairs.read, names=names, skip_bad=c.skip_bad)
+  return heldout.sides(of, c.files, c.heldout_files, one_in=c.heldout_one_in)
+
+
+def fitting(
+  data: dataset.Data, c: Pairs, text: tokenizer.Tokenizer, layout: Layout
+) -> tuple[list[Pair], int]:
+  """Token ids of pairs, with prompts and end tokens as in RL.
+
+  Returns:
+    The pairs, and the number of those that were too long.
+
+  Raises:
+    ValueError: A pair is too long, and data.skip_bad is not set.
+  """
+  kept, names = [], []
+  for example, place in zip(data.examples, data.places, strict=True):
+    asked = posing.posed(example, system=c.system)
+    response = text.encode(pairs.response(example))
+    pair = Pair(text.render(asked), [*response, text.stop_ids[0]])
+    if not c.skip_bad or sum(map(len, pair)) <= layout.tokens:
+      kept.append(pair)
+      names.append(str(place))
+  pair_packing.check(kept, layout, names)
+  return kept, len(data.examples) - len(kept)
+
+
+def _trained(
+  this: WithPolicy[Warmup],
+  learned: list[Pair],
+  measured: list[Pair],
+  params: PyTree,
+) -> tuple[PyTree, list[Look]]:
+  """Trains, prints the progress, and returns it with the parameters.
+
+  Args:
+    this: The policy and how it is trained.
+    learned: Pairs to train on.
+    measured: Those held out.
+    params: Initial parameters; donated.
+  """
+  c, shape, mesh = this.config, layout(this.config), this.mesh
+  count = pair_packing.updates_in(
+    learned, shape, epochs=c.optim.epochs, seed=c.optim.seed
+  )
+  adam = {name: getattr(c.optim, name) for name in _ADAM}
+  tx, _ = optimizer.adamw(total=count, **adam)
+  policy = dataclasses.replace(this.policy, remat=c.devices.remat, mesh=mesh)
+  looks: list[Look] = []
+  begin = time.monotonic()
+
+  def look(now: Look) -> None:
+    looks.append(now)
+    parts = [
+      f"{what} {x:.3f}"
+      for what, x in (("loss", now.loss), ("held-out loss", now.heldout))
+      if x is not None
+    ]
+    line = ", ".join([*parts, f"{now.tokens:,} tokens learned"])
+    spent = time.monotonic() - begin
+    print(
+      f"update {now.update}/{count}: {line}, {spent:.0f} s", file=sys.stderr
+    )
+
+  params = supervised.train(
+    params,
+    learned,
+    packed_logp=policy.packed_logp,
+    tx=tx,
+    layout=shape,
+    count=count,
+    seed=c.optim.seed,
+    look=look,
+    heldout=measured,
+    mesh=mesh,
+  )
+  return params, looks

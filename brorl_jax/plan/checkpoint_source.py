@@ -1,0 +1,277 @@
+"""Where a policy comes from: a run, a checkpoint, or a model directory."""
+
+import pathlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+from jax.sharding import Mesh, SingleDeviceSharding
+from jaxtyping import PyTree
+
+from brorl_jax.model import (
+  architectures,
+  hf_format,
+  huggingface,
+  sharding,
+  tokenizer,
+)
+from brorl_jax.model.policy import Policy
+from brorl_jax.runs import checkpoints
+from brorl_jax.verdicts.names import MADE
+
+TRAINED_ON = "trained_on.json"  # next to the weights of an exported run
+
+
+class CheckpointSource(NamedTuple):
+  """Where a policy comes from."""
+
+  source: pathlib.Path  # Hugging Face directory: architecture and tokenizer
+  run: pathlib.Path | None = None  # with the weights; None: those of `source`
+  step: int | None = None  # step of the run; None: the newest
+
+
+def locate(checkpoint: str) -> CheckpointSource:
+  """Finds a run, one of its checkpoints, a directory, or a model of the hub.
+
+  Raises:
+    ValueError: It is none of these.
+  """
+  if (run_source := find_run(checkpoint)) is not None:
+    return run_source
+  return CheckpointSource(huggingface.locate(checkpoint))
+
+
+def find_run(checkpoint: str) -> CheckpointSource | None:
+  """The folder of a run or one of its checkpoints; None if it is neither.
+
+  Raises:
+    ValueError: The model that the run started from is missing.
+  """
+  path = pathlib.Path(checkpoint or ".").absolute()
+  run, step = path, None
+  if path.parent.name == "checkpoints" and path.name.isdecimal():
+    run, step = path.parents[1], int(path.name)
+  if not checkpoint or not (run / "checkpoints").is_dir():
+    return None
+  return CheckpointSource(_source(run), run.resolve(), step)
+
+
+def read_tokenizer(
+  which: CheckpointSource, given: str = ""
+) -> tokenizer.Tokenizer:
+  """The tokenizer of a policy, with the chat template of its training.
+
+  Args:
+    which: Where the policy comes from. A run's own template is used.
+    given: `policy.chat_template`: a file that overrides it; "" for none.
+
+  Raises:
+    ValueError: One of them cannot be read.
+  """
+  template = None
+  if given:
+    template = tokenizer.read_template(given)
+  elif which.run is not None:
+    text = _records(which.run / "config.json")[0].get("chat_template")
+    template = tokenizer.Template(str(which.run), text) if text else None
+  return tokenizer.Tokenizer(which.source, template)
+
+
+class Ran(NamedTuple):
+  """How a run posed its prompts, at its newest start."""
+
+  dtype: str
+  max_new_tokens: int
+  system: str
+  instructions: dict[str, str]  # by domain, the text after each question
+  fields: str  # data.fields of its config
+  domain: str  # data.domain of its config
+  own: bool  # whether the user's own functions gave the rewards
+
+
+def ran(which: CheckpointSource) -> Ran | None:
+  """How the run of a policy posed its prompts; None if there is no run.
+
+  Raises:
+    ValueError: Its config.json cannot be read.
+  """
+  if which.run is None:
+    return None
+  path = which.run / "config.json"
+  try:
+    c = _records(path)[0]["config"]
+    data = c["data"]
+    return Ran(
+      c["policy"]["dtype"],
+      c["sampling"]["max_new_tokens"],
+      data["system"],
+      {name: one["instruction"] for name, one in data["domains"].items()},
+      data["fields"],
+      data["domain"],
+      bool(c["reward"]["verifier"]),
+    )
+  except (AttributeError, KeyError, TypeError):
+    raise ValueError(f"{path} was not written by a run") from None
+
+
+class Start(NamedTuple):
+  """The training data of one start of a run, from its config.json."""
+
+  run: str
+  files: dict[str, str]  # digests, by absolute path
+  heldout_one_in: int  # share of the files that it held out; 0: nothing
+  made: list[str]  # tasks whose puzzles it may have generated
+  fields: str  # data.fields of its config
+  domain: str  # data.domain of its config
+  own: bool  # whether the user's own functions gave the rewards
+
+
+def starts(which: CheckpointSource) -> list[Start]:
+  """The starts of all runs that led to a policy, the newest first.
+
+  Raises:
+    ValueError: A record of them cannot be read.
+  """
+  out, exported = [], which.source / TRAINED_ON
+  if which.run is not None:
+    path = which.run / "config.json"
+    out = [_start(which.run, record) for record in _records(path)]
+  if exported.exists():
+    try:
+      found = [
+        Start(**record) for record in hf_format.read_json(exported)["starts"]
+      ]
+      if not all(map(_is_start, found)):
+        raise TypeError("a value of another type")
+      out += found
+    except (KeyError, TypeError):
+      raise ValueError(f"{exported} was not written by --mode=export") from None
+  return out
+
+
+def _is_start(one: Start) -> bool:
+  """Whether its values, from a file, are of the right types."""
+  texts = lambda x: all(isinstance(text, str) for text in x)
+  return (
+    isinstance(one.files, dict)
+    and isinstance(one.made, list)
+    and texts([one.run, one.fields, one.domain, *one.made])
+    and texts(one.files.values())
+    and type(one.heldout_one_in) is int
+    and isinstance(one.own, bool)
+  )
+
+
+def _start(run: pathlib.Path, record: Mapping[str, Any]) -> Start:
+  try:
+    values = record["config"]
+    c, own = values["data"], bool(values["reward"]["verifier"])
+    mixed = (c["puzzles"] or not c["files"]) and not own
+    made = mixed and c["domains"][MADE]["weight"] > 0.0
+    families = c["families"] if made else {}
+    return Start(
+      str(run),
+      record["files"],
+      0 if c["heldout_files"] else c["heldout_one_in"],
+      [name for name, family in families.items() if family["weight"] > 0.0],
+      c["fields"],
+      c["domain"],
+      own,
+    )
+  except (AttributeError, KeyError, TypeError):
+    path = run / "config.json"
+    raise ValueError(f"{path} was not written by a run") from None
+
+
+def _records(path: pathlib.Path) -> list[dict[str, Any]]:
+  """The record of each start of a run in config.json, the newest first."""
+  record = hf_format.read_json(path)
+  if not isinstance(record.get("config"), dict):
+    raise ValueError(f"{path} was not written by a run")
+  return [record, *reversed(record.get("earlier") or [])]
+
+
+def load(
+  which: CheckpointSource,
+  mesh: Mesh | None,
+  *,
+  dtype: str,
+  param_dtype: str = "float32",
+) -> tuple[Policy, PyTree, int | None]:
+  """Loads a policy: its description, its parameters, and the step of the run.
+
+  Args:
+    mesh: Devices of the parameters; the first device if None.
+    dtype: Dtype of activations and caches.
+    param_dtype: Dtype of the parameters. Those of a run are read in float32
+      first.
+
+  Raises:
+    ValueError: They cannot be read, or are damaged.
+  """
+  if which.run is None:
+    loaded = huggingface.load(
+      which.source, dtype=dtype, mesh=mesh, param_dtype=param_dtype
+    )
+    return *loaded, None
+  policy = architectures.read_policy(which.source, dtype=dtype)
+  abstract = policy.shapes
+  if mesh is None:
+    first = SingleDeviceSharding(jax.devices()[0])
+    places = jax.tree.map(lambda _: first, abstract)
+  else:
+    places = sharding.param_shardings(abstract, mesh)
+  like = jax.tree.map(
+    lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place),
+    abstract,
+    places,
+  )
+  step, params = checkpoints.read_params(
+    which.run / "checkpoints",
+    which.step,
+    like,
+    _records(which.run / "config.json")[0].get("run"),
+  )
+  params = jax.tree.map(lambda x: x.astype(param_dtype), params)
+  return policy, params, step
+
+
+def inherited(source: pathlib.Path) -> dict[str, str]:
+  """The record of a directory's training data, for models made from it.
+
+  Name and text of the file, if there is one.
+  """
+  path = source / TRAINED_ON
+  return {TRAINED_ON: path.read_text()} if path.is_file() else {}
+
+
+def check_vocabulary(
+  source: str | pathlib.Path, text: tokenizer.Tokenizer, policy: Policy
+) -> None:
+  """Raises ValueError if the tokenizer has ids beyond the embedding."""
+  largest = max(text.size - 1, *text.stop_ids)
+  if largest >= policy.vocab:
+    raise ValueError(
+      f"{source}: the tokenizer has the id {largest}, but the embedding has "
+      f"only {policy.vocab} rows; use the tokenizer of this model"
+    )
+
+
+def _source(run: pathlib.Path) -> pathlib.Path:
+  """The Hugging Face directory that a run started from."""
+  path = run / "config.json"
+  try:
+    record = _records(path)[0]
+    checkpoint = record["config"]["policy"]["checkpoint"]
+    began = pathlib.Path(record["began_with"])
+  except (KeyError, TypeError):
+    raise ValueError(f"{path} was not written by a run") from None
+  # A relative path in the config is relative to where the run was started.
+  if checkpoint and began.is_dir():
+    return began
+  try:
+    return huggingface.locate(checkpoint)
+  except ValueError as e:
+    raise ValueError(
+      f"{path}: the model that the run started from: {e}"
+    ) from None

@@ -1,0 +1,296 @@
+"""Stage 1: the prompts of a run, from files and generated puzzles."""
+
+import collections
+import functools
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from brorl_jax import types
+from brorl_jax.config import Config
+from brorl_jax.config.data import Data, Domain
+from brorl_jax.config.data import Family as Puzzles
+from brorl_jax.data import data_order, dataset, heldout
+from brorl_jax.data.records import Place
+from brorl_jax.errors import UserError
+from brorl_jax.model import tokenizer
+from brorl_jax.runs.run_state import RunState
+from brorl_jax.stages import corpus
+from brorl_jax.verdicts.base import Example
+from brorl_jax.verdicts.domain import Family
+from brorl_jax.verdicts.domains import DRAW
+from brorl_jax.verdicts.gym import mixture
+from brorl_jax.verdicts.names import MADE
+from brorl_jax.verdicts.posing import posed
+
+_PROBES = 256  # prompts per family whose length is checked at the start
+# DRAW.one takes indexes below 2**44; 2 million steps need those below 2**41.
+_SUBSTITUTES, _SUBSTITUTE_BITS = 8, 41
+
+
+class TooLong(ValueError):
+  """A prompt has more tokens than the budget."""
+
+
+def families(puzzles: Mapping[str, Puzzles]) -> list[Family]:
+  """The puzzle families of a config; raises ValueError if one is invalid."""
+  out = [
+    Family(name, dict(f.settings), f.weight) for name, f in puzzles.items()
+  ]
+  try:
+    DRAW.check(out)
+  except ImportError as e:  # reasoning-gym is optional
+    raise ValueError(str(e)) from None
+  return out
+
+
+class Examples:
+  """The prompts of a run: generated puzzles and examples from files.
+
+  Attributes:
+    stop_ids: Tokens that end a response.
+    families: Puzzle families that are generated, with their weights.
+    domains: Domains with a positive weight.
+    files: Digests of the training files, by absolute path.
+    longest: Tokens of the longest prompt so far.
+    left_out: Skipped lines of the files: the place, and what is wrong.
+    fingerprint: Must be unchanged when a run resumes.
+    log_lines: What was read and what was skipped.
+  """
+
+  def __init__(
+    self,
+    c: Data,
+    text: tokenizer.Tokenizer,
+    *,
+    seed: int,
+    evaluated: int,
+    own: bool = False,
+  ):
+    """Reads the files.
+
+    Args:
+      c: The section `data` of the config.
+      text: Tokenizer of the policy.
+      seed: Seed of the order and of puzzles.
+      evaluated: Held-out prompts per task.
+      own: Whether the user's own functions give the rewards. Then all lines
+        are of one domain and no puzzles are generated.
+
+    Raises:
+      ValueError: A family or file is invalid, or prompts are too long.
+    """
+    self._c, self._text = c, text
+    self._seed, self._evaluated = seed, evaluated
+    self.stop_ids = text.stop_ids
+    self.example = functools.lru_cache(maxsize=1 << 14)(self._draw)
+    self.log_lines: list[str] = []
+    self.left_out: list[str] = []
+    self.longest = 0
+    self.families: list[Family] = []
+    corpus.check(c, own=own)
+    self._places: dict[str, Place | str] = {}
+    self.files = dataset.file_digests(c.files) if c.files else {}
+    given = self.files or c.heldout_files
+    self._train, self._heldout = self._read(own) if given else ({}, [])
+    # An evaluation may have only held-out files; nothing is drawn from them.
+    stored = self._train or corpus.by_domain(self._heldout)
+    mixed = (c.puzzles or not given) and not own
+    weight = c.domains[MADE].weight
+    made = mixed and weight > 0.0 and MADE not in stored
+    every = families(c.families) if made else []
+    self.families = [family for family in every if family.weight > 0.0]
+    drawn = [family.name for family in self.families]
+    heldout.refuse_drawn(self.placed(self._heldout), drawn)
+    for family in self.families:
+      for i in range(_PROBES):
+        self._render(DRAW.one(family, "train", i, seed=seed))
+    sizes: dict[str, int | None] = {
+      name: len(of_domain) for name, of_domain in stored.items()
+    }
+    digests = {name: dataset.digest(s) for name, s in stored.items()}
+    if made:
+      sizes[MADE], digests[MADE] = None, DRAW.version()
+    if not sizes:
+      raise ValueError(
+        f"there is no training data: config.data.domains.{MADE}.weight is "
+        "0 and config.data.files is empty; raise the weight, or name files"
+      )
+    weights = {name: c.domains[name].weight for name in sizes}
+    self._order = data_order.Order(sizes, weights, seed=seed)
+    self.fingerprint = self._order.fingerprint(digests)
+    self.fingerprint["held out"] = dataset.digest(self._heldout)
+    if text.template is not None:
+      self.fingerprint["chat template"] = text.template.digest
+    self.domains = [name for name in sizes if weights[name] > 0.0]
+    if given:
+      self.log_lines.append(corpus.shares(weights, made=made))
+
+  @classmethod
+  def of(cls, c: Config, text: tokenizer.Tokenizer) -> "Examples":
+    """The examples of a config; raises ValueError as `__init__` does."""
+    own = bool(c.reward.verifier)
+    seed, evaluated = c.run.seed, c.eval.prompts
+    return cls(c.data, text, seed=seed, evaluated=evaluated, own=own)
+
+  def _read(self, own: bool) -> tuple[dict[str, list[Example]], list[Example]]:
+    """Reads training examples by domain, and held-out examples."""
+    train, held = corpus.read(self._c, own=own)
+    self.left_out = [str(one) for one in (*train.skipped, *held.skipped)]
+    by_domain = corpus.by_domain(self._fitting(train))
+    kept = self._fitting(held)
+    for example, place in zip(held.examples, held.places, strict=True):
+      self._places[example.id] = place
+    counts = {name: len(of_domain) for name, of_domain in by_domain.items()}
+    self.log_lines += corpus.log_lines(train, held, counts, len(kept), own=own)
+    return by_domain, list(kept)
+
+  def _fitting(self, data: dataset.Data) -> Sequence[Example]:
+    """The examples that fit; raises TooLong unless data.skip_bad is set."""
+    if not self._c.skip_bad:
+      for example in data.examples:
+        self._render(example)
+      return data.examples
+    tokens = lambda example: len(self._ids(example))
+    kept, dropped = dataset.fit(data.examples, tokens, self._c.prompt_tokens)
+    limit = self._c.prompt_tokens
+    for name in {example.domain for example in dropped}:
+      if all(example.domain != name for example in kept):
+        raise TooLong(
+          f"config.data.prompt_tokens = {limit}: every {name} prompt has more "
+          "tokens; raise it"
+        )
+    if dropped:
+      self.log_lines.append(
+        f"left out {len(dropped)} prompts of more than {limit} tokens"
+      )
+    return kept
+
+  def _ids(self, example: Example) -> list[int]:
+    ids = self._text.render(self._posed(example))
+    self.longest = max(self.longest, len(ids))
+    return ids
+
+  def domain(self, example: Example) -> Domain:
+    """The config of an example's domain."""
+    return self._c.domains[example.domain]
+
+  def asked(self, example: Example) -> str:
+    """The last user message, with the text that the config adds."""
+    return self._posed(example)[-1]["content"]
+
+  def _posed(self, example: Example) -> list[dict[str, str]]:
+    return posed(
+      example,
+      system=self._c.system,
+      instruction=self.domain(example).instruction,
+    )
+
+  def _render(self, example: Example) -> list[int]:
+    ids = self._ids(example)
+    if len(ids) > self._c.prompt_tokens:
+      # `families` is empty while files are read.
+      remedy = (
+        "narrow the family's settings"
+        if self.families
+        else "set config.data.skip_bad"
+      )
+      raise TooLong(
+        f"{example.id} has {len(ids)} prompt tokens, but "
+        f"config.data.prompt_tokens = {self._c.prompt_tokens}; raise it, or "
+        f"{remedy}"
+      )
+    return ids
+
+  def refuse_changes(self, before: Mapping[str, str] | None) -> None:
+    """Raises ValueError if a resumed run had other examples."""
+    if before is not None:
+      data_order.refuse_changes(before, self.fingerprint)
+
+  def heldout(self) -> list[Example]:
+    """The held-out prompts, eval.prompts per task; training never uses them."""
+    by_task = collections.defaultdict[str, list[Example]](list)
+    for example in self._heldout:
+      if example.domain in self.domains:
+        by_task[example.task].append(example)
+    out = [e for task in by_task.values() for e in task[: self._evaluated]]
+    count = self._evaluated
+    try:
+      made = DRAW.heldout(self.families, per_family=count, seed=self._seed)
+    except ValueError as e:
+      raise ValueError(f"config.eval.prompts = {count}: {e}") from None
+    for example in made:
+      self._render(example)
+    if not (out := out + made):
+      raise ValueError(
+        "no domain with a positive config.data.domains weight has a held-out "
+        "prompt; raise a weight, or add examples"
+      )
+    return out
+
+  def placed(self, examples: Sequence[Example]) -> dataset.Data:
+    """Held-out examples with their places in the files."""
+    of = lambda example: self._places.get(example.id, f"puzzle {example.id}")
+    return dataset.Data(examples, [of(example) for example in examples])
+
+  def candidates(
+    self, step: int, progress: RunState, *, most: int
+  ) -> Sequence[int]:
+    """Indices p of the prompts that a step may draw, in that order.
+
+    Files continue where the previous step ended. Puzzles are unlimited: (step,
+    p) identifies one, and p starts from 0 in each step.
+    """
+    count = self._c.distinct_prompts
+    if count:
+      shuffled = np.random.default_rng([self._seed, step]).permutation(count)
+      return shuffled[:most].tolist()
+    start = progress.drawn if self._train else 0
+    return range(start, start + most)
+
+  def _draw(self, step: int, position: int) -> Example:
+    """Candidate `position` of a step."""
+    anew = not self._train and not self._c.distinct_prompts
+    number = mixture.index(step, position) if anew else position
+    domain, element = self._order[number]
+    if domain in self._train:
+      return self._train[domain][element]
+    return self._made(element)
+
+  def _made(self, element: int) -> Example:
+    """Puzzle `element`: a function of (seed, element)."""
+    step, position = divmod(element, mixture.POSITIONS)
+    weights = [family.weight for family in self.families]
+    which = mixture.pick(self._seed, step, position, weights)
+    # A rare prompt that is too long must not end a run after a week: it is
+    # replaced by the first of its substitutes that fits.
+    for substitute in range(_SUBSTITUTES):
+      puzzle = DRAW.one(
+        self.families[which],
+        "train",
+        element + (substitute << _SUBSTITUTE_BITS),
+        seed=self._seed,
+      )
+      try:
+        self._render(puzzle)
+      except TooLong as e:
+        error = e
+        continue
+      return puzzle
+    raise UserError(str(error))
+
+  def prompts(self, step: int, candidates: Sequence[int]) -> types.Prompts:
+    """Stage 1: candidates of a step as token ids."""
+    index = np.array(candidates, np.int32)
+    return self.pad([self.example(step, p) for p in candidates], index)
+
+  def pad(
+    self, examples: Sequence[Example], index: np.ndarray
+  ) -> types.Prompts:
+    """Examples as padded token ids, with their indices p."""
+    ids = [self._render(example) for example in examples]
+    return types.Prompts(*tokenizer.left_pad(ids, self._c.prompt_tokens), index)
+
+  def decode(self, responses: Sequence[Sequence[int]]) -> list[str]:
+    """The texts of responses."""
+    return self._text.decode(responses)

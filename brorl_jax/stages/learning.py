@@ -1,0 +1,177 @@
+"""Stage 5: kept groups and their advantages -> optimizer updates."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, PyTree
+
+from brorl_jax import train, types
+from brorl_jax.config.run import Guard
+from brorl_jax.learner import packing, theory, update
+from brorl_jax.learner import state as states
+from brorl_jax.learner import step as steps
+from brorl_jax.learner.objective import Stats
+from brorl_jax.learner.optimizer import updates_done
+from brorl_jax.model import sharding
+from brorl_jax.plan.resolve import Phase, Run
+from brorl_jax.rollout.dynamic_sampling import SampledGroups
+from brorl_jax.runs import guards, metrics, run_state
+from brorl_jax.runs.run_state import RunState
+
+# In a row that were starved or skipped an update. One such step is bad luck; a
+# run that learns from none of five has a cause that does not pass.
+_BAD_STEPS = 5
+
+
+def update_policy(
+  this: Run,
+  phase: Phase,
+  state: types.State,
+  kept: types.Groups,
+  credit: train.Credit,
+) -> tuple[types.State, train.Updated]:
+  """Stage 5: `optim.minibatches` optimizer updates over whole groups."""
+  if not len(credit.advantage):
+    state = dataclasses.replace(state, step=state.step + 1)
+    return state, train.Updated({"update/skipped": 0.0})
+  c, goal, mesh = phase.config, phase.objective, this.mesh
+  response_logp = phase.trainer.response_logp
+  step = int(state.step) + 1
+  probe, watch = _probed(phase, kept)
+  parts = steps.minibatches(
+    kept,
+    credit.advantage,
+    credit.counts,
+    phase.layout,
+    count=c.optim.minibatches,
+    seed=(c.run.seed, step),
+    scale=functools.partial(
+      packing.loss_scale,
+      unit=goal.loss.unit,
+      mean=c.loss.mean,
+      constant=c.sampling.max_new_tokens,
+    ),
+  )
+  shares = steps.packing_metrics(parts, int(credit.counts.sum()))
+  parts = steps.scored(
+    parts,
+    state,
+    mesh,
+    logp_of=functools.partial(
+      update.logp_of,
+      temperature=goal.temperature,
+      response_logp=response_logp,
+    ),
+    kl_term=bool(goal.kl_weight),
+  )
+  state, stats = steps.apply(
+    state,
+    parts,
+    mesh,
+    tx=phase.tx,
+    response_logp=response_logp,
+    objective=goal,
+    watch=watch,
+    most_norm=guards.most_norm(c.optim.spike, credit.progress.grad_norms),
+  )
+  jax.block_until_ready((state, stats))
+  last = max(updates_done(state.opt) - 1, 0)
+  scalars = {
+    **steps.update_metrics(stats, goal),
+    "optim/lr": float(np.asarray(phase.lr(last))),
+    **shares,
+    **_theory(phase, probe, state, stats),
+  }
+  norms = tuple(float(s.grad_norm) for s in stats if not s.skipped)
+  skipped = steps.skipped(stats, state.params, step)
+  return state, train.Updated(scalars, norms, skipped)
+
+
+def _probed(
+  phase: Phase, kept: types.Groups
+) -> tuple[theory.Probe | None, Callable[[PyTree], Float[Array, ""]] | None]:
+  """What the theorem is measured on, and the function that an update watches.
+
+  None if it is not measured.
+  """
+  if not phase.config.theory.prompts:
+    return None, None
+  probe = theory.probe(
+    kept.prompts,
+    kept.rollouts,
+    kept.scores.reward,
+    count=phase.config.theory.prompts,
+    rows=theory.RESPONSES,
+    tokens=theory.TOKENS,
+  )
+  return probe, jax.tree_util.Partial(phase.mass.mean, probe)
+
+
+def _theory(
+  phase: Phase,
+  probe: theory.Probe | None,
+  state: types.State,
+  stats: Sequence[Stats],
+) -> Mapping[str, float | None]:
+  """Its metrics, from the state after the updates and their statistics."""
+  if probe is None:
+    return theory.unmeasured()
+  after = theory.compiled_mass(phase.mass, probe, state.params)
+  first_order = sum(float(s.watched) for s in stats)
+  return theory.measure(probe, sharding.to_host(after), first_order)
+
+
+def check_guards(
+  c: Guard,
+  progress: RunState,
+  scalars: Mapping[str, Any],
+  sampled: SampledGroups,
+  updated: train.Updated,
+) -> tuple[RunState, train.Judged]:
+  """Compares a step with the bounds of the config, see runs/guards.py."""
+  # Before the guards: one NaN would stay in the means of the first steps.
+  shown, lost = metrics.only_finite(scalars)
+  progress, alarms = guards.watched(c, progress, shown)
+  short = sampled.shortage()
+  bad = [*([short] if short else []), *updated.skipped]
+  progress = guards.learned(progress, updated.norms, bad=bool(bad))
+  shown["guard/alarms"] = float(len(alarms))
+  shown["sampling/starved"] = float(bool(short))
+  # First what may explain the others.
+  new = [{**a._asdict(), "why": a.text} for a in alarms if a.steps == 1]
+  events = [{"event": "guard", **alarm} for alarm in new]
+  events += [{"event": "starved", "why": short}] if short else []
+  events += [{"event": "skip", "why": why} for why in updated.skipped]
+  if lost and not bad:
+    events.append({"event": "not finite", "metrics": lost})
+  end = guards.ends(c, alarms)
+  if progress.bad >= _BAD_STEPS:
+    end = f"{progress.bad} bad steps in a row, the last: {bad[-1]}"
+  return progress, train.Judged(shown, events, end)
+
+
+def reset_reference(
+  phase: Phase, state: types.State, progress: RunState
+) -> tuple[types.State, RunState, str | None]:
+  """After a step: the policy becomes the reference when the config asks for it.
+
+  Returns:
+    State, run state, and the reason for the reset, None without one.
+  """
+  if state.reference is None:
+    return state, progress, None
+  c = phase.config.reference
+  progress = dataclasses.replace(progress, since_reset=progress.since_reset + 1)
+  reason = run_state.reset_reason(
+    progress, every=c.reset_every, stalled=c.reset_stalled
+  )
+  if reason is None:
+    return state, progress, None
+  state = states.reset_reference(
+    state, phase.tx, reset_optimizer=c.reset_optimizer
+  )
+  return state, run_state.was_reset(progress), reason

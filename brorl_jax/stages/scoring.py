@@ -1,0 +1,183 @@
+"""Stage 3: responses -> verdicts -> rewards."""
+
+import collections
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from brorl_jax import types
+from brorl_jax.config.reward import Reward
+from brorl_jax.stages.examples import Examples
+from brorl_jax.types import ScoredResponse
+from brorl_jax.verdicts import own, pool
+from brorl_jax.verdicts.base import Example
+from brorl_jax.verdicts.domains import DOMAINS
+from brorl_jax.verdicts.pool import Job, Pool
+from brorl_jax.verdicts.sandbox import jail
+from brorl_jax.verdicts.sandbox.protocol import Limits
+from brorl_jax.verdicts.sandbox.usage import MAX_TEST_S, PATIENCE
+
+
+class Scorer:
+  """The verifiers of a run and their worker processes.
+
+  Attributes:
+    sandbox: How responses are isolated from this machine, by kind of verifier;
+      recorded in config.json.
+    log_lines: The same as text, for the log.
+    functions: The user's own functions by config field, with name and digest;
+      recorded in config.json.
+  """
+
+  def __init__(self, c: Reward, examples: Examples):
+    """Starts the worker processes, and imports own functions.
+
+    Raises:
+      ValueError: This machine cannot run untrusted programs safely, or a
+        function cannot be imported.
+    """
+    self._examples = examples
+    self.sandbox, self.log_lines = _sandbox(examples.domains, c.allow_inner)
+    self.functions: dict[str, dict[str, str]] = {}
+    self._pool: Pool | own.Rewards
+    of_program = limits(c)
+    if c.verifier:
+      self._pool = own.Rewards(c.verifier, timeout_s=c.timeout_s)
+      for i, (name, digest) in enumerate(self._pool.digests.items()):
+        field = "reward.verifier" + (f"[{i}]" if len(c.verifier) > 1 else "")
+        self.functions[field] = {"name": name, "digest": digest}
+      self.log_lines.append(f"rewards: {', '.join(c.verifier)}")
+    else:
+      self._pool = Pool(
+        {name: domain.verify for name, domain in DOMAINS.items()},
+        # A program runs at most four times; beyond that the worker hangs.
+        deadline_s=4 * PATIENCE * max(c.code_total_s, MAX_TEST_S),
+        jail=functools.partial(
+          jail.Jail, allow_inner=c.allow_inner, limits=of_program
+        ),
+      )
+
+  def score_responses(
+    self,
+    examples: Sequence[Example],
+    rollouts: types.Rollouts,
+    *,
+    step: int | None = None,
+  ) -> list[list[ScoredResponse]]:
+    """A score for each rollout; equal responses to a prompt are scored once.
+
+    Args:
+      examples: The prompts.
+      rollouts: Responses to them.
+      step: Step of the training; None in an evaluation.
+    """
+    groups = [
+      own.Group(texts, example)
+      for example, texts in zip(examples, self.texts(rollouts), strict=True)
+    ]
+    return [
+      [ScoredResponse(example.task, *one) for one in row]
+      for example, row in zip(examples, self._ask(groups, step), strict=True)
+    ]
+
+  def texts(self, rollouts: types.Rollouts) -> list[list[str]]:
+    """The texts of all rollouts, [P][N]."""
+    pairs = zip(rollouts.tokens, rollouts.mask, strict=True)
+    return [self._texts(*of_prompt) for of_prompt in pairs]
+
+  def _texts(self, tokens: np.ndarray, mask: np.ndarray) -> list[str]:
+    """The texts of a group; equal responses are decoded once."""
+    ids = [
+      tuple(row[keep].tolist()) for row, keep in zip(tokens, mask, strict=True)
+    ]
+    distinct = [*dict.fromkeys(ids)]
+    texts = dict(zip(distinct, self._examples.decode(distinct), strict=True))
+    return [texts[one] for one in ids]
+
+  def _ask(
+    self, groups: Sequence[own.Group], step: int | None
+  ) -> list[list[pool.TimedVerdict]]:
+    if isinstance(self._pool, own.Rewards):
+      return self._pool.score(groups, step=step)
+    jobs = {
+      (example.id, text): Job(example.domain, text, example.entry)
+      for responses, example in groups
+      for text in responses
+    }
+    scored = dict(zip(jobs, self._pool.score([*jobs.values()]), strict=True))
+    return [
+      [scored[example.id, text] for text in responses]
+      for responses, example in groups
+    ]
+
+  def scores(
+    self, step: int, prompts: types.Prompts, rollouts: types.Rollouts
+  ) -> types.Scores:
+    """Stage 3: verdicts, and the reward that each domain gives for them."""
+    examples = [self._examples.example(step, int(i)) for i in prompts.index]
+    rows = self.score_responses(examples, rollouts, step=step)
+    return types.Scores(
+      np.array(
+        [
+          [self._pays(example, one) for one in row]
+          for example, row in zip(examples, rows, strict=True)
+        ],
+        np.float32,
+      ),
+      np.array(
+        [_numbered([one.verdict.answer for one in row]) for row in rows],
+        np.int32,
+      ),
+      np.array([[one.valid for one in row] for row in rows]),
+      np.array(rows, object),
+    )
+
+  def _pays(self, example: Example, scored: ScoredResponse) -> float:
+    verdict = scored.verdict
+    pays = self._examples.domain(example).reward
+    if pays == "score" and scored.valid:
+      return verdict.score
+    return verdict.reward
+
+  def replaced(self) -> collections.Counter[str]:
+    """Worker processes replaced since the last call, by reason."""
+    return self._pool.replaced()
+
+  def close(self) -> None:
+    """Ends the worker processes."""
+    self._pool.close()
+
+
+def limits(c: Reward) -> Limits:
+  """The limits of a program."""
+  return Limits(test_s=c.code_test_s, total_s=c.code_total_s)
+
+
+def _sandbox(
+  domains: Sequence[str], allow_inner: bool
+) -> tuple[dict[str, Any], list[str]]:
+  """What is there, tried now and not when the first response comes."""
+  sandbox: dict[str, Any] = {}
+  log_lines = []
+  needs = {DOMAINS[name].needs_jail for name in domains if name in DOMAINS}
+  try:
+    if "programs" in needs:
+      level = jail.require(allow_inner=allow_inner)
+      sandbox["programs"] = dataclasses.asdict(level)
+      log_lines.append(f"jail: {jail.describe(level)}")
+    if "libraries" in needs:
+      sandbox["libraries"] = jail.isolation_error() or "walled"
+      if sandbox["libraries"] != "walled":
+        log_lines.append(f"jail: none around libraries: {sandbox['libraries']}")
+  except jail.Failed as e:
+    raise ValueError(str(e)) from None
+  return sandbox, log_lines
+
+
+def _numbered(texts: Sequence[str]) -> list[int]:
+  """Equal numbers for equal texts, in order of appearance."""
+  numbers: dict[str, int] = {}
+  return [numbers.setdefault(text, len(numbers)) for text in texts]

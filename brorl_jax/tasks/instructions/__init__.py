@@ -1,6 +1,0 @@
-"""Instruction following, in the format of IFEval: `verify` and `check`."""
-
-from brorl_jax.tasks.instructions.domain import DOMAIN
-from brorl_jax.tasks.instructions.verifier import MAX_SHOWN, check, verify
-
-__all__ = ["DOMAIN", "MAX_SHOWN", "check", "verify"]

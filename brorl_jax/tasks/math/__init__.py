@@ -1,6 +1,0 @@
-"""Math questions: `verify` and `check_reference`."""
-
-from brorl_jax.tasks.math.domain import DOMAIN, check_reference
-from brorl_jax.tasks.math.verifier import verify
-
-__all__ = ["DOMAIN", "check_reference", "verify"]

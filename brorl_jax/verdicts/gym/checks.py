@@ -1,0 +1,228 @@
+"""Our own checks of answers, for tasks whose scorer cannot be used.
+
+Those scorers execute the answer, ignore text around it, raise, print, or accept
+near misses. These checks are exact, take time linear in the length of the
+answer, and accept only the form that the question asks for. A check returns the
+reason why the answer is wrong, "" if it is right, and raises only if the entry
+is damaged.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+from brorl_jax.verdicts.gym import expressions, solutions
+
+Entry = Mapping[str, Any]
+Check = Callable[[str, Entry], str]
+
+_WRONG = "wrong answer"
+_TIMES = "\N{MULTIPLICATION SIGN}"
+_DECIMAL = r"\d{1,20}(?:\.\d{1,20})?"
+
+
+def _verdict(right: bool) -> str:
+  return "" if right else _WRONG
+
+
+# One right answer, in one form.
+
+
+def _same_text(answer: str, entry: Entry) -> str:
+  return _verdict(answer == entry["answer"])
+
+
+def _same_word(answer: str, entry: Entry) -> str:
+  # ASCII only, because lower() turns a Kelvin sign into a k.
+  same = answer.lower() == entry["answer"].lower()
+  return _verdict(same and answer.isascii())
+
+
+def _same_rows(answer: str, entry: Entry) -> str:
+  return _verdict(solutions.rows(answer) == solutions.rows(entry["answer"]))
+
+
+def _same_list(answer: str, entry: Entry) -> str:
+  """The stored list, with any white space and any quotes."""
+
+  def parts(text: str) -> list[str]:
+    return re.findall(r"[\[\],]|[^\[\],\s]+", text.replace('"', "'"))
+
+  return _verdict(parts(answer) == parts(entry["answer"]))
+
+
+# One right value that can be written in several ways.
+
+
+def _same_hexadecimal(answer: str, entry: Entry) -> str:
+  if not re.fullmatch(r"[+-]?0[xX][0-9a-fA-F]+", answer):
+    return "refused: not a hexadecimal number such as -0x1f"
+  return _verdict(int(answer, 16) == int(entry["answer"], 16))
+
+
+def _same_number(answer: str, entry: Entry) -> str:
+  if not re.fullmatch(rf"[+-]?{_DECIMAL}", answer, re.ASCII):
+    return "refused: not a number such as -12.5"
+  return _verdict(Fraction(answer) == Fraction(entry["answer"]))
+
+
+def _same_numbers(answer: str, entry: Entry) -> str:
+  rows = solutions.rows(answer)
+  pattern = re.compile(rf"[+-]?{_DECIMAL}", re.ASCII)
+  if not all(pattern.fullmatch(word) for row in rows for word in row):
+    return "refused: not rows of numbers"
+  right = [
+    [Fraction(x) for x in row] for row in solutions.rows(entry["answer"])
+  ]
+  return _verdict([[Fraction(x) for x in row] for row in rows] == right)
+
+
+def _same_complex(answer: str, entry: Entry) -> str:
+  dense = re.sub(r"\s*([+-])\s*", r"\1", answer)
+  match = re.fullmatch(
+    rf"([+-]?{_DECIMAL}(?![\d.]*i))?(?:([+-]?)({_DECIMAL})?(i))?",
+    dense,
+    re.ASCII,
+  )
+  if not match or not dense or (match[1] and match[4] and not match[2]):
+    return "refused: not a complex number such as 2.0 - 3.5i"
+  real = Fraction(match[1] or 0)
+  imaginary = Fraction(match[3] or 1) if match[4] else Fraction(0)
+  if match[2] == "-":
+    imaginary = -imaginary
+  return _verdict([real, imaginary] == list(entry["metadata"]["result"]))
+
+
+def _same_candidate(answer: str, entry: Entry) -> str:
+  """The number to pick, plain or in the format of the question."""
+  grouped = r"\d{1,3}(?:,\d{3})+(?:\.\d{1,20})?"
+  if not re.fullmatch(
+    rf"[+-]?(?:{grouped}|{_DECIMAL}(?:[eE][+-]?\d{{1,3}})?)", answer, re.ASCII
+  ):
+    return "refused: not a number such as -1,234.5 or 1.2e+3"
+  metadata = entry["metadata"]
+  right = {Decimal(entry["answer"])}
+  for number, written in zip(
+    metadata["candidates"], metadata["formatted_candidates"], strict=True
+  ):
+    if number == metadata["solution"]:
+      right.add(Decimal(written.replace(",", "")))
+  return _verdict(Decimal(answer.replace(",", "")) in right)
+
+
+def _same_factors(answer: str, entry: Entry) -> str:
+  if not re.fullmatch(
+    rf"\d{{1,20}}(?:\s*{_TIMES}\s*\d{{1,20}})*", answer, re.ASCII
+  ):
+    return f"refused: not numbers joined by {_TIMES}"
+
+  def factors(text: str) -> list[int]:
+    return sorted(int(number) for number in text.split(_TIMES))
+
+  return _verdict(factors(answer) == factors(entry["answer"]))
+
+
+def _same_partitions(answer: str, entry: Entry) -> str:
+  """All ways to cut the string, each once, in any order."""
+  pieces = r'\[\s*"[a-z]+"(?:\s*,\s*"[a-z]+")*\s*\]'
+  if not re.fullmatch(rf"\[\s*{pieces}(?:\s*,\s*{pieces})*\s*\]", answer):
+    return "refused: not a list of lists of letters"
+  # Nested exactly twice, so json.loads cannot overflow the stack.
+  return _verdict(
+    sorted(json.loads(answer)) == sorted(entry["metadata"]["solution"])
+  )
+
+
+# Polynomials. The library uses sympy, which takes 3 ms and executes Python.
+
+
+def _expanded(answer: str, entry: Entry) -> str:
+  """The expanded product; the unexpanded question would be equal as well."""
+  terms = expressions.terms(answer)
+  if terms is None:
+    return "refused: not a sum of terms such as -3*x**2*y"
+  right = {m: c for m, c, _ in expressions.terms(entry["answer"]) or () if c}
+  got = {m: c for m, c, _ in terms if c}
+  if got != right:
+    return _WRONG
+  simplified = all(simple for _, _, simple in terms)
+  return (
+    "" if simplified and len(terms) <= max(1, len(right)) else "not simplified"
+  )
+
+
+def _antiderivative(answer: str, entry: Entry) -> str:
+  variable = entry["metadata"]["variable"]
+  terms = expressions.terms(answer)
+  if terms is None:
+    return "refused: not a sum of terms such as -3*x**2/5"
+  right = expressions.terms(entry["answer"])
+  if right is None:
+    raise ValueError(f"entry.answer = {entry['answer']!r} is not a sum")
+  letters = {letter for monomial, _, _ in terms for letter, _ in monomial}
+  if not letters <= {variable, "C"}:
+    return "refused: a letter other than the variable and C"
+  return _verdict(_varying(terms, variable) == _varying(right, variable))
+
+
+def _varying(
+  terms: list[tuple[expressions.Monomial, Fraction, bool]], variable: str
+) -> dict[expressions.Monomial, Fraction]:
+  """Coefficients of the terms that depend on the variable."""
+  total: dict[expressions.Monomial, Fraction] = {}
+  for monomial, coefficient, _ in terms:
+    if variable in dict(monomial):
+      total[monomial] = total.get(monomial, Fraction(0)) + coefficient
+  return {monomial: c for monomial, c in total.items() if c}
+
+
+CHECKS: Mapping[str, Check] = {
+  "arc_agi": _same_rows,
+  "bf": _same_text,
+  "binary_matrix": _same_rows,
+  "bitwise_arithmetic": _same_hexadecimal,
+  "calendar_arithmetic": _same_word,
+  "complex_arithmetic": _same_complex,
+  "countdown": solutions.countdown,
+  "figlet_font": _same_word,
+  "game_of_life": _same_list,
+  "game_of_life_halting": _same_word,
+  "gsm_symbolic": _same_number,
+  "list_functions": _same_list,
+  "n_queens": solutions.queens,
+  "number_format": _same_candidate,
+  "number_sorting": _same_list,
+  "palindrome_partitioning": _same_partitions,
+  "polynomial_multiplication": _expanded,
+  "pool_matrix": _same_numbers,
+  "prime_factorization": _same_factors,
+  "puzzle24": solutions.puzzle24,
+  "rearc": _same_rows,
+  "simple_integration": _antiderivative,
+  "spiral_matrix": _same_rows,
+  "string_insertion": _same_text,
+  "survo": solutions.survo,
+  "tower_of_hanoi": solutions.hanoi,
+}
+
+_MOVE = r'"(?:(?:fill|empty) [A-Z]|pour [A-Z]->[A-Z])"'
+
+# Forms of answers for scorers that are sound but ignore extra text. An answer
+# of another form is refused.
+FORMS: Mapping[str, tuple[re.Pattern[str], str]] = {
+  "jugs": (
+    re.compile(rf"\[\s*{_MOVE}(?:\s*,\s*{_MOVE})*\s*\]"),
+    "a JSON list of moves",
+  ),
+  "kakurasu": (
+    re.compile(r"[01](?:[ \t]+[01])*(?:[ \t]*\n[ \t]*[01](?:[ \t]+[01])*)*"),
+    "rows of 0 and 1",
+  ),
+  "quantum_lock": (re.compile(r"[ABC](?:\s*→\s*[ABC])*"), "letters and arrows"),
+  "sokoban": (re.compile("[LDUR]+"), "the letters L, D, U and R"),
+}

@@ -1,0 +1,175 @@
+"""Scores a response to a puzzle.
+
+The task decides on one of three ways. `CHECKS` are our own. The scorers of
+`JAILED` evaluate the answer, so a grammar filters it first and they run in a
+jail. All other scorers are the library's and run in this process; they neither
+execute text nor read settings (the tests check their source).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from brorl_jax.verdicts.base import Verdict
+from brorl_jax.verdicts.gym import expressions
+from brorl_jax.verdicts.gym.checks import CHECKS, FORMS
+from brorl_jax.verdicts.gym.tables import LONGEST, MAX_ANSWER, library, refuse
+from brorl_jax.verdicts.sandbox.jail import Failed, Jail, mine
+
+# sympy.parse_expr evaluates Python, and even short expressions can take it
+# unbounded time to differentiate and simplify.
+JAILED = frozenset({"intermediate_integration"})
+_SECONDS = 3.0
+
+
+def verify(
+  response: str, entry: Mapping[str, Any], *, jail: Jail | None = None
+) -> Verdict:
+  """Scores a response to a puzzle.
+
+  The answer is the text of the last complete `<answer>...</answer>`, or else
+  the whole response, stripped. It passes if the check of the task accepts it or
+  the scorer of the task returns 1.0. For scorers that ignore extra text, there
+  must be none.
+
+  Args:
+    response: The text of the response. Never executed here.
+    entry: A reasoning-gym item: question, answer, metadata.
+    jail: Where scorers that evaluate text run; None: this thread's jail.
+
+  Returns:
+    "pass" or "fail". "invalid" only if the verifier failed: the jail did, or
+    the scorer raises on the entry's own answer too.
+
+  Raises:
+    ValueError: The entry names no task, or one that cannot be scored.
+  """
+  if not isinstance(response, str):
+    raise ValueError(f"response is a {type(response).__name__}; use a text")
+  name, oracle = _task_and_oracle(entry)
+  answer = _extract(response)
+  if not answer:
+    return Verdict("fail", 0.0, "empty answer", answer)
+  longest = LONGEST.get(name, MAX_ANSWER)
+  if len(answer) > longest:
+    reason = f"too long: {len(answer)} characters, at most {longest}"
+    return Verdict("fail", 0.0, reason, answer[:longest])
+  try:
+    return _scored(name, answer, entry, jail)
+  except Exception as error:
+    reason = f"scorer raised {type(error).__name__}"
+    try:
+      _scored(name, oracle, entry, jail)
+    except Exception:
+      return Verdict("invalid", 0.0, f"{reason} on its own answer", answer)
+    return Verdict("fail", 0.0, reason, answer)
+
+
+def _scored(
+  name: str, answer: str, entry: Mapping[str, Any], jail: Jail | None
+) -> Verdict:
+  if name in CHECKS:
+    reason = CHECKS[name](answer, entry)
+    score = 0.0 if reason else 1.0
+    return Verdict("fail" if reason else "pass", score, reason, answer)
+  if name in JAILED:
+    return _in_jail(answer, entry, jail)
+  if name in FORMS and not FORMS[name][0].fullmatch(answer):
+    return Verdict("fail", 0.0, f"refused: not {FORMS[name][1]}", answer)
+  score = float(_scorer(name)(answer, entry))
+  if score >= 1.0 and name in _NOTHING_ELSE:
+    if not _NOTHING_ELSE[name](answer, entry["answer"]):
+      return Verdict("fail", 0.0, "text next to the answer", answer)
+  return _of(score, answer)
+
+
+def _of(score: float, answer: str) -> Verdict:
+  if not math.isfinite(score):
+    return Verdict("fail", 0.0, f"scorer returned {score}", answer)
+  if score < 1.0:
+    return Verdict("fail", score, "wrong answer", answer)
+  return Verdict("pass", score, "", answer)
+
+
+def _in_jail(
+  answer: str, entry: Mapping[str, Any], jail: Jail | None
+) -> Verdict:
+  metadata = entry["metadata"]
+  reason = expressions.refuse_integral(answer, metadata["variable"])
+  if reason:
+    return Verdict("fail", 0.0, f"refused: {reason}", answer)
+  asked = {"answer": entry["answer"], "metadata": dict(metadata)}
+  try:
+    got = (jail or mine()).ask("gym", answer, asked, timeout=_SECONDS)
+  except Failed as error:
+    return Verdict("invalid", 0.0, f"verifier failed: {error}", answer)
+  if isinstance(got, Mapping):
+    return Verdict("fail", 0.0, f"scorer raised {got['raised']}", answer)
+  return _of(float(got), answer)
+
+
+def _task_and_oracle(entry: Mapping[str, Any]) -> tuple[str, str]:
+  metadata = entry.get("metadata")
+  name = (
+    metadata.get("source_dataset") if isinstance(metadata, Mapping) else None
+  )
+  if not isinstance(name, str):
+    raise ValueError(
+      "entry.metadata.source_dataset is missing; it must name the task"
+    )
+  refuse(name, drawn=False)
+  oracle = entry.get("answer")
+  if not isinstance(oracle, str):
+    raise ValueError(f"entry.answer = {oracle!r} of task {name!r}; use a text")
+  return name, oracle
+
+
+def _extract(response: str) -> str:
+  # Not a regular expression, which takes quadratic time on unclosed tags.
+  close = response.rfind("</answer>")
+  start = response.rfind("<answer>", 0, max(close, 0))
+  if start < 0:
+    return response.strip()
+  start += len("<answer>")
+  return response[start : response.find("</answer>", start)].strip()
+
+
+@functools.cache
+def _scorer(name: str) -> Callable[[str, Mapping[str, Any]], float]:
+  # Cached by task: some data sets read a book when they are built.
+  return library().get_score_answer_fn(name)
+
+
+def _same_text(answer: str, oracle: str) -> bool:
+  return "".join(answer.lower().split()) == "".join(oracle.lower().split())
+
+
+def _same_words(answer: str, oracle: str) -> bool:
+  def words(text: str) -> list[str]:
+    parts = re.sub("[.,()]", " ", text.lower()).split()
+    return sorted(w for w in parts if w not in ("is", "a", "an", "and"))
+
+  return words(answer) == words(oracle)
+
+
+def _one_fraction(answer: str, oracle: str) -> bool:
+  number = r"\s*[0-9]+\s*"
+  plain = rf"{number}/{number}"
+  latex = rf"\s*\\d?frac\s*{{{number}}}\s*{{{number}}}\s*"
+  return re.fullmatch(rf"\$?({plain}|{latex})\$?", answer) is not None
+
+
+# Tasks whose scorer returns 1.0 for a right answer with extra text, and the
+# test that there is none. spell_backward adds 1/n per right letter; the sum is
+# meant to stay below 1.0, but a rounded sum reaches it.
+_NOTHING_ELSE: Mapping[str, Callable[[str, str], bool]] = {
+  "fraction_simplification": _one_fraction,
+  "knights_knaves": _same_words,
+  "letter_jumble": _same_text,
+  "spell_backward": _same_text,
+  "word_sorting": _same_text,
+}

@@ -1,0 +1,391 @@
+r"""Expressions, from tokens to a tree, and leaves: one with its unit.
+
+read(tokens(r"\frac{1}{2}+0.25"))        # Fraction(3, 4)
+read(tokens(r"2\sqrt{3}"))               # ("*", Fraction(2), ("root", ...))
+leaf(tokens(r"1\text{ cm}"))             # Leaf("1", 1, "cm")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from brorl_jax.verdicts.math import exact, units
+from brorl_jax.verdicts.math.nodes import Items, Leaf, Node, Tree, Unreadable
+from brorl_jax.verdicts.math.tokens import LETTERS, Token
+
+_FUNCTIONS = frozenset(
+  "sin cos tan sec csc cot arcsin arccos arctan sinh cosh tanh ln exp".split()
+)
+_OF_SEVERAL = (r"\max", r"\min", r"\gcd")
+# Names of vectors, segments and estimates: with their letters one symbol.
+_MARKS = (
+  r"\hat", r"\vec", r"\bar", r"\overline", r"\overrightarrow", r"\widehat",
+  r"\tilde",
+)  # fmt: skip
+_CLOSING = {
+  "(": ")",
+  "[": "]",
+  "{": "}",
+  r"\lfloor": r"\rfloor",
+  r"\lceil": r"\rceil",
+}
+_END = Token("sign", "")
+
+
+def read(tokens: Sequence[Token]) -> Tree:
+  """The tree of an expression.
+
+  A number before a proper fraction is a mixed number; two numbers side by side
+  are no expression.
+
+  Raises:
+    Unreadable: If it is none, or is undefined, or too large.
+  """
+  reader = _Reader(tokens)
+  try:
+    tree = reader.sum()
+  except RecursionError:
+    raise Unreadable("too deep") from None
+  if reader.next is not _END:
+    raise Unreadable(f"unexpected {reader.next.text}")
+  return tree
+
+
+class _Reader:
+  """Recursive descent; `next` is the token that was not used yet."""
+
+  def __init__(self, tokens: Sequence[Token]):
+    self._tokens = [*tokens, _END]
+    self._at = 0
+    self._bars = 0  # open absolute values
+
+  @property
+  def next(self) -> Token:
+    return self._tokens[self._at]
+
+  def take(self) -> Token:
+    token = self.next
+    if token is _END:
+      raise Unreadable("ends too early")
+    self._at += 1
+    return token
+
+  def is_next(self, *texts: str) -> bool:
+    return self.next.kind in ("sign", "command") and self.next.text in texts
+
+  def expect(self, text: str) -> None:
+    if not self.is_next(text):
+      raise Unreadable(f"{text} is missing")
+    self._at += 1
+
+  def sum(self) -> Tree:
+    tree = self.product()
+    while self.is_next("+", "-"):
+      if self.take().text == "+":
+        tree = exact.add(tree, self.product())
+      else:
+        tree = exact.add(tree, exact.negative(self.product()))
+    return tree
+
+  def product(self) -> Tree:
+    sign = 1
+    while self.is_next("+", "-"):
+      sign *= 1 if self.take().text == "+" else -1
+    tree = self.power()
+    while True:
+      if self.is_next("*", "/"):
+        operator = exact.multiply if self.take().text == "*" else exact.divide
+        if self.is_next("*"):  # Python's power is read as one
+          raise Unreadable("** inside a product")
+        tree = operator(tree, self.signed_power())
+      elif self.starts_factor():
+        if self.next.kind == "number":
+          raise Unreadable("two numbers side by side")
+        tree = exact.multiply(tree, self.power())
+      else:
+        return tree if sign > 0 else exact.negative(tree)
+
+  def signed_power(self) -> Tree:
+    sign = 1
+    while self.is_next("+", "-"):
+      sign *= 1 if self.take().text == "+" else -1
+    tree = self.power()
+    return tree if sign > 0 else exact.negative(tree)
+
+  def starts_factor(self) -> bool:
+    token = self.next
+    if token.kind in ("number", "symbol"):
+      return True
+    if token.text == "|":
+      return not self._bars
+    return token.kind in ("sign", "command") and (
+      token.text in _CLOSING
+      or token.text
+      in (r"\frac", r"\sqrt", r"\binom", r"\pi", r"\infty", r"\log")
+      or token.text in (*_OF_SEVERAL, *_MARKS)
+      or token.text in LETTERS
+      or token.text[1:] in _FUNCTIONS
+    )
+
+  def power(self) -> Tree:
+    base = self.postfix(self.primary())
+    python = self.is_next("*") and self._tokens[self._at + 1].text == "*"
+    if self.is_next("^") or python:
+      self._at += 1 + python
+      base = self.postfix(exact.raise_to(base, self.exponent()))
+    return base
+
+  def postfix(self, tree: Tree) -> Tree:
+    while True:
+      if self.is_next("!"):
+        self.take()
+        tree = exact.factorial(tree)
+      elif self.is_next("%"):
+        self.take()
+        tree = exact.divide(tree, Fraction(100))
+      elif self.is_degree():
+        tree = exact.multiply(
+          tree, exact.divide(("constant", "pi"), Fraction(180))
+        )
+      else:
+        return tree
+
+  def is_degree(self) -> bool:
+    r"""Takes `^\circ` or `^{\circ}` if it is next."""
+    for form in (("^", r"\circ"), ("^", "{", r"\circ", "}"), (r"\circ",)):
+      ahead = self._tokens[self._at : self._at + len(form)]
+      if tuple(token.text for token in ahead) == form:
+        self._at += len(form)
+        return True
+    return False
+
+  def exponent(self) -> Tree:
+    if self.is_next("+", "-"):
+      return self.signed_power()
+    if self.is_next("{"):
+      return self.argument()
+    return self.postfix(self.primary())
+
+  def argument(self) -> Tree:
+    r"""What a command takes: braces, one digit, one letter, a command."""
+    if self.is_next("{"):
+      self.take()
+      tree = self.sum()
+      self.expect("}")
+      return tree
+    token = self.next
+    if token.kind == "number" and token.text.isdigit() and len(token.text) > 1:
+      # TeX takes one digit: \frac12 is a half.
+      self._tokens[self._at] = Token("number", token.text[1:])
+      return Fraction(token.text[0])
+    return self.primary()
+
+  def primary(self) -> Tree:
+    token = self.take()
+    if token.kind == "number":
+      return self.mixed(token)
+    if token.kind == "symbol":
+      constant = token.text in ("e", "i")
+      return ("constant" if constant else "symbol", token.text)
+    if token.kind == "word":
+      raise Unreadable(f"word {token.text}")
+    if token.text in ("(", "[", "{"):
+      tree = self.outside_bars(self.sum)
+      self.expect(_CLOSING[token.text])
+      return tree
+    if token.text in (r"\lfloor", r"\lceil"):
+      tree = self.outside_bars(self.sum)
+      self.expect(_CLOSING[token.text])
+      return exact.rounded(token.text, tree)
+    if token.text == "|":
+      self._bars += 1
+      tree = self.sum()
+      self._bars -= 1
+      self.expect("|")
+      return exact.absolute(tree)
+    return self.command(token)
+
+  def outside_bars(self, inner: Callable[[], Tree]) -> Tree:
+    bars, self._bars = self._bars, 0
+    tree = inner()
+    self._bars = bars
+    return tree
+
+  def command(self, token: Token) -> Tree:
+    name = token.text
+    if name == r"\pi":
+      return ("constant", "pi")
+    if name == r"\infty":
+      return ("constant", "infinity")
+    if name in LETTERS:
+      return ("symbol", name)
+    if name == r"\frac":
+      above = self.argument()
+      return exact.divide(above, self.argument())
+    if name == r"\binom":
+      above = self.argument()
+      return exact.binomial(above, self.argument())
+    if name == r"\sqrt":
+      degree: Tree = Fraction(2)
+      if self.is_next("["):
+        self.take()
+        degree = self.sum()
+        self.expect("]")
+      return exact.root(self.argument(), degree)
+    if name == r"\log" or name[1:] in _FUNCTIONS:
+      return self.function(name[1:])
+    if name in _OF_SEVERAL:
+      return exact.of_several(name[1:], self.arguments())
+    if name in _MARKS and (letters := self.letters()):
+      return ("symbol", name + letters)
+    if name.startswith("\\") and name[1:].isalpha():
+      raise Unreadable(f"unknown {name}")
+    raise Unreadable(f"stray {name}")
+
+  def arguments(self) -> list[Tree]:
+    """What stands in brackets, between commas."""
+    close = ")" if self.is_next("(") else r"\}"
+    self.expect("(" if close == ")" else r"\{")
+    arguments = [self.outside_bars(self.sum)]
+    while self.is_next(","):
+      self.take()
+      arguments.append(self.outside_bars(self.sum))
+    self.expect(close)
+    return arguments
+
+  def letters(self) -> str:
+    """Takes a letter, or some in braces; "" if there are none."""
+    braced = self.is_next("{")
+    at = self._at + braced
+    end = at
+    while self._tokens[end].kind == "symbol" and (braced or end == at):
+      end += 1
+    if end == at or (braced and self._tokens[end].text != "}"):
+      return ""
+    self._at = end + braced
+    return " ".join(token.text for token in self._tokens[at:end])
+
+  def function(self, name: str) -> Tree:
+    base: Tree = Fraction(10)
+    exponent: Tree = None
+    while self.is_next("^", "_"):
+      if self.take().text == "_":
+        base = self.argument()
+      else:
+        exponent = self.exponent()
+    if exponent == -1 and name in ("sin", "cos", "tan"):
+      name, exponent = f"arc{name}", None
+    value = self.operand()
+    if name == "exp":
+      tree = exact.raise_to(("constant", "e"), value)
+    else:
+      tree = ("log", value, base) if name == "log" else (name, value)
+    return tree if exponent is None else exact.raise_to(tree, exponent)
+
+  def operand(self) -> Tree:
+    r"""What a function without brackets applies to: `\sin 2x \cos x`."""
+    if self.is_next("("):
+      self.take()
+      tree = self.outside_bars(self.sum)
+      self.expect(")")
+      return tree
+    tree = self.signed_power()
+    while self.starts_factor() and self.next.kind != "number":
+      if self.next.text == r"\log" or self.next.text[1:] in _FUNCTIONS:
+        break
+      if self.next.text in _CLOSING:
+        break
+      tree = exact.multiply(tree, self.power())
+    return tree
+
+  def mixed(self, token: Token) -> Tree:
+    """A number, or a number and a proper fraction."""
+    value = exact.number(token.text)
+    if self.is_next(r"\overline", r"\dot"):
+      return self.repeating(token.text)
+    if not (self.is_next(r"\frac") and token.text.isdigit()):
+      return value
+    at, saved = self._at, list(self._tokens)
+    self.take()
+    above, below = self.argument(), self.argument()
+    whole = (
+      isinstance(n, Fraction) and n.denominator == 1 for n in (above, below)
+    )
+    if all(whole) and 0 < above < below:
+      return value + above / below
+    self._at, self._tokens = at, saved
+    return value
+
+  def repeating(self, text: str) -> Fraction:
+    r"""`0.1\overline{6}` is a sixth."""
+    self.take()
+    braced = self.is_next("{")
+    if braced:
+      self.take()
+    period = self.take()
+    if braced:
+      self.expect("}")
+    if not period.text.isdigit() or "e" in text.casefold():
+      raise Unreadable("a bar over what are no digits")
+    places = len(text.partition(".")[2])
+    tail = Fraction(int(period.text), 10 ** len(period.text) - 1)
+    return exact.number(text) + tail / 10**places
+
+
+def is_function(command: str) -> bool:
+  r"""Whether a command applies to what follows, as `\sin` does."""
+  return command[1:] in _FUNCTIONS or command == r"\log"
+
+
+def leaf(part: Sequence[Token]) -> Node:
+  """An expression; one that cannot be read has no tree but a reason."""
+  signed = [i for i, token in enumerate(part) if token.text in (r"\pm", r"\mp")]
+  if len(signed) == 1:
+    i = signed[0]
+    both = [
+      leaf([*part[:i], Token("sign", sign), *part[i + 1 :]]) for sign in "+-"
+    ]
+    return Items("list", tuple(both))
+  bare, unit = without_unit(part)
+  text = " ".join(token.text for token in bare)
+  try:
+    tree = read(bare)
+  except Unreadable as error:
+    text = " ".join(token.text for token in part)
+    return Leaf(text, None, why=str(error))
+  digits = [token for token in bare if token.text not in "+-"]
+  step = None
+  based = unit.startswith("(base")  # its last digit is not a tenth
+  if len(digits) == 1 and digits[0].kind == "number" and not based:
+    step = exact.decimal_step(digits[0].text)
+  return Leaf(text, tree, unit, step)
+
+
+def without_unit(part: Sequence[Token]) -> tuple[Sequence[Token], str]:
+  """Splits an expression from its unit."""
+  if part[0].text in (r"\$", "$", "£", "€") and len(part) > 1:
+    return part[1:], "dollar" if "$" in part[0].text else part[0].text
+  if part[-1].text in (r"\$", "$", "£", "€") and len(part) > 1:
+    return part[:-1], "dollar" if "$" in part[-1].text else part[-1].text
+  end = next((i for i, t in enumerate(part) if t.kind == "word"), len(part))
+  bare, words = part[:end], part[end:]
+  if not bare:
+    return part, ""
+  unit = ""
+  if words:
+    canon = units.canon(" ".join(token.text for token in words))
+    if canon is None:
+      return part, ""
+    if canon == "percent":
+      return [*bare, Token("sign", "%")], ""
+    unit = canon
+  texts = [token.text for token in bare]
+  for form in (["^", r"\circ"], ["^", "{", r"\circ", "}"], [r"\circ"]):
+    if texts[-len(form) :] == form and len(texts) > len(form):
+      # Inside an expression a degree is a number, pi / 180.
+      inside = any(t in ("+", "-", "*", "/") for t in texts[1 : -len(form)])
+      function = any(is_function(t) for t in texts)
+      if not inside and not function:
+        return bare[: -len(form)], " ".join(["degree", unit]).strip()
+  return bare, unit

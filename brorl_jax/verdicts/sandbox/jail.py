@@ -1,0 +1,389 @@
+"""The sandboxed processes of one thread, and how strong their jail is.
+
+    jail.mine().ask("symbolic", answer, reference)
+    jail.mine().run({"mode": "call", ...}, limits=Limits())
+    level = jail.require(allow_inner=False)   # raises Failed
+    level.name                                # stored in config.json
+
+The level of programs is the strongest that stops attempts to break out:
+
+  full    bubblewrap namespaces: no host file but /usr, no network, no other
+          process, 32 MB to write. Inside it, the restrictions of
+          seccomp_landlock.py apply as well
+  inner   these restrictions alone: resource limits, no capabilities, Landlock,
+          seccomp. Programs can learn that a file exists and how long it is.
+          They cannot write or start threads, so programs with temporary files
+          or threads fail. Used only with reward.allow_inner
+  none    neither: programs cannot be scored, and a run that needs them stops
+
+A level counts only if it has just stopped harmless attempts to fork, to signal,
+to open a socket, to read and write outside, and to take too much memory or
+time.
+
+What the jail does not promise. It restricts system calls, but about a hundred
+remain, and it does not protect against faults of the kernel or the CPU: to run
+programs of a determined attacker, use a separate machine. A program can learn
+the type and speed of the machine and read the interpreter's folders. It can
+exceed its CPU share with threads until its time is up. Weak tests can be
+passed by guessing their answers. Only Python and its standard library run: no
+packages, processes, network or sockets.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+from brorl_jax.verdicts.sandbox import (
+  codec,
+  seccomp_landlock,
+  syscalls,
+  workers,
+)
+from brorl_jax.verdicts.sandbox.process import NOBODY, Failed
+from brorl_jax.verdicts.sandbox.protocol import Limits
+from brorl_jax.verdicts.sandbox.workers import isolation_error
+from brorl_jax.verdicts.sandbox.zygote import Ended, Zygote
+
+__all__ = ["Failed", "Jail", "isolation_error", "mine"]
+
+_LIMITS = Limits()
+
+
+class Jail:
+  """A worker for library calls and a zygote for programs.
+
+  Each starts when it is first used. One thread uses a jail; any thread may call
+  `stop`.
+
+  Attributes:
+    limits: Default limits of programs.
+  """
+
+  def __init__(
+    self,
+    calls: str = workers.LIBRARY_CALLS,
+    *,
+    allow_inner: bool = False,
+    limits: Limits = _LIMITS,
+  ):
+    """Starts no process.
+
+    Args:
+      calls: Module with the table of library calls.
+      allow_inner: Whether to run programs under process restrictions alone,
+        without namespaces; the list above has what these do not prevent.
+      limits: Default limits of programs.
+    """
+    self.limits = limits
+    self._worker = workers.Worker(calls)
+    self._allow_inner = allow_inner
+    self._zygote: Zygote | None = None
+    self._stopped = False
+
+  @property
+  def failures(self) -> int:
+    """How many processes, of either kind, ended that should not have."""
+    return self._worker.failures + (
+      self._zygote.failures if self._zygote else 0
+    )
+
+  def ask(self, call: str, *args: Any, timeout: float = 3.0) -> Any:
+    """The result of a call in library_calls.py; see Worker.ask.
+
+    Raises:
+      Failed: There is no answer; the caller's verdict becomes invalid.
+    """
+    return self._worker.ask(call, *args, timeout=timeout)
+
+  def run(
+    self,
+    job: Mapping[str, Any],
+    *,
+    limits: Limits,
+    tests: bytes = b"",
+    received: int | None = None,
+  ) -> Ended:
+    """Runs a program; see Zygote.run.
+
+    Raises:
+      Failed: This machine has no jail for programs, or the jail failed.
+    """
+    if self._stopped:
+      raise Failed("stopped")
+    if self._zygote is None:
+      self._zygote = require(allow_inner=self._allow_inner).zygote()
+    return self._zygote.run(job, limits=limits, tests=tests, received=received)
+
+  def stop(self) -> None:
+    """Ends the work in progress and refuses more; callable from any thread."""
+    self._stopped = True
+    self._worker.stop()
+    if self._zygote is not None:
+      self._zygote.stop()
+
+  def close(self) -> None:
+    """Ends the processes; the next use starts new ones."""
+    self._worker.close()
+    if self._zygote is not None:
+      self._zygote.close()
+
+
+_local = threading.local()
+
+
+def mine() -> Jail:
+  """The jail of this thread; its processes end with the thread."""
+  if not hasattr(_local, "jail"):
+    _local.jail = Jail()
+  return _local.jail
+
+
+_SYSTEM_PYTHON = "/usr/bin/python3"
+_OLDEST = (3, 9)
+_INSTALL = "install it: apt install bubblewrap, or dnf install bubblewrap"
+_ALLOW_NAMESPACES = (
+  "allow user namespaces: in Docker --security-opt seccomp=unconfined"
+  " --security-opt apparmor=unconfined; on Ubuntu 24.04 the AppArmor profile"
+  " bwrap-userns-restrict; else sysctl kernel.unprivileged_userns_clone=1 and"
+  " user.max_user_namespaces above 0"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Level:
+  """A jail that this machine can give."""
+
+  name: str  # "full", "inner" or "none"
+  reason: str  # why it is not "full" and what to do, in one line, or ""
+  interpreter: str  # path of the Python that runs the programs
+  version: str  # version of that Python
+  landlock_abi: int  # the kernel's Landlock version, 0 if it has none
+  machine: str  # "x86_64" or "aarch64"; others have no table of system calls
+  bubblewrap: str | None  # path of bwrap, or None
+
+  def zygote(self) -> Zygote:
+    """A jail of this level, for one thread."""
+    return Zygote(self.interpreter, bubblewrap=self.bubblewrap)
+
+
+_INNER = (
+  "programs can then see which files exist and how long they are, and those"
+  " that start threads or write temporary files fail"
+)
+
+
+def require(*, allow_inner: bool) -> Level:
+  """The jail of this machine, measured once per process.
+
+  Raises:
+    Failed: The jail is too weak; the message is one line.
+  """
+  level = measure()
+  if level.name == "none":
+    raise Failed(f"this machine cannot sandbox programs: {level.reason}")
+  if level.name == "inner" and not allow_inner:
+    raise Failed(
+      f"this machine has no full sandbox for programs: {level.reason}. Or"
+      f" accept the weaker one with --config.reward.allow_inner=True: {_INNER}"
+    )
+  return level
+
+
+def describe(level: Level) -> str:
+  """One line for the log."""
+  if level.name == "full":
+    return f"programs run in a full sandbox with Python {level.version}"
+  return (
+    f"programs run in the weaker sandbox with Python {level.version}:"
+    f" {_INNER.replace(' then', '')} ({level.reason})"
+  )
+
+
+@functools.lru_cache(maxsize=1)
+def measure() -> Level:
+  """Measures the level of this machine; takes a second, once per process."""
+  abi, machine = seccomp_landlock.landlock_abi(), platform.machine()
+  nothing = Level("none", "", "", "", abi, machine, None)
+  refusal = _refusal(abi, machine)
+  if refusal:
+    return dataclasses.replace(nothing, reason=refusal)
+  interpreter, version = _interpreter()
+  if not interpreter:
+    return dataclasses.replace(nothing, reason=version)
+  inner = Level("inner", "", interpreter, version, abi, machine, None)
+  bubblewrap = shutil.which("bwrap")
+  if bubblewrap:
+    full = dataclasses.replace(inner, name="full", bubblewrap=bubblewrap)
+    why = _try_out(full)
+    if not why:
+      return full
+    why = f"bwrap: {why}; {_ALLOW_NAMESPACES}"
+  else:
+    why = f"bwrap is not installed; {_INSTALL}"
+  inner = dataclasses.replace(inner, reason=why)
+  fault = _try_out(inner)
+  if fault:
+    return dataclasses.replace(
+      nothing, reason=f"{why}; and without bwrap: {fault}"
+    )
+  return inner
+
+
+def _refusal(abi: int, machine: str) -> str:
+  if platform.system() != "Linux":
+    return f"it needs Linux, not {platform.system()}; leave domain 'code' out"
+  try:
+    syscalls.program(machine)
+  except OSError as error:
+    return f"{error.strerror}; leave domain 'code' out"
+  if abi < 1:
+    return (
+      "the kernel has no Landlock; use Linux 5.13 or later with lsm=landlock,"
+      " and a container that allows it"
+    )
+  return ""
+
+
+def _as_jail() -> dict[str, Any]:
+  """Popen options for the user of the jail."""
+  if os.geteuid() != 0:
+    return {}
+  return {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+
+
+def _interpreter() -> tuple[str, str]:
+  """Path and version of a Python for the jail, or "" and the reason.
+
+  This interpreter if the user of the jail can read it, else the system's.
+  """
+  own = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+  for path in (own, _SYSTEM_PYTHON):
+    try:
+      done = subprocess.run(
+        [path, "-s", "-S", "-c", "import sys; print(*sys.version_info[:3])"],
+        capture_output=True,
+        env={},
+        cwd="/",
+        timeout=20,
+        **_as_jail(),
+      )
+      version = tuple(map(int, done.stdout.split()))
+    except (OSError, ValueError, subprocess.SubprocessError):
+      continue
+    if done.returncode == 0 and version >= _OLDEST:
+      return path, ".".join(map(str, version))
+  who = f"user {NOBODY}" if os.geteuid() == 0 else "this user"
+  return "", (
+    f"{who} can read neither {own} nor {_SYSTEM_PYTHON} of version"
+    f" {'.'.join(map(str, _OLDEST))} or later; install one: apt install python3"
+  )
+
+
+# Harmless if not stopped: a fork ends at once, and 4 GiB are never touched.
+_ATTEMPTS = """
+import mmap, os, socket
+def attempts(secret, folder, memory):
+  def fork():
+    if os.fork() == 0:
+      os._exit(0)
+  def read():
+    with open(secret) as file:
+      file.read()
+  def write():
+    with open(folder + "/new", "w") as file:
+      file.write("x")
+  def change():
+    os.chmod(folder, 0o700)
+  tried = {
+    "fork": fork,
+    "execute": lambda: os.execv("/usr/bin/true", ["true"]),
+    "signal its parent": lambda: os.kill(os.getppid(), 0),
+    "open a socket": lambda: socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
+    "read outside": read,
+    "write outside": write,
+    "change outside": change,
+    "take too much memory": lambda: mmap.mmap(-1, memory),
+  }
+  done = []
+  for name, attempt in tried.items():
+    try:
+      attempt()
+      done.append(name)
+    except (OSError, MemoryError):
+      pass
+  return done
+def honest(a, b):
+  return sorted(a + b)
+def endless():
+  while True:
+    pass
+"""
+
+
+def _try_out(level: Level) -> str:
+  """What a jail of this level fails to stop, or ""."""
+  zygote = level.zygote()
+  try:
+    return _attempts(zygote) or _run_honest(zygote) or _run_endless(zygote)
+  except Failed as error:
+    return str(error)
+  finally:
+    zygote.close()
+
+
+def _attempts(zygote: Zygote) -> str:
+  with tempfile.TemporaryDirectory() as folder:
+    os.chmod(folder, 0o777)  # only the jail may stop the attempts
+    secret = os.path.join(folder, "secret")
+    with open(secret, "w") as file:
+      file.write("secret")
+    os.chmod(secret, 0o644)
+    args = [secret, folder, 4 * Limits().memory]
+    got = _call(zygote, "attempts", args, Limits())
+  if got == []:
+    return ""
+  if isinstance(got, list):
+    return f"a program could {', '.join(map(str, got))}"
+  return f"the self-test failed: {got}"
+
+
+def _run_honest(zygote: Zygote) -> str:
+  got = _call(zygote, "honest", [[3, 1], [2]], Limits())
+  return "" if got == [1, 2, 3] else f"an honest program failed: {got}"
+
+
+def _run_endless(zygote: Zygote) -> str:
+  got = _call(zygote, "endless", [], Limits(test_s=0.3))
+  return "" if got == "time-out" else f"an endless program was not ended: {got}"
+
+
+def _call(
+  zygote: Zygote,
+  function: str,
+  args: list[Any],
+  limits: Limits,
+) -> Any:
+  """The result of a function in `_ATTEMPTS`, or a text with the reason."""
+  job = {
+    "mode": "call",
+    "program": _ATTEMPTS,
+    "function": function,
+    "calls": [codec.encode(args)],
+  }
+  ended = zygote.run(job, limits=limits)
+  if ended.reason or len(ended.frames) != 1:
+    return ended.reason or "no result"
+  frame = ended.frames[0]
+  if frame.why:
+    return frame.why.decode("utf-8", "replace")
+  return codec.decode(codec.loads(frame.payload))

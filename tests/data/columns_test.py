@@ -1,0 +1,166 @@
+"""Tests of brorl_jax/data/columns.py: names of columns and of fields."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from messages import mentions, refuses
+
+from brorl_jax.data import columns
+from brorl_jax.verdicts.strict_json import Refused
+
+KNOWN = ("id", "prompt", "messages", "answer", "source", "time_limit")
+
+
+@pytest.mark.parametrize(
+  "text, want",
+  [
+    ("", {}),
+    ("prompt:question", {"prompt": "question"}),
+    (
+      " prompt: question , answer:answer,",
+      {"prompt": "question", "answer": "answer"},
+    ),
+    (
+      "answer:reward_model.ground_truth",
+      {"answer": "reward_model.ground_truth"},
+    ),
+    ("prompt:text,answer:text", {"prompt": "text", "answer": "text"}),
+    ("answer:a:b", {"answer": "a:b"}),
+  ],
+)
+def test_a_map_of_fields_by_hand(text, want):
+  assert columns.parse(text, KNOWN) == want
+
+
+@pytest.mark.parametrize(
+  "text, says",
+  [
+    ("question", "'question' ... field:column ... prompt:question"),
+    ("prompt:", "'prompt:' ... field:column"),
+    ("promt:question", "'promt:question' ... 'promt'"),
+    ("x:y", "'x:y' ... 'x' ... prompt ... answer"),
+    ("id:a,id:b", "'id:b'"),
+  ],
+)
+def test_a_map_of_fields_that_is_none(text, says):
+  with refuses(ValueError, says):
+    columns.parse(text, KNOWN)
+
+
+def test_renamed_columns_are_fields_and_the_others_stay():
+  record = {
+    "question": "1 + 1?", "answer": "long",
+    "reward_model": {"style": "rule", "ground_truth": "2"}, "a.b": 3,
+    "a": {"b": 4}, "level": "easy",
+  }  # fmt: skip
+  names = {
+    "prompt": "question",
+    "answer": "reward_model.ground_truth",
+    "source": "level",
+    "id": "a.b",  # a column of that very name comes first
+  }
+  values, others = columns.renamed(record, names)
+  assert values == {
+    "prompt": "1 + 1?",
+    "answer": "2",
+    "source": "easy",
+    "id": 3,
+  }
+  assert others == {
+    "answer": "long",
+    "reward_model": record["reward_model"],
+    "a": {"b": 4},
+  }
+  assert columns.renamed(record, {}) == ({}, record)
+
+
+@pytest.mark.parametrize(
+  "column, says",
+  [
+    ("qestion", "missing ... config.data.fields ... 'question'"),
+    ("x", "missing ... config.data.fields"),
+    ("inner.trth", "inner.trth ... missing ... 'truth'?"),
+    ("inner.truth.more", "inner.truth.more ... missing"),
+    ("question.text", "question.text ... missing"),
+  ],
+)
+def test_a_column_that_is_not_there_is_named_with_those_that_are(column, says):
+  record = {"question": "a text", "inner": {"truth": "2"}}
+  with pytest.raises(Refused) as e:
+    columns.renamed(record, {"prompt": column})
+  assert mentions(str(e.value), says)
+  assert e.value.field == column and "\n" not in str(e.value)
+
+
+@given(
+  st.dictionaries(st.sampled_from("abcdef"), st.integers(), min_size=1),
+  st.data(),
+)
+def test_nothing_is_lost_and_nothing_is_twice(record, data):
+  names = data.draw(
+    st.dictionaries(st.sampled_from(KNOWN), st.sampled_from(sorted(record)))
+  )
+  values, others = columns.renamed(record, names)
+  assert values == {field: record[c] for field, c in names.items()}
+  assert others == {k: v for k, v in record.items() if k not in names.values()}
+
+
+def test_a_field_that_is_missing_is_looked_for_among_the_columns():
+  say = lambda field, *there: str(columns.missing(field, there))
+  assert mentions(say("answer"), "missing ... answer")
+  assert mentions(
+    say("answer", "anwser", "level"),
+    "missing ... 'anwser' ... --config.data.fields=answer:anwser",
+  )
+  assert mentions(
+    say("prompt", "question", "level"),
+    "missing ... --config.data.fields=prompt:COLUMN",
+  )
+  long = say("prompt", *(f"column_{i}" for i in range(1000)), "\n")
+  assert len(long) < 250 and "\n" not in long
+
+
+@pytest.mark.parametrize(
+  "column, refused",
+  [
+    ("time_limt", True),
+    ("timelimit", True),
+    ("time_limits", True),
+    ("time_lmiit", True),
+    ("time_1imit", True),
+    ("Time_limit", True),
+    ("soruce", True),
+    ("time", False),
+    ("data_source", False),
+    ("resource", False),
+    ("timelimt", False),  # two slips
+    ("idx", False),  # a slip away from id, and a column of its own
+    ("difficulty", False),
+    ("", False),
+  ],
+)
+def test_a_slip_in_an_optional_field_is_no_column(column, refused):
+  fields = ("time_limit", "source", "id")
+  if not refused:
+    return columns.refuse_slips([column], fields)
+  with pytest.raises(Refused, match=r"did you mean (time_limit|source)") as e:
+    columns.refuse_slips(["level", column], fields)
+  assert e.value.field == column
+
+
+def test_short_fields_are_not_guessed():
+  columns.refuse_slips(["fou"], ["four"])
+  with pytest.raises(Refused, match="did you mean fives"):
+    columns.refuse_slips(["five"], ["fives"])
+
+
+@given(st.text("abc", max_size=6), st.text("abc", max_size=6))
+def test_a_slip_is_as_it_is_written_out(a, b):
+  """A second implementation: everything that is a slip away from b."""
+  letters = "abc"
+  places = range(len(b) + 1)
+  away = {b[:i] + b[i + 1 :] for i in places}
+  away |= {b[:i] + x + b[i:] for i in places for x in letters}
+  away |= {b[:i] + x + b[i + 1 :] for i in places for x in letters}
+  away |= {b[:i] + b[i : i + 2][::-1] + b[i + 2 :] for i in places}
+  assert columns._slip(a, b) == (a in away)

@@ -1,0 +1,473 @@
+"""Tests of brorl_jax/plan/resolve.py: what a config and a machine decide."""
+
+import dataclasses
+import functools
+import shutil
+
+import configured
+import jax
+import jax.numpy as jnp
+import numpy as np
+import one_step
+import pytest
+from messages import mentions
+from one_step import resolved
+
+from brorl_jax import config
+from brorl_jax.configs import sft
+from brorl_jax.errors import UserError
+from brorl_jax.learner.layout import Layout
+from brorl_jax.main import plan, settings, train
+from brorl_jax.many import meshes
+from brorl_jax.many.meshes import ONE
+from brorl_jax.model import huggingface, target
+from brorl_jax.model.target import Target
+from brorl_jax.plan import resolve
+from brorl_jax.plan.sizes import Machine
+from brorl_jax.plan.topology import Name, Topology
+from brorl_jax.rl import losses
+from brorl_jax.runs import folder
+
+CPU, GPU, TPU = (Target(kind, 8, 2**36) for kind in ("cpu", "gpu", "tpu"))
+
+
+def auto(**fields):
+  return one_step.config(dtype="auto", **fields)
+
+
+def described(at: Target) -> Machine:
+  """One device that is not here."""
+  return Machine(ONE, at)
+
+
+def sizes_of(this):
+  """What follows from the machine."""
+  return [(p.config, p.layout, p.memory, p.objective) for p in this.phases]
+
+
+# -------------------------------------------------------------------- phases
+
+
+def test_a_run_is_decided_once(tmp_path):
+  this = resolved(phases=({"from_step": 3, "optim.lr": 1.0},))
+  read = resolve.evaluation(this.config, this.machine, tmp_path)
+  for one, field in (
+    (this, "config"),
+    (this.phases[0], "lr"),
+    (this.phases[0].memory, "rollouts"),
+    (read, "heldout"),
+  ):
+    with pytest.raises(dataclasses.FrozenInstanceError):
+      setattr(one, field, None)
+  assert isinstance(this.phases, tuple)
+  for one in (this, this.phases[0]):  # they hold dicts
+    with pytest.raises(TypeError, match="unhashable"):
+      hash(one)
+
+
+def test_the_same_config_on_the_same_machine_is_the_same_run():
+  zeros = dict(in_flight=0, rows=0, blocks=0)
+  one, two = (resolved(**zeros, phases=LATER) for _ in range(2))
+  assert sizes_of(one) == sizes_of(two)
+  for name in ("config", "source", "policy", "keep_reference", "functions"):
+    assert getattr(one, name) == getattr(two, name), name
+
+
+OWN = """
+import jax.numpy as jnp
+
+def loss(logp, logp_old, advantage, mask):
+  return -advantage[:, None] * logp
+"""
+LATER = (
+  {"from_step": 3, "optim.lr": 0.5, "loss.kind": "gspo"},
+  {
+    "from_step": 7,
+    "advantage.kind": "maxrl",
+    "filter.keep": "all",
+    "loss.clip_high": 0.5,
+    "reference.kl_weight": 0.25,
+    "sampling.max_new_tokens": 5,
+    "sampling.n": 8,
+    "sampling.temperature": 0.5,
+  },
+)
+
+
+def behaviour(phase):
+  """What the functions of a phase do; functions cannot be compared."""
+  reward = jnp.float32([[1, 0, 0, 0], [0, 0, 0, 0], [1, 1, 0, 0]])
+  valid = jnp.ones_like(reward, bool)
+  length = 1 + jnp.arange(12.0).reshape(3, 4)
+  params = {"w": jnp.arange(1.0, 4.0)}
+  step, _ = phase.tx.update(params, phase.tx.init(params), params)
+  return {
+    "advantage": phase.advantage(reward, valid, length),
+    "keep": phase.keep(reward, valid),
+    "tx": step["w"],
+    "lr": [phase.lr(i) for i in (0, 3, 99)],
+  }
+
+
+def test_every_part_of_a_phase_follows_from_its_own_config():
+  """Each is that of a run which begins with the values of the phase."""
+  this = resolved(phases=LATER)
+  assert [p.since for p in this.phases] == [1, 3, 7]
+  assert [p.changed for p in this.phases] == [
+    None,
+    *({k: v for k, v in x.items() if k != "from_step"} for x in LATER),
+  ]
+  values, seen = {}, []
+  for phase, change in zip(this.phases, ({}, *LATER), strict=True):
+    values |= {k: v for k, v in change.items() if k != "from_step"}
+    (alone,) = resolved(**values).phases
+    told = dataclasses.replace(phase.config, run=alone.config.run)
+    assert told == alone.config
+    for name in ("decoder", "trainer", "objective", "layout", "memory"):
+      assert getattr(phase, name) == getattr(alone, name), name
+    assert phase.mass.temperature == alone.mass.temperature
+    got, want = behaviour(phase), behaviour(alone)
+    for name in want:
+      np.testing.assert_array_equal(got[name], want[name], name)
+    seen.append(got)
+  first, second, third = this.phases
+  assert second.objective.loss is losses.LOSSES["gspo"]
+  assert third.objective.clip_high == 0.5
+  assert third.objective.kl_weight == 0.25
+  assert third.objective.temperature == third.mass.temperature == 0.5
+  assert (first.layout.length, third.layout.length) == (6, 5)
+  assert first.memory.update.tokens == 6 and third.memory.update.tokens == 5
+  assert second.lr(99) == 0.5 and first.lr(99) == one_step.config().optim.lr
+  for name, (before, after) in {
+    "advantage": (1, 2), "keep": (1, 2), "tx": (0, 1), "lr": (0, 1),
+  }.items():  # fmt: skip
+    assert np.any(seen[before][name] != seen[after][name]), name
+
+
+def test_options_of_the_policy_go_to_where_they_count():
+  this = resolved(int8_cache=True, remat="products", blocks=6, rows=5)
+  (phase,) = this.phases
+  assert phase.decoder == dataclasses.replace(this.policy, int8_cache=True)
+  assert phase.trainer == dataclasses.replace(
+    this.policy, remat="products", mesh=this.mesh
+  )
+  assert phase.mass.response_logp.__self__ == dataclasses.replace(
+    this.policy, remat="layer", mesh=this.mesh
+  )
+  assert phase.layout == Layout(5, 6, 6, 40, 1)
+  two = resolve.resolve(one_step.config(blocks=6), one_step.machine(2)).phases[
+    0
+  ]
+  assert two.layout == Layout(8, 6, 6, 40, 2)
+
+
+def test_rounds_weigh_every_prompt_the_same():
+  rounds = {"rounds": (2, 4), "stop_right": 1, "stop_wrong": 1}
+  small = dict(n=4, in_flight=24, advantage="centered")
+  reward, valid = (
+    jnp.float32([[1, 0, 0, 0], [1, 0, 0, 0]]),
+    jnp.ones((2, 4), bool),
+  )
+  valid = valid.at[1, 2:].set(False)
+  of = lambda **how: (
+    resolved(**small, **how)
+    .phases[0]
+    .advantage(reward, valid, jnp.ones((2, 4)))
+  )
+  assert np.abs(of(**rounds) - of()).max() > 0.1
+
+
+def test_a_reference_of_any_phase_is_kept_from_the_start():
+  kl = lambda weight, **how: {"reference.kl_weight": weight, **how}
+  for first, later, kept in ((0, 0, 0), (0, 1, 1), (1, 0, 1), (1, 1, 1)):
+    this = resolved(
+      kl_weight=0.1 * first, phases=(kl(0.1 * later, from_step=9),)
+    )
+    assert this.keep_reference == bool(kept)
+    for phase in this.phases:
+      copies = phase.memory.sampling_bytes / weights(this)
+      assert round(copies) == 3 + kept
+
+
+def weights(this):
+  return sum(x.size * 4 for x in jax.tree.leaves(this.policy.shapes))
+
+
+def test_own_functions_are_told_with_their_phase(tmp_path):
+  (tmp_path / "mine.py").write_text(OWN)
+  mine = f"{tmp_path}/mine.py:loss"
+  this = resolved(phases=({"from_step": 2, "loss.kind": mine},))
+  (told,) = this.functions.items()
+  assert told[0] == "run.phases[0]['loss.kind']" and told[1]["name"] == mine
+
+
+# ------------------------------------------------------------------ machines
+
+
+def test_this_machine_has_all_devices():
+  c = configured.config(mesh_fsdp=-1, mesh_tensor=2)
+  here = resolve.here(c.devices)
+  assert here[:3] == (meshes.Axes(fsdp=4, tensor=2), target.here(), 1)
+  assert meshes.of(here.mesh) == here.axes
+  with pytest.raises(UserError, match=r"mesh .*fsdp=3.* 8 devices") as e:
+    resolve.here(configured.config(mesh_fsdp=3).devices)
+  assert "\n" not in str(e.value)
+
+
+@pytest.mark.parametrize("fields", [{}, {"memory_bytes": 10**9}])
+def test_a_topology_like_this_machine_gives_the_same_sizes(fields):
+  small = dict(in_flight=0, rows=0, blocks=0, samples=512, dtype="auto")
+  c = one_step.config(
+    **small, **fields, phases=({"from_step": 2, "optim.lr": 1.0},)
+  )
+  here = resolve.here(c.devices)
+  where = Topology(Name("here"), None, jax.devices(), target.here())
+  want = resolve.resolve(c, here)
+  for machine in (
+    plan.machine(c.devices, where),
+    plan.machine(c.devices, None),
+  ):
+    assert machine == here._replace(mesh=None)
+    got = resolve.resolve(c, machine)
+    assert sizes_of(got) == sizes_of(want)
+    assert (got.policy, got.source) == (want.policy, want.source)
+    assert got.phases[0].trainer.mesh is None
+  assert want.phases[0].trainer.mesh is here.mesh
+
+
+def test_the_config_tells_the_memory_of_a_device():
+  for given, told in ((0, 2**36), (10**9, 10**9)):
+    c = one_step.config(memory_bytes=given)
+    this = resolve.resolve(c, described(CPU))
+    assert this.policy.target == this.machine.target
+    assert this.policy.target == dataclasses.replace(CPU, memory_bytes=told)
+    (phase,) = this.phases
+    assert phase.decoder.target == phase.trainer.target == this.policy.target
+    assert phase.memory.rollouts.memory_bytes == told
+    assert phase.memory.heldout.plan.memory_bytes == told
+
+
+def test_processes_share_the_devices_and_hold_a_copy_each():
+  c, at = one_step.config(in_flight=128, blocks=4), meshes.Axes(fsdp=4)
+  one, two = (
+    resolve.resolve(c, Machine(at, CPU, processes=count)).phases[0].memory
+    for count in (1, 2)
+  )
+  assert (one.rollouts.lanes, two.rollouts.lanes) == (8, 4)
+  assert (one.sampling_bytes, one.update) == (two.sampling_bytes, two.update)
+  held = lambda plans: plans.rollouts.parts["training state"]
+  whole = sum(
+    x.size * 4
+    for x in jax.tree.leaves(resolve.resolve(c, described(CPU)).policy.shapes)
+  )
+  assert held(one) == one.sampling_bytes
+  assert held(two) - held(one) == pytest.approx(whole / 2, rel=0.01)
+  assert two.heldout.plan.parts["training state"] == held(two)
+
+
+def test_an_evaluation_holds_parameters_alone(tmp_path):
+  evaluation = lambda **fields: resolve.evaluation(
+    one_step.config(**fields), one_step.machine(), tmp_path
+  )
+  this = evaluation(in_flight=0, eval_prompts=99, eval_n=256)
+  assert this.heldout.prompts == 1
+  assert this.heldout.plan.parts["training state"] == weights(this)
+  with pytest.raises(UserError, match=r"max_new_tokens = 33040 must be at"):
+    evaluation(max_new_tokens=33000)
+  with pytest.raises(UserError, match=r"evaluations: .*memory_bytes = 1000: "):
+    evaluation(memory_bytes=1000)
+
+
+# -------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+  "devices, fields, line",
+  [
+    (1, {"max_new_tokens": 32729},
+     "config.data.prompt_tokens + sampling.max_new_tokens = 32769 ... at most "
+     "32768"),
+    (1, {"memory_bytes": 10**6},
+     "config.devices.memory_bytes = 1000000 ... rollouts of 16 x 6 tokens ... "
+     "use more devices"),
+    (1, {"memory_bytes": 10**8, "max_new_tokens": 9000, "slots": 4},
+     "optim.rows = 8 ... optim.blocks = 2 ... nearest that fits"),
+    (3, {}, "3 rows of devices ... sampling.in_flight = 64 ... optim.blocks = "
+     "2 (use a multiple of 3) ... 0 chooses"),
+    (1, {"advantage": "none.py:f"}, "config.advantage.kind ... none.py"),
+    (1, {"checkpoint": "/no/such"}, "'/no/such' ... give one"),
+    (1, {"chat_template": "/no/such"}, "/no/such"),
+    (1, {"phases": ({"from_step": 4, "sampling.max_new_tokens": 32729},)},
+     "phase from step 4 ... max_new_tokens = 32769 ... at most 32768"),
+    (1, {"phases": ({"from_step": 4, "loss.kind": "ppoo"},)},
+     "phase from step 4 ... config.loss.kind = 'ppoo' ... did you mean ppo"),
+  ],
+  ids=str,
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_before_anything_is_compiled(
+  monkeypatch, devices, fields, line
+):
+  """Nor are weights loaded."""
+  fail = lambda *_, **__: pytest.fail("too late")
+  monkeypatch.setattr(huggingface, "load", fail)
+  monkeypatch.setattr(jax.stages.Lowered, "compile", fail)
+  c = one_step.config(**fields)
+  with pytest.raises(UserError) as e:
+    resolve.resolve(c, one_step.machine(devices))
+  assert mentions(str(e.value), line), str(e.value)
+  assert "\n" not in str(e.value)
+
+
+@pytest.fixture
+def bare(tmp_path):
+  """A config of a model directory without a tokenizer."""
+  shutil.copy(huggingface.ASSETS / "config.json", tmp_path)
+  return functools.partial(one_step.config, checkpoint=str(tmp_path))
+
+
+def test_a_plan_needs_no_tokenizer_but_a_run_does(bare):
+  this = resolve.resolve(bare(), described(CPU))
+  assert this.tokenizer is None
+  with pytest.raises(UserError, match="template /no/such cannot be read"):
+    c = bare(chat_template="/no/such")
+    resolve.resolve(c, described(CPU))
+  with pytest.raises(UserError, match="tokenizer"):
+    resolved(bare())
+
+
+def test_a_tokenizer_of_another_model_is_refused(bare, tmp_path):
+  names = "chat_template.jinja", "tokenizer.json", "tokenizer_config.json"
+  for name in names:
+    shutil.copy(huggingface.ASSETS / name, tmp_path)
+  text = (tmp_path / "config.json").read_text()
+  few = text.replace('"vocab_size": 512', '"vocab_size": 256')
+  assert few != text
+  (tmp_path / "config.json").write_text(few)
+  for machine in (described(CPU), one_step.machine()):
+    with pytest.raises(UserError, match=r"has the id 511.* only 256 rows"):
+      resolve.resolve(bare(), machine)
+
+
+# --------------------------------------------------------------------- dtype
+
+
+@pytest.mark.parametrize(
+  "machine, dtype", [(CPU, "float32"), (GPU, "bfloat16"), (TPU, "bfloat16")]
+)
+def test_a_machine_decides_for_a_new_run(machine, dtype):
+  c = resolve.with_dtype(auto(n=16), machine)
+  assert c == one_step.config(n=16, dtype=dtype)
+
+
+# ------------------------------------------------------------- run folders
+
+
+def test_a_dtype_that_no_run_writes_is_refused(tmp_path):
+  folder.write_config({"policy": {"dtype": "int8"}}, tmp_path)
+  match = r"config\.json: policy\.dtype = 'int8' must"
+  with pytest.raises(UserError, match=match):
+    resolve.resolve(auto(), described(CPU), tmp_path)
+
+
+# ---------------------------------------------------------------- commands
+
+
+@pytest.fixture
+def trains(monkeypatch, tmp_path):
+  """Starts a run that only writes its config, on some machine; the dtype."""
+  workdir = tmp_path / "run"
+
+  def hold(this, workdir, parts, changed, *_):
+    workdir.mkdir(exist_ok=True)
+    folder.write_config(config.as_dict(this.config), workdir)
+    held.append(changed)
+    return 1
+
+  held = []
+  monkeypatch.setattr(train, "_parts", lambda *_, **__: None)
+  monkeypatch.setattr(train, "_hold", hold)
+
+  def start(c, machine, *, begin_again=False, **how):
+    goes_on = None if begin_again else workdir
+    this = resolve.resolve(c, described(machine), goes_on)
+    how = dict(allow_change=False, begin_again=begin_again) | how
+    with pytest.raises(SystemExit):  # "stopped after step 1"
+      train.run(this, workdir, **how)
+    dtype = this.config.policy.dtype
+    (began, *_) = folder.configs(workdir)
+    assert began["policy"]["dtype"] == dtype and held.pop() == {}
+    assert {p.config.policy.dtype for p in this.phases} == {dtype}
+    assert this.policy.dtype == this.phases[0].trainer.dtype == dtype
+    return dtype
+
+  return start
+
+
+def test_a_run_goes_on_in_its_dtype_on_another_machine(trains):
+  assert trains(auto(), GPU) == "bfloat16"
+  assert trains(auto(), CPU) == "bfloat16"
+  assert trains(auto(), CPU, allow_change=True) == "bfloat16"
+  assert trains(one_step.config(dtype="bfloat16"), CPU) == "bfloat16"
+  with pytest.raises(UserError, match=r"policy\.dtype = 'bfloat16'"):
+    trains(one_step.config(dtype="float32"), CPU)
+  assert trains(auto(), CPU, begin_again=True) == "float32"
+
+
+def test_a_given_dtype_goes_on_as_auto(trains):
+  assert trains(one_step.config(dtype="float32"), GPU) == "float32"
+  assert trains(auto(), GPU) == "float32"
+
+
+@pytest.fixture
+def evaluates(tmp_path):
+  """The dtype in which a command evaluates."""
+
+  def dtype(**fields):
+    this = resolve.evaluation(
+      auto(**fields), one_step.machine(), tmp_path / "evaluation"
+    )
+    assert this.policy.dtype == this.config.policy.dtype
+    return this.policy.dtype
+
+  return dtype
+
+
+def test_an_evaluation_has_the_dtype_of_the_run(evaluates, tmp_path):
+  assert evaluates() == "float32"
+  run = tmp_path / "run"
+  (run / "checkpoints").mkdir(parents=True)
+  began = config.as_dict(one_step.config(dtype="bfloat16"))
+  folder.write_config(began, run, began_with="")
+  assert evaluates(checkpoint=str(run)) == "bfloat16"
+
+
+def test_an_evaluation_goes_on_in_its_dtype(evaluates, tmp_path):
+  workdir = tmp_path / "evaluation"
+  workdir.mkdir()
+  began = config.as_dict(one_step.config(dtype="bfloat16"))
+  folder.write_config(began, workdir, mode="evaluate")
+  assert evaluates() == "bfloat16"
+
+
+def test_a_supervised_start_is_built_with_it():
+  values = sft.get_config()
+  values.policy.dtype = "auto"
+  c = settings.typed(values, config.Warmup)
+  assert resolve.warmup(c, described(GPU)).policy.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize(
+  "fields, dtypes",
+  [
+    ({}, ("float32", "bfloat16")),
+    ({"memory_bytes": 10**9, "mesh_fsdp": 16}, ("bfloat16", "float32")),
+  ],
+)
+def test_a_plan_is_that_of_the_machine_it_is_for(capsys, fields, dtypes):
+  small = dict(n=4, samples=64, in_flight=64, rows=1, blocks=16) | fields
+  same, other = (one_step.config(dtype=x, **small) for x in dtypes)
+  said = []
+  for c in (auto(**small), same, other):
+    plan.run(plan.resolved(c))
+    said.append(capsys.readouterr().out)
+  assert said[0] == said[1] != said[2]

@@ -1,0 +1,333 @@
+"""Tests of brorl_jax/stages/advantages.py: rewards to advantages."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scored
+from one_step import groups, resolved, short
+
+from brorl_jax.rl import advantages
+from brorl_jax.runs.run_state import RunState
+from brorl_jax.stages import advantages as advantage_stage
+
+
+def phase(**changes):
+  return resolved(short(**changes)).phases[0]
+
+
+def informative(some, **changes):
+  places = 6  # of short()
+  return advantage_stage.informative(phase(**changes), places, some)
+
+
+def shaped(c, some, *, active):
+  limit = c.sampling.max_new_tokens
+  return advantage_stage.shaped(c.reward, some, limit=limit, active=active)
+
+
+@pytest.mark.ci
+def test_advantages_are_whitened_over_tokens(wired):
+  kept = wired.kept
+  got = wired.stages.advantages(kept, RunState()).advantage
+  reward = kept.scores.reward
+  length = kept.rollouts.mask.sum(axis=2).astype(np.float32)
+  where = np.asarray(advantages.informative(jnp.asarray(reward)))
+  assert where.any() and len(np.unique(length)) > 1
+  weight = length * where[:, None]
+  centered = reward - reward.mean(axis=1, keepdims=True)
+  mean = np.average(centered, weights=weight)
+  std = np.sqrt(np.average((centered - mean) ** 2, weights=weight))
+  want = np.where(where[:, None], (centered - mean) / std, 0.0)
+  np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+REWARDS = [
+  [0.0, 0.0, 0.0, 0.0],
+  [1.0, 1.0, 1.0, 1.0],
+  [1.0, 0.0, 0.0, 0.0],
+  [0.5, 0.5, 0.5, 0.5],
+  [0.5, 0.0, 0.0, 0.0],
+  [1.0, 1.0, 1.0, 0.0],
+]
+
+
+@pytest.mark.parametrize(
+  "changes, want",
+  [
+    ({"keep": "differ"}, [0, 0, 1, 0, 1, 1]),
+    ({"keep": "solved"}, [0, 0, 1, 0, 0, 1]),
+    ({"keep": "all"}, [1, 1, 1, 1, 1, 1]),
+  ],
+  ids=str,
+)
+def test_which_groups_are_kept(changes, want):
+  got = informative(groups(REWARDS), **changes)
+  assert got.dtype == bool and got.tolist() == want
+
+
+def test_any_number_of_groups_is_one_program():
+  one = phase()
+  for count in (1, 4, 6):
+    some = groups(REWARDS[:count])
+    assert len(advantage_stage.informative(one, 6, some)) == count
+  assert one.keep._cache_size() == 1
+
+
+@pytest.mark.parametrize("keep", ["differ", "solved"])
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_rule_sees_rollouts_that_count(keep, masked):
+  """Of the first group only the right ones count, of the last none."""
+  reward = [[1, 1, 0, 0], [1, 0, 0, 0], [1, 0, 1, 0], [1, 0, 0, 0]]
+  counts = np.array([[1, 1, 0, 0], [1, 1, 0, 0], [1, 1, 1, 1], [0] * 4], bool)
+  some = groups(reward, truncated=~counts & masked)
+  if not masked:
+    some = some._replace(scores=scored.scores(reward, valid=counts))
+  got = informative(some, keep=keep, mask_truncated=masked)
+  assert got.tolist() == [False, True, True, False]
+
+
+@pytest.mark.parametrize("keep", ["differ", "solved"])
+def test_a_length_reward_makes_no_group_of_wrong_answers_informative(keep):
+  how = dict(
+    keep=keep, length_weight=1.0, overlong_weight=1.0, overlong_buffer=4,
+    truncated_factor=0.5,
+  )  # fmt: skip
+  wrong = groups(
+    [[0.0] * 4, [1.0] * 4],
+    length=[[1, 2, 3, 4]] * 2,
+    truncated=[[False, False, False, True]] * 2,
+  )
+  reward, _ = shaped(short(**how), wrong, active=True)
+  assert len(np.unique(reward[0])) == len(np.unique(reward[1])) == 4
+  assert informative(wrong, **how).tolist() == [False, False]
+
+
+@pytest.mark.parametrize("keep", ["differ", "solved"])
+def test_rollouts_that_were_cut_may_decide_nothing(keep):
+  cut = groups(
+    [[1, 0, 0, 0], [1, 1, 0, 0], [1, 1, 1, 0]],
+    truncated=[[True, False, False, False]] * 3,
+  )
+  kept = lambda **how: informative(cut, keep=keep, **how)
+  assert kept().tolist() == [True] * 3
+  assert kept(mask_truncated=True).tolist() == [False, True, True]
+
+
+# The cosine of 2 of 4 tokens is halfway, that of 4 is the minimum.
+RIGHT, LENGTHS = [[1.0, 0.0, 1.0, 0.5]], [[2, 2, 4, 4]]
+
+
+@pytest.mark.parametrize(
+  "changes, active, added",
+  [
+    ({}, True, [0.0, 0.0, 0.0, 0.0]),
+    ({"length_weight": 2.0}, True, [-0.5, 0.0, -1.0, 0.0]),
+    ({"length_weight": 2.0}, False, [0.0, 0.0, 0.0, 0.0]),
+    (
+      {"length_weight": 1.0, "length_min": 0.0, "length_max": 1.0},
+      True,
+      [0.5, 0.0, 0.0, 0.0],
+    ),
+    ({"overlong_weight": 0.5}, False, [0.0, 0.0, -0.5, -0.5]),
+    (
+      {"overlong_weight": 0.5, "overlong_buffer": 4},
+      True,
+      [-0.25, -0.25, -0.5, -0.5],
+    ),
+    (
+      {"length_weight": 2.0, "overlong_weight": 0.5},
+      True,
+      [-0.5, 0.0, -1.5, -0.5],
+    ),
+  ],
+  ids=str,
+)
+def test_rewards_of_length_by_hand(changes, active, added):
+  some = groups(RIGHT, length=LENGTHS)
+  reward, got = shaped(short(**changes), some, active=active)
+  np.testing.assert_allclose(got, [added], atol=1e-6)
+  np.testing.assert_allclose(reward, np.add(RIGHT, [added]), atol=1e-6)
+
+
+def test_a_response_that_was_cut_keeps_a_share_of_its_reward():
+  some = groups(
+    [[1.0, 1.0, 0.5, 0.0]],
+    length=LENGTHS,
+    truncated=[[True, False, True, True]],
+  )
+  c = short(truncated_factor=0.25)
+  reward, added = shaped(c, some, active=True)
+  assert reward.tolist() == [[0.25, 1.0, 0.125, 0.0]]
+  assert added.tolist() == [[0.0] * 4]
+  # Not of what is added for its length; its raw reward says that it is right.
+  c = short(truncated_factor=0.0, length_weight=2.0)
+  reward, _ = shaped(c, some, active=True)
+  np.testing.assert_allclose(reward, [[-0.5, 0.5, 0.0, 0.0]], atol=1e-6)
+
+
+def stage(some, progress=RunState(), **changes):  # noqa: B008
+  return advantage_stage.credit(phase(**changes), some, progress)
+
+
+@pytest.mark.parametrize(
+  "advantage, want",
+  [
+    # Of the three that count: less 2/3. Their deviation is sqrt(2) / 3.
+    ("centered", [1 / 3, -2 / 3, 1 / 3, 0]),
+    ("grpo", [2**-0.5, -(2**0.5), 2**-0.5, 0]),
+    ("trajectories", [2**-0.5, -(2**0.5), 2**-0.5, 0]),
+    # Of their 1 + 1 + 2 tokens: the mean is 1/12, the variance 3/16.
+    ("tokens", [3**-0.5, -(3**0.5), 3**-0.5, 0]),
+  ],
+)
+def test_what_was_cut_may_count_nowhere(advantage, want):
+  some = groups(
+    [[1, 0, 1, 0]],
+    length=[[1, 1, 2, 4]],
+    truncated=[[False, False, False, True]],
+  )
+  got = stage(some, advantage=advantage, mask_truncated=True)
+  np.testing.assert_allclose(got.advantage, [want], atol=2e-5)
+  assert got.counts.tolist() == [[True, True, True, False]]
+  assert got.metrics["reward/masked_fraction"] == pytest.approx(0.25)
+  all_in = stage(some, advantage=advantage)
+  assert all_in.counts.all() and all_in.metrics["reward/masked_fraction"] == 0.0
+  assert all_in.advantage[0, 3] < 0.0
+
+
+def test_a_group_that_shaping_made_equal_gets_exactly_0():
+  """Not the shift that longer wrong answers give to all others."""
+  some = groups(
+    [[1, 0], [1, 0]],
+    length=[[4, 4], [1, 3]],
+    truncated=[[True, False], [False, False]],
+  )
+  got = stage(some, advantage="tokens", truncated_factor=0.0).advantage
+  np.testing.assert_array_equal(got[0], 0.0)
+  np.testing.assert_allclose(got[1], [3**0.5, -(3**-0.5)], rtol=1e-5)
+
+
+def some_groups():
+  rng = np.random.default_rng(0)
+  reward = (rng.random((6, 4)) < 0.5).astype(np.float32)
+  reward[0], reward[1] = 1.0, [1, 0, 0, 0]
+  return groups(
+    reward,
+    length=rng.integers(1, 5, (6, 4)),
+    logp=np.log(rng.random((6, 4))),
+    answer=rng.integers(0, 3, (6, 4)),
+  )
+
+
+@pytest.mark.parametrize(
+  "advantage",
+  [
+    "tokens",
+    "trajectories",
+    "grpo",
+    "centered",
+    "leave_one_out",
+    "maxrl",
+    "pass_at_k",
+  ],
+)
+def test_each_advantage_is_its_function(advantage):
+  some = some_groups()
+  reward = jnp.asarray(some.scores.reward)
+  length = jnp.asarray(some.rollouts.mask).sum(axis=2, dtype=jnp.float32)
+  where = advantages.informative(reward)
+  centered = advantages.center_by_group(reward)
+  want = {
+    "tokens": lambda: advantages.whiten_by_batch(centered, length, where),
+    "trajectories": lambda: advantages.whiten_by_trajectory(centered, where),
+    "grpo": lambda: advantages.normalize_by_group(centered),
+    "centered": lambda: centered,
+    "leave_one_out": lambda: centered * 4 / 3,
+    "maxrl": lambda: centered / reward.mean(axis=1, keepdims=True),
+    # k = 2 of 4: 4 * (wrong - 1) / 3.
+    "pass_at_k": lambda: (
+      centered * jnp.maximum(4 / 3 * (3 - reward.sum(axis=1, keepdims=True)), 0)
+    ),
+  }[advantage]()
+  got = stage(some, advantage=advantage, **{"advantage.k": 2})
+  np.testing.assert_allclose(got.advantage, want, atol=1e-6)
+  assert np.abs(want).max() > 0.1 and (got.advantage[0] == 0.0).all()
+
+
+def test_the_schedule_of_the_length_reward_has_its_own_count():
+  some, progress, seen = groups(RIGHT, length=LENGTHS), RunState(tokens=7), []
+  # Two steps before a phase that turns it on: nothing is counted.
+  for _ in range(2):
+    got = stage(some, progress, length_steps=(1, 2))
+    assert got.progress == progress
+    assert got.metrics["reward/length_active"] == 0.0
+  for _ in range(5):
+    got = stage(some, progress, length_weight=2.0, length_steps=(1, 2))
+    progress = got.progress
+    seen.append(got.metrics["reward/length_active"])
+    mean = (-0.5 - 1.0) / 4 if seen[-1] else 0.0
+    assert got.metrics["reward/length_mean"] == pytest.approx(mean)
+    assert got.metrics["reward/shaped_mean"] == pytest.approx(2.5 / 4 + mean)
+  assert seen == [1.0, 0.0, 0.0, 1.0, 0.0]
+  assert progress == RunState(tokens=7, shaped=5)
+
+
+@pytest.mark.parametrize("done, off, active", [(3, 0, 1.0), (3, 1, 0.0)])
+def test_without_off_the_length_reward_stays_on(done, off, active):
+  some, how = groups(RIGHT, length=LENGTHS), {"length_weight": 2.0}
+  got = stage(some, RunState(shaped=done), **how, length_steps=(3, off))
+  assert got.metrics["reward/length_active"] == active
+
+
+MINE = """
+def raw(reward, valid, length):
+  return reward - 0.5
+
+def endless(reward, valid, length):
+  return reward / 0.0
+"""
+
+
+def test_an_own_advantage_gives_nothing_to_what_does_not_count(tmp_path):
+  (tmp_path / "mine.py").write_text(MINE)
+  some = groups([[1, 0, 1, 1]], truncated=[[False, False, False, True]])
+  mine = f"{tmp_path}/mine.py"
+  got = stage(some, advantage=f"{mine}:raw", mask_truncated=True)
+  np.testing.assert_array_equal(got.advantage, [[0.5, -0.5, 0.5, 0.0]])
+  with pytest.raises(FloatingPointError, match=r"endless'.* not finite") as e:
+    stage(some, advantage=f"{mine}:endless")
+  assert "\n" not in str(e.value)
+
+
+# Prompts of 4, 2 and 4 rollouts of which one is right.
+def ragged():
+  some = groups(
+    [[1, 0, 0, 0], [1, 0, 0, 0], [0, 0, 1, 0]], length=[[1] * 4] * 3
+  )
+  mask = some.rollouts.mask.copy()
+  mask[1, 2:] = False
+  valid = some.scores.valid.copy()
+  valid[1, 2:] = False
+  responses = some.scores.responses.copy()
+  responses[1, 2:] = None
+  return some._replace(
+    rollouts=dataclasses.replace(some.rollouts, mask=mask),
+    scores=some.scores._replace(valid=valid, responses=responses),
+  )
+
+
+def test_a_prompt_with_a_number_of_its_own_by_hand():
+  """n / mean(n) = 1.2, .6, 1.2; with leave-one-out 1 and -1/3, 1 and -1."""
+  some = ragged()
+  rule = {"rounds": (2, 4), "stop_right": 1, "stop_wrong": 1}
+  got = stage(some, advantage="leave_one_out", **rule)
+  want = [
+    [5 / 6, *[-5 / 18] * 3], [5 / 3, -5 / 3, 0, 0],
+    [-5 / 18, -5 / 18, 5 / 6, -5 / 18],
+  ]  # fmt: skip
+  np.testing.assert_allclose(got.advantage, want, atol=1e-6)
+  assert not got.advantage[1, 2:].any() and not got.counts[1, 2:].any()
+  assert got.metrics["reward/masked_fraction"] == 0.0
+  assert got.metrics["reward/shaped_mean"] == pytest.approx(3 / 10)

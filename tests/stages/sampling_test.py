@@ -1,0 +1,136 @@
+"""The sampling stage passes on what was planned."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+from configured import config
+from one_step import resolved
+
+from brorl_jax import types
+from brorl_jax.model import local
+from brorl_jax.rollout import prefixes, sampler
+from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.stages import sampling
+
+ONE = np.ones((1, 2), np.int32)
+PROMPTS = types.Prompts(ONE, ONE > 0, ONE[:, 0])
+MADE = types.Rollouts(
+  ONE[..., None],
+  np.ones((1, 2, 1), np.float32),
+  ONE[..., None] > 0,
+  ONE > 0,
+  np.ones(1, np.float32),
+)
+
+
+@pytest.fixture
+def called(monkeypatch):
+  """What samples, and with which arguments."""
+  calls = []
+
+  def note(name, result):
+    def call(*args, **named):
+      calls.append((name, args, named))
+      return result
+
+    return call
+
+  monkeypatch.setattr(sampling, "stream", note("slots", iter(())))
+  monkeypatch.setattr(sampler, "rollouts", note("slots", MADE))
+  monkeypatch.setattr(prefixes, "stream", note("rows", iter(())))
+  monkeypatch.setattr(prefixes, "rollouts", note("rows", MADE))
+  return calls
+
+
+def sample(this, **changed):
+  """Some of training, and some that are held out."""
+  phase = dataclasses.replace(this.phases[0], **changed)
+  feed, key = lambda room, idle: None, jax.random.key(0)
+  sampling.stream_rollouts(this, phase, {"w": ONE}, feed, key)
+  how = phase.memory.heldout
+  sampling.sample_heldout(this, phase.config, how, {}, PROMPTS, key)
+
+
+def test_the_sampler_gets_what_was_planned(called):
+  this = resolved(
+    config(
+      int8_cache=True, lanes=3, slots=40, max_new_tokens=17, temperature=0.9
+    )
+  )
+  memory = this.phases[0].memory
+  rollouts = dataclasses.replace(memory.rollouts, blocks=77)
+  heldout = dataclasses.replace(memory.heldout.plan, blocks=78)
+  heldout = dataclasses.replace(memory.heldout, plan=heldout)
+  memory = dataclasses.replace(memory, rollouts=rollouts, heldout=heldout)
+  sample(this, memory=memory)
+  (_, (policy, *_), streamed), (_, (same, *_), named) = called
+  assert policy == same == dataclasses.replace(this.policy, int8_cache=True)
+  stop, mesh = this.text.stop_ids, local.mesh_of(this.mesh)
+  assert streamed == dict(
+    n=512, max_new_tokens=17, sampling=SamplingParams(temperature=0.9),
+    stop_ids=stop, slots=40, lanes=3, places=8, blocks=77, mesh=mesh,
+  )  # fmt: skip
+  assert named == dict(
+    n=16, max_new_tokens=17, sampling=SamplingParams(0.6, top_p=0.95),
+    stop_ids=stop, slots=16, lanes=256, blocks=78, mesh=mesh,
+  )  # fmt: skip
+
+
+def test_each_process_samples_its_share(called):
+  this = resolved(config(max_new_tokens=17))
+  two = this.machine._replace(processes=2)
+  sample(dataclasses.replace(this, machine=two))
+  assert called[0][2]["places"] == 4  # of 4096 / 512
+  called.clear()
+  this = resolved(config())
+  sample(dataclasses.replace(this, machine=two))
+  assert [(name, how.get("places")) for name, _, how in called] == [
+    ("rows", 4), ("rows", None),
+  ]  # fmt: skip
+
+
+@pytest.mark.parametrize("T, how", [(17, "slots"), (6, "rows")])
+def test_rounds_are_sampled_in_chunks(called, T, how):
+  sample(resolved(stop(max_new_tokens=T)))
+  (name, _, streamed), *_ = called
+  assert (name, streamed["n"], streamed["places"]) == (how, 4, 16)
+
+
+@pytest.mark.parametrize(
+  "T, memory, shares", [(16, 2**34, True), (17, 2**34, False), (16, 1, False)]
+)
+def test_short_rollouts_share_rows_where_that_pays(called, T, memory, shares):
+  this = resolved(config(max_new_tokens=T))
+  phase = this.phases[0]
+  at = dataclasses.replace(this.policy.target, memory_bytes=memory)
+  small = lambda policy: dataclasses.replace(policy, target=at)
+  this = dataclasses.replace(this, policy=small(this.policy))
+  phase = dataclasses.replace(phase, decoder=small(phase.decoder))
+  this = dataclasses.replace(this, phases=(phase,))
+  sample(this)
+  assert [name for name, *_ in called] == ["rows" if shares else "slots"] * 2
+  assert all(("slots" in how) != shares for *_, how in called)
+  row = "a row for each prefix, of at most 16 tokens"
+  plain = phase.memory.rollouts.line()
+  assert sampling.form(phase) == (row if shares else plain)
+
+
+def stop(**changes):
+  some = dict(n=64, rounds=(4, 16, 64), samples=512, in_flight=64)
+  return config(**some | changes)
+
+
+def test_chunks_decode_in_as_many_rows_as_prompts_would():
+  assert stop(slots=64, lanes=2).sampling.chunk_lanes == 2 * 64 // 4
+  assert stop(slots=2, lanes=3).sampling.chunk_lanes == 3
+  assert stop(slots=64, lanes=0).sampling.chunk_lanes == 0  # as many as fit
+  assert config(n=64, slots=32, lanes=2).sampling.chunk_lanes == 2
+
+
+def test_the_plan_has_the_rounds_of_the_config():
+  plan_of = lambda c: sampling.round_plan(resolved(c).phases[0])
+  plan = plan_of(stop(stop_right=1))
+  assert plan == ((4, 16, 64), 1, 4) and (plan.chunk, plan.most) == (4, 64)
+  assert plan_of(config(n=64)).after == (64,)

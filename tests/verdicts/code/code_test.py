@@ -1,0 +1,883 @@
+"""The code domain: what is extracted, compared, counted and refused."""
+
+import functools
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+
+import hypothesis
+import pytest
+import tiers
+from hypothesis import strategies as st
+
+from brorl_jax.verdicts import code
+from brorl_jax.verdicts.base import Verdict
+from brorl_jax.verdicts.code import cases, verifier
+from brorl_jax.verdicts.sandbox import jail as jails
+from brorl_jax.verdicts.sandbox import process, zygote
+from brorl_jax.verdicts.sandbox.protocol import Limits
+
+SQUARE = {"inputs": ["3\n", "-4\n", "0\n"], "outputs": ["9\n", "16\n", "0"]}
+ADD = {"inputs": [[1, 2], [3, 4], [0, 0]], "outputs": [3, 7, 0]}
+ADD["fn_name"] = "add"
+
+
+@pytest.fixture(scope="module")
+def jail():
+  jail = jails.require(allow_inner=True).zygote()
+  yield jail
+  jail.close()
+
+
+def squares(count):
+  return {
+    "inputs": [f"{i}\n" for i in range(1, count + 1)],
+    "outputs": [f"{i * i}\n" for i in range(1, count + 1)],
+  }
+
+
+def outcome(program, tests, jail, **limits):
+  verdict = code.verify(program, tests, limits=Limits(**limits), jail=jail)
+  assert verdict.answer == program
+  assert (verdict.status == "pass") == (verdict.reason == "")
+  assert (verdict.status == "pass") == (verdict.score == 1.0)
+  return verdict.status, round(verdict.score, 3), verdict.reason
+
+
+# Extraction.
+
+
+@pytest.mark.parametrize(
+  "response, program",
+  [
+    ("```python\nx = 1\n```", "x = 1\n"),
+    ("text\n\n```py\nx\n```\nmore", "x\n"),
+    ("```\nx\n```", "x\n"),
+    ("```PYTHON\nx\n```", "x\n"),
+    ("```Python3 title=a\nx\n```", "x\n"),
+    ("``` python\nx\n```", "x\n"),
+    ("````python\nx\n```\ny\n````", "x\n```\ny\n"),
+    ("~~~python\nx\n~~~", "x\n"),
+    ("~~~\n```\nx\n```\n~~~", "```\nx\n```\n"),
+    ("```python\r\nx\r\ny\r\n```\r\n", "x\r\ny\r\n"),
+    ("1. So:\n   ```python\n   if x:\n     y\n   ```", "if x:\n  y\n"),
+    ("```python\nx\n  ```", "x\n"),
+    ("```python\nx\n`````", "x\n"),
+    ("```python\n\n\n```", "\n\n"),
+    ("```python\n```", "\n"),
+    ("```python\na\n```\n```python\nb\n```", "b\n"),
+    ("```python\na\n```\n```text\nb\n```", "a\n"),
+    ("```python\na\n```\n```json\n{}\n```\n```cpp\nb\n```", "a\n"),
+    ("```python\na\n```\n```python\nb", "a\n"),
+    ("<think>\n```python\na\n```\n</think>\n```python\nb\n```", "b\n"),
+    ("```python\na\n```</think> so ```python\nb\n```", None),
+    ("a</think>\n```python\na\n```\n</think>\n```python\nb\n```", "b\n"),
+    ("<think>\n```python\na\n```\n</think>\nno code", None),
+    ("<think>\n```python\na\n```\n", None),
+    ("```python\na\n```\n<think>\n```python\nb\n```", "a\n"),
+    ("```python x = 1 ```", None),
+    ("```python\nx", None),
+    ("x = 1", None),
+    ("", None),
+    ("```c++\nx\n```", None),
+    ("``\nx\n``", None),
+    ("```a`b\nx\n```", None),
+    ("```python\nx = '```'\ny = 2\n```", "x = '```'\ny = 2\n"),
+  ],
+)
+def test_extract(response, program):
+  assert code.extract(response) == program
+
+
+@hypothesis.given(st.text(alphabet="ab \n\r`~", max_size=60), st.booleans())
+def test_a_program_in_a_fence_is_found(text, tildes):
+  fence = "`~"[tildes] * (3 + len(text))  # longer than any in the text
+  response = f"Here:\n{fence}python\n{text}\n{fence}\n"
+  assert code.extract(response) == text + "\n"
+
+
+def test_extraction_is_linear():
+  for response in (
+    "```" + "a" * 1_000_000 + "`",
+    "```python\n" * 300_000,
+    "`" * 3_000_000,
+    " " * 3_000_000 + "```",
+    "</think>" * 300_000,
+    "<think>" * 300_000,
+  ):
+    start = time.process_time()
+    code.extract(response)
+    assert time.process_time() - start < 5  # milliseconds; quadratic: hours
+
+
+def test_judge(jail):
+  entry = {"tests": SQUARE}
+  right = "<think>hm</think>\n```python\nprint(int(input()) ** 2)\n```"
+  assert code.verify_entry(right, entry, jail=jail) == Verdict(
+    "pass", 1.0, "", "print(int(input()) ** 2)\n"
+  )
+  assert code.verify_entry("9", entry, jail=jail) == Verdict(
+    "fail", 0.0, "no program", ""
+  )
+
+
+# Standard input and output.
+
+
+@pytest.mark.parametrize(
+  "program, score, reason",
+  [
+    ("print(int(input()) ** 2)", 1.0, ""),
+    ("print(int(input()) ** 2, end='')", 1.0, ""),
+    ("print('\\n ', int(input()) ** 2, '\\t\\r\\n\\n')", 1.0, ""),
+    (
+      "n = int(input())\nprint(n * n if n else 7)",
+      0.667,
+      "wrong answer: 2 of 3 pass",
+    ),
+    ("print(9)", 0.333, "wrong answer: 1 of 3 pass"),
+    ("print(float(int(input()) ** 2))", 0.0, "wrong answer"),
+    (
+      "n = int(input())\n1 / n\nprint(n * n)",
+      0.667,
+      "runtime error: ZeroDivisionError, 2 of 3 pass",
+    ),
+    (
+      "import sys\nprint(int(input()) ** 2)\nsys.exit(3)",
+      0.0,
+      "runtime error: exit status: 3",
+    ),
+    (
+      "import sys\nprint(int(input()) ** 2)\nsys.exit('no')",
+      0.0,
+      "runtime error: exit status: 1",
+    ),
+    ("print(", 0.0, "syntax error: SyntaxError in line 1"),
+    ("x = 1\n  y", 0.0, "syntax error: IndentationError in line 2"),
+    ("a = '\0'", 0.0, None),
+    ("a = '\ud800'", 0.0, "syntax error: UnicodeEncodeError"),
+    ("(" * 50_000, 0.0, "syntax error: SyntaxError in line 1"),
+    ("", 0.0, "wrong answer"),
+    (
+      "import os\nn = int(input())\nprint(n * n, flush=True)\n"
+      "if n < 0: os.kill(os.getpid(), 9)\nos._exit(0)",
+      0.667,
+      "runtime error: PermissionError, 2 of 3 pass",
+    ),
+    (
+      "import ctypes\nn = int(input())\nprint(n * n, flush=True)\n"
+      "if n < 0: ctypes.string_at(0)",
+      0.667,
+      "killed: SIGSEGV, 2 of 3 pass",
+    ),
+  ],
+)
+def test_stdio(jail, program, score, reason):
+  got = outcome(program, SQUARE, jail)
+  status = "pass" if score == 1.0 else "fail"
+  if reason is None:  # a SyntaxError or a ValueError, as Python has it
+    assert got[:2] == (status, score) and got[2].startswith("syntax error: ")
+  else:
+    assert got == (status, score, reason)
+
+
+COMPUTES = """
+import time
+n, end = int(input()), time.process_time() + 0.15
+while time.process_time() < end: pass
+print(n * n)
+"""
+
+
+@pytest.mark.ci
+def test_a_test_has_its_time_and_all_have_theirs(jail):
+  tests = squares(10)  # 1.5 s
+  assert outcome(COMPUTES, tests, jail, test_s=0.5, total_s=9.0)[0] == "pass"
+  late = ("fail", 0.0, "time-out")
+  assert outcome(COMPUTES, tests, jail, test_s=0.1, total_s=9.0) == late
+  assert outcome(COMPUTES, tests, jail, test_s=0.5, total_s=1.0) == late
+  assert outcome(COMPUTES, squares(3), jail, test_s=0.5, total_s=1.0)[0] == (
+    "pass"
+  )
+
+
+@pytest.mark.parametrize("count", tiers.some([1, 20, 40], 1, 2))
+def test_right_is_right_for_any_number_of_tests(jail, count):
+  """As many seconds of CPU as it takes, a tenth for each test."""
+  program = COMPUTES.replace("0.15", "0.1")
+  assert outcome(program, squares(count), jail, test_s=1.0)[0] == "pass"
+
+
+@pytest.mark.parametrize("mode", tiers.some(["stdio", "call"], 1))
+def test_each_call_has_its_time(jail, mode):
+  body = "\n  end = time.process_time() + 0.2 * (a == 3)"
+  body += "\n  while time.process_time() < end: pass\n  return a + b"
+  program, tests = f"import time\ndef add(a, b):{body}", ADD
+  if mode == "stdio":
+    program += "\nprint(add(*map(int, input().split())))"
+    lines = [f"{a} {b}" for a, b in ADD["inputs"]]
+    tests = {"inputs": lines, "outputs": [*map(str, ADD["outputs"])]}
+  assert outcome(program, tests, jail, test_s=0.5)[0] == "pass"
+  assert outcome(program, tests, jail, test_s=0.1)[2] == "time-out"
+
+
+@pytest.mark.ci
+def test_sleep_counts_and_waiting_for_a_cpu_does_not(jail):
+  slow = "import time; time.sleep(0.2); print(int(input()) ** 2)"
+  assert outcome(slow, SQUARE, jail, test_s=1.0)[0] == "pass"
+  long = slow.replace("0.2", "60")
+  assert outcome(long, SQUARE, jail, test_s=0.5) == ("fail", 0.0, "time-out")
+  rivals = [
+    subprocess.Popen(
+      [sys.executable, "-c", "while True: pass"], start_new_session=True
+    )
+    for _ in range(4 * len(os.sched_getaffinity(0)))
+  ]
+  try:
+    begin = time.monotonic()
+    program = COMPUTES.replace("0.15", "0.5")
+    assert outcome(program, squares(2), jail, test_s=0.8, total_s=1.6)[0] == (
+      "pass"
+    )
+    if time.monotonic() - begin < 1.6:
+      pytest.skip("nobody had to wait for a CPU, so that this shows nothing")
+  finally:
+    for rival in rivals:
+      rival.kill()
+      rival.wait()
+
+
+class Counted:
+  """A jail, with what it was given and what that took."""
+
+  def __init__(self, jail):
+    self.jail, self.jobs = jail, []
+
+  def run(self, job, **options):
+    ended = self.jail.run(job, **options)
+    self.jobs.append((len(job["inputs"]), job["together"]))
+    return ended
+
+
+def test_a_wrong_program_costs_no_more_than_a_right_one(jail):
+  """One test more, and nothing more if the first test failed."""
+  tests = squares(20)
+  for program, jobs in (
+    ("print(int(input()) ** 2)", [(20, 8)]),
+    ("print(int(input()) ** 3)", [(20, 8), (1, 1)]),  # right for 1
+    ("print(int(input()) ** 2 + 1)", [(20, 8)]),
+    ("n = int(input()); print(n * n if n < 20 else 0)", [(20, 8), (1, 1)]),
+    ("n = int(input()); print(n * n if n < 17 else 0)", [(20, 8)]),
+    (DIRTY.format(condition=""), [(20, 8), (1, 1), (20, 1)]),
+  ):
+    counted = Counted(jail)
+    outcome(program, tests, counted)
+    assert counted.jobs == jobs, program
+
+
+@pytest.mark.ci
+def test_all_runs_of_a_program_share_its_time(jail):
+  program = DIRTY.format(condition="") + COMPUTES[COMPUTES.index("n, end") :]
+  program = "import time\n" + program.replace("n, end = int(input()),", "end =")
+  program = program.replace("0.15", "0.1").replace("\nprint(n * n)\n", "\n")
+  assert outcome(program, squares(5), jail, test_s=1.0)[0] == "pass"
+  # .5 s, one test again, and all again.
+  assert outcome(program, squares(5), jail, test_s=0.5, total_s=0.8)[2] == (
+    "time-out"
+  )
+
+
+def test_what_ended_badly_is_not_decoded(monkeypatch):
+  frames = [zygote.Frame(0, 0, True, 0.0, b'["i", "1"]', b"")]
+  jail = Recorder(frames, "time-out")
+
+  def loads(data):
+    raise AssertionError("its score is 0")
+
+  monkeypatch.setattr(verifier.codec, "loads", loads)
+  assert outcome("pass", ADD, jail) == ("fail", 0.0, "time-out")
+
+
+def test_the_limit_of_an_example_is_its_own(jail):
+  response = f"```\n{COMPUTES}```"
+  entry = {"tests": squares(2)}
+  limits = Limits(test_s=0.1, total_s=0.2)
+  judge = functools.partial(
+    code.verify_entry, response, limits=limits, jail=jail
+  )
+  assert judge(entry).reason == "time-out"
+  assert judge(entry | {"time_limit": 0.5}).status == "pass"
+  assert judge(entry | {"time_limit": 0.05}).reason == "time-out"
+
+
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 17])
+def test_any_number_of_tests(jail, count):
+  tests = squares(count)
+  right = "print(int(input()) ** 2)"
+  assert outcome(right, tests, jail) == ("pass", 1.0, "")
+  last = f"n = int(input())\nprint(n * n if n != {count} else 0)"
+  status, score, _ = outcome(last, tests, jail)
+  assert status == "fail" and score == round((count - 1) / count, 3)
+  # Each test is judged by its own output.
+  late = "n = int(input())\nprint((n - 1) ** 2)"
+  assert outcome(late, tests, jail)[1] == 0.0
+
+
+DIRTY = """
+import string
+n = int(input())
+visits = string.visits = getattr(string, "visits", 0) + 1
+print(n * n if visits == 1 {condition} else "dirty")
+"""
+
+
+@pytest.mark.parametrize(
+  "condition, status, score",
+  [
+    ("", "pass", 1.0),
+    ("and n != 4", "fail", 0.75),
+    ("and n != 1", "fail", 0.083),
+    ("or n > 1", "pass", 1.0),
+  ],
+)
+def test_a_test_does_not_fail_for_what_another_left(
+  jail, condition, status, score
+):
+  numbers = range(1, 13)
+  tests = {
+    "inputs": [f"{n}\n" for n in numbers],
+    "outputs": [f"{n * n}\n" for n in numbers],
+  }
+  program = DIRTY.format(condition=condition)
+  if condition == "and n != 4":
+    # Alone only 4 fails. 2 was the first to fail after others and passes
+    # alone, so all are run again.
+    score = round(11 / 12, 3)
+  assert outcome(program, tests, jail)[:2] == (status, score)
+
+
+def test_outputs_are_limited(jail):
+  loud = "print('9' * 3000)"
+  assert outcome(loud, SQUARE, jail, output_bytes=1000) == (
+    "fail",
+    0.0,
+    "too much output",
+  )
+  some = "n = int(input())\nprint(n * n)\nif n == 3: print(' ' * 3000)"
+  assert outcome(some, SQUARE, jail, output_bytes=1000) == (
+    "fail",
+    0.667,
+    "too much output: 2 of 3 pass",
+  )
+  assert outcome("print('9' * 9000)", SQUARE, jail, result_bytes=5000) == (
+    "fail",
+    0.0,
+    "too much output",
+  )
+
+
+@pytest.mark.slow
+def test_long_inputs_and_outputs(jail):
+  numbers = list(range(200_000))
+  text = "\n".join(map(str, numbers))
+  tests = {"inputs": [text], "outputs": [text]}
+  echo = "import sys\nfor line in sys.stdin: print(int(line))"
+  assert outcome(echo, tests, jail, output_bytes=2 << 20)[0] == "pass"
+
+
+@pytest.mark.parametrize(
+  "got, want",
+  [
+    ("1 2\n3", "1 2\n3\n"), ("  1\t2 \r\n\n3\n\n", "1 2\n3"), ("", " \n"),
+    ("0.333333333", "0.333333"), ("1e3", "1000.0"), ("3", "3.0"),
+    ("-0.0", "0.0"), (".5", "0.5"), ("1000000.43", "1000000.4"),
+    ("0", "0.0000000001"), ("Yes 0.10", "Yes 0.1"), ("é", "é"),
+  ],
+)  # fmt: skip
+def test_same_output(got, want):
+  assert cases.same_output(got.encode(), want.encode())
+
+
+@pytest.mark.parametrize(
+  "got, want",
+  [
+    ("1 2 3", "1 2\n3"),
+    ("1\n2", "1 2"),
+    ("12", "1 2"),
+    ("1 2 3", "1 2"),
+    ("", "1"),
+    ("1", ""),
+    ("yes", "YES"),
+    ("3.0", "3"),
+    ("1000001", "1000000"),
+    ("1000000.5", "1000000.4"),  # a shown digit counts
+    ("1234567.00", "1234567.89"),
+    ("1000001.0", "1000000"),
+    ("0.3334", "0.3333"),
+    ("0.00000001", "0.0"),
+    ("nan", "nan.0"),
+    ("nan", "1.0"),
+    ("inf", "1.0"),
+    ("1e999", "1.0"),
+    ("1_0.0", "10.0"),
+    ("0x10", "16.0"),
+    ("1.0.0", "1.0"),
+    ("+", "1.0"),
+    ("1" * 500 + ".0", "1" * 500 + ".5"),
+    ("\uff11", "1"),
+    ("1.2.3", "1.2.4"),
+  ],
+)
+def test_not_same_output(got, want):
+  assert not cases.same_output(got.encode(), want.encode())
+
+
+def test_bytes_that_are_no_text():
+  assert not cases.same_output(b"\xff", "ÿ".encode())
+  assert not cases.same_output(bytes(range(256)), b"1")
+
+
+@hypothesis.given(st.binary(max_size=40), st.binary(max_size=40))
+def test_same_output_ignores_white_space_alone(a, b):
+  hypothesis.assume(b"." not in b)
+  rows = [[w for w in x.split(b"\n") if w.split()] for x in (a, b)]
+  equal = [[w.split() for w in row] for row in rows]
+  assert cases.same_output(a, b) == (equal[0] == equal[1])
+
+
+# Function calls.
+
+
+@pytest.mark.parametrize(
+  "program, score, reason",
+  tiers.some(
+    [
+      ("def add(a, b): return a + b", 1.0, ""),
+      ("add = lambda a, b: a + b", 1.0, ""),
+      ("class Solution:\n  def add(self, a, b): return a + b", 1.0, ""),
+      ("class Solution:\n  add = staticmethod(sum)", 0.0, None),
+      ("def add(a, b) -> List[int]: return a + b", 1.0, ""),
+      ("from operator import add", 1.0, ""),
+      (
+        "def add(a, b): return a + b if a else None",
+        0.667,
+        "wrong answer: 2 of 3 pass",
+      ),
+      ("def add(a, b): return float(a + b)", 1.0, ""),
+      (
+        "def add(a, b): return a + b if a else False",
+        0.667,
+        "wrong answer: 2 of 3 pass",
+      ),
+      ("def add(a): return a", 0.0, "runtime error: TypeError"),
+      ("def sub(a, b): return a", 0.0, "no function: add"),
+      ("add = 3", 0.0, "no function: add"),
+      ("", 0.0, "no function: add"),
+      ("1 / 0\ndef add(a, b): return a + b", 0.0, None),
+      ("def add(a, b):", 0.0, "syntax error: IndentationError in line 1"),
+      ("raise SystemExit(0)", 0.0, "runtime error: SystemExit"),
+      (
+        "import sys\ndef add(a, b): sys.exit(0)",
+        0.0,
+        "runtime error: SystemExit",
+      ),
+      ("import os\ndef add(a, b): os._exit(0)", 0.0, "ended early"),
+      (
+        "import os\ndef add(a, b): return a + b if a else os._exit(0)",
+        0.667,
+        "ended early: 2 of 3 pass",
+      ),
+      ("def add(a, b):\n  while True: pass", 0.0, "time-out"),
+      ("from operator import add\nif __name__ == '__main__': 1 / 0", 1.0, ""),
+    ],
+    5,
+  ),
+)
+def test_calls(jail, program, score, reason):
+  got = outcome(program, ADD, jail, test_s=1.0 if "while" in program else 5.0)
+  status = "pass" if score == 1.0 else "fail"
+  if reason is None:
+    assert got[:2] == (status, score) and got[2].startswith("runtime error: ")
+  else:
+    assert got == (status, score, reason)
+
+
+@pytest.mark.parametrize(
+  "inputs, outputs, program",
+  [
+    (["1\n2\n", "3\n4"], ["3", "7"], "def f(a, b): return a + b"),
+    (["1\n2\n", "3\n4"], [3, 7], "def f(a, b): return a + b"),
+    (['"ab"'], ['"ba"'], "def f(s): return s[::-1]"),
+    (['"ab"'], ["ba"], "def f(s): return s[::-1]"),
+    ([["ab"]], ["ba"], "def f(s): return s[::-1]"),
+    ([["1"]], ["1"], "def f(s): return s"),
+    (["[1, 2]\n2"], ["[2, 4]"], "def f(a, k): return [k * x for x in a]"),
+    ([[[1, 2], 2]], [[2, 4]], "def f(a, k): return [k * x for x in a]"),
+    (['{"a": [1, null]}'], ["true"], "def f(d): return d == {'a': [1, None]}"),
+    ([[1], [2]], [[1], [4]], "def f(n): return n * n"),
+    ([[1], [2]], [[1], [4]], "def f(n): return [n * n]"),
+    ([[1], [2]], [[1], [4]], "def f(n): return (n * n,)"),
+    ([[]], [1.5], "def f(): return 3 / 2"),
+    ([[2]], [1.41421356], "def f(n): return n ** 0.5"),
+    ([[{"a": 1}]], [{"a": 1}], "def f(d): return d"),
+    ([(1, 2)], [(2, 1)], "def f(a, b): return b, a"),
+    ([[10**40]], [10**40 + 1], "def f(n): return n + 1"),
+    ([[float("inf")]], [float("inf")], "def f(n): return n"),
+    ([["é\ud800"]], [2], "def f(s): return len(s)"),
+    ([[{3: {4}}]], [{3: {4}}], "def f(d): return d"),
+  ],
+)
+def test_forms_of_arguments_and_values(jail, inputs, outputs, program):
+  tests = {"inputs": inputs, "outputs": outputs, "fn_name": "f"}
+  assert outcome(program, tests, jail) == ("pass", 1.0, "")
+  wrong = "def f(*args): return [args, 'wrong']"
+  assert outcome(wrong, tests, jail) == ("fail", 0.0, "wrong answer")
+
+
+def test_values_are_wrapped_in_all_tests_or_in_none(jail):
+  def tests(*outputs):
+    inputs = [[n] for n in range(len(outputs))]
+    return {"inputs": inputs, "outputs": list(outputs), "fn_name": "f"}
+
+  bare, wrapped = "def f(n): return n + 1", "def f(n): return [n + 1]"
+  assert outcome(bare, tests([1], [2]), jail)[0] == "pass"
+  assert outcome(wrapped, tests([1], [2]), jail)[0] == "pass"
+  mixed = "def f(n): return [n + 1] if n else n + 1"
+  assert outcome(mixed, tests([1], [2]), jail)[:2] == ("fail", 0.5)
+  # A list of another length among them: lists are what is returned.
+  assert outcome(bare, tests([1], [2], [3, 3]), jail)[:2] == ("fail", 0.0)
+  assert outcome(wrapped, tests(1, 2), jail)[:2] == ("fail", 0.0)
+
+
+def test_arguments_are_new_for_each_test(jail):
+  program = "def add(a, b, seen=[]):\n  seen.append(a)\n  return a + b"
+  assert outcome(program, ADD, jail)[0] == "pass"
+  shared = {"inputs": [[[1]], [[1]]], "outputs": [1, 1], "fn_name": "f"}
+  pops = "def f(a): return a.pop()"
+  assert outcome(pops, shared, jail)[0] == "pass"
+
+
+# check(candidate).
+
+CHECK = """
+def check(candidate):
+  assert candidate(2, 3) == 5
+  mine = [1]
+  assert candidate(mine, b=[2]) == [1, 2]
+"""
+
+
+@pytest.mark.parametrize(
+  "program, reason",
+  [
+    ("def add(a, b): return a + b", ""),
+    ("class Solution:\n  def add(self, a, b): return a + b", ""),
+    ("def add(a, b): return 5", "wrong answer"),
+    ("def add(a, b): return a + c", "runtime error: NameError"),
+    ("def add(a, b): raise AssertionError", "wrong answer"),
+    ("def add(a, b): return lambda: 5", "runtime error: not plain data"),
+    (
+      "import os\ndef add(a, b): os._exit(0)",
+      "runtime error: the program ended",
+    ),
+    ("def sub(): pass", "no function: add"),
+    ("def add(a, b)", "syntax error: SyntaxError in line 1"),
+    ("import os\nos._exit(0)", "runtime error: the program ended"),
+  ],
+)
+def test_check(jail, program, reason):
+  tests = {"check": CHECK, "fn_name": "add"}
+  status = "fail" if reason else "pass"
+  assert outcome(program, tests, jail) == (status, float(not reason), reason)
+
+
+def test_tests_that_catch_everything_are_not_fooled(jail):
+  source = """
+def check(candidate):
+  try:
+    assert candidate(1) == 1
+  except BaseException:
+    pass
+"""
+  tests = {"check": source, "fn_name": "f"}
+  right, ended = "def f(n): return n", "import os\ndef f(n): os._exit(0)"
+  assert outcome(right, tests, jail)[0] == "pass"
+  assert outcome(ended, tests, jail)[0] == "fail"
+  opaque = "def f(n): return object()"
+  assert outcome(opaque, tests, jail)[0] == "fail"
+
+
+def test_a_candidate_may_raise_and_change_its_arguments(jail):
+  source = """
+def check(candidate):
+  for error in (ValueError, KeyError, RuntimeError):
+    try:
+      candidate(error.__name__)
+      assert False
+    except error:
+      pass
+  items, table, both = [1], {1: 2}, {3}
+  candidate(items)
+  candidate(table)
+  candidate(both)
+  assert (items, table, both) == ([1, 0], {1: 2, 0: 0}, {3, 0})
+"""
+  program = """
+class Mine(Exception): pass
+def f(x):
+  if isinstance(x, str):
+    raise {"ValueError": ValueError, "KeyError": KeyError}.get(x, Mine)
+  if isinstance(x, list): x.append(0)
+  if isinstance(x, dict): x[0] = 0
+  if isinstance(x, set): x.add(0)
+"""
+  tests = {"check": source, "fn_name": "f"}
+  assert outcome(program, tests, jail) == ("pass", 1.0, "")
+
+
+# What cannot be judged.
+
+
+def test_no_jail_is_no_verdict(monkeypatch):
+  def require(*, allow_inner):
+    raise process.Failed("no jail: none")
+
+  monkeypatch.setattr(jails, "require", require)
+  monkeypatch.setattr(jails, "mine", jails.Jail)
+  assert code.verify("print(1)", SQUARE) == Verdict(
+    "invalid", 0.0, "verifier failed: no jail: none", "print(1)"
+  )
+
+
+def test_this_threads_jail_is_used(monkeypatch):
+  monkeypatch.setattr(jails.mine(), "_allow_inner", True)
+  assert code.verify("print(int(input()) ** 2)", SQUARE).status == "pass"
+  jails.mine().close()
+
+
+def test_a_program_that_is_too_long_is_not_run():
+  program = "#" * (code.MAX_PROGRAM + 1)
+  verdict = code.verify(program, SQUARE, jail="not called")  # type: ignore
+  assert verdict.reason == "too long: 100001 characters, at most 100000"
+  assert len(verdict.answer) == code.MAX_PROGRAM
+
+
+def test_reasons_cannot_be_forged(jail):
+  program = """
+import os, struct
+frame = struct.pack("=ii?dII", -1, 0, True, 0.0, 0, 11) + b"passed\\n\\x1b[2J"
+for fd in range(3, 256):
+  try:
+    os.write(fd, frame)
+  except OSError: pass
+os._exit(0)
+"""
+  assert outcome(program, ADD, jail) == (
+    "fail",
+    0.0,
+    "runtime error: passed??[2J",
+  )
+
+
+class Recorder:
+  """A jail that runs nothing and shows what it was given."""
+
+  def __init__(self, frames=(), reason=""):
+    self.frames, self.reason, self.texts = frames, reason, []
+
+  def run(self, job, *, limits, tests=b"", received=None):
+    self.texts.append(json.dumps(job))
+    return zygote.Ended(self.frames, self.reason)
+
+
+def test_expected_values_do_not_enter_the_jail():
+  for tests in (
+    {"inputs": ["1"], "outputs": ["424242"]},
+    {"inputs": [[1]], "outputs": [424242], "fn_name": "f"},
+    {"inputs": ["1"], "outputs": ["424242"], "fn_name": "f"},
+    {"check": "def check(c):\n  assert c() == 424242", "fn_name": "f"},
+  ):
+    jail = Recorder()
+    assert code.verify("pass", tests, jail=jail).status == "fail"
+    assert len(jail.texts) == 1
+    assert "424242" not in jail.texts[0] and "67932" not in jail.texts[0]
+
+
+@pytest.mark.parametrize(
+  "payload", [b"", b"[", b"{}", b'["q"]', b"[" * 10_000, b'["i", 3]', b"\xff"]
+)
+def test_results_that_are_no_values(payload):
+  frames = [zygote.Frame(i, 0, True, 0.0, payload, b"") for i in range(3)]
+  verdict = code.verify("pass", ADD, jail=Recorder(frames))
+  assert verdict == Verdict("fail", 0.0, "malformed results", "pass")
+
+
+# Malformed tests.
+
+
+@pytest.mark.parametrize(
+  "tests, named",
+  [
+    (None, "tests is a NoneType"),
+    ([], "tests is a list"),
+    ({}, "tests.inputs is a NoneType; use a list"),
+    ({"inputs": [], "outputs": []}, "tests has 0 inputs; use 1 to 10000"),
+    ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
+    ({"inputs": ["1"], "outputs": ["1", "2"]}, "1 inputs and 2 outputs"),
+    ({"inputs": "1", "outputs": ["1"]}, "tests.inputs is a str"),
+    ({"inputs": ["1"], "outputs": {"0": "1"}}, "tests.outputs is a dict"),
+    ({"inputs": ["1"], "outputs": [1]}, "tests.outputs[0] is a int"),
+    ({"inputs": ["1", 2], "outputs": ["1", "1"]}, "tests.inputs[1] is a int"),
+    ({"inputs": ["1"], "outputs": [" \n"]}, "only empty outputs"),
+    ({"inputs": ["1"], "outputs": ["\ud800"]}, "lone surrogate"),
+    ({"inputs": ["a" * (9 << 20)], "outputs": ["1"]}, "use at most 8388608"),
+    ({"inputs": ["1"] * 10_001, "outputs": ["1"] * 10_001}, "10001 inputs"),
+    ({"inputs": ["1"], "outputs": ["1"], "fn": "f"}, "unknown field 'fn'"),
+    ({"inputs": [[1]], "outputs": [1], "fn_name": "a.b"}, "'a.b'"),
+    ({"inputs": [[1]], "outputs": [1], "fn_name": 3}, "fn_name = 3"),
+    ({"inputs": [3], "outputs": [1], "fn_name": "f"}, "inputs[0] is a int"),
+    ({"inputs": ["x"], "outputs": [1], "fn_name": "f"}, "not JSON"),
+    ({"inputs": ["[" * 99_999], "outputs": [1], "fn_name": "f"}, "not JSON"),
+    ({"inputs": [[1]], "outputs": [None], "fn_name": "f"}, "empty outputs"),
+    ({"inputs": [[1]] * 2, "outputs": [[], ""], "fn_name": "f"}, "empty"),
+    ({"inputs": [[1]], "outputs": [object()], "fn_name": "f"}, "outputs[0]"),
+    ({"inputs": [[print]], "outputs": [1], "fn_name": "f"}, "not plain data"),
+    ({"inputs": [[[0] * 200_000]], "outputs": [1], "fn_name": "f"}, "200000"),
+    ({"check": "def check(c): pass"}, "check but no fn_name"),
+    ({"check": "", "fn_name": "f"}, "defines no function check"),
+    ({"check": "def check(c", "fn_name": "f"}, "is not Python"),
+    ({"check": 3, "fn_name": "f"}, "tests.check is a int"),
+    ({"check": "def check(c): 0", "fn_name": "f", "inputs": []}, "keep one"),
+  ],
+)
+def test_malformed_tests_are_refused_in_one_line(tests, named):
+  with pytest.raises(ValueError) as error:
+    cases.parse(tests)
+  assert named in str(error.value)
+  assert "\n" not in str(error.value)
+
+
+def test_tests_that_can_be_used():
+  for tests in (SQUARE, ADD, {"check": CHECK, "fn_name": "add"}):
+    cases.parse(tests)
+  cases.parse({**SQUARE, "fn_name": None})
+  cases.parse({"inputs": [["1", "2"]], "outputs": [["3", "4"]]})
+  # Not unpickled, not unpacked: text like any other.
+  cases.parse({"inputs": ["gASVBAAAAAAAAAB9lC4="], "outputs": ["x"]})
+  cases.parse({"inputs": [[1], [2]], "outputs": [0, None], "fn_name": "f"})
+
+
+def test_lists_of_lines_are_joined(jail):
+  tests = {"inputs": [["1", "2"]], "outputs": [["3", "4"]]}
+  program = "print(int(input()) + 2)\nprint(int(input()) + 2)"
+  assert outcome(program, tests, jail)[0] == "pass"
+
+
+GUESSES = {"inputs": [f"{i}\n" for i in range(5)]}
+_REMEMBERS = """
+import builtins
+print("YES" if hasattr(builtins, "seen") else "NO")
+builtins.seen = 1
+"""
+
+
+def test_no_test_is_guessed_twice(jail):
+  """What tests leave behind for each other must not be a second try."""
+  mixed = GUESSES | {"outputs": ["NO", "YES", "NO", "YES", "NO"]}
+  status, score, _ = outcome(_REMEMBERS, mixed, jail)
+  assert (status, score) == ("fail", 0.6)  # of processes of their own: all NO
+
+
+def test_a_program_that_remembers_is_judged_in_processes_of_its_own(jail):
+  status, score, _ = outcome(
+    _REMEMBERS, GUESSES | {"outputs": ["NO"] * 5}, jail
+  )
+  assert (status, score) == ("pass", 1.0)
+
+
+@pytest.mark.parametrize("leave", ["exit()", "quit()", "exit(0)"])
+def test_programs_may_leave_as_in_an_interpreter(jail, leave):
+  program = f"print(int(input()) ** 2); {leave}; print(1)"
+  assert outcome(program, SQUARE, jail)[0] == "pass"
+
+
+@pytest.mark.slow
+def test_outputs_may_be_as_long_as_they_must(jail):
+  text = "\n".join(map(str, range(300_000)))
+  program = "print('\\n'.join(map(str, range(int(input())))))"
+  tests = {"inputs": ["300000\n"], "outputs": [text]}
+  assert outcome(program, tests, jail)[0] == "pass"
+  program = "def f(n): return list(range(n, n + 100_000))"
+  tests = {
+    "inputs": [[i] for i in range(20)],
+    "outputs": [list(range(i, i + 100_000)) for i in range(20)],
+    "fn_name": "f",
+  }
+  assert outcome(program, tests, jail)[0] == "pass"
+
+
+def test_a_value_of_sets_in_sets_is_read_at_once(jail):
+  program = """
+def f(n):
+  s = frozenset(range(100_000))
+  for _ in range(48):
+    s = frozenset([s])
+  return s
+"""
+  tests = {"inputs": [[1], [2]], "outputs": [1, 2], "fn_name": "f"}
+  start = time.monotonic()
+  assert outcome(program, tests, jail)[0] == "fail"
+  assert time.monotonic() - start < 20.0  # it took 49 s; now .1
+
+
+_OPEN = """
+import fcntl
+def descriptors():
+  found = []
+  for fd in range(3, 256):
+    try:
+      fcntl.fcntl(fd, fcntl.F_GETFD)
+      found.append(fd)
+    except OSError:
+      pass
+  return found
+"""
+
+
+def test_a_program_on_standard_input_holds_no_results(jail):
+  """Inputs and outputs of up to 8 tests, and where it tells that it ended."""
+  tests = {"inputs": ["", ""], "outputs": ["5", "5"]}
+  program = _OPEN + "print(len(descriptors()))"
+  assert outcome(program, tests, jail)[0] == "pass"
+  one = {"inputs": [""], "outputs": ["3"]}
+  assert outcome(program, one, jail)[0] == "pass"
+
+
+def test_a_program_under_a_check_holds_its_two_pipes_alone(jail):
+  tests = {
+    "check": "def check(candidate):\n  assert len(candidate()) == 2",
+    "fn_name": "descriptors",
+  }
+  assert outcome(_OPEN, tests, jail)[0] == "pass"
+
+
+@pytest.mark.parametrize(
+  "tests, says",
+  [
+    (
+      {"inputs": ["1", "2", "1"], "outputs": ["1", "2", "3"]},
+      "inputs[2] equals ",
+    ),
+    (
+      {"inputs": [[1], [1]], "outputs": [1, 2], "fn_name": "f"},
+      "inputs[1] equals",
+    ),
+    ({"inputs": [[1]], "outputs": [1], "fn_name": "def"}, "a Python name"),
+  ],
+)
+def test_tests_that_nothing_can_pass_are_refused(tests, says):
+  with pytest.raises(ValueError, match=re.escape(says)):
+    cases.parse(tests)

@@ -1,0 +1,662 @@
+"""Tests of brorl_jax/verdicts/own: rewards that a user wrote."""
+
+import fractions
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+from messages import mentions
+
+from brorl_jax.data import dataset
+from brorl_jax.data.columns import Form
+from brorl_jax.verdicts import own
+from brorl_jax.verdicts.base import Example, Verdict
+from brorl_jax.verdicts.own import functions, process, worker
+from brorl_jax.verdicts.own.functions import MAX_ANSWER
+
+ASKED = ({"role": "user", "content": "2 + 6?"},)
+
+
+def example(**columns):
+  return Example("a/1", "own", "sums", ASKED, {}, {"answer": "8"} | columns)
+
+
+@pytest.fixture
+def file(tmp_path, monkeypatch):
+  """Writes the user's file; names are as from the folder that it lies in."""
+  monkeypatch.chdir(tmp_path)
+
+  def write(text, name="mine.py"):
+    (tmp_path / name).write_text(text)
+    return name
+
+  return write
+
+
+def verdicts(function, responses, columns=None, step=3):
+  told = json.dumps(columns or {"answer": "8"})
+  return [*functions.verdicts(function, responses, told, step)]
+
+
+def load(name):
+  return functions.load(name, what="config.reward.verifier")
+
+
+# The form of a function, and what it returns; in this process.
+
+
+def test_a_reward_in_two_lines(file):
+  file(
+    "def score(response, example):\n"
+    "  return float(response == example['answer'])\n"
+  )
+  function = load("mine.py:score")
+  assert verdicts(function, ["8", "9"]) == [
+    Verdict("pass", 1.0, "", "8"),
+    Verdict("fail", 0.0, "below 1", "9"),
+  ]
+  assert len(function.digest) == 32
+
+
+@pytest.mark.parametrize(
+  "signature, got",
+  [
+    ("response", "r"),
+    ("response, example", "re"),
+    ("response, step", "rs"),
+    ("response, step, example", "res"),
+    ("response, *, example, step, other=1", "res"),
+    ("responses", "R"),
+    ("responses, example, step", "Res"),
+  ],
+)
+def test_parameters_are_told_by_their_names(file, signature, got):
+  file(
+    f"def score({signature}):\n"
+    "  here = locals()\n"
+    "  seen = ('R' if here.get('responses') == ['8', '8'] else 'r')\n"
+    "  seen += 'e' if here.get('example') == {'answer': '8'} else ''\n"
+    "  seen += 's' if here.get('step') == 3 else ''\n"
+    f"  good = seen == {got!r}\n"
+    "  return [good] * 2 if 'responses' in here else good\n"
+  )
+  found = verdicts(load("mine.py:score"), ["8", "8"])
+  assert [one.status for one in found] == ["pass", "pass"], found
+
+
+@pytest.mark.parametrize(
+  "text, why",
+  [
+    (
+      "def score(answer): ...",
+      r"takes \(answer\); use \(response, example, st",
+    ),
+    ("def score(): ...", r"takes \(\); use"),
+    ("def score(response, gold): ...", "has parameter gold; use"),
+    ("async def score(response): ...", "asyncio.run"),
+    ("score = int", "has no readable signature|takes"),
+    (
+      "def scores(response): ...",
+      "has no function 'score'; did you mean scores",
+    ),
+    ("score = 1", "no function 'score'"),
+    ("import absent_xyz", "line 1: ModuleNotFoundError"),
+    ("raise SystemExit(2)", "line 1: SystemExit: 2"),
+    ("x = (", "SyntaxError"),
+  ],
+)
+def test_what_is_no_reward_is_refused(file, text, why):
+  name = f"{file(text)}:score"
+  with pytest.raises(ValueError, match=why) as error:
+    load(name)
+  assert "\n" not in str(error.value)
+  assert "config.reward.verifier = 'mine.py:score'" in str(error.value)
+
+
+def test_a_name_without_a_function_is_told_how_to_write_it():
+  with pytest.raises(ValueError, match=r"'length': .*'file"):
+    load("length")
+
+
+class Scalar:
+  """As a tensor of no axes: what `float` reads."""
+
+  ndim = 0
+
+  def __float__(self):
+    return 0.25
+
+
+def constant(value, whole=False):
+  call = lambda: value
+  plain = (lambda responses: call()) if whole else (lambda response: call())
+  return functions.Function("mine.py:f", plain, whole, frozenset(), "")
+
+
+@pytest.mark.parametrize(
+  "value, score",
+  [
+    (True, 1.0), (False, 0.0), (2, 2.0), (-0.5, -0.5), (0.999, 0.999),
+    (np.float32(0.5), 0.5), (np.int64(1), 1.0), (np.bool_(True), 1.0),
+    (np.array(0.5), 0.5), (fractions.Fraction(1, 4), 0.25), (Scalar(), 0.25),
+  ],
+)  # fmt: skip
+def test_numbers_of_all_kinds_are_scores(value, score):
+  (found,) = verdicts(constant(value), ["8"])
+  assert found.score == score and type(found.score) is float
+  assert found.status == ("pass" if score >= 1.0 else "fail")
+  assert verdicts(constant([value] * 2, whole=True), ["8", "8"]) == [found] * 2
+
+
+@pytest.mark.parametrize(
+  "value, why",
+  [
+    (None, "None ... number"),
+    ("1.0", "'1.0' ... number"),
+    (b"1", "returned b'1'; return a number"),
+    (bytearray(b"1"), "return a number"),
+    ([1.0], "returned [1.0]; return a number"),
+    ({}, "{} ... number"),
+    (1j, "1j ... number"),
+    (np.ones(1), "array([1.]) ... number"),
+    (10**400, "return a number"),
+    (float("nan"), "nan ... finite"),
+    (float("-inf"), "-inf ... finite"),
+    (Verdict("right", 1.0), "'right'"),
+    (Verdict("pass", float("nan")), "nan ... finite"),
+    (Verdict("pass", None), "None ... number"),
+    (Verdict("fail", 0.0, None), "reason None ... text"),
+    (Verdict("fail", 0.0, "", 8), "8 ... answer ... text"),
+  ],
+)
+def test_what_is_no_score_is_invalid(value, why):
+  (found,) = verdicts(constant(value), ["8"])
+  assert found.status == "invalid" and found.score == 0.0
+  assert mentions(found.reason, "mine.py:f ... reward ... line")
+  assert mentions(found.reason, why) and "\n" not in found.reason
+  assert found.code == "reward failed"
+  assert verdicts(constant([1.0, value], whole=True), ["8", "8"])[1] == found
+
+
+def test_a_verdict_is_taken_as_it_is():
+  given = Verdict("fail", 0.5, "wrong\nunit", "8 m")
+  assert verdicts(constant(given), ["x"]) == [
+    Verdict("fail", 0.5, "wrong unit", "8 m")
+  ]
+  assert verdicts(constant(Verdict("pass", 3.0)), ["x" * 2000]) == [
+    Verdict("pass", 3.0, "", "x" * MAX_ANSWER)
+  ]
+  (own_invalid,) = verdicts(constant(Verdict("invalid", 0.0, "late")), ["x"])
+  assert own_invalid.status == "invalid" and own_invalid.reason == "late"
+
+
+@pytest.mark.parametrize(
+  "value, why",
+  [
+    ([1.0], "1 values ... 2 responses"),
+    ([1.0] * 3, "3 values ... 2 responses"),
+    (1.0, "1.0 ... of 2"),
+    ("11", "'11' ... of 2"),
+    (None, "None ... of 2"),
+    ({"a": 1, "b": 2}, "list of 2"),
+  ],
+)
+def test_a_group_needs_a_value_for_each_response(value, why):
+  found = verdicts(constant(value, whole=True), ["8", "9"])
+  assert [one.status for one in found] == ["invalid"] * 2
+  assert all(mentions(one.reason, why) for one in found)
+
+
+@pytest.mark.parametrize(
+  "value", [(1.0, 0.0), np.array([1.0, 0.0]), iter([1, 0]), [True, False]]
+)
+def test_a_group_may_be_any_list(value):
+  found = verdicts(constant(value, whole=True), ["8", "9"])
+  assert [(one.score, one.answer) for one in found] == [(1.0, "8"), (0.0, "9")]
+
+
+def test_the_line_that_raised_is_told(file):
+  file(
+    "import json\n"
+    "def inner(text):\n"
+    "  return json.loads(text)\n"
+    "def score(response):\n"
+    "  return inner(response)\n"
+  )
+  good, bad = verdicts(load("mine.py:score"), ["1", "{\n"])
+  assert good.status == "pass"
+  assert mentions(
+    bad.reason, "mine.py:score, line 3: JSONDecodeError ... reward"
+  )
+
+
+def test_a_missing_column_is_told_by_its_name(file):
+  file("def score(response, example):\n  return example['answr']\n")
+  (found,) = verdicts(load("mine.py:score"), ["8"])
+  assert mentions(
+    found.reason, "mine.py:score, line 2: KeyError: 'answr' ... reward"
+  )
+
+
+def test_what_a_call_does_to_its_example_is_not_seen_by_the_next(file):
+  file(
+    "def score(response, example):\n"
+    "  example['tests'].append(1)\n"
+    "  return len(example['tests'])\n"
+  )
+  found = verdicts(load("mine.py:score"), ["8", "9"], {"tests": []})
+  assert [one.score for one in found] == [1.0, 1.0]
+
+
+# Processes.
+
+
+def judged(names, responses, step=3, columns=None, **options):
+  options = {"workers": 1, "timeout_s": 20.0} | options
+  with own.Rewards(names, **options) as some:
+    group = own.Group(responses, example(**(columns or {})))
+    (found,) = some.score([group], step=step)
+  return [one.verdict for one in found]
+
+
+def test_all_columns_reach_the_function(file):
+  file(
+    "def score(response, example, step):\n"
+    "  return example == {'id': 'a/1', 'source': 'sums', 'prompt': '2 + 6?',\n"
+    "    'messages': [{'role': 'user', 'content': '2 + 6?'}],\n"
+    "    'answer': '8', 'hard': [1, None], 'é': 'ü'} and step is None\n"
+  )
+  columns = {"hard": [1, None], "é": "ü"}
+  found = judged(["mine.py:score"], ["8"], step=None, columns=columns)
+  assert found == [Verdict("pass", 1.0, "", "8")]
+
+
+def test_what_is_invalid_for_one_is_invalid(file):
+  file(
+    "def score(response):\n  return 1.0\n"
+    "def fails(response):\n  raise RuntimeError('no')\n"
+  )
+  names = ["mine.py:score", "mine.py:fails"]
+  for order in (names, names[::-1]):
+    (verdict,) = judged(order, ["8"])
+    assert verdict.status == "invalid" and "no" in verdict.reason
+
+
+def test_workers_never_see_jax_nor_the_terminal(file, monkeypatch):
+  monkeypatch.setenv("JAX_PLATFORMS", "cuda")  # of the trainer
+  file(
+    "import os, sys\n"
+    "def score(response):\n"
+    "  seen = {m.split('.')[0] for m in sys.modules}\n"
+    "  assert not seen & {'jax', 'jaxlib', 'flax', 'numpy'}, seen\n"
+    "  assert os.environ['JAX_PLATFORMS'] == 'cpu'\n"
+    "  assert os.environ['MY_KEY'] == 'secret'\n"
+    "  assert sys.stdin.read() == ''\n"
+    "  return hash('a') == int(response)\n"
+  )
+  os.environ["MY_KEY"] = "secret"
+  code = [sys.executable, "-c", "print(hash('a'))"]
+  env = {**os.environ, "PYTHONHASHSEED": "0"}
+  same = subprocess.check_output(code, env=env, text=True).strip()
+  assert judged(["mine.py:score"], [same]) == [Verdict("pass", 1.0, "", same)]
+
+
+BAD = """
+import os, subprocess, sys, time
+
+def score(response):
+  print("I print", response)
+  sys.stdout.buffer.write(b"\\0\\0\\0\\5hello")
+  if response == "raise":
+    raise RuntimeError("two\\nlines")
+  if response == "nan":
+    return float("nan")
+  if response == "hang":
+    time.sleep(600)
+  if response == "exit":
+    sys.exit(3)
+  if response == "die":
+    os._exit(3)
+  if response == "fork":
+    os.fork()
+  if response == "fork and raise":
+    if os.fork() == 0:
+      raise RuntimeError("the child")
+  return 1
+"""
+
+
+@pytest.mark.ci
+def test_whatever_a_reward_does_the_others_are_judged(file, capfd):
+  file(BAD)
+  said = ["good", "raise", "nan", "hang", "exit", "die", "fork", "good again"]
+  said += ["fork and raise", "last"]
+  with own.Rewards(["mine.py:score"], workers=1, timeout_s=1.0) as some:
+    (found,) = some.score([own.Group(said, example())], step=1)
+    ended = some.replaced()
+    assert ended.total() == 2 and not some.replaced()
+  by = {s: one.verdict for s, one in zip(said, found, strict=True)}
+  whys = {s: v.reason for s, v in by.items() if v.status == "invalid"}
+  want = {
+    "raise": "mine.py:score, line 8: RuntimeError: two lines",
+    "nan": "mine.py:score, line 4 ... nan ... finite",
+    "hang": "mine.py:score ... 1 s",
+    "exit": "mine.py:score, line 14: SystemExit: 3 ... reward",
+    "die": "mine.py:score ... reward ... process",
+  }
+  assert whys.keys() == want.keys()
+  assert all(mentions(whys[s], want[s]) for s in want)
+  rest = {s: v for s, v in by.items() if s not in whys}
+  assert {v.status for v in rest.values()} == {"pass"}
+  assert all(v.answer == s for s, v in rest.items())  # each has its own answer
+  out, err = capfd.readouterr()
+  assert out == "" and "I print good again" in err
+
+
+def test_a_group_that_hangs_is_invalid_as_a_whole(file):
+  file(
+    "import time\n"
+    "def score(responses):\n"
+    "  time.sleep(600 if responses[0] == 'hang' else 0)\n"
+    "  return [1] * len(responses)\n"
+  )
+  groups = [own.Group([first, "8"], example()) for first in ("8", "hang", "9")]
+  with own.Rewards(["mine.py:score"], workers=1, timeout_s=0.5) as some:
+    found = some.score(groups, step=1)
+  assert [[one.verdict.status for one in row] for row in found] == [
+    ["pass"] * 2,
+    ["invalid"] * 2,
+    ["pass"] * 2,
+  ]
+
+
+@pytest.mark.ci
+def test_after_some_hangs_in_a_row_no_more_are_waited_for(file):
+  file("import time\ndef score(response):\n  time.sleep(600)\n")
+  said = [str(i) for i in range(200)]
+  found = judged(["mine.py:score"], said, timeout_s=0.05)
+  whys = [one.reason.rpartition(": ")[2] for one in found]
+  assert whys[:8] == ["no answer in 0.05 s"] * 8
+  assert set(whys[8:]) == {"no answer 8 times in a row; not called again"}
+
+
+@pytest.mark.slow
+def test_hangs_now_and_then_do_not_end_a_run(file):
+  file(
+    "import time\n"
+    "def score(response):\n"
+    "  time.sleep(600 * (int(response) % 2))\n"
+    "  return 1\n"
+  )
+  said = [str(i) for i in range(20)]
+  found = judged(["mine.py:score"], said, timeout_s=0.5)
+  assert [one.status for one in found] == ["pass", "invalid"] * 10
+
+
+def alive(pid):
+  try:
+    return "State:\tZ" not in pathlib.Path(f"/proc/{pid}/status").read_text()
+  except (FileNotFoundError, ProcessLookupError):
+    return False
+
+
+LEAVES = """
+import os, subprocess
+def score(response):
+  child = subprocess.Popen(["sleep", "600"], start_new_session=True)
+  if os.fork() == 0:  # an orphan of an orphan
+    if os.fork() == 0:
+      os.setsid()
+      os.execvp("sleep", ["sleep", "601"])
+    os._exit(0)
+  return child.pid
+"""
+
+
+def sleeps(seconds):
+  found = []
+  for path in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
+    try:
+      if path.read_bytes() == f"sleep\0{seconds}\0".encode():
+        found.append(path.parent.name)
+    except OSError:
+      pass
+  return {pid for pid in found if alive(pid)}
+
+
+def wait_for(true):
+  for _ in range(400):
+    if true():
+      return True
+    time.sleep(0.05)
+  return False
+
+
+def test_what_a_reward_started_ends_with_its_worker(file):
+  file(LEAVES)
+  before = sleeps(601)
+  with own.Rewards(["mine.py:score"], workers=1) as some:
+    ((one,),) = some.score([own.Group(["8"], example())], step=1)
+    child = int(one.verdict.score)
+    assert alive(child) and wait_for(lambda: sleeps(601) - before)
+  assert not alive(child) and not sleeps(601) - before
+
+
+def test_nothing_is_left_of_a_run_that_is_killed(file, tmp_path):
+  file(LEAVES.replace("601", "602"))
+  code = (
+    "import time\n"
+    "from brorl_jax.verdicts import own\n"
+    "from brorl_jax.verdicts.base import Example\n"
+    "rewards = own.Rewards(['mine.py:score'], workers=1)\n"
+    "asked = ({'role': 'user', 'content': '?'},)\n"
+    "e = Example('a', 'own', 's', asked, {})\n"
+    "((one,),) = rewards.score([own.Group(['8'], e)], step=1)\n"
+    "print(int(one.verdict.score), flush=True)\n"
+    "time.sleep(600)\n"
+  )
+  root = str(pathlib.Path(own.__file__).parents[3])
+  run = subprocess.Popen(
+    [sys.executable, "-c", code],
+    stdout=subprocess.PIPE,
+    env={**os.environ, "PYTHONPATH": root},
+    text=True,
+  )
+  assert run.stdout
+  child = int(run.stdout.readline())
+  run.send_signal(signal.SIGKILL)
+  run.wait()
+  run.stdout.close()
+  assert wait_for(lambda: not alive(child) and not sleeps(602))
+
+
+def test_equal_responses_are_asked_once_and_a_group_sees_all(file):
+  file(
+    "calls = 0\n"
+    "def one(response):\n"
+    "  global calls\n"
+    "  calls += 1\n"
+    "  return calls\n"
+    "def all_of_them(responses):\n"
+    "  return [responses.index(r) + 10 * len(responses) for r in responses]\n"
+  )
+  said = ["8", "9", "8", "8", "9", "7"]
+  found = judged(["mine.py:one"], said)
+  assert [one.score for one in found] == [1, 2, 1, 1, 2, 3]
+  found = judged(["mine.py:all_of_them"], said)
+  assert [one.score for one in found] == [60, 61, 60, 60, 61, 65]
+
+
+def test_many_groups_and_workers_keep_their_order(file):
+  file(
+    "import os\n"
+    "def score(response, example):\n"
+    "  return int(response) * 1000 + example['number']\n"
+    "def group(responses, example, step):\n"
+    "  return [step] * len(responses)\n"
+  )
+  groups = [
+    own.Group([str(r) for r in range(p, p + 50)], example(number=p))
+    for p in range(20)
+  ]
+  names = ["mine.py:score", "mine.py:group"]
+  with own.Rewards(names, workers=3) as some:
+    found = some.score(groups, step=7)
+    ask = lambda: again.append(some.score(groups[:4], step=8))
+    again: list = []
+    threads = [threading.Thread(target=ask) for _ in range(3)]
+    for thread in threads:
+      thread.start()
+    for thread in threads:
+      thread.join()
+  for p, row in enumerate(found):
+    want = [1000 * r + p + 7 for r in range(p, p + 50)]
+    assert [one.verdict.score for one in row] == want
+    assert all(one.seconds >= 0.0 for one in row)
+  assert len(again) == 3 and again[0][3][0].verdict.score == 3003 + 8
+
+
+def test_several_are_added(file):
+  file(
+    "from brorl_jax.verdicts.base import Verdict\n"
+    "def right(response, example):\n"
+    "  good = response.split()[-1] == example['answer']\n"
+    "  return Verdict('pass' if good else 'fail', good, '', 'the answer')\n"
+    "def brief(response):\n"
+    "  return 2 / len(response) if response else float('nan')\n"
+  )
+  names = ["mine.py:right", "mine.py:brief"]
+  found = judged(names, ["is 8", "8 9"])
+  assert found == [
+    Verdict("pass", 1.5, "", "the answer"),
+    Verdict("fail", 2 / 3, "", "the answer"),
+  ]
+  # The first says whether it is a pass, however much there is for the other.
+  found = judged(names[::-1], ["is 8", "8 9"])
+  assert [(v.status, v.score) for v in found] == [
+    ("fail", 1.5),
+    ("fail", 2 / 3),
+  ]
+  (found,) = judged(names, [""])
+  assert found.status == "invalid" and "mine.py:right, line 3" in found.reason
+
+
+@pytest.mark.parametrize(
+  "changes, why",
+  [
+    (
+      {"names": ["mine.py:absent"]},
+      "config.reward.verifier = 'mine.py:absent'",
+    ),
+    ({"names": ["no.py:f"]}, "no.py does not exist"),
+    ({"names": []}, r"config.reward.verifier = \[\]: name each"),
+    ({"names": ["mine.py:f", "mine.py:f"]}, "name each function once"),
+    ({"timeout_s": 0.0}, "config.reward.timeout_s = 0.0; use seconds > 0"),
+    ({"timeout_s": float("inf")}, "config.reward.timeout_s = inf"),
+  ],
+)
+def test_what_cannot_be_a_reward_is_refused_before_anything_is_judged(
+  file, changes, why
+):
+  file("def f(response):\n  return 1\n")
+  names = changes.pop("names", ["mine.py:f"])
+  with pytest.raises(ValueError, match=why) as error:
+    own.Rewards(names, workers=1, **changes)
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  "text, why",
+  [
+    ("import os; os._exit(1)", r"\['mine.py:f'\].* process"),
+    ("while True: pass", r"\['mine.py:f'\].* 0\.5 s"),
+    ("raise KeyboardInterrupt", "config.reward.verifier: KeyboardInterrupt"),
+  ],
+)
+def test_a_file_that_does_not_come_to_its_end_is_refused(
+  file, monkeypatch, text, why
+):
+  monkeypatch.setattr(process, "_LOAD_S", 0.5 if "while" in text else 20.0)
+  file(text)
+  with pytest.raises(ValueError, match=why):
+    own.Rewards(["mine.py:f"], workers=1)
+
+
+def test_a_file_that_changes_while_the_run_goes_on_is_not_taken(file):
+  text = (
+    "import os\ndef f(response):\n  os._exit(1) if response == 'x' else 0\n"
+  )
+  file(text + "  return 1\n")
+  with own.Rewards(["mine.py:f"], workers=1) as some:
+    assert some.digests.keys() == {"mine.py:f"}
+    (before,) = some.score([own.Group(["8", "x"], example())], step=1)
+    file(text + "  return 2\n")
+    (after,) = some.score([own.Group(["8"], example())], step=1)
+  assert [one.verdict.status for one in before] == ["pass", "invalid"]
+  assert mentions(
+    after[0].verdict.reason, "of mine.py:f ... reward ... changed"
+  )
+
+
+@pytest.mark.ci
+def test_closing_ends_what_is_being_judged(file):
+  file("import time\ndef f(response):\n  time.sleep(600)\n")
+  some = own.Rewards(["mine.py:f"], workers=2, timeout_s=500.0)
+  timer = threading.Timer(1.0, some.close)
+  timer.start()
+  (found,) = some.score([own.Group(["8", "9"], example())], step=1)
+  timer.join()
+  assert [one.verdict.status for one in found] == ["invalid"] * 2
+
+
+@pytest.mark.ci
+def test_our_verifiers_can_be_called_from_a_reward(file):
+  file(
+    "from brorl_jax.verdicts import math\n"
+    "def score(response, example):\n"
+    "  return math.verify(response, example['answer']).reward\n"
+  )
+  said = [r"\boxed{\sqrt{8}}", r"\boxed{3}"]
+  found = judged(["mine.py:score"], said, columns={"answer": r"2\sqrt{2}"})
+  assert [one.score for one in found] == [1.0, 0.0], found
+
+
+def test_messages_are_framed_by_their_length():
+  assert worker.message([1]) == b"\3\0\0\0[1]"
+
+
+# Data.
+
+
+def test_lines_of_any_columns_are_examples(tmp_path):
+  path = tmp_path / "odd data.jsonl"
+  lines = [
+    {"prompt": "a?", "answer": 3.5, "tests": None, "choices": {}, "sorce": 1},
+    {"id": 17, "prompt": "b?", "domain": ["x"], "source": "https://a b"},
+    {"id": "c", "source": "mine", "prompt": "c?", "time_limit": "soon"},
+  ]
+  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+  form = Form(sole=own.DOMAIN)
+  found = dataset.read(str(path), form=form, domains={}).examples
+  assert {one.domain for one in found} == {"own"}
+  assert [one.task for one in found] == ["odd-data", "odd-data", "mine"]
+  assert found[2].id == "c" and len({one.id for one in found}) == 3
+  for one, line in zip(found, lines, strict=True):
+    assert one.entry == {} and one.question == line["prompt"]
+    assert one.columns == {k: v for k, v in line.items() if k != "prompt"}
+
+
+def test_renamed_columns_are_there_under_both_names(tmp_path):
+  path = tmp_path / "a.jsonl"
+  path.write_text('{"question": "a?", "gold": "8"}\n')
+  form = Form({"prompt": "question"}, sole=own.DOMAIN)
+  (found,) = dataset.read(str(path), form=form, domains={}).examples
+  assert found.question == "a?"
+  assert found.columns == {"question": "a?", "gold": "8"}

@@ -1,0 +1,679 @@
+"""The code jail, by hostile programs and by hand."""
+
+import dataclasses
+import os
+import pathlib
+import signal
+import subprocess
+import threading
+import time
+
+import hostile_code
+import pytest
+import tiers
+
+from brorl_jax.verdicts.sandbox import codec, process, protocol, zygote
+from brorl_jax.verdicts.sandbox import jail as jails
+from brorl_jax.verdicts.sandbox.protocol import Limits
+
+LEVEL = jails.require(allow_inner=True)
+# Both layers, and the walls alone, whichever this machine's own level is.
+INNER = dataclasses.replace(LEVEL, name="inner", bubblewrap=None)
+# There is no place to write without namespaces, and threads are not started.
+NOT_INNER = {"honest_temporary_file", "honest_threads", "honest_stdio_thread"}
+# One for each way out, and some that are honest; CI runs all of them.
+DESK = set(
+  "abstract check_forged disk_full exit_at_import fork_forever forged_results "
+  "honest_check honest_plain honest_stdio kills links memory_creeps mounts "
+  "new_namespaces output_flood patched_builtins privileges reads_secrets tcp "
+  "writes_outside".split()
+)
+
+
+@pytest.fixture(
+  scope="module",
+  params=[
+    pytest.param(LEVEL, id="probed"),
+    pytest.param(INNER, id="inner", marks=pytest.mark.ci),
+  ],
+)
+def run(request):
+  """All selected programs, four at a time, and what became of the host."""
+  cases = [
+    test.callspec.params
+    for test in request.session.items
+    if test.name.startswith("test_verdict[")
+  ]
+  names = [case["name"] for case in cases if case["run"] is request.param]
+  with hostile_code.Canaries() as canaries:
+    reports = hostile_code.run_all(
+      names or hostile_code.NAMES, request.param, canaries, at_once=4
+    )
+    return request.param, reports, canaries.complaints(), canaries.secret
+
+
+@pytest.mark.parametrize(
+  "name",
+  tiers.some(
+    [n if n in DESK else tiers.for_ci(n) for n in hostile_code.NAMES], 1
+  ),
+)
+def test_verdict(run, name):
+  level, reports, _, secret = run
+  _, right = hostile_code.header(name)
+  if level.name == "inner" and name in NOT_INNER:
+    right = "fail"
+  verdict = reports[name].verdict
+  assert verdict.status == right, verdict.reason
+  assert (verdict.score == 1.0) == (right == "pass")
+  assert "\n" not in verdict.reason and verdict.reason.isprintable()
+  assert secret.encode() not in reports[name].said
+  assert reports[name].seconds < 30  # it ended; how fast is the machine's
+
+
+def test_the_host_noticed_nothing(run):
+  assert run[2] == []
+
+
+@pytest.mark.ci
+def test_the_canaries_are_alive(tmp_path):
+  """They notice what a program without a jail does; harmless ones."""
+  with hostile_code.Canaries() as canaries:
+    others = canaries._children()  # of tests before, and the victim
+    program = canaries.fill(
+      "import socket, subprocess\n"
+      "open('@FOLDER@/new', 'w').close()\n"
+      "socket.create_connection(('127.0.0.1', @TCP@))\n"
+      "s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+      "s.sendto(b'leak', ('127.0.0.1', @UDP@))\n"
+      "socket.socket(socket.AF_UNIX).connect('\\0@ABSTRACT@')\n"
+      "subprocess.Popen(['sleep', '1'])\n"
+    )
+    subprocess.run(
+      ["python3", "-W", "ignore", "-c", program], check=True, timeout=20
+    )
+    found = "\n".join(canaries.complaints())
+    for pid in canaries._children() - others:
+      os.waitpid(pid, 0)
+  for word in ("files", "connection", "datagram", "process left"):
+    assert word in found
+  assert found.count("connection from") == 2
+
+
+JOB = {"mode": "call", "function": "f"}
+HONEST = JOB | {"program": "def f(x): return x + 1", "calls": [["l", 1]]}
+
+
+@pytest.fixture
+def jail():
+  jail = LEVEL.zygote()
+  yield jail
+  jail.close()
+
+
+def payloads(ended):
+  assert ended.reason == ""
+  return [frame.payload for frame in ended.frames]
+
+
+def received(payload):
+  return codec.decode(codec.loads(payload))
+
+
+def pid_of(jail):
+  return jail._process._popen.pid
+
+
+@pytest.mark.ci
+def test_jobs_share_an_interpreter_until_one_misbehaves(jail):
+  assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
+  first = pid_of(jail)
+  wrong = JOB | {"program": "def f(x): return y", "calls": [["l", 1]] * 2}
+  ended = jail.run(wrong, limits=Limits())
+  assert [f.why for f in ended.frames] == [b"runtime error: NameError"] * 2
+  assert ended.reason == "" and pid_of(jail) == first
+  crash = JOB | {
+    "program": "import ctypes\ndef f(x): ctypes.string_at(0)",
+    "calls": [["l", 1]],
+  }
+  # What crashes leaves nothing behind; a new jail takes a tenth of a second.
+  assert jail.run(crash, limits=Limits()).reason == "killed: SIGSEGV"
+  assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
+  assert pid_of(jail) == first
+  late = JOB | {"program": "def f(x):\n  while True: pass", "calls": [["l", 1]]}
+  limits = Limits(test_s=0.2)
+  assert jail.run(late, limits=limits).reason == "time-out"
+  assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
+  assert pid_of(jail) != first
+
+
+def test_an_interpreter_is_replaced_after_many_jobs(jail, monkeypatch):
+  monkeypatch.setattr(zygote, "_JOBS", 2)
+  pids = []
+  for _ in range(4):
+    assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
+    pids.append(pid_of(jail))
+  assert pids[0] == pids[1] != pids[2] == pids[3]
+
+
+@pytest.mark.parametrize(
+  "body, limits, reason",
+  tiers.some(
+    [
+      ("while True: pass", {"test_s": 0.3}, "time-out"),
+      ("while True: pass", {"total_s": 0.3}, "time-out"),
+      ("import time; time.sleep(99)", {"test_s": 0.3}, "time-out"),
+      ("import time; time.sleep(99)", {"total_s": 0.3}, "time-out"),
+      ("return 'x' * 5000", {"result_bytes": 1000}, "too much output"),
+      (
+        "import ctypes; ctypes.CDLL(None).unshare(0)",
+        {},
+        "forbidden system call",
+      ),
+      ("import os; os._exit(7)", {}, "exit status: 7"),
+      ("import os; os.closerange(0, 64)", {}, "exit status: 5"),
+      ("import os; os.write(4, b'x'); os._exit(0)", {}, "malformed results"),
+    ],
+    1,
+  ),
+)
+def test_how_a_job_ends(jail, body, limits, reason):
+  job = JOB | {"program": f"def f(x):\n  {body}", "calls": [["l", 1]]}
+  if "write(4" in body:
+    body = body.replace("4", str(results_fd(jail)))
+    job["program"] = f"def f(x):\n  {body}"
+  ended = jail.run(job, limits=Limits(**limits))
+  assert ended.reason == reason
+  assert (jail._process is None) == (not reason.startswith("exit status"))
+
+
+def results_fd(jail):
+  program = """
+import os, stat
+def f(x):
+  found = []
+  for fd in range(3, 256):
+    try:
+      if stat.S_ISFIFO(os.fstat(fd).st_mode):
+        found.append(fd)
+    except OSError:
+      pass
+  return found
+"""
+  job = JOB | {"program": program, "calls": [["l", 1]]}
+  (payload,) = payloads(jail.run(job, limits=Limits()))
+  (fd,) = received(payload)
+  return fd
+
+
+def test_limits_are_those_of_the_job(jail):
+  body = "return len(bytearray(300 << 20))"
+  job = JOB | {"program": f"def f(x):\n  {body}", "calls": [["l", 1]]}
+  assert payloads(jail.run(job, limits=Limits())) == [b"314572800"]
+  small = Limits(memory=1 << 28)
+  (frame,) = jail.run(job, limits=small).frames
+  assert frame.why == b"runtime error: MemoryError"
+
+
+def test_what_a_program_finds(jail):
+  program = """
+import os, sys
+def f(x):
+  names = "bin dev etc home lib proc root run sys tmp usr var".split()
+  root = [name for name in names if os.path.exists("/" + name)]
+  return [root, os.getcwd(), list(os.environ), os.listdir("."), os.getuid(),
+          sys.flags.hash_randomization]
+"""
+  job = JOB | {"program": program, "calls": [["l", 1]]}
+  (payload,) = payloads(jail.run(job, limits=Limits()))
+  root, cwd, environment, here, uid, hash_randomization = received(payload)
+  assert not any("SECRET" in name or "TOKEN" in name for name in environment)
+  assert uid == (process.NOBODY if os.geteuid() == 0 else os.getuid())
+  assert hash_randomization == 0
+  if LEVEL.name == "full":
+    assert set(root) <= {"bin", "dev", "lib", "tmp", "usr"}
+    assert cwd == "/tmp/1" and here == []
+
+
+def test_scratch_is_removed_and_its_neighbour_out_of_reach(jail):
+  if LEVEL.name != "full":
+    pytest.skip("there is no scratch")
+  program = """
+import glob, os
+def f(x):
+  open("note", "w").close()
+  os.makedirs("a/b")
+  for place in ("/tmp/note", "../note"):
+    try:
+      open(place, "w").close()
+      return "written"
+    except OSError:
+      pass
+  return glob.glob("/tmp/*/*") + glob.glob("/tmp/*note")
+"""
+  job = JOB | {"program": program, "calls": [["l", 1]]}
+  for n in (1, 2):
+    (payload,) = payloads(jail.run(job, limits=Limits()))
+    assert b"written" not in payload
+    found = received(payload)
+    assert sorted(found) in ([], [f"/tmp/{n}/a", f"/tmp/{n}/note"])
+
+
+@pytest.mark.ci
+def test_a_scratch_that_cannot_be_removed_ends_the_interpreter(jail):
+  program = "import os\ndef f(x):\n  os.mkdir('a', 0)\n  return 1"
+  job = JOB | {"program": program, "calls": [["l", 1]]}
+  for _ in range(3):
+    assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
+    jail.run(job, limits=Limits())
+
+
+def value(jail, body, head=""):
+  """What a function of x = 1 returns in the jail."""
+  program = f"{head}\ndef f(x):\n" + "".join(
+    f"  {line}\n" for line in body.strip().split("\n")
+  )
+  job = JOB | {"program": program, "calls": [["l", 1]]}
+  (payload,) = payloads(jail.run(job, limits=Limits()))
+  return received(payload)
+
+
+@pytest.mark.skipif(LEVEL.name != "full", reason="there is no scratch")
+def test_scratch_is_limited_and_each_job_has_all_of_it(jail):
+  fill = """
+import os
+made = 0
+try:
+  for made in range(9):
+    with open(str(made), "wb") as file:
+      file.write(bytes(6 << 20))
+except OSError:
+  pass
+return made
+"""
+  assert [value(jail, fill) for _ in range(3)] == [5, 5, 5]  # of 32 MB
+  many = """
+import os
+for made in range(10_000):
+  try:
+    os.mkdir(str(made))
+  except OSError:
+    return made
+"""
+  for _ in range(2):
+    assert 4_000 < value(jail, many) < 4_096
+
+
+@pytest.mark.skipif(LEVEL.name != "full", reason="all of the user count")
+def test_threads_are_limited(jail):
+  body = """
+import threading, time
+threading.stack_size(32_768)
+for made in range(1_000):
+  try:
+    threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
+  except RuntimeError:
+    return made
+"""
+  assert 50 < value(jail, body) < 64
+
+
+def test_a_job_has_its_own_descriptors_and_no_others(jail):
+  body = """
+import os
+found = []
+for fd in range(256):
+  try:
+    found.append([fd, os.fstat(fd).st_rdev])
+  except OSError:
+    pass
+return found
+"""
+  found = value(jail, body)
+  assert [fd for fd, _ in found[:3]] == [0, 1, 2]
+  assert {device for _, device in found[:3]} == {os.makedev(1, 3)}
+  assert len(found) == 4  # and where results go
+
+
+def test_a_program_inherits_no_future_statement(jail):
+  head = "def g(y: int): 0"
+  assert value(jail, "return g.__annotations__['y'] is int", head)
+
+
+@pytest.mark.parametrize(
+  "program, first",
+  tiers.some(
+    [
+      ("print(input())", [True, False, False, True, False]),
+      ("import threading\nprint(input())", [True] * 5),
+      ("import os\nos.write(1, input().encode())\nos._exit(0)", [True] * 5),
+      (
+        "import os\nn = input()\nprint(n, flush=True)\n"
+        "if n == '1': os._exit(0)",
+        [True, False, True, False, False],
+      ),
+    ],
+    1,
+  ),
+)
+def test_tests_that_share_a_process(jail, program, first):
+  inputs = [f"{i}\n" for i in range(5)]
+  job = {"mode": "stdio", "program": program, "inputs": inputs, "together": 3}
+  ended = jail.run(job, limits=Limits())
+  assert [int(p) for p in payloads(ended)] == list(range(5))
+  assert [frame.first for frame in ended.frames] == first
+  assert {frame.status for frame in ended.frames} == {0}
+
+
+@pytest.mark.ci
+def test_a_killed_interpreter_is_replaced(jail):
+  assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
+  os.kill(pid_of(jail), signal.SIGKILL)
+  time.sleep(0.2)
+  assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
+
+
+@pytest.mark.ci
+def test_a_program_that_takes_the_jail_along_fails(jail, monkeypatch):
+  real = zygote._collect
+  died = []
+
+  def collect(*args):
+    if len(died) < 2:
+      died.append(1)
+      raise process.Died
+    return real(*args)
+
+  monkeypatch.setattr(zygote, "_collect", collect)
+  assert jail.run(HONEST, limits=Limits()).reason == "killed: the jail"
+
+
+@pytest.mark.ci
+def test_a_jail_that_always_dies_is_no_verdict(jail, monkeypatch):
+  def collect(*args):
+    raise process.Died
+
+  monkeypatch.setattr(zygote, "_collect", collect)
+  with pytest.raises(process.Failed, match="ends with every program"):
+    jail.run(HONEST, limits=Limits())
+
+
+@pytest.mark.parametrize(
+  "path", tiers.some(["/nowhere/python", "/bin/false", "/bin/cat"], 1)
+)
+@pytest.mark.parametrize("bubblewrap", [LEVEL.bubblewrap, None])
+def test_no_interpreter(path, bubblewrap):
+  jail = zygote.Zygote(path, bubblewrap=bubblewrap)
+  with pytest.raises(process.Failed) as error:
+    jail.run(HONEST, limits=Limits())
+  assert str(error.value).startswith(("the jail did not start", "cannot start"))
+  assert "\n" not in str(error.value)
+
+
+def test_one_jail_per_thread_and_they_end_with_it():
+  pids = []
+
+  def work():
+    mine = jails.mine()
+    assert mine is jails.mine()
+    mine._allow_inner = True
+    assert payloads(mine.run(HONEST, limits=Limits())) == [b"2"]
+    pids.append(pid_of(mine._zygote))
+
+  threads = [threading.Thread(target=work) for _ in range(2)]
+  for thread in threads:
+    thread.start()
+  for thread in threads:
+    thread.join()
+  assert len(set(pids)) == 2
+  for pid in pids:
+    assert not pathlib.Path(f"/proc/{pid}").exists()
+
+
+@pytest.mark.ci
+def test_what_the_jail_does_wrong_is_tried_again_and_no_verdict(
+  jail, monkeypatch
+):
+  """Its process ends before the program's first line."""
+  boot = process._boot
+
+  def broken(**options):
+    text = boot(**options)
+    line = b"os.write(fds[1], protocol.BEGUN)"
+    assert text.count(line) == 1
+    return text.replace(line, b"if broken: raise OSError")
+
+  monkeypatch.setattr(process, "_boot", broken)
+  with pytest.raises(process.Failed, match="failed twice in a row"):
+    jail.run(HONEST, limits=Limits())
+  tried = []
+
+  def once(**options):
+    tried.append(1)
+    return broken(**options) if len(tried) == 1 else boot(**options)
+
+  monkeypatch.setattr(process, "_boot", once)
+  failed = jail.failures
+  assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
+  assert len(tried) == 2
+  # Both that failed in a row, and the first of these two.
+  assert (failed, jail.failures) == (2, 3)
+
+
+@pytest.mark.parametrize(
+  "line, job",
+  [
+    (
+      b"texts, most = job",
+      {"mode": "stdio", "program": "1", "inputs": [""], "together": 1},
+    ),
+    (
+      b"answered, answer = os.pipe()",
+      {"mode": "check", "program": "def f(): 0", "function": "f"},
+    ),
+  ],
+)
+def test_what_cannot_be_forked_is_the_jails_fault(jail, monkeypatch, line, job):
+  boot = process._boot
+
+  def broken(**options):
+    text = boot(**options)
+    assert text.count(line) == 1
+    return text.replace(line, b"raise BlockingIOError; " + line)
+
+  monkeypatch.setattr(process, "_boot", broken)
+  tests = b"def check(c): c()" if job["mode"] == "check" else b""
+  with pytest.raises(process.Failed, match="failed twice in a row"):
+    jail.run(job, limits=Limits(), tests=tests)
+
+
+@pytest.mark.parametrize("mode", ["call", "stdio"])
+def test_no_program_can_say_that_the_jail_failed(jail, mode):
+  program = "import os\ndef f(x): os._exit(5)\nif __name__ == '__main__': f(1)"
+  job = JOB | {"program": program, "calls": [["l", 1]]}
+  if mode == "stdio":
+    job = {"mode": mode, "program": program, "inputs": ["1"], "together": 1}
+  ended = jail.run(job, limits=Limits())
+  if mode == "call":
+    assert ended.reason == "exit status: 5"
+  else:
+    assert [frame.status for frame in ended.frames] == [5 << 8]
+
+
+@pytest.mark.ci
+def test_seconds_are_counted_by_who_waits_for_it(jail):
+  body = "end = time.process_time() + 0.3\n  while time.process_time() < end: 0"
+  program = f"import time\ndef f(x):\n  {body}"
+  job = JOB | {"program": program, "calls": [["l", 1]] * 2}
+  ended = jail.run(job, limits=Limits())
+  assert ended.reason == "" and 0.6 <= ended.cpu_s < 2.0
+  assert all(0.3 <= frame.cpu_s < 1.0 for frame in ended.frames)
+  # Those that it says it took may be forged; those it has had may not.
+  forged = "import time\ntime.process_time = lambda: 0.0\ndef f(x):\n"
+  forged += (
+    "  end = time.thread_time() + 0.3\n  while time.thread_time() < end: 0"
+  )
+  job = JOB | {"program": forged, "calls": [["l", 1]] * 2}
+  limits = Limits(test_s=0.5, total_s=0.5)
+  assert jail.run(job, limits=limits).reason == "time-out"
+
+
+@pytest.mark.parametrize(
+  "limits", [{"test_s": 0.04, "total_s": 9.0}, {"test_s": 9.0, "total_s": 0.04}]
+)
+def test_what_took_too_long_is_late_though_nobody_looked(
+  jail, monkeypatch, limits
+):
+  monkeypatch.setattr(zygote.usage.Clock, "late", lambda clock: False)
+  body = (
+    "end = time.process_time() + 0.05\n  while time.process_time() < end: 0"
+  )
+  program = f"import time\ndef f(x):\n  {body}"
+  job = JOB | {"program": program, "calls": [["l", 1]]}
+  assert jail.run(job, limits=Limits()).reason == ""
+  assert jail.run(job, limits=Limits(**limits)).reason == "time-out"
+
+
+def test_a_program_cannot_end_a_process_without_a_test(jail):
+  """It says that it is not in a test, before its first has ended."""
+  program = """
+import os, stat
+for fd in range(3, 64):
+  try:
+    if stat.S_ISFIFO(os.fstat(fd).st_mode):
+      os.write(fd, b".")
+  except OSError:
+    pass
+os._exit(3)
+"""
+  job = {"mode": "stdio", "program": program, "inputs": ["", ""], "together": 2}
+  ended = jail.run(job, limits=Limits(test_s=1.0, total_s=2.0))
+  assert [frame.status for frame in ended.frames] == [3 << 8] * 2
+
+
+def test_bytes_that_are_no_result_begin_no_test(jail, monkeypatch):
+  """A program that writes a little all the time has no more time for it."""
+  program = """
+import os, stat, time
+def fifo(fd):
+  try:
+    return stat.S_ISFIFO(os.fstat(fd).st_mode)
+  except OSError:
+    return False
+def f(x):
+  (fd,) = filter(fifo, range(3, 64))
+  while True:
+    end = time.process_time() + 0.1
+    while time.process_time() < end: pass
+    os.write(fd, b"\\0")
+"""
+  job = JOB | {"program": program, "calls": [["l", 1]]}
+  limits, reads, real = (Limits(test_s=0.4, total_s=20.0), [], os.read)
+  monkeypatch.setattr(
+    zygote.os, "read", lambda *args: reads.append(1) or real(*args)
+  )
+  # Each byte is less than a frame: 27 of them would be one.
+  assert jail.run(job, limits=limits).reason == "time-out"
+  assert len(reads) < 15
+
+
+def test_a_job_can_be_stopped_from_another_thread(jail):
+  job = JOB | {"program": "def f(x):\n  while True: pass", "calls": [["l", 1]]}
+  assert payloads(jail.run(HONEST, limits=Limits())) == [b"2"]
+  timer = threading.Timer(0.3, jail.stop)
+  timer.start()
+  with pytest.raises(process.Failed, match=r"^stopped$"):
+    jail.run(job, limits=Limits(test_s=60.0, total_s=60.0))
+  timer.join()
+  with pytest.raises(process.Failed, match=r"^stopped$"):
+    jail.run(HONEST, limits=Limits())
+
+
+_HOG = """
+import threading, time
+threading.stack_size(32_768)
+def f(x):
+  made = 0
+  try:
+    while True:
+      threading.Thread(target=time.sleep, args=(9,), daemon=True).start()
+      made += 1
+  except RuntimeError:
+    pass
+  time.sleep(x)
+  return made
+"""
+_POOLED = """
+import concurrent.futures
+def f(x):
+  with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    return pool.submit(lambda: x + 1).result()
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("level", [LEVEL, INNER], ids=["probed", "inner"])
+def test_threads_of_one_program_are_not_missed_by_another(level):
+  """As many as it can start, while others run beside it."""
+  hog, other = level.zygote(), level.zygote()
+  job = JOB | {"program": _HOG, "calls": [["l", 1.0]]}
+  found = []
+  thread = threading.Thread(
+    target=lambda: found.append(hog.run(job, limits=Limits()))
+  )
+  thread.start()
+  time.sleep(0.5)
+  stdio = {"mode": "stdio", "program": "print(1)", "inputs": ["", ""]}
+  for _ in range(5):
+    for others in (HONEST, stdio | {"together": 1}):
+      ended = other.run(others, limits=Limits())
+      assert ended.reason == "" and not any(f.why for f in ended.frames)
+    pooled = JOB | {"program": _POOLED, "calls": [["l", 1]]}
+    (frame,) = other.run(pooled, limits=Limits()).frames
+    assert (frame.payload == b"2") == (level.name == "full")
+  thread.join()
+  (made,) = payloads(found[0])
+  assert (received(made) == 0) == (level.name == "inner")
+  hog.close()
+  other.close()
+
+
+def frame(index, payload=b"", why=b"", status=0, cpu_s=0.5):
+  sizes = len(payload), len(why)
+  return protocol.FRAME.pack(index, status, True, cpu_s, *sizes) + payload + why
+
+
+def test_frames_by_hand():
+  data = frame(0, b"ab") + frame(1, why=b"c", status=256)
+  assert list(zygote._frames(bytearray(data))) == [
+    zygote.Frame(0, 0, True, 0.5, b"ab", b""),
+    zygote.Frame(1, 256, True, 0.5, b"", b"c"),
+  ]
+  assert [f.index for f in zygote._frames(bytearray(frame(-1)))] == [-1]
+  assert list(zygote._frames(bytearray())) == []
+
+
+@pytest.mark.parametrize(
+  "data",
+  [
+    frame(1),
+    frame(0) + frame(0),
+    frame(0) + frame(2),
+    frame(-2),
+    frame(0) + b"x",
+    frame(0, b"abc")[:-1],
+    protocol.FRAME.pack(0, 0, True, 0.0, 2**32 - 1, 2**32 - 1),
+  ],
+)
+def test_frames_that_are_none(data):
+  with pytest.raises(ValueError):
+    list(zygote._frames(bytearray(data)))
+
+
+def test_why():
+  assert zygote.why(None) == zygote.why(0) == ""
+  assert zygote.why(3 << 8) == "exit status: 3"
+  assert zygote.why(signal.SIGSYS) == "forbidden system call"
+  assert zygote.why(signal.SIGXCPU) == "time-out"
+  assert zygote.why(signal.SIGKILL) == "killed: SIGKILL"
+  assert zygote.why(40) == "killed: signal 40"

@@ -1,0 +1,182 @@
+"""Tests of brorl_jax/verdicts/domains.py and of what each domain declares."""
+
+import ast
+import functools
+import pathlib
+import re
+import tomllib
+
+import pytest
+import tiers
+
+from brorl_jax import types
+from brorl_jax.configs import base
+from brorl_jax.rollout import dynamic_sampling
+from brorl_jax.verdicts import gym, names
+from brorl_jax.verdicts.domains import DOMAINS, OWN
+from brorl_jax.verdicts.pool import Job, Pool
+from brorl_jax.verdicts.sandbox import jail
+from brorl_jax.verdicts.sandbox.jail import Jail
+from brorl_jax.verdicts.sandbox.protocol import Limits
+
+VERIFIERS = {name: domain.verify for name, domain in DOMAINS.items()}
+PUZZLE = gym.puzzle(gym.Family("gcd"), "train", 0, seed=0).entry
+RIGHT = {
+  "math": (r"so \boxed{\sqrt{8}}", {"answer": r"2\sqrt{2}"}),
+  "code": (
+    "```python\nprint(int(input()) + 1)\n```",
+    {"tests": {"inputs": ["1\n", "2\n"], "outputs": ["2\n", "3\n"]}},
+  ),
+  "stem": (r"\boxed{B}", {"answer": "B", "choices": ["helium", "neon"]}),
+  "gym": (PUZZLE["answer"], PUZZLE),
+  "instructions": (
+    "no commas here",
+    {"instructions": [{"id": "punctuation:no_comma", "kwargs": {}}]},
+  ),
+}
+WRONG = {
+  "math": (r"so \boxed{\sqrt{8}}", {"answer": r"3\sqrt{2}"}),
+  "code": ("```python\nprint(2)\n```", RIGHT["code"][1]),
+  "stem": (r"\boxed{A}", RIGHT["stem"][1]),
+  "gym": ("no", PUZZLE),
+  "instructions": ("one, two", RIGHT["instructions"][1]),
+}
+
+
+@pytest.fixture(scope="module")
+def pool():
+  inner = functools.partial(Jail, allow_inner=True)
+  with Pool(VERIFIERS, workers=2, jail=inner) as pool:
+    yield pool
+
+
+def test_each_is_known_by_its_own_name():
+  assert [*DOMAINS] == [*RIGHT] == [domain.name for domain in DOMAINS.values()]
+  assert [name for name, domain in DOMAINS.items() if domain.draw] == [
+    names.MADE
+  ]
+
+
+@pytest.mark.parametrize("domain", tiers.some(DOMAINS, 1))
+def test_a_right_response_passes_and_a_wrong_one_fails(pool, domain):
+  if domain == "code" and jail.measure().name == "none":
+    pytest.skip(jail.measure().reason)
+  right, wrong = pool.score(
+    [Job(domain, *RIGHT[domain]), Job(domain, *WRONG[domain])]
+  )
+  assert right.verdict.status == "pass", right
+  assert wrong.verdict.status == "fail", wrong
+  share = 0.5 if domain == "code" else wrong.verdict.score
+  assert right.verdict.score == 1.0 and wrong.verdict.score == share < 1.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  "endless", [20, pytest.param(512, marks=pytest.mark.slow)]
+)
+def test_endless_programs_cost_the_right_ones_nothing(endless):
+  """However many there are, and however long the queue: none is invalid."""
+  if jail.measure().name == "none":
+    pytest.skip(jail.measure().reason)
+  entry = {"tests": {"inputs": ["3\n", "4\n"], "outputs": ["9\n", "16\n"]}}
+  loops = ("while True: pass", "import time; time.sleep(600)")
+  jobs = [
+    Job("code", f"```\n{loops[i % 2]}  # {i}\n```", entry)
+    for i in range(endless)
+  ]
+  jobs += [
+    Job("code", f"```\nprint(int(input()) ** 2)  # {i}\n```", entry)
+    for i in range(20)
+  ]
+  limits = Limits(test_s=0.2, total_s=2.0)
+  inner = functools.partial(Jail, allow_inner=True, limits=limits)
+  with Pool(VERIFIERS, workers=2, deadline_s=20.0, jail=inner) as pool:
+    judged = pool.score(jobs)
+    assert not pool.replaced()
+  assert {one.verdict.reason for one in judged[:endless]} == {"time-out"}
+  assert all(one.verdict.status == "pass" for one in judged[endless:])
+  dynamic_sampling.check_invalid(
+    [types.ScoredResponse("code", *one) for one in judged]
+  )
+
+
+def test_only_the_extra_brings_the_puzzles_and_their_compiler():
+  root = pathlib.Path(__file__).parents[2]
+  base = (root / "requirements.txt").read_text().lower()
+  lines = [line.partition("#")[0].strip() for line in base.splitlines()]
+  names = {re.split(r"[<>=~\[ ;]", line)[0] for line in lines if line}
+  assert "jax" in names and "mpmath" in names
+  assert not names & {"reasoning-gym", "reasoning_gym", "pycosat", "sympy"}
+  project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
+  extra = project["optional-dependencies"]["gym"]
+  assert extra == ["reasoning-gym==0.1.25", "sympy==1.14.0"]
+  script = (root / "launch/environment.sh").read_text()
+  assert '--editable "${root}[gym]"' in script
+
+
+ROOT = pathlib.Path(__file__).parents[2]
+OUTSIDE = [
+  path
+  for folder in ("brorl_jax", "configs")
+  for path in sorted((ROOT / folder).rglob("*.py"))
+  if path.relative_to(ROOT).parts[1] not in ("verdicts", "data")
+]
+
+
+def names_a_domain(source):
+  """Lines that hold the name of a domain, or import one."""
+  names = {*DOMAINS, OWN.name}
+  folders = {f"brorl_jax.verdicts.{name}" for name in DOMAINS}
+  for node in ast.walk(ast.parse(source)):
+    word, modules = None, []
+    if isinstance(node, ast.Constant):
+      word = node.value
+    elif isinstance(node, ast.Attribute):
+      of_domains = ast.unparse(node.value).endswith("domains")
+      word = node.attr if of_domains else None
+    elif isinstance(node, ast.ImportFrom):
+      modules = [f"{node.module}.{alias.name}" for alias in node.names]
+    elif isinstance(node, ast.Import):
+      modules = [alias.name for alias in node.names]
+    parts = {".".join(name.split(".")[:3]) for name in modules}
+    if (isinstance(word, str) and word in names) or folders & parts:
+      yield node.lineno
+
+
+@pytest.mark.parametrize("path", tiers.some(OUTSIDE, 35), ids=str)
+def test_no_file_outside_tasks_names_a_domain(path):
+  assert [*names_a_domain(path.read_text())] == []
+
+
+@pytest.mark.parametrize(
+  "line",
+  [
+    "x = 'gym'",
+    "c.data.domains.math.weight = 0",
+    "c.domains['own']",
+    "from brorl_jax.verdicts import stem",
+    "from brorl_jax.verdicts.gym.families import puzzle",
+    "import brorl_jax.verdicts.code",
+  ],
+)
+def test_a_name_is_seen(line):
+  assert [*names_a_domain(line)] == [1]
+
+
+def test_words_that_only_hold_a_name_are_none():
+  text = "import math\nx.code\n'the gym'\nfrom brorl_jax.verdicts import own\n"
+  assert [*names_a_domain(text)] == []
+
+
+def test_every_domain_has_its_defaults_in_a_config():
+  said = base.get_config().data.domains
+  assert {*said} == {*DOMAINS, OWN.name}
+  assert [*names.DEFAULTS] == [*DOMAINS, names.OWN] and OWN.name == names.OWN
+  assert {default.weight for default in names.DEFAULTS.values()} == {1.0}
+  pays = {name: one.reward for name, one in said.items()}
+  assert {k for k, v in pays.items() if v == "score"} == {
+    "code",
+    "instructions",
+    "own",
+  }
+  assert "\\boxed{}" in said.math.instruction
