@@ -305,7 +305,6 @@ def test_the_front_page_has_the_numbers_of_the_results():
     ("own-hard-maxrl-2048-plain", 2**16, 5),
     ("own-hard-maxrl-2048-plain", 2**18, 5),
     ("own-hard-maxrl-2048-plain", 2**20, 5),
-    ("own-hard-leave_one_out-2048-plain", 2**19, 5),
     ("own-hard-grpo-2048-plain", 2**18, 2),
     ("shared-hard-maxrl-2048-plain", 2**16, 5),
   ):
