@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import signal
 
 import compiling
 
@@ -21,6 +22,8 @@ import jax
 import jaxtyping
 import pytest
 
+# A shell ignores it for what it starts with `&`, and so would all commands here.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 # verdicts/, data/ and config/ hold no arrays, and say themselves what is wrong
