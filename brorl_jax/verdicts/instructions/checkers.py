@@ -11,11 +11,10 @@ detector. The rules are those of IFEval, with these deliberate differences:
   other than a to z by a random letter.
 - The relations are "less than", "at least" and also "at most".
 - length_constraints:number_sentences and change_case:capital_word_frequency
-  split the text by the rules of `english`; IFEval downloads a model. A sentence
+  split the text by rules; IFEval downloads a model. A sentence
   needs a letter or digit.
-- change_case:english_capital and english_lowercase detect English by the rule
-  of `english`. IFEval's language detector accepts any text that it cannot
-  classify.
+- change_case:english_capital and english_lowercase detect English by a rule.
+  IFEval's language detector accepts any text that it cannot classify.
 - detectable_format:constrained_response requires exactly one of the three
   answers. IFEval also accepts all three at once.
 - detectable_format:number_bullet_lists: an asterisk alone on a line is not a
@@ -33,8 +32,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-from brorl_jax.verdicts.instructions import english
 
 RELATIONS = ("less than", "at least", "at most")
 CONSTRAINED_RESPONSES = (
@@ -118,6 +115,81 @@ def _one_word(value: Any) -> str:
   return word
 
 
+# Sentences, capitals and English by rules instead of a trained model: nothing
+# is downloaded, and a text gets the same verdict everywhere.
+
+_CLOSING = r"[\"')\]}»”’*_]*+"  # noqa: RUF001
+_ABBREVIATIONS = (
+  "Mr Ms Dr St Jr Sr Lt vs cf eq pp ch Mrs Drs Rev Gen Col Sgt vol fig eqs ref"
+  " viz Inc Ltd Jan Feb Aug Sep Oct Nov Dec Prof Capt figs refs Corp Sept"
+  " approx"
+).split()
+# Stops that do not end a sentence. Each alternative starts at a stop, which is
+# fast to find, and looks behind with a fixed width, hence one alternative per
+# length of abbreviation. Possessive "*+" and trying a run only from its first
+# stop keep the time linear.
+_NO_END = re.compile(
+  r"\.(?=\s)(?:(?<=\b[A-Za-z]\.[A-Za-z]\.)|(?<=\b[A-Z]\.)"
+  + "".join(
+    rf"|(?<=\b(?i:{'|'.join(w for w in _ABBREVIATIONS if len(w) == n)})\.)"
+    for n in sorted({len(word) for word in _ABBREVIATIONS})
+  )
+  + rf")|[.…](?<![.!?…][.…])[.…]*+(?={_CLOSING}\s+[a-z])"
+)
+_LIST_NUMBER = re.compile(r"^[ \t>*#-]*+\d{1,3}\.(?=\s)", re.MULTILINE)
+# From a letter or digit up to the stop that ends the sentence.
+_SENTENCE = re.compile(
+  rf"[^\W_](?:[^.!?…。！？।]++|[.!?…]++(?!{_CLOSING}(?:\s|\Z)))*+"  # noqa: RUF001
+)
+
+
+def count_sentences(response: str) -> int:
+  """The number of sentences in a text.
+
+  A sentence ends at a run of . ! ? or ellipses before white space or the end of
+  the text (closing quotes and brackets may come between), and at the full stops
+  of Chinese, Japanese and Hindi. It does not end at the "." of a common
+  abbreviation, of initials or of a list number, or at a run of full stops
+  before a lowercase letter. The text after the last stop is a sentence. A
+  sentence needs a letter or digit.
+  """
+  return len(_SENTENCE.findall(_NO_END.sub("", _LIST_NUMBER.sub("", response))))
+
+
+def capital_words(response: str) -> list[str]:
+  r"""The words in capitals.
+
+  A word is a run of \w, or several joined by one - ' . / or &.
+  """
+  words = re.findall(r"\w+(?:[-'’./&]\w+)*", response)  # noqa: RUF001
+  return [word for word in words if word.isupper()]
+
+
+# Frequent in English texts and rare in other languages.
+_COMMON = frozenset(
+  """
+  the of and to in is you that it he was for on are as with his they at be this
+  have from or had by not but what all were we when your can said there an each
+  which she do how their if will
+  """.split()
+)
+
+
+def is_english(response: str) -> bool:
+  """Whether a text looks like English.
+
+  Nine letters in ten must be a to z. From 20 words on, one word in 20 must be
+  among the 46 most common. A language detector would guess on short texts and
+  on texts in capitals.
+  """
+  letters = sum(map(str.isalpha, response))
+  words = re.findall(r"[a-z]+", response.lower())
+  if not letters or 10 * sum(map(len, words)) < 9 * letters:
+    return False
+  common = sum(map(_COMMON.__contains__, words))
+  return len(words) < 20 or 20 * common >= len(words)
+
+
 # Checks.
 
 
@@ -170,7 +242,7 @@ def has_words(response: str, *, num_words: int, relation: str) -> bool:
 
 def has_sentences(response: str, *, num_sentences: int, relation: str) -> bool:
   """Has the given number of sentences."""
-  return _holds(english.count_sentences(response), relation, num_sentences)
+  return _holds(count_sentences(response), relation, num_sentences)
 
 
 def has_paragraphs(response: str, *, num_paragraphs: int) -> bool:
@@ -302,18 +374,18 @@ def has_capital_words(
   response: str, *, capital_frequency: int, capital_relation: str
 ) -> bool:
   """Has the given number of all-capital words."""
-  count = len(english.capital_words(response))
+  count = len(capital_words(response))
   return _holds(count, capital_relation, capital_frequency)
 
 
 def is_english_capital(response: str) -> bool:
   """Is English without lowercase letters."""
-  return response.isupper() and english.is_english(response)
+  return response.isupper() and is_english(response)
 
 
 def is_english_lowercase(response: str) -> bool:
   """Is English without capitals."""
-  return response.islower() and english.is_english(response)
+  return response.islower() and is_english(response)
 
 
 def has_no_comma(response: str) -> bool:

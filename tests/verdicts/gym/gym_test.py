@@ -25,10 +25,11 @@ from brorl_jax.verdicts.gym import (
   families,
   heldout,
   puzzle,
+  puzzles,
   tables,
-  verifier,
   verify,
 )
+from brorl_jax.verdicts.gym.tables import CATEGORIES
 from brorl_jax.verdicts.sandbox.jail import Failed
 
 SMALL = [
@@ -163,7 +164,7 @@ def test_text_around_the_tags_changes_nothing(before, answer, after):
 def test_long_answers_never_reach_the_scorer(monkeypatch):
   seen = []
   monkeypatch.setattr(
-    verifier,
+    puzzles,
     "_scorer",
     lambda name: lambda answer, entry: seen.append(answer) or 1,
   )
@@ -187,7 +188,7 @@ def test_a_flood_of_tags_is_read_in_linear_time():
 
 
 def patched(monkeypatch, score):
-  monkeypatch.setattr(verifier, "_scorer", lambda name: score)
+  monkeypatch.setattr(puzzles, "_scorer", lambda name: score)
 
 
 def test_a_scorer_that_raises_fails_the_answer(monkeypatch):
@@ -361,7 +362,7 @@ def test_integrals_are_scored_by_their_derivatives():
 
   class Here:
     def ask(self, name, answer, asked, timeout):
-      return verifier._scorer("intermediate_integration")(answer, asked)
+      return puzzles._scorer("intermediate_integration")(answer, asked)
 
   def status(answer, integrand):
     item = {**INTEGRAL, "metadata": {**INTEGRAL["metadata"]}}
@@ -420,7 +421,7 @@ def test_the_lists_are_about_tasks_that_exist():
   assert sum(map(len, sets)) == len(known)
   assert len(gym.ALLOWED) >= 70
   usable = gym.ALLOWED | gym.STORED.keys()
-  for table in (checks.CHECKS, checks.FORMS, verifier.JAILED, tables.LONGEST):
+  for table in (checks.CHECKS, checks.FORMS, puzzles.JAILED, tables.LONGEST):
     assert usable >= set(table)
 
 
@@ -828,3 +829,13 @@ def test_families_with_the_same_settings_share_a_dataset():
   assert (a, hash(a)) == (b, hash(b))
   assert families._dataset(a) is families._dataset(b)
   assert a != Family("gcd", {"max_value": 8, "min_value": 1})
+
+
+def test_every_task_has_the_librarys_category():
+  """Which is the folder that its module lies in."""
+  known = families.library().factory.DATASETS
+  named = {
+    task: known[task][0].__module__.split(".")[1]
+    for task in {*gym.ALLOWED, *gym.STORED}
+  }
+  assert named == CATEGORIES

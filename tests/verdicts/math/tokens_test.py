@@ -1,7 +1,12 @@
 import pytest
 
 from brorl_jax.verdicts.math.nodes import Unreadable
-from brorl_jax.verdicts.math.tokens import plain, tokens
+from brorl_jax.verdicts.math.tokens import (
+  canonical_unit,
+  is_unit,
+  plain,
+  tokens,
+)
 
 
 def texts(text):
@@ -82,3 +87,24 @@ def test_the_marks_of_a_formula_and_full_stops_are_taken_off():
   assert plain(r"\( 4. \)") == "4"
   assert plain("$4$.") == "4"
   assert plain("$4$ and $5$") == "$4$ and $5$"
+
+
+@pytest.mark.parametrize(
+  "words, canon",
+  [
+    ("cm", "cm"), ("centimeters", "cm"), ("Meters", "m"),
+    ("square feet", "ft^2"), ("sq ft", "ft^2"), ("ft ^ { 2 }", "ft^2"),
+    ("cubic inches", "in^3"), ("m / s ^ 2", "m/s^2"),
+    ("meters per second", "m/s"), ("p . m .", "p.m."), ("PM", "p.m."),
+    ("apples", "apple"), ("or", None), ("million", None), ("not sure", None),
+    ("five", None), ("is wrong", None), ("", None), ("( cm )", None),
+    ("a very long phrase of many words", None),
+  ],
+)  # fmt: skip
+def test_units_by_hand(words, canon):
+  assert canonical_unit(words) == canon
+
+
+def test_known_units_and_products_of_letters():
+  assert is_unit("cm") and is_unit("MPH")
+  assert not is_unit("xy")

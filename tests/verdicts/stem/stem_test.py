@@ -5,9 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from messages import mentions, refuses
 
-from brorl_jax.verdicts import stem
+from brorl_jax.verdicts import math, stem
 from brorl_jax.verdicts.base import Verdict
-from brorl_jax.verdicts.math import verifier as math
 from brorl_jax.verdicts.stem import (
   MAX_ANSWER,
   MAX_GOLD,
@@ -280,8 +279,9 @@ def test_mathematics_itself():
 
 def test_an_entry_is_judged():
   entry = {"answer": "B", "choices": CHOICES}
-  assert stem.verify_entry("Answer: mitochondria", entry, None).status == "pass"
-  assert stem.verify_entry("Answer: B", {"answer": "A"}, None).status == "fail"
+  judge = stem.DOMAIN.verify
+  assert judge("Answer: mitochondria", entry, None).status == "pass"
+  assert judge("Answer: B", {"answer": "A"}, None).status == "fail"
 
 
 # Golds.

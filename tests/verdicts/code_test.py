@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from brorl_jax.verdicts import code
 from brorl_jax.verdicts.base import Verdict
-from brorl_jax.verdicts.code import cases, verifier
 from brorl_jax.verdicts.sandbox import jail as jails
 from brorl_jax.verdicts.sandbox import process, zygote
 from brorl_jax.verdicts.sandbox.protocol import Limits
@@ -297,7 +296,7 @@ def test_what_ended_badly_is_not_decoded(monkeypatch):
   def loads(data):
     raise AssertionError("its score is 0")
 
-  monkeypatch.setattr(verifier.codec, "loads", loads)
+  monkeypatch.setattr(code.codec, "loads", loads)
   assert outcome("pass", ADD, jail) == ("fail", 0.0, "time-out")
 
 
@@ -398,7 +397,7 @@ def test_long_inputs_and_outputs(jail):
   ],
 )  # fmt: skip
 def test_same_output(got, want):
-  assert cases.same_output(got.encode(), want.encode())
+  assert code.same_output(got.encode(), want.encode())
 
 
 @pytest.mark.parametrize(
@@ -432,12 +431,12 @@ def test_same_output(got, want):
   ],
 )
 def test_not_same_output(got, want):
-  assert not cases.same_output(got.encode(), want.encode())
+  assert not code.same_output(got.encode(), want.encode())
 
 
 def test_bytes_that_are_no_text():
-  assert not cases.same_output(b"\xff", "ÿ".encode())
-  assert not cases.same_output(bytes(range(256)), b"1")
+  assert not code.same_output(b"\xff", "ÿ".encode())
+  assert not code.same_output(bytes(range(256)), b"1")
 
 
 @hypothesis.given(st.binary(max_size=40), st.binary(max_size=40))
@@ -445,7 +444,7 @@ def test_same_output_ignores_white_space_alone(a, b):
   hypothesis.assume(b"." not in b)
   rows = [[w for w in x.split(b"\n") if w.split()] for x in (a, b)]
   equal = [[w.split() for w in row] for row in rows]
-  assert cases.same_output(a, b) == (equal[0] == equal[1])
+  assert code.same_output(a, b) == (equal[0] == equal[1])
 
 
 # Function calls.
@@ -755,19 +754,19 @@ def test_results_that_are_no_values(payload):
 )
 def test_malformed_tests_are_refused_in_one_line(tests, named):
   with pytest.raises(ValueError) as error:
-    cases.parse(tests)
+    code.parse_tests(tests)
   assert named in str(error.value)
   assert "\n" not in str(error.value)
 
 
 def test_tests_that_can_be_used():
   for tests in (SQUARE, ADD, {"check": CHECK, "fn_name": "add"}):
-    cases.parse(tests)
-  cases.parse({**SQUARE, "fn_name": None})
-  cases.parse({"inputs": [["1", "2"]], "outputs": [["3", "4"]]})
+    code.parse_tests(tests)
+  code.parse_tests({**SQUARE, "fn_name": None})
+  code.parse_tests({"inputs": [["1", "2"]], "outputs": [["3", "4"]]})
   # Not unpickled, not unpacked: text like any other.
-  cases.parse({"inputs": ["gASVBAAAAAAAAAB9lC4="], "outputs": ["x"]})
-  cases.parse({"inputs": [[1], [2]], "outputs": [0, None], "fn_name": "f"})
+  code.parse_tests({"inputs": ["gASVBAAAAAAAAAB9lC4="], "outputs": ["x"]})
+  code.parse_tests({"inputs": [[1], [2]], "outputs": [0, None], "fn_name": "f"})
 
 
 def test_lists_of_lines_are_joined(jail):
@@ -880,4 +879,4 @@ def test_a_program_under_a_check_holds_its_two_pipes_alone(jail):
 )
 def test_tests_that_nothing_can_pass_are_refused(tests, says):
   with pytest.raises(ValueError, match=re.escape(says)):
-    cases.parse(tests)
+    code.parse_tests(tests)
