@@ -1,5 +1,3 @@
-import dataclasses
-
 import pytest
 
 from brorl_jax.verdicts.base import Example, Verdict, posed
@@ -10,18 +8,6 @@ from brorl_jax.verdicts.base import Example, Verdict, posed
 )
 def test_reward_is_the_status_and_ignores_partial_credit(status, reward):
   assert Verdict(status, 0.75, "", "4").reward == reward
-
-
-@pytest.mark.parametrize(
-  "thing, field",
-  [
-    (Verdict("pass", 1.0, "", "4"), "status"),
-    (Example("gcd/train/0", "gym", "gcd", (), {}), "messages"),
-  ],
-)
-def test_records_cannot_be_changed(thing, field):
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    setattr(thing, field, "other")
 
 
 @pytest.mark.parametrize(
@@ -54,29 +40,16 @@ TOLD = example(("system", "Be kind."), ("user", "1 + 1?"))
   [
     (ALONE, {}, [("user", "1 + 1?")]),
     (ALONE, {"instruction": "Box it."}, [("user", "1 + 1?\nBox it.")]),
-    (
-      ALONE,
-      {"system": "Be brief.", "instruction": "Box."},
-      [("system", "Be brief."), ("user", "1 + 1?\nBox.")],
-    ),
-    (
-      TURNS,
-      {"system": "Be brief.", "instruction": "I"},
-      [
-        ("system", "Be brief."),
-        ("user", "1 + 1?"),
-        ("assistant", "2"),
-        ("user", "2 + 2?\nI"),
-      ],
-    ),
+    (ALONE, {"system": "Be brief.", "instruction": "Box."}, [("system",
+      "Be brief."), ("user", "1 + 1?\nBox.")]),
+    (TURNS, {"system": "Be brief.", "instruction": "I"}, [("system",
+      "Be brief."), ("user", "1 + 1?"), ("assistant", "2"), ("user",
+      "2 + 2?\nI")]),
     # An example that says it itself knows better.
-    (
-      TOLD,
-      {"system": "Be brief."},
-      [("system", "Be kind."), ("user", "1 + 1?")],
-    ),
+    (TOLD, {"system": "Be brief."}, [("system", "Be kind."), ("user",
+      "1 + 1?")]),
   ],
-)
+)  # fmt: skip
 def test_what_is_added_and_where(which, added, want):
   before = [dict(message) for message in which.messages]
   got = [(m["role"], m["content"]) for m in posed(which, **added)]

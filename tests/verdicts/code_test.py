@@ -132,48 +132,29 @@ def test_judge(jail):
     ("print(int(input()) ** 2)", 1.0, ""),
     ("print(int(input()) ** 2, end='')", 1.0, ""),
     ("print('\\n ', int(input()) ** 2, '\\t\\r\\n\\n')", 1.0, ""),
-    (
-      "n = int(input())\nprint(n * n if n else 7)",
-      0.667,
-      "wrong answer: 2 of 3 pass",
-    ),
+    ("n = int(input())\nprint(n * n if n else 7)", 0.667,
+      "wrong answer: 2 of 3 pass"),
     ("print(9)", 0.333, "wrong answer: 1 of 3 pass"),
     ("print(float(int(input()) ** 2))", 0.0, "wrong answer"),
-    (
-      "n = int(input())\n1 / n\nprint(n * n)",
-      0.667,
-      "runtime error: ZeroDivisionError, 2 of 3 pass",
-    ),
-    (
-      "import sys\nprint(int(input()) ** 2)\nsys.exit(3)",
-      0.0,
-      "runtime error: exit status: 3",
-    ),
-    (
-      "import sys\nprint(int(input()) ** 2)\nsys.exit('no')",
-      0.0,
-      "runtime error: exit status: 1",
-    ),
+    ("n = int(input())\n1 / n\nprint(n * n)", 0.667,
+      "runtime error: ZeroDivisionError, 2 of 3 pass"),
+    ("import sys\nprint(int(input()) ** 2)\nsys.exit(3)", 0.0,
+      "runtime error: exit status: 3"),
+    ("import sys\nprint(int(input()) ** 2)\nsys.exit('no')", 0.0,
+      "runtime error: exit status: 1"),
     ("print(", 0.0, "syntax error: SyntaxError in line 1"),
     ("x = 1\n  y", 0.0, "syntax error: IndentationError in line 2"),
     ("a = '\0'", 0.0, None),
     ("a = '\ud800'", 0.0, "syntax error: UnicodeEncodeError"),
     ("(" * 50_000, 0.0, "syntax error: SyntaxError in line 1"),
     ("", 0.0, "wrong answer"),
-    (
-      "import os\nn = int(input())\nprint(n * n, flush=True)\n"
-      "if n < 0: os.kill(os.getpid(), 9)\nos._exit(0)",
-      0.667,
-      "runtime error: PermissionError, 2 of 3 pass",
-    ),
-    (
-      "import ctypes\nn = int(input())\nprint(n * n, flush=True)\n"
-      "if n < 0: ctypes.string_at(0)",
-      0.667,
-      "killed: SIGSEGV, 2 of 3 pass",
-    ),
+    ("import os\nn = int(input())\nprint(n * n, flush=True)\n"
+      "if n < 0: os.kill(os.getpid(), 9)\nos._exit(0)", 0.667,
+      "runtime error: PermissionError, 2 of 3 pass"),
+    ("import ctypes\nn = int(input())\nprint(n * n, flush=True)\n"
+      "if n < 0: ctypes.string_at(0)", 0.667, "killed: SIGSEGV, 2 of 3 pass"),
   ],
-)
+)  # fmt: skip
 def test_stdio(jail, program, score, reason):
   got = outcome(program, SQUARE, jail)
   status = "pass" if score == 1.0 else "fail"
@@ -201,13 +182,6 @@ def test_a_test_has_its_time_and_all_have_theirs(jail):
   assert outcome(COMPUTES, squares(3), jail, test_s=0.5, total_s=1.0)[0] == (
     "pass"
   )
-
-
-@pytest.mark.parametrize("count", tiers.some([1, 20, 40], 1, 2))
-def test_right_is_right_for_any_number_of_tests(jail, count):
-  """As many seconds of CPU as it takes, a tenth for each test."""
-  program = COMPUTES.replace("0.15", "0.1")
-  assert outcome(program, squares(count), jail, test_s=1.0)[0] == "pass"
 
 
 @pytest.mark.parametrize("mode", tiers.some(["stdio", "call"], 1))
@@ -378,15 +352,6 @@ def test_outputs_are_limited(jail):
   )
 
 
-@pytest.mark.slow
-def test_long_inputs_and_outputs(jail):
-  numbers = list(range(200_000))
-  text = "\n".join(map(str, numbers))
-  tests = {"inputs": [text], "outputs": [text]}
-  echo = "import sys\nfor line in sys.stdin: print(int(line))"
-  assert outcome(echo, tests, jail, output_bytes=2 << 20)[0] == "pass"
-
-
 @pytest.mark.parametrize(
   "got, want",
   [
@@ -434,11 +399,6 @@ def test_not_same_output(got, want):
   assert not code.same_output(got.encode(), want.encode())
 
 
-def test_bytes_that_are_no_text():
-  assert not code.same_output(b"\xff", "ÿ".encode())
-  assert not code.same_output(bytes(range(256)), b"1")
-
-
 @hypothesis.given(st.binary(max_size=40), st.binary(max_size=40))
 def test_same_output_ignores_white_space_alone(a, b):
   hypothesis.assume(b"." not in b)
@@ -460,17 +420,11 @@ def test_same_output_ignores_white_space_alone(a, b):
       ("class Solution:\n  add = staticmethod(sum)", 0.0, None),
       ("def add(a, b) -> List[int]: return a + b", 1.0, ""),
       ("from operator import add", 1.0, ""),
-      (
-        "def add(a, b): return a + b if a else None",
-        0.667,
-        "wrong answer: 2 of 3 pass",
-      ),
+      ("def add(a, b): return a + b if a else None", 0.667,
+        "wrong answer: 2 of 3 pass"),
       ("def add(a, b): return float(a + b)", 1.0, ""),
-      (
-        "def add(a, b): return a + b if a else False",
-        0.667,
-        "wrong answer: 2 of 3 pass",
-      ),
+      ("def add(a, b): return a + b if a else False", 0.667,
+        "wrong answer: 2 of 3 pass"),
       ("def add(a): return a", 0.0, "runtime error: TypeError"),
       ("def sub(a, b): return a", 0.0, "no function: add"),
       ("add = 3", 0.0, "no function: add"),
@@ -478,23 +432,17 @@ def test_same_output_ignores_white_space_alone(a, b):
       ("1 / 0\ndef add(a, b): return a + b", 0.0, None),
       ("def add(a, b):", 0.0, "syntax error: IndentationError in line 1"),
       ("raise SystemExit(0)", 0.0, "runtime error: SystemExit"),
-      (
-        "import sys\ndef add(a, b): sys.exit(0)",
-        0.0,
-        "runtime error: SystemExit",
-      ),
+      ("import sys\ndef add(a, b): sys.exit(0)", 0.0,
+        "runtime error: SystemExit"),
       ("import os\ndef add(a, b): os._exit(0)", 0.0, "ended early"),
-      (
-        "import os\ndef add(a, b): return a + b if a else os._exit(0)",
-        0.667,
-        "ended early: 2 of 3 pass",
-      ),
+      ("import os\ndef add(a, b): return a + b if a else os._exit(0)", 0.667,
+        "ended early: 2 of 3 pass"),
       ("def add(a, b):\n  while True: pass", 0.0, "time-out"),
       ("from operator import add\nif __name__ == '__main__': 1 / 0", 1.0, ""),
     ],
     5,
   ),
-)
+)  # fmt: skip
 def test_calls(jail, program, score, reason):
   got = outcome(program, ADD, jail, test_s=1.0 if "while" in program else 5.0)
   status = "pass" if score == 1.0 else "fail"
@@ -769,12 +717,6 @@ def test_tests_that_can_be_used():
   code.parse_tests({"inputs": [[1], [2]], "outputs": [0, None], "fn_name": "f"})
 
 
-def test_lists_of_lines_are_joined(jail):
-  tests = {"inputs": [["1", "2"]], "outputs": [["3", "4"]]}
-  program = "print(int(input()) + 2)\nprint(int(input()) + 2)"
-  assert outcome(program, tests, jail)[0] == "pass"
-
-
 GUESSES = {"inputs": [f"{i}\n" for i in range(5)]}
 _REMEMBERS = """
 import builtins
@@ -866,17 +808,13 @@ def test_a_program_under_a_check_holds_its_two_pipes_alone(jail):
 @pytest.mark.parametrize(
   "tests, says",
   [
-    (
-      {"inputs": ["1", "2", "1"], "outputs": ["1", "2", "3"]},
-      "inputs[2] equals ",
-    ),
-    (
-      {"inputs": [[1], [1]], "outputs": [1, 2], "fn_name": "f"},
-      "inputs[1] equals",
-    ),
+    ({"inputs": ["1", "2", "1"], "outputs": ["1", "2", "3"]},
+      "inputs[2] equals "),
+    ({"inputs": [[1], [1]], "outputs": [1, 2], "fn_name": "f"},
+      "inputs[1] equals"),
     ({"inputs": [[1]], "outputs": [1], "fn_name": "def"}, "a Python name"),
   ],
-)
+)  # fmt: skip
 def test_tests_that_nothing_can_pass_are_refused(tests, says):
   with pytest.raises(ValueError, match=re.escape(says)):
     code.parse_tests(tests)

@@ -193,22 +193,13 @@ _PAIRS = [{"input": "1\n", "output": "2\n"}, {"input": "5\n", "output": "7\n"}]
     ("stem", r"\boxed{B}", {"answer": "B", "choices": ["x", "y z"]}, "pass", 1),
     ("stem", r"\boxed{A}", {"answer": "B", "choices": ["x", "y z"]}, "fail", 0),
     ("stem", r"\boxed{5 m/s}", {"answer": "5 m/s"}, "pass", 1.0),
-    (
-      "gym",
-      f"<answer>{_PUZZLE.entry['answer']}</answer>",
-      {"entry": _PUZZLE.entry},
-      "pass",
-      1.0,
-    ),
-    (
-      "instructions",
-      "no comma here",
-      {"instructions": [{"id": "punctuation:no_comma", "kwargs": {}}]},
-      "pass",
-      1.0,
-    ),
+    ("gym", f"<answer>{_PUZZLE.entry['answer']}</answer>",
+      {"entry": _PUZZLE.entry}, "pass", 1.0),
+    ("instructions", "no comma here",
+      {"instructions": [{"id": "punctuation:no_comma", "kwargs": {}}]}, "pass",
+      1.0),
   ],
-)
+)  # fmt: skip
 def test_it_is_the_verdict_of_the_domain(
   domain, response, fields, status, score
 ):

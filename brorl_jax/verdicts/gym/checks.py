@@ -65,14 +65,10 @@ def _same_list(answer: str, entry: Entry) -> str:
 
 
 def _same_hexadecimal(answer: str, entry: Entry) -> str:
-  if not re.fullmatch(r"[+-]?0[xX][0-9a-fA-F]+", answer):
-    return "refused: not a hexadecimal number such as -0x1f"
   return _verdict(int(answer, 16) == int(entry["answer"], 16))
 
 
 def _same_number(answer: str, entry: Entry) -> str:
-  if not re.fullmatch(rf"[+-]?{_DECIMAL}", answer, re.ASCII):
-    return "refused: not a number such as -12.5"
   return _verdict(Fraction(answer) == Fraction(entry["answer"]))
 
 
@@ -103,11 +99,6 @@ def _same_complex(answer: str, entry: Entry) -> str:
 
 def _same_candidate(answer: str, entry: Entry) -> str:
   """The number to pick, plain or in the format of the question."""
-  grouped = r"\d{1,3}(?:,\d{3})+(?:\.\d{1,20})?"
-  if not re.fullmatch(
-    rf"[+-]?(?:{grouped}|{_DECIMAL}(?:[eE][+-]?\d{{1,3}})?)", answer, re.ASCII
-  ):
-    return "refused: not a number such as -1,234.5 or 1.2e+3"
   metadata = entry["metadata"]
   right = {Decimal(entry["answer"])}
   for number, written in zip(
@@ -119,11 +110,6 @@ def _same_candidate(answer: str, entry: Entry) -> str:
 
 
 def _same_factors(answer: str, entry: Entry) -> str:
-  if not re.fullmatch(
-    rf"\d{{1,20}}(?:\s*{_TIMES}\s*\d{{1,20}})*", answer, re.ASCII
-  ):
-    return f"refused: not numbers joined by {_TIMES}"
-
   def factors(text: str) -> list[int]:
     return sorted(int(number) for number in text.split(_TIMES))
 
@@ -132,9 +118,6 @@ def _same_factors(answer: str, entry: Entry) -> str:
 
 def _same_partitions(answer: str, entry: Entry) -> str:
   """All ways to cut the string, each once, in any order."""
-  pieces = r'\[\s*"[a-z]+"(?:\s*,\s*"[a-z]+")*\s*\]'
-  if not re.fullmatch(rf"\[\s*{pieces}(?:\s*,\s*{pieces})*\s*\]", answer):
-    return "refused: not a list of lists of letters"
   # Nested exactly twice, so json.loads cannot overflow the stack.
   return _verdict(
     sorted(json.loads(answer)) == sorted(entry["metadata"]["solution"])
@@ -308,11 +291,35 @@ CHECKS: Mapping[str, Check] = {
   "tower_of_hanoi": _hanoi,
 }
 
+_GROUPED = r"\d{1,3}(?:,\d{3})+(?:\.\d{1,20})?"
+_PIECES = r'\[\s*"[a-z]+"(?:\s*,\s*"[a-z]+")*\s*\]'
 _MOVE = r'"(?:(?:fill|empty) [A-Z]|pour [A-Z]->[A-Z])"'
 
-# Forms of answers for scorers that are sound but ignore extra text. An answer
-# of another form is refused.
+# Forms of answers, for our checks and for scorers that are sound but ignore
+# extra text. An answer of another form is refused.
 FORMS: Mapping[str, tuple[re.Pattern[str], str]] = {
+  "bitwise_arithmetic": (
+    re.compile(r"[+-]?0[xX][0-9a-fA-F]+"),
+    "a hexadecimal number such as -0x1f",
+  ),
+  "gsm_symbolic": (
+    re.compile(rf"[+-]?{_DECIMAL}", re.ASCII),
+    "a number such as -12.5",
+  ),
+  "number_format": (
+    re.compile(
+      rf"[+-]?(?:{_GROUPED}|{_DECIMAL}(?:[eE][+-]?\d{{1,3}})?)", re.ASCII
+    ),
+    "a number such as -1,234.5 or 1.2e+3",
+  ),
+  "palindrome_partitioning": (
+    re.compile(rf"\[\s*{_PIECES}(?:\s*,\s*{_PIECES})*\s*\]"),
+    "a list of lists of letters",
+  ),
+  "prime_factorization": (
+    re.compile(rf"\d{{1,20}}(?:\s*{_TIMES}\s*\d{{1,20}})*", re.ASCII),
+    f"numbers joined by {_TIMES}",
+  ),
   "jugs": (
     re.compile(rf"\[\s*{_MOVE}(?:\s*,\s*{_MOVE})*\s*\]"),
     "a JSON list of moves",

@@ -90,14 +90,14 @@ def verify(
 def _scored(
   name: str, answer: str, entry: Mapping[str, Any], jail: Jail | None
 ) -> Verdict:
+  if name in FORMS and not FORMS[name][0].fullmatch(answer):
+    return Verdict("fail", 0.0, f"refused: not {FORMS[name][1]}", answer)
   if name in CHECKS:
     reason = CHECKS[name](answer, entry)
     score = 0.0 if reason else 1.0
     return Verdict("fail" if reason else "pass", score, reason, answer)
   if name in JAILED:
     return _in_jail(answer, entry, jail)
-  if name in FORMS and not FORMS[name][0].fullmatch(answer):
-    return Verdict("fail", 0.0, f"refused: not {FORMS[name][1]}", answer)
   score = float(_scorer(name)(answer, entry))
   if score >= 1.0 and name in _NOTHING_ELSE:
     if not _NOTHING_ELSE[name](answer, entry["answer"]):

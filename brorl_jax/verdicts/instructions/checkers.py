@@ -193,18 +193,37 @@ def is_english(response: str) -> bool:
 # Checks.
 
 
+BUILT_IN: dict[str, Checker] = {}
+
+
+def _built_in(
+  kind: str, **arguments: Callable[[Any], Any]
+) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
+  """Lists a check of a text with its kind and the readers of its arguments."""
+
+  def listed(followed: Callable[..., bool]) -> Callable[..., bool]:
+    BUILT_IN[kind] = Checker(followed, arguments)
+    return followed
+
+  return listed
+
+
 def _holds(count: int, relation: str, bound: int) -> bool:
   if relation == "less than":
     return count < bound
   return count >= bound if relation == "at least" else count <= bound
 
 
+@_built_in("keywords:existence", keywords=_words)
 def has_keywords(response: str, *, keywords: Sequence[str]) -> bool:
   """Contains every keyword, in any case, also inside longer words."""
   lower = response.lower()
   return all(keyword.lower() in lower for keyword in keywords)
 
 
+@_built_in(
+  "keywords:frequency", keyword=text, frequency=whole, relation=_relation
+)
 def has_keyword_often(
   response: str, *, keyword: str, frequency: int, relation: str
 ) -> bool:
@@ -213,6 +232,7 @@ def has_keyword_often(
   return _holds(count, relation, frequency)
 
 
+@_built_in("keywords:forbidden_words", forbidden_words=_forbidden)
 def lacks_words(response: str, *, forbidden_words: Sequence[str]) -> bool:
   """Contains no forbidden word, in any case, as a separate word."""
   lower = response.lower()
@@ -227,6 +247,12 @@ def _as_word(word: str) -> str:
   return before + re.escape(word) + after
 
 
+@_built_in(
+  "keywords:letter_frequency",
+  letter=_character,
+  let_frequency=whole,
+  let_relation=_relation,
+)
 def has_letter_often(
   response: str, *, letter: str, let_frequency: int, let_relation: str
 ) -> bool:
@@ -235,16 +261,23 @@ def has_letter_often(
   return _holds(count, let_relation, let_frequency)
 
 
+@_built_in(
+  "length_constraints:number_words", num_words=whole, relation=_relation
+)
 def has_words(response: str, *, num_words: int, relation: str) -> bool:
   r"""Has the given number of words: runs of \w, so "don't" is two."""
   return _holds(len(re.findall(r"\w+", response)), relation, num_words)
 
 
+@_built_in(
+  "length_constraints:number_sentences", num_sentences=whole, relation=_relation
+)
 def has_sentences(response: str, *, num_sentences: int, relation: str) -> bool:
   """Has the given number of sentences."""
   return _holds(count_sentences(response), relation, num_sentences)
 
 
+@_built_in("length_constraints:number_paragraphs", num_paragraphs=_positive)
 def has_paragraphs(response: str, *, num_paragraphs: int) -> bool:
   """Has this many paragraphs divided by "***"; only outer ones may be empty."""
   parts = response.split("***")
@@ -254,6 +287,12 @@ def has_paragraphs(response: str, *, num_paragraphs: int) -> bool:
   return len(parts) - sum(blank) == num_paragraphs
 
 
+@_built_in(
+  "length_constraints:nth_paragraph_first_word",
+  num_paragraphs=_positive,
+  nth_paragraph=_positive,
+  first_word=_one_word,
+)
 def has_first_word(
   response: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str
 ) -> bool:
@@ -269,6 +308,7 @@ def has_first_word(
   return word[0].lower() == first_word.lower()
 
 
+@_built_in("detectable_content:number_placeholders", num_placeholders=whole)
 def has_placeholders(response: str, *, num_placeholders: int) -> bool:
   """Has at least this many [placeholders], each within a line."""
   count = 0
@@ -280,6 +320,7 @@ def has_placeholders(response: str, *, num_placeholders: int) -> bool:
   return count >= num_placeholders
 
 
+@_built_in("detectable_content:postscript", postscript_marker=text)
 def has_postscript(response: str, *, postscript_marker: str) -> bool:
   """Contains the marker, in any case; P.S. and P.P.S may have spaces."""
   lower = response.lower()
@@ -290,17 +331,22 @@ def has_postscript(response: str, *, postscript_marker: str) -> bool:
   return postscript_marker.lower() in lower
 
 
+@_built_in("detectable_format:number_bullet_lists", num_bullets=whole)
 def has_bullets(response: str, *, num_bullets: int) -> bool:
   """Exactly this many lines start with "-", or with one "*" and more text."""
   bullets = re.findall(r"^[^\S\n]*+(?:-|\*[^*\n])", response, re.MULTILINE)
   return len(bullets) == num_bullets
 
 
+@_built_in("detectable_format:constrained_response")
 def has_constrained_response(response: str) -> bool:
   """Contains exactly one of the three answers."""
   return sum(answer in response for answer in CONSTRAINED_RESPONSES) == 1
 
 
+@_built_in(
+  "detectable_format:number_highlighted_sections", num_highlights=whole
+)
 def has_highlights(response: str, *, num_highlights: int) -> bool:
   """Has at least this many *highlights* or **highlights**, within a line."""
   single = re.findall(r"\*([^*\n]*)\*", response)
@@ -309,6 +355,11 @@ def has_highlights(response: str, *, num_highlights: int) -> bool:
   return count >= num_highlights
 
 
+@_built_in(
+  "detectable_format:multiple_sections",
+  section_spliter=text,
+  num_sections=whole,
+)
 def has_sections(
   response: str, *, section_spliter: str, num_sections: int
 ) -> bool:
@@ -319,6 +370,7 @@ def has_sections(
   )
 
 
+@_built_in("detectable_format:json_format")
 def is_json(response: str) -> bool:
   """Is JSON and nothing else, optionally fenced by ```."""
   inside = response.strip()
@@ -334,6 +386,7 @@ def is_json(response: str) -> bool:
   return True
 
 
+@_built_in("detectable_format:title")
 def has_title(response: str) -> bool:
   """Has a line with a <<title>>."""
   start = response.find("<<")
@@ -347,6 +400,7 @@ def has_title(response: str) -> bool:
   return False
 
 
+@_built_in("combination:two_responses")
 def has_two_responses(response: str) -> bool:
   """Has exactly two different responses, divided by "******"."""
   parts = [part.strip() for part in response.split("******")]
@@ -354,22 +408,30 @@ def has_two_responses(response: str) -> bool:
   return all(parts[1:-1]) and len(written) == 2 and len(set(written)) == 2
 
 
+@_built_in("combination:repeat_prompt", prompt_to_repeat=text)
 def repeats_prompt(response: str, *, prompt_to_repeat: str) -> bool:
   """Starts with the request, in any case."""
   return response.strip().lower().startswith(prompt_to_repeat.lower())
 
 
+@_built_in("startend:end_checker", end_phrase=text)
 def ends_with(response: str, *, end_phrase: str) -> bool:
   """Ends with the phrase, in any case; a quote may follow."""
   return response.strip().strip('"').lower().endswith(end_phrase.lower())
 
 
+@_built_in("startend:quotation")
 def is_quoted(response: str) -> bool:
   """Is enclosed in double quotes."""
   inside = response.strip()
   return len(inside) > 1 and inside[0] == inside[-1] == '"'
 
 
+@_built_in(
+  "change_case:capital_word_frequency",
+  capital_frequency=whole,
+  capital_relation=_relation,
+)
 def has_capital_words(
   response: str, *, capital_frequency: int, capital_relation: str
 ) -> bool:
@@ -378,86 +440,19 @@ def has_capital_words(
   return _holds(count, capital_relation, capital_frequency)
 
 
+@_built_in("change_case:english_capital")
 def is_english_capital(response: str) -> bool:
   """Is English without lowercase letters."""
   return response.isupper() and is_english(response)
 
 
+@_built_in("change_case:english_lowercase")
 def is_english_lowercase(response: str) -> bool:
   """Is English without capitals."""
   return response.islower() and is_english(response)
 
 
+@_built_in("punctuation:no_comma")
 def has_no_comma(response: str) -> bool:
   """Has no comma."""
   return "," not in response
-
-
-BUILT_IN: Mapping[str, Checker] = {
-  "keywords:existence": Checker(has_keywords, {"keywords": _words}),
-  "keywords:frequency": Checker(
-    has_keyword_often,
-    {"keyword": text, "frequency": whole, "relation": _relation},
-  ),
-  "keywords:forbidden_words": Checker(
-    lacks_words, {"forbidden_words": _forbidden}
-  ),
-  "keywords:letter_frequency": Checker(
-    has_letter_often,
-    {
-      "letter": _character,
-      "let_frequency": whole,
-      "let_relation": _relation,
-    },
-  ),
-  "length_constraints:number_words": Checker(
-    has_words, {"num_words": whole, "relation": _relation}
-  ),
-  "length_constraints:number_sentences": Checker(
-    has_sentences, {"num_sentences": whole, "relation": _relation}
-  ),
-  "length_constraints:number_paragraphs": Checker(
-    has_paragraphs, {"num_paragraphs": _positive}
-  ),
-  "length_constraints:nth_paragraph_first_word": Checker(
-    has_first_word,
-    {
-      "num_paragraphs": _positive,
-      "nth_paragraph": _positive,
-      "first_word": _one_word,
-    },
-  ),
-  "detectable_content:number_placeholders": Checker(
-    has_placeholders, {"num_placeholders": whole}
-  ),
-  "detectable_content:postscript": Checker(
-    has_postscript, {"postscript_marker": text}
-  ),
-  "detectable_format:number_bullet_lists": Checker(
-    has_bullets, {"num_bullets": whole}
-  ),
-  "detectable_format:constrained_response": Checker(
-    has_constrained_response, {}
-  ),
-  "detectable_format:number_highlighted_sections": Checker(
-    has_highlights, {"num_highlights": whole}
-  ),
-  "detectable_format:multiple_sections": Checker(
-    has_sections, {"section_spliter": text, "num_sections": whole}
-  ),
-  "detectable_format:json_format": Checker(is_json, {}),
-  "detectable_format:title": Checker(has_title, {}),
-  "combination:two_responses": Checker(has_two_responses, {}),
-  "combination:repeat_prompt": Checker(
-    repeats_prompt, {"prompt_to_repeat": text}
-  ),
-  "startend:end_checker": Checker(ends_with, {"end_phrase": text}),
-  "startend:quotation": Checker(is_quoted, {}),
-  "change_case:capital_word_frequency": Checker(
-    has_capital_words,
-    {"capital_frequency": whole, "capital_relation": _relation},
-  ),
-  "change_case:english_capital": Checker(is_english_capital, {}),
-  "change_case:english_lowercase": Checker(is_english_lowercase, {}),
-  "punctuation:no_comma": Checker(has_no_comma, {}),
-}

@@ -41,7 +41,6 @@ def verify(
   comma".
 
   Args:
-    instructions: At least one, accepted by `check`.
     jail: Where the library's checkers run; None: this thread's jail. Built-in
       kinds need none.
 
@@ -85,8 +84,7 @@ def check(instructions: Sequence[Mapping[str, Any]]) -> None:
       Arguments that are None are ignored.
 
   Raises:
-    ValueError: The message is one line with instruction, argument, value and
-      remedy.
+    ValueError: With instruction, argument, value and remedy, in one line.
   """
   for kind, kwargs in _read_all(instructions):
     if kind not in BUILT_IN:

@@ -186,10 +186,6 @@ def _symbolically(answer: str, gold: str, jail: Jail | None) -> bool:
 def check_reference(gold: str, *, jail: Jail | None = None) -> str:
   r"""Checks a reference answer and returns it as `verify` takes it.
 
-  Args:
-    gold: The reference, with or without a box.
-    jail: As for `verify`.
-
   Returns:
     The reference without its box and outer spaces.
 
@@ -221,13 +217,13 @@ def check_reference(gold: str, *, jail: Jail | None = None) -> str:
   box = f"\\boxed{{{clean}}}"
   if verify(box, clean, jail=jail).status != "pass":
     raise _refused(gold, "it does not equal itself")
+  bare = node.value if isinstance(node, Assign) else node
+  value = _value(bare)
   for trivial in ("0", "1"):
-    if _value(node) != Fraction(trivial) and _passes(trivial, clean, jail):
+    if value != Fraction(trivial) and _passes(trivial, clean, jail):
       raise _refused(gold, f"{trivial} equals it")
-  if _value(node) != 0 and isinstance(_bare(node), Leaf):
-    leaf = _bare(node)
-    assert isinstance(leaf, Leaf)
-    if leaf.tree is not None and _passes(f"-({leaf.text})", clean, jail):
+  if value != 0 and isinstance(bare, Leaf) and bare.tree is not None:
+    if _passes(f"-({bare.text})", clean, jail):
       raise _refused(gold, "its negation equals it")
   return clean
 
@@ -243,12 +239,7 @@ def _passes(answer: str, gold: str, jail: Jail | None) -> bool:
   return verdict.status == "pass"
 
 
-def _bare(node: Node) -> Node:
-  return node.value if isinstance(node, Assign) else node
-
-
-def _value(node: Node) -> Tree:
-  bare = _bare(node)
+def _value(bare: Node) -> Tree:
   if isinstance(bare, Items) and bare.kind == "set" and len(bare.items) == 1:
     bare = bare.items[0]
   if isinstance(bare, Relation):  # a chain is its last part
@@ -267,11 +258,9 @@ def _fault(node: Node) -> str:
     return ""
   if isinstance(node, Assign):
     return _fault(node.value)
-  if isinstance(node, Items):
-    if node.choice and node.kind == "list":
+  if isinstance(node, Items | Row):
+    if isinstance(node, Items) and node.choice and node.kind == "list":
       return "it offers a choice"
-    parts = node.items
-  elif isinstance(node, Row):
     parts = node.items
   elif isinstance(node, Relation):
     parts = node.sides

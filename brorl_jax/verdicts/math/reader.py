@@ -37,6 +37,11 @@ _CLOSING = {
   r"\lfloor": r"\rfloor",
   r"\lceil": r"\rceil",
 }
+# What may begin a factor, beside numbers, symbols and bars.
+_STARTS = frozenset(
+  r"\frac \sqrt \binom \pi \infty \log".split()
+  + [f"\\{name}" for name in _FUNCTIONS]
+).union(_CLOSING, _SEVERAL, _MARKS, LETTERS)
 _END = Token("sign", "")
 
 
@@ -216,10 +221,22 @@ class _Reader:
   def is_next(self, *texts: str) -> bool:
     return self.next.kind in ("sign", "command") and self.next.text in texts
 
+  def accept(self, *texts: str) -> bool:
+    """Takes the next token if it is one of these."""
+    accepted = self.is_next(*texts)
+    self._at += accepted
+    return accepted
+
   def expect(self, text: str) -> None:
-    if not self.is_next(text):
+    if not self.accept(text):
       raise Unreadable(f"{text} is missing")
-    self._at += 1
+
+  def minus(self) -> bool:
+    """Takes all signs; whether they are a minus."""
+    minus = False
+    while self.is_next("+", "-"):
+      minus ^= self.take().text == "-"
+    return minus
 
   def sum(self) -> Tree:
     tree = self.product()
@@ -231,10 +248,7 @@ class _Reader:
     return tree
 
   def product(self) -> Tree:
-    sign = 1
-    while self.is_next("+", "-"):
-      sign *= 1 if self.take().text == "+" else -1
-    tree = self.power()
+    minus, tree = self.minus(), self.power()
     while True:
       if self.is_next("*", "/"):
         combine = multiply if self.take().text == "*" else divide
@@ -246,14 +260,11 @@ class _Reader:
           raise Unreadable("two numbers side by side")
         tree = multiply(tree, self.power())
       else:
-        return tree if sign > 0 else negative(tree)
+        return negative(tree) if minus else tree
 
   def signed_power(self) -> Tree:
-    sign = 1
-    while self.is_next("+", "-"):
-      sign *= 1 if self.take().text == "+" else -1
-    tree = self.power()
-    return tree if sign > 0 else negative(tree)
+    minus, tree = self.minus(), self.power()
+    return negative(tree) if minus else tree
 
   def starts_factor(self) -> bool:
     token = self.next
@@ -261,14 +272,7 @@ class _Reader:
       return True
     if token.text == "|":
       return not self._bars
-    return token.kind in ("sign", "command") and (
-      token.text in _CLOSING
-      or token.text
-      in (r"\frac", r"\sqrt", r"\binom", r"\pi", r"\infty", r"\log")
-      or token.text in (*_SEVERAL, *_MARKS)
-      or token.text in LETTERS
-      or token.text[1:] in _FUNCTIONS
-    )
+    return token.kind in ("sign", "command") and token.text in _STARTS
 
   def power(self) -> Tree:
     base = self.postfix(self.primary())
@@ -280,11 +284,9 @@ class _Reader:
 
   def postfix(self, tree: Tree) -> Tree:
     while True:
-      if self.is_next("!"):
-        self.take()
+      if self.accept("!"):
         tree = factorial(tree)
-      elif self.is_next("%"):
-        self.take()
+      elif self.accept("%"):
         tree = divide(tree, Fraction(100))
       elif self.is_degree():
         tree = multiply(tree, divide(("constant", "pi"), Fraction(180)))
@@ -309,8 +311,7 @@ class _Reader:
 
   def argument(self) -> Tree:
     r"""What a command takes: braces, one digit, one letter, a command."""
-    if self.is_next("{"):
-      self.take()
+    if self.accept("{"):
       tree = self.sum()
       self.expect("}")
       return tree
@@ -364,12 +365,11 @@ class _Reader:
       return binomial(above, self.argument())
     if name == r"\sqrt":
       degree: Tree = Fraction(2)
-      if self.is_next("["):
-        self.take()
+      if self.accept("["):
         degree = self.sum()
         self.expect("]")
       return root(self.argument(), degree)
-    if name == r"\log" or name[1:] in _FUNCTIONS:
+    if is_function(name):
       return self.function(name[1:])
     if name in _SEVERAL:
       return _of_several(name[1:], self.arguments())
@@ -421,16 +421,13 @@ class _Reader:
 
   def operand(self) -> Tree:
     r"""What a function without brackets applies to: `\sin 2x \cos x`."""
-    if self.is_next("("):
-      self.take()
+    if self.accept("("):
       tree = self.outside_bars(self.sum)
       self.expect(")")
       return tree
     tree = self.signed_power()
     while self.starts_factor() and self.next.kind != "number":
-      if self.next.text == r"\log" or self.next.text[1:] in _FUNCTIONS:
-        break
-      if self.next.text in _CLOSING:
+      if is_function(self.next.text) or self.next.text in _CLOSING:
         break
       tree = multiply(tree, self.power())
     return tree
@@ -456,9 +453,7 @@ class _Reader:
   def repeating(self, text: str) -> Fraction:
     r"""`0.1\overline{6}` is a sixth."""
     self.take()
-    braced = self.is_next("{")
-    if braced:
-      self.take()
+    braced = self.accept("{")
     period = self.take()
     if braced:
       self.expect("}")

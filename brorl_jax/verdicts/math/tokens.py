@@ -258,56 +258,26 @@ def _subscript(parts: list[Token], i: int) -> tuple[str, int]:
   raise Unreadable("_ without a subscript")
 
 
-_UNIT_NAMES = {
-  "m": "meter meters metre metres",
-  "cm": "centimeter centimeters centimetre centimetres",
-  "mm": "millimeter millimeters millimetre millimetres",
-  "km": "kilometer kilometers kilometre kilometres",
-  "in": "inch inches",
-  "ft": "foot feet",
-  "yd": "yard yards yds",
-  "mi": "mile miles",
-  "g": "gram grams",
-  "mg": "milligram milligrams",
-  "kg": "kilogram kilograms kgs",
-  "lb": "pound pounds lbs",
-  "oz": "ounce ounces",
-  "s": "second seconds sec secs",
-  "ms": "millisecond milliseconds",
-  "min": "minute minutes mins",
-  "h": "hour hours hr hrs",
-  "day": "days",
-  "week": "weeks",
-  "month": "months",
-  "year": "years yr yrs",
-  "l": "L liter liters litre litres",
-  "ml": "mL milliliter milliliters",
-  "gal": "gallon gallons",
-  "n": "N newton newtons",
-  "j": "J joule joules",
-  "w": "W watt watts",
-  "hz": "Hz hertz",
-  "pa": "Pa pascal pascals",
-  "k": "K kelvin",
-  "mol": "mole moles",
-  "mph": "",
-  "kmh": "kph",
-  "degree": "degrees deg",
-  "radian": "radians rad rads",
-  "dollar": "dollars usd USD bucks",
-  "cent": "cents",
-  "euro": "euros",
-  "unit": "units",
-  "a.m.": "am AM",
-  "p.m.": "pm PM",
-  "percent": "",
-  "bit": "bits",
-  "byte": "bytes",
-}
+# Each unit with its other spellings.
+_UNIT_NAMES = """
+  m meter meters metre metres, cm centimeter centimeters centimetre centimetres,
+  mm millimeter millimeters millimetre millimetres,
+  km kilometer kilometers kilometre kilometres, in inch inches, ft foot feet,
+  yd yard yards yds, mi mile miles, g gram grams, mg milligram milligrams,
+  kg kilogram kilograms kgs, lb pound pounds lbs, oz ounce ounces,
+  s second seconds sec secs, ms millisecond milliseconds,
+  min minute minutes mins, h hour hours hr hrs, day days, week weeks,
+  month months, year years yr yrs, l L liter liters litre litres,
+  ml mL milliliter milliliters, gal gallon gallons, n N newton newtons,
+  j J joule joules, w W watt watts, hz Hz hertz, pa Pa pascal pascals,
+  k K kelvin, mol mole moles, mph, kmh kph, degree degrees deg,
+  radian radians rad rads, dollar dollars usd USD bucks, cent cents, euro euros,
+  unit units, a.m. am AM, p.m. pm PM, percent, bit bits, byte bytes
+"""
 _UNITS = {
-  word: name
-  for name, words in _UNIT_NAMES.items()
-  for word in [name, *words.split()]
+  word: names.split()[0]
+  for names in _UNIT_NAMES.split(",")
+  for word in names.split()
 }
 # Words that would change the number they stand beside, or take it back.
 _NOT_UNITS = frozenset(
@@ -336,9 +306,7 @@ def is_unit(word: str) -> bool:
 def canonical_unit(words: str) -> str | None:
   """One spelling for a unit, or None for words that are no unit.
 
-  Args:
-    words: What follows the number: words, and powers, products and quotients
-      of them, such as "square feet" or "m/s^2".
+  Words follow a number; "square feet" and "m/s^2" are units.
   """
   if re.fullmatch(r"\((?:base|mod) \d+\)", words):
     return words

@@ -80,12 +80,6 @@ def test_long_texts_take_linear_time(text):
   assert time.perf_counter() - start < 5
 
 
-def test_many_numbers_are_read_without_backtracking():
-  assert terms("1" * 9_999 + "!") is None
-  assert terms("*".join(["1" * 20] * 400) + "!") is None
-  assert terms("+".join(["x**2*y/3"] * 900) + "!") is None
-
-
 # Polynomials.
 
 

@@ -117,19 +117,13 @@ def verify(answer, gold, jail=None):
     ("4", "5", Verdict("fail", 0.0, "wrong answer", "4")),
     (" ", "5", Verdict("fail", 0.0, "empty answer", "")),
     ("5;", "5", Verdict("fail", 0.0, "refused: code-like text", "5;")),
-    (
-      "5 6",
-      "5",
-      Verdict("fail", 0.0, "unreadable: two numbers side by side", "5 6"),
-    ),
+    ("5 6", "5", Verdict("fail", 0.0, "unreadable: two numbers side by side",
+      "5 6")),
     ("5,,6", "5", Verdict("fail", 0.0, "unreadable: an empty part", "5,,6")),
-    (
-      r"2400!\cdot2400!",
-      "5",
-      Verdict("fail", 0.0, "refused: too large", r"2400!\cdot2400!"),
-    ),
+    (r"2400!\cdot2400!", "5", Verdict("fail", 0.0, "refused: too large",
+      r"2400!\cdot2400!")),
   ],
-)
+)  # fmt: skip
 def test_verdicts_by_hand_need_no_jail(answer, gold, verdict):
   assert verify(answer, gold) == verdict
 

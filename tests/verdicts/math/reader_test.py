@@ -59,14 +59,8 @@ def test_rational_expressions_by_hand(text, value):
   "text, tree",
   [
     (r"2\pi", ("*", Fraction(2), ("constant", "pi"))),
-    (
-      r"\sin 2x \cos x",
-      (
-        "*",
-        ("sin", ("*", Fraction(2), ("symbol", "x"))),
-        ("cos", ("symbol", "x")),
-      ),
-    ),
+    (r"\sin 2x \cos x", ("*", ("sin", ("*", Fraction(2), ("symbol", "x"))),
+      ("cos", ("symbol", "x")))),
     (r"\sin^2 x", ("^", ("sin", ("symbol", "x")), Fraction(2))),
     (r"\tan^{-1} x", ("arctan", ("symbol", "x"))),
     (r"\log_2 x", ("log", ("symbol", "x"), Fraction(2))),
@@ -74,19 +68,15 @@ def test_rational_expressions_by_hand(text, value):
     (r"\ln(x)y", ("*", ("ln", ("symbol", "x")), ("symbol", "y"))),
     ("e^x", ("^", ("constant", "e"), ("symbol", "x"))),
     (r"\max(x, 1)", ("max", ("symbol", "x"), Fraction(1))),
-    (
-      r"3\hat{i}\vec v",
-      ("*", ("*", Fraction(3), ("symbol", r"\hati")), ("symbol", r"\vecv")),
-    ),
+    (r"3\hat{i}\vec v", ("*", ("*", Fraction(3), ("symbol", r"\hati")),
+      ("symbol", r"\vecv"))),
     (r"\overline{PQ}", ("symbol", r"\overlineP Q")),
     (r"\hat xy", ("*", ("symbol", r"\hatx"), ("symbol", "y"))),
     (r"\exp(x)", ("^", ("constant", "e"), ("symbol", "x"))),
-    (
-      r"\cos 60^\circ",
-      ("cos", ("*", Fraction(60), ("/", ("constant", "pi"), Fraction(180)))),
-    ),
+    (r"\cos 60^\circ", ("cos", ("*", Fraction(60), ("/", ("constant", "pi"),
+      Fraction(180))))),
   ],
-)
+)  # fmt: skip
 def test_trees_by_hand(text, tree):
   assert read(text) == tree
 

@@ -63,31 +63,16 @@ MINUS_INFINITY = Leaf(r"-\infty", ("-", ("constant", "infinity")))
     ("1<x", Assign("x", Row("(", (ONE, INFINITY), ")"))),
     (r"x\in[1,2]", Assign("x", Row("[", (ONE, TWO), "]"))),
     (r"\{x : 1<x<2\}", Assign("x", Row("(", (ONE, TWO), ")"))),
-    (
-      "x<1 or y<2",
-      Items(
-        "list",
-        (
-          Assign("x", Row("(", (MINUS_INFINITY, ONE), ")")),
-          Assign("y", Row("(", (MINUS_INFINITY, TWO), ")")),
-        ),
-        choice=True,
-      ),
-    ),
+    ("x<1 or y<2", Items("list", (Assign("x", Row("(", (MINUS_INFINITY, ONE),
+      ")")), Assign("y", Row("(", (MINUS_INFINITY, TWO), ")"))), choice=True)),
     ("1=2", Relation(("=",), (ONE, TWO))),
     ("Friday", Words("friday")),
     (r"\text{(B)}", Words("B")),
     (r"\text{no more}", Words("no more")),
-    (
-      r"\begin{pmatrix}1&2\\2&1\\\end{pmatrix}",
-      Row(
-        "matrix",
-        (Row("&", (ONE, TWO), "&"), Row("&", (TWO, ONE), "&")),
-        "matrix",
-      ),
-    ),
+    (r"\begin{pmatrix}1&2\\2&1\\\end{pmatrix}", Row("matrix", (Row("&", (ONE,
+      TWO), "&"), Row("&", (TWO, ONE), "&")), "matrix")),
   ],
-)
+)  # fmt: skip
 def test_structures_by_hand(text, node):
   assert parse(text) == node
 
