@@ -41,6 +41,25 @@ class Verdict:
     return self.reason.partition(":")[0]
 
 
+def judged(fault: str, answer: str) -> Verdict:
+  """A pass if there is no fault, else a fail that scores 0."""
+  return Verdict("fail" if fault else "pass", float(not fault), fault, answer)
+
+
+def overlong(answer: str, most: int) -> Verdict | None:
+  """A fail if an answer has more characters than allowed."""
+  if len(answer) <= most:
+    return None
+  fault = f"too long: {len(answer)} characters, at most {most}"
+  return judged(fault, answer[:most])
+
+
+def require_text(response: object) -> None:
+  """Raises ValueError if a response is no text."""
+  if not isinstance(response, str):
+    raise ValueError(f"response is a {type(response).__name__}; use a text")
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Example:
   """One question with everything its verifier needs.

@@ -46,7 +46,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brorl_jax.verdicts import strict_json
-from brorl_jax.verdicts.base import Domain, Field, Verdict
+from brorl_jax.verdicts.base import Domain, Field, Verdict, judged, overlong
 from brorl_jax.verdicts.sandbox import codec, process, protocol, zygote
 from brorl_jax.verdicts.sandbox import jail as jails
 from brorl_jax.verdicts.sandbox.protocol import Limits
@@ -87,7 +87,7 @@ def verify_entry(
   """
   program = extract(response)
   if program is None:
-    return Verdict("fail", 0.0, "no program", "")
+    return judged("no program", "")
   if entry.get("time_limit") is not None:
     test_s = float(entry["time_limit"])
     total_s = max(limits.total_s, test_s)
@@ -148,9 +148,8 @@ def verify(
     ValueError: The tests are malformed.
   """
   parsed = parse_tests(tests)
-  if len(program) > MAX_PROGRAM:
-    reason = f"too long: {len(program)} characters, at most {MAX_PROGRAM}"
-    return Verdict("fail", 0.0, reason, program[:MAX_PROGRAM])
+  if fail := overlong(program, MAX_PROGRAM):
+    return fail
   try:
     jail = jails.mine() if jail is None else jail
     ended = _run(program, parsed, limits, jail)
@@ -208,10 +207,10 @@ def _fails(tests: Tests, index: int, frame: zygote.Frame) -> bool:
 def _verdict(program: str, tests: Tests, ended: zygote.Ended) -> Verdict:
   count = len(tests.outputs)
   if ended.reason and not (tests.mode == "stdio" and ended.reason == _KILLED):
-    return Verdict("fail", 0.0, ended.reason, program)
+    return judged(ended.reason, program)
   passed, fault = _count(tests, ended.frames)
   if passed == count and not fault and not ended.reason:
-    return Verdict("pass", 1.0, "", program)
+    return judged("", program)
   if len(ended.frames) < count and not fault:
     fault = "ended early"
   if count > 1 and passed:

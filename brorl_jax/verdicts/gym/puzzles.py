@@ -23,6 +23,9 @@ from brorl_jax.verdicts.base import (
   Family,
   Field,
   Verdict,
+  judged,
+  overlong,
+  require_text,
   tagged,
 )
 from brorl_jax.verdicts.gym import expressions, families
@@ -65,17 +68,14 @@ def verify(
   Raises:
     ValueError: The entry names no task, or one that cannot be scored.
   """
-  if not isinstance(response, str):
-    raise ValueError(f"response is a {type(response).__name__}; use a text")
+  require_text(response)
   name, oracle = _task_and_oracle(entry)
   answer = tagged(response)
   answer = response.strip() if answer is None else answer
   if not answer:
-    return Verdict("fail", 0.0, "empty answer", answer)
-  longest = LONGEST.get(name, MAX_ANSWER)
-  if len(answer) > longest:
-    reason = f"too long: {len(answer)} characters, at most {longest}"
-    return Verdict("fail", 0.0, reason, answer[:longest])
+    return judged("empty answer", answer)
+  if fail := overlong(answer, LONGEST.get(name, MAX_ANSWER)):
+    return fail
   try:
     return _scored(name, answer, entry, jail)
   except Exception as error:
@@ -84,30 +84,28 @@ def verify(
       _scored(name, oracle, entry, jail)
     except Exception:
       return Verdict("invalid", 0.0, f"{reason} on its own answer", answer)
-    return Verdict("fail", 0.0, reason, answer)
+    return judged(reason, answer)
 
 
 def _scored(
   name: str, answer: str, entry: Mapping[str, Any], jail: Jail | None
 ) -> Verdict:
   if name in FORMS and not FORMS[name][0].fullmatch(answer):
-    return Verdict("fail", 0.0, f"refused: not {FORMS[name][1]}", answer)
+    return judged(f"refused: not {FORMS[name][1]}", answer)
   if name in CHECKS:
-    reason = CHECKS[name](answer, entry)
-    score = 0.0 if reason else 1.0
-    return Verdict("fail" if reason else "pass", score, reason, answer)
+    return judged(CHECKS[name](answer, entry), answer)
   if name in JAILED:
     return _in_jail(answer, entry, jail)
   score = float(_scorer(name)(answer, entry))
   if score >= 1.0 and name in _NOTHING_ELSE:
     if not _NOTHING_ELSE[name](answer, entry["answer"]):
-      return Verdict("fail", 0.0, "text next to the answer", answer)
+      return judged("text next to the answer", answer)
   return _verdict(score, answer)
 
 
 def _verdict(score: float, answer: str) -> Verdict:
   if not math.isfinite(score):
-    return Verdict("fail", 0.0, f"scorer returned {score}", answer)
+    return judged(f"scorer returned {score}", answer)
   if score < 1.0:
     return Verdict("fail", score, "wrong answer", answer)
   return Verdict("pass", score, "", answer)
@@ -119,14 +117,14 @@ def _in_jail(
   metadata = entry["metadata"]
   reason = expressions.refuse_integral(answer, metadata["variable"])
   if reason:
-    return Verdict("fail", 0.0, f"refused: {reason}", answer)
+    return judged(f"refused: {reason}", answer)
   asked = {"answer": entry["answer"], "metadata": dict(metadata)}
   try:
     got = (jail or mine()).ask("gym", answer, asked, timeout=_SECONDS)
   except Failed as error:
     return Verdict("invalid", 0.0, f"verifier failed: {error}", answer)
   if isinstance(got, Mapping):
-    return Verdict("fail", 0.0, f"scorer raised {got['raised']}", answer)
+    return judged(f"scorer raised {got['raised']}", answer)
   return _verdict(float(got), answer)
 
 

@@ -323,12 +323,9 @@ def has_placeholders(response: str, *, num_placeholders: int) -> bool:
 @_built_in("detectable_content:postscript", postscript_marker=text)
 def has_postscript(response: str, *, postscript_marker: str) -> bool:
   """Contains the marker, in any case; P.S. and P.P.S may have spaces."""
-  lower = response.lower()
-  if postscript_marker == "P.P.S":
-    return re.search(r"p\.\s?p\.\s?s", lower) is not None
-  if postscript_marker == "P.S.":
-    return re.search(r"p\.\s?s\.", lower) is not None
-  return postscript_marker.lower() in lower
+  spaced = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
+  marker = spaced.get(postscript_marker) or re.escape(postscript_marker.lower())
+  return re.search(marker, response.lower()) is not None
 
 
 @_built_in("detectable_format:number_bullet_lists", num_bullets=whole)
@@ -364,10 +361,8 @@ def has_sections(
   response: str, *, section_spliter: str, num_sections: int
 ) -> bool:
   """Has at least this many section headings, such as "Section 1"."""
-  return (
-    len(re.findall(re.escape(section_spliter) + r"\s?\d+", response))
-    >= num_sections
-  )
+  headings = re.findall(re.escape(section_spliter) + r"\s?\d+", response)
+  return len(headings) >= num_sections
 
 
 @_built_in("detectable_format:json_format")

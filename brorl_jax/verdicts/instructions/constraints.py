@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brorl_jax.verdicts import strict_json
-from brorl_jax.verdicts.base import Domain, Field, Verdict
+from brorl_jax.verdicts.base import Domain, Field, Verdict, judged, require_text
 from brorl_jax.verdicts.instructions import if_library
 from brorl_jax.verdicts.instructions.checkers import BUILT_IN
 from brorl_jax.verdicts.sandbox import jail as jails
@@ -51,13 +51,12 @@ def verify(
   Raises:
     ValueError: The response is not a text, or an instruction is wrong.
   """
-  if not isinstance(response, str):
-    raise ValueError(f"response is a {type(response).__name__}; use a text")
+  require_text(response)
   wanted = _read_all(instructions)
   text = response.rpartition("</think>")[2].strip()
   if not text or "<think>" in text:
     reason = "unfinished thinking" if text else "empty response"
-    return Verdict("fail", 0.0, reason, text[:MAX_SHOWN])
+    return judged(reason, text[:MAX_SHOWN])
   shown = text[:MAX_SHOWN]
   missed = []
   for kind, kwargs in wanted:
@@ -73,7 +72,7 @@ def verify(
   if missed:
     score = 1.0 - len(missed) / len(wanted)
     return Verdict("fail", score, f"not followed: {', '.join(missed)}", shown)
-  return Verdict("pass", 1.0, "", shown)
+  return judged("", shown)
 
 
 def check(instructions: Sequence[Mapping[str, Any]]) -> None:

@@ -18,7 +18,7 @@ import re
 from fractions import Fraction
 
 from brorl_jax.verdicts import strict_json
-from brorl_jax.verdicts.base import Domain, Field, Verdict
+from brorl_jax.verdicts.base import Domain, Field, Verdict, judged
 from brorl_jax.verdicts.math import compare, gate
 from brorl_jax.verdicts.math.nodes import (
   Assign,
@@ -70,13 +70,13 @@ def verify(response: str, gold: str, *, jail: Jail | None = None) -> Verdict:
   """
   answer = gate.boxed(response)
   if answer is None:
-    return Verdict("fail", 0.0, "no answer", "")
+    return judged("no answer", "")
   shown = answer[: gate.MAX_LENGTH]
   if not answer or answer.isspace():
-    return Verdict("fail", 0.0, "empty answer", shown)
+    return judged("empty answer", shown)
   clean, reason = gate.screen(answer)
   if reason:
-    return Verdict("fail", 0.0, f"refused: {reason}", shown)
+    return judged(f"refused: {reason}", shown)
   wanted = _clean_gold(gold)
   equal, reason = _exactly(clean, wanted)
   if equal is None:
@@ -84,9 +84,7 @@ def verify(response: str, gold: str, *, jail: Jail | None = None) -> Verdict:
       equal = _symbolically(clean, wanted, jail)
     except RuntimeError as error:
       return Verdict("invalid", 0.0, f"verifier failed: {error}", shown)
-  if equal:
-    return Verdict("pass", 1.0, "", shown)
-  return Verdict("fail", 0.0, reason or "wrong answer", shown)
+  return judged("" if equal else reason or "wrong answer", shown)
 
 
 @functools.lru_cache(maxsize=_KNOWN_PAIRS)

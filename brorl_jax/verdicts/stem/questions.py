@@ -22,7 +22,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from brorl_jax.verdicts import math, strict_json
-from brorl_jax.verdicts.base import Domain, Field, Verdict, tagged
+from brorl_jax.verdicts.base import (
+  Domain,
+  Field,
+  Verdict,
+  judged,
+  overlong,
+  require_text,
+  tagged,
+)
 from brorl_jax.verdicts.math.gate import boxed, unboxed
 from brorl_jax.verdicts.stem import quantities, wording
 from brorl_jax.verdicts.strict_json import Refused, kind
@@ -88,22 +96,19 @@ def verify(
   Raises:
     ValueError: If the response is no text, or the answer no letter of a choice.
   """
-  if not isinstance(response, str):
-    raise ValueError(f"response is a {type(response).__name__}; use a text")
+  require_text(response)
   given = find(response)
   if not given:
-    reason = "no answer" if given is None else "empty answer"
-    return Verdict("fail", 0.0, reason, "")
-  if len(given) > MAX_ANSWER:
-    reason = f"too long: {len(given)} characters, at most {MAX_ANSWER}"
-    return Verdict("fail", 0.0, reason, given[:MAX_ANSWER])
+    return judged("no answer" if given is None else "empty answer", "")
+  if fail := overlong(given, MAX_ANSWER):
+    return fail
   if choices is not None:
     _check_letter(answer, choices)
     letter, fault = _read_choice(given, choices)
     wrong = "" if letter == answer else "wrong answer"
-    return _verdict(fault or wrong, given)
+    return judged(fault or wrong, given)
   if len(answer) == 1 and answer in LETTERS:
-    return _verdict(_letter_fault(given, answer), given)
+    return judged(_letter_fault(given, answer), given)
   return _short(given, answer, jail)
 
 
@@ -170,24 +175,18 @@ def check_reference(answer: str, choices: Sequence[str] | None = None) -> str:
   return bare
 
 
-def _verdict(fault: str, given: str) -> Verdict:
-  if fault:
-    return Verdict("fail", 0.0, fault, given)
-  return Verdict("pass", 1.0, "", given)
-
-
 def _short(given: str, answer: str, jail: Any) -> Verdict:
   if quantities.same(given, answer):
-    return _verdict("", given)
+    return judged("", given)
   right = quantities.read(answer)
   if right is not None and right.known:
     # Not by spelling, which ignores case: MeV is not meV.
     if right.unit or quantities.read(given) is not None:
-      return _verdict("wrong answer", given)
+      return judged("wrong answer", given)
   elif wording.same(given, answer):
-    return _verdict("", given)
+    return judged("", given)
   elif not _is_expression(answer):
-    return _verdict("wrong answer", given)
+    return judged("wrong answer", given)
   verdict = math.verify(f"\\boxed{{{given}}}", answer, jail=jail)
   return Verdict(verdict.status, verdict.score, verdict.reason, given)
 
