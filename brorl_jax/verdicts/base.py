@@ -172,7 +172,7 @@ class Domain:
   Attributes:
     name: Name in records and configs.
     verify: Scores a response by its entry in a jail; see pool.Verifier.
-    fields: Fields of a record in addition to those of every domain. The first
+    fields: Fields of a record that other domains lack. The first
       holds the reference answer; errors of `check_reference` name it.
     check_reference: From these fields to the verifier's entry. Raises
       ValueError if no response could pass, or if every response would. Imports

@@ -42,8 +42,8 @@ def pick(seed: int, step: int, position: int, weights: Sequence[float]) -> int:
 
     P(pick = i) = weights[i] / sum(weights), independent over steps
 
-  Within a step the draws are as even as a lattice makes them: those of the
-  first n positions differ from n weights[i] / sum(weights) by about 1, where
+  Within a step the draws are as even as a lattice makes them: at the first n
+  positions they differ from n weights[i] / sum(weights) by about 1, where
   independent draws of 8 prompts from 12 families would leave one family with
   half as many prompts as another after 20 steps.
 

@@ -53,20 +53,15 @@ def outcome(program, tests, jail, **limits):
   "response, program",
   [
     ("```python\nx = 1\n```", "x = 1\n"),
-    ("text\n\n```py\nx\n```\nmore", "x\n"),
-    ("```\nx\n```", "x\n"),
-    ("```PYTHON\nx\n```", "x\n"),
-    ("```Python3 title=a\nx\n```", "x\n"),
+    ("text\n\n```py\nx\n```\nmore", "x\n"), ("```\nx\n```", "x\n"),
+    ("```PYTHON\nx\n```", "x\n"), ("```Python3 title=a\nx\n```", "x\n"),
     ("``` python\nx\n```", "x\n"),
     ("````python\nx\n```\ny\n````", "x\n```\ny\n"),
-    ("~~~python\nx\n~~~", "x\n"),
-    ("~~~\n```\nx\n```\n~~~", "```\nx\n```\n"),
+    ("~~~python\nx\n~~~", "x\n"), ("~~~\n```\nx\n```\n~~~", "```\nx\n```\n"),
     ("```python\r\nx\r\ny\r\n```\r\n", "x\r\ny\r\n"),
     ("1. So:\n   ```python\n   if x:\n     y\n   ```", "if x:\n  y\n"),
-    ("```python\nx\n  ```", "x\n"),
-    ("```python\nx\n`````", "x\n"),
-    ("```python\n\n\n```", "\n\n"),
-    ("```python\n```", "\n"),
+    ("```python\nx\n  ```", "x\n"), ("```python\nx\n`````", "x\n"),
+    ("```python\n\n\n```", "\n\n"), ("```python\n```", "\n"),
     ("```python\na\n```\n```python\nb\n```", "b\n"),
     ("```python\na\n```\n```text\nb\n```", "a\n"),
     ("```python\na\n```\n```json\n{}\n```\n```cpp\nb\n```", "a\n"),
@@ -77,16 +72,12 @@ def outcome(program, tests, jail, **limits):
     ("<think>\n```python\na\n```\n</think>\nno code", None),
     ("<think>\n```python\na\n```\n", None),
     ("```python\na\n```\n<think>\n```python\nb\n```", "a\n"),
-    ("```python x = 1 ```", None),
-    ("```python\nx", None),
-    ("x = 1", None),
-    ("", None),
-    ("```c++\nx\n```", None),
-    ("``\nx\n``", None),
+    ("```python x = 1 ```", None), ("```python\nx", None), ("x = 1", None),
+    ("", None), ("```c++\nx\n```", None), ("``\nx\n``", None),
     ("```a`b\nx\n```", None),
     ("```python\nx = '```'\ny = 2\n```", "x = '```'\ny = 2\n"),
   ],
-)
+)  # fmt: skip
 def test_extract(response, program):
   assert code.extract(response) == program
 
@@ -368,33 +359,16 @@ def test_same_output(got, want):
 @pytest.mark.parametrize(
   "got, want",
   [
-    ("1 2 3", "1 2\n3"),
-    ("1\n2", "1 2"),
-    ("12", "1 2"),
-    ("1 2 3", "1 2"),
-    ("", "1"),
-    ("1", ""),
-    ("yes", "YES"),
-    ("3.0", "3"),
-    ("1000001", "1000000"),
+    ("1 2 3", "1 2\n3"), ("1\n2", "1 2"), ("12", "1 2"), ("1 2 3", "1 2"),
+    ("", "1"), ("1", ""), ("yes", "YES"), ("3.0", "3"), ("1000001", "1000000"),
     ("1000000.5", "1000000.4"),  # a shown digit counts
-    ("1234567.00", "1234567.89"),
-    ("1000001.0", "1000000"),
-    ("0.3334", "0.3333"),
-    ("0.00000001", "0.0"),
-    ("nan", "nan.0"),
-    ("nan", "1.0"),
-    ("inf", "1.0"),
-    ("1e999", "1.0"),
-    ("1_0.0", "10.0"),
-    ("0x10", "16.0"),
-    ("1.0.0", "1.0"),
-    ("+", "1.0"),
-    ("1" * 500 + ".0", "1" * 500 + ".5"),
-    ("\uff11", "1"),
-    ("1.2.3", "1.2.4"),
+    ("1234567.00", "1234567.89"), ("1000001.0", "1000000"),
+    ("0.3334", "0.3333"), ("0.00000001", "0.0"), ("nan", "nan.0"),
+    ("nan", "1.0"), ("inf", "1.0"), ("1e999", "1.0"), ("1_0.0", "10.0"),
+    ("0x10", "16.0"), ("1.0.0", "1.0"), ("+", "1.0"),
+    ("1" * 500 + ".0", "1" * 500 + ".5"), ("\uff11", "1"), ("1.2.3", "1.2.4"),
   ],
-)
+)  # fmt: skip
 def test_not_same_output(got, want):
   assert not code.same_output(got.encode(), want.encode())
 

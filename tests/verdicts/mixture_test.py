@@ -70,6 +70,11 @@ def test_only_relative_weights_matter(step, position, seed, exponent):
   )
 
 
+@given(STEPS, POSITIONS)
+def test_a_single_positive_weight_always_wins(step, position):
+  assert mixture.pick(0, step, position, [0.0, 0.0, 5e-324, 0.0]) == 2
+
+
 def test_index_by_hand():
   assert mixture.index(0, 0) == 0
   assert mixture.index(0, 1_048_575) == 1_048_575

@@ -178,11 +178,11 @@ def refuse_integral(text: str, variable: str) -> str:
 
 def _nesting(text: str) -> int:
   """Greatest nesting depth of functions."""
-  stack, most = [], 0
+  stack, deepest = [], 0
   for match in re.finditer(r"([A-Za-z]{2,})?\(|\)", text):
     if match[0] == ")":
       stack = stack[:-1]
     else:
       stack.append(match[1] is not None)
-      most = max(most, sum(stack))
-  return most
+      deepest = max(deepest, sum(stack))
+  return deepest

@@ -2,7 +2,7 @@
 
 IFEval (https://arxiv.org/abs/2311.07911) defines 25 kinds of instruction that a
 program can check. 24 are here; language:response_language needs a language
-detector. The rules are those of IFEval, with these deliberate differences:
+detector. The rules are IFEval's, with these deliberate differences:
 
 - Words and phrases of an instruction match literally. In IFEval they are
   regular expressions, so "C++" raises and "a.b" finds "axb". A forbidden phrase

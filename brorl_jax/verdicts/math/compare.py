@@ -64,14 +64,14 @@ def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
   if isinstance(answer, Row) and isinstance(gold, Items):
     return _in_order((answer,), _coordinates(gold), rule)
   # {5} and 5: a set of one solution.
-  if isinstance(gold, Leaf) and (alone := _single(answer)):
+  if isinstance(gold, Leaf) and (alone := single(answer)):
     return same(alone, gold, rule)
-  if isinstance(answer, Leaf) and (alone := _single(gold)):
+  if isinstance(answer, Leaf) and (alone := single(gold)):
     return same(answer, alone, rule)
   return False
 
 
-def _single(node: Node) -> Node | None:
+def single(node: Node) -> Node | None:
   """The element of a set of one."""
   if isinstance(node, Items) and node.kind == "set" and len(node.items) == 1:
     return node.items[0]

@@ -25,7 +25,7 @@ class Leaf:
 
   text: str  # its tokens, one way of writing it
   tree: Tree  # as `reader.read` gives it, or None if that cannot read it
-  unit: str = ""  # what stands beside it, or ""
+  unit: str = ""  # the unit of measurement, or ""
   # One unit of its last digit, if it is a number with a decimal point.
   step: Fraction | None = None
   why: str = ""  # why it could not be read

@@ -37,7 +37,7 @@ _CLOSING = {
   r"\lfloor": r"\rfloor",
   r"\lceil": r"\rceil",
 }
-# What may begin a factor, beside numbers, symbols and bars.
+# What may begin a factor, apart from numbers, symbols and bars.
 _STARTS = frozenset(
   r"\frac \sqrt \binom \pi \infty \log".split()
   + [f"\\{name}" for name in _FUNCTIONS]

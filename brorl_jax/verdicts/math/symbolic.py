@@ -18,7 +18,7 @@ from brorl_jax.verdicts.math import compare
 from brorl_jax.verdicts.math.nodes import Leaf, Tree, Unreadable
 from brorl_jax.verdicts.math.structure import parse
 
-_MAX_BITS = 20_000  # of values and precision; a root with so many takes 0.1 s
+_MAX_BITS = 20_000  # of values and precision; a root of this size takes 0.1 s
 _MAX_GAMMA_BITS = 1_000  # with 4,000 its first value takes 3 s
 _MAX_SIZE = 40  # bits of an exponent: values up to 2**(2**40)
 
@@ -284,11 +284,11 @@ def _equivalent(
     # left(p) right(q) = left(q) right(p) at all points q, and neither is zero.
     for i in range(1, _count(a, g, names) + 1):
       point = _point(names, seed, i)
-      one = ("*", _at(left, point), origin[1])
-      other = ("*", _at(right, point), origin[0])
-      if not agree(one, other, {}, cost):
+      given = ("*", _at(left, point), origin[1])
+      wanted = ("*", _at(right, point), origin[0])
+      if not agree(given, wanted, {}, cost):
         return False
-      for value in (one, other):
+      for value in (given, wanted):
         if agree(value, Fraction(0), {}, cost):
           return False
     return True

@@ -5,7 +5,7 @@ r"""LaTeX and plain text as a sequence of tokens, spelled one way.
 Sizes, spaces and styles are dropped, signs of other alphabets become commands,
 thousands lose their separators, and words differ from products of letters.
 
-Words beside a number are units, which may be left out but not exchanged. None
+Words next to a number are units, which may be left out but not exchanged. None
 is converted: 5 m is not 500 cm, for a question that names its unit wants it.
 The base that a number is written in and the modulus of a congruence are units
 too, "(base 8)" and "(mod 7)".
@@ -279,7 +279,7 @@ _UNITS = {
   for names in _UNIT_NAMES.split(",")
   for word in names.split()
 }
-# Words that would change the number they stand beside, or take it back.
+# Words that would change the number they stand next to, or take it back.
 _NOT_UNITS = frozenset(
   """
   zero one two three four five six seven eight nine ten eleven twelve thirteen

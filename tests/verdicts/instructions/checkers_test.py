@@ -249,6 +249,9 @@ HOSTILE = [
   "[a]", "<<a", "p. p.", "p.", "Part.", "Part.1", "{", '["', '{"a":', '"', "\\",
   "a\n\n", "'", "-\n", "*\n", "* a\n", "0", "9.", "1e", "1e9,", "-", "\r", "é",
   "\u2028", "My answer is ", "no  wa", "art_", "n.b. (", "```", "\u0130",
+  # Sentences and capitals.
+  ".", ". ", "\t.", "1. ", "\n1. ", "e.g. ", "a.", "A. ", "!)", "….", '."',
+  "! ", "A-", "THE ", "…)", "_", "。",
 ]  # fmt: skip
 
 
@@ -360,30 +363,22 @@ PLAIN = (
 @pytest.mark.parametrize(
   "text, count",
   [
-    ("", 0),
-    ("One", 1),
-    ("One. Two", 2),
-    ("One! Two? Three.", 3),
-    ("Really?! Yes... No.", 3),
-    ("Wait... what", 1),
+    ("", 0), ("One", 1), ("One. Two", 2), ("One! Two? Three.", 3),
+    ("Really?! Yes... No.", 3), ("Wait... what", 1),
     ("Version 1.2.3 costs 3.50 now. Good.", 2),
     ("Mr. Smith met Dr. A. B. Jones. They spoke.", 2),
     ("Use a stop, e.g. this one, or i.e. that. End", 2),
     ("He lives in the U.S. Now he left", 1),  # initials never end one
-    ("MR. Bean laughed.", 1),
-    ("1. First\n2. Second.\n   3. Third.", 2),
+    ("MR. Bean laughed.", 1), ("1. First\n2. Second.\n   3. Third.", 2),
     ("It happened in 1999. Then it ended.", 2),
-    ("He said \"Stop.\" Then 'Go!' (And left.) So.", 4),
-    ("**Bold.** Next.", 2),
-    ("no space.after a stop", 1),
-    (". . . . . .", 0),
-    ("! ! ! ?", 0),
+    ("He said \"Stop.\" Then 'Go!' (And left.) So.", 4), ("**Bold.** Next.", 2),
+    ("no space.after a stop", 1), (". . . . . .", 0), ("! ! ! ?", 0),
     ("- - -\n* * *", 0),
     ("第一句。第二句！第三", 3),  # noqa: RUF001
     ("Line one\nline two\n\nline three", 1),
     ("Is it? yes", 2),
   ],
-)
+)  # fmt: skip
 def test_sentences_by_hand(text, count):
   assert count_sentences(text) == count
 
@@ -448,21 +443,6 @@ def test_capital_words_add_up(words):
 )  # fmt: skip
 def test_english_by_hand(text, english):
   assert is_english(text) is english
-
-
-@pytest.mark.timeout(60)  # the square of a million is hours
-@pytest.mark.parametrize(
-  "unit",
-  tiers.some(
-    [".", ". ", "\t.", "1. ", "\n1. ", "e.g. ", "a.", "A. ", "!)", "….", '."',
-     "! ", "A-", "a ", "THE ", "é", " ", "\n", "…)", "_", "。"], 1, 8,
-  ),
-)  # fmt: skip
-def test_sentences_of_a_million_characters_are_read_once(unit):
-  text = unit * (1_000_000 // len(unit))
-  count_sentences(text)
-  capital_words(text)
-  is_english(text)
 
 
 @settings(max_examples=200)

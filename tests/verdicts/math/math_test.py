@@ -203,32 +203,24 @@ def test_golds_that_can_be_used(gold, clean):
 @pytest.mark.parametrize(
   "gold, why",
   [
-    ("", "gold is empty"),
-    (r"\boxed{}", "gold is empty"),
-    (4, "gold is a int; use a text"),
-    ("4 or 5", "it offers a choice"),
+    ("", "gold is empty"), (r"\boxed{}", "gold is empty"),
+    (4, "gold is a int; use a text"), ("4 or 5", "it offers a choice"),
     (r"4\text{ or }5", "it offers a choice"),
     (r"\text{The answer is four, of course}", "it is a sentence"),
     ("The answer is 4.", "unreadable: two numbers"),
     (r"4\text{ is the answer}", "unreadable: unexpected is"),
-    ("9^{9^9}", "power in an exponent"),
-    ("1,,2", "unreadable: an empty part"),
+    ("9^{9^9}", "power in an exponent"), ("1,,2", "unreadable: an empty part"),
     (r"\frac{1}{0}", "division by zero"),
     ("1 2", "unreadable: two numbers side by side"),
-    (r"\foo{x}{", "unbalanced"),
-    ("x=", "unreadable"),
-    (r"\foo{x}", r"unreadable: unknown \foo"),
-    ("nan", "marks a missing value"),
-    ("NaN", "marks a missing value"),
-    (r"\text{null}", "marks a missing value"),
-    ("5=6", "its parts are not equal"),
-    ("x=3=4", "its parts are not equal"),
+    (r"\foo{x}{", "unbalanced"), ("x=", "unreadable"),
+    (r"\foo{x}", r"unreadable: unknown \foo"), ("nan", "marks a missing value"),
+    ("NaN", "marks a missing value"), (r"\text{null}", "marks a missing value"),
+    ("5=6", "its parts are not equal"), ("x=3=4", "its parts are not equal"),
     ("2518_8", "unreadable: 2518 is no number of base 8"),
     (r"\cos^2x+\sin^2x", "1 equals it"),
-    (r"\sqrt2\sqrt3-\sqrt6", "0 equals it"),
-    ("4\u200b", "U+200B"),
+    (r"\sqrt2\sqrt3-\sqrt6", "0 equals it"), ("4\u200b", "U+200B"),
   ],
-)
+)  # fmt: skip
 def test_golds_that_cannot_be_used(gold, why):
   with pytest.raises(ValueError) as error:
     math.check_reference(gold, jail=Near())
