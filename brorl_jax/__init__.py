@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
   from brorl_jax.main.text_policy import load
   from brorl_jax.rollout.sampler import sample
-  from brorl_jax.verdicts.verify import verify
+  from brorl_jax.verdicts.domains import verify
 
 __all__ = ["load", "sample", "verify"]
 
@@ -25,7 +25,7 @@ __all__ = ["load", "sample", "verify"]
 _WHERE = {
   "load": "brorl_jax.main.text_policy",
   "sample": "brorl_jax.rollout.sampler",
-  "verify": "brorl_jax.verdicts.verify",
+  "verify": "brorl_jax.verdicts.domains",
 }
 
 

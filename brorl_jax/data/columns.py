@@ -8,7 +8,7 @@ import itertools
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
-from brorl_jax.verdicts.domain import Domain
+from brorl_jax.verdicts.base import Domain
 from brorl_jax.verdicts.strict_json import Refused, show
 
 

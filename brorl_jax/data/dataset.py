@@ -61,8 +61,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from brorl_jax.data import files, records, schema
 from brorl_jax.data.columns import PLAIN, Form
 from brorl_jax.data.records import DataError, Place
-from brorl_jax.verdicts.base import Example
-from brorl_jax.verdicts.domain import Domain
+from brorl_jax.verdicts.base import Domain, Example
 from brorl_jax.verdicts.strict_json import Refused, show
 
 

@@ -11,9 +11,8 @@ from typing import Any
 
 from brorl_jax.data import dataset
 from brorl_jax.data.columns import Form
-from brorl_jax.verdicts import fields
-from brorl_jax.verdicts.base import Example, Verdict
-from brorl_jax.verdicts.domain import Domain, Field
+from brorl_jax.verdicts import strict_json
+from brorl_jax.verdicts.base import Domain, Example, Field, Verdict
 from brorl_jax.verdicts.strict_json import Refused
 
 FIELDS = ("prompt", "messages", "response", "id")
@@ -48,9 +47,8 @@ def response(example: Example) -> str:
   return example.entry["response"]
 
 
-def _text(value: Any, asked: str) -> str:
-  del asked
-  return fields.text(value, "response")
+def _text(value: Any) -> str:
+  return strict_json.text(value, "response")
 
 
 def _entry(own: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brorl_jax.data import columns
 from brorl_jax.data.columns import PLAIN, Form
-from brorl_jax.verdicts import fields
-from brorl_jax.verdicts.base import Example
-from brorl_jax.verdicts.domain import Domain
+from brorl_jax.verdicts import strict_json
+from brorl_jax.verdicts.base import Domain, Example
 from brorl_jax.verdicts.strict_json import Refused, kind, show
 
 MAX_PROMPT = 100_000  # characters of all messages together
@@ -81,12 +80,14 @@ def _example(
   if "id" in values or not name:
     name = _field_name(values, "id")
   messages = _messages(values, others)
-  asked = " ".join(message["content"] for message in messages)
   own = {
-    field: how.read(values[field], asked)
+    field: how.read(values[field])
     for field, how in domain.fields.items()
     if field in values
   }
+  for field in own:
+    if domain.fields[field].in_prompt:
+      _refuse_absent(own[field], field, messages)
   if "source" in values:
     source = _field_name(values, "source")
   elif _NAME.fullmatch(task := domain.task(own)):
@@ -232,7 +233,7 @@ def _messages(
         "a list; write it as text, or for a conversation use"
         " --config.data.fields=messages:prompt",
       )
-    text = fields.text(record["prompt"], "prompt")
+    text = strict_json.text(record["prompt"], "prompt")
     _refuse_length(len(text), "prompt")
     return ({"role": "user", "content": text},)
   messages = record["messages"]
@@ -264,8 +265,20 @@ def _message(message: Any, field: str) -> dict[str, str]:
     )
   return {
     "role": role,
-    "content": fields.text(message["content"], f"{field}.content"),
+    "content": strict_json.text(message["content"], f"{field}.content"),
   }
+
+
+def _refuse_absent(
+  texts: Sequence[str], field: str, messages: Sequence[Mapping[str, str]]
+) -> None:
+  """Refuses texts that the prompt lacks: the policy reads nothing else."""
+  words = " ".join(" ".join(m["content"] for m in messages).split())
+  for i, text in enumerate(texts):
+    if " ".join(text.split()) not in words:
+      raise Refused(
+        f"{field}[{i}]", f"{show(text)} is not in the prompt; add it there"
+      )
 
 
 def _refuse_length(characters: int, field: str) -> None:

@@ -24,8 +24,7 @@ from brorl_jax.plan import checkpoint_source, plan
 from brorl_jax.rollout import sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.types import Prompts, Rollouts
-from brorl_jax.verdicts import posing
-from brorl_jax.verdicts.base import Example
+from brorl_jax.verdicts.base import Example, posed
 
 # For models that are not runs: a run has its own limit.
 _MAX_NEW_TOKENS = 256
@@ -242,7 +241,7 @@ class TextPolicy:
     if isinstance(question, str):
       user = {"role": "user", "content": question}
       question = Example("", domain, "", [user], {})
-    return posing.posed(
+    return posed(
       question,
       system=self.system,
       instruction=self.instructions.get(question.domain, ""),

@@ -22,7 +22,7 @@ from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.plan import checkpoint_source
 from brorl_jax.plan.resolve import WithPolicy
 from brorl_jax.runs import folder
-from brorl_jax.verdicts import posing
+from brorl_jax.verdicts.base import posed
 
 _RECORD = "warmup.json"  # config, files and losses, next to the weights
 _ADAM = ("lr", "warmup", "b1", "b2", "eps", "weight_decay", "max_grad_norm")
@@ -116,7 +116,7 @@ def fitting(
   """
   kept, names = [], []
   for example, place in zip(data.examples, data.places, strict=True):
-    asked = posing.posed(example, system=c.system)
+    asked = posed(example, system=c.system)
     response = text.encode(pairs.response(example))
     pair = Pair(text.render(asked), [*response, text.stop_ids[0]])
     if not c.skip_bad or sum(map(len, pair)) <= layout.tokens:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from brorl_jax.config.data import Data
 from brorl_jax.data import columns, dataset, heldout, schema
 from brorl_jax.data.columns import Form
-from brorl_jax.verdicts import fields
+from brorl_jax.verdicts import strict_json
 from brorl_jax.verdicts.base import Example
 from brorl_jax.verdicts.domains import DOMAINS, OWN
 from brorl_jax.verdicts.strict_json import show
@@ -51,7 +51,7 @@ def check(c: Data, *, own: bool) -> None:
       functions without files.
   """
   if c.system:
-    fields.text(c.system, "config.data.system")
+    strict_json.text(c.system, "config.data.system")
   if own and not (c.files or c.heldout_files):
     raise ValueError(
       "config.reward.verifier scores lines of files, but config.data.files is "

@@ -16,15 +16,13 @@ from brorl_jax.errors import UserError
 from brorl_jax.model import tokenizer
 from brorl_jax.runs.run_state import RunState
 from brorl_jax.stages import corpus
-from brorl_jax.verdicts.base import Example
-from brorl_jax.verdicts.domain import Family
+from brorl_jax.verdicts import mixture
+from brorl_jax.verdicts.base import Example, Family, posed
 from brorl_jax.verdicts.domains import DRAW
-from brorl_jax.verdicts.gym import mixture
 from brorl_jax.verdicts.names import MADE
-from brorl_jax.verdicts.posing import posed
 
 _PROBES = 256  # prompts per family whose length is checked at the start
-# DRAW.one takes indexes below 2**44; 2 million steps need those below 2**41.
+# DRAW.example takes indexes below 2**44; 2 million steps need 2**41.
 _SUBSTITUTES, _SUBSTITUTE_BITS = 8, 41
 
 
@@ -104,7 +102,7 @@ class Examples:
     heldout.refuse_drawn(self.placed(self._heldout), drawn)
     for family in self.families:
       for i in range(_PROBES):
-        self._render(DRAW.one(family, "train", i, seed=seed))
+        self._render(DRAW.example(family, "train", i, seed=seed))
     sizes: dict[str, int | None] = {
       name: len(of_domain) for name, of_domain in stored.items()
     }
@@ -265,7 +263,7 @@ class Examples:
     # A rare prompt that is too long must not end a run after a week: it is
     # replaced by the first of its substitutes that fits.
     for substitute in range(_SUBSTITUTES):
-      puzzle = DRAW.one(
+      puzzle = DRAW.example(
         self.families[which],
         "train",
         element + (substitute << _SUBSTITUTE_BITS),

@@ -1,31 +1,58 @@
-"""The table of domains. Each is one value that its folder declares.
+"""The table of domains. Each is one value that its file declares.
 
-To add a domain, add a folder with a `Domain`, a line here and its defaults in
-names.py.
+To add a domain, add a file or folder with a `Domain`, a line here and its
+defaults in names.py.
 """
 
-from collections.abc import Mapping
+from __future__ import annotations
 
-from brorl_jax.verdicts.code import domain as code
-from brorl_jax.verdicts.domain import Domain, Draw
-from brorl_jax.verdicts.gym import domain as gym
-from brorl_jax.verdicts.instructions import domain as instructions
-from brorl_jax.verdicts.math import domain as math
-from brorl_jax.verdicts.own import rewards as own
-from brorl_jax.verdicts.stem import domain as stem
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from brorl_jax.verdicts import code, gym, instructions, math, stem
+from brorl_jax.verdicts.base import Domain, Draw, Verdict
+from brorl_jax.verdicts.gym import puzzles
+from brorl_jax.verdicts.own import rewards
+from brorl_jax.verdicts.sandbox import jail
 
 DOMAINS: Mapping[str, Domain] = {
-  domain.name: domain
-  for domain in (
-    math.DOMAIN,
-    code.DOMAIN,
-    stem.DOMAIN,
-    gym.DOMAIN,
-    instructions.DOMAIN,
-  )
+  module.DOMAIN.name: module.DOMAIN
+  for module in (math, code, stem, gym, instructions)
 }
 
 # How examples of the domain `names.MADE` are generated.
-DRAW: Draw = gym.DRAW
+DRAW: Draw = puzzles.DRAW
 # The domain `names.OWN`.
-OWN: Domain = own.DOMAIN
+OWN: Domain = rewards.DOMAIN
+
+
+def verify(domain: str, response: str, **fields: Any) -> Verdict:
+  """Scores one response by the name of its domain, for notebooks.
+
+      verify("math", r"It is \\boxed{1/2}.", answer="0.5").status  # "pass"
+
+  Args:
+    domain: "math", "code", "stem", "gym" or "instructions".
+    **fields: The fields of a record of this domain: answer; tests, optionally
+      time_limit; answer, optionally choices; entry; instructions. See
+      `data/dataset.py`.
+
+  Raises:
+    ValueError: The domain does not exist, or a field is missing, unknown or
+      unusable.
+  """
+  if domain not in DOMAINS:
+    close = difflib.get_close_matches(domain, DOMAINS, n=1)
+    near = f"did you mean {close[0]}?" if close else f"use {', '.join(DOMAINS)}"
+    raise ValueError(f"domain = {domain!r}: unknown domain; {near}")
+  known = DOMAINS[domain].fields
+  needed = {name for name, field in known.items() if not field.optional}
+  for name in sorted(fields.keys() - known.keys() | needed - fields.keys()):
+    wrong = "unknown" if name in fields else "missing"
+    raise ValueError(
+      f"field {name!r} is {wrong}; domain {domain} has {', '.join(known)}"
+    )
+  read = {name: known[name].read(value) for name, value in fields.items()}
+  entry = DOMAINS[domain].check_reference(read)
+  return DOMAINS[domain].verify(response, entry, jail.mine())

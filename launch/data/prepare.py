@@ -25,7 +25,7 @@ from brorl_jax.data import dataset, records
 from brorl_jax.data.records import DataError, Place
 from brorl_jax.runs.lines import write_whole
 from brorl_jax.verdicts import strict_json
-from brorl_jax.verdicts.domain import Domain
+from brorl_jax.verdicts.base import Domain
 from brorl_jax.verdicts.domains import DOMAINS
 from brorl_jax.verdicts.strict_json import Refused
 from launch.data.public import SETS, Unusable

@@ -13,8 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from brorl_jax.learner.pair_packing import Pair
 from brorl_jax.model.tokenizer import Tokenizer
-from brorl_jax.verdicts import posing
-from brorl_jax.verdicts.base import Example
+from brorl_jax.verdicts.base import Example, posed
 from launch.embedded import steps
 
 Messages = Sequence[Mapping[str, str]]
@@ -67,7 +66,7 @@ def solutions(
   def respond(puzzle: Example, rng: random.Random) -> tuple[Messages, str]:
     (quality,) = rng.choices(names, weights)
     told = at_once if quality == "direct" else ""
-    asked = posing.posed(puzzle, instruction=told)
+    asked = posed(puzzle, instruction=told)
     return asked, steps.write(puzzle.entry, quality, rng)
 
   return respond

@@ -17,7 +17,7 @@ from brorl_jax.configs.dials import DIALS
 from brorl_jax.learner.pair_packing import Layout
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
-from brorl_jax.verdicts.domain import Family
+from brorl_jax.verdicts.base import Family
 from launch.embedded.demonstrations import Respond, answers, solutions
 
 

@@ -24,7 +24,8 @@ from brorl_jax.main import settings
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.plan import functions
 from brorl_jax.stages import examples
-from brorl_jax.verdicts import gym, posing
+from brorl_jax.verdicts import gym
+from brorl_jax.verdicts.base import posed
 from launch.embedded import steps
 
 CONFIGS = pathlib.Path(base.__file__).parent
@@ -188,7 +189,7 @@ def test_prompts_and_right_steps_fit_the_embedded_policy(of):
   longest = 0
   for family in examples.families(c.data.families):
     for puzzle in gym.heldout([family], per_family=30, seed=5):
-      asked = posing.posed(puzzle, instruction="Answer at once.")
+      asked = posed(puzzle, instruction="Answer at once.")
       assert len(text.render(asked)) <= c.data.prompt_tokens, puzzle.id
       said = steps.write(puzzle.entry, "careful", rng)
       longest = max(longest, len(text.encode(said)) + 1)

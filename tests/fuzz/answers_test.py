@@ -11,9 +11,8 @@ import fuzzing
 import hypothesis
 from hypothesis import strategies as st
 
-from brorl_jax.verdicts import gym, instructions, math, stem
-from brorl_jax.verdicts.code import verifier as code
-from brorl_jax.verdicts.domain import Family
+from brorl_jax.verdicts import code, gym, instructions, math, stem
+from brorl_jax.verdicts.base import Family
 from brorl_jax.verdicts.domains import DRAW
 from brorl_jax.verdicts.instructions.checkers import BUILT_IN
 from brorl_jax.verdicts.math import gate
@@ -192,7 +191,7 @@ _TASKS = sorted(gym.ALLOWED - _SLOW)
 @functools.cache
 def puzzle(task):
   given = {"max_complexity": 1} if task == "number_sequence" else {}
-  return DRAW.one(Family(task, given), "train", 0, seed=0).entry
+  return DRAW.example(Family(task, given), "train", 0, seed=0).entry
 
 
 # Where in the right answer, how much of it is taken, and what comes there.

@@ -17,7 +17,7 @@ from brorl_jax.runs.run_state import RunState
 from brorl_jax.stages.examples import TooLong
 from brorl_jax.verdicts import gym
 from brorl_jax.verdicts.domains import DOMAINS
-from brorl_jax.verdicts.gym import families, verifier
+from brorl_jax.verdicts.gym import families, tables
 
 ASSETS = pathlib.Path(tokenizer.__file__).parents[1] / "assets"
 
@@ -437,7 +437,7 @@ def test_another_chat_template_is_other_data():
 
 def test_puzzles_without_their_library_are_refused_in_one_line(monkeypatch):
   families._dataset.cache_clear()
-  verifier.library.cache_clear()
+  tables.library.cache_clear()
   monkeypatch.setitem(sys.modules, "reasoning_gym", None)
   with pytest.raises(ValueError, match=r"pip install 'brorl_jax\[gym\]'") as e:
     configured.examples(config(), text())

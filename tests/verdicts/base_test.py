@@ -1,8 +1,6 @@
-import dataclasses
-
 import pytest
 
-from brorl_jax.verdicts.base import Example, Verdict
+from brorl_jax.verdicts.base import Example, Verdict, posed
 
 
 @pytest.mark.parametrize(
@@ -10,18 +8,6 @@ from brorl_jax.verdicts.base import Example, Verdict
 )
 def test_reward_is_the_status_and_ignores_partial_credit(status, reward):
   assert Verdict(status, 0.75, "", "4").reward == reward
-
-
-@pytest.mark.parametrize(
-  "thing, field",
-  [
-    (Verdict("pass", 1.0, "", "4"), "status"),
-    (Example("gcd/train/0", "gym", "gcd", (), {}), "messages"),
-  ],
-)
-def test_records_cannot_be_changed(thing, field):
-  with pytest.raises(dataclasses.FrozenInstanceError):
-    setattr(thing, field, "other")
 
 
 @pytest.mark.parametrize(
@@ -37,3 +23,35 @@ def test_the_question_is_what_the_user_asked_last():
     {"role": "user", "content": "1 + 1?"},
   )
   assert Example("a", "math", "b", messages, {}).question == "1 + 1?"
+
+
+def example(*said):
+  messages = tuple({"role": role, "content": text} for role, text in said)
+  return Example("a", "d", "t", messages, {})
+
+
+ALONE = example(("user", "1 + 1?"))
+TURNS = example(("user", "1 + 1?"), ("assistant", "2"), ("user", "2 + 2?"))
+TOLD = example(("system", "Be kind."), ("user", "1 + 1?"))
+
+
+@pytest.mark.parametrize(
+  "which, added, want",
+  [
+    (ALONE, {}, [("user", "1 + 1?")]),
+    (ALONE, {"instruction": "Box it."}, [("user", "1 + 1?\nBox it.")]),
+    (ALONE, {"system": "Be brief.", "instruction": "Box."}, [("system",
+      "Be brief."), ("user", "1 + 1?\nBox.")]),
+    (TURNS, {"system": "Be brief.", "instruction": "I"}, [("system",
+      "Be brief."), ("user", "1 + 1?"), ("assistant", "2"), ("user",
+      "2 + 2?\nI")]),
+    # An example that says it itself knows better.
+    (TOLD, {"system": "Be brief."}, [("system", "Be kind."), ("user",
+      "1 + 1?")]),
+  ],
+)  # fmt: skip
+def test_what_is_added_and_where(which, added, want):
+  before = [dict(message) for message in which.messages]
+  got = [(m["role"], m["content"]) for m in posed(which, **added)]
+  assert got == want
+  assert [*which.messages] == before  # an example is never changed

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from brorl_jax.verdicts.gym import expressions, solutions
+from brorl_jax.verdicts.gym import expressions
 
 Entry = Mapping[str, Any]
 Check = Callable[[str, Entry], str]
@@ -28,6 +28,11 @@ _DECIMAL = r"\d{1,20}(?:\.\d{1,20})?"
 
 def _verdict(right: bool) -> str:
   return "" if right else _WRONG
+
+
+def _rows(text: str) -> list[list[str]]:
+  """The words of each non-empty line."""
+  return [row for line in text.split("\n") if (row := line.split())]
 
 
 # One right answer, in one form.
@@ -44,7 +49,7 @@ def _same_word(answer: str, entry: Entry) -> str:
 
 
 def _same_rows(answer: str, entry: Entry) -> str:
-  return _verdict(solutions.rows(answer) == solutions.rows(entry["answer"]))
+  return _verdict(_rows(answer) == _rows(entry["answer"]))
 
 
 def _same_list(answer: str, entry: Entry) -> str:
@@ -60,25 +65,19 @@ def _same_list(answer: str, entry: Entry) -> str:
 
 
 def _same_hexadecimal(answer: str, entry: Entry) -> str:
-  if not re.fullmatch(r"[+-]?0[xX][0-9a-fA-F]+", answer):
-    return "refused: not a hexadecimal number such as -0x1f"
   return _verdict(int(answer, 16) == int(entry["answer"], 16))
 
 
 def _same_number(answer: str, entry: Entry) -> str:
-  if not re.fullmatch(rf"[+-]?{_DECIMAL}", answer, re.ASCII):
-    return "refused: not a number such as -12.5"
   return _verdict(Fraction(answer) == Fraction(entry["answer"]))
 
 
 def _same_numbers(answer: str, entry: Entry) -> str:
-  rows = solutions.rows(answer)
+  rows = _rows(answer)
   pattern = re.compile(rf"[+-]?{_DECIMAL}", re.ASCII)
   if not all(pattern.fullmatch(word) for row in rows for word in row):
     return "refused: not rows of numbers"
-  right = [
-    [Fraction(x) for x in row] for row in solutions.rows(entry["answer"])
-  ]
+  right = [[Fraction(x) for x in row] for row in _rows(entry["answer"])]
   return _verdict([[Fraction(x) for x in row] for row in rows] == right)
 
 
@@ -100,11 +99,6 @@ def _same_complex(answer: str, entry: Entry) -> str:
 
 def _same_candidate(answer: str, entry: Entry) -> str:
   """The number to pick, plain or in the format of the question."""
-  grouped = r"\d{1,3}(?:,\d{3})+(?:\.\d{1,20})?"
-  if not re.fullmatch(
-    rf"[+-]?(?:{grouped}|{_DECIMAL}(?:[eE][+-]?\d{{1,3}})?)", answer, re.ASCII
-  ):
-    return "refused: not a number such as -1,234.5 or 1.2e+3"
   metadata = entry["metadata"]
   right = {Decimal(entry["answer"])}
   for number, written in zip(
@@ -116,11 +110,6 @@ def _same_candidate(answer: str, entry: Entry) -> str:
 
 
 def _same_factors(answer: str, entry: Entry) -> str:
-  if not re.fullmatch(
-    rf"\d{{1,20}}(?:\s*{_TIMES}\s*\d{{1,20}})*", answer, re.ASCII
-  ):
-    return f"refused: not numbers joined by {_TIMES}"
-
   def factors(text: str) -> list[int]:
     return sorted(int(number) for number in text.split(_TIMES))
 
@@ -129,9 +118,6 @@ def _same_factors(answer: str, entry: Entry) -> str:
 
 def _same_partitions(answer: str, entry: Entry) -> str:
   """All ways to cut the string, each once, in any order."""
-  pieces = r'\[\s*"[a-z]+"(?:\s*,\s*"[a-z]+")*\s*\]'
-  if not re.fullmatch(rf"\[\s*{pieces}(?:\s*,\s*{pieces})*\s*\]", answer):
-    return "refused: not a list of lists of letters"
   # Nested exactly twice, so json.loads cannot overflow the stack.
   return _verdict(
     sorted(json.loads(answer)) == sorted(entry["metadata"]["solution"])
@@ -181,6 +167,101 @@ def _varying(
   return {monomial: c for monomial, c in total.items() if c}
 
 
+# Puzzles with many right answers.
+
+
+def _reaches(
+  answer: str, numbers: Sequence[int], target: int, operators: str
+) -> str:
+  """Whether an expression with every number once equals the target."""
+  if len(answer) > 200 or not re.fullmatch(r"[0-9+\-*/() ]+", answer):
+    return "refused: not up to 200 digits, + - * / ( ) and spaces"
+  used = [int(number) for number in re.findall(r"\d+", answer)]
+  # Checked first, because it bounds the size of the computation.
+  if sorted(used) != sorted(numbers):
+    return "wrong numbers"
+  if not set(answer) & set("+-*/") <= set(operators):
+    return f"wrong operators: use {operators}"
+  result = expressions.value(answer)
+  if result is None:
+    return "refused: cannot be evaluated"
+  return "" if result == target else _WRONG
+
+
+def _countdown(answer: str, entry: Entry) -> str:
+  metadata = entry["metadata"]
+  return _reaches(answer, metadata["numbers"], metadata["target"], "+-*/")
+
+
+def _puzzle24(answer: str, entry: Entry) -> str:
+  # Only the question lists the operators.
+  listed = re.search(r"operators ([-+*/, ]+)\.", entry.get("question") or "")
+  operators = "".join(o for o in "+-*/" if not listed or o in listed[1])
+  return _reaches(answer, entry["metadata"]["numbers"], 24, operators)
+
+
+def _queens(answer: str, entry: Entry) -> str:
+  right = [_rows(board) for board in entry["metadata"]["valid_answers"]]
+  return "" if _rows(answer) in right else _WRONG
+
+
+def _hanoi(answer: str, entry: Entry) -> str:
+  """Legal moves that solve it, at most as many as in the stored answer."""
+  metadata = entry["metadata"]
+  pegs: dict[int, list[int]] = {
+    peg: [] for peg in range(1, metadata["num_pegs"] + 1)
+  }
+  tower = list(range(metadata["num_disks"], 0, -1))
+  pegs[metadata["start_peg"]] = list(tower)
+  limit, target = metadata["solution_length"], metadata["target_peg"]
+  lines = [line for line in answer.split("\n") if line.strip()]
+  for line in lines:
+    move = re.fullmatch(
+      r"\s*Move disk (\d{1,3}) from Peg (\d{1,3}) to Peg (\d{1,3})\s*",
+      line,
+      re.ASCII,
+    )
+    if not move:
+      return "refused: a line that is not a move"
+    disk, start, end = map(int, move.groups())
+    if start not in pegs or end not in pegs or pegs[start][-1:] != [disk]:
+      return "illegal move"
+    pegs[start].pop()
+    if pegs[end] and pegs[end][-1] < disk:
+      return "illegal move"
+    pegs[end].append(disk)
+  if len(lines) > limit:
+    return "too many moves"
+  return "" if pegs[target] == tower else _WRONG
+
+
+def _survo(answer: str, entry: Entry) -> str:
+  """Accepts any filling: one puzzle in sixty has two."""
+  metadata = entry["metadata"]
+  puzzle = metadata["puzzle"]
+  candidates = sorted(metadata["candidate_numbers"])
+  written = _rows(answer)
+  if not all(
+    re.fullmatch(r"\d{1,9}", word, re.ASCII) for row in written for word in row
+  ):
+    return "refused: not rows of numbers"
+  grid = [[int(word) for word in row] for row in written]
+  if [len(row) for row in grid] != [len(row) for row in puzzle]:
+    return _WRONG
+  cells = [
+    (given, filled)
+    for old, new in zip(puzzle, grid, strict=True)
+    for given, filled in zip(old, new, strict=True)
+  ]
+  kept = all(given in (0, filled) for given, filled in cells)
+  filled = sorted(filled for given, filled in cells if given == 0)
+  sums = all(sum(row[:-1]) == row[-1] for row in grid)
+  sums = sums and all(
+    sum(column[:-1]) == column[-1] for column in zip(*grid, strict=True)
+  )
+  return "" if kept and filled == candidates and sums else _WRONG
+
+
 CHECKS: Mapping[str, Check] = {
   "arc_agi": _same_rows,
   "bf": _same_text,
@@ -188,33 +269,57 @@ CHECKS: Mapping[str, Check] = {
   "bitwise_arithmetic": _same_hexadecimal,
   "calendar_arithmetic": _same_word,
   "complex_arithmetic": _same_complex,
-  "countdown": solutions.countdown,
+  "countdown": _countdown,
   "figlet_font": _same_word,
   "game_of_life": _same_list,
   "game_of_life_halting": _same_word,
   "gsm_symbolic": _same_number,
   "list_functions": _same_list,
-  "n_queens": solutions.queens,
+  "n_queens": _queens,
   "number_format": _same_candidate,
   "number_sorting": _same_list,
   "palindrome_partitioning": _same_partitions,
   "polynomial_multiplication": _expanded,
   "pool_matrix": _same_numbers,
   "prime_factorization": _same_factors,
-  "puzzle24": solutions.puzzle24,
+  "puzzle24": _puzzle24,
   "rearc": _same_rows,
   "simple_integration": _antiderivative,
   "spiral_matrix": _same_rows,
   "string_insertion": _same_text,
-  "survo": solutions.survo,
-  "tower_of_hanoi": solutions.hanoi,
+  "survo": _survo,
+  "tower_of_hanoi": _hanoi,
 }
 
+_GROUPED = r"\d{1,3}(?:,\d{3})+(?:\.\d{1,20})?"
+_PIECES = r'\[\s*"[a-z]+"(?:\s*,\s*"[a-z]+")*\s*\]'
 _MOVE = r'"(?:(?:fill|empty) [A-Z]|pour [A-Z]->[A-Z])"'
 
-# Forms of answers for scorers that are sound but ignore extra text. An answer
-# of another form is refused.
+# Forms of answers, for our checks and for scorers that are sound but ignore
+# extra text. An answer of another form is refused.
 FORMS: Mapping[str, tuple[re.Pattern[str], str]] = {
+  "bitwise_arithmetic": (
+    re.compile(r"[+-]?0[xX][0-9a-fA-F]+"),
+    "a hexadecimal number such as -0x1f",
+  ),
+  "gsm_symbolic": (
+    re.compile(rf"[+-]?{_DECIMAL}", re.ASCII),
+    "a number such as -12.5",
+  ),
+  "number_format": (
+    re.compile(
+      rf"[+-]?(?:{_GROUPED}|{_DECIMAL}(?:[eE][+-]?\d{{1,3}})?)", re.ASCII
+    ),
+    "a number such as -1,234.5 or 1.2e+3",
+  ),
+  "palindrome_partitioning": (
+    re.compile(rf"\[\s*{_PIECES}(?:\s*,\s*{_PIECES})*\s*\]"),
+    "a list of lists of letters",
+  ),
+  "prime_factorization": (
+    re.compile(rf"\d{{1,20}}(?:\s*{_TIMES}\s*\d{{1,20}})*", re.ASCII),
+    f"numbers joined by {_TIMES}",
+  ),
   "jugs": (
     re.compile(rf"\[\s*{_MOVE}(?:\s*,\s*{_MOVE})*\s*\]"),
     "a JSON list of moves",

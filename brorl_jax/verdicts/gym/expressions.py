@@ -43,11 +43,8 @@ def value(text: str) -> Fraction | None:
   """What an expression of whole numbers, + - * / and ( ) comes to.
 
   A minus may stand at the start and after a "(", as in -(2 - 5), nowhere else
-  in front of a number. Division is exact.
-
-  Args:
-    text: At most some thousand characters; numbers of any size, so bound them
-      before.
+  in front of a number. Division is exact. Numbers may have any size, so bound
+  them before.
 
   Returns:
     None if it is no such expression, or divides by zero.
@@ -98,14 +95,11 @@ def _apply(values: list[Fraction], pending: list[str], strength: int) -> bool:
 
 
 def terms(text: str) -> list[tuple[Monomial, Fraction, bool]] | None:
-  """Parses a polynomial that is written as a sum.
+  """Parses a polynomial that is written as a sum: -2*x**6/3 + 4*x*y + C.
 
     sum    = [sign] term {sign term}
     term   = factor {"*" factor | "/" integer}
     factor = number | "(" [sign] integer "/" integer ")" | letter ["**" integer]
-
-  Args:
-    text: Such as "-2*x**6/3 + 4*x*y + C".
 
   Returns:
     For each term the powers of its letters, its coefficient, and whether it is
@@ -184,11 +178,11 @@ def refuse_integral(text: str, variable: str) -> str:
 
 def _nesting(text: str) -> int:
   """Greatest nesting depth of functions."""
-  stack, most = [], 0
+  stack, deepest = [], 0
   for match in re.finditer(r"([A-Za-z]{2,})?\(|\)", text):
     if match[0] == ")":
       stack = stack[:-1]
     else:
       stack.append(match[1] is not None)
-      most = max(most, sum(stack))
-  return most
+      deepest = max(deepest, sum(stack))
+  return deepest

@@ -17,9 +17,8 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from brorl_jax.verdicts.base import Example
-from brorl_jax.verdicts.domain import Family
-from brorl_jax.verdicts.gym import mixture
+from brorl_jax.verdicts import mixture
+from brorl_jax.verdicts.base import Example, Family
 from brorl_jax.verdicts.gym.tables import LARGEST, library, refuse
 
 SPLITS = ("train", "heldout", "warmup")
@@ -63,11 +62,6 @@ def puzzle(family: Family, split: str, index: int, *, seed: int) -> Example:
   question is on its side: held-out if a hash of task name and question is
   0 mod 10, else train and warmup. So the other splits never generate a held-out
   question, under any seed and settings. Two indexes may give the same question.
-
-  Args:
-    split: "train", "heldout" or "warmup".
-    index: Number of the puzzle, in [0, 2**44).
-    seed: The run's data seed, >= 0.
 
   Raises:
     ValueError: An argument is wrong, or the settings allow too few questions
@@ -114,10 +108,6 @@ def heldout(
   families: Iterable[Family], *, per_family: int, seed: int
 ) -> list[Example]:
   """Held-out puzzles with distinct questions, ordered by family.
-
-  Args:
-    per_family: Number of distinct questions per family, >= 1.
-    seed: The run's data seed, >= 0.
 
   Raises:
     ValueError: A family has too few questions. It is called too small when one
@@ -198,18 +188,20 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 def _wanted_type(default: Any, value: Any) -> str | None:
   """The required type, or None if `value` fits the default's type."""
-  if isinstance(default, bool):
-    return None if isinstance(value, bool) else "true or false"
-  if isinstance(default, int):
-    fits = isinstance(value, int) and not isinstance(value, bool)
-    return None if fits else "a whole number"
-  if isinstance(default, float):
-    fits = isinstance(value, int | float) and not isinstance(value, bool)
-    return None if fits and math.isfinite(value) else "a finite number"
-  if isinstance(default, str):
-    return None if isinstance(value, str) else "a text"
-  if isinstance(default, tuple | list):
-    return None if isinstance(value, tuple | list) else "a list"
+  is_bool = isinstance(value, bool)
+  match default:
+    case bool():
+      return None if is_bool else "true or false"
+    case int():
+      fits = isinstance(value, int) and not is_bool
+      return None if fits else "a whole number"
+    case float():
+      fits = isinstance(value, int | float) and not is_bool
+      return None if fits and math.isfinite(value) else "a finite number"
+    case str():
+      return None if isinstance(value, str) else "a text"
+    case tuple() | list():
+      return None if isinstance(value, tuple | list) else "a list"
   return None
 
 

@@ -1,4 +1,4 @@
-"""Tables of the reasoning-gym tasks that can be used, and why others cannot.
+"""Which reasoning-gym tasks can be used, why others cannot, and categories.
 
 All tasks of reasoning-gym 0.1.25 were audited. A task of another version that
 is in none of the tables was not audited and is refused as unknown.
@@ -21,26 +21,55 @@ LONGEST: Mapping[str, int] = {
   "tower_of_hanoi": 8_000,
 }
 
-# Tasks that can be generated and scored.
-ALLOWED = frozenset(
-  """
-  ab aiw arc_1d base_conversion basic_arithmetic binary_alternation
-  binary_matrix bitwise_arithmetic caesar_cipher calendar_arithmetic chain_sum
-  circuit_logic color_cube_rotation complex_arithmetic count_bits countdown
-  count_primes course_schedule cryptarithm decimal_chain_sum dice
-  emoji_mystery family_relationships figlet_font fraction_simplification
-  game_of_life game_of_life_halting gcd group_anagrams jugs kakurasu
-  knights_knaves largest_island lcm leg_counting letter_counting letter_jumble
-  mahjong_puzzle manipulate_matrix maze mini_sudoku modulo_grid n_queens
-  needle_haystack number_filtering number_format number_sequence
-  number_sorting palindrome_generation palindrome_partitioning path_star
-  prime_factorization products puzzle24 rearc rectangle_count rotate_matrix
-  rotten_oranges self_reference sentence_reordering shortest_path
-  simple_equations simple_geometry simple_integration spell_backward
-  spiral_matrix string_insertion string_splitting string_synthesis survo
-  syllogism tower_of_hanoi tsumego word_sequence_reversal word_sorting
-  """.split()
-)
+# The category of each task that can be scored, as the columns of Table 5 have
+# it: its folder in the library. Importing the library takes seconds.
+_CATEGORIES: Mapping[str, str] = {
+  "algebra": """
+    complex_arithmetic intermediate_integration polynomial_multiplication
+    simple_equations simple_integration
+  """,
+  "algorithmic": """
+    ab base_conversion binary_alternation binary_matrix caesar_cipher
+    count_primes cryptarithm game_of_life game_of_life_halting group_anagrams
+    isomorphic_strings jugs letter_counting letter_jumble manipulate_matrix
+    number_filtering number_sorting palindrome_generation
+    palindrome_partitioning pool_matrix ransom_note rotate_matrix
+    rotten_oranges sentence_reordering spell_backward spiral_matrix
+    string_insertion string_manipulation string_splitting string_synthesis
+    word_sequence_reversal word_sorting
+  """,
+  "arc": "arc_1d arc_agi rearc",
+  "arithmetic": """
+    basic_arithmetic bitwise_arithmetic calendar_arithmetic chain_sum
+    count_bits decimal_chain_sum dice fraction_simplification gcd gsm_symbolic
+    lcm leg_counting number_format prime_factorization products
+  """,
+  "code": "bf",
+  "cognition": """
+    color_cube_rotation figlet_font modulo_grid needle_haystack
+    number_sequence rectangle_count
+  """,
+  "games": """
+    countdown emoji_mystery futoshiki kakurasu mahjong_puzzle maze mini_sudoku
+    n_queens puzzle24 sokoban sudoku survo tower_of_hanoi tsumego
+  """,
+  "geometry": "simple_geometry",
+  "graphs": """
+    course_schedule family_relationships largest_island path_star quantum_lock
+    shortest_path
+  """,
+  "induction": "acre list_functions",
+  "logic": """
+    aiw circuit_logic knights_knaves self_reference syllogism zebra_puzzles
+  """,
+}
+
+# By task.
+CATEGORIES: Mapping[str, str] = {
+  task: category
+  for category, tasks in _CATEGORIES.items()
+  for task in tasks.split()
+}
 
 _HASH = "its puzzles change with PYTHONHASHSEED"
 _ORDER = "its puzzles depend on more than seed + index"
@@ -64,6 +93,9 @@ STORED: Mapping[str, str] = {
   "sudoku": "one puzzle takes 22 ms",
   "zebra_puzzles": "one puzzle takes 60 to 160 ms",
 }
+
+# Tasks that can be generated and scored.
+ALLOWED = frozenset(CATEGORIES.keys() - STORED.keys())
 
 _NONE = "its puzzles have no stored answer"
 
@@ -101,9 +133,6 @@ def refuse(name: str, *, drawn: bool) -> None:
 
   Args:
     drawn: Whether its puzzles are generated here, not only scored.
-
-  Raises:
-    ValueError: The message is one line with task, reason and remedy.
   """
   if name in ALLOWED or (name in STORED and not drawn):
     return

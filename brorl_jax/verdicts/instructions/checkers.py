@@ -2,7 +2,7 @@
 
 IFEval (https://arxiv.org/abs/2311.07911) defines 25 kinds of instruction that a
 program can check. 24 are here; language:response_language needs a language
-detector. The rules are those of IFEval, with these deliberate differences:
+detector. The rules are IFEval's, with these deliberate differences:
 
 - Words and phrases of an instruction match literally. In IFEval they are
   regular expressions, so "C++" raises and "a.b" finds "axb". A forbidden phrase
@@ -11,11 +11,10 @@ detector. The rules are those of IFEval, with these deliberate differences:
   other than a to z by a random letter.
 - The relations are "less than", "at least" and also "at most".
 - length_constraints:number_sentences and change_case:capital_word_frequency
-  split the text by the rules of `english`; IFEval downloads a model. A sentence
+  split the text by rules; IFEval downloads a model. A sentence
   needs a letter or digit.
-- change_case:english_capital and english_lowercase detect English by the rule
-  of `english`. IFEval's language detector accepts any text that it cannot
-  classify.
+- change_case:english_capital and english_lowercase detect English by a rule.
+  IFEval's language detector accepts any text that it cannot classify.
 - detectable_format:constrained_response requires exactly one of the three
   answers. IFEval also accepts all three at once.
 - detectable_format:number_bullet_lists: an asterisk alone on a line is not a
@@ -33,8 +32,6 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-
-from brorl_jax.verdicts.instructions import english
 
 RELATIONS = ("less than", "at least", "at most")
 CONSTRAINED_RESPONSES = (
@@ -118,7 +115,97 @@ def _one_word(value: Any) -> str:
   return word
 
 
+# Sentences, capitals and English by rules instead of a trained model: nothing
+# is downloaded, and a text gets the same verdict everywhere.
+
+_CLOSING = r"[\"')\]}»”’*_]*+"  # noqa: RUF001
+_ABBREVIATIONS = (
+  "Mr Ms Dr St Jr Sr Lt vs cf eq pp ch Mrs Drs Rev Gen Col Sgt vol fig eqs ref"
+  " viz Inc Ltd Jan Feb Aug Sep Oct Nov Dec Prof Capt figs refs Corp Sept"
+  " approx"
+).split()
+# Stops that do not end a sentence. Each alternative starts at a stop, which is
+# fast to find, and looks behind with a fixed width, hence one alternative per
+# length of abbreviation. Possessive "*+" and trying a run only from its first
+# stop keep the time linear.
+_NO_END = re.compile(
+  r"\.(?=\s)(?:(?<=\b[A-Za-z]\.[A-Za-z]\.)|(?<=\b[A-Z]\.)"
+  + "".join(
+    rf"|(?<=\b(?i:{'|'.join(w for w in _ABBREVIATIONS if len(w) == n)})\.)"
+    for n in sorted({len(word) for word in _ABBREVIATIONS})
+  )
+  + rf")|[.…](?<![.!?…][.…])[.…]*+(?={_CLOSING}\s+[a-z])"
+)
+_LIST_NUMBER = re.compile(r"^[ \t>*#-]*+\d{1,3}\.(?=\s)", re.MULTILINE)
+# From a letter or digit up to the stop that ends the sentence.
+_SENTENCE = re.compile(
+  rf"[^\W_](?:[^.!?…。！？।]++|[.!?…]++(?!{_CLOSING}(?:\s|\Z)))*+"  # noqa: RUF001
+)
+
+
+def count_sentences(response: str) -> int:
+  """The number of sentences in a text.
+
+  A sentence ends at a run of . ! ? or ellipses before white space or the end of
+  the text (closing quotes and brackets may come between), and at the full stops
+  of Chinese, Japanese and Hindi. It does not end at the "." of a common
+  abbreviation, of initials or of a list number, or at a run of full stops
+  before a lowercase letter. The text after the last stop is a sentence. A
+  sentence needs a letter or digit.
+  """
+  return len(_SENTENCE.findall(_NO_END.sub("", _LIST_NUMBER.sub("", response))))
+
+
+def capital_words(response: str) -> list[str]:
+  r"""The words in capitals.
+
+  A word is a run of \w, or several joined by one - ' . / or &.
+  """
+  words = re.findall(r"\w+(?:[-'’./&]\w+)*", response)  # noqa: RUF001
+  return [word for word in words if word.isupper()]
+
+
+# Frequent in English texts and rare in other languages.
+_COMMON = frozenset(
+  """
+  the of and to in is you that it he was for on are as with his they at be this
+  have from or had by not but what all were we when your can said there an each
+  which she do how their if will
+  """.split()
+)
+
+
+def is_english(response: str) -> bool:
+  """Whether a text looks like English.
+
+  Nine letters in ten must be a to z. From 20 words on, one word in 20 must be
+  among the 46 most common. A language detector would guess on short texts and
+  on texts in capitals.
+  """
+  letters = sum(map(str.isalpha, response))
+  words = re.findall(r"[a-z]+", response.lower())
+  if not letters or 10 * sum(map(len, words)) < 9 * letters:
+    return False
+  common = sum(map(_COMMON.__contains__, words))
+  return len(words) < 20 or 20 * common >= len(words)
+
+
 # Checks.
+
+
+BUILT_IN: dict[str, Checker] = {}
+
+
+def _built_in(
+  kind: str, **arguments: Callable[[Any], Any]
+) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
+  """Lists a check of a text with its kind and the readers of its arguments."""
+
+  def listed(followed: Callable[..., bool]) -> Callable[..., bool]:
+    BUILT_IN[kind] = Checker(followed, arguments)
+    return followed
+
+  return listed
 
 
 def _holds(count: int, relation: str, bound: int) -> bool:
@@ -127,12 +214,16 @@ def _holds(count: int, relation: str, bound: int) -> bool:
   return count >= bound if relation == "at least" else count <= bound
 
 
+@_built_in("keywords:existence", keywords=_words)
 def has_keywords(response: str, *, keywords: Sequence[str]) -> bool:
   """Contains every keyword, in any case, also inside longer words."""
   lower = response.lower()
   return all(keyword.lower() in lower for keyword in keywords)
 
 
+@_built_in(
+  "keywords:frequency", keyword=text, frequency=whole, relation=_relation
+)
 def has_keyword_often(
   response: str, *, keyword: str, frequency: int, relation: str
 ) -> bool:
@@ -141,6 +232,7 @@ def has_keyword_often(
   return _holds(count, relation, frequency)
 
 
+@_built_in("keywords:forbidden_words", forbidden_words=_forbidden)
 def lacks_words(response: str, *, forbidden_words: Sequence[str]) -> bool:
   """Contains no forbidden word, in any case, as a separate word."""
   lower = response.lower()
@@ -155,6 +247,12 @@ def _as_word(word: str) -> str:
   return before + re.escape(word) + after
 
 
+@_built_in(
+  "keywords:letter_frequency",
+  letter=_character,
+  let_frequency=whole,
+  let_relation=_relation,
+)
 def has_letter_often(
   response: str, *, letter: str, let_frequency: int, let_relation: str
 ) -> bool:
@@ -163,16 +261,23 @@ def has_letter_often(
   return _holds(count, let_relation, let_frequency)
 
 
+@_built_in(
+  "length_constraints:number_words", num_words=whole, relation=_relation
+)
 def has_words(response: str, *, num_words: int, relation: str) -> bool:
   r"""Has the given number of words: runs of \w, so "don't" is two."""
   return _holds(len(re.findall(r"\w+", response)), relation, num_words)
 
 
+@_built_in(
+  "length_constraints:number_sentences", num_sentences=whole, relation=_relation
+)
 def has_sentences(response: str, *, num_sentences: int, relation: str) -> bool:
   """Has the given number of sentences."""
-  return _holds(english.count_sentences(response), relation, num_sentences)
+  return _holds(count_sentences(response), relation, num_sentences)
 
 
+@_built_in("length_constraints:number_paragraphs", num_paragraphs=_positive)
 def has_paragraphs(response: str, *, num_paragraphs: int) -> bool:
   """Has this many paragraphs divided by "***"; only outer ones may be empty."""
   parts = response.split("***")
@@ -182,6 +287,12 @@ def has_paragraphs(response: str, *, num_paragraphs: int) -> bool:
   return len(parts) - sum(blank) == num_paragraphs
 
 
+@_built_in(
+  "length_constraints:nth_paragraph_first_word",
+  num_paragraphs=_positive,
+  nth_paragraph=_positive,
+  first_word=_one_word,
+)
 def has_first_word(
   response: str, *, num_paragraphs: int, nth_paragraph: int, first_word: str
 ) -> bool:
@@ -197,6 +308,7 @@ def has_first_word(
   return word[0].lower() == first_word.lower()
 
 
+@_built_in("detectable_content:number_placeholders", num_placeholders=whole)
 def has_placeholders(response: str, *, num_placeholders: int) -> bool:
   """Has at least this many [placeholders], each within a line."""
   count = 0
@@ -208,27 +320,30 @@ def has_placeholders(response: str, *, num_placeholders: int) -> bool:
   return count >= num_placeholders
 
 
+@_built_in("detectable_content:postscript", postscript_marker=text)
 def has_postscript(response: str, *, postscript_marker: str) -> bool:
   """Contains the marker, in any case; P.S. and P.P.S may have spaces."""
-  lower = response.lower()
-  if postscript_marker == "P.P.S":
-    return re.search(r"p\.\s?p\.\s?s", lower) is not None
-  if postscript_marker == "P.S.":
-    return re.search(r"p\.\s?s\.", lower) is not None
-  return postscript_marker.lower() in lower
+  spaced = {"P.P.S": r"p\.\s?p\.\s?s", "P.S.": r"p\.\s?s\."}
+  marker = spaced.get(postscript_marker) or re.escape(postscript_marker.lower())
+  return re.search(marker, response.lower()) is not None
 
 
+@_built_in("detectable_format:number_bullet_lists", num_bullets=whole)
 def has_bullets(response: str, *, num_bullets: int) -> bool:
   """Exactly this many lines start with "-", or with one "*" and more text."""
   bullets = re.findall(r"^[^\S\n]*+(?:-|\*[^*\n])", response, re.MULTILINE)
   return len(bullets) == num_bullets
 
 
+@_built_in("detectable_format:constrained_response")
 def has_constrained_response(response: str) -> bool:
   """Contains exactly one of the three answers."""
   return sum(answer in response for answer in CONSTRAINED_RESPONSES) == 1
 
 
+@_built_in(
+  "detectable_format:number_highlighted_sections", num_highlights=whole
+)
 def has_highlights(response: str, *, num_highlights: int) -> bool:
   """Has at least this many *highlights* or **highlights**, within a line."""
   single = re.findall(r"\*([^*\n]*)\*", response)
@@ -237,16 +352,20 @@ def has_highlights(response: str, *, num_highlights: int) -> bool:
   return count >= num_highlights
 
 
+@_built_in(
+  "detectable_format:multiple_sections",
+  section_spliter=text,
+  num_sections=whole,
+)
 def has_sections(
   response: str, *, section_spliter: str, num_sections: int
 ) -> bool:
   """Has at least this many section headings, such as "Section 1"."""
-  return (
-    len(re.findall(re.escape(section_spliter) + r"\s?\d+", response))
-    >= num_sections
-  )
+  headings = re.findall(re.escape(section_spliter) + r"\s?\d+", response)
+  return len(headings) >= num_sections
 
 
+@_built_in("detectable_format:json_format")
 def is_json(response: str) -> bool:
   """Is JSON and nothing else, optionally fenced by ```."""
   inside = response.strip()
@@ -262,6 +381,7 @@ def is_json(response: str) -> bool:
   return True
 
 
+@_built_in("detectable_format:title")
 def has_title(response: str) -> bool:
   """Has a line with a <<title>>."""
   start = response.find("<<")
@@ -275,6 +395,7 @@ def has_title(response: str) -> bool:
   return False
 
 
+@_built_in("combination:two_responses")
 def has_two_responses(response: str) -> bool:
   """Has exactly two different responses, divided by "******"."""
   parts = [part.strip() for part in response.split("******")]
@@ -282,110 +403,51 @@ def has_two_responses(response: str) -> bool:
   return all(parts[1:-1]) and len(written) == 2 and len(set(written)) == 2
 
 
+@_built_in("combination:repeat_prompt", prompt_to_repeat=text)
 def repeats_prompt(response: str, *, prompt_to_repeat: str) -> bool:
   """Starts with the request, in any case."""
   return response.strip().lower().startswith(prompt_to_repeat.lower())
 
 
+@_built_in("startend:end_checker", end_phrase=text)
 def ends_with(response: str, *, end_phrase: str) -> bool:
   """Ends with the phrase, in any case; a quote may follow."""
   return response.strip().strip('"').lower().endswith(end_phrase.lower())
 
 
+@_built_in("startend:quotation")
 def is_quoted(response: str) -> bool:
   """Is enclosed in double quotes."""
   inside = response.strip()
   return len(inside) > 1 and inside[0] == inside[-1] == '"'
 
 
+@_built_in(
+  "change_case:capital_word_frequency",
+  capital_frequency=whole,
+  capital_relation=_relation,
+)
 def has_capital_words(
   response: str, *, capital_frequency: int, capital_relation: str
 ) -> bool:
   """Has the given number of all-capital words."""
-  count = len(english.capital_words(response))
+  count = len(capital_words(response))
   return _holds(count, capital_relation, capital_frequency)
 
 
+@_built_in("change_case:english_capital")
 def is_english_capital(response: str) -> bool:
   """Is English without lowercase letters."""
-  return response.isupper() and english.is_english(response)
+  return response.isupper() and is_english(response)
 
 
+@_built_in("change_case:english_lowercase")
 def is_english_lowercase(response: str) -> bool:
   """Is English without capitals."""
-  return response.islower() and english.is_english(response)
+  return response.islower() and is_english(response)
 
 
+@_built_in("punctuation:no_comma")
 def has_no_comma(response: str) -> bool:
   """Has no comma."""
   return "," not in response
-
-
-BUILT_IN: Mapping[str, Checker] = {
-  "keywords:existence": Checker(has_keywords, {"keywords": _words}),
-  "keywords:frequency": Checker(
-    has_keyword_often,
-    {"keyword": text, "frequency": whole, "relation": _relation},
-  ),
-  "keywords:forbidden_words": Checker(
-    lacks_words, {"forbidden_words": _forbidden}
-  ),
-  "keywords:letter_frequency": Checker(
-    has_letter_often,
-    {
-      "letter": _character,
-      "let_frequency": whole,
-      "let_relation": _relation,
-    },
-  ),
-  "length_constraints:number_words": Checker(
-    has_words, {"num_words": whole, "relation": _relation}
-  ),
-  "length_constraints:number_sentences": Checker(
-    has_sentences, {"num_sentences": whole, "relation": _relation}
-  ),
-  "length_constraints:number_paragraphs": Checker(
-    has_paragraphs, {"num_paragraphs": _positive}
-  ),
-  "length_constraints:nth_paragraph_first_word": Checker(
-    has_first_word,
-    {
-      "num_paragraphs": _positive,
-      "nth_paragraph": _positive,
-      "first_word": _one_word,
-    },
-  ),
-  "detectable_content:number_placeholders": Checker(
-    has_placeholders, {"num_placeholders": whole}
-  ),
-  "detectable_content:postscript": Checker(
-    has_postscript, {"postscript_marker": text}
-  ),
-  "detectable_format:number_bullet_lists": Checker(
-    has_bullets, {"num_bullets": whole}
-  ),
-  "detectable_format:constrained_response": Checker(
-    has_constrained_response, {}
-  ),
-  "detectable_format:number_highlighted_sections": Checker(
-    has_highlights, {"num_highlights": whole}
-  ),
-  "detectable_format:multiple_sections": Checker(
-    has_sections, {"section_spliter": text, "num_sections": whole}
-  ),
-  "detectable_format:json_format": Checker(is_json, {}),
-  "detectable_format:title": Checker(has_title, {}),
-  "combination:two_responses": Checker(has_two_responses, {}),
-  "combination:repeat_prompt": Checker(
-    repeats_prompt, {"prompt_to_repeat": text}
-  ),
-  "startend:end_checker": Checker(ends_with, {"end_phrase": text}),
-  "startend:quotation": Checker(is_quoted, {}),
-  "change_case:capital_word_frequency": Checker(
-    has_capital_words,
-    {"capital_frequency": whole, "capital_relation": _relation},
-  ),
-  "change_case:english_capital": Checker(is_english_capital, {}),
-  "change_case:english_lowercase": Checker(is_english_lowercase, {}),
-  "punctuation:no_comma": Checker(has_no_comma, {}),
-}

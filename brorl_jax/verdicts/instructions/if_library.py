@@ -68,10 +68,6 @@ def checked(kind: str, kwargs: Mapping[str, Any], response: str) -> bool:
   If the checker raises, or the response has more than `MAX_RESPONSE`
   characters, the response does not follow it.
 
-  Args:
-    kind: The instruction's id, such as "count:numbers".
-    kwargs: Its arguments, accepted by `check`.
-
   Raises:
     ImportError: The library is not installed.
     LookupError: Its data is not installed.
@@ -96,12 +92,8 @@ def checked(kind: str, kwargs: Mapping[str, Any], response: str) -> bool:
 def check(kind: str, kwargs: Mapping[str, Any]) -> None:
   """Refuses an instruction that could not be checked later.
 
-  Args:
-    kind: The instruction's id.
-    kwargs: Its arguments that are not None.
-
   Raises:
-    ValueError: The message is one line with id, error and remedy.
+    ValueError: The kind or an argument is wrong.
     ImportError: The library is not installed.
   """
   try:

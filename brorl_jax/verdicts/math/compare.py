@@ -64,18 +64,18 @@ def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
   if isinstance(answer, Row) and isinstance(gold, Items):
     return _in_order((answer,), _coordinates(gold), rule)
   # {5} and 5: a set of one solution.
-  for one, other in ((answer, gold), (gold, answer)):
-    if (
-      isinstance(one, Items)
-      and one.kind == "set"
-      and len(one.items) == 1
-      and isinstance(other, Leaf)
-    ):
-      alone = one.items[0]
-      if one is answer:
-        return same(alone, gold, rule)
-      return same(answer, alone, rule)
+  if isinstance(gold, Leaf) and (alone := single(answer)):
+    return same(alone, gold, rule)
+  if isinstance(answer, Leaf) and (alone := single(gold)):
+    return same(answer, alone, rule)
   return False
+
+
+def single(node: Node) -> Node | None:
+  """The element of a set of one."""
+  if isinstance(node, Items) and node.kind == "set" and len(node.items) == 1:
+    return node.items[0]
+  return None
 
 
 def _fit(mark: str, gold_mark: str) -> bool:
@@ -131,20 +131,18 @@ def _assigned(answer: Node, gold: Node, rule: LeafRule) -> Answer:
   if isinstance(answer, Assign) and isinstance(gold, Assign):
     if answer.name == gold.name:
       return same(answer.value, gold.value, rule)
-    equation = _equation(answer), _equation(gold)
-    if equation[0] is None or equation[1] is None:
-      return False
-    return rule(equation[0], equation[1])
-  for one, other in ((answer, gold), (gold, answer)):
-    if isinstance(one, Assign) and isinstance(other, Relation):
-      pair = _equation(answer), _equation(gold)
-      if pair[0] is None or pair[1] is None:
-        return False
-      return rule(pair[0], pair[1])
+    return _equations(answer, gold, rule)
+  if isinstance(answer, Relation) or isinstance(gold, Relation):
+    return _equations(answer, gold, rule)
   if isinstance(answer, Assign):
     return same(answer.value, gold, rule)
   assert isinstance(gold, Assign)
   return same(answer, gold.value, rule)
+
+
+def _equations(answer: Node, gold: Node, rule: LeafRule) -> Answer:
+  left, right = _equation(answer), _equation(gold)
+  return left is not None and right is not None and rule(left, right)
 
 
 def _is_named(node: Node) -> bool:
@@ -188,10 +186,7 @@ def _relations(answer: Relation, gold: Relation, rule: LeafRule) -> Answer:
     equal = _in_order(answer.sides, gold.sides, rule)
     if equal or answer.signs != ("=",):
       return equal
-  a, g = _equation(answer), _equation(gold)
-  if a is None or g is None:
-    return False
-  return rule(a, g)
+  return _equations(answer, gold, rule)
 
 
 def _chain(chain: Relation, ends: tuple[Node, Node], rule: LeafRule) -> Answer:

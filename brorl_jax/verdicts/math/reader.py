@@ -3,21 +3,28 @@ r"""Expressions, from tokens to a tree, and leaves: one with its unit.
 read(tokens(r"\frac{1}{2}+0.25"))        # Fraction(3, 4)
 read(tokens(r"2\sqrt{3}"))               # ("*", Fraction(2), ("root", ...))
 leaf(tokens(r"1\text{ cm}"))             # Leaf("1", 1, "cm")
+
+Every rational part of a tree is one Fraction. Nothing is rounded. Numbers stay
+below 2**30,000, and an operation costs at most milliseconds, whatever the text.
+What has no value raises Unreadable.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from brorl_jax.verdicts.math import exact, units
 from brorl_jax.verdicts.math.nodes import Items, Leaf, Node, Tree, Unreadable
-from brorl_jax.verdicts.math.tokens import LETTERS, Token
+from brorl_jax.verdicts.math.tokens import LETTERS, Token, canonical_unit
 
+_MAX_BITS = 30_000
+_MAX_FACTORIAL = 2_500
 _FUNCTIONS = frozenset(
   "sin cos tan sec csc cot arcsin arccos arctan sinh cosh tanh ln exp".split()
 )
-_OF_SEVERAL = (r"\max", r"\min", r"\gcd")
+_SEVERAL = (r"\max", r"\min", r"\gcd")
 # Names of vectors, segments and estimates: with their letters one symbol.
 _MARKS = (
   r"\hat", r"\vec", r"\bar", r"\overline", r"\overrightarrow", r"\widehat",
@@ -30,7 +37,147 @@ _CLOSING = {
   r"\lfloor": r"\rfloor",
   r"\lceil": r"\rceil",
 }
+# What may begin a factor, apart from numbers, symbols and bars.
+_STARTS = frozenset(
+  r"\frac \sqrt \binom \pi \infty \log".split()
+  + [f"\\{name}" for name in _FUNCTIONS]
+).union(_CLOSING, _SEVERAL, _MARKS, LETTERS)
 _END = Token("sign", "")
+
+
+def decimal_step(text: str) -> Fraction | None:
+  """One unit of a decimal's last digit; None without a decimal point."""
+  digits, _, exponent = text.casefold().partition("e")
+  if "." not in digits:
+    return None
+  return Fraction(10) ** (int(exponent or 0) - len(digits.partition(".")[2]))
+
+
+def _small(value: Fraction) -> Fraction:
+  if max(value.numerator.bit_length(), value.denominator.bit_length()) > (
+    _MAX_BITS
+  ):
+    raise Unreadable("too large")
+  return value
+
+
+def _of_two(
+  sign: str,
+  function: Callable[[Fraction, Fraction], Fraction],
+  a: Tree,
+  b: Tree,
+) -> Tree:
+  if isinstance(a, Fraction) and isinstance(b, Fraction):
+    return _small(function(a, b))
+  return (sign, a, b)
+
+
+def add(a: Tree, b: Tree) -> Tree:
+  """a + b."""
+  return _of_two("+", operator.add, a, b)
+
+
+def negative(a: Tree) -> Tree:
+  """-a."""
+  return -a if isinstance(a, Fraction) else ("-", a)
+
+
+def multiply(a: Tree, b: Tree) -> Tree:
+  """a b."""
+  return _of_two("*", operator.mul, a, b)
+
+
+def divide(a: Tree, b: Tree) -> Tree:
+  """a / b."""
+  if b == 0:
+    raise Unreadable("division by zero")
+  return _of_two("/", operator.truediv, a, b)
+
+
+def raise_to(a: Tree, b: Tree) -> Tree:
+  """a to the power b; exact for a whole b."""
+  if not (isinstance(a, Fraction) and isinstance(b, Fraction)):
+    return ("^", a, b)
+  if a == 0 and b <= 0:
+    raise Unreadable("zero to a power that is not positive")
+  if b.denominator > 1:
+    if a < 0:  # the principal value is complex
+      return ("^", a, b)
+    return root(raise_to(a, Fraction(b.numerator)), Fraction(b.denominator))
+  bits = max(a.numerator.bit_length(), a.denominator.bit_length())
+  if abs(a) != 1 and bits * abs(b.numerator) > _MAX_BITS:
+    raise Unreadable("too large")
+  if abs(a) == 1:
+    return a if b.numerator % 2 else Fraction(1)
+  return a**b.numerator
+
+
+def root(a: Tree, degree: Tree) -> Tree:
+  """The principal root, exact where it is rational and not negative."""
+  if degree == 0:
+    raise Unreadable("root of degree zero")
+  if degree == 1:
+    return a
+  if isinstance(a, Fraction) and isinstance(degree, Fraction) and a >= 0:
+    if degree.denominator == 1 and 2 <= degree <= 100:
+      above = _whole_root(a.numerator, int(degree))
+      below = _whole_root(a.denominator, int(degree))
+      if above is not None and below is not None:
+        return Fraction(above, below)
+  return ("root", a, degree)
+
+
+def _whole_root(n: int, degree: int) -> int | None:
+  if degree == 2:
+    root = math.isqrt(n)
+    return root if root**2 == n else None
+  low, high = 0, 1 << (n.bit_length() // degree + 1)
+  while low < high:
+    middle = (low + high) // 2
+    if middle**degree < n:
+      low = middle + 1
+    else:
+      high = middle
+  return low if low**degree == n else None
+
+
+def rounded(name: str, a: Tree) -> Tree:
+  """The floor or the ceiling of a."""
+  kind = "floor" if name == r"\lfloor" else "ceil"
+  if isinstance(a, Fraction):
+    return Fraction(math.floor(a) if kind == "floor" else math.ceil(a))
+  return (kind, a)
+
+
+def factorial(a: Tree) -> Tree:
+  """a!."""
+  if not isinstance(a, Fraction):
+    return ("!", a)
+  if a.denominator > 1 or not 0 <= a <= _MAX_FACTORIAL:
+    raise Unreadable("factorial of something other than a small integer")
+  return _small(Fraction(math.factorial(a.numerator)))
+
+
+def binomial(n: Tree, k: Tree) -> Tree:
+  """n over k."""
+  if not (isinstance(n, Fraction) and isinstance(k, Fraction)):
+    return ("binom", n, k)
+  whole = n.denominator == 1 == k.denominator
+  if not whole or min(n, k) < 0 or max(n, k) > _MAX_FACTORIAL:
+    raise Unreadable("binomial of something other than small integers")
+  return _small(Fraction(math.comb(n.numerator, k.numerator)))
+
+
+def _of_several(name: str, values: Sequence[Tree]) -> Tree:
+  """The maximum, the minimum or, of whole numbers, the common divisor."""
+  numbers = [value for value in values if isinstance(value, Fraction)]
+  if name == "gcd":
+    if len(numbers) < len(values) or any(n.denominator > 1 for n in numbers):
+      raise Unreadable("common divisor of something other than integers")
+    return Fraction(math.gcd(*(n.numerator for n in numbers)))
+  if len(numbers) == len(values):
+    return max(numbers) if name == "max" else min(numbers)
+  return (name, *values)
 
 
 def read(tokens: Sequence[Token]) -> Tree:
@@ -74,44 +221,50 @@ class _Reader:
   def is_next(self, *texts: str) -> bool:
     return self.next.kind in ("sign", "command") and self.next.text in texts
 
+  def accept(self, *texts: str) -> bool:
+    """Takes the next token if it is one of these."""
+    accepted = self.is_next(*texts)
+    self._at += accepted
+    return accepted
+
   def expect(self, text: str) -> None:
-    if not self.is_next(text):
+    if not self.accept(text):
       raise Unreadable(f"{text} is missing")
-    self._at += 1
+
+  def minus(self) -> bool:
+    """Takes all signs; whether they are a minus."""
+    minus = False
+    while self.is_next("+", "-"):
+      minus ^= self.take().text == "-"
+    return minus
 
   def sum(self) -> Tree:
     tree = self.product()
     while self.is_next("+", "-"):
       if self.take().text == "+":
-        tree = exact.add(tree, self.product())
+        tree = add(tree, self.product())
       else:
-        tree = exact.add(tree, exact.negative(self.product()))
+        tree = add(tree, negative(self.product()))
     return tree
 
   def product(self) -> Tree:
-    sign = 1
-    while self.is_next("+", "-"):
-      sign *= 1 if self.take().text == "+" else -1
-    tree = self.power()
+    minus, tree = self.minus(), self.power()
     while True:
       if self.is_next("*", "/"):
-        operator = exact.multiply if self.take().text == "*" else exact.divide
+        combine = multiply if self.take().text == "*" else divide
         if self.is_next("*"):  # Python's power is read as one
           raise Unreadable("** inside a product")
-        tree = operator(tree, self.signed_power())
+        tree = combine(tree, self.signed_power())
       elif self.starts_factor():
         if self.next.kind == "number":
           raise Unreadable("two numbers side by side")
-        tree = exact.multiply(tree, self.power())
+        tree = multiply(tree, self.power())
       else:
-        return tree if sign > 0 else exact.negative(tree)
+        return negative(tree) if minus else tree
 
   def signed_power(self) -> Tree:
-    sign = 1
-    while self.is_next("+", "-"):
-      sign *= 1 if self.take().text == "+" else -1
-    tree = self.power()
-    return tree if sign > 0 else exact.negative(tree)
+    minus, tree = self.minus(), self.power()
+    return negative(tree) if minus else tree
 
   def starts_factor(self) -> bool:
     token = self.next
@@ -119,35 +272,24 @@ class _Reader:
       return True
     if token.text == "|":
       return not self._bars
-    return token.kind in ("sign", "command") and (
-      token.text in _CLOSING
-      or token.text
-      in (r"\frac", r"\sqrt", r"\binom", r"\pi", r"\infty", r"\log")
-      or token.text in (*_OF_SEVERAL, *_MARKS)
-      or token.text in LETTERS
-      or token.text[1:] in _FUNCTIONS
-    )
+    return token.kind in ("sign", "command") and token.text in _STARTS
 
   def power(self) -> Tree:
     base = self.postfix(self.primary())
     python = self.is_next("*") and self._tokens[self._at + 1].text == "*"
     if self.is_next("^") or python:
       self._at += 1 + python
-      base = self.postfix(exact.raise_to(base, self.exponent()))
+      base = self.postfix(raise_to(base, self.exponent()))
     return base
 
   def postfix(self, tree: Tree) -> Tree:
     while True:
-      if self.is_next("!"):
-        self.take()
-        tree = exact.factorial(tree)
-      elif self.is_next("%"):
-        self.take()
-        tree = exact.divide(tree, Fraction(100))
+      if self.accept("!"):
+        tree = factorial(tree)
+      elif self.accept("%"):
+        tree = divide(tree, Fraction(100))
       elif self.is_degree():
-        tree = exact.multiply(
-          tree, exact.divide(("constant", "pi"), Fraction(180))
-        )
+        tree = multiply(tree, divide(("constant", "pi"), Fraction(180)))
       else:
         return tree
 
@@ -169,8 +311,7 @@ class _Reader:
 
   def argument(self) -> Tree:
     r"""What a command takes: braces, one digit, one letter, a command."""
-    if self.is_next("{"):
-      self.take()
+    if self.accept("{"):
       tree = self.sum()
       self.expect("}")
       return tree
@@ -190,20 +331,16 @@ class _Reader:
       return ("constant" if constant else "symbol", token.text)
     if token.kind == "word":
       raise Unreadable(f"word {token.text}")
-    if token.text in ("(", "[", "{"):
+    if token.text in _CLOSING:
       tree = self.outside_bars(self.sum)
       self.expect(_CLOSING[token.text])
-      return tree
-    if token.text in (r"\lfloor", r"\lceil"):
-      tree = self.outside_bars(self.sum)
-      self.expect(_CLOSING[token.text])
-      return exact.rounded(token.text, tree)
+      return rounded(token.text, tree) if len(token.text) > 1 else tree
     if token.text == "|":
       self._bars += 1
       tree = self.sum()
       self._bars -= 1
       self.expect("|")
-      return exact.absolute(tree)
+      return abs(tree) if isinstance(tree, Fraction) else ("abs", tree)
     return self.command(token)
 
   def outside_bars(self, inner: Callable[[], Tree]) -> Tree:
@@ -222,21 +359,20 @@ class _Reader:
       return ("symbol", name)
     if name == r"\frac":
       above = self.argument()
-      return exact.divide(above, self.argument())
+      return divide(above, self.argument())
     if name == r"\binom":
       above = self.argument()
-      return exact.binomial(above, self.argument())
+      return binomial(above, self.argument())
     if name == r"\sqrt":
       degree: Tree = Fraction(2)
-      if self.is_next("["):
-        self.take()
+      if self.accept("["):
         degree = self.sum()
         self.expect("]")
-      return exact.root(self.argument(), degree)
-    if name == r"\log" or name[1:] in _FUNCTIONS:
+      return root(self.argument(), degree)
+    if is_function(name):
       return self.function(name[1:])
-    if name in _OF_SEVERAL:
-      return exact.of_several(name[1:], self.arguments())
+    if name in _SEVERAL:
+      return _of_several(name[1:], self.arguments())
     if name in _MARKS and (letters := self.letters()):
       return ("symbol", name + letters)
     if name.startswith("\\") and name[1:].isalpha():
@@ -245,13 +381,13 @@ class _Reader:
 
   def arguments(self) -> list[Tree]:
     """What stands in brackets, between commas."""
-    close = ")" if self.is_next("(") else r"\}"
-    self.expect("(" if close == ")" else r"\{")
-    arguments = [self.outside_bars(self.sum)]
-    while self.is_next(","):
-      self.take()
+    opening, closing = ("(", ")") if self.is_next("(") else (r"\{", r"\}")
+    arguments, separator = [], opening
+    while not arguments or self.is_next(","):
+      self.expect(separator)
       arguments.append(self.outside_bars(self.sum))
-    self.expect(close)
+      separator = ","
+    self.expect(closing)
     return arguments
 
   def letters(self) -> str:
@@ -278,30 +414,27 @@ class _Reader:
       name, exponent = f"arc{name}", None
     value = self.operand()
     if name == "exp":
-      tree = exact.raise_to(("constant", "e"), value)
+      tree = raise_to(("constant", "e"), value)
     else:
       tree = ("log", value, base) if name == "log" else (name, value)
-    return tree if exponent is None else exact.raise_to(tree, exponent)
+    return tree if exponent is None else raise_to(tree, exponent)
 
   def operand(self) -> Tree:
     r"""What a function without brackets applies to: `\sin 2x \cos x`."""
-    if self.is_next("("):
-      self.take()
+    if self.accept("("):
       tree = self.outside_bars(self.sum)
       self.expect(")")
       return tree
     tree = self.signed_power()
     while self.starts_factor() and self.next.kind != "number":
-      if self.next.text == r"\log" or self.next.text[1:] in _FUNCTIONS:
+      if is_function(self.next.text) or self.next.text in _CLOSING:
         break
-      if self.next.text in _CLOSING:
-        break
-      tree = exact.multiply(tree, self.power())
+      tree = multiply(tree, self.power())
     return tree
 
   def mixed(self, token: Token) -> Tree:
     """A number, or a number and a proper fraction."""
-    value = exact.number(token.text)
+    value = Fraction(token.text)
     if self.is_next(r"\overline", r"\dot"):
       return self.repeating(token.text)
     if not (self.is_next(r"\frac") and token.text.isdigit()):
@@ -320,9 +453,7 @@ class _Reader:
   def repeating(self, text: str) -> Fraction:
     r"""`0.1\overline{6}` is a sixth."""
     self.take()
-    braced = self.is_next("{")
-    if braced:
-      self.take()
+    braced = self.accept("{")
     period = self.take()
     if braced:
       self.expect("}")
@@ -330,7 +461,7 @@ class _Reader:
       raise Unreadable("a bar over what are no digits")
     places = len(text.partition(".")[2])
     tail = Fraction(int(period.text), 10 ** len(period.text) - 1)
-    return exact.number(text) + tail / 10**places
+    return Fraction(text) + tail / 10**places
 
 
 def is_function(command: str) -> bool:
@@ -358,7 +489,7 @@ def leaf(part: Sequence[Token]) -> Node:
   step = None
   based = unit.startswith("(base")  # its last digit is not a tenth
   if len(digits) == 1 and digits[0].kind == "number" and not based:
-    step = exact.decimal_step(digits[0].text)
+    step = decimal_step(digits[0].text)
   return Leaf(text, tree, unit, step)
 
 
@@ -374,7 +505,7 @@ def without_unit(part: Sequence[Token]) -> tuple[Sequence[Token], str]:
     return part, ""
   unit = ""
   if words:
-    canon = units.canon(" ".join(token.text for token in words))
+    canon = canonical_unit(" ".join(token.text for token in words))
     if canon is None:
       return part, ""
     if canon == "percent":

@@ -13,8 +13,10 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TypeGuard
 
-from brorl_jax.verdicts.math import intervals, reader, units
+from brorl_jax.verdicts.math import reader
 from brorl_jax.verdicts.math.nodes import (
+  FLIPPED,
+  REALS,
   Assign,
   Items,
   Leaf,
@@ -23,8 +25,17 @@ from brorl_jax.verdicts.math.nodes import (
   Row,
   Unreadable,
   Words,
+  between,
+  ray,
+  union,
 )
-from brorl_jax.verdicts.math.tokens import LETTERS, Token, plain, tokens
+from brorl_jax.verdicts.math.tokens import (
+  LETTERS,
+  Token,
+  is_unit,
+  plain,
+  tokens,
+)
 
 _OPEN, _CLOSE = ("(", "[", "{", r"\{", r"\langle"), (
   ")", "]", "}", r"\}", r"\rangle")  # fmt: skip
@@ -33,6 +44,7 @@ _SIGNS = (
   r"\to", r"\rightarrow", r"\mapsto", r"\implies", r"\Rightarrow", r"\iff",
   r"\simeq", r"\cong", r"\propto",
 )  # fmt: skip
+_NAMED = re.compile(r"x|x\(x\)|\((?:x,)+x,?\)")
 _WORDS = re.compile(r"[A-Za-z]{3,}|no|No|NO|[A-Za-z]+(?: [A-Za-z]+)+")
 
 
@@ -45,7 +57,7 @@ def parse(text: str) -> Node:
       expression is a leaf without a tree.
   """
   text = plain(text)
-  if _WORDS.fullmatch(text) and not units.is_known(text):
+  if _WORDS.fullmatch(text) and not is_unit(text):
     if text not in ("pi", "sqrt") and " or " not in f" {text} ":
       return Words(text.casefold())
   try:
@@ -113,26 +125,19 @@ def _several(part: Sequence[Token]) -> Node | None:
   choice = any(link.text.casefold() in ("or", r"\lor") for link in links)
   nodes = tuple(_structure(piece) for piece in kept)
   named = [node for node in nodes if isinstance(node, Assign)]
-  if len(named) == len(nodes) and _is_one(named):
+  if len(named) == len(nodes) and len({node.name for node in named}) == 1:
     values = tuple(node.value for node in named)
     if choice and all(isinstance(value, Row) for value in values):
-      return Assign(named[0].name, intervals.union(values, choice=True))
+      return Assign(named[0].name, union(values, choice=True))
     points = [value.items for value in values if _is_except(value)]
     if not choice and len(points) == len(values):
       return Assign(named[0].name, Items("except", sum(points, ())))
   flat: list[Node] = []
   for node in nodes:
     inner = node.value if isinstance(node, Assign) else node
-    flat += inner.items if _is_list(inner) else (node,)
+    is_list = isinstance(inner, Items) and inner.kind == "list"
+    flat += inner.items if is_list else (node,)  # pyright: ignore
   return Items("list", tuple(flat), choice=choice)
-
-
-def _is_one(named: Sequence[Assign]) -> bool:
-  return len({node.name for node in named}) == 1
-
-
-def _is_list(node: Node) -> TypeGuard[Items]:
-  return isinstance(node, Items) and node.kind == "list"
 
 
 def _is_except(node: Node) -> TypeGuard[Items]:
@@ -189,7 +194,7 @@ def _united(part: Sequence[Token]) -> Node | None:
   nodes = _flat([_structure(piece) for piece in pieces])
   if all(isinstance(n, Leaf) for n in nodes):
     return Items("set", nodes)
-  return intervals.union(nodes)
+  return union(nodes)
 
 
 def _related(part: Sequence[Token]) -> Node | None:
@@ -209,53 +214,29 @@ def _related(part: Sequence[Token]) -> Node | None:
   if names[0] and set(signs) == {"="}:
     rest = tuple(_structure(side) for side in sides[1:])
     return Assign(names[0], Relation(signs[1:], rest))
-  if len(signs) == 1 and signs[0] in intervals.FLIPPED and any(names):
+  if len(signs) == 1 and signs[0] in FLIPPED and any(names):
     if names[0]:
-      return intervals.ray(names[0], signs[0], _structure(sides[1]))
-    return intervals.ray(
-      names[1] or "", intervals.FLIPPED[signs[0]], _structure(sides[0])
-    )
-  if (
-    len(signs) == 2
-    and names[1]
-    and all(sign in intervals.FLIPPED for sign in signs)
-  ):
-    ends = _structure(sides[0]), _structure(sides[2])
-    if all(sign in ("<", r"\leq") for sign in signs):
-      return intervals.between(names[1], signs[0], ends[0], ends[1], signs[1])
-    if all(sign in (">", r"\geq") for sign in signs):
-      return intervals.between(
-        names[1],
-        intervals.FLIPPED[signs[1]],
-        ends[1],
-        ends[0],
-        intervals.FLIPPED[signs[0]],
-      )
+      return ray(names[0], signs[0], _structure(sides[1]))
+    return ray(names[1] or "", FLIPPED[signs[0]], _structure(sides[0]))
+  if len(signs) == 2 and names[1] and all(sign in FLIPPED for sign in signs):
+    low, high = _structure(sides[0]), _structure(sides[2])
+    left, right = signs
+    if {left, right} <= {">", r"\geq"}:
+      low, high, left, right = high, low, FLIPPED[right], FLIPPED[left]
+    if {left, right} <= {"<", r"\leq"}:
+      return between(names[1], left, low, high, right)
   return Relation(signs, tuple(_structure(side) for side in sides))
 
 
 def _name(part: Sequence[Token]) -> str | None:
   """The name on one side of an assignment: x, f(x), (x, y)."""
   texts = [token.text for token in part]
-  letters = [_is_variable(token) for token in part]
-  if letters == [True]:
-    return texts[0]
-  if (
-    len(part) == 4
-    and letters[0]
-    and letters[2]
-    and (texts[1] + texts[3] == "()")
-  ):
-    return "".join(texts)
-  if (
-    len(part) >= 5
-    and texts[0] + texts[-1] == "()"
-    and all(
-      letters[i] if i % 2 else texts[i] == "," for i in range(1, len(part) - 1)
-    )
-  ):
-    return "".join(texts)
-  return None
+  # A letter for a variable, as in x and f(x) and (x,y).
+  form = "".join(
+    "x" if _is_variable(t) else t.text if t.kind == "sign" else "?"
+    for t in part
+  )
+  return "".join(texts) if _NAMED.fullmatch(form) else None
 
 
 def _is_variable(token: Token) -> bool:
@@ -280,7 +261,7 @@ def _bracketed(part: Sequence[Token]) -> Node | None:
     if first == r"\emptyset" and len(part) == 1:
       return Items("set", ())
     if first == r"\mathbbR" and len(part) == 1:
-      return intervals.REALS
+      return REALS
     if first.startswith(r"\begin"):
       return _matrix(part)
   if first not in _OPEN or last not in _CLOSE or not _is_around(part):
@@ -320,7 +301,7 @@ def _set(inside: Sequence[Token]) -> Node:
     # {x : 0 < x < 1}, {x \in R | ...}: the condition is the set.
     left, right = _structure(pieces[0]), _structure(pieces[1])
     names = {_name(pieces[0])}
-    if isinstance(left, Assign) and left.value == intervals.REALS:
+    if isinstance(left, Assign) and left.value == REALS:
       names.add(left.name)
     if isinstance(right, Assign) and right.name in names:
       return right

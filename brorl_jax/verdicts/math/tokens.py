@@ -3,7 +3,12 @@ r"""LaTeX and plain text as a sequence of tokens, spelled one way.
   tokens(r"\left( 1,\,\tfrac12 \right)")   # ( 1 , \frac 12 )
 
 Sizes, spaces and styles are dropped, signs of other alphabets become commands,
-thousands lose their separators, and words are told from products of letters.
+thousands lose their separators, and words differ from products of letters.
+
+Words next to a number are units, which may be left out but not exchanged. None
+is converted: 5 m is not 500 cm, for a question that names its unit wants it.
+The base that a number is written in and the modulus of a congruence are units
+too, "(base 8)" and "(mod 7)".
 """
 
 # ruff: noqa: RUF001 (signs of other alphabets are what is replaced)
@@ -13,7 +18,6 @@ import dataclasses
 import re
 from typing import Literal
 
-from brorl_jax.verdicts.math import units
 from brorl_jax.verdicts.math.nodes import Unreadable
 
 Kind = Literal["number", "symbol", "command", "sign", "word"]
@@ -211,7 +215,7 @@ def _letters(part: str, *, after: bool) -> list[Token]:
     return [Token("command", "\\" + part)]
   if part.casefold() in ("or", "and"):
     return [Token("word", part)]
-  if after and len(part) > 1 and units.is_known(part):
+  if after and len(part) > 1 and is_unit(part):
     return [Token("word", part)]
   return [Token("symbol", letter) for letter in part]
 
@@ -252,3 +256,81 @@ def _subscript(parts: list[Token], i: int) -> tuple[str, int]:
   elif i < len(parts) and parts[i].kind in ("number", "symbol", "word"):
     return parts[i].text, i + 1
   raise Unreadable("_ without a subscript")
+
+
+# Each unit with its other spellings.
+_UNIT_NAMES = """
+  m meter meters metre metres, cm centimeter centimeters centimetre centimetres,
+  mm millimeter millimeters millimetre millimetres,
+  km kilometer kilometers kilometre kilometres, in inch inches, ft foot feet,
+  yd yard yards yds, mi mile miles, g gram grams, mg milligram milligrams,
+  kg kilogram kilograms kgs, lb pound pounds lbs, oz ounce ounces,
+  s second seconds sec secs, ms millisecond milliseconds,
+  min minute minutes mins, h hour hours hr hrs, day days, week weeks,
+  month months, year years yr yrs, l L liter liters litre litres,
+  ml mL milliliter milliliters, gal gallon gallons, n N newton newtons,
+  j J joule joules, w W watt watts, hz Hz hertz, pa Pa pascal pascals,
+  k K kelvin, mol mole moles, mph, kmh kph, degree degrees deg,
+  radian radians rad rads, dollar dollars usd USD bucks, cent cents, euro euros,
+  unit units, a.m. am AM, p.m. pm PM, percent, bit bits, byte bytes
+"""
+_UNITS = {
+  word: names.split()[0]
+  for names in _UNIT_NAMES.split(",")
+  for word in names.split()
+}
+# Words that would change the number they stand next to, or take it back.
+_NOT_UNITS = frozenset(
+  """
+  zero one two three four five six seven eight nine ten eleven twelve thirteen
+  fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty
+  sixty seventy eighty ninety hundred hundreds thousand thousands million
+  millions billion billions trillion dozen dozens half halves third thirds
+  quarter quarters double triple pair pairs score
+  or and not no nor but maybe perhaps possibly probably either neither both
+  about approximately approx around roughly nearly almost least most more less
+  fewer than over under above below between to if unless when then else except
+  is are was were be equals equal plus minus times divided multiplied mod modulo
+  base factorial squared cubed root power negative positive undefined infinity
+  infinite none any all every same gold answer correct true false yes wrong pi e
+  i log sin cos tan where such that for with without also otherwise instead
+  """.split()
+)
+
+
+def is_unit(word: str) -> bool:
+  """Whether a bare run of letters is a unit rather than a product."""
+  return word in _UNITS or word.casefold() in _UNITS
+
+
+def canonical_unit(words: str) -> str | None:
+  """One spelling for a unit, or None for words that are no unit.
+
+  Words follow a number; "square feet" and "m/s^2" are units.
+  """
+  if re.fullmatch(r"\((?:base|mod) \d+\)", words):
+    return words
+  words = re.sub(r"[{}*]", " ", words).replace("per ", "/")
+  words = re.sub(r"\s*([/^.])\s*", r"\1", " ".join(words.split()))
+  words = re.sub(r"\ba\.m\b\.?", "am", words)
+  words = re.sub(r"\bp\.m\b\.?", "pm", words)
+  words = re.sub(r"\b(?:square|sq) (\w+)", r"\1^2", words)
+  words = re.sub(r"\bcubic (\w+)", r"\1^3", words)
+  if not re.fullmatch(
+    r"[A-Za-z]+(?:\^-?\d)?(?:[ /][A-Za-z]+(?:\^-?\d)?){0,3}", words
+  ):
+    return None
+  parts = re.split(r"([ /])", words)
+  if any(part.casefold() in _NOT_UNITS for part in parts):
+    return None
+  return "".join(_canonical_factor(part) for part in parts)
+
+
+def _canonical_factor(part: str) -> str:
+  word, power, exponent = part.partition("^")
+  same = _UNITS.get(word) or _UNITS.get(word.casefold())
+  if same is None:
+    same = word.casefold()
+    if len(same) > 3 and same.endswith("s"):
+      same = same[:-1]
+  return same + power + exponent

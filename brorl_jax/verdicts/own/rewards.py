@@ -16,8 +16,7 @@ from concurrent import futures
 from typing import Any, NamedTuple
 
 from brorl_jax.verdicts import pool
-from brorl_jax.verdicts.base import Example, Verdict
-from brorl_jax.verdicts.domain import Domain
+from brorl_jax.verdicts.base import Domain, Example, Verdict
 from brorl_jax.verdicts.own import functions, worker
 from brorl_jax.verdicts.own.process import Failed, Worker
 from brorl_jax.verdicts.pool import TimedVerdict

@@ -96,6 +96,6 @@ def _warm_instructions() -> None:
 @functools.cache
 def _scorer(name: str) -> Callable[[str, Mapping[str, Any]], float]:
   # Cached by task: some data sets read a book when they are built.
-  from brorl_jax.verdicts.gym.verifier import library
+  from brorl_jax.verdicts.gym.tables import library
 
   return library().get_score_answer_fn(name)

@@ -1,13 +1,12 @@
 """Science questions: `verify` and `check_reference`."""
 
-from brorl_jax.verdicts.stem.domain import (
+from brorl_jax.verdicts.stem.questions import (
   DOMAIN,
   MAX_ANSWER,
   MAX_GOLD,
   check_reference,
   find,
   verify,
-  verify_entry,
 )
 
 __all__ = [
@@ -17,5 +16,4 @@ __all__ = [
   "check_reference",
   "find",
   "verify",
-  "verify_entry",
 ]

@@ -3,7 +3,6 @@ import contextlib
 import io
 import itertools
 import json
-import re
 
 import pytest
 import tiers
@@ -143,17 +142,12 @@ SLOPE = entry("simple_integration", "-2*X**6/3 + X**2 + C", variable="X")
 @pytest.mark.parametrize(
   "item, right, wrong",
   [
-    (
-      GIVEN,
-      ["8/(3-8/3)", "(8)/(3-(8/3))", "8 / ( 3 - 8 / 3 )", "-8/(8/3-3)"],
-      [
-        "24", "8*3", "8*3+8-8", "8*3+3-3", "88-33-3", "8*3*8/8", "83-38-21",
-        "8/(3-8/3)+0", "8/(3-8/3) = 24", "8/(3-8//3)", "8*3**(8/3-8/3)",
-        "8*3+8*0*3", "3*8*(8-8+3)", "8+8+3+3", "8*3/(8-3)", "8.0/(3-8/3)",
-        "8\N{MULTIPLICATION SIGN}3", "(8/(3-8/3)",
-        "8/(3-8/3)" + " " * 200 + "+0", "8/(8-8)*3*3", "int('24')",
-      ],
-    ),
+    (GIVEN, ["8/(3-8/3)", "(8)/(3-(8/3))", "8 / ( 3 - 8 / 3 )", "-8/(8/3-3)"],
+      ["24", "8*3", "8*3+8-8", "8*3+3-3", "88-33-3", "8*3*8/8", "83-38-21",
+      "8/(3-8/3)+0", "8/(3-8/3) = 24", "8/(3-8//3)", "8*3**(8/3-8/3)",
+      "8*3+8*0*3", "3*8*(8-8+3)", "8+8+3+3", "8*3/(8-3)", "8.0/(3-8/3)",
+      "8\N{MULTIPLICATION SIGN}3", "(8/(3-8/3)", "8/(3-8/3)" + " " * 200 + "+0",
+      "8/(8-8)*3*3", "int('24')"]),
     (FOUR, ["8/(3-8/3)"], ["3*8*3/8", "4*6", "8*3+8-8", "24"]),
     (PLUS, ["10+5+4+5", "5+5+10+4"], ["10*5/5+4", "4*5*5/10", "(5-4)*10+5"]),
     (
@@ -174,136 +168,63 @@ SLOPE = entry("simple_integration", "-2*X**6/3 + X**2 + C", variable="X")
         TWO["answer"].replace("\n", "; "),
       ],
     ),
-    (
-      SUMS,
-      ["1 3 4\n3 1 4\n4 4 8", "3 1 4\n1 3 4\n4 4 8"],
-      [
-        "2 2 4\n2 2 4\n4 4 8", "1 3 4\n3 1 4\n4 4 9", "1 3 4\n3 1 4",
-        "1 3 4 3 1 4 4 4 8", "1 1 4\n3 3 4\n4 4 8",
-        "1 3 4\n3 1 4\n4 4 8\n0 0 0", "1 3 4\n3 1 x\n4 4 8",
-        "1 3 4\n3 1 4\n4 4",
-      ],
-    ),
-    (
-      entry(
-        "survo",
-        "1 2 3\n3 4 7\n4 6 10",
-        puzzle=[[0, 2, 3], [3, 0, 7], [4, 6, 10]],
-        candidate_numbers=[4, 1],
-      ),
-      ["1 2 3\n3 4 7\n4 6 10"],
-      ["1 1 2\n1 4 5\n2 5 7", "1 2 3\n3 4 7\n4 6 11"],
-    ),
-    (
-      PICK,
-      ["1234567.8901234", "1,234,567.8901234", "1.2345678901234e+06"],
-      ["1234567.5", "1234567.89", "1234567.88", "1,23,4567.8901234", "1e999"],
-    ),
+    (SUMS, ["1 3 4\n3 1 4\n4 4 8", "3 1 4\n1 3 4\n4 4 8"],
+      ["2 2 4\n2 2 4\n4 4 8", "1 3 4\n3 1 4\n4 4 9", "1 3 4\n3 1 4",
+      "1 3 4 3 1 4 4 4 8", "1 1 4\n3 3 4\n4 4 8", "1 3 4\n3 1 4\n4 4 8\n0 0 0",
+      "1 3 4\n3 1 x\n4 4 8", "1 3 4\n3 1 4\n4 4"]),
+    (entry("survo", "1 2 3\n3 4 7\n4 6 10", puzzle=[[0, 2, 3], [3, 0, 7], [4, 6,
+      10]], candidate_numbers=[4, 1]), ["1 2 3\n3 4 7\n4 6 10"],
+      ["1 1 2\n1 4 5\n2 5 7", "1 2 3\n3 4 7\n4 6 11"]),
+    (PICK, ["1234567.8901234", "1,234,567.8901234", "1.2345678901234e+06"],
+      ["1234567.5", "1234567.89", "1234567.88", "1,23,4567.8901234", "1e999"]),
     (ROUNDED, ["12.254", "12.2539999996"], ["12.253", "12.25", "12.26"]),
-    (
-      CUTS,
-      ['[["a","a"],["aa"]]', '[["aa"], ["a", "a"]]', '[ ["aa"],\n["a","a"] ]'],
-      [
-        '["aa", "aa"]', '["aa"]', '[["aa"]]', '[["aa"], ["a", "a"], ["aa"]]',
-        '[["a", "a"], "aa"]', '[["a", "a"], ["aa"], []]', "[" * 9_999,
-      ],
-    ),
-    (
-      SLOPE,
-      [
-        "-2*X**6/3 + X**2 + C",
-        "X**2 - (2/3)*X**6",
-        "-2/3*X**6+X**2+7",
-        "X**2/2 + X**2/2 - 4*X**6/6 - C",
-      ],
-      [
-        "-4*X**5 + 2*X", "-2*X**6/3 + X**2 + C*X", "-2*X**6/3 + X**2 + x",
-        "-2*x**6/3 + x**2 + C", "-2*X**6/3", "C", "0",
-        "Integral(-4*X**5 + 2*X, X)", "-0.6667*X**6 + X**2",
-      ],
-    ),
-    (
-      entry("polynomial_multiplication", "2*x**2*y + 3*x - 1"),
-      ["2*x**2*y + 3*x - 1", "-1+3*x+2*y*x**2"],
-      [
-        "x*(2*x*y + 3) - 1", "2*x*x*y + 3*x - 1", "2*x**2*y + x + 2*x - 1",
-        "2*x**2*y + 3*1*x - 1", "2*x**2*y + 3*x - 1 + 0*x", "2*x**2*y + 3*x",
-        "2*X**2*y + 3*X - 1",
-      ],
-    ),
-    (
-      entry("complex_arithmetic", "2.0 - 3.0i", result=[2, -3]),
-      ["2.0 - 3.0i", "2-3i", "2 -3.00i", "+2-3i"],
-      ["2", "-3i", "2+3i", "2--3i", "2-3", "-3i+2", "2-3j", "nan", "(2-3i)"],
-    ),
-    (
-      entry("complex_arithmetic", "0.0 - 1.0i", result=[0, -1]),
-      ["0.0 - 1.0i", "-i", "0-i", "-1i"],
-      ["i", "-", "0", "-1", "", "+-i"],
-    ),
-    (
-      entry("complex_arithmetic", "-4.00", result=[-4, 0]),
-      ["-4.00", "-4", "-4+0i"],
-      ["4", "-4i", "-4+i", "- 4.0.0"],
-    ),
-    (
-      entry("bitwise_arithmetic", "-0x1f"),
-      ["-0x1f", "-0x1F", "-0X1f", "-0x01f"],
-      ["-31", "-1f", "0x1f", "-0x1_f", "- 0x1f", "-0x", "--0x1f"],
-    ),
-    (
-      entry("prime_factorization", crosses("2 x 2 x 3")),
-      [crosses("2 x 2 x 3"), crosses("3x2x2"), crosses("2 x3 x 2")],
-      [
-        *map(crosses, ("2 x 3", "4 x 3", "12", "2 x 2 x 3 x", "2 x 6")),
-        *("2 * 2 * 3", "2 x 2 x 3", crosses("2 x 2 x 3 x 1")),
-      ],
-    ),
-    (
-      entry("number_sorting", "['-1.5', '2', '10.0']"),
-      ["['-1.5', '2', '10.0']", '["-1.5","2","10.0"]'],
-      ["['-1.5', '2', '10.4']", "-1.5, 2, 10.0", "['2', '-1.5', '10.0']"],
-    ),
-    (
-      entry("game_of_life", "[[0,1],[1,0]]"),
-      ["[[0,1],[1,0]]", "[[0, 1],\n [1, 0]]"],
-      ["[[0,1],[1,0],[0,0]]", "[[0,1],[1]]", "{}", "[01,10]", "[[01],[1,0]]"],
-    ),
-    (
-      entry("pool_matrix", "5.22 3.0\n1 0.67"),
-      ["5.22 3.0\n1 0.67", "5.22 3\n1.00 0.670"],
-      ["5.2 3.0\n1 0.67", "5.22 3.0 1 0.67", "5.22 3.0\n1 nan", "5.22\n3.0"],
-    ),
-    (
-      entry("gsm_symbolic", "12"),
-      ["12", "12.0", "+12"],
-      ["-12", "12 apples", "12, 13", "1_2", "\uff11\uff12", "12.5"],
-    ),
-    (
-      entry("binary_matrix", "0 1\n1 0"),
-      ["0 1\n1 0", " 0  1\n\n1 0"],
-      ["0 1 1 0", "01\n10", "[[0, 1], [1, 0]]"],
-    ),
-    (
-      entry("calendar_arithmetic", "Friday", task="weekday_of_date"),
-      ["Friday", "friday"],
-      ["Fri", "Friday.", "Monday", "Monday Friday"],
-    ),
-    (
-      entry("figlet_font", "KNOTS"),
-      ["KNOTS", "knots"],
-      ["KNOT", "KNOTSX", "K N O T S", "\u212anots"],
-    ),
-    (
-      entry("string_insertion", "ABCDA"),
-      ["ABCDA"],
-      ["abcda", "['A','B','C','D','A']", "'ABCDA'"],
-    ),
-    (
-      entry("list_functions", "[12, 3]"),
-      ["[12, 3]", "[12,3]"],
-      ["[1 2, 3]", "[12 3]", "12, 3", "[12, 3], "],
-    ),
+    (CUTS, ['[["a","a"],["aa"]]', '[["aa"], ["a", "a"]]',
+      '[ ["aa"],\n["a","a"] ]'], ['["aa", "aa"]', '["aa"]', '[["aa"]]',
+      '[["aa"], ["a", "a"], ["aa"]]', '[["a", "a"], "aa"]',
+      '[["a", "a"], ["aa"], []]', "[" * 9_999]),
+    (SLOPE, ["-2*X**6/3 + X**2 + C", "X**2 - (2/3)*X**6", "-2/3*X**6+X**2+7",
+      "X**2/2 + X**2/2 - 4*X**6/6 - C"], ["-4*X**5 + 2*X",
+      "-2*X**6/3 + X**2 + C*X", "-2*X**6/3 + X**2 + x", "-2*x**6/3 + x**2 + C",
+      "-2*X**6/3", "C", "0", "Integral(-4*X**5 + 2*X, X)",
+      "-0.6667*X**6 + X**2"]),
+    (entry("polynomial_multiplication", "2*x**2*y + 3*x - 1"),
+      ["2*x**2*y + 3*x - 1", "-1+3*x+2*y*x**2"], ["x*(2*x*y + 3) - 1",
+      "2*x*x*y + 3*x - 1", "2*x**2*y + x + 2*x - 1", "2*x**2*y + 3*1*x - 1",
+      "2*x**2*y + 3*x - 1 + 0*x", "2*x**2*y + 3*x", "2*X**2*y + 3*X - 1"]),
+    (entry("complex_arithmetic", "2.0 - 3.0i", result=[2, -3]), ["2.0 - 3.0i",
+      "2-3i", "2 -3.00i", "+2-3i"], ["2", "-3i", "2+3i", "2--3i", "2-3",
+      "-3i+2", "2-3j", "nan", "(2-3i)"]),
+    (entry("complex_arithmetic", "0.0 - 1.0i", result=[0, -1]), ["0.0 - 1.0i",
+      "-i", "0-i", "-1i"], ["i", "-", "0", "-1", "", "+-i"]),
+    (entry("complex_arithmetic", "-4.00", result=[-4, 0]), ["-4.00", "-4",
+      "-4+0i"], ["4", "-4i", "-4+i", "- 4.0.0"]),
+    (entry("bitwise_arithmetic", "-0x1f"), ["-0x1f", "-0x1F", "-0X1f",
+      "-0x01f"], ["-31", "-1f", "0x1f", "-0x1_f", "- 0x1f", "-0x", "--0x1f"]),
+    (entry("prime_factorization", crosses("2 x 2 x 3")), [crosses("2 x 2 x 3"),
+      crosses("3x2x2"), crosses("2 x3 x 2")], [*map(crosses, ("2 x 3", "4 x 3",
+      "12", "2 x 2 x 3 x", "2 x 6")), *("2 * 2 * 3", "2 x 2 x 3",
+      crosses("2 x 2 x 3 x 1"))]),
+    (entry("number_sorting", "['-1.5', '2', '10.0']"), ["['-1.5', '2', '10.0']",
+      '["-1.5","2","10.0"]'], ["['-1.5', '2', '10.4']", "-1.5, 2, 10.0",
+      "['2', '-1.5', '10.0']"]),
+    (entry("game_of_life", "[[0,1],[1,0]]"), ["[[0,1],[1,0]]",
+      "[[0, 1],\n [1, 0]]"], ["[[0,1],[1,0],[0,0]]", "[[0,1],[1]]", "{}",
+      "[01,10]", "[[01],[1,0]]"]),
+    (entry("pool_matrix", "5.22 3.0\n1 0.67"), ["5.22 3.0\n1 0.67",
+      "5.22 3\n1.00 0.670"], ["5.2 3.0\n1 0.67", "5.22 3.0 1 0.67",
+      "5.22 3.0\n1 nan", "5.22\n3.0"]),
+    (entry("gsm_symbolic", "12"), ["12", "12.0", "+12"], ["-12", "12 apples",
+      "12, 13", "1_2", "\uff11\uff12", "12.5"]),
+    (entry("binary_matrix", "0 1\n1 0"), ["0 1\n1 0", " 0  1\n\n1 0"],
+      ["0 1 1 0", "01\n10", "[[0, 1], [1, 0]]"]),
+    (entry("calendar_arithmetic", "Friday", task="weekday_of_date"), ["Friday",
+      "friday"], ["Fri", "Friday.", "Monday", "Monday Friday"]),
+    (entry("figlet_font", "KNOTS"), ["KNOTS", "knots"], ["KNOT", "KNOTSX",
+      "K N O T S", "\u212anots"]),
+    (entry("string_insertion", "ABCDA"), ["ABCDA"], ["abcda",
+      "['A','B','C','D','A']", "'ABCDA'"]),
+    (entry("list_functions", "[12, 3]"), ["[12, 3]", "[12,3]"], ["[1 2, 3]",
+      "[12 3]", "12, 3", "[12, 3], "]),
   ],
   ids=lambda value: (
     value["metadata"]["source_dataset"] if isinstance(value, dict) else ""
@@ -320,11 +241,8 @@ def test_answers_by_hand(item, right, wrong):
     (GIVEN, "24", "wrong numbers"),
     (GIVEN, "8*3+8-3", "wrong answer"),
     (GIVEN, "(8*3+8-3", "refused: cannot be evaluated"),
-    (
-      GIVEN,
-      "8*3 = 24",
-      "refused: not up to 200 digits, + - * / ( ) and spaces",
-    ),
+    (GIVEN, "8*3 = 24",
+      "refused: not up to 200 digits, + - * / ( ) and spaces"),
     (PLUS, "10*5/5+4", "wrong operators: use +-"),
     (TWO, BIG, "illegal move"),
     (TWO, SMALL, "wrong answer"),
@@ -333,7 +251,7 @@ def test_answers_by_hand(item, right, wrong):
     (SUMS, "a", "refused: not rows of numbers"),
     (SLOPE, "sin(X)", "refused: not a sum of terms such as -3*x**2/5"),
   ],
-)
+)  # fmt: skip
 def test_reasons(item, answer, reason):
   assert verify(answer, item).reason == reason
 
@@ -344,13 +262,6 @@ def test_an_entry_without_its_metadata_is_invalid_or_needs_none(name):
   bare = entry(name, whole["answer"])
   assert verify(whole["answer"], bare).status in ("pass", "invalid")
   assert verify("nothing", bare).status in ("fail", "invalid")
-
-
-def test_a_damaged_entry_is_not_the_models_fault():
-  item = entry("countdown", "1+2", target=3)
-  verdict = verify("1+2", item)
-  assert verdict.status == "invalid"
-  assert verdict.reason == "scorer raised KeyError on its own answer"
 
 
 # Are the stored answers right, and the only ones?
@@ -372,47 +283,6 @@ def test_countdown_accepts_what_another_solver_finds():
           assert (verify(text, item).status == "pass") == wanted
   assert found[False] > 500
   assert found[True] > 20
-
-
-def test_queens_do_not_attack_each_other():
-  for e in entries("n_queens", 30):
-    for board in e["metadata"]["valid_answers"]:
-      at = [row.split().index("Q") for row in board.split("\n")]
-      n = len(at)
-      assert len(set(at)) == len({i + c for i, c in enumerate(at)}) == n
-      assert len({i - c for i, c in enumerate(at)}) == n
-      for row, column in zip(e["metadata"]["puzzle"], at, strict=True):
-        assert "Q" not in row or row.index("Q") == column
-      assert verify(board, e).status == "pass"
-
-
-def test_halting_games_halt():
-  for e in entries("game_of_life_halting", 40):
-    board = e["question"].split("Initial board:\n")[1]
-    grid = [
-      [int(x) for x in re.findall("[01]", row)] for row in board.split("\n")
-    ]
-    n, m = len(grid), len(grid[0])
-    near = [d for d in itertools.product((-1, 0, 1), repeat=2) if any(d)]
-    for _ in range(e["metadata"]["simulation_steps"]):
-      count = [
-        [sum(grid[(i + a) % n][(j + b) % m] for a, b in near) for j in range(m)]
-        for i in range(n)
-      ]
-      grid = [
-        [
-          int(count[i][j] == 3 or (count[i][j] == 2 and grid[i][j] == 1))
-          for j in range(m)
-        ]
-        for i in range(n)
-      ]
-    assert e["answer"] == str(not any(map(any, grid)))
-
-
-def test_numbers_to_sort_are_asked_for_as_they_are_stored():
-  for e in entries("number_sorting", 100):
-    for number in re.findall(r"'([^']*)'", e["answer"]):
-      assert number in e["question"]
 
 
 def test_every_settled_survo_passes():

@@ -80,12 +80,6 @@ def test_long_texts_take_linear_time(text):
   assert time.perf_counter() - start < 5
 
 
-def test_many_numbers_are_read_without_backtracking():
-  assert terms("1" * 9_999 + "!") is None
-  assert terms("*".join(["1" * 20] * 400) + "!") is None
-  assert terms("+".join(["x**2*y/3"] * 900) + "!") is None
-
-
 # Polynomials.
 
 
@@ -96,19 +90,15 @@ def summed(text):
 @pytest.mark.parametrize(
   "text, wanted",
   [
-    ("3", {(): 3}),
-    ("-x", {(("x", 1),): -1}),
-    ("x**0", {(): 1}),
+    ("3", {(): 3}), ("-x", {(("x", 1),): -1}), ("x**0", {(): 1}),
     ("2*x**6/3", {(("x", 6),): Fraction(2, 3)}),
     ("-(11/5)*x**4", {(("x", 4),): Fraction(-11, 5)}),
-    ("(-1/2)*x", {(("x", 1),): Fraction(-1, 2)}),
-    ("1/2*x*4", {(("x", 1),): 2}),
+    ("(-1/2)*x", {(("x", 1),): Fraction(-1, 2)}), ("1/2*x*4", {(("x", 1),): 2}),
     ("2.5*y", {(("y", 1),): Fraction(5, 2)}),
-    ("x*y*x", {(("x", 2), ("y", 1)): 1}),
-    ("y*x", {(("x", 1), ("y", 1)): 1}),
+    ("x*y*x", {(("x", 2), ("y", 1)): 1}), ("y*x", {(("x", 1), ("y", 1)): 1}),
     (" x ** 2 - 3 * x\n+ C", {(("x", 2),): 1, (("x", 1),): -3, (("C", 1),): 1}),
   ],
-)
+)  # fmt: skip
 def test_terms_by_hand(text, wanted):
   assert summed(text) == wanted
 

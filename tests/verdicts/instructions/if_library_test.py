@@ -93,17 +93,13 @@ def test_every_kind_can_be_used_or_says_what_it_needs(kind):
     (LANGUAGE, {"language": "fr"}, FRENCH, ENGLISH),
     (LANGUAGE, {"language": "en"}, ENGLISH, "1 2 3 !?"),
     ("count:numbers", {"N": 2}, "1 and 2", "1 and two"),
-    (
-      "count:word_count_range",
-      {"min_words": 2, "max_words": 4},
-      "a b c",
-      "a b c d e",
-    ),
+    ("count:word_count_range", {"min_words": 2, "max_words": 4}, "a b c",
+      "a b c d e"),
     ("format:no_whitespace", {}, "abc", "a b"),
     ("words:palindrome", {}, "level " * 10, "table " * 10),
     ("words:palindrome", {}, "level " * 10, "level " * MAX_RESPONSE),
   ],
-)
+)  # fmt: skip
 def test_verdicts_by_hand(kind, kwargs, good, bad):
   assert checked(kind, kwargs, good) is True
   assert checked(kind, kwargs, bad) is False
@@ -123,21 +119,16 @@ def test_the_language_does_not_depend_on_chance():
     ("count:numbers", {}, "misses kwarg N; add it"),
     ("count:numbers", {"n": 1}, "kwarg n = 1 is unknown; it takes N"),
     ("words:palindrome", {"N": 1}, "kwarg N = 1 is unknown; it takes none"),
-    (
-      "count:numbers",
-      {"N": -1},
-      "{'N': -1} are refused: ValueError the library",
-    ),
-    (
-      "repeat:repeat_span",
-      {"prompt_to_repeat": "Say it now", "n_start": 0, "n_end": 2},
-      "are refused: ValueError the library would replace one by a draw",
-    ),
+    ("count:numbers", {"N": -1},
+      "{'N': -1} are refused: ValueError the library"),
+    ("repeat:repeat_span", {"prompt_to_repeat": "Say it now", "n_start": 0,
+      "n_end": 2},
+      "are refused: ValueError the library would replace one by a draw"),
     ("count:numbers", {"N": "3"}, "kwargs {'N': '3'} are refused: TypeError"),
     (LANGUAGE, {"language": "xx"}, "are refused: KeyError 'xx'"),
     ("count:nothing", {}, "it is unknown to if-verifiable; pip install"),
   ],
-)
+)  # fmt: skip
 def test_wrong_arguments_are_refused_in_one_line(kind, kwargs, message):
   with pytest.raises(ValueError) as error:
     check(kind, kwargs)

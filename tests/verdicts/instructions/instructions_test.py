@@ -36,17 +36,10 @@ class Jail:
     ("two words", 2 / 3, ["detectable_format:title"]),
     ("<<two>>", 2 / 3, ["length_constraints:number_words"]),
     ("Two, words", 1 / 3, ["punctuation:no_comma", "detectable_format:title"]),
-    (
-      ",",
-      0.0,
-      [
-        "punctuation:no_comma",
-        "detectable_format:title",
-        "length_constraints:number_words",
-      ],
-    ),
+    (",", 0.0, ["punctuation:no_comma", "detectable_format:title",
+      "length_constraints:number_words"]),
   ],
-)
+)  # fmt: skip
 def test_the_score_is_the_share_that_is_followed(response, score, missed):
   verdict = verify(response, [NO_COMMA, TITLE, TWO_WORDS])
   assert verdict.score == pytest.approx(score)
@@ -139,72 +132,36 @@ def test_each_instruction_counts_alike(follow):
     ("abc", "instructions ... list"),
     ({"id": "x"}, "instructions ... list"),
     (["abc"], "instructions[0] ... 'abc' ... \"id\""),
-    (
-      [NO_COMMA, {"kwargs": {}}],
-      "instructions[1] ... {'kwargs': {}} ... \"id\"",
-    ),
-    (
-      [{"id": "punctuation:nocomma"}],
-      "'punctuation:nocomma' ... unknown ... 'punctuation:no_comma'",
-    ),
-    (
-      [{"id": "count:nubmers"}],
-      "'count:nubmers' ... unknown ... 'count:numbers'",
-    ),
-    (
-      [{"id": "zzz"}],
-      "'zzz' ... unknown ... checkers.BUILT_IN ... if_library.KINDS",
-    ),
-    (
-      [{"id": "punctuation:no_comma", "kwarg": {}}],
-      "'punctuation:no_comma' ... 'kwarg' ... unknown",
-    ),
-    (
-      [{"id": "punctuation:no_comma", "kwargs": [1]}],
-      "'punctuation:no_comma' ... [1]",
-    ),
-    (
-      [{"id": "punctuation:no_comma", "kwargs": {"x": 1}}],
-      "'punctuation:no_comma' ... x = 1 ... unknown",
-    ),
-    (
-      [{"id": "startend:end_checker", "kwargs": {"end_phrse": "a"}}],
-      "'startend:end_checker' ... end_phrse = 'a' ... unknown ... end_phrase",
-    ),
-    (
-      [{"id": "startend:end_checker", "kwargs": {"end_phrase": None}}],
-      "'startend:end_checker' ... end_phrase",
-    ),
-    (
-      [{"id": "startend:end_checker", "kwargs": {"end_phrase": " "}}],
-      "'startend:end_checker' ... end_phrase = ' '",
-    ),
-    (
-      [
-        {
-          "id": "length_constraints:number_words",
-          "kwargs": {"num_words": 3, "relation": "more than"},
-        }
-      ],
+    ([NO_COMMA, {"kwargs": {}}],
+      "instructions[1] ... {'kwargs': {}} ... \"id\""),
+    ([{"id": "punctuation:nocomma"}],
+      "'punctuation:nocomma' ... unknown ... 'punctuation:no_comma'"),
+    ([{"id": "count:nubmers"}],
+      "'count:nubmers' ... unknown ... 'count:numbers'"),
+    ([{"id": "zzz"}],
+      "'zzz' ... unknown ... checkers.BUILT_IN ... if_library.KINDS"),
+    ([{"id": "punctuation:no_comma", "kwarg": {}}],
+      "'punctuation:no_comma' ... 'kwarg' ... unknown"),
+    ([{"id": "punctuation:no_comma", "kwargs": [1]}],
+      "'punctuation:no_comma' ... [1]"),
+    ([{"id": "punctuation:no_comma", "kwargs": {"x": 1}}],
+      "'punctuation:no_comma' ... x = 1 ... unknown"),
+    ([{"id": "startend:end_checker", "kwargs": {"end_phrse": "a"}}],
+      "'startend:end_checker' ... end_phrse = 'a' ... unknown ... end_phrase"),
+    ([{"id": "startend:end_checker", "kwargs": {"end_phrase": None}}],
+      "'startend:end_checker' ... end_phrase"),
+    ([{"id": "startend:end_checker", "kwargs": {"end_phrase": " "}}],
+      "'startend:end_checker' ... end_phrase = ' '"),
+    ([{"id": "length_constraints:number_words", "kwargs": {"num_words": 3,
+      "relation": "more than"}}],
       "'length_constraints:number_words' ... relation = 'more "
-      "than' ... of 'less than', 'at least', 'at most'",
-    ),
-    (
-      [
-        {
-          "id": "length_constraints:nth_paragraph_first_word",
-          "kwargs": {
-            "num_paragraphs": 2,
-            "nth_paragraph": 3,
-            "first_word": "a",
-          },
-        }
-      ],
+      "than' ... of 'less than', 'at least', 'at most'"),
+    ([{"id": "length_constraints:nth_paragraph_first_word",
+      "kwargs": {"num_paragraphs": 2, "nth_paragraph": 3, "first_word": "a"}}],
       "'length_constraints:nth_paragraph_first_word': "
-      "nth_paragraph = 3 ... num_paragraphs = 2",
-    ),
+      "nth_paragraph = 3 ... num_paragraphs = 2"),
   ],
-)
+)  # fmt: skip
 def test_wrong_instructions_are_refused_in_one_line(instructions, message):
   for refuse in (check, lambda wrong: verify("text", wrong)):
     with refuses(ValueError, message):

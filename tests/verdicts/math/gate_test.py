@@ -3,6 +3,7 @@ import pathlib
 
 import hypothesis
 import pytest
+import tiers
 from hypothesis import strategies
 
 from brorl_jax.verdicts.math import gate
@@ -19,43 +20,30 @@ CORPUS = pathlib.Path(__file__).parents[2] / "hostile" / "math.jsonl"
     ("\u202e1", "control or format character U+202E"),
     ("1\u0301", "combining or separating character U+0301"),
     ("1\u2028", "combining or separating character U+2028"),
-    ("x.__class__", "code-like text"),
-    (r"\text{a.__b__}", "code-like text"),
-    ("eval(1)", "code-like text"),
-    (r"\sum_{k} k", "unbounded operator"),
-    (r"\boxed{1}", "box in the answer"),
-    ("$1$ $2$", "several formulas"),
+    ("x.__class__", "code-like text"), (r"\text{a.__b__}", "code-like text"),
+    ("eval(1)", "code-like text"), (r"\sum_{k} k", "unbounded operator"),
+    (r"\boxed{1}", "box in the answer"), ("$1$ $2$", "several formulas"),
     ("b" * 33, "name of more than 32 letters"),
     ("(" * 13 + ")" * 13, "brackets deeper than 12"),
-    ("(1", "unbalanced brackets"),
-    ("1)", "unbalanced brackets"),
-    (r"\{1", "unbalanced brackets"),
-    (r"\{1}", "unbalanced brackets"),
+    ("(1", "unbalanced brackets"), ("1)", "unbalanced brackets"),
+    (r"\{1", "unbalanced brackets"), (r"\{1}", "unbalanced brackets"),
     ("1," * 32 + "1", "more than 32 items"),
-    ("1&" * 64 + "1", "more than 64 cells"),
-    ("|" * 9, "too many bars"),
+    ("1&" * 64 + "1", "more than 64 cells"), ("|" * 9, "too many bars"),
     ("1" * 41, "number of more than 40 digits"),
-    ("1e1000", "exponent too large"),
-    (r"\sin" * 9, "more than 8 functions"),
-    ("x^1" * 7, "more than 6 powers"),
-    ("2^2^2", "power of a power"),
-    ("2^{3}!", "power of a power"),
-    ("2**2**2", "power of a power"),
+    ("1e1000", "exponent too large"), (r"\sin" * 9, "more than 8 functions"),
+    ("x^1" * 7, "more than 6 powers"), ("2^2^2", "power of a power"),
+    ("2^{3}!", "power of a power"), ("2**2**2", "power of a power"),
     ("2^{2^2}", "power in an exponent"),
     (r"2^\frac{1}{2^3}", "power in an exponent"),
-    ("2^{(3!)}", "power in an exponent"),
-    ("2^{2501}", "exponent too large"),
-    ("(x+1)^{41}", "exponent too large"),
-    ("3!!", "factorial too large"),
-    ("(10^2)!", "factorial too large"),
-    ("2501!", "factorial too large"),
-    ("1! 1! 1! 1!", "factorial too large"),
-    ("abcd!", "factorial of a word"),
+    ("2^{(3!)}", "power in an exponent"), ("2^{2501}", "exponent too large"),
+    ("(x+1)^{41}", "exponent too large"), ("3!!", "factorial too large"),
+    ("(10^2)!", "factorial too large"), ("2501!", "factorial too large"),
+    ("1! 1! 1! 1!", "factorial too large"), ("abcd!", "factorial of a word"),
     (r"\binom{99999}{2}", "binomial too large"),
     (r"\binom{2501}{2}", "binomial too large"),
     (r"\sqrt[1000]{2}", "root too large"),
   ],
-)
+)  # fmt: skip
 def test_what_is_refused_and_why(text, reason):
   assert gate.screen(text) == ("", reason)
 
@@ -99,3 +87,68 @@ def test_honest_answers_of_the_corpus_pass():
     and gate.screen(line["answer"].strip())[1]
   ]
   assert refused == []
+
+
+@pytest.mark.parametrize(
+  "response, answer",
+  [
+    (r"\boxed{1} then \boxed{2}", "2"),
+    (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
+    (r"\boxed{\{1, 2\}}", r"\{1, 2\}"),
+    (r"\boxed{\\}", r"\\"),  # a line break, then the end of the box
+    (r"\boxed{\boxed{6}}", "6"), (r"\boxed{ \boxed {6} }", "6"),
+    (r"\boxed{a \boxed{6}}", r"a \boxed{6}"),
+    (r"\boxed{\boxed{1}+\boxed{2}}", r"\boxed{1}+\boxed{2}"),
+    (r"\boxed{3} and \boxed{4", "3"), (r"} \boxed{3} {", "3"),
+    (r"{ \boxed{3}", "3"), (r"\boxed{3}}", "3"), (r"\boxed{}", ""),
+    (r"<think>\boxed{1}</think>\boxed{2}", "2"),
+    (r"\boxed{1}</think>\boxed{2}</think>\boxed{3}", "3"),
+    ("\\boxed{\n3\t}", "3"),
+    ("\\boxed{3\x1c}", "3\x1c"),  # for the gate to refuse
+  ],
+)  # fmt: skip
+def test_the_last_complete_box_is_the_answer(response, answer):
+  assert gate.boxed(response) == answer
+
+
+@pytest.mark.parametrize(
+  "response",
+  [
+    "", "6", r"\boxed 6", r"\boxed", r"\fbox{6}", r"\\boxed{6}", r"\boxed{6",
+    r"\boxed{6\}", r"\boxed{{6}", r"<think>\boxed{6}",
+    r"<think>\boxed{6}</think>", r"<think></think>\boxed{6}<think>",
+  ],
+)  # fmt: skip
+def test_no_complete_box_after_the_thinking_is_no_answer(response):
+  assert gate.boxed(response) is None
+
+
+braced = strategies.recursive(
+  strategies.text("ab 1", max_size=4),
+  lambda inner: strategies.lists(inner, max_size=3).map(
+    lambda parts: "".join(f"{{{part}}}" for part in parts) + r"\{\}"
+  ),
+  max_leaves=8,
+)
+
+
+@hypothesis.given(braced, strategies.text(r"ab{}\ "))
+def test_balanced_text_comes_out_as_it_went_in(inside, before):
+  # The space ends an escape.
+  found = gate.boxed(f"{before} \\boxed{{{inside}}}")
+  assert found == inside.strip()
+
+
+def test_only_what_goes_around_everything_is_taken_off():
+  assert gate.unboxed(r" \boxed{4} ") == "4"
+  assert gate.unboxed(r"\boxed{4}, \boxed{5}") == r"\boxed{4}, \boxed{5}"
+  assert gate.unboxed("4") == "4"
+
+
+@pytest.mark.parametrize(
+  "piece", tiers.some([r"\boxed{", "{", "}", r"\boxed{x}", "\\"], 1)
+)
+def test_time_grows_with_the_length_only(piece):
+  # Quadratic in 2,000,000 characters would be more than a test may take.
+  assert gate.boxed(piece * (2_000_000 // len(piece))) in (None, "x")
+  assert gate.boxed(r"\boxed{" * 100_000 + "6" + "}" * 100_000)

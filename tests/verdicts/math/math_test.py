@@ -6,16 +6,26 @@ import subprocess
 import sys
 
 import hypothesis
+import pytest
 from hypothesis import strategies
 
 from brorl_jax.verdicts import math
+from brorl_jax.verdicts.base import Verdict
+from brorl_jax.verdicts.math import answers
 from brorl_jax.verdicts.math.symbolic import symbolic
 
 CORPUS = pathlib.Path(__file__).parents[2] / "hostile" / "math.jsonl"
 
 
 class Near:
+  """The judge in this process, counting."""
+
+  def __init__(self):
+    self.asked = []
+
   def ask(self, judge, *args, timeout):
+    assert (judge, timeout) == ("symbolic", answers.DEADLINE)
+    self.asked.append(args)
     return symbolic(*args)
 
 
@@ -89,3 +99,147 @@ def test_noise_changes_nothing(n, form):
 def test_any_response_has_a_verdict(text, gold):
   for response in (text, f"\\boxed{{{text}}}"):
     assert math.verify(response, gold, jail=Near()).status in ("pass", "fail")
+
+
+@pytest.fixture(autouse=True)
+def forget():
+  answers._known.clear()
+
+
+def verify(answer, gold, jail=None):
+  return math.verify(f"\\boxed{{{answer}}}", gold, jail=jail)
+
+
+@pytest.mark.parametrize(
+  "answer, gold, verdict",
+  [
+    ("0.5", "1/2", Verdict("pass", 1.0, "", "0.5")),
+    ("4", "5", Verdict("fail", 0.0, "wrong answer", "4")),
+    (" ", "5", Verdict("fail", 0.0, "empty answer", "")),
+    ("5;", "5", Verdict("fail", 0.0, "refused: code-like text", "5;")),
+    ("5 6", "5", Verdict("fail", 0.0, "unreadable: two numbers side by side",
+      "5 6")),
+    ("5,,6", "5", Verdict("fail", 0.0, "unreadable: an empty part", "5,,6")),
+    (r"2400!\cdot2400!", "5", Verdict("fail", 0.0, "refused: too large",
+      r"2400!\cdot2400!")),
+  ],
+)  # fmt: skip
+def test_verdicts_by_hand_need_no_jail(answer, gold, verdict):
+  assert verify(answer, gold) == verdict
+
+
+def test_no_box_is_no_answer():
+  assert math.verify("5", "5") == Verdict("fail", 0.0, "no answer", "")
+
+
+def test_a_long_answer_is_shown_cut():
+  verdict = verify("1" * 10**6, "5")
+  assert verdict.answer == "1" * 400
+  assert verdict.reason == "refused: 1000000 characters, at most 400"
+
+
+def test_the_jail_is_asked_once_for_a_pair():
+  jail = Near()
+  for _ in range(3):
+    assert verify(r"\sqrt{8}", r"2\sqrt2", jail).status == "pass"
+    assert verify(r"\sqrt{9.5}", r"2\sqrt2", jail).status == "fail"
+  assert len(jail.asked) == 2
+
+
+def test_a_failed_jail_is_invalid_and_not_remembered():
+  class Late:
+    def ask(self, judge, *args, timeout):
+      raise RuntimeError("late: 3.0 s")
+
+  verdict = verify(r"\sqrt{12}", r"2\sqrt3", Late())
+  assert verdict.status == "invalid"
+  assert verdict.reason == "verifier failed: late: 3.0 s"
+  assert verify(r"\sqrt{12}", r"2\sqrt3", Near()).status == "pass"
+
+
+def test_what_is_remembered_is_bounded(monkeypatch):
+  monkeypatch.setattr(answers, "_KNOWN_PAIRS", 3)
+  jail = Near()
+  for n in range(2, 9):
+    verify(rf"\sqrt{{{n}}}+\pi", r"\pi", jail)
+  assert len(answers._known) == 3
+
+
+def test_a_number_with_commas_is_also_a_list():
+  assert verify("1,234", "1234").status == "pass"
+  assert verify(r"\$1,234", "1234").status == "pass"
+  assert verify("1,234", "1, 234").status == "pass"
+  assert verify("1,234", "234, 1").status == "pass"
+  assert verify("1,234", "1235").status == "fail"
+
+
+def test_a_gold_that_the_gate_refuses_is_named():
+  with pytest.raises(ValueError, match="gold = '9\\^9\\^9': "):
+    verify("5", "9^9^9")
+
+
+@pytest.mark.parametrize(
+  "gold, clean",
+  [
+    (r" \boxed{12} ", "12"), (r"\frac{1}{2}", r"\frac{1}{2}"), ("0", "0"),
+    ("1", "1"), ("x=1", "x=1"), (r"x^2-1", r"x^2-1"), (r"\pm 2", r"\pm 2"),
+    (r"\{-1,1\}", r"\{-1,1\}"),
+    (r"(-\infty,0)\cup(0,\infty)", r"(-\infty,0)\cup(0,\infty)"),
+    (r"\text{Friday}", r"\text{Friday}"), ("C", "C"),
+    (r"5\text{ cm}", r"5\text{ cm}"),
+    (r"x<1 \text{ or } x>2", r"x<1 \text{ or } x>2"), (r"\infty", r"\infty"),
+    (r"\max(a,b)", r"\max(a,b)"), ("2516_8", "2516_8"),
+    ("4210_{5}", "4210_{5}"), ("1_2", "1_2"),
+    (r"\mathbb{R}\setminus\{2\}", r"\mathbb{R}\setminus\{2\}"),
+    (r"x\ne 0", r"x\ne 0"), (r"x\equiv 3\pmod 7", r"x\equiv 3\pmod 7"),
+    (r"0.6=\frac35", r"0.6=\frac35"), ("2/2=1", "2/2=1"), ("x+y=7", "x+y=7"),
+    (r"\text{none}", r"\text{none}"), ("3:45", "3:45"),
+  ],
+)  # fmt: skip
+def test_golds_that_can_be_used(gold, clean):
+  assert math.check_reference(gold, jail=Near()) == clean
+
+
+@pytest.mark.parametrize(
+  "gold, why",
+  [
+    ("", "gold is empty"), (r"\boxed{}", "gold is empty"),
+    (4, "gold is a int; use a text"), ("4 or 5", "it offers a choice"),
+    (r"4\text{ or }5", "it offers a choice"),
+    (r"\text{The answer is four, of course}", "it is a sentence"),
+    ("The answer is 4.", "unreadable: two numbers"),
+    (r"4\text{ is the answer}", "unreadable: unexpected is"),
+    ("9^{9^9}", "power in an exponent"), ("1,,2", "unreadable: an empty part"),
+    (r"\frac{1}{0}", "division by zero"),
+    ("1 2", "unreadable: two numbers side by side"),
+    (r"\foo{x}{", "unbalanced"), ("x=", "unreadable"),
+    (r"\foo{x}", r"unreadable: unknown \foo"), ("nan", "marks a missing value"),
+    ("NaN", "marks a missing value"), (r"\text{null}", "marks a missing value"),
+    ("5=6", "its parts are not equal"), ("x=3=4", "its parts are not equal"),
+    ("2518_8", "unreadable: 2518 is no number of base 8"),
+    (r"\cos^2x+\sin^2x", "1 equals it"),
+    (r"\sqrt2\sqrt3-\sqrt6", "0 equals it"), ("4\u200b", "U+200B"),
+  ],
+)  # fmt: skip
+def test_golds_that_cannot_be_used(gold, why):
+  with pytest.raises(ValueError) as error:
+    math.check_reference(gold, jail=Near())
+  assert why in str(error.value)
+  assert "\n" not in str(error.value)
+
+
+def test_a_jail_that_fails_is_no_fault_of_the_gold():
+  class Broken:
+    def ask(self, judge, *args, timeout):
+      raise RuntimeError("late")
+
+  assert math.check_reference(r"\max(a,c)", jail=Broken()) == r"\max(a,c)"
+
+
+def test_a_solution_of_gsm8k_is_told_what_to_keep():
+  gold = "She sold 48/2 = <<48/2=24>>24 clips.\n48+24 = 72\n#### 1,072 "
+  with pytest.raises(ValueError) as e:
+    math.check_reference(gold, jail=Near())
+  assert f"gold = {gold[:80]!r}" in str(e.value)
+  assert "'####'" in str(e.value) and "'1,072'" in str(e.value)
+  assert "\n" not in str(e.value)

@@ -25,9 +25,7 @@ MINUS_INFINITY = Leaf(r"-\infty", ("-", ("constant", "infinity")))
 @pytest.mark.parametrize(
   "text, node",
   [
-    ("1", ONE),
-    ("(1)", ONE),
-    ("{1}", ONE),
+    ("1", ONE), ("(1)", ONE), ("{1}", ONE),
     ("1.0", Leaf("1.0", Fraction(1), "", Fraction(1, 10))),
     (r"1\text{ cm}", Leaf("1", Fraction(1), "cm")),
     (r"\$1", Leaf("1", Fraction(1), "dollar")),
@@ -48,14 +46,11 @@ MINUS_INFINITY = Leaf(r"-\infty", ("-", ("constant", "infinity")))
     ("1, 2", Items("list", (ONE, TWO))),
     ("1, and 2", Items("list", (ONE, TWO))),
     ("1 or 2", Items("list", (ONE, TWO), choice=True)),
-    (r"\{1, 2\}", Items("set", (ONE, TWO))),
-    (r"\{\}", Items("set", ())),
+    (r"\{1, 2\}", Items("set", (ONE, TWO))), (r"\{\}", Items("set", ())),
     (r"\{1\}\cup\{2\}", Items("set", (ONE, TWO))),
     ("(1, 2)", Row("(", (ONE, TWO), ")")),
-    ("[1, 2)", Row("[", (ONE, TWO), ")")),
-    ("1:2", Row(":", (ONE, TWO), ":")),
-    ("x=1", Assign("x", ONE)),
-    ("1=x", Assign("x", ONE)),
+    ("[1, 2)", Row("[", (ONE, TWO), ")")), ("1:2", Row(":", (ONE, TWO), ":")),
+    ("x=1", Assign("x", ONE)), ("1=x", Assign("x", ONE)),
     ("f(x)=1", Assign("f(x)", ONE)),
     ("1<x<2", Assign("x", Row("(", (ONE, TWO), ")"))),
     (r"2\ge x>1", Assign("x", Row("(", (ONE, TWO), "]"))),
@@ -63,31 +58,14 @@ MINUS_INFINITY = Leaf(r"-\infty", ("-", ("constant", "infinity")))
     ("1<x", Assign("x", Row("(", (ONE, INFINITY), ")"))),
     (r"x\in[1,2]", Assign("x", Row("[", (ONE, TWO), "]"))),
     (r"\{x : 1<x<2\}", Assign("x", Row("(", (ONE, TWO), ")"))),
-    (
-      "x<1 or y<2",
-      Items(
-        "list",
-        (
-          Assign("x", Row("(", (MINUS_INFINITY, ONE), ")")),
-          Assign("y", Row("(", (MINUS_INFINITY, TWO), ")")),
-        ),
-        choice=True,
-      ),
-    ),
-    ("1=2", Relation(("=",), (ONE, TWO))),
-    ("Friday", Words("friday")),
-    (r"\text{(B)}", Words("B")),
-    (r"\text{no more}", Words("no more")),
-    (
-      r"\begin{pmatrix}1&2\\2&1\\\end{pmatrix}",
-      Row(
-        "matrix",
-        (Row("&", (ONE, TWO), "&"), Row("&", (TWO, ONE), "&")),
-        "matrix",
-      ),
-    ),
+    ("x<1 or y<2", Items("list", (Assign("x", Row("(", (MINUS_INFINITY, ONE),
+      ")")), Assign("y", Row("(", (MINUS_INFINITY, TWO), ")"))), choice=True)),
+    ("1=2", Relation(("=",), (ONE, TWO))), ("Friday", Words("friday")),
+    (r"\text{(B)}", Words("B")), (r"\text{no more}", Words("no more")),
+    (r"\begin{pmatrix}1&2\\2&1\\\end{pmatrix}", Row("matrix", (Row("&", (ONE,
+      TWO), "&"), Row("&", (TWO, ONE), "&")), "matrix")),
   ],
-)
+)  # fmt: skip
 def test_structures_by_hand(text, node):
   assert parse(text) == node
 

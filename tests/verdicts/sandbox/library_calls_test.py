@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("reasoning_gym")
 
-from brorl_jax.verdicts.gym import verifier as judge
+from brorl_jax.verdicts.gym import puzzles as judge
 from brorl_jax.verdicts.sandbox import library_calls, workers
 from brorl_jax.verdicts.sandbox.workers import Failed, Worker
 

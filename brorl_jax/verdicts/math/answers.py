@@ -1,21 +1,25 @@
-r"""Scores answers to math questions.
+r"""Scores answers to math questions, and checks that references are usable.
 
   verify(r"... so \boxed{\frac12}", "0.5").status    # "pass"
 
-The answer is the last complete box after the thinking (`extract`). A gate in
-linear time, without libraries, refuses unsafe text (`gate`). The answer is then
-parsed (`structure`) and compared exactly (`compare`, `exact`). Equality of
-expressions that are not fractions is left to a sandboxed worker with a deadline
-(`symbolic`).
+The answer is the last complete box after the thinking. A gate in linear time,
+without libraries, refuses unsafe text (`gate`). The answer is then parsed
+(`structure`) and compared exactly (`compare`). Equality of expressions that are
+not fractions is left to a sandboxed worker with a deadline (`symbolic`).
+
+A reference must equal itself and nothing trivial. A reference that everything
+equals, or nothing, trains the policy on noise.
 """
 
 from __future__ import annotations
 
 import functools
 import re
+from fractions import Fraction
 
-from brorl_jax.verdicts.base import Verdict
-from brorl_jax.verdicts.math import compare, extract, gate
+from brorl_jax.verdicts import strict_json
+from brorl_jax.verdicts.base import Domain, Field, Verdict, judged
+from brorl_jax.verdicts.math import compare, gate
 from brorl_jax.verdicts.math.nodes import (
   Assign,
   Items,
@@ -23,7 +27,9 @@ from brorl_jax.verdicts.math.nodes import (
   Node,
   Relation,
   Row,
+  Tree,
   Unreadable,
+  Words,
 )
 from brorl_jax.verdicts.math.structure import parse
 from brorl_jax.verdicts.math.tokens import plain
@@ -31,6 +37,9 @@ from brorl_jax.verdicts.sandbox.jail import Jail, mine
 
 DEADLINE = 3.0  # seconds in the jail; the slowest honest pair took 0.2
 _KNOWN_PAIRS = 16_384
+_MAX_WORDS = 4
+_MISSING = ("nan", "null")
+_OF_SENTENCES = frozenset("is are was answer equals therefore".split())
 
 
 def verify(response: str, gold: str, *, jail: Jail | None = None) -> Verdict:
@@ -52,7 +61,6 @@ def verify(response: str, gold: str, *, jail: Jail | None = None) -> Verdict:
     expressions that have the same value wherever both are defined
 
   Args:
-    response: The text of the response. Never executed.
     gold: The reference answer, as `check_reference` returns it.
     jail: Where "symbolic" runs, if the exact comparison does not decide; None:
       this thread's jail.
@@ -60,15 +68,15 @@ def verify(response: str, gold: str, *, jail: Jail | None = None) -> Verdict:
   Returns:
     "pass" or "fail"; "invalid" if the jail failed.
   """
-  answer = extract.boxed(response)
+  answer = gate.boxed(response)
   if answer is None:
-    return Verdict("fail", 0.0, "no answer", "")
+    return judged("no answer", "")
   shown = answer[: gate.MAX_LENGTH]
   if not answer or answer.isspace():
-    return Verdict("fail", 0.0, "empty answer", shown)
+    return judged("empty answer", shown)
   clean, reason = gate.screen(answer)
   if reason:
-    return Verdict("fail", 0.0, f"refused: {reason}", shown)
+    return judged(f"refused: {reason}", shown)
   wanted = _clean_gold(gold)
   equal, reason = _exactly(clean, wanted)
   if equal is None:
@@ -76,14 +84,12 @@ def verify(response: str, gold: str, *, jail: Jail | None = None) -> Verdict:
       equal = _symbolically(clean, wanted, jail)
     except RuntimeError as error:
       return Verdict("invalid", 0.0, f"verifier failed: {error}", shown)
-  if equal:
-    return Verdict("pass", 1.0, "", shown)
-  return Verdict("fail", 0.0, reason or "wrong answer", shown)
+  return judged("" if equal else reason or "wrong answer", shown)
 
 
-@functools.lru_cache(maxsize=16_384)
+@functools.lru_cache(maxsize=_KNOWN_PAIRS)
 def _clean_gold(gold: str) -> str:
-  clean, reason = gate.screen(extract.unboxed(gold))
+  clean, reason = gate.screen(gate.unboxed(gold))
   if reason:
     raise ValueError(f"gold = {gold[:80]!r}: {reason}; correct it")
   return clean
@@ -170,3 +176,100 @@ def _symbolically(answer: str, gold: str, jail: Jail | None) -> bool:
       _known.pop(next(iter(_known)), None)
     _known[pair] = equal
   return _known[pair]
+
+
+# References.
+
+
+def check_reference(gold: str, *, jail: Jail | None = None) -> str:
+  r"""Checks a reference answer and returns it as `verify` takes it.
+
+  Returns:
+    The reference without its box and outer spaces.
+
+  Raises:
+    ValueError: It is empty, unreadable, ambiguous ("4 or 5") or a sentence,
+      does not equal itself, or wrongly equals 0 or 1. The message is one line.
+  """
+  if not isinstance(gold, str):
+    raise ValueError(f"gold is a {type(gold).__name__}; use a text")
+  bare = gate.unboxed(gold)
+  if not bare:
+    raise ValueError("gold is empty; write the reference answer")
+  _, marks, last = bare.rpartition("####")
+  if marks:
+    raise ValueError(
+      f"gold = {gold[:80]!r}: a solution with its answer after '####', as in"
+      f" GSM8K; write only {last.strip()[:80]!r}"
+    )
+  clean, reason = gate.screen(bare)
+  if reason:
+    raise _refused(gold, reason)
+  try:
+    node = parse(clean)
+  except Unreadable as error:
+    raise _refused(gold, f"unreadable: {error}") from None
+  if reason := _fault(node):
+    raise _refused(gold, reason)
+  if not _passes(clean, clean, jail):
+    raise _refused(gold, "it does not equal itself")
+  for trivial in ("0", "1"):
+    if _value(node) != Fraction(trivial) and _passes(trivial, clean, jail):
+      raise _refused(gold, f"{trivial} equals it")
+  return clean
+
+
+def _refused(gold: str, reason: str) -> ValueError:
+  return ValueError(
+    f"gold = {gold[:80]!r}: {reason}; correct it or drop the line"
+  )
+
+
+def _passes(answer: str, gold: str, jail: Jail | None) -> bool:
+  verdict = verify(f"\\boxed{{{answer}}}", gold, jail=jail)
+  return verdict.status == "pass"
+
+
+def _value(node: Node) -> Tree:
+  node = node.value if isinstance(node, Assign) else node
+  node = compare.single(node) or node
+  node = node.sides[-1] if isinstance(node, Relation) else node  # of a chain
+  return node.tree if isinstance(node, Leaf) else None
+
+
+def _fault(node: Node) -> str:
+  """The error in the structure of a reference, or ""."""
+  if isinstance(node, Words):
+    words = node.text.split()
+    if node.text in _MISSING:
+      return "it marks a missing value"
+    if len(words) > _MAX_WORDS or not _OF_SENTENCES.isdisjoint(words):
+      return "it is a sentence"
+    return ""
+  if isinstance(node, Assign):
+    return _fault(node.value)
+  if isinstance(node, Items | Row):
+    if isinstance(node, Items) and node.choice and node.kind == "list":
+      return "it offers a choice"
+    parts = node.items
+  elif isinstance(node, Relation):
+    parts = node.sides
+    values = {part.tree for part in parts if isinstance(part, Leaf)}
+    numbers = all(isinstance(value, Fraction) for value in values)
+    if set(node.signs) == {"="} and numbers and len(values) > 1:
+      return "its parts are not equal"
+  else:
+    return f"unreadable: {node.why}" if node.tree is None else ""
+  return next(filter(None, map(_fault, parts)), "")
+
+
+DOMAIN = Domain(
+  name="math",
+  verify=lambda response, entry, jail: verify(
+    response, entry["answer"], jail=jail
+  ),
+  fields={"answer": Field(strict_json.answer)},
+  check_reference=lambda record: {"answer": check_reference(record["answer"])},
+  needs_jail="libraries",
+  one_answer=True,
+)

@@ -17,10 +17,13 @@ import difflib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from brorl_jax.verdicts.base import Verdict
+from brorl_jax.verdicts import strict_json
+from brorl_jax.verdicts.base import Domain, Field, Verdict, judged, require_text
 from brorl_jax.verdicts.instructions import if_library
 from brorl_jax.verdicts.instructions.checkers import BUILT_IN
 from brorl_jax.verdicts.sandbox import jail as jails
+from brorl_jax.verdicts.strict_json import Refused, show
+from brorl_jax.verdicts.strict_json import kind as type_of
 
 MAX_SHOWN = 1_000  # characters of the response that a verdict keeps
 
@@ -38,8 +41,6 @@ def verify(
   comma".
 
   Args:
-    response: The text of the response.
-    instructions: At least one, accepted by `check`.
     jail: Where the library's checkers run; None: this thread's jail. Built-in
       kinds need none.
 
@@ -50,13 +51,12 @@ def verify(
   Raises:
     ValueError: The response is not a text, or an instruction is wrong.
   """
-  if not isinstance(response, str):
-    raise ValueError(f"response is a {type(response).__name__}; use a text")
+  require_text(response)
   wanted = _read_all(instructions)
   text = response.rpartition("</think>")[2].strip()
   if not text or "<think>" in text:
     reason = "unfinished thinking" if text else "empty response"
-    return Verdict("fail", 0.0, reason, text[:MAX_SHOWN])
+    return judged(reason, text[:MAX_SHOWN])
   shown = text[:MAX_SHOWN]
   missed = []
   for kind, kwargs in wanted:
@@ -72,7 +72,7 @@ def verify(
   if missed:
     score = 1.0 - len(missed) / len(wanted)
     return Verdict("fail", score, f"not followed: {', '.join(missed)}", shown)
-  return Verdict("pass", 1.0, "", shown)
+  return judged("", shown)
 
 
 def check(instructions: Sequence[Mapping[str, Any]]) -> None:
@@ -83,8 +83,7 @@ def check(instructions: Sequence[Mapping[str, Any]]) -> None:
       Arguments that are None are ignored.
 
   Raises:
-    ValueError: The message is one line with instruction, argument, value and
-      remedy.
+    ValueError: With instruction, argument, value and remedy, in one line.
   """
   for kind, kwargs in _read_all(instructions):
     if kind not in BUILT_IN:
@@ -165,3 +164,34 @@ def _refuse_unknown(kind: str) -> None:
     else "use one of checkers.BUILT_IN or if_library.KINDS"
   )
   raise ValueError(f"instruction {kind!r} is unknown; {remedy}")
+
+
+def _instructions(value: Any) -> list[dict[str, Any]]:
+  if not isinstance(value, list) or not value:
+    raise Refused(
+      "instructions", f"{show(value)}; use a list with at least one"
+    )
+  for i, item in enumerate(value):
+    field = f"instructions[{i}]"
+    if not isinstance(item, dict) or item.keys() != {"id", "kwargs"}:
+      raise Refused(
+        field, f"{show(item)}; use an object with id and kwargs only"
+      )
+    if not isinstance(item["id"], str):
+      raise Refused(f"{field}.id", f"{type_of(item['id'])}; write it as text")
+    strict_json.mapping(item["kwargs"], f"{field}.kwargs")
+  return value
+
+
+def _entry(record: Mapping[str, Any]) -> Mapping[str, Any]:
+  check(record["instructions"])
+  return record
+
+
+DOMAIN = Domain(
+  name="instructions",
+  verify=lambda response, entry, jail: verify(response, **entry, jail=jail),
+  fields={"instructions": Field(_instructions)},
+  check_reference=_entry,
+  needs_jail="libraries",
+)

@@ -18,16 +18,22 @@ and formatting: "B or C", "B, because..." and "A B C D" fail.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from brorl_jax.verdicts import fields
-from brorl_jax.verdicts.base import Verdict
-from brorl_jax.verdicts.domain import Domain, Field
-from brorl_jax.verdicts.math import extract
-from brorl_jax.verdicts.math import verifier as math
+from brorl_jax.verdicts import math, strict_json
+from brorl_jax.verdicts.base import (
+  Domain,
+  Field,
+  Verdict,
+  judged,
+  overlong,
+  require_text,
+  tagged,
+)
+from brorl_jax.verdicts.math.gate import boxed, unboxed
 from brorl_jax.verdicts.stem import quantities, wording
-from brorl_jax.verdicts.strict_json import Refused, kind, show
+from brorl_jax.verdicts.strict_json import Refused, kind
 
 MAX_ANSWER = 1_000  # characters; the longest choice of GPQA-diamond has 400
 MAX_GOLD = 80  # of a short answer; sentences cannot be compared by spelling
@@ -80,7 +86,6 @@ def verify(
     an expression by `math.verify`, if the right answer is one
 
   Args:
-    response: Everything the policy wrote. Never executed.
     answer: What is right, as `check_reference` returns it.
     choices: The texts of the choices A, B, ...
     jail: For `math.verify`; this thread's by default, and only if needed.
@@ -91,28 +96,20 @@ def verify(
   Raises:
     ValueError: If the response is no text, or the answer no letter of a choice.
   """
-  if not isinstance(response, str):
-    raise ValueError(f"response is a {type(response).__name__}; use a text")
+  require_text(response)
   given = find(response)
   if not given:
-    reason = "no answer" if given is None else "empty answer"
-    return Verdict("fail", 0.0, reason, "")
-  if len(given) > MAX_ANSWER:
-    reason = f"too long: {len(given)} characters, at most {MAX_ANSWER}"
-    return Verdict("fail", 0.0, reason, given[:MAX_ANSWER])
+    return judged("no answer" if given is None else "empty answer", "")
+  if fail := overlong(given, MAX_ANSWER):
+    return fail
   if choices is not None:
     _check_letter(answer, choices)
-    return _verdict(_choice_fault(given, answer, choices), given)
+    letter, fault = _read_choice(given, choices)
+    wrong = "" if letter == answer else "wrong answer"
+    return judged(fault or wrong, given)
   if len(answer) == 1 and answer in LETTERS:
-    return _verdict(_letter_fault(given, answer), given)
+    return judged(_letter_fault(given, answer), given)
   return _short(given, answer, jail)
-
-
-def verify_entry(response: str, entry: Mapping[str, Any], jail: Any) -> Verdict:
-  """`verify` for an entry with "answer" and optional "choices"."""
-  return verify(
-    response, entry["answer"], choices=entry.get("choices"), jail=jail
-  )
 
 
 def find(response: str) -> str | None:
@@ -120,15 +117,9 @@ def find(response: str) -> str | None:
   tail = response.rpartition("</think>")[2]
   if "<think>" in tail:
     return None  # still thinking
-  box = extract.boxed(tail)
-  if box is not None:
-    return box
-  # Not a regular expression, which takes quadratic time on unclosed tags.
-  close = tail.rfind("</answer>")
-  start = tail.rfind("<answer>", 0, max(close, 0))
-  if start >= 0:
-    start += len("<answer>")
-    return tail[start : tail.find("</answer>", start)].strip()
+  for answer in (boxed(tail), tagged(tail)):
+    if answer is not None:
+      return answer
   line = None
   for spoken in _SPOKEN.finditer(tail):
     before = tail[max(0, spoken.start() - _MAX_DENIAL) : spoken.start()]
@@ -157,7 +148,7 @@ def check_reference(answer: str, choices: Sequence[str] | None = None) -> str:
   """
   if not isinstance(answer, str):
     raise ValueError(f"answer is a {type(answer).__name__}; use a text")
-  bare = extract.unboxed(answer)
+  bare = unboxed(answer)
   if not bare.strip():
     raise ValueError("answer is empty; write the reference answer")
   if choices is not None:
@@ -184,24 +175,18 @@ def check_reference(answer: str, choices: Sequence[str] | None = None) -> str:
   return bare
 
 
-def _verdict(fault: str, given: str) -> Verdict:
-  if fault:
-    return Verdict("fail", 0.0, fault, given)
-  return Verdict("pass", 1.0, "", given)
-
-
 def _short(given: str, answer: str, jail: Any) -> Verdict:
   if quantities.same(given, answer):
-    return _verdict("", given)
+    return judged("", given)
   right = quantities.read(answer)
   if right is not None and right.known:
     # Not by spelling, which ignores case: MeV is not meV.
     if right.unit or quantities.read(given) is not None:
-      return _verdict("wrong answer", given)
+      return judged("wrong answer", given)
   elif wording.same(given, answer):
-    return _verdict("", given)
+    return judged("", given)
   elif not _is_expression(answer):
-    return _verdict("wrong answer", given)
+    return judged("wrong answer", given)
   verdict = math.verify(f"\\boxed{{{given}}}", answer, jail=jail)
   return Verdict(verdict.status, verdict.score, verdict.reason, given)
 
@@ -211,13 +196,6 @@ def _letter_fault(given: str, answer: str) -> str:
   if letter:
     return "" if letter[1] == answer else "wrong answer"
   return "several letters" if _sprays(given) else "not a letter"
-
-
-def _choice_fault(given: str, answer: str, choices: Sequence[str]) -> str:
-  letter, fault = _read_choice(given, choices)
-  if letter is None:
-    return fault
-  return "" if letter == answer else "wrong answer"
 
 
 def _read_choice(given: str, choices: Sequence[str]) -> tuple[str | None, str]:
@@ -293,35 +271,23 @@ def _is_expression(answer: str) -> bool:
   )
 
 
-def _choices(value: Any, asked: str) -> list[str]:
+def _choices(value: Any) -> list[str]:
   if not isinstance(value, list):
     raise Refused("choices", f"{kind(value)}; write a list of texts")
-  # Only the verifier reads the choices; the policy reads the messages.
-  words = " ".join(asked.split())
-  for i, choice in enumerate(value):
-    if " ".join(fields.text(choice, f"choices[{i}]").split()) not in words:
-      raise Refused(
-        f"choices[{i}]", f"{show(choice)} is not in the prompt; add it there"
-      )
-  return value
-
-
-def _entry(record: Mapping[str, Any]) -> Mapping[str, Any]:
-  choices: Sequence[str] | None = record.get("choices")
-  entry: dict[str, Any] = {"answer": check_reference(record["answer"], choices)}
-  if choices is not None:
-    entry["choices"] = choices
-  return entry
+  return [strict_json.text(c, f"choices[{i}]") for i, c in enumerate(value)]
 
 
 DOMAIN = Domain(
   name="stem",
-  verify=verify_entry,
+  verify=lambda response, entry, jail: verify(response, **entry, jail=jail),
   fields={
-    "answer": Field(fields.answer),
-    "choices": Field(_choices, optional=True),
+    "answer": Field(strict_json.answer),
+    "choices": Field(_choices, optional=True, in_prompt=True),
   },
-  check_reference=_entry,
+  check_reference=lambda record: {
+    **record,
+    "answer": check_reference(**record),
+  },
   needs_jail="libraries",
   one_answer=True,
 )

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brorl_jax.verdicts.gym import mixture
+from brorl_jax.verdicts import mixture
 
 STEPS = st.integers(0, 2**40)
 POSITIONS = st.integers(0, 2**20 - 1)

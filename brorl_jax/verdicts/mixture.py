@@ -20,9 +20,6 @@ _GOLDEN = 0x9E3779B97F4A7C15
 def check(weights: Sequence[float]) -> None:
   """Refuses weights that do not define a distribution.
 
-  Args:
-    weights: One relative weight per family; they need not add up to 1.
-
   Raises:
     ValueError: A weight is negative or not finite, or the sum is not positive
       and finite.
@@ -45,16 +42,13 @@ def pick(seed: int, step: int, position: int, weights: Sequence[float]) -> int:
 
     P(pick = i) = weights[i] / sum(weights), independent over steps
 
-  Within a step the draws are as even as a lattice makes them: those of the
-  first n positions differ from n weights[i] / sum(weights) by about 1, where
+  Within a step the draws are as even as a lattice makes them: at the first n
+  positions they differ from n weights[i] / sum(weights) by about 1, where
   independent draws of 8 prompts from 12 families would leave one family with
   half as many prompts as another after 20 steps.
 
   Args:
-    seed: The run's data seed, >= 0.
-    step: Training step, >= 0.
     position: Place among the step's candidates, in [0, 2**20).
-    weights: One relative weight per family.
 
   Returns:
     An index into `weights`, never of a zero weight.
@@ -92,12 +86,8 @@ def index(step: int, position: int) -> int:
 
   Distinct (step, position) have distinct indexes in every family.
 
-  Args:
-    step: Training step, >= 0.
-    position: Place among the step's candidates, in [0, 2**20).
-
   Raises:
-    ValueError: An argument is out of range.
+    ValueError: The step is negative, or the position not in [0, 2**20).
   """
   _refuse_out_of_range(step, position)
   return step * POSITIONS + position

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from brorl_jax.verdicts import code
 from brorl_jax.verdicts.base import Verdict
-from brorl_jax.verdicts.code import cases, verifier
 from brorl_jax.verdicts.sandbox import jail as jails
 from brorl_jax.verdicts.sandbox import process, zygote
 from brorl_jax.verdicts.sandbox.protocol import Limits
@@ -54,20 +53,15 @@ def outcome(program, tests, jail, **limits):
   "response, program",
   [
     ("```python\nx = 1\n```", "x = 1\n"),
-    ("text\n\n```py\nx\n```\nmore", "x\n"),
-    ("```\nx\n```", "x\n"),
-    ("```PYTHON\nx\n```", "x\n"),
-    ("```Python3 title=a\nx\n```", "x\n"),
+    ("text\n\n```py\nx\n```\nmore", "x\n"), ("```\nx\n```", "x\n"),
+    ("```PYTHON\nx\n```", "x\n"), ("```Python3 title=a\nx\n```", "x\n"),
     ("``` python\nx\n```", "x\n"),
     ("````python\nx\n```\ny\n````", "x\n```\ny\n"),
-    ("~~~python\nx\n~~~", "x\n"),
-    ("~~~\n```\nx\n```\n~~~", "```\nx\n```\n"),
+    ("~~~python\nx\n~~~", "x\n"), ("~~~\n```\nx\n```\n~~~", "```\nx\n```\n"),
     ("```python\r\nx\r\ny\r\n```\r\n", "x\r\ny\r\n"),
     ("1. So:\n   ```python\n   if x:\n     y\n   ```", "if x:\n  y\n"),
-    ("```python\nx\n  ```", "x\n"),
-    ("```python\nx\n`````", "x\n"),
-    ("```python\n\n\n```", "\n\n"),
-    ("```python\n```", "\n"),
+    ("```python\nx\n  ```", "x\n"), ("```python\nx\n`````", "x\n"),
+    ("```python\n\n\n```", "\n\n"), ("```python\n```", "\n"),
     ("```python\na\n```\n```python\nb\n```", "b\n"),
     ("```python\na\n```\n```text\nb\n```", "a\n"),
     ("```python\na\n```\n```json\n{}\n```\n```cpp\nb\n```", "a\n"),
@@ -78,16 +72,12 @@ def outcome(program, tests, jail, **limits):
     ("<think>\n```python\na\n```\n</think>\nno code", None),
     ("<think>\n```python\na\n```\n", None),
     ("```python\na\n```\n<think>\n```python\nb\n```", "a\n"),
-    ("```python x = 1 ```", None),
-    ("```python\nx", None),
-    ("x = 1", None),
-    ("", None),
-    ("```c++\nx\n```", None),
-    ("``\nx\n``", None),
+    ("```python x = 1 ```", None), ("```python\nx", None), ("x = 1", None),
+    ("", None), ("```c++\nx\n```", None), ("``\nx\n``", None),
     ("```a`b\nx\n```", None),
     ("```python\nx = '```'\ny = 2\n```", "x = '```'\ny = 2\n"),
   ],
-)
+)  # fmt: skip
 def test_extract(response, program):
   assert code.extract(response) == program
 
@@ -133,48 +123,29 @@ def test_judge(jail):
     ("print(int(input()) ** 2)", 1.0, ""),
     ("print(int(input()) ** 2, end='')", 1.0, ""),
     ("print('\\n ', int(input()) ** 2, '\\t\\r\\n\\n')", 1.0, ""),
-    (
-      "n = int(input())\nprint(n * n if n else 7)",
-      0.667,
-      "wrong answer: 2 of 3 pass",
-    ),
+    ("n = int(input())\nprint(n * n if n else 7)", 0.667,
+      "wrong answer: 2 of 3 pass"),
     ("print(9)", 0.333, "wrong answer: 1 of 3 pass"),
     ("print(float(int(input()) ** 2))", 0.0, "wrong answer"),
-    (
-      "n = int(input())\n1 / n\nprint(n * n)",
-      0.667,
-      "runtime error: ZeroDivisionError, 2 of 3 pass",
-    ),
-    (
-      "import sys\nprint(int(input()) ** 2)\nsys.exit(3)",
-      0.0,
-      "runtime error: exit status: 3",
-    ),
-    (
-      "import sys\nprint(int(input()) ** 2)\nsys.exit('no')",
-      0.0,
-      "runtime error: exit status: 1",
-    ),
+    ("n = int(input())\n1 / n\nprint(n * n)", 0.667,
+      "runtime error: ZeroDivisionError, 2 of 3 pass"),
+    ("import sys\nprint(int(input()) ** 2)\nsys.exit(3)", 0.0,
+      "runtime error: exit status: 3"),
+    ("import sys\nprint(int(input()) ** 2)\nsys.exit('no')", 0.0,
+      "runtime error: exit status: 1"),
     ("print(", 0.0, "syntax error: SyntaxError in line 1"),
     ("x = 1\n  y", 0.0, "syntax error: IndentationError in line 2"),
     ("a = '\0'", 0.0, None),
     ("a = '\ud800'", 0.0, "syntax error: UnicodeEncodeError"),
     ("(" * 50_000, 0.0, "syntax error: SyntaxError in line 1"),
     ("", 0.0, "wrong answer"),
-    (
-      "import os\nn = int(input())\nprint(n * n, flush=True)\n"
-      "if n < 0: os.kill(os.getpid(), 9)\nos._exit(0)",
-      0.667,
-      "runtime error: PermissionError, 2 of 3 pass",
-    ),
-    (
-      "import ctypes\nn = int(input())\nprint(n * n, flush=True)\n"
-      "if n < 0: ctypes.string_at(0)",
-      0.667,
-      "killed: SIGSEGV, 2 of 3 pass",
-    ),
+    ("import os\nn = int(input())\nprint(n * n, flush=True)\n"
+      "if n < 0: os.kill(os.getpid(), 9)\nos._exit(0)", 0.667,
+      "runtime error: PermissionError, 2 of 3 pass"),
+    ("import ctypes\nn = int(input())\nprint(n * n, flush=True)\n"
+      "if n < 0: ctypes.string_at(0)", 0.667, "killed: SIGSEGV, 2 of 3 pass"),
   ],
-)
+)  # fmt: skip
 def test_stdio(jail, program, score, reason):
   got = outcome(program, SQUARE, jail)
   status = "pass" if score == 1.0 else "fail"
@@ -202,13 +173,6 @@ def test_a_test_has_its_time_and_all_have_theirs(jail):
   assert outcome(COMPUTES, squares(3), jail, test_s=0.5, total_s=1.0)[0] == (
     "pass"
   )
-
-
-@pytest.mark.parametrize("count", tiers.some([1, 20, 40], 1, 2))
-def test_right_is_right_for_any_number_of_tests(jail, count):
-  """As many seconds of CPU as it takes, a tenth for each test."""
-  program = COMPUTES.replace("0.15", "0.1")
-  assert outcome(program, squares(count), jail, test_s=1.0)[0] == "pass"
 
 
 @pytest.mark.parametrize("mode", tiers.some(["stdio", "call"], 1))
@@ -297,7 +261,7 @@ def test_what_ended_badly_is_not_decoded(monkeypatch):
   def loads(data):
     raise AssertionError("its score is 0")
 
-  monkeypatch.setattr(verifier.codec, "loads", loads)
+  monkeypatch.setattr(code.codec, "loads", loads)
   assert outcome("pass", ADD, jail) == ("fail", 0.0, "time-out")
 
 
@@ -379,15 +343,6 @@ def test_outputs_are_limited(jail):
   )
 
 
-@pytest.mark.slow
-def test_long_inputs_and_outputs(jail):
-  numbers = list(range(200_000))
-  text = "\n".join(map(str, numbers))
-  tests = {"inputs": [text], "outputs": [text]}
-  echo = "import sys\nfor line in sys.stdin: print(int(line))"
-  assert outcome(echo, tests, jail, output_bytes=2 << 20)[0] == "pass"
-
-
 @pytest.mark.parametrize(
   "got, want",
   [
@@ -398,46 +353,24 @@ def test_long_inputs_and_outputs(jail):
   ],
 )  # fmt: skip
 def test_same_output(got, want):
-  assert cases.same_output(got.encode(), want.encode())
+  assert code.same_output(got.encode(), want.encode())
 
 
 @pytest.mark.parametrize(
   "got, want",
   [
-    ("1 2 3", "1 2\n3"),
-    ("1\n2", "1 2"),
-    ("12", "1 2"),
-    ("1 2 3", "1 2"),
-    ("", "1"),
-    ("1", ""),
-    ("yes", "YES"),
-    ("3.0", "3"),
-    ("1000001", "1000000"),
+    ("1 2 3", "1 2\n3"), ("1\n2", "1 2"), ("12", "1 2"), ("1 2 3", "1 2"),
+    ("", "1"), ("1", ""), ("yes", "YES"), ("3.0", "3"), ("1000001", "1000000"),
     ("1000000.5", "1000000.4"),  # a shown digit counts
-    ("1234567.00", "1234567.89"),
-    ("1000001.0", "1000000"),
-    ("0.3334", "0.3333"),
-    ("0.00000001", "0.0"),
-    ("nan", "nan.0"),
-    ("nan", "1.0"),
-    ("inf", "1.0"),
-    ("1e999", "1.0"),
-    ("1_0.0", "10.0"),
-    ("0x10", "16.0"),
-    ("1.0.0", "1.0"),
-    ("+", "1.0"),
-    ("1" * 500 + ".0", "1" * 500 + ".5"),
-    ("\uff11", "1"),
-    ("1.2.3", "1.2.4"),
+    ("1234567.00", "1234567.89"), ("1000001.0", "1000000"),
+    ("0.3334", "0.3333"), ("0.00000001", "0.0"), ("nan", "nan.0"),
+    ("nan", "1.0"), ("inf", "1.0"), ("1e999", "1.0"), ("1_0.0", "10.0"),
+    ("0x10", "16.0"), ("1.0.0", "1.0"), ("+", "1.0"),
+    ("1" * 500 + ".0", "1" * 500 + ".5"), ("\uff11", "1"), ("1.2.3", "1.2.4"),
   ],
-)
+)  # fmt: skip
 def test_not_same_output(got, want):
-  assert not cases.same_output(got.encode(), want.encode())
-
-
-def test_bytes_that_are_no_text():
-  assert not cases.same_output(b"\xff", "ÿ".encode())
-  assert not cases.same_output(bytes(range(256)), b"1")
+  assert not code.same_output(got.encode(), want.encode())
 
 
 @hypothesis.given(st.binary(max_size=40), st.binary(max_size=40))
@@ -445,7 +378,7 @@ def test_same_output_ignores_white_space_alone(a, b):
   hypothesis.assume(b"." not in b)
   rows = [[w for w in x.split(b"\n") if w.split()] for x in (a, b)]
   equal = [[w.split() for w in row] for row in rows]
-  assert cases.same_output(a, b) == (equal[0] == equal[1])
+  assert code.same_output(a, b) == (equal[0] == equal[1])
 
 
 # Function calls.
@@ -461,17 +394,11 @@ def test_same_output_ignores_white_space_alone(a, b):
       ("class Solution:\n  add = staticmethod(sum)", 0.0, None),
       ("def add(a, b) -> List[int]: return a + b", 1.0, ""),
       ("from operator import add", 1.0, ""),
-      (
-        "def add(a, b): return a + b if a else None",
-        0.667,
-        "wrong answer: 2 of 3 pass",
-      ),
+      ("def add(a, b): return a + b if a else None", 0.667,
+        "wrong answer: 2 of 3 pass"),
       ("def add(a, b): return float(a + b)", 1.0, ""),
-      (
-        "def add(a, b): return a + b if a else False",
-        0.667,
-        "wrong answer: 2 of 3 pass",
-      ),
+      ("def add(a, b): return a + b if a else False", 0.667,
+        "wrong answer: 2 of 3 pass"),
       ("def add(a): return a", 0.0, "runtime error: TypeError"),
       ("def sub(a, b): return a", 0.0, "no function: add"),
       ("add = 3", 0.0, "no function: add"),
@@ -479,23 +406,17 @@ def test_same_output_ignores_white_space_alone(a, b):
       ("1 / 0\ndef add(a, b): return a + b", 0.0, None),
       ("def add(a, b):", 0.0, "syntax error: IndentationError in line 1"),
       ("raise SystemExit(0)", 0.0, "runtime error: SystemExit"),
-      (
-        "import sys\ndef add(a, b): sys.exit(0)",
-        0.0,
-        "runtime error: SystemExit",
-      ),
+      ("import sys\ndef add(a, b): sys.exit(0)", 0.0,
+        "runtime error: SystemExit"),
       ("import os\ndef add(a, b): os._exit(0)", 0.0, "ended early"),
-      (
-        "import os\ndef add(a, b): return a + b if a else os._exit(0)",
-        0.667,
-        "ended early: 2 of 3 pass",
-      ),
+      ("import os\ndef add(a, b): return a + b if a else os._exit(0)", 0.667,
+        "ended early: 2 of 3 pass"),
       ("def add(a, b):\n  while True: pass", 0.0, "time-out"),
       ("from operator import add\nif __name__ == '__main__': 1 / 0", 1.0, ""),
     ],
     5,
   ),
-)
+)  # fmt: skip
 def test_calls(jail, program, score, reason):
   got = outcome(program, ADD, jail, test_s=1.0 if "while" in program else 5.0)
   status = "pass" if score == 1.0 else "fail"
@@ -755,25 +676,19 @@ def test_results_that_are_no_values(payload):
 )
 def test_malformed_tests_are_refused_in_one_line(tests, named):
   with pytest.raises(ValueError) as error:
-    cases.parse(tests)
+    code.parse_tests(tests)
   assert named in str(error.value)
   assert "\n" not in str(error.value)
 
 
 def test_tests_that_can_be_used():
   for tests in (SQUARE, ADD, {"check": CHECK, "fn_name": "add"}):
-    cases.parse(tests)
-  cases.parse({**SQUARE, "fn_name": None})
-  cases.parse({"inputs": [["1", "2"]], "outputs": [["3", "4"]]})
+    code.parse_tests(tests)
+  code.parse_tests({**SQUARE, "fn_name": None})
+  code.parse_tests({"inputs": [["1", "2"]], "outputs": [["3", "4"]]})
   # Not unpickled, not unpacked: text like any other.
-  cases.parse({"inputs": ["gASVBAAAAAAAAAB9lC4="], "outputs": ["x"]})
-  cases.parse({"inputs": [[1], [2]], "outputs": [0, None], "fn_name": "f"})
-
-
-def test_lists_of_lines_are_joined(jail):
-  tests = {"inputs": [["1", "2"]], "outputs": [["3", "4"]]}
-  program = "print(int(input()) + 2)\nprint(int(input()) + 2)"
-  assert outcome(program, tests, jail)[0] == "pass"
+  code.parse_tests({"inputs": ["gASVBAAAAAAAAAB9lC4="], "outputs": ["x"]})
+  code.parse_tests({"inputs": [[1], [2]], "outputs": [0, None], "fn_name": "f"})
 
 
 GUESSES = {"inputs": [f"{i}\n" for i in range(5)]}
@@ -867,17 +782,13 @@ def test_a_program_under_a_check_holds_its_two_pipes_alone(jail):
 @pytest.mark.parametrize(
   "tests, says",
   [
-    (
-      {"inputs": ["1", "2", "1"], "outputs": ["1", "2", "3"]},
-      "inputs[2] equals ",
-    ),
-    (
-      {"inputs": [[1], [1]], "outputs": [1, 2], "fn_name": "f"},
-      "inputs[1] equals",
-    ),
+    ({"inputs": ["1", "2", "1"], "outputs": ["1", "2", "3"]},
+      "inputs[2] equals "),
+    ({"inputs": [[1], [1]], "outputs": [1, 2], "fn_name": "f"},
+      "inputs[1] equals"),
     ({"inputs": [[1]], "outputs": [1], "fn_name": "def"}, "a Python name"),
   ],
-)
+)  # fmt: skip
 def test_tests_that_nothing_can_pass_are_refused(tests, says):
   with pytest.raises(ValueError, match=re.escape(says)):
-    cases.parse(tests)
+    code.parse_tests(tests)

@@ -1,0 +1,533 @@
+"""Runs the program of a response on all its tests.
+
+    verify("print(int(input()) ** 2)", {"inputs": ["3"], "outputs": ["9"]})
+    verify_entry(response, {"tests": {...}}).score    # share of tests that pass
+
+Tests are of three kinds:
+
+  {"inputs": ["3\\n"], "outputs": ["9\\n"]}
+    Text for standard input, and the text expected on standard output. Lists of
+    texts are joined by line ends. Starting a process is most of the cost of a
+    test, so one process runs a few tests, each with its own streams and
+    `__main__`. If the first failing test was not the first of its process, it
+    runs again alone. If it then passes, all tests run alone, so that no program
+    fails because of state from an earlier test.
+  {"inputs": [[3, 4]], "outputs": [7], "fn_name": "add"}
+    Lists of arguments and expected values. An input may be a text with one JSON
+    argument per line; then a text output is parsed as JSON too, if possible. If
+    every output is a list of one item, the item is accepted as well as the
+    list, because some data sets wrap each value so. A `class Solution` with
+    a method fn_name is created anew for each call. The names of `typing` need
+    no import.
+  {"check": "def check(candidate): ...", "fn_name": "add"}
+    A function that calls the candidate and asserts. One test in two processes.
+
+The program runs in a jail (sandbox/). Expected values never enter the jail; the
+comparison happens outside. Each test has `Limits.test_s` CPU seconds, all tests
+together `Limits.total_s`; `time_limit` of an example replaces the former. If
+the time is exceeded or the run ends otherwise, the score is 0. If only the
+process of one test is killed, that test fails.
+
+Outputs are compared line by line and word by word. Blank lines and the amount
+of white space are ignored. If the expected word has a decimal point, a number
+within 1e-6 of it (1e-9 around 0) matches. sandbox/codec.py compares values.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import json
+import keyword
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from brorl_jax.verdicts import strict_json
+from brorl_jax.verdicts.base import Domain, Field, Verdict, judged, overlong
+from brorl_jax.verdicts.sandbox import codec, process, protocol, zygote
+from brorl_jax.verdicts.sandbox import jail as jails
+from brorl_jax.verdicts.sandbox.protocol import Limits
+from brorl_jax.verdicts.sandbox.usage import MAX_TEST_S
+from brorl_jax.verdicts.strict_json import Refused, show
+
+MAX_PROGRAM = 100_000  # characters
+MAX_TESTS = 10_000
+MAX_TEXT = 8 << 20  # bytes of one test's input or output
+
+_LANGUAGES = ("", "python", "python3", "py")
+_DEFAULT = Limits()
+_KILLED = f"exit status: {protocol.KILLED}"  # the frame has the reason
+_TOGETHER = 8  # tests per process; each takes two of 64 descriptors
+_REASONS = ("runtime error", "syntax error", "no function", "wrong answer")
+_EMPTY = "tests expects only empty outputs; any program would pass"
+_RELATIVE, _ABSOLUTE = 1e-6, 1e-9  # errors that a decimal may have
+
+Jail = jails.Jail | zygote.Zygote
+
+
+def verify_entry(
+  response: str,
+  entry: Mapping[str, Any],
+  *,
+  limits: Limits = _DEFAULT,
+  jail: Jail | None = None,
+) -> Verdict:
+  """Scores the program in a response.
+
+  Args:
+    entry: Its "tests" and optionally a "time_limit": CPU seconds of one test,
+      in place of `limits.test_s`.
+    jail: Where to run it; None: this thread's jail.
+
+  Raises:
+    ValueError: The tests are malformed.
+  """
+  program = extract(response)
+  if program is None:
+    return judged("no program", "")
+  if entry.get("time_limit") is not None:
+    test_s = float(entry["time_limit"])
+    total_s = max(limits.total_s, test_s)
+    limits = dataclasses.replace(limits, test_s=test_s, total_s=total_s)
+  return verify(program, entry["tests"], limits=limits, jail=jail)
+
+
+_FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})([^`]*)")
+
+
+def extract(response: str) -> str | None:
+  """The program of a response, or None.
+
+  It is the last complete fenced block (backquotes or tildes) that is marked as
+  Python or has no language. Thinking is ignored: only text after the last
+  `</think>` and before an unclosed `<think>` counts. A fence at least as long,
+  alone on its line, ends a block. The indentation of the opening fence is
+  removed from the lines.
+  """
+  text = response.rpartition("</think>")[2].partition("<think>")[0]
+  program = block = None
+  indent = fence = language = ""
+  for line in text.split("\n"):
+    bare = line.rstrip("\r \t")
+    if block is not None:
+      marks = bare.strip()
+      if set(marks) == {fence[0]} and len(marks) >= len(fence):
+        if language in _LANGUAGES:
+          program = "\n".join(block) + "\n"
+        block = None
+      else:
+        block.append(line.removeprefix(indent))
+    elif match := _FENCE.fullmatch(bare):
+      indent, fence = match[1], match[2]
+      language = re.match(r"\s*(\w*)", match[3])[1].lower()  # type: ignore
+      block = []
+  return program
+
+
+def verify(
+  program: str,
+  tests: Mapping[str, Any],
+  *,
+  limits: Limits = _DEFAULT,
+  jail: Jail | None = None,
+) -> Verdict:
+  """Runs a program on every test.
+
+  Args:
+    tests: See the module.
+    jail: As for `verify_entry`.
+
+  Returns:
+    "pass" if every test passes, else "fail" with the share that passes;
+    "invalid" if there is no jail or it failed.
+
+  Raises:
+    ValueError: The tests are malformed.
+  """
+  parsed = parse_tests(tests)
+  if fail := overlong(program, MAX_PROGRAM):
+    return fail
+  try:
+    jail = jails.mine() if jail is None else jail
+    ended = _run(program, parsed, limits, jail)
+  except process.Failed as error:
+    return Verdict("invalid", 0.0, f"verifier failed: {error}", program)
+  return _verdict(program, parsed, ended)
+
+
+def _run(
+  program: str, tests: Tests, limits: Limits, jail: Jail
+) -> zygote.Ended:
+  job = {"mode": tests.mode, "program": program, **tests.job}
+  # An output far longer than the expected one cannot match.
+  output_bytes = max(limits.output_bytes, 2 * max(tests.sizes))
+  limits = dataclasses.replace(limits, output_bytes=output_bytes)
+  received = limits.result_bytes + 2 * sum(tests.sizes)
+  if tests.mode != "stdio":
+    return jail.run(job, limits=limits, tests=tests.check, received=received)
+  inputs, left = tests.job["inputs"], limits.total_s
+
+  def run(which: Sequence[str], together: int) -> zygote.Ended:
+    nonlocal left
+    batch_job = {**job, "inputs": which, "together": together}
+    rest = dataclasses.replace(limits, total_s=left)
+    ended = jail.run(batch_job, limits=rest, received=received)
+    left -= ended.cpu_s
+    return ended
+
+  ended = run(inputs, _TOGETHER)
+  index = _failed_after_others(tests, ended)
+  if index is None or left <= 0:
+    return ended
+  # A test that also fails alone is wrong. Otherwise all tests run alone, and
+  # only these results count: a second try must not be a second guess.
+  alone = run([inputs[index]], 1)
+  fails = alone.reason or _fails(tests, index, alone.frames[0])
+  return ended if fails or left <= 0 else run(inputs, 1)
+
+
+def _failed_after_others(tests: Tests, ended: zygote.Ended) -> int | None:
+  """The first failing test, if other tests ran in its process before."""
+  if ended.reason not in ("", _KILLED):
+    return None
+  for index, frame in enumerate(ended.frames[: len(tests.outputs)]):
+    if _fails(tests, index, frame):
+      return None if frame.first else index
+  return None
+
+
+def _fails(tests: Tests, index: int, frame: zygote.Frame) -> bool:
+  before = frame.index == protocol.BEFORE
+  return before or bool(_fault_of_output(frame, tests.outputs[index]))
+
+
+def _verdict(program: str, tests: Tests, ended: zygote.Ended) -> Verdict:
+  count = len(tests.outputs)
+  if ended.reason and not (tests.mode == "stdio" and ended.reason == _KILLED):
+    return judged(ended.reason, program)
+  passed, fault = _count(tests, ended.frames)
+  if passed == count and not fault and not ended.reason:
+    return judged("", program)
+  if len(ended.frames) < count and not fault:
+    fault = "ended early"
+  if count > 1 and passed:
+    fault = f"{fault}{',' if ':' in fault else ':'} {passed} of {count} pass"
+  return Verdict("fail", min(passed, count - 1) / count, fault, program)
+
+
+def _count(tests: Tests, frames: Sequence[zygote.Frame]) -> tuple[int, str]:
+  """Number of tests that pass, and the reason of the first failure."""
+  if frames and frames[0].index == protocol.BEFORE:
+    return 0, _reason(frames[0].why)
+  if len(frames) > len(tests.outputs):
+    return 0, "malformed results"
+  if tests.mode == "call":
+    return _count_calls(tests.outputs, frames)
+  faults = []
+  for frame, want in zip(frames, tests.outputs, strict=False):
+    if tests.mode == "stdio":
+      faults.append(_fault_of_output(frame, want))
+    else:
+      faults.append(_reason(frame.why) if frame.why else "")
+  return faults.count(""), next(filter(None, faults), "")
+
+
+def _fault_of_output(frame: zygote.Frame, want: bytes) -> str:
+  if frame.status == protocol.OVERFLOW:
+    return "too much output"
+  if os.WIFSIGNALED(frame.status):
+    return zygote.why(frame.status)
+  if frame.status:
+    name = _printable(frame.why)
+    return f"runtime error: {name or zygote.why(frame.status)}"
+  return "" if same_output(frame.payload, want) else "wrong answer"
+
+
+def _count_calls(
+  outputs: Sequence[Any], frames: Sequence[zygote.Frame]
+) -> tuple[int, str]:
+  # Some data sets wrap each value in a list.
+  readings = [list(outputs)]
+  if all(isinstance(want, list) and len(want) == 1 for want in outputs):
+    readings.append([want[0] for want in outputs])
+  faults: list[list[str]] = [[] for _ in readings]
+  for i, frame in enumerate(frames):
+    try:
+      got = None if frame.why else codec.decode(codec.loads(frame.payload))
+    except ValueError:
+      return 0, "malformed results"
+    for wanted, found in zip(readings, faults, strict=True):
+      if frame.why:
+        found.append(_reason(frame.why))
+      else:
+        found.append("" if codec.same(got, wanted[i]) else "wrong answer")
+  best = max(faults, key=lambda found: found.count(""))  # the first of equals
+  return best.count(""), next(filter(None, best), "")
+
+
+def _reason(why: bytes) -> str:
+  """A reason from the jail; the program may have forged it."""
+  code, _, details = _printable(why).partition(":")
+  if code not in _REASONS:
+    return f"runtime error: {code}"
+  return f"{code}:{details}" if details else code
+
+
+def _printable(text: bytes) -> str:
+  decoded = text[:200].decode("utf-8", "replace")
+  return "".join(c if c.isprintable() else "?" for c in decoded)
+
+
+# The tests.
+
+
+@dataclasses.dataclass(frozen=True)
+class Tests:
+  """Tests as a job for the jail, and the expected values, kept outside."""
+
+  mode: str
+  job: Mapping[str, Any]
+  outputs: Sequence[Any]
+  sizes: Sequence[int]  # of the encoded outputs, in bytes
+  check: bytes = b""
+
+
+def parse_tests(tests: Any) -> Tests:
+  """Checks the tests of an example and prepares them for the jail.
+
+  Raises:
+    ValueError: The tests are of no kind that the module names, empty, too many,
+      do not match the outputs in number, expect only empty outputs, or have
+      values that are too large or not plain data. The message is one line.
+  """
+  if not isinstance(tests, Mapping):
+    raise ValueError(f"tests is a {type(tests).__name__}; use an object")
+  unknown = tests.keys() - {"inputs", "outputs", "fn_name", "check"}
+  if unknown:
+    raise ValueError(
+      f"tests has the unknown field {min(map(str, unknown))!r}; use inputs,"
+      " outputs, fn_name or check"
+    )
+  name = tests.get("fn_name")
+  if name and not (
+    isinstance(name, str)
+    and name.isidentifier()
+    and not keyword.iskeyword(name)
+  ):
+    raise ValueError(f"tests.fn_name = {name!r}; use a Python name")
+  if tests.get("check") is not None:
+    return _parse_check(tests, name)
+  inputs: Any = tests.get("inputs")
+  outputs: Any = tests.get("outputs")
+  for field, values in (("inputs", inputs), ("outputs", outputs)):
+    if not isinstance(values, list):
+      kind = type(values).__name__
+      raise ValueError(f"tests.{field} is a {kind}; use a list")
+  if not 1 <= len(inputs) <= MAX_TESTS:
+    raise ValueError(f"tests has {len(inputs)} inputs; use 1 to {MAX_TESTS}")
+  if len(inputs) != len(outputs):
+    raise ValueError(
+      f"tests has {len(inputs)} inputs and {len(outputs)} outputs; use as many"
+      " of each"
+    )
+  if name:
+    return _parse_calls(inputs, outputs, name)
+  texts = [_text(v, f"inputs[{i}]").decode() for i, v in enumerate(inputs)]
+  expected = [_text(v, f"outputs[{i}]") for i, v in enumerate(outputs)]
+  if not b"".join(expected).split():
+    raise ValueError(_EMPTY)
+  _refuse_contradiction(texts, expected)
+  return Tests("stdio", {"inputs": texts}, expected, [*map(len, expected)])
+
+
+def _parse_check(tests: Mapping[str, Any], name: Any) -> Tests:
+  if "inputs" in tests or "outputs" in tests:
+    raise ValueError("tests has check as well as inputs or outputs; keep one")
+  if not name:
+    raise ValueError("tests has check but no fn_name; name the function")
+  source = _text(tests["check"], "check")
+  try:
+    body = ast.parse(source).body
+  except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+    raise ValueError(f"tests.check is not Python: {error}") from None
+  kinds = {n.name for n in body if isinstance(n, ast.FunctionDef)}
+  if "check" not in kinds:
+    raise ValueError("tests.check defines no function check(candidate)")
+  return Tests("check", {"function": name}, [b""], [0], source)
+
+
+def _parse_calls(
+  inputs: Sequence[Any], outputs: Sequence[Any], name: str
+) -> Tests:
+  nodes, expected, sizes = [], [], []
+  for i, (given, want) in enumerate(zip(inputs, outputs, strict=True)):
+    where = f"inputs[{i}]"
+    if isinstance(given, str):
+      lines = _text(given, where).decode().split("\n")
+      arguments = [_json(line, where) for line in lines if line.strip()]
+      if isinstance(want, str):
+        try:
+          want = _json(want, "")
+        except ValueError:
+          pass  # a plain text
+    elif isinstance(given, (list, tuple)):
+      arguments = list(given)
+    else:
+      raise ValueError(
+        f"tests.{where} is a {type(given).__name__}; use a list of arguments,"
+        " or a text with one JSON argument per line"
+      )
+    nodes.append(_node(arguments, where))
+    sizes.append(len(codec.dumps(_node(want, f"outputs[{i}]"))))
+    expected.append(want)
+  if all(want in (None, "", [], {}, [None], [""], [[]]) for want in expected):
+    raise ValueError(_EMPTY)
+  _refuse_contradiction([*map(codec.dumps, nodes)], expected)
+  return Tests("call", {"function": name, "calls": nodes}, expected, sizes)
+
+
+def _refuse_contradiction(
+  inputs: Sequence[str | bytes], outputs: Sequence[Any]
+) -> None:
+  first: dict[str | bytes, int] = {}
+  for i, given in enumerate(inputs):
+    j = first.setdefault(given, i)
+    if outputs[i] != outputs[j]:
+      raise ValueError(
+        f"tests.inputs[{i}] equals inputs[{j}] but expects another output; no"
+        " program could pass both"
+      )
+
+
+def _text(value: Any, where: str) -> bytes:
+  if isinstance(value, list) and all(isinstance(v, str) for v in value):
+    value = "\n".join(value)
+  if not isinstance(value, str):
+    raise ValueError(f"tests.{where} is a {type(value).__name__}; use a text")
+  try:
+    data = value.encode()
+  except UnicodeEncodeError:
+    raise ValueError(f"tests.{where} has a lone surrogate") from None
+  if len(data) > MAX_TEXT:
+    raise ValueError(
+      f"tests.{where} has {len(data)} bytes; use at most {MAX_TEXT}"
+    )
+  return data
+
+
+def _json(text: str, where: str) -> Any:
+  try:
+    return json.loads(text)
+  except (ValueError, RecursionError) as error:
+    raise ValueError(f"tests.{where} is a text but not JSON: {error}") from None
+
+
+def _node(value: Any, where: str) -> Any:
+  node = codec.encode(value)
+  if _has_opaque(node):
+    raise ValueError(
+      f"tests.{where} is not plain data, or has more than {codec.MAX_NODES}"
+      f" values, or nests more than {codec.MAX_DEPTH} deep"
+    )
+  return node
+
+
+def _has_opaque(node: Any) -> bool:
+  if type(node) is not list:
+    return False
+  return node[0] == "x" or any(map(_has_opaque, node[1:]))
+
+
+# Comparison of an output with the expected one.
+
+_DECIMAL = re.compile(rb"[+-]?\d+\.\d+")
+_NUMBER = re.compile(rb"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?")
+_LONGEST_NUMBER = 400  # characters
+
+
+def same_output(got: bytes, want: bytes) -> bool:
+  """Whether an output matches the expected one; see the module."""
+  if got == want:
+    return True
+  got_lines, want_lines = _lines(got), _lines(want)
+  return len(got_lines) == len(want_lines) and all(
+    map(_same_line, got_lines, want_lines)
+  )
+
+
+def _lines(text: bytes) -> list[list[bytes]]:
+  return [words for line in text.split(b"\n") if (words := line.split())]
+
+
+def _same_line(got: list[bytes], want: list[bytes]) -> bool:
+  if got == want:
+    return True
+  return len(got) == len(want) and all(map(_same_word, got, want))
+
+
+def _same_word(got: bytes, want: bytes) -> bool:
+  if got == want:
+    return True
+  if max(len(got), len(want)) > _LONGEST_NUMBER:
+    return False
+  if not _DECIMAL.fullmatch(want) or not _NUMBER.fullmatch(got):
+    return False
+  value, other = float(want), float(got)
+  if not math.isfinite(value):
+    return False
+  allowed = _RELATIVE * abs(value) + _ABSOLUTE
+  # Every printed digit must be right, as in amounts of money.
+  shown = len(want.partition(b".")[2])
+  return abs(other - value) <= min(allowed, 0.5 * 10.0**-shown + _ABSOLUTE)
+
+
+def _verify(
+  response: str, entry: Mapping[str, Any], jail: jails.Jail
+) -> Verdict:
+  return verify_entry(response, entry, limits=jail.limits, jail=jail)
+
+
+def _tests(value: Any) -> dict[str, Any]:
+  """The tests in the verifier's form; converts a list of pairs."""
+  if not isinstance(value, list):
+    return strict_json.mapping(value, "tests")
+  for i, pair in enumerate(value):
+    if not isinstance(pair, dict) or pair.keys() != {"input", "output"}:
+      raise Refused(
+        f"tests[{i}]",
+        f"{show(pair)}; use an object with input and output only",
+      )
+  return {
+    "inputs": [pair["input"] for pair in value],
+    "outputs": [pair["output"] for pair in value],
+  }
+
+
+def _time_limit(value: Any) -> float:
+  number = isinstance(value, (int, float)) and not isinstance(value, bool)
+  if not number or not 0.01 <= value <= MAX_TEST_S:
+    raise Refused(
+      "time_limit",
+      f"{show(value)}; use CPU seconds per test, .01 to {MAX_TEST_S:g}",
+    )
+  return float(value)
+
+
+def _check_reference(record: Mapping[str, Any]) -> Mapping[str, Any]:
+  parse_tests(record["tests"])
+  return dict(record)
+
+
+DOMAIN = Domain(
+  name="code",
+  verify=_verify,
+  fields={
+    "tests": Field(_tests),
+    "time_limit": Field(_time_limit, optional=True),
+  },
+  check_reference=_check_reference,
+  needs_jail="programs",
+)
