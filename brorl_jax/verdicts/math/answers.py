@@ -189,7 +189,8 @@ def check_reference(gold: str, *, jail: Jail | None = None) -> str:
 
   Raises:
     ValueError: It is empty, unreadable, ambiguous ("4 or 5") or a sentence,
-      does not equal itself, or wrongly equals 0 or 1. The message is one line.
+      does not equal itself, or wrongly equals 0, 1 or its negation. The message
+      is one line.
   """
   if not isinstance(gold, str):
     raise ValueError(f"gold is a {type(gold).__name__}; use a text")
@@ -216,6 +217,10 @@ def check_reference(gold: str, *, jail: Jail | None = None) -> str:
   for trivial in ("0", "1"):
     if _value(node) != Fraction(trivial) and _passes(trivial, clean, jail):
       raise _refused(gold, f"{trivial} equals it")
+  leaf = node.value if isinstance(node, Assign) else node
+  if isinstance(leaf, Leaf) and leaf.tree is not None and _value(node) != 0:
+    if _passes(f"-({leaf.text})", clean, jail):
+      raise _refused(gold, "its negation equals it")
   return clean
 
 
