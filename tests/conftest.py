@@ -2,8 +2,14 @@
 
 import os
 import pathlib
+import signal
 
 import compiling
+
+# A shell that starts us in the background ignores SIGINT for us and for what we
+# start. A handler is not inherited: children get the default again.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (

@@ -87,7 +87,7 @@ class Clock:
       pid: Process id of the zygote; its descendants are the job.
       limits: Only `test_s` and `total_s` are used.
     """
-    self._pid, self._limits = pid, limits
+    self._pid, self._limits, self.seconds = pid, limits, limits.test_s
     self.wait_s = min(_TICK_S, limits.test_s / 4)
     self._begin = self._test = self._looked = time.monotonic()
     self._seen: dict[int, Usage] = {}
@@ -133,3 +133,17 @@ class Clock:
     # A process that ended and was not reaped may be missing: never go down.
     self._cpu_s = max(self._cpu_s, sum(used.cpu_s for used in seen.values()))
     return self._cpu_s
+
+
+class Deadline:
+  """A clock of wall time, for work that may wait for a network."""
+
+  def __init__(self, seconds: float):
+    self.seconds, self._end = seconds, time.monotonic() + seconds
+
+  @property
+  def wait_s(self) -> float:
+    return max(self._end - time.monotonic(), 1e-3)
+
+  def late(self) -> bool:
+    return time.monotonic() >= self._end

@@ -64,24 +64,15 @@ class Ended:
 class Zygote:
   """One warm interpreter in the jail.
 
-  Attributes:
-    failures: How often the jail itself ended or failed, not a program.
+  `failures` counts how often the jail itself ended or failed, not a program.
   """
 
   def __init__(self, interpreter: str, *, bubblewrap: str | None):
-    """Starts no process.
-
-    Args:
-      interpreter: Path of the Python that runs the programs. The user of the
-        jail (nobody if we are root) must be able to read it.
-      bubblewrap: Path of bwrap, or None for process restrictions alone.
-    """
-    self._interpreter = interpreter
-    self._bubblewrap = bubblewrap
+    """Starts no process; see process.start_jail."""
+    self._interpreter, self._bubblewrap = interpreter, bubblewrap
     self._process: process.Process | None = None
-    self._jobs = 0
+    self._jobs = self.failures = 0
     self._stopped = False
-    self.failures = 0
 
   def run(
     self,
