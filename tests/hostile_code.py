@@ -30,7 +30,7 @@ NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
 # some thirty processes.
 MOST_PROCESSES = 200
 # A hostile program that wastes its time need not do so for long.
-SHORT = Limits(test_s=0.6, total_s=1, memory=1 << 29)
+SHORT = Limits(test_s=0.3, total_s=0.5, memory=1 << 29)
 
 CALLS = [
   ([1, 2, 3, 1], 3),

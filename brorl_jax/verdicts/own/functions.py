@@ -106,14 +106,13 @@ class _Returned(Exception):
 
 def _values(value: Any, count: int) -> list[Any]:
   """The values that a function returned for a group."""
-  if isinstance(value, str | bytes | dict | Verdict):
-    raise _Returned(f"returned {show(value)}; return a list of {count}")
+  text = isinstance(value, str | bytes | dict | Verdict)
   try:
-    values = [*value]
+    values = None if text else [*value]
   except TypeError:
-    raise _Returned(
-      f"returned {show(value)}; return a list of {count}"
-    ) from None
+    values = None
+  if values is None:
+    raise _Returned(f"returned {show(value)}; return a list of {count}")
   if len(values) != count:
     raise _Returned(
       f"returned {len(values)} values for {count} responses; return one each"

@@ -51,7 +51,7 @@ from brorl_jax.verdicts.sandbox import (
 from brorl_jax.verdicts.sandbox.library_calls import isolation_error
 from brorl_jax.verdicts.sandbox.process import NOBODY, Failed, as_jail
 from brorl_jax.verdicts.sandbox.protocol import Limits
-from brorl_jax.verdicts.sandbox.zygote import Ended, Zygote
+from brorl_jax.verdicts.sandbox.zygote import JobResult, Zygote
 
 __all__ = ["Failed", "Jail", "isolation_error", "mine"]
 
@@ -101,7 +101,7 @@ class Jail:
     limits: Limits,
     tests: bytes = b"",
     received: int | None = None,
-  ) -> Ended:
+  ) -> JobResult:
     """Runs a program, or raises Failed; see Zygote.run."""
     if self._stopped:
       raise Failed("stopped")
@@ -310,7 +310,14 @@ def _try_out(level: Level) -> str:
   """What a jail of this level fails to stop, or ""."""
   zygote = level.zygote()
   try:
-    return _attempts(zygote) or _run_honest(zygote) or _run_endless(zygote)
+    if fault := _attempts(zygote):
+      return fault
+    got = _call(zygote, "honest", [[3, 1], [2]], Limits())
+    if got != [1, 2, 3]:
+      return f"an honest program failed: {got}"
+    got = _call(zygote, "endless", [], Limits(test_s=0.3))
+    endless = f"an endless program was not ended: {got}"
+    return "" if got == "time-out" else endless
   except Failed as error:
     return str(error)
   finally:
@@ -333,21 +340,8 @@ def _attempts(zygote: Zygote) -> str:
   return f"the self-test failed: {got}"
 
 
-def _run_honest(zygote: Zygote) -> str:
-  got = _call(zygote, "honest", [[3, 1], [2]], Limits())
-  return "" if got == [1, 2, 3] else f"an honest program failed: {got}"
-
-
-def _run_endless(zygote: Zygote) -> str:
-  got = _call(zygote, "endless", [], Limits(test_s=0.3))
-  return "" if got == "time-out" else f"an endless program was not ended: {got}"
-
-
 def _call(
-  zygote: Zygote,
-  function: str,
-  args: list[Any],
-  limits: Limits,
+  zygote: Zygote, function: str, args: list[Any], limits: Limits
 ) -> Any:
   """The result of a function in `_ATTEMPTS`, or a text with the reason."""
   job = {

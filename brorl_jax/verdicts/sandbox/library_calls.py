@@ -185,7 +185,7 @@ class LibraryWorker(worker.Worker):
       if not self._running():
         self._begin_again()
       assert self._guard is not None
-      clock = usage.Clock(
+      clock = usage.JobClock(
         self._guard.pid, Limits(test_s=timeout, total_s=math.inf)
       )
       clock.tested()  # earlier questions do not count

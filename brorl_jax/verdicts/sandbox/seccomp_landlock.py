@@ -91,10 +91,8 @@ def _set_limits(limits: Limits) -> None:
     if hard != resource.RLIM_INFINITY:
       value = min(value, hard)  # a process cannot raise its hard limit
     # At the soft limit of CPU time comes SIGXCPU, which can be ignored.
-    hard = (
-      value + 1 if which == resource.RLIMIT_CPU and hard != value else value
-    )
-    resource.setrlimit(which, (value, hard))
+    later = which == resource.RLIMIT_CPU and hard != value
+    resource.setrlimit(which, (value, value + later))
 
 
 # prctl() and capabilities.
@@ -116,18 +114,9 @@ def adopt_orphans() -> None:
 
 
 def mount_tmpfs(path: str, flags: int, options: str) -> None:
-  """Mounts a file system in memory; needs namespaces.
-
-  Raises:
-    OSError: The kernel refused.
-  """
-  if _libc().mount(
-    b"tmpfs",
-    path.encode(),
-    b"tmpfs",
-    ctypes.c_ulong(flags),
-    options.encode(),
-  ):
+  """Mounts a file system in memory; needs namespaces."""
+  names = b"tmpfs", path.encode(), b"tmpfs"
+  if _libc().mount(*names, ctypes.c_ulong(flags), options.encode()):
     raise _error(f"mount {path}")
 
 
@@ -151,11 +140,8 @@ def drop_capabilities() -> None:
 
 # Landlock: bits of rights, and the interface version that added them.
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = (
-  444,
-  445,
-  446,
-)  # the same on all machines
+# The same on all machines.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 7, 1 << 8
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
@@ -278,15 +264,15 @@ def _prepared(code: Sequence[Instruction]) -> Callable[[], None]:
 # Linux.
 
 
-class Machine(NamedTuple):
+class Architecture(NamedTuple):
   audit: int  # AUDIT_ARCH of elf machine, 64 bits, little-endian
   column: int  # in the tables
   seccomp: int  # number of the seccomp call
 
 
 MACHINES = {
-  "x86_64": Machine(0xC000003E, 0, 317),
-  "aarch64": Machine(0xC00000B7, 1, 277),
+  "x86_64": Architecture(0xC000003E, 0, 317),
+  "aarch64": Architecture(0xC00000B7, 1, 277),
 }
 
 _ALLOWED = """
@@ -431,8 +417,9 @@ def _rules(
   machine: str, forks: bool, threads: bool
 ) -> list[tuple[int, list[Instruction]]]:
   """Pairs of a call's number and the instructions that decide on it."""
-  allowed = numbers(_ALLOWED, machine)
-  weighed = numbers(_WEIGHED, machine)
+  allowed, killed, weighed = (
+    numbers(table, machine) for table in (_ALLOWED, _KILLED, _WEIGHED)
+  )
   clone = [_load_argument(0), *_unless(_ANY_BIT, _CLONE_NEW)]
   if forks:
     allowed |= numbers(_FORKING, machine)
@@ -463,9 +450,7 @@ def _rules(
   }
   return [
     *((number, [_answer(ALLOW)]) for number in allowed.values()),
-    *(
-      (number, [_answer(KILL)]) for number in numbers(_KILLED, machine).values()
-    ),
+    *((number, [_answer(KILL)]) for number in killed.values()),
     *((weighed[name], body) for name, body in bodies.items()),
   ]
 

@@ -108,7 +108,7 @@ class Worker:
     except OSError:
       raise Failed(_DIED) from None
 
-  def _receive(self, clock: usage.Clock | usage.Deadline) -> Any:
+  def _receive(self, clock: usage.JobClock | usage.Deadline) -> Any:
     """The value of the next reply."""
     link, data, size = self._link, b"", _LENGTH.size
     assert link is not None
@@ -214,7 +214,7 @@ def guard(life: int, link: int, work: Callable[[int], object]) -> NoReturn:
     host.send(json.dumps({"pid": os.getpid()}).encode())
   _await(worker, host)
   # A killed process may have started others meanwhile, in other sessions.
-  while alive := usage.of_descendants(os.getpid()):
+  while alive := usage.descendants(os.getpid()):
     for pid in alive:
       with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)

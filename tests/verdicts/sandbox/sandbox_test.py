@@ -517,7 +517,7 @@ def test_seconds_are_counted_by_who_waits_for_it(jail):
 def test_what_took_too_long_is_late_though_nobody_looked(
   jail, monkeypatch, limits
 ):
-  monkeypatch.setattr(zygote.usage.Clock, "late", lambda clock: False)
+  monkeypatch.setattr(zygote.usage.JobClock, "late", lambda clock: False)
   body = (
     "end = time.process_time() + 0.05\n  while time.process_time() < end: 0"
   )

@@ -36,7 +36,7 @@ def start():
       start_new_session=True,
     )
     parents.append(parent)
-    wait_for(lambda: usage.of_descendants(parent.pid))
+    wait_for(lambda: usage.descendants(parent.pid))
     return parent.pid
 
   yield begin
@@ -52,7 +52,7 @@ def wait_for(happens, seconds=60.0):
 
 
 def cpu_s(pid):
-  return sum(one.cpu_s for one in usage.of_descendants(pid).values())
+  return sum(one.cpu_s for one in usage.descendants(pid).values())
 
 
 # Clocks, by hand: the time of the wall, and what the processes have used.
@@ -63,10 +63,10 @@ def clock(monkeypatch):
   """clock(limits) -> late(wall, {pid: (cpu_s, waited_s)}), and the clock."""
   now, found = [0.0], [{}]
   monkeypatch.setattr(usage.time, "monotonic", lambda: now[0])
-  monkeypatch.setattr(usage, "of_descendants", lambda pid: found[0])
+  monkeypatch.setattr(usage, "descendants", lambda pid: found[0])
 
   def make(**limits):
-    clock = usage.Clock(0, Limits(**limits))
+    clock = usage.JobClock(0, Limits(**limits))
 
     def late(wall, used):
       now[0] = wall
@@ -160,12 +160,12 @@ def test_a_deadline_is_of_the_wall(monkeypatch):
 
 
 def test_nobody_has_no_descendants():
-  assert usage.of_descendants(2**30) == {}
+  assert usage.descendants(2**30) == {}
 
 
 def test_descendants_of_descendants_count(start):
   pid = start(FORK)
-  wait_for(lambda: len(usage.of_descendants(pid)) == 2)
+  wait_for(lambda: len(usage.descendants(pid)) == 2)
   wait_for(lambda: cpu_s(pid) > 0.4)
 
 
@@ -179,8 +179,8 @@ def test_children_that_were_waited_for_count(start):
     "time.sleep(600)"
   )
   pid = start(code)
-  wait_for(lambda: len(usage.of_descendants(pid)) == 2)
-  wait_for(lambda: len(usage.of_descendants(pid)) == 1)
+  wait_for(lambda: len(usage.descendants(pid)) == 2)
+  wait_for(lambda: len(usage.descendants(pid)) == 1)
   # Counted in ticks of 10 ms, cut off for user and system.
   assert cpu_s(pid) >= 0.38
 
@@ -189,12 +189,12 @@ def test_children_that_were_waited_for_count(start):
 def test_the_wait_for_a_cpu_is_told(start):
   """Two that spin on one CPU wait half of the time."""
   pid = start(FORK)
-  wait_for(lambda: len(usage.of_descendants(pid)) == 2)
+  wait_for(lambda: len(usage.descendants(pid)) == 2)
   cpu = min(os.sched_getaffinity(0))
-  for child in usage.of_descendants(pid):
+  for child in usage.descendants(pid):
     os.sched_setaffinity(child, {cpu})
-  before = usage.of_descendants(pid)
+  before = usage.descendants(pid)
   time.sleep(1.0)
-  after = usage.of_descendants(pid)
+  after = usage.descendants(pid)
   for child in before:
     assert after[child].waited_s - before[child].waited_s > 0.3

@@ -435,7 +435,7 @@ def test_a_stopped_process_is_replaced_and_leaves_nothing(monkeypatch, which):
       worker.ask("echo", timeout=0.2)
   worker.close()
   if which == "zygote":
-    monkeypatch.setattr(library_calls, "_CLONE_S", 3.0)
+    monkeypatch.setattr(library_calls, "_CLONE_S", 2.0)
   assert worker.ask("echo", 1, timeout=LONG) == [1]
   assert gone(pid) and gone(guard) and gone(stopped)
   assert (library_calls.libraries(TABLE).pid != zygote) == (which == "zygote")
