@@ -6,6 +6,11 @@ import signal
 
 import compiling
 
+# A shell that starts us in the background ignores SIGINT for us and for what we
+# start. A handler is not inherited: children get the default again.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
+
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (
   f"--xla_force_host_platform_device_count=8 {compiling.QUICK}"

@@ -160,7 +160,7 @@ def verify(
 
 def _run(
   program: str, tests: Tests, limits: Limits, jail: Jail
-) -> zygote.Ended:
+) -> zygote.JobResult:
   job = {"mode": tests.mode, "program": program, **tests.job}
   # An output far longer than the expected one cannot match.
   output_bytes = max(limits.output_bytes, 2 * max(tests.sizes))
@@ -170,7 +170,7 @@ def _run(
     return jail.run(job, limits=limits, tests=tests.check, received=received)
   inputs, left = tests.job["inputs"], limits.total_s
 
-  def run(which: Sequence[str], together: int) -> zygote.Ended:
+  def run(which: Sequence[str], together: int) -> zygote.JobResult:
     nonlocal left
     batch_job = {**job, "inputs": which, "together": together}
     rest = dataclasses.replace(limits, total_s=left)
@@ -189,7 +189,7 @@ def _run(
   return ended if fails or left <= 0 else run(inputs, 1)
 
 
-def _failed_after_others(tests: Tests, ended: zygote.Ended) -> int | None:
+def _failed_after_others(tests: Tests, ended: zygote.JobResult) -> int | None:
   """The first failing test, if other tests ran in its process before."""
   if ended.reason not in ("", _KILLED):
     return None
@@ -204,7 +204,7 @@ def _fails(tests: Tests, index: int, frame: zygote.Frame) -> bool:
   return before or bool(_fault_of_output(frame, tests.outputs[index]))
 
 
-def _verdict(program: str, tests: Tests, ended: zygote.Ended) -> Verdict:
+def _verdict(program: str, tests: Tests, ended: zygote.JobResult) -> Verdict:
   count = len(tests.outputs)
   if ended.reason and not (tests.mode == "stdio" and ended.reason == _KILLED):
     return judged(ended.reason, program)

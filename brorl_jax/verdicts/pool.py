@@ -69,18 +69,14 @@ class Pool:
       workers: Number of threads, >= 1; None: `size()`.
       deadline_s: Seconds to score one response, > 0. Use more than the limits
         of the jail add up to.
-      jail: Makes the jail of a thread.
     """
-    if workers is None:
-      workers = size()
+    workers = size() if workers is None else workers
     if workers < 1:
       raise ValueError(f"workers = {workers}; use a number >= 1")
     if not deadline_s > 0:
       raise ValueError(f"deadline_s = {deadline_s}; use seconds > 0")
-    self._verifiers = dict(verifiers)
-    self._deadline_s = deadline_s
-    self._jail = jail
-    self._closed = False
+    self._verifiers, self._jail = dict(verifiers), jail
+    self._deadline_s, self._closed = deadline_s, False
     # Guards all fields below; notified of new work and finished batches.
     self._changed = threading.Condition()
     self._batches: list[_Batch] = []  # unfinished, oldest first
@@ -167,7 +163,7 @@ class Pool:
       self._batches.remove(batch)
     for thread in tuple(self._threads):
       if thread.batch is batch and not thread.abandoned:
-        self._abandon(thread, "nobody waits for its verdict any more")
+        self._abandon(thread, "no caller waits for its verdict")
 
   def _abandon(self, thread: _Thread, why: str) -> None:
     """Abandons a thread with its job and starts a new one in its place."""
@@ -248,13 +244,10 @@ class _Thread(threading.Thread):
     super().__init__(name=f"scoring-{slot}", daemon=True)
     self.slot = slot
     self.jail = pool._jail()
-    self.batch: _Batch | None = (
-      None  # the current job: batch, index, start time
-    )
-    self.index = 0
-    self.since = 0.0
-    self.failures = 0
-    self.abandoned = False
+    # The current job: batch, index, start time.
+    self.batch: _Batch | None = None
+    self.index, self.since = 0, 0.0
+    self.failures, self.abandoned = 0, False
     self._pool = pool
 
   def run(self) -> None:

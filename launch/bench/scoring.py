@@ -20,7 +20,8 @@ from typing import Any
 
 from brorl_jax.verdicts import gym, pool
 from brorl_jax.verdicts.domains import DOMAINS
-from brorl_jax.verdicts.sandbox import jail, workers
+from brorl_jax.verdicts.sandbox import jail
+from brorl_jax.verdicts.sandbox.library_calls import LibraryWorker
 
 PUZZLES = 8  # of each task
 
@@ -65,7 +66,7 @@ def main() -> None:
 
 def questions() -> dict[str, float]:
   """Times of one worker's questions."""
-  worker = workers.Worker()
+  worker = LibraryWorker()
   entry = {"answer": "4", "metadata": {"source_dataset": "gcd"}}
 
   def mean(count, question) -> float:

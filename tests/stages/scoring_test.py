@@ -212,14 +212,20 @@ def test_programs_without_a_jail_are_refused_in_one_line(monkeypatch):
     scoring._sandbox(["code"], False)
 
 
-def test_the_limits_of_programs_are_those_of_the_config():
-  c = configured.config(code_test_s=0.25, code_total_s=1.5).reward
+@pytest.mark.parametrize(
+  "total_s, deadline_s",
+  # Four runs, each at a tenth of a CPU, of a program or of its longest test.
+  [(1.5, 4 * 10 * 60.0), (100.0, 4 * 10 * 100.0)],
+)
+def test_the_limits_of_programs_are_those_of_the_config(total_s, deadline_s):
+  c = configured.config(code_test_s=0.25, code_total_s=total_s).reward
   scorer = Scorer(c, examples())
   try:
     limits = scorer._pool._jail().limits
+    assert scorer._pool._deadline_s == deadline_s
   finally:
     scorer.close()
-  assert (limits.test_s, limits.total_s) == (0.25, 1.5)
+  assert (limits.test_s, limits.total_s) == (0.25, total_s)
 
 
 def test_own_rewards_are_what_advantages_see(tmp_path):

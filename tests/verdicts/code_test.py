@@ -611,7 +611,7 @@ class Recorder:
 
   def run(self, job, *, limits, tests=b"", received=None):
     self.texts.append(json.dumps(job))
-    return zygote.Ended(self.frames, self.reason)
+    return zygote.JobResult(self.frames, self.reason)
 
 
 def test_expected_values_do_not_enter_the_jail():

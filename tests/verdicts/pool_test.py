@@ -10,7 +10,7 @@ import time
 import pytest
 
 from brorl_jax.verdicts.base import Verdict
-from brorl_jax.verdicts.pool import Job, Pool, TimedVerdict
+from brorl_jax.verdicts.pool import Job, Pool
 from brorl_jax.verdicts.sandbox.jail import Failed, Jail
 
 TABLE = "library_calls_for_tests"
@@ -139,7 +139,7 @@ def test_a_random_mix_has_no_wrong_verdict(pool):
     ],
   }
   wanted, jobs = [], []
-  for i in range(200):
+  for i in range(100):
     status = rng.choices(list(kinds), (6, 6, 3))[0]
     ask = rng.choice(kinds[status])
     late = ask[0] in ("sleep", "spin")
@@ -149,7 +149,7 @@ def test_a_random_mix_has_no_wrong_verdict(pool):
   judged = pool.score(jobs)
   assert [one.verdict.status for one in judged] == wanted
   failed = wanted.count("invalid")
-  assert failed > 20
+  assert failed > 10
   assert pool.replaced().total() == failed and not pool.replaced()
 
 
@@ -330,8 +330,3 @@ def test_there_are_as_many_threads_as_cpus_can_use(monkeypatch, cpus, threads):
   monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cpus))
   with Pool({}, jail=jailed) as pool:
     assert len(pool._threads) == threads
-
-
-def test_judged_is_a_pair():
-  verdict, seconds = TimedVerdict(Verdict("pass", 1.0, "", "a"), 0.5)
-  assert (verdict.reward, seconds) == (1.0, 0.5)

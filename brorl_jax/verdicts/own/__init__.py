@@ -32,9 +32,8 @@ A response becomes invalid, and is left out of the loss, if the function raises,
 returns no finite number, ends its process or exceeds reward.timeout_s.
 
   functions.py  the signatures of a function, and its results as verdicts
-  worker.py     the process that calls the functions
-  process.py    the host's side of that process, with deadlines
-  rewards.py    several processes, several functions
+  named.py      functions by name, from a file or a package
+  rewards.py    the processes that call the functions, and the sum of several
 """
 
 from brorl_jax.verdicts.own.rewards import DOMAIN, Group, Rewards

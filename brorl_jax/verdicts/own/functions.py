@@ -32,10 +32,6 @@ class Function(NamedTuple):
 def load(name: str, *, what: str) -> Function:
   """Imports a function and checks its signature.
 
-  Args:
-    name: "file.py:function" or "package.module:function".
-    what: The config field, for the message.
-
   Raises:
     ValueError: It cannot be imported or has another signature; one line.
   """
@@ -75,10 +71,8 @@ def verdicts(
 ) -> Iterator[Verdict]:
   """Yields one verdict per response; never raises.
 
-  Args:
-    function: Called once, or once per response.
-    example: The prompt's `example` argument as JSON. Parsed for each call, so
-      that a call cannot change the argument of the next.
+  `example`, a JSON text, is parsed for each call, so that a call cannot change
+  the argument of the next.
   """
   # Passed by name, so that the order of parameters is free.
   first = "responses" if function.whole else "response"
@@ -112,14 +106,13 @@ class _Returned(Exception):
 
 def _values(value: Any, count: int) -> list[Any]:
   """The values that a function returned for a group."""
-  if isinstance(value, str | bytes | dict | Verdict):
-    raise _Returned(f"returned {show(value)}; return a list of {count}")
+  text = isinstance(value, str | bytes | dict | Verdict)
   try:
-    values = [*value]
+    values = None if text else [*value]
   except TypeError:
-    raise _Returned(
-      f"returned {show(value)}; return a list of {count}"
-    ) from None
+    values = None
+  if values is None:
+    raise _Returned(f"returned {show(value)}; return a list of {count}")
   if len(values) != count:
     raise _Returned(
       f"returned {len(values)} values for {count} responses; return one each"

@@ -1,4 +1,4 @@
-"""A user's reward functions on the host: worker processes and their sum.
+"""A user's reward functions: worker processes that call them, and their sum.
 
 with Rewards(["mine.py:score"], timeout_s=60.0) as rewards:
   [[scored, ...]] = rewards.score([Group(responses, example)], step=3)
@@ -7,22 +7,37 @@ with Rewards(["mine.py:score"], timeout_s=60.0) as rewards:
 from __future__ import annotations
 
 import collections
+import dataclasses
+import functools
 import json
 import math
+import os
 import queue
+import socket
+import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent import futures
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from brorl_jax.verdicts import pool
 from brorl_jax.verdicts.base import Domain, Example, Verdict
-from brorl_jax.verdicts.own import functions, worker
-from brorl_jax.verdicts.own.process import Failed, Worker
+from brorl_jax.verdicts.own import functions
 from brorl_jax.verdicts.pool import TimedVerdict
+from brorl_jax.verdicts.sandbox import worker
+from brorl_jax.verdicts.sandbox.process import Failed
+from brorl_jax.verdicts.sandbox.usage import Deadline
 
 _CHUNK = 16  # responses per question; few, so that all workers have work
 _IN_A_ROW = 8  # give up after this many questions without an answer
+_WHAT = "config.reward.verifier"
+_LOAD_S = 600.0  # a module may load a model
+_MAX_REPLY = 1 << 30  # bytes
+_ENVIRONMENT = {
+  "JAX_PLATFORMS": "cpu",  # the trainer owns the devices
+  "PYTHONDONTWRITEBYTECODE": "1",  # run the file that the digest is of
+  "PYTHONHASHSEED": "0",  # the same response gets the same reward
+}
 
 
 def _by_workers(response: str, entry: Mapping[str, Any], jail: Any) -> Verdict:
@@ -73,16 +88,16 @@ class Rewards:
     """
     _check(names, timeout_s)
     workers = workers or pool.size()
-    self._idle: queue.LifoQueue[Worker] = queue.LifoQueue()
-    self._workers = [Worker(names, timeout_s) for _ in range(workers)]
+    self._idle: queue.LifoQueue[FunctionWorker] = queue.LifoQueue()
+    self._workers = [FunctionWorker(names, timeout_s) for _ in range(workers)]
     for each in self._workers:
       self._idle.put(each)
     self._replaced = collections.Counter[str]()  # by reason
     self._in_a_row = 0
     try:
-      hello = self._workers[-1].hello()
+      hello = self._workers[-1].load()
     except Failed as error:
-      self._workers[-1].stop()
+      self._workers[-1].close()
       raise ValueError(str(error)) from None
     self.digests: dict[str, str] = hello["digests"]
     self._whole: list[bool] = hello["whole"]
@@ -111,11 +126,8 @@ class Rewards:
       for group in groups
     ]
     return [
-      [
-        self._combined([results(response, n) for results in by_function])
-        for n, response in enumerate(group.responses)
-      ]
-      for group, by_function in zip(groups, pending, strict=True)
+      [*map(self._combined, zip(*(wait() for wait in waits), strict=True))]
+      for waits in pending
     ]
 
   def replaced(self) -> collections.Counter[str]:
@@ -128,17 +140,31 @@ class Rewards:
     for each in self._workers:
       each.stop()
     self._threads.shutdown()
+    for each in self._workers:
+      each.close()
 
-  def _ask(self, which: int, group: Group, step: int | None) -> _Results:
-    """Submits the responses of a group to one function."""
+  def _ask(
+    self, which: int, group: Group, step: int | None
+  ) -> Callable[[], list[TimedVerdict]]:
+    """Submits a group to one function; the result waits for its verdicts."""
     whole, example = self._whole[which], _example(group.example)
-    every = group.responses if whole else [*dict.fromkeys(group.responses)]
-    size = max(len(every), 1) if whole else _CHUNK
-    pieces = [every[i : i + size] for i in range(0, len(every), size)]
-    ask = lambda piece: self._threads.submit(
-      self._scored, which, piece, example, step
-    )
-    return _Results(every, [ask(piece) for piece in pieces], whole)
+    texts = group.responses if whole else [*dict.fromkeys(group.responses)]
+    size = max(len(texts), 1) if whole else _CHUNK
+    pieces = [
+      self._threads.submit(
+        self._scored, which, texts[i : i + size], example, step
+      )
+      for i in range(0, len(texts), size)
+    ]
+
+    def wait() -> list[TimedVerdict]:
+      found = [verdict for piece in pieces for verdict in piece.result()]
+      if whole:
+        return found
+      by_text = dict(zip(texts, found, strict=True))
+      return [by_text[response] for response in group.responses]
+
+    return wait
 
   def _scored(
     self, which: int, responses: Sequence[str], example: str, step: int | None
@@ -156,7 +182,7 @@ class Rewards:
 
   def _some(
     self,
-    process: Worker,
+    process: FunctionWorker,
     which: int,
     responses: Sequence[str],
     example: str,
@@ -190,26 +216,6 @@ class Rewards:
     return TimedVerdict(verdict, seconds)
 
 
-class _Results:
-  """Results of a function on a group, by response or by its number."""
-
-  def __init__(
-    self,
-    responses: Sequence[str],
-    pieces: Sequence[futures.Future[list[TimedVerdict]]],
-    whole: bool,
-  ):
-    self._responses, self._pieces, self._whole = responses, pieces, whole
-    self._by_key: dict[str | int, TimedVerdict] | None = None
-
-  def __call__(self, response: str, number: int) -> TimedVerdict:
-    if self._by_key is None:
-      every = [one for piece in self._pieces for one in piece.result()]
-      keys = range(len(every)) if self._whole else self._responses
-      self._by_key = dict(zip(keys, every, strict=True))
-    return self._by_key[number if self._whole else response]
-
-
 def _example(example: Example) -> str:
   """The `example` argument of a function, as JSON."""
   known = {
@@ -222,8 +228,84 @@ def _example(example: Example) -> str:
 
 
 def _check(names: Sequence[str], timeout_s: float) -> None:
-  what = worker.WHAT
+  what = _WHAT
   if not names or len({*names}) < len(names):
     raise ValueError(f"{what} = {[*names]}: name each function once")
   if not 0 < timeout_s < math.inf:
     raise ValueError(f"config.reward.timeout_s = {timeout_s}; use seconds > 0")
+
+
+class FunctionWorker(worker.Worker):
+  """A process that calls a user's functions; one thread asks at a time.
+
+  Attributes:
+    digests: Hashes that the files of the functions must have; None: any.
+  """
+
+  def __init__(self, names: Sequence[str], timeout_s: float):
+    super().__init__(reply_bytes=_MAX_REPLY)
+    self.digests: Mapping[str, str] | None = None
+    self._names, self._timeout_s = names, timeout_s
+
+  def load(self) -> dict[str, Any]:
+    """Starts the process and returns its first message; raises Failed."""
+    with self._question(f"{_WHAT} = {[*self._names]}"):
+      self._begin(_LOAD_S)
+      hello = self._receive(Deadline(_LOAD_S))
+    if "error" in hello:
+      raise Failed(hello["error"])
+    for name, digest in (self.digests or {}).items():
+      if hello["digests"][name] != digest:
+        raise Failed(f"the file of {name} changed during the run")
+    return hello
+
+  def ask(
+    self, which: int, responses: Sequence[str], example: str, step: int | None
+  ) -> Iterator[Verdict]:
+    """Yields the verdicts on the responses; raises Failed."""
+    if not self._running():
+      self.load()
+    question = json.dumps([which, [*responses], example, step]).encode()
+    with self._question(self._names[which]):
+      self._send(question, self._timeout_s)
+      for _ in responses:
+        yield Verdict(*self._receive(Deadline(self._timeout_s)))
+
+  def _start(
+    self, life: socket.socket, link: socket.socket
+  ) -> subprocess.Popen:
+    return worker.python(
+      __name__,
+      [life, link],
+      *self._names,
+      flag="-u",
+      stdout=2,  # prints of a function go to standard error
+      env={**os.environ, **_ENVIRONMENT},
+    )
+
+
+def main(descriptors: Sequence[int], *names: str) -> NoReturn:
+  """Becomes a guard whose worker calls the functions of these names."""
+  life, link = descriptors
+  worker.guard(life, link, functools.partial(_work, names=names))
+
+
+def _work(link: int, names: Sequence[str]) -> None:
+  loaded: list[functions.Function] = []
+  try:
+    loaded = [functions.load(name, what=_WHAT) for name in names]
+    hello = {
+      "digests": {f.name: f.digest for f in loaded},
+      "whole": [f.whole for f in loaded],
+    }
+  except BaseException as error:  # a module may raise SystemExit
+    text = " ".join(str(error).split())
+    field = "" if isinstance(error, ValueError) else f"{_WHAT}: "
+    hello = {"error": f"{field}{text or type(error).__name__}"}
+
+  def answers(question: Any) -> Iterator[Any]:
+    which, responses, example, step = question
+    for verdict in functions.verdicts(loaded[which], responses, example, step):
+      yield dataclasses.astuple(verdict)
+
+  worker.serve(link, hello, answers, reply_bytes=_MAX_REPLY)

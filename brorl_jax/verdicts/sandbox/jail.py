@@ -45,14 +45,13 @@ from typing import Any
 
 from brorl_jax.verdicts.sandbox import (
   codec,
+  library_calls,
   seccomp_landlock,
-  syscalls,
-  workers,
 )
-from brorl_jax.verdicts.sandbox.process import NOBODY, Failed
+from brorl_jax.verdicts.sandbox.library_calls import isolation_error
+from brorl_jax.verdicts.sandbox.process import NOBODY, Failed, as_jail
 from brorl_jax.verdicts.sandbox.protocol import Limits
-from brorl_jax.verdicts.sandbox.workers import isolation_error
-from brorl_jax.verdicts.sandbox.zygote import Ended, Zygote
+from brorl_jax.verdicts.sandbox.zygote import JobResult, Zygote
 
 __all__ = ["Failed", "Jail", "isolation_error", "mine"]
 
@@ -63,15 +62,12 @@ class Jail:
   """A worker for library calls and a zygote for programs.
 
   Each starts when it is first used. One thread uses a jail; any thread may call
-  `stop`.
-
-  Attributes:
-    limits: Default limits of programs.
+  `stop`. `limits` are the default limits of programs.
   """
 
   def __init__(
     self,
-    calls: str = workers.LIBRARY_CALLS,
+    calls: str = library_calls.__name__,
     *,
     allow_inner: bool = False,
     limits: Limits = _LIMITS,
@@ -82,27 +78,20 @@ class Jail:
       calls: Module with the table of library calls.
       allow_inner: Whether to run programs under process restrictions alone,
         without namespaces; the list above has what these do not prevent.
-      limits: Default limits of programs.
     """
-    self.limits = limits
-    self._worker = workers.Worker(calls)
-    self._allow_inner = allow_inner
+    self.limits, self._allow_inner = limits, allow_inner
+    self._worker = library_calls.LibraryWorker(calls)
     self._zygote: Zygote | None = None
     self._stopped = False
 
   @property
   def failures(self) -> int:
     """How many processes, of either kind, ended that should not have."""
-    return self._worker.failures + (
-      self._zygote.failures if self._zygote else 0
-    )
+    of_zygote = self._zygote.failures if self._zygote else 0
+    return self._worker.failures + of_zygote
 
   def ask(self, call: str, *args: Any, timeout: float = 3.0) -> Any:
-    """The result of a call in library_calls.py; see Worker.ask.
-
-    Raises:
-      Failed: There is no answer; the caller's verdict becomes invalid.
-    """
+    """The result of a library call; see LibraryWorker.ask."""
     return self._worker.ask(call, *args, timeout=timeout)
 
   def run(
@@ -112,12 +101,8 @@ class Jail:
     limits: Limits,
     tests: bytes = b"",
     received: int | None = None,
-  ) -> Ended:
-    """Runs a program; see Zygote.run.
-
-    Raises:
-      Failed: This machine has no jail for programs, or the jail failed.
-    """
+  ) -> JobResult:
+    """Runs a program, or raises Failed; see Zygote.run."""
     if self._stopped:
       raise Failed("stopped")
     if self._zygote is None:
@@ -243,7 +228,7 @@ def _refusal(abi: int, machine: str) -> str:
   if platform.system() != "Linux":
     return f"it needs Linux, not {platform.system()}; leave domain 'code' out"
   try:
-    syscalls.program(machine)
+    seccomp_landlock.program(machine)
   except OSError as error:
     return f"{error.strerror}; leave domain 'code' out"
   if abi < 1:
@@ -254,18 +239,9 @@ def _refusal(abi: int, machine: str) -> str:
   return ""
 
 
-def _as_jail() -> dict[str, Any]:
-  """Popen options for the user of the jail."""
-  if os.geteuid() != 0:
-    return {}
-  return {"user": NOBODY, "group": NOBODY, "extra_groups": []}
-
-
 def _interpreter() -> tuple[str, str]:
-  """Path and version of a Python for the jail, or "" and the reason.
-
-  This interpreter if the user of the jail can read it, else the system's.
-  """
+  """Path and version of a Python for the jail, or "" and the reason."""
+  # This interpreter if the user of the jail can read it, else the system's.
   own = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
   for path in (own, _SYSTEM_PYTHON):
     try:
@@ -275,7 +251,7 @@ def _interpreter() -> tuple[str, str]:
         env={},
         cwd="/",
         timeout=20,
-        **_as_jail(),
+        **as_jail(),
       )
       version = tuple(map(int, done.stdout.split()))
     except (OSError, ValueError, subprocess.SubprocessError):
@@ -334,7 +310,14 @@ def _try_out(level: Level) -> str:
   """What a jail of this level fails to stop, or ""."""
   zygote = level.zygote()
   try:
-    return _attempts(zygote) or _run_honest(zygote) or _run_endless(zygote)
+    if fault := _attempts(zygote):
+      return fault
+    got = _call(zygote, "honest", [[3, 1], [2]], Limits())
+    if got != [1, 2, 3]:
+      return f"an honest program failed: {got}"
+    got = _call(zygote, "endless", [], Limits(test_s=0.3))
+    endless = f"an endless program was not ended: {got}"
+    return "" if got == "time-out" else endless
   except Failed as error:
     return str(error)
   finally:
@@ -357,21 +340,8 @@ def _attempts(zygote: Zygote) -> str:
   return f"the self-test failed: {got}"
 
 
-def _run_honest(zygote: Zygote) -> str:
-  got = _call(zygote, "honest", [[3, 1], [2]], Limits())
-  return "" if got == [1, 2, 3] else f"an honest program failed: {got}"
-
-
-def _run_endless(zygote: Zygote) -> str:
-  got = _call(zygote, "endless", [], Limits(test_s=0.3))
-  return "" if got == "time-out" else f"an endless program was not ended: {got}"
-
-
 def _call(
-  zygote: Zygote,
-  function: str,
-  args: list[Any],
-  limits: Limits,
+  zygote: Zygote, function: str, args: list[Any], limits: Limits
 ) -> Any:
   """The result of a function in `_ATTEMPTS`, or a text with the reason."""
   job = {

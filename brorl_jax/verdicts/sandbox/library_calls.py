@@ -1,17 +1,66 @@
-"""Library calls on model text that a sandboxed worker answers.
+"""Library calls on model text, and the workers that answer them.
+
+    worker = LibraryWorker()
+    worker.ask("symbolic", r"\\frac{1}{2}", "0.5", timeout=3.0)   # True
+    worker.close()
 
 A call takes and returns JSON values. A process that takes too long is killed,
-so nothing here measures time. If a call raises, the verifier has failed. Only
-workers run calls: jail.ask("symbolic", answer, reference).
+so no call measures time. If a call raises, the verifier has failed.
+
+The first worker of this process starts a zygote, which imports the libraries
+once, in seconds, and then only forks: it reads no model text. Each worker is
+forked from it within milliseconds, with a guard (worker.py). It reads model
+text. Before its first question it closes every descriptor but its link and
+restricts itself (seccomp_landlock.py): it can write no file, read only the
+libraries, and reach neither the network nor another process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import gc
+import importlib
+import json
 import logging
-from collections.abc import Callable, Mapping
-from typing import Any
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+from brorl_jax.verdicts.sandbox import (
+  jail_main,
+  process,
+  seccomp_landlock,
+  usage,
+  worker,
+)
+from brorl_jax.verdicts.sandbox.process import Failed
+from brorl_jax.verdicts.sandbox.protocol import Limits
+
+MAX_QUESTION = 4 << 20  # bytes
+_MAX_REPLY = 64 << 10
+_QUESTIONS = 5_000  # per process, because the caches of libraries grow
+_LOAD_S = 120.0  # imports take 3 s, 20 s on a busy machine
+_CLONE_S = 60.0  # a worker starts within milliseconds
+_KEPT = ("HOME", "LD_LIBRARY_PATH", "NLTK_DATA", "PATH")
+# No threads: a fork does not copy them.
+_ENVIRONMENT = {
+  "MPLBACKEND": "agg",
+  "OMP_NUM_THREADS": "1",
+  "OPENBLAS_NUM_THREADS": "1",
+}
+# The limit counts address space; the zygote takes 0.2 GiB of it. A
+# process gives thousands of answers; the host counts the seconds of each.
+_LIMITS = Limits(total_s=1 << 30, memory=2 << 30)
+_LINK = 3  # its descriptor in a worker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,3 +148,204 @@ def _scorer(name: str) -> Callable[[str, Mapping[str, Any]], float]:
   from brorl_jax.verdicts.gym.tables import library
 
   return library().get_score_answer_fn(name)
+
+
+# The host's side.
+
+
+class LibraryWorker(worker.Worker):
+  """A process that answers one library call at a time."""
+
+  def __init__(self, calls: str = __name__):
+    """`calls` is a module with `LIBRARY_CALLS` and `preload`."""
+    super().__init__(reply_bytes=_MAX_REPLY)
+    self._calls = calls
+    self._zygote: process.Process | None = None
+    self._fresh: list[str] = []
+    self._asked = 0
+
+  def ask(self, call: str, *args: Any, timeout: float) -> Any:
+    """The result of a library call, any JSON value. The caller checks it.
+
+    Args:
+      *args: JSON values, at most 4 MiB together.
+      timeout: Seconds of CPU time, or of sleep, > 0; see usage.py.
+
+    Raises:
+      Failed: There is no answer; the message is one line.
+    """
+    if not timeout > 0:
+      raise ValueError(f"timeout is {timeout}; use seconds > 0")
+    question = json.dumps([call, args]).encode()
+    with self._question(call):
+      if len(question) > MAX_QUESTION:
+        raise Failed(
+          f"a question of {len(question)} bytes; the limit is {MAX_QUESTION}"
+        )
+      if not self._running():
+        self._begin_again()
+      assert self._guard is not None
+      clock = usage.JobClock(
+        self._guard.pid, Limits(test_s=timeout, total_s=math.inf)
+      )
+      clock.tested()  # earlier questions do not count
+      self._send(question, usage.PATIENCE * timeout)
+      value = self._receive(clock)
+    self._asked += 1
+    if call in self._fresh or self._asked >= _QUESTIONS:
+      self.close()
+    return value
+
+  def _begin_again(self) -> None:
+    self._asked = 0
+    try:
+      self._begin(_CLONE_S)
+    except Failed:
+      if self._stopped or self._zygote is None:
+        raise
+      # The zygote was killed or stopped, before it read any model text.
+      with _loading:
+        if _loaded.get(self._calls) is self._zygote:
+          del _loaded[self._calls]
+      self._zygote.close()
+      self._begin(_CLONE_S)
+    self._fresh = self._receive(usage.Deadline(_CLONE_S))
+
+  def _start(self, life: socket.socket, link: socket.socket) -> None:
+    self._zygote = zygote = libraries(self._calls)
+    # The socket keeps packets whole when several threads send. If the zygote
+    # has ended, no guard says hello.
+    fds = [life.fileno(), link.fileno()]
+    with contextlib.suppress(OSError):
+      socket.send_fds(zygote.control, [b"w"], fds)
+
+
+def isolation_error(calls: str = __name__) -> str:
+  """Why this machine cannot isolate workers, or ""; may raise Failed."""
+  return libraries(calls).hello["isolation_error"]
+
+
+_loaded: dict[str, process.Process] = {}
+_loading = threading.Lock()
+
+
+def libraries(calls: str) -> process.Process:
+  """This process's zygote for a table; starts it or raises Failed."""
+  with _loading:
+    zygote = _loaded.get(calls)
+    # In a fork of ours it is not a child of the fork, and so not alive.
+    if zygote is None or not zygote.alive():
+      kept = {key: os.environ[key] for key in _KEPT if key in os.environ}
+      control, theirs = process.pair()
+      with theirs:
+        popen = worker.python(
+          __name__,
+          [theirs],
+          calls,
+          flag="-s",
+          env={**kept, **process.ENVIRONMENT, **_ENVIRONMENT},
+          cwd="/",
+          stdout=subprocess.DEVNULL,
+          stderr=subprocess.DEVNULL,
+        )
+      zygote = process.Process(control, popen, patience_s=_LOAD_S)
+      if "error" in zygote.hello:
+        zygote.close()
+        error = zygote.hello["error"]
+        raise Failed(f"the verifier libraries do not load: {error}")
+      _loaded[calls] = zygote
+    return zygote
+
+
+# The zygote, and the workers that it forks.
+
+
+def main(descriptors: Sequence[int], calls: str) -> NoReturn:
+  """Becomes a zygote; an order has the descriptors of a life and a link.
+
+  Its hello has `isolation_error` (why processes cannot be isolated, or ""), or
+  `error`.
+  """
+  signal.signal(signal.SIGINT, signal.SIG_IGN)
+  jail_main.limit_descriptors()
+  host = socket.socket(fileno=descriptors[0])
+  table: Mapping[str, Any] = {}
+  hello: dict[str, Any] = {"pid": os.getpid()}
+  try:
+    module = importlib.import_module(calls)
+    module.preload()
+    table = module.LIBRARY_CALLS
+    hello["isolation_error"] = _try_isolation()
+    seccomp_landlock.drop_capabilities()
+  except BaseException as error:
+    hello["error"] = worker.describe(error)
+  gc.collect()
+  gc.freeze()  # a collection in a worker must not touch shared pages
+  signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # guards leave no zombies
+  host.send(json.dumps(hello).encode())
+  isolated = not hello.get("isolation_error")
+  work = functools.partial(_work, table=table, isolated=isolated)
+  while True:
+    order, fds, _, _ = socket.recv_fds(host, 1, 2)
+    if not order:
+      os._exit(0)  # workers end with their own sockets
+    if os.fork() == 0:
+      host.close()
+      os.setsid()  # a guard kills its process group
+      life, link = fds
+      worker.guard(life, link, work)
+    for fd in fds:
+      os.close(fd)
+
+
+def readable() -> list[str]:
+  """Readable paths: the code of the interpreter and of the libraries.
+
+  Not all of sys.path: an entry may be a checkout that also holds data.
+  """
+  kinds = ("stdlib", "platstdlib", "purelib", "platlib")
+  places = {sysconfig.get_path(kind) for kind in kinds}
+  places |= {p for p in sys.path if p.endswith("-packages")}
+  places |= {"/lib", "/lib64", "/usr/lib"}
+  return sorted(p for p in places if os.path.isdir(p))
+
+
+def _try_isolation() -> str:
+  """Isolates a test process; returns why that failed, or ""."""
+  read, write = os.pipe()
+  pid = os.fork()
+  if pid == 0:
+    try:
+      seccomp_landlock.isolate(_LIMITS, readable=readable(), writable=())
+    except BaseException as error:
+      os.write(write, worker.describe(error).encode())
+    else:
+      os.write(write, b"up")
+    os._exit(0)
+  os.close(write)
+  result = jail_main.contents(read).decode()
+  os.close(read)
+  os.waitpid(pid, 0)
+  return "" if result == "up" else result or "the test process died"
+
+
+def _work(link: int, *, table: Mapping[str, Any], isolated: bool) -> None:
+  os.dup2(link, _LINK)
+  jail_main.keep([_LINK])
+  if isolated:
+    seccomp_landlock.isolate(_LIMITS, readable=readable(), writable=())
+
+  def answers(question: Any) -> Iterator[Any]:
+    name, args = question
+    if name not in table:
+      raise LookupError(
+        f"unknown library call {name!r}; use one of {', '.join(sorted(table))}"
+      )
+    if table[name].isolated and not isolated:
+      raise PermissionError(
+        f"{name!r} may execute model text, and this machine cannot isolate it"
+      )
+    yield table[name].function(*args)
+
+  fresh = [name for name, call in table.items() if call.fresh]
+  worker.serve(_LINK, fresh, answers, reply_bytes=_MAX_REPLY)

@@ -15,6 +15,7 @@ import pathlib
 import signal
 import socket
 import subprocess
+import sys
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -35,7 +36,7 @@ NOBODY = 65534  # user of the jail if we are root
 _START_S = 20.0  # it takes 0.1 s, more on a busy machine
 # Those of each before itself.
 _MODULES = """
-  protocol syscalls seccomp_landlock codec program_runner check_runner jail_main
+  protocol seccomp_landlock codec jail_main
 """
 
 # The jail cannot read this package; it receives the sources of these modules.
@@ -67,7 +68,6 @@ _READABLE = (
   "/lib",
   "/lib64",
 )
-_CLONE_S = 60.0  # a clone takes milliseconds
 _END_S = 10.0
 
 
@@ -80,11 +80,11 @@ class Died(Exception):
 
 
 class Process:
-  """The process of a zygote.
+  """A process that ends when its socket closes.
 
   Attributes:
     control: Socket that carries the orders.
-    hello: The first message of the process; see jail_main.main.
+    hello: The first message of the process, with its "pid".
     pid: Process id in our namespace.
     owner: Id of the process that started it.
   """
@@ -94,18 +94,20 @@ class Process:
     control: socket.socket,
     popen: subprocess.Popen | None = None,
     *,
-    patience_s: float = _CLONE_S,
+    patience_s: float,
   ):
     """Waits until the process is ready.
 
     Args:
+      control: Our end of a `pair`.
       popen: Our child: the process itself or its parent.
 
     Raises:
       Failed: The process did not become ready.
     """
     self.control, self.owner, self._popen = control, os.getpid(), popen
-    self._end = weakref.finalize(self, _end, self.owner, popen, control)
+    pids: list[int] = []
+    self._end = weakref.finalize(self, _end, self.owner, popen, control, pids)
     control.settimeout(patience_s)
     try:
       self.hello = json.loads(control.recv(1 << 16))
@@ -114,20 +116,19 @@ class Process:
       raise Failed("no answer") from None
     control.settimeout(None)
     self.pid: int = self.hello["pid"]
+    if popen is None:  # the pid of a child may be that of its namespace
+      pids.append(self.pid)
 
   def alive(self) -> bool:
-    """Whether the process runs; False for a clone."""
+    """Whether our child runs."""
     return self._popen is not None and self._popen.poll() is None
 
   def begin(self, texts: Sequence[bytes], answers: int) -> None:
-    """Starts a job.
+    """Starts a job of a zygote, or raises Died.
 
     Args:
       texts: The job and the other files that it reads.
       answers: File descriptor for the results; closed here.
-
-    Raises:
-      Died: The process has ended.
     """
     files = [memory(text) for text in texts]
     try:
@@ -139,21 +140,8 @@ class Process:
       for fd in (answers, *files):
         os.close(fd)
 
-  def clone(self) -> Process:
-    """A copy of this process with everything that it has loaded.
-
-    Raises:
-      Failed: The copy did not start.
-    """
-    control, theirs = _pair()
-    # The socket keeps packets whole when several threads send. If the zygote
-    # has ended, the clone does not answer.
-    with theirs, contextlib.suppress(OSError):
-      socket.send_fds(self.control, [protocol.CLONE], [theirs.fileno()])
-    return Process(control)
-
   def stop(self) -> None:
-    """Asks the process to end with its job; callable from any thread."""
+    """Asks the process to end with its work; callable from any thread."""
     with contextlib.suppress(OSError):
       self.control.shutdown(socket.SHUT_WR)
 
@@ -162,74 +150,57 @@ class Process:
     self._end()
 
 
-def start(
-  command: Sequence[str],
-  *,
-  patience_s: float,
-  pass_fds: Sequence[int] = (),
-  stderr: int = subprocess.DEVNULL,
-  **options: Any,
-) -> Process:
-  """Starts a zygote.
-
-  Args:
-    command: The command; the control descriptor becomes its last argument.
-    patience_s: Longest wait until the zygote is ready.
-    **options: Options of subprocess.Popen.
-
-  Raises:
-    Failed: The zygote did not start.
-  """
-  control, theirs = _pair()
-  with theirs:
-    try:
-      popen = subprocess.Popen(
-        [*command, str(theirs.fileno())],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=stderr,
-        pass_fds=(*pass_fds, theirs.fileno()),
-        cwd="/",
-        # A new session: only the trainer handles an interrupt of the terminal.
-        start_new_session=True,
-        **options,
-      )
-    except OSError as error:
-      control.close()
-      raise Failed(f"cannot start {command[0]}: {error}") from None
-  return Process(control, popen, patience_s=patience_s)
+def pair() -> tuple[socket.socket, socket.socket]:
+  """Two ends of a socket that keeps packets whole."""
+  linux = sys.platform == "linux"  # macOS has streams alone
+  kind = socket.SOCK_SEQPACKET if linux else socket.SOCK_STREAM
+  return socket.socketpair(socket.AF_UNIX, kind)
 
 
-def _pair() -> tuple[socket.socket, socket.socket]:
-  return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+def popen(command: Sequence[str], **options: Any) -> subprocess.Popen:
+  """Starts a command in a new session, or raises Failed."""
+  try:
+    # A new session: only the trainer handles an interrupt of the terminal.
+    return subprocess.Popen(
+      command, stdin=subprocess.DEVNULL, start_new_session=True, **options
+    )
+  except OSError as error:
+    raise Failed(f"cannot start {command[0]}: {error}") from None
 
 
 def _end(
-  owner: int, popen: subprocess.Popen | None, control: socket.socket
+  owner: int,
+  popen: subprocess.Popen | None,
+  control: socket.socket,
+  pids: Sequence[int],
 ) -> None:
   if os.getpid() != owner:  # a fork of ours must not end it
     control.close()
     return
-  # When its socket closes, the zygote kills its job, waits for it and ends. It
-  # is the first process of its namespaces, which end with it.
-  with contextlib.suppress(OSError):
+  # When its socket closes, the process kills what it started, waits for it and
+  # ends. A zygote of a jail is the first process of its namespaces, which end
+  # with it.
+  left_s = _END_S
+  try:
     control.shutdown(socket.SHUT_WR)
     control.settimeout(_END_S)
     while control.recv(64):
       pass
+  except TimeoutError:  # it is stopped
+    left_s = 0.0
+    for pid in pids:
+      with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+  except OSError:
+    pass
   control.close()
   if popen is not None:
-    reap(popen)
-
-
-def reap(popen: subprocess.Popen) -> None:
-  """Waits for the end of a process; later than 10 s it kills its session."""
-  try:
-    popen.wait(_END_S)
-  except subprocess.TimeoutExpired:
-    with contextlib.suppress(ProcessLookupError):
-      os.killpg(popen.pid, signal.SIGKILL)
-    popen.wait()
+    try:
+      popen.wait(left_s)
+    except subprocess.TimeoutExpired:
+      with contextlib.suppress(ProcessLookupError):
+        os.killpg(popen.pid, signal.SIGKILL)
+      popen.wait()
 
 
 def memory(data: bytes) -> int:
@@ -239,6 +210,12 @@ def memory(data: bytes) -> int:
     file.write(data)
   os.lseek(fd, 0, os.SEEK_SET)
   return fd
+
+
+def as_jail() -> dict[str, Any]:
+  """Popen options for the user of the jail."""
+  nobody = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+  return nobody if os.geteuid() == 0 else {}
 
 
 def start_jail(interpreter: str, bubblewrap: str | None) -> Process:
@@ -254,25 +231,27 @@ def start_jail(interpreter: str, bubblewrap: str | None) -> Process:
   """
   boot = memory(_boot(namespaces=bubblewrap is not None, path=interpreter))
   info, errors = memory(b""), memory(b"")
+  control, theirs = pair()
   command = [*_bubblewrap(bubblewrap, interpreter, info), interpreter]
-  command += ["-s", "-S", "-c", _BOOT, str(boot)]
-  options: dict[str, Any] = {}
-  if os.geteuid() == 0:
-    options = {"user": NOBODY, "group": NOBODY, "extra_groups": []}
+  command += ["-s", "-S", "-c", _BOOT, str(boot), str(theirs.fileno())]
   try:
-    zygote = start(
-      command,
-      pass_fds=(boot, info),
-      stderr=errors,
-      env=ENVIRONMENT,
-      patience_s=_START_S,
-      **options,
-    )
+    with theirs:
+      child = popen(
+        command,
+        stdout=subprocess.DEVNULL,
+        stderr=errors,
+        pass_fds=(boot, info, theirs.fileno()),
+        cwd="/",
+        env=ENVIRONMENT,
+        **as_jail(),
+      )
+    zygote = Process(control, child, patience_s=_START_S)
     if bubblewrap:
       # Its pid inside the namespace is another one.
       zygote.pid = json.loads(os.pread(info, 1 << 12, 0))["child-pid"]
     return zygote
   except Failed as error:
+    control.close()
     lines = os.pread(errors, 1 << 12, 0).decode("utf-8", "replace").split("\n")
     last = [line for line in lines if line.strip()][-1:]
     raise Failed(f"the jail did not start: {' '.join(last) or error}") from None

@@ -13,7 +13,7 @@ import dataclasses
 import struct
 
 # To and from a zygote.
-JOB, CLONE = b"j", b"c"
+JOB = b"j"
 STATUS = struct.Struct("=id")  # wait status and CPU-seconds of a job
 BROKEN = 5  # exit status of a job's process that failed by itself
 
@@ -25,11 +25,6 @@ FRAME = struct.Struct("=ii?dII")
 OVERFLOW = -1  # as a status: more output than the limit
 BEFORE = -1  # as an index: failed before the first test
 KILLED = 9  # exit status of a stdio job: a process of it was killed
-
-# Questions to a library.
-MAX_REQUEST = 4 << 20  # bytes
-MAX_REPLY = 64 << 10
-LENGTH = struct.Struct("=I")
 
 
 @dataclasses.dataclass(frozen=True)

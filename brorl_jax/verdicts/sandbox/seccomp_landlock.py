@@ -9,9 +9,10 @@ before it reads untrusted text, and cannot undo it. Four mechanisms:
   limits         memory, CPU seconds, file sizes, descriptors, threads
   capabilities   all dropped, also for programs executed later
   Landlock       only the named files; no TCP, no abstract sockets
-  seccomp        only the system calls in syscalls.py: no exec, no sockets, no
-                 signals to others, no ptrace. No fork, so that the memory limit
-                 of one process bounds the run and nothing outlives it
+  seccomp        only the system calls in the tables below: no exec, no
+                 sockets, no signals to others, no ptrace. No fork, so that the
+                 memory limit of one process bounds the run and nothing outlives
+                 it
 
 Landlock does not cover a file's mode, times and owner, so the system calls that
 change these are not allowed. stat() is allowed: names and sizes of files can be
@@ -33,8 +34,8 @@ import resource
 import signal
 import struct
 from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
 
-from brorl_jax.verdicts.sandbox import syscalls
 from brorl_jax.verdicts.sandbox.protocol import Limits
 
 
@@ -90,10 +91,8 @@ def _set_limits(limits: Limits) -> None:
     if hard != resource.RLIM_INFINITY:
       value = min(value, hard)  # a process cannot raise its hard limit
     # At the soft limit of CPU time comes SIGXCPU, which can be ignored.
-    hard = (
-      value + 1 if which == resource.RLIMIT_CPU and hard != value else value
-    )
-    resource.setrlimit(which, (value, hard))
+    later = which == resource.RLIMIT_CPU and hard != value
+    resource.setrlimit(which, (value, value + later))
 
 
 # prctl() and capabilities.
@@ -115,18 +114,9 @@ def adopt_orphans() -> None:
 
 
 def mount_tmpfs(path: str, flags: int, options: str) -> None:
-  """Mounts a file system in memory; needs namespaces.
-
-  Raises:
-    OSError: The kernel refused.
-  """
-  if _libc().mount(
-    b"tmpfs",
-    path.encode(),
-    b"tmpfs",
-    ctypes.c_ulong(flags),
-    options.encode(),
-  ):
+  """Mounts a file system in memory; needs namespaces."""
+  names = b"tmpfs", path.encode(), b"tmpfs"
+  if _libc().mount(*names, ctypes.c_ulong(flags), options.encode()):
     raise _error(f"mount {path}")
 
 
@@ -150,11 +140,8 @@ def drop_capabilities() -> None:
 
 # Landlock: bits of rights, and the interface version that added them.
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = (
-  444,
-  445,
-  446,
-)  # the same on all machines
+# The same on all machines.
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 1, 1 << 2, 1 << 3
 _REMOVE_DIR, _REMOVE_FILE, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 7, 1 << 8
 _REFER, _TRUNCATE = 1 << 13, 1 << 14
@@ -220,11 +207,9 @@ def forbid_calls(*, forks: bool = False, threads: bool = True) -> None:
   """Applies only the last restriction: unlisted system calls are refused.
 
   Raises:
-    OSError: The kernel refused, or is not one of `syscalls.MACHINES`.
+    OSError: The kernel refused, or is not one of `MACHINES`.
   """
-  install = _prepared(
-    syscalls.program(_machine(), forks=forks, threads=threads)
-  )
+  install = _prepared(program(_machine(), forks=forks, threads=threads))
   _prctl(_NO_NEW_PRIVS, 1)
   install()
 
@@ -236,7 +221,7 @@ def fork_ban(*, threads: bool = True) -> Callable[[], None]:
   built beforehand, because a new fork pays for each page that it touches; two
   system calls touch few.
   """
-  ban = _prepared(syscalls.fork_ban(_machine(), threads=threads))
+  ban = _prepared(fork_filter(_machine(), threads=threads))
   prctl = _libc().prctl
   numbers = ctypes.c_int(_PDEATHSIG), ctypes.c_ulong(signal.SIGKILL), *_ZEROS
 
@@ -253,12 +238,12 @@ def _machine() -> str:
   return platform.machine() + ("" if bits == 64 else f" with {bits} bits")
 
 
-def _prepared(code: Sequence[syscalls.Instruction]) -> Callable[[], None]:
+def _prepared(code: Sequence[Instruction]) -> Callable[[], None]:
   packed = b"".join(struct.pack("=HBBI", *step) for step in code)
   array = ctypes.create_string_buffer(packed, len(packed))
   # struct sock_fprog: a count, and a pointer where the compiler aligns it.
   header = struct.pack("@HP", len(code), ctypes.addressof(array))
-  number = syscalls.MACHINES[_machine()].seccomp
+  number = MACHINES[_machine()].seccomp
   # SECCOMP_SET_MODE_FILTER with SECCOMP_FILTER_FLAG_TSYNC: all threads.
   numbers = [ctypes.c_long(n) for n in (number, 1, 1)]
   syscall = _libc().syscall
@@ -268,6 +253,245 @@ def _prepared(code: Sequence[syscalls.Instruction]) -> Callable[[], None]:
       raise _error("seccomp")
 
   return install
+
+
+# The filter, for x86-64 and aarch64: about a hundred calls that interpreters
+# and honest programs make are allowed. A few dozen that only attacks make kill
+# the process. All others fail with an error that programs handle.
+
+# Calls as name:x86-64:aarch64; "-" if aarch64 lacks the call, because a later
+# one replaced it. Numbers from asm/unistd_64.h and asm-generic/unistd.h of
+# Linux.
+
+
+class Architecture(NamedTuple):
+  audit: int  # AUDIT_ARCH of elf machine, 64 bits, little-endian
+  column: int  # in the tables
+  seccomp: int  # number of the seccomp call
+
+
+MACHINES = {
+  "x86_64": Architecture(0xC000003E, 0, 317),
+  "aarch64": Architecture(0xC00000B7, 1, 277),
+}
+
+_ALLOWED = """
+  read:0:63 write:1:64 close:3:57 stat:4:- fstat:5:80 lstat:6:- poll:7:-
+  lseek:8:62 mmap:9:222 mprotect:10:226 munmap:11:215 brk:12:214
+  rt_sigaction:13:134 rt_sigprocmask:14:135 rt_sigreturn:15:139 pread64:17:67
+  pwrite64:18:68 readv:19:65 writev:20:66 access:21:- pipe:22:- select:23:-
+  sched_yield:24:124 mremap:25:216 madvise:28:233 dup:32:23 dup2:33:-
+  pause:34:- nanosleep:35:101 getitimer:36:102 alarm:37:- setitimer:38:103
+  getpid:39:172 sendfile:40:71 recvfrom:45:207 shutdown:48:210
+  getsockname:51:204 getpeername:52:205 getsockopt:55:209 exit:60:93
+  uname:63:160 fsync:74:82 fdatasync:75:83 ftruncate:77:46 getdents:78:-
+  getcwd:79:17 chdir:80:49 fchdir:81:50 rename:82:- mkdir:83:- rmdir:84:-
+  unlink:87:- readlink:89:- umask:95:166 gettimeofday:96:169 getrlimit:97:163
+  getrusage:98:165 sysinfo:99:179 times:100:153 getuid:102:174 getgid:104:176
+  geteuid:107:175 getegid:108:177 getppid:110:173 getpgrp:111:-
+  getgroups:115:158 getresuid:118:148 getresgid:120:150 getpgid:121:155
+  getsid:124:156 sigaltstack:131:132 sched_getparam:143:121
+  sched_getscheduler:145:120 arch_prctl:158:- gettid:186:178 time:201:-
+  futex:202:98 sched_getaffinity:204:123 epoll_create:213:- getdents64:217:61
+  set_tid_address:218:96 restart_syscall:219:128 fadvise64:221:223
+  clock_gettime:228:113 clock_getres:229:114 clock_nanosleep:230:115
+  exit_group:231:94 epoll_wait:232:- epoll_ctl:233:21 mkdirat:258:34
+  newfstatat:262:79 unlinkat:263:35 renameat:264:38 readlinkat:267:78
+  faccessat:269:48 pselect6:270:72 ppoll:271:73 set_robust_list:273:99
+  epoll_pwait:281:22 eventfd2:290:19 epoll_create1:291:20 dup3:292:24
+  pipe2:293:59 preadv:295:69 pwritev:296:70 getcpu:309:168 renameat2:316:276
+  getrandom:318:278 membarrier:324:283 statx:332:291 rseq:334:293
+  faccessat2:439:439
+"""
+
+# Calls that only attacks make: SIGSYS ends the process at once.
+_KILLED = """
+  ptrace:101:117 personality:135:92 pivot_root:155:41 chroot:161:51
+  mount:165:40 umount2:166:39 swapon:167:224 swapoff:168:225 reboot:169:142
+  init_module:175:105 delete_module:176:106 kexec_load:246:104
+  add_key:248:217 request_key:249:218 keyctl:250:219 unshare:272:97
+  move_pages:279:239 perf_event_open:298:241 open_by_handle_at:304:265
+  setns:308:268 process_vm_readv:310:270 process_vm_writev:311:271
+  finit_module:313:273 kexec_file_load:320:294 bpf:321:280
+  userfaultfd:323:282 io_uring_setup:425:425 open_tree:428:428
+  move_mount:429:429 fsopen:430:430 fsmount:432:432 pidfd_getfd:438:438
+  mount_setattr:442:442
+"""
+
+# Allowed with some arguments; see _rules.
+_WEIGHED = """
+  ioctl:16:29 sendto:44:206 socketpair:53:199 clone:56:220 fcntl:72:25
+  openat:257:56 prlimit64:302:261 clone3:435:435
+"""
+
+# Also allowed in a process that prepares others.
+_FORKING = """
+  wait4:61:260 prctl:157:167 waitid:247:95 seccomp:317:277
+  memfd_create:319:279
+"""
+
+
+def numbers(table: str, machine: str) -> dict[str, int]:
+  """The numbers of a table's calls on a machine."""
+  column = MACHINES[machine].column
+  rows = (row.split(":") for row in table.split())
+  return {n: int(of[column]) for n, *of in rows if of[column] != "-"}
+
+
+class Instruction(NamedTuple):
+  """An instruction of classic BPF: struct sock_filter."""
+
+  code: int
+  jt: int  # instructions to skip if true
+  jf: int
+  k: int
+
+
+_LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
+_EQUAL, _AT_LEAST, _ANY_BIT = 0x15, 0x35, 0x45
+ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
+
+_CLONE_THREAD = 0x10000
+# Any new namespace.
+_CLONE_NEW = 0x7E020000
+_O_ACCMODE, _O_TRUNC = 0x3, 0x200
+# fcntl: duplicate, flags, locks; not signal owners or pipe sizes.
+_FCNTL = (0, 1, 2, 3, 4, 5, 6, 7, 36, 37, 38, 1030, 1032)
+_FIOCLEX, _FIONCLEX, _FIONBIO = 0x5451, 0x5450, 0x5421
+_AF_UNIX = 1
+
+
+def program(
+  machine: str, *, forks: bool = False, threads: bool = True
+) -> list[Instruction]:
+  """The filter that the kernel runs on each system call.
+
+  Args:
+    machine: A key of `MACHINES`.
+    forks: Whether to allow fork and wait.
+
+  Raises:
+    OSError: There is no table for the machine.
+  """
+  if machine not in MACHINES:
+    raise OSError(
+      errno.ENOSYS,
+      f"no system call table for {machine!r}, only for"
+      f" {' and '.join(MACHINES)}",
+    )
+  code = [
+    _load(4),  # the architecture
+    Instruction(_EQUAL, 1, 0, MACHINES[machine].audit),
+    _answer(KILL),
+    _load(0),  # the call number
+  ]
+  if machine == "x86_64":  # x32: same architecture, other numbers
+    code += [Instruction(_AT_LEAST, 0, 1, 0x40000000), _answer(KILL)]
+  for rule, body in _rules(machine, forks, threads):
+    code += [Instruction(_EQUAL, 0, len(body), rule), *body]
+  return [*code, _answer(ERRNO | errno.EPERM)]
+
+
+def fork_filter(machine: str, *, threads: bool = True) -> list[Instruction]:
+  """A second filter that forbids forks, for processes with `forks=True`.
+
+  The kernel runs every filter and obeys the strictest. This one is short,
+  because on installing a filter the kernel checks it once per system call: for
+  the whole list this takes longer than a fork.
+  """
+  clone = numbers(_WEIGHED, machine)["clone"]
+  code = [_load(0)]
+  for number in numbers(_FORKING, machine).values():
+    code += _unless(_EQUAL, number)
+  return [
+    *code,
+    Instruction(_EQUAL, 0, 3, clone),
+    _load_argument(0),
+    Instruction(_ANY_BIT, 1, 0, _CLONE_THREAD if threads else 0),
+    _answer(ERRNO | errno.EPERM),
+    _answer(ALLOW),
+  ]
+
+
+def _rules(
+  machine: str, forks: bool, threads: bool
+) -> list[tuple[int, list[Instruction]]]:
+  """Pairs of a call's number and the instructions that decide on it."""
+  allowed, killed, weighed = (
+    numbers(table, machine) for table in (_ALLOWED, _KILLED, _WEIGHED)
+  )
+  clone = [_load_argument(0), *_unless(_ANY_BIT, _CLONE_NEW)]
+  if forks:
+    allowed |= numbers(_FORKING, machine)
+    clone += [_answer(ALLOW)]
+  else:
+    clone += [
+      Instruction(_ANY_BIT, 0, 1, _CLONE_THREAD if threads else 0),
+      _answer(ALLOW),
+      _answer(ERRNO | errno.EPERM),
+    ]
+  bodies = {
+    "clone": clone,
+    # Its flags lie in memory, which a filter cannot read. On this error the C
+    # library falls back to clone.
+    "clone3": [_answer(ERRNO | errno.ENOSYS)],
+    # Before version 3, Landlock allows truncating a file that may be read.
+    "openat": [
+      _load_argument(2),
+      Instruction(_AND, 0, 0, _O_ACCMODE | _O_TRUNC),
+      *_unless(_EQUAL, _O_TRUNC | os.O_RDONLY),
+      _answer(ALLOW),
+    ],
+    "fcntl": _only(1, _FCNTL, errno.EPERM),
+    "ioctl": _only(1, (_FIOCLEX, _FIONCLEX, _FIONBIO), errno.ENOTTY),
+    "sendto": _only_null(4),  # no address: asyncio's socket pair needs none
+    "prlimit64": _only_null(2),  # no new limits
+    "socketpair": _only(0, (_AF_UNIX,), errno.EPERM),
+  }
+  return [
+    *((number, [_answer(ALLOW)]) for number in allowed.values()),
+    *((number, [_answer(KILL)]) for number in killed.values()),
+    *((weighed[name], body) for name, body in bodies.items()),
+  ]
+
+
+def _load(offset: int) -> Instruction:
+  """Loads from struct seccomp_data: number, architecture, arguments."""
+  return Instruction(_LOAD, 0, 0, offset)
+
+
+def _load_argument(index: int, *, high: bool = False) -> Instruction:
+  """Loads 32 of its 64 bits; the kernel reads no more of an int."""
+  return _load(16 + 8 * index + 4 * high)
+
+
+def _answer(value: int) -> Instruction:
+  return Instruction(_RETURN, 0, 0, value)
+
+
+def _unless(test: int, value: int) -> list[Instruction]:
+  """Refuses the call if the test on the loaded value is true."""
+  return [Instruction(test, 0, 1, value), _answer(ERRNO | errno.EPERM)]
+
+
+def _only(
+  index: int, values: Iterable[int], otherwise: int
+) -> list[Instruction]:
+  code = [_load_argument(index)]
+  for value in values:
+    code += [Instruction(_EQUAL, 0, 1, value), _answer(ALLOW)]
+  return [*code, _answer(ERRNO | otherwise)]
+
+
+def _only_null(index: int) -> list[Instruction]:
+  code = []
+  for high in (False, True):
+    code += [
+      _load_argument(index, high=high),
+      Instruction(_EQUAL, 1, 0, 0),
+      _answer(ERRNO | errno.EPERM),
+    ]
+  return [*code, _answer(ALLOW)]
 
 
 # The C library.

@@ -1,6 +1,6 @@
 """Time limits that do not depend on the load of the machine.
 
-    clock = Clock(pid, limits)     # when a zygote receives a job
+    clock = JobClock(pid, limits)     # when a zygote receives a job
     clock.wait_s                   # seconds until the next look
     clock.late()                   # whether the job has to be ended
     clock.tested()                 # a test has ended, the next one begins
@@ -38,7 +38,7 @@ class Usage(NamedTuple):
   waited_s: float
 
 
-def of_descendants(pid: int) -> dict[int, Usage]:
+def descendants(pid: int) -> dict[int, Usage]:
   """Usage of the living descendants of a process, by pid."""
   by_pid: dict[int, Usage] = {}
   todo = _children(pid)
@@ -73,7 +73,7 @@ def _usage(pid: int) -> Usage:
   return Usage(sum(map(int, fields[11:15])) / _HERTZ, waited / 1e9)
 
 
-class Clock:
+class JobClock:
   """Whether a job has used up its time.
 
   It looks at the processes ten times a second. Most jobs end before the first
@@ -87,7 +87,7 @@ class Clock:
       pid: Process id of the zygote; its descendants are the job.
       limits: Only `test_s` and `total_s` are used.
     """
-    self._pid, self._limits = pid, limits
+    self._pid, self._limits, self.seconds = pid, limits, limits.test_s
     self.wait_s = min(_TICK_S, limits.test_s / 4)
     self._begin = self._test = self._looked = time.monotonic()
     self._seen: dict[int, Usage] = {}
@@ -96,11 +96,8 @@ class Clock:
 
   def tested(self) -> None:
     """A test has ended."""
-    self._test, self._before, self._slept_before = (
-      time.monotonic(),
-      -1.0,
-      self._slept,
-    )
+    self._test, self._before = time.monotonic(), -1.0
+    self._slept_before = self._slept
 
   def late(self) -> bool:
     """Whether its time is up."""
@@ -120,7 +117,7 @@ class Clock:
 
   def _look(self, now: float) -> float:
     """The CPU seconds so far; adds the sleep since the last look."""
-    seen, before = of_descendants(self._pid), self._seen
+    seen, before = descendants(self._pid), self._seen
     if seen.keys() == before.keys():
       # The kernel drops a thread's waiting time when it ends.
       busy = sum(
@@ -133,3 +130,17 @@ class Clock:
     # A process that ended and was not reaped may be missing: never go down.
     self._cpu_s = max(self._cpu_s, sum(used.cpu_s for used in seen.values()))
     return self._cpu_s
+
+
+class Deadline:
+  """A clock of wall time, for work that may wait for a network."""
+
+  def __init__(self, seconds: float):
+    self.seconds, self._end = seconds, time.monotonic() + seconds
+
+  @property
+  def wait_s(self) -> float:
+    return max(self._end - time.monotonic(), 1e-3)
+
+  def late(self) -> bool:
+    return time.monotonic() >= self._end

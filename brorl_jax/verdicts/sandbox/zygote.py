@@ -49,7 +49,7 @@ class Frame:
 
 
 @dataclasses.dataclass(frozen=True)
-class Ended:
+class JobResult:
   """The end of a job."""
 
   frames: Sequence[Frame]  # its results up to then
@@ -64,24 +64,15 @@ class Ended:
 class Zygote:
   """One warm interpreter in the jail.
 
-  Attributes:
-    failures: How often the jail itself ended or failed, not a program.
+  `failures` counts how often the jail itself ended or failed, not a program.
   """
 
   def __init__(self, interpreter: str, *, bubblewrap: str | None):
-    """Starts no process.
-
-    Args:
-      interpreter: Path of the Python that runs the programs. The user of the
-        jail (nobody if we are root) must be able to read it.
-      bubblewrap: Path of bwrap, or None for process restrictions alone.
-    """
-    self._interpreter = interpreter
-    self._bubblewrap = bubblewrap
+    """Starts no process; see process.start_jail."""
+    self._interpreter, self._bubblewrap = interpreter, bubblewrap
     self._process: process.Process | None = None
-    self._jobs = 0
+    self._jobs = self.failures = 0
     self._stopped = False
-    self.failures = 0
 
   def run(
     self,
@@ -90,7 +81,7 @@ class Zygote:
     limits: Limits,
     tests: bytes = b"",
     received: int | None = None,
-  ) -> Ended:
+  ) -> JobResult:
     """Runs one job.
 
     Args:
@@ -119,7 +110,7 @@ class Zygote:
       raise Failed(fault or "stopped")
     # Does the jail end with every program, or only with this one?
     self._check_works()
-    return Ended((), "killed: the jail")
+    return JobResult((), "killed: the jail")
 
   def stop(self) -> None:
     """Ends the job in progress and refuses further ones; any thread."""
@@ -136,7 +127,7 @@ class Zygote:
 
   def _run_once(
     self, job: Mapping[str, Any], limits: Limits, tests: bytes, received: int
-  ) -> Ended:
+  ) -> JobResult:
     if self._process is None or self._jobs >= _JOBS:
       self.close()
       self._jobs = 0
@@ -180,13 +171,13 @@ def _collect(
   limits: Limits,
   received: int,
   trusted: bool,
-) -> Ended:
+) -> JobResult:
   """Reads results until the job has ended, is late or sends too much.
 
   If `trusted`, the job's first process does not run the program itself, so that
   its exit status can be believed.
   """
-  clock = usage.Clock(jail.pid, limits)
+  clock = usage.JobClock(jail.pid, limits)
   control = jail.control
   data, whole = bytearray(), len(protocol.BEGUN)
   status, cpu_s, reason = None, 0.0, ""
@@ -229,7 +220,7 @@ def _collect(
     reason = reason or why(status) or _MALFORMED
   if cpu_s > limits.total_s or any(f.cpu_s > limits.test_s for f in frames):
     reason = reason or _TIME_OUT
-  return Ended(frames, reason or why(status), cpu_s)
+  return JobResult(frames, reason or why(status), cpu_s)
 
 
 def why(status: int | None) -> str:

@@ -18,7 +18,7 @@ from brorl_jax.data import dataset
 from brorl_jax.data.columns import Form
 from brorl_jax.verdicts import own
 from brorl_jax.verdicts.base import Example, Verdict
-from brorl_jax.verdicts.own import functions, process, worker
+from brorl_jax.verdicts.own import functions, rewards
 from brorl_jax.verdicts.own.functions import MAX_ANSWER
 
 ASKED = ({"role": "user", "content": "2 + 6?"},)
@@ -118,11 +118,6 @@ def test_what_is_no_reward_is_refused(file, text, why):
     load(name)
   assert "\n" not in str(error.value)
   assert "config.reward.verifier = 'mine.py:score'" in str(error.value)
-
-
-def test_a_name_without_a_function_is_told_how_to_write_it():
-  with pytest.raises(ValueError, match=r"'length': .*'file"):
-    load("length")
 
 
 class Scalar:
@@ -237,14 +232,6 @@ def test_the_line_that_raised_is_told(file):
   )
 
 
-def test_a_missing_column_is_told_by_its_name(file):
-  file("def score(response, example):\n  return example['answr']\n")
-  (found,) = verdicts(load("mine.py:score"), ["8"])
-  assert mentions(
-    found.reason, "mine.py:score, line 2: KeyError: 'answr' ... reward"
-  )
-
-
 def test_what_a_call_does_to_its_example_is_not_seen_by_the_next(file):
   file(
     "def score(response, example):\n"
@@ -278,17 +265,6 @@ def test_all_columns_reach_the_function(file):
   assert found == [Verdict("pass", 1.0, "", "8")]
 
 
-def test_what_is_invalid_for_one_is_invalid(file):
-  file(
-    "def score(response):\n  return 1.0\n"
-    "def fails(response):\n  raise RuntimeError('no')\n"
-  )
-  names = ["mine.py:score", "mine.py:fails"]
-  for order in (names, names[::-1]):
-    (verdict,) = judged(order, ["8"])
-    assert verdict.status == "invalid" and "no" in verdict.reason
-
-
 def test_workers_never_see_jax_nor_the_terminal(file, monkeypatch):
   monkeypatch.setenv("JAX_PLATFORMS", "cuda")  # of the trainer
   file(
@@ -309,7 +285,7 @@ def test_workers_never_see_jax_nor_the_terminal(file, monkeypatch):
 
 
 BAD = """
-import os, subprocess, sys, time
+import os, signal, subprocess, sys, time
 
 def score(response):
   print("I print", response)
@@ -324,6 +300,8 @@ def score(response):
     sys.exit(3)
   if response == "die":
     os._exit(3)
+  if response == "stop":
+    os.kill(os.getpid(), signal.SIGSTOP)
   if response == "fork":
     os.fork()
   if response == "fork and raise":
@@ -337,11 +315,11 @@ def score(response):
 def test_whatever_a_reward_does_the_others_are_judged(file, capfd):
   file(BAD)
   said = ["good", "raise", "nan", "hang", "exit", "die", "fork", "good again"]
-  said += ["fork and raise", "last"]
+  said += ["fork and raise", "stop", "last"]
   with own.Rewards(["mine.py:score"], workers=1, timeout_s=1.0) as some:
     (found,) = some.score([own.Group(said, example())], step=1)
     ended = some.replaced()
-    assert ended.total() == 2 and not some.replaced()
+    assert ended.total() == 3 and not some.replaced()
   by = {s: one.verdict for s, one in zip(said, found, strict=True)}
   whys = {s: v.reason for s, v in by.items() if v.status == "invalid"}
   want = {
@@ -350,6 +328,7 @@ def test_whatever_a_reward_does_the_others_are_judged(file, capfd):
     "hang": "mine.py:score ... 1 s",
     "exit": "mine.py:score, line 14: SystemExit: 3 ... reward",
     "die": "mine.py:score ... reward ... process",
+    "stop": "mine.py:score ... 1 s",
   }
   assert whys.keys() == want.keys()
   assert all(mentions(whys[s], want[s]) for s in want)
@@ -378,26 +357,27 @@ def test_a_group_that_hangs_is_invalid_as_a_whole(file):
 
 
 @pytest.mark.ci
-def test_after_some_hangs_in_a_row_no_more_are_waited_for(file):
+def test_after_some_hangs_in_a_row_no_more_are_waited_for(file, monkeypatch):
+  monkeypatch.setattr(rewards, "_IN_A_ROW", 3)
   file("import time\ndef score(response):\n  time.sleep(600)\n")
-  said = [str(i) for i in range(200)]
+  said = [str(i) for i in range(50)]
   found = judged(["mine.py:score"], said, timeout_s=0.05)
   whys = [one.reason.rpartition(": ")[2] for one in found]
-  assert whys[:8] == ["no answer in 0.05 s"] * 8
-  assert set(whys[8:]) == {"no answer 8 times in a row; not called again"}
+  assert whys[:3] == ["no answer in 0.05 s"] * 3
+  assert set(whys[3:]) == {"no answer 3 times in a row; not called again"}
 
 
-@pytest.mark.slow
-def test_hangs_now_and_then_do_not_end_a_run(file):
+def test_hangs_now_and_then_do_not_end_a_run(file, monkeypatch):
+  monkeypatch.setattr(rewards, "_IN_A_ROW", 2)
   file(
     "import time\n"
     "def score(response):\n"
     "  time.sleep(600 * (int(response) % 2))\n"
     "  return 1\n"
   )
-  said = [str(i) for i in range(20)]
-  found = judged(["mine.py:score"], said, timeout_s=0.5)
-  assert [one.status for one in found] == ["pass", "invalid"] * 10
+  said = [str(i) for i in range(6)]
+  found = judged(["mine.py:score"], said, timeout_s=0.3)
+  assert [one.status for one in found] == ["pass", "invalid"] * 3
 
 
 def alive(pid):
@@ -583,7 +563,7 @@ def test_what_cannot_be_a_reward_is_refused_before_anything_is_judged(
 def test_a_file_that_does_not_come_to_its_end_is_refused(
   file, monkeypatch, text, why
 ):
-  monkeypatch.setattr(process, "_LOAD_S", 0.5 if "while" in text else 20.0)
+  monkeypatch.setattr(rewards, "_LOAD_S", 0.5 if "while" in text else 20.0)
   file(text)
   with pytest.raises(ValueError, match=why):
     own.Rewards(["mine.py:f"], workers=1)
@@ -609,7 +589,7 @@ def test_a_file_that_changes_while_the_run_goes_on_is_not_taken(file):
 def test_closing_ends_what_is_being_judged(file):
   file("import time\ndef f(response):\n  time.sleep(600)\n")
   some = own.Rewards(["mine.py:f"], workers=2, timeout_s=500.0)
-  timer = threading.Timer(1.0, some.close)
+  timer = threading.Timer(0.5, some.close)
   timer.start()
   (found,) = some.score([own.Group(["8", "9"], example())], step=1)
   timer.join()
@@ -626,10 +606,6 @@ def test_our_verifiers_can_be_called_from_a_reward(file):
   said = [r"\boxed{\sqrt{8}}", r"\boxed{3}"]
   found = judged(["mine.py:score"], said, columns={"answer": r"2\sqrt{2}"})
   assert [one.score for one in found] == [1.0, 0.0], found
-
-
-def test_messages_are_framed_by_their_length():
-  assert worker.message([1]) == b"\3\0\0\0[1]"
 
 
 # Data.

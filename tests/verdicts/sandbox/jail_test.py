@@ -1,10 +1,22 @@
+"""Jails of a thread, and levels of the jail with a layer missing."""
+
 import os
+import platform
 import signal
+import subprocess
+import sys
 import threading
 
 import pytest
+import tiers
 
-from brorl_jax.verdicts.sandbox import codec, jail, workers
+from brorl_jax.verdicts.sandbox import (
+  codec,
+  jail,
+  library_calls,
+  process,
+  seccomp_landlock,
+)
 from brorl_jax.verdicts.sandbox.jail import Failed, Jail
 from brorl_jax.verdicts.sandbox.protocol import Limits
 
@@ -13,9 +25,11 @@ TABLE = "library_calls_for_tests"
 
 def test_a_jail_starts_nothing_until_it_is_asked(monkeypatch):
   started = []
-  real = workers.libraries
+  real = library_calls.libraries
   monkeypatch.setattr(
-    workers, "libraries", lambda judges: started.append(judges) or real(judges)
+    library_calls,
+    "libraries",
+    lambda name: started.append(name) or real(name),
   )
   it = Jail(TABLE)
   it.close()
@@ -40,17 +54,6 @@ def test_failures_are_counted():
     it.ask("sleep", timeout=0.1)
   assert it.failures == 3
   it.close()
-
-
-def test_stop_is_for_good():
-  it = Jail(TABLE)
-  timer = threading.Timer(0.1, it.stop)
-  timer.start()
-  with pytest.raises(Failed):
-    it.ask("sleep", timeout=60.0)
-  timer.join()
-  with pytest.raises(Failed, match=r"^echo: stopped$"):
-    it.ask("echo")
 
 
 @pytest.fixture
@@ -108,7 +111,9 @@ def test_a_machine_without_a_jail_runs_no_program(monkeypatch):
 def test_each_thread_has_one_of_its_own_and_it_ends_with_the_thread(
   monkeypatch,
 ):
-  monkeypatch.setattr(workers.Worker.__init__, "__defaults__", (TABLE,))
+  monkeypatch.setattr(
+    library_calls.LibraryWorker.__init__, "__defaults__", (TABLE,)
+  )
   monkeypatch.setattr(Jail.__init__, "__defaults__", (TABLE,))
   monkeypatch.setattr(jail, "_local", threading.local())
   pids = []
@@ -127,10 +132,215 @@ def test_each_thread_has_one_of_its_own_and_it_ends_with_the_thread(
   jail.mine().close()
 
 
-def test_the_level_of_the_machine_is_asked_once():
-  first = jail.isolation_error(TABLE)
-  assert (
-    first
-    == workers.libraries(TABLE).hello["isolation_error"]
-    == jail.isolation_error(TABLE)
+# Levels.
+
+
+@pytest.fixture
+def fresh():
+  jail.measure.cache_clear()
+  yield
+  jail.measure.cache_clear()
+
+
+def only_bwrap(tmp_path, monkeypatch, script):
+  """A PATH with nothing else in it, or nothing at all."""
+  tmp_path.chmod(0o755)
+  for parent in tmp_path.parents[:3]:  # of a worker of xdist, too
+    if parent != parent.parent and os.access(parent, os.W_OK):
+      parent.chmod(parent.stat().st_mode | 0o011)
+  if script:
+    path = tmp_path / "bwrap"
+    # Written by another process: a fork of a zygote could inherit a descriptor
+    # of ours that is open for writing, and a file that has one cannot start.
+    subprocess.run(["tee", str(path)], input=script, text=True, check=True)
+    path.chmod(0o755)
+  monkeypatch.setenv("PATH", str(tmp_path))
+
+
+@pytest.mark.ci
+def test_this_machine(fresh):
+  level = jail.measure()
+  assert level is jail.measure()  # found out once
+  assert level is jail.require(allow_inner=True)
+  assert level.name in ("full", "inner")
+  assert (level.name == "full") == (level.reason == "")
+  assert (level.name == "full") == (level.bubblewrap is not None)
+  assert level.machine == platform.machine()
+  if level.name == "full":
+    assert jail.require(allow_inner=False) is level
+    assert "full sandbox" in jail.describe(level)
+  assert level.landlock_abi == seccomp_landlock.landlock_abi() >= 1
+  assert os.path.isabs(level.interpreter)
+  version = tuple(map(int, level.version.split(".")))
+  assert version >= (3, 9)
+  own = os.path.realpath(sys._base_executable)
+  if level.interpreter == own:
+    assert version == sys.version_info[:3]
+  else:
+    assert level.interpreter == "/usr/bin/python3"
+
+
+def test_without_bubblewrap(fresh, tmp_path, monkeypatch):
+  only_bwrap(tmp_path, monkeypatch, None)
+  with pytest.raises(process.Failed) as error:
+    jail.require(allow_inner=False)
+  for said in ("temporary files", "threads", "bwrap is not installed"):
+    assert said in str(error.value)
+  assert "--config.reward.allow_inner=True" in str(error.value)
+  assert "\n" not in str(error.value)
+  level = jail.require(allow_inner=True)
+  assert "weaker sandbox" in jail.describe(level)
+  assert "start threads" in jail.describe(level)
+  assert (level.name, level.bubblewrap) == ("inner", None)
+  assert "bwrap is not installed" in level.reason
+  assert "apt install bubblewrap" in level.reason
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+  "script, why",
+  tiers.some(
+    [
+      (
+        "#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\n"
+        "exit 1\n",
+        "No permissions to create new namespace",
+      ),
+      ("#!/bin/sh\nexit 0\n", "no answer"),
+      ("#!/nowhere\n", "cannot start"),
+    ],
+    1,
+    1,
+  ),
+)
+def test_where_namespaces_are_refused(
+  fresh, tmp_path, monkeypatch, script, why
+):
+  only_bwrap(tmp_path, monkeypatch, script)
+  level = jail.require(allow_inner=True)
+  assert level.name == "inner"
+  assert why in level.reason
+  assert "seccomp=unconfined" in level.reason
+  assert "bwrap-userns-restrict" in level.reason
+  assert "\n" not in level.reason
+
+
+def refused(named):
+  level = jail.measure()
+  assert level.name == "none" and level.bubblewrap is None
+  with pytest.raises(process.Failed) as error:
+    jail.require(allow_inner=True)
+  assert str(error.value) == (
+    f"this machine cannot sandbox programs: {level.reason}"
   )
+  assert named in level.reason and "\n" not in level.reason
+
+
+def test_without_landlock_or_linux(fresh, monkeypatch):
+  monkeypatch.setattr(seccomp_landlock, "landlock_abi", lambda: 0)
+  refused("no Landlock; use Linux 5.13")
+  jail.measure.cache_clear()
+  monkeypatch.setattr(platform, "system", lambda: "Darwin")
+  refused("it needs Linux, not Darwin")
+
+
+def test_on_an_unknown_machine(fresh, monkeypatch):
+  monkeypatch.setattr(platform, "machine", lambda: "riscv64")
+  refused("'riscv64', only for x86_64 and aarch64; leave domain 'code' out")
+
+
+def test_without_an_interpreter(fresh, monkeypatch):
+  monkeypatch.setattr(jail, "_SYSTEM_PYTHON", "/nowhere/python3")
+  monkeypatch.setattr(sys, "_base_executable", "/bin/false", raising=False)
+  refused("install one: apt install python3")
+
+
+def test_an_old_interpreter_is_none(fresh, monkeypatch):
+  monkeypatch.setattr(jail, "_OLDEST", (99, 0))
+  refused("99.0 or later; install one")
+
+
+@pytest.mark.ci
+def test_a_private_interpreter_is_passed_over(fresh, monkeypatch, tmp_path):
+  own = tmp_path / "python3"
+  own.write_text('#!/bin/sh\nexec /usr/bin/python3 "$@"\n')
+  own.chmod(0o600)
+  monkeypatch.setattr(sys, "_base_executable", str(own), raising=False)
+  assert jail.measure().interpreter == "/usr/bin/python3"
+
+
+# A wall that is missing is noticed from inside: each hole gives the lower level
+# or none.
+
+
+def with_calls(monkeypatch, *names):
+  """The filter lets some calls through, whoever reads its source."""
+  added = {"fork": "clone:56:220", "socket": "socket:41:198"}
+  real = process._boot
+
+  def boot(**options):
+    text = real(**options).decode()
+    for name in names:
+      row = "read:0:63"
+      assert row in text
+      text = text.replace(row, f"{row} {added[name]}", 1)
+    return text.encode()
+
+  monkeypatch.setattr(process, "_boot", boot)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+  "call, hole",
+  tiers.some(
+    [
+      ("fork", "a program could fork"),
+      ("socket", "a program could open a socket"),
+    ],
+    1,
+    1,
+  ),
+)
+def test_a_hole_in_the_filter_is_refused(fresh, monkeypatch, call, hole):
+  with_calls(monkeypatch, call)
+  refused(hole)
+
+
+@pytest.mark.parametrize(
+  "line, hole",
+  tiers.some(
+    [
+      ("  _restrict_files(readable, writable)", "read outside, write outside"),
+      ("  _set_limits(limits)", "take too much memory"),
+      ("  forbid_calls(forks=forks, threads=limits.threads > 0)", "fork"),
+    ],
+    1,
+  ),
+)
+def test_a_wall_that_is_missing_is_noticed(fresh, monkeypatch, line, hole):
+  real = process._boot
+
+  def boot(**options):
+    text = real(**options).decode()
+    assert text.count(line.strip()) == 1
+    return text.replace(line.strip(), "pass").encode()
+
+  monkeypatch.setattr(process, "_boot", boot)
+  monkeypatch.setenv("PATH", "")
+  refused(hole)
+
+
+@pytest.mark.ci
+def test_a_jail_in_which_nothing_runs_is_refused(fresh, monkeypatch):
+  monkeypatch.setattr(jail, "_ATTEMPTS", "def attempts(*a): return []")
+  monkeypatch.setenv("PATH", "")
+  refused("an honest program failed: no function: honest")
+
+
+@pytest.mark.ci
+def test_a_jail_without_an_end_is_refused(fresh, monkeypatch):
+  program = jail._ATTEMPTS.replace("while True:\n    pass", "return 1")
+  assert program != jail._ATTEMPTS
+  monkeypatch.setattr(jail, "_ATTEMPTS", program)
+  monkeypatch.setenv("PATH", "")
+  refused("an endless program was not ended: 1")

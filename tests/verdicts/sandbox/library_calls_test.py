@@ -7,23 +7,24 @@ import pytest
 pytest.importorskip("reasoning_gym")
 
 from brorl_jax.verdicts.gym import puzzles as judge
-from brorl_jax.verdicts.sandbox import library_calls, workers
-from brorl_jax.verdicts.sandbox.workers import Failed, Worker
+from brorl_jax.verdicts.sandbox import library_calls
+from brorl_jax.verdicts.sandbox.library_calls import LibraryWorker
+from brorl_jax.verdicts.sandbox.process import Failed
 
 LONG = 60.0
 
 
 @pytest.fixture(scope="module")
 def worker():
-  it = Worker()
+  it = LibraryWorker()
   yield it
   it.close()
-  workers.libraries(workers.LIBRARY_CALLS).close()
+  library_calls.libraries(library_calls.__name__).close()
 
 
 @pytest.fixture
 def isolated(worker):
-  if why := workers.isolation_error():
+  if why := library_calls.isolation_error():
     pytest.skip(f"no walls on this machine: {why}")
 
 

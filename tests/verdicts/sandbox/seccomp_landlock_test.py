@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from brorl_jax.verdicts.sandbox import seccomp_landlock, syscalls
+from brorl_jax.verdicts.sandbox import seccomp_landlock
 from brorl_jax.verdicts.sandbox.protocol import Limits
 
-MACHINES = sorted(syscalls.MACHINES)
-ALLOW, KILL = syscalls.ALLOW, syscalls.KILL
+MACHINES = sorted(seccomp_landlock.MACHINES)
+ALLOW, KILL = seccomp_landlock.ALLOW, seccomp_landlock.KILL
 EPERM, ENOSYS, ENOTTY = (
-  syscalls.ERRNO | e for e in (errno.EPERM, errno.ENOSYS, errno.ENOTTY)
+  seccomp_landlock.ERRNO | e for e in (errno.EPERM, errno.ENOSYS, errno.ENOTTY)
 )
 THREAD = 0x3D0F00  # the flags of pthread_create
 FORK = 0x1200011  # of fork: SIGCHLD, and where to store the child's number
@@ -68,13 +68,13 @@ def answer(program, number, arguments=(), *, audit):
 def ask(request):
   """ask("read", 0, 1) -> what the filter of this machine says."""
   machine = request.param
-  spec = syscalls.MACHINES[machine]
+  spec = seccomp_landlock.MACHINES[machine]
 
   def ask(name, *arguments, forks=False, audit=spec.audit):
     number = NUMBERS[name][spec.column] if isinstance(name, str) else name
     if number is None:
       return EPERM  # there is no such call
-    program = syscalls.program(machine, forks=forks)
+    program = seccomp_landlock.program(machine, forks=forks)
     return answer(program, number, arguments, audit=audit)
 
   return ask
@@ -83,32 +83,32 @@ def ask(request):
 def test_tables_by_hand():
   for name, (x86, arm) in NUMBERS.items():
     for table in (
-      syscalls._ALLOWED,
-      syscalls._KILLED,
-      syscalls._WEIGHED,
-      syscalls._FORKING,
+      seccomp_landlock._ALLOWED,
+      seccomp_landlock._KILLED,
+      seccomp_landlock._WEIGHED,
+      seccomp_landlock._FORKING,
     ):
-      assert syscalls.numbers(table, "x86_64").get(name, x86) == x86
-      assert syscalls.numbers(table, "aarch64").get(name, arm) == arm
+      assert seccomp_landlock.numbers(table, "x86_64").get(name, x86) == x86
+      assert seccomp_landlock.numbers(table, "aarch64").get(name, arm) == arm
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_no_number_has_two_meanings(machine):
   tables = (
-    syscalls._ALLOWED,
-    syscalls._KILLED,
-    syscalls._WEIGHED,
-    syscalls._FORKING,
+    seccomp_landlock._ALLOWED,
+    seccomp_landlock._KILLED,
+    seccomp_landlock._WEIGHED,
+    seccomp_landlock._FORKING,
   )
-  found = [list(syscalls.numbers(t, machine).values()) for t in tables]
+  found = [list(seccomp_landlock.numbers(t, machine).values()) for t in tables]
   assert len(set().union(*found)) == sum(map(len, found))
-  assert syscalls.MACHINES[machine].seccomp in found[3]
+  assert seccomp_landlock.MACHINES[machine].seccomp in found[3]
 
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_every_jump_lands_and_every_path_returns(machine):
   for forks in (False, True):
-    program = syscalls.program(machine, forks=forks)
+    program = seccomp_landlock.program(machine, forks=forks)
     for at, (code, jt, jf, _) in enumerate(program):
       assert 0 <= jt < 256 and 0 <= jf < 256
       if code in (0x15, 0x35, 0x45):
@@ -161,10 +161,10 @@ def test_a_process_that_prepares_others_may_fork_and_wait_and_no_more(ask):
 
 @pytest.mark.parametrize("machine", MACHINES)
 def test_the_ban_on_forks_is_the_difference(machine):
-  audit = syscalls.MACHINES[machine].audit
-  before = syscalls.program(machine, forks=True)
-  ban = syscalls.fork_ban(machine)
-  after = syscalls.program(machine)
+  audit = seccomp_landlock.MACHINES[machine].audit
+  before = seccomp_landlock.program(machine, forks=True)
+  ban = seccomp_landlock.fork_filter(machine)
+  after = seccomp_landlock.program(machine)
   assert len(ban) < 20
   severity = {KILL: 3, EPERM: 2, ENOSYS: 1, ENOTTY: 1, ALLOW: 0}
   for number in range(500):
@@ -201,14 +201,14 @@ def test_arguments_that_matter(ask):
 def test_other_architectures_of_the_same_processor_are_killed(ask):
   assert ask("read", audit=0x40000003) == KILL  # int 0x80
   assert ask("read", audit=0x40000028) == KILL  # 32-bit arm
-  x86, arm = (syscalls.MACHINES[m].audit for m in ("x86_64", "aarch64"))
+  x86, arm = (seccomp_landlock.MACHINES[m].audit for m in ("x86_64", "aarch64"))
   both = {ask(0, audit=x86), ask(0, audit=arm)}
   assert KILL in both and len(both) == 2
 
 
 def test_x32_is_killed():
-  program = syscalls.program("x86_64")
-  audit = syscalls.MACHINES["x86_64"].audit
+  program = seccomp_landlock.program("x86_64")
+  audit = seccomp_landlock.MACHINES["x86_64"].audit
   for number in (0x40000000, 0x40000000 + 57, 0xFFFFFFFF):
     assert answer(program, number, audit=audit) == KILL
   assert answer(program, 0x3FFFFFFF, audit=audit) == EPERM
@@ -216,7 +216,7 @@ def test_x32_is_killed():
 
 def test_an_unknown_machine_is_refused_by_name(monkeypatch):
   with pytest.raises(OSError, match="'riscv64', only for x86_64 and aarch64"):
-    syscalls.program("riscv64")
+    seccomp_landlock.program("riscv64")
   monkeypatch.setattr(seccomp_landlock.platform, "machine", lambda: "ppc64le")
   with pytest.raises(OSError, match="'ppc64le'"):
     seccomp_landlock.forbid_calls()

@@ -6,13 +6,11 @@ import sys
 import time
 
 import pytest
-import tiers
 
 from brorl_jax.verdicts.sandbox import usage
 from brorl_jax.verdicts.sandbox.protocol import Limits
 
 SPIN = "while True: pass"
-SLEEP = "import time; time.sleep(600)"
 # A child and a grandchild that spin.
 FORK = "import os\nos.fork()\n" + SPIN
 
@@ -38,7 +36,7 @@ def start():
       start_new_session=True,
     )
     parents.append(parent)
-    wait_for(lambda: usage.of_descendants(parent.pid))
+    wait_for(lambda: usage.descendants(parent.pid))
     return parent.pid
 
   yield begin
@@ -54,26 +52,120 @@ def wait_for(happens, seconds=60.0):
 
 
 def cpu_s(pid):
-  return sum(one.cpu_s for one in usage.of_descendants(pid).values())
+  return sum(one.cpu_s for one in usage.descendants(pid).values())
 
 
-def wait_until_late(clock):
-  wait_for(clock.late)
+# Clocks, by hand: the time of the wall, and what the processes have used.
+
+
+@pytest.fixture
+def clock(monkeypatch):
+  """clock(limits) -> late(wall, {pid: (cpu_s, waited_s)}), and the clock."""
+  now, found = [0.0], [{}]
+  monkeypatch.setattr(usage.time, "monotonic", lambda: now[0])
+  monkeypatch.setattr(usage, "descendants", lambda pid: found[0])
+
+  def make(**limits):
+    clock = usage.JobClock(0, Limits(**limits))
+
+    def late(wall, used):
+      now[0] = wall
+      found[0] = {pid: usage.Usage(*both) for pid, both in used.items()}
+      return clock.late()
+
+    return late, clock
+
+  return make
+
+
+@pytest.mark.parametrize("limits", [(0.4, 600.0), (600.0, 0.4)])
+def test_what_computes_or_sleeps_too_long_is_late(clock, limits):
+  test_s, total_s = limits
+  late, _ = clock(test_s=test_s, total_s=total_s)
+  assert not late(0.4, {1: (0.39, 0.0)}) and late(0.6, {1: (0.41, 0.0)})
+  late, _ = clock(test_s=test_s, total_s=total_s)
+  late(1.0, {1: (0.0, 0.0)})
+  assert not late(1.39, {1: (0.0, 0.0)}) and late(1.6, {1: (0.0, 0.0)})
+
+
+def test_waiting_for_a_cpu_is_not_sleep(clock):
+  """A process that ran for a tenth of the time and waited else."""
+  late, it = clock(test_s=1.0, total_s=2.0)
+  assert not late(1.0, {1: (0.1, 0.9)})  # another set of processes than before
+  assert not late(5.0, {1: (0.5, 4.5)})
+  assert not late(9.0, {1: (0.9, 8.1)})
+  assert late(10.1, {1: (0.91, 9.19)})  # ten times the limit: no more patience
+  it.tested()
+  assert not late(12.0, {1: (1.1, 10.9)})
+  it.tested()
+  assert not late(13.0, {1: (1.2, 10.9)})  # .9 s of sleep
+  assert late(13.2, {1: (1.2, 10.9)})  # 1.1 s
+
+
+def test_the_next_test_begins_with_nothing_used(clock):
+  late, it = clock(test_s=0.5, total_s=600.0)
+  it.tested()
+  assert not late(1.0, {1: (9.0, 0.0)})  # it begins to count here
+  assert not late(1.4, {1: (9.4, 0.0)})
+  assert late(1.6, {1: (9.6, 0.0)})
+  it.tested()
+  assert not late(2.0, {1: (9.6, 0.0)})  # .4 s of sleep
+  it.tested()
+  assert not late(2.4, {1: (9.6, 0.0)})  # before it, sleep is another test's
+  assert late(2.6, {1: (9.6, 0.0)})
+
+
+def test_cpu_never_grows_less(clock):
+  """A look that missed a process does not begin a test at nothing."""
+  late, it = clock(test_s=5.0, total_s=60.0)
+  assert not late(1.0, {1: (1.0, 0.0)}) and not late(4.0, {1: (4.0, 0.0)})
+  it.tested()
+  assert not late(4.2, {})
+  assert not late(6.0, {1: (6.0, 0.0)})  # two seconds of five
+
+
+def test_waits_of_threads_and_processes_that_ended_are_no_sleep(clock):
+  late, _ = clock(test_s=2.5, total_s=60.0)
+  assert not late(0.1, {1: (0.0, 5.0)}) and not late(2.1, {1: (2.0, 0.0)})
+  late, _ = clock(test_s=1.0, total_s=2.0)
+  for wall in (3.5, 5.0, 6.5):  # how long others waited cannot be known
+    assert not late(wall, {wall: (0.0, 0.0)})
+
+
+def test_all_tests_together_end_when_patience_does(clock):
+  late, it = clock(test_s=1.0, total_s=2.0)
+  for wall in (6.0, 12.0, 18.0):
+    it.tested()
+    assert not late(wall, {1: (0.0, wall)})
+  assert late(20.1, {1: (0.0, 20.1)})
+
+
+def test_what_the_kernel_does_not_list_is_sleep(clock):
+  late, _ = clock(test_s=1.0, total_s=2.0)
+  assert not late(0.9, {}) and late(1.1, {})
+
+
+def test_a_deadline_is_of_the_wall(monkeypatch):
+  now = [0.0]
+  monkeypatch.setattr(usage.time, "monotonic", lambda: now[0])
+  deadline = usage.Deadline(2.0)
+  assert (deadline.seconds, deadline.wait_s) == (2.0, 2.0)
+  now[0] = 1.5
+  assert deadline.wait_s == 0.5 and not deadline.late()
+  now[0] = 2.0
+  assert deadline.wait_s > 0 and deadline.late()
+
+
+# What real processes use.
 
 
 def test_nobody_has_no_descendants():
-  assert usage.of_descendants(2**30) == {}
-
-
-def test_what_spins_uses_cpu_and_what_sleeps_does_not(start):
-  spins, sleeps = start(SPIN), start(SLEEP)
-  wait_for(lambda: cpu_s(spins) > 0.5)
-  assert cpu_s(sleeps) < 0.3
+  assert usage.descendants(2**30) == {}
 
 
 def test_descendants_of_descendants_count(start):
   pid = start(FORK)
-  wait_for(lambda: len(usage.of_descendants(pid)) == 2)
+  wait_for(lambda: len(usage.descendants(pid)) == 2)
   wait_for(lambda: cpu_s(pid) > 0.4)
 
 
@@ -87,8 +179,8 @@ def test_children_that_were_waited_for_count(start):
     "time.sleep(600)"
   )
   pid = start(code)
-  wait_for(lambda: len(usage.of_descendants(pid)) == 2)
-  wait_for(lambda: len(usage.of_descendants(pid)) == 1)
+  wait_for(lambda: len(usage.descendants(pid)) == 2)
+  wait_for(lambda: len(usage.descendants(pid)) == 1)
   # Counted in ticks of 10 ms, cut off for user and system.
   assert cpu_s(pid) >= 0.38
 
@@ -97,158 +189,12 @@ def test_children_that_were_waited_for_count(start):
 def test_the_wait_for_a_cpu_is_told(start):
   """Two that spin on one CPU wait half of the time."""
   pid = start(FORK)
-  wait_for(lambda: len(usage.of_descendants(pid)) == 2)
+  wait_for(lambda: len(usage.descendants(pid)) == 2)
   cpu = min(os.sched_getaffinity(0))
-  for child in usage.of_descendants(pid):
+  for child in usage.descendants(pid):
     os.sched_setaffinity(child, {cpu})
-  before = usage.of_descendants(pid)
+  before = usage.descendants(pid)
   time.sleep(1.0)
-  after = usage.of_descendants(pid)
+  after = usage.descendants(pid)
   for child in before:
     assert after[child].waited_s - before[child].waited_s > 0.3
-
-
-@pytest.mark.parametrize(
-  "limits",
-  tiers.some(
-    [Limits(test_s=0.4, total_s=600.0), Limits(test_s=600.0, total_s=0.4)], 1
-  ),
-)
-@pytest.mark.parametrize("code", [SPIN, SLEEP])
-def test_a_clock_ends_what_computes_or_sleeps_too_long(start, code, limits):
-  pid = start(code)
-  used, begin = cpu_s(pid), time.monotonic()
-  clock = usage.Clock(pid, limits)
-  wait_until_late(clock)
-  if code == SPIN:
-    assert cpu_s(pid) > 0.4
-  else:
-    assert time.monotonic() - begin >= 0.4
-    assert cpu_s(pid) - used < 0.4
-
-
-@pytest.mark.ci
-def test_the_next_test_begins_with_nothing_used(start):
-  pid = start(SPIN)
-  wait_for(lambda: cpu_s(pid) > 1.0)
-  clock = usage.Clock(pid, Limits(test_s=0.5, total_s=600.0))
-  clock.tested()
-  time.sleep(0.2)
-  assert not clock.late()  # it begins to count here
-  begun = cpu_s(pid)
-  wait_until_late(clock)
-  assert cpu_s(pid) - begun > 0.4  # it tells hundredths of a second
-
-
-@pytest.mark.ci
-def test_sleep_before_a_test_is_not_its_own(start):
-  pid = start(SLEEP)
-  clock = usage.Clock(pid, Limits(test_s=0.8, total_s=600.0))
-  for _ in range(8):  # 1.2 s
-    time.sleep(0.15)
-    assert not clock.late()
-    clock.tested()
-
-
-def test_waiting_for_a_cpu_is_not_sleep(monkeypatch):
-  """By hand: a process that ran for a tenth of the time and waited else."""
-  now, found = [0.0], [{1: usage.Usage(0.0, 0.0)}]
-  monkeypatch.setattr(usage.time, "monotonic", lambda: now[0])
-  monkeypatch.setattr(usage, "of_descendants", lambda pid: found[0])
-  clock = usage.Clock(0, Limits(test_s=1.0, total_s=2.0))
-
-  def after(wall, cpu, waited):
-    now[0], found[0] = wall, {1: usage.Usage(cpu, waited)}
-    return clock.late()
-
-  assert not after(1.0, 0.1, 0.9)  # another set of processes than before
-  assert not after(5.0, 0.5, 4.5)
-  assert not after(9.0, 0.9, 8.1)
-  assert after(10.1, 0.91, 9.19)  # ten times the limit, and no more patience
-  clock.tested()
-  assert not after(12.0, 1.1, 10.9)
-  clock.tested()
-  assert not after(13.0, 1.2, 10.9)  # .9 s of sleep
-  assert after(13.2, 1.2, 10.9)  # 1.1 s
-
-
-@pytest.mark.ci
-def test_a_process_whose_threads_end_is_seen_all_the_time(start):
-  code = (
-    "import threading\n"
-    "while True:\n"
-    "  some = [threading.Thread(target=int) for _ in range(8)]\n"
-    "  for one in some: one.start()\n"
-    "  for one in some: one.join()"
-  )
-  pid = start(code)
-  last = 0.0
-  for _ in range(2000):
-    seen = usage.of_descendants(pid)
-    assert len(seen) == 1
-    assert cpu_s(pid) >= last
-    last = cpu_s(pid)
-
-
-def test_cpu_never_grows_less(monkeypatch):
-  """A look that missed a process does not begin a test at nothing."""
-  now, found = [0.0], [{}]
-  monkeypatch.setattr(usage.time, "monotonic", lambda: now[0])
-  monkeypatch.setattr(usage, "of_descendants", lambda pid: found[0])
-  clock = usage.Clock(0, Limits(test_s=5.0, total_s=60.0))
-  for now[0], cpu in ((1.0, 1.0), (4.0, 4.0)):
-    found[0] = {1: usage.Usage(cpu, 0.0)}
-    assert not clock.late()
-  clock.tested()
-  now[0], found[0] = 4.2, {}
-  assert not clock.late()
-  now[0], found[0] = 6.0, {1: usage.Usage(6.0, 0.0)}
-  assert not clock.late()  # two seconds of five
-
-
-def test_waits_of_threads_that_ended_are_no_sleep(monkeypatch):
-  now, found = [0.0], [{1: usage.Usage(0.0, 5.0)}]
-  monkeypatch.setattr(usage.time, "monotonic", lambda: now[0])
-  monkeypatch.setattr(usage, "of_descendants", lambda pid: found[0])
-  clock = usage.Clock(0, Limits(test_s=2.5, total_s=60.0))
-  now[0] = 0.1
-  assert not clock.late()
-  now[0], found[0] = 2.1, {1: usage.Usage(2.0, 0.0)}
-  assert not clock.late()
-
-
-def test_what_ended_in_between_is_not_sleep(monkeypatch):
-  """Another process than before: how long it waited cannot be told."""
-  now, pids = [0.0], iter(range(1, 99))
-  monkeypatch.setattr(usage.time, "monotonic", lambda: now[0])
-  monkeypatch.setattr(
-    usage, "of_descendants", lambda pid: {next(pids): usage.Usage(0.0, 0.0)}
-  )
-  clock = usage.Clock(0, Limits(test_s=1.0, total_s=2.0))
-  for now[0] in (1.5, 3.0, 4.5):
-    assert not clock.late()
-
-
-def test_all_tests_together_end_when_patience_does(monkeypatch):
-  now = [0.0]
-  monkeypatch.setattr(usage.time, "monotonic", lambda: now[0])
-  monkeypatch.setattr(
-    usage, "of_descendants", lambda pid: {1: usage.Usage(0.0, now[0])}
-  )
-  clock = usage.Clock(0, Limits(test_s=1.0, total_s=2.0))
-  for now[0] in (6.0, 12.0, 18.0):
-    clock.tested()
-    assert not clock.late()
-  now[0] = 20.1
-  assert clock.late()
-
-
-def test_what_the_kernel_does_not_tell_is_sleep(monkeypatch):
-  now = [0.0]
-  monkeypatch.setattr(usage.time, "monotonic", lambda: now[0])
-  monkeypatch.setattr(usage, "of_descendants", lambda pid: {})
-  clock = usage.Clock(0, Limits(test_s=1.0, total_s=2.0))
-  now[0] = 0.9
-  assert not clock.late()
-  now[0] = 1.1
-  assert clock.late()

@@ -15,14 +15,9 @@ import time
 import pytest
 import tiers
 
-from brorl_jax.verdicts.sandbox import (
-  library_zygote,
-  process,
-  protocol,
-  usage,
-  workers,
-)
-from brorl_jax.verdicts.sandbox.workers import Failed, Worker
+from brorl_jax.verdicts.sandbox import library_calls, process, usage
+from brorl_jax.verdicts.sandbox.library_calls import LibraryWorker
+from brorl_jax.verdicts.sandbox.process import Failed
 
 TABLE = "library_calls_for_tests"
 BARE = "unisolated_calls_for_tests"
@@ -31,14 +26,14 @@ LONG = 60.0  # a time-out that no test waits for
 
 @pytest.fixture
 def worker():
-  it = Worker(TABLE)
+  it = LibraryWorker(TABLE)
   yield it
   it.close()
 
 
 @pytest.fixture
 def isolated():
-  if why := workers.isolation_error(TABLE):
+  if why := library_calls.isolation_error(TABLE):
     pytest.skip(f"no walls on this machine: {why}")
 
 
@@ -84,15 +79,9 @@ def test_values_come_back_as_json_holds_them(worker):
   assert worker.ask("echo", *values, timeout=LONG) == values
 
 
-def test_one_process_answers_many_questions(worker):
-  pids = {worker.ask("pid", timeout=LONG) for _ in range(20)}
-  assert len(pids) == 1 and os.getpid() not in pids
-  assert worker.failures == 0
-
-
 def test_a_worker_is_a_child_of_a_clone_alone(worker):
   pid = worker.ask("pid", timeout=LONG)
-  clones = children(workers.libraries(TABLE).pid)
+  clones = children(library_calls.libraries(TABLE).pid)
   assert [pid] in [children(clone) for clone in clones]
   assert pid not in children(os.getpid())
 
@@ -112,7 +101,7 @@ def test_a_worker_is_a_child_of_a_clone_alone(worker):
     ),
     ("unserialisable", (), "TypeError: Object of type object is not JSON"),
     # A length, and then too much, too little and what is no reply.
-    ("say", (b"\2\0\0\0" + b"123",), "a malformed reply of 7 bytes"),
+    ("say", (b"\2\0\0\0" + b"123",), "a malformed reply"),
     ("say", (b"\xff\xff\xff\x7f",), "a malformed reply of 2147483647 bytes"),
     ("say", (b"\2\0\0\0[]",), "a malformed reply"),
     ("say", (b"\2\0\0\0{}",), "a malformed reply"),
@@ -157,7 +146,7 @@ def test_what_takes_too_long_is_killed(worker, call, args):
 def test_the_wait_for_a_cpu_does_not_count(worker):
   """Four processes on one CPU: a quarter of it each."""
   cpu = min(os.sched_getaffinity(0))
-  rivals = [Worker(TABLE) for _ in range(3)]
+  rivals = [LibraryWorker(TABLE) for _ in range(3)]
   for it in (worker, *rivals):
     os.sched_setaffinity(it.ask("pid", timeout=LONG), {cpu})
 
@@ -179,8 +168,8 @@ def test_the_wait_for_a_cpu_does_not_count(worker):
 
 
 def test_what_was_used_for_other_questions_does_not_count(worker):
-  worker.ask("work", 0.6, timeout=LONG)
-  assert worker.ask("slow_echo", "a", 0.3, timeout=0.55) == "a"
+  worker.ask("work", 0.4, timeout=LONG)
+  assert worker.ask("slow_echo", "a", 0.1, timeout=0.35) == "a"
 
 
 def test_one_that_was_killed_while_nothing_was_asked_is_replaced(worker):
@@ -198,7 +187,7 @@ def test_a_zygote_waits_for_clones_that_ended(worker):
     stats = (pathlib.Path(f"/proc/{pid}/stat").read_text() for pid in pids)
     return sum(stat.rpartition(")")[2].split()[0] == "Z" for stat in stats)
 
-  it = workers.libraries(TABLE).pid
+  it = library_calls.libraries(TABLE).pid
   for _ in range(8):
     worker.ask("echo", timeout=LONG)
     worker.close()
@@ -213,7 +202,7 @@ def test_a_time_out_that_is_none_is_refused(worker, timeout):
 
 
 def test_a_question_has_a_largest_size(worker):
-  text = "x" * (protocol.MAX_REQUEST - 100)
+  text = "x" * (library_calls.MAX_QUESTION - 100)
   assert worker.ask("length", text, timeout=LONG) == len(text)
   with pytest.raises(Failed, match=r"^length: a question of 4194\d+ bytes; "):
     worker.ask("length", text + "x" * 100, timeout=LONG)
@@ -249,7 +238,7 @@ def test_the_walls_hold(isolated, worker, tmp_path, call, args, refusal):
     with pytest.raises(BlockingIOError):
       server.accept()
   assert call == "read" or not path.exists()
-  assert only([], children_of=workers.libraries(TABLE).pid)
+  assert only([], children_of=library_calls.libraries(TABLE).pid)
 
 
 def test_the_walls_let_the_libraries_load(isolated, worker):
@@ -261,21 +250,13 @@ def test_a_worker_has_no_descriptor_and_no_environment_of_ours(
   worker, monkeypatch
 ):
   monkeypatch.setenv("API_KEY", "secret")
-  workers.libraries(TABLE).close()  # the next has this environment around it
-  other = Worker(TABLE)
+  library_calls.libraries(TABLE).close()
+  other = LibraryWorker(TABLE)
   other.ask("echo", timeout=LONG)
   assert worker.ask("descriptors", timeout=LONG) == [0, 1, 2, 3]
   environment = worker.ask("environment", timeout=LONG)
   assert "secret" not in environment.values()
   assert environment["PYTHONHASHSEED"] == "0"
-  other.close()
-
-
-def test_a_verdict_does_not_hang_on_the_seed_of_hashes(worker):
-  first = worker.ask("hashed", "text", timeout=LONG)
-  workers.libraries(TABLE).close()
-  other = Worker(TABLE)
-  assert other.ask("hashed", "text", timeout=LONG) == first
   other.close()
 
 
@@ -290,15 +271,15 @@ def test_a_fresh_judge_leaves_nothing_behind(isolated, worker):
 
 
 def test_a_worker_is_replaced_when_it_is_old(worker, monkeypatch):
-  monkeypatch.setattr(workers, "_QUESTIONS", 3)
+  monkeypatch.setattr(library_calls, "_QUESTIONS", 3)
   pids = [worker.ask("pid", timeout=LONG) for _ in range(7)]
   assert [pids.index(pid) for pid in pids] == [0, 0, 0, 3, 3, 3, 6]
   assert worker.failures == 0
 
 
 def test_without_isolation_only_harmless_calls_answer():
-  assert workers.isolation_error(BARE) == "OSError: this machine has none"
-  worker = Worker(BARE)
+  assert library_calls.isolation_error(BARE) == "OSError: this machine has none"
+  worker = LibraryWorker(BARE)
   assert worker.ask("harmless", timeout=LONG) == 1
   message = (
     "^executing: PermissionError: 'executing' may execute model text, and this"
@@ -308,31 +289,31 @@ def test_without_isolation_only_harmless_calls_answer():
     worker.ask("executing", timeout=LONG)
   assert worker.ask("harmless", timeout=LONG) == 1
   worker.close()
-  workers.libraries(BARE).close()
+  library_calls.libraries(BARE).close()
 
 
 def test_a_table_that_cannot_be_loaded_is_said():
   message = (
     "^echo: the verifier libraries do not load: ModuleNotFoundError: .*nowhere"
   )
-  worker = Worker("nowhere_for_tests")
+  worker = LibraryWorker("nowhere_for_tests")
   with pytest.raises(Failed, match=message):
     worker.ask("echo", timeout=LONG)
   with pytest.raises(Failed, match="do not load"):
-    workers.isolation_error("nowhere_for_tests")
+    library_calls.isolation_error("nowhere_for_tests")
 
 
-def test_a_zygote_that_dies_is_replaced_and_its_clones_go_on():
-  pair = [Worker(TABLE), Worker(TABLE)]
+def test_a_zygote_that_dies_is_replaced_and_its_workers_live():
+  pair = [LibraryWorker(TABLE), LibraryWorker(TABLE)]
   pids = [worker.ask("pid", timeout=LONG) for worker in pair]
-  before = workers.libraries(TABLE).pid
+  before = library_calls.libraries(TABLE).pid
   os.kill(before, signal.SIGKILL)
   assert gone(before)
   assert [worker.ask("pid", timeout=LONG) for worker in pair] == pids
   pair[0].close()
   assert gone(pids[0])
   assert pair[0].ask("pid", timeout=LONG) not in pids
-  assert workers.libraries(TABLE).pid != before
+  assert library_calls.libraries(TABLE).pid != before
   assert before not in children(os.getpid())
   for worker in pair:
     worker.close()
@@ -340,27 +321,28 @@ def test_a_zygote_that_dies_is_replaced_and_its_clones_go_on():
 
 
 def test_a_clone_that_is_not_made_is_tried_once_again(worker, monkeypatch):
-  real, tried = process.Process.clone, []
+  real, tried = LibraryWorker._begin, []
 
-  def clone(self):
+  def begin(self, patience_s):
     tried.append(self)
     if len(tried) < 2:
+      self._zygote = library_calls.libraries(TABLE)
       raise Failed("no answer")
-    return real(self)
+    return real(self, patience_s)
 
-  monkeypatch.setattr(process.Process, "clone", clone)
+  monkeypatch.setattr(LibraryWorker, "_begin", begin)
   assert worker.ask("echo", 1, timeout=LONG) == [1]
   assert len(tried) == 2 and worker.failures == 0
 
 
 def test_an_interrupt_of_the_terminal_is_not_for_the_zygotes(worker):
   pid = worker.ask("pid", timeout=LONG)
-  it = workers.libraries(TABLE).pid
+  it = library_calls.libraries(TABLE).pid
   assert os.getsid(it) != os.getsid(0)
   for each in (it, pid):
     os.kill(each, signal.SIGINT)
   assert worker.ask("pid", timeout=LONG) == pid
-  assert workers.libraries(TABLE).pid == it
+  assert library_calls.libraries(TABLE).pid == it
 
 
 def test_an_interrupted_question_is_not_answered_later(worker):
@@ -389,31 +371,31 @@ def test_stop_ends_a_question_from_another_thread(worker):
 
 
 def test_nothing_is_left_behind():
-  assert only([], children_of=workers.libraries(TABLE).pid)
+  assert only([], children_of=library_calls.libraries(TABLE).pid)
   fds, mine = descriptors(), children(os.getpid())
-  made = [Worker(TABLE) for _ in range(5)]
+  made = [LibraryWorker(TABLE) for _ in range(5)]
   for worker in made:
     worker.ask("echo", timeout=LONG)
     with pytest.raises(Failed):
       worker.ask("crash", 0, timeout=LONG)
     worker.ask("echo", timeout=LONG)
-  assert len(children(workers.libraries(TABLE).pid)) == 5
+  assert len(children(library_calls.libraries(TABLE).pid)) == 5
   made[0].close()
   del worker, made  # the others are let go without a word
-  assert only([], children_of=workers.libraries(TABLE).pid)
+  assert only([], children_of=library_calls.libraries(TABLE).pid)
   assert (descriptors(), children(os.getpid())) == (fds, mine)
 
 
 def test_threads_share_a_zygote_and_start_one():
-  workers.libraries(TABLE).close()
+  library_calls.libraries(TABLE).close()
   found, barrier = [], threading.Barrier(4)
 
   def ask(number):
-    worker = Worker(TABLE)
+    worker = LibraryWorker(TABLE)
     barrier.wait()
     answers = [worker.ask("echo", number, i, timeout=LONG) for i in range(50)]
     found.append(answers == [[number, i] for i in range(50)])
-    found.append(workers.libraries(TABLE).pid)
+    found.append(library_calls.libraries(TABLE).pid)
     worker.close()
 
   threads = [threading.Thread(target=ask, args=(i,)) for i in range(4)]
@@ -428,15 +410,36 @@ def script(code: str) -> subprocess.Popen[str]:
   path = [str(pathlib.Path(__file__).parents[2]), *sys.path]
   code = (
     f"import os, sys, time; sys.path[:] = {path!r}\n"
-    "from brorl_jax.verdicts.sandbox import workers\n"
-    "from brorl_jax.verdicts.sandbox.workers import Worker\n"
-    f"worker = Worker({TABLE!r})\n"
+    "from brorl_jax.verdicts.sandbox import library_calls\n"
+    "from brorl_jax.verdicts.sandbox.library_calls import LibraryWorker\n"
+    f"worker = LibraryWorker({TABLE!r})\n"
     "pid = lambda: worker.ask('pid', timeout=60.0)\n"
-    f"print(workers.libraries({TABLE!r}).pid, pid(), flush=True)\n" + code
+    f"print(library_calls.libraries({TABLE!r}).pid, pid(), flush=True)\n" + code
   )
   return subprocess.Popen(
     [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True
   )
+
+
+@pytest.mark.parametrize("which", ["worker", "guard", "zygote"])
+def test_a_stopped_process_is_replaced_and_leaves_nothing(monkeypatch, which):
+  """It takes no part in its end: it has to be killed."""
+  monkeypatch.setattr(process, "_END_S", 0.3)
+  worker = LibraryWorker(TABLE)
+  pid = worker.ask("pid", timeout=LONG)
+  guard, zygote = worker._guard.pid, library_calls.libraries(TABLE).pid
+  stopped = {"worker": pid, "guard": guard, "zygote": zygote}[which]
+  os.kill(stopped, signal.SIGSTOP)
+  if which == "worker":
+    with pytest.raises(Failed, match="late"):
+      worker.ask("echo", timeout=0.2)
+  worker.close()
+  if which == "zygote":
+    monkeypatch.setattr(library_calls, "_CLONE_S", 2.0)
+  assert worker.ask("echo", 1, timeout=LONG) == [1]
+  assert gone(pid) and gone(guard) and gone(stopped)
+  assert (library_calls.libraries(TABLE).pid != zygote) == (which == "zygote")
+  worker.close()
 
 
 @pytest.mark.parametrize(
@@ -475,32 +478,8 @@ def test_a_fork_of_the_program_has_workers_of_its_own():
   assert len({it, first, in_child}) == 3
 
 
-def test_the_orders_of_a_zygote_by_hand():
-  """What library_zygote.main says first, and that it ends with its orders."""
-  mine, its = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-  path = [str(pathlib.Path(__file__).parents[2]), *sys.path]
-  code = (
-    f"import sys; sys.path[:] = {path!r}\n"
-    "from brorl_jax.verdicts.sandbox import library_zygote\n"
-    f"library_zygote.main({its.fileno()}, {TABLE!r})"
-  )
-  with mine, its:
-    program = subprocess.Popen(
-      [sys.executable, "-c", code], pass_fds=[its.fileno()]
-    )
-    its.close()
-    hello = json.loads(mine.recv(4096))
-    assert hello == {
-      "pid": program.pid,
-      "isolation_error": workers.isolation_error(TABLE),
-      "fresh": ["remember_afresh"],
-    }
-    mine.shutdown(socket.SHUT_RDWR)
-    assert program.wait(30) == 0
-
-
 def test_what_a_worker_may_read_is_code():
-  places = library_zygote.readable()
+  places = library_calls.readable()
   assert all(os.path.isdir(place) for place in places)
   assert any(json.__file__.startswith(place + "/") for place in places)
   assert any(pytest.__file__.startswith(place + "/") for place in places)
