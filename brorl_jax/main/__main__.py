@@ -280,7 +280,7 @@ def folders() -> list[str]:
   mode, given = _MODE.value, _WORKDIR.value
   others = {"train": (_BEGIN_AGAIN, _FROM_STEP), "plan": (_TOPOLOGY, _FAST)}
   for its, flag in [(m, f) for m, some in others.items() for f in some]:
-    if mode != its and flag.value not in (None, False):
+    if mode != its and flag.value is not None and flag.value is not False:
       raise UserError(
         f"--{flag.name} is for --mode={its}, not --mode={mode}; leave it out"
       )
