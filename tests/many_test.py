@@ -370,7 +370,7 @@ def undisturbed(site) -> Timed:
 @pytest.mark.parametrize("moment", range(10))
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGTERM", "SIGSTOP"])
 def test_one_of_two_goes_at_any_moment(site, undisturbed, how, moment):
-  """The other ends too, and the same command goes on as if nothing had been."""
+  """The other ends too, and the same command resumes as if nothing had been."""
   workdir, victim = site / f"{how} {moment}", moment % 2
   with Many(site, workdir, 2, THREE) as many:
     many.connected()
@@ -387,11 +387,11 @@ def test_one_of_two_goes_at_any_moment(site, undisturbed, how, moment):
       assert statuses == {75}
       last = [many.said(i).splitlines()[-1] for i in (0, 1)]
       if "SIGTERM" in "".join(last):  # before training began
-        assert last[victim] == "stopped; the same command goes on"
+        assert last[victim] == "stopped; the same command resumes"
         assert last[1 - victim].startswith(f"error: process {victim} stopped:")
       else:
         assert re.fullmatch(
-          r"stopped after step \d; the same command goes on", last[0]
+          r"stopped after step \d; the same command resumes", last[0]
         )
     else:
       assert status == processes.LOST

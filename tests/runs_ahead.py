@@ -13,22 +13,22 @@ from brorl_jax.many.meshes import Axes
 from brorl_jax.model import huggingface
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.target import Target
-from brorl_jax.plan import resolve
+from brorl_jax.plan import functions, resolve
 from brorl_jax.plan.checkpoint_source import CheckpointSource
-from brorl_jax.plan.hlo import Measured
-from brorl_jax.plan.plan import RolloutPlan
-from brorl_jax.plan.run import Job
+from brorl_jax.plan.compiled import Needs
+from brorl_jax.plan.memory import Load, RolloutPlan
+from brorl_jax.plan.programs import Job
 from brorl_jax.plan.sizes import Heldout, Machine
 from brorl_jax.plan.topology import Name, Topology
 
 POOL = 1000 * 2**20  # bytes of a device that XLA may use
 
 
-def topology(chip=None, processes: int = 1) -> Topology:
+def topology(processes: int = 1) -> Topology:
   """The eight devices of the tests, as those of so many processes."""
   target = Target("cpu", 8, POOL)
   return Topology(
-    Name("cpu", (processes, 8 // processes)), chip, jax.devices(), target
+    Name("cpu", (processes, 8 // processes)), jax.devices(), target
   )
 
 
@@ -44,21 +44,17 @@ def run(
     n=4, samples=96, in_flight=64, prompt_tokens=10, max_new_tokens=6,
     rows=4, blocks=8, eval_n=2, eval_prompts=8, theory_prompts=0,
   )  # fmt: skip
-  plan = lambda slots: RolloutPlan(
-    slots=slots,
-    lanes=16,
-    columns=6,
-    pages=1,
-    stages={"decoding": {"cache": 1}},
-    limit_bytes=POOL,
-    memory_bytes=POOL,
-  )
   c, where = config(**small | fields), topology()
   machine = Machine(axes := Axes(fsdp=8), where.target, processes)
   policy = dataclasses.replace(policy, target=where.target)
   source = CheckpointSource(huggingface.ASSETS)
   this = resolve.WithPolicy(c, machine, source, policy, None)
-  phase = resolve._phase(Phase(1, c, None), this, keep_reference=True)
+  (given,) = functions.phase_functions([Phase(1, c, None)])
+  phase = resolve._phase(Phase(1, c, None), given, this, keep_reference=True)
+  load = Load(
+    policy, 0, n=4, prompts=64, prompt_tokens=10, max_new_tokens=6, axes=axes
+  )
+  plan = lambda slots: RolloutPlan(load, slots, 16, POOL)
   memory = dataclasses.replace(
     phase.memory,
     rollouts=plan(3),
@@ -74,14 +70,7 @@ def run(
   return Job(whole, phase, mesh, meshes.part(mesh, processes), fast)
 
 
-def measured(name: str, **fields: Any) -> Measured:
+def needs(name: str, **fields: int) -> Needs:
   """A program of 5 MiB."""
-  known = dict(
-    held_bytes=2 * 2**20,
-    temp_bytes=2**20,
-    new_bytes=2 * 2**20,
-    kernels=7,
-    token_kernels=None,
-    sent={},
-  )
-  return Measured(name, **known | fields)
+  known = dict(held_bytes=2 * 2**20, temp_bytes=2**20, new_bytes=2 * 2**20)
+  return Needs(name, **known | fields)

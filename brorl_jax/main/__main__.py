@@ -43,9 +43,9 @@ def terminate(signum, frame):
   """
   del signum, frame
   try:
-    os.write(2, b"stopped; the same command goes on\n")
+    os.write(2, b"stopped; the same command resumes\n")
     if processes := sys.modules.get("brorl_jax.many.processes"):
-      processes.fail("SIGTERM; the same command goes on", 75)
+      processes.fail("SIGTERM; the same command resumes", 75)
   finally:
     os._exit(75)  # processes.STOPPED
 
@@ -75,16 +75,7 @@ _WORKDIR = flags.DEFINE_multi_string(
 _MODE = flags.DEFINE_enum(
   "mode",
   "train",
-  [
-    "train",
-    "evaluate",
-    "plan",
-    "warmup",
-    "simulate",
-    "export",
-    "report",
-    "sample",
-  ],
+  "train evaluate plan warmup simulate export report sample".split(),
   "train: reinforcement learning. evaluate: evaluates "
   "--config.policy.checkpoint=, which may be a run, on held-out prompts. plan: "
   "prints how much memory a run needs; no --workdir. warmup: supervised "
@@ -158,7 +149,7 @@ def main(argv: list[str]) -> None:
   try:
     if len(argv) > 1:
       raise UserError(f"{argv[1]!r} is not a flag; see --help")
-    workdirs = [home(one) for one in folders()]
+    workdirs = [home(folder) for folder in folders()]
     prepare()
     connect()
     run_mode(workdirs)
@@ -287,18 +278,15 @@ def refuse(line: str, status: int) -> None:
 def folders() -> list[str]:
   """The values of --workdir; raises UserError if flags do not fit the mode."""
   mode, given = _MODE.value, _WORKDIR.value
-  of_train = {"--begin_again": _BEGIN_AGAIN.value}
-  of_train["--from_step"] = _FROM_STEP.value is not None
-  if len(named := [flag for flag, there in of_train.items() if there]) > 1:
-    raise UserError(f"{' and '.join(named)} exclude each other; leave out one")
-  if mode != "train" and named:
+  others = {"train": (_BEGIN_AGAIN, _FROM_STEP), "plan": (_TOPOLOGY, _FAST)}
+  for its, flag in [(m, f) for m, some in others.items() for f in some]:
+    if mode != its and flag.value is not None and flag.value is not False:
+      raise UserError(
+        f"--{flag.name} is for --mode={its}, not --mode={mode}; leave it out"
+      )
+  if _BEGIN_AGAIN.value and _FROM_STEP.value is not None:
     raise UserError(
-      f"{named[0]} is for --mode=train, not --mode={mode}; leave it out"
-    )
-  if mode != "plan" and (_TOPOLOGY.value is not None or _FAST.value):
-    given = "--topology" if _TOPOLOGY.value is not None else "--fast"
-    raise UserError(
-      f"{given} is for --mode=plan, not --mode={mode}; leave it out"
+      "--begin_again and --from_step exclude each other; leave out one"
     )
   if mode != "sample":
     sample.refuse_flags(mode)

@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 
 from brorl_jax import config, evaluate
 from brorl_jax.errors import StorageError, UserError
-from brorl_jax.main import contamination, heldout, programs
+from brorl_jax.main import heldout, programs
 from brorl_jax.plan import checkpoint_source, functions
 from brorl_jax.plan.resolve import Evaluation
 from brorl_jax.rollout import dynamic_sampling
@@ -93,14 +93,13 @@ class _Parts(NamedTuple):
 def _parts(this: Evaluation, workdir: pathlib.Path) -> _Parts:
   """Reads the data and loads the weights.
 
-  Raises:
-    ValueError: They do not fit together, or not the folder's evaluation.
+  Raises ValueError if they do not fit together, or not to the folder.
   """
   which, before = this.source, folder.stored(workdir, "evaluated")
   examples = Examples.of(this.config, this.text)
   examples.refuse_changes(folder.stored(workdir, "data"))
   held = examples.heldout()
-  leaked = contamination.refuse(
+  leaked = heldout.refuse_trained_on(
     checkpoint_source.starts(which), examples.placed(held)
   )
   # Last, because loading takes longest.
@@ -122,26 +121,17 @@ def _parts(this: Evaluation, workdir: pathlib.Path) -> _Parts:
   functions.refuse_changes(
     folder.stored(workdir, "functions"), scorer.functions
   )
+  entries = {
+    "evaluated": evaluated,
+    "data": examples.fingerprint,
+    "functions": scorer.functions,
+    "left_out": examples.left_out,
+    "sandbox": scorer.sandbox,
+  }
   count = f"{len(held)} prompts x {this.config.eval.n}"
-  return _Parts(
-    params,
-    held,
-    examples,
-    scorer,
-    {
-      "evaluated": evaluated,
-      "data": examples.fingerprint,
-      "functions": scorer.functions,
-      "left_out": examples.left_out,
-      "sandbox": scorer.sandbox,
-    },
-    [
-      *examples.log_lines,
-      *leaked,
-      *scorer.log_lines,
-      f"{_name(evaluated)}: {count}",
-    ],
-  )
+  log_lines = [*examples.log_lines, *leaked, *scorer.log_lines]
+  log_lines.append(f"{_name(evaluated)}: {count}")
+  return _Parts(params, held, examples, scorer, entries, log_lines)
 
 
 def _name(evaluated: Mapping[str, Any]) -> str:
@@ -164,7 +154,7 @@ def _sampled(
   first = len(records) // c.eval.n
   progress = metrics.Progress(after=first, steps=total, unit="prompts")
   with contextlib.closing(lines), contextlib.closing(progress):
-    for chunk in heldout.records(
+    chunks = heldout.records(
       this,
       c,
       how,
@@ -173,7 +163,8 @@ def _sampled(
       parts.params,
       parts.heldout,
       first=first,
-    ):
+    )
+    for chunk in chunks:
       new = [{"step": step, **record} for record in chunk]
       lines.write(*new)
       records += new
@@ -190,11 +181,7 @@ def _whole(
   n: int,
   chunk: int,
 ) -> list[dict[str, Any]]:
-  """The records of complete chunks in a file.
-
-  Raises:
-    Damaged: The records are not those of this evaluation.
-  """
+  """The records of complete chunks; Damaged if another evaluation has them."""
   records = []
   if path.exists():
     records = [*metrics.each_line(path, evaluate.check_record)]

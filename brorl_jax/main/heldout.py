@@ -1,5 +1,6 @@
-"""Held-out prompts -> records of an evaluation, chunk by chunk."""
+"""Held-out prompts: refused if they were trained on, sampled and recorded."""
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -9,13 +10,23 @@ from jaxtyping import PyTree
 
 from brorl_jax import evaluate, types
 from brorl_jax.config import Config
+from brorl_jax.data import dataset, heldout
 from brorl_jax.model import local
+from brorl_jax.plan.checkpoint_source import Start
 from brorl_jax.plan.resolve import Run, WithPolicy
 from brorl_jax.plan.sizes import Heldout
-from brorl_jax.stages import sampling
+from brorl_jax.stages import corpus, sampling
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
 from brorl_jax.verdicts.base import Example
+from brorl_jax.verdicts.domains import DOMAINS
+from brorl_jax.verdicts.names import MADE
+
+# Only prompts are compared: reference answers need no check.
+_UNTRIED = {
+  name: dataclasses.replace(domain, check_reference=dict)
+  for name, domain in DOMAINS.items()
+}
 
 
 def records(
@@ -34,15 +45,7 @@ def records(
   Every evaluation uses the same random numbers: rollout n of example p draws
   from (seed, 0, p, n).
 
-  Args:
-    this: The policy, on this machine.
-    c: How prompts are sampled.
-    how: The memory plan.
-    examples: Makes token ids of prompts.
-    scorer: Judges responses.
-    params: Of the run, spread over all processes.
-    prompts: All that are evaluated.
-    first: Number of those that are done.
+  `params` are spread over all processes, `c` says how prompts are sampled.
   """
   # Training does not use the key of step 0.
   key = jax.random.fold_in(jax.random.key(c.run.seed), 0)
@@ -84,3 +87,65 @@ def at_step(
     params,
     prompts,
   )
+
+
+def refuse_trained_on(
+  starts: Sequence[Start], evaluated: dataset.Data
+) -> list[str]:
+  """Refuses prompts that training used or could have drawn.
+
+  A run that was resumed with other files was trained on all of them. Examples
+  of files are compared by id and raw text, before the config adds instructions.
+  Puzzles are compared with the generated ones. A generated puzzle that a file
+  lists under another domain is not found.
+
+  Args:
+    starts: The runs that led to the policy.
+    evaluated: The held-out examples.
+
+  Returns:
+    A line for each file that is missing and could not be compared.
+
+  Raises:
+    ValueError: An id or a prompt is on both sides (names both places), or a
+      file changed since the training (names the file).
+  """
+  log_lines: dict[str, None] = {}
+  for start in starts:
+    train, missing = _trained_on(start)
+    prefix = f"not compared with the training of {start.run}: "
+    log_lines |= dict.fromkeys(prefix + why for why in missing)
+    # Puzzles from files replaced generated ones.
+    stored = any(example.domain == MADE for example in train.examples)
+    had = "had"
+    try:
+      heldout.refuse_overlap(train, evaluated)
+      had = "may have drawn"
+      heldout.refuse_drawn(evaluated, [] if stored else start.made)
+    except dataset.DataError as e:
+      raise ValueError(
+        f"the training of {start.run} {had} this prompt: {e}"
+      ) from None
+  return [*log_lines]
+
+
+def _trained_on(start: Start) -> tuple[dataset.Data, list[str]]:
+  """Training examples of the files that exist, and why others are missing."""
+  examples, places, missing = [], [], []
+  for path, digest in start.files.items():
+    try:
+      if digest not in dataset.file_digests(path).values():
+        raise ValueError(
+          f"{path} has changed since {start.run} was trained on it; restore "
+          "it, so that held-out prompts can be compared"
+        )
+      form = corpus.form(start.fields, start.domain, own=start.own)
+      read = dataset.read(path, form=form, domains=_UNTRIED, skip_bad=True)
+    except dataset.DataError as e:
+      missing.append(str(e))
+      continue
+    if start.heldout_one_in:
+      read = heldout.trained_on(read, one_in=start.heldout_one_in)
+    examples += read.examples
+    places += read.places
+  return dataset.Data(examples, places), missing

@@ -9,9 +9,9 @@ from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
 from brorl_jax.model import huggingface, target
 from brorl_jax.model.target import Target
-from brorl_jax.plan import plan, report, resolve
+from brorl_jax.plan import compiled, memory, resolve
+from brorl_jax.plan.programs import Job
 from brorl_jax.plan.resolve import Phase, Run
-from brorl_jax.plan.run import Job
 from brorl_jax.plan.sizes import Machine
 from brorl_jax.plan.topology import Topology
 from brorl_jax.stages import corpus, examples, sampling
@@ -43,7 +43,7 @@ def run(
     if where is not None:
       mesh = where.mesh(this.machine.axes)
       one = meshes.part(mesh, where.processes)
-      report.show(Job(this, this.phases[0], mesh, one, fast=fast), where)
+      compiled.show(Job(this, this.phases[0], mesh, one, fast=fast), where)
   except ValueError as e:
     raise UserError(str(e)) from None
 
@@ -108,11 +108,11 @@ def _show(this: Run, phase: Phase) -> None:
   memory_bytes = this.policy.target.memory_bytes
   print(
     f"an update, {plans.update.prompts} blocks x {plans.update.responses} rows",
-    *plan.shares(plans.update.parts, memory_bytes),
+    *memory.shares(plans.update.parts, memory_bytes),
     sep="\n",
   )
   if plans.probe is not None:
-    parts = plan.shares(plans.probe.parts, memory_bytes)
+    parts = memory.shares(plans.probe.parts, memory_bytes)
     print("an update, measuring the theorem", *parts, sep="\n")
 
 

@@ -1,7 +1,6 @@
 """--mode=sample: a policy answers prompts of flags, a file, or standard input.
 
-On a terminal the answers are text, and a single one is shown while it is
-generated. Otherwise each answer is a line of JSON.
+On a terminal the answers are text. Otherwise each answer is a line of JSON.
 """
 
 import contextlib
@@ -17,8 +16,7 @@ from absl import flags
 from brorl_jax.errors import UserError
 
 if TYPE_CHECKING:  # importing jax takes seconds: --help needs these flags
-  from brorl_jax.data.columns import Form
-  from brorl_jax.main.text_policy import Messages, Response, TextPolicy
+  from brorl_jax.main.text_policy import Response, TextPolicy
   from brorl_jax.verdicts.base import Example, Verdict
 
 _PROMPT = flags.DEFINE_multi_string(
@@ -100,15 +98,10 @@ def _given(where: str) -> "Sequence[str | Example] | None":
     from brorl_jax.stages import corpus
     from brorl_jax.verdicts.domains import DOMAINS
 
-    ran, form = (
-      checkpoint_source.ran(checkpoint_source.locate(where)),
-      columns.PLAIN,
-    )
-    if ran is not None:
+    form = columns.PLAIN
+    if ran := checkpoint_source.ran(checkpoint_source.locate(where)):
       form = corpus.form(ran.fields, ran.domain, own=ran.own)
-    return dataset.read(
-      path, form=_unjudged(path, form) or form, domains=DOMAINS
-    ).examples
+    return dataset.read(path, form=form, domains=DOMAINS).examples
   try:
     lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()
   except (OSError, ValueError) as e:
@@ -119,35 +112,12 @@ def _given(where: str) -> "Sequence[str | Example] | None":
   return lines
 
 
-def _unjudged(path: str, form: "Form") -> "Form | None":
-  """How lines without golds are read; None if the first of them has one."""
-  from brorl_jax.data import columns, records
-  from brorl_jax.verdicts import domains
-
-  record = next(iter(records.read(path)))[1]
-  if not isinstance(record, dict):
-    return None
-  there = lambda field: form.names.get(field, field).split(".")[0] in record
-  known = domains.DOMAINS.get(str(record.get("domain", form.domain)))
-  if known is not None and any(
-    there(field) for field, how in known.fields.items() if not how.optional
-  ):
-    return None
-  names = {
-    field: column for field, column in form.names.items() if there(field)
-  }
-  return columns.Form(names, sole=domains.OWN)
-
-
 def _typed() -> Iterator[str]:
   """The prompts on standard input, one per line."""
-  if sys.stdin.isatty():
-    with contextlib.suppress(ImportError):
-      import readline  # noqa: F401 (line editing for input())
+  ask = "> " if sys.stdin.isatty() and sys.stdout.isatty() else ""
   with contextlib.suppress(EOFError):
     while True:
-      line = input("> " if sys.stdin.isatty() and sys.stdout.isatty() else "")
-      if line.strip():
+      if (line := input(ask)).strip():
         yield line
 
 
@@ -172,52 +142,43 @@ class _Talk:
 
   def answer(self, asked: "Sequence[str | Example]", *, first: int = 0) -> None:
     """Prints the responses to prompts; `first` is the index of the first."""
-    temperature, most = _TEMPERATURE.value, _MAX_NEW_TOKENS.value
     posed = [self.policy.posed(question) for question in asked]
-    if self._plain and _N.value == 1 and len(asked) == 1:
-      response = _grown(
-        self.policy.stream(
-          posed[0], temperature=temperature, max_new_tokens=most, number=first
-        )
-      )
-      self._tell(asked[0], posed[0], [response], shown=True)
-      return
     each = self.policy.each(
-      posed, _N.value, temperature=temperature, max_new_tokens=most, first=first
+      posed,
+      _N.value,
+      temperature=_TEMPERATURE.value,
+      max_new_tokens=_MAX_NEW_TOKENS.value,
+      first=first,
     )
+    several = len(asked) > 1 or _N.value > 1
     for question, messages, responses in zip(asked, posed, each, strict=True):
-      self._tell(question, messages, responses)
+      text = messages[-1]["content"]
+      if self._plain and several:
+        print(f"> {text}")
+      self._print(question, text, responses)
 
-  def _tell(
+  def _print(
     self,
     question: "str | Example",
-    messages: "Messages",
+    asked: str,
     responses: "Sequence[Response]",
-    *,
-    shown: bool = False,
   ) -> None:
     """Prints the responses to a prompt, scored if it has an answer."""
     verdicts: Sequence[Verdict | None] = [None] * len(responses)
     if not isinstance(question, str):
       verdicts = self._verdicts(question, responses) or verdicts
-    asked = messages[-1]["content"]
-    if self._plain and not shown:
-      print(f"> {asked}")
-    for n, (response, verdict) in enumerate(
-      zip(responses, verdicts, strict=True)
-    ):
+    both = zip(responses, verdicts, strict=True)
+    for n, (response, verdict) in enumerate(both):
       if not self._plain:
         line = {"prompt": asked, "sample": n, **_fields(response)}
         print(json.dumps(line | _judged(question, verdict), ensure_ascii=False))
-      else:
-        number = f"[{n + 1}] " if len(responses) > 1 else ""
-        if not shown:
-          print(f"{number}{response.text}")
-        if response.truncated:
-          print(f"[cut at {len(response.tokens)} tokens]")
-        if verdict is not None:
-          why = f": {verdict.reason}" if verdict.reason else ""
-          print(f"[{verdict.status}{why}]")
+        continue
+      print(f"[{n + 1}] " * (len(responses) > 1) + response.text)
+      if response.truncated:
+        print(f"[cut at {len(response.tokens)} tokens]")
+      if verdict is not None:
+        reason = f": {verdict.reason}" if verdict.reason else ""
+        print(f"[{verdict.status}{reason}]")
     sys.stdout.flush()
 
   def _verdicts(
@@ -236,20 +197,6 @@ class _Talk:
     self._judged += len(verdicts)
     self._right += sum(verdict.status == "pass" for verdict in verdicts)
     return verdicts
-
-
-def _grown(growing: "Iterator[Response]") -> "Response":
-  """Prints a response as it is generated."""
-  shown = 0
-  response = None
-  for response in growing:
-    # A character of several tokens shows as U+FFFD until its last token.
-    text = response.text.rstrip("\ufffd")
-    print(text[shown:], end="", flush=True)
-    shown = max(shown, len(text))
-  assert response is not None
-  print(response.text[shown:])
-  return response
 
 
 def _fields(response: "Response") -> dict[str, Any]:

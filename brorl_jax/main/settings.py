@@ -1,9 +1,14 @@
-"""Checks of flags and config values, before anything is loaded."""
+"""Checks of flags and config values, before anything is loaded.
+
+What a single field of a training config allows is in config/; what its sections
+must meet together is here, as (field, whether it holds, what it must be).
+"""
 
 import difflib
 import functools
 import importlib.util
 import itertools
+import math
 import operator
 import pathlib
 import re
@@ -15,9 +20,9 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from brorl_jax import config
+from brorl_jax.config.sampling import Sampling
 from brorl_jax.config.section import Rule
 from brorl_jax.errors import UserError
-from brorl_jax.main import rules
 
 CONFIGS = pathlib.Path(__file__).parents[1] / "configs"
 
@@ -220,21 +225,127 @@ def training(c: ConfigDict) -> config.Config:
   except config.Wrong as e:
     raise UserError(f"config.{e}") from None
   for phase in phases:
-    _check(phase.config, rules.training, phase.where)
+    _check(phase.config, training_rules, phase.where)
   return out
+
+
+def training_rules(c: config.Config) -> Iterator[Rule]:
+  """Conditions between fields of different sections."""
+  for field in ("heldout_files", "fields", "domain"):
+    holds = not getattr(c.data, field) or bool(c.data.files)
+    yield f"data.{field}", holds, "empty without data.files"
+  yield from _sampling_rules(c.sampling)
+  prompts, pool = c.sampling.prompts, c.data.distinct_prompts
+  yield (
+    "loss.mean",
+    not c.sampling.rounds or c.loss.mean != "prompt",
+    "another mean with sampling.rounds: advantages do that",
+  )
+  yield (
+    "optim.minibatches",
+    prompts % c.optim.minibatches == 0,
+    f"a divisor of samples / n = {prompts} prompts",
+  )
+  every_one = pool == prompts and c.filter.keep == "all"
+  yield (
+    "data.distinct_prompts",
+    pool == 0 or pool > prompts or every_one,
+    f"0, or more than the {prompts} prompts of a step: some are rejected",
+  )
+  most = c.sampling.max_new_tokens
+  yield (
+    "reward.overlong_buffer",
+    1 <= c.reward.overlong_buffer <= most or not c.reward.overlong_weight,
+    f"1 to max_new_tokens = {most}",
+  )
+  yield from _count_rules(c)
+  yield (
+    "loss.correction",
+    not c.run.pipeline or c.loss.correction != "none",
+    "other than 'none' with run.pipeline: rollouts then come from the policy "
+    "before the last update",
+  )
+
+
+def _count_rules(c: config.Config) -> Iterator[Rule]:
+  """Of advantages that follow from the numbers of right and wrong rollouts."""
+  shaped = c.reward.length_weight and c.reward.length_min < 0.0
+  yield (
+    "advantage.kind",
+    c.advantage.kind not in ("maxrl", "pass_at_k")
+    or not (shaped or c.reward.overlong_weight),
+    "another kind if the reward depends on the length: it takes the mean "
+    "reward for the share of right rollouts",
+  )
+  name, fewest = _fewest(c.sampling)
+  yield (
+    "advantage.k",
+    c.advantage.kind != "pass_at_k" or c.advantage.k <= fewest // 4,
+    f"at most {name} / 4 = {fewest // 4}: other groups hold too few wrong ones",
+  )
+
+
+def _fewest(c: Sampling) -> tuple[str, int]:
+  """The fewest rollouts of a prompt: the field, and its value."""
+  return ("rounds[0]" if c.rounds else "n"), c.chunk
+
+
+def _sampling_rules(c: Sampling) -> Iterator[Rule]:
+  """How many rollouts a prompt may get."""
+  n, (name, chunk) = c.n, _fewest(c)
+  must = "at least 2: a rollout is compared with the mean of its group"
+  yield "sampling.n", n >= 2, must
+  yield "sampling.samples", c.samples % n == 0, f"a multiple of n = {n}"
+  if c.rounds:
+    yield "sampling.rounds", chunk >= 2, "at least 2 in the first round"
+    yield (
+      "sampling.rounds",
+      c.rounds[-1] == n and all(m % chunk == 0 for m in c.rounds),
+      f"multiples of the first, {chunk}, the last of them n = {n}",
+    )
+    yield (
+      "sampling.stop_right",
+      c.stop_right + c.stop_wrong <= n,
+      f"at most n - stop_wrong = {n - c.stop_wrong}: else no prompt stops",
+    )
+  must = f"a multiple of {name} = {chunk}"
+  yield "sampling.in_flight", c.in_flight % chunk == 0, must
+
+
+def simulation_rules(c: Any, surrogates: tuple[str, ...]) -> Iterator[Rule]:
+  """Of the token simulator."""
+  for field in ("seeds", "steps", "vocab"):
+    yield field, c[field] >= 1, "at least 1"
+  for field in ("n", "dense_n"):
+    whole = all(isinstance(n, int) and n >= 1 for n in c[field])
+    yield field, whole, "integers of at least 1"
+  yield "n", len(c.n) >= 1, "at least one number"
+  yield "seed", 0 <= c.seed < 2**31, "0 to 2**31 - 1"
+  must = f"1 to vocab - 1 = {c.vocab - 1}"
+  yield "correct", 1 <= c.correct < c.vocab, must
+  must = f"one of {', '.join(surrogates)}"
+  yield "surrogate", c.surrogate in surrogates, must
+  for field in ("lr", "eps", "sgd_lr"):
+    yield field, 0.0 < c[field] < math.inf, "positive"
+  for field in ("b1", "b2"):
+    yield field, 0.0 <= c[field] < 1.0, "at least 0 and below 1"
+  yield "weight_decay", 0.0 <= c.weight_decay < math.inf, "0 or positive"
+  yield "seeding", math.isfinite(c.seeding), "finite"
+  holds = c.anchor is None or math.isfinite(c.anchor)
+  yield "anchor", holds, "finite, or None"
 
 
 def check_simulation(c: ConfigDict, surrogates: tuple[str, ...]) -> None:
   """Raises UserError for the first invalid value."""
-  _check(c, functools.partial(rules.simulation, surrogates=surrogates))
+  _check(c, functools.partial(simulation_rules, surrogates=surrogates))
 
 
 def _check(
   c: Any, conditions: Callable[[Any], Iterator[Rule]], where: str = ""
 ) -> None:
   try:
-    for field, good, must in conditions(c):
-      if not good:
+    for field, holds, must in conditions(c):
+      if not holds:
         value = functools.reduce(_get, field.split("."), c)
         raise UserError(f"{where}config.{field} = {value!r} must be {must}")
   except (AttributeError, KeyError) as e:

@@ -21,7 +21,7 @@ from brorl_jax.errors import UserError
 from brorl_jax.main.recorder import Recorder
 from brorl_jax.many import processes
 from brorl_jax.many.meshes import Axes
-from brorl_jax.plan import plan
+from brorl_jax.plan import memory
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import checkpoints, machine
 
@@ -38,11 +38,7 @@ def decisions(
 ) -> dict[str, Any]:
   """What decides the numbers of a run, which must be the same everywhere.
 
-  Args:
-    c: The config.
-    data: Fingerprints of the examples.
-    functions: Digests of the user's own functions.
-    source: Directory of the policy; of its weights the sizes are compared.
+  Of the weights in `source` the sizes are compared.
   """
   policy = hashlib.sha256()
   for path in sorted(source.iterdir()):
@@ -67,11 +63,7 @@ def decisions(
 
 
 def require_one_folder(workdir: pathlib.Path) -> None:
-  """Refuses a folder that is not the same one in all processes.
-
-  Raises:
-    UserError: In every process.
-  """
+  """Raises UserError, in all processes, if they do not see the same folder."""
   if processes.alone():
     return
   path, token = workdir / ".shared", processes.first(os.urandom(8).hex())
@@ -79,7 +71,7 @@ def require_one_folder(workdir: pathlib.Path) -> None:
     path.write_text(token)
   processes.gather(None)
   end = time.monotonic() + _SEEN_S
-  while not (seen := _read(path) == token) and time.monotonic() < end:
+  while not (seen := _says(path, token)) and time.monotonic() < end:
     time.sleep(0.2)
   every = processes.gather(seen)
   if processes.leads():
@@ -91,11 +83,10 @@ def require_one_folder(workdir: pathlib.Path) -> None:
     )
 
 
-def _read(path: pathlib.Path) -> str:
-  try:
-    return path.read_text()
-  except OSError:
-    return ""
+def _says(path: pathlib.Path, token: str) -> bool:
+  with contextlib.suppress(OSError):
+    return path.read_text() == token
+  return False
 
 
 @contextlib.contextmanager
@@ -124,10 +115,10 @@ def no_closed_loops() -> Iterator[None]:
   """
   before = sys.unraisablehook
 
-  def other(one: Any) -> None:
-    error = one.exc_value
+  def other(unraisable: Any) -> None:
+    error = unraisable.exc_value
     if not (type(error) is RuntimeError and str(error) == _CLOSED):
-      before(one)
+      before(unraisable)
 
   sys.unraisablehook = other
   try:
@@ -140,7 +131,7 @@ def summary(axes: Axes, params: PyTree) -> str:
   """The mesh, and what processes send each other before they sample."""
   if processes.alone():
     return f"mesh ({axes})"
-  copied = plan.size(sum(x.nbytes for x in jax.tree.leaves(params)))
+  copied = memory.size(sum(x.nbytes for x in jax.tree.leaves(params)))
   return (
     f"mesh ({axes}) of {jax.process_count()} processes; before a step samples, "
     f"each makes its own copy of the parameters: {copied}"
@@ -151,12 +142,9 @@ class Together:
   """The recorder of one process of many; see `train.Recorder`.
 
   Files are read and written by process 0, which tells the others what it found.
-
-  Attributes:
-    started: Whether the files have been begun.
   """
 
-  started = False
+  started = False  # whether the files have been begun
 
   def __init__(self, recorder: Recorder):
     self._recorder = recorder
@@ -211,12 +199,9 @@ class Stop:
   """What all processes agree on at the end of a step.
 
   The first SIGTERM asks for the end; a second one ends this process at once.
-
-  Attributes:
-    asked: Whether any process was told by SIGTERM to end.
   """
 
-  asked = False
+  asked = False  # by a SIGTERM to any process
 
   def __enter__(self) -> "Stop":
     # Until here, see __main__.terminate.

@@ -11,7 +11,7 @@ import dataclasses
 import os
 import pathlib
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypedDict, Unpack, overload
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -20,7 +20,7 @@ from jaxtyping import PyTree
 from brorl_jax.model import architectures
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.tokenizer import Tokenizer, left_pad
-from brorl_jax.plan import checkpoint_source, plan
+from brorl_jax.plan import checkpoint_source, memory
 from brorl_jax.rollout import sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.types import Prompts, Rollouts
@@ -34,73 +34,29 @@ _TOGETHER = 512
 Messages = Sequence[Mapping[str, str]]  # each with "role" and "content"
 
 
-class Options(TypedDict, total=False):
-  """Arguments of `TextPolicy.each` that `sample` has too."""
-
-  temperature: float
-  top_k: int
-  top_p: float
-  min_p: float
-  max_new_tokens: int | None
-  seed: int
-
-
 class Response(NamedTuple):
-  """A response of a policy.
+  """A response of a policy."""
 
-  Attributes:
-    text: The text without the end token.
-    tokens: Token ids, including the end token.
-    logp: Log-probability of the tokens under the sampling distribution, in
-      nats.
-    truncated: Whether the response was cut at the limit.
-  """
-
-  text: str
-  tokens: list[int]
-  logp: float
-  truncated: bool
+  text: str  # without the end token
+  tokens: list[int]  # with it
+  logp: float  # of the tokens under the sampling distribution, in nats
+  truncated: bool  # whether it was cut at the limit
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class TextPolicy:
-  """A policy with text as input and output.
+  """A policy with text as input and output."""
 
-  Attributes:
-    policy: Shapes and constants, with `logits` and other pure functions.
-    params: Nested dict of arrays, on one device.
-    tokenizer: Tokenizer with its chat template.
-    step: Step of the run that trained it; None without a run.
-    max_new_tokens: Default of the longest response.
-    system: System message of the run's prompts; "" for none.
-    instructions: Text after each question, by domain.
-  """
-
-  policy: Policy
-  params: PyTree = dataclasses.field(repr=False)
+  policy: Policy  # shapes and constants, with `logits`
+  params: PyTree = dataclasses.field(repr=False)  # on one device
   tokenizer: Tokenizer = dataclasses.field(repr=False)
-  step: int | None = None
-  max_new_tokens: int = _MAX_NEW_TOKENS
-  system: str = ""
+  step: int | None = None  # of the run that trained it
+  max_new_tokens: int = _MAX_NEW_TOKENS  # of a response, if nothing is said
+  system: str = ""  # message of the run's prompts
+  # By domain, the text after each question.
   instructions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
-  @overload
-  def sample(
-    self, prompts: str, n: int = 1, **how: Unpack[Options]
-  ) -> list[Response]: ...
-  @overload
-  def sample(
-    self,
-    prompts: Sequence[str] | Sequence[Messages],
-    n: int = 1,
-    **how: Unpack[Options],
-  ) -> list[list[Response]]: ...
-  @overload
-  def sample(
-    self, prompts: Messages, n: int = 1, **how: Unpack[Options]
-  ) -> list[Response]: ...
-
-  def sample(self, prompts: Any, n: int = 1, **how: Unpack[Options]) -> Any:
+  def sample(self, prompts: Any, n: int = 1, **how: Any) -> Any:
     """N responses to a prompt, or to each of several.
 
     Args:
@@ -111,20 +67,20 @@ class TextPolicy:
       **how: See `each`.
 
     Returns:
-      A list of n responses for one prompt; a list of such lists for several.
+      A list of n `Response` for one prompt; a list of such lists for several.
 
     Raises:
       ValueError: Names an argument that is out of range or does not fit.
     """
-    if not isinstance(prompts, str | Mapping):
-      prompts = list(prompts)
-    is_single = isinstance(prompts, str) or any(
-      isinstance(m, Mapping) for m in prompts
-    )
     if isinstance(prompts, Mapping):
       raise ValueError(
         "prompts is one message; a conversation is a list: use [message]"
       )
+    if not isinstance(prompts, str):
+      prompts = list(prompts)
+    is_single = isinstance(prompts, str) or any(
+      isinstance(m, Mapping) for m in prompts
+    )
     responses = [*self.each([prompts] if is_single else prompts, n, **how)]
     return responses[0] if is_single else responses
 
@@ -156,7 +112,6 @@ class TextPolicy:
       min_p: Keeps tokens with at least this fraction of the largest
         probability.
       max_new_tokens: Longest response; None: the policy's default.
-      seed: Seed of the sampling.
       first: Index p of the first prompt.
     """
     for name, value in (("n", n), ("top_k", top_k), ("seed", seed)):
@@ -168,10 +123,10 @@ class TextPolicy:
     if not ids:
       return
     width = sampler.prompt_width(max(map(len, ids)))
-    fits = self._fitting(len(ids), n, width, limit, sampling)
+    fits = self._fitted(len(ids), n, width, limit, sampling)
     done = 0
     while done < len(ids):
-      count = min(fits.prompts, _power_of_two(len(ids) - done))
+      count = min(fits.load.prompts, _power_of_two(len(ids) - done))
       part = ids[done : done + count]
       index = np.arange(first + done, first + done + count, dtype=np.int32)
       out = sampler.rollouts(
@@ -189,54 +144,10 @@ class TextPolicy:
       yield from self._responses(out)
       done += count
 
-  def stream(
-    self,
-    prompt: str | Messages,
-    *,
-    temperature: float = 1.0,
-    max_new_tokens: int | None = None,
-    seed: int = 0,
-    number: int = 0,
-  ) -> Iterator[Response]:
-    """The first response of `sample`, token by token.
-
-    Args:
-      prompt: A question or conversation.
-      temperature: 0 is greedy.
-      max_new_tokens: Longest response; None: the policy's default.
-      seed: Seed of the sampling.
-      number: Index p of the prompt, see `each`.
-
-    Yields:
-      The response so far; the last one is complete. A character of several
-      tokens shows as U+FFFD until its last token.
-    """
-    limit = self.max_new_tokens if max_new_tokens is None else max_new_tokens
-    ids = self._rendered([prompt], 1, limit)
-    width = sampler.prompt_width(len(ids[0]))
-    sampling = SamplingParams(temperature)
-    self._fitting(1, 1, width, limit, sampling)
-    for out in sampler.growing(
-      self.policy,
-      self.params,
-      Prompts(*left_pad(ids, width), np.array([number], np.int32)),
-      jax.random.key(seed),
-      n=1,
-      max_new_tokens=limit,
-      sampling=sampling,
-      stop_ids=self.tokenizer.stop_ids,
-      slots=1,
-      steps=1,
-    ):
-      ((response,),) = self._responses(out)
-      yield response
-
   def posed(self, question: str | Example, domain: str = "") -> Messages:
     """A question in the form of the run's prompts; unchanged without a run.
 
-    Args:
-      question: Text, or an example with its domain.
-      domain: Domain whose instruction follows a text; "" for none.
+    The instruction of `domain`, or of the example's, follows it.
     """
     if isinstance(question, str):
       user = {"role": "user", "content": question}
@@ -265,9 +176,9 @@ class TextPolicy:
       try:
         ids = self.tokenizer.render(messages)
       except Exception as e:  # a template is code and may raise anything
-        why = " ".join(str(e).split()) or type(e).__name__
+        reason = " ".join(str(e).split()) or type(e).__name__
         raise ValueError(
-          f"prompt {number}: the chat template fails: {why}"
+          f"prompt {number}: the chat template fails: {reason}"
         ) from e
       if len(ids) + limit > most:
         raise ValueError(
@@ -277,29 +188,28 @@ class TextPolicy:
       out.append(ids)
     return out
 
-  def _fitting(
+  def _fitted(
     self, prompts: int, n: int, width: int, limit: int, sampling: Any
-  ) -> "_Fits":
-    """How many prompts fit at one time; raises ValueError if none does."""
+  ) -> memory.RolloutPlan:
+    """As many prompts as fit at one time; raises ValueError if none does."""
     resident = sum(x.nbytes for x in jax.tree.leaves(self.params))
     count = min(_power_of_two(prompts), _power_of_two(max(_TOGETHER // n, 1)))
+    load = memory.Load(
+      self.policy,
+      resident,
+      n=n,
+      prompts=count,
+      prompt_tokens=width,
+      max_new_tokens=limit,
+      cut=sampling.top_p < 1.0 or sampling.top_k > 0,
+    )
     while True:
       try:
-        rollout_plan = plan.rollouts(
-          self.policy,
-          memory_bytes=self.policy.target.memory_bytes,
-          resident_bytes=resident,
-          n=n,
-          prompts=count,
-          prompt_tokens=width,
-          max_new_tokens=limit,
-          cut=sampling.top_p < 1.0 or sampling.top_k > 0,
-        )
-        return _Fits(count, rollout_plan.slots, rollout_plan.lanes)
-      except plan.TooLarge:
-        if count == 1:
+        return memory.rollouts(load, self.policy.target.memory_bytes)
+      except memory.TooLarge:
+        if load.prompts == 1:
           raise
-        count //= 2
+        load = dataclasses.replace(load, prompts=load.prompts // 2)
 
   def _responses(self, out: Rollouts) -> Iterator[list[Response]]:
     """The responses to each prompt."""
@@ -324,14 +234,6 @@ class TextPolicy:
 def _is_message(value: Any) -> bool:
   text = lambda name: isinstance(value.get(name), str)
   return isinstance(value, Mapping) and text("role") and text("content")
-
-
-class _Fits(NamedTuple):
-  """How rollouts are decoded."""
-
-  prompts: int  # at one time, a power of two
-  slots: int
-  lanes: int
 
 
 def _power_of_two(most: int) -> int:
@@ -378,12 +280,5 @@ def load(
   )
   if ran is None:
     return TextPolicy(policy, params, text)
-  return TextPolicy(
-    policy,
-    params,
-    text,
-    step,
-    ran.max_new_tokens,
-    ran.system,
-    ran.instructions,
-  )
+  limit, system, after = ran.max_new_tokens, ran.system, ran.instructions
+  return TextPolicy(policy, params, text, step, limit, system, after)

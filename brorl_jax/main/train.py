@@ -70,7 +70,7 @@ def run(
     raise UserError(str(e)) from None
   stopped = _hold(this, workdir, parts, changed, from_step, begin_again)
   if stopped is not None:
-    print(f"stopped after step {stopped}; the same command goes on")
+    print(f"stopped after step {stopped}; the same command resumes")
     sys.exit(processes.STOPPED)
   if processes.leads():
     c = this.config.sampling
@@ -96,13 +96,8 @@ class _Parts(NamedTuple):
 def _parts(this: Run, workdir: pathlib.Path, *, anew: bool) -> _Parts:
   """Reads the data, starts the verifiers and loads the weights.
 
-  Args:
-    this: The run.
-    workdir: Its folder, with whose data and functions it must go on.
-    anew: Or need not.
-
-  Raises:
-    ValueError: They do not fit together.
+  Raises ValueError if they do not fit together, or, unless `anew`, not to the
+  data and functions of the folder.
   """
   before = lambda what: None if anew else folder.stored(workdir, what)
   functions.refuse_changes(before("functions"), this.functions)
@@ -188,10 +183,9 @@ def _hold(
   scorer, quiet = contextlib.closing(parts.scorer), shared.no_closed_loops()
   with quiet, scorer, hold:
     shared.require_one_folder(workdir)
-    if (
-      leads and begin_again and (moved := folder.set_aside(workdir)) is not None
-    ):
-      print(f"moved the files of {workdir} to {moved}")
+    if leads and begin_again:
+      if (moved := folder.set_aside(workdir)) is not None:
+        print(f"moved the files of {workdir} to {moved}")
     print(
       *parts.examples.log_lines,
       shared.summary(this.machine.axes, parts.state.params),
@@ -213,10 +207,9 @@ def _train(
   changed: Mapping[str, Any],
   from_step: int | None,
 ) -> int | None:
-  """Trains; every error that ends it early is a UserError of one line.
+  """The step at which SIGTERM stopped it before the last; None at the end.
 
-  Returns:
-    The step at which it was told to stop before the last; None at the end.
+  Every error that ends it early is a UserError of one line.
   """
   c, examples, scorer = this.config, parts.examples, parts.scorer
   identity = processes.first(
@@ -277,7 +270,7 @@ def _train(
 def _stages_at(
   each: Sequence[tuple[Phase, train.Stages]], step: int
 ) -> train.Stages:
-  """Those of the phase of a step; its first step tells what it changes."""
+  """The stages of a step's phase; in its first step with what it changes."""
   phase, made = next(x for x in reversed(each) if x[0].since <= step)
   if step != phase.since or phase.changed is None:
     return made
@@ -313,14 +306,10 @@ def _ended(
 
 def finish(workdir: pathlib.Path, *, title: str) -> None:
   """Writes the figure and prints the table of a finished run."""
+  read = lambda path, check: [*lines.each_line(workdir / path, check)]
   try:
-    curve, steps = (
-      [*lines.each_line(workdir.joinpath(*path), check)]
-      for *path, check in (
-        ("eval", "curve.jsonl", report.check_evaluation),
-        ("metrics.jsonl", report.check_step),
-      )
-    )
+    curve = read("eval/curve.jsonl", report.check_evaluation)
+    steps = read("metrics.jsonl", report.check_step)
   except metrics.Damaged as e:
     raise UserError(
       f"{e}; the rest of the run is whole: correct or remove this line"

@@ -66,11 +66,7 @@ def run(this: WithPolicy[Warmup], workdir: pathlib.Path) -> None:
 def _read(
   this: WithPolicy[Warmup],
 ) -> tuple[list[Pair], list[Pair], list[str]]:
-  """Pairs to train on, held out, and lines for the log.
-
-  Raises:
-    ValueError: There are none, or they cannot be used.
-  """
+  """Pairs to train on, held out, and lines for the log; raises ValueError."""
   c, sides, summaries = this.config, [], []
   if not c.data.files:
     raise ValueError("config.data.files is empty; name files of pairs")
@@ -106,13 +102,9 @@ def read(c: Pairs) -> tuple[dataset.Data, dataset.Data]:
 def fitting(
   data: dataset.Data, c: Pairs, text: tokenizer.Tokenizer, layout: Layout
 ) -> tuple[list[Pair], int]:
-  """Token ids of pairs, with prompts and end tokens as in RL.
+  """Token ids of pairs, as in RL, and the number of pairs that were too long.
 
-  Returns:
-    The pairs, and the number of those that were too long.
-
-  Raises:
-    ValueError: A pair is too long, and data.skip_bad is not set.
+  Raises ValueError if there is one and data.skip_bad is not set.
   """
   kept, names = [], []
   for example, place in zip(data.examples, data.places, strict=True):
@@ -134,11 +126,7 @@ def _trained(
 ) -> tuple[PyTree, list[Look]]:
   """Trains, prints the progress, and returns it with the parameters.
 
-  Args:
-    this: The policy and how it is trained.
-    learned: Pairs to train on.
-    measured: Those held out.
-    params: Initial parameters; donated.
+  `measured` are the pairs held out; `params` are donated.
   """
   c, shape, mesh = this.config, layout(this.config), this.mesh
   count = pair_packing.updates_in(

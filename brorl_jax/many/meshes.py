@@ -64,7 +64,7 @@ class Axes:
     return AbstractMesh(self.sizes, NAMES)
 
   def share(self, processes: int) -> "Axes":
-    """Those of one of so many processes, each of which has whole groups.
+    """The axes of one of some processes, each of which has whole groups.
 
     Raises:
       ValueError: A group lies in several of them, or a copy of the parameters
@@ -87,7 +87,7 @@ class Axes:
     return dataclasses.replace(self, data=each // fsdp, fsdp=fsdp)
 
   def filled(self, devices: int) -> "Axes":
-    """With fsdp = -1 as what the other axes leave of so many devices.
+    """With fsdp = -1 as what the other axes leave of the devices.
 
     Raises:
       ValueError: A size is not positive.
@@ -170,7 +170,7 @@ def over(groups: Sequence[Sequence[Any]], axes: Axes) -> Mesh:
 
 
 def part(mesh: Mesh, processes: int) -> Mesh:
-  """The mesh of the first of so many processes.
+  """The mesh of the first of some processes.
 
   Raises:
     ValueError: A row lies in several of them.
@@ -189,7 +189,7 @@ def _mesh(rows: np.ndarray, axes: Axes) -> Mesh:
 def rows(mesh: Mesh | AbstractMesh) -> str | tuple[str, ...]:
   """Axes that prompts are spread over, as XLA writes them.
 
-  Without those of one device: programs are compiled anew for what looks
+  Without axes of one device: programs are compiled anew for what looks
   different.
   """
   return _written(mesh, ROWS, or_else="fsdp")

@@ -46,9 +46,15 @@ _COUNT_S, _SILENT_S, _JAX_SILENT_S = 2, 30, 300
 _CONNECT_S = 300
 # Status of a process that ends because another did: the same command resumes.
 LOST = 70
-# Status of a run that SIGTERM ended: the same command goes on.
+# Status of a run that SIGTERM ended: the same command resumes.
 STOPPED = 75
 _WORD_S = 5  # for the last word of a process
+_RESUMES = "this one ends; the same command resumes"
+_ALIVE, _ERROR = "brorl/alive", "brorl/error"  # keys of the store
+# This process ends by itself: the others may not end it with another line.
+_ending = threading.Event()
+_left = threading.Event()
+_words: list[Callable[[str, int], None]] = []
 
 
 def start(
@@ -110,7 +116,7 @@ def start(
 def fail(line: str, status: int) -> NoReturn:
   """Ends this process, and the others with the same line.
 
-  Without the barrier at the end of a process, in which the others do not come.
+  Without the barrier at the end of a process, to which the others do not come.
   """
   if _store() is not None and not alone():
     _ending.set()
@@ -147,24 +153,16 @@ def _store() -> Any:
 
 
 def _say(key: str, value: str) -> None:
-  if (store := _store()) is None:
-    return  # left
-  try:
-    store.key_value_set(key, value, allow_overwrite=True)
-  except jax.errors.JaxRuntimeError:
-    pass  # process 0, which keeps the store, has died
+  if (store := _store()) is not None:  # None: this process has left
+    # Process 0, which keeps the store, may have died.
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+      store.key_value_set(key, value, allow_overwrite=True)
 
 
 def _linger() -> None:
   """Lets the others read why process 0 ends: the store ends with it."""
   if leads():
     time.sleep(3 * _COUNT_S)
-
-
-_ALIVE, _ERROR = "brorl/alive", "brorl/error"
-# This process ends by itself: the others may not end it with another line.
-_ending = threading.Event()
-_left = threading.Event()
 
 
 def _leave(watch: threading.Thread) -> None:
@@ -178,37 +176,33 @@ def _leave(watch: threading.Thread) -> None:
 
 def _watch() -> None:
   """Counts, and ends this process when another does not or has failed."""
-  me, count = jax.process_index(), jax.process_count()
-  store = _store()
-  last = {i: ("", time.monotonic()) for i in range(count)}
+  me, store, host = jax.process_index(), _store(), socket.gethostname()
+  last = {i: ("", time.monotonic()) for i in range(jax.process_count())}
   beat = [time.monotonic()]
-  _say(f"{_ALIVE}/{me}", f"start {socket.gethostname()}")
+  _say(f"{_ALIVE}/{me}", f"start {host}")
   guard = threading.Thread(target=_guard, args=(beat,), daemon=True)
   guard.start()
   for number in itertools.count():
     if _left.wait(_COUNT_S):
       return guard.join()
-    beat[0] = time.monotonic()
-    now, found, failed = time.monotonic(), {}, {}
-    _say(f"{_ALIVE}/{me}", f"{number} {socket.gethostname()}")
-    try:
-      found = dict(store.key_value_dir_get(_ALIVE))
-      failed = dict(store.key_value_dir_get(_ERROR))
-    except jax.errors.JaxRuntimeError:
-      pass
-    for key, text in failed.items():
+    now = beat[0] = time.monotonic()
+    _say(f"{_ALIVE}/{me}", f"{number} {host}")
+    found, failed = [], []
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+      found = store.key_value_dir_get(_ALIVE)
+      failed = store.key_value_dir_get(_ERROR)
+    for key, text in failed:
       status, line = text.split(" ", 1)
       if (index := _index(key)) != me and not _ending.is_set():
         _end(f"process {index} stopped: {line}", int(status))
-    for key, value in found.items():
+    for key, value in found:
       if last[_index(key)][0] != value:
         last[_index(key)] = value, now
     # The store is gone with process 0, and with it what the others say.
     silent = [i for i, (_, at) in last.items() if now - at > _SILENT_S]
-    if (silent and me not in silent) or silent == [*range(count)]:
-      host = last[silent[0]][0].partition(" ")[2]
+    if (silent and me not in silent) or silent == [*range(len(last))]:
       _linger()
-      _end(_silent(silent[0], host), LOST)
+      _end_silent(silent[0], last[silent[0]][0].partition(" ")[2])
 
 
 def _guard(beat: list[float]) -> None:
@@ -220,7 +214,7 @@ def _guard(beat: list[float]) -> None:
       beat[0] = now
     last = now
     if now - beat[0] > _SILENT_S:
-      _end(_silent(0, ""), LOST)
+      _end_silent(0, "")
 
 
 @ctypes.CFUNCTYPE(None, ctypes.c_int)
@@ -239,18 +233,14 @@ def _aborted(number: int) -> None:
   os.abort()
 
 
-_RESUMES = "this one ends; the same command resumes"
-
-
-def _silent(index: int, host: str) -> str:
+def _end_silent(index: int, host: str) -> NoReturn:
   silent = f"has said nothing for {_SILENT_S} s"
-  return f"{_named(index, host)} {silent}; {_RESUMES}"
+  _end(f"{_named(index, host)} {silent}; {_RESUMES}", LOST)
 
 
 def _named(index: int, host: str) -> str:
   """A process, and where it is; process 0 keeps the store, so is known."""
-  if index == 0:
-    host, _ = _coordinator()
+  host = host if index else _coordinator()[0]
   return f"process {index} of {distributed.global_state.num_processes} ({host})"
 
 
@@ -272,14 +262,11 @@ def _end(line: str, status: int) -> NoReturn:
   os._exit(status)
 
 
-_words: list[Callable[[str, int], None]] = []
-
-
 @contextlib.contextmanager
 def last_word(say: Callable[[str, int], None]) -> Iterator[None]:
   """Has a function called where another lost process, or Ctrl-C, ends this one.
 
-  With why and the exit status, in a thread of its own that is left after 5 s.
+  With the reason and the exit status, in a thread that is left after 5 s.
   """
   _words.append(say)
   try:
@@ -288,11 +275,12 @@ def last_word(say: Callable[[str, int], None]) -> Iterator[None]:
     _words.clear()
 
 
-def leave_word(why: str, status: int) -> None:
+def leave_word(reason: str, status: int) -> None:
   """Calls what `last_word` was given, once."""
   if _words:
-    word = threading.Thread(target=_words.pop(), args=(why, status))
-    word.daemon = True
+    word = threading.Thread(
+      target=_words.pop(), args=(reason, status), daemon=True
+    )
     word.start()
     word.join(_WORD_S)
 

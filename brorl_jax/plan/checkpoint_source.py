@@ -26,7 +26,7 @@ class CheckpointSource(NamedTuple):
   """Where a policy comes from."""
 
   source: pathlib.Path  # Hugging Face directory: architecture and tokenizer
-  run: pathlib.Path | None = None  # with the weights; None: those of `source`
+  run: pathlib.Path | None = None  # with the weights; None: `source` has them
   step: int | None = None  # step of the run; None: the newest
 
 
@@ -62,7 +62,7 @@ def read_tokenizer(
   """The tokenizer of a policy, with the chat template of its training.
 
   Args:
-    which: Where the policy comes from. A run's own template is used.
+    which: Where the policy comes from; the template of a run is used.
     given: `policy.chat_template`: a file that overrides it; "" for none.
 
   Raises:
@@ -138,28 +138,16 @@ def starts(which: CheckpointSource) -> list[Start]:
     out = [_start(which.run, record) for record in _records(path)]
   if exported.exists():
     try:
-      found = [
-        Start(**record) for record in hf_format.read_json(exported)["starts"]
-      ]
-      if not all(map(_is_start, found)):
-        raise TypeError("a value of another type")
-      out += found
-    except (KeyError, TypeError):
+      found = [Start(**x) for x in hf_format.read_json(exported)["starts"]]
+      kinds = [str, dict, int, list, str, str, bool]
+      for start in found:
+        texts = [*start.files.values(), *start.made]
+        if [*map(type, start)] != kinds or {*map(type, texts)} - {str}:
+          raise TypeError("a value of another type")
+    except (AttributeError, KeyError, TypeError):
       raise ValueError(f"{exported} was not written by --mode=export") from None
+    out += found
   return out
-
-
-def _is_start(one: Start) -> bool:
-  """Whether its values, from a file, are of the right types."""
-  texts = lambda x: all(isinstance(text, str) for text in x)
-  return (
-    isinstance(one.files, dict)
-    and isinstance(one.made, list)
-    and texts([one.run, one.fields, one.domain, *one.made])
-    and texts(one.files.values())
-    and type(one.heldout_one_in) is int
-    and isinstance(one.own, bool)
-  )
 
 
 def _start(run: pathlib.Path, record: Mapping[str, Any]) -> Start:
@@ -215,15 +203,13 @@ def load(
     )
     return *loaded, None
   policy = architectures.read_policy(which.source, dtype=dtype)
-  abstract = policy.shapes
-  if mesh is None:
-    first = SingleDeviceSharding(jax.devices()[0])
-    places = jax.tree.map(lambda _: first, abstract)
-  else:
-    places = sharding.param_shardings(abstract, mesh)
+  first = SingleDeviceSharding(jax.devices()[0])
+  places = jax.tree.map(lambda _: first, policy.shapes)
+  if mesh is not None:
+    places = sharding.param_shardings(policy.shapes, mesh)
   like = jax.tree.map(
     lambda a, place: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=place),
-    abstract,
+    policy.shapes,
     places,
   )
   step, params = checkpoints.read_params(

@@ -80,7 +80,7 @@ def objective(c: Config) -> Objective:
 def loss(c: Loss) -> policy_loss.Loss:
   """The policy loss; raises ValueError, in one line, if there is none."""
   options = {"clip_low": c.clip_low, "clip_high": c.clip_high}
-  value = _of("loss.kind", c.kind, lambda f: policy_loss.own(f, **options))
+  value = _named("loss.kind", c.kind, lambda f: policy_loss.own(f, **options))
   if c.mean == "constant" and value.unit == "sequence":
     raise ValueError(
       "config.loss.mean = 'constant' needs a loss per token; loss.kind = "
@@ -97,7 +97,7 @@ def advantage(c: Advantage, *, rounds: bool) -> advantages.Advantage:
     rounds: Whether prompts have numbers of rollouts of their own; then each
       counts once, see rl/stop_weight.py.
   """
-  function = _of("advantage.kind", c.kind, advantages.own)
+  function = _named("advantage.kind", c.kind, advantages.own)
   if c.kind == "pass_at_k":
     function = functools.partial(function, k=c.k)
   if not rounds:
@@ -108,10 +108,10 @@ def advantage(c: Advantage, *, rounds: bool) -> advantages.Advantage:
 
 def keep(c: Filter) -> filtering.Rule:
   """The rule of dynamic sampling; raises ValueError if there is none."""
-  return _of("filter.keep", c.keep, filtering.own)
+  return _named("filter.keep", c.keep, filtering.own)
 
 
-def _of(field: str, name: str, own: Callable[[Any], Any]) -> Any:
+def _named(field: str, name: str, own: Callable[[Any], Any]) -> Any:
   """The function that a field names; `own` wraps a user's function."""
   what = f"config.{field}"
   value = named.find(name, _TABLES[field], what=what).value
@@ -129,10 +129,10 @@ class Functions(NamedTuple):
   objective: Objective
   advantage: advantages.Advantage
   keep: filtering.Rule
-  own: dict[str, dict[str, str]]  # the user's, by field: name and digest
+  digests: dict[str, dict[str, str]]  # of the user's, by field, with names
 
 
-def of(phases: Sequence[Phase]) -> list[Functions]:
+def phase_functions(phases: Sequence[Phase]) -> list[Functions]:
   """The functions of each phase; a phase has digests of what it changes.
 
   Raises:
@@ -140,7 +140,7 @@ def of(phases: Sequence[Phase]) -> list[Functions]:
   """
   out = []
   for number, phase in enumerate(phases):
-    c, own = phase.config, {}
+    c, digests = phase.config, {}
     try:
       goal, kept = objective(c), keep(c.filter)
       credit = advantage(c.advantage, rounds=bool(c.sampling.rounds))
@@ -153,8 +153,8 @@ def of(phases: Sequence[Phase]) -> list[Functions]:
       where = field if not number else f"run.phases[{number - 1}]['{field}']"
       digest = named.find(name, _TABLES[field], what=where).digest
       if digest:
-        own[where] = {"name": name, "digest": digest}
-    out.append(Functions(goal, credit, kept, own))
+        digests[where] = {"name": name, "digest": digest}
+    out.append(Functions(goal, credit, kept, digests))
   return out
 
 

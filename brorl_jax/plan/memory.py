@@ -1,4 +1,6 @@
-"""What rollouts hold on a device, in bytes, while it is
+"""Memory of a device before anything is compiled: slots and lanes that fit.
+
+Rollouts hold, in bytes, while a device is
 
   prefilling   state + weights + prompts + records + work
   decoding     state + weights + prompts + records + lanes + cache + work
@@ -15,7 +17,7 @@ layers of G heads of K for keys and values, which are cut over axis `tensor`:
   records   8 P N T, tokens and log-probabilities
   lanes     2 L G K A W S, a copy of the prompts that are decoded; W = 1 if
             these are all, otherwise 2
-  cache     2 L G K A R C (pages + 1): a page that nobody needs any more is
+  cache     2 L G K A R C (pages + 1): a page that is needed no more is
             there until the next one is written. On accelerators 2 L G K C
             blocks, see `Load.blocks`, of which compacting copies none
 
@@ -24,24 +26,32 @@ and while an update is applied, of which it measures the theorem's forecast,
   measuring    state + gradients + weights + work
 
 Work is what programs need for themselves. Its terms were found by comparing
-with what XLA says of compiled programs, as `tests/rollout/memory_test.py` does.
+with what XLA says of compiled programs, as `tests/plan/memory_test.py` does.
 """
 
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 
-from brorl_jax.many.meshes import Axes
+from brorl_jax.many.meshes import ONE, Axes
 from brorl_jax.model import attention, layers, sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.reading import PREFILL_CHUNK
 from brorl_jax.rollout import compaction, prefill, program_spec, sampler
 from brorl_jax.rollout.draw import block_of
 
-_MORE = 1.1  # work that is not worth a term of its own
+_MORE = 1.1  # work that is not worth a term
+_WORTH = 1.1  # this many times the work per step is worth fewer slots
+_EIGHT = 8  # slots are multiples of it: what matrix units like
+_USABLE = 0.9  # of memory; the rest is for what is not counted, and for gaps
+
+
+class TooLarge(ValueError):
+  """What does not fit, by how much, and the nearest that does."""
 
 
 @functools.cache
@@ -63,7 +73,7 @@ class Load:
   prompts: int  # of all devices
   prompt_tokens: int  # S
   max_new_tokens: int  # T
-  axes: Axes
+  axes: Axes = ONE
   cut: bool = False  # top-p or top-k
   mean_tokens: int = 0  # of a rollout, over a pool; 0: max_new_tokens
   streams: bool = False  # prompts follow others, see stream.py
@@ -94,7 +104,7 @@ class Load:
     return min(-(-lanes * self.parts // self.axes.rows), self.here)
 
   def blocks(self, lanes: int, slots: int) -> int:
-    """Of a device's pool: those of mean rollouts, and of one longest; 0: pages.
+    """Of a device's pool: for mean rollouts, and for one longest; 0: pages.
 
     Half of a row's last block is empty, on average. More than the longest
     rollouts of all slots need is never planned.
@@ -206,7 +216,7 @@ class Gradient:
       # added. The update has its own parts too.
       sums = 5 if self.applied else 2
       return int(_MORE * (sums * self.gradient_bytes + 1.4 * of("embed")))
-    # With a head of its own each of the two is read once, not twice.
+    # With a separate head each of the two is read once, not twice.
     inner, ends = (0.65, 4.2) if self.axes.rows > 1 else (5.0, 3.75)
     return int(inner * of("blocks") + ends * of("embed"))
 
@@ -273,12 +283,12 @@ class _Work:
     return _weights(self.policy, self.row)
 
   def numbers(self, tokens: int) -> int:
-    """In keys and values of so many tokens, in all layers."""
+    """In keys and values of tokens, in all layers."""
     p = self.policy
     return tokens * 2 * p.layers * (p.kv_heads // self.row.tensor) * p.head_size
 
   def heads(self, tokens: int) -> int:
-    """Keys and values of so many tokens of prompts."""
+    """Keys and values of tokens of prompts."""
     return self.numbers(tokens) * self.activation
 
   def page(self, tokens: int) -> int:
@@ -339,3 +349,265 @@ class _Work:
     work += self.weights * stacked  # before layers are taken apart
     work += 2 * self.weights * (self.half and self.on_cpu)
     return int(_MORE * work)
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutPlan:
+  """How rollouts are decoded, and what a device holds then."""
+
+  load: Load
+  slots: int  # rollouts of a prompt that decode together
+  lanes: int  # prompts that are decoded together, over all devices
+  memory_bytes: int  # of a device
+
+  @property
+  def blocks(self) -> int:
+    """Of a device's pool; 0: pages."""
+    return self.load.blocks(self.lanes, self.slots)
+
+  @functools.cached_property
+  def stages(self) -> dict[str, dict[str, int]]:
+    """What a device is doing -> part -> bytes."""
+    return self.load.stages(self.lanes, self.slots)
+
+  @property
+  def stage(self) -> str:
+    """When most is needed."""
+    return max(self.stages, key=lambda name: sum(self.stages[name].values()))
+
+  @property
+  def parts(self) -> dict[str, int]:
+    """What is needed then: part -> bytes."""
+    return self.stages[self.stage]
+
+  @property
+  def total_bytes(self) -> int:
+    return sum(self.parts.values())
+
+  def line(self) -> str:
+    """The plan in a few words."""
+    cache = _count(self.load.pages, "page")
+    if self.blocks:
+      cache = _count(self.blocks, "block")
+    return (
+      f"{_count(self.lanes, 'lane')} x {_count(self.slots, 'slot')}, "
+      f"{cache} of {_count(self.load.columns, 'token')}, "
+      f"{size(self.total_bytes)} of {size(self.memory_bytes)} per device"
+    )
+
+  def table(self) -> str:
+    """Every part with its size and its share of memory."""
+    head = f"{self.line()}, most while {self.stage}"
+    return "\n".join([head, *shares(self.parts, self.memory_bytes)])
+
+
+def rollouts(
+  load: Load,
+  memory_bytes: int,
+  *,
+  slots: int | None = None,
+  lanes: int | None = None,
+) -> RolloutPlan:
+  """As many slots in all lanes as fit; of about as many the fewest lanes.
+
+  Args:
+    load: The rollouts, and what is on a device anyway.
+    memory_bytes: Of a device.
+    slots: Rollouts of a prompt that decode together; as many as fit if None.
+    lanes: Prompts that are decoded together; as many as fit if None.
+
+  Raises:
+    TooLarge: They do not fit; with the nearest that do.
+    ValueError: The policy cannot be spread like this.
+  """
+  limit = limit_of(memory_bytes)
+  chosen = _choose(
+    load,
+    limit,
+    slots and min(slots, load.n),
+    lanes and min(lanes, load.prompts),
+  )
+  if chosen is None:
+    raise TooLarge(_refusal(load, limit, slots, lanes))
+  lanes, slots = chosen
+  return RolloutPlan(load, slots, lanes, memory_bytes)
+
+
+def limit_of(memory_bytes: int) -> int:
+  """Bytes of a device that a plan uses."""
+  return int(_USABLE * memory_bytes)
+
+
+def shares(parts: dict[str, int], memory_bytes: int) -> list[str]:
+  """A line for every part, with its size and its share of memory."""
+  rows = [*parts.items(), ("together", sum(parts.values()))]
+  rows += [("allowed", limit_of(memory_bytes)), ("memory", memory_bytes)]
+  wide = max(len(name) for name, _ in rows)
+  return [
+    f"  {name:{wide}}  {size(n):>11}  {n / memory_bytes:7.2%}"
+    for name, n in rows
+  ]
+
+
+def check_probe(probe: Gradient, memory_bytes: int) -> None:
+  """Raises TooLarge if an update does not fit while the theorem is measured."""
+  limit = limit_of(memory_bytes)
+  if probe.need <= limit:
+    return
+  fits = lambda P: dataclasses.replace(probe, prompts=P).need <= limit
+  nearest = _largest(fits, probe.prompts)
+  raise TooLarge(
+    f"measuring the theorem on theory.prompts = {probe.prompts} needs "
+    f"{_of_limit(probe.need, limit)} in an update; "
+    + (f"nearest that fits: {nearest}; " if nearest else "")
+    + "theory.prompts = 0 leaves it out"
+  )
+
+
+def check_update(update: Gradient, memory_bytes: int) -> None:
+  """Raises TooLarge if the gradient of the longest responses does not fit."""
+  limit = limit_of(memory_bytes)
+  if update.need <= limit:
+    return
+  D = update.axes.rows
+  within = lambda **sizes: dataclasses.replace(update, **sizes).need <= limit
+  nearest = []
+  if rows := _largest(lambda M: within(responses=M), update.responses):
+    nearest.append(f"optim.rows = {rows}")
+  if blocks := _largest(lambda k: within(prompts=k * D), update.prompts // D):
+    nearest.append(f"optim.blocks = {blocks * D}")
+  if T := _largest(lambda T: within(tokens=T), update.tokens):
+    nearest.append(f"max_new_tokens = {T}")
+  if not nearest:
+    few = lambda T: within(responses=1, prompts=D, tokens=T)
+    if T := _largest(few, update.tokens):
+      all_three = f"optim.rows = 1, optim.blocks = {D}, max_new_tokens = {T}"
+      nearest.append(all_three)
+  raise TooLarge(
+    f"the gradient of optim.blocks = {update.prompts} with optim.rows = "
+    f"{update.responses} responses of {update.tokens} tokens needs "
+    f"{_of_limit(update.need, limit)}; "
+    + (_listed(nearest) if nearest else "use more devices, or larger ones")
+  )
+
+
+def update_rows(update: Gradient, memory_bytes: int) -> int:
+  """Responses of a prompt that are read side by side: 8, or as few as fit."""
+  limit = limit_of(memory_bytes)
+  fits = lambda M: dataclasses.replace(update, responses=M).need <= limit
+  return next((M for M in (8, 4, 2) if fits(M)), 1)
+
+
+def size(n: int) -> str:
+  """Bytes in GiB, MiB or KiB."""
+  units = (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")
+  unit, name = next((u for u in units if n >= u[0] / 10), units[-1])
+  return f"{n / unit:.2f} {name}"
+
+
+def _count(n: int, what: str) -> str:
+  return f"{n} {what}{'' if n == 1 else 's'}"
+
+
+def _of_limit(need: int, limit: int) -> str:
+  return f"{size(need)} of {size(limit)} ({_USABLE:.0%} of a device)"
+
+
+def _largest(fits: Callable[[int], bool], most: int) -> int:
+  """Of 1 to `most` the largest that fits, if a smaller one does too; or 0."""
+  low, high = 0, most
+  while low < high:
+    middle = (low + high + 1) // 2
+    low, high = (middle, high) if fits(middle) else (low, middle - 1)
+  return low
+
+
+def _choose(
+  load: Load, limit: int, slots: int | None, lanes: int | None
+) -> tuple[int, int] | None:
+  """Lanes and slots; None if what is given does not fit."""
+  rows, best = [slots or load.n], (0, 0)
+  if slots is None:
+    rows += [*range(-(-load.n // _EIGHT) * _EIGHT - _EIGHT, 0, -_EIGHT)]
+    rows += [R for R in (4, 2, 1) if R < rows[-1]]
+  for R in rows:
+    fits = lambda A, R=R: load.need(A, R) <= limit
+    if lanes is not None:
+      A = lanes if fits(lanes) else 0
+    elif fits(load.prompts):  # may need less than one lane fewer, see W
+      A = load.prompts
+    else:
+      A = _largest(fits, load.prompts - 1)
+    if A * R > _WORTH * best[0] * best[1]:
+      best = A, R
+  return best if best[0] else None
+
+
+def _refusal(
+  load: Load, limit: int, slots: int | None, lanes: int | None
+) -> str:
+  """What is needed, what there is, and the nearest that fits, in one line."""
+  what = f"rollouts of {load.n} x {load.max_new_tokens} tokens need"
+  if load.need(1, 1) > limit:
+    need = f"{_of_limit(load.need(1, 1), limit)} even one slot at a time"
+    if nearest := _nearest(load, limit):
+      return f"{what} {need}; {_listed(nearest)}"
+    alone = size(load.resident_bytes + load.weights)
+    return (
+      f"{what} {need}, not even 1 token of a prompt fits: training state and "
+      f"weights alone are {alone}; use more devices, or larger ones"
+    )
+  fits = lambda A, R: load.need(A, R) <= limit
+  A, R = min(lanes or 1, load.prompts), min(slots or 1, load.n)
+  given = [f"slots = {slots}"] * bool(slots) + [f"lanes = {lanes}"] * bool(
+    lanes
+  )
+  nearest = []
+  if slots and (most := _largest(lambda r: fits(A, r), R)):
+    nearest.append(f"slots = {most}" + f" with lanes = {A}" * bool(lanes))
+  if lanes and (most := _largest(lambda a: fits(a, R), A)):
+    nearest.append(f"lanes = {most}" + f" with slots = {R}" * bool(slots))
+  if not nearest:  # neither alone: as many slots as one lane can have
+    most = _largest(lambda r: fits(1, r), R)
+    nearest = [f"slots = {most} with lanes = 1"]
+  need = _of_limit(load.need(A, R), limit)
+  return f"{what} {need} with {' and '.join(given)}; {_listed(nearest)}"
+
+
+def _listed(nearest: list[str]) -> str:
+  return f"nearest that fits: {', or '.join(nearest)}"
+
+
+def _nearest(load: Load, limit: int) -> list[str]:
+  """Changes of one size, each of which would do, the least of its kind.
+
+  If there is none, the longest rollouts of as few prompts as there can be.
+  """
+  within = lambda **sizes: (
+    dataclasses.replace(load, **sizes).need(1, 1) <= limit
+  )
+  longest = lambda **sizes: _largest(
+    lambda T: within(max_new_tokens=T, **sizes), load.max_new_tokens
+  )
+  few = lambda P: f"{_count(P, 'prompt')} ({P * load.n} rollouts) at a time"
+  changes, D = [], load.axes.rows
+  if T := longest():
+    changes.append(f"max_new_tokens = {T}")
+  if load.prompts % D == 0:
+    if P := D * _largest(lambda k: within(prompts=k * D), load.prompts // D):
+      changes.append(few(P))
+  axes, before = load.axes, load.axes.devices
+  while load.policy.kv_heads % (tensor := 2 * axes.tensor) == 0:
+    axes = dataclasses.replace(axes, fsdp=-1, tensor=tensor).filled(before)
+    state = load.resident_bytes * before // axes.devices
+    try:
+      fits = within(axes=axes, resident_bytes=state)
+    except ValueError:  # of this policy
+      fits = False
+    if fits:
+      more = "" if axes.devices == before else f" on {axes.devices} devices"
+      return [*changes, f"mesh_tensor = {tensor}{more}"]
+  least = min(D, load.prompts)
+  if not changes and (T := longest(prompts=least)):
+    return [f"{few(least)} and max_new_tokens = {T}"]
+  return changes

@@ -57,7 +57,7 @@ class Phase:
   changed: Mapping[str, Any] | None  # fields; None for the first phase
   config: Config  # with sizes in place of zeros
   decoder: Policy  # with the sampler's options
-  trainer: Policy  # with those of updates
+  trainer: Policy  # with the options of updates
   objective: Objective
   advantage: advantages.Advantage
   keep: Callable[[np.ndarray, np.ndarray], jax.Array]  # compiled
@@ -119,7 +119,7 @@ def resolve(
   Args:
     c: The config, whose sections were checked together (`settings.training`).
     machine: This one, or a topology.
-    workdir: Folder of the run if it may go on there: in the dtype it began
+    workdir: Folder of the run if it may resume there: in the dtype it began
       with.
     locate: From `policy.checkpoint` to a Hugging Face directory.
 
@@ -128,7 +128,7 @@ def resolve(
       device; in one line that names fields and what would do.
   """
   try:
-    given = [*zip(c.phases, functions.of(c.phases), strict=True)]
+    given = [*zip(c.phases, functions.phase_functions(c.phases), strict=True)]
     keep = any(p.config.reference.kl_weight > 0.0 for p, _ in given)
     began = _dtype_of(c, workdir)
     source = CheckpointSource(locate(c.policy.checkpoint))
@@ -136,7 +136,7 @@ def resolve(
     phases = tuple(_phase(p, f, this, keep_reference=keep) for p, f in given)
   except ValueError as e:
     raise UserError(str(e)) from None
-  own = {field: what for _, f in given for field, what in f.own.items()}
+  own = {field: x for _, f in given for field, x in f.digests.items()}
   return Run(**vars(this), keep_reference=keep, functions=own, phases=phases)
 
 
@@ -148,8 +148,8 @@ def evaluation(
   Args:
     c: The config; `policy.checkpoint` may be a run, or one of its checkpoints.
     machine: This one.
-    workdir: Folder of the evaluation, which may go on there: with the step that
-      it began with.
+    workdir: Folder of the evaluation, which may resume there: with the step
+      that it began with.
 
   Raises:
     UserError: As `resolve`.
@@ -196,7 +196,7 @@ def warmup(c: Warmup, machine: Machine) -> WithPolicy[Warmup]:
 def with_dtype(c: C, machine: Target, began: str | None = None) -> C:
   """The config with a dtype in place of "auto".
 
-  That of the run which goes on or is evaluated, `began`; of a new one float32
+  That of the run which is resumed or evaluated, `began`; of a new one float32
   on a CPU and bfloat16 elsewhere.
   """
   if c.policy.dtype != "auto":
@@ -239,7 +239,7 @@ def _with_policy(
 
 def _phase(
   given: config.Phase,
-  of: Functions,
+  chosen: Functions,
   this: WithPolicy[Config],
   *,
   keep_reference: bool,
@@ -265,9 +265,9 @@ def _phase(
     c,
     sizes.decoder(c, policy),
     trainer,
-    of.objective,
-    of.advantage,
-    jax.jit(of.keep),
+    chosen.objective,
+    chosen.advantage,
+    jax.jit(chosen.keep),
     tx,
     lr,
     Layout(

@@ -18,13 +18,12 @@ from brorl_jax.many.meshes import Axes
 from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.target import Target
-from brorl_jax.plan import plan
-from brorl_jax.plan.memory import Gradient
-from brorl_jax.plan.plan import RolloutPlan
+from brorl_jax.plan import memory
+from brorl_jax.plan.memory import Gradient, Load, RolloutPlan
 from brorl_jax.verdicts.names import MADE
 
 # Rollouts of a device, 4 prompts of 512: while the last rollouts of one decode,
-# those of the next take the slots that they leave.
+# the rollouts of the next take the slots that they leave.
 _AHEAD = 2048
 
 
@@ -104,12 +103,12 @@ def of_phase(
     # Two batches: one is brought while the other is computed.
     microbatches=2 * MICROBATCHES,
   )
-  rows = c.optim.rows or plan.rows(update, memory_bytes)
+  rows = c.optim.rows or memory.update_rows(update, memory_bytes)
   update = dataclasses.replace(update, responses=rows)
   optim = dataclasses.replace(c.optim, rows=rows, blocks=blocks)
   c = dataclasses.replace(c, optim=optim)
   rollouts, heldout = _sampled(c, policy, machine, held)
-  plan.check_update(update, memory_bytes)
+  memory.check_update(update, memory_bytes)
   probe = None
   if c.theory.prompts:
     probe = dataclasses.replace(
@@ -121,7 +120,7 @@ def of_phase(
       applied=True,
       microbatches=0,
     )
-    plan.check_probe(probe, memory_bytes)
+    memory.check_probe(probe, memory_bytes)
   return c, Plans(rollouts, heldout, update, probe, held, applying)
 
 
@@ -129,22 +128,24 @@ def _sampled(
   c: Config, policy: Policy, machine: Machine, held: int
 ) -> tuple[RolloutPlan, Heldout]:
   """How a process samples, beside the training state."""
-  count, own = machine.processes, machine.axes.share(machine.processes)
-  if count > 1:  # each process samples with parameters of its own
-    held += parameter_bytes(policy, own)
+  count, axes = machine.processes, machine.axes.share(machine.processes)
+  if count > 1:  # each process samples with a copy of the parameters
+    held += parameter_bytes(policy, axes)
   sampled = c.sampling
-  rollouts = _rollouts(
-    c,
-    policy,
-    own,
+  load = Load(
+    decoder(c, policy),
     held,
     n=sampled.chunk,
     prompts=sampled.places // count,
-    slots=sampled.slots or None,
-    lanes=sampled.chunk_lanes or None,
+    prompt_tokens=c.data.prompt_tokens,
+    max_new_tokens=sampled.max_new_tokens,
+    axes=axes,
+    mean_tokens=sampled.mean_tokens,
     streams=True,
   )
-  return rollouts, heldout(c, policy, own, held, count)
+  lanes = sampled.chunk_lanes or None
+  rollouts = _fitted(c, load, sampled.slots or None, lanes)
+  return rollouts, heldout(c, policy, axes, held, count)
 
 
 def decoder(c: Config, policy: Policy) -> Policy:
@@ -182,46 +183,22 @@ def _check_mesh(c: Config, blocks: int, rows: int) -> None:
   if wrong:
     raise ValueError(
       f"{rows} rows of devices (config.devices.mesh_data x mesh_fsdp) do not "
-      f"divide the work evenly: "
-      f"{'; '.join(wrong)}; 0 chooses for the devices there are"
+      f"divide {'; '.join(wrong)}; 0 chooses for the devices there are"
     )
 
 
-def _rollouts(
-  c: Config,
-  policy: Policy,
-  axes: Axes,
-  held: int,
-  *,
-  n: int,
-  prompts: int,
-  slots: int | None,
-  lanes: int | None = None,
-  cut: bool = False,
-  streams: bool = False,
+def _fitted(
+  c: Config, load: Load, slots: int | None, lanes: int | None = None
 ) -> RolloutPlan:
-  """`plan.rollouts`, whose errors name devices.memory_bytes if it is set."""
+  """`memory.rollouts`, whose errors name devices.memory_bytes if it is set."""
+  memory_bytes = load.policy.target.memory_bytes
   try:
-    return plan.rollouts(
-      decoder(c, policy),
-      memory_bytes=policy.target.memory_bytes,
-      resident_bytes=held,
-      n=n,
-      prompts=prompts,
-      prompt_tokens=c.data.prompt_tokens,
-      max_new_tokens=c.sampling.max_new_tokens,
-      axes=axes,
-      slots=slots,
-      lanes=lanes,
-      cut=cut,
-      mean_tokens=c.sampling.mean_tokens,
-      streams=streams,
-    )
-  except plan.TooLarge as e:
+    return memory.rollouts(load, memory_bytes, slots=slots, lanes=lanes)
+  except memory.TooLarge as e:
     if not c.devices.memory_bytes:
       raise
     given = f"config.devices.memory_bytes = {c.devices.memory_bytes}"
-    raise plan.TooLarge(f"{given}: {e}") from None
+    raise memory.TooLarge(f"{given}: {e}") from None
 
 
 def heldout(
@@ -239,22 +216,25 @@ def heldout(
   prompts, rows = c.eval.prompts * max(tasks, 1), axes.rows
   most = c.sampling.in_flight // processes // c.eval.n // rows
   each = max(min(most, -(-prompts // processes // rows)), 1)
+  load = Load(
+    decoder(c, policy),
+    held,
+    n=c.eval.n,
+    prompts=each * rows,
+    prompt_tokens=c.data.prompt_tokens,
+    max_new_tokens=c.sampling.max_new_tokens,
+    axes=axes,
+    cut=c.eval.top_p < 1.0,
+    mean_tokens=c.sampling.mean_tokens,
+  )
+  slots = min(c.sampling.slots, c.eval.n) or None
   while True:
+    load = dataclasses.replace(load, prompts=each * rows)
     try:
-      fits = _rollouts(
-        c,
-        policy,
-        axes,
-        held,
-        n=c.eval.n,
-        prompts=each * rows,
-        slots=min(c.sampling.slots, c.eval.n) or None,
-        cut=c.eval.top_p < 1.0,
-      )
-      return Heldout(each * rows, fits)
-    except plan.TooLarge as e:
+      return Heldout(each * rows, _fitted(c, load, slots))
+    except memory.TooLarge as e:
       if each == 1:
-        raise plan.TooLarge(f"evaluations: {e}") from None
+        raise memory.TooLarge(f"evaluations: {e}") from None
       each = -(-each // 2)
 
 
@@ -269,16 +249,7 @@ def _state_bytes(
 ) -> int:
   """Bytes per device of the training state while it samples or updates.
 
-  Args:
-    c: What lies in host memory, and whether a step is sampled ahead.
-    policy: Description of the policy.
-    tx: The optimizer.
-    axes: Of the mesh.
-    keep_reference: Whether any phase of the run has a reference policy.
-    applying: Whether an update is applied, with the moments on the devices.
-
-  Raises:
-    ValueError: The policy cannot be split over these devices.
+  Raises ValueError if the policy cannot be split over these devices.
   """
   # A CPU's memory is the host's.
   away = "nothing" if policy.target.on_cpu else c.devices.offload
@@ -297,9 +268,7 @@ def _state_bytes(
     [x for x, _ in on_device], [s for _, s in on_device]
   )
   if c.run.pipeline:  # the parameters that the next step is sampled with
-    held += sharding.shard_bytes(
-      jax.tree.leaves(shapes.params), jax.tree.leaves(places.params)
-    )
+    held += parameter_bytes(policy, axes)
   return held
 
 

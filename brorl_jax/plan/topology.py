@@ -25,9 +25,32 @@ from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
 from brorl_jax.model import target
 from brorl_jax.model.target import Target
-from brorl_jax.plan.chips import CHIPS, Chip
 
-# What XLA is told of a GPU that is not there; see its GpuTargetConfigProto. An
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+  """What is known of one device."""
+
+  kind: str
+  platform: str  # as in Target
+  memory_bytes: (
+    int  # that a program may ask for before XLA's pool has its share
+  )
+  bandwidth: float  # of its memory, bytes/s
+
+
+# Memory of GPUs as the driver reports it; of TPUs as Google Cloud's pages say.
+CHIPS = {
+  chip.kind: chip
+  for chip in (
+    Chip("h100", "gpu", 84_942_979_072, 3.35e12),
+    Chip("h200", "gpu", 150_754_820_096, 4.8e12),
+    Chip("v5p", "tpu", int(95.74 * 2**30), 2.765e12),
+    Chip("v5e", "tpu", int(15.75 * 2**30), 0.819e12),
+    Chip("v6e", "tpu", int(31.25 * 2**30), 1.64e12),
+  )
+}
+# What XLA hears of a GPU that is not there; see its GpuTargetConfigProto. An
 # H200 is an H100 with other memory.
 _GPU = """
 gpu_device_info {{
@@ -55,7 +78,12 @@ dnn_version_info {{ major: 9 minor: 10 patch: 2 }}
 device_description_str: "NVIDIA {name}"
 """
 _NAME = re.compile(r"(?P<kind>\w+):(?P<shape>\d+(x\d+)*)")
-_AXES = {"gpu": (2,), "tpu": (2, 3), "cpu": (1, 2)}  # numbers in a shape
+# How many numbers a shape has, and what they are.
+_SHAPES = {
+  "gpu": ((2,), "hosts x GPUs of each"),
+  "tpu": ((2, 3), "chips along each axis"),
+  "cpu": ((1, 2), "processes x devices of each"),
+}
 _EXTRA = {"gpu": "aot-cuda", "tpu": "aot-tpu"}
 # XLA's products by Triton are chosen by trying them on the device. No kernel is
 # run, so none is made fast: a fifth of the time of compiling.
@@ -95,7 +123,6 @@ class Topology:
   """Devices that programs can be compiled for."""
 
   name: Name
-  chip: Chip | None  # None: its speed is not known
   devices: Sequence[Any]
   target: Target
 
@@ -146,17 +173,12 @@ def parse(text: str) -> Name:
     raise UserError(f"--topology={text}: give KIND:SHAPE, such as {examples}")
   name = Name(found["kind"], tuple(map(int, found["shape"].split("x"))))
   if name.kind not in (*CHIPS, "cpu"):
+    kinds = ", ".join((*CHIPS, "cpu", "here"))
     raise UserError(
-      f"--topology={text}: {name.kind!r} is unknown; choose "
-      f"{', '.join((*CHIPS, 'cpu', 'here'))}"
+      f"--topology={text}: {name.kind!r} is unknown; choose {kinds}"
     )
-  axes = _AXES[name.platform]
-  if len(name.shape) not in axes or not name.devices:
-    means = {
-      "gpu": "hosts x GPUs of each",
-      "cpu": "processes x devices of each",
-    }
-    what = means.get(name.platform, "chips along each axis")
+  numbers, what = _SHAPES[name.platform]
+  if len(name.shape) not in numbers or not name.devices:
     raise UserError(
       f"--topology={text}: the shape of {name.kind} is {what}, such as "
       f"{examples}"
@@ -222,14 +244,11 @@ def describe(name: Name) -> Topology:
     UserError: There is no machine of this shape.
   """
   if name.kind == "here":
-    machine = target.here()
-    kind = jax.devices()[0].device_kind.lower()
-    chip = next((c for k, c in CHIPS.items() if k in kind), None)
-    return Topology(name, chip, jax.devices(), machine)
+    return Topology(name, jax.devices(), target.here())
   if name.kind == "cpu":
     devices = jax.devices("cpu")
     share = target.here().memory_bytes
-    return Topology(name, None, devices, Target("cpu", len(devices), share))
+    return Topology(name, devices, Target("cpu", len(devices), share))
   chip = CHIPS[name.kind]
   try:
     devices = _described(name, chip).devices
@@ -238,9 +257,7 @@ def describe(name: Name) -> Topology:
       f"--topology={name}: XLA cannot describe it: {first_line(e)}"
     ) from None
   usable = int(chip.memory_bytes * target.pool_fraction(chip.platform))
-  return Topology(
-    name, chip, devices, Target(chip.platform, len(devices), usable)
-  )
+  return Topology(name, devices, Target(chip.platform, len(devices), usable))
 
 
 def _described(name: Name, chip: Chip):

@@ -51,7 +51,7 @@ class Sampler:
     import jax
     import numpy as np
 
-    from brorl_jax.plan import plan
+    from brorl_jax.plan import memory
     from brorl_jax.rollout import sampler
     from brorl_jax.rollout.draw import SamplingParams
     from brorl_jax.types import Prompts
@@ -63,16 +63,16 @@ class Sampler:
     init = jax.jit(policy.init)
     size = lambda x: x.size * x.dtype.itemsize
     abstract = jax.eval_shape(init, jax.random.key(0))
-    fits = plan.rollouts(
+    load = memory.Load(
       policy,
-      memory_bytes=policy.target.memory_bytes,
-      resident_bytes=sum(map(size, jax.tree.leaves(abstract))),
+      sum(map(size, jax.tree.leaves(abstract))),
       n=task.n,
       prompts=len(task.prompts),
       prompt_tokens=w.prompt,
       max_new_tokens=w.new,
-      slots=w.slots,
     )
+    memory_bytes = policy.target.memory_bytes
+    fits = memory.rollouts(load, memory_bytes, slots=w.slots)
     self.slots, self.lanes = fits.slots, fits.lanes
     policy = ours.ending(policy, w)
     params = jax.block_until_ready(init(jax.random.key(0)))

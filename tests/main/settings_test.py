@@ -16,7 +16,7 @@ from messages import mentions
 from brorl_jax import config as sections
 from brorl_jax.configs import base, harder, n16, n512, presets, simulate, smoke
 from brorl_jax.errors import UserError
-from brorl_jax.main import rules, settings
+from brorl_jax.main import settings
 from brorl_jax.stages import examples
 from brorl_jax.verdicts import gym
 from brorl_jax.verdicts.names import defaults
@@ -59,25 +59,13 @@ GOOD = [
   {"rounds": (16, 32, 512), "stop_wrong": 0},
   {"rounds": (512,)},
   {"stop_right": 500, "stop_wrong": 20},  # not read
-  {"n": 2},
-  {"slots": 1},
-  {"slots": 0, "lanes": 0, "memory_bytes": 0},
   {"mean_tokens": 6},
-  {"lanes": 3, "memory_bytes": 10**9, "int8_cache": True},
-  {"kl_weight": 0.0},
-  {"reset_every": 0, "reset_stalled": 3},
   {"warmup": 0},
   {"b1": 0.0},
-  {"weight_decay": 0.1},
-  {"mesh_fsdp": 4},
-  {"dtype": "bfloat16"},
   {"dtype": "auto"},
-  {"notify": "mail -s 'a run' me"},
   {"theory_prompts": 0},  # not measured
   {"minibatches": 32},
   {"seed": 2**31 - 1},
-  {"n": 16, "samples": 8192},  # the paper's own arm
-  {"keep": "solved"},
   {"distinct_prompts": 33},
   {"distinct_prompts": 32, "keep": "all"},
   {"truncated_factor": 0.0, "mask_truncated": True},
@@ -100,7 +88,6 @@ GOOD = [
   {"correction_range": (0, 1)},
   {"correction": "banded", "correction_range": (1.0, 1.1)},
   {"correction": "sequence", "pipeline": True},
-  {"lr_samples": 1},
   {"eval_temperature": 0.0, "eval_top_p": 1.0},
 ]
 
@@ -127,20 +114,13 @@ BAD = [
     for field in fields.split()
   ),
   ("guard.end_after", {"guard.end_after": -1}, "0 or positive"),
-  ("guard.entropy_low", {"guard.entropy_low": 1.0}, "below 1"),
-  ("guard.truncated", {"guard.truncated": 1.5}, "0 to 1"),
   ("optim.spike", {"optim.spike": -1.0}, "positive, or 0"),
   *((field, {field: 0}, "at least 1") for field in COUNTS),
-  ("steps", {"steps": -3}, "at least 1"),
   ("seed", {"seed": -1}, "0 to 2"),
   ("seed", {"seed": 2**31}, "0 to 2"),
   ("keep_every", {"keep_every": 15}, "0 or a multiple of save_every = 10"),
-  ("keep_every", {"keep_every": -10}, "0 or a multiple of save_every = 10"),
   ("n", {"n": 1}, "at least 2"),
-  ("n", {"n": 0}, "at least 1"),
-  ("n", {"n": -512}, "at least 1"),
   ("samples", {"samples": 16385}, "multiple of n = 512"),
-  ("samples", {"samples": 256}, "multiple of n = 512"),
   ("in_flight", {"in_flight": 8000}, "multiple of n = 512"),
   (
     "stop_right",
@@ -150,12 +130,9 @@ BAD = [
   ("in_flight", {**STOP, "in_flight": 8200}, "multiple of rounds[0] = 16"),
   ("rounds", {"rounds": (16, 16, 512)}, "positive whole numbers, ascending"),
   ("rounds", {"rounds": (0, 16)}, "positive whole numbers, ascending"),
-  ("rounds", {"rounds": (16.0, 512)}, "positive whole numbers, ascending"),
-  ("rounds", {"rounds": (16, "a", 512)}, "positive whole numbers, ascending"),
   ("rounds", {"rounds": (16, 256)}, "the last of them n = 512"),
   ("rounds", {"rounds": (24, 512)}, "multiples of the first, 24"),
   ("rounds", {"rounds": (1, 512)}, "at least 2 in the first round"),
-  ("samples", {**STOP, "samples": 1008}, "multiple of n = 512"),
   ("stop_right", {"stop_right": 0}, "at least 1"),
   ("stop_wrong", {"stop_wrong": -1}, "0 or positive"),
   ("mean", {**STOP, "mean": "prompt"}, "another mean"),
@@ -164,25 +141,17 @@ BAD = [
     (f, {f: -1}, "positive, or 0")
     for f in "slots lanes memory_bytes in_flight rows blocks".split()
   ),
-  ("mean_tokens", {"mean_tokens": -1}, "0 to max_new_tokens = 6"),
   ("mean_tokens", {"mean_tokens": 7}, "0 to max_new_tokens = 6"),
   ("temperature", {"temperature": 0.0}, "positive"),
   ("temperature", {"temperature": float("inf")}, "finite"),
-  ("temperature", {"temperature": float("nan")}, "finite"),
-  ("clip_low", {"clip_low": -0.2}, "above 0 and at most 1"),
   ("clip_low", {"clip_low": 0.0}, "above 0 and at most 1"),
   ("clip_low", {"clip_low": 1.1}, "above 0 and at most 1"),
-  ("clip_high", {"clip_high": -0.28}, "positive"),
   ("clip_high", {"clip_high": 0.0}, "positive"),
-  ("clip_high", {"clip_high": float("inf")}, "finite"),
   ("kl_weight", {"kl_weight": -1e-4}, "0 or positive"),
   ("lr", {"lr": 0.0}, "positive"),
-  ("lr", {"lr": -1e-3}, "positive"),
-  ("lr", {"lr": float("nan")}, "finite"),
   ("warmup", {"warmup": -1}, "0 or positive"),
   ("lr_samples", {"lr_samples": -1}, "0 or positive"),
   ("b1", {"b1": 1.0}, "below 1"),
-  ("b2", {"b2": -0.1}, "at least 0"),
   ("b2", {"b2": 1.0}, "below 1"),
   ("eps", {"eps": 0.0}, "positive"),
   ("weight_decay", {"weight_decay": -0.1}, "0 or positive"),
@@ -191,7 +160,6 @@ BAD = [
   ("remat", {"remat": "all"}, "one of layer, products, nothing"),
   ("offload", {"offload": "opt"}, "one of nothing, reference, moments"),
   ("mesh_fsdp", {"mesh_fsdp": 0}, "positive, or -1"),
-  ("mesh_fsdp", {"mesh_fsdp": -2}, "positive, or -1"),
   ("run.max_samples", {"run.max_samples": -1}, "positive ... 0"),
   ("code_test_s", {"code_test_s": 0.0}, "positive"),
   ("code_total_s", {"code_total_s": 4.0}, "at least code_test_s = 5"),
@@ -199,9 +167,7 @@ BAD = [
   # Which groups are trained on, and what reward they get.
   ("distinct_prompts", {"distinct_prompts": 32}, "some are rejected"),
   ("distinct_prompts", {"distinct_prompts": 31}, "0 ... 32"),
-  ("distinct_prompts", {"distinct_prompts": -1}, "0 ... 32"),
   ("truncated_factor", {"truncated_factor": 1.5}, "between 0 and 1"),
-  ("truncated_factor", {"truncated_factor": -0.5}, "between 0 and 1"),
   ("length_weight", {"length_weight": -1.0}, "0 or positive"),
   *(
     ("length_steps", {"length_steps": steps}, "the first at least 1")
@@ -215,11 +181,6 @@ BAD = [
     "1 to max_new_tokens = 6",
   ),
   (
-    "overlong_buffer",
-    {"overlong_buffer": 0, "overlong_weight": 0.1},
-    "1 to max_new_tokens = 6",
-  ),
-  (
     "advantage",
     {"advantage": "maxrl", "overlong_weight": 0.1},
     "another kind ... length",
@@ -227,11 +188,6 @@ BAD = [
   (
     "advantage",
     {"advantage": "maxrl", "length_weight": 0.1},
-    "another kind ... length",
-  ),
-  (
-    "advantage",
-    {"advantage": "pass_at_k", "overlong_weight": 0.1},
     "another kind ... length",
   ),
   ("advantage.k", {"advantage.k": 0}, "at least 1"),
@@ -262,7 +218,6 @@ BAD = [
     ("correction_range", {"correction": kind, "correction_range": ratios}, must)
     for kind, ratios, must in (
       ("banded", (1.0,), "two numbers"),
-      ("banded", (0.5, "5"), "two numbers"),
       ("banded", (0.5, math.inf), "two numbers"),
       ("banded", (-0.1, 5.0), "of 0 to 1"),
       ("banded", (6.0, 7.0), "of 0 to 1"),
@@ -313,7 +268,6 @@ BAD = [
   ("data.heldout_one_in", {"data.heldout_one_in": 1}, "at least 2"),
   ("eval_temperature", {"eval_temperature": -0.1}, "positive ... 0"),
   ("eval_top_p", {"eval_top_p": 0.0}, "above 0 and at most 1"),
-  ("eval_top_p", {"eval_top_p": 1.1}, "above 0 and at most 1"),
 ]
 
 
@@ -350,7 +304,7 @@ def broken_by_bad() -> set[str]:
 
 def test_every_rule_has_a_value_that_breaks_it():
   c = config()
-  fields = {field for field, _, _ in rules.training(c)}
+  fields = {field for field, _, _ in settings.training_rules(c)}
   for section in dataclasses.fields(c):
     name, values = section.name, getattr(c, section.name)
     fields |= {f"{name}.{field}" for field, _, _ in values.rules()}

@@ -164,21 +164,6 @@ def test_responses_come_as_they_are_done(policy, monkeypatch):
   assert asked == [[10, 11], [12, 13], [14]]
 
 
-@pytest.mark.ci
-@pytest.mark.parametrize("how", [{}, {"seed": 4}])
-def test_a_stream_is_the_first_response_as_it_grows(policy, how):
-  whole = policy.sample(LONG, **how)[0]
-  seen = [*policy.stream(LONG, **how)]
-  assert seen[-1].tokens == whole.tokens
-  assert seen[-1].logp == pytest.approx(whole.logp, abs=1e-5)
-  assert not seen[-1].truncated
-  for count, one in enumerate(seen, 1):
-    assert one.tokens == whole.tokens[:count]
-  (numbered,) = policy.each([LONG], first=8, **how)
-  *_, last = policy.stream(LONG, number=8, **how)
-  assert last.tokens == numbered[0].tokens
-
-
 def test_a_response_is_cut_at_the_limit(policy):
   (one,) = policy.sample(LONG, max_new_tokens=1)
   assert one.truncated and len(one.tokens) == 1
@@ -197,15 +182,15 @@ def with_memory(text, memory_bytes):
 def test_where_less_fits_less_is_made_together(policy, monkeypatch):
   prompts = [f"{i} + 4 =" for i in range(2)]
   want = policy.sample(prompts, n=4)
-  tried, plan = [], text_policy.plan.rollouts
+  tried, rollouts = [], text_policy.memory.rollouts
 
-  def fits(*args, **how):
-    tried.append(how["prompts"])
-    if how["prompts"] > 1:
-      raise text_policy.plan.TooLarge("not so many")
-    return plan(*args, **how)
+  def fits(load, *args):
+    tried.append(load.prompts)
+    if load.prompts > 1:
+      raise text_policy.memory.TooLarge("not so many")
+    return rollouts(load, *args)
 
-  monkeypatch.setattr(text_policy.plan, "rollouts", fits)
+  monkeypatch.setattr(text_policy.memory, "rollouts", fits)
   found = policy.sample(prompts, n=4)
   assert tried == [2, 1]
   assert [texts(each) for each in found] == [texts(each) for each in want]
@@ -216,15 +201,8 @@ def test_where_less_fits_less_is_made_together(policy, monkeypatch):
 
 def test_512_responses_are_not_refused_on_a_laptop(policy):
   policy = with_memory(policy, 2**30)
-  fits = policy._fitting(1, 512, 16, 256, SamplingParams())
-  assert fits == (1, 512, 1)
-
-
-def test_ids_are_no_messages():
-  """Where no type is checked, they come as far as this."""
-  assert not text_policy._is_message(5)
-  assert not text_policy._is_message({"role": "user", "content": None})
-  assert text_policy._is_message({"role": "user", "content": "", "name": "a"})
+  fits = policy._fitted(1, 512, 16, 256, SamplingParams())
+  assert (fits.load.prompts, fits.slots, fits.lanes) == (1, 512, 1)
 
 
 def test_what_a_template_refuses_is_told(policy, monkeypatch):
@@ -252,6 +230,7 @@ def test_what_a_template_refuses_is_told(policy, monkeypatch):
       "prompt 1 ... 40001 tokens ... max_new_tokens = 256 ... 32768",
     ),
     ([[{"role": "user"}]], {}, "prompt 0 ... 'role' ... 'content'"),
+    ({"role": "user", "content": SHORT}, {}, "use [message]"),
   ],
 )
 def test_what_cannot_be_answered_is_refused_in_a_line(

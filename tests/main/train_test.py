@@ -1,6 +1,5 @@
 """Tests of brorl_jax/main/train.py: the wiring."""
 
-import dataclasses
 import json
 import pathlib
 
@@ -63,11 +62,6 @@ def test_a_phase_says_once_what_it_changes(tmp_path, monkeypatch, capsys):
   assert list(made[3].candidates(4, RunState())) == list(range(80))
   said = capsys.readouterr().out
   assert "\nfrom step 3: 8 prompts x 16 rollouts; " in said
-
-
-def test_a_mesh_that_does_not_exist_is_refused():
-  with pytest.raises(ValueError, match="3"):
-    meshes.make_mesh(fsdp=3)
 
 
 def test_a_line_that_is_no_evaluation_is_one_line_at_the_end(tmp_path):
@@ -148,20 +142,6 @@ def test_what_is_no_reward_is_refused(refuses, tmp_path, verifier, text, line):
   assert mentions(said, f"config.reward.verifier = ... {line}")
 
 
-@pytest.mark.parametrize(
-  "function, line",
-  [
-    ("mine.py:raises", "line 2: ZeroDivisionError: division by zero"),
-    ("cispoo", "did you mean cispo?"),
-  ],
-)
-def test_what_is_no_loss_is_refused(refuses, tmp_path, function, line):
-  (tmp_path / "mine.py").write_text("def raises(*args):\n  return 1 / 0\n")
-  kind = f"{tmp_path}/{function}" if ":" in function else function
-  said = refuses(**{"loss.kind": kind})
-  assert mentions(said, f"config.loss.kind = ... {line}")
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize("damage", ["truncate", "garbage", "tokenizer"])
 def test_a_damaged_policy_is_refused(refuses, tmp_path, damage):
@@ -176,14 +156,3 @@ def test_a_damaged_policy_is_refused(refuses, tmp_path, damage):
   content = half if damage != "garbage" else b"\xff" * 64 + content[64:]
   (policy / name).write_bytes(content)
   assert name in refuses(**{"policy.checkpoint": policy})
-
-
-@pytest.mark.ci
-def test_a_tokenizer_of_another_policy_is_refused(refuses, tmp_path):
-  """Its ids would be rows that the embedding does not have."""
-  policy, params = huggingface.load(ASSETS)
-  params["embed"]["embedding"] = params["embed"]["embedding"][:300]
-  smaller = dataclasses.replace(policy, vocab=300, origin="")
-  huggingface.save(tmp_path / "policy", smaller, params, source=ASSETS)
-  said = refuses(**{"policy.checkpoint": tmp_path / "policy"})
-  assert "511" in said and "the embedding has only 300 rows" in said

@@ -58,8 +58,8 @@ def test_a_name_of_a_table_is_its_value():
       c = configured.config(**{field: name})
       found = FINDERS[field](c)
       assert getattr(found, "func", found) is value
-  (made,) = functions.of(configured.config().phases)
-  assert made.own == {}
+  (made,) = functions.phase_functions(configured.config().phases)
+  assert made.digests == {}
 
 
 def test_an_advantage_gets_the_numbers_of_its_kind():
@@ -98,7 +98,7 @@ def test_an_own_function_is_found_and_its_file_is_told(file):
   assert (loss.unit, loss.options) == ("token", ("clip_high",))
   assert FINDERS["advantage.kind"](c).__name__ == "advantage"
   assert functions.keep(c.filter).__name__ == "keep"
-  found = functions.of(c.phases)[0].own
+  found = functions.phase_functions(c.phases)[0].digests
   assert found.keys() == {"loss.kind", "advantage.kind", "filter.keep"}
   (digest,) = {f["digest"] for f in found.values()}
   assert re.fullmatch("[0-9a-f]{32}", digest)
@@ -110,8 +110,10 @@ def test_a_phase_has_functions_of_its_own(file):
     {"from_step": 3, "loss.kind": f"{file}:loss"},
     {"from_step": 5, "sampling.n": 256},
   )
-  found = functions.of(configured.config(**{"run.phases": changes}).phases)
-  names = [list(made.own) for made in found]
+  found = functions.phase_functions(
+    configured.config(**{"run.phases": changes}).phases
+  )
+  names = [list(made.digests) for made in found]
   assert names == [[], ["run.phases[0]['loss.kind']"], []]
   kinds = [made.objective.loss.options for made in found]
   assert kinds[0] != kinds[1] == kinds[2]
@@ -130,7 +132,7 @@ def test_a_phase_has_functions_of_its_own(file):
 def test_what_is_no_function_is_refused_by_its_field(file, field, name, line):
   c = configured.config(**{field: name.format(file=file)})
   with pytest.raises(ValueError) as error:
-    functions.of(c.phases)
+    functions.phase_functions(c.phases)
   assert mentions(str(error.value), line)
   assert str(error.value).startswith(f"config.{field} = ")
   assert "\n" not in str(error.value)
@@ -153,7 +155,7 @@ def test_what_a_loss_does_not_have_is_refused(file, changes, line):
   at = lambda x: x.format(file=file) if isinstance(x, str) else x
   c = configured.config(**{k: at(v) for k, v in changes.items()})
   with pytest.raises(ValueError, match=re.escape("config.loss.")) as error:
-    functions.of(c.phases)
+    functions.phase_functions(c.phases)
   assert mentions(str(error.value), at(line))
   later = dataclasses.replace(
     configured.config(),
@@ -168,7 +170,7 @@ def test_what_a_loss_does_not_have_is_refused(file, changes, line):
     ),
   )
   with pytest.raises(ValueError) as of_phase:
-    functions.of(later.phases)
+    functions.phase_functions(later.phases)
   assert str(of_phase.value) == f"phase from step 9: {error.value}"
 
 

@@ -1,6 +1,7 @@
 """Tests of brorl_jax/plan/programs.py: a real step runs no other."""
 
 import jax
+import jax.numpy as jnp
 import jaxtyping
 import pytest
 import runs_ahead as made
@@ -9,10 +10,11 @@ from small_policies import changed
 
 from brorl_jax.learner import update
 from brorl_jax.main import train as train_command
-from brorl_jax.plan import hlo, measured, programs, resolve
-from brorl_jax.plan.run import Job, size, training_spec
+from brorl_jax.plan import programs, resolve
+from brorl_jax.plan.programs import Job, every_program, size, training_spec
 from brorl_jax.rollout import prefixes, shelf, stream
 from brorl_jax.rollout import programs as rollout_programs
+from launch.bench.roofline.hlo import Text
 
 # What XLA compiles in a step, by the name in the list.
 JITTED = {
@@ -47,7 +49,7 @@ def unchecked():
 def found(unchecked):
   """A run of TINY, and its programs by name."""
   run = made.run()
-  every = measured.every(run, lambda lowered: lowered.compile())
+  every = every_program(run, lambda lowered: lowered.compile())
   return run, {p.name: p for p in every}
 
 
@@ -63,6 +65,63 @@ def test_the_spec_of_training():
   assert (spec.n, spec.max_new_tokens, spec.slots) == (4, 6, 3)
   assert (spec.lanes, spec.streams, spec.blocks) == (2, True, 0)
   assert spec.sampling.temperature == run.config.sampling.temperature
+
+
+def test_bytes_on_a_device():
+  run = made.run()
+  split, whole = run.at("fsdp"), run.at()
+  # 24 rows on 8 devices; a key is two words.
+  key = jax.eval_shape(lambda: jax.random.key(0))
+  tree = [split((24, 5), jnp.float32), whole((7,), jnp.int8)]
+  assert size(tree) == 3 * 5 * 4 + 7
+  assert size([*tree, whole(key.shape, key.dtype)]) == 75
+
+
+def test_a_run_by_hand():
+  run = made.run()
+  assert run.rows == 8
+  # 16 places on 8 devices: a quarter of 2 is at least one of each.
+  assert (
+    run.admitted_together == 8
+    and made.run(in_flight=512).admitted_together == 32
+  )
+  layer = 16 * 40 + 24 * 16 + 3 * 16 * 20 + 40 + 2 * 16
+  assert run.parameters == 2 * 37 * 16 + 2 * layer + 16
+
+
+@pytest.mark.parametrize(
+  "changes, old, ref",
+  [
+    (dict(minibatches=1, kl_weight=0.0), False, False),
+    (dict(minibatches=2, kl_weight=0.0), True, False),
+    (dict(minibatches=1, kl_weight=0.1), False, True),
+  ],
+)
+def test_a_batch_has_the_log_probabilities_that_are_needed(changes, old, ref):
+  run = made.run(**changes)
+  batch = programs.batch(run, scored=True)
+  assert (batch.logp_old is not None, batch.logp_ref is not None) == (old, ref)
+  plain = programs.batch(run, scored=False)
+  assert plain.logp_old is None and plain.logp_ref is None
+  # 8 microbatches of 8 blocks of 4 rows, cut along the blocks.
+  assert batch.response.shape == (8, 8, 4, 6)
+  assert batch.prompt.sharding.shard_shape(batch.prompt.shape) == (8, 1, 10)
+
+
+@pytest.mark.parametrize(
+  "kl_weight, first", [(0.0, "gradient"), (0.1, "score")]
+)
+def test_scores_are_known_before_where_they_are_needed(kl_weight, first):
+  job = made.run(minibatches=1, kl_weight=kl_weight)
+  assert next(programs.updating(job)).name == first
+
+
+def test_what_lies_beside_each_program():
+  """While an update is applied the moments lie on the devices."""
+  run = made.run()
+  of = {one.name: one.held_bytes for one in programs.updating(run)}
+  assert of["gradient"] < 10_000_000 + 2_000_000
+  assert 20_000_000 < of["apply"] < 20_000_000 + 2_000_000
 
 
 @pytest.mark.ci
@@ -106,7 +165,7 @@ def test_a_step_runs_what_is_listed(tmp_path, monkeypatch):
   run = resolve.resolve(c, resolve.here(c.devices))
   job = Job(run, run.phases[0], run.mesh, run.mesh, fast=False)
   listed = {}
-  for one in measured.every(job, lambda lowered: lowered.compile()):
+  for one in every_program(job, lambda lowered: lowered.compile()):
     listed.setdefault(one.name, shapes(one.lowered.in_avals))
   called = {}
   for name, (module, function) in JITTED.items():
@@ -131,13 +190,13 @@ def test_a_step_runs_what_is_listed(tmp_path, monkeypatch):
 @pytest.mark.parametrize("processes", [tiers.at_night(2), 8])
 def test_each_process_samples_its_share_without_the_others(processes, found):
   run, whole = made.run(processes=processes), found[1]
-  every = {p.name: p for p in measured.every(run, lambda x: x.compile())}
+  every = {p.name: p for p in every_program(run, lambda x: x.compile())}
   assert [*every] == [*ORDER[:3], "copy", *ORDER[3:]]
 
   # No message leaves a process but in the copy and the update.
   def groups(name):
     text = every[name].lowered.compile().as_text()
-    return {x.group for x in hlo.Text(text).account().collectives}
+    return {x.group for x in Text(text).account().collectives}
 
   assert max(groups("copy") | groups("gradient")) == 8
   assert max({0}.union(*map(groups, ORDER[3:]))) <= 8 // processes

@@ -14,10 +14,9 @@ from messages import mentions
 from one_step import resolved
 
 from brorl_jax import config
-from brorl_jax.configs import sft
 from brorl_jax.errors import UserError
 from brorl_jax.learner.layout import Layout
-from brorl_jax.main import plan, settings, train
+from brorl_jax.main import plan, train
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import ONE
 from brorl_jax.model import huggingface, target
@@ -63,14 +62,6 @@ def test_a_run_is_decided_once(tmp_path):
   for one in (this, this.phases[0]):  # they hold dicts
     with pytest.raises(TypeError, match="unhashable"):
       hash(one)
-
-
-def test_the_same_config_on_the_same_machine_is_the_same_run():
-  zeros = dict(in_flight=0, rows=0, blocks=0)
-  one, two = (resolved(**zeros, phases=LATER) for _ in range(2))
-  assert sizes_of(one) == sizes_of(two)
-  for name in ("config", "source", "policy", "keep_reference", "functions"):
-    assert getattr(one, name) == getattr(two, name), name
 
 
 OWN = """
@@ -221,7 +212,7 @@ def test_a_topology_like_this_machine_gives_the_same_sizes(fields):
     **small, **fields, phases=({"from_step": 2, "optim.lr": 1.0},)
   )
   here = resolve.here(c.devices)
-  where = Topology(Name("here"), None, jax.devices(), target.here())
+  where = Topology(Name("here"), jax.devices(), target.here())
   want = resolve.resolve(c, here)
   for machine in (
     plan.machine(c.devices, where),
@@ -413,11 +404,6 @@ def test_a_run_goes_on_in_its_dtype_on_another_machine(trains):
   assert trains(auto(), CPU, begin_again=True) == "float32"
 
 
-def test_a_given_dtype_goes_on_as_auto(trains):
-  assert trains(one_step.config(dtype="float32"), GPU) == "float32"
-  assert trains(auto(), GPU) == "float32"
-
-
 @pytest.fixture
 def evaluates(tmp_path):
   """The dtype in which a command evaluates."""
@@ -447,13 +433,6 @@ def test_an_evaluation_goes_on_in_its_dtype(evaluates, tmp_path):
   began = config.as_dict(one_step.config(dtype="bfloat16"))
   folder.write_config(began, workdir, mode="evaluate")
   assert evaluates() == "bfloat16"
-
-
-def test_a_supervised_start_is_built_with_it():
-  values = sft.get_config()
-  values.policy.dtype = "auto"
-  c = settings.typed(values, config.Warmup)
-  assert resolve.warmup(c, described(GPU)).policy.dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(

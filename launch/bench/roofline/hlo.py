@@ -69,23 +69,6 @@ class Collective(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Measured:
-  """A program, per device."""
-
-  name: str
-  held_bytes: int  # before it starts: its arguments and all else that is kept
-  temp_bytes: int  # for itself
-  new_bytes: int  # results that are not written over arguments
-  kernels: int  # of a call, loops of unknown length turning once
-  token_kernels: int | None  # of one token, where it decodes
-  sent: dict[Collective, int]  # -> how often, of a token where it decodes
-
-  @property
-  def peak_bytes(self) -> int:
-    return self.held_bytes + self.temp_bytes + self.new_bytes
-
-
-@dataclasses.dataclass(frozen=True)
 class _Instruction:
   name: str
   type: str
@@ -116,7 +99,7 @@ class Text:
         if found:
           here = self._of.setdefault(found[2], [])
           self._entry = found[2] if found[1] else self._entry
-      # A kernel's description may have lines of its own, such as "}}, ...".
+      # A kernel's description may have more lines, such as "}}, ...".
       elif line == "}" or line.startswith("}, execution_thread"):
         here = None
       elif here is not None and (one := _instruction(line.strip())):
@@ -197,7 +180,7 @@ def _instruction(line: str) -> _Instruction | None:
 def _collective(kind: str, one: _Instruction) -> Collective:
   arrays = [f"{name}[{dims}]" for name, dims in _ARRAY.findall(one.type)]
   # The start of an asynchronous message names what is sent, then what arrives,
-  # and on TPUs numbers of its own; that of a reduction only what arrives.
+  # and on TPUs more numbers; that of a reduction only what arrives.
   if one.op.endswith("-start") and one.type.startswith("("):
     if kind != "all-reduce":
       arrays = [x for x in arrays if x not in ("u32[]", "s32[]")]
