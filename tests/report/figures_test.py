@@ -1,4 +1,4 @@
-"""Tests of brorl_jax/report: one run and the simulator."""
+"""Tests of the figures and tables of one run and of the simulator."""
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -7,7 +7,7 @@ import tiers
 from matplotlib.figure import Figure
 
 from brorl_jax import report
-from brorl_jax.report import one_run
+from brorl_jax.report import figures as module
 
 FAMILIES = {
   "letter_counting": 0.41, "count_primes": 0.2, "leg_counting": 0.35,
@@ -43,21 +43,6 @@ def run(steps=30):
     for step in range(1, steps + 1)
   ]
   return evaluations, metrics
-
-
-def test_gain_by_hand():
-  """Gains 0, 0.5 and 0.25: mean 0.25, variance 2 * 0.0625 / 2."""
-  gain, half = report.gain_interval([0.5, 0.0, 0.25], [0.5, 0.5, 0.5])
-  assert gain == pytest.approx(0.25)
-  assert half == pytest.approx(1.959964 * (0.0625 / 3) ** 0.5, rel=1e-6)
-
-
-def test_gain_is_over_the_same_prompts():
-  """What differs between prompts, but not between times, has no part in it."""
-  before = [0.0, 0.25, 0.5, 0.75]
-  gain, half = report.gain_interval(before, [x + 0.125 for x in before])
-  assert gain == pytest.approx(0.125)
-  assert half == pytest.approx(0.0, abs=1e-6)
 
 
 def test_table_holds_the_numbers_of_the_run():
@@ -360,7 +345,7 @@ def test_an_evaluation_that_cannot_be_drawn_is_named(field, value):
 def test_a_step_that_cannot_be_drawn_is_named():
   line = run()[1][0]
   report.check_step(line | {"more": None})
-  for name in one_run._OF_A_STEP:
+  for name in module.METRICS:
     with pytest.raises(ValueError, match=f"'{name}' is missing"):
       report.check_step(line | {name: None})
     with pytest.raises(ValueError, match=f"'{name}' is not a number"):
