@@ -60,21 +60,6 @@ def test_hours_are_those_of_steps_and_of_saving():
   assert [e["samples"] for e in spent] == [0, 16, 48]
 
 
-@pytest.mark.ci
-def test_equal_time_leaves_out_compiling():
-  """Half an hour in each step of a: 1.5, 2.1 and 2.7 net hours of 4.2."""
-  lines = made.metric_lines(3, compile_s=1800.0)
-  fast = run("b", FASTER, lines=made.metric_lines(2, step_s=1800.0))
-  data = numbers(run("a", lines=lines), fast)
-  spent = data["runs"][0]["evaluations"]
-  assert [e["net_hours"] for e in spent] == pytest.approx([0.0, 1.5, 2.7])
-  assert [e["net_hours"] for e in data["runs"][1]["evaluations"]] == (
-    pytest.approx([0.0, 1.0, 1.55])
-  )
-  # With what it compiled, the first would have nothing but its start.
-  assert chosen(data, "equal time") == [1, 2]
-
-
 def test_equal_time_is_the_last_that_all_reached():
   """The slow run ends after 4.2 h; the fast one has 0, 1, 1.55 and 2.1 h."""
   slow = run("slow")
@@ -135,25 +120,6 @@ def test_nine_tenths_of_what_is_equal_are_enough(last, who):
   assert ("equal time" in told) == (not who)
 
 
-def test_a_pair_that_is_not_early_is_tested_beside_one_that_is():
-  late = {0: made.PASSES[0], 3: made.PASSES[3]}
-  longer = run("c", late, lines=made.metric_lines(3, step_s=4000.0))
-  data = numbers(run("a"), run("b"), longer)
-  assert early(data)["equal time"] == [2]
-  pairs = [
-    (t["first"]["run"], t["other"]["run"])
-    for t in data["tests"]
-    if t["at"] == "equal time"
-  ]
-  assert pairs == [(0, 1)]
-
-
-def test_runs_that_are_all_at_their_start_are_compared():
-  start = {0: made.PASSES[0]}
-  data = numbers(run("a", start, lines=[]), run("b", start, lines=[]))
-  assert not any(early(data).values())
-
-
 def test_one_run_is_compared_with_nobody():
   data = numbers(run("a"))
   assert [c["at"] for c in data["comparisons"]] == ["end"]
@@ -202,13 +168,6 @@ def test_a_run_that_was_not_evaluated_at_its_end_says_so(passes, steps):
   assert [r["steps"] for r in data["runs"]] == [3, 3]
 
 
-def test_a_run_whose_start_was_not_evaluated_has_no_such_row():
-  later = {1: made.PASSES[1], 3: made.PASSES[3]}
-  data = numbers(run("a", later), run("b"))
-  starts = [row["names"] for row in data["rows"] if "start" in row["at"]]
-  assert starts == [["b"]]
-
-
 def test_throughput_by_hand():
   """Steps 2 and 3: 16 samples each, 900 s of rollouts of 3,960 s; a step keeps
   a fourth or a half."""
@@ -230,13 +189,6 @@ def test_throughput_weighs_steps_by_their_samples():
   lines[2]["data/samples_total"] = 32 + 48
   t = numbers(run("a", lines=lines))["runs"][0]["throughput"]
   assert t["pass_rate"] == pytest.approx((16 * 0.25 + 48 * 0.5) / 64)
-
-
-def test_throughput_of_a_run_of_one_step():
-  passes = {0: made.PASSES[0], 1: made.PASSES[1]}
-  t = numbers(run("a", passes))["runs"][0]["throughput"]
-  assert t["steps"] == 1
-  assert t["generated_per_s"] == pytest.approx(16 / 7200)
 
 
 def test_tests_are_scipys_and_of_the_second_less_the_first():
@@ -280,12 +232,6 @@ def test_prompts_are_paired_by_their_ids():
   assert test["difference"] == 0.0 and test["plain"]["standard_error"] == 0.0
 
 
-def test_one_task_has_no_clusters():
-  prompts = {id: ("gym", "x") for id in made.PROMPTS}
-  data = numbers(run("a", prompts=prompts), run("b", prompts=prompts))
-  assert {t["by_task"] for t in data["tests"]} == {None}
-
-
 def test_what_has_no_finite_value_is_null():
   """All prompts gain the same: t is infinite, which JSON cannot say."""
   none = ([0, 0],) * 4
@@ -303,13 +249,6 @@ def test_categories_are_means_over_tasks():
   assert data["categories"] == ["arithmetic", "logic"]
   last = data["runs"][0]["evaluations"][-1]
   assert last["categories"] == {"arithmetic": 0.75, "logic": 0.5}
-
-
-def test_a_category_is_the_mean_of_more_than_two_tasks():
-  """One task of four is solved, the others half: (1 + 3 * .5) / 4."""
-  data = many(4, [0])
-  last = data["runs"][1]["evaluations"][-1]
-  assert last["categories"] == {"other": 0.625}
 
 
 def test_the_method_of_a_run_in_rounds():
