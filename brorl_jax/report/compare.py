@@ -179,11 +179,8 @@ def _throughput(lines: Sequence[Json]) -> dict[str, Any] | None:
   rest = lines[first:]
   total = lambda name: float(sum(line[name] for line in rest))
   made = lambda name: np.diff([0, *(line[name] for line in lines)])[first:]
-  each, tokens = (
-    made("data/samples_total"),
-    float(made("data/tokens_total").sum()),
-  )
-  samples = float(each.sum())
+  each = made("data/samples_total")
+  samples, tokens = float(each.sum()), float(made("data/tokens_total").sum())
   kept = float(each @ [line["sampling/pass_rate"] for line in rest])
   generation = total("time/rollout_s")
   overall = total("time/step_s") + total("time/checkpoint_s")
@@ -364,13 +361,11 @@ def _tests(
     firsts: dict[int | None, Chosen] = {}
     for other in comparison["chosen"]:
       first = firsts.setdefault(runs[other["run"]].puzzle_seed, other)
-      if first is other or {first["run"], other["run"]} & {
-        *comparison["early"]
-      }:
+      early = {first["run"], other["run"]} & {*comparison["early"]}
+      if first is other or early or len(runs[first["run"]].prompts) < 2:
         continue
-      if test := _paired(runs, [(other, first)]):
-        at = {"at": comparison["at"], "first": first, "other": other}
-        yield at | test
+      at = {"at": comparison["at"], "first": first, "other": other}
+      yield at | _paired(runs, [(other, first)])
 
 
 def _rates(
@@ -391,14 +386,9 @@ def _rates(
 
 def _paired(
   runs: Sequence[Run], pairs: Sequence[tuple[Chosen, Chosen]]
-) -> dict[str, Any] | None:
-  """Tests of pass@1 of evaluations minus that of others.
-
-  Prompts are clustered by task. None for fewer than two prompts.
-  """
+) -> dict[str, Any]:
+  """Tests of pass@1 of evaluations minus that of others, clustered by task."""
   *rates, tasks = _rates(runs, pairs)
-  if len(tasks) < 2:
-    return None
   names, cluster = np.unique(tasks, return_inverse=True)
   plain = stats.paired_t(*rates)
   by_task = None
@@ -501,7 +491,9 @@ def _result(
     if started and len(a) > 1
     else None,
     **{key: mean([e[key] for e in reached]) for key in ("step", *EQUAL)},
-    "against": _paired(runs, pairs) if arm != base else None,
+    "against": None
+    if arm == base or not pairs or len(a) < 2
+    else _paired(runs, pairs),
   }
 
 
