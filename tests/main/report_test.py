@@ -48,32 +48,6 @@ def test_the_report_of_two_runs_and_an_evaluation(tmp_path, capsys):
   assert not (b / "report").exists() and not (c / "report").exists()
 
 
-@pytest.mark.ci
-def test_runs_with_one_held_out_prompt(tmp_path, capsys):
-  prompts = {"aime/7": ("math", "aime")}
-  passes = {0: [[0, 1]], 1: [[1, 1]]}
-  a, b = (
-    made.run(tmp_path / name, prompts=prompts, passes=passes) for name in "ab"
-  )
-  report.run([a, b])
-  data = json.loads((a / "report" / "report.json").read_text())
-  assert data["tests"] == []
-  assert data["runs"][0]["evaluations"][1]["summary"]["all"]["low"] is None
-  said = capsys.readouterr().out
-  assert "a: held-out pass@1 50.0 -> 100.0 %, gain +50.0 points" in said
-  text = (a / "report" / "index.html").read_text()
-  assert ">nan" not in text.lower()
-
-
-@pytest.mark.ci
-def test_a_report_is_written_again(tmp_path):
-  a = made.run(tmp_path / "a")
-  report.run([a])
-  first = (a / "report" / "report.json").read_text()
-  report.run([a])
-  assert (a / "report" / "report.json").read_text() == first
-
-
 def test_a_run_in_progress_is_reported_as_far_as_it_is(tmp_path):
   """Its next evaluation is being written, as are its next metrics."""
   a = made.run(tmp_path / "a", steps=9)
@@ -86,15 +60,6 @@ def test_a_run_in_progress_is_reported_as_far_as_it_is(tmp_path):
   data = json.loads((a / "report" / "report.json").read_text())
   assert [e["step"] for e in data["runs"][0]["evaluations"]] == [0, 1, 3]
   assert data["runs"][0]["finished"] is False
-
-
-@pytest.mark.ci
-def test_a_run_that_was_only_evaluated_at_its_start(tmp_path):
-  a = made.run(tmp_path / "a", passes={0: made.PASSES[0]})
-  (a / "metrics.jsonl").write_text("")
-  report.run([a])
-  data = json.loads((a / "report" / "report.json").read_text())
-  assert [e["step"] for e in data["runs"][0]["evaluations"]] == [0]
 
 
 def test_a_folder_twice_is_refused(tmp_path):
@@ -215,20 +180,6 @@ def test_prompts_of_one_side_are_counted_and_a_few_named(tmp_path):
   assert mentions(
     refusal(a, b), "5 of 9 ... (gcd/heldout/4, gcd/heldout/5, gcd/heldout/6"
   )
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize(
-  "changes",
-  [
-    {"lr": 0.1},
-    {"data__domains__gym__instruction": "", "data__families__gcd__weight": 2.0},
-    {"steps": 9},
-  ],
-)
-def test_what_makes_another_method_may_differ(tmp_path, changes):
-  a, b = made.run(tmp_path / "a"), made.run(tmp_path / "b", **changes)
-  report.run([a, b])
 
 
 def test_a_seed_may_differ_where_no_puzzle_is_made(tmp_path):

@@ -120,12 +120,6 @@ def test_nine_tenths_of_what_is_equal_are_enough(last, who):
   assert ("equal time" in told) == (not who)
 
 
-def test_one_run_is_compared_with_nobody():
-  data = numbers(run("a"))
-  assert [c["at"] for c in data["comparisons"]] == ["end"]
-  assert data["tests"] == []
-
-
 def test_rows_name_a_start_once():
   data = numbers(run("a"), run("b"))
   labels = ["equal time", "equal CPU time", "end"]
@@ -251,11 +245,6 @@ def test_categories_are_means_over_tasks():
   assert last["categories"] == {"arithmetic": 0.75, "logic": 0.5}
 
 
-def test_the_method_of_a_run_in_rounds():
-  (told,) = numbers(run("a", **{"sampling.rounds": [2, 4]}))["runs"]
-  assert told["method"] == "N from 2 in rounds"
-
-
 def test_a_phase_changes_n_from_its_step():
   config = {
     "phases": [
@@ -357,6 +346,19 @@ def test_arms_are_paired_seed_by_seed():
   assert pairs == [(1, 0), (3, 2)]
   starts = [r["names"] for r in data["rows"] if r["at"] == ["start"]]
   assert starts == [["a", "c"], ["b"], ["d"]]
+
+
+def test_runs_of_the_same_prompts_are_paired_by_seed():
+  """Of each seed both arms have the same scores."""
+  prompts = {f"aime/{i}": ("math", "aime") for i in range(4)}
+  make = lambda name, passes, **more: run(name, passes, prompts=prompts, **more)
+  data = numbers(
+    *(make("a", made.PASSES), make("b", OTHER_SEED, seed=1)),
+    *(make("c", OTHER_SEED, seed=1, n=2), make("d", made.PASSES, n=2)),
+  )
+  assert [arm["runs"] for arm in data["arms"]] == [[0, 1], [2, 3]]
+  test = data["arms"][1]["at"]["end"]["against"]
+  assert (test["n"], test["plain"]["standard_error"]) == (8, 0.0)
 
 
 def test_the_same_seed_again_is_another_arm():
