@@ -141,7 +141,7 @@ def drawing(plot: Plot) -> dict[str, Any]:
   xs = [to_x(x) for line in plot.lines for x, _ in line.points]
   ys = [y for line in plot.lines for _, y in line.points]
   ys += [y for line in plot.lines for _, *ends in line.band for y in ends]
-  x0, x1 = min(xs), max(xs)
+  x0, x1 = min(xs) if plot.log2 else min(0.0, *xs), max(xs)
   if x0 == x1:  # one point stands in the middle
     x0, x1 = x0 - 1.0, x1 + 1.0
   y0, y1 = min(0.0, *ys), max(0.0, *ys)
