@@ -396,6 +396,14 @@ def test_several_seeds_are_one_row_and_one_colour(tmp_path):
   assert page.styles(data) == ["c0 d0", "c1 d1", "c0 d1"]
 
 
+def test_a_short_run_has_seconds(tmp_path):
+  run = made.run(tmp_path / "a", lines=metric_lines(3, cpu_s=2.0))
+  _, parsed = page_of(run)
+  for title in ("Held-out pass@1, %", "Reward of training prompts, mean"):
+    points = told(parsed, f"{title}, by CPU time, s", "a")
+    assert points[-1][0] == "CPU time, s 6"
+
+
 def test_where_nothing_is_compared_it_says_so(tmp_path):
   passes = {0: made.PASSES[0], 1: made.PASSES[1], 2: made.PASSES[3]}
   slow = made.run(tmp_path / "slow")
