@@ -1,25 +1,17 @@
-"""--mode=report: compares runs on one page of tables and figures."""
+"""--mode=report: compares runs on one page of tables and curves."""
 
 import contextlib
 import json
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
 
 from brorl_jax import errors
 from brorl_jax.errors import UserError
-from brorl_jax.report import (
-  cells,
-  compare,
-  figures,
-  load_runs,
-  page,
-  samples,
-  tables,
-)
-from brorl_jax.report.load_runs import Read
+from brorl_jax.report import compare, load_runs, page
+from brorl_jax.report.load_runs import Run
 from brorl_jax.runs import intact, metrics
 from brorl_jax.verdicts.domains import DRAW
 from brorl_jax.verdicts.names import MADE
@@ -28,13 +20,13 @@ _NAMED = 3  # differing prompts that are named
 
 
 def run(workdirs: Sequence[pathlib.Path]) -> None:
-  """Writes index.html, report.json and PNGs to report/ of the first folder."""
+  """Writes index.html and report.json to report/ of the first folder."""
   # Tables need no accelerator, which the run itself may be using.
   jax.config.update("jax_platforms", "cpu")
-  names = load_runs.names([path.resolve() for path in workdirs])
-  folders = [load_runs.look(path) for path in workdirs]
+  names = load_runs.short_names([path.resolve() for path in workdirs])
+  folders = [load_runs.check_folder(path) for path in workdirs]
   total = sum(len(folder.steps) for folder in folders)
-  read, done = [], 0
+  read, done = list[Run](), 0
   progress = metrics.Progress(after=0, steps=total, unit="evaluation")
   with contextlib.closing(progress) as bar:
     for folder, name in zip(folders, names, strict=True):
@@ -50,38 +42,31 @@ def run(workdirs: Sequence[pathlib.Path]) -> None:
   data = numbers(read)
   out = workdirs[0] / "report"
   write(data, out)
-  print(cells.text(tables.main(data), data))
+  for arm in data["arms"]:
+    end = arm["at"]["end"]
+    names = ", ".join(data["runs"][i]["name"] for i in arm["runs"])
+    before, gain = "", ""
+    if end["gains"] is not None:
+      before = f"{page.percent(end['before'])} -> "
+      gain = f", gain {page.gain(end).replace('±', '+-')} points"
+    after = f"{before}{page.percent(end['after'])} %{gain}"
+    print(f"  {names}: held-out pass@1 {after}")
   print(f"  {out / 'index.html'}")
 
 
-def numbers(read: Sequence[Read]) -> dict[str, Any]:
+def numbers(read: Sequence[Run]) -> dict[str, Any]:
   """All numbers of the report, and how its samples were drawn."""
-  tasks = {id: "/".join(where) for id, where in read[0].prompts.items()}
-  config = read[0].run.config
-  sampling = {
-    "temperature": config.get("eval.temperature"),
-    "top_p": config.get("eval.top_p"),
-  }
-  usual = _samples(read[0])
-  deeper = [one.run for one in read if _samples(one) != usual]
-  read = [one for one in read if _samples(one) == usual]
-  runs = [one.run for one in read]
-  each = samples.MOST // len(read)
+  count = read[0].samples_per_prompt
+  runs = [one for one in read if one.samples_per_prompt == count]
+  more = [one for one in read if one.samples_per_prompt != count]
   return {
-    "sampling": sampling,
-    "samples": [
-      {"run": i, **sample}
-      for i, one in enumerate(read)
-      for sample in one.samples[-each:]
-    ],
-    **compare.numbers(runs, tasks, category=_category),
-    "deeper": [compare.deeper(run) for run in deeper],
+    "sampling": {
+      name: read[0].config.get(f"eval.{name}")
+      for name in ("temperature", "top_p")
+    },
+    **compare.numbers(runs, category=_category),
+    "deeper": [*map(compare.deeper, more)],
   }
-
-
-def _samples(one: Read) -> int:
-  """Samples of each held-out prompt."""
-  return one.run.evaluations[0].summary["all"]["samples"]
 
 
 def _category(domain: str, task: str) -> str | None:
@@ -89,14 +74,13 @@ def _category(domain: str, task: str) -> str | None:
   return (DRAW.category(task) or "other") if domain == MADE else None
 
 
-def write(data: Mapping[str, Any], out: pathlib.Path) -> None:
+def write(data: compare.Json, out: pathlib.Path) -> None:
   """Writes the report; raises UserError or StorageError if that fails."""
   try:
     out.mkdir(exist_ok=True)
-    drawn = figures.draw(out, data)
     text = json.dumps(data, indent=1, allow_nan=False) + "\n"
     (out / "report.json").write_text(text)
-    (out / "index.html").write_text(page.page(data, drawn, out))
+    (out / "index.html").write_text(page.page(data))
   except OSError as e:
     raise errors.of_system(
       e,
@@ -105,47 +89,53 @@ def write(data: Mapping[str, Any], out: pathlib.Path) -> None:
     ) from None
 
 
-def refuse_differences(first: Read, other: Read) -> None:
+def refuse_differences(first: Run, other: Run) -> None:
   """Raises UserError with the first difference that forbids a comparison."""
   for difference in _differences(first, other):
-    a, b = first.run.name, other.run.name
-    raise UserError(f"{a} and {b} cannot be compared: {difference}")
+    raise UserError(
+      f"{first.name} and {other.name} cannot be compared: {difference}"
+    )
 
 
-def _differences(first: Read, other: Read) -> Iterator[str]:
-  """Differences in the held-out prompts and in how they were sampled."""
-  counts = [_samples(one) for one in (first, other)]
+def _differences(first: Run, other: Run) -> Iterator[str]:
+  """Differences in the held-out prompts and in how they were sampled.
+
+  Another seed makes other puzzles of the same tasks, whose ids tell nothing.
+  """
+  both = (first, other)
+  counts = [one.samples_per_prompt for one in both]
   # An evaluation with more of them continues the curve of pass@k.
-  if counts[0] > counts[1] or (counts[0] < counts[1] and _trained(other)):
+  trained = other.evaluated is None
+  if counts[0] > counts[1] or (counts[0] < counts[1] and trained):
     yield f"they have {counts[0]} and {counts[1]} samples per prompt"
   for field in ("eval.temperature", "eval.top_p"):
     yield from _field(first, other, field)
-  made = [_made(one) for one in (first, other)]
-  if all(made):  # another seed makes other prompts: name the cause first
-    yield from _field(first, other, "run.seed")
-  yield from _sets("task", *({*one.prompts.values()} for one in (first, other)))
-  yield from _sets("held-out prompt", {*first.prompts}, {*other.prompts})
-  moved = [i for i, where in first.prompts.items() if other.prompts[i] != where]
-  if moved:
-    i = moved[0]
-    yield (
-      f"prompt {i} belongs to {'/'.join(first.prompts[i])} and to "
-      f"{'/'.join(other.prompts[i])}"
-    )
-  yield from _texts(first, other, made[0])
-  judges = [_own_rewards(one) for one in (first, other)]
+  yield from _sets("task", *({*one.prompts.values()} for one in both))
+  seeds = [one.puzzle_seed for one in both]
+  asked = [
+    {
+      id: where
+      for id, where in one.prompts.items()
+      if seeds[0] == seeds[1] or where[1] not in one.generated
+    }
+    for one in both
+  ]
+  yield from _sets("held-out prompt", *map(set, asked))
+  for id, where in asked[0].items():
+    if asked[1][id] != where:
+      there = ["/".join(one[id]) for one in asked]
+      yield f"prompt {id} belongs to {there[0]} and to {there[1]}"
+      break
+  yield from _texts(first, other)
+  judges = [_own_rewards(one) for one in both]
   if judges[0] != judges[1]:
     names = " and ".join(", ".join(one) or "the verifiers" for one in judges)
     yield f"their responses were scored by {names}"
 
 
-def _trained(one: Read) -> bool:
-  return one.run.evaluated is None
-
-
-def _own_rewards(one: Read) -> list[str]:
+def _own_rewards(run: Run) -> list[str]:
   """The user's own functions that scored its responses, with digests."""
-  functions = one.about.get("functions") or {}
+  functions = run.about.get("functions") or {}
   return [
     f"{function['name']} (digest {function['digest']})"
     for field, function in sorted(functions.items())
@@ -153,37 +143,28 @@ def _own_rewards(one: Read) -> list[str]:
   ]
 
 
-def _made(one: Read) -> set[str]:
-  """Tasks with generated puzzles, which have numbered ids."""
-  return {
-    t for i, (_, t) in one.prompts.items() if i.startswith(f"{t}/heldout/")
-  }
-
-
-def _texts(first: Read, other: Read, made: set[str]) -> Iterator[str]:
+def _texts(first: Run, other: Run) -> Iterator[str]:
   """Differences in the texts of prompts with equal ids."""
-  a, b = (one.run.config.get("data.system") or "" for one in (first, other))
+  both = (first, other)
+  a, b = (one.config.get("data.system") or "" for one in both)
   if a != b:
     yield f"data.system is {a!r} and {b!r}"
-  templates = [
-    (one.about.get("data") or {}).get("chat template") for one in (first, other)
-  ]
+  about = [one.about.get("data") or {} for one in both]
+  templates = [x.get("chat template") for x in about]
   if templates[0] != templates[1]:
     names = " and ".join(t or "the checkpoint's" for t in templates)
     yield f"their chat templates differ: {names}"
   for domain in sorted({domain for domain, _ in first.prompts.values()}):
     yield from _field(first, other, f"data.domains.{domain}.instruction")
-  # Generated puzzles depend on the seed, on these settings and their index.
-  if made:
+  # Generated puzzles depend on these settings, the seed and their index.
+  if first.generated:
     yield from _field(first, other, "version of reasoning-gym")
-    both = {*first.run.config, *other.run.config}
-    for field in sorted(both):
-      if field.startswith(tuple(f"data.families.{t}.settings." for t in made)):
+    settings = tuple(f"data.families.{t}.settings." for t in first.generated)
+    for field in sorted({*first.config, *other.config}):
+      if field.startswith(settings):
         yield from _field(first, other, field)
-  if len(made) < len({t for _, t in first.prompts.values()}):
-    digests = [
-      (one.about.get("data") or {}).get("held out") for one in (first, other)
-    ]
+  if len(first.generated) < len({t for _, t in first.prompts.values()}):
+    digests = [x.get("held out") for x in about]
     if None not in digests and digests[0] != digests[1]:
       yield (
         "the held-out examples of their files differ: digests "
@@ -191,8 +172,8 @@ def _texts(first: Read, other: Read, made: set[str]) -> Iterator[str]:
       )
 
 
-def _field(first: Read, other: Read, field: str) -> Iterator[str]:
-  a, b = (one.run.config.get(field) for one in (first, other))
+def _field(first: Run, other: Run, field: str) -> Iterator[str]:
+  a, b = (one.config.get(field) for one in (first, other))
   if a != b:
     yield f"{field} is {_shown(a)} and {_shown(b)}"
 

@@ -1,223 +1,236 @@
-"""The numbers of a comparison -> Figures 1 and 4, and pass@k.
-
-Pages show a figure at its width here, 96 pixels to the inch, so a label of 9
-points has 9 points on the page too.
-"""
+"""PNGs and tables for the terminal: of one run, and of the simulator."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import matplotlib
-import matplotlib.figure
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
-from brorl_jax.report import cells
+from brorl_jax.report import stats
+from brorl_jax.runs import lines
 
-WIDTH = 10.0  # inches
-_COLUMNS = 3
-_ROOM = 120  # characters of a legend, side by side
-_DPI = 144  # sharp on screens with 1.5 pixels per point
-# Lines differ without colours too. Where runs coincide, later ones have wider
-# gaps and hollow markers, so that those below stay visible.
-_MARKERS = "osD^vP*X"
-_DASHES = ("-", (0, (3, 3)), (0, (3, 6)), (0, (3, 9)))
-STYLE: Any = {
-  "font.size": 10,
-  "axes.titlesize": 10,
-  "axes.labelsize": 10,
-  "xtick.labelsize": 9,
-  "ytick.labelsize": 9,
-  "legend.fontsize": 9,
-  "axes.spines.top": False,
-  "axes.spines.right": False,
-  "axes.grid": True,
-  "grid.alpha": 0.25,
-}
+# What the figure and the table read of a line of metrics.jsonl.
+METRICS = (
+  "data/samples_total sampling/degenerate_fraction sampling/pass_rate "
+  "reward/mean rollout/tokens_per_s"
+).split()
 
 
-class Figure(NamedTuple):
-  """A figure of the page."""
-
-  file: str  # name of the file, next to the page
-  title: str
-  caption: str
-
-
-def draw(folder: pathlib.Path, data: Mapping[str, Any]) -> list[Figure]:
-  """Writes the PNGs of a comparison, except empty ones."""
-  out = []
-  with matplotlib.rc_context(STYLE):
-    if any(run["training"] for run in data["runs"]):
-      out.append(score(folder, data))
-      reached = {one["key"] for one in data["comparisons"]}
-      out += [
-        trajectories(folder, data, key)
-        for key in ("net_hours", "samples")
-        if key in reached
-      ]
-    out.append(pass_at_k(folder, data))
-  return out
+def check_step(line: Any) -> None:
+  """Raises ValueError if a line of metrics.jsonl cannot be drawn."""
+  lines.has_scalars(line)
+  for name in METRICS:
+    if line.get(name) is None:
+      raise ValueError(f"{name!r} is missing")
 
 
-def score(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
-  """Figure 1: score of each domain against time, with intervals."""
-  domains = data["domains"]
-  figure, axes = axes_of(len(domains), height=3.4)
-  every = [e["net_hours"] for run in data["runs"] for e in run["evaluations"]]
-  scale, unit = cells.time_unit(max(x for x in every if x is not None))
-  for axis, domain in zip(axes, domains, strict=True):
-    of = lambda one: one["summary"]["by_domain"][domain]
-    for i, run in enumerate(data["runs"]):
-      every = run["evaluations"]
-      y = [100 * of(one)["pass_at_k"]["1"] for one in every]
-      low, high = (
-        100 * np.array([of(one)[side] for one in every], float)  # None: NaN
-        for side in ("low", "high")
-      )
-      line = look(i, run)
-      if run["training"]:
-        x = [one["net_hours"] * scale for one in every]
-        axis.plot(x, y, ms=4, **line)
-        axis.fill_between(x, low, high, color=line["color"], alpha=0.12, lw=0)
-      else:  # without a time
-        axis.axhline(y[0], **line | {"marker": "", "ls": ":"})
-    axis.set(title=_plain(domain), xlabel=unit, ylabel="pass@1, %")
-  legend(figure, axes)
-  save(figure, folder / "score.png")
-  caption = (
-    "Pass@1 of the held-out prompts against the time of steps and saving, "
-    "without compiling, with 95 % bootstrap intervals. Markers are "
-    "evaluations; between them nothing was measured. Dotted: policies that "
-    "were only evaluated."
-  )
-  return Figure(
-    "score.png", "Score against time (the paper's Figure 1)", caption
-  )
-
-
-def trajectories(
-  folder: pathlib.Path, data: Mapping[str, Any], key: str
-) -> Figure:
-  """Figure 4: a panel for each task, up to the cost that all runs reached."""
-  panels = data["panels"]
-  (reach,) = [c["reach"] for c in data["comparisons"] if c["key"] == key]
-  scale, unit = 1e-3, "thousand samples"
-  if key == "net_hours":
-    scale, unit = cells.time_unit(reach)
-  figure, axes = axes_of(len(panels), height=2.3)
-  for axis, panel in zip(axes, panels, strict=True):
-    for i, run in enumerate(data["runs"]):
-      if not run["training"]:
-        continue
-      every = run["evaluations"]
-      s = [
-        e["summary"]["by_domain"][panel["domain"]]["by_task"][panel["task"]]
-        for e in every
-      ]
-      x = np.array([e[key] * scale for e in every])
-      y = np.array([100 * one["pass_at_k"]["1"] for one in s])
-      # A line to the next evaluation would show values that were not measured,
-      # and end at another point than the tables.
-      inside = x <= reach * scale
-      axis.plot(x[inside], y[inside], ms=4, **look(i, run))
-    margin = 0.03 * reach * scale or 1.0  # no run got beyond the start
-    axis.set_xlim(-margin, reach * scale + margin)
-    axis.set(title=_plain(panel["task"]), xlabel=unit, ylabel="pass@1, %")
-  legend(figure, axes)
-  what = {"net_hours": "time", "samples": "samples"}[key]
-  aside = {"net_hours": " without compiling", "samples": ""}[key]
-  name = f"tasks_by_{what}.png"
-  save(figure, folder / name)
-  total = sum(map(len, data["tasks"].values()))
-  which = (
-    "all tasks"
-    if len(panels) == total
-    else f"the {len(panels)} of {total} tasks in which the runs differ most"
-  )
-  caption = (
-    f"Pass@1 of {which}, up to the {what}{aside} that all runs reached "
-    "(a line ends with the evaluation that the tables show); each panel has a "
-    "scale of its own."
-  )
-  return Figure(name, f"Tasks on equal {what} (the paper's Figure 4)", caption)
-
-
-def pass_at_k(folder: pathlib.Path, data: Mapping[str, Any]) -> Figure:
-  """Pass@k of the last evaluation of each run, by domain."""
-  domains = data["domains"]
-  figure, axes = axes_of(len(domains), height=3.2)
-  for axis, domain in zip(axes, domains, strict=True):
-    ticks = set[int]()
-    for i, run in enumerate([*data["runs"], *data["deeper"]]):
-      s = run["evaluations"][-1]["summary"]["by_domain"][domain]
-      k = sorted(map(int, s["pass_at_k"]))
-      y = [100 * s["pass_at_k"][str(one)] for one in k]
-      axis.plot(k, y, ms=4, **look(i, run))
-      ticks |= {*k}
-    axis.set_xscale("log", base=2)
-    axis.set_xticks(sorted(ticks), [str(one) for one in sorted(ticks)])
-    axis.minorticks_off()
-    axis.set(title=_plain(domain), xlabel="k, samples", ylabel="pass@k, %")
-  legend(figure, axes)
-  save(figure, folder / "pass_at_k.png")
-  caption = (
-    "How many prompts are solved by one of k samples at least, of the last "
-    "evaluation of each run (unbiased estimate). An evaluation with more "
-    "samples than the runs have is only drawn here."
-  )
-  return Figure("pass_at_k.png", "Pass@k", caption)
-
-
-def look(i: int, run: Mapping[str, Any]) -> dict[str, Any]:
-  """The style of run i in all figures."""
-  n = f" (N = {run['n']})" if run["n"] else ""
-  return {
-    "color": f"C{i % 10}",
-    "ls": _DASHES[i % len(_DASHES)],
-    "marker": _MARKERS[i % len(_MARKERS)],
-    "fillstyle": "none" if i else "full",
-    "lw": 1.5,
-    "label": f"{_plain(run['name'])}{n}",
+def check_evaluation(line: Any) -> None:
+  """Raises ValueError if a line of eval/curve.jsonl cannot be drawn."""
+  lines.has_step(line)
+  number = lines.is_number
+  every = lambda x: all(map(number, x))
+  rates, families = line.get("rates"), line.get("by_family")
+  half, summary = line.get("half_width", "missing"), line.get("summary")
+  valid = {
+    "pass_at_1": number(line.get("pass_at_1")),
+    "half_width": half is None or number(half),
+    "by_family": isinstance(families, dict) and every(families.values()),
+    "rates": isinstance(rates, list) and bool(rates) and every(rates),
+    "summary": isinstance(summary, dict)
+    and isinstance(summary.get("by_domain"), dict),
   }
+  for name in valid:
+    if not valid[name]:
+      raise ValueError(f"not an evaluation: {name!r} is missing or wrong")
 
 
-def _plain(name: str) -> str:
-  """A name with escaped dollar signs, which would start mathematics."""
-  return name.replace("$", r"\$")
+def learning_curve(
+  path: str | pathlib.Path,
+  evaluations: Sequence[Mapping[str, Any]],
+  steps: Sequence[Mapping[str, Any]],
+  *,
+  title: str,
+) -> None:
+  """Draws held-out pass@1 with its interval, and metrics of training prompts.
 
-
-def axes_of(count: int, *, height: float) -> tuple[Any, Sequence[Any]]:
-  """A figure as wide as the page with `count` axes, three in a row."""
-  columns = min(count, _COLUMNS)
-  rows = -(-count // columns)
-  size = (WIDTH, rows * height + 0.5)
-  figure = matplotlib.figure.Figure(size, layout="constrained")
-  axes = [*figure.subplots(rows, columns, squeeze=False).ravel()]
-  for axis in axes[count:]:
-    axis.remove()
-  return figure, axes[:count]
-
-
-def legend(figure: Any, axes: Sequence[Any]) -> None:
-  """One legend for all panels, outside them so that it hides no line."""
-  every: dict[str, Any] = {}
-  for axis in axes:
-    for line, label in zip(*axis.get_legend_handles_labels(), strict=True):
-      every.setdefault(label, line)
-  labels, lines = [*every], [*every.values()]
-  longest = max(map(len, labels)) + 8  # the line before it
-  columns = max(1, min(len(labels), 4, _ROOM // longest))
-  figure.legend(
-    lines,
-    labels,
-    loc="outside lower center",
-    ncols=columns,
-    frameon=False,
-    handlelength=3,  # otherwise the widest gap would hide the line
+  Args:
+    path: The PNG; its folder is created.
+    evaluations: Lines of eval/curve.jsonl.
+    steps: Lines of metrics.jsonl.
+  """
+  figure = Figure((11, 5.2), layout="constrained")
+  grid = figure.add_gridspec(2, 2)
+  heldout, shares, entropy = (
+    figure.add_subplot(place) for place in (grid[:, 0], grid[0, 1], grid[1, 1])
   )
+  _draw_heldout(heldout, evaluations)
+  _draw_training(shares, entropy, steps)
+  for axis in (heldout, shares, entropy):
+    _plain(axis)
+    whole = MaxNLocator(integer=True, min_n_ticks=1, steps=(1, 2, 5, 10))
+    axis.xaxis.set_major_locator(whole)
+  for axis in (heldout, entropy):
+    axis.set_xlabel("step")
+  for axis, below in ((heldout, -0.12), (shares, -0.1)):
+    axis.legend(  # inside it would hide lines
+      fontsize=8,
+      ncols=3,
+      loc="upper center",
+      bbox_to_anchor=(0.5, below),
+      frameon=False,
+    )
+  figure.suptitle(title)
+  path = pathlib.Path(path)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  figure.savefig(path, dpi=130)
 
 
-def save(figure: matplotlib.figure.Figure, path: pathlib.Path) -> None:
-  """Saves a figure as a PNG."""
-  figure.savefig(path, dpi=_DPI)
+def _plain(axis: Axes) -> None:
+  axis.grid(alpha=0.25)
+  axis.spines[["top", "right"]].set_visible(False)
+
+
+def _draw_heldout(axis: Axes, evaluations: Sequence[Mapping[str, Any]]) -> None:
+  """Draws pass@1 of each family, and of all with its interval."""
+  x = np.array([e["step"] for e in evaluations])
+  mean = np.array([e["pass_at_1"] for e in evaluations])
+  half = np.array([e["half_width"] for e in evaluations], float)  # None: NaN
+  axis.plot(x, mean, "k-o", lw=2, ms=4, label="mean, 95 % interval", zorder=3)
+  for family in evaluations[0]["by_family"]:
+    y = [e["by_family"].get(family, np.nan) for e in evaluations]
+    axis.plot(x, y, lw=1, alpha=0.6, label=family)
+  axis.fill_between(x, mean - half, mean + half, color="k", alpha=0.15, lw=0)
+  domains = ", ".join(evaluations[0]["summary"]["by_domain"])
+  axis.set(ylabel="pass@1", title=f"held-out prompts: {domains}", ylim=(0, 1))
+
+
+def _draw_training(
+  shares: Axes, entropy: Axes, steps: Sequence[Mapping[str, Any]]
+) -> None:
+  """Draws rewards and shares of the training prompts, and the entropy."""
+  x = np.array([s["step"] for s in steps])
+  look: Any = {"lw": 1.5, "marker": "o" if len(x) == 1 else ""}
+  reward = np.array([s["reward/mean"] for s in steps])
+  # Not the kept prompts: without a filter these are all prompts.
+  mixed = 1.0 - np.array([s["sampling/degenerate_fraction"] for s in steps])
+  shares.plot(x, reward, **look, label="mean reward")
+  shares.plot(x, mixed, **look, label="prompts with a gradient")
+  # A length penalty may make rewards negative.
+  shares.set_ylim(min(0.0, *reward), max(1.02, *reward))
+  shares.set_title("training prompts")
+  # Of a step without an update there is none: a gap.
+  nats = np.array([s.get("policy/entropy") for s in steps], float)
+  entropy.plot(x, nats, "C2", **look)
+  entropy.set(title="entropy", ylabel="nats per token", ylim=(0.0, None))
+
+
+def table(
+  before: Mapping[str, Any],
+  after: Mapping[str, Any],
+  steps: Sequence[Mapping[str, Any]],
+) -> str:
+  """The result of a run in a few lines.
+
+  Args:
+    before: First line of eval/curve.jsonl.
+    after: Last line of it.
+    steps: Lines of metrics.jsonl.
+  """
+  gain = "unknown: the held-out prompts changed"
+  if len(before["rates"]) == len(after["rates"]):
+    gained = np.subtract(after["rates"], before["rates"])
+    gain = f"{gained.mean():+.3f}"
+    if len(gained) > 1:
+      gain += f" +- {stats.mean_interval(gained)[1]:.3f}"
+  half = lambda x: "" if x is None else f" +- {x:.3f}"
+  interval = lambda e: f"{e['pass_at_1']:.3f}{half(e['half_width'])}"
+  mean_of = lambda of, name: of([s[name] for s in steps])
+  # The median, because the first step compiles.
+  tokens_per_s = mean_of(np.median, "rollout/tokens_per_s")
+  rows = (
+    ("held-out pass@1 before", interval(before)),
+    (f"held-out pass@1 after {steps[-1]['step']} steps", interval(after)),
+    ("gain, same prompts", gain),
+    ("rollouts", f"{steps[-1]['data/samples_total']:,}"),
+    ("sampled tokens per second", f"{tokens_per_s:,.0f}"),
+    (
+      "dynamic sampling, prompts kept",
+      f"{mean_of(np.mean, 'sampling/pass_rate'):.1%}",
+    ),
+  )
+  width = max(len(name) for name, _ in rows)
+  out = [f"  {name:<{width}}  {value}" for name, value in rows]
+  return "\n".join([*out, "  (+-: 95 % interval over prompts)"])
+
+
+# ----------------------------------------------------------------- simulator
+
+
+def figure3(path: str | pathlib.Path, runs: Sequence[Mapping[str, Any]]):
+  """The paper's Figure 3: correct mass, improved share, worst drop, by step.
+
+  Args:
+    path: The PNG.
+    runs: Results of `--mode=simulate`, one per N.
+  """
+  figure = Figure((13, 4), layout="constrained")
+  axes = figure.subplots(1, 3)
+  colours = matplotlib.colormaps["viridis"](np.linspace(0, 0.9, len(runs)))
+  parts = (
+    ("correct_mass", 1, "correct mass", "Q_pos"),
+    ("improved_fraction", 100, "correct tokens above their start", "%"),
+    ("worst_drop", 1, "worst change of a correct token", "probability"),
+  )
+  for axis, (name, scale, title, unit) in zip(axes, parts, strict=True):
+    for run, colour in zip(runs, colours, strict=True):
+      y = scale * np.array(run[name])
+      axis.plot(range(len(y)), y, color=colour, label=f"N = {run['n']:,}")
+    axis.set(title=title, ylabel=unit, xlabel="step")
+    _plain(axis)
+  figure.supxlabel("means over seeds; right: the worst token of any", size=8)
+  axes[0].legend(fontsize=8)
+  figure.savefig(path, dpi=130)
+
+
+def sweep(path: str | pathlib.Path, runs: Sequence[Mapping[str, Any]]):
+  """Correct mass after the last step against N, by optimizer."""
+  figure = Figure((13, 4), layout="constrained")
+  axes = figure.subplots(1, 3)
+  for axis, optimizer, colour in zip(
+    axes[:2], ("adamw", "sgd"), ("C0", "C1"), strict=True
+  ):
+    some = [run for run in runs if run["optimizer"] == optimizer]
+    n = [run["n"] for run in some]
+    gain = [run["correct_mass"][-1] - run["correct_mass"][0] for run in some]
+    axis.plot(n, gain, "o-", color=colour, label=optimizer)
+    axis.axhline(0.0, color="k", lw=1, ls=":")
+    axis.set(ylabel="change of Q_pos", title=f"{optimizer}: correct mass")
+    improved = [100 * run["improved_fraction"][-1] for run in some]
+    axes[2].plot(n, improved, "o-", color=colour, label=optimizer)
+  axes[2].set(ylabel="%", title="correct tokens above their start")
+  for axis in axes:
+    axis.set(xscale="log", xlabel="N, draws per step")
+    _plain(axis)
+    axis.legend(fontsize=8)
+  figure.savefig(path, dpi=130)
+
+
+def simulation_table(runs: Sequence[Mapping[str, Any]]) -> str:
+  """A table of the last values of every run."""
+  out = [
+    f"  {'optimizer':<10}{'N':>8}{'Q_pos':>9}{'change':>11}{'improved':>10}"
+    f"{'worst now':>12}{'worst ever':>12}"
+  ]
+  out += [
+    f"  {run['optimizer']:<10}{run['n']:>8,}{run['correct_mass'][-1]:>9.4f}"
+    f"{run['correct_mass'][-1] - run['correct_mass'][0]:>+11.2e}"
+    f"{run['improved_fraction'][-1]:>10.1%}{run['worst_drop'][-1]:>12.1e}"
+    f"{min(run['worst_drop']):>12.1e}"
+    for run in runs
+  ]
+  start = runs[0]["correct_mass"][0]
+  return "\n".join([*out, f"  (Q_pos starts at {start:.4f})"])

@@ -3,13 +3,12 @@
 import pathlib
 import textwrap
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+import matplotlib.figure
 import numpy as np
 from matplotlib import ticker
 
-from brorl_jax.report import figures
-from brorl_jax.report.figures import Figure
 from launch.frontier.plateau import LABELS
 
 TASKS = {
@@ -31,6 +30,61 @@ _COLOURS = {
   "512": "C3", "1024": "C5", "adaptive": "k",
 }  # fmt: skip
 _MARKERS = dict(zip(_COLOURS, "osD^vP*Xd", strict=True))
+STYLE: Any = {
+  "font.size": 10,
+  "axes.titlesize": 10,
+  "axes.labelsize": 10,
+  "xtick.labelsize": 9,
+  "ytick.labelsize": 9,
+  "legend.fontsize": 9,
+  "axes.spines.top": False,
+  "axes.spines.right": False,
+  "axes.grid": True,
+  "grid.alpha": 0.25,
+}
+
+
+class Figure(NamedTuple):
+  """A figure of the page."""
+
+  file: str  # name of the file, next to the page
+  title: str
+  caption: str
+
+
+def axes_of(count: int, *, height: float) -> tuple[Any, Sequence[Any]]:
+  """A figure as wide as the page with `count` axes, three in a row."""
+  columns = min(count, 3)
+  rows = -(-count // columns)
+  figure = matplotlib.figure.Figure(
+    (10.0, rows * height + 0.5), layout="constrained"
+  )
+  axes = [*figure.subplots(rows, columns, squeeze=False).ravel()]
+  for axis in axes[count:]:
+    axis.remove()
+  return figure, axes[:count]
+
+
+def legend(figure: Any, axes: Sequence[Any]) -> None:
+  """One legend for all panels, outside them so that it hides no line."""
+  every: dict[str, Any] = {}
+  for axis in axes:
+    for line, label in zip(*axis.get_legend_handles_labels(), strict=True):
+      every.setdefault(label, line)
+  longest = max(map(len, every)) + 8  # the line before it
+  figure.legend(
+    [*every.values()],
+    [*every],
+    loc="outside lower center",
+    ncols=max(1, min(len(every), 4, 120 // longest)),
+    frameon=False,
+    handlelength=3,
+  )
+
+
+def save(figure: matplotlib.figure.Figure, path: pathlib.Path) -> None:
+  """Saves a figure as a PNG that is sharp on fine screens."""
+  figure.savefig(path, dpi=144)
 
 
 def title_of(q: Mapping[str, Any]) -> str:
@@ -54,7 +108,7 @@ def frontier(
     some: At most ABREAST questions.
     file: Its name.
   """
-  figure, axes = figures.axes_of(4 * ABREAST, height=2.8)
+  figure, axes = axes_of(4 * ABREAST, height=2.8)
   for i, q in enumerate(some):
     _curves(axes[i], q, "pass_at_1", "pass@1")
     _envelope(axes[i], q)
@@ -68,8 +122,8 @@ def frontier(
     if i % ABREAST >= len(some):
       axis.remove()
   # The panel with the most values of N first, for they are in order there.
-  figures.legend(figure, sorted(axes, key=lambda a: -len(a.get_lines())))
-  figures.save(figure, folder / file)
+  legend(figure, sorted(axes, key=lambda a: -len(a.get_lines())))
+  save(figure, folder / file)
   caption = (
     "Exact, of the trained prompts (where answers have steps: from 16 samples, "
     "of held-out ones), by rollouts generated; each N at its best rate by "
@@ -151,7 +205,7 @@ def interference(
 ) -> Figure:
   """How the prompts' p is spread at the largest budget, by N."""
   labels = ("1e-4", "1e-3", ".01", ".1", ".5", ".9", "1")
-  figure, axes = figures.axes_of(len(some), height=2.9)
+  figure, axes = axes_of(len(some), height=2.9)
   for axis, q in zip(axes, some, strict=True):
     cells = q["budgets"][-1]["cells"]
     width = 0.8 / len(cells)
@@ -165,8 +219,8 @@ def interference(
     axis.set_title(_title(q))
     axis.set_xticks(np.arange(len(labels)), labels)
     axis.set(xlabel="p of a prompt, up to", ylabel="share of prompts")
-  figures.legend(figure, sorted(axes, key=lambda a: -len(a.patches)))
-  figures.save(figure, folder / "interference.png")
+  legend(figure, sorted(axes, key=lambda a: -len(a.patches)))
+  save(figure, folder / "interference.png")
   caption = (
     "At the largest budget. Left: prompts that were lost on the way, although "
     "each began at .001 or above (but for the impossible ones of mixed pools)."
@@ -176,7 +230,7 @@ def interference(
 
 def plateau(folder: pathlib.Path, test: Mapping[str, Any]) -> Figure:
   """Each arm of the test, and what `paper` is ahead of it by."""
-  figure, axes = figures.axes_of(2, height=2.9)
+  figure, axes = axes_of(2, height=2.9)
   ends, ahead = axes
   for i, arm in enumerate(test["arms"]):
     ends.plot(arm["heldout_by_seed"], [i] * arm["seeds"], "o", color="C7", ms=4)
@@ -200,7 +254,7 @@ def plateau(folder: pathlib.Path, test: Mapping[str, Any]) -> Figure:
   ahead.set_xlabel(f"{LABELS['paper']}, minus it")
   for axis in axes:
     axis.invert_yaxis()
-  figures.save(figure, folder / "plateau.png")
+  save(figure, folder / "plateau.png")
   caption = (
     "After equal rollouts. Small dots are seeds. Right: differences with their "
     "95 % interval, paired and clustered by prompt; black on held-out prompts, "

@@ -36,11 +36,11 @@ from typing import Any
 import numpy as np
 
 from brorl_jax.report import stats
-from brorl_jax.report.cells import Number, Table
 from brorl_jax.runs import lines
 from launch.frontier import analysis, arms, machine
 from launch.frontier.analysis import Cell
 from launch.frontier.arms import Arm
+from launch.frontier.cells import Number, Table
 from launch.frontier.tuning import Experiment, tune
 
 START = Arm("own", "large", 16, 1024, "tokens", "anchored", seed=200)

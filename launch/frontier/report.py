@@ -4,15 +4,16 @@ python -m launch.frontier.report launch/frontier/results runs/frontier/report
 """
 
 import argparse
+import base64
 import json
 import pathlib
 from typing import Any
 
 import matplotlib
 
-from brorl_jax.report import cells, figures, page
-from brorl_jax.report.cells import Number, Table
-from launch.frontier import draw, machine, plateau, study
+from brorl_jax.report import page
+from launch.frontier import cells, draw, machine, plateau, study
+from launch.frontier.cells import Number, Table
 
 TITLE = "How many rollouts per prompt?"
 COLUMNS = (
@@ -124,7 +125,7 @@ def write(results: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
   (folder / "frontier.json").write_text(json.dumps(data, indent=1) + "\n")
   some, tested = data["questions"], bool(data["plateau"]["arms"])
   tables, drawn = [], []
-  with matplotlib.rc_context(figures.STYLE):
+  with matplotlib.rc_context(draw.STYLE):
     for i in range(0, len(some), draw.ABREAST):
       file = f"frontier{i // draw.ABREAST or ''}.png"
       drawn.append(draw.frontier(folder, some[i : i + draw.ABREAST], file))
@@ -136,10 +137,14 @@ def write(results: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
       drawn.append(draw.plateau(folder, data["plateau"]))
       tables = [*plateau.tables(data), *tables]
   tables.append(cost_table())
-  body = [page.paragraph(_cost(data), data)]
-  body += [page.figure(one, folder) for one in drawn]
-  body += [page.table(one, data) for one in tables]
-  (folder / "index.html").write_text(page.document(TITLE, body))
+  image = lambda one: base64.b64encode((folder / one.file).read_bytes())
+  text = page.document(
+    title=TITLE,
+    notes=[cells.plain(_cost(data), data)],
+    images=[x._asdict() | {"base64": image(x).decode()} for x in drawn],
+    tables=[cells.filled(table, data) for table in tables],
+  )
+  (folder / "index.html").write_text(text)
   for table in tables:
     print(table.title, cells.text(table, data), sep="\n")
   return folder / "index.html"

@@ -33,7 +33,6 @@ from brorl_jax.main import evaluate, export, heldout, report, settings, train
 from brorl_jax.many import meshes
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.plan import functions, resolve
-from brorl_jax.report import figures
 from brorl_jax.runs import checkpoints, folder, intact
 from brorl_jax.runs.run_state import RunState
 from brorl_jax.stages.examples import Examples
@@ -211,7 +210,6 @@ def replaced():
   patch(meshes, "make_mesh", lambda **_: mesh())
   patch(train, "_parts", parts)
   patch(train, "stages", lambda *_: Stages())
-  patch(figures, "draw", lambda *_: [])
   patch(matplotlib.figure.Figure, "savefig", lambda *_, **__: None)
   patch(evaluate.Examples, "of", lambda *_: examples())
   patch(evaluate, "Scorer", Judge)

@@ -11,29 +11,40 @@ import scipy.stats
 from brorl_jax import evaluate
 from brorl_jax.main import report
 from brorl_jax.report import compare
+from brorl_jax.report.load_runs import Evaluation, Run
 
-TASKS = {id: "/".join(where) for id, where in made.PROMPTS.items()}
 FASTER = {0: made.PASSES[0], 1: made.PASSES[1], 2: made.PASSES[3]}
 
 
-def run(name, passes=made.PASSES, *, lines=None, evaluated=None, **config):
+def run(
+  name,
+  passes=made.PASSES,
+  *,
+  lines=None,
+  evaluated=None,
+  prompts=made.PROMPTS,
+  events=(),
+  **config,
+):
   evaluations = [
-    compare.Evaluation(
+    Evaluation(
       step,
-      evaluate.summary(made.records(step, rows)),
-      {id: float(np.mean(row)) for id, row in zip(TASKS, rows, strict=True)},
+      evaluate.summary(made.records(step, rows, prompts)),
+      {id: float(np.mean(row)) for id, row in zip(prompts, rows, strict=True)},
     )
     for step, rows in passes.items()
   ]
   if lines is None:
     lines = [] if evaluated else made.metric_lines(max(passes))
-  settings = {"n": 4, "samples": 8, "steps": 3, **config}
+  settings = {"n": 4, "samples": 8, "steps": 3, "seed": 0, **config}
   settings = {configured.SHORT.get(k, k): v for k, v in settings.items()}
-  return compare.Run(name, name, settings, lines, evaluations, evaluated)
+  return Run(
+    name, name, settings, lines, evaluations, evaluated, prompts, events=events
+  )
 
 
 def numbers(*runs):
-  return compare.numbers(runs, TASKS, category=report._category)
+  return compare.numbers(runs, category=report._category)
 
 
 def chosen(data, at):
@@ -47,21 +58,6 @@ def test_hours_are_those_of_steps_and_of_saving():
   assert [e["net_hours"] for e in spent] == pytest.approx([0.0, 2.0, 4.2])
   assert [e["cpu_hours"] for e in spent] == pytest.approx([0.0, 0.5, 1.5])
   assert [e["samples"] for e in spent] == [0, 16, 48]
-
-
-@pytest.mark.ci
-def test_equal_time_leaves_out_compiling():
-  """Half an hour in each step of a: 1.5, 2.1 and 2.7 net hours of 4.2."""
-  lines = made.metric_lines(3, compile_s=1800.0)
-  fast = run("b", FASTER, lines=made.metric_lines(2, step_s=1800.0))
-  data = numbers(run("a", lines=lines), fast)
-  spent = data["runs"][0]["evaluations"]
-  assert [e["net_hours"] for e in spent] == pytest.approx([0.0, 1.5, 2.7])
-  assert [e["net_hours"] for e in data["runs"][1]["evaluations"]] == (
-    pytest.approx([0.0, 1.0, 1.55])
-  )
-  # With what it compiled, the first would have nothing but its start.
-  assert chosen(data, "equal time") == [1, 2]
 
 
 def test_equal_time_is_the_last_that_all_reached():
@@ -124,31 +120,6 @@ def test_nine_tenths_of_what_is_equal_are_enough(last, who):
   assert ("equal time" in told) == (not who)
 
 
-def test_a_pair_that_is_not_early_is_tested_beside_one_that_is():
-  late = {0: made.PASSES[0], 3: made.PASSES[3]}
-  longer = run("c", late, lines=made.metric_lines(3, step_s=4000.0))
-  data = numbers(run("a"), run("b"), longer)
-  assert early(data)["equal time"] == [2]
-  pairs = [
-    (t["first"]["run"], t["other"]["run"])
-    for t in data["tests"]
-    if t["at"] == "equal time"
-  ]
-  assert pairs == [(0, 1)]
-
-
-def test_runs_that_are_all_at_their_start_are_compared():
-  start = {0: made.PASSES[0]}
-  data = numbers(run("a", start, lines=[]), run("b", start, lines=[]))
-  assert not any(early(data).values())
-
-
-def test_one_run_is_compared_with_nobody():
-  data = numbers(run("a"))
-  assert [c["at"] for c in data["comparisons"]] == ["end"]
-  assert data["tests"] == []
-
-
 def test_rows_name_a_start_once():
   data = numbers(run("a"), run("b"))
   labels = ["equal time", "equal CPU time", "end"]
@@ -191,13 +162,6 @@ def test_a_run_that_was_not_evaluated_at_its_end_says_so(passes, steps):
   assert [r["steps"] for r in data["runs"]] == [3, 3]
 
 
-def test_a_run_whose_start_was_not_evaluated_has_no_such_row():
-  later = {1: made.PASSES[1], 3: made.PASSES[3]}
-  data = numbers(run("a", later), run("b"))
-  starts = [row["names"] for row in data["rows"] if "start" in row["at"]]
-  assert starts == [["b"]]
-
-
 def test_throughput_by_hand():
   """Steps 2 and 3: 16 samples each, 900 s of rollouts of 3,960 s; a step keeps
   a fourth or a half."""
@@ -219,13 +183,6 @@ def test_throughput_weighs_steps_by_their_samples():
   lines[2]["data/samples_total"] = 32 + 48
   t = numbers(run("a", lines=lines))["runs"][0]["throughput"]
   assert t["pass_rate"] == pytest.approx((16 * 0.25 + 48 * 0.5) / 64)
-
-
-def test_throughput_of_a_run_of_one_step():
-  passes = {0: made.PASSES[0], 1: made.PASSES[1]}
-  t = numbers(run("a", passes))["runs"][0]["throughput"]
-  assert t["steps"] == 1
-  assert t["generated_per_s"] == pytest.approx(16 / 7200)
 
 
 def test_tests_are_scipys_and_of_the_second_less_the_first():
@@ -269,13 +226,6 @@ def test_prompts_are_paired_by_their_ids():
   assert test["difference"] == 0.0 and test["plain"]["standard_error"] == 0.0
 
 
-def test_one_task_has_no_clusters():
-  data = compare.numbers(
-    [run("a"), run("b")], dict.fromkeys(TASKS, "x"), category=report._category
-  )
-  assert {t["by_task"] for t in data["tests"]} == {None}
-
-
 def test_what_has_no_finite_value_is_null():
   """All prompts gain the same: t is infinite, which JSON cannot say."""
   none = ([0, 0],) * 4
@@ -293,18 +243,6 @@ def test_categories_are_means_over_tasks():
   assert data["categories"] == ["arithmetic", "logic"]
   last = data["runs"][0]["evaluations"][-1]
   assert last["categories"] == {"arithmetic": 0.75, "logic": 0.5}
-
-
-def test_a_category_is_the_mean_of_more_than_two_tasks():
-  """One task of four is solved, the others half: (1 + 3 * .5) / 4."""
-  data = many(4, [0])
-  last = data["runs"][1]["evaluations"][-1]
-  assert last["categories"] == {"other": 0.625}
-
-
-def test_the_method_of_a_run_in_rounds():
-  (told,) = numbers(run("a", **{"sampling.rounds": [2, 4]}))["runs"]
-  assert told["method"] == "N from 2 in rounds"
 
 
 def test_a_phase_changes_n_from_its_step():
@@ -335,19 +273,16 @@ def test_differences_name_fields_and_values():
 def many(count, best):
   """Two runs with so many tasks; the second is ahead in some."""
   prompts = {f"t{i}/heldout/0": ("gym", f"t{i}") for i in range(count)}
-  runs = []
-  for name, ahead in (("a", ()), ("b", best)):
-    rows = [[1, 1] if i in ahead else [0, 1] for i in range(count)]
-    summary = evaluate.summary(made.records(0, rows, prompts))
-    rates = dict(zip(prompts, map(np.mean, rows), strict=True))
-    one = compare.Evaluation(0, summary, rates)
-    lines = made.metric_lines(1)
-    runs.append(compare.Run(name, name, {}, lines, [one], None))
-  tasks = {id: task for id, (_, task) in prompts.items()}
-  return compare.numbers(runs, tasks, category=report._category)
+  rows = lambda ahead: [[1, 1] if i in ahead else [0, 1] for i in range(count)]
+  lines = made.metric_lines(1)
+  return numbers(
+    *(
+      run(name, {0: rows(ahead)}, lines=lines, prompts=prompts)
+      for name, ahead in (("a", ()), ("b", best))
+    )
+  )
 
 
-@pytest.mark.ci
 def test_panels_are_the_tasks_that_differ_most():
   data = many(20, range(5, 15))
   shown = [panel["task"] for panel in data["panels"]]
@@ -356,3 +291,181 @@ def test_panels_are_the_tasks_that_differ_most():
   order = data["tasks"]["gym"]
   assert shown == sorted(shown, key=order.index)
   assert len(many(12, [3])["panels"]) == 12
+
+
+# ---------------------------------------------------------------------- arms
+
+OTHER_SEED = {
+  0: ([0, 0], [0, 0], [0, 0], [1, 0]),
+  3: ([1, 0], [1, 1], [0, 0], [1, 1]),
+}
+
+
+def test_runs_that_differ_in_the_seed_alone_are_one_arm():
+  """Gains of a: 1, 0, .5, .5, mean .5; of b: .5, 1, 0, .5, mean .5."""
+  a, b = run("a"), run("b", OTHER_SEED, seed=1, git_commit="other")
+  c = run("c", n=2)
+  first, second = numbers(a, c, b)["arms"]
+  assert (first["runs"], first["seeds"]) == ([0, 2], [0, 1])
+  assert second["runs"] == [1] and second["n"] == 2
+  end = first["at"]["end"]
+  assert end["before"] == 0.125 and end["gains"] == [0.5, 0.5]
+  assert (end["after"], end["low"], end["high"]) == (0.625, 0.625, 0.625)
+  # Eight gains: squares of their deviations are .25 * 4, of 7 * 8.
+  half = 1.959964 * np.sqrt(4 * 0.25 / 7 / 8)
+  assert end["gain_half"] == pytest.approx(half, rel=1e-6)
+  assert end["samples"] == 48 and end["cpu_hours"] == pytest.approx(1.5)
+  assert end["step"] == 3 and end["against"] is None
+
+
+def test_of_several_seeds_the_lowest_and_highest_score_are_told():
+  worse = {0: OTHER_SEED[0], 3: made.PASSES[1]}
+  (arm,) = numbers(run("a"), run("b", worse, seed=1))["arms"]
+  end = arm["at"]["end"]
+  assert (end["low"], end["after"], end["high"]) == (0.25, 0.4375, 0.625)
+
+
+def test_arms_are_paired_seed_by_seed():
+  """Puzzles of seeds have equal ids, but are not the same."""
+  better = {0: made.PASSES[0], 3: ([1, 1],) * 4}
+  data = numbers(
+    *(run("a"), run("c", better, n=2)),
+    *(run("b", OTHER_SEED, seed=1), run("d", better, n=2, seed=1)),
+  )
+  against = data["arms"][1]["at"]["end"]["against"]
+  a = [np.mean(row) for row in (*made.PASSES[3], *OTHER_SEED[3])]
+  theirs = scipy.stats.ttest_rel(np.ones(8), a)
+  assert against["n"] == 8 and against["by_task"]["clusters"] == 3
+  assert against["difference"] == pytest.approx(0.375)
+  assert against["plain"]["t"] == pytest.approx(theirs.statistic)
+  pairs = [
+    (t["other"]["run"], t["first"]["run"])
+    for t in data["tests"]
+    if t["at"] == "end"
+  ]
+  assert pairs == [(1, 0), (3, 2)]
+  starts = [r["names"] for r in data["rows"] if r["at"] == ["start"]]
+  assert starts == [["a", "c"], ["b"], ["d"]]
+
+
+def test_runs_of_the_same_prompts_are_paired_by_seed():
+  """Of each seed both arms have the same scores."""
+  prompts = {f"aime/{i}": ("math", "aime") for i in range(4)}
+  make = lambda name, passes, **more: run(name, passes, prompts=prompts, **more)
+  data = numbers(
+    *(make("a", made.PASSES), make("b", OTHER_SEED, seed=1)),
+    *(make("c", OTHER_SEED, seed=1, n=2), make("d", made.PASSES, n=2)),
+  )
+  assert [arm["runs"] for arm in data["arms"]] == [[0, 1], [2, 3]]
+  test = data["arms"][1]["at"]["end"]["against"]
+  assert (test["n"], test["plain"]["standard_error"]) == (8, 0.0)
+
+
+def test_the_same_seed_again_is_another_arm():
+  data = numbers(run("a"), run("b"))
+  assert [arm["runs"] for arm in data["arms"]] == [[0], [1]]
+  against = data["arms"][1]["at"]["end"]["against"]
+  assert against["difference"] == against["plain"]["standard_error"] == 0.0
+
+
+def test_an_arm_without_a_start_or_a_cost_has_no_gain():
+  later = {1: made.PASSES[1], 3: made.PASSES[3]}
+  policy = run("c", {0: made.PASSES[1]}, evaluated="x")
+  one, other = (
+    arm["at"]["end"] for arm in numbers(run("a", later), policy)["arms"]
+  )
+  assert one["before"] is one["gains"] is one["gain_half"] is None
+  assert other["step"] is other["cpu_hours"] is other["gains"] is None
+  assert other["after"] == 0.25
+
+
+def test_an_early_arm_has_no_result():
+  lines = made.metric_lines(2, step_s=1800.0)
+  data = numbers(run("slow"), run("fast", FASTER, lines=lines))
+  slow, fast = (arm["at"]["equal time"] for arm in data["arms"])
+  assert slow is None and fast["after"] == 0.625 and fast["against"] is None
+
+
+# ---------------------------------------------------------- curves and events
+
+
+def test_curves_are_the_metrics_by_step():
+  lines = made.metric_lines(3)
+  for line, none in zip(lines, (0.5, 0.25, None), strict=True):
+    line |= {"reward/mean": line["step"] / 8, "sampling/rate_share/none": none}
+    line |= {"policy/entropy": "x", "policy/kl_ref": 1e30}
+  curves = numbers(run("a", lines=lines))["runs"][0]["curves"]
+  assert curves == {
+    "step": [1, 2, 3],
+    "cpu_hours": [0.5, 1.0, 1.5],
+    "reward": [0.125, 0.25, 0.375],
+    "kept": [0.5, 0.25, 0.5],
+    "alive": [0.5, 0.75, None],
+  }
+
+
+def event(step, kind, second=0, **more):
+  time = f"2026-11-25T08:58:{second:02d}.927Z"
+  return {"step": step, "time": time, "event": kind, **more}
+
+
+EVENTS = [
+  event(0, "start", pid=7, host="a"),
+  event(1, "warning", 1, why="disk 1 is slow"),
+  event(1, "phase", 2, changed={"sampling.n": 16, "optim.lr": 0.1}),
+  event(2, "warning", 3, why="disk 22 is slow"),
+  event(2, "config", 5, changed={"n": [1, 2]}),
+  event(3, "a new kind", 7, count=3, of=64, task="gcd", why="late"),
+  event(9, "warning", 8, why="disk 3 is slow"),
+  event(9, "end", 9, why="no space", status=2),
+]
+
+
+def test_events_are_folded_where_only_numbers_differ():
+  rows = numbers(run("a", events=EVENTS))["runs"][0]["events"]
+  assert [(r["event"], r["count"], r["what"]) for r in rows] == [
+    ("start", 1, ""),
+    ("warning", 3, "disk 3 is slow"),
+    ("phase", 1, "sampling.n = 16; optim.lr = 0.1"),
+    ("config", 1, "n = [1, 2]"),
+    ("a new kind", 1, "late; count: 3; of: 64; task: gcd"),
+    ("end", 1, "no space; status: 2"),
+  ]
+  assert rows[1]["first"] == {"step": 1, "time": "2026-11-25 08:58:01"}
+  assert rows[1]["last"] == {"step": 9, "time": "2026-11-25 08:58:08"}
+
+
+def test_marks_are_the_kinds_of_events_of_a_step():
+  assert numbers(run("a", events=EVENTS))["runs"][0]["marks"] == [
+    {"step": 1, "events": ["warning", "phase"]},
+    {"step": 2, "events": ["warning", "config"]},
+    {"step": 3, "events": ["a new kind"]},
+    {"step": 9, "events": ["warning"]},
+  ]
+
+
+def test_a_flood_of_different_texts_is_one_row_of_its_kind():
+  few = [event(i, "warning", why="x" * i) for i in range(1, 6)]
+  assert len(compare.folded(few)) == 5
+  many = [event(i, "warning", why="x" * i) for i in range(1, 500)]
+  start, row = compare.folded([event(0, "start"), *many])
+  assert (start["count"], row["count"]) == (1, 499)
+  assert (row["first"]["step"], row["last"]["step"]) == (1, 499)
+  assert row["what"] == "x" * 300 + "..."
+
+
+def test_responses_before_and_after_are_of_the_same_prompt():
+  said = lambda id, text: {
+    **{"id": id, "task": "gcd", "prompt": "?", "response": text},
+    **{"status": "fail", "reason": "wrong answer", "tokens": 3},
+  }
+  one = run("a")
+  for i, texts in ((0, ["p", "q"]), (2, ["q", "r"])):
+    responses = [said(text, f"{text}{i}") for text in texts]
+    one.evaluations[i] = one.evaluations[i]._replace(responses=responses)
+  first, second = numbers(one)["responses"]
+  assert first["before"] == {
+    "response": "q0", "status": "fail", "reason": "wrong answer"
+  }  # fmt: skip
+  assert (first["id"], first["after"]["response"]) == ("q", "q2")
+  assert second["before"] is None and second["after"]["response"] == "r2"

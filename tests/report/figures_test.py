@@ -1,13 +1,12 @@
-"""Tests of brorl_jax/report: one run and the simulator."""
+"""Tests of the figures and tables of one run and of the simulator."""
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pytest
-import tiers
 from matplotlib.figure import Figure
 
 from brorl_jax import report
-from brorl_jax.report import one_run
+from brorl_jax.report import figures as module
 
 FAMILIES = {
   "letter_counting": 0.41, "count_primes": 0.2, "leg_counting": 0.35,
@@ -45,21 +44,6 @@ def run(steps=30):
   return evaluations, metrics
 
 
-def test_gain_by_hand():
-  """Gains 0, 0.5 and 0.25: mean 0.25, variance 2 * 0.0625 / 2."""
-  gain, half = report.gain_interval([0.5, 0.0, 0.25], [0.5, 0.5, 0.5])
-  assert gain == pytest.approx(0.25)
-  assert half == pytest.approx(1.959964 * (0.0625 / 3) ** 0.5, rel=1e-6)
-
-
-def test_gain_is_over_the_same_prompts():
-  """What differs between prompts, but not between times, has no part in it."""
-  before = [0.0, 0.25, 0.5, 0.75]
-  gain, half = report.gain_interval(before, [x + 0.125 for x in before])
-  assert gain == pytest.approx(0.125)
-  assert half == pytest.approx(0.0, abs=1e-6)
-
-
 def test_table_holds_the_numbers_of_the_run():
   evaluations, steps = run()
   evaluations[0] |= {"pass_at_1": 0.25, "rates": [0.5, 0.0, 0.25]}
@@ -92,12 +76,6 @@ def test_one_prompt_has_no_interval(drawn):
   assert said[:3] == ["0.250", "0.490", "+0.240"]
 
 
-def test_table_tells_a_loss_from_a_gain():
-  evaluations, steps = run()
-  text = report.table(evaluations[-1], evaluations[0], steps)
-  assert "-0.240 +- 0.000" in text
-
-
 def saved(monkeypatch):
   """The figures that are saved from here on."""
   figures = []
@@ -121,14 +99,6 @@ def drawn(tmp_path, monkeypatch):
     return figures[-1]
 
   return draw, path
-
-
-def test_the_figure_is_a_png_of_useful_size(drawn):
-  draw, path = drawn
-  draw(*run())
-  image = plt.imread(path)
-  assert image.shape[0] >= 400 and image.shape[1] >= 1000
-  assert image[..., :3].std() > 0.05  # not blank
 
 
 def test_the_figure_shows_the_run(drawn):
@@ -164,64 +134,11 @@ def test_the_figure_shows_the_run(drawn):
   assert figure.get_suptitle() == "N = 512"
 
 
-@pytest.mark.parametrize(
-  "domains, title",
-  tiers.some(
-    [
-      (["math"], "held-out prompts: math"),
-      (["code", "gym"], "held-out prompts: code, gym"),
-    ],
-    1,
-  ),
-)
-def test_the_figure_names_the_domains(drawn, domains, title):
-  draw, _ = drawn
-  evaluations, steps = run()
-  for one in evaluations:
-    one["summary"] = {"by_domain": {name: {} for name in domains}}
-  assert draw(evaluations, steps).axes[0].get_title() == title
-
-
-def test_entropy_does_not_shrink_the_shares(drawn):
-  """A policy that knows nothing has 6 nats, whose axis is its own."""
-  draw, _ = drawn
-  evaluations, steps = run()
-  for one in steps:
-    one["policy/entropy"] += 5.0
-  _, shares, entropy = draw(evaluations, steps).axes
-  assert shares.get_ylim() == (0.0, 1.02)
-  low, high = entropy.get_ylim()
-  assert low == 0.0 and 6.18 < high < 7.0
-
-
 def test_rewards_beyond_0_and_1_are_seen(drawn):
   draw, _ = drawn
   evaluations, steps = run()
   steps[3]["reward/mean"], steps[4]["reward/mean"] = -0.25, 1.5
   assert draw(evaluations, steps).axes[1].get_ylim() == (-0.25, 1.5)
-
-
-@pytest.mark.parametrize("count", tiers.some([1, 2, 3, 7, 30, 3000], 1))
-def test_steps_are_whole_numbers(drawn, count):
-  draw, _ = drawn
-  evaluations, steps = run(max(count, 10))
-  if count < 10:
-    steps, evaluations = steps[:count], evaluations[:2]
-    evaluations[-1] |= {"step": count}
-  figure = draw(evaluations, steps)
-  figure.canvas.draw()
-  for axis in figure.axes:
-    low, high = axis.get_xlim()
-    said = [
-      label.get_text()
-      for label, at in zip(
-        axis.get_xticklabels(), axis.get_xticks(), strict=True
-      )
-      if low <= at <= high
-    ]
-    assert 1 <= len(said) <= 12
-    assert all(text.isdecimal() for text in said), said
-    assert str(count) in said or axis is figure.axes[0]  # ends at 10
 
 
 def test_the_legends_hide_no_line(drawn):
@@ -239,17 +156,6 @@ def test_the_legends_hide_no_line(drawn):
       points = axis.transData.transform(np.column_stack(line.get_data()))
       inside = [box.contains(x, y) for x, y in points]
       assert not any(inside), line.get_label()
-
-
-@pytest.mark.ci
-def test_the_figure_of_a_run_of_one_step(drawn):
-  draw, path = drawn
-  evaluations, steps = run()
-  figure = draw(evaluations[:1], steps[:1])
-  assert path.stat().st_size > 1000
-  # A line of one point is none.
-  for axis in figure.axes[1:]:
-    assert {line.get_marker() for line in axis.lines} == {"o"}
 
 
 def simulated():
@@ -290,50 +196,6 @@ def test_the_table_of_the_simulator():
   assert len({len(line) for line in (head, *rows)}) == 1
 
 
-def test_figure_3_shows_every_run(tmp_path, monkeypatch):
-  figures = saved(monkeypatch)
-  runs = simulated()[:3]
-  report.figure3(tmp_path / "a.png", runs)
-  shown = ("correct_mass", "improved_fraction", "worst_drop")
-  for axis, name, scale in zip(
-    figures[0].axes, shown, (1, 100, 1), strict=True
-  ):
-    assert [line.get_label() for line in axis.lines] == [
-      "N = 4",
-      "N = 512",
-      "N = 51,200",
-    ]
-    for line, run in zip(axis.lines, runs, strict=True):
-      np.testing.assert_array_equal(line.get_xdata(), [0, 1, 2])
-      np.testing.assert_allclose(line.get_ydata() / scale, run[name])
-  assert plt.imread(tmp_path / "a.png")[..., :3].std() > 0.05
-
-
-@pytest.mark.ci
-def test_the_sweep_shows_both_optimizers(tmp_path, monkeypatch):
-  figures = saved(monkeypatch)
-  report.sweep(tmp_path / "a.png", simulated())
-  adamw, sgd, improved = figures[0].axes
-  np.testing.assert_array_equal(adamw.lines[0].get_xdata(), [4, 512, 51200])
-  np.testing.assert_allclose(
-    adamw.lines[0].get_ydata(), [-0.028, 0.0041, 0.017]
-  )
-  np.testing.assert_array_equal(sgd.lines[0].get_xdata(), [4, 51200])
-  np.testing.assert_allclose(sgd.lines[0].get_ydata(), [7.5e-5, 9.7e-5])
-  np.testing.assert_allclose(improved.lines[0].get_ydata(), [11.5, 62.7, 100])
-  np.testing.assert_allclose(improved.lines[1].get_ydata(), [17, 100])
-  assert (tmp_path / "a.png").stat().st_size > 1000
-
-
-@pytest.mark.ci
-def test_no_figure_stays_in_memory(tmp_path):
-  before = plt.get_fignums()
-  report.learning_curve(tmp_path / "a.png", *run(), title="x")
-  report.figure3(tmp_path / "b.png", simulated()[:3])
-  report.sweep(tmp_path / "c.png", simulated())
-  assert plt.get_fignums() == before
-
-
 @pytest.mark.parametrize(
   "field, value",
   [
@@ -360,8 +222,30 @@ def test_an_evaluation_that_cannot_be_drawn_is_named(field, value):
 def test_a_step_that_cannot_be_drawn_is_named():
   line = run()[1][0]
   report.check_step(line | {"more": None})
-  for name in one_run._OF_A_STEP:
+  for name in module.METRICS:
     with pytest.raises(ValueError, match=f"'{name}' is missing"):
       report.check_step(line | {name: None})
     with pytest.raises(ValueError, match=f"'{name}' is not a number"):
       report.check_step(line | {name: "1"})
+
+
+def test_the_figures_of_the_simulator_show_every_run(tmp_path, monkeypatch):
+  figures, before = saved(monkeypatch), plt.get_fignums()
+  runs = simulated()
+  report.figure3(tmp_path / "a.png", runs[:3])
+  report.sweep(tmp_path / "b.png", runs)
+  parts = (("correct_mass", 1), ("improved_fraction", 100), ("worst_drop", 1))
+  for axis, (name, scale) in zip(figures[0].axes, parts, strict=True):
+    labels = [line.get_label() for line in axis.lines]
+    assert labels == ["N = 4", "N = 512", "N = 51,200"]
+    for line, run in zip(axis.lines, runs, strict=False):
+      np.testing.assert_array_equal(line.get_xdata(), [0, 1, 2])
+      np.testing.assert_allclose(line.get_ydata() / scale, run[name])
+  adamw, sgd, improved = (
+    [x.get_ydata() for x in a.lines] for a in figures[1].axes
+  )
+  np.testing.assert_allclose(adamw[0], [-0.028, 0.0041, 0.017])
+  np.testing.assert_allclose(sgd[0], [7.5e-5, 9.7e-5])
+  np.testing.assert_allclose(improved[0], [11.5, 62.7, 100])
+  assert plt.imread(tmp_path / "a.png")[..., :3].std() > 0.05
+  assert plt.get_fignums() == before
