@@ -113,6 +113,12 @@ _FROM_STEP = flags.DEFINE_integer(
   "Go back to this saved step of the run; its later checkpoints are moved to "
   "set_aside/ in its folder. Every start with this flag does so.",
 )
+_PROFILE = flags.DEFINE_integer(
+  "profile_step",
+  None,
+  "With --mode=train: writes a trace of this step to profile/ in the folder of "
+  "the run, for XProf, TensorBoard's profiler or Perfetto.",
+)
 _TOPOLOGY = flags.DEFINE_string(
   "topology",
   None,
@@ -190,6 +196,7 @@ def run_mode(workdirs: list[pathlib.Path]) -> None:
       allow_change=_ALLOW_CHANGE.value,
       begin_again=_BEGIN_AGAIN.value,
       from_step=_FROM_STEP.value,
+      profile_step=_PROFILE.value,
     )
   elif _MODE.value == "evaluate":
     from brorl_jax.main import evaluate
@@ -291,6 +298,7 @@ def folders() -> list[str]:
   of_train["--from_step"] = _FROM_STEP.value is not None
   if len(named := [flag for flag, there in of_train.items() if there]) > 1:
     raise UserError(f"{' and '.join(named)} exclude each other; leave out one")
+  named += ["--profile_step"] if _PROFILE.value is not None else []
   if mode != "train" and named:
     raise UserError(
       f"{named[0]} is for --mode=train, not --mode={mode}; leave it out"

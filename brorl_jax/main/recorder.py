@@ -4,7 +4,7 @@ import contextlib
 import functools
 import itertools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,13 +15,25 @@ from jaxtyping import PyTree
 from brorl_jax import config, evaluate, train, types
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError
-from brorl_jax.main import records
 from brorl_jax.many import processes
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
-from brorl_jax.runs import covered, events, folder, intact, machine, metrics
+from brorl_jax.runs import (
+  clock,
+  covered,
+  events,
+  folder,
+  intact,
+  machine,
+  metrics,
+)
 from brorl_jax.stages.examples import Examples
 from brorl_jax.verdicts.base import Example
+
+_SAMPLES = 4  # rollouts of a step in samples.jsonl
+_CORES_EVERY = 10  # steps between two warnings of the cores
+# Characters of a prompt or a response: on the terminal, and on trackers.
+_LINE, _TEXT = 100, 4000
 
 
 class Recorder:
@@ -45,6 +57,7 @@ class Recorder:
     entries: Mapping[str, Any],
     replaced: Callable[[], Mapping[str, int]] = dict,
     tell: Callable[[Mapping[str, Any]], None] = lambda event: None,
+    profile_step: int | None = None,
   ):
     """Opens nothing yet.
 
@@ -59,6 +72,7 @@ class Recorder:
       replaced: Returns how many worker processes were replaced since it was
         last called, by reason.
       tell: Called with each event that somebody should know of.
+      profile_step: The step whose trace is written to profile/, if any.
     """
     self._c, self._workdir, self._examples = c, workdir, examples
     self._heldout, self._measure = heldout, measure
@@ -66,6 +80,8 @@ class Recorder:
     self._replaced, self._tell = replaced, tell
     self._files, self._early = [], []
     self._last = self._began = 0  # steps: the last finished, the first
+    self._profile, self._tracing = profile_step, False
+    self._warned = -_CORES_EVERY  # the last step with a warning of the cores
     self._open = False
     self.started = self.stopped = False
 
@@ -136,6 +152,16 @@ class Recorder:
     self._tell_of_start(done)
     if done >= 0:
       folder.write_config(config.as_dict(c), self._workdir, **self._found)
+      self._trace(done + 1)
+
+  def _trace(self, step: int | None) -> None:
+    """Ends a trace; begins one if this is the step that is asked for."""
+    if self._tracing:
+      jax.profiler.stop_trace()
+      self._tracing = False
+    if step is not None and step == self._profile:
+      jax.profiler.start_trace(self._workdir / "profile")
+      self._tracing = True
 
   def _tell_of_start(self, done: int) -> None:
     """Records a start or resume, and what is not as it was before."""
@@ -188,13 +214,19 @@ class Recorder:
     kept: types.Groups,
     sampled: SampledGroups,
   ) -> None:
+    self._trace(None)
     replaced = self._replaced()
     count = sum(replaced.values())
     more = {"score/replaced_workers": count}
-    self._writer.write_scalars(step, {**scalars, **more})
-    self._samples.write(*records.samples(step, kept, self._examples))
-    self._visits.write(*records.visits(step, sampled, self._examples))
+    drawn = metrics.histograms(sampled.groups)
+    self._writer.write_scalars(step, {**scalars, **more}, drawn)
+    self._samples.write(*samples(step, kept, sampled.groups, self._examples))
+    self._visits.write(*visits(step, sampled, self._examples))
     self._last = step
+    late = step >= self._warned + _CORES_EVERY
+    if late and (why := clock.few_cores(scalars)) is not None:
+      self._warned = step
+      self.warn(f"step {step}: {why}")
     if count:
       why = events.most_often(replaced)
       self.event(step, {"event": "workers", "count": count, "why": why})
@@ -202,6 +234,7 @@ class Recorder:
     responses = groups.scores.responses[groups.rollouts.drawn]
     failed = [(x.task, x.verdict.reason) for x in responses if not x.valid]
     self._tell_of_unjudged(step, failed, len(responses))
+    self._trace(step + 1)
 
   def _tell_of_unjudged(
     self, step: int, failed: Sequence[tuple[str, str]], of: int
@@ -244,6 +277,7 @@ class Recorder:
     return self._measure(step, params, self._heldout)
 
   def evaluate(self, step: int, params: PyTree) -> float:
+    self._trace(None)
     records = [*itertools.chain(*self.measured(step, params))]
     evaluate.check_invalid(records)
     failed = [
@@ -270,10 +304,15 @@ class Recorder:
       "summary": summary,
     }
     self._curve.write(line)
-    self._writer.write_evaluation(step, _scalars(line))
+    self._writer.write_evaluation(
+      step, _scalars(line), pair(records, _LINE), pair(records, _TEXT)
+    )
+    if not step:
+      self._trace(1)
     return mean
 
   def close(self) -> None:
+    self._trace(None)
     for file in self._files:
       file.close()
 
@@ -316,3 +355,87 @@ def _scalars(line: Mapping[str, Any]) -> dict[str, float]:
   """The scalars of a line of eval/curve.jsonl for trackers."""
   tasks = {f"eval/pass_at_1/{k}": x for k, x in line["by_family"].items()}
   return {**tasks, "eval/pass_at_1": line["pass_at_1"]}
+
+
+def samples(
+  step: int, kept: types.Groups, drawn: types.Groups, examples: Examples
+) -> Iterator[dict[str, Any]]:
+  """A response to each of some prompts, right and wrong ones in turn.
+
+  The first prompts that the step trains on, then the first of the others.
+  """
+  trained = np.isin(drawn.prompts.index, kept.prompts.index)
+  reward = drawn.scores.reward
+  for i, p in enumerate(np.argsort(~trained, kind="stable")[:_SAMPLES]):
+    example = examples.example(step, int(drawn.prompts.index[p]))
+    # Right and wrong responses alternate: a kept group has both.
+    value = reward[p] if i % 2 == 0 else -reward[p]
+    n = int(np.where(drawn.rollouts.drawn[p], value, -np.inf).argmax())
+    ids = drawn.rollouts.tokens[p, n][drawn.rollouts.mask[p, n]].tolist()
+    scored = drawn.scores.responses[p, n]
+    verdict = scored.verdict
+    yield {
+      "step": step,
+      "id": example.id,
+      "domain": example.domain,
+      "task": example.task,
+      "kept": bool(trained[p]),
+      "prompt": examples.asked(example),
+      "response": examples.decode([ids])[0],
+      "gold": example.entry.get("answer"),  # None for tests and constraints
+      "answer": verdict.answer,
+      "verdict": verdict.status,
+      "reason": verdict.reason,
+      "score": verdict.score,
+      "reward": float(reward[p, n]),
+      "seconds": round(scored.seconds, 6),  # of the verifier
+      "tokens": len(ids),
+      "truncated": bool(drawn.rollouts.truncated[p, n]),
+    }
+
+
+def visits(
+  step: int, sampled: SampledGroups, examples: Examples
+) -> Iterator[dict[str, Any]]:
+  """What each prompt that was drawn got, in candidate order."""
+  prompts, rollouts, scores = sampled.groups
+  right = sampled.groups.right
+  invalid = ~scores.valid & rollouts.drawn
+  for i, p in enumerate(prompts.index.tolist()):
+    example = examples.example(step, p)
+    yield {
+      "step": step,
+      "id": example.id,
+      "task": example.task,
+      "drawn": int(rollouts.drawn[i].sum()),
+      "right": int(right[i].sum()),
+      "invalid": int(invalid[i].sum()),
+      "tokens": int(rollouts.mask[i].sum()),
+      "kept": bool(sampled.kept[i]),
+    }
+
+
+def pair(records: Sequence[evaluate.Record], most: int) -> str:
+  """A right and a wrong held-out response, each with prompt and verdict.
+
+  Of the records that hold texts; the first of each kind, if there is one.
+
+  Args:
+    most: Characters of a prompt or response that are shown.
+  """
+  texts = [one for one in records if "response" in one]
+  lines = []
+  for passed in (True, False):
+    for one in [one for one in texts if one["pass"] == passed][:1]:
+      why = f"  ({_clipped(one['reason'], most)})" if one["reason"] else ""
+      lines.append(
+        f"  {one['status']}  {one['task']}: {_clipped(one['prompt'], most)}\n"
+        f"    -> {_clipped(one['response'], most)}{why}"
+      )
+  return "\n".join(lines)
+
+
+def _clipped(text: str, most: int) -> str:
+  """One line without control characters, which could steer a terminal."""
+  line = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+  return line if len(line) <= most else f"{line[:most]}..."

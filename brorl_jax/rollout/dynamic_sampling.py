@@ -68,11 +68,26 @@ class SampledGroups:
     """Why there are fewer groups than were wanted; None if there are not."""
     if (kept := int(self.kept.sum())) >= self.target:
       return None
+    scores, rest = self.groups.scores, np.flatnonzero(~self.kept)
+    values = [np.unique(scores.reward[p][scores.valid[p]]) for p in rest]
+    every, other = np.unique(np.concatenate(values)), "other " if kept else ""
+    prompts, more = "easier or harder prompts", ""
+    if len(every) == 1:
+      cause = f"all {other}rewards are {every[0]:g}"
+      prompts = "easier prompts" if every[0] < 1 else "harder prompts"
+      more = "; samples.jsonl shows responses and their rewards"
+    elif all(len(one) < 2 for one in values):
+      counts = [sum(x in one for one in values) for x in (0, 1)]
+      cause = (
+        "all rewards are 0 in {} of the other groups, 1 in {}, equal in all"
+      )
+      cause = cause.format(*counts)
+    else:
+      cause = f"config.filter.keep rejects the {other}groups"
     return (
       f"only {kept} of {len(self.kept)} prompts are kept, {self.target} are "
-      "needed: all rewards of the other groups are equal; raise "
-      "config.filter.max_oversampling or config.data.distinct_prompts, or use "
-      "easier or harder prompts"
+      f"needed: {cause}; use {prompts}, or raise "
+      f"config.filter.max_oversampling or config.data.distinct_prompts{more}"
     )
 
 

@@ -11,6 +11,8 @@ from typing import Any
 
 import jax
 
+from brorl_jax.runs import clock
+
 PYTHON = platform.python_version()
 # Settings of XLA and jax that may change how a number is computed.
 _FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS", "NVIDIA_TF32_OVERRIDE")
@@ -52,14 +54,10 @@ def versions() -> dict[str, str]:
 def here() -> dict[str, Any]:
   """The hardware and flags that may affect the last bits of a number."""
   kinds = Counter(device.device_kind for device in jax.devices())
-  # macOS cannot tell which CPUs this process may use.
-  usable = getattr(
-    os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1)
-  )
   flags = {name: os.environ.get(name, "") for name in _FLAGS}
   flags |= {name: str(jax.config.values[name]) for name in _JAX_FLAGS}
   return {
-    "cpus": len(usable(0)),
+    "cpus": len(clock.cores()),
     "processor": _processor(),
     "devices": dict(kinds),
     "processes": jax.process_count(),

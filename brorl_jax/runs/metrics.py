@@ -15,11 +15,11 @@ import rich.console
 import rich.progress
 from jaxtyping import Bool, Float
 
-from brorl_jax.runs import trackers
+from brorl_jax.runs import clock, trackers
 from brorl_jax.runs.lines import Damaged as Damaged
 from brorl_jax.runs.lines import JsonLines, read_lines
 from brorl_jax.runs.lines import each_line as each_line
-from brorl_jax.types import Rollouts, Scores
+from brorl_jax.types import Groups, Rollouts, Scores
 
 # Metrics shown on the terminal; the files have all of them.
 _SHOWN = {
@@ -76,29 +76,40 @@ class Writer:
       say(f"wandb: {board.where}")
       self._trackers.append(board)
 
-  def write_scalars(self, step: int, scalars: Mapping[str, float | None]):
+  def write_scalars(
+    self,
+    step: int,
+    scalars: Mapping[str, float | None],
+    histograms: Mapping[str, np.ndarray] | None = None,
+  ):
     """Writes one line of metrics.jsonl. None (null) means not measured."""
     self._lines.write({"step": step, **scalars})
-    self._show(step, scalars)
+    self._show(step, scalars, histograms=histograms or {})
     self._progress.step(step, numbers(scalars))
 
   def sync(self) -> None:
     """Returns when the lines survive a power loss."""
     self._lines.sync()
 
-  def write_evaluation(self, step: int, scalars: Mapping[str, float]):
-    """Shows an evaluation on trackers and the terminal."""
-    self._show(step, scalars)
-    self._progress.say(step, numbers(scalars))
+  def write_evaluation(
+    self,
+    step: int,
+    scalars: Mapping[str, float],
+    shown: str = "",
+    text: str = "",
+  ):
+    """Shows an evaluation, with samples: `shown` here, `text` on trackers."""
+    self._show(step, scalars, texts={"eval/samples": text} if text else {})
+    self._progress.say(step, numbers(scalars) + (shown and f"\n{shown}"))
 
   def say(self, step: int, text: str) -> None:
     """Shows a line on the terminal only."""
     self._progress.say(step, text)
 
-  def _show(self, step, scalars):
+  def _show(self, step: int, scalars: Mapping[str, float | None], **more: Any):
     measured = {k: x for k, x in scalars.items() if x is not None}
     for tracker in self._trackers:
-      tracker.write(step, measured)
+      tracker.write(step, measured, **more)
 
   def close(self) -> None:
     self._lines.close()
@@ -166,7 +177,7 @@ class Progress:
     """Shows something else that happened at a step."""
     line = f"{self._unit} {step}/{self._steps}  {numbers}"
     if self._bar is not None:
-      self._bar.console.print(line, highlight=False)
+      self._bar.console.print(line, highlight=False, markup=False)
     else:
       print(line, file=sys.stderr, flush=True)
 
@@ -179,7 +190,25 @@ def numbers(scalars: Mapping[str, float | None]) -> str:
   """The scalars for the terminal, as text."""
   digits = lambda value: ",.0f" if value >= 100 else ".3f"
   shown = [(label, scalars.get(name)) for name, label in _SHOWN.items()]
-  return "  ".join(f"{k} {v:{digits(v)}}" for k, v in shown if v is not None)
+  text = "  ".join(f"{k} {v:{digits(v)}}" for k, v in shown if v is not None)
+  if scalars.get("time/cores") is None:
+    return text
+  had = f"{scalars['time/cores']:.1f} of {len(clock.cores())} cores"
+  return f"{text}  {scalars['time/cpu_s']:.1f} CPU-s  {had}"
+
+
+def histograms(groups: Groups) -> dict[str, np.ndarray]:
+  """What trackers show of all rollouts of a step as histograms.
+
+  Rewards that were judged, lengths in tokens, and for each prompt the share of
+  its rollouts that is right.
+  """
+  drawn, scores = groups.rollouts.drawn, groups.scores
+  return {
+    "histogram/reward": scores.reward[scores.valid],
+    "histogram/length": groups.rollouts.mask.sum(axis=2)[drawn],
+    "histogram/pass_rate": groups.right.sum(axis=1) / drawn.sum(axis=1),
+  }
 
 
 def of_groups(

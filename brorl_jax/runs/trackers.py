@@ -1,19 +1,27 @@
 """Trackers of a run: TensorBoard, and optionally Weights & Biases.
 
-Both show the contents of metrics.jsonl. A failing tracker never stops a run.
+Both show the contents of metrics.jsonl, and histograms and texts beside it. A
+failing tracker never stops a run.
 """
 
 import contextlib
 import functools
+import html
 import pathlib
 import sys
+import textwrap
+import types
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from brorl_jax.errors import first_line
 from brorl_jax.runs import lines
 
+_BINS = 32  # of a histogram
+_NONE: Mapping[str, Any] = types.MappingProxyType({})
 _ID = "wandb_id"  # file in the run's folder with the id of the wandb run
 _START_S = 15.0  # wait for wandb's server when a run starts
 _FINISH_S = 60.0  # wait for uploads when it ends
@@ -49,9 +57,21 @@ class TensorBoard:
     )
     _outlive_a_full_disk(self._board)
 
-  def write(self, step: int, scalars: Mapping[str, float]) -> None:
+  def write(
+    self,
+    step: int,
+    scalars: Mapping[str, float],
+    *,
+    histograms: Mapping[str, np.ndarray] = _NONE,
+    texts: Mapping[str, str] = _NONE,
+  ) -> None:
     for name, value in scalars.items():
       self._board.add_scalar(name, value, step)
+    for name, values in histograms.items():
+      if len(values):
+        self._board.add_histogram(name, values, step, bins=_BINS)
+    for name, text in texts.items():  # Markdown: indented is shown as it is
+      self._board.add_text(name, textwrap.indent(text, "    "), step)
 
   def close(self) -> None:
     self._board.close()
@@ -130,10 +150,26 @@ class Wandb:
       return "off"
     return self._run.url or f"wandb sync {self._run.settings.sync_dir}"
 
-  def write(self, step: int, scalars: Mapping[str, float]) -> None:
+  def write(
+    self,
+    step: int,
+    scalars: Mapping[str, float],
+    *,
+    histograms: Mapping[str, np.ndarray] = _NONE,
+    texts: Mapping[str, str] = _NONE,
+  ) -> None:
     with self._surviving():
-      if self._run is not None and step >= self._run.step:
-        self._run.log(dict(scalars), step=step)
+      if self._run is None or step < self._run.step:
+        return
+      import wandb
+
+      line: dict[str, Any] = dict(scalars)
+      for name, values in histograms.items():
+        counts = np.histogram(values, bins=_BINS)
+        line[name] = wandb.Histogram(np_histogram=counts)
+      for name, text in texts.items():
+        line[name] = wandb.Html(f"<pre>{html.escape(text)}</pre>")
+      self._run.log(line, step=step)
 
   def close(self) -> None:
     with self._surviving():
