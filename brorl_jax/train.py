@@ -242,7 +242,7 @@ def train(
 
     scalars = _of_draw(sampled) | credit.metrics | updated.metrics
     scalars |= {"time/update_s": update.seconds, **_totals(progress)}
-    spent = clock.since(started).metrics
+    spent = clock.since(started)
     scalars |= {**spent, _SAVING: saving_s + _checked(store)}
     stop, progress, score = agree(), credit.progress, None
     last = step == steps or spent_up(progress)

@@ -68,26 +68,17 @@ class SampledGroups:
     """Why there are fewer groups than were wanted; None if there are not."""
     if (kept := int(self.kept.sum())) >= self.target:
       return None
-    scores, rest = self.groups.scores, np.flatnonzero(~self.kept)
-    values = [np.unique(scores.reward[p][scores.valid[p]]) for p in rest]
-    every, other = np.unique(np.concatenate(values)), "other " if kept else ""
-    prompts, more = "easier or harder prompts", ""
-    if len(every) == 1:
-      cause = f"all {other}rewards are {every[0]:g}"
-      prompts = "easier prompts" if every[0] < 1 else "harder prompts"
-      more = "; samples.jsonl shows responses and their rewards"
-    elif all(len(one) < 2 for one in values):
-      counts = [sum(x in one for one in values) for x in (0, 1)]
-      cause = (
-        "all rewards are 0 in {} of the other groups, 1 in {}, equal in all"
-      )
-      cause = cause.format(*counts)
-    else:
-      cause = f"config.filter.keep rejects the {other}groups"
+    scores, rest = self.groups.scores, ~self.kept
+    values = np.unique(scores.reward[rest][scores.valid[rest]])
+    cause, prompts = "config.filter.keep rejects the others", "easier or harder"
+    if len(values) == 1:
+      cause = f"all {'other ' if kept else ''}rewards are {values[0]:g}"
+      cause += " (samples.jsonl shows responses)"
+      prompts = "easier" if values[0] < 1.0 else "harder"
     return (
       f"only {kept} of {len(self.kept)} prompts are kept, {self.target} are "
-      f"needed: {cause}; use {prompts}, or raise "
-      f"config.filter.max_oversampling or config.data.distinct_prompts{more}"
+      f"needed: {cause}; use {prompts} prompts, or raise "
+      "config.filter.max_oversampling or config.data.distinct_prompts"
     )
 
 

@@ -1,7 +1,7 @@
 """Wall time, processor time, compilation time, and the cores that were had."""
 
 import contextlib
-import glob
+import math
 import os
 import pathlib
 import time
@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import jax
 
-_HERTZ = os.sysconf("SC_CLK_TCK")
+_PROC, _HERTZ = pathlib.Path("/proc"), os.sysconf("SC_CLK_TCK")
 # A step is worth a warning if it had fewer than this share of the cores that it
 # could have used, and lost more than these seconds of a core: less is noise.
 _SHARE, _LOST_S = 0.7, 1.0
+_others_seen = [-math.inf, 0.0]  # when, and what it was
 
 
 class Clock(NamedTuple):
@@ -29,18 +30,10 @@ class Clock(NamedTuple):
   others: float = 0.0  # processor time of other programs on our cores
 
 
-class Spent(NamedTuple):
-  """The time that something took."""
-
-  busy_s: float  # the cost by which runs are compared, see `since`
-  metrics: dict[str, float]
-
-
 class _Compiler:
   """The time of compilation in this process while it is counted."""
 
   wall = process = lowered = 0.0
-  counting = 0  # nested scopes of `counting`
 
   def on_event(self, event: str, duration_secs: float, **_: Any) -> None:
     """Called at the end of each phase; compilation starts after lowering."""
@@ -61,27 +54,17 @@ def counting() -> Iterator[None]:
   jax calls a listener for every program of the process, so it is registered
   only while the training loop needs it.
   """
-  if not _compiler.counting:
-    jax.monitoring.register_event_duration_secs_listener(_compiler.on_event)
-  _compiler.counting += 1
+  jax.monitoring.register_event_duration_secs_listener(_compiler.on_event)
   try:
     yield
   finally:
-    _compiler.counting -= 1
-    if not _compiler.counting:
-      jax.monitoring.unregister_event_duration_listener(_compiler.on_event)
+    jax.monitoring.unregister_event_duration_listener(_compiler.on_event)
 
 
 def now() -> Clock:
   """The clocks now."""
-  return Clock(
-    time.perf_counter(),
-    time.process_time(),
-    _compiler.wall,
-    _compiler.process,
-    _waited(),
-    _others(),
-  )
+  spent = time.perf_counter(), time.process_time()
+  return Clock(*spent, _compiler.wall, _compiler.process, _waited(), _others())
 
 
 def cores() -> Collection[int]:
@@ -93,35 +76,38 @@ def cores() -> Collection[int]:
 def _waited() -> dict[str, float]:
   """By thread; empty where the kernel does not say."""
   waited = {}
-  for path in glob.glob("/proc/self/task/*/schedstat"):
+  for path in _PROC.glob("self/task/*/schedstat"):
     with contextlib.suppress(OSError, IndexError):  # this thread has ended
-      waited[path] = int(pathlib.Path(path).read_text().split()[1]) / 1e9
+      waited[path.parent.name] = int(path.read_text().split()[1]) / 1e9
   return waited
 
 
 def _others() -> float:
   """Processor time on our cores, less that of this process and all below it."""
-  parent, used = {}, {}
-  for path in glob.glob("/proc/[0-9]*/stat"):
+  parent, used, seen = {}, {}, time.perf_counter()
+  if seen - _others_seen[0] < _LOST_S or not (_PROC / "stat").exists():
+    return _others_seen[1]  # it takes 5 ms for 200 processes
+  for path in _PROC.glob("[0-9]*/stat"):
     with contextlib.suppress(OSError):  # this process has ended
-      fields = pathlib.Path(path).read_text().rpartition(")")[2].split()
-      pid = path.split("/")[2]
+      fields = path.read_text().rpartition(")")[2].split()
       # User and system time, its own and that of children it waited for.
-      parent[pid], used[pid] = fields[1], sum(map(int, fields[11:15]))
-  ours, more = set(), {str(os.getpid())} & used.keys()
-  while more:
+      used[path.parent.name] = sum(map(int, fields[11:15]))
+      parent[path.parent.name] = fields[1]
+  ours, more = {str(os.getpid())}, {str(os.getpid())}
+  while more := {pid for pid in parent if parent[pid] in more} - ours:
     ours |= more
-    more = {pid for pid in parent.keys() - ours if parent[pid] in more}
-  busy, names = 0, {f"cpu{core}" for core in cores()}
-  with contextlib.suppress(OSError), open("/proc/stat") as file:
-    for name, *ticks in map(str.split, file):
-      if name in names:  # all but idle and waiting for a disk
-        busy += sum(map(int, [*ticks[:3], *ticks[5:8]]))
-  return (busy - sum(used[pid] for pid in ours)) / _HERTZ
+  rows = map(str.split, (_PROC / "stat").read_text().splitlines())
+  ticks = {name: [*map(int, row)] for name, *row in rows}
+  each = [ticks.get(f"cpu{core}", []) for core in cores()]
+  # All but idle and waiting for a disk.
+  busy = sum(sum(row[:3]) + sum(row[5:8]) for row in each)
+  busy -= sum(used.get(pid, 0) for pid in ours)
+  _others_seen[:] = seen, busy / _HERTZ
+  return _others_seen[1]
 
 
-def since(begin: Clock) -> Spent:
-  """The time since `begin`, and its metrics.
+def since(begin: Clock) -> dict[str, float]:
+  """The time since `begin`, as metrics.
 
   Runs are compared by time/busy_s. On a CPU it is processor time (time/cpu_s),
   because other jobs would lengthen the wall time. On an accelerator it is wall
@@ -129,47 +115,40 @@ def since(begin: Clock) -> Spent:
   on the number of shapes, and the processor time of scoring workers.
 
   time/cores is processor time over wall time, both with compilation.
-  time/cores_missed is the cores that other programs had while threads of this
-  process were ready to run: the smaller of both times, over the wall time. So
-  a step with one thread, one that waits for a disk, more threads than cores,
-  and verifiers beside the sampler do not count as missed. 0 where the kernel
-  has no /proc.
+  time/cores_missed is what else this process could have had: the time in which
+  its threads were ready to run without a core, but at most the time in which
+  other programs had these cores, over wall time. So a single thread, a wait for
+  a disk, more threads than cores, and verifiers beside the sampler are no miss.
+  It is 0 where the kernel has no /proc.
   """
   end = now()
-  wall = end.wall - begin.wall
-  compiling = end.compiling - begin.compiling
-  total = cpu = end.process - begin.process
-  cpu -= end.compiling_process - begin.compiling_process
-  on_cpu = jax.default_backend() == "cpu"
-  busy = cpu if on_cpu else wall - compiling
+  wall, total, compiling, compiling_cpu = (
+    after - before for after, before in zip(end[:4], begin[:4], strict=True)
+  )
+  cpu, on_cpu = total - compiling_cpu, jax.default_backend() == "cpu"
   waited = sum(
     max(0.0, seconds - begin.waited.get(thread, 0.0))
     for thread, seconds in end.waited.items()
   )
   missed = max(0.0, min(waited, end.others - begin.others))
-  return Spent(
-    busy,
-    {
-      "time/step_s": wall,
-      "time/cpu_s": cpu,
-      "time/busy_s": busy,
-      "time/compile_s": compiling,
-      "time/cores": total / wall,
-      "time/cores_missed": missed / wall,
-    },
-  )
+  return {
+    "time/step_s": wall,
+    "time/cpu_s": cpu,
+    "time/busy_s": cpu if on_cpu else wall - compiling,
+    "time/compile_s": compiling,
+    "time/cores": total / wall,
+    "time/cores_missed": missed / wall,
+  }
 
 
 def few_cores(scalars: Mapping[str, Any]) -> str | None:
-  """Why a step was slow: it had few of the cores that it could have used.
-
-  Args:
-    scalars: Metrics of the step; without those of `since` None is returned.
-  """
-  had, missed = (scalars.get(f"time/cores{x}") or 0.0 for x in ("", "_missed"))
-  if missed * (scalars.get("time/step_s") or 0.0) < _LOST_S:
-    return None
-  if had >= _SHARE * (had + missed) or jax.default_backend() != "cpu":
+  """Why a step was slow, if other programs had the cores; see `since`."""
+  had, missed = (
+    scalars.get("time/cores", 0),
+    scalars.get("time/cores_missed", 0),
+  )
+  enough = had >= _SHARE * (had + missed) or jax.default_backend() != "cpu"
+  if enough or missed * scalars["time/step_s"] < _LOST_S:
     return None
   return (
     f"other programs use the cores: the step had {had:.1f} and could have used "

@@ -1,6 +1,5 @@
 """Tests of launch/bench: what is counted, and how two systems take turns."""
 
-import dataclasses
 import json
 import math
 import os
@@ -9,7 +8,6 @@ import platform
 import statistics
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -91,23 +89,6 @@ def test_a_model_of_any_size():
   )
 
 
-def test_a_system_that_derives_the_size_of_heads_gets_no_other(monkeypatch):
-  monkeypatch.setattr(sys, "argv", ["x", "--model=96x1:heads=3,head_size=64"])
-  with pytest.raises(SystemExit, match="3 heads of 64; this system"):
-    protocol.main(lambda task: pytest.fail(str(task)))
-
-
-def test_a_vocabulary_is_that_of_whatever_model():
-  of = lambda *argv: protocol.parse(argv=argv)[0].workload
-  other = dataclasses.replace(workloads.SMALL, vocab=64)
-  assert of("--vocab=64").model == other
-  assert of("--model=64x1", "--vocab=64").model == workloads.model_of(
-    "64x1", 64
-  )
-  assert of("--model=64x1").model == workloads.model_of("64x1", 2048)
-  assert of().model == workloads.SMALL
-
-
 def test_slots_are_those_that_are_asked_for_up_to_n():
   of = lambda *argv: protocol.parse(argv=argv)[0]
   task = of("--slots=7", "--n=9")
@@ -151,52 +132,6 @@ def line_of(part, *flags):
   command = [sys.executable, "-m", f"launch.bench.{part}", "--repeats=1"]
   out = subprocess.check_output([*command, *flags], text=True, cwd=ROOT)
   return json.loads(out)
-
-
-@pytest.mark.slow
-def test_our_responses_have_the_lengths_of_a_file(tmp_path):
-  (tmp_path / "lengths").write_text("1\n2\n2\n5\n")
-  flags = ["--model=64x1", "--vocab=64", "--prompt=4", "--new=8", "--n=400"]
-  line = line_of("rollout", *flags, f"--lengths={tmp_path / 'lengths'}")
-  # Mean 2.5, deviation 1.5: 3 standard errors.
-  assert line["tokens"] == pytest.approx(400 * 2.5, abs=3 * 1.5 * 20)
-  assert line["processor"] and line["model"]["width"] == 64
-  assert len(line["every_tokens_per_cpu_s"]) == len(line["every_wall_s"]) == 1
-
-
-@pytest.mark.slow
-def test_a_step_has_the_lengths_of_a_file(tmp_path):
-  (tmp_path / "lengths").write_text("2\n2\n")
-  argv = ["--model=64x1", "--vocab=64", "--prompt=4", "--new=8", "--n=8"]
-  argv.append(f"--lengths={tmp_path / 'lengths'}")
-  task, _ = protocol.parse(argv=argv)
-  ours = update.Learner(task, "shared", rows=4, blocks=1, remat="nothing")
-  assert [len(row) for row in ours.step(1)] == [2] * 8
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  "start",
-  [
-    rollout.start,
-    lambda task: update.start(task, "shared", rows=4, blocks=1, remat="layer"),
-  ],
-)
-def test_ours_tells_the_rate_of_the_machine_when_it_is_ready(
-  start, monkeypatch
-):
-  from launch.bench import ours
-
-  task, _ = protocol.parse(argv=["--model=64x1", "--vocab=64", "--n=4"])
-
-  def matmul(dtype):
-    assert task.idle_bytes is None  # or its arrays would count as the system's
-    return {"float32": 12.6e9}[dtype]
-
-  monkeypatch.setattr(ours, "matmul", matmul)
-  _, versions, _ = start(task)
-  assert versions["matmul_gflop_per_s"] == "13" and versions["jax"]
-  assert task.idle_bytes
 
 
 @pytest.mark.skipif(
@@ -297,35 +232,6 @@ def take_turns(tmp_path, ours, peer):
   return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
 
-SLOW_START = """
-import time
-from launch.bench import protocol
-
-def start(task):
-  time.sleep(1)
-  task.idle()
-  time.sleep(0.5)
-  return "slow", {}, lambda seed: [[7] * 3]
-
-protocol.main(start)
-"""
-
-
-def test_what_a_system_makes_before_its_first_run_is_counted(tmp_path):
-  (tmp_path / "slow.py").write_text(SLOW_START)
-  command = [sys.executable, tmp_path / "slow.py", "--serve", "--n=1"]
-  begin = time.perf_counter()
-  line = subprocess.check_output(
-    [*command, "--new=3"],
-    text=True,
-    stdin=subprocess.DEVNULL,
-    env=os.environ | {"PYTHONPATH": str(ROOT)},
-  )
-  wall = time.perf_counter() - begin
-  line = json.loads(line)
-  assert line["first_run_s"] + 0.5 <= line["ready_s"] <= wall - 1
-
-
 def test_turns_by_hand(tmp_path):
   # Tokens per CPU-second: 100, 50, 40 against 10, 25, 5.
   done = take_turns(
@@ -345,22 +251,6 @@ def test_turns_by_hand(tmp_path):
   assert line["peer"]["peak_bytes"] == 12
   # Who is first changes from round to round.
   assert (tmp_path / "turns").read_text() == "abbaab"
-
-
-def test_turns_of_those_that_train_count_their_updates(tmp_path):
-  stub = STUB.replace('"unique": 1', '"unique": 1, "update_cpu_s": {update}')
-  command = [sys.executable, "-m", "launch.bench.interleave", "--rounds=1"]
-  for name, seconds in (("a", 1), ("b", 5)):
-    script = tmp_path / f"{name}.py"
-    script.write_text(
-      stub.format(name=name, values=([100], [10]), update=seconds)
-    )
-    command += [sys.executable, script]
-  line = json.loads(subprocess.check_output(command, text=True, cwd=ROOT))
-  assert line["ours"]["update_tokens_per_cpu_s"] == 100
-  assert line["ratio"]["update_tokens_per_cpu_s"]["of_medians"] == 5.0
-  assert line["ratio"]["tokens_per_cpu_s"]["of_medians"] == 1.0
-  assert "update_tokens_per_s" not in line["ratio"]
 
 
 def test_a_system_that_dies_is_named(tmp_path):
@@ -402,21 +292,8 @@ def comparison(*flags) -> subprocess.CompletedProcess:
   )
 
 
-@pytest.mark.parametrize("peer", ["openvino", "transformers", "tunix", "vllm"])
-def test_samplers_that_have_no_lengths_of_a_file_refuse_them(tmp_path, peer):
-  (tmp_path / "two").write_text("2\n")
-  command = [f"third_party/peers/{peer}/run.py", "--n=1"]
-  done = subprocess.run(
-    [sys.executable, *command, f"--lengths={tmp_path / 'two'}"],
-    capture_output=True,
-    text=True,
-    cwd=ROOT,
-  )
-  assert done.returncode == 1 and done.stderr.startswith("error: responses")
-
-
 @pytest.mark.parametrize("peer", ["trl", "tunix"])
-@pytest.mark.parametrize("flag", ["--ends=9", "--lengths=two", "--prompts=2"])
+@pytest.mark.parametrize("flag", ["--lengths=two"])
 def test_trainers_of_whole_responses_refuse_others(tmp_path, peer, flag):
   (tmp_path / "two").write_text("2\n")
   script = ROOT / "third_party" / "peers" / peer / "update.py"
@@ -434,12 +311,8 @@ def test_trainers_of_whole_responses_refuse_others(tmp_path, peer, flag):
   "flags, message",
   [
     (["--rounds=0"], "--rounds=0 must be at least 1"),
-    (["--rounds", "-1"], "--rounds=-1 must be at least 1"),
-    (["--rounds=10"], "PYTHON=/no/python does not run"),
-    (["--workload=l1"], "openvino has no update.py"),
     (["--workload", "l1"], "openvino has no update.py"),
-    (["--workload", "w1", "--n", "4"], "PYTHON=/no/python does not run"),
-    ([], "PYTHON=/no/python does not run"),
+    (["--rounds=10"], "PYTHON=/no/python does not run"),
   ],
 )
 def test_the_comparison_refuses_before_it_installs(flags, message):
@@ -453,44 +326,25 @@ def test_the_comparison_refuses_before_it_installs(flags, message):
   [
     (["--workload=w9"], "invalid choice: 'w9'"),
     (["--n=0"], "--n=0 must be at least 1"),
-    (["--prompts=-2"], "--prompts=-2 must be at least 1"),
-    (["--repeats=0"], "--repeats=0 must be at least 1"),
-    (["--prompt=0"], "--prompt=0 must be at least 1"),
-    (["--new=0"], "--new=0 must be at least 1"),
-    (["--slots=0"], "--slots=0 must be at least 1"),
-    (["--ends=-1"], "--ends=-1 must be at least 1"),
-    (["--rows=0"], "--rows=0 must be at least 1"),
     (["--blocks=-1"], "--blocks=-1 must be at least 1"),
-    (["--vocab=0"], "--vocab=0 must be at least 11"),
     (["--vocab=10"], "--vocab=10 must be at least 11"),
     (["--ends=5000"], "--ends=5000 must be at most the vocabulary, 2048"),
     (["--workload=w3", "--vocab=31"], "--vocab=31 must be at least 32, "),
-    (["--workload=w4"], "--workload=w4 needs an accelerator"),
     (["--workload=l3"], "--workload=l3 needs an accelerator"),
     (
       ["--model=100x2"],
       "--model=100x2 is not WIDTHxLAYERS, with a width in 64",
     ),
-    (["--model=64x0"], "--model=64x0 is not WIDTHxLAYERS"),
-    (["--model=64x1:"], "'' must be one of heads, kv_heads, head_size, mlp"),
-    (
-      ["--model=64x1:x=2"],
-      "'x' must be one of heads, kv_heads, head_size, mlp",
-    ),
-    (["--model=64x1:mlp=9,mlp=9"], "'mlp' must be one of "),
+    (["--model=64x1:x=2"], "'x' must be one of heads, kv_heads, "),
     (["--model=64x1:mlp=0"], "mlp=0 must be a number from 1 to 9"),
-    (["--model=64x1:mlp"], "mlp= must be a number from 1 to 9"),
     (["--model=96x1:head_size=64"], "with a width in 64s"),
     (
       ["--model=60x1:heads=6,kv_heads=4"],
       "=6 must be a multiple of kv_heads=4",
     ),
     (["--model=64x1:heads=3"], "heads=3 must divide 64"),
-    (["--model=64x1:head_size=1"], "head_size=1 must be even"),
     (["--model=60x1:heads=4"], "head_size=15 must be even"),
     (["--ends=9", "--lengths=x"], "not allowed with"),
-    (["--lengths="], "--lengths= names no file"),
-    (["--lengths=/no/such"], "--lengths=/no/such: No such file"),
     (["--lengths=/"], "--lengths=/: Is a directory"),
     (["--serve", "--repeats=2"], "not allowed with"),
   ],
@@ -510,12 +364,9 @@ def refused(flags, message, capsys):
 @pytest.mark.parametrize(
   "content, message",
   [
-    (b"", " has no lengths"),
     (b"\n \n", " has no lengths"),
     (b"1\n\n2 3\n", ": line 3 is '2 3', not one length from 1 to 999999999"),
     (b"1\n0\n", ": line 2 is '0', not one length"),
-    (b"-1", ": line 1 is '-1', not one length"),
-    (b"1.5", ": line 1 is '1.5', not one length"),
     (b"1" * 5000, f": line 1 is '{'1' * 20}', not one length"),
     ("\u0663".encode(), ": line 1 is '\u0663', not one length"),
     (b"\xff\xfe", " is not text: "),
@@ -549,14 +400,3 @@ def test_what_needs_an_accelerator_is_refused_without(module, capsys):
   asked = lambda: pytest.fail("asked")
   with pytest.raises(SystemExit):
     protocol.parse(accelerator=asked, argv=[*argv, "--n=0"])
-
-
-@pytest.mark.slow
-def test_rounds_draw_what_a_fixed_number_draws():
-  command = [sys.executable, "-m", "launch.bench.rounds", "--config=n512:tiny"]
-  command += ["--prompts=2", "--n=32", "--repeats=1"]
-  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-  assert done.returncode == 0, done.stderr
-  line = json.loads(done.stdout.splitlines()[-1])
-  assert line["fixed_rollouts"] == line["rounds_rollouts"] == 64
-  assert line["fixed_tokens"] == line["rounds_tokens"] > 64

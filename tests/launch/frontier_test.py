@@ -28,7 +28,6 @@ from launch.frontier import (
   prepare,
   problems,
   report,
-  run,
   study,
   summary,
 )
@@ -169,17 +168,6 @@ def test_configs_say_what_their_names_say():
       frontier.get_config(bad)
 
 
-def test_each_arm_of_each_question_can_be_trained():
-  """With N = 512 and 512 samples a step has one prompt, and one update."""
-  every = [cell for q, doubled in run.questions() for cell in q.cells(doubled)]
-  for arm in [*every, *plateau.cells().values(), plateau.START]:
-    which = arms.config(arm, scale=1).split(":")[1]
-    settings.training(frontier.get_config(which))
-  accelerator = {"processor": "AMD EPYC", "devices": {"NVIDIA H200": 1}}
-  told = {"machine": accelerator, "versions": {"jax": "0.11.2"}}
-  assert arms.machine_of(told) == "NVIDIA H200, jax 0.11.2"
-
-
 # --------------------------------------------------------------- the statistics
 
 
@@ -318,8 +306,3 @@ def test_the_front_page_has_the_numbers_of_the_results():
   assert "its own tuned rate" in said and "five seeds" in said
   assert f"lifts a plateau is {data['plateau']['verdict']} there" in said
   assert "1.5 billion parameters" in said
-
-
-def test_the_results_are_kept_small():
-  files = [*(FRONTIER / "results").rglob("*.json")]
-  assert sum(path.stat().st_size for path in files) < 5e6

@@ -88,9 +88,7 @@ def test_two_processes_are_the_default(tmp_path):
   assert status == 0 and "--processes=2" in out
 
 
-@pytest.mark.parametrize(
-  "ends, want", [("0,75", 75), ("75,75", 75), ("75,3", 3), ("2,75", 2)]
-)
+@pytest.mark.parametrize("ends, want", [("0,75", 75), ("75,3", 3), ("2,75", 2)])
 def test_the_exit_status(tmp_path, ends, want):
   assert ended(two(tmp_path, ends))[0] == want
 

@@ -12,7 +12,7 @@ from messages import mentions
 from brorl_jax import evaluate, train
 from brorl_jax.errors import UserError
 from brorl_jax.main import heldout
-from brorl_jax.main.recorder import Recorder
+from brorl_jax.main.recorder import Recorder, pair, samples
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import events, metrics, trackers
@@ -60,8 +60,9 @@ def test_wandb_gets_all_of_a_run_whenever_it_starts(
     def __init__(self, workdir, project, *, config, done, warn):
       told.append((workdir, project, config["run"]["wandb"], [*done]))
 
-    def write(self, step, scalars):
-      told.append((step, dict(scalars)))
+    def write(self, step, values):
+      numbers = {k: v for k, v in values.items() if isinstance(v, int | float)}
+      told.append((step, numbers))
 
     def close(self):
       told.append("closed")
@@ -165,9 +166,9 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
       "tokens": int(kept.rollouts.mask[p].sum()),
       "kept": p > 0,
     }
-  samples = metrics.read_lines(tmp_path / "samples.jsonl")
-  assert len(samples) == 4
-  for p, line in enumerate(samples):
+  shown = metrics.read_lines(tmp_path / "samples.jsonl")
+  assert len(shown) == 4
+  for p, line in enumerate(shown):
     example = examples.example(1, p)
     assert (line["id"], line["domain"]) == (example.id, "gym")
     assert line["gold"] == example.entry["answer"]
@@ -198,6 +199,87 @@ def lines_of(workdir, steps):
   (workdir / "metrics.jsonl").write_text(text)
   (workdir / "eval").mkdir(exist_ok=True)
   (workdir / "eval" / "curve.jsonl").write_text(evaluated(0))
+
+
+def test_a_step_without_a_kept_group_shows_what_it_drew(wired):
+  """Then the first prompts; otherwise those that the step trains on first."""
+  drawn = wired.kept
+  none = jax.tree.map(lambda x: x[:0], drawn)
+  last = jax.tree.map(lambda x: x[3:], drawn)
+  for kept, order, told in ((none, [0, 1, 2, 3], 0), (last, [3, 0, 1, 2], 1)):
+    lines = [*samples(1, kept, drawn, wired.examples)]
+    names = [wired.examples.example(1, p).id for p in order]
+    assert [line["id"] for line in lines] == names
+    assert [line["kept"] for line in lines] == [True] * told + [False] * (
+      4 - told
+    )
+
+
+@pytest.mark.ci
+def test_a_sample_is_one_that_was_drawn(wired):
+  """Of the second prompt a wrong one is looked for, and all are right."""
+  kept = wired.kept
+  mask, reward = kept.rollouts.mask.copy(), kept.scores.reward.copy()
+  responses = kept.scores.responses.copy()
+  reward[1], reward[1, 0] = 1.0, 0.0
+  mask[1, 0], responses[1, 0] = False, None  # no rollout is there
+  some = kept._replace(
+    rollouts=dataclasses.replace(kept.rollouts, mask=mask),
+    scores=kept.scores._replace(reward=reward, responses=responses),
+  )
+  lines = [*samples(1, some, some, wired.examples)]
+  assert len(lines) == 4 and lines[1]["reward"] == 1.0
+  assert lines[1]["tokens"] == int(mask[1, 1].sum()) > 0
+
+
+def test_an_evaluation_shows_a_right_and_a_wrong_response():
+  one = {"task": "m", "prompt": "3 +\n5?", "response": "8", "reason": ""}
+  right = one | {"pass": True, "status": "pass"}
+  wrong = one | {"pass": False, "status": "fail", "reason": "wrong answer"}
+  wrong |= {"response": "\x1b[2J" + 9 * "9"}
+  bare = {"task": "m", "pass": False, "status": "fail", "reason": ""}
+  lines = "  pass  m: 3 + 5?\n    -> 8", "  fail  m: 3 + 5?\n    ->  [2J99..."
+  assert pair([bare, wrong, right, wrong], 6).splitlines() == [
+    *lines[0].splitlines(),
+    "  fail  m: 3 + 5?",
+    "    ->  [2J99...  (wrong ...)",
+  ]
+  assert pair([bare, right], 6) == lines[0] and pair([bare], 6) == ""
+
+
+def test_few_cores_are_told_at_most_once_in_ten_steps(wired, tmp_path):
+  recorder = start_at(wired, tmp_path, 2)
+  for step in range(3, 15):
+    line = {"time/step_s": 4.0, "time/cores": 0.5, "time/cores_missed": 0.5}
+    line |= {"time/cpu_s": 2.0}
+    recorder.step(step, line, wired.kept, drawn(wired.kept))
+  recorder.close()
+  told = [e for e in timeless(tmp_path) if e["event"] == "warning"]
+  assert [e["step"] for e in told] == [3, 13]
+  assert "had 0.5 and could have used 1.0" in told[0]["why"]
+
+
+@pytest.mark.parametrize("step, done", [(1, -1), (3, 2), (4, 2), (9, 2)])
+def test_the_trace_of_a_step_is_written(
+  wired, tmp_path, monkeypatch, step, done
+):
+  calls = []
+  tell = lambda what: lambda *_: calls.append((what, recorder._last))
+  monkeypatch.setattr(jax.profiler, "start_trace", tell("begin"))
+  monkeypatch.setattr(jax.profiler, "stop_trace", tell("end"))
+  if done >= 0:
+    lines_of(tmp_path, done)
+  recorder = made(wired, tmp_path, profile_step=step)
+  recorder.measure = measure
+  recorder.start(done)
+  if done < 0:
+    recorder.evaluate(0, None)
+  for i in range(max(done, 0) + 1, 5):
+    recorder.evaluate(i, None)
+    recorder.step(i, {"reward/mean": 0.5}, wired.kept, drawn(wired.kept))
+  recorder.close()
+  # The evaluation at the end of the step is not in it.
+  assert calls == [("begin", step - 1), ("end", step - 1)] * (step < 5)
 
 
 def test_record_refuses_a_run_whose_lines_are_gone(wired, tmp_path):
