@@ -4,7 +4,6 @@ import json
 import math
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
@@ -89,14 +88,6 @@ def test_a_model_of_any_size():
   )
 
 
-def test_slots_are_those_that_are_asked_for_up_to_n():
-  of = lambda *argv: protocol.parse(argv=argv)[0]
-  task = of("--slots=7", "--n=9")
-  assert task.slots == task.workload.slots == 7
-  assert of("--slots=20", "--n=9").slots == of("--n=9").slots == 9
-  assert of("--workload=w3").slots == 128
-
-
 def test_lengths_of_a_file_are_those_of_the_end_token():
   """P(1) = .25, P(2) = 0, P(3) = .5, and what is longer is cut at 4."""
   first, second, third, last = workloads.end_logits([1, 3, 3, 9], 4, vocab=11)
@@ -132,19 +123,6 @@ def line_of(part, *flags):
   command = [sys.executable, "-m", f"launch.bench.{part}", "--repeats=1"]
   out = subprocess.check_output([*command, *flags], text=True, cwd=ROOT)
   return json.loads(out)
-
-
-@pytest.mark.skipif(
-  platform.libc_ver()[0] != "glibc", reason="another C library"
-)
-def test_memory_that_was_freed_is_counted_when_it_is_taken_again():
-  held = [bytes(2048) for _ in range(100_000)]
-  full = protocol._resident()
-  last = held.pop()  # above the others, so that glibc keeps their memory
-  del held
-  task = protocol.Task(workloads.WORKLOADS["w1"], 1, "float32")
-  task.idle()
-  assert task.idle_bytes and task.idle_bytes < full - 150e6 and last
 
 
 def test_a_trainer_takes_one_step_at_a_time():
@@ -261,27 +239,6 @@ def test_a_system_that_dies_is_named(tmp_path):
   )
 
 
-@pytest.mark.parametrize(
-  "commands, message",
-  [
-    (["/no/python", "x.py"], "the peer: no interpreter /no/python; "),
-    ([sys.executable, "/no/x.py"], "the peer: no file /no/x.py; "),
-    (["{tmp}/text", "a.b"], "the peer: {tmp}/text does not run: "),
-  ],
-)
-def test_a_system_that_is_not_there_is_named(tmp_path, commands, message):
-  (tmp_path / "text").write_text("no program")
-  (tmp_path / "text").chmod(0o755)
-  (tmp_path / "a.py").write_text(STUB.format(name="a", values=([], [])))
-  known = [sys.executable, str(tmp_path / "a.py")]
-  words = [*known, *(word.format(tmp=tmp_path) for word in commands)]
-  command = [sys.executable, "-m", "launch.bench.interleave", *words]
-  done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-  *_, last = done.stderr.splitlines()
-  assert done.returncode == 1 and "Traceback" not in done.stderr
-  assert last.startswith("error: " + message.format(tmp=tmp_path))
-
-
 def comparison(*flags) -> subprocess.CompletedProcess:
   """Of flags that are judged before anything is installed: it fails then."""
   return subprocess.run(
@@ -376,12 +333,6 @@ def test_refuses_a_file_without_lengths(tmp_path, content, message, capsys):
   file = tmp_path / "lengths"
   file.write_bytes(content)
   refused([f"--lengths={file}"], f"--lengths={file}{message}", capsys)
-
-
-def test_lengths_are_read_by_line(tmp_path):
-  (tmp_path / "lengths").write_bytes(b"7\r\n\n 999999999 \n07")
-  of = workloads.read_lengths(str(tmp_path / "lengths"))
-  assert of == (7, 999_999_999, 7)
 
 
 @pytest.mark.parametrize("module", [rollout, update])

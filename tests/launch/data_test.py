@@ -3,8 +3,6 @@
 import dataclasses
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
 from messages import mentions
@@ -12,7 +10,7 @@ from messages import mentions
 ROOT = pathlib.Path(__file__).parents[2]
 from brorl_jax.data import dataset
 from brorl_jax.verdicts.domains import DOMAINS
-from launch.data import prepare, public
+from launch.data import prepare
 
 
 def short(record):
@@ -322,18 +320,6 @@ def test_refusals_leave_nothing_behind(
   )
   assert sorted(p.name for p in tmp_path.iterdir()) == before
   assert (tmp_path / "old.jsonl").read_text() == "mine"
-
-
-def test_every_set_is_documented_and_the_command_runs(tmp_path):
-  assert all(f"\n  {name} " in (public.__doc__ or "") for name in public.SETS)
-  done = subprocess.run(
-    [sys.executable, "-m", "launch.data.prepare", "eurus", "a", "--output=b"],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 2
-  assert "invalid choice: 'eurus'" in done.stderr
 
 
 @pytest.mark.parametrize("given", ["[NaN, 1]", '"\\ud800"'])

@@ -29,11 +29,6 @@ def test_least_squares_over_the_upper_half_by_hand():
   assert found["steps"][2:] == [2.0, 0.0]
 
 
-@pytest.mark.parametrize("count, fitted", [(2, 2), (3, 2), (5, 3), (6, 3)])
-def test_two_or_more_sizes_are_fitted(count, fitted):
-  assert len(list(range(count))[growth.upper_half(count)]) == fitted
-
-
 def task(n: int) -> protocol.Task:
   model = workloads.Model(
     vocab=50, width=3, mlp=4, layers=2, heads=2, kv_heads=1, head_size=2
@@ -121,15 +116,6 @@ def test_two_points(part):
   heads = done.stderr.splitlines()[-2:]
   assert heads[0].split()[:3] == ["sizes", "fitted", "cpu_s"]
   assert heads[1].startswith(f"{part} n") and " 4 to 64 " in heads[1]
-
-
-def test_a_process_that_fails_is_named():
-  # Twice one of --serve and --repeats: the process refuses its flags.
-  done = measured("--part=rollout", "--axis=n", "--sizes=2,4", "--repeats=2")
-  assert done.returncode == 1 and not done.stdout
-  assert done.stderr.splitlines()[-1] == (
-    "error: n = 2 ended with status 2, see above"
-  )
 
 
 @pytest.mark.parametrize(

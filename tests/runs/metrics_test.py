@@ -73,9 +73,9 @@ def test_a_writer_writes_each_scalar_everywhere(tmp_path, capsys):
 def test_tensorboard_has_histograms_and_texts(tmp_path, capsys):
   rollouts, reward, _ = example()
   valid = np.array([[True, True, False], [True] * 3])
-  groups = Groups(
-    Prompts(*3 * [np.zeros(2)]), rollouts, scored.scores(reward, valid=valid)
-  )
+  ids = np.ones((2, 1), np.int32)
+  prompts = Prompts(ids, ids > 0, np.arange(2, dtype=np.int32))
+  groups = Groups(prompts, rollouts, scored.scores(reward, valid=valid))
   histograms = metrics.histograms(groups)
   writer = metrics.Writer(tmp_path, after=-1, steps=3)
   writer.write_scalars(1, {"x": 0.5}, histograms)
