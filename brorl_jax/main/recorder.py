@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 
 from brorl_jax import config, evaluate, train, types
 from brorl_jax.config import Config
-from brorl_jax.errors import UserError
+from brorl_jax.errors import UserError, first_line
 from brorl_jax.many import processes
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
@@ -124,14 +124,17 @@ class Recorder:
       folder.write_config(config.as_dict(c), self.workdir, **self.entries)
       self._trace(done + 1)
 
-  def _trace(self, step: int | None) -> None:
+  def _trace(self, step: int = 0) -> None:
     """Ends a trace; begins one if this is the step that is asked for."""
-    if self._tracing:
-      jax.profiler.stop_trace()
+    ends, self._tracing = self._tracing, step == self.profile_step
+    try:
+      if ends:
+        jax.profiler.stop_trace()
+      if self._tracing:
+        jax.profiler.start_trace(self.workdir / "profile")
+    except Exception as e:  # of the profiler or the disk: it ends no run
       self._tracing = False
-    if step is not None and step == self.profile_step:
-      jax.profiler.start_trace(self.workdir / "profile")
-      self._tracing = True
+      self.warn(f"--profile_step: {first_line(e)}")
 
   def _tell_of_start(self, done: int) -> None:
     """Records a start or resume, and what is not as it was before."""
@@ -184,7 +187,7 @@ class Recorder:
     kept: types.Groups,
     sampled: SampledGroups,
   ) -> None:
-    self._trace(None)
+    self._trace()
     replaced = self.replaced()
     count = sum(replaced.values())
     more = {"score/replaced_workers": count}
@@ -247,7 +250,7 @@ class Recorder:
     return self.measure(step, params, self.heldout)
 
   def evaluate(self, step: int, params: PyTree) -> float:
-    self._trace(None)
+    self._trace()
     records = [*itertools.chain(*self.measured(step, params))]
     evaluate.check_invalid(records)
     invalid = [one for one in records if one["status"] == "invalid"]
@@ -279,7 +282,7 @@ class Recorder:
     return mean
 
   def close(self) -> None:
-    self._trace(None)
+    self._trace()
     for file in self._files:
       file.close()
 

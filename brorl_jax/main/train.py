@@ -55,11 +55,8 @@ def run(
   profile_step: int | None = None,
 ) -> None:
   """Trains in a folder, and prints the report."""
-  steps = this.config.run.steps
-  if profile_step is not None and not 0 < profile_step <= steps:
-    raise UserError(
-      f"--profile_step={profile_step}: this run has steps 1 to {steps}"
-    )
+  if profile_step not in (None, *range(1, (last := this.config.run.steps) + 1)):
+    raise UserError(f"--profile_step={profile_step} is no step of 1 to {last}")
   if from_step is not None:
     going_back.require_saved(workdir, from_step)
   changed: Mapping[str, Any] = {}

@@ -15,7 +15,7 @@ _PROC, _HERTZ = pathlib.Path("/proc"), os.sysconf("SC_CLK_TCK")
 # A step is worth a warning if it had fewer than this share of the cores that it
 # could have used, and lost more than these seconds of a core: less is noise.
 _SHARE, _LOST_S = 0.7, 1.0
-_others_seen = [-math.inf, 0.0]  # when, and what it was
+_others_seen = [-math.inf, 0.0]  # when it was read, and what it was
 
 
 class Clock(NamedTuple):
@@ -114,12 +114,11 @@ def since(begin: Clock) -> dict[str, float]:
   time, because the processor only waits. It excludes compilation, which depends
   on the number of shapes, and the processor time of scoring workers.
 
-  time/cores is processor time over wall time, both with compilation.
-  time/cores_missed is what else this process could have had: the time in which
-  its threads were ready to run without a core, but at most the time in which
-  other programs had these cores, over wall time. So a single thread, a wait for
-  a disk, more threads than cores, and verifiers beside the sampler are no miss.
-  It is 0 where the kernel has no /proc.
+  time/cores is processor time over wall time, both with compilation. The cores
+  that were missed: the time in which threads were ready to run without a core,
+  but at most the time that other programs had these cores, over wall time. So a
+  single thread, a wait for a disk, more threads than cores, and verifiers
+  beside the sampler miss none. It is 0 where the kernel has no /proc.
   """
   end = now()
   wall, total, compiling, compiling_cpu = (
@@ -143,17 +142,13 @@ def since(begin: Clock) -> dict[str, float]:
 
 def few_cores(scalars: Mapping[str, Any]) -> str | None:
   """Why a step was slow, if other programs had the cores; see `since`."""
-  had, missed = (
-    scalars.get("time/cores", 0),
-    scalars.get("time/cores_missed", 0),
-  )
-  enough = had >= _SHARE * (had + missed) or jax.default_backend() != "cpu"
-  if enough or missed * scalars["time/step_s"] < _LOST_S:
+  had = scalars.get("time/cores", 0.0)
+  usable = had + scalars.get("time/cores_missed", 0.0)
+  enough = had >= _SHARE * usable or jax.default_backend() != "cpu"
+  if enough or (usable - had) * scalars["time/step_s"] < _LOST_S:
     return None
-  return (
-    f"other programs use the cores: the step had {had:.1f} and could have used "
-    f"{had + missed:.1f} of {len(cores())}"
-  )
+  text = f"the step had {had:.1f} and could have used {usable:.1f}"
+  return f"other programs use the cores: {text} of {len(cores())}"
 
 
 class Once:

@@ -249,21 +249,6 @@ def comparison(*flags) -> subprocess.CompletedProcess:
   )
 
 
-@pytest.mark.parametrize("peer", ["trl", "tunix"])
-@pytest.mark.parametrize("flag", ["--lengths=two"])
-def test_trainers_of_whole_responses_refuse_others(tmp_path, peer, flag):
-  (tmp_path / "two").write_text("2\n")
-  script = ROOT / "third_party" / "peers" / peer / "update.py"
-  done = subprocess.run(
-    [sys.executable, script, flag], capture_output=True, text=True, cwd=tmp_path
-  )
-  assert done.returncode == 1 and not done.stdout
-  assert done.stderr == (
-    f"error: {peer} trains whole responses to one prompt here: give no --ends, "
-    "no --lengths and --prompts=1\n"
-  )
-
-
 @pytest.mark.parametrize(
   "flags, message",
   [

@@ -224,13 +224,9 @@ def test_llama_nemotron_if(tmp_path):
     row(4, [comma, words], [{}]),
     row(5, [], []),
     row(6, None, None),
-    {"input": [{"role": "user", "content": "Write."}]},
     {**row(7, [comma], [{}]), "input": "Write 7."},
-    {**row(8, [comma], [{}]), "input": []},
     {**row(9, [comma], [{}]), "input": ["Write 9."]},
-    {**row(10, [comma], [{}]), "input": [{"role": "assistant"}]},
     row(11, [comma], ["x"]),
-    row(12, [3], [{}]),
   ]
   records, dropped = converted("llama_nemotron_if", tmp_path / "i.jsonl", rows)
   assert records == [
@@ -250,12 +246,9 @@ def test_llama_nemotron_if(tmp_path):
   assert dropped == {
     "instructions and their arguments differ in number": 2,
     "no instruction_id_list and instruction_kwargs": 1,
-    "no args": 1,
-    "no input": 2,
+    "no input": 1,
     "input is no list of messages": 1,
-    "messages[].content refused": 1,
     "the arguments of an instruction are no object": 1,
-    "instructions[].id refused": 1,
   }
 
 

@@ -1,6 +1,5 @@
 """Tests of launch/bench/growth: what is fitted, counted and measured."""
 
-import dataclasses
 import json
 import pathlib
 import subprocess
@@ -69,26 +68,6 @@ def test_time_is_that_of_attention_and_of_others():
   assert found["others_s"] == 0 and found["largest_error"] > 0.5
   found = growth.apart([line(x**2, 10 * x, x**0.5) for x in (1, 2, 4, 8, 16)])
   assert found["attention_s"] == 0 and found["largest_error"] > 0.2
-
-
-def test_points_change_one_size():
-  default = {}
-  for part in growth.FIXED:
-    for axis, (_, sizes) in growth.AXES.items():
-      for point in growth.points(part, axis, [], []):
-        more = growth.update.add_flags if part == "update" else lambda _: None
-        of, _ = protocol.parse(more=more, argv=point.flags)
-        w = of.workload
-        now = {"n": of.n, "t": w.new, "s": w.prompt, "v": w.model.vocab}
-        assert now.pop(axis) == point.size
-        assert default.setdefault((part, axis), now) == now
-        small = dataclasses.replace(workloads.SMALL, vocab=w.model.vocab)
-        assert w.model == small
-      assert [p.size for p in growth.points(part, axis, [], [])] == [*sizes]
-  # Flags of the command line replace the usual ones, sizes all of them.
-  (point, _) = growth.points("update", "t", [5, 6], ["--n=3"])
-  of, flags = protocol.parse(more=growth.update.add_flags, argv=point.flags)
-  assert (of.n, of.workload.new, flags.rows) == (3, 5, 4)
 
 
 def measured(*flags) -> subprocess.CompletedProcess:

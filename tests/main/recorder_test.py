@@ -282,6 +282,18 @@ def test_the_trace_of_a_step_is_written(
   assert calls == [("begin", step - 1), ("end", step - 1)] * (step < 5)
 
 
+def test_a_trace_that_fails_is_a_warning(wired, tmp_path, monkeypatch):
+  def full(*_):
+    raise RuntimeError("no space\nleft")
+
+  monkeypatch.setattr(jax.profiler, "start_trace", lambda *_: None)
+  monkeypatch.setattr(jax.profiler, "stop_trace", full)
+  recorder = start_at(wired, tmp_path, 2, profile_step=3)
+  recorder.step(3, {"reward/mean": 0.5}, wired.kept, drawn(wired.kept))
+  recorder.close()
+  assert timeless(tmp_path)[-1]["why"] == "--profile_step: no space"
+
+
 def test_record_refuses_a_run_whose_lines_are_gone(wired, tmp_path):
   recorder = lambda: made(wired, tmp_path)
   with pytest.raises(metrics.Damaged, match=r"no step 3.* step 0"):
