@@ -2,8 +2,13 @@
 
 import os
 import pathlib
+import signal
 
 import compiling
+
+# A shell without job control starts what runs in its background with this
+# ignored, and tests that interrupt a command would wait for it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = (

@@ -54,7 +54,7 @@ class Recorder:
   entries: Mapping[str, Any]  # of config.json, besides the config
   # Worker processes replaced since the last call, by reason.
   replaced: Callable[[], Mapping[str, int]] = dict
-  tell: Callable[[Mapping[str, Any]], None] = lambda event: None
+  notify: Callable[[Mapping[str, Any]], None] = lambda event: None
   profile_step: int | None = None  # whose trace is written to profile/
   started = False  # whether a file may have been changed
   stopped = False  # set if SIGTERM ended the run before its last step
@@ -119,7 +119,7 @@ class Recorder:
     self._files += [self._records, self._writer]
     self._last = self._began = max(done, 0)
     self._open = True
-    self._tell_of_start(done)
+    self._record_start(done)
     if done >= 0:
       folder.write_config(config.as_dict(c), self.workdir, **self.entries)
       self._trace(done + 1)
@@ -136,7 +136,7 @@ class Recorder:
       self._tracing = False
       self.warn(f"--profile_step: {first_line(e)}")
 
-  def _tell_of_start(self, done: int) -> None:
+  def _record_start(self, done: int) -> None:
     """Records a start or resume, and what is not as it was before."""
     if done >= 0 and (found := machine.differences(self.workdir)):
       each = [f"{k} {a!r} -> {b!r}" for k, (a, b) in found.items()]
@@ -173,12 +173,12 @@ class Recorder:
     try:
       self._events.write(line)
     finally:  # on a full disk too
-      self._told(line)
+      self._notify(line)
 
-  def _told(self, line: Mapping[str, Any]) -> None:
-    if line["event"] in events.TOLD:
+  def _notify(self, line: Mapping[str, Any]) -> None:
+    if line["event"] in events.NOTIFIED:
       where = {"workdir": str(self.workdir.absolute())}
-      self.tell({**line, **where, **events.here()})
+      self.notify({**line, **where, **events.here()})
 
   def step(
     self,
@@ -201,15 +201,15 @@ class Recorder:
       self._warned = step
       self.warn(f"step {step}: {why}")
     if count:
-      why = events.most_often(replaced)
+      why = events.most_frequent(replaced)
       self.event(step, {"event": "workers", "count": count, "why": why})
     responses = sampled.groups.scores.responses
     responses = responses[sampled.groups.rollouts.drawn]
     failed = [(x.task, x.verdict.reason) for x in responses if not x.valid]
-    self._tell_of_unjudged(step, failed, len(responses))
+    self._record_unjudged(step, failed, len(responses))
     self._trace(step + 1)
 
-  def _tell_of_unjudged(
+  def _record_unjudged(
     self, step: int, failed: Sequence[tuple[str, str]], of: int
   ) -> None:
     if event := events.unjudged(failed, of):
@@ -255,7 +255,7 @@ class Recorder:
     evaluate.check_invalid(records)
     invalid = [one for one in records if one["status"] == "invalid"]
     failed = [(one["task"], one["reason"]) for one in invalid]
-    self._tell_of_unjudged(step, failed, len(records))
+    self._record_unjudged(step, failed, len(records))
     summary, rates = evaluate.summary(records), evaluate.rates(records)
     mean = float(jnp.array(rates).mean())
     half = stats.mean_interval(np.array(rates))[1] if len(rates) > 1 else None
@@ -315,7 +315,7 @@ class Recorder:
   def _end(self, why: str, status: int) -> None:
     event = {"event": "end", "why": why, "status": status, **events.here()}
     if not self._open:  # refused: the files stay as they are
-      self._told({"step": self._last, "time": events.now(), **event})
+      self._notify({"step": self._last, "time": events.now(), **event})
     elif status or self._began < self.c.run.steps:
       with contextlib.suppress(OSError):  # which may be why it ends
         self._write(self._last, event)

@@ -241,7 +241,7 @@ def _train(
     changed,
     parts.entries | {"run": identity},
     scorer.replaced,
-    functools.partial(events.tell, c.run.notify if processes.leads() else ""),
+    functools.partial(events.notify, c.run.notify if processes.leads() else ""),
     profile_step,
   )
   store = checkpoints.Store(

@@ -23,9 +23,9 @@ from brorl_jax.runs import lines
 OF_PROCESS = frozenset(
   {"start", "resume", "config", "data", "warning", "workers", "end"}
 )
-# Those that `run.notify` is called with.
-TOLD = frozenset({"start", "resume", "warning", "guard", "end"})
-_TELL_S = 30.0  # the longest call of that command
+# With these `run.notify` is called.
+NOTIFIED = frozenset({"start", "resume", "warning", "guard", "end"})
+_NOTIFY_S = 30.0  # the longest call of that command
 # What a resume says of a process that wrote nothing when it ended.
 NO_WORD = "nothing: it was killed, or its machine failed"
 
@@ -47,7 +47,7 @@ def here() -> dict[str, Any]:
   return {"pid": os.getpid(), "host": platform.node()}
 
 
-def tell(command: str, event: Mapping[str, Any]) -> None:
+def notify(command: str, event: Mapping[str, Any]) -> None:
   """Calls the user's command with an event, as JSON on standard input.
 
   Whatever it does, the run continues; the terminal shows a failure. It is
@@ -62,7 +62,7 @@ def tell(command: str, event: Mapping[str, Any]) -> None:
       # It may leave processes that would hold the output of the run open.
       stdout=subprocess.DEVNULL,
       stderr=subprocess.DEVNULL,
-      timeout=_TELL_S,
+      timeout=_NOTIFY_S,
       check=True,
     )
   except (OSError, ValueError, subprocess.SubprocessError) as e:
@@ -80,7 +80,7 @@ def last_word(path: pathlib.Path) -> str | None:
   return said
 
 
-def most_often(reasons: Mapping[str, int], most: int = 3) -> str:
+def most_frequent(reasons: Mapping[str, int], most: int = 3) -> str:
   """The most frequent reasons with their counts, as one line."""
   ranked = sorted(reasons.items(), key=lambda one: (-one[1], one[0]))
   more = [f"{len(ranked) - most} other reasons"] if len(ranked) > most else []

@@ -195,7 +195,7 @@ def histograms(groups: Groups) -> dict[str, np.ndarray]:
   return {name: values for name, values in found.items() if values.size}
 
 
-def of_groups(
+def group_metrics(
   rollouts: Rollouts,
   scores: Scores,
   informative: Bool[np.ndarray, " P"],
@@ -253,7 +253,7 @@ def rate_shares(rate: Float[np.ndarray, " P"]) -> dict[str, float]:
   }
 
 
-def of_scores(scores: Scores, *, score_s: float) -> dict[str, float]:
+def score_metrics(scores: Scores, *, score_s: float) -> dict[str, float]:
   """Metrics of the verdicts of a step."""
   responses, valid = scores.responses, scores.valid
   by_task = collections.defaultdict[str, list[int]](list)

@@ -390,7 +390,7 @@ def test_why_a_run_ends_is_recorded_and_told(
   wired, tmp_path, error, stopped, last, why, status
 ):
   told = []
-  recorder = start_at(wired, tmp_path, 2, tell=told.append)
+  recorder = start_at(wired, tmp_path, 2, notify=told.append)
   with contextlib.suppress(Exception), recorder:
     recorder.step(last, {"reward/mean": 0.5}, wired.kept, drawn(wired.kept))
     recorder.stopped = stopped
@@ -410,7 +410,7 @@ def test_an_end_within_a_step_is_recorded_once_the_files_are_open(
 ):
   told = []
   lines_of(tmp_path, 2)
-  recorder = made(wired, tmp_path, tell=told.append)
+  recorder = made(wired, tmp_path, notify=told.append)
   recorder.cut("interrupted", 130)
   assert not told and not (tmp_path / "events.jsonl").exists()
   recorder.start(2)
@@ -429,7 +429,7 @@ def test_a_warning_is_told_and_a_full_disk_ends_nothing(
   wired, tmp_path, monkeypatch
 ):
   told = []
-  recorder = start_at(wired, tmp_path, 2, tell=told.append)
+  recorder = start_at(wired, tmp_path, 2, notify=told.append)
   recorder.warn("the disk is slow")
   assert [(e["event"], e.get("why")) for e in told[1:]] == [
     ("warning", "the disk is slow")
@@ -455,14 +455,14 @@ def test_a_run_that_is_at_its_end_tells_nothing(wired, tmp_path):
   told = []
   lines_of(tmp_path, 60)
   (tmp_path / "eval" / "curve.jsonl").write_text(evaluated(*range(0, 61, 10)))
-  with start_at(wired, tmp_path, 60, tell=told.append):
+  with start_at(wired, tmp_path, 60, notify=told.append):
     pass
   assert timeless(tmp_path) == [] == told
 
 
 def test_a_refused_start_is_told_and_leaves_the_files(wired, tmp_path):
   told = []
-  recorder = made(wired, tmp_path, tell=told.append)
+  recorder = made(wired, tmp_path, notify=told.append)
   with pytest.raises(UserError), recorder:
     raise UserError("damaged")
   assert not [*tmp_path.iterdir()]
@@ -472,7 +472,7 @@ def test_a_refused_start_is_told_and_leaves_the_files(wired, tmp_path):
 
 def test_an_end_on_a_full_disk_is_told(wired, tmp_path):
   told = []
-  recorder = start_at(wired, tmp_path, 2, tell=told.append)
+  recorder = start_at(wired, tmp_path, 2, notify=told.append)
   with pytest.raises(OSError, match="full"), recorder:
     (tmp_path / "events.jsonl").unlink()
     raise OSError(28, "full")

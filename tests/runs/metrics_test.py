@@ -206,7 +206,7 @@ def example() -> tuple[Rollouts, np.ndarray, np.ndarray]:
 def test_numbers_of_a_step_by_hand():
   rollouts, reward, kept = example()
   answered = scored.scores(reward, [[0, 1, 1], [3, 3, 3]])
-  got = metrics.of_groups(rollouts, answered, kept, rollout_s=0.5)
+  got = metrics.group_metrics(rollouts, answered, kept, rollout_s=0.5)
   assert got.pop("memory/peak_bytes") > 10e6
   assert got == pytest.approx(
     {
@@ -249,7 +249,7 @@ def test_empty_places_count_nowhere():
   answered = scored.scores(reward, [[0, 1, 1], [3, 0, 0]], valid=~empty)
   responses = np.where(empty, None, answered.responses)
   answered = answered._replace(responses=responses)
-  got = metrics.of_groups(rollouts, answered, kept, rollout_s=0.5)
+  got = metrics.group_metrics(rollouts, answered, kept, rollout_s=0.5)
   wanted = {
     "sampling/rollouts_per_prompt": 2.0, "rollout/length_mean": 7 / 4,
     "rollout/truncated_fraction": 1 / 4, "rollout/samples_per_s": 8.0,
@@ -257,7 +257,7 @@ def test_empty_places_count_nowhere():
     "theory/correct_mass": 0.25 / 2,
   }  # fmt: skip
   assert {name: got[name] for name in wanted} == pytest.approx(wanted)
-  told = metrics.of_scores(answered, score_s=2.0)
+  told = metrics.score_metrics(answered, score_s=2.0)
   assert told["reward/invalid_fraction"] == 0.0
   assert told["score/verdicts_per_s"] == 2.0
   assert told["reward/strict_mean"] == pytest.approx(2 / 4)
@@ -297,7 +297,7 @@ def test_a_group_of_equal_rewards_is_degenerate_kept_or_not(
   scores = scored.scores(
     np.array(reward, np.float32), valid=np.broadcast_to(valid, (2, 3))
   )
-  got = metrics.of_groups(
+  got = metrics.group_metrics(
     rollouts, scores, np.array([kept, kept]), rollout_s=1.0
   )
   assert got["sampling/degenerate_fraction"] == degenerate
@@ -384,7 +384,7 @@ def test_verdicts_of_a_step_by_hand():
   )
   other = scored.scores([[1.0, 1.0, 1.0]], task="lcm")
   both = Scores(*map(np.concatenate, zip(some, other, strict=True)))
-  assert metrics.of_scores(both, score_s=2.0) == pytest.approx(
+  assert metrics.score_metrics(both, score_s=2.0) == pytest.approx(
     {
       "reward/strict_mean": 4 / 8,
       "reward/invalid_fraction": 1 / 9,
@@ -399,7 +399,7 @@ def test_a_task_that_nobody_could_judge_has_no_reward():
   none = scored.scores([[0.0, 0.0]], valid=[[False] * 2], task="gcd")
   other = scored.scores([[1.0, 0.0]], task="lcm")
   both = Scores(*map(np.concatenate, zip(none, other, strict=True)))
-  got = metrics.of_scores(both, score_s=1.0)
+  got = metrics.score_metrics(both, score_s=1.0)
   assert "reward/by_task/gcd" not in got
   assert got["reward/by_task/lcm"] == 0.5
 
@@ -407,7 +407,7 @@ def test_a_task_that_nobody_could_judge_has_no_reward():
 def test_rewards_of_a_step_are_of_what_could_be_judged():
   rollouts, reward, kept = example()
   valid = np.array([[True, True, True], [False] * 3])
-  got = metrics.of_groups(
+  got = metrics.group_metrics(
     rollouts, scored.scores(reward, valid=valid), kept, rollout_s=1.0
   )
   assert got["reward/mean"] == pytest.approx(2 / 3)
