@@ -7,11 +7,10 @@ import os
 import pathlib
 import platform
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import jax
-
-from brorl_jax.runs import clock
 
 PYTHON = platform.python_version()
 # Settings of XLA and jax that may change how a number is computed.
@@ -51,13 +50,19 @@ def versions() -> dict[str, str]:
   return found
 
 
+def cores() -> Collection[int]:
+  """The cores that this process may use; macOS cannot tell which."""
+  usable = getattr(os, "sched_getaffinity", None)
+  return usable(0) if usable else range(os.cpu_count() or 1)
+
+
 def here() -> dict[str, Any]:
   """The hardware and flags that may affect the last bits of a number."""
   kinds = Counter(device.device_kind for device in jax.devices())
   flags = {name: os.environ.get(name, "") for name in _FLAGS}
   flags |= {name: str(jax.config.values[name]) for name in _JAX_FLAGS}
   return {
-    "cpus": len(clock.cores()),
+    "cpus": len(cores()),
     "processor": _processor(),
     "devices": dict(kinds),
     "processes": jax.process_count(),

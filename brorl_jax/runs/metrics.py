@@ -6,7 +6,6 @@ import pathlib
 import resource
 import sys
 import time
-import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ import rich.console
 import rich.progress
 from jaxtyping import Bool, Float
 
-from brorl_jax.runs import clock, trackers
+from brorl_jax.runs import machine, trackers
 from brorl_jax.runs.lines import Damaged as Damaged
 from brorl_jax.runs.lines import JsonLines, read_lines
 from brorl_jax.runs.lines import each_line as each_line
@@ -78,11 +77,11 @@ class Writer:
     self,
     step: int,
     scalars: Mapping[str, float | None],
-    drawn: trackers.Values = types.MappingProxyType({}),
+    drawn: trackers.Values | None = None,
   ):
     """Writes a line of metrics.jsonl; None is null. `drawn`: for trackers."""
     self._lines.write({"step": step, **scalars})
-    self._show(step, {**scalars, **drawn})
+    self._show(step, {**scalars, **(drawn or {})})
     self._progress.step(step, numbers(scalars))
 
   def sync(self) -> None:
@@ -180,7 +179,7 @@ def numbers(scalars: Mapping[str, float | None]) -> str:
   text = "  ".join(f"{k} {v:{digits(v)}}" for k, v in shown if v is not None)
   if scalars.get("time/cores") is None:
     return text
-  had = f"{scalars['time/cores']:.1f} of {len(clock.cores())} cores"
+  had = f"{scalars['time/cores']:.1f} of {len(machine.cores())} cores"
   return f"{text}  {scalars['time/cpu_s']:.1f} CPU-s  {had}"
 
 

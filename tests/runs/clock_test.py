@@ -86,7 +86,7 @@ def test_what_others_had_is_counted_without_our_processes(
   monkeypatch.setattr(clock, "_PROC", tmp_path)
   monkeypatch.setattr(clock, "_HERTZ", 100)
   monkeypatch.setattr(clock, "_others_seen", [-100.0, 0.0])
-  monkeypatch.setattr(clock, "cores", lambda: {0, 1})
+  monkeypatch.setattr(clock.machine, "cores", lambda: {0, 1})
   assert clock._others() == pytest.approx((1000 - 430) / 100)
   (tmp_path / "stat").write_text("")
   assert clock._others() == pytest.approx(5.7)  # it was read a moment ago

@@ -143,7 +143,7 @@ def test_time_left_is_told_from_the_steps_of_this_process(monkeypatch, capsys):
   progress = metrics.Progress(after=4, steps=9)
   scalars = {"reward/mean": 0.5, "rollout/tokens_per_s": 12345.6}
   scalars |= {"time/cpu_s": 7.26, "time/cores": 1.44}
-  monkeypatch.setattr(metrics.clock, "cores", lambda: range(4))
+  monkeypatch.setattr(metrics.machine, "cores", lambda: range(4))
   progress.step(5, metrics.numbers(scalars))
   said = capsys.readouterr().err
   assert said == (
