@@ -263,14 +263,14 @@ def test_few_cores_are_told_at_most_once_in_ten_steps(wired, tmp_path):
 def test_the_trace_of_a_step_is_written(
   wired, tmp_path, monkeypatch, step, done
 ):
-  calls = []
+  calls, traced = [], []
   tell = lambda what: lambda *_: calls.append((what, recorder._last))
   monkeypatch.setattr(jax.profiler, "start_trace", tell("begin"))
   monkeypatch.setattr(jax.profiler, "stop_trace", tell("end"))
   if done >= 0:
     lines_of(tmp_path, done)
   recorder = made(wired, tmp_path, profile_step=step)
-  recorder.measure = measure
+  recorder.measure = lambda *_: traced.append(recorder._tracing) or measure()
   recorder.start(done)
   if done < 0:
     recorder.evaluate(0, None)
@@ -280,6 +280,7 @@ def test_the_trace_of_a_step_is_written(
   recorder.close()
   # The evaluation at the end of the step is not in it.
   assert calls == [("begin", step - 1), ("end", step - 1)] * (step < 5)
+  assert traced and not any(traced)
 
 
 def test_a_trace_that_fails_is_a_warning(wired, tmp_path, monkeypatch):
