@@ -242,7 +242,7 @@ def train(
 
     scalars = _of_draw(sampled) | credit.metrics | updated.metrics
     scalars |= {"time/update_s": update.seconds, **_totals(progress)}
-    spent = clock.since(started).metrics
+    spent = clock.since(started)
     scalars |= {**spent, _SAVING: saving_s + _checked(store)}
     stop, progress, score = agree(), credit.progress, None
     last = step == steps or spent_up(progress)
@@ -345,13 +345,13 @@ def _generated(progress: RunState, sampled: SampledGroups) -> RunState:
 def _of_draw(sampled: SampledGroups) -> dict[str, float | None]:
   """Metrics of all generated rollouts, and of the time of each part."""
   groups, spent = sampled.groups, sampled.spent
-  seen = metrics.of_groups(
+  seen = metrics.group_metrics(
     groups.rollouts,
     groups.scores,
     sampled.kept,
     rollout_s=max(sampled.rollout_s),
   )
-  seen |= metrics.of_scores(groups.scores, score_s=spent["score"])
+  seen |= metrics.score_metrics(groups.scores, score_s=spent["score"])
   expected = expected_pass_rates(groups)
   times = {f"time/{part}_s": seconds for part, seconds in spent.items()}
   if len(sampled.rollout_s) > 1:

@@ -122,12 +122,6 @@ def test_an_own_reward_trains_on_odd_columns(brorl, tmp_path):
     said = (line["response"].split() or [""])[-1]
     assert line["reward"] == float(said == str(int(a) + 4))
   assert len(metrics(tmp_path / "run")) == 2
-  # The file is part of the run.
-  (tmp_path / "my_reward.py").write_text(example("my_reward.py") + "\n")
-  done = brorl(*words, "--config.run.steps=3")
-  assert done.returncode == 2
-  (line,) = done.stderr.splitlines()
-  assert "my_reward.py" in line and "reward.verifier" in line
 
 
 @pytest.mark.slow

@@ -27,8 +27,6 @@ import jax
 import jaxtyping
 import pytest
 
-# A shell ignores it for what it starts with `&`, and so would our commands.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_debug_key_reuse", True)
 # verdicts/, data/ and config/ hold no arrays, and say themselves what is wrong

@@ -3,7 +3,6 @@
 import json
 import os
 import pathlib
-import random
 import shutil
 import signal
 import subprocess
@@ -189,22 +188,6 @@ def test_a_run_leaves_what_it_promises(whole):
   assert "held-out pass@1 before" in out
 
 
-@pytest.mark.slow  # faults_test kills a run twenty times
-@pytest.mark.parametrize("killed_after", [(4,), (0, 2, 4, 7)])
-def test_kill_and_resume_is_bit_identical(start, whole, tmp_path, killed_after):
-  workdir, rng = tmp_path / "run", random.Random(0)
-  for lines in killed_after:
-    process = start(workdir)
-    stop_after(process, workdir, lines, rng.uniform(0, 0.3), signal.SIGKILL)
-    assert process.returncode == -signal.SIGKILL
-  process = start(workdir)
-  out, err = process.communicate(timeout=240)
-  assert process.returncode == 0, err
-  assert "resumes after step" in out
-  assert digest(workdir) == digest(whole[0])
-  assert numbers(workdir) == numbers(whole[0])
-
-
 @pytest.mark.slow
 def test_interrupt_and_resume_is_bit_identical(start, whole, tmp_path):
   workdir = tmp_path / "run"
@@ -238,61 +221,6 @@ def test_interrupt_while_it_starts_ends_at_once(start, tmp_path, seconds):
   assert early or process.returncode in (130, -signal.SIGINT), err
   if process.returncode == 130:
     assert err.splitlines()[-1] == "interrupted; the same command resumes"
-
-
-# PPO without its lower bound, the mean of a group, and rewards that differ.
-OWN = """
-import jax.numpy as jnp
-
-def loss(logp, logp_old, advantage, mask, *, clip_high):
-  ratio = jnp.exp(logp - logp_old)
-  return -jnp.minimum(ratio, 1 + clip_high) * advantage[:, None]
-
-def advantage(reward, valid, length):
-  mean = reward.mean(axis=1, keepdims=True, where=valid)
-  return jnp.where(valid, reward - mean, 0.0)
-
-def keep(reward, valid):
-  return reward.max(axis=1) > reward.min(axis=1)
-"""
-
-
-def own(file):
-  return {
-    "loss.kind": f"{file}:loss",
-    "advantage.kind": f"{file}:advantage",
-    "filter.keep": f"{file}:keep",
-  }
-
-
-@pytest.mark.slow
-def test_functions_of_a_user_train_and_are_part_of_the_run(start, tmp_path):
-  """Killed and resumed bit for bit; another file is another run."""
-  file = tmp_path / "mine.py"
-  file.write_text(OWN)
-  small = dict(steps=4, save_every=2, eval_every=9, phases="()", kl_weight=0.0)
-  whole, killed = tmp_path / "whole", tmp_path / "killed"
-  process = start(whole, **own(file), **small)
-  _, err = process.communicate(timeout=240)
-  assert process.returncode == 0, err
-  said = json.loads((whole / "config.json").read_text())["functions"]
-  assert said.keys() == own(file).keys()
-  assert said["loss.kind"]["name"] == f"{file}:loss"
-  lines = metrics.read_lines(whole / "metrics.jsonl")
-  assert len(lines) == 4 and all(x["optim/grad_norm"] > 0 for x in lines)
-  assert {x["policy/clip_fraction"] for x in lines} == {None}  # it does not say
-  process = start(killed, **own(file), **small)
-  stop_after(process, killed, 3, 0.0, signal.SIGKILL)
-  process = start(killed, **own(file), **small)
-  out, err = process.communicate(timeout=240)
-  assert process.returncode == 0, err
-  assert "resumes after step 2" in out
-  assert digest(killed) == digest(whole)
-  file.write_text(OWN + "# another\n")
-  process = start(killed, **own(file), **small | {"steps": 6})
-  _, err = process.communicate(timeout=120)
-  assert process.returncode == 2 and err.count("\n") == 1
-  assert f"config.loss.kind = '{file}:loss': {file} was changed since" in err
 
 
 REWARD = """
@@ -428,16 +356,6 @@ def test_a_finished_run_only_reports_again(start, whole):
   assert (workdir / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_folder_of_another_run_is_refused(start, whole):
-  before = sorted(p.stat().st_mtime_ns for p in whole[0].rglob("*"))
-  process = start(whole[0], lr=1e-3)
-  _, err = process.communicate(timeout=120)
-  assert process.returncode == 2
-  assert err.count("\n") == 1
-  assert "lr = 0.0003 (now 0.001)" in err
-  assert sorted(p.stat().st_mtime_ns for p in whole[0].rglob("*")) == before
-
-
 def test_a_run_is_exported_as_it_is(whole, tmp_path, capsys):
   run, out = whole[0], tmp_path / "exported"
   export_to(run, out)
@@ -508,27 +426,6 @@ def test_transformers_generates_with_an_exported_run(whole, tmp_path):
     theirs = ids[0, len(prompt) :].tolist()
     assert theirs == ours.tokens[p, 0][ours.mask[p, 0]].tolist()
     assert theirs[-1] == text.eos_token_id  # it knows where to stop
-
-
-def one_error(process):
-  """The one line in which a command ends because of its storage."""
-  _, err = process.communicate(timeout=240)
-  assert process.returncode == errors.STORAGE, err
-  assert "Traceback" not in err and err.count("error: ") == 1
-  return err.splitlines()[-1]
-
-
-@pytest.mark.slow  # faults_test has other failing storage
-def test_a_checkpoint_that_cannot_be_written_is_one_line(start, tmp_path):
-  """Files may not be larger than 1 MiB, as if a disk or a quota were full."""
-  workdir, small = tmp_path / "run", dict(steps=1, eval_every=1, phases="()")
-  limited = ("bash", "-c", 'ulimit -f 1024; exec "$@"', "bash")
-  line = one_error(start(workdir, before=limited, **small))
-  assert line.startswith(f"error: checkpoint 0 in {workdir}/checkpoints could ")
-  assert "File too large; the last good step is none" in line
-  process = start(workdir, **small)
-  _, err = process.communicate(timeout=240)
-  assert process.returncode == 0, err
 
 
 def test_a_run_goes_back_and_ends_as_it_did(start, whole, tmp_path):

@@ -51,6 +51,12 @@ def tiers(
   return of
 
 
+def spliced(data: bytes, at: int, taken: int, new: bytes) -> bytes:
+  """The data with other bytes in place of some of it."""
+  at = at % (len(data) + 1)
+  return data[:at] + new + data[at + taken :]
+
+
 @contextlib.contextmanager
 def within(seconds: float):
   """Fails if what is inside takes more CPU time; other load does not count."""

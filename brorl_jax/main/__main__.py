@@ -104,6 +104,12 @@ _FROM_STEP = flags.DEFINE_integer(
   "Go back to this saved step of the run; its later checkpoints are moved to "
   "set_aside/ in its folder. Every start with this flag does so.",
 )
+_PROFILE = flags.DEFINE_integer(
+  "profile_step",
+  None,
+  "With --mode=train: writes a trace of this step to profile/ in the folder of "
+  "the run, for XProf, TensorBoard's profiler or Perfetto.",
+)
 _TOPOLOGY = flags.DEFINE_string(
   "topology",
   None,
@@ -181,6 +187,7 @@ def run_mode(workdirs: list[pathlib.Path]) -> None:
       allow_change=_ALLOW_CHANGE.value,
       begin_again=_BEGIN_AGAIN.value,
       from_step=_FROM_STEP.value,
+      profile_step=_PROFILE.value,
     )
   elif _MODE.value == "evaluate":
     from brorl_jax.main import evaluate
@@ -278,7 +285,10 @@ def refuse(line: str, status: int) -> None:
 def folders() -> list[str]:
   """The values of --workdir; raises UserError if flags do not fit the mode."""
   mode, given = _MODE.value, _WORKDIR.value
-  others = {"train": (_BEGIN_AGAIN, _FROM_STEP), "plan": (_TOPOLOGY, _FAST)}
+  others = {
+    "train": (_BEGIN_AGAIN, _FROM_STEP, _PROFILE),
+    "plan": (_TOPOLOGY, _FAST),
+  }
   for its, flag in [(m, f) for m, some in others.items() for f in some]:
     if mode != its and flag.value is not None and flag.value is not False:
       raise UserError(

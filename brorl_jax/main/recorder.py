@@ -1,10 +1,11 @@
 """Writes the files of a run: metrics, samples, events, evaluations."""
 
 import contextlib
+import dataclasses
 import functools
 import itertools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -14,67 +15,60 @@ from jaxtyping import PyTree
 
 from brorl_jax import config, evaluate, train, types
 from brorl_jax.config import Config
-from brorl_jax.errors import UserError
-from brorl_jax.main import records
+from brorl_jax.errors import UserError, first_line
 from brorl_jax.many import processes
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
-from brorl_jax.runs import covered, events, folder, intact, machine, metrics
+from brorl_jax.runs import (
+  clock,
+  covered,
+  events,
+  folder,
+  intact,
+  machine,
+  metrics,
+)
 from brorl_jax.stages.examples import Examples
 from brorl_jax.verdicts.base import Example
 
+_SAMPLES = 4  # rollouts of a step in samples.jsonl
+_CORES_EVERY = 10  # steps between two warnings of the cores
+# Characters of a prompt or a response: on the terminal, and on trackers.
+_LINE, _TEXT = 100, 4000
 
+
+@dataclasses.dataclass(eq=False)
 class Recorder:
   """metrics.jsonl, samples.jsonl, events.jsonl, eval/ and trackers of one run.
 
   As a context it records how the run ended, and closes the files.
-
-  Attributes:
-    started: Whether a file may have been changed.
-    stopped: Set by who knows it: SIGTERM ended the run before its last step.
   """
 
-  def __init__(
-    self,
-    c: Config,
-    workdir: pathlib.Path,
-    examples: Examples,
-    heldout: Sequence[Example],
-    measure: Callable[[int, PyTree, Sequence[Example]], evaluate.Chunks],
-    changed: Mapping[str, Any],
-    entries: Mapping[str, Any],
-    replaced: Callable[[], Mapping[str, int]] = dict,
-    tell: Callable[[Mapping[str, Any]], None] = lambda event: None,
-  ):
-    """Opens nothing yet.
+  c: Config
+  workdir: pathlib.Path
+  examples: Examples
+  heldout: Sequence[Example]
+  # (step, parameters, held-out examples) -> records
+  measure: Callable[[int, PyTree, Sequence[Example]], evaluate.Chunks]
+  changed: Mapping[str, Any]  # fields that the previous start had otherwise
+  entries: Mapping[str, Any]  # of config.json, besides the config
+  # Worker processes replaced since the last call, by reason.
+  replaced: Callable[[], Mapping[str, int]] = dict
+  notify: Callable[[Mapping[str, Any]], None] = lambda event: None
+  profile_step: int | None = None  # whose trace is written to profile/
+  started = False  # whether a file may have been changed
+  stopped = False  # set if SIGTERM ended the run before its last step
+  _open = _tracing = False
+  _last = _began = 0  # steps: the last finished, the first
+  _warned = -_CORES_EVERY  # the last step with a warning of the cores
 
-    Args:
-      c: The config.
-      workdir: Folder of the run.
-      examples: Training examples.
-      heldout: Held-out examples.
-      measure: (step, parameters, held-out examples) -> records.
-      changed: Fields whose values differ from the previous start.
-      entries: Entries of config.json besides the config.
-      replaced: Returns how many worker processes were replaced since it was
-        last called, by reason.
-      tell: Called with each event that somebody should know of.
-    """
-    self._c, self._workdir, self._examples = c, workdir, examples
-    self._heldout, self._measure = heldout, measure
-    self._changed, self._found = changed, entries
-    self._replaced, self._tell = replaced, tell
+  def __post_init__(self) -> None:
     self._files, self._early = [], []
-    self._last = self._began = 0  # steps: the last finished, the first
-    self._open = False
-    self.started = self.stopped = False
 
   @functools.cached_property
   def _covered(self) -> covered.Covered:
-    return covered.look(
-      self._workdir,
-      folder.configs(self._workdir) or [config.as_dict(self._c)],
-    )
+    configs = folder.configs(self.workdir) or [config.as_dict(self.c)]
+    return covered.look(self.workdir, configs)
 
   def lacks(self, step: int) -> str | None:
     return self._covered.lacks(step)
@@ -93,27 +87,27 @@ class Recorder:
     """See `train.Recorder`.
 
     Raises:
-      Damaged: The files do not cover the steps up to `done`, or they have
-        steps although there is no checkpoint.
+      Damaged: The files lack steps up to `done`, or have some of -1.
     """
-    c, devices = self._c, jax.devices()
-    why = folder.begun(self._workdir) if done < 0 else self.lacks(done)
+    c, devices = self.c, jax.devices()
+    why = folder.begun(self.workdir) if done < 0 else self.lacks(done)
     if why is not None:
       raise metrics.Damaged(why)
     self.started = True
     what = f"resumes after step {done}" if done >= 0 else "first step compiles"
     print(f"{len(devices)} {devices[0].device_kind}; {what}")
     if done < 0:  # config.json is the first file of a run
-      folder.write_config(config.as_dict(c), self._workdir, **self._found)
+      folder.write_config(config.as_dict(c), self.workdir, **self.entries)
     lines = functools.partial(metrics.JsonLines, after=done, warn=self.warn)
-    workdir = self._workdir
+    workdir = self.workdir
     self._samples = lines(workdir / "samples.jsonl")
     self._visits = lines(workdir / "visits.jsonl")
     self._events = lines(workdir / "events.jsonl", keep=events.of_process)
     self._curve = lines(workdir / "eval" / "curve.jsonl")
+    self._records = lines(workdir / "eval" / "records.jsonl")
     curve = metrics.each_line(workdir / "eval" / "curve.jsonl")
     self._writer = metrics.Writer(
-      self._workdir,
+      workdir,
       after=done,
       steps=c.run.steps,
       warn=self.warn,
@@ -121,25 +115,30 @@ class Recorder:
       config=config.as_dict(c),
       evaluations=((line["step"], _scalars(line)) for line in curve),
     )
-    self._records = lines(workdir / "eval" / "records.jsonl")
-    self._files = [
-      self._samples,
-      self._visits,
-      self._events,
-      self._curve,
-      self._records,
-      self._writer,
-    ]
-
+    self._files = [self._samples, self._visits, self._events, self._curve]
+    self._files += [self._records, self._writer]
     self._last = self._began = max(done, 0)
     self._open = True
-    self._tell_of_start(done)
+    self._record_start(done)
     if done >= 0:
-      folder.write_config(config.as_dict(c), self._workdir, **self._found)
+      folder.write_config(config.as_dict(c), self.workdir, **self.entries)
+      self._trace(done + 1)
 
-  def _tell_of_start(self, done: int) -> None:
+  def _trace(self, step: int = 0) -> None:
+    """Ends a trace; begins one if this is the step that is asked for."""
+    ends, self._tracing = self._tracing, step == self.profile_step
+    try:
+      if ends:
+        jax.profiler.stop_trace()
+      if self._tracing:
+        jax.profiler.start_trace(self.workdir / "profile")
+    except Exception as e:  # of the profiler or the disk: it ends no run
+      self._tracing = False
+      self.warn(f"--profile_step: {first_line(e)}")
+
+  def _record_start(self, done: int) -> None:
     """Records a start or resume, and what is not as it was before."""
-    if done >= 0 and (found := machine.differences(self._workdir)):
+    if done >= 0 and (found := machine.differences(self.workdir)):
       each = [f"{k} {a!r} -> {b!r}" for k, (a, b) in found.items()]
       self.warn(
         f"not bit-identical from here: {', '.join(each)}", changed=found
@@ -148,15 +147,15 @@ class Recorder:
       self._write(self._last, event)
     if done < 0:
       self._write(0, {"event": "start", **events.here()})
-      if left_out := events.left_out(self._found.get("left_out") or ()):
+      if left_out := events.left_out(self.entries.get("left_out") or ()):
         self._write(0, left_out)
-    elif done < self._c.run.steps:
-      path = self._workdir / "events.jsonl"
+    elif done < self.c.run.steps:
+      path = self.workdir / "events.jsonl"
       more = {"again": self._covered.steps - done}
       more |= {"after": events.last_word(path), **events.here()}
       self._write(done, {"event": "resume", **more})
-    if self._changed:
-      self.event(done, {"event": "config", "changed": dict(self._changed)})
+    if self.changed:
+      self.event(done, {"event": "config", "changed": dict(self.changed)})
 
   def sync(self) -> None:
     for file in self._files:
@@ -174,12 +173,12 @@ class Recorder:
     try:
       self._events.write(line)
     finally:  # on a full disk too
-      self._told(line)
+      self._notify(line)
 
-  def _told(self, line: Mapping[str, Any]) -> None:
-    if line["event"] in events.TOLD:
-      where = {"workdir": str(self._workdir.absolute())}
-      self._tell({**line, **where, **events.here()})
+  def _notify(self, line: Mapping[str, Any]) -> None:
+    if line["event"] in events.NOTIFIED:
+      where = {"workdir": str(self.workdir.absolute())}
+      self.notify({**line, **where, **events.here()})
 
   def step(
     self,
@@ -188,22 +187,29 @@ class Recorder:
     kept: types.Groups,
     sampled: SampledGroups,
   ) -> None:
-    replaced = self._replaced()
+    self._trace()
+    replaced = self.replaced()
     count = sum(replaced.values())
     more = {"score/replaced_workers": count}
-    self._writer.write_scalars(step, {**scalars, **more})
-    self._samples.write(*records.samples(step, kept, self._examples))
-    self._visits.write(*records.visits(step, sampled, self._examples))
+    drawn = metrics.histograms(sampled.groups)
+    self._writer.write_scalars(step, {**scalars, **more}, drawn)
+    self._samples.write(*samples(step, kept, sampled.groups, self.examples))
+    self._visits.write(*visits(step, sampled, self.examples))
     self._last = step
+    late = step >= self._warned + _CORES_EVERY
+    if late and (why := clock.few_cores(scalars)) is not None:
+      self._warned = step
+      self.warn(f"step {step}: {why}")
     if count:
-      why = events.most_often(replaced)
+      why = events.most_frequent(replaced)
       self.event(step, {"event": "workers", "count": count, "why": why})
-    groups = sampled.groups
-    responses = groups.scores.responses[groups.rollouts.drawn]
+    responses = sampled.groups.scores.responses
+    responses = responses[sampled.groups.rollouts.drawn]
     failed = [(x.task, x.verdict.reason) for x in responses if not x.valid]
-    self._tell_of_unjudged(step, failed, len(responses))
+    self._record_unjudged(step, failed, len(responses))
+    self._trace(step + 1)
 
-  def _tell_of_unjudged(
+  def _record_unjudged(
     self, step: int, failed: Sequence[tuple[str, str]], of: int
   ) -> None:
     if event := events.unjudged(failed, of):
@@ -235,23 +241,21 @@ class Recorder:
       "reward": kept.scores.reward,
       **trained,
     }
-    path = self._workdir / "stopped" / f"step_{step}.npz"
+    path = self.workdir / "stopped" / f"step_{step}.npz"
     path.parent.mkdir(exist_ok=True)
     np.savez_compressed(path, **arrays)
 
   def measured(self, step: int, params: PyTree) -> evaluate.Chunks:
     """The records of an evaluation; writes nothing."""
-    return self._measure(step, params, self._heldout)
+    return self.measure(step, params, self.heldout)
 
   def evaluate(self, step: int, params: PyTree) -> float:
+    self._trace()
     records = [*itertools.chain(*self.measured(step, params))]
     evaluate.check_invalid(records)
-    failed = [
-      (one["task"], one["reason"])
-      for one in records
-      if one["status"] == "invalid"
-    ]
-    self._tell_of_unjudged(step, failed, len(records))
+    invalid = [one for one in records if one["status"] == "invalid"]
+    failed = [(one["task"], one["reason"]) for one in invalid]
+    self._record_unjudged(step, failed, len(records))
     summary, rates = evaluate.summary(records), evaluate.rates(records)
     mean = float(jnp.array(rates).mean())
     half = stats.mean_interval(np.array(rates))[1] if len(rates) > 1 else None
@@ -270,10 +274,15 @@ class Recorder:
       "summary": summary,
     }
     self._curve.write(line)
-    self._writer.write_evaluation(step, _scalars(line))
+    self._writer.write_evaluation(
+      step, _scalars(line), pair(records, _LINE), pair(records, _TEXT)
+    )
+    if not step:
+      self._trace(1)
     return mean
 
   def close(self) -> None:
+    self._trace()
     for file in self._files:
       file.close()
 
@@ -300,14 +309,14 @@ class Recorder:
       return f"{type(error).__name__}: {intact.one_line(error)}", 1
     if self.stopped:
       return "stopped by SIGTERM", processes.STOPPED
-    whole = self._last >= self._c.run.steps
+    whole = self._last >= self.c.run.steps
     return "done" if whole else "done: run.max_samples is reached", 0
 
   def _end(self, why: str, status: int) -> None:
     event = {"event": "end", "why": why, "status": status, **events.here()}
     if not self._open:  # refused: the files stay as they are
-      self._told({"step": self._last, "time": events.now(), **event})
-    elif status or self._began < self._c.run.steps:
+      self._notify({"step": self._last, "time": events.now(), **event})
+    elif status or self._began < self.c.run.steps:
       with contextlib.suppress(OSError):  # which may be why it ends
         self._write(self._last, event)
 
@@ -316,3 +325,84 @@ def _scalars(line: Mapping[str, Any]) -> dict[str, float]:
   """The scalars of a line of eval/curve.jsonl for trackers."""
   tasks = {f"eval/pass_at_1/{k}": x for k, x in line["by_family"].items()}
   return {**tasks, "eval/pass_at_1": line["pass_at_1"]}
+
+
+def samples(
+  step: int, kept: types.Groups, drawn: types.Groups, examples: Examples
+) -> Iterator[dict[str, Any]]:
+  """A response to each of some prompts, right and wrong ones in turn.
+
+  The first prompts that the step trains on, then the first of the others.
+  """
+  trained = np.isin(drawn.prompts.index, kept.prompts.index)
+  reward = drawn.scores.reward
+  for i, p in enumerate(np.argsort(~trained, kind="stable")[:_SAMPLES]):
+    example = examples.example(step, int(drawn.prompts.index[p]))
+    # Right and wrong responses alternate: a kept group has both.
+    value = reward[p] if i % 2 == 0 else -reward[p]
+    n = int(np.where(drawn.rollouts.drawn[p], value, -np.inf).argmax())
+    ids = drawn.rollouts.tokens[p, n][drawn.rollouts.mask[p, n]].tolist()
+    scored = drawn.scores.responses[p, n]
+    verdict = scored.verdict
+    yield {
+      "step": step,
+      "id": example.id,
+      "domain": example.domain,
+      "task": example.task,
+      "kept": bool(trained[p]),
+      "prompt": examples.asked(example),
+      "response": examples.decode([ids])[0],
+      "gold": example.entry.get("answer"),  # None for tests and constraints
+      "answer": verdict.answer,
+      "verdict": verdict.status,
+      "reason": verdict.reason,
+      "score": verdict.score,
+      "reward": float(reward[p, n]),
+      "seconds": round(scored.seconds, 6),  # of the verifier
+      "tokens": len(ids),
+      "truncated": bool(drawn.rollouts.truncated[p, n]),
+    }
+
+
+def visits(
+  step: int, sampled: SampledGroups, examples: Examples
+) -> Iterator[dict[str, Any]]:
+  """What each prompt that was drawn got, in candidate order."""
+  prompts, rollouts, scores = sampled.groups
+  right = sampled.groups.right
+  invalid = ~scores.valid & rollouts.drawn
+  for i, p in enumerate(prompts.index.tolist()):
+    example = examples.example(step, p)
+    yield {
+      "step": step,
+      "id": example.id,
+      "task": example.task,
+      "drawn": int(rollouts.drawn[i].sum()),
+      "right": int(right[i].sum()),
+      "invalid": int(invalid[i].sum()),
+      "tokens": int(rollouts.mask[i].sum()),
+      "kept": bool(sampled.kept[i]),
+    }
+
+
+def pair(records: Sequence[evaluate.Record], most: int) -> str:
+  """The first right and wrong response with prompt and verdict, as text.
+
+  Of a prompt or response at most so many characters are shown.
+  """
+  texts = [one for one in records if "response" in one]
+  lines = []
+  for passed in (True, False):
+    for one in [one for one in texts if one["pass"] == passed][:1]:
+      why = f"  ({_clipped(one['reason'], most)})" if one["reason"] else ""
+      lines.append(
+        f"  {one['status']}  {one['task']}: {_clipped(one['prompt'], most)}\n"
+        f"    -> {_clipped(one['response'], most)}{why}"
+      )
+  return "\n".join(lines)
+
+
+def _clipped(text: str, most: int) -> str:
+  """One line without control characters, which could steer a terminal."""
+  line = "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+  return line if len(line) <= most else f"{line[:most]}..."

@@ -52,8 +52,11 @@ def run(
   allow_change: bool,
   begin_again: bool = False,
   from_step: int | None = None,
+  profile_step: int | None = None,
 ) -> None:
   """Trains in a folder, and prints the report."""
+  if profile_step not in (None, *range(1, (last := this.config.run.steps) + 1)):
+    raise UserError(f"--profile_step={profile_step} is no step of 1 to {last}")
   if from_step is not None:
     going_back.require_saved(workdir, from_step)
   changed: Mapping[str, Any] = {}
@@ -68,7 +71,9 @@ def run(
     parts = _parts(this, workdir, anew=allow_change or begin_again)
   except ValueError as e:
     raise UserError(str(e)) from None
-  stopped = _hold(this, workdir, parts, changed, from_step, begin_again)
+  stopped = _hold(
+    this, workdir, parts, changed, from_step, begin_again, profile_step
+  )
   if stopped is not None:
     print(f"stopped after step {stopped}; the same command resumes")
     sys.exit(processes.STOPPED)
@@ -176,6 +181,7 @@ def _hold(
   changed: Mapping[str, Any],
   from_step: int | None,
   begin_again: bool,
+  profile_step: int | None,
 ) -> int | None:
   """Trains while no other run may use the folder; see `_train`."""
   leads = processes.leads()
@@ -197,7 +203,7 @@ def _hold(
     c = this.config
     if (why := kept.too_rare(c.run, c.eval.every)) is not None:
       print(f"warning: {why}")
-    return _train(this, workdir, parts, changed, from_step)
+    return _train(this, workdir, parts, changed, from_step, profile_step)
 
 
 def _train(
@@ -206,6 +212,7 @@ def _train(
   parts: _Parts,
   changed: Mapping[str, Any],
   from_step: int | None,
+  profile_step: int | None,
 ) -> int | None:
   """The step at which SIGTERM stopped it before the last; None at the end.
 
@@ -227,7 +234,8 @@ def _train(
     changed,
     parts.entries | {"run": identity},
     scorer.replaced,
-    functools.partial(events.tell, c.run.notify if processes.leads() else ""),
+    functools.partial(events.notify, c.run.notify if processes.leads() else ""),
+    profile_step,
   )
   store = checkpoints.Store(
     workdir / "checkpoints",

@@ -68,11 +68,17 @@ class SampledGroups:
     """Why there are fewer groups than were wanted; None if there are not."""
     if (kept := int(self.kept.sum())) >= self.target:
       return None
+    scores, rest = self.groups.scores, ~self.kept
+    values = np.unique(scores.reward[rest][scores.valid[rest]])
+    cause, prompts = "config.filter.keep rejects the others", "easier or harder"
+    if len(values) == 1:
+      cause = f"all {'other ' if kept else ''}rewards are {values[0]:g}"
+      cause += " (samples.jsonl shows responses)"
+      prompts = "easier" if values[0] < 1.0 else "harder"
     return (
       f"only {kept} of {len(self.kept)} prompts are kept, {self.target} are "
-      "needed: all rewards of the other groups are equal; raise "
-      "config.filter.max_oversampling or config.data.distinct_prompts, or use "
-      "easier or harder prompts"
+      f"needed: {cause}; use {prompts} prompts, or raise "
+      "config.filter.max_oversampling or config.data.distinct_prompts"
     )
 
 

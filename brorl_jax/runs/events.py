@@ -1,10 +1,9 @@
 """events.jsonl: what does not happen in every step.
 
-There are two kinds of events. Those of training follow from the steps of the
-run: a phase, a reset of the reference, an update that was skipped. A resume
-computes their steps again, so it drops them with the other lines of these steps
-and writes them again. Those of a process tell what happened to it and to its
-machine: it started, warned, ended. Nothing repeats them, so none is dropped.
+Events of training follow from the steps: a phase, a reset of the reference, a
+skipped update. A resume drops them with the lines of the steps that it computes
+again, and writes them again. Events of a process (it started, warned, ended)
+are not repeated, so none is dropped.
 """
 
 import collections
@@ -22,19 +21,11 @@ from typing import Any
 from brorl_jax.runs import lines
 
 OF_PROCESS = frozenset(
-  {
-    "start",
-    "resume",
-    "config",
-    "data",
-    "warning",
-    "workers",
-    "end",
-  }
+  {"start", "resume", "config", "data", "warning", "workers", "end"}
 )
-# Those that `run.notify` is called with.
-TOLD = frozenset({"start", "resume", "warning", "guard", "end"})
-_TELL_S = 30.0  # the longest call of that command
+# With these `run.notify` is called.
+NOTIFIED = frozenset({"start", "resume", "warning", "guard", "end"})
+_NOTIFY_S = 30.0  # the longest call of that command
 # What a resume says of a process that wrote nothing when it ended.
 NO_WORD = "nothing: it was killed, or its machine failed"
 
@@ -56,15 +47,11 @@ def here() -> dict[str, Any]:
   return {"pid": os.getpid(), "host": platform.node()}
 
 
-def tell(command: str, event: Mapping[str, Any]) -> None:
+def notify(command: str, event: Mapping[str, Any]) -> None:
   """Calls the user's command with an event, as JSON on standard input.
 
-  Whatever it does, the run goes on; the terminal tells of a failure.
-
-  Args:
-    command: Program and arguments as in a shell, but without a shell; "":
-      nobody is told.
-    event: With its kind as "event".
+  Whatever it does, the run continues; the terminal shows a failure. It is
+  split into words as by a shell, but no shell runs it; "" is no command.
   """
   if not command:
     return
@@ -75,7 +62,7 @@ def tell(command: str, event: Mapping[str, Any]) -> None:
       # It may leave processes that would hold the output of the run open.
       stdout=subprocess.DEVNULL,
       stderr=subprocess.DEVNULL,
-      timeout=_TELL_S,
+      timeout=_NOTIFY_S,
       check=True,
     )
   except (OSError, ValueError, subprocess.SubprocessError) as e:
@@ -83,11 +70,7 @@ def tell(command: str, event: Mapping[str, Any]) -> None:
 
 
 def last_word(path: pathlib.Path) -> str | None:
-  """Why the last process of a run ended; None if no process is named.
-
-  Args:
-    path: events.jsonl, without unreadable lines.
-  """
+  """Why the last process of events.jsonl ended; None if none is named."""
   said = None
   for line in lines.each_line(path):
     if line.get("event") in ("start", "resume"):
@@ -97,7 +80,7 @@ def last_word(path: pathlib.Path) -> str | None:
   return said
 
 
-def most_often(reasons: Mapping[str, int], most: int = 3) -> str:
+def most_frequent(reasons: Mapping[str, int], most: int = 3) -> str:
   """The most frequent reasons with their counts, as one line."""
   ranked = sorted(reasons.items(), key=lambda one: (-one[1], one[0]))
   more = [f"{len(ranked) - most} other reasons"] if len(ranked) > most else []
@@ -116,10 +99,8 @@ def unjudged(
   if not failed:
     return None
   (task, why), _ = collections.Counter(failed).most_common(1)[0]
-  count = len(failed)
-  return {
-    "event": "unjudged", "count": count, "of": of, "task": task, "why": why,
-  }  # fmt: skip
+  counts = {"count": len(failed), "of": of}
+  return {"event": "unjudged", **counts, "task": task, "why": why}
 
 
 def left_out(places: Iterable[str]) -> dict[str, Any] | None:
@@ -128,11 +109,11 @@ def left_out(places: Iterable[str]) -> dict[str, Any] | None:
   Args:
     places: "FILE, line NUMBER...: REASON" of each.
   """
-  every = [*places]
-  if not every:
+  if not (every := [*places]):
     return None
-  file = lambda place: re.split(r", (?:line|row) \d", place)[0]
-  files = collections.Counter(map(file, every))
+  files = collections.Counter(
+    re.split(r", (?:line|row) \d", x)[0] for x in every
+  )
   count = ", ".join(f"{n} of {name}" for name, n in sorted(files.items()))
   why = f"lines left out: {count}; the first: {every[0]}"
   return {"event": "data", "count": len(every), "why": why}

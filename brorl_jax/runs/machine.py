@@ -7,6 +7,7 @@ import os
 import pathlib
 import platform
 from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 import jax
@@ -49,17 +50,19 @@ def versions() -> dict[str, str]:
   return found
 
 
+def cores() -> Collection[int]:
+  """The cores that this process may use; macOS cannot tell which."""
+  usable = getattr(os, "sched_getaffinity", None)
+  return usable(0) if usable else range(os.cpu_count() or 1)
+
+
 def here() -> dict[str, Any]:
   """The hardware and flags that may affect the last bits of a number."""
   kinds = Counter(device.device_kind for device in jax.devices())
-  # macOS cannot tell which CPUs this process may use.
-  usable = getattr(
-    os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1)
-  )
   flags = {name: os.environ.get(name, "") for name in _FLAGS}
   flags |= {name: str(jax.config.values[name]) for name in _JAX_FLAGS}
   return {
-    "cpus": len(usable(0)),
+    "cpus": len(cores()),
     "processor": _processor(),
     "devices": dict(kinds),
     "processes": jax.process_count(),

@@ -15,11 +15,11 @@ import rich.console
 import rich.progress
 from jaxtyping import Bool, Float
 
-from brorl_jax.runs import trackers
+from brorl_jax.runs import machine, trackers
 from brorl_jax.runs.lines import Damaged as Damaged
 from brorl_jax.runs.lines import JsonLines, read_lines
 from brorl_jax.runs.lines import each_line as each_line
-from brorl_jax.types import Rollouts, Scores
+from brorl_jax.types import Groups, Rollouts, Scores
 
 # Metrics shown on the terminal; the files have all of them.
 _SHOWN = {
@@ -51,9 +51,6 @@ class Writer:
 
     Args:
       after: Last finished step; lines of later steps are dropped.
-      steps: Last step of the run.
-      warn: Called with one line for each unreadable line.
-      wandb: wandb project; "" for none.
       evaluations: Steps and scalars of evaluations up to `after`, for wandb.
     """
     workdir = pathlib.Path(workdir)
@@ -76,27 +73,34 @@ class Writer:
       say(f"wandb: {board.where}")
       self._trackers.append(board)
 
-  def write_scalars(self, step: int, scalars: Mapping[str, float | None]):
-    """Writes one line of metrics.jsonl. None (null) means not measured."""
+  def write_scalars(
+    self,
+    step: int,
+    scalars: Mapping[str, float | None],
+    drawn: trackers.Values | None = None,
+  ):
+    """Writes a line of metrics.jsonl; None is null. `drawn`: for trackers."""
     self._lines.write({"step": step, **scalars})
-    self._show(step, scalars)
+    self._show(step, {**scalars, **(drawn or {})})
     self._progress.step(step, numbers(scalars))
 
   def sync(self) -> None:
     """Returns when the lines survive a power loss."""
     self._lines.sync()
 
-  def write_evaluation(self, step: int, scalars: Mapping[str, float]):
-    """Shows an evaluation on trackers and the terminal."""
-    self._show(step, scalars)
-    self._progress.say(step, numbers(scalars))
+  def write_evaluation(
+    self, step: int, scalars: Mapping[str, float], short: str = "", text=""
+  ):
+    """Shows an evaluation with samples: `short` here, `text` on trackers."""
+    self._show(step, {**scalars, "eval/samples": text or None})
+    self._progress.say(step, "\n".join(filter(None, [numbers(scalars), short])))
 
   def say(self, step: int, text: str) -> None:
     """Shows a line on the terminal only."""
     self._progress.say(step, text)
 
-  def _show(self, step, scalars):
-    measured = {k: x for k, x in scalars.items() if x is not None}
+  def _show(self, step: int, values: Mapping[str, Any]) -> None:
+    measured = {k: x for k, x in values.items() if x is not None}
     for tracker in self._trackers:
       tracker.write(step, measured)
 
@@ -112,13 +116,10 @@ def _by_step(
   evaluations: Iterable[tuple[int, Mapping[str, float]]],
 ) -> Iterable[tuple[int, dict[str, float]]]:
   """Merges lines of metrics.jsonl and evaluations into one dict per step."""
-  by_step: dict[int, dict[str, float]] = {}
-  for step, scalars in ((x["step"], x) for x in done):
-    by_step[step] = {
-      k: x for k, x in scalars.items() if k != "step" and x is not None
-    }
-  for step, scalars in evaluations:
-    by_step.setdefault(step, {}).update(scalars)
+  by_step = collections.defaultdict[int, dict[str, float]](dict)
+  for step, scalars in (*((x["step"], x) for x in done), *evaluations):
+    by_step[step] |= {k: x for k, x in scalars.items() if x is not None}
+    by_step[step].pop("step", None)
   return sorted(by_step.items())
 
 
@@ -126,11 +127,7 @@ class Progress:
   """A progress bar on a terminal; otherwise one line per step."""
 
   def __init__(self, *, after: int, steps: int, unit: str = "step"):
-    """Starts the display.
-
-    Args:
-      after: Steps that are already finished.
-    """
+    """Starts the display; `after` steps are already finished."""
     self._steps, self._unit = steps, unit
     self._first, self._start = after, time.monotonic()
     self._bar = None
@@ -166,7 +163,7 @@ class Progress:
     """Shows something else that happened at a step."""
     line = f"{self._unit} {step}/{self._steps}  {numbers}"
     if self._bar is not None:
-      self._bar.console.print(line, highlight=False)
+      self._bar.console.print(line, highlight=False, markup=False)
     else:
       print(line, file=sys.stderr, flush=True)
 
@@ -179,10 +176,25 @@ def numbers(scalars: Mapping[str, float | None]) -> str:
   """The scalars for the terminal, as text."""
   digits = lambda value: ",.0f" if value >= 100 else ".3f"
   shown = [(label, scalars.get(name)) for name, label in _SHOWN.items()]
-  return "  ".join(f"{k} {v:{digits(v)}}" for k, v in shown if v is not None)
+  text = "  ".join(f"{k} {v:{digits(v)}}" for k, v in shown if v is not None)
+  if scalars.get("time/cores") is None:
+    return text
+  had = f"{scalars['time/cores']:.1f} of {len(machine.cores())} cores"
+  return f"{text}  {scalars['time/cpu_s']:.1f} CPU-s  {had}"
 
 
-def of_groups(
+def histograms(groups: Groups) -> dict[str, np.ndarray]:
+  """All judged rewards, lengths in tokens, and right shares of the prompts."""
+  drawn, scores = groups.rollouts.drawn, groups.scores
+  found = {
+    "histogram/reward": scores.reward[scores.valid],
+    "histogram/length": groups.rollouts.mask.sum(axis=2)[drawn],
+    "histogram/pass_rate": groups.right.sum(axis=1) / drawn.sum(axis=1),
+  }
+  return {name: values for name, values in found.items() if values.size}
+
+
+def group_metrics(
   rollouts: Rollouts,
   scores: Scores,
   informative: Bool[np.ndarray, " P"],
@@ -202,6 +214,8 @@ def of_groups(
   mean = reward[judged_prompts].mean(**judged)
   high = reward.max(axis=1, where=scores.valid, initial=-np.inf)
   low = reward.min(axis=1, where=scores.valid, initial=np.inf)  # std rounds
+  each = zip(scores.answer, drawn, strict=True)
+  answers = [len(np.unique(row[some])) for row, some in each]
   return {
     "reward/mean": float(reward.mean(where=scores.valid)),
     "reward/std_within_group": float(std.mean()),
@@ -217,14 +231,7 @@ def of_groups(
     "rollout/truncated_fraction": float(rollouts.truncated.mean(where=drawn)),
     # An estimate, from the sampled tokens, of what policy/entropy sums.
     "rollout/entropy": float(-rollouts.logp.mean(where=rollouts.mask)),
-    "reward/distinct_answers": float(
-      np.mean(
-        [
-          len(np.unique(row[some]))
-          for row, some in zip(scores.answer, drawn, strict=True)
-        ]
-      )
-    ),
+    "reward/distinct_answers": float(np.mean(answers)),
     "theory/correct_mass": float(correct_mass(rollouts, reward).mean()),
     "memory/peak_bytes": peak_bytes(),
   }
@@ -234,8 +241,7 @@ def rate_shares(rate: Float[np.ndarray, " P"]) -> dict[str, float]:
   """A histogram of the mean rewards of prompts: the share in each bin.
 
   sampling/rate_share/below_30 counts the prompts from .1 to below .3. The bins
-  are narrow near 0 and 1, which have one each: what N = 512 resolves and 16
-  does not lies there.
+  are narrow near 0 and 1, which have one each: N = 512 resolves these.
   """
   bins = np.digitize(100.0 * rate, RATE_EDGES[:-1])
   bins = np.where(rate <= 0.0, -1, np.where(rate >= 1.0, -2, bins))
@@ -246,7 +252,7 @@ def rate_shares(rate: Float[np.ndarray, " P"]) -> dict[str, float]:
   }
 
 
-def of_scores(scores: Scores, *, score_s: float) -> dict[str, float]:
+def score_metrics(scores: Scores, *, score_s: float) -> dict[str, float]:
   """Metrics of the verdicts of a step."""
   responses, valid = scores.responses, scores.valid
   by_task = collections.defaultdict[str, list[int]](list)
@@ -288,9 +294,7 @@ def only_finite(
 ) -> tuple[dict[str, float | None], list[str]]:
   """NaN and infinite values as None, and their names."""
   bad = [
-    name
-    for name, value in scalars.items()
-    if value is not None and not math.isfinite(value)
+    k for k, x in scalars.items() if x is not None and not math.isfinite(x)
   ]
   return {**scalars, **dict.fromkeys(bad)}, bad
 

@@ -1,42 +1,40 @@
 """Trackers of a run: TensorBoard, and optionally Weights & Biases.
 
-Both show the contents of metrics.jsonl. A failing tracker never stops a run.
+Both show the contents of metrics.jsonl, and with it histograms and samples. A
+failing tracker never stops a run.
 """
 
 import contextlib
 import functools
+import html
 import pathlib
 import sys
+import textwrap
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import numpy as np
 
 from brorl_jax.errors import first_line
 from brorl_jax.runs import lines
 
+# Numbers, histograms and texts of a step, by name.
+Values = Mapping[str, float | str | np.ndarray]
+_BINS = 32  # of a histogram
 _ID = "wandb_id"  # file in the run's folder with the id of the wandb run
 _START_S = 15.0  # wait for wandb's server when a run starts
 _FINISH_S = 60.0  # wait for uploads when it ends
 
 
-@contextlib.contextmanager
-def _hidden(module: str) -> Iterator[None]:
-  """An import of it fails, unless it has been imported already."""
-  if module in sys.modules:
-    yield
-    return
-  sys.modules[module] = None  # pyright: ignore[reportArgumentType]
-  try:
-    yield
-  finally:
-    del sys.modules[module]
-
-
 # It would import torch if that is installed, for tensors that nobody gives it:
 # 1.7 CPU-seconds and 190 MiB. Commands that need a tokenizer still load it,
-# with transformers.
-with _hidden("torch"):
-  import tensorboardX
+# with transformers. An import of None fails.
+_hidden = sys.modules.setdefault("torch", None) is None  # pyright: ignore
+import tensorboardX
+
+if _hidden:
+  del sys.modules["torch"]
 
 
 class TensorBoard:
@@ -49,9 +47,15 @@ class TensorBoard:
     )
     _outlive_a_full_disk(self._board)
 
-  def write(self, step: int, scalars: Mapping[str, float]) -> None:
-    for name, value in scalars.items():
-      self._board.add_scalar(name, value, step)
+  def write(self, step: int, values: Values) -> None:
+    for name, value in values.items():
+      if isinstance(value, str):  # Markdown: indented is shown as it is
+        self._board.add_text(name, textwrap.indent(value, "    "), step)
+      elif isinstance(value, np.ndarray):
+        bins: Any = _BINS  # annotated as a name alone
+        self._board.add_histogram(name, value, step, bins=bins)
+      else:
+        self._board.add_scalar(name, value, step)
 
   def close(self) -> None:
     self._board.close()
@@ -65,9 +69,8 @@ def _outlive_a_full_disk(board: tensorboardX.SummaryWriter) -> None:
   """
   file: Any = board._get_file_writer()
   events = file.event_writer._ev_writer
-  events.write_event = _unless_it_fails(events.write_event)
-  events.flush = _unless_it_fails(events.flush)
-  events.close = _unless_it_fails(events.close)
+  for name in ("write_event", "flush", "close"):
+    setattr(events, name, _unless_it_fails(getattr(events, name)))
 
 
 def _unless_it_fails(write: Callable[..., object]) -> Callable[..., None]:
@@ -100,25 +103,22 @@ class Wandb:
   ):
     """Starts, and sends the steps that wandb does not have yet.
 
-    Args:
-      workdir: Folder of the run; it stores the id of the wandb run.
-      project: wandb project.
-      config: For wandb's table of runs.
-      done: Scalars of finished steps, ascending: a killed process loses what
-        wandb has not written yet.
-      warn: Called with one line for each failure.
+    `done` has the scalars of finished steps, ascending: a killed process loses
+    what wandb has not written yet.
     """
     self._warn, file = warn, workdir / _ID
     new = not file.exists()
     if new:
       lines.write_whole(file, f"{uuid.uuid4().hex[:8]}\n")
     self._run: Any = _start(
+      warn,
       project=project,
       id=file.read_text().strip(),
       name=workdir.absolute().name if new else None,
       dir=str(workdir.absolute()),
       config=dict(config),
-      warn=warn,
+      resume="allow",
+      allow_val_change=True,
     )
     for step, scalars in done:
       self.write(step, scalars)
@@ -130,10 +130,11 @@ class Wandb:
       return "off"
     return self._run.url or f"wandb sync {self._run.settings.sync_dir}"
 
-  def write(self, step: int, scalars: Mapping[str, float]) -> None:
+  def write(self, step: int, values: Values) -> None:
     with self._surviving():
       if self._run is not None and step >= self._run.step:
-        self._run.log(dict(scalars), step=step)
+        line = {name: _shown(value) for name, value in values.items()}
+        self._run.log(line, step=step)
 
   def close(self) -> None:
     with self._surviving():
@@ -149,15 +150,18 @@ class Wandb:
       self._warn(f"wandb is off from now on: {first_line(e)}")
 
 
-def _start(
-  *,
-  project: str,
-  id: str,
-  name: str | None,
-  dir: str,
-  config: dict[str, Any],
-  warn: Callable[[str], None],
-) -> Any:
+def _shown(value: float | str | np.ndarray) -> Any:
+  """A number, a histogram or a text, as wandb takes it."""
+  import wandb
+
+  if isinstance(value, str):
+    return wandb.Html(f"<pre>{html.escape(value)}</pre>")
+  if isinstance(value, np.ndarray):
+    return wandb.Histogram(np_histogram=np.histogram(value, bins=_BINS))
+  return value
+
+
+def _start(warn: Callable[[str], None], **how: Any) -> Any:
   """A run of wandb, offline if there is no connection; None if it fails."""
   import wandb  # optional, and takes a second to import
 
@@ -167,21 +171,11 @@ def _start(
     init_timeout=_START_S,
     finish_timeout=_FINISH_S,
   )
-  init = functools.partial(
-    wandb.init,
-    project=project,
-    id=id,
-    name=name,
-    dir=dir,
-    config=config,
-    resume="allow",
-    allow_val_change=True,
-  )
+  init = functools.partial(wandb.init, **how)
   try:
-    if wandb.setup(settings=settings).settings.mode == "online":
-      # Without prompt=False it would wait for input on the terminal.
-      if wandb.login(prompt=False, verify=False):
-        return init()
+    online = wandb.setup(settings=settings).settings.mode == "online"
+    # Without prompt=False it would wait for input on the terminal.
+    if online and not wandb.login(prompt=False, verify=False):
       raise ValueError("no API key; run wandb login")
     return init()
   except Exception as e:

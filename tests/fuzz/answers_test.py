@@ -11,10 +11,9 @@ import fuzzing
 import hypothesis
 from hypothesis import strategies as st
 
-from brorl_jax.verdicts import code, gym, instructions, math, stem
+from brorl_jax.verdicts import code, gym, math, stem
 from brorl_jax.verdicts.base import Family
 from brorl_jax.verdicts.domains import DRAW
-from brorl_jax.verdicts.instructions.checkers import BUILT_IN
 from brorl_jax.verdicts.math import gate
 from brorl_jax.verdicts.math.symbolic import symbolic
 
@@ -134,53 +133,6 @@ def check_stem(response, gold):
 test_stem, test_stem_at_length = fuzzing.tiers(
   RESPONSES, _STEM, few=300, many=30_000
 )(check_stem)
-
-
-_ARGUMENTS = {
-  "keywords": ["quetzal", "the"], "keyword": "quetzal", "frequency": 1,
-  "relation": "at least", "forbidden_words": ["the"], "letter": "q",
-  "let_frequency": 1, "let_relation": "at least", "num_words": 10**6,
-  "num_sentences": 2, "num_paragraphs": 2, "nth_paragraph": 1,
-  "first_word": "quetzal", "num_placeholders": 2, "postscript_marker": "P.S.",
-  "num_bullets": 2, "num_highlights": 2, "section_spliter": "SECTION",
-  "num_sections": 2, "prompt_to_repeat": "Which quetzal?",
-  "end_phrase": "a quetzal.", "capital_frequency": 2,
-  "capital_relation": "at least",
-}  # fmt: skip
-_KINDS = {
-  kind: {name: _ARGUMENTS[name] for name in checker.arguments}
-  for kind, checker in BUILT_IN.items()
-}
-_IMPOSSIBLE = {
-  kind
-  for kind, given in _KINDS.items()
-  if spells(str([*given.values()]), "q") or "num_words" in given
-}
-_PIECES = [
-  *'the The *** [x] <<t>> { } *a* **a** ****** P.S. "'.split(),
-  *("\n\n", "* a\n", "SECTION 1\n", ". ", ", ", "my answer is yes.", " "),
-]
-_PROSE = st.lists(st.sampled_from(_PIECES) | ANSWERS, max_size=8).map("".join)
-
-
-def check_instructions(response, kind):
-  hypothesis.assume(not spells(response, "q"))
-  wanted = [{"id": kind, "kwargs": _KINDS[kind]}]
-  with fuzzing.within(_SECONDS):
-    verdict = instructions.verify(response, wanted, jail=None)
-  assert verdict.status == ("pass" if verdict.score == 1.0 else "fail")
-  if kind in _IMPOSSIBLE or not response.strip():
-    assert verdict.status == "fail"
-
-
-test_instructions, test_instructions_at_length = fuzzing.tiers(
-  _PROSE, st.sampled_from(sorted(_KINDS)), few=300, many=30_000
-)(check_instructions)
-
-
-def test_every_argument_is_used_and_some_kinds_are_impossible():
-  used = {name for given in _KINDS.values() for name in given}
-  assert used == {*_ARGUMENTS} and len(_IMPOSSIBLE) == 7
 
 
 # Building a puzzle of these takes over a second.

@@ -113,16 +113,6 @@ def check_value(field, value):
 
 # A config file is a program: it can give a field any value.
 _SECTIONS = ["run", "data", "optim", "data.domains", "data.domains.math"]
-_PHASES = st.tuples(
-  st.dictionaries(
-    st.sampled_from(["from_step", "sampling.n", "optim.lr", "loss.kind", "x"]),
-    fuzzing.JSON,
-    max_size=3,
-  )
-)
 test_values, test_many_values = fuzzing.tiers(
   st.sampled_from([*_FIELDS, *_SECTIONS]), fuzzing.JSON, few=250, many=20_000
-)(check_value)
-test_phases, test_many_phases = fuzzing.tiers(
-  st.just("run.phases"), _PHASES, few=80, many=5_000
 )(check_value)

@@ -58,11 +58,6 @@ def records(draw):
   return encoded(record, draw(st.booleans()))
 
 
-def spliced(line, at, taken, new):
-  at = at % (len(line) + 1)
-  return line[:at] + new + line[at + taken :]
-
-
 _PIECES = st.sampled_from(
   [
     *rb'" \ { [ , : \ud800 \u0000 NaN -Infinity 1e999 "id":"b",'.split(),
@@ -73,7 +68,7 @@ _PIECES = st.sampled_from(
 _LINES = st.one_of(
   records(),
   st.builds(
-    spliced, records(), st.integers(0, 400), st.integers(0, 9), _PIECES
+    fuzzing.spliced, records(), st.integers(0, 400), st.integers(0, 9), _PIECES
   ),
   st.binary(max_size=60),
   fuzzing.JSON.map(lambda x: encoded(x, True)),

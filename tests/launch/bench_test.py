@@ -1,15 +1,12 @@
 """Tests of launch/bench: what is counted, and how two systems take turns."""
 
-import dataclasses
 import json
 import math
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
-import time
 
 import pytest
 
@@ -91,31 +88,6 @@ def test_a_model_of_any_size():
   )
 
 
-def test_a_system_that_derives_the_size_of_heads_gets_no_other(monkeypatch):
-  monkeypatch.setattr(sys, "argv", ["x", "--model=96x1:heads=3,head_size=64"])
-  with pytest.raises(SystemExit, match="3 heads of 64; this system"):
-    protocol.main(lambda task: pytest.fail(str(task)))
-
-
-def test_a_vocabulary_is_that_of_whatever_model():
-  of = lambda *argv: protocol.parse(argv=argv)[0].workload
-  other = dataclasses.replace(workloads.SMALL, vocab=64)
-  assert of("--vocab=64").model == other
-  assert of("--model=64x1", "--vocab=64").model == workloads.model_of(
-    "64x1", 64
-  )
-  assert of("--model=64x1").model == workloads.model_of("64x1", 2048)
-  assert of().model == workloads.SMALL
-
-
-def test_slots_are_those_that_are_asked_for_up_to_n():
-  of = lambda *argv: protocol.parse(argv=argv)[0]
-  task = of("--slots=7", "--n=9")
-  assert task.slots == task.workload.slots == 7
-  assert of("--slots=20", "--n=9").slots == of("--n=9").slots == 9
-  assert of("--workload=w3").slots == 128
-
-
 def test_lengths_of_a_file_are_those_of_the_end_token():
   """P(1) = .25, P(2) = 0, P(3) = .5, and what is longer is cut at 4."""
   first, second, third, last = workloads.end_logits([1, 3, 3, 9], 4, vocab=11)
@@ -151,65 +123,6 @@ def line_of(part, *flags):
   command = [sys.executable, "-m", f"launch.bench.{part}", "--repeats=1"]
   out = subprocess.check_output([*command, *flags], text=True, cwd=ROOT)
   return json.loads(out)
-
-
-@pytest.mark.slow
-def test_our_responses_have_the_lengths_of_a_file(tmp_path):
-  (tmp_path / "lengths").write_text("1\n2\n2\n5\n")
-  flags = ["--model=64x1", "--vocab=64", "--prompt=4", "--new=8", "--n=400"]
-  line = line_of("rollout", *flags, f"--lengths={tmp_path / 'lengths'}")
-  # Mean 2.5, deviation 1.5: 3 standard errors.
-  assert line["tokens"] == pytest.approx(400 * 2.5, abs=3 * 1.5 * 20)
-  assert line["processor"] and line["model"]["width"] == 64
-  assert len(line["every_tokens_per_cpu_s"]) == len(line["every_wall_s"]) == 1
-
-
-@pytest.mark.slow
-def test_a_step_has_the_lengths_of_a_file(tmp_path):
-  (tmp_path / "lengths").write_text("2\n2\n")
-  argv = ["--model=64x1", "--vocab=64", "--prompt=4", "--new=8", "--n=8"]
-  argv.append(f"--lengths={tmp_path / 'lengths'}")
-  task, _ = protocol.parse(argv=argv)
-  ours = update.Learner(task, "shared", rows=4, blocks=1, remat="nothing")
-  assert [len(row) for row in ours.step(1)] == [2] * 8
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  "start",
-  [
-    rollout.start,
-    lambda task: update.start(task, "shared", rows=4, blocks=1, remat="layer"),
-  ],
-)
-def test_ours_tells_the_rate_of_the_machine_when_it_is_ready(
-  start, monkeypatch
-):
-  from launch.bench import ours
-
-  task, _ = protocol.parse(argv=["--model=64x1", "--vocab=64", "--n=4"])
-
-  def matmul(dtype):
-    assert task.idle_bytes is None  # or its arrays would count as the system's
-    return {"float32": 12.6e9}[dtype]
-
-  monkeypatch.setattr(ours, "matmul", matmul)
-  _, versions, _ = start(task)
-  assert versions["matmul_gflop_per_s"] == "13" and versions["jax"]
-  assert task.idle_bytes
-
-
-@pytest.mark.skipif(
-  platform.libc_ver()[0] != "glibc", reason="another C library"
-)
-def test_memory_that_was_freed_is_counted_when_it_is_taken_again():
-  held = [bytes(2048) for _ in range(100_000)]
-  full = protocol._resident()
-  last = held.pop()  # above the others, so that glibc keeps their memory
-  del held
-  task = protocol.Task(workloads.WORKLOADS["w1"], 1, "float32")
-  task.idle()
-  assert task.idle_bytes and task.idle_bytes < full - 150e6 and last
 
 
 def test_a_trainer_takes_one_step_at_a_time():
@@ -297,35 +210,6 @@ def take_turns(tmp_path, ours, peer):
   return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
 
-SLOW_START = """
-import time
-from launch.bench import protocol
-
-def start(task):
-  time.sleep(1)
-  task.idle()
-  time.sleep(0.5)
-  return "slow", {}, lambda seed: [[7] * 3]
-
-protocol.main(start)
-"""
-
-
-def test_what_a_system_makes_before_its_first_run_is_counted(tmp_path):
-  (tmp_path / "slow.py").write_text(SLOW_START)
-  command = [sys.executable, tmp_path / "slow.py", "--serve", "--n=1"]
-  begin = time.perf_counter()
-  line = subprocess.check_output(
-    [*command, "--new=3"],
-    text=True,
-    stdin=subprocess.DEVNULL,
-    env=os.environ | {"PYTHONPATH": str(ROOT)},
-  )
-  wall = time.perf_counter() - begin
-  line = json.loads(line)
-  assert line["first_run_s"] + 0.5 <= line["ready_s"] <= wall - 1
-
-
 def test_turns_by_hand(tmp_path):
   # Tokens per CPU-second: 100, 50, 40 against 10, 25, 5.
   done = take_turns(
@@ -347,49 +231,12 @@ def test_turns_by_hand(tmp_path):
   assert (tmp_path / "turns").read_text() == "abbaab"
 
 
-def test_turns_of_those_that_train_count_their_updates(tmp_path):
-  stub = STUB.replace('"unique": 1', '"unique": 1, "update_cpu_s": {update}')
-  command = [sys.executable, "-m", "launch.bench.interleave", "--rounds=1"]
-  for name, seconds in (("a", 1), ("b", 5)):
-    script = tmp_path / f"{name}.py"
-    script.write_text(
-      stub.format(name=name, values=([100], [10]), update=seconds)
-    )
-    command += [sys.executable, script]
-  line = json.loads(subprocess.check_output(command, text=True, cwd=ROOT))
-  assert line["ours"]["update_tokens_per_cpu_s"] == 100
-  assert line["ratio"]["update_tokens_per_cpu_s"]["of_medians"] == 5.0
-  assert line["ratio"]["tokens_per_cpu_s"]["of_medians"] == 1.0
-  assert "update_tokens_per_s" not in line["ratio"]
-
-
 def test_a_system_that_dies_is_named(tmp_path):
   done = take_turns(tmp_path, ([200, 100, 80], [2, 2, 2]), ([10], [1]))
   assert done.returncode == 1
   assert (
     done.stderr.strip().splitlines()[-1].startswith("error: the peer ended")
   )
-
-
-@pytest.mark.parametrize(
-  "commands, message",
-  [
-    (["/no/python", "x.py"], "the peer: no interpreter /no/python; "),
-    ([sys.executable, "/no/x.py"], "the peer: no file /no/x.py; "),
-    (["{tmp}/text", "a.b"], "the peer: {tmp}/text does not run: "),
-  ],
-)
-def test_a_system_that_is_not_there_is_named(tmp_path, commands, message):
-  (tmp_path / "text").write_text("no program")
-  (tmp_path / "text").chmod(0o755)
-  (tmp_path / "a.py").write_text(STUB.format(name="a", values=([], [])))
-  known = [sys.executable, str(tmp_path / "a.py")]
-  words = [*known, *(word.format(tmp=tmp_path) for word in commands)]
-  command = [sys.executable, "-m", "launch.bench.interleave", *words]
-  done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-  *_, last = done.stderr.splitlines()
-  assert done.returncode == 1 and "Traceback" not in done.stderr
-  assert last.startswith("error: " + message.format(tmp=tmp_path))
 
 
 def comparison(*flags) -> subprocess.CompletedProcess:
@@ -402,44 +249,12 @@ def comparison(*flags) -> subprocess.CompletedProcess:
   )
 
 
-@pytest.mark.parametrize("peer", ["openvino", "transformers", "tunix", "vllm"])
-def test_samplers_that_have_no_lengths_of_a_file_refuse_them(tmp_path, peer):
-  (tmp_path / "two").write_text("2\n")
-  command = [f"third_party/peers/{peer}/run.py", "--n=1"]
-  done = subprocess.run(
-    [sys.executable, *command, f"--lengths={tmp_path / 'two'}"],
-    capture_output=True,
-    text=True,
-    cwd=ROOT,
-  )
-  assert done.returncode == 1 and done.stderr.startswith("error: responses")
-
-
-@pytest.mark.parametrize("peer", ["trl", "tunix"])
-@pytest.mark.parametrize("flag", ["--ends=9", "--lengths=two", "--prompts=2"])
-def test_trainers_of_whole_responses_refuse_others(tmp_path, peer, flag):
-  (tmp_path / "two").write_text("2\n")
-  script = ROOT / "third_party" / "peers" / peer / "update.py"
-  done = subprocess.run(
-    [sys.executable, script, flag], capture_output=True, text=True, cwd=tmp_path
-  )
-  assert done.returncode == 1 and not done.stdout
-  assert done.stderr == (
-    f"error: {peer} trains whole responses to one prompt here: give no --ends, "
-    "no --lengths and --prompts=1\n"
-  )
-
-
 @pytest.mark.parametrize(
   "flags, message",
   [
     (["--rounds=0"], "--rounds=0 must be at least 1"),
-    (["--rounds", "-1"], "--rounds=-1 must be at least 1"),
-    (["--rounds=10"], "PYTHON=/no/python does not run"),
-    (["--workload=l1"], "openvino has no update.py"),
     (["--workload", "l1"], "openvino has no update.py"),
-    (["--workload", "w1", "--n", "4"], "PYTHON=/no/python does not run"),
-    ([], "PYTHON=/no/python does not run"),
+    (["--rounds=10"], "PYTHON=/no/python does not run"),
   ],
 )
 def test_the_comparison_refuses_before_it_installs(flags, message):
@@ -453,44 +268,25 @@ def test_the_comparison_refuses_before_it_installs(flags, message):
   [
     (["--workload=w9"], "invalid choice: 'w9'"),
     (["--n=0"], "--n=0 must be at least 1"),
-    (["--prompts=-2"], "--prompts=-2 must be at least 1"),
-    (["--repeats=0"], "--repeats=0 must be at least 1"),
-    (["--prompt=0"], "--prompt=0 must be at least 1"),
-    (["--new=0"], "--new=0 must be at least 1"),
-    (["--slots=0"], "--slots=0 must be at least 1"),
-    (["--ends=-1"], "--ends=-1 must be at least 1"),
-    (["--rows=0"], "--rows=0 must be at least 1"),
     (["--blocks=-1"], "--blocks=-1 must be at least 1"),
-    (["--vocab=0"], "--vocab=0 must be at least 11"),
     (["--vocab=10"], "--vocab=10 must be at least 11"),
     (["--ends=5000"], "--ends=5000 must be at most the vocabulary, 2048"),
     (["--workload=w3", "--vocab=31"], "--vocab=31 must be at least 32, "),
-    (["--workload=w4"], "--workload=w4 needs an accelerator"),
     (["--workload=l3"], "--workload=l3 needs an accelerator"),
     (
       ["--model=100x2"],
       "--model=100x2 is not WIDTHxLAYERS, with a width in 64",
     ),
-    (["--model=64x0"], "--model=64x0 is not WIDTHxLAYERS"),
-    (["--model=64x1:"], "'' must be one of heads, kv_heads, head_size, mlp"),
-    (
-      ["--model=64x1:x=2"],
-      "'x' must be one of heads, kv_heads, head_size, mlp",
-    ),
-    (["--model=64x1:mlp=9,mlp=9"], "'mlp' must be one of "),
+    (["--model=64x1:x=2"], "'x' must be one of heads, kv_heads, "),
     (["--model=64x1:mlp=0"], "mlp=0 must be a number from 1 to 9"),
-    (["--model=64x1:mlp"], "mlp= must be a number from 1 to 9"),
     (["--model=96x1:head_size=64"], "with a width in 64s"),
     (
       ["--model=60x1:heads=6,kv_heads=4"],
       "=6 must be a multiple of kv_heads=4",
     ),
     (["--model=64x1:heads=3"], "heads=3 must divide 64"),
-    (["--model=64x1:head_size=1"], "head_size=1 must be even"),
     (["--model=60x1:heads=4"], "head_size=15 must be even"),
     (["--ends=9", "--lengths=x"], "not allowed with"),
-    (["--lengths="], "--lengths= names no file"),
-    (["--lengths=/no/such"], "--lengths=/no/such: No such file"),
     (["--lengths=/"], "--lengths=/: Is a directory"),
     (["--serve", "--repeats=2"], "not allowed with"),
   ],
@@ -510,12 +306,9 @@ def refused(flags, message, capsys):
 @pytest.mark.parametrize(
   "content, message",
   [
-    (b"", " has no lengths"),
     (b"\n \n", " has no lengths"),
     (b"1\n\n2 3\n", ": line 3 is '2 3', not one length from 1 to 999999999"),
     (b"1\n0\n", ": line 2 is '0', not one length"),
-    (b"-1", ": line 1 is '-1', not one length"),
-    (b"1.5", ": line 1 is '1.5', not one length"),
     (b"1" * 5000, f": line 1 is '{'1' * 20}', not one length"),
     ("\u0663".encode(), ": line 1 is '\u0663', not one length"),
     (b"\xff\xfe", " is not text: "),
@@ -525,12 +318,6 @@ def test_refuses_a_file_without_lengths(tmp_path, content, message, capsys):
   file = tmp_path / "lengths"
   file.write_bytes(content)
   refused([f"--lengths={file}"], f"--lengths={file}{message}", capsys)
-
-
-def test_lengths_are_read_by_line(tmp_path):
-  (tmp_path / "lengths").write_bytes(b"7\r\n\n 999999999 \n07")
-  of = workloads.read_lengths(str(tmp_path / "lengths"))
-  assert of == (7, 999_999_999, 7)
 
 
 @pytest.mark.parametrize("module", [rollout, update])
@@ -549,14 +336,3 @@ def test_what_needs_an_accelerator_is_refused_without(module, capsys):
   asked = lambda: pytest.fail("asked")
   with pytest.raises(SystemExit):
     protocol.parse(accelerator=asked, argv=[*argv, "--n=0"])
-
-
-@pytest.mark.slow
-def test_rounds_draw_what_a_fixed_number_draws():
-  command = [sys.executable, "-m", "launch.bench.rounds", "--config=n512:tiny"]
-  command += ["--prompts=2", "--n=32", "--repeats=1"]
-  done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-  assert done.returncode == 0, done.stderr
-  line = json.loads(done.stdout.splitlines()[-1])
-  assert line["fixed_rollouts"] == line["rounds_rollouts"] == 64
-  assert line["fixed_tokens"] == line["rounds_tokens"] > 64

@@ -3,17 +3,14 @@
 import dataclasses
 import json
 import pathlib
-import subprocess
-import sys
 
 import pytest
 from messages import mentions
 
 ROOT = pathlib.Path(__file__).parents[2]
 from brorl_jax.data import dataset
-from brorl_jax.data.dataset import DataError
 from brorl_jax.verdicts.domains import DOMAINS
-from launch.data import prepare, public
+from launch.data import prepare
 
 
 def short(record):
@@ -227,13 +224,9 @@ def test_llama_nemotron_if(tmp_path):
     row(4, [comma, words], [{}]),
     row(5, [], []),
     row(6, None, None),
-    {"input": [{"role": "user", "content": "Write."}]},
     {**row(7, [comma], [{}]), "input": "Write 7."},
-    {**row(8, [comma], [{}]), "input": []},
     {**row(9, [comma], [{}]), "input": ["Write 9."]},
-    {**row(10, [comma], [{}]), "input": [{"role": "assistant"}]},
     row(11, [comma], ["x"]),
-    row(12, [3], [{}]),
   ]
   records, dropped = converted("llama_nemotron_if", tmp_path / "i.jsonl", rows)
   assert records == [
@@ -253,23 +246,10 @@ def test_llama_nemotron_if(tmp_path):
   assert dropped == {
     "instructions and their arguments differ in number": 2,
     "no instruction_id_list and instruction_kwargs": 1,
-    "no args": 1,
-    "no input": 2,
+    "no input": 1,
     "input is no list of messages": 1,
-    "messages[].content refused": 1,
     "the arguments of an instruction are no object": 1,
-    "instructions[].id refused": 1,
   }
-
-
-@pytest.mark.parametrize("name", sorted(public.SETS))
-@pytest.mark.parametrize(
-  "row",
-  [{}, {"prompt": 3, "input": 3, "args": 3, "reward_model": 3, "solution": 3}],
-)
-def test_rows_of_something_else_are_counted(tmp_path, name, row):
-  records, dropped = converted(name, tmp_path / "a.json", [row, row])
-  assert records == [] and list(dropped.values()) == [2]
 
 
 def test_lines_that_are_no_rows_are_counted(tmp_path):
@@ -284,30 +264,6 @@ def test_lines_that_are_no_rows_are_counted(tmp_path):
     f"{path}, line 3: a list, not a JSON object",
   )
   assert sum(count for count, _ in dropped.values()) == 3
-
-
-def test_the_commonest_reason_comes_first(tmp_path):
-  rows = [{"problem": "?"}] + [{"answer": "8"}] * 3 + [[]] * 2
-  path = written(tmp_path / "a.jsonl", rows)
-  _, dropped = prepare.convert("deepscaler", [path], domains=SIMPLE)
-  assert [count for count, _ in dropped.values()] == [3, 2, 1]
-
-
-def test_ids_go_on_over_files(tmp_path):
-  rows = [{"problem": f"{n} + 5?", "answer": "8"} for n in range(3)]
-  paths = [
-    written(tmp_path / "a.json", rows[:2]),
-    written(tmp_path / "b.jsonl", rows[2:]),
-  ]
-  records, _ = prepare.convert("deepscaler", paths, domains=SIMPLE)
-  assert [r["id"][-1] for r in records] == ["1", "2", "3"]
-
-
-def test_a_json_file_may_hold_lines(tmp_path):
-  path = tmp_path / "a.json"
-  path.write_text('{"problem": "3 + 5?", "answer": "8"}\n')
-  records, _ = prepare.convert("deepscaler", [str(path)], domains=SIMPLE)
-  assert len(records) == 1
 
 
 def test_the_command_writes_what_read_takes(tmp_path, capsys):
@@ -336,9 +292,7 @@ def test_the_command_writes_what_read_takes(tmp_path, capsys):
   [
     (["none.json", "--output=o.jsonl"], "none.json ... no such file"),
     (["a.txt", "--output=o.jsonl"], "a.txt ... json ... parquet"),
-    (["a.json", "--output=o.json"], "--output=o.json ... .jsonl"),
     (["a.json", "--output=old.jsonl"], "old.jsonl ... exists"),
-    (["a.json", "--output=no/o.jsonl"], "folder no"),
     (["bad.json", "--output=o.jsonl"], "bad.json: not JSON: "),
     (["a.json", "--output=o.jsonl"], "nothing ... a.json"),
   ],
@@ -361,24 +315,7 @@ def test_refusals_leave_nothing_behind(
   assert (tmp_path / "old.jsonl").read_text() == "mine"
 
 
-def test_every_set_is_documented_and_the_command_runs(tmp_path):
-  assert all(f"\n  {name} " in (public.__doc__ or "") for name in public.SETS)
-  done = subprocess.run(
-    [sys.executable, "-m", "launch.data.prepare", "eurus", "a", "--output=b"],
-    cwd=ROOT,
-    capture_output=True,
-    text=True,
-  )
-  assert done.returncode == 2
-  assert "invalid choice: 'eurus'" in done.stderr
-
-
-def test_a_broken_list_cannot_be_read_twice(tmp_path):
-  with pytest.raises(DataError, match="there is no such file"):
-    prepare.convert("deepscaler", [str(tmp_path / "x.json")], domains=SIMPLE)
-
-
-@pytest.mark.parametrize("given", ["[NaN, 1]", "1e999", '"\\ud800"'])
+@pytest.mark.parametrize("given", ["[NaN, 1]", '"\\ud800"'])
 def test_rows_that_could_not_be_read_back_are_dropped(tmp_path, given):
   """One of them must not cost the others, nor spoil the file."""
   rows = [

@@ -1,6 +1,5 @@
 """Tests of launch/bench/growth: what is fitted, counted and measured."""
 
-import dataclasses
 import json
 import pathlib
 import subprocess
@@ -22,21 +21,11 @@ def test_a_power_has_its_exponent():
   assert found == {"exponent": 1.7, "steps": [1.7] * 4}
 
 
-def test_what_does_not_grow_is_seen_only_in_the_first_steps():
-  found = growth.exponents([1, 10, 100, 1000], [7, 7, 7, 700])
-  assert found == {"exponent": 2.0, "steps": [0.0, 0.0, 2.0]}
-
-
 def test_least_squares_over_the_upper_half_by_hand():
   # Powers of two (2, 0), (3, 2), (4, 2): the slope is (0 x -1 + 2 x 1) / 2.
   found = growth.exponents([1, 2, 4, 8, 16], [64, 9, 1, 4, 4])
   assert found["exponent"] == 1.0
   assert found["steps"][2:] == [2.0, 0.0]
-
-
-@pytest.mark.parametrize("count, fitted", [(2, 2), (3, 2), (5, 3), (6, 3)])
-def test_two_or_more_sizes_are_fitted(count, fitted):
-  assert len(list(range(count))[growth.upper_half(count)]) == fitted
 
 
 def task(n: int) -> protocol.Task:
@@ -81,26 +70,6 @@ def test_time_is_that_of_attention_and_of_others():
   assert found["attention_s"] == 0 and found["largest_error"] > 0.2
 
 
-def test_points_change_one_size():
-  default = {}
-  for part in growth.FIXED:
-    for axis, (_, sizes) in growth.AXES.items():
-      for point in growth.points(part, axis, [], []):
-        more = growth.update.add_flags if part == "update" else lambda _: None
-        of, _ = protocol.parse(more=more, argv=point.flags)
-        w = of.workload
-        now = {"n": of.n, "t": w.new, "s": w.prompt, "v": w.model.vocab}
-        assert now.pop(axis) == point.size
-        assert default.setdefault((part, axis), now) == now
-        small = dataclasses.replace(workloads.SMALL, vocab=w.model.vocab)
-        assert w.model == small
-      assert [p.size for p in growth.points(part, axis, [], [])] == [*sizes]
-  # Flags of the command line replace the usual ones, sizes all of them.
-  (point, _) = growth.points("update", "t", [5, 6], ["--n=3"])
-  of, flags = protocol.parse(more=growth.update.add_flags, argv=point.flags)
-  assert (of.n, of.workload.new, flags.rows) == (3, 5, 4)
-
-
 def measured(*flags) -> subprocess.CompletedProcess:
   command = [sys.executable, "-m", "launch.bench.growth", *flags, *TINY]
   return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
@@ -128,24 +97,11 @@ def test_two_points(part):
   assert heads[1].startswith(f"{part} n") and " 4 to 64 " in heads[1]
 
 
-def test_a_process_that_fails_is_named():
-  # Twice one of --serve and --repeats: the process refuses its flags.
-  done = measured("--part=rollout", "--axis=n", "--sizes=2,4", "--repeats=2")
-  assert done.returncode == 1 and not done.stdout
-  assert done.stderr.splitlines()[-1] == (
-    "error: n = 2 ended with status 2, see above"
-  )
-
-
 @pytest.mark.parametrize(
   "flags, message",
   [
     (["--sizes=2,4"], "--sizes are of one --axis"),
     (["--axis=n", "--sizes=4,2"], "'4,2' is not two or more, ascending"),
-    (["--axis=n", "--sizes=4"], "'4' is not two or more, ascending"),
-    (["--axis=n", "--sizes=2,x"], "'2,x' is not two or more, ascending"),
-    (["--axis=x"], "invalid choice: 'x'"),
-    (["--axis=n", "--slots=0"], "--slots=0 must be at least 1"),
   ],
 )
 def test_refuses(flags, message):

@@ -92,4 +92,5 @@ def test_a_walk_by_hand(small):
 def test_the_functions_of_the_package_are_known():
   for path in ("train.train", "stages.examples.Examples.of"):
     assert house.FUNCTIONS[f"brorl_jax.{path}"].name == path.rpartition(".")[2]
-  assert house.FUNCTIONS["brorl_jax.main.recorder.Recorder"].name == "__init__"
+  made = house.FUNCTIONS["brorl_jax.stages.examples.Examples"]
+  assert made.name == "__init__"

@@ -61,7 +61,7 @@ with open(folder / "calls", "a") as f:
 """
 
 
-@pytest.mark.parametrize("status", [0, 1, 2, 75, 137])
+@pytest.mark.parametrize("status", [2, 75])
 def test_slurm(tmp_path, status):
   program(tmp_path / "srun", f"{WRITE}\nsys.exit({status})")
   program(tmp_path / "scontrol", WRITE)
@@ -123,7 +123,7 @@ def tpu(tmp_path, train: str, *flags, install: str = "0") -> tuple[int, list]:
 
 @in_git
 @pytest.mark.parametrize(
-  "train, want, trained", [("0", 0, 1), ("75 75 0", 0, 3), ("75 1", 1, 2)]
+  "train, want, trained", [("75 75 0", 0, 3), ("75 1", 1, 2)]
 )
 def test_tpu_trains_until_it_is_not_preempted(tmp_path, train, want, trained):
   flags = ["--config=n512", "--workdir=/a b", "--x=$HOME;'"]
@@ -144,24 +144,6 @@ def test_tpu_trains_until_it_is_not_preempted(tmp_path, train, want, trained):
   main = words.index("brorl_jax.main")
   assert words[main + 1 :] == ["--distributed", *flags]
   assert all(run == runs[0] for run in runs)
-
-
-@in_git
-def test_tpu_does_not_train_what_was_not_installed(tmp_path):
-  status, calls = tpu(tmp_path, "0", install="255")
-  assert status == 255 and len(calls) == 2
-  text = calls[1][-1].removeprefix("--command=")
-  assert text.startswith("set -e\n")  # or a failed line is passed over
-  assert subprocess.run(["bash", "-n", "-c", text]).returncode == 0
-
-
-@pytest.mark.parametrize("missing", ["TPU", "ZONE"])
-def test_tpu_wants_a_name_and_a_zone(tmp_path, missing):
-  program(tmp_path / "gcloud", WRITE)
-  env = {"TPU": "slice", "ZONE": "here"} | {missing: ""}
-  status, _, err = ended(start("tpu_vm.sh", path=tmp_path, **env))
-  assert status == 1 and f"{missing}=" in err
-  assert lines(tmp_path / "calls") == []
 
 
 # gke_jobset.yaml
@@ -245,14 +227,6 @@ def test_the_jobset_after_each_status(jobset):
   assert named == container["name"]
 
 
-def test_the_address_that_gpu_nodes_get(jobset):
-  name = jobset["metadata"]["name"]
-  (replicated,) = jobset["spec"]["replicatedJobs"]
-  # JobSet's name for pod 0 of job 0, in the service that it makes.
-  host = f"{name}-{replicated['name']}-0-0.{name}"
-  assert f"--coordinator={host}:" in (LAUNCH / "gke_jobset.yaml").read_text()
-
-
 # skypilot.yaml
 
 
@@ -308,56 +282,3 @@ def test_an_image(kind, extra):
   assert "bubblewrap" in last["RUN"]
   assert re.search(r"useradd .*\b" + last["USER"] + "$", last["RUN"].strip())
   assert json.loads(last["ENTRYPOINT"]) == ["python", "-m", "brorl_jax.main"]
-
-
-# reasoning.sh
-
-INTERPRETER = """#!/usr/bin/env bash
-case "$1 $2" in
-  "-m pip") ;;
-  "-c "*) echo 3.11 ;;
-  "- "*) cat >/dev/null; echo installed ;;
-  *) printf '%s\\n' "$*" >>"{calls}"; [[ "$*" != *"{fails}"* ]] ;;
-esac
-"""
-
-
-@pytest.mark.parametrize("fails", ["nothing", "harder-end"])
-def test_the_whole_look_at_the_main_job(tmp_path, fails):
-  venv, calls = tmp_path / "venv", tmp_path / "calls"
-  stamps = venv / ".brorl_jax.stamps"
-  for folder in (venv / "bin", stamps):
-    folder.mkdir(parents=True)
-  (stamps / "requirements.txt").write_text("installed\n")
-  python = venv / "bin" / "python"
-  python.write_text(INTERPRETER.format(calls=calls, fails=fails))
-  python.chmod(0o755)
-  done = subprocess.run(
-    ["bash", LAUNCH / "reasoning.sh", "--config.run.seed=1"],
-    env=os.environ | {"VENV": str(venv), "WORKDIR": str(tmp_path / "w")},
-    capture_output=True,
-    text=True,
-    timeout=SECONDS,
-  )
-  said = [line.split() for line in calls.read_text().splitlines()]
-  found = [dict(w.split("=", 1) for w in one if "=" in w) for one in said]
-  assert (done.returncode == 0) == (fails == "nothing"), done.stderr
-  run = f"{tmp_path}/w/n512"
-  where = [pathlib.Path(one["--workdir"]).name for one in found]
-  if fails != "nothing":
-    assert where == ["n512", "harder-start", "harder-end"]
-    return
-  kinds = [
-    f"{name}-{at}"
-    for name in ("harder", "at-once", "n512-of-512")
-    for at in ("start", "end")
-  ]
-  assert where[:7] == ["n512", *kinds]
-  assert all(one["--config.run.seed"] == "1" for one in found[:7])
-  policies = [one["--config.policy.checkpoint"] for one in found[1:7]]
-  assert policies == ["embedded:steps", run] * 3
-  assert [one.get("--config.eval.n") for one in found] == [
-    *[None] * 5, "512", "512", *[None] * 3,
-  ]  # fmt: skip
-  assert [one["--mode"] for one in found[7:]] == ["report"] * 3
-  assert said[-1][-3] == f"--workdir={run}"

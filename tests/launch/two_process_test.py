@@ -83,14 +83,7 @@ def test_each_process_gets_all_flags_and_its_own(tmp_path):
   assert re.fullmatch(r"--coordinator=127\.0\.0\.1:2\d{4}", address)
 
 
-def test_two_processes_are_the_default(tmp_path):
-  status, out, _ = ended(two(tmp_path, "0,0", PROCESSES=""))
-  assert status == 0 and "--processes=2" in out
-
-
-@pytest.mark.parametrize(
-  "ends, want", [("0,75", 75), ("75,75", 75), ("75,3", 3), ("2,75", 2)]
-)
+@pytest.mark.parametrize("ends, want", [("0,75", 75), ("75,3", 3), ("2,75", 2)])
 def test_the_exit_status(tmp_path, ends, want):
   assert ended(two(tmp_path, ends))[0] == want
 

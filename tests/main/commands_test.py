@@ -199,7 +199,7 @@ def test_help_is_fast_and_names_the_flags():
     timeout=60,
   )
   some = ("--config", "--workdir", "--mode", "--compilation_cache")
-  some += ("--from_step",)
+  some += ("--from_step", "--profile_step")
   for flag in (*some, "--[no]allow_config_change", "--[no]begin_again"):
     assert flag in result.stdout
   # What takes seconds is not loaded.

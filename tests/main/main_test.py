@@ -118,7 +118,7 @@ training = types.ModuleType("brorl_jax.main.train")
 resolve = types.ModuleType("brorl_jax.plan.resolve")
 resolve.here = lambda devices: None
 resolve.resolve = lambda c, machine, workdir: c
-def run(c, workdir, *, allow_change, begin_again, from_step):
+def run(c, workdir, *, allow_change, begin_again, from_step, profile_step):
   print(c.optim.lr, c.sampling.n, c.data.families["gcd"].weight, end=" ")
   print(c.policy.checkpoint, workdir, allow_change)
   FAILS
@@ -241,7 +241,7 @@ def test_refuses_a_foreign_workdir_by_the_whole_command(tmp_path):
 def test_only_training_begins_again(refused, mode):
   config = [] if mode == "report" else ["--config=configs/n16.py"]
   flags = [*config, "--workdir=w", f"--mode={mode}"]
-  for flag in ("--begin_again", "--from_step=3"):
+  for flag in ("--begin_again", "--from_step=3", "--profile_step=3"):
     name = flag.partition("=")[0]
     assert mentions(refused(*flags, flag), f"{name} ... --mode={mode}")
 

@@ -12,7 +12,7 @@ from messages import mentions
 from brorl_jax import evaluate, train
 from brorl_jax.errors import UserError
 from brorl_jax.main import heldout
-from brorl_jax.main.recorder import Recorder
+from brorl_jax.main.recorder import Recorder, pair, samples
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import events, metrics, trackers
@@ -60,8 +60,9 @@ def test_wandb_gets_all_of_a_run_whenever_it_starts(
     def __init__(self, workdir, project, *, config, done, warn):
       told.append((workdir, project, config["run"]["wandb"], [*done]))
 
-    def write(self, step, scalars):
-      told.append((step, dict(scalars)))
+    def write(self, step, values):
+      numbers = {k: v for k, v in values.items() if isinstance(v, int | float)}
+      told.append((step, numbers))
 
     def close(self):
       told.append("closed")
@@ -165,9 +166,9 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
       "tokens": int(kept.rollouts.mask[p].sum()),
       "kept": p > 0,
     }
-  samples = metrics.read_lines(tmp_path / "samples.jsonl")
-  assert len(samples) == 4
-  for p, line in enumerate(samples):
+  shown = metrics.read_lines(tmp_path / "samples.jsonl")
+  assert len(shown) == 4
+  for p, line in enumerate(shown):
     example = examples.example(1, p)
     assert (line["id"], line["domain"]) == (example.id, "gym")
     assert line["gold"] == example.entry["answer"]
@@ -198,6 +199,100 @@ def lines_of(workdir, steps):
   (workdir / "metrics.jsonl").write_text(text)
   (workdir / "eval").mkdir(exist_ok=True)
   (workdir / "eval" / "curve.jsonl").write_text(evaluated(0))
+
+
+def test_a_step_without_a_kept_group_shows_what_it_drew(wired):
+  """Then the first prompts; otherwise those that the step trains on first."""
+  drawn = wired.kept
+  none = jax.tree.map(lambda x: x[:0], drawn)
+  last = jax.tree.map(lambda x: x[3:], drawn)
+  for kept, order, told in ((none, [0, 1, 2, 3], 0), (last, [3, 0, 1, 2], 1)):
+    lines = [*samples(1, kept, drawn, wired.examples)]
+    names = [wired.examples.example(1, p).id for p in order]
+    assert [line["id"] for line in lines] == names
+    assert [line["kept"] for line in lines] == [True] * told + [False] * (
+      4 - told
+    )
+
+
+@pytest.mark.ci
+def test_a_sample_is_one_that_was_drawn(wired):
+  """Of the second prompt a wrong one is looked for, and all are right."""
+  kept = wired.kept
+  mask, reward = kept.rollouts.mask.copy(), kept.scores.reward.copy()
+  responses = kept.scores.responses.copy()
+  reward[1], reward[1, 0] = 1.0, 0.0
+  mask[1, 0], responses[1, 0] = False, None  # no rollout is there
+  some = kept._replace(
+    rollouts=dataclasses.replace(kept.rollouts, mask=mask),
+    scores=kept.scores._replace(reward=reward, responses=responses),
+  )
+  lines = [*samples(1, some, some, wired.examples)]
+  assert len(lines) == 4 and lines[1]["reward"] == 1.0
+  assert lines[1]["tokens"] == int(mask[1, 1].sum()) > 0
+
+
+def test_an_evaluation_shows_a_right_and_a_wrong_response():
+  one = {"task": "m", "prompt": "3 +\n5?", "response": "8", "reason": ""}
+  right = one | {"pass": True, "status": "pass"}
+  wrong = one | {"pass": False, "status": "fail", "reason": "wrong answer"}
+  wrong |= {"response": "\x1b[2J" + 9 * "9"}
+  bare = {"task": "m", "pass": False, "status": "fail", "reason": ""}
+  lines = "  pass  m: 3 + 5?\n    -> 8", "  fail  m: 3 + 5?\n    ->  [2J99..."
+  assert pair([bare, wrong, right, wrong], 6).splitlines() == [
+    *lines[0].splitlines(),
+    "  fail  m: 3 + 5?",
+    "    ->  [2J99...  (wrong ...)",
+  ]
+  assert pair([bare, right], 6) == lines[0] and pair([bare], 6) == ""
+
+
+def test_few_cores_are_told_at_most_once_in_ten_steps(wired, tmp_path):
+  recorder = start_at(wired, tmp_path, 2)
+  for step in range(3, 15):
+    line = {"time/step_s": 4.0, "time/cores": 0.5, "time/cores_missed": 0.5}
+    line |= {"time/cpu_s": 2.0}
+    recorder.step(step, line, wired.kept, drawn(wired.kept))
+  recorder.close()
+  told = [e for e in timeless(tmp_path) if e["event"] == "warning"]
+  assert [e["step"] for e in told] == [3, 13]
+  assert "had 0.5 and could have used 1.0" in told[0]["why"]
+
+
+@pytest.mark.parametrize("step, done", [(1, -1), (3, 2), (4, 2), (9, 2)])
+def test_the_trace_of_a_step_is_written(
+  wired, tmp_path, monkeypatch, step, done
+):
+  calls, traced = [], []
+  tell = lambda what: lambda *_: calls.append((what, recorder._last))
+  monkeypatch.setattr(jax.profiler, "start_trace", tell("begin"))
+  monkeypatch.setattr(jax.profiler, "stop_trace", tell("end"))
+  if done >= 0:
+    lines_of(tmp_path, done)
+  recorder = made(wired, tmp_path, profile_step=step)
+  recorder.measure = lambda *_: traced.append(recorder._tracing) or measure()
+  recorder.start(done)
+  if done < 0:
+    recorder.evaluate(0, None)
+  for i in range(max(done, 0) + 1, 5):
+    recorder.evaluate(i, None)
+    recorder.step(i, {"reward/mean": 0.5}, wired.kept, drawn(wired.kept))
+  recorder.close()
+  # The evaluation at the end of the step is not in it.
+  assert calls == [("begin", step - 1), ("end", step - 1)] * (step < 5)
+  assert traced and not any(traced)
+
+
+def test_a_trace_that_fails_is_a_warning(wired, tmp_path, monkeypatch):
+  def full(*_):
+    raise RuntimeError("no space\nleft")
+
+  monkeypatch.setattr(jax.profiler, "start_trace", lambda *_: None)
+  monkeypatch.setattr(jax.profiler, "stop_trace", full)
+  recorder = start_at(wired, tmp_path, 2, profile_step=3)
+  recorder.step(3, {"reward/mean": 0.5}, wired.kept, drawn(wired.kept))
+  recorder.close()
+  assert timeless(tmp_path)[-1]["why"] == "--profile_step: no space"
 
 
 def test_record_refuses_a_run_whose_lines_are_gone(wired, tmp_path):
@@ -296,7 +391,7 @@ def test_why_a_run_ends_is_recorded_and_told(
   wired, tmp_path, error, stopped, last, why, status
 ):
   told = []
-  recorder = start_at(wired, tmp_path, 2, tell=told.append)
+  recorder = start_at(wired, tmp_path, 2, notify=told.append)
   with contextlib.suppress(Exception), recorder:
     recorder.step(last, {"reward/mean": 0.5}, wired.kept, drawn(wired.kept))
     recorder.stopped = stopped
@@ -316,7 +411,7 @@ def test_an_end_within_a_step_is_recorded_once_the_files_are_open(
 ):
   told = []
   lines_of(tmp_path, 2)
-  recorder = made(wired, tmp_path, tell=told.append)
+  recorder = made(wired, tmp_path, notify=told.append)
   recorder.cut("interrupted", 130)
   assert not told and not (tmp_path / "events.jsonl").exists()
   recorder.start(2)
@@ -335,7 +430,7 @@ def test_a_warning_is_told_and_a_full_disk_ends_nothing(
   wired, tmp_path, monkeypatch
 ):
   told = []
-  recorder = start_at(wired, tmp_path, 2, tell=told.append)
+  recorder = start_at(wired, tmp_path, 2, notify=told.append)
   recorder.warn("the disk is slow")
   assert [(e["event"], e.get("why")) for e in told[1:]] == [
     ("warning", "the disk is slow")
@@ -361,14 +456,14 @@ def test_a_run_that_is_at_its_end_tells_nothing(wired, tmp_path):
   told = []
   lines_of(tmp_path, 60)
   (tmp_path / "eval" / "curve.jsonl").write_text(evaluated(*range(0, 61, 10)))
-  with start_at(wired, tmp_path, 60, tell=told.append):
+  with start_at(wired, tmp_path, 60, notify=told.append):
     pass
   assert timeless(tmp_path) == [] == told
 
 
 def test_a_refused_start_is_told_and_leaves_the_files(wired, tmp_path):
   told = []
-  recorder = made(wired, tmp_path, tell=told.append)
+  recorder = made(wired, tmp_path, notify=told.append)
   with pytest.raises(UserError), recorder:
     raise UserError("damaged")
   assert not [*tmp_path.iterdir()]
@@ -378,7 +473,7 @@ def test_a_refused_start_is_told_and_leaves_the_files(wired, tmp_path):
 
 def test_an_end_on_a_full_disk_is_told(wired, tmp_path):
   told = []
-  recorder = start_at(wired, tmp_path, 2, tell=told.append)
+  recorder = start_at(wired, tmp_path, 2, notify=told.append)
   with pytest.raises(OSError, match="full"), recorder:
     (tmp_path / "events.jsonl").unlink()
     raise OSError(28, "full")

@@ -64,6 +64,14 @@ def test_a_phase_says_once_what_it_changes(tmp_path, monkeypatch, capsys):
   assert "\nfrom step 3: 8 prompts x 16 rollouts; " in said
 
 
+@pytest.mark.parametrize("step", [0, 3])
+def test_a_step_that_is_not_of_the_run_has_no_trace(tmp_path, step):
+  this = resolved(steps=2)
+  with pytest.raises(UserError, match=f"--profile_step={step} .* 1 to 2"):
+    train_command.run(this, tmp_path, allow_change=False, profile_step=step)
+  assert not [*tmp_path.iterdir()]
+
+
 def test_a_line_that_is_no_evaluation_is_one_line_at_the_end(tmp_path):
   (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
   (tmp_path / "eval").mkdir()

@@ -1,5 +1,6 @@
 """Dynamic sampling, with samplers and verifiers of a few lines."""
 
+import dataclasses
 import math
 import random
 import threading
@@ -14,6 +15,7 @@ import scored
 import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from messages import mentions
 
 from brorl_jax.many import processes
 from brorl_jax.rollout import candidates, rounds
@@ -171,9 +173,36 @@ def test_a_rejected_one_is_replaced_while_others_go_on():
 
 def test_too_few_groups_are_told_with_the_numbers():
   sampled = run({3}, target=2, candidates=range(6))
-  assert sampled.shortage().startswith("only 1 of 6 prompts are kept, 2 are")
+  text = sampled.shortage()
+  assert text.startswith("only 1 of 6 prompts are kept, 2 are")
   assert sampled.kept_groups().prompts.index.tolist() == [3]
   assert run({3, 4}, target=2, candidates=range(6)).shortage() is None
+
+
+@pytest.mark.parametrize(
+  "rewards, said",
+  [
+    ([0.0, 0.0], "all rewards are 0 ... easier prompts"),
+    ([1.0, 1.0], "all rewards are 1 ... harder prompts"),
+    ([0.25, 0.25], "all rewards are 0.25 ... easier prompts"),
+    ([0.0, 1.0], "config.filter.keep ... easier or harder prompts"),
+  ],
+)
+def test_a_shortage_names_the_reward_that_all_have(rewards, said):
+  sampled = run(set(), target=1, candidates=range(2))
+  scores = sampled.groups.scores
+  value = np.repeat(np.float32(rewards)[:, None], scores.reward.shape[1], 1)
+  # A verifier that failed says nothing.
+  valid = np.ones(value.shape, bool)
+  valid[0, 0], value[0, 0] = False, 0.5
+  scores = scores._replace(reward=value, valid=valid)
+  groups = sampled.groups._replace(scores=scores)
+  found = dataclasses.replace(sampled, groups=groups).shortage()
+  assert mentions(found, said)
+  kept = dataclasses.replace(
+    sampled, groups=groups, kept=np.array([False, True]), target=2
+  )
+  assert f"all other rewards are {rewards[0]:g} " in kept.shortage()
 
 
 @pytest.mark.parametrize("multiple, want", [(1, 5), (2, 4), (3, 3), (6, 0)])

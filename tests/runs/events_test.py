@@ -47,9 +47,9 @@ def test_the_last_word_of_a_process(tmp_path, lines, said):
 
 
 def test_the_most_frequent_reasons_are_named():
-  assert events.most_often({"late": 2}) == "2 x late"
+  assert events.most_frequent({"late": 2}) == "2 x late"
   reasons = {"b": 2, "a": 2, "d": 1, "c": 9, "e": 1}
-  assert events.most_often(reasons) == "9 x c; 2 x a; 2 x b; 2 other reasons"
+  assert events.most_frequent(reasons) == "9 x c; 2 x a; 2 x b; 2 other reasons"
 
 
 def test_answers_that_nobody_judged():
@@ -90,15 +90,15 @@ def command(tmp_path):
 
 def test_the_event_is_on_standard_input(tmp_path, command, capfd):
   event = {"event": "end", "why": 'a "b"\né', "status": 75, "step": 3}
-  events.tell(command('echo noise; cat >> "$out"'), event)
-  events.tell("", event)
+  events.notify(command('echo noise; cat >> "$out"'), event)
+  events.notify("", event)
   assert json.loads((tmp_path / "out").read_text()) == event
   assert capfd.readouterr() == ("", "")
 
 
 def test_words_are_those_of_a_shell_but_no_shell_reads_them(tmp_path, command):
   script = command('printf "%s\\n" "$@" > "$out"; cat > /dev/null')
-  events.tell(f"{script} 'a b' \"c'd\" $HOME '' ;x", {"event": "end"})
+  events.notify(f"{script} 'a b' \"c'd\" $HOME '' ;x", {"event": "end"})
   words = (tmp_path / "out").read_text().split("\n")
   assert words == ["a b", "c'd", "$HOME", "", ";x", ""]
 
@@ -112,17 +112,17 @@ def test_words_are_those_of_a_shell_but_no_shell_reads_them(tmp_path, command):
   ],
 )
 def test_a_command_that_fails_is_told(command, capsys, monkeypatch, body, what):
-  monkeypatch.setattr(events, "_TELL_S", 0.5)
+  monkeypatch.setattr(events, "_NOTIFY_S", 0.5)
   # It reads nothing of it.
-  events.tell(command(body), {"event": "end", "why": "x" * 200_000})
+  events.notify(command(body), {"event": "end", "why": "x" * 200_000})
   (line,) = capsys.readouterr().out.splitlines()
   assert line.startswith("warning: run.notify: ") and what in line
 
 
 def test_a_command_that_is_missing_is_told(tmp_path, capsys):
-  events.tell("a 'b", {"event": "start"})
+  events.notify("a 'b", {"event": "start"})
   assert "run.notify: No closing quotation" in capsys.readouterr().out
-  events.tell(f"{tmp_path}/none --x", {"event": "start"})
+  events.notify(f"{tmp_path}/none --x", {"event": "start"})
   assert (
     f"run.notify: [Errno 2] No such file or directory: '{tmp_path}/none'"
     in (capsys.readouterr().out)

@@ -17,7 +17,7 @@ from tensorboardX import proto
 from tensorboardX.event_file_writer import EventsWriter
 
 from brorl_jax.runs import metrics
-from brorl_jax.types import Rollouts, Scores
+from brorl_jax.types import Groups, Prompts, Rollouts, Scores
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -70,6 +70,36 @@ def test_a_writer_writes_each_scalar_everywhere(tmp_path, capsys):
   assert third.startswith("step 2/3  reward 0.500  ")
 
 
+def test_tensorboard_has_histograms_and_texts(tmp_path, capsys):
+  rollouts, reward, _ = example()
+  valid = np.array([[True, True, False], [True] * 3])
+  ids = np.ones((2, 1), np.int32)
+  prompts = Prompts(ids, ids > 0, np.arange(2, dtype=np.int32))
+  groups = Groups(prompts, rollouts, scored.scores(reward, valid=valid))
+  histograms = metrics.histograms(groups)
+  writer = metrics.Writer(tmp_path, after=-1, steps=3)
+  writer.write_scalars(1, {"x": 0.5}, histograms)
+  writer.write_evaluation(1, {"eval/pass_at_1": 0.5}, "  short [b]", "a\n**b")
+  writer.close()
+  shown = {v.tag: v for event in events(tmp_path) for v in event.summary.value}
+  found = {
+    name: (shown[name].histo.num, shown[name].histo.sum) for name in histograms
+  }
+  assert found == {
+    "histogram/reward": (5, 2), "histogram/length": (6, 9),
+    "histogram/pass_rate": (2, pytest.approx(2 / 3)),
+  }  # fmt: skip
+  (text,) = (v for k, v in shown.items() if k.startswith("eval/samples"))
+  assert text.tensor.string_val == [b"    a\n    **b"]  # as it is
+  _, *said = capsys.readouterr().err.splitlines()
+  assert said == ["step 1/3  held-out pass@1 0.500", "  short [b]"]
+  assert metrics.read_lines(tmp_path / "metrics.jsonl") == [
+    {"step": 1, "x": 0.5}
+  ]
+  nothing = groups._replace(scores=scored.scores(reward, valid=valid & False))
+  assert "histogram/reward" not in metrics.histograms(nothing)
+
+
 def test_scalars_can_be_read_while_the_run_goes_on(tmp_path):
   writer = metrics.Writer(tmp_path, after=-1, steps=3)
   writer.write_scalars(1, {"reward/mean": 0.25})
@@ -112,9 +142,14 @@ def test_time_left_is_told_from_the_steps_of_this_process(monkeypatch, capsys):
   monkeypatch.setattr(metrics.time, "monotonic", lambda: next(clock))
   progress = metrics.Progress(after=4, steps=9)
   scalars = {"reward/mean": 0.5, "rollout/tokens_per_s": 12345.6}
+  scalars |= {"time/cpu_s": 7.26, "time/cores": 1.44}
+  monkeypatch.setattr(metrics.machine, "cores", lambda: range(4))
   progress.step(5, metrics.numbers(scalars))
   said = capsys.readouterr().err
-  assert said == ("step 5/9  reward 0.500  tokens/s 12,346  10 s, 40 s left\n")
+  assert said == (
+    "step 5/9  reward 0.500  tokens/s 12,346  7.3 CPU-s  1.4 of 4 cores  "
+    "10 s, 40 s left\n"
+  )
 
 
 @pytest.mark.ci
@@ -123,7 +158,7 @@ def test_a_terminal_shows_a_bar():
     "from brorl_jax.runs import metrics\n"
     "p = metrics.Progress(after=0, steps=4)\n"
     "p.step(1, 'reward 0.500')\n"
-    "p.say(1, 'held-out pass@1 0.250')\n"
+    "p.say(1, 'held-out pass@1 0.250 [b]')\n"
     "p.step(4, 'reward 0.750')\n"
     "p.close()\n"
   )
@@ -148,7 +183,7 @@ def test_a_terminal_shows_a_bar():
   assert process.returncode == 0 and out == b""
   assert "\x1b[" in text and "━" in text
   assert "4/4" in text and "reward 0.750" in text
-  assert "step 1/4  held-out pass@1 0.250" in text
+  assert "step 1/4  held-out pass@1 0.250 [b]" in text
   assert text.count("s left") == 0  # no plain lines beside it
 
 
@@ -171,7 +206,7 @@ def example() -> tuple[Rollouts, np.ndarray, np.ndarray]:
 def test_numbers_of_a_step_by_hand():
   rollouts, reward, kept = example()
   answered = scored.scores(reward, [[0, 1, 1], [3, 3, 3]])
-  got = metrics.of_groups(rollouts, answered, kept, rollout_s=0.5)
+  got = metrics.group_metrics(rollouts, answered, kept, rollout_s=0.5)
   assert got.pop("memory/peak_bytes") > 10e6
   assert got == pytest.approx(
     {
@@ -214,7 +249,7 @@ def test_empty_places_count_nowhere():
   answered = scored.scores(reward, [[0, 1, 1], [3, 0, 0]], valid=~empty)
   responses = np.where(empty, None, answered.responses)
   answered = answered._replace(responses=responses)
-  got = metrics.of_groups(rollouts, answered, kept, rollout_s=0.5)
+  got = metrics.group_metrics(rollouts, answered, kept, rollout_s=0.5)
   wanted = {
     "sampling/rollouts_per_prompt": 2.0, "rollout/length_mean": 7 / 4,
     "rollout/truncated_fraction": 1 / 4, "rollout/samples_per_s": 8.0,
@@ -222,7 +257,7 @@ def test_empty_places_count_nowhere():
     "theory/correct_mass": 0.25 / 2,
   }  # fmt: skip
   assert {name: got[name] for name in wanted} == pytest.approx(wanted)
-  told = metrics.of_scores(answered, score_s=2.0)
+  told = metrics.score_metrics(answered, score_s=2.0)
   assert told["reward/invalid_fraction"] == 0.0
   assert told["score/verdicts_per_s"] == 2.0
   assert told["reward/strict_mean"] == pytest.approx(2 / 4)
@@ -262,7 +297,7 @@ def test_a_group_of_equal_rewards_is_degenerate_kept_or_not(
   scores = scored.scores(
     np.array(reward, np.float32), valid=np.broadcast_to(valid, (2, 3))
   )
-  got = metrics.of_groups(
+  got = metrics.group_metrics(
     rollouts, scores, np.array([kept, kept]), rollout_s=1.0
   )
   assert got["sampling/degenerate_fraction"] == degenerate
@@ -349,7 +384,7 @@ def test_verdicts_of_a_step_by_hand():
   )
   other = scored.scores([[1.0, 1.0, 1.0]], task="lcm")
   both = Scores(*map(np.concatenate, zip(some, other, strict=True)))
-  assert metrics.of_scores(both, score_s=2.0) == pytest.approx(
+  assert metrics.score_metrics(both, score_s=2.0) == pytest.approx(
     {
       "reward/strict_mean": 4 / 8,
       "reward/invalid_fraction": 1 / 9,
@@ -364,7 +399,7 @@ def test_a_task_that_nobody_could_judge_has_no_reward():
   none = scored.scores([[0.0, 0.0]], valid=[[False] * 2], task="gcd")
   other = scored.scores([[1.0, 0.0]], task="lcm")
   both = Scores(*map(np.concatenate, zip(none, other, strict=True)))
-  got = metrics.of_scores(both, score_s=1.0)
+  got = metrics.score_metrics(both, score_s=1.0)
   assert "reward/by_task/gcd" not in got
   assert got["reward/by_task/lcm"] == 0.5
 
@@ -372,7 +407,7 @@ def test_a_task_that_nobody_could_judge_has_no_reward():
 def test_rewards_of_a_step_are_of_what_could_be_judged():
   rollouts, reward, kept = example()
   valid = np.array([[True, True, True], [False] * 3])
-  got = metrics.of_groups(
+  got = metrics.group_metrics(
     rollouts, scored.scores(reward, valid=valid), kept, rollout_s=1.0
   )
   assert got["reward/mean"] == pytest.approx(2 / 3)

@@ -4,6 +4,7 @@ import json
 import struct
 import sys
 
+import numpy as np
 import pytest
 import tiers
 
@@ -71,8 +72,16 @@ def test_wandb_has_what_metrics_jsonl_has(tmp_path, capsys):
   for step in (1, 2):
     out.write_scalars(step, {"reward/mean": 0.1 * step, "policy/kl_ref": None})
   out.write_evaluation(2, {"eval/pass_at_1": 0.375})
+  out.write_scalars(3, {"x": 0.5}, {"histogram/reward": np.array([0.0, 1.0])})
+  out.write_evaluation(3, {"eval/pass_at_1": 0.5}, "short", "3 < 4")
   out.close()
   ((run, steps),) = starts(tmp_path)
+  last = steps.pop(3)
+  assert sum(last["histogram/reward/values"]) == 2
+  (page,) = tmp_path.glob(
+    f"wandb/offline-run-*/files/{last['eval/samples/path']}"
+  )
+  assert "<pre>3 &lt; 4</pre>" in page.read_text()
   lines = metrics.read_lines(tmp_path / "metrics.jsonl")
   assert steps == {
     0: {"eval/pass_at_1": 0.125},
