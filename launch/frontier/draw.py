@@ -13,8 +13,8 @@ from brorl_jax.report.figures import Figure
 from launch.frontier.plateau import LABELS
 
 TASKS = {
-  "shared": "one rule for all prompts",
-  "own": "an answer of its own for each prompt",
+  "shared": "one shared rule",
+  "own": "no shared rule",
   "countdown": "many right answers",
   "reasoning": "steps before the answer",
 }
