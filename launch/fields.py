@@ -1,4 +1,4 @@
-"""Writes the tables of config fields into configs/README.md.
+"""Writes the lists of config fields into configs/README.md.
 
   python -m launch.fields
 
@@ -10,7 +10,7 @@ README; tests/documents_test.py compares both.
 import dataclasses
 import pathlib
 import typing
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from brorl_jax import config
@@ -19,46 +19,58 @@ from brorl_jax.config import data, section
 README = pathlib.Path(__file__).parents[1] / "configs" / "README.md"
 BEGIN = "<!-- fields: written by launch.fields -->\n"
 END = "<!-- end of fields -->\n"
-_HEAD = (
-  "| field | default | unit | source | may change | meaning |\n"
-  "|---|---|---|---|---|---|\n"
-)
 
 
 def tables() -> str:
-  """Every field of a run and of a supervised start, a table per section."""
+  """Every field of a run and of a supervised start, a list per section."""
   parts = ["\n"]
-  for field in dataclasses.fields(config.Config):
-    parts += _table("###", field.name, typing.cast(Any, field.type))
-    if field.name == "data":
-      parts += _table("####", "data.domains.NAME", data.Domain)
-      parts += _table("####", "data.families.NAME", data.Family)
+  runs = {
+    f.name: typing.cast(Any, f.type) for f in dataclasses.fields(config.Config)
+  }
+  for name, kind in runs.items():
+    parts += _section("###", name, kind)
+    if name == "data":
+      parts += _section("####", "data.domains.NAME", data.Domain)
+      parts += _section("####", "data.families.NAME", data.Family)
   parts.append(
     "### Supervised start\n\n"
-    "These sections replace those of the same name with `--mode=warmup "
-    "--config=sft`.\nSection `policy` is the one above.\n\n"
+    "With `--mode=warmup --config=sft` these sections replace those of the "
+    "same name.\nSection `policy` is the one above.\n\n"
   )
   for field in dataclasses.fields(config.Warmup):
     if field.name != "policy":
-      parts += _table("####", field.name, typing.cast(Any, field.type))
+      kind = typing.cast(Any, field.type)
+      parts += _section("####", field.name, kind, runs.get(field.name))
   return "".join(parts)
 
 
-def _table(heading: str, name: str, kind: Any) -> Iterator[str]:
-  yield f"{heading} `{name}`\n\n{_paragraph(kind)}\n\n{_HEAD}"
-  about = section.about(kind)
-  for field in dataclasses.fields(kind):
-    known = about[field.name]
-    cells = (
-      f"`{field.name}`",
-      _default(field),
-      known.unit,
-      known.source,
-      _changes(known),
-      known.why,
-    )
-    yield "| " + " | ".join(x.replace("|", "\\|") for x in cells) + " |\n"
+def _section(
+  heading: str, name: str, kind: Any, run: Any = None
+) -> Iterator[str]:
+  """A line per field; those that are the same in `run` share one."""
+  yield f"{heading} `{name}`\n\n{_paragraph(kind)}\n\n"
+  same = dict(_lines(run)).items() if run else ()
+  known = [field for field in _lines(kind) if field in same]
+  yield from (line for field, line in _lines(kind) if (field, line) not in same)
+  if known:
+    names = ", ".join(f"`{field}`" for field, _ in known)
+    yield f"- As in a run: {names}.\n"
   yield "\n"
+
+
+def _lines(kind: Any) -> Iterator[tuple[str, str]]:
+  """The fields of a section by name, each with its line."""
+  for field in dataclasses.fields(kind):
+    about = section.about(kind)[field.name]
+    notes = {
+      about.unit: True,
+      about.source: about.source != "ours",
+      "phase": about.phased,
+      "resume": about.free,
+    }
+    said = ", ".join(note for note, holds in notes.items() if note and holds)
+    value = f"`{field.name}={_default(field)}`" + (f" ({said})" if said else "")
+    yield field.name, f"- {value}: {about.why}\n"
 
 
 def _paragraph(kind: Any) -> str:
@@ -68,22 +80,14 @@ def _paragraph(kind: Any) -> str:
 
 def _default(field: dataclasses.Field) -> str:
   if field.default is not dataclasses.MISSING:
-    return f"`{field.default!r}`"
+    return repr(field.default)
   assert field.default_factory is not dataclasses.MISSING
   value = field.default_factory()
-  if isinstance(value, Mapping) and value:
-    return ", ".join(f"`{name}`" for name in value)
-  return f"`{value!r}`"
-
-
-def _changes(about: section.About) -> str:
-  """Where a run may have another value later on."""
-  where = {"phase": about.phased, "resume": about.free}
-  return ", ".join(name for name, may in where.items() if may)
+  return f"{{{', '.join(value)}}}" if value else repr(value)
 
 
 def written(text: str) -> str:
-  """The README with the tables as they are now."""
+  """The README with the lists as they are now."""
   before, rest = text.split(BEGIN)
   _, after = rest.split(END)
   return before + BEGIN + tables() + END + after

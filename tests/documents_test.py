@@ -146,9 +146,9 @@ def test_the_domain_of_the_recipe_reads_and_judges(tmp_path):
 
 
 def glossary(heading: str) -> list[str]:
-  """First column of the table in a section of configs/README.md."""
+  """The names that a section of configs/README.md explains."""
   section = CONFIGS.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
-  return re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
+  return re.findall(r"^- `([^`]+)` \(", section, re.MULTILINE)
 
 
 @pytest.fixture(scope="module")

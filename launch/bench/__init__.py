@@ -1,1 +1,1 @@
-"""Benchmarks of this project and of its peers; see LOG.md."""
+"""Benchmarks of this project and of its peers; see NUMBERS.md."""

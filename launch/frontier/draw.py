@@ -12,8 +12,8 @@ from matplotlib import ticker
 from launch.frontier.plateau import LABELS
 
 TASKS = {
-  "shared": "one rule for all prompts",
-  "own": "an answer of its own for each prompt",
+  "shared": "one shared rule",
+  "own": "no shared rule",
   "countdown": "many right answers",
   "reasoning": "steps before the answer",
 }

@@ -26,26 +26,23 @@ def best(one: Mapping[str, Any]) -> str:
 
 def of_n(data: Mapping[str, Any]) -> list[str]:
   """Each question at its largest budget."""
-  ns = ("8", "16", "32", "64", "128", "256", "512", "1024", "adaptive")
-  used = [
-    n for n in ns if any(n in question["ns"] for question in data["questions"])
-  ]
   head = [
-    "prompts, advantages", "rollouts", *used, "best N", "by worst@4",
-    "by best@4", "predicted",
-  ]  # fmt: skip
+    "prompts, advantages",
+    "rollouts",
+    "pass@1 by N",
+    "best N",
+    "predicted",
+  ]
   out = [row(head), row(["---"] * len(head)).replace(" ", "")]
   for question in data["questions"]:
     last = question["budgets"][-1]
-    rates = {c["n"]: c["pass_at_1"]["mean"] for c in last["cells"]}
+    rates = (f"{c['n']}: {c['pass_at_1']['mean']:.3f}" for c in last["cells"])
     foretold = last["foretold"]
     cells = [
       draw.title_of(question),
       f"{last['budget']:,}",
-      *(short(rates[n]) if n in rates else "" for n in used),
+      ", ".join(rates),
       best(last["best"]),
-      str(last["best_worst_at_4"]["n"]),
-      str(last["best_best_at_4"]["n"]),
       str(foretold["n"]) if foretold else "",
     ]
     out.append(row(cells))
@@ -55,9 +52,9 @@ def of_n(data: Mapping[str, Any]) -> list[str]:
 def of_plateau(data: Mapping[str, Any]) -> list[str]:
   """The arms, and what N = 512 with 8 times the samples is ahead by."""
   head = [
-    "from where N = 16 had stopped", "rate", "held-out", "gain",
-    "expected", "trained", "of those in reach", "held-out at equal time",
-    "N = 512, 8 x samples, minus it",
+    "from where N = 16 had stopped", "held-out", "gain", "expected",
+    "trained prompts in reach", "held-out at equal time",
+    "N = 512, 8 x samples, minus this",
   ]  # fmt: skip
   out = [row(head), row(["---"] * len(head)).replace(" ", "")]
   test = data["plateau"]
@@ -69,13 +66,11 @@ def of_plateau(data: Mapping[str, Any]) -> list[str]:
       minus = f"{found['mean']:+.3f} ({low} to {high})"
     cells = [
       plateau.LABELS[arm["arm"]],
-      f"{arm['rate']:.2g}",
-      short(arm["heldout"]),
+      f"{arm['heldout']:.3f}",
       f"{arm['heldout_gain']:+.3f}",
       "" if arm["expected"] is None else f"{arm['expected']:+.2f}",
-      short(arm["train"]),
-      short(arm["in_reach"]),
-      short(arm["heldout_at_time"]),
+      f"{arm['in_reach']:.3f}",
+      f"{arm['heldout_at_time']:.3f}",
       minus,
     ]
     out.append(row(cells))
