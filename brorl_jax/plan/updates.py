@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from brorl_jax.learner import theory, update
-from brorl_jax.learner.layout import MICROBATCHES
+from brorl_jax.learner.packing import MICROBATCHES
 from brorl_jax.many import meshes
 from brorl_jax.model.policy import Policy
 from brorl_jax.plan.run import Job, Program, placed, size

@@ -2,8 +2,6 @@
 
 import pytest
 
-from brorl_jax.learner import layout
-
 
 @pytest.fixture
 def three_lengths(monkeypatch):

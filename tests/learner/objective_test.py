@@ -10,7 +10,8 @@ import pytest
 import tiers
 from update_cases import N, P, V, assert_close, packed, prompts, rollouts, table
 
-from brorl_jax.learner import optimizer, packing, update
+from brorl_jax.learner import packing, update
+from brorl_jax.learner import state as states
 from brorl_jax.learner.objective import Correction, Objective
 from brorl_jax.rl import losses
 from brorl_jax.rl.policy_loss import policy_loss
@@ -45,7 +46,7 @@ def table_step(batches, objective, logp_old=None):
   rate, at = 1e4, table()
   tx = optax.sgd(rate)
   state, stats = update.minibatch_step(
-    optimizer.init_state(at, tx, keep_reference=False),
+    states.init_state(at, tx, keep_reference=False),
     batches,
     tx=tx,
     response_logp=table_logp,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from brorl_jax.config import Config
-from brorl_jax.learner import pair_packing
+from brorl_jax.learner import supervised
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.verdicts import gym
 from launch.embedded import demonstrations, steps
@@ -121,11 +121,11 @@ def test_embedded_policy_is_within_its_promises():
 
   heldout = gym.heldout(families(), per_family=60, seed=0)
   data = demonstrate(heldout, {})
-  layout = pair_packing.Layout(tokens=128, rows=1, microbatches=len(data))
-  (rows,) = pair_packing.epoch(
+  layout = supervised.PairLayout(tokens=128, rows=1, microbatches=len(data))
+  (rows,) = supervised.epoch(
     [len(x.prompt) + len(x.response) for x in data], layout, range(len(data))
   )
-  packed = pair_packing.pack(data, rows, layout)
+  packed = supervised.pack(data, rows, layout)
   used = slice(len(rows))
   logp = jax.jit(policy.packed_logp)(
     params, packed.tokens[used, 0], packed.segment[used, 0]

@@ -9,7 +9,7 @@ import pytest
 import tiers
 
 from brorl_jax.configs.dials import DIALS
-from brorl_jax.learner.pair_packing import Layout
+from brorl_jax.learner.supervised import PairLayout
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.verdicts import gym
 from launch.embedded import __main__ as command
@@ -29,7 +29,7 @@ def small(name, *, updates=(4, 2), **changed):
     for stage, count in zip(recipe.stages, updates, strict=True)
   ]
   known = dict(families=recipe.families[:2], puzzles=40, stages=stages)
-  layout = Layout(recipe.layout.tokens, 1, 2)
+  layout = PairLayout(recipe.layout.tokens, 1, 2)
   return dataclasses.replace(
     recipe, policy=policy, layout=layout, **known | changed
   )
