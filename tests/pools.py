@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brorl_jax.model import pool
-from brorl_jax.model.pool import Pool
+from brorl_jax.model import cache
+from brorl_jax.model.cache import Pool
 
 
 class Sizes(NamedTuple):
@@ -20,7 +20,7 @@ class Sizes(NamedTuple):
 
 
 class Case(NamedTuple):
-  """What `pool.own` takes."""
+  """What `cache.row_attention` takes."""
 
   q: jax.Array
   state: tuple[jax.Array, jax.Array, jax.Array]
@@ -105,12 +105,12 @@ def check_unseen(kernel, z: Sizes, outside: int, seed: int) -> None:
   """A kernel is the simple form whatever lies in tokens not seen."""
   case = draw(np.random.default_rng(seed), z)
   got = run(kernel, spoilt(case, outside))
-  np.testing.assert_allclose(got, run(pool.own, case), atol=1e-5)
+  np.testing.assert_allclose(got, run(cache.row_attention, case), atol=1e-5)
 
 
 def check_precision(kernel, stored, activations, softcap, tolerance) -> None:
   case = draw(np.random.default_rng(0), Sizes(35, 4), stored, activations)
-  want = run(pool.own, case, softcap)
+  want = run(cache.row_attention, case, softcap)
   got = run(kernel, spoilt(case, -1), softcap)
   np.testing.assert_allclose(got, want, atol=tolerance)
   assert jax.eval_shape(kernel, *case).dtype == jnp.dtype(activations)
@@ -119,5 +119,5 @@ def check_precision(kernel, stored, activations, softcap, tolerance) -> None:
 def check_far_scores(kernel) -> None:
   case = draw(np.random.default_rng(0), Sizes(40, 3))
   case = case._replace(q=case.q * 1e3)
-  want = run(pool.own, case)
+  want = run(cache.row_attention, case)
   np.testing.assert_allclose(run(kernel, case), want, atol=1e-5)

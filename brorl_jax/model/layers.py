@@ -15,17 +15,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from brorl_jax.many import meshes
-from brorl_jax.model import (
-  attention,
-  decode_weights,
-  experts,
-  products,
-  sharding,
-  tiles,
-)
+from brorl_jax.model import attention, products, sharding
+from brorl_jax.model.attention import View
 from brorl_jax.model.spec import PolicySpec
 from brorl_jax.model.target import Target
-from brorl_jax.model.views import View
 from brorl_jax.rl import vocabulary
 
 # Tokens of a device whose feed-forward exists together: its gradient needs six
@@ -126,7 +119,7 @@ class _Block(nnx.Module):
 
   def __init__(self, c: PolicySpec, *, rngs: nnx.Rngs, form: str):
     D, H, G, K, F = c.width, c.heads, c.kv_heads, c.head_size, c.mlp
-    self.policy, self.form = c, form  # see decode_weights.py
+    self.policy, self.form = c, form  # see `products.layer_form`
     self.ln_attn = _Norm(c, D)
     self.ln_mlp = _Norm(c, D)
     if c.post_norms:
@@ -199,7 +192,7 @@ class _Block(nnx.Module):
     c = self.policy
     if c.experts:
       weight = lambda kernel: kernel.kernel[...].astype(c.dtype)
-      return experts.routed(
+      return products.routed(
         h,
         weight(self.router),
         weight(self.expert_gate),
@@ -228,7 +221,9 @@ class _Block(nnx.Module):
     axes = sharding.axes_here(c.mesh)
     rows = math.prod(n for name, n in axes.items() if name in meshes.ROWS)
     here = -(-prompts // rows)
-    return tiles.each(gated, h, prompts=prompts, most=max(TILE // here, 1))
+    return products.in_tiles(
+      gated, h, prompts=prompts, most=max(TILE // here, 1)
+    )
 
 
 @functools.cache
@@ -260,7 +255,7 @@ def init(c: PolicySpec, key: Key[Array, ""]) -> PyTree:
 
 def block(c: PolicySpec, weights: PyTree) -> _Block:
   """One layer with these parameters, inside a traced function."""
-  return nnx.merge(_block_graph(c, decode_weights.form(weights)), weights)
+  return nnx.merge(_block_graph(c, products.layer_form(weights)), weights)
 
 
 def embed(

@@ -1,4 +1,8 @@
-"""Where every array lives: two tables, and how shards become whole and back."""
+"""Where every array lives: two tables, and how shards become whole and back.
+
+Rollouts need no other process, so each samples with a copy of its own: arrays
+that all lie on the devices of one process.
+"""
 
 import functools
 import math
@@ -365,3 +369,42 @@ def to_host(array: jax.Array) -> np.ndarray:
     whole = NamedSharding(place.mesh, PartitionSpec())  # others have the rest
     array = jax.jit(lambda x: x, out_shardings=whole)(array)
   return np.asarray(array)
+
+
+def local_mesh(mesh: Mesh) -> Mesh:
+  """The mesh of this process' own devices; the mesh itself if it has all."""
+  return mesh if jax.process_count() == 1 else mesh.local_mesh
+
+
+def local_copy(params: PyTree, mesh: Mesh) -> PyTree:
+  """Parameters as they lie on the local mesh: each process has all of them.
+
+  Args:
+    params: Global arrays, spread over the devices of all processes.
+    mesh: From `local_mesh`.
+  """
+  if jax.process_count() == 1:
+    return params
+  places = param_shardings(params, mesh)
+
+  def mine(x: jax.Array, s: NamedSharding) -> jax.Array:
+    shards = [shard.data for shard in x.addressable_shards]
+    return jax.make_array_from_single_device_arrays(x.shape, s, shards)
+
+  return jax.tree.map(mine, copying(params, mesh)(params), places)
+
+
+def copying(params: PyTree, mesh: Mesh) -> jax.stages.Wrapped:
+  """The program of `local_copy`: to arrays that each process has the whole of.
+
+  Args:
+    params: Global arrays, or their shapes and places.
+    mesh: From `local_mesh`.
+  """
+  devices = jax.tree.leaves(params)[0].sharding.mesh.devices
+  apart = Mesh(
+    devices.reshape(-1, *mesh.devices.shape), ("process", *mesh.axis_names)
+  )
+  places = param_shardings(params, mesh)
+  place = lambda s: NamedSharding(apart, s.spec)
+  return jax.jit(lambda x: x, out_shardings=jax.tree.map(place, places))

@@ -8,13 +8,7 @@ import jax
 from jax.sharding import Mesh, SingleDeviceSharding
 from jaxtyping import PyTree
 
-from brorl_jax.model import (
-  architectures,
-  hf_format,
-  huggingface,
-  sharding,
-  tokenizer,
-)
+from brorl_jax.model import architectures, huggingface, sharding, tokenizer
 from brorl_jax.model.policy import Policy
 from brorl_jax.runs import checkpoints
 from brorl_jax.verdicts.names import MADE
@@ -139,7 +133,8 @@ def starts(which: CheckpointSource) -> list[Start]:
   if exported.exists():
     try:
       found = [
-        Start(**record) for record in hf_format.read_json(exported)["starts"]
+        Start(**record)
+        for record in architectures.read_json(exported)["starts"]
       ]
       if not all(map(_is_start, found)):
         raise TypeError("a value of another type")
@@ -185,7 +180,7 @@ def _start(run: pathlib.Path, record: Mapping[str, Any]) -> Start:
 
 def _records(path: pathlib.Path) -> list[dict[str, Any]]:
   """The record of each start of a run in config.json, the newest first."""
-  record = hf_format.read_json(path)
+  record = architectures.read_json(path)
   if not isinstance(record.get("config"), dict):
     raise ValueError(f"{path} was not written by a run")
   return [record, *reversed(record.get("earlier") or [])]

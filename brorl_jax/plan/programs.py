@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from brorl_jax.many import meshes
-from brorl_jax.model import local
+from brorl_jax.model import sharding
 from brorl_jax.plan import sizes
 from brorl_jax.plan.run import (
   FEW,
@@ -42,7 +42,7 @@ from brorl_jax.types import Prompts
 def copying(run: Job) -> Program:
   """The parameters of all devices, to each process' own."""
   params = run.state().params
-  lowered = local.spread(params, run.own).lower(params)
+  lowered = sharding.copying(params, run.own).lower(params)
   return Program("copy", lowered, run.sampling_bytes, run.policy.layers)
 
 

@@ -1,4 +1,4 @@
-"""Tests of brorl_jax/model/architectures.py."""
+"""config.json to a policy and back."""
 
 import dataclasses
 import json
@@ -8,7 +8,8 @@ import pytest
 from hub_configs import GONE, HUB, QWEN, SAME, but, new, old, read, written
 from messages import mentions, refuses
 
-from brorl_jax.model import architectures, hf_format
+from brorl_jax.model import architectures
+from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 
 
@@ -164,7 +165,7 @@ def test_ropes_that_are_stretched(tmp_path, config, rope):
   longest = max(longest, SAME.max_positions)
   assert policy == dataclasses.replace(SAME, rope=rope, max_positions=longest)
   # And back, with what was left open.
-  fields = hf_format.config_of(policy, "float32")
+  fields = architectures.config_of(policy, "float32")
   assert read(tmp_path, fields) == policy
 
 
@@ -248,7 +249,7 @@ def test_ropes_that_are_stretched(tmp_path, config, rope):
 def test_fields_that_switch_something_on(tmp_path, config, fields):
   policy = read(tmp_path, config)
   assert {name: getattr(policy, name) for name in fields} == fields
-  again = read(tmp_path, hf_format.config_of(policy, "float32"))
+  again = read(tmp_path, architectures.config_of(policy, "float32"))
   assert again == policy
 
 
@@ -539,3 +540,56 @@ def test_code_beside_a_config_is_never_run(tmp_path, model_type):
   else:
     refused(written(tmp_path, config), "model_type 'mine' ... supported")
   assert not marker.exists()
+
+
+@pytest.mark.parametrize("spelling", [old, new])
+@pytest.mark.parametrize("name", HUB)
+def test_what_is_written_is_read_by_both_generations(tmp_path, name, spelling):
+  config, want = HUB[name]
+  source = spelling(config)
+  policy = read(tmp_path, source)
+  fields = architectures.config_of(policy, "float16")
+  assert fields["dtype"] == fields["torch_dtype"] == "float16"
+  kept = source.keys() - {"dtype", "torch_dtype"}
+  assert {k: fields[k] for k in kept} == {k: source[k] for k in kept}
+  for view in (dict, old, new):
+    assert read(tmp_path / view.__name__, view(fields)) == want
+  # By name, as readers know them that are not transformers.
+  assert fields["rope_theta"] == want.rope.theta
+  rope = fields["rope_parameters"]
+  if want.sliding_rope is not None:
+    assert fields["rope_local_base_freq"] == want.sliding_rope.theta
+    assert rope["sliding_attention"] == {
+      "rope_type": "default",
+      "rope_theta": want.sliding_rope.theta,
+    }
+    rope = rope["full_attention"]
+  assert rope["rope_theta"] == want.rope.theta
+  assert rope["rope_type"] == want.rope.kind
+  scaling = fields.get("rope_scaling") or {}
+  if want.rope.kind == "default":
+    assert not scaling
+  else:
+    kind = scaling.get("type", scaling.get("rope_type"))
+    assert kind == want.rope.kind
+    assert scaling["factor"] == rope["factor"] == want.rope.factor
+    assert spelling is old or scaling["type"] == scaling["rope_type"]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_policy_made_by_hand_is_written_as_a_qwen2(tmp_path, tied):
+  policy = Policy(
+    vocab=32, width=16, layers=2, heads=4, kv_heads=2, head_size=6, mlp=20,
+    rope=Rope(3e4), norm_eps=1e-5, tied=tied, qkv_bias=True, max_positions=77,
+  )  # fmt: skip
+  fields = architectures.config_of(policy, "bfloat16")
+  assert fields["architectures"] == ["Qwen2ForCausalLM"]
+  assert fields["dtype"] == fields["torch_dtype"] == "bfloat16"
+  for view in (dict, old, new):
+    assert read(tmp_path, view(fields)) == policy
+
+
+def test_code_of_the_source_is_not_written_on(tmp_path):
+  auto = {"auto_map": {"AutoModelForCausalLM": "modeling.Mine"}}
+  policy = read(tmp_path, but(QWEN, **auto))
+  assert "auto_map" not in architectures.config_of(policy, "float32")

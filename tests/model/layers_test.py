@@ -110,7 +110,7 @@ def test_an_accelerator_feeds_forward_a_few_tokens_at_a_time(
     total = lambda params: jnp.sum(policy.logits(params, tokens, mask) ** 2)
     return jax.value_and_grad(total)(params)
 
-  seen, form = [], layers.tiles.each
+  seen, form = [], layers.products.in_tiles
 
   def watched(f, x, **sizes):
     seen.append((len(x), sizes))
@@ -118,7 +118,7 @@ def test_an_accelerator_feeds_forward_a_few_tokens_at_a_time(
 
   want = out(gpu)
   monkeypatch.setattr(layers, "TILE", 6)
-  monkeypatch.setattr(layers.tiles, "each", watched)
+  monkeypatch.setattr(layers.products, "in_tiles", watched)
   got = out(gpu)
   assert (14, {"prompts": 2, "most": 3}) in seen
   chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-5)
