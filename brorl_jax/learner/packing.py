@@ -303,11 +303,7 @@ def grow(
     text: Distinct responses in lexicographic order, -1 behind the last token.
 
   Returns:
-    token: [Q], those that are read.
-    end: [Q], one behind the last descendant of each.
-    parent: [E], the token from which a target is predicted.
-    target: [E].
-    at: [M,T], target of each response token, 0 behind the last.
+    Arrays of `types.Trees`, for one tree; `at` is 0 behind the last token.
   """
   S, t = len(prompt), np.arange(text.shape[1])
   length, shared, read, read_before = (x[:, None] for x in _lengths(text))
@@ -357,11 +353,7 @@ def _ends(depth: np.ndarray) -> np.ndarray:
 def trees(
   source: Source, distinct: Distinct, room: tuple[int, int, int]
 ) -> Iterator[Tree]:
-  """The trees of all groups: as few per group as have room in a row each.
-
-  Args:
-    room: Tokens, targets and responses of a row, see `room_of`.
-  """
+  """The trees of all groups: as few per group as fit into `room_of` a row."""
   for p, (first, count) in enumerate(distinct):
     prompt, text = _texts(source, p, first)
     order = np.lexsort(text.T[::-1])
@@ -428,11 +420,8 @@ def room_of(tokens: int, length: int) -> tuple[int, int, int]:
 def plan_trees(
   source: Source, distinct: Distinct, shape: tuple[int, int]
 ) -> TreePlan:
-  """Puts trees into rows, the largest first, each where it first fits.
-
-  Args:
-    shape: From `Layout.trees`.
-  """
+  """Puts trees into rows of a shape of `Layout.trees`, the largest first, each
+  where it first fits."""
   each, tokens = shape
   room = room_of(tokens, source.rollouts.tokens.shape[2])
   found = list(trees(source, distinct, room))
@@ -524,8 +513,7 @@ def loss_scale(
   Args:
     length: Tokens of each rollout; 0 if the rollout does not count.
     unit: Whether the loss has a value per token or per sequence.
-    mean: One of the four above.
-    constant: Tokens, such as the longest response; used only by "constant".
+    constant: Tokens, such as the longest response.
 
   Returns:
     Factors, 0 for rollouts that do not count; None if all are 1.
@@ -563,12 +551,8 @@ def pack(
   log-probability, so one row with the count as its weight has the gradient of
   all. With short answers a group of 512 has 10 to 45 distinct rollouts.
 
-  Args:
-    scale: From `loss_scale`.
-
   Returns:
-    Batches; blocks of rows in ascending order of length, and lengths without a
-    block are left out.
+    Batches; blocks of rows in ascending order of length.
   """
   source = Source(prompts, rollouts, advantage, scale)
   distinct = [rollouts.distinct(p) for p in range(len(rollouts.tokens))]

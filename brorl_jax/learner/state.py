@@ -40,15 +40,10 @@ def adamw(
 
   Args:
     lr: Peak learning rate.
-    warmup: Updates over which the rate rises linearly; the first update uses
-      lr / warmup.
+    warmup: Updates over which the rate rises linearly from lr / warmup.
     total: Updates after which the rate has fallen to 0 along a cosine; constant
       after the warmup if None.
     weight_decay: Decoupled, multiplied by the learning rate.
-    max_grad_norm: Gradients with a larger norm are scaled down to it.
-
-  Returns:
-    The optimizer, and the learning rate of each update.
   """
   # From lr / warmup, not from 0: no update is wasted at rate 0.
   ramp = optax.linear_schedule(lr / max(warmup, 1), lr, max(warmup - 1, 1))
@@ -85,7 +80,7 @@ def initial_state(
   keep_reference: bool,
   offload: str,
 ) -> State:
-  """The state before the first step; all arguments are those of `state_places`.
+  """The state before the first step; the arguments are those of `state_places`.
 
   One program makes all of it, so that every leaf is a global array.
   """
@@ -125,10 +120,8 @@ def reset_reference(
 ) -> State:
   """The state with the policy as its reference.
 
-  Args:
-    state: After a step; it has a reference.
-    reset_optimizer: Whether the moments start again (ProRL) or continue
-      (ProRL v2).
+  With `reset_optimizer` the moments start again (ProRL), else they continue
+  (ProRL v2).
   """
   reference = _like(_copied, state.reference, state.params)
   state = dataclasses.replace(state, reference=reference)

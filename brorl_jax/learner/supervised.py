@@ -89,9 +89,7 @@ def updates(
 ) -> Iterator[tuple[int, list[list[int]]]]:
   """The epoch, from 0, and the rows of each update, without end.
 
-  Args:
-    pairs: At least one.
-    seed: Of the shuffled order, which differs in each epoch.
+  The order is shuffled in each epoch anew.
   """
   lengths = [len(x.prompt) + len(x.response) for x in pairs]
   for number in itertools.count():
@@ -132,10 +130,7 @@ def pack(
 def check(
   pairs: Sequence[Pair], layout: PairLayout, names: Sequence[str]
 ) -> None:
-  """Raises ValueError for pairs that cannot be trained on.
-
-  Args:
-    names: Of each pair in error messages, such as file:line.
+  """Refuses pairs that cannot be trained on, by their names.
 
   Raises:
     ValueError: A pair has no prompt, no response, or is longer than a row.
@@ -180,13 +175,9 @@ def train(
     params: To begin with; donated.
     pairs: At least one, none longer than a row.
     count: Updates.
-    seed: Decides the order of the pairs.
     look: Receives the losses before the first update, after the last, and some
       ten times between them.
     heldout: Pairs that are only measured.
-
-  Returns:
-    The trained parameters.
 
   Raises:
     FloatingPointError: A loss is not finite.

@@ -386,11 +386,7 @@ def skipped(
 
 
 def packing_metrics(parts: Minibatches, rollouts: int) -> dict[str, float]:
-  """How much packing saved and how much of the batches is padding.
-
-  Args:
-    rollouts: That count in the loss.
-  """
+  """How much packing of the rollouts that count saved, and how much it pads."""
   batches = [batch for part in parts for batch in part]
   weights = [batch.weight * batch.mask.any(axis=-1) for batch in batches]
   rows = sum(map(np.count_nonzero, weights))  # empty rows do not count

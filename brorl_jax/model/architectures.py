@@ -24,8 +24,6 @@ _KINDS = (
   "qwen3",
   "qwen3_moe",
 )
-
-
 _SIZES = (
   "vocab_size",
   "hidden_size",
@@ -33,16 +31,10 @@ _SIZES = (
   "num_attention_heads",
   "num_key_value_heads",
 )
-
-
 _NUMBERS = ("rms_norm_eps", "rope_theta")
-
-
 # A hundred times the deepest that is supported; what runs over the layers of a
 # damaged field would take hours to find that their tensors are missing.
 _MAX_LAYERS = 10_000
-
-
 _ACTIVATIONS = {
   "silu": "silu",
   "swish": "silu",
@@ -51,11 +43,9 @@ _ACTIVATIONS = {
 
 
 def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
-  """The decoder that `config.json` describes.
+  """The decoder that `config.json` of a directory describes.
 
-  Args:
-    directory: A Hugging Face model directory.
-    dtype: Of activations and caches.
+  `dtype` is that of activations and caches.
 
   Raises:
     ValueError: Not such a directory, or an architecture that is not supported.
@@ -102,8 +92,9 @@ def _config(path: pathlib.Path, raw: dict[str, Any]) -> Any:
     if not isinstance(raw.get(field) or {}, dict):
       raise _Unsupported(field, raw[field], "not an object")
   rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-  for one in (rope, *(v for v in rope.values() if isinstance(v, dict))):
-    _rope_kind(one)
+  ropes = [rope, *(v for v in rope.values() if isinstance(v, dict))]
+  for nested in ropes:
+    _rope_kind(nested)
   if raw.get("quantization_config"):
     raise _Unsupported(
       "quantization_config", "...", "not supported; give the full weights"
@@ -119,8 +110,9 @@ def _config(path: pathlib.Path, raw: dict[str, Any]) -> Any:
     wanted |= {"num_experts_per_tok"}
   if kind == "llama":  # older ones do without, and its defaults are right
     wanted -= {"num_key_value_heads", "rope_theta"}
-  theta = {"rope_theta": rope.get("rope_theta") or _first(rope, "rope_theta")}
-  given = {**raw, **{k: v for k, v in theta.items() if v is not None}}
+  # Of all layers, or of the first kind of layers that has one.
+  thetas = [x["rope_theta"] for x in ropes if x.get("rope_theta") is not None]
+  given = raw | ({"rope_theta": thetas[0]} if thetas else {})
   for field in sorted(wanted):
     if field not in given:
       raise ValueError(f"{path}: no field {field!r}")
@@ -144,12 +136,6 @@ def _config(path: pathlib.Path, raw: dict[str, Any]) -> Any:
 
 def _mlp_field(kind: str) -> str:
   return "moe_intermediate_size" if kind == "qwen3_moe" else "intermediate_size"
-
-
-def _first(nested: Mapping[str, Any], field: str) -> Any:
-  """The field of the first layer type that has it."""
-  values = (v.get(field) for v in nested.values() if isinstance(v, dict))
-  return next((v for v in values if v is not None), None)
 
 
 def _policy(c: Any, dtype: str) -> Policy:
@@ -181,7 +167,9 @@ def _policy(c: Any, dtype: str) -> Policy:
     qkv_bias=every or kind == "qwen2",
     output_bias=every,
     qk_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
-    query_scale=_query_scale(c) if gemma else None,
+    query_scale=_size(c.query_pre_attn_scalar, "query_pre_attn_scalar") ** -0.5
+    if gemma
+    else None,
     attention_softcap=_cap(c, "attn_logit_softcapping", kind == "gemma2"),
     window=_size(c.sliding_window, "sliding_window") if sliding else 0,
     sliding=sliding,
@@ -208,10 +196,6 @@ def _heads(c: Any) -> tuple[int, int]:
   if size % 2:
     raise _Unsupported("head_dim", size, "odd; components turn in pairs")
   return heads, size
-
-
-def _query_scale(c: Any) -> float:
-  return _size(c.query_pre_attn_scalar, "query_pre_attn_scalar") ** -0.5
 
 
 def _cap(c: Any, field: str, used: bool) -> float:
@@ -392,9 +376,8 @@ def _qwen2(policy: PolicySpec) -> dict[str, Any]:
 def config_of(policy: PolicySpec, dtype: str) -> dict[str, Any]:
   """config.json in the spelling of transformers 5 and of 4, and so of vLLM.
 
-  Args:
-    policy: From `read_policy`, or made by hand as a Qwen2.
-    dtype: Of the weights beside it.
+  Of a policy from `read_policy`, or made by hand as a Qwen2; `dtype` is that of
+  the weights beside it.
   """
   fields = json.loads(policy.origin) if policy.origin else _qwen2(policy)
   fields.pop("auto_map", None)  # points to code that does not come along

@@ -139,11 +139,7 @@ def windowed(
 ) -> Bool[Array, "P M Q T"]:
   """The part of `mask` that a sliding layer sees: the last `window` positions.
 
-  Args:
-    mask: What a full layer sees; axes M and Q may be 1.
-    query: Positions of the queries; axis M may be 1.
-    key: Positions of the keys; axis M may be 1.
-    window: Positions, the query's own included.
+  A window counts the query's own position. Axes M, and Q of the mask, may be 1.
   """
   return mask & (query[..., None] - key[:, :, None] < window)
 
@@ -253,7 +249,8 @@ def attend(
   if cpu:
     # XLA multiplies batches of matrices in float32 on a CPU anyway, and would
     # convert the inputs of every product.
-    q, own, shared = jax.tree.map(_in_float32, (q, own, shared))
+    wide = lambda x: x if x.dtype == bool else x.astype(jnp.float32)
+    q, own, shared = jax.tree.map(wide, (q, own, shared))
   k, v, visible = own
   G = k.shape[2]
   S = 0 if shared is None else shared[0].shape[2]
@@ -281,10 +278,8 @@ def attend(
 def pieces(each: int, Q: int, *, on_cpu: bool) -> int:
   """The number of pieces of Q queries, so that scores fit a tile of memory.
 
-  Args:
-    each: Scores of one query, over all rows and heads of a device.
-    Q: Queries of a row.
-    on_cpu: Whether a tile should fit a core's cache.
+  `each` is the scores of one query, over all rows and heads of a device. On a
+  CPU a tile fits a core's cache.
   """
   tile = 2**20 if on_cpu else 2**28
   # Every piece is unrolled in the program, which takes time to compile.
@@ -365,10 +360,6 @@ def _attend(
     for weight, (_, v, _, rows) in zip(weights, parts, strict=True)
   ]
   return (add(out) / total).astype(q.dtype)
-
-
-def _in_float32(x: Array) -> Array:
-  return x if x.dtype == bool else x.astype(jnp.float32)
 
 
 class _Sums(NamedTuple):

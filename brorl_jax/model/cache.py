@@ -179,7 +179,6 @@ def prompt_softmax(
 
   Args:
     q: Queries times the scale.
-    softcap: Bound of the scores.
     pieces: Columns that are read together, and not at all where no row sees one
       of them; see `prompt_pieces`. All at once if None.
   """
@@ -216,7 +215,8 @@ def prompt_softmax(
     weight = jnp.exp(score - top[..., None])
     state = top, jnp.sum(weight, axis=-1), values(weight, shared)
   else:
-    state = _nothing(A, G, J, R, K)
+    none = jnp.zeros((A, G, J, R))
+    state = none + MASKED, none, jnp.zeros((A, G, J, R, K))
     for at in pieces:
       part = Shared(
         shared.k[:, :, at], shared.v[:, :, at], shared.mask[..., at]
@@ -231,12 +231,7 @@ def prompt_softmax(
 
 
 def prompt_pieces(windows: int, columns: int) -> list[slice]:
-  """Columns of prompts that are read together, see `prompt_softmax`.
-
-  Args:
-    windows: W, prompts side by side.
-    columns: S of each, whose tokens are on the right.
-  """
+  """Columns that are read together, of prompts with tokens on the right."""
   size = max(_LEAST_PIECE, -(-columns // _MOST_PIECES))
   return [
     slice(w * columns + max(end - size, 0), w * columns + end)
@@ -245,22 +240,22 @@ def prompt_pieces(windows: int, columns: int) -> list[slice]:
   ]
 
 
-def _nothing(*shape: int) -> Softmax:
-  """Before the first key; the last number of `shape` is K."""
-  none = jnp.zeros(shape[:-1])
-  return none + MASKED, none, jnp.zeros(shape)
-
-
 def _added(
   state: Softmax,
   score: Float[Array, "*rows C"],
   values: Callable[[Float[Array, "*rows C"]], Float[Array, "*rows K"]],
+  seen: Bool[Array, "*#rows C"] | None = None,
 ) -> Softmax:
-  """The softmax after more keys, whose score is MASKED where unseen."""
+  """The softmax after more keys, whose score is MASKED where unseen.
+
+  With `seen` those are exactly left out, also where nothing was seen before.
+  """
   before, total, out = state
   top = jnp.maximum(before, jnp.max(score, axis=-1))
   shrink = jnp.exp(before - top)
   weight = jnp.exp(score - top[..., None])
+  if seen is not None:
+    weight = jnp.where(seen, weight, 0.0)
   return (
     top,
     total * shrink + jnp.sum(weight, axis=-1),
@@ -460,19 +455,18 @@ def row_attention(
   if sizes is not None:
     score *= sizes[0][:, :, None]
   score = jnp.where(seen, capped(score, softcap), MASKED)
-  before, total, out = state
-  top = jnp.maximum(before, jnp.max(score, axis=-1))
-  shrink = jnp.exp(before - top)
-  weight = jnp.where(seen, jnp.exp(score - top[..., None]), 0.0)
-  total = total * shrink + jnp.sum(weight, axis=-1)
-  if sizes is not None:
-    weight *= jnp.where(seen, sizes[1][:, :, None], 0.0)
-  out = out * shrink[..., None] + jnp.einsum(
-    "bgjt,bgtk->bgjk",
-    weight.astype(q.dtype).astype(stored),
-    v.astype(stored),
-    preferred_element_type=jnp.float32,
-  )
+
+  def values(weight: Float[Array, "B G J T"]) -> Float[Array, "B G J K"]:
+    if sizes is not None:
+      weight *= jnp.where(seen, sizes[1][:, :, None], 0.0)
+    return jnp.einsum(
+      "bgjt,bgtk->bgjk",
+      weight.astype(q.dtype).astype(stored),
+      v.astype(stored),
+      preferred_element_type=jnp.float32,
+    )
+
+  _, total, out = _added(state, score, values, seen)
   return (out / total[..., None]).astype(q.dtype)
 
 
@@ -490,12 +484,8 @@ def attend_pool(
 ) -> Float[Array, "A R H K"]:
   """Attention of one new token per row; `attend_pages` over a pool.
 
-  Args:
-    q: Queries, rotated, of R rows in each of A lanes.
-    shared: Keys and values that all rows of a lane read.
-    pool: Of one layer, with the new token; the rest as in
-      `row_attention`.
-    target: Whose kernel, if it has one for these arrays.
+  The pool has the new token; the rest is as in `row_attention`. If the target
+  has a kernel for these arrays, it computes.
   """
   A, R, H, K = q.shape
   q *= scale

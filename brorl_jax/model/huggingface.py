@@ -100,14 +100,9 @@ def load(
   that leaves sizes and finite numbers cannot be seen: the format has no digest.
 
   Args:
-    directory: Holds config.json and model.safetensors, or several of them with
-      model.safetensors.index.json.
     dtype: Of activations and caches.
     mesh: Where the parameters go; the first device if None.
     param_dtype: Of the parameters, "float32" or "bfloat16".
-
-  Returns:
-    The static policy and the nested dict of its parameters.
 
   Raises:
     ValueError: Something is missing, unknown, damaged or of the wrong shape.
@@ -147,9 +142,7 @@ def save(
   for a model.
 
   Args:
-    directory: Made if it does not exist.
     policy: What `load` returned, or a Qwen2 made by hand.
-    params: Its parameters.
     dtype: Of the weights that are written; that of `params` if None.
     source: Directory whose tokenizer is copied.
     shard_bytes: Weights beyond it go into several files with an index.
@@ -283,9 +276,9 @@ def stored_layout(
   abstract = policy.shapes
   places = None if mesh is None else sharding.param_shardings(abstract, mesh)
 
-  def stored(path, leaf) -> Stored:
+  def stored(path, leaf, place=None) -> Stored:
     keys = tuple(k.key for k in path)
-    spec = () if mesh is None else _at(places, path).spec
+    spec = () if place is None else place.spec
     spec = (*spec, *(None,) * (leaf.ndim - len(spec)))
     policy_shape = leaf.shape
     if keys[0] == "blocks":
@@ -305,13 +298,8 @@ def stored_layout(
     spec = PartitionSpec(*spec[:first], spec[middle], spec[first])
     return Stored(name, shape, spec, policy_shape, turned)
 
-  return jax.tree_util.tree_map_with_path(stored, abstract), places
-
-
-def _at(tree: PyTree, path) -> Any:
-  for key in path:
-    tree = tree[key.key]
-  return tree
+  trees = (abstract,) if places is None else (abstract, places)
+  return jax.tree_util.tree_map_with_path(stored, *trees), places
 
 
 def _names(stored: Stored, layers: int) -> Iterator[tuple[str, tuple]]:
@@ -508,23 +496,17 @@ _OUTSIDE = {
   "ln_final/scale": "model.norm.weight",
   "head/kernel": "lm_head.weight",
 }
-
-
 _NORMS = {
   "ln_attn": "input_layernorm",
   "ln_mlp": "post_attention_layernorm",
   "ln_q": "self_attn.q_norm",
   "ln_k": "self_attn.k_norm",
 }
-
-
 _POST_NORMS = {
   "ln_attn_out": "post_attention_layernorm",
   "ln_mlp": "pre_feedforward_layernorm",
   "ln_mlp_out": "post_feedforward_layernorm",
 }
-
-
 _MODULES = {
   "q": "self_attn.q_proj",
   "k": "self_attn.k_proj",

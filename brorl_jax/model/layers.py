@@ -191,27 +191,22 @@ class _Block(nnx.Module):
   ) -> Float[Array, "n D"]:
     c = self.policy
     if c.experts:
-      weight = lambda kernel: kernel.kernel[...].astype(c.dtype)
+      kernels = self.router, self.expert_gate, self.expert_up, self.expert_down
+      router, gate, up, down = (x.kernel[...].astype(c.dtype) for x in kernels)
       return products.routed(
         h,
-        weight(self.router),
-        weight(self.expert_gate),
-        weight(self.expert_up),
-        weight(self.expert_down),
+        router,
+        gate,
+        up,
+        down,
         per_token=c.experts_per_token,
         normalize=c.normalize_experts,
       )
     act = _ACTIVATIONS[c.activation]
     if self.form == "turned":
-      weight = lambda kernel: kernel.kernel[...]
-      return products.gated(
-        h,
-        weight(self.gate_rows),
-        weight(self.up_rows),
-        weight(self.down_rows),
-        act,
-        c.target,
-      )
+      kernels = self.gate_rows, self.up_rows, self.down_rows
+      gate, up, down = (x.kernel[...] for x in kernels)
+      return products.gated(h, gate, up, down, act, c.target)
     if self.form == "fused":
       both = self.gate_up(h)
       return self.down(act(both[:, 0]) * both[:, 1])

@@ -99,11 +99,9 @@ class Policy(PolicySpec):
   def logits(
     self, params: PyTree, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]
   ) -> Float[Array, "B T V"]:
-    """Next-token logits at every position.
+    """Next-token logits at every position that is real by the mask.
 
-    Args:
-      tokens: Token ids, padded on the left or on the right.
-      mask: True on real tokens. Logits at other positions are meaningless.
+    Rows are padded on the left or on the right.
     """
     hidden, _, _ = self._own(params, tokens[:, None], mask[:, None])
     return layers.head(self, params, hidden[:, 0])
@@ -119,7 +117,6 @@ class Policy(PolicySpec):
     Args:
       params: Nested dict of arrays, or what `unroll` made of it.
       tokens: Left-padded, so that the last position is a real token.
-      mask: True on real tokens.
     """
     last, prefix = self._read(params, tokens, mask)
     return layers.head(self, params, last), prefix
@@ -156,9 +153,7 @@ class Policy(PolicySpec):
 
     Args:
       prompt: Left-padded, so that the last position is a real token.
-      prompt_mask: True on real tokens.
       response: Of each prompt, padded on the right.
-      temperature: By which logits are divided.
       trees: Prompts and responses, read in place of the others; or None.
     """
     if trees is not None:
@@ -208,8 +203,7 @@ class Policy(PolicySpec):
       segment: Number of the token's text, from 1; adjacent texts have different
         numbers. 0 is padding, after the last text.
 
-    Returns:
-      Log-probabilities; 0 for the first token of a text and for padding.
+    The first token of a text, and padding, have 0.
     """
 
     def here(params, tokens, segment):
@@ -339,7 +333,17 @@ class Policy(PolicySpec):
       q, k, v = block.project(x, view)
       if prefix is not None:
         shared = (*shared, view.shared)
-      x = block.close(x, self._attend(q, shared, (k, v, view.own), real))
+      out = attention.attend(
+        q,
+        shared,
+        (k, v, view.own),
+        scale=self.attention_scale,
+        softcap=self.attention_softcap,
+        target=self.target,
+        mesh=self.mesh,
+        real=real,
+      )
+      x = block.close(x, out)
       # Only `_read` uses them, with one row per prompt; XLA removes the rest.
       return x, (k[:, 0], v[:, 0])
 
@@ -356,18 +360,6 @@ class Policy(PolicySpec):
       layers.final_norm(self, params, x),
       jnp.swapaxes(k, 0, 1),
       jnp.swapaxes(v, 0, 1),
-    )
-
-  def _attend(self, q, shared, own, real):
-    return attention.attend(
-      q,
-      shared,
-      own,
-      scale=self.attention_scale,
-      softcap=self.attention_softcap,
-      target=self.target,
-      mesh=self.mesh,
-      real=real,
     )
 
   @property
@@ -410,12 +402,7 @@ class Policy(PolicySpec):
   def lane_prompts(
     self, prefix: Prefix, window: Int[Array, "A W"]
   ) -> LanePrompts:
-    """Keys and values of the prompts of each lane, W prompts side by side.
-
-    Args:
-      prefix: From `prefill`.
-      window: Prompts of each lane, 0 to P; P means no prompt.
-    """
+    """Prompts of each lane, W side by side; number P of `window` is none."""
     return cache.lane_prompts(prefix, window)
 
   def decode_step(

@@ -111,10 +111,6 @@ def _dot(x, w):
   return jnp.matmul(x, w, preferred_element_type=jnp.float32)
 
 
-def _dot_forward(x, w):
-  return _dot(x, w), (x, w)
-
-
 def _dot_backward(saved, slope):
   x, w = saved
   slope = slope.astype(x.dtype)
@@ -124,7 +120,7 @@ def _dot_backward(saved, slope):
   )
 
 
-_dot.defvjp(_dot_forward, _dot_backward)
+_dot.defvjp(lambda x, w: (_dot(x, w), (x, w)), _dot_backward)
 
 
 def in_tiles(
@@ -220,11 +216,7 @@ def layer_form(layer: PyTree) -> str:
 
 
 def turned_layer(layer: PyTree) -> PyTree:
-  """One layer with a transposed feed-forward: [F,D], [F,D] and [D,F].
-
-  Args:
-    layer: `gate`, `up` and `down`, each a dict of a kernel without a bias.
-  """
+  """One layer with a transposed feed-forward: [F,D], [F,D] and [D,F]."""
   names = ("gate", "up", "down")
   rest = {name: x for name, x in layer.items() if name not in names}
   rows = {f"{name}_rows": {"kernel": layer[name]["kernel"].T} for name in names}
@@ -237,11 +229,6 @@ def fused_layer(c: PolicySpec, layer: PyTree) -> PyTree:
   A decode step multiplies a few hundred rows: its time is that of reading
   weights and of launching kernels. XLA joins products by itself only where a
   weight is small, below 32 MB.
-
-  Args:
-    c: The architecture.
-    layer: q, k and v [D,heads,K], gate and up [D,F]; each a dict of a kernel,
-      and of a bias without the axis D if there is one.
 
   Returns:
     `qkv` [D,G,J+2,K] in their place, where each key/value head has its J

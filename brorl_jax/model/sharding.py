@@ -73,13 +73,7 @@ HOST = "pinned_host"  # JAX's name for the memory of a device's machine
 def param_shardings(
   abstract_params: PyTree, mesh: Mesh | AbstractMesh
 ) -> PyTree:
-  """A `NamedSharding` for every parameter.
-
-  Args:
-    abstract_params: Nested dict of `jax.ShapeDtypeStruct`.
-
-  Returns:
-    The same nested dict, of shardings.
+  """A `NamedSharding` for every parameter, in the same nested dict.
 
   Raises:
     ValueError: A parameter has no rule, or its shape does not fit its rule.
@@ -120,7 +114,6 @@ def over_rows(
 
   Args:
     f: (parameters, *arrays) -> arrays; reads parameters through `gathered`.
-    mesh: From `meshes`; None leaves `f` as it is.
 
   Returns:
     Arrays -> arrays. The first axis of all is spread, a multiple of the rows.
@@ -161,10 +154,9 @@ def gathered(
   bfloat16 256 + 1 is 256), and a device gets the sum of its shard alone.
 
   Args:
-    params: Nested dict of arrays, or a part of one.
-    mesh: From `meshes`; None leaves all as it is.
     dtype: Of products.
-    inside: Path of that part; arrays in "blocks/" are those of one layer.
+    inside: Path of a part of the parameters; arrays in "blocks/" are those of
+      one layer.
   """
   if mesh is None or "fsdp" in axes_here(mesh):
     return params
@@ -191,10 +183,6 @@ def _whole(cut: Cut, dtype, shard: Array) -> Array:
   return _by_hand(cut, gather)(shard.astype(dtype)).astype(shard.dtype)
 
 
-def _whole_forward(cut: Cut, dtype, shard: Array):
-  return _whole(cut, dtype, shard), None
-
-
 def _whole_backward(cut: Cut, dtype, saved, slope: Array):
   del dtype, saved
   axis = cut.index("fsdp")
@@ -205,7 +193,7 @@ def _whole_backward(cut: Cut, dtype, saved, slope: Array):
   return (out.astype(slope.dtype),)
 
 
-_whole.defvjp(_whole_forward, _whole_backward)
+_whole.defvjp(lambda *args: (_whole(*args), None), _whole_backward)
 
 
 def _by_hand(cut: Cut, f: Callable) -> Callable:
@@ -248,11 +236,6 @@ def heads_apart(tree: PyTree, *, axis: int) -> PyTree:
 
 def blocks(prompts: int, rows: int, devices: int) -> tuple[int, int, int]:
   """How rows of a few prompts are cut into blocks that spread over devices.
-
-  Args:
-    prompts: P.
-    rows: M, of each prompt.
-    devices: Or rows of devices.
 
   Returns:
     Blocks of each prompt, rows of each block, and all blocks, of which the last
@@ -377,12 +360,7 @@ def local_mesh(mesh: Mesh) -> Mesh:
 
 
 def local_copy(params: PyTree, mesh: Mesh) -> PyTree:
-  """Parameters as they lie on the local mesh: each process has all of them.
-
-  Args:
-    params: Global arrays, spread over the devices of all processes.
-    mesh: From `local_mesh`.
-  """
+  """Parameters as they lie on the local mesh: each process has all of them."""
   if jax.process_count() == 1:
     return params
   places = param_shardings(params, mesh)
@@ -395,12 +373,7 @@ def local_copy(params: PyTree, mesh: Mesh) -> PyTree:
 
 
 def copying(params: PyTree, mesh: Mesh) -> jax.stages.Wrapped:
-  """The program of `local_copy`: to arrays that each process has the whole of.
-
-  Args:
-    params: Global arrays, or their shapes and places.
-    mesh: From `local_mesh`.
-  """
+  """The program of `local_copy`, for arrays or their shapes and places."""
   devices = jax.tree.leaves(params)[0].sharding.mesh.devices
   apart = Mesh(
     devices.reshape(-1, *mesh.devices.shape), ("process", *mesh.axis_names)

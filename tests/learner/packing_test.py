@@ -282,9 +282,13 @@ def test_rollouts_without_tokens_are_in_no_tree():
   mask = out.mask.copy()
   mask[0] = False
   mask[1, :2] = False
-  cut = dataclasses.replace(out, mask=mask)
+  tokens = out.tokens.copy()
+  tokens[2, :, 0] = 0  # a token like any other
+  cut = dataclasses.replace(out, mask=mask, tokens=tokens)
   found = trees_of(cut, advantage, 1000)
   assert {tree.prompt for tree in found} == {1, 2, 3}
+  counts = [int(tree.count.sum()) for tree in found]
+  assert counts == [N - 2, N, N]
   (of_one,) = (tree for tree in found if tree.prompt == 1)
   assert of_one.count.sum() == N - 2
   assert not {0, 1} & {*of_one.rollout.tolist()}
