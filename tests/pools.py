@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from brorl_jax.model import cache
-from brorl_jax.model.cache import Pool
+from brorl_jax.model.cache import BlockPool
 
 
 class Sizes(NamedTuple):
@@ -24,7 +24,7 @@ class Case(NamedTuple):
 
   q: jax.Array
   state: tuple[jax.Array, jax.Array, jax.Array]
-  pool: Pool
+  pool: BlockPool
   table: jax.Array
   first: jax.Array
   stop: jax.Array
@@ -48,9 +48,11 @@ def draw(rng, z: Sizes, stored="float32", activations="float32") -> Case:
   shape = blocks, 2, G, z.columns, K
   if stored == "int8":
     whole = jnp.asarray(rng.integers(-127, 128, shape), jnp.int8)
-    held = Pool(whole, jnp.asarray(rng.random(shape[:-1]) / 60, jnp.float32))
+    held = BlockPool(
+      whole, jnp.asarray(rng.random(shape[:-1]) / 60, jnp.float32)
+    )
   else:
-    held = Pool(normal(stored, *shape))
+    held = BlockPool(normal(stored, *shape))
   state = (
     normal("float32", B, G, J),
     jnp.exp(normal("float32", B, G, J)),
@@ -78,7 +80,7 @@ def spoilt(case: Case, outside: int, value: float = np.nan) -> Case:
     scale = jnp.where(used, scale, value)
   behind = np.arange(most)[None] * C >= stop
   table = jnp.where(behind, outside, case.table)
-  return case._replace(pool=Pool(kv, scale), table=table)
+  return case._replace(pool=BlockPool(kv, scale), table=table)
 
 
 def shapes(z: Sizes, stored="bfloat16", activations="bfloat16") -> Case:

@@ -65,7 +65,7 @@ def lane_prompts(prefix: Prefix, window: Int[Array, "A W"]) -> LanePrompts:
   return LanePrompts(layers(prefix.k), layers(prefix.v), mask)
 
 
-class Shared(NamedTuple):
+class SharedKeys(NamedTuple):
   """Keys and values that the rows of a lane share, in one layer."""
 
   k: Float[Array, "A G S K"]
@@ -129,7 +129,7 @@ def ages(
 
 def attend_pages(
   q: Float[Array, "A R H K"],
-  shared: Shared,
+  shared: SharedKeys,
   pages: Sequence[Page],
   *,
   column: Int[Array, ""],
@@ -168,7 +168,7 @@ def attend_pages(
 
 def prompt_softmax(
   q: Float[Array, "A R H K"],
-  shared: Shared,
+  shared: SharedKeys,
   softcap: float,
   pieces: Sequence[slice] | None = None,
 ) -> Softmax:
@@ -191,7 +191,7 @@ def prompt_softmax(
   together = jnp.moveaxis(q.reshape(A, R, G, J, K), 1, 3)
   together = together.reshape(A, G, J * R, K)
 
-  def scores(part: Shared) -> Float[Array, "A G J R S"]:
+  def scores(part: SharedKeys) -> Float[Array, "A G J R S"]:
     score = jnp.einsum(
       "agnk,agsk->agns",
       together,
@@ -201,7 +201,7 @@ def prompt_softmax(
     mask = part.mask[:, None, None]  # A 1 1 R|1 S
     return jnp.where(mask, capped(score, softcap), MASKED)
 
-  def values(weight: Float[Array, "A G J R S"], part: Shared) -> Array:
+  def values(weight: Float[Array, "A G J R S"], part: SharedKeys) -> Array:
     return jnp.einsum(
       "agns,agsk->agnk",
       weight.astype(q.dtype).reshape(A, G, J * R, -1),
@@ -218,7 +218,7 @@ def prompt_softmax(
     none = jnp.zeros((A, G, J, R))
     state = none + MASKED, none, jnp.zeros((A, G, J, R, K))
     for at in pieces:
-      part = Shared(
+      part = SharedKeys(
         shared.k[:, :, at], shared.v[:, :, at], shared.mask[..., at]
       )
       read = lambda state, part=part: _added(
@@ -321,7 +321,7 @@ KERNELS = {
 }
 
 
-class Pool(NamedTuple):
+class BlockPool(NamedTuple):
   """Blocks of C columns of keys and values, in one layer.
 
   Whose they are is said by tables alone. A column of one head is contiguous,
@@ -353,21 +353,21 @@ def empty_pool(
   dtype: str,
   *,
   int8: bool = False,
-) -> Pool:
+) -> BlockPool:
   """A pool in which nothing is written; `dtype` is ignored if int8."""
   shape = blocks, 2, kv_heads, columns
   if int8:
-    return Pool(jnp.zeros((*shape, head_size), jnp.int8), jnp.zeros(shape))
-  return Pool(jnp.zeros((*shape, head_size), dtype))
+    return BlockPool(jnp.zeros((*shape, head_size), jnp.int8), jnp.zeros(shape))
+  return BlockPool(jnp.zeros((*shape, head_size), dtype))
 
 
 def write_pool(
-  pool: Pool,
+  pool: BlockPool,
   k: Float[Array, "B G K"],
   v: Float[Array, "B G K"],
   block: Int[Array, " B"],
   column: Int[Array, " B"],
-) -> Pool:
+) -> BlockPool:
   """The pool with one more token of every row, written in place if donated.
 
   Args:
@@ -383,7 +383,7 @@ def write_pool(
   new = kv.astype(pool.kv.dtype), size
   args = (pool.kv, pool.scale), new, block, column
   if not pool_kernels.mosaic_writes(pool.kv):
-    return Pool(*_scatter(*args))
+    return BlockPool(*_scatter(*args))
   axes = tuple(sharding.axes_here(None))
   heads = PartitionSpec(None, None, "tensor" if axes else None)
   kernel = _on_devices(
@@ -393,7 +393,7 @@ def write_pool(
     heads,
   )
   kv, scale = jax.lax.platform_dependent(*args, tpu=kernel, default=_scatter)
-  return Pool(kv, scale)
+  return BlockPool(kv, scale)
 
 
 def _scatter(
@@ -411,7 +411,7 @@ def _scatter(
 def row_attention(
   q: Float[Array, "B G J K"],
   state: Softmax,
-  pool: Pool,
+  pool: BlockPool,
   table: Int[Array, "B most"],
   first: Int[Array, " B"],
   stop: Int[Array, " B"],
@@ -472,8 +472,8 @@ def row_attention(
 
 def attend_pool(
   q: Float[Array, "A R H K"],
-  shared: Shared,
-  pool: Pool,
+  shared: SharedKeys,
+  pool: BlockPool,
   table: Int[Array, "B most"],
   first: Int[Array, " B"],
   stop: Int[Array, " B"],

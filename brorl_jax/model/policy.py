@@ -48,7 +48,7 @@ Attend = Callable[
     Float[Array, "A R H K"],
     Float[Array, "B G K"],
     Float[Array, "B G K"],
-    cache.Shared,
+    cache.SharedKeys,
     Int[Array, "A R"],
   ],
   Float[Array, "A R H K"],
@@ -278,6 +278,29 @@ class Policy(PolicySpec):
     k, v = (x[:, :, :, spare:] for x in (prefix.k, prefix.v))
     return last, Prefix(k, v, mask)
 
+  def _seen(
+    self, tokens, mask, prefix, segment, end
+  ) -> tuple[attention.View, fused_attention.Real | None]:
+    """Which keys the tokens of `_own` see, and whether real tokens say it."""
+    P, _, Q = tokens.shape
+    own = mask
+    mask = jnp.ones((P, 1, Q), bool) if own is None else own
+    position = jnp.maximum(jnp.cumsum(mask, axis=-1, dtype=jnp.int32) - 1, 0)
+    visible = jnp.tril(jnp.ones((Q, Q), bool))[None, None] & mask[:, :, None]
+    if segment is not None:
+      visible &= segment[..., :, None] == segment[..., None, :]
+      position -= attention.segment_start(segment)
+    if end is not None:
+      visible, position = attention.tree_views(end)
+    if prefix is not None:
+      before = jnp.sum(prefix.mask, axis=1, dtype=jnp.int32)
+      position = position + before[:, None, None]
+    prefix_mask = None if prefix is None else prefix.mask
+    seen = attention.row_views(self, position, visible, position, prefix_mask)
+    # What masks say of layers that do not slide.
+    real = fused_attention.Real(own, prefix_mask, segment)
+    return seen, None if any(self.sliding) or end is not None else real
+
   def _own(
     self,
     params: PyTree,
@@ -293,29 +316,7 @@ class Policy(PolicySpec):
     restricts attention to tokens of the same number, `end` to ancestors in a
     tree, see `Trees`.
     """
-    P, _, Q = tokens.shape
-    own = mask
-    mask = jnp.ones((P, 1, Q), bool) if own is None else own
-    position = jnp.maximum(jnp.cumsum(mask, axis=-1, dtype=jnp.int32) - 1, 0)
-    visible = jnp.tril(jnp.ones((Q, Q), bool))[None, None] & mask[:, :, None]
-    if segment is not None:
-      visible &= segment[..., :, None] == segment[..., None, :]
-      position -= attention.segment_start(segment)
-    if end is not None:
-      visible, position = attention.tree_views(end)
-    if prefix is not None:
-      before = jnp.sum(prefix.mask, axis=1, dtype=jnp.int32)
-      position = position + before[:, None, None]
-    seen = attention.row_views(
-      self, position, visible, position, None if prefix is None else prefix.mask
-    )
-
-    # What masks say of layers that do not slide.
-    real = fused_attention.Real(
-      own, None if prefix is None else prefix.mask, segment
-    )
-    real = None if any(self.sliding) or end is not None else real
-
+    seen, real = self._seen(tokens, mask, prefix, segment, end)
     blocks = params["blocks"]
 
     def layer(x, xs):
@@ -387,7 +388,7 @@ class Policy(PolicySpec):
     """Tokens of a block of the pool; 0: the target decodes over pages."""
     return 0 if self.target.on_cpu else cache.pool_columns(self.target)
 
-  def pool(self, blocks: int, columns: int) -> list[cache.Pool]:
+  def pool(self, blocks: int, columns: int) -> list[cache.BlockPool]:
     """A pool of `blocks` blocks in which nothing is written, for each layer."""
     own = cache.empty_pool(
       blocks,
@@ -457,13 +458,13 @@ class Policy(PolicySpec):
     self,
     weights: PyTree,
     shared: LanePrompts,
-    pools: list[cache.Pool],
+    pools: list[cache.BlockPool],
     token: Int[Array, "A R"],
     length: Int[Array, "A R"],
     which: Int[Array, "A R"],
     table: Int[Array, "B most"],
     goes: Bool[Array, "A R"],
-  ) -> tuple[Float[Array, "A R V"], list[cache.Pool]]:
+  ) -> tuple[Float[Array, "A R V"], list[cache.BlockPool]]:
     """Next-token logits of every row, after one more token of each.
 
     Args are those of `decode_step`, and
@@ -519,7 +520,7 @@ class Policy(PolicySpec):
       block = layers.block(self, layer)
       view = seen[bool(self.sliding) and self.sliding[i]]
       q, k, v = block.project(x, view)
-      prompts = cache.Shared(shared.k[i], shared.v[i], view.shared)
+      prompts = cache.SharedKeys(shared.k[i], shared.v[i], view.shared)
       out = attend(i, q[:, :, 0], flat(k), flat(v), prompts, view.own)
       x = block.close(x, out[:, :, None])
     return layers.head(

@@ -207,6 +207,12 @@ def mosaic_writes(kv: Any) -> bool:
   return K % _LANES == 0 and C % _SLAB == 0
 
 
+def _mosaic_part(which: int, x: Array) -> pl.BlockSpec:
+  """Of an array, what step s reads: number scalars[which][s]."""
+  at = lambda s, *scalars: (scalars[which][s],) + (0,) * (x.ndim - 1)
+  return pl.BlockSpec((1, *x.shape[1:]), at)
+
+
 @functools.partial(jax.jit, static_argnames="interpret")
 def mosaic_write(
   arrays: tuple[Array, Array | None],
@@ -248,10 +254,7 @@ def mosaic_write(
 
     return pl.BlockSpec((1, *x.shape[1:3], rows, *x.shape[4:]), place)
 
-  def of_row(x):
-    place = lambda s, order, *_: (order[s],) + (0,) * (x.ndim - 1)
-    return pl.BlockSpec((1, *x.shape[1:]), place)
-
+  of_row = functools.partial(_mosaic_part, 0)
   held = jax.tree.leaves(arrays)
   added = [x[:, :, :, None] for x in jax.tree.leaves(new)]
   out = pl.pallas_call(
@@ -311,14 +314,7 @@ def mosaic_row_attention(
   blocks, C = pool.kv.shape[0], pool.kv.shape[3]
   row, block, start = _mosaic_steps(table, first, stop, blocks, C)
 
-  def of_row(x):
-    at = lambda s, row, *_: (row[s],) + (0,) * (x.ndim - 1)
-    return pl.BlockSpec((1, *x.shape[1:]), at)
-
-  def of_block(x):
-    at = lambda s, row, block, *_: (block[s],) + (0,) * (x.ndim - 1)
-    return pl.BlockSpec((1, *x.shape[1:]), at)
-
+  of_row, of_block = (functools.partial(_mosaic_part, i) for i in (0, 1))
   top, total, out = state
   arrays = q, top[..., None], total[..., None], out
   memory = lambda size: tpu.VMEM((G, J, size), jnp.float32)

@@ -144,9 +144,9 @@ def of_decoding(
   if stored == "int8":
     kv = jax.random.randint(one, shape, -127, 128, jnp.int8)
     scale = jax.random.uniform(two, shape[:-1], maxval=1 / 60)
-    tokens = cache.Pool(kv, scale)
+    tokens = cache.BlockPool(kv, scale)
   else:
-    tokens = cache.Pool(jax.random.normal(one, shape, stored))
+    tokens = cache.BlockPool(jax.random.normal(one, shape, stored))
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
   state = normal(B, G, J), jnp.exp(normal(B, G, J)), normal(B, G, J, K)
   table = rng.permutation(blocks)[: B * most].reshape(B, most).astype(np.int32)

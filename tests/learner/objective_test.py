@@ -10,8 +10,8 @@ import pytest
 import tiers
 from update_cases import N, P, V, assert_close, packed, prompts, rollouts, table
 
-from brorl_jax.learner import packing, update
 from brorl_jax.learner import state as states
+from brorl_jax.learner import update
 from brorl_jax.learner.objective import (
   Correction,
   Objective,
@@ -231,17 +231,6 @@ def test_means_of_a_loss_of_sequences_by_hand(mean, three_lengths):
   grads, stats = table_step(batches, objective)
   assert_close(grads, want)
   np.testing.assert_allclose(stats.loss.value, value, rtol=1e-4, atol=1e-6)
-
-
-def test_a_loss_with_a_constant_sees_no_lengths():
-  """Dr. GRPO: a token of a long answer weighs what one of a short answer does,
-  of every rollout alike, however long the others are."""
-  out, _ = rollouts()
-  scale = packing.loss_scale(
-    out.mask.sum(axis=2), unit="token", mean="constant", constant=100
-  )
-  assert len(np.unique(scale)) == 1
-  np.testing.assert_allclose(scale, out.mask.sum() / (P * N * 100), rtol=1e-6)
 
 
 def two_tokens(log_ratio):

@@ -286,12 +286,9 @@ def test_rollouts_without_tokens_are_in_no_tree():
   tokens[2, :, 0] = 0  # a token like any other
   cut = dataclasses.replace(out, mask=mask, tokens=tokens)
   found = trees_of(cut, advantage, 1000)
-  assert {tree.prompt for tree in found} == {1, 2, 3}
-  counts = [int(tree.count.sum()) for tree in found]
-  assert counts == [N - 2, N, N]
-  (of_one,) = (tree for tree in found if tree.prompt == 1)
-  assert of_one.count.sum() == N - 2
-  assert not {0, 1} & {*of_one.rollout.tolist()}
+  counts = [(tree.prompt, int(tree.count.sum())) for tree in found]
+  assert counts == [(1, N - 2), (2, N), (3, N)]
+  assert not {0, 1} & {*found[0].rollout.tolist()}
 
 
 def test_a_group_without_any_token_leaves_nothing_to_do():

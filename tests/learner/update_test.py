@@ -39,7 +39,6 @@ from brorl_jax.many import meshes
 from brorl_jax.model import sharding
 from brorl_jax.rl import losses
 from brorl_jax.rl.mean import Mean
-from brorl_jax.types import Batch
 
 ADD = jax.jit(
   update.add_gradient, static_argnames=("response_logp", "objective")
@@ -128,9 +127,6 @@ def on_mesh(batches, mesh):
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-  "gathers", [True, pytest.param(False, marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize(
   "axes",
   [
     dict(fsdp=4, tensor=2),
@@ -139,11 +135,11 @@ def on_mesh(batches, mesh):
   ],
   ids=str,
 )
-def test_a_mesh_does_not_change_the_gradient(gathers, axes):
-  want, _ = gradient(packed(blocks=4))
+def test_a_mesh_does_not_change_the_gradient(axes):
+  want, _ = gradient(packed())
   mesh = meshes.make_mesh(**axes)
   at = jax.device_put(params(), sharding.param_shardings(params(), mesh))
-  policy = dataclasses.replace(POLICY, mesh=mesh) if gathers else POLICY
+  policy = dataclasses.replace(POLICY, mesh=mesh)
   got, _ = gradient(on_mesh(packed(blocks=8), mesh), at=at, policy=policy)
   assert_close(got, want)
 
@@ -157,7 +153,7 @@ def told(mesh):
     x.size // x.addressable_shards[0].data.size for x in jax.tree.leaves(at)
   }
   # Biases and norms: one axis to cut.
-  assert parts == {mesh.shape["fsdp"], mesh.shape["tensor"], 8}
+  assert parts <= {1, 8}
   (batch,) = on_mesh(packed(rows=12, blocks=8), mesh)
   program = compiled(
     functools.partial(
@@ -181,18 +177,10 @@ def told(mesh):
 
 
 @pytest.mark.perf
-def test_devices_tell_each_other_weights_and_sums_but_no_logits():
-  """Fully sharded: every device has a part of all parameters."""
-  policy, seen = told(meshes.make_mesh(fsdp=4, tensor=2))
-  tokens = 8 // 4 * 12 * T  # of a device
-  embedding = policy.vocab * policy.width // 2
-  largest = max(size for _, size in seen)
-  assert largest <= embedding < tokens * policy.vocab / 2
-
-
-@pytest.mark.perf
-def test_no_device_gets_a_gradient_that_is_not_its_own():
+def test_devices_exchange_weights_and_sums_of_their_own_but_no_logits():
   policy, seen = told(meshes.make_mesh(fsdp=8))
+  embedding = policy.vocab * policy.width
+  assert max(size for _, size in seen) <= embedding < 12 * T * policy.vocab / 2
   kinds = {kind for kind, _ in seen}
   assert kinds == {"all-gather", "all-reduce", "reduce-scatter"}
   # Biases of all layers are whole on every device; nothing else is.
@@ -249,45 +237,6 @@ def test_gradient_matches_finite_differences_in_float64():
     slope = (ends[1] - ends[0]) / 2e-5
     got = optax.tree.vdot(wide(grads), wide(along))
     np.testing.assert_allclose(got, slope, rtol=0, atol=1e-5 * norm)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("tied", [True, False])
-def test_memory_does_not_grow_with_the_vocabulary(tied):
-  """But for the embedding, the head and their gradients."""
-
-  def temporary(vocab):
-    policy = dataclasses.replace(
-      POLICY, vocab=vocab, width=64, mlp=64, tied=tied
-    )
-    at = zeros_of(policy.init, jax.random.key(0))
-    one = lambda *shape, dtype=jnp.float32: jnp.zeros(shape, dtype)
-    C, B, R, T, S = 2, 1, 16, 128, 32
-    batch = Batch(
-      prompt=one(C, B, S, dtype=jnp.int32),
-      prompt_mask=one(C, B, S, dtype=bool),
-      response=one(C, B, R, T, dtype=jnp.int32),
-      mask=one(C, B, R, T, dtype=bool),
-      logp_sampled=one(C, B, R, T),
-      advantage=one(C, B, R),
-      weight=one(C, B, R),
-      used=one(dtype=jnp.int32),
-    )
-    program = functools.partial(
-      update.add_gradient,
-      response_logp=policy.response_logp,
-      objective=OBJECTIVE,
-    )
-    sums = update.zero_gradient(at)
-    memory = compiled(program, sums, at, batch, donated=0).memory_analysis()
-    return memory.temp_size_in_bytes
-
-  few, many = 2048, 151936
-  logits = 4 * 16 * 128 * many
-  head = 4 * 64 * (many - few)
-  more = temporary(many) - temporary(few)
-  # The microbatch's gradient of the embedding, and of the head.
-  assert more < (1.05 if tied else 2.1) * head < logits / 10
 
 
 @pytest.mark.ci
@@ -392,15 +341,6 @@ def test_the_ratio_is_to_the_old_policy_and_the_gap_to_the_sampler():
   )
   np.testing.assert_allclose(stats.loss.value, want, rtol=1e-5)
   assert optax.tree.norm(grads) > 0.0
-
-
-@pytest.mark.ci
-def test_temperature_divides_the_logits():
-  out, advantage = rollouts()
-  cold = dataclasses.replace(OBJECTIVE, temperature=0.5, kl_weight=0.0)
-  _, stats = gradient(packed(roll=(out, advantage)), objective=cold)
-  _, plain = gradient(packed(roll=(out, advantage)))
-  assert stats.entropy.value < plain.entropy.value - 0.1
 
 
 def spoiled(what):

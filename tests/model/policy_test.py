@@ -133,36 +133,6 @@ def test_response_logits_are_logits_of_the_joined_row_shifted(name, length):
     np.testing.assert_allclose(got[p], joined[p, :, at], atol=2e-5)
 
 
-@pytest.mark.parametrize(
-  "name", tiers.some(["qwen2", "gemma2", "experts"], 1, 2)
-)
-def test_gradients_of_a_shared_prompt_are_those_of_joined_rows(name):
-  policy = POLICIES[name]
-  params = shaken(policy)
-  prompts = some_ids(3, 5)
-  prompt, prompt_mask = padded(prompts, 5, "left")
-  response = jnp.asarray(some_ids(*[4] * 4, seed=1), jnp.int32)
-  response = response.reshape(2, 2, 4)
-  weight = np.random.default_rng(2).normal(size=(2, 2, 4, TINY.vocab))
-  weight = weight.astype(np.float32)
-
-  rows = [[*prompts[p], *response[p, r]] for p, r in np.ndindex(2, 2)]
-  joined_rows = padded(rows, 9, "right")
-
-  def shared(params):
-    logits = policy.response_logits(params, prompt, prompt_mask, response)
-    return jnp.sum(weight * logits)
-
-  def joined(params):
-    logits = policy.logits(params, *joined_rows).reshape(2, 2, 9, TINY.vocab)
-    parts = [logits[p, :, S - 1 : S + 3] for p, S in enumerate((3, 5))]
-    return jnp.sum(weight * jnp.stack(parts))
-
-  got, want = (jax.jit(jax.grad(f))(params) for f in (shared, joined))
-  scale = max(float(jnp.max(jnp.abs(g))) for g in jax.tree.leaves(want))
-  chex.assert_trees_all_close(got, want, atol=1e-5 * scale)
-
-
 # Prompts of each lane, and columns of a page.
 WAYS = {
   "a lane each": ([[0], [1]], 4),

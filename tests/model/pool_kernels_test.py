@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh
 from pools import Sizes, draw, run, shapes
 
 from brorl_jax.model import cache, pool_kernels
-from brorl_jax.model.cache import Pool
+from brorl_jax.model.cache import BlockPool
 
 TRITON = functools.partial(pool_kernels.triton_row_attention, interpret=True)
 MOSAIC = functools.partial(pool_kernels.mosaic_row_attention, interpret=True)
@@ -126,7 +126,7 @@ def test_dtypes_that_the_kernel_does_not_support():
 def test_pools_beyond_32_bits_are_not_supported():
   def supports(blocks, dtype, scale):
     number = lambda kind, *shape: jax.ShapeDtypeStruct(shape, kind)
-    held = Pool(number(dtype, blocks, 2, 8, 64, 128), scale)
+    held = BlockPool(number(dtype, blocks, 2, 8, 64, 128), scale)
     return pool_kernels.triton_supports(
       number(jnp.bfloat16, 1, 8, 2, 128), held, number(jnp.int32, 1, 9)
     )
