@@ -87,7 +87,7 @@ class Layout:
     return len(self.lengths) * rows + len(self.trees)
 
   def blocks_of(self, length: int, rows: int) -> int:
-    """Blocks per microbatch of this length with so many rows."""
+    """Blocks per microbatch of this length, each with `rows` rows."""
     return self._fitting(self.prompt + rows * length)
 
   @property
@@ -125,7 +125,7 @@ class Source:
   scale: Float[np.ndarray, "P N"] | None  # see `packing.loss_scale`
 
   def empty(self, rows: int, M: int, length: int) -> dict[str, np.ndarray]:
-    """Zeros: so many rows, each with M rollouts of this length."""
+    """Zeros for `rows` rows, each with M rollouts of this length."""
     # 9 bytes per position of a response: 38 MB with 16 blocks of 32 rows of
     # 1,024 tokens, and about as much at each shorter length.
     out = {

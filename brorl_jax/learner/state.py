@@ -80,7 +80,7 @@ def initial_state(
   keep_reference: bool,
   offload: str,
 ) -> State:
-  """The state before the first step; the arguments are those of `state_places`.
+  """The state before the first step; arguments as of `state_places`.
 
   One program makes all of it, so that every leaf is a global array.
   """

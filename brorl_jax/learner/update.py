@@ -334,8 +334,8 @@ def apply(
 ) -> tuple[State, list[Stats]]:
   """One optimizer update per minibatch; see `minibatch_step`.
 
-  A batch is placed when its turn comes: those of 128 x 512 rollouts of 15,360
-  tokens are 17 GB.
+  A batch is placed when its turn comes: all batches of 128 x 512 rollouts of
+  15,360 tokens are 17 GB.
   """
   stats = []
   for part in parts:

@@ -1,6 +1,6 @@
 """Attention over a shared prefix and own tokens: positions, masks, one softmax.
 
-`attend` takes the form that suits the machine: a kernel of its own
+`attend` takes the form that suits the machine: its own kernel
 (fused_attention.py), pieces on a CPU, else a loop of tiles.
 """
 

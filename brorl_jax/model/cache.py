@@ -421,7 +421,7 @@ def row_attention(
   """A softmax after the prompts, ended over the rows' own tokens.
 
   The simple form: it gathers all blocks of all tables, 2 G C K values each. The
-  kernels read what a row sees. A row that sees no token of its own gets what
+  kernels read what a row sees. A row that sees none of its tokens gets what
   the state says.
 
   Args:

@@ -177,7 +177,7 @@ def save(
     where |= dict.fromkeys(tensors, name)
     part = directory / f"{name}.part"
     safetensors.numpy.save_file(tensors, part, metadata={"format": "pt"})
-    part.chmod(0o644)  # safetensors lets nobody else read it
+    part.chmod(0o644)  # safetensors makes it readable by its owner only
     part.replace(directory / name)
   for name in _BESIDE:
     path = pathlib.Path(source or directory) / name

@@ -467,7 +467,7 @@ class Policy(PolicySpec):
   ) -> tuple[Float[Array, "A R V"], list[cache.BlockPool]]:
     """Next-token logits of every row, after one more token of each.
 
-    Args are those of `decode_step`, and
+    Arguments as of `decode_step`, and
 
       pools: Of each layer; written in place if donated.
       table: Blocks of each row, see `cache.row_attention`, that of `token` too.

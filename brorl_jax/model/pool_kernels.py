@@ -75,7 +75,7 @@ def triton_row_attention(
     arXiv:2309.06180: blocks behind a table. Flash-Decoding's split of one row
     over several programs is not done: there are many rows.
 
-  Args are those of `cache.row_attention`, and
+  Arguments as of `cache.row_attention`, and
 
     interpret: Without a GPU, as XLA operations.
   """

@@ -207,7 +207,7 @@ def layer_form(layer: PyTree) -> str:
 
   trained  as they are stored
   fused    of decoding on accelerators: fewer, larger weights
-  turned   of decoding on CPUs in float32: those of the feed-forward output by
+  turned   of decoding on CPUs in float32: the feed-forward's lie output by
            output, since a weight comes first in a product of few rows
   """
   if "qkv" in layer:

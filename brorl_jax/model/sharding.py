@@ -1,7 +1,7 @@
 """Where every array lives: two tables, and how shards become whole and back.
 
-Rollouts need no other process, so each samples with a copy of its own: arrays
-that all lie on the devices of one process.
+Rollouts need no other process: each samples with its own copy of the parameters,
+which lies on its devices alone.
 """
 
 import functools
@@ -155,7 +155,7 @@ def gathered(
 
   Args:
     dtype: Of products.
-    inside: Path of a part of the parameters; arrays in "blocks/" are those of
+    inside: Path of a part of the parameters; arrays in "blocks/" belong to
       one layer.
   """
   if mesh is None or "fsdp" in axes_here(mesh):
@@ -212,8 +212,8 @@ def _by_hand(cut: Cut, f: Callable) -> Callable:
 def axes_here(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:
   """Axes, and sizes, over which XLA spreads the arrays that are traced here.
 
-  Inside `jax.shard_map` over rows, where shapes are those of a row, the other
-  axes; elsewhere those of `mesh`.
+  Inside `jax.shard_map` over rows, where shapes are of one row, the other
+  axes; elsewhere the axes of `mesh`.
   """
   inside = jax.sharding.get_abstract_mesh()
   if inside.axis_names:

@@ -261,7 +261,7 @@ def test_a_tree_is_cut_where_one_more_response_would_not_fit(seed):
   order = np.arange(len(text))
   cut = list(packing.cut_trees(order, text, len(prompt), room))
   parts = [part for part, _ in cut]
-  assert [told for _, told in cut] == [size(part) for part in parts]
+  assert [size_found for _, size_found in cut] == [size(part) for part in parts]
   assert np.concatenate(parts).tolist() == order.tolist()
   for part in parts:
     assert np.all(np.array(size(part)) <= room)
@@ -383,7 +383,7 @@ def test_a_mesh_does_not_change_the_scores_of_trees():
 
 
 def alone(text, prompt=1):
-  """Prompts of so many tokens with the responses of `text`, -1 behind each."""
+  """Prompts of `prompt` tokens with the responses of `text`, -1 behind each."""
   text, ones = np.array(text), np.ones((len(text), prompt), np.int32)
   out = Rollouts(
     text, np.zeros(text.shape, np.float32), text > 0, text[..., 0] < 0,

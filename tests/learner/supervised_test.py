@@ -155,7 +155,7 @@ def copy(tree):
 
 
 def by_hand(params, pairs):
-  """Nats per response token, each pair in a row of its own."""
+  """Nats per response token, each pair alone in a row."""
   total = count = 0.0
   width = max(len(p) + len(r) for p, r in pairs)
   rows = np.zeros((len(pairs), width), np.int32)

@@ -144,7 +144,7 @@ def test_a_mesh_does_not_change_the_gradient(axes):
   assert_close(got, want)
 
 
-def told(mesh):
+def exchanged(mesh):
   """(collective, numbers of its result) in the program of a batch."""
   policy = dataclasses.replace(POLICY, vocab=512, mesh=mesh)
   at = zeros_of(policy.init, jax.random.key(0))
@@ -178,7 +178,7 @@ def told(mesh):
 
 @pytest.mark.perf
 def test_devices_exchange_weights_and_sums_of_their_own_but_no_logits():
-  policy, seen = told(meshes.make_mesh(fsdp=8))
+  policy, seen = exchanged(meshes.make_mesh(fsdp=8))
   embedding = policy.vocab * policy.width
   assert max(size for _, size in seen) <= embedding < 12 * T * policy.vocab / 2
   kinds = {kind for kind, _ in seen}
@@ -373,7 +373,7 @@ def test_an_update_that_cannot_be_trusted_changes_no_bit(what):
   )
   assert stats.skipped and bool(stats.finite.all()) == (what != "advantage")
   chex.assert_trees_all_equal(after, before)  # the moments and counts too
-  # The buffers can be used again, and a good update goes on from there.
+  # The buffers can be used again, and a good update continues from there.
   again, stats = update.minibatch_step(after, packed(), **how)
   assert not stats.skipped
   want = jax.tree.map(jnp.asarray, before)

@@ -138,11 +138,11 @@ WAYS = {
   "a lane each": ([[0], [1]], 4),
   "one lane": ([[0, 1]], 4),
   "pages of 2": ([[0], [1]], 2),
-  "pages of 2, one lane and nothing beside": ([[0, 1], [2, 2]], 2),
+  "pages of 2, one lane and an empty one": ([[0, 1], [2, 2]], 2),
 }
 
 
-TURNS = [(name, "pages of 2, one lane and nothing beside") for name in NAMES]
+TURNS = [(name, "pages of 2, one lane and an empty one") for name in NAMES]
 
 
 TURNS += [(n, way) for n in ("qwen2", "gemma2") for way in list(WAYS)[:-1]]

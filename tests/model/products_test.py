@@ -232,7 +232,7 @@ def test_gradients_are_those_of_all_experts_with_zero_shares(
 
 
 @pytest.mark.ci
-def test_an_expert_that_nobody_chose_has_no_part_and_no_gradient():
+def test_an_expert_that_no_token_chose_has_no_part_and_no_gradient():
   x, router, *weights = some()
   x, router = jnp.abs(x), router.at[:, 5].set(-9.0)
   poisoned = [w.at[5].set(1e30) for w in weights]
