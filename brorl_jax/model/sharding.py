@@ -1,7 +1,7 @@
 """Where every array lives: two tables, and how shards become whole and back.
 
-Rollouts need no other process: each samples with its own copy of the parameters,
-which lies on its devices alone.
+Rollouts need no other process: each samples with its own copy of the
+parameters, which lies on its devices alone.
 """
 
 import functools
