@@ -165,13 +165,6 @@ def test_a_tree_by_hand():
   ]
 
 
-def test_a_branch_ends_where_the_next_begins():
-  text = np.array([[1, 2, 3], [1, 4, 5], [6, 7, NO]])
-  tree = packing.grow(np.array([9]), text)
-  assert tree["token"].tolist() == [9, 1, 2, 4, 6]
-  assert tree["end"].tolist() == [5, 4, 3, 4, 5]
-
-
 def random_text(seed, rows=12, T=5, V=3):
   rng = np.random.default_rng(seed)
   text = rng.integers(0, V, (rows, T))

@@ -112,15 +112,6 @@ def test_the_order_is_that_of_seed_and_epoch():
     assert found == 3 * epochs
 
 
-def test_microbatches_without_a_pair_are_not_used():
-  pairs, layout = [Pair([1], [2])], PairLayout(tokens=4, rows=2, microbatches=3)
-  used = [
-    int(supervised.pack(pairs, [[0]] * rows, layout).used)
-    for rows in range(1, 7)
-  ]
-  assert used == [1, 1, 2, 2, 3, 3]
-
-
 @pytest.mark.parametrize(
   "pair, says",
   [
