@@ -109,7 +109,7 @@ class Groups(NamedTuple):
 
 
 class Trees(NamedTuple):
-  """Rows of tokens that hold trees; see learner/tree_packing.py.
+  """Rows of tokens that hold trees; see learner/packing.py.
 
   Token i sees token j if j <= i < end[j].
   """

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brorl_jax.model import pool
-from brorl_jax.model.pool import Pool
+from brorl_jax.model import cache
+from brorl_jax.model.cache import BlockPool
 
 
 class Sizes(NamedTuple):
@@ -20,11 +20,11 @@ class Sizes(NamedTuple):
 
 
 class Case(NamedTuple):
-  """What `pool.own` takes."""
+  """What `cache.row_attention` takes."""
 
   q: jax.Array
   state: tuple[jax.Array, jax.Array, jax.Array]
-  pool: Pool
+  pool: BlockPool
   table: jax.Array
   first: jax.Array
   stop: jax.Array
@@ -48,9 +48,11 @@ def draw(rng, z: Sizes, stored="float32", activations="float32") -> Case:
   shape = blocks, 2, G, z.columns, K
   if stored == "int8":
     whole = jnp.asarray(rng.integers(-127, 128, shape), jnp.int8)
-    held = Pool(whole, jnp.asarray(rng.random(shape[:-1]) / 60, jnp.float32))
+    held = BlockPool(
+      whole, jnp.asarray(rng.random(shape[:-1]) / 60, jnp.float32)
+    )
   else:
-    held = Pool(normal(stored, *shape))
+    held = BlockPool(normal(stored, *shape))
   state = (
     normal("float32", B, G, J),
     jnp.exp(normal("float32", B, G, J)),
@@ -78,7 +80,7 @@ def spoilt(case: Case, outside: int, value: float = np.nan) -> Case:
     scale = jnp.where(used, scale, value)
   behind = np.arange(most)[None] * C >= stop
   table = jnp.where(behind, outside, case.table)
-  return case._replace(pool=Pool(kv, scale), table=table)
+  return case._replace(pool=BlockPool(kv, scale), table=table)
 
 
 def shapes(z: Sizes, stored="bfloat16", activations="bfloat16") -> Case:
@@ -105,12 +107,12 @@ def check_unseen(kernel, z: Sizes, outside: int, seed: int) -> None:
   """A kernel is the simple form whatever lies in tokens not seen."""
   case = draw(np.random.default_rng(seed), z)
   got = run(kernel, spoilt(case, outside))
-  np.testing.assert_allclose(got, run(pool.own, case), atol=1e-5)
+  np.testing.assert_allclose(got, run(cache.row_attention, case), atol=1e-5)
 
 
 def check_precision(kernel, stored, activations, softcap, tolerance) -> None:
   case = draw(np.random.default_rng(0), Sizes(35, 4), stored, activations)
-  want = run(pool.own, case, softcap)
+  want = run(cache.row_attention, case, softcap)
   got = run(kernel, spoilt(case, -1), softcap)
   np.testing.assert_allclose(got, want, atol=tolerance)
   assert jax.eval_shape(kernel, *case).dtype == jnp.dtype(activations)
@@ -119,5 +121,5 @@ def check_precision(kernel, stored, activations, softcap, tolerance) -> None:
 def check_far_scores(kernel) -> None:
   case = draw(np.random.default_rng(0), Sizes(40, 3))
   case = case._replace(q=case.q * 1e3)
-  want = run(pool.own, case)
+  want = run(cache.row_attention, case)
   np.testing.assert_allclose(run(kernel, case), want, atol=1e-5)

@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from brorl_jax.learner import packing
-from brorl_jax.learner.layout import Layout, Source
 from brorl_jax.learner.objective import Objective
+from brorl_jax.learner.packing import Layout, Source
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 from brorl_jax.types import Prompts, Rollouts

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -48,23 +48,13 @@ class Stats:
   def zero(params: PyTree) -> "Stats":
     """Statistics of no tokens: the start of a sum."""
     zero, none = jnp.zeros(()), Mean(jnp.zeros(()), jnp.zeros(()))
+    zeros: dict[str, Any] = {
+      x.name: none if x.type is Mean else zero
+      for x in dataclasses.fields(Stats)
+    }
     finite = jnp.ones(len(jax.tree.leaves(params)), bool)
-    return Stats(
-      loss=none,
-      kl_ref=none,
-      kl_old=none,
-      clip_fraction=none,
-      kl_sampler=none,
-      correction=none,
-      corrected=none,
-      entropy=none,
-      logp_gap=none,
-      logp_gap_max=zero,
-      grad_norm=zero,
-      finite=finite,
-      skipped=jnp.zeros((), bool),
-      watched=zero,
-    )
+    zeros |= {"finite": finite, "skipped": jnp.zeros((), bool)}
+    return Stats(**zeros)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,11 +75,8 @@ class Correction:
   ) -> tuple[Float[Array, "B T"], Bool[Array, "B T"]]:
     """The weights, and where they differ from the plain ratio.
 
-    Args:
-      logp: Of the trainer.
-      logp_sampled: Of the sampler.
-      by_sequence: Whether all tokens of a sequence get the geometric mean of
-        its ratios.
+    With `by_sequence` all tokens of a sequence get the geometric mean of its
+    ratios.
     """
     if by_sequence:
       mean = corrections.mean_log_ratio(logp, logp_sampled, mask)

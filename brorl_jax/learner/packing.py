@@ -1,27 +1,477 @@
 """Groups of rollouts as batches of a few static shapes, on the host.
 
-Rollouts lie side by side in blocks of rows (row_packing.py), or in trees that
-hold what they have in common once (tree_packing.py): whichever computes fewer
-positions.
+Rollouts lie side by side in blocks of rows, or in trees that hold what they
+have in common once: whichever computes fewer positions.
+
+A block is up to M distinct rollouts of one prompt, read side by side. Rollouts
+of similar length share a block, and each length is one compiled program.
+
+A tree is a prompt with responses of which every common prefix is there once.
+512 answers of three tokens are some 45 distinct ones with 104 distinct
+prefixes, of which 63 are read: the last token of a response is only predicted.
+The tokens of a tree lie in the order of a walk that visits a token before those
+that follow it. A token's descendants are then its neighbours up to `end`, and
+token i sees token j if j <= i < end[j]. A row holds trees of several prompts.
 """
 
-from collections.abc import Sequence
-from typing import Literal
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import numpy as np
 from jaxtyping import Float, Int
 
-from brorl_jax.learner import row_packing, tree_packing
-from brorl_jax.learner.layout import Layout, Source
-from brorl_jax.types import Batch, Prompts, Rollouts
+from brorl_jax.types import Batch, Prompts, Rollouts, Trees
 
 # How a minibatch averages its policy loss; see `loss_scale`.
-Mean = Literal["token", "sequence", "prompt", "constant"]
+Average = Literal["token", "sequence", "prompt", "constant"]
+Distinct = list[tuple[np.ndarray, np.ndarray]]  # `Rollouts.distinct` of each
 
+# Lengths are halved from T down to 32, at most 5 times, with three quarters of
+# each from 128 on. Each is a program of some seconds to compile. Lengths that
+# are spread evenly fill .75 of a half and .86 of what lies closer.
+_LEAST_LENGTH = 32
+_MOST_HALVES = 5
+_LEAST_QUARTERS = 128
+# Microbatches of a batch. The last batch of a shape is filled up with zeros,
+# which are copied to the devices but not computed (`Batch.used`).
+MICROBATCHES = 8
+# Few rows make fuller blocks and read the prompt more often.
+_FEWER = 4
+# Of a row of trees: every token attends to all of the row. At a width of 256 a
+# token of 512 costs 1.4 times what one of a block does.
+_LEAST_TREES, _MOST_TREES = 128, 512
+_TERMS = 16  # of the loss, per token of a row of trees; see `room_of`
 # Share of the positions that another form must stay below: it is compiled
 # beside the first if they change places, and trees attend to the whole row. A
 # token of a row of 512 costs 1.2 times one of 256, at a width of 256.
 _WORTH = 0.8
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """The static shapes of batches.
+
+  A microbatch of shorter rollouts, or of fewer rows, has more blocks: as many
+  as have no more positions than one of the longest.
+  """
+
+  rows: int  # M, rollouts per block, all of one prompt, at most
+  blocks: int  # P, blocks per microbatch of the longest length, on all devices
+  length: int  # T, of the longest rollout
+  prompt: int  # S, of the longest prompt
+  devices: int = 1  # rows of devices, over which P is spread
+
+  @property
+  def lengths(self) -> list[int]:
+    """The lengths to which responses are padded, ascending."""
+    lengths = [self.length]
+    for _ in range(_MOST_HALVES):
+      longest = lengths[0]
+      if longest < 2 * _LEAST_LENGTH:
+        break
+      if longest >= _LEAST_QUARTERS:
+        lengths.insert(0, -(-3 * longest // 4))
+      lengths.insert(0, -(-longest // 2))
+    return lengths
+
+  @property
+  def fewer(self) -> int:
+    """Rows of a block where that makes less padding."""
+    return self.rows // _FEWER if self.rows >= 4 * _FEWER else self.rows
+
+  @property
+  def shapes(self) -> int:
+    """How many shapes of batches there may be."""
+    rows = len({self.rows, self.fewer})
+    return len(self.lengths) * rows + len(self.trees)
+
+  def blocks_of(self, length: int, rows: int) -> int:
+    """Blocks per microbatch of this length, each with `rows` rows."""
+    return self._fitting(self.prompt + rows * length)
+
+  @property
+  def trees(self) -> list[tuple[int, int]]:
+    """Rows of a microbatch and tokens of a row, for each size of trees.
+
+    The least row has room for a prompt with its longest response. Others have
+    twice as much, and again, up to what a microbatch of blocks has: where
+    responses have little in common but their prompt, few rows read it seldom.
+    """
+    size = _LEAST_TREES
+    while size < self.prompt + self.length:
+      size *= 2
+    room = self.blocks * (self.prompt + self.rows * self.length) // self.devices
+    sizes = []
+    while size <= _MOST_TREES and (not sizes or size <= room):
+      # A quarter of what blocks have: the last microbatch is then fuller.
+      sizes.append((self._fitting(4 * size), size))
+      size *= 2
+    return sizes
+
+  def _fitting(self, positions: int) -> int:
+    """How many of these fit into a microbatch, spread over the devices."""
+    most = self.blocks * (self.prompt + self.rows * self.length)
+    return max(most // (positions * self.devices), 1) * self.devices
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """What is packed: groups on the host, and what the loss needs of each."""
+
+  prompts: Prompts
+  rollouts: Rollouts
+  advantage: Float[np.ndarray, "P N"]
+  scale: Float[np.ndarray, "P N"] | None  # see `packing.loss_scale`
+
+  def empty(self, rows: int, M: int, length: int) -> dict[str, np.ndarray]:
+    """Zeros for `rows` rows, each with M rollouts of this length."""
+    # 9 bytes per position of a response: 38 MB with 16 blocks of 32 rows of
+    # 1,024 tokens, and about as much at each shorter length.
+    out = {
+      "response": np.zeros((rows, M, length), np.int32),
+      "mask": np.zeros((rows, M, length), bool),
+      "logp_sampled": np.zeros((rows, M, length), np.float32),
+      "advantage": np.zeros((rows, M), np.float32),
+      "weight": np.zeros((rows, M), np.float32),
+    }
+    if self.scale is not None:
+      out["scale"] = np.zeros((rows, M), np.float32)
+    return out
+
+  def put(
+    self,
+    out: dict[str, np.ndarray],
+    row: int,
+    start: int,
+    prompt: int,
+    rollout: np.ndarray,
+    count: np.ndarray,
+  ) -> None:
+    """Writes rollouts of a prompt into a row, from place `start` on."""
+    to, length = (row, slice(start, start + len(rollout))), out["mask"].shape[2]
+    out["response"][to] = self.rollouts.tokens[prompt, rollout, :length]
+    out["mask"][to] = self.rollouts.mask[prompt, rollout, :length]
+    out["logp_sampled"][to] = self.rollouts.logp[prompt, rollout, :length]
+    out["advantage"][to] = self.advantage[prompt, rollout]
+    out["weight"][to] = count
+    if self.scale is not None:
+      out["scale"][to] = self.scale[prompt, rollout]
+
+
+def _folded(out: dict[str, Any], rows: int, used: int) -> Batch:
+  """Arrays of rows as microbatches of `rows`, of which `used` rows count."""
+  fold = lambda x: (
+    x.reshape(len(x) // rows, rows, *x.shape[1:])
+    if isinstance(x, np.ndarray)
+    else Trees(*map(fold, x))
+  )
+  fields: dict[str, Any] = {name: fold(x) for name, x in out.items()}
+  return Batch(**fields, used=np.array(-(-used // rows), np.int32))
+
+
+def _parts(rows: list, most: int) -> Iterator[list]:
+  return (rows[start : start + most] for start in range(0, len(rows), most))
+
+
+@dataclasses.dataclass(frozen=True)
+class Block:
+  """Distinct rollouts of one prompt that are read side by side."""
+
+  prompt: int
+  rollout: np.ndarray  # n of each row
+  count: np.ndarray  # identical rollouts that each row stands for
+  length: int  # of the longest row
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockPlan:
+  """Blocks of each length, and how many positions they take."""
+
+  layout: Layout
+  rows: int  # M
+  by_length: dict[int, list[Block]]
+  positions: int  # with the prompts and all padding
+
+  def batches(self, source: Source) -> list[Batch]:
+    """Batches in ascending order of length."""
+    found = []
+    for length, blocks in self.by_length.items():
+      each = self.layout.blocks_of(length, self.rows)
+      for part in _parts(blocks, each * MICROBATCHES):
+        found.append(_block_batch(source, part, self.rows, each, length))
+    return found
+
+
+def blocks(
+  rollouts: Rollouts, distinct: Distinct, rows: int
+) -> Iterator[Block]:
+  """Each group's distinct rollouts in blocks of `rows`, the longest first."""
+  for p, (first, count) in enumerate(distinct):
+    length = rollouts.mask[p, first].sum(axis=1)
+    # Sorted, 512 lengths spread evenly over 1 to 1,024 pad to 684 on average in
+    # blocks of 32; unsorted, nearly every block has one of more than 512.
+    order = np.argsort(-length, kind="stable")
+    # A block that is not full stays so, as it reads one prompt alone: 32 rows
+    # for 7 distinct rollouts of 16 made 93 % of the positions padding.
+    for start in range(0, len(first), rows):
+      at = order[start : start + rows]
+      yield Block(p, first[at], count[at], int(length[at[0]]))
+
+
+def plan_blocks(
+  source: Source, distinct: Distinct, layout: Layout, rows: int
+) -> BlockPlan:
+  """Assigns blocks to lengths.
+
+  What would fill less than half of a microbatch goes to the next length, where
+  each block has at most twice the positions.
+  """
+  by_length = {length: [] for length in layout.lengths}
+  for block in blocks(source.rollouts, distinct, rows):
+    by_length[next(x for x in layout.lengths if x >= block.length)].append(
+      block
+    )
+  S, positions = source.prompts.tokens.shape[1], 0
+  for i, length in enumerate(layout.lengths):
+    each = layout.blocks_of(length, rows)
+    these = by_length[length]
+    rest = len(these) % each
+    if 2 * rest < each and i + 1 < len(layout.lengths):
+      longer = by_length[layout.lengths[i + 1]]
+      longer += these[len(these) - rest :]
+      del these[len(these) - rest :]
+    positions += -(-len(these) // each) * each * (S + rows * length)
+  by_length = {length: these for length, these in by_length.items() if these}
+  return BlockPlan(layout, rows, by_length, positions)
+
+
+def _block_batch(
+  source: Source, blocks: list[Block], M: int, each: int, length: int
+) -> Batch:
+  rows, S = MICROBATCHES * each, source.prompts.tokens.shape[1]
+  out = source.empty(rows, M, length)
+  out["prompt"] = np.zeros((rows, S), np.int32)
+  out["prompt_mask"] = np.zeros((rows, S), bool)
+  # A block of padding still needs one real prompt token: attention over no key
+  # is 0 / 0.
+  out["prompt_mask"][:, -1] = True
+  for i, block in enumerate(blocks):
+    out["prompt"][i] = source.prompts.tokens[block.prompt]
+    out["prompt_mask"][i] = source.prompts.mask[block.prompt]
+    source.put(out, i, 0, block.prompt, block.rollout, block.count)
+  return _folded(out, each, len(blocks))
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+  """A prompt with some of its distinct responses; `grow` makes its arrays."""
+
+  prompt: int
+  rollout: np.ndarray  # n of each response, in lexicographic order
+  count: np.ndarray  # identical rollouts that each stands for
+  size: tuple[int, int, int]  # tokens, targets and responses
+
+
+@dataclasses.dataclass(frozen=True)
+class TreePlan:
+  """Trees of each row, the room of a row, and the positions of all rows."""
+
+  rows: list[list[Tree]]
+  each: int  # P, rows of a microbatch
+  tokens: int  # Q
+  targets: int  # E
+  responses: int  # M
+  positions: int
+
+  def batches(self, source: Source) -> list[Batch]:
+    """Batches of all rows."""
+    parts = _parts(self.rows, self.each * MICROBATCHES)
+    return [_tree_batch(source, self, part) for part in parts]
+
+
+def grow(
+  prompt: Int[np.ndarray, " S"], text: Int[np.ndarray, "M T"]
+) -> dict[str, np.ndarray]:
+  """The arrays of a tree.
+
+  Tokens that are read have numbers from 0. A target is a token that is
+  predicted, the same for all responses that begin alike.
+
+  Args:
+    prompt: Its tokens, without padding.
+    text: Distinct responses in lexicographic order, -1 behind the last token.
+
+  Returns:
+    Arrays of `types.Trees`, for one tree; `at` is 0 behind the last token.
+  """
+  S, t = len(prompt), np.arange(text.shape[1])
+  length, shared, read, read_before = (x[:, None] for x in _lengths(text))
+  new_target = (t >= shared) & (t < length)
+  new_token = (t >= np.minimum(shared, read_before)) & (t < read)
+  token_of, target_of = _numbered(new_token), _numbered(new_target)
+  depth = np.concatenate([np.arange(S), S + np.nonzero(new_token)[1]])
+  before = np.pad(S + token_of[:, :-1], ((0, 0), (1, 0)), constant_values=S - 1)
+  return {
+    "token": np.concatenate([prompt, text[new_token]]),
+    "end": _ends(depth),
+    "parent": before[new_target],
+    "target": text[new_target],
+    "at": np.where(t < length, target_of, 0),
+  }
+
+
+def _lengths(text: Int[np.ndarray, "M T"]) -> tuple[np.ndarray, ...]:
+  """Of each response: its tokens, those that it shares with the response before
+  it, those that are read, and those that are read of the response before it."""
+  length = np.sum(text >= 0, axis=1)
+  # Responses with a common prefix are neighbours: what one does not share with
+  # the one before it, it shares with none before.
+  same = (text[1:] == text[:-1]) & (text[1:] >= 0)
+  shared = np.pad(np.cumprod(same, axis=1).sum(axis=1), (1, 0))
+  read = np.maximum(length - 1, 0)  # the last token is only predicted
+  return length, shared, read, np.pad(read[:-1], (1, 0))
+
+
+def _numbered(new: np.ndarray) -> np.ndarray:
+  """Numbers of what is new, in rows that keep what a row above them has."""
+  number = np.cumsum(new).reshape(new.shape) - 1
+  return np.maximum.accumulate(np.where(new, number, -1), axis=0)
+
+
+def _ends(depth: np.ndarray) -> np.ndarray:
+  """Index of the next token that is not deeper, for each token."""
+  depths = depth.tolist()
+  end, open_ = [len(depths)] * len(depths), []  # of ancestors, the deepest last
+  for i, d in enumerate(depths):
+    while open_ and depths[open_[-1]] >= d:
+      end[open_.pop()] = i
+    open_.append(i)
+  return np.array(end)
+
+
+def trees(
+  source: Source, distinct: Distinct, room: tuple[int, int, int]
+) -> Iterator[Tree]:
+  """The trees of all groups: as few per group as fit into `room_of` a row."""
+  for p, (first, count) in enumerate(distinct):
+    prompt, text = _texts(source, p, first)
+    order = np.lexsort(text.T[::-1])
+    order = order[text[order, 0] >= 0]  # rollouts left out have no token
+    for part, size in cut_trees(order, text, len(prompt), room):
+      yield Tree(p, first[part], count[part], size)
+
+
+def _texts(
+  source: Source, p: int, rollout: np.ndarray
+) -> tuple[Int[np.ndarray, " S"], Int[np.ndarray, "M T"]]:
+  """A prompt without padding, and these rollouts with -1 behind each."""
+  mask = source.rollouts.mask[p, rollout]
+  text = np.where(mask, source.rollouts.tokens[p, rollout], -1)
+  return source.prompts.tokens[p, source.prompts.mask[p]], text
+
+
+def cut_trees(
+  order: np.ndarray,
+  text: Int[np.ndarray, "M T"],
+  prompt: int,
+  room: tuple[int, int, int],
+) -> Iterator[tuple[np.ndarray, tuple[int, int, int]]]:
+  """Neighbours of one tree, as many as fit, and its size; then of the next.
+
+  Halves of what is too large would fill three quarters of a row on average.
+  """
+  length, shared, read, read_before = _lengths(text[order])
+  # What each response adds to a tree that holds the one before it.
+  added = np.stack(
+    [
+      np.maximum(read - np.minimum(shared, read_before), 0),
+      length - shared,
+      np.ones_like(length),
+    ]
+  )
+  total = np.cumsum(added, axis=1)
+  start = 0
+  while start < len(order):
+    alone = np.array([prompt + read[start], length[start], 1])
+    # The sizes of the tree that ends with each of the responses.
+    size = alone[:, None] + total[:, start:] - total[:, start, None]
+    fitting = np.all(size <= np.array(room)[:, None], axis=0)
+    end = start + max(int(np.sum(fitting)), 1)
+    tokens, targets, responses = size[:, end - start - 1].tolist()
+    yield order[start:end], (tokens, targets, responses)
+    start = end
+
+
+def room_of(tokens: int, length: int) -> tuple[int, int, int]:
+  """Tokens, targets and responses of a row, the same in a whole run.
+
+  A response adds at most one target to the tokens that are read. The loss has a
+  term for each of its `length` places, so there is room for 16 such terms per
+  token: for responses that add a sixteenth of the longest length on average.
+
+  `configs/smoke.py` has .6 responses for each token that is read, with N = 16
+  .4, and `configs/n512.py` .02.
+  """
+  responses = min(max(_TERMS * tokens // length, 1), tokens)
+  return tokens, tokens + responses, responses
+
+
+def plan_trees(
+  source: Source, distinct: Distinct, shape: tuple[int, int]
+) -> TreePlan:
+  """Puts trees into rows of a shape of `Layout.trees`, the largest first, each
+  where it first fits."""
+  each, tokens = shape
+  room = room_of(tokens, source.rollouts.tokens.shape[2])
+  found = list(trees(source, distinct, room))
+  sizes = np.array([tree.size for tree in found], int).reshape(-1, 3)
+  rows: list[list[Tree]] = []
+  left = np.zeros((len(found), 3), int)
+  for i in np.argsort(-sizes[:, 0], kind="stable"):
+    fits = np.all(left[: len(rows)] >= sizes[i], axis=1)
+    row = int(np.argmax(fits)) if fits.any() else len(rows)
+    if row == len(rows):
+      rows.append([])
+      left[row] = room
+    rows[row].append(found[i])
+    left[row] -= sizes[i]
+  positions = -(-len(rows) // each) * each * tokens
+  return TreePlan(rows, each, tokens, room[1], room[2], positions)
+
+
+def _tree_batch(
+  source: Source, plan: TreePlan, rows: list[list[Tree]]
+) -> Batch:
+  count, M = plan.each * MICROBATCHES, plan.responses
+  T = source.rollouts.tokens.shape[2]
+  out = source.empty(count, M, T)
+  none = lambda size: np.zeros((count, size), np.int32)
+  packed = Trees(
+    token=none(plan.tokens),
+    end=none(plan.tokens),
+    parent=none(plan.targets),
+    target=none(plan.targets),
+    at=np.zeros((count, M, T), np.int32),
+  )
+  for i, row in enumerate(rows):
+    q = e = m = 0
+    for tree in row:
+      Q, E, M = tree.size
+      arrays = grow(*_texts(source, tree.prompt, tree.rollout))
+      packed.token[i, q : q + Q] = arrays["token"]
+      packed.end[i, q : q + Q] = arrays["end"] + q
+      packed.parent[i, e : e + E] = arrays["parent"] + q
+      packed.target[i, e : e + E] = arrays["target"]
+      packed.at[i, m : m + M] = arrays["at"] + e
+      source.put(out, i, m, tree.prompt, tree.rollout, tree.count)
+      q, e, m = q + Q, e + E, m + M
+  empty = np.zeros((count, 0), np.int32)
+  return _folded(
+    {**out, "prompt": empty, "prompt_mask": empty > 0, "trees": packed},
+    plan.each,
+    len(rows),
+  )
 
 
 def split(groups: int, minibatches: int, seed: Sequence[int]) -> np.ndarray:
@@ -40,7 +490,7 @@ def loss_scale(
   length: Int[np.ndarray, "P N"],
   *,
   unit: Literal["token", "sequence"],
-  mean: Mean,
+  mean: Average,
   constant: int,
 ) -> Float[np.ndarray, "P N"] | None:
   """Factors of each rollout's loss, which select the mean of a minibatch.
@@ -63,8 +513,7 @@ def loss_scale(
   Args:
     length: Tokens of each rollout; 0 if the rollout does not count.
     unit: Whether the loss has a value per token or per sequence.
-    mean: One of the four above.
-    constant: Tokens, such as the longest response; used only by "constant".
+    constant: Tokens, such as the longest response.
 
   Returns:
     Factors, 0 for rollouts that do not count; None if all are 1.
@@ -102,27 +551,20 @@ def pack(
   log-probability, so one row with the count as its weight has the gradient of
   all. With short answers a group of 512 has 10 to 45 distinct rollouts.
 
-  Args:
-    scale: From `loss_scale`.
-
   Returns:
-    Batches; blocks of rows in ascending order of length, and lengths without a
-    block are left out.
+    Batches; blocks of rows in ascending order of length.
   """
   source = Source(prompts, rollouts, advantage, scale)
   distinct = [rollouts.distinct(p) for p in range(len(rollouts.tokens))]
-  best = row_packing.plan(source, distinct, layout, layout.rows)
-  others = []
+  best = plan_blocks(source, distinct, layout, layout.rows)
+  others: list[BlockPlan | TreePlan] = []
   if layout.fewer < layout.rows:
-    others.append(row_packing.plan(source, distinct, layout, layout.fewer))
-  for shape in layout.trees:
-    others.append(tree_packing.plan(source, distinct, shape))
+    others.append(plan_blocks(source, distinct, layout, layout.fewer))
+  others += [plan_trees(source, distinct, shape) for shape in layout.trees]
   for other in others:
     if other.positions < _WORTH * best.positions:
       best = other
-  if isinstance(best, tree_packing.Plan):
-    return tree_packing.batches(source, best)
-  return row_packing.batches(source, best, layout)
+  return best.batches(source)
 
 
 def padding_fraction(batches: Sequence[Batch]) -> float:

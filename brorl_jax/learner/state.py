@@ -1,4 +1,4 @@
-"""The training state: how it is made, and where its arrays lie."""
+"""The training state: AdamW and its schedule, and where the arrays lie."""
 
 import dataclasses
 import functools
@@ -10,9 +10,11 @@ import optax
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import PyTree
 
-from brorl_jax.learner.optimizer import init_state
 from brorl_jax.model import sharding
 from brorl_jax.types import State
+
+Optimizer = optax.GradientTransformation
+Schedule = optax.Schedule
 
 # Parts of the state that each choice of config.devices.offload keeps in host
 # memory.
@@ -23,6 +25,53 @@ _OFFLOADED = {
 }
 
 
+def adamw(
+  *,
+  lr: float,
+  warmup: int,
+  total: int | None = None,
+  b1: float,
+  b2: float,
+  eps: float,
+  weight_decay: float,
+  max_grad_norm: float,
+) -> tuple[Optimizer, Schedule]:
+  """AdamW after clipping by global norm, and its learning-rate schedule.
+
+  Args:
+    lr: Peak learning rate.
+    warmup: Updates over which the rate rises linearly from lr / warmup.
+    total: Updates after which the rate has fallen to 0 along a cosine; constant
+      after the warmup if None.
+    weight_decay: Decoupled, multiplied by the learning rate.
+  """
+  # From lr / warmup, not from 0: no update is wasted at rate 0.
+  ramp = optax.linear_schedule(lr / max(warmup, 1), lr, max(warmup - 1, 1))
+  after = optax.constant_schedule(lr)
+  if total is not None:
+    after = optax.cosine_decay_schedule(lr, max(total - warmup, 1))
+  schedule = optax.join_schedules([ramp, after], [warmup])
+  adamw = optax.adamw(
+    schedule, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay
+  )
+  return optax.chain(optax.clip_by_global_norm(max_grad_norm), adamw), schedule
+
+
+def init_state(
+  params: PyTree, tx: optax.GradientTransformation, *, keep_reference: bool
+) -> State:
+  """The training state before the first step."""
+  # A copy: the first update donates the parameters.
+  reference = _copied(params) if keep_reference else None
+  return State(jnp.int32(0), params, tx.init(params), reference)
+
+
+def updates_done(opt: PyTree) -> int:
+  """Optimizer updates since these moments were initialised."""
+  counts = optax.tree.get_all_with_path(opt, "count")
+  return int(counts[0][1])
+
+
 def initial_state(
   params: PyTree,
   tx: optax.GradientTransformation,
@@ -31,7 +80,7 @@ def initial_state(
   keep_reference: bool,
   offload: str,
 ) -> State:
-  """The state before the first step; all arguments are those of `state_places`.
+  """The state before the first step; arguments as of `state_places`.
 
   One program makes all of it, so that every leaf is a global array.
   """
@@ -71,10 +120,8 @@ def reset_reference(
 ) -> State:
   """The state with the policy as its reference.
 
-  Args:
-    state: After a step; it has a reference.
-    reset_optimizer: Whether the moments start again (ProRL) or continue
-      (ProRL v2).
+  With `reset_optimizer` the moments start again (ProRL), else they continue
+  (ProRL v2).
   """
   reference = _like(_copied, state.reference, state.params)
   state = dataclasses.replace(state, reference=reference)

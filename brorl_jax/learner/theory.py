@@ -60,14 +60,12 @@ def probe(
   that reads it is compiled once, and what it needs can be planned.
 
   Args:
-    prompts: Of kept groups, on the host.
-    rollouts: On the host; temperature 1, nothing cut, or the mass is that of
-      the sampling distribution.
+    rollouts: Of temperature 1 with nothing cut, or the mass is that of the
+      sampling distribution.
     reward: Raw.
-    count: Prompts; fewer if there are not so many.
+    count: Prompts, at most.
     rows: Distinct responses per prompt; rarer ones are left out.
-    tokens: Of the longest response that is taken; longer ones are left out,
-      but for their mass.
+    tokens: Longer responses are left out, but for their mass.
   """
   N, T = rollouts.tokens.shape[1:]
   count, T = min(count, len(reward)), min(tokens, T)
@@ -116,14 +114,11 @@ def sampled_terms(
   that, see `measure`); it shows how much of the theorem's push there is at this
   N.
 
-  Args:
-    probability: Of all distinct sampled responses, 0 in empty places.
-    correct: Those of reward 1.
-    unsampled: Mass of all others.
-    draws: N, rollouts of each prompt.
+  The arguments are `sampled`, `sampled_correct`, `unsampled` and `draws` of a
+  `Probe`.
   """
 
-  def one(probability, correct, unsampled, draws):
+  def terms(probability, correct, unsampled, draws):
     # The remainder as one wrong atom: it enters the masses only, because the
     # term of what was not sampled is left out.
     probs = jnp.append(probability, unsampled)
@@ -138,7 +133,7 @@ def sampled_terms(
     )
     return (balance.sampled_correct + balance.sampled_wrong) / draws
 
-  return jax.vmap(one)(probability, correct, unsampled, draws)
+  return jax.vmap(terms)(probability, correct, unsampled, draws)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,7 +195,6 @@ def measure(
   small enough for first-order theory to speak about it.
 
   Args:
-    probed: From `probe`, before the update.
     after: From `Mass.of_prompts`, with the updated parameters.
     first_order: That sum.
 
@@ -213,10 +207,10 @@ def measure(
   before = (probed.probability * probed.correct).sum(axis=1)
   change = after - before
   terms = sampled_terms(
-    *map(
-      jnp.asarray,
-      (probed.sampled, probed.sampled_correct, probed.unsampled, probed.draws),
-    )
+    jnp.asarray(probed.sampled),
+    jnp.asarray(probed.sampled_correct),
+    jnp.asarray(probed.unsampled),
+    jnp.asarray(probed.draws),
   )
   values = (
     probed.unsampled.mean(),

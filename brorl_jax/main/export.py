@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from brorl_jax.config.run import Policy as Section
 from brorl_jax.errors import UserError
 from brorl_jax.many import meshes
-from brorl_jax.model import hf_format, huggingface, tokenizer
+from brorl_jax.model import architectures, huggingface, tokenizer
 from brorl_jax.model.policy import Policy
 from brorl_jax.plan import checkpoint_source
 from brorl_jax.runs import folder
@@ -72,7 +72,7 @@ def write(
   Raises:
     ValueError: config.json cannot express this policy.
   """
-  fields = hf_format.read_json(source / "config.json")
+  fields = architectures.read_json(source / "config.json")
   dtype = fields.get("dtype") or fields.get("torch_dtype") or "float32"
   workdir.parent.mkdir(parents=True, exist_ok=True)
   # A temporary folder, so that nothing is overwritten or removed.

@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from brorl_jax import evaluate, types
 from brorl_jax.config import Config
 from brorl_jax.data import dataset, heldout
-from brorl_jax.model import local
+from brorl_jax.model import sharding
 from brorl_jax.plan.checkpoint_source import Start
 from brorl_jax.plan.resolve import Run, WithPolicy
 from brorl_jax.plan.sizes import Heldout
@@ -58,7 +58,7 @@ def records(
     return sample(params, examples.pad(part, index), key)
 
   return evaluate.evaluate(
-    local.copied(params, local.mesh_of(this.mesh)),
+    sharding.local_copy(params, sharding.local_mesh(this.mesh)),
     prompts,
     rollouts=rollouts,
     score_responses=scorer.score_responses,

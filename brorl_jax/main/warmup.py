@@ -14,9 +14,9 @@ from brorl_jax.config import Warmup
 from brorl_jax.config.warmup import Pairs
 from brorl_jax.data import columns, dataset, heldout, pairs
 from brorl_jax.errors import UserError
-from brorl_jax.learner import optimizer, pair_packing, supervised
-from brorl_jax.learner.pair_packing import Layout, Pair
-from brorl_jax.learner.supervised import Look
+from brorl_jax.learner import state as states
+from brorl_jax.learner import supervised
+from brorl_jax.learner.supervised import Look, Pair, PairLayout
 from brorl_jax.main import export, programs
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.plan import checkpoint_source
@@ -84,9 +84,9 @@ def _read(
   return *sides, summaries
 
 
-def layout(c: Warmup) -> Layout:
+def layout(c: Warmup) -> PairLayout:
   """The shape of an update's batches."""
-  return Layout(c.optim.row_tokens, c.optim.rows, c.optim.microbatches)
+  return PairLayout(c.optim.row_tokens, c.optim.rows, c.optim.microbatches)
 
 
 def read(c: Pairs) -> tuple[dataset.Data, dataset.Data]:
@@ -100,7 +100,7 @@ def read(c: Pairs) -> tuple[dataset.Data, dataset.Data]:
 
 
 def fitting(
-  data: dataset.Data, c: Pairs, text: tokenizer.Tokenizer, layout: Layout
+  data: dataset.Data, c: Pairs, text: tokenizer.Tokenizer, layout: PairLayout
 ) -> tuple[list[Pair], int]:
   """Token ids of pairs, as in RL, and the number of pairs that were too long.
 
@@ -114,7 +114,7 @@ def fitting(
     if not c.skip_bad or sum(map(len, pair)) <= layout.tokens:
       kept.append(pair)
       names.append(str(place))
-  pair_packing.check(kept, layout, names)
+  supervised.check(kept, layout, names)
   return kept, len(data.examples) - len(kept)
 
 
@@ -129,11 +129,11 @@ def _trained(
   `measured` are the pairs held out; `params` are donated.
   """
   c, shape, mesh = this.config, layout(this.config), this.mesh
-  count = pair_packing.updates_in(
+  count = supervised.updates_in(
     learned, shape, epochs=c.optim.epochs, seed=c.optim.seed
   )
   adam = {name: getattr(c.optim, name) for name in _ADAM}
-  tx, _ = optimizer.adamw(total=count, **adam)
+  tx, _ = states.adamw(total=count, **adam)
   policy = dataclasses.replace(this.policy, remat=c.devices.remat, mesh=mesh)
   looks: list[Look] = []
   begin = time.monotonic()

@@ -1,4 +1,4 @@
-"""Which decoder a config.json describes, and the names of its tensors.
+"""Which decoder a config.json describes, and the config.json of a decoder.
 
 Transformers' own config classes supply defaults and read old spellings. This
 file refuses, by its name, each option that the policy does not support.
@@ -12,9 +12,8 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from brorl_jax.model import hf_format
 from brorl_jax.model.policy import Policy
-from brorl_jax.model.spec import Rope
+from brorl_jax.model.spec import PolicySpec, Rope
 
 _KINDS = (
   "gemma2",
@@ -25,8 +24,6 @@ _KINDS = (
   "qwen3",
   "qwen3_moe",
 )
-
-
 _SIZES = (
   "vocab_size",
   "hidden_size",
@@ -34,16 +31,10 @@ _SIZES = (
   "num_attention_heads",
   "num_key_value_heads",
 )
-
-
 _NUMBERS = ("rms_norm_eps", "rope_theta")
-
-
 # A hundred times the deepest that is supported; what runs over the layers of a
 # damaged field would take hours to find that their tensors are missing.
 _MAX_LAYERS = 10_000
-
-
 _ACTIVATIONS = {
   "silu": "silu",
   "swish": "silu",
@@ -52,11 +43,9 @@ _ACTIVATIONS = {
 
 
 def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
-  """The decoder that `config.json` describes.
+  """The decoder that `config.json` of a directory describes.
 
-  Args:
-    directory: A Hugging Face model directory.
-    dtype: Of activations and caches.
+  `dtype` is that of activations and caches.
 
   Raises:
     ValueError: Not such a directory, or an architecture that is not supported.
@@ -69,7 +58,7 @@ def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
       f"checkpoint {str(directory)!r} is not a directory; give one"
     )
   path = directory / "config.json"
-  raw = hf_format.read_json(path)
+  raw = read_json(path)
   if "model_type" not in raw and isinstance(raw.get("config"), dict):
     raise ValueError(
       f"{directory} is the folder of a run, not a model directory: read its "
@@ -103,8 +92,9 @@ def _config(path: pathlib.Path, raw: dict[str, Any]) -> Any:
     if not isinstance(raw.get(field) or {}, dict):
       raise _Unsupported(field, raw[field], "not an object")
   rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-  for one in (rope, *(v for v in rope.values() if isinstance(v, dict))):
-    _rope_kind(one)
+  ropes = [rope, *(v for v in rope.values() if isinstance(v, dict))]
+  for nested in ropes:
+    _rope_kind(nested)
   if raw.get("quantization_config"):
     raise _Unsupported(
       "quantization_config", "...", "not supported; give the full weights"
@@ -120,8 +110,9 @@ def _config(path: pathlib.Path, raw: dict[str, Any]) -> Any:
     wanted |= {"num_experts_per_tok"}
   if kind == "llama":  # older ones do without, and its defaults are right
     wanted -= {"num_key_value_heads", "rope_theta"}
-  theta = {"rope_theta": rope.get("rope_theta") or _first(rope, "rope_theta")}
-  given = {**raw, **{k: v for k, v in theta.items() if v is not None}}
+  # Of all layers, or of the first kind of layers that has one.
+  thetas = [x["rope_theta"] for x in ropes if x.get("rope_theta") is not None]
+  given = raw | ({"rope_theta": thetas[0]} if thetas else {})
   for field in sorted(wanted):
     if field not in given:
       raise ValueError(f"{path}: no field {field!r}")
@@ -145,12 +136,6 @@ def _config(path: pathlib.Path, raw: dict[str, Any]) -> Any:
 
 def _mlp_field(kind: str) -> str:
   return "moe_intermediate_size" if kind == "qwen3_moe" else "intermediate_size"
-
-
-def _first(nested: Mapping[str, Any], field: str) -> Any:
-  """The field of the first layer type that has it."""
-  values = (v.get(field) for v in nested.values() if isinstance(v, dict))
-  return next((v for v in values if v is not None), None)
 
 
 def _policy(c: Any, dtype: str) -> Policy:
@@ -182,7 +167,9 @@ def _policy(c: Any, dtype: str) -> Policy:
     qkv_bias=every or kind == "qwen2",
     output_bias=every,
     qk_norm=kind in ("qwen3", "qwen3_moe", "gemma3_text"),
-    query_scale=_query_scale(c) if gemma else None,
+    query_scale=_size(c.query_pre_attn_scalar, "query_pre_attn_scalar") ** -0.5
+    if gemma
+    else None,
     attention_softcap=_cap(c, "attn_logit_softcapping", kind == "gemma2"),
     window=_size(c.sliding_window, "sliding_window") if sliding else 0,
     sliding=sliding,
@@ -209,10 +196,6 @@ def _heads(c: Any) -> tuple[int, int]:
   if size % 2:
     raise _Unsupported("head_dim", size, "odd; components turn in pairs")
   return heads, size
-
-
-def _query_scale(c: Any) -> float:
-  return _size(c.query_pre_attn_scalar, "query_pre_attn_scalar") ** -0.5
 
 
 def _cap(c: Any, field: str, used: bool) -> float:
@@ -348,3 +331,82 @@ def _yarn_scale(p: Mapping[str, Any], factor: float) -> float:
     by, all_by = (_number(p[f], f) for f in ("mscale", "mscale_all_dim"))
     return grown(by) / grown(all_by)
   return grown(1.0)
+
+
+def read_json(path: pathlib.Path) -> dict[str, Any]:
+  """A file that holds one JSON object.
+
+  Raises:
+    ValueError: It does not.
+  """
+  try:
+    value = json.loads(path.read_text())
+  except (OSError, ValueError, RecursionError) as e:
+    raise ValueError(f"{path} cannot be read: {e}") from None
+  if not isinstance(value, dict):
+    raise ValueError(f"{path} is not a JSON object")
+  return value
+
+
+def _qwen2(policy: PolicySpec) -> dict[str, Any]:
+  return {
+    "architectures": ["Qwen2ForCausalLM"],
+    "model_type": "qwen2",
+    "vocab_size": policy.vocab,
+    "hidden_size": policy.width,
+    "intermediate_size": policy.mlp,
+    "num_hidden_layers": policy.layers,
+    "num_attention_heads": policy.heads,
+    "num_key_value_heads": policy.kv_heads,
+    "head_dim": policy.head_size,
+    "hidden_act": "silu",
+    "max_position_embeddings": policy.max_positions,
+    "rms_norm_eps": policy.norm_eps,
+    "rope_theta": policy.rope.theta,
+    "rope_parameters": {
+      "rope_theta": policy.rope.theta,
+      "rope_type": policy.rope.kind,
+    },
+    "tie_word_embeddings": policy.tied,
+    "use_sliding_window": False,
+    "attention_dropout": 0.0,
+  }
+
+
+def config_of(policy: PolicySpec, dtype: str) -> dict[str, Any]:
+  """config.json in the spelling of transformers 5 and of 4, and so of vLLM.
+
+  Of a policy from `read_policy`, or made by hand as a Qwen2; `dtype` is that of
+  the weights beside it.
+  """
+  fields = json.loads(policy.origin) if policy.origin else _qwen2(policy)
+  fields.pop("auto_map", None)  # points to code that does not come along
+  fields |= {"dtype": dtype, "torch_dtype": dtype}
+  if "num_local_experts" in fields:  # so transformers 5
+    fields["num_experts"] = fields["num_local_experts"]
+  rope = fields.get("rope_parameters")
+  if rope is None:  # written by transformers 4
+    scaling = fields.get("rope_scaling") or {}
+    if fields["model_type"] == "gemma3_text":
+      theta = fields.get("rope_theta", 1e6)
+      local = fields.get("rope_local_base_freq", 1e4)
+      rope = {
+        "full_attention": _new(scaling, theta),
+        "sliding_attention": _new({}, local),
+      }
+    else:
+      rope = _new(scaling, fields.get("rope_theta", 10000.0))
+    return fields | {"rope_parameters": rope}
+  full = rope.get("full_attention", rope)
+  fields["rope_theta"] = full.get("rope_theta", fields.get("rope_theta"))
+  if "sliding_attention" in rope:
+    local = rope["sliding_attention"]["rope_theta"]
+    fields["rope_local_base_freq"] = local
+  if full.get("rope_type", "default") != "default":
+    fields["rope_scaling"] = full | {"type": full["rope_type"]}
+  return fields
+
+
+def _new(scaling: Mapping[str, Any], theta: int | float) -> dict[str, Any]:
+  kind = scaling.get("rope_type", scaling.get("type", "default"))
+  return {**scaling, "rope_type": kind, "rope_theta": theta}

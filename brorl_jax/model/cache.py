@@ -1,6 +1,12 @@
 """The key-value cache of decoding, and attention over it.
 
-A is lanes, R the slots of a lane, B = A R rows, W the prompts of a window.
+Prompts are stored once for all rows of a lane. A row's own keys and values lie
+in pages on CPUs, where products over contiguous columns are fast; a page
+reserves the longest rollout for every row. On accelerators a row holds only
+the small blocks of one pool that it has written to, which a table names.
+
+A is lanes, R the slots of a lane, B = A R rows, W the prompts of a window, C
+the columns of a page or of a block.
 """
 
 import dataclasses
@@ -10,16 +16,13 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from brorl_jax.model.tiled_attention import MASKED, capped
-
-# What is known of a softmax before its end: the largest score m, the sum l of
-# exp(score - m), and the values o weighted by the same. float32.
-Softmax = tuple[
-  Float[Array, "*rows"], Float[Array, "*rows"], Float[Array, "*rows K"]
-]
-
+from brorl_jax.many import meshes
+from brorl_jax.model import pool_kernels, sharding
+from brorl_jax.model.attention import MASKED, Softmax, capped
+from brorl_jax.model.target import Target
 
 # A piece of the prompts has at least 64 columns, and a prompt at most 4 pieces:
 # a branch that is not taken costs some microseconds.
@@ -62,7 +65,7 @@ def lane_prompts(prefix: Prefix, window: Int[Array, "A W"]) -> LanePrompts:
   return LanePrompts(layers(prefix.k), layers(prefix.v), mask)
 
 
-class Shared(NamedTuple):
+class SharedKeys(NamedTuple):
   """Keys and values that the rows of a lane share, in one layer."""
 
   k: Float[Array, "A G S K"]
@@ -124,9 +127,9 @@ def ages(
   return [*older, back % ((used + 1) * columns)]
 
 
-def decode(
+def attend_pages(
   q: Float[Array, "A R H K"],
-  shared: Shared,
+  shared: SharedKeys,
   pages: Sequence[Page],
   *,
   column: Int[Array, ""],
@@ -136,7 +139,7 @@ def decode(
   softcap: float = 0.0,
   pieces: Sequence[slice] | None = None,
 ) -> Float[Array, "A R H K"]:
-  """Attention of one new token per row; `attend` in the form for decoding.
+  """Attention of one new token per row; `attention.attend` for decoding.
 
     out = softmax(cap([q k_shared', q k_own'] * scale)) [v_shared; v_own]
 
@@ -151,21 +154,21 @@ def decode(
     used: How many of the pages before it hold anything. The others are not
       read, whatever they are: one program serves any number.
     limit: Each row sees its columns of age below this.
-    pieces: Of the prompts, see `prompts`.
+    pieces: Of the prompts, see `prompt_softmax`.
   """
   A, R, H, K = q.shape
   q *= scale
-  state = prompts(q, shared, softcap, pieces)
+  state = prompt_softmax(q, shared, softcap, pieces)
   rows = q.reshape(A * R, -1, H // shared.k.shape[1], K)
-  out = _own(
+  out = _row_pages(
     rows, state, pages, column, used, limit.reshape(A * R), softcap=softcap
   )
   return out.reshape(A, R, H, K)
 
 
-def prompts(
+def prompt_softmax(
   q: Float[Array, "A R H K"],
-  shared: Shared,
+  shared: SharedKeys,
   softcap: float,
   pieces: Sequence[slice] | None = None,
 ) -> Softmax:
@@ -176,7 +179,6 @@ def prompts(
 
   Args:
     q: Queries times the scale.
-    softcap: Bound of the scores.
     pieces: Columns that are read together, and not at all where no row sees one
       of them; see `prompt_pieces`. All at once if None.
   """
@@ -189,7 +191,7 @@ def prompts(
   together = jnp.moveaxis(q.reshape(A, R, G, J, K), 1, 3)
   together = together.reshape(A, G, J * R, K)
 
-  def scores(part: Shared) -> Float[Array, "A G J R S"]:
+  def scores(part: SharedKeys) -> Float[Array, "A G J R S"]:
     score = jnp.einsum(
       "agnk,agsk->agns",
       together,
@@ -199,7 +201,7 @@ def prompts(
     mask = part.mask[:, None, None]  # A 1 1 R|1 S
     return jnp.where(mask, capped(score, softcap), MASKED)
 
-  def values(weight: Float[Array, "A G J R S"], part: Shared) -> Array:
+  def values(weight: Float[Array, "A G J R S"], part: SharedKeys) -> Array:
     return jnp.einsum(
       "agns,agsk->agnk",
       weight.astype(q.dtype).reshape(A, G, J * R, -1),
@@ -213,9 +215,10 @@ def prompts(
     weight = jnp.exp(score - top[..., None])
     state = top, jnp.sum(weight, axis=-1), values(weight, shared)
   else:
-    state = _nothing(A, G, J, R, K)
+    none = jnp.zeros((A, G, J, R))
+    state = none + MASKED, none, jnp.zeros((A, G, J, R, K))
     for at in pieces:
-      part = Shared(
+      part = SharedKeys(
         shared.k[:, :, at], shared.v[:, :, at], shared.mask[..., at]
       )
       read = lambda state, part=part: _added(
@@ -228,12 +231,7 @@ def prompts(
 
 
 def prompt_pieces(windows: int, columns: int) -> list[slice]:
-  """Columns of prompts that are read together, see `prompts`.
-
-  Args:
-    windows: W, prompts side by side.
-    columns: S of each, whose tokens are on the right.
-  """
+  """Columns that are read together, of prompts with tokens on the right."""
   size = max(_LEAST_PIECE, -(-columns // _MOST_PIECES))
   return [
     slice(w * columns + max(end - size, 0), w * columns + end)
@@ -242,22 +240,22 @@ def prompt_pieces(windows: int, columns: int) -> list[slice]:
   ]
 
 
-def _nothing(*shape: int) -> Softmax:
-  """Before the first key; the last number of `shape` is K."""
-  none = jnp.zeros(shape[:-1])
-  return none + MASKED, none, jnp.zeros(shape)
-
-
 def _added(
   state: Softmax,
   score: Float[Array, "*rows C"],
   values: Callable[[Float[Array, "*rows C"]], Float[Array, "*rows K"]],
+  seen: Bool[Array, "*#rows C"] | None = None,
 ) -> Softmax:
-  """The softmax after more keys, whose score is MASKED where unseen."""
+  """The softmax after more keys, whose score is MASKED where unseen.
+
+  With `seen` those are exactly left out, also where nothing was seen before.
+  """
   before, total, out = state
   top = jnp.maximum(before, jnp.max(score, axis=-1))
   shrink = jnp.exp(before - top)
   weight = jnp.exp(score - top[..., None])
+  if seen is not None:
+    weight = jnp.where(seen, weight, 0.0)
   return (
     top,
     total * shrink + jnp.sum(weight, axis=-1),
@@ -265,7 +263,7 @@ def _added(
   )
 
 
-def _own(
+def _row_pages(
   q: Float[Array, "B G J K"],
   state: Softmax,
   pages: Sequence[Page],
@@ -275,13 +273,13 @@ def _own(
   *,
   softcap: float,
 ) -> Float[Array, "B G J K"]:
-  """Goes on with the rows' own columns."""
+  """The softmax after the rows' own columns, divided."""
   circle = ages(column, len(pages), pages[0].v.shape[2], used)
 
   def add(state: Softmax, page: Page, age: Int[Array, "1 C"]) -> Softmax:
     seen = (age < limit[:, None])[:, None, None]
-    score = jnp.where(seen, capped(_own_scores(q, page), softcap), MASKED)
-    return _added(state, score, lambda w: _own_values(w, page, q.dtype))
+    score = jnp.where(seen, capped(_page_scores(q, page), softcap), MASKED)
+    return _added(state, score, lambda w: _page_values(w, page, q.dtype))
 
   state = add(state, pages[-1], circle[-1])
   # Newest first. A branch that is not taken costs some microseconds; a program
@@ -293,7 +291,7 @@ def _own(
   return (out / total[..., None]).astype(q.dtype)
 
 
-def _own_scores(q: Float[Array, "B G J K"], page: Page) -> Array:
+def _page_scores(q: Float[Array, "B G J K"], page: Page) -> Array:
   k = page.k if page.k_scale is None else page.k.astype(q.dtype)
   score = jnp.einsum(
     "bgjk,bgkc->bgjc",
@@ -304,7 +302,7 @@ def _own_scores(q: Float[Array, "B G J K"], page: Page) -> Array:
   return score if page.k_scale is None else score * page.k_scale[:, :, None]
 
 
-def _own_values(weight: Float[Array, "B G J C"], page: Page, dtype) -> Array:
+def _page_values(weight: Float[Array, "B G J C"], page: Page, dtype) -> Array:
   v = page.v if page.v_scale is None else page.v.astype(dtype)
   if page.v_scale is not None:
     weight *= page.v_scale[:, :, None]
@@ -313,4 +311,218 @@ def _own_values(weight: Float[Array, "B G J C"], page: Page, dtype) -> Array:
     weight.astype(dtype).astype(v.dtype),
     v,
     preferred_element_type=jnp.float32,
+  )
+
+
+# Whether a machine's kernel takes these arrays, and the kernel.
+KERNELS = {
+  "gpu": (pool_kernels.triton_supports, pool_kernels.triton_row_attention),
+  "tpu": (pool_kernels.mosaic_supports, pool_kernels.mosaic_row_attention),
+}
+
+
+class BlockPool(NamedTuple):
+  """Blocks of C columns of keys and values, in one layer.
+
+  Whose they are is said by tables alone. A column of one head is contiguous,
+  keys and values of a token are written at once, and in int8 each has a scale.
+  """
+
+  kv: (  # keys, then values
+    Float[Array, "blocks 2 G C K"] | Int[Array, "blocks 2 G C K"]
+  )
+  scale: Float[Array, "blocks 2 G C"] | None = None
+
+
+def pool_columns(target: Target) -> int:
+  """C, the tokens of a block, that suits a machine.
+
+  A row wastes half a block on average: 1 % of 6,000 tokens if C is 128. A GPU's
+  kernel reads 64 columns at a time. A step of a TPU's kernel costs .35 us
+  whatever it loads, which is as long as 2.7 TB/s take for 1 MB: blocks are as
+  large as waste allows.
+  """
+  return 256 if target.platform == "tpu" else 64
+
+
+def empty_pool(
+  blocks: int,
+  columns: int,
+  kv_heads: int,
+  head_size: int,
+  dtype: str,
+  *,
+  int8: bool = False,
+) -> BlockPool:
+  """A pool in which nothing is written; `dtype` is ignored if int8."""
+  shape = blocks, 2, kv_heads, columns
+  if int8:
+    return BlockPool(jnp.zeros((*shape, head_size), jnp.int8), jnp.zeros(shape))
+  return BlockPool(jnp.zeros((*shape, head_size), dtype))
+
+
+def write_pool(
+  pool: BlockPool,
+  k: Float[Array, "B G K"],
+  v: Float[Array, "B G K"],
+  block: Int[Array, " B"],
+  column: Int[Array, " B"],
+) -> BlockPool:
+  """The pool with one more token of every row, written in place if donated.
+
+  Args:
+    k: Keys, rotated.
+    block: Where each row writes. A row whose block does not exist, such as
+      number `blocks`, is dropped; no two others write to the same place.
+    column: In its block, 0 to C - 1.
+  """
+  kv, size = jnp.stack([k, v], axis=1), None
+  if pool.scale is not None:
+    kv, size = quantized(kv)
+    size = size[..., 0]
+  new = kv.astype(pool.kv.dtype), size
+  args = (pool.kv, pool.scale), new, block, column
+  if not pool_kernels.mosaic_writes(pool.kv):
+    return BlockPool(*_scatter(*args))
+  axes = tuple(sharding.axes_here(None))
+  heads = PartitionSpec(None, None, "tensor" if axes else None)
+  kernel = _on_devices(
+    pool_kernels.mosaic_write,
+    axes,
+    (heads, heads, PartitionSpec(), PartitionSpec()),
+    heads,
+  )
+  kv, scale = jax.lax.platform_dependent(*args, tpu=kernel, default=_scatter)
+  return BlockPool(kv, scale)
+
+
+def _scatter(
+  arrays: tuple[Array, Array | None],
+  new: tuple[Array, Array | None],
+  block: Int[Array, " B"],
+  column: Int[Array, " B"],
+) -> tuple[Array, Array | None]:
+  """`pool_kernels.mosaic_write` as one operation."""
+  return jax.tree.map(
+    lambda x, y: x.at[block, :, :, column].set(y, mode="drop"), arrays, new
+  )
+
+
+def row_attention(
+  q: Float[Array, "B G J K"],
+  state: Softmax,
+  pool: BlockPool,
+  table: Int[Array, "B most"],
+  first: Int[Array, " B"],
+  stop: Int[Array, " B"],
+  *,
+  softcap: float = 0.0,
+) -> Float[Array, "B G J K"]:
+  """A softmax after the prompts, ended over the rows' own tokens.
+
+  The simple form: it gathers all blocks of all tables, 2 G C K values each. The
+  kernels read what a row sees. A row that sees none of its tokens gets what
+  the state says.
+
+  Args:
+    q: Queries, rotated and scaled, J of each key/value head.
+    state: After the prompts.
+    pool: Of one layer.
+    table: Token i of row b lies in block table[b, i // C], in column i % C.
+      Behind the last token anything may stand, also what is no block.
+    first: A row sees its tokens first <= i < stop.
+    stop: At most `most` * C.
+    softcap: Bound of the scores; 0 means none.
+  """
+  B, G = q.shape[:2]
+  take = lambda x: jnp.moveaxis(x.at[table].get(mode="clip"), 2, 0)
+  flat = lambda x: jnp.swapaxes(x, 1, 2).reshape(B, G, -1, *x.shape[4:])
+  kv = take(pool.kv)  # 2 B most G C K
+  k, v = flat(kv[0]), flat(kv[1])
+  index = jnp.arange(k.shape[2])[None]
+  seen = (first[:, None] <= index) & (index < stop[:, None])
+  seen = seen[:, None, None]  # B 1 1 T
+  # What is not seen may be no number, which times a weight of 0 is none either.
+  v = jnp.where(seen[:, :, 0, :, None], v, jnp.zeros_like(v))
+  stored = q.dtype if pool.scale is not None else k.dtype
+  score = jnp.einsum(
+    "bgjk,bgtk->bgjt",
+    q.astype(stored),
+    k.astype(stored),
+    preferred_element_type=jnp.float32,
+  )
+  sizes = None if pool.scale is None else [flat(x) for x in take(pool.scale)]
+  if sizes is not None:
+    score *= sizes[0][:, :, None]
+  score = jnp.where(seen, capped(score, softcap), MASKED)
+
+  def values(weight: Float[Array, "B G J T"]) -> Float[Array, "B G J K"]:
+    if sizes is not None:
+      weight *= jnp.where(seen, sizes[1][:, :, None], 0.0)
+    return jnp.einsum(
+      "bgjt,bgtk->bgjk",
+      weight.astype(q.dtype).astype(stored),
+      v.astype(stored),
+      preferred_element_type=jnp.float32,
+    )
+
+  _, total, out = _added(state, score, values, seen)
+  return (out / total[..., None]).astype(q.dtype)
+
+
+def attend_pool(
+  q: Float[Array, "A R H K"],
+  shared: SharedKeys,
+  pool: BlockPool,
+  table: Int[Array, "B most"],
+  first: Int[Array, " B"],
+  stop: Int[Array, " B"],
+  *,
+  scale: float,
+  softcap: float = 0.0,
+  target: Target,
+) -> Float[Array, "A R H K"]:
+  """Attention of one new token per row; `attend_pages` over a pool.
+
+  The pool has the new token; the rest is as in `row_attention`. If the target
+  has a kernel for these arrays, it computes.
+  """
+  A, R, H, K = q.shape
+  q *= scale
+  state = prompt_softmax(q, shared, softcap)
+  rows = q.reshape(A * R, -1, H // shared.k.shape[1], K)
+  supports, kernel = KERNELS.get(target.platform, (None, None))
+  form = functools.partial(row_attention, softcap=softcap)
+  axes = sharding.axes_here(None)
+  G, each = rows.shape[1:3]
+  tensor, expert = (axes.get(name, 1) for name in meshes.WITHIN)
+  apart = all(n == 1 or a in meshes.WITHIN for a, n in axes.items())
+  apart = apart and G % tensor == each % expert == 0
+  if supports and kernel and supports(rows, pool, table) and apart:
+    fused = functools.partial(kernel, softcap=softcap)
+    # Devices of axis `expert` share a key/value head and have its queries.
+    cut = meshes.WITHIN if axes else ()
+    heads, whole = PartitionSpec(None, *cut), PartitionSpec()
+    blocks = PartitionSpec(None, None, *cut[:1])
+    places = heads, heads, blocks, whole, whole, whole
+    form = _on_devices(fused, tuple(axes), places, heads)
+  out = form(rows, state, pool, table, first, stop)
+  return out.reshape(A, R, H, K)
+
+
+def _on_devices(
+  kernel: Callable, axes: tuple[str, ...], places: tuple, out: PartitionSpec
+) -> Callable:
+  """`kernel` on every device for its own key/value heads.
+
+  XLA cannot cut a kernel: it would gather all heads of the pool.
+  """
+  if not axes:
+    return kernel
+  return jax.shard_map(
+    kernel,
+    in_specs=places,
+    out_specs=out,
+    axis_names=set(axes),
+    check_vma=False,
   )

@@ -127,7 +127,7 @@ def _rows(
   k, v = (jnp.swapaxes(x, 2, 3) for x in own)
   flat = lambda x: x.reshape(P * M, *x.shape[2:])
   mask = jnp.ones((P, 1, Q), bool) if real.own is None else real.own
-  if real.segment is not None:  # padding has a number of its own, the last
+  if real.segment is not None:  # padding is the last segment
     last = jnp.iinfo(jnp.int32).max
     segment = flat(jnp.where(mask, real.segment, last))
     return kernel(flat(q), flat(k), flat(v), segment).reshape(q.shape)

@@ -6,28 +6,34 @@ an index) holds the weights. Nothing else is read, and nothing is executed.
 
 import contextlib
 import dataclasses
+import functools
 import json
+import os
 import pathlib
 import re
 import shutil
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from brorl_jax.errors import first_line
-from brorl_jax.model import architectures, hf_format, weight_files
+from brorl_jax.model import architectures, sharding
 from brorl_jax.model.policy import Policy
 
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+# Constants that transformers 4 and before wrote beside the weights.
+_COMPUTED = ".rotary_emb.inv_freq"
 ASSETS = pathlib.Path(__file__).parents[1] / "assets"  # the embedded policies
 EMBEDDED = {"": ASSETS, "embedded:steps": ASSETS / "steps"}
-
-
 # What belongs to a model beside config and weights, copied as it is.
 _BESIDE = (
   "tokenizer.json",
@@ -65,7 +71,7 @@ def locate(checkpoint: str) -> pathlib.Path:
   import huggingface_hub  # comes with transformers
 
   # Not every *.safetensors: some hold the same weights twice.
-  wanted = ["config.json", "model*.safetensors", weight_files.INDEX, *_BESIDE]
+  wanted = ["config.json", "model*.safetensors", INDEX, *_BESIDE]
   try:
     return pathlib.Path(
       huggingface_hub.snapshot_download(checkpoint, allow_patterns=wanted)
@@ -94,14 +100,9 @@ def load(
   that leaves sizes and finite numbers cannot be seen: the format has no digest.
 
   Args:
-    directory: Holds config.json and model.safetensors, or several of them with
-      model.safetensors.index.json.
     dtype: Of activations and caches.
     mesh: Where the parameters go; the first device if None.
     param_dtype: Of the parameters, "float32" or "bfloat16".
-
-  Returns:
-    The static policy and the nested dict of its parameters.
 
   Raises:
     ValueError: Something is missing, unknown, damaged or of the wrong shape.
@@ -113,12 +114,12 @@ def load(
     )
   directory = pathlib.Path(directory)
   policy = architectures.read_policy(directory, dtype=dtype)
-  stored, places = weight_files.layout(policy, mesh)
+  stored, places = stored_layout(policy, mesh)
   with contextlib.ExitStack() as stack:
-    files = weight_files.open_all(directory, stack)
-    weight_files.check(directory, files, stored, policy)
+    files = open_tensors(directory, stack)
+    check_tensors(directory, files, stored, policy)
     try:
-      return policy, weight_files.read(
+      return policy, read_tensors(
         directory, files, stored, places, policy.layers, mesh, param_dtype
       )
     except safetensors.SafetensorError as e:
@@ -141,9 +142,7 @@ def save(
   for a model.
 
   Args:
-    directory: Made if it does not exist.
     policy: What `load` returned, or a Qwen2 made by hand.
-    params: Its parameters.
     dtype: Of the weights that are written; that of `params` if None.
     source: Directory whose tokenizer is copied.
     shard_bytes: Weights beyond it go into several files with an index.
@@ -153,23 +152,23 @@ def save(
   """
   directory = pathlib.Path(directory)
   dtype = str(dtype or jax.tree.leaves(params)[0].dtype)
-  if dtype not in weight_files.DTYPES.values():
+  if dtype not in DTYPES.values():
     raise ValueError(
-      f"dtype {dtype!r} is not one of {', '.join(weight_files.DTYPES.values())}"
+      f"dtype {dtype!r} is not one of {', '.join(DTYPES.values())}"
     )
-  config = hf_format.config_of(policy, dtype)
+  config = architectures.config_of(policy, dtype)
   directory.mkdir(parents=True, exist_ok=True)
   _require_same(directory, config, policy)
-  for stale in ("config.json", weight_files.INDEX):
+  for stale in ("config.json", INDEX):
     (directory / stale).unlink(missing_ok=True)
   for stale in directory.glob("model*.safetensors"):
     stale.unlink()
 
-  stored, _ = weight_files.layout(policy, None)
+  stored, _ = stored_layout(policy, None)
   shards = _shards(stored, policy.layers, np.dtype(dtype).itemsize, shard_bytes)
   where = {}
   for number, shard in enumerate(shards, 1):
-    name = weight_files.WEIGHTS
+    name = WEIGHTS
     if len(shards) > 1:
       name = f"model-{number:05}-of-{len(shards):05}.safetensors"
     tensors = {}
@@ -178,7 +177,7 @@ def save(
     where |= dict.fromkeys(tensors, name)
     part = directory / f"{name}.part"
     safetensors.numpy.save_file(tensors, part, metadata={"format": "pt"})
-    part.chmod(0o644)  # safetensors lets nobody else read it
+    part.chmod(0o644)  # safetensors makes it readable by its owner only
     part.replace(directory / name)
   for name in _BESIDE:
     path = pathlib.Path(source or directory) / name
@@ -187,9 +186,7 @@ def save(
   if len(shards) > 1:
     total = sum(x.size for x in jax.tree.leaves(params))
     size = {"total_size": total * np.dtype(dtype).itemsize}
-    _write_json(
-      directory / weight_files.INDEX, {"metadata": size, "weight_map": where}
-    )
+    _write_json(directory / INDEX, {"metadata": size, "weight_map": where})
   _write_json(directory / "config.json", config)
 
 
@@ -218,9 +215,7 @@ def _shards(
 ) -> list[list[tuple[tuple[str, ...], int]]]:
   """Parameters, layer by layer, in files of at most `most` bytes each."""
   shards, size = [[]], 0
-  paths = jax.tree_util.tree_leaves_with_path(
-    stored, is_leaf=weight_files.is_stored
-  )
+  paths = jax.tree_util.tree_leaves_with_path(stored, is_leaf=is_stored)
   inside = [x for x in paths if x[0][0].key == "blocks"]
   parts = [(x, 0) for x in paths if x not in inside]
   parts += [(x, layer) for layer in range(layers) for x in inside]
@@ -257,3 +252,271 @@ def _write_json(path: pathlib.Path, value: dict[str, Any]) -> None:
   part = path.with_name(f"{path.name}.part")
   part.write_text(json.dumps(value, indent=2) + "\n")
   part.replace(path)
+
+
+class Stored(NamedTuple):
+  """How a parameter, or one layer of it, lies in the files."""
+
+  name: str  # with {layer} and {expert} open
+  shape: tuple[int, ...]  # experts are stacked to [E, out, in]
+  spec: PartitionSpec  # of that shape
+  policy_shape: tuple[int, ...]  # in the policy: [E?, in..., out...]
+  turned: bool  # [out, in] there, [in, out] here
+
+  @property
+  def experts(self) -> int | None:
+    """How many tensors of a layer are stacked; None if it is one."""
+    return self.shape[0] if "{expert}" in self.name else None
+
+
+def stored_layout(
+  policy: Policy, mesh: Mesh | None
+) -> tuple[PyTree, PyTree | None]:
+  """How every parameter is stored, and where it goes."""
+  abstract = policy.shapes
+  places = None if mesh is None else sharding.param_shardings(abstract, mesh)
+
+  def stored(path, leaf, place=None) -> Stored:
+    keys = tuple(k.key for k in path)
+    spec = () if place is None else place.spec
+    spec = (*spec, *(None,) * (leaf.ndim - len(spec)))
+    policy_shape = leaf.shape
+    if keys[0] == "blocks":
+      policy_shape, spec = policy_shape[1:], spec[1:]
+    name = tensor_name(keys, policy)
+    turned = keys[-1] == "kernel"
+    if not turned:  # a bias is flat there; of its axes only the first is spread
+      flat = (
+        (int(np.prod(policy_shape)),) if keys[-1] == "bias" else policy_shape
+      )
+      spec = spec[: len(flat)]
+      return Stored(name, flat, PartitionSpec(*spec), policy_shape, turned)
+    first = int("{expert}" in name)
+    middle = first + (2 if keys[1] == "o" else 1)
+    inputs, outputs = policy_shape[first:middle], policy_shape[middle:]
+    shape = (*policy_shape[:first], int(np.prod(outputs)), int(np.prod(inputs)))
+    spec = PartitionSpec(*spec[:first], spec[middle], spec[first])
+    return Stored(name, shape, spec, policy_shape, turned)
+
+  trees = (abstract,) if places is None else (abstract, places)
+  return jax.tree_util.tree_map_with_path(stored, *trees), places
+
+
+def _names(stored: Stored, layers: int) -> Iterator[tuple[str, tuple]]:
+  """Every tensor of a parameter and its shape."""
+  shape = stored.shape[1:] if stored.experts else stored.shape
+  for layer in range(layers if "{layer}" in stored.name else 1):
+    for expert in range(stored.experts or 1):
+      yield stored.name.format(layer=layer, expert=expert), shape
+
+
+def open_tensors(
+  directory: pathlib.Path, stack: contextlib.ExitStack
+) -> dict[str, Any]:
+  """Name of each tensor to a slice of its file; nothing is read yet."""
+  index = directory / INDEX
+  where, files = None, [WEIGHTS]
+  if index.exists():
+    where = architectures.read_json(index).get("weight_map")
+    if not isinstance(where, dict) or not where:
+      raise ValueError(f"{index}: no weight_map from tensors to files")
+    for name in where.values():
+      # A path would reach outside of the directory.
+      if not _is_name(name):
+        raise ValueError(f"{index}: {str(name)[:80]!r} is not a file name")
+    files = sorted(set(where.values()))
+  tensors = {}
+  for name in files:
+    path = directory / name
+    if not os.path.isfile(path):
+      raise ValueError(f"{path} is missing{_instead(directory)}")
+    try:
+      file = stack.enter_context(safetensors.safe_open(path, "numpy"))
+      slices = {key: file.get_slice(key) for key in file.keys()}
+    except (safetensors.SafetensorError, OSError) as e:
+      with path.open("rb") as start:
+        pointer = start.read(16).startswith(b"version https://")
+      why = "a pointer; run git lfs pull" if pointer else f"damaged: {e}"
+      raise ValueError(f"{path} is {why}") from None
+    if where is not None:
+      indexed = {key for key, at in where.items() if at == name}
+      if wrong := indexed ^ slices.keys():
+        raise ValueError(f"{index} is not right about {_listed(wrong)}")
+    tensors |= slices
+  return tensors
+
+
+def _is_name(value: Any) -> bool:
+  """Whether a value is the name of a file, with nothing that hides in it."""
+  text = isinstance(value, str) and value.isprintable() and len(value) < 256
+  return text and pathlib.PurePath(value).name == value
+
+
+def _instead(directory: pathlib.Path) -> str:
+  """What lies there in place of safetensors."""
+  others = (".bin", ".pt", ".pth", ".gguf", ".ckpt")
+  files = sorted(p.name for p in directory.iterdir() if p.suffix in others)
+  why = f"; {files[0]} may be a pickle, which can run code" if files else ""
+  return f"{why}; weights are read from safetensors"
+
+
+def check_tensors(
+  directory: pathlib.Path, files: dict[str, Any], stored: PyTree, policy: Policy
+) -> None:
+  """Raises ValueError unless the files hold what the policy needs."""
+  leaves = jax.tree.leaves(stored, is_leaf=is_stored)
+  count = sum(
+    (policy.layers if "{layer}" in leaf.name else 1) * (leaf.experts or 1)
+    for leaf in leaves
+  )
+  if count > 10 * len(files) + 1000:  # too many to name
+    raise ValueError(
+      f"{directory}: config.json describes {count:,} tensors, the files hold "
+      f"{len(files):,}"
+    )
+  want = dict(x for leaf in leaves for x in _names(leaf, policy.layers))
+  if missing := want.keys() - files.keys():
+    raise ValueError(f"{directory}: no tensor {_listed(missing)}")
+  extra = {name for name in files if not name.endswith(_COMPUTED)} - want.keys()
+  if policy.tied:  # some writers repeat the embedding under its other name
+    extra -= {"lm_head.weight"}
+  if extra:
+    raise ValueError(f"{directory}: unknown tensors {_listed(extra)}")
+  for name, shape in want.items():
+    if (got := tuple(files[name].get_shape())) != shape:
+      raise ValueError(f"{directory}: {name} is {got}, not {shape}")
+    if (dtype := files[name].get_dtype()) not in DTYPES:
+      raise ValueError(
+        f"{directory}: {name} is {dtype}, not one of {', '.join(DTYPES)}"
+      )
+
+
+def is_stored(x: Any) -> bool:
+  return isinstance(x, Stored)
+
+
+def _listed(names: set[str]) -> str:
+  plain = lambda name: name if name.isprintable() else repr(name)
+  shown = [plain(name)[:200] for name in sorted(names)[:8]]
+  more = f" and {len(names) - 8} more" if len(names) > 8 else ""
+  return ", ".join(shown) + more
+
+
+def read_tensors(
+  directory: pathlib.Path,
+  files: dict[str, Any],
+  stored: PyTree,
+  places: PyTree | None,
+  layers: int,
+  mesh: Mesh | None,
+  dtype: str,
+) -> PyTree:
+  """Parameters on their devices."""
+  put = lambda layer, tree: _map(
+    lambda s: _put(s, layer, directory, files, mesh), tree
+  )
+  turn = lambda s, x: _turn(s, x).astype(dtype)
+  at = lambda name: None if places is None else places[name]
+
+  inside = stored["blocks"]
+  empty = lambda: _map(
+    lambda s: jnp.zeros((layers, *s.policy_shape), dtype), inside
+  )
+  stack = jax.jit(empty, out_shardings=at("blocks"))()
+
+  @functools.partial(jax.jit, donate_argnums=0, out_shardings=at("blocks"))
+  def place(stack, read_layer, layer):
+    into = lambda s, whole, x: whole.at[layer].set(turn(s, x))
+    return _map(into, inside, stack, read_layer)
+
+  for layer in range(layers):
+    # Waits, else the host would run ahead and hold several layers.
+    stack = jax.block_until_ready(place(stack, put(layer, inside), layer))
+  params = {"blocks": stack}
+  for name, tree in stored.items():
+    if name != "blocks":
+      turns = lambda one, tree=tree: _map(turn, tree, one)
+      params[name] = jax.jit(turns, out_shardings=at(name))(put(0, tree))
+  return params
+
+
+_map = functools.partial(jax.tree.map, is_leaf=is_stored)
+
+
+def _put(
+  s: Stored,
+  layer: int,
+  directory: pathlib.Path,
+  files: dict[str, Any],
+  mesh: Mesh | None,
+) -> jax.Array:
+  """A parameter of one layer as it is stored; each device reads its part."""
+  name = lambda expert: s.name.format(layer=layer, expert=expert)
+
+  def one(expert: int, index: Any) -> np.ndarray:
+    value = files[name(expert)][index]
+    if not np.isfinite(value).all():
+      raise ValueError(
+        f"{directory}: {name(expert)} holds values that are not finite"
+      )
+    return value
+
+  def read(index: Any) -> np.ndarray:
+    if not s.experts:
+      return one(0, index)
+    experts = range(s.experts)[index[0]]
+    return np.stack([one(expert, index[1:]) for expert in experts])
+
+  if mesh is None:
+    return jnp.asarray(read((slice(None),) * len(s.shape)))
+  place = NamedSharding(mesh, s.spec)
+  return jax.make_array_from_callback(s.shape, place, read)
+
+
+def _turn(s: Stored, x: jax.Array) -> jax.Array:
+  """From the files' layout to the policy's."""
+  return (jnp.swapaxes(x, -1, -2) if s.turned else x).reshape(s.policy_shape)
+
+
+def tensor_name(keys: tuple[str, ...], policy: Policy) -> str:
+  """What a parameter is called in the files; {layer} and {expert} are open."""
+  if keys[0] != "blocks":
+    return _OUTSIDE["/".join(keys)]
+  norms = _NORMS | (_POST_NORMS if policy.post_norms else {})
+  module, kind = keys[1:]
+  if module in norms:
+    name = f"{norms[module]}.weight"
+  else:
+    name = f"{_MODULES[module]}.{'weight' if kind == 'kernel' else kind}"
+  return f"model.layers.{{layer}}.{name}"
+
+
+_OUTSIDE = {
+  "embed/embedding": "model.embed_tokens.weight",
+  "ln_final/scale": "model.norm.weight",
+  "head/kernel": "lm_head.weight",
+}
+_NORMS = {
+  "ln_attn": "input_layernorm",
+  "ln_mlp": "post_attention_layernorm",
+  "ln_q": "self_attn.q_norm",
+  "ln_k": "self_attn.k_norm",
+}
+_POST_NORMS = {
+  "ln_attn_out": "post_attention_layernorm",
+  "ln_mlp": "pre_feedforward_layernorm",
+  "ln_mlp_out": "post_feedforward_layernorm",
+}
+_MODULES = {
+  "q": "self_attn.q_proj",
+  "k": "self_attn.k_proj",
+  "v": "self_attn.v_proj",
+  "o": "self_attn.o_proj",
+  "gate": "mlp.gate_proj",
+  "up": "mlp.up_proj",
+  "down": "mlp.down_proj",
+  "router": "mlp.gate",
+  "expert_gate": "mlp.experts.{expert}.gate_proj",
+  "expert_up": "mlp.experts.{expert}.up_proj",
+  "expert_down": "mlp.experts.{expert}.down_proj",
+}

@@ -15,17 +15,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from brorl_jax.many import meshes
-from brorl_jax.model import (
-  attention,
-  decode_weights,
-  experts,
-  products,
-  sharding,
-  tiles,
-)
+from brorl_jax.model import attention, products, sharding
+from brorl_jax.model.attention import View
 from brorl_jax.model.spec import PolicySpec
 from brorl_jax.model.target import Target
-from brorl_jax.model.views import View
 from brorl_jax.rl import vocabulary
 
 # Tokens of a device whose feed-forward exists together: its gradient needs six
@@ -126,7 +119,7 @@ class _Block(nnx.Module):
 
   def __init__(self, c: PolicySpec, *, rngs: nnx.Rngs, form: str):
     D, H, G, K, F = c.width, c.heads, c.kv_heads, c.head_size, c.mlp
-    self.policy, self.form = c, form  # see decode_weights.py
+    self.policy, self.form = c, form  # see `products.layer_form`
     self.ln_attn = _Norm(c, D)
     self.ln_mlp = _Norm(c, D)
     if c.post_norms:
@@ -198,27 +191,22 @@ class _Block(nnx.Module):
   ) -> Float[Array, "n D"]:
     c = self.policy
     if c.experts:
-      weight = lambda kernel: kernel.kernel[...].astype(c.dtype)
-      return experts.routed(
+      kernels = self.router, self.expert_gate, self.expert_up, self.expert_down
+      router, gate, up, down = (x.kernel[...].astype(c.dtype) for x in kernels)
+      return products.routed(
         h,
-        weight(self.router),
-        weight(self.expert_gate),
-        weight(self.expert_up),
-        weight(self.expert_down),
+        router,
+        gate,
+        up,
+        down,
         per_token=c.experts_per_token,
         normalize=c.normalize_experts,
       )
     act = _ACTIVATIONS[c.activation]
     if self.form == "turned":
-      weight = lambda kernel: kernel.kernel[...]
-      return products.gated(
-        h,
-        weight(self.gate_rows),
-        weight(self.up_rows),
-        weight(self.down_rows),
-        act,
-        c.target,
-      )
+      kernels = self.gate_rows, self.up_rows, self.down_rows
+      gate, up, down = (x.kernel[...] for x in kernels)
+      return products.gated(h, gate, up, down, act, c.target)
     if self.form == "fused":
       both = self.gate_up(h)
       return self.down(act(both[:, 0]) * both[:, 1])
@@ -228,7 +216,9 @@ class _Block(nnx.Module):
     axes = sharding.axes_here(c.mesh)
     rows = math.prod(n for name, n in axes.items() if name in meshes.ROWS)
     here = -(-prompts // rows)
-    return tiles.each(gated, h, prompts=prompts, most=max(TILE // here, 1))
+    return products.in_tiles(
+      gated, h, prompts=prompts, most=max(TILE // here, 1)
+    )
 
 
 @functools.cache
@@ -260,7 +250,7 @@ def init(c: PolicySpec, key: Key[Array, ""]) -> PyTree:
 
 def block(c: PolicySpec, weights: PyTree) -> _Block:
   """One layer with these parameters, inside a traced function."""
-  return nnx.merge(_block_graph(c, decode_weights.form(weights)), weights)
+  return nnx.merge(_block_graph(c, products.layer_form(weights)), weights)
 
 
 def embed(

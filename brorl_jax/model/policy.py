@@ -8,32 +8,55 @@ share, and to keys of its *own* row, in one softmax:
   method           prefix    own keys
   prefill          none      the prompt's tokens, causal
   decode_step      prompt    pages with the row's response so far
-  pool_step        prompt    blocks of a pool with the same, see decoding.py
+  pool_step        prompt    blocks of a pool with the same
   response_logits  prompt    the response's tokens, causal; response_logp too
   logits           none      the row's tokens, causal
   packed_logp      none      the tokens of the same text, causal
   response_logp    none      of trees: a token's ancestors, see `types.Trees`
-
-Those that only read tokens which are there are in reading.py.
 """
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from brorl_jax.model import cache, decode_weights, layers, sharding
+from brorl_jax.model import (
+  attention,
+  cache,
+  fused_attention,
+  layers,
+  products,
+  sharding,
+)
 from brorl_jax.model.cache import LanePrompts, Prefix
-from brorl_jax.model.decoding import Decoding
-from brorl_jax.model.reading import Reading
+from brorl_jax.model.spec import PolicySpec
 from brorl_jax.types import Trees
+
+# Prompt tokens that are read at a time. The scores of a chunk, [1,024, S] per
+# head, are the largest array of a long prefill: 1.6 GB in float32 for 12 heads
+# and S = 32,768, where S x S scores would take 51 GB.
+PREFILL_CHUNK = 1024
+
+# (layer, queries, keys, values, prompts, number of own tokens that each row
+# sees) -> attended values. It writes the keys and values first.
+Attend = Callable[
+  [
+    int,
+    Float[Array, "A R H K"],
+    Float[Array, "B G K"],
+    Float[Array, "B G K"],
+    cache.SharedKeys,
+    Int[Array, "A R"],
+  ],
+  Float[Array, "A R H K"],
+]
 
 
 @dataclasses.dataclass(frozen=True)
-class Policy(Reading, Decoding):
+class Policy(PolicySpec):
   """A decoder as pure functions of its parameters."""
 
   def init(self, key: Key[Array, ""]) -> PyTree:
@@ -60,77 +83,43 @@ class Policy(Reading, Decoding):
     """The parameters as `decode_step` reads them: one dict per layer.
 
     Made once per call of the sampler, so that no step slices a stacked weight.
-    Joined or transposed where that is faster; see `decode_weights`.
+    Joined or transposed where that is faster; see `products.layer_form`.
     """
     layer = lambda i: jax.tree.map(lambda x: x[i], params["blocks"])
     blocks = [layer(i) for i in range(self.layers)]
     if not self.target.on_cpu and sharding.axes_here(None).get("expert", 1) < 2:
       # Where devices share key/value heads, joined weights would move queries.
-      blocks = [decode_weights.fused(self, block) for block in blocks]
+      blocks = [products.fused_layer(self, block) for block in blocks]
     plain = not (self.experts or self.mlp_bias)
     alone = self.mesh is None  # sharding.py has no rule for transposed ones
     if self.target.on_cpu and self.dtype == "float32" and plain and alone:
-      blocks = [decode_weights.turned(block) for block in blocks]
+      blocks = [products.turned_layer(block) for block in blocks]
     return params | {"blocks": blocks}
 
-  def lane_prompts(
-    self, prefix: Prefix, window: Int[Array, "A W"]
-  ) -> LanePrompts:
-    """Keys and values of the prompts of each lane, W prompts side by side.
+  def logits(
+    self, params: PyTree, tokens: Int[Array, "B T"], mask: Bool[Array, "B T"]
+  ) -> Float[Array, "B T V"]:
+    """Next-token logits at every position that is real by the mask.
+
+    Rows are padded on the left or on the right.
+    """
+    hidden, _, _ = self._own(params, tokens[:, None], mask[:, None])
+    return layers.head(self, params, hidden[:, 0])
+
+  def prefill(
+    self, params: PyTree, tokens: Int[Array, "P S"], mask: Bool[Array, "P S"]
+  ) -> tuple[Float[Array, "P V"], Prefix]:
+    """Reads the prompts once: logits of the first response token, and a cache.
+
+    Long prompts are read in chunks that attend to the chunks before them, so
+    that no array has S x S scores. Only the last position gets logits.
 
     Args:
-      prefix: From `prefill`.
-      window: Prompts of each lane, 0 to P; P means no prompt.
+      params: Nested dict of arrays, or what `unroll` made of it.
+      tokens: Left-padded, so that the last position is a real token.
     """
-    return cache.lane_prompts(prefix, window)
-
-  def decode_step(
-    self,
-    weights: PyTree,
-    shared: LanePrompts,
-    pages: Sequence[list[cache.Page]],
-    token: Int[Array, "A R"],
-    length: Int[Array, "A R"],
-    which: Int[Array, "A R"],
-    column: Int[Array, ""],
-    used: cache.Used,
-  ) -> tuple[Float[Array, "A R V"], list[cache.Page]]:
-    """Next-token logits of every row, after one more token of each.
-
-    Args:
-      weights: From `unroll`.
-      shared: From `lane_prompts`.
-      pages: Cached keys and values, oldest page first; see `cache.ages`.
-      token: The last token of each row, not yet in the cache.
-      length: Response tokens of each row including `token`, whose position is
-        the prompt's length + `length` - 1.
-      which: Index of each row's prompt in its lane's window, 0 to W - 1.
-      column: Column of the last page to which all rows write this token.
-        Attention ignores the order of columns, so rows of any length share it.
-      used: How many pages before the last are read; see `cache.ages`.
-
-    Returns:
-      Logits, and the last page with the keys and values of `token`.
-    """
-    *older, newest = pages
-    written = []
-    pieces = cache.prompt_pieces(*shared.mask.shape[1:])
-
-    def attend(i, q, k, v, shared, limit):
-      written.append(newest[i].write(k, v, column))
-      return cache.decode(
-        q,
-        shared,
-        [*(page[i] for page in older), written[i]],
-        column=column,
-        used=used,
-        limit=limit,
-        scale=self.attention_scale,
-        softcap=self.attention_softcap,
-        pieces=pieces,
-      )
-
-    return self._decode(weights, shared, token, length, which, attend), written
+    last, prefix = self._read(params, tokens, mask)
+    return layers.head(self, params, last), prefix
 
   def response_logits(
     self,
@@ -164,9 +153,7 @@ class Policy(Reading, Decoding):
 
     Args:
       prompt: Left-padded, so that the last position is a real token.
-      prompt_mask: True on real tokens.
       response: Of each prompt, padded on the right.
-      temperature: By which logits are divided.
       trees: Prompts and responses, read in place of the others; or None.
     """
     if trees is not None:
@@ -216,8 +203,7 @@ class Policy(Reading, Decoding):
       segment: Number of the token's text, from 1; adjacent texts have different
         numbers. 0 is padding, after the last text.
 
-    Returns:
-      Log-probabilities; 0 for the first token of a text and for padding.
+    The first token of a text, and padding, have 0.
     """
 
     def here(params, tokens, segment):
@@ -251,3 +237,292 @@ class Policy(Reading, Decoding):
     # mask is needed.
     hidden, _, _ = self._own(params, inputs, None, prefix)
     return jnp.concatenate([first, hidden[:, :, : T - 1]], axis=2)
+
+  def _read(self, params, tokens, mask) -> tuple[Float[Array, "P D"], Prefix]:
+    """`prefill` with the hidden states of the last position, not its logits."""
+    P, S = tokens.shape
+    if S <= PREFILL_CHUNK:
+      hidden, k, v = self._own(params, tokens[:, None], mask[:, None])
+      return hidden[:, 0, -1], Prefix(k, v, mask)
+
+    # Padding goes in front, where prompts are padded anyway: the last position
+    # stays a real token, and `spare` columns are dropped at the end.
+    spare = -S % PREFILL_CHUNK
+    front = ((0, 0), (spare, 0))
+    tokens, padded = jnp.pad(tokens, front), jnp.pad(mask, front)
+    shape = (P, self.layers, self.kv_heads, S + spare, self.head_size)
+    empty = jnp.zeros(shape, self.dtype)
+    start = Prefix(empty, empty, jnp.zeros_like(padded))
+
+    # What is read moves in from the right: real tokens stay without a gap.
+    more = lambda x, new, axis: jnp.concatenate(
+      [jax.lax.slice_in_dim(x, PREFILL_CHUNK, None, axis=axis), new], axis
+    )
+
+    def read(i, carry):
+      prefix, _ = carry
+      at = i * PREFILL_CHUNK
+      chunk = lambda x: jax.lax.dynamic_slice_in_dim(
+        x, at, PREFILL_CHUNK, axis=1
+      )
+      hidden, k, v = self._own(
+        params, chunk(tokens)[:, None], chunk(padded)[:, None], prefix
+      )
+      k, v = more(prefix.k, k, 3), more(prefix.v, v, 3)
+      mask = more(prefix.mask, chunk(padded), 1)
+      return Prefix(k, v, mask), hidden[:, 0, -1]
+
+    hidden = jnp.zeros((P, self.width), self.dtype)
+    chunks = (S + spare) // PREFILL_CHUNK
+    prefix, last = jax.lax.fori_loop(0, chunks, read, (start, hidden))
+    k, v = (x[:, :, :, spare:] for x in (prefix.k, prefix.v))
+    return last, Prefix(k, v, mask)
+
+  def _seen(
+    self, tokens, mask, prefix, segment, end
+  ) -> tuple[attention.View, fused_attention.Real | None]:
+    """Which keys the tokens of `_own` see, and whether real tokens say it."""
+    P, _, Q = tokens.shape
+    own = mask
+    mask = jnp.ones((P, 1, Q), bool) if own is None else own
+    position = jnp.maximum(jnp.cumsum(mask, axis=-1, dtype=jnp.int32) - 1, 0)
+    visible = jnp.tril(jnp.ones((Q, Q), bool))[None, None] & mask[:, :, None]
+    if segment is not None:
+      visible &= segment[..., :, None] == segment[..., None, :]
+      position -= attention.segment_start(segment)
+    if end is not None:
+      visible, position = attention.tree_views(end)
+    if prefix is not None:
+      before = jnp.sum(prefix.mask, axis=1, dtype=jnp.int32)
+      position = position + before[:, None, None]
+    prefix_mask = None if prefix is None else prefix.mask
+    seen = attention.row_views(self, position, visible, position, prefix_mask)
+    # What masks say of layers that do not slide.
+    real = fused_attention.Real(own, prefix_mask, segment)
+    return seen, None if any(self.sliding) or end is not None else real
+
+  def _own(
+    self,
+    params: PyTree,
+    tokens: Int[Array, "P M Q"],
+    mask: Bool[Array, "P 1 Q"] | None,
+    prefix: Prefix | None = None,
+    segment: Int[Array, "P M Q"] | None = None,
+    end: Int[Array, "P M Q"] | None = None,
+  ) -> tuple[Float[Array, "P M Q D"], Array, Array]:
+    """Hidden states of rows that attend to themselves and to a prefix.
+
+    And keys and values [P,L,G,Q,K] of each prompt's first row. `segment`
+    restricts attention to tokens of the same number, `end` to ancestors in a
+    tree, see `Trees`.
+    """
+    seen, real = self._seen(tokens, mask, prefix, segment, end)
+    blocks = params["blocks"]
+
+    def layer(x, xs):
+      index, weights, shared = xs
+      if weights is None:
+        # Of `unroll`: a copy of one layer at a time. Stacked, 1.5B would take
+        # 3.6 GB more; a Python loop would compile 28 layers.
+        weights = jax.lax.switch(index, [lambda x=x: x for x in blocks])
+      # Whole for this layer alone: a device keeps 1/data of all other layers.
+      weights = sharding.gathered(
+        weights, self.mesh, self.dtype, inside="blocks/"
+      )
+      block = layers.block(self, weights)
+      view = attention.layer_view(self, seen, index)
+      q, k, v = block.project(x, view)
+      if prefix is not None:
+        shared = (*shared, view.shared)
+      out = attention.attend(
+        q,
+        shared,
+        (k, v, view.own),
+        scale=self.attention_scale,
+        softcap=self.attention_softcap,
+        target=self.target,
+        mesh=self.mesh,
+        real=real,
+      )
+      x = block.close(x, out)
+      # Only `_read` uses them, with one row per prompt; XLA removes the rest.
+      return x, (k[:, 0], v[:, 0])
+
+    shared = None
+    if prefix is not None:
+      shared = (jnp.swapaxes(prefix.k, 0, 1), jnp.swapaxes(prefix.v, 0, 1))
+    x = layers.embed(self, params, tokens)
+    layer = layers.rematerialized(layer, self.remat)
+    # A scan: one layer is compiled, whatever L is (28 for 1.5B, 48 for 30B).
+    stacked = blocks if isinstance(blocks, dict) else None
+    xs = (jnp.arange(self.layers), stacked, shared)
+    x, (k, v) = jax.lax.scan(layer, x, xs)
+    return (
+      layers.final_norm(self, params, x),
+      jnp.swapaxes(k, 0, 1),
+      jnp.swapaxes(v, 0, 1),
+    )
+
+  @property
+  def cache_dtype(self) -> str:
+    """The dtype of the pages, which hold keys and values of responses.
+
+    On a CPU it is float32 even for bfloat16 policies: to write one column, XLA
+    would convert the whole page to float32 and back, at a third of the speed.
+    """
+    return "float32" if self.target.on_cpu else self.dtype
+
+  def page(self, rows: int, columns: int) -> list[cache.Page]:
+    """An empty page of the cache for `rows` rows, for each layer."""
+    # B = A R rows in one axis: with [A, R] XLA copies a page in every step.
+    shape = (rows, self.kv_heads)
+    kind = jnp.int8 if self.int8_cache else self.cache_dtype
+    scale = jnp.zeros((*shape, columns)) if self.int8_cache else None
+    k = jnp.zeros((*shape, self.head_size, columns), kind)
+    v = jnp.zeros((*shape, columns, self.head_size), kind)
+    own = cache.Page(k, v, scale, scale)
+    return sharding.heads_apart([own] * self.layers, axis=1)
+
+  @property
+  def pool_columns(self) -> int:
+    """Tokens of a block of the pool; 0: the target decodes over pages."""
+    return 0 if self.target.on_cpu else cache.pool_columns(self.target)
+
+  def pool(self, blocks: int, columns: int) -> list[cache.BlockPool]:
+    """A pool of `blocks` blocks in which nothing is written, for each layer."""
+    own = cache.empty_pool(
+      blocks,
+      columns,
+      self.kv_heads,
+      self.head_size,
+      self.dtype,
+      int8=self.int8_cache,
+    )
+    return sharding.heads_apart([own] * self.layers, axis=2)
+
+  def lane_prompts(
+    self, prefix: Prefix, window: Int[Array, "A W"]
+  ) -> LanePrompts:
+    """Prompts of each lane, W side by side; number P of `window` is none."""
+    return cache.lane_prompts(prefix, window)
+
+  def decode_step(
+    self,
+    weights: PyTree,
+    shared: LanePrompts,
+    pages: Sequence[list[cache.Page]],
+    token: Int[Array, "A R"],
+    length: Int[Array, "A R"],
+    which: Int[Array, "A R"],
+    column: Int[Array, ""],
+    used: cache.Used,
+  ) -> tuple[Float[Array, "A R V"], list[cache.Page]]:
+    """Next-token logits of every row, after one more token of each.
+
+    Args:
+      weights: From `unroll`.
+      shared: From `lane_prompts`.
+      pages: Cached keys and values, oldest page first; see `cache.ages`.
+      token: The last token of each row, not yet in the cache.
+      length: Response tokens of each row including `token`, whose position is
+        the prompt's length + `length` - 1.
+      which: Index of each row's prompt in its lane's window, 0 to W - 1.
+      column: Column of the last page to which all rows write this token.
+        Attention ignores the order of columns, so rows of any length share it.
+      used: How many pages before the last are read; see `cache.ages`.
+
+    Returns:
+      Logits, and the last page with the keys and values of `token`.
+    """
+    *older, newest = pages
+    written = []
+    pieces = cache.prompt_pieces(*shared.mask.shape[1:])
+
+    def attend(i, q, k, v, shared, limit):
+      written.append(newest[i].write(k, v, column))
+      return cache.attend_pages(
+        q,
+        shared,
+        [*(page[i] for page in older), written[i]],
+        column=column,
+        used=used,
+        limit=limit,
+        scale=self.attention_scale,
+        softcap=self.attention_softcap,
+        pieces=pieces,
+      )
+
+    return self._decode(weights, shared, token, length, which, attend), written
+
+  def pool_step(
+    self,
+    weights: PyTree,
+    shared: LanePrompts,
+    pools: list[cache.BlockPool],
+    token: Int[Array, "A R"],
+    length: Int[Array, "A R"],
+    which: Int[Array, "A R"],
+    table: Int[Array, "B most"],
+    goes: Bool[Array, "A R"],
+  ) -> tuple[Float[Array, "A R V"], list[cache.BlockPool]]:
+    """Next-token logits of every row, after one more token of each.
+
+    Arguments as of `decode_step`, and
+
+      pools: Of each layer; written in place if donated.
+      table: Blocks of each row, see `cache.row_attention`, that of `token` too.
+      goes: Rows that advance. The logits of others mean nothing, and nothing of
+        them is written.
+
+    Returns:
+      Logits, and the pools with the keys and values of `token`.
+    """
+    blocks, C = pools[0].kv.shape[0], pools[0].kv.shape[3]
+    goes = goes.ravel()
+    last = length.ravel() - 1
+    block = jnp.take_along_axis(table, (last // C)[:, None], axis=1)[:, 0]
+    block = jnp.where(goes, block, blocks)  # out of bounds
+    stop = jnp.where(goes, last + 1, 0)
+    written = []
+
+    def attend(i, q, k, v, shared, limit):
+      written.append(cache.write_pool(pools[i], k, v, block, last % C))
+      return cache.attend_pool(
+        q,
+        shared,
+        written[i],
+        table,
+        jnp.maximum(stop - limit.ravel(), 0),
+        stop,
+        scale=self.attention_scale,
+        softcap=self.attention_softcap,
+        target=self.target,
+      )
+
+    return self._decode(weights, shared, token, length, which, attend), written
+
+  def _decode(
+    self,
+    weights: PyTree,
+    shared: LanePrompts,
+    token: Int[Array, "A R"],
+    length: Int[Array, "A R"],
+    which: Int[Array, "A R"],
+    attend: Attend,
+  ) -> Float[Array, "A R V"]:
+    """Logits after `token`, for any form of the rows' own keys and values."""
+    seen = attention.slot_views(self, shared.mask, length, which)
+    flat = lambda x: x.reshape(-1, *x.shape[2:])[:, :, 0]  # A R G 1 K -> B G K
+    x = layers.embed(self, weights, token)[:, :, None]
+    # A Python loop, not a scan: a scan would slice each layer's cache out of a
+    # stacked one and write it back, 2 copies of the cache per token.
+    for i, layer in enumerate(weights["blocks"]):
+      block = layers.block(self, layer)
+      view = seen[bool(self.sliding) and self.sliding[i]]
+      q, k, v = block.project(x, view)
+      prompts = cache.SharedKeys(shared.k[i], shared.v[i], view.shared)
+      out = attend(i, q[:, :, 0], flat(k), flat(v), prompts, view.own)
+      x = block.close(x, out[:, :, None])
+    return layers.head(
+      self, weights, layers.final_norm(self, weights, x)[:, :, 0]
+    )

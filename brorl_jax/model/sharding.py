@@ -1,4 +1,8 @@
-"""Where every array lives: two tables, and how shards become whole and back."""
+"""Where every array lives: two tables, and how shards become whole and back.
+
+Rollouts need no other process: each samples with its own copy of the
+parameters, which lies on its devices alone.
+"""
 
 import functools
 import math
@@ -69,13 +73,7 @@ HOST = "pinned_host"  # JAX's name for the memory of a device's machine
 def param_shardings(
   abstract_params: PyTree, mesh: Mesh | AbstractMesh
 ) -> PyTree:
-  """A `NamedSharding` for every parameter.
-
-  Args:
-    abstract_params: Nested dict of `jax.ShapeDtypeStruct`.
-
-  Returns:
-    The same nested dict, of shardings.
+  """A `NamedSharding` for every parameter, in the same nested dict.
 
   Raises:
     ValueError: A parameter has no rule, or its shape does not fit its rule.
@@ -116,7 +114,6 @@ def over_rows(
 
   Args:
     f: (parameters, *arrays) -> arrays; reads parameters through `gathered`.
-    mesh: From `meshes`; None leaves `f` as it is.
 
   Returns:
     Arrays -> arrays. The first axis of all is spread, a multiple of the rows.
@@ -157,10 +154,9 @@ def gathered(
   bfloat16 256 + 1 is 256), and a device gets the sum of its shard alone.
 
   Args:
-    params: Nested dict of arrays, or a part of one.
-    mesh: From `meshes`; None leaves all as it is.
     dtype: Of products.
-    inside: Path of that part; arrays in "blocks/" are those of one layer.
+    inside: Path of a part of the parameters; arrays in "blocks/" belong to
+      one layer.
   """
   if mesh is None or "fsdp" in axes_here(mesh):
     return params
@@ -187,10 +183,6 @@ def _whole(cut: Cut, dtype, shard: Array) -> Array:
   return _by_hand(cut, gather)(shard.astype(dtype)).astype(shard.dtype)
 
 
-def _whole_forward(cut: Cut, dtype, shard: Array):
-  return _whole(cut, dtype, shard), None
-
-
 def _whole_backward(cut: Cut, dtype, saved, slope: Array):
   del dtype, saved
   axis = cut.index("fsdp")
@@ -201,7 +193,7 @@ def _whole_backward(cut: Cut, dtype, saved, slope: Array):
   return (out.astype(slope.dtype),)
 
 
-_whole.defvjp(_whole_forward, _whole_backward)
+_whole.defvjp(lambda *args: (_whole(*args), None), _whole_backward)
 
 
 def _by_hand(cut: Cut, f: Callable) -> Callable:
@@ -220,8 +212,8 @@ def _by_hand(cut: Cut, f: Callable) -> Callable:
 def axes_here(mesh: Mesh | AbstractMesh | None) -> dict[str, int]:
   """Axes, and sizes, over which XLA spreads the arrays that are traced here.
 
-  Inside `jax.shard_map` over rows, where shapes are those of a row, the other
-  axes; elsewhere those of `mesh`.
+  Inside `jax.shard_map` over rows, where shapes are of one row, the other
+  axes; elsewhere the axes of `mesh`.
   """
   inside = jax.sharding.get_abstract_mesh()
   if inside.axis_names:
@@ -244,11 +236,6 @@ def heads_apart(tree: PyTree, *, axis: int) -> PyTree:
 
 def blocks(prompts: int, rows: int, devices: int) -> tuple[int, int, int]:
   """How rows of a few prompts are cut into blocks that spread over devices.
-
-  Args:
-    prompts: P.
-    rows: M, of each prompt.
-    devices: Or rows of devices.
 
   Returns:
     Blocks of each prompt, rows of each block, and all blocks, of which the last
@@ -365,3 +352,32 @@ def to_host(array: jax.Array) -> np.ndarray:
     whole = NamedSharding(place.mesh, PartitionSpec())  # others have the rest
     array = jax.jit(lambda x: x, out_shardings=whole)(array)
   return np.asarray(array)
+
+
+def local_mesh(mesh: Mesh) -> Mesh:
+  """The mesh of this process' own devices; the mesh itself if it has all."""
+  return mesh if jax.process_count() == 1 else mesh.local_mesh
+
+
+def local_copy(params: PyTree, mesh: Mesh) -> PyTree:
+  """Parameters as they lie on the local mesh: each process has all of them."""
+  if jax.process_count() == 1:
+    return params
+  places = param_shardings(params, mesh)
+
+  def mine(x: jax.Array, s: NamedSharding) -> jax.Array:
+    shards = [shard.data for shard in x.addressable_shards]
+    return jax.make_array_from_single_device_arrays(x.shape, s, shards)
+
+  return jax.tree.map(mine, copying(params, mesh)(params), places)
+
+
+def copying(params: PyTree, mesh: Mesh) -> jax.stages.Wrapped:
+  """The program of `local_copy`, for arrays or their shapes and places."""
+  devices = jax.tree.leaves(params)[0].sharding.mesh.devices
+  apart = Mesh(
+    devices.reshape(-1, *mesh.devices.shape), ("process", *mesh.axis_names)
+  )
+  places = param_shardings(params, mesh)
+  place = lambda s: NamedSharding(apart, s.spec)
+  return jax.jit(lambda x: x, out_shardings=jax.tree.map(place, places))

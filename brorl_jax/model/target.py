@@ -40,7 +40,7 @@ def here() -> Target:
 
 
 def pool_fraction(platform: str) -> float:
-  """What XLA's pool takes of a device's memory, as this process is told."""
+  """The share of a device's memory that XLA's pool takes, by the settings."""
   if platform != "gpu":
     return 1.0
   names = "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"

@@ -58,10 +58,6 @@ class Tokenizer:
   ):
     """Reads a Hugging Face directory.
 
-    Args:
-      directory: Holds tokenizer.json.
-      template: In place of the directory's own chat template.
-
     Raises:
       ValueError: It holds no tokenizer.json that can be read, or the template
         does not pose a question.

@@ -10,7 +10,6 @@ from jaxtyping import PyTree
 
 from brorl_jax.model import (
   architectures,
-  hf_format,
   huggingface,
   sharding,
   tokenizer,
@@ -138,7 +137,7 @@ def starts(which: CheckpointSource) -> list[Start]:
     out = [_start(which.run, record) for record in _records(path)]
   if exported.exists():
     try:
-      found = [Start(**x) for x in hf_format.read_json(exported)["starts"]]
+      found = [Start(**x) for x in architectures.read_json(exported)["starts"]]
       kinds = [str, dict, int, list, str, str, bool]
       for start in found:
         texts = [*start.files.values(), *start.made]
@@ -173,7 +172,7 @@ def _start(run: pathlib.Path, record: Mapping[str, Any]) -> Start:
 
 def _records(path: pathlib.Path) -> list[dict[str, Any]]:
   """The record of each start of a run in config.json, the newest first."""
-  record = hf_format.read_json(path)
+  record = architectures.read_json(path)
   if not isinstance(record.get("config"), dict):
     raise ValueError(f"{path} was not written by a run")
   return [record, *reversed(record.get("earlier") or [])]

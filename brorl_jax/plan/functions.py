@@ -8,7 +8,7 @@ from brorl_jax.config import Config, Phase
 from brorl_jax.config.learning import Advantage, Loss
 from brorl_jax.config.sampling import Filter
 from brorl_jax.learner.objective import Correction, Objective
-from brorl_jax.learner.optimizer import Optimizer, Schedule, adamw
+from brorl_jax.learner.state import Optimizer, Schedule, adamw
 from brorl_jax.rl import (
   advantages,
   filtering,

@@ -39,8 +39,7 @@ import jax.numpy as jnp
 
 from brorl_jax.many.meshes import ONE, Axes
 from brorl_jax.model import attention, layers, sharding
-from brorl_jax.model.policy import Policy
-from brorl_jax.model.reading import PREFILL_CHUNK
+from brorl_jax.model.policy import PREFILL_CHUNK, Policy
 from brorl_jax.rollout import compaction, prefill, program_spec, sampler
 from brorl_jax.rollout.draw import block_of
 

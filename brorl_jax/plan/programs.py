@@ -18,9 +18,9 @@ from jaxtyping import PyTree
 from brorl_jax.config import Config
 from brorl_jax.learner import state as states
 from brorl_jax.learner import theory, update
-from brorl_jax.learner.layout import MICROBATCHES
+from brorl_jax.learner.packing import MICROBATCHES
 from brorl_jax.many import meshes
-from brorl_jax.model import local, sharding
+from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.plan import sizes
 from brorl_jax.plan.memory import RolloutPlan
@@ -162,7 +162,7 @@ def every_program(job: Job, compile: Compile) -> Iterator[Program]:
   yield from updating(job)
   if job.processes > 1:
     params = job.state().params
-    lowered = local.spread(params, job.sampling_mesh).lower(params)
+    lowered = sharding.copying(params, job.sampling_mesh).lower(params)
     yield Program("copy", lowered, job.sampling_bytes, job.policy.layers)
   yield from sampling(job.alone, compile)
   if not job.fast:

@@ -22,9 +22,9 @@ from brorl_jax.config import Config, Warmup
 from brorl_jax.config.run import Meshed
 from brorl_jax.errors import UserError
 from brorl_jax.learner import theory
-from brorl_jax.learner.layout import Layout
 from brorl_jax.learner.objective import Objective
-from brorl_jax.learner.optimizer import Optimizer, Schedule
+from brorl_jax.learner.packing import Layout
+from brorl_jax.learner.state import Optimizer, Schedule
 from brorl_jax.many import meshes
 from brorl_jax.model import architectures, huggingface, target, tokenizer
 from brorl_jax.model.policy import Policy

@@ -12,8 +12,8 @@ from jax.sharding import Mesh
 from brorl_jax.config import Config
 from brorl_jax.learner import state as states
 from brorl_jax.learner import theory
-from brorl_jax.learner.layout import MICROBATCHES
-from brorl_jax.learner.optimizer import Optimizer
+from brorl_jax.learner.packing import MICROBATCHES
+from brorl_jax.learner.state import Optimizer
 from brorl_jax.many.meshes import Axes
 from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy

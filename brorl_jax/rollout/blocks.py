@@ -1,7 +1,7 @@
 """Who has which blocks of the cache: a stack of free ones and a table.
 
-For decoding over a pool, see `model/pool.py`. A row takes a block when its next
-token begins one, and gives all of them back when its rollout ends. So a slot
+For decoding over a pool, see `model/cache.py`. A row takes a block when its
+next token begins one, and gives all of them back when its rollout ends. A slot
 holds what its rollout has written, not what the longest one would write.
 
 The pool may be smaller than all rows need at once. Then

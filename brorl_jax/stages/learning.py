@@ -13,9 +13,8 @@ from brorl_jax import train, types
 from brorl_jax.config.run import Guard
 from brorl_jax.learner import packing, theory, update
 from brorl_jax.learner import state as states
-from brorl_jax.learner import step as steps
 from brorl_jax.learner.objective import Stats
-from brorl_jax.learner.optimizer import updates_done
+from brorl_jax.learner.state import updates_done
 from brorl_jax.model import sharding
 from brorl_jax.plan.resolve import Phase, Run
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
@@ -42,7 +41,7 @@ def update_policy(
   response_logp = phase.trainer.response_logp
   step = int(state.step) + 1
   probe, watch = _probed(phase, kept)
-  parts = steps.minibatches(
+  parts = update.minibatches(
     kept,
     credit.advantage,
     credit.counts,
@@ -56,8 +55,8 @@ def update_policy(
       constant=c.sampling.max_new_tokens,
     ),
   )
-  shares = steps.packing_metrics(parts, int(credit.counts.sum()))
-  parts = steps.scored(
+  shares = update.packing_metrics(parts, int(credit.counts.sum()))
+  parts = update.scored(
     parts,
     state,
     mesh,
@@ -68,7 +67,7 @@ def update_policy(
     ),
     kl_term=bool(goal.kl_weight),
   )
-  state, stats = steps.apply(
+  state, stats = update.apply(
     state,
     parts,
     mesh,
@@ -81,13 +80,13 @@ def update_policy(
   jax.block_until_ready((state, stats))
   last = max(updates_done(state.opt) - 1, 0)
   scalars = {
-    **steps.update_metrics(stats, goal),
+    **update.update_metrics(stats, goal),
     "optim/lr": float(np.asarray(phase.lr(last))),
     **shares,
     **_theory(phase, probe, state, stats),
   }
   norms = tuple(float(s.grad_norm) for s in stats if not s.skipped)
-  skipped = steps.skipped(stats, state.params, step)
+  skipped = update.skipped(stats, state.params, step)
   return state, train.Updated(scalars, norms, skipped)
 
 

@@ -7,7 +7,7 @@ from jaxtyping import Array, Key, PyTree
 
 from brorl_jax import types
 from brorl_jax.config import Config
-from brorl_jax.model import local
+from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.plan import sizes
 from brorl_jax.plan.resolve import Phase, WithPolicy
@@ -51,7 +51,7 @@ def sample_heldout(
     prompts: On the host.
     key: Of the evaluation.
   """
-  policy, mesh = sizes.decoder(c, this.policy), local.mesh_of(this.mesh)
+  policy, mesh = sizes.decoder(c, this.policy), sharding.local_mesh(this.mesh)
   n, T, stop = c.eval.n, c.sampling.max_new_tokens, this.text.stop_ids
   cut = SamplingParams(temperature=c.eval.temperature, top_p=c.eval.top_p)
   if _shares_prefixes(policy, n, T):
@@ -102,8 +102,8 @@ def stream_rollouts(
     key: Of the step.
   """
   c, fits = phase.config.sampling, phase.memory.rollouts
-  mesh, stop = local.mesh_of(this.mesh), this.text.stop_ids
-  params = local.copied(params, mesh)
+  mesh, stop = sharding.local_mesh(this.mesh), this.text.stop_ids
+  params = sharding.local_copy(params, mesh)
   places = c.places // this.machine.processes
   cut = SamplingParams(temperature=c.temperature)
   if _shares_prefixes(phase.decoder, c.chunk, c.max_new_tokens):

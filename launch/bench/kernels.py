@@ -27,12 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from brorl_jax.model import (
-  attention,
-  fused_attention,
-  pool,
-  target,
-)
+from brorl_jax.model import attention, cache, fused_attention, target
 from launch.bench import ours
 from launch.bench.workloads import QWEN2_5_1_5B
 
@@ -43,7 +38,7 @@ Form = Callable[..., Any]
 
 def main() -> None:
   here = target.here()
-  decoding = pool.KERNELS.get(here.platform)
+  _, decoding = cache.KERNELS.get(here.platform, (None, None))
   if decoding is None:
     sys.exit(f"error: no kernels for {here.platform}; needs a GPU or a TPU")
   rates = ours.machine("bfloat16")
@@ -60,7 +55,7 @@ def main() -> None:
     say({"kernel": "attention", **of_attention(here, rates[0], **sizes)})
   for stored in ("bfloat16", "int8"):
     for sizes in ({"B": 37, "T": 300}, {"B": 512, "T": 2048}):
-      line = of_decoding(decoding.own, rates[1], stored=stored, **sizes)
+      line = of_decoding(decoding, rates[1], stored=stored, **sizes)
       say({"kernel": "decoding", "stored": stored, **line})
 
 
@@ -141,7 +136,7 @@ def of_decoding(
   """Of B rows of up to T tokens, one token more of each."""
   rng = np.random.default_rng(B)
   G, J, K = _M.kv_heads, _M.heads // _M.kv_heads, _M.head_size
-  C = pool.columns(target.here())
+  C = cache.pool_columns(target.here())
   most = -(-T // C)
   blocks = B * most + 1
   one, two = jax.random.split(jax.random.key(B))
@@ -149,9 +144,9 @@ def of_decoding(
   if stored == "int8":
     kv = jax.random.randint(one, shape, -127, 128, jnp.int8)
     scale = jax.random.uniform(two, shape[:-1], maxval=1 / 60)
-    tokens = pool.Pool(kv, scale)
+    tokens = cache.BlockPool(kv, scale)
   else:
-    tokens = pool.Pool(jax.random.normal(one, shape, stored))
+    tokens = cache.BlockPool(jax.random.normal(one, shape, stored))
   normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
   state = normal(B, G, J), jnp.exp(normal(B, G, J)), normal(B, G, J, K)
   table = rng.permutation(blocks)[: B * most].reshape(B, most).astype(np.int32)
@@ -160,8 +155,8 @@ def of_decoding(
   first = np.where(np.arange(B) % 3 == 2, stop // 2, 0).astype(np.int32)
   q = (normal(B, G, J, K) * _SCALE).astype(jnp.bfloat16)
   args = q, state, tokens, *map(jnp.asarray, (table, first, stop))
-  exact = _exactly(pool.own, *args)
-  kernel, simple = jax.jit(kernel), jax.jit(pool.own)
+  exact = _exactly(cache.row_attention, *args)
+  kernel, simple = jax.jit(kernel), jax.jit(cache.row_attention)
   ms = _ms(kernel, *args)
   each = K * tokens.kv.dtype.itemsize + (4 if stored == "int8" else 0)
   moved = 2.0 * G * each * int((stop - first).sum())

@@ -63,9 +63,10 @@ class Learner:
     import numpy as np
 
     from brorl_jax import types
-    from brorl_jax.learner import optimizer, packing, update
-    from brorl_jax.learner.layout import Layout
+    from brorl_jax.learner import packing, update
+    from brorl_jax.learner import state as states
     from brorl_jax.learner.objective import Objective
+    from brorl_jax.learner.packing import Layout
     from launch.bench import ours
 
     self.versions, self.machine = ours.versions(), ours.machine
@@ -76,7 +77,7 @@ class Learner:
     self.prompts = types.Prompts(
       ids, np.ones(ids.shape, bool), np.arange(len(ids), dtype=np.int32)
     )
-    tx, _ = optimizer.adamw(
+    tx, _ = states.adamw(
       lr=1e-5,
       warmup=1,
       total=None,
@@ -86,7 +87,7 @@ class Learner:
       weight_decay=0.0,
       max_grad_norm=1.0,
     )
-    init = lambda key: optimizer.init_state(
+    init = lambda key: states.init_state(
       policy.init(key), tx, keep_reference=False
     )
     self.state = jax.block_until_ready(jax.jit(init)(jax.random.key(0)))

@@ -11,7 +11,7 @@ import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 
-from brorl_jax.learner.pair_packing import Pair
+from brorl_jax.learner.supervised import Pair
 from brorl_jax.model.tokenizer import Tokenizer
 from brorl_jax.verdicts.base import Example, posed
 from launch.embedded import steps

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from brorl_jax.config import Config
 from brorl_jax.configs.dials import DIALS
-from brorl_jax.learner.pair_packing import Layout
+from brorl_jax.learner.supervised import PairLayout
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 from brorl_jax.verdicts.base import Family
@@ -60,7 +60,7 @@ class Recipe:
   whole: Sequence[str] = ()
   merges: int
   policy: Policy
-  layout: Layout
+  layout: PairLayout
   stages: Sequence[Stage]
 
 
@@ -92,7 +92,7 @@ RECIPES: Mapping[str, Recipe] = {
     ),
     # About 90 demonstrations. 14 microbatches are 1.7 times as fast as one:
     # activations stay in the caches.
-    layout=Layout(tokens=320, rows=2, microbatches=14),
+    layout=PairLayout(tokens=320, rows=2, microbatches=14),
     stages=(
       Stage(
         2400,
@@ -119,7 +119,7 @@ RECIPES: Mapping[str, Recipe] = {
     merges=700,
     policy=_AT_ONCE,
     # About 128 demonstrations.
-    layout=Layout(tokens=128, rows=14, microbatches=1),
+    layout=PairLayout(tokens=128, rows=14, microbatches=1),
     stages=(
       Stage(3000, 3e-3, answers({})),
       Stage(

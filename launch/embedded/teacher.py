@@ -5,7 +5,8 @@ import sys
 
 import jax
 
-from brorl_jax.learner import optimizer, supervised
+from brorl_jax.learner import state as states
+from brorl_jax.learner import supervised
 from brorl_jax.model import huggingface
 from brorl_jax.runs import folder
 from brorl_jax.verdicts import gym
@@ -38,7 +39,7 @@ def teach(recipe: Recipe, workdir: pathlib.Path, *, seed: int) -> None:
       max_new_tokens=recipe.max_new_tokens,
       seed=4 * seed + 2 * number + 1,
     )
-    tx, _ = optimizer.adamw(
+    tx, _ = states.adamw(
       lr=stage.lr,
       warmup=50,
       total=stage.updates,

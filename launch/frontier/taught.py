@@ -6,7 +6,8 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from brorl_jax.learner import optimizer, pair_packing, supervised
+from brorl_jax.learner import state as states
+from brorl_jax.learner import supervised
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
@@ -19,7 +20,7 @@ _RATE = 3e-3
 
 def demonstrations(
   some: Sequence[Problem], text: tokenizer.Tokenizer, *, each: int, seed: int
-) -> list[pair_packing.Pair]:
+) -> list[supervised.Pair]:
   """`each` answers to every problem, drawn by their odds."""
   rng = np.random.default_rng(seed)
   out = []
@@ -29,7 +30,7 @@ def demonstrations(
     tokens = {
       k: [*text.encode(str(one.said[k])), text.stop_ids[0]] for k in set(drawn)
     }
-    out += [pair_packing.Pair(question, tokens[k]) for k in drawn]
+    out += [supervised.Pair(question, tokens[k]) for k in drawn]
   return out
 
 
@@ -61,7 +62,7 @@ def teach(
     tied=True,
     qkv_bias=True,
   )
-  tx, _ = optimizer.adamw(
+  tx, _ = states.adamw(
     lr=_RATE,
     warmup=50,
     total=steps,
@@ -72,7 +73,7 @@ def teach(
     max_grad_norm=1.0,
   )
   # 400 to 600 demonstrations in an update.
-  layout = pair_packing.Layout(tokens=256, rows=24, microbatches=1)
+  layout = supervised.PairLayout(tokens=256, rows=24, microbatches=1)
   each = max(600 * steps // len(some), 1)
   params = supervised.train(
     policy.init(jax.random.key(seed)),

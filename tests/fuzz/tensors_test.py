@@ -17,7 +17,7 @@ import numpy as np
 from hypothesis import strategies as st
 from saved_models import INDEX, TINY, WEIGHTS, random_params, same
 
-from brorl_jax.model import architectures, huggingface, weight_files
+from brorl_jax.model import architectures, huggingface
 
 _DTYPES = {"F32": "<f4", "F16": "<f2"}
 
@@ -58,13 +58,13 @@ def tensors(files):
   return out
 
 
-_LAYOUT = weight_files.layout(TINY, None)
+_LAYOUT = huggingface.stored_layout(TINY, None)
 
 
 def slices(directory, files, stored, places, layers, mesh, dtype):
-  """What `weight_files.read` reads, without programs to be compiled."""
-  leaves = jax.tree.leaves(stored, is_leaf=weight_files.is_stored)
-  names = [x for one in leaves for x, _ in weight_files._names(one, layers)]
+  """What `huggingface.read_tensors` reads, without programs to be compiled."""
+  leaves = jax.tree.leaves(stored, is_leaf=huggingface.is_stored)
+  names = [x for one in leaves for x, _ in huggingface._names(one, layers)]
   return {name: files[name][:].astype(np.float32) for name in names}
 
 
@@ -87,8 +87,8 @@ def load_or_refuse(files):
 
 def check_loaded(files):
   with (
-    mock.patch.object(weight_files, "read", slices),
-    mock.patch.object(weight_files, "layout", lambda *_: _LAYOUT),
+    mock.patch.object(huggingface, "read_tensors", slices),
+    mock.patch.object(huggingface, "stored_layout", lambda *_: _LAYOUT),
     mock.patch.object(architectures, "read_policy", lambda *_, **__: TINY),
   ):
     loaded = load_or_refuse(files)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from brorl_jax.model import attention, pool, target, triton_pool
+from brorl_jax.model import attention, cache, pool_kernels, target
 from launch.bench import kernels
 
 pytestmark = pytest.mark.ci
@@ -49,13 +49,13 @@ def test_attention_is_compared_with_float32(S, monkeypatch):
 
 @pytest.mark.parametrize("stored", ["bfloat16", "int8"])
 def test_decoding_is_compared_with_float32(stored):
-  kernel = functools.partial(triton_pool.own, interpret=True)
+  kernel = functools.partial(pool_kernels.triton_row_attention, interpret=True)
   case = functools.partial(
     kernels.of_decoding, bandwidth=1e12, stored=stored, B=7, T=150
   )
   line = case(kernel)
   assert 5e-4 < line["error"] < 5e-3
-  late = lambda q, state, tokens, table, first, stop: pool.own(
+  late = lambda q, state, tokens, table, first, stop: cache.row_attention(
     q, state, tokens, table, first, stop - (stop > first)
   )
   assert case(late)["error"] > 0.015

@@ -2,10 +2,10 @@
 
 import pytest
 
-from brorl_jax.learner import layout
+from brorl_jax.learner import packing
 
 
 @pytest.fixture
 def three_lengths(monkeypatch):
   """Responses of 1, 2 and up to 4 tokens have batches of their own."""
-  monkeypatch.setattr(layout, "_LEAST_LENGTH", 1)
+  monkeypatch.setattr(packing, "_LEAST_LENGTH", 1)

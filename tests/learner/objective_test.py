@@ -10,8 +10,13 @@ import pytest
 import tiers
 from update_cases import N, P, V, assert_close, packed, prompts, rollouts, table
 
-from brorl_jax.learner import optimizer, packing, update
-from brorl_jax.learner.objective import Correction, Objective
+from brorl_jax.learner import state as states
+from brorl_jax.learner import update
+from brorl_jax.learner.objective import (
+  Correction,
+  Objective,
+  loss_and_stats,
+)
 from brorl_jax.rl import losses
 from brorl_jax.rl.policy_loss import policy_loss
 from brorl_jax.types import Batch
@@ -45,7 +50,7 @@ def table_step(batches, objective, logp_old=None):
   rate, at = 1e4, table()
   tx = optax.sgd(rate)
   state, stats = update.minibatch_step(
-    optimizer.init_state(at, tx, keep_reference=False),
+    states.init_state(at, tx, keep_reference=False),
     batches,
     tx=tx,
     response_logp=table_logp,
@@ -228,27 +233,60 @@ def test_means_of_a_loss_of_sequences_by_hand(mean, three_lengths):
   np.testing.assert_allclose(stats.loss.value, value, rtol=1e-4, atol=1e-6)
 
 
-def test_a_loss_with_a_constant_sees_no_lengths():
-  """Dr. GRPO: a token of a long answer weighs what one of a short answer does,
-  of every rollout alike, however long the others are."""
-  out, _ = rollouts()
-  scale = packing.loss_scale(
-    out.mask.sum(axis=2), unit="token", mean="constant", constant=100
-  )
-  assert len(np.unique(scale)) == 1
-  np.testing.assert_allclose(scale, out.mask.sum() / (P * N * 100), rtol=1e-6)
-
-
-def test_statistics_of_a_correction_by_hand():
-  """Two tokens with ratios 2 and 1/4, the first of them twice."""
-  batch = packed()[0]
-  one = jax.tree.map(np.zeros_like, batch)
+def two_tokens(log_ratio):
+  """Rollouts of one token with these ratios; the first rollout counts twice."""
+  one = jax.tree.map(np.zeros_like, packed()[0])
   one.used[...] = 1
   one.prompt_mask[...] = True
   one.mask[0, 0, :2, 0] = True
   one.weight[0, 0, :2] = 2.0, 1.0
   logp = np.asarray(table_logp(table(), *of_blocks(one), 1.0)[0])
-  one.logp_sampled[0, 0, :2, 0] = logp[0, :2, 0] - np.log([2.0, 0.25])
+  one.logp_sampled[0, 0, :2, 0] = logp[0, :2, 0] - np.asarray(log_ratio)
+  return one, logp[0, :2, 0]
+
+
+def micro_loss(batch, objective):
+  micro = jax.tree.map(lambda x: jnp.asarray(x[0] if x.ndim else x), batch)
+  return jax.value_and_grad(loss_and_stats, has_aux=True)(
+    table(), micro, response_logp=table_logp, objective=objective
+  )
+
+
+def test_a_distance_from_the_reference_is_added_and_pulls_towards_it():
+  """Of .5 and -1 nats; the first of them twice."""
+  batch, logp = two_tokens([0.0, 0.0])
+  reference = np.zeros_like(batch.logp_sampled)
+  reference[0, 0, :2, 0] = logp - [0.5, -1.0]
+  batch = dataclasses.replace(batch, logp_ref=reference)
+  (without, _), plain = micro_loss(batch, PLAIN)
+  objective = dataclasses.replace(PLAIN, kl_weight=0.3)
+  (total, stats), slope = micro_loss(batch, objective)
+  k2 = 2 * 0.5**2 / 2 + 1.0**2 / 2
+  np.testing.assert_allclose(stats.kl_ref.total, k2, rtol=1e-5)
+  np.testing.assert_allclose(total - without, 0.3 * k2, rtol=1e-5)
+  # Both rollouts are the token 0 after the prompt 0; descent lowers 2 x .5 - 1.
+  np.testing.assert_allclose(slope["w"], plain["w"], atol=1e-6)
+  batch.weight[0, 0, 1] = 0.0
+  (_, _), slope = micro_loss(batch, objective)
+  assert slope["w"][0, 0, 0] > 0.01  # it is .5 above: descent lowers it
+
+
+def test_a_ratio_beyond_20_nats_is_clamped():
+  batch, _ = two_tokens([30.0, -30.0])
+  batch.advantage[0, 0, :2] = -1.0, -1.0
+  (total, stats), slope = micro_loss(batch, PLAIN)
+  np.testing.assert_allclose(total, 2 * np.exp(20.0) + 0.8, rtol=1e-5)
+  k3 = np.exp(20.0) - 1 - 20, np.exp(-20.0) - 1 + 20
+  want = (2 * k3[0] + k3[1]) / 3
+  np.testing.assert_allclose(stats.kl_old.value, want, rtol=1e-5)
+  np.testing.assert_array_equal(slope["w"], 0.0)  # not 0 x inf
+  capped = dataclasses.replace(PLAIN, correction=correct("truncated"))
+  (_, stats), _ = micro_loss(batch, capped)
+  np.testing.assert_allclose(stats.kl_sampler.value, want, rtol=1e-5)
+
+
+def test_statistics_of_a_correction_by_hand():
+  one, _ = two_tokens(np.log([2.0, 0.25]))
   capped = correct("truncated", high=1.3)
   objective = dataclasses.replace(PLAIN, correction=capped)
   _, stats = table_step([one], objective)

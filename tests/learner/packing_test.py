@@ -1,15 +1,432 @@
 """Tests of brorl_jax/learner/packing.py."""
 
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-from update_cases import N, P, T, packed, prompts, rollouts, some_lengths
+from update_cases import (
+  OBJECTIVE,
+  POLICY,
+  Blocks,
+  N,
+  P,
+  S,
+  SmallTrees,
+  T,
+  assert_close,
+  packed,
+  params,
+  prompts,
+  rollouts,
+  some_lengths,
+)
 
-from brorl_jax.learner import packing
-from brorl_jax.learner.layout import Layout
+from brorl_jax.learner import packing, update
+from brorl_jax.learner.packing import Layout, Source
+from brorl_jax.many import meshes
+from brorl_jax.model import sharding
+from brorl_jax.types import Prompts, Rollouts
 
-pytestmark = pytest.mark.usefixtures("three_lengths")
+
+@pytest.mark.parametrize(
+  "length, blocks",
+  [
+    (6, {6: 3}),
+    (64, {32: 6, 64: 3}),
+    (130, {33: 11, 65: 6, 98: 3, 130: 3}),
+    (256, {32: 24, 64: 12, 96: 8, 128: 6, 192: 4, 256: 3}),
+  ],
+)  # fmt: skip
+def test_lengths_by_hand(length, blocks):
+  some = Layout(8, 3, length, 0)
+  assert some.lengths == [*blocks]
+  assert {x: some.blocks_of(x, 8) for x in some.lengths} == blocks
+  assert all(some.blocks_of(x, 2) >= 4 * n for x, n in blocks.items())
 
 
+def test_no_microbatch_has_more_positions_than_the_longest():
+  some = Layout(16, 8, 256, 100, devices=4)
+  most = 8 * (100 + 16 * 256)
+  for rows in (some.rows, some.fewer):
+    for length in some.lengths:
+      blocks = some.blocks_of(length, rows)
+      each = 100 + rows * length
+      assert blocks % 4 == 0 and blocks * each <= most < (blocks + 4) * each
+
+
+@pytest.mark.parametrize(
+  "layout, want",
+  [
+    # 16 (40 + 192) = 3,712 positions; a quarter: 7 x 128, 3 x 256, 1 x 512.
+    (Layout(32, 16, 6, 40), [(7, 128), (3, 256), (1, 512)]),
+    (Layout(8, 1, 6, 40), [(1, 128)]),  # 88 positions
+    (Layout(32, 16, 6, 40, devices=4), [(4, 128), (4, 256), (4, 512)]),
+    (Layout(32, 16, 6, 40, devices=8), [(8, 128), (8, 256)]),  # 464 for each
+    (Layout(32, 16, 100, 412), [(28, 512)]),
+    (Layout(32, 16, 101, 412), []),
+    (Layout(7, 1, 44, 203), [(1, 256)]),  # 511
+    (Layout(7, 1, 44, 204), [(1, 256), (1, 512)]),  # 512
+  ],
+)
+def test_rows_of_trees_by_hand(layout, want):
+  assert layout.trees == want
+
+
+def distinct_of(out):
+  return [out.distinct(p) for p in range(P)]
+
+
+@pytest.mark.usefixtures("three_lengths")
+def test_a_block_has_rollouts_of_one_prompt_and_similar_length():
+  out, advantage = rollouts(kinds=12)
+  batches = packed(rows=3, blocks=2, roll=(out, advantage))
+  lengths = [batch.mask.shape[-1] for batch in batches]
+  assert lengths == sorted(lengths) and set(lengths) == {1, 2, 4}
+  for p in range(P):
+    first, _ = out.distinct(p)
+    mine = []
+    for block in packing.blocks(out, distinct_of(out), 3):
+      if block.prompt == p:
+        length = out.mask[p, block.rollout].sum(axis=1).tolist()
+        assert block.length == max(length) and len(length) <= 3
+        mine += length
+    assert mine == sorted(out.mask[p, first].sum(axis=1).tolist())[::-1]
+  for batch in batches:
+    C, B, R, L = batch.mask.shape
+    assert (C, B, R) == (8, Layout(3, 2, 4, S).blocks_of(L, 3), 3)
+    rows = batch.weight.sum(-1) > 0
+    longest = batch.mask.sum(-1).max(-1)
+    assert (longest[rows] > L // 2).all() or L == 1
+    assert rows.reshape(-1)[: (int(batch.used) - 1) * B + 1].all()
+    assert not rows[int(batch.used) :].any()
+
+
+@pytest.mark.usefixtures("three_lengths")
+def test_more_microbatches_than_a_batch_holds_make_another(monkeypatch):
+  monkeypatch.setattr(packing, "MICROBATCHES", 2)
+  out, advantage = rollouts(kinds=12)
+  few = packed(rows=1, blocks=1, roll=(out, advantage))
+  used = [(batch.mask.shape[-1], int(batch.used)) for batch in few]
+  assert [x for x in used if x[1] < 2].__len__() <= 3
+  assert all(1 <= n <= 2 for _, n in used) and len(used) > 6
+  assert sum(batch.weight.sum() for batch in few) == P * N
+
+
+@pytest.mark.usefixtures("three_lengths")
+def test_what_fills_less_than_half_a_microbatch_goes_to_the_next_length():
+  # Of 1 row: 8 blocks of up to 1 token in a microbatch, 4 of 2, 2 of 4.
+  source, distinct = some_lengths(1, 1, 1, 2, 2, 2, 2, 2, 2, 4, 4)
+  some = Layout(1, 2, 4, 0)
+  plan = packing.plan_blocks(source, distinct, some, 1)
+  # The 3 of one token join the 6 of two: 9 are 2 microbatches and one block,
+  # which joins the 2 of four tokens.
+  count = {x: len(blocks) for x, blocks in plan.by_length.items()}
+  assert count == {2: 8, 4: 3}
+  assert plan.positions == 2 * 4 * (3 + 2) + 2 * 2 * (3 + 4)
+  assert plan.positions == sum(
+    int(b.used) * (b.prompt[0].size + b.mask[0].size)
+    for b in plan.batches(source)
+  )
+
+
+@pytest.mark.usefixtures("three_lengths")
+def test_half_a_microbatch_keeps_its_length():
+  source, distinct = some_lengths(1, 1, 1, 1, 4)  # 4 of 8 blocks
+  plan = packing.plan_blocks(source, distinct, Layout(1, 2, 4, 0), 1)
+  count = {x: len(blocks) for x, blocks in plan.by_length.items()}
+  assert count == {1: 4, 4: 1}
+
+
+NO = -1
+ADD = jax.jit(
+  update.add_gradient, static_argnames=("response_logp", "objective")
+)
+
+
+def test_a_tree_by_hand():
+  # Prompt 7 8; the responses 1 2 9, 1 2 5, 1 3, 1, 4.
+  text = np.array([[1, NO, NO], [1, 2, 5], [1, 2, 9], [1, 3, NO], [4, NO, NO]])
+  tree = packing.grow(np.array([7, 8]), text)
+  # Last tokens are not read: 7 8 and of the responses 1 and 1 2.
+  assert tree["token"].tolist() == [7, 8, 1, 2]
+  assert tree["end"].tolist() == [4, 4, 4, 4]
+  # Targets in the order in which they first occur: 1, 2, 5, 9, 3, 4.
+  assert tree["target"].tolist() == [1, 2, 5, 9, 3, 4]
+  assert tree["parent"].tolist() == [1, 2, 3, 3, 2, 1]
+  assert tree["at"].tolist() == [
+    [0, 0, 0],
+    [0, 1, 2],
+    [0, 1, 3],
+    [0, 4, 0],
+    [5, 0, 0],
+  ]
+
+
+def random_text(seed, rows=12, T=5, V=3):
+  rng = np.random.default_rng(seed)
+  text = rng.integers(0, V, (rows, T))
+  length = rng.integers(1, T + 1, (rows, 1))
+  text = np.unique(np.where(np.arange(T) < length, text, NO), axis=0)
+  return text[np.lexsort(text.T[::-1])]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_token_sees_its_prefix_and_every_prefix_is_there_once(seed):
+  prompt, text = np.array([8, 9]), random_text(seed)
+  tree = packing.grow(prompt, text)
+  sees = lambda i: [j for j in range(i + 1) if tree["end"][j] > i]
+  seen = [tuple(tree["token"][sees(i)]) for i in range(len(tree["token"]))]
+  words = [tuple(row[row >= 0]) for row in text]
+  start = tuple(prompt)
+  inputs = {start + w[:t] for w in words for t in range(1, len(w))}
+  assert sorted(seen) == sorted(inputs | {start[:1], start})
+  targets = {w[:t] for w in words for t in range(1, len(w) + 1)}
+  assert len(tree["target"]) == len(targets)
+  for m, word in enumerate(words):
+    for t, token in enumerate(word):
+      e = tree["at"][m, t]
+      assert tree["target"][e] == token
+      assert seen[tree["parent"][e]] == start + word[:t]
+
+
+def source(out, advantage):
+  return Source(prompts(), out, advantage, None)
+
+
+def trees_of(out, advantage, tokens):
+  distinct = [out.distinct(p) for p in range(P)]
+  room = packing.room_of(tokens, T)
+  return list(packing.trees(source(out, advantage), distinct, room))
+
+
+@pytest.mark.parametrize("tokens", [S + T, 1000])
+def test_every_distinct_rollout_is_in_one_tree_that_fits(tokens):
+  out, advantage = rollouts(kinds=12)
+  found = trees_of(out, advantage, tokens)
+  assert all(tree.size[0] <= tokens for tree in found)
+  for p in range(P):
+    first, count = out.distinct(p)
+    own = [tree for tree in found if tree.prompt == p]
+    assert (len(own) > 1) == (tokens == S + T)
+    got = sorted(
+      (int(n), int(c))
+      for tree in own
+      for n, c in zip(tree.rollout, tree.count, strict=True)
+    )
+    assert got == sorted(zip(first.tolist(), count.tolist(), strict=True))
+
+
+def test_a_tree_with_more_targets_than_a_row_has_room_for_is_cut():
+  """40 answers of one token are all predicted from the prompt."""
+  N = 40
+  tokens = 1 + np.arange(N, dtype=np.int32)[None, :, None]
+  out = Rollouts(
+    tokens, np.zeros((1, N, 1), np.float32), tokens > 0, tokens[..., 0] < 0,
+    np.ones(1, np.float32),
+  )  # fmt: skip
+  one = jax.tree.map(lambda x: x[:1], prompts())
+  whole = Source(one, out, np.zeros((1, N), np.float32), None)
+  distinct = [out.distinct(0)]
+  size = lambda *room: [
+    tree.size[1:] for tree in packing.trees(whole, distinct, room)
+  ]
+  assert size(9, 40, 40) == [(40, 40)]
+  assert size(9, 39, 40) == [(39, 39), (1, 1)]
+  assert size(9, 40, 19) == [(19, 19), (19, 19), (2, 2)]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_tree_is_cut_where_one_more_response_would_not_fit(seed):
+  random = np.random.default_rng(seed)
+  text = random.integers(0, 2, (64, 5))  # many common prefixes
+  text[np.arange(5) >= random.integers(1, 6, (64, 1))] = -1
+  text = np.unique(text, axis=0)
+  text = text[text[:, 0] >= 0]
+  prompt, room = np.array([7, 8]), tuple(random.integers(8, 20, 3).tolist())
+
+  def size(part):
+    grown = packing.grow(prompt, text[part])
+    return len(grown["token"]), len(grown["target"]), len(part)
+
+  order = np.arange(len(text))
+  cut = list(packing.cut_trees(order, text, len(prompt), room))
+  parts = [part for part, _ in cut]
+  assert [size_found for _, size_found in cut] == [size(part) for part in parts]
+  assert np.concatenate(parts).tolist() == order.tolist()
+  for part in parts:
+    assert np.all(np.array(size(part)) <= room)
+    following = np.arange(part[0], part[-1] + 2)
+    if following[-1] < len(text):
+      assert not np.all(np.array(size(following)) <= room)
+
+
+def test_the_room_of_a_row_follows_from_the_longest_response():
+  # 32 * 16 // 160 = 3: a loss of 480 terms and not of 5,120.
+  assert packing.room_of(32, 160) == (32, 35, 3)
+  assert packing.room_of(32, 6) == (32, 64, 32)  # no more than tokens
+  assert packing.room_of(128, 4096) == (128, 129, 1)  # and at least one
+
+
+def test_rollouts_without_tokens_are_in_no_tree():
+  out, advantage = rollouts(kinds=3)
+  mask = out.mask.copy()
+  mask[0] = False
+  mask[1, :2] = False
+  tokens = out.tokens.copy()
+  tokens[2, :, 0] = 0  # a token like any other
+  cut = dataclasses.replace(out, mask=mask, tokens=tokens)
+  found = trees_of(cut, advantage, 1000)
+  counts = [(tree.prompt, int(tree.count.sum())) for tree in found]
+  assert counts == [(1, N - 2), (2, N), (3, N)]
+  assert not {0, 1} & {*found[0].rollout.tolist()}
+
+
+def test_a_group_without_any_token_leaves_nothing_to_do():
+  out, advantage = rollouts()
+  none = dataclasses.replace(out, mask=np.zeros_like(out.mask))
+  assert packed(roll=(none, advantage), layout=SmallTrees) == []
+  assert packing.padding_fraction([]) == 1.0
+
+
+def test_rows_hold_what_fits_and_are_packed_closely():
+  out, advantage = rollouts(kinds=12)
+  distinct = [out.distinct(p) for p in range(P)]
+  plan = packing.plan_trees(source(out, advantage), distinct, (3, 32))
+  for row in plan.rows:
+    assert sum(tree.size[0] for tree in row) <= plan.tokens == 32
+    assert sum(tree.size[1] for tree in row) <= plan.targets
+    assert sum(len(tree.rollout) for tree in row) <= plan.responses
+  tokens = sum(tree.size[0] for row in plan.rows for tree in row)
+  assert len(plan.rows) <= 2 * tokens / 32 + 1  # first fit is no worse
+  micro = -(-len(plan.rows) // 3)
+  assert plan.positions == micro * 3 * 32
+  assert (plan.targets, plan.responses) == (64, 32)
+
+
+def test_trees_have_the_gradient_of_blocks():
+  at, roll, total = params(), rollouts(1, kinds=12), {}
+  for layout in (Blocks, SmallTrees):
+    sums = update.zero_gradient(at)
+    batches = packed(roll=roll, layout=layout, unit="token", mean="sequence")
+    assert all((b.trees is not None) == (layout is SmallTrees) for b in batches)
+    for batch in batches:
+      sums = ADD(
+        sums, at, batch, response_logp=POLICY.response_logp, objective=OBJECTIVE
+      )
+    total[layout] = update.gradient(sums)
+  (want, stats), (got, more) = total[Blocks], total[SmallTrees]
+  assert_close(got, want)
+  for name in ("loss", "entropy", "kl_old", "logp_gap", "clip_fraction"):
+    a, b = getattr(more, name), getattr(stats, name)
+    np.testing.assert_allclose(a.value, b.value, rtol=1e-5, atol=1e-7)
+    assert a.count == b.count
+
+
+def by_response(batches, logp):
+  """Log-probabilities of each distinct response, as a prompt and its tokens."""
+  found = {}
+  for batch, values in zip(batches, logp, strict=True):
+    for at in np.argwhere(np.asarray(batch.weight) > 0):
+      at = tuple(at)
+      mask = batch.mask[at]
+      key = float(batch.advantage[at]), *batch.response[at][mask].tolist()
+      found[key] = np.asarray(values)[at][mask]
+  return found
+
+
+def test_scores_of_trees_are_those_of_blocks():
+  policy = dataclasses.replace(POLICY, sliding=(True, False), window=3)
+  roll, at = rollouts(kinds=12), params()
+  found = []
+  for layout in (Blocks, SmallTrees):
+    batches = packed(roll=roll, layout=layout)
+    score = lambda batch: update.logp_of(
+      at,
+      jax.tree.map(jnp.asarray, batch),
+      0.7,
+      response_logp=policy.response_logp,
+    )
+    found.append(by_response(batches, map(score, batches)))
+  blocks, trees = found
+  assert blocks.keys() == trees.keys() and len(blocks) > 20
+  for key in blocks:
+    np.testing.assert_allclose(trees[key], blocks[key], atol=1e-5)
+
+
+@pytest.mark.ci
+def test_a_mesh_does_not_change_the_scores_of_trees():
+  layout = functools.partial(SmallTrees, devices=8)
+  batches = packed(roll=rollouts(kinds=12), layout=layout)
+  score = lambda at, policy, batch: update.logp_of(
+    at, batch, 1.0, response_logp=policy.response_logp
+  )
+  want = [score(params(), POLICY, batch) for batch in batches]
+  mesh = meshes.make_mesh(data=2, fsdp=4)
+  at = jax.device_put(params(), sharding.param_shardings(params(), mesh))
+  spread = lambda x: sharding.to_mesh(
+    mesh, jax.sharding.PartitionSpec(*(None, meshes.rows(mesh))[: x.ndim]), x
+  )
+  policy = dataclasses.replace(POLICY, mesh=mesh)
+  for batch, expected in zip(batches, want, strict=True):
+    got = score(at, policy, jax.tree.map(spread, batch))
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+
+
+def alone(text, prompt=1):
+  """Prompts of `prompt` tokens with the responses of `text`, -1 behind each."""
+  text, ones = np.array(text), np.ones((len(text), prompt), np.int32)
+  out = Rollouts(
+    text, np.zeros(text.shape, np.float32), text > 0, text[..., 0] < 0,
+    np.ones(len(text), np.float32),
+  )  # fmt: skip
+  asked = Prompts(ones, ones > 0, np.arange(len(text)))
+  return Source(asked, out, np.zeros(text.shape[:2], np.float32), None)
+
+
+def test_the_largest_trees_are_placed_first():
+  # Trees of 3, 3, 5 and 5 tokens in rows of 8: 5 + 3 twice, not 3 + 3, 5, 5.
+  one = alone([[[3] * n + [NO] * (5 - n)] for n in (3, 3, 5, 5)])
+  distinct = [one.rollouts.distinct(p) for p in range(4)]
+  plan = packing.plan_trees(one, distinct, (1, 8))
+  assert [[t.size[0] for t in row] for row in plan.rows] == [[5, 3], [5, 3]]
+
+
+@pytest.mark.parametrize(
+  "count, sizes, want",
+  [
+    # 2 responses of two tokens: a block has 4 + 2 x 2 positions. The tree has 4
+    # tokens of the prompt and one of each response.
+    (2, [6], 6),
+    (2, [7], None),
+    # Of 10: 5 blocks, 3 trees of at most 8 tokens, or one of 14.
+    (10, [8, 16], 16),
+    (10, [8, 20], 8),
+  ],
+)
+def test_a_form_must_save_a_fifth_of_the_positions(count, sizes, want):
+  one = alone([[[i + 1, i + 1] for i in range(count)]], prompt=4)
+
+  class Sized(Layout):
+    trees = tuple((1, size) for size in sizes)
+
+  layout = Sized(rows=2, blocks=1, length=2, prompt=4)
+  (batch,) = packing.pack(one.prompts, one.rollouts, one.advantage, layout)
+  found = None if batch.trees is None else batch.trees.token.shape[-1]
+  assert found == want
+
+
+def test_padding_of_trees_is_what_no_prefix_fills():
+  out, advantage = rollouts(kinds=1)
+  batches = packed(roll=(out, advantage), layout=SmallTrees)
+  tokens = prompts().mask.sum() + (out.mask[:, 0].sum(axis=1) - 1).sum()
+  places = sum(int(b.used) * 32 for b in batches)
+  assert packing.padding_fraction(batches) == 1 - tokens / places
+
+
+@pytest.mark.usefixtures("three_lengths")
 def test_pack_keeps_one_of_identical_rollouts_with_its_count():
   out, advantage = rollouts(kinds=3)
   batches = packed(roll=(out, advantage))
@@ -31,6 +448,7 @@ def test_pack_keeps_one_of_identical_rollouts_with_its_count():
   assert sum(batch.weight.sum() for batch in batches) == P * N
 
 
+@pytest.mark.usefixtures("three_lengths")
 def test_pack_tells_a_real_zero_token_from_padding():
   out, advantage = rollouts()
   out.tokens[0, :2] = [[3, 0, 0, 0], [3, 0, 0, 0]]
@@ -51,6 +469,7 @@ def test_split_is_a_shuffled_partition_of_whole_groups():
   np.testing.assert_array_equal(parts, packing.split(12, 3, (0, 5)))
 
 
+@pytest.mark.usefixtures("three_lengths")
 def test_padding_by_hand():
   out, advantage = rollouts(kinds=1)
   out.mask[:] = np.arange(T) < 3
@@ -71,15 +490,6 @@ def test_fewer_rows_where_they_make_less_padding(count, rows):
   )
   assert batch.mask.shape[2] == rows
   assert batch.mask.sum() == 16 * count
-
-
-def test_a_small_saving_is_not_worth_another_program():
-  source, _ = some_lengths(*[4] * 17)
-  # 2 blocks of 16 are 134 positions, 6 of 4 are 114: .85 of them.
-  (batch,) = packing.pack(
-    source.prompts, source.rollouts, source.advantage, Layout(16, 1, 4, 3)
-  )
-  assert batch.mask.shape[2] == 16
 
 
 @pytest.mark.parametrize(

@@ -2,30 +2,138 @@
 
 import dataclasses
 import functools
+import itertools
 
+import hypothesis
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from hypothesis import strategies
+from messages import refuses
 
 from brorl_jax.learner import supervised
-from brorl_jax.learner.pair_packing import Layout, Pair
+from brorl_jax.learner.supervised import Pair, PairLayout
 from brorl_jax.many import meshes
 from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
-
-POLICY = Policy(
-  vocab=16, width=16, layers=1, heads=4, kv_heads=2, head_size=4, mlp=16,
-  rope=Rope(100.0), norm_eps=1e-6, tied=True, qkv_bias=True,
-)  # fmt: skip
 
 
 def some_pairs(count=12, seed=0):
   rng = np.random.default_rng(seed)
   ids = lambda low, high: rng.integers(1, 16, rng.integers(low, high)).tolist()
   return [Pair(ids(1, 5), ids(1, 4)) for _ in range(count)]
+
+
+def place_all(lengths, layout, order=None):
+  return [*supervised.epoch(lengths, layout, order or range(len(lengths)))]
+
+
+def test_pairs_go_into_the_first_row_with_room():
+  layout = PairLayout(tokens=10, rows=2, microbatches=1)
+  # 0 and 2 fill the first row, 1 and 3 the second; 4 fits nowhere, 5 does.
+  assert place_all([6, 5, 4, 4, 3, 1], layout) == [[[0, 2], [1, 3, 5]], [[4]]]
+
+
+def test_as_many_as_there_are_rows_may_wait():
+  layout = PairLayout(tokens=10, rows=1, microbatches=2)
+  # 2 and 3 wait, so that 4, which would fit, is not looked at.
+  assert place_all([9, 9, 2, 2, 1], layout) == [[[0], [1]], [[2, 3, 4]]]
+  # The next update begins with what waited, before what was not looked at.
+  assert place_all([9, 9, 8, 8, 8, 8], layout) == [
+    [[0], [1]], [[2], [3]], [[4], [5]],
+  ]  # fmt: skip
+
+
+@hypothesis.settings(deadline=None, max_examples=60)
+@hypothesis.given(
+  strategies.lists(strategies.integers(2, 12), min_size=1, max_size=60),
+  strategies.integers(1, 4),
+  strategies.randoms(),
+)
+def test_every_pair_is_placed_once_and_no_row_is_too_long(lengths, rows, rng):
+  layout = PairLayout(tokens=12, rows=rows, microbatches=2)
+  order = list(range(len(lengths)))
+  rng.shuffle(order)
+  found = place_all(lengths, layout, order)
+  placed = [pair for update in found for row in update for pair in row]
+  assert sorted(placed) == sorted(order)
+  assert all(1 <= len(update) <= 2 * rows for update in found)
+  sums = [sum(lengths[p] for p in row) for update in found for row in update]
+  assert 0 < min(sums) and max(sums) <= 12
+  # An update is left only if what waits fits nowhere in it.
+  for update, later in itertools.pairwise(found):
+    filled = [sum(lengths[p] for p in row) for row in update]
+    assert len(update) == 2 * rows
+    assert lengths[later[0][0]] > 12 - min(filled)
+
+
+def test_rows_by_hand():
+  pairs = [Pair([1, 2], [3]), Pair([4], [5, 6]), Pair([7, 8, 9], [10])]
+  layout = PairLayout(tokens=8, rows=1, microbatches=3)
+  rows = supervised.pack(pairs, [[2, 0], [1]], layout)
+  assert rows.tokens[:, 0].tolist() == [
+    [7, 8, 9, 10, 1, 2, 3, 0], [4, 5, 6, 0, 0, 0, 0, 0], [0] * 8,
+  ]  # fmt: skip
+  assert rows.segment[:, 0].tolist() == [
+    [1, 1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 0, 0, 0, 0, 0], [0] * 8,
+  ]  # fmt: skip
+  assert rows.counts[:, 0].astype(int).tolist() == [
+    [0, 0, 0, 1, 0, 0, 1, 0], [0, 1, 1, 0, 0, 0, 0, 0], [0] * 8,
+  ]  # fmt: skip
+  assert rows.used == 2  # the third microbatch is not computed
+  assert rows.tokens.dtype == rows.segment.dtype == np.int32
+
+
+def test_the_order_is_that_of_seed_and_epoch():
+  pairs, layout = some_pairs(40), PairLayout(tokens=16, rows=2, microbatches=1)
+
+  def take(seed, epochs=3):
+    out = [[] for _ in range(epochs)]
+    for number, rows in supervised.updates(pairs, layout, seed=seed):
+      if number == epochs:
+        return out
+      out[number] += [pair for row in rows for pair in row]
+
+  assert take(0) == take(0)
+  different = [*take(0), *take(1)]
+  assert len({tuple(x) for x in different}) == 6
+  assert all(sorted(x) == list(range(40)) for x in different)
+  counts = [
+    supervised.updates_in(pairs, layout, epochs=n, seed=0) for n in (1, 2, 3)
+  ]
+  assert 0 < counts[0] < counts[1] < counts[2]
+  assert counts[0] >= sum(len(p) + len(r) for p, r in pairs) / 32
+  whole = [Pair([1] * 9, [1] * 7)] * 5  # each fills a row
+  for epochs in (1, 2, 3):
+    found = supervised.updates_in(whole, layout, epochs=epochs, seed=0)
+    assert found == 3 * epochs
+
+
+@pytest.mark.parametrize(
+  "pair, says",
+  [
+    (Pair([], [1]), "b: the prompt has no tokens"),
+    (Pair([1], []), "b: the response has no tokens"),
+    (
+      Pair([1] * 900, [1] * 200),
+      "b: prompt and response have 1,100 tokens ... 9 of a row",
+    ),
+  ],
+)
+def test_what_cannot_be_trained_on_is_refused_by_name(pair, says):
+  layout = PairLayout(tokens=9, rows=1, microbatches=1)
+  supervised.check([Pair([1] * 8, [1])], layout, ["a"])
+  with refuses(ValueError, says):
+    supervised.check([Pair([1], [1]), pair], layout, ["a", "b"])
+
+
+POLICY = Policy(
+  vocab=16, width=16, layers=1, heads=4, kv_heads=2, head_size=4, mlp=16,
+  rope=Rope(100.0), norm_eps=1e-6, tied=True, qkv_bias=True,
+)  # fmt: skip
 
 
 @functools.cache
@@ -38,7 +146,7 @@ def copy(tree):
 
 
 def by_hand(params, pairs):
-  """Nats per response token, each pair in a row of its own."""
+  """Nats per response token, each pair alone in a row."""
   total = count = 0.0
   width = max(len(p) + len(r) for p, r in pairs)
   rows = np.zeros((len(pairs), width), np.int32)
@@ -71,13 +179,15 @@ def run(pairs, layout, count, seed=0, lr=0.03, tx=None, params=None, **more):
   return trained, looks
 
 
-SMALL = Layout(tokens=16, rows=2, microbatches=2)
+SMALL = PairLayout(tokens=16, rows=2, microbatches=2)
 
 
 @pytest.mark.ci
 def test_losses_are_those_of_the_responses_alone():
   pairs, heldout = some_pairs(9), some_pairs(7, seed=1)
-  one = Layout(tokens=16, rows=8, microbatches=2)  # all of them in an update
+  one = PairLayout(
+    tokens=16, rows=8, microbatches=2
+  )  # all of them in an update
   trained, looks = run(pairs, one, 1, heldout=heldout)
   before, after = looks
   assert before.update == before.tokens == 0 and before.loss is None
@@ -92,7 +202,7 @@ def test_losses_are_those_of_the_responses_alone():
 def test_neither_packing_nor_microbatches_change_an_update():
   pairs = some_pairs(9)
   sgd = optax.sgd(1.0)
-  want, _ = run(pairs, Layout(64, 1, 1), 1, tx=sgd)
+  want, _ = run(pairs, PairLayout(64, 1, 1), 1, tx=sgd)
   moved = [
     float(jnp.abs(a - b).max())
     for a, b in zip(
@@ -100,7 +210,11 @@ def test_neither_packing_nor_microbatches_change_an_update():
     )
   ]
   assert max(moved) > 0.01
-  for layout in (Layout(16, 16, 1), Layout(16, 1, 16), Layout(24, 2, 3)):
+  for layout in (
+    PairLayout(16, 16, 1),
+    PairLayout(16, 1, 16),
+    PairLayout(24, 2, 3),
+  ):
     got, _ = run(pairs, layout, 1, tx=sgd)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
       np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
@@ -111,10 +225,10 @@ def test_a_mesh_changes_no_update():
   pairs = some_pairs(9)
   mesh = meshes.make_mesh(fsdp=4, tensor=2)
   places = sharding.param_shardings(start(), mesh)
-  want, _ = run(pairs, Layout(16, 4, 3), 1, heldout=pairs)
+  want, _ = run(pairs, PairLayout(16, 4, 3), 1, heldout=pairs)
   got, looks = run(
     pairs,
-    Layout(16, 4, 3),
+    PairLayout(16, 4, 3),
     1,
     heldout=pairs,
     params=jax.device_put(start(), places),

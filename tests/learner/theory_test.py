@@ -77,16 +77,6 @@ def test_mass_beyond_1_by_rounding_leaves_nothing_unsampled():
   assert found.unsampled.tolist() == [0.0]
 
 
-def test_responses_that_differ_in_length_only_are_different():
-  prompts, rollouts, reward = groups()
-  tokens, mask = rollouts.tokens.copy(), rollouts.mask.copy()
-  tokens[0, :2] = [[5, 0], [5, 0]]
-  mask[0, :2] = [[True, False], [True, True]]
-  other = dataclasses.replace(rollouts, tokens=tokens, mask=mask)
-  found = probe(prompts, other, reward, count=1, rows=4)
-  assert (found.probability[0] > 0.0).sum() == 4
-
-
 def test_partial_rewards_are_not_correct():
   prompts, rollouts, _ = groups()
   found = probe(
@@ -139,15 +129,12 @@ def test_the_probe_has_the_same_shapes_whatever_was_sampled():
   )
 
 
-def test_rounding_is_not_a_fall():
+@pytest.mark.parametrize(
+  "changes", [(-1e-5, -1e-3), (-2e-4, 2e-4)], ids=["rounding", "twice"]
+)
+def test_a_fall_is_more_than_noise(changes):
   found = probe(*groups(), count=2, rows=4)
-  after = np.array([0.4 - 1e-5, 0.25 - 1e-3])
-  assert theory.measure(found, after, 0.0)["theory/fell_fraction"] == 0.5
-
-
-def test_twice_the_noise_is_a_fall():
-  found = probe(*groups(), count=2, rows=4)
-  after = np.array([0.4 - 2e-4, 0.25 + 2e-4])
+  after = np.array([0.4, 0.25]) + changes
   assert theory.measure(found, after, 0.0)["theory/fell_fraction"] == 0.5
 
 

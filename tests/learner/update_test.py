@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 import re
+import weakref
 
 import chex
 import jax
@@ -13,7 +14,8 @@ import optax
 import plain_decoder
 import pytest
 import tiers
-from compiled import compiled, zeros_of
+from compiled import compilations, compiled, zeros_of
+from one_step import groups
 from update_cases import (
   OBJECTIVE,
   POLICY,
@@ -29,12 +31,14 @@ from update_cases import (
   rollouts,
 )
 
-from brorl_jax.learner import optimizer, update
+from brorl_jax.learner import packing, update
+from brorl_jax.learner import state as states
 from brorl_jax.learner.objective import loss_and_stats
+from brorl_jax.learner.packing import Layout
 from brorl_jax.many import meshes
 from brorl_jax.model import sharding
 from brorl_jax.rl import losses
-from brorl_jax.types import Batch
+from brorl_jax.rl.mean import Mean
 
 ADD = jax.jit(
   update.add_gradient, static_argnames=("response_logp", "objective")
@@ -96,21 +100,8 @@ def plain_loss(at, out, advantage, reference=None):
   return total
 
 
-@pytest.mark.slow
-def test_lengths_do_not_change_the_gradient(request):
-  some = functools.partial(packed, rows=1, roll=rollouts(kinds=12))
-  want, stats = gradient(some())
-  assert {batch.mask.shape[-1] for batch in some()} == {T}
-  request.getfixturevalue("three_lengths")
-  assert {batch.mask.shape[-1] for batch in some()} == {1, 2, 4}
-  got, more = gradient(some())
-  assert_close(got, want)
-  np.testing.assert_allclose(more.loss.value, stats.loss.value, rtol=1e-5)
-
-
-@pytest.mark.parametrize("with_reference", tiers.some([False, True], 1))
-def test_gradient_equals_the_plain_form(with_reference):
-  reference = params(1) if with_reference else None
+def test_gradient_equals_the_plain_form():
+  reference = params(1)
   out, advantage = rollouts()
   grads, stats = gradient(packed(), reference)
   loss, want = jax.value_and_grad(plain_loss)(
@@ -122,9 +113,7 @@ def test_gradient_equals_the_plain_form(with_reference):
   np.testing.assert_allclose(stats.grad_norm, optax.tree.norm(want), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-  "rows, blocks", tiers.some([(1, 1), (2, 5), (5, 4), (12, 2)], 1, 2)
-)
+@pytest.mark.parametrize("rows, blocks", [(5, 4), tiers.at_night((1, 1))])
 def test_microbatch_size_does_not_change_the_gradient(rows, blocks):
   assert_close(gradient(packed(rows, blocks))[0], gradient(packed())[0])
 
@@ -138,9 +127,6 @@ def on_mesh(batches, mesh):
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-  "gathers", [True, pytest.param(False, marks=pytest.mark.slow)]
-)
-@pytest.mark.parametrize(
   "axes",
   [
     dict(fsdp=4, tensor=2),
@@ -149,16 +135,16 @@ def on_mesh(batches, mesh):
   ],
   ids=str,
 )
-def test_a_mesh_does_not_change_the_gradient(gathers, axes):
-  want, _ = gradient(packed(blocks=4))
+def test_a_mesh_does_not_change_the_gradient(axes):
+  want, _ = gradient(packed())
   mesh = meshes.make_mesh(**axes)
   at = jax.device_put(params(), sharding.param_shardings(params(), mesh))
-  policy = dataclasses.replace(POLICY, mesh=mesh) if gathers else POLICY
+  policy = dataclasses.replace(POLICY, mesh=mesh)
   got, _ = gradient(on_mesh(packed(blocks=8), mesh), at=at, policy=policy)
   assert_close(got, want)
 
 
-def told(mesh):
+def exchanged(mesh):
   """(collective, numbers of its result) in the program of a batch."""
   policy = dataclasses.replace(POLICY, vocab=512, mesh=mesh)
   at = zeros_of(policy.init, jax.random.key(0))
@@ -167,7 +153,7 @@ def told(mesh):
     x.size // x.addressable_shards[0].data.size for x in jax.tree.leaves(at)
   }
   # Biases and norms: one axis to cut.
-  assert parts == {mesh.shape["fsdp"], mesh.shape["tensor"], 8}
+  assert parts <= {1, 8}
   (batch,) = on_mesh(packed(rows=12, blocks=8), mesh)
   program = compiled(
     functools.partial(
@@ -191,18 +177,10 @@ def told(mesh):
 
 
 @pytest.mark.perf
-def test_devices_tell_each_other_weights_and_sums_but_no_logits():
-  """Fully sharded: every device has a part of all parameters."""
-  policy, seen = told(meshes.make_mesh(fsdp=4, tensor=2))
-  tokens = 8 // 4 * 12 * T  # of a device
-  embedding = policy.vocab * policy.width // 2
-  largest = max(size for _, size in seen)
-  assert largest <= embedding < tokens * policy.vocab / 2
-
-
-@pytest.mark.perf
-def test_no_device_gets_a_gradient_that_is_not_its_own():
-  policy, seen = told(meshes.make_mesh(fsdp=8))
+def test_devices_exchange_weights_and_sums_of_their_own_but_no_logits():
+  policy, seen = exchanged(meshes.make_mesh(fsdp=8))
+  embedding = policy.vocab * policy.width
+  assert max(size for _, size in seen) <= embedding < 12 * T * policy.vocab / 2
   kinds = {kind for kind, _ in seen}
   assert kinds == {"all-gather", "all-reduce", "reduce-scatter"}
   # Biases of all layers are whole on every device; nothing else is.
@@ -261,47 +239,6 @@ def test_gradient_matches_finite_differences_in_float64():
     np.testing.assert_allclose(got, slope, rtol=0, atol=1e-5 * norm)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-  "tied", [True, pytest.param(False, marks=pytest.mark.slow)]
-)
-def test_memory_does_not_grow_with_the_vocabulary(tied):
-  """But for the embedding, the head and their gradients."""
-
-  def temporary(vocab):
-    policy = dataclasses.replace(
-      POLICY, vocab=vocab, width=64, mlp=64, tied=tied
-    )
-    at = zeros_of(policy.init, jax.random.key(0))
-    one = lambda *shape, dtype=jnp.float32: jnp.zeros(shape, dtype)
-    C, B, R, T, S = 2, 1, 16, 128, 32
-    batch = Batch(
-      prompt=one(C, B, S, dtype=jnp.int32),
-      prompt_mask=one(C, B, S, dtype=bool),
-      response=one(C, B, R, T, dtype=jnp.int32),
-      mask=one(C, B, R, T, dtype=bool),
-      logp_sampled=one(C, B, R, T),
-      advantage=one(C, B, R),
-      weight=one(C, B, R),
-      used=one(dtype=jnp.int32),
-    )
-    program = functools.partial(
-      update.add_gradient,
-      response_logp=policy.response_logp,
-      objective=OBJECTIVE,
-    )
-    sums = update.zero_gradient(at)
-    memory = compiled(program, sums, at, batch, donated=0).memory_analysis()
-    return memory.temp_size_in_bytes
-
-  few, many = 2048, 151936
-  logits = 4 * 16 * 128 * many
-  head = 4 * 64 * (many - few)
-  more = temporary(many) - temporary(few)
-  # The microbatch's gradient of the embedding, and of the head.
-  assert more < (1.05 if tied else 2.1) * head < logits / 10
-
-
 @pytest.mark.ci
 @pytest.mark.parametrize("remat", [tiers.at_night("products"), "nothing"])
 def test_what_is_computed_twice_does_not_change_the_gradient(remat):
@@ -329,22 +266,6 @@ def test_what_is_computed_twice(dtype):
   attention = 2 + 4
   assert products("layer") > products("products") > products("nothing")
   assert products("products") - products("nothing") == attention
-
-
-@pytest.mark.ci
-def test_groups_without_advantage_contribute_nothing():
-  out, advantage = rollouts()
-  advantage[1] = 0.0
-  objective = dataclasses.replace(OBJECTIVE, kl_weight=0.0)
-  grads, _ = gradient(packed(roll=(out, advantage)), objective=objective)
-  other = rollouts(seed=9)[0]
-  swapped = jax.tree.map(
-    lambda a, b: np.concatenate([a[:1], b[1:2], a[2:]]), out, other
-  )
-  more, stats = gradient(packed(roll=(swapped, advantage)), objective=objective)
-  # The group's tokens count in the mean, its content does not matter.
-  ratio = float(stats.loss.count) / out.mask.sum()
-  assert_close(jax.tree.map(lambda g: g * ratio, more), grads)
 
 
 def test_unused_microbatches_are_not_computed():
@@ -422,25 +343,6 @@ def test_the_ratio_is_to_the_old_policy_and_the_gap_to_the_sampler():
   assert optax.tree.norm(grads) > 0.0
 
 
-@pytest.mark.ci
-def test_temperature_divides_the_logits():
-  out, advantage = rollouts()
-  cold = dataclasses.replace(OBJECTIVE, temperature=0.5, kl_weight=0.0)
-  _, stats = gradient(packed(roll=(out, advantage)), objective=cold)
-  _, plain = gradient(packed(roll=(out, advantage)))
-  assert stats.entropy.value < plain.entropy.value - 0.1
-
-
-def test_not_finite_gradients_are_named():
-  batches = packed()
-  batches[-1].advantage[0, 0] = np.nan
-  _, stats = gradient(batches)
-  assert not stats.finite.all()
-  path = update.first_bad_path(params(), np.asarray(stats.finite))
-  assert path == "blocks/down/kernel"
-  assert update.first_bad_path(params(), np.ones(13, bool)) is None
-
-
 def spoiled(what):
   """A minibatch with one number that is not finite."""
   batches = packed()
@@ -460,7 +362,7 @@ def spoiled(what):
 def test_an_update_that_cannot_be_trusted_changes_no_bit(what):
   tx = optax.adam(0.1)
   how = dict(tx=tx, response_logp=POLICY.response_logp, objective=OBJECTIVE)
-  start = optimizer.init_state(params(), tx, keep_reference=False)
+  start = states.init_state(params(), tx, keep_reference=False)
   start, first = update.minibatch_step(start, packed(), **how)
   assert not first.skipped and first.finite.all()
   before = jax.tree.map(np.array, start)
@@ -471,41 +373,12 @@ def test_an_update_that_cannot_be_trusted_changes_no_bit(what):
   )
   assert stats.skipped and bool(stats.finite.all()) == (what != "advantage")
   chex.assert_trees_all_equal(after, before)  # the moments and counts too
-  # The buffers can be used again, and a good update goes on from there.
+  # The buffers can be used again, and a good update continues from there.
   again, stats = update.minibatch_step(after, packed(), **how)
   assert not stats.skipped
   want = jax.tree.map(jnp.asarray, before)
   want, _ = update.minibatch_step(want, packed(), **how)
   chex.assert_trees_all_equal(again, want)
-
-
-@pytest.mark.slow
-def test_what_is_watched_changes_by_its_derivative_along_the_step():
-  batches = packed()
-  last = jax.tree.map(lambda x: jnp.asarray(x[0] if x.ndim else x), batches[-1])
-
-  def loglikelihood(response, params):
-    logp, _ = POLICY.response_logp(
-      params, last.prompt, last.prompt_mask, response
-    )
-    return jnp.mean(logp)
-
-  watch = jax.tree_util.Partial(loglikelihood, last.response)
-  errors = []
-  for lr in (0.1, 0.01):  # of plain gradient descent, Adam's has no limit
-    state, stats = update.minibatch_step(
-      optimizer.init_state(params(), tx := optax.sgd(lr), keep_reference=False),
-      batches,
-      tx=tx,
-      response_logp=POLICY.response_logp,
-      objective=OBJECTIVE,
-      watch=watch,
-    )
-    change = watch(state.params) - watch(params())
-    assert abs(change) > 1e-5
-    errors.append(abs(stats.watched / change - 1.0))
-  assert errors[1] < 0.02
-  assert errors[1] < errors[0] / 4
 
 
 @pytest.mark.ci
@@ -525,7 +398,7 @@ def test_what_is_watched_is_the_slope_at_the_old_parameters():
   updates, _ = tx.update(grads, tx.init(params()), params())
   _, want = jax.jvp(watch, (params(),), (updates,))
   _, stats = update.minibatch_step(
-    optimizer.init_state(params(), tx, keep_reference=False),
+    states.init_state(params(), tx, keep_reference=False),
     packed(),
     tx=tx,
     response_logp=POLICY.response_logp,
@@ -537,7 +410,7 @@ def test_what_is_watched_is_the_slope_at_the_old_parameters():
 
 
 def test_minibatch_step_applies_what_optax_says():
-  tx, _ = optimizer.adamw(
+  tx, _ = states.adamw(
     lr=1e-2,
     warmup=0,
     total=None,
@@ -547,7 +420,7 @@ def test_minibatch_step_applies_what_optax_says():
     weight_decay=0.0,
     max_grad_norm=1.0,
   )
-  state = optimizer.init_state(params(), tx, keep_reference=True)
+  state = states.init_state(params(), tx, keep_reference=True)
   before = jax.tree.map(np.asarray, state.params)
   reference = jax.tree.map(np.asarray, state.reference)
   batches = with_reference(packed(), reference)
@@ -594,7 +467,7 @@ def test_a_length_is_compiled_once(monkeypatch, three_lengths):
   mesh = meshes.make_mesh(fsdp=4, tensor=2)
   places = sharding.param_shardings(params(), mesh)
   tx = optax.sgd(0.1)
-  make = functools.partial(optimizer.init_state, tx=tx, keep_reference=False)
+  make = functools.partial(states.init_state, tx=tx, keep_reference=False)
   abstract = jax.eval_shape(make, params())
   state = jax.jit(
     make,
@@ -616,22 +489,209 @@ def test_a_length_is_compiled_once(monkeypatch, three_lengths):
   assert lengths == {1, 2, 4}  # or chex would not have refused the fourth
 
 
-def test_without_a_mesh_the_second_update_compiles_nothing():
-  tx = optax.sgd(0.1)
-  state = optimizer.init_state(params(), tx, keep_reference=False)
-  programs = []
-  listen = lambda event, *_, **__: programs.append(
-    event == "/jax/core/compile/backend_compile_duration"
+def packed_tokens(parts):
+  """Every token that the loss sees: how often, and its advantage."""
+  seen = {}
+  for batch in (batch for part in parts for batch in part):
+    for at in np.argwhere(batch.mask):
+      row = tuple(at[:-1])
+      assert int(batch.response[tuple(at)]) not in seen
+      seen[int(batch.response[tuple(at)])] = (
+        float(batch.weight[row]),
+        float(batch.advantage[row]),
+      )
+  return seen
+
+
+def test_rollouts_that_do_not_count_are_not_packed():
+  some = groups(
+    [[1, 0, 1, 0], [0, 0, 1, 1]], length=[[1, 2, 3, 4], [4, 4, 1, 1]]
   )
-  step = lambda state: update.minibatch_step(
-    state,
-    packed(),
-    tx=tx,
-    response_logp=POLICY.response_logp,
-    objective=OBJECTIVE,
-  )[0]
-  state = step(state)
-  jax.monitoring.register_event_duration_secs_listener(listen)
-  step(state)
-  jax.monitoring.unregister_event_duration_listener(listen)
-  assert not any(programs)
+  cut = np.array([[False, False, False, True], [True, True, False, False]])
+  advantage = np.arange(8, dtype=np.float32).reshape(2, 4)
+  minibatches = lambda counted: update.minibatches(
+    some,
+    advantage,
+    counted,
+    Layout(rows=2, blocks=2, length=4, prompt=5),
+    count=2,
+    seed=(0, 1),
+    scale=lambda length: None,
+  )
+  parts = minibatches(~cut)
+  want = {}
+  for p, n, t in np.argwhere(some.rollouts.mask):
+    if not cut[p, n]:
+      token = int(some.rollouts.tokens[p, n, t])
+      want[token] = (1.0, float(advantage[p, n]))
+  assert packed_tokens(parts) == want and len(want) == 1 + 2 + 3 + 1 + 1
+  # Five count, and all of them differ.
+  shares = update.packing_metrics(parts, 5)
+  assert shares["update/distinct_fraction"] == 1.0
+  parts = minibatches(np.ones((2, 4), bool))
+  assert len(packed_tokens(parts)) == some.rollouts.mask.sum() == 20
+
+
+def test_why_an_update_was_skipped():
+  params = {"a": jnp.zeros(2), "b": {"c": jnp.zeros(3)}}
+  good = update.Stats.zero(params)
+  finite = jnp.array([True, False])
+  assert update.skipped([good], params, 7) == ()
+  no = dataclasses.replace(good, skipped=jnp.array(True))
+  loss = Mean(jnp.array(jnp.nan), jnp.array(2.0))
+  cases = {
+    "that of b/c is not finite": dict(finite=finite),
+    "the loss is nan": dict(finite=finite, loss=loss),
+    "a log-probability of sampler or trainer is not finite": dict(
+      logp_gap_max=jnp.array(jnp.inf), loss=loss
+    ),
+    "its norm is inf": dict(grad_norm=jnp.array(jnp.inf)),
+    "its norm is 12, a spike": dict(grad_norm=jnp.array(12.0)),
+  }
+  for why, changes in cases.items():
+    bad = dataclasses.replace(no, **changes)
+    head = "the gradient of update 2 was not applied: "
+    assert update.skipped([good, bad], params, 7) == (head + why,)
+
+
+def test_a_parameter_that_is_not_finite_is_named():
+  params = {"a": jnp.zeros(2), "b": {"c": jnp.zeros(3)}}
+  good = update.Stats.zero(params)
+  bad = dataclasses.replace(good, finite=jnp.array([True, False]))
+  with pytest.raises(
+    FloatingPointError, match=r"step 7: b/c is not .*lower .*optim\.lr"
+  ):
+    update.skipped([good, bad], params, 7)
+
+
+def test_metrics_are_those_of_the_updates_that_were_applied():
+  good = dataclasses.replace(
+    update.Stats.zero(params()),
+    loss=Mean(jnp.array(6.0), jnp.array(2.0)),
+    grad_norm=jnp.array(4.0),
+  )
+  bad = dataclasses.replace(
+    good,
+    loss=Mean(jnp.array(jnp.nan), jnp.array(2.0)),
+    skipped=jnp.array(True),
+  )
+  plain = dataclasses.replace(OBJECTIVE, kl_weight=0.0, entropy_weight=0.0)
+  numbers = update.update_metrics([bad, good], plain)
+  assert numbers["loss/total"] == 3.0 and numbers["optim/grad_norm"] == 4.0
+  assert numbers["update/skipped"] == 1.0
+  numbers = update.update_metrics([bad, bad], OBJECTIVE)
+  assert numbers["loss/total"] is numbers["optim/grad_norm"] is None
+  assert numbers["policy/kl_ref"] is None
+  assert numbers["update/skipped"] == 2.0
+
+
+TX = optax.adam(0.1)
+HOW = dict(tx=TX, response_logp=POLICY.response_logp, objective=OBJECTIVE)
+LOGP_OF = functools.partial(
+  update.logp_of, temperature=1.0, response_logp=POLICY.response_logp
+)
+
+
+def one_device():
+  return meshes.over([jax.devices()[:1]], meshes.ONE)
+
+
+def in_batches(monkeypatch, seed=0):
+  """A minibatch of several batches."""
+  monkeypatch.setattr(packing, "MICROBATCHES", 1)
+  return packed(rows=1, blocks=8, roll=rollouts(seed, kinds=12))
+
+
+def state_on(mesh):
+  make = functools.partial(states.init_state, params(), TX, keep_reference=True)
+  abstract = jax.eval_shape(make)
+  places = sharding.state_shardings(abstract, abstract.params, mesh)
+  return jax.device_put(
+    dataclasses.replace(make(), reference=params(1)), places
+  )
+
+
+def all_at_once(state, parts, mesh):
+  """The updates of a step whose batches are all on the devices."""
+  there = [[update.placed(batch, mesh) for batch in part] for part in parts]
+  for name, at in (("logp_old", state.params), ("logp_ref", state.reference)):
+    there = [
+      [dataclasses.replace(b, **{name: LOGP_OF(at, b)}) for b in part]
+      for part in there
+    ]
+  stats = []
+  for part in there:
+    state, of_part = update.minibatch_step(state, part, **HOW)
+    stats.append(of_part)
+  return state, stats
+
+
+@pytest.mark.slow
+def test_batches_that_are_placed_in_turn_give_the_same_bits(monkeypatch):
+  mesh = meshes.make_mesh(fsdp=4, tensor=2)
+  parts = [in_batches(monkeypatch, seed) for seed in range(2)]
+  assert min(map(len, parts)) > 2
+  want = all_at_once(state_on(mesh), parts, mesh)
+  there, most, place = [], [], update.placed
+
+  def placed(batch, mesh):
+    most.append(sum(one() is not None for one in there))
+    out = place(batch, mesh)
+    there.append(weakref.ref(out.response))
+    return out
+
+  monkeypatch.setattr(update, "placed", placed)
+  start = state_on(mesh)
+  known = update.scored(parts, start, mesh, logp_of=LOGP_OF, kl_term=True)
+  batches = sum(map(len, parts))
+  assert most == [0] * batches  # a scored one is gone before the next comes
+  for batch in (batch for part in known for batch in part):
+    assert {type(x) for x in jax.tree.leaves(batch)} == {np.ndarray}
+  state, stats = update.apply(start, known, mesh, watch=None, **HOW)
+  assert len(most) == 2 * batches and max(most) == 1
+  assert int(state.step) == 1
+  chex.assert_trees_all_equal(
+    (state.params, state.opt), (want[0].params, want[0].opt)
+  )
+  chex.assert_trees_all_equal(stats, want[1])
+  again = state_on(mesh)
+  with compilations() as programs:
+    known = update.scored(parts, again, mesh, logp_of=LOGP_OF, kl_term=True)
+    update.apply(again, known, mesh, watch=None, **HOW)
+  assert not programs
+
+
+@pytest.mark.parametrize("count, kl_term", [(1, False), (1, True), (2, False)])
+def test_only_what_the_loss_needs_is_scored(count, kl_term):
+  mesh = one_device()
+  parts, seen = [packed()] * count, []
+  state = state_on(mesh)
+
+  def logp_of(at, batch):
+    seen.append(at is state.params)
+    return jnp.zeros_like(batch.logp_sampled)
+
+  known = update.scored(parts, state, mesh, logp_of=logp_of, kl_term=kl_term)
+  for batch in (batch for part in known for batch in part):
+    assert (batch.logp_old is not None) == (count > 1)
+    assert (batch.logp_ref is not None) == kl_term
+  assert seen.count(True) == (count > 1) * sum(map(len, parts))
+  assert seen.count(False) == kl_term * sum(map(len, parts))
+
+
+@pytest.mark.ci
+def test_updates_wait_for_their_batches_in_turn(monkeypatch):
+  """The host runs ahead of devices: it must not place what waits."""
+  events = []
+  wait = jax.block_until_ready
+
+  def batches():
+    for i, batch in enumerate(in_batches(monkeypatch)):
+      events.append(f"batch {i}")
+      yield batch
+
+  monkeypatch.setattr(
+    jax, "block_until_ready", lambda x: events.append("wait") or wait(x)
+  )
+  update.minibatch_step(state_on(one_device()), batches(), **HOW)
+  assert events[:4] == ["batch 0", "wait", "batch 1", "wait"]

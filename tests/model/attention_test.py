@@ -1,5 +1,6 @@
-"""Tests of brorl_jax/model/attention.py."""
+"""Attention: rotations, masks, pieces and tiles."""
 
+import dataclasses
 import math
 
 import jax
@@ -7,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiers
+from small_policies import GEMMA2, TINY
 
-from brorl_jax.model import attention, views
+from brorl_jax.model import attention
 from brorl_jax.model.spec import Rope
 from brorl_jax.model.target import Target
 
@@ -52,21 +54,6 @@ def test_every_query_turns_by_its_own_position_and_every_head_alike():
     pairs[p, r, t, h, i] *= np.exp(1j * angle)
   want = np.concatenate([pairs.real, pairs.imag], axis=-1)
   np.testing.assert_allclose(got, want, atol=2e-5)
-
-
-def test_rotated_products_depend_on_the_distance_alone():
-  rng = np.random.default_rng(0)
-  q, k = (jnp.asarray(rng.normal(size=(1, 1, 1, 1, 8))) for _ in range(2))
-  rope = Rope(1e4)
-  product = lambda at, to: float(
-    jnp.sum(turned(q, at, rope) * turned(k, to, rope))
-  )
-  for distance in (0, 1, 17):
-    base = product(distance, 0)
-    for start in (1, 40, 500):
-      assert product(start + distance, start) == pytest.approx(base, abs=2e-4)
-  assert abs(product(0, 0) - product(3, 0)) > 0.01
-  assert abs(product(3, 0) - product(0, 3)) > 0.01
 
 
 def test_bfloat16_is_rotated_in_float32_and_stays_bfloat16():
@@ -183,19 +170,7 @@ def test_yarns_ramp_ends_with_the_head():
   np.testing.assert_allclose(rope.frequency(16), want, rtol=1e-6)
 
 
-def test_yarns_ramp_may_be_a_step():
-  # Both limits at pair 3, where there are 8 turns.
-  trained = 402  # 63.98 turns of pair 0
-  rope = Rope(
-    256.0, "yarn", 4.0, trained, low=trained / 16 / math.pi,
-    high=trained / 16 / math.pi, truncate=False,
-  )  # fmt: skip
-  plain = 2.0 ** -np.arange(8)
-  want = np.where(np.arange(8) <= 3, plain, plain / 4.0)
-  np.testing.assert_allclose(rope.frequency(16), want, rtol=1e-6)
-
-
-CPU = Target("cpu", 1, 0)
+# Axes M and Q of the mask of a prefix.
 MASKS = {
   "all": (2, 3, 4),
   "rows": (2, 3, 1),
@@ -297,7 +272,7 @@ def test_a_window_ends_at_its_own_size(rows):
   query = rng.integers(0, 12, (2, 3, 4))
   key = rng.integers(0, 12, (2, rows, 9))
   for window in (1, 2, 5, 100):
-    got = views.within(
+    got = attention.windowed(
       jnp.asarray(np.broadcast_to(mask, (2, 3, 4, 9))),
       jnp.asarray(query),
       jnp.asarray(key),
@@ -310,7 +285,200 @@ def test_a_window_ends_at_its_own_size(rows):
       assert got[p, r, q, t] == (mask[p, row, q, t] and near)
 
 
-def test_a_window_by_hand():
-  key = jnp.arange(6).reshape(1, 1, 6)
-  see = views.within(jnp.ones((1, 1, 1, 6), bool), at(5), key, 3)
-  np.testing.assert_array_equal(np.flatnonzero(see), [3, 4, 5])
+GPU = Target("gpu", 1, 0)
+BLIND = (0, 0, 3)  # a query that sees nothing
+
+
+def draws(masks, *, P=2, R=3, Q=10, H=6, G=2, K=5, S=7, seed=0):
+  """Queries, a prefix and own keys."""
+  rng = np.random.default_rng(seed)
+  normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  see = np.tril(rng.random((P, R, Q, Q)) < 0.6)
+  see[..., 0] = True
+  see[BLIND] = False
+  prefix = None
+  if masks is not None:
+    p, r, t = masks
+    mask = rng.random((p, r if r == 1 else R, t if t == 1 else Q, S)) < 0.6
+    mask[0, 0, 0 if t == 1 else 3] = False
+    prefix = (normal(P, G, S, K), normal(P, G, S, K), jnp.asarray(mask))
+  own = normal(P, R, G, Q, K), normal(P, R, G, Q, K), jnp.asarray(see)
+  return normal(P, R, Q, H, K), prefix, own
+
+
+@pytest.fixture
+def tiled(monkeypatch):
+  """Takes as many tiles as are asked for, as on an accelerator."""
+
+  def tiled(count):
+    monkeypatch.setattr(attention, "pieces", lambda each, Q, on_cpu: count)
+
+  return tiled
+
+
+def slopes(arrays, slope, dtype=jnp.float32, **options):
+  """Output of attention, and the slopes of q, k and v on both sides."""
+  q, prefix, own = arrays
+  masks = [side and side[2] for side in (prefix, own)]
+
+  def out(q, *sides):
+    sides = [x and (*x, mask) for x, mask in zip(sides, masks, strict=True)]
+    return attention.attend(q, *sides, scale=0.3, target=GPU, **options)
+
+  cast = lambda x: jax.tree.map(lambda y: y.astype(dtype), x)
+  value, pull = jax.vjp(
+    out, cast(q), *(side and cast(side[:2]) for side in (prefix, own))
+  )
+  return value, pull(slope.astype(value.dtype))
+
+
+@pytest.mark.parametrize("softcap", [0.0, 1.5])
+@pytest.mark.parametrize("masks", tiers.some([None, *MASKS], 2, 3))
+@pytest.mark.parametrize("pieces", tiers.some([2, 3, 10], 1, 1))
+def test_tiles_change_neither_output_nor_slopes(masks, softcap, pieces, tiled):
+  """10 queries are padded to 4 + 4 + 4. What padding says counts nowhere."""
+  arrays = draws(None if masks is None else MASKS[masks])
+  slope = jnp.asarray(np.random.default_rng(1).normal(size=arrays[0].shape))
+  slope = slope.at[BLIND].set(0.0)
+  found = []
+  for count in (1, pieces):
+    tiled(count)
+    found.append(slopes(arrays, slope, softcap=softcap))
+    found[-1] = found[-1][0].at[BLIND].set(0.0), found[-1][1]
+  assert all(float(jnp.abs(x).max()) > 0.1 for x in jax.tree.leaves(found[0]))
+  for a, b in zip(*map(jax.tree.leaves, found), strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_a_query_that_sees_nothing_says_nothing(tiled):
+  arrays = draws(MASKS["queries"])
+  slope = jnp.zeros(arrays[0].shape).at[BLIND].set(1.0)
+  tiled(3)
+  out, found = slopes(arrays, slope)
+  assert not out[BLIND].any() and np.isfinite(out).all()
+  assert not any(np.asarray(x).any() for x in jax.tree.leaves(found))
+
+
+@pytest.mark.ci
+def test_slopes_are_those_of_float64(tiled):
+  arrays = draws(MASKS["queries"])
+  slope = jnp.asarray(np.random.default_rng(1).normal(size=arrays[0].shape))
+  slope = slope.at[BLIND].set(0.0)
+  tiled(3)
+  got = slopes(arrays, slope, softcap=1.5)
+  _, prefix, own = arrays
+  P, M, Q, H, K = arrays[0].shape
+
+  def plain(q, k_shared, v_shared, k, v):
+    """One softmax over joined keys."""
+    G = k.shape[2]
+    q = q.reshape(P, M, Q, G, H // G, K)
+    score = jnp.concatenate(
+      [
+        jnp.einsum("pmqgjk,pgsk->pmgjqs", q, k_shared),
+        jnp.einsum("pmqgjk,pmgtk->pmgjqt", q, k),
+      ],
+      axis=-1,
+    )
+    seen = (
+      jnp.broadcast_to(x[2], (P, M, Q, x[2].shape[3])) for x in (prefix, own)
+    )
+    see = jnp.concatenate([*seen], axis=-1)[:, :, None, None]
+    score = jnp.where(see, 1.5 * jnp.tanh(0.3 * score / 1.5), -1e30)
+    weight = jax.nn.softmax(score, axis=-1)
+    S = k_shared.shape[2]
+    out = jnp.einsum("pmgjqs,pgsk->pmqgjk", weight[..., :S], v_shared)
+    out += jnp.einsum("pmgjqt,pmgtk->pmqgjk", weight[..., S:], v)
+    return out.reshape(P, M, Q, H, K)
+
+  with jax.enable_x64():
+    wide = [
+      np.asarray(x, np.float64) for x in (arrays[0], *prefix[:2], *own[:2])
+    ]
+    value, pull = jax.vjp(plain, *wide)
+    want = [value, *pull(np.asarray(slope, np.float64))]
+  want = [np.array(x) for x in want]
+  want[0][BLIND] = 0.0
+  for a, b in zip(jax.tree.leaves(got), want, strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.perf
+def test_half_the_tile_has_a_quarter_of_the_scores(tiled):
+  """Compiled: what a gradient needs besides its arguments and results."""
+
+  def work(pieces):
+    tiled(pieces)
+    shape = lambda *x: jax.ShapeDtypeStruct(x, jnp.float32)
+    see = jax.ShapeDtypeStruct((1, 1, 4096, 4096), bool)
+
+    def loss(q, k, v, see):
+      return attention.attend(q, None, (k, v, see), scale=1.0, target=GPU).sum()
+
+    side = shape(1, 2, 2, 4096, 16)
+    program = jax.jit(jax.grad(loss, argnums=(0, 1, 2))).lower(
+      shape(1, 2, 4096, 8, 16), side, side, see
+    )
+    return program.compile().memory_analysis().temp_size_in_bytes
+
+  few, some, many = work(4), work(8), work(16)
+  # Rows, heads, queries and keys of a tile; float32 scores and their slopes.
+  scores = 2 * 8 * 1024**2 * 4
+  assert few - some > 1.5 * scores * (1 - 1 / 4)
+  assert (some - many) / (few - some) == pytest.approx(1 / 4, abs=0.05)
+
+
+def _position(policy, view, pair=0):
+  """The position whose angle a view has, from the fastest pair."""
+  angle = np.arctan2(view.sin[..., pair], view.cos[..., pair])
+  fastest = policy.rope.frequency(policy.head_size)[pair]
+  return np.round(np.mod(angle, 2 * np.pi) / fastest).astype(int)
+
+
+def test_texts_of_a_row_begin_at_their_first_token():
+  segment = jnp.array([[[1, 1, 2, 2, 2, 0]]])
+  start = attention.segment_start(segment)
+  np.testing.assert_array_equal(start, [[[0, 0, 2, 2, 2, 5]]])
+
+
+def test_slots_see_their_own_prompt_and_stand_behind_it():
+  # A lane with prompts of 3 and of 2 tokens, padded on the left.
+  mask = jnp.array([[[True, True, True], [False, True, True]]])
+  length, which = jnp.array([[1, 2]]), jnp.array([[0, 1]])
+  (view,) = attention.slot_views(TINY, mask, length, which)
+  want = [[[1, 1, 1, 0, 0, 0], [0, 0, 0, 0, 1, 1]]]
+  np.testing.assert_array_equal(view.shared, np.array(want, bool))
+  np.testing.assert_array_equal(_position(TINY, view)[0, :, 0], [3, 3])
+  np.testing.assert_array_equal(view.own, length)
+
+
+def test_a_sliding_layer_sees_its_window_and_the_other_all():
+  policy = dataclasses.replace(GEMMA2, window=2, sliding=(True, False))
+  Q = 4
+  position = jnp.arange(Q)[None, None]
+  own = jnp.tril(jnp.ones((Q, Q), bool))[None, None]
+  both = attention.row_views(policy, position, own, position, None)
+  of = lambda layer: attention.layer_view(policy, both, jnp.int32(layer)).own[
+    0, 0
+  ]
+  near = np.tril(np.ones((Q, Q), bool)) & ~np.tril(np.ones((Q, Q), bool), -2)
+  np.testing.assert_array_equal(of(0), near)
+  np.testing.assert_array_equal(of(1), own[0, 0])
+
+
+def test_a_token_of_a_tree_sees_what_leads_to_it_and_padding_itself():
+  # A prompt of two tokens, its answers a b and c, a second tree, padding.
+  #            0  1  a  b  c  0  .
+  end = jnp.array([[[5, 5, 4, 4, 5, 6, 0]]])
+  visible, depth = attention.tree_views(end)
+  want = [
+    [1, 0, 0, 0, 0, 0, 0],
+    [1, 1, 0, 0, 0, 0, 0],
+    [1, 1, 1, 0, 0, 0, 0],
+    [1, 1, 1, 1, 0, 0, 0],
+    [1, 1, 0, 0, 1, 0, 0],
+    [0, 0, 0, 0, 0, 1, 0],
+    [0, 0, 0, 0, 0, 0, 1],
+  ]
+  np.testing.assert_array_equal(visible[0, 0], np.array(want, bool))
+  np.testing.assert_array_equal(depth[0, 0], [0, 1, 2, 3, 2, 0, 0])

@@ -1,8 +1,9 @@
-"""Tests of brorl_jax/model/policy.py."""
+"""Every form of reading and decoding gives the same logits."""
 
 import dataclasses
 import functools
 import itertools
+import math
 
 import chex
 import jax
@@ -25,9 +26,10 @@ from small_policies import (
 )
 
 from brorl_jax.many import meshes
-from brorl_jax.model import sharding
+from brorl_jax.model import policy as policies
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
+from brorl_jax.model.target import Target, here
 
 POLICIES = {
   "qwen2": TINY,
@@ -109,27 +111,6 @@ def test_no_gradient_flows_from_later_tokens_other_rows_or_padding():
     np.testing.assert_array_equal(np.flatnonzero(reached(b, t)), want)
 
 
-@pytest.mark.ci
-def test_response_logits_read_their_own_prompt_and_their_own_past():
-  params = shaken(TINY)
-  prompt = jnp.arange(6).reshape(2, 3)
-  prompt_mask = jnp.asarray([[False, True, True], [True, True, True]])
-  response = jnp.arange(6, 18).reshape(2, 2, 3)
-
-  @jax.jit
-  def reached(p, r, t):
-    def one(params):
-      logits = TINY.response_logits(params, prompt, prompt_mask, response)
-      return jnp.sum(logits[p, r, t] ** 2)
-
-    grad = jax.grad(one)(params)["embed"]["embedding"]
-    return jnp.any(grad != 0.0, axis=1)
-
-  for p, r, t in np.ndindex(2, 2, 3):
-    want = [*prompt[p][prompt_mask[p]], *response[p, r, :t]]
-    np.testing.assert_array_equal(np.flatnonzero(reached(p, r, t)), want)
-
-
 @pytest.mark.parametrize(
   "name, length",
   tiers.some([("qwen2", 1), *((name, 5) for name in NAMES)], 1),
@@ -152,46 +133,16 @@ def test_response_logits_are_logits_of_the_joined_row_shifted(name, length):
     np.testing.assert_allclose(got[p], joined[p, :, at], atol=2e-5)
 
 
-@pytest.mark.parametrize(
-  "name", tiers.some(["qwen2", "gemma2", "experts"], 1, 2)
-)
-def test_gradients_of_a_shared_prompt_are_those_of_joined_rows(name):
-  policy = POLICIES[name]
-  params = shaken(policy)
-  prompts = some_ids(3, 5)
-  prompt, prompt_mask = padded(prompts, 5, "left")
-  response = jnp.asarray(some_ids(*[4] * 4, seed=1), jnp.int32)
-  response = response.reshape(2, 2, 4)
-  weight = np.random.default_rng(2).normal(size=(2, 2, 4, TINY.vocab))
-  weight = weight.astype(np.float32)
-
-  rows = [[*prompts[p], *response[p, r]] for p, r in np.ndindex(2, 2)]
-  joined_rows = padded(rows, 9, "right")
-
-  def shared(params):
-    logits = policy.response_logits(params, prompt, prompt_mask, response)
-    return jnp.sum(weight * logits)
-
-  def joined(params):
-    logits = policy.logits(params, *joined_rows).reshape(2, 2, 9, TINY.vocab)
-    parts = [logits[p, :, S - 1 : S + 3] for p, S in enumerate((3, 5))]
-    return jnp.sum(weight * jnp.stack(parts))
-
-  got, want = (jax.jit(jax.grad(f))(params) for f in (shared, joined))
-  scale = max(float(jnp.max(jnp.abs(g))) for g in jax.tree.leaves(want))
-  chex.assert_trees_all_close(got, want, atol=1e-5 * scale)
-
-
 # Prompts of each lane, and columns of a page.
 WAYS = {
   "a lane each": ([[0], [1]], 4),
   "one lane": ([[0, 1]], 4),
   "pages of 2": ([[0], [1]], 2),
-  "pages of 2, one lane and nothing beside": ([[0, 1], [2, 2]], 2),
+  "pages of 2, one lane and an empty one": ([[0, 1], [2, 2]], 2),
 }
 
 
-TURNS = [(name, "pages of 2, one lane and nothing beside") for name in NAMES]
+TURNS = [(name, "pages of 2, one lane and an empty one") for name in NAMES]
 
 
 TURNS += [(n, way) for n in ("qwen2", "gemma2") for way in list(WAYS)[:-1]]
@@ -349,41 +300,6 @@ def test_a_sliding_layer_sees_its_window_and_no_further(last, prompt):
 
 
 @pytest.mark.ci
-def test_a_window_as_long_as_the_row_is_none():
-  (ids,) = some_ids(9)
-  full = changed(qkv_bias=False)
-  params = shaken(full)
-  run = lambda **fields: logits(
-    dataclasses.replace(full, **fields), params, *whole(ids)
-  )
-  want = run()
-  np.testing.assert_allclose(
-    run(window=9, sliding=(True, True)), want, atol=1e-5
-  )
-  # A window without a layer that slides is none either.
-  np.testing.assert_allclose(
-    run(window=2, sliding=(False,) * 2), want, atol=1e-5
-  )
-  assert jnp.max(jnp.abs(run(window=8, sliding=(True, True)) - want)) > 1e-3
-
-
-@pytest.mark.ci
-def test_a_tied_head_is_the_embedding():
-  tied = changed(tied=True)
-  params = shaken(tied)
-  own = params | {"head": {"kernel": params["embed"]["embedding"].T}}
-  (ids,) = some_ids(5)
-  args = whole(ids)
-  np.testing.assert_allclose(
-    logits(tied, params, *args), logits(TINY, own, *args), atol=1e-6
-  )
-  grow = lambda e: {**params, "embed": {"embedding": e}}
-  total = lambda e: jnp.sum(tied.logits(grow(e), *args)[..., 30])
-  gradient = jax.jit(jax.grad(total))(params["embed"]["embedding"])
-  assert 30 not in ids and jnp.any(gradient[30] != 0)  # through the head
-
-
-@pytest.mark.ci
 @pytest.mark.parametrize(
   "changes",
   [{}, {"dtype": "bfloat16"}, {"window": 3, "sliding": (True, False)}],
@@ -470,36 +386,6 @@ def test_a_mesh_changes_no_log_probability_however_few_prompts(P, R, axes):
     np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("P", tiers.some([2, 8], 1, 1))
-def test_each_device_of_a_mesh_has_its_share_of_few_prompts(P):
-  """Of work and of memory, also if the arrays come from the host."""
-  wide = changed(width=64, mlp=256, remat="layer")
-  mesh = meshes.make_mesh(fsdp=8)
-
-  def cost(policy):
-    slope = jax.grad(
-      lambda params, *some: jnp.mean(policy.response_logp(params, *some)[0])
-    )
-    params = jax.eval_shape(policy.init, jax.random.key(0))
-    if policy.mesh is not None:
-      places = sharding.param_shardings(params, mesh)
-      params = jax.tree.map(
-        lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s),
-        params,
-        places,
-      )
-    program = jax.jit(slope).lower(params, *asked(P, 16, T=64)).compile()
-    return (
-      program.cost_analysis()["flops"],
-      program.memory_analysis().temp_size_in_bytes,
-    )
-
-  whole, part = cost(wide), cost(dataclasses.replace(wide, mesh=mesh))
-  assert part[0] < whole[0] / 6
-  assert part[1] < whole[1] / 3
-
-
 def side_by_side(rows, width):
   """Token ids and segments of rows, each a list of texts."""
   tokens = np.zeros((len(rows), width), np.int32)
@@ -557,16 +443,108 @@ def test_packed_texts_are_the_texts_alone(name):
 
 
 @pytest.mark.ci
-def test_a_mesh_changes_no_packed_text():
-  policy = changed(mlp=32, width=16, vocab=48, heads=4, kv_heads=2)
+@pytest.mark.parametrize("name", tiers.some(NAMES, 0, 1))
+def test_a_prompt_read_in_chunks_is_the_prompt_read_at_once(name, monkeypatch):
+  policy = POLICIES[name]
   params = shaken(policy)
-  rows = [some_ids(4, 5, seed=i) for i in range(8)]
-  tokens, segment = side_by_side(rows, 10)
-  want = jax.jit(policy.packed_logp)(params, tokens, segment)
-  mesh = meshes.make_mesh(fsdp=4, tensor=2)
-  places = sharding.param_shardings(params, mesh)
-  spread = dataclasses.replace(policy, mesh=mesh)
-  got = jax.jit(spread.packed_logp)(
-    jax.device_put(params, places), tokens, segment
-  )
-  np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-5)
+  # Chunks that are all padding for one prompt, and 2 places too many in front.
+  tokens, mask = padded(some_ids(2, 13, 9), 13, "left")
+  want, whole_prefix = policy.prefill(params, tokens, mask)
+  monkeypatch.setattr(policies, "PREFILL_CHUNK", 5)
+  got, prefix = policy.prefill(params, tokens, mask)
+  np.testing.assert_allclose(got, want, atol=3e-5)
+  np.testing.assert_array_equal(prefix.mask, mask)
+  real = np.asarray(mask)[:, None, None, :, None]
+  for a, b in ((prefix.k, whole_prefix.k), (prefix.v, whole_prefix.v)):
+    assert a.shape == b.shape
+    np.testing.assert_allclose(
+      np.where(real, a, 0), np.where(real, b, 0), atol=3e-5
+    )
+  # No array has S x S scores, and only the last positions have logits.
+  program = jax.make_jaxpr(lambda: policy.prefill(params, tokens, mask))()
+  shapes = [
+    v.aval.shape
+    for eqn in equations(program.jaxpr, "dot_general")
+    for v in eqn.outvars
+  ]
+  assert any(5 in s for s in shapes)
+  others = [math.prod(s) for s in shapes if policy.vocab not in s]
+  assert max(others) < len(tokens) * policy.heads * 13 * 13
+  # The head multiplies its weight first, as there are few rows.
+  assert [s for s in shapes if policy.vocab in s] == [(policy.vocab, 3)]
+
+
+# Accelerators whose kernels no CPU can run have the others' form.
+POOLED = Target("rocm", 8, 2**30)
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("name", tiers.some(NAMES, 1, 1))
+@pytest.mark.parametrize("W", [1, 2])
+def test_rows_decode_at_their_own_pace_from_blocks_of_a_pool(name, W):
+  """5 rows, of which some wait in a step; nothing else is in their blocks."""
+  policy = dataclasses.replace(POLICIES[name], target=POOLED)
+  params, rng = shaken(policy), np.random.default_rng(1)
+  S, C, most, T = 5, 3, 3, 8
+  prompts = [rng.integers(0, policy.vocab, n) for n in (2, 5)]
+  tokens, mask = np.zeros((2, S), np.int32), np.zeros((2, S), bool)
+  for row, ids in enumerate(prompts):
+    tokens[row, S - len(ids) :], mask[row, S - len(ids) :] = ids, True
+  _, prefix = policy.prefill(params, jnp.asarray(tokens), jnp.asarray(mask))
+  weights = policy.unroll(policy.cast(params))
+  # One prompt for each of two lanes, or both for one.
+  A, R = (2, 3) if W == 1 else (1, 5)
+  window = np.arange(2, dtype=np.int32).reshape(A, W)
+  shared = policy.lane_prompts(prefix, jnp.asarray(window))
+  which = rng.integers(0, W, (A, R)).astype(np.int32)
+  blocks = A * R * most + 1
+  table = rng.permutation(blocks)[: A * R * most].reshape(A * R, most)
+  table = table.astype(np.int32)
+  # What was never written is not to be looked at.
+  pools = jax.tree.map(lambda x: x + jnp.nan, policy.pool(blocks, C))
+  step = jax.jit(Policy.pool_step, static_argnums=0)
+  ids = rng.integers(0, policy.vocab, (A, R, T)).astype(np.int32)
+  length = np.ones((A, R), np.int32)
+  want = np.zeros((A, R, T, policy.vocab), np.float32)
+  for a, r in np.ndindex(A, R):
+    prompt = prompts[window[a, which[a, r]]]
+    row = np.concatenate([prompt, ids[a, r]])[None]
+    own = logits(policy, params, jnp.asarray(row), jnp.ones(row.shape, bool))
+    want[a, r] = own[0, len(prompt) :]
+  while (length <= T).any():
+    goes = (rng.random((A, R)) < 0.7) & (length <= T)
+    at = np.minimum(length, T)
+    token = np.take_along_axis(ids, at[..., None] - 1, axis=2)[..., 0]
+    args = (token, at, which, table, goes)
+    got, pools = step(policy, weights, shared, pools, *map(jnp.asarray, args))
+    for a, r in np.argwhere(goes):
+      np.testing.assert_allclose(
+        got[a, r], want[a, r, length[a, r] - 1], atol=3e-5
+      )
+    length += goes
+  # Nothing was written elsewhere.
+  used = np.zeros((blocks, C), bool)
+  for row in table:
+    used[row[np.arange(T) // C], np.arange(T) % C] = True
+  for pool in pools:
+    written = np.isfinite(np.asarray(pool.kv)).all(axis=(1, 2, 4))
+    np.testing.assert_array_equal(written, used)
+
+
+def test_pages_on_a_cpu_and_a_pool_elsewhere():
+  assert dataclasses.replace(TINY, target=here()).pool_columns == 0
+  for platform in ("gpu", "rocm", "tpu"):
+    target = Target(platform, 1, 2**30)
+    assert dataclasses.replace(TINY, target=target).pool_columns >= 64
+
+
+def test_pages_of_a_cpu_are_float32_whatever_the_policy_is():
+  """In bfloat16 XLA would convert a whole page in every step."""
+  half = changed(dtype="bfloat16")
+  dtypes = lambda policy: {
+    str(x.dtype)
+    for x in jax.tree.leaves(jax.eval_shape(lambda: policy.page(2, 8)))
+  }
+  assert dtypes(dataclasses.replace(half, target=here())) == {"float32"}
+  gpu = dataclasses.replace(half, target=Target("gpu", 1, 2**30))
+  assert dtypes(gpu) == {"bfloat16"}

@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiers
+from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 from messages import refuses
+from small_policies import changed
 
 from brorl_jax.many import meshes
 from brorl_jax.model import sharding
@@ -61,49 +63,26 @@ def test_every_parameter_of_a_policy_matches_exactly_one_rule():
     assert any(re.fullmatch(rule, name) for name in names), rule
 
 
-def test_places_of_all_parameters(mesh):
-  places = sharding.param_shardings(abstract(), mesh)
-  specs = {name: place.spec for name, place in named(places).items()}
-  assert specs == {
+def test_places_of_parameters(mesh):
+  """Of each kind of axis; each device has whole experts, and scores all."""
+  places = {}
+  for policy in POLICIES.values():
+    places |= named(sharding.param_shardings(abstract(policy), mesh))
+  assert {place.mesh for place in places.values()} == {mesh}
+  for name, spec in {
     "embed/embedding": P("tensor", "fsdp"),
     "blocks/q/kernel": P(None, "fsdp", "tensor"),
-    "blocks/k/kernel": P(None, "fsdp", "tensor"),
-    "blocks/v/kernel": P(None, "fsdp", "tensor"),
-    "blocks/q/bias": P(None, "tensor"),
     "blocks/k/bias": P(None, "tensor"),
-    "blocks/v/bias": P(None, "tensor"),
     "blocks/o/kernel": P(None, "tensor", None, "fsdp"),
-    "blocks/gate/kernel": P(None, "fsdp", "tensor"),
-    "blocks/up/kernel": P(None, "fsdp", "tensor"),
     "blocks/down/kernel": P(None, "tensor", "fsdp"),
+    "blocks/ln_q/scale": P(),
     "blocks/ln_attn/scale": P(None, "fsdp"),
-    "blocks/ln_mlp/scale": P(None, "fsdp"),
-    "ln_final/scale": P("fsdp"),
     "head/kernel": P("fsdp", "tensor"),
-  }
-  assert {place.mesh for place in jax.tree.leaves(places)} == {mesh}
-  more = {
-    "blocks/o/bias": P(None, "fsdp"), "blocks/gate/bias": P(None, "tensor"),
-    "blocks/up/bias": P(None, "tensor"), "blocks/down/bias": P(None, "fsdp"),
-    "blocks/ln_q/scale": P(), "blocks/ln_k/scale": P(),
-    "blocks/ln_attn_out/scale": P(None, "fsdp"),
-    "blocks/ln_mlp_out/scale": P(None, "fsdp"),
-  }  # fmt: skip
-  places = named(sharding.param_shardings(abstract(ALL), mesh))
-  assert {name: place.spec for name, place in places.items()} == specs | more
-  routed = {
-    # Each device has whole experts, and all of them are scored everywhere.
     "blocks/router/kernel": P(None, "fsdp"),
-    "blocks/expert_gate/kernel": P(None, "tensor", "fsdp"),
     "blocks/expert_up/kernel": P(None, "tensor", "fsdp"),
     "blocks/expert_down/kernel": P(None, "tensor", None, "fsdp"),
-  }
-  places = named(sharding.param_shardings(abstract(EXPERTS), mesh))
-  for name, spec in routed.items():
-    assert places.pop(name).spec == spec, name
-  for name, place in places.items():
-    assert place.spec == (specs | more)[name], name
-  assert not any("gate" in name for name in places)
+  }.items():
+    assert places[name].spec == spec, name
 
 
 def test_more_devices_of_a_row_than_key_value_heads():
@@ -192,12 +171,6 @@ def test_moments_lie_where_their_parameters_lie(mesh):
   want = {"mu": places, "nu": (places, whole), "count": whole, "rest": whole}
   assert jax.tree.structure(got) == jax.tree.structure(want)
   assert jax.tree.leaves(got) == jax.tree.leaves(want)
-
-
-def test_a_state_whose_parameters_do_not_fit_is_refused(mesh):
-  params = {"ln_final": {"scale": leaf(6)}}
-  with pytest.raises(ValueError, match="ln_final/scale"):
-    sharding.state_shardings({"mu": params}, params, mesh)
 
 
 def test_host_arrays_become_global_arrays_in_order(mesh):
@@ -349,3 +322,39 @@ def test_heads_lie_apart_where_a_mesh_has_an_axis_for_them(mesh):
     assert x.shape == (12, 2, 4, 5)
     assert x.sharding.shard_shape(x.shape) == (3, 2, 2, 5)
   assert [x.shape for x in make()] == [(3, 2, 4, 5)] * 2  # without a mesh
+
+
+def test_alone_nothing_changes():
+  mesh = meshes.make_mesh(fsdp=8)
+  assert sharding.local_mesh(mesh) is mesh
+  params = {"w": jax.numpy.ones(3)}
+  assert sharding.local_copy(params, mesh) is params
+
+
+def test_a_process_has_its_own_mesh(monkeypatch):
+  mesh = meshes.make_mesh(fsdp=2, tensor=4)
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  own = Mesh(mesh.devices[:, :1], meshes.NAMES)
+  monkeypatch.setattr(Mesh, "local_mesh", property(lambda _: own))
+  assert sharding.local_mesh(mesh) is own
+
+
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_a_process_has_all_parameters_once(monkeypatch, tensor):
+  """Devices 0 to 3 as one of two processes: shards of the other are dropped."""
+  mesh = meshes.make_mesh(fsdp=8 // tensor, tensor=tensor)
+  params = changed(vocab=40).init(jax.random.key(0))
+  spread = jax.device_put(params, sharding.param_shardings(params, mesh))
+  own = Mesh(mesh.devices[:, : 4 // tensor], meshes.NAMES)
+  monkeypatch.setattr(jax, "process_count", lambda: 2)
+  make = jax.make_array_from_single_device_arrays
+
+  def mine(shape, place, shards):
+    here = [s for s in shards if next(iter(s.devices())) in own.devices]
+    return make(shape, place, here)
+
+  monkeypatch.setattr(jax, "make_array_from_single_device_arrays", mine)
+  got = sharding.local_copy(spread, own)
+  for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(got), strict=True):
+    np.testing.assert_array_equal(a, b)
+    assert b.sharding.mesh == own

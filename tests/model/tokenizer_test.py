@@ -10,7 +10,6 @@ from messages import refuses
 
 from brorl_jax.model import huggingface, tokenizer
 
-SIZE = 512
 QWEN2 = {"model_type": "qwen2"}
 
 
@@ -96,13 +95,6 @@ def test_text_survives(built):
   texts = [*questions(20), *ODD]
   assert built.decode(map(built.encode, texts)) == texts
   assert built.decode([]) == []
-
-
-def test_ids_fill_the_range_from_zero(built):
-  used = {i for text in [*questions(), *ODD] for i in built.render(asked(text))}
-  assert min(used) >= 0 and max(used) < built.size
-  # Every byte has a token, so nothing is unknown.
-  assert built.size == SIZE > 256 + 3
 
 
 def test_a_prompt_is_the_question_and_the_ask_token(built):
@@ -193,7 +185,6 @@ def test_a_stop_id_that_is_none_is_refused(copy, ids, wrong):
   [
     ("", " has no chat template; add one as chat_template.jinja, or"),
     ("hello", ": its chat template leaves out the question"),
-    ("{{ raise_exception('no') }}", ": its chat template fails: "),
     ("{% for %}", ": its chat template fails: "),
   ],
 )
@@ -267,17 +258,6 @@ def test_left_padding_by_hand():
 def test_left_padding_refuses_by_number(prompts, message):
   with refuses(ValueError, message):
     tokenizer.left_pad(prompts, 3)
-
-
-def test_a_conversation_is_rendered_whole(built):
-  turns = [
-    {"role": "user", "content": "1 + 1 = ?"},
-    {"role": "assistant", "content": "2"},
-    {"role": "user", "content": "2 + 2 = ?"},
-  ]
-  (ask,) = built.encode("<|im_start|>")
-  ids = [i for turn in turns for i in built.encode(turn["content"])]
-  assert built.render(turns) == [*ids, ask]
 
 
 def test_a_template_of_ones_own_takes_the_place_of_the_checkpoints(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from messages import mentions
 
-from brorl_jax.learner import optimizer
+from brorl_jax.learner import state as states
 from brorl_jax.plan import functions
 from brorl_jax.rl import advantages, filtering, losses
 
@@ -85,9 +85,9 @@ def test_the_optimizer_has_every_number_of_the_config():
     return params["w"]
 
   tx, _ = functions.optimizer(configured.config(**how))
-  np.testing.assert_array_equal(moved(tx), moved(optimizer.adamw(**how)[0]))
+  np.testing.assert_array_equal(moved(tx), moved(states.adamw(**how)[0]))
   for name in how:  # or it could not be missed
-    other, _ = optimizer.adamw(**how | {name: 2 * how[name]})
+    other, _ = states.adamw(**how | {name: 2 * how[name]})
     assert np.any(moved(other) != moved(tx)), name
 
 

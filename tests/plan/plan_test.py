@@ -21,11 +21,7 @@ from brorl_jax.main import plan as plan_command
 from brorl_jax.main import settings
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
-from brorl_jax.model import (
-  huggingface,
-  target,
-  tokenizer,
-)
+from brorl_jax.model import huggingface, target, tokenizer
 from brorl_jax.model.target import Target
 from brorl_jax.plan import functions, memory
 from brorl_jax.plan.sizes import Plans

@@ -15,7 +15,7 @@ from one_step import resolved
 
 from brorl_jax import config
 from brorl_jax.errors import UserError
-from brorl_jax.learner.layout import Layout
+from brorl_jax.learner.packing import Layout
 from brorl_jax.main import plan, train
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import ONE

@@ -20,7 +20,7 @@ from small_decoders import (
   policy_params,
 )
 
-from brorl_jax.model import pool
+from brorl_jax.model import cache
 from brorl_jax.model.target import Target
 from brorl_jax.rollout import prefill, program_spec, programs, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
@@ -288,7 +288,7 @@ POLICIES = {
   ),
 )
 def test_a_policy_draws_the_same_tokens_from_a_pool(changes, how, monkeypatch):
-  monkeypatch.setattr(pool, "columns", lambda target: 4)
+  monkeypatch.setattr(cache, "pool_columns", lambda target: 4)
   policy = dataclasses.replace(POLICY, **changes)
   # Not "gpu": a CPU cannot run its kernels.
   pooled = dataclasses.replace(policy, target=Target("rocm", 8, 2**33))

@@ -17,7 +17,7 @@ from brorl_jax.config.run import Guard
 from brorl_jax.learner import packing, theory, update
 from brorl_jax.learner import state as states
 from brorl_jax.learner.objective import Correction
-from brorl_jax.learner.optimizer import init_state, updates_done
+from brorl_jax.learner.state import init_state, updates_done
 from brorl_jax.model import sharding
 from brorl_jax.plan import functions
 from brorl_jax.rl import losses, lr_scaling

@@ -9,7 +9,7 @@ from configured import config
 from one_step import resolved
 
 from brorl_jax import types
-from brorl_jax.model import local
+from brorl_jax.model import sharding
 from brorl_jax.plan.memory import RolloutPlan
 from brorl_jax.rollout import prefixes, sampler
 from brorl_jax.rollout.draw import SamplingParams
@@ -67,7 +67,7 @@ def test_the_sampler_gets_what_was_planned(called, monkeypatch):
   sample(this, memory=memory)
   (_, (policy, *_), streamed), (_, (same, *_), named) = called
   assert policy == same == dataclasses.replace(this.policy, int8_cache=True)
-  stop, mesh = this.text.stop_ids, local.mesh_of(this.mesh)
+  stop, mesh = this.text.stop_ids, sharding.local_mesh(this.mesh)
   assert streamed == dict(
     n=512, max_new_tokens=17, sampling=SamplingParams(temperature=0.9),
     stop_ids=stop, slots=40, lanes=3, places=8, blocks=41, mesh=mesh,

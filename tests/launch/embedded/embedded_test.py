@@ -20,8 +20,8 @@ pytest.importorskip("reasoning_gym")
 
 from brorl_jax.config import Config
 from brorl_jax.configs.dials import DIALS
-from brorl_jax.learner import pair_packing
-from brorl_jax.learner.pair_packing import Layout
+from brorl_jax.learner import supervised
+from brorl_jax.learner.supervised import PairLayout
 from brorl_jax.model import huggingface
 from brorl_jax.model.tokenizer import Tokenizer
 from brorl_jax.verdicts import gym
@@ -284,11 +284,11 @@ def test_embedded_policy_is_within_its_promises():
 
   heldout = gym.heldout(families(), per_family=60, seed=0)
   data = demonstrate(heldout, {})
-  layout = pair_packing.Layout(tokens=128, rows=1, microbatches=len(data))
-  (rows,) = pair_packing.epoch(
+  layout = supervised.PairLayout(tokens=128, rows=1, microbatches=len(data))
+  (rows,) = supervised.epoch(
     [len(x.prompt) + len(x.response) for x in data], layout, range(len(data))
   )
-  packed = pair_packing.pack(data, rows, layout)
+  packed = supervised.pack(data, rows, layout)
   used = slice(len(rows))
   logp = jax.jit(policy.packed_logp)(
     params, packed.tokens[used, 0], packed.segment[used, 0]
@@ -381,7 +381,7 @@ def small(name, *, updates=(4, 2), **changed):
     for stage, count in zip(recipe.stages, updates, strict=True)
   ]
   known = dict(families=recipe.families[:2], puzzles=40, stages=stages)
-  layout = Layout(recipe.layout.tokens, 1, 2)
+  layout = PairLayout(recipe.layout.tokens, 1, 2)
   return dataclasses.replace(
     recipe, policy=policy, layout=layout, **known | changed
   )
