@@ -7,7 +7,7 @@ import jax
 from one_step import config
 from small_policies import TINY
 
-from brorl_jax.config import Phase
+from brorl_jax.config import PhaseConfig
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
 from brorl_jax.model import huggingface
@@ -58,7 +58,7 @@ def run(
   policy = dataclasses.replace(policy, target=where.target)
   source = CheckpointSource(huggingface.ASSETS)
   this = resolve.WithPolicy(c, machine, source, policy, None)
-  phase = resolve._phase(Phase(1, c, None), this, keep_reference=True)
+  phase = resolve._phase(PhaseConfig(1, c, None), this, keep_reference=True)
   memory = dataclasses.replace(
     phase.memory,
     rollouts=plan(3),

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from brorl_jax.data import dataset, heldout
 from brorl_jax.plan.checkpoint_source import Start
-from brorl_jax.stages import corpus
+from brorl_jax.stages.examples import file_form
 from brorl_jax.verdicts.domains import DOMAINS
 from brorl_jax.verdicts.names import MADE
 
@@ -59,7 +59,7 @@ def _trained_on(start: Start) -> tuple[dataset.Data, list[str]]:
   for path, digest in start.files.items():
     try:
       _refuse_changed(start, path, digest)
-      form = corpus.form(start.fields, start.domain, own=start.own)
+      form = file_form(start.fields, start.domain, own=start.own)
       read = dataset.read(path, form=form, domains=_UNTRIED, skip_bad=True)
     except dataset.DataError as e:
       missing.append(str(e))

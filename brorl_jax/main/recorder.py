@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from brorl_jax import config, evaluate, train, types
+from brorl_jax import config, evaluate, types
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError
 from brorl_jax.main import records
@@ -90,7 +90,7 @@ class Recorder:
       self._write(self._last, event)
 
   def start(self, done: int) -> None:
-    """See `train.Recorder`.
+    """See `train.StepRecorder`.
 
     Raises:
       Damaged: The files do not cover the steps up to `done`, or they have
@@ -213,7 +213,7 @@ class Recorder:
     self,
     step: int,
     kept: types.Groups,
-    credit: train.Credit,
+    credit: types.Credit,
     drawn: types.Groups,
   ) -> None:
     """Writes stopped/step_N.npz: the groups of a step and their advantages.

@@ -17,7 +17,7 @@ from absl import flags
 from brorl_jax.errors import UserError
 
 if TYPE_CHECKING:  # importing jax takes seconds: --help needs these flags
-  from brorl_jax.data.columns import Form
+  from brorl_jax.data.schema import Form
   from brorl_jax.main.text_policy import Messages, Response, TextPolicy
   from brorl_jax.verdicts.base import Example, Verdict
 
@@ -95,17 +95,17 @@ def _given(where: str) -> "Sequence[str | Example] | None":
   if _PROMPT.value:
     raise ValueError("--prompt and --prompts are both given; keep one")
   if path.endswith((".jsonl", ".parquet")):
-    from brorl_jax.data import columns, dataset
+    from brorl_jax.data import dataset, schema
     from brorl_jax.plan import checkpoint_source
-    from brorl_jax.stages import corpus
+    from brorl_jax.stages import examples
     from brorl_jax.verdicts.domains import DOMAINS
 
     ran, form = (
       checkpoint_source.ran(checkpoint_source.locate(where)),
-      columns.PLAIN,
+      schema.PLAIN,
     )
     if ran is not None:
-      form = corpus.form(ran.fields, ran.domain, own=ran.own)
+      form = examples.file_form(ran.fields, ran.domain, own=ran.own)
     return dataset.read(
       path, form=_unjudged(path, form) or form, domains=DOMAINS
     ).examples
@@ -121,7 +121,7 @@ def _given(where: str) -> "Sequence[str | Example] | None":
 
 def _unjudged(path: str, form: "Form") -> "Form | None":
   """How lines without golds are read; None if the first of them has one."""
-  from brorl_jax.data import columns, records
+  from brorl_jax.data import records, schema
   from brorl_jax.verdicts import domains
 
   record = next(iter(records.read(path)))[1]
@@ -136,7 +136,7 @@ def _unjudged(path: str, form: "Form") -> "Form | None":
   names = {
     field: column for field, column in form.names.items() if there(field)
   }
-  return columns.Form(names, sole=domains.OWN)
+  return schema.Form(names, sole=domains.OWN)
 
 
 def _typed() -> Iterator[str]:

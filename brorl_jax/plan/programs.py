@@ -25,16 +25,10 @@ from brorl_jax.plan.run import (
   spec_of,
   training_spec,
 )
-from brorl_jax.rollout import (
-  compaction,
-  programs,
-  shelf,
-  stream,
-)
+from brorl_jax.rollout import programs, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.prefill import Chunks, PrefillBatch
 from brorl_jax.rollout.program_spec import ProgramSpec
-from brorl_jax.rollout.programs import DecodeInputs
+from brorl_jax.rollout.programs import Chunks, DecodeInputs, PrefillBatch
 from brorl_jax.rollout.slots import DecodeState
 from brorl_jax.types import Prompts
 
@@ -128,10 +122,10 @@ def sampling(run: Job, compile: Compile) -> Iterator[Program]:
   spec = training_spec(run)
   each, own = c.places // run.rows, run.at(meshes.rows(run.mesh))
   prompts = _prompts(run, run.read_together)
-  part = shelf.Part(prompts.tokens, prompts.mask, prompts.index)
+  part = stream.PromptPart(prompts.tokens, prompts.mask, prompts.index)
   args = (run.state().params, part, _key(run))
-  opened = functools.partial(shelf.opened, each=each)
-  lowered = shelf.opened.lower(spec, *args, each=each)
+  opened = functools.partial(stream.open_shelf, each=each)
+  lowered = stream.open_shelf.lower(spec, *args, each=each)
   inputs, logits, state, _ = _outputs(opened, spec, args, compile(lowered))
   decoding = _Decoding(inputs, _cache(run, spec, compile), state)
   before = run.sampling_bytes + size(part)
@@ -142,13 +136,13 @@ def sampling(run: Job, compile: Compile) -> Iterator[Program]:
     name, lowered, held + more, run.policy.layers
   )
   weights, prefix, queue = inputs
-  read = shelf.read.lower(spec, weights, logits, prefix, part)
+  read = stream.read_more.lower(spec, weights, logits, prefix, part)
   yield program("read", read, size(part))
   at = own((run.visited,), jnp.int32)
   chunks = Chunks(at, at, own((run.visited,), jnp.bool_), at)
   admit = stream._admit.lower(spec, logits, queue, state, chunks, at, _key(run))
   yield program("admit", admit, size(chunks))
-  lanes, slots = compaction.sizes(
+  lanes, slots = sampler.compact_sizes(
     spec.lanes, spec.slots, pool=bool(spec.blocks)
   )[:2][-1]
   fewer = dataclasses.replace(spec, lanes=lanes, slots=slots)

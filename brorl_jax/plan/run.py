@@ -15,7 +15,7 @@ from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.plan.plan import RolloutPlan
 from brorl_jax.plan.resolve import Phase, Run
-from brorl_jax.rollout import program_spec, shelf, stream
+from brorl_jax.rollout import program_spec, stream
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.program_spec import ProgramSpec
 from brorl_jax.types import State
@@ -95,7 +95,9 @@ class Job:
   def read_together(self) -> int:
     """Prompts that are read together."""
     each = self.config.sampling.places // self.rows
-    return shelf.together(each, self.config.data.prompt_tokens) * self.rows
+    return (
+      stream.prompts_together(each, self.config.data.prompt_tokens) * self.rows
+    )
 
   @property
   def visited(self) -> int:
@@ -164,6 +166,6 @@ def spec_of(
     slots=fits.slots,
     blocks=fits.blocks,
     mesh=run.mesh,
-    n=n,
+    chunk=n,
     streams=streams,
   )

@@ -6,7 +6,7 @@ from brorl_jax.plan import costs
 from brorl_jax.plan.chips import Chip
 from brorl_jax.plan.hlo import Measured
 from brorl_jax.plan.run import Job, training_spec
-from brorl_jax.rollout import compaction
+from brorl_jax.rollout import sampler
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +99,7 @@ def programs(run: Job) -> dict[str, int]:
   spec = training_spec(run)
   # Each size of lanes with each of slots: both may shrink alone.
   pool = bool(spec.blocks)
-  sizes = len(compaction.sizes(spec.lanes, spec.slots, pool=pool))
+  sizes = len(sampler.compact_sizes(spec.lanes, spec.slots, pool=pool))
   sizes = 1 if spec.pages == 1 else sizes
   # And its compaction; over pages an empty page, and one for other slots.
   decoding = sizes + (sizes - 1) + (0 if spec.blocks else 2 * sizes - 1)

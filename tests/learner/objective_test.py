@@ -13,7 +13,7 @@ from update_cases import N, P, V, assert_close, packed, prompts, rollouts, table
 from brorl_jax.learner import optimizer, packing, update
 from brorl_jax.learner.objective import Correction, Objective
 from brorl_jax.rl import losses
-from brorl_jax.rl.policy_loss import policy_loss
+from brorl_jax.rl.losses import policy_loss
 from brorl_jax.types import Batch
 
 

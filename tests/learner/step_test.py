@@ -20,7 +20,7 @@ from brorl_jax.learner import step as steps
 from brorl_jax.learner.layout import Layout
 from brorl_jax.many import meshes
 from brorl_jax.model import sharding
-from brorl_jax.rl.mean import Mean
+from brorl_jax.rl.arrays import Mean
 
 
 def packed_tokens(parts):
