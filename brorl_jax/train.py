@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, PyTree
+from jaxtyping import Bool, PyTree
 
 from brorl_jax.rollout.dynamic_sampling import (
   Feed,
@@ -18,44 +18,27 @@ from brorl_jax.rollout.dynamic_sampling import (
   collect,
   expected_pass_rates,
 )
-from brorl_jax.rollout.rounds import Plan
+from brorl_jax.rollout.rounds import RoundPlan
 from brorl_jax.runs import clock, metrics, run_state
-from brorl_jax.runs.run_state import RunState
-from brorl_jax.types import Groups, Prompts, Rollouts, Scores
+from brorl_jax.types import (
+  Credit,
+  Groups,
+  Judgement,
+  Prompts,
+  Rollouts,
+  RunState,
+  Scores,
+  Updated,
+)
 
 _SAVING = "time/checkpoint_s"  # for which saving held up the loop
-
-
-class Credit(NamedTuple):
-  """The result of stage 4."""
-
-  advantage: Float[np.ndarray, "P N"]
-  counts: Bool[np.ndarray, "P N"]  # False: left out of the loss
-  progress: RunState
-  metrics: dict[str, float | None]
-
-
-class Updated(NamedTuple):
-  """The result of stage 5, beside the new state."""
-
-  metrics: dict[str, Any]
-  norms: tuple[float, ...] = ()  # of the gradients that were applied
-  skipped: tuple[str, ...] = ()  # why each of the other updates was not
-
-
-class Judged(NamedTuple):
-  """What the guards say of a step."""
-
-  scalars: dict[str, Any]  # metrics as they are written: no NaN, no infinity
-  events: list[dict[str, Any]]
-  end: str | None  # why the run ends with this step, None if it does not
 
 
 class Stages(NamedTuple):
   """The stages of a step as functions; main/train.py makes them."""
 
   target: int  # number of groups to train on
-  plan: Plan  # how many rollouts each candidate gets
+  plan: RoundPlan  # how many rollouts each candidate gets
   # If there are fewer, the step trains on a multiple of this many.
   least: int
   # step -> indices of the prompts to draw from, in that order
@@ -72,7 +55,7 @@ class Stages(NamedTuple):
   # what it says of the step.
   guard: Callable[
     [RunState, Mapping[str, Any], SampledGroups, Updated],
-    tuple[RunState, Judged],
+    tuple[RunState, Judgement],
   ]
   # After update and evaluation: may make the policy the new reference. The text
   # is the reason, None without a reset.
@@ -82,7 +65,7 @@ class Stages(NamedTuple):
 
 
 @runtime_checkable
-class Store(Protocol):
+class StateStore(Protocol):
   """Saves and restores states."""
 
   def restore(
@@ -111,7 +94,7 @@ class Store(Protocol):
 
 
 @runtime_checkable
-class Recorder(Protocol):
+class StepRecorder(Protocol):
   """Writes metrics, events, samples and evaluations."""
 
   def lacks(self, step: int) -> str | None:
@@ -149,7 +132,7 @@ class Recorder(Protocol):
     ...
 
 
-class Ended(RuntimeError):
+class RunEnded(RuntimeError):
   """The numbers of a run ended it; its state is being saved."""
 
   def __init__(self, step: int, why: str):
@@ -161,8 +144,8 @@ class Ended(RuntimeError):
 def train(
   state: Any,
   make_stages: Callable[[int], Stages],
-  store: Store,
-  recorder: Recorder,
+  store: StateStore,
+  recorder: StepRecorder,
   *,
   seed: int,
   steps: int,
@@ -180,11 +163,9 @@ def train(
   line of a step also has a checkpoint, unless somebody removed it.
 
   Args:
-    state: Initial state. The rollouts use `state.params`; `state.step` counts
-      the steps. If `store` holds a checkpoint, only the structure of `state`
-      is used.
+    state: Initial state. If `store` holds a checkpoint, only the structure of
+      `state` is used.
     make_stages: From the number of a step to its stages.
-    seed: Seed of all randomness.
     save_every: Steps between checkpoints. The last step is always saved.
     eval_every: Steps between evaluations. The policy is also evaluated before
       the first step and after the last.
@@ -199,13 +180,13 @@ def train(
       was sampled ahead.
 
   Raises:
-    Ended: Too many bad steps in a row, or a guard ended the run.
+    RunEnded: Too many bad steps in a row, or a guard ended the run.
     TooManyInvalid: Verifiers failed on too many responses of a step.
     FloatingPointError: A parameter is not finite. The state is not saved.
   """
   done, progress = -1, RunState()
   if (saved := store.restore(state, recorder.lacks)) is not None:
-    state, progress = saved[0], RunState.from_json(saved[1])
+    state, progress = saved[0], run_state.from_json(saved[1])
     done = int(state.step)
   recorder.start(done)
   saving_s = 0.0
@@ -240,10 +221,10 @@ def train(
       )
     state, updated = update()
 
-    scalars = _of_draw(sampled) | credit.metrics | updated.metrics
+    scalars = _draw_metrics(sampled) | credit.metrics | updated.metrics
     scalars |= {"time/update_s": update.seconds, **_totals(progress)}
     spent = clock.since(started)
-    scalars |= {**spent, _SAVING: saving_s + _checked(store)}
+    scalars |= {**spent, _SAVING: saving_s + _check_save(store)}
     stop, progress, score = agree(), credit.progress, None
     last = step == steps or spent_up(progress)
     if step % eval_every == 0 or last:
@@ -253,13 +234,13 @@ def train(
     # than the newest checkpoint, but it could not replace a missing line.
     recorder.step(step, judged.scalars, kept, sampled)
     state, progress, reason = stages.reference(state, progress)
-    _tell(recorder, step, stages.changed, judged.events, reason)
+    _record_events(recorder, step, stages.changed, judged.events, reason)
     saving_s = 0.0
     if save or last or judged.end or (stop and ahead is None):
       saving_s = _save(step, state, progress, score, store, recorder)
     if judged.end is not None:
       recorder.dump(step, kept, credit, sampled.groups)
-      raise Ended(step, judged.end)
+      raise RunEnded(step, judged.end)
   store.wait()
   return state
 
@@ -286,8 +267,8 @@ def _sample(
   )
 
 
-def _tell(
-  recorder: Recorder,
+def _record_events(
+  recorder: StepRecorder,
   step: int,
   changed: Mapping[str, Any] | None,
   judged: Sequence[Mapping[str, Any]],
@@ -303,7 +284,7 @@ def _tell(
 
 
 def _evaluated(
-  step: int, state: Any, progress: RunState, recorder: Recorder
+  step: int, state: Any, progress: RunState, recorder: StepRecorder
 ) -> tuple[RunState, float]:
   """Evaluates a step; also returns the score."""
   score = recorder.evaluate(step, state.params)
@@ -315,8 +296,8 @@ def _save(
   state: Any,
   progress: RunState,
   score: float | None,
-  store: Store,
-  recorder: Recorder,
+  store: StateStore,
+  recorder: StepRecorder,
 ) -> float:
   """Starts to save a step; returns the seconds that this took."""
   start = time.perf_counter()
@@ -325,7 +306,7 @@ def _save(
   return time.perf_counter() - start
 
 
-def _checked(store: Store) -> float:
+def _check_save(store: StateStore) -> float:
   """Raises the error of the last save; returns the seconds that this took."""
   start = time.perf_counter()
   store.check()
@@ -342,7 +323,7 @@ def _generated(progress: RunState, sampled: SampledGroups) -> RunState:
   )
 
 
-def _of_draw(sampled: SampledGroups) -> dict[str, float | None]:
+def _draw_metrics(sampled: SampledGroups) -> dict[str, float | None]:
   """Metrics of all generated rollouts, and of the time of each part."""
   groups, spent = sampled.groups, sampled.spent
   seen = metrics.group_metrics(

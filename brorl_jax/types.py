@@ -1,6 +1,7 @@
 """The data that flows along the arrows of the figure: one struct per arrow."""
 
 import dataclasses
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -106,6 +107,65 @@ class Groups(NamedTuple):
   def right(self) -> Bool[np.ndarray, "P N"]:
     """Rollouts of reward 1 or more, before any reward for their length."""
     return (self.scores.reward >= 1.0) & np.asarray(self.rollouts.drawn)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunState:
+  """Counters after a step: what a checkpoint holds beside the arrays, as JSON.
+
+  An immutable value; the functions of runs/run_state.py return new ones.
+  """
+
+  tokens: int = 0  # generated so far, including those of rejected prompts
+  samples: int = 0
+  drawn: int = 0  # candidates so far: the next position in the files
+  shaped: int = 0  # steps counted by the schedule of the length reward
+  # State of the reference policy.
+  since_reset: int = 0  # steps since the policy became the reference
+  resets: int = 0
+  best: float | None = None  # best held-out score since the reset
+  stalled: int = 0  # evaluations in a row without a better score
+  # State of the guards.
+  bad: int = 0  # steps in a row that were starved or skipped an update
+  grad_norms: tuple[float, ...] = ()  # of the last updates that were applied
+  usual: Mapping[str, tuple[int, float]] = dataclasses.field(
+    default_factory=dict
+  )  # metric -> first steps, and its mean over them
+  beyond: Mapping[str, int] = dataclasses.field(
+    default_factory=dict
+  )  # guard -> steps in a row beyond its bound
+  reward: float | None = None  # moving average of the mean reward
+  score: float | None = None  # held-out, of the last evaluation
+  peak: float | None = None  # the best of the whole run
+  peak_reward: float | None = None  # `reward` at that time
+
+  def to_json(self) -> dict[str, Any]:
+    return dataclasses.asdict(self)
+
+
+class Credit(NamedTuple):
+  """Advantages of the kept groups."""
+
+  advantage: Float[np.ndarray, "P N"]
+  counts: Bool[np.ndarray, "P N"]  # False: left out of the loss
+  progress: RunState
+  metrics: dict[str, float | None]
+
+
+class Updated(NamedTuple):
+  """What the updates of a step did, beside the new state."""
+
+  metrics: dict[str, Any]
+  norms: tuple[float, ...] = ()  # of the gradients that were applied
+  skipped: tuple[str, ...] = ()  # why each of the other updates was not
+
+
+class Judgement(NamedTuple):
+  """What the guards say of a step."""
+
+  scalars: dict[str, Any]  # metrics as they are written: no NaN, no infinity
+  events: list[dict[str, Any]]
+  end: str | None  # why the run ends with this step, None if it does not
 
 
 class Trees(NamedTuple):

@@ -5,7 +5,7 @@ import threading
 from concurrent import futures
 
 from brorl_jax.many import processes
-from brorl_jax.rollout import candidates
+from brorl_jax.rollout import dynamic_sampling
 
 
 class Board:
@@ -44,7 +44,7 @@ class Crowd:
     monkeypatch.setattr(processes, "Board", lambda name: self.boards[name])
     # A count of each process: they draw in the same order.
     self._draws = collections.Counter()
-    monkeypatch.setattr(candidates, "_DRAWS", self)
+    monkeypatch.setattr(dynamic_sampling, "_DRAWS", self)
 
   def _gather(self, value):
     self._values[self._here.index] = value

@@ -7,7 +7,7 @@ import jax
 from one_step import config
 from small_policies import TINY
 
-from brorl_jax.config import Phase
+from brorl_jax.config import PhaseConfig
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
 from brorl_jax.model import huggingface
@@ -49,8 +49,10 @@ def run(
   policy = dataclasses.replace(policy, target=where.target)
   source = CheckpointSource(huggingface.ASSETS)
   this = resolve.WithPolicy(c, machine, source, policy, None)
-  (given,) = functions.phase_functions([Phase(1, c, None)])
-  phase = resolve._phase(Phase(1, c, None), given, this, keep_reference=True)
+  (given,) = functions.phase_functions([PhaseConfig(1, c, None)])
+  phase = resolve._phase(
+    PhaseConfig(1, c, None), given, this, keep_reference=True
+  )
   load = Load(
     policy, 0, n=4, prompts=64, prompt_tokens=10, max_new_tokens=6, axes=axes
   )

@@ -8,7 +8,7 @@ the standard library; section.py says why.
 from brorl_jax.config.config import (
   Config,
   Made,
-  Phase,
+  PhaseConfig,
   as_dict,
   every_field,
   flat,
@@ -20,7 +20,7 @@ from brorl_jax.config.warmup import Warmup
 __all__ = [
   "Config",
   "Made",
-  "Phase",
+  "PhaseConfig",
   "Section",
   "Warmup",
   "Wrong",

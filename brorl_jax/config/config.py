@@ -8,10 +8,16 @@ import typing
 from collections.abc import Mapping
 from typing import Any
 
-from brorl_jax.config.data import Data
-from brorl_jax.config.learning import Advantage, Loss, Optim, Reference
-from brorl_jax.config.reward import Reward
-from brorl_jax.config.run import Devices, Eval, Guard, Policy, Run, Theory
+from brorl_jax.config.data import DataConfig
+from brorl_jax.config.learning import Advantage, Loss, Optim, Reference, Reward
+from brorl_jax.config.run import (
+  Devices,
+  Eval,
+  Guard,
+  PolicyConfig,
+  RunConfig,
+  Theory,
+)
 from brorl_jax.config.sampling import Filter, Sampling
 from brorl_jax.config.section import (
   About,
@@ -21,7 +27,7 @@ from brorl_jax.config.section import (
 )
 
 
-class Phase(typing.NamedTuple):
+class PhaseConfig(typing.NamedTuple):
   """Consecutive steps of a run with the same config."""
 
   since: int  # first step
@@ -38,9 +44,9 @@ class Phase(typing.NamedTuple):
 class Config:
   """Every hyperparameter of a run, in the order in which data flows."""
 
-  run: Run = dataclasses.field(default_factory=Run)
-  policy: Policy = dataclasses.field(default_factory=Policy)
-  data: Data = dataclasses.field(default_factory=Data)
+  run: RunConfig = dataclasses.field(default_factory=RunConfig)
+  policy: PolicyConfig = dataclasses.field(default_factory=PolicyConfig)
+  data: DataConfig = dataclasses.field(default_factory=DataConfig)
   sampling: Sampling = dataclasses.field(default_factory=Sampling)
   filter: Filter = dataclasses.field(default_factory=Filter)
   reward: Reward = dataclasses.field(default_factory=Reward)
@@ -54,14 +60,14 @@ class Config:
   theory: Theory = dataclasses.field(default_factory=Theory)
 
   @functools.cached_property
-  def phases(self) -> list[Phase]:
+  def phases(self) -> list[PhaseConfig]:
     """The phases of a run; the first begins with step 1.
 
     Raises:
       Wrong: A phase is not a mapping of fields that may change, or out of
         order.
     """
-    out = [Phase(1, self, None)]
+    out = [PhaseConfig(1, self, None)]
     for number, given in enumerate(self.run.phases):
       label = f"run.phases[{number}]"
       if not isinstance(given, Mapping):
@@ -73,7 +79,7 @@ class Config:
         must = f"a step after {out[-1].since}, the start of the previous phase"
         raise Wrong(f"{label}['from_step']", since, must)
       now = _changed(out[-1].config, changed, label)
-      out.append(Phase(since, now, changed))
+      out.append(PhaseConfig(since, now, changed))
     return out
 
 

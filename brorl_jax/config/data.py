@@ -8,7 +8,7 @@ from brorl_jax.config.section import Rule, Section, setting
 
 
 @dataclasses.dataclass(frozen=True)
-class Domain(Section):
+class DomainConfig(Section):
   """One domain: its weight, its instruction and its reward."""
 
   weight: float = setting(
@@ -30,7 +30,7 @@ class Domain(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Family(Section):
+class FamilyConfig(Section):
   """Generated puzzles of one task."""
 
   weight: float = setting(1.0, "Relative share of the puzzles.")
@@ -39,8 +39,8 @@ class Family(Section):
 
 # Prompts have at most 40 tokens and answers at most 5: a policy of half a
 # million parameters learns these puzzles in minutes.
-_FAMILIES: dict[str, Family] = {
-  name: Family(settings=settings)
+_FAMILIES: dict[str, FamilyConfig] = {
+  name: FamilyConfig(settings=settings)
   for name, settings in {
     "letter_counting": dict(min_words=2, max_words=3),
     "count_primes": dict(min_n=1, max_n=50),
@@ -78,7 +78,7 @@ _FAMILIES: dict[str, Family] = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Data(Section):
+class DataConfig(Section):
   """Files, generated puzzles, and the longest prompt."""
 
   files: tuple[str, ...] = setting(
@@ -127,12 +127,12 @@ class Data(Section):
     "every prompt is new.",
     unit="prompts",
   )
-  domains: Mapping[str, Domain] = setting(
+  domains: Mapping[str, DomainConfig] = setting(
     {},
     "Weight, instruction and reward of each domain. configs/base.py takes the "
     "defaults from brorl_jax/verdicts/.",
   )
-  families: Mapping[str, Family] = setting(
+  families: Mapping[str, FamilyConfig] = setting(
     _FAMILIES,
     "Relative share and generator settings of each puzzle task.",
   )

@@ -9,7 +9,7 @@ from brorl_jax.config.section import Rule, Section, setting
 
 
 @dataclasses.dataclass(frozen=True)
-class Run(Section):
+class RunConfig(Section):
   """How long a run is, and what it writes."""
 
   seed: int = setting(
@@ -99,7 +99,7 @@ def _is_command(text: str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class Policy(Section):
+class PolicyConfig(Section):
   """Weights, tokenizer and precision."""
 
   checkpoint: str = setting(

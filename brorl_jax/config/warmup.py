@@ -7,7 +7,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Literal
 
-from brorl_jax.config.run import Meshed, Policy
+from brorl_jax.config.run import Meshed, PolicyConfig
 from brorl_jax.config.section import Rule, Section, setting
 
 
@@ -109,7 +109,7 @@ class Spread(Meshed):
 class Warmup:
   """Every hyperparameter of a supervised start."""
 
-  policy: Policy = dataclasses.field(default_factory=Policy)
+  policy: PolicyConfig = dataclasses.field(default_factory=PolicyConfig)
   data: Pairs = dataclasses.field(default_factory=Pairs)
   optim: Descent = dataclasses.field(default_factory=Descent)
   devices: Spread = dataclasses.field(default_factory=Spread)

@@ -48,6 +48,9 @@ every program.
 The entry of an `Example` is, for math {"answer"}; stem {"answer"} and optional
 "choices"; code {"tests"} and optional "time_limit"; instructions
 {"instructions"}; gym the record's entry.
+
+A line of `read_pairs`, for supervised training, has "prompt" or "messages" and
+"response", the text to learn. Other columns are ignored. No verifier runs.
 """
 
 from __future__ import annotations
@@ -57,11 +60,12 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from brorl_jax.data import files, records, schema
-from brorl_jax.data.columns import PLAIN, Form
 from brorl_jax.data.records import DataError, Place
-from brorl_jax.verdicts.base import Domain, Example
+from brorl_jax.data.schema import PLAIN, Form
+from brorl_jax.verdicts.base import Domain, Example, Field, Verdict
 from brorl_jax.verdicts.strict_json import Refused, show
 
 
@@ -275,3 +279,54 @@ def _asked(example: Example) -> bytes:
     f"{m['role']}: {' '.join(m['content'].split())}" for m in example.messages
   )
   return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
+PAIR_FIELDS = ("prompt", "messages", "response", "id")
+
+
+def read_pairs(
+  paths: str | Sequence[str],
+  *,
+  names: Mapping[str, str],
+  beside: Sequence[str] = (),
+  skip_bad: bool = False,
+) -> Data:
+  """Reads prompts with responses, as `read` reads examples.
+
+  `names` maps fields to columns that are named otherwise; `pair_response`
+  returns the response of each.
+  """
+  form = Form(names=names, sole=_PAIR)
+  return read(paths, form=form, beside=beside, domains={}, skip_bad=skip_bad)
+
+
+def pair_response(example: Example) -> str:
+  """The response that the policy learns."""
+  return example.entry["response"]
+
+
+def _response_text(value: Any) -> str:
+  return strict_json.text(value, "response")
+
+
+def _entry(own: Mapping[str, Any]) -> Mapping[str, Any]:
+  if "response" not in own:
+    raise Refused(
+      "response",
+      "missing; add it, or name its column:"
+      " --config.data.fields=response:COLUMN",
+    )
+  return own
+
+
+def _never(response: str, entry: Mapping[str, Any], jail: Any) -> Verdict:
+  del response, entry, jail
+  raise RuntimeError("pairs have no verifier")
+
+
+_PAIR = Domain(
+  name="pairs",
+  verify=_never,
+  fields={"response": Field(_response_text)},
+  check_reference=_entry,
+)

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PyTree
 
 from brorl_jax.rl import corrections, losses
-from brorl_jax.rl.mean import Mean
-from brorl_jax.rl.policy_loss import Loss, log_ratio, per_token, policy_loss
+from brorl_jax.rl.arrays import Mean
+from brorl_jax.rl.losses import PolicyLoss, log_ratio, per_token, policy_loss
 from brorl_jax.types import Batch, Trees
 
 # (params, prompt [P,S], its mask, response [P,M,T], temperature, and trees if
@@ -103,7 +103,7 @@ class Objective:
   kl_weight: float  # beta
   kl_clamp: float  # of the k2 term, nats per token
   temperature: float  # of the sampler
-  loss: Loss = losses.LOSSES["ppo"]
+  loss: PolicyLoss = losses.LOSSES["ppo"]
   entropy_weight: float = 0.0
   correction: Correction | None = None
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from absl import logging
 from jaxtyping import PyTree
 
-from brorl_jax.config.run import Policy as Section
+from brorl_jax.config.run import PolicyConfig
 from brorl_jax.errors import UserError
 from brorl_jax.many import meshes
 from brorl_jax.model import architectures, huggingface, tokenizer
@@ -17,7 +17,7 @@ from brorl_jax.plan import checkpoint_source
 from brorl_jax.runs import folder
 
 
-def run(c: Section, workdir: pathlib.Path) -> None:
+def run(c: PolicyConfig, workdir: pathlib.Path) -> None:
   """Writes the policy of `policy.checkpoint` to `workdir`.
 
   `policy.checkpoint` is the folder of a run or one of its checkpoints,

@@ -15,8 +15,8 @@ from brorl_jax.model import sharding
 from brorl_jax.plan.checkpoint_source import Start
 from brorl_jax.plan.resolve import Run, WithPolicy
 from brorl_jax.plan.sizes import Heldout
-from brorl_jax.stages import corpus, sampling
-from brorl_jax.stages.examples import Examples
+from brorl_jax.stages import sampling
+from brorl_jax.stages.examples import Examples, file_form
 from brorl_jax.stages.scoring import Scorer
 from brorl_jax.verdicts.base import Example
 from brorl_jax.verdicts.domains import DOMAINS
@@ -139,7 +139,7 @@ def _trained_on(start: Start) -> tuple[dataset.Data, list[str]]:
           f"{path} has changed since {start.run} was trained on it; restore "
           "it, so that held-out prompts can be compared"
         )
-      form = corpus.form(start.fields, start.domain, own=start.own)
+      form = file_form(start.fields, start.domain, own=start.own)
       read = dataset.read(path, form=form, domains=_UNTRIED, skip_bad=True)
     except dataset.DataError as e:
       missing.append(str(e))

@@ -14,7 +14,7 @@ from brorl_jax.plan.programs import Job
 from brorl_jax.plan.resolve import Phase, Run
 from brorl_jax.plan.sizes import Machine
 from brorl_jax.plan.topology import Topology
-from brorl_jax.stages import corpus, examples, sampling
+from brorl_jax.stages import examples, sampling
 from brorl_jax.verdicts import own
 
 # The config.json of the language models that presets name.
@@ -37,7 +37,7 @@ def run(
       own.Rewards(c.reward.verifier, workers=1).close()  # imports them
     for phase in this.phases:
       _show(this, phase)
-    corpus.check(c.data, own=bool(c.reward.verifier))
+    examples.check_data(c.data, own=bool(c.reward.verifier))
     if c.data.files:
       print(*_data(this), sep="\n")
     if where is not None:
@@ -120,7 +120,7 @@ def _data(this: Run) -> list[str]:
   """Lines about the files; raises ValueError if they cannot be used."""
   c, source = this.config, this.source.source
   if this.tokenizer is None:
-    train, held = corpus.read(c.data, own=bool(c.reward.verifier))
+    train, held = examples.read_files(c.data, own=bool(c.reward.verifier))
     return [
       f"files: {len(train.examples)} examples, held out {len(held.examples)}; "
       f"the length of their prompts is unknown: {source} has no tokenizer.json"

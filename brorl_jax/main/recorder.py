@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from brorl_jax import config, evaluate, train, types
+from brorl_jax import config, evaluate, types
 from brorl_jax.config import Config
 from brorl_jax.errors import UserError, first_line
 from brorl_jax.many import processes
@@ -84,7 +84,7 @@ class Recorder:
       self._write(self._last, event)
 
   def start(self, done: int) -> None:
-    """See `train.Recorder`.
+    """See `train.StepRecorder`.
 
     Raises:
       Damaged: The files lack steps up to `done`, or have some of -1.
@@ -219,7 +219,7 @@ class Recorder:
     self,
     step: int,
     kept: types.Groups,
-    credit: train.Credit,
+    credit: types.Credit,
     drawn: types.Groups,
   ) -> None:
     """Writes stopped/step_N.npz: the groups of a step and their advantages.

@@ -93,14 +93,14 @@ def _given(where: str) -> "Sequence[str | Example] | None":
   if _PROMPT.value:
     raise ValueError("--prompt and --prompts are both given; keep one")
   if path.endswith((".jsonl", ".parquet")):
-    from brorl_jax.data import columns, dataset
+    from brorl_jax.data import dataset, schema
     from brorl_jax.plan import checkpoint_source
-    from brorl_jax.stages import corpus
+    from brorl_jax.stages import examples
     from brorl_jax.verdicts.domains import DOMAINS
 
-    form = columns.PLAIN
+    form = schema.PLAIN
     if ran := checkpoint_source.ran(checkpoint_source.locate(where)):
-      form = corpus.form(ran.fields, ran.domain, own=ran.own)
+      form = examples.file_form(ran.fields, ran.domain, own=ran.own)
     return dataset.read(path, form=form, domains=DOMAINS).examples
   try:
     lines = pathlib.Path(path).read_text(encoding="utf-8").splitlines()

@@ -99,7 +99,7 @@ def closing(store: checkpoints.Store) -> Iterator[None]:
   try:
     yield
   except BaseException as e:
-    together = processes.alone() or isinstance(e, train.Ended)
+    together = processes.alone() or isinstance(e, train.RunEnded)
     store.close() if together else store.leave()
     raise
   store.close()
@@ -139,7 +139,7 @@ def summary(axes: Axes, params: PyTree) -> str:
 
 
 class Together:
-  """The recorder of one process of many; see `train.Recorder`.
+  """The recorder of one process of many; see `train.StepRecorder`.
 
   Files are read and written by process 0, which tells the others what it found.
   """
@@ -177,7 +177,7 @@ class Together:
     self,
     step: int,
     kept: types.Groups,
-    credit: train.Credit,
+    credit: types.Credit,
     drawn: types.Groups,
   ) -> None:
     if processes.leads():

@@ -40,7 +40,7 @@ from brorl_jax.verdicts.base import Example
 _UNUSABLE = (checkpoints.Unusable, metrics.Damaged)
 _STOPS = (
   FloatingPointError,
-  train.Ended,
+  train.RunEnded,
   dynamic_sampling.TooManyInvalid,
 )
 

@@ -12,7 +12,7 @@ from jaxtyping import PyTree
 from brorl_jax import config
 from brorl_jax.config import Warmup
 from brorl_jax.config.warmup import Pairs
-from brorl_jax.data import columns, dataset, heldout, pairs
+from brorl_jax.data import dataset, heldout, schema
 from brorl_jax.errors import UserError
 from brorl_jax.learner import state as states
 from brorl_jax.learner import supervised
@@ -92,10 +92,10 @@ def layout(c: Warmup) -> PairLayout:
 def read(c: Pairs) -> tuple[dataset.Data, dataset.Data]:
   """Training and held-out pairs; raises DataError."""
   try:
-    names = columns.parse(c.fields, pairs.FIELDS)
+    names = schema.parse(c.fields, dataset.PAIR_FIELDS)
   except ValueError as e:
     raise ValueError(f"config.data.fields: {e}") from None
-  of = functools.partial(pairs.read, names=names, skip_bad=c.skip_bad)
+  of = functools.partial(dataset.read_pairs, names=names, skip_bad=c.skip_bad)
   return heldout.sides(of, c.files, c.heldout_files, one_in=c.heldout_one_in)
 
 
@@ -109,7 +109,7 @@ def fitting(
   kept, names = [], []
   for example, place in zip(data.examples, data.places, strict=True):
     asked = posed(example, system=c.system)
-    response = text.encode(pairs.response(example))
+    response = text.encode(dataset.pair_response(example))
     pair = Pair(text.render(asked), [*response, text.stop_ids[0]])
     if not c.skip_bad or sum(map(len, pair)) <= layout.tokens:
       kept.append(pair)

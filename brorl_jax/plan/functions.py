@@ -4,19 +4,12 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from brorl_jax.config import Config, Phase
+from brorl_jax.config import Config, PhaseConfig
 from brorl_jax.config.learning import Advantage, Loss
 from brorl_jax.config.sampling import Filter
 from brorl_jax.learner.objective import Correction, Objective
 from brorl_jax.learner.state import Optimizer, Schedule, adamw
-from brorl_jax.rl import (
-  advantages,
-  filtering,
-  losses,
-  lr_scaling,
-  policy_loss,
-  stop_weight,
-)
+from brorl_jax.rl import advantages, filtering, losses, lr_scaling
 from brorl_jax.verdicts.own import named
 
 # Fields that name a function, with the table of the built-in ones.
@@ -77,10 +70,10 @@ def objective(c: Config) -> Objective:
   )
 
 
-def loss(c: Loss) -> policy_loss.Loss:
+def loss(c: Loss) -> losses.PolicyLoss:
   """The policy loss; raises ValueError, in one line, if there is none."""
   options = {"clip_low": c.clip_low, "clip_high": c.clip_high}
-  value = _named("loss.kind", c.kind, lambda f: policy_loss.own(f, **options))
+  value = _named("loss.kind", c.kind, lambda f: losses.from_user(f, **options))
   if c.mean == "constant" and value.unit == "sequence":
     raise ValueError(
       "config.loss.mean = 'constant' needs a loss per token; loss.kind = "
@@ -95,20 +88,22 @@ def advantage(c: Advantage, *, rounds: bool) -> advantages.Advantage:
   Args:
     c: Its kind.
     rounds: Whether prompts have numbers of rollouts of their own; then each
-      counts once, see rl/stop_weight.py.
+      counts once, see `advantages.each_prompt_once`.
   """
-  function = _named("advantage.kind", c.kind, advantages.own)
+  function = _named("advantage.kind", c.kind, advantages.from_user)
   if c.kind == "pass_at_k":
     function = functools.partial(function, k=c.k)
   if not rounds:
     return function
   whitened = c.kind in advantages.WHITENED
-  return functools.partial(stop_weight.pooled, function, whitened=whitened)
+  return functools.partial(
+    advantages.each_prompt_once, function, whitened=whitened
+  )
 
 
 def keep(c: Filter) -> filtering.Rule:
   """The rule of dynamic sampling; raises ValueError if there is none."""
-  return _named("filter.keep", c.keep, filtering.own)
+  return _named("filter.keep", c.keep, filtering.from_user)
 
 
 def _named(field: str, name: str, own: Callable[[Any], Any]) -> Any:
@@ -132,7 +127,7 @@ class Functions(NamedTuple):
   digests: dict[str, dict[str, str]]  # of the user's, by field, with names
 
 
-def phase_functions(phases: Sequence[Phase]) -> list[Functions]:
+def phase_functions(phases: Sequence[PhaseConfig]) -> list[Functions]:
   """The functions of each phase; a phase has digests of what it changes.
 
   Raises:

@@ -40,7 +40,7 @@ import jax.numpy as jnp
 from brorl_jax.many.meshes import ONE, Axes
 from brorl_jax.model import attention, layers, sharding
 from brorl_jax.model.policy import PREFILL_CHUNK, Policy
-from brorl_jax.rollout import compaction, prefill, program_spec, sampler
+from brorl_jax.rollout import program_spec, programs, sampler
 from brorl_jax.rollout.draw import block_of
 
 _MORE = 1.1  # work that is not worth a term
@@ -243,7 +243,7 @@ class Gradient:
 def _fewer(A: int, R: int) -> int:
   """Slots after one step of compaction, at most."""
   return max(
-    (a * r for a, r in compaction.sizes(A, R, pool=False)[1:]), default=0
+    (a * r for a, r in sampler.compact_sizes(A, R, pool=False)[1:]), default=0
   )
 
 
@@ -329,7 +329,7 @@ class _Work:
   def prefill(self, P: int, S: int, n: int, stacked: bool) -> int:
     """Scores of a chunk, or its feed-forward, and what is copied."""
     p, chunk = self.policy, min(S, PREFILL_CHUNK)
-    group = prefill.read_together(P, S)
+    group = programs.read_together(P, S)
     whole = -(-S // chunk) * chunk
     earlier, copies = (0, 1) if S == chunk else (whole, 2)
     rows = group * p.heads // self.row.within

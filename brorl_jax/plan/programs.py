@@ -25,17 +25,10 @@ from brorl_jax.model.policy import Policy
 from brorl_jax.plan import sizes
 from brorl_jax.plan.memory import RolloutPlan
 from brorl_jax.plan.resolve import Phase, Run
-from brorl_jax.rollout import (
-  compaction,
-  program_spec,
-  programs,
-  shelf,
-  stream,
-)
+from brorl_jax.rollout import program_spec, programs, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.prefill import Chunks, PrefillBatch
 from brorl_jax.rollout.program_spec import ProgramSpec
-from brorl_jax.rollout.programs import DecodeInputs
+from brorl_jax.rollout.programs import Chunks, DecodeInputs, PrefillBatch
 from brorl_jax.rollout.slots import DecodeState
 from brorl_jax.types import Batch, Prompts, State
 
@@ -114,7 +107,9 @@ class Job:
   def read_together(self) -> int:
     """Prompts that are read together."""
     each = self.config.sampling.places // self.rows
-    return shelf.together(each, self.config.data.prompt_tokens) * self.rows
+    return (
+      stream.prompts_together(each, self.config.data.prompt_tokens) * self.rows
+    )
 
   @property
   def admitted_together(self) -> int:
@@ -175,7 +170,7 @@ def counts(job: Job) -> dict[str, int]:
   spec = training_spec(job)
   # Each size of lanes with each of slots: both may shrink alone.
   pool = bool(spec.blocks)
-  shrunk = len(compaction.sizes(spec.lanes, spec.slots, pool=pool))
+  shrunk = len(sampler.compact_sizes(spec.lanes, spec.slots, pool=pool))
   shrunk = 1 if spec.pages == 1 else shrunk
   # And its compaction; over pages an empty page, and one for other slots.
   decoding = shrunk + (shrunk - 1) + (0 if spec.blocks else 2 * shrunk - 1)
@@ -217,7 +212,7 @@ def _spec(
     slots=fits.slots,
     blocks=fits.blocks,
     mesh=job.mesh,
-    n=n,
+    chunk=n,
     streams=streams,
   )
 
@@ -302,10 +297,10 @@ def sampling(job: Job, compile: Compile) -> Iterator[Program]:
   spec = training_spec(job)
   each = job.config.sampling.places // job.rows
   prompts = _prompts(job, job.read_together)
-  part = shelf.Part(prompts.tokens, prompts.mask, prompts.index)
+  part = stream.PromptPart(prompts.tokens, prompts.mask, prompts.index)
   args = (job.state().params, part, _key(job))
-  opened = functools.partial(shelf.opened, each=each)
-  lowered = shelf.opened.lower(spec, *args, each=each)
+  opened = functools.partial(stream.open_shelf, each=each)
+  lowered = stream.open_shelf.lower(spec, *args, each=each)
   inputs, logits, state, _ = _outputs(opened, spec, args, compile(lowered))
   decoding = _Decoding(inputs, _cache(job, spec, compile), state)
   before = job.sampling_bytes + size(part)
@@ -316,14 +311,14 @@ def sampling(job: Job, compile: Compile) -> Iterator[Program]:
     name, lowered, held + more, job.policy.layers
   )
   weights, prefix, queue = inputs
-  read = shelf.read.lower(spec, weights, logits, prefix, part)
+  read = stream.read_more.lower(spec, weights, logits, prefix, part)
   yield program("read", read, size(part))
   rows, count = job.at(meshes.rows(job.mesh)), (job.admitted_together,)
   at = rows(count, jnp.int32)
   chunks = Chunks(at, at, rows(count, jnp.bool_), at)
   admit = stream._admit.lower(spec, logits, queue, state, chunks, at, _key(job))
   yield program("admit", admit, size(chunks))
-  lanes, slots = compaction.sizes(
+  lanes, slots = sampler.compact_sizes(
     spec.lanes, spec.slots, pool=bool(spec.blocks)
   )[:2][-1]
   fewer = dataclasses.replace(spec, lanes=lanes, slots=slots)

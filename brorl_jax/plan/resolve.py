@@ -238,7 +238,7 @@ def _with_policy(
 
 
 def _phase(
-  given: config.Phase,
+  given: config.PhaseConfig,
   chosen: Functions,
   this: WithPolicy[Config],
   *,

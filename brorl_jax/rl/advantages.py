@@ -43,7 +43,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from brorl_jax.rl import shapes
+from brorl_jax.rl import arrays
 
 # Rewards are O(1): a smaller variance is rounding, and must not be divided by.
 _MIN_VARIANCE = 1e-8
@@ -66,7 +66,7 @@ def informative(
     Yu et al. 2025 (DAPO), arXiv:2503.14476, eq. 11 (dynamic sampling), for
     binary rewards; for continuous ones this is its strict reading.
   """
-  shapes.check(reward=(reward, "PN"), valid=(valid, "PN"))
+  arrays.check(reward=(reward, "PN"), valid=(valid, "PN"))
   high = jnp.max(reward, axis=1, initial=-jnp.inf, where=valid)
   low = jnp.min(reward, axis=1, initial=jnp.inf, where=valid)
   return high > low  # -inf > inf where none counts
@@ -80,7 +80,7 @@ def center_by_group(
   A group of equal rewards becomes exactly 0, whatever the rounding of its mean.
   Without a whitening after it this is the plain advantage over the group mean.
   """
-  shapes.check(reward=(reward, "PN"), valid=(valid, "PN"))
+  arrays.check(reward=(reward, "PN"), valid=(valid, "PN"))
   centered = reward - jnp.mean(reward, axis=1, keepdims=True, where=valid)
   return jnp.where(_carries(reward, valid), centered, 0.0)
 
@@ -102,7 +102,7 @@ def normalize_by_group(
     Shao et al. 2024 (DeepSeekMath), arXiv:2402.03300, section 4.1.2. It does
     not say which deviation; this is the one that divides by N.
   """
-  shapes.check(centered=(centered, "PN"), valid=(valid, "PN"))
+  arrays.check(centered=(centered, "PN"), valid=(valid, "PN"))
   std = jnp.std(centered, axis=1, keepdims=True, where=valid)
   scaled = centered / (std + _MIN_STD)
   return jnp.where(_carries(centered, valid), scaled, 0.0)
@@ -227,7 +227,7 @@ def whiten_by_batch(
   Returns:
     Advantages with mean 0 and variance 1 over the tokens of kept prompts.
   """
-  shapes.check(
+  arrays.check(
     advantage=(advantage, "PN"), length=(length, "PN"), where=(where, "P")
   )
   return _whiten(advantage, length, where)
@@ -247,7 +247,7 @@ def whiten_by_trajectory(
     advantage: Centered by group.
     where: Prompts that are kept. The others get exactly 0 and do not count.
   """
-  shapes.check(
+  arrays.check(
     advantage=(advantage, "PN"), where=(where, "P"), valid=(valid, "PN")
   )
   once = jnp.ones_like(advantage)
@@ -300,7 +300,7 @@ ADVANTAGES: dict[str, Callable[..., Array]] = {
 WHITENED = ("tokens", "trajectories")
 
 
-def own(function: Callable[..., Any]) -> Advantage:
+def from_user(function: Callable[..., Any]) -> Advantage:
   """A user's function, if it can stand in `ADVANTAGES`.
 
   Raises:
@@ -308,9 +308,42 @@ def own(function: Callable[..., Any]) -> Advantage:
   """
   number = jax.ShapeDtypeStruct((4, 6), jnp.float32)
   mask = jax.ShapeDtypeStruct((4, 6), jnp.bool_)
-  got = shapes.described(shapes.result(function, number, mask, number))
+  got = arrays.described(arrays.result(function, number, mask, number))
   if got != "float32[4,6]":
     raise ValueError(
       f"returns {got} for 4 prompts of 6 rollouts; it must be float32[4,6]"
     )
   return function
+
+
+def each_prompt_once(
+  function: Callable[..., Array],
+  reward: Float[Array, "P N"],
+  valid: Bool[Array, "P N"],
+  length: Float[Array, "P N"],
+  *,
+  whitened: bool,
+) -> Float[Array, "P N"]:
+  """An advantage with which every prompt counts once in the loss.
+
+    A[p,n] * mean(n) / n[p]          n[p]: rollouts of prompt p that count
+
+  A step's loss is a mean over tokens or rollouts, in which a prompt with n of
+  them counts n times. In rounds that is biased, as a prompt stops by its
+  rewards: K (n - K) / n (n - 1) estimates p (1 - p), the size of the gradient,
+  and with rounds of 16, 64, 256 and 1,024 it is 3.02 times too large at p =
+  .001 if one right and one wrong rollout suffice, 2.09 times at p = .01, and
+  there 1.18 times if four do.
+
+  Args:
+    function: The advantage A.
+    whitened: Whether it is one of `WHITENED`, which take `weight`.
+  """
+  arrays.check(
+    reward=(reward, "PN"), valid=(valid, "PN"), length=(length, "PN")
+  )
+  n = jnp.sum(valid, axis=1, keepdims=True)
+  drawn = jnp.maximum(jnp.sum(n > 0), 1)
+  once = jnp.where(n > 0, jnp.sum(n) / drawn / jnp.maximum(n, 1), 0.0)
+  more: dict[str, Any] = {"weight": once} if whitened else {}
+  return function(reward, valid, length, **more) * once

@@ -27,8 +27,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from brorl_jax.rl import shapes
-from brorl_jax.rl.policy_loss import log_ratio, sequence_log_ratio
+from brorl_jax.rl import arrays
+from brorl_jax.rl.losses import log_ratio, sequence_log_ratio
 
 
 def truncated_weight(
@@ -45,7 +45,7 @@ def truncated_weight(
   Args:
     cap: The largest weight.
   """
-  shapes.check(logp_train=(logp_train, "*"), logp_sampler=(logp_sampler, "*"))
+  arrays.check(logp_train=(logp_train, "*"), logp_sampler=(logp_sampler, "*"))
   return jnp.minimum(_ratio(logp_train, logp_sampler), cap)
 
 
@@ -63,7 +63,7 @@ def banded_weight(
   References:
     Ling Team 2025 (Ring-1T), arXiv:2510.18855: IcePop.
   """
-  shapes.check(logp_train=(logp_train, "*"), logp_sampler=(logp_sampler, "*"))
+  arrays.check(logp_train=(logp_train, "*"), logp_sampler=(logp_sampler, "*"))
   ratio = _ratio(logp_train, logp_sampler)
   return jnp.where((ratio >= low) & (ratio <= high), ratio, 0.0)
 
@@ -103,7 +103,7 @@ def sequence_mask(
 
 
 def _check(logp_train, logp_sampler, mask) -> None:
-  shapes.check(
+  arrays.check(
     logp_train=(logp_train, "BT"),
     logp_sampler=(logp_sampler, "BT"),
     mask=(mask, "BT"),

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from brorl_jax.rl import shapes
+from brorl_jax.rl import arrays
 from brorl_jax.rl.advantages import informative
 from brorl_jax.rl.pass_at_k import pass_at_k
 
@@ -38,7 +38,7 @@ def partly_solved(
     valid: Rollouts that count; all if None.
     threshold: The least reward of a rollout that solves its prompt.
   """
-  shapes.check(reward=(reward, "PN"), valid=(valid, "PN"))
+  arrays.check(reward=(reward, "PN"), valid=(valid, "PN"))
   solved = jnp.sum(reward >= threshold, axis=1, where=valid)
   return (solved > 0) & (solved < _count(reward, valid))
 
@@ -53,7 +53,7 @@ KEEP: dict[str, Rule] = {
 }
 
 
-def own(function: Callable[..., Any]) -> Rule:
+def from_user(function: Callable[..., Any]) -> Rule:
   """A user's function, if it can stand in `KEEP`.
 
   Raises:
@@ -61,7 +61,7 @@ def own(function: Callable[..., Any]) -> Rule:
   """
   reward = jax.ShapeDtypeStruct((4, 6), jnp.float32)
   valid = jax.ShapeDtypeStruct((4, 6), jnp.bool_)
-  got = shapes.described(shapes.result(function, reward, valid))
+  got = arrays.described(arrays.result(function, reward, valid))
   if got != "bool[4]":
     raise ValueError(
       f"returns {got} for 4 prompts of 6 rollouts; it must be bool[4], which "
@@ -95,7 +95,7 @@ def expected_pass_rate(p: Float[Array, " P"], n: int) -> Float[Array, ""]:
   """
   if n < 1:
     raise ValueError(f"n = {n} rollouts: at least 1 is needed")
-  shapes.check(p=(p, "P"))
+  arrays.check(p=(p, "P"))
   # p and 1 - p give the same. With the smaller one nothing cancels.
   rare = jnp.minimum(p, 1.0 - p)
   return jnp.mean(-jnp.expm1(n * jnp.log1p(-rare)) - rare**n)
@@ -124,7 +124,7 @@ def pass_rate_at(m: int, correct: Int[Array, " P"], n: int) -> Float[Array, ""]:
     raise ValueError(
       f"m = {m} is not in [1, {n}]: only {n} rollouts were drawn"
     )
-  shapes.check(correct=(correct, "P"))
+  arrays.check(correct=(correct, "P"))
   # Some are right, and some are wrong, less "some are right or wrong".
   some_right, some_wrong = (pass_at_k(n, x, m) for x in (correct, n - correct))
   return jnp.mean(some_right + some_wrong - 1.0)

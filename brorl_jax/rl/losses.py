@@ -1,27 +1,202 @@
-"""Policy losses. Every loss is a `Mean`; the caller divides.
+"""Policy losses and the KL term. Every loss is a `Mean`; the caller divides.
 
-The formulas, and a table of them; `policy_loss` has what they share, the
-arguments that are not explained here among them.
+A policy loss, also your own, contains only the formula:
+
+    def loss(logp, logp_old, advantage, mask, **options):
+      return ...  # [B, T]: a value for each token, or [B]: for each sequence
+
+`policy_loss` does the rest: constants get no gradient, positions off the mask
+do not count, weights and corrections multiply. `LOSSES` is the table of what a
+run may choose.
 """
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from brorl_jax.rl import shapes
-from brorl_jax.rl.mean import Mean
-from brorl_jax.rl.policy_loss import (
-  OPTIONS,
-  Loss,
-  PpoStats,
-  log_ratio,
-  per_token,
-  policy_loss,
-  sequence_log_ratio,
-)
+from brorl_jax.rl import arrays
+from brorl_jax.rl.arrays import Mean
+
+_MAX_LOG_RATIO = 20.0  # nats; ratios beyond e^20 are numerics, not policy
+
+# What a loss may be told; it gets those that its signature names.
+OPTIONS = ("clip_low", "clip_high")
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class PpoStats:
+  """Diagnostics of a policy loss. Gradients are stopped."""
+
+  # Where the clip changes the loss, in [0, 1]: of tokens, or of sequences if
+  # these are the loss's unit. Of nothing if the loss does not say.
+  clip_fraction: Mean
+  approx_kl: Mean  # k3 estimate of KL(old || new), nats per token
+
+
+@dataclasses.dataclass(frozen=True)
+class PolicyLoss:
+  """A policy loss as a value: hashable, so that jit may close over it."""
+
+  # (logp [B,T], logp_old [B,T], advantage [B], mask [B,T], **options) -> what
+  # is minimised, [B,T] or [B]; or that and where a clip changed it, as a mask.
+  function: Callable[..., Any]
+  unit: Literal["token", "sequence"]  # what it has one value of
+  options: tuple[str, ...]  # those of OPTIONS that it takes
+
+
+def from_user(function: Callable[..., Any], **options: Any) -> PolicyLoss:
+  """A user's function as a loss. Its unit is the rank of what it returns.
+
+  It is tried with these values of `OPTIONS`.
+
+  Raises:
+    ValueError: It cannot be called, or returns another shape; in one line.
+  """
+  parameters = list(inspect.signature(function).parameters.values())
+  takes = tuple(p.name for p in parameters[4:] if p.name in OPTIONS)
+  if any(p.kind == p.VAR_KEYWORD for p in parameters):
+    takes = OPTIONS
+  tokens = jax.ShapeDtypeStruct((3, 5), jnp.float32)
+  returned = arrays.result(
+    function,
+    tokens,
+    tokens,
+    jax.ShapeDtypeStruct((3,), jnp.float32),
+    jax.ShapeDtypeStruct((3, 5), jnp.bool_),
+    **{name: options[name] for name in takes},
+  )
+  given = returned if isinstance(returned, tuple) else (returned,)
+  shown = [arrays.described(x) for x in given]
+  if shown in (["float32[3,5]"], ["float32[3,5]", "bool[3,5]"]):
+    return PolicyLoss(function, "token", takes)
+  if shown in (["float32[3]"], ["float32[3]", "bool[3]"]):
+    return PolicyLoss(function, "sequence", takes)
+  raise ValueError(
+    f"returns {', '.join(shown)} for 3 sequences of 5 tokens; it must be "
+    "float32[3,5], a loss for each token, or float32[3], for each sequence"
+  )
+
+
+def policy_loss(
+  loss: PolicyLoss,
+  logp: Float[Array, "B T"],
+  logp_old: Float[Array, "B T"],
+  advantage: Float[Array, " B"],
+  mask: Bool[Array, "B T"],
+  *,
+  weight: Float[Array, " B"] | None = None,
+  scale: Float[Array, " B"] | None = None,
+  correction: Float[Array, "B T"] | Float[Array, " B"] | None = None,
+  **options: float,
+) -> tuple[Mean, PpoStats]:
+  """A loss over the tokens, or sequences, that count.
+
+  Args:
+    loss: A value of `LOSSES`, or from `from_user`.
+    logp: Log-probability of the sampled token under the current parameters.
+    logp_old: The same under the parameters that sampled it. Constant.
+    advantage: One advantage for the whole sequence. Constant.
+    mask: True on tokens the policy chose, the end-of-sequence token included. A
+      sequence of none does not count.
+    weight: How often each sequence counts; once if None. Identical rollouts of
+      a group have equal advantage and log-probability, so that one of them
+      with weight c is exactly c of them.
+    scale: Multiplies the loss of each sequence; 1 if None. The diagnostics do
+      not see it.
+    correction: Multiplies the loss of each token, or sequence if that is the
+      unit; 1 if None. Constant. What has correction 0 still counts in the
+      mean. See `corrections`.
+    **options: Those that the loss takes.
+
+  Returns:
+    The loss over its unit, to be minimised, and diagnostics.
+  """
+  by_token = loss.unit == "token"
+  arrays.check(
+    logp=(logp, "BT"),
+    logp_old=(logp_old, "BT"),
+    advantage=(advantage, "B"),
+    mask=(mask, "BT"),
+    weight=(weight, "B"),
+    scale=(scale, "B"),
+    correction=(correction, "BT" if by_token else "B"),
+  )
+  logp_old, advantage, correction = jax.lax.stop_gradient(
+    (logp_old, advantage, correction)
+  )
+  # Off-mask logits may be anything, and 0 * inf in the gradient is NaN.
+  logp, logp_old = (jnp.where(mask, x, 0.0) for x in (logp, logp_old))
+  # A row of none has all tokens there, so that a mean over it is not 0 / 0.
+  has_tokens = jnp.any(mask, axis=1)
+  tokens = mask | ~has_tokens[:, None]
+  value = loss.function(logp, logp_old, advantage, tokens, **options)
+  value, clipped = value if isinstance(value, tuple) else (value, None)
+  where = mask if by_token else has_tokens
+  if correction is not None:
+    value *= jnp.where(where, correction, 0.0)
+  spread = lambda x: per_token(x, mask) if by_token else x
+  if scale is not None:
+    value *= spread(scale)
+  mean = lambda x: Mean.of(x, where, spread(weight))
+  nothing = Mean(jnp.zeros(()), jnp.zeros(()))
+  gap_BT = log_ratio(logp, logp_old)
+  k3_BT = jnp.exp(gap_BT) - 1.0 - gap_BT
+  stats = PpoStats(
+    clip_fraction=nothing if clipped is None else mean(jnp.float32(clipped)),
+    approx_kl=Mean.of(k3_BT, mask, per_token(weight, mask)),
+  )
+  return mean(value), jax.lax.stop_gradient(stats)
+
+
+def log_ratio(
+  logp: Float[Array, "*axes"], other: Float[Array, "*axes"]
+) -> Float[Array, "*axes"]:
+  """logp - other, in nats, at most 20 either way."""
+  arrays.check(logp=(logp, "*"), other=(other, "*"))
+  # exp overflows float32 at 88 nats, and 0 * inf in the gradient is NaN.
+  return jnp.clip(logp - other, -_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+
+
+def sequence_log_ratio(
+  logp: Float[Array, "B T"],
+  other: Float[Array, "B T"],
+  mask: Bool[Array, "B T"],
+) -> Float[Array, " B"]:
+  """Mean of `log_ratio` over valid tokens; 0 for a sequence of none."""
+  arrays.check(logp=(logp, "BT"), other=(other, "BT"), mask=(mask, "BT"))
+  total_B = jnp.sum(log_ratio(logp, other), axis=1, where=mask)
+  return total_B / jnp.maximum(jnp.sum(mask, axis=1), 1)
+
+
+def per_token(
+  weight: Float[Array, " B"] | None, mask: Bool[Array, "B T"]
+) -> Float[Array, "B T"] | None:
+  """Spreads one weight per sequence over its tokens."""
+  if weight is None:
+    return None
+  arrays.check(weight=(weight, "B"), mask=(mask, "BT"))
+  return jnp.broadcast_to(weight[:, None], mask.shape)
 
 
 def _ppo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
+  """Clipped surrogate with separate lower and upper clip.
+
+    loss[b,t] = -min(rho * A[b], clip(rho, 1 - clip_low, 1 + clip_high) * A[b])
+    rho       = exp(logp[b,t] - logp_old[b,t])
+
+  `clip_low` and `clip_high` are how far rho may fall below 1 and rise above it
+  and still get a gradient. See `policy_loss` for the other arguments.
+
+  References:
+    Schulman et al. 2017, arXiv:1707.06347, eq. 7.
+    Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.1: clip_high > clip_low.
+  """
   del mask
   ratio, adv_B1 = jnp.exp(log_ratio(logp, logp_old)), advantage[:, None]
   value, clipped = _surrogate(ratio, adv_B1, clip_low, clip_high)
@@ -29,12 +204,34 @@ def _ppo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
 
 
 def _gspo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
+  """`ppo_clip` with one ratio, one clip and one count for each sequence.
+
+    loss[b] = -min(s * A[b], clip(s, 1 - clip_low, 1 + clip_high) * A[b])
+    s       = exp(mean over valid t of logp[b,t] - logp_old[b,t])
+
+  The mean makes s vary far less than the ratio of a token, and the clip must be
+  narrower: the paper has 3e-4 and 4e-4. `correction` is [B].
+
+  References:
+    Zheng et al. 2025 (GSPO), arXiv:2507.18071, eq. 5 to 7.
+  """
   ratio = jnp.exp(sequence_log_ratio(logp, logp_old, mask))
   value, clipped = _surrogate(ratio, advantage, clip_low, clip_high)
   return -value, clipped
 
 
 def _cispo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
+  """REINFORCE with a clipped importance weight: no token loses its gradient.
+
+    loss[b,t] = -sg(clip(rho, 1 - clip_low, 1 + clip_high)) * A[b] * logp[b,t]
+    rho       = exp(logp[b,t] - logp_old[b,t]),  sg: its gradient is 0
+
+  The paper has no lower bound, which is clip_low = 1, and tunes the upper one
+  alone. The value says little; the gradient is what is meant.
+
+  References:
+    MiniMax 2025 (MiniMax-M1), arXiv:2506.13585, eq. 4 and 5.
+  """
   del mask
   ratio = jax.lax.stop_gradient(jnp.exp(log_ratio(logp, logp_old)))
   held = jnp.clip(ratio, 1.0 - clip_low, 1.0 + clip_high)
@@ -54,133 +251,46 @@ def _surrogate(ratio, advantage, clip_low, clip_high):
 
 
 LOSSES = {
-  "ppo": Loss(_ppo, "token", OPTIONS),
-  "gspo": Loss(_gspo, "sequence", ("clip_low", "clip_high")),
-  "cispo": Loss(_cispo, "token", ("clip_low", "clip_high")),
-  "reinforce": Loss(_reinforce, "token", ()),
+  "ppo": PolicyLoss(_ppo, "token", OPTIONS),
+  "gspo": PolicyLoss(_gspo, "sequence", OPTIONS),
+  "cispo": PolicyLoss(_cispo, "token", OPTIONS),
+  "reinforce": PolicyLoss(_reinforce, "token", ()),
 }
 
 
-def ppo_clip(
-  logp: Float[Array, "B T"],
-  logp_old: Float[Array, "B T"],
-  advantage: Float[Array, " B"],
-  mask: Bool[Array, "B T"],
-  *,
-  clip_low: float,
-  clip_high: float,
-  weight: Float[Array, " B"] | None = None,
-  correction: Float[Array, "B T"] | None = None,
-) -> tuple[Mean, PpoStats]:
-  """Clipped surrogate with separate lower and upper clip.
+def _clipped(kind: str, name: str):
+  """A clipped loss of `LOSSES` as a function of arrays."""
 
-    loss[b,t] = -min(rho * A[b], clip(rho, 1 - clip_low, 1 + clip_high) * A[b])
-    rho       = exp(logp[b,t] - logp_old[b,t])
+  def loss(
+    logp: Float[Array, "B T"],
+    logp_old: Float[Array, "B T"],
+    advantage: Float[Array, " B"],
+    mask: Bool[Array, "B T"],
+    *,
+    clip_low: float,
+    clip_high: float,
+    weight: Float[Array, " B"] | None = None,
+    correction: Float[Array, "B T"] | Float[Array, " B"] | None = None,
+  ) -> tuple[Mean, PpoStats]:
+    return policy_loss(
+      LOSSES[kind],
+      logp,
+      logp_old,
+      advantage,
+      mask,
+      weight=weight,
+      correction=correction,
+      clip_low=clip_low,
+      clip_high=clip_high,
+    )
 
-  Args:
-    clip_low: How far rho may fall below 1 and still get a gradient.
-    clip_high: How far rho may rise above 1 and still get a gradient.
-
-  Returns:
-    The loss over valid tokens, to be minimised, and diagnostics.
-
-  References:
-    Schulman et al. 2017, arXiv:1707.06347, eq. 7.
-    Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.1: clip_high > clip_low.
-  """
-  return policy_loss(
-    LOSSES["ppo"],
-    logp,
-    logp_old,
-    advantage,
-    mask,
-    weight=weight,
-    correction=correction,
-    clip_low=clip_low,
-    clip_high=clip_high,
-  )
+  loss.__doc__, loss.__name__ = LOSSES[kind].function.__doc__, name
+  return loss
 
 
-def gspo(
-  logp: Float[Array, "B T"],
-  logp_old: Float[Array, "B T"],
-  advantage: Float[Array, " B"],
-  mask: Bool[Array, "B T"],
-  *,
-  clip_low: float,
-  clip_high: float,
-  weight: Float[Array, " B"] | None = None,
-  correction: Float[Array, " B"] | None = None,
-) -> tuple[Mean, PpoStats]:
-  """`ppo_clip` with one ratio, one clip and one count for each sequence.
-
-    loss[b] = -min(s * A[b], clip(s, 1 - clip_low, 1 + clip_high) * A[b])
-    s       = exp(mean over valid t of logp[b,t] - logp_old[b,t])
-
-  The mean makes s vary far less than the ratio of a token, and the clip must be
-  narrower: the paper has 3e-4 and 4e-4.
-
-  Args:
-    clip_low: How far s may fall below 1 and still get a gradient.
-    clip_high: How far s may rise above 1 and still get a gradient.
-
-  Returns:
-    The loss over sequences, to be minimised, and diagnostics: the clip
-    fraction over sequences, the KL over valid tokens.
-
-  References:
-    Zheng et al. 2025 (GSPO), arXiv:2507.18071, eq. 5 to 7.
-  """
-  return policy_loss(
-    LOSSES["gspo"],
-    logp,
-    logp_old,
-    advantage,
-    mask,
-    weight=weight,
-    correction=correction,
-    clip_low=clip_low,
-    clip_high=clip_high,
-  )
-
-
-def cispo(
-  logp: Float[Array, "B T"],
-  logp_old: Float[Array, "B T"],
-  advantage: Float[Array, " B"],
-  mask: Bool[Array, "B T"],
-  *,
-  clip_low: float,
-  clip_high: float,
-  weight: Float[Array, " B"] | None = None,
-  correction: Float[Array, "B T"] | None = None,
-) -> tuple[Mean, PpoStats]:
-  """REINFORCE with a clipped importance weight: no token loses its gradient.
-
-    loss[b,t] = -sg(clip(rho, 1 - clip_low, 1 + clip_high)) * A[b] * logp[b,t]
-    rho       = exp(logp[b,t] - logp_old[b,t]),  sg: its gradient is 0
-
-  The paper has no lower bound, which is clip_low = 1, and tunes the upper one
-  alone.
-
-  Returns:
-    The loss over valid tokens, to be minimised, and diagnostics. Its value says
-    little; its gradient is what is meant.
-
-  References:
-    MiniMax 2025 (MiniMax-M1), arXiv:2506.13585, eq. 4 and 5.
-  """
-  return policy_loss(
-    LOSSES["cispo"],
-    logp,
-    logp_old,
-    advantage,
-    mask,
-    weight=weight,
-    correction=correction,
-    clip_low=clip_low,
-    clip_high=clip_high,
-  )
+ppo_clip = _clipped("ppo", "ppo_clip")
+gspo = _clipped("gspo", "gspo")
+cispo = _clipped("cispo", "cispo")
 
 
 def kl_k2(
@@ -208,7 +318,7 @@ def kl_k2(
     ProRL v2: k2 clamped to 10. The released recipes clamp the log-ratio to 20
     nats and the value to 10.
   """
-  shapes.check(
+  arrays.check(
     logp=(logp, "BT"),
     logp_ref=(logp_ref, "BT"),
     mask=(mask, "BT"),
@@ -223,7 +333,7 @@ def token_logp(
   logits: Float[Array, "*axes V"], tokens: Int[Array, "*axes"]
 ) -> tuple[Float[Array, "*axes"], Float[Array, "*axes"]]:
   """Log-probability of `tokens` and entropy of the distribution, in nats."""
-  shapes.check(logits=(logits, "*V"), tokens=(tokens, "*"))
+  arrays.check(logits=(logits, "*V"), tokens=(tokens, "*"))
   logp = jax.nn.log_softmax(logits)
   chosen = jnp.take_along_axis(logp, tokens[..., None], axis=-1)[..., 0]
   return chosen, -jnp.sum(jnp.exp(logp) * logp, axis=-1)

@@ -25,8 +25,8 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
-from brorl_jax.rl import shapes
-from brorl_jax.rl.values import require, require_count, require_finite
+from brorl_jax.rl import arrays
+from brorl_jax.rl.arrays import require, require_count, require_finite
 
 # How far the sum of 1e5 rounded probabilities may be from 1, by bytes of each.
 _SUM_TOLERANCE = {2: 1e-2, 4: 1e-5, 8: 1e-10}
@@ -225,7 +225,7 @@ def exact_step(
     out; its change of Q_pos differs from Theorem 1's by O(lr^2).
   """
   require_count("n", n)
-  shapes.check(logits=(logits, "V"), reward_mass=(reward_mass, "V"))
+  arrays.check(logits=(logits, "V"), reward_mass=(reward_mass, "V"))
   require_finite(logits=logits, reward_mass=reward_mass)
   _require_step(lr)
   probs = jax.nn.softmax(logits)
@@ -303,7 +303,7 @@ def _require_step(lr: Any) -> None:
 
 def _check(probs, correct, sampled, *, n, lr, reward_correct, reward_wrong):
   require_count("n", n)
-  shapes.check(
+  arrays.check(
     probs=(probs, "V"), correct=(correct, "V"), sampled=(sampled, "V")
   )
   _require_step(lr)
@@ -329,7 +329,7 @@ def _check(probs, correct, sampled, *, n, lr, reward_correct, reward_wrong):
 
 def _check_counts(probs, counts, n) -> None:
   require_count("n", n)
-  shapes.check(probs=(probs, "V"), counts=(counts, "V"))
+  arrays.check(probs=(probs, "V"), counts=(counts, "V"))
   if not jnp.issubdtype(counts.dtype, jnp.integer):
     raise ValueError(f"counts are {counts.dtype}; they must be integers")
   require("counts", counts, lambda x: x >= 0, "at least 0")

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from brorl_jax.rl import shapes
+from brorl_jax.rl import arrays
 
 # Block of the two-level inverse CDF; a power of 2 for the binary search.
 _BLOCK = 512
@@ -49,7 +49,7 @@ def weighted_by_probability(
   The paper's surrogate. Its p weights a draw by its probability once more, so
   that it is not an unbiased estimate of the policy gradient.
   """
-  shapes.check(probs=(probs, "V"), reward=(reward, "V"))
+  arrays.check(probs=(probs, "V"), reward=(reward, "V"))
   return -probs * (reward - jnp.sum(reward * probs)) / n
 
 
@@ -63,7 +63,7 @@ def log_probability(
   REINFORCE. The ratio p / p_old has this same gradient at p = p_old, where the
   simulator, which makes one update per draw, always stands.
   """
-  shapes.check(probs=(probs, "V"), reward=(reward, "V"))
+  arrays.check(probs=(probs, "V"), reward=(reward, "V"))
   return -(reward - jnp.sum(reward) * probs) / n
 
 
@@ -163,7 +163,7 @@ def draw_counts(
   over 128,000 tokens in float32 may be off by a third of a rare token's
   probability, a sum over one block is not. Memory grows with N + V, not N V.
   """
-  shapes.check(probs=(probs, "V"))
+  arrays.check(probs=(probs, "V"))
   blocks = -(-probs.size // _BLOCK)
   table = jnp.pad(probs, (0, blocks * _BLOCK - probs.size))
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int, Num
 
-from brorl_jax.rl import shapes
+from brorl_jax.rl import arrays
 
 
 def tile_shape(
@@ -83,7 +83,7 @@ def token_logp(
     block: Of the vocabulary, a divisor of V.
     spread: Whether the vocabulary may lie on several devices.
   """
-  shapes.check(head=(head, "VD"), hidden=(hidden, "PMD"), tokens=(tokens, "PM"))
+  arrays.check(head=(head, "VD"), hidden=(hidden, "PMD"), tokens=(tokens, "PM"))
   P, M, _ = hidden.shape
   tiles = -(-M // rows)
   spare = tiles * rows - M

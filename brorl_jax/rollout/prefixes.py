@@ -26,9 +26,8 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from brorl_jax.many import meshes
-from brorl_jax.rollout import prefill, program_spec, programs
+from brorl_jax.rollout import program_spec, programs
 from brorl_jax.rollout.draw import SamplingParams, block_of, draw_from
-from brorl_jax.rollout.prefill import PrefillBatch
 from brorl_jax.rollout.program_spec import (
   SPLIT,
   WHOLE,
@@ -36,6 +35,7 @@ from brorl_jax.rollout.program_spec import (
   ProgramSpec,
   on_devices,
 )
+from brorl_jax.rollout.programs import PrefillBatch
 from brorl_jax.rollout.slots import pack
 from brorl_jax.rollout.stream import Feed
 from brorl_jax.types import Prompts, Rollouts
@@ -128,7 +128,7 @@ def _spec(policy, sampling, stop_ids, n, T, places, mesh) -> ProgramSpec:
     policy,
     sampling,
     stop_ids,
-    n=n,
+    chunk=n,
     max_new_tokens=T,
     places=each * rows,
     lanes=each * rows,
@@ -151,7 +151,7 @@ def _made(
   # Places without a prompt read the first one and make nothing of it.
   row = np.where(np.arange(places) < P, np.arange(places), 0)
   read = jax.tree.map(lambda x: np.asarray(x)[row], prompts)
-  batch = prefill.batch_of(read, np.arange(places) < P)
+  batch = programs.batch_of(read, np.arange(places) < P)
   out = jax.device_get(_sampled(spec, params, batch, key))
   return jax.tree.map(lambda x: x[:P], out)
 
@@ -173,9 +173,9 @@ def _levels(
   spec: ProgramSpec, weights: PyTree, batch: PrefillBatch, key: Key[Array, ""]
 ) -> Rollouts:
   """All rollouts of a device's prompts, P of them, with R rows each."""
-  P, N, T, R = len(batch.real), spec.n, spec.max_new_tokens, spec.slots
+  P, N, T, R = len(batch.real), spec.chunk, spec.max_new_tokens, spec.slots
   parts = -(-N // R)  # passes of a level in which no two prefixes are alike
-  prefix, queue, first = prefill.read(spec, weights, batch, key)
+  prefix, queue, first = programs.read_prompts(spec, weights, batch, key)
   shared = spec.policy.lane_prompts(prefix, jnp.arange(P)[:, None])
   page = spec.policy.page(P * R, T)
   pages = jax.tree.map(lambda x: jnp.stack([x] * parts), page)

@@ -67,7 +67,7 @@ class ProgramSpec:
   """The static arguments of every program of one sampling call.
 
   Dimensions: A lanes of R slots on each device, N rollouts of at most T tokens
-  per prompt, pages or blocks of C columns.
+  per place, pages or blocks of C columns.
 
   Raises:
     ValueError: The pool has no room for one longest rollout.
@@ -76,7 +76,9 @@ class ProgramSpec:
   policy: Decoder
   sampling: SamplingParams
   stop_ids: tuple[int, ...]
-  n: int  # N, rollouts per prompt
+  # N, rollouts of a prompt that are made in one place: all n of it, or fewer if
+  # it gets them in rounds or on several devices.
+  chunk: int
   max_new_tokens: int  # T
   lanes: int  # A, lanes of one device
   slots: int  # R, slots of one lane
@@ -115,7 +117,7 @@ def of_places(
   sampling: SamplingParams,
   stop_ids: tuple[int, ...],
   *,
-  n: int,
+  chunk: int,
   max_new_tokens: int,
   places: int,
   lanes: int,
@@ -130,7 +132,7 @@ def of_places(
     policy,
     sampling,
     stop_ids,
-    n=n,
+    chunk=chunk,
     max_new_tokens=max_new_tokens,
     lanes=min(-(-lanes // devices), places // devices),
     slots=slots,

@@ -9,8 +9,12 @@
   moved     a page for these slots
   finish    the rollouts, unpacked
 
-The static argument of each is a `ProgramSpec`. On a mesh every device runs
-them on its own prompts.
+All N first tokens of a prompt come from one distribution, so no slot and no
+decode step is spent on them. Idle slots decode too, and their results are
+dropped: a step has one shape. They count in rollout/slot_occupancy.
+
+The static argument of each program is a `ProgramSpec`. On a mesh every device
+runs them on its own prompts.
 """
 
 import dataclasses
@@ -19,14 +23,15 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from brorl_jax.rollout import prefill, steps
-from brorl_jax.rollout.blocks import all_free
-from brorl_jax.rollout.prefill import PrefillBatch
+from brorl_jax.rollout import slots
+from brorl_jax.rollout.draw import draw
 from brorl_jax.rollout.program_spec import (
   SPLIT,
   WHOLE,
+  Decoder,
   ProgramSpec,
   on_devices,
 )
@@ -34,14 +39,255 @@ from brorl_jax.rollout.slots import (
   DecodeProgress,
   DecodeState,
   RolloutQueue,
+  fold_in,
   measure_progress,
+  pack,
   refill,
   shift,
   unpack,
   upcoming,
   wants_prompts,
 )
-from brorl_jax.types import Rollouts
+from brorl_jax.types import Prompts, Rollouts
+
+# Prompt tokens of one prefill. More would only need more memory: one activation
+# of the feed-forward of a 1.5B policy (8,960 wide, float32) takes .6 GB here.
+PREFILL_TOKENS = 16384
+
+
+class PrefillBatch(NamedTuple):
+  """Prompts to read, and which of each prompt's rollouts to make.
+
+  On a mesh a prompt may occur on several devices, each with an equal part of
+  its rollouts.
+  """
+
+  prompts: Prompts
+  offset: Int[Any, " P"]  # n of the first rollout
+  real: Bool[Any, " P"]  # False for padding, which makes no rollouts
+
+
+def batch_of(prompts: Prompts, real: Bool[Any, " P"]) -> PrefillBatch:
+  """Prompts to read, with the rollouts that each of them names."""
+  first = prompts.first
+  offset = np.zeros(len(real), np.int32) if first is None else first
+  return PrefillBatch(dataclasses.replace(prompts, first=None), offset, real)
+
+
+class Chunks(NamedTuple):
+  """Rollouts offset to offset + N - 1 of prompts that have been read."""
+
+  index: Int[Any, " P"]  # p
+  offset: Int[Any, " P"]  # n of the first rollout
+  real: Bool[Any, " P"]  # False for padding, which makes no rollouts
+  row: Int[Any, " P"]  # of the prompt's keys and values
+
+
+def read_prompts(
+  spec: ProgramSpec, weights: PyTree, batch: PrefillBatch, key: Key[Array, ""]
+) -> tuple[Any, RolloutQueue, Int[Array, "P N 2"]]:
+  """Prefix, queue and packed first tokens of prompts, inside a program."""
+  prompts, offset, real = batch
+  logits, prefix = prefill_logits(
+    spec.policy, weights, prompts.tokens, prompts.mask
+  )
+  row = jnp.arange(len(prompts.index), dtype=jnp.int32)
+  chunks = Chunks(prompts.index, offset, real, row)
+  return prefix, *queued(spec, logits, chunks, key)
+
+
+def queued(
+  spec: ProgramSpec,
+  logits: Float[Array, "P V"],
+  chunks: Chunks,
+  key: Key[Array, ""],
+) -> tuple[RolloutQueue, Int[Array, "P N 2"]]:
+  """The queue of these rollouts, and their first tokens, packed.
+
+  `logits` are those of the first token of each chunk's prompt.
+  """
+  P, N = len(chunks.index), spec.chunk
+  nothing = jnp.zeros((P, N), jnp.int32)
+  keys = fold_in(key, chunks.index)
+  queue = RolloutQueue(
+    nothing, nothing[:, 0], nothing, keys, chunks.offset, chunks.row
+  )
+  uniform = queue.uniform(jnp.arange(P)[:, None], jnp.arange(N)[None], 0)
+  first, logp = draw(spec.sampling.cut(logits), uniform)
+  # Rollouts that need no slot: one token was all.
+  over = spec.ended(first) | (spec.max_new_tokens == 1) | ~chunks.real[:, None]
+  queue = queue._replace(
+    order=jnp.argsort(over, axis=1, stable=True).astype(jnp.int32),
+    waiting=jnp.sum(~over, axis=1, dtype=jnp.int32),
+    first=first,
+  )
+  return queue, pack(first, logp)
+
+
+def with_none(queue: RolloutQueue, key: Key[Array, ""]) -> RolloutQueue:
+  """The queue of P prompts, and of prompt P, which has no rollouts.
+
+  An index needs no branch then.
+  """
+  extra = lambda x: jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1))
+  P = len(queue.offset)
+  return RolloutQueue(
+    order=extra(queue.order),
+    waiting=extra(queue.waiting),
+    first=extra(queue.first),
+    key=jnp.append(queue.key, fold_in(key, 0)),
+    offset=extra(queue.offset),
+    row=jnp.append(queue.row, P),
+  )
+
+
+def prefill_logits(
+  policy: Decoder,
+  weights: PyTree,
+  tokens: Int[Array, "P S"],
+  mask: Bool[Array, "P S"],
+) -> tuple[Float[Array, "P V"], Any]:
+  """`Decoder.prefill`, for a few prompts at a time if there are many."""
+  P, S = tokens.shape
+  group = read_together(P, S)
+  if group == P:
+    return policy.prefill(weights, tokens, mask)
+  apart = lambda x: x.reshape(P // group, group, *x.shape[1:])
+  read = lambda x: policy.prefill(weights, *x)
+  out = jax.lax.map(read, (apart(tokens), apart(mask)))
+  return jax.tree.map(lambda x: x.reshape(P, *x.shape[2:]), out)
+
+
+def read_together(P: int, S: int) -> int:
+  """How many of P prompts of S tokens are read at a time: a divisor of P."""
+  fits = max(PREFILL_TOKENS // S, 1)
+  return max(g for g in range(1, min(P, fits) + 1) if P % g == 0)
+
+
+def over_pages(
+  spec: ProgramSpec,
+  weights: PyTree,
+  queue: RolloutQueue,
+  shared: Any,
+  older: tuple[Any, ...],
+  used: Int[Array, ""],
+  page: Any,
+  state: DecodeState,
+) -> tuple[Any, DecodeState]:
+  """One more token of every slot, written to `page` and to the state.
+
+  `shared` are the keys and values of the lanes' prompts; of the `older` pages,
+  oldest first, the last `used` hold anything.
+  """
+  logits, page = spec.policy.decode_step(
+    weights,
+    shared,
+    (*older, page),
+    state.token,
+    state.length,
+    _which(spec, state),
+    state.column[0] % spec.columns,
+    used,
+  )
+  new = _drawn(spec, queue, state, logits)
+  token = new[..., 0]
+  at = (state.rollout, state.length)  # out of bounds for idle slots
+  over = spec.ended(token) | (state.length + 1 == spec.max_new_tokens)
+  state = dataclasses.replace(
+    state,
+    column=state.column + 1,
+    slot_steps=state.slot_steps + state.rollout.size,
+    token=token,
+    length=state.length + 1,
+    packed=state.packed.at[at].set(new, mode="drop"),
+  )
+  return page, refill(state, queue, over)
+
+
+def over_pool(
+  spec: ProgramSpec,
+  weights: PyTree,
+  queue: RolloutQueue,
+  shared: Any,
+  pool: Any,
+  state: DecodeState,
+) -> tuple[Any, DecodeState]:
+  """One more token of the rows that have a block for it, see `Blocks`.
+
+  The pool is written in place; other arguments are those of `over_pages`.
+
+  A rollout that began again makes the tokens that it made before: those that
+  are recorded are taken, not drawn, so rounding cannot part the two, and what
+  is recorded is one rollout from its first token to its last.
+  """
+  assert state.blocks is not None
+  PN, shape = len(state.packed), state.rollout.shape
+  held, goes, stalled = slots.give_blocks(
+    state.blocks, state.length.ravel(), state.rollout.ravel() < PN, spec.columns
+  )
+  goes = goes.reshape(shape)
+  logits, pool = spec.policy.pool_step(
+    weights,
+    shared,
+    pool,
+    state.token,
+    state.length,
+    _which(spec, state),
+    held.table,
+    goes,
+  )
+  new = _drawn(spec, queue, state, logits)
+  at = (state.rollout, state.length)
+  before = state.packed.at[at].get(mode="fill", fill_value=-1)
+  new = jnp.where(before[..., :1] >= 0, before, new)
+  token = new[..., 0]
+  length = state.length + goes
+  over = goes & (spec.ended(token) | (length == spec.max_new_tokens))
+  # A row that ends frees blocks too; then none has to begin again.
+  short = jnp.any(stalled) & ~jnp.any(over)
+  again = short & slots.shortest_row(held, length.ravel())
+  held = held._replace(
+    restarted=held.restarted + jnp.sum(again, dtype=jnp.int32)
+  )
+  held = slots.return_blocks(held, over.ravel() | again)
+  again = again.reshape(shape)
+  # Not read from `packed`, which would then be copied before it is written.
+  first = queue.first[state.rollout // spec.chunk, state.rollout % spec.chunk]
+  state = dataclasses.replace(
+    state,
+    column=state.column + 1,
+    slot_steps=state.slot_steps + state.rollout.size,
+    token=jnp.where(again, first, jnp.where(goes, token, state.token)),
+    length=jnp.where(again, 1, length),
+    packed=state.packed.at[jnp.where(goes, state.rollout, PN), state.length]
+    .set(new, mode="drop"),
+    blocks=held,
+  )  # fmt: skip
+  return pool, refill(state, queue, over)
+
+
+def _which(spec: ProgramSpec, state: DecodeState) -> Int[Array, "A R"]:
+  """Index of each slot's prompt in its lane's window; 0 of idle slots.
+
+  So nobody sees a second prompt whose rollouts have not begun.
+  """
+  W = state.window.shape[1]
+  busy = state.rollout < len(state.packed)
+  of_last = busy & (state.rollout // spec.chunk == state.window[:, -1:])
+  return jnp.where(of_last, W - 1, 0)
+
+
+def _drawn(
+  spec: ProgramSpec,
+  queue: RolloutQueue,
+  state: DecodeState,
+  logits: Float[Array, "A R V"],
+) -> Int[Array, "A R 2"]:
+  """The next token of every slot with its log-probability, packed."""
+  prompt, n = state.rollout // spec.chunk, state.rollout % spec.chunk
+  uniform = queue.uniform(prompt, n, state.length)
+  token, logp = draw(spec.sampling.cut(logits), uniform[..., None])
+  return pack(token[..., 0], logp[..., 0])
 
 
 class DecodeInputs(NamedTuple):
@@ -64,11 +310,10 @@ def idle(
   todo: Int[Array, " places"],
   first: Int[Array, "P N 2"],
 ) -> DecodeState:
-  """Before the first step, with every slot idle.
+  """Before the first step: every slot is idle.
 
-  Args:
-    todo: Prompts in the order in which they get a lane, then P.
-    first: First tokens of all rollouts, packed.
+  `todo` are the prompts in the order in which they get a lane, then P; `first`
+  the first tokens of all rollouts, packed.
   """
   P, N = first.shape[:2]
   T, A, R = spec.max_new_tokens, spec.lanes, spec.slots
@@ -86,7 +331,9 @@ def idle(
     packed=jnp.full((P * N, T, 2), -1, jnp.int32)
     .at[:, 0]
     .set(first.reshape(P * N, 2)),
-    blocks=all_free(spec.blocks, A * R, spec.pages) if spec.blocks else None,
+    blocks=slots.none_held(spec.blocks, A * R, spec.pages)
+    if spec.blocks
+    else None,
   )
 
 
@@ -98,8 +345,8 @@ def start(
 
   def begin(weights, batch, key):
     P = len(batch.real)
-    prefix, queue, first = prefill.read(spec, weights, batch, key)
-    queue = prefill.with_none(queue, key)
+    prefix, queue, first = read_prompts(spec, weights, batch, key)
+    queue = with_none(queue, key)
     order = jnp.argsort(~batch.real, stable=True).astype(jnp.int32)
     todo = jnp.append(jnp.where(batch.real[order], order, P), P)
     state = idle(spec, todo, first)
@@ -146,7 +393,7 @@ def segment(
   newest: Any,
   state: DecodeState,
   turned: Bool[Array, ""],
-  most: Int[Array, ""],
+  limit: Int[Array, ""],
 ) -> tuple[Any, DecodeState, DecodeProgress]:
   """Decodes until the newest page is full or lanes have no prompt left.
 
@@ -157,32 +404,27 @@ def segment(
   Over a pool the loop looks only every `spec.unchecked` steps whether it ends.
 
   Args:
-    inputs: The arrays that no step changes.
     older: As many pages as there can be before the newest; only read.
     used: How many of them, the last ones, hold anything.
-    newest: The page to write, or the pool.
-    state: Before the first step; donated.
+    newest: The page to write, or the pool; donated, as is the state.
     turned: Whether the newest page holds nothing that is still needed, so that
       writing begins at column 0.
-    most: Maximum number of steps, rounded up to `spec.unchecked`.
-
-  Returns:
-    The newest page or the pool, the state and the progress after the last step.
+    limit: Maximum number of steps, rounded up to `spec.unchecked`.
   """
-  policy, N = spec.policy, spec.n
+  policy, N = spec.policy, spec.chunk
 
-  def segment(inputs, older, used, newest, state, turned, most):
+  def segment(inputs, older, used, newest, state, turned, limit):
     queue = inputs.queue
     P, _ = queue.sizes
     column = jnp.where(turned, 0, state.column)
     state = shift(dataclasses.replace(state, column=column), queue)
-    end = column[0] + most
+    end = column[0] + limit
 
     def room(state):
-      own = not spec.turns or state.column[0] < spec.columns
-      return own & (state.column[0] < end)
+      free = not spec.turns or state.column[0] < spec.columns
+      return free & (state.column[0] < end)
 
-    def goes_on(carry):
+    def continues(carry):
       state = carry[1]
       busy = jnp.any(state.rollout < P * N)
       return busy & room(state) & ~wants_prompts(state, queue, spec)
@@ -198,15 +440,15 @@ def segment(
 
       def step(_, carry):
         if spec.blocks:
-          return steps.over_pool(*read, *carry)
-        return steps.over_pages(*read, older, used, *carry)
+          return over_pool(*read, *carry)
+        return over_pages(*read, older, used, *carry)
 
-      def some(carry):
+      def unchecked(carry):
         return jax.lax.fori_loop(0, spec.unchecked, step, carry)
 
       newest, state = jax.lax.while_loop(
-        goes_on,
-        some if spec.unchecked > 1 else functools.partial(step, None),
+        continues,
+        unchecked if spec.unchecked > 1 else functools.partial(step, None),
         (newest, state),
       )
       # The host learns of finished prompts before lanes run out of others.
@@ -225,7 +467,7 @@ def segment(
     segment,
     (INPUT_SPECS, SPLIT, WHOLE, SPLIT, SPLIT, WHOLE, WHOLE),
     (SPLIT, SPLIT, PROGRESS_SPECS),
-  )(inputs, older, used, newest, state, turned, most)
+  )(inputs, older, used, newest, state, turned, limit)
 
 
 def turned(spec: ProgramSpec, pages: list[Any], longest: int) -> list[Any]:
@@ -245,12 +487,9 @@ def resize(
 ) -> tuple[Int[Array, " rows"], DecodeState]:
   """Keeps the busy lanes and slots and adds idle ones, to the sizes of `spec`.
 
-  Args:
-    spec: Static; the new sizes, at least as large as what is busy.
-
-  Returns:
-    The row that each slot had, for `moved`, and the state. Blocks of a pool
-    follow their slots in it.
+  The new sizes are at least as large as what is busy. Returns the row that each
+  slot had, for `moved`, and the state, where blocks of a pool follow their
+  slots.
   """
 
   def resize(state):
@@ -301,13 +540,15 @@ def moved(spec: ProgramSpec, page: Any, row: Int[Array, " rows"]) -> Any:
 def finish(spec: ProgramSpec, state: DecodeState) -> Rollouts:
   """Tokens, masks and log-probabilities of every rollout of `state`."""
 
-  def own(state):
-    share = state.slot_steps.astype(jnp.float32) * spec.n / len(state.packed)
-    slot_steps = jnp.broadcast_to(share, len(state.packed) // spec.n)
-    packed = state.packed.reshape(-1, spec.n, spec.max_new_tokens, 2)
+  def unpacked(state):
+    share = (
+      state.slot_steps.astype(jnp.float32) * spec.chunk / len(state.packed)
+    )
+    slot_steps = jnp.broadcast_to(share, len(state.packed) // spec.chunk)
+    packed = state.packed.reshape(-1, spec.chunk, spec.max_new_tokens, 2)
     return to_rollouts(spec, packed, slot_steps)
 
-  return on_devices(spec, own, (SPLIT,), SPLIT)(state)
+  return on_devices(spec, unpacked, (SPLIT,), SPLIT)(state)
 
 
 def to_rollouts(

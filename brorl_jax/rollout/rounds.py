@@ -18,7 +18,7 @@ from jaxtyping import Float
 from brorl_jax.types import Groups, Prompts, Rollouts, Scores
 
 
-class Plan(NamedTuple):
+class RoundPlan(NamedTuple):
   """Rounds of a prompt, and when it stops; of a fixed n one round."""
 
   after: tuple[int, ...]  # rollouts after each round, multiples of the first
@@ -31,7 +31,7 @@ class Plan(NamedTuple):
     return self.after[0]
 
   @property
-  def most(self) -> int:
+  def n(self) -> int:
     """N, of the arrays of a group; no prompt gets more."""
     return self.after[-1]
 
@@ -45,7 +45,7 @@ class Plan(NamedTuple):
     n, right = len(reward), int((reward >= 1.0).sum())
     enough = right >= self.right and n - right >= self.wrong
     at = self.after.index(n)
-    return n if enough or n == self.most else self.after[at + 1]
+    return n if enough or n == self.n else self.after[at + 1]
 
 
 class Chunk(NamedTuple):
@@ -55,10 +55,10 @@ class Chunk(NamedTuple):
   first: int
 
 
-class Gathered:
+class OpenPrompts:
   """Chunks of open prompts, until the plan ends them."""
 
-  def __init__(self, plan: Plan):
+  def __init__(self, plan: RoundPlan):
     self._plan = plan
     self._asked: dict[int, int] = {}  # p -> rollouts asked for so far
     self._here: dict[int, dict[int, Groups]] = {}  # p -> first -> its chunk
@@ -74,7 +74,7 @@ class Gathered:
     Returns:
       The chunks of the next round if this one was the last of its round and the
       prompt goes on; none if others of the round are missing; the whole group,
-      padded to `Plan.most`, if it stops.
+      padded to `RoundPlan.n`, if it stops.
     """
     here = self._here.setdefault(p, {})
     here[_first(chunk.prompts)] = chunk
@@ -87,7 +87,7 @@ class Gathered:
       self._asked[p] = more
       return [Chunk(p, n) for n in range(asked, more, size)]
     del self._here[p], self._asked[p]
-    return _whole(ordered, self._plan.most)
+    return _whole(ordered, self._plan.n)
 
 
 def _first(prompts: Prompts) -> int:

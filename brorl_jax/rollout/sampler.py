@@ -20,14 +20,20 @@ columns by their age, so slots of different age share pages. The host drops
 pages that no slot needs: a step reads as many columns as the longest rollout in
 a slot has tokens, rounded up to pages, not as many as the limit.
 
-On accelerators they lie in blocks of a pool, see blocks.py. A slot holds and
+On accelerators they lie in blocks of a pool, see slots.py. A slot holds and
 reads what its own rollout has written, and no page is ever full.
+
+Idle slots decode too. When no rollout waits, lanes and slots that are idle are
+dropped, again and again. Every size is one program, compiled in 2.5 CPU-s for 6
+layers of width 256, so there are few: lanes have at most three numbers, slots
+of several lanes two, those of one lane the rest.
 
 Token i of rollout n of prompt p is drawn with the key
 `fold_in(fold_in(fold_in(key, p), n), i)`. N, slots, lanes and devices do not
 change it.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -39,7 +45,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
 from brorl_jax.many import meshes
-from brorl_jax.rollout import compaction, program_spec, programs
+from brorl_jax.rollout import program_spec, programs
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.program_spec import Decoder, ProgramSpec, page_columns
 from brorl_jax.rollout.programs import DecodeInputs, PrefillBatch
@@ -61,7 +67,12 @@ _NO_BOUND = 2**30
 _SPAN = 256
 
 
-class Decoding(NamedTuple):
+_MOST_SIZES = 7  # of lanes and slots
+# Over pages: a step of 4 slots costs nearly what one of 2 does.
+_LEAST_SLOTS = 4
+
+
+class OpenRollouts(NamedTuple):
   """Rollouts in progress, as the host holds them between two programs."""
 
   full: ProgramSpec  # with all lanes and slots
@@ -74,18 +85,18 @@ class Decoding(NamedTuple):
 
 def prefilled(
   spec: ProgramSpec, params: PyTree, batch: PrefillBatch, key: Key[Array, ""]
-) -> Decoding:
+) -> OpenRollouts:
   """Reads all prompts; every slot is idle."""
   inputs, state, progress = programs.start(spec, params, batch, key)
-  return Decoding(spec, spec, inputs, (), state, on_host(progress))
+  return OpenRollouts(spec, spec, inputs, (), state, on_host(progress))
 
 
-def advance(decoding: Decoding, steps: int = _NO_BOUND) -> Decoding:
+def advance(decoding: OpenRollouts, steps: int = _NO_BOUND) -> OpenRollouts:
   """Decodes until the host must act, or `steps`; the state is donated."""
   full, spec, inputs, pages, state, progress = decoding
   # Compaction copies the pages once and makes each later step 2 to 4 times
   # cheaper. It waits until no rollout needs a slot, so it is never undone.
-  if (smaller := compaction.shrunk(full, spec, progress)) != spec:
+  if (smaller := shrunk(full, spec, progress)) != spec:
     spec, pages, state = smaller, *_resized(smaller, pages, state)
   if not pages:
     pages = ((programs.pool if spec.blocks else programs.page)(spec),)
@@ -108,10 +119,10 @@ def advance(decoding: Decoding, steps: int = _NO_BOUND) -> Decoding:
     np.int32(steps),
   )
   pages, progress = (*older, newest), on_host(progress)
-  return Decoding(full, spec, inputs, pages, state, progress)
+  return OpenRollouts(full, spec, inputs, pages, state, progress)
 
 
-def restored(decoding: Decoding) -> Decoding:
+def restored(decoding: OpenRollouts) -> OpenRollouts:
   """The same rollouts with all lanes and slots, some of them idle."""
   full = decoding.full
   if decoding.spec == full:
@@ -122,11 +133,11 @@ def restored(decoding: Decoding) -> Decoding:
 
 def _filled(spec: ProgramSpec, older: list[Any]) -> tuple[Any, ...]:
   """As many pages as there can be: in front of these one that is not read."""
-  most = spec.pages - 1 if spec.turns else 0
-  if len(older) == most:
+  count = spec.pages - 1 if spec.turns else 0
+  if len(older) == count:
     return tuple(older)
-  some = older[0] if older else programs.page(spec)
-  return (*[some] * (most - len(older)), *older)
+  unread = older[0] if older else programs.page(spec)
+  return (*[unread] * (count - len(older)), *older)
 
 
 def _resized(
@@ -144,6 +155,56 @@ def on_host(progress: DecodeProgress) -> DecodeProgress:
   # One transfer for all fields, not ten.
   *numbers, resting = jax.device_get(progress)
   return DecodeProgress(*map(int, numbers), resting=resting)
+
+
+def compact_sizes(
+  lanes: int, slots: int, *, pool: bool
+) -> list[tuple[int, int]]:
+  """(lanes, slots of each) that programs are compiled for, largest first."""
+  least = min(1 if pool else _LEAST_SLOTS, slots)
+  if lanes == 1:
+    return [
+      (1, s) for s in _numbers(slots, least, _MOST_SIZES, 4 if pool else 2)
+    ]
+  of_one = _numbers(slots, least, 3, 4)
+  several = _numbers(lanes, 1, 3, 4)[:-1]
+  grid = [(n, s) for n in several for s in of_one[:2]] + [
+    (1, s) for s in of_one
+  ]
+  return sorted(grid, key=lambda size: size[0] * size[1], reverse=True)
+
+
+def shrunk(
+  full: ProgramSpec, now: ProgramSpec, progress: DecodeProgress
+) -> ProgramSpec:
+  """`now` with fewer lanes or slots, if no rollout waits and many are idle."""
+  # A single page has 64 columns or fewer: compiling would take longer than the
+  # steps that are left.
+  if progress.waiting or now.pages == 1:
+    return now
+  fits = now.lanes, now.slots
+  for lanes, slots in compact_sizes(
+    full.lanes, full.slots, pool=bool(full.blocks)
+  ):
+    if (
+      progress.lanes <= lanes <= fits[0] and progress.slots <= slots <= fits[1]
+    ):
+      fits = lanes, slots
+  return dataclasses.replace(now, lanes=fits[0], slots=fits[1])
+
+
+def _numbers(most: int, least: int, count: int, ratio: int) -> list[int]:
+  """At most `count` numbers from `most` to `least` in equal ratios.
+
+  The ratio is about `ratio`, or more if that would be too many numbers; above 8
+  they are rounded up to multiples of 4.
+  """
+  if most == least:
+    return [least]
+  steps = min(math.ceil(math.log(most / least, ratio)), count - 1)
+  exact = [most * (least / most) ** (i / steps) for i in range(1, steps)]
+  up = [math.ceil(n - 1e-9) for n in exact]
+  return [most, *(n + (-n % 4 if n > 8 else 0) for n in up), least]
 
 
 def rollouts(
@@ -165,11 +226,7 @@ def rollouts(
   """N rollouts of each prompt; prompts and slots lie on rows of devices.
 
   Args:
-    policy: Prefill and one decode step.
-    prompts: P prompts and their indices p.
     key: Of this training step; only folded, so the caller may use it again.
-    n: N, rollouts per prompt.
-    max_new_tokens: T.
     stop_ids: A rollout ends with the first of these tokens.
     slots: R, rollouts of a prompt that decode at the same time, at most N.
     lanes: Prompts that decode at the same time; all if None.
@@ -186,7 +243,7 @@ def rollouts(
     policy,
     sampling,
     stop_ids,
-    n=n // parts,
+    chunk=n // parts,
     max_new_tokens=max_new_tokens,
     places=len(batch.index),
     lanes=(lanes or P) * parts,
@@ -194,8 +251,8 @@ def rollouts(
     blocks=blocks,
     mesh=mesh,
   )
-  # Part k of a prompt makes its rollouts k N / parts and following.
-  offset = np.arange(len(batch.index), dtype=np.int32) % parts * spec.n
+  # PromptPart k of a prompt makes its rollouts k N / parts and following.
+  offset = np.arange(len(batch.index), dtype=np.int32) % parts * spec.chunk
   real = np.ones(len(batch.index), bool)
   for decoding in _runs(
     spec, params, PrefillBatch(batch, offset, real), key, _NO_BOUND
@@ -218,7 +275,7 @@ def _runs(
   batch: PrefillBatch,
   key: Key[Array, ""],
   steps: int,
-) -> Iterator[Decoding]:
+) -> Iterator[OpenRollouts]:
   """States from the prefill to the end; each is donated to make the next."""
   decoding = prefilled(spec, params, batch, key)
   yield decoding
@@ -242,20 +299,16 @@ def growing(
 ) -> Iterator[Rollouts]:
   """The rollouts so far, every few steps, for a reader; on one device.
 
-  Args are those of `rollouts`, and
-
-    steps: New tokens of a slot per result, at most; over a pool rounded up to
-      `ProgramSpec.unchecked`.
-
-  Yields:
-    Rollouts of increasing length; the last ones are complete.
+  Args are those of `rollouts`; `steps` are the new tokens of a slot per result,
+  at most, over a pool rounded up to `ProgramSpec.unchecked`. The last rollouts
+  that are yielded are complete.
   """
   P = len(prompts.index)
   spec = program_spec.of_places(
     policy,
     sampling,
     stop_ids,
-    n=n,
+    chunk=n,
     max_new_tokens=max_new_tokens,
     places=P,
     lanes=P,
@@ -313,17 +366,12 @@ def sample(
   """N rollouts of each prompt.
 
   Args:
-    policy: Prefill and one decode step.
     prompts: Token ids, at least one per prompt. They are padded to a power of
       two, so that few lengths are compiled. Another number of prompts, n or
       max_new_tokens compiles another program. Padding changes only rounding.
     key: Of this call. Rollout n of prompt p depends on (key, p, n) alone.
     n: N, rollouts per prompt.
-    max_new_tokens: T.
-    temperature: 0 is greedy.
-    top_k: 0 keeps all tokens.
-    top_p: 1 keeps all tokens.
-    min_p: 0 keeps all tokens.
+    temperature: 0 is greedy. See `SamplingParams` for this and the next three.
     stop_ids: A rollout ends with the first of these tokens, which it includes.
     slots: Rollouts of a prompt that decode at the same time. None: N, or on a
       CPU as many as make 128 rows of all lanes.

@@ -1,9 +1,24 @@
-"""The state of the decode slots, and the queue of rollouts that refills them.
+"""The state of the decode slots, the queue that refills them, and their blocks.
 
 A lane is R slots that decode together. It has a window of one or two prompts:
 a slot whose rollout ends takes the next rollout of the first prompt in the same
 step, and of the second one when the first has none left. The real prompts are 0
 to P - 1. Prompt P has no rollouts and fills the window of lanes without work.
+
+For decoding over a pool, see `model/pool.py`, `Blocks` says which slot has
+which blocks. A row takes a block when its next token begins one, and gives all
+of them back when its rollout ends. So a slot holds what its rollout has
+written, not what the longest one would write. The pool may be smaller than all
+rows need at once. Then
+
+  1. longer rows get blocks before shorter ones;
+  2. a row without a block for its next token does not advance in that step;
+  3. the shortest row that holds blocks gives them back and begins again;
+  4. a row begins only while more blocks are free than other rows may want next.
+
+By 1 and 3 the longest row always advances, if the pool has room for one longest
+rollout: so every rollout ends. By 4 few rows begin that would soon begin again.
+All of this runs on the device, in a few operations per step. B is rows.
 """
 
 import dataclasses
@@ -15,8 +30,107 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from brorl_jax.many import meshes
-from brorl_jax.rollout.blocks import Blocks
 from brorl_jax.rollout.program_spec import ProgramSpec
+
+
+class Blocks(NamedTuple):
+  """The free blocks, and those of every row."""
+
+  free: Int[Array, " blocks"]  # a stack; the first `count` are free
+  count: Int[Array, " one"]
+  table: Int[Array, "B longest"]  # the first `held` of each row are valid
+  held: Int[Array, " B"]
+  stalled: Int[Array, " one"]  # how often a row had to wait for a next block
+  restarted: Int[Array, " one"]  # how often a row gave its blocks back
+
+
+def none_held(blocks: int, rows: int, longest: int) -> Blocks:
+  """No row has a block."""
+  zero = jnp.zeros((1,), jnp.int32)
+  return Blocks(
+    free=jnp.arange(blocks, dtype=jnp.int32),
+    count=zero + blocks,
+    table=jnp.zeros((rows, longest), jnp.int32),
+    held=jnp.zeros((rows,), jnp.int32),
+    stalled=zero,
+    restarted=zero,
+  )
+
+
+def give_blocks(
+  blocks: Blocks,
+  length: Int[Array, " B"],
+  busy: Bool[Array, " B"],
+  columns: int,
+) -> tuple[Blocks, Bool[Array, " B"], Bool[Array, " B"]]:
+  """A block for each row whose next token needs one, while there are any.
+
+  Args:
+    length: Tokens of each row; the last is not in the cache yet. A row that
+      holds no block has 1.
+    busy: Rows with a rollout.
+    columns: C, of a block.
+
+  Returns:
+    The blocks, the rows that advance, and of the others those that hold blocks.
+  """
+  B, longest = blocks.table.shape
+  row = jnp.arange(B, dtype=jnp.int32)
+  need = busy & (blocks.held * columns < length)
+  begins = need & (blocks.held == 0)
+  grows = need & ~begins
+  # Rows of length 1 are last, so the rows that begin come after all others.
+  order = _order(length)
+  before = jnp.sum(need[None] & (order[None] > order[:, None]), axis=1)
+  left = blocks.count - before
+  # Each row that has begun may want another block in the next step.
+  after = blocks.held + grows
+  wanted = jnp.sum((after > 0) & (after < longest))
+  if longest > 1:
+    wanted += before - jnp.sum(grows)  # by those that begin in this step
+  given = need & (left > jnp.where(begins, wanted, 0))
+  top = blocks.free.at[left - 1].get(mode="clip")
+  at = jnp.where(given, blocks.held, longest)
+  held = blocks.held + given
+  blocks = blocks._replace(
+    count=blocks.count - jnp.sum(given, dtype=jnp.int32),
+    table=blocks.table.at[row, at].set(top, mode="drop"),
+    held=held,
+    stalled=blocks.stalled + jnp.sum(grows & ~given, dtype=jnp.int32),
+  )
+  return blocks, busy & (held * columns >= length), grows & ~given
+
+
+def shortest_row(blocks: Blocks, length: Int[Array, " B"]) -> Bool[Array, " B"]:
+  """Of the rows that hold blocks the last one in the order of `give_blocks`."""
+  none = jnp.iinfo(jnp.int32).max
+  order = jnp.where(blocks.held > 0, _order(length), none)
+  last = jnp.arange(len(order)) == jnp.argmin(order)
+  return last & (blocks.held > 0)
+
+
+def return_blocks(blocks: Blocks, rows: Bool[Array, " B"]) -> Blocks:
+  """All blocks of these rows are free again."""
+  returned = jnp.where(rows, blocks.held, 0)
+  end = blocks.count + jnp.cumsum(returned, dtype=jnp.int32)
+  index = jnp.arange(blocks.table.shape[1], dtype=jnp.int32)[None]
+  at = jnp.where(
+    index < returned[:, None],
+    (end - returned)[:, None] + index,
+    len(blocks.free),  # out of bounds
+  )
+  return blocks._replace(
+    free=blocks.free.at[at].set(blocks.table, mode="drop"),
+    count=end[-1:],
+    held=blocks.held - returned,
+  )
+
+
+def _order(length: Int[Array, " B"]) -> Int[Array, " B"]:
+  """Numbers that differ, larger for a longer row, then for an earlier one."""
+  B = len(length)
+  return length * B - jnp.arange(B, dtype=jnp.int32)
+
 
 # The decode loop of a stream pauses when an eighth of the working lanes waits
 # for a prompt. With N = 16, an exit to the host for each of them took 2.0 s for
@@ -225,12 +339,12 @@ def measure_progress(
   over_devices = lambda reduce, x: (
     x if spec.mesh is None else reduce(x, meshes.ROWS)
   )
-  most = functools.partial(over_devices, jax.lax.pmax)
+  largest = functools.partial(over_devices, jax.lax.pmax)
   add = functools.partial(over_devices, jax.lax.psum)
   return DecodeProgress(
-    slots=most(jnp.max(jnp.sum(busy, axis=1))),
-    lanes=most(jnp.sum(jnp.any(busy, axis=1))),
-    longest=most(jnp.max(jnp.where(busy, state.length, 0))),
+    slots=largest(jnp.max(jnp.sum(busy, axis=1))),
+    lanes=largest(jnp.sum(jnp.any(busy, axis=1))),
+    longest=largest(jnp.max(jnp.where(busy, state.length, 0))),
     busy=add(jnp.sum(busy)),
     waiting=add(waiting),
     room=add(room.astype(jnp.int32)),

@@ -2,32 +2,35 @@
 
 Dynamic sampling learns how many prompts it needs only from their rewards. Here
 a finished prompt frees its place for another one at once, so slots do not wait
-for the last rollout of a round.
+for the last rollout of a round. The rollouts are those of `sampler.rollouts`,
+whatever else decodes at the same time and in whatever order prompts finish.
 
-The rollouts are those of `sampler.rollouts`, whatever else decodes at the same
-time and in whatever order prompts finish.
+A place is room on a device for one chunk of a prompt's rollouts: its queue and
+its N rollouts. What reading the prompt gave, its keys and values and the
+distribution of its first token, lies on a shelf: one of P rows of its device,
+from which all of its chunks read. A row is given away when no place holds its
+prompt and another prompt needs it; the first prompt is then read again if more
+is asked for. As many rows as places suffice.
 
-A place is room on a device for one prompt, or a chunk of its rollouts: its
-queue and its N rollouts. What was read of a prompt lies on a shelf, for all of
-its chunks. Two programs are added to those of the sampler and of shelf.py:
-`_admit` puts prompts into free places, `_taken` copies finished rollouts out.
+Four programs are added to those of programs.py: `open_shelf` and `read_more`
+read prompts, `_admit` puts chunks into free places, `_taken` copies finished
+rollouts out.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence, Set
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from brorl_jax.many import meshes
-from brorl_jax.rollout import prefill, program_spec, programs, sampler, shelf
+from brorl_jax.rollout import program_spec, programs, sampler
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.prefill import Chunks, PrefillBatch
 from brorl_jax.rollout.program_spec import (
   SPLIT,
   WHOLE,
@@ -35,16 +38,166 @@ from brorl_jax.rollout.program_spec import (
   ProgramSpec,
   on_devices,
 )
-from brorl_jax.rollout.programs import PROGRESS_SPECS, DecodeInputs
-from brorl_jax.rollout.sampler import Decoding
-from brorl_jax.rollout.shelf import Part
+from brorl_jax.rollout.programs import (
+  INPUT_SPECS,
+  PROGRESS_SPECS,
+  Chunks,
+  DecodeInputs,
+  PrefillBatch,
+  idle,
+)
+from brorl_jax.rollout.sampler import OpenRollouts
 from brorl_jax.rollout.slots import (
   DecodeProgress,
   DecodeState,
+  RolloutQueue,
+  fold_in,
   measure_progress,
   shift,
 )
 from brorl_jax.types import Prompts, Rollouts
+
+# Prompt tokens that a device reads at a time. A product of so many rows takes
+# no longer than two of half as many, and padding costs little.
+_TOKENS_TOGETHER = 2048
+
+
+def prompts_together(each: int, S: int) -> int:
+  """How many prompts of S tokens a device reads at a time."""
+  return min(max(_TOKENS_TOGETHER // S, 1), each)
+
+
+class PromptPart(NamedTuple):
+  """Prompts to read together, as many for each device."""
+
+  tokens: Int[Any, "rows S"]
+  mask: Bool[Any, "rows S"]
+  to: Int[Any, " rows"]  # row of each; P for padding
+
+
+class Shelf:
+  """Which prompt is in which row of each device."""
+
+  def __init__(self, devices: int, each: int):
+    self._each = each
+    # p -> row, those that were used last at the end.
+    self._rows: list[dict[int, int]] = [{} for _ in range(devices)]
+
+  def rows(
+    self, batch: PrefillBatch, held: Sequence[Set[int]]
+  ) -> tuple[Int[np.ndarray, " B"], list[PromptPart]]:
+    """Rows for these prompts, and what must be read into them first.
+
+    Args:
+      batch: Prompts, as many for each device.
+      held: Prompts of each device whose rows are in use, those of `batch`
+        included.
+    """
+    devices, S = len(self._rows), batch.prompts.tokens.shape[1]
+    most = len(batch.real) // devices
+    rows = np.zeros(len(batch.real), np.int32)
+    unread: list[list[tuple[int, int]]] = [[] for _ in self._rows]
+    for i in np.flatnonzero(batch.real).tolist():
+      d = i // most
+      rows[i], new = self._row(d, int(batch.prompts.index[i]), held[d])
+      if new:
+        unread[d].append((rows[i], i))
+    size, parts = prompts_together(self._each, S), []
+    for start in range(0, max(map(len, unread)), size):
+      # Padding goes to row P, which is out of bounds, so that it is dropped.
+      to = np.full((devices, size), self._each, np.int32)
+      at = np.zeros((devices, size), np.int32)
+      for d, own in enumerate(unread):
+        for k, found in enumerate(own[start : start + size]):
+          to[d, k], at[d, k] = found
+      pick = lambda x, at=at: np.asarray(x)[at.ravel()]
+      parts.append(
+        PromptPart(
+          pick(batch.prompts.tokens),
+          pick(batch.prompts.mask),
+          to.ravel(),
+        )
+      )
+    return rows, parts
+
+  def _row(self, d: int, p: int, held: Set[int]) -> tuple[int, bool]:
+    """The row of prompt p on device d, and whether p must be read into it."""
+    own = self._rows[d]
+    new = p not in own
+    # Taken out and put back, also if it is there: the first prompt of the
+    # dict is the one that was used longest ago.
+    if not new:
+      row = own.pop(p)
+    elif len(own) < self._each:
+      row = len(own)
+    else:
+      row = own.pop(next(q for q in own if q not in held))
+    own[p] = row
+    return row, new
+
+
+@functools.partial(jax.jit, static_argnames=("spec", "each"))
+def open_shelf(
+  spec: ProgramSpec,
+  params: PyTree,
+  part: PromptPart,
+  key: Key[Array, ""],
+  *,
+  each: int,
+) -> tuple[DecodeInputs, Float[Array, "P V"], DecodeState, DecodeProgress]:
+  """Reads the first prompts into the first rows; no place has a prompt.
+
+  The prompts' rows are 0, 1, 2, ...; `each` is P, rows and places of a device.
+  Returns what decoding reads, the logits of first tokens, state and progress.
+  """
+
+  def begin(weights, part, key):
+    P, N = each, spec.chunk
+    more = lambda x: jnp.pad(x, [(0, P - len(x))] + [(0, 0)] * (x.ndim - 1))
+    read = programs.prefill_logits(spec.policy, weights, part.tokens, part.mask)
+    logits, prefix = jax.tree.map(more, read)
+    none = jnp.zeros((P, N), jnp.int32)
+    row = none[:, 0]
+    queue = RolloutQueue(none, row, none, fold_in(key, row), row, row)
+    queue = programs.with_none(queue, key)
+    first = jnp.full((P, N, 2), -1, jnp.int32)
+    state = idle(spec, jnp.full(P + 1, P, jnp.int32), first)
+    inputs = DecodeInputs(weights, prefix, queue)
+    return inputs, logits, state, measure_progress(state, queue, spec)
+
+  return on_devices(
+    spec,
+    begin,
+    (WHOLE, SPLIT, WHOLE),
+    (INPUT_SPECS, SPLIT, SPLIT, PROGRESS_SPECS),
+  )(spec.policy.unroll(spec.policy.cast(params)), part, key)
+
+
+@functools.partial(
+  jax.jit, static_argnames="spec", donate_argnames=("logits", "prefix")
+)
+def read_more(
+  spec: ProgramSpec,
+  weights: PyTree,
+  logits: Float[Array, "P V"],
+  prefix: Any,
+  part: PromptPart,
+) -> tuple[Float[Array, "P V"], Any]:
+  """Reads more prompts into rows of their devices; logits and prefix of all
+  rows are donated."""
+
+  def read_rows(weights, logits, prefix, part):
+    new = programs.prefill_logits(spec.policy, weights, part.tokens, part.mask)
+    put = lambda x, new: x.at[part.to].set(new, mode="drop")
+    return jax.tree.map(put, (logits, prefix), new)
+
+  return on_devices(
+    spec,
+    read_rows,
+    (WHOLE, SPLIT, SPLIT, SPLIT),
+    (SPLIT, SPLIT),
+  )(weights, logits, prefix, part)
+
 
 # (free places, whether nothing is decoding) -> at most that many prompts; None
 # if there is none now. None while nothing is decoding ends the stream.
@@ -75,14 +228,9 @@ def stream(
 ) -> Iterator[tuple[Prompts, Rollouts]]:
   """N rollouts of each prompt that `feed` gives, in the order they finish.
 
-  Args are those of `sampler.rollouts`, and
-
-    params: They must not be donated before the end.
-    feed: Called for prompts whenever a place is free.
-    places: Prompts on the devices at a time, a multiple of its rows.
-
-  Yields:
-    Finished prompts and their rollouts, on the host.
+  Args as for `sampler.rollouts`. `feed` is called for prompts whenever one of
+  the `places` is free, a multiple of the devices' rows; `params` must not be
+  donated before the end. What is yielded is on the host.
   """
   devices = meshes.of(mesh).rows
   each = places // devices
@@ -90,7 +238,7 @@ def stream(
     policy,
     sampling,
     stop_ids,
-    n=n,
+    chunk=n,
     max_new_tokens=max_new_tokens,
     places=places,
     lanes=lanes,
@@ -101,8 +249,8 @@ def stream(
   )
   visited = max(each // SHARE, 1)  # places of a device per program
   holds: dict[int, Prompts] = {}  # place -> the prompt in it
-  read = shelf.Shelf(devices, each)
-  decoding: Decoding | None = None
+  read = Shelf(devices, each)
+  decoding: OpenRollouts | None = None
   logits: Any = None  # of the first tokens of what is on the shelf
   spent = 0
   while True:
@@ -120,6 +268,7 @@ def stream(
           decoding, logits = _read(decoding, logits, part)
       assert decoding is not None  # the first prompts are unread
       chunks = Chunks(batch.prompts.index, batch.offset, batch.real, rows)
+      # With all lanes and slots, so that `_admit` is one program.
       decoding = _admitted(sampler.restored(decoding), logits, chunks, at, key)
       watch(decoding.progress)
       continue  # places may be left, and the feed may have more prompts
@@ -141,7 +290,7 @@ def stream(
 
 
 def _handed_out(
-  decoding: Decoding,
+  decoding: OpenRollouts,
   holds: dict[int, Prompts],
   places: list[list[int]],
   share: float,
@@ -206,7 +355,7 @@ def _assigned(
     taken[d * each + place] = jax.tree.map(lambda x, i=i: x[i : i + 1], prompts)
     count[d] += 1
   read = jax.tree.map(lambda x: np.asarray(x)[row.ravel()], prompts)
-  batch = prefill.batch_of(read, real.ravel())
+  batch = programs.batch_of(read, real.ravel())
   return batch, at.ravel(), taken
 
 
@@ -221,37 +370,37 @@ def _held(holds: dict[int, Prompts], devices: int, each: int) -> list[set[int]]:
 def _opened(
   spec: ProgramSpec,
   params: PyTree,
-  part: Part,
+  part: PromptPart,
   key: Key[Array, ""],
   each: int,
-) -> tuple[Decoding, Float[Array, "P V"]]:
+) -> tuple[OpenRollouts, Float[Array, "P V"]]:
   """These prompts on the shelf, and their first logits; nothing decodes."""
-  inputs, logits, state, progress = shelf.opened(
+  inputs, logits, state, progress = open_shelf(
     spec, params, part, key, each=each
   )
   now = sampler.on_host(progress)
-  return Decoding(spec, spec, inputs, (), state, now), logits
+  return OpenRollouts(spec, spec, inputs, (), state, now), logits
 
 
 def _read(
-  decoding: Decoding, logits: Float[Array, "P V"], part: Part
-) -> tuple[Decoding, Float[Array, "P V"]]:
+  decoding: OpenRollouts, logits: Float[Array, "P V"], part: PromptPart
+) -> tuple[OpenRollouts, Float[Array, "P V"]]:
   """The same with more prompts on the shelf."""
   # Of the full size whatever is decoding: one program.
   spec = decoding.full
   weights, prefix, queue = decoding.inputs
-  logits, prefix = shelf.read(spec, weights, logits, prefix, part)
+  logits, prefix = read_more(spec, weights, logits, prefix, part)
   inputs = DecodeInputs(weights, prefix, queue)
   return decoding._replace(inputs=inputs), logits
 
 
 def _admitted(
-  decoding: Decoding,
+  decoding: OpenRollouts,
   logits: Float[Array, "P V"],
   chunks: Chunks,
   at: Int[np.ndarray, " B"],
   key: Key[Array, ""],
-) -> Decoding:
+) -> OpenRollouts:
   """`decoding` with more rollouts, in these places of their devices."""
   weights, prefix, queue = decoding.inputs
   queue, state, progress = _admit(
@@ -269,14 +418,14 @@ def _admitted(
 )
 def _admit(spec: ProgramSpec, logits, queue, state, chunks, at, key):
   """Puts prompts into free places and appends them to the lanes' order."""
-  N, T = spec.n, spec.max_new_tokens
+  N, T = spec.chunk, spec.max_new_tokens
 
   def admit(logits, queue, state, chunks, at, key):
     P = queue.sizes[0]
     # A lane that still names a finished prompt would take the new prompt's
     # rollouts for the old one's.
     state = shift(state, queue)
-    fresh, first = prefill.queued(spec, logits[chunks.row], chunks, key)
+    fresh, first = programs.queued(spec, logits[chunks.row], chunks, key)
     # Row P is the prompt without rollouts, so P + 1 is the first index that is
     # out of bounds: padding is not written.
     to = jnp.where(chunks.real, at, P + 1)
@@ -310,7 +459,7 @@ def _taken(spec: ProgramSpec, state: DecodeState, at, share) -> Rollouts:
   """Copies out the rollouts of the prompts in these places."""
 
   def take(state, at, share):
-    packed = state.packed.reshape(-1, spec.n, spec.max_new_tokens, 2)[at]
+    packed = state.packed.reshape(-1, spec.chunk, spec.max_new_tokens, 2)[at]
     return programs.to_rollouts(
       spec, packed, jnp.full(len(at), share, jnp.float32)
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from brorl_jax.config.run import Guard
-from brorl_jax.runs.run_state import RunState
+from brorl_jax.types import RunState
 
 _ENTROPY = "rollout/entropy"
 _FIRST = 20  # steps whose mean is what is usual in a run

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping
 
-from brorl_jax.config.run import Run
+from brorl_jax.config.run import RunConfig
 
 
 def superfluous(
@@ -26,7 +26,7 @@ def best_step(scores: Mapping[int, float | None]) -> int | None:
   return min(known, key=lambda s: (-known[s], s), default=None)
 
 
-def too_rare(run: Run, eval_every: int) -> str | None:
+def too_rare(run: RunConfig, eval_every: int) -> str | None:
   """What to warn of before a run whose saved steps are of little use."""
   every, steps = run.save_every, run.steps
   if every > steps:

@@ -1,69 +1,35 @@
-"""The part of a run's state that is not arrays: counters.
-
-It is an immutable value: every function returns a new one. A checkpoint stores
-it as JSON.
-"""
+"""How the counters of a run change: functions from `RunState` to `RunState`."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from brorl_jax.runs import lines
+from brorl_jax.types import RunState
 
 
-@dataclasses.dataclass(frozen=True)
-class RunState:
-  """Counters after a step."""
+def from_json(saved: Any) -> RunState:
+  """The result of `RunState.to_json` after JSON.
 
-  tokens: int = 0  # generated so far, including those of rejected prompts
-  samples: int = 0
-  drawn: int = 0  # candidates so far: the next position in the files
-  shaped: int = 0  # steps counted by the schedule of the length reward
-  # State of the reference policy.
-  since_reset: int = 0  # steps since the policy became the reference
-  resets: int = 0
-  best: float | None = None  # best held-out score since the reset
-  stalled: int = 0  # evaluations in a row without a better score
-  # State of the guards, see guards.py.
-  bad: int = 0  # steps in a row that were starved or skipped an update
-  grad_norms: tuple[float, ...] = ()  # of the last updates that were applied
-  usual: Mapping[str, tuple[int, float]] = dataclasses.field(
-    default_factory=dict
-  )  # metric -> first steps, and its mean over them
-  beyond: Mapping[str, int] = dataclasses.field(
-    default_factory=dict
-  )  # guard -> steps in a row beyond its bound
-  reward: float | None = None  # moving average of the mean reward
-  score: float | None = None  # held-out, of the last evaluation
-  peak: float | None = None  # the best of the whole run
-  peak_reward: float | None = None  # `reward` at that time
-
-  def to_json(self) -> dict[str, Any]:
-    return dataclasses.asdict(self)
-
-  @staticmethod
-  def from_json(saved: Any) -> "RunState":
-    """The result of `to_json` after JSON, where prompt indices are text.
-
-    Raises:
-      Damaged: A field or a value is not what a run saves.
-    """
-    if not isinstance(saved, Mapping):
-      raise lines.Damaged("the checkpoint's run state is not a JSON object")
-    known = {field.name for field in dataclasses.fields(RunState)}
-    if odd := sorted(saved.keys() ^ known):
+  Raises:
+    Damaged: A field or a value is not what a run saves.
+  """
+  if not isinstance(saved, Mapping):
+    raise lines.Damaged("the checkpoint's run state is not a JSON object")
+  known = {field.name for field in dataclasses.fields(RunState)}
+  if odd := sorted(saved.keys() ^ known):
+    raise lines.Damaged(
+      f"the fields of the checkpoint's run state are not those that a run "
+      f"saves: see {', '.join(odd)}"
+    )
+  for name, value in saved.items():
+    if not _is_saved(name, value):
       raise lines.Damaged(
-        f"the fields of the checkpoint's run state are not those that a run "
-        f"saves: see {', '.join(odd)}"
+        f"{name!r} of the checkpoint's run state is not what a run saves"
       )
-    for name, value in saved.items():
-      if not _is_saved(name, value):
-        raise lines.Damaged(
-          f"{name!r} of the checkpoint's run state is not what a run saves"
-        )
-    norms = tuple(saved["grad_norms"])
-    usual = {k: (int(n), x) for k, (n, x) in saved["usual"].items()}
-    return RunState(**{**saved, "grad_norms": norms, "usual": usual})
+  norms = tuple(saved["grad_norms"])
+  usual = {k: (int(n), x) for k, (n, x) in saved["usual"].items()}
+  return RunState(**{**saved, "grad_norms": norms, "usual": usual})
 
 
 def _is_saved(name: str, value: Any) -> bool:

@@ -7,12 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from brorl_jax.config.reward import Reward
+from brorl_jax.config.learning import Reward
 from brorl_jax.plan.resolve import Phase
 from brorl_jax.rl import length_penalty
-from brorl_jax.runs.run_state import RunState
-from brorl_jax.train import Credit
-from brorl_jax.types import Groups
+from brorl_jax.types import Credit, Groups, RunState
 
 
 def counts(c: Reward, groups: Groups) -> Bool[np.ndarray, "P N"]:

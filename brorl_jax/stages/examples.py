@@ -1,25 +1,149 @@
 """Stage 1: the prompts of a run, from files and generated puzzles."""
 
 import collections
+import difflib
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from brorl_jax import types
 from brorl_jax.config import Config
-from brorl_jax.config.data import Data, Domain
-from brorl_jax.config.data import Family as Puzzles
-from brorl_jax.data import data_order, dataset, heldout
+from brorl_jax.config.data import DataConfig, DomainConfig, FamilyConfig
+from brorl_jax.data import data_order, dataset, heldout, schema
 from brorl_jax.data.records import Place
+from brorl_jax.data.schema import Form
 from brorl_jax.errors import UserError
 from brorl_jax.model import tokenizer
-from brorl_jax.runs.run_state import RunState
-from brorl_jax.stages import corpus
-from brorl_jax.verdicts import mixture
+from brorl_jax.types import RunState
+from brorl_jax.verdicts import mixture, strict_json
 from brorl_jax.verdicts.base import Example, Family, posed
-from brorl_jax.verdicts.domains import DRAW
+from brorl_jax.verdicts.domains import DOMAINS, DRAW, OWN
 from brorl_jax.verdicts.names import MADE
+from brorl_jax.verdicts.strict_json import show
+
+_SHOWN_LINES = 5  # skipped lines that are shown
+_NAMED = 12  # unused columns that are named
+
+
+def file_form(fields: str, domain: str, *, own: bool) -> Form:
+  """How the files of a config are read.
+
+  Args:
+    fields: `data.fields`.
+    domain: `data.domain`.
+    own: Whether the user's own functions give the rewards; then all lines are
+      of one domain.
+
+  Raises:
+    ValueError: The fields cannot be parsed, or the domain is unknown.
+  """
+  try:
+    names = schema.parse(fields, schema.known(DOMAINS))
+  except ValueError as e:
+    raise ValueError(f"config.data.fields: {e}") from None
+  if domain and domain not in DOMAINS:
+    close = difflib.get_close_matches(domain, DOMAINS, n=1)
+    one_of = f"use one of {', '.join(DOMAINS)}"
+    raise ValueError(
+      f"config.data.domain = {domain!r} is unknown; "
+      + (f"did you mean {close[0]}?" if close else one_of)
+    )
+  return Form(names, domain, OWN if own else None)
+
+
+def check_data(c: DataConfig, *, own: bool) -> None:
+  """Checks a config before any file is opened.
+
+  Raises:
+    ValueError: The system message is not valid text, or there are own reward
+      functions without files.
+  """
+  if c.system:
+    strict_json.text(c.system, "config.data.system")
+  if own and not (c.files or c.heldout_files):
+    raise ValueError(
+      "config.reward.verifier scores lines of files, but config.data.files is "
+      "empty; name files"
+    )
+  if own and c.puzzles:
+    raise ValueError(
+      "config.data.puzzles = True adds puzzles, but config.reward.verifier "
+      "scores only lines of files; remove one of them"
+    )
+
+
+def by_domain(examples: Iterable[Example]) -> dict[str, list[Example]]:
+  """The examples of each domain, in order."""
+  out = collections.defaultdict[str, list[Example]](list)
+  for example in examples:
+    out[example.domain].append(example)
+  return dict(out)
+
+
+def read_files(
+  c: DataConfig, *, own: bool
+) -> tuple[dataset.Data, dataset.Data]:
+  """Training and held-out examples; there must be a file.
+
+  Raises:
+    ValueError: A file is invalid, or a prompt is on both sides.
+  """
+  of = functools.partial(
+    dataset.read,
+    form=file_form(c.fields, c.domain, own=own),
+    domains=DOMAINS,
+    skip_bad=c.skip_bad,
+  )
+  return heldout.sides(of, c.files, c.heldout_files, one_in=c.heldout_one_in)
+
+
+def log_lines(
+  train: dataset.Data,
+  held: dataset.Data,
+  counts: Mapping[str, int],
+  kept: int,
+  *,
+  own: bool,
+) -> Iterator[str]:
+  """Lines for the log: what was read from the files and what was skipped.
+
+  Args:
+    counts: Number of training examples per domain that are short enough.
+    kept: Number of held-out examples that are short enough.
+    own: Whether the user's own functions give the rewards; they receive every
+      column.
+  """
+  left_out = [*train.skipped, *held.skipped]
+  of = ", ".join(f"{name} {count}" for name, count in sorted(counts.items()))
+  yield (
+    f"files: {of or 'none to train on'}; held out {kept}; left out "
+    f"{len(left_out)} bad lines; {train.repeats} prompts occur more than once"
+  )
+  yield from (f"  left out: {one}" for one in left_out[:_SHOWN_LINES])
+  passed = sorted({*train.columns, *held.columns})
+  if passed and not own:
+    more = ", ..." if len(passed) > _NAMED else ""
+    names = ", ".join(map(show, passed[:_NAMED]))
+    yield f"unused columns: {names}{more}"
+
+
+def shares(weights: Mapping[str, float], *, made: bool) -> str:
+  """A line for the log: the share of each domain in a run with files.
+
+  Args:
+    weights: Weights of the domains that have prompts.
+    made: Whether the prompts of one domain are generated.
+  """
+  total = sum(weights.values())
+  parts = ", ".join(
+    f"{name} {weight / total:.0%}"
+    for name, weight in sorted(weights.items())
+    if weight
+  )
+  how_many = "some are" if made else "none are"
+  return f"prompts: {parts}; {how_many} generated (config.data.puzzles)"
+
 
 _PROBES = 256  # prompts per family whose length is checked at the start
 # DRAW.example takes indexes below 2**44; 2 million steps need 2**41.
@@ -30,7 +154,7 @@ class TooLong(ValueError):
   """A prompt has more tokens than the budget."""
 
 
-def families(puzzles: Mapping[str, Puzzles]) -> list[Family]:
+def families(puzzles: Mapping[str, FamilyConfig]) -> list[Family]:
   """The puzzle families of a config; raises ValueError if one is invalid."""
   out = [
     Family(name, dict(f.settings), f.weight) for name, f in puzzles.items()
@@ -58,7 +182,7 @@ class Examples:
 
   def __init__(
     self,
-    c: Data,
+    c: DataConfig,
     text: tokenizer.Tokenizer,
     *,
     seed: int,
@@ -86,13 +210,13 @@ class Examples:
     self.left_out: list[str] = []
     self.longest = 0
     self.families: list[Family] = []
-    corpus.check(c, own=own)
+    check_data(c, own=own)
     self._places: dict[str, Place | str] = {}
     self.files = dataset.file_digests(c.files) if c.files else {}
     given = self.files or c.heldout_files
     self._train, self._heldout = self._read(own) if given else ({}, [])
     # An evaluation may have only held-out files; nothing is drawn from them.
-    stored = self._train or corpus.by_domain(self._heldout)
+    stored = self._train or by_domain(self._heldout)
     mixed = (c.puzzles or not given) and not own
     weight = c.domains[MADE].weight
     made = mixed and weight > 0.0 and MADE not in stored
@@ -122,7 +246,7 @@ class Examples:
       self.fingerprint["chat template"] = text.template.digest
     self.domains = [name for name in sizes if weights[name] > 0.0]
     if given:
-      self.log_lines.append(corpus.shares(weights, made=made))
+      self.log_lines.append(shares(weights, made=made))
 
   @classmethod
   def of(cls, c: Config, text: tokenizer.Tokenizer) -> "Examples":
@@ -133,15 +257,15 @@ class Examples:
 
   def _read(self, own: bool) -> tuple[dict[str, list[Example]], list[Example]]:
     """Reads training examples by domain, and held-out examples."""
-    train, held = corpus.read(self._c, own=own)
+    train, held = read_files(self._c, own=own)
     self.left_out = [str(one) for one in (*train.skipped, *held.skipped)]
-    by_domain = corpus.by_domain(self._fitting(train))
+    grouped = by_domain(self._fitting(train))
     kept = self._fitting(held)
     for example, place in zip(held.examples, held.places, strict=True):
       self._places[example.id] = place
-    counts = {name: len(of_domain) for name, of_domain in by_domain.items()}
-    self.log_lines += corpus.log_lines(train, held, counts, len(kept), own=own)
-    return by_domain, list(kept)
+    counts = {name: len(of_domain) for name, of_domain in grouped.items()}
+    self.log_lines += log_lines(train, held, counts, len(kept), own=own)
+    return grouped, list(kept)
 
   def _fitting(self, data: dataset.Data) -> Sequence[Example]:
     """The examples that fit; raises TooLong unless data.skip_bad is set."""
@@ -169,7 +293,7 @@ class Examples:
     self.longest = max(self.longest, len(ids))
     return ids
 
-  def domain(self, example: Example) -> Domain:
+  def domain(self, example: Example) -> DomainConfig:
     """The config of an example's domain."""
     return self._c.domains[example.domain]
 

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, PyTree
 
-from brorl_jax import train, types
+from brorl_jax import types
 from brorl_jax.config.run import Guard
 from brorl_jax.learner import packing, theory, update
 from brorl_jax.learner import state as states
@@ -19,7 +19,7 @@ from brorl_jax.model import sharding
 from brorl_jax.plan.resolve import Phase, Run
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import guards, metrics, run_state
-from brorl_jax.runs.run_state import RunState
+from brorl_jax.types import RunState
 
 # In a row that were starved or skipped an update. One such step is bad luck; a
 # run that learns from none of five has a cause that does not pass.
@@ -31,12 +31,12 @@ def update_policy(
   phase: Phase,
   state: types.State,
   kept: types.Groups,
-  credit: train.Credit,
-) -> tuple[types.State, train.Updated]:
+  credit: types.Credit,
+) -> tuple[types.State, types.Updated]:
   """Stage 5: `optim.minibatches` optimizer updates over whole groups."""
   if not len(credit.advantage):
     state = dataclasses.replace(state, step=state.step + 1)
-    return state, train.Updated({"update/skipped": 0.0})
+    return state, types.Updated({"update/skipped": 0.0})
   c, goal, mesh = phase.config, phase.objective, this.mesh
   response_logp = phase.trainer.response_logp
   step = int(state.step) + 1
@@ -87,7 +87,7 @@ def update_policy(
   }
   norms = tuple(float(s.grad_norm) for s in stats if not s.skipped)
   skipped = update.skipped(stats, state.params, step)
-  return state, train.Updated(scalars, norms, skipped)
+  return state, types.Updated(scalars, norms, skipped)
 
 
 def _probed(
@@ -129,8 +129,8 @@ def check_guards(
   progress: RunState,
   scalars: Mapping[str, Any],
   sampled: SampledGroups,
-  updated: train.Updated,
-) -> tuple[RunState, train.Judged]:
+  updated: types.Updated,
+) -> tuple[RunState, types.Judgement]:
   """Compares a step with the bounds of the config, see runs/guards.py."""
   # Before the guards: one NaN would stay in the means of the first steps.
   shown, lost = metrics.only_finite(scalars)
@@ -150,7 +150,7 @@ def check_guards(
   end = guards.ends(c, alarms)
   if progress.bad >= _BAD_STEPS:
     end = f"{progress.bad} bad steps in a row, the last: {bad[-1]}"
-  return progress, train.Judged(shown, events, end)
+  return progress, types.Judgement(shown, events, end)
 
 
 def reset_reference(

@@ -25,12 +25,12 @@ def form(phase: Phase) -> str:
   return phase.memory.rollouts.line()
 
 
-def round_plan(phase: Phase) -> rounds.Plan:
+def round_plan(phase: Phase) -> rounds.RoundPlan:
   """How many rollouts each candidate gets."""
   c = phase.config.sampling
   if not c.rounds:
-    return rounds.Plan((c.n,))
-  return rounds.Plan(c.rounds, c.stop_right, c.stop_wrong)
+    return rounds.RoundPlan((c.n,))
+  return rounds.RoundPlan(c.rounds, c.stop_right, c.stop_wrong)
 
 
 def sample_heldout(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from brorl_jax import types
-from brorl_jax.config.reward import Reward
+from brorl_jax.config.learning import Reward
 from brorl_jax.stages.examples import Examples
 from brorl_jax.types import ScoredResponse
 from brorl_jax.verdicts import own, pool

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from messages import mentions, refuses
 
 from brorl_jax.data import dataset
-from brorl_jax.data.columns import Form
 from brorl_jax.data.dataset import Data, DataError, Skipped, digest, fit, read
 from brorl_jax.data.records import Place
+from brorl_jax.data.schema import Form
 from brorl_jax.verdicts import strict_json
 from brorl_jax.verdicts.base import Example
 from brorl_jax.verdicts.domains import DOMAINS

@@ -8,7 +8,7 @@ import fuzzing
 from hypothesis import strategies as st
 
 from brorl_jax.data import dataset
-from brorl_jax.data.columns import Form
+from brorl_jax.data.schema import Form
 from brorl_jax.verdicts.domains import DOMAINS, OWN
 
 _SECONDS = 2.0

@@ -34,10 +34,9 @@ from brorl_jax.many import meshes
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.plan import functions, resolve
 from brorl_jax.runs import checkpoints, folder, intact
-from brorl_jax.runs.run_state import RunState
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
-from brorl_jax.types import State
+from brorl_jax.types import RunState, State
 
 pytestmark = pytest.mark.ci  # 10 s
 

@@ -18,7 +18,7 @@ from brorl_jax.learner.objective import (
   loss_and_stats,
 )
 from brorl_jax.rl import losses
-from brorl_jax.rl.policy_loss import policy_loss
+from brorl_jax.rl.losses import policy_loss
 from brorl_jax.types import Batch
 
 

@@ -38,7 +38,7 @@ from brorl_jax.learner.packing import Layout
 from brorl_jax.many import meshes
 from brorl_jax.model import sharding
 from brorl_jax.rl import losses
-from brorl_jax.rl.mean import Mean
+from brorl_jax.rl.arrays import Mean
 
 ADD = jax.jit(
   update.add_gradient, static_argnames=("response_logp", "objective")

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from messages import mentions
 
-from brorl_jax import evaluate, train
+from brorl_jax import evaluate
 from brorl_jax.errors import UserError
 from brorl_jax.main import heldout
 from brorl_jax.main.recorder import Recorder, pair, samples
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import events, metrics, trackers
-from brorl_jax.runs.run_state import RunState
+from brorl_jax.types import Credit, RunState
 from brorl_jax.verdicts.base import Verdict
 
 
@@ -515,7 +515,7 @@ def test_a_step_without_a_kept_group_keeps_all_that_was_drawn(wired, tmp_path):
   drawn = wired.kept
   none = jax.tree.map(lambda x: x[:0], drawn)
   empty = np.zeros((0, drawn.scores.reward.shape[1]), np.float32)
-  credit = train.Credit(empty, empty > 0, RunState(), {})
+  credit = Credit(empty, empty > 0, RunState(), {})
   recorder = start_at(wired, tmp_path, -1)
   recorder.dump(7, none, credit, drawn)
   recorder.close()

@@ -163,8 +163,8 @@ def test_an_error_in_one_of_many_closes_nothing_that_needs_the_others(
     monkeypatch.setattr(processes, "alone", lambda alone=alone: alone)
     with pytest.raises(OSError), shared.closing(store):
       raise OSError
-    with pytest.raises(train.Ended), shared.closing(store):
-      raise train.Ended(3, "all of them end, and the step is to be saved")
+    with pytest.raises(train.RunEnded), shared.closing(store):
+      raise train.RunEnded(3, "all of them end, and the step is to be saved")
     with shared.closing(store):
       pass
   assert called == ["close", "close", "close", "leave", "close", "close"]

@@ -16,7 +16,7 @@ from brorl_jax.many import meshes
 from brorl_jax.model import huggingface, target
 from brorl_jax.plan import resolve
 from brorl_jax.plan.sizes import Machine
-from brorl_jax.runs.run_state import RunState
+from brorl_jax.types import RunState
 
 ASSETS = pathlib.Path(huggingface.__file__).parents[1] / "assets"
 

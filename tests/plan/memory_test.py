@@ -21,7 +21,7 @@ from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
 from brorl_jax.model import sharding
 from brorl_jax.plan import functions, memory
-from brorl_jax.rollout import prefill, program_spec, programs, sampler
+from brorl_jax.rollout import program_spec, programs, sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.types import Prompts
 
@@ -169,7 +169,7 @@ def needs(policy, n, P, S, T, slots, lanes, sampling):
   zeros = lambda *shape, dtype=np.int32: np.zeros(shape, dtype)
   start = (
     jax.eval_shape(policy.init, jax.random.key(0)),
-    prefill.PrefillBatch(
+    programs.PrefillBatch(
       Prompts(zeros(P, S), zeros(P, S, dtype=bool), zeros(P)),
       zeros(P),
       np.ones(P, bool),

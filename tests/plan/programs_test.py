@@ -12,14 +12,14 @@ from brorl_jax.learner import update
 from brorl_jax.main import train as train_command
 from brorl_jax.plan import programs, resolve
 from brorl_jax.plan.programs import Job, every_program, size, training_spec
-from brorl_jax.rollout import prefixes, shelf, stream
+from brorl_jax.rollout import prefixes, stream
 from brorl_jax.rollout import programs as rollout_programs
 from launch.bench.roofline.hlo import Text
 
 # What XLA compiles in a step, by the name in the list.
 JITTED = {
-  "prefill": (shelf, "opened"),
-  "read": (shelf, "read"),
+  "prefill": (stream, "open_shelf"),
+  "read": (stream, "read_more"),
   "decode": (rollout_programs, "segment"),
   "admit": (stream, "_admit"),
   "compact": (rollout_programs, "resize"),
@@ -62,7 +62,7 @@ def shapes(tree):
 def test_the_spec_of_training():
   run = made.run()
   spec = training_spec(run)
-  assert (spec.n, spec.max_new_tokens, spec.slots) == (4, 6, 3)
+  assert (spec.chunk, spec.max_new_tokens, spec.slots) == (4, 6, 3)
   assert (spec.lanes, spec.streams, spec.blocks) == (2, True, 0)
   assert spec.sampling.temperature == run.config.sampling.temperature
 

@@ -148,7 +148,7 @@ def test_every_rule_by_hand(kind):
   }[kind]
   rule = filtering.KEEP[kind]
   np.testing.assert_array_equal(rule(reward, valid), want)
-  assert filtering.own(rule) is rule
+  assert filtering.from_user(rule) is rule
 
 
 @pytest.mark.parametrize(
@@ -162,5 +162,5 @@ def test_every_rule_by_hand(kind):
 )
 def test_an_own_rule_of_another_shape_is_refused(function, message):
   with pytest.raises(ValueError, match=message) as error:
-    filtering.own(function)
+    filtering.from_user(function)
   assert "\n" not in str(error.value)

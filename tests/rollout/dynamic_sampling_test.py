@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from messages import mentions
 
 from brorl_jax.many import processes
-from brorl_jax.rollout import candidates, rounds
+from brorl_jax.rollout import dynamic_sampling, rounds
 from brorl_jax.rollout.dynamic_sampling import (
   TooManyInvalid,
   check_invalid,
@@ -96,7 +96,7 @@ def run(good, target, *, places=3, candidates=range(20), order=None, **more):
     prompts,
     candidates,
     target=target,
-    plan=rounds.Plan((N,)),
+    plan=rounds.RoundPlan((N,)),
     **more,
   )
 
@@ -411,8 +411,8 @@ def test_candidates_are_claimed_in_order_while_they_are_needed(monkeypatch):
   board = crowds.Board()
   board.claims |= {0: "other", 2: "other"}
   monkeypatch.setattr(processes, "Board", lambda name: board)
-  pending = candidates.Shared(
-    prompts, [*range(9)], 4, rounds.Plan((N,)), lambda: None
+  pending = dynamic_sampling.SharedCandidates(
+    prompts, [*range(9)], 4, rounds.RoundPlan((N,)), lambda: None
   )
 
   def claims(room):
@@ -497,3 +497,38 @@ def test_a_slow_process_is_seen_by_all(monkeypatch):
   assert one.rollout_s[0] < 0.15 < 0.19 <= one.rollout_s[1]
   assert one.spent["process_wait"] >= 0.1 > other.spent["process_wait"]
   assert one.spent["rollout"] == one.rollout_s[0]
+
+
+def prompts_of_candidates(numbers):
+  index = np.array(numbers, np.int32)
+  return Prompts(index[:, None], index[:, None] >= 0, index)
+
+
+def drawn(room, target=9):
+  plan = rounds.RoundPlan((4, 16), 1, 1)
+  of = dynamic_sampling.Candidates(
+    prompts_of_candidates, [7, 3, 5], target, plan, lambda: None
+  )
+  found = []
+  while (more := of.feed(room, False)) is not None:
+    found.append([*zip(more.index.tolist(), more.first.tolist(), strict=True)])
+  return found, of
+
+
+def test_a_new_candidate_is_drawn_when_there_is_room_for_its_first_chunk():
+  found, of = drawn(2)
+  assert found == [[(7, 0), (3, 0)], [(5, 0)]]
+  assert of.given == 3 and of.decided == {}
+
+
+def test_no_more_candidates_are_open_than_may_be_needed():
+  found, of = drawn(9, target=1)
+  assert found == [[(7, 0)]] and of.given == 1
+
+
+def test_a_clock_adds_up_by_part():
+  clock = dynamic_sampling.PartTimes()
+  for part in ("a", "b", "a"):
+    with clock(part):
+      pass
+  assert set(clock.spent) == {"a", "b"} and clock.spent["a"] > 0.0

@@ -59,8 +59,8 @@ def score(some, rollouts):
 
 
 # Until one is right and one is wrong; and all 8, in the same rounds.
-SUFFICES = rounds.Plan((2, 4, 8), 1, 1)
-ALWAYS = rounds.Plan((2, 4, 8), 9, 0)
+SUFFICES = rounds.RoundPlan((2, 4, 8), 1, 1)
+ALWAYS = rounds.RoundPlan((2, 4, 8), 9, 0)
 
 
 def informative(groups):
@@ -111,12 +111,12 @@ def drawn(sampled):
 )
 def test_a_prompt_goes_on_until_both_suffice(right, n, want):
   reward = np.where(np.arange(n) < right, 1.0, 0.9)  # nearly right is not right
-  assert rounds.Plan((16, 64, 256), 4, 4).further(reward) == want
+  assert rounds.RoundPlan((16, 64, 256), 4, 4).further(reward) == want
 
 
 def test_none_has_to_be_wrong_if_none_is_asked_for():
-  assert rounds.Plan((4, 8), 1, 0).further(np.ones(4)) == 4
-  assert rounds.Plan((4, 8), 1, 1).further(np.ones(4)) == 8
+  assert rounds.RoundPlan((4, 8), 1, 0).further(np.ones(4)) == 4
+  assert rounds.RoundPlan((4, 8), 1, 1).further(np.ones(4)) == 8
 
 
 def test_a_prompt_gets_rounds_until_it_stops():
@@ -215,7 +215,7 @@ def test_further_rounds_come_before_new_prompts():
 
 
 def test_a_fixed_number_is_one_chunk_and_is_not_copied():
-  gathered = rounds.Gathered(rounds.Plan((MOST,)))
+  gathered = rounds.OpenPrompts(rounds.RoundPlan((MOST,)))
   assert gathered.begin(7) == rounds.Chunk(7, 0)
   whole = made_of(7)
   group = Groups(prompts([7]), whole, score(prompts([7]), whole))

@@ -2,14 +2,16 @@
 
 import itertools
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiers
 from small_decoders import DOWN, KEY, RECALL, STOP, Recall, V, run
 
-from brorl_jax.rollout import compaction, program_spec, programs, sampler
+from brorl_jax.rollout import program_spec, programs, sampler, slots
 from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.rollout.slots import Blocks
 from brorl_jax.types import Prompts
 
 
@@ -129,7 +131,7 @@ def test_pages_and_slots_are_as_few_as_the_rollouts_need(slots, monkeypatch):
       # 5 lanes, 3, and 1 of 64 slots, 16, and 4 in a single lane.
       fits = [
         (lanes, slots)
-        for lanes, slots in compaction.sizes(5, every, pool=False)
+        for lanes, slots in sampler.compact_sizes(5, every, pool=False)
         if lanes >= progress.lanes and slots >= progress.slots
       ]
       assert (spec.lanes, spec.slots) in fits
@@ -139,3 +141,187 @@ def test_pages_and_slots_are_as_few_as_the_rollouts_need(slots, monkeypatch):
   assert compacted == changed and changed
   rows = [spec.lanes * spec.slots for spec in jobs]
   assert rows[0] == 5 * slots and rows[-1] < 5 * slots / 6
+
+
+GIVE = jax.jit(slots.give_blocks, static_argnums=3)
+TAKE_BACK = jax.jit(slots.return_blocks)
+SHORTEST = jax.jit(slots.shortest_row)
+
+
+def made(held, free, most):
+  """Rows that hold so many blocks, of a pool with so many free ones."""
+  count, table = sum(held), np.zeros((len(held), most), np.int32)
+  ids = iter(range(count))
+  for row, n in zip(table, held, strict=True):
+    row[:n] = [next(ids) for _ in range(n)]
+  spare = [*range(count, count + free), *[0] * count]
+  one = lambda x: jnp.asarray([x], jnp.int32)
+  return Blocks(
+    jnp.asarray(spare, jnp.int32),
+    one(free),
+    jnp.asarray(table),
+    jnp.asarray(held, jnp.int32),
+    one(0),
+    one(0),
+  )
+
+
+def given(held, free, length, *, most=4, busy=None, columns=2):
+  """How many blocks each row gets, who goes on, and who is stalled."""
+  before = made(held, free, most)
+  busy = jnp.asarray([True] * len(held) if busy is None else busy)
+  length = jnp.asarray(length, jnp.int32)
+  after, goes, stalled = GIVE(before, length, busy, columns)
+  got = np.asarray(after.held - before.held).tolist()
+  assert free - int(after.count[0]) == sum(got)
+  assert int(after.stalled[0]) == int(stalled.sum())
+  return got, goes.tolist(), stalled.tolist()
+
+
+def test_a_row_gets_a_block_when_its_next_token_begins_one():
+  # With 2 columns: tokens 1 and 2 fill block 0, tokens 3 and 4 block 1.
+  got, goes, stalled = given([1, 1, 2, 2, 0], 9, [2, 3, 4, 5, 1])
+  assert got == [0, 1, 0, 1, 1]
+  assert goes == [True] * 5 and stalled == [False] * 5
+
+
+def test_a_row_without_a_rollout_gets_nothing():
+  got, goes, stalled = given([0, 0], 9, [1, 1], busy=[False, True])
+  assert (got, goes, stalled) == ([0, 1], [False, True], [False, False])
+
+
+def test_longer_rows_are_first_then_earlier_ones():
+  length = [3, 5, 3, 7]
+  held = [1, 2, 1, 3]
+  assert given(held, 1, length)[0] == [0, 0, 0, 1]
+  assert given(held, 2, length)[0] == [0, 1, 0, 1]
+  assert given(held, 3, length)[0] == [1, 1, 0, 1]
+  _, goes, stalled = given(held, 3, length)
+  assert goes == [True, True, False, True]
+  assert stalled == [False, False, True, False]
+
+
+@pytest.mark.parametrize(
+  "held, free, length, most, begin",
+  [
+    # One that may want another block: two free, one begins.
+    ([1, 0, 0], 2, [2, 1, 1], 4, [1, 0]),
+    ([1, 0, 0], 1, [2, 1, 1], 4, [0, 0]),
+    # The first to begin leaves 3 blocks for 2 rows that may want them.
+    ([1, 0, 0], 4, [2, 1, 1], 4, [1, 1]),
+    ([1, 0, 0], 3, [2, 1, 1], 4, [1, 0]),
+    # A row that has all it can have wants no more.
+    ([4, 0, 0], 1, [8, 1, 1], 4, [1, 0]),
+    # What a longer row takes now is not free, and it may want one more.
+    ([1, 0, 0], 3, [3, 1, 1], 4, [1, 0]),
+    ([1, 0, 0], 2, [3, 1, 1], 4, [0, 0]),
+    # Its last block: it may not.
+    ([3, 0, 0], 2, [7, 1, 1], 4, [1, 0]),
+    # A rollout of one block never wants another.
+    ([0, 0, 0], 3, [1, 1, 1], 1, [1, 1]),
+    # Nobody has begun.
+    ([0, 0, 0], 1, [1, 1, 1], 4, [0, 0]),
+  ],
+)
+def test_a_row_begins_while_there_is_room(held, free, length, most, begin):
+  got, goes, stalled = given(held, free, length, most=most)
+  assert got[1:] == begin
+  # Who has not begun waits, and is not stalled.
+  assert goes[1:] == [bool(x) for x in begin] and not any(stalled[1:])
+
+
+def test_the_shortest_row_that_holds_blocks():
+  find = lambda held, length: SHORTEST(
+    made(held, 0, 4), jnp.asarray(length, jnp.int32)
+  ).tolist()
+  assert find([2, 1, 0], [4, 2, 1]) == [False, True, False]
+  assert find([1, 2, 1], [2, 3, 2]) == [False, False, True]  # the last in order
+  assert find([0, 0], [1, 1]) == [False, False]
+
+
+def test_blocks_come_back_from_the_rows_that_are_named():
+  before = made([2, 0, 3], 1, 4)
+  after = TAKE_BACK(before, jnp.asarray([False, True, True]))
+  assert after.held.tolist() == [2, 0, 0] and after.count.tolist() == [4]
+  assert after.free.tolist()[:4] == [5, 2, 3, 4]
+
+
+def simple(length, held, busy, free, most, columns):
+  """`give`, row by row: which rows get a block."""
+  got = np.zeros(len(length), bool)
+  order = sorted(np.flatnonzero(busy), key=lambda b: (-length[b], b))
+  need = [b for b in order if held[b] * columns < length[b]]
+  for b in need:
+    if held[b] and free:
+      got[b], free = True, free - 1
+  for b in need:
+    running = [r for r in order if held[r] + got[r] and held[r] + got[r] < most]
+    if not held[b] and free > len(running):
+      got[b], free = True, free - 1
+  return got
+
+
+@pytest.mark.parametrize("seed", tiers.some(range(6), 2, 2))
+def test_rows_of_random_length_never_share_or_lose_a_block(seed):
+  """Rollouts follow each other in 7 rows; each ends, whatever the pool."""
+  rng = np.random.default_rng(seed)
+  B, columns, most = 7, (1, 2, 3)[seed % 3], (1, 4, 5)[seed // 2]
+  longest = most * columns  # tokens that may be in the pool
+  total = most + int(rng.integers(0, 2 * most + 1))
+  state = slots.none_held(total, B, most)
+  left = [int(n) for n in rng.integers(2, longest + 2, 30)]
+  goal = np.zeros(B, int)  # tokens of the row's rollout; 0: idle
+  length = np.ones(B, int)
+  done, restarted = 0, 0
+  for _ in range(20_000):
+    for b in np.flatnonzero(goal == 0)[: len(left)]:
+      goal[b], length[b] = left.pop(), 1
+    busy = goal > 0
+    if not busy.any():
+      break
+    held, free = np.asarray(state.held), int(state.count[0])
+    state, goes, stalled = GIVE(
+      state, jnp.asarray(length, jnp.int32), jnp.asarray(busy), columns
+    )
+    want = simple(length, held, busy, free, most, columns)
+    np.testing.assert_array_equal(np.asarray(state.held) - held, want)
+    length = length + np.asarray(goes)
+    over = np.asarray(goes) & (length >= goal)
+    again = np.zeros(B, bool)
+    if stalled.any() and not over.any():
+      again = np.asarray(SHORTEST(state, jnp.asarray(length, jnp.int32)))
+      # The longest of those that hold blocks is not the one.
+      first = max(np.flatnonzero(state.held > 0), key=lambda b: (length[b], -b))
+      assert again.sum() == 1 and not again[first]
+    state = TAKE_BACK(state, jnp.asarray(over | again))
+    length[over | again] = 1
+    goal[over] = 0
+    done, restarted = done + over.sum(), restarted + again.sum()
+    own = [
+      *np.asarray(state.free)[: int(state.count[0])],
+      *(i for b in range(B) for i in state.table[b, : state.held[b]].tolist()),
+    ]
+    assert sorted(own) == list(range(total))
+    assert not np.asarray(state.held)[goal == 0].any()
+  assert done == 30 and not left
+  if total >= B * most:
+    assert restarted == 0
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_a_pool_for_the_longest_rollouts_of_all_rows_is_never_short(most):
+  B, columns = 6, 2
+  state = slots.none_held(B * most, B, most)
+  rng = np.random.default_rng(0)
+  length = np.ones(B, int)
+  busy = jnp.ones(B, bool)
+  for _ in range(300):
+    state, goes, stalled = GIVE(
+      state, jnp.asarray(length, jnp.int32), busy, columns
+    )
+    assert goes.all() and not stalled.any()
+    length = length + 1
+    over = (rng.random(B) < 0.1) | (length > most * columns)
+    state = TAKE_BACK(state, jnp.asarray(over))
+    length[over] = 1
+  assert not state.stalled.any()

@@ -9,7 +9,7 @@ import pytest
 
 from brorl_jax.config.run import Guard
 from brorl_jax.runs import guards, run_state
-from brorl_jax.runs.run_state import RunState
+from brorl_jax.types import RunState
 
 START = RunState()
 USUAL = {"rollout/entropy": 0.8, "reward/mean": 0.5}
@@ -126,5 +126,5 @@ def test_what_guards_know_comes_back_from_json():
   progress = guards.learned(progress, (np.float32(0.1).item(),), bad=True)
   progress = run_state.evaluated(progress, 0.25)
   text = json.dumps(progress.to_json())
-  assert RunState.from_json(json.loads(text)) == progress
+  assert run_state.from_json(json.loads(text)) == progress
   assert dataclasses.replace(progress, bad=0) != progress

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brorl_jax.config.run import Run
+from brorl_jax.config.run import RunConfig
 from brorl_jax.runs import kept
 
 
@@ -61,5 +61,7 @@ def test_the_best_of_nothing_is_none():
   ],
 )
 def test_what_is_warned_of(save_every, eval_every, steps, words):
-  said = kept.too_rare(Run(save_every=save_every, steps=steps), eval_every)
+  said = kept.too_rare(
+    RunConfig(save_every=save_every, steps=steps), eval_every
+  )
   assert said is None if words is None else words in (said or "")

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from brorl_jax.runs import lines, run_state
-from brorl_jax.runs.run_state import RunState
+from brorl_jax.types import RunState
 
 RESET = dict(every=0, stalled=0)
 
@@ -15,7 +15,7 @@ def test_a_checkpoint_gives_back_the_same_value():
     tokens=2**40, samples=3, shaped=4, since_reset=5, resets=6, best=0.25,
     stalled=7, grad_norms=(1.5, 2.0), usual={"kl": (3, 0.5)}, beyond={"kl": 2},
   )  # fmt: skip
-  after = RunState.from_json(json.loads(json.dumps(before.to_json())))
+  after = run_state.from_json(json.loads(json.dumps(before.to_json())))
   assert after == before
 
 
@@ -61,7 +61,7 @@ def test_fields_that_no_run_saves_are_named():
   saved = RunState().to_json() | {"dreams": 3, "naps": 4}
   del saved["tokens"]
   with pytest.raises(lines.Damaged, match=r"see dreams, naps, tokens"):
-    RunState.from_json(saved)
+    run_state.from_json(saved)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_fields_that_no_run_saves_are_named():
 )
 def test_a_value_of_a_wrong_type_is_damage(change):
   saved = RunState(best=0.5).to_json()
-  assert RunState.from_json(json.loads(json.dumps(saved))).best == 0.5
+  assert run_state.from_json(json.loads(json.dumps(saved))).best == 0.5
   with pytest.raises(lines.Damaged, match=next(iter(change))):
-    RunState.from_json({**saved, **change})
+    run_state.from_json({**saved, **change})
   with pytest.raises(lines.Damaged, match="not a JSON object"):
-    RunState.from_json([saved])
+    run_state.from_json([saved])

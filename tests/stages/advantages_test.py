@@ -9,8 +9,8 @@ import scored
 from one_step import groups, resolved, short
 
 from brorl_jax.rl import advantages
-from brorl_jax.runs.run_state import RunState
 from brorl_jax.stages import advantages as advantage_stage
+from brorl_jax.types import RunState
 
 
 def phase(**changes):

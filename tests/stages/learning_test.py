@@ -12,7 +12,6 @@ import pytest
 import tiers
 from one_step import config, resolved
 
-from brorl_jax import train
 from brorl_jax.config.run import Guard
 from brorl_jax.learner import packing, theory, update
 from brorl_jax.learner import state as states
@@ -23,8 +22,8 @@ from brorl_jax.plan import functions
 from brorl_jax.rl import losses, lr_scaling
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import checkpoints, guards, metrics
-from brorl_jax.runs.run_state import RunState
 from brorl_jax.stages import learning
+from brorl_jax.types import RunState, Updated
 
 
 def updating(**changes):
@@ -416,7 +415,7 @@ def test_a_number_that_is_not_finite_stays_out_of_what_is_usual(wired):
   for entropy in (0.8, math.nan, 0.8, 0.07):
     scalars = usual | {"rollout/entropy": entropy}
     progress, judged = learning.check_guards(
-      Guard(), progress, scalars, enough, train.Updated({}, (1.0,))
+      Guard(), progress, scalars, enough, Updated({}, (1.0,))
     )
     known = entropy if math.isfinite(entropy) else None
     assert judged.scalars["rollout/entropy"] == known

@@ -13,8 +13,8 @@ from messages import mentions
 from brorl_jax.data import data_order as order
 from brorl_jax.data import dataset
 from brorl_jax.model import tokenizer
-from brorl_jax.runs.run_state import RunState
 from brorl_jax.stages.examples import TooLong
+from brorl_jax.types import RunState
 from brorl_jax.verdicts import gym
 from brorl_jax.verdicts.domains import DOMAINS
 from brorl_jax.verdicts.gym import families, tables

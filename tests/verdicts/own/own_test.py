@@ -15,7 +15,7 @@ import pytest
 from messages import mentions
 
 from brorl_jax.data import dataset
-from brorl_jax.data.columns import Form
+from brorl_jax.data.schema import Form
 from brorl_jax.verdicts import own
 from brorl_jax.verdicts.base import Example, Verdict
 from brorl_jax.verdicts.own import functions, rewards

@@ -1,4 +1,4 @@
-"""Tests of brorl_jax/rl/shapes.py, and of every door that it stands at."""
+"""Tests of brorl_jax/rl/arrays.py."""
 
 import importlib
 import inspect
@@ -14,17 +14,15 @@ import tiers
 import brorl_jax.rl
 from brorl_jax.rl import (
   advantages,
+  arrays,
   corrections,
   filtering,
   losses,
   mass_balance,
-  policy_loss,
-  shapes,
   simulator,
-  stop_weight,
   vocabulary,
 )
-from brorl_jax.rl.mean import Mean
+from brorl_jax.rl.arrays import Mean, require, require_count, require_finite
 
 B, T, P, N, V = 4, 6, 3, 5, 8
 KEY = object()  # a new one for each call
@@ -71,7 +69,7 @@ DOORS = {
   losses.ppo_clip: POLICY | CLIP | {"correction": normal(B, T)},
   losses.gspo: POLICY | CLIP | {"correction": normal(B)},
   losses.cispo: POLICY | CLIP | {"correction": normal(B, T)},
-  policy_loss.policy_loss: POLICY
+  losses.policy_loss: POLICY
   | {"loss": losses.LOSSES["reinforce"], "scale": normal(B)},
   losses.kl_k2: {
     "logp": normal(B, T),
@@ -84,13 +82,13 @@ DOORS = {
     "logits": normal(B, T, V),
     "tokens": jnp.zeros((B, T), int),
   },
-  policy_loss.log_ratio: {"logp": normal(B, T), "other": normal(B, T)},
-  policy_loss.sequence_log_ratio: {
+  losses.log_ratio: {"logp": normal(B, T), "other": normal(B, T)},
+  losses.sequence_log_ratio: {
     "logp": normal(B, T),
     "other": normal(B, T),
     "mask": mask(B, T),
   },
-  policy_loss.per_token: {"weight": normal(B), "mask": mask(B, T)},
+  losses.per_token: {"weight": normal(B), "mask": mask(B, T)},
   corrections.truncated_weight: PAIR | {"cap": 2.0},
   corrections.banded_weight: PAIR | {"low": 0.5, "high": 2.0},
   corrections.mean_log_ratio: PAIR | {"mask": mask(B, T)},
@@ -101,7 +99,7 @@ DOORS = {
   advantages.leave_one_out: REWARD,
   advantages.maxrl: REWARD,
   advantages.pass_at_k: REWARD | {"k": 2},
-  stop_weight.pooled: REWARD
+  advantages.each_prompt_once: REWARD
   | {"function": one_by_one, "length": normal(P, N), "whitened": False},
   advantages.normalize_by_group: {
     "centered": normal(P, N),
@@ -166,23 +164,23 @@ ANY_SHAPE = {
   "pass_at_k.pass_at_k",
   "simulator.initial_logits",
   "simulator.simulate",
-  "values.require",
-  "values.require_count",
-  "values.require_finite",
+  "arrays.require",
+  "arrays.require_count",
+  "arrays.require_finite",
   "vocabulary.tile_shape",
   # Of functions, not of arrays.
-  "advantages.own",
-  "filtering.own",
-  "policy_loss.own",
-  "shapes.check",
-  "shapes.described",
-  "shapes.result",
+  "advantages.from_user",
+  "filtering.from_user",
+  "losses.from_user",
+  "arrays.check",
+  "arrays.described",
+  "arrays.result",
 }
 
 
 def name_of(function):
-  function = inspect.unwrap(function)
-  return f"{function.__module__.split('.')[-1]}.{function.__name__}"
+  module = inspect.unwrap(function).__module__.split(".")[-1]
+  return f"{module}.{function.__name__}"
 
 
 def public():
@@ -252,11 +250,11 @@ def test_another_size_of_an_axis_is_refused(function, name):
 
 
 def test_messages_by_hand():
-  check = lambda **arrays: shapes.check(**arrays)
+  check = arrays.check
   check(a=(normal(3, 2), "AB"), b=(None, "A"), c=(normal(2), "B"))
   check(a=(normal(3, 2), "*"), b=(normal(3, 2), "*"))
   check(a=(normal(3, 2, 4), "*V"), b=(normal(3, 2), "*"), c=(normal(4), "V"))
-  for arrays, message in (
+  for given, message in (
     (
       {"a": (normal(3, 2), "AB"), "b": (normal(3, 1), "A")},
       r"rank 2 \(shape \(3, 1\)\) but expected 1\. \[b must be \[A\]\]",
@@ -272,14 +270,14 @@ def test_messages_by_hand():
     ({"a": (1.0, "*")}, "a is a float; it must be an array"),
   ):
     with pytest.raises(ValueError, match=message):
-      check(**arrays)
+      check(**given)
 
 
 def test_the_check_costs_nothing_in_a_program():
   plain = lambda x: jnp.sum(x, axis=1)
 
   def checked(x):
-    shapes.check(x=(x, "BT"))
+    arrays.check(x=(x, "BT"))
     return plain(x)
 
   x = normal(B, T)
@@ -295,7 +293,88 @@ def test_a_function_that_fails_is_told_with_its_line():
   line = own.__code__.co_firstlineno + 1
   struct = jax.ShapeDtypeStruct((3,), jnp.float32)
   with pytest.raises(ValueError, match=rf"^line {line}: TypeError: ") as error:
-    shapes.result(own, struct)
+    arrays.result(own, struct)
   assert "\n" not in str(error.value)
-  assert shapes.described(shapes.result(lambda x: x > 0, struct)) == "bool[3]"
-  assert shapes.described({}) == "dict"
+  assert arrays.described(arrays.result(lambda x: x > 0, struct)) == "bool[3]"
+  assert arrays.described({}) == "dict"
+
+
+@pytest.mark.parametrize(
+  "value", [0, -3, 2.0, True is None, "3", np.float32(3), np.zeros(2, int)]
+)
+def test_a_count_is_an_integer_of_at_least_1(value):
+  with pytest.raises(ValueError, match=r"^n = .* at least 1$"):
+    require_count("n", value)
+
+
+def test_counts_of_numpy_and_jax_will_do():
+  for value in (1, np.int32(3), jnp.int32(3)):
+    require_count("n", value)
+
+
+def test_the_first_value_that_is_out_of_range_is_named():
+  p = jnp.array([0.5, 1.5, -2.0])
+  with pytest.raises(ValueError, match=r"^p = 1\.5 must be at most 1$"):
+    require("p", p, lambda x: x <= 1, "at most 1")
+  with pytest.raises(ValueError, match=r"^lr = nan must be finite$"):
+    require_finite(p=p, lr=float("nan"))
+
+
+def test_traced_values_are_not_known_and_constants_are():
+  good = lambda x: x > 0
+  jax.jit(lambda x: require("x", x, good, "above 0"))(-1.0)
+  with pytest.raises(ValueError, match=r"^y = -1"):
+    jax.jit(lambda x: require("y", -1.0, good, "above 0"))(1.0)
+
+
+VALUES = jnp.array([[1.0, 2.0, 6.0], [4.0, 5.0, 9.0]])
+WHERE = jnp.array([[True, True, False], [False, True, False]])
+
+
+def test_counts_what_the_mask_says():
+  mean = Mean.of(VALUES, WHERE)
+  assert (float(mean.total), float(mean.count)) == (8.0, 3.0)
+  assert float(mean.value) == pytest.approx(8 / 3)
+
+
+def test_a_weight_of_c_is_c_copies():
+  weight = jnp.array([[2.0, 0.0, 7.0], [7.0, 3.0, 7.0]])
+  mean = Mean.of(VALUES, WHERE, weight)
+  assert (float(mean.total), float(mean.count)) == (17.0, 5.0)
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf, -jnp.inf])
+@pytest.mark.parametrize("weight", [None, jnp.ones((2, 3))])
+def test_what_does_not_count_may_be_anything(bad, weight):
+  values = jnp.where(WHERE, VALUES, bad)
+  assert float(Mean.of(values, WHERE, weight).value) == pytest.approx(8 / 3)
+
+
+def test_parts_add_up_where_averages_of_averages_do_not():
+  whole = Mean.of(VALUES, WHERE)
+  first, second = (Mean.of(VALUES[i], WHERE[i]) for i in (0, 1))
+  both = first + second
+  assert (float(both.total), float(both.count)) == (8.0, 3.0)
+  assert float(both.value) == float(whole.value)
+  assert float((first.value + second.value) / 2) == pytest.approx(3.25)
+
+
+@pytest.mark.parametrize("weight", [None, jnp.ones((2, 3))])
+def test_nothing_counted_is_0_with_a_gradient_of_0(weight):
+  nothing = jnp.zeros((2, 3), bool)
+  of = lambda x: Mean.of(x, nothing, weight).value
+  value, gradient = jax.value_and_grad(of)(VALUES)
+  assert float(value) == 0.0
+  np.testing.assert_array_equal(gradient, 0.0)
+
+
+def test_a_count_below_1_still_divides():
+  mean = Mean.of(jnp.array([3.0]), jnp.array([True]), jnp.array([0.5]))
+  assert float(mean.value) == 3.0
+
+
+def test_passes_through_jit_and_scan():
+  step = lambda total, xw: (total + Mean.of(*xw), None)
+  zero = Mean(jnp.zeros(()), jnp.zeros(()))
+  total, _ = jax.jit(lambda: jax.lax.scan(step, zero, (VALUES, WHERE)))()
+  assert float(total.value) == pytest.approx(8 / 3)

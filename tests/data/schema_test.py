@@ -1,11 +1,11 @@
-"""Tests of brorl_jax/data/columns.py: names of columns and of fields."""
+"""Tests of brorl_jax/data/schema.py."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from messages import mentions, refuses
 
-from brorl_jax.data import columns
+from brorl_jax.data import schema
 from brorl_jax.verdicts.strict_json import Refused
 
 KNOWN = ("id", "prompt", "messages", "answer", "source", "time_limit")
@@ -29,7 +29,7 @@ KNOWN = ("id", "prompt", "messages", "answer", "source", "time_limit")
   ],
 )
 def test_a_map_of_fields_by_hand(text, want):
-  assert columns.parse(text, KNOWN) == want
+  assert schema.parse(text, KNOWN) == want
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_a_map_of_fields_by_hand(text, want):
 )
 def test_a_map_of_fields_that_is_none(text, says):
   with refuses(ValueError, says):
-    columns.parse(text, KNOWN)
+    schema.parse(text, KNOWN)
 
 
 def test_renamed_columns_are_fields_and_the_others_stay():
@@ -59,7 +59,7 @@ def test_renamed_columns_are_fields_and_the_others_stay():
     "source": "level",
     "id": "a.b",  # a column of that very name comes first
   }
-  values, others = columns.renamed(record, names)
+  values, others = schema.renamed(record, names)
   assert values == {
     "prompt": "1 + 1?",
     "answer": "2",
@@ -71,7 +71,7 @@ def test_renamed_columns_are_fields_and_the_others_stay():
     "reward_model": record["reward_model"],
     "a": {"b": 4},
   }
-  assert columns.renamed(record, {}) == ({}, record)
+  assert schema.renamed(record, {}) == ({}, record)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +87,7 @@ def test_renamed_columns_are_fields_and_the_others_stay():
 def test_a_column_that_is_not_there_is_named_with_those_that_are(column, says):
   record = {"question": "a text", "inner": {"truth": "2"}}
   with pytest.raises(Refused) as e:
-    columns.renamed(record, {"prompt": column})
+    schema.renamed(record, {"prompt": column})
   assert mentions(str(e.value), says)
   assert e.value.field == column and "\n" not in str(e.value)
 
@@ -100,13 +100,13 @@ def test_nothing_is_lost_and_nothing_is_twice(record, data):
   names = data.draw(
     st.dictionaries(st.sampled_from(KNOWN), st.sampled_from(sorted(record)))
   )
-  values, others = columns.renamed(record, names)
+  values, others = schema.renamed(record, names)
   assert values == {field: record[c] for field, c in names.items()}
   assert others == {k: v for k, v in record.items() if k not in names.values()}
 
 
 def test_a_field_that_is_missing_is_looked_for_among_the_columns():
-  say = lambda field, *there: str(columns.missing(field, there))
+  say = lambda field, *there: str(schema.missing(field, there))
   assert mentions(say("answer"), "missing ... answer")
   assert mentions(
     say("answer", "anwser", "level"),
@@ -142,16 +142,16 @@ def test_a_field_that_is_missing_is_looked_for_among_the_columns():
 def test_a_slip_in_an_optional_field_is_no_column(column, refused):
   fields = ("time_limit", "source", "id")
   if not refused:
-    return columns.refuse_slips([column], fields)
+    return schema.refuse_slips([column], fields)
   with pytest.raises(Refused, match=r"did you mean (time_limit|source)") as e:
-    columns.refuse_slips(["level", column], fields)
+    schema.refuse_slips(["level", column], fields)
   assert e.value.field == column
 
 
 def test_short_fields_are_not_guessed():
-  columns.refuse_slips(["fou"], ["four"])
+  schema.refuse_slips(["fou"], ["four"])
   with pytest.raises(Refused, match="did you mean fives"):
-    columns.refuse_slips(["five"], ["fives"])
+    schema.refuse_slips(["five"], ["fives"])
 
 
 @given(st.text("abc", max_size=6), st.text("abc", max_size=6))
@@ -163,4 +163,4 @@ def test_a_slip_is_as_it_is_written_out(a, b):
   away |= {b[:i] + x + b[i:] for i in places for x in letters}
   away |= {b[:i] + x + b[i + 1 :] for i in places for x in letters}
   away |= {b[:i] + b[i : i + 2][::-1] + b[i + 2 :] for i in places}
-  assert columns._slip(a, b) == (a in away)
+  assert schema._slip(a, b) == (a in away)
