@@ -31,8 +31,8 @@ def tables() -> str:
   for field in dataclasses.fields(config.Config):
     parts += _table("###", field.name, typing.cast(Any, field.type))
     if field.name == "data":
-      parts += _table("####", "data.domains.NAME", data.Domain)
-      parts += _table("####", "data.families.NAME", data.Family)
+      parts += _table("####", "data.domains.NAME", data.DomainConfig)
+      parts += _table("####", "data.families.NAME", data.FamilyConfig)
   parts.append(
     "### Supervised start\n\n"
     "These sections replace those of the same name with `--mode=warmup "
