@@ -30,8 +30,8 @@ def tables() -> str:
   for name, kind in runs.items():
     parts += _section("###", name, kind)
     if name == "data":
-      parts += _section("####", "data.domains.NAME", data.Domain)
-      parts += _section("####", "data.families.NAME", data.Family)
+      parts += _section("####", "data.domains.NAME", data.DomainConfig)
+      parts += _section("####", "data.families.NAME", data.FamilyConfig)
   parts.append(
     "### Supervised start\n\n"
     "With `--mode=warmup --config=sft` these sections replace those of the "

@@ -65,6 +65,7 @@ from typing import Any
 from brorl_jax.data import files, records, schema
 from brorl_jax.data.records import DataError, Place
 from brorl_jax.data.schema import PLAIN, Form
+from brorl_jax.verdicts import strict_json
 from brorl_jax.verdicts.base import Domain, Example, Field, Verdict
 from brorl_jax.verdicts.strict_json import Refused, show
 

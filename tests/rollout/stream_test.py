@@ -145,7 +145,7 @@ def test_prompts_decode_on_as_many_lanes_as_are_asked_for(
     found.append(spec.lanes)
     raise InterruptedError
 
-  monkeypatch.setattr(stream.shelf, "opened", opened)
+  monkeypatch.setattr(stream, "open_shelf", opened)
   with pytest.raises(InterruptedError):
     streamed(Feed(numbered(4)), places=4, lanes=lanes)
   assert found == [each]
@@ -441,8 +441,8 @@ def test_each_device_reads_what_it_has_not_read(monkeypatch):
 def test_a_prompt_is_read_once_if_there_is_room(monkeypatch, places, reads):
   """5 prompts, 8 chunks of each, in the order of a rule's rounds."""
   found = []
-  for name in ("opened", "read"):
-    real = getattr(shelf, name)
+  for name in ("open_shelf", "read_more"):
+    real = getattr(stream, name)
 
     def seen(*args, real=real, **how):
       (part,) = [x for x in args if isinstance(x, stream.PromptPart)]
