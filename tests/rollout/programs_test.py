@@ -27,7 +27,7 @@ from small_decoders import (
 )
 
 from brorl_jax.many import meshes
-from brorl_jax.model import pool, sharding
+from brorl_jax.model import cache, sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 from brorl_jax.model.target import Target
@@ -524,7 +524,7 @@ POLICIES = {
   ),
 )
 def test_a_policy_draws_the_same_tokens_from_a_pool(changes, how, monkeypatch):
-  monkeypatch.setattr(pool, "columns", lambda target: 4)
+  monkeypatch.setattr(cache, "pool_columns", lambda target: 4)
   policy = dataclasses.replace(POLICY, **changes)
   # Not "gpu": a CPU cannot run its kernels.
   pooled = dataclasses.replace(policy, target=Target("rocm", 8, 2**33))
