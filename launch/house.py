@@ -9,14 +9,14 @@ from brorl_jax import config
 
 ROOT = pathlib.Path(__file__).parents[1]
 BOUNDS = {  # of the numbers below; they may only fall
-  "lines of the package": 41_000,
-  "lines of the tests": 53_000,
-  "files of the package": 241,
-  "files that main.settings loads": 12,
-  "files that --mode=simulate loads": 30,
-  "files that --mode=export loads": 51,
-  "longest chain of imports": 16,
-  "stays of a config in training": 27,
+  "lines of the package": 37_900,
+  "lines of the tests": 49_100,
+  "files of the package": 166,
+  "files that main.settings loads": 10,
+  "files that --mode=simulate loads": 27,
+  "files that --mode=export loads": 39,
+  "longest chain of imports": 15,
+  "stays of a config in training": 23,
   "config fields": 95,
 }
 

@@ -17,7 +17,7 @@ from brorl_jax.plan import functions, resolve
 from brorl_jax.plan.checkpoint_source import CheckpointSource
 from brorl_jax.plan.compiled import Needs
 from brorl_jax.plan.memory import Load, RolloutPlan
-from brorl_jax.plan.programs import Job
+from brorl_jax.plan.programs import CompileJob
 from brorl_jax.plan.sizes import Heldout, Machine
 from brorl_jax.plan.topology import Name, Topology
 
@@ -38,7 +38,7 @@ def run(
   fast: bool = False,
   processes: int = 1,
   **fields: Any,
-) -> Job:
+) -> CompileJob:
   """24 prompts x 4 rollouts of 6 tokens, 16 prompts at a time, on 8 devices."""
   small = dict(
     n=4, samples=96, in_flight=64, prompt_tokens=10, max_new_tokens=6,
@@ -69,7 +69,7 @@ def run(
     **vars(this), keep_reference=True, functions={}, phases=(phase,)
   )
   mesh = where.mesh(axes)
-  return Job(whole, phase, mesh, meshes.part(mesh, processes), fast)
+  return CompileJob(whole, phase, mesh, meshes.part(mesh, processes), fast)
 
 
 def needs(name: str, **fields: int) -> Needs:

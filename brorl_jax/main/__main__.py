@@ -59,7 +59,7 @@ from absl import app, flags
 from ml_collections import config_flags
 
 from brorl_jax import errors
-from brorl_jax.config import Warmup
+from brorl_jax.config import Config, Warmup
 from brorl_jax.errors import UserError
 from brorl_jax.main import sample, settings
 
@@ -157,8 +157,9 @@ def main(argv: list[str]) -> None:
       raise UserError(f"{argv[1]!r} is not a flag; see --help")
     workdirs = [home(folder) for folder in folders()]
     prepare()
+    c = checked_config()
     connect()
-    run_mode(workdirs)
+    run_mode(workdirs, c)
   except UserError as e:
     refuse(str(e), e.status)
   except OSError as e:  # a full or failing disk, too many open files
@@ -168,18 +169,22 @@ def main(argv: list[str]) -> None:
     interrupt(signal.SIGINT, None)
 
 
-def run_mode(workdirs: list[pathlib.Path]) -> None:
-  """Runs the mode in its folders."""
-  workdir = workdirs[0]
+def run_mode(workdirs: list[pathlib.Path], c: Config | Warmup | None) -> None:
+  """Runs the mode in its folders, with its config if it has one."""
+  workdir, mode = workdirs[0], _MODE.value
   # Imported here: jax and transformers take seconds to load.
   from brorl_jax.main import programs
 
   programs.keep(_PROGRAMS.value)
-  if _MODE.value == "train":
+  if isinstance(c, Warmup):
+    from brorl_jax.main import warmup
+    from brorl_jax.plan import resolve
+
+    warmup.run(resolve.warmup(c, resolve.here(c.devices)), workdir)
+  elif c and mode == "train":
     from brorl_jax.main import train
     from brorl_jax.plan import resolve
 
-    c = settings.training(_CONFIG.value)
     goes_on = None if _BEGIN_AGAIN.value else workdir
     train.run(
       resolve.resolve(c, resolve.here(c.devices), goes_on),
@@ -189,33 +194,25 @@ def run_mode(workdirs: list[pathlib.Path]) -> None:
       from_step=_FROM_STEP.value,
       profile_step=_PROFILE.value,
     )
-  elif _MODE.value == "evaluate":
+  elif c and mode == "evaluate":
     from brorl_jax.main import evaluate
     from brorl_jax.plan import resolve
 
-    c = settings.typed(_CONFIG.value)
     here = resolve.here(c.devices)
     evaluate.run(resolve.evaluation(c, here, workdir), workdir)
-  elif _MODE.value == "plan":
+  elif c and mode == "plan":
     from brorl_jax.main import plan
     from brorl_jax.plan import topology
 
-    c = settings.training(_CONFIG.value)
     where = topology.named(_TOPOLOGY.value, fast=_FAST.value)
     plan.run(plan.resolved(c, where), where, fast=_FAST.value)
-  elif _MODE.value == "warmup":
-    from brorl_jax.main import warmup
-    from brorl_jax.plan import resolve
-
-    c = settings.typed(_CONFIG.value, Warmup)
-    warmup.run(resolve.warmup(c, resolve.here(c.devices)), workdir)
-  elif _MODE.value == "export":
+  elif c:
     from brorl_jax.main import export
 
-    export.run(settings.typed(_CONFIG.value).policy, workdir)
-  elif _MODE.value == "sample":
+    export.run(c.policy, workdir)
+  elif mode == "sample":
     sample.run(str(workdir) if _WORKDIR.value else "")
-  elif _MODE.value == "report":
+  elif mode == "report":
     from brorl_jax.main import report
 
     report.run(workdirs)
@@ -225,14 +222,23 @@ def run_mode(workdirs: list[pathlib.Path]) -> None:
     simulate.run(_CONFIG.value, workdir, allow_change=_ALLOW_CHANGE.value)
 
 
+def checked_config() -> Config | Warmup | None:
+  """The config of the mode; raises UserError before jax is loaded."""
+  if _MODE.value in ("train", "plan"):
+    return settings.training(_CONFIG.value)
+  if _MODE.value == "warmup":
+    return settings.typed(_CONFIG.value, Warmup)
+  if _MODE.value in ("evaluate", "export"):
+    return settings.typed(_CONFIG.value)
+  return None
+
+
 def prepare() -> None:
-  """What comes before jax is loaded; raises UserError for a wrong value."""
+  """What comes before jax is loaded."""
   # jax tells of every kind of device that is not here.
   logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
   keep_freed_memory()
   take_most_of_a_gpu()
-  if _MODE.value in ("train", "plan"):
-    settings.training(_CONFIG.value)
   if _MODE.value == "train":
     signal.signal(signal.SIGTERM, terminate)
 

@@ -10,7 +10,7 @@ from brorl_jax.many.meshes import Axes
 from brorl_jax.model import huggingface, target
 from brorl_jax.model.target import Target
 from brorl_jax.plan import compiled, memory, resolve
-from brorl_jax.plan.programs import Job
+from brorl_jax.plan.programs import CompileJob
 from brorl_jax.plan.resolve import Phase, Run
 from brorl_jax.plan.sizes import Machine
 from brorl_jax.plan.topology import Topology
@@ -43,7 +43,9 @@ def run(
     if where is not None:
       mesh = where.mesh(this.machine.axes)
       one = meshes.part(mesh, where.processes)
-      compiled.show(Job(this, this.phases[0], mesh, one, fast=fast), where)
+      compiled.show(
+        CompileJob(this, this.phases[0], mesh, one, fast=fast), where
+      )
   except ValueError as e:
     raise UserError(str(e)) from None
 

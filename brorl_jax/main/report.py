@@ -11,7 +11,7 @@ import jax
 from brorl_jax import errors
 from brorl_jax.errors import UserError
 from brorl_jax.report import compare, load_runs, page
-from brorl_jax.report.load_runs import Run
+from brorl_jax.report.load_runs import LoadedRun
 from brorl_jax.runs import intact, metrics
 from brorl_jax.verdicts.domains import DRAW
 from brorl_jax.verdicts.names import MADE
@@ -26,7 +26,7 @@ def run(workdirs: Sequence[pathlib.Path]) -> None:
   names = load_runs.short_names([path.resolve() for path in workdirs])
   folders = [load_runs.check_folder(path) for path in workdirs]
   total = sum(len(folder.steps) for folder in folders)
-  read, done = list[Run](), 0
+  read, done = list[LoadedRun](), 0
   progress = metrics.Progress(after=0, steps=total, unit="evaluation")
   with contextlib.closing(progress) as bar:
     for folder, name in zip(folders, names, strict=True):
@@ -54,7 +54,7 @@ def run(workdirs: Sequence[pathlib.Path]) -> None:
   print(f"  {out / 'index.html'}")
 
 
-def numbers(read: Sequence[Run]) -> dict[str, Any]:
+def numbers(read: Sequence[LoadedRun]) -> dict[str, Any]:
   """All numbers of the report, and how its samples were drawn."""
   count = read[0].samples_per_prompt
   runs = [one for one in read if one.samples_per_prompt == count]
@@ -89,7 +89,7 @@ def write(data: compare.Json, out: pathlib.Path) -> None:
     ) from None
 
 
-def refuse_differences(first: Run, other: Run) -> None:
+def refuse_differences(first: LoadedRun, other: LoadedRun) -> None:
   """Raises UserError with the first difference that forbids a comparison."""
   for difference in _differences(first, other):
     raise UserError(
@@ -97,7 +97,7 @@ def refuse_differences(first: Run, other: Run) -> None:
     )
 
 
-def _differences(first: Run, other: Run) -> Iterator[str]:
+def _differences(first: LoadedRun, other: LoadedRun) -> Iterator[str]:
   """Differences in the held-out prompts and in how they were sampled.
 
   Another seed makes other puzzles of the same tasks, whose ids tell nothing.
@@ -133,7 +133,7 @@ def _differences(first: Run, other: Run) -> Iterator[str]:
     yield f"their responses were scored by {names}"
 
 
-def _own_rewards(run: Run) -> list[str]:
+def _own_rewards(run: LoadedRun) -> list[str]:
   """The user's own functions that scored its responses, with digests."""
   functions = run.about.get("functions") or {}
   return [
@@ -143,7 +143,7 @@ def _own_rewards(run: Run) -> list[str]:
   ]
 
 
-def _texts(first: Run, other: Run) -> Iterator[str]:
+def _texts(first: LoadedRun, other: LoadedRun) -> Iterator[str]:
   """Differences in the texts of prompts with equal ids."""
   both = (first, other)
   a, b = (one.config.get("data.system") or "" for one in both)
@@ -172,7 +172,7 @@ def _texts(first: Run, other: Run) -> Iterator[str]:
       )
 
 
-def _field(first: Run, other: Run, field: str) -> Iterator[str]:
+def _field(first: LoadedRun, other: LoadedRun, field: str) -> Iterator[str]:
   a, b = (one.config.get(field) for one in (first, other))
   if a != b:
     yield f"{field} is {_shown(a)} and {_shown(b)}"

@@ -29,7 +29,13 @@ def run(c: ConfigDict, workdir: pathlib.Path, *, allow_change: bool) -> None:
   settings.check_simulation(c, tuple(_SURROGATES))
   # A simulation always starts again, so that no field may change.
   values = json.loads(c.to_json())
-  folder.check(values, workdir, allow_change=allow_change, free=frozenset())
+  folder.check(
+    values,
+    workdir,
+    allow_change=allow_change,
+    free=frozenset(),
+    mode="simulate",
+  )
   adamw = simulator.AdamW(c.lr, c.b1, c.b2, c.eps, c.weight_decay)
   sgd = simulator.Sgd(c.sgd_lr)
   plan = [("adamw", adamw, n) for n in sorted({*c.n, *c.dense_n})]
@@ -45,7 +51,7 @@ def run(c: ConfigDict, workdir: pathlib.Path, *, allow_change: bool) -> None:
         with jax.enable_x64(name == "sgd"):
           results.append(sweep(c, name, optimizer, n))
         bar.step(i, describe(results[-1]))
-    folder.write_config(values, workdir)
+    folder.write_config(values, workdir, mode="simulate")
     write(c, workdir / "report", results)
 
 

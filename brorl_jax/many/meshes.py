@@ -146,7 +146,10 @@ def over(groups: Sequence[Sequence[Any]], axes: Axes) -> Mesh:
   wanted = f"mesh ({axes})"
   axes = axes.filled(count)
   if axes.devices != count:
-    raise ValueError(f"{wanted} does not fill the {count} devices that exist")
+    raise ValueError(
+      f"{wanted} does not fill the {count} devices that exist; leave mesh_fsdp "
+      "at -1"
+    )
   share = axes.share(len(groups))
   on_tpu = first.platform == "tpu"
   slices = len({_slice(group[0]) for group in groups}) if on_tpu else 1

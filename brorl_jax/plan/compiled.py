@@ -16,7 +16,7 @@ import jax
 from brorl_jax.many import meshes
 from brorl_jax.plan import programs
 from brorl_jax.plan.memory import TooLarge, size
-from brorl_jax.plan.programs import FEW, Job, Program
+from brorl_jax.plan.programs import FEW, CompileJob, Program
 from brorl_jax.plan.topology import Topology
 
 
@@ -34,7 +34,7 @@ class Needs:
     return self.held_bytes + self.temp_bytes + self.new_bytes
 
 
-def compile_all(job: Job, where: Topology) -> list[tuple[Program, Any]]:
+def compile_all(job: CompileJob, where: Topology) -> list[tuple[Program, Any]]:
   """Compiles every program, two at a time.
 
   With `job.fast` two programs have the name of each decode loop, of FEW layers.
@@ -61,7 +61,7 @@ def compile_all(job: Job, where: Topology) -> list[tuple[Program, Any]]:
   return [(program, future.result()) for program, future in found]
 
 
-def needs(job: Job, every: list[tuple[Program, Any]]) -> list[Needs]:
+def needs(job: CompileJob, every: list[tuple[Program, Any]]) -> list[Needs]:
   """The memory of programs; of a decode loop of FEW layers that of all."""
   out: dict[str, Needs] = {}
   for program, compiled in every:
@@ -82,12 +82,12 @@ def needs(job: Job, every: list[tuple[Program, Any]]) -> list[Needs]:
   return [*out.values()]
 
 
-def of_all_layers(job: Job, two: int, three: int) -> int:
+def of_all_layers(job: CompileJob, two: int, three: int) -> int:
   """On the line through a number of two and of three layers; never fewer."""
   return two + max(three - two, 0) * (job.policy.layers - FEW[0])
 
 
-def show(job: Job, where: Topology) -> None:
+def show(job: CompileJob, where: Topology) -> None:
   """Prints the memory of a run's programs on a topology.
 
   Raises:
@@ -123,7 +123,7 @@ def show(job: Job, where: Topology) -> None:
   _refuse(found, where, job)
 
 
-def title(job: Job, where: Topology) -> str:
+def title(job: CompileJob, where: Topology) -> str:
   """What was compiled."""
   layers = f"{job.policy.layers} layers"
   if job.fast:
@@ -145,7 +145,7 @@ def table(found: list[Needs], where: Topology) -> Iterator[str]:
   yield f"  {'pool':22} {'':23} {size(limit):>11}"
 
 
-def _refuse(found: list[Needs], where: Topology, job: Job) -> None:
+def _refuse(found: list[Needs], where: Topology, job: CompileJob) -> None:
   """Raises TooLarge for the largest program if it does not fit."""
   worst = max(found, key=lambda m: m.peak_bytes)
   limit = where.target.memory_bytes

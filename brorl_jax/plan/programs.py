@@ -50,7 +50,7 @@ class Program(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class CompileJob:
   """What the programs of a phase of a run follow from."""
 
   run: Run
@@ -90,7 +90,7 @@ class Job:
     return self.mesh.size // self.sampling_mesh.size
 
   @property
-  def alone(self) -> "Job":
+  def alone(self) -> "CompileJob":
     """What one process samples, with a copy of the parameters."""
     if self.processes == 1:
       return self
@@ -148,7 +148,7 @@ def _placed(shapes: PyTree, places: PyTree) -> PyTree:
   return jax.tree.map(put, shapes, places)
 
 
-def every_program(job: Job, compile: Compile) -> Iterator[Program]:
+def every_program(job: CompileJob, compile: Compile) -> Iterator[Program]:
   """All programs; first those that take longest to compile.
 
   An evaluation runs the programs of training's rollouts for other prompts: its
@@ -164,7 +164,7 @@ def every_program(job: Job, compile: Compile) -> Iterator[Program]:
     yield from evaluating(job.alone, compile)
 
 
-def counts(job: Job) -> dict[str, int]:
+def counts(job: CompileJob) -> dict[str, int]:
   """How many programs a run compiles: part -> number, at most."""
   c = job.config
   spec = training_spec(job)
@@ -183,7 +183,7 @@ def counts(job: Job) -> dict[str, int]:
   }
 
 
-def training_spec(job: Job) -> ProgramSpec:
+def training_spec(job: CompileJob) -> ProgramSpec:
   """What the programs of training's rollouts are compiled for."""
   job = job.alone
   c = job.config.sampling
@@ -193,7 +193,7 @@ def training_spec(job: Job) -> ProgramSpec:
 
 
 def _spec(
-  job: Job,
+  job: CompileJob,
   fits: RolloutPlan,
   *,
   n: int,
@@ -225,7 +225,7 @@ def _outputs(
   return _placed(shapes, done.output_shardings)
 
 
-def _prompts(job: Job, count: int) -> Prompts:
+def _prompts(job: CompileJob, count: int) -> Prompts:
   rows, S = job.at(meshes.rows(job.mesh)), job.config.data.prompt_tokens
   return Prompts(
     rows((count, S), jnp.int32),
@@ -234,12 +234,14 @@ def _prompts(job: Job, count: int) -> Prompts:
   )
 
 
-def _key(job: Job):
+def _key(job: CompileJob):
   key = jax.eval_shape(lambda: jax.random.key(0))
   return job.at()(key.shape, key.dtype)
 
 
-def _cache(job: Job, spec: ProgramSpec, compile: Compile) -> tuple[Any, ...]:
+def _cache(
+  job: CompileJob, spec: ProgramSpec, compile: Compile
+) -> tuple[Any, ...]:
   """The pages of the longest rollouts, or the pool."""
   if spec.blocks:
     made = compile(programs.pool.lower(spec))
@@ -270,7 +272,7 @@ class _Decoding(NamedTuple):
 
 
 def _decode(
-  job: Job, spec: ProgramSpec, decoding: _Decoding, name: str
+  job: CompileJob, spec: ProgramSpec, decoding: _Decoding, name: str
 ) -> Iterator[Program]:
   """The decode loop, over as many pages as there can be."""
   whole = job.at()
@@ -292,7 +294,7 @@ def _decode(
     yield Program(name, lowered, held, layers)
 
 
-def sampling(job: Job, compile: Compile) -> Iterator[Program]:
+def sampling(job: CompileJob, compile: Compile) -> Iterator[Program]:
   """As `stream` runs them."""
   spec = training_spec(job)
   each = job.config.sampling.places // job.rows
@@ -327,7 +329,7 @@ def sampling(job: Job, compile: Compile) -> Iterator[Program]:
   yield program("take", stream._taken.lower(spec, state, at, share))
 
 
-def evaluating(job: Job, compile: Compile) -> Iterator[Program]:
+def evaluating(job: CompileJob, compile: Compile) -> Iterator[Program]:
   """As `sampler.rollouts` runs them during training."""
   c, heldout = job.config.eval, job.phase.memory.heldout
   cut = SamplingParams(temperature=c.temperature, top_p=c.top_p)
@@ -350,7 +352,7 @@ def evaluating(job: Job, compile: Compile) -> Iterator[Program]:
   yield Program("evaluation: finish", finish, held + size(decoding), layers)
 
 
-def batch(job: Job, *, scored: bool) -> Batch:
+def batch(job: CompileJob, *, scored: bool) -> Batch:
   """Shapes of the longest batch of an update, where it lies."""
   c = job.config
   place = job.at(None, meshes.rows(job.mesh))
@@ -373,7 +375,7 @@ def batch(job: Job, *, scored: bool) -> Batch:
   )
 
 
-def updating(job: Job) -> Iterator[Program]:
+def updating(job: CompileJob) -> Iterator[Program]:
   """As the update stage runs them, for the longest responses."""
   c, state = job.config, job.state()
   policy = dataclasses.replace(job.policy, remat=c.devices.remat, mesh=job.mesh)
@@ -400,7 +402,7 @@ def updating(job: Job) -> Iterator[Program]:
   yield program("apply", lowered, job.phase.memory.applying_bytes + size(sums))
 
 
-def _sums(job: Job, state: State) -> PyTree:
+def _sums(job: CompileJob, state: State) -> PyTree:
   """The sums of gradients, which lie as the parameters, and of statistics."""
   gradients, stats = jax.eval_shape(update.zero_gradient, state.params)
   places = jax.tree.map(lambda x: x.sharding, state.params)
@@ -411,7 +413,7 @@ def _sums(job: Job, state: State) -> PyTree:
   )
 
 
-def _watch(job: Job, policy: Policy) -> Any:
+def _watch(job: CompileJob, policy: Policy) -> Any:
   """What an update watches of the theorem; None if nothing."""
   c = job.config
   if not c.theory.prompts:

@@ -45,7 +45,7 @@ def here(c: Meshed) -> Machine:
   try:
     mesh = meshes.make_mesh(**c.mesh)
   except ValueError as e:
-    raise UserError(str(e)) from None
+    raise UserError(f"config.devices: {e}") from None
   return Machine(meshes.of(mesh), target.here(), jax.process_count(), mesh)
 
 

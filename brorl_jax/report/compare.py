@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 import numpy as np
 
 from brorl_jax.report import stats
-from brorl_jax.report.load_runs import MOST_SAMPLES, Json, Run, Value
+from brorl_jax.report.load_runs import MOST_SAMPLES, Json, LoadedRun, Value
 
 # Runs are compared at the largest cost that all of them reached.
 EQUAL = {
@@ -64,7 +64,7 @@ class Comparison(TypedDict):
 
 
 def numbers(
-  runs: Sequence[Run], *, category: Callable[[str, str], str | None]
+  runs: Sequence[LoadedRun], *, category: Callable[[str, str], str | None]
 ) -> dict[str, Any]:
   """All numbers of the report.
 
@@ -103,7 +103,7 @@ def numbers(
   return out | {"panels": _panels(out)}
 
 
-def deeper(run: Run) -> dict[str, Any]:
+def deeper(run: LoadedRun) -> dict[str, Any]:
   """An evaluation with more samples per prompt; only pass@k is drawn."""
   return {
     "name": run.name,
@@ -115,7 +115,7 @@ def deeper(run: Run) -> dict[str, Any]:
 # ------------------------------------------------------------------- one run
 
 
-def _run(run: Run) -> dict[str, Any]:
+def _run(run: LoadedRun) -> dict[str, Any]:
   spent, last = _spent(run.metrics), run.evaluations[-1].step
   config = _config_at(run.config, last)
   wanted = run.config.get("run.steps")
@@ -236,7 +236,7 @@ def _method(config: Json) -> str:
   return ", ".join(str(word) for word in words if word)
 
 
-def _responses(i: int, run: Run) -> list[dict[str, Any]]:
+def _responses(i: int, run: LoadedRun) -> list[dict[str, Any]]:
   """First responses to the same prompts at the first and last evaluation."""
   first, last = run.evaluations[0], run.evaluations[-1]
   before = {r["id"]: r for r in first.responses} if first is not last else {}
@@ -323,7 +323,7 @@ def _comparisons(summaries: Sequence[Json]) -> list[Comparison]:
 
 
 def _rows(
-  runs: Sequence[Run], comparisons: Sequence[Comparison]
+  runs: Sequence[LoadedRun], comparisons: Sequence[Comparison]
 ) -> Iterator[dict[str, Any]]:
   """The rows of Table 1: each start once, then the compared evaluations."""
   starts: list[tuple[Any, list[int]]] = []
@@ -351,7 +351,7 @@ def _rows(
 
 
 def _tests(
-  runs: Sequence[Run], comparisons: Sequence[Comparison]
+  runs: Sequence[LoadedRun], comparisons: Sequence[Comparison]
 ) -> Iterator[dict[str, Any]]:
   """Tests of the first run against each other run of its prompts.
 
@@ -369,7 +369,7 @@ def _tests(
 
 
 def _rates(
-  runs: Sequence[Run], pairs: Sequence[tuple[Chosen, Chosen]]
+  runs: Sequence[LoadedRun], pairs: Sequence[tuple[Chosen, Chosen]]
 ) -> tuple[np.ndarray, np.ndarray, list[str]]:
   """Pass@1 of pairs of evaluations, prompt by prompt, and tasks."""
   a, b, tasks = list[float](), list[float](), list[str]()
@@ -385,7 +385,7 @@ def _rates(
 
 
 def _paired(
-  runs: Sequence[Run], pairs: Sequence[tuple[Chosen, Chosen]]
+  runs: Sequence[LoadedRun], pairs: Sequence[tuple[Chosen, Chosen]]
 ) -> dict[str, Any]:
   """Tests of pass@1 of evaluations minus that of others, clustered by task."""
   *rates, tasks = _rates(runs, pairs)
@@ -413,7 +413,7 @@ def _measured(result: stats.PairedT) -> dict[str, Any]:
 
 
 def _arms(
-  runs: Sequence[Run],
+  runs: Sequence[LoadedRun],
   summaries: Sequence[Json],
   comparisons: Sequence[Comparison],
 ) -> list[dict[str, Any]]:
@@ -445,7 +445,7 @@ def _arms(
 
 
 def _result(
-  runs: Sequence[Run],
+  runs: Sequence[LoadedRun],
   summaries: Sequence[Json],
   arm: Sequence[int],
   base: Sequence[int],
@@ -531,7 +531,7 @@ def _panels(out: Json) -> list[dict[str, Any]]:
   return [x for x in every if x in widest]
 
 
-def _differences(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _differences(runs: Sequence[LoadedRun]) -> list[dict[str, Any]]:
   """Config fields in which training runs differ, with their values."""
   trained = [run.config for run in runs if run.evaluated is None]
   fields = sorted({field for config in trained for field in config})

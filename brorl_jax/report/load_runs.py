@@ -44,7 +44,7 @@ _LIMIT = 1e18
 _REMEDY = "restore the file, or leave this folder out"
 
 
-class Evaluation(NamedTuple):
+class LoadedEvaluation(NamedTuple):
   """One evaluation on the held-out prompts."""
 
   step: int  # of the run; 0 is before training
@@ -54,14 +54,14 @@ class Evaluation(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class LoadedRun:
   """A training run, or an evaluation of one policy if it has no metrics."""
 
   name: str  # name in the report
   folder: str  # its path
   config: Json  # values by dotted field name, such as "data.files"
   metrics: Sequence[Json]  # lines of metrics.jsonl
-  evaluations: Sequence[Evaluation]  # ordered by step
+  evaluations: Sequence[LoadedEvaluation]  # ordered by step
   evaluated: str | None  # name of the evaluated policy; None for a training run
   prompts: Mapping[str, tuple[str, str]]  # id -> domain and task
   about: Json = dataclasses.field(default_factory=dict)  # config.json
@@ -172,7 +172,7 @@ def _refuse_constant(name: str) -> None:
 
 def read(
   folder: Folder, name: str, on_evaluation: Callable[[int], None]
-) -> Run:
+) -> LoadedRun:
   """Reads the records, one evaluation at a time.
 
   Args:
@@ -184,7 +184,7 @@ def read(
       prompts.
   """
   path = folder.path / "eval" / "records.jsonl"
-  out: list[Evaluation] = []
+  out: list[LoadedEvaluation] = []
   prompts: dict[str, tuple[str, str]] = {}
   every = _each(path, evaluate.check_record)
   for step, group in itertools.groupby(every, operator.itemgetter("step")):
@@ -206,7 +206,7 @@ def read(
     prompts = now
     rates = dict(zip(prompts, evaluate.rates(records), strict=True))
     said = [r for r in records if "response" in r]
-    out.append(Evaluation(step, summary, rates, said))
+    out.append(LoadedEvaluation(step, summary, rates, said))
     on_evaluation(step)
   if [x.step for x in out] != list(folder.steps):
     raise UserError(
@@ -221,7 +221,7 @@ def read(
   )
   about = folder.about
   versions = about.get("versions", {}).items()
-  return Run(
+  return LoadedRun(
     name=name,
     folder=str(folder.path),
     config={

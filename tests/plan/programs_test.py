@@ -11,7 +11,12 @@ from small_policies import changed
 from brorl_jax.learner import update
 from brorl_jax.main import train as train_command
 from brorl_jax.plan import programs, resolve
-from brorl_jax.plan.programs import Job, every_program, size, training_spec
+from brorl_jax.plan.programs import (
+  CompileJob,
+  every_program,
+  size,
+  training_spec,
+)
 from brorl_jax.rollout import prefixes, stream
 from brorl_jax.rollout import programs as rollout_programs
 from launch.bench.roofline.hlo import Text
@@ -163,7 +168,7 @@ def test_a_step_runs_what_is_listed(tmp_path, monkeypatch):
   monkeypatch.setattr(prefixes, "pays", lambda *_, **__: False)
   c = made.run(prompt_tokens=40, steps=1, save_every=1, eval_every=1).config
   run = resolve.resolve(c, resolve.here(c.devices))
-  job = Job(run, run.phases[0], run.mesh, run.mesh, fast=False)
+  job = CompileJob(run, run.phases[0], run.mesh, run.mesh, fast=False)
   listed = {}
   for one in every_program(job, lambda lowered: lowered.compile()):
     listed.setdefault(one.name, shapes(one.lowered.in_avals))

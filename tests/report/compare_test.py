@@ -11,7 +11,7 @@ import scipy.stats
 from brorl_jax import evaluate
 from brorl_jax.main import report
 from brorl_jax.report import compare
-from brorl_jax.report.load_runs import Evaluation, Run
+from brorl_jax.report.load_runs import LoadedEvaluation, LoadedRun
 
 FASTER = {0: made.PASSES[0], 1: made.PASSES[1], 2: made.PASSES[3]}
 
@@ -27,7 +27,7 @@ def run(
   **config,
 ):
   evaluations = [
-    Evaluation(
+    LoadedEvaluation(
       step,
       evaluate.summary(made.records(step, rows, prompts)),
       {id: float(np.mean(row)) for id, row in zip(prompts, rows, strict=True)},
@@ -38,7 +38,7 @@ def run(
     lines = [] if evaluated else made.metric_lines(max(passes))
   settings = {"n": 4, "samples": 8, "steps": 3, "seed": 0, **config}
   settings = {configured.SHORT.get(k, k): v for k, v in settings.items()}
-  return Run(
+  return LoadedRun(
     name, name, settings, lines, evaluations, evaluated, prompts, events=events
   )
 

@@ -19,7 +19,7 @@ from brorl_jax.errors import UserError
 from brorl_jax.main import plan, settings
 from brorl_jax.many import meshes
 from brorl_jax.plan import compiled, topology
-from brorl_jax.plan.programs import Job, Program, training_spec
+from brorl_jax.plan.programs import CompileJob, Program, training_spec
 from launch.bench.roofline import costs, hlo
 from launch.bench.roofline.costs import Schedule, Speed
 from launch.bench.roofline.hlo import Collective
@@ -37,7 +37,7 @@ class Launched:
 
 
 def launched(
-  job: Job, every: Iterable[tuple[Program, jax.stages.Compiled]]
+  job: CompileJob, every: Iterable[tuple[Program, jax.stages.Compiled]]
 ) -> dict[str, Launched]:
   """Each program by its name; of a decode loop of FEW layers that of all."""
   # The loop over tokens looks only after this many steps whether it ends.
@@ -57,7 +57,7 @@ def launched(
   return out
 
 
-def _of_all_layers(job: Job, two: Launched, three: Launched) -> Launched:
+def _of_all_layers(job: CompileJob, two: Launched, three: Launched) -> Launched:
   line = lambda a, b: compiled.of_all_layers(job, a, b)
   number = lambda name: line(getattr(two, name), getattr(three, name))
   messages = two.sent.keys() | three.sent.keys()
@@ -103,7 +103,7 @@ def time(
 
 
 def show(
-  job: Job,
+  job: CompileJob,
   where: topology.Topology,
   found: dict[str, Launched],
   speed: Speed | None,
@@ -158,7 +158,7 @@ def main(_: list[str]) -> None:
     run = plan.resolved(c, where)
     mesh = where.mesh(run.machine.axes)
     each = meshes.part(mesh, where.processes)
-    job = Job(run, run.phases[0], mesh, each, fast=flags.FLAGS.fast)
+    job = CompileJob(run, run.phases[0], mesh, each, fast=flags.FLAGS.fast)
     every = compiled.compile_all(job, where)
     show(job, where, launched(job, every), costs.speed_of(where))
   except (UserError, ValueError) as e:

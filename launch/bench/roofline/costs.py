@@ -18,7 +18,7 @@ from collections.abc import Mapping
 import jax
 
 from brorl_jax.model.policy import Policy
-from brorl_jax.plan.programs import Job, training_spec
+from brorl_jax.plan.programs import CompileJob, training_spec
 from brorl_jax.plan.topology import CHIPS, Topology
 from launch.bench.roofline.hlo import Collective
 
@@ -218,7 +218,7 @@ class Schedule:
 
 
 def step_of(
-  run: Job,
+  run: CompileJob,
   sent: Mapping[str, Mapping[Collective, int]],
   speed: Speed,
 ) -> Schedule:
@@ -240,7 +240,7 @@ def step_of(
   N = sampled.samples / P  # on average
   parts: list[Part] = []
 
-  def add(name: str, calls: Number, work: Work, job: Job = run) -> None:
+  def add(name: str, calls: Number, work: Work, job: CompileJob = run) -> None:
     if name not in sent or not calls:
       return
     each = seconds(work, sent[name], speed, job.mesh.size)
