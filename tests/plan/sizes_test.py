@@ -134,6 +134,15 @@ def test_moments_that_wait_on_the_host_are_held_while_they_are_applied():
   assert plans.applying_bytes == pytest.approx(3 * params, rel=1e-3)
 
 
+def test_each_of_several_processes_samples_with_its_own_parameters():
+  axes = Axes(fsdp=8)
+  one, two = (
+    planned(config(), axes=axes, processes=count).rollouts.load.resident_bytes
+    for count in (1, 2)
+  )
+  assert two - one == sizes.parameter_bytes(SMALL, axes.share(2))
+
+
 def test_the_memory_of_a_cpu_is_that_of_its_host():
   nothing, moments = (
     planned(config(offload=offload)) for offload in ("nothing", "moments")

@@ -116,6 +116,8 @@ def test_config_json_keeps_what_ran_before(tmp_path):
   folder.write_config(values(lr=0.125), tmp_path)
   assert read()["config"]["optim"]["lr"] == 0.125
   assert [e["config"]["optim"]["lr"] for e in read()["earlier"]] == [0.5, 0.25]
+  rates = [start["optim"]["lr"] for start in folder.configs(tmp_path)]
+  assert rates == [0.125, 0.25, 0.5]  # the newest first
 
 
 def test_a_run_that_was_killed_while_it_began_can_begin_again(tmp_path):
