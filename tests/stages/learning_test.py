@@ -80,7 +80,7 @@ def test_updates_have_what_the_phase_decided(wired, monkeypatch, count):
     told.update(how)
     pytest.skip("made no update")
 
-  monkeypatch.setattr(learning.steps, "apply", apply)
+  monkeypatch.setattr(learning.update, "apply", apply)
   this, learn = updating(theory_prompts=count, spike=3.0, minibatches=1)
   (phase,), norms = this.phases, (*map(float, range(1, 21)),)
   credit = wired.stages.advantages(wired.kept, RunState())
