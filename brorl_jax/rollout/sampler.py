@@ -251,12 +251,11 @@ def rollouts(
     blocks=blocks,
     mesh=mesh,
   )
-  # PromptPart k of a prompt makes its rollouts k N / parts and following.
+  # Part k of a prompt makes its rollouts k N / parts and following.
   offset = np.arange(len(batch.index), dtype=np.int32) % parts * spec.chunk
   real = np.ones(len(batch.index), bool)
-  for decoding in _runs(
-    spec, params, PrefillBatch(batch, offset, real), key, _NO_BOUND
-  ):
+  batch = PrefillBatch(batch, offset, real)
+  for decoding in _runs(spec, params, batch, key):
     watch(decoding.progress)
   out = programs.finish(decoding.spec, decoding.state)
   together = lambda x: x.reshape(-1, n, *x.shape[2:])[:P]
@@ -274,51 +273,13 @@ def _runs(
   params: PyTree,
   batch: PrefillBatch,
   key: Key[Array, ""],
-  steps: int,
 ) -> Iterator[OpenRollouts]:
   """States from the prefill to the end; each is donated to make the next."""
   decoding = prefilled(spec, params, batch, key)
   yield decoding
   while decoding.progress.busy + decoding.progress.waiting:
-    decoding = advance(decoding, steps)
+    decoding = advance(decoding)
     yield decoding
-
-
-def growing(
-  policy: Decoder,
-  params: PyTree,
-  prompts: Prompts,
-  key: Key[Array, ""],
-  *,
-  n: int,
-  max_new_tokens: int,
-  sampling: SamplingParams,
-  stop_ids: tuple[int, ...],
-  slots: int,
-  steps: int,
-) -> Iterator[Rollouts]:
-  """The rollouts so far, every few steps, for a reader; on one device.
-
-  Args are those of `rollouts`; `steps` are the new tokens of a slot per result,
-  at most, over a pool rounded up to `ProgramSpec.unchecked`. The last rollouts
-  that are yielded are complete.
-  """
-  P = len(prompts.index)
-  spec = program_spec.of_places(
-    policy,
-    sampling,
-    stop_ids,
-    chunk=n,
-    max_new_tokens=max_new_tokens,
-    places=P,
-    lanes=P,
-    slots=slots,
-    blocks=None,
-    mesh=None,
-  )
-  batch = PrefillBatch(prompts, np.zeros(P, np.int32), np.ones(P, bool))
-  for decoding in _runs(spec, params, batch, key, steps):
-    yield programs.finish(decoding.spec, decoding.state)
 
 
 def parts_of(P: int, N: int, devices: int) -> int:

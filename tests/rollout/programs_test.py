@@ -483,21 +483,6 @@ def test_prompts_are_streamed_over_a_pool(changes):
   assert bool(told[-1].restarted) == ("blocks" in changes)
 
 
-@pytest.mark.ci
-def test_growing_rollouts_over_a_pool_are_those_so_far(monkeypatch):
-  monkeypatch.setattr(program_spec, "_UNCHECKED", 4)
-  how = dict(
-    n=20, max_new_tokens=T, sampling=SamplingParams(), stop_ids=(STOP,), slots=6
-  )
-  before, want = 0, over_pages()
-  for some in sampler.growing(POOLED, LONG, prompts(), KEY, **how, steps=3):
-    mask = np.asarray(some.mask)
-    np.testing.assert_array_equal(some.tokens, np.where(mask, want.tokens, 0))
-    assert mask.sum() - before <= 3 * 6 * 4 + 3 * 20 * (not before)
-    before = mask.sum()
-  near(some, want, atol=1e-6)
-
-
 SLIDING = dict(window=5, sliding=(True, False))
 POLICIES = {
   "plain": {},

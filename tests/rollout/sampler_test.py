@@ -220,35 +220,6 @@ _FRESH = itertools.count()
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-  "n, slots, steps", tiers.some([(1, 1, 3), (8, 3, 30)], 1, 1)
-)
-def test_growing_rollouts_are_the_rollouts_so_far(n, slots, steps):
-  """Pages turn and the tail is compacted on the way."""
-  prompts = Prompts(np.array([[3, 1], [5, 5]]), np.ones((2, 2), bool),
-                    np.array([4, 7], np.int32))  # fmt: skip
-  how = dict(n=n, max_new_tokens=150, sampling=SamplingParams(),
-             stop_ids=(STOP,), slots=slots)  # fmt: skip
-  args = Recall(), RECALL.at[..., STOP].add(-6.0), prompts, KEY
-  whole = sampler.rollouts(*args, **how)
-  before = np.zeros(whole.mask.shape, bool)
-  lengths = []
-  for some in sampler.growing(*args, **how, steps=steps):
-    mask = np.asarray(some.mask)
-    assert not (before & ~mask).any()
-    new = (mask & ~before).sum(axis=2)
-    assert new.sum() <= 2 * slots * steps + 2 * n * (not lengths)
-    np.testing.assert_array_equal(some.tokens, np.where(mask, whole.tokens, 0))
-    np.testing.assert_array_equal(some.logp, np.where(mask, whole.logp, 0.0))
-    before = mask
-    lengths.append(int(mask.sum()))
-  # It shrinks the sooner, the oftener it looks.
-  assert (some.slot_steps <= whole.slot_steps).all()
-  same(dataclasses.replace(some, slot_steps=whole.slot_steps), whole)
-  assert lengths[0] == 2 * n and whole.mask.sum(axis=2).max() > 64
-
-
-@pytest.mark.ci
 def test_one_token_is_drawn_from_the_prefill_alone():
   """T = 1, and prompts of all lengths end in the last place."""
   seen = []
