@@ -9,8 +9,8 @@ from brorl_jax import config
 
 ROOT = pathlib.Path(__file__).parents[1]
 BOUNDS = {  # of the numbers below; they may only fall
-  "lines of the package": 37_900,
-  "lines of the tests": 49_100,
+  "lines of the package": 37_800,
+  "lines of the tests": 49_000,
   "files of the package": 166,
   "files that main.settings loads": 10,
   "files that --mode=simulate loads": 27,
