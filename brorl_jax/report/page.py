@@ -1,6 +1,6 @@
 """The numbers of `compare` -> one HTML page, by the template page.html.
 
-The page needs no network. Its script tells the points of the curves and filters
+The page needs no network. Its script shows the values of points and filters
 responses; without it everything is there too.
 """
 

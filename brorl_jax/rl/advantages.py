@@ -230,35 +230,8 @@ def whiten_by_batch(
   arrays.check(
     advantage=(advantage, "PN"), length=(length, "PN"), where=(where, "P")
   )
-  return _whiten(advantage, length, where)
-
-
-def whiten_by_trajectory(
-  advantage: Float[Array, "P N"],
-  where: Bool[Array, " P"],
-  valid: Bool[Array, "P N"] | None = None,
-) -> Float[Array, "P N"]:
-  """`whiten_by_batch` with every rollout counted once, as the paper writes it.
-
-  The mean over trajectories of group-centered rewards is 0, so only the scale
-  changes.
-
-  Args:
-    advantage: Centered by group.
-    where: Prompts that are kept. The others get exactly 0 and do not count.
-  """
-  arrays.check(
-    advantage=(advantage, "PN"), where=(where, "P"), valid=(valid, "PN")
-  )
-  once = jnp.ones_like(advantage)
-  if valid is not None:
-    once = jnp.where(valid, once, 0.0)
-  return _whiten(advantage, once, where)
-
-
-def _whiten(advantage, weight, where):
-  counts = where[:, None] & (weight > 0.0)
-  weight = jnp.where(counts, weight, 0.0)
+  counts = where[:, None] & (length > 0.0)
+  weight = jnp.where(counts, length, 0.0)
   advantage = jnp.where(counts, advantage, 0.0)  # 0 * nan is nan
   total = jnp.maximum(jnp.sum(weight), 1.0)
   shifted = advantage - jnp.sum(weight * advantage) / total
@@ -276,6 +249,8 @@ def _over_tokens(reward, valid, length, weight=1.0):
 
 
 def _over_trajectories(reward, valid, length, weight=1.0):
+  # Every rollout counts once, as the paper writes it. The mean of rewards that
+  # are centered by group is 0, so only the scale changes.
   return _over_tokens(reward, valid, jnp.ones_like(length), weight)
 
 

@@ -31,10 +31,11 @@ _FINISH_S = 60.0  # wait for uploads when it ends
 # 1.7 CPU-seconds and 190 MiB. Commands that need a tokenizer still load it,
 # with transformers. An import of None fails.
 _hidden = sys.modules.setdefault("torch", None) is None  # pyright: ignore
-import tensorboardX
-
-if _hidden:
-  del sys.modules["torch"]
+try:
+  import tensorboardX
+finally:
+  if _hidden:
+    del sys.modules["torch"]
 
 
 class TensorBoard:
@@ -117,8 +118,6 @@ class Wandb:
       name=workdir.absolute().name if new else None,
       dir=str(workdir.absolute()),
       config=dict(config),
-      resume="allow",
-      allow_val_change=True,
     )
     for step, scalars in done:
       self.write(step, scalars)
@@ -161,7 +160,15 @@ def _shown(value: float | str | np.ndarray) -> Any:
   return value
 
 
-def _start(warn: Callable[[str], None], **how: Any) -> Any:
+def _start(
+  warn: Callable[[str], None],
+  *,
+  project: str,
+  id: str,
+  name: str | None,
+  dir: str,
+  config: dict[str, Any],
+) -> Any:
   """A run of wandb, offline if there is no connection; None if it fails."""
   import wandb  # optional, and takes a second to import
 
@@ -171,7 +178,16 @@ def _start(warn: Callable[[str], None], **how: Any) -> Any:
     init_timeout=_START_S,
     finish_timeout=_FINISH_S,
   )
-  init = functools.partial(wandb.init, **how)
+  init = functools.partial(
+    wandb.init,
+    project=project,
+    id=id,
+    name=name,
+    dir=dir,
+    config=config,
+    resume="allow",
+    allow_val_change=True,
+  )
   try:
     online = wandb.setup(settings=settings).settings.mode == "online"
     # Without prompt=False it would wait for input on the terminal.

@@ -49,6 +49,13 @@ def test_equal_rewards_give_exactly_0(value, n):
   np.testing.assert_array_equal(advantages.center_by_group(reward), 0.0)
 
 
+def by_trajectory(centered, where, valid=None):
+  """Whitened with every rollout that counts of length 1."""
+  ones = jnp.ones_like(centered)
+  length = ones if valid is None else jnp.where(valid, ones, 0.0)
+  return advantages.whiten_by_batch(centered, length, where)
+
+
 def test_seven_times_a_tenth_gives_exactly_0():
   reward = jnp.full((2, 7), 0.1).at[1, 0].set(0.2)
   where = advantages.informative(reward)
@@ -56,7 +63,7 @@ def test_seven_times_a_tenth_gives_exactly_0():
   np.testing.assert_array_equal(centered[0], 0.0)
   for got in (
     advantages.whiten_by_batch(centered, jnp.ones((2, 7)), where),
-    advantages.whiten_by_trajectory(centered, where),
+    by_trajectory(centered, where),
   ):
     np.testing.assert_array_equal(got[0], 0.0)
     assert (got[1] != 0.0).all()
@@ -77,7 +84,7 @@ def test_whitens_by_hand():
     rtol=1e-6,
   )
   np.testing.assert_allclose(
-    advantages.whiten_by_trajectory(centered, ALL),
+    by_trajectory(centered, ALL),
     [[1.0, -1.0], [-1.0, 1.0]],
     rtol=1e-6,
   )
@@ -95,7 +102,7 @@ def test_mean_0_and_variance_1_under_the_weights():
   centered = advantages.center_by_group(reward)
   where = advantages.informative(reward)
   by_token = advantages.whiten_by_batch(centered, length, where)
-  by_row = advantages.whiten_by_trajectory(centered, where)
+  by_row = by_trajectory(centered, where)
   for got, weight in ((by_token, length), (by_row, jnp.ones_like(length))):
     mean = np.average(got, weights=weight)
     assert mean == pytest.approx(0.0, abs=1e-6)
@@ -127,8 +134,8 @@ def test_groups_that_are_not_kept_are_0_and_have_no_influence(bad):
       advantages.whiten_by_batch(centered[:4], length[:4], where[:4]),
     ),
     (
-      advantages.whiten_by_trajectory(spoilt, where),
-      advantages.whiten_by_trajectory(centered[:4], where[:4]),
+      by_trajectory(spoilt, where),
+      by_trajectory(centered[:4], where[:4]),
     ),
   ):
     np.testing.assert_array_equal(got[4:], 0.0)
@@ -145,7 +152,7 @@ def test_the_scale_of_rewards_does_not_matter(scale, shift):
     centered = advantages.center_by_group(r)
     return (
       advantages.whiten_by_batch(centered, length, where),
-      advantages.whiten_by_trajectory(centered, where),
+      by_trajectory(centered, where),
     )
 
   for got, want in zip(of(scale * reward + shift), of(reward), strict=True):
@@ -158,7 +165,7 @@ def test_constant_rewards_give_no_gradient_and_no_nan():
   for where in (nowhere, everywhere):
     for got in (
       advantages.whiten_by_batch(adv, jnp.ones((4, 8)), where),
-      advantages.whiten_by_trajectory(adv, where),
+      by_trajectory(adv, where),
     ):
       np.testing.assert_array_equal(got, 0.0)
 
@@ -167,7 +174,7 @@ def test_a_rare_right_answer_is_scaled_in_full():
   """One of 512 x 16: the variance is 1e-4, far above what counts as 0."""
   reward = jnp.zeros((16, 512)).at[0, 0].set(1.0)
   centered = advantages.center_by_group(reward)
-  got = advantages.whiten_by_trajectory(centered, jnp.ones(16, bool))
+  got = by_trajectory(centered, jnp.ones(16, bool))
   assert float(jnp.mean(got**2)) == pytest.approx(1.0, rel=1e-4)
 
 
@@ -180,7 +187,7 @@ def test_a_variance_below_1e_8_counts_as_1e_8(deviation, want):
   centered = deviation * jnp.array([[1.0, -1.0], [-1.0, 1.0]])
   where = jnp.ones(2, bool)
   for got in (
-    advantages.whiten_by_trajectory(centered, where),
+    by_trajectory(centered, where),
     advantages.whiten_by_batch(centered, jnp.full((2, 2), 3.0), where),
   ):
     np.testing.assert_allclose(jnp.abs(got), want, rtol=1e-4)
@@ -197,7 +204,7 @@ def one_code_path(reward, length, valid):
     centered,
     advantages.normalize_by_group(centered, valid),
     advantages.whiten_by_batch(centered, length, where),
-    advantages.whiten_by_trajectory(centered, where, valid),
+    by_trajectory(centered, where, valid),
   )
 
 
@@ -444,9 +451,7 @@ def test_every_kind_is_its_function(kind):
     "tokens": lambda: advantages.whiten_by_batch(
       centered, jnp.where(valid, length, 0.0), where
     ),
-    "trajectories": lambda: advantages.whiten_by_trajectory(
-      centered, where, valid
-    ),
+    "trajectories": lambda: by_trajectory(centered, where, valid),
     "grpo": lambda: advantages.normalize_by_group(centered, valid),
     "centered": lambda: centered,
     "leave_one_out": lambda: advantages.leave_one_out(reward, valid),

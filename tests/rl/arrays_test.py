@@ -110,11 +110,6 @@ DOORS = {
     "length": normal(P, N),
     "where": mask(P),
   },
-  advantages.whiten_by_trajectory: {
-    "advantage": normal(P, N),
-    "where": mask(P),
-    "valid": mask(P, N),
-  },
   filtering.partly_solved: REWARD,
   filtering.expected_pass_rate: {"p": jnp.full(P, 0.5), "n": 4},
   filtering.pass_rate_at: {"m": 2, "correct": jnp.full(P, 2), "n": 4},

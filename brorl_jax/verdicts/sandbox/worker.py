@@ -15,6 +15,7 @@ own/rewards.py say how a worker is started and what it answers.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import json
 import os
@@ -36,7 +37,7 @@ _LENGTH = struct.Struct("=I")
 _DIED = "the worker process died"
 
 
-class Worker:
+class Worker(abc.ABC):
   """The host's side; one thread asks, any thread may call `stop`.
 
   Attributes:
@@ -50,11 +51,11 @@ class Worker:
     self._link: socket.socket | None = None
     self._stopped = False
 
+  @abc.abstractmethod
   def _start(
     self, life: socket.socket, link: socket.socket
   ) -> subprocess.Popen | None:
     """Starts a guard with these ends; its process if it is our child."""
-    raise NotImplementedError
 
   def stop(self) -> None:
     """Ends the question in progress and refuses further ones; any thread."""
