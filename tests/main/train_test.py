@@ -72,17 +72,6 @@ def test_a_step_that_is_not_of_the_run_has_no_trace(tmp_path, step):
   assert not [*tmp_path.iterdir()]
 
 
-def test_a_line_that_is_no_evaluation_is_one_line_at_the_end(tmp_path):
-  (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-  (tmp_path / "eval").mkdir()
-  (tmp_path / "eval" / "curve.jsonl").write_text('{"step": 0}\n')
-  with pytest.raises(
-    UserError, match=r"curve\.jsonl, line 1: not an evaluation"
-  ) as error:
-    train_command.finish(tmp_path, title="a run")
-  assert "\n" not in str(error.value)
-
-
 # ------------------------------------------- refused before anything is written
 
 
