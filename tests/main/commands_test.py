@@ -289,9 +289,9 @@ def reference(c, optimizer, n):
 def test_the_report_of_the_simulator_is_that_of_its_runs(tmp_path, monkeypatch):
   drawn = {}
   for name in ("figure3", "sweep"):
-    draw = getattr(simulate_command.report, name)
+    draw = getattr(simulate_command.figures, name)
     monkeypatch.setattr(
-      simulate_command.report,
+      simulate_command.figures,
       name,
       lambda path, runs, name=name, draw=draw: (
         drawn.update({name: [(r["optimizer"], r["n"]) for r in runs]}),
