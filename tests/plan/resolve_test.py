@@ -114,7 +114,7 @@ def test_every_part_of_a_phase_follows_from_its_own_config():
     (alone,) = resolved(**values).phases
     told = dataclasses.replace(phase.config, run=alone.config.run)
     assert told == alone.config
-    for name in ("decoder", "trainer", "objective", "layout", "memory"):
+    for name in ("trainer", "objective", "layout", "memory"):
       assert getattr(phase, name) == getattr(alone, name), name
     assert phase.mass.temperature == alone.mass.temperature
     got, want = behaviour(phase), behaviour(alone)
