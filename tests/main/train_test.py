@@ -52,7 +52,8 @@ def test_a_phase_says_once_what_it_changes(tmp_path, monkeypatch, capsys):
     return state
 
   monkeypatch.setattr(train_command.train, "train", train)
-  monkeypatch.setattr(train_command, "finish", lambda *_, **__: None)
+  monkeypatch.setattr(train_command.load_runs, "read", lambda *_: None)
+  monkeypatch.setattr(train_command.report, "publish", lambda *_: None)
   two = {"optim.lr": 0.25}
   three = {"optim.lr": 0.5, "sampling.samples": 128}
   this = resolved(phases=({"from_step": 2, **two}, {"from_step": 3, **three}))
