@@ -81,12 +81,12 @@ def verify_entry(
   program = extract(response)
   if program is None:
     return judged("no program", "")
-  limits = limits or getattr(jail, "limits", None) or Limits()
+  given: Limits = limits or getattr(jail, "limits", Limits())
   if entry.get("time_limit") is not None:
     test_s = float(entry["time_limit"])
-    total_s = max(limits.total_s, test_s)
-    limits = dataclasses.replace(limits, test_s=test_s, total_s=total_s)
-  return verify(program, entry["tests"], limits=limits, jail=jail)
+    total_s = max(given.total_s, test_s)
+    given = dataclasses.replace(given, test_s=test_s, total_s=total_s)
+  return verify(program, entry["tests"], limits=given, jail=jail)
 
 
 def verify(

@@ -427,12 +427,12 @@ class Rewards:
   ) -> Callable[[], list[TimedVerdict]]:
     """Submits a group to one function; the result waits for its verdicts."""
     example, texts = _example(group.example), group.responses
-    submit = functools.partial(self._threads.submit, self._call, which)
+    submit = lambda texts: self._threads.submit(
+      self._call, which, texts, example, step
+    )
     if self._whole[which]:
-      return submit(texts, example, step).result
-    calls = {
-      text: submit([text], example, step) for text in dict.fromkeys(texts)
-    }
+      return submit(texts).result
+    calls = {text: submit([text]) for text in dict.fromkeys(texts)}
     return lambda: [calls[text].result()[0] for text in texts]
 
   def _call(
