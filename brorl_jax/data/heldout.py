@@ -62,9 +62,9 @@ def split(data: Data, *, one_in: int) -> tuple[Data, Data]:
     raise DataError(f"data.heldout_one_in = {one_in}: use at least 2")
   held = [_is_held(example, one_in) for example in data.examples]
   if all(held) or not any(held):
-    side = "training" if all(held) else "held-out"
+    what = "left for training" if all(held) else "held out"
     raise DataError(
-      f"data.heldout_one_in = {one_in} leaves no {side} example of {len(held)};"
+      f"data.heldout_one_in = {one_in}: none of {len(held)} examples is {what};"
       " use another number, or give data.heldout_files"
     )
   train, heldout = _side(data, held, False), _side(data, held, True)

@@ -239,7 +239,7 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
   yield (
     "loss.mean",
     not c.sampling.rounds or c.loss.mean != "prompt",
-    "another mean with sampling.rounds: advantages do that",
+    "another one with sampling.rounds, where prompts have equal weight",
   )
   yield (
     "optim.minibatches",

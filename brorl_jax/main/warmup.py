@@ -68,8 +68,6 @@ def _read(
 ) -> tuple[list[Pair], list[Pair], list[str]]:
   """Pairs to train on, held out, and lines for the log; raises ValueError."""
   c, sides, summaries = this.config, [], []
-  if not c.data.files:
-    raise ValueError("config.data.files is empty; name files of pairs")
   for name, side in zip(("to train on", "held out"), read(c.data), strict=True):
     kept, dropped = fitting(side, c.data, this.text, layout(c))
     skipped = len(side.skipped)

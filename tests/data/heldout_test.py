@@ -109,10 +109,10 @@ def test_repeats_and_skips_are_those_of_the_side():
 
 def test_both_sides_must_have_examples():
   few = data(*MANY.examples[:3])
-  with refuses(DataError, "1000000 ... held-out example of 3"):
+  with refuses(DataError, "1000000 ... none of 3 ... held out"):
     split(few, one_in=10**6)
   _, heldout = split(MANY, one_in=300)
-  with pytest.raises(DataError, match="no training example"):
+  with pytest.raises(DataError, match="for training"):
     split(data(*heldout.examples), one_in=300)
   with pytest.raises(DataError, match=r"heldout_one_in = 1: use at least 2"):
     split(MANY, one_in=1)
