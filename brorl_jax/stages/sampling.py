@@ -9,9 +9,8 @@ from brorl_jax import types
 from brorl_jax.config import Config
 from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
-from brorl_jax.plan import sizes
-from brorl_jax.plan.resolve import Phase, WithPolicy
-from brorl_jax.plan.sizes import Heldout
+from brorl_jax.plan import resolve
+from brorl_jax.plan.resolve import Heldout, Phase, WithPolicy
 from brorl_jax.rollout import prefixes, rounds, sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.stream import Feed, stream
@@ -51,7 +50,7 @@ def sample_heldout(
     prompts: On the host.
     key: Of the evaluation.
   """
-  policy, mesh = sizes.decoder(c, this.policy), sharding.local_mesh(this.mesh)
+  policy, mesh = resolve.decoder(c, this.policy), sharding.local_mesh(this.mesh)
   n, T, stop = c.eval.n, c.sampling.max_new_tokens, this.text.stop_ids
   cut = SamplingParams(temperature=c.eval.temperature, top_p=c.eval.top_p)
   if _shares_prefixes(policy, n, T):
