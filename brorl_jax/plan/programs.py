@@ -24,11 +24,10 @@ from brorl_jax.learner.packing import MICROBATCHES
 from brorl_jax.many import meshes
 from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
-from brorl_jax.plan import resolve
-from brorl_jax.plan.memory import RolloutPlan, TooLarge, size
+from brorl_jax.plan.memory import TooLarge, size
 from brorl_jax.plan.resolve import Phase, Run
 from brorl_jax.plan.topology import Topology
-from brorl_jax.rollout import program_spec, programs, sampler, stream
+from brorl_jax.rollout import programs, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.program_spec import ProgramSpec
 from brorl_jax.rollout.programs import Chunks, DecodeInputs, PrefillBatch
@@ -157,26 +156,9 @@ def every_program(job: CompileJob, compile: Compile) -> Iterator[Program]:
 def training_spec(job: CompileJob) -> ProgramSpec:
   """What the programs of training's rollouts are compiled for."""
   job = job.alone
-  c, fits = job.config.sampling, job.phase.memory.rollouts
-  cut = SamplingParams(temperature=c.temperature)
-  return _spec(job, fits, cut, chunk=c.chunk, places=c.places, streams=True)
-
-
-def _spec(
-  job: CompileJob, fits: RolloutPlan, cut: SamplingParams, **how: Any
-) -> ProgramSpec:
-  """As `stream` and `sampler.rollouts` make it of the same plan."""
-  return program_spec.of_places(
-    job.phase.decoder,
-    cut,
-    stop_ids=(0,),
-    max_new_tokens=job.config.sampling.max_new_tokens,
-    lanes=fits.lanes,
-    slots=fits.slots,
-    blocks=fits.blocks,
-    mesh=job.mesh,
-    **how,
-  )
+  cut = SamplingParams(temperature=job.config.sampling.temperature)
+  spec = job.phase.memory.rollouts.spec(cut, (0,), job.mesh)
+  return spec.program(job.config.sampling.places, streams=True)
 
 
 def _outputs(
@@ -242,8 +224,7 @@ def _decode(
   """The decode loop, over as many pages as there can be."""
   whole = job.at()
   for layers in FEW if job.fast else (job.policy.layers,):
-    policy = dataclasses.replace(job.policy, layers=layers)
-    policy = resolve.decoder(job.config, policy)
+    policy = dataclasses.replace(spec.policy, layers=layers)
     inputs, pages, state = decoding.of_first(layers)
     lowered = programs.segment.lower(
       dataclasses.replace(spec, policy=policy),
@@ -296,7 +277,7 @@ def evaluating(job: CompileJob, compile: Compile) -> Iterator[Program]:
   c, heldout = job.config.eval, job.phase.memory.heldout
   cut = SamplingParams(temperature=c.temperature, top_p=c.top_p)
   places = heldout.prompts
-  spec = _spec(job, heldout.plan, cut, chunk=c.n, places=places)
+  spec = heldout.plan.spec(cut, (0,), job.mesh).program(places)
   rows = _rows(job)
   batch = PrefillBatch(
     _prompts(job, places),

@@ -92,7 +92,6 @@ class Phase:
   since: int  # first step
   changed: Mapping[str, Any] | None  # fields; None for the first phase
   config: Config  # with sizes in place of zeros
-  decoder: Policy  # with the sampler's options
   trainer: Policy  # with the options of updates
   objective: Objective
   advantage: advantages.Advantage
@@ -291,7 +290,6 @@ def _phase(
     given.since,
     given.changed,
     c,
-    decoder(c, policy),
     trainer,
     chosen.objective,
     chosen.advantage,
@@ -379,11 +377,6 @@ def sized(
   return c, Plans(fits, evaluated, update, held, applying)
 
 
-def decoder(c: Config, policy: Policy) -> Policy:
-  """The policy with the sampler's options."""
-  return dataclasses.replace(policy, int8_cache=c.sampling.int8_cache)
-
-
 def with_in_flight(c: Config, axes: Axes) -> Config:
   """With as many rollouts at one time as the devices are for.
 
@@ -422,7 +415,7 @@ def _load(
 ) -> Load:
   """Rollouts of prompts on the devices of a process."""
   return Load(
-    decoder(c, policy),
+    dataclasses.replace(policy, int8_cache=c.sampling.int8_cache),
     held,
     n=n,
     prompts=prompts,
