@@ -364,14 +364,14 @@ def _watch(job: CompileJob, policy: Policy) -> Any:
     return None
   P, N = min(c.theory.prompts, c.sampling.prompts), c.sampling.n
   S, T = c.data.prompt_tokens, min(theory.TOKENS, c.sampling.max_new_tokens)
-  zeros = lambda *shape, dtype=np.float32: np.zeros((P, *shape), dtype)
+  zeros = lambda *shape, dtype="f4": np.zeros((P, *shape), dtype)
   nothing = theory.probe(
-    Prompts(zeros(S, dtype=np.int32), zeros(S, dtype=bool), zeros()),
+    Prompts(zeros(S, dtype="i4"), zeros(S, dtype="?"), zeros()),
     Rollouts(
-      zeros(N, T, dtype=np.int32),
+      zeros(N, T, dtype="i4"),
       zeros(N, T),
-      zeros(N, T, dtype=bool),
-      zeros(N, dtype=bool),
+      zeros(N, T, dtype="?"),
+      zeros(N, dtype="?"),
       zeros(),
     ),
     zeros(N),

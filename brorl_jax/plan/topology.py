@@ -200,7 +200,7 @@ def prepare(name: Name, *, fast: bool = False) -> None:
     _require(name, "jax_cuda12_plugin")
     found = _require(name, "nvidia.cuda_nvcc")
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-    (folder, *_) = found.submodule_search_locations or ()
+    folder, *_ = [*found.submodule_search_locations]
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_cuda_data_dir={folder}"
   if name.platform == "tpu":
