@@ -39,7 +39,7 @@ from brorl_jax.plan.functions import Functions
 from brorl_jax.plan.memory import Gradient, Load, RolloutPlan, TooLarge
 from brorl_jax.rl import advantages
 from brorl_jax.runs import folder
-from brorl_jax.verdicts.names import MADE
+from brorl_jax.verdicts.base import MADE
 
 C = TypeVar("C", Config, Warmup)
 

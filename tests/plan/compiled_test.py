@@ -50,8 +50,9 @@ def plan(topology: str, *words: str) -> dict:
 
 PLAN = "brorl_jax.main", "--mode=plan"
 FAST = "--config=n512:1p5b", "--fast"
-# Without the log-probabilities that only a KL term or a second update needs.
-ONE = "--config.reference.kl_weight=0", "--config.optim.minibatches=1"
+# Without what only a KL term, a second update or the theorem needs.
+ONE = ("--config.reference.kl_weight=0", "--config.optim.minibatches=1")
+ONE += ("--config.theory.prompts=0",)
 
 
 @LONG
