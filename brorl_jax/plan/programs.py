@@ -222,9 +222,9 @@ def _decode(
   job: CompileJob, spec: ProgramSpec, decoding: _Decoding, name: str
 ) -> Iterator[Program]:
   """The decode loop, over as many pages as there can be."""
-  whole = job.at()
-  for layers in FEW if job.fast else (job.policy.layers,):
-    policy = dataclasses.replace(spec.policy, layers=layers)
+  whole, policy = job.at(), job.phase.memory.rollouts.load.policy
+  for layers in FEW if job.fast else (policy.layers,):
+    policy = dataclasses.replace(policy, layers=layers)
     inputs, pages, state = decoding.of_first(layers)
     lowered = programs.segment.lower(
       dataclasses.replace(spec, policy=policy),
