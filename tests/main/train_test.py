@@ -79,7 +79,7 @@ def test_a_line_that_is_no_evaluation_is_one_line_at_the_end(tmp_path):
   with pytest.raises(
     UserError, match=r"curve\.jsonl, line 1: not an evaluation"
   ) as error:
-    train_command.finish(tmp_path, title="a run")
+    train_command.finish(tmp_path, 16, 64)
   assert "\n" not in str(error.value)
 
 
