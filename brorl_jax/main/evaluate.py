@@ -22,9 +22,8 @@ from brorl_jax.runs import checkpoints, folder, intact, lock, metrics
 from brorl_jax.runs.lines import write_whole
 from brorl_jax.stages.examples import Examples, file_form
 from brorl_jax.stages.scoring import Scorer
-from brorl_jax.verdicts.base import Example
+from brorl_jax.verdicts.base import MADE, Example
 from brorl_jax.verdicts.domains import DOMAINS
-from brorl_jax.verdicts.names import MADE
 
 # Only prompts are compared with the training: reference answers need no check.
 _UNTRIED = {

@@ -14,8 +14,8 @@ from brorl_jax.errors import UserError
 from brorl_jax.report import compare, load_runs, page
 from brorl_jax.report.load_runs import LoadedRun
 from brorl_jax.runs import intact, metrics
+from brorl_jax.verdicts.base import MADE
 from brorl_jax.verdicts.domains import DRAW
-from brorl_jax.verdicts.names import MADE
 
 _NAMED = 3  # differing prompts that are named
 
