@@ -375,6 +375,12 @@ class Recorder:
         self._write(self._last, event)
 
 
+class _Silent:
+  """Writes nothing."""
+
+  event = step = dump = sync = lambda *_: None
+
+
 class Together:
   """The recorder of one process of many; see `train.StepRecorder`.
 
@@ -384,12 +390,10 @@ class Together:
   started = False  # whether the files have been begun
 
   def __init__(self, recorder: Recorder):
-    self._recorder, leads = recorder, processes.leads()
-    nothing = lambda *_: None
-    self.event = recorder.event if leads else nothing
-    self.step = recorder.step if leads else nothing
-    self.dump = recorder.dump if leads else nothing
-    self.sync = recorder.sync if leads else nothing
+    self._recorder = recorder
+    writes: Any = recorder if processes.leads() else _Silent()
+    self.event, self.step = writes.event, writes.step
+    self.dump, self.sync = writes.dump, writes.sync
 
   def lacks(self, step: int) -> str | None:
     leads = processes.leads()

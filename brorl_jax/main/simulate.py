@@ -11,12 +11,11 @@ from typing import Any
 
 import jax
 import numpy as np
-from ml_collections import ConfigDict
 
-from brorl_jax import report
 from brorl_jax.config.section import Rule
 from brorl_jax.errors import UserError
 from brorl_jax.main import settings
+from brorl_jax.report import figures
 from brorl_jax.rl import simulator
 from brorl_jax.runs import folder, lock, metrics
 
@@ -27,7 +26,7 @@ _SURROGATES = {
 }
 
 
-def run(c: ConfigDict, workdir: pathlib.Path, *, allow_change: bool) -> None:
+def run(c: Any, workdir: pathlib.Path, *, allow_change: bool) -> None:
   """Writes report/: figure3.png, sweep.png, simulate.json and table.txt."""
   settings.check(c, rules)
   # A simulation always starts again, so that no field may change.
@@ -58,14 +57,14 @@ def run(c: ConfigDict, workdir: pathlib.Path, *, allow_change: bool) -> None:
     text = json.dumps({"config": values, "runs": results}) + "\n"
     (out / "simulate.json").write_text(text)
     main = [r for r in results if r["optimizer"] == "adamw" and r["n"] in c.n]
-    report.figure3(out / "figure3.png", main)
-    report.sweep(out / "sweep.png", results)
-    table = report.simulation_table(results)
+    figures.figure3(out / "figure3.png", main)
+    figures.sweep(out / "sweep.png", results)
+    table = figures.simulation_table(results)
     (out / "table.txt").write_text(table + "\n")
   print(f"{table}\n  {out / 'figure3.png'}\n  {out / 'sweep.png'}")
 
 
-def rules(c: ConfigDict) -> Iterator[Rule]:
+def rules(c: Any) -> Iterator[Rule]:
   """What the fields must be."""
   for field in ("seeds", "steps", "vocab"):
     yield field, c[field] >= 1, "at least 1"
@@ -88,7 +87,7 @@ def rules(c: ConfigDict) -> Iterator[Rule]:
   yield "anchor", holds, "finite, or None"
 
 
-def sweep(c: ConfigDict, name: str, optimizer: Any, n: int) -> dict[str, Any]:
+def sweep(c: Any, name: str, optimizer: Any, n: int) -> dict[str, Any]:
   """Curves for one N: means over seeds; for the drop, the worst seed.
 
   Raises:

@@ -18,7 +18,7 @@ import jax
 from absl import logging
 from jaxtyping import PyTree
 
-from brorl_jax import config, report, train
+from brorl_jax import config, train
 from brorl_jax.config import Config, Warmup
 from brorl_jax.data import dataset, schema
 from brorl_jax.data import heldout as splits
@@ -26,12 +26,13 @@ from brorl_jax.errors import NumbersError, StorageError, UserError
 from brorl_jax.learner import state as states
 from brorl_jax.learner import supervised
 from brorl_jax.learner.supervised import Look, Pair, PairLayout
-from brorl_jax.main import export
+from brorl_jax.main import export, report
 from brorl_jax.main.recorder import Recorder, Together, records_of_step
 from brorl_jax.many import processes
 from brorl_jax.model import huggingface
 from brorl_jax.plan import checkpoint_source, functions
 from brorl_jax.plan.resolve import Phase, Run, WithPolicy
+from brorl_jax.report import load_runs
 from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.runs import (
   checkpoints,
@@ -40,7 +41,6 @@ from brorl_jax.runs import (
   going_back,
   intact,
   kept,
-  lines,
   lock,
   machine,
   metrics,
@@ -111,13 +111,7 @@ def run(
     print(f"stopped after step {stopped}; the same command resumes")
     sys.exit(processes.STOPPED)
   if leads:
-    try:
-      finish(workdir, c.sampling.n, c.sampling.samples)
-    except OSError as e:
-      raise StorageError(
-        f"{intact.one_line(e)}; the last step is saved; fix this and run the "
-        "same command again for the figure"
-      ) from None
+    finish(workdir)
 
 
 class _Parts(NamedTuple):
@@ -305,22 +299,15 @@ def _ended(
   return folder.lost(f"{error}{why}")
 
 
-def finish(workdir: pathlib.Path, n: int, samples: int) -> None:
-  """Writes the figure and prints the table of a finished run."""
-  read = lambda path, check: [*lines.each_line(workdir / path, check)]
-  figure = workdir / "report" / "learning_curve.png"
+def finish(workdir: pathlib.Path) -> None:
+  """Writes the page of a finished run."""
   try:
-    curve = read("eval/curve.jsonl", report.check_evaluation)
-    steps = read("metrics.jsonl", report.check_step)
-    title = f"N = {n}, {samples:,} rollouts per step"
-    report.learning_curve(figure, curve, steps, title=title)
-  except metrics.Damaged as e:
-    raise UserError(
-      f"{e}; all steps are saved, and only the figure is missing: delete this "
-      "line and run the same command again"
+    report.publish([load_runs.read(workdir, workdir.name)], workdir)
+  except OSError as e:
+    raise StorageError(
+      f"{intact.one_line(e)}; the last step is saved; fix this and run the "
+      "same command again for the page"
     ) from None
-  print(report.table(curve[0], curve[-1], steps))
-  print(f"  {figure}\n  a page: brorl --mode=report --workdir={workdir}")
 
 
 # ----------------------------------------------------- a run of many processes

@@ -78,6 +78,9 @@ def resolved():
   return resolve.resolve(c, resolve.here(c.devices))
 
 
+FINISH = train_command.finish
+
+
 class Run:
   """Starts of one command, as successive processes make them."""
 
@@ -745,13 +748,14 @@ def test_what_tensorstore_says_is_one_line_too(new, monkeypatch):
   assert new.status == errors.STORAGE and "last good step is none" in said
 
 
-def test_a_figure_that_cannot_be_written_says_that_the_run_is_saved(
+def test_a_page_that_cannot_be_written_says_that_the_run_is_saved(
   run, monkeypatch
 ):
-  def finish(*_, **__):
+  def read(*_):
     raise OSError(errno.ENOSPC, "No space left on device", "a.png")
 
-  monkeypatch.setattr(train_command, "finish", finish)
+  monkeypatch.setattr(train_command.load_runs, "read", read)
+  monkeypatch.setattr(train_command, "finish", FINISH)
   assert mentions(run.stopped(), "a.png ... the last step is saved")
   assert run.status == errors.STORAGE
 
