@@ -9,10 +9,9 @@ from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
 from brorl_jax.model import huggingface, target
 from brorl_jax.model.target import Target
-from brorl_jax.plan import compiled, memory, resolve
+from brorl_jax.plan import memory, programs, resolve
 from brorl_jax.plan.programs import CompileJob
-from brorl_jax.plan.resolve import Phase, Run
-from brorl_jax.plan.sizes import Machine
+from brorl_jax.plan.resolve import Machine, Phase, Run
 from brorl_jax.plan.topology import Topology
 from brorl_jax.stages import examples, sampling
 from brorl_jax.verdicts import own
@@ -54,7 +53,7 @@ def run(
     if where is not None:
       mesh = where.mesh(this.machine.axes)
       one = meshes.part(mesh, where.processes)
-      compiled.show(
+      programs.show(
         CompileJob(this, this.phases[0], mesh, one, fast=fast), where
       )
   except ValueError as e:
@@ -119,11 +118,12 @@ def _show(this: Run, phase: Phase) -> None:
     f"{plans.heldout.plan.table()}"
   )
   update = plans.update
-  sizes = f"{update.prompts} blocks x {update.responses} rows"
-  for name, load in ((sizes, update), ("measuring the theorem", plans.probe)):
-    if load is not None:
-      parts = memory.shares(load.parts, this.policy.target.memory_bytes)
-      print(f"an update, {name}", *parts, sep="\n")
+  print(
+    f"an update, {update.prompts} blocks x {update.responses} rows",
+    *memory.shares(update.parts, this.policy.target.memory_bytes),
+    sep="
+",
+  )
 
 
 def locate(checkpoint: str) -> pathlib.Path:

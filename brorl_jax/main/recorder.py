@@ -18,8 +18,7 @@ from brorl_jax.config import Config
 from brorl_jax.errors import UserError, first_line
 from brorl_jax.many import processes
 from brorl_jax.model import sharding
-from brorl_jax.plan.resolve import Run, WithPolicy
-from brorl_jax.plan.sizes import Heldout
+from brorl_jax.plan.resolve import Heldout, Run, WithPolicy
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import (
