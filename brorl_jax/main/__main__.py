@@ -211,11 +211,6 @@ def check_flags() -> None:
     raise UserError(
       "--begin_again and --from_step exclude each other; leave out one"
     )
-  if _FAST.value and _TOPOLOGY.value is None:
-    raise UserError(
-      "--fast needs --topology=, whose programs it compiles; give one, such as "
-      "--topology=h100:1x8"
-    )
   three = _COORDINATOR.value, _COUNT.value, _INDEX.value
   if None in three and three != (None,) * 3:
     raise UserError(

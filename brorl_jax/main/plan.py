@@ -121,8 +121,7 @@ def _show(this: Run, phase: Phase) -> None:
   print(
     f"an update, {update.prompts} blocks x {update.responses} rows",
     *memory.shares(update.parts, this.policy.target.memory_bytes),
-    sep="
-",
+    sep="\n",
   )
 
 
