@@ -24,7 +24,6 @@ from train_test import State, bandit
 from brorl_jax import config as sections
 from brorl_jax import errors
 from brorl_jax.errors import UserError
-from brorl_jax.main import heldout
 from brorl_jax.main import train as train_command
 from brorl_jax.plan import resolve
 from brorl_jax.runs import checkpoints, events, folder, lines, machine, stored
@@ -79,6 +78,9 @@ def resolved():
   return resolve.resolve(c, resolve.here(c.devices))
 
 
+FINISH = train_command.finish
+
+
 class Run:
   """Starts of one command, as successive processes make them."""
 
@@ -89,7 +91,8 @@ class Run:
     patch.setattr("brorl_jax.runs.clock.few_cores", lambda _: None)
     patch.setattr(train_command, "_parts", self._parts)
     patch.setattr(train_command, "stages", lambda *_: self.stages)
-    patch.setattr(heldout, "at_step", lambda *args: self.measure(*args[-3:]))
+    measured = lambda *args: self.measure(*args[-3:])
+    patch.setattr(train_command, "records_of_step", measured)
     patch.setattr(train_command, "finish", lambda *_, **__: None)
 
   def _parts(self, this, workdir, *, anew):
@@ -745,13 +748,14 @@ def test_what_tensorstore_says_is_one_line_too(new, monkeypatch):
   assert new.status == errors.STORAGE and "last good step is none" in said
 
 
-def test_a_figure_that_cannot_be_written_says_that_the_run_is_saved(
+def test_a_page_that_cannot_be_written_says_that_the_run_is_saved(
   run, monkeypatch
 ):
-  def finish(*_, **__):
+  def read(*_):
     raise OSError(errno.ENOSPC, "No space left on device", "a.png")
 
-  monkeypatch.setattr(train_command, "finish", finish)
+  monkeypatch.setattr(train_command.load_runs, "read", read)
+  monkeypatch.setattr(train_command, "finish", FINISH)
   assert mentions(run.stopped(), "a.png ... the last step is saved")
   assert run.status == errors.STORAGE
 
