@@ -15,7 +15,7 @@ from brorl_jax.main import heldout, programs
 from brorl_jax.plan import checkpoint_source, functions
 from brorl_jax.plan.resolve import Evaluation
 from brorl_jax.rollout import dynamic_sampling
-from brorl_jax.runs import checkpoints, folder, intact, lock, metrics
+from brorl_jax.runs import folder, intact, metrics
 from brorl_jax.runs.lines import write_whole
 from brorl_jax.stages.examples import Examples
 from brorl_jax.stages.scoring import Scorer
@@ -39,7 +39,7 @@ def run(this: Evaluation, workdir: pathlib.Path) -> None:
     parts = _parts(this, workdir)
   except ValueError as e:
     raise UserError(str(e)) from None
-  with contextlib.closing(parts.scorer), lock.hold(workdir), _storage():
+  with contextlib.closing(parts.scorer), folder.hold(workdir), _storage():
     folder.write_config(values, workdir, mode="evaluate", **parts.entries)
     print(*parts.log_lines, programs.log_line(), sep="\n")
     try:
@@ -110,7 +110,7 @@ def _parts(this: Evaluation, workdir: pathlib.Path) -> _Parts:
     "source": str(which.source),
     "run": which.run and str(which.run),
     "step": step,
-    "weights": intact.seal(checkpoints.digest(params))[:32],
+    "weights": intact.seal(intact.digest(params))[:32],
   }
   if before not in (None, evaluated):
     raise ValueError(
@@ -153,7 +153,7 @@ def _sampled(
   lines = metrics.JsonLines(path, after=step)
   first = len(records) // c.eval.n
   progress = metrics.Progress(after=first, steps=total, unit="prompts")
-  with contextlib.closing(lines), contextlib.closing(progress):
+  with contextlib.closing(lines):
     chunks = heldout.records(
       this,
       c,

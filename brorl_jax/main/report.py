@@ -1,6 +1,5 @@
 """--mode=report: compares runs on one page of tables and curves."""
 
-import contextlib
 import json
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -28,17 +27,16 @@ def run(workdirs: Sequence[pathlib.Path]) -> None:
   total = sum(len(folder.steps) for folder in folders)
   read, done = list[LoadedRun](), 0
   progress = metrics.Progress(after=0, steps=total, unit="evaluation")
-  with contextlib.closing(progress) as bar:
-    for folder, name in zip(folders, names, strict=True):
+  for folder, name in zip(folders, names, strict=True):
 
-      def on_evaluation(step: int) -> None:
-        nonlocal done
-        done += 1
-        bar.step(done, f"{name}, step {step}")
+    def on_evaluation(step: int) -> None:
+      nonlocal done
+      done += 1
+      progress.step(done, f"{name}, step {step}")
 
-      read.append(load_runs.read(folder, name, on_evaluation))
-      # At once: reading the next run may take minutes.
-      refuse_differences(read[0], read[-1])
+    read.append(load_runs.read(folder, name, on_evaluation))
+    # At once: reading the next run may take minutes.
+    refuse_differences(read[0], read[-1])
   data = numbers(read)
   out = workdirs[0] / "report"
   write(data, out)

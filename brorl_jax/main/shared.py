@@ -23,7 +23,7 @@ from brorl_jax.many import processes
 from brorl_jax.many.meshes import Axes
 from brorl_jax.plan import memory
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
-from brorl_jax.runs import checkpoints, machine
+from brorl_jax.runs import checkpoints, folder
 
 # A network's file system may show a file late.
 _SEEN_S = 30
@@ -55,7 +55,7 @@ def decisions(
     **{f"config.{name}": value for name, value in fields.items()},
     **{f"data {name}": value for name, value in data.items()},
     **{f"function {name}": value for name, value in functions.items()},
-    **machine.versions(),
+    **folder.versions(),
     "Python": platform.python_version(),
     "the policy's files (a hash)": policy.hexdigest()[:16],
     "the code of brorl_jax (a hash)": code.hexdigest()[:16],

@@ -1,6 +1,5 @@
 """--mode=simulate: the simulator for several N, with AdamW and with SGD."""
 
-import contextlib
 import functools
 import json
 import pathlib
@@ -15,7 +14,7 @@ from brorl_jax import report
 from brorl_jax.errors import UserError
 from brorl_jax.main import programs, settings
 from brorl_jax.rl import simulator
-from brorl_jax.runs import folder, lock, metrics
+from brorl_jax.runs import folder, metrics
 
 _SURROGATES = {
   "probability": simulator.weighted_by_probability,
@@ -29,28 +28,21 @@ def run(c: ConfigDict, workdir: pathlib.Path, *, allow_change: bool) -> None:
   settings.check_simulation(c, tuple(_SURROGATES))
   # A simulation always starts again, so that no field may change.
   values = json.loads(c.to_json())
-  folder.check(
-    values,
-    workdir,
-    allow_change=allow_change,
-    free=frozenset(),
-    mode="simulate",
-  )
+  folder.check(values, workdir, allow_change=allow_change, mode="simulate")
   adamw = simulator.AdamW(c.lr, c.b1, c.b2, c.eps, c.weight_decay)
   sgd = simulator.Sgd(c.sgd_lr)
   plan = [("adamw", adamw, n) for n in sorted({*c.n, *c.dense_n})]
   plan += [("sgd", sgd, n) for n in sorted(c.n)]
-  progress = lambda: metrics.Progress(after=0, steps=len(plan), unit="run")
   results = []
-  with lock.hold(workdir):
+  with folder.hold(workdir):
     print(programs.log_line())
-    with contextlib.closing(progress()) as bar:
-      for i, (name, optimizer, n) in enumerate(plan, 1):
-        # In float32, a step of gradient descent would be a few roundings of a
-        # logit of 3.
-        with jax.enable_x64(name == "sgd"):
-          results.append(sweep(c, name, optimizer, n))
-        bar.step(i, describe(results[-1]))
+    progress = metrics.Progress(after=0, steps=len(plan), unit="run")
+    for i, (name, optimizer, n) in enumerate(plan, 1):
+      # In float32, a step of gradient descent would be a few roundings of a
+      # logit of 3.
+      with jax.enable_x64(name == "sgd"):
+        results.append(sweep(c, name, optimizer, n))
+      progress.step(i, describe(results[-1]))
     folder.write_config(values, workdir, mode="simulate")
     write(c, workdir / "report", results)
 

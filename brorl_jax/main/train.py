@@ -23,11 +23,8 @@ from brorl_jax.runs import (
   checkpoints,
   events,
   folder,
-  going_back,
   intact,
-  kept,
   lines,
-  lock,
   metrics,
 )
 from brorl_jax.stages import advantages, learning, sampling
@@ -57,11 +54,9 @@ def run(
   """Trains in a folder, and prints the report."""
   if profile_step not in (None, *range(1, (last := this.config.run.steps) + 1)):
     raise UserError(f"--profile_step={profile_step} is no step of 1 to {last}")
-  if from_step is not None:
-    going_back.require_saved(workdir, from_step)
   changed: Mapping[str, Any] = {}
   if begin_again:
-    folder.check_again(workdir)
+    folder.files(workdir)  # refuses those of others
   else:
     values = config.as_dict(this.config)
     changed = folder.check(values, workdir, allow_change=allow_change)
@@ -185,7 +180,7 @@ def _hold(
 ) -> int | None:
   """Trains while no other run may use the folder; see `_train`."""
   leads = processes.leads()
-  hold = lock.hold(workdir) if leads else contextlib.nullcontext()
+  hold = folder.hold(workdir) if leads else contextlib.nullcontext()
   scorer, quiet = contextlib.closing(parts.scorer), shared.no_closed_loops()
   with quiet, scorer, hold:
     shared.require_one_folder(workdir)
@@ -200,9 +195,6 @@ def _hold(
       programs.log_line(),
       sep="\n",
     )
-    c = this.config
-    if (why := kept.too_rare(c.run, c.eval.every)) is not None:
-      print(f"warning: {why}")
     return _train(this, workdir, parts, changed, from_step, profile_step)
 
 
@@ -242,6 +234,7 @@ def _train(
     keep=c.run.keep_checkpoints,
     keep_every=c.run.keep_every,
     run=identity,
+    from_step=from_step,
     warn=recorder.warn,
   )
   each = [(p, stages(this, p, examples, scorer)) for p in this.phases]
@@ -250,9 +243,6 @@ def _train(
   with recorder, processes.last_word(recorder.cut):
     try:
       with shared.closing(store), stop:
-        if from_step is not None:
-          store.require(from_step, parts.state, ours.lacks)
-        going_back.before_start(workdir, from_step)
         state = train.train(
           parts.state,
           functools.partial(_stages_at, each),

@@ -488,7 +488,7 @@ def test_a_start_says_which_lines_of_data_are_left_out(wired, tmp_path):
   start, data = timeless(tmp_path)
   assert (start["step"], start["event"]) == (0, "start")
   assert (data["event"], data["count"]) == ("data", 2)
-  assert mentions(data["why"], "2 of a.jsonl ... a.jsonl, line 3: no prompt")
+  assert mentions(data["why"], "2 lines ... a.jsonl, line 3: no prompt")
 
 
 def test_the_last_step_of_a_run_that_its_numbers_end_is_kept(wired, tmp_path):
