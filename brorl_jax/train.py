@@ -14,11 +14,11 @@ from jaxtyping import Bool, PyTree
 
 from brorl_jax.rollout.dynamic_sampling import (
   Feed,
+  RoundPlan,
   SampledGroups,
   collect,
   expected_pass_rates,
 )
-from brorl_jax.rollout.rounds import RoundPlan
 from brorl_jax.runs import clock, metrics, run_state
 from brorl_jax.types import (
   Credit,

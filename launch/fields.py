@@ -34,7 +34,7 @@ def tables() -> str:
       parts += _section("####", "data.families.NAME", data.FamilyConfig)
   parts.append(
     "### Supervised start\n\n"
-    "With `--mode=warmup --config=sft` these sections replace those of the "
+    "With `--mode=warmup --config=sft` these sections replace the ones of the "
     "same name.\nSection `policy` is the one above.\n\n"
   )
   for field in dataclasses.fields(config.Warmup):

@@ -18,6 +18,8 @@ from brorl_jax.model import cache
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 from brorl_jax.rollout import sampler
+from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.rollout.program_spec import RolloutSpec
 
 V, STOP = 6, 0
 
@@ -137,6 +139,13 @@ def policy_params():
 
 def devices(count, **axes):
   return meshes.over([jax.devices()[:count]], Axes(**{"fsdp": -1} | axes))
+
+
+def spec(policy=Recall(), **changes):
+  """16 rollouts of at most 12 tokens, all at once, if not said otherwise."""
+  how = dict(sampling=SamplingParams(), stop_ids=(STOP,), n=16)
+  how |= dict(max_new_tokens=12) | changes
+  return RolloutSpec(policy=policy, **{"slots": how["n"]} | how)
 
 
 def run(prompts=PROMPTS, key=KEY, policy=Table(), params=TABLE, **changes):

@@ -130,16 +130,10 @@ class TextPolicy:
       part = ids[done : done + count]
       index = np.arange(first + done, first + done + count, dtype=np.int32)
       out = sampler.rollouts(
-        self.policy,
+        fits.spec(sampling, self.tokenizer.stop_ids),
         self.params,
         Prompts(*left_pad(part, width), index),
         jax.random.key(seed),
-        n=n,
-        max_new_tokens=limit,
-        sampling=sampling,
-        stop_ids=self.tokenizer.stop_ids,
-        slots=fits.slots,
-        lanes=min(fits.lanes, count),
       )
       yield from self._responses(out)
       done += count

@@ -16,7 +16,7 @@ from brorl_jax.model import (
 )
 from brorl_jax.model.policy import Policy
 from brorl_jax.runs import checkpoints
-from brorl_jax.verdicts.names import MADE
+from brorl_jax.verdicts.base import MADE
 
 TRAINED_ON = "trained_on.json"  # next to the weights of an exported run
 

@@ -10,7 +10,7 @@ from brorl_jax.config.sampling import Filter
 from brorl_jax.learner.objective import Correction, Objective
 from brorl_jax.learner.state import Optimizer, Schedule, adamw
 from brorl_jax.rl import advantages, filtering, losses, lr_scaling
-from brorl_jax.verdicts.own import named
+from brorl_jax.verdicts.own import find
 
 # Fields that name a function, with the table of the built-in ones.
 _TABLES: Mapping[str, Mapping[str, Any]] = {
@@ -109,7 +109,7 @@ def keep(c: Filter) -> filtering.Rule:
 def _named(field: str, name: str, own: Callable[[Any], Any]) -> Any:
   """The function that a field names; `own` wraps a user's function."""
   what = f"config.{field}"
-  value = named.find(name, _TABLES[field], what=what).value
+  value = find(name, _TABLES[field], what=what).value
   if name in _TABLES[field]:
     return value
   try:
@@ -146,7 +146,7 @@ def phase_functions(phases: Sequence[PhaseConfig]) -> list[Functions]:
       if phase.changed is not None and field not in phase.changed:
         continue
       where = field if not number else f"run.phases[{number - 1}]['{field}']"
-      digest = named.find(name, _TABLES[field], what=where).digest
+      digest = find(name, _TABLES[field], what=where).digest
       if digest:
         digests[where] = {"name": name, "digest": digest}
     out.append(Functions(goal, credit, kept, digests))

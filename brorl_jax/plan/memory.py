@@ -36,12 +36,14 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from brorl_jax.many.meshes import ONE, Axes
 from brorl_jax.model import attention, layers, sharding
 from brorl_jax.model.policy import PREFILL_CHUNK, Policy
 from brorl_jax.rollout import program_spec, programs, sampler
-from brorl_jax.rollout.draw import block_of
+from brorl_jax.rollout.draw import SamplingParams, block_of
+from brorl_jax.rollout.program_spec import RolloutSpec
 
 _MORE = 1.1  # work that is not worth a term
 _WORTH = 1.1  # this many times the work per step is worth fewer slots
@@ -363,6 +365,26 @@ class RolloutPlan:
   def blocks(self) -> int:
     """Of a device's pool; 0: pages."""
     return self.load.blocks(self.lanes, self.slots)
+
+  def spec(
+    self,
+    sampling: SamplingParams,
+    stop_ids: tuple[int, ...],
+    mesh: Mesh | None = None,
+  ) -> RolloutSpec:
+    """What the sampler gets."""
+    load = self.load
+    return RolloutSpec(
+      policy=load.policy,
+      sampling=sampling,
+      stop_ids=stop_ids,
+      n=load.n,
+      max_new_tokens=load.max_new_tokens,
+      slots=self.slots,
+      lanes=self.lanes,
+      blocks=self.blocks,
+      mesh=mesh,
+    )
 
   @functools.cached_property
   def stages(self) -> dict[str, dict[str, int]]:

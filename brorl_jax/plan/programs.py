@@ -23,9 +23,8 @@ from brorl_jax.many import meshes
 from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
 from brorl_jax.plan import sizes
-from brorl_jax.plan.memory import RolloutPlan
 from brorl_jax.plan.resolve import Phase, Run
-from brorl_jax.rollout import program_spec, programs, sampler, stream
+from brorl_jax.rollout import programs, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.program_spec import ProgramSpec
 from brorl_jax.rollout.programs import Chunks, DecodeInputs, PrefillBatch
@@ -186,35 +185,9 @@ def counts(job: CompileJob) -> dict[str, int]:
 def training_spec(job: CompileJob) -> ProgramSpec:
   """What the programs of training's rollouts are compiled for."""
   job = job.alone
-  c = job.config.sampling
-  cut = SamplingParams(temperature=c.temperature)
-  fits = job.phase.memory.rollouts
-  return _spec(job, fits, n=c.chunk, places=c.places, cut=cut, streams=True)
-
-
-def _spec(
-  job: CompileJob,
-  fits: RolloutPlan,
-  *,
-  n: int,
-  places: int,
-  cut: SamplingParams,
-  streams: bool = False,
-) -> ProgramSpec:
-  """As `stream` and `sampler.rollouts` make it of the same plan."""
-  return program_spec.of_places(
-    job.phase.decoder,
-    cut,
-    stop_ids=(0,),
-    max_new_tokens=job.config.sampling.max_new_tokens,
-    places=places,
-    lanes=fits.lanes,
-    slots=fits.slots,
-    blocks=fits.blocks,
-    mesh=job.mesh,
-    chunk=n,
-    streams=streams,
-  )
+  cut = SamplingParams(temperature=job.config.sampling.temperature)
+  spec = job.phase.memory.rollouts.spec(cut, (0,), job.mesh)
+  return spec.program(job.config.sampling.places, streams=True)
 
 
 def _outputs(
@@ -334,7 +307,7 @@ def evaluating(job: CompileJob, compile: Compile) -> Iterator[Program]:
   c, heldout = job.config.eval, job.phase.memory.heldout
   cut = SamplingParams(temperature=c.temperature, top_p=c.top_p)
   places = heldout.prompts
-  spec = _spec(job, heldout.plan, n=c.n, places=places, cut=cut)
+  spec = heldout.plan.spec(cut, (0,), job.mesh).program(places)
   rows = job.at(meshes.rows(job.mesh))
   batch = PrefillBatch(
     _prompts(job, places),

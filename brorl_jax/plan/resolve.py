@@ -56,7 +56,6 @@ class Phase:
   since: int  # first step
   changed: Mapping[str, Any] | None  # fields; None for the first phase
   config: Config  # with sizes in place of zeros
-  decoder: Policy  # with the sampler's options
   trainer: Policy  # with the options of updates
   objective: Objective
   advantage: advantages.Advantage
@@ -263,7 +262,6 @@ def _phase(
     given.since,
     given.changed,
     c,
-    sizes.decoder(c, policy),
     trainer,
     chosen.objective,
     chosen.advantage,

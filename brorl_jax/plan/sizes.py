@@ -20,7 +20,7 @@ from brorl_jax.model.policy import Policy
 from brorl_jax.model.target import Target
 from brorl_jax.plan import memory
 from brorl_jax.plan.memory import Gradient, Load, RolloutPlan
-from brorl_jax.verdicts.names import MADE
+from brorl_jax.verdicts.base import MADE
 
 # Rollouts of a device, 4 prompts of 512: while the last rollouts of one decode,
 # the rollouts of the next take the slots that they leave.

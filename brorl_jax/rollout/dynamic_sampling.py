@@ -4,16 +4,19 @@ Candidate prompts are drawn in a fixed order. Never more are in progress than
 are still needed. A rejected one is replaced at once by the next candidate while
 the others continue. The step keeps the first candidates that pass, and
 generates none after the last of them. Both sets depend only on rewards, not on
-the order in which rollouts finish or are scored.
+the order in which rollouts finish or are scored. A thread computes rewards
+while the devices sample.
 
-A thread computes rewards while the devices sample. A prompt may get its
-rollouts in rounds, see rounds.py.
+A prompt may get its rollouts in rounds: chunks of one size, each in a place of
+its own. When all of a round are scored, the rewards of all rollouts so far
+decide whether another round follows. As rollout n depends on (seed, step, p, n)
+alone, a prompt that gets N rollouts in rounds gets those of a fixed N.
 
 Several processes draw from one list (`SharedCandidates`). Whoever has room
 claims the next candidate if it is still needed, makes all of its rollouts, and
-tells the others the verdict. Both sets are those of one process. If each had
-its share and waited for the others, sampling would take 1.07 to 1.26 times as
-long (simulated: 8 and 64 hosts, 128 groups of 512 with a mean of 6,000 of
+writes the verdict for the others. Both sets are those of one process. If each
+had its share and waited for the others, sampling would take 1.07 to 1.26 times
+as long (simulated: 8 and 64 hosts, 128 groups of 512 with a mean of 6,000 of
 15,360 tokens, of which .3 to .9 pass).
 """
 
@@ -30,18 +33,129 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float
 
 from brorl_jax.many import processes
 from brorl_jax.rl import filtering
-from brorl_jax.rollout import rounds
-from brorl_jax.rollout.rounds import Chunk, OpenPrompts, RoundPlan, with_first
 from brorl_jax.types import Groups, Prompts, Rollouts, ScoredResponse, Scores
 
 # Draws of this process, as many as of any other: a board for each.
 _DRAWS = itertools.count()
 # How often a process with idle devices looks for verdicts of others.
 _LOOK_S = 0.05
+# Maximum share of a step's responses whose verifier may fail (time-out, crash).
+# These say nothing about the policy, but many of them mean a broken verifier.
+MAX_INVALID = 0.01
+
+
+class RoundPlan(NamedTuple):
+  """Rounds of a prompt, and when it stops; of a fixed n one round."""
+
+  after: tuple[int, ...]  # rollouts after each round, multiples of the first
+  right: int = 0  # that suffice
+  wrong: int = 0
+
+  @property
+  def chunk(self) -> int:
+    """Rollouts of a prompt that are made in one place: the first round."""
+    return self.after[0]
+
+  @property
+  def n(self) -> int:
+    """N, of the arrays of a group; no prompt gets more."""
+    return self.after[-1]
+
+  def further(self, reward: Float[np.ndarray, " n"]) -> int:
+    """Rollouts after the next round; those that there are if it stops.
+
+    `reward` is that of all rollouts at the end of a round. Below 1 it counts as
+    wrong, also where no verifier could judge.
+    """
+    n, right = len(reward), int((reward >= 1.0).sum())
+    enough = right >= self.right and n - right >= self.wrong
+    at = self.after.index(n)
+    return n if enough or n == self.n else self.after[at + 1]
+
+
+class Chunk(NamedTuple):
+  """Rollouts first, first + 1, ... of prompt p."""
+
+  p: int
+  first: int
+
+
+def with_first(prompts: Prompts, chunks: Sequence[Chunk]) -> Prompts:
+  """The prompts of these chunks, and which of their rollouts to make."""
+  first = np.array([chunk.first for chunk in chunks], np.int32)
+  return dataclasses.replace(prompts, first=first)
+
+
+class OpenPrompts:
+  """Chunks of open prompts, until the plan ends them."""
+
+  def __init__(self, plan: RoundPlan):
+    self._plan = plan
+    self._asked: dict[int, int] = {}  # p -> rollouts asked for so far
+    self._here: dict[int, dict[int, Groups]] = {}  # p -> first -> its chunk
+
+  def begin(self, p: int) -> Chunk:
+    """The chunk of the first round."""
+    self._asked[p] = self._plan.chunk
+    return Chunk(p, 0)
+
+  def add(self, chunk: Groups) -> list[Chunk] | Groups:
+    """Takes a scored chunk of an open prompt.
+
+    Returns:
+      The chunks of the next round if this one was the last of its round and
+      another follows; none if others of the round are missing; the whole group,
+      padded to `RoundPlan.n`, if the prompt stops.
+    """
+    p, first = int(chunk.prompts.index[0]), chunk.prompts.first
+    here = self._here.setdefault(p, {})
+    here[0 if first is None else int(first[0])] = chunk
+    asked, size = self._asked[p], self._plan.chunk
+    if len(here) * size < asked:
+      return []
+    ordered = [here[n] for n in sorted(here)]
+    reward = np.concatenate([x.scores.reward[0] for x in ordered])
+    if (more := self._plan.further(reward)) > asked:
+      self._asked[p] = more
+      return [Chunk(p, n) for n in range(asked, more, size)]
+    del self._here[p], self._asked[p]
+    return _whole(ordered, self._plan.n)
+
+
+def _whole(chunks: list[Groups], most: int) -> Groups:
+  """One group of all its chunks, in the order of n; see `Rollouts.drawn`."""
+
+  def joined(*parts) -> np.ndarray:
+    x = np.concatenate(parts, axis=1)
+    if x.shape[1] == most:
+      return x
+    # Zeros: no token, not valid. Of objects None.
+    shape = (x.shape[0], most, *x.shape[2:])
+    out = np.full(shape, None if x.dtype == object else 0, x.dtype)
+    out[:, : x.shape[1]] = x
+    return out
+
+  # Slot-steps are of the prompt, all others of its rollouts.
+  together = lambda *x: joined(*x) if x[0].ndim > 1 else np.sum(x, axis=0)
+  return Groups(
+    dataclasses.replace(chunks[0].prompts, first=None),
+    jax.tree.map(together, *(x.rollouts for x in chunks)),
+    Scores(*map(joined, *(x.scores for x in chunks))),
+  )
+
+
+def _rows(groups: Groups) -> list[Groups]:
+  """Each group by itself."""
+  one = lambda i: jax.tree.map(lambda x: x[i : i + 1], groups)
+  return [one(i) for i in range(len(groups.prompts.index))]
+
+
+def _joined(groups: Iterable[Groups]) -> Groups:
+  return jax.tree.map(lambda *x: np.concatenate(x), *groups)
 
 
 class PartTimes:
@@ -100,19 +214,12 @@ class Candidates:
 
   def gathered(self, chunks: Groups) -> tuple[Groups | None, list[Chunk]]:
     """Called by the thread with scored chunks: whole groups, further chunks."""
-    found: list[Groups] = []
-    more: list[Chunk] = []
-    for chunk in rounds.rows(chunks):
-      out = self._gathered.add(int(chunk.prompts.index[0]), chunk)
-      if isinstance(out, Groups):
-        found.append(out)
-      else:
-        more += out
-    if not found:
-      return None, more
-    return jax.tree.map(lambda *x: np.concatenate(x), *found), more
+    found = [self._gathered.add(chunk) for chunk in _rows(chunks)]
+    whole = [x for x in found if isinstance(x, Groups)]
+    more = [c for x in found if not isinstance(x, Groups) for c in x]
+    return _joined(whole) if whole else None, more
 
-  def tell(self, whole: Groups | None, good: Bool[np.ndarray, " P"]) -> None:
+  def publish(self, whole: Groups, good: Bool[np.ndarray, " P"]) -> None:
     """Called by the thread with every verdict."""
 
   def end(self) -> None:
@@ -148,9 +255,7 @@ class Candidates:
       whole, good, more = future.result()
       self._queue += more
       self.kept += int(good.sum())
-      for group, one in zip(
-        rounds.rows(whole) if whole else [], good, strict=True
-      ):
+      for group, one in zip(_rows(whole) if whole else [], good, strict=True):
         self.decided[int(group.prompts.index[0])] = group, bool(one)
 
 
@@ -181,19 +286,19 @@ class SharedCandidates(Candidates):
       with self.clock("score_wait" if self.judged else "process_wait"):
         time.sleep(_LOOK_S)
 
-  def tell(self, whole: Groups | None, good: Bool[np.ndarray, " P"]) -> None:
+  def publish(self, whole: Groups, good: Bool[np.ndarray, " P"]) -> None:
     """Writes verdicts for the others."""
-    for p, one in zip(whole.prompts.index if whole else [], good, strict=True):
+    for p, one in zip(whole.prompts.index, good, strict=True):
       self._board.write(self._place[int(p)], str(int(one)))
 
   def end(self) -> None:
     """Every process then knows all candidates."""
     self._settle()
-    mine = {
-      p: (_SentGroup.of(x), good) for p, (x, good) in self.decided.items()
+    sent = {
+      p: (_without_padding(x), good) for p, (x, good) in self.decided.items()
     }
-    for other in processes.gather(mine):
-      self.decided |= {p: (x.got(), good) for p, (x, good) in other.items()}
+    for other in processes.gather(sent):
+      self.decided |= {p: (_padded(x), good) for p, (x, good) in other.items()}
     self.kept = sum(good for _, good in self.decided.values())
     self._board.clear()
 
@@ -214,52 +319,29 @@ class SharedCandidates(Candidates):
     return None
 
 
-class _SentGroup(NamedTuple):
-  """A group for the other processes, without padding."""
+def _without_padding(group: Groups) -> tuple[Any, ...]:
+  """A group for other processes: tokens of all rollouts behind each other."""
+  out = jax.tree.map(np.asarray, group.rollouts)
+  real = out.mask, out.tokens[out.mask], out.logp[out.mask]
+  return group.prompts, group.scores, real, (out.truncated, out.slot_steps)
 
-  group: tuple[Prompts, Scores]
-  tokens: np.ndarray  # of all rollouts, one behind the other
-  logp: np.ndarray
-  length: np.ndarray  # of each
-  limit: int  # T
-  others: tuple[np.ndarray, np.ndarray]
 
-  @classmethod
-  def of(cls, group: Groups) -> "_SentGroup":
-    out = jax.tree.map(np.asarray, group.rollouts)
-    return cls(
-      (group.prompts, group.scores),
-      out.tokens[out.mask],
-      out.logp[out.mask],
-      out.mask.sum(axis=2),
-      out.mask.shape[2],
-      (out.truncated, out.slot_steps),
-    )
+def _padded(sent: tuple[Any, ...]) -> Groups:
+  """The group of which `_without_padding` made this."""
+  prompts, scores, (mask, tokens, logp), others = sent
 
-  def got(self) -> Groups:
-    """The group, as it was."""
-    mask = np.arange(self.limit) < self.length[..., None]
+  def padded(real: np.ndarray) -> np.ndarray:
+    whole = np.zeros(mask.shape, real.dtype)
+    whole[mask] = real
+    return whole
 
-    def padded(real: np.ndarray) -> np.ndarray:
-      whole = np.zeros(mask.shape, real.dtype)
-      whole[mask] = real
-      return whole
-
-    rollouts = Rollouts(
-      padded(self.tokens), padded(self.logp), mask, *self.others
-    )
-    prompts, scores = self.group
-    return Groups(prompts, rollouts, scores)
+  out = Rollouts(padded(tokens), padded(logp), mask, *others)
+  return Groups(prompts, out, scores)
 
 
 # As in stream.py, which asks a feed for prompts and yields the finished ones.
 Feed = Callable[[int, bool], Prompts | None]
 Sample = Callable[[Feed], Iterator[tuple[Prompts, Rollouts]]]
-
-
-# Maximum share of a step's responses whose verifier may fail (time-out, crash).
-# These say nothing about the policy, but many of them mean a broken verifier.
-MAX_INVALID = 0.01
 
 
 class TooManyInvalid(RuntimeError):
@@ -320,7 +402,7 @@ def collect(
   Args:
     sample: Makes rollouts of the prompts that a feed gives.
     candidates: Their numbers p, in the order of drawing.
-    plan: How many rollouts each prompt gets, see rounds.py.
+    plan: How many rollouts each prompt gets.
     meanwhile: Other work for the devices. Called once: when sampling first
       waits for rewards, or at the end.
 
@@ -337,8 +419,10 @@ def collect(
     with pending.clock("score"):
       groups = Groups(prompts, rollouts, score(prompts, rollouts))
       whole, more = pending.gathered(groups)
-      good = informative(whole) if whole else np.zeros(0, bool)
-      pending.tell(whole, good)
+      good = np.zeros(0, bool)
+      if whole:
+        good = informative(whole)
+        pending.publish(whole, good)
       return ScoredChunks(whole, good, more)
 
   begin = time.perf_counter()
@@ -358,9 +442,7 @@ def collect(
   waits = "meanwhile", "score_wait", "process_wait"
   rollout = took - sum(spent[part] for part in waits)
   return SampledGroups(
-    jax.tree.map(
-      lambda *x: np.concatenate(x), *[group for group, _ in ordered]
-    ),
+    _joined(group for group, _ in ordered),
     np.array([good for _, good in ordered], bool),
     target,
     {

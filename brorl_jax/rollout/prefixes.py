@@ -15,6 +15,7 @@ slots, up to rounding. Long responses soon have nothing in common; then slots
 are better, since the keys and values of all rows are copied in every level.
 """
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from typing import Any
@@ -22,17 +23,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
 from brorl_jax.many import meshes
-from brorl_jax.rollout import program_spec, programs
-from brorl_jax.rollout.draw import SamplingParams, block_of, draw_from
+from brorl_jax.rollout import programs
+from brorl_jax.rollout.draw import block_of, draw_from
 from brorl_jax.rollout.program_spec import (
   SPLIT,
   WHOLE,
   Decoder,
   ProgramSpec,
+  RolloutSpec,
   on_devices,
 )
 from brorl_jax.rollout.programs import PrefillBatch
@@ -57,13 +58,13 @@ def pays(
   policy: Decoder, *, n: int, max_new_tokens: int, memory_bytes: int
 ) -> bool:
   """Whether rollouts should share rows, in so much memory of a device."""
-  V = policy.vocab
+  V, T = policy.vocab, max_new_tokens
   # A prefix is coded as a number below N V, see `_grouped`.
-  if max_new_tokens > _MOST_TOKENS or n * V >= 2**31 - 1:
+  if T > _MOST_TOKENS or n * V >= 2**31 - 1:
     return False
   if policy.pool_columns:  # has slots
     return False
-  page = jax.eval_shape(lambda: policy.page(1, max_new_tokens))
+  page = jax.eval_shape(lambda: policy.page(1, T))
   row = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(page))
   # Two pages of all rollouts; logits, their exponentials and a copy of the rows
   # of a pass; blocks of these, and two arrays like them, for each draw.
@@ -72,23 +73,18 @@ def pays(
 
 
 def stream(
-  policy: Decoder,
+  spec: RolloutSpec,
   params: PyTree,
   feed: Feed,
   key: Key[Array, ""],
   *,
-  n: int,
-  max_new_tokens: int,
-  sampling: SamplingParams,
-  stop_ids: tuple[int, ...],
   places: int,
-  mesh: Mesh | None = None,
 ) -> Iterator[tuple[Prompts, Rollouts]]:
   """As `stream.stream`, for at most so many prompts at a time."""
-  spec = _spec(policy, sampling, stop_ids, n, max_new_tokens, places, mesh)
+  program = _program(spec, places)
   while True:
     parts: list[Prompts] = []
-    room = _places(spec)
+    room = _places(program)
     # The feed may have more than it gives at once.
     while room and (more := feed(room, not parts)) is not None:
       parts.append(more)
@@ -96,46 +92,27 @@ def stream(
     if not parts:
       return
     prompts = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-    yield prompts, _made(spec, params, prompts, key)
+    yield prompts, _made(program, params, prompts, key)
 
 
 def rollouts(
-  policy: Decoder,
-  params: PyTree,
-  prompts: Prompts,
-  key: Key[Array, ""],
-  *,
-  n: int,
-  max_new_tokens: int,
-  sampling: SamplingParams,
-  stop_ids: tuple[int, ...],
-  mesh: Mesh | None = None,
+  spec: RolloutSpec, params: PyTree, prompts: Prompts, key: Key[Array, ""]
 ) -> Rollouts:
   """As `sampler.rollouts`, on the host."""
   P = len(prompts.index)
-  spec = _spec(policy, sampling, stop_ids, n, max_new_tokens, P, mesh)
-  places = _places(spec)
+  program = _program(spec, P)
+  places = _places(program)
   cut = lambda i: jax.tree.map(lambda x: x[i : i + places], prompts)
-  parts = [_made(spec, params, cut(i), key) for i in range(0, P, places)]
+  parts = [_made(program, params, cut(i), key) for i in range(0, P, places)]
   return jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
-def _spec(policy, sampling, stop_ids, n, T, places, mesh) -> ProgramSpec:
+def _program(spec: RolloutSpec, places: int) -> ProgramSpec:
   """Lanes are the prompts of a device, and slots their rows."""
-  rows = meshes.of(mesh).rows
-  each = min(-(-places // rows), _PROMPTS)
-  return program_spec.of_places(
-    policy,
-    sampling,
-    stop_ids,
-    chunk=n,
-    max_new_tokens=T,
-    places=each * rows,
-    lanes=each * rows,
-    slots=min(max(_ROWS // each, 1), n),
-    blocks=None,
-    mesh=mesh,
-  )
+  each = min(-(-places // spec.devices), _PROMPTS)
+  rows = min(max(_ROWS // each, 1), spec.n)
+  shared = dataclasses.replace(spec, slots=rows, lanes=None, blocks=None)
+  return shared.program(each * spec.devices)
 
 
 def _places(spec: ProgramSpec) -> int:

@@ -112,50 +112,55 @@ class ProgramSpec:
     return jnp.isin(token, jnp.asarray(self.stop_ids, jnp.int32))
 
 
-def of_places(
-  policy: Decoder,
-  sampling: SamplingParams,
-  stop_ids: tuple[int, ...],
-  *,
-  chunk: int,
-  max_new_tokens: int,
-  places: int,
-  lanes: int,
-  slots: int,
-  blocks: int | None,
-  mesh: Mesh | None,
-  streams: bool = False,
-) -> ProgramSpec:
-  """For so many places of prompts and lanes on all devices together."""
-  devices = meshes.of(mesh).rows
-  spec = ProgramSpec(
-    policy,
-    sampling,
-    stop_ids,
-    chunk=chunk,
-    max_new_tokens=max_new_tokens,
-    lanes=min(-(-lanes // devices), places // devices),
-    slots=slots,
-    columns=page_columns(max_new_tokens),
-    mesh=mesh,
-    streams=streams,
-  )
-  return with_cache(spec, blocks)
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RolloutSpec:
+  """What is sampled, and how much of it decodes together."""
 
+  policy: Decoder
+  sampling: SamplingParams
+  stop_ids: tuple[int, ...]  # a rollout ends with the first of these tokens
+  n: int  # N, rollouts of a prompt, or of a chunk of it
+  max_new_tokens: int  # T
+  slots: int  # R, rollouts of a prompt that decode together, at most N
+  lanes: int | None = None  # prompts that decode together; all if None
+  # Of each device's pool; None: enough for the longest rollouts in all slots.
+  blocks: int | None = None
+  mesh: Mesh | None = None  # from `meshes`; one device if None
 
-def with_cache(spec: ProgramSpec, blocks: int | None = None) -> ProgramSpec:
-  """`spec` with the form of the cache that its policy decodes over.
+  @property
+  def devices(self) -> int:
+    """Rows of devices, each of which has prompts of its own."""
+    return meshes.of(self.mesh).rows
 
-  Args:
-    blocks: Of a device's pool, if it is one; if None, enough for the longest
-      rollouts in all slots.
-  """
-  if not spec.policy.pool_columns:
-    return spec
-  spec = dataclasses.replace(spec, columns=spec.policy.pool_columns)
-  if blocks is None:
-    blocks = spec.lanes * spec.slots * spec.pages
-  return dataclasses.replace(spec, blocks=blocks, unchecked=_UNCHECKED)
+  def program(
+    self, places: int, *, parts: int = 1, streams: bool = False
+  ) -> ProgramSpec:
+    """The programs of a device, for places of prompts on all devices.
+
+    The rollouts of a prompt are cut into `parts`, each with a place.
+    """
+    lanes = places if self.lanes is None else self.lanes * parts
+    spec = ProgramSpec(
+      self.policy,
+      self.sampling,
+      self.stop_ids,
+      chunk=self.n // parts,
+      max_new_tokens=self.max_new_tokens,
+      lanes=min(-(-lanes // self.devices), places // self.devices),
+      slots=-(-self.slots // parts),
+      columns=page_columns(self.max_new_tokens),
+      mesh=self.mesh,
+      streams=streams,
+    )
+    if not self.policy.pool_columns:
+      return spec
+    spec = dataclasses.replace(
+      spec, columns=self.policy.pool_columns, unchecked=_UNCHECKED
+    )
+    blocks = self.blocks
+    if blocks is None:
+      blocks = spec.lanes * spec.slots * spec.pages
+    return dataclasses.replace(spec, blocks=blocks)
 
 
 # On every row of devices in full, or cut along the first axis over all rows.

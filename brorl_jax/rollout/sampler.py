@@ -44,10 +44,14 @@ import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array, Key, PyTree
 
-from brorl_jax.many import meshes
-from brorl_jax.rollout import program_spec, programs
+from brorl_jax.rollout import programs
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.program_spec import Decoder, ProgramSpec, page_columns
+from brorl_jax.rollout.program_spec import (
+  Decoder,
+  ProgramSpec,
+  RolloutSpec,
+  page_columns,
+)
 from brorl_jax.rollout.programs import DecodeInputs, PrefillBatch
 from brorl_jax.rollout.slots import DecodeProgress, DecodeState
 from brorl_jax.types import Prompts, Rollouts
@@ -208,54 +212,29 @@ def _numbers(most: int, least: int, count: int, ratio: int) -> list[int]:
 
 
 def rollouts(
-  policy: Decoder,
+  spec: RolloutSpec,
   params: PyTree,
   prompts: Prompts,
   key: Key[Array, ""],
   *,
-  n: int,
-  max_new_tokens: int,
-  sampling: SamplingParams,
-  stop_ids: tuple[int, ...],
-  slots: int,
-  lanes: int | None = None,
-  blocks: int | None = None,
-  mesh: Mesh | None = None,
   watch: Callable[[DecodeProgress], None] = lambda progress: None,
 ) -> Rollouts:
   """N rollouts of each prompt; prompts and slots lie on rows of devices.
 
   Args:
     key: Of this training step; only folded, so the caller may use it again.
-    stop_ids: A rollout ends with the first of these tokens.
-    slots: R, rollouts of a prompt that decode at the same time, at most N.
-    lanes: Prompts that decode at the same time; all if None.
-    blocks: Of each device's pool; see `program_spec.with_cache`.
-    mesh: From `meshes`; one device if None.
     watch: Called with the progress after the prefill and after each program.
   """
-  P = len(prompts.index)
-  devices = meshes.of(mesh).rows
+  P, n = len(prompts.index), spec.n
   # 3 prompts on 2 devices: each prompt is read on both, and each device makes
   # half of its rollouts.
-  batch, parts = _spread(prompts, n, devices)
-  spec = program_spec.of_places(
-    policy,
-    sampling,
-    stop_ids,
-    chunk=n // parts,
-    max_new_tokens=max_new_tokens,
-    places=len(batch.index),
-    lanes=(lanes or P) * parts,
-    slots=-(-slots // parts),
-    blocks=blocks,
-    mesh=mesh,
-  )
+  batch, parts = _spread(prompts, n, spec.devices)
+  program = spec.program(len(batch.index), parts=parts)
   # Part k of a prompt makes its rollouts k N / parts and following.
-  offset = np.arange(len(batch.index), dtype=np.int32) % parts * spec.chunk
+  offset = np.arange(len(batch.index), dtype=np.int32) % parts * program.chunk
   real = np.ones(len(batch.index), bool)
   batch = PrefillBatch(batch, offset, real)
-  for decoding in _runs(spec, params, batch, key):
+  for decoding in _runs(program, params, batch, key):
     watch(decoding.progress)
   out = programs.finish(decoding.spec, decoding.state)
   together = lambda x: x.reshape(-1, n, *x.shape[2:])[:P]
@@ -382,16 +361,15 @@ def sample(
   for row, ids in enumerate(prompts):
     tokens[row, width - len(ids) :] = ids
     mask[row, width - len(ids) :] = True
-  return rollouts(
-    policy,
-    params,
-    Prompts(tokens, mask, np.arange(len(prompts), dtype=np.int32)),
-    key,
-    n=n,
-    max_new_tokens=max_new_tokens,
+  spec = RolloutSpec(
+    policy=policy,
     sampling=sampling,
     stop_ids=tuple(stop_ids),
+    n=n,
+    max_new_tokens=max_new_tokens,
     slots=slots,
     lanes=lanes,
     mesh=mesh,
   )
+  index = np.arange(len(prompts), dtype=np.int32)
+  return rollouts(spec, params, Prompts(tokens, mask, index), key)

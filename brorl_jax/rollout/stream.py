@@ -25,17 +25,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, Key, PyTree
 
-from brorl_jax.many import meshes
-from brorl_jax.rollout import program_spec, programs, sampler
-from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.rollout import programs, sampler
 from brorl_jax.rollout.program_spec import (
   SPLIT,
   WHOLE,
-  Decoder,
   ProgramSpec,
+  RolloutSpec,
   on_devices,
 )
 from brorl_jax.rollout.programs import (
@@ -210,43 +207,23 @@ SHARE = 4
 
 
 def stream(
-  policy: Decoder,
+  spec: RolloutSpec,
   params: PyTree,
   feed: Feed,
   key: Key[Array, ""],
   *,
-  n: int,
-  max_new_tokens: int,
-  sampling: SamplingParams,
-  stop_ids: tuple[int, ...],
-  slots: int,
-  lanes: int,
   places: int,
-  blocks: int | None = None,
-  mesh: Mesh | None = None,
   watch: Callable[[DecodeProgress], None] = lambda progress: None,
 ) -> Iterator[tuple[Prompts, Rollouts]]:
   """N rollouts of each prompt that `feed` gives, in the order they finish.
 
-  Args as for `sampler.rollouts`. `feed` is called for prompts whenever one of
+  `feed` is called for prompts whenever one of
   the `places` is free, a multiple of the devices' rows; `params` must not be
   donated before the end. What is yielded is on the host.
   """
-  devices = meshes.of(mesh).rows
+  devices = spec.devices
   each = places // devices
-  spec = program_spec.of_places(
-    policy,
-    sampling,
-    stop_ids,
-    chunk=n,
-    max_new_tokens=max_new_tokens,
-    places=places,
-    lanes=lanes,
-    slots=slots,
-    blocks=blocks,
-    mesh=mesh,
-    streams=True,
-  )
+  program = spec.program(places, streams=True)
   visited = max(each // SHARE, 1)  # places of a device per program
   holds: dict[int, Prompts] = {}  # place -> the prompt in it
   read = Shelf(devices, each)
@@ -263,7 +240,7 @@ def stream(
       rows, parts = read.rows(batch, _held(holds, devices, each))
       for part in parts:
         if decoding is None:
-          decoding, logits = _opened(spec, params, part, key, each)
+          decoding, logits = _opened(program, params, part, key, each)
         else:
           decoding, logits = _read(decoding, logits, part)
       assert decoding is not None  # the first prompts are unread

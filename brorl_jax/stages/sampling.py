@@ -8,29 +8,30 @@ from jaxtyping import Array, Key, PyTree
 from brorl_jax import types
 from brorl_jax.config import Config
 from brorl_jax.model import sharding
-from brorl_jax.model.policy import Policy
-from brorl_jax.plan import sizes
+from brorl_jax.plan.memory import RolloutPlan
 from brorl_jax.plan.resolve import Phase, WithPolicy
 from brorl_jax.plan.sizes import Heldout
-from brorl_jax.rollout import prefixes, rounds, sampler
+from brorl_jax.rollout import prefixes, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.stream import Feed, stream
+from brorl_jax.rollout.dynamic_sampling import RoundPlan
 
 
 def form(phase: Phase) -> str:
   """How rollouts of a step are decoded, in a few words."""
-  c = phase.config.sampling
-  if _shares_prefixes(phase.decoder, c.chunk, c.max_new_tokens):
-    return f"a row for each prefix, of at most {c.max_new_tokens} tokens"
-  return phase.memory.rollouts.line()
+  plan = phase.memory.rollouts
+  if _shares_prefixes(plan):
+    return (
+      f"a row for each prefix, of at most {plan.load.max_new_tokens} tokens"
+    )
+  return plan.line()
 
 
-def round_plan(phase: Phase) -> rounds.RoundPlan:
+def round_plan(phase: Phase) -> RoundPlan:
   """How many rollouts each candidate gets."""
   c = phase.config.sampling
   if not c.rounds:
-    return rounds.RoundPlan((c.n,))
-  return rounds.RoundPlan(c.rounds, c.stop_right, c.stop_wrong)
+    return RoundPlan((c.n,))
+  return RoundPlan(c.rounds, c.stop_right, c.stop_wrong)
 
 
 def sample_heldout(
@@ -51,44 +52,18 @@ def sample_heldout(
     prompts: On the host.
     key: Of the evaluation.
   """
-  policy, mesh = sizes.decoder(c, this.policy), sharding.local_mesh(this.mesh)
-  n, T, stop = c.eval.n, c.sampling.max_new_tokens, this.text.stop_ids
   cut = SamplingParams(temperature=c.eval.temperature, top_p=c.eval.top_p)
-  if _shares_prefixes(policy, n, T):
-    out = prefixes.rollouts(
-      policy,
-      params,
-      prompts,
-      key,
-      n=n,
-      max_new_tokens=T,
-      sampling=cut,
-      stop_ids=stop,
-      mesh=mesh,
-    )
-  else:
-    out = sampler.rollouts(
-      policy,
-      params,
-      prompts,
-      key,
-      n=n,
-      max_new_tokens=T,
-      sampling=cut,
-      stop_ids=stop,
-      slots=how.plan.slots,
-      lanes=how.plan.lanes,
-      blocks=how.plan.blocks,
-      mesh=mesh,
-    )
-  return jax.device_get(out)
+  mesh = sharding.local_mesh(this.mesh)
+  spec = how.plan.spec(cut, this.text.stop_ids, mesh)
+  make = prefixes if _shares_prefixes(how.plan) else sampler
+  return jax.device_get(make.rollouts(spec, params, prompts, key))
 
 
 def stream_rollouts(
   this: WithPolicy[Config],
   phase: Phase,
   params: PyTree,
-  feed: Feed,
+  feed: stream.Feed,
   key: Key[Array, ""],
 ) -> Iterator[tuple[types.Prompts, types.Rollouts]]:
   """For training: finished prompts with their rollouts.
@@ -101,45 +76,23 @@ def stream_rollouts(
     feed: Gives prompts.
     key: Of the step.
   """
-  c, fits = phase.config.sampling, phase.memory.rollouts
-  mesh, stop = sharding.local_mesh(this.mesh), this.text.stop_ids
-  params = sharding.local_copy(params, mesh)
-  places = c.places // this.machine.processes
+  c, plan = phase.config.sampling, phase.memory.rollouts
+  mesh = sharding.local_mesh(this.mesh)
   cut = SamplingParams(temperature=c.temperature)
-  if _shares_prefixes(phase.decoder, c.chunk, c.max_new_tokens):
-    return prefixes.stream(
-      phase.decoder,
-      params,
-      feed,
-      key,
-      n=c.chunk,
-      max_new_tokens=c.max_new_tokens,
-      sampling=cut,
-      stop_ids=stop,
-      places=places,
-      mesh=mesh,
-    )
-  return stream(
-    phase.decoder,
-    params,
+  return (prefixes if _shares_prefixes(plan) else stream).stream(
+    plan.spec(cut, this.text.stop_ids, mesh),
+    sharding.local_copy(params, mesh),
     feed,
     key,
-    n=c.chunk,
-    max_new_tokens=c.max_new_tokens,
-    sampling=cut,
-    stop_ids=stop,
-    slots=fits.slots,
-    lanes=fits.lanes,
-    places=places,
-    blocks=fits.blocks,
-    mesh=mesh,
+    places=c.places // this.machine.processes,
   )
 
 
-def _shares_prefixes(decoder: Policy, n: int, max_new_tokens: int) -> bool:
+def _shares_prefixes(plan: RolloutPlan) -> bool:
+  policy = plan.load.policy
   return prefixes.pays(
-    decoder,
-    n=n,
-    max_new_tokens=max_new_tokens,
-    memory_bytes=decoder.target.memory_bytes,
+    policy,
+    n=plan.load.n,
+    max_new_tokens=plan.load.max_new_tokens,
+    memory_bytes=policy.target.memory_bytes,
   )

@@ -74,7 +74,9 @@ class Sampler:
     memory_bytes = policy.target.memory_bytes
     fits = memory.rollouts(load, memory_bytes, slots=w.slots)
     self.slots, self.lanes = fits.slots, fits.lanes
-    policy = ours.ending(policy, w)
+    spec = dataclasses.replace(
+      fits.spec(SamplingParams(), w.stop_ids), policy=ours.ending(policy, w)
+    )
     params = jax.block_until_ready(init(jax.random.key(0)))
     self.versions, self.machine = ours.versions(), ours.machine
     self.tail: float | None = None  # when 95 % of the rollouts had ended
@@ -90,16 +92,10 @@ class Sampler:
 
       ids = np.asarray(task.prompts, np.int32)
       return sampler.rollouts(
-        policy,
+        dataclasses.replace(spec, max_new_tokens=new),
         params,
         Prompts(ids, np.ones(ids.shape, bool), np.arange(len(ids))),
         jax.random.key(seed),
-        n=task.n,
-        max_new_tokens=new,
-        sampling=SamplingParams(),
-        stop_ids=w.stop_ids,
-        slots=fits.slots,
-        lanes=fits.lanes,
         watch=watch,
       )
 

@@ -143,19 +143,19 @@ class Learner:
   def sample(self, seed: int):
     from brorl_jax.rollout import sampler
     from brorl_jax.rollout.draw import SamplingParams
+    from brorl_jax.rollout.program_spec import RolloutSpec
 
     jax, w = self._jax, self._task.workload
-    out = sampler.rollouts(
-      self._decoder,
-      self.state.params,
-      self.prompts,
-      jax.random.key(seed),
-      n=self._task.n,
-      max_new_tokens=w.new,
+    spec = RolloutSpec(
+      policy=self._decoder,
       sampling=SamplingParams(),
       stop_ids=w.stop_ids,
+      n=self._task.n,
+      max_new_tokens=w.new,
       slots=self._task.slots,
-      lanes=len(self.prompts.index),
+    )
+    out = sampler.rollouts(
+      spec, self.state.params, self.prompts, jax.random.key(seed)
     )
     return jax.device_get(out)
 

@@ -47,20 +47,11 @@ def wired():
   )
   stages = train_command.stages(this, phase, examples, scorer)
   prompts = stages.prompts(1, range(4))
-  plan = phase.memory.rollouts
-  out = sampler.rollouts(
-    phase.decoder,
-    state.params,
-    prompts,
-    jax.random.fold_in(jax.random.key(c.run.seed), 1),
-    n=c.sampling.n,
-    max_new_tokens=c.sampling.max_new_tokens,
-    sampling=SamplingParams(),
-    stop_ids=this.text.stop_ids,
-    slots=plan.slots,
-    lanes=plan.lanes,
-    mesh=this.mesh,
+  spec = phase.memory.rollouts.spec(
+    SamplingParams(), this.text.stop_ids, this.mesh
   )
+  key = jax.random.fold_in(jax.random.key(c.run.seed), 1)
+  out = sampler.rollouts(spec, state.params, prompts, key)
   out = jax.device_get(out)
   kept = Groups(prompts, out, stages.scores(1, prompts, out))
   yield Wired(this, examples, scorer, stages, state, kept)

@@ -114,7 +114,7 @@ def test_every_part_of_a_phase_follows_from_its_own_config():
     (alone,) = resolved(**values).phases
     told = dataclasses.replace(phase.config, run=alone.config.run)
     assert told == alone.config
-    for name in ("decoder", "trainer", "objective", "layout", "memory"):
+    for name in ("trainer", "objective", "layout", "memory"):
       assert getattr(phase, name) == getattr(alone, name), name
     assert phase.mass.temperature == alone.mass.temperature
     got, want = behaviour(phase), behaviour(alone)
@@ -138,7 +138,8 @@ def test_every_part_of_a_phase_follows_from_its_own_config():
 def test_options_of_the_policy_go_to_where_they_count():
   this = resolved(int8_cache=True, remat="products", blocks=6, rows=5)
   (phase,) = this.phases
-  assert phase.decoder == dataclasses.replace(this.policy, int8_cache=True)
+  decoder = phase.memory.rollouts.load.policy
+  assert decoder == dataclasses.replace(this.policy, int8_cache=True)
   assert phase.trainer == dataclasses.replace(
     this.policy, remat="products", mesh=this.mesh
   )
@@ -233,7 +234,8 @@ def test_the_config_tells_the_memory_of_a_device():
     assert this.policy.target == this.machine.target
     assert this.policy.target == dataclasses.replace(CPU, memory_bytes=told)
     (phase,) = this.phases
-    assert phase.decoder.target == phase.trainer.target == this.policy.target
+    assert phase.trainer.target == this.policy.target
+    assert phase.memory.rollouts.load.policy.target == this.policy.target
     assert phase.memory.rollouts.memory_bytes == told
     assert phase.memory.heldout.plan.memory_bytes == told
 

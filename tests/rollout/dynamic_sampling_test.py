@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from messages import mentions
 
 from brorl_jax.many import processes
-from brorl_jax.rollout import dynamic_sampling, rounds
+from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.rollout.dynamic_sampling import (
+  RoundPlan,
   TooManyInvalid,
   check_invalid,
   collect,
@@ -96,7 +97,7 @@ def run(good, target, *, places=3, candidates=range(20), order=None, **more):
     prompts,
     candidates,
     target=target,
-    plan=rounds.RoundPlan((N,)),
+    plan=RoundPlan((N,)),
     **more,
   )
 
@@ -412,7 +413,7 @@ def test_candidates_are_claimed_in_order_while_they_are_needed(monkeypatch):
   board.claims |= {0: "other", 2: "other"}
   monkeypatch.setattr(processes, "Board", lambda name: board)
   pending = dynamic_sampling.SharedCandidates(
-    prompts, [*range(9)], 4, rounds.RoundPlan((N,)), lambda: None
+    prompts, [*range(9)], 4, RoundPlan((N,)), lambda: None
   )
 
   def claims(room):
@@ -425,7 +426,7 @@ def test_candidates_are_claimed_in_order_while_they_are_needed(monkeypatch):
   assert pending.feed(5, False) is None
   board.write(0, "0")
   assert claims(5) == [4]
-  pending.tell(group([1, 4]), np.array([True, False]))
+  pending.publish(group([1, 4]), np.array([True, False]))
   assert board.notes == {0: "0", 1: "1", 4: "0"}
   board.claims[5] = "other"
   board.write(5, "1")  # its claim was not seen
@@ -505,7 +506,7 @@ def prompts_of_candidates(numbers):
 
 
 def drawn(room, target=9):
-  plan = rounds.RoundPlan((4, 16), 1, 1)
+  plan = RoundPlan((4, 16), 1, 1)
   of = dynamic_sampling.Candidates(
     prompts_of_candidates, [7, 3, 5], target, plan, lambda: None
   )

@@ -10,7 +10,15 @@ import pytest
 import scipy.stats
 import tiers
 from loads import on_gpu
-from small_decoders import KEY, POLICY, RECALL, Recall, devices, policy_params
+from small_decoders import (
+  KEY,
+  POLICY,
+  RECALL,
+  Recall,
+  devices,
+  policy_params,
+  spec,
+)
 
 from brorl_jax.rollout import prefixes, sampler
 from brorl_jax.rollout.draw import SamplingParams
@@ -27,12 +35,11 @@ def numbered(count):
 
 def both(prompts, n, T, *, policy=None, params=RECALL, mesh=None, **cut):
   """Rollouts of shared rows, and of slots."""
-  how = dict(
-    n=n, max_new_tokens=T, sampling=SamplingParams(**cut), stop_ids=(STOP,)
-  )
-  ask = (policy or Recall(), params, prompts, KEY)
-  want = jax.device_get(sampler.rollouts(*ask, **how, slots=n))
-  return prefixes.rollouts(*ask, **how, mesh=mesh), want
+  how = dict(n=n, max_new_tokens=T, sampling=SamplingParams(**cut), mesh=mesh)
+  one = spec(policy or Recall(), **how)
+  alone = dataclasses.replace(one, mesh=None)
+  want = jax.device_get(sampler.rollouts(alone, params, prompts, KEY))
+  return prefixes.rollouts(one, params, prompts, KEY), want
 
 
 def same(got, want, atol=1e-6):
@@ -138,16 +145,12 @@ class Feed:
 
 def test_a_stream_takes_what_the_feed_gives_until_it_has_no_more():
   prompts, feed = numbered(11), Feed(numbered(11), 3)
-  how = dict(
-    n=16, max_new_tokens=5, sampling=SamplingParams(), stop_ids=(STOP,)
-  )
-  out = list(prefixes.stream(Recall(), RECALL, feed, KEY, **how, places=4))
+  how = spec(max_new_tokens=5)
+  out = list(prefixes.stream(how, RECALL, feed, KEY, places=4))
   assert [len(p.index) for p, _ in out] == [4, 4, 3]
   assert feed.asked[:3] == [(4, True), (1, False), (4, True)]
   assert feed.asked[-1] == (4, True)
-  want = jax.device_get(
-    sampler.rollouts(Recall(), RECALL, prompts, KEY, **how, slots=16)
-  )
+  want = jax.device_get(sampler.rollouts(how, RECALL, prompts, KEY))
   for some, got in out:
     same(got, jax.tree.map(lambda x, i=some.index: x[i], want))
 

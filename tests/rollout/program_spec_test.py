@@ -3,10 +3,10 @@
 import jax.numpy as jnp
 import pytest
 from messages import refuses
-from small_decoders import Table
+from small_decoders import Table, spec
 
 from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.program_spec import ProgramSpec, page_columns, with_cache
+from brorl_jax.rollout.program_spec import ProgramSpec, page_columns
 
 
 @pytest.mark.parametrize(
@@ -22,41 +22,38 @@ from brorl_jax.rollout.program_spec import ProgramSpec, page_columns, with_cache
 )
 def test_pages_by_hand(limit, columns, pages):
   assert page_columns(limit) == columns
-  spec = ProgramSpec(
-    Table(), SamplingParams(), (0,), 4, limit, 1, 4, columns, None
-  )
-  assert spec.pages == pages
+  assert spec(Table(), max_new_tokens=limit).program(1).pages == pages
 
 
 def test_a_rollout_ends_with_any_of_its_stop_ids():
-  spec = ProgramSpec(Table(), SamplingParams(), (0, 4), 4, 6, 1, 4, 6, None)
+  ends = spec(Table(), stop_ids=(0, 4)).program(1)
   token = jnp.array([[0, 1], [3, 4]])
-  assert spec.ended(token).tolist() == [[True, False], [False, True]]
-  never = ProgramSpec(Table(), SamplingParams(), (), 4, 6, 1, 4, 6, None)
+  assert ends.ended(token).tolist() == [[True, False], [False, True]]
+  never = spec(Table(), stop_ids=()).program(1)
   assert not never.ended(token).any()
 
 
-def spec(policy, limit=20):
-  return ProgramSpec(
-    policy, SamplingParams(), (0,), 4, limit, 2, 3, limit, None
-  )
+def cached(blocks=None, **policy):
+  """20 tokens in 2 lanes of 3 slots."""
+  how = dict(n=3, max_new_tokens=20, blocks=blocks)
+  return spec(Table(**policy), **how).program(2)
 
 
 def test_the_policy_says_whether_there_is_a_pool():
-  pages = spec(Table())
-  assert with_cache(pages) == with_cache(pages, 99) == pages
+  pages = cached()
+  assert cached(99) == pages
   assert (pages.blocks, pages.unchecked, pages.turns) == (0, 1, False)
-  pool = with_cache(spec(Table(pool_columns=6)))
-  # 20 tokens are 4 blocks of 6; 2 lanes of 3 slots.
+  pool = cached(pool_columns=6)
+  # 20 tokens are 4 blocks of 6.
   assert (pool.columns, pool.pages, pool.blocks) == (6, 4, 24)
   assert pool.unchecked > 1 and not pool.turns
-  assert with_cache(spec(Table(pool_columns=6)), 7).blocks == 7
+  assert cached(7, pool_columns=6).blocks == 7
 
 
 def test_a_pool_has_room_for_one_longest_rollout():
-  assert with_cache(spec(Table(pool_columns=6)), 4).blocks == 4
+  assert cached(4, pool_columns=6).blocks == 4
   with refuses(ValueError, "blocks = 3 ... at least 4 ... 20 tokens"):
-    with_cache(spec(Table(pool_columns=6)), 3)
+    cached(3, pool_columns=6)
 
 
 def test_several_pages_turn_and_a_single_one_does_not():

@@ -25,6 +25,7 @@ from small_decoders import (
   run,
   same,
 )
+from small_decoders import spec as spec_of
 
 from brorl_jax.many import meshes
 from brorl_jax.model import cache, sharding
@@ -89,8 +90,7 @@ def test_a_step_widens_int8_pages_layer_by_layer():
 def segment_over_pool(policy, params, T, blocks):
   """Pool, state and program of a step of 2 lanes of 24 slots."""
   P, N = 2, 24
-  pages = ProgramSpec(policy, SamplingParams(), (0,), N, T, P, N, T, None)
-  spec = program_spec.with_cache(pages, blocks)
+  spec = spec_of(policy, n=N, max_new_tokens=T, blocks=blocks).program(P)
   prompts = Prompts(
     np.zeros((P, 8), np.int32), np.ones((P, 8), bool), np.arange(P)
   )
@@ -132,10 +132,10 @@ def test_each_device_has_its_own_pool_of_its_own_heads():
   policy = dataclasses.replace(
     WIDE, int8_cache=True, target=Target("rocm", 4, 2**30)
   )
-  spec = ProgramSpec(
-    policy, SamplingParams(), (0,), 4, 9, 1, 4, 9, devices(4, tensor=2)
+  spec = spec_of(
+    policy, n=4, max_new_tokens=9, blocks=5, mesh=devices(4, tensor=2)
   )
-  pools = programs.pool(program_spec.with_cache(spec, 5))
+  pools = programs.pool(spec.program(2))
   assert len(pools) == policy.layers
   own = lambda x: x.sharding.shard_shape(x.shape)
   for each in pools:
@@ -276,14 +276,11 @@ def prompts(count=3):
 def rolled(policy=POOLED, params=LONG, *, count=3, given=None, **changes):
   """Rollouts, and what was told at the end."""
   told = []
-  settings = dict(
-    n=20, max_new_tokens=T, sampling=SamplingParams(), stop_ids=(STOP,),
-    slots=20, watch=told.append,
-  )  # fmt: skip
   if mesh := changes.pop("mesh", None):
-    settings["mesh"] = devices(**mesh)
+    changes["mesh"] = devices(**mesh)
+  spec = spec_of(policy, **{"n": 20, "max_new_tokens": T} | changes)
   out = sampler.rollouts(
-    policy, params, given or prompts(count), KEY, **settings | changes
+    spec, params, given or prompts(count), KEY, watch=told.append
   )
   return jax.device_get(out), told[-1]
 
@@ -463,17 +460,16 @@ class Feed:
 )
 def test_prompts_are_streamed_over_a_pool(changes):
   limit = changes.get("max_new_tokens", T)
-  settings = dict(
-    n=20, max_new_tokens=limit, sampling=SamplingParams(), stop_ids=(STOP,)
-  )
+  settings = {"n": 20, "max_new_tokens": limit} | changes
+  places = settings.pop("places")
   if "mesh" in changes:
     settings["mesh"] = devices(**changes["mesh"])
   want, _ = rolled(Recall(), count=9, max_new_tokens=limit)
   found = {}
   told = []
   for got, rollouts in stream.stream(
-    POOLED, LONG, Feed(prompts(9)), KEY, watch=told.append,
-    **changes | settings,
+    spec_of(POOLED, **settings), LONG, Feed(prompts(9)), KEY, places=places,
+    watch=told.append,
   ):  # fmt: skip
     for i, p in enumerate(got.index):
       found[int(p)] = jax.tree.map(lambda x, i=i: x[i : i + 1], rollouts)

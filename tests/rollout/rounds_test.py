@@ -11,8 +11,13 @@ import tiers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brorl_jax.rollout import rounds
-from brorl_jax.rollout.dynamic_sampling import collect
+from brorl_jax.rollout.dynamic_sampling import (
+  Chunk,
+  OpenPrompts,
+  RoundPlan,
+  collect,
+  with_first,
+)
 from brorl_jax.types import Groups, Prompts, Rollouts
 
 CHUNK, MOST, T = 2, 8, 3
@@ -59,8 +64,8 @@ def score(some, rollouts):
 
 
 # Until one is right and one is wrong; and all 8, in the same rounds.
-SUFFICES = rounds.RoundPlan((2, 4, 8), 1, 1)
-ALWAYS = rounds.RoundPlan((2, 4, 8), 9, 0)
+SUFFICES = RoundPlan((2, 4, 8), 1, 1)
+ALWAYS = RoundPlan((2, 4, 8), 9, 0)
 
 
 def informative(groups):
@@ -84,7 +89,7 @@ def run(plan=SUFFICES, *, places=3, order=lambda held: held[:1], target=6):
         return
       for chunk in order(list(held)):
         held.remove(chunk)
-        some = rounds.with_first(prompts([chunk[0]]), [rounds.Chunk(*chunk)])
+        some = with_first(prompts([chunk[0]]), [Chunk(*chunk)])
         yield some, made(some)
 
   return collect(
@@ -111,12 +116,12 @@ def drawn(sampled):
 )
 def test_a_prompt_goes_on_until_both_suffice(right, n, want):
   reward = np.where(np.arange(n) < right, 1.0, 0.9)  # nearly right is not right
-  assert rounds.RoundPlan((16, 64, 256), 4, 4).further(reward) == want
+  assert RoundPlan((16, 64, 256), 4, 4).further(reward) == want
 
 
 def test_none_has_to_be_wrong_if_none_is_asked_for():
-  assert rounds.RoundPlan((4, 8), 1, 0).further(np.ones(4)) == 4
-  assert rounds.RoundPlan((4, 8), 1, 1).further(np.ones(4)) == 8
+  assert RoundPlan((4, 8), 1, 0).further(np.ones(4)) == 4
+  assert RoundPlan((4, 8), 1, 1).further(np.ones(4)) == 8
 
 
 def test_a_prompt_gets_rounds_until_it_stops():
@@ -135,8 +140,8 @@ def test_a_prompt_gets_rounds_until_it_stops():
 
 
 def made_of(p):
-  chunks = [rounds.Chunk(p, n) for n in range(0, MOST, CHUNK)]
-  some = [rounds.with_first(prompts([p]), [chunk]) for chunk in chunks]
+  chunks = [Chunk(p, n) for n in range(0, MOST, CHUNK)]
+  some = [with_first(prompts([p]), [chunk]) for chunk in chunks]
   parts = [made(x) for x in some]
   join = lambda name: np.concatenate([getattr(x, name) for x in parts], axis=1)
   return Rollouts(
@@ -203,7 +208,7 @@ def test_further_rounds_come_before_new_prompts():
         held += chunks
         continue
       p, first = held.pop(0)
-      some = rounds.with_first(prompts([p]), [rounds.Chunk(p, first)])
+      some = with_first(prompts([p]), [Chunk(p, first)])
       yield some, made(some)
 
   collect(
@@ -214,12 +219,12 @@ def test_further_rounds_come_before_new_prompts():
   assert [n for p, n in fed if p == 5] == [0, 2, 4, 6]
 
 
-def test_a_fixed_number_is_one_chunk_and_is_not_copied():
-  gathered = rounds.OpenPrompts(rounds.RoundPlan((MOST,)))
-  assert gathered.begin(7) == rounds.Chunk(7, 0)
+def test_a_fixed_number_is_one_chunk():
+  gathered = OpenPrompts(RoundPlan((MOST,)))
+  assert gathered.begin(7) == Chunk(7, 0)
   whole = made_of(7)
   group = Groups(prompts([7]), whole, score(prompts([7]), whole))
-  assert gathered.add(7, group).rollouts is whole
+  chex.assert_trees_all_equal(gathered.add(group).rollouts, whole)
 
 
 @pytest.mark.ci

@@ -30,6 +30,7 @@ from small_decoders import (
   truncated,
   with_two_ends,
 )
+from small_decoders import spec as spec_of
 
 from brorl_jax.model import sharding
 from brorl_jax.rollout import program_spec, sampler
@@ -92,11 +93,9 @@ def test_prompts_decode_on_as_many_lanes_as_are_asked_for(
   tokens = np.arange(5 if devices_ is None else 6, dtype=np.int32)[:, None]
   prompts = Prompts(tokens, tokens >= 0, tokens[:, 0])
   with pytest.raises(InterruptedError):
-    sampler.rollouts(
-      Recall(), RECALL, prompts, KEY, n=4, max_new_tokens=4,
-      sampling=SamplingParams(), stop_ids=(STOP,), slots=4, lanes=lanes,
-      mesh=devices_ and devices(devices_),
-    )  # fmt: skip
+    mesh = devices_ and devices(devices_)
+    some = spec_of(n=4, max_new_tokens=4, lanes=lanes, mesh=mesh)
+    sampler.rollouts(some, RECALL, prompts, KEY)
   assert found == [each]
 
 
@@ -132,15 +131,10 @@ def test_a_rollout_does_not_depend_on_the_other_prompts():
   p = 2
   tokens = jnp.asarray([PROMPTS[p]])
   out = sampler.rollouts(
-    Recall(),
+    spec_of(n=64),
     RECALL,
     Prompts(tokens, tokens >= 0, jnp.asarray([p])),
     KEY,
-    n=64,
-    max_new_tokens=12,
-    sampling=SamplingParams(),
-    stop_ids=(STOP,),
-    slots=64,
   )
   np.testing.assert_array_equal(out.tokens[0], base().tokens[p])
 
@@ -418,8 +412,8 @@ def test_on_a_cpu_sample_decodes_128_rows_at_a_time(
 ):
   found = []
 
-  def rollouts(*_, **how):
-    found.append((how["lanes"], how["slots"]))
+  def rollouts(spec, *_):
+    found.append((spec.lanes, spec.slots))
     raise InterruptedError
 
   monkeypatch.setattr(sampler, "rollouts", rollouts)

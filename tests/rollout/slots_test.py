@@ -7,10 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiers
-from small_decoders import DOWN, KEY, RECALL, STOP, Recall, V, run
+from small_decoders import DOWN, KEY, RECALL, V, run, spec
 
 from brorl_jax.rollout import program_spec, programs, sampler, slots
-from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.slots import Blocks
 from brorl_jax.types import Prompts
 
@@ -97,34 +96,29 @@ def test_pages_and_slots_are_as_few_as_the_rollouts_need(slots, monkeypatch):
   told, calls, compacted, every = [], [], [], slots
   segment, compact = programs.segment, programs.resize
 
-  def spy(spec, inputs, older, used, newest, s, turned, most):
+  def spy(program, inputs, older, used, newest, s, turned, most):
     assert len(older) == 7  # one program, however many are used
-    calls.append((spec, int(used), turned))
-    return segment(spec, inputs, older, used, newest, s, turned, most)
+    calls.append((program, int(used), turned))
+    return segment(program, inputs, older, used, newest, s, turned, most)
 
-  def spy_compact(spec, s):
-    compacted.append(spec)
-    return compact(spec, s)
+  def spy_compact(program, s):
+    compacted.append(program)
+    return compact(program, s)
 
   monkeypatch.setattr(programs, "segment", spy)
   monkeypatch.setattr(programs, "resize", spy_compact)
   index = np.arange(5)
   out = sampler.rollouts(
-    Recall(),
+    spec(n=64, max_new_tokens=24, slots=slots),
     RECALL,
     Prompts(index[:, None] + 1, np.ones((5, 1), bool), index),
     KEY,
-    n=64,
-    max_new_tokens=24,
-    sampling=SamplingParams(),
-    stop_ids=(STOP,),
-    slots=slots,
     watch=told.append,
   )
   assert int(np.asarray(out.mask).sum(axis=2).max()) > 12
   *before, last = told
   assert not last.busy + last.waiting
-  for progress, (spec, older, turned) in zip(before, calls, strict=True):
+  for progress, (one, older, turned) in zip(before, calls, strict=True):
     if turned:  # pages with columns of the longest rollout; one is overwritten
       assert older == min(-(-(progress.longest - 1) // 3), 7)
     if not progress.waiting:
@@ -134,12 +128,12 @@ def test_pages_and_slots_are_as_few_as_the_rollouts_need(slots, monkeypatch):
         for lanes, slots in sampler.compact_sizes(5, every, pool=False)
         if lanes >= progress.lanes and slots >= progress.slots
       ]
-      assert (spec.lanes, spec.slots) in fits
-      assert spec.lanes * spec.slots == min(a * b for a, b in fits)
-  jobs = [spec for spec, _, _ in calls]
+      assert (one.lanes, one.slots) in fits
+      assert one.lanes * one.slots == min(a * b for a, b in fits)
+  jobs = [one for one, _, _ in calls]
   changed = [b for a, b in itertools.pairwise(jobs) if a != b]
   assert compacted == changed and changed
-  rows = [spec.lanes * spec.slots for spec in jobs]
+  rows = [one.lanes * one.slots for one in jobs]
   assert rows[0] == 5 * slots and rows[-1] < 5 * slots / 6
 
 

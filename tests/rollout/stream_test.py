@@ -18,11 +18,21 @@ from small_decoders import (
   Table,
   devices,
   policy_params,
+  spec,
 )
 
-from brorl_jax.rollout import prefixes, programs, rounds, sampler, stream
-from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.dynamic_sampling import collect
+from brorl_jax.rollout import (
+  prefixes,
+  programs,
+  sampler,
+  stream,
+)
+from brorl_jax.rollout.dynamic_sampling import (
+  Chunk,
+  RoundPlan,
+  collect,
+  with_first,
+)
 from brorl_jax.types import Prompts
 
 STOP = 0
@@ -54,17 +64,10 @@ class Feed:
 
 def streamed(feed, *, places, policy=RECALLS, params=RECALL, **changes):
   """By prompt; and the order in which they were done."""
-  settings = dict(
-    n=16,
-    max_new_tokens=12,
-    sampling=SamplingParams(),
-    stop_ids=(STOP,),
-    slots=16,
-    lanes=places,
-  )
+  more = {"watch": changes.pop("watch")} if "watch" in changes else {}
   out = {}
   for prompts, rollouts in stream.stream(
-    policy, params, feed, KEY, places=places, **settings | changes
+    spec(policy, **changes), params, feed, KEY, places=places, **more
   ):
     for i, p in enumerate(prompts.index):
       assert p not in out
@@ -73,14 +76,7 @@ def streamed(feed, *, places, policy=RECALLS, params=RECALL, **changes):
 
 
 def together(prompts, policy=RECALLS, params=RECALL, **changes):
-  settings = dict(
-    n=16,
-    max_new_tokens=12,
-    sampling=SamplingParams(),
-    stop_ids=(STOP,),
-    slots=16,
-  )
-  out = sampler.rollouts(policy, params, prompts, KEY, **settings | changes)
+  out = sampler.rollouts(spec(policy, **changes), params, prompts, KEY)
   return jax.device_get(out)
 
 
@@ -248,7 +244,10 @@ def test_batches_visit_every_place_once():
 @pytest.mark.parametrize("count, at_once", [tiers.at_night((2, 4)), (8, 8)])
 @pytest.mark.parametrize(
   "plan",
-  [rounds.RoundPlan((16,)), rounds.RoundPlan((*range(4, 33, 4),), 1, 1)],
+  [
+    RoundPlan((16,)),
+    RoundPlan((*range(4, 33, 4),), 1, 1),
+  ],
   ids=["fixed", "rounds"],
 )
 def test_kept_groups_are_the_same_on_many_devices(count, at_once, plan):
@@ -272,10 +271,8 @@ def test_kept_groups_are_the_same_on_many_devices(count, at_once, plan):
   for mesh, places in ((None, 3), (devices(count), at_once)):
     sampled = collect(
       functools.partial(
-        stream.stream, Recall(), RECALL, key=KEY, n=plan.chunk,
-        max_new_tokens=12, sampling=SamplingParams(), stop_ids=(STOP,),
-        slots=plan.chunk,
-        lanes=places, places=places, mesh=mesh,
+        stream.stream, spec(n=plan.chunk, mesh=mesh), RECALL, key=KEY,
+        places=places,
       ),
       score,
       informative,
@@ -300,7 +297,7 @@ class Chunks:
 
   def __init__(self, prompts, n, chunk, seed=0):
     every = [
-      rounds.Chunk(p, first)
+      Chunk(p, first)
       for p in range(len(prompts.index))
       for first in range(0, n, chunk)
     ]
@@ -313,15 +310,13 @@ class Chunks:
       return None
     at = [chunk.p for chunk in some]
     prompts = jax.tree.map(lambda x: x[at], self.prompts)
-    return rounds.with_first(prompts, some)
+    return with_first(prompts, some)
 
 
-def joined(make, prompts, n, chunk, **settings):
+def joined(make, prompts, n, chunk):
   """Rollouts of each prompt, from chunks that `make` finishes in any order."""
   found = {}
-  for some, rollouts in make(
-    feed=Chunks(prompts, n, chunk), n=chunk, **settings
-  ):
+  for some, rollouts in make(feed=Chunks(prompts, n, chunk), key=KEY, places=4):
     for i, chunk_of in enumerate(zip(some.index, some.first, strict=True)):
       found[tuple(map(int, chunk_of))] = jax.tree.map(
         lambda x, i=i: x[i : i + 1], rollouts
@@ -343,17 +338,14 @@ def test_chunks_are_the_rollouts_of_a_prompt_bit_for_bit(chunk, mesh):
   """24 of each of 5 prompts, in 4 places, whatever comes first."""
   prompts, n = numbered(5), 24
   of = joined(
-    functools.partial(stream.stream, RECALLS, RECALL, key=KEY),
+    functools.partial(
+      stream.stream,
+      spec(n=chunk, slots=min(chunk, 5), mesh=mesh and devices(mesh)),
+      RECALL,
+    ),
     prompts,
     n,
     chunk,
-    max_new_tokens=12,
-    sampling=SamplingParams(),
-    stop_ids=(STOP,),
-    slots=min(chunk, 5),
-    lanes=4,
-    places=4,
-    mesh=mesh and devices(mesh),
   )
   want = together(prompts, n=n)
   for name in ("tokens", "logp", "mask", "truncated"):
@@ -372,17 +364,11 @@ def test_chunks_of_a_policy_are_the_rollouts_of_a_fixed_number(make):
   mask = np.arange(7) >= 7 - np.array([3, 7, 1])[:, None]
   tokens = np.where(mask, rng.integers(1, 37, (3, 7)), 0).astype(np.int32)
   prompts = Prompts(tokens, mask, np.arange(3, dtype=np.int32))
-  more = {} if make is prefixes.stream else {"slots": 8, "lanes": 4}
-  settings = dict(
-    max_new_tokens=9, sampling=SamplingParams(), stop_ids=(1, 2), places=4
-  )
+  how = lambda chunk: spec(policy, n=chunk, max_new_tokens=9, stop_ids=(1, 2))
   of, other = (
-    joined(
-      functools.partial(make, policy, params, key=KEY), prompts, n, chunk,
-      **settings, **(more if chunk == 8 else {**more, **some}),
-    )
-    for chunk, some in ((8, {}), (64, {"slots": 64} if more else {}))
-  )  # fmt: skip
+    joined(functools.partial(make, how(chunk), params), prompts, n, chunk)
+    for chunk in (8, 64)
+  )
   differ = (of("tokens") != other("tokens")).any(axis=2)
   assert differ.mean() < 0.01
   gap = np.abs(of("logp") - other("logp"))[~differ]
@@ -450,7 +436,7 @@ def test_a_prompt_is_read_once_if_there_is_room(monkeypatch, places, reads):
       return real(*args, **how)
 
     monkeypatch.setattr(stream, name, seen)
-  chunks = [rounds.Chunk(p, 4 * k) for k in range(8) for p in range(5)]
+  chunks = [Chunk(p, 4 * k) for k in range(8) for p in range(5)]
 
   def feed(room, idle):
     some = [chunks.pop(0) for _ in range(min(room, len(chunks), places))]
@@ -458,11 +444,10 @@ def test_a_prompt_is_read_once_if_there_is_room(monkeypatch, places, reads):
       return None
     index = np.array([c.p for c in some], np.int32)
     tokens = index[:, None] % 6
-    return rounds.with_first(Prompts(tokens, tokens >= 0, index), some)
+    return with_first(Prompts(tokens, tokens >= 0, index), some)
 
   out = [*stream.stream(
-    Recall(), RECALL, feed, KEY, n=4, max_new_tokens=12,
-    sampling=SamplingParams(), stop_ids=(0,), slots=4, lanes=2, places=places,
+    spec(n=4, lanes=2), RECALL, feed, KEY, places=places
   )]  # fmt: skip
   assert sum(len(prompts.index) for prompts, _ in out) == 40
   assert sum(found) <= reads
@@ -470,10 +455,7 @@ def test_a_prompt_is_read_once_if_there_is_room(monkeypatch, places, reads):
   # Whatever was read again, the rollouts are those of the prompt.
   index = np.arange(5, dtype=np.int32)
   every = Prompts(index[:, None] % 6, index[:, None] >= 0, index)
-  want = sampler.rollouts(
-    Recall(), RECALL, every, KEY, n=32, max_new_tokens=12,
-    sampling=SamplingParams(), stop_ids=(0,), slots=32,
-  )  # fmt: skip
+  want = sampler.rollouts(spec(n=32), RECALL, every, KEY)
   for prompts, rollouts in out:
     for i, (p, n) in enumerate(zip(prompts.index, prompts.first, strict=True)):
       np.testing.assert_array_equal(
@@ -504,9 +486,7 @@ def test_prompts_that_come_when_few_slots_are_left_need_no_other_program(
 
   endless = RECALL.at[:, :, 0].add(-3.0)
   out = [*stream.stream(
-    Recall(), endless, feed, KEY, n=16, max_new_tokens=200,
-    sampling=SamplingParams(), stop_ids=(0,), slots=16, lanes=8, places=8,
-    watch=told.append,
+    spec(max_new_tokens=200), endless, feed, KEY, places=8, watch=told.append
   )]  # fmt: skip
   assert sum(len(prompts.index) for prompts, _ in out) == 12
   assert len(shapes) > 2

@@ -11,8 +11,9 @@ from one_step import resolved
 from brorl_jax import types
 from brorl_jax.model import sharding
 from brorl_jax.plan.memory import RolloutPlan
-from brorl_jax.rollout import prefixes, sampler
+from brorl_jax.rollout import prefixes, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.rollout.program_spec import RolloutSpec
 from brorl_jax.stages import sampling
 
 ONE = np.ones((1, 2), np.int32)
@@ -38,7 +39,7 @@ def called(monkeypatch):
 
     return call
 
-  monkeypatch.setattr(sampling, "stream", note("slots", iter(())))
+  monkeypatch.setattr(stream, "stream", note("slots", iter(())))
   monkeypatch.setattr(sampler, "rollouts", note("slots", MADE))
   monkeypatch.setattr(prefixes, "stream", note("rows", iter(())))
   monkeypatch.setattr(prefixes, "rollouts", note("rows", MADE))
@@ -65,16 +66,17 @@ def test_the_sampler_gets_what_was_planned(called, monkeypatch):
   monkeypatch.setattr(RolloutPlan, "blocks", blocks)
   memory = this.phases[0].memory
   sample(this, memory=memory)
-  (_, (policy, *_), streamed), (_, (same, *_), named) = called
-  assert policy == same == dataclasses.replace(this.policy, int8_cache=True)
-  stop, mesh = this.text.stop_ids, sharding.local_mesh(this.mesh)
-  assert streamed == dict(
+  (_, (trained, *_), streamed), (_, (held_out, *_), _) = called
+  assert streamed == {"places": 8}
+  assert trained == RolloutSpec(
+    policy=dataclasses.replace(this.policy, int8_cache=True),
     n=512, max_new_tokens=17, sampling=SamplingParams(temperature=0.9),
-    stop_ids=stop, slots=40, lanes=3, places=8, blocks=41, mesh=mesh,
+    stop_ids=this.text.stop_ids, slots=40, lanes=3, blocks=41,
+    mesh=sharding.local_mesh(this.mesh),
   )  # fmt: skip
-  assert named == dict(
-    n=16, max_new_tokens=17, sampling=SamplingParams(0.6, top_p=0.95),
-    stop_ids=stop, slots=16, lanes=256, blocks=17, mesh=mesh,
+  assert held_out == dataclasses.replace(
+    trained, n=16, slots=16, lanes=256, blocks=17,
+    sampling=SamplingParams(0.6, top_p=0.95),
   )  # fmt: skip
 
 
@@ -94,8 +96,8 @@ def test_each_process_samples_its_share(called):
 @pytest.mark.parametrize("T, how", [(17, "slots"), (6, "rows")])
 def test_rounds_are_sampled_in_chunks(called, T, how):
   sample(resolved(stop(max_new_tokens=T)))
-  (name, _, streamed), *_ = called
-  assert (name, streamed["n"], streamed["places"]) == (how, 4, 16)
+  (name, (spec, *_), streamed), *_ = called
+  assert (name, spec.n, streamed["places"]) == (how, 4, 16)
 
 
 @pytest.mark.parametrize(
@@ -103,18 +105,24 @@ def test_rounds_are_sampled_in_chunks(called, T, how):
 )
 def test_short_rollouts_share_rows_where_that_pays(called, T, memory, shares):
   this = resolved(config(max_new_tokens=T))
-  phase = this.phases[0]
-  at = dataclasses.replace(this.policy.target, memory_bytes=memory)
-  small = lambda policy: dataclasses.replace(policy, target=at)
-  this = dataclasses.replace(this, policy=small(this.policy))
-  phase = dataclasses.replace(phase, decoder=small(phase.decoder))
-  this = dataclasses.replace(this, phases=(phase,))
-  sample(this)
+  plans = this.phases[0].memory
+
+  def on(plan):
+    policy = plan.load.policy
+    at = dataclasses.replace(policy.target, memory_bytes=memory)
+    policy = dataclasses.replace(policy, target=at)
+    load = dataclasses.replace(plan.load, policy=policy)
+    return dataclasses.replace(plan, load=load)
+
+  heldout = dataclasses.replace(plans.heldout, plan=on(plans.heldout.plan))
+  plans = dataclasses.replace(
+    plans, rollouts=on(plans.rollouts), heldout=heldout
+  )
+  sample(this, memory=plans)
   assert [name for name, *_ in called] == ["rows" if shares else "slots"] * 2
-  assert all(("slots" in how) != shares for *_, how in called)
   row = "a row for each prefix, of at most 16 tokens"
-  plain = phase.memory.rollouts.line()
-  assert sampling.form(phase) == (row if shares else plain)
+  phase = dataclasses.replace(this.phases[0], memory=plans)
+  assert sampling.form(phase) == (row if shares else plans.rollouts.line())
 
 
 def stop(**changes):

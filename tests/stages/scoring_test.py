@@ -14,6 +14,7 @@ from brorl_jax import types
 from brorl_jax.model import tokenizer
 from brorl_jax.rollout import sampler
 from brorl_jax.rollout.draw import SamplingParams
+from brorl_jax.rollout.program_spec import RolloutSpec
 from brorl_jax.stages import scoring
 from brorl_jax.stages.scoring import Scorer
 from brorl_jax.verdicts import gym, pool
@@ -155,17 +156,11 @@ def test_rollouts_of_the_embedded_policy_are_judged(scorer):
 
   policy, params = huggingface.load(ASSETS)
   prompts = examples().prompts(1, range(8))
-  out = sampler.rollouts(
-    policy,
-    params,
-    prompts,
-    jax.random.key(0),
-    n=16,
-    max_new_tokens=6,
-    sampling=SamplingParams(),
-    stop_ids=text().stop_ids,
-    slots=8,
-  )
+  spec = RolloutSpec(
+    policy=policy, sampling=SamplingParams(), stop_ids=text().stop_ids, n=16,
+    max_new_tokens=6, slots=8,
+  )  # fmt: skip
+  out = sampler.rollouts(spec, params, prompts, jax.random.key(0))
   reward = scorer.scores(1, prompts, jax.device_get(out)).reward
   assert 0.02 < reward.mean() < 0.7
 
