@@ -304,6 +304,8 @@ def _processor() -> str:
 
 def differences(workdir: pathlib.Path) -> dict[str, tuple[Any, Any]]:
   """What may change the bits of a run that resumes here: before and now."""
+  if not (workdir / "config.json").exists():
+    return {}
   last, now = _read(workdir), here()
   before = last.get("machine") or {}
   before |= before.pop("flags", {})
