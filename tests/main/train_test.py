@@ -15,7 +15,7 @@ from brorl_jax.main import train as train_command
 from brorl_jax.many import meshes
 from brorl_jax.model import huggingface, target
 from brorl_jax.plan import resolve
-from brorl_jax.plan.sizes import Machine
+from brorl_jax.plan.resolve import Machine
 from brorl_jax.types import RunState
 
 ASSETS = pathlib.Path(huggingface.__file__).parents[1] / "assets"
