@@ -6,7 +6,6 @@ after it, or in the middle of what it writes. The package has no hooks.
 
 import functools
 import importlib
-import io
 import itertools
 import json
 import os
@@ -78,10 +77,8 @@ def _half_a_file(real: Hook, path: pathlib.Path, text: str) -> None:
   kill()
 
 
-def _half_a_figure(real: Hook, figure: Any, path: Any, **how: Any) -> None:
-  whole = io.BytesIO()
-  real(figure, whole, **how)
-  pathlib.Path(path).write_bytes(whole.getvalue()[: whole.tell() // 2])
+def _half_a_page(real: Hook, path: pathlib.Path, text: str) -> None:
+  real(path, text[: len(text) // 2])
   kill()
 
 
@@ -135,7 +132,7 @@ _LOCK = "brorl_jax.runs.folder:hold"
 _CONFIG = "brorl_jax.runs.folder:write_config"
 _READ = "brorl_jax.runs.checkpoints:read_step"
 _REMOVE = "orbax.checkpoint:CheckpointManager.delete"
-_FINISH = "brorl_jax.main.train:finish"
+_PUBLISH = "brorl_jax.main.report:publish"
 _SCORES = "brorl_jax.stages.scoring:Scorer"
 
 AFTER_FIVE = "after step 5"
@@ -187,9 +184,9 @@ STAGES = {
   ),
   "before an old step is removed": Stage(_REMOVE),
   "while an old step is removed": Stage(_REMOVE, how=_half_a_removal),
-  "between the last step and the figure": Stage(_FINISH),
-  "in the figure": Stage(
-    "matplotlib.figure:Figure.savefig", how=_half_a_figure
+  "between the last step and the page": Stage(_PUBLISH),
+  "in the page": Stage(
+    "pathlib:Path.write_text", how=_half_a_page, when=_of_path("index.html")
   ),
   "before a step is read": Stage(_READ, resumed=True),
   "after a step is read": Stage(_READ, how="after", resumed=True),

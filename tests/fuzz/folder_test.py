@@ -2,7 +2,7 @@
 
 Resuming, a report, an evaluation and an export read these files in this
 process, with all checks that a command makes. What costs seconds and reads
-nothing of the folder is replaced: programs, figures, and the policy's weights
+nothing of the folder is replaced: programs, and the policy's weights
 beside the checkpoint.
 """
 
@@ -19,7 +19,6 @@ import configured
 import fuzzing
 import jax
 import jax.numpy as jnp
-import matplotlib.figure
 import numpy as np
 import pytest
 import runs_for_tests as made
@@ -190,7 +189,6 @@ def replaced():
   patch(meshes, "make_mesh", lambda **_: mesh())
   patch(train, "_parts", parts)
   patch(train, "stages", lambda *_: Stages())
-  patch(matplotlib.figure.Figure, "savefig", lambda *_, **__: None)
   patch(heldout, "at_step", lambda *_: iter([]))
   return stack
 
