@@ -132,7 +132,7 @@ _LOCK = "brorl_jax.runs.folder:hold"
 _CONFIG = "brorl_jax.runs.folder:write_config"
 _READ = "brorl_jax.runs.checkpoints:read_step"
 _REMOVE = "orbax.checkpoint:CheckpointManager.delete"
-_PUBLISH = "brorl_jax.main.report:publish"
+_FINISH = "brorl_jax.main.train:finish"
 _SCORES = "brorl_jax.stages.scoring:Scorer"
 
 AFTER_FIVE = "after step 5"
@@ -184,7 +184,7 @@ STAGES = {
   ),
   "before an old step is removed": Stage(_REMOVE),
   "while an old step is removed": Stage(_REMOVE, how=_half_a_removal),
-  "between the last step and the page": Stage(_PUBLISH),
+  "between the last step and the page": Stage(_FINISH),
   "in the page": Stage(
     "pathlib:Path.write_text", how=_half_a_page, when=_of_path("index.html")
   ),

@@ -28,7 +28,7 @@ from brorl_jax import config as sections
 from brorl_jax import evaluate as evaluations
 from brorl_jax.configs import base
 from brorl_jax.errors import UserError
-from brorl_jax.main import heldout, report, settings, train
+from brorl_jax.main import report, settings, train
 from brorl_jax.many import meshes
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.plan import functions, resolve
@@ -189,7 +189,7 @@ def replaced():
   patch(meshes, "make_mesh", lambda **_: mesh())
   patch(train, "_parts", parts)
   patch(train, "stages", lambda *_: Stages())
-  patch(heldout, "at_step", lambda *_: iter([]))
+  patch(train, "records_of_step", lambda *_: iter([]))
   return stack
 
 

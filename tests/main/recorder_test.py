@@ -11,8 +11,7 @@ from messages import mentions
 
 from brorl_jax import evaluate
 from brorl_jax.errors import UserError
-from brorl_jax.main import heldout
-from brorl_jax.main.recorder import Recorder, pair, samples
+from brorl_jax.main.recorder import Recorder, pair, records_of_step, samples
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import events, metrics, trackers
@@ -102,7 +101,7 @@ def test_record_writes_what_a_step_and_an_evaluation_show(wired, tmp_path):
 
   def measure(step, params, prompts):
     steps.append(step)
-    return heldout.at_step(this, examples, scorer, step, params, prompts)
+    return records_of_step(this, examples, scorer, step, params, prompts)
 
   recorder = Recorder(
     this.config,

@@ -15,7 +15,8 @@ from messages import mentions
 from brorl_jax.config import Warmup
 from brorl_jax.configs import sft
 from brorl_jax.errors import UserError
-from brorl_jax.main import settings, warmup
+from brorl_jax.main import settings
+from brorl_jax.main import train as warmup
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
@@ -80,7 +81,7 @@ def resolved(c):
 
 
 def train(c, out):
-  warmup.run(resolved(c), out)
+  warmup.warmup(resolved(c), out)
 
 
 @pytest.fixture(scope="module")
@@ -142,7 +143,7 @@ def test_it_writes_a_model_like_any_other(warm, model):
 
 def test_pairs_are_posed_as_runs_pose_prompts(model, files):
   c = config(model, files, **{"data.system": "Be brief."})
-  learned, measured, lines = warmup._read(resolved(c))
+  learned, measured, lines = warmup.read_pairs(resolved(c))
   text = tokenizer.Tokenizer(model)
   line = sums(1)[0]
   asked = [
@@ -168,7 +169,7 @@ def test_long_and_wrong_ones_are_left_out_if_asked(model, tmp_path):
   lines[5]["response"] = 7
   path = write(tmp_path / "a.jsonl", lines)
   fields = {"data.skip_bad": True, "data.heldout_one_in": 4}
-  _, _, lines = warmup._read(resolved(config(model, path, **fields)))
+  _, _, lines = warmup.read_pairs(resolved(config(model, path, **fields)))
   says = ", ".join(lines)
   assert "1 wrong lines left out" in says and "1 too long ones" in says
 

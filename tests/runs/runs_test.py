@@ -22,7 +22,6 @@ from train_test import State, bandit
 
 from brorl_jax import errors
 from brorl_jax.errors import UserError
-from brorl_jax.main import heldout
 from brorl_jax.main import train as train_command
 from brorl_jax.plan import resolve
 from brorl_jax.runs import checkpoints, events, folder, lines
@@ -87,9 +86,9 @@ class Run:
     patch.setattr("brorl_jax.runs.clock.few_cores", lambda _: None)
     patch.setattr(train_command, "_parts", self._parts)
     patch.setattr(train_command, "stages", lambda *_: self.stages)
-    patch.setattr(heldout, "at_step", lambda *args: self.measure(*args[-3:]))
-    patch.setattr(train_command.load_runs, "read", lambda *_: None)
-    patch.setattr(train_command.report, "publish", lambda *_: None)
+    measured = lambda *args: self.measure(*args[-3:])
+    patch.setattr(train_command, "records_of_step", measured)
+    patch.setattr(train_command, "finish", lambda *_, **__: None)
 
   def _parts(self, this, workdir, *, anew):
     del this, workdir, anew
