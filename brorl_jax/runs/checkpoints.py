@@ -285,27 +285,22 @@ class Store:
   def _set_aside(self, passed: list[tuple[int, str]]) -> None:
     """Moves steps, the newest first, and says why they are not used.
 
-    It can be killed at any moment: they gather in a folder that has its number
-    only once all are there, and every start finishes it. With the config they
-    can be used where they are. wandb takes no step twice, so without its id a
-    new run of wandb begins.
+    With the config they can be used where they are then. wandb takes no step
+    twice: without its id a new run of wandb begins. After a kill the next start
+    moves the rest to another folder.
     """
-    run = self._directory.parent
-    part = run / folder.ASIDE / "unfinished"
-    saved = part / "checkpoints"
-    if passed:
-      saved.mkdir(parents=True, exist_ok=True)
-      if (run / "config.json").exists():
-        text = (run / "config.json").read_text()
-        lines.write_whole(part / "config.json", text)
-    for step, _ in passed:
-      (self._directory / str(step)).rename(saved / str(step))
-    if not part.exists():
+    if not passed:
       return
+    run = self._directory.parent
+    to = folder.next_aside(run)
+    (to / "checkpoints").mkdir(parents=True)
+    if (run / "config.json").exists():
+      text = (run / "config.json").read_text()
+      lines.write_whole(to / "config.json", text)
     if (run / "wandb_id").exists():
-      (run / "wandb_id").rename(part / "wandb_id")
-    to = part.rename(folder.next_aside(run))
+      (run / "wandb_id").rename(to / "wandb_id")
     for step, why in passed:
+      (self._directory / str(step)).rename(to / "checkpoints" / str(step))
       self._warn(f"checkpoint {step} is not used ({why}): see {to}")
 
 

@@ -251,18 +251,6 @@ def test_correct_mass_counts_distinct_right_responses_once():
   np.testing.assert_array_equal(of(partial), [0.0, 0.0])
 
 
-def test_correct_mass_tells_responses_apart_that_differ_in_length_only():
-  rollouts = Rollouts(
-    tokens=np.zeros((1, 2, 2), np.int32),
-    logp=np.log(np.array([[[0.5, 1.0], [0.5, 0.5]]], np.float32)),
-    mask=np.array([[[True, False], [True, True]]]),
-    truncated=np.zeros((1, 2), bool),
-    slot_steps=np.ones(1, np.float32),
-  )
-  got = metrics.correct_mass(rollouts, np.ones((1, 2), np.float32))
-  np.testing.assert_allclose(got, [0.75])
-
-
 @pytest.mark.parametrize(
   "scalars, names",
   [

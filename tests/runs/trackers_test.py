@@ -2,7 +2,6 @@
 
 import json
 import struct
-import sys
 
 import numpy as np
 import pytest
@@ -160,12 +159,3 @@ def test_wandb_that_cannot_start_is_off(tmp_path, monkeypatch):
     "wandb: no space left; recording offline",
     "wandb is off: no space left",
   ]
-
-
-def test_no_project_no_wandb(tmp_path, monkeypatch):
-  monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would fail
-  out = writer(tmp_path, wandb="")
-  out.write_scalars(1, {"x": 1.0})
-  out.close()
-  assert not (tmp_path / "wandb").exists()
-  assert not (tmp_path / "wandb_id").exists()
