@@ -38,8 +38,7 @@ def update_policy(
     state = dataclasses.replace(state, step=state.step + 1)
     return state, types.Updated({"update/skipped": 0.0})
   c, goal, mesh = phase.config, phase.objective, this.mesh
-  response_logp = phase.trainer.response_logp
-  step = int(state.step) + 1
+  response_logp, step = phase.trainer.response_logp, int(state.step) + 1
   probe, watch = _probed(phase, kept)
   parts = update.minibatches(
     kept,
@@ -93,10 +92,7 @@ def update_policy(
 def _probed(
   phase: Phase, kept: types.Groups
 ) -> tuple[theory.Probe | None, Callable[[PyTree], Float[Array, ""]] | None]:
-  """What the theorem is measured on, and the function that an update watches.
-
-  None if it is not measured.
-  """
+  """What the theorem is measured on, and what an update watches; or None."""
   if not phase.config.theory.prompts:
     return None, None
   probe = theory.probe(
@@ -158,8 +154,7 @@ def reset_reference(
 ) -> tuple[types.State, RunState, str | None]:
   """After a step: the policy becomes the reference when the config asks for it.
 
-  Returns:
-    State, run state, and the reason for the reset, None without one.
+  Returns the reason too, None without a reset.
   """
   if state.reference is None:
     return state, progress, None

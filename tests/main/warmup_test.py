@@ -87,7 +87,8 @@ def train(c, out):
 @pytest.fixture(scope="module")
 def warm(model, files, tmp_path_factory):
   out = tmp_path_factory.mktemp("out") / "warm"
-  train(config(model, files), out)
+  held = write(out.with_name("held.jsonl"), sums(210)[200:])
+  train(config(model, files, **{"data.heldout_files": (held,)}), out)
   return out
 
 
@@ -100,8 +101,9 @@ def test_it_lowers_the_held_out_loss(warm):
   assert looks[-1]["epochs"] == pytest.approx(4.0)
   # A random policy is as good as a guess among all tokens.
   assert looks[0]["heldout"] == pytest.approx(np.log(512), abs=0.1)
-  (digest,) = record["files"].values()
-  assert len(digest) == 32
+  # Of the pairs to train on, and of those held out.
+  one, other = record["files"].values()
+  assert len(one) == len(other) == 32 and one != other
   assert record["config"]["optim"]["lr"] == 0.01
 
 
@@ -161,6 +163,17 @@ def test_pairs_are_posed_as_runs_pose_prompts(model, files):
     f"{len(learned)} pairs to train on",
     f"{len(measured)} pairs held out",
   ]
+
+
+def test_a_pair_that_just_fits_is_kept(model, files):
+  skip = {"data.skip_bad": True}
+  every = lambda n: warmup.read_pairs(
+    resolved(config(model, files, **skip, **{"optim.row_tokens": n}))
+  )
+  learned, measured, _ = every(128)
+  longest = max(sum(map(len, pair)) for pair in learned + measured)
+  counts = [sum(map(len, every(n)[:2])) for n in (longest, longest - 1)]
+  assert counts[0] == 200 > counts[1]
 
 
 def test_long_and_wrong_ones_are_left_out_if_asked(model, tmp_path):

@@ -331,10 +331,6 @@ def test_a_reset_leaves_arrays_where_they_were_and_warms_up_again(wired):
     ({"correction_range": (0, 3)}, Correction("truncated", 0.0, 3.0)),
     ({"correction": "banded"}, Correction("banded", 0.5, 5.0)),
     ({"correction": "sequence"}, Correction("sequence", 0.999, 1.002)),
-    (
-      {"correction": "sequence", "correction_range": (0.999, 1.5)},
-      Correction("sequence", 0.999, 1.5),
-    ),
   ],
 )
 def test_the_config_becomes_constants_of_the_loss(changes, correction):
