@@ -1,4 +1,4 @@
-"""Supervised training of a checkpoint; read by main/warmup.py.
+"""Supervised training of a checkpoint; read by main/train.py.
 
 Fields that training has too have the same names here.
 """
