@@ -18,7 +18,7 @@ from brorl_jax.learner.state import updates_done
 from brorl_jax.model import sharding
 from brorl_jax.plan.resolve import Phase, Run
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
-from brorl_jax.runs import guards, metrics, run_state
+from brorl_jax.runs import metrics, run_state
 from brorl_jax.types import RunState
 
 # In a row that were starved or skipped an update. One such step is bad luck; a
@@ -74,7 +74,7 @@ def update_policy(
     response_logp=response_logp,
     objective=goal,
     watch=watch,
-    most_norm=guards.most_norm(c.optim.spike, credit.progress.grad_norms),
+    most_norm=run_state.most_norm(c.optim.spike, credit.progress.grad_norms),
   )
   jax.block_until_ready((state, stats))
   last = max(updates_done(state.opt) - 1, 0)
@@ -127,13 +127,13 @@ def check_guards(
   sampled: SampledGroups,
   updated: types.Updated,
 ) -> tuple[RunState, types.Judgement]:
-  """Compares a step with the bounds of the config, see runs/guards.py."""
+  """Compares a step with the bounds of the config, see run_state.watched."""
   # Before the guards: one NaN would stay in the means of the first steps.
   shown, lost = metrics.only_finite(scalars)
-  progress, alarms = guards.watched(c, progress, shown)
+  progress, alarms = run_state.watched(c, progress, shown)
   short = sampled.shortage()
   bad = [*([short] if short else []), *updated.skipped]
-  progress = guards.learned(progress, updated.norms, bad=bool(bad))
+  progress = run_state.learned(progress, updated.norms, bad=bool(bad))
   shown["guard/alarms"] = float(len(alarms))
   shown["sampling/starved"] = float(bool(short))
   # First what may explain the others.
@@ -143,7 +143,7 @@ def check_guards(
   events += [{"event": "skip", "why": why} for why in updated.skipped]
   if lost and not bad:
     events.append({"event": "not finite", "metrics": lost})
-  end = guards.ends(c, alarms)
+  end = run_state.ends(c, alarms)
   if progress.bad >= _BAD_STEPS:
     end = f"{progress.bad} bad steps in a row, the last: {bad[-1]}"
   return progress, types.Judgement(shown, events, end)

@@ -360,12 +360,6 @@ class Rewards:
     Raises:
       ValueError: A function cannot be imported or has another signature.
     """
-    if not names or len({*names}) < len(names):
-      raise ValueError(f"{_WHAT} = {[*names]}: name each function once")
-    if not 0 < timeout_s < math.inf:
-      raise ValueError(
-        f"config.reward.timeout_s = {timeout_s}; use seconds > 0"
-      )
     workers = workers or pool.size()
     self._idle: queue.LifoQueue[FunctionWorker] = queue.LifoQueue()
     self._workers = [FunctionWorker(names, timeout_s) for _ in range(workers)]
