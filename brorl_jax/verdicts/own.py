@@ -87,7 +87,7 @@ def find(name: str, table: Mapping[str, Any], *, what: str) -> Named:
       find("ppo", LOSSES, what="config.loss.kind")
       find("mine.py:loss", LOSSES, what="config.loss.kind")
 
-  A file runs once and may import modules of its own folder.
+  A file runs once and may import modules of its folder.
 
   Args:
     name: A key of the table, "package.module:function" or "file.py:function".

@@ -95,14 +95,8 @@ class Pool:
     ("verifier failed").
 
     Raises:
-      ValueError: A domain has no verifier, or the pool is closed.
+      ValueError: The pool is closed.
     """
-    for job in jobs:
-      if job.domain not in self._verifiers:
-        raise ValueError(
-          f"domain {job.domain!r} has no verifier; use one of"
-          f" {', '.join(sorted(self._verifiers)) or '(none)'}"
-        )
     keys = [(job.domain, job.response, id(job.entry)) for job in jobs]
     distinct = dict(zip(keys, jobs, strict=True))
     batch = _Batch(list(distinct.values()))

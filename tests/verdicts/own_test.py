@@ -261,21 +261,6 @@ def test_a_group_needs_a_value_for_each_response(value, why):
   assert all(mentions(one.reason, why) for one in found)
 
 
-def test_the_line_that_raised_is_told(file):
-  file(
-    "import json\n"
-    "def inner(text):\n"
-    "  return json.loads(text)\n"
-    "def score(response):\n"
-    "  return inner(response)\n"
-  )
-  good, bad = verdicts(own.load("mine.py:score"), ["1", "{\n"])
-  assert good.status == "pass"
-  assert mentions(
-    bad.reason, "mine.py:score, line 3: JSONDecodeError ... reward"
-  )
-
-
 def test_what_a_call_does_to_its_example_is_not_seen_by_the_next(file):
   file(
     "def score(response, example):\n"

@@ -227,27 +227,6 @@ def test_answers_by_hand(item, right, wrong):
   assert [a for a in wrong if verify(a, item).status != "fail"] == []
 
 
-@pytest.mark.parametrize(
-  "item, answer, reason",
-  [
-    (GIVEN, "24", "wrong numbers"),
-    (GIVEN, "8*3+8-3", "wrong answer"),
-    (GIVEN, "(8*3+8-3", "refused: cannot be evaluated"),
-    (GIVEN, "8*3 = 24",
-      "refused: not up to 200 digits, + - * / ( ) and spaces"),
-    (PLUS, "10*5/5+4", "wrong operators: use +-"),
-    (TWO, BIG, "illegal move"),
-    (TWO, SMALL, "wrong answer"),
-    (TWO, f"{SMALL}\nMove disk 2 from Peg 1 to Peg 2", "illegal move"),
-    (TWO, f"{TWO['answer']}\n{LAST}", "illegal move"),
-    (SUMS, "a", "refused: not rows of numbers"),
-    (SLOPE, "sin(X)", "refused: not a sum of terms such as -3*x**2/5"),
-  ],
-)  # fmt: skip
-def test_reasons(item, answer, reason):
-  assert verify(answer, item).reason == reason
-
-
 @pytest.mark.parametrize("name", tiers.some(sorted(checks.CHECKS), 1))
 def test_an_entry_without_its_metadata_is_invalid_or_needs_none(name):
   (whole,) = entries(name, 1)

@@ -234,7 +234,7 @@ def test_the_answer_and_nothing_else(name, oracle, metadata, right, wrong):
 
 
 class Fake:
-  """A jail that says what it was told to."""
+  """A jail with one answer."""
 
   def __init__(self, says):
     self.says, self.asked = says, []
@@ -288,27 +288,26 @@ def test_the_jail_sees_only_what_the_grammar_lets_through(answer):
   assert jail.asked == []
 
 
-def test_integrals_are_scored_by_their_derivatives():
-  """The library's scorer behind the grammar, on answers of our own."""
+@pytest.mark.parametrize(
+  "answer, integrand, status",
+  [
+    ("x**2 + C", "2*x", "pass"), ("(x + 1)**2 - 7", "2*x + 2", "pass"),
+    ("sin(x)**2/2", "sin(x)*cos(x)", "pass"),
+    ("-cos(x)**2/2 + C", "sin(x)*cos(x)", "pass"),
+    ("E**(2*x)/2", "exp(2*x)", "pass"), ("x**2 + C*x", "2*x", "fail"),
+    ("x**3", "2*x", "fail"), ("x/0", "2*x", "fail"), ("x**2 +", "2*x", "fail"),
+  ],
+)  # fmt: skip
+def test_integrals_are_scored_by_their_derivatives(answer, integrand, status):
+  """The library's scorer behind the grammar, in this process."""
 
   class Here:
     def ask(self, name, answer, asked, timeout):
       return puzzles._scorer("intermediate_integration")(answer, asked)
 
-  def status(answer, integrand):
-    item = {**INTEGRAL, "metadata": {**INTEGRAL["metadata"]}}
-    item["metadata"]["integrand"] = integrand
-    return verify(answer, item, jail=Here()).status
-
-  assert status("x**2 + C", "2*x") == "pass"
-  assert status("(x + 1)**2 - 7", "2*x + 2") == "pass"
-  assert status("sin(x)**2/2", "sin(x)*cos(x)") == "pass"
-  assert status("-cos(x)**2/2 + C", "sin(x)*cos(x)") == "pass"
-  assert status("E**(2*x)/2", "exp(2*x)") == "pass"
-  assert status("x**2 + C*x", "2*x") == "fail"
-  assert status("x**3", "2*x") == "fail"
-  assert status("x/0", "2*x") == "fail"
-  assert status("x**2 +", "2*x") == "fail"
+  metadata = INTEGRAL["metadata"] | {"integrand": integrand}
+  item = INTEGRAL | {"metadata": metadata}
+  assert verify(answer, item, jail=Here()).status == status
 
 
 def test_only_what_evaluates_is_jailed():
