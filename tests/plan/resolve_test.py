@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import shutil
+from types import SimpleNamespace
 
 import configured
 import jax
@@ -329,8 +330,10 @@ def trains(monkeypatch, tmp_path):
     return 1
 
   held = []
-  monkeypatch.setattr(train, "_parts", lambda *_, **__: None)
-  monkeypatch.setattr(train, "_hold", hold)
+  silent = SimpleNamespace(log_lines=[], close=lambda: None)
+  parts = SimpleNamespace(examples=silent, scorer=silent)
+  monkeypatch.setattr(train, "_parts", lambda *_, **__: parts)
+  monkeypatch.setattr(train, "_train", hold)
 
   def start(c, machine, *, begin_again=False, **how):
     goes_on = None if begin_again else workdir
