@@ -190,7 +190,6 @@ def test_long_and_wrong_ones_are_left_out_if_asked(model, tmp_path):
 @pytest.mark.parametrize(
   "fields, says",
   [
-    ({"data.files": ()}, "config.data.files ... empty"),
     ({"data.fields": "respons:a"}, "config.data.fields: 'respons:a'"),
     (
       {"optim.rows": 4},
@@ -211,6 +210,11 @@ def test_what_cannot_work_is_one_line(model, files, tmp_path, fields, says):
     train(config(model, files, **fields), tmp_path / "out")
   assert mentions(str(e.value), says) and "\n" not in str(e.value)
   assert not (tmp_path / "out").exists()
+
+
+def test_a_start_without_pairs_is_refused(refused):
+  flags = ("--mode=warmup", "--config=configs/sft.py", "--workdir=x")
+  assert mentions(refused(*flags), "config.data.files ... empty")
 
 
 @pytest.mark.ci
