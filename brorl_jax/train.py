@@ -115,6 +115,7 @@ class StepRecorder(Protocol):
 
   def evaluate(self, step: int, params: PyTree) -> float:
     """Evaluate these parameters on held-out prompts; returns the score."""
+    ...
 
   def sync(self) -> None:
     """Return when everything written would survive a power loss."""

@@ -113,8 +113,9 @@ def _is_base(unit: str) -> bool:
 
 def _letter(node: Node) -> object:
   """A letter as text equals the same letter as a symbol."""
-  letter = isinstance(node, Leaf) and len(node.text) == 1 and not node.unit
-  return node.text if letter or isinstance(node, Words) else node
+  if isinstance(node, Leaf) and len(node.text) == 1 and not node.unit:
+    return node.text
+  return node.text if isinstance(node, Words) else node
 
 
 def _assigned(answer: Node, gold: Node, rule: LeafRule) -> Answer:

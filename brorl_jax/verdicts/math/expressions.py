@@ -82,8 +82,10 @@ _SPACE = re.compile(
   r"|hspace\*?\{[^{}]*\}|phantom\{[^{}]*\})|~|\s+"
 )
 _THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\{,\}| )\d{3})+(?![\d ]*\d)")
-_BASES = "zero one two three four five six seven eight nine ten eleven twelve"
-_BASES = {**{w: n for n, w in enumerate(_BASES.split())}, "sixteen": 16}
+_NUMERALS = (
+  "zero one two three four five six seven eight nine ten eleven twelve"
+)
+_BASES = {**{w: n for n, w in enumerate(_NUMERALS.split())}, "sixteen": 16}
 _TOKEN = re.compile(
   r"""
   (?P<modulus>\\pmod\s*(?:\d+|\{\s*\d+\s*\})

@@ -101,7 +101,7 @@ _SIGNS = (
   r"\simeq", r"\cong", r"\propto",
 )  # fmt: skip
 # Round and square brackets are equal; bars are a determinant.
-_MATRICES = dict.fromkeys(("bmatrix", "pmatrix", "smallmatrix"), "matrix")
+_MATRICES = {x: "matrix" for x in ("bmatrix", "pmatrix", "smallmatrix")}
 _CURRENCIES = {r"\$": "dollar", "$": "dollar", "£": "£", "€": "€"}
 _NAMED = re.compile(r"x|x\(x\)|\((?:x,)+x,?\)")
 _WORDS = re.compile(r"[A-Za-z]{3,}|no|No|NO|[A-Za-z]+(?: [A-Za-z]+)+")
@@ -210,8 +210,10 @@ def _flat(nodes: Sequence[Node]) -> tuple[Node, ...]:
   """Flattens lists and sets."""
   flat: list[Node] = []
   for node in nodes:
-    inner = isinstance(node, Items) and node.kind != "except"
-    flat += node.items if inner else (node,)
+    if isinstance(node, Items) and node.kind != "except":
+      flat += node.items
+    else:
+      flat.append(node)
   return tuple(flat)
 
 
@@ -368,8 +370,9 @@ def _set(inside: Sequence[Token]) -> Node:
       return right
     raise Unreadable("a set given by a condition")
   node = _structure(inside)
-  is_list = isinstance(node, Items) and node.kind == "list"
-  return Items("set", node.items if is_list else (node,))
+  if isinstance(node, Items) and node.kind == "list":
+    return Items("set", node.items)
+  return Items("set", (node,))
 
 
 def _matrix(part: Sequence[Token]) -> Node | None:
