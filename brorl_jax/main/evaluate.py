@@ -18,7 +18,7 @@ from brorl_jax.plan import checkpoint_source, functions
 from brorl_jax.plan.checkpoint_source import Start
 from brorl_jax.plan.resolve import Evaluation
 from brorl_jax.rollout import dynamic_sampling
-from brorl_jax.runs import checkpoints, folder, intact, lock, metrics
+from brorl_jax.runs import folder, intact, metrics
 from brorl_jax.runs.lines import write_whole
 from brorl_jax.stages.examples import Examples, file_form
 from brorl_jax.stages.scoring import Scorer
@@ -43,7 +43,7 @@ def run(this: Evaluation, workdir: pathlib.Path) -> None:
     parts = _parts(this, workdir)
   except ValueError as e:
     raise UserError(str(e)) from None
-  with contextlib.closing(parts.scorer), lock.hold(workdir), _storage():
+  with contextlib.closing(parts.scorer), folder.hold(workdir), _storage():
     folder.write_config(values, workdir, mode="evaluate", **parts.entries)
     print(*parts.log_lines, sep="\n")
     found = _sampled(this, records, parts)
@@ -89,7 +89,7 @@ def _parts(this: Evaluation, workdir: pathlib.Path) -> _Parts:
     "source": str(which.source),
     "run": which.run and str(which.run),
     "step": step,
-    "weights": intact.seal(checkpoints.digest(params))[:32],
+    "weights": intact.seal(intact.digest(params))[:32],
   }
   before = folder.stored(workdir, "evaluated")
   if before not in (None, evaluated):
@@ -152,7 +152,7 @@ def _sampled(
   lines, first = metrics.JsonLines(path, after=step), len(records) // n
   total = len(parts.heldout)
   progress = metrics.Progress(after=first, steps=total, unit="prompts")
-  with contextlib.closing(lines), contextlib.closing(progress):
+  with contextlib.closing(lines):
     for found in parts.sample(first=first):
       new = [{"step": step, **record} for record in found]
       lines.write(*new)

@@ -1,5 +1,6 @@
 """Writes the files of a run: metrics, samples, events, evaluations."""
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -23,11 +24,10 @@ from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import (
   clock,
-  covered,
   events,
   folder,
   intact,
-  machine,
+  lines,
   metrics,
 )
 from brorl_jax.stages import sampling
@@ -125,9 +125,9 @@ class Recorder:
     self._files, self._early = [], []
 
   @functools.cached_property
-  def _covered(self) -> covered.Covered:
+  def _covered(self) -> lines.Covered:
     configs = folder.configs(self.workdir) or [config.as_dict(self.c)]
-    return covered.look(self.workdir, configs)
+    return lines.covered(self.workdir, configs)
 
   def lacks(self, step: int) -> str | None:
     return self._covered.lacks(step)
@@ -158,13 +158,13 @@ class Recorder:
     values = config.as_dict(c)
     if done < 0:  # config.json is the first file of a run
       folder.write_config(values, workdir, **self.entries)
-    lines = functools.partial(metrics.JsonLines, after=done, warn=self.warn)
-    self._samples = lines(workdir / "samples.jsonl")
-    self._visits = lines(workdir / "visits.jsonl")
-    self._events = lines(workdir / "events.jsonl", keep=events.of_process)
-    self._curve = lines(workdir / "eval" / "curve.jsonl")
-    self._records = lines(workdir / "eval" / "records.jsonl")
-    curve = metrics.each_line(workdir / "eval" / "curve.jsonl")
+    opened = functools.partial(lines.JsonLines, after=done, warn=self.warn)
+    self._samples = opened(workdir / "samples.jsonl")
+    self._visits = opened(workdir / "visits.jsonl")
+    of_process = lambda line: line.get("event") in events.OF_PROCESS
+    self._events = opened(workdir / "events.jsonl", keep=of_process)
+    self._curve = opened(workdir / "eval" / "curve.jsonl")
+    self._records = opened(workdir / "eval" / "records.jsonl")
     self._writer = metrics.Writer(
       workdir,
       after=done,
@@ -172,7 +172,6 @@ class Recorder:
       warn=self.warn,
       wandb=c.run.wandb,
       config=values,
-      evaluations=((line["step"], _scalars(line)) for line in curve),
     )
     self._files = [self._samples, self._visits, self._events, self._curve]
     self._files += [self._records, self._writer]
@@ -185,7 +184,7 @@ class Recorder:
 
   def _record_start(self, done: int) -> None:
     """Records a start or resume, and what is not as it was before."""
-    if done >= 0 and (found := machine.differences(self.workdir)):
+    if done >= 0 and (found := folder.differences(self.workdir)):
       each = [f"{k} {a!r} -> {b!r}" for k, (a, b) in found.items()]
       self.warn(
         f"not bit-identical from here: {', '.join(each)}", changed=found
@@ -194,8 +193,10 @@ class Recorder:
       self._write(self._last, event)
     if done < 0:
       self._write(0, {"event": "start", **events.here()})
-      if left_out := events.left_out(self.entries.get("left_out") or ()):
-        self._write(0, left_out)
+      if refused := self.entries.get("left_out"):
+        why = f"{len(refused)} lines left out; the first: {refused[0]}"
+        event = {"event": "data", "count": len(refused), "why": why}
+        self._write(0, event)
     elif done < self.c.run.steps:
       after = events.last_word(self.workdir / "events.jsonl")
       more = {"again": self._covered.steps - done, "after": after}
@@ -256,7 +257,8 @@ class Recorder:
       self._warned = step
       self.warn(f"step {step}: {why}")
     if count:
-      why = events.most_frequent(replaced)
+      ranked = collections.Counter(replaced).most_common(3)
+      why = "; ".join(f"{n} x {reason}" for reason, n in ranked)
       self.event(step, {"event": "workers", "count": count, "why": why})
     responses = groups.scores.responses[groups.rollouts.drawn]
     failed = [(x.task, x.verdict.reason) for x in responses if not x.valid]
@@ -266,8 +268,11 @@ class Recorder:
   def _record_unjudged(
     self, step: int, failed: Sequence[tuple[str, str]], of: int
   ) -> None:
-    if event := events.unjudged(failed, of):
-      self.event(step, event)
+    """Of each: task and reason."""
+    if failed:
+      (task, why), _ = collections.Counter(failed).most_common(1)[0]
+      event = {"event": "unjudged", "count": len(failed), "of": of}
+      self.event(step, {**event, "task": task, "why": why})
 
   def dump(
     self,
@@ -482,16 +487,16 @@ def pair(found: Sequence[evaluate.Record], most: int) -> str:
 
   Of a prompt or response at most `most` characters are shown.
   """
-  lines = []
+  shown = []
   for passed in (True, False):
     some = [x for x in found if "response" in x and x["pass"] == passed]
     for one in some[:1]:
       why = f"  ({_clipped(one['reason'], most)})" if one["reason"] else ""
-      lines += [
+      shown += [
         f"  {one['status']}  {one['task']}: {_clipped(one['prompt'], most)}",
         f"    -> {_clipped(one['response'], most)}{why}",
       ]
-  return "\n".join(lines)
+  return "\n".join(shown)
 
 
 def _clipped(text: str, most: int) -> str:

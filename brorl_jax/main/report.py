@@ -1,6 +1,5 @@
 """--mode=report: compares runs on one page of tables and curves."""
 
-import contextlib
 import json
 import pathlib
 from collections.abc import Iterator, Sequence
@@ -24,12 +23,11 @@ def run(workdirs: Sequence[pathlib.Path]) -> None:
   names = load_runs.short_names([path.resolve() for path in workdirs])
   read = list[LoadedRun]()
   progress = metrics.Progress(after=0, steps=len(names), unit="folder")
-  with contextlib.closing(progress) as bar:
-    for folder, name in zip(workdirs, names, strict=True):
-      read.append(load_runs.read(folder, name))
-      bar.step(len(read), name)
-      # At once: reading the next run may take minutes.
-      refuse_differences(read[0], read[-1])
+  for folder, name in zip(workdirs, names, strict=True):
+    read.append(load_runs.read(folder, name))
+    progress.step(len(read), name)
+    # At once: reading the next run may take minutes.
+    refuse_differences(read[0], read[-1])
   publish(read, workdirs[0])
 
 

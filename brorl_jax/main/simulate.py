@@ -1,6 +1,5 @@
 """--mode=simulate: the simulator for several N, with AdamW and with SGD."""
 
-import contextlib
 import functools
 import json
 import math
@@ -17,7 +16,7 @@ from brorl_jax.errors import UserError
 from brorl_jax.main import settings
 from brorl_jax.report import figures
 from brorl_jax.rl import simulator
-from brorl_jax.runs import folder, lock, metrics
+from brorl_jax.runs import folder, metrics
 
 _SURROGATES = {
   "probability": simulator.weighted_by_probability,
@@ -30,20 +29,14 @@ def run(c: Any, workdir: pathlib.Path, *, allow_change: bool) -> None:
   """Writes report/: figure3.png, sweep.png, simulate.json and table.txt."""
   settings.check(c, rules)
   # A simulation always starts again, so that no field may change.
-  values, free = json.loads(c.to_json()), frozenset[str]()
-  folder.check(
-    values, workdir, allow_change=allow_change, free=free, mode="simulate"
-  )
+  values = json.loads(c.to_json())
+  folder.check(values, workdir, allow_change=allow_change, mode="simulate")
   adamw = simulator.AdamW(c.lr, c.b1, c.b2, c.eps, c.weight_decay)
   plan = [("adamw", adamw, n) for n in sorted({*c.n, *c.dense_n})]
   plan += [("sgd", simulator.Sgd(c.sgd_lr), n) for n in sorted(c.n)]
   results, out = [], workdir / "report"
-  with (
-    lock.hold(workdir),
-    contextlib.closing(
-      metrics.Progress(after=0, steps=len(plan), unit="run")
-    ) as bar,
-  ):
+  with folder.hold(workdir):
+    progress = metrics.Progress(after=0, steps=len(plan), unit="run")
     for i, (name, optimizer, n) in enumerate(plan, 1):
       # In float32, a step of gradient descent would be a few roundings of a
       # logit of 3.
@@ -51,7 +44,7 @@ def run(c: Any, workdir: pathlib.Path, *, allow_change: bool) -> None:
         results.append(one := sweep(c, name, optimizer, n))
       first, *_, last = one["correct_mass"]
       change = f"Q_pos {first:.4f} -> {last:.4f}, {last - first:+.2e}"
-      bar.step(i, f"{name} N = {n}: {change}")
+      progress.step(i, f"{name} N = {n}: {change}")
     folder.write_config(values, workdir, mode="simulate")
     out.mkdir(exist_ok=True)
     text = json.dumps({"config": values, "runs": results}) + "\n"

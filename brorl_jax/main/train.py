@@ -38,11 +38,7 @@ from brorl_jax.runs import (
   checkpoints,
   events,
   folder,
-  going_back,
   intact,
-  kept,
-  lock,
-  machine,
   metrics,
 )
 from brorl_jax.stages import advantages, learning, sampling
@@ -77,11 +73,9 @@ def run(
     raise UserError(
       f"--profile_step={profile_step} is no step of 1 to {c.run.steps}"
     )
-  if from_step is not None:
-    going_back.require_saved(workdir, from_step)
   changed: Mapping[str, Any] = {}
   if begin_again:
-    folder.check_again(workdir)
+    folder.files(workdir)  # refuses those of others
   else:
     values = config.as_dict(c)
     changed = folder.check(values, workdir, allow_change=allow_change)
@@ -91,7 +85,7 @@ def run(
     parts = _parts(this, workdir, anew=allow_change or begin_again)
   except ValueError as e:
     raise UserError(str(e)) from None
-  hold = lock.hold(workdir) if leads else contextlib.nullcontext()
+  hold = folder.hold(workdir) if leads else contextlib.nullcontext()
   with no_closed_loops(), contextlib.closing(parts.scorer), hold:
     require_one_folder(workdir)
     if leads and begin_again and (to := folder.set_aside(workdir)) is not None:
@@ -104,8 +98,6 @@ def run(
       *map(_summary, this.phases),
       sep="\n",
     )
-    if (why := kept.too_rare(c.run, c.eval.every)) is not None:
-      print(f"warning: {why}")
     stopped = _train(this, workdir, parts, changed, from_step, profile_step)
   if stopped is not None:
     print(f"stopped after step {stopped}; the same command resumes")
@@ -233,6 +225,7 @@ def _train(
     keep=c.run.keep_checkpoints,
     keep_every=c.run.keep_every,
     run=identity,
+    from_step=from_step,
     warn=recorder.warn,
   )
   each = [(p, stages(this, p, examples, scorer)) for p in this.phases]
@@ -249,9 +242,6 @@ def _train(
   with recorder, processes.last_word(recorder.cut):
     try:
       with closing(store), stop:
-        if from_step is not None:
-          store.require(from_step, parts.state, ours.lacks)
-        going_back.before_start(workdir, from_step)
         state = train.train(
           parts.state,
           stages_at,
@@ -336,7 +326,7 @@ def decisions(
     **{f"config.{name}": value for name, value in fields.items()},
     **{f"data {name}": value for name, value in data.items()},
     **{f"function {name}": value for name, value in functions.items()},
-    **machine.versions(),
+    **folder.versions(),
     "Python": platform.python_version(),
     "the policy's files (a hash)": policy.hexdigest()[:16],
     "the code of brorl_jax (a hash)": code.hexdigest()[:16],

@@ -128,9 +128,9 @@ def _to(name: str) -> Callable[..., bool]:
 _LINES = "brorl_jax.runs.lines:JsonLines.write"
 _WHOLE = "brorl_jax.runs.lines:write_whole"
 _SAVE = "brorl_jax.runs.checkpoints:Store.save"
-_LOCK = "brorl_jax.runs.lock:hold"
+_LOCK = "brorl_jax.runs.folder:hold"
 _CONFIG = "brorl_jax.runs.folder:write_config"
-_READ = "brorl_jax.runs.stored:read"
+_READ = "brorl_jax.runs.checkpoints:read_step"
 _REMOVE = "orbax.checkpoint:CheckpointManager.delete"
 _FINISH = "brorl_jax.main.train:finish"
 _SCORES = "brorl_jax.stages.scoring:Scorer"
@@ -176,7 +176,9 @@ STAGES = {
   "before a step has its name": Stage(
     "os:rename", 3, when=lambda source, *_, **__: _UNFINISHED in str(source)
   ),
-  "between a step and its check": Stage("brorl_jax.runs.stored:compare", 2),
+  "between a step and its check": Stage(
+    "brorl_jax.runs.checkpoints:compare", 2
+  ),
   "while a step is checked": Stage(
     "brorl_jax.runs.intact:digest", 2, when=lambda *args: len(args) > 1
   ),

@@ -325,7 +325,11 @@ def on_pairs(model, files, **fields):
 @pytest.fixture(scope="module")
 def warm(model, files, tmp_path_factory):
   out = tmp_path_factory.mktemp("out") / "warm"
-  train.warmup(on_pairs(model, files), out)
+  held = out.with_name("held.jsonl")
+  made.dump(held, sums(210)[200:])
+  train.warmup(
+    on_pairs(model, files, **{"data.heldout_files": (str(held),)}), out
+  )
   return out
 
 
@@ -338,8 +342,9 @@ def test_it_lowers_the_held_out_loss(warm):
   assert looks[-1]["epochs"] == pytest.approx(4.0)
   # A random policy is as good as a guess among all tokens.
   assert looks[0]["heldout"] == pytest.approx(np.log(512), abs=0.1)
-  (digest,) = record["files"].values()
-  assert len(digest) == 32
+  # Of the pairs to train on, and of those held out.
+  one, other = record["files"].values()
+  assert len(one) == len(other) == 32 and one != other
   assert record["config"]["optim"]["lr"] == 0.01
 
 
@@ -397,6 +402,16 @@ def test_long_and_wrong_ones_are_left_out_if_asked(model, tmp_path):
   learned, measured, said = train.read_pairs(this)
   assert len(learned) + len(measured) == 38
   assert mentions(", ".join(said), "1 wrong ... 1 too long")
+
+
+def test_a_pair_that_just_fits_is_kept(model, files):
+  every = lambda n: train.read_pairs(
+    on_pairs(model, files, **{"data.skip_bad": True, "optim.row_tokens": n})
+  )
+  learned, measured, _ = every(128)
+  longest = max(sum(map(len, pair)) for pair in learned + measured)
+  counts = [sum(map(len, every(n)[:2])) for n in (longest, longest - 1)]
+  assert counts[0] == 200 > counts[1]
 
 
 @pytest.mark.parametrize(
