@@ -21,7 +21,7 @@ from brorl_jax.errors import UserError
 from brorl_jax.main import export
 from brorl_jax.model import huggingface, tokenizer
 from brorl_jax.rollout import sampler
-from brorl_jax.runs import checkpoints, events, metrics
+from brorl_jax.runs import events, intact, metrics
 
 # A whole run at a desk is that of documents_test.
 pytestmark = pytest.mark.ci
@@ -358,7 +358,7 @@ def test_a_run_is_exported_as_it_is(whole, tmp_path, capsys):
   assert out.stat().st_mode & 0o777 == 0o755  # others may read it
   policy, params = huggingface.load(out)
   _, extra = digest(run)
-  for path, value in checkpoints.digest({"params": params}).items():
+  for path, value in intact.digest({"params": params}).items():
     assert value == extra["digest"][path], path
   assert policy == huggingface.load(ROOT / "brorl_jax" / "assets")[0]
 

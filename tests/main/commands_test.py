@@ -38,7 +38,8 @@ SHORT = {
     --config.run.steps=1 --config.eval.prompts=2 --config.eval.n=2
     --config.optim.blocks=4""",
   "evaluate": """--config.eval.prompts=2 --config.eval.n=2
-    --config.devices.mesh_fsdp=1""",
+    --config.devices.mesh_fsdp=1 --config.data.prompt_tokens=400
+    --config.sampling.max_new_tokens=6""",
   "simulate": """--config.steps=3 --config.vocab=500 --config.correct=50
     --config.n=(4,64) --config.dense_n=()""",
   "warmup": "--config.optim.row_tokens=64 --config.devices.mesh_fsdp=1",

@@ -324,10 +324,7 @@ def test_other_records_are_refused(whole, tmp_path, line, said):
   [
     ({"eval_top_p": 0.0}, "config.eval.top_p = 0.0 must be above 0"),
     ({"checkpoint": "/no/such"}, "'/no/such' ... checkpoint ... directory"),
-    (
-      {"memory_bytes": 10**6},
-      "evaluations: config.devices.memory_bytes = 1000000",
-    ),
+    ({"memory_bytes": 10**6}, "evaluations: ... config.devices.memory_bytes"),
     ({"eval_prompts": 10**4}, "config.eval.prompts = 10000 ... count_primes"),
   ],
 )
