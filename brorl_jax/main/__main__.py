@@ -248,7 +248,10 @@ def checked_config() -> Config | Warmup | None:
   if _MODE.value in ("train", "plan"):
     return settings.training(_CONFIG.value)
   if _MODE.value == "warmup":
-    return settings.typed(_CONFIG.value, Warmup)
+    c = settings.typed(_CONFIG.value, Warmup)
+    if not c.data.files:
+      raise UserError("config.data.files is empty; name files of pairs")
+    return c
   if _MODE.value in ("evaluate", "export"):
     return settings.typed(_CONFIG.value)
   return None

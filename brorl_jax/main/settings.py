@@ -230,7 +230,7 @@ def training_rules(c: config.Config) -> Iterator[Rule]:
     yield f"data.{field}", holds, "empty without data.files"
   yield from _sampling_rules(c.sampling)
   prompts, pool = c.sampling.prompts, c.data.distinct_prompts
-  must = "another mean with sampling.rounds: advantages do that"
+  must = "another one with sampling.rounds, where prompts weigh the same"
   yield "loss.mean", not c.sampling.rounds or c.loss.mean != "prompt", must
   must = f"a divisor of samples / n = {prompts} prompts"
   yield "optim.minibatches", prompts % c.optim.minibatches == 0, must

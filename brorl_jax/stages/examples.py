@@ -11,7 +11,7 @@ from brorl_jax import types
 from brorl_jax.config import Config
 from brorl_jax.config.data import DataConfig, DomainConfig, FamilyConfig
 from brorl_jax.data import data_order, dataset, heldout, schema
-from brorl_jax.data.records import Place
+from brorl_jax.data.files import Place
 from brorl_jax.data.schema import Form
 from brorl_jax.errors import UserError
 from brorl_jax.model import tokenizer

@@ -433,10 +433,7 @@ def _text(value: Any, where: str) -> bytes:
     value = "\n".join(value)
   if not isinstance(value, str):
     raise ValueError(f"tests.{where} is a {type(value).__name__}; use a text")
-  try:
-    data = value.encode()
-  except UnicodeEncodeError:
-    raise ValueError(f"tests.{where} has a lone surrogate") from None
+  data = value.encode()  # raises ValueError for a lone surrogate
   if len(data) > MAX_TEXT:
     raise ValueError(
       f"tests.{where} has {len(data)} bytes; use at most {MAX_TEXT}"

@@ -166,7 +166,7 @@ BAD += [  # with other fields
     "at most n - stop_wrong = 492",
   ),
   ("in_flight", {**STOP, "in_flight": 8200}, "multiple of rounds[0] = 16"),
-  ("mean", {**STOP, "mean": "prompt"}, "another mean"),
+  ("mean", {**STOP, "mean": "prompt"}, "another"),
   (
     "overlong_buffer",
     {"overlong_buffer": 7, "overlong_weight": 1.0},

@@ -417,7 +417,6 @@ def test_a_pair_that_just_fits_is_kept(model, files):
 @pytest.mark.parametrize(
   "fields, says",
   [
-    ({"data.files": ()}, "config.data.files ... empty"),
     ({"data.fields": "respons:a"}, "config.data.fields: 'respons:a'"),
     ({"optim.rows": 4}, "config.optim.rows = 4 ... mesh_data x mesh_fsdp"),
     ({"optim.row_tokens": 129}, "config.optim.row_tokens = 129 ... most 128"),

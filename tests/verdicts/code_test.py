@@ -616,7 +616,7 @@ def test_results_that_are_no_values(payload):
     ({"inputs": ["1"], "outputs": [1]}, "tests.outputs[0] is a int"),
     ({"inputs": ["1", 2], "outputs": ["1", "1"]}, "tests.inputs[1] is a int"),
     ({"inputs": ["1"], "outputs": [" \n"]}, "only empty outputs"),
-    ({"inputs": ["1"], "outputs": ["\ud800"]}, "lone surrogate"),
+    ({"inputs": ["1"], "outputs": ["\ud800"]}, "surrogates not allowed"),
     ({"inputs": ["a" * (9 << 20)], "outputs": ["1"]}, "use at most 8388608"),
     ({"inputs": ["1"] * 10_001, "outputs": ["1"] * 10_001}, "10001 inputs"),
     ({"inputs": ["1"], "outputs": ["1"], "fn": "f"}, "unknown field 'fn'"),
