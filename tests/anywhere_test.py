@@ -97,19 +97,30 @@ def test_the_examples_have_five_lines():
     assert len(code) <= 5, name
 
 
+OWN_REWARD = """--config=smoke --config.data.files=('train.jsonl',)
+  --config.data.fields=prompt:question --config.data.heldout_one_in=3
+  --config.reward.verifier=('my_reward.py:score',)""".split()
+
+
+def test_an_own_reward_a_loss_and_a_config_are_found(brorl, tmp_path):
+  """A plan imports them, reads the data and compiles nothing."""
+  for name in ("my_reward.py", "my_loss.py", "mine.py"):
+    (tmp_path / name).write_text(example(name))
+  data(tmp_path / "train.jsonl")
+  words = ["--mode=plan", "--config=mine.py", *OWN_REWARD[1:]]
+  done = brorl(*words, "--config.loss.kind=my_loss.py:loss", *SMALL)
+  assert done.returncode == 0, done.stderr
+  assert "files: " in done.stdout and "level" not in done.stderr
+  (tmp_path / "my_loss.py").write_text("")
+  done = brorl(*words, "--config.loss.kind=my_loss.py:loss", *SMALL)
+  assert done.returncode == 2 and "my_loss.py:loss" in done.stderr
+
+
+@pytest.mark.slow
 def test_an_own_reward_trains_on_odd_columns(brorl, tmp_path):
   (tmp_path / "my_reward.py").write_text(example("my_reward.py"))
   data(tmp_path / "train.jsonl")
-  words = [
-    "--config=smoke",
-    "--workdir=run",
-    "--config.data.files=('train.jsonl',)",
-    "--config.data.fields=prompt:question",
-    "--config.data.heldout_one_in=3",
-    "--config.reward.verifier=('my_reward.py:score',)",
-    *SMALL,
-  ]
-  done = brorl(*words)
+  done = brorl(*OWN_REWARD, "--workdir=run", *SMALL)
   assert done.returncode == 0, done.stderr
   assert "level" not in done.stderr
   lines = [

@@ -38,11 +38,6 @@ def run(this: Evaluation, workdir: pathlib.Path) -> None:
   folder.check(values, workdir, allow_change=False, mode="evaluate")
   records = workdir / "eval" / "records.jsonl"
   summary = workdir / "eval" / "summary.json"
-  for file in (records, summary):
-    if file.is_dir():
-      raise UserError(
-        f"{file} is a folder; remove it or choose another workdir"
-      )
   logging.set_verbosity(logging.ERROR)  # orbax logs every file
   try:
     parts = _parts(this, workdir)

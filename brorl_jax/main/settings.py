@@ -75,9 +75,6 @@ def _checked(args: list[str]) -> list[str]:
   out, fields = list[str](), list[str]()
   given, rest = None, iter(args)
   for arg in rest:
-    if arg == "--":  # what follows are no flags
-      out += [arg, *rest]
-      break
     name, equals, value = arg.partition("=")
     if name in ("-config", "--config"):
       given = value if equals else next(rest, "")
@@ -157,16 +154,17 @@ def _no_field(name: str, fields: list[str], prefix: str) -> str:
   unknown = f"there is no {prefix}{name}"
   if (meant := _ELSEWHERE.get(name.rpartition(".")[2])) in fields:
     return f"{unknown}; it is {prefix}{meant} here"
-  if hint := _hint(name, fields, prefix):
-    return unknown + hint
-  # Finds a field, misspelt or not, that is given without its section.
-  ends: dict[str, str] = {}
-  for field in fields:
-    ends.setdefault(field.rpartition(".")[2], field)
-  close = difflib.get_close_matches(name, ends, 1, cutoff=_ALIKE)
-  if "." not in name and close:
-    return f"{unknown}; did you mean {prefix}{ends[close[0]]}?"
-  return f"{unknown}; brorl_jax/config/ lists all fields"
+  # Of the same section, or of all for a name without one: the shortest.
+  section, _, last = name.rpartition(".")
+  near = {
+    field.rpartition(".")[2]: field
+    for field in sorted(fields, key=len, reverse=True)
+    if not section or field.rpartition(".")[0] == section
+  }
+  if close := difflib.get_close_matches(last, near, 1, cutoff=_ALIKE):
+    return f"{unknown}; did you mean {prefix}{near[close[0]]}?"
+  hint = "" if near else _hint(name, fields, prefix)
+  return unknown + (hint or "; brorl_jax/config/ lists all fields")
 
 
 def _hint(given: str, known: list[str], prefix: str = "") -> str:

@@ -454,8 +454,6 @@ def read_pairs(
 ) -> tuple[list[Pair], list[Pair], list[str]]:
   """Pairs to train on, held out, and lines for the log; raises ValueError."""
   c = this.config.data
-  if not c.files:
-    raise ValueError("config.data.files is empty; name files of pairs")
   try:
     names = schema.parse(c.fields, dataset.PAIR_FIELDS)
   except ValueError as e:

@@ -1,6 +1,7 @@
 """The commands and snippets of the documents and of the configs' heads run."""
 
-import functools
+import contextlib
+import io
 import json
 import os
 import pathlib
@@ -10,41 +11,46 @@ import subprocess
 import sys
 
 import compiling
+import configured
 import jax
 import numpy as np
 import pytest
 import runs_for_tests as made
 import tiers
+from absl.testing import flagsaver
 from messages import mentions
 
+from brorl_jax import main
 from brorl_jax.configs import simulate
 from brorl_jax.errors import UserError
+from brorl_jax.main import __main__ as command_line
 from brorl_jax.main import settings
 from brorl_jax.main import simulate as simulate_command
+from brorl_jax.many import meshes
 from brorl_jax.rl import simulator
 from brorl_jax.runs import folder
 
 ROOT = pathlib.Path(__file__).parents[2]
 # Short forms: the same command, with these overrides.
 SHORT = {
-  "train": [
-    "--config.sampling.n=32",
-    "--config.sampling.samples=64",
-    "--config.sampling.in_flight=0",
-    "--config.optim.minibatches=2",
-    "--config.run.steps=1",
-    "--config.eval.prompts=2",
-    "--config.eval.n=2",
-    "--config.optim.blocks=4",
-  ],
-  "evaluate": ["--config.eval.prompts=2", "--config.eval.n=2"],
-  "simulate": [
-    "--config.steps=3",
-    "--config.vocab=2000",
-    "--config.correct=100",
-    "--config.n=(4,512)",
-    "--config.dense_n=()",
-  ],
+  "train": """--config.sampling.n=32 --config.sampling.samples=64
+    --config.sampling.in_flight=0 --config.optim.minibatches=2
+    --config.run.steps=1 --config.eval.prompts=2 --config.eval.n=2
+    --config.optim.blocks=4""",
+  "evaluate": """--config.eval.prompts=2 --config.eval.n=2
+    --config.devices.mesh_fsdp=1 --config.data.prompt_tokens=400
+    --config.sampling.max_new_tokens=6""",
+  "simulate": """--config.steps=3 --config.vocab=500 --config.correct=50
+    --config.n=(4,64) --config.dense_n=()""",
+  "warmup": "--config.optim.row_tokens=64 --config.devices.mesh_fsdp=1",
+}
+LEAVES = {
+  "train": "report/index.html",
+  "report": "report/index.html",
+  "evaluate": "eval/summary.json",
+  "export": "model.safetensors",
+  "warmup": "model.safetensors",
+  "simulate": "report/figure3.png",
 }
 DOCUMENTS = (
   ROOT / "README.md",
@@ -71,35 +77,16 @@ def commands():
   return sorted(found.values())
 
 
-QUICK_START = "python -m brorl_jax.main --config=configs/n512.py"
-
-
 def mode_of(command):
   return (re.findall(r"--mode=(\w+)", command) or ["train"])[0]
 
 
-# They do what another one does, with other numbers.
-ALIKE = (
-  "harder.py",
-  "smoke.py",
-  "domain.py:math",
-  "prorl_v1",
-  "n16.py",
-  "domain.py:code",
-  "domain.py:instructions",
-  "domain.py:stem",
-  "n512_equal_samples",
-  "sweep",
-)
-
-
 def by_tier():
-  """Commands like another one's are slow; all run outside of a desk's tier."""
+  """Training and a second evaluation are slow."""
   for command in commands():
-    if command.startswith(f"{QUICK_START} --workdir"):
-      continue
-    alike = any(f"configs/{name}" in command for name in ALIKE)
-    yield tiers.at_night(command) if alike else command
+    long = mode_of(command) == "train" and "=DIR" not in command
+    slow = long or "harder.py" in command
+    yield tiers.at_night(command) if slow else command
 
 
 def test_documents_name_the_two_arms_and_the_warmup():
@@ -108,122 +95,98 @@ def test_documents_name_the_two_arms_and_the_warmup():
     assert f"--config=configs/{config}.py" in text
 
 
-@pytest.fixture(scope="module")
-def start():
-  """Runs Python, which compiles as tests do."""
-  flags = {"XLA_FLAGS": compiling.QUICK}
-  return functools.partial(run, env=os.environ | flags)
+@pytest.fixture
+def run(monkeypatch, capsys):
+  """Runs the command; its status, standard output and errors."""
+  make = lambda **_: meshes.over([jax.devices()[:1]], meshes.ONE)
 
+  def of(*words):
+    if mode_of(" ".join(words)) == "train" and "=DIR" not in " ".join(words):
+      done = subprocess.run(
+        [sys.executable, "-m", "brorl_jax.main", *words],
+        cwd=ROOT,
+        env=os.environ | {"XLA_FLAGS": compiling.QUICK},
+        capture_output=True,
+        text=True,
+        timeout=240,
+      )
+      return done.returncode, done.stdout, done.stderr
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", ["brorl", *words])
+    monkeypatch.setattr(command_line.os, "_exit", sys.exit)
+    monkeypatch.setattr(main, "keep_freed_memory", lambda: None)
+    monkeypatch.setattr(command_line.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(meshes, "make_mesh", make)
+    status = 0
+    with flagsaver.flagsaver():
+      try:
+        command_line.main(settings.parse_flags(sys.argv))
+      except SystemExit as e:
+        status = e.code
+    return status, *capsys.readouterr()
 
-def run(*words, env):
-  return subprocess.run(
-    [sys.executable, *words],
-    cwd=ROOT,
-    env=env,
-    capture_output=True,
-    text=True,
-    timeout=240,
-  )
-
-
-@pytest.fixture(scope="module")
-def trained(start, tmp_path_factory):
-  """The run of the quick start, in its short form."""
-  workdir = tmp_path_factory.mktemp("trained") / "run"
-  words = shlex.split(QUICK_START)[1:]
-  result = start(*words, f"--workdir={workdir}", *SHORT["train"])
-  assert result.returncode == 0, result.stderr
-  return workdir, result
-
-
-@pytest.mark.ci
-def test_quick_start_runs(trained):
-  assert f"{QUICK_START} --workdir=runs/n512" in commands()
-  assert (trained[0] / "report" / "index.html").exists()
+  return of
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize("command", list(by_tier()))
-def test_command_runs(start, command, tmp_path, request):
-  _, *words = shlex.split(command)
-  mode = mode_of(command)
+def test_command_runs(run, command, tmp_path):
+  words, mode, out = (
+    shlex.split(command)[3:],
+    mode_of(command),
+    tmp_path / "run",
+  )
   words = [w for w in words if not w.startswith("--workdir=")]
-  if "--config=configs/sft.py" in words:  # on the embedded policy
-    made.dump(tmp_path / "pairs.jsonl", PAIRS)
-    words = [w for w in words if not w.startswith("--config.")]
-    words += [f"--config.data.files={tmp_path}/pairs.jsonl"]
-    words += ["--config.optim.row_tokens=64", f"--workdir={tmp_path}/run"]
-  else:
-    words += [f"--workdir={tmp_path}/run", *SHORT.get(mode, [])]
-  if "--config.policy.checkpoint=DIR" in words:  # a model that nobody has here
-    words += ["--config.optim.minibatches=1"]
-    result = start(*words)
-    assert result.returncode == 2
-    assert "error: checkpoint 'DIR' is not a directory;" in result.stderr
-    assert result.stderr.count("\n") == 1
-    return
-  if "--config.policy.checkpoint=runs/" in command:
-    before, _ = request.getfixturevalue("trained")
-    (run,) = [
-      w for w in words if w.startswith("--config.policy.checkpoint=runs/")
-    ]
-    words[words.index(run)] = f"--config.policy.checkpoint={before}"
+  words += [f"--workdir={out}", *SHORT.get(mode, "").split()]
   if mode == "report":
-    words = [w for w in words if not w.startswith("--workdir=")]
-    words += [f"--workdir={made.run(tmp_path / name)}" for name in ("run", "b")]
-  result = start(*words)
-  assert result.returncode == 0, result.stderr
-  leaves = {
-    "train": "report/index.html",
-    "report": "report/index.html",
-    "evaluate": "eval/summary.json",
-    "export": "model.safetensors",
-    "warmup": "model.safetensors",
-    "simulate": "report/figure3.png",
-  }
-  assert (tmp_path / "run" / leaves[mode]).exists()
-  assert mode != "report" or "backend" not in result.stderr
+    words += [f"--workdir={made.run(tmp_path / 'b')}"]
+    made.run(out)
+  if mode == "warmup":  # on the embedded policy
+    made.dump(tmp_path / "pairs.jsonl", PAIRS)
+    words = [w for w in words if "=DIR" not in w and "=pairs" not in w]
+    words += [f"--config.data.files={tmp_path}/pairs.jsonl"]
+  if mode in ("evaluate", "export"):
+    made.with_checkpoints(tmp_path / "trained", configured.config(), (1,))
+    trained = f"=={tmp_path / 'trained'}"[1:]
+    words = [re.sub(r"(?<=checkpoint)=runs/.*", trained, w) for w in words]
+  status, _, said = run(*words)
+  if "--config.policy.checkpoint=DIR" in words:  # a model that is not here
+    assert (status, said.count("\n")) == (2, 1)
+    assert "error: checkpoint 'DIR' is not a directory;" in said
+    return
+  assert status == 0, said
+  assert (out / LEAVES[mode]).exists()
+  assert mode != "report" or "backend" not in said
 
 
-def test_help_is_fast_and_names_the_flags():
+@pytest.mark.parametrize(
+  "flags, status",
+  [
+    (["--help"], 1),
+    (["--config=n512", "--workdir=w", "--config.sampling.n=3"], 2),
+    (["--config=n512", "--workdir=w", "--config.optim.lr=-1"], 2),
+  ],
+)
+def test_flags_are_read_before_anything_is_loaded(flags, status):
+  """Help, and wrong values of a field and between fields, take no second."""
   result = subprocess.run(
-    [sys.executable, "-X", "importtime", "-m", "brorl_jax.main", "--help"],
+    [sys.executable, "-X", "importtime", "-m", "brorl_jax.main", *flags],
     cwd=ROOT,
     capture_output=True,
     text=True,
     timeout=60,
   )
-  some = ("--config", "--workdir", "--mode", "--compilation_cache")
-  some += ("--from_step", "--profile_step")
-  for flag in (*some, "--[no]allow_config_change", "--[no]begin_again"):
-    assert flag in result.stdout
-  # What takes seconds is not loaded.
+  assert result.returncode == status
+  if status == 2:
+    assert "error: config." in result.stderr
+  else:
+    names = "config workdir mode compilation_cache from_step profile_step"
+    names += " [no]allow_config_change [no]begin_again prompts"
+    for flag in names.split():
+      assert f"--{flag}" in result.stdout
   slow = "jax", "flax", "transformers", "reasoning_gym", "orbax", "matplotlib"
   for library in slow:
     assert not re.search(rf"\| +{library}$", result.stderr, re.MULTILINE)
-
-
-def test_a_wrong_value_is_told_before_anything_is_loaded(tmp_path):
-  """One of a field, and one that does not go with another."""
-  for flag in ("--config.sampling.n=3", "--config.optim.lr=-1"):
-    result = subprocess.run(
-      [
-        *(sys.executable, "-X", "importtime", "-m", "brorl_jax.main"),
-        *("--config=configs/n512.py", f"--workdir={tmp_path}/run", flag),
-      ],
-      cwd=ROOT,
-      capture_output=True,
-      text=True,
-      timeout=60,
-    )
-    assert result.returncode == 2 and "error: config." in result.stderr
-    for library in ("jax", "flax", "transformers", "reasoning_gym"):
-      assert not re.search(rf"\| +{library}$", result.stderr, re.MULTILINE)
-
-
-def section(path, heading):
-  """A section of a document, up to the next heading of its level."""
-  return path.read_text().split(f"\n## {heading}")[1].split("\n## ")[0]
 
 
 def snippets():
@@ -234,18 +197,13 @@ def snippets():
 
 
 @pytest.mark.ci
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("snippet", snippets())
-def test_snippet_runs(snippet):
-  result = subprocess.run(
-    [sys.executable, "-W", "error", "-c", snippet],
-    cwd=ROOT,
-    env=os.environ | {"XLA_FLAGS": compiling.QUICK},
-    capture_output=True,
-    text=True,
-    timeout=120,
-  )
-  assert result.returncode == 0, result.stderr
-  assert result.stdout.strip()
+def test_snippet_runs(snippet, monkeypatch):
+  monkeypatch.chdir(ROOT)
+  with contextlib.redirect_stdout(io.StringIO()) as said:
+    exec(snippet, {})
+  assert said.getvalue().strip()
 
 
 # -------------------------------------------------------------- the simulator
@@ -262,47 +220,31 @@ def small(**change):
 
 def reference(c, optimizer, n):
   keys = jax.random.split(jax.random.key(c.seed), c.seeds)
-  runs = [
-    simulator.simulate(
-      key,
-      n=n,
-      steps=c.steps,
-      vocab=c.vocab,
-      correct=c.correct,
-      seeding=c.seeding,
-      anchor=c.anchor,
-      surrogate=simulator.weighted_by_probability,
-      optimizer=optimizer,
-      centred=c.centred,
-    )
-    for key in keys
-  ]
-  return jax.tree.map(lambda *x: np.stack(x), *runs)
+  how = {k: c[k] for k in ("steps", "vocab", "correct", "seeding", "anchor")}
+  how |= {"surrogate": simulator.weighted_by_probability, "n": n}
+  one = lambda key: simulator.simulate(
+    key, optimizer=optimizer, centred=c.centred, **how
+  )
+  return jax.tree.map(lambda *x: np.stack(x), *map(one, keys))
 
 
 @pytest.mark.ci
 def test_the_report_of_the_simulator_is_that_of_its_runs(tmp_path, monkeypatch):
+  """And a report of other steps is not overwritten."""
   drawn = {}
+  note = lambda name: lambda path, runs: drawn.update({name: runs})
   for name in ("figure3", "sweep"):
-    draw = getattr(simulate_command.figures, name)
-    monkeypatch.setattr(
-      simulate_command.figures,
-      name,
-      lambda path, runs, name=name, draw=draw: (
-        drawn.update({name: [(r["optimizer"], r["n"]) for r in runs]}),
-        draw(path, runs),
-      ),
-    )
+    monkeypatch.setattr(simulate_command.figures, name, note(name))
   c = small()
-  simulate_command.run(c, tmp_path / "run", allow_change=False)
-  out = tmp_path / "run" / "report"
+  simulate_command.run(c, tmp_path, allow_change=False)
+  out = tmp_path / "report"
   runs = json.loads((out / "simulate.json").read_text())["runs"]
   every = [("adamw", 4), ("adamw", 8), ("adamw", 16), ("sgd", 4), ("sgd", 16)]
-  assert [(r["optimizer"], r["n"]) for r in runs] == drawn["sweep"] == every
-  assert drawn["figure3"] == [("adamw", 4), ("adamw", 16)]
-
+  kinds = lambda runs: [(r["optimizer"], r["n"]) for r in runs]
+  assert kinds(runs) == kinds(drawn["sweep"]) == every
+  assert kinds(drawn["figure3"]) == [("adamw", 4), ("adamw", 16)]
   adamw = simulator.AdamW(c.lr, c.b1, c.b2, c.eps, c.weight_decay)
-  for run in runs:
+  for run in (runs[0], runs[-1]):
     sgd = run["optimizer"] == "sgd"
     with jax.enable_x64(sgd):
       optimizer = simulator.Sgd(c.sgd_lr) if sgd else adamw
@@ -317,27 +259,15 @@ def test_the_report_of_the_simulator_is_that_of_its_runs(tmp_path, monkeypatch):
     assert np.ptp(want.worst_drop[:, -1]) > 3 * same["atol"]
     last = want.correct_mass[:, -1]
     np.testing.assert_allclose(run["correct_mass_by_seed"], last, **same)
-
   table = (out / "table.txt").read_text()
   assert [line.split()[:2] for line in table.splitlines()[1:-1]] == [
     [optimizer, str(n)] for optimizer, n in every
   ]
-  for name in ("figure3.png", "sweep.png"):
-    assert (out / name).stat().st_size > 10_000
-
-
-@pytest.mark.ci
-def test_a_report_of_other_steps_is_not_overwritten(tmp_path):
-  simulate_command.run(small(), tmp_path, allow_change=False)
-  before = (tmp_path / "report" / "simulate.json").read_bytes()
   other = small()
   other.steps = 7
   with pytest.raises(UserError, match=r"steps = 6 \(now 7\)"):
     simulate_command.run(other, tmp_path, allow_change=False)
-  assert (tmp_path / "report" / "simulate.json").read_bytes() == before
-  simulate_command.run(other, tmp_path, allow_change=True)
-  after = json.loads((tmp_path / "report" / "simulate.json").read_text())
-  assert after["config"]["steps"] == 7
+  assert json.loads((out / "simulate.json").read_text())["runs"] == runs
 
 
 def test_what_is_not_finite_is_no_report(tmp_path):

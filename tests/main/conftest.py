@@ -14,6 +14,7 @@ from brorl_jax.learner import state as states
 from brorl_jax.main import __main__, settings
 from brorl_jax.main import train as train_command
 from brorl_jax.model import huggingface
+from brorl_jax.plan import resolve
 from brorl_jax.plan.resolve import Run
 from brorl_jax.rollout import sampler
 from brorl_jax.rollout.draw import SamplingParams
@@ -66,6 +67,8 @@ def failed(monkeypatch, capsys):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(sys, "argv", ["brorl", *args])
     monkeypatch.setattr(main, "keep_freed_memory", lambda: None)
+    # Threads of other tests must not end this process.
+    monkeypatch.setattr(__main__.os, "_exit", sys.exit)
     with flagsaver.flagsaver(), pytest.raises(SystemExit) as e:
       __main__.main(settings.parse_flags(sys.argv))
     said = capsys.readouterr()
@@ -75,6 +78,28 @@ def failed(monkeypatch, capsys):
     return line.removeprefix("error: ")
 
   return line
+
+
+@pytest.fixture
+def arrived(monkeypatch):
+  """What training gets of a command: the config, the folder, and flags."""
+  here = lambda c, machine, workdir: c
+  monkeypatch.setattr(resolve, "here", lambda devices: None)
+  monkeypatch.setattr(resolve, "resolve", here)
+  monkeypatch.setattr(main, "keep_freed_memory", lambda: None)
+  monkeypatch.setattr(main, "keep_programs", lambda given: None)
+  monkeypatch.setattr(__main__.signal, "signal", lambda *_: None)
+
+  def of(*args: str):
+    found = []
+    monkeypatch.setattr(sys, "argv", ["brorl", *args])
+    run = lambda c, workdir, **how: found.append((c, str(workdir), how))
+    monkeypatch.setattr(train_command, "run", run)
+    with flagsaver.flagsaver():
+      __main__.main(settings.parse_flags(sys.argv))
+    return found[0]
+
+  return of
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Tests of brorl_jax/main/recorder.py."""
+"""The files of a run, and which of many processes writes them."""
 
 import contextlib
 import dataclasses
@@ -6,12 +6,20 @@ import json
 
 import jax
 import numpy as np
+import one_step
 import pytest
 from messages import mentions
 
 from brorl_jax import evaluate
 from brorl_jax.errors import UserError
-from brorl_jax.main.recorder import Recorder, pair, records_of_step, samples
+from brorl_jax.main.recorder import (
+  Recorder,
+  Together,
+  pair,
+  records_of_step,
+  samples,
+)
+from brorl_jax.many import processes
 from brorl_jax.report import stats
 from brorl_jax.rollout.dynamic_sampling import SampledGroups
 from brorl_jax.runs import events, metrics, trackers
@@ -32,17 +40,6 @@ def measure(*_):
   one = {"id": "q", "domain": "math", "task": "m", "tokens": 3, "reason": ""}
   one |= {"truncated": False, "score": 1.0, "pass": True, "status": "pass"}
   yield [one | {"sample": n, "answer": "8"} for n in range(2)]
-
-
-@pytest.mark.ci
-def test_record_of_one_held_out_prompt_has_no_interval(wired, tmp_path):
-  c, examples = wired.run.config, wired.examples
-  recorder = Recorder(c, tmp_path, examples, [], measure, {}, {})
-  recorder.start(-1)
-  assert recorder.evaluate(0, None) == 1.0
-  recorder.close()
-  (line,) = metrics.read_lines(tmp_path / "eval" / "curve.jsonl")
-  assert (line["pass_at_1"], line["half_width"]) == (1.0, None)
 
 
 @pytest.mark.ci
@@ -86,6 +83,9 @@ def test_wandb_gets_all_of_a_run(wired, tmp_path, monkeypatch):
     (2, {"reward/mean": 0.75, **none}),
     "closed",
   ]
+  curve = metrics.read_lines(tmp_path / "eval" / "curve.jsonl")
+  one_prompt = (curve[0]["pass_at_1"], curve[0]["half_width"])
+  assert one_prompt == (1.0, None)  # one prompt has no interval
 
 
 def drawn(kept):
@@ -304,17 +304,16 @@ def test_record_refuses_a_run_whose_lines_are_gone(wired, tmp_path):
 
 def test_record_keeps_events_once(wired, tmp_path, capsys):
   lines_of(tmp_path, 2)
-  open_at = lambda done: (
-    recorder := made(wired, tmp_path),
-    recorder.start(done),
-  )[0]
-  recorder = open_at(2)
+  recorder = made(wired, tmp_path)
+  recorder.start(2)
   for step in (1, 2, 3):
     recorder.event(step, {"event": "reference reset", "why": "KL"})
   recorder.close()
   told = capsys.readouterr().err
   assert "step 3/60  reference reset: KL\n" in told
-  recorder = open_at(2)  # killed before step 3 was saved
+  # Killed before step 3 was saved; resumed with another config.
+  recorder = made(wired, tmp_path, changed={"n": 512})
+  recorder.start(2)
   recorder.event(3, {"event": "phase", "changed": {"n": 32}})
   recorder.close()
   assert "step 3/60  phase: changed: {'n': 32}\n" in capsys.readouterr().err
@@ -325,19 +324,9 @@ def test_record_keeps_events_once(wired, tmp_path, capsys):
     {"step": 1, **reset},
     {"step": 2, **reset},
     {"step": 2, **resume, "after": events.NO_WORD},
+    {"step": 2, "event": "config", "changed": {"n": 512}},
     {"step": 3, "event": "phase", "changed": {"n": 32}},
   ]
-
-
-def test_a_resume_with_another_config_is_an_event(wired, tmp_path):
-  lines_of(tmp_path, 2)
-  for done, changed in ((2, {"n": 512}), (2, {})):  # killed before step 3
-    recorder = made(wired, tmp_path, changed=changed)
-    recorder.start(done)
-    recorder.close()
-  kinds = [(e["step"], e["event"]) for e in timeless(tmp_path)]
-  assert kinds == [(2, "resume"), (2, "config"), (2, "resume")]
-  assert timeless(tmp_path)[1]["changed"] == {"n": 512}
 
 
 def start_at(wired, tmp_path, done, **more):
@@ -461,15 +450,6 @@ def test_a_refused_start_is_told_and_leaves_the_files(wired, tmp_path):
   assert (event, why, status) == ("end", "damaged", 2)
 
 
-def test_an_end_on_a_full_disk_is_told(wired, tmp_path):
-  told = []
-  recorder = start_at(wired, tmp_path, 2, notify=told.append)
-  with pytest.raises(OSError, match="full"), recorder:
-    (tmp_path / "events.jsonl").unlink()
-    raise OSError(28, "full")
-  assert [e["event"] for e in told] == ["resume", "end"]
-
-
 def test_a_start_says_which_lines_of_data_are_left_out(wired, tmp_path):
   found = {"left_out": ["a.jsonl, line 3: no prompt", "a.jsonl, line 9: x"]}
   recorder = made(wired, tmp_path, entries=found)
@@ -484,9 +464,16 @@ def test_a_start_says_which_lines_of_data_are_left_out(wired, tmp_path):
 def test_the_last_step_of_a_run_that_its_numbers_end_is_kept(wired, tmp_path):
   kept = wired.kept
   credit = wired.stages.advantages(kept, RunState())
+  none = jax.tree.map(lambda x: x[:0], kept)
+  empty = np.zeros((0, kept.scores.reward.shape[1]), np.float32)
   recorder = start_at(wired, tmp_path, -1)
   recorder.dump(7, kept, credit, kept)
+  # Where no group was kept, all that were drawn.
+  recorder.dump(8, none, Credit(empty, empty > 0, RunState(), {}), kept)
   recorder.close()
+  drawn = np.load(tmp_path / "stopped" / "step_8.npz")
+  np.testing.assert_array_equal(drawn["reward"], kept.scores.reward)
+  assert "advantage" not in drawn and "counts" not in drawn
   saved = np.load(tmp_path / "stopped" / "step_7.npz")
   out, at = kept.rollouts, 0
   for p, n in np.ndindex(saved["length"].shape):
@@ -499,20 +486,6 @@ def test_the_last_step_of_a_run_that_its_numbers_end_is_kept(wired, tmp_path):
   assert at == len(saved["tokens"]) == out.mask.sum()
   np.testing.assert_array_equal(saved["advantage"], credit.advantage)
   np.testing.assert_array_equal(saved["reward"], kept.scores.reward)
-
-
-def test_a_step_without_a_kept_group_keeps_all_that_was_drawn(wired, tmp_path):
-  drawn = wired.kept
-  none = jax.tree.map(lambda x: x[:0], drawn)
-  empty = np.zeros((0, drawn.scores.reward.shape[1]), np.float32)
-  credit = Credit(empty, empty > 0, RunState(), {})
-  recorder = start_at(wired, tmp_path, -1)
-  recorder.dump(7, none, credit, drawn)
-  recorder.close()
-  saved = np.load(tmp_path / "stopped" / "step_7.npz")
-  np.testing.assert_array_equal(saved["reward"], drawn.scores.reward)
-  assert len(saved["tokens"]) == drawn.rollouts.mask.sum()
-  assert "advantage" not in saved and "counts" not in saved
 
 
 def test_replaced_workers_are_one_event_of_a_step(wired, tmp_path):
@@ -553,3 +526,59 @@ def test_answers_that_nobody_judged_are_an_event_of_the_step(wired, tmp_path):
     "late",
   )
   assert (event["count"], event["of"]) == (len(responses), responses.size)
+
+
+# ---------------------------------------------------------- of many processes
+
+
+class Spy(Recorder):
+  """Notes what it is asked."""
+
+  def __init__(self):
+    self.asked = []
+
+  def _ask(self, name, answer=None):
+    self.asked.append(name)
+    return answer
+
+  lacks = lambda self, step: self._ask("lacks", "no line")
+  start = lambda self, done: self._ask("start")
+  evaluate = lambda self, step, params: self._ask("evaluate", 0.75)
+  measured = lambda self, step, params: self._ask("measured", iter([[1], [3]]))
+  event = lambda self, step, what: self._ask("event")
+  step = lambda self, step, scalars, kept, sampled: self._ask("step")
+  sync = lambda self: self._ask("sync")
+
+
+def use(together):
+  """Calls every method; what they return."""
+  together.start(3)
+  out = [together.lacks(3), together.evaluate(3, None)]
+  together.event(3, {})
+  kept = one_step.groups([[1, 0]])
+  drawn = SampledGroups(kept, np.ones(1, bool), 1, {}, [1.0])
+  together.step(3, {}, kept, drawn)
+  together.sync()
+  return out
+
+
+def test_process_0_has_the_files():
+  recorder = Spy()
+  assert use(Together(recorder)) == ["no line", 0.75]
+  assert recorder.asked == [
+    "start", "lacks", "evaluate", "event", "step", "sync",
+  ]  # fmt: skip
+
+
+def test_another_process_only_measures_and_is_told(monkeypatch):
+  told = iter([None, "no line", 0.75])
+  given = []
+  monkeypatch.setattr(processes, "leads", lambda: False)
+  monkeypatch.setattr(
+    processes, "first", lambda x: given.append(x) or next(told)
+  )
+  recorder = Spy()
+  together = Together(recorder)
+  assert not together.started
+  assert use(together) == ["no line", 0.75] and together.started
+  assert recorder.asked == ["measured"] and given == [None, None, 0.0]

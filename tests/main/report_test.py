@@ -148,46 +148,11 @@ def test_runs_with_other_rewards_of_a_user_are_refused(tmp_path, both):
   assert mentions(refusal(a, b), f"{said} ... mine.py:score")
 
 
-def test_prompts_of_one_side_are_counted_and_a_few_named(tmp_path):
-  prompts = {f"gcd/heldout/{i}": ("gym", "gcd") for i in range(9)}
-  fewer = dict(list(prompts.items())[:4])
-  a = made.run(tmp_path / "a", prompts=prompts, passes={0: [[0, 1]] * 9})
-  b = made.run(tmp_path / "b", prompts=fewer, passes={0: [[0, 1]] * 4})
-  assert mentions(
-    refusal(a, b), "5 of 9 ... (gcd/heldout/4, gcd/heldout/5, gcd/heldout/6"
-  )
-
-
 def test_a_seed_may_differ_where_no_puzzle_is_made(tmp_path):
   prompts = {f"aime/{i}": ("math", "aime") for i in range(4)}
   a = made.run(tmp_path / "a", prompts=prompts)
   b = made.run(tmp_path / "b", prompts=prompts, seed=1)
   report.run([a, b])
-
-
-def test_a_report_that_cannot_be_written(tmp_path):
-  a = made.run(tmp_path / "a")
-  (a / "report").write_text("in the way")
-  assert mentions(refusal(a), f"{a}/report ... written")
-
-
-@pytest.mark.parametrize(
-  "args, line",
-  [
-    (("--mode=report",), "--workdir is missing; see --help"),
-    (("--mode=report", "--workdir="), "--workdir is missing; see --help"),
-    (
-      ("--mode=report", "--workdir=a", "--config=configs/n16.py"),
-      "--mode=report ... --config",
-    ),
-    (
-      ("--workdir=a", "--workdir=b", "--config=configs/n16.py"),
-      "--workdir ... 2 ... --mode=train ... --mode=report",
-    ),
-  ],
-)
-def test_flags_that_are_refused(refused, args, line):
-  assert mentions(refused(*args), line)
 
 
 @pytest.mark.parametrize(

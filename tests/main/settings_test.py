@@ -1,16 +1,13 @@
-"""Tests of brorl_jax/main/settings.py and of the arguments of the command."""
+"""What a config must meet, in all its phases."""
 
 import dataclasses
 import math
-import os
-import pathlib
 import re
-import subprocess
-import sys
 import typing
 
 import configured
 import pytest
+from huggingface_hub import constants
 from messages import mentions
 
 from brorl_jax import config as sections
@@ -20,10 +17,6 @@ from brorl_jax.main import settings
 from brorl_jax.stages import examples
 from brorl_jax.verdicts import gym
 from brorl_jax.verdicts.base import DEFAULTS
-from tests.main.main_test import command, message
-
-ROOT = pathlib.Path(__file__).parents[2]
-
 
 # --------------------------------------------------------------------- values
 
@@ -76,12 +69,7 @@ GOOD = [
   {"loss": "gspo", "clip_low": 3e-4, "clip_high": 4e-4},
   {"loss": "cispo", "clip_low": 1.0, "clip_high": 4.0},
   {"advantage": "centered", "mean": "constant"},
-  {
-    "advantage": "maxrl",
-    "length_weight": 1.0,
-    "length_min": 0.0,
-    "length_max": 1.0,
-  },
+  {"advantage": "maxrl", "length_weight": 1.0, "length_min": 0.0},
   {"advantage": "pass_at_k", "advantage.k": 128},
   {"advantage.k": 129},  # not read
   {"correction": "none"},
@@ -97,100 +85,95 @@ def test_accepts_the_edge_of_what_works(changes):
   training(**changes)
 
 
-COUNTS = (
-  "steps samples max_oversampling prompt_tokens max_new_tokens "
-  "minibatches save_every keep_checkpoints eval_every "
-  "eval_prompts eval_n mesh_data mesh_tensor mesh_expert"
-).split()
-GUARDS = {
-  "at least 0 and below 1": "entropy_low",
-  "0 to 1": "truncated score_drop",
-  "0 or positive": "kl",
-}
-BAD = [
+COUNTS = """steps samples max_oversampling prompt_tokens max_new_tokens
+  minibatches save_every keep_checkpoints eval_every eval_prompts eval_n
+  mesh_data mesh_tensor mesh_expert stop_right advantage.k""".split()
+NOT_NEGATIVE = """guard.kl guard.end_after stop_wrong kl_weight warmup
+  lr_samples weight_decay length_weight overlong_weight
+  entropy_weight""".split()
+OR_ZERO = """optim.spike slots lanes memory_bytes in_flight rows blocks
+  run.max_samples theory_prompts reset_every reset_stalled""".split()
+POSITIVE = """code_test_s temperature clip_high lr eps max_grad_norm
+  reward.timeout_s""".split()
+FLOATS = "guard.kl kl_weight weight_decay length_weight overlong_weight"
+FLOATS += " entropy_weight optim.spike"
+negative = lambda name: -1.0 if name in FLOATS.split() else -1
+# What a field must be, and values that it must not have.
+ALONE: list[tuple[str, dict]] = [
+  ("at least 1", dict.fromkeys(COUNTS, 0)),
+  ("0 or positive", {name: negative(name) for name in NOT_NEGATIVE}),
+  ("positive ... 0", {name: negative(name) for name in OR_ZERO}),
+  ("positive", dict.fromkeys(POSITIVE, 0.0)),
+  ("positive ... 0", {"eval_temperature": -0.1}),
+  ("positive, or -1", {"mesh_fsdp": 0}),
+  ("at least 0 and below 1", {"guard.entropy_low": -1.0}),
+  ("below 1", {"b1": 1.0, "b2": 1.0}),
+  ("0 to 1", {"guard.truncated": -1.0, "guard.score_drop": -1.0}),
+  ("between 0 and 1", {"truncated_factor": 1.5}),
+  ("above 0 and at most 1", {"clip_low": 0.0, "eval_top_p": 0.0}),
+  ("above 0 and at most 1", {"clip_low": 1.1}),
+  ("finite", {"temperature": math.inf}),
+  ("0 to 2", {"seed": -1}),
+  ("0 to 2", {"seed": 2**31}),
+  ("0 or a multiple of save_every = 10", {"keep_every": 15}),
+  ("at least 2", {"n": 1, "data.heldout_one_in": 1}),
+  ("multiple of n = 512", {"samples": 16385, "in_flight": 8000}),
+  ("positive whole numbers, ascending", {"rounds": (16, 16, 512)}),
+  ("positive whole numbers, ascending", {"rounds": (0, 16)}),
+  ("the last of them n = 512", {"rounds": (16, 256)}),
+  ("multiples of the first, 24", {"rounds": (24, 512)}),
+  ("at least 2 in the first round", {"rounds": (1, 512)}),
+  ("divisor ... samples / n = 32", {"minibatches": 3}),
+  ("0 to max_new_tokens = 6", {"mean_tokens": 7}),
+  ("one of float32, bfloat16, auto", {"dtype": "float16"}),
+  ("one of layer, products, nothing", {"remat": "all"}),
+  ("one of nothing, reference, moments", {"offload": "opt"}),
+  ("one of token, sequence, prompt, constant", {"mean": "tokens"}),
+  ("one of none, truncated, banded, sequence", {"correction": "tis"}),
+  ("at least code_test_s = 5", {"code_total_s": 4.0}),
+  ("some are rejected", {"distinct_prompts": 32}),
+  ("0 ... 32", {"distinct_prompts": 31}),
+  ("at most length_max = 0.0", {"length_min": 0.5}),
   *(
-    (f"guard.{field}", {f"guard.{field}": -1.0}, must)
-    for must, fields in GUARDS.items()
-    for field in fields.split()
+    ("the first at least 1", {"length_steps": steps})
+    for steps in ((), (1,), (0, 5), (5, -1), (1, 0.5), (1, 2, 3))
   ),
-  ("guard.end_after", {"guard.end_after": -1}, "0 or positive"),
-  ("optim.spike", {"optim.spike": -1.0}, "positive, or 0"),
-  *((field, {field: 0}, "at least 1") for field in COUNTS),
-  ("seed", {"seed": -1}, "0 to 2"),
-  ("seed", {"seed": 2**31}, "0 to 2"),
-  ("keep_every", {"keep_every": 15}, "0 or a multiple of save_every = 10"),
-  ("n", {"n": 1}, "at least 2"),
-  ("samples", {"samples": 16385}, "multiple of n = 512"),
-  ("in_flight", {"in_flight": 8000}, "multiple of n = 512"),
+  *(
+    (must, {f"data.domains.{name}.{field}": value})
+    for name in DEFAULTS
+    for must, field, value in (
+      ("0 or positive", "weight", -0.1),
+      ("pass, score", "reward", "half"),
+    )
+  ),
+  ("functions", {"reward.verifier": ("f",)}),
+  ("different functions", {"reward.verifier": ("a:f",) * 2}),
+  (r"a name without any of / \ # ? % :", {"wandb": "me/mine"}),
+  (r"a name without any of / \ # ? % :", {"wandb": "mine?"}),
+  ("words with closed quotes", {"notify": "mail -s 'a run"}),
+  ("words with closed quotes", {"notify": " "}),
+  ("paths", {"data.files": (3,), "data.heldout_files": ("",)}),
+  ("paths", {"data.files": ("",)}),
+  ("empty without data", {"data.heldout_files": ("a",)}),
+  ("empty without data", {"data.fields": "prompt:q", "data.domain": "math"}),
+]
+LENGTH = "another kind ... length"
+BAD = [(k, {k: x}, must) for must, fields in ALONE for k, x in fields.items()]
+BAD += [  # with other fields
   (
     "stop_right",
     {**STOP, "stop_right": 500, "stop_wrong": 20},
     "at most n - stop_wrong = 492",
   ),
   ("in_flight", {**STOP, "in_flight": 8200}, "multiple of rounds[0] = 16"),
-  ("rounds", {"rounds": (16, 16, 512)}, "positive whole numbers, ascending"),
-  ("rounds", {"rounds": (0, 16)}, "positive whole numbers, ascending"),
-  ("rounds", {"rounds": (16, 256)}, "the last of them n = 512"),
-  ("rounds", {"rounds": (24, 512)}, "multiples of the first, 24"),
-  ("rounds", {"rounds": (1, 512)}, "at least 2 in the first round"),
-  ("stop_right", {"stop_right": 0}, "at least 1"),
-  ("stop_wrong", {"stop_wrong": -1}, "0 or positive"),
   ("mean", {**STOP, "mean": "prompt"}, "another"),
-  ("minibatches", {"minibatches": 3}, "divisor ... samples / n = 32"),
-  *(
-    (f, {f: -1}, "positive, or 0")
-    for f in "slots lanes memory_bytes in_flight rows blocks".split()
-  ),
-  ("mean_tokens", {"mean_tokens": 7}, "0 to max_new_tokens = 6"),
-  ("temperature", {"temperature": 0.0}, "positive"),
-  ("temperature", {"temperature": float("inf")}, "finite"),
-  ("clip_low", {"clip_low": 0.0}, "above 0 and at most 1"),
-  ("clip_low", {"clip_low": 1.1}, "above 0 and at most 1"),
-  ("clip_high", {"clip_high": 0.0}, "positive"),
-  ("kl_weight", {"kl_weight": -1e-4}, "0 or positive"),
-  ("lr", {"lr": 0.0}, "positive"),
-  ("warmup", {"warmup": -1}, "0 or positive"),
-  ("lr_samples", {"lr_samples": -1}, "0 or positive"),
-  ("b1", {"b1": 1.0}, "below 1"),
-  ("b2", {"b2": 1.0}, "below 1"),
-  ("eps", {"eps": 0.0}, "positive"),
-  ("weight_decay", {"weight_decay": -0.1}, "0 or positive"),
-  ("max_grad_norm", {"max_grad_norm": 0.0}, "positive"),
-  ("dtype", {"dtype": "float16"}, "one of float32, bfloat16, auto"),
-  ("remat", {"remat": "all"}, "one of layer, products, nothing"),
-  ("offload", {"offload": "opt"}, "one of nothing, reference, moments"),
-  ("mesh_fsdp", {"mesh_fsdp": 0}, "positive, or -1"),
-  ("run.max_samples", {"run.max_samples": -1}, "positive ... 0"),
-  ("code_test_s", {"code_test_s": 0.0}, "positive"),
-  ("code_total_s", {"code_total_s": 4.0}, "at least code_test_s = 5"),
-  ("theory_prompts", {"theory_prompts": -1}, "positive ... 0"),
-  # Which groups are trained on, and what reward they get.
-  ("distinct_prompts", {"distinct_prompts": 32}, "some are rejected"),
-  ("distinct_prompts", {"distinct_prompts": 31}, "0 ... 32"),
-  ("truncated_factor", {"truncated_factor": 1.5}, "between 0 and 1"),
-  ("length_weight", {"length_weight": -1.0}, "0 or positive"),
-  *(
-    ("length_steps", {"length_steps": steps}, "the first at least 1")
-    for steps in ((), (1,), (0, 5), (5, -1), (1, 0.5), (1, 2, 3))
-  ),
-  ("length_min", {"length_min": 0.5}, "at most length_max = 0.0"),
-  ("overlong_weight", {"overlong_weight": -1.0}, "0 or positive"),
   (
     "overlong_buffer",
     {"overlong_buffer": 7, "overlong_weight": 1.0},
     "1 to max_new_tokens = 6",
   ),
-  (
-    "advantage",
-    {"advantage": "maxrl", "overlong_weight": 0.1},
-    "another kind ... length",
-  ),
-  (
-    "advantage",
-    {"advantage": "maxrl", "length_weight": 0.1},
-    "another kind ... length",
-  ),
-  ("advantage.k", {"advantage.k": 0}, "at least 1"),
+  ("advantage", {"advantage": "maxrl", "overlong_weight": 0.1}, LENGTH),
+  ("advantage", {"advantage": "maxrl", "length_weight": 0.1}, LENGTH),
   (
     "advantage.k",
     {"advantage": "pass_at_k", "advantage.k": 129},
@@ -201,19 +184,7 @@ BAD = [
     {**STOP, "advantage": "pass_at_k", "advantage.k": 5},
     "at most rounds[0] / 4 = 4",
   ),
-  # The loss.
-  ("mean", {"mean": "tokens"}, "one of token, sequence, prompt, constant"),
-  ("entropy_weight", {"entropy_weight": -0.1}, "0 or positive"),
-  (
-    "correction",
-    {"correction": "tis"},
-    "one of none, truncated, banded, sequence",
-  ),
-  (
-    "correction",
-    {"correction": "none", "pipeline": True},
-    "'none' ... run.pipeline",
-  ),
+  ("correction", {"correction": "none", "pipeline": True}, "run.pipeline"),
   *(
     ("correction_range", {"correction": kind, "correction_range": ratios}, must)
     for kind, ratios, must in (
@@ -226,48 +197,6 @@ BAD = [
       ("truncated", (0.5, 2.0), "(0, largest)"),
     )
   ),
-  *(
-    (field, {field: value}, "positive ... 0")
-    for field, value in (("reset_every", -1), ("reset_stalled", -1))
-  ),
-  *(
-    (
-      f"data.domains.{name}.weight",
-      {f"data.domains.{name}.weight": value},
-      "0 or positive",
-    )
-    for name, value in zip(
-      DEFAULTS, [-1.0, -0.1, -7.0, -0.5, -9.0, -2.0], strict=True
-    )
-  ),
-  *(
-    (
-      f"data.domains.{name}.reward",
-      {f"data.domains.{name}.reward": "half"},
-      "pass, score",
-    )
-    for name in DEFAULTS
-  ),
-  ("reward.verifier", {"reward.verifier": ("f",)}, "functions"),
-  ("reward.verifier", {"reward.verifier": ("a:f",) * 2}, "different functions"),
-  ("reward.timeout_s", {"reward.timeout_s": 0.0}, "positive"),
-  *(
-    ("wandb", {"wandb": name}, r"a name without any of / \ # ? % :")
-    for name in ("me/mine", "mine?")
-  ),
-  *(
-    ("notify", {"notify": words}, "words with closed quotes")
-    for words in ("mail -s 'a run", " ")
-  ),
-  ("data.files", {"data.files": (3,)}, "paths"),
-  ("data.files", {"data.files": ("",)}, "paths"),
-  ("data.heldout_files", {"data.heldout_files": ("",)}, "paths"),
-  ("data.heldout_files", {"data.heldout_files": ("a",)}, "empty without data"),
-  ("data.fields", {"data.fields": "prompt:q"}, "empty without data"),
-  ("data.domain", {"data.domain": "math"}, "empty without data"),
-  ("data.heldout_one_in", {"data.heldout_one_in": 1}, "at least 2"),
-  ("eval_temperature", {"eval_temperature": -0.1}, "positive ... 0"),
-  ("eval_top_p", {"eval_top_p": 0.0}, "above 0 and at most 1"),
 ]
 
 
@@ -348,28 +277,24 @@ def test_every_preset_is_a_config_that_works(of, preset):
       assert len(pieces) < 0.8 * c.data.prompt_tokens, family.name
 
 
-def test_an_unknown_preset_is_refused(tmp_path):
-  done = command("--config=configs/n512.py:70b", f"--workdir={tmp_path}/run")
-  assert mentions(message(done), "configs/n512.py ... '70b' ... 1p5b, 8b")
+def test_an_unknown_preset_is_refused(refused, tmp_path):
+  line = refused("--config=configs/n512.py:70b", f"--workdir={tmp_path}/run")
+  assert mentions(line, "configs/n512.py ... '70b' ... 1p5b, 8b")
 
 
 @pytest.mark.ci
-def test_a_large_preset_without_its_checkpoint_says_what_to_download(tmp_path):
-  done = subprocess.run(
-    [sys.executable, "-m", "brorl_jax.main", "--config=configs/n512.py:8b",
-     f"--workdir={tmp_path}/run"],
-    cwd=ROOT, capture_output=True, text=True, timeout=120,
-    env={
-      **os.environ, "JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1",
-      "HF_HOME": str(tmp_path / "cache"),
-    },
-  )  # fmt: skip
-  line = message(done)
+def test_a_large_preset_without_its_checkpoint_says_what_to_download(
+  failed, tmp_path, monkeypatch
+):
+  monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+  monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+  line = failed("--config=configs/n512.py:8b", f"--workdir={tmp_path}/run")
   name = "deepseek-ai/DeepSeek-R1-Distill-Llama-8B"
-  assert mentions(line, f"'{name}'")
-  assert f"'hf download {name} --local-dir DeepSeek-R1-Distill-Llama" in line
-  assert (
-    "then give --config.policy.checkpoint=DeepSeek-R1-Distill-Llama-8B" in line
+  local = "DeepSeek-R1-Distill-Llama-8B"
+  assert mentions(
+    line,
+    f"'{name}' ... 'hf download {name} --local-dir {local}' ... "
+    f"--config.policy.checkpoint={local}",
   )
   assert not (tmp_path / "run").exists()
 

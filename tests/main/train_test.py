@@ -1,75 +1,78 @@
-"""Tests of brorl_jax/main/train.py: the wiring."""
+"""--mode=train: the wiring, one of many processes; --mode=warmup."""
 
 import json
+import os
 import pathlib
+import signal
+import subprocess
+import sys
+import types
 
+import compiling
+import configured
 import jax
+import numpy as np
 import pytest
+import runs_for_tests as made
 import tiers
 from messages import mentions
-from one_step import config
+from one_step import config, resolved
 
+from brorl_jax import config as sections
+from brorl_jax import train as loop
+from brorl_jax.config import Warmup
+from brorl_jax.configs import sft
 from brorl_jax.data import dataset
 from brorl_jax.errors import UserError
-from brorl_jax.main import train as train_command
-from brorl_jax.many import meshes
-from brorl_jax.model import huggingface, target
-from brorl_jax.plan import resolve
-from brorl_jax.plan.resolve import Machine
+from brorl_jax.main import settings, train
+from brorl_jax.many import processes
+from brorl_jax.model import huggingface, tokenizer
+from brorl_jax.model.policy import Policy
+from brorl_jax.model.spec import Rope
+from brorl_jax.plan import checkpoint_source, resolve
+from brorl_jax.runs import checkpoints
 from brorl_jax.types import RunState
 
-ASSETS = pathlib.Path(huggingface.__file__).parents[1] / "assets"
-
-
-def resolved(**changes):
-  """The run of a config on one device."""
-  mesh = meshes.over([jax.devices()[:1]], meshes.ONE)
-  machine = Machine(meshes.ONE, target.here(), 1, mesh)
-  return resolve.resolve(config(**changes), machine)
+ROOT = pathlib.Path(__file__).parents[2]
+ASSETS = ROOT / "brorl_jax" / "assets"
 
 
 @pytest.mark.ci
 def test_a_run_records_the_files_that_it_trains_on(tmp_path):
-  path = tmp_path / "a.jsonl"
-  lines = [
-    {"id": f"q-{i}", "domain": "math", "prompt": f"{i} + 5?", "answer": f"{i}"}
-    for i in range(40)
-  ]
-  path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-  alone = {"data.files": (str(path),), "data.domains.gym.weight": 0.0}
-  this = resolved(prompt_tokens=80, **alone)
-  parts = train_command._parts(this, tmp_path / "run", anew=False)
+  path = made.problems(tmp_path / "a.jsonl", range(40))
+  alone = {"data.files": (path,), "data.domains.gym.weight": 0.0}
+  this = resolved(config(prompt_tokens=80, **alone))
+  parts = train._parts(this, tmp_path / "run", anew=False)
   parts.scorer.close()
-  assert parts.entries["files"] == dataset.file_digests(str(path))
+  assert parts.entries["files"] == dataset.file_digests(path)
 
 
 @pytest.mark.ci
 def test_a_phase_says_once_what_it_changes(tmp_path, monkeypatch, capsys):
-  made = []
+  stages = []
 
-  def train(state, make_stages, *_, **__):
-    made.extend(make_stages(step) for step in range(1, 5))
+  def loops(state, make_stages, *_, **__):
+    stages.extend(make_stages(step) for step in range(1, 5))
     return state
 
-  monkeypatch.setattr(train_command.train, "train", train)
-  monkeypatch.setattr(train_command.load_runs, "read", lambda *_: None)
-  monkeypatch.setattr(train_command.report, "publish", lambda *_: None)
+  monkeypatch.setattr(loop, "train", loops)
+  monkeypatch.setattr(train, "finish", lambda *_: None)
   two = {"optim.lr": 0.25}
   three = {"optim.lr": 0.5, "sampling.samples": 128}
-  this = resolved(phases=({"from_step": 2, **two}, {"from_step": 3, **three}))
-  train_command.run(this, tmp_path / "run", allow_change=False)
-  assert [stages.changed for stages in made] == [None, two, three, None]
-  assert [stages.target for stages in made] == [4, 4, 8, 8]
-  assert list(made[3].candidates(4, RunState())) == list(range(80))
-  said = capsys.readouterr().out
-  assert "\nfrom step 3: 8 prompts x 16 rollouts; " in said
+  phases = ({"from_step": 2, **two}, {"from_step": 3, **three})
+  this = resolved(config(phases=phases))
+  train.run(this, tmp_path / "run", allow_change=False)
+  assert [x.changed for x in stages] == [None, two, three, None]
+  assert [x.target for x in stages] == [4, 4, 8, 8]
+  assert list(stages[3].candidates(4, RunState())) == list(range(80))
+  assert "\nfrom step 3: 8 prompts x 16 rollouts; " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("step", [0, 3])
 def test_a_step_that_is_not_of_the_run_has_no_trace(tmp_path, step):
-  this = resolved(steps=2)
+  this = resolved(config(steps=2))
   with pytest.raises(UserError, match=f"--profile_step={step} .* 1 to 2"):
-    train_command.run(this, tmp_path, allow_change=False, profile_step=step)
+    train.run(this, tmp_path, allow_change=False, profile_step=step)
   assert not [*tmp_path.iterdir()]
 
 
@@ -78,7 +81,7 @@ def test_a_step_that_is_not_of_the_run_has_no_trace(tmp_path, step):
 
 @pytest.fixture
 def refuses(failed, tmp_path):
-  """The line in which a run of n512.py with other fields is refused."""
+  """The line in which a run with other fields is refused."""
 
   def line(**fields) -> str:
     said = failed(
@@ -112,29 +115,25 @@ def test_what_does_not_fit_the_policy_is_refused(refuses, fields, line):
 @pytest.mark.parametrize(
   "verifier, text, line",
   [
-    ("mine.py:nothing", "", "has no function 'nothing'"),
+    ("{}/mine.py:nothing", "", "has no function 'nothing'"),
     (
-      "mine.py:score",
+      "{}/mine.py:score",
       "score = lambda answer: 1\n",
-      "takes (answer) ... (response",
+      "(answer) ... (response",
     ),
-    ("mine.py:score", "x = 1 / 0\n", "line 1: ZeroDivisionError"),
-    ("absent.py:score", "", "absent.py does not exist"),
+    ("{}/mine.py:score", "x = 1 / 0\n", "line 1: ZeroDivisionError"),
+    ("{}/absent.py:score", "", "absent.py does not exist"),
     ("score", "", "must be functions such as ('mine.py:score'"),
   ],
 )
 def test_what_is_no_reward_is_refused(refuses, tmp_path, verifier, text, line):
   (tmp_path / "mine.py").write_text(text)
-  (tmp_path / "odd.jsonl").write_text(
-    "".join(f'{{"question": "{i} + {i}?"}}\n' for i in range(40))
-  )
-  if ":" in verifier:
-    verifier = f"{tmp_path}/{verifier}"
+  made.dump(tmp_path / "odd.jsonl", [{"question": f"{i}?"} for i in range(40)])
   said = refuses(
     **{
       "data.files": tmp_path / "odd.jsonl",
       "data.fields": "prompt:question",
-      "reward.verifier": verifier,
+      "reward.verifier": verifier.format(tmp_path),
     }
   )
   assert mentions(said, f"config.reward.verifier = ... {line}")
@@ -154,3 +153,331 @@ def test_a_damaged_policy_is_refused(refuses, tmp_path, damage):
   content = half if damage != "garbage" else b"\xff" * 64 + content[64:]
   (policy / name).write_bytes(content)
   assert name in refuses(**{"policy.checkpoint": policy})
+
+
+# ----------------------------------------------------- a run of many processes
+
+
+def test_only_a_closed_loop_is_not_printed(monkeypatch):
+  said = []
+  hook = lambda one: said.append(one.exc_value)
+  monkeypatch.setattr(sys, "unraisablehook", hook)
+  closed = RuntimeError("Event loop is closed")
+  others = [RuntimeError("Event loop is open"), ValueError(str(closed))]
+  tell = lambda e: sys.unraisablehook(types.SimpleNamespace(exc_value=e))
+  with train.no_closed_loops():
+    for error in (closed, *others):
+      tell(error)
+  tell(closed)
+  assert said == [*others, closed]
+
+
+def test_a_signal_ends_the_run_after_the_step_and_a_second_one_at_once():
+  ended = []
+  mine = lambda *_: ended.append(True)
+  before = signal.signal(signal.SIGTERM, mine)
+  try:
+    with train.Stop() as stop:
+      assert not stop()
+      os.kill(os.getpid(), signal.SIGTERM)
+      assert stop() and stop.asked and not ended
+      assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert signal.getsignal(signal.SIGTERM) is mine
+  finally:
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_processes_agree_with_any_signal(monkeypatch):
+  monkeypatch.setattr(processes, "gather", lambda asked: [asked, True])
+  stop = train.Stop()
+  assert stop() and stop.asked
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_a_folder_that_a_process_does_not_see_is_refused(
+  sees, monkeypatch, tmp_path
+):
+  """Process 1 of 2; process 0 writes here, or in another folder."""
+  monkeypatch.setattr(train, "_SEEN_S", 0.3)
+  monkeypatch.setattr(processes, "alone", lambda: False)
+  monkeypatch.setattr(processes, "leads", lambda: False)
+  monkeypatch.setattr(processes, "first", lambda value: "token")
+  there = tmp_path if sees else tmp_path / "other"
+
+  def gather(value):
+    if value is None:
+      there.mkdir(exist_ok=True)
+      (there / ".shared").write_text("token")
+    return [True, value]
+
+  monkeypatch.setattr(processes, "gather", gather)
+  if sees:
+    train.require_one_folder(tmp_path)
+    return
+  with pytest.raises(UserError, match=r"process 1 does not see .* all hosts"):
+    train.require_one_folder(tmp_path)
+
+
+def test_the_first_process_clears_what_it_wrote(monkeypatch, tmp_path):
+  monkeypatch.setattr(processes, "alone", lambda: False)
+  seen = []
+  gather = lambda value: seen.append([*tmp_path.iterdir()]) or [value, value]
+  monkeypatch.setattr(processes, "gather", gather)
+  train.require_one_folder(tmp_path)
+  assert [len(files) for files in seen[1:]] == [1, 1]
+  assert not [*tmp_path.iterdir()]
+
+
+def test_an_error_in_one_of_many_closes_nothing_that_needs_the_others(
+  monkeypatch, tmp_path
+):
+  called = []
+  for name in ("close", "leave"):
+    note = lambda _, name=name: called.append(name)
+    monkeypatch.setattr(checkpoints.Store, name, note)
+  store = checkpoints.Store(tmp_path, keep=1, run="mine")
+  for alone in (True, False):
+    monkeypatch.setattr(processes, "alone", lambda alone=alone: alone)
+    with pytest.raises(OSError), train.closing(store):
+      raise OSError
+    with pytest.raises(loop.RunEnded), train.closing(store):
+      raise loop.RunEnded(3, "all of them end, and the step is to be saved")
+    with train.closing(store):
+      pass
+  assert called == ["close", "close", "close", "leave", "close", "close"]
+
+
+def test_what_decides_the_numbers_is_named(tmp_path):
+  c = configured.config(n=16)
+  decide = lambda: train.decisions(
+    c, {"train": "d1"}, {"my.py:f": "f1"}, tmp_path
+  )
+  for file in ("config.json", "model.safetensors"):
+    (tmp_path / file).write_text("1")
+  of = decide()
+  named = {"data train": "d1", "function my.py:f": "f1"}
+  assert of.items() >= {**named, "config.sampling.n": 16}.items()
+  fields = sections.flat(sections.as_dict(c))
+  assert {f"config.{name}" for name in fields} <= of.keys()
+  assert {"jax", "Python", "the code of brorl_jax (a hash)"} <= of.keys()
+  assert decide() == of
+  for file, text in (("config.json", "2"), ("model.safetensors", "12")):
+    (tmp_path / file).write_text(text)
+    changed, of = of, decide()
+    differ = {k for k in of if of[k] != changed[k]}
+    assert differ == {"the policy's files (a hash)"}
+
+
+# ------------------------------------------------------------- --mode=warmup
+
+
+POLICY = Policy(
+  vocab=512, width=32, layers=1, heads=8, kv_heads=8, head_size=4, mlp=64,
+  rope=Rope(100.0), norm_eps=1e-6, tied=True, qkv_bias=True,
+  max_positions=128,
+)  # fmt: skip
+
+
+def sums(count):
+  """Lines that ask for a sum, and say it."""
+  every = [(a, b) for a in range(20) for b in range(20)]
+  some = np.random.default_rng(0).permutation(len(every))[:count]
+  return [
+    {"prompt": f"Calculate {a} + {b}.", "response": str(a + b)}
+    for a, b in (every[i] for i in some)
+  ]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+  """A random model, with a tokenizer and a chat template."""
+  path = tmp_path_factory.mktemp("models") / "mine"
+  params = POLICY.init(jax.random.key(0))
+  huggingface.save(path, POLICY, params, source=huggingface.ASSETS)
+  (path / checkpoint_source.TRAINED_ON).write_text('{"starts": []}\n')
+  return path
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+  path = tmp_path_factory.mktemp("data") / "pairs.jsonl"
+  made.dump(path, sums(200))
+  return str(path)
+
+
+def on_pairs(model, files, **fields):
+  c = sft.get_config()
+  known = {
+    "policy.checkpoint": str(model),
+    "data.files": (files,),
+    "optim.row_tokens": 48,
+    "optim.rows": 8,
+    "optim.microbatches": 1,
+    "optim.lr": 0.01,
+    "optim.epochs": 4,
+    "devices.mesh_fsdp": 8,
+  }
+  c.update_from_flattened_dict(known | fields)
+  c = settings.typed(c, Warmup)
+  return resolve.warmup(c, resolve.here(c.devices))
+
+
+@pytest.fixture(scope="module")
+def warm(model, files, tmp_path_factory):
+  out = tmp_path_factory.mktemp("out") / "warm"
+  held = out.with_name("held.jsonl")
+  made.dump(held, sums(210)[200:])
+  train.warmup(
+    on_pairs(model, files, **{"data.heldout_files": (str(held),)}), out
+  )
+  return out
+
+
+@pytest.mark.ci
+def test_it_lowers_the_held_out_loss(warm):
+  record = json.loads((warm / "warmup.json").read_text())
+  looks = record["losses"]
+  assert looks[0]["update"] == 0 and looks[0]["loss"] is None
+  assert looks[-1]["heldout"] < 0.6 * looks[0]["heldout"]
+  assert looks[-1]["epochs"] == pytest.approx(4.0)
+  # A random policy is as good as a guess among all tokens.
+  assert looks[0]["heldout"] == pytest.approx(np.log(512), abs=0.1)
+  # Of the pairs to train on, and of those held out.
+  one, other = record["files"].values()
+  assert len(one) == len(other) == 32 and one != other
+  assert record["config"]["optim"]["lr"] == 0.01
+
+
+def test_what_is_measured_is_held_out(model, files, tmp_path, monkeypatch):
+  seen = {}
+
+  def stub(params, pairs, *, heldout, seed, **how):
+    seen.update(pairs=pairs, heldout=heldout, seed=seed)
+    raise ValueError("here")
+
+  monkeypatch.setattr(train.supervised, "train", stub)
+  with pytest.raises(UserError, match="here"):
+    train.warmup(on_pairs(model, files, **{"optim.seed": 7}), tmp_path / "out")
+  assert len(seen["pairs"]) + len(seen["heldout"]) == 200
+  assert 3 <= len(seen["heldout"]) <= 20 and seen["seed"] == 7  # one in 20
+  sides = [{str(pair) for pair in seen[k]} for k in ("pairs", "heldout")]
+  assert not sides[0] & sides[1]
+
+
+@pytest.mark.ci
+def test_it_writes_a_model_like_any_other(warm, model):
+  policy, params = huggingface.load(warm)
+  same, before = huggingface.load(model)
+  assert policy == same
+  moved = jax.tree.map(lambda a, b: float(abs(a - b).max()), params, before)
+  assert all(x > 0.0 for x in jax.tree.leaves(moved))
+  one, other = (tokenizer.Tokenizer(path) for path in (warm, model))
+  ask = [{"role": "user", "content": "1 + 1?"}]
+  assert one.render(ask) == other.render(ask)
+  ids = json.loads((warm / "generation_config.json").read_text())
+  assert ids["eos_token_id"] in (list(other.stop_ids), other.stop_ids[0])
+  # What runs trained the model on before is still known.
+  assert (warm / checkpoint_source.TRAINED_ON).read_text() == '{"starts": []}\n'
+
+
+def test_pairs_are_posed_as_runs_pose_prompts(model, files):
+  this = on_pairs(model, files, **{"data.system": "Be brief."})
+  learned, measured, _ = train.read_pairs(this)
+  text, line = tokenizer.Tokenizer(model), sums(1)[0]
+  asked = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": line["prompt"]},
+  ]
+  response = [*text.encode(line["response"]), text.stop_ids[0]]
+  assert (text.render(asked), response) in learned + measured
+
+
+def test_long_and_wrong_ones_are_left_out_if_asked(model, tmp_path):
+  lines: list[dict] = [*sums(40)]
+  lines[3]["response"] = "7 " * 60
+  lines[5]["response"] = 7
+  made.dump(tmp_path / "a.jsonl", lines)
+  fields = {"data.skip_bad": True, "data.heldout_one_in": 4}
+  this = on_pairs(model, str(tmp_path / "a.jsonl"), **fields)
+  learned, measured, said = train.read_pairs(this)
+  assert len(learned) + len(measured) == 38
+  assert mentions(", ".join(said), "1 wrong ... 1 too long")
+
+
+def test_a_pair_that_just_fits_is_kept(model, files):
+  every = lambda n: train.read_pairs(
+    on_pairs(model, files, **{"data.skip_bad": True, "optim.row_tokens": n})
+  )
+  learned, measured, _ = every(128)
+  longest = max(sum(map(len, pair)) for pair in learned + measured)
+  counts = [sum(map(len, every(n)[:2])) for n in (longest, longest - 1)]
+  assert counts[0] == 200 > counts[1]
+
+
+@pytest.mark.parametrize(
+  "fields, says",
+  [
+    ({"data.fields": "respons:a"}, "config.data.fields: 'respons:a'"),
+    ({"optim.rows": 4}, "config.optim.rows = 4 ... mesh_data x mesh_fsdp"),
+    ({"optim.row_tokens": 129}, "config.optim.row_tokens = 129 ... most 128"),
+    ({"optim.row_tokens": 8}, "line 1 ... prompt and response"),
+    ({"devices.mesh_fsdp": 3}, "mesh (data=1, fsdp=3, tensor=1, expert=1)"),
+    ({"policy.checkpoint": "nowhere"}, "'nowhere'"),
+    ({"policy.chat_template": "gone.jinja"}, "chat template gone.jinja"),
+  ],
+)
+def test_what_cannot_work_is_one_line(model, files, tmp_path, fields, says):
+  with pytest.raises(UserError) as e:
+    train.warmup(on_pairs(model, files, **fields), tmp_path / "out")
+  assert mentions(str(e.value), says) and "\n" not in str(e.value)
+  assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.ci
+def test_a_loss_that_is_not_finite_is_one_line(model, files, tmp_path):
+  fields = {"optim.lr": 1e30, "optim.warmup": 0, "optim.max_grad_norm": 1e30}
+  with pytest.raises(UserError, match="lower the learning rate"):
+    train.warmup(on_pairs(model, files, **fields), tmp_path / "out")
+  assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_rl_and_transformers_continue_with_it(warm, tmp_path):
+  torch = pytest.importorskip("torch")
+  import transformers
+
+  def command(mode, workdir, **fields):
+    words = [f"--config.{name}={value}" for name, value in fields.items()]
+    subprocess.run(
+      [
+        *(sys.executable, "-m", "brorl_jax.main", f"--mode={mode}"),
+        *("--config=configs/smoke.py", f"--workdir={workdir}", *words),
+      ],
+      cwd=ROOT,
+      env={**os.environ, "XLA_FLAGS": compiling.QUICK, "JAX_PLATFORMS": "cpu"},
+      check=True,
+      timeout=280,
+    )
+
+  small = {
+    "sampling.n": 16, "sampling.samples": 64, "sampling.in_flight": 64,
+    "run.steps": 2, "eval.prompts": 2, "eval.n": 2, "optim.rows": 8,
+    "optim.blocks": 4, "filter.keep": "all", "optim.minibatches": 1,
+  }  # fmt: skip
+  run, out = tmp_path / "run", tmp_path / "out"
+  command("train", run, **{"policy.checkpoint": warm}, **small)
+  assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
+  command("export", out, **{"policy.checkpoint": run})
+  text = transformers.AutoTokenizer.from_pretrained(out)
+  model = transformers.AutoModelForCausalLM.from_pretrained(out)
+  prompt = tokenizer.Tokenizer(out).render(
+    [{"role": "user", "content": "Calculate 3 + 4."}]
+  )
+  ids = model.generate(
+    torch.tensor([prompt]),
+    attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+    max_new_tokens=12,
+    do_sample=False,
+  )
+  said = ids[0, len(prompt) :].tolist()
+  assert said[-1] == text.eos_token_id and len(said) <= 4  # a sum, and the end

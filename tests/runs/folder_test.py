@@ -13,10 +13,8 @@ import pytest
 from messages import mentions, refuses
 
 from brorl_jax import config as sections
-from brorl_jax import errors
 from brorl_jax.errors import UserError
 from brorl_jax.runs import folder
-from tests.main.main_test import STUB, command
 from tests.main.settings_test import config, values
 
 
@@ -43,25 +41,6 @@ def test_a_name_that_cannot_be_is_one_line(tmp_path, name):
     pass
   assert str(e.value).startswith("workdir ") and "\n" not in str(e.value)
   assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.ci
-def test_a_workdir_may_begin_with_the_home_folder(tmp_path):
-  run = "app.run(command.main, flags_parser=settings.parse_flags)"
-  at_home = f"import os; os.environ['HOME'] = {str(tmp_path)!r}\n{run}"
-  code = STUB.replace("FAILS", "").replace(run, at_home)
-  config = "--config=configs/n16.py:tiny"
-  done = command(config, "--workdir=~/a b", code=code)
-  assert done.stdout == f"0.0003 16 1.0  {tmp_path}/a b False\n", done.stderr
-
-
-@pytest.mark.ci
-def test_what_the_system_refuses_is_one_line():
-  fails = "raise OSError(28, 'No space left on device', '/a/b')"
-  code = STUB.replace("FAILS", fails)
-  done = command("--config=configs/n16.py", "--workdir=w", code=code)
-  assert done.returncode == errors.STORAGE
-  assert done.stderr == "error: /a/b: No space left on device\n"
 
 
 @pytest.mark.parametrize("name", ["checkpoints", "metrics.jsonl"])
