@@ -79,9 +79,8 @@ def _keep(
 ) -> Float[Array, "*axes V"]:
   """Keeps v if the weights of all likelier tokens sum to less than `limit`.
 
-  Equals a sort with a cumulative sum in which ties stay together. Instead of a
-  sort, 32 steps of bisection over the 2^32 floats find the smallest logit that
-  is kept.
+  Instead of a sort in which ties stay together, 32 steps of bisection over the
+  2^32 floats find the smallest logit that is kept.
   """
   bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
   # Flipping the lower 31 bits of negative floats makes integers that have the

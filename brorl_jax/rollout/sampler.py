@@ -1,10 +1,5 @@
 """N rollouts per prompt from one prefill, decoded in slots.
 
-A prompt is read once, and all of its N first tokens come from one distribution.
-Slots then decode in lock-step, in lanes that work on one or two prompts at a
-time. A slot whose rollout ends takes the lane's next rollout in the same step,
-on the device.
-
   rollouts            all of these prompts: the host's loop over `advance`
     programs.start    prefill and first tokens
     advance           turns pages and drops idle slots, then decodes:
@@ -12,30 +7,23 @@ on the device.
       programs.resize   keeps only the slots that work
     programs.finish   the rollouts
 
-stream.py adds prompts while others decode.
-
 On a CPU keys and values of responses lie in pages of C columns. In a step all
 slots write the same column of the newest page. A slot finds its own newest
 columns by their age, so slots of different age share pages. The host drops
 pages that no slot needs: a step reads as many columns as the longest rollout in
 a slot has tokens, rounded up to pages, not as many as the limit.
 
-On accelerators they lie in blocks of a pool, see slots.py. A slot holds and
-reads what its own rollout has written, and no page is ever full.
+On accelerators they lie in blocks of a pool, see slots.py.
 
 Idle slots decode too. When no rollout waits, lanes and slots that are idle are
 dropped, again and again. Every size is one program, compiled in 2.5 CPU-s for 6
 layers of width 256, so there are few: lanes have at most three numbers, slots
 of several lanes two, those of one lane the rest.
-
-Token i of rollout n of prompt p is drawn with the key
-`fold_in(fold_in(fold_in(key, p), n), i)`. N, slots, lanes and devices do not
-change it.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -69,8 +57,6 @@ _NO_BOUND = 2**30
 # Steps over a pool, at most, before idle slots may be dropped and a device that
 # waits for prompts gets them. An exit costs about one step (estimated).
 _SPAN = 256
-
-
 _MOST_SIZES = 7  # of lanes and slots
 # Over pages: a step of 4 slots costs nearly what one of 2 does.
 _LEAST_SLOTS = 4
@@ -85,6 +71,7 @@ class OpenRollouts(NamedTuple):
   pages: tuple[Any, ...]  # the newest last, or the pool; () before both
   state: DecodeState
   progress: DecodeProgress
+  logits: Any = None  # in a stream, of the first tokens of prompts
 
 
 def prefilled(
@@ -97,7 +84,7 @@ def prefilled(
 
 def advance(decoding: OpenRollouts, steps: int = _NO_BOUND) -> OpenRollouts:
   """Decodes until the host must act, or `steps`; the state is donated."""
-  full, spec, inputs, pages, state, progress = decoding
+  full, spec, inputs, pages, state, progress, logits = decoding
   # Compaction copies the pages once and makes each later step 2 to 4 times
   # cheaper. It waits until no rollout needs a slot, so it is never undone.
   if (smaller := shrunk(full, spec, progress)) != spec:
@@ -110,7 +97,7 @@ def advance(decoding: OpenRollouts, steps: int = _NO_BOUND) -> OpenRollouts:
   # as one has work and free columns, the others wait for at most C steps.
   turned = spec.turns and not progress.room
   if turned:
-    pages = programs.turned(spec, list(pages), progress.longest)
+    pages = programs.turn_pages(spec, list(pages), progress.longest)
   *older, newest = pages
   newest, state, progress = programs.segment(
     spec,
@@ -123,7 +110,7 @@ def advance(decoding: OpenRollouts, steps: int = _NO_BOUND) -> OpenRollouts:
     np.int32(steps),
   )
   pages, progress = (*older, newest), on_host(progress)
-  return OpenRollouts(full, spec, inputs, pages, state, progress)
+  return OpenRollouts(full, spec, inputs, pages, state, progress, logits)
 
 
 def restored(decoding: OpenRollouts) -> OpenRollouts:
@@ -167,15 +154,13 @@ def compact_sizes(
   """(lanes, slots of each) that programs are compiled for, largest first."""
   least = min(1 if pool else _LEAST_SLOTS, slots)
   if lanes == 1:
-    return [
-      (1, s) for s in _numbers(slots, least, _MOST_SIZES, 4 if pool else 2)
-    ]
+    of_one = _numbers(slots, least, _MOST_SIZES, 4 if pool else 2)
+    return [(1, s) for s in of_one]
   of_one = _numbers(slots, least, 3, 4)
   several = _numbers(lanes, 1, 3, 4)[:-1]
-  grid = [(n, s) for n in several for s in of_one[:2]] + [
-    (1, s) for s in of_one
-  ]
-  return sorted(grid, key=lambda size: size[0] * size[1], reverse=True)
+  grid = [(n, s) for n in several for s in of_one[:2]]
+  grid += [(1, s) for s in of_one]
+  return sorted(grid, key=math.prod, reverse=True)
 
 
 def shrunk(
@@ -187,13 +172,10 @@ def shrunk(
   if progress.waiting or now.pages == 1:
     return now
   fits = now.lanes, now.slots
-  for lanes, slots in compact_sizes(
-    full.lanes, full.slots, pool=bool(full.blocks)
-  ):
-    if (
-      progress.lanes <= lanes <= fits[0] and progress.slots <= slots <= fits[1]
-    ):
-      fits = lanes, slots
+  sizes = compact_sizes(full.lanes, full.slots, pool=bool(full.blocks))
+  for A, R in sizes:
+    if progress.lanes <= A <= fits[0] and progress.slots <= R <= fits[1]:
+      fits = A, R
   return dataclasses.replace(now, lanes=fits[0], slots=fits[1])
 
 
@@ -234,31 +216,20 @@ def rollouts(
   offset = np.arange(len(batch.index), dtype=np.int32) % parts * program.chunk
   real = np.ones(len(batch.index), bool)
   batch = PrefillBatch(batch, offset, real)
-  for decoding in _runs(program, params, batch, key):
+  decoding = prefilled(program, params, batch, key)
+  watch(decoding.progress)
+  while decoding.progress.busy + decoding.progress.waiting:
+    decoding = advance(decoding)
     watch(decoding.progress)
   out = programs.finish(decoding.spec, decoding.state)
   together = lambda x: x.reshape(-1, n, *x.shape[2:])[:P]
   return Rollouts(
-    tokens=together(out.tokens),
-    logp=together(out.logp),
-    mask=together(out.mask),
-    truncated=together(out.truncated),
-    slot_steps=jnp.sum(out.slot_steps.reshape(-1, parts), axis=1)[:P],
+    together(out.tokens),
+    together(out.logp),
+    together(out.mask),
+    together(out.truncated),
+    jnp.sum(out.slot_steps.reshape(-1, parts), axis=1)[:P],
   )
-
-
-def _runs(
-  spec: ProgramSpec,
-  params: PyTree,
-  batch: PrefillBatch,
-  key: Key[Array, ""],
-) -> Iterator[OpenRollouts]:
-  """States from the prefill to the end; each is donated to make the next."""
-  decoding = prefilled(spec, params, batch, key)
-  yield decoding
-  while decoding.progress.busy + decoding.progress.waiting:
-    decoding = advance(decoding)
-    yield decoding
 
 
 def parts_of(P: int, N: int, devices: int) -> int:
@@ -268,10 +239,10 @@ def parts_of(P: int, N: int, devices: int) -> int:
 
 
 def _spread(prompts: Prompts, n: int, devices: int) -> tuple[Prompts, int]:
-  """Prompts, each repeated for its parts, in equal number for each device.
+  """Prompts, each repeated for its parts, and the number of parts.
 
-  And the number of parts: one if neither prompts nor parts divide evenly, and
-  then the first prompts are repeated as padding.
+  As many for each device. If neither prompts nor parts divide evenly there is
+  one part, and the first prompts are repeated as padding.
   """
   P = len(prompts.index)
   parts = parts_of(P, n, devices)
@@ -333,16 +304,16 @@ def sample(
   if slots is None:
     slots = max(min(-(-most // max(lanes, 1)), n), 1)
   sampling = SamplingParams(temperature, top_k, top_p, min_p)
-  for name, value, low, high in (
-    ("prompts", len(prompts), 1, None),
-    ("n", n, 1, None),
-    ("max_new_tokens", max_new_tokens, 1, None),
-    ("slots", slots, 1, n),
-    ("lanes", lanes, 1, len(prompts)),
+  for name, value, high in (
+    ("prompts", len(prompts), math.inf),
+    ("n", n, math.inf),
+    ("max_new_tokens", max_new_tokens, math.inf),
+    ("slots", slots, n),
+    ("lanes", lanes, len(prompts)),
   ):
-    if value < low or (high is not None and value > high):
-      most = "" if high is None else f" and at most {high}"
-      raise ValueError(f"{name} = {value} must be at least {low}{most}")
+    if not 1 <= value <= high:
+      most = f" and at most {high}" if math.isfinite(high) else ""
+      raise ValueError(f"{name} = {value} must be at least 1{most}")
   if empty := [p for p, ids in enumerate(prompts) if not len(ids)]:
     raise ValueError(f"prompt {empty[0]} is empty")
   # An id out of range would read another token's embedding: XLA clamps indices.
@@ -358,9 +329,8 @@ def sample(
   width = prompt_width(max(map(len, prompts)))
   tokens = np.zeros((len(prompts), width), np.int32)
   mask = np.zeros((len(prompts), width), bool)
-  for row, ids in enumerate(prompts):
-    tokens[row, width - len(ids) :] = ids
-    mask[row, width - len(ids) :] = True
+  for row, real, ids in zip(tokens, mask, prompts, strict=True):
+    row[-len(ids) :], real[-len(ids) :] = ids, True
   spec = RolloutSpec(
     policy=policy,
     sampling=sampling,

@@ -221,23 +221,23 @@ def test_ends_when_nothing_is_to_be_had():
 
 
 def test_prompts_go_to_the_emptiest_device():
-  prompts = numbered(4)
-  units, at, taken = stream._assigned(
-    prompts, [[1], [0, 1, 2], [0, 2]], most=2, each=3
-  )
+  places = stream.Places(3, 3)
+  places.visited = 2
+  held = [{0: numbered(1), 2: numbered(1)}, {}, {1: numbered(1)}]
+  places.chunks = [dict(own) for own in held]
+  units, at = places.put(numbered(4))
   # The device with three free places is first, then those with two in order.
-  assert {p: int(one.index[0]) for p, one in taken.items()} == {
-    3: 0, 4: 1, 6: 2, 1: 3,
-  }  # fmt: skip
+  new = [
+    {i: int(x.index[0]) for i, x in own.items() if i not in before}
+    for own, before in zip(places.chunks, held, strict=True)
+  ]
+  assert new == [{1: 3}, {0: 0, 1: 1}, {0: 2}]
   assert units.real.tolist() == [True, False, True, True, True, False]
   assert at.tolist() == [1, 0, 0, 1, 0, 0]
   assert units.prompts.index[units.real].tolist() == [3, 0, 1, 2]
-
-
-def test_batches_visit_every_place_once():
-  places = [[0, 1, 2], [4], []]
-  got = list(stream._batches(places, 2))
-  assert got == [[[0, 1], [4], []], [[2], [], []]]
+  assert places.room == 2  # one each of the first and the last
+  chosen = np.array([[0, 0, 1], [1, 0, 1], [1, 1, 1]], bool)
+  assert places.among(chosen) == [[2], [0], [0, 1]]
 
 
 @pytest.mark.ci
