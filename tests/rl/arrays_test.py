@@ -67,8 +67,6 @@ STEP = {"reward_correct": 1.0, "reward_wrong": -1.0, "lr": 0.1, "n": 4}
 # with one axis more, and with one axis less.
 DOORS = {
   losses.ppo_clip: POLICY | CLIP | {"correction": normal(B, T)},
-  losses.gspo: POLICY | CLIP | {"correction": normal(B)},
-  losses.cispo: POLICY | CLIP | {"correction": normal(B, T)},
   losses.policy_loss: POLICY
   | {"loss": losses.LOSSES["reinforce"], "scale": normal(B)},
   losses.kl_k2: {
@@ -268,19 +266,6 @@ def test_messages_by_hand():
       check(**given)
 
 
-def test_the_check_costs_nothing_in_a_program():
-  plain = lambda x: jnp.sum(x, axis=1)
-
-  def checked(x):
-    arrays.check(x=(x, "BT"))
-    return plain(x)
-
-  x = normal(B, T)
-  assert str(jax.make_jaxpr(checked)(x)) == str(jax.make_jaxpr(plain)(x))
-  with pytest.raises(ValueError, match="x must be"):
-    jax.jit(checked)(x[0])
-
-
 def test_a_function_that_fails_is_told_with_its_line():
   def own(x):
     return x @ jnp.ones(7)
@@ -294,16 +279,14 @@ def test_a_function_that_fails_is_told_with_its_line():
   assert arrays.described({}) == "dict"
 
 
-@pytest.mark.parametrize(
-  "value", [0, -3, 2.0, True is None, "3", np.float32(3), np.zeros(2, int)]
-)
-def test_a_count_is_an_integer_of_at_least_1(value):
-  with pytest.raises(ValueError, match=r"^n = .* at least 1$"):
-    require_count("n", value)
-
-
-def test_counts_of_numpy_and_jax_will_do():
-  for value in (1, np.int32(3), jnp.int32(3)):
+def test_a_count_is_an_integer_of_at_least_1():
+  for value in (0, -3, 2.0, None, "3", np.float32(3), np.zeros(2, int)):
+    with pytest.raises(ValueError, match="^n = "):
+      require_count("n", value)
+  shown = r"^n = Array\(\[\[1, 1\], \[1, 1\]\], dtype=int32\) must"
+  with pytest.raises(ValueError, match=shown):
+    require_count("n", jnp.ones((2, 2), "i4"))
+  for value in (1, np.int32(3), np.uint8(3), jnp.int32(3), np.array(2)):
     require_count("n", value)
 
 
@@ -345,15 +328,6 @@ def test_what_does_not_count_may_be_anything(bad, weight):
   assert float(Mean.of(values, WHERE, weight).value) == pytest.approx(8 / 3)
 
 
-def test_parts_add_up_where_averages_of_averages_do_not():
-  whole = Mean.of(VALUES, WHERE)
-  first, second = (Mean.of(VALUES[i], WHERE[i]) for i in (0, 1))
-  both = first + second
-  assert (float(both.total), float(both.count)) == (8.0, 3.0)
-  assert float(both.value) == float(whole.value)
-  assert float((first.value + second.value) / 2) == pytest.approx(3.25)
-
-
 @pytest.mark.parametrize("weight", [None, jnp.ones((2, 3))])
 def test_nothing_counted_is_0_with_a_gradient_of_0(weight):
   nothing = jnp.zeros((2, 3), bool)
@@ -368,7 +342,7 @@ def test_a_count_below_1_still_divides():
   assert float(mean.value) == 3.0
 
 
-def test_passes_through_jit_and_scan():
+def test_parts_add_up_in_a_scan():
   step = lambda total, xw: (total + Mean.of(*xw), None)
   zero = Mean(jnp.zeros(()), jnp.zeros(()))
   total, _ = jax.jit(lambda: jax.lax.scan(step, zero, (VALUES, WHERE)))()

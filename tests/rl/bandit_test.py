@@ -84,15 +84,6 @@ def test_objectives(name, function, want):
   agrees(scores(function(reward_of(drawn), ALL), drawn), want)
 
 
-def test_maxrl_nears_the_gradient_of_the_log():
-  """With 256 rollouts 1 - (1 - p)^255 of it are there."""
-  drawn = arms(n=256)
-  got = scores(
-    advantages.maxrl(reward_of(drawn), jnp.ones(drawn.shape, bool)), drawn
-  )
-  agrees(got, slope(jnp.log))
-
-
 def test_numbers_that_were_chosen_before():
   """4 or 16 rollouts, whichever: the mean over a prompt's own is unbiased."""
   drawn = arms(5)
