@@ -281,7 +281,7 @@ def test_a_function_that_fails_is_told_with_its_line():
 
 def test_a_count_is_an_integer_of_at_least_1():
   for value in (0, -3, 2.0, None, "3", np.float32(3), np.zeros(2, int)):
-    with pytest.raises(ValueError, match="^n = "):
+    with pytest.raises(ValueError, match=r"^n = "):
       require_count("n", value)
   shown = r"^n = Array\(\[\[1, 1\], \[1, 1\]\], dtype=int32\) must"
   with pytest.raises(ValueError, match=shown):

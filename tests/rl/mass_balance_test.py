@@ -319,7 +319,7 @@ WITH_N = [
 def test_n_is_an_integer_of_at_least_1(unhooked):
   for function in (*WITH_N, mb.unsampled_second_moment_bound):
     for n in (0, 2.0, np.float32(2.5)):
-      with pytest.raises(ValueError, match="^n = "):
+      with pytest.raises(ValueError, match=r"^n = "):
         function(n)
 
 
