@@ -9,11 +9,13 @@ from typing import Any
 import ml_collections
 
 from brorl_jax import config
-from brorl_jax.verdicts import names
+from brorl_jax.verdicts.base import DEFAULTS
 
 
 def get_config() -> Any:
   values = config.as_dict(config.Config())
-  values["data"]["domains"] = names.defaults()
+  values["data"]["domains"] = {
+    name: default._asdict() for name, default in DEFAULTS.items()
+  }
   c = ml_collections.ConfigDict(values)
   return c.lock()  # a misspelt field in a config is an error

@@ -14,7 +14,7 @@ from typing import Any
 import ml_collections
 
 from brorl_jax.configs.dials import DIALS
-from brorl_jax.verdicts.names import MADE
+from brorl_jax.verdicts.base import MADE
 
 NAMES = ("steps", "tiny", "1p5b", "8b")
 _BY_LUCK = ("base_conversion", "path_star")  # tasks too hard for `steps`

@@ -176,7 +176,7 @@ def test_a_run_leaves_what_it_promises(whole):
   every = metrics.read_lines(workdir / "events.jsonl")
   assert (every[0]["event"], every[-1]["event"]) == ("start", "end")
   assert (every[-1]["why"], every[-1]["status"]) == ("done", 0)
-  assert (workdir / "report" / "learning_curve.png").stat().st_size > 10_000
+  assert (workdir / "report" / "index.html").stat().st_size > 10_000
   assert list(workdir.glob("events.out.tfevents.*"))
   records = metrics.read_lines(workdir / "eval" / "records.jsonl")
   assert (
@@ -185,7 +185,7 @@ def test_a_run_leaves_what_it_promises(whole):
   # Not a terminal: one plain line per step, no control characters.
   assert err.count("\nstep ") + err.startswith("step ") == 8 + 3 + 3
   assert "\x1b" not in err + out
-  assert "held-out pass@1 before" in out
+  assert "run: held-out pass@1 " in out
 
 
 @pytest.mark.slow
@@ -352,7 +352,7 @@ def test_a_finished_run_only_reports_again(start, whole):
   process = start(workdir)
   out, err = process.communicate(timeout=120)
   assert process.returncode == 0, err
-  assert "held-out pass@1 before" in out
+  assert "run: held-out pass@1 " in out
   assert (workdir / "metrics.jsonl").read_bytes() == before
 
 

@@ -7,8 +7,8 @@ from brorl_jax.many.meshes import ONE, Axes
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 from brorl_jax.model.target import Target
-from brorl_jax.plan import functions, memory, sizes
-from brorl_jax.plan.sizes import Machine, Plans
+from brorl_jax.plan import functions, memory, resolve
+from brorl_jax.plan.resolve import Machine, Plans
 
 TOY = Policy(
   vocab=10, width=4, layers=3, heads=2, kv_heads=1, head_size=2, mlp=6,
@@ -52,7 +52,7 @@ def settled(
     here, memory_bytes=c.devices.memory_bytes or here.memory_bytes
   )
   tx, _ = functions.optimizer(c)
-  return sizes.of_phase(
+  return resolve.sized(
     c,
     dataclasses.replace(policy, target=at),
     tx,

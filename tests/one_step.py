@@ -9,8 +9,7 @@ from brorl_jax.config import Config
 from brorl_jax.many import meshes
 from brorl_jax.model import target
 from brorl_jax.plan import resolve
-from brorl_jax.plan.resolve import Run
-from brorl_jax.plan.sizes import Machine
+from brorl_jax.plan.resolve import Machine, Run
 from brorl_jax.types import Groups, Prompts, Rollouts
 
 

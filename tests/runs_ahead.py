@@ -15,10 +15,9 @@ from brorl_jax.model.policy import Policy
 from brorl_jax.model.target import Target
 from brorl_jax.plan import functions, resolve
 from brorl_jax.plan.checkpoint_source import CheckpointSource
-from brorl_jax.plan.compiled import Needs
 from brorl_jax.plan.memory import Load, RolloutPlan
-from brorl_jax.plan.programs import CompileJob
-from brorl_jax.plan.sizes import Heldout, Machine
+from brorl_jax.plan.programs import CompileJob, Needs
+from brorl_jax.plan.resolve import Heldout, Machine
 from brorl_jax.plan.topology import Name, Topology
 
 POOL = 1000 * 2**20  # bytes of a device that XLA may use

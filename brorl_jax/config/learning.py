@@ -19,9 +19,9 @@ class Reward(Section):
     (),
     "Your own reward functions, 'file.py:function' or "
     "'package.module:function', of (response, example) or (responses, example, "
-    "step); see brorl_jax/verdicts/own. They score every line of data.files, "
-    "for all domains; several are added. Without any, each domain has its own "
-    "verifier.",
+    "step); see brorl_jax/verdicts/own.py. They score every line of "
+    "data.files, for all domains; several are added. Without any, each domain "
+    "has its own verifier.",
   )
   timeout_s: float = setting(
     60.0,

@@ -9,9 +9,8 @@ from collections.abc import Callable, Collection, Sequence
 
 from brorl_jax.data.dataset import Data
 from brorl_jax.data.records import DataError, Place
-from brorl_jax.verdicts.base import Example
+from brorl_jax.verdicts.base import MADE, Example
 from brorl_jax.verdicts.domains import DRAW
-from brorl_jax.verdicts.names import MADE
 
 # A space that separates no words: "81 - 35" is "81-35", but "3 4" is not "34".
 _BLANK = re.compile(r"(?<!\w) | (?!\w)")

@@ -13,14 +13,12 @@ from brorl_jax.config import Config
 from brorl_jax.data import dataset, heldout
 from brorl_jax.model import sharding
 from brorl_jax.plan.checkpoint_source import Start
-from brorl_jax.plan.resolve import Run, WithPolicy
-from brorl_jax.plan.sizes import Heldout
+from brorl_jax.plan.resolve import Heldout, Run, WithPolicy
 from brorl_jax.stages import sampling
 from brorl_jax.stages.examples import Examples, file_form
 from brorl_jax.stages.scoring import Scorer
-from brorl_jax.verdicts.base import Example
+from brorl_jax.verdicts.base import MADE, Example
 from brorl_jax.verdicts.domains import DOMAINS
-from brorl_jax.verdicts.names import MADE
 
 # Only prompts are compared: reference answers need no check.
 _UNTRIED = {

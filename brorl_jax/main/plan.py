@@ -9,10 +9,9 @@ from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
 from brorl_jax.model import huggingface, target
 from brorl_jax.model.target import Target
-from brorl_jax.plan import compiled, memory, resolve
+from brorl_jax.plan import memory, programs, resolve
 from brorl_jax.plan.programs import CompileJob
-from brorl_jax.plan.resolve import Phase, Run
-from brorl_jax.plan.sizes import Machine
+from brorl_jax.plan.resolve import Machine, Phase, Run
 from brorl_jax.plan.topology import Topology
 from brorl_jax.stages import examples, sampling
 from brorl_jax.verdicts import own
@@ -43,7 +42,7 @@ def run(
     if where is not None:
       mesh = where.mesh(this.machine.axes)
       one = meshes.part(mesh, where.processes)
-      compiled.show(
+      programs.show(
         CompileJob(this, this.phases[0], mesh, one, fast=fast), where
       )
   except ValueError as e:
@@ -113,9 +112,6 @@ def _show(this: Run, phase: Phase) -> None:
     *memory.shares(plans.update.parts, memory_bytes),
     sep="\n",
   )
-  if plans.probe is not None:
-    parts = memory.shares(plans.probe.parts, memory_bytes)
-    print("an update, measuring the theorem", *parts, sep="\n")
 
 
 def _data(this: Run) -> list[str]:

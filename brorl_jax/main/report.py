@@ -13,34 +13,30 @@ from brorl_jax.errors import UserError
 from brorl_jax.report import compare, load_runs, page
 from brorl_jax.report.load_runs import LoadedRun
 from brorl_jax.runs import intact, metrics
-from brorl_jax.verdicts.domains import DRAW
-from brorl_jax.verdicts.names import MADE
 
 _NAMED = 3  # differing prompts that are named
 
 
 def run(workdirs: Sequence[pathlib.Path]) -> None:
-  """Writes index.html and report.json to report/ of the first folder."""
+  """Compares runs; the report is written into the first folder."""
   # Tables need no accelerator, which the run itself may be using.
   jax.config.update("jax_platforms", "cpu")
   names = load_runs.short_names([path.resolve() for path in workdirs])
-  folders = [load_runs.check_folder(path) for path in workdirs]
-  total = sum(len(folder.steps) for folder in folders)
-  read, done = list[LoadedRun](), 0
-  progress = metrics.Progress(after=0, steps=total, unit="evaluation")
+  read = list[LoadedRun]()
+  progress = metrics.Progress(after=0, steps=len(names), unit="folder")
   with contextlib.closing(progress) as bar:
-    for folder, name in zip(folders, names, strict=True):
-
-      def on_evaluation(step: int) -> None:
-        nonlocal done
-        done += 1
-        bar.step(done, f"{name}, step {step}")
-
-      read.append(load_runs.read(folder, name, on_evaluation))
+    for folder, name in zip(workdirs, names, strict=True):
+      read.append(load_runs.read(folder, name))
+      bar.step(len(read), name)
       # At once: reading the next run may take minutes.
       refuse_differences(read[0], read[-1])
-  data = numbers(read)
-  out = workdirs[0] / "report"
+  publish(read, workdirs[0])
+
+
+def publish(read: Sequence[LoadedRun], workdir: pathlib.Path) -> None:
+  """Writes the report into a run folder, and prints the results."""
+  data = compare.numbers(read)
+  out = workdir / "report"
   write(data, out)
   for arm in data["arms"]:
     end = arm["at"]["end"]
@@ -52,26 +48,6 @@ def run(workdirs: Sequence[pathlib.Path]) -> None:
     after = f"{before}{page.percent(end['after'])} %{gain}"
     print(f"  {names}: held-out pass@1 {after}")
   print(f"  {out / 'index.html'}")
-
-
-def numbers(read: Sequence[LoadedRun]) -> dict[str, Any]:
-  """All numbers of the report, and how its samples were drawn."""
-  count = read[0].samples_per_prompt
-  runs = [one for one in read if one.samples_per_prompt == count]
-  more = [one for one in read if one.samples_per_prompt != count]
-  return {
-    "sampling": {
-      name: read[0].config.get(f"eval.{name}")
-      for name in ("temperature", "top_p")
-    },
-    **compare.numbers(runs, category=_category),
-    "deeper": [*map(compare.deeper, more)],
-  }
-
-
-def _category(domain: str, task: str) -> str | None:
-  """Category of a generated task; None for other tasks."""
-  return (DRAW.category(task) or "other") if domain == MADE else None
 
 
 def write(data: compare.Json, out: pathlib.Path) -> None:
@@ -104,9 +80,7 @@ def _differences(first: LoadedRun, other: LoadedRun) -> Iterator[str]:
   """
   both = (first, other)
   counts = [one.samples_per_prompt for one in both]
-  # An evaluation with more of them continues the curve of pass@k.
-  trained = other.evaluated is None
-  if counts[0] > counts[1] or (counts[0] < counts[1] and trained):
+  if counts[0] != counts[1]:
     yield f"they have {counts[0]} and {counts[1]} samples per prompt"
   for field in ("eval.temperature", "eval.top_p"):
     yield from _field(first, other, field)

@@ -11,9 +11,9 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from brorl_jax import report
 from brorl_jax.errors import UserError
 from brorl_jax.main import programs, settings
+from brorl_jax.report import figures
 from brorl_jax.rl import simulator
 from brorl_jax.runs import folder, lock, metrics
 
@@ -64,9 +64,9 @@ def write(
     json.dumps({"config": json.loads(c.to_json()), "runs": results}) + "\n"
   )
   main = [r for r in results if r["optimizer"] == "adamw" and r["n"] in c.n]
-  report.figure3(out / "figure3.png", main)
-  report.sweep(out / "sweep.png", results)
-  table = report.simulation_table(results)
+  figures.figure3(out / "figure3.png", main)
+  figures.sweep(out / "sweep.png", results)
+  table = figures.simulation_table(results)
   (out / "table.txt").write_text(table + "\n")
   print(table)
   print(f"  {out / 'figure3.png'}\n  {out / 'sweep.png'}")

@@ -9,15 +9,16 @@ from typing import Any, NamedTuple
 
 from absl import logging
 
-from brorl_jax import config, report, train
+from brorl_jax import config, train
 from brorl_jax.errors import NumbersError, StorageError, UserError
 from brorl_jax.learner import state as states
-from brorl_jax.main import heldout, programs, shared
+from brorl_jax.main import heldout, programs, report, shared
 from brorl_jax.main.recorder import Recorder
 from brorl_jax.many import processes
 from brorl_jax.model import huggingface
 from brorl_jax.plan import functions
 from brorl_jax.plan.resolve import Phase, Run
+from brorl_jax.report import load_runs
 from brorl_jax.rollout import dynamic_sampling
 from brorl_jax.runs import (
   checkpoints,
@@ -26,7 +27,6 @@ from brorl_jax.runs import (
   going_back,
   intact,
   kept,
-  lines,
   lock,
   metrics,
 )
@@ -78,14 +78,7 @@ def run(
     print(f"stopped after step {stopped}; the same command resumes")
     sys.exit(processes.STOPPED)
   if processes.leads():
-    c = this.config.sampling
-    try:
-      finish(workdir, title=f"N = {c.n}, {c.samples:,} rollouts per step")
-    except OSError as e:
-      raise StorageError(
-        f"{intact.one_line(e)}; the last step is saved; fix this and run the "
-        "same command again for the figure"
-      ) from None
+    report.publish([load_runs.read(workdir, workdir.name)], workdir)
 
 
 class _Parts(NamedTuple):
@@ -310,20 +303,3 @@ def _ended(
     return UserError(str(error))
   why = f"; this start changes {', '.join(changed)}" if changed else ""
   return folder.lost(f"{error}{why}")
-
-
-def finish(workdir: pathlib.Path, *, title: str) -> None:
-  """Writes the figure and prints the table of a finished run."""
-  read = lambda path, check: [*lines.each_line(workdir / path, check)]
-  try:
-    curve = read("eval/curve.jsonl", report.check_evaluation)
-    steps = read("metrics.jsonl", report.check_step)
-  except metrics.Damaged as e:
-    raise UserError(
-      f"{e}; the rest of the run is whole: correct or remove this line"
-    ) from None
-  figure = workdir / "report" / "learning_curve.png"
-  report.learning_curve(figure, curve, steps, title=title)
-  print(report.table(curve[0], curve[-1], steps))
-  print(f"  {figure}")
-  print(f"  a page: brorl --mode=report --workdir={workdir}")

@@ -1,7 +1,8 @@
 """Where a policy comes from: a run, a checkpoint, or a model directory."""
 
+import contextlib
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -16,7 +17,7 @@ from brorl_jax.model import (
 )
 from brorl_jax.model.policy import Policy
 from brorl_jax.runs import checkpoints
-from brorl_jax.verdicts.names import MADE
+from brorl_jax.verdicts.base import MADE
 
 TRAINED_ON = "trained_on.json"  # next to the weights of an exported run
 
@@ -32,8 +33,7 @@ class CheckpointSource(NamedTuple):
 def locate(checkpoint: str) -> CheckpointSource:
   """Finds a run, one of its checkpoints, a directory, or a model of the hub.
 
-  Raises:
-    ValueError: It is none of these.
+  Raises ValueError if it is none of these.
   """
   if (run_source := find_run(checkpoint)) is not None:
     return run_source
@@ -43,8 +43,7 @@ def locate(checkpoint: str) -> CheckpointSource:
 def find_run(checkpoint: str) -> CheckpointSource | None:
   """The folder of a run or one of its checkpoints; None if it is neither.
 
-  Raises:
-    ValueError: The model that the run started from is missing.
+  Raises ValueError if the model that the run started from is missing.
   """
   path = pathlib.Path(checkpoint or ".").absolute()
   run, step = path, None
@@ -52,7 +51,20 @@ def find_run(checkpoint: str) -> CheckpointSource | None:
     run, step = path.parents[1], int(path.name)
   if not checkpoint or not (run / "checkpoints").is_dir():
     return None
-  return CheckpointSource(_source(run), run.resolve(), step)
+  config = run / "config.json"
+  with _written_by(config, "a run"):
+    record = _records(config)[0]
+    name = record["config"]["policy"]["checkpoint"]
+    began = pathlib.Path(record["began_with"])
+  # A relative path in the config is relative to where the run was started.
+  if not (name and began.is_dir()):
+    try:
+      began = huggingface.locate(name)
+    except ValueError as e:
+      raise ValueError(
+        f"{config}: the model that the run started from: {e}"
+      ) from None
+  return CheckpointSource(began, run.resolve(), step)
 
 
 def read_tokenizer(
@@ -60,12 +72,8 @@ def read_tokenizer(
 ) -> tokenizer.Tokenizer:
   """The tokenizer of a policy, with the chat template of its training.
 
-  Args:
-    which: Where the policy comes from; the template of a run is used.
-    given: `policy.chat_template`: a file that overrides it; "" for none.
-
-  Raises:
-    ValueError: One of them cannot be read.
+  `given` is `policy.chat_template`: a file that overrides the template of the
+  run. Raises ValueError if one of them cannot be read.
   """
   template = None
   if given:
@@ -91,26 +99,23 @@ class Ran(NamedTuple):
 def ran(which: CheckpointSource) -> Ran | None:
   """How the run of a policy posed its prompts; None if there is no run.
 
-  Raises:
-    ValueError: Its config.json cannot be read.
+  Raises ValueError if its config.json cannot be read.
   """
   if which.run is None:
     return None
   path = which.run / "config.json"
-  try:
+  with _written_by(path, "a run"):
     c = _records(path)[0]["config"]
     data = c["data"]
     return Ran(
       c["policy"]["dtype"],
       c["sampling"]["max_new_tokens"],
       data["system"],
-      {name: one["instruction"] for name, one in data["domains"].items()},
+      {name: d["instruction"] for name, d in data["domains"].items()},
       data["fields"],
       data["domain"],
       bool(c["reward"]["verifier"]),
     )
-  except (AttributeError, KeyError, TypeError):
-    raise ValueError(f"{path} was not written by a run") from None
 
 
 class Start(NamedTuple):
@@ -128,46 +133,43 @@ class Start(NamedTuple):
 def starts(which: CheckpointSource) -> list[Start]:
   """The starts of all runs that led to a policy, the newest first.
 
-  Raises:
-    ValueError: A record of them cannot be read.
+  Raises ValueError if a record of them cannot be read.
   """
   out, exported = [], which.source / TRAINED_ON
   if which.run is not None:
     path = which.run / "config.json"
-    out = [_start(which.run, record) for record in _records(path)]
+    with _written_by(path, "a run"):
+      out = [_start(which.run, record) for record in _records(path)]
   if exported.exists():
-    try:
-      found = [Start(**x) for x in architectures.read_json(exported)["starts"]]
-      kinds = [str, dict, int, list, str, str, bool]
-      for start in found:
-        texts = [*start.files.values(), *start.made]
-        if [*map(type, start)] != kinds or {*map(type, texts)} - {str}:
-          raise TypeError("a value of another type")
-    except (AttributeError, KeyError, TypeError):
-      raise ValueError(f"{exported} was not written by --mode=export") from None
-    out += found
+    with _written_by(exported, "--mode=export"):
+      out += [Start(**x) for x in architectures.read_json(exported)["starts"]]
   return out
 
 
 def _start(run: pathlib.Path, record: Mapping[str, Any]) -> Start:
+  values = record["config"]
+  c, own = values["data"], bool(values["reward"]["verifier"])
+  mixed = (c["puzzles"] or not c["files"]) and not own
+  made = mixed and c["domains"][MADE]["weight"] > 0.0
+  families = c["families"] if made else {}
+  return Start(
+    str(run),
+    record["files"],
+    0 if c["heldout_files"] else c["heldout_one_in"],
+    [name for name, family in families.items() if family["weight"] > 0.0],
+    c["fields"],
+    c["domain"],
+    own,
+  )
+
+
+@contextlib.contextmanager
+def _written_by(path: pathlib.Path, writer: str) -> Iterator[None]:
+  """Raises ValueError if a record lacks what is read of it."""
   try:
-    values = record["config"]
-    c, own = values["data"], bool(values["reward"]["verifier"])
-    mixed = (c["puzzles"] or not c["files"]) and not own
-    made = mixed and c["domains"][MADE]["weight"] > 0.0
-    families = c["families"] if made else {}
-    return Start(
-      str(run),
-      record["files"],
-      0 if c["heldout_files"] else c["heldout_one_in"],
-      [name for name, family in families.items() if family["weight"] > 0.0],
-      c["fields"],
-      c["domain"],
-      own,
-    )
+    yield
   except (AttributeError, KeyError, TypeError):
-    path = run / "config.json"
-    raise ValueError(f"{path} was not written by a run") from None
+    raise ValueError(f"{path} was not written by {writer}") from None
 
 
 def _records(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -189,9 +191,8 @@ def load(
 
   Args:
     mesh: Devices of the parameters; the first device if None.
-    dtype: Dtype of activations and caches.
-    param_dtype: Dtype of the parameters. Those of a run are read in float32
-      first.
+    dtype: Of activations and caches.
+    param_dtype: Of the parameters. Those of a run are read in float32 first.
 
   Raises:
     ValueError: They cannot be read, or are damaged.
@@ -222,10 +223,7 @@ def load(
 
 
 def inherited(source: pathlib.Path) -> dict[str, str]:
-  """The record of a directory's training data, for models made from it.
-
-  Name and text of the file, if there is one.
-  """
+  """Name and text of a directory's record of training data, if it has one."""
   path = source / TRAINED_ON
   return {TRAINED_ON: path.read_text()} if path.is_file() else {}
 
@@ -240,23 +238,3 @@ def check_vocabulary(
       f"{source}: the tokenizer has the id {largest}, but the embedding has "
       f"only {policy.vocab} rows; use the tokenizer of this model"
     )
-
-
-def _source(run: pathlib.Path) -> pathlib.Path:
-  """The Hugging Face directory that a run started from."""
-  path = run / "config.json"
-  try:
-    record = _records(path)[0]
-    checkpoint = record["config"]["policy"]["checkpoint"]
-    began = pathlib.Path(record["began_with"])
-  except (KeyError, TypeError):
-    raise ValueError(f"{path} was not written by a run") from None
-  # A relative path in the config is relative to where the run was started.
-  if checkpoint and began.is_dir():
-    return began
-  try:
-    return huggingface.locate(checkpoint)
-  except ValueError as e:
-    raise ValueError(
-      f"{path}: the model that the run started from: {e}"
-    ) from None

@@ -10,7 +10,7 @@ from brorl_jax.config.sampling import Filter
 from brorl_jax.learner.objective import Correction, Objective
 from brorl_jax.learner.state import Optimizer, Schedule, adamw
 from brorl_jax.rl import advantages, filtering, losses, lr_scaling
-from brorl_jax.verdicts.own import named
+from brorl_jax.verdicts.own import find
 
 # Fields that name a function, with the table of the built-in ones.
 _TABLES: Mapping[str, Mapping[str, Any]] = {
@@ -71,9 +71,11 @@ def objective(c: Config) -> Objective:
 
 
 def loss(c: Loss) -> losses.PolicyLoss:
-  """The policy loss; raises ValueError, in one line, if there is none."""
-  options = {"clip_low": c.clip_low, "clip_high": c.clip_high}
-  value = _named("loss.kind", c.kind, lambda f: losses.from_user(f, **options))
+  """The policy loss; raises ValueError if there is none."""
+  wrap = functools.partial(
+    losses.from_user, clip_low=c.clip_low, clip_high=c.clip_high
+  )
+  value = _named("loss.kind", c.kind, wrap)
   if c.mean == "constant" and value.unit == "sequence":
     raise ValueError(
       "config.loss.mean = 'constant' needs a loss per token; loss.kind = "
@@ -85,10 +87,8 @@ def loss(c: Loss) -> losses.PolicyLoss:
 def advantage(c: Advantage, *, rounds: bool) -> advantages.Advantage:
   """From rewards to advantages; raises ValueError if there is none.
 
-  Args:
-    c: Its kind.
-    rounds: Whether prompts have numbers of rollouts of their own; then each
-      counts once, see `advantages.each_prompt_once`.
+  With `rounds`, in which prompts get different numbers of rollouts, each prompt
+  counts once, see `advantages.each_prompt_once`.
   """
   function = _named("advantage.kind", c.kind, advantages.from_user)
   if c.kind == "pass_at_k":
@@ -106,14 +106,14 @@ def keep(c: Filter) -> filtering.Rule:
   return _named("filter.keep", c.keep, filtering.from_user)
 
 
-def _named(field: str, name: str, own: Callable[[Any], Any]) -> Any:
-  """The function that a field names; `own` wraps a user's function."""
+def _named(field: str, name: str, wrap: Callable[[Any], Any]) -> Any:
+  """The function that a field names; `wrap` checks a user's function."""
   what = f"config.{field}"
-  value = named.find(name, _TABLES[field], what=what).value
+  value = find(name, _TABLES[field], what=what).value
   if name in _TABLES[field]:
     return value
   try:
-    return own(value)
+    return wrap(value)
   except ValueError as e:
     raise ValueError(f"{what} = {name!r}: {e}") from None
 
@@ -130,8 +130,7 @@ class Functions(NamedTuple):
 def phase_functions(phases: Sequence[PhaseConfig]) -> list[Functions]:
   """The functions of each phase; a phase has digests of what it changes.
 
-  Raises:
-    ValueError: In one line, if a phase names a function that does not exist.
+  Raises ValueError if a phase names a function that does not exist.
   """
   out = []
   for number, phase in enumerate(phases):
@@ -146,7 +145,7 @@ def phase_functions(phases: Sequence[PhaseConfig]) -> list[Functions]:
       if phase.changed is not None and field not in phase.changed:
         continue
       where = field if not number else f"run.phases[{number - 1}]['{field}']"
-      digest = named.find(name, _TABLES[field], what=where).digest
+      digest = find(name, _TABLES[field], what=where).digest
       if digest:
         digests[where] = {"name": name, "digest": digest}
     out.append(Functions(goal, credit, kept, digests))

@@ -1,12 +1,14 @@
-"""Every program of a run, lowered from shapes alone.
+"""Every program of a run, compiled from shapes alone, and the memory it needs.
 
-Nothing is allocated and no weight is read. Where the compiler chooses how the
-outputs of a program are cut, the next program is compiled for that.
+No weight is read. Where XLA places outputs, the next program follows it.
 """
 
 import dataclasses
 import functools
+import json
+import math
 from collections.abc import Callable, Iterator
+from concurrent import futures
 from typing import Any, NamedTuple
 
 import jax
@@ -22,14 +24,15 @@ from brorl_jax.learner.packing import MICROBATCHES
 from brorl_jax.many import meshes
 from brorl_jax.model import sharding
 from brorl_jax.model.policy import Policy
-from brorl_jax.plan import sizes
+from brorl_jax.plan.memory import TooLarge, size
 from brorl_jax.plan.resolve import Phase, Run
+from brorl_jax.plan.topology import Topology
 from brorl_jax.rollout import programs, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.program_spec import ProgramSpec
 from brorl_jax.rollout.programs import Chunks, DecodeInputs, PrefillBatch
 from brorl_jax.rollout.slots import DecodeState
-from brorl_jax.types import Batch, Prompts, State
+from brorl_jax.types import Batch, Prompts, Rollouts, State
 
 Compile = Callable[[jax.stages.Lowered], jax.stages.Compiled]
 
@@ -45,7 +48,6 @@ class Program(NamedTuple):
   name: str
   lowered: jax.stages.Lowered
   held_bytes: int  # of a device when it starts, its arguments among them
-  layers: int  # of the policy it is compiled for
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,10 +76,15 @@ class CompileJob:
     return self.run.policy
 
   @property
+  def parameters(self) -> int:
+    """How many numbers the policy has."""
+    return sum(x.size for x in jax.tree.leaves(self.policy.shapes))
+
+  @property
   def sampling_bytes(self) -> int:
     """What a device holds while it samples."""
     held = self.phase.memory.sampling_bytes
-    return held + size(self.state().params) if self.sampled_apart else held
+    return held + self.sampled_apart * bytes_of(self.state().params)
 
   @property
   def rows(self) -> int:
@@ -85,36 +92,21 @@ class CompileJob:
     return meshes.of(self.mesh).rows
 
   @property
-  def processes(self) -> int:
-    return self.mesh.size // self.sampling_mesh.size
-
-  @property
   def alone(self) -> "CompileJob":
     """What one process samples, with a copy of the parameters."""
-    if self.processes == 1:
+    if self.mesh.size == self.sampling_mesh.size:
       return self
     return dataclasses.replace(
       self, mesh=self.sampling_mesh, sampled_apart=True
     )
 
   @property
-  def parameters(self) -> int:
-    """How many numbers the policy has."""
-    return sum(x.size for x in jax.tree.leaves(self.policy.shapes))
-
-  @property
   def read_together(self) -> int:
     """Prompts that are read together."""
     each = self.config.sampling.places // self.rows
-    return (
-      stream.prompts_together(each, self.config.data.prompt_tokens) * self.rows
+    return self.rows * stream.prompts_together(
+      each, self.config.data.prompt_tokens
     )
-
-  @property
-  def admitted_together(self) -> int:
-    """Prompts that are admitted together."""
-    places = self.config.sampling.places
-    return max(places // self.rows // stream.SHARE, 1) * self.rows
 
   def state(self) -> State:
     """Shapes and places of the training state while it is used."""
@@ -132,12 +124,10 @@ class CompileJob:
   ) -> Callable[..., jax.ShapeDtypeStruct]:
     """(shape, dtype) -> an array that lies like this."""
     place = NamedSharding(self.mesh, PartitionSpec(*spec))
-    return lambda shape, dtype: jax.ShapeDtypeStruct(
-      shape, dtype, sharding=place
-    )
+    return functools.partial(jax.ShapeDtypeStruct, sharding=place)
 
 
-def size(tree: PyTree) -> int:
+def bytes_of(tree: PyTree) -> int:
   """Bytes on a device of arrays that are described with their places."""
   return sharding.shard_bytes(tree, jax.tree.map(lambda x: x.sharding, tree))
 
@@ -154,32 +144,13 @@ def every_program(job: CompileJob, compile: Compile) -> Iterator[Program]:
   plan knows their memory, so they are not compiled if fast.
   """
   yield from updating(job)
-  if job.processes > 1:
+  if job.alone is not job:
     params = job.state().params
     lowered = sharding.copying(params, job.sampling_mesh).lower(params)
-    yield Program("copy", lowered, job.sampling_bytes, job.policy.layers)
+    yield Program("copy", lowered, job.sampling_bytes)
   yield from sampling(job.alone, compile)
   if not job.fast:
     yield from evaluating(job.alone, compile)
-
-
-def counts(job: CompileJob) -> dict[str, int]:
-  """How many programs a run compiles: part -> number, at most."""
-  c = job.config
-  spec = training_spec(job)
-  # Each size of lanes with each of slots: both may shrink alone.
-  pool = bool(spec.blocks)
-  shrunk = len(sampler.compact_sizes(spec.lanes, spec.slots, pool=pool))
-  shrunk = 1 if spec.pages == 1 else shrunk
-  # And its compaction; over pages an empty page, and one for other slots.
-  decoding = shrunk + (shrunk - 1) + (0 if spec.blocks else 2 * shrunk - 1)
-  scores = c.optim.minibatches > 1 or bool(c.reference.kl_weight)
-  return {
-    # Prefill, read, admit, take; with several processes the copy.
-    "sampling": 4 + decoding + (job.processes > 1),
-    "updating": job.phase.layout.shapes * (1 + scores) + 2,
-    "evaluation": 2 + decoding,
-  }
 
 
 def training_spec(job: CompileJob) -> ProgramSpec:
@@ -199,12 +170,15 @@ def _outputs(
 
 
 def _prompts(job: CompileJob, count: int) -> Prompts:
-  rows, S = job.at(meshes.rows(job.mesh)), job.config.data.prompt_tokens
+  rows, shape = _rows(job), (count, job.config.data.prompt_tokens)
   return Prompts(
-    rows((count, S), jnp.int32),
-    rows((count, S), jnp.bool_),
-    rows((count,), jnp.int32),
+    rows(shape, jnp.int32), rows(shape, jnp.bool_), rows((count,), jnp.int32)
   )
+
+
+def _rows(job: CompileJob) -> Callable[..., jax.ShapeDtypeStruct]:
+  """As `CompileJob.at`, spread over the rows of devices."""
+  return job.at(meshes.rows(job.mesh))
 
 
 def _key(job: CompileJob):
@@ -248,10 +222,9 @@ def _decode(
   job: CompileJob, spec: ProgramSpec, decoding: _Decoding, name: str
 ) -> Iterator[Program]:
   """The decode loop, over as many pages as there can be."""
-  whole = job.at()
-  for layers in FEW if job.fast else (job.policy.layers,):
-    policy = dataclasses.replace(job.policy, layers=layers)
-    policy = sizes.decoder(job.config, policy)
+  whole, policy = job.at(), job.phase.memory.rollouts.load.policy
+  for layers in FEW if job.fast else (policy.layers,):
+    policy = dataclasses.replace(policy, layers=layers)
     inputs, pages, state = decoding.of_first(layers)
     lowered = programs.segment.lower(
       dataclasses.replace(spec, policy=policy),
@@ -263,8 +236,8 @@ def _decode(
       whole((), jnp.bool_),
       whole((), jnp.int32),
     )
-    held = job.sampling_bytes + size((inputs, pages, state))
-    yield Program(name, lowered, held, layers)
+    held = job.sampling_bytes + bytes_of((inputs, pages, state))
+    yield Program(name, lowered, held)
 
 
 def sampling(job: CompileJob, compile: Compile) -> Iterator[Program]:
@@ -278,28 +251,25 @@ def sampling(job: CompileJob, compile: Compile) -> Iterator[Program]:
   lowered = stream.open_shelf.lower(spec, *args, each=each)
   inputs, logits, state, _ = _outputs(opened, spec, args, compile(lowered))
   decoding = _Decoding(inputs, _cache(job, spec, compile), state)
-  before = job.sampling_bytes + size(part)
-  yield Program("prefill", lowered, before, job.policy.layers)
+  yield Program("prefill", lowered, job.sampling_bytes + bytes_of(part))
   yield from _decode(job, spec, decoding, "decode")
-  held = job.sampling_bytes + size((decoding, logits))
-  program = lambda name, lowered, more=0: Program(
-    name, lowered, held + more, job.policy.layers
-  )
+  held = job.sampling_bytes + bytes_of((decoding, logits))
   weights, prefix, queue = inputs
   read = stream.read_more.lower(spec, weights, logits, prefix, part)
-  yield program("read", read, size(part))
-  rows, count = job.at(meshes.rows(job.mesh)), (job.admitted_together,)
+  yield Program("read", read, held + bytes_of(part))
+  rows = _rows(job)
+  count = (max(each // stream.SHARE, 1) * job.rows,)  # admitted together
   at = rows(count, jnp.int32)
   chunks = Chunks(at, at, rows(count, jnp.bool_), at)
   admit = stream._admit.lower(spec, logits, queue, state, chunks, at, _key(job))
-  yield program("admit", admit, size(chunks))
+  yield Program("admit", admit, held + bytes_of(chunks))
   lanes, slots = sampler.compact_sizes(
     spec.lanes, spec.slots, pool=bool(spec.blocks)
   )[:2][-1]
   fewer = dataclasses.replace(spec, lanes=lanes, slots=slots)
-  yield program("compact", programs.resize.lower(fewer, state))
+  yield Program("compact", programs.resize.lower(fewer, state), held)
   share = job.at()((), jnp.float32)
-  yield program("take", stream._taken.lower(spec, state, at, share))
+  yield Program("take", stream._taken.lower(spec, state, at, share), held)
 
 
 def evaluating(job: CompileJob, compile: Compile) -> Iterator[Program]:
@@ -308,7 +278,7 @@ def evaluating(job: CompileJob, compile: Compile) -> Iterator[Program]:
   cut = SamplingParams(temperature=c.temperature, top_p=c.top_p)
   places = heldout.prompts
   spec = heldout.plan.spec(cut, (0,), job.mesh).program(places)
-  rows = job.at(meshes.rows(job.mesh))
+  rows = _rows(job)
   batch = PrefillBatch(
     _prompts(job, places),
     offset=rows((places,), jnp.int32),
@@ -318,11 +288,11 @@ def evaluating(job: CompileJob, compile: Compile) -> Iterator[Program]:
   lowered = programs.start.lower(spec, *args)
   inputs, state, _ = _outputs(programs.start, spec, args, compile(lowered))
   decoding = _Decoding(inputs, _cache(job, spec, compile), state)
-  held, layers = job.sampling_bytes, job.policy.layers
-  yield Program("evaluation: prefill", lowered, held + size(batch), layers)
+  held = job.sampling_bytes
+  yield Program("evaluation: prefill", lowered, held + bytes_of(batch))
   yield from _decode(job, spec, decoding, "evaluation: decode")
   finish = programs.finish.lower(spec, decoding.state)
-  yield Program("evaluation: finish", finish, held + size(decoding), layers)
+  yield Program("evaluation: finish", finish, held + bytes_of(decoding))
 
 
 def batch(job: CompileJob, *, scored: bool) -> Batch:
@@ -354,12 +324,11 @@ def updating(job: CompileJob) -> Iterator[Program]:
   policy = dataclasses.replace(job.policy, remat=c.devices.remat, mesh=job.mesh)
   logp = policy.response_logp
   plain, scored = batch(job, scored=False), batch(job, scored=True)
-  program = functools.partial(Program, layers=job.policy.layers)
   if c.optim.minibatches > 1 or c.reference.kl_weight:
     lowered = update.logp_of.lower(
       state.params, plain, c.sampling.temperature, response_logp=logp
     )
-    yield program("score", lowered, job.sampling_bytes + size(plain))
+    yield Program("score", lowered, job.sampling_bytes + bytes_of(plain))
   sums = _sums(job, state)
   lowered = update._add.lower(
     sums,
@@ -368,11 +337,13 @@ def updating(job: CompileJob) -> Iterator[Program]:
     response_logp=logp,
     objective=job.phase.objective,
   )
-  yield program("gradient", lowered, job.sampling_bytes + size((sums, scored)))
+  beside = bytes_of((sums, scored))
+  yield Program("gradient", lowered, job.sampling_bytes + beside)
   lowered = update._apply.lower(
     state, sums, np.float32(0), tx=job.phase.tx, watch=_watch(job, policy)
   )
-  yield program("apply", lowered, job.phase.memory.applying_bytes + size(sums))
+  held = job.phase.memory.applying_bytes + bytes_of(sums)
+  yield Program("apply", lowered, held)
 
 
 def _sums(job: CompileJob, state: State) -> PyTree:
@@ -391,23 +362,151 @@ def _watch(job: CompileJob, policy: Policy) -> Any:
   c = job.config
   if not c.theory.prompts:
     return None
-  P, M, N = c.theory.prompts, theory.RESPONSES, c.sampling.n
-  P = min(P, c.sampling.prompts)
-  S = c.data.prompt_tokens
-  T = min(theory.TOKENS, c.sampling.max_new_tokens)
-  array = lambda dtype, *shape: np.zeros(shape, dtype)
-  probe = theory.Probe(
-    prompt=array(np.int32, P, S),
-    prompt_mask=array(bool, P, S),
-    response=array(np.int32, P, M, T),
-    mask=array(bool, P, M, T),
-    probability=array(np.float32, P, M),
-    correct=array(bool, P, M),
-    sampled=array(np.float32, P, N),
-    sampled_correct=array(bool, P, N),
-    unsampled=array(np.float32, P),
-    draws=array(np.float32, P),
+  P, N = min(c.theory.prompts, c.sampling.prompts), c.sampling.n
+  S, T = c.data.prompt_tokens, min(theory.TOKENS, c.sampling.max_new_tokens)
+  zeros = lambda *shape, dtype="f4": np.zeros((P, *shape), dtype)
+  nothing = theory.probe(
+    Prompts(zeros(S, dtype="i4"), zeros(S, dtype="?"), zeros()),
+    Rollouts(
+      zeros(N, T, dtype="i4"),
+      zeros(N, T),
+      zeros(N, T, dtype="?"),
+      zeros(N, dtype="?"),
+      zeros(),
+    ),
+    zeros(N),
+    count=P,
+    rows=theory.RESPONSES,
+    tokens=T,
   )
   lean = dataclasses.replace(policy, remat="layer")
   mass = theory.Mass(lean.response_logp, c.sampling.temperature)
-  return jax.tree_util.Partial(mass.mean, probe)
+  return jax.tree_util.Partial(mass.mean, nothing)
+
+
+class Needs(NamedTuple):
+  """Bytes of a program on a device."""
+
+  name: str
+  held_bytes: int  # before it starts: its arguments and all else that is kept
+  temp_bytes: int  # for itself
+  new_bytes: int  # results that are not written over arguments
+
+  @property
+  def peak_bytes(self) -> int:
+    return self.held_bytes + self.temp_bytes + self.new_bytes
+
+
+def compile_all(job: CompileJob, where: Topology) -> list[tuple[Program, Any]]:
+  """Compiles every program, two at a time.
+
+  With `job.fast` two programs have the name of each decode loop, of FEW layers.
+
+  Raises:
+    ValueError: `job.fast`, and the policy has layers of two kinds or too few.
+  """
+  policy = job.policy
+  if job.fast and (policy.layers <= FEW[1] or policy.sliding):
+    raise ValueError(
+      f"--fast needs more than {FEW[1]} layers of one kind; the "
+      f"policy has {policy.layers}"
+      + (", some of which slide" if policy.sliding else "")
+      + "; leave --fast out"
+    )
+  compile = functools.cache(
+    lambda lowered: lowered.compile(compiler_options=where.options)
+  )
+  with futures.ThreadPoolExecutor(2) as pool:
+    found = [
+      (program, pool.submit(compile, program.lowered))
+      for program in every_program(job, compile)
+    ]
+  return [(program, future.result()) for program, future in found]
+
+
+def needs(job: CompileJob, every: list[tuple[Program, Any]]) -> list[Needs]:
+  """The memory of programs; of a decode loop of FEW layers that of all."""
+  out: dict[str, Needs] = {}
+  for program, compiled in every:
+    memory: Any = compiled.memory_analysis()
+    found = Needs(
+      program.name,
+      program.held_bytes,
+      memory.temp_size_in_bytes,
+      max(memory.output_size_in_bytes - memory.alias_size_in_bytes, 0),
+    )
+    if program.name in out:
+      both = zip(out[program.name][1:], found[1:], strict=True)
+      found = Needs(program.name, *(of_all_layers(job, *n) for n in both))
+    out[program.name] = found
+  return [*out.values()]
+
+
+def of_all_layers(job: CompileJob, two: int, three: int) -> int:
+  """On the line through a number of two and of three layers; never fewer."""
+  return two + max(three - two, 0) * (job.policy.layers - FEW[0])
+
+
+def show(job: CompileJob, where: Topology) -> None:
+  """Prints the memory of a run's programs on a topology.
+
+  Raises:
+    TooLarge: A program does not fit into the pool.
+  """
+  found = needs(job, compile_all(job, where))
+  print(title(job, where), *table(found, where), sep="\n")
+  # Of the training state, over all devices.
+  leaves = jax.tree.leaves(job.state())
+  saved = sum(math.prod(x.shape) * x.dtype.itemsize for x in leaves)
+  print(f"checkpoint: {size(saved)}, of {job.mesh.size} devices")
+  line = {
+    "topology": str(where.name),
+    "devices": len(where.devices),
+    "pool_bytes": (limit := where.target.memory_bytes),
+    "fits": all(m.peak_bytes <= limit for m in found),
+    "programs": [{**m._asdict(), "peak_bytes": m.peak_bytes} for m in found],
+    "checkpoint_bytes": saved,
+  }
+  print(json.dumps(line))
+  _refuse(found, where, job)
+
+
+def title(job: CompileJob, where: Topology) -> str:
+  """What was compiled."""
+  layers = f"{job.policy.layers} layers"
+  if job.fast:
+    layers += f", decode with {' and '.join(map(str, FEW))}, no evaluation"
+  return f"programs of {where.name}: mesh ({meshes.of(job.mesh)}), {layers}"
+
+
+def table(found: list[Needs], where: Topology) -> Iterator[str]:
+  """A line for every program: what is held, what it needs itself, and what the
+  sum is of the memory that XLA may use."""
+  limit = where.target.memory_bytes
+  yield f"  {'per device':22} {'held':>11} {'itself':>11} {'peak':>11}  of pool"
+  for m in found:
+    yield (
+      f"  {m.name:22} {size(m.held_bytes):>11} "
+      f"{size(m.temp_bytes + m.new_bytes):>11} {size(m.peak_bytes):>11} "
+      f"{m.peak_bytes / limit:8.1%}"
+    )
+  yield f"  {'pool':22} {'':23} {size(limit):>11}"
+
+
+def _refuse(found: list[Needs], where: Topology, job: CompileJob) -> None:
+  """Raises TooLarge for the largest program if it does not fit."""
+  worst = max(found, key=lambda m: m.peak_bytes)
+  limit = where.target.memory_bytes
+  if worst.peak_bytes <= limit:
+    return
+  c = job.config
+  field, value = "sampling.slots", job.phase.memory.rollouts.slots
+  if worst.name in ("score", "gradient"):
+    field, value = "optim.rows", c.optim.rows
+  if worst.name == "apply":
+    field, value = "theory.prompts", c.theory.prompts
+  raise TooLarge(
+    f"{worst.name} needs {size(worst.peak_bytes)} of the {size(limit)} that "
+    f"XLA may use of a device of {where.name}; lower {field} = {value}, or "
+    "choose more or larger devices"
+  )

@@ -1,17 +1,12 @@
-"""A config and a machine -> a run, with all that follows from the two.
+"""A config and a machine -> a run: run = resolve(config, here(config.devices)).
 
-    run = resolve(config, here(config.devices))
-
-The dtype, sizes that are 0 in the config, memory plans, the optimizer, the loss
-and the user's own functions are decided and checked here, once and before
-anything is compiled. Whoever receives a `Run` asks neither the config nor the
-machine again.
+All that follows from the two is decided and checked here, once.
 """
 
 import dataclasses
 import pathlib
 from collections.abc import Callable, Mapping
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -21,23 +16,45 @@ from brorl_jax import config
 from brorl_jax.config import Config, Warmup
 from brorl_jax.config.run import Meshed
 from brorl_jax.errors import UserError
+from brorl_jax.learner import state as states
 from brorl_jax.learner import theory
 from brorl_jax.learner.objective import Objective
 from brorl_jax.learner.packing import Layout
 from brorl_jax.learner.state import Optimizer, Schedule
 from brorl_jax.many import meshes
-from brorl_jax.model import architectures, huggingface, target, tokenizer
+from brorl_jax.many.meshes import Axes
+from brorl_jax.model import (
+  architectures,
+  huggingface,
+  sharding,
+  target,
+  tokenizer,
+)
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.target import Target
 from brorl_jax.model.tokenizer import Tokenizer
-from brorl_jax.plan import checkpoint_source, functions, sizes
+from brorl_jax.plan import checkpoint_source, functions, memory
 from brorl_jax.plan.checkpoint_source import CheckpointSource
 from brorl_jax.plan.functions import Functions
-from brorl_jax.plan.sizes import Heldout, Machine, Plans
+from brorl_jax.plan.memory import Gradient, Load, RolloutPlan, TooLarge
 from brorl_jax.rl import advantages
 from brorl_jax.runs import folder
+from brorl_jax.verdicts.base import MADE
 
 C = TypeVar("C", Config, Warmup)
+
+# Rollouts of a device, 4 prompts of 512: while the last rollouts of one decode,
+# the rollouts of the next take the slots that they leave.
+_AHEAD = 2048
+
+
+class Machine(NamedTuple):
+  """What a run is divided over: this machine, or one that is described."""
+
+  axes: Axes  # of the mesh of all devices
+  target: Target  # platform, and the memory of a device
+  processes: int = 1  # each samples on its share of the devices
+  mesh: Mesh | None = None  # None: the devices are not here
 
 
 def here(c: Meshed) -> Machine:
@@ -47,6 +64,25 @@ def here(c: Meshed) -> Machine:
   except ValueError as e:
     raise UserError(f"config.devices: {e}") from None
   return Machine(meshes.of(mesh), target.here(), jax.process_count(), mesh)
+
+
+@dataclasses.dataclass(frozen=True)
+class Heldout:
+  """How held-out prompts are sampled."""
+
+  prompts: int  # at one time, on all devices of a process
+  plan: RolloutPlan
+
+
+@dataclasses.dataclass(frozen=True)
+class Plans:
+  """What a phase of a run needs of the memory of a device."""
+
+  rollouts: RolloutPlan  # of a process
+  heldout: Heldout
+  update: Gradient  # of the longest responses
+  sampling_bytes: int  # training state while a step is sampled
+  applying_bytes: int  # and while an update is applied
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,11 +149,10 @@ def resolve(
   *,
   locate: Callable[[str], pathlib.Path] = huggingface.locate,
 ) -> Run:
-  """The training run of a config on a machine.
+  """The training run of a config on a machine, this one or a topology.
 
   Args:
     c: The config, whose sections were checked together (`settings.training`).
-    machine: This one, or a topology.
     workdir: Folder of the run if it may resume there: in the dtype it began
       with.
     locate: From `policy.checkpoint` to a Hugging Face directory.
@@ -146,7 +181,6 @@ def evaluation(
 
   Args:
     c: The config; `policy.checkpoint` may be a run, or one of its checkpoints.
-    machine: This one.
     workdir: Folder of the evaluation, which may resume there: with the step
       that it began with.
 
@@ -162,10 +196,10 @@ def evaluation(
     if began is None and (ran := checkpoint_source.ran(source)) is not None:
       began = ran.dtype
     this = _with_policy(c, machine, source, began)
-    c, axes = sizes.with_in_flight(this.config, machine.axes), machine.axes
+    c, axes = with_in_flight(this.config, machine.axes), machine.axes
     _check_lengths(c, this.policy.max_positions)
-    held = sizes.parameter_bytes(this.policy, axes)
-    heldout = sizes.heldout(c, this.policy, axes, held, 1)
+    held = parameter_bytes(this.policy, axes)
+    heldout = _heldout_plan(c, this.policy, axes, held, 1)
   except ValueError as e:
     raise UserError(str(e)) from None
   return Evaluation(**vars(this), heldout=heldout)
@@ -177,8 +211,8 @@ def warmup(c: Warmup, machine: Machine) -> WithPolicy[Warmup]:
   try:
     if c.optim.rows % rows:
       raise ValueError(
-        f"config.optim.rows = {c.optim.rows} does not divide over {rows} rows "
-        "of devices (config.devices.mesh_data x mesh_fsdp); use a multiple"
+        f"config.optim.rows = {c.optim.rows} must be a multiple of {rows}, the "
+        "groups of devices (config.devices.mesh_data x mesh_fsdp) that share it"
       )
     source = CheckpointSource(huggingface.locate(c.policy.checkpoint))
     this = _with_policy(c, machine, source, None)
@@ -210,11 +244,7 @@ def _dtype_of(c: Config, workdir: pathlib.Path | None) -> str | None:
   if workdir is None or c.policy.dtype != "auto":
     return None
   starts = folder.configs(workdir)
-  began = config.flat(starts[0]).get("policy.dtype") if starts else None
-  try:
-    return began and dataclasses.replace(c.policy, dtype=began).dtype
-  except config.Wrong as e:
-    raise ValueError(f"{workdir / 'config.json'}: policy.{e}") from None
+  return config.flat(starts[0]).get("policy.dtype") if starts else None
 
 
 def _with_policy(
@@ -249,9 +279,7 @@ def _phase(
   tx, lr = functions.optimizer(c)
   try:
     _check_lengths(c, policy.max_positions)
-    c, memory = sizes.of_phase(
-      c, policy, tx, machine, keep_reference=keep_reference
-    )
+    c, plans = sized(c, policy, tx, machine, keep_reference=keep_reference)
   except ValueError as e:
     raise ValueError(f"{given.where}{e}") from None
   trainer = dataclasses.replace(
@@ -276,7 +304,7 @@ def _phase(
       machine.axes.rows,
     ),
     theory.Mass(lean.response_logp, c.sampling.temperature),
-    memory,
+    plans,
   )
 
 
@@ -288,3 +316,183 @@ def _check_lengths(c: Config, max_positions: int) -> None:
       f"config.data.prompt_tokens + sampling.max_new_tokens = {longest} must "
       f"be at most {max_positions}, the longest input of this checkpoint"
     )
+
+
+def sized(
+  c: Config,
+  policy: Policy,
+  tx: Optimizer,
+  machine: Machine,
+  *,
+  keep_reference: bool,
+) -> tuple[Config, Plans]:
+  """The config with sizes in place of zeros, and its memory plans.
+
+    sampling.in_flight  see `with_in_flight`
+    optim.blocks        one for each row of devices
+    optim.rows          8, or as few as fit into memory
+
+  Args:
+    keep_reference: Whether any phase of the run has a reference policy.
+
+  Raises:
+    TooLarge: Something does not fit.
+    ValueError: Work or policy cannot be divided over these devices.
+  """
+  axes, memory_bytes = machine.axes, policy.target.memory_bytes
+  c = with_in_flight(c, axes)
+  blocks = c.optim.blocks or axes.rows
+  _check_mesh(c, blocks, axes.rows)
+  held, applying = (
+    _state_bytes(c, policy, tx, axes, keep_reference, applying=applying)
+    for applying in (False, True)
+  )
+  update = Gradient(
+    policy,
+    held,
+    parameter_bytes(policy, axes),
+    prompts=blocks,
+    responses=c.optim.rows or 1,
+    prompt_tokens=c.data.prompt_tokens,
+    tokens=c.sampling.max_new_tokens,
+    axes=axes,
+  )
+  rows = c.optim.rows or memory.update_rows(update, memory_bytes)
+  update = dataclasses.replace(update, responses=rows)
+  optim = dataclasses.replace(c.optim, rows=rows, blocks=blocks)
+  c = dataclasses.replace(c, optim=optim)
+  count, share = machine.processes, axes.share(machine.processes)
+  # Each of several processes samples with its own copy of the parameters.
+  beside = held + (parameter_bytes(policy, share) if count > 1 else 0)
+  s = c.sampling
+  load = _load(c, policy, share, beside, s.chunk, s.places // count)
+  fits = memory.rollouts(
+    dataclasses.replace(load, streams=True),
+    memory_bytes,
+    slots=s.slots or None,
+    lanes=s.chunk_lanes or None,
+  )
+  memory.check_update(update, memory_bytes)
+  evaluated = _heldout_plan(c, policy, share, beside, count)
+  return c, Plans(fits, evaluated, update, held, applying)
+
+
+def with_in_flight(c: Config, axes: Axes) -> Config:
+  """With as many rollouts at one time as the devices are for.
+
+  2,048 for each row of devices, in whole prompts, or as many as a step has, but
+  at least a prompt.
+  """
+  if c.sampling.in_flight:
+    return c
+  chunk = c.sampling.chunk
+  most = max(c.sampling.samples // chunk, 1)  # chunks of a step
+  each = max(min(-(-_AHEAD // chunk), most // axes.rows), 1)
+  in_flight = axes.rows * each * chunk
+  sampling = dataclasses.replace(c.sampling, in_flight=in_flight)
+  return dataclasses.replace(c, sampling=sampling)
+
+
+def _check_mesh(c: Config, blocks: int, rows: int) -> None:
+  """Raises ValueError, with what would do, if work does not divide evenly."""
+  n, wrong = c.sampling.chunk, []
+  if c.sampling.places % rows:
+    wrong.append(
+      f"sampling.in_flight = {c.sampling.in_flight} must be a multiple of "
+      f"{rows * n}, {n} rollouts of a prompt for each group"
+    )
+  if blocks % rows:
+    wrong.append(f"optim.blocks = {blocks} must be a multiple of {rows}")
+  if wrong:
+    raise ValueError(
+      f"{rows} groups of devices (config.devices.mesh_data x mesh_fsdp) share "
+      f"the work equally: {'; '.join(wrong)}; 0 chooses a size that does"
+    )
+
+
+def _load(
+  c: Config, policy: Policy, axes: Axes, held: int, n: int, prompts: int
+) -> Load:
+  """Rollouts of prompts on the devices of a process."""
+  return Load(
+    dataclasses.replace(policy, int8_cache=c.sampling.int8_cache),
+    held,
+    n=n,
+    prompts=prompts,
+    prompt_tokens=c.data.prompt_tokens,
+    max_new_tokens=c.sampling.max_new_tokens,
+    axes=axes,
+    mean_tokens=c.sampling.mean_tokens,
+  )
+
+
+def _heldout_plan(
+  c: Config, policy: Policy, axes: Axes, held: int, processes: int
+) -> Heldout:
+  """Held-out prompts at one time: as in training, halved until they fit.
+
+  Args:
+    axes: Of one process, which samples its share of the prompts.
+    held: Bytes of what is on a device anyway.
+  """
+  # The tasks of files are unknown before they are read: assume one per file.
+  files = c.data.heldout_files or c.data.files
+  tasks = len(files)
+  if (c.data.puzzles or not files) and c.data.domains[MADE].weight:
+    tasks += len(c.data.families)
+  prompts, rows = c.eval.prompts * max(tasks, 1), axes.rows
+  most = c.sampling.in_flight // processes // c.eval.n // rows
+  each = max(min(most, -(-prompts // processes // rows)), 1)
+  while True:
+    load = _load(c, policy, axes, held, c.eval.n, each * rows)
+    load = dataclasses.replace(load, cut=c.eval.top_p < 1.0)
+    try:
+      plan = memory.rollouts(
+        load, policy.target.memory_bytes, slots=c.sampling.slots or None
+      )
+    except TooLarge as e:
+      if each == 1:
+        raise TooLarge(f"evaluations: {e}") from None
+      each = -(-each // 2)
+    else:
+      return Heldout(each * rows, plan)
+
+
+def _state_bytes(
+  c: Config,
+  policy: Policy,
+  tx: Optimizer,
+  axes: Axes,
+  keep_reference: bool,
+  *,
+  applying: bool,
+) -> int:
+  """Bytes per device of the training state while it samples or updates.
+
+  Raises ValueError if the policy cannot be split over these devices.
+  """
+  # A CPU's memory is the host's.
+  away = "nothing" if policy.target.on_cpu else c.devices.offload
+  if applying and away == "moments":
+    away = "reference"
+  _, shapes, places = states.state_places(
+    policy.shapes,
+    tx,
+    axes.abstract,
+    keep_reference=keep_reference,
+    offload=away,
+  )
+  leaves = zip(jax.tree.leaves(shapes), jax.tree.leaves(places), strict=True)
+  on_device = [(x, s) for x, s in leaves if s.memory_kind != sharding.HOST]
+  held = sharding.shard_bytes(
+    [x for x, _ in on_device], [s for _, s in on_device]
+  )
+  if c.run.pipeline:  # the parameters that the next step is sampled with
+    held += parameter_bytes(policy, axes)
+  return held
+
+
+def parameter_bytes(policy: Policy, axes: Axes) -> int:
+  """Bytes per device of the parameters, or of their gradients."""
+  places = sharding.param_shardings(policy.shapes, axes.abstract)
+  return sharding.shard_bytes(policy.shapes, places)

@@ -1,8 +1,6 @@
 """Machines by name, for which programs are compiled on one without them.
 
-XLA compiles for NVIDIA GPUs and TPUs on any machine: it needs the compiler's
-own libraries, which the extras `aot-cuda` and `aot-tpu` install, and a
-description of the devices.
+The compilers' libraries come with the extras `aot-cuda` and `aot-tpu`.
 """
 
 import contextlib
@@ -11,7 +9,6 @@ import importlib.util
 import itertools
 import math
 import os
-import pathlib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -33,9 +30,7 @@ class Chip:
 
   kind: str
   platform: str  # as in Target
-  memory_bytes: (
-    int  # that a program may ask for before XLA's pool has its share
-  )
+  memory_bytes: int  # of which XLA's pool takes a share
   bandwidth: float  # of its memory, bytes/s
 
 
@@ -152,9 +147,9 @@ class Topology:
 
 def named(text: str | None, *, fast: bool) -> Topology | None:
   """The topology of --topology and --fast; raises UserError if none fits."""
+  if text is None and fast:
+    raise UserError("--fast is for --topology=; leave it out")
   if text is None:
-    if fast:
-      raise UserError("--fast is for --topology=; leave it out")
     return None
   name = parse(text)
   prepare(name, fast=fast)
@@ -173,9 +168,9 @@ def parse(text: str) -> Name:
     raise UserError(f"--topology={text}: give KIND:SHAPE, such as {examples}")
   name = Name(found["kind"], tuple(map(int, found["shape"].split("x"))))
   if name.kind not in (*CHIPS, "cpu"):
-    kinds = ", ".join((*CHIPS, "cpu", "here"))
     raise UserError(
-      f"--topology={text}: {name.kind!r} is unknown; choose {kinds}"
+      f"--topology={text}: {name.kind!r} is unknown; choose "
+      f"{', '.join((*CHIPS, 'cpu', 'here'))}"
     )
   numbers, what = _SHAPES[name.platform]
   if len(name.shape) not in numbers or not name.devices:
@@ -189,12 +184,9 @@ def parse(text: str) -> Name:
 def prepare(name: Name, *, fast: bool = False) -> None:
   """Tells jax and XLA, before either looks for devices.
 
-  Args:
-    fast: Whether XLA makes less effort: 4 to 6 times faster for a TPU, whose
-      programs then need up to a tenth more or less memory.
-
-  Raises:
-    UserError: The compiler for these devices is not installed.
+  `fast` has XLA make less effort: it is 4 to 6 times faster for a TPU, whose
+  programs then need up to a tenth more or less memory. Raises UserError if the
+  compiler for these devices is not installed.
   """
   if fast:
     jax.config.update("jax_exec_time_optimization_effort", -1.0)
@@ -205,11 +197,10 @@ def prepare(name: Name, *, fast: bool = False) -> None:
   if name.kind == "cpu":
     jax.config.update("jax_num_cpu_devices", name.devices)
   if name.platform == "gpu":
-    _require(name, "jax_cuda12_plugin", "nvidia.cuda_nvcc")
+    _require(name, "jax_cuda12_plugin")
+    found = _require(name, "nvidia.cuda_nvcc")
     os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
-    found = importlib.util.find_spec("nvidia.cuda_nvcc")
-    assert found is not None and found.submodule_search_locations
-    folder = pathlib.Path(next(iter(found.submodule_search_locations)))
+    folder, *_ = [*found.submodule_search_locations]
     flags = os.environ.get("XLA_FLAGS", "")
     os.environ["XLA_FLAGS"] = f"{flags} --xla_gpu_cuda_data_dir={folder}"
   if name.platform == "tpu":
@@ -223,26 +214,22 @@ def prepare(name: Name, *, fast: bool = False) -> None:
       os.environ.setdefault(key, value)
 
 
-def _require(name: Name, *modules: str) -> None:
-  for module in modules:
-    found = None
-    with contextlib.suppress(ModuleNotFoundError):
-      found = importlib.util.find_spec(module)
-    if found is None:
-      extra = _EXTRA[name.platform]
-      raise UserError(
-        f"--topology={name}: its compiler is not installed ({module} is "
-        f"missing); pip install 'brorl_jax[{extra}]', in an environment of its "
-        "own"
-      )
+def _require(name: Name, module: str) -> Any:
+  """Where a part of a compiler is; raises UserError if it is not installed."""
+  found = None
+  with contextlib.suppress(ModuleNotFoundError):
+    found = importlib.util.find_spec(module)
+  if found is None:
+    raise UserError(
+      f"--topology={name}: its compiler is not installed ({module} is "
+      f"missing); pip install 'brorl_jax[{_EXTRA[name.platform]}]', in a "
+      "separate environment"
+    )
+  return found
 
 
 def describe(name: Name) -> Topology:
-  """The devices; call `prepare` first.
-
-  Raises:
-    UserError: There is no machine of this shape.
-  """
+  """The devices, after `prepare`; UserError if no machine has this shape."""
   if name.kind == "here":
     return Topology(name, jax.devices(), target.here())
   if name.kind == "cpu":

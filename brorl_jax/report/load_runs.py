@@ -17,27 +17,14 @@ Json = Mapping[str, Any]
 Value = float | int | None  # None: it was not measured
 
 MOST_SAMPLES = 200  # rollouts on a page, of all runs together
-# Metrics without which no cost can be told.
+# Metrics without which no cost can be computed.
 _METRICS = (
   "step time/step_s time/checkpoint_s time/rollout_s data/samples_total "
   "data/tokens_total sampling/pass_rate reward/std_within_group time/cpu_s "
   "time/compile_s"
 ).split()
-# Types of values with which the report computes, or that the page shows.
-_CONFIG: Json = {
-  **dict.fromkeys(("versions", "data", "functions", "evaluated"), dict),
-  **dict.fromkeys(("evaluated.run", "evaluated.source"), str | None),
-  **dict.fromkeys(("config.sampling.n", "config.sampling.samples"), int),
-  "config.run.steps": int,
-  "config.run.phases": list,
-}
-_SAMPLE: Json = {
-  **dict.fromkeys(("task", "prompt", "response", "verdict", "reason"), str),
-  **dict.fromkeys(("step", "tokens"), int),
-  "reward": int | float,
-  "gold": object,  # None for tests and constraints
-}
-_EVENT: Json = {"step": int, "event": str, "time": str}
+# What the page shows of a sample, beside its numbers.
+_TEXTS = ("task", "prompt", "response", "gold", "verdict", "reason")
 # Above any count or time: numbers of JSON have no bound, and a sum of the
 # largest floats is infinite.
 _LIMIT = 1e18
@@ -92,103 +79,97 @@ class LoadedRun:
     return self.evaluations[0].summary["all"]["samples"]
 
 
-class Folder(NamedTuple):
-  """A checked folder whose records have not been read yet."""
+def read(path: pathlib.Path, name: str) -> LoadedRun:
+  """Reads a folder of a run or of `--mode=evaluate`, called `name`.
 
-  path: pathlib.Path  # as the user gave it
-  about: Json  # config.json
-  metrics: Sequence[Json]  # none for --mode=evaluate
-  steps: Sequence[int]  # steps of the complete evaluations, ascending
-  evaluated: str | None  # name of the evaluated policy; None for a training run
-
-
-def check_folder(path: pathlib.Path) -> Folder:
-  """Checks a folder without reading its records.
+  A run may still be training: its last complete evaluation ends it.
 
   Raises:
-    UserError: It is not a run or an evaluation, has no complete evaluation, or
-      cannot be read.
+    UserError: It is neither, has no complete evaluation, is damaged, or its
+      evaluations have different prompts.
   """
   about = _about(path)
   records, curve = (path / "eval" / f"{x}.jsonl" for x in ("records", "curve"))
-  if not (path / "metrics.jsonl").exists():
-    if not records.exists():
+  if not records.exists():
+    raise UserError(f"workdir {path} has no evaluation; leave it out")
+  metrics, evaluated, steps = [], None, None
+  if (path / "metrics.jsonl").exists():
+    # curve.jsonl is written last and read first, so that its steps are also in
+    # the records and metrics of a run that is still training.
+    check = _line(("step",))
+    steps = [x["step"] for x in _each(curve, check)] if curve.exists() else []
+    if not steps:
       raise UserError(
-        f"workdir {path} is not a run or an evaluation; choose another"
+        f"workdir {path} has no finished evaluation; leave it out"
       )
+    metrics = [*_each(path / "metrics.jsonl", _line(_METRICS))]
+    there = [x["step"] for x in metrics]
+    if there != [*range(1, max(len(there), *steps) + 1)]:
+      raise UserError(
+        f"{path / 'metrics.jsonl'}: steps of 1 to {max(len(there), *steps)} "
+        f"are missing; {_REMEDY}"
+      )
+  else:
     if not (path / "eval" / "summary.json").exists():
       raise UserError(
         f"workdir {path}: the evaluation is not finished; run its command again"
       )
-    first = next(_each(records, evaluate.check_record), None)
-    if first is None:
-      raise UserError(f"{records} is empty; {_REMEDY}")
     policy = about.get("evaluated") or {}
     source = policy.get("run") or policy.get("source") or "a policy"
-    name, step = pathlib.Path(source).name, policy.get("step")
-    name = name if step is None else f"{name}, step {step}"
-    return Folder(path, about, (), [first["step"]], name)
-  if not (curve.exists() and records.exists()):
-    raise UserError(f"workdir {path} has no evaluation; leave it out")
-  # curve.jsonl is written last and read first, so that its steps are also in
-  # the records and metrics of a run that is still training.
-  steps = [x["step"] for x in _each(curve, _check_numbers(("step",)))]
-  if not steps:
-    raise UserError(f"workdir {path} has no finished evaluation; leave it out")
-  metrics = [*_each(path / "metrics.jsonl", _check_numbers(_METRICS))]
-  there = [x["step"] for x in metrics]
-  if there != [*range(1, len(there) + 1)]:
-    raise UserError(f"{path / 'metrics.jsonl'}: steps are missing; {_REMEDY}")
-  if len(there) < max(steps):
-    raise UserError(
-      f"{path / 'metrics.jsonl'} ends with step {len(there)}, but step "
-      f"{max(steps)} was evaluated; {_REMEDY}"
+    step = "" if policy.get("step") is None else f", step {policy['step']}"
+    evaluated = f"{pathlib.Path(source).name}{step}"
+  evaluations, prompts = _evaluations(records, steps)
+  samples, events = (
+    _each(file, check) if (file := path / source).exists() else ()
+    for source, check in (
+      ("samples.jsonl", _line(("step", "tokens", "reward"), _TEXTS)),
+      ("events.jsonl", _line(("step",), ("event", "time"))),
     )
-  return Folder(path, about, metrics, steps, None)
+  )
+  versions = about.get("versions", {}).items()
+  return LoadedRun(
+    name=name,
+    folder=str(path),
+    config={
+      **config.flat(about["config"]),
+      **{key: about.get(key) for key in ("git_commit", "python")},
+      **{f"version of {library}": version for library, version in versions},
+    },
+    metrics=metrics,
+    evaluations=evaluations,
+    evaluated=evaluated,
+    prompts=prompts,
+    about=about,
+    events=[*events],
+    samples=[*collections.deque(samples, maxlen=MOST_SAMPLES)],
+  )
 
 
 def _about(path: pathlib.Path) -> Json:
   """The content of config.json."""
   file = path / "config.json"
   try:
-    about = json.loads(file.read_text(), parse_constant=_refuse_constant)
+    about = json.loads(file.read_text())
     if not isinstance(about, dict) or not isinstance(about.get("config"), dict):
       raise ValueError("it was not written by a run")
-    _check_types(config.flat(about), _CONFIG, complete=False)
-    for phase in config.flat(about).get("config.run.phases", ()):
-      _check_types(phase, {"from_step": int})
     return about
   except FileNotFoundError:
     raise UserError(
       f"workdir {path} is not a run: {file.name} is missing; choose another"
     ) from None
-  except (OSError, ValueError, RecursionError) as e:
+  except (OSError, ValueError) as e:
     raise UserError(_one_line(file, e)) from None
 
 
-def _refuse_constant(name: str) -> None:
-  raise ValueError(f"{name} is not JSON")
-
-
-def read(
-  folder: Folder, name: str, on_evaluation: Callable[[int], None]
-) -> LoadedRun:
-  """Reads the records, one evaluation at a time.
-
-  Args:
-    name: Name in the report.
-    on_evaluation: Called with the step of each evaluation after reading it.
-
-  Raises:
-    UserError: Records are missing or damaged, or evaluations have different
-      prompts.
-  """
-  path = folder.path / "eval" / "records.jsonl"
+def _evaluations(
+  path: pathlib.Path, steps: Sequence[int] | None
+) -> tuple[list[LoadedEvaluation], dict[str, tuple[str, str]]]:
+  """The evaluations of these steps, or all; and each prompt's place."""
   out: list[LoadedEvaluation] = []
   prompts: dict[str, tuple[str, str]] = {}
   every = _each(path, evaluate.check_record)
   for step, group in itertools.groupby(every, operator.itemgetter("step")):
-    if step not in folder.steps:
+    if steps is not None and step not in steps:
       continue
     records = list(group)
     now = {r["id"]: (r["domain"], r["task"]) for r in records}
@@ -196,8 +177,8 @@ def read(
       summary = evaluate.summary(records)
     except ValueError as e:
       raise UserError(_one_line(path, e)) from None
-    counts = [x["all"]["samples"] for x in (summary, *(e.summary for e in out))]
-    if out and (now != prompts or counts[0] != counts[1]):
+    counts = {x["all"]["samples"] for x in (summary, *(e.summary for e in out))}
+    if out and (now != prompts or len(counts) > 1):
       what = "held-out prompts" if now != prompts else "samples per prompt"
       raise UserError(
         f"{path}: {what} differ between steps {step} and {out[0].step}; the "
@@ -205,62 +186,26 @@ def read(
       )
     prompts = now
     rates = dict(zip(prompts, evaluate.rates(records), strict=True))
-    said = [r for r in records if "response" in r]
-    out.append(LoadedEvaluation(step, summary, rates, said))
-    on_evaluation(step)
-  if [x.step for x in out] != list(folder.steps):
+    shown = [r for r in records if "response" in r]
+    out.append(LoadedEvaluation(step, summary, rates, shown))
+  found = [x.step for x in out]
+  if not found or (steps is not None and found != steps):
     raise UserError(
-      f"{path} has the steps {[x.step for x in out]}, but the run was "
-      f"evaluated at {list(folder.steps)}; {_REMEDY}"
+      f"{path} has the steps {found}, but evaluated were {steps}; {_REMEDY}"
     )
-  samples, events = (
-    _each(file, lambda line, types=types: _check_types(line, types))
-    if (file := folder.path / source).exists()
-    else ()
-    for source, types in (("samples.jsonl", _SAMPLE), ("events.jsonl", _EVENT))
-  )
-  about = folder.about
-  versions = about.get("versions", {}).items()
-  return LoadedRun(
-    name=name,
-    folder=str(folder.path),
-    config={
-      **config.flat(about["config"]),
-      **{key: about.get(key) for key in ("git_commit", "python")},
-      **{f"version of {library}": version for library, version in versions},
-    },
-    metrics=folder.metrics,
-    evaluations=out,
-    evaluated=folder.evaluated,
-    prompts=prompts,
-    about=about,
-    events=[*events],
-    samples=[
-      {key: line[key] for key in _SAMPLE}
-      for line in collections.deque(samples, maxlen=MOST_SAMPLES)
-    ],
-  )
+  return out, prompts
 
 
-def _check_types(line: Any, types: Json, *, complete: bool = True) -> None:
-  """Raises ValueError for a value that no run writes."""
-  for name, kind in types.items():
-    there = isinstance(line, dict) and name in line
-    value = line[name] if there else None
-    large = isinstance(value, int | float) and not abs(value) < _LIMIT
-    if (complete or there) and not (
-      there and isinstance(value, kind) and not large
-    ):
-      raise ValueError(f"{name!r} is missing or not what a run writes")
-
-
-def _check_numbers(fields: Sequence[str]) -> Callable[[Any], None]:
-  """Checks that fields are finite numbers, and that the step is an integer."""
+def _line(
+  numbers: Sequence[str], others: Sequence[str] = ()
+) -> Callable[[Any], None]:
+  """Checks that a line has finite numbers, a whole step, and other fields."""
 
   def check(line: Any) -> None:
-    for name in fields:
-      if not isinstance(line, dict) or line.get(name) is None:
+    for name in (*numbers, *others):
+      if not isinstance(line, dict) or name not in line:
         raise ValueError(f"{name!r} is missing")
+    for name in numbers:
       kind = (int,) if name == "step" else (int, float)
       if type(line[name]) not in kind or not abs(line[name]) < _LIMIT:
         shown = json.dumps(line[name])[:40]

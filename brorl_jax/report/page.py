@@ -1,17 +1,17 @@
 """The numbers of `compare` -> one HTML page, by the template page.html.
 
-The page needs no network. Its script shows the values of points and filters
-responses; without it everything is there too.
+The page needs no network. Its script shows the values of points; without it
+everything else is there too.
 """
 
-import functools
 import json
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jinja2
+from matplotlib.ticker import MaxNLocator
 
 from brorl_jax.report.load_runs import Json, Value
 
@@ -29,17 +29,21 @@ _CURVES = {
   "length": ("Length of responses", "tokens", 1),
   "kl": ("KL to the reference", "nats per token", 1),
 }
-_CAPTION = (
+_CURVES_CAPTION = (
   "Held-out scores are measured at the dots, with 95 % bootstrap intervals; in "
   "between nothing was. Dotted: policies that were only evaluated. Triangles: "
   "events, listed below. CPU time is that of the process, without compiling or "
   "evaluating."
 )
+_PASS_CAPTION = (
+  "How many prompts are solved by at least one of k samples, at the last "
+  "evaluation of each run (unbiased estimate)."
+)
 
 
-def count(x: Value, digits: int = 0) -> str:
-  """A number of things, or their mean."""
-  return "n/a" if x is None else f"{x:,.{digits}f}"
+def number(x: Value, form: str = ",.0f") -> str:
+  """A number in a format of Python's."""
+  return "n/a" if x is None else f"{x:{form}}"
 
 
 def percent(x: Value, digits: int = 1) -> str:
@@ -47,21 +51,11 @@ def percent(x: Value, digits: int = 1) -> str:
   return "n/a" if x is None else f"{100 * x:.{digits}f}"
 
 
-def signed(x: Value, form: str = "+.4f") -> str:
-  """A difference."""
-  return "n/a" if x is None else f"{x:{form}}"
-
-
 def short(x: Value) -> str:
   """Three digits that matter."""
   if x is None:
     return "n/a"
   return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}"
-
-
-def p_value(x: Value) -> str:
-  """A probability, which no float holds below 1e-308."""
-  return "n/a" if x is None else f"{x:.2g}" if x > 0.0 else "< 1e-307"
 
 
 def time_unit(hours: float | int) -> tuple[float, str]:
@@ -78,13 +72,6 @@ def duration(hours: Value) -> str:
     return "n/a"
   factor, unit = time_unit(hours)
   return f"{short(hours * factor)} {unit}"
-
-
-def cost(x: float | int, key: str) -> str:
-  """A cost with its unit; `key` is one of `compare.EQUAL`."""
-  if key == "samples":
-    return f"{count(x)} samples"
-  return duration(x) + (" of CPU time" if key == "cpu_hours" else "")
 
 
 def gain(result: Json) -> str:
@@ -118,7 +105,7 @@ class Plot(NamedTuple):
   log2: bool = False  # the horizontal axis
 
 
-class _Cost(NamedTuple):
+class _Axis(NamedTuple):
   """A horizontal axis: its name, its key in the JSON and a factor."""
 
   name: str
@@ -126,13 +113,10 @@ class _Cost(NamedTuple):
   factor: float
 
 
-def ticks(low: float | int, high: float | int, most: int) -> list[float]:
-  """Round numbers from low to high: multiples of 1, 2 or 5 times 10^k."""
-  rough = (high - low) / most
-  power = 10.0 ** math.floor(math.log10(rough))
-  step = next(m * power for m in (1, 2, 5, 10) if m * power >= 0.999 * rough)
-  first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
-  return [i * step for i in range(first, last + 1)]
+def _ticks(low: float, high: float, most: int, whole: bool) -> list[float]:
+  """Round numbers from low to high."""
+  locator = MaxNLocator(most, steps=(1, 2, 5, 10), integer=whole)
+  return [float(x) for x in locator.tick_values(low, high) if low <= x <= high]
 
 
 def drawing(plot: Plot) -> dict[str, Any]:
@@ -153,8 +137,7 @@ def drawing(plot: Plot) -> dict[str, Any]:
   if plot.log2:
     along = [2.0**i for i in range(math.ceil(x0), math.floor(x1) + 1)]
   else:
-    whole = plot.x == "step"
-    along = [x for x in ticks(x0, x1, 5) if x >= 0 and not (whole and x % 1)]
+    along = _ticks(max(x0, 0.0), x1, 5, plot.x == "step")
   lines = []
   for line in plot.lines:
     last = len(line.points) - 1
@@ -162,8 +145,9 @@ def drawing(plot: Plot) -> dict[str, Any]:
     some += line.points[-1:]
     ends = [(x, low) for x, low, _ in line.band]
     ends += [(x, top) for x, _, top in reversed(line.band)]
-    told = [[px(x), py(y), f"{plot.x} {short(x)}", short(y)] for x, y in some]
-    told += [[px(x), _TOP, f"{plot.x} {short(x)}", e] for x, e in line.marks]
+    # What the script shows: place, value on x, value on y or event.
+    shown = [[px(x), py(y), f"{plot.x} {short(x)}", short(y)] for x, y in some]
+    shown += [[px(x), _TOP, f"{plot.x} {short(x)}", e] for x, e in line.marks]
     lines.append(
       {
         "line": line,
@@ -171,7 +155,7 @@ def drawing(plot: Plot) -> dict[str, Any]:
         "band": path(ends) if ends else "",
         "dots": [(px(x), py(y)) for x, y in some] if line.dots else [],
         "marks": [px(x) for x, _ in line.marks],
-        "points": json.dumps(told),
+        "points": json.dumps(shown),
         "ends": [short(line.points[i][1]) for i in (0, -1)],
       }
     )
@@ -180,7 +164,7 @@ def drawing(plot: Plot) -> dict[str, Any]:
     "size": (_WIDTH, _HEIGHT),
     "box": (_LEFT, _TOP, _RIGHT, _BOTTOM),
     "x": [(px(x), short(x)) for x in along],
-    "y": [(py(y), f"{y:.6g}") for y in ticks(y0, y1, 4)],
+    "y": [(py(y), f"{y:.6g}") for y in _ticks(y0, y1, 4, False)],
     "lines": lines,
   }
 
@@ -192,61 +176,45 @@ def styles(data: Json) -> list[str]:
     for a, arm in enumerate(data["arms"])
     for k, i in enumerate(arm["runs"])
   }
-  more = range(len(data["runs"]), len(data["runs"]) + len(data["deeper"]))
-  return [out.get(i, f"c{i % 8} d3") for i in (*sorted(out), *more)]
+  return [out[i] for i in sorted(out)]
 
 
 def figures(data: Json) -> list[dict[str, Any]]:
   """Titles, captions and plots, by step and by CPU time."""
   every = [e for run in data["runs"] for e in run["evaluations"]]
   factor, unit = time_unit(max(e["cpu_hours"] or 0.0 for e in every))
-  costs = (
-    _Cost("step", "step", 1.0),
-    _Cost(f"CPU time, {unit}", "cpu_hours", factor),
-  )
-  scores = functools.partial(_scores, data)
-  domains = data["domains"] if len(data["domains"]) > 1 else ()
-  task = lambda s, p: s["by_domain"][p["domain"]]["by_task"][p["task"]]
-  total, shown = sum(map(len, data["tasks"].values())), len(data["panels"])
-  some = f"The {shown} of {total} tasks in which the runs differ most."
+  axes = {
+    "by step": _Axis("step", "step", 1.0),
+    "by CPU time": _Axis(f"CPU time, {unit}", "cpu_hours", factor),
+  }
+  domains = data["domains"]
+  trained = any(run["training"] for run in data["runs"])
   parts = {
-    ("Curves", _CAPTION): lambda cost: [
-      scores(cost, "Held-out pass@1", lambda s: s["all"]),
-      *_training(data, cost),
-    ],
-    ("Held-out score by domain", ""): lambda cost: [
-      scores(cost, d, lambda s, d=d: s["by_domain"][d]) for d in domains
-    ],
-    ("Held-out score by task", some if shown < total else ""): lambda cost: [
-      scores(cost, p["task"], functools.partial(task, p=p))
-      for p in (data["panels"] if total > 1 else ())
+    "Curves": lambda axis: [_scores(data, axis), *_training(data, axis)],
+    "Held-out score by domain": lambda axis: [
+      _scores(data, axis, d) for d in (domains if len(domains) > 1 else ())
     ],
   }
   out = []
-  if any(run["training"] for run in data["runs"]):
-    for (title, caption), plots in parts.items():
-      by = {f"by {cost.name.split(',')[0]}": plots(cost) for cost in costs}
-      out.append({"title": title, "caption": caption, "choices": by})
-  caption = (
-    "How many prompts are solved by at least one of k samples, at the last "
-    "evaluation of each run (unbiased estimate)."
-  )
-  plots = {"": _pass_at_k(data)}
-  out.append({"title": "Pass@k", "caption": caption, "choices": plots})
+  for title, plots in parts.items() if trained else ():
+    by = {name: plots(axis) for name, axis in axes.items()}
+    caption = _CURVES_CAPTION if title == "Curves" else ""
+    out.append({"title": title, "caption": caption, "choices": by})
+  by = {"": [_pass_at_k(data, domain) for domain in domains]}
+  out.append({"title": "Pass@k", "caption": _PASS_CAPTION, "choices": by})
   return [x for x in out if any(x["choices"].values())]
 
 
-def _scores(
-  data: Json, cost: _Cost, title: str, part: Callable[[Json], Json]
-) -> Plot:
-  """Pass@1 of a part of the held-out prompts."""
+def _scores(data: Json, axis: _Axis, domain: str = "") -> Plot:
+  """Pass@1 of all held-out prompts, or of a domain."""
   spent = [
-    [cost.factor * (e[cost.key] or 0.0) for e in run["evaluations"]]
+    [axis.factor * (e[axis.key] or 0.0) for e in run["evaluations"]]
     for run in data["runs"]
   ]
   lines = []
-  for run, style, x in zip(data["runs"], styles(data), spent, strict=False):
-    s = [part(e["summary"]) for e in run["evaluations"]]
+  for run, style, x in zip(data["runs"], styles(data), spent, strict=True):
+    every = [e["summary"] for e in run["evaluations"]]
+    s = [one["by_domain"][domain] if domain else one["all"] for one in every]
     y = [100 * one["pass_at_k"]["1"] for one in s]
     if not run["training"]:  # it has no cost: a line from side to side
       ends = [(0.0, y[0]), (max(map(max, spent)), y[0])]
@@ -259,43 +227,41 @@ def _scores(
     ]
     points = [*zip(x, y, strict=True)]
     lines.append(Line(run["name"], style, points, True, band))
-  return Plot(title, cost.name, "%", lines)
+  return Plot(domain or "Held-out pass@1", axis.name, "%", lines)
 
 
-def _training(data: Json, cost: _Cost) -> Iterator[Plot]:
+def _training(data: Json, axis: _Axis) -> Iterator[Plot]:
   """The curves of training, without those that no run has."""
   for name, (title, unit, scale) in _CURVES.items():
     lines = []
-    for run, style in zip(data["runs"], styles(data), strict=False):
-      at = [cost.factor * x for x in run["curves"][cost.key]]
-      y = run["curves"].get(name, ())
-      points = [
-        (x, scale * one)
-        for x, one in zip(at, y, strict=False)
-        if one is not None
-      ]
-      marks = [
-        (at[min(max(m["step"], 1), len(at)) - 1], ", ".join(m["events"]))
-        for m in (run["marks"][:_MOST_MARKS] if points else ())
-      ]
+    for run, style in zip(data["runs"], styles(data), strict=True):
+      at = [axis.factor * x for x in run["curves"][axis.key]]
+      y = run["curves"].get(name, [None] * len(at))
+      both = zip(at, y, strict=True)
+      points = [(x, scale * one) for x, one in both if one is not None]
+      if not points:
+        continue
+      marks: dict[float, str] = {}  # start and end mark themselves
+      for e in run["events"]:
+        x, kind = at[min(max(e["step"], 1), len(at)) - 1], e["event"]
+        seen = marks.get(x, "")
+        if kind not in ("start", "end", *seen.split(", ")):
+          marks[x] = f"{seen}, {kind}" if seen else kind
+      some = [*marks.items()][:_MOST_MARKS]
       few = len(points) <= _FEW
-      if points:
-        lines.append(Line(run["name"], style, points, few, (), marks))
+      lines.append(Line(run["name"], style, points, few, (), some))
     if lines:
-      yield Plot(title, cost.name, unit, lines)
+      yield Plot(title, axis.name, unit, lines)
 
 
-def _pass_at_k(data: Json) -> list[Plot]:
-  runs = [*zip([*data["runs"], *data["deeper"]], styles(data), strict=True)]
-  plots = []
-  for domain in data["domains"]:
-    lines = []
-    for run, style in runs:
-      s = run["evaluations"][-1]["summary"]["by_domain"][domain]["pass_at_k"]
-      points = [(k, 100 * s[str(k)]) for k in sorted(map(int, s))]
-      lines.append(Line(run["name"], style, points))
-    plots.append(Plot(domain, "k", "%", lines, log2=True))
-  return plots
+def _pass_at_k(data: Json, domain: str) -> Plot:
+  lines = []
+  for run, style in zip(data["runs"], styles(data), strict=True):
+    summary = run["evaluations"][-1]["summary"]
+    s = summary["by_domain"][domain]["pass_at_k"]
+    points = [(k, 100 * s[str(k)]) for k in sorted(map(int, s))]
+    lines.append(Line(run["name"], style, points))
+  return Plot(domain, "k", "%", lines, log2=True)
 
 
 # ---------------------------------------------------------------------- page
@@ -305,7 +271,7 @@ def notices(data: Json) -> Iterator[str]:
   """What a reader should know before all numbers."""
   for run in data["runs"]:
     if not run["finished"]:
-      done = f"step {count(run['steps'])} of {count(run['steps_wanted'])}"
+      done = f"step {number(run['steps'])} of {number(run['steps_wanted'])}"
       yield f"{run['name']} is not at its end: {done}."
     rewards = {*run["curves"].get("reward", ())}
     if len(rewards) == 1:
@@ -323,7 +289,7 @@ def document(**content: Any) -> str:
     lstrip_blocks=True,
     undefined=jinja2.ChainableUndefined,
   )
-  for written in (count, percent, signed, short, p_value, duration, cost, gain):
+  for written in (number, percent, short, duration, gain):
     environment.filters[written.__name__] = written
   source = (pathlib.Path(__file__).parent / "page.html").read_text()
   return environment.from_string(source).render(**content).lstrip()

@@ -16,10 +16,9 @@ from brorl_jax.data.schema import Form
 from brorl_jax.errors import UserError
 from brorl_jax.model import tokenizer
 from brorl_jax.types import RunState
-from brorl_jax.verdicts import mixture, strict_json
-from brorl_jax.verdicts.base import Example, Family, posed
+from brorl_jax.verdicts import base, strict_json
+from brorl_jax.verdicts.base import MADE, Example, Family, posed
 from brorl_jax.verdicts.domains import DOMAINS, DRAW, OWN
-from brorl_jax.verdicts.names import MADE
 from brorl_jax.verdicts.strict_json import show
 
 _SHOWN_LINES = 5  # skipped lines that are shown
@@ -146,7 +145,7 @@ def shares(weights: Mapping[str, float], *, made: bool) -> str:
 
 
 _PROBES = 256  # prompts per family whose length is checked at the start
-# DRAW.example takes indexes below 2**44; 2 million steps need 2**41.
+# DRAW.puzzle takes indexes below 2**44; 2 million steps need 2**41.
 _SUBSTITUTES, _SUBSTITUTE_BITS = 8, 41
 
 
@@ -226,7 +225,7 @@ class Examples:
     heldout.refuse_drawn(self.placed(self._heldout), drawn)
     for family in self.families:
       for i in range(_PROBES):
-        self._render(DRAW.example(family, "train", i, seed=seed))
+        self._render(DRAW.puzzle(family, "train", i, seed=seed))
     sizes: dict[str, int | None] = {
       name: len(of_domain) for name, of_domain in stored.items()
     }
@@ -373,7 +372,7 @@ class Examples:
   def _draw(self, step: int, position: int) -> Example:
     """Candidate `position` of a step."""
     anew = not self._train and not self._c.distinct_prompts
-    number = mixture.index(step, position) if anew else position
+    number = base.candidate_index(step, position) if anew else position
     domain, element = self._order[number]
     if domain in self._train:
       return self._train[domain][element]
@@ -381,13 +380,13 @@ class Examples:
 
   def _made(self, element: int) -> Example:
     """Puzzle `element`: a function of (seed, element)."""
-    step, position = divmod(element, mixture.POSITIONS)
+    step, position = divmod(element, base.POSITIONS)
     weights = [family.weight for family in self.families]
-    which = mixture.pick(self._seed, step, position, weights)
+    which = base.pick_family(self._seed, step, position, weights)
     # A rare prompt that is too long must not end a run after a week: it is
     # replaced by the first of its substitutes that fits.
     for substitute in range(_SUBSTITUTES):
-      puzzle = DRAW.example(
+      puzzle = DRAW.puzzle(
         self.families[which],
         "train",
         element + (substitute << _SUBSTITUTE_BITS),

@@ -9,8 +9,7 @@ from brorl_jax import types
 from brorl_jax.config import Config
 from brorl_jax.model import sharding
 from brorl_jax.plan.memory import RolloutPlan
-from brorl_jax.plan.resolve import Phase, WithPolicy
-from brorl_jax.plan.sizes import Heldout
+from brorl_jax.plan.resolve import Heldout, Phase, WithPolicy
 from brorl_jax.rollout import prefixes, sampler, stream
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.dynamic_sampling import RoundPlan

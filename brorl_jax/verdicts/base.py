@@ -1,9 +1,14 @@
-"""What a verifier is given and returns, and what a domain declares."""
+"""What a verifier is given and returns, what a domain declares, and defaults.
+
+Imports nothing of ours: who reads only a config loads no verifier.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 Status = Literal["pass", "fail", "invalid"]
@@ -130,41 +135,6 @@ class Field(NamedTuple):
   in_prompt: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
-class Family:
-  """A task of a generator and its settings, which set the difficulty."""
-
-  name: str  # name of the task in the generator
-  # Settings of the generator; others keep their default.
-  settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-  weight: float = 1.0  # relative share of the training prompts
-
-  def __hash__(self) -> int:
-    # repr, because settings hold lists and dicts. Equality compares fields.
-    return hash((self.name, repr(sorted(self.settings.items()))))
-
-
-class Draw(NamedTuple):
-  """Functions that generate the examples of a domain without files.
-
-  Attributes:
-    check: Raises ValueError, in one line, if a family cannot be generated.
-    example: The example of (family, split, index) for a seed. Splits are
-      "train", "heldout" and "warmup".
-    heldout: Distinct held-out examples of each family, a given number of each.
-    may_draw: Whether training on these tasks may generate this question.
-    category: Category of a task for statistics, or None.
-    version: Version of the generator, for config.json.
-  """
-
-  check: Callable[[Sequence[Family]], None]
-  example: Callable[..., Example]
-  heldout: Callable[..., list[Example]]
-  may_draw: Callable[[Example, Iterable[str]], str]
-  category: Callable[[str], str | None]
-  version: Callable[[], str]
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Domain:
   """One kind of question: its data fields, verifier and defaults.
@@ -190,3 +160,132 @@ class Domain:
   needs_jail: Jailed = ""
   one_answer: bool = False
   task: Callable[[Mapping[str, Any]], str] = lambda fields: ""
+
+
+# The domain whose examples can be generated (config.data.families).
+MADE = "gym"
+# The domain of every line if the user brings the reward; no record names it.
+OWN = "own"
+
+
+class Default(NamedTuple):
+  """Defaults of a domain in config.data.domains."""
+
+  weight: float = 1.0  # relative share of the training prompts
+  instruction: str = ""  # text after every question
+  reward: Literal["pass", "score"] = "pass"  # 1 for a pass, or the score
+
+
+DEFAULTS: Mapping[str, Default] = {
+  # The last complete \boxed{} is the answer.
+  "math": Default(
+    instruction="Think step by step and put the answer into \\boxed{}."
+  ),
+  # The last fenced block is run. As in ProRL, the score is the share of tests.
+  "code": Default(
+    instruction="Write the program in one fenced code block.", reward="score"
+  ),
+  "stem": Default(instruction="Put the answer, or its letter, into \\boxed{}."),
+  # The text between the last <answer> and </answer> is scored, or else the
+  # whole response. Unlike in ProRL the reward is the pass: the partial credit
+  # of the scorers is easy to exploit.
+  MADE: Default(),
+  "instructions": Default(reward="score"),  # as ProRL
+  OWN: Default(reward="score"),
+}
+
+
+# Which family a training prompt is generated from.
+
+
+@dataclasses.dataclass(frozen=True)
+class Family:
+  """A task of a generator and its settings, which set the difficulty."""
+
+  name: str  # name of the task in the generator
+  # Settings of the generator; others keep their default.
+  settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  weight: float = 1.0  # relative share of the training prompts
+
+  def __hash__(self) -> int:
+    # repr, because settings hold lists and dicts. Equality compares fields.
+    return hash((self.name, repr(sorted(self.settings.items()))))
+
+
+POSITIONS = 2**20  # candidates in one step; dynamic sampling stays far below
+# 2**64 times the golden ratio's fraction: of all numbers the one of which the
+# multiples lie most evenly in [0, 1), however many (Knuth, TAOCP 3, 6.4).
+_GOLDEN = 0x9E3779B97F4A7C15
+
+
+def check_weights(weights: Sequence[float]) -> None:
+  """Refuses weights that do not define a distribution.
+
+  Raises:
+    ValueError: A weight is negative or not finite, or the sum is not positive
+      and finite.
+  """
+  for i, weight in enumerate(weights):
+    if not (math.isfinite(weight) and weight >= 0):
+      raise ValueError(f"weights[{i}] = {weight!r}; use a finite number >= 0")
+  # fsum overflows with an exception where sum would give inf.
+  total = sum(weights)
+  if not (total > 0 and math.isfinite(total)):
+    raise ValueError(
+      f"weights = {list(weights)} add up to {total}; make at least one positive"
+      " and the sum finite"
+    )
+
+
+def pick_family(
+  seed: int, step: int, position: int, weights: Sequence[float]
+) -> int:
+  """The family of one candidate prompt, drawn by weight.
+
+    P(pick = i) = weights[i] / sum(weights), independent over steps
+
+  A pure function, so a resumed run sees the same prompts on any platform.
+  Within a step the draws are as even as a lattice makes them: at the first n
+  positions they differ from n weights[i] / sum(weights) by about 1, where
+  independent draws of 8 prompts from 12 families would leave one family with
+  half as many prompts as another after 20 steps.
+
+  Args:
+    position: Place among the step's candidates, in [0, 2**20).
+    weights: As `check_weights` accepts them.
+
+  Returns:
+    An index into `weights`, never of a zero weight.
+  """
+  # A hash, not a random generator: numpy and the standard library may change
+  # their streams between versions; BLAKE2 (RFC 7693) cannot.
+  digest = hashlib.blake2b(
+    f"{seed}/{step}".encode(), digest_size=8, person=b"mixture"
+  ).digest()
+  shift = int.from_bytes(digest, "little")
+  # In integers: a product of 2**20 positions would lose digits of the fraction.
+  uniform = ((shift + position * _GOLDEN) % 2**64 >> 11) * 2.0**-53
+  threshold = uniform * sum(weights)
+  cumulative = 0.0
+  chosen = 0
+  for i, weight in enumerate(weights):
+    if weight > 0:
+      # If rounding puts the threshold at the total, take the last.
+      chosen = i
+      cumulative += weight
+      if threshold < cumulative:
+        break
+  return chosen
+
+
+def candidate_index(step: int, position: int) -> int:
+  """The puzzle index of one candidate: step * 2**20 + position.
+
+  Distinct (step, position) have distinct indexes in every family.
+
+  Raises:
+    ValueError: The position is not in [0, 2**20).
+  """
+  if not 0 <= position < POSITIONS:
+    raise ValueError(f"position = {position}; use 0 to {POSITIONS - 1}")
+  return step * POSITIONS + position

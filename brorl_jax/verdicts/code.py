@@ -6,12 +6,10 @@
 Tests are of three kinds:
 
   {"inputs": ["3\\n"], "outputs": ["9\\n"]}
-    Text for standard input, and the text expected on standard output. Lists of
-    texts are joined by line ends. Starting a process is most of the cost of a
-    test, so one process runs a few tests, each with its own streams and
-    `__main__`. If the first failing test was not the first of its process, it
-    runs again alone. If it then passes, all tests run alone, so that no program
-    fails because of state from an earlier test.
+    Texts for standard input and those expected on standard output, or lists of
+    their lines. Starting a process is most of the cost of a test, so one
+    process runs a few tests, each with its own streams and `__main__`. No
+    program fails because of state from an earlier test; see `_run`.
   {"inputs": [[3, 4]], "outputs": [7], "fn_name": "add"}
     Lists of arguments and expected values. An input may be a text with one JSON
     argument per line; then a text output is parsed as JSON too, if possible. If
@@ -26,11 +24,8 @@ The program runs in a jail (sandbox/). Expected values never enter the jail; the
 comparison happens outside. Each test has `Limits.test_s` CPU seconds, all tests
 together `Limits.total_s`; `time_limit` of an example replaces the former. If
 the time is exceeded or the run ends otherwise, the score is 0. If only the
-process of one test is killed, that test fails.
-
-Outputs are compared line by line and word by word. Blank lines and the amount
-of white space are ignored. If the expected word has a decimal point, a number
-within 1e-6 of it (1e-9 around 0) matches. sandbox/codec.py compares values.
+process of one test is killed, that test fails. `same_output` compares outputs,
+sandbox/codec.py values.
 """
 
 from __future__ import annotations
@@ -57,13 +52,10 @@ MAX_PROGRAM = 100_000  # characters
 MAX_TESTS = 10_000
 MAX_TEXT = 8 << 20  # bytes of one test's input or output
 
-_LANGUAGES = ("", "python", "python3", "py")
-_DEFAULT = Limits()
 _KILLED = f"exit status: {protocol.KILLED}"  # the frame has the reason
 _TOGETHER = 8  # tests per process; each takes two of 64 descriptors
 _REASONS = ("runtime error", "syntax error", "no function", "wrong answer")
 _EMPTY = "tests expects only empty outputs; any program would pass"
-_RELATIVE, _ABSOLUTE = 1e-6, 1e-9  # errors that a decimal may have
 
 Jail = jails.Jail | zygote.Zygote
 
@@ -71,9 +63,9 @@ Jail = jails.Jail | zygote.Zygote
 def verify_entry(
   response: str,
   entry: Mapping[str, Any],
-  *,
-  limits: Limits = _DEFAULT,
   jail: Jail | None = None,
+  *,
+  limits: Limits | None = None,
 ) -> Verdict:
   """Scores the program in a response.
 
@@ -81,6 +73,7 @@ def verify_entry(
     entry: Its "tests" and optionally a "time_limit": CPU seconds of one test,
       in place of `limits.test_s`.
     jail: Where to run it; None: this thread's jail.
+    limits: None: those of the jail.
 
   Raises:
     ValueError: The tests are malformed.
@@ -88,50 +81,19 @@ def verify_entry(
   program = extract(response)
   if program is None:
     return judged("no program", "")
+  given: Limits = limits or getattr(jail, "limits", Limits())
   if entry.get("time_limit") is not None:
     test_s = float(entry["time_limit"])
-    total_s = max(limits.total_s, test_s)
-    limits = dataclasses.replace(limits, test_s=test_s, total_s=total_s)
-  return verify(program, entry["tests"], limits=limits, jail=jail)
-
-
-_FENCE = re.compile(r"([ \t]*)(`{3,}|~{3,})([^`]*)")
-
-
-def extract(response: str) -> str | None:
-  """The program of a response, or None.
-
-  It is the last complete fenced block (backquotes or tildes) that is marked as
-  Python or has no language. Thinking is ignored: only text after the last
-  `</think>` and before an unclosed `<think>` counts. A fence at least as long,
-  alone on its line, ends a block. The indentation of the opening fence is
-  removed from the lines.
-  """
-  text = response.rpartition("</think>")[2].partition("<think>")[0]
-  program = block = None
-  indent = fence = language = ""
-  for line in text.split("\n"):
-    bare = line.rstrip("\r \t")
-    if block is not None:
-      marks = bare.strip()
-      if set(marks) == {fence[0]} and len(marks) >= len(fence):
-        if language in _LANGUAGES:
-          program = "\n".join(block) + "\n"
-        block = None
-      else:
-        block.append(line.removeprefix(indent))
-    elif match := _FENCE.fullmatch(bare):
-      indent, fence = match[1], match[2]
-      language = re.match(r"\s*(\w*)", match[3])[1].lower()  # type: ignore
-      block = []
-  return program
+    total_s = max(given.total_s, test_s)
+    given = dataclasses.replace(given, test_s=test_s, total_s=total_s)
+  return verify(program, entry["tests"], limits=given, jail=jail)
 
 
 def verify(
   program: str,
   tests: Mapping[str, Any],
   *,
-  limits: Limits = _DEFAULT,
+  limits: Limits | None = None,
   jail: Jail | None = None,
 ) -> Verdict:
   """Runs a program on every test.
@@ -151,16 +113,54 @@ def verify(
   if fail := overlong(program, MAX_PROGRAM):
     return fail
   try:
-    jail = jails.mine() if jail is None else jail
-    ended = _run(program, parsed, limits, jail)
+    ended = _run(program, parsed, limits or Limits(), jail or jails.mine())
   except process.Failed as error:
     return Verdict("invalid", 0.0, f"verifier failed: {error}", program)
   return _verdict(program, parsed, ended)
 
 
+# The program in a response.
+
+_LANGUAGES = ("", "python", "python3", "py")
+# Possessive, so that a line that is no fence takes linear time.
+_FENCE = re.compile(r"([ \t]*)(`{3,}+|~{3,}+)\s*+(\w*+)[^`]*+")
+
+
+def extract(response: str) -> str | None:
+  """The program of a response, or None.
+
+  It is the last complete fenced block (backquotes or tildes) that is marked as
+  Python or has no language. Thinking is ignored: only text after the last
+  `</think>` and before an unclosed `<think>` counts. A fence at least as long,
+  alone on its line, ends a block. The indentation of the opening fence is
+  removed from the lines.
+  """
+  text = response.rpartition("</think>")[2].partition("<think>")[0]
+  program = block = None
+  indent = fence = language = ""
+  for line in text.split("\n"):
+    bare = line.rstrip("\r \t")
+    if block is not None:
+      marks = bare.strip()
+      if set(marks) == {fence[0]} and len(marks) >= len(fence):
+        if language.lower() in _LANGUAGES:
+          program = "\n".join(block) + "\n"
+        block = None
+      else:
+        block.append(line.removeprefix(indent))
+    elif match := _FENCE.fullmatch(bare):
+      indent, fence, language = match.groups()
+      block = []
+  return program
+
+
+# Running it, and what its results say.
+
+
 def _run(
   program: str, tests: Tests, limits: Limits, jail: Jail
 ) -> zygote.JobResult:
+  """Runs all tests; a test that may have failed for another's state, alone."""
   job = {"mode": tests.mode, "program": program, **tests.job}
   # An output far longer than the expected one cannot match.
   output_bytes = max(limits.output_bytes, 2 * max(tests.sizes))
@@ -185,7 +185,7 @@ def _run(
   # A test that also fails alone is wrong. Otherwise all tests run alone, and
   # only these results count: a second try must not be a second guess.
   alone = run([inputs[index]], 1)
-  fails = alone.reason or _fails(tests, index, alone.frames[0])
+  fails = alone.reason or _fault_of_test(tests, index, alone.frames[0])
   return ended if fails or left <= 0 else run(inputs, 1)
 
 
@@ -194,61 +194,52 @@ def _failed_after_others(tests: Tests, ended: zygote.JobResult) -> int | None:
   if ended.reason not in ("", _KILLED):
     return None
   for index, frame in enumerate(ended.frames[: len(tests.outputs)]):
-    if _fails(tests, index, frame):
+    if _fault_of_test(tests, index, frame):
       return None if frame.first else index
   return None
 
 
-def _fails(tests: Tests, index: int, frame: zygote.Frame) -> bool:
-  before = frame.index == protocol.BEFORE
-  return before or bool(_fault_of_output(frame, tests.outputs[index]))
-
-
 def _verdict(program: str, tests: Tests, ended: zygote.JobResult) -> Verdict:
-  count = len(tests.outputs)
+  count, frames = len(tests.outputs), ended.frames
   if ended.reason and not (tests.mode == "stdio" and ended.reason == _KILLED):
     return judged(ended.reason, program)
-  passed, fault = _count(tests, ended.frames)
-  if passed == count and not fault and not ended.reason:
+  if frames and frames[0].index == protocol.BEFORE:
+    faults = [_reason(frames[0].why)]
+  elif len(frames) > count:
+    faults = ["malformed results"]
+  elif tests.mode == "call":
+    faults = _faults_of_calls(tests.outputs, frames)
+  else:
+    faults = [_fault_of_test(tests, i, frame) for i, frame in enumerate(frames)]
+  passed, fault = faults.count(""), next(filter(None, faults), "")
+  if passed == count and not ended.reason:
     return judged("", program)
-  if len(ended.frames) < count and not fault:
+  if len(frames) < count and not fault:
     fault = "ended early"
   if count > 1 and passed:
     fault = f"{fault}{',' if ':' in fault else ':'} {passed} of {count} pass"
   return Verdict("fail", min(passed, count - 1) / count, fault, program)
 
 
-def _count(tests: Tests, frames: Sequence[zygote.Frame]) -> tuple[int, str]:
-  """Number of tests that pass, and the reason of the first failure."""
-  if frames and frames[0].index == protocol.BEFORE:
-    return 0, _reason(frames[0].why)
-  if len(frames) > len(tests.outputs):
-    return 0, "malformed results"
-  if tests.mode == "call":
-    return _count_calls(tests.outputs, frames)
-  faults = []
-  for frame, want in zip(frames, tests.outputs, strict=False):
-    if tests.mode == "stdio":
-      faults.append(_fault_of_output(frame, want))
-    else:
-      faults.append(_reason(frame.why) if frame.why else "")
-  return faults.count(""), next(filter(None, faults), "")
-
-
-def _fault_of_output(frame: zygote.Frame, want: bytes) -> str:
+def _fault_of_test(tests: Tests, index: int, frame: zygote.Frame) -> str:
+  """Why a test of standard output, or a check, fails; "" if it passes."""
+  if tests.mode == "check" and not frame.why:
+    return ""
+  if tests.mode == "check" or frame.index == protocol.BEFORE:
+    return _reason(frame.why)
   if frame.status == protocol.OVERFLOW:
     return "too much output"
   if os.WIFSIGNALED(frame.status):
     return zygote.why(frame.status)
   if frame.status:
-    name = _printable(frame.why)
-    return f"runtime error: {name or zygote.why(frame.status)}"
-  return "" if same_output(frame.payload, want) else "wrong answer"
+    return f"runtime error: {_printable(frame.why) or zygote.why(frame.status)}"
+  same = same_output(frame.payload, tests.outputs[index])
+  return "" if same else "wrong answer"
 
 
-def _count_calls(
+def _faults_of_calls(
   outputs: Sequence[Any], frames: Sequence[zygote.Frame]
-) -> tuple[int, str]:
+) -> list[str]:
   # Some data sets wrap each value in a list.
   readings = [list(outputs)]
   if all(isinstance(want, list) and len(want) == 1 for want in outputs):
@@ -258,14 +249,13 @@ def _count_calls(
     try:
       got = None if frame.why else codec.decode(codec.loads(frame.payload))
     except ValueError:
-      return 0, "malformed results"
+      return ["malformed results"]
     for wanted, found in zip(readings, faults, strict=True):
       if frame.why:
         found.append(_reason(frame.why))
       else:
         found.append("" if codec.same(got, wanted[i]) else "wrong answer")
-  best = max(faults, key=lambda found: found.count(""))  # the first of equals
-  return best.count(""), next(filter(None, best), "")
+  return max(faults, key=lambda found: found.count(""))  # the first of equals
 
 
 def _reason(why: bytes) -> str:
@@ -279,6 +269,50 @@ def _reason(why: bytes) -> str:
 def _printable(text: bytes) -> str:
   decoded = text[:200].decode("utf-8", "replace")
   return "".join(c if c.isprintable() else "?" for c in decoded)
+
+
+# Comparison of an output with the expected one.
+
+_DECIMAL = re.compile(rb"[+-]?\d+\.\d+")
+_NUMBER = re.compile(rb"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?")
+_LONGEST_NUMBER = 400  # characters
+_RELATIVE, _ABSOLUTE = 1e-6, 1e-9  # errors that a decimal may have
+
+
+def same_output(got: bytes, want: bytes) -> bool:
+  """Whether an output matches the expected one, line by line, word by word.
+
+  Blank lines and the amount of white space are ignored. If the expected word
+  has a decimal point, a number within 1e-6 of it (1e-9 around 0) matches, if
+  every digit that the expected word shows is right.
+  """
+  if got == want:
+    return True
+  got_lines, want_lines = (
+    [words for line in text.split(b"\n") if (words := line.split())]
+    for text in (got, want)
+  )
+  return [*map(len, got_lines)] == [*map(len, want_lines)] and all(
+    _same_word(got_word, want_word)
+    for pair in zip(got_lines, want_lines, strict=True)
+    for got_word, want_word in zip(*pair, strict=True)
+  )
+
+
+def _same_word(got: bytes, want: bytes) -> bool:
+  if got == want:
+    return True
+  if max(len(got), len(want)) > _LONGEST_NUMBER:
+    return False
+  if not _DECIMAL.fullmatch(want) or not _NUMBER.fullmatch(got):
+    return False
+  value, other = float(want), float(got)
+  if not math.isfinite(value):
+    return False
+  allowed = _RELATIVE * abs(value) + _ABSOLUTE
+  # Every printed digit must be right, as in amounts of money.
+  shown = len(want.partition(b".")[2])
+  return abs(other - value) <= min(allowed, 0.5 * 10.0**-shown + _ABSOLUTE)
 
 
 # The tests.
@@ -312,11 +346,8 @@ def parse_tests(tests: Any) -> Tests:
       " outputs, fn_name or check"
     )
   name = tests.get("fn_name")
-  if name and not (
-    isinstance(name, str)
-    and name.isidentifier()
-    and not keyword.iskeyword(name)
-  ):
+  known = isinstance(name, str) and name.isidentifier()
+  if name and (not known or keyword.iskeyword(name)):
     raise ValueError(f"tests.fn_name = {name!r}; use a Python name")
   if tests.get("check") is not None:
     return _parse_check(tests, name)
@@ -326,12 +357,10 @@ def parse_tests(tests: Any) -> Tests:
     if not isinstance(values, list):
       kind = type(values).__name__
       raise ValueError(f"tests.{field} is a {kind}; use a list")
-  if not 1 <= len(inputs) <= MAX_TESTS:
-    raise ValueError(f"tests has {len(inputs)} inputs; use 1 to {MAX_TESTS}")
-  if len(inputs) != len(outputs):
+  if not 1 <= len(inputs) == len(outputs) <= MAX_TESTS:
     raise ValueError(
       f"tests has {len(inputs)} inputs and {len(outputs)} outputs; use as many"
-      " of each"
+      f" of each, 1 to {MAX_TESTS}"
     )
   if name:
     return _parse_calls(inputs, outputs, name)
@@ -441,53 +470,7 @@ def _has_opaque(node: Any) -> bool:
   return node[0] == "x" or any(map(_has_opaque, node[1:]))
 
 
-# Comparison of an output with the expected one.
-
-_DECIMAL = re.compile(rb"[+-]?\d+\.\d+")
-_NUMBER = re.compile(rb"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d{1,3})?")
-_LONGEST_NUMBER = 400  # characters
-
-
-def same_output(got: bytes, want: bytes) -> bool:
-  """Whether an output matches the expected one; see the module."""
-  if got == want:
-    return True
-  got_lines, want_lines = _lines(got), _lines(want)
-  return len(got_lines) == len(want_lines) and all(
-    map(_same_line, got_lines, want_lines)
-  )
-
-
-def _lines(text: bytes) -> list[list[bytes]]:
-  return [words for line in text.split(b"\n") if (words := line.split())]
-
-
-def _same_line(got: list[bytes], want: list[bytes]) -> bool:
-  if got == want:
-    return True
-  return len(got) == len(want) and all(map(_same_word, got, want))
-
-
-def _same_word(got: bytes, want: bytes) -> bool:
-  if got == want:
-    return True
-  if max(len(got), len(want)) > _LONGEST_NUMBER:
-    return False
-  if not _DECIMAL.fullmatch(want) or not _NUMBER.fullmatch(got):
-    return False
-  value, other = float(want), float(got)
-  if not math.isfinite(value):
-    return False
-  allowed = _RELATIVE * abs(value) + _ABSOLUTE
-  # Every printed digit must be right, as in amounts of money.
-  shown = len(want.partition(b".")[2])
-  return abs(other - value) <= min(allowed, 0.5 * 10.0**-shown + _ABSOLUTE)
-
-
-def _verify(
-  response: str, entry: Mapping[str, Any], jail: jails.Jail
-) -> Verdict:
-  return verify_entry(response, entry, limits=jail.limits, jail=jail)
+# The domain.
 
 
 def _tests(value: Any) -> dict[str, Any]:
@@ -523,7 +506,7 @@ def _check_reference(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 DOMAIN = Domain(
   name="code",
-  verify=_verify,
+  verify=verify_entry,
   fields={
     "tests": Field(_tests),
     "time_limit": Field(_time_limit, optional=True),

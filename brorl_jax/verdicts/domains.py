@@ -1,7 +1,7 @@
 """The table of domains. Each is one value that its file declares.
 
 To add a domain, add a file or folder with a `Domain`, a line here and its
-defaults in names.py.
+defaults in base.py.
 """
 
 from __future__ import annotations
@@ -10,21 +10,19 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from brorl_jax.verdicts import code, gym, instructions, math, stem
-from brorl_jax.verdicts.base import Domain, Draw, Verdict
+from brorl_jax.verdicts import code, gym, instructions, math, own, stem
+from brorl_jax.verdicts.base import Domain, Verdict
 from brorl_jax.verdicts.gym import puzzles
-from brorl_jax.verdicts.own import rewards
 from brorl_jax.verdicts.sandbox import jail
 
 DOMAINS: Mapping[str, Domain] = {
   module.DOMAIN.name: module.DOMAIN
   for module in (math, code, stem, gym, instructions)
 }
-
-# How examples of the domain `names.MADE` are generated.
-DRAW: Draw = puzzles.DRAW
-# The domain `names.OWN`.
-OWN: Domain = rewards.DOMAIN
+# The domain `base.OWN`.
+OWN: Domain = own.DOMAIN
+# The functions that generate the examples of the domain `base.MADE`.
+DRAW = puzzles
 
 
 def verify(domain: str, response: str, **fields: Any) -> Verdict:

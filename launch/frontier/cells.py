@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 from brorl_jax.report import page
 
 KINDS: Mapping[str, Callable[[Any], str]] = {
-  "count": page.count,
+  "count": page.number,
   "rate": page.short,
-  "mean": lambda x: page.count(x, 1),
+  "mean": "{:,.1f}".format,
   "percent1": page.percent,
   "decimal": "{:.3f}".format,
-  "signed": page.signed,
+  "signed": "{:+.4f}".format,
   "value": str,
 }
 

@@ -143,7 +143,7 @@ _TASKS = sorted(gym.ALLOWED - _SLOW)
 @functools.cache
 def puzzle(task):
   given = {"max_complexity": 1} if task == "number_sequence" else {}
-  return DRAW.example(Family(task, given), "train", 0, seed=0).entry
+  return DRAW.puzzle(Family(task, given), "train", 0, seed=0).entry
 
 
 # Where in the right answer, how much of it is taken, and what comes there.

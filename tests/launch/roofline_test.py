@@ -275,10 +275,10 @@ def test_a_step_of_a_run_by_hand():
 
 def test_a_loop_over_tokens_is_counted_by_token():
   done = SimpleNamespace(as_text=lambda: GPU)
-  program = lambda name, layers: (Program(name, None, 0, layers), done)
+  program = lambda name: (Program(name, None, 0), done)
   job = made.run()
   steps = command.training_spec(job).unchecked
-  found = command.launched(job, [program("decode", 2), program("apply", 2)])
+  found = command.launched(job, [program("decode"), program("apply")])
   assert found["apply"] == Launched(34, None, {REDUCE: 1, GATHER: 16})
   assert found["decode"] == Launched(
     34, -(-33 // steps), {GATHER: -(-16 // steps)}

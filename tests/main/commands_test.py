@@ -140,7 +140,7 @@ def trained(start, tmp_path_factory):
 def test_quick_start_runs(trained):
   assert f"{QUICK_START} --workdir=runs/n512" in commands()
   workdir, result = trained
-  assert (workdir / "report" / "learning_curve.png").exists()
+  assert (workdir / "report" / "index.html").exists()
   assert f"{programs.log_line()}\n" in result.stdout
 
 
@@ -176,7 +176,7 @@ def test_command_runs(start, command, tmp_path, request):
   result = start(*words)
   assert result.returncode == 0, result.stderr
   leaves = {
-    "train": "report/learning_curve.png",
+    "train": "report/index.html",
     "report": "report/index.html",
     "evaluate": "eval/summary.json",
     "export": "model.safetensors",
@@ -289,9 +289,9 @@ def reference(c, optimizer, n):
 def test_the_report_of_the_simulator_is_that_of_its_runs(tmp_path, monkeypatch):
   drawn = {}
   for name in ("figure3", "sweep"):
-    draw = getattr(simulate_command.report, name)
+    draw = getattr(simulate_command.figures, name)
     monkeypatch.setattr(
-      simulate_command.report,
+      simulate_command.figures,
       name,
       lambda path, runs, name=name, draw=draw: (
         drawn.update({name: [(r["optimizer"], r["n"]) for r in runs]}),

@@ -28,7 +28,7 @@ def test_the_report_of_two_runs_and_an_evaluation(tmp_path, capsys):
   c = made.evaluation(tmp_path / "c", passes=made.PASSES[1])
   report.run([a, b, c])
   said = capsys.readouterr()
-  assert "evaluation 7/7  c, step 0" in said.err and "s left" in said.err
+  assert "folder 3/3  c" in said.err and "s left" in said.err
   assert said.out.splitlines() == [
     "  a: held-out pass@1 12.5 -> 62.5 %, gain +50.0 +- 40.0 points",
     "  b: held-out pass@1 12.5 -> 62.5 %, gain +50.0 +- 40.0 points",
@@ -46,20 +46,6 @@ def test_the_report_of_two_runs_and_an_evaluation(tmp_path, capsys):
   ]
   assert data["prompts"] == 4 and data["samples_per_prompt"] == 2
   assert not (b / "report").exists() and not (c / "report").exists()
-
-
-def test_a_run_in_progress_is_reported_as_far_as_it_is(tmp_path):
-  """Its next evaluation is being written, as are its next metrics."""
-  a = made.run(tmp_path / "a", steps=9)
-  lines = made.records(4, made.PASSES[3])[:3]
-  with (a / "eval" / "records.jsonl").open("a") as file:
-    file.write("".join(json.dumps(line) + "\n" for line in lines) + '{"st')
-  with (a / "metrics.jsonl").open("a") as file:
-    file.write('{"step": 4, "time')
-  report.run([a])
-  data = json.loads((a / "report" / "report.json").read_text())
-  assert [e["step"] for e in data["runs"][0]["evaluations"]] == [0, 1, 3]
-  assert data["runs"][0]["finished"] is False
 
 
 def test_a_folder_twice_is_refused(tmp_path):
@@ -112,18 +98,6 @@ def test_runs_that_were_measured_otherwise_are_refused(
   assert not (a / "report").exists()
 
 
-def test_an_evaluation_with_more_samples_is_only_in_the_curve(tmp_path):
-  run = made.run(tmp_path / "a")
-  more = made.evaluation(tmp_path / "b", passes=([1, 0, 1, 0],) * 4)
-  report.run([run, more])
-  data = json.loads((run / "report" / "report.json").read_text())
-  assert [one["name"] for one in data["runs"]] == ["a"]
-  (deeper,) = data["deeper"]
-  pass_at_k = deeper["evaluations"][0]["summary"]["all"]["pass_at_k"]
-  assert deeper["name"] == "b" and [*pass_at_k] == ["1", "2", "4"]
-  assert mentions(refusal(more, run), "4 and 2 samples")
-
-
 def test_other_puzzles_of_another_seed_may_be_compared(tmp_path):
   """Those of files have to be the same."""
   a = made.run(tmp_path / "a")
@@ -131,7 +105,6 @@ def test_other_puzzles_of_another_seed_may_be_compared(tmp_path):
   report.run([a, b])
   data = json.loads((a / "report" / "report.json").read_text())
   assert [arm["runs"] for arm in data["arms"]] == [[0, 1]]
-  assert data["tests"] == []
   file = {k.replace("aime/7", "aime/8"): v for k, v in OTHER.items()}
   c = made.run(tmp_path / "c", prompts=file, seed=1)
   assert mentions(refusal(a, c), "1 of 1 ... (aime/7), 1 of 1 ... (aime/8)")

@@ -19,7 +19,7 @@ from brorl_jax.errors import UserError
 from brorl_jax.main import settings
 from brorl_jax.stages import examples
 from brorl_jax.verdicts import gym
-from brorl_jax.verdicts.names import defaults
+from brorl_jax.verdicts.base import DEFAULTS
 from tests.main.main_test import command, message
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -237,7 +237,7 @@ BAD = [
       "0 or positive",
     )
     for name, value in zip(
-      defaults(), [-1.0, -0.1, -7.0, -0.5, -9.0, -2.0], strict=True
+      DEFAULTS, [-1.0, -0.1, -7.0, -0.5, -9.0, -2.0], strict=True
     )
   ),
   *(
@@ -246,7 +246,7 @@ BAD = [
       {f"data.domains.{name}.reward": "half"},
       "pass, score",
     )
-    for name in defaults()
+    for name in DEFAULTS
   ),
   ("reward.verifier", {"reward.verifier": ("f",)}, "functions"),
   ("reward.verifier", {"reward.verifier": ("a:f",) * 2}, "different functions"),

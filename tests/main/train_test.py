@@ -15,7 +15,7 @@ from brorl_jax.main import train as train_command
 from brorl_jax.many import meshes
 from brorl_jax.model import huggingface, target
 from brorl_jax.plan import resolve
-from brorl_jax.plan.sizes import Machine
+from brorl_jax.plan.resolve import Machine
 from brorl_jax.types import RunState
 
 ASSETS = pathlib.Path(huggingface.__file__).parents[1] / "assets"
@@ -52,7 +52,8 @@ def test_a_phase_says_once_what_it_changes(tmp_path, monkeypatch, capsys):
     return state
 
   monkeypatch.setattr(train_command.train, "train", train)
-  monkeypatch.setattr(train_command, "finish", lambda *_, **__: None)
+  monkeypatch.setattr(train_command.load_runs, "read", lambda *_: None)
+  monkeypatch.setattr(train_command.report, "publish", lambda *_: None)
   two = {"optim.lr": 0.25}
   three = {"optim.lr": 0.5, "sampling.samples": 128}
   this = resolved(phases=({"from_step": 2, **two}, {"from_step": 3, **three}))
@@ -70,17 +71,6 @@ def test_a_step_that_is_not_of_the_run_has_no_trace(tmp_path, step):
   with pytest.raises(UserError, match=f"--profile_step={step} .* 1 to 2"):
     train_command.run(this, tmp_path, allow_change=False, profile_step=step)
   assert not [*tmp_path.iterdir()]
-
-
-def test_a_line_that_is_no_evaluation_is_one_line_at_the_end(tmp_path):
-  (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
-  (tmp_path / "eval").mkdir()
-  (tmp_path / "eval" / "curve.jsonl").write_text('{"step": 0}\n')
-  with pytest.raises(
-    UserError, match=r"curve\.jsonl, line 1: not an evaluation"
-  ) as error:
-    train_command.finish(tmp_path, title="a run")
-  assert "\n" not in str(error.value)
 
 
 # ------------------------------------------- refused before anything is written

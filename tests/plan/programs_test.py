@@ -1,4 +1,7 @@
-"""Tests of brorl_jax/plan/programs.py: a real step runs no other."""
+"""Programs of a run, which a real step runs too, and the memory they need."""
+
+import json
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -6,39 +9,42 @@ import jaxtyping
 import pytest
 import runs_ahead as made
 import tiers
-from small_policies import changed
+from messages import mentions
+from small_policies import GEMMA2, changed
 
 from brorl_jax.learner import update
 from brorl_jax.main import train as train_command
 from brorl_jax.plan import programs, resolve
+from brorl_jax.plan.memory import TooLarge
 from brorl_jax.plan.programs import (
   CompileJob,
+  Program,
+  bytes_of,
   every_program,
-  size,
   training_spec,
 )
 from brorl_jax.rollout import prefixes, stream
 from brorl_jax.rollout import programs as rollout_programs
 from launch.bench.roofline.hlo import Text
 
+MIB = 2**20
 # What XLA compiles in a step, by the name in the list.
 JITTED = {
-  "prefill": (stream, "open_shelf"),
-  "read": (stream, "read_more"),
-  "decode": (rollout_programs, "segment"),
-  "admit": (stream, "_admit"),
-  "compact": (rollout_programs, "resize"),
-  "take": (stream, "_taken"),
   "score": (update, "logp_of"),
   "gradient": (update, "_add"),
   "apply": (update, "_apply"),
+  "prefill": (stream, "open_shelf"),
+  "decode": (rollout_programs, "segment"),
+  "read": (stream, "read_more"),
+  "admit": (stream, "_admit"),
+  "compact": (rollout_programs, "resize"),
+  "take": (stream, "_taken"),
   "evaluation: prefill": (rollout_programs, "start"),
   "evaluation: finish": (rollout_programs, "finish"),
 }
+TRAINING = [*JITTED][:9]
 ORDER = [
-  "score", "gradient", "apply", "prefill", "decode", "read", "admit", "compact",
-  "take",
-  "evaluation: prefill", "evaluation: decode", "evaluation: finish",
+  *TRAINING, "evaluation: prefill", "evaluation: decode", "evaluation: finish",
 ]  # fmt: skip
 
 
@@ -64,34 +70,19 @@ def shapes(tree):
   return sorted((tuple(x.shape), str(x.dtype)) for x in arrays)
 
 
-def test_the_spec_of_training():
+def test_a_run_by_hand():
   run = made.run()
+  assert run.rows == 8
+  layer = 16 * 40 + 24 * 16 + 3 * 16 * 20 + 40 + 2 * 16
+  assert run.parameters == 2 * 37 * 16 + 2 * layer + 16
   spec = training_spec(run)
   assert (spec.chunk, spec.max_new_tokens, spec.slots) == (4, 6, 3)
   assert (spec.lanes, spec.streams, spec.blocks) == (2, True, 0)
   assert spec.sampling.temperature == run.config.sampling.temperature
-
-
-def test_bytes_on_a_device():
-  run = made.run()
-  split, whole = run.at("fsdp"), run.at()
   # 24 rows on 8 devices; a key is two words.
   key = jax.eval_shape(lambda: jax.random.key(0))
-  tree = [split((24, 5), jnp.float32), whole((7,), jnp.int8)]
-  assert size(tree) == 3 * 5 * 4 + 7
-  assert size([*tree, whole(key.shape, key.dtype)]) == 75
-
-
-def test_a_run_by_hand():
-  run = made.run()
-  assert run.rows == 8
-  # 16 places on 8 devices: a quarter of 2 is at least one of each.
-  assert (
-    run.admitted_together == 8
-    and made.run(in_flight=512).admitted_together == 32
-  )
-  layer = 16 * 40 + 24 * 16 + 3 * 16 * 20 + 40 + 2 * 16
-  assert run.parameters == 2 * 37 * 16 + 2 * layer + 16
+  tree = [run.at("fsdp")((24, 5), jnp.float32), run.at()((7,), jnp.int8)]
+  assert bytes_of([*tree, run.at()(key.shape, key.dtype)]) == 3 * 5 * 4 + 7 + 8
 
 
 @pytest.mark.parametrize(
@@ -113,52 +104,39 @@ def test_a_batch_has_the_log_probabilities_that_are_needed(changes, old, ref):
   assert batch.prompt.sharding.shard_shape(batch.prompt.shape) == (8, 1, 10)
 
 
-@pytest.mark.parametrize(
-  "kl_weight, first", [(0.0, "gradient"), (0.1, "score")]
-)
-def test_scores_are_known_before_where_they_are_needed(kl_weight, first):
-  job = made.run(minibatches=1, kl_weight=kl_weight)
-  assert next(programs.updating(job)).name == first
-
-
-def test_what_lies_beside_each_program():
-  """While an update is applied the moments lie on the devices."""
-  run = made.run()
-  of = {one.name: one.held_bytes for one in programs.updating(run)}
+def test_what_an_update_compiles_and_what_lies_beside_it():
+  """While it is applied the moments lie on the devices."""
+  plain = programs.updating(made.run(minibatches=1, kl_weight=0.0))
+  assert next(plain).name == "gradient"
+  of = {one.name: one.held_bytes for one in programs.updating(made.run())}
+  assert [*of] == TRAINING[:3]
   assert of["gradient"] < 10_000_000 + 2_000_000
   assert 20_000_000 < of["apply"] < 20_000_000 + 2_000_000
 
 
 @pytest.mark.ci
-def test_the_programs_of_a_run(found):
-  _, every = found
-  assert [*every] == ORDER
-  assert {p.layers for p in every.values()} == {2}
-
-
-@pytest.mark.ci
-def test_bytes_of_arguments_are_those_that_xla_counts(found):
+def test_the_programs_of_a_run_and_bytes_that_xla_counts(found):
   """`held` is the training state, and what a gradient reads besides."""
   run, every = found
+  assert [*every] == ORDER
   # XLA leaves out arguments that a program does not read; of this none.
   gradient = every["gradient"]
   memory = gradient.lowered.compile().memory_analysis()
   besides = gradient.held_bytes - run.sampling_bytes
-  counted = besides + size(run.state().params)
+  counted = besides + bytes_of(run.state().params)
   assert counted == memory.argument_size_in_bytes
 
 
 @pytest.mark.ci
-def test_a_policy_of_few_layers_decodes_with_so_many(found):
+def test_few_layers_decode_with_the_weights_of_few(found):
   _, every = found
   deep = made.run(changed(layers=5), fast=True)
   every_one = programs.sampling(deep, lambda lowered: lowered.compile())
-  few = [p for p in every_one if p.name == "decode"]
-  assert [p.layers for p in few] == [2, 3]
-  two, _ = few
-  # Weights of the layers, in arguments of the same shapes as a policy of two.
-  assert shapes(two.lowered.in_avals) == shapes(
-    every["decode"].lowered.in_avals
+  two, three = [
+    shapes(p.lowered.in_avals) for p in every_one if p.name == "decode"
+  ]
+  assert two == shapes(every["decode"].lowered.in_avals) and len(three) > len(
+    two
   )
 
 
@@ -210,7 +188,135 @@ def test_each_process_samples_its_share_without_the_others(processes, found):
   assert ((16 // processes, 10), "int32") in shapes_of(every["prefill"])
   assert shapes_of(every["gradient"]) == shapes_of(whole["gradient"])
   # A process holds the copy beside its part of the training state.
-  copy = size(run.alone.state().params)
+  copy = bytes_of(run.alone.state().params)
   whole_bytes = 4 * run.parameters
   assert copy == whole_bytes if processes == 8 else copy < whole_bytes / 3
   assert every["prefill"].held_bytes >= run.sampling_bytes + copy
+
+
+# --------------------------------------------------------------------- memory
+
+
+def of_compiler(outputs, aliased):
+  """As XLA's, of a program that needs 40 bytes for itself."""
+  memory = SimpleNamespace(
+    temp_size_in_bytes=40,
+    output_size_in_bytes=outputs,
+    alias_size_in_bytes=aliased,
+  )
+  return SimpleNamespace(memory_analysis=lambda: memory)
+
+
+def test_memory_of_a_program():
+  one = lambda *sizes: (Program("a", None, 100), of_compiler(*sizes))
+  (found,) = programs.needs(made.run(), [one(50, 30)])
+  assert found == ("a", 100, 40, 20) and found.peak_bytes == 160
+  # Results that are all written over arguments need nothing.
+  (found,) = programs.needs(made.run(), [one(20, 30)])
+  assert found.new_bytes == 0
+
+
+def test_two_and_three_layers_stand_for_more():
+  job = made.run(changed(layers=7), fast=True)
+  few = [(Program("decode", None, 100), of_compiler(39, 30))]
+  few += [(Program("decode", None, 130), of_compiler(34, 30))]
+  (found,) = programs.needs(job, few)
+  # Of 7 layers 5 are more than those of two. Less for more layers is chance.
+  assert found == ("decode", 100 + 5 * 30, 40, 9)
+
+
+@pytest.mark.parametrize(
+  "policy, says", [(changed(layers=3), "has 3"), (GEMMA2, "which slide")]
+)
+def test_a_policy_that_few_layers_do_not_stand_for(policy, says):
+  with pytest.raises(ValueError) as e:
+    programs.compile_all(made.run(policy, fast=True), made.topology())
+  assert mentions(str(e.value), f"--fast ... {says} ... leave --fast out")
+
+
+def test_every_program_is_compiled_once(monkeypatch):
+  seen = []
+
+  class Lowered:
+    def compile(self, compiler_options):
+      assert compiler_options == {}
+      seen.append(self)
+      return of_compiler(0, 0)
+
+  def every(job, compile):
+    compile(first := Lowered())
+    yield Program("prefill", first, 100)
+    yield Program("decode", Lowered(), 170)
+
+  monkeypatch.setattr(programs, "every_program", every)
+  found = programs.compile_all(made.run(), made.topology())
+  assert [p.name for p, _ in found] == ["prefill", "decode"]
+  assert len(seen) == 2
+
+
+@pytest.fixture
+def show(monkeypatch, capsys):
+  """What is printed of programs that were compiled."""
+
+  def printed(*some, job=None):
+    monkeypatch.setattr(programs, "compile_all", lambda *_: [])
+    monkeypatch.setattr(programs, "needs", lambda *_: [*some])
+    programs.show(job or made.run(), made.topology())
+    return capsys.readouterr().out.splitlines()
+
+  return printed
+
+
+def test_tables_and_a_line_of_json(show):
+  large = made.needs("gradient", temp_bytes=500 * MIB)
+  lines = show(made.needs("prefill"), large)
+  assert lines[0] == (
+    "programs of cpu:1x8: mesh (data=1, fsdp=8, tensor=1, expert=1), 2 layers"
+  )
+  assert [line.split() for line in lines[1:5]] == [
+    "per device held itself peak of pool".split(),
+    "prefill 2.00 MiB 3.00 MiB 5.00 MiB 0.5%".split(),
+    "gradient 2.00 MiB 0.49 GiB 0.49 GiB 50.4%".split(),
+    "pool 0.98 GiB".split(),
+  ]
+  assert lines[5] == "checkpoint: 83.01 KiB, of 8 devices"
+  # Parameters, two moments and the reference, and three counters.
+  saved = 16 * made.run().parameters + 3 * 4
+  read = json.loads(lines[-1])
+  first, _ = read.pop("programs")
+  assert first == {
+    "name": "prefill", "held_bytes": 2 * MIB, "temp_bytes": MIB,
+    "new_bytes": 2 * MIB, "peak_bytes": 5 * MIB,
+  }  # fmt: skip
+  assert read == {
+    "topology": "cpu:1x8", "devices": 8, "pool_bytes": made.POOL, "fits": True,
+    "checkpoint_bytes": saved,
+  }  # fmt: skip
+  lines = show(made.needs("prefill"), job=made.run(fast=True))
+  assert lines[0].endswith("2 layers, decode with 2 and 3, no evaluation")
+
+
+@pytest.mark.parametrize(
+  ("name", "lower"),
+  [
+    ("score", "optim.rows = 4"),
+    ("gradient", "optim.rows = 4"),
+    ("decode", "sampling.slots = 3"),
+    ("apply", "theory.prompts = 16"),
+  ],
+)
+def test_what_does_not_fit_is_printed_and_refused_with_what_to_lower(
+  show, capsys, name, lower
+):
+  some = [
+    made.needs(which, temp_bytes=made.POOL + more)
+    for which, more in (("prefill", 0), (name, MIB))
+  ]
+  with pytest.raises(TooLarge) as e:
+    show(*some, job=made.run(theory_prompts=16))
+  assert mentions(str(e.value), f"{name} needs ... lower {lower}")
+  assert json.loads(capsys.readouterr().out.splitlines()[-1])["fits"] is False
+
+
+def test_what_just_fits_is_not_refused(show):
+  show(made.needs("gradient", temp_bytes=made.POOL - 4 * MIB))

@@ -9,7 +9,6 @@ import runs_for_tests as made
 import scipy.stats
 
 from brorl_jax import evaluate
-from brorl_jax.main import report
 from brorl_jax.report import compare
 from brorl_jax.report.load_runs import LoadedEvaluation, LoadedRun
 
@@ -44,12 +43,12 @@ def run(
 
 
 def numbers(*runs):
-  return compare.numbers(runs, category=report._category)
+  return compare.numbers(runs)
 
 
 def chosen(data, at):
   (one,) = [c for c in data["comparisons"] if c["at"] == at]
-  return [c["evaluation"] for c in one["chosen"]]
+  return one["chosen"]
 
 
 def test_hours_are_those_of_steps_and_of_saving():
@@ -68,10 +67,10 @@ def test_equal_time_is_the_last_that_all_reached():
   time, *_ = data["comparisons"]
   assert (time["key"], time["reach"]) == ("net_hours", pytest.approx(1.55))
   # The slow one had its second evaluation after 2 h.
-  assert chosen(data, "equal time") == [0, 2]
+  assert chosen(data, "equal time") == [None, 2]
   # 1.5 and 1.0 CPU-hours: the slow one had .5 before.
-  assert chosen(data, "equal CPU time") == [1, 2]
-  assert chosen(data, "equal samples") == [1, 2]
+  assert chosen(data, "equal CPU time") == [None, 2]
+  assert chosen(data, "equal samples") == [None, 2]
   assert chosen(data, "end") == [2, 2]
 
 
@@ -91,64 +90,59 @@ def test_an_early_evaluation_is_not_compared():
     "equal samples": [0],  # 16 of 32
     "end": [],
   }
-  assert {one["at"] for one in data["tests"]} == {"end"}
+  slow, fast = (arm["at"] for arm in data["arms"])
+  assert slow["equal time"] is None
+  assert fast["equal time"]["after"] == 0.625
+  assert [at for at, x in fast.items() if x["against"]] == ["end"]
   labels = {(r["run"], r["evaluation"]): r["at"] for r in data["rows"][1:]}
   assert labels == {
-    (0, 0): ["before equal time"],
-    (0, 1): ["before equal CPU time"],
     (0, 2): ["end"],
     (1, 2): ["equal time", "equal CPU time", "end"],
   }
-  # What differs most is not looked for where nothing is compared: at the end.
-  assert {panel["spread"] for panel in data["panels"]} == {0.0}
 
 
 @pytest.mark.parametrize("last, who", [(0.89, [1]), (0.90, []), (0.91, [])])
 def test_nine_tenths_of_what_is_equal_are_enough(last, who):
   """The second run is evaluated after 90 hours, more or less, of 100."""
   passes = {0: made.PASSES[0], 1: made.PASSES[1]}
-  lines = made.metric_lines(1, step_s=50 * 3600.0)
-  hundred = run("a", passes, lines=lines)
+  hundred = run("a", passes, lines=made.metric_lines(1, step_s=50 * 3600.0))
   passes = {**passes, 2: made.PASSES[3]}
   lines = made.metric_lines(2)
   for line, hours in zip(lines, (100 * last, 99.0), strict=True):
     line |= {"time/step_s": 3600 * hours, "time/checkpoint_s": 0.0}
   data = numbers(hundred, run("b", passes, lines=lines))
-  assert chosen(data, "equal time") == [1, 1]
+  assert chosen(data, "equal time") == [1, None if who else 1]
   assert early(data)["equal time"] == who
-  told = [one["at"] for one in data["tests"]]
-  assert ("equal time" in told) == (not who)
 
 
-def test_rows_name_a_start_once():
-  data = numbers(run("a"), run("b"))
-  labels = ["equal time", "equal CPU time", "end"]
-  assert data["rows"] == [
-    {"run": 0, "evaluation": 0, "at": ["start"], "names": ["a", "b"]},
-    {"run": 0, "evaluation": 2, "at": labels, "names": ["a"]},
-    {"run": 1, "evaluation": 2, "at": labels, "names": ["b"]},
-  ]
-
-
-def test_rows_of_other_starts_and_of_an_evaluation():
+def test_rows_have_a_start_once():
   other = {**made.PASSES, 0: made.PASSES[1]}
   data = numbers(
-    run("a"), run("b", other), run("c", {0: made.PASSES[1]}, evaluated="x")
+    *(run("a"), run("b"), run("c", other)),
+    run("d", {0: made.PASSES[1]}, evaluated="x"),
   )
-  rows = [
-    (row["names"], row["evaluation"], row["at"][0]) for row in data["rows"]
-  ]
+  rows = [(r["run"], r["evaluation"], r["at"]) for r in data["rows"]]
+  ends = ["equal time", "equal CPU time", "end"]
   assert rows == [
-    (["a"], 0, "start"),
-    (["b"], 0, "start"),
-    (["a"], 2, "equal time"),
-    (["b"], 2, "equal time"),
-    (["c"], 0, "evaluation"),
+    (0, 0, ["start"]),
+    (0, 2, ends),
+    (1, 2, ends),
+    (2, 0, ["start"]),
+    (2, 2, ends),
+    (3, 0, ["evaluation"]),
   ]
-  c = data["runs"][2]
-  assert c["evaluated"] == "x" and c["throughput"] is None and c["finished"]
-  spent = c["evaluations"][0]
+  policy = data["runs"][3]
+  assert policy["evaluated"] == "x" and policy["finished"]
+  assert policy["throughput"] is None
+  spent = policy["evaluations"][0]
   assert {spent[k] for k in ("step", *compare.EQUAL)} == {None}
+
+
+def test_a_run_that_was_first_evaluated_late_is_early():
+  """The other run ended after two hours, this one begins with four."""
+  short = run("a", FASTER, lines=made.metric_lines(2, step_s=1800.0))
+  late = run("b", {3: made.PASSES[3]})
+  assert early(numbers(short, late))["equal time"] == [1]
 
 
 @pytest.mark.parametrize(
@@ -185,20 +179,16 @@ def test_throughput_weighs_steps_by_their_samples():
   assert t["pass_rate"] == pytest.approx((16 * 0.25 + 48 * 0.5) / 64)
 
 
+def against(*runs):
+  """The test of the second arm at the end."""
+  return numbers(*runs)["arms"][1]["at"]["end"]["against"]
+
+
 def test_tests_are_scipys_and_of_the_second_less_the_first():
   other = {**made.PASSES, 3: ([1, 0], [0, 0], [1, 1], [0, 1])}
   a = [np.mean(row) for row in made.PASSES[3]]
   b = [np.mean(row) for row in other[3]]
-  data = numbers(run("a"), run("b", other))
-  assert [t["at"] for t in data["tests"]] == [
-    "equal time",
-    "equal CPU time",
-    "equal samples",
-    "end",
-  ]
-  test = data["tests"][-1]
-  assert test["first"] == {"run": 0, "evaluation": 2}
-  assert test["other"] == {"run": 1, "evaluation": 2}
+  test = against(run("a"), run("b", other))
   ours, theirs = test["plain"], scipy.stats.ttest_rel(b, a)
   assert test["difference"] == pytest.approx(np.mean(b) - np.mean(a))
   assert ours["t"] == pytest.approx(theirs.statistic, rel=1e-5)
@@ -222,27 +212,18 @@ def test_prompts_are_paired_by_their_ids():
   last = turned.evaluations[-1]
   rates = dict(reversed(last.rates.items()))
   turned.evaluations[-1] = last._replace(rates=rates)
-  test = numbers(run("a"), turned)["tests"][-1]
+  test = against(run("a"), turned)
   assert test["difference"] == 0.0 and test["plain"]["standard_error"] == 0.0
 
 
 def test_what_has_no_finite_value_is_null():
   """All prompts gain the same: t is infinite, which JSON cannot say."""
-  none = ([0, 0],) * 4
-  half = ([1, 0],) * 4
-  data = numbers(run("a", {0: none, 3: none}), run("b", {0: none, 3: half}))
-  test = data["tests"][-1]
+  none, half = ([0, 0],) * 4, ([1, 0],) * 4
+  runs = run("a", {0: none, 3: none}), run("b", {0: none, 3: half})
+  test = against(*runs)
   assert test["difference"] == 0.5
   assert test["plain"]["t"] is None and test["effect_size"] is None
-  json.dumps(data, allow_nan=False)
-
-
-def test_categories_are_means_over_tasks():
-  """gcd is arithmetic with (1 + .5) / 2, syllogism logic with .5."""
-  data = numbers(run("a"))
-  assert data["categories"] == ["arithmetic", "logic"]
-  last = data["runs"][0]["evaluations"][-1]
-  assert last["categories"] == {"arithmetic": 0.75, "logic": 0.5}
+  json.dumps(numbers(*runs), allow_nan=False)
 
 
 def test_a_phase_changes_n_from_its_step():
@@ -268,29 +249,6 @@ def test_differences_name_fields_and_values():
   )
   assert data["differences"] == [{"field": "optim.lr", "values": [1e-3, 2e-3]}]
   assert numbers(run("a"), run("b"))["differences"] == []
-
-
-def many(count, best):
-  """Two runs with so many tasks; the second is ahead in some."""
-  prompts = {f"t{i}/heldout/0": ("gym", f"t{i}") for i in range(count)}
-  rows = lambda ahead: [[1, 1] if i in ahead else [0, 1] for i in range(count)]
-  lines = made.metric_lines(1)
-  return numbers(
-    *(
-      run(name, {0: rows(ahead)}, lines=lines, prompts=prompts)
-      for name, ahead in (("a", ()), ("b", best))
-    )
-  )
-
-
-def test_panels_are_the_tasks_that_differ_most():
-  data = many(20, range(5, 15))
-  shown = [panel["task"] for panel in data["panels"]]
-  assert len(shown) == compare.MOST_PANELS == 12
-  assert {f"t{i}" for i in range(5, 15)} <= set(shown)
-  order = data["tasks"]["gym"]
-  assert shown == sorted(shown, key=order.index)
-  assert len(many(12, [3])["panels"]) == 12
 
 
 # ---------------------------------------------------------------------- arms
@@ -338,14 +296,8 @@ def test_arms_are_paired_seed_by_seed():
   assert against["n"] == 8 and against["by_task"]["clusters"] == 3
   assert against["difference"] == pytest.approx(0.375)
   assert against["plain"]["t"] == pytest.approx(theirs.statistic)
-  pairs = [
-    (t["other"]["run"], t["first"]["run"])
-    for t in data["tests"]
-    if t["at"] == "end"
-  ]
-  assert pairs == [(1, 0), (3, 2)]
-  starts = [r["names"] for r in data["rows"] if r["at"] == ["start"]]
-  assert starts == [["a", "c"], ["b"], ["d"]]
+  starts = [r["run"] for r in data["rows"] if r["at"] == ["start"]]
+  assert starts == [0, 2, 3]
 
 
 def test_runs_of_the_same_prompts_are_paired_by_seed():
@@ -379,13 +331,6 @@ def test_an_arm_without_a_start_or_a_cost_has_no_gain():
   assert other["after"] == 0.25
 
 
-def test_an_early_arm_has_no_result():
-  lines = made.metric_lines(2, step_s=1800.0)
-  data = numbers(run("slow"), run("fast", FASTER, lines=lines))
-  slow, fast = (arm["at"]["equal time"] for arm in data["arms"])
-  assert slow is None and fast["after"] == 0.625 and fast["against"] is None
-
-
 # ---------------------------------------------------------- curves and events
 
 
@@ -413,45 +358,25 @@ EVENTS = [
   event(0, "start", pid=7, host="a"),
   event(1, "warning", 1, why="disk 1 is slow"),
   event(1, "phase", 2, changed={"sampling.n": 16, "optim.lr": 0.1}),
-  event(2, "warning", 3, why="disk 22 is slow"),
   event(2, "config", 5, changed={"n": [1, 2]}),
   event(3, "a new kind", 7, count=3, of=64, task="gcd", why="late"),
-  event(9, "warning", 8, why="disk 3 is slow"),
   event(9, "end", 9, why="no space", status=2),
 ]
 
 
-def test_events_are_folded_where_only_numbers_differ():
-  rows = numbers(run("a", events=EVENTS))["runs"][0]["events"]
-  assert [(r["event"], r["count"], r["what"]) for r in rows] == [
-    ("start", 1, ""),
-    ("warning", 3, "disk 3 is slow"),
-    ("phase", 1, "sampling.n = 16; optim.lr = 0.1"),
-    ("config", 1, "n = [1, 2]"),
-    ("a new kind", 1, "late; count: 3; of: 64; task: gcd"),
-    ("end", 1, "no space; status: 2"),
+def test_events_say_all_in_one_line():
+  long = event(9, "warning", why="x " * 400)
+  rows = numbers(run("a", events=[*EVENTS, long]))["runs"][0]["events"]
+  assert [(r["step"], r["event"], r["what"]) for r in rows[:-1]] == [
+    (0, "start", ""),
+    (1, "warning", "disk 1 is slow"),
+    (1, "phase", "sampling.n = 16; optim.lr = 0.1"),
+    (2, "config", "n = [1, 2]"),
+    (3, "a new kind", "late; count: 3; of: 64; task: gcd"),
+    (9, "end", "no space; status: 2"),
   ]
-  assert rows[1]["first"] == {"step": 1, "time": "2026-11-25 08:58:01"}
-  assert rows[1]["last"] == {"step": 9, "time": "2026-11-25 08:58:08"}
-
-
-def test_marks_are_the_kinds_of_events_of_a_step():
-  assert numbers(run("a", events=EVENTS))["runs"][0]["marks"] == [
-    {"step": 1, "events": ["warning", "phase"]},
-    {"step": 2, "events": ["warning", "config"]},
-    {"step": 3, "events": ["a new kind"]},
-    {"step": 9, "events": ["warning"]},
-  ]
-
-
-def test_a_flood_of_different_texts_is_one_row_of_its_kind():
-  few = [event(i, "warning", why="x" * i) for i in range(1, 6)]
-  assert len(compare.folded(few)) == 5
-  many = [event(i, "warning", why="x" * i) for i in range(1, 500)]
-  start, row = compare.folded([event(0, "start"), *many])
-  assert (start["count"], row["count"]) == (1, 499)
-  assert (row["first"]["step"], row["last"]["step"]) == (1, 499)
-  assert row["what"] == "x" * 300 + "..."
+  assert rows[1]["time"] == "2026-11-25T08:58:01.927Z"
+  assert len(rows[-1]["what"]) == 303 and rows[-1]["what"].endswith("...")
 
 
 def test_responses_before_and_after_are_of_the_same_prompt():

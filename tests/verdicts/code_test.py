@@ -645,7 +645,7 @@ def test_results_that_are_no_values(payload):
     (None, "tests is a NoneType"),
     ([], "tests is a list"),
     ({}, "tests.inputs is a NoneType; use a list"),
-    ({"inputs": [], "outputs": []}, "tests has 0 inputs; use 1 to 10000"),
+    ({"inputs": [], "outputs": []}, "tests has 0 inputs"),
     ({"inputs": ["1"], "outputs": []}, "1 inputs and 0 outputs"),
     ({"inputs": ["1"], "outputs": ["1", "2"]}, "1 inputs and 2 outputs"),
     ({"inputs": "1", "outputs": ["1"]}, "tests.inputs is a str"),

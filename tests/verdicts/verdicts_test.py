@@ -13,7 +13,8 @@ from messages import refuses
 from brorl_jax import types
 from brorl_jax.configs import base
 from brorl_jax.rollout import dynamic_sampling
-from brorl_jax.verdicts import gym, names
+from brorl_jax.verdicts import gym
+from brorl_jax.verdicts.base import DEFAULTS, MADE
 from brorl_jax.verdicts.domains import DOMAINS, OWN, verify
 from brorl_jax.verdicts.pool import Job, Pool
 from brorl_jax.verdicts.sandbox import jail
@@ -53,7 +54,7 @@ def pool():
 
 def test_each_is_known_by_its_own_name():
   assert [*DOMAINS] == [*RIGHT] == [domain.name for domain in DOMAINS.values()]
-  assert gym.DOMAIN.name == names.MADE
+  assert gym.DOMAIN.name == MADE
 
 
 @pytest.mark.parametrize("domain", tiers.some(DOMAINS, 1))
@@ -154,7 +155,7 @@ def test_no_file_outside_tasks_names_a_domain(path):
     "c.data.domains.math.weight = 0",
     "c.domains['own']",
     "from brorl_jax.verdicts import stem",
-    "from brorl_jax.verdicts.gym.families import puzzle",
+    "from brorl_jax.verdicts.gym.puzzles import puzzle",
     "import brorl_jax.verdicts.code",
   ],
 )
@@ -169,42 +170,21 @@ def test_words_that_only_hold_a_name_are_none():
 
 def test_every_domain_has_its_defaults_in_a_config():
   said = base.get_config().data.domains
-  assert {*said} == {*DOMAINS, OWN.name}
-  assert [*names.DEFAULTS] == [*DOMAINS, names.OWN] and OWN.name == names.OWN
-  assert {default.weight for default in names.DEFAULTS.values()} == {1.0}
-  pays = {name: one.reward for name, one in said.items()}
-  assert {k for k, v in pays.items() if v == "score"} == {
-    "code",
-    "instructions",
-    "own",
-  }
+  assert {*said} == {*DEFAULTS} == {*DOMAINS, OWN.name}
+  scored = {name for name, one in said.items() if one.reward == "score"}
+  assert scored == {"code", "instructions", "own"}
   assert "\\boxed{}" in said.math.instruction
 
 
-_PUZZLE = gym.puzzle(gym.Family("gcd"), "train", 0, seed=0)
 _PAIRS = [{"input": "1\n", "output": "2\n"}, {"input": "5\n", "output": "7\n"}]
 
 
-@pytest.mark.parametrize(
-  "domain, response, fields, status, score",
-  [
-    ("math", r"\boxed{1/2}", {"answer": "0.5"}, "pass", 1.0),
-    ("math", r"\boxed{3}", {"answer": 2}, "fail", 0.0),
-    ("stem", r"\boxed{B}", {"answer": "B", "choices": ["x", "y z"]}, "pass", 1),
-    ("stem", r"\boxed{A}", {"answer": "B", "choices": ["x", "y z"]}, "fail", 0),
-    ("stem", r"\boxed{5 m/s}", {"answer": "5 m/s"}, "pass", 1.0),
-    ("gym", f"<answer>{_PUZZLE.entry['answer']}</answer>",
-      {"entry": _PUZZLE.entry}, "pass", 1.0),
-    ("instructions", "no comma here",
-      {"instructions": [{"id": "punctuation:no_comma", "kwargs": {}}]}, "pass",
-      1.0),
-  ],
-)  # fmt: skip
-def test_it_is_the_verdict_of_the_domain(
-  domain, response, fields, status, score
-):
-  verdict = verify(domain, response, **fields)
-  assert (verdict.status, verdict.score) == (status, score)
+@pytest.mark.parametrize("domain", ["math", "stem", "gym", "instructions"])
+def test_it_is_the_verdict_of_the_domain(domain):
+  for cases, status in ((RIGHT, "pass"), (WRONG, "fail")):
+    response, fields = cases[domain]
+    fields = {"entry": fields} if domain == "gym" else fields
+    assert verify(domain, response, **fields).status == status
 
 
 def test_programs_are_judged_where_there_is_a_jail():

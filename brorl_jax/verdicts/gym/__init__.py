@@ -12,8 +12,15 @@ reason. `REFUSED` lists the others with the reason.
 """
 
 from brorl_jax.verdicts.base import Family
-from brorl_jax.verdicts.gym.families import SPLITS, heldout, puzzle
-from brorl_jax.verdicts.gym.puzzles import DOMAIN, JAILED, check, verify
+from brorl_jax.verdicts.gym.puzzles import (
+  DOMAIN,
+  JAILED,
+  SPLITS,
+  check,
+  heldout,
+  puzzle,
+  verify,
+)
 from brorl_jax.verdicts.gym.tables import ALLOWED, MAX_ANSWER, REFUSED, STORED
 
 __all__ = [

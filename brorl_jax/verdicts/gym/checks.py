@@ -1,10 +1,7 @@
 """Our own checks of answers, for tasks whose scorer cannot be used.
 
-Those scorers execute the answer, ignore text around it, raise, print, or accept
-near misses. These checks are exact, take time linear in the length of the
-answer, and accept only the form that the question asks for. A check returns the
-reason why the answer is wrong, "" if it is right, and raises only if the entry
-is damaged.
+Those scorers execute the answer, ignore text around it, raise, or accept near
+misses. These are exact, and take time linear in the length of the answer.
 """
 
 from __future__ import annotations
@@ -16,18 +13,183 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from brorl_jax.verdicts.gym import expressions
-
 Entry = Mapping[str, Any]
-Check = Callable[[str, Entry], str]
+# Whether an answer is right, or the reason why it is not. A check raises only
+# if the entry is damaged.
+Check = Callable[[str, Entry], bool | str]
 
-_WRONG = "wrong answer"
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _DECIMAL = r"\d{1,20}(?:\.\d{1,20})?"
 
 
-def _verdict(right: bool) -> str:
-  return "" if right else _WRONG
+# Arithmetic without executing it. The library passes such answers to
+# sympy.parse_expr, which evaluates Python.
+
+
+def value(text: str) -> Fraction | None:
+  """What an expression of whole numbers, + - * / and ( ) comes to.
+
+  A minus may stand at the start and after a "(", as in -(2 - 5), nowhere else
+  in front of a number. Division is exact.
+
+  Args:
+    text: At most 200 characters, with numbers of a size that can be computed.
+
+  Returns:
+    None if it is no such expression, or divides by zero.
+  """
+  tokens = re.findall(r"[0-9]+|\S", text)[::-1]
+  try:
+    total = _sum(tokens)
+  except (IndexError, ValueError, ZeroDivisionError):
+    return None
+  return None if tokens else total
+
+
+def _sum(tokens: list[str]) -> Fraction:
+  """Takes a sum off the tokens, which are in reverse order."""
+  sign = -1 if tokens[-1] == "-" else 1
+  if sign < 0:
+    tokens.pop()
+  total = sign * _product(tokens)
+  while tokens and tokens[-1] in "+-":
+    sign = -1 if tokens.pop() == "-" else 1
+    total += sign * _product(tokens)
+  return total
+
+
+def _product(tokens: list[str]) -> Fraction:
+  total = _factor(tokens)
+  while tokens and tokens[-1] in "*/":
+    divide = tokens.pop() == "/"
+    factor = _factor(tokens)
+    total = total / factor if divide else total * factor
+  return total
+
+
+def _factor(tokens: list[str]) -> Fraction:
+  token = tokens.pop()
+  if token != "(":
+    return Fraction(int(token.encode()))  # ASCII digits only
+  total = _sum(tokens)
+  if tokens.pop() != ")":
+    raise ValueError
+  return total
+
+
+_NUMBER = r"\d{1,20}(?:\.\d{1,10})?"
+_FACTOR = (
+  rf"(?:{_NUMBER}|\([+-]?\d{{1,20}}/\d{{1,20}}\)|[A-Za-z](?:\*\*\d{{1,3}})?)"
+)
+_TERM = rf"{_FACTOR}(?:\*{_FACTOR}|/\d{{1,20}})*"
+_SUM = re.compile(rf"[+-]?{_TERM}(?:[+-]{_TERM})*")
+_SIGNED = re.compile(rf"([+-]?)({_TERM})")
+_FACTORS = re.compile(rf"([*/]?)({_FACTOR})")
+
+# A power of each variable.
+Monomial = tuple[tuple[str, int], ...]
+Term = tuple[Monomial, Fraction, bool]
+
+
+def terms(text: str) -> list[Term] | None:
+  """Parses a polynomial that is written as a sum: -2*x**6/3 + 4*x*y + C.
+
+    sum    = [sign] term {sign term}
+    term   = factor {"*" factor | "/" integer}
+    factor = number | "(" [sign] integer "/" integer ")" | letter ["**" integer]
+
+  Returns:
+    For each term the powers of its letters, its coefficient, and whether it is
+    simplified (at most one number, no letter twice). None if the text is not
+    such a sum.
+  """
+  if re.search(r"[\w.]\s+[\w.]|\*\s+\*", text):
+    return None  # "1 2" is not 12
+  dense = "".join(text.split())
+  # fullmatch first, so that the second pass finds only terms.
+  if not dense.isascii() or not _SUM.fullmatch(dense):
+    return None
+  try:
+    return [_term(sign, product) for sign, product in _SIGNED.findall(dense)]
+  except ZeroDivisionError:
+    return None
+
+
+def _term(sign: str, product: str) -> Term:
+  coefficient = Fraction(-1 if sign == "-" else 1)
+  powers: dict[str, int] = {}
+  letters = numbers = 0
+  for before, factor in _FACTORS.findall(product):
+    if factor[0].isalpha():
+      powers[factor[0]] = powers.get(factor[0], 0) + int(factor[3:] or 1)
+      letters += 1
+      continue
+    number = Fraction(factor.strip("()"))
+    coefficient = (
+      coefficient / number if before == "/" else coefficient * number
+    )
+    numbers += 1
+  simplified = letters == len(powers) and numbers <= 1
+  monomial = tuple(sorted((v, p) for v, p in powers.items() if p))
+  return monomial, coefficient, simplified
+
+
+# What the puzzles' own answers hold, and what else a table of integrals does.
+_NAMES = frozenset(
+  "C E pi exp log sqrt sin cos tan asin acos atan sinh cosh tanh".split()
+)
+
+
+def refuse_integral(text: str, variable: str) -> str:
+  """Why sympy must not parse a text as an antiderivative; "" if it may.
+
+  Allowed are numbers, a few functions, + - * / ** ( ), the variable and C. None
+  of these can execute anything, and powers are small enough to expand.
+  """
+  if len(text) > 300 or not text.isascii():
+    return "at most 300 characters, all ASCII"
+  if re.search(r"[A-Za-z]\s*[\d.]|[\d.]\s*[A-Za-z]", text):
+    return "a name next to a digit or point"  # 0x10, 1j, and sympy's E1(x)
+  depth = 0
+  for token in re.findall(r"\d+(?:\.\d+)?|[A-Za-z]+|\*\*|\S", text):
+    depth += (token == "(") - (token == ")")
+    if not 0 <= depth <= 8:
+      return "parentheses unbalanced or deeper than 8"
+    if token[0].isalpha():
+      if token not in _NAMES and token != variable:
+        return f"the name {token[:20]}"
+    elif len(token) > 8 or not re.fullmatch(r"[\d.]+|\*\*|[-+*/()]", token):
+      return f"the text {token[:20]}"
+  # E may have any power: sympy does not expand it.
+  small = r"(?:-?(?:1?\d|20)(?![\d.])|\(-?\d\d?(?:/\d\d?)?\))(?!\*\*)"
+  packed = "".join(text.split())
+  if re.search(rf"(?<!E)\*\*(?!{small})", packed):
+    return "a power that is not a number up to 20"
+  # sympy expands powers of sums. It does not expand nested functions, but their
+  # derivatives have one factor per level.
+  if re.search(r"\)\*\*(?!\(|[23](?!\d))", packed):
+    return "a power of a bracket above 3"
+  if packed.count(")**") > 2:
+    return "more than two powers of brackets"
+  if len(re.findall(r"[a-z]{2,}\(", packed)) > 6:
+    return "more than 6 functions"
+  brackets: list[bool] = []  # of the open ones, whether a function's
+  for match in re.finditer(r"([A-Za-z]{2,})?\(|\)", packed):
+    if match[0] == ")":
+      brackets = brackets[:-1]
+    elif match[1] and True in brackets:
+      return "functions in functions"
+    else:
+      brackets.append(match[1] is not None)
+  return ""
+
+
+# One right value, in one form or in several.
+
+
+def _same(form: Callable[[str], Any]) -> Check:
+  """Compares the answer with the stored one in a common form."""
+  return lambda answer, entry: form(answer) == form(entry["answer"])
 
 
 def _rows(text: str) -> list[list[str]]:
@@ -35,69 +197,44 @@ def _rows(text: str) -> list[list[str]]:
   return [row for line in text.split("\n") if (row := line.split())]
 
 
-# One right answer, in one form.
+def _list_parts(text: str) -> list[str]:
+  """A list without its white space, with one kind of quotes."""
+  return re.findall(r"[\[\],]|[^\[\],\s]+", text.replace('"', "'"))
 
 
-def _same_text(answer: str, entry: Entry) -> str:
-  return _verdict(answer == entry["answer"])
+def _factors(text: str) -> list[int]:
+  return sorted(int(number) for number in text.split(_TIMES))
 
 
-def _same_word(answer: str, entry: Entry) -> str:
+def _same_word(answer: str, entry: Entry) -> bool:
   # ASCII only, because lower() turns a Kelvin sign into a k.
-  same = answer.lower() == entry["answer"].lower()
-  return _verdict(same and answer.isascii())
+  return answer.isascii() and answer.lower() == entry["answer"].lower()
 
 
-def _same_rows(answer: str, entry: Entry) -> str:
-  return _verdict(_rows(answer) == _rows(entry["answer"]))
-
-
-def _same_list(answer: str, entry: Entry) -> str:
-  """The stored list, with any white space and any quotes."""
-
-  def parts(text: str) -> list[str]:
-    return re.findall(r"[\[\],]|[^\[\],\s]+", text.replace('"', "'"))
-
-  return _verdict(parts(answer) == parts(entry["answer"]))
-
-
-# One right value that can be written in several ways.
-
-
-def _same_hexadecimal(answer: str, entry: Entry) -> str:
-  return _verdict(int(answer, 16) == int(entry["answer"], 16))
-
-
-def _same_number(answer: str, entry: Entry) -> str:
-  return _verdict(Fraction(answer) == Fraction(entry["answer"]))
-
-
-def _same_numbers(answer: str, entry: Entry) -> str:
+def _same_numbers(answer: str, entry: Entry) -> bool | str:
   rows = _rows(answer)
-  pattern = re.compile(rf"[+-]?{_DECIMAL}", re.ASCII)
-  if not all(pattern.fullmatch(word) for row in rows for word in row):
+  if not all(
+    re.fullmatch(rf"(?a)[+-]?{_DECIMAL}", word) for row in rows for word in row
+  ):
     return "refused: not rows of numbers"
   right = [[Fraction(x) for x in row] for row in _rows(entry["answer"])]
-  return _verdict([[Fraction(x) for x in row] for row in rows] == right)
+  return [[Fraction(x) for x in row] for row in rows] == right
 
 
-def _same_complex(answer: str, entry: Entry) -> str:
+def _same_complex(answer: str, entry: Entry) -> bool | str:
   dense = re.sub(r"\s*([+-])\s*", r"\1", answer)
   match = re.fullmatch(
-    rf"([+-]?{_DECIMAL}(?![\d.]*i))?(?:([+-]?)({_DECIMAL})?(i))?",
-    dense,
-    re.ASCII,
+    rf"(?a)([+-]?{_DECIMAL}(?![\d.]*i))?(?:([+-]?)({_DECIMAL})?(i))?", dense
   )
   if not match or not dense or (match[1] and match[4] and not match[2]):
     return "refused: not a complex number such as 2.0 - 3.5i"
-  real = Fraction(match[1] or 0)
   imaginary = Fraction(match[3] or 1) if match[4] else Fraction(0)
-  if match[2] == "-":
-    imaginary = -imaginary
-  return _verdict([real, imaginary] == list(entry["metadata"]["result"]))
+  sign = -1 if match[2] == "-" else 1
+  right = list(entry["metadata"]["result"])
+  return [Fraction(match[1] or 0), sign * imaginary] == right
 
 
-def _same_candidate(answer: str, entry: Entry) -> str:
+def _same_candidate(answer: str, entry: Entry) -> bool:
   """The number to pick, plain or in the format of the question."""
   metadata = entry["metadata"]
   right = {Decimal(entry["answer"])}
@@ -106,62 +243,46 @@ def _same_candidate(answer: str, entry: Entry) -> str:
   ):
     if number == metadata["solution"]:
       right.add(Decimal(written.replace(",", "")))
-  return _verdict(Decimal(answer.replace(",", "")) in right)
+  return Decimal(answer.replace(",", "")) in right
 
 
-def _same_factors(answer: str, entry: Entry) -> str:
-  def factors(text: str) -> list[int]:
-    return sorted(int(number) for number in text.split(_TIMES))
-
-  return _verdict(factors(answer) == factors(entry["answer"]))
-
-
-def _same_partitions(answer: str, entry: Entry) -> str:
+def _same_partitions(answer: str, entry: Entry) -> bool:
   """All ways to cut the string, each once, in any order."""
   # Nested exactly twice, so json.loads cannot overflow the stack.
-  return _verdict(
-    sorted(json.loads(answer)) == sorted(entry["metadata"]["solution"])
-  )
+  return sorted(json.loads(answer)) == sorted(entry["metadata"]["solution"])
 
 
-# Polynomials. The library uses sympy, which takes 3 ms and executes Python.
-
-
-def _expanded(answer: str, entry: Entry) -> str:
+def _expanded(answer: str, entry: Entry) -> bool | str:
   """The expanded product; the unexpanded question would be equal as well."""
-  terms = expressions.terms(answer)
-  if terms is None:
+  found = terms(answer)
+  if found is None:
     return "refused: not a sum of terms such as -3*x**2*y"
-  right = {m: c for m, c, _ in expressions.terms(entry["answer"]) or () if c}
-  got = {m: c for m, c, _ in terms if c}
-  if got != right:
-    return _WRONG
-  simplified = all(simple for _, _, simple in terms)
-  return (
-    "" if simplified and len(terms) <= max(1, len(right)) else "not simplified"
-  )
+  right = {m: c for m, c, _ in terms(entry["answer"]) or () if c}
+  if {m: c for m, c, _ in found if c} != right:
+    return False
+  simplified = all(simple for _, _, simple in found)
+  if not simplified or len(found) > max(1, len(right)):
+    return "not simplified"
+  return True
 
 
-def _antiderivative(answer: str, entry: Entry) -> str:
+def _antiderivative(answer: str, entry: Entry) -> bool | str:
   variable = entry["metadata"]["variable"]
-  terms = expressions.terms(answer)
-  if terms is None:
+  found, right = terms(answer), terms(entry["answer"])
+  if found is None:
     return "refused: not a sum of terms such as -3*x**2/5"
-  right = expressions.terms(entry["answer"])
   if right is None:
     raise ValueError(f"entry.answer = {entry['answer']!r} is not a sum")
-  letters = {letter for monomial, _, _ in terms for letter, _ in monomial}
+  letters = {letter for monomial, _, _ in found for letter, _ in monomial}
   if not letters <= {variable, "C"}:
     return "refused: a letter other than the variable and C"
-  return _verdict(_varying(terms, variable) == _varying(right, variable))
+  return _varying(found, variable) == _varying(right, variable)
 
 
-def _varying(
-  terms: list[tuple[expressions.Monomial, Fraction, bool]], variable: str
-) -> dict[expressions.Monomial, Fraction]:
+def _varying(sum_: list[Term], variable: str) -> dict[Monomial, Fraction]:
   """Coefficients of the terms that depend on the variable."""
-  total: dict[expressions.Monomial, Fraction] = {}
-  for monomial, coefficient, _ in terms:
+  total: dict[Monomial, Fraction] = {}
+  for monomial, coefficient, _ in sum_:
     if variable in dict(monomial):
       total[monomial] = total.get(monomial, Fraction(0)) + coefficient
   return {monomial: c for monomial, c in total.items() if c}
@@ -172,54 +293,46 @@ def _varying(
 
 def _reaches(
   answer: str, numbers: Sequence[int], target: int, operators: str
-) -> str:
+) -> bool | str:
   """Whether an expression with every number once equals the target."""
   if len(answer) > 200 or not re.fullmatch(r"[0-9+\-*/() ]+", answer):
     return "refused: not up to 200 digits, + - * / ( ) and spaces"
-  used = [int(number) for number in re.findall(r"\d+", answer)]
   # Checked first, because it bounds the size of the computation.
-  if sorted(used) != sorted(numbers):
+  if sorted(map(int, re.findall(r"\d+", answer))) != sorted(numbers):
     return "wrong numbers"
   if not set(answer) & set("+-*/") <= set(operators):
     return f"wrong operators: use {operators}"
-  result = expressions.value(answer)
-  if result is None:
-    return "refused: cannot be evaluated"
-  return "" if result == target else _WRONG
+  result = value(answer)
+  return "refused: cannot be evaluated" if result is None else result == target
 
 
-def _countdown(answer: str, entry: Entry) -> str:
+def _countdown(answer: str, entry: Entry) -> bool | str:
   metadata = entry["metadata"]
   return _reaches(answer, metadata["numbers"], metadata["target"], "+-*/")
 
 
-def _puzzle24(answer: str, entry: Entry) -> str:
+def _puzzle24(answer: str, entry: Entry) -> bool | str:
   # Only the question lists the operators.
   listed = re.search(r"operators ([-+*/, ]+)\.", entry.get("question") or "")
   operators = "".join(o for o in "+-*/" if not listed or o in listed[1])
   return _reaches(answer, entry["metadata"]["numbers"], 24, operators)
 
 
-def _queens(answer: str, entry: Entry) -> str:
-  right = [_rows(board) for board in entry["metadata"]["valid_answers"]]
-  return "" if _rows(answer) in right else _WRONG
+def _queens(answer: str, entry: Entry) -> bool:
+  return _rows(answer) in map(_rows, entry["metadata"]["valid_answers"])
 
 
-def _hanoi(answer: str, entry: Entry) -> str:
+def _hanoi(answer: str, entry: Entry) -> bool | str:
   """Legal moves that solve it, at most as many as in the stored answer."""
   metadata = entry["metadata"]
-  pegs: dict[int, list[int]] = {
-    peg: [] for peg in range(1, metadata["num_pegs"] + 1)
-  }
+  pegs: dict[int, list[int]] = {i + 1: [] for i in range(metadata["num_pegs"])}
   tower = list(range(metadata["num_disks"], 0, -1))
   pegs[metadata["start_peg"]] = list(tower)
   limit, target = metadata["solution_length"], metadata["target_peg"]
   lines = [line for line in answer.split("\n") if line.strip()]
   for line in lines:
     move = re.fullmatch(
-      r"\s*Move disk (\d{1,3}) from Peg (\d{1,3}) to Peg (\d{1,3})\s*",
-      line,
-      re.ASCII,
+      r"(?a)\s*Move disk (\d{1,3}) from Peg (\d{1,3}) to Peg (\d{1,3})\s*", line
     )
     if not move:
       return "refused: a line that is not a move"
@@ -230,63 +343,60 @@ def _hanoi(answer: str, entry: Entry) -> str:
     if pegs[end] and pegs[end][-1] < disk:
       return "illegal move"
     pegs[end].append(disk)
-  if len(lines) > limit:
-    return "too many moves"
-  return "" if pegs[target] == tower else _WRONG
+  return "too many moves" if len(lines) > limit else pegs[target] == tower
 
 
-def _survo(answer: str, entry: Entry) -> str:
+def _survo(answer: str, entry: Entry) -> bool | str:
   """Accepts any filling: one puzzle in sixty has two."""
   metadata = entry["metadata"]
   puzzle = metadata["puzzle"]
   candidates = sorted(metadata["candidate_numbers"])
-  written = _rows(answer)
+  rows = _rows(answer)
   if not all(
-    re.fullmatch(r"\d{1,9}", word, re.ASCII) for row in written for word in row
+    re.fullmatch(r"(?a)\d{1,9}", word) for row in rows for word in row
   ):
     return "refused: not rows of numbers"
-  grid = [[int(word) for word in row] for row in written]
+  grid = [[int(word) for word in row] for row in rows]
   if [len(row) for row in grid] != [len(row) for row in puzzle]:
-    return _WRONG
+    return False
   cells = [
-    (given, filled)
-    for old, new in zip(puzzle, grid, strict=True)
-    for given, filled in zip(old, new, strict=True)
+    cell
+    for pair in zip(puzzle, grid, strict=True)
+    for cell in zip(*pair, strict=True)
   ]
   kept = all(given in (0, filled) for given, filled in cells)
   filled = sorted(filled for given, filled in cells if given == 0)
-  sums = all(sum(row[:-1]) == row[-1] for row in grid)
-  sums = sums and all(
-    sum(column[:-1]) == column[-1] for column in zip(*grid, strict=True)
+  sums = all(
+    sum(line[:-1]) == line[-1] for line in (*grid, *zip(*grid, strict=True))
   )
-  return "" if kept and filled == candidates and sums else _WRONG
+  return kept and filled == candidates and sums
 
 
 CHECKS: Mapping[str, Check] = {
-  "arc_agi": _same_rows,
-  "bf": _same_text,
-  "binary_matrix": _same_rows,
-  "bitwise_arithmetic": _same_hexadecimal,
+  "arc_agi": _same(_rows),
+  "bf": _same(str),
+  "binary_matrix": _same(_rows),
+  "bitwise_arithmetic": _same(lambda text: int(text, 16)),
   "calendar_arithmetic": _same_word,
   "complex_arithmetic": _same_complex,
   "countdown": _countdown,
   "figlet_font": _same_word,
-  "game_of_life": _same_list,
+  "game_of_life": _same(_list_parts),
   "game_of_life_halting": _same_word,
-  "gsm_symbolic": _same_number,
-  "list_functions": _same_list,
+  "gsm_symbolic": _same(Fraction),
+  "list_functions": _same(_list_parts),
   "n_queens": _queens,
   "number_format": _same_candidate,
-  "number_sorting": _same_list,
+  "number_sorting": _same(_list_parts),
   "palindrome_partitioning": _same_partitions,
   "polynomial_multiplication": _expanded,
   "pool_matrix": _same_numbers,
-  "prime_factorization": _same_factors,
+  "prime_factorization": _same(_factors),
   "puzzle24": _puzzle24,
-  "rearc": _same_rows,
+  "rearc": _same(_rows),
   "simple_integration": _antiderivative,
-  "spiral_matrix": _same_rows,
-  "string_insertion": _same_text,
+  "spiral_matrix": _same(_rows),
+  "string_insertion": _same(str),
   "survo": _survo,
   "tower_of_hanoi": _hanoi,
 }
@@ -295,39 +405,31 @@ _GROUPED = r"\d{1,3}(?:,\d{3})+(?:\.\d{1,20})?"
 _PIECES = r'\[\s*"[a-z]+"(?:\s*,\s*"[a-z]+")*\s*\]'
 _MOVE = r'"(?:(?:fill|empty) [A-Z]|pour [A-Z]->[A-Z])"'
 
-# Forms of answers, for our checks and for scorers that are sound but ignore
-# extra text. An answer of another form is refused.
-FORMS: Mapping[str, tuple[re.Pattern[str], str]] = {
+# Pattern and name of the forms of answers, for our checks and for scorers that
+# are sound but ignore extra text. An answer of another form is refused.
+FORMS: Mapping[str, tuple[str, str]] = {
   "bitwise_arithmetic": (
-    re.compile(r"[+-]?0[xX][0-9a-fA-F]+"),
+    r"[+-]?0[xX][0-9a-fA-F]+",
     "a hexadecimal number such as -0x1f",
   ),
-  "gsm_symbolic": (
-    re.compile(rf"[+-]?{_DECIMAL}", re.ASCII),
-    "a number such as -12.5",
-  ),
+  "gsm_symbolic": (rf"(?a)[+-]?{_DECIMAL}", "a number such as -12.5"),
   "number_format": (
-    re.compile(
-      rf"[+-]?(?:{_GROUPED}|{_DECIMAL}(?:[eE][+-]?\d{{1,3}})?)", re.ASCII
-    ),
+    rf"(?a)[+-]?(?:{_GROUPED}|{_DECIMAL}(?:[eE][+-]?\d{{1,3}})?)",
     "a number such as -1,234.5 or 1.2e+3",
   ),
   "palindrome_partitioning": (
-    re.compile(rf"\[\s*{_PIECES}(?:\s*,\s*{_PIECES})*\s*\]"),
+    rf"\[\s*{_PIECES}(?:\s*,\s*{_PIECES})*\s*\]",
     "a list of lists of letters",
   ),
   "prime_factorization": (
-    re.compile(rf"\d{{1,20}}(?:\s*{_TIMES}\s*\d{{1,20}})*", re.ASCII),
+    rf"(?a)\d{{1,20}}(?:\s*{_TIMES}\s*\d{{1,20}})*",
     f"numbers joined by {_TIMES}",
   ),
-  "jugs": (
-    re.compile(rf"\[\s*{_MOVE}(?:\s*,\s*{_MOVE})*\s*\]"),
-    "a JSON list of moves",
-  ),
+  "jugs": (rf"\[\s*{_MOVE}(?:\s*,\s*{_MOVE})*\s*\]", "a JSON list of moves"),
   "kakurasu": (
-    re.compile(r"[01](?:[ \t]+[01])*(?:[ \t]*\n[ \t]*[01](?:[ \t]+[01])*)*"),
+    r"[01](?:[ \t]+[01])*(?:[ \t]*\n[ \t]*[01](?:[ \t]+[01])*)*",
     "rows of 0 and 1",
   ),
-  "quantum_lock": (re.compile(r"[ABC](?:\s*→\s*[ABC])*"), "letters and arrows"),
-  "sokoban": (re.compile("[LDUR]+"), "the letters L, D, U and R"),
+  "quantum_lock": (r"[ABC](?:\s*→\s*[ABC])*", "letters and arrows"),
+  "sokoban": (r"[LDUR]+", "the letters L, D, U and R"),
 }

@@ -121,10 +121,7 @@ REFUSED: Mapping[str, str] = {
 # complexity 3, the library's default, two took over 10 s. With complexity 2 the
 # slowest took 50 ms.
 LARGEST: Mapping[tuple[str, str], tuple[int, str]] = {
-  ("number_sequence", "max_complexity"): (
-    2,
-    "one puzzle may take over 10 s",
-  ),
+  ("number_sequence", "max_complexity"): (2, "one puzzle may take over 10 s"),
 }
 
 
@@ -136,17 +133,14 @@ def refuse(name: str, *, drawn: bool) -> None:
   """
   if name in ALLOWED or (name in STORED and not drawn):
     return
+  remedy = "use one of gym.ALLOWED"
   if name in STORED:
-    raise ValueError(
-      f"task {name!r} is refused: {STORED[name]}; read its puzzles from a data"
-      " file or use one of gym.ALLOWED"
-    )
-  if name in REFUSED:
-    raise ValueError(
-      f"task {name!r} is refused: {REFUSED[name]}; use one of gym.ALLOWED"
-    )
-  close = difflib.get_close_matches(str(name), sorted(ALLOWED), n=1)
-  remedy = f"did you mean {close[0]!r}?" if close else "use one of gym.ALLOWED"
+    remedy = f"read its puzzles from a data file or {remedy}"
+  if name in STORED or name in REFUSED:
+    why = {**STORED, **REFUSED}[name]
+    raise ValueError(f"task {name!r} is refused: {why}; {remedy}")
+  if close := difflib.get_close_matches(str(name), sorted(ALLOWED), n=1):
+    remedy = f"did you mean {close[0]!r}?"
   raise ValueError(f"task {name!r} is unknown; {remedy}")
 
 

@@ -1,14 +1,7 @@
 r"""Scores answers to math questions, and checks that references are usable.
 
-  verify(r"... so \boxed{\frac12}", "0.5").status    # "pass"
-
-The answer is the last complete box after the thinking. A gate in linear time,
-without libraries, refuses unsafe text (`gate`). The answer is then parsed
-(`structure`) and compared exactly (`compare`). Equality of expressions that are
-not fractions is left to a sandboxed worker with a deadline (`symbolic`).
-
-A reference must equal itself and nothing trivial. A reference that everything
-equals, or nothing, trains the policy on noise.
+The last box after the thinking passes the `gate`, is parsed (`structure`) and
+compared (`compare`), in a sandboxed worker where it needs numbers (`symbolic`).
 """
 
 from __future__ import annotations
@@ -20,19 +13,17 @@ from fractions import Fraction
 from brorl_jax.verdicts import strict_json
 from brorl_jax.verdicts.base import Domain, Field, Verdict, judged
 from brorl_jax.verdicts.math import compare, gate
-from brorl_jax.verdicts.math.nodes import (
+from brorl_jax.verdicts.math.expressions import Tree, Unreadable, plain
+from brorl_jax.verdicts.math.structure import (
   Assign,
   Items,
   Leaf,
   Node,
   Relation,
   Row,
-  Tree,
-  Unreadable,
   Words,
+  parse,
 )
-from brorl_jax.verdicts.math.structure import parse
-from brorl_jax.verdicts.math.tokens import plain
 from brorl_jax.verdicts.sandbox.jail import Jail, mine
 
 DEADLINE = 3.0  # seconds in the jail; the slowest honest pair took 0.2
@@ -98,50 +89,36 @@ def _clean_gold(gold: str) -> str:
 @functools.lru_cache(maxsize=_KNOWN_PAIRS)
 def _exactly(answer: str, gold: str) -> tuple[compare.Answer, str]:
   """The exact verdict, None if undecided, and the reason of a failure."""
-  try:
-    right = parse(gold)
-  except Unreadable:
-    right = None
   if plain(answer) == plain(gold):
     return True, ""
-  if right is None:
+  try:
+    references = _readings(gold)
+  except Unreadable:
     return False, "wrong answer"
   try:
-    given = parse(answer)
+    answers = _readings(answer)
   except Unreadable as error:
     return False, f"unreadable: {error}"
-  equal = _readings(answer, given, gold, right)
-  why = _unread(given)
-  if equal is not False or not why:
-    return equal, ""
-  return (
-    False,
-    f"refused: {why}" if why == "too large" else f"unreadable: {why}",
-  )
+  pairs = [(a, g) for a in answers for g in references]
+  verdicts = [compare.same(a, g, _undecided) for a, g in pairs]
+  if True in verdicts:
+    return True, ""
+  if None in verdicts:
+    return None, ""
+  fault = _fault_of_leaves(answers[0])
+  if not fault:
+    return False, ""
+  kind = "refused" if fault == "too large" else "unreadable"
+  return False, f"{kind}: {fault}"
 
 
-def _readings(
-  answer: str, given: Node, gold: str, right: Node
-) -> compare.Answer:
+def _readings(text: str) -> list[Node]:
   """1,234 is a number or a list of two; either reading may be equal."""
-  answers = [given, *_thousands(answer)]
-  references = [right, *_thousands(gold)]
-  equal: compare.Answer = False
-  for a in answers:
-    for g in references:
-      pair_equal = compare.same(a, g, _undecided)
-      if pair_equal:
-        return True
-      if pair_equal is None:
-        equal = None
-  return equal
-
-
-def _thousands(text: str) -> list[Node]:
   bare = plain(text).replace(r"\$", "")
+  readings = [parse(text)]
   if re.fullmatch(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?\D{0,40}", bare):
-    return [parse(plain(text).replace(",", ""))]
-  return []
+    readings.append(parse(plain(text).replace(",", "")))
+  return readings
 
 
 def _undecided(answer: Leaf, gold: Leaf) -> compare.Answer:
@@ -149,18 +126,23 @@ def _undecided(answer: Leaf, gold: Leaf) -> compare.Answer:
   return False if answer.tree is None or gold.tree is None else None
 
 
-def _unread(node: Node) -> str:
-  """Why a part of the answer could not be read, or ""."""
+def _parts(node: Node) -> tuple[Node, ...]:
+  """What a structure is made of."""
   match node:
-    case Leaf():
-      return node.why if node.tree is None else ""
     case Assign():
-      return _unread(node.value)
+      return (node.value,)
     case Items() | Row():
-      return next(filter(None, map(_unread, node.items)), "")
+      return node.items
     case Relation():
-      return next(filter(None, map(_unread, node.sides)), "")
-  return ""
+      return node.sides
+  return ()
+
+
+def _fault_of_leaves(node: Node) -> str:
+  """Why a part of the answer could not be read, or ""."""
+  if isinstance(node, Leaf):
+    return node.fault
+  return next(filter(None, map(_fault_of_leaves, _parts(node))), "")
 
 
 _known: dict[tuple[str, str], bool] = {}
@@ -176,9 +158,6 @@ def _symbolically(answer: str, gold: str, jail: Jail | None) -> bool:
       _known.pop(next(iter(_known)), None)
     _known[pair] = equal
   return _known[pair]
-
-
-# References.
 
 
 def check_reference(gold: str, *, jail: Jail | None = None) -> str:
@@ -197,11 +176,11 @@ def check_reference(gold: str, *, jail: Jail | None = None) -> str:
   bare = gate.unboxed(gold)
   if not bare:
     raise ValueError("gold is empty; write the reference answer")
-  _, marks, last = bare.rpartition("####")
-  if marks:
+  if "####" in bare:
+    last = bare.rpartition("####")[2].strip()
     raise ValueError(
       f"gold = {gold[:80]!r}: a solution with its answer after '####', as in"
-      f" GSM8K; write only {last.strip()[:80]!r}"
+      f" GSM8K; write only {last[:80]!r}"
     )
   clean, reason = gate.screen(bare)
   if reason:
@@ -244,28 +223,22 @@ def _value(node: Node) -> Tree:
 
 def _fault(node: Node) -> str:
   """The error in the structure of a reference, or ""."""
+  if isinstance(node, Leaf) and node.tree is None:
+    return f"unreadable: {node.fault}"
   if isinstance(node, Words):
     words = node.text.split()
     if node.text in _MISSING:
       return "it marks a missing value"
     if len(words) > _MAX_WORDS or not _OF_SENTENCES.isdisjoint(words):
       return "it is a sentence"
-    return ""
-  if isinstance(node, Assign):
-    return _fault(node.value)
-  if isinstance(node, Items | Row):
-    if isinstance(node, Items) and node.choice and node.kind == "list":
-      return "it offers a choice"
-    parts = node.items
-  elif isinstance(node, Relation):
-    parts = node.sides
-    values = {part.tree for part in parts if isinstance(part, Leaf)}
+  if isinstance(node, Items) and node.choice and node.kind == "list":
+    return "it offers a choice"
+  if isinstance(node, Relation) and set(node.signs) == {"="}:
+    values = {part.tree for part in node.sides if isinstance(part, Leaf)}
     numbers = all(isinstance(value, Fraction) for value in values)
-    if set(node.signs) == {"="} and numbers and len(values) > 1:
+    if numbers and len(values) > 1:
       return "its parts are not equal"
-  else:
-    return f"unreadable: {node.why}" if node.tree is None else ""
-  return next(filter(None, map(_fault, parts)), "")
+  return next(filter(None, map(_fault, _parts(node))), "")
 
 
 DOMAIN = Domain(

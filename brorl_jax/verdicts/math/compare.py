@@ -1,7 +1,6 @@
-"""Compares two parsed answers.
+"""Compares two parsed answers: structure with structure, leaf with leaf.
 
-True or False, or None if it depends on the values of their leaves, which the
-symbolic judge compares.
+True or False, or None if it depends on the values of leaves (see symbolic.py).
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 
-from brorl_jax.verdicts.math.nodes import (
+from brorl_jax.verdicts.math.structure import (
   Assign,
   Items,
   Leaf,
@@ -31,43 +30,48 @@ _ROUNDED_DIGITS = 4
 
 
 def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
-  """Compares structure with structure and leaf with leaf.
+  """Whether two answers are equal.
 
   Args:
     rule: Compares two leaves whose exact comparison left it open.
   """
-  if isinstance(answer, Assign) or isinstance(gold, Assign):
-    return _assigned(answer, gold, rule)
-  if isinstance(answer, Leaf) and isinstance(gold, Leaf):
-    return _leaves(answer, gold, rule)
-  if isinstance(answer, Words) or isinstance(gold, Words):
-    return _letter(answer) == _letter(gold)
-  if isinstance(answer, Items) and isinstance(gold, Items):
-    return _items(answer, gold, rule)
-  if isinstance(answer, Row) and isinstance(gold, Row):
-    if answer.close != gold.close or not _fit(answer.open, gold.open):
-      return False
-    if _is_mixed(answer.items, gold.items) and (
-      _moduli(answer.items) != _moduli(gold.items)
-    ):
-      return False
-    return _in_order(answer.items, gold.items, rule)
-  if isinstance(answer, Relation) and isinstance(gold, Relation):
-    return _relations(answer, gold, rule)
-  if isinstance(answer, Relation):
-    return _chain(answer, (answer.sides[-1], gold), rule)
-  if isinstance(gold, Relation):
-    return _chain(gold, (answer, gold.sides[-1]), rule)
-  # x = 1, y = 2 and (1, 2)
-  if isinstance(answer, Items) and isinstance(gold, Row):
-    return _in_order(_coordinates(answer), (gold,), rule)
-  if isinstance(answer, Row) and isinstance(gold, Items):
-    return _in_order((answer,), _coordinates(gold), rule)
-  # {5} and 5: a set of one solution.
-  if isinstance(gold, Leaf) and (alone := single(answer)):
-    return same(alone, gold, rule)
-  if isinstance(answer, Leaf) and (alone := single(gold)):
-    return same(answer, alone, rule)
+  match answer, gold:
+    case (Assign(), _) | (_, Assign()):
+      return _assigned(answer, gold, rule)
+    case Leaf(), Leaf():
+      return _leaves(answer, gold, rule)
+    case (Words(), _) | (_, Words()):
+      return _letter(answer) == _letter(gold)
+    case Items(), Items():
+      return _items(answer, gold, rule)
+    case Row(), Row():
+      a, g = answer.items, gold.items
+      fits = answer.close == gold.close and _fit(answer.open, gold.open)
+      if not fits or (_is_mixed(a, g) and _moduli(a) != _moduli(g)):
+        return False
+      return _in_order(a, g, rule)
+    case Relation(), Relation():
+      if answer.signs == gold.signs:
+        equal = _in_order(answer.sides, gold.sides, rule)
+        if equal or answer.signs != ("=",):
+          return equal
+      return _equations(answer, gold, rule)
+    case Relation(), _:
+      return _chain(answer, (answer.sides[-1], gold), rule)
+    case _, Relation():
+      return _chain(gold, (answer, gold.sides[-1]), rule)
+    # x = 1, y = 2 and (1, 2)
+    case Items(), Row():
+      return _in_order(_coordinates(answer), (gold,), rule)
+    case Row(), Items():
+      return _in_order((answer,), _coordinates(gold), rule)
+    # {5} and 5: a set of one solution.
+    case Items(), Leaf():
+      alone = single(answer)
+      return alone is not None and same(alone, gold, rule)
+    case Leaf(), Items():
+      alone = single(gold)
+      return alone is not None and same(answer, alone, rule)
   return False
 
 
@@ -80,9 +84,8 @@ def single(node: Node) -> Node | None:
 
 def _fit(mark: str, gold_mark: str) -> bool:
   """Whether brackets are equal; a time may leave out its p.m."""
-  if mark[0] == gold_mark[0] == ":":
-    return mark == gold_mark or ":" in (mark, gold_mark)
-  return mark == gold_mark
+  times = mark[0] == gold_mark[0] == ":"
+  return mark == gold_mark or (times and ":" in (mark, gold_mark))
 
 
 def is_rounded(leaf: Leaf) -> bool:
@@ -98,12 +101,10 @@ def _leaves(answer: Leaf, gold: Leaf, rule: LeafRule) -> Answer:
   if _is_base(answer.unit) and not gold.unit:
     return False  # 11_2 is three
   a, g = answer.tree, gold.tree
-  if isinstance(a, Fraction) and isinstance(g, Fraction):
-    if a == g:
-      return True
-    return is_rounded(gold) and abs(a - g) <= (gold.step or 0) / 2
   if a is not None and a == g:
     return True
+  if isinstance(a, Fraction) and isinstance(g, Fraction):
+    return is_rounded(gold) and abs(a - g) <= (gold.step or 0) / 2
   return rule(answer, gold)
 
 
@@ -114,28 +115,25 @@ def _is_base(unit: str) -> bool:
 
 def _letter(node: Node) -> object:
   """A letter as text equals the same letter as a symbol."""
-  if isinstance(node, Words):
-    return node.text
-  if isinstance(node, Leaf) and len(node.text) == 1 and not node.unit:
-    return node.text
-  return node
+  letter = isinstance(node, Leaf) and len(node.text) == 1 and not node.unit
+  return node.text if letter or isinstance(node, Words) else node
 
 
 def _assigned(answer: Node, gold: Node, rule: LeafRule) -> Answer:
-  if isinstance(answer, Assign) and _is_named(gold):
+  """Where one is an assignment; x = 5 equals 5 but not y = 5."""
+  if _is_named(gold):
     answer = _each(answer)
-  if isinstance(gold, Assign) and _is_named(answer):
+  if _is_named(answer):
     gold = _each(gold)
-  if isinstance(answer, Items) and isinstance(gold, Items):
-    return same(answer, gold, rule)
-  if isinstance(answer, Assign) and isinstance(gold, Assign):
-    if answer.name == gold.name:
+  match answer, gold:
+    case Items(), Items():
+      return same(answer, gold, rule)
+    case Assign(), Assign() if answer.name == gold.name:
       return same(answer.value, gold.value, rule)
-    return _equations(answer, gold, rule)
-  if isinstance(answer, Relation) or isinstance(gold, Relation):
-    return _equations(answer, gold, rule)
-  if isinstance(answer, Assign):
-    return same(answer.value, gold, rule)
+    case (Assign() | Relation(), Assign() | Relation()):
+      return _equations(answer, gold, rule)
+    case Assign(), _:
+      return same(answer.value, gold, rule)
   assert isinstance(gold, Assign)
   return same(answer, gold.value, rule)
 
@@ -152,49 +150,33 @@ def _is_named(node: Node) -> bool:
   return all(isinstance(item, Assign) for item in node.items)
 
 
-def _each(node: Assign) -> Node:
+def _each(node: Node) -> Node:
   """x = 1, y = 2 for (x, y) = (1, 2); anything else as it is."""
-  names = node.name.strip("()").split(",")
-  row = node.value
-  if not isinstance(row, Row) or len(names) != len(row.items):
+  if not isinstance(node, Assign) or not isinstance(node.value, Row):
     return node
-  return Items("list", tuple(map(Assign, names, row.items)))
+  names, values = node.name.strip("()").split(","), node.value.items
+  if len(names) != len(values):
+    return node
+  return Items("list", tuple(map(Assign, names, values)))
 
 
 def _equation(node: Node) -> Leaf | None:
-  """Left side minus right side, marked as an equation."""
-  if isinstance(node, Assign):
-    if not isinstance(node.value, Leaf) or node.value.tree is None:
-      return None
-    if not node.name.isalpha() and not node.name.startswith("\\"):
-      return None
-    left: object = ("symbol", node.name)
-    right = node.value.tree
-  elif isinstance(node, Relation) and node.signs == ("=",):
-    left, right = (
-      side.tree if isinstance(side, Leaf) else None for side in node.sides
-    )
-    if left is None or right is None:
-      return None
+  """Both sides of an equation as one leaf, marked as an equation."""
+  if isinstance(node, Relation) and node.signs == ("=",):
+    sides = [s.tree if isinstance(s, Leaf) else None for s in node.sides]
+  elif isinstance(node, Assign) and isinstance(node.value, Leaf):
+    named = node.name.isalpha() or node.name.startswith("\\")
+    sides = [("symbol", node.name) if named else None, node.value.tree]
   else:
     return None
-  return Leaf("=", ("=", left, right))
-
-
-def _relations(answer: Relation, gold: Relation, rule: LeafRule) -> Answer:
-  if answer.signs == gold.signs:
-    equal = _in_order(answer.sides, gold.sides, rule)
-    if equal or answer.signs != ("=",):
-      return equal
-  return _equations(answer, gold, rule)
+  return None if None in sides else Leaf("=", ("=", *sides))
 
 
 def _chain(chain: Relation, ends: tuple[Node, Node], rule: LeafRule) -> Answer:
   """Whether a = b = c is what stands on the other side.
 
-  Its last part must be that, and every part exactly the next one: 8 = 9 is
-  neither, nor is 8 = 8 cm; 2 * 4 = 8 cm is. A part that stands there twice (8
-  = 8) is no calculation.
+  All parts must be equal, and differ in writing: 8 = 9, 8 = 8 and 8 = 8 cm are
+  no calculations; 2 * 4 = 8 cm is.
   """
   parts = [
     dataclasses.replace(part, step=None) if isinstance(part, Leaf) else part
@@ -212,21 +194,15 @@ def _chain(chain: Relation, ends: tuple[Node, Node], rule: LeafRule) -> Answer:
 
 def _ends_in_unit(parts: Sequence[Node]) -> bool:
   """Whether only calculations leave out the unit, as in 2 * 3 = 6 cm."""
-  last, texts = parts[-1], set()
-  for part in parts:
-    if not isinstance(part, Leaf) or part.text in texts:
-      return False
-    texts.add(part.text)
-    if not part.unit and re.fullmatch(r"[-+ ]*[\d.,]+", part.text):
-      return False
-  return isinstance(last, Leaf) and last.unit != ""
+  leaves = [part for part in parts if isinstance(part, Leaf)]
+  if len({leaf.text for leaf in leaves}) < len(parts) or not leaves[-1].unit:
+    return False
+  bare = [leaf.text for leaf in leaves if not leaf.unit]
+  return not any(re.fullmatch(r"[-+ ]*[\d.,]+", text) for text in bare)
 
 
 def _coordinates(node: Items) -> tuple[Row, ...]:
-  """The tuple that x = 1, y = 2 names, if its order is that of the alphabet.
-
-  y = 2, x = 1 may be (1, 2) or (2, 1), and so is none.
-  """
+  """The tuple that x = 1, y = 2 names; y = 2, x = 1 may be (2, 1)."""
   named = [item for item in node.items if isinstance(item, Assign)]
   names = [item.name for item in named]
   alike = re.fullmatch("[a-z]+|[A-Z]+", "".join(names))
@@ -250,9 +226,8 @@ def _in_order(
 
 
 def _items(answer: Items, gold: Items, rule: LeafRule) -> Answer:
-  if answer.kind != gold.kind and not (
-    {"union", "except"}.isdisjoint((answer.kind, gold.kind))
-  ):
+  kinds = {answer.kind, gold.kind}
+  if len(kinds) > 1 and not kinds.isdisjoint(("union", "except")):
     return False
   a, g = answer.items, gold.items
   if _is_mixed(a, g):
@@ -263,20 +238,18 @@ def _items(answer: Items, gold: Items, rule: LeafRule) -> Answer:
   ]
   if max(map(len, named)) > 1 and min(map(len, named)) == 0:
     # x=1, y=2 against 1, 2: the alphabet is all that can name them.
-    if "set" in (answer.kind, gold.kind):
+    if "set" in kinds:
       return False  # which has no order
-    return _in_order(_by_name(a), _by_name(g), rule)
+    name = lambda item: item.name if isinstance(item, Assign) else ""
+    return _in_order(sorted(a, key=name), sorted(g, key=name), rule)
   table = [[same(x, y, rule) for y in g] for x in a]
-  if answer.kind == gold.kind and gold.kind in ("set", "except"):
+  if kinds in ({"set"}, {"except"}):
     return _covered(table, len(g))
   return _matched(table, len(g))
 
 
 def _is_mixed(a: Sequence[Node], g: Sequence[Node]) -> bool:
-  """Whether a modulus is not that of all elements of both.
-
-  All of one side may leave it out, as one number may.
-  """
+  """Whether a modulus is not that of all elements; all may leave it out."""
   return any(len(set(_moduli(items))) > 1 for items in (a, g))
 
 
@@ -288,38 +261,23 @@ def _moduli(items: Sequence[Node]) -> list[str]:
   return moduli if any(moduli[:-1]) else moduli[-1:] * len(moduli)
 
 
-def _by_name(items: Sequence[Node]) -> Sequence[Node]:
-  if not all(isinstance(item, Assign) for item in items):
-    return items
-  return sorted(items, key=lambda item: getattr(item, "name", ""))
-
-
 def _covered(table: list[list[Answer]], columns: int) -> Answer:
-  """Whether every element is in the other set."""
+  """Whether every row and every column of comparisons has an equality."""
   lines = [*table, *([row[j] for row in table] for j in range(columns))]
   if any(all(cell is False for cell in line) for line in lines):
     return False
-  if all(any(cell is True for cell in line) for line in lines):
-    return True
-  return None
+  return all(any(cell is True for cell in line) for line in lines) or None
 
 
 def _matched(table: list[list[Answer]], columns: int) -> Answer:
   """Whether the lists match one to one, in any order."""
-  if len(table) != columns:
-    return False
-  free = set(range(columns))
+  free = [*range(columns)]
   open_rows = []
   for row in table:
-    partner = next((j for j in sorted(free) if row[j] is True), None)
+    partner = next((j for j in free if row[j] is True), None)
     if partner is None:
       open_rows.append(row)
     else:
-      free.discard(partner)
-  for row in open_rows:
-    if all(row[j] is False for j in free):
-      return False
-  for j in free:
-    if all(row[j] is False for row in open_rows):
-      return False
-  return None if open_rows else True
+      free.remove(partner)
+  left = [[row[j] for j in free] for row in open_rows]
+  return len(table) == columns and _covered(left, len(free))

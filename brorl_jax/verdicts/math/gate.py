@@ -1,10 +1,7 @@
 r"""Finds the answer of a response, and refuses what must not be parsed.
 
-`boxed` reads the last complete box in one pass of a regular expression without
-backtracking. `screen` refuses bombs, code and disguised characters. It runs
-before every parser, in the trusted process, and uses no library. Its time is
-linear for texts of at most `MAX_LENGTH` characters and constant for longer
-ones. Every machine refuses the same text for the same reason.
+It runs before every parser, in the trusted process, in linear time and without
+libraries. Every machine refuses the same text for the same reason.
 """
 
 # ruff: noqa: RUF001 (look-alikes are what this is about)
@@ -12,6 +9,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Iterator, Sequence
 
 # White space around an answer; str.strip would also remove control characters.
 _SPACES = " \t\r\n"
@@ -37,24 +35,23 @@ def boxed(response: str) -> str | None:
   tail = response.rpartition(_END)[2]
   if _START in tail:
     return None
-  span = None
-  boxes = 0  # open ones
-  stack: list[int] = []  # where a box's text starts, or -1 for a bare brace
-  for item in _ITEM.finditer(tail):
-    text = item.group()
-    if text == "{":
-      stack.append(-1)
-    elif text == "}":
-      if stack and (start := stack.pop()) >= 0:
-        boxes -= 1
-        # An outer box closes after its inner ones and replaces them.
-        span = (start, item.start())
-    elif len(text) > 2:
-      stack.append(item.end())
-      boxes += 1
-  if span is None:
-    return None
-  return unboxed(tail[span[0] : span[1]])
+  answer = None
+  for opening, start, end in _pairs(tail):
+    if len(opening) > 1:
+      # An outer box closes after its inner ones and replaces them.
+      answer = (start, end)
+  return None if answer is None else unboxed(tail[slice(*answer)])
+
+
+def _pairs(text: str) -> Iterator[tuple[str, int, int]]:
+  """Each brace or box with where its inside starts and ends, as it closes."""
+  opened: list[tuple[str, int]] = []
+  for item in _ITEM.finditer(text):
+    part = item.group()
+    if part == "{" or len(part) > 2:
+      opened.append((part, item.end()))
+    elif part == "}" and opened:
+      yield *opened.pop(), item.start()
 
 
 def unboxed(text: str) -> str:
@@ -64,26 +61,11 @@ def unboxed(text: str) -> str:
     start = _ITEM.match(text)
     if not start or len(start.group()) < 3 or not text.endswith("}"):
       break
-    inner = text[start.end() : -1]
     # `\boxed{1}+\boxed{2}` also starts and ends like a box.
-    if not _closed(inner):
+    if (start.group(), start.end(), len(text) - 1) not in _pairs(text):
       break
-    text = inner.strip(_SPACES)
+    text = text[start.end() : -1].strip(_SPACES)
   return text
-
-
-def _closed(text: str) -> bool:
-  """Whether every brace in the text has its partner in the text."""
-  depth = 0
-  for item in _ITEM.finditer(text):
-    part = item.group()
-    if part == "{" or len(part) > 2:
-      depth += 1
-    elif part == "}":
-      depth -= 1
-      if depth < 0:
-        return False
-  return depth == 0
 
 
 MAX_LENGTH = 400  # characters; the longest references of public sets have 150
@@ -95,7 +77,7 @@ _MAX_POWERS = 6
 _MAX_EXPONENT = 2_500
 _MAX_NAME = 32  # letters in a row
 
-_SIGNS = {
+_ASCII = {
   **dict.fromkeys("−–﹣－‐‑", "-"),
   **dict.fromkeys("\u00a0\u2002\u2003\u2009\u202f\u3000\n\t\r", " "),
   **{"，": ",", "．": ".", "（": "(", "）": ")", "％": "%", "＝": "="},
@@ -117,12 +99,11 @@ _SPENDING = re.compile(
   r"|read|openin|openout|href|url|usepackage|catcode|expandafter|require)"
   r"(?![A-Za-z])"
 )
-_FUNCTION = re.compile(
+_FUNCTION = (
   r"\\?(?:a(?:rc)?)?(?:sin|cos|tan|sec|csc|cot)h?(?![a-z])"
   r"|\\?(?:log|ln|exp|sqrt)(?![a-z])"
 )
 _NUMBER = re.compile(r"\d+")
-_NAME = re.compile(rf"[A-Za-z]{{{_MAX_NAME + 1}}}")
 _POWER = re.compile(r"\^|\*\s*\*")
 _BASE_IS_A_SUM = re.compile(r"\([^()]*[+a-zA-Z-][^()]*\)\s*$")
 _SMALL_FACTORIAL = re.compile(
@@ -131,6 +112,29 @@ _SMALL_FACTORIAL = re.compile(
 # A power's exponent as TeX and plain text write it: in braces, in brackets, a
 # command, or what follows up to the next operator.
 _BARE_EXPONENT = re.compile(r"[+-]?\s*(?:\\[A-Za-z]+|\d+|[A-Za-z])")
+# What is refused where it occurs this often, and the reason.
+_LOOKS = (
+  (_SPENDING, 1, "unbounded operator"),
+  (re.compile(r"\\boxed"), 1, "box in the answer"),
+  (re.compile(r"(?<!\\)\$"), 3, "several formulas"),
+  (
+    re.compile(rf"[A-Za-z]{{{_MAX_NAME + 1}}}"),
+    1,
+    f"name of more than {_MAX_NAME} letters",
+  ),
+)
+_SIZES = (
+  (re.compile(","), _MAX_ITEMS, f"more than {_MAX_ITEMS} items"),
+  (re.compile(r"&|\\\\"), _MAX_CELLS, f"more than {_MAX_CELLS} cells"),
+  (re.compile(r"\|"), 9, "too many bars"),
+  (
+    re.compile(rf"\d{{{_MAX_DIGITS + 1}}}"),
+    1,
+    f"number of more than {_MAX_DIGITS} digits",
+  ),
+  (re.compile(r"\d\s*[eE]\s*[+-]?\s*\d{4}"), 1, "exponent too large"),
+  (re.compile(_FUNCTION), 9, "more than 8 functions"),
+)
 
 
 def screen(text: str) -> tuple[str, str]:
@@ -147,21 +151,26 @@ def screen(text: str) -> tuple[str, str]:
   clean, reason = _ascii(text)
   if reason:
     return "", reason
-  if _code_in_text(clean):
-    return "", "code-like text"
   bare = _TEXT.sub(" ", clean)
-  for look in (_looks, _brackets, _sizes, _powers, _factorials):
-    reason = look(bare)
-    if reason:
-      return "", reason
-  return clean.strip(" "), ""
+  # `\;` and `\#` are TeX's; the rest of what has a meaning in code is refused.
+  code = _CODE.search(bare.replace(r"\;", " ").replace(r"\#", " "))
+  if code or any(map(_CODE_IN_TEXT.search, _TEXT.findall(clean))):
+    return "", "code-like text"
+  reason = (
+    _counted(bare, _LOOKS)
+    or _brackets(bare)
+    or _counted(bare, _SIZES)
+    or _powers(bare)
+    or _factorials(bare)
+  )
+  return "" if reason else clean.strip(" "), reason
 
 
 def _ascii(text: str) -> tuple[str, str]:
   out = []
   for c in text:
-    if c in _SIGNS:
-      c = _SIGNS[c]
+    if c in _ASCII:
+      c = _ASCII[c]
     elif c > "\u007f" or c < " " or c == "\u007f":
       category = unicodedata.category(c)
       if category == "Nd":
@@ -174,65 +183,29 @@ def _ascii(text: str) -> tuple[str, str]:
   return "".join(out), ""
 
 
-def _code_in_text(text: str) -> bool:
-  return any(_CODE_IN_TEXT.search(m.group(1)) for m in _TEXT.finditer(text))
-
-
-def _looks(bare: str) -> str:
-  # `\;` and `\"` are TeX's; the rest of what has a meaning in code is refused.
-  if _CODE.search(bare.replace(r"\;", " ").replace(r"\#", " ")):
-    return "code-like text"
-  if _SPENDING.search(bare):
-    return "unbounded operator"
-  if r"\boxed" in bare:
-    return "box in the answer"
-  if bare.replace(r"\$", "").count("$") > 2:
-    return "several formulas"
-  if _NAME.search(bare):
-    return f"name of more than {_MAX_NAME} letters"
-  return ""
+def _counted(
+  bare: str, table: Sequence[tuple[re.Pattern[str], int, str]]
+) -> str:
+  """The reason of the first pattern that occurs too often, or ""."""
+  found = (why for what, n, why in table if len(what.findall(bare)) >= n)
+  return next(found, "")
 
 
 def _brackets(bare: str) -> str:
+  r"""`\{` opens a set, and so counts as a bracket."""
   depth = braces = 0
-  escaped = False
-  for c in bare:
-    if escaped:
-      escaped = False
-      # `\{` opens a set, and so counts as a bracket.
-      if c not in "{}":
-        continue
-      braces -= (c == "{") - (c == "}")
-    elif c == "\\":
-      escaped = True
-      continue
-    if c in "([{":
-      depth += 1
-      braces += c == "{"
-    elif c in ")]}":
-      depth -= 1
-      braces -= c == "}"
+  for bracket in re.findall(r"\\.|[(\[{)\]}]", bare):
+    step = (bracket[-1] in "([{") - (bracket[-1] in ")]}")
+    if bracket[0] == "\\" and bracket[-1] not in "{}":
+      step = 0
+    depth += step
+    if bracket in "{}":
+      braces += step
     if depth > _MAX_DEPTH:
       return f"brackets deeper than {_MAX_DEPTH}"
     if depth < 0 or braces < 0:
       return "unbalanced brackets"
   return "unbalanced brackets" if depth or braces else ""
-
-
-def _sizes(bare: str) -> str:
-  if bare.count(",") >= _MAX_ITEMS:
-    return f"more than {_MAX_ITEMS} items"
-  if bare.count("&") + bare.count(r"\\") >= _MAX_CELLS:
-    return f"more than {_MAX_CELLS} cells"
-  if bare.count("|") > 8:
-    return "too many bars"
-  if any(len(number) > _MAX_DIGITS for number in _NUMBER.findall(bare)):
-    return f"number of more than {_MAX_DIGITS} digits"
-  if re.search(r"\d\s*[eE]\s*[+-]?\s*\d{4}", bare):
-    return "exponent too large"
-  if len(_FUNCTION.findall(bare)) > 8:
-    return "more than 8 functions"
-  return ""
 
 
 def _powers(bare: str) -> str:
@@ -241,27 +214,25 @@ def _powers(bare: str) -> str:
     return f"more than {_MAX_POWERS} powers"
   for start in powers:
     exponent, end = _exponent(bare, start)
-    rest = bare[end:].lstrip()
-    if rest[:1] in ("^", "!") or rest[:2] == "**":
+    if re.match(r"\s*(?:\^|!|\*\*)", bare[end:]):
       return "power of a power"
     if _POWER.search(exponent) or "!" in exponent:
       return "power in an exponent"
     numbers = [int(n) for n in _NUMBER.findall(exponent)]
-    if not numbers:
-      continue
-    if max(numbers) > _MAX_EXPONENT or len(numbers) > 4:
+    largest = max(numbers, default=0)
+    if largest > _MAX_EXPONENT or len(numbers) > 4:
       return "exponent too large"
     before = bare[: start - 1].rstrip("* ")
-    if max(numbers) > 40 and _BASE_IS_A_SUM.search(before[-80:]):
+    if largest > 40 and _BASE_IS_A_SUM.search(before[-80:]):
       return "exponent too large"
   return ""
 
 
 def _exponent(bare: str, start: int) -> tuple[str, int]:
   """The exponent that starts there, and where it ends."""
-  while start < len(bare) and bare[start] == " ":
+  while bare[start : start + 1] == " ":
     start += 1
-  if start < len(bare) and bare[start] in "{(":
+  if bare[start : start + 1] in ("{", "("):
     depth = 0
     for i in range(start, len(bare)):
       depth += (bare[i] in "{([") - (bare[i] in "})]")
@@ -271,7 +242,7 @@ def _exponent(bare: str, start: int) -> tuple[str, int]:
   match = _BARE_EXPONENT.match(bare, start)
   end = match.end() if match else start
   if match and "\\" in match.group():  # `\frac{1}{2}`: its arguments too
-    while end < len(bare) and bare[end] == "{":
+    while bare[end : end + 1] == "{":
       end = _exponent(bare, end)[1]
   return bare[start:end], end
 
@@ -285,14 +256,10 @@ def _factorials(bare: str) -> str:
     return "factorial too large"
   if re.search(r"[A-Za-z]{4}\s*!", bare):
     return "factorial of a word"
-  for match in re.finditer(r"\\[dt]?binom", bare):
-    sizes = re.match(
-      r"\s*\{\s*(\w{1,4})\s*\}\s*\{\s*(\w{1,4})\s*\}",
-      bare[match.end() : match.end() + 40],
-    )
-    if not sizes or any(
-      n.isdecimal() and int(n) > _MAX_EXPONENT for n in sizes.groups()
-    ):
+  sizes = r"\s*\{\s*(\w{1,4})\s*\}\s*\{\s*(\w{1,4})\s*\}"
+  for found in re.finditer(rf"\\[dt]?binom(?:{sizes})?", bare):
+    numbers = [int(n) for n in found.groups() if n and n.isdecimal()]
+    if not found[1] or max(numbers, default=0) > _MAX_EXPONENT:
       return "binomial too large"
   if re.search(r"\\sqrt\s*\[\s*\d{4}", bare):
     return "root too large"

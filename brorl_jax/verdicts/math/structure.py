@@ -1,102 +1,164 @@
 r"""Parses an answer: a number, a set, an interval, a matrix, words.
 
-  parse(r"0 < x \le 1")   # Assign("x", Row("(", (0, 1), "]"))
-  parse(r"\{2, 1\}")      # Items("set", (2, 1))
-
-The elements of structures are structures; the leaves are expressions.
+The parts of structures are structures; the leaves are expressions.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import itertools
 import re
-from collections.abc import Callable, Sequence
-from typing import TypeGuard
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Literal
 
-from brorl_jax.verdicts.math import reader
-from brorl_jax.verdicts.math.nodes import (
-  FLIPPED,
-  REALS,
-  Assign,
-  Items,
-  Leaf,
-  Node,
-  Relation,
-  Row,
-  Unreadable,
-  Words,
-  between,
-  ray,
-  union,
-)
-from brorl_jax.verdicts.math.tokens import (
+from brorl_jax.verdicts.math.expressions import (
+  DEGREES,
+  FUNCTIONS,
   LETTERS,
   Token,
-  is_unit,
+  Tree,
+  Unreadable,
+  canonical_unit,
+  decimal_step,
+  known_unit,
   plain,
+  read,
   tokens,
 )
 
-_OPEN, _CLOSE = ("(", "[", "{", r"\{", r"\langle"), (
-  ")", "]", "}", r"\}", r"\rangle")  # fmt: skip
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Leaf:
+  """An expression."""
+
+  text: str  # its tokens, one way of writing it
+  tree: Tree  # as `expressions.read` gives it, or None if that cannot read it
+  unit: str = ""  # the unit of measurement, or ""
+  # One unit of its last digit, if it is a number with a decimal point.
+  step: Fraction | None = None
+  fault: str = ""  # why it could not be read
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Words:
+  """Text without a number, in lower case if it is more than one letter."""
+
+  text: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Items:
+  r"""Elements in no order: "list" (1, 2 or 1 or 2), "set", "union", "except".
+
+  "except" is all real numbers but these: \mathbb{R}\setminus\{2\}, x \ne 2.
+  """
+
+  kind: Literal["list", "set", "union", "except"]
+  items: tuple[Node, ...]
+  choice: bool = False  # whether "or" stood between them
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+  """Elements in order: a tuple, an interval, a ratio, a row of a matrix."""
+
+  open: str
+  items: tuple[Node, ...]
+  close: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Assign:
+  """A variable with its value, its interval, or the chain x = 1/2 = 0.5."""
+
+  name: str
+  value: Node
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Relation:
+  """Sides of an equation or inequality that assigns nothing, and the signs."""
+
+  signs: tuple[str, ...]
+  sides: tuple[Node, ...]
+
+
+Node = Leaf | Words | Items | Row | Assign | Relation
+
+_INFINITY = Leaf(r"\infty", ("constant", "infinity"))
+_MINUS_INFINITY = Leaf(r"-\infty", ("-", ("constant", "infinity")))
+_REALS = Row("(", (_MINUS_INFINITY, _INFINITY), ")")
+_NAMED_SETS = {r"\emptyset": Items("set", ()), r"\mathbbR": _REALS}
+_ALL_BUT = tuple((r"\mathbbR", minus, r"\{") for minus in (r"\setminus", "-"))
+_FLIPPED = {"<": ">", ">": "<", r"\leq": r"\geq", r"\geq": r"\leq"}
+_OPEN = ("(", "[", "{", r"\{", r"\langle")
+_CLOSE = (")", "]", "}", r"\}", r"\rangle")
 _SIGNS = (
   "=", "<", ">", r"\leq", r"\geq", r"\neq", r"\approx", r"\equiv", r"\sim",
   r"\to", r"\rightarrow", r"\mapsto", r"\implies", r"\Rightarrow", r"\iff",
   r"\simeq", r"\cong", r"\propto",
 )  # fmt: skip
+# Round and square brackets are equal; bars are a determinant.
+_MATRICES = dict.fromkeys(("bmatrix", "pmatrix", "smallmatrix"), "matrix")
+_CURRENCIES = {r"\$": "dollar", "$": "dollar", "£": "£", "€": "€"}
 _NAMED = re.compile(r"x|x\(x\)|\((?:x,)+x,?\)")
 _WORDS = re.compile(r"[A-Za-z]{3,}|no|No|NO|[A-Za-z]+(?: [A-Za-z]+)+")
+_MIXED = re.compile(r"(?<![\w./}])(\d+) (\d+)/(\d+)(?![\w./])")
 
 
 @functools.lru_cache(maxsize=2_048)
 def parse(text: str) -> Node:
-  """Parses a text that passed the gate.
+  r"""Parses a text that passed the gate.
+
+    parse(r"0 < x \le 1")   # Assign("x", Row("(", (0, 1), "]"))
+    parse(r"\{2, 1\}")      # Items("set", (2, 1))
 
   Raises:
     Unreadable: A part is empty, or brackets do not match. An unreadable
       expression is a leaf without a tree.
   """
   text = plain(text)
-  if _WORDS.fullmatch(text) and not is_unit(text):
+  if _WORDS.fullmatch(text) and not known_unit(text):
     if text not in ("pi", "sqrt") and " or " not in f" {text} ":
       return Words(text.casefold())
   try:
-    return _structure(tokens(_mixed(text)))
+    return _structure(tokens(_MIXED.sub(r"\1\\frac{\2}{\3}", text)))
   except RecursionError:
     raise Unreadable("too deep") from None
-
-
-def _mixed(text: str) -> str:
-  r"""`1 1/2` as LaTeX writes it."""
-  return re.sub(
-    r"(?<![\w./}])(\d+) (\d+)/(\d+)(?![\w./])", r"\1\\frac{\2}{\3}", text
-  )
 
 
 def _structure(part: Sequence[Token]) -> Node:
   if not part:
     raise Unreadable("an empty part")
-  for read in (_several, _words, _united, _related, _ratio, _bracketed):
-    node = read(part)
+  for form in (_several, _words, _united, _related, _ratio, _bracketed):
+    node = form(part)
     if node is not None:
       return node
-  return reader.leaf(part)
+  return _leaf(part)
+
+
+def _structures(parts: Sequence[Sequence[Token]]) -> tuple[Node, ...]:
+  return tuple(map(_structure, parts))
+
+
+def _nesting(token: Token) -> int:
+  """1 for a bracket that opens, -1 for one that closes."""
+  opens = token.text in _OPEN or token.text.startswith(r"\begin")
+  return opens - (token.text in _CLOSE or token.text.startswith(r"\end"))
 
 
 def _split(
-  part: Sequence[Token], is_separator: Callable[[Token], bool]
+  part: Sequence[Token], *texts: str
 ) -> tuple[list[Sequence[Token]], list[Token]]:
   """The pieces between separators outside all brackets, and the separators."""
   pieces, separators, start, depth = [], [], 0, 0
   for i, token in enumerate(part):
-    if token.kind in ("sign", "command"):
-      if token.text in _OPEN or token.text.startswith(r"\begin"):
-        depth += 1
-      elif token.text in _CLOSE or token.text.startswith(r"\end"):
-        depth -= 1
-        if depth < 0:
-          raise Unreadable("brackets that do not match")
-    if depth == 0 and is_separator(token):
+    depth += _nesting(token)
+    if depth < 0:
+      break
+    if depth == 0 and token.text in texts:
       pieces.append(part[start:i])
       separators.append(token)
       start = i + 1
@@ -105,31 +167,35 @@ def _split(
   return [*pieces, part[start:]], separators
 
 
-def _is(*texts: str) -> Callable[[Token], bool]:
-  return lambda token: token.kind in ("sign", "command") and token.text in texts
-
-
-def _is_link(token: Token) -> bool:
-  if token.kind == "word":
-    return token.text.casefold() in ("or", "and")
-  return _is(",", r"\lor", r"\land")(token)
+def _is_around(part: Sequence[Token]) -> bool:
+  """Whether the first bracket closes with the last one."""
+  depths = [*itertools.accumulate(map(_nesting, part))]
+  return 0 in depths and depths.index(0) == len(part) - 1
 
 
 def _several(part: Sequence[Token]) -> Node | None:
   """1, 2 and 3; x < 1 or x > 2."""
-  pieces, links = _split(part, _is_link)
+  pieces, links = _split(part, ",", "or", "and", r"\lor", r"\land")
   if not links:
     return None
   # In "1, 2, and 3" the piece between the comma and "and" is empty.
-  kept = _without_empty(pieces, links)
-  choice = any(link.text.casefold() in ("or", r"\lor") for link in links)
-  nodes = tuple(_structure(piece) for piece in kept)
+  empty = [
+    i
+    for i in range(1, len(links))
+    if links[i - 1].text == "," and links[i].kind == "word" and not pieces[i]
+  ]
+  nodes = [_structure(p) for i, p in enumerate(pieces) if i not in empty]
+  choice = any(link.text in ("or", r"\lor") for link in links)
   named = [node for node in nodes if isinstance(node, Assign)]
   if len(named) == len(nodes) and len({node.name for node in named}) == 1:
     values = tuple(node.value for node in named)
     if choice and all(isinstance(value, Row) for value in values):
-      return Assign(named[0].name, union(values, choice=True))
-    points = [value.items for value in values if _is_except(value)]
+      return Assign(named[0].name, _union(values, choice=True))
+    points = [
+      value.items
+      for value in values
+      if isinstance(value, Items) and value.kind == "except"
+    ]
     if not choice and len(points) == len(values):
       return Assign(named[0].name, Items("except", sum(points, ())))
   flat: list[Node] = []
@@ -140,65 +206,70 @@ def _several(part: Sequence[Token]) -> Node | None:
   return Items("list", tuple(flat), choice=choice)
 
 
-def _is_except(node: Node) -> TypeGuard[Items]:
-  return isinstance(node, Items) and node.kind == "except"
-
-
 def _flat(nodes: Sequence[Node]) -> tuple[Node, ...]:
   """Flattens lists and sets."""
   flat: list[Node] = []
   for node in nodes:
-    if isinstance(node, Items) and node.kind != "except":
-      flat += node.items
-    else:
-      flat.append(node)
+    inner = isinstance(node, Items) and node.kind != "except"
+    flat += node.items if inner else (node,)
   return tuple(flat)
 
 
-def _without_empty(
-  pieces: Sequence[Sequence[Token]], links: Sequence[Token]
-) -> list[Sequence[Token]]:
-  kept = []
-  for i, piece in enumerate(pieces):
-    between = 0 < i < len(links) and links[i - 1].text == ","
-    if piece or not between or links[i].kind != "word":
-      kept.append(piece)
-  return kept
-
-
 def _words(part: Sequence[Token]) -> Node | None:
-  if all(
-    token.kind == "word" or token.text in ("-", "'", ".", "?") for token in part
-  ) and any(token.kind == "word" for token in part):
-    words = [token.text for token in part if token.kind == "word"]
-    if len(words) == 1 and len(words[0]) == 1:
-      return Words(words[0])
-    return Words(" ".join(words).casefold())
-  return None
+  words = [token.text for token in part if token.kind == "word"]
+  marks = [token.text for token in part if token.kind != "word"]
+  if not words or not {"-", "'", ".", "?"}.issuperset(marks):
+    return None
+  text = " ".join(words)
+  return Words(text if len(text) == 1 else text.casefold())
 
 
 def _united(part: Sequence[Token]) -> Node | None:
   r"""A \cup B; x \in A; all numbers but some."""
-  pieces, separators = _split(part, _is(r"\in"))
+  pieces, separators = _split(part, r"\in")
   if len(separators) == 1 and (name := _name(pieces[0])):
     return Assign(name, _structure(pieces[1]))
-  texts = [token.text for token in part]
-  minus = texts[:1] == [r"\mathbbR"] and texts[1:2] in ([r"\setminus"], ["-"])
-  if minus and texts[2:3] == [r"\{"] and _is_around(part[2:]):
-    without = _structure(part[2:])
+  if tuple(token.text for token in part[:3]) in _ALL_BUT:
+    without = _structure(part[2:]) if _is_around(part[2:]) else None
     if isinstance(without, Items) and without.kind == "set":
       return Items("except", without.items)
-  pieces, separators = _split(part, _is(r"\cup"))
+  pieces, separators = _split(part, r"\cup")
   if not separators:
     return None
-  nodes = _flat([_structure(piece) for piece in pieces])
+  nodes = _flat(_structures(pieces))
   if all(isinstance(n, Leaf) for n in nodes):
     return Items("set", nodes)
-  return union(nodes)
+  return _union(nodes)
+
+
+def _union(values: tuple[Node, ...], *, choice: bool = False) -> Items:
+  """Intervals side by side; (-oo, 2) and (2, oo) are all numbers but 2."""
+  following = {
+    _tree(row.items[0]): row.items[1]
+    for row in values
+    if isinstance(row, Row) and (row.open, row.close) == ("(", ")")
+    if len(row.items) == 2
+  }
+  ends: list[Node] = [_MINUS_INFINITY]
+  while _tree(ends[-1]) in following:
+    ends.append(following.pop(_tree(ends[-1])))
+  *points, last = map(_tree, ends[1:] or ends)
+  # That they ascend is known of rational numbers, and of a single point.
+  known = len(points) == 1 and points[0] != _INFINITY.tree
+  if all(isinstance(point, Fraction) for point in points):
+    known = points == sorted(points)  # pyright: ignore
+  if known and last == _INFINITY.tree and len(ends) == len(values) + 1:
+    return Items("except", tuple(ends[1:-1]))
+  return Items("union", values, choice=choice)
+
+
+def _tree(node: Node) -> object:
+  """The tree of an expression; what has none is itself."""
+  return node.tree if isinstance(node, Leaf) and node.tree is not None else node
 
 
 def _related(part: Sequence[Token]) -> Node | None:
-  sides, separators = _split(part, _is(*_SIGNS))
+  sides, separators = _split(part, *_SIGNS)
   if not separators:
     return None
   signs = tuple(token.text for token in separators)
@@ -212,122 +283,158 @@ def _related(part: Sequence[Token]) -> Node | None:
   if names[0] and signs == (r"\neq",):
     return Assign(names[0], Items("except", _flat([_structure(sides[1])])))
   if names[0] and set(signs) == {"="}:
-    rest = tuple(_structure(side) for side in sides[1:])
-    return Assign(names[0], Relation(signs[1:], rest))
-  if len(signs) == 1 and signs[0] in FLIPPED and any(names):
-    if names[0]:
-      return ray(names[0], signs[0], _structure(sides[1]))
-    return ray(names[1] or "", FLIPPED[signs[0]], _structure(sides[0]))
-  if len(signs) == 2 and names[1] and all(sign in FLIPPED for sign in signs):
-    low, high = _structure(sides[0]), _structure(sides[2])
-    left, right = signs
-    if {left, right} <= {">", r"\geq"}:
-      low, high, left, right = high, low, FLIPPED[right], FLIPPED[left]
-    if {left, right} <= {"<", r"\leq"}:
-      return between(names[1], left, low, high, right)
-  return Relation(signs, tuple(_structure(side) for side in sides))
+    return Assign(names[0], Relation(signs[1:], _structures(sides[1:])))
+  if (
+    len(signs) == 1 and signs[0] in _FLIPPED and (name := names[0] or names[1])
+  ):
+    sign, end = signs[0], sides[0]
+    if names[0]:  # x < 1 is 1 > x
+      sign, end = _FLIPPED[sign], sides[1]
+    up = sign in ("<", r"\leq")
+    far = _INFINITY if up else _MINUS_INFINITY
+    row = _interval(_structure(end), sign, "<" if up else ">", far)
+    return Assign(name, row or far)
+  if len(signs) == 2 and names[1] and _FLIPPED.keys() >= {*signs}:
+    row = _interval(_structure(sides[0]), *signs, _structure(sides[2]))
+    if row:
+      return Assign(names[1], row)
+  return Relation(signs, _structures(sides))
+
+
+def _interval(start: Node, left: str, right: str, end: Node) -> Row | None:
+  """Where x lies by start < x <= end or start > x >= end."""
+  if {left, right} <= {">", r"\geq"}:
+    start, left, right, end = end, _FLIPPED[right], _FLIPPED[left], start
+  if not {left, right} <= {"<", r"\leq"}:
+    return None
+  opened, closed = "(" if left == "<" else "[", ")" if right == "<" else "]"
+  return Row(opened, (start, end), closed)
 
 
 def _name(part: Sequence[Token]) -> str | None:
   """The name on one side of an assignment: x, f(x), (x, y)."""
-  texts = [token.text for token in part]
   # A letter for a variable, as in x and f(x) and (x,y).
   form = "".join(
     "x" if _is_variable(t) else t.text if t.kind == "sign" else "?"
     for t in part
   )
-  return "".join(texts) if _NAMED.fullmatch(form) else None
+  named = _NAMED.fullmatch(form)
+  return "".join(token.text for token in part) if named else None
 
 
 def _is_variable(token: Token) -> bool:
-  if token.kind == "symbol":
-    return token.text not in ("e", "i")
-  return token.kind == "command" and token.text in LETTERS
+  letter = token.kind == "symbol" and token.text not in ("e", "i")
+  return letter or token.text in LETTERS
 
 
 def _ratio(part: Sequence[Token]) -> Node | None:
-  part, unit = reader.without_unit(part)
-  pieces, separators = _split(part, _is(":"))
+  part, unit = _without_unit(part)
+  pieces, separators = _split(part, ":")
   if not separators:
     return None
-  row = Row(":", tuple(_structure(piece) for piece in pieces), ":")
   # 1:00 p.m. differs from 1:00 a.m.
-  return Row(f":{unit}", row.items, ":") if unit else row
+  return Row(f":{unit}", _structures(pieces), ":")
 
 
 def _bracketed(part: Sequence[Token]) -> Node | None:
   first, last = part[0].text, part[-1].text
-  if part[0].kind == "command":
-    if first == r"\emptyset" and len(part) == 1:
-      return Items("set", ())
-    if first == r"\mathbbR" and len(part) == 1:
-      return REALS
-    if first.startswith(r"\begin"):
-      return _matrix(part)
-  if first not in _OPEN or last not in _CLOSE or not _is_around(part):
+  if len(part) == 1 and first in _NAMED_SETS:
+    return _NAMED_SETS[first]
+  if first.startswith(r"\begin"):
+    return _matrix(part)
+  if last not in _CLOSE or not _is_around(part):
     return None
   inside = part[1:-1]
-  if first == r"\{" and last == r"\}":
+  if (first, last) == (r"\{", r"\}"):
     return _set(inside)
-  if first == "{" and last == "}":
+  if (first, last) == ("{", "}"):
     return _structure(inside)
-  pieces, commas = _split(inside, _is(","))
+  pieces, commas = _split(inside, ",")
   if commas:
-    return Row(first, tuple(_structure(piece) for piece in pieces), last)
+    return Row(first, _structures(pieces), last)
   if (first, last) == ("(", ")"):
     # Brackets around the whole part, not around a factor of an expression.
     return _structure(inside)
   return None
 
 
-def _is_around(part: Sequence[Token]) -> bool:
-  """Whether the first bracket closes with the last one."""
-  depth = 0
-  for i, token in enumerate(part):
-    if token.text in _OPEN or token.text.startswith(r"\begin"):
-      depth += 1
-    elif token.text in _CLOSE or token.text.startswith(r"\end"):
-      depth -= 1
-    if depth == 0:
-      return i == len(part) - 1
-  return False
-
-
 def _set(inside: Sequence[Token]) -> Node:
   if not inside:
     return Items("set", ())
-  pieces, separators = _split(inside, _is("|", ":"))
+  pieces, separators = _split(inside, "|", ":")
   if len(separators) == 1 and pieces[0] and pieces[1]:
     # {x : 0 < x < 1}, {x \in R | ...}: the condition is the set.
-    left, right = _structure(pieces[0]), _structure(pieces[1])
+    left, right = _structures(pieces)
     names = {_name(pieces[0])}
-    if isinstance(left, Assign) and left.value == REALS:
+    if isinstance(left, Assign) and left.value == _REALS:
       names.add(left.name)
     if isinstance(right, Assign) and right.name in names:
       return right
     raise Unreadable("a set given by a condition")
   node = _structure(inside)
-  if isinstance(node, Items) and node.kind == "list":
-    return Items("set", node.items)
-  return Items("set", (node,))
+  is_list = isinstance(node, Items) and node.kind == "list"
+  return Items("set", node.items if is_list else (node,))
 
 
 def _matrix(part: Sequence[Token]) -> Node | None:
   kind = part[0].text.removeprefix(r"\begin")
   if part[-1].text != rf"\end{kind}" or not _is_around(part):
     return None
-  # Round and square brackets are equal; bars are a determinant.
-  same = {"bmatrix": "matrix", "pmatrix": "matrix", "smallmatrix": "matrix"}
   inside = part[1:-1]
   if kind == "array" and inside and inside[0].text == "{":
     end = next(i for i, token in enumerate(inside) if token.text == "}")
     inside, kind = inside[end + 1 :], "matrix"
-  rows, _ = _split(inside, _is(r"\\"))
+  rows, _ = _split(inside, r"\\")
   if len(rows) > 1 and not rows[-1]:
     rows = rows[:-1]
-  cells = [_split(row, _is("&"))[0] for row in rows]
-  return Row(
-    same.get(kind, kind),
-    tuple(Row("&", tuple(_structure(c) for c in row), "&") for row in cells),
-    "matrix",
-  )
+  cells = [_split(row, "&")[0] for row in rows]
+  made = tuple(Row("&", _structures(row), "&") for row in cells)
+  return Row(_MATRICES.get(kind, kind), made, "matrix")
+
+
+def _leaf(part: Sequence[Token]) -> Node:
+  """An expression; one that cannot be read has no tree but a fault."""
+  signed = [i for i, token in enumerate(part) if token.text in (r"\pm", r"\mp")]
+  if len(signed) == 1:
+    before, after = part[: signed[0]], part[signed[0] + 1 :]
+    both = (_leaf([*before, Token("sign", sign), *after]) for sign in "+-")
+    return Items("list", tuple(both))
+  bare, unit = _without_unit(part)
+  try:
+    tree = read(bare)
+  except Unreadable as error:
+    text = " ".join(token.text for token in part)
+    return Leaf(text, None, fault=str(error))
+  digits = [token for token in bare if token.text not in "+-"]
+  step = None
+  based = unit.startswith("(base")  # its last digit is not a tenth
+  if len(digits) == 1 and digits[0].kind == "number" and not based:
+    step = decimal_step(digits[0].text)
+  return Leaf(" ".join(token.text for token in bare), tree, unit, step)
+
+
+def _without_unit(part: Sequence[Token]) -> tuple[Sequence[Token], str]:
+  """Splits an expression from its unit."""
+  for mark, rest in ((part[0], part[1:]), (part[-1], part[:-1])):
+    if rest and mark.text in _CURRENCIES:
+      return rest, _CURRENCIES[mark.text]
+  end = next((i for i, t in enumerate(part) if t.kind == "word"), len(part))
+  bare, words = part[:end], part[end:]
+  if not bare:
+    return part, ""
+  unit = ""
+  if words:
+    canon = canonical_unit(" ".join(token.text for token in words))
+    if canon is None:
+      return part, ""
+    if canon == "percent":
+      return [*bare, Token("sign", "%")], ""
+    unit = canon
+  texts = [token.text for token in bare]
+  for form in DEGREES:
+    if tuple(texts[-len(form) :]) == form and len(texts) > len(form):
+      # Inside an expression a degree is a number, pi / 180.
+      inside = not {"+", "-", "*", "/"}.isdisjoint(texts[1 : -len(form)])
+      if not inside and FUNCTIONS.isdisjoint(texts):
+        return bare[: -len(form)], f"degree {unit}".strip()
+  return bare, unit

@@ -18,7 +18,7 @@ from ml_collections import config_flags
 from brorl_jax.errors import UserError
 from brorl_jax.main import plan, settings
 from brorl_jax.many import meshes
-from brorl_jax.plan import compiled, topology
+from brorl_jax.plan import programs, topology
 from brorl_jax.plan.programs import CompileJob, Program, training_spec
 from launch.bench.roofline import costs, hlo
 from launch.bench.roofline.costs import Schedule, Speed
@@ -58,7 +58,7 @@ def launched(
 
 
 def _of_all_layers(job: CompileJob, two: Launched, three: Launched) -> Launched:
-  line = lambda a, b: compiled.of_all_layers(job, a, b)
+  line = lambda a, b: programs.of_all_layers(job, a, b)
   number = lambda name: line(getattr(two, name), getattr(three, name))
   messages = two.sent.keys() | three.sent.keys()
   return Launched(
@@ -109,7 +109,7 @@ def show(
   speed: Speed | None,
 ) -> None:
   """Prints kernels, messages, seconds if the speed is known, and the JSON."""
-  print(compiled.title(job, where), f"  {'kernels of a call':22}", sep="\n")
+  print(programs.title(job, where), f"  {'kernels of a call':22}", sep="\n")
   for name, program in found.items():
     token = program.token_kernels
     print(
@@ -159,7 +159,7 @@ def main(_: list[str]) -> None:
     mesh = where.mesh(run.machine.axes)
     each = meshes.part(mesh, where.processes)
     job = CompileJob(run, run.phases[0], mesh, each, fast=flags.FLAGS.fast)
-    every = compiled.compile_all(job, where)
+    every = programs.compile_all(job, where)
     show(job, where, launched(job, every), costs.speed_of(where))
   except (UserError, ValueError) as e:
     raise SystemExit(f"error: {e}") from None

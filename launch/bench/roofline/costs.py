@@ -247,7 +247,10 @@ def step_of(
     parts.append(Part(name, calls, work, calls * each))
 
   # Each process samples its share on its own devices, all at the same time.
-  own, share = Counts(run.policy, copies=alone.rows), P / run.processes
+  own, share = (
+    Counts(run.policy, copies=alone.rows),
+    P / run.run.machine.processes,
+  )
   group = alone.read_together
   read = own.forward(group * S, S / 2, group)
   add("copy", 1, Work(0, 0))

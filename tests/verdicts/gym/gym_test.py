@@ -22,7 +22,6 @@ from brorl_jax.verdicts.gym import (
   Family,
   check,
   checks,
-  families,
   heldout,
   puzzle,
   puzzles,
@@ -732,13 +731,13 @@ def test_families_with_the_same_settings_share_a_dataset():
   a = Family("gcd", {"min_value": 1, "max_value": 9})
   b = Family("gcd", {"max_value": 9, "min_value": 1})
   assert (a, hash(a)) == (b, hash(b))
-  assert families._dataset(a) is families._dataset(b)
+  assert puzzles._dataset(a) is puzzles._dataset(b)
   assert a != Family("gcd", {"max_value": 8, "min_value": 1})
 
 
 def test_every_task_has_the_librarys_category():
   """Which is the folder that its module lies in."""
-  known = families.library().factory.DATASETS
+  known = tables.library().factory.DATASETS
   named = {
     task: known[task][0].__module__.split(".")[1]
     for task in {*gym.ALLOWED, *gym.STORED}

@@ -15,6 +15,7 @@ from brorl_jax.verdicts.math import answers
 from brorl_jax.verdicts.math.symbolic import symbolic
 
 CORPUS = pathlib.Path(__file__).parents[2] / "hostile" / "math.jsonl"
+LINES = [json.loads(line) for line in CORPUS.read_text().splitlines()]
 
 
 class Near:
@@ -43,14 +44,10 @@ def is_right(line):
   return verdict.status == ("pass" if line["expected"] else "fail")
 
 
-def lines():
-  return [json.loads(line) for line in CORPUS.read_text().splitlines()]
-
-
 def test_every_line_of_the_corpus_is_judged_as_labelled():
   wrong = [
     (number, line["why"], line["answer"][:60], line["gold"][:60])
-    for number, line in enumerate(lines(), 1)
+    for number, line in enumerate(LINES, 1)
     if not is_right(line)
   ]
   assert wrong == []
@@ -58,15 +55,14 @@ def test_every_line_of_the_corpus_is_judged_as_labelled():
 
 def test_golds_of_the_corpus_can_be_used():
   trivial = {r"\log 10"}  # is 1
-  for gold in {line["gold"] for line in lines()} - trivial:
+  for gold in {line["gold"] for line in LINES} - trivial:
     assert math.check_reference(gold, jail=Near())
 
 
 def test_verdicts_do_not_depend_on_the_hash_seed():
   code = (
     "import sys; sys.path.insert(0, 'tests/verdicts/math'); "
-    "import math_test as m;"
-    "print([m.judged(x).reason for x in m.lines()[::9]])"
+    "import math_test as m; print([m.judged(x).reason for x in m.LINES[::9]])"
   )
   out = {
     subprocess.check_output(
@@ -101,7 +97,7 @@ def test_any_response_has_a_verdict(text, gold):
     assert math.verify(response, gold, jail=Near()).status in ("pass", "fail")
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def forget():
   answers._known.clear()
 
@@ -128,17 +124,14 @@ def test_verdicts_by_hand_need_no_jail(answer, gold, verdict):
   assert verify(answer, gold) == verdict
 
 
-def test_no_box_is_no_answer():
+def test_no_box_is_no_answer_and_a_long_one_is_cut():
   assert math.verify("5", "5") == Verdict("fail", 0.0, "no answer", "")
-
-
-def test_a_long_answer_is_shown_cut():
   verdict = verify("1" * 10**6, "5")
   assert verdict.answer == "1" * 400
   assert verdict.reason == "refused: 1000000 characters, at most 400"
 
 
-def test_the_jail_is_asked_once_for_a_pair():
+def test_the_jail_is_asked_once_for_a_pair(forget):
   jail = Near()
   for _ in range(3):
     assert verify(r"\sqrt{8}", r"2\sqrt2", jail).status == "pass"
@@ -146,7 +139,7 @@ def test_the_jail_is_asked_once_for_a_pair():
   assert len(jail.asked) == 2
 
 
-def test_a_failed_jail_is_invalid_and_not_remembered():
+def test_a_failed_jail_is_invalid_and_not_remembered(forget):
   class Late:
     def ask(self, judge, *args, timeout):
       raise RuntimeError("late: 3.0 s")
@@ -157,7 +150,7 @@ def test_a_failed_jail_is_invalid_and_not_remembered():
   assert verify(r"\sqrt{12}", r"2\sqrt3", Near()).status == "pass"
 
 
-def test_what_is_remembered_is_bounded(monkeypatch):
+def test_what_is_remembered_is_bounded(monkeypatch, forget):
   monkeypatch.setattr(answers, "_KNOWN_PAIRS", 3)
   jail = Near()
   for n in range(2, 9):

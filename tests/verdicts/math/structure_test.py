@@ -5,16 +5,16 @@ import pytest
 from hypothesis import strategies
 
 from brorl_jax.verdicts.math import gate
-from brorl_jax.verdicts.math.nodes import (
+from brorl_jax.verdicts.math.expressions import Unreadable
+from brorl_jax.verdicts.math.structure import (
   Assign,
   Items,
   Leaf,
   Relation,
   Row,
-  Unreadable,
   Words,
+  parse,
 )
-from brorl_jax.verdicts.math.structure import parse
 
 ONE = Leaf("1", Fraction(1))
 TWO = Leaf("2", Fraction(2))
@@ -43,7 +43,7 @@ MINUS_INFINITY = Leaf(r"-\infty", ("-", ("constant", "infinity")))
     (r"x<1\text{ or }x>1", Assign("x", Items("except", (ONE,)))),
     (r"(2,\infty)\cup(-\infty,1)\cup(1,2)", Items("except", (ONE, TWO))),
     (r"1^\circ", Leaf("1", Fraction(1), "degree")),
-    ("1, 2", Items("list", (ONE, TWO))),
+    ("1, 2", Items("list", (ONE, TWO))), ("1,", ONE),
     ("1, and 2", Items("list", (ONE, TWO))),
     ("1 or 2", Items("list", (ONE, TWO), choice=True)),
     (r"\{1, 2\}", Items("set", (ONE, TWO))), (r"\{\}", Items("set", ())),
@@ -73,22 +73,17 @@ def test_structures_by_hand(text, node):
 @pytest.mark.parametrize(
   "text",
   [
-    r"(-\infty,1)\cup(2,\infty)",
-    r"(-\infty,1)\cup(1,2)",
-    r"(1,2)\cup(2,\infty)",
-    r"(-\infty,1]\cup(1,\infty)",
+    r"(-\infty,1)\cup(2,\infty)", r"(-\infty,1)\cup(1,2)",
+    r"(1,2)\cup(2,\infty)", r"(-\infty,1]\cup(1,\infty)",
     r"(-\infty,2)\cup(2,1)\cup(1,\infty)",  # 2 to 1 is none
-    r"(-\infty,1)\cup(1,\infty)\cup(1,\infty)",
     r"(-\infty,1)\cup(1,\infty)\cup(5,6)",
-    r"(-\infty,1)\cup(1,\infty)\cup\{1\}",
     r"(\mathbb{R}\setminus\{1\})\cup(1,2)",
     # No order is known of what is not rational.
     r"(-\infty,\sqrt3)\cup(\sqrt3,\sqrt2)\cup(\sqrt2,\infty)",
     r"(-\infty,2)\cup(2,\sqrt2)\cup(\sqrt2,\infty)",
-    r"(-\infty,a)\cup(a,b)\cup(b,\infty)",
     r"(-\infty,\infty)\cup(\infty,\infty)",
   ],
-)
+)  # fmt: skip
 def test_unions_that_are_not_all_numbers_but_some(text):
   node = parse(text)
   assert isinstance(node, Items) and node.kind == "union"
@@ -102,14 +97,9 @@ def test_plus_minus_is_a_list_of_two():
 
 
 @pytest.mark.parametrize(
-  "text",
-  ["1,", "1,,2", "or 1", "1 or", "x=", r"1\neq", "(,)", "(1)(", r"1\cup"],
+  "text", ["1,,2", "or 1", "1 or", "x=", r"1\neq", "(,)", "(1)(", r"1\cup"]
 )
 def test_an_empty_part_is_unreadable(text):
-  # A comma at the very end is punctuation.
-  if text == "1,":
-    assert parse(text) == ONE
-    return
   with pytest.raises(Unreadable):
     parse(text)
 
@@ -117,7 +107,7 @@ def test_an_empty_part_is_unreadable(text):
 def test_a_leaf_that_cannot_be_read_says_why():
   leaf = parse(r"\foo{x}")
   assert isinstance(leaf, Leaf)
-  assert (leaf.tree, leaf.why) == (None, r"unknown \foo")
+  assert (leaf.tree, leaf.fault) == (None, r"unknown \foo")
 
 
 @hypothesis.given(
@@ -132,7 +122,7 @@ def test_a_leaf_that_cannot_be_read_says_why():
     max_size=30,
   ).map(" ".join)
 )
-@hypothesis.settings(max_examples=500)
+@hypothesis.settings(max_examples=200)
 def test_any_text_is_read_or_unreadable(text):
   clean, reason = gate.screen(text)
   if not reason:

@@ -1,4 +1,4 @@
-"""Tests of brorl_jax/verdicts/own: rewards that a user wrote."""
+"""Functions of a user by name, and the rewards among them."""
 
 import fractions
 import json
@@ -18,8 +18,6 @@ from brorl_jax.data import dataset
 from brorl_jax.data.schema import Form
 from brorl_jax.verdicts import own
 from brorl_jax.verdicts.base import Example, Verdict
-from brorl_jax.verdicts.own import functions, rewards
-from brorl_jax.verdicts.own.functions import MAX_ANSWER
 
 ASKED = ({"role": "user", "content": "2 + 6?"},)
 
@@ -41,12 +39,85 @@ def file(tmp_path, monkeypatch):
 
 
 def verdicts(function, responses, columns=None, step=3):
-  told = json.dumps(columns or {"answer": "8"})
-  return [*functions.verdicts(function, responses, told, step)]
+  text = json.dumps(columns or {"answer": "8"})
+  calls = [responses] if function.whole else [[r] for r in responses]
+  found = [own.verdicts(function, call, text, step) for call in calls]
+  return [verdict for part in found for verdict in part]
 
 
-def load(name):
-  return functions.load(name, what="config.reward.verifier")
+# Names.
+
+TABLE = {"ppo": 1, "gspo": 2}
+
+
+def refused(name):
+  with pytest.raises(ValueError) as error:
+    own.find(name, TABLE, what="config.loss.kind")
+  text = str(error.value)
+  assert "\n" not in text and text.startswith("config.loss.kind = ")
+  return text
+
+
+def test_a_name_of_the_table():
+  assert own.find("gspo", TABLE, what="x") == (2, "")
+
+
+def test_a_function_of_a_package():
+  found = own.find("os.path:join", TABLE, what="x")
+  assert found.value("a", "b") == "a/b" and len(found.digest) == 32
+
+
+def test_a_function_of_a_file_with_a_neighbour(tmp_path):
+  (tmp_path / "neighbour_of_mine.py").write_text("HALF = 0.5\n")
+  file = tmp_path / "mine.py"
+  text = "from neighbour_of_mine import HALF\ndef f(x):\n  return x * HALF\n"
+  file.write_text(text)
+  found = own.find(f"{file}:f", TABLE, what="x")
+  assert found.value(3.0) == 1.5
+  other = tmp_path / "other.py"
+  other.write_text(text + "\n")
+  assert own.find(f"{other}:f", TABLE, what="x").digest != found.digest
+
+
+def test_a_file_may_define_a_dataclass(tmp_path):
+  file = tmp_path / "mine.py"
+  file.write_text(
+    "from __future__ import annotations\nimport dataclasses\n"
+    "@dataclasses.dataclass\nclass A:\n  x: int = 1\n"
+  )
+  assert own.find(f"{file}:A", TABLE, what="x").value().x == 1
+
+
+def test_a_misspelt_name_gets_the_near_match():
+  assert mentions(
+    refused("gpso"), "'gpso' ... ppo, gspo ... did you mean gspo?"
+  )
+  assert mentions(refused("xyzzy"), "'file.py:function'")
+
+
+def test_what_is_wrong_with_a_file_is_one_line_with_its_place(tmp_path):
+  file = tmp_path / "mine.py"
+  assert mentions(refused(f"{file}:f"), "mine.py does not exist")
+  file.write_text("def score(): pass\n")
+  assert mentions(refused(f"{file}:scoer"), "function 'scoer' ... score")
+  bad = tmp_path / "bad.py"
+  bad.write_text("x = 1\n\nraise RuntimeError('two\\nlines')\n")
+  assert mentions(refused(f"{bad}:f"), "line 3: RuntimeError: two lines")
+  bad = tmp_path / "exits.py"
+  bad.write_text("import sys\nsys.exit(3)\n")
+  assert "line 2: SystemExit: 3" in refused(f"{bad}:f")
+  bad = tmp_path / "torn.py"
+  bad.write_text("def f(:\n")
+  assert "SyntaxError: invalid syntax" in refused(f"{bad}:f")
+  missing = tmp_path / "mien.py"
+  assert mentions(refused(f"{missing}:f"), "did you mean mine.py")
+
+
+def test_what_is_wrong_with_a_package_is_one_line():
+  assert mentions(
+    refused("no_such_module:f"), "no_such_module ... ModuleNotFoundError"
+  )
+  assert mentions(refused("a b:f"), "'a b' ... module")
 
 
 # The form of a function, and what it returns; in this process.
@@ -57,7 +128,7 @@ def test_a_reward_in_two_lines(file):
     "def score(response, example):\n"
     "  return float(response == example['answer'])\n"
   )
-  function = load("mine.py:score")
+  function = own.load("mine.py:score")
   assert verdicts(function, ["8", "9"]) == [
     Verdict("pass", 1.0, "", "8"),
     Verdict("fail", 0.0, "below 1", "9"),
@@ -87,7 +158,7 @@ def test_parameters_are_told_by_their_names(file, signature, got):
     f"  good = seen == {got!r}\n"
     "  return [good] * 2 if 'responses' in here else good\n"
   )
-  found = verdicts(load("mine.py:score"), ["8", "8"])
+  found = verdicts(own.load("mine.py:score"), ["8", "8"])
   assert [one.status for one in found] == ["pass", "pass"], found
 
 
@@ -115,7 +186,7 @@ def test_parameters_are_told_by_their_names(file, signature, got):
 def test_what_is_no_reward_is_refused(file, text, why):
   name = f"{file(text)}:score"
   with pytest.raises(ValueError, match=why) as error:
-    load(name)
+    own.load(name)
   assert "\n" not in str(error.value)
   assert "config.reward.verifier = 'mine.py:score'" in str(error.value)
 
@@ -132,7 +203,7 @@ class Scalar:
 def constant(value, whole=False):
   call = lambda: value
   plain = (lambda responses: call()) if whole else (lambda response: call())
-  return functions.Function("mine.py:f", plain, whole, frozenset(), "")
+  return own.Function("mine.py:f", plain, whole, frozenset(), "")
 
 
 @pytest.mark.parametrize(
@@ -186,7 +257,7 @@ def test_a_verdict_is_taken_as_it_is():
     Verdict("fail", 0.5, "wrong unit", "8 m")
   ]
   assert verdicts(constant(Verdict("pass", 3.0)), ["x" * 2000]) == [
-    Verdict("pass", 3.0, "", "x" * MAX_ANSWER)
+    Verdict("pass", 3.0, "", "x" * own.MAX_ANSWER)
   ]
   (own_invalid,) = verdicts(constant(Verdict("invalid", 0.0, "late")), ["x"])
   assert own_invalid.status == "invalid" and own_invalid.reason == "late"
@@ -225,7 +296,7 @@ def test_the_line_that_raised_is_told(file):
     "def score(response):\n"
     "  return inner(response)\n"
   )
-  good, bad = verdicts(load("mine.py:score"), ["1", "{\n"])
+  good, bad = verdicts(own.load("mine.py:score"), ["1", "{\n"])
   assert good.status == "pass"
   assert mentions(
     bad.reason, "mine.py:score, line 3: JSONDecodeError ... reward"
@@ -238,7 +309,7 @@ def test_what_a_call_does_to_its_example_is_not_seen_by_the_next(file):
     "  example['tests'].append(1)\n"
     "  return len(example['tests'])\n"
   )
-  found = verdicts(load("mine.py:score"), ["8", "9"], {"tests": []})
+  found = verdicts(own.load("mine.py:score"), ["8", "9"], {"tests": []})
   assert [one.score for one in found] == [1.0, 1.0]
 
 
@@ -358,7 +429,7 @@ def test_a_group_that_hangs_is_invalid_as_a_whole(file):
 
 @pytest.mark.ci
 def test_after_some_hangs_in_a_row_no_more_are_waited_for(file, monkeypatch):
-  monkeypatch.setattr(rewards, "_IN_A_ROW", 3)
+  monkeypatch.setattr(own, "_IN_A_ROW", 3)
   file("import time\ndef score(response):\n  time.sleep(600)\n")
   said = [str(i) for i in range(50)]
   found = judged(["mine.py:score"], said, timeout_s=0.05)
@@ -368,7 +439,7 @@ def test_after_some_hangs_in_a_row_no_more_are_waited_for(file, monkeypatch):
 
 
 def test_hangs_now_and_then_do_not_end_a_run(file, monkeypatch):
-  monkeypatch.setattr(rewards, "_IN_A_ROW", 2)
+  monkeypatch.setattr(own, "_IN_A_ROW", 2)
   file(
     "import time\n"
     "def score(response):\n"
@@ -563,7 +634,7 @@ def test_what_cannot_be_a_reward_is_refused_before_anything_is_judged(
 def test_a_file_that_does_not_come_to_its_end_is_refused(
   file, monkeypatch, text, why
 ):
-  monkeypatch.setattr(rewards, "_LOAD_S", 0.5 if "while" in text else 20.0)
+  monkeypatch.setattr(own, "_LOAD_S", 0.5 if "while" in text else 20.0)
   file(text)
   with pytest.raises(ValueError, match=why):
     own.Rewards(["mine.py:f"], workers=1)

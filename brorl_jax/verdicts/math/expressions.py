@@ -1,0 +1,669 @@
+r"""Expressions: LaTeX and plain text as tokens, and the tree of these.
+
+plain(r"\left( 1,\,\tfrac12 \right)"), then `tokens`: ( 1 , \frac 12 )
+"""
+
+# ruff: noqa: RUF001 (signs of other alphabets are what is replaced)
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+# A Fraction, or a tuple of an operator and its arguments:
+#   ("symbol", name) ("constant", "pi" | "e" | "i" | "infinity")
+#   ("+" | "*" | "/" | "^" | "binom" | "root" | "log", a, b) ("-", a)
+#   ("!" | "abs" | "floor" | "ceil" | name of a function, a)
+#   ("max" | "min", a, b, ...)
+Tree = Any
+
+
+class Unreadable(ValueError):
+  """The text is none of what is understood here."""
+
+
+class Token(NamedTuple):
+  r"""One token.
+
+  Attributes:
+    kind: "number" (0.5, 1e3), "symbol" (a letter, with its subscript and
+      primes), "word", or "sign" (one character, or a command as `\frac`).
+    text: As it is compared.
+  """
+
+  kind: str
+  text: str
+
+
+def _spellings(table: str) -> dict[str, str]:
+  """Every spelling of a table with the first one of its entry."""
+  entries = [entry.split() for entry in table.split(",")]
+  return {word: entry[0] for entry in entries for word in entry}
+
+
+# Commands that are variables.
+LETTERS = frozenset(
+  r"""\alpha \beta \gamma \delta \epsilon \varepsilon \zeta \eta \theta
+  \vartheta \iota \kappa \lambda \mu \nu \xi \rho \sigma \tau \upsilon \phi
+  \varphi \chi \psi \omega \Gamma \Delta \Theta \Lambda \Xi \Sigma \Phi \Psi
+  \Omega \ell""".split()
+)
+# Commands that apply to what follows, as \sin does.
+FUNCTIONS = frozenset(
+  r"""\sin \cos \tan \sec \csc \cot \arcsin \arccos \arctan \sinh \cosh \tanh
+  \ln \exp \log""".split()
+)
+_SAME = _spellings(r"""
+  \frac \dfrac \tfrac \cfrac, \binom \dbinom \tbinom, \leq \le \leqslant,
+  \geq \ge \geqslant, \neq \ne, < \lt, > \gt, \emptyset \varnothing,
+  | \mid \vert \lvert \rvert \|, : \colon, \{ \lbrace, \} \rbrace, [ \lbrack,
+  ] \rbrack, ( \lparen, ) \rparen, * \ast \cdot \times, / \div, % \%, \lor \vee,
+  \land \wedge, \asec \arcsec, \circ \degree \deg,
+  \setminus \backslash \smallsetminus, i \imath, \infty \infin, \tan \tg,
+  \cot \ctg, \arctan \arctg, £ \pounds, € \euro, \mathbb{R} \R, \mathbb{Z} \Z
+""")
+_UNICODE = str.maketrans({
+  "×": "*", "·": "*", "⋅": "*", "∙": "*", "÷": "/", "∕": "/", "⁄": "/",
+  "≤": r"\leq ", "≥": r"\geq ", "≠": r"\neq ", "∞": r"\infty ",
+  "∪": r"\cup ", "∩": r"\cap ", "∅": r"\emptyset ", "∈": r"\in ",
+  "±": r"\pm ", "∓": r"\mp ", "√": r"\sqrt ", "π": r"\pi ", "θ": r"\theta ",
+  "α": r"\alpha ", "β": r"\beta ", "γ": r"\gamma ", "λ": r"\lambda ",
+  "°": r"^\circ ", "²": "^{2}", "³": "^{3}", "½": r"\frac{1}{2}",
+  "¼": r"\frac{1}{4}", "¾": r"\frac{3}{4}", "⅓": r"\frac{1}{3}",
+  "⅔": r"\frac{2}{3}", "ℝ": r"\mathbb{R}", "′": "'",
+})  # fmt: skip
+_DROPPED = re.compile(
+  r"\\(?:left|right|middle)(?:\.|(?![A-Za-z]))"
+  r"|\\(?:[bB]igg?[lrm]?|displaystyle|textstyle|scriptstyle"
+  r"|limits|nolimits|rm|bf|it|mathopen|mathclose)(?![A-Za-z])"
+)
+_SPACE = re.compile(
+  r"(?<!\\)\\(?:[,;:!> ]|(?:q?quad|thinspace)(?![A-Za-z])"
+  r"|hspace\*?\{[^{}]*\}|phantom\{[^{}]*\})|~|\s+"
+)
+_THOUSANDS = re.compile(r"(?<![\d.])\d{1,3}(?:(?:\{,\}| )\d{3})+(?![\d ]*\d)")
+_BASES = "zero one two three four five six seven eight nine ten eleven twelve"
+_BASES = {**{w: n for n, w in enumerate(_BASES.split())}, "sixteen": 16}
+_TOKEN = re.compile(
+  r"""
+  (?P<modulus>\\pmod\s*(?:\d+|\{\s*\d+\s*\})
+    |\(\s*(?:\\?b?mod|\\(?:text|mathrm)\s*\{\s*mod\s*\})\s*
+      (?:\d+|\{\s*\d+\s*\})\s*\))
+  # Digits that are letters only where their base needs some: 2A_1 is a product.
+  | (?P<based>(?P<round>\()?(?P<digits>\d+(?:\.\d+)?
+      |(?=[A-F]*\d)[\dA-F]+(?=\)?_\{1[1-6]\}))(?(round)\))
+    _(?:(?P<base>\d+)|\{(?:\\text\{)?\s*(?P<braced>\w+)\s*\}?\}))
+  | (?P<wrapped>\\(?:text(?:bf|it|rm)?|math(?:rm|bf|it|sf)|operatorname\*?|mbox)
+    \s*\{(?P<inner>[^{}]*)\})
+  | (?P<braced_command>\\(?:begin|end)\s*\{\w+\*?\}
+    |\\mathbb\s*\{?\s*[A-Z]\s*\}?)
+  | (?P<command>\\[A-Za-z]+|\\.)
+  | (?P<number>(?:\d+(?:\.(?:\d+|(?=\s*\\(?:overline|dot))))?|\.\d+)
+    (?:[eE][+-]?\d{1,3}(?![\dA-Za-z.]))?)
+  | (?P<word>[A-Za-z]+)
+  | (?P<sign>\S)
+  """,
+  re.VERBOSE,
+)
+# A formula's marks.
+_MARKED = re.compile(
+  r"\$([^$]+)\$|\\\(((?:(?!\\\().)+)\\\)|\\\[((?:(?!\\\[).)+)\\\]"
+)
+
+
+def plain(text: str) -> str:
+  """The text with one spelling for spaces, thousands and foreign signs."""
+  text = text.translate(_UNICODE)
+  text, before = _SPACE.sub(" ", _DROPPED.sub("", text)).strip(), ""
+  while text != before:
+    before = text
+    if marked := _MARKED.fullmatch(text):
+      text = marked[marked.lastindex or 0].strip()
+    elif text.endswith((".", ",")):
+      text = text[:-1].rstrip()
+  return _THOUSANDS.sub(lambda m: re.sub(r"\{,\}| ", "", m.group()), text)
+
+
+def tokens(text: str) -> tuple[Token, ...]:
+  """The tokens of a text that `plain` made.
+
+  Raises:
+    Unreadable: At a subscript or mark without its letter.
+  """
+  out: list[Token] = []
+  for found in _TOKEN.finditer(text):
+    part = found.group()
+    match found.lastgroup:
+      case "wrapped":
+        out += _wrapped(part, found["inner"])
+      case "modulus":
+        out.append(Token("word", f"(mod {re.sub(r'[^0-9]', '', part)})"))
+      case "based":
+        out += _based(found["digits"], found["base"] or found["braced"])
+      case "command":
+        part = _SAME.get(part, part)
+        out.append(Token("symbol" if part.isalpha() else "sign", part))
+      case "braced_command":
+        out.append(Token("sign", re.sub(r"[\s{}]", "", part)))
+      case "number":
+        out.append(Token("number", part))
+      case "word":
+        out += _letters(part, after=bool(out))
+      case _:
+        out.append(Token("sign", part))
+  return tuple(_with_subscripts(out))
+
+
+def _based(digits: str, base: str) -> list[Token]:
+  """A number of another base, as its digits with the base for a unit."""
+  size = int(base) if base.isdecimal() else _BASES.get(base, 0)
+  if not 2 <= size <= 36 or any(int(d, 36) >= size for d in digits if d != "."):
+    raise Unreadable(f"{digits} is no number of base {base}")
+  number = Token("number", digits)
+  if not digits.isdecimal() and "." not in digits:
+    number = Token("symbol", digits.lstrip("0"))
+  return [number, Token("word", f"(base {size})")]
+
+
+def _wrapped(whole: str, inner: str) -> list[Token]:
+  r"""`\text{ m}` is a word; `\mathrm{e}` is a letter."""
+  upright = whole.startswith((r"\mathrm", r"\mathbf", r"\mathit"))
+  if upright and inner.strip() in ("e", "i", "d", "x", "y", "z"):
+    return [Token("symbol", inner.strip())]
+  out = []
+  for found in _TOKEN.finditer(inner.replace("'", "")):
+    part, kind = found.group(), found.lastgroup
+    if part.casefold() in ("or", "and"):
+      part = part.casefold()
+    out.append(Token(kind if kind in ("word", "number") else "sign", part))
+  return out
+
+
+def _letters(part: str, *, after: bool) -> list[Token]:
+  """A run of letters: a function, a unit, a link word, or a product."""
+  if f"\\{part}" in FUNCTIONS or part in ("sqrt", "pi"):
+    return [Token("sign", f"\\{part}")]
+  if part.casefold() in ("or", "and"):
+    return [Token("word", part.casefold())]
+  if after and len(part) > 1 and known_unit(part):
+    return [Token("word", part)]
+  return [Token("symbol", letter) for letter in part]
+
+
+def _with_subscripts(parts: list[Token]) -> list[Token]:
+  r"""`x`, `_`, `1` become one symbol; `\log`, `_` stay as they are."""
+  out: list[Token] = []
+  at = 0
+  while at < len(parts):
+    token, at = parts[at], at + 1
+    of_log = token.text == "_" and out and out[-1].text == r"\log"
+    if token.text not in ("_", "'") or of_log:
+      out.append(token)
+      continue
+    if not out or (out[-1].kind != "symbol" and out[-1].text not in LETTERS):
+      raise Unreadable(f"{token.text} without a letter")
+    text = token.text
+    if text == "_":
+      below, at = _subscript(parts, at)
+      text += below
+    out[-1] = Token("symbol", out[-1].text + text)
+  return out
+
+
+def _subscript(parts: list[Token], at: int) -> tuple[str, int]:
+  texts = [part.text for part in parts[at:]]
+  end = texts.index("}") if texts[:1] == ["{"] and "}" in texts else 0
+  if end > 1:
+    return "".join(texts[1:end]), at + end + 1
+  if not texts or parts[at].kind == "sign":
+    raise Unreadable("_ without a subscript")
+  return texts[0], at + 1
+
+
+# Each unit with its other spellings.
+_UNITS = _spellings("""
+  m meter meters metre metres, cm centimeter centimeters centimetre centimetres,
+  mm millimeter millimeters millimetre millimetres,
+  km kilometer kilometers kilometre kilometres, in inch inches, ft foot feet,
+  yd yard yards yds, mi mile miles, g gram grams, mg milligram milligrams,
+  kg kilogram kilograms kgs, lb pound pounds lbs, oz ounce ounces,
+  s second seconds sec secs, ms millisecond milliseconds,
+  min minute minutes mins, h hour hours hr hrs, day days, week weeks,
+  month months, year years yr yrs, l L liter liters litre litres,
+  ml mL milliliter milliliters, gal gallon gallons, n N newton newtons,
+  j J joule joules, w W watt watts, hz Hz hertz, pa Pa pascal pascals,
+  k K kelvin, mol mole moles, mph, kmh kph, degree degrees deg,
+  radian radians rad rads, dollar dollars usd USD bucks, cent cents, euro euros,
+  unit units, a.m. am AM, p.m. pm PM, percent, bit bits, byte bytes
+""")
+# Words that would change the number they stand next to, or take it back.
+_NOT_UNITS = frozenset(
+  """
+  zero one two three four five six seven eight nine ten eleven twelve thirteen
+  fourteen fifteen sixteen seventeen eighteen nineteen twenty thirty forty fifty
+  sixty seventy eighty ninety hundred hundreds thousand thousands million
+  millions billion billions trillion dozen dozens half halves third thirds
+  quarter quarters double triple pair pairs score
+  or and not no nor but maybe perhaps possibly probably either neither both
+  about approximately approx around roughly nearly almost least most more less
+  fewer than over under above below between to if unless when then else except
+  is are was were be equals equal plus minus times divided multiplied mod modulo
+  base factorial squared cubed root power negative positive undefined infinity
+  infinite none any all every same gold answer correct true false yes wrong pi e
+  i log sin cos tan where such that for with without also otherwise instead
+  """.split()
+)
+
+
+def known_unit(word: str) -> str | None:
+  """One spelling of a run of letters that is a unit, not a product."""
+  return _UNITS.get(word) or _UNITS.get(word.casefold())
+
+
+def canonical_unit(words: str) -> str | None:
+  """One spelling for a unit, or None for words that are no unit.
+
+  Units may be left out but not exchanged. None is converted: 5 m is not 500 cm,
+  for a question that names its unit wants it. The base of a number and the
+  modulus of a congruence are units too, "(base 8)" and "(mod 7)".
+  """
+  if re.fullmatch(r"\((?:base|mod) \d+\)", words):
+    return words
+  words = re.sub(r"[{}*]", " ", words).replace("per ", "/")
+  words = re.sub(r"\s*([/^.])\s*", r"\1", " ".join(words.split()))
+  words = re.sub(r"\b([ap])\.m\b\.?", r"\1m", words)
+  words = re.sub(r"\b(?:square|sq) (\w+)", r"\1^2", words)
+  words = re.sub(r"\bcubic (\w+)", r"\1^3", words)
+  if not re.fullmatch(
+    r"[A-Za-z]+(?:\^-?\d)?(?:[ /][A-Za-z]+(?:\^-?\d)?){0,3}", words
+  ):
+    return None
+  parts = re.split(r"([ /])", words)
+  if any(part.casefold() in _NOT_UNITS for part in parts):
+    return None
+  return "".join(map(_canonical_factor, parts))
+
+
+def _canonical_factor(part: str) -> str:
+  word, power, exponent = part.partition("^")
+  same = known_unit(word) or word.casefold()
+  if not known_unit(word) and len(same) > 3:
+    same = same.removesuffix("s")
+  return same + power + exponent
+
+
+# Exact operations. Nothing is rounded; numbers stay below 2**30,000, and one
+# operation costs at most milliseconds, whatever the text.
+
+_MAX_BITS = 30_000
+_MAX_FACTORIAL = 2_500
+
+
+def combined(name: str, *values: Tree) -> Tree:
+  """The value of an operation if it is rational, else the tree of it.
+
+  Raises:
+    Unreadable: It is undefined or too large.
+  """
+  if values[-1] == 0 and name in _NOT_ZERO:
+    raise Unreadable(_NOT_ZERO[name])
+  if name == "root" and values[1] == 1:
+    return values[0]
+  rational = all(isinstance(value, Fraction) for value in values)
+  value = _EXACT[name](*values) if rational and name in _EXACT else None
+  if value is None:
+    return (name, *values)
+  if isinstance(value, tuple):
+    return value
+  value = Fraction(value)
+  if max(_bits(value)) > _MAX_BITS:
+    raise Unreadable("too large")
+  return value
+
+
+def _bits(value: Fraction) -> tuple[int, int]:
+  return value.numerator.bit_length(), value.denominator.bit_length()
+
+
+def _wholes(what: str, *values: Tree, small: bool = True) -> list[int]:
+  for n in values:
+    whole = isinstance(n, Fraction) and n.denominator == 1
+    if not whole or (small and not 0 <= n <= _MAX_FACTORIAL):
+      raise Unreadable(f"{what} of something other than small integers")
+  return [int(n) for n in values]
+
+
+def _power(a: Fraction, b: Fraction) -> Tree:
+  if a == 0 and b <= 0:
+    raise Unreadable("zero to a power that is not positive")
+  if b.denominator > 1:
+    if a < 0:  # the principal value is complex
+      return None
+    above = combined("^", a, Fraction(b.numerator))
+    return combined("root", above, Fraction(b.denominator))
+  if abs(a) == 1:
+    return a if b.numerator % 2 else Fraction(1)
+  if max(_bits(a)) * abs(b.numerator) > _MAX_BITS:
+    raise Unreadable("too large")
+  return a**b.numerator
+
+
+def _root(a: Fraction, degree: Fraction) -> Fraction | None:
+  """The principal root where it is rational and not negative."""
+  if a < 0 or degree.denominator > 1 or not 2 <= degree <= 100:
+    return None
+  above, below = (_whole_root(n, int(degree)) for n in a.as_integer_ratio())
+  return None if above is None or below is None else Fraction(above, below)
+
+
+def _whole_root(n: int, degree: int) -> int | None:
+  """By Newton's method, from above."""
+  root = 1 << -(-n.bit_length() // degree)
+  while root:
+    smaller = ((degree - 1) * root + n // root ** (degree - 1)) // degree
+    if smaller >= root:
+      break
+    root = smaller
+  return root if root**degree == n else None
+
+
+# Of rational numbers; None if the value is no rational number.
+_EXACT: dict[str, Callable[..., Any]] = {
+  **{"+": operator.add, "*": operator.mul, "/": operator.truediv},
+  **{"-": operator.neg, "^": _power, "root": _root, "abs": abs},
+  **{"floor": math.floor, "ceil": math.ceil},
+  "max": lambda *values: max(values),
+  "min": lambda *values: min(values),
+  "!": lambda n: math.factorial(*_wholes("factorial", n)),
+  "binom": lambda *n: math.comb(*_wholes("binomial", *n)),
+}
+_NOT_ZERO = {"/": "division by zero", "root": "root of degree zero"}
+
+
+# From tokens to a tree.
+
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+_CLOSING |= {r"\lfloor": r"\rfloor", r"\lceil": r"\rceil"}
+_ROUNDED = {r"\lfloor": "floor", r"\lceil": "ceil"}
+_CONSTANTS = {r"\pi": "pi", r"\infty": "infinity"}
+_OF_TWO = {r"\frac": "/", r"\binom": "binom"}
+_OF_SEVERAL = (r"\max", r"\min", r"\gcd")
+# Names of vectors, segments and estimates: with their letters one symbol.
+_MARKS = (
+  *(r"\hat", r"\vec", r"\bar", r"\overline", r"\overrightarrow", r"\widehat"),
+  r"\tilde",
+)
+# What may begin a factor, apart from numbers, symbols and bars.
+_STARTS = FUNCTIONS.union(
+  LETTERS, _CLOSING, _CONSTANTS, _OF_TWO, _OF_SEVERAL, _MARKS, [r"\sqrt"]
+)
+DEGREES = (("^", r"\circ"), ("^", "{", r"\circ", "}"), (r"\circ",))
+_END = Token("sign", "")
+
+
+def read(tokens: Sequence[Token]) -> Tree:
+  r"""The tree of an expression; every rational part of it is one Fraction.
+
+    read(tokens(r"\frac{1}{2}+0.25"))   # Fraction(3, 4)
+    read(tokens(r"2\sqrt{3}"))          # ("*", Fraction(2), ("root", ...))
+
+  A number before a proper fraction is a mixed number; two numbers side by side
+  are no expression.
+
+  Raises:
+    Unreadable: If it is none, or is undefined, or too large.
+  """
+  reader = _Reader(tokens)
+  tree = reader.sum()
+  if reader.next is not _END:
+    raise Unreadable(f"unexpected {reader.next.text}")
+  return tree
+
+
+class _Reader:
+  """Recursive descent; `next` is the token that was not used yet."""
+
+  def __init__(self, tokens: Sequence[Token]):
+    self._tokens = [*tokens, _END]
+    self._at = 0
+    self._bars = 0  # open absolute values
+
+  @property
+  def next(self) -> Token:
+    return self._tokens[self._at]
+
+  def take(self) -> Token:
+    token = self.next
+    if token is _END:
+      raise Unreadable("ends too early")
+    self._at += 1
+    return token
+
+  def accept(self, *texts: str) -> bool:
+    """Takes the next tokens if they are these."""
+    ahead = self._tokens[self._at : self._at + len(texts)]
+    accepted = tuple(token.text for token in ahead) == texts
+    self._at += accepted * len(texts)
+    return accepted
+
+  def expect(self, text: str) -> None:
+    if not self.accept(text):
+      raise Unreadable(f"{text} is missing")
+
+  def sum(self) -> Tree:
+    tree = self.product()
+    while self.next.text in ("+", "-"):
+      plus, term = self.take().text == "+", self.product()
+      tree = combined("+", tree, term if plus else combined("-", term))
+    return tree
+
+  def minus(self) -> bool:
+    """Takes all signs; whether they are a minus."""
+    minus = False
+    while self.next.text in ("+", "-"):
+      minus ^= self.take().text == "-"
+    return minus
+
+  def product(self) -> Tree:
+    minus, tree = self.minus(), self.power()
+    while True:
+      if self.next.text in ("*", "/"):
+        tree = combined(self.take().text, tree, self.signed_power())
+      elif self.starts_factor():
+        if self.next.kind == "number":
+          raise Unreadable("two numbers side by side")
+        tree = combined("*", tree, self.power())
+      else:
+        return combined("-", tree) if minus else tree
+
+  def signed_power(self) -> Tree:
+    minus, tree = self.minus(), self.power()
+    return combined("-", tree) if minus else tree
+
+  def starts_factor(self) -> bool:
+    token = self.next
+    if token.text == "|":
+      return not self._bars
+    return token.kind in ("number", "symbol") or token.text in _STARTS
+
+  def power(self) -> Tree:
+    base = self.postfix(self.primary())
+    if self.accept("*", "*") or self.accept("^"):
+      base = self.postfix(combined("^", base, self.exponent()))
+    return base
+
+  def postfix(self, tree: Tree) -> Tree:
+    while True:
+      if self.accept("!"):
+        tree = combined("!", tree)
+      elif self.accept("%"):
+        tree = combined("/", tree, Fraction(100))
+      elif any(self.accept(*form) for form in DEGREES):
+        degree = combined("/", ("constant", "pi"), Fraction(180))
+        tree = combined("*", tree, degree)
+      else:
+        return tree
+
+  def exponent(self) -> Tree:
+    if self.next.text in ("+", "-"):
+      return self.signed_power()
+    if self.next.text == "{":
+      return self.argument()
+    return self.postfix(self.primary())
+
+  def argument(self) -> Tree:
+    r"""What a command takes: braces, one digit, one letter, a command."""
+    if self.accept("{"):
+      tree = self.sum()
+      self.expect("}")
+      return tree
+    token = self.next
+    if token.kind == "number" and token.text.isdigit() and len(token.text) > 1:
+      # TeX takes one digit: \frac12 is a half.
+      self._tokens[self._at] = Token("number", token.text[1:])
+      return Fraction(token.text[0])
+    return self.primary()
+
+  def primary(self) -> Tree:
+    token = self.take()
+    name = token.text
+    if token.kind == "number":
+      return self.mixed(name)
+    if token.kind == "symbol":
+      return ("constant" if name in ("e", "i") else "symbol", name)
+    if token.kind == "word":
+      raise Unreadable(f"word {name}")
+    if name in _CLOSING:
+      tree = self.outside_bars()
+      self.expect(_CLOSING[name])
+      return combined(_ROUNDED[name], tree) if name in _ROUNDED else tree
+    if name == "|":
+      self._bars += 1
+      tree = self.sum()
+      self._bars -= 1
+      self.expect("|")
+      return combined("abs", tree)
+    return self.command(name)
+
+  def outside_bars(self) -> Tree:
+    """A sum in which a bar opens an absolute value."""
+    bars, self._bars = self._bars, 0
+    tree = self.sum()
+    self._bars = bars
+    return tree
+
+  def command(self, name: str) -> Tree:
+    if name in _CONSTANTS:
+      return ("constant", _CONSTANTS[name])
+    if name in LETTERS:
+      return ("symbol", name)
+    if name in _OF_TWO:
+      return combined(_OF_TWO[name], self.argument(), self.argument())
+    if name == r"\sqrt":
+      degree: Tree = Fraction(2)
+      if self.accept("["):
+        degree = self.sum()
+        self.expect("]")
+      return combined("root", self.argument(), degree)
+    if name in FUNCTIONS:
+      return self.function(name[1:])
+    if name == r"\gcd":
+      numbers = _wholes("common divisor", *self.arguments(), small=False)
+      return Fraction(math.gcd(*numbers))
+    if name in _OF_SEVERAL:
+      return combined(name[1:], *self.arguments())
+    if name in _MARKS and (letters := self.letters()):
+      return ("symbol", name + letters)
+    is_command = name[0] == "\\" and name[1:].isalpha()
+    raise Unreadable(f"{'unknown' if is_command else 'stray'} {name}")
+
+  def arguments(self) -> list[Tree]:
+    """What stands in brackets, between commas."""
+    braced = self.next.text != "("
+    self.expect(r"\{" if braced else "(")
+    arguments = [self.outside_bars()]
+    while self.accept(","):
+      arguments.append(self.outside_bars())
+    self.expect(r"\}" if braced else ")")
+    return arguments
+
+  def letters(self) -> str:
+    """Takes a letter, or some in braces; "" if there are none."""
+    braced = self.next.text == "{"
+    at = end = self._at + braced
+    while self._tokens[end].kind == "symbol" and (braced or end == at):
+      end += 1
+    if end == at or (braced and self._tokens[end].text != "}"):
+      return ""
+    self._at = end + braced
+    return " ".join(token.text for token in self._tokens[at:end])
+
+  def function(self, name: str) -> Tree:
+    base: Tree = Fraction(10)
+    exponent: Tree = None
+    while self.next.text in ("^", "_"):
+      if self.take().text == "_":
+        base = self.argument()
+      else:
+        exponent = self.exponent()
+    if exponent == -1 and name in ("sin", "cos", "tan"):
+      name, exponent = f"arc{name}", None
+    value = self.operand()
+    if name == "exp":
+      tree = combined("^", ("constant", "e"), value)
+    else:
+      tree = ("log", value, base) if name == "log" else (name, value)
+    return tree if exponent is None else combined("^", tree, exponent)
+
+  def operand(self) -> Tree:
+    r"""What a function without brackets applies to: `\sin 2x \cos x`."""
+    if self.accept("("):
+      tree = self.outside_bars()
+      self.expect(")")
+      return tree
+    tree = self.signed_power()
+    while self.starts_factor() and self.next.kind != "number":
+      if self.next.text in FUNCTIONS or self.next.text in _CLOSING:
+        break
+      tree = combined("*", tree, self.power())
+    return tree
+
+  def mixed(self, digits: str) -> Tree:
+    """A number, or a number and a proper fraction."""
+    if self.next.text in (r"\overline", r"\dot"):
+      return self.repeating(digits)
+    value = Fraction(digits)
+    if not digits.isdigit() or self.next.text != r"\frac":
+      return value
+    at, saved = self._at, [*self._tokens]
+    self.take()
+    above, below = self.argument(), self.argument()
+    rational = isinstance(above, Fraction) and isinstance(below, Fraction)
+    if rational and above.denominator == below.denominator == 1:
+      if 0 < above < below:
+        return value + above / below
+    self._at, self._tokens = at, saved
+    return value
+
+  def repeating(self, digits: str) -> Fraction:
+    r"""`0.1\overline{6}` is a sixth."""
+    self.take()
+    braced = self.accept("{")
+    period = self.take().text
+    if braced:
+      self.expect("}")
+    if not period.isdigit() or "e" in digits.casefold():
+      raise Unreadable("a bar over what are no digits")
+    tail = Fraction(int(period), 10 ** len(period) - 1)
+    return Fraction(digits) + tail / 10 ** len(digits.partition(".")[2])
+
+
+def decimal_step(digits: str) -> Fraction | None:
+  """One unit of a decimal's last digit; None without a decimal point."""
+  digits, _, exponent = digits.casefold().partition("e")
+  if "." not in digits:
+    return None
+  return Fraction(10) ** (int(exponent or 0) - len(digits.partition(".")[2]))

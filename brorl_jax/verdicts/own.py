@@ -1,0 +1,552 @@
+"""Functions that a user brings in a file or a package, rewards above all.
+
+    # mine.py
+    def score(response, example):
+      return float(response.strip() == example["answer"])
+
+The names of the parameters decide how a reward is called:
+
+    def score(response, example) -> float | Verdict
+    def score(responses, example, step) -> list of them, one for each response
+
+`responses` are all responses to one prompt, duplicates included, in the order
+of the rollouts. `example` is a dict with "id", "prompt", "messages", "source"
+and every column of the data line. `step` is the training step, None in an
+evaluation. `example` and `step` are optional. README.md has what a function may
+return, and when a response becomes invalid.
+
+The functions run in several worker processes. Each imports the file once, so
+module state is per process. They are not sandboxed: they may use the network,
+files and other processes. jax sees only the CPU there. They should depend on
+their arguments alone, because a resumed run calls them again.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import difflib
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import json
+import math
+import os
+import pathlib
+import queue
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent import futures
+from types import ModuleType
+from typing import Any, NamedTuple, NoReturn, get_args
+
+from brorl_jax.verdicts import base, pool
+from brorl_jax.verdicts.base import Domain, Example, Status, Verdict
+from brorl_jax.verdicts.pool import TimedVerdict
+from brorl_jax.verdicts.sandbox import worker
+from brorl_jax.verdicts.sandbox.process import Failed
+from brorl_jax.verdicts.sandbox.usage import Deadline
+from brorl_jax.verdicts.strict_json import show
+
+MAX_ANSWER = 1_000  # characters of a response that serve as its answer
+_WHAT = "config.reward.verifier"
+_PLACES = "'file.py:function' or 'package.module:function'"
+_PARAMETERS = "use (response, example, step) or (responses, example, step)"
+
+_IN_A_ROW = 8  # give up after this many calls without an answer
+_LOAD_S = 600.0  # a module may load a model
+_MAX_REPLY = 1 << 30  # bytes
+_ENVIRONMENT = {
+  "JAX_PLATFORMS": "cpu",  # the trainer owns the devices
+  "PYTHONDONTWRITEBYTECODE": "1",  # run the file that the digest is of
+  "PYTHONHASHSEED": "0",  # the same response gets the same reward
+}
+
+
+# Functions by name.
+
+
+class Named(NamedTuple):
+  """The function of a name."""
+
+  value: Any  # the value in the table, or the function
+  # Hash of the file that defines it, 32 hexadecimal digits; "" for a table
+  # entry, which the version of the package determines.
+  digest: str
+
+
+def find(name: str, table: Mapping[str, Any], *, what: str) -> Named:
+  """The function that a config names.
+
+      find("ppo", LOSSES, what="config.loss.kind")
+      find("mine.py:loss", LOSSES, what="config.loss.kind")
+
+  A file runs once and may import modules of its own folder.
+
+  Args:
+    name: A key of the table, "package.module:function" or "file.py:function".
+    table: Built-in values by name.
+    what: The config field, for the message.
+
+  Raises:
+    ValueError: The name cannot be resolved; the message is one line.
+  """
+  if name in table:
+    return Named(table[name], "")
+  where = f"{what} = {name!r}"
+  place, colon, function = name.rpartition(":")
+  if not colon:
+    own = f"{', '.join(table)}, or your own as {_PLACES}" if table else _PLACES
+    raise ValueError(f"{where}: unknown; use {own}{_near(name, table)}")
+  try:
+    if place.endswith(".py"):
+      module = _run(pathlib.Path(place).expanduser().absolute())
+    else:
+      module = _package(place)
+  except ValueError as e:
+    raise ValueError(f"{where}: {e}") from None
+  value = getattr(module, function, None)
+  if not callable(value):
+    near = _near(function, [k for k, v in vars(module).items() if callable(v)])
+    raise ValueError(f"{where}: {place} has no function {function!r}{near}")
+  try:
+    data = pathlib.Path(module.__file__ or "").read_bytes()
+  except OSError:
+    return Named(value, "")
+  return Named(value, hashlib.sha256(data).hexdigest()[:32])
+
+
+def _near(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+  close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+  return f"; did you mean {close[0]}?" if close else ""
+
+
+def _package(name: str) -> ModuleType:
+  try:
+    return importlib.import_module(name)
+  except Exception as e:  # a module is code and may raise anything
+    raise ValueError(f"{name} cannot be imported: {_message(e)}") from None
+
+
+@functools.cache
+def _run(path: pathlib.Path) -> ModuleType:
+  """Runs a file as a module; a ValueError names the line that failed."""
+  if not path.is_file():
+    near = _near(path.name, [p.name for p in path.parent.glob("*.py")])
+    raise ValueError(f"file {path} does not exist{near}")
+  name = f"_brorl_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
+  spec = importlib.util.spec_from_file_location(name, path)
+  assert spec is not None and spec.loader is not None
+  module = importlib.util.module_from_spec(spec)
+  sys.modules[name] = module  # dataclasses and pickle look up their module
+  if str(path.parent) not in sys.path:
+    sys.path.append(str(path.parent))  # last, so that it hides no other module
+  try:
+    spec.loader.exec_module(module)
+  except BaseException as e:  # SystemExit too
+    del sys.modules[name]
+    if isinstance(e, KeyboardInterrupt):
+      raise
+    line = "".join(f"line {n}: " for n in _lines(e, str(path))[-1:])
+    raise ValueError(f"{path} failed: {line}{_message(e)}") from None
+  return module
+
+
+def _lines(error: BaseException, file: str) -> list[int | None]:
+  """The lines of a file that ran when an error was raised, outermost first."""
+  frames = traceback.extract_tb(error.__traceback__)
+  return [frame.lineno for frame in frames if frame.filename == file]
+
+
+def _message(error: BaseException) -> str:
+  """Type and message of an error in one line."""
+  text = " ".join(str(error).split())
+  if isinstance(error, _Returned):
+    return text
+  return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+# A reward function: its signature, and its results as verdicts.
+
+
+class Function(NamedTuple):
+  """A reward function."""
+
+  name: str  # the name as given, such as "mine.py:score"
+  call: Callable[..., Any]
+  whole: bool  # whether it takes all responses to a prompt at once
+  takes: frozenset[str]  # which of "example" and "step" it takes
+  digest: str  # see Named
+
+
+def load(name: str) -> Function:
+  """Imports a reward function and checks its signature.
+
+  Raises:
+    ValueError: It cannot be imported or has another signature; one line.
+  """
+  call, digest = find(name, {}, what=_WHAT)
+  where = f"{_WHAT} = {name!r}"
+  if inspect.iscoroutinefunction(call):
+    raise ValueError(f"{where} is async; use a function with asyncio.run in it")
+  try:
+    parameters = inspect.signature(call).parameters
+  except (TypeError, ValueError):  # some functions in C
+    parameters = {}
+  first = next(iter(parameters), "")
+  if first not in ("response", "responses"):
+    raise ValueError(f"{where} takes ({', '.join(parameters)}); {_PARAMETERS}")
+  for other in [*parameters.values()][1:]:
+    optional = other.default is not other.empty
+    if other.name not in ("example", "step") and not optional:
+      raise ValueError(f"{where} has parameter {other}; {_PARAMETERS}")
+  takes = frozenset(parameters) & {"example", "step"}
+  return Function(name, call, first == "responses", takes, digest)
+
+
+def verdicts(
+  function: Function, responses: Sequence[str], example: str, step: int | None
+) -> list[Verdict]:
+  """The verdicts of one call on one response, or on all; never raises.
+
+  `example` is a JSON text, so that a call cannot change the next one's.
+  """
+  known = {"example": json.loads(example), "step": step}
+  known = {k: v for k, v in known.items() if k in function.takes}
+  try:
+    # Passed by name, so that the order of parameters is free.
+    if function.whole:
+      value = function.call(responses=[*responses], **known)
+      values = _values(value, len(responses))
+    else:
+      values = [function.call(response=responses[0], **known)]
+  except BaseException as error:  # user code may raise SystemExit too
+    return [_raised(function, error)] * len(responses)
+  found = []
+  for value, response in zip(values, responses, strict=True):
+    try:
+      found.append(_verdict(value, response))
+    except BaseException as error:  # float() of a user's object may raise
+      found.append(_raised(function, error))
+  return found
+
+
+def _invalid(why: str) -> Verdict:
+  line = " ".join(why.split())[:400]
+  return Verdict("invalid", 0.0, f"reward failed: {line}", "")
+
+
+def _raised(function: Function, error: BaseException) -> Verdict:
+  """Names the last line of the function's file that ran, or its first."""
+  inner = inspect.unwrap(function.call)
+  code = getattr(inner, "__code__", None)
+  code = code or getattr(type(inner).__call__, "__code__", None)
+  where = function.name
+  if code is not None:
+    lines = _lines(error, code.co_filename) or [code.co_firstlineno]
+    where += f", line {lines[-1]}"
+  return _invalid(f"{where}: {_message(error)}")
+
+
+class _Returned(Exception):
+  """A function returned an unusable value."""
+
+
+def _values(value: Any, count: int) -> list[Any]:
+  """The values that a function returned for a group."""
+  try:
+    if isinstance(value, str | bytes | dict | Verdict):
+      raise TypeError
+    values = [*value]
+  except TypeError:
+    raise _Returned(
+      f"returned {show(value)}; return a list of {count}"
+    ) from None
+  if len(values) != count:
+    raise _Returned(
+      f"returned {len(values)} values for {count} responses; return one each"
+    )
+  return values
+
+
+def _verdict(value: Any, response: str) -> Verdict:
+  if not isinstance(value, Verdict):
+    score = _number(value)
+    status, reason = ("pass", "") if score >= 1.0 else ("fail", "below 1")
+    return Verdict(status, score, reason, response[:MAX_ANSWER])
+  if value.status not in get_args(Status):
+    raise _Returned(
+      f"returned a Verdict with status {show(value.status)}; use one of "
+      f"{', '.join(get_args(Status))}"
+    )
+  for field in ("reason", "answer"):
+    if not isinstance(text := getattr(value, field), str):
+      raise _Returned(
+        f"returned a Verdict with {field} {show(text)}; use a text"
+      )
+  reason, answer = " ".join(value.reason.split()), value.answer or response
+  return Verdict(
+    value.status, _number(value.score), reason, answer[:MAX_ANSWER]
+  )
+
+
+def _number(value: Any) -> float:
+  """A float from a bool, int, float, or a scalar of numpy or torch."""
+  try:
+    if isinstance(value, str | bytes | bytearray) or getattr(value, "ndim", 0):
+      raise TypeError  # float() accepts these
+    number = float(value)
+  except Exception:
+    raise _Returned(
+      f"returned {show(value)}; return a number or a Verdict"
+    ) from None
+  if not math.isfinite(number):
+    raise _Returned(f"returned {number}; return a finite number")
+  return number
+
+
+# The processes that call reward functions, and the sum of several.
+
+
+def _by_workers(response: str, entry: Mapping[str, Any], jail: Any) -> Verdict:
+  raise RuntimeError("Rewards.score calls the functions of a user")
+
+
+# The domain of every data line if the user brings the reward.
+DOMAIN = Domain(
+  name=base.OWN, verify=_by_workers, fields={}, check_reference=dict
+)
+
+
+class Group(NamedTuple):
+  """Responses to one prompt, in the order of the rollouts."""
+
+  responses: Sequence[str]
+  example: Example
+
+
+class Rewards:
+  """Reward functions and the processes that call them.
+
+      with Rewards(["mine.py:score"], timeout_s=60.0) as rewards:
+        [[scored, ...]] = rewards.score([Group(responses, example)], step=3)
+
+  Several threads may call `score` at once.
+
+  Attributes:
+    digests: Hashes of the files that define the functions, by name.
+  """
+
+  def __init__(
+    self,
+    names: Sequence[str],
+    *,
+    timeout_s: float = 60.0,
+    workers: int | None = None,
+  ):
+    """Imports the functions in one process; others start when needed.
+
+    Args:
+      names: "file.py:function" or "package.module:function".
+      timeout_s: Longest call in seconds, > 0.
+      workers: Number of processes; None: as many as `pool.Pool` has threads.
+
+    Raises:
+      ValueError: A function cannot be imported or has another signature.
+    """
+    if not names or len({*names}) < len(names):
+      raise ValueError(f"{_WHAT} = {[*names]}: name each function once")
+    if not 0 < timeout_s < math.inf:
+      raise ValueError(
+        f"config.reward.timeout_s = {timeout_s}; use seconds > 0"
+      )
+    workers = workers or pool.size()
+    self._idle: queue.LifoQueue[FunctionWorker] = queue.LifoQueue()
+    self._workers = [FunctionWorker(names, timeout_s) for _ in range(workers)]
+    for each in self._workers:
+      self._idle.put(each)
+    self._replaced = collections.Counter[str]()  # by reason
+    self._in_a_row = 0
+    try:
+      hello = self._workers[-1].load()
+    except Failed as error:
+      self._workers[-1].close()
+      raise ValueError(str(error)) from None
+    self.digests: dict[str, str] = hello["digests"]
+    self._whole: list[bool] = hello["whole"]
+    for each in self._workers:
+      each.digests = self.digests
+    self._threads = futures.ThreadPoolExecutor(workers, "reward")
+
+  def __enter__(self) -> Rewards:
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self.close()
+
+  def score(
+    self, groups: Sequence[Group], *, step: int | None
+  ) -> list[list[TimedVerdict]]:
+    """Waits for the verdicts on all responses of each group.
+
+    A function of one response is called once for equal responses.
+
+    Args:
+      step: The training step; None in an evaluation.
+    """
+    pending = [
+      [self._submit(i, group, step) for i in range(len(self._whole))]
+      for group in groups
+    ]
+    return [
+      [*map(_combined, zip(*(wait() for wait in waits), strict=True))]
+      for waits in pending
+    ]
+
+  def replaced(self) -> collections.Counter[str]:
+    """Processes that were late or ended since the last call, by reason."""
+    replaced, self._replaced = self._replaced, collections.Counter()
+    return replaced
+
+  def close(self) -> None:
+    """Ends the processes; responses in progress become invalid."""
+    for each in self._workers:
+      each.stop()
+    self._threads.shutdown()
+    for each in self._workers:
+      each.close()
+
+  def _submit(
+    self, which: int, group: Group, step: int | None
+  ) -> Callable[[], list[TimedVerdict]]:
+    """Submits a group to one function; the result waits for its verdicts."""
+    example, texts = _example(group.example), group.responses
+    submit = lambda texts: self._threads.submit(
+      self._call, which, texts, example, step
+    )
+    if self._whole[which]:
+      return submit(texts).result
+    calls = {text: submit([text]) for text in dict.fromkeys(texts)}
+    return lambda: [calls[text].result()[0] for text in texts]
+
+  def _call(
+    self, which: int, responses: Sequence[str], example: str, step: int | None
+  ) -> list[TimedVerdict]:
+    process, begin = self._idle.get(), time.monotonic()
+    try:
+      if self._in_a_row >= _IN_A_ROW:
+        raise Failed(f"no answer {_IN_A_ROW} times in a row; not called again")
+      found = process.ask(which, responses, example, step)
+      self._in_a_row = 0
+    except Failed as error:
+      process.close()
+      self._replaced[str(error)] += 1
+      self._in_a_row += 1
+      found = [_invalid(str(error))] * len(responses)
+    finally:
+      self._idle.put(process)
+    each = (time.monotonic() - begin) / max(len(found), 1)
+    return [TimedVerdict(verdict, each) for verdict in found]
+
+
+def _combined(scored: Sequence[TimedVerdict]) -> TimedVerdict:
+  """The sum of several functions' verdicts on a response."""
+  verdicts_ = [each.verdict for each in scored]
+  seconds = sum(each.seconds for each in scored)
+  for verdict in verdicts_:
+    if verdict.status == "invalid":
+      return TimedVerdict(verdict, seconds)
+  score = math.fsum(verdict.score for verdict in verdicts_)
+  return TimedVerdict(dataclasses.replace(verdicts_[0], score=score), seconds)
+
+
+def _example(example: Example) -> str:
+  """The `example` argument of a function, as JSON."""
+  known = {
+    "id": example.id,
+    "source": example.task,
+    "prompt": example.question,
+    "messages": [dict(message) for message in example.messages],
+  }
+  return json.dumps({**known, **example.columns})
+
+
+class FunctionWorker(worker.Worker):
+  """A process that calls a user's functions; one thread asks at a time.
+
+  Attributes:
+    digests: Hashes that the files of the functions must have; None: any.
+  """
+
+  def __init__(self, names: Sequence[str], timeout_s: float):
+    super().__init__(reply_bytes=_MAX_REPLY)
+    self.digests: Mapping[str, str] | None = None
+    self._names, self._timeout_s = names, timeout_s
+
+  def load(self) -> dict[str, Any]:
+    """Starts the process and returns its first message; raises Failed."""
+    with self._question(f"{_WHAT} = {[*self._names]}"):
+      self._begin(_LOAD_S)
+      hello = self._receive(Deadline(_LOAD_S))
+    if "error" in hello:
+      raise Failed(hello["error"])
+    for name, digest in (self.digests or {}).items():
+      if hello["digests"][name] != digest:
+        raise Failed(f"the file of {name} changed during the run")
+    return hello
+
+  def ask(
+    self, which: int, responses: Sequence[str], example: str, step: int | None
+  ) -> list[Verdict]:
+    """The verdicts on the responses of one call; raises Failed."""
+    if not self._running():
+      self.load()
+    question = json.dumps([which, [*responses], example, step]).encode()
+    with self._question(self._names[which]):
+      self._send(question, self._timeout_s)
+      found = self._receive(Deadline(self._timeout_s))
+    return [Verdict(*verdict) for verdict in found]
+
+  def _start(
+    self, life: socket.socket, link: socket.socket
+  ) -> subprocess.Popen:
+    return worker.python(
+      __name__,
+      [life, link],
+      *self._names,
+      flag="-u",
+      stdout=2,  # prints of a function go to standard error
+      env={**os.environ, **_ENVIRONMENT},
+    )
+
+
+def main(descriptors: Sequence[int], *names: str) -> NoReturn:
+  """Becomes a guard whose worker calls the functions of these names."""
+  life, link = descriptors
+  worker.guard(life, link, functools.partial(_work, names=names))
+
+
+def _work(link: int, names: Sequence[str]) -> None:
+  functions: list[Function] = []
+  try:
+    functions = [load(name) for name in names]
+    hello = {
+      "digests": {f.name: f.digest for f in functions},
+      "whole": [f.whole for f in functions],
+    }
+  except BaseException as error:  # a module may raise SystemExit
+    text = " ".join(str(error).split())
+    field = "" if isinstance(error, ValueError) else f"{_WHAT}: "
+    hello = {"error": f"{field}{text or type(error).__name__}"}
+
+  def answers(question: Any) -> Iterator[Any]:
+    which, *asked = question
+    yield [*map(dataclasses.astuple, verdicts(functions[which], *asked))]
+
+  worker.serve(link, hello, answers, reply_bytes=_MAX_REPLY)
