@@ -79,39 +79,6 @@ def with_first(prompts: Prompts, chunks: Sequence[Chunk]) -> Prompts:
   return dataclasses.replace(prompts, first=first)
 
 
-class OpenPrompts:
-  """Chunks of open prompts, until the plan ends them."""
-
-  def __init__(self, plan: RoundPlan):
-    self._plan = plan
-    self._asked: dict[int, int] = {}  # p -> rollouts asked for so far
-    self._here: dict[int, dict[int, Groups]] = {}  # p -> first -> its chunk
-
-  def begin(self, p: int) -> Chunk:
-    """The chunk of the first round."""
-    self._asked[p] = self._plan.chunk
-    return Chunk(p, 0)
-
-  def add(self, chunk: Groups) -> list[Chunk] | Groups:
-    """With a scored chunk more: the next round's chunks, or the whole group.
-
-    No chunks if others of the round are missing. A group is padded to N.
-    """
-    p, first = int(chunk.prompts.index[0]), chunk.prompts.first
-    here = self._here.setdefault(p, {})
-    here[0 if first is None else int(first[0])] = chunk
-    asked, size = self._asked[p], self._plan.chunk
-    if len(here) * size < asked:
-      return []
-    ordered = [here[n] for n in sorted(here)]
-    reward = np.concatenate([x.scores.reward[0] for x in ordered])
-    if (more := self._plan.further(reward)) > asked:
-      self._asked[p] = more
-      return [Chunk(p, n) for n in range(asked, more, size)]
-    del self._here[p], self._asked[p]
-    return _whole(ordered, self._plan.n)
-
-
 def _whole(chunks: list[Groups], most: int) -> Groups:
   """One group of all its chunks, in the order of n; see `Rollouts.drawn`."""
 
@@ -144,21 +111,6 @@ def _joined(groups: Iterable[Groups]) -> Groups:
   return jax.tree.map(lambda *x: np.concatenate(x), *groups)
 
 
-class PartTimes:
-  """Seconds spent in the parts of one step."""
-
-  def __init__(self):
-    self.spent = collections.defaultdict[str, float](float)
-
-  @contextlib.contextmanager
-  def __call__(self, part: str):
-    start = time.perf_counter()
-    try:
-      yield
-    finally:
-      self.spent[part] += time.perf_counter() - start
-
-
 class ScoredChunks(NamedTuple):
   """What follows from some scored chunks."""
 
@@ -179,14 +131,23 @@ class Candidates:
     meanwhile: Callable[[], None],
   ):
     self._prompts, self._candidates = prompts, candidates
-    self._target, self._others = target, [meanwhile]
-    self._gathered = OpenPrompts(plan)
+    self._target, self._others, self._plan = target, [meanwhile], plan
+    self._asked: dict[int, int] = {}  # p -> rollouts asked for so far
+    self._here: dict[int, dict[int, Groups]] = {}  # p -> first -> its chunk
     # Chunks that wait for a place: of a new prompt, or of another round.
     self._queue: list[Chunk] = []
-    self.clock = PartTimes()
+    self.spent = collections.defaultdict[str, float](float)  # seconds of parts
     self.judged: list[futures.Future] = []  # of ScoredChunks
     self.decided: dict[int, tuple[Groups, bool]] = {}  # by p, of one group each
     self.given = self.kept = 0
+
+  @contextlib.contextmanager
+  def clock(self, part: str):
+    start = time.perf_counter()
+    try:
+      yield
+    finally:
+      self.spent[part] += time.perf_counter() - start
 
   def feed(self, room: int, idle: bool) -> Prompts | None:
     """The next chunks; waits for rewards if the devices are idle."""
@@ -200,10 +161,23 @@ class Candidates:
 
   def gathered(self, chunks: Groups) -> tuple[Groups | None, list[Chunk]]:
     """Called by the thread with scored chunks: whole groups, further chunks."""
-    found = [self._gathered.add(chunk) for chunk in _rows(chunks)]
-    whole = [x for x in found if isinstance(x, Groups)]
-    more = [c for x in found if not isinstance(x, Groups) for c in x]
-    return _joined(whole) if whole else None, more
+    found: list[Groups] = []
+    more: list[Chunk] = []
+    for chunk in _rows(chunks):
+      p, first = int(chunk.prompts.index[0]), chunk.prompts.first
+      here, asked = self._here.setdefault(p, {}), self._asked[p]
+      here[0 if first is None else int(first[0])] = chunk
+      size = self._plan.chunk
+      if len(here) * size < asked:  # others of the round are missing
+        continue
+      ordered = [here[n] for n in sorted(here)]
+      reward = np.concatenate([x.scores.reward[0] for x in ordered])
+      self._asked[p] = self._plan.further(reward)
+      more += [Chunk(p, n) for n in range(asked, self._asked[p], size)]
+      if self._asked[p] == asked:
+        found.append(_whole(ordered, self._plan.n))
+        del self._here[p], self._asked[p]
+    return _joined(found) if found else None, more
 
   def publish(self, whole: Groups, good: Bool[np.ndarray, " P"]) -> None:
     """Called by the thread with every verdict."""
@@ -219,7 +193,8 @@ class Candidates:
   def _next(self, room: int) -> Prompts | None:
     """At most so many chunks; those of prompts that are open come first."""
     while len(self._queue) < room and (p := self._new()) is not None:
-      self._queue.append(self._gathered.begin(p))
+      self._asked[p] = self._plan.chunk
+      self._queue.append(Chunk(p, 0))
     chunks, self._queue = self._queue[:room], self._queue[room:]
     if not chunks:
       return None
@@ -416,8 +391,8 @@ def collect(
       pending.judged.append(thread.submit(judge, done, rollouts))
   pending.do_others()
   pending.end()
-  took, spent = time.perf_counter() - begin, pending.clock.spent
-  # First, since groups that nobody could judge are not kept.
+  took, spent = time.perf_counter() - begin, pending.spent
+  # First, since groups without a verdict are not kept.
   check_invalid(
     one
     for group, _ in pending.decided.values()

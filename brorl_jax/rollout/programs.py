@@ -325,18 +325,16 @@ def start(
 
 
 @functools.partial(jax.jit, static_argnames="spec")
-def page(spec: ProgramSpec) -> Any:
-  """An empty page of all slots."""
-  make = lambda: spec.policy.page(spec.lanes * spec.slots, spec.columns)
-  return on_devices(spec, make, (), SPLIT)()
-
-
-@functools.partial(jax.jit, static_argnames="spec")
-def pool(spec: ProgramSpec) -> Any:
-  """An empty pool on every device."""
+def cache(spec: ProgramSpec) -> Any:
+  """An empty page of all slots, or an empty pool on every device."""
   # Not made by `start`, which needs its memory to read the prompts, nor by the
   # first `segment`, which would be compiled twice.
-  make = lambda: spec.policy.pool(spec.blocks, spec.columns)
+  policy, C = spec.policy, spec.columns
+  make = lambda: (
+    policy.pool(spec.blocks, C)
+    if spec.blocks
+    else policy.page(spec.lanes * spec.slots, C)
+  )
   return on_devices(spec, make, (), SPLIT)()
 
 
@@ -355,11 +353,9 @@ def segment(
 ) -> tuple[Any, DecodeState, DecodeProgress]:
   """Decodes until the newest page is full or lanes have no prompt left.
 
-  Keys and values of the lanes' windows are gathered when lanes get other
-  prompts. The loop also ends when lanes want some and none waits, in a stream
-  when fewer than one for each lane do: the host may have more. A single page is
+  The loop also ends when lanes want prompts and none waits, in a stream when
+  fewer than one for each lane do: the host may have more. A single page is
   never full, because its columns are reused in a circle, and neither is a pool.
-  Over a pool the loop looks only every `spec.unchecked` steps whether it ends.
 
   Args:
     older: As many pages as there can be before the newest; only read.
@@ -436,7 +432,7 @@ def turn_pages(spec: ProgramSpec, pages: list[Any], longest: int) -> list[Any]:
     # The oldest page is written again, column by column. A column is then T or
     # more steps old, which no rollout sees.
     return [*pages[-needed + 1 :], pages[-needed]]
-  return [*(pages[-needed:] if needed else []), page(spec)]
+  return [*(pages[-needed:] if needed else []), cache(spec)]
 
 
 @functools.partial(jax.jit, static_argnames="spec")

@@ -7,18 +7,10 @@
       programs.resize   keeps only the slots that work
     programs.finish   the rollouts
 
-On a CPU keys and values of responses lie in pages of C columns. In a step all
-slots write the same column of the newest page. A slot finds its own newest
-columns by their age, so slots of different age share pages. The host drops
-pages that no slot needs: a step reads as many columns as the longest rollout in
-a slot has tokens, rounded up to pages, not as many as the limit.
-
-On accelerators they lie in blocks of a pool, see slots.py.
-
-Idle slots decode too. When no rollout waits, lanes and slots that are idle are
-dropped, again and again. Every size is one program, compiled in 2.5 CPU-s for 6
-layers of width 256, so there are few: lanes have at most three numbers, slots
-of several lanes two, those of one lane the rest.
+In a step all slots write the same column of the newest page. A slot finds its
+own newest columns by their age, so slots of different age share pages. A step
+reads as many columns as the longest rollout in a slot has tokens, rounded up to
+pages, not as many as the limit. On accelerators see `slots.Blocks`.
 """
 
 import dataclasses
@@ -84,42 +76,43 @@ def prefilled(
 
 def advance(decoding: OpenRollouts, steps: int = _NO_BOUND) -> OpenRollouts:
   """Decodes until the host must act, or `steps`; the state is donated."""
-  full, spec, inputs, pages, state, progress, logits = decoding
   # Compaction copies the pages once and makes each later step 2 to 4 times
   # cheaper. It waits until no rollout needs a slot, so it is never undone.
-  if (smaller := shrunk(full, spec, progress)) != spec:
-    spec, pages, state = smaller, *_resized(smaller, pages, state)
-  if not pages:
-    pages = ((programs.pool if spec.blocks else programs.page)(spec),)
+  spec = shrunk(decoding.full, decoding.spec, decoding.progress)
+  decoding = resized(decoding, spec)
+  pages = list(decoding.pages) or [programs.cache(spec)]
   if spec.blocks:
     steps = min(steps, page_columns(spec.max_new_tokens), _SPAN)
   # Devices turn the page together, since the number of pages is static. As long
   # as one has work and free columns, the others wait for at most C steps.
-  turned = spec.turns and not progress.room
+  turned = spec.turns and not decoding.progress.room
   if turned:
-    pages = programs.turn_pages(spec, list(pages), progress.longest)
+    pages = programs.turn_pages(spec, pages, decoding.progress.longest)
   *older, newest = pages
   newest, state, progress = programs.segment(
     spec,
-    inputs,
+    decoding.inputs,
     _filled(spec, older),
     np.int32(len(older)),
     newest,
-    state,
+    decoding.state,
     turned,
     np.int32(steps),
   )
-  pages, progress = (*older, newest), on_host(progress)
-  return OpenRollouts(full, spec, inputs, pages, state, progress, logits)
+  return decoding._replace(
+    pages=(*older, newest), state=state, progress=on_host(progress)
+  )
 
 
-def restored(decoding: OpenRollouts) -> OpenRollouts:
-  """The same rollouts with all lanes and slots, some of them idle."""
-  full = decoding.full
-  if decoding.spec == full:
+def resized(decoding: OpenRollouts, spec: ProgramSpec) -> OpenRollouts:
+  """The same rollouts in the slots of `spec`, some of them idle."""
+  if decoding.spec == spec:
     return decoding
-  pages, state = _resized(full, decoding.pages, decoding.state)
-  return decoding._replace(spec=full, pages=pages, state=state)
+  row, state = programs.resize(spec, decoding.state)
+  pages = decoding.pages
+  if not spec.blocks:  # a pool stays as it is
+    pages = tuple(programs.moved(spec, page, row) for page in pages)
+  return decoding._replace(spec=spec, pages=pages, state=state)
 
 
 def _filled(spec: ProgramSpec, older: list[Any]) -> tuple[Any, ...]:
@@ -127,18 +120,8 @@ def _filled(spec: ProgramSpec, older: list[Any]) -> tuple[Any, ...]:
   count = spec.pages - 1 if spec.turns else 0
   if len(older) == count:
     return tuple(older)
-  unread = older[0] if older else programs.page(spec)
+  unread = older[0] if older else programs.cache(spec)
   return (*[unread] * (count - len(older)), *older)
-
-
-def _resized(
-  spec: ProgramSpec, pages: tuple[Any, ...], state: DecodeState
-) -> tuple[tuple[Any, ...], DecodeState]:
-  """Pages and state for the slots of `spec`; a pool stays as it is."""
-  row, state = programs.resize(spec, state)
-  if spec.blocks:
-    return pages, state
-  return tuple(programs.moved(spec, page, row) for page in pages), state
 
 
 def on_host(progress: DecodeProgress) -> DecodeProgress:
@@ -151,7 +134,11 @@ def on_host(progress: DecodeProgress) -> DecodeProgress:
 def compact_sizes(
   lanes: int, slots: int, *, pool: bool
 ) -> list[tuple[int, int]]:
-  """(lanes, slots of each) that programs are compiled for, largest first."""
+  """(lanes, slots of each) that programs are compiled for, largest first.
+
+  Each is one program, compiled in 2.5 CPU-s for 6 layers of width 256, so there
+  are few: at most three numbers of lanes, two of slots of several lanes.
+  """
   least = min(1 if pool else _LEAST_SLOTS, slots)
   if lanes == 1:
     of_one = _numbers(slots, least, _MOST_SIZES, 4 if pool else 2)
@@ -188,9 +175,9 @@ def _numbers(most: int, least: int, count: int, ratio: int) -> list[int]:
   if most == least:
     return [least]
   steps = min(math.ceil(math.log(most / least, ratio)), count - 1)
-  exact = [most * (least / most) ** (i / steps) for i in range(1, steps)]
-  up = [math.ceil(n - 1e-9) for n in exact]
-  return [most, *(n + (-n % 4 if n > 8 else 0) for n in up), least]
+  inner = np.ceil(np.geomspace(most, least, steps + 1)[1:-1] - 1e-9)
+  up = [int(n) + (-int(n) % 4 if n > 8 else 0) for n in inner]
+  return [most, *up, least]
 
 
 def rollouts(
@@ -274,14 +261,13 @@ def sample(
   lanes: int | None = None,
   mesh: Mesh | None = None,
 ) -> Rollouts:
-  """N rollouts of each prompt.
+  """N rollouts of each prompt: tokens, log-probabilities, masks [P,N,T].
 
   Args:
     prompts: Token ids, at least one per prompt. They are padded to a power of
       two, so that few lengths are compiled. Another number of prompts, n or
-      max_new_tokens compiles another program. Padding changes only rounding.
+      max_new_tokens compiles another program.
     key: Of this call. Rollout n of prompt p depends on (key, p, n) alone.
-    n: N, rollouts per prompt.
     temperature: 0 is greedy. See `SamplingParams` for this and the next three.
     stop_ids: A rollout ends with the first of these tokens, which it includes.
     slots: Rollouts of a prompt that decode at the same time. None: N, or on a
@@ -289,10 +275,6 @@ def sample(
     lanes: Prompts that decode at the same time. None: all, on a CPU at most
       128.
     mesh: From `meshes`; one device if None.
-
-  Returns:
-    Tokens, log-probabilities under the sampling distribution, and masks, each
-    [P,N,T].
 
   Raises:
     ValueError: An argument is out of range; the message has its value.

@@ -4,21 +4,6 @@ A lane is R slots that decode together. It has a window of one or two prompts:
 a slot whose rollout ends takes the next rollout of the first prompt in the same
 step, and of the second one when the first has none left. The real prompts are 0
 to P - 1. Prompt P has no rollouts and fills the window of lanes without work.
-
-For decoding over a pool, see `model/pool.py`, `Blocks` says which slot has
-which blocks. A row takes a block when its next token begins one, and gives all
-of them back when its rollout ends. So a slot holds what its rollout has
-written, not what the longest one would write. The pool may be smaller than all
-rows need at once. Then
-
-  1. longer rows get blocks before shorter ones;
-  2. a row without a block for its next token does not advance in that step;
-  3. the shortest row that holds blocks gives them back and begins again;
-  4. a row begins only while more blocks are free than other rows may want next.
-
-By 1 and 3 the longest row always advances, if the pool has room for one longest
-rollout: so every rollout ends. By 4 few rows begin that would soon begin again.
-All of this runs on the device, in a few operations per step. B is rows.
 """
 
 import dataclasses
@@ -34,7 +19,19 @@ from brorl_jax.rollout.program_spec import ProgramSpec
 
 
 class Blocks(NamedTuple):
-  """The free blocks, and those of every row."""
+  """The free blocks of a pool, and those of every row; see `model/pool.py`.
+
+  A row takes a block when its next token begins one, and gives all back when
+  its rollout ends. If the pool is smaller than all rows need at once,
+
+    1. longer rows get blocks before shorter ones;
+    2. a row without a block for its next token does not advance in that step;
+    3. the shortest row that holds blocks gives them back and begins again;
+    4. a row begins only while more blocks are free than others may want next.
+
+  By 1 and 3 the longest row always advances, if the pool has room for one
+  longest rollout: so every rollout ends. By 4 few rows begin again soon.
+  """
 
   free: Int[Array, " blocks"]  # a stack; the first `count` are free
   count: Int[Array, " one"]

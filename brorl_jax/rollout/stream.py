@@ -342,7 +342,7 @@ def _admitted(
 ) -> OpenRollouts:
   """The same with more rollouts, in these places of their devices."""
   # With all lanes and slots, so that `_admit` is one program.
-  decoding = sampler.restored(decoding)
+  decoding = sampler.resized(decoding, decoding.full)
   weights, prefix, queue = decoding.inputs
   queue, state, progress = _admit(
     decoding.spec, decoding.logits, queue, decoding.state, chunks, at, key

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiers
 
 from brorl_jax.rl import advantages
 
@@ -267,7 +268,7 @@ def expected_weight(function, n, p):
   return chance @ (adv * score).mean(axis=1)
 
 
-@pytest.mark.parametrize("n, p", [(6, 0.3), (16, 0.9)])
+@pytest.mark.parametrize("n, p", tiers.some([(6, 0.3), (16, 0.9)], 1, 1))
 def test_what_each_weight_maximizes_in_expectation(n, p):
   """Enumerated. MaxRL: the first N - 1 terms of the series of log p.
 
@@ -282,7 +283,7 @@ def test_what_each_weight_maximizes_in_expectation(n, p):
   assert expected_weight(advantages.maxrl, n, p) == pytest.approx(
     sum((1 - p) ** (k - 1) for k in range(1, n)), rel=1e-5
   )
-  for k in (1, 2, 4, 5, n - 1):
+  for k in (2, n - 1):
     of_k = functools.partial(advantages.pass_at_k, k=k)
     assert expected_weight(of_k, n, p) == pytest.approx(
       k * (1 - p) ** (k - 1), rel=1e-4
@@ -420,19 +421,6 @@ def test_every_prompt_counts_once_by_hand():
   np.testing.assert_allclose(
     right, [4 / 2, 4 / 4, 4 * 2 / 6 * 4 / 5], rtol=1e-6
   )
-
-
-def test_prompts_of_equal_size_are_as_they_were():
-  args = group([1, 0, 0], [1, 1, 0], most=3)
-  for name, function in advantages.ADVANTAGES.items():
-    if name == "pass_at_k":
-      continue
-    whitened = name in advantages.WHITENED
-    np.testing.assert_allclose(
-      pooled(*args, function=function, whitened=whitened),
-      function(*args),
-      rtol=1e-6,
-    )
 
 
 def test_a_prompt_of_which_none_counts_is_no_prompt():

@@ -50,6 +50,8 @@ def one_by_one(reward, valid, length):
 
 LOGP = {"logp": -(normal(B, T) ** 2), "logp_old": -(normal(B, T) ** 2)}
 CLIP = {"clip_low": 0.2, "clip_high": 0.28}
+REINFORCE = {"loss": losses.LOSSES["reinforce"]}
+BAND = {"low": 0.5, "high": 2.0}
 POLICY = LOGP | {
   "advantage": normal(B),
   "mask": mask(B, T),
@@ -67,107 +69,72 @@ STEP = {"reward_correct": 1.0, "reward_wrong": -1.0, "lr": 0.1, "n": 4}
 # with one axis more, and with one axis less.
 DOORS = {
   losses.ppo_clip: POLICY | CLIP | {"correction": normal(B, T)},
-  losses.policy_loss: POLICY
-  | {"loss": losses.LOSSES["reinforce"], "scale": normal(B)},
-  losses.kl_k2: {
-    "logp": normal(B, T),
-    "logp_ref": normal(B, T),
-    "mask": mask(B, T),
-    "weight": normal(B),
-    "clamp": 10.0,
-  },
-  losses.token_logp: {
-    "logits": normal(B, T, V),
-    "tokens": jnp.zeros((B, T), int),
-  },
-  losses.log_ratio: {"logp": normal(B, T), "other": normal(B, T)},
-  losses.sequence_log_ratio: {
-    "logp": normal(B, T),
-    "other": normal(B, T),
-    "mask": mask(B, T),
-  },
-  losses.per_token: {"weight": normal(B), "mask": mask(B, T)},
-  corrections.truncated_weight: PAIR | {"cap": 2.0},
-  corrections.banded_weight: PAIR | {"low": 0.5, "high": 2.0},
-  corrections.mean_log_ratio: PAIR | {"mask": mask(B, T)},
-  corrections.sequence_mask: PAIR
-  | {"mask": mask(B, T), "low": 0.5, "high": 2.0},
+  losses.policy_loss: POLICY | REINFORCE | {"scale": normal(B)},
+  losses.kl_k2: dict(
+    logp=normal(B, T), logp_ref=normal(B, T), mask=mask(B, T),
+    weight=normal(B), clamp=10.0,
+  ),
+  losses.token_logp: dict(
+    logits=normal(B, T, V), tokens=jnp.zeros((B, T), int)
+  ),
+  losses.log_ratio: dict(logp=normal(B, T), other=normal(B, T)),
+  losses.sequence_log_ratio: dict(
+    logp=normal(B, T), other=normal(B, T), mask=mask(B, T)
+  ),
+  losses.per_token: dict(weight=normal(B), mask=mask(B, T)),
+  corrections.truncated_weight: PAIR | dict(cap=2.0),
+  corrections.banded_weight: PAIR | BAND,
+  corrections.mean_log_ratio: PAIR | dict(mask=mask(B, T)),
+  corrections.sequence_mask: PAIR | dict(mask=mask(B, T)) | BAND,
   advantages.informative: REWARD,
   advantages.center_by_group: REWARD,
   advantages.leave_one_out: REWARD,
   advantages.maxrl: REWARD,
-  advantages.pass_at_k: REWARD | {"k": 2},
-  advantages.each_prompt_once: REWARD
-  | {"function": one_by_one, "length": normal(P, N), "whitened": False},
-  advantages.normalize_by_group: {
-    "centered": normal(P, N),
-    "valid": mask(P, N),
-  },
-  advantages.whiten_by_batch: {
-    "advantage": normal(P, N),
-    "length": normal(P, N),
-    "where": mask(P),
-  },
+  advantages.pass_at_k: REWARD | dict(k=2),
+  advantages.each_prompt_once: REWARD | dict(
+    function=one_by_one, length=normal(P, N), whitened=False
+  ),
+  advantages.normalize_by_group: dict(centered=normal(P, N), valid=mask(P, N)),
+  advantages.whiten_by_batch: dict(
+    advantage=normal(P, N), length=normal(P, N), where=mask(P)
+  ),
   filtering.partly_solved: REWARD,
-  filtering.expected_pass_rate: {"p": jnp.full(P, 0.5), "n": 4},
-  filtering.pass_rate_at: {"m": 2, "correct": jnp.full(P, 2), "n": 4},
+  filtering.expected_pass_rate: dict(p=jnp.full(P, 0.5), n=4),
+  filtering.pass_rate_at: dict(m=2, correct=jnp.full(P, 2), n=4),
   mass_balance.mass_balance: TOKENS | STEP,
   mass_balance.token_gains: TOKENS | STEP,
-  mass_balance.mass_balance_counts: {
-    "probs": TOKENS["probs"],
-    "correct": TOKENS["correct"],
-    "counts": (jnp.arange(V) < 2) * 2,
-  }
-  | STEP,
-  mass_balance.exact_step: {
-    "logits": normal(V),
-    "reward_mass": normal(V),
-    "lr": 0.1,
-    "n": 4,
-  },
-  simulator.weighted_by_probability: {
-    "probs": normal(V),
-    "reward": normal(V),
-    "n": 4,
-  },
-  simulator.log_probability: {"probs": normal(V), "reward": normal(V), "n": 4},
-  simulator.draw_counts: {"key": KEY, "probs": TOKENS["probs"], "n": 4},
-  Mean.of: {
-    "values": normal(B, T),
-    "where": mask(B, T),
-    "weight": normal(B, T),
-  },
-  vocabulary.token_logp: {
-    "logits": lambda hidden, head: hidden @ head.T,
-    "head": normal(V, 2),
-    "hidden": normal(P, N, 2),
-    "tokens": jnp.zeros((P, N), int),
-    "rows": 2,
-    "block": 4,
-  },
-}
+  mass_balance.mass_balance_counts: dict(
+    probs=TOKENS["probs"], correct=TOKENS["correct"],
+    counts=(jnp.arange(V) < 2) * 2, **STEP,
+  ),
+  mass_balance.exact_step: dict(
+    logits=normal(V), reward_mass=normal(V), lr=0.1, n=4
+  ),
+  simulator.weighted_by_probability: dict(
+    probs=normal(V), reward=normal(V), n=4
+  ),
+  simulator.log_probability: dict(probs=normal(V), reward=normal(V), n=4),
+  simulator.draw_counts: dict(key=KEY, probs=TOKENS["probs"], n=4),
+  Mean.of: dict(
+    values=normal(B, T), where=mask(B, T), weight=normal(B, T)
+  ),
+  vocabulary.token_logp: dict(
+    logits=lambda hidden, head: hidden @ head.T, head=normal(V, 2),
+    hidden=normal(P, N, 2), tokens=jnp.zeros((P, N), int), rows=2, block=4,
+  ),
+}  # fmt: skip
 # Elementwise in one array, or of no array at all.
 ANY_SHAPE = {
-  "length_penalty.cosine",
-  "length_penalty.is_active",
-  "length_penalty.overlong",
+  *("length_penalty." + name for name in ("cosine", "is_active", "overlong")),
   "lr_scaling.sqrt_scaled",
   "mass_balance.expected_unsampled_second_moment",
   "mass_balance.unsampled_second_moment_bound",
   "pass_at_k.pass_at_k",
-  "simulator.initial_logits",
-  "simulator.simulate",
-  "arrays.require",
-  "arrays.require_count",
-  "arrays.require_finite",
+  *("simulator." + name for name in ("initial_logits", "simulate")),
+  *("arrays." + name for name in ("check", "described", "result")),
+  *("arrays.require" + name for name in ("", "_count", "_finite")),
   "vocabulary.tile_shape",
-  # Of functions, not of arrays.
-  "advantages.from_user",
-  "filtering.from_user",
-  "losses.from_user",
-  "arrays.check",
-  "arrays.described",
-  "arrays.result",
+  *(name + ".from_user" for name in ("advantages", "filtering", "losses")),
 }
 
 

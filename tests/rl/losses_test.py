@@ -115,23 +115,6 @@ def test_ignores_masked_tokens_even_when_they_are_not_finite(bad, weight):
 
 
 @pytest.mark.ci
-def test_microbatches_add_up_to_the_batch():
-  args = example()
-
-  def part(rows):
-    logp, old, advantage, mask = (x[rows] for x in args)
-    loss, stats = losses.ppo_clip(logp, old, advantage, mask, **CLIP)
-    kl = losses.kl_k2(logp, old, mask, clamp=0.3)
-    return loss, stats.clip_fraction, stats.approx_kl, kl
-
-  parts = (part(slice(0, 1)), part(slice(1, 3)), part(slice(3, 8)))
-  for whole, (a, b, c) in zip(
-    part(slice(None)), zip(*parts, strict=True), strict=True
-  ):
-    np.testing.assert_allclose((a + b + c).value, whole.value, rtol=1e-5)
-
-
-@pytest.mark.ci
 def test_a_weight_of_c_is_c_equal_rows():
   logp, old, advantage, mask = example(b=4)
   times = np.array([3, 1, 0, 2])
@@ -151,13 +134,15 @@ def test_a_weight_of_c_is_c_equal_rows():
     kl = losses.kl_k2(repeat(x), rows[0], rows[2], clamp=0.3)
     return loss, stats.clip_fraction, stats.approx_kl, kl
 
-  for got, want in zip(weighted(logp), repeated(logp), strict=True):
+  both = jax.jit(weighted)(logp), jax.jit(repeated)(logp)
+  for got, want in zip(*both, strict=True):
     assert float(got.count) == float(want.count) > 0
     assert float(got.value) == pytest.approx(float(want.value), rel=1e-5)
   for i in (0, 3):
+    slope = lambda f, i=i: jax.jit(jax.grad(lambda x: f(x)[i].value))(logp)
     np.testing.assert_allclose(
-      jax.grad(lambda x: weighted(x)[i].value)(logp),
-      jax.grad(lambda x: repeated(x)[i].value)(logp),
+      slope(weighted),
+      slope(repeated),
       rtol=1e-5,
       atol=1e-7,
     )
@@ -245,27 +230,6 @@ def test_k2_has_the_gradient_of_the_reverse_kl():
   want = jax.grad(reverse_kl)(z)
   assert float(jnp.max(jnp.abs(want))) > 0.1
   np.testing.assert_allclose(jax.grad(expected_k2)(z), want, atol=1e-6)
-
-
-def test_ppo_on_policy_has_the_policy_gradient():
-  """Exactly, as above: the gradient of the expected reward."""
-  z = jax.random.normal(jax.random.key(2), (6,))
-  reward = jnp.array([1.0, 0.0, 0.0, 1.0, 0.0, -2.0])
-  old = jax.nn.log_softmax(z)[:, None]
-
-  def expected(z):
-    logp = jax.nn.log_softmax(z)[:, None]
-    return losses.ppo_clip(
-      logp,
-      old,
-      reward,
-      jnp.ones((6, 1), bool),
-      **CLIP,
-      weight=jax.nn.softmax(old[:, 0]),
-    )[0].value
-
-  want = jax.grad(lambda z: jnp.sum(jax.nn.softmax(z) * reward))(z)
-  np.testing.assert_allclose(jax.grad(expected)(z), -want, atol=1e-6)
 
 
 def test_ratios_are_exact_up_to_20_nats_and_finite_beyond():
@@ -396,18 +360,6 @@ def test_gspo_by_hand(ratio, advantage, value, slope):
 
 
 @pytest.mark.ci
-def test_gspo_of_single_tokens_is_ppo():
-  logp, old, advantage, mask = (x[:, :1] if x.ndim > 1 else x
-                                for x in example(b=32))  # fmt: skip
-  for a, b in zip(
-    jax.tree.leaves(gspo(logp, old, advantage, mask, **CLIP)),
-    jax.tree.leaves(losses.ppo_clip(logp, old, advantage, mask, **CLIP)),
-    strict=True,
-  ):
-    np.testing.assert_allclose(a, b, rtol=1e-6)
-
-
-@pytest.mark.ci
 def test_gspo_counts_sequences():
   """However many tokens they have; one without any is none."""
   logp, old, advantage, mask = example(b=4, t=5)
@@ -463,48 +415,33 @@ def test_the_unit_is_the_rank_of_what_a_loss_returns():
   assert losses.from_user(any_option, **CLIP).options == losses.OPTIONS
 
 
-def test_an_own_loss_of_tokens_by_hand():
-  logp, old, advantage, mask = example_of_policy_loss()
-  loss = losses.from_user(squared, **CLIP)
-  weight, scale = (
-    jnp.array([2.0, 1.0, 5.0, 3.0]),
-    jnp.array([1.0, 0.5, 9.0, 2.0]),
-  )
-  correction = jnp.abs(old)
-  mean, stats = losses.policy_loss(
-    loss, logp, old, advantage, mask,
-    weight=weight, scale=scale, correction=correction,
+@pytest.mark.parametrize("function", [squared, mean_logp])
+def test_an_own_loss_by_hand(function):
+  """Of tokens, and of sequences, of which one has no token."""
+  logp, old, advantage, mask = map(np.asarray, example_of_policy_loss())
+  loss = losses.from_user(function, **CLIP)
+  by_token = function is squared
+  weight, scale = np.array([[2.0, 1.0, 5.0, 3.0], [1.0, 0.5, 9.0, 2.0]])
+  correction = np.abs(old if by_token else advantage)
+  options = {} if by_token else {"clip_high": 0.28}
+  mean, stats = policy_loss(
+    loss, *map(jnp.asarray, (logp, old, advantage, mask)),
+    weight=jnp.float32(weight), scale=jnp.float32(scale),
+    correction=jnp.asarray(correction), **options,
   )  # fmt: skip
-  total = count = 0.0
-  for b, t in np.argwhere(np.asarray(mask)):
-    one = (logp[b, t] - old[b, t] - advantage[b]) ** 2
-    total += float(one * weight[b] * scale[b] * correction[b, t])
-    count += float(weight[b])
-  assert float(mean.total) == pytest.approx(total, rel=1e-5)
-  assert float(mean.count) == count == 2 * 3 + 1 + 3 * 2
-  assert float(stats.clip_fraction.count) == 0.0  # it does not say
-
-
-def test_an_own_loss_of_sequences_by_hand():
-  logp, old, advantage, mask = example_of_policy_loss()
-  loss = losses.from_user(mean_logp, **CLIP)
-  weight, scale = (
-    jnp.array([2.0, 1.0, 5.0, 3.0]),
-    jnp.array([1.0, 0.5, 9.0, 2.0]),
-  )
-  correction = jnp.abs(advantage)
-  mean, stats = losses.policy_loss(
-    loss, logp, old, advantage, mask,
-    weight=weight, scale=scale, correction=correction, clip_high=0.28,
-  )  # fmt: skip
-  total, held = 0.0, 0.0
+  total = count = held = 0.0
   for b in (0, 1, 3):
-    value = float(logp[b][mask[b]].mean())
-    one = -float(advantage[b]) * min(value, 0.28)
-    total += one * float(weight[b] * scale[b] * correction[b])
-    held += float(weight[b]) * (value > 0.28)
+    values = (logp[b] - old[b] - advantage[b])[mask[b]] ** 2
+    if not by_token:
+      middle = logp[b][mask[b]].mean()
+      values = -advantage[b] * np.minimum([middle], 0.28)
+      held += weight[b] * (middle > 0.28)
+    factor = correction[b][mask[b]] if by_token else correction[b]
+    total += (values * factor).sum() * weight[b] * scale[b]
+    count += weight[b] * len(values)
   assert float(mean.total) == pytest.approx(total, rel=1e-5)
-  assert float(mean.count) == float(stats.clip_fraction.count) == 6.0
+  assert float(mean.count) == count == (13 if by_token else 6)
+  assert float(stats.clip_fraction.count) == (0 if by_token else count)
   assert float(stats.clip_fraction.total) == held
 
 

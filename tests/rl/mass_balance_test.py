@@ -59,7 +59,7 @@ def size(balance):
 
 problems = st.tuples(
   st.integers(0, 2**32 - 1),
-  st.sampled_from([2, 3, 17, 200]),
+  st.sampled_from([2, 40]),
   st.sampled_from([1, 2, 4, 16, 64, 512]),
   st.floats(0.1, 4.0),
 )
@@ -67,46 +67,23 @@ problems = st.tuples(
 
 @settings(deadline=None, max_examples=20)
 @given(problems, st.floats(0.01, 3.0), st.floats(-3.0, -0.01))
-def test_theorem_1_is_the_derivative_along_the_step(case, right, wrong):
+def test_both_forms_are_the_derivative_along_their_steps(case, right, wrong):
   seed, vocab, n, spread = case
   logits, correct, counts = problem(seed, vocab, n, spread)
-  sampled = counts > 0
-  reward = jnp.where(correct, right, wrong) * sampled
-  objective = lambda z: jnp.sum(reward * jax.nn.softmax(z)) / n
-  balance = mb.mass_balance(
-    jax.nn.softmax(logits),
-    correct,
-    sampled,
-    reward_correct=right,
-    reward_wrong=wrong,
-    lr=0.7,
-    n=n,
-  )
-  want = 0.7 * slope(logits, correct, objective)
-  close(balance.total, want, max(size(balance), 1e-3 / n))
-  assert balance.sampled_correct >= 0.0 and balance.sampled_wrong >= 0.0
-  assert wrong - 1e-12 <= balance.moments.s_r <= right + 1e-12
-
-
-@pytest.mark.ci
-@settings(deadline=None, max_examples=20)
-@given(problems, st.floats(0.01, 3.0), st.floats(-3.0, -0.01))
-def test_multiset_form_is_the_derivative_along_its_step(case, right, wrong):
-  seed, vocab, n, spread = case
-  logits, correct, counts = problem(seed, vocab, n, spread)
-  weight = counts * jnp.where(correct, right, wrong)
-  objective = lambda z: jnp.sum(weight * jax.nn.softmax(z)) / n
-  balance = mb.mass_balance_counts(
-    jax.nn.softmax(logits),
-    correct,
-    counts,
-    reward_correct=right,
-    reward_wrong=wrong,
-    lr=0.7,
-    n=n,
-  )
-  want = 0.7 * slope(logits, correct, objective)
-  close(balance.total, want, max(size(balance), 1e-3))
+  how = dict(reward_correct=right, reward_wrong=wrong, lr=0.7, n=n)
+  given = jax.nn.softmax(logits), correct
+  one = mb.mass_balance(*given, counts > 0, **how)
+  many = mb.mass_balance_counts(*given, counts, **how)
+  for balance, times, least in (
+    (one, counts > 0, 1e-3 / n),
+    (many, counts, 1e-3),
+  ):
+    reward = jnp.where(correct, right, wrong) * times
+    objective = lambda z, w=reward: jnp.sum(w * jax.nn.softmax(z)) / n
+    want = 0.7 * slope(logits, correct, objective)
+    close(balance.total, want, max(size(balance), least))
+  assert one.sampled_correct >= 0.0 and one.sampled_wrong >= 0.0
+  assert wrong - 1e-12 <= one.moments.s_r <= right + 1e-12
 
 
 def test_hand_computed_values():
@@ -210,12 +187,6 @@ def test_bound_is_attained_by_the_uniform_distribution_over_n_plus_1():
   close(total, mb.unsampled_second_moment_bound(n), 1.0)
 
 
-def test_tiny_probabilities_keep_their_digits_in_float32():
-  with jax.enable_x64(False):
-    got = mb.expected_unsampled_second_moment(jnp.float32(1e-9), 10**9)
-  np.testing.assert_allclose(got, 1e-18 * np.exp(-1.0), rtol=1e-5)
-
-
 def test_negative_steps_become_rarer_with_n():
   rng = np.random.default_rng(0)
   p = 1.0 / np.arange(1, 2001)
@@ -276,28 +247,6 @@ def test_bad_input_is_refused_with_its_value(change, message):
     mb.mass_balance(*arrays, **args)
 
 
-def test_counts_are_no_mask_and_must_sum_to_n():
-  probs, correct = GOOD["probs"], GOOD["correct"]
-  counts = jnp.array([2, 0, 1, 0])
-  with pytest.raises(Exception, match="sampled"):
-    mb.mass_balance(probs, correct, counts, lr=0.1, n=3, **REWARDS)
-  with pytest.raises(ValueError, match="counts sum to 3, not to n = 4"):
-    mb.mass_balance_counts(probs, correct, counts, lr=0.1, n=4, **REWARDS)
-  with pytest.raises(ValueError, match=r"p = 1\.5"):
-    mb.expected_unsampled_second_moment(jnp.asarray(1.5), 2)
-
-
-def test_counts_are_integers_and_not_negative():
-  probs, correct = GOOD["probs"], GOOD["correct"]
-  run = lambda counts: mb.mass_balance_counts(
-    probs, correct, counts, lr=0.1, n=3, **REWARDS
-  )
-  with pytest.raises(ValueError, match="counts = -1 must be at least 0"):
-    run(jnp.array([4, -1, 0, 0]))
-  with pytest.raises(Exception, match="counts"):
-    run(jnp.array([1.5, 1.5, 0.0, 0.0]))
-
-
 def test_shapes_are_named_as_the_caller_named_them(unhooked):
   with pytest.raises(ValueError, match=r"shape \(2,\).*counts must be \[V\]"):
     mb.mass_balance_counts(
@@ -356,16 +305,21 @@ def test_the_sum_of_numpys_probabilities(unhooked, wide, off, fine):
         run()
 
 
-def test_numpy_arrays_will_do_without_x64(unhooked):
-  p = np.random.default_rng(0).dirichlet(np.ones(30_000))
-  counts = np.bincount([0, 1, 1], minlength=p.size)
-  with jax.enable_x64(False):
-    for function, drawn in (
-      (mb.mass_balance, counts > 0),
-      (mb.mass_balance_counts, counts),
-      (mb.token_gains, counts > 0),
-    ):
-      function(p, np.arange(p.size) < 2, drawn, lr=0.1, n=3, **REWARDS)
+@pytest.mark.parametrize(
+  "counts, message",
+  [
+    ([2, 0, 1, 0], "counts sum to 3, not to n = 4"),
+    ([5, -1, 0, 0], "counts = -1"),
+    ([2.0, 2.0, 0.0, 0.0], "counts are float"),
+  ],
+)
+def test_counts_are_integers_that_sum_to_n(unhooked, counts, message):
+  args = COUNTED | {"counts": jnp.array(counts)}
+  with pytest.raises(ValueError, match=message):
+    mb.mass_balance_counts(**args, lr=0.1, n=4, **REWARDS)
+  args = GOOD | {"sampled": jnp.array([2, 0, 1, 0])}
+  with pytest.raises(ValueError, match="sampled is int"):
+    mb.mass_balance(**args, lr=0.1, n=3, **REWARDS)
 
 
 def test_the_other_functions_refuse_too():
@@ -389,25 +343,19 @@ def test_the_other_functions_refuse_too():
 def test_constants_may_be_closed_over_and_refused():
   logits, correct, counts = problem(0)
   probs, sampled = jax.nn.softmax(logits), counts > 0
-  run = lambda sampled: (
-    mb.mass_balance(probs, correct, sampled, lr=0.1, n=8, **REWARDS).total
-  )
+  how = dict(lr=0.1, n=8, **REWARDS)
+  run = lambda sampled: mb.mass_balance(probs, correct, sampled, **how).total
   close(jax.jit(run)(sampled), run(sampled), 1.0)
-  lemma = mb.expected_unsampled_second_moment
-  close(
-    jax.jit(lambda x: x * lemma(probs, 4).sum())(2.0),
-    2 * lemma(probs, 4).sum(),
-    1.0,
-  )
   wrong = jnp.full(60, 0.5)
   with pytest.raises(ValueError, match="the sum of probs = 30"):
-    jax.jit(
-      lambda s: mb.mass_balance(wrong, correct, s, lr=0.1, n=8, **REWARDS)
-    )(sampled)
+    jax.jit(lambda s: mb.mass_balance(wrong, correct, s, **how))(sampled)
 
 
-@pytest.mark.parametrize("n", [1, 7, 10**9, 10**14, 10**16])
+@pytest.mark.parametrize("n", [1, 10**9, 10**16])
 def test_the_bound_keeps_its_digits(n):
+  with jax.enable_x64(False):
+    tiny = mb.expected_unsampled_second_moment(jnp.float32(1e-9), 10**9)
+  np.testing.assert_allclose(tiny, 1e-18 * np.exp(-1.0), rtol=1e-5)
   got = mb.unsampled_second_moment_bound(n)
   assert got <= 1 / (n + 1)
   if n >= 10**9:

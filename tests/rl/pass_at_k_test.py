@@ -12,7 +12,7 @@ import tiers
 from brorl_jax.rl.pass_at_k import pass_at_k
 
 
-@pytest.mark.parametrize("n", tiers.some([1, 2, 5, 7], 1))
+@pytest.mark.parametrize("n", tiers.some([4, 1, 7], 1, 2))
 def test_is_the_share_of_subsets_with_a_right_answer(n):
   for k in range(1, n + 1):
     subsets = list(itertools.combinations(range(n), k))

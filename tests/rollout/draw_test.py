@@ -26,18 +26,13 @@ def fits(counts, prob):
   possible = prob > 0
   if counts[~possible].any():
     return 0.0
-  if possible.sum() == 1:
-    return 1.0
   want = prob[possible] / prob[possible].sum() * counts.sum()
-  enough = want >= 5  # merge the rare ones into one bin
-  merge = lambda x: np.append(x[enough], x[~enough].sum())
+  order = np.argsort(want)
+  # The rare ones are one bin, with at least 5 expected.
+  bins = np.searchsorted(np.cumsum(want[order]), 5.0) + 1
+  merge = lambda x: np.append(x[order][bins:], x[order][:bins].sum())
   got, want = merge(counts[possible]), merge(want)
-  if want[-1] < 5:
-    got = np.append(got[:-2], got[-2:].sum())
-    want = np.append(want[:-2], want[-2:].sum())
-  if len(want) == 1:
-    return 1.0
-  return scipy.stats.chisquare(got, want).pvalue
+  return 1.0 if len(want) == 1 else scipy.stats.chisquare(got, want).pvalue
 
 
 SAMPLINGS = [

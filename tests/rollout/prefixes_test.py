@@ -15,8 +15,11 @@ from small_decoders import (
   KEY,
   POLICY,
   RECALL,
+  STOP,
+  Feed,
   Recall,
   devices,
+  numbered,
   policy_params,
   spec,
 )
@@ -24,14 +27,6 @@ from small_decoders import (
 from brorl_jax.rollout import prefixes, sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.types import Prompts
-
-STOP = 0
-
-
-def numbered(count):
-  """Prompts of one token, and number p."""
-  tokens = np.arange(count, dtype=np.int32)[:, None] % 6
-  return Prompts(tokens, tokens >= 0, np.arange(count, dtype=np.int32))
 
 
 def both(prompts, n, T, *, policy=None, params=RECALL, mesh=None, **cut):
@@ -121,22 +116,6 @@ def test_numbers_of_prefixes_by_hand():
   assert group[0, :5].tolist() == [1, 0, 1, 2, 0]
   assert parent[0, :3].tolist() == [0, 0, 1]
   assert last[0, :3].tolist() == [1, 3, 3]
-
-
-class Feed:
-  """Gives so many prompts at a time; notes what it was asked."""
-
-  def __init__(self, prompts, most):
-    self.prompts, self.most, self.given, self.asked = prompts, most, 0, []
-
-  def __call__(self, room, idle):
-    self.asked.append((room, idle))
-    left = len(self.prompts.index) - self.given
-    if not left:
-      return None
-    some = slice(self.given, self.given + min(room, left, self.most))
-    self.given = some.stop
-    return jax.tree.map(lambda x: x[some], self.prompts)
 
 
 def test_a_stream_takes_what_the_feed_gives_until_it_has_no_more():

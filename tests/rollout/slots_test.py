@@ -248,22 +248,3 @@ def test_rows_of_random_length_never_share_or_lose_a_block(seed):
   assert done == 30 and not left
   if total >= B * most:
     assert restarted == 0
-
-
-@pytest.mark.parametrize("most", [1, 2, 5])
-def test_a_pool_for_the_longest_rollouts_of_all_rows_is_never_short(most):
-  B, columns = 6, 2
-  state = slots.none_held(B * most, B, most)
-  rng = np.random.default_rng(0)
-  length = np.ones(B, int)
-  busy = jnp.ones(B, bool)
-  for _ in range(300):
-    state, goes, stalled = GIVE(
-      state, jnp.asarray(length, jnp.int32), busy, columns
-    )
-    assert goes.all() and not stalled.any()
-    length = length + 1
-    over = (rng.random(B) < 0.1) | (length > most * columns)
-    state = TAKE_BACK(state, jnp.asarray(over))
-    length[over] = 1
-  assert not state.stalled.any()

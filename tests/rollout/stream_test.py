@@ -13,9 +13,11 @@ from small_decoders import (
   DOWN,
   KEY,
   RECALL,
-  Recall,
+  Feed,
   Table,
+  by_prompt,
   devices,
+  numbered,
   spec,
 )
 
@@ -33,49 +35,18 @@ from brorl_jax.rollout.dynamic_sampling import (
 )
 from brorl_jax.types import Prompts
 
-STOP = 0
-RECALLS = Recall()
+
+def streamed(
+  feed, *, places, params=RECALL, watch=lambda told: None, **changes
+):
+  how = spec(**changes)
+  return by_prompt(
+    stream.stream(how, params, feed, KEY, places=places, watch=watch)
+  )
 
 
-def numbered(count):
-  """Prompts of one token, and number p."""
-  tokens = np.arange(count, dtype=np.int32)[:, None] % 6
-  return Prompts(tokens, tokens >= 0, np.arange(count, dtype=np.int32))
-
-
-class Feed:
-  """Gives prompts one call after the other, at most so many at a time."""
-
-  def __init__(self, prompts, most=3):
-    self.prompts, self.most, self.given = prompts, most, 0
-    self.asked = []
-
-  def __call__(self, room, idle):
-    self.asked.append((room, idle))
-    left = len(self.prompts.index) - self.given
-    if not left:
-      return None
-    some = slice(self.given, self.given + min(room, left, self.most))
-    self.given = some.stop
-    return jax.tree.map(lambda x: x[some], self.prompts)
-
-
-def streamed(feed, *, places, policy=RECALLS, params=RECALL, **changes):
-  """By prompt; and the order in which they were done."""
-  more = {"watch": changes.pop("watch")} if "watch" in changes else {}
-  out = {}
-  for prompts, rollouts in stream.stream(
-    spec(policy, **changes), params, feed, KEY, places=places, **more
-  ):
-    for i, p in enumerate(prompts.index):
-      assert p not in out
-      out[int(p)] = jax.tree.map(lambda x, i=i: x[i : i + 1], rollouts)
-  return out
-
-
-def together(prompts, policy=RECALLS, params=RECALL, **changes):
-  out = sampler.rollouts(spec(policy, **changes), params, prompts, KEY)
-  return jax.device_get(out)
+def together(prompts, **changes):
+  return jax.device_get(sampler.rollouts(spec(**changes), RECALL, prompts, KEY))
 
 
 def same(got, want):
