@@ -107,18 +107,6 @@ def _rows(groups: Groups) -> list[Groups]:
   return [one(i) for i in range(len(groups.prompts.index))]
 
 
-def _joined(groups: Iterable[Groups]) -> Groups:
-  return jax.tree.map(lambda *x: np.concatenate(x), *groups)
-
-
-class ScoredChunks(NamedTuple):
-  """What follows from some scored chunks."""
-
-  whole: Groups | None  # prompts that have all their rollouts
-  good: Bool[np.ndarray, " P"]  # which of them are kept
-  more: list[Chunk]  # of prompts that get another round
-
-
 class Candidates:
   """Candidates of one step: drawn, being scored, and decided."""
 
@@ -137,7 +125,7 @@ class Candidates:
     # Chunks that wait for a place: of a new prompt, or of another round.
     self._queue: list[Chunk] = []
     self.spent = collections.defaultdict[str, float](float)  # seconds of parts
-    self.judged: list[futures.Future] = []  # of ScoredChunks
+    self.judged: list[futures.Future] = []  # of what `collect` judges
     self.decided: dict[int, tuple[Groups, bool]] = {}  # by p, of one group each
     self.given = self.kept = 0
 
@@ -159,9 +147,9 @@ class Candidates:
       self._settle()
     return more
 
-  def gathered(self, chunks: Groups) -> tuple[Groups | None, list[Chunk]]:
+  def gathered(self, chunks: Groups) -> tuple[list[Groups], list[Chunk]]:
     """Called by the thread with scored chunks: whole groups, further chunks."""
-    found: list[Groups] = []
+    whole: list[Groups] = []
     more: list[Chunk] = []
     for chunk in _rows(chunks):
       p, first = int(chunk.prompts.index[0]), chunk.prompts.first
@@ -175,11 +163,11 @@ class Candidates:
       self._asked[p] = self._plan.further(reward)
       more += [Chunk(p, n) for n in range(asked, self._asked[p], size)]
       if self._asked[p] == asked:
-        found.append(_whole(ordered, self._plan.n))
+        whole.append(_whole(ordered, self._plan.n))
         del self._here[p], self._asked[p]
-    return _joined(found) if found else None, more
+    return whole, more
 
-  def publish(self, whole: Groups, good: Bool[np.ndarray, " P"]) -> None:
+  def publish(self, p: int, good: bool) -> None:
     """Called by the thread with every verdict."""
 
   def end(self) -> None:
@@ -213,11 +201,10 @@ class Candidates:
     """Decides the candidates whose rewards have arrived."""
     for future in [x for x in self.judged if x.done()]:
       self.judged.remove(future)
-      whole, good, more = future.result()
+      decided, more = future.result()
       self._queue += more
-      self.kept += int(good.sum())
-      for group, one in zip(_rows(whole) if whole else [], good, strict=True):
-        self.decided[int(group.prompts.index[0])] = group, bool(one)
+      self.kept += sum(good for _, good in decided.values())
+      self.decided |= decided
 
 
 class SharedCandidates(Candidates):
@@ -250,10 +237,9 @@ class SharedCandidates(Candidates):
       with self.clock("score_wait" if self.judged else "process_wait"):
         time.sleep(_LOOK_S)
 
-  def publish(self, whole: Groups, good: Bool[np.ndarray, " P"]) -> None:
-    """Writes verdicts for the others."""
-    for p, one in zip(whole.prompts.index, good, strict=True):
-      self._board.write(self._place[int(p)], str(int(one)))
+  def publish(self, p: int, good: bool) -> None:
+    """Writes a verdict for the others."""
+    self._board.write(self._place[p], str(int(good)))
 
   def end(self) -> None:
     """Every process then knows all candidates."""
@@ -274,7 +260,7 @@ class SharedCandidates(Candidates):
     self.given = max(self.given, *(i + 1 for i in notes), 0)
 
   def _new(self) -> int | None:
-    """The next candidate that nobody else has."""
+    """The next candidate that no other process has."""
     may_pass = sum(self._good.get(i, True) for i in range(self.given))
     while may_pass < self._target and self.given < len(self._candidates):
       self.given, may_pass = self.given + 1, may_pass + 1
@@ -375,15 +361,17 @@ def collect(
   make = Candidates if processes.alone() else SharedCandidates
   pending = make(prompts, candidates, target, plan, meanwhile)
 
-  def judge(prompts: Prompts, rollouts: Rollouts) -> ScoredChunks:
+  def judge(prompts: Prompts, rollouts: Rollouts):
+    """The groups that are whole now, whether each is kept; further chunks."""
     with pending.clock("score"):
       groups = Groups(prompts, rollouts, score(prompts, rollouts))
       whole, more = pending.gathered(groups)
-      good = np.zeros(0, bool)
-      if whole:
-        good = informative(whole)
-        pending.publish(whole, good)
-      return ScoredChunks(whole, good, more)
+      decided = {}
+      for group in whole:
+        p, good = int(group.prompts.index[0]), bool(informative(group)[0])
+        decided[p] = group, good
+        pending.publish(p, good)
+      return decided, more
 
   begin = time.perf_counter()
   with futures.ThreadPoolExecutor(1) as thread:
@@ -402,7 +390,7 @@ def collect(
   waits = "meanwhile", "score_wait", "process_wait"
   rollout = took - sum(spent[part] for part in waits)
   return SampledGroups(
-    _joined(group for group, _ in ordered),
+    jax.tree.map(lambda *x: np.concatenate(x), *(x for x, _ in ordered)),
     np.array([good for _, good in ordered], bool),
     target,
     {

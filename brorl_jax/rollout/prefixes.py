@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, Key, PyTree
 
-from brorl_jax.many import meshes
 from brorl_jax.rollout import programs
 from brorl_jax.rollout.draw import block_of, draw_from
 from brorl_jax.rollout.program_spec import (
@@ -78,9 +77,10 @@ def stream(
 ) -> Iterator[tuple[Prompts, Rollouts]]:
   """As `stream.stream`, for at most so many prompts at a time."""
   program = _program(spec, places)
+  together = program.lanes * spec.devices
   while True:
     parts: list[Prompts] = []
-    room = _places(program)
+    room = together
     # The feed may have more than it gives at once.
     while room and (more := feed(room, not parts)) is not None:
       parts.append(more)
@@ -88,7 +88,7 @@ def stream(
     if not parts:
       return
     prompts = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-    yield prompts, _made(program, params, prompts, key)
+    yield prompts, _made(program, together, params, prompts, key)
 
 
 def rollouts(
@@ -97,9 +97,10 @@ def rollouts(
   """As `sampler.rollouts`, on the host."""
   P = len(prompts.index)
   program = _program(spec, P)
-  places = _places(program)
+  places = program.lanes * spec.devices
   cut = lambda i: jax.tree.map(lambda x: x[i : i + places], prompts)
-  parts = [_made(program, params, cut(i), key) for i in range(0, P, places)]
+  made = lambda i: _made(program, places, params, cut(i), key)
+  parts = [made(i) for i in range(0, P, places)]
   return jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
@@ -111,16 +112,15 @@ def _program(spec: RolloutSpec, places: int) -> ProgramSpec:
   return shared.program(each * spec.devices)
 
 
-def _places(spec: ProgramSpec) -> int:
-  """Prompts of all devices at a time."""
-  return spec.lanes * meshes.of(spec.mesh).rows
-
-
 def _made(
-  spec: ProgramSpec, params: PyTree, prompts: Prompts, key: Key[Array, ""]
+  spec: ProgramSpec,
+  places: int,
+  params: PyTree,
+  prompts: Prompts,
+  key: Key[Array, ""],
 ) -> Rollouts:
-  """The rollouts of so many prompts or fewer, on the host."""
-  P, places = len(prompts.index), _places(spec)
+  """The rollouts of `places` prompts or fewer, on the host."""
+  P = len(prompts.index)
   # Places without a prompt read the first one and make nothing of it.
   row = np.where(np.arange(places) < P, np.arange(places), 0)
   read = jax.tree.map(lambda x: np.asarray(x)[row], prompts)

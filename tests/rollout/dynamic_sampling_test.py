@@ -360,11 +360,6 @@ def test_processes_keep_and_generate_what_one_does(count, monkeypatch):
       )
 
 
-def group(numbers):
-  some = prompts(numbers)
-  return Groups(some, rollouts(some), scores_of({})(some, rollouts(some)))
-
-
 def test_no_more_candidates_are_open_than_may_be_needed():
   for target, want in ((9, [[(7, 0), (3, 0)], [(5, 0)]]), (1, [[(7, 0)]])):
     plan = RoundPlan((4, 16), 1, 1)
@@ -398,7 +393,8 @@ def test_candidates_are_claimed_in_order_while_they_are_needed(monkeypatch):
   assert pending.feed(5, False) is None
   board.write(0, "0")
   assert claims(5) == [4]
-  pending.publish(group([1, 4]), np.array([True, False]))
+  pending.publish(1, True)
+  pending.publish(4, False)
   assert board.notes == {0: "0", 1: "1", 4: "0"}
   board.claims[5] = "other"
   board.write(5, "1")  # its claim was not seen

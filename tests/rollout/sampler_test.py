@@ -216,8 +216,8 @@ def test_shapes_of_the_program_flip_fewer_than_one_token_in_10000():
 
 
 REFERENCE = {
-  "greedy": {"temperature": 0.0},
   "cut": {"temperature": 0.7, "top_k": 15, "top_p": 0.9, "min_p": 0.02},
+  "greedy": {"temperature": 0.0},
 }
 
 
@@ -262,6 +262,7 @@ def test_equals_the_sampler_without_caches(
   np.testing.assert_allclose(out.logp[~differ], logp[~differ], atol=2e-5)
 
 
+@pytest.mark.slow
 def test_log_probabilities_are_those_of_scoring_the_response():
   sampling = SamplingParams(temperature=0.8, top_p=0.95)
   out = base_of_policy()

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scored
-import small_policies
+import simple_sampler
 import tiers
 from small_decoders import (
   DOWN,
@@ -227,10 +227,10 @@ class Chunks:
     return with_first(prompts, some)
 
 
-def joined(make, prompts, n, chunk):
+def joined(make, prompts, n, chunk, places=4):
   """Rollouts of each prompt, from chunks that `make` finishes in any order."""
   found = {}
-  for some, rollouts in make(feed=Chunks(prompts, n, chunk), key=KEY, places=4):
+  for some, rollouts in make(feed=Chunks(prompts, n, chunk), key=KEY, places=places):
     for i, chunk_of in enumerate(zip(some.index, some.first, strict=True)):
       found[tuple(map(int, chunk_of))] = jax.tree.map(
         lambda x, i=i: x[i : i + 1], rollouts
@@ -272,25 +272,23 @@ def test_chunks_are_the_rollouts_of_a_prompt_bit_for_bit(chunk, mesh):
   "make",
   [stream.stream, pytest.param(prefixes.stream, marks=pytest.mark.slow)],
 )
-def test_chunks_of_a_policy_are_the_rollouts_of_a_fixed_number(make):
-  """64 of 3 prompts: the same program in another order gives the same bits,
-  another number of rollouts per place other rounding at most.
-  """
-  policy, n = small_policies.TINY, 64
-  params = small_policies.shaken(policy)
+def test_chunks_of_a_policy_are_the_rollouts_without_a_cache(make):
   rng = np.random.default_rng(0)
   mask = np.arange(7) >= 7 - np.array([3, 7, 1])[:, None]
-  tokens = np.where(mask, rng.integers(1, 37, (3, 7)), 0).astype(np.int32)
+  tokens = np.where(mask, rng.integers(1, 24, (3, 7)), 0).astype(np.int32)
   prompts = Prompts(tokens, mask, np.arange(3, dtype=np.int32))
-  how = lambda chunk: spec(policy, n=chunk, max_new_tokens=9, stop_ids=(1, 2))
-  of, other = (
-    joined(functools.partial(make, how(chunk), params), prompts, n, chunk)
-    for chunk in (8, 64)
-  )
-  differ = (of("tokens") != other("tokens")).any(axis=2)
+  how = dict(max_new_tokens=9, stop_ids=(1, 2))
+  chunks = spec(POLICY, n=8, **how)
+  of = joined(functools.partial(make, chunks, policy_params()), prompts, 64, 8)
+  want, logp, _ = simple_sampler.sample(
+    POLICY, policy_params(),
+    [row[real] for row, real in zip(tokens, mask, strict=True)],
+    KEY, n=64, **how,
+  )  # fmt: skip
+  # A uniform number may fall between two roundings of one sum.
+  differ = (of("tokens") != want).any(axis=2)
   assert differ.mean() < 0.01
-  gap = np.abs(of("logp") - other("logp"))[~differ]
-  assert gap.max() < 2e-5
+  np.testing.assert_allclose(of("logp")[~differ], logp[~differ], atol=2e-5)
 
 
 def batch(*index):
@@ -341,11 +339,9 @@ def test_each_device_reads_what_it_has_not_read(monkeypatch):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-  "places, reads", [(8, 5), pytest.param(2, 40, marks=pytest.mark.slow)]
-)
-def test_a_prompt_is_read_once_if_there_is_room(monkeypatch, places, reads):
-  """5 prompts, 8 chunks of each, in the order of a rule's rounds."""
+@pytest.mark.parametrize("places", [8, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_prompt_is_read_once_if_there_is_room(monkeypatch, places):
+  """5 prompts, 8 chunks of each; whatever is read again changes nothing."""
   found = []
   for name in ("open_shelf", "read_more"):
     real = getattr(stream, name)
@@ -356,31 +352,11 @@ def test_a_prompt_is_read_once_if_there_is_room(monkeypatch, places, reads):
       return real(*args, **how)
 
     monkeypatch.setattr(stream, name, seen)
-  chunks = [Chunk(p, 4 * k) for k in range(8) for p in range(5)]
-
-  def feed(room, idle):
-    some = [chunks.pop(0) for _ in range(min(room, len(chunks), places))]
-    if not some:
-      return None
-    index = np.array([c.p for c in some], np.int32)
-    tokens = index[:, None] % 6
-    return with_first(Prompts(tokens, tokens >= 0, index), some)
-
-  out = [*stream.stream(
-    spec(n=4, lanes=2), RECALL, feed, KEY, places=places
-  )]  # fmt: skip
-  assert sum(len(prompts.index) for prompts, _ in out) == 40
-  assert sum(found) <= reads
-  assert reads == 40 or sum(found) == reads
-  # Whatever was read again, the rollouts are those of the prompt.
-  index = np.arange(5, dtype=np.int32)
-  every = Prompts(index[:, None] % 6, index[:, None] >= 0, index)
-  want = sampler.rollouts(spec(n=32), RECALL, every, KEY)
-  for prompts, rollouts in out:
-    for i, (p, n) in enumerate(zip(prompts.index, prompts.first, strict=True)):
-      np.testing.assert_array_equal(
-        rollouts.tokens[i], want.tokens[p, n : n + 4]
-      )
+  make = functools.partial(stream.stream, spec(n=4, lanes=2), RECALL)
+  of = joined(make, numbered(5), 32, 4, places=places)
+  want = together(numbered(5), n=32)
+  np.testing.assert_array_equal(of("tokens"), want.tokens)
+  assert sum(found) == 5 if places == 8 else 5 < sum(found) <= 40
 
 
 def test_prompts_that_come_when_few_slots_are_left_need_no_other_program(
