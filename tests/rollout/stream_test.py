@@ -230,7 +230,9 @@ class Chunks:
 def joined(make, prompts, n, chunk, places=4):
   """Rollouts of each prompt, from chunks that `make` finishes in any order."""
   found = {}
-  for some, rollouts in make(feed=Chunks(prompts, n, chunk), key=KEY, places=places):
+  for some, rollouts in make(
+    feed=Chunks(prompts, n, chunk), key=KEY, places=places
+  ):
     for i, chunk_of in enumerate(zip(some.index, some.first, strict=True)):
       found[tuple(map(int, chunk_of))] = jax.tree.map(
         lambda x, i=i: x[i : i + 1], rollouts
