@@ -1,4 +1,4 @@
-"""The layers of a decoder.
+"""The layers of a decoder, and products in the form that suits a machine.
 
 Only this file uses Flax NNX. A module is merged from a dict of arrays inside
 the traced function and does not leave it.
@@ -11,11 +11,10 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, Key, PyTree
 
 from brorl_jax.many import meshes
-from brorl_jax.model import attention, products, sharding
+from brorl_jax.model import attention, sharding
 from brorl_jax.model.attention import View
 from brorl_jax.model.spec import PolicySpec
 from brorl_jax.model.target import Target
@@ -25,6 +24,11 @@ from brorl_jax.rl import vocabulary
 # arrays of [tokens, F], 1.8 GB for the 8,960 of a 1.5B policy in bfloat16. For
 # 8 rows of 15,360 tokens at once they would be 13 GB.
 TILE = 2**14
+# Tokens of a large tile are a multiple of it: for others a TPU's compiler takes
+# minutes.
+_UNIT = 128
+# Rows, at most, of a product in which the weight comes first.
+_FEW = 128
 
 
 def _rows(x: Float[Array, "P M Q D"]) -> Float[Array, "n D"]:
@@ -82,27 +86,8 @@ def _einsum(
     shape if bias else None,
     dtype=c.dtype,
     kernel_init=init,
-    einsum_op=functools.partial(_product, c.target),
     rngs=rngs,
   )
-
-
-_PRODUCT = "product"
-
-
-def _product(
-  target: Target, spec: str, x: Array, kernel: Array, **options
-) -> Array:
-  """einsum of rows with a kernel, as a matrix product where that is faster."""
-  if not products.half_on_cpu(x, target):
-    return jnp.einsum(spec, x, kernel, **options)
-  n = math.prod(x.shape[1:])  # contracted axes, the first ones of the kernel
-  y = products.dot(x.reshape(-1, n), kernel.reshape(n, -1), target)
-  y = y.astype(x.dtype)
-  # `products.dot` has its own gradient, inside which `jax.checkpoint` sees no
-  # product: the name lets `remat` keep its result.
-  y = checkpoint_name(y, _PRODUCT)
-  return y.reshape(-1, *kernel.shape[x.ndim - 1 :])
 
 
 class _Outside(nnx.Module):
@@ -119,7 +104,7 @@ class _Block(nnx.Module):
 
   def __init__(self, c: PolicySpec, *, rngs: nnx.Rngs, form: str):
     D, H, G, K, F = c.width, c.heads, c.kv_heads, c.head_size, c.mlp
-    self.policy, self.form = c, form  # see `products.layer_form`
+    self.policy, self.form = c, form  # see `layer_form`
     self.ln_attn = _Norm(c, D)
     self.ln_mlp = _Norm(c, D)
     if c.post_norms:
@@ -169,9 +154,7 @@ class _Block(nnx.Module):
       q, k, v = self.q(h), self.k(h), self.v(h)
     if self.policy.qk_norm:
       q, k = self.ln_q(q), self.ln_k(k)
-    turn = lambda y: attention.rotate(
-      apart(y), view.cos, view.sin, self.policy.target
-    )
+    turn = lambda y: attention.rotate(apart(y), view.cos, view.sin)
     q, k = turn(q), turn(k)
     return q, jnp.swapaxes(k, 2, 3), jnp.swapaxes(apart(v), 2, 3)
 
@@ -193,7 +176,7 @@ class _Block(nnx.Module):
     if c.experts:
       kernels = self.router, self.expert_gate, self.expert_up, self.expert_down
       router, gate, up, down = (x.kernel[...].astype(c.dtype) for x in kernels)
-      return products.routed(
+      return routed(
         h,
         router,
         gate,
@@ -206,7 +189,7 @@ class _Block(nnx.Module):
     if self.form == "turned":
       kernels = self.gate_rows, self.up_rows, self.down_rows
       gate, up, down = (x.kernel[...] for x in kernels)
-      return products.gated(h, gate, up, down, act, c.target)
+      return feed_forward(h, gate, up, down, act, c.target)
     if self.form == "fused":
       both = self.gate_up(h)
       return self.down(act(both[:, 0]) * both[:, 1])
@@ -216,9 +199,7 @@ class _Block(nnx.Module):
     axes = sharding.axes_here(c.mesh)
     rows = math.prod(n for name, n in axes.items() if name in meshes.ROWS)
     here = -(-prompts // rows)
-    return products.in_tiles(
-      gated, h, prompts=prompts, most=max(TILE // here, 1)
-    )
+    return in_tiles(gated, h, prompts=prompts, most=max(TILE // here, 1))
 
 
 @functools.cache
@@ -250,7 +231,7 @@ def init(c: PolicySpec, key: Key[Array, ""]) -> PyTree:
 
 def block(c: PolicySpec, weights: PyTree) -> _Block:
   """One layer with these parameters, inside a traced function."""
-  return nnx.merge(_block_graph(c, products.layer_form(weights)), weights)
+  return nnx.merge(_block_graph(c, layer_form(weights)), weights)
 
 
 def embed(
@@ -291,10 +272,10 @@ def logits(
 ) -> Float[Array, "*axes v"]:
   """Float32 logits of the tokens that have these rows of `unembedding`."""
   flat, rows = x.reshape(-1, c.width), rows.astype(x.dtype)
-  if products.few(flat, c.target):
-    flat = products.weight_first(flat, rows)
+  if few(flat, c.target):
+    flat = weight_first(flat, rows)
   else:
-    flat = products.dot(flat, products.turned(rows, c.target), c.target)
+    flat = jnp.matmul(flat, rows.T, preferred_element_type=jnp.float32)
   flat = attention.capped(flat, c.final_softcap)
   return flat.reshape(*x.shape[:-1], len(rows))
 
@@ -342,9 +323,187 @@ def rematerialized(layer: Callable, remat: str) -> Callable:
   keep = jax.checkpoint_policies
   kept = {
     "layer": keep.nothing_saveable,
-    "products": keep.save_from_both_policies(
-      keep.dots_with_no_batch_dims_saveable,
-      keep.save_only_these_names(_PRODUCT),
-    ),
+    "products": keep.dots_with_no_batch_dims_saveable,
   }
   return jax.checkpoint(layer, policy=kept[remat], prevent_cse=False)
+
+
+def few(x: Float[Array, "n d"], target: Target) -> bool:
+  """Whether a weight should come first: few rows in float32 on a CPU.
+
+  There XLA copies the second operand into panels before it multiplies. For few
+  rows that costs as much as the product if it is the weight, and nothing if
+  the weight comes first: w x' is [out, rows] then, and is turned back. GFLOP
+  per CPU-second of a feed-forward, of 104 at best:
+
+    rows   256 wide   512 wide   1,024 wide
+    16                54 -> 61   54 -> 78
+    64     71 -> 94   82 -> 92   83 -> 100
+    128    91 -> 97   93 -> 98   93 -> 101
+
+  and of a head of 64 rows, 512 wide, with V = 32,768: 57 -> 68.
+  """
+  return target.on_cpu and x.dtype == jnp.float32 and len(x) <= _FEW
+
+
+def weight_first(
+  x: Float[Array, "n d"], w: Float[Array, "out d"]
+) -> Float[Array, "n out"]:
+  """x @ w', for few rows."""
+  return _turned_back(_product(w, x))
+
+
+def feed_forward(
+  x: Float[Array, "n D"],
+  gate: Float[Array, "F D"],
+  up: Float[Array, "F D"],
+  down: Float[Array, "D F"],
+  activation: Callable[[Array], Array],
+  target: Target,
+) -> Float[Array, "n D"]:
+  """(activation(x @ gate') * (x @ up')) @ down', for any number of rows."""
+  if not few(x, target):
+    return (activation(x @ gate.T) * (x @ up.T)) @ down.T
+  inner = activation(_product(gate, x)) * _product(up, x)  # F n
+  return _turned_back(down @ inner)
+
+
+def _product(w: Float[Array, "a d"], x: Float[Array, "b d"]) -> Array:
+  """w @ x', which XLA multiplies without writing x'."""
+  return jax.lax.dot_general(w, x, (((1,), (1,)), ((), ())))
+
+
+def _turned_back(y: Float[Array, "out n"]) -> Float[Array, "n out"]:
+  # Alone, a transpose takes XLA .5 to 2 ns per number; as part of another loop
+  # 5 ns, and the product with it 2 ms instead of 1.4.
+  alone = jax.lax.optimization_barrier
+  return alone(alone(y).T)
+
+
+def in_tiles(
+  f: Callable[[Array], Array],
+  x: Float[Array, "n D"],
+  *,
+  prompts: int,
+  most: int,
+) -> Float[Array, "n D"]:
+  """f(x), where f acts on every token by itself.
+
+  The tiles are computed one after the other, and once more in the backward
+  pass, so that what f needs for itself is there for one of them. A tile has
+  tokens of all prompts, which may be spread over devices.
+
+  Args:
+    f: [tokens,D] to [tokens,D]; may close over arrays.
+    x: Tokens, prompt by prompt.
+    prompts: P, a divisor of n.
+    most: Tokens of a prompt in a tile.
+  """
+  n, D = x.shape
+  each = n // prompts
+  tiles = -(-each // most)
+  if tiles == 1:
+    return f(x)
+  tile = -(-each // tiles)
+  if tile > _UNIT:
+    tile = -(-tile // _UNIT) * _UNIT
+  x = x.reshape(prompts, each, D)
+  x = jnp.pad(x, ((0, 0), (0, tiles * tile - each), (0, 0)))
+  apart = jnp.swapaxes(x.reshape(prompts, tiles, -1, D), 0, 1)
+  of_tile = lambda x: f(x.reshape(-1, D)).reshape(x.shape)
+  out = jax.lax.map(jax.checkpoint(of_tile, prevent_cse=False), apart)
+  out = jnp.swapaxes(out, 0, 1).reshape(prompts, -1, D)[:, :each]
+  return out.reshape(n, D)
+
+
+def routed(
+  x: Float[Array, "n D"],
+  router: Float[Array, "D E"],
+  gate: Float[Array, "E D F"],
+  up: Float[Array, "E D F"],
+  down: Float[Array, "E F D"],
+  *,
+  per_token: int,
+  normalize: bool,
+) -> Float[Array, "n D"]:
+  """Sum over a token's experts of their share times their SwiGLU.
+
+    share = softmax(x router), the largest `per_token` of each token
+    out   = sum over these e of share_e * (silu(x gate_e) * (x up_e)) down_e
+
+  Nothing is dropped: tokens are sorted by expert and each expert multiplies as
+  many rows as chose it. With experts spread over devices every device computes
+  its own and the results are added; weights do not move.
+
+  Args:
+    router: Scores every expert for a token; multiplied in float32.
+    per_token: Experts that each token uses.
+    normalize: Shares of the chosen ones are scaled to add up to 1.
+
+  References:
+    Shazeer et al. 2017, arXiv:1701.06538; Yang et al. 2025 (Qwen3),
+    arXiv:2505.09388.
+  """
+  n, E = x.shape[0], router.shape[1]
+  logits = jnp.matmul(x, router, preferred_element_type=jnp.float32)
+  share, chosen = jax.lax.top_k(jax.nn.softmax(logits), per_token)
+  if normalize:
+    share /= jnp.sum(share, axis=-1, keepdims=True)
+  expert = chosen.reshape(-1)
+  order = jnp.argsort(expert, stable=True)
+  rows = jnp.bincount(expert, length=E)
+  product = lambda a, b: jax.lax.ragged_dot(a, b, rows.astype(jnp.int32))
+  ours = x[order // per_token]
+  y = product(jax.nn.silu(product(ours, gate)) * product(ours, up), down)
+  y = y[jnp.argsort(order)].reshape(n, per_token, -1)
+  return jnp.sum(share.astype(y.dtype)[..., None] * y, axis=1)
+
+
+def layer_form(layer: PyTree) -> str:
+  """In which form the weights of a layer are.
+
+  trained  as they are stored
+  fused    of decoding on accelerators: fewer, larger weights
+  turned   of decoding on CPUs in float32: the feed-forward's lie output by
+           output, since a weight comes first in a product of few rows
+  """
+  if "qkv" in layer:
+    return "fused"
+  return "turned" if "gate_rows" in layer else "trained"
+
+
+def turned_layer(layer: PyTree) -> PyTree:
+  """One layer with a transposed feed-forward: [F,D], [F,D] and [D,F]."""
+  names = ("gate", "up", "down")
+  rest = {name: x for name, x in layer.items() if name not in names}
+  rows = {f"{name}_rows": {"kernel": layer[name]["kernel"].T} for name in names}
+  return rest | rows
+
+
+def fused_layer(c: PolicySpec, layer: PyTree) -> PyTree:
+  """One layer with one product instead of three, and one instead of two.
+
+  A decode step multiplies a few hundred rows: its time is that of reading
+  weights and of launching kernels. XLA joins products by itself only where a
+  weight is small, below 32 MB.
+
+  Returns:
+    `qkv` [D,G,J+2,K] in their place, where each key/value head has its J
+    queries, its key and its value, and `gate_up` [D,2,F]. On a mesh heads and F
+    stay on their devices. Routed experts stay as they are.
+  """
+  rest = dict(layer)
+  G, K = c.kv_heads, c.head_size
+  q, k, v = (rest.pop(name) for name in "qkv")
+
+  def heads(name: str) -> Array:
+    grouped = q[name].reshape(*q[name].shape[:-2], G, -1, K)
+    alone = (x[name][..., None, :] for x in (k, v))
+    return jnp.concatenate([grouped, *alone], axis=-2)
+
+  rest["qkv"] = {name: heads(name) for name in q}
+  if not c.experts:
+    gate, up = rest.pop("gate"), rest.pop("up")
+    both = lambda name: jnp.stack([gate[name], up[name]], axis=-2)
+    rest["gate_up"] = {name: both(name) for name in gate}
+  return rest

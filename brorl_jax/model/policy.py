@@ -28,7 +28,6 @@ from brorl_jax.model import (
   cache,
   fused_attention,
   layers,
-  products,
   sharding,
 )
 from brorl_jax.model.cache import LanePrompts, Prefix
@@ -83,17 +82,17 @@ class Policy(PolicySpec):
     """The parameters as `decode_step` reads them: one dict per layer.
 
     Made once per call of the sampler, so that no step slices a stacked weight.
-    Joined or transposed where that is faster; see `products.layer_form`.
+    Joined or transposed where that is faster; see `layers.layer_form`.
     """
     layer = lambda i: jax.tree.map(lambda x: x[i], params["blocks"])
     blocks = [layer(i) for i in range(self.layers)]
     if not self.target.on_cpu and sharding.axes_here(None).get("expert", 1) < 2:
       # Where devices share key/value heads, joined weights would move queries.
-      blocks = [products.fused_layer(self, block) for block in blocks]
+      blocks = [layers.fused_layer(self, block) for block in blocks]
     plain = not (self.experts or self.mlp_bias)
     alone = self.mesh is None  # sharding.py has no rule for transposed ones
     if self.target.on_cpu and self.dtype == "float32" and plain and alone:
-      blocks = [products.turned_layer(block) for block in blocks]
+      blocks = [layers.turned_layer(block) for block in blocks]
     return params | {"blocks": blocks}
 
   def logits(
@@ -386,7 +385,7 @@ class Policy(PolicySpec):
   @property
   def pool_columns(self) -> int:
     """Tokens of a block of the pool; 0: the target decodes over pages."""
-    return 0 if self.target.on_cpu else cache.pool_columns(self.target)
+    return 0 if self.target.on_cpu else cache.POOL_COLUMNS
 
   def pool(self, blocks: int, columns: int) -> list[cache.BlockPool]:
     """A pool of `blocks` blocks in which nothing is written, for each layer."""

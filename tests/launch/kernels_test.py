@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from brorl_jax.model import attention, cache, pool_kernels, target
+from brorl_jax.model import attention, cache, target
 from launch.bench import kernels
 
 pytestmark = pytest.mark.ci
@@ -49,7 +49,7 @@ def test_attention_is_compared_with_float32(S, monkeypatch):
 
 @pytest.mark.parametrize("stored", ["bfloat16", "int8"])
 def test_decoding_is_compared_with_float32(stored):
-  kernel = functools.partial(pool_kernels.triton_row_attention, interpret=True)
+  kernel = functools.partial(cache.row_kernel, interpret=True)
   case = functools.partial(
     kernels.of_decoding, bandwidth=1e12, stored=stored, B=7, T=150
   )

@@ -1,17 +1,16 @@
-"""Decoding over pages and over a pool of blocks."""
+"""Decoding over pages and over a pool of blocks, and its kernel."""
 
+import contextlib
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pools
 import pytest
-import tiers
 from compiled import equations
-from jax.sharding import PartitionSpec
-from pools import Sizes
+from jax.sharding import AbstractMesh, PartitionSpec
 
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
@@ -69,8 +68,7 @@ def plain(q, shared, pages, column, limit, softcap):
   return out[:, :, -1]
 
 
-@pytest.mark.parametrize("softcap", tiers.some([0.7, 0.0], 1, 1))
-@pytest.mark.parametrize("column, most", [(0, 1), (2, 6)])
+@pytest.mark.parametrize("column, most, softcap", [(0, 1, 0.0), (2, 6, 0.7)])
 def test_equals_the_attention_of_training(column, most, softcap):
   rng = np.random.default_rng(most)
   q, shared, pages = drawn(rng)
@@ -89,9 +87,9 @@ def test_equals_the_attention_of_training(column, most, softcap):
   np.testing.assert_allclose(more, got, atol=1e-6)
 
 
-@pytest.mark.parametrize("width, prompts", [(2, 2), (1, 5)])
-def test_prompts_in_pieces_are_the_prompts(monkeypatch, width, prompts):
+def test_prompts_in_pieces_are_the_prompts(monkeypatch):
   """And a piece that no row sees is not read, whatever it is."""
+  width, prompts = 2, 2
   monkeypatch.setattr(cache, "_LEAST_PIECE", 2)
   rng = np.random.default_rng(width)
   q, shared, pages = drawn(rng, S=width * prompts)
@@ -108,7 +106,7 @@ def test_prompts_in_pieces_are_the_prompts(monkeypatch, width, prompts):
   some = shared._replace(mask=rare)
   got = run(shared=some, pieces=pieces)
   np.testing.assert_allclose(got, run(shared=some), atol=1e-6)
-  # Nobody sees the first piece; the others are seen as before.
+  # No row sees the first piece; the others are seen as before.
   unseen = shared._replace(mask=shared.mask.at[..., pieces[0]].set(False))
   spoilt = unseen._replace(v=unseen.v.at[:, :, pieces[0]].set(jnp.nan))
   want = run(shared=unseen)
@@ -182,99 +180,136 @@ def test_int8_scores_and_values_are_those_of_what_was_stored():
   np.testing.assert_allclose(run(pages=small), run(pages=large), atol=1e-6)
 
 
-ON_GPU = dataclasses.replace(here(), platform="gpu")
+class Sizes(NamedTuple):
+  columns: int = 3  # C
+  most: int = 4  # blocks of a row
+  each: int = 3  # J, heads of each key/value head
+  kv_heads: int = 2  # G
+  head_size: int = 4  # K
 
 
-def draw(rng, B=6, G=2, J=3, K=4, C=3, most=4):
-  """Queries, a pool with spare blocks, and a table that shuffles it."""
-  normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-  blocks = B * most + 2
-  table = rng.permutation(blocks)[: B * most].reshape(B, most)
-  state = normal(B, G, J), jnp.exp(normal(B, G, J)), normal(B, G, J, K)
-  return (
-    normal(B, G, J, K),
-    state,
-    BlockPool(normal(blocks, 2, G, C, K)),
-    jnp.asarray(table, jnp.int32),
+SMALL = Sizes()
+
+
+class Case(NamedTuple):
+  """What `cache.row_attention` takes."""
+
+  q: jax.Array
+  state: tuple[jax.Array, jax.Array, jax.Array]
+  pool: BlockPool
+  table: jax.Array
+  first: jax.Array
+  stop: jax.Array
+
+
+def draw(z=SMALL, stored="float32", activations="float32", seed=0) -> Case:
+  """Rows that see nothing, a token, whole blocks, windows within and across.
+
+  Their blocks come in any order; two are no row's.
+  """
+  rng = np.random.default_rng(seed)
+  C, T = z.columns, z.columns * z.most
+  ends = [(0, n) for n in sorted({0, 1, C - 1, C, C + 1, T - 1, T})]
+  ends += [(2, 2), (C - 1, C), (C, C + 1), (1, T), (T // 2, T), (C - 1, T)]
+  normal = lambda dtype, *shape: jnp.asarray(rng.normal(size=shape), dtype)
+  B, G, J, K = len(ends), z.kv_heads, z.each, z.head_size
+  blocks = B * z.most + 2
+  table = rng.permutation(blocks)[: B * z.most].reshape(B, z.most)
+  shape = blocks, 2, G, C, K
+  if stored == "int8":
+    whole = jnp.asarray(rng.integers(-127, 128, shape), jnp.int8)
+    size = jnp.asarray(rng.random(shape[:-1]) / 60, jnp.float32)
+    held = BlockPool(whole, size)
+  else:
+    held = BlockPool(normal(stored, *shape))
+  state = (
+    normal("float32", B, G, J),
+    jnp.exp(normal("float32", B, G, J)),
+    normal("float32", B, G, J, K),
   )
+  first, stop = jnp.asarray(ends, jnp.int32).T
+  table = jnp.asarray(table, jnp.int32)
+  return Case(normal(activations, B, G, J, K), state, held, table, first, stop)
 
 
-def simple(q, state, held, table, first, stop, softcap=0.0):
+def shapes(z: Sizes, stored="bfloat16", activations="bfloat16") -> Case:
+  return jax.eval_shape(lambda: draw(z, stored, activations))
+
+
+def spoilt(case: Case, outside: int) -> Case:
+  """`outside` behind each row's last block, NaN in tokens that are not seen."""
+  blocks, _, _, C = case.pool.kv.shape[:4]
+  B, most = case.table.shape
+  token = np.arange(C * most)[None]
+  first, stop = (np.asarray(x)[:, None] for x in (case.first, case.stop))
+  used = np.zeros((blocks, C), bool)
+  seen = (token >= first) & (token < stop)
+  used[np.asarray(case.table)] = seen.reshape(B, most, C)
+  used = used[:, None, None]  # blocks 1 1 C
+  kv, scale = case.pool
+  if scale is None:
+    kv = jnp.where(used[..., None], kv, jnp.asarray(np.nan, kv.dtype))
+  else:
+    scale = jnp.where(used, scale, np.nan)
+  behind = np.arange(most)[None] * C >= stop
+  table = jnp.where(behind, outside, case.table)
+  return case._replace(pool=BlockPool(kv, scale), table=table)
+
+
+@functools.partial(jax.jit, static_argnames=("form", "softcap"))
+def run(form, case: Case, softcap=0.0) -> jax.Array:
+  return form(*case, softcap=softcap).astype(jnp.float32)
+
+
+def simple(case: Case, softcap: float) -> np.ndarray:
   """One row, head and token after the other, all scores at once."""
-  q, kv, table = np.asarray(q, float), np.asarray(held.kv, float), table
-  if held.scale is not None:
-    kv = kv * np.asarray(held.scale, float)[..., None]
+  q, kv = np.asarray(case.q, float), np.asarray(case.pool.kv, float)
+  if case.pool.scale is not None:
+    kv = kv * np.asarray(case.pool.scale, float)[..., None]
   B, G, J, _ = q.shape
   C = kv.shape[3]
+  top, total, before = (np.array(x, float) for x in case.state)
   out = np.zeros(q.shape)
   for b, g, j in np.ndindex(B, G, J):
-    top, total, before = (float(x[b, g, j]) for x in (*state[:2], 0 * state[0]))
-    scores, values = [], []
-    for i in range(int(first[b]), int(stop[b])):
-      k, v = kv[int(table[b, i // C]), :, g, i % C]
+    for i in range(int(case.first[b]), int(case.stop[b])):
+      k, v = kv[int(case.table[b, i // C]), :, g, i % C]
       score = q[b, g, j] @ k
-      scores.append(softcap * np.tanh(score / softcap) if softcap else score)
-      values.append(v)
-    weights = np.exp(np.asarray(scores) - top)
-    before = np.asarray(state[2][b, g, j], float)
-    for weight, v in zip(weights, values, strict=True):
-      total, before = total + weight, before + weight * v
-    out[b, g, j] = before / total
+      score = softcap * np.tanh(score / softcap) if softcap else score
+      weight = np.exp(score - top[b, g, j])
+      total[b, g, j] += weight
+      before[b, g, j] += weight * v
+    out[b, g, j] = before[b, g, j] / total[b, g, j]
   return out
 
 
-SPANS = {
-  "nothing": (0, 0), "nothing, late": (5, 5), "one": (0, 1),
-  "one less than a block": (0, 2), "a block": (0, 3),
-  "one more than a block": (0, 4), "all": (0, 12),
-  "a window inside of a block": (4, 5), "a window over blocks": (2, 11),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("softcap", [0.0, 0.7])
-def test_goes_on_with_a_softmax_over_what_a_row_sees(softcap):
-  rng = np.random.default_rng(0)
-  case = draw(rng, B=len(SPANS))
-  first, stop = jnp.asarray(list(SPANS.values()), jnp.int32).T
-  got = cache.row_attention(*case, first, stop, softcap=softcap)
-  want = simple(*case, first, stop, softcap)
-  np.testing.assert_allclose(got, want, atol=1e-5)
-  _, total, out = case[1]
-  np.testing.assert_allclose(got[:2], (out / total[..., None])[:2], rtol=1e-6)
-
-
+@pytest.mark.parametrize(
+  "stored, softcap", [("float32", 0.0), ("float32", 0.7), ("int8", 2.0)]
+)
 @pytest.mark.parametrize("outside", [-1, 10**6])
-def test_what_a_row_does_not_see_may_be_anything(outside):
-  rng = np.random.default_rng(1)
-  q, state, held, table = draw(rng)
-  first = jnp.asarray([0, 0, 4, 5, 3, 0], jnp.int32)
-  stop = jnp.asarray([1, 3, 7, 12, 3, 6], jnp.int32)
-  want = cache.row_attention(q, state, held, table, first, stop)
-  token = np.arange(12)[None]
-  seen = (token >= first[:, None]) & (token < stop[:, None])
-  used = np.zeros((len(held.kv), 3), bool)
-  used[np.asarray(table)] = seen.reshape(6, 4, 3)
-  kv = jnp.where(used[:, None, None, :, None], held.kv, np.nan)
-  behind = np.arange(4)[None] * 3 >= stop[:, None]
-  table = jnp.where(behind, outside, table)
-  got = cache.row_attention(q, state, BlockPool(kv), table, first, stop)
-  np.testing.assert_array_equal(got, want)
+def test_the_softmax_goes_over_what_a_row_sees(stored, softcap, outside):
+  """And what it does not see may be anything."""
+  case = draw(stored=stored)
+  got = run(cache.row_attention, spoilt(case, outside), softcap)
+  np.testing.assert_allclose(got, simple(case, softcap), atol=1e-5)
+  _, total, out = case.state  # row 0 sees nothing
+  np.testing.assert_allclose(got[0], (out / total[..., None])[0], rtol=1e-6)
 
 
 def test_a_row_without_prompt_and_tokens_is_finite():
-  q, state, held, table = draw(np.random.default_rng(0))
-  state = jnp.full_like(state[0], -1e30), *state[1:]
-  none = jnp.zeros(6, jnp.int32)
-  got = cache.row_attention(q, state, held, table, none, none)
+  case = draw()
+  state = jnp.full_like(case.state[0], -1e30), *case.state[1:]
+  none = jnp.zeros_like(case.first)
+  got = run(
+    cache.row_attention, case._replace(state=state, first=none, stop=none)
+  )
   np.testing.assert_allclose(got, state[2] / state[1][..., None], rtol=1e-6)
 
 
 def test_a_token_is_written_to_its_place_and_nowhere_else():
   rng = np.random.default_rng(0)
-  _, _, held, _ = draw(rng)
+  held = draw().pool
   k, v = jnp.asarray(rng.normal(size=(2, 4, 2, 4)), jnp.float32)
-  blocks = len(held.kv)
-  block = jnp.asarray([3, blocks, 0, 10**6], jnp.int32)
+  block = jnp.asarray([3, len(held.kv), 0, 10**6], jnp.int32)
   column = jnp.asarray([1, 0, 2, 2], jnp.int32)
   new = cache.write_pool(held, k, v, block, column)
   want = np.array(held.kv)
@@ -295,28 +330,7 @@ def test_int8_tokens_keep_their_own_scale():
   assert new.scale[1, 1, 0, 2] > 0.0  # of zeros too: they are divided by it
 
 
-def test_int8_scores_of_a_pool_are_those_of_what_was_stored():
-  rng = np.random.default_rng(0)
-  q, state, held, table = draw(rng)
-  whole = jnp.asarray(rng.integers(-127, 128, held.kv.shape), jnp.int8)
-  scale = jnp.asarray(rng.random(whole.shape[:-1]) / 60, jnp.float32)
-  spans = jnp.zeros(6, jnp.int32), jnp.asarray([1, 3, 7, 12, 0, 6], jnp.int32)
-  run = lambda held: cache.row_attention(
-    q, state, held, table, *spans, softcap=2.0
-  )
-  coded = BlockPool(whole, scale)
-  np.testing.assert_allclose(
-    run(coded), run(BlockPool(whole * scale[..., None])), atol=1e-6
-  )
-  seen = np.arange(12)[None] < spans[1][:, None]
-  used = np.zeros(scale.shape[::3], bool)
-  used[np.asarray(table)] = seen.reshape(6, 4, 3)
-  spoilt = jnp.where(used[:, None, None], scale, np.nan)
-  np.testing.assert_array_equal(run(BlockPool(whole, spoilt)), run(coded))
-
-
-@pytest.mark.parametrize("softcap", tiers.some([0.0, 0.7], 1))
-def test_equals_decoding_over_pages(softcap):
+def test_a_pool_equals_pages():
   """The same tokens, once in lock-step columns and once in blocks."""
   rng = np.random.default_rng(0)
   A, R, H, G, K, S, T, C = 2, 3, 6, 2, 4, 5, 7, 3
@@ -324,7 +338,7 @@ def test_equals_decoding_over_pages(softcap):
   mask = jnp.asarray(rng.random((A, R, S)) < 0.6)
   shared = SharedKeys(normal(A, G, S, K), normal(A, G, S, K), mask)
   q, k, v = normal(A, R, H, K), normal(T, A * R, G, K), normal(T, A * R, G, K)
-  page = cache.Page(jnp.zeros((A * R, G, K, T)), jnp.zeros((A * R, G, T, K)))
+  page = Page(jnp.zeros((A * R, G, K, T)), jnp.zeros((A * R, G, T, K)))
   held = cache.empty_pool(A * R * 3, C, G, K, "float32")
   table = jnp.asarray(rng.permutation(A * R * 3).reshape(A * R, 3), jnp.int32)
   full = lambda x: jnp.full(A * R, x, jnp.int32)
@@ -332,33 +346,127 @@ def test_equals_decoding_over_pages(softcap):
     page = page.write(k[i], v[i], i)
     held = cache.write_pool(held, k[i], v[i], table[:, i // C], full(i % C))
   limit = jnp.asarray([[1, 2, 7], [3, 4, 6]], jnp.int32)
-  last = {"scale": 0.5, "softcap": softcap}
   want = cache.attend_pages(
-    q, shared, [page], column=jnp.int32(T - 1), used=0, limit=limit, **last
-  )
-  decode = jax.jit(functools.partial(cache.attend_pool, **last, target=ON_GPU))
+    q, shared, [page], column=jnp.int32(T - 1), used=0, limit=limit,
+    scale=0.5, softcap=0.7,
+  )  # fmt: skip
+  decode = attending("gpu", scale=0.5, softcap=0.7)
   got = decode(q, shared, held, table, T - limit.reshape(-1), full(T))
   np.testing.assert_allclose(got, want, atol=1e-6)
 
 
-@pytest.fixture(params=[Sizes(20, 2, 3, 4)])
+KERNEL = functools.partial(cache.row_kernel, interpret=True)
+
+
+@pytest.mark.parametrize(
+  "z, stored, activations, softcap, atol",
+  [
+    # Odd blocks, many of them in a tile; many tiles in a block.
+    (Sizes(23, 3, 7, 1, 16), "float32", "float32", 1.5, 1e-5),
+    (Sizes(128, 2, 1, 2, 16), "int8", "float32", 0.0, 1e-5),
+    # More heads than a matrix has rows.
+    (Sizes(40, 2, 18, 1, 16), "bfloat16", "bfloat16", 0.0, 2e-2),
+    (Sizes(35, 2, 3, 2, 16), "int8", "bfloat16", 1.5, 2e-2),
+  ],
+)
+def test_the_kernel_equals_the_simple_form(
+  z, stored, activations, softcap, atol
+):
+  case = draw(z, stored, activations)
+  want = run(cache.row_attention, case, softcap)
+  got = run(KERNEL, spoilt(case, -1), softcap)
+  np.testing.assert_allclose(got, want, atol=atol)
+  assert jax.eval_shape(KERNEL, *case).dtype == jnp.dtype(activations)
+
+
+def test_scores_far_apart_do_not_overflow():
+  case = draw(Sizes(40, 2, head_size=16))
+  case = case._replace(q=case.q * 1e3)
+  want = run(cache.row_attention, case)
+  np.testing.assert_allclose(run(KERNEL, case), want, atol=1e-5)
+
+
+def test_only_tiles_with_tokens_that_a_row_sees_are_read():
+  tile, most = 8, 40
+  ends = np.stack(np.meshgrid(*[np.arange(most)] * 2), -1).reshape(-1, 2)
+  ends = ends[ends[:, 0] <= ends[:, 1]]
+  find = jax.jit(jax.vmap(functools.partial(cache._tiles, tile=tile)))
+  low, high = find(*jnp.asarray(ends, jnp.int32).T)
+  for (first, stop), a, b in zip(ends, low, high, strict=True):
+    assert list(range(a, b)) == sorted({i // tile for i in range(first, stop)})
+
+
+@contextlib.contextmanager
+def some_gpu():
+  """What to lower for, where there is none. JAX 0.10 takes any."""
+  if not hasattr(jax.sharding, "AbstractDevice"):
+    yield
+    return
+  device = jax.sharding.AbstractDevice(
+    device_kind="NVIDIA H100", num_cores=None, platform="gpu"
+  )
+  with jax.sharding.use_abstract_mesh(
+    AbstractMesh((), (), abstract_device=device)
+  ):
+    yield
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+@pytest.mark.parametrize(
+  "z, stored, softcap",
+  [
+    (Sizes(64, 3, 1, 2, 16), "bfloat16", 0.0),
+    (Sizes(50, 3, 6, 2, 128), "int8", 3.0),
+    (Sizes(128, 3, 18, 1, 256), "bfloat16", 3.0),
+  ],
+)
+def test_lowers_for_a_gpu_without_one(z, stored, softcap):
+  case = shapes(z, stored)
+  assert cache.kernel_supports(case.q, case.pool)
+  with some_gpu():
+    program = run.trace(cache.row_kernel, case, softcap)
+    text = program.lower(lowering_platforms=("cuda",)).as_text()
+  assert text.count("__gpu$xla.gpu.triton") == 1
+  assert "gather" not in text
+
+
+def test_arrays_that_the_kernel_supports():
+  for size, stored, activations, supported in (
+    (16, "bfloat16", "bfloat16", True), (16, "int8", "bfloat16", True),
+    (16, "float32", "float32", False), (16, "int8", "float32", False),
+    (16, "float16", "bfloat16", False), (96, "bfloat16", "bfloat16", False),
+    (8, "bfloat16", "bfloat16", False),
+  ):  # fmt: skip
+    case = shapes(Sizes(16, 2, head_size=size), stored, activations)
+    assert cache.kernel_supports(case.q, case.pool) == supported
+
+
+def test_pools_beyond_32_bits_are_not_supported():
+  number = lambda kind, *shape: jax.ShapeDtypeStruct(shape, kind)
+  scale = number(jnp.float32, 1, 2, 8, 64)
+  supports = lambda blocks, dtype, scale: cache.kernel_supports(
+    number(jnp.bfloat16, 1, 8, 2, 128),
+    BlockPool(number(dtype, blocks, 2, 8, 64, 128), scale),
+  )
+  most = 2**31 // (2 * 8 * 64 * 128)
+  assert supports(most, jnp.int8, scale)
+  assert not supports(most + 1, jnp.int8, scale)
+  assert supports(2 * most + 1, jnp.int8, scale)
+  assert supports(most, jnp.bfloat16, None)
+  assert supports(most + 1, jnp.bfloat16, None)
+  assert not supports(64, jnp.int8, None)  # a number is missing
+
+
+@pytest.fixture(params=[Sizes(20, 2, 3, 4, 16)])
 def half(monkeypatch, request):
   """A case in half precision whose kernel runs without a GPU."""
   J, G, K = request.param[2:]
-  supports, kernel = cache.KERNELS["gpu"]
-  kernel = functools.partial(kernel, interpret=True)
-  monkeypatch.setitem(cache.KERNELS, "gpu", (supports, kernel))
-  rng = np.random.default_rng(0)
-  case = pools.draw(rng, request.param, "float16", "float16")
-  rows = lambda x: x[:12]
-  q, _, held, table, first, stop = case
-  shared = SharedKeys(
-    jnp.ones((12, G, 1, K), jnp.float16),
-    jnp.ones((12, G, 1, K), jnp.float16),
-    jnp.ones((12, 1, 1), bool),
-  )
-  q = rows(q).reshape(12, 1, G * J, K)
-  return q, shared, held, *map(rows, (table, first, stop))
+  monkeypatch.setattr(cache, "row_kernel", KERNEL)
+  q, _, held, *rest = draw(request.param, "float16", "float16")
+  ones = jnp.ones((12, G, 1, K), jnp.float16)
+  shared = SharedKeys(ones, ones, jnp.ones((12, 1, 1), bool))
+  q = q[:12].reshape(12, 1, G * J, K)
+  return q, shared, held, *(x[:12] for x in rest)
 
 
 def kernels_of(form, case):
@@ -366,49 +474,29 @@ def kernels_of(form, case):
   return len([*equations(program.jaxpr, "pallas_call")])
 
 
-def attending(platform, **more):
+def attending(platform, scale=0.3, **more):
   kind = dataclasses.replace(here(), platform=platform)
-  return functools.partial(cache.attend_pool, scale=0.3, target=kind, **more)
+  return functools.partial(cache.attend_pool, scale=scale, target=kind, **more)
 
 
-def test_a_kernel_is_that_of_the_machine_if_it_supports_the_arrays(half):
+def test_a_gpu_takes_the_kernel_if_it_supports_the_arrays(half):
   assert kernels_of(attending("gpu"), half) == 1
-  assert (
-    kernels_of(attending("cpu"), half)
-    == kernels_of(attending("rocm"), half)
-    == 0
-  )
-  assert kernels_of(attending("tpu"), half) == 0  # 16 is no multiple of 128
-  wide = jax.tree.map(jnp.float32, half[:3])
-  wide = wide[0], half[1]._replace(k=wide[1].k, v=wide[1].v), wide[2]
-  assert kernels_of(attending("gpu"), (*wide, *half[3:])) == 0
-  number = lambda kind, *shape: jax.ShapeDtypeStruct(shape, kind)
-  keys = number("float32", 2, 2, 1, 128)
-  case = (
-    number("float32", 2, 1, 4, 128),
-    SharedKeys(keys, keys, number("bool", 2, 1, 1)),
-    BlockPool(number("float32", 5, 2, 2, 128, 128)),
-    number("int32", 2, 3),
-    *[number("int32", 2)] * 2,
-  )
-  assert kernels_of(attending("tpu"), case) == 1
+  for other in ("cpu", "rocm", "tpu"):
+    assert kernels_of(attending(other), half) == 0
+  wide = jax.tree.map(jnp.float32, half[0]), *half[1:]
+  assert kernels_of(attending("gpu"), wide) == 0
+  got, want = (attending(x, softcap=0.5)(*half) for x in ("gpu", "cpu"))
+  np.testing.assert_allclose(got, want, atol=1e-2)
 
 
-def test_the_kernel_is_told_everything(half):
-  got = attending("gpu", softcap=0.5)(*half)
-  np.testing.assert_allclose(
-    got, attending("cpu", softcap=0.5)(*half), atol=1e-2
-  )
-
-
-SHARED = Sizes(20, 2, 6, 2)  # by devices of axis `expert`, with its queries
+SHARED = Sizes(20, 2, 6, 2, 16)  # by devices of axis `expert`, with its queries
 
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
   "half, every",
   [
-    (Sizes(20, 2, 3, 4), [Axes(1, 4, 2), Axes(1, 2, 4), Axes(1, 4)]),
+    (Sizes(20, 2, 3, 4, 16), [Axes(1, 4, 2), Axes(1, 2, 4), Axes(1, 4)]),
     (SHARED, [Axes(1, 1, 2, 3), Axes(1, 2, 2, 2)]),
   ],
   indirect=["half"],
@@ -441,24 +529,3 @@ def test_heads_that_do_not_spread_over_one_axis_take_the_simple_form(half):
     mesh = meshes.over([devices], Axes(fsdp=fsdp, tensor=tensor))
     with jax.set_mesh(mesh):
       assert kernels_of(attending("gpu"), half) == kernels
-
-
-@pytest.mark.parametrize("devices, heads", [(1, 4), (2, 2), (4, 1)])
-def test_a_device_of_a_tpu_writes_and_reads_its_own_heads(devices, heads):
-  number = lambda kind, *shape: jax.ShapeDtypeStruct(shape, kind)
-  mesh = meshes.over([jax.devices()[:devices]], Axes(tensor=devices))
-  token = number("bfloat16", 3, 4, 128)
-  rows = number("int32", 3)
-  held = BlockPool(number("bfloat16", 5, 2, 4, 128, 128))
-  keys = number("bfloat16", 1, 4, 1, 128)
-  shared = SharedKeys(keys, keys, number("bool", 1, 1, 1))
-  q, table = number("bfloat16", 1, 3, 8, 128), number("int32", 3, 2)
-  inside = f"bf16[5,2,{heads},128,128]"
-  with jax.set_mesh(mesh):
-    wrote = jax.make_jaxpr(cache.write_pool)(held, token, token, rows, rows)
-    read = jax.make_jaxpr(attending("tpu"))(q, shared, held, table, rows, rows)
-  for program in (wrote, read):
-    (kernel,) = equations(program.jaxpr, "pallas_call")
-    assert inside in [
-      x.aval.str_short(short_dtypes=True) for x in kernel.invars
-    ]

@@ -1,7 +1,9 @@
-"""Layers: their first parameters, and their products on a CPU."""
+"""Layers: first parameters, products, experts, weights joined for decoding."""
 
 import dataclasses
 import functools
+import math
+import re
 
 import chex
 import jax
@@ -9,30 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiers
-from small_policies import EXPERTS, GEMMA2, TINY
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+from small_policies import EXPERTS, GEMMA2, GEMMA3, TINY, changed, shaken
 
-from brorl_jax.model import layers
+from brorl_jax.many import meshes
+from brorl_jax.many.meshes import Axes
+from brorl_jax.model import attention, layers, sharding
 from brorl_jax.model.target import Target
 
-
-def test_on_a_cpu_bfloat16_is_multiplied_into_float32_and_rounded_once():
-  rng = np.random.default_rng(0)
-  half = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.bfloat16)
-  x, kernel, g = half(5, 300), half(300, 2, 3), half(5, 2, 3)
-  wide = lambda x: np.asarray(x, np.float64)
-  spec = "nd,dhk->nhk"
-  form = functools.partial(layers._product, Target("cpu", 1, 0), spec)
-  got = form(x, kernel)
-  want = np.einsum(spec, wide(x), wide(kernel))
-  assert got.dtype == jnp.bfloat16
-  close = functools.partial(np.testing.assert_allclose, rtol=2**-8)
-  close(wide(got), want, atol=1e-4)
-  _, pull = jax.vjp(form, x, kernel)
-  for at, got, transposed in (
-    ((g, kernel), pull(g)[0], "nhk,dhk->nd"),
-    ((x, g), pull(g)[1], "nd,nhk->dhk"),
-  ):
-    close(wide(got), np.einsum(transposed, *map(wide, at)), atol=0.02)
+CPU, GPU = Target("cpu", 1, 0), Target("gpu", 1, 0)
 
 
 @pytest.mark.ci
@@ -90,12 +78,73 @@ def test_initial_parameters_of_every_option():
   assert len(np.unique(gate)) > 0.99 * gate.size
 
 
-@pytest.mark.parametrize(
-  "policy", [TINY, tiers.at_night(GEMMA2)], ids=["TINY", "GEMMA2"]
-)
-def test_an_accelerator_feeds_forward_a_few_tokens_at_a_time(
-  policy, monkeypatch
-):
+def test_a_weight_that_comes_first_gives_the_same_product():
+  rng = np.random.default_rng(0)
+  x, w = (
+    jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((7, 16), (3, 16))
+  )
+  got = layers.weight_first(x, w)
+  assert got.shape == (7, 3)
+  # Turning back changes no bit.
+  np.testing.assert_array_equal(got, (w @ x.T).T)
+  made = jax.make_jaxpr(layers.weight_first)(x, w)
+  alone = "optimization_barrier"  # a loop of its own
+  assert [str(e.primitive) for e in made.eqns] == [
+    "dot_general", alone, "transpose", alone
+  ]  # fmt: skip
+
+
+def test_weights_come_first_for_few_rows_of_float32_on_a_cpu():
+  rows = lambda n, dtype: jnp.zeros((n, 2), dtype)
+  assert layers.few(rows(128, "float32"), CPU)
+  assert not layers.few(rows(129, "float32"), CPU)
+  assert not layers.few(rows(8, "bfloat16"), CPU)
+  assert not layers.few(rows(8, "float32"), GPU)
+
+
+def _gated(w):
+  return lambda x: jnp.tanh(x @ w) * x
+
+
+@pytest.mark.parametrize("most", [3, 4, 100])
+def test_tiles_give_the_values_and_gradients_of_all_tokens_at_once(most):
+  rng = np.random.default_rng(0)
+  x = jnp.asarray(rng.normal(size=(14, 5)), jnp.float32)
+  w = jnp.asarray(rng.normal(size=(5, 5)), jnp.float32)
+  slope = jnp.asarray(rng.normal(size=x.shape), jnp.float32)
+
+  def out(form):
+    value, pull = jax.vjp(form, x, w)
+    return value, *pull(slope)
+
+  got = out(lambda x, w: layers.in_tiles(_gated(w), x, prompts=2, most=most))
+  want = out(lambda x, w: _gated(w)(x))
+  for one, other in zip(got, want, strict=True):
+    np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("most", "tile"), [(7, 14), (6, 8)])
+def test_no_more_tokens_than_asked_for_are_there_together(most, tile):
+  seen = []
+
+  def f(x):
+    seen.append(x.shape)
+    return x
+
+  out = layers.in_tiles(f, jnp.ones((14, 5)), prompts=2, most=most)
+  assert out.shape == (14, 5)
+  assert set(seen) == {(tile, 5)}
+
+
+def test_the_backward_pass_computes_a_tile_again_and_keeps_none():
+  x, w = jnp.ones((64, 8)), jnp.ones((8, 8))
+  total = lambda w: jnp.sum(layers.in_tiles(_gated(w), x, prompts=1, most=16))
+  text = str(jax.make_jaxpr(jax.grad(total))(w))
+  assert text.count("tanh") == 2  # kept, it would be there once
+
+
+def test_an_accelerator_feeds_forward_a_few_tokens_at_a_time(monkeypatch):
+  policy = TINY
   gpu = dataclasses.replace(policy, target=Target("gpu", 1, 0))
   params = policy.init(jax.random.key(0))
   tokens = jax.random.randint(jax.random.key(1), (2, 7), 0, policy.vocab)
@@ -105,7 +154,7 @@ def test_an_accelerator_feeds_forward_a_few_tokens_at_a_time(
     total = lambda params: jnp.sum(policy.logits(params, tokens, mask) ** 2)
     return jax.value_and_grad(total)(params)
 
-  seen, form = [], layers.products.in_tiles
+  seen, form = [], layers.in_tiles
 
   def watched(f, x, **sizes):
     seen.append((len(x), sizes))
@@ -113,7 +162,278 @@ def test_an_accelerator_feeds_forward_a_few_tokens_at_a_time(
 
   want = out(gpu)
   monkeypatch.setattr(layers, "TILE", 6)
-  monkeypatch.setattr(layers.products, "in_tiles", watched)
+  monkeypatch.setattr(layers, "in_tiles", watched)
   got = out(gpu)
   assert (14, {"prompts": 2, "most": 3}) in seen
   chex.assert_trees_all_close(got, want, rtol=1e-4, atol=1e-5)
+
+
+# Sizes that are all different, so that no two axes can be swapped unnoticed.
+n, D, E, F = 22, 16, 8, 12
+
+
+def some(seed=0, tokens=n):
+  """Tokens, router, gate, up, down."""
+  rng = np.random.default_rng(seed)
+  shapes = (tokens, D), (D, E), (E, D, F), (E, D, F), (E, F, D)
+  return tuple(
+    jnp.asarray(rng.normal(size=shape) / shape[-2] ** 0.5, jnp.float32)
+    for shape in shapes
+  )
+
+
+def reference(x, router, gate, up, down, *, per_token, normalize):
+  """One token and one expert at a time, in float64."""
+  x, router, gate, up, down = (
+    np.asarray(a, np.float64) for a in (x, router, gate, up, down)
+  )
+  out = np.zeros_like(x)
+  for token, h in enumerate(x):
+    share = np.exp(h @ router)
+    share /= share.sum()
+    chosen = np.argsort(-share, kind="stable")[:per_token]
+    total = share[chosen].sum() if normalize else 1.0
+    for e in chosen:
+      g = h @ gate[e]
+      y = (g / (1 + np.exp(-g)) * (h @ up[e])) @ down[e]
+      out[token] += share[e] / total * y
+  return out
+
+
+def dense(x, router, gate, up, down, *, per_token, normalize):
+  """Every expert for every token, and zeros where it was not chosen."""
+  share = jax.nn.softmax(x @ router)
+  least = jnp.sort(share, axis=-1)[:, -per_token][:, None]
+  share = jnp.where(share >= least, share, 0.0)
+  if normalize:
+    share = share / jnp.sum(share, axis=-1, keepdims=True)
+  h = jax.nn.silu(jnp.einsum("nd,edf->nef", x, gate))
+  h = h * jnp.einsum("nd,edf->nef", x, up)
+  return jnp.einsum("ne,nef,efd->nd", share, h, down)
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize("per_token", [1, 3])
+def test_routing_is_a_loop_over_tokens_and_their_experts(per_token, normalize):
+  args = some()
+  options = {"per_token": per_token, "normalize": normalize}
+  got = jax.jit(functools.partial(layers.routed, **options))(*args)
+  want = reference(*args, **options)
+  np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * abs(want).max())
+  assert got.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("per_token, normalize", [(3, True), (1, False)])
+def test_gradients_are_those_of_all_experts_with_zero_shares(
+  per_token, normalize
+):
+  args = some(1)
+  weight = np.random.default_rng(2).normal(size=(n, D)).astype(np.float32)
+  options = {"per_token": per_token, "normalize": normalize}
+
+  def grads(f):
+    loss = lambda *args: jnp.sum(weight * f(*args, **options))
+    return jax.jit(jax.grad(loss, argnums=range(5)))(*args)
+
+  for got, want in zip(grads(layers.routed), grads(dense), strict=True):
+    np.testing.assert_allclose(got, want, atol=2e-6 + 1e-5 * abs(want).max())
+
+
+@pytest.mark.ci
+def test_an_expert_that_no_token_chose_has_no_part_and_no_gradient():
+  x, router, *weights = some()
+  x, router = jnp.abs(x), router.at[:, 5].set(-9.0)
+  poisoned = [w.at[5].set(1e30) for w in weights]
+  run = functools.partial(layers.routed, per_token=2, normalize=True)
+  got, want = run(x, router, *poisoned), run(x, router, *weights)
+  np.testing.assert_array_equal(got, want)
+  loss = lambda *args: jnp.sum(run(*args) ** 2)
+  for grad in jax.grad(loss, argnums=(2, 3, 4))(x, router, *weights):
+    moved = np.asarray(jnp.any(grad != 0.0, axis=(1, 2)))
+    assert not moved[5] and moved[np.arange(E) != 5].sum() >= 3
+
+
+def test_of_equal_shares_the_first_experts_are_chosen():
+  x, _, *weights = some()
+  # A tie between the chosen and the others: 1 and 4, of which 1 counts.
+  x = jnp.abs(x)
+  router = jnp.zeros((D, E)).at[:, 1].set(1.0).at[:, 4].set(1.0)
+  got = layers.routed(x, router, *weights, per_token=1, normalize=True)
+  only = [w.at[jnp.arange(E) != 1].set(0.0) for w in weights]
+  want = reference(x, router, *only, per_token=1, normalize=True)
+  np.testing.assert_allclose(got, want, atol=1e-5)
+
+
+def test_shares_are_float32_and_the_result_is_that_of_the_weights():
+  args = [a.astype(jnp.bfloat16) for a in some()]
+  run = functools.partial(layers.routed, per_token=2, normalize=True)
+  got = run(*args)
+  assert got.dtype == jnp.bfloat16
+  want = reference(*args, per_token=2, normalize=True)
+  np.testing.assert_allclose(
+    got.astype(np.float32), want, atol=0.02 * abs(want).max()
+  )
+
+
+@pytest.mark.perf
+def test_the_router_is_multiplied_in_float32():
+  args = [a.astype(jnp.bfloat16) for a in some()]
+  run = functools.partial(layers.routed, per_token=2, normalize=True)
+  router = jax.make_jaxpr(run)(*args).jaxpr.eqns
+  (product,) = [e for e in router if e.primitive.name == "dot_general"]
+  assert product.outvars[0].aval.dtype == jnp.float32
+
+
+def gathered(text):
+  """Elements of everything that is gathered or exchanged in a program."""
+  moved = (
+    r"= \(?\w+\[([\d,]*)\][^=]*? (?:all-gather|all-to-all|collective-permute)"
+  )
+  shapes = (m[1].split(",") for m in re.finditer(moved, text))
+  return [math.prod(int(size) for size in shape if size) for shape in shapes]
+
+
+@pytest.mark.perf
+@pytest.mark.parametrize(
+  "kernel, down, router",
+  [
+    (P("tensor"), P("tensor"), P()),
+    # As sharding.py has it: the width over the other axis.
+    (P("tensor", "fsdp"), P("tensor", None, "fsdp"), P("fsdp")),
+  ],
+  ids=["by expert", "by expert and width"],
+)
+def test_experts_spread_over_devices_stay_where_they_are(kernel, down, router):
+  mesh = meshes.make_mesh(fsdp=2, tensor=4)
+  args = some(3)
+  specs = P("fsdp"), router, kernel, kernel, down
+  places = tuple(NamedSharding(mesh, spec) for spec in specs)
+  spread = tuple(map(jax.device_put, args, places))
+  run = functools.partial(layers.routed, per_token=2, normalize=True)
+  weight = np.random.default_rng(2).normal(size=(n, D)).astype(np.float32)
+  grad = jax.grad(lambda *a: jnp.sum(weight * run(*a)), argnums=range(5))
+  for f, out in (run, places[0]), (grad, places):
+    program = jax.jit(f, out_shardings=out).lower(*spread).compile()
+    got, want = program(*spread), f(*args)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+      np.testing.assert_allclose(a, b, atol=1e-5)
+    moved = gathered(program.as_text())
+    # Tokens move, weights do not: not even the experts of one device.
+    assert moved and max(moved) < E // 4 * D * F
+
+
+POLICIES = {
+  "bias": TINY, "bias everywhere": changed(mlp_bias=True, output_bias=True),
+  "no bias": changed(qkv_bias=False),
+  "norms of queries and keys": changed(qk_norm=True),
+  "one query for each key": changed(heads=2), "gemma 2": GEMMA2,
+  "gemma 3": GEMMA3, "experts": EXPERTS,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("rows", [3, 70])
+def test_a_transposed_feed_forward_computes_the_same(rows):
+  policy = changed(post_norms=True)
+  layer = jax.tree.map(lambda x: x[1], shaken(policy)["blocks"])
+  turned = layers.turned_layer(layer)
+  assert turned["gate_rows"]["kernel"].shape == (policy.mlp, policy.width)
+  assert not {"gate", "up", "down"} & turned.keys()
+  rng = np.random.default_rng(1)
+  draw = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
+  x = draw(2, rows, 1, policy.width)
+  out = draw(2, rows, 1, policy.heads, policy.head_size)
+  np.testing.assert_allclose(
+    layers.block(policy, turned).close(x, out),
+    layers.block(policy, layer).close(x, out),
+    atol=2e-4,
+  )
+
+
+@pytest.mark.parametrize(
+  "target, changes, form",
+  [
+    (None, {}, "turned"),
+    (None, {"dtype": "bfloat16"}, "trained"),
+    (None, {"mlp_bias": True}, "trained"),
+    (None, {"experts": 2, "experts_per_token": 1}, "trained"),
+    (GPU, {}, "fused"),
+  ],
+)
+def test_the_form_of_a_layer_follows_the_machine(target, changes, form):
+  policy = changed(**changes)
+  if target:
+    policy = dataclasses.replace(policy, target=target)
+  params = policy.init(jax.random.key(0))
+  for layer in policy.unroll(params)["blocks"]:
+    assert layers.layer_form(layer) == form
+  stacked = jax.tree.map(lambda x: x[0], params["blocks"])
+  assert layers.layer_form(stacked) == "trained"
+
+
+@pytest.mark.parametrize("name", tiers.some(POLICIES, 3, 5))
+def test_a_layer_computes_what_it_computed_before(name):
+  policy = POLICIES[name]
+  params = shaken(policy)
+  layer = jax.tree.map(lambda x: x[1], params["blocks"])
+  fewer = layers.fused_layer(policy, layer)
+  rng = np.random.default_rng(1)
+  x = jnp.asarray(rng.normal(size=(2, 3, 1, policy.width)), jnp.float32)
+  one = jnp.ones((2, 3), jnp.int32)
+  (view, *_) = attention.slot_views(policy, one[:, None] > 0, 4 * one, one - 1)
+  for whole, part in zip(
+    layers.block(policy, layer).project(x, view),
+    layers.block(policy, fewer).project(x, view),
+    strict=True,
+  ):
+    np.testing.assert_allclose(part, whole, atol=2e-6)
+  out = rng.normal(size=(2, 3, 1, policy.heads, policy.head_size))
+  out = jnp.asarray(out, jnp.float32)
+  np.testing.assert_allclose(
+    layers.block(policy, fewer).close(x, out),
+    layers.block(policy, layer).close(x, out),
+    atol=1e-4,
+  )
+
+
+def test_which_weights_are_joined():
+  layer = jax.tree.map(lambda x: x[0], shaken(TINY)["blocks"])
+  fewer = layers.fused_layer(TINY, layer)
+  assert fewer.keys() == layer.keys() - {*"qkv", "gate", "up"} | {
+    "qkv", "gate_up"
+  }  # fmt: skip
+  D, H, G, K, F = (
+    TINY.width, TINY.heads, TINY.kv_heads, TINY.head_size, TINY.mlp
+  )  # fmt: skip
+  kernel = fewer["qkv"]["kernel"]
+  assert kernel.shape == (D, G, H // G + 2, K)
+  # The second key/value head: its queries are heads 3 to 5 of 6.
+  np.testing.assert_array_equal(kernel[:, 1, :3], layer["q"]["kernel"][:, 3:])
+  np.testing.assert_array_equal(kernel[:, 1, 3], layer["k"]["kernel"][:, 1])
+  np.testing.assert_array_equal(kernel[:, 1, 4], layer["v"]["kernel"][:, 1])
+  np.testing.assert_array_equal(
+    fewer["qkv"]["bias"][1, 3], layer["k"]["bias"][1]
+  )
+  assert fewer["gate_up"]["kernel"].shape == (D, 2, F)
+
+
+def test_devices_that_share_key_value_heads_do_not_join_weights():
+  params = shaken(TINY)
+  on_gpu = dataclasses.replace(TINY, target=GPU)
+  mesh = meshes.over([jax.devices()[:4]], Axes(tensor=2, expert=2))
+  with jax.set_mesh(mesh):
+    assert "q" in on_gpu.unroll(params)["blocks"][0]
+
+
+@pytest.mark.ci
+def test_no_weight_leaves_its_device():
+  policy = changed(vocab=38, target=GPU)
+  params = shaken(policy)
+  mesh = meshes.over([jax.devices()[:2]], Axes(tensor=2))
+  params = jax.device_put(params, sharding.param_shardings(params, mesh))
+  program = jax.jit(policy.unroll).lower(params).compile()
+  text = program.as_text()
+  assert "all-gather" not in text and "all-to-all" not in text
+  layer = program.output_shardings["blocks"][0]
+  shape = lambda name: layer[name]["kernel"].shard_shape
+  assert shape("qkv")((16, 2, 5, 4)) == (16, 1, 5, 4)
+  assert shape("gate_up")((16, 2, 20)) == (16, 2, 10)
