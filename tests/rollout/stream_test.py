@@ -12,12 +12,14 @@ import tiers
 from small_decoders import (
   DOWN,
   KEY,
+  POLICY,
   RECALL,
   Feed,
   Table,
   by_prompt,
   devices,
   numbered,
+  policy_params,
   spec,
 )
 
