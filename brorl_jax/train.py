@@ -1,7 +1,6 @@
 """The training loop: prompts, rollouts, rewards, advantages, update, save.
 
 Read `train` from top to bottom: each step goes once around the README's figure.
-This file and the files it imports know no configs, flags or commands.
 """
 
 import time
@@ -72,7 +71,6 @@ class StateStore(Protocol):
     self, like: Any, lacks: Callable[[int], str | None]
   ) -> tuple[Any, dict[str, Any]] | None:
     """The newest whole step for which `lacks` returns None."""
-    ...
 
   def save(
     self,
@@ -82,15 +80,12 @@ class StateStore(Protocol):
     score: float | None,
   ) -> None:
     """Starts to save in the background; None: the step was not evaluated."""
-    ...
 
   def check(self) -> None:
     """Raises the error of the last save, and returns once a step is on disk."""
-    ...
 
   def wait(self) -> None:
     """Returns when the last save is on disk."""
-    ...
 
 
 @runtime_checkable
@@ -99,15 +94,12 @@ class StepRecorder(Protocol):
 
   def lacks(self, step: int) -> str | None:
     """Why the files do not cover the steps up to this one, None if they do."""
-    ...
 
   def start(self, done: int) -> None:
     """Drop what was written after step `done`; -1 drops everything."""
-    ...
 
   def event(self, step: int, what: Mapping[str, Any]) -> None:
     """Record something that does not happen in every step."""
-    ...
 
   def step(
     self,
@@ -117,19 +109,15 @@ class StepRecorder(Protocol):
     sampled: SampledGroups,
   ) -> None:
     """Record the metrics of a step, what it was trained on and what it drew."""
-    ...
 
   def dump(self, step: int, kept: Groups, credit: Credit, drawn: Groups):
     """Keep what the last step of a run was trained on, or else all it drew."""
-    ...
 
   def evaluate(self, step: int, params: PyTree) -> float:
     """Evaluate these parameters on held-out prompts; returns the score."""
-    ...
 
   def sync(self) -> None:
     """Return when everything written would survive a power loss."""
-    ...
 
 
 class RunEnded(RuntimeError):

@@ -153,9 +153,14 @@ def glossary(heading: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> pathlib.Path:
-  """The folder of a run with one small step."""
-  pytest.importorskip("reasoning_gym")
+  """The folder of a run with one small step, on sums of a file."""
   folder = tmp_path_factory.mktemp("glossary") / "run"
+  sums = [
+    {"domain": "math", "prompt": f"{i} + 5?", "answer": f"{i + 5}"}
+    for i in range(40)
+  ]
+  file = folder.with_name("sums.jsonl")
+  file.write_text("".join(json.dumps(line) + "\n" for line in sums))
   words = """--config.run.steps=1 --config.sampling.n=4
     --config.sampling.samples=16 --config.sampling.in_flight=16
     --config.sampling.max_new_tokens=2 --config.filter.keep=all
@@ -164,10 +169,10 @@ def run(tmp_path_factory) -> pathlib.Path:
   done = subprocess.run(
     [
       *(sys.executable, "-m", "brorl_jax.main", "--config=smoke"),
-      *(f"--workdir={folder}", *words.split()),
+      *(f"--workdir={folder}", f"--config.data.files={file}", *words.split()),
     ],
     cwd=ROOT,
-    env=os.environ | {"XLA_FLAGS": compiling.QUICK},
+    env=os.environ | {"XLA_FLAGS": compiling.QUICK, "USE_TORCH": "0"},
     capture_output=True,
     text=True,
     timeout=240,

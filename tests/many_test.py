@@ -34,7 +34,7 @@ SMALL = """
   --config=smoke --config.sampling.n=8 --config.sampling.samples=64
   --config.sampling.in_flight=64 --config.sampling.max_new_tokens=8
   --config.data.prompt_tokens=32
-  --config.optim.rows=4 --config.optim.blocks=4 --config.theory.prompts=2
+  --config.optim.rows=4 --config.optim.blocks=4 --config.theory.prompts=0
   --config.eval.prompts=6 --config.eval.n=2 --config.eval.every=1
   --config.run.steps=2 --config.run.save_every=1
   --config.reward.verifier=('reward.py:score',)
@@ -192,7 +192,7 @@ def test_two_processes_train_as_one(site, alone):
 def test_prompts_that_get_rounds_are_drawn_together(site, count):
   """Eight prompts of 4 to 16 rollouts; who claimed one makes its rounds."""
   stop = """--config.sampling.rounds=(4,16) --config.sampling.n=16
-    --config.sampling.samples=128
+    --config.sampling.samples=128 --config.theory.prompts=2
     --config.sampling.stop_right=2 --config.sampling.stop_wrong=2""".split()
   one = trained(site, site / f"one of {count}", 1, *stop)
   many = trained(site, site / f"{count} in rounds", count, *stop)

@@ -30,16 +30,9 @@ _KL_CLAMP = 10.0
 
 def optimizer(c: Config) -> tuple[Optimizer, Schedule]:
   """AdamW with a warm-up, and the rate of each update."""
-  o = c.optim
-  return adamw(
-    lr=scaled_lr(c),
-    warmup=o.warmup,
-    b1=o.b1,
-    b2=o.b2,
-    eps=o.eps,
-    weight_decay=o.weight_decay,
-    max_grad_norm=o.max_grad_norm,
-  )
+  names = ("warmup", "b1", "b2", "eps", "weight_decay", "max_grad_norm")
+  how = {name: getattr(c.optim, name) for name in names}
+  return adamw(lr=scaled_lr(c), **how)
 
 
 def scaled_lr(c: Config) -> float:

@@ -57,12 +57,12 @@ def _number(policy: Policy) -> int:
 class Load:
   """Rollouts of a mesh; its methods say what they need of a device.
 
-  It holds, in bytes, while it is
+  It always holds state + weights + prompts + records, and while it is
 
-    prefilling   state + weights + prompts + records + work
-    decoding     state + weights + prompts + records + lanes + cache + work
-    compacting   state + weights + prompts + records + cache, and a smaller one
-    finishing    state + weights + prompts + records + cache + results
+    prefilling   work
+    decoding     lanes + cache + work
+    compacting   cache, and a smaller one
+    finishing    cache + results
 
   With A lanes of R slots, P prompts of S tokens, N rollouts of T tokens, and L
   layers of G heads of K for keys and values, which are cut over axis `tensor`:

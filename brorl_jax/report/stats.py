@@ -54,7 +54,7 @@ def paired_t(
     p (two sides) = I_x(dof / 2, 1 / 2),  x = dof / (dof + t^2)
 
   The clustered form (CR1, of a regression on a constant) lets prompts of one
-  task rise and fall together; with every pair a cluster of its own it is the
+  task rise and fall together; with every pair as a cluster it is the
   plain one. It needs some tens of clusters to be exact. Differences that are
   all equal have no spread: t is then 0 if they are 0, and infinite otherwise.
 

@@ -25,10 +25,7 @@ def informative(
 ) -> Bool[np.ndarray, " P"]:
   """The rule of dynamic sampling, which sees raw rewards.
 
-  Args:
-    phase: The rule, and whether truncated rollouts count.
-    places: Largest number of prompts that are scored at one time.
-    groups: That were scored.
+  `places` is the largest number of prompts that are scored at one time.
   """
   raw, valid = groups.scores.reward, counts(phase.config.reward, groups)
   # Padded to one shape: each number of prompts would compile again. On the

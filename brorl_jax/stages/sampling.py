@@ -43,13 +43,7 @@ def sample_heldout(
 ) -> types.Rollouts:
   """All rollouts of held-out prompts, on the host.
 
-  Args:
-    this: The policy, on this machine.
-    c: The config of the run, or of a phase.
-    how: The memory plan.
-    params: Parameters of this process' own.
-    prompts: On the host.
-    key: Of the evaluation.
+  `c` is the config of the run or of a phase, `params` are this process' copy.
   """
   cut = SamplingParams(temperature=c.eval.temperature, top_p=c.eval.top_p)
   mesh = sharding.local_mesh(this.mesh)
@@ -67,13 +61,8 @@ def stream_rollouts(
 ) -> Iterator[tuple[types.Prompts, types.Rollouts]]:
   """For training: finished prompts with their rollouts.
 
-  Args:
-    this: The policy, on this machine.
-    phase: Sizes and memory plan; each process has its share of what is in
-      flight.
-    params: Of the run, spread over all processes.
-    feed: Gives prompts.
-    key: Of the step.
+  Each process samples its share of what is in flight; `params` are those of the
+  run, spread over all processes, `key` is that of the step.
   """
   c, plan = phase.config.sampling, phase.memory.rollouts
   mesh = sharding.local_mesh(this.mesh)

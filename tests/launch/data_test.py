@@ -25,12 +25,8 @@ def any_output(record):
   return record["tests"]
 
 
-CHECK = {
-  "math": short,
-  "stem": short,
-  "code": any_output,
-  "instructions": lambda record: {"instructions": record["instructions"]},
-}
+CHECK = {"math": short, "stem": short, "code": any_output}
+CHECK["instructions"] = lambda record: {"instructions": record["instructions"]}
 SIMPLE = {
   name: dataclasses.replace(
     domain, check_reference=CHECK.get(name, domain.check_reference)
@@ -112,8 +108,7 @@ def eurus(ability, truth, text="Do it.", source="taco"):
   }
 
 
-@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_eurus2(tmp_path, ending):
+def test_eurus2(tmp_path):
   stdin = {"inputs": ["1\n", "2\n"], "outputs": ["2\n", "4\n"]}
   calls = {
     "fn_name": "add",
@@ -135,7 +130,7 @@ def test_eurus2(tmp_path, ending):
     eurus("code", '{"inputs": [""], "outputs": [""]}', "f"),
     eurus("math", "", "g"),
   ]
-  records, dropped = converted("eurus2", tmp_path / f"e.{ending}", rows)
+  records, dropped = converted("eurus2", tmp_path / "e.parquet", rows)
 
   def expected(n, domain, source, text, **own):
     return {
@@ -168,8 +163,7 @@ def test_eurus2(tmp_path, ending):
   }  # fmt: skip
 
 
-@pytest.mark.parametrize("ending", ["json", "parquet"])
-def test_scp116k(tmp_path, ending):
+def test_scp116k(tmp_path):
   def row(n, **fields):
     return {"domain": "Applied Physics", "problem": f"Question {n}?", **fields}
 
@@ -183,7 +177,7 @@ def test_scp116k(tmp_path, ending):
     row(7, solution="An open \\boxed{3, and " + "x" * 100),
     row(8, solution="\\boxed{}"),
   ]
-  records, dropped = converted("scp116k", tmp_path / f"s.{ending}", rows)
+  records, dropped = converted("scp116k", tmp_path / "s.json", rows)
   assert records == [
     {
       "id": f"scp116k-{n:06d}",

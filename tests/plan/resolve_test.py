@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import shutil
+from types import SimpleNamespace
 
 import configured
 import jax
@@ -45,23 +46,6 @@ def sizes_of(this):
 
 
 # -------------------------------------------------------------------- phases
-
-
-def test_a_run_is_decided_once(tmp_path):
-  this = resolved(phases=({"from_step": 3, "optim.lr": 1.0},))
-  read = resolve.evaluation(this.config, this.machine, tmp_path)
-  for one, field in (
-    (this, "config"),
-    (this.phases[0], "lr"),
-    (this.phases[0].memory, "rollouts"),
-    (read, "heldout"),
-  ):
-    with pytest.raises(dataclasses.FrozenInstanceError):
-      setattr(one, field, None)
-  assert isinstance(this.phases, tuple)
-  for one in (this, this.phases[0]):  # they hold dicts
-    with pytest.raises(TypeError, match="unhashable"):
-      hash(one)
 
 
 OWN = """
@@ -151,22 +135,6 @@ def test_options_of_the_policy_go_to_where_they_count():
     0
   ]
   assert two.layout == Layout(8, 6, 6, 40, 2)
-
-
-def test_rounds_weigh_every_prompt_the_same():
-  rounds = {"rounds": (2, 4), "stop_right": 1, "stop_wrong": 1}
-  small = dict(n=4, in_flight=24, advantage="centered")
-  reward, valid = (
-    jnp.float32([[1, 0, 0, 0], [1, 0, 0, 0]]),
-    jnp.ones((2, 4), bool),
-  )
-  valid = valid.at[1, 2:].set(False)
-  of = lambda **how: (
-    resolved(**small, **how)
-    .phases[0]
-    .advantage(reward, valid, jnp.ones((2, 4)))
-  )
-  assert np.abs(of(**rounds) - of()).max() > 0.1
 
 
 def test_a_reference_of_any_phase_is_kept_from_the_start():
@@ -362,8 +330,10 @@ def trains(monkeypatch, tmp_path):
     return 1
 
   held = []
-  monkeypatch.setattr(train, "_parts", lambda *_, **__: None)
-  monkeypatch.setattr(train, "_hold", hold)
+  silent = SimpleNamespace(log_lines=[], close=lambda: None)
+  parts = SimpleNamespace(examples=silent, scorer=silent)
+  monkeypatch.setattr(train, "_parts", lambda *_, **__: parts)
+  monkeypatch.setattr(train, "_train", hold)
 
   def start(c, machine, *, begin_again=False, **how):
     goes_on = None if begin_again else workdir

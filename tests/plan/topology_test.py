@@ -12,7 +12,6 @@ from messages import mentions
 from brorl_jax.errors import UserError
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
-from brorl_jax.model import target
 from brorl_jax.model.target import Target
 from brorl_jax.plan import topology
 from brorl_jax.plan.topology import CHIPS, Name
@@ -69,17 +68,13 @@ def refusal(call, *args):
     ("h200:8x8", "h200", (8, 8), "gpu", 64),
     ("v5p:2x2x3", "v5p", (2, 2, 3), "tpu", 12),
     ("cpu:65", "cpu", (65,), "cpu", 65),
+    ("here", "here", (), "here", 1),
   ],
 )
 def test_names(text, kind, shape, platform, devices):
   name = topology.parse(text)
   assert name == Name(kind, shape)
   assert (name.platform, name.devices, str(name)) == (platform, devices, text)
-
-
-def test_the_name_of_this_machine():
-  assert topology.parse("here") == Name("here")
-  assert str(Name("here")) == "here"
 
 
 @pytest.mark.parametrize(
@@ -157,20 +152,6 @@ def test_devices_of_a_cpu_are_made_and_this_machine_is_as_it_is(
     "jax_num_cpu_devices": 5,
   }
   assert environment == {"XLA_FLAGS": "--some"}
-
-
-def test_this_machine():
-  where = topology.describe(Name("here"))
-  assert where.target == target.here()
-  assert [*where.devices] == jax.devices()
-  assert where.options == {}
-
-
-def test_devices_of_a_cpu():
-  where = topology.describe(Name("cpu", (8,)))
-  share = target.here().memory_bytes
-  assert where.target == Target("cpu", 8, share)
-  assert len(where.devices) == 8 and where.options == {}
 
 
 @pytest.mark.parametrize(
@@ -253,12 +234,6 @@ def test_each_process_has_its_rows(processes, devices):
   own = meshes.part(mesh, where.processes)
   assert where.processes == processes
   assert [*own.devices.flat] == jax.devices()[:devices]
-
-
-def test_a_row_in_several_processes_is_refused():
-  where = made.topology(processes=8)
-  with pytest.raises(ValueError, match=r"2 devices .* 8 processes"):
-    where.mesh(Axes(fsdp=4, tensor=2))
 
 
 def test_cpus_are_processes_of_one_device():

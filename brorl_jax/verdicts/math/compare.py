@@ -46,8 +46,12 @@ def same(answer: Node, gold: Node, rule: LeafRule) -> Answer:
       return _items(answer, gold, rule)
     case Row(), Row():
       a, g = answer.items, gold.items
-      fits = answer.close == gold.close and _fit(answer.open, gold.open)
-      if not fits or (_is_mixed(a, g) and _moduli(a) != _moduli(g)):
+      if _is_mixed(a, g) and _moduli(a) != _moduli(g):
+        return False
+      marks = {answer.open, gold.open}
+      # A time may leave out its p.m.
+      times = ":" in marks and all(mark[0] == ":" for mark in marks)
+      if answer.close != gold.close or (len(marks) > 1 and not times):
         return False
       return _in_order(a, g, rule)
     case Relation(), Relation():
@@ -80,12 +84,6 @@ def single(node: Node) -> Node | None:
   if isinstance(node, Items) and node.kind == "set" and len(node.items) == 1:
     return node.items[0]
   return None
-
-
-def _fit(mark: str, gold_mark: str) -> bool:
-  """Whether brackets are equal; a time may leave out its p.m."""
-  times = mark[0] == gold_mark[0] == ":"
-  return mark == gold_mark or (times and ":" in (mark, gold_mark))
 
 
 def is_rounded(leaf: Leaf) -> bool:

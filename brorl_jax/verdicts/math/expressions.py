@@ -26,12 +26,9 @@ class Unreadable(ValueError):
 
 
 class Token(NamedTuple):
-  r"""One token.
+  r"""A number, a symbol (letter, subscript, primes), a word, or a sign.
 
-  Attributes:
-    kind: "number" (0.5, 1e3), "symbol" (a letter, with its subscript and
-      primes), "word", or "sign" (one character, or a command as `\frac`).
-    text: As it is compared.
+  A sign is one character, or a command as `\frac`.
   """
 
   kind: str
@@ -460,27 +457,23 @@ class _Reader:
       tree = combined("+", tree, term if plus else combined("-", term))
     return tree
 
-  def minus(self) -> bool:
-    """Takes all signs; whether they are a minus."""
-    minus = False
-    while self.next.text in ("+", "-"):
-      minus ^= self.take().text == "-"
-    return minus
-
   def product(self) -> Tree:
-    minus, tree = self.minus(), self.power()
+    tree = self.signed_power()
     while True:
       if self.next.text in ("*", "/"):
         tree = combined(self.take().text, tree, self.signed_power())
-      elif self.starts_factor():
-        if self.next.kind == "number":
-          raise Unreadable("two numbers side by side")
-        tree = combined("*", tree, self.power())
+      elif not self.starts_factor():
+        return tree
+      elif self.next.kind == "number":
+        raise Unreadable("two numbers side by side")
       else:
-        return combined("-", tree) if minus else tree
+        tree = combined("*", tree, self.power())
 
   def signed_power(self) -> Tree:
-    minus, tree = self.minus(), self.power()
+    minus = False
+    while self.next.text in ("+", "-"):
+      minus ^= self.take().text == "-"
+    tree = self.power()
     return combined("-", tree) if minus else tree
 
   def starts_factor(self) -> bool:

@@ -313,18 +313,14 @@ def _interval(start: Node, left: str, right: str, end: Node) -> Row | None:
 
 def _name(part: Sequence[Token]) -> str | None:
   """The name on one side of an assignment: x, f(x), (x, y)."""
-  # A letter for a variable, as in x and f(x) and (x,y).
-  form = "".join(
-    "x" if _is_variable(t) else t.text if t.kind == "sign" else "?"
-    for t in part
+  form = ""  # a letter for a variable, as in x and f(x) and (x,y)
+  for kind, text in part:
+    letter = kind == "symbol" and text not in ("e", "i")
+    sign = text if kind == "sign" else "?"
+    form += "x" if letter or text in LETTERS else sign
+  return (
+    "".join(token.text for token in part) if _NAMED.fullmatch(form) else None
   )
-  named = _NAMED.fullmatch(form)
-  return "".join(token.text for token in part) if named else None
-
-
-def _is_variable(token: Token) -> bool:
-  letter = token.kind == "symbol" and token.text not in ("e", "i")
-  return letter or token.text in LETTERS
 
 
 def _ratio(part: Sequence[Token]) -> Node | None:

@@ -224,6 +224,7 @@ class _Values:
     values = [self.value(argument) for argument in arguments]
     if name in ("!", "binom"):
       self.gamma = True
+      _bound(12, *values)
     if name in _OPERATIONS:
       return _OPERATIONS[name](*values)
     _bound(_MAX_SIZE if name.endswith("h") else 256, *values)
@@ -254,11 +255,6 @@ def _whole(rounded: Callable[[Any], Any], a: Any) -> Any:
   return rounded(a)
 
 
-def _gamma(function: Callable[..., Any], *values: Any) -> Any:
-  _bound(12, *values)
-  return function(*values)
-
-
 def _extreme(choose: Callable[..., Any], *values: Any) -> Any:
   if any(mp.im(value) for value in values):
     raise Undefined
@@ -275,6 +271,5 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
   "ceil": functools.partial(_whole, mp.ceil),
   "max": functools.partial(_extreme, max),
   "min": functools.partial(_extreme, min),
-  "!": functools.partial(_gamma, mp.factorial),
-  "binom": functools.partial(_gamma, mp.binomial),
+  **{"!": mp.factorial, "binom": mp.binomial},
 }

@@ -19,6 +19,8 @@ from brorl_jax.verdicts.instructions.constraints import (
   is_english,
 )
 
+few = settings(max_examples=30)
+
 AT_LEAST, LESS, AT_MOST = "at least", "less than", "at most"
 
 
@@ -182,6 +184,7 @@ def test_arguments_of_nullable_columns_are_numbers():
 WORDS = st.lists(st.sampled_from("cell wall Atom ION wave".split()), max_size=9)
 
 
+@few
 @given(WORDS, st.integers(0, 12), st.sampled_from([*RELATIONS]))
 def test_words_are_counted(words, bound, relation):
   text = ", ".join(words)
@@ -203,6 +206,7 @@ def test_words_are_counted(words, bound, relation):
   )
 
 
+@few
 @given(
   st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=5),
@@ -217,6 +221,7 @@ def test_json_is_seen(value, fence):
   assert not followed("detectable_format:json_format", f"{text} and more")
 
 
+@few
 @given(st.text(alphabet="ab, .", max_size=20), WORDS.filter(bool))
 def test_a_forbidden_word_is_found_wherever_it_stands(text, words):
   kind = "keywords:forbidden_words"

@@ -7,6 +7,8 @@ from hypothesis import strategies
 from brorl_jax.verdicts.math import compare
 from brorl_jax.verdicts.math.structure import parse
 
+few = hypothesis.settings(max_examples=30)
+
 
 def same(answer, gold, rule=lambda a, g: None):
   return compare.same(parse(answer), parse(gold), rule)
@@ -26,6 +28,7 @@ def same(answer, gold, rule=lambda a, g: None):
     (r"\{1, 2\}", "x=1, y=2", False), ("1, 1, 2", "1, 2, 2", False),
     (r"\{1, 1, 2\}", r"\{1, 2\}", True), (r"1:00\text{ p.m.}", "1:00", True),
     ("6/2=3", "3", True), ("3", "6/2=3", True), ("x=6/2=3", "3", True),
+    ("1+1=3-1=2", "2", True), ("1+1=3-1=3", "3", False),
     ("x=6/2=3", "y=3", False), ("3=4", "4", False), ("4=3", "4", False),
     ("3=3", "3", False),  # no calculation
     (r"3\leq 3.0", "3", False), ("y=3", "3", True), ("3=6/2=y+0", "3", None),
@@ -104,6 +107,7 @@ def test_a_gold_with_four_digits_and_a_point_is_a_rounded_one(
   assert [same(answer, gold) for answer in wrong] == [False] * len(wrong)
 
 
+@few
 @hypothesis.given(strategies.lists(strategies.integers(-9, 9), min_size=2))
 def test_lists_and_sets_have_no_order_and_tuples_do(numbers):
   turned = [*numbers[1:], numbers[0]]
@@ -114,18 +118,7 @@ def test_lists_and_sets_have_no_order_and_tuples_do(numbers):
   assert same(a + ",77", b) is False
 
 
-@hypothesis.given(
-  strategies.lists(strategies.integers(-9, 9), min_size=2, max_size=5)
-)
-def test_a_chain_is_its_number_if_all_its_parts_are(numbers):
-  parts = [f"{n + i}-{i}" for i, n in enumerate(numbers)]
-  equal = len(set(numbers)) == 1
-  for wanted in {*numbers, 10}:
-    right = equal and wanted == numbers[-1]
-    assert same("=".join(parts), str(wanted)) is right
-    assert same(f"x={'='.join(parts)}", str(wanted)) is right
-
-
+@few
 @hypothesis.given(strategies.permutations([1, 2, 3]))
 def test_coordinates_have_the_order_of_their_names(numbers):
   named = [f"{name}={n}" for name, n in zip("xyz", numbers, strict=True)]
@@ -133,6 +126,7 @@ def test_coordinates_have_the_order_of_their_names(numbers):
   assert right is (list(numbers) == [1, 2, 3])
 
 
+@few
 @hypothesis.given(strategies.integers(0, 10**6), strategies.integers(2, 9))
 def test_digits_of_a_base_are_no_other_number(n, base):
   digits, rest = "", n
@@ -145,6 +139,7 @@ def test_digits_of_a_base_are_no_other_number(n, base):
   assert same(gold, str(n)) is same(gold, digits) is False
 
 
+@few
 @hypothesis.given(
   strategies.sets(strategies.integers(-9, 9), min_size=1, max_size=4),
   strategies.sets(strategies.integers(-9, 9), min_size=1, max_size=4),
@@ -160,6 +155,7 @@ def test_all_numbers_but_some_are_the_intervals_between_these(some, others):
   assert same(unequal, union) is expected
 
 
+@few
 @hypothesis.given(strategies.fractions(), strategies.fractions())
 def test_rationals_are_decided_both_ways_alike(a, b):
   assert same(str(a), str(b)) is same(str(b), str(a)) is (a == b)

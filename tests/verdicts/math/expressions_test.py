@@ -16,6 +16,8 @@ from brorl_jax.verdicts.math.expressions import (
 )
 from brorl_jax.verdicts.math.structure import parse
 
+few = hypothesis.settings(max_examples=30)
+
 
 def texts(text):
   return [token.text for token in tokens(plain(text))]
@@ -185,12 +187,14 @@ def test_what_is_no_expression(text, why):
     tree_of(text)
 
 
+@few
 @hypothesis.given(strategies.fractions(), strategies.integers(1, 10**6))
 def test_a_fraction_can_be_multiplied_through(q, k):
   written = rf"\frac{{{q.numerator * k}}}{{{q.denominator * k}}}"
   assert tree_of(written) == q
 
 
+@few
 @hypothesis.given(strategies.decimals(-(10**9), 10**9, places=6))
 def test_a_decimal_is_what_it_says(number):
   assert tree_of(f"{number:f}") == Fraction(number)
@@ -205,6 +209,7 @@ def test_deep_text_ends(text):
 rationals = strategies.fractions(max_denominator=1000)
 
 
+@few
 @hypothesis.given(rationals, rationals)
 def test_rational_operations_are_those_of_fractions(a, b):
   assert combined("+", a, b) == a + b
@@ -214,6 +219,7 @@ def test_rational_operations_are_those_of_fractions(a, b):
     assert combined("/", a, b) == a / b
 
 
+@few
 @hypothesis.given(
   strategies.fractions(min_value=0, max_denominator=50),
   strategies.integers(2, 9),

@@ -30,6 +30,11 @@ class Near:
     return symbolic(*args)
 
 
+class Late:
+  def ask(self, judge, *args, timeout):
+    raise RuntimeError("late: 3.0 s")
+
+
 def judged(line):
   response = line["answer"]
   if line["kind"] == "answer":
@@ -62,7 +67,7 @@ def test_golds_of_the_corpus_can_be_used():
 def test_verdicts_do_not_depend_on_the_hash_seed():
   code = (
     "import sys; sys.path.insert(0, 'tests/verdicts/math'); "
-    "import math_test as m; print([m.judged(x).reason for x in m.LINES[::9]])"
+    "import math_test as m; print([m.judged(x).reason for x in m.LINES[::20]])"
   )
   out = {
     subprocess.check_output(
@@ -87,14 +92,6 @@ def test_noise_changes_nothing(n, form):
   assert judged(line).status == "pass"
   line["gold"] = str(n + 1)
   assert judged(line).status == "fail"
-
-
-@hypothesis.given(strategies.text(max_size=60), strategies.sampled_from(
-  ["6", r"\sqrt2", r"\{1,2\}", "(0,1]", "Friday", "x+1"]
-))  # fmt: skip
-def test_any_response_has_a_verdict(text, gold):
-  for response in (text, f"\\boxed{{{text}}}"):
-    assert math.verify(response, gold, jail=Near()).status in ("pass", "fail")
 
 
 @pytest.fixture
@@ -140,10 +137,6 @@ def test_the_jail_is_asked_once_for_a_pair(forget):
 
 
 def test_a_failed_jail_is_invalid_and_not_remembered(forget):
-  class Late:
-    def ask(self, judge, *args, timeout):
-      raise RuntimeError("late: 3.0 s")
-
   verdict = verify(r"\sqrt{12}", r"2\sqrt3", Late())
   assert verdict.status == "invalid"
   assert verdict.reason == "verifier failed: late: 3.0 s"
@@ -222,11 +215,7 @@ def test_golds_that_cannot_be_used(gold, why):
 
 
 def test_a_jail_that_fails_is_no_fault_of_the_gold():
-  class Broken:
-    def ask(self, judge, *args, timeout):
-      raise RuntimeError("late")
-
-  assert math.check_reference(r"\max(a,c)", jail=Broken()) == r"\max(a,c)"
+  assert math.check_reference(r"\max(a,c)", jail=Late()) == r"\max(a,c)"
 
 
 def test_a_solution_of_gsm8k_is_told_what_to_keep():

@@ -1,10 +1,7 @@
 from fractions import Fraction
 
-import hypothesis
 import pytest
-from hypothesis import strategies
 
-from brorl_jax.verdicts.math import gate
 from brorl_jax.verdicts.math.expressions import Unreadable
 from brorl_jax.verdicts.math.structure import (
   Assign,
@@ -108,25 +105,3 @@ def test_a_leaf_that_cannot_be_read_says_why():
   leaf = parse(r"\foo{x}")
   assert isinstance(leaf, Leaf)
   assert (leaf.tree, leaf.fault) == (None, r"unknown \foo")
-
-
-@hypothesis.given(
-  strategies.text(r"\{}[]()^_!|&,.$'19e+-*/=<>: abxfrcsqt" + "\\", max_size=200)
-  | strategies.lists(
-    strategies.sampled_from(
-      r"\frac \sqrt \{ \} ( ) [ ] { } , x 1 2.5 = < \cup \in \pm \text{or} : |"
-      r" \begin{pmatrix} \end{pmatrix} & \\ ^ _ ' ! % \circ \text{cm} \log"
-      r" \overline \infty \emptyset _2 _{16} A \pmod7 \mathbb{R} \setminus -"
-      r" \neq \equiv \max \gcd \hat y".split()
-    ),
-    max_size=30,
-  ).map(" ".join)
-)
-@hypothesis.settings(max_examples=200)
-def test_any_text_is_read_or_unreadable(text):
-  clean, reason = gate.screen(text)
-  if not reason:
-    try:
-      parse(clean)
-    except Unreadable:
-      pass

@@ -2,10 +2,12 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brorl_jax.verdicts.stem.quantities import MAX_EXPONENT, read, same
+
+few = settings(max_examples=30)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +105,7 @@ NUMBERS = st.decimals(
 UNITS = st.sampled_from(["", " m", " kg m^2", " J/mol", "%", " °C"])
 
 
+@few
 @given(NUMBERS, UNITS)
 def test_a_quantity_is_itself_however_it_is_written(number, unit):
   gold = f"{number}{unit}"
@@ -111,6 +114,7 @@ def test_a_quantity_is_itself_however_it_is_written(number, unit):
     assert same(text, gold), text
 
 
+@few
 @given(NUMBERS, UNITS)
 def test_what_is_off_is_seen(number, unit):
   gold = f"{number}{unit}"
@@ -120,14 +124,8 @@ def test_what_is_off_is_seen(number, unit):
     assert not same(text, gold), text
 
 
+@few
 @given(st.integers(-(10**9), 10**9), st.integers(1, 10**9))
 def test_fractions_are_exact(above, below):
   assert same(f"{2 * above}/{2 * below}", f"{above}/{below}")
   assert not same(f"{above * below + 1}/{below * below}", f"{above}/{below}")
-
-
-@given(st.text(alphabet="0123456789.,+-eE x×^/%mskg()=≈", max_size=30))
-def test_no_text_raises(text):
-  quantity = read(text)
-  if quantity is not None:
-    assert same(text, text)

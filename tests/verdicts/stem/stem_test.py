@@ -1,7 +1,7 @@
 # ruff: noqa: RUF001
 import pytest
 import tiers
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from messages import mentions, refuses
 
@@ -15,6 +15,8 @@ from brorl_jax.verdicts.stem.questions import (
   find,
   verify,
 )
+
+few = settings(max_examples=30)
 
 CHOICES = [
   "the ribosome", "The mitochondria", "nucleus", "a black hole", "5 m/s",
@@ -108,6 +110,7 @@ def test_no_right_choice(answer, reason):
   assert verdict.answer == answer[:MAX_ANSWER]
 
 
+@few
 @given(
   st.sampled_from("ABCDE"),
   st.sets(st.sampled_from("ABCDE"), min_size=2),
@@ -124,6 +127,7 @@ def test_no_spray_of_letters_passes(right, letters, between):
     assert verify(form, right).status == "fail"
 
 
+@few
 @given(st.text(max_size=60), st.sampled_from("ABCDE"))
 def test_one_text_is_right_for_one_choice_at_most(text, _right):
   statuses = [

@@ -11,6 +11,8 @@ from brorl_jax.verdicts.stem.wording import (
   unwrapped,
 )
 
+few = settings(max_examples=30)
+
 
 @pytest.mark.parametrize(
   "text, typed",
@@ -88,6 +90,7 @@ def test_what_goes_around_all_is_taken_off():
   assert unwrapped('"') == '"'
 
 
+@few
 @given(st.text(st.characters(exclude_characters="\\"), max_size=40))
 def test_any_text_is_like_itself_and_like_its_plain_form(text):
   assert same(text, text)
@@ -102,6 +105,7 @@ WORDS = st.lists(
 )
 
 
+@few
 @given(WORDS)
 def test_formatting_does_not_matter(words):
   text = " ".join(words)
@@ -116,12 +120,7 @@ def test_formatting_does_not_matter(words):
     assert same(other, text), other
 
 
+@few
 @given(WORDS, WORDS)
 def test_other_words_are_other_answers(a, b):
   assert same(" ".join(a), " ".join(b)) == (a == b)
-
-
-@settings(max_examples=40)
-@given(st.sampled_from(list(r"\{}$^_()'-. αaA1~")), st.integers(1, 500))
-def test_long_answers_are_read(sign, n):
-  assert isinstance(key(sign * n + "x" + sign * n), tuple)
