@@ -20,6 +20,7 @@ from brorl_jax.model.spec import Rope
 from brorl_jax.rollout import sampler
 from brorl_jax.rollout.draw import SamplingParams
 from brorl_jax.rollout.program_spec import RolloutSpec
+from brorl_jax.types import Prompts
 
 V, STOP = 6, 0
 
@@ -148,9 +149,42 @@ def spec(policy=Recall(), **changes):
   return RolloutSpec(policy=policy, **{"slots": how["n"]} | how)
 
 
+def numbered(count):
+  """Prompts of one token, and number p."""
+  tokens = np.arange(count, dtype=np.int32)[:, None] % 6
+  return Prompts(tokens, tokens >= 0, np.arange(count, dtype=np.int32))
+
+
+class Feed:
+  """Gives some prompts at a time; notes what it was asked."""
+
+  def __init__(self, prompts, most=3):
+    self.prompts, self.most, self.given, self.asked = prompts, most, 0, []
+
+  def __call__(self, room, idle):
+    self.asked.append((room, idle))
+    left = len(self.prompts.index) - self.given
+    if not left:
+      return None
+    some = slice(self.given, self.given + min(room, left, self.most))
+    self.given = some.stop
+    return jax.tree.map(lambda x: x[some], self.prompts)
+
+
+def by_prompt(stream):
+  """Rollouts of each prompt, in the order in which they were done."""
+  out = {}
+  for prompts, rollouts in stream:
+    for i, p in enumerate(prompts.index.tolist()):
+      assert p not in out
+      out[p] = jax.tree.map(lambda x, i=i: x[i : i + 1], rollouts)
+  return out
+
+
 def run(prompts=PROMPTS, key=KEY, policy=Table(), params=TABLE, **changes):
   settings = {"n": 16, "max_new_tokens": 12, "stop_ids": (STOP,)}
-  return sampler.sample(policy, params, prompts, key, **settings | changes)
+  out = sampler.sample(policy, params, prompts, key, **settings | changes)
+  return jax.device_get(out)
 
 
 def same(a, b):

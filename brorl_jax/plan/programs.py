@@ -191,8 +191,8 @@ def _cache(
 ) -> tuple[Any, ...]:
   """The pages of the longest rollouts, or the pool."""
   if spec.blocks:
-    made = compile(programs.pool.lower(spec))
-    return (_outputs(programs.pool, spec, (), made),)
+    made = compile(programs.cache.lower(spec))
+    return (_outputs(programs.cache, spec, (), made),)
   rows = spec.lanes * spec.slots * job.rows
   page = jax.eval_shape(lambda: spec.policy.page(rows, spec.columns))
   heads = job.at(meshes.rows(job.mesh), "tensor")

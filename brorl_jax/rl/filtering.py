@@ -75,20 +75,13 @@ def _count(reward, valid):
 
 
 def expected_pass_rate(p: Float[Array, " P"], n: int) -> Float[Array, ""]:
-  """How many prompts are informative with n rollouts, if rewards are binary.
+  """The share of prompts that is informative with n rollouts of reward 0 or 1.
 
     1 - mean_p p^n - mean_p (1 - p)^n
 
-  If p is estimated as the share right of the same rollouts this is below the
-  true rate on average, because it is concave in p (Jensen). `pass_rate_at` is
-  unbiased.
-
-  Args:
-    p: Probability that a rollout of each prompt is right.
-    n: Rollouts of each prompt.
-
-  Returns:
-    A share of the prompts, in [0, 1].
+  p is the probability that a rollout of a prompt is right. If it is estimated
+  from the same rollouts this is below the true rate on average, because it is
+  concave in p (Jensen). `pass_rate_at` is unbiased.
 
   Raises:
     ValueError: n is not positive.
@@ -102,20 +95,12 @@ def expected_pass_rate(p: Float[Array, " P"], n: int) -> Float[Array, ""]:
 
 
 def pass_rate_at(m: int, correct: Int[Array, " P"], n: int) -> Float[Array, ""]:
-  """How many prompts had been informative with m of their n binary rewards.
+  """The share of prompts that m of their n rewards, 0 or 1, make informative.
 
     mean_p (1 - C(c,m) / C(n,m) - C(n-c,m) / C(n,m))
 
   with c = correct[p]: the mean over all choices of m rollouts, hence an
   unbiased estimate of the rate with m.
-
-  Args:
-    m: Rollouts that would have been drawn, in [1, n].
-    correct: Right ones among the n of each prompt.
-    n: Rollouts that were drawn.
-
-  Returns:
-    A share of the prompts, in [0, 1].
 
   Raises:
     ValueError: m is not in [1, n].

@@ -19,11 +19,8 @@ def cosine(
 
     eta_min + (eta_max - eta_min) / 2 * (1 + cos(pi * length / limit))
 
-  Args:
-    length: Response tokens, taken as 0 or `limit` beyond these.
-    limit: Tokens that fit in the context.
-    eta_min: At the limit.
-    eta_max: At no tokens.
+  Lengths below 0 or above `limit`, the tokens that fit in the context, count as
+  these.
 
   References:
     ProRL v2, the scheduled cosine length penalty. Its constants are not
@@ -38,10 +35,7 @@ def is_active(
 ) -> bool | Bool[Array, "*axes"]:
   """Whether the penalty counts: the first `on` of every on + off updates.
 
-  Args:
-    update: Counted from 0.
-    on: Updates with the penalty, at least 1.
-    off: Updates without it; 0 means that it always counts.
+  Updates count from 0. With `off` = 0 it always counts.
 
   Raises:
     ValueError: `on` is below 1 or `off` below 0.
@@ -64,11 +58,6 @@ def overlong(
   """0 up to limit - buffer tokens, falls linearly to -1 at the limit.
 
     min(0, max(-1, (limit - buffer - length) / buffer))
-
-  Args:
-    length: Response tokens.
-    limit: From here on the penalty is -1.
-    buffer: Tokens over which it falls, in [1, limit].
 
   Raises:
     ValueError: `buffer` is not in [1, limit].

@@ -98,7 +98,6 @@ def policy_loss(
   """A loss over the tokens, or sequences, that count.
 
   Args:
-    loss: A value of `LOSSES`, or from `from_user`.
     logp: Log-probability of the sampled token under the current parameters.
     logp_old: The same under the parameters that sampled it. Constant.
     advantage: One advantage for the whole sequence. Constant.
@@ -107,15 +106,11 @@ def policy_loss(
     weight: How often each sequence counts; once if None. Identical rollouts of
       a group have equal advantage and log-probability, so that one of them
       with weight c is exactly c of them.
-    scale: Multiplies the loss of each sequence; 1 if None. The diagnostics do
-      not see it.
+    scale: Multiplies the loss of each sequence, not the diagnostics; 1 if None.
     correction: Multiplies the loss of each token, or sequence if that is the
       unit; 1 if None. Constant. What has correction 0 still counts in the
       mean. See `corrections`.
-    **options: Those that the loss takes.
-
-  Returns:
-    The loss over its unit, to be minimised, and diagnostics.
+    **options: Those of `OPTIONS` that the loss takes.
   """
   by_token = loss.unit == "token"
   arrays.check(
@@ -191,7 +186,7 @@ def _ppo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
     rho       = exp(logp[b,t] - logp_old[b,t])
 
   `clip_low` and `clip_high` are how far rho may fall below 1 and rise above it
-  and still get a gradient. See `policy_loss` for the other arguments.
+  and still get a gradient.
 
   References:
     Schulman et al. 2017, arXiv:1707.06347, eq. 7.
@@ -204,7 +199,7 @@ def _ppo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
 
 
 def _gspo(logp, logp_old, advantage, mask, *, clip_low, clip_high):
-  """`ppo_clip` with one ratio, one clip and one count for each sequence.
+  """`_ppo` with one ratio, one clip and one count for each sequence.
 
     loss[b] = -min(s * A[b], clip(s, 1 - clip_low, 1 + clip_high) * A[b])
     s       = exp(mean over valid t of logp[b,t] - logp_old[b,t])
@@ -258,39 +253,19 @@ LOSSES = {
 }
 
 
-def _clipped(kind: str, name: str):
-  """A clipped loss of `LOSSES` as a function of arrays."""
-
-  def loss(
-    logp: Float[Array, "B T"],
-    logp_old: Float[Array, "B T"],
-    advantage: Float[Array, " B"],
-    mask: Bool[Array, "B T"],
-    *,
-    clip_low: float,
-    clip_high: float,
-    weight: Float[Array, " B"] | None = None,
-    correction: Float[Array, "B T"] | Float[Array, " B"] | None = None,
-  ) -> tuple[Mean, PpoStats]:
-    return policy_loss(
-      LOSSES[kind],
-      logp,
-      logp_old,
-      advantage,
-      mask,
-      weight=weight,
-      correction=correction,
-      clip_low=clip_low,
-      clip_high=clip_high,
-    )
-
-  loss.__doc__, loss.__name__ = LOSSES[kind].function.__doc__, name
-  return loss
-
-
-ppo_clip = _clipped("ppo", "ppo_clip")
-gspo = _clipped("gspo", "gspo")
-cispo = _clipped("cispo", "cispo")
+def ppo_clip(
+  logp: Float[Array, "B T"],
+  logp_old: Float[Array, "B T"],
+  advantage: Float[Array, " B"],
+  mask: Bool[Array, "B T"],
+  *,
+  clip_low: float,
+  clip_high: float,
+  **how: Any,
+) -> tuple[Mean, PpoStats]:
+  """`policy_loss` of `LOSSES["ppo"]`; `how` is its `weight` or `correction`."""
+  how |= dict(clip_low=clip_low, clip_high=clip_high)
+  return policy_loss(LOSSES["ppo"], logp, logp_old, advantage, mask, **how)
 
 
 def kl_k2(

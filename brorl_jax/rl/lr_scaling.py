@@ -11,10 +11,8 @@ def sqrt_scaled(lr: float, *, samples: int, base_samples: int) -> float:
   matters: from 512 prompts x 16 rollouts to 128 x 512 the samples grow 8 times,
   which gives 2.83 lr, and the prompts fall to a quarter, which gives lr / 2.
 
-  Args:
-    lr: Tuned for `base_samples`.
-    samples: Of an update, after dynamic sampling.
-    base_samples: The same for which `lr` was tuned.
+  `samples` are those of an update after dynamic sampling, `base_samples` those
+  for which `lr` was tuned.
 
   Raises:
     ValueError: A count is not positive.

@@ -11,6 +11,13 @@ BroRL splits the first-order change of the correct mass Q_pos into two terms
 that are never negative and one that may be, which vanishes as N grows. It
 promises a step of surer sign, not a larger one, and nothing about many steps.
 
+Arguments: `probs` is the policy's next-token distribution, `correct` marks the
+tokens whose reward is `reward_correct` = Rc; the others have `reward_wrong` =
+Rw. `sampled` are the tokens drawn at least once, `counts` how often each was.
+`lr` is the step size on the logits, at least 0, and `n` = N the number of
+draws. A ValueError says which of them is out of range, does not sum to 1 or n,
+or has another shape; of what is traced only shapes and types are checked.
+
 Values keep the dtype of the probabilities: enable x64 for identities to 1e-12.
 
 References:
@@ -83,20 +90,6 @@ def mass_balance(
   token once however often it was drawn; with multiplicities use
   `mass_balance_counts`, for which the signs are not promised.
 
-  Args:
-    probs: The policy's next-token distribution.
-    correct: Tokens whose reward is `reward_correct`; the others are wrong.
-    sampled: Tokens drawn at least once.
-    reward_correct: Rc, at least 0.
-    reward_wrong: Rw, at most 0.
-    lr: Step size of plain gradient descent on the logits, at least 0.
-    n: N, number of draws.
-
-  Raises:
-    ValueError: Probabilities do not sum to 1, a mask is not one, nothing is
-      correct, or a number is out of range. Of what is traced only shapes and
-      types are checked.
-
   References:
     arXiv:2510.01180, Theorem 1. The prefactor lr/N belongs to the 1/N of L.
   """
@@ -133,13 +126,7 @@ def mass_balance_counts(
                        + S (Q_pos U_neg2 - Q_neg U_pos2) ]
 
   S may leave [Rw, Rc], so that neither of the first terms has a promised sign.
-
-  Args are those of `mass_balance`, with rewards of any sign, and
-
-    counts: How often each token was drawn; sums to `n`.
-
-  Raises:
-    ValueError: As `mass_balance`, or the counts do not sum to `n`.
+  Rewards may have any sign.
 
   References:
     Not in the paper, whose Theorem 1 is the set form and whose section 4.1
@@ -182,9 +169,7 @@ def token_gains(
       = sum over all j of p[j]^2 (R[j] - S),       R = 0 where not sampled
 
   So an unsampled correct token gains if and only if S p[i] + M < 0: Q_pos may
-  rise while correct tokens that were not drawn fall.
-
-  Args and Raises: as `mass_balance`, but that rewards may have any sign.
+  rise while correct tokens that were not drawn fall. Rewards may have any sign.
 
   References:
     Per-token form behind arXiv:2510.01180, Theorem 1.
@@ -210,15 +195,8 @@ def exact_step(
 
     z' = z + lr/N p (w - S),   S = sum of w p,   p' = softmax(z')
 
-  Args:
-    logits: z.
-    reward_mass: w[i]: the reward of a sampled token, times its count in the
-      multiset form; 0 for tokens that were not drawn.
-    lr: Step size of plain gradient descent on the logits, at least 0.
-    n: N, number of draws.
-
-  Raises:
-    ValueError: Shapes differ, or a number is out of range.
+  w = `reward_mass` is the reward of a sampled token, times its count in the
+  multiset form, and 0 for tokens that were not drawn.
 
   References:
     The step of arXiv:2510.01180, section 2, with dp/dz of the softmax written
@@ -241,13 +219,6 @@ def expected_unsampled_second_moment(
   Exact for independent draws; tokens may be dependent, so that the sum over
   tokens is Corollary 3's E[U_2]. It decays exponentially only for p >> 1/N.
 
-  Args:
-    p: Probabilities, in [0, 1].
-    n: N, number of draws.
-
-  Raises:
-    ValueError: A probability or `n` is out of range.
-
   References:
     arXiv:2510.01180, Lemma 2 and Corollary 3 (appendix C.2).
   """
@@ -263,12 +234,6 @@ def unsampled_second_moment_bound(n: int) -> float:
 
   The sum of p * p (1 - p)^N is an average over p of p (1 - p)^N, which is at
   most its largest value, at p = 1/(N + 1).
-
-  Args:
-    n: N, number of draws.
-
-  Raises:
-    ValueError: `n` is below 1.
 
   References:
     Follows from arXiv:2510.01180, Corollary 3; not stated there.

@@ -132,14 +132,7 @@ class Sgd:
 def initial_logits(
   *, vocab: int, correct: int, seeding: float, anchor: float | None
 ) -> tuple[Float[Array, " V"], Bool[Array, " V"]]:
-  """Logits at the start, and which tokens are correct: the first ones.
-
-  Args:
-    vocab: V.
-    correct: How many tokens are correct, in [1, V - 1].
-    seeding: Logit of correct tokens; wrong ones have 0.
-    anchor: Logit of token 0, which is correct; None for no anchor.
-  """
+  """Logits at the start, and which tokens are correct, see `simulate`."""
   if not 1 <= correct < vocab:
     raise ValueError(
       f"correct = {correct} must be 1 to vocab - 1 = {vocab - 1}"
@@ -195,20 +188,11 @@ def draw_counts(
   )
 
 
-@functools.partial(
-  jax.jit,
-  static_argnames=(
-    "n",
-    "steps",
-    "vocab",
-    "correct",
-    "seeding",
-    "anchor",
-    "surrogate",
-    "optimizer",
-    "centred",
-  ),
-)
+# What programs are compiled for: all but the key.
+_STATIC = "n steps vocab correct seeding anchor surrogate optimizer centred"
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC.split())
 def simulate(
   key: Key[Array, ""],
   *,
@@ -225,15 +209,13 @@ def simulate(
   """Runs the simulator for one N and one seed; vmap over keys for more.
 
   Args:
-    key: Of the draws.
     n: N, draws per step.
-    steps: Updates.
     vocab: V.
-    correct: Tokens with reward 1; the others have -1.
-    seeding: Logit of correct tokens at the start.
+    correct: How many tokens have reward 1, in [1, V - 1]: the first ones. The
+      others have -1.
+    seeding: Logit of correct tokens at the start; that of others is 0.
     anchor: Logit of token 0, a correct one; None for no anchor.
     surrogate: `weighted_by_probability`, `ratio` or `log_probability`.
-    optimizer: `AdamW` or `Sgd`.
     centred: Whether the mean reward of the N draws is subtracted.
 
   Raises:

@@ -17,15 +17,9 @@ def tile_shape(
 ) -> tuple[int, int]:
   """Tokens of each prompt, and of the vocabulary, whose logits exist together.
 
-  As many as the tiles of all devices hold. Blocks of the vocabulary divide it;
-  if it has no such divisor, there are fewer tokens with all of it.
-
-  Args:
-    tokens: Of each prompt.
-    V: Size of the vocabulary.
-    prompts: P.
-    devices: Over which all of these are spread.
-    on_cpu: Whether these are CPUs.
+  As many as the tiles of all `devices` hold, for `tokens` of each of the
+  prompts. Blocks of the vocabulary divide it; if it has no such divisor, there
+  are fewer tokens with all of it.
   """
   # Numbers of a tile, and rows of its product. On a CPU a tile should stay near
   # its core; an accelerator wants products with thousands of rows. Fewer rows
@@ -76,10 +70,7 @@ def token_logp(
   Args:
     logits: Hidden states [P,rows,D] and part of the head [block,D] to float32
       logits [P,rows,block]. Closes over no array.
-    head: What gives each token its logit.
-    hidden: What the head reads.
-    tokens: One for each hidden state.
-    rows: Whose logits exist together; see `tile_shape`.
+    rows: Of each prompt; see `tile_shape`.
     block: Of the vocabulary, a divisor of V.
     spread: Whether the vocabulary may lie on several devices.
   """

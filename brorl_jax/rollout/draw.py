@@ -28,21 +28,17 @@ class SamplingParams:
   min_p: float = 0.0  # keep tokens with at least this share of the best one's
 
   def __post_init__(self):
-    for name, good in {
+    T = self.temperature
+    for name, good, must in (
       # Logits of up to 1e32 divided by 1e-6 stay below float32's 3.4e38. A
       # smaller temperature overflows, and inf - inf is NaN in the softmax.
-      "temperature": self.temperature == 0.0
-      or 1e-6 <= self.temperature < math.inf,
-      "top_k": self.top_k >= 0,
-      "top_p": 0.0 < self.top_p <= 1.0,
-      "min_p": 0.0 <= self.min_p <= 1.0,
-    }.items():
+      ("temperature", T == 0 or 1e-6 <= T < math.inf, "0 or at least 1e-6"),
+      ("top_k", self.top_k >= 0, "0 or more"),
+      ("top_p", 0.0 < self.top_p <= 1.0, "above 0 and at most 1"),
+      ("min_p", 0.0 <= self.min_p <= 1.0, "0 to 1"),
+    ):
       if not good:
-        raise ValueError(
-          f"{name} = {getattr(self, name)} is out of range: temperature is 0 "
-          "or at least 1e-6, top_k 0 or more, top_p above 0 and at most 1, "
-          "min_p 0 to 1"
-        )
+        raise ValueError(f"{name} = {getattr(self, name)} must be {must}")
 
   def cut(self, logits: Float[Array, "*axes V"]) -> Float[Array, "*axes V"]:
     """Logits of the sampling distribution, not normalised; -inf where cut."""
@@ -79,9 +75,8 @@ def _keep(
 ) -> Float[Array, "*axes V"]:
   """Keeps v if the weights of all likelier tokens sum to less than `limit`.
 
-  Equals a sort with a cumulative sum in which ties stay together. Instead of a
-  sort, 32 steps of bisection over the 2^32 floats find the smallest logit that
-  is kept.
+  Instead of a sort in which ties stay together, 32 steps of bisection over the
+  2^32 floats find the smallest logit that is kept.
   """
   bits = jax.lax.bitcast_convert_type(logits, jnp.int32)
   # Flipping the lower 31 bits of negative floats makes integers that have the

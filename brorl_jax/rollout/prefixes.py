@@ -1,18 +1,14 @@
 """Rollouts of short responses, where those that begin alike share a row.
 
-512 answers of three tokens have some 100 distinct prefixes, and what follows a
-prefix is drawn from one distribution, whoever draws. So a row is decoded for
-every distinct prefix, not for every rollout: all rows of one length together,
-then all of the next length.
+512 answers of three tokens have some 100 distinct prefixes.
 
   level t   the rollouts that have not ended are sorted by their prefix
             a row for each distinct prefix of t tokens decodes its last token,
             and takes the keys and values of those before from its parent's row
             every rollout draws token t from the row of its prefix
 
-A rollout draws with the key of sampler.py, so this gives the rollouts of the
-slots, up to rounding. Long responses soon have nothing in common; then slots
-are better, since the keys and values of all rows are copied in every level.
+These are the rollouts of the slots, up to rounding. Long responses soon have
+nothing in common, and the keys and values of all rows are copied in each level.
 """
 
 import dataclasses
@@ -23,9 +19,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key, PyTree
+from jaxtyping import Array, Bool, Int, Key, PyTree
 
-from brorl_jax.many import meshes
 from brorl_jax.rollout import programs
 from brorl_jax.rollout.draw import block_of, draw_from
 from brorl_jax.rollout.program_spec import (
@@ -82,9 +77,10 @@ def stream(
 ) -> Iterator[tuple[Prompts, Rollouts]]:
   """As `stream.stream`, for at most so many prompts at a time."""
   program = _program(spec, places)
+  together = program.lanes * spec.devices
   while True:
     parts: list[Prompts] = []
-    room = _places(program)
+    room = together
     # The feed may have more than it gives at once.
     while room and (more := feed(room, not parts)) is not None:
       parts.append(more)
@@ -92,7 +88,7 @@ def stream(
     if not parts:
       return
     prompts = jax.tree.map(lambda *x: np.concatenate(x), *parts)
-    yield prompts, _made(program, params, prompts, key)
+    yield prompts, _made(program, together, params, prompts, key)
 
 
 def rollouts(
@@ -101,9 +97,10 @@ def rollouts(
   """As `sampler.rollouts`, on the host."""
   P = len(prompts.index)
   program = _program(spec, P)
-  places = _places(program)
+  places = program.lanes * spec.devices
   cut = lambda i: jax.tree.map(lambda x: x[i : i + places], prompts)
-  parts = [_made(program, params, cut(i), key) for i in range(0, P, places)]
+  made = lambda i: _made(program, places, params, cut(i), key)
+  parts = [made(i) for i in range(0, P, places)]
   return jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
@@ -115,16 +112,15 @@ def _program(spec: RolloutSpec, places: int) -> ProgramSpec:
   return shared.program(each * spec.devices)
 
 
-def _places(spec: ProgramSpec) -> int:
-  """Prompts of all devices at a time."""
-  return spec.lanes * meshes.of(spec.mesh).rows
-
-
 def _made(
-  spec: ProgramSpec, params: PyTree, prompts: Prompts, key: Key[Array, ""]
+  spec: ProgramSpec,
+  places: int,
+  params: PyTree,
+  prompts: Prompts,
+  key: Key[Array, ""],
 ) -> Rollouts:
-  """The rollouts of so many prompts or fewer, on the host."""
-  P, places = len(prompts.index), _places(spec)
+  """The rollouts of `places` prompts or fewer, on the host."""
+  P = len(prompts.index)
   # Places without a prompt read the first one and make nothing of it.
   row = np.where(np.arange(places) < P, np.arange(places), 0)
   read = jax.tree.map(lambda x: np.asarray(x)[row], prompts)
@@ -137,13 +133,11 @@ def _made(
 def _sampled(
   spec: ProgramSpec, params: PyTree, batch: PrefillBatch, key: Key[Array, ""]
 ) -> Rollouts:
-  policy = spec.policy
-  return on_devices(
-    spec,
-    functools.partial(_levels, spec),
-    (WHOLE, SPLIT, WHOLE),
-    SPLIT,
-  )(policy.unroll(policy.cast(params)), batch, key)
+  made = functools.partial(_levels, spec)
+  weights = spec.policy.unroll(spec.policy.cast(params))
+  return on_devices(spec, made, (WHOLE, SPLIT, WHOLE), SPLIT)(
+    weights, batch, key
+  )
 
 
 def _levels(
@@ -182,7 +176,8 @@ def _levels(
       )
       new = jax.tree.map(lambda whole, x: whole.at[i].set(x), new, page)
       mine = going & (group // R == i)
-      own = _drawn(spec, logits, jnp.where(mine, group % R, 0), uniform)
+      of = jnp.where(mine, group % R, 0)
+      own = pack(*draw_from(spec.sampling.cut(logits), of, uniform))
       return new, jnp.where(mine[..., None], own, drawn)
 
     passes = -(-jnp.max(count) // R)
@@ -214,12 +209,11 @@ def _grouped(
 ) -> tuple[
   Int[Array, "P N"], Int[Array, "P N"], Int[Array, "P N"], Int[Array, " P"]
 ]:
-  """Numbers the distinct prefixes of each prompt; see `pays` for N V.
+  """Numbers the distinct prefixes of each prompt.
 
-  Of each rollout `token` is the last, after prefix number `row`. Those that are
-  not `going` belong to none. Returns the prefix of each rollout, the number of
-  its parent and its last token for each prefix, and how many there are. The
-  rest of both is not meant.
+  Of each rollout `token` is the last, after prefix number `row`. Returns the
+  prefix of each rollout that is `going`, the parent and last token of each
+  prefix, and how many there are.
   """
   none = jnp.iinfo(jnp.int32).max
   code = jnp.where(going, row * vocab + token, none)
@@ -241,13 +235,3 @@ def _of_parents(pages: Any, parent: Int[Array, "P R"], R: int) -> Any:
   """A page whose rows hold what their parents' rows held, in whatever page."""
   row = jnp.arange(len(parent))[:, None] * R + parent % R
   return jax.tree.map(lambda x: x[(parent // R).ravel(), row.ravel()], pages)
-
-
-def _drawn(
-  spec: ProgramSpec,
-  logits: Float[Array, "P R V"],
-  row: Int[Array, "P N"],
-  uniform: Float[Array, "P N"],
-) -> Int[Array, "P N 2"]:
-  """A token for each rollout from the distribution of its row, packed."""
-  return pack(*draw_from(spec.sampling.cut(logits), row, uniform))

@@ -1,20 +1,8 @@
-"""The compiled programs of the sampler: prefill, decode, resize, finish.
-
-  start     reads the prompts, draws all first tokens; every slot is idle
-  page      an empty page
-  pool      an empty pool, if the decoder wants one instead of pages
-  segment   decodes until a page is full or the host must act
-  turned    the pages of the next segment
-  resize    keeps the slots that work, or adds idle ones
-  moved     a page for these slots
-  finish    the rollouts, unpacked
+"""The compiled programs of the sampler; each is compiled for a `ProgramSpec`.
 
 All N first tokens of a prompt come from one distribution, so no slot and no
 decode step is spent on them. Idle slots decode too, and their results are
 dropped: a step has one shape. They count in rollout/slot_occupancy.
-
-The static argument of each program is a `ProgramSpec`. On a mesh every device
-runs them on its own prompts.
 """
 
 import dataclasses
@@ -56,11 +44,7 @@ PREFILL_TOKENS = 16384
 
 
 class PrefillBatch(NamedTuple):
-  """Prompts to read, and which of each prompt's rollouts to make.
-
-  On a mesh a prompt may occur on several devices, each with an equal part of
-  its rollouts.
-  """
+  """Prompts to read, and which of each prompt's rollouts to make."""
 
   prompts: Prompts
   offset: Int[Any, " P"]  # n of the first rollout
@@ -88,9 +72,7 @@ def read_prompts(
 ) -> tuple[Any, RolloutQueue, Int[Array, "P N 2"]]:
   """Prefix, queue and packed first tokens of prompts, inside a program."""
   prompts, offset, real = batch
-  logits, prefix = prefill_logits(
-    spec.policy, weights, prompts.tokens, prompts.mask
-  )
+  logits, prefix = prefill(spec.policy, weights, prompts.tokens, prompts.mask)
   row = jnp.arange(len(prompts.index), dtype=jnp.int32)
   chunks = Chunks(prompts.index, offset, real, row)
   return prefix, *queued(spec, logits, chunks, key)
@@ -102,10 +84,7 @@ def queued(
   chunks: Chunks,
   key: Key[Array, ""],
 ) -> tuple[RolloutQueue, Int[Array, "P N 2"]]:
-  """The queue of these rollouts, and their first tokens, packed.
-
-  `logits` are those of the first token of each chunk's prompt.
-  """
+  """The queue of these rollouts, and their first tokens, packed."""
   P, N = len(chunks.index), spec.chunk
   nothing = jnp.zeros((P, N), jnp.int32)
   keys = fold_in(key, chunks.index)
@@ -125,23 +104,19 @@ def queued(
 
 
 def with_none(queue: RolloutQueue, key: Key[Array, ""]) -> RolloutQueue:
-  """The queue of P prompts, and of prompt P, which has no rollouts.
-
-  An index needs no branch then.
-  """
+  """The queue with prompt P, which has no rollouts: no index needs a branch."""
   extra = lambda x: jnp.pad(x, [(0, 1)] + [(0, 0)] * (x.ndim - 1))
-  P = len(queue.offset)
   return RolloutQueue(
     order=extra(queue.order),
     waiting=extra(queue.waiting),
     first=extra(queue.first),
     key=jnp.append(queue.key, fold_in(key, 0)),
     offset=extra(queue.offset),
-    row=jnp.append(queue.row, P),
+    row=jnp.append(queue.row, len(queue.row)),
   )
 
 
-def prefill_logits(
+def prefill(
   policy: Decoder,
   weights: PyTree,
   tokens: Int[Array, "P S"],
@@ -164,7 +139,7 @@ def read_together(P: int, S: int) -> int:
   return max(g for g in range(1, min(P, fits) + 1) if P % g == 0)
 
 
-def over_pages(
+def _over_pages(
   spec: ProgramSpec,
   weights: PyTree,
   queue: RolloutQueue,
@@ -174,11 +149,7 @@ def over_pages(
   page: Any,
   state: DecodeState,
 ) -> tuple[Any, DecodeState]:
-  """One more token of every slot, written to `page` and to the state.
-
-  `shared` are the keys and values of the lanes' prompts; of the `older` pages,
-  oldest first, the last `used` hold anything.
-  """
+  """One more token of every slot, written to `page` and to the state."""
   logits, page = spec.policy.decode_step(
     weights,
     shared,
@@ -204,7 +175,7 @@ def over_pages(
   return page, refill(state, queue, over)
 
 
-def over_pool(
+def _over_pool(
   spec: ProgramSpec,
   weights: PyTree,
   queue: RolloutQueue,
@@ -213,8 +184,6 @@ def over_pool(
   state: DecodeState,
 ) -> tuple[Any, DecodeState]:
   """One more token of the rows that have a block for it, see `Blocks`.
-
-  The pool is written in place; other arguments are those of `over_pages`.
 
   A rollout that began again makes the tokens that it made before: those that
   are recorded are taken, not drawn, so rounding cannot part the two, and what
@@ -267,10 +236,7 @@ def over_pool(
 
 
 def _which(spec: ProgramSpec, state: DecodeState) -> Int[Array, "A R"]:
-  """Index of each slot's prompt in its lane's window; 0 of idle slots.
-
-  So nobody sees a second prompt whose rollouts have not begun.
-  """
+  """Index of each slot's prompt in its lane's window; 0 of idle slots."""
   W = state.window.shape[1]
   busy = state.rollout < len(state.packed)
   of_last = busy & (state.rollout // spec.chunk == state.window[:, -1:])
@@ -294,7 +260,7 @@ class DecodeInputs(NamedTuple):
   """The arrays that a decode step reads and never changes."""
 
   weights: PyTree  # from `Decoder.unroll`; later prompts are read with them
-  prefix: Any  # keys and values of P prompts, from `Decoder.prefill`
+  prefix: Any  # keys and values of P prompts
   queue: RolloutQueue
 
 
@@ -310,14 +276,12 @@ def idle(
   todo: Int[Array, " places"],
   first: Int[Array, "P N 2"],
 ) -> DecodeState:
-  """Before the first step: every slot is idle.
-
-  `todo` are the prompts in the order in which they get a lane, then P; `first`
-  the first tokens of all rollouts, packed.
-  """
+  """Before the first step, with packed first tokens: every slot is idle."""
   P, N = first.shape[:2]
   T, A, R = spec.max_new_tokens, spec.lanes, spec.slots
   zero = jnp.zeros((1,), jnp.int32)
+  packed = jnp.full((P * N, T, 2), -1, jnp.int32)
+  held = slots.none_held(spec.blocks, A * R, spec.pages)
   return DecodeState(
     column=zero,
     slot_steps=zero,
@@ -328,12 +292,8 @@ def idle(
     rollout=jnp.full((A, R), P * N, jnp.int32),
     token=jnp.zeros((A, R), jnp.int32),
     length=jnp.ones((A, R), jnp.int32),
-    packed=jnp.full((P * N, T, 2), -1, jnp.int32)
-    .at[:, 0]
-    .set(first.reshape(P * N, 2)),
-    blocks=slots.none_held(spec.blocks, A * R, spec.pages)
-    if spec.blocks
-    else None,
+    packed=packed.at[:, 0].set(first.reshape(P * N, 2)),
+    blocks=held if spec.blocks else None,
   )
 
 
@@ -365,20 +325,16 @@ def start(
 
 
 @functools.partial(jax.jit, static_argnames="spec")
-def page(spec: ProgramSpec) -> Any:
-  """An empty page of all slots."""
-  make = lambda: spec.policy.page(spec.lanes * spec.slots, spec.columns)
-  return on_devices(spec, make, (), SPLIT)()
-
-
-@functools.partial(jax.jit, static_argnames="spec")
-def pool(spec: ProgramSpec) -> Any:
-  """An empty pool on every device.
-
-  Not made by `start`, which needs its memory to read the prompts, nor by the
-  first `segment`, which would be compiled twice.
-  """
-  make = lambda: spec.policy.pool(spec.blocks, spec.columns)
+def cache(spec: ProgramSpec) -> Any:
+  """An empty page of all slots, or an empty pool on every device."""
+  # Not made by `start`, which needs its memory to read the prompts, nor by the
+  # first `segment`, which would be compiled twice.
+  policy, C = spec.policy, spec.columns
+  make = lambda: (
+    policy.pool(spec.blocks, C)
+    if spec.blocks
+    else policy.page(spec.lanes * spec.slots, C)
+  )
   return on_devices(spec, make, (), SPLIT)()
 
 
@@ -397,11 +353,9 @@ def segment(
 ) -> tuple[Any, DecodeState, DecodeProgress]:
   """Decodes until the newest page is full or lanes have no prompt left.
 
-  Keys and values of the lanes' windows are gathered when lanes get other
-  prompts. The loop also ends when lanes want some and none waits, in a stream
-  when fewer than one for each lane do: the host may have more. A single page is
+  The loop also ends when lanes want prompts and none waits, in a stream when
+  fewer than one for each lane do: the host may have more. A single page is
   never full, because its columns are reused in a circle, and neither is a pool.
-  Over a pool the loop looks only every `spec.unchecked` steps whether it ends.
 
   Args:
     older: As many pages as there can be before the newest; only read.
@@ -440,8 +394,8 @@ def segment(
 
       def step(_, carry):
         if spec.blocks:
-          return over_pool(*read, *carry)
-        return over_pages(*read, older, used, *carry)
+          return _over_pool(*read, *carry)
+        return _over_pages(*read, older, used, *carry)
 
       def unchecked(carry):
         return jax.lax.fori_loop(0, spec.unchecked, step, carry)
@@ -470,7 +424,7 @@ def segment(
   )(inputs, older, used, newest, state, turned, limit)
 
 
-def turned(spec: ProgramSpec, pages: list[Any], longest: int) -> list[Any]:
+def turn_pages(spec: ProgramSpec, pages: list[Any], longest: int) -> list[Any]:
   """The pages that the next steps need; the last one is written."""
   # The newest token of a rollout is not in the cache yet, hence the - 1.
   needed = -(-(longest - 1) // spec.columns)
@@ -478,7 +432,7 @@ def turned(spec: ProgramSpec, pages: list[Any], longest: int) -> list[Any]:
     # The oldest page is written again, column by column. A column is then T or
     # more steps old, which no rollout sees.
     return [*pages[-needed + 1 :], pages[-needed]]
-  return [*(pages[-needed:] if needed else []), page(spec)]
+  return [*(pages[-needed:] if needed else []), cache(spec)]
 
 
 @functools.partial(jax.jit, static_argnames="spec")
@@ -487,9 +441,8 @@ def resize(
 ) -> tuple[Int[Array, " rows"], DecodeState]:
   """Keeps the busy lanes and slots and adds idle ones, to the sizes of `spec`.
 
-  The new sizes are at least as large as what is busy. Returns the row that each
-  slot had, for `moved`, and the state, where blocks of a pool follow their
-  slots.
+  Returns the row that each slot had, for `moved`, and the state, where blocks
+  of a pool follow their slots.
   """
 
   def resize(state):
@@ -541,11 +494,10 @@ def finish(spec: ProgramSpec, state: DecodeState) -> Rollouts:
   """Tokens, masks and log-probabilities of every rollout of `state`."""
 
   def unpacked(state):
-    share = (
-      state.slot_steps.astype(jnp.float32) * spec.chunk / len(state.packed)
-    )
-    slot_steps = jnp.broadcast_to(share, len(state.packed) // spec.chunk)
-    packed = state.packed.reshape(-1, spec.chunk, spec.max_new_tokens, 2)
+    N, PN = spec.chunk, len(state.packed)
+    share = state.slot_steps.astype(jnp.float32) * N / PN
+    slot_steps = jnp.broadcast_to(share, PN // N)
+    packed = state.packed.reshape(-1, N, spec.max_new_tokens, 2)
     return to_rollouts(spec, packed, slot_steps)
 
   return on_devices(spec, unpacked, (SPLIT,), SPLIT)(state)

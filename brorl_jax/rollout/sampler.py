@@ -1,10 +1,5 @@
 """N rollouts per prompt from one prefill, decoded in slots.
 
-A prompt is read once, and all of its N first tokens come from one distribution.
-Slots then decode in lock-step, in lanes that work on one or two prompts at a
-time. A slot whose rollout ends takes the lane's next rollout in the same step,
-on the device.
-
   rollouts            all of these prompts: the host's loop over `advance`
     programs.start    prefill and first tokens
     advance           turns pages and drops idle slots, then decodes:
@@ -12,30 +7,15 @@ on the device.
       programs.resize   keeps only the slots that work
     programs.finish   the rollouts
 
-stream.py adds prompts while others decode.
-
-On a CPU keys and values of responses lie in pages of C columns. In a step all
-slots write the same column of the newest page. A slot finds its own newest
-columns by their age, so slots of different age share pages. The host drops
-pages that no slot needs: a step reads as many columns as the longest rollout in
-a slot has tokens, rounded up to pages, not as many as the limit.
-
-On accelerators they lie in blocks of a pool, see slots.py. A slot holds and
-reads what its own rollout has written, and no page is ever full.
-
-Idle slots decode too. When no rollout waits, lanes and slots that are idle are
-dropped, again and again. Every size is one program, compiled in 2.5 CPU-s for 6
-layers of width 256, so there are few: lanes have at most three numbers, slots
-of several lanes two, those of one lane the rest.
-
-Token i of rollout n of prompt p is drawn with the key
-`fold_in(fold_in(fold_in(key, p), n), i)`. N, slots, lanes and devices do not
-change it.
+In a step all slots write the same column of the newest page. A slot finds its
+own newest columns by their age, so slots of different age share pages. A step
+reads as many columns as the longest rollout in a slot has tokens, rounded up to
+pages, not as many as the limit. On accelerators see `slots.Blocks`.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -69,8 +49,6 @@ _NO_BOUND = 2**30
 # Steps over a pool, at most, before idle slots may be dropped and a device that
 # waits for prompts gets them. An exit costs about one step (estimated).
 _SPAN = 256
-
-
 _MOST_SIZES = 7  # of lanes and slots
 # Over pages: a step of 4 slots costs nearly what one of 2 does.
 _LEAST_SLOTS = 4
@@ -85,6 +63,7 @@ class OpenRollouts(NamedTuple):
   pages: tuple[Any, ...]  # the newest last, or the pool; () before both
   state: DecodeState
   progress: DecodeProgress
+  logits: Any = None  # in a stream, of the first tokens of prompts
 
 
 def prefilled(
@@ -97,42 +76,43 @@ def prefilled(
 
 def advance(decoding: OpenRollouts, steps: int = _NO_BOUND) -> OpenRollouts:
   """Decodes until the host must act, or `steps`; the state is donated."""
-  full, spec, inputs, pages, state, progress = decoding
   # Compaction copies the pages once and makes each later step 2 to 4 times
   # cheaper. It waits until no rollout needs a slot, so it is never undone.
-  if (smaller := shrunk(full, spec, progress)) != spec:
-    spec, pages, state = smaller, *_resized(smaller, pages, state)
-  if not pages:
-    pages = ((programs.pool if spec.blocks else programs.page)(spec),)
+  spec = shrunk(decoding.full, decoding.spec, decoding.progress)
+  decoding = resized(decoding, spec)
+  pages = list(decoding.pages) or [programs.cache(spec)]
   if spec.blocks:
     steps = min(steps, page_columns(spec.max_new_tokens), _SPAN)
   # Devices turn the page together, since the number of pages is static. As long
   # as one has work and free columns, the others wait for at most C steps.
-  turned = spec.turns and not progress.room
+  turned = spec.turns and not decoding.progress.room
   if turned:
-    pages = programs.turned(spec, list(pages), progress.longest)
+    pages = programs.turn_pages(spec, pages, decoding.progress.longest)
   *older, newest = pages
   newest, state, progress = programs.segment(
     spec,
-    inputs,
+    decoding.inputs,
     _filled(spec, older),
     np.int32(len(older)),
     newest,
-    state,
+    decoding.state,
     turned,
     np.int32(steps),
   )
-  pages, progress = (*older, newest), on_host(progress)
-  return OpenRollouts(full, spec, inputs, pages, state, progress)
+  return decoding._replace(
+    pages=(*older, newest), state=state, progress=on_host(progress)
+  )
 
 
-def restored(decoding: OpenRollouts) -> OpenRollouts:
-  """The same rollouts with all lanes and slots, some of them idle."""
-  full = decoding.full
-  if decoding.spec == full:
+def resized(decoding: OpenRollouts, spec: ProgramSpec) -> OpenRollouts:
+  """The same rollouts in the slots of `spec`, some of them idle."""
+  if decoding.spec == spec:
     return decoding
-  pages, state = _resized(full, decoding.pages, decoding.state)
-  return decoding._replace(spec=full, pages=pages, state=state)
+  row, state = programs.resize(spec, decoding.state)
+  pages = decoding.pages
+  if not spec.blocks:  # a pool stays as it is
+    pages = tuple(programs.moved(spec, page, row) for page in pages)
+  return decoding._replace(spec=spec, pages=pages, state=state)
 
 
 def _filled(spec: ProgramSpec, older: list[Any]) -> tuple[Any, ...]:
@@ -140,18 +120,8 @@ def _filled(spec: ProgramSpec, older: list[Any]) -> tuple[Any, ...]:
   count = spec.pages - 1 if spec.turns else 0
   if len(older) == count:
     return tuple(older)
-  unread = older[0] if older else programs.page(spec)
+  unread = older[0] if older else programs.cache(spec)
   return (*[unread] * (count - len(older)), *older)
-
-
-def _resized(
-  spec: ProgramSpec, pages: tuple[Any, ...], state: DecodeState
-) -> tuple[tuple[Any, ...], DecodeState]:
-  """Pages and state for the slots of `spec`; a pool stays as it is."""
-  row, state = programs.resize(spec, state)
-  if spec.blocks:
-    return pages, state
-  return tuple(programs.moved(spec, page, row) for page in pages), state
 
 
 def on_host(progress: DecodeProgress) -> DecodeProgress:
@@ -164,18 +134,20 @@ def on_host(progress: DecodeProgress) -> DecodeProgress:
 def compact_sizes(
   lanes: int, slots: int, *, pool: bool
 ) -> list[tuple[int, int]]:
-  """(lanes, slots of each) that programs are compiled for, largest first."""
+  """(lanes, slots of each) that programs are compiled for, largest first.
+
+  Each is one program, compiled in 2.5 CPU-s for 6 layers of width 256, so there
+  are few: at most three numbers of lanes, two of slots of several lanes.
+  """
   least = min(1 if pool else _LEAST_SLOTS, slots)
   if lanes == 1:
-    return [
-      (1, s) for s in _numbers(slots, least, _MOST_SIZES, 4 if pool else 2)
-    ]
+    of_one = _numbers(slots, least, _MOST_SIZES, 4 if pool else 2)
+    return [(1, s) for s in of_one]
   of_one = _numbers(slots, least, 3, 4)
   several = _numbers(lanes, 1, 3, 4)[:-1]
-  grid = [(n, s) for n in several for s in of_one[:2]] + [
-    (1, s) for s in of_one
-  ]
-  return sorted(grid, key=lambda size: size[0] * size[1], reverse=True)
+  grid = [(n, s) for n in several for s in of_one[:2]]
+  grid += [(1, s) for s in of_one]
+  return sorted(grid, key=math.prod, reverse=True)
 
 
 def shrunk(
@@ -187,13 +159,10 @@ def shrunk(
   if progress.waiting or now.pages == 1:
     return now
   fits = now.lanes, now.slots
-  for lanes, slots in compact_sizes(
-    full.lanes, full.slots, pool=bool(full.blocks)
-  ):
-    if (
-      progress.lanes <= lanes <= fits[0] and progress.slots <= slots <= fits[1]
-    ):
-      fits = lanes, slots
+  sizes = compact_sizes(full.lanes, full.slots, pool=bool(full.blocks))
+  for A, R in sizes:
+    if progress.lanes <= A <= fits[0] and progress.slots <= R <= fits[1]:
+      fits = A, R
   return dataclasses.replace(now, lanes=fits[0], slots=fits[1])
 
 
@@ -206,9 +175,9 @@ def _numbers(most: int, least: int, count: int, ratio: int) -> list[int]:
   if most == least:
     return [least]
   steps = min(math.ceil(math.log(most / least, ratio)), count - 1)
-  exact = [most * (least / most) ** (i / steps) for i in range(1, steps)]
-  up = [math.ceil(n - 1e-9) for n in exact]
-  return [most, *(n + (-n % 4 if n > 8 else 0) for n in up), least]
+  inner = np.ceil(np.geomspace(most, least, steps + 1)[1:-1] - 1e-9)
+  up = [int(n) + (-int(n) % 4 if n > 8 else 0) for n in inner]
+  return [most, *up, least]
 
 
 def rollouts(
@@ -234,31 +203,20 @@ def rollouts(
   offset = np.arange(len(batch.index), dtype=np.int32) % parts * program.chunk
   real = np.ones(len(batch.index), bool)
   batch = PrefillBatch(batch, offset, real)
-  for decoding in _runs(program, params, batch, key):
+  decoding = prefilled(program, params, batch, key)
+  watch(decoding.progress)
+  while decoding.progress.busy + decoding.progress.waiting:
+    decoding = advance(decoding)
     watch(decoding.progress)
   out = programs.finish(decoding.spec, decoding.state)
   together = lambda x: x.reshape(-1, n, *x.shape[2:])[:P]
   return Rollouts(
-    tokens=together(out.tokens),
-    logp=together(out.logp),
-    mask=together(out.mask),
-    truncated=together(out.truncated),
-    slot_steps=jnp.sum(out.slot_steps.reshape(-1, parts), axis=1)[:P],
+    together(out.tokens),
+    together(out.logp),
+    together(out.mask),
+    together(out.truncated),
+    jnp.sum(out.slot_steps.reshape(-1, parts), axis=1)[:P],
   )
-
-
-def _runs(
-  spec: ProgramSpec,
-  params: PyTree,
-  batch: PrefillBatch,
-  key: Key[Array, ""],
-) -> Iterator[OpenRollouts]:
-  """States from the prefill to the end; each is donated to make the next."""
-  decoding = prefilled(spec, params, batch, key)
-  yield decoding
-  while decoding.progress.busy + decoding.progress.waiting:
-    decoding = advance(decoding)
-    yield decoding
 
 
 def parts_of(P: int, N: int, devices: int) -> int:
@@ -268,10 +226,10 @@ def parts_of(P: int, N: int, devices: int) -> int:
 
 
 def _spread(prompts: Prompts, n: int, devices: int) -> tuple[Prompts, int]:
-  """Prompts, each repeated for its parts, in equal number for each device.
+  """Prompts, each repeated for its parts, and the number of parts.
 
-  And the number of parts: one if neither prompts nor parts divide evenly, and
-  then the first prompts are repeated as padding.
+  As many for each device. If neither prompts nor parts divide evenly there is
+  one part, and the first prompts are repeated as padding.
   """
   P = len(prompts.index)
   parts = parts_of(P, n, devices)
@@ -303,14 +261,13 @@ def sample(
   lanes: int | None = None,
   mesh: Mesh | None = None,
 ) -> Rollouts:
-  """N rollouts of each prompt.
+  """N rollouts of each prompt: tokens, log-probabilities, masks [P,N,T].
 
   Args:
     prompts: Token ids, at least one per prompt. They are padded to a power of
       two, so that few lengths are compiled. Another number of prompts, n or
-      max_new_tokens compiles another program. Padding changes only rounding.
+      max_new_tokens compiles another program.
     key: Of this call. Rollout n of prompt p depends on (key, p, n) alone.
-    n: N, rollouts per prompt.
     temperature: 0 is greedy. See `SamplingParams` for this and the next three.
     stop_ids: A rollout ends with the first of these tokens, which it includes.
     slots: Rollouts of a prompt that decode at the same time. None: N, or on a
@@ -318,10 +275,6 @@ def sample(
     lanes: Prompts that decode at the same time. None: all, on a CPU at most
       128.
     mesh: From `meshes`; one device if None.
-
-  Returns:
-    Tokens, log-probabilities under the sampling distribution, and masks, each
-    [P,N,T].
 
   Raises:
     ValueError: An argument is out of range; the message has its value.
@@ -333,16 +286,16 @@ def sample(
   if slots is None:
     slots = max(min(-(-most // max(lanes, 1)), n), 1)
   sampling = SamplingParams(temperature, top_k, top_p, min_p)
-  for name, value, low, high in (
-    ("prompts", len(prompts), 1, None),
-    ("n", n, 1, None),
-    ("max_new_tokens", max_new_tokens, 1, None),
-    ("slots", slots, 1, n),
-    ("lanes", lanes, 1, len(prompts)),
+  for name, value, high in (
+    ("prompts", len(prompts), math.inf),
+    ("n", n, math.inf),
+    ("max_new_tokens", max_new_tokens, math.inf),
+    ("slots", slots, n),
+    ("lanes", lanes, len(prompts)),
   ):
-    if value < low or (high is not None and value > high):
-      most = "" if high is None else f" and at most {high}"
-      raise ValueError(f"{name} = {value} must be at least {low}{most}")
+    if not 1 <= value <= high:
+      most = f" and at most {high}" if math.isfinite(high) else ""
+      raise ValueError(f"{name} = {value} must be at least 1{most}")
   if empty := [p for p, ids in enumerate(prompts) if not len(ids)]:
     raise ValueError(f"prompt {empty[0]} is empty")
   # An id out of range would read another token's embedding: XLA clamps indices.
@@ -358,9 +311,8 @@ def sample(
   width = prompt_width(max(map(len, prompts)))
   tokens = np.zeros((len(prompts), width), np.int32)
   mask = np.zeros((len(prompts), width), bool)
-  for row, ids in enumerate(prompts):
-    tokens[row, width - len(ids) :] = ids
-    mask[row, width - len(ids) :] = True
+  for row, real, ids in zip(tokens, mask, prompts, strict=True):
+    row[-len(ids) :], real[-len(ids) :] = ids, True
   spec = RolloutSpec(
     policy=policy,
     sampling=sampling,

@@ -4,21 +4,6 @@ A lane is R slots that decode together. It has a window of one or two prompts:
 a slot whose rollout ends takes the next rollout of the first prompt in the same
 step, and of the second one when the first has none left. The real prompts are 0
 to P - 1. Prompt P has no rollouts and fills the window of lanes without work.
-
-For decoding over a pool, see `model/pool.py`, `Blocks` says which slot has
-which blocks. A row takes a block when its next token begins one, and gives all
-of them back when its rollout ends. So a slot holds what its rollout has
-written, not what the longest one would write. The pool may be smaller than all
-rows need at once. Then
-
-  1. longer rows get blocks before shorter ones;
-  2. a row without a block for its next token does not advance in that step;
-  3. the shortest row that holds blocks gives them back and begins again;
-  4. a row begins only while more blocks are free than other rows may want next.
-
-By 1 and 3 the longest row always advances, if the pool has room for one longest
-rollout: so every rollout ends. By 4 few rows begin that would soon begin again.
-All of this runs on the device, in a few operations per step. B is rows.
 """
 
 import dataclasses
@@ -34,7 +19,19 @@ from brorl_jax.rollout.program_spec import ProgramSpec
 
 
 class Blocks(NamedTuple):
-  """The free blocks, and those of every row."""
+  """The free blocks of a pool, and those of every row; see `model/pool.py`.
+
+  A row takes a block when its next token begins one, and gives all back when
+  its rollout ends. If the pool is smaller than all rows need at once,
+
+    1. longer rows get blocks before shorter ones;
+    2. a row without a block for its next token does not advance in that step;
+    3. the shortest row that holds blocks gives them back and begins again;
+    4. a row begins only while more blocks are free than others may want next.
+
+  By 1 and 3 the longest row always advances, if the pool has room for one
+  longest rollout: so every rollout ends. By 4 few rows begin again soon.
+  """
 
   free: Int[Array, " blocks"]  # a stack; the first `count` are free
   count: Int[Array, " one"]
@@ -63,16 +60,11 @@ def give_blocks(
   busy: Bool[Array, " B"],
   columns: int,
 ) -> tuple[Blocks, Bool[Array, " B"], Bool[Array, " B"]]:
-  """A block for each row whose next token needs one, while there are any.
+  """A block of C columns for each busy row whose next token needs one.
 
-  Args:
-    length: Tokens of each row; the last is not in the cache yet. A row that
-      holds no block has 1.
-    busy: Rows with a rollout.
-    columns: C, of a block.
-
-  Returns:
-    The blocks, the rows that advance, and of the others those that hold blocks.
+  Of the tokens in `length` the last is not in the cache yet; a row that holds
+  no block has 1. Returns the blocks, the rows that advance, and of the others
+  those that hold blocks.
   """
   B, longest = blocks.table.shape
   row = jnp.arange(B, dtype=jnp.int32)
@@ -137,7 +129,6 @@ def _order(length: Int[Array, " B"]) -> Int[Array, " B"]:
 # a step's rollouts instead of 1.3: it costs more than the idle lanes.
 _IDLE_SHARE = 8
 
-
 fold_in = jnp.vectorize(jax.random.fold_in)
 
 
@@ -187,10 +178,7 @@ class DecodeState:
 
 
 class DecodeProgress(NamedTuple):
-  """How far the rollouts are, over all devices.
-
-  Arrays inside a program; on the host all but the last are integers.
-  """
+  """How far the rollouts are, over all devices; on the host as integers."""
 
   slots: Any  # busy slots of the busiest lane
   lanes: Any  # lanes with a busy slot, on the device that has most of them
@@ -209,8 +197,7 @@ def pack(
 ) -> Int[Array, "*axes 2"]:
   """Tokens and the bits of their float32 log-probabilities, in one array.
 
-  A decode step writes one scattered position per slot. Two arrays would need
-  two scatters.
+  A decode step scatters one position per slot. Two arrays need two scatters.
   """
   bits = jax.lax.bitcast_convert_type(logp, jnp.int32)
   return jnp.stack([token, bits], axis=-1)
@@ -227,10 +214,7 @@ def unpack(
 def _take(
   queue: RolloutQueue, window: Int[Array, "A W"], place: Int[Array, "A R"]
 ) -> tuple[Int[Array, "A R"], Int[Array, "A R"]]:
-  """Rollouts p N + n at these places of each lane's queue, and first tokens.
-
-  A lane's queue holds the rollouts of its first prompt, then of its second.
-  """
+  """Rollouts p N + n at these places of each lane's queue, and first tokens."""
   P, N = queue.sizes
   count = queue.waiting[window]  # A W
   end = jnp.cumsum(count, axis=1)
@@ -332,15 +316,13 @@ def measure_progress(
   held = jnp.zeros(P + 1, bool).at[state.window].set(True)
   held = held.at[untouched].set(True)
   room = (state.column[0] < spec.columns) & (jnp.any(busy) | (waiting > 0))
-  none = jnp.zeros((1,), jnp.int32)
-  waits = (none, none)
+  stalled = restarted = jnp.zeros((1,), jnp.int32)
   if state.blocks is not None:
-    waits = state.blocks.stalled, state.blocks.restarted
-  over_devices = lambda reduce, x: (
-    x if spec.mesh is None else reduce(x, meshes.ROWS)
-  )
-  largest = functools.partial(over_devices, jax.lax.pmax)
-  add = functools.partial(over_devices, jax.lax.psum)
+    stalled, restarted = state.blocks.stalled, state.blocks.restarted
+  largest = add = lambda x: x
+  if spec.mesh is not None:
+    largest = functools.partial(jax.lax.pmax, axis_name=meshes.ROWS)
+    add = functools.partial(jax.lax.psum, axis_name=meshes.ROWS)
   return DecodeProgress(
     slots=largest(jnp.max(jnp.sum(busy, axis=1))),
     lanes=largest(jnp.sum(jnp.any(busy, axis=1))),
@@ -349,7 +331,7 @@ def measure_progress(
     waiting=add(waiting),
     room=add(room.astype(jnp.int32)),
     slot_steps=add(state.slot_steps[0]),
-    stalled=add(waits[0][0]),
-    restarted=add(waits[1][0]),
+    stalled=add(stalled[0]),
+    restarted=add(restarted[0]),
     resting=~held[:P],
   )

@@ -1,20 +1,12 @@
 """Prompts that enter the slots while others decode.
 
-Dynamic sampling learns how many prompts it needs only from their rewards. Here
-a finished prompt frees its place for another one at once, so slots do not wait
-for the last rollout of a round. The rollouts are those of `sampler.rollouts`,
-whatever else decodes at the same time and in whatever order prompts finish.
-
-A place is room on a device for one chunk of a prompt's rollouts: its queue and
-its N rollouts. What reading the prompt gave, its keys and values and the
-distribution of its first token, lies on a shelf: one of P rows of its device,
-from which all of its chunks read. A row is given away when no place holds its
-prompt and another prompt needs it; the first prompt is then read again if more
-is asked for. As many rows as places suffice.
-
-Four programs are added to those of programs.py: `open_shelf` and `read_more`
-read prompts, `_admit` puts chunks into free places, `_taken` copies finished
-rollouts out.
+A finished prompt frees its place for another at once. The rollouts are those of
+`sampler.rollouts`, whatever decodes at the same time. A place is room on a
+device for one chunk of a prompt's rollouts: its queue and its N rollouts. What
+reading the prompt gave lies on a shelf, in one of P rows of its device, from
+which all of its chunks read. A row is given away when no place holds its prompt
+and another prompt needs it; the first prompt is then read again if more is
+asked for. As many rows as places suffice.
 """
 
 import dataclasses
@@ -57,6 +49,10 @@ from brorl_jax.types import Prompts, Rollouts
 # Prompt tokens that a device reads at a time. A product of so many rows takes
 # no longer than two of half as many, and padding costs little.
 _TOKENS_TOGETHER = 2048
+# `_admit` and `_taken` visit a quarter of the places at a time: a static shape,
+# large enough that few calls are needed and small enough that one finished
+# prompt does not copy the rollouts of all places (8 P N T bytes).
+SHARE = 4
 
 
 def prompts_together(each: int, S: int) -> int:
@@ -72,6 +68,52 @@ class PromptPart(NamedTuple):
   to: Int[Any, " rows"]  # row of each; P for padding
 
 
+class Places:
+  """Which chunk is in which place of each device."""
+
+  def __init__(self, devices: int, each: int):
+    self._each = each
+    self.visited = max(each // SHARE, 1)  # places of a device per program
+    # place -> its chunk, of each device
+    self.chunks: list[dict[int, Prompts]] = [{} for _ in range(devices)]
+
+  @property
+  def room(self) -> int:
+    """Chunks that can be put at a time."""
+    return sum(min(self._each - len(x), self.visited) for x in self.chunks)
+
+  @property
+  def prompts(self) -> list[set[int]]:
+    """Prompts that have a place, of each device."""
+    return [{int(x.index[0]) for x in own.values()} for own in self.chunks]
+
+  def among(self, chosen: Bool[np.ndarray, "devices each"]) -> list[list[int]]:
+    """The chosen places that hold a chunk, of each device in order."""
+    both = zip(self.chunks, chosen, strict=True)
+    return [sorted(place for place in own if x[place]) for own, x in both]
+
+  def put(
+    self, prompts: Prompts
+  ) -> tuple[PrefillBatch, Int[np.ndarray, " rows"]]:
+    """Spreads chunks over the devices, the one with most free places first.
+
+    Returns the chunks of each device, padded to `visited`, and their places.
+    """
+    shape = len(self.chunks), self.visited
+    row, at = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
+    real = np.zeros(shape, bool)
+    for i in range(len(prompts.index)):
+      count = real.sum(axis=1)
+      left = [self._each - len(own) for own in self.chunks]
+      d = int(np.argmax(np.where(count < self.visited, left, -1)))
+      place = min({*range(self._each)} - self.chunks[d].keys())
+      row[d, count[d]], at[d, count[d]], real[d, count[d]] = i, place, True
+      chunk = jax.tree.map(lambda x, i=i: x[i : i + 1], prompts)
+      self.chunks[d][place] = chunk
+    read = jax.tree.map(lambda x: np.asarray(x)[row.ravel()], prompts)
+    return programs.batch_of(read, real.ravel()), at.ravel()
+
+
 class Shelf:
   """Which prompt is in which row of each device."""
 
@@ -85,10 +127,8 @@ class Shelf:
   ) -> tuple[Int[np.ndarray, " B"], list[PromptPart]]:
     """Rows for these prompts, and what must be read into them first.
 
-    Args:
-      batch: Prompts, as many for each device.
-      held: Prompts of each device whose rows are in use, those of `batch`
-        included.
+    `batch` has as many prompts for each device; `held` are the prompts of each
+    device whose rows are in use, those of `batch` included.
     """
     devices, S = len(self._rows), batch.prompts.tokens.shape[1]
     most = len(batch.real) // devices
@@ -107,14 +147,9 @@ class Shelf:
       for d, own in enumerate(unread):
         for k, found in enumerate(own[start : start + size]):
           to[d, k], at[d, k] = found
-      pick = lambda x, at=at: np.asarray(x)[at.ravel()]
-      parts.append(
-        PromptPart(
-          pick(batch.prompts.tokens),
-          pick(batch.prompts.mask),
-          to.ravel(),
-        )
-      )
+      read = lambda x, at=at: np.asarray(x)[at.ravel()]
+      tokens, mask = read(batch.prompts.tokens), read(batch.prompts.mask)
+      parts.append(PromptPart(tokens, mask, to.ravel()))
     return rows, parts
 
   def _row(self, d: int, p: int, held: Set[int]) -> tuple[int, bool]:
@@ -142,16 +177,15 @@ def open_shelf(
   *,
   each: int,
 ) -> tuple[DecodeInputs, Float[Array, "P V"], DecodeState, DecodeProgress]:
-  """Reads the first prompts into the first rows; no place has a prompt.
+  """Reads the first prompts into the first rows of `each`; no place has one.
 
-  The prompts' rows are 0, 1, 2, ...; `each` is P, rows and places of a device.
   Returns what decoding reads, the logits of first tokens, state and progress.
   """
 
   def begin(weights, part, key):
     P, N = each, spec.chunk
     more = lambda x: jnp.pad(x, [(0, P - len(x))] + [(0, 0)] * (x.ndim - 1))
-    read = programs.prefill_logits(spec.policy, weights, part.tokens, part.mask)
+    read = programs.prefill(spec.policy, weights, part.tokens, part.mask)
     logits, prefix = jax.tree.map(more, read)
     none = jnp.zeros((P, N), jnp.int32)
     row = none[:, 0]
@@ -180,11 +214,10 @@ def read_more(
   prefix: Any,
   part: PromptPart,
 ) -> tuple[Float[Array, "P V"], Any]:
-  """Reads more prompts into rows of their devices; logits and prefix of all
-  rows are donated."""
+  """Reads more prompts into rows of their devices."""
 
   def read_rows(weights, logits, prefix, part):
-    new = programs.prefill_logits(spec.policy, weights, part.tokens, part.mask)
+    new = programs.prefill(spec.policy, weights, part.tokens, part.mask)
     put = lambda x, new: x.at[part.to].set(new, mode="drop")
     return jax.tree.map(put, (logits, prefix), new)
 
@@ -200,11 +233,6 @@ def read_more(
 # if there is none now. None while nothing is decoding ends the stream.
 Feed = Callable[[int, bool], Prompts | None]
 
-# `_admit` and `_taken` visit a quarter of the places at a time: a static shape,
-# large enough that few calls are needed and small enough that one finished
-# prompt does not copy the rollouts of all places (8 P N T bytes).
-SHARE = 4
-
 
 def stream(
   spec: RolloutSpec,
@@ -217,39 +245,32 @@ def stream(
 ) -> Iterator[tuple[Prompts, Rollouts]]:
   """N rollouts of each prompt that `feed` gives, in the order they finish.
 
-  `feed` is called for prompts whenever one of
-  the `places` is free, a multiple of the devices' rows; `params` must not be
-  donated before the end. What is yielded is on the host.
+  `feed` is called for prompts whenever one of the `places` is free, a multiple
+  of the devices' rows; `params` must not be donated before the end. What is
+  yielded is on the host.
   """
-  devices = spec.devices
-  each = places // devices
+  devices, each = spec.devices, places // spec.devices
   program = spec.program(places, streams=True)
-  visited = max(each // SHARE, 1)  # places of a device per program
-  holds: dict[int, Prompts] = {}  # place -> the prompt in it
-  read = Shelf(devices, each)
+  held, shelf = Places(devices, each), Shelf(devices, each)
   decoding: OpenRollouts | None = None
-  logits: Any = None  # of the first tokens of what is on the shelf
   spent = 0
   while True:
-    free = _by_device(set(range(places)) - holds.keys(), devices, each)
-    room = sum(min(len(own), visited) for own in free)
-    more = feed(room, not holds) if room else None
+    room = held.room
+    more = feed(room, not any(held.chunks)) if room else None
     if more is not None:
-      batch, at, taken = _assigned(more, free, visited, each)
-      holds |= taken
-      rows, parts = read.rows(batch, _held(holds, devices, each))
+      batch, at = held.put(more)
+      rows, parts = shelf.rows(batch, held.prompts)
       for part in parts:
         if decoding is None:
-          decoding, logits = _opened(program, params, part, key, each)
+          decoding = _opened(program, params, part, key, each)
         else:
-          decoding, logits = _read(decoding, logits, part)
+          decoding = _read(decoding, part)
       assert decoding is not None  # the first prompts are unread
       chunks = Chunks(batch.prompts.index, batch.offset, batch.real, rows)
-      # With all lanes and slots, so that `_admit` is one program.
-      decoding = _admitted(sampler.restored(decoding), logits, chunks, at, key)
+      decoding = _admitted(decoding, chunks, at, key)
       watch(decoding.progress)
       continue  # places may be left, and the feed may have more prompts
-    if decoding is None or not holds:
+    if decoding is None or not any(held.chunks):
       return
     if decoding.progress.busy + decoding.progress.waiting:
       decoding = sampler.advance(decoding)
@@ -257,91 +278,35 @@ def stream(
     # If all rollouts ended with their first token, no program runs that would
     # give the prompts to lanes and take them away again: all are done.
     over = not decoding.progress.busy + decoding.progress.waiting
-    done = {p for p in holds if over or decoding.progress.resting[p]}
+    resting = over | decoding.progress.resting.reshape(devices, each)
+    done = held.among(resting)
     # Slot-steps are counted in total, not per prompt: those since the last
     # prompts finished are divided evenly among the prompts that finish now.
-    share = (decoding.progress.slot_steps - spent) / max(len(done), 1)
-    spent = decoding.progress.slot_steps if done else spent
-    for part in _batches(_by_device(done, devices, each), visited):
-      yield _handed_out(decoding, holds, part, share, each, visited)
+    count = sum(map(len, done))
+    share = (decoding.progress.slot_steps - spent) / max(count, 1)
+    spent = decoding.progress.slot_steps if count else spent
+    for start in range(0, max(map(len, done)), held.visited):
+      some = [own[start : start + held.visited] for own in done]
+      yield _handed_out(decoding, held, some, share)
 
 
 def _handed_out(
-  decoding: OpenRollouts,
-  holds: dict[int, Prompts],
-  places: list[list[int]],
-  share: float,
-  each: int,
-  most: int,
+  decoding: OpenRollouts, held: Places, some: list[list[int]], share: float
 ) -> tuple[Prompts, Rollouts]:
-  """Finished prompts and their rollouts, on the host; frees their places.
-
-  `share` are the slot-steps of each prompt, `most` the places of a device that
-  the program visits.
-  """
+  """Finished prompts and their rollouts, on the host; frees their places."""
   # Devices with fewer finished prompts read place 0 again; `rows` skips it.
-  at = np.zeros((len(places), most), np.int32)
-  for d, own in enumerate(places):
+  at = np.zeros((len(some), held.visited), np.int32)
+  for d, own in enumerate(some):
     at[d, : len(own)] = own
   out = jax.device_get(_taken(decoding.spec, decoding.state, at.ravel(), share))
-  rows = [d * most + i for d, own in enumerate(places) for i in range(len(own))]
-  prompts = [
-    holds.pop(d * each + place) for d, own in enumerate(places) for place in own
+  rows = [
+    d * held.visited + i for d, own in enumerate(some) for i in range(len(own))
   ]
+  prompts = [held.chunks[d].pop(i) for d, own in enumerate(some) for i in own]
   return (
     jax.tree.map(lambda *x: np.concatenate(x), *prompts),
     jax.tree.map(lambda x: x[rows], out),
   )
-
-
-def _by_device(places: set[int], devices: int, each: int) -> list[list[int]]:
-  """Places of each device in ascending order, numbered from 0 on each."""
-  return [
-    sorted(p - d * each for p in places if p // each == d)
-    for d in range(devices)
-  ]
-
-
-def _batches(places: list[list[int]], most: int) -> Iterator[list[list[int]]]:
-  """The places in parts of at most `most` places of each device."""
-  for start in range(0, max(map(len, places), default=0), most):
-    yield [own[start : start + most] for own in places]
-
-
-def _assigned(
-  prompts: Prompts, free: list[list[int]], most: int, each: int
-) -> tuple[PrefillBatch, Int[np.ndarray, " rows"], dict[int, Prompts]]:
-  """Spreads prompts over the devices, the one with most free places first.
-
-  Returns the prompts that each device reads, at most `most`, the place of each,
-  and the new entries of place -> prompt.
-  """
-  devices = len(free)
-  row = np.zeros((devices, most), np.int32)
-  at = np.zeros((devices, most), np.int32)
-  real = np.zeros((devices, most), bool)
-  taken, count = {}, [0] * devices
-  for i in range(len(prompts.index)):
-    left = [
-      len(own) - n if n < most else -1
-      for own, n in zip(free, count, strict=True)
-    ]
-    d = left.index(max(left))
-    place = free[d][count[d]]
-    row[d, count[d]], at[d, count[d]], real[d, count[d]] = i, place, True
-    taken[d * each + place] = jax.tree.map(lambda x, i=i: x[i : i + 1], prompts)
-    count[d] += 1
-  read = jax.tree.map(lambda x: np.asarray(x)[row.ravel()], prompts)
-  batch = programs.batch_of(read, real.ravel())
-  return batch, at.ravel(), taken
-
-
-def _held(holds: dict[int, Prompts], devices: int, each: int) -> list[set[int]]:
-  """Prompts that have a place, of each device."""
-  held: list[set[int]] = [set() for _ in range(devices)]
-  for place, prompt in holds.items():
-    held[place // each].add(int(prompt.index[0]))
-  return held
 
 
 def _opened(
@@ -350,44 +315,40 @@ def _opened(
   part: PromptPart,
   key: Key[Array, ""],
   each: int,
-) -> tuple[OpenRollouts, Float[Array, "P V"]]:
-  """These prompts on the shelf, and their first logits; nothing decodes."""
-  inputs, logits, state, progress = open_shelf(
-    spec, params, part, key, each=each
-  )
+) -> OpenRollouts:
+  """These prompts on the shelf; nothing decodes."""
+  opened = open_shelf(spec, params, part, key, each=each)
+  inputs, logits, state, progress = opened
   now = sampler.on_host(progress)
-  return OpenRollouts(spec, spec, inputs, (), state, now), logits
+  return OpenRollouts(spec, spec, inputs, (), state, now, logits)
 
 
-def _read(
-  decoding: OpenRollouts, logits: Float[Array, "P V"], part: PromptPart
-) -> tuple[OpenRollouts, Float[Array, "P V"]]:
+def _read(decoding: OpenRollouts, part: PromptPart) -> OpenRollouts:
   """The same with more prompts on the shelf."""
-  # Of the full size whatever is decoding: one program.
-  spec = decoding.full
   weights, prefix, queue = decoding.inputs
-  logits, prefix = read_more(spec, weights, logits, prefix, part)
+  # Of the full size whatever is decoding: one program.
+  logits, prefix = read_more(
+    decoding.full, weights, decoding.logits, prefix, part
+  )
   inputs = DecodeInputs(weights, prefix, queue)
-  return decoding._replace(inputs=inputs), logits
+  return decoding._replace(inputs=inputs, logits=logits)
 
 
 def _admitted(
   decoding: OpenRollouts,
-  logits: Float[Array, "P V"],
   chunks: Chunks,
   at: Int[np.ndarray, " B"],
   key: Key[Array, ""],
 ) -> OpenRollouts:
-  """`decoding` with more rollouts, in these places of their devices."""
+  """The same with more rollouts, in these places of their devices."""
+  # With all lanes and slots, so that `_admit` is one program.
+  decoding = sampler.resized(decoding, decoding.full)
   weights, prefix, queue = decoding.inputs
   queue, state, progress = _admit(
-    decoding.spec, logits, queue, decoding.state, chunks, at, key
+    decoding.spec, decoding.logits, queue, decoding.state, chunks, at, key
   )
-  return decoding._replace(
-    inputs=DecodeInputs(weights, prefix, queue),
-    state=state,
-    progress=sampler.on_host(progress),
-  )
+  inputs, now = DecodeInputs(weights, prefix, queue), sampler.on_host(progress)
+  return decoding._replace(inputs=inputs, state=state, progress=now)
 
 
 @functools.partial(

@@ -8,22 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import tiers
 
 from brorl_jax.rl import advantages
 
 ALL = jnp.array([True, True])
 
 
-def test_center_removes_the_mean_of_each_prompt():
-  got = advantages.center_by_group(jnp.array([[1.0, 0.0], [1.0, 1.0]]))
-  np.testing.assert_allclose(got, [[0.5, -0.5], [0.0, 0.0]])
-
-
 def test_center_by_hand_on_rewards_that_are_not_binary():
-  got = advantages.center_by_group(jnp.array([[3.0, 0.0, 0.0, 1.0]]))
-  np.testing.assert_allclose(got, [[2.0, -1.0, -1.0, 0.0]])
+  got = advantages.center_by_group(jnp.array([[3.0, 0.0, 0.0, 1.0], [1.0] * 4]))
+  np.testing.assert_allclose(got, [[2.0, -1.0, -1.0, 0.0], [0.0] * 4])
 
 
 def test_informative_prompts_have_both_outcomes():
@@ -31,22 +25,6 @@ def test_informative_prompts_have_both_outcomes():
   np.testing.assert_array_equal(
     advantages.informative(reward), [True, False, False, False]
   )
-
-
-def test_one_different_reward_among_512_is_enough():
-  reward = jnp.ones((1, 512)).at[0, 511].set(0.0)
-  assert advantages.informative(reward)[0]
-  assert advantages.informative(1.0 - reward)[0]
-
-
-@pytest.mark.ci
-@settings(deadline=None, max_examples=30)
-@given(st.floats(-1e3, 1e3, width=32), st.sampled_from([2, 3, 7, 512]))
-def test_equal_rewards_give_exactly_0(value, n):
-  """The mean of 7 times 0.1 is not 0.1."""
-  reward = jnp.full((1, n), value)
-  assert not advantages.informative(reward)[0]
-  np.testing.assert_array_equal(advantages.center_by_group(reward), 0.0)
 
 
 def by_trajectory(centered, where, valid=None):
@@ -97,31 +75,7 @@ def example(p=6, n=16):
   return reward, length
 
 
-def test_mean_0_and_variance_1_under_the_weights():
-  reward, length = example()
-  centered = advantages.center_by_group(reward)
-  where = advantages.informative(reward)
-  by_token = advantages.whiten_by_batch(centered, length, where)
-  by_row = by_trajectory(centered, where)
-  for got, weight in ((by_token, length), (by_row, jnp.ones_like(length))):
-    mean = np.average(got, weights=weight)
-    assert mean == pytest.approx(0.0, abs=1e-6)
-    assert np.average(got**2, weights=weight) == pytest.approx(1.0, rel=1e-5)
-  # and they are not the same thing
-  assert float(jnp.max(jnp.abs(by_token - by_row))) > 0.01
-
-
-def test_token_weighting_is_repetition():
-  reward, length = example(p=2, n=8)
-  centered = advantages.center_by_group(reward)
-  got = advantages.whiten_by_batch(centered, length, ALL)
-  times = np.asarray(length, int).ravel()
-  tokens = np.repeat(np.asarray(centered, np.float64).ravel(), times)
-  want = (np.ravel(centered) - tokens.mean()) / tokens.std()
-  np.testing.assert_allclose(np.ravel(got), want, rtol=1e-5)
-
-
-@pytest.mark.parametrize("bad", [0.0, 1e6, jnp.nan, jnp.inf])
+@pytest.mark.parametrize("bad", [1e6, jnp.nan])
 def test_groups_that_are_not_kept_are_0_and_have_no_influence(bad):
   reward, length = example()
   centered = advantages.center_by_group(reward)
@@ -142,9 +96,7 @@ def test_groups_that_are_not_kept_are_0_and_have_no_influence(bad):
     np.testing.assert_allclose(got[:4], want, rtol=1e-6)
 
 
-@pytest.mark.parametrize("scale, shift", [(2.0, -1.0), (10.0, 0.0), (1.0, 5.0)])
-def test_the_scale_of_rewards_does_not_matter(scale, shift):
-  """0 and 1 for wrong and right is the same as -1 and 1."""
+def test_the_scale_of_rewards_does_not_matter(scale=10.0, shift=-1.0):
   reward, length = example()
 
   def of(r):
@@ -157,25 +109,6 @@ def test_the_scale_of_rewards_does_not_matter(scale, shift):
 
   for got, want in zip(of(scale * reward + shift), of(reward), strict=True):
     np.testing.assert_allclose(got, want, atol=2e-5)
-
-
-def test_constant_rewards_give_no_gradient_and_no_nan():
-  adv = advantages.center_by_group(jnp.ones((4, 8)))
-  nowhere, everywhere = jnp.zeros(4, bool), jnp.ones(4, bool)
-  for where in (nowhere, everywhere):
-    for got in (
-      advantages.whiten_by_batch(adv, jnp.ones((4, 8)), where),
-      by_trajectory(adv, where),
-    ):
-      np.testing.assert_array_equal(got, 0.0)
-
-
-def test_a_rare_right_answer_is_scaled_in_full():
-  """One of 512 x 16: the variance is 1e-4, far above what counts as 0."""
-  reward = jnp.zeros((16, 512)).at[0, 0].set(1.0)
-  centered = advantages.center_by_group(reward)
-  got = by_trajectory(centered, jnp.ones(16, bool))
-  assert float(jnp.mean(got**2)) == pytest.approx(1.0, rel=1e-4)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +141,7 @@ def one_code_path(reward, length, valid):
   )
 
 
-@pytest.mark.parametrize("bad", [0.0, 1e6, jnp.nan, jnp.inf])
+@pytest.mark.parametrize("bad", [1e6, jnp.nan])
 def test_rollouts_that_do_not_count_are_0_and_have_no_influence(bad):
   reward, length = example()
   valid = jnp.broadcast_to(jnp.arange(16) < 11, reward.shape)
@@ -219,14 +152,6 @@ def test_rollouts_that_do_not_count_are_0_and_have_no_influence(bad):
   for a, b in zip(got[1:], want[1:], strict=True):
     np.testing.assert_array_equal(a[:, 11:], 0.0)
     np.testing.assert_allclose(a[:, :11], b, rtol=1e-5, atol=1e-6)
-
-
-def test_everything_valid_is_the_same_as_nothing_said():
-  reward, length = example()
-  want = one_code_path(reward, length, None)
-  got = one_code_path(reward, length, jnp.ones_like(reward, bool))
-  for a, b in zip(got, want, strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
 
 
 def test_by_hand_with_rollouts_that_do_not_count():
@@ -279,8 +204,7 @@ def test_normalizing_rounding_gives_exactly_0():
   np.testing.assert_array_equal(advantages.normalize_by_group(left), 0.0)
 
 
-@pytest.mark.parametrize("n", [16, 512, 1024])
-def test_a_single_right_answer_weighs_the_root_of_the_others(n):
+def test_a_single_right_answer_weighs_the_root_of_the_others(n=512):
   """Its A' is (n - 1) / n, of deviation sqrt(n - 1) / n."""
   centered = advantages.center_by_group(jnp.zeros((1, n)).at[0, 3].set(1.0))
   got = advantages.normalize_by_group(centered)
@@ -302,16 +226,6 @@ def test_leave_one_out_by_hand():
   np.testing.assert_allclose(got, want, rtol=1e-6, atol=1e-6)
   one = jnp.zeros((3, 4), bool).at[:, 0].set(True)
   np.testing.assert_array_equal(advantages.leave_one_out(reward, one), 0.0)
-
-
-def test_leave_one_out_by_loops():
-  reward, _ = example()
-  got = advantages.leave_one_out(reward)
-  for p, n in np.ndindex(reward.shape):
-    others = np.delete(np.asarray(reward[p]), n)
-    assert float(got[p, n]) == pytest.approx(
-      float(reward[p, n]) - others.mean(), abs=1e-6
-    )
 
 
 def test_maxrl_by_hand():
@@ -354,8 +268,7 @@ def expected_weight(function, n, p):
   return chance @ (adv * score).mean(axis=1)
 
 
-@pytest.mark.parametrize("p", [0.02, 0.3, 0.9])
-@pytest.mark.parametrize("n", [6, 16])
+@pytest.mark.parametrize("n, p", tiers.some([(6, 0.3), (16, 0.9)], 1, 1))
 def test_what_each_weight_maximizes_in_expectation(n, p):
   """Enumerated. MaxRL: the first N - 1 terms of the series of log p.
 
@@ -370,15 +283,14 @@ def test_what_each_weight_maximizes_in_expectation(n, p):
   assert expected_weight(advantages.maxrl, n, p) == pytest.approx(
     sum((1 - p) ** (k - 1) for k in range(1, n)), rel=1e-5
   )
-  for k in (1, 2, 4, 5, n - 1):
+  for k in (2, n - 1):
     of_k = functools.partial(advantages.pass_at_k, k=k)
     assert expected_weight(of_k, n, p) == pytest.approx(
       k * (1 - p) ** (k - 1), rel=1e-4
     )
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
-def test_grpo_in_expectation_at_large_n(p):
+def test_grpo_in_expectation_at_large_n(p=0.1):
   """1 / sqrt(p (1 - p)), the derivative of 2 asin(sqrt(p))."""
   whole = (p * (1 - p)) ** -0.5
 
@@ -470,12 +382,9 @@ def test_every_kind_is_its_function(kind):
 @pytest.mark.parametrize(
   "function, message",
   [
-    (lambda reward, valid: reward, r"TypeError: .*2 positional"),
-    (lambda reward, valid, length: reward[0], r"float32\[6\] for 4 prompts"),
-    (lambda reward, valid, length: valid, r"returns bool\[4,6\]"),
-    (lambda reward, valid, length: 0.0, r"returns float32\[\]"),
-    (lambda reward, valid, length: np.log(reward), "Tracer"),
-    (lambda reward, valid, length: None, "returns NoneType"),
+    (lambda reward, valid: reward, "TypeError"),
+    (lambda reward, valid, length: reward[0], r"float32\[6\]"),
+    (lambda reward, valid, length: valid, r"bool\[4,6\]"),
   ],
 )
 def test_an_own_function_of_another_shape_is_refused(function, message):
@@ -512,19 +421,6 @@ def test_every_prompt_counts_once_by_hand():
   np.testing.assert_allclose(
     right, [4 / 2, 4 / 4, 4 * 2 / 6 * 4 / 5], rtol=1e-6
   )
-
-
-def test_prompts_of_equal_size_are_as_they_were():
-  args = group([1, 0, 0], [1, 1, 0], most=3)
-  for name, function in advantages.ADVANTAGES.items():
-    if name == "pass_at_k":
-      continue
-    whitened = name in advantages.WHITENED
-    np.testing.assert_allclose(
-      pooled(*args, function=function, whitened=whitened),
-      function(*args),
-      rtol=1e-6,
-    )
 
 
 def test_a_prompt_of_which_none_counts_is_no_prompt():
@@ -576,10 +472,7 @@ def expected(after, enough, p):
   [
     (1, 0.001, 838, 3.02),
     (1, 0.01, 216, 2.09),
-    (2, 0.01, 440, 1.48),
     (4, 0.01, 828, 1.175),
-    (4, 0.1, 81, 1.11),
-    (4, 0.5, 17, 1.01),
   ],
 )
 def test_the_bias_that_the_documents_name(enough, p, n, weight):
@@ -588,8 +481,7 @@ def test_the_bias_that_the_documents_name(enough, p, n, weight):
   assert got[1] == pytest.approx(weight, abs=0.006)
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.7])
-def test_the_gradient_by_enumeration(p):
+def test_the_gradient_by_enumeration(p=0.1):
   """The score of a right rollout is 1 / p, of a wrong one -1 / (1 - p)."""
   after = (2, 4, 6)
   total = 0.0

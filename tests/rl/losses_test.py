@@ -1,6 +1,7 @@
 """Tests of brorl_jax/rl/losses.py."""
 
 import dataclasses
+import functools
 import math
 
 import jax
@@ -13,6 +14,10 @@ from brorl_jax.rl import losses
 from brorl_jax.rl.losses import policy_loss
 
 CLIP = dict(clip_low=0.2, clip_high=0.28)
+gspo, cispo = (
+  functools.partial(policy_loss, losses.LOSSES[kind])
+  for kind in ("gspo", "cispo")
+)
 
 
 def one_token(ratio: float, advantage: float):
@@ -77,45 +82,21 @@ def example(b=8, t=5):
   return logp, old, advantage, mask
 
 
-def test_ppo_is_the_equation_of_its_docstring():
-  logp, old, advantage, mask = example()
-  loss, stats = losses.ppo_clip(logp, old, advantage, mask, **CLIP)
-  total = count = held = 0
-  for b, t in np.argwhere(np.asarray(mask)):
-    rho = np.exp(float(logp[b, t] - old[b, t]))
-    a = float(advantage[b])
-    clipped = min(max(rho, 0.8), 1.28)
-    total -= min(rho * a, clipped * a)
-    held += clipped * a < rho * a
-    count += 1
-  assert 0 < held < count  # both kinds are there
-  assert float(loss.count) == count
-  assert float(loss.value) == pytest.approx(total / count, rel=1e-5)
-  assert float(stats.clip_fraction.value) == pytest.approx(held / count)
-
-
-def test_only_logp_gets_a_gradient():
-  logp, old, advantage, mask = example()
-  loss = lambda *x: losses.ppo_clip(*x, mask, **CLIP)[0].value
-  new, *others = jax.grad(loss, argnums=(0, 1, 2))(logp, old, advantage)
+@pytest.mark.parametrize("loss", [losses.ppo_clip, gspo, cispo])
+def test_only_logp_gets_a_gradient(loss):
+  *args, mask = example()
+  value = lambda *x: loss(*x, mask, **CLIP)[0].value
+  new, *others = jax.grad(value, argnums=(0, 1, 2))(*args)
   assert float(jnp.abs(new).sum()) > 0.0
-  for gradient in others:
+  stats = lambda x: loss(x, *args[1:], mask, **CLIP)[1].approx_kl.value
+  k2 = lambda x: losses.kl_k2(args[0], x, mask, clamp=10.0).value
+  for gradient in (*others, jax.grad(stats)(args[0]), jax.grad(k2)(args[1])):
     np.testing.assert_array_equal(gradient, 0.0)
-  k2 = lambda *x: losses.kl_k2(*x, mask, clamp=10.0).value
-  new, reference = jax.grad(k2, argnums=(0, 1))(logp, old)
-  assert float(jnp.abs(new).sum()) > 0.0
-  np.testing.assert_array_equal(reference, 0.0)
 
 
-def test_diagnostics_have_no_gradient():
-  logp, old, advantage, mask = example()
-  stats = lambda x: losses.ppo_clip(x, old, advantage, mask, **CLIP)[1]
-  kl = lambda x: stats(x).approx_kl.value
-  np.testing.assert_array_equal(jax.grad(kl)(logp), 0.0)
-
-
-@pytest.mark.parametrize("weight", [None, jnp.array([2.0])])
-@pytest.mark.parametrize("bad", [-jnp.inf, jnp.inf, jnp.nan, 200.0])
+@pytest.mark.parametrize(
+  "bad, weight", [(-jnp.inf, None), (jnp.nan, jnp.array([2.0]))]
+)
 def test_ignores_masked_tokens_even_when_they_are_not_finite(bad, weight):
   logp = jnp.array([[-1.0, bad]])
   mask = jnp.array([[True, False]])
@@ -131,23 +112,6 @@ def test_ignores_masked_tokens_even_when_they_are_not_finite(bad, weight):
   value, grad = jax.value_and_grad(k2)(logp)
   np.testing.assert_allclose(value, 2.0)
   np.testing.assert_array_equal(grad, [[2.0, 0.0]])
-
-
-@pytest.mark.ci
-def test_microbatches_add_up_to_the_batch():
-  args = example()
-
-  def part(rows):
-    logp, old, advantage, mask = (x[rows] for x in args)
-    loss, stats = losses.ppo_clip(logp, old, advantage, mask, **CLIP)
-    kl = losses.kl_k2(logp, old, mask, clamp=0.3)
-    return loss, stats.clip_fraction, stats.approx_kl, kl
-
-  parts = (part(slice(0, 1)), part(slice(1, 3)), part(slice(3, 8)))
-  for whole, (a, b, c) in zip(
-    part(slice(None)), zip(*parts, strict=True), strict=True
-  ):
-    np.testing.assert_allclose((a + b + c).value, whole.value, rtol=1e-5)
 
 
 @pytest.mark.ci
@@ -170,13 +134,15 @@ def test_a_weight_of_c_is_c_equal_rows():
     kl = losses.kl_k2(repeat(x), rows[0], rows[2], clamp=0.3)
     return loss, stats.clip_fraction, stats.approx_kl, kl
 
-  for got, want in zip(weighted(logp), repeated(logp), strict=True):
+  both = jax.jit(weighted)(logp), jax.jit(repeated)(logp)
+  for got, want in zip(*both, strict=True):
     assert float(got.count) == float(want.count) > 0
     assert float(got.value) == pytest.approx(float(want.value), rel=1e-5)
   for i in (0, 3):
+    slope = lambda f, i=i: jax.jit(jax.grad(lambda x: f(x)[i].value))(logp)
     np.testing.assert_allclose(
-      jax.grad(lambda x: weighted(x)[i].value)(logp),
-      jax.grad(lambda x: repeated(x)[i].value)(logp),
+      slope(weighted),
+      slope(repeated),
       rtol=1e-5,
       atol=1e-7,
     )
@@ -199,7 +165,7 @@ def test_cispo_by_hand(ratio, advantage, weight, clipped):
   logp = jnp.array([[-0.7, 9.0]])
   args = logp - jnp.log(ratio), jnp.array([advantage])
   mask = jnp.array([[True, False]])
-  run = lambda x: losses.cispo(x, *args, mask, **CLIP)
+  run = lambda x: cispo(x, *args, mask, **CLIP)
   mean, stats = run(logp)
   assert float(mean.count) == 1.0
   assert float(mean.total) == pytest.approx(weight * advantage * 0.7, rel=1e-5)
@@ -219,42 +185,6 @@ def test_reinforce_by_hand():
   value, grad = jax.value_and_grad(run)(logp)
   assert float(value) == pytest.approx(1.4)
   np.testing.assert_allclose(grad, [[-2.0, 0.0]])
-
-
-def test_cispo_without_a_lower_bound():
-  """As the paper has it: clip_low = 1."""
-  args = jnp.zeros((1, 1)), jnp.ones(1), jnp.ones((1, 1), bool)
-  loss = lambda x: losses.cispo(x, *args, clip_low=1.0, clip_high=3.0)[0].value
-  for ratio, weight in ((1e-3, 1e-3), (0.5, 0.5), (3.9, 3.9), (5.0, 4.0)):
-    grad = jax.grad(loss)(jnp.full((1, 1), np.log(ratio)))
-    assert float(grad[0, 0]) == pytest.approx(-weight, rel=1e-5)
-
-
-def test_cispo_is_ppo_where_nothing_is_clipped():
-  """In its gradient, not in its value."""
-  logp, old, advantage, mask = example()
-  wide = dict(clip_low=1.0, clip_high=1e9)
-  grads = [
-    jax.grad(lambda x: loss(x, old, advantage, mask, **wide)[0].value)(logp)
-    for loss in (losses.cispo, losses.ppo_clip)
-  ]
-  np.testing.assert_allclose(*grads, rtol=1e-5)
-  assert float(jnp.abs(grads[0]).max()) > 0.01
-
-
-def test_cispo_only_gives_logp_a_gradient():
-  args = example()
-  loss = lambda *x: losses.cispo(*x, args[3], **CLIP)[0].value
-  new, *others = jax.grad(loss, argnums=(0, 1, 2))(*args[:3])
-  assert float(jnp.abs(new).sum()) > 0.0
-  for gradient in others:
-    np.testing.assert_array_equal(gradient, 0.0)
-
-
-def test_rejects_token_advantages():
-  x = jnp.zeros((2, 3))
-  with pytest.raises(Exception, match="advantage"):
-    losses.ppo_clip(x, x, x, jnp.ones((2, 3), bool), **CLIP)
 
 
 @pytest.mark.parametrize(
@@ -302,57 +232,38 @@ def test_k2_has_the_gradient_of_the_reverse_kl():
   np.testing.assert_allclose(jax.grad(expected_k2)(z), want, atol=1e-6)
 
 
-def test_ppo_on_policy_has_the_policy_gradient():
-  """Exactly, as above: the gradient of the expected reward."""
-  z = jax.random.normal(jax.random.key(2), (6,))
-  reward = jnp.array([1.0, 0.0, 0.0, 1.0, 0.0, -2.0])
-  old = jax.nn.log_softmax(z)[:, None]
-
-  def expected(z):
-    logp = jax.nn.log_softmax(z)[:, None]
-    return losses.ppo_clip(
-      logp,
-      old,
-      reward,
-      jnp.ones((6, 1), bool),
-      **CLIP,
-      weight=jax.nn.softmax(old[:, 0]),
-    )[0].value
-
-  want = jax.grad(lambda z: jnp.sum(jax.nn.softmax(z) * reward))(z)
-  np.testing.assert_allclose(jax.grad(expected)(z), -want, atol=1e-6)
-
-
 def test_ratios_are_exact_up_to_20_nats_and_finite_beyond():
-  loss = lambda gap: (
-    losses.ppo_clip(
-      jnp.full((1, 1), gap),
-      jnp.zeros((1, 1)),
-      jnp.array([-1.0]),
-      jnp.ones((1, 1), bool),
-      **CLIP,
-    )[0].value
-  )
-  np.testing.assert_allclose(loss(19.0), np.exp(19.0), rtol=1e-5)
-  value, grad = jax.value_and_grad(loss)(500.0)
-  np.testing.assert_allclose(value, np.exp(20.0), rtol=1e-5)
-  assert grad == 0.0
+  args = jnp.zeros((1, 1)), jnp.array([-1.0]), jnp.ones((1, 1), bool)
+  for function in (losses.ppo_clip, gspo):
+    loss = lambda gap, function=function: (
+      function(jnp.full((1, 1), gap), *args, **CLIP)[0].value
+    )
+    np.testing.assert_allclose(loss(19.0), np.exp(19.0), rtol=1e-5)
+    value, grad = jax.value_and_grad(loss)(500.0)
+    np.testing.assert_allclose(value, np.exp(20.0), rtol=1e-5)
+    assert grad == 0.0
 
 
-def test_correction_is_a_weight_of_the_loss_and_not_of_its_count():
+def test_ppo_is_its_equation_and_a_correction_no_part_of_the_count():
   logp, old, advantage, mask = example()
   factor = 2.0 * jax.random.uniform(jax.random.key(7), logp.shape)
   got, stats = losses.ppo_clip(
     logp, old, advantage, mask, **CLIP, correction=factor
   )
   plain, plain_stats = losses.ppo_clip(logp, old, advantage, mask, **CLIP)
-  total = 0.0
+  total = count = held = alone = 0.0
   for b, t in np.argwhere(np.asarray(mask)):
     rho, a = np.exp(float(logp[b, t] - old[b, t])), float(advantage[b])
-    surrogate = min(rho * a, min(max(rho, 0.8), 1.28) * a)
-    total -= surrogate * float(factor[b, t])
+    clipped = min(max(rho, 0.8), 1.28) * a
+    alone -= min(rho * a, clipped)
+    total -= min(rho * a, clipped) * float(factor[b, t])
+    held += clipped < rho * a
+    count += 1
+  assert 0 < held < count  # both kinds are there
+  assert float(plain.total) == pytest.approx(alone, rel=1e-5)
   assert float(got.total) == pytest.approx(total, rel=1e-5)
-  assert float(got.count) == float(plain.count)
+  assert float(got.count) == float(plain.count) == count
+  assert float(stats.clip_fraction.value) == pytest.approx(held / count)
   for a, b in zip(
     jax.tree.leaves(stats), jax.tree.leaves(plain_stats), strict=True
   ):
@@ -367,7 +278,7 @@ def test_corrections_multiply_the_gradient_and_have_none():
   row = jax.random.uniform(ks, advantage.shape)
   for loss, factor, spread in (
     (losses.ppo_clip, token, token),
-    (losses.gspo, row, row[:, None]),
+    (gspo, row, row[:, None]),
   ):
     total = lambda x, c: (
       loss(x, old, advantage, mask, **CLIP, correction=c)[0].total
@@ -379,15 +290,13 @@ def test_corrections_multiply_the_gradient_and_have_none():
     np.testing.assert_array_equal(of_factor, 0.0)
 
 
-@pytest.mark.parametrize(
-  "bad", tiers.some([-jnp.inf, jnp.inf, jnp.nan, 200.0], 1)
-)
+@pytest.mark.parametrize("bad", tiers.some([-jnp.inf, jnp.nan], 1))
 def test_a_correction_off_the_mask_may_be_anything(bad):
   logp = jnp.array([[-1.0, bad], [bad, bad]])
   mask = jnp.array([[True, False], [False, False]])
   args = (jnp.array([[-1.0, -bad], [bad, -bad]]), jnp.array([1.0, 2.0]), mask)
   token, row = jnp.array([[3.0, bad], [bad, bad]]), jnp.array([3.0, bad])
-  for loss, correction in ((losses.ppo_clip, token), (losses.gspo, row)):
+  for loss, correction in ((losses.ppo_clip, token), (gspo, row)):
     run = lambda x: loss(x, *args, **CLIP, correction=correction)
     mean, stats = run(logp)
     assert (float(mean.value), float(mean.count)) == (-3.0, 1.0)
@@ -396,12 +305,11 @@ def test_a_correction_off_the_mask_may_be_anything(bad):
     np.testing.assert_array_equal(grad, [[-3.0, 0.0], [0.0, 0.0]])
 
 
-@pytest.mark.parametrize("bad", [jnp.inf, jnp.nan])
-def test_a_correction_off_the_mask_makes_no_nan_on_the_way(bad):
+def test_a_correction_off_the_mask_makes_no_nan_on_the_way(bad=jnp.inf):
   """Nor one that a mask would take away again: 0 * inf in the gradient."""
   zero, mask = jnp.zeros((2, 2)), jnp.array([[True, False], [False, False]])
   token, row = jnp.where(mask, 1.0, bad), jnp.array([1.0, bad])
-  for loss, correction in ((losses.ppo_clip, token), (losses.gspo, row)):
+  for loss, correction in ((losses.ppo_clip, token), (gspo, row)):
     total = lambda x: (
       loss(x, zero, jnp.ones(2), mask, **CLIP, correction=correction)[0].value
     )
@@ -435,7 +343,7 @@ def test_gspo_by_hand(ratio, advantage, value, slope):
   mask = jnp.array([[True, True, False]])
   logp = jnp.log(ratio) + jnp.array([[1.0, -1.0, 7.0]])
   args = (jnp.zeros((1, 3)), jnp.array([advantage]), mask)
-  run = lambda x: losses.gspo(x, *args, **CLIP)
+  run = lambda x: gspo(x, *args, **CLIP)
   (mean, stats) = run(logp)
   assert float(mean.value) == pytest.approx(value, rel=1e-5)
   assert float(mean.count) == 1.0
@@ -452,24 +360,12 @@ def test_gspo_by_hand(ratio, advantage, value, slope):
 
 
 @pytest.mark.ci
-def test_gspo_of_single_tokens_is_ppo():
-  logp, old, advantage, mask = (x[:, :1] if x.ndim > 1 else x
-                                for x in example(b=32))  # fmt: skip
-  for a, b in zip(
-    jax.tree.leaves(losses.gspo(logp, old, advantage, mask, **CLIP)),
-    jax.tree.leaves(losses.ppo_clip(logp, old, advantage, mask, **CLIP)),
-    strict=True,
-  ):
-    np.testing.assert_allclose(a, b, rtol=1e-6)
-
-
-@pytest.mark.ci
 def test_gspo_counts_sequences():
   """However many tokens they have; one without any is none."""
   logp, old, advantage, mask = example(b=4, t=5)
   mask = jnp.array([5, 1, 0, 3])[:, None] > jnp.arange(5)[None]
   weight = jnp.array([2.5, 1.0, 4.0, 0.0])
-  loss, stats = losses.gspo(logp, old, advantage, mask, **CLIP, weight=weight)
+  loss, stats = gspo(logp, old, advantage, mask, **CLIP, weight=weight)
   assert float(loss.count) == float(stats.clip_fraction.count) == 3.5
   assert float(stats.approx_kl.count) == 13.5
   total = 0.0
@@ -478,32 +374,8 @@ def test_gspo_counts_sequences():
     a = float(advantage[b])
     total -= float(weight[b]) * min(s * a, min(max(s, 0.8), 1.28) * a)
   assert float(loss.total) == pytest.approx(total, rel=1e-5)
-  plain, _ = losses.gspo(logp, old, advantage, mask, **CLIP)
+  plain, _ = gspo(logp, old, advantage, mask, **CLIP)
   assert float(plain.count) == 3.0
-
-
-def test_gspo_only_gives_logp_a_gradient():
-  args = example()
-  loss = lambda *x: losses.gspo(*x, args[3], **CLIP)[0].value
-  new, *others = jax.grad(loss, argnums=(0, 1, 2))(*args[:3])
-  assert float(jnp.abs(new).sum()) > 0.0
-  for gradient in others:
-    np.testing.assert_array_equal(gradient, 0.0)
-  stats = lambda x: losses.gspo(x, *args[1:], **CLIP)[1].approx_kl.value
-  np.testing.assert_array_equal(jax.grad(stats)(args[0]), 0.0)
-
-
-def test_gspo_is_finite_however_far_the_policies_are():
-  mask = jnp.ones((1, 2), bool)
-  loss = lambda x: (
-    losses.gspo(x, jnp.zeros((1, 2)), -jnp.ones(1), mask, **CLIP)[0].value
-  )
-  value, grad = jax.value_and_grad(loss)(jnp.full((1, 2), 500.0))
-  np.testing.assert_allclose(value, np.exp(20.0), rtol=1e-5)
-  np.testing.assert_array_equal(grad, 0.0)
-
-
-OPTIONS = dict(clip_low=0.2, clip_high=0.28)
 
 
 def squared(logp, logp_old, advantage, mask):
@@ -526,76 +398,61 @@ def example_of_policy_loss():
 
 
 @pytest.mark.parametrize("name", losses.LOSSES)
-def test_the_table_says_what_own_would_find(name):
+def test_the_table_says_what_from_user_would_find(name):
   loss = losses.LOSSES[name]
-  assert losses.from_user(loss.function, **OPTIONS) == loss
+  assert losses.from_user(loss.function, **CLIP) == loss
   assert hash(loss) == hash(dataclasses.replace(loss))
 
 
 def test_the_unit_is_the_rank_of_what_a_loss_returns():
-  assert losses.from_user(squared, **OPTIONS) == losses.PolicyLoss(
+  assert losses.from_user(squared, **CLIP) == losses.PolicyLoss(
     squared, "token", ()
   )
-  assert losses.from_user(mean_logp, **OPTIONS) == losses.PolicyLoss(
+  assert losses.from_user(mean_logp, **CLIP) == losses.PolicyLoss(
     mean_logp, "sequence", ("clip_high",)
   )
   any_option = lambda logp, *_, **options: logp * options["clip_low"]
-  assert losses.from_user(any_option, **OPTIONS).options == losses.OPTIONS
+  assert losses.from_user(any_option, **CLIP).options == losses.OPTIONS
 
 
-def test_an_own_loss_of_tokens_by_hand():
-  logp, old, advantage, mask = example_of_policy_loss()
-  loss = losses.from_user(squared, **OPTIONS)
-  weight, scale = (
-    jnp.array([2.0, 1.0, 5.0, 3.0]),
-    jnp.array([1.0, 0.5, 9.0, 2.0]),
-  )
-  correction = jnp.abs(old)
-  mean, stats = losses.policy_loss(
-    loss, logp, old, advantage, mask,
-    weight=weight, scale=scale, correction=correction,
+@pytest.mark.parametrize("function", [squared, mean_logp])
+def test_an_own_loss_by_hand(function):
+  """Of tokens, and of sequences, of which one has no token."""
+  logp, old, advantage, mask = map(np.asarray, example_of_policy_loss())
+  loss = losses.from_user(function, **CLIP)
+  by_token = function is squared
+  weight, scale = np.array([[2.0, 1.0, 5.0, 3.0], [1.0, 0.5, 9.0, 2.0]])
+  correction = np.abs(old if by_token else advantage)
+  options = {} if by_token else {"clip_high": 0.28}
+  mean, stats = policy_loss(
+    loss, *map(jnp.asarray, (logp, old, advantage, mask)),
+    weight=jnp.float32(weight), scale=jnp.float32(scale),
+    correction=jnp.asarray(correction), **options,
   )  # fmt: skip
-  total = count = 0.0
-  for b, t in np.argwhere(np.asarray(mask)):
-    one = (logp[b, t] - old[b, t] - advantage[b]) ** 2
-    total += float(one * weight[b] * scale[b] * correction[b, t])
-    count += float(weight[b])
-  assert float(mean.total) == pytest.approx(total, rel=1e-5)
-  assert float(mean.count) == count == 2 * 3 + 1 + 3 * 2
-  assert float(stats.clip_fraction.count) == 0.0  # it does not say
-
-
-def test_an_own_loss_of_sequences_by_hand():
-  logp, old, advantage, mask = example_of_policy_loss()
-  loss = losses.from_user(mean_logp, **OPTIONS)
-  weight, scale = (
-    jnp.array([2.0, 1.0, 5.0, 3.0]),
-    jnp.array([1.0, 0.5, 9.0, 2.0]),
-  )
-  correction = jnp.abs(advantage)
-  mean, stats = losses.policy_loss(
-    loss, logp, old, advantage, mask,
-    weight=weight, scale=scale, correction=correction, clip_high=0.28,
-  )  # fmt: skip
-  total, held = 0.0, 0.0
+  total = count = held = 0.0
   for b in (0, 1, 3):
-    value = float(logp[b][mask[b]].mean())
-    one = -float(advantage[b]) * min(value, 0.28)
-    total += one * float(weight[b] * scale[b] * correction[b])
-    held += float(weight[b]) * (value > 0.28)
+    values = (logp[b] - old[b] - advantage[b])[mask[b]] ** 2
+    if not by_token:
+      middle = logp[b][mask[b]].mean()
+      values = -advantage[b] * np.minimum([middle], 0.28)
+      held += weight[b] * (middle > 0.28)
+    factor = correction[b][mask[b]] if by_token else correction[b]
+    total += (values * factor).sum() * weight[b] * scale[b]
+    count += weight[b] * len(values)
   assert float(mean.total) == pytest.approx(total, rel=1e-5)
-  assert float(mean.count) == float(stats.clip_fraction.count) == 6.0
+  assert float(mean.count) == count == (13 if by_token else 6)
+  assert float(stats.clip_fraction.count) == (0 if by_token else count)
   assert float(stats.clip_fraction.total) == held
 
 
-@pytest.mark.parametrize("bad", tiers.some([jnp.nan, jnp.inf, 1e30], 1))
+@pytest.mark.parametrize("bad", tiers.some([jnp.nan, 1e30], 1))
 def test_an_own_loss_sees_nothing_off_the_mask(bad):
   """Nor an empty row, whose mean would be 0 / 0, in value or gradient."""
   logp, old, advantage, mask = example_of_policy_loss()
   spoil = lambda x: jnp.where(mask, x, bad)
   for function in (squared, mean_logp):
-    loss = losses.from_user(function, **OPTIONS)
-    options = {name: OPTIONS[name] for name in loss.options}
+    loss = losses.from_user(function, **CLIP)
+    options = {name: CLIP[name] for name in loss.options}
     run = lambda logp, old: (
       losses.policy_loss(loss, logp, old, advantage, mask, **options)[0].value
     )
@@ -607,25 +464,6 @@ def test_an_own_loss_sees_nothing_off_the_mask(bad):
     np.testing.assert_array_equal(got[1], want[1])
 
 
-def test_an_own_loss_gets_constants():
-  logp, old, advantage, mask = example_of_policy_loss()
-  loss = losses.from_user(
-    lambda logp, logp_old, advantage, mask: (
-      logp * logp_old * advantage[:, None]
-    ),
-    **OPTIONS,
-  )
-  run = lambda logp, old, advantage, weight: (
-    losses.policy_loss(loss, logp, old, advantage, mask, correction=weight)[
-      0
-    ].value
-  )
-  grads = jax.grad(run, argnums=(0, 1, 2, 3))(logp, old, advantage, old)
-  assert float(jnp.abs(grads[0]).max()) > 0.0
-  for grad in grads[1:]:
-    np.testing.assert_array_equal(grad, 0.0)
-
-
 def needs_beta(logp, logp_old, advantage, mask, *, beta):
   return logp * beta
 
@@ -633,23 +471,17 @@ def needs_beta(logp, logp_old, advantage, mask, *, beta):
 @pytest.mark.parametrize(
   "function, message",
   [
-    (needs_beta, "TypeError: .*'beta'"),
-    (lambda logp: logp, "TypeError: .* 4 "),
-    (
-      lambda logp, *_: jnp.mean(logp),
-      r"returns float32\[\] for 3 sequences of",
-    ),
-    (lambda logp, *_: logp[:, :2], r"returns float32\[3,2\]"),
-    (lambda logp, *_: logp > 0, r"returns bool\[3,5\]"),
-    (lambda logp, *_: (logp, logp), r"returns float32\[3,5\], float32\[3,5\]"),
+    (needs_beta, "'beta'"),
+    (lambda logp: logp, "TypeError"),
+    (lambda logp, *_: jnp.mean(logp), r"float32\[\] "),
+    (lambda logp, *_: logp > 0, r" bool\[3,5\]"),
+    (lambda logp, *_: (logp, logp), r"float32\[3,5\], float32\[3,5\]"),
     (lambda logp, *_: (logp, logp[:, 0] > 0), r"float32\[3,5\], bool\[3\]"),
-    (lambda logp, *_: None, "returns NoneType"),
-    (lambda logp, *_: np.log(logp), "line .*: TracerArrayConversionError"),
-    (lambda logp, *_: logp if logp[0, 0] else -logp, "line .*: Tracer"),
-    (lambda logp, *_: 1 / 0, r"line \d+: ZeroDivisionError: division by zero"),
+    (lambda logp, *_: None, "NoneType"),
+    (lambda logp, *_: 1 / 0, r"line \d+: ZeroDivisionError"),
   ],
 )
 def test_what_is_no_loss_is_refused_in_one_line(function, message):
   with pytest.raises(ValueError, match=message) as error:
-    losses.from_user(function, **OPTIONS)
+    losses.from_user(function, **CLIP)
   assert "\n" not in str(error.value)

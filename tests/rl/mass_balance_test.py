@@ -59,54 +59,31 @@ def size(balance):
 
 problems = st.tuples(
   st.integers(0, 2**32 - 1),
-  st.sampled_from([2, 3, 17, 200]),
+  st.sampled_from([2, 40]),
   st.sampled_from([1, 2, 4, 16, 64, 512]),
   st.floats(0.1, 4.0),
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=20)
 @given(problems, st.floats(0.01, 3.0), st.floats(-3.0, -0.01))
-def test_theorem_1_is_the_derivative_along_the_step(case, right, wrong):
+def test_both_forms_are_the_derivative_along_their_steps(case, right, wrong):
   seed, vocab, n, spread = case
   logits, correct, counts = problem(seed, vocab, n, spread)
-  sampled = counts > 0
-  reward = jnp.where(correct, right, wrong) * sampled
-  objective = lambda z: jnp.sum(reward * jax.nn.softmax(z)) / n
-  balance = mb.mass_balance(
-    jax.nn.softmax(logits),
-    correct,
-    sampled,
-    reward_correct=right,
-    reward_wrong=wrong,
-    lr=0.7,
-    n=n,
-  )
-  want = 0.7 * slope(logits, correct, objective)
-  close(balance.total, want, max(size(balance), 1e-3 / n))
-  assert balance.sampled_correct >= 0.0 and balance.sampled_wrong >= 0.0
-  assert wrong - 1e-12 <= balance.moments.s_r <= right + 1e-12
-
-
-@pytest.mark.ci
-@settings(deadline=None, max_examples=60)
-@given(problems, st.floats(0.01, 3.0), st.floats(-3.0, -0.01))
-def test_multiset_form_is_the_derivative_along_its_step(case, right, wrong):
-  seed, vocab, n, spread = case
-  logits, correct, counts = problem(seed, vocab, n, spread)
-  weight = counts * jnp.where(correct, right, wrong)
-  objective = lambda z: jnp.sum(weight * jax.nn.softmax(z)) / n
-  balance = mb.mass_balance_counts(
-    jax.nn.softmax(logits),
-    correct,
-    counts,
-    reward_correct=right,
-    reward_wrong=wrong,
-    lr=0.7,
-    n=n,
-  )
-  want = 0.7 * slope(logits, correct, objective)
-  close(balance.total, want, max(size(balance), 1e-3))
+  how = dict(reward_correct=right, reward_wrong=wrong, lr=0.7, n=n)
+  given = jax.nn.softmax(logits), correct
+  one = mb.mass_balance(*given, counts > 0, **how)
+  many = mb.mass_balance_counts(*given, counts, **how)
+  for balance, times, least in (
+    (one, counts > 0, 1e-3 / n),
+    (many, counts, 1e-3),
+  ):
+    reward = jnp.where(correct, right, wrong) * times
+    objective = lambda z, w=reward: jnp.sum(w * jax.nn.softmax(z)) / n
+    want = 0.7 * slope(logits, correct, objective)
+    close(balance.total, want, max(size(balance), least))
+  assert one.sampled_correct >= 0.0 and one.sampled_wrong >= 0.0
+  assert wrong - 1e-12 <= one.moments.s_r <= right + 1e-12
 
 
 def test_hand_computed_values():
@@ -136,14 +113,6 @@ def test_multiset_equals_set_form_when_every_draw_differs():
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-12), one, many
   )
-
-
-def test_multiset_may_leave_the_range_of_rewards():
-  logits, correct, counts = problem(1, n=64)
-  balance = mb.mass_balance_counts(
-    jax.nn.softmax(logits), correct, counts, lr=0.1, n=64, **REWARDS
-  )
-  assert abs(balance.moments.s_r) > 1.0
 
 
 @pytest.mark.parametrize("seed", tiers.some(range(5), 1))
@@ -190,9 +159,7 @@ def test_exact_step_differs_by_the_square_of_the_learning_rate():
   assert all(95 < ratio < 105 for ratio in ratios), ratios
 
 
-@pytest.mark.parametrize(
-  "p, n", [(0.3, 4), (0.05, 16), (0.01, 64), (6.28e-5, 512), (6.28e-5, 51200)]
-)
+@pytest.mark.parametrize("p, n", [(0.3, 4), (6.28e-5, 51200)])
 def test_lemma_2_by_monte_carlo(p, n):
   trials = 400_000
   never = np.random.default_rng(0).binomial(n, p, trials) == 0
@@ -218,12 +185,6 @@ def test_bound_is_attained_by_the_uniform_distribution_over_n_plus_1():
   p = jnp.full(n + 1, 1 / (n + 1))
   total = mb.expected_unsampled_second_moment(p, n).sum()
   close(total, mb.unsampled_second_moment_bound(n), 1.0)
-
-
-def test_tiny_probabilities_keep_their_digits_in_float32():
-  with jax.enable_x64(False):
-    got = mb.expected_unsampled_second_moment(jnp.float32(1e-9), 10**9)
-  np.testing.assert_allclose(got, 1e-18 * np.exp(-1.0), rtol=1e-5)
 
 
 def test_negative_steps_become_rarer_with_n():
@@ -269,7 +230,6 @@ COUNTED = dict(
     (dict(probs=jnp.full(4, 0.3)), r"the sum of probs = 1\.2"),
     (dict(probs=jnp.array([1.5, -0.5, 0.0, 0.0])), r"probs = -0\.5"),
     (dict(correct=jnp.zeros(4, bool)), "correct is False for all 4"),
-    (dict(sampled=jnp.ones(3, bool)), r"sampled is \(3,\)|sampled"),
     (dict(n=0), "n = 0 must be an integer"),
     (dict(probs=jnp.full(4, 0.25001)), r"the sum of probs = 1\.00004"),
     (dict(n=1), "sampled has 2 tokens, more than n = 1 draws"),
@@ -287,57 +247,13 @@ def test_bad_input_is_refused_with_its_value(change, message):
     mb.mass_balance(*arrays, **args)
 
 
-def test_counts_are_no_mask_and_must_sum_to_n():
-  probs, correct = GOOD["probs"], GOOD["correct"]
-  counts = jnp.array([2, 0, 1, 0])
-  with pytest.raises(Exception, match="sampled"):
-    mb.mass_balance(probs, correct, counts, lr=0.1, n=3, **REWARDS)
-  with pytest.raises(ValueError, match="counts sum to 3, not to n = 4"):
-    mb.mass_balance_counts(probs, correct, counts, lr=0.1, n=4, **REWARDS)
-  with pytest.raises(ValueError, match=r"p = 1\.5"):
-    mb.expected_unsampled_second_moment(jnp.asarray(1.5), 2)
-
-
-def test_counts_are_integers_and_not_negative():
-  probs, correct = GOOD["probs"], GOOD["correct"]
-  run = lambda counts: mb.mass_balance_counts(
-    probs, correct, counts, lr=0.1, n=3, **REWARDS
-  )
-  with pytest.raises(ValueError, match="counts = -1 must be at least 0"):
-    run(jnp.array([4, -1, 0, 0]))
-  with pytest.raises(Exception, match="counts"):
-    run(jnp.array([1.5, 1.5, 0.0, 0.0]))
-
-
-def test_a_step_of_0_moves_nothing():
-  balance = mb.mass_balance(**GOOD, lr=0.0, n=2, **REWARDS)
-  assert balance.total == 0.0
-
-
-LISTS = [
-  (mb.mass_balance, "sampled", dict(sampled=[True, True, False, False])),
-  (mb.token_gains, "correct", dict(correct=[True, False, False, True])),
-  (mb.mass_balance_counts, "probs", dict(probs=[0.25] * 4)),
-  (mb.mass_balance_counts, "counts", dict(counts=[1, 1, 0, 0])),
-]
-
-
-@pytest.mark.parametrize("function, name, change", LISTS)
-def test_lists_are_refused_by_name(unhooked, function, name, change):
-  arrays = GOOD if function is not mb.mass_balance_counts else COUNTED
-  with pytest.raises(ValueError, match=f"{name} is a list; it must be an arr"):
-    function(**(arrays | change), lr=0.1, n=2, **REWARDS)
-
-
 def test_shapes_are_named_as_the_caller_named_them(unhooked):
   with pytest.raises(ValueError, match=r"shape \(2,\).*counts must be \[V\]"):
     mb.mass_balance_counts(
       **(COUNTED | dict(counts=jnp.array([1, 1]))), lr=0.1, n=2, **REWARDS
     )
-  with pytest.raises(ValueError, match="reward_mass is a list"):
-    mb.exact_step(jnp.zeros(2), [0.0, 0.0], lr=0.1, n=1)
-  with pytest.raises(ValueError, match=r"shape \(1,\).*reward_mass must"):
-    mb.exact_step(jnp.zeros(2), jnp.zeros(1), lr=0.1, n=1)
+  with pytest.raises(ValueError, match="probs is a list"):
+    mb.mass_balance(**GOOD | {"probs": [0.25] * 4}, lr=0.1, n=2, **REWARDS)
 
 
 WITH_N = [
@@ -349,36 +265,11 @@ WITH_N = [
 ]
 
 
-@pytest.mark.parametrize(
-  "function", [*WITH_N, mb.unsampled_second_moment_bound]
-)
-@pytest.mark.parametrize(
-  "n, shown",
-  [
-    (2.0, "2.0"),
-    (float("nan"), "nan"),
-    (np.float32(2.5), "np.float32(2.5)"),
-    (np.array([2, 2]), "array([2, 2])"),
-    (jnp.float32(2.5), "Array(2.5, dtype=float32)"),
-    (jnp.ones((2, 2), "i4"), "Array([[1, 1], [1, 1]], dtype=int32)"),
-    ("4", "'4'"),
-    (None, "None"),
-    (0, "0"),
-    (np.int64(-1), "np.int64(-1)"),
-  ],
-)
-def test_n_is_an_integer(unhooked, function, n, shown):
-  with pytest.raises(ValueError) as refusal:
-    function(n)
-  assert str(refusal.value) == f"n = {shown} must be an integer of at least 1"
-
-
-@pytest.mark.parametrize(
-  "function", tiers.some([*WITH_N, mb.unsampled_second_moment_bound], 1)
-)
-def test_integers_of_numpy_and_jax_are_integers(unhooked, function):
-  for n in (np.int32(2), np.uint8(2), jnp.int32(2), np.array(2)):
-    np.testing.assert_allclose(function(n), function(2), rtol=1e-6)
+def test_n_is_an_integer_of_at_least_1(unhooked):
+  for function in (*WITH_N, mb.unsampled_second_moment_bound):
+    for n in (0, 2.0, np.float32(2.5)):
+      with pytest.raises(ValueError, match=r"^n = "):
+        function(n)
 
 
 @pytest.mark.parametrize("function", tiers.some(WITH_N, 1))
@@ -388,13 +279,6 @@ def test_n_may_be_traced_or_closed_over(unhooked, function):
   np.testing.assert_allclose(jax.jit(lambda: function(n))(), function(2), 1e-12)
   with pytest.raises(ValueError, match="must be an integer"):
     jax.jit(function)(2.0)
-
-
-def test_the_learning_rate_may_be_traced(unhooked):
-  run = lambda lr: mb.mass_balance(**GOOD, lr=lr, n=2, **REWARDS).total
-  close(jax.jit(run)(0.1), run(0.1), 1.0)
-  with pytest.raises(ValueError, match="lr = -0"):
-    run(jnp.float32(-0.5))
 
 
 @pytest.mark.parametrize(
@@ -421,27 +305,21 @@ def test_the_sum_of_numpys_probabilities(unhooked, wide, off, fine):
         run()
 
 
-def test_numpy_arrays_will_do_without_x64(unhooked):
-  p = np.random.default_rng(0).dirichlet(np.ones(30_000))
-  counts = np.bincount([0, 1, 1], minlength=p.size)
-  with jax.enable_x64(False):
-    for function, drawn in (
-      (mb.mass_balance, counts > 0),
-      (mb.mass_balance_counts, counts),
-      (mb.token_gains, counts > 0),
-    ):
-      function(p, np.arange(p.size) < 2, drawn, lr=0.1, n=3, **REWARDS)
-
-
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-def test_exact_step_names_what_is_not_finite(bad):
-  run = lambda lr=0.1, **mass: mb.exact_step(
-    jnp.zeros(2), jnp.array([0.0, mass.get("mass", 1.0)]), lr=lr, n=1
-  )
-  with pytest.raises(ValueError, match=f"lr = {bad} must be finite"):
-    run(lr=bad)
-  with pytest.raises(ValueError, match=f"reward_mass = {bad} must be finite"):
-    run(mass=bad)
+@pytest.mark.parametrize(
+  "counts, message",
+  [
+    ([2, 0, 1, 0], "counts sum to 3, not to n = 4"),
+    ([5, -1, 0, 0], "counts = -1"),
+    ([2.0, 2.0, 0.0, 0.0], "counts are float"),
+  ],
+)
+def test_counts_are_integers_that_sum_to_n(unhooked, counts, message):
+  args = COUNTED | {"counts": jnp.array(counts)}
+  with pytest.raises(ValueError, match=message):
+    mb.mass_balance_counts(**args, lr=0.1, n=4, **REWARDS)
+  args = GOOD | {"sampled": jnp.array([2, 0, 1, 0])}
+  with pytest.raises(ValueError, match="sampled is int"):
+    mb.mass_balance(**args, lr=0.1, n=3, **REWARDS)
 
 
 def test_the_other_functions_refuse_too():
@@ -451,36 +329,33 @@ def test_the_other_functions_refuse_too():
   for p in (-0.1, float("nan")):
     with pytest.raises(ValueError, match="p = "):
       mb.expected_unsampled_second_moment(jnp.asarray(p), 2)
-  with pytest.raises(ValueError, match="n = 0"):
-    mb.unsampled_second_moment_bound(0)
-  with pytest.raises(ValueError, match="logits = nan must be finite"):
-    mb.exact_step(jnp.array([0.0, jnp.nan]), jnp.zeros(2), lr=0.1, n=1)
-  with pytest.raises(Exception, match=r"reward_mass"):
-    mb.exact_step(jnp.zeros(2), jnp.zeros(1), lr=0.1, n=1)
+  nan, zero = jnp.array([0.0, jnp.nan]), jnp.zeros(2)
+  for logits, mass, lr, name in (
+    (nan, zero, 0.1, "logits"),
+    (zero, nan, 0.1, "reward_mass"),
+    (zero, zero, float("inf"), "lr"),
+    (zero, zero, -0.5, "lr"),
+  ):
+    with pytest.raises(ValueError, match=f"^{name} = "):
+      mb.exact_step(logits, mass, lr=lr, n=1)
 
 
 def test_constants_may_be_closed_over_and_refused():
   logits, correct, counts = problem(0)
   probs, sampled = jax.nn.softmax(logits), counts > 0
-  run = lambda sampled: (
-    mb.mass_balance(probs, correct, sampled, lr=0.1, n=8, **REWARDS).total
-  )
+  how = dict(lr=0.1, n=8, **REWARDS)
+  run = lambda sampled: mb.mass_balance(probs, correct, sampled, **how).total
   close(jax.jit(run)(sampled), run(sampled), 1.0)
-  lemma = mb.expected_unsampled_second_moment
-  close(
-    jax.jit(lambda x: x * lemma(probs, 4).sum())(2.0),
-    2 * lemma(probs, 4).sum(),
-    1.0,
-  )
   wrong = jnp.full(60, 0.5)
   with pytest.raises(ValueError, match="the sum of probs = 30"):
-    jax.jit(
-      lambda s: mb.mass_balance(wrong, correct, s, lr=0.1, n=8, **REWARDS)
-    )(sampled)
+    jax.jit(lambda s: mb.mass_balance(wrong, correct, s, **how))(sampled)
 
 
-@pytest.mark.parametrize("n", [1, 7, 10**9, 10**14, 10**16])
+@pytest.mark.parametrize("n", [1, 10**9, 10**16])
 def test_the_bound_keeps_its_digits(n):
+  with jax.enable_x64(False):
+    tiny = mb.expected_unsampled_second_moment(jnp.float32(1e-9), 10**9)
+  np.testing.assert_allclose(tiny, 1e-18 * np.exp(-1.0), rtol=1e-5)
   got = mb.unsampled_second_moment_bound(n)
   assert got <= 1 / (n + 1)
   if n >= 10**9:

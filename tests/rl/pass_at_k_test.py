@@ -12,7 +12,7 @@ import tiers
 from brorl_jax.rl.pass_at_k import pass_at_k
 
 
-@pytest.mark.parametrize("n", tiers.some([1, 2, 5, 7], 1))
+@pytest.mark.parametrize("n", tiers.some([4, 1, 7], 1, 2))
 def test_is_the_share_of_subsets_with_a_right_answer(n):
   for k in range(1, n + 1):
     subsets = list(itertools.combinations(range(n), k))
@@ -26,39 +26,15 @@ def test_by_hand():
   np.testing.assert_allclose(got, [0, 1 / 2, 5 / 6, 1, 1], rtol=1e-6)
 
 
-def test_for_one_sample_it_is_the_mean():
-  c = jnp.arange(513)
-  np.testing.assert_allclose(pass_at_k(512, c, 1), c / 512, atol=1e-6)
-
-
 def test_of_all_samples_it_is_whether_any_was_right():
   got = pass_at_k(512, jnp.array([0, 1, 512]), 512)
   np.testing.assert_array_equal(got, [0.0, 1.0, 1.0])
-
-
-@pytest.mark.ci
-def test_rises_with_k_and_with_c():
-  table = np.array(
-    [pass_at_k(64, jnp.arange(65), k) for k in (1, 2, 3, 9, 33, 63, 64)]
-  )
-  assert (np.diff(table, axis=0) >= -1e-6).all()
-  assert (np.diff(table, axis=1) >= -1e-6).all()
-  assert (table[:, 0] == 0.0).all() and (table[:, -1] == 1.0).all()
 
 
 def test_binomials_that_overflow_do_not_matter():
   n, c, k = 4096, 3, 1024
   want = 1 - math.comb(n - c, k) / math.comb(n, k)
   assert float(pass_at_k(n, jnp.array(c), k)) == pytest.approx(want, rel=1e-4)
-
-
-def test_is_unbiased():
-  """Over all draws of n answers, each right with probability p."""
-  n, k, p = 10, 4, 0.2
-  c = np.arange(n + 1)
-  chance = [math.comb(n, i) * p**i * (1 - p) ** (n - i) for i in c]
-  got = np.dot(chance, pass_at_k(n, jnp.asarray(c), k))
-  assert got == pytest.approx(1 - (1 - p) ** k, rel=1e-5)
 
 
 def test_any_shape_and_inside_jit():

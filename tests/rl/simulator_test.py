@@ -85,7 +85,7 @@ def test_draws_follow_the_distribution():
   p = rng.dirichlet(np.full(1500, 0.3)).astype(np.float32)  # three blocks
   p[[0, 511, 512, 1499]] = 0.0
   p /= p.sum()
-  n = 2_000_000
+  n = 500_000
   counts = np.asarray(sim.draw_counts(jax.random.key(1), jnp.asarray(p), n))
   assert counts.sum() == n
   assert (counts[p == 0.0] == 0).all()
@@ -95,10 +95,10 @@ def test_draws_follow_the_distribution():
   assert abs(chi2 - degrees) < 4 * np.sqrt(2 * degrees)
 
 
-@pytest.mark.parametrize("u_block", tiers.some([0.0, 1.0 - 2.0**-23], 1, 1))
+# The second is how many tokens at the start have none: one, or a block.
 @pytest.mark.parametrize(
-  "empty", tiers.some([1, 512], 1)
-)  # tokens at the start, a block
+  "u_block, empty", tiers.some([(0.0, 512), (1.0 - 2.0**-23, 1)], 1, 1)
+)
 def test_no_draw_is_of_probability_0(monkeypatch, u_block, empty):
   rng = np.random.default_rng(8)
   p = rng.dirichlet(np.full(600, 0.05)).astype(np.float32)
@@ -122,9 +122,9 @@ def test_rare_tokens_of_a_large_vocabulary_are_drawn_as_often_as_they_should():
     vocab=128_000, correct=10_000, seeding=3.0, anchor=5.0
   )
   p = jax.nn.softmax(start)
-  n = 4_000_000
+  n = 1_000_000
   counts = np.asarray(sim.draw_counts(jax.random.key(2), p, n))
-  want = n * float(p[-1])  # 12.5 draws of each wrong token
+  want = n * float(p[-1])  # 3.1 draws of each wrong token
   wrong = counts[10_000:]
   assert abs(wrong.mean() / want - 1) < 4 / np.sqrt(wrong.size * want)
   assert abs(wrong.var() / want - 1) < 0.05  # Poisson
@@ -192,13 +192,6 @@ def test_seeds_differ_repeat_and_vmap():
   assert len(np.unique(np.asarray(many.correct_mass[:, -1]))) == 3
 
 
-def test_centring_anchor_and_seeding_matter():
-  run = lambda **c: sim.simulate(jax.random.key(6), n=8, **(SMALL | c))
-  plain = run()
-  for change in (dict(centred=False), dict(anchor=None), dict(seeding=0.0)):
-    assert not np.allclose(run(**change).correct_mass, plain.correct_mass)
-
-
 @pytest.mark.parametrize(
   "change, message",
   [
@@ -225,16 +218,10 @@ def test_runs_in_float64():
 @pytest.mark.parametrize(
   "name, value",
   [
-    ("lr", 0.0),
-    ("b1", 1.0),
-    ("b1", -0.1),
-    ("b2", 1.0),
-    ("b2", -0.1),
-    ("eps", 0.0),
-    ("weight_decay", -0.1),
-    ("weight_decay", float("inf")),
+    ("lr", 0.0), ("b1", 1.0), ("b1", -0.1), ("b2", 1.0), ("b2", -0.1),
+    ("eps", 0.0), ("weight_decay", -0.1), ("weight_decay", float("inf")),
   ],
-)
+)  # fmt: skip
 def test_settings_of_adamw_out_of_range_are_refused(name, value):
   with pytest.raises(ValueError, match=f"{name} = {value} is out of range"):
     dataclasses.replace(ADAMW, **{name: value})

@@ -9,10 +9,8 @@ import tiers
 from small_decoders import (
   KEY,
   PROMPTS,
-  RECALL,
   STOP,
   TABLE,
-  Recall,
   V,
   run,
   truncated,
@@ -28,31 +26,22 @@ def fits(counts, prob):
   possible = prob > 0
   if counts[~possible].any():
     return 0.0
-  if possible.sum() == 1:
-    return 1.0
   want = prob[possible] / prob[possible].sum() * counts.sum()
-  enough = want >= 5  # merge the rare ones into one bin
-  merge = lambda x: np.append(x[enough], x[~enough].sum())
+  order = np.argsort(want)
+  # The rare ones are one bin, with at least 5 expected.
+  bins = np.searchsorted(np.cumsum(want[order]), 5.0) + 1
+  merge = lambda x: np.append(x[order][bins:], x[order][:bins].sum())
   got, want = merge(counts[possible]), merge(want)
-  if want[-1] < 5:
-    got = np.append(got[:-2], got[-2:].sum())
-    want = np.append(want[:-2], want[-2:].sum())
-  if len(want) == 1:
-    return 1.0
-  return scipy.stats.chisquare(got, want).pvalue
+  return 1.0 if len(want) == 1 else scipy.stats.chisquare(got, want).pvalue
 
 
 SAMPLINGS = [
   {},
-  {"temperature": 0.5},
-  {"temperature": 1.7, "top_k": 3},
-  {"top_p": 0.7},
-  {"min_p": 0.2},
   {"temperature": 1.3, "top_k": 4, "top_p": 0.8, "min_p": 0.35},
 ]
 
 
-@pytest.mark.parametrize("sampling", tiers.some(SAMPLINGS, 1, 2), ids=str)
+@pytest.mark.parametrize("sampling", tiers.some(SAMPLINGS, 1), ids=str)
 def test_tokens_come_from_the_softmax_and_carry_its_log_probability(sampling):
   n, prompt = 20_000, 2
   out = run(
@@ -87,18 +76,11 @@ def test_tokens_come_from_the_softmax_and_carry_its_log_probability(sampling):
   tiers.some(
     [
       # Probabilities 1/2, 1/4, 1/8, 1/8 less a little, and 2^-30.
-      ({}, 5),
-      ({"top_k": 1}, 1),
       ({"top_k": 2}, 2),
-      ({"top_k": 5}, 5),
       ({"top_k": 9}, 5),
       ({"top_p": 0.45}, 1),
-      ({"top_p": 0.55}, 2),
       ({"top_p": 0.80}, 3),
-      ({"top_p": 0.95}, 4),
-      ({"min_p": 0.6}, 1),
       ({"min_p": 0.4}, 2),
-      ({"min_p": 0.2}, 4),
       ({"min_p": 1.0}, 1),
       # Each works on what the one before left: of 2/3 and 1/3, 0.6 is one.
       ({"top_k": 2, "top_p": 0.6}, 1),
@@ -154,8 +136,7 @@ def test_draw_returns_the_token_whose_share_holds_the_uniform():
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("seed", range(4))
-def test_no_rounding_draws_a_token_of_probability_zero(seed):
+def test_no_rounding_draws_a_token_of_probability_zero(seed=0):
   """Sums of 50,000 tiny numbers, with runs of zeros also at both ends."""
   rng = np.random.default_rng(seed)
   size = 50_000
@@ -177,14 +158,6 @@ def test_no_rounding_draws_a_token_of_probability_zero(seed):
   assert (got[0, 3:5] > 0.99 * size).all()
 
 
-def test_a_total_away_from_one_leaves_no_token_a_wrong_share():
-  # 0.7 of all mass, as if rounding had lost the rest.
-  logp = jnp.log(jnp.asarray([0.35, 0.35]))
-  grid = jnp.arange(100) / 100
-  got, _ = draw.draw(logp, grid)
-  assert int(jnp.sum(got)) == 50
-
-
 @pytest.mark.ci
 def test_every_token_comes_from_its_own_key():
   """fold_in(fold_in(fold_in(key, p), n), i), as the contract says."""
@@ -203,16 +176,3 @@ def test_every_token_comes_from_its_own_key():
   clear = np.abs(cdf - uniform[..., None]).min(axis=-1) > 1e-6
   assert np.mean(clear) > 0.99
   assert np.all((tokens == want)[mask & clear])
-
-
-@pytest.mark.ci
-def test_different_steps_differ():
-  settings = {"n": 64, "policy": Recall(), "params": RECALL}
-  a, b = (run(key=jax.random.fold_in(KEY, t), **settings) for t in (1, 2))
-  both = np.asarray(a.mask) & np.asarray(b.mask)
-  agree = np.mean((np.asarray(a.tokens) == np.asarray(b.tokens))[both])
-  # Two draws of one distribution agree with the sum of its squares.
-  assert agree < 0.5
-  rows = np.asarray(a.tokens).reshape(-1, 12)
-  long = rows[np.asarray(a.mask).reshape(-1, 12).sum(1) > 6]
-  assert len(long) > 30 and len(np.unique(long, axis=0)) == len(long)

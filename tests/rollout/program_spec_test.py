@@ -3,17 +3,15 @@
 import jax.numpy as jnp
 import pytest
 from messages import refuses
-from small_decoders import Table, spec
+from small_decoders import Table, devices, spec
 
-from brorl_jax.rollout.draw import SamplingParams
-from brorl_jax.rollout.program_spec import ProgramSpec, page_columns
+from brorl_jax.rollout.program_spec import page_columns
 
 
 @pytest.mark.parametrize(
   "limit, columns, pages",
   [
     (6, 6, 1),  # shorter than a page
-    (64, 64, 1),
     (65, 64, 2),
     (512, 64, 8),
     (513, 128, 5),  # never more than 8 pages
@@ -57,9 +55,19 @@ def test_a_pool_has_room_for_one_longest_rollout():
 
 
 def test_several_pages_turn_and_a_single_one_does_not():
-  turns = lambda columns: (
-    ProgramSpec(
-      Table(), SamplingParams(), (0,), 4, 20, 2, 3, columns, None
-    ).turns
-  )
-  assert turns(19) and not turns(20)
+  turns = lambda T: spec(Table(), max_new_tokens=T).program(1).turns
+  assert turns(65) and not turns(64)
+
+
+@pytest.mark.parametrize(
+  "places, lanes, count, each",
+  [(5, None, 1, 5), (5, 3, 1, 3), (6, 3, 2, 2), (6, 9, 2, 3)],
+)
+def test_prompts_decode_on_as_many_lanes_as_are_asked_for(
+  places, lanes, count, each
+):
+  """Of one device; at most one for each of its places."""
+  one = spec(Table(), lanes=lanes, mesh=devices(count))
+  assert one.program(places).lanes == each
+  halves = one.program(2 * places, parts=2)
+  assert (halves.chunk, halves.slots) == (8, 8)
