@@ -315,8 +315,8 @@ def scored(
   return [[score(batch) for batch in part] for part in parts]
 
 
-def placed(batch: Batch, mesh: Mesh) -> Batch:
-  """A batch of the host on the mesh: blocks are spread over its rows."""
+def placed(batch: PyTree, mesh: Mesh) -> PyTree:
+  """A batch of the host on the mesh: blocks, axis 1, spread over its rows."""
   spread = lambda x: PartitionSpec(*(None, meshes.rows(mesh))[: x.ndim])
   return jax.tree.map(lambda x: sharding.to_mesh(mesh, spread(x), x), batch)
 

@@ -43,18 +43,15 @@ from brorl_jax.types import Prompts, Rollouts
 def test_lengths_by_hand(length, blocks):
   some = Layout(8, 3, length, 0)
   assert some.lengths == [*blocks]
-  assert {x: some.blocks_of(x, 8) for x in some.lengths} == blocks
-  assert all(some.blocks_of(x, 2) >= 4 * n for x, n in blocks.items())
+  assert {x: some.blocks_of(x) for x in some.lengths} == blocks
 
 
 def test_no_microbatch_has_more_positions_than_the_longest():
   some = Layout(16, 8, 256, 100, devices=4)
   most = 8 * (100 + 16 * 256)
-  for rows in (some.rows, some.fewer):
-    for length in some.lengths:
-      blocks = some.blocks_of(length, rows)
-      each = 100 + rows * length
-      assert blocks % 4 == 0 and blocks * each <= most < (blocks + 4) * each
+  for length in some.lengths:
+    blocks, each = some.blocks_of(length), 100 + 16 * length
+    assert blocks % 4 == 0 and blocks * each <= most < (blocks + 4) * each
 
 
 @pytest.mark.parametrize(
@@ -96,7 +93,7 @@ def test_a_block_has_rollouts_of_one_prompt_and_similar_length():
     assert mine == sorted(out.mask[p, first].sum(axis=1).tolist())[::-1]
   for batch in batches:
     C, B, R, L = batch.mask.shape
-    assert (C, B, R) == (8, Layout(3, 2, 4, S).blocks_of(L, 3), 3)
+    assert (C, B, R) == (8, Layout(3, 2, 4, S).blocks_of(L), 3)
     rows = batch.weight.sum(-1) > 0
     longest = batch.mask.sum(-1).max(-1)
     assert (longest[rows] > L // 2).all() or L == 1
@@ -120,7 +117,7 @@ def test_what_fills_less_than_half_a_microbatch_goes_to_the_next_length():
   # Of 1 row: 8 blocks of up to 1 token in a microbatch, 4 of 2, 2 of 4.
   source, distinct = some_lengths(1, 1, 1, 2, 2, 2, 2, 2, 2, 4, 4)
   some = Layout(1, 2, 4, 0)
-  plan = packing.plan_blocks(source, distinct, some, 1)
+  plan = packing.plan_blocks(source, distinct, some)
   # The 3 of one token join the 6 of two: 9 are 2 microbatches and one block,
   # which joins the 2 of four tokens.
   count = {x: len(blocks) for x, blocks in plan.by_length.items()}
@@ -135,7 +132,7 @@ def test_what_fills_less_than_half_a_microbatch_goes_to_the_next_length():
 @pytest.mark.usefixtures("three_lengths")
 def test_half_a_microbatch_keeps_its_length():
   source, distinct = some_lengths(1, 1, 1, 1, 4)  # 4 of 8 blocks
-  plan = packing.plan_blocks(source, distinct, Layout(1, 2, 4, 0), 1)
+  plan = packing.plan_blocks(source, distinct, Layout(1, 2, 4, 0))
   count = {x: len(blocks) for x, blocks in plan.by_length.items()}
   assert count == {1: 4, 4: 1}
 
@@ -479,17 +476,6 @@ def test_padding_by_hand():
   tokens = prompts().mask.sum() + 4 * 3
   want = 1 - tokens / (2 * 3 * (5 + 2 * 4))
   np.testing.assert_allclose(packing.padding_fraction(batches), want)
-
-
-@pytest.mark.parametrize("count, rows", [(16, 16), (17, 4)])
-def test_fewer_rows_where_they_make_less_padding(count, rows):
-  source, _ = some_lengths(*[16] * count)
-  # 17 rows: 2 blocks of 16 are 518 positions, 6 blocks of 4 are 402.
-  (batch,) = packing.pack(
-    source.prompts, source.rollouts, source.advantage, Layout(16, 1, 16, 3)
-  )
-  assert batch.mask.shape[2] == rows
-  assert batch.mask.sum() == 16 * count
 
 
 @pytest.mark.parametrize(
