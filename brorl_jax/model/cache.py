@@ -11,7 +11,7 @@ the columns of a page or of a block.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from brorl_jax.many import meshes
 from brorl_jax.model import sharding
-from brorl_jax.model.attention import MASKED, Softmax, capped
+from brorl_jax.model.attention import MASKED, Softmax, added, capped
 from brorl_jax.model.target import Target
 
 # A piece of the prompts has at least 64 columns, and a prompt at most 4 pieces:
@@ -226,7 +226,7 @@ def prompt_softmax(
       part = SharedKeys(
         shared.k[:, :, at], shared.v[:, :, at], shared.mask[..., at]
       )
-      read = lambda state, part=part: _added(
+      read = lambda state, part=part: added(
         state, scores(part), lambda weight: values(weight, part)
       )
       state = jax.lax.cond(jnp.any(part.mask), read, lambda state: state, state)
@@ -245,29 +245,6 @@ def prompt_pieces(windows: int, columns: int) -> list[slice]:
   ]
 
 
-def _added(
-  state: Softmax,
-  score: Float[Array, "*rows C"],
-  values: Callable[[Float[Array, "*rows C"]], Float[Array, "*rows K"]],
-  seen: Bool[Array, "*#rows C"] | None = None,
-) -> Softmax:
-  """The softmax after more keys, whose score is MASKED where unseen.
-
-  With `seen` those are exactly left out, also where nothing was seen before.
-  """
-  before, total, out = state
-  top = jnp.maximum(before, jnp.max(score, axis=-1))
-  shrink = jnp.exp(before - top)
-  weight = jnp.exp(score - top[..., None])
-  if seen is not None:
-    weight = jnp.where(seen, weight, 0.0)
-  return (
-    top,
-    total * shrink + jnp.sum(weight, axis=-1),
-    out * shrink[..., None] + values(weight),
-  )
-
-
 def _row_pages(
   q: Float[Array, "B G J K"],
   state: Softmax,
@@ -284,7 +261,7 @@ def _row_pages(
   def add(state: Softmax, page: Page, age: Int[Array, "1 C"]) -> Softmax:
     seen = (age < limit[:, None])[:, None, None]
     score = jnp.where(seen, capped(_page_scores(q, page), softcap), MASKED)
-    return _added(state, score, lambda w: _page_values(w, page, q.dtype))
+    return added(state, score, lambda w: _page_values(w, page, q.dtype))
 
   state = add(state, pages[-1], circle[-1])
   # Newest first. A branch that is not taken costs some microseconds; a program
@@ -423,7 +400,7 @@ def row_attention(
         "bgjc,bgck->bgjk", weight.astype(q.dtype).astype(stored), v
       )
 
-    return _added(state, score, values, seen)
+    return added(state, score, values, seen)
 
   blocks = -(-jnp.max(stop) // C)
   _, total, out = jax.lax.fori_loop(0, blocks, add, state)
