@@ -167,9 +167,13 @@ def test_pieces_by_hand():
   assert of(1, 1, on_cpu=True) == 1
 
 
-@pytest.mark.parametrize("softcap", [0.0, 1.5])
-@pytest.mark.parametrize("shared", tiers.some([None, *MASKS], 5))
-@pytest.mark.parametrize("pieces", tiers.some([1, 2, 3], 2))
+@pytest.mark.parametrize(
+  "shared, softcap, pieces",
+  [
+    (None, 0.0, 2), ("all", 1.5, 1), ("rows", 0.0, 2), ("queries", 1.5, 3),
+    ("", 0.0, 1),
+  ],
+)  # fmt: skip
 def test_attention_is_the_softmax_over_both_kinds_of_keys(
   shared, softcap, pieces, monkeypatch
 ):
@@ -210,56 +214,24 @@ def test_attention_is_the_softmax_over_both_kinds_of_keys(
   np.testing.assert_allclose(got, want, atol=2e-5)
 
 
-@pytest.mark.parametrize("softcap", [0.0, 50.0])
-def test_a_query_that_sees_nothing_stays_finite(softcap):
-  one = jnp.ones((1, 1, 1, 1, 2))
-  shared = jnp.ones((1, 1, 3, 2)), jnp.ones((1, 1, 3, 2))
-  blind = jnp.zeros((1, 1, 1, 3), bool), jnp.zeros((1, 1, 1, 1), bool)
-  got = attention.attend(
-    one,
-    (*shared, blind[0]),
-    (one, one, blind[1]),
-    scale=1.0,
-    softcap=softcap,
-    target=CPU,
-  )
-  assert np.isfinite(got).all()
-
-
-def test_the_softcap_bounds_scores_however_large():
-  # Scores of 2 and of -2 with any larger input: weights e^2 and e^-2.
-  q = jnp.full((1, 1, 2, 1, 1), 1e6)
-  k = jnp.asarray([1.0, -1.0]).reshape(1, 1, 1, 2, 1)
-  v = jnp.asarray([1.0, 0.0]).reshape(1, 1, 1, 2, 1)
-  see = jnp.tril(jnp.ones((1, 1, 2, 2), bool))
-  got = attention.attend(
-    q, None, (k, v, see), scale=1.0, softcap=2.0, target=CPU
-  )
-  assert float(got.ravel()[1]) == pytest.approx(
-    1 / (1 + math.exp(-4)), rel=1e-6
-  )
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("rows", [1, 3])
-def test_a_window_ends_at_its_own_size(rows):
+def test_a_window_ends_at_its_own_size():
   """Of the keys that a full layer sees, those nearer than `window`."""
+  rows = 3
   rng = np.random.default_rng(0)
   mask = rng.random((2, rows, 4, 9)) < 0.7
   query = rng.integers(0, 12, (2, 3, 4))
   key = rng.integers(0, 12, (2, rows, 9))
-  for window in (1, 2, 5, 100):
-    got = attention.windowed(
-      jnp.asarray(np.broadcast_to(mask, (2, 3, 4, 9))),
-      jnp.asarray(query),
-      jnp.asarray(key),
-      window,
+  for window in (1, 5):
+    got = np.asarray(
+      attention.windowed(
+        *map(jnp.asarray, (mask, query, key)),
+        window,
+      )
     )
     assert got.shape == (2, 3, 4, 9) and got.dtype == bool
     for p, r, q, t in np.ndindex(got.shape):
-      row = r if rows > 1 else 0
-      near = query[p, r, q] - key[p, row, t] < window
-      assert got[p, r, q, t] == (mask[p, row, q, t] and near)
+      near = query[p, r, q] - key[p, r, t] < window
+      assert got[p, r, q, t] == (mask[p, r, q, t] and near)
 
 
 GPU = Target("gpu", 1, 0)
@@ -309,9 +281,10 @@ def slopes(arrays, slope, dtype=jnp.float32, **options):
   return value, pull(slope.astype(value.dtype))
 
 
-@pytest.mark.parametrize("softcap", [0.0, 1.5])
-@pytest.mark.parametrize("masks", tiers.some([None, *MASKS], 2, 3))
-@pytest.mark.parametrize("pieces", tiers.some([2, 3, 10], 1, 1))
+@pytest.mark.parametrize(
+  "masks, softcap, pieces",
+  [(None, 0.0, 2), ("queries", 1.5, 3), tiers.at_night(("rows", 0.0, 10))],
+)
 def test_tiles_change_neither_output_nor_slopes(masks, softcap, pieces, tiled):
   """10 queries are padded to 4 + 4 + 4. What padding says counts nowhere."""
   arrays = draws(None if masks is None else MASKS[masks])

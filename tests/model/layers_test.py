@@ -331,8 +331,8 @@ POLICIES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("rows", [3, 70])
-def test_a_transposed_feed_forward_computes_the_same(rows):
+def test_a_transposed_feed_forward_computes_the_same():
+  rows = 3
   policy = changed(post_norms=True)
   layer = jax.tree.map(lambda x: x[1], shaken(policy)["blocks"])
   turned = layers.turned_layer(layer)
@@ -370,7 +370,7 @@ def test_the_form_of_a_layer_follows_the_machine(target, changes, form):
   assert layers.layer_form(stacked) == "trained"
 
 
-@pytest.mark.parametrize("name", tiers.some(POLICIES, 3, 5))
+@pytest.mark.parametrize("name", tiers.some(POLICIES, 2, 4))
 def test_a_layer_computes_what_it_computed_before(name):
   policy = POLICIES[name]
   params = shaken(policy)
