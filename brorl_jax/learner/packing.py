@@ -278,14 +278,8 @@ def grow(
   """The arrays of a tree.
 
   Tokens that are read have numbers from 0. A target is a token that is
-  predicted, the same for all responses that begin alike.
-
-  Args:
-    prompt: Its tokens, without padding.
-    text: Distinct responses in lexicographic order, -1 behind the last token.
-
-  Returns:
-    Arrays of `types.Trees`, for one tree; `at` is 0 behind the last token.
+  predicted, the same for all responses that begin alike. `text` has distinct
+  responses in lexicographic order, -1 behind each; there `at` is 0.
   """
   S, t = len(prompt), np.arange(text.shape[1])
   length, shared, read, read_before = (x[:, None] for x in _lengths(text))
@@ -391,7 +385,6 @@ def room_of(tokens: int, length: int) -> tuple[int, int, int]:
   A response adds at most one target to the tokens that are read. The loss has a
   term for each of its `length` places, so there is room for 16 such terms per
   token: for responses that add a sixteenth of the longest length on average.
-
   `configs/smoke.py` has .6 responses for each token that is read, with N = 16
   .4, and `configs/n512.py` .02.
   """
@@ -492,13 +485,8 @@ def loss_scale(
   or over prompts of their means over rollouts. Rollouts without tokens are not
   counted.
 
-  Args:
-    length: Tokens of each rollout; 0 if the rollout does not count.
-    unit: Whether the loss has a value per token or per sequence.
-    constant: Tokens, such as the longest response.
-
-  Returns:
-    Factors, 0 for rollouts that do not count; None if all are 1.
+  Returns 0 for rollouts that do not count, and None if all are 1. `unit` says
+  whether the loss has a value per token or per sequence.
 
   References:
     Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.3.

@@ -126,11 +126,7 @@ def pack(
 def check(
   pairs: Sequence[Pair], layout: PairLayout, names: Sequence[str]
 ) -> None:
-  """Refuses pairs that cannot be trained on, by their names.
-
-  Raises:
-    ValueError: A pair has no prompt, no response, or is longer than a row.
-  """
+  """Raises ValueError for a pair without prompt or response, or too long."""
   for pair, name in zip(pairs, names, strict=True):
     for what, ids in zip(("prompt", "response"), pair, strict=True):
       if not ids:
@@ -178,8 +174,7 @@ def train(
       ten times between them.
     heldout: Pairs that are only measured.
 
-  Raises:
-    FloatingPointError: A loss is not finite.
+  Raises FloatingPointError if a loss is not finite.
   """
   place = lambda rows: rows if mesh is None else placed(rows, mesh)
   home = None  # of the moments: where their parameters lie

@@ -160,12 +160,9 @@ compiled_mass = jax.jit(Mass.of_prompts, static_argnums=0)
 
 
 _NAMES = (
-  "unsampled_mass",
-  "correct_change",
-  "correct_change_first_order",
-  "sampled_terms_per_lr",
-  "fell_fraction",
-)
+  "unsampled_mass", "correct_change", "correct_change_first_order",
+  "sampled_terms_per_lr", "fell_fraction",
+)  # fmt: skip
 
 
 def unmeasured() -> dict[str, None]:
@@ -185,15 +182,12 @@ def measure(
     correct_change ~ sum over updates of <d Q / d params, params' - params>
 
   with Q the mean correct mass of the probe. Where the two agree the step is
-  small enough for first-order theory to speak about it.
+  small enough for first-order theory to speak about it. All are None where
+  float32 holds the probability of no response, as with hundreds of tokens.
 
   Args:
     after: From `Mass.of_prompts`, with the updated parameters.
     first_order: That sum.
-
-  Returns:
-    None for each where float32 can hold the probability of no response, as
-    with answers of hundreds of tokens: there is nothing to measure then.
   """
   if not probed.probability.any():
     return unmeasured()

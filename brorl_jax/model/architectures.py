@@ -41,10 +41,8 @@ _ACTIVATIONS = {
 def read_policy(directory: str | pathlib.Path, *, dtype: str) -> Policy:
   """The decoder that `config.json` of a directory describes.
 
-  `dtype` is that of activations and caches.
-
-  Raises:
-    ValueError: Not such a directory, or an architecture that is not supported.
+  `dtype` is that of activations and caches. Raises ValueError if the
+  architecture is not supported.
   """
   if dtype not in ("float32", "bfloat16"):
     raise ValueError(f"dtype {dtype!r} is neither 'float32' nor 'bfloat16'")
@@ -201,16 +199,13 @@ def _experts(c: Any) -> dict[str, Any]:
     if (value := getattr(c, field)) != only:
       raise _Unsupported(field, value, f"not supported, only {only}")
   experts = _size(c.num_experts, "num_experts")
-  per_token = _size(c.num_experts_per_tok, "num_experts_per_tok")
-  if per_token > experts:
-    raise _Unsupported(
-      "num_experts_per_tok", per_token, f"more than {experts} experts"
-    )
-  return {
-    "experts": experts,
-    "experts_per_token": per_token,
-    "normalize_experts": bool(c.norm_topk_prob),
-  }
+  each = _size(c.num_experts_per_tok, "num_experts_per_tok")
+  if each > experts:
+    raise _Unsupported("num_experts_per_tok", each, f"more than {experts}")
+  normalize = bool(c.norm_topk_prob)
+  return dict(
+    experts=experts, experts_per_token=each, normalize_experts=normalize
+  )
 
 
 def _size(value: Any, field: str) -> int:
@@ -310,11 +305,7 @@ def _yarn_scale(p: Mapping[str, Any], factor: float) -> float:
 
 
 def read_json(path: pathlib.Path) -> dict[str, Any]:
-  """A file that holds one JSON object.
-
-  Raises:
-    ValueError: It does not.
-  """
+  """A file that holds one JSON object, else ValueError."""
   try:
     value = json.loads(path.read_text())
   except (OSError, ValueError, RecursionError) as e:
@@ -362,16 +353,12 @@ def config_of(policy: PolicySpec, dtype: str) -> dict[str, Any]:
     fields["num_experts"] = fields["num_local_experts"]
   rope = fields.get("rope_parameters")
   if rope is None:  # written by transformers 4
+    gemma = fields["model_type"] == "gemma3_text"
     scaling = fields.get("rope_scaling") or {}
-    if fields["model_type"] == "gemma3_text":
-      theta = fields.get("rope_theta", 1e6)
-      local = fields.get("rope_local_base_freq", 1e4)
-      rope = {
-        "full_attention": _new(scaling, theta),
-        "sliding_attention": _new({}, local),
-      }
-    else:
-      rope = _new(scaling, fields.get("rope_theta", 10000.0))
+    rope = _new(scaling, fields.get("rope_theta", 1e6 if gemma else 1e4))
+    if gemma:
+      local = _new({}, fields.get("rope_local_base_freq", 1e4))
+      rope = {"full_attention": rope, "sliding_attention": local}
     return fields | {"rope_parameters": rope}
   full = rope.get("full_attention", rope)
   fields["rope_theta"] = full.get("rope_theta", fields.get("rope_theta"))

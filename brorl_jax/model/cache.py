@@ -153,7 +153,6 @@ def attend_pages(
   holds all scores of a row.
 
   Args:
-    q: Queries, rotated, of R rows in each of A lanes.
     pages: The rows' own, oldest first; see `ages`.
     column: Of the last page; the newest.
     used: How many of the pages before it hold anything. The others are not
@@ -493,8 +492,8 @@ def row_kernel(
 ) -> Float[Array, "B G J K"]:
   """`row_attention` as one kernel of a GPU, by Pallas' Triton backend.
 
-  Here each row reads the tokens that it sees, once and in place, and its
-  scores stay on chip. On an H100 it reads the keys and values of 512 rows of up
+  Each row reads the tokens that it sees, once and in place, and its scores stay
+  on chip. On an H100 it reads the keys and values of 512 rows of up
   to 2,048 tokens at .90 of the rate of a copy, in .19 ms where one gather of
   all blocks takes 1.2 (bfloat16, jax 0.11.2, 2026-11-26).
 
@@ -513,9 +512,7 @@ def row_kernel(
     arXiv:2309.06180: blocks behind a table. Flash-Decoding's split of one row
     over several programs is not done: there are many rows.
 
-  Arguments as of `row_attention`, and
-
-    interpret: Without a GPU, as XLA operations.
+  `interpret` runs it without a GPU, as XLA operations.
   """
   B, G, J, K = q.shape
   tile = _TILE_BYTES // (K * pool.kv.dtype.itemsize)

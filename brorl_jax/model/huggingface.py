@@ -54,9 +54,6 @@ def locate(checkpoint: str) -> pathlib.Path:
 
   Args:
     checkpoint: A directory, "organisation/name", or a name of EMBEDDED.
-
-  Raises:
-    ValueError: It is neither, or there is no way to download it.
   """
   if checkpoint in EMBEDDED:
     return EMBEDDED[checkpoint]

@@ -67,25 +67,18 @@ _ACTIVATIONS = {
 
 
 def _einsum(
-  c: PolicySpec,
-  spec: str,
-  kernel: tuple[int, ...],
-  *,
-  bias: bool,
-  rngs: nnx.Rngs,
+  c: PolicySpec, spec: str, kernel: tuple[int, ...], *, bias: bool, rngs
 ) -> nnx.Einsum:
-  init = nnx.initializers.normal(0.02)
   # A bias has the axes of the output that the input does not have.
   inputs, added = spec.split("->")[0].split(",")
-  shape = tuple(
-    n for n, axis in zip(kernel, added, strict=True) if axis not in inputs
-  )
+  axes = zip(kernel, added, strict=True)
+  shape = tuple(n for n, axis in axes if axis not in inputs)
   return nnx.Einsum(
     spec,
     kernel,
     shape if bias else None,
     dtype=c.dtype,
-    kernel_init=init,
+    kernel_init=nnx.initializers.normal(0.02),
     rngs=rngs,
   )
 
@@ -173,19 +166,15 @@ class _Block(nnx.Module):
     self, h: Float[Array, "n D"], prompts: int
   ) -> Float[Array, "n D"]:
     c = self.policy
+    act = _ACTIVATIONS[c.activation]
     if c.experts:
       kernels = self.router, self.expert_gate, self.expert_up, self.expert_down
-      router, gate, up, down = (x.kernel[...].astype(c.dtype) for x in kernels)
       return routed(
         h,
-        router,
-        gate,
-        up,
-        down,
+        *(x.kernel[...].astype(c.dtype) for x in kernels),
         per_token=c.experts_per_token,
         normalize=c.normalize_experts,
       )
-    act = _ACTIVATIONS[c.activation]
     if self.form == "turned":
       kernels = self.gate_rows, self.up_rows, self.down_rows
       gate, up, down = (x.kernel[...] for x in kernels)
@@ -391,13 +380,8 @@ def in_tiles(
 
   The tiles are computed one after the other, and once more in the backward
   pass, so that what f needs for itself is there for one of them. A tile has
-  tokens of all prompts, which may be spread over devices.
-
-  Args:
-    f: [tokens,D] to [tokens,D]; may close over arrays.
-    x: Tokens, prompt by prompt.
-    prompts: P, a divisor of n.
-    most: Tokens of a prompt in a tile.
+  up to `most` tokens of each of the `prompts`, a divisor of n, which may be
+  spread over devices; x has them prompt by prompt.
   """
   n, D = x.shape
   each = n // prompts
@@ -434,11 +418,7 @@ def routed(
   Nothing is dropped: tokens are sorted by expert and each expert multiplies as
   many rows as chose it. With experts spread over devices every device computes
   its own and the results are added; weights do not move.
-
-  Args:
-    router: Scores every expert for a token; multiplied in float32.
-    per_token: Experts that each token uses.
-    normalize: Shares of the chosen ones are scaled to add up to 1.
+  `normalize` scales the shares of the chosen ones so that they add up to 1.
 
   References:
     Shazeer et al. 2017, arXiv:1701.06538; Yang et al. 2025 (Qwen3),

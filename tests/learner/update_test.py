@@ -16,6 +16,7 @@ import pytest
 import tiers
 from compiled import compilations, compiled, zeros_of
 from one_step import groups
+from small_policies import response_logits
 from update_cases import (
   OBJECTIVE,
   POLICY,
@@ -275,8 +276,12 @@ def scored(batches, at, temperature=1.0):
   """Log-probabilities and entropies of every row, by logits."""
   for batch in batches:
     flat = lambda x: jnp.asarray(x).reshape(-1, *x.shape[2:])
-    logits = POLICY.response_logits(
-      at, flat(batch.prompt), flat(batch.prompt_mask), flat(batch.response)
+    logits = response_logits(
+      POLICY,
+      at,
+      flat(batch.prompt),
+      flat(batch.prompt_mask),
+      flat(batch.response),
     )
     yield tuple(
       x.reshape(batch.mask.shape)

@@ -4,6 +4,7 @@ torch is a development dependency on Python 3.11 only; elsewhere these are
 skipped.
 """
 
+import functools
 import json
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiers
+from small_policies import response_logits
 
 from brorl_jax.model import huggingface
 from brorl_jax.rollout import sampler
@@ -162,7 +164,7 @@ def test_policy_is_transformers_in_every_form(tmp_path, name):
     assert np.abs(logp - out.logp[p])[out.mask[p]].max() <= 1e-5 * scale
 
   # What the update differentiates.
-  trained = jax.jit(policy.response_logits)(
+  trained = jax.jit(functools.partial(response_logits, policy))(
     params, jnp.asarray(theirs.tokens), jnp.asarray(theirs.mask), out.tokens
   )
   joined = np.concatenate([theirs.tokens, out.tokens[:, 0]], axis=1)

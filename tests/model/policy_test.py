@@ -21,6 +21,7 @@ from small_policies import (
   TINY,
   changed,
   padded,
+  response_logits,
   shaken,
   some_ids,
 )
@@ -119,7 +120,7 @@ def test_response_logits_are_logits_of_the_joined_row_shifted(name, length):
   prompt, prompt_mask = padded(prompts, 6, "left")
   response = jnp.asarray(some_ids(*[length] * 6, seed=1), jnp.int32)
   response = response.reshape(3, 2, length)
-  apply = jax.jit(policy.response_logits)
+  apply = jax.jit(functools.partial(response_logits, policy))
   got = apply(params, prompt, prompt_mask, response)
   assert got.shape == (3, 2, length, TINY.vocab) and got.dtype == jnp.float32
   rows = [[*prompts[p], *response[p, r]] for p, r in np.ndindex(3, 2)]
@@ -239,7 +240,7 @@ def last_by_response_logits(policy, params, rows, prompt):
   # One more token, whose own value does not matter.
   response = jnp.pad(rows, ((0, 0), (0, 1)))[:, None, prompt:]
   tokens, mask = left_padded(rows[:, :prompt])
-  return policy.response_logits(params, tokens, mask, response)[:, 0, -1]
+  return response_logits(policy, params, tokens, mask, response)[:, 0, -1]
 
 
 def last_by_decoding(policy, params, rows, prompt):
@@ -327,7 +328,7 @@ def test_bfloat16_activations_stay_so_and_logits_are_float32():
   outputs, caches = jax.eval_shape(decode, params)
   assert dtypes(outputs) == {"float32"} and dtypes(caches) == {"bfloat16"}
   # No product reads a wider operand: half the bytes of all weights and pages.
-  score = lambda p: policy.response_logits(p, prompt, mask, response)
+  score = lambda p: response_logits(policy, p, prompt, mask, response)
   for program in (decode, score):
     dots = list(equations(jax.make_jaxpr(program)(params).jaxpr, "dot_general"))
     assert dots
