@@ -309,50 +309,6 @@ def test_a_query_that_sees_nothing_says_nothing(tiled):
   assert not any(np.asarray(x).any() for x in jax.tree.leaves(found))
 
 
-@pytest.mark.ci
-def test_slopes_are_those_of_float64(tiled):
-  arrays = draws(MASKS["queries"])
-  slope = jnp.asarray(np.random.default_rng(1).normal(size=arrays[0].shape))
-  slope = slope.at[BLIND].set(0.0)
-  tiled(3)
-  got = slopes(arrays, slope, softcap=1.5)
-  _, prefix, own = arrays
-  P, M, Q, H, K = arrays[0].shape
-
-  def plain(q, k_shared, v_shared, k, v):
-    """One softmax over joined keys."""
-    G = k.shape[2]
-    q = q.reshape(P, M, Q, G, H // G, K)
-    score = jnp.concatenate(
-      [
-        jnp.einsum("pmqgjk,pgsk->pmgjqs", q, k_shared),
-        jnp.einsum("pmqgjk,pmgtk->pmgjqt", q, k),
-      ],
-      axis=-1,
-    )
-    seen = (
-      jnp.broadcast_to(x[2], (P, M, Q, x[2].shape[3])) for x in (prefix, own)
-    )
-    see = jnp.concatenate([*seen], axis=-1)[:, :, None, None]
-    score = jnp.where(see, 1.5 * jnp.tanh(0.3 * score / 1.5), -1e30)
-    weight = jax.nn.softmax(score, axis=-1)
-    S = k_shared.shape[2]
-    out = jnp.einsum("pmgjqs,pgsk->pmqgjk", weight[..., :S], v_shared)
-    out += jnp.einsum("pmgjqt,pmgtk->pmqgjk", weight[..., S:], v)
-    return out.reshape(P, M, Q, H, K)
-
-  with jax.enable_x64():
-    wide = [
-      np.asarray(x, np.float64) for x in (arrays[0], *prefix[:2], *own[:2])
-    ]
-    value, pull = jax.vjp(plain, *wide)
-    want = [value, *pull(np.asarray(slope, np.float64))]
-  want = [np.array(x) for x in want]
-  want[0][BLIND] = 0.0
-  for a, b in zip(jax.tree.leaves(got), want, strict=True):
-    np.testing.assert_allclose(a, b, atol=1e-5)
-
-
 @pytest.mark.perf
 def test_half_the_tile_has_a_quarter_of_the_scores(tiled):
   """Compiled: what a gradient needs besides its arguments and results."""

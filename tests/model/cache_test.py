@@ -330,31 +330,6 @@ def test_int8_tokens_keep_their_own_scale():
   assert new.scale[1, 1, 0, 2] > 0.0  # of zeros too: they are divided by it
 
 
-def test_a_pool_equals_pages():
-  """The same tokens, once in lock-step columns and once in blocks."""
-  rng = np.random.default_rng(0)
-  A, R, H, G, K, S, T, C = 2, 3, 6, 2, 4, 5, 7, 3
-  normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-  mask = jnp.asarray(rng.random((A, R, S)) < 0.6)
-  shared = SharedKeys(normal(A, G, S, K), normal(A, G, S, K), mask)
-  q, k, v = normal(A, R, H, K), normal(T, A * R, G, K), normal(T, A * R, G, K)
-  page = Page(jnp.zeros((A * R, G, K, T)), jnp.zeros((A * R, G, T, K)))
-  held = cache.empty_pool(A * R * 3, C, G, K, "float32")
-  table = jnp.asarray(rng.permutation(A * R * 3).reshape(A * R, 3), jnp.int32)
-  full = lambda x: jnp.full(A * R, x, jnp.int32)
-  for i in range(T):
-    page = page.write(k[i], v[i], i)
-    held = cache.write_pool(held, k[i], v[i], table[:, i // C], full(i % C))
-  limit = jnp.asarray([[1, 2, 7], [3, 4, 6]], jnp.int32)
-  want = cache.attend_pages(
-    q, shared, [page], column=jnp.int32(T - 1), used=0, limit=limit,
-    scale=0.5, softcap=0.7,
-  )  # fmt: skip
-  decode = attending("gpu", scale=0.5, softcap=0.7)
-  got = decode(q, shared, held, table, T - limit.reshape(-1), full(T))
-  np.testing.assert_allclose(got, want, atol=1e-6)
-
-
 KERNEL = functools.partial(cache.row_kernel, interpret=True)
 
 

@@ -200,18 +200,6 @@ def reference(x, router, gate, up, down, *, per_token, normalize):
   return out
 
 
-def dense(x, router, gate, up, down, *, per_token, normalize):
-  """Every expert for every token, and zeros where it was not chosen."""
-  share = jax.nn.softmax(x @ router)
-  least = jnp.sort(share, axis=-1)[:, -per_token][:, None]
-  share = jnp.where(share >= least, share, 0.0)
-  if normalize:
-    share = share / jnp.sum(share, axis=-1, keepdims=True)
-  h = jax.nn.silu(jnp.einsum("nd,edf->nef", x, gate))
-  h = h * jnp.einsum("nd,edf->nef", x, up)
-  return jnp.einsum("ne,nef,efd->nd", share, h, down)
-
-
 @pytest.mark.parametrize("normalize", [False, True])
 @pytest.mark.parametrize("per_token", [1, 3])
 def test_routing_is_a_loop_over_tokens_and_their_experts(per_token, normalize):
@@ -221,22 +209,6 @@ def test_routing_is_a_loop_over_tokens_and_their_experts(per_token, normalize):
   want = reference(*args, **options)
   np.testing.assert_allclose(got, want, rtol=0, atol=1e-5 * abs(want).max())
   assert got.dtype == jnp.float32
-
-
-@pytest.mark.parametrize("per_token, normalize", [(3, True), (1, False)])
-def test_gradients_are_those_of_all_experts_with_zero_shares(
-  per_token, normalize
-):
-  args = some(1)
-  weight = np.random.default_rng(2).normal(size=(n, D)).astype(np.float32)
-  options = {"per_token": per_token, "normalize": normalize}
-
-  def grads(f):
-    loss = lambda *args: jnp.sum(weight * f(*args, **options))
-    return jax.jit(jax.grad(loss, argnums=range(5)))(*args)
-
-  for got, want in zip(grads(layers.routed), grads(dense), strict=True):
-    np.testing.assert_allclose(got, want, atol=2e-6 + 1e-5 * abs(want).max())
 
 
 @pytest.mark.ci
@@ -273,15 +245,6 @@ def test_shares_are_float32_and_the_result_is_that_of_the_weights():
   np.testing.assert_allclose(
     got.astype(np.float32), want, atol=0.02 * abs(want).max()
   )
-
-
-@pytest.mark.perf
-def test_the_router_is_multiplied_in_float32():
-  args = [a.astype(jnp.bfloat16) for a in some()]
-  run = functools.partial(layers.routed, per_token=2, normalize=True)
-  router = jax.make_jaxpr(run)(*args).jaxpr.eqns
-  (product,) = [e for e in router if e.primitive.name == "dot_general"]
-  assert product.outvars[0].aval.dtype == jnp.float32
 
 
 def gathered(text):
@@ -393,27 +356,6 @@ def test_a_layer_computes_what_it_computed_before(name):
     layers.block(policy, layer).close(x, out),
     atol=1e-4,
   )
-
-
-def test_which_weights_are_joined():
-  layer = jax.tree.map(lambda x: x[0], shaken(TINY)["blocks"])
-  fewer = layers.fused_layer(TINY, layer)
-  assert fewer.keys() == layer.keys() - {*"qkv", "gate", "up"} | {
-    "qkv", "gate_up"
-  }  # fmt: skip
-  D, H, G, K, F = (
-    TINY.width, TINY.heads, TINY.kv_heads, TINY.head_size, TINY.mlp
-  )  # fmt: skip
-  kernel = fewer["qkv"]["kernel"]
-  assert kernel.shape == (D, G, H // G + 2, K)
-  # The second key/value head: its queries are heads 3 to 5 of 6.
-  np.testing.assert_array_equal(kernel[:, 1, :3], layer["q"]["kernel"][:, 3:])
-  np.testing.assert_array_equal(kernel[:, 1, 3], layer["k"]["kernel"][:, 1])
-  np.testing.assert_array_equal(kernel[:, 1, 4], layer["v"]["kernel"][:, 1])
-  np.testing.assert_array_equal(
-    fewer["qkv"]["bias"][1, 3], layer["k"]["bias"][1]
-  )
-  assert fewer["gate_up"]["kernel"].shape == (D, 2, F)
 
 
 def test_devices_that_share_key_value_heads_do_not_join_weights():
