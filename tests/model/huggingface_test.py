@@ -279,29 +279,6 @@ def test_an_embedded_policy_is_a_directory_that_loads(name):
   assert params["embed"]["embedding"].shape == (policy.vocab, policy.width)
 
 
-@pytest.mark.parametrize(
-  "fields, path, name",
-  [
-    ({}, "ln_mlp/scale", "post_attention_layernorm.weight"),
-    ({"post_norms": True}, "ln_mlp/scale", "pre_feedforward_layernorm.weight"),
-    ({"qk_norm": True}, "ln_q/scale", "self_attn.q_norm.weight"),
-    ({}, "o/bias", "self_attn.o_proj.bias"),
-    ({"experts": 4}, "router/kernel", "mlp.gate.weight"),
-    (
-      {"experts": 4},
-      "expert_up/kernel",
-      "mlp.experts.{expert}.up_proj.weight",
-    ),
-  ],
-)
-def test_names_of_tensors(fields, path, name):
-  """One name means the norm before the feed-forward elsewhere."""
-  policy = dataclasses.replace(TINY, **fields)
-  keys = ("blocks", *path.split("/"))
-  want = f"model.layers.{{layer}}.{name}"
-  assert huggingface.tensor_name(keys, policy) == want
-
-
 def test_a_device_reads_its_own_part_of_one_layer(tmp_path, monkeypatch):
   policy, _ = routed(tmp_path / "model")
   mesh = meshes.make_mesh(fsdp=2, tensor=4)

@@ -225,17 +225,6 @@ def test_an_expert_that_no_token_chose_has_no_part_and_no_gradient():
     assert not moved[5] and moved[np.arange(E) != 5].sum() >= 3
 
 
-def test_of_equal_shares_the_first_experts_are_chosen():
-  x, _, *weights = some()
-  # A tie between the chosen and the others: 1 and 4, of which 1 counts.
-  x = jnp.abs(x)
-  router = jnp.zeros((D, E)).at[:, 1].set(1.0).at[:, 4].set(1.0)
-  got = layers.routed(x, router, *weights, per_token=1, normalize=True)
-  only = [w.at[jnp.arange(E) != 1].set(0.0) for w in weights]
-  want = reference(x, router, *only, per_token=1, normalize=True)
-  np.testing.assert_allclose(got, want, atol=1e-5)
-
-
 def test_shares_are_float32_and_the_result_is_that_of_the_weights():
   args = [a.astype(jnp.bfloat16) for a in some()]
   run = functools.partial(layers.routed, per_token=2, normalize=True)
