@@ -172,12 +172,53 @@ def rotate(
   x: Float[Array, "P M Q h K"],
   cos: Float[Array, "P #M Q half"],
   sin: Float[Array, "P #M Q half"],
+  target: Target,
 ) -> Float[Array, "P M Q h K"]:
   """Turns pairs (i, i + K/2), the half-split layout of Hugging Face."""
   cos, sin = cos[..., None, :], sin[..., None, :]  # the same for every head
+  if target.platform == "tpu":
+    return _rotated_by_product(x, cos, sin)
   a, b = jnp.split(x.astype(jnp.float32), 2, axis=-1)
   turned = jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
   return turned.astype(x.dtype)
+
+
+@jax.custom_vjp
+def _rotated_by_product(
+  x: Float[Array, "P M Q h K"],
+  cos: Float[Array, "P #M Q 1 half"],
+  sin: Float[Array, "P #M Q 1 half"],
+) -> Float[Array, "P M Q h K"]:
+  """`rotate`, where a product with a permutation swaps the halves, exactly.
+
+  Half a head is half of a TPU's 128 lanes: split and joined it is written
+  twice, and its compiler takes 4 s for each rotation. The product is .5 % of a
+  1.5B layer's.
+  """
+  join = lambda *parts: jnp.concatenate(parts, axis=-1)
+  K = x.shape[-1]
+  swap = jnp.roll(jnp.eye(K, dtype=x.dtype), K // 2, axis=1)
+  swapped = jnp.einsum(
+    "...k,kl->...l",
+    x,
+    swap,
+    precision="highest",  # numbers in float32 are not rounded
+    preferred_element_type=jnp.float32,
+  )
+  turned = x.astype(jnp.float32) * join(cos, cos) + swapped * join(-sin, sin)
+  return turned.astype(x.dtype)
+
+
+# Slopes turn back. By the product's own rule they would be multiplied in
+# float32, at a sixth of the speed.
+_rotated_by_product.defvjp(
+  lambda x, cos, sin: (_rotated_by_product(x, cos, sin), (cos, sin)),
+  lambda saved, slope: (
+    _rotated_by_product(slope, saved[0], -saved[1]),
+    None,
+    None,
+  ),
+)
 
 
 def attend(

@@ -11,7 +11,7 @@ the columns of a page or of a block.
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,7 +22,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from brorl_jax.many import meshes
-from brorl_jax.model import sharding
+from brorl_jax.model import sharding, tpu_kernels
 from brorl_jax.model.attention import MASKED, Softmax, added, capped
 from brorl_jax.model.target import Target
 
@@ -30,9 +30,6 @@ from brorl_jax.model.target import Target
 # a branch that is not taken costs some microseconds.
 _LEAST_PIECE = 64
 _MOST_PIECES = 4
-# Tokens of a block of the pool. A row wastes half a block on average, .5 % of
-# 6,000 tokens; the kernel reads 64 at a time.
-POOL_COLUMNS = 64
 
 Used = int | Int[Array, ""]  # see `ages`
 
@@ -308,6 +305,16 @@ class BlockPool(NamedTuple):
   scale: Float[Array, "blocks 2 G C"] | None = None
 
 
+def pool_columns(target: Target) -> int:
+  """C, the tokens of a block, that suits an accelerator.
+
+  A row wastes half a block on average: 1 % of 6,000 tokens if C is 128. A GPU's
+  kernel reads 64 columns at a time. A step of a TPU's kernel costs .35 us
+  whatever it loads, the time of 1 MB: blocks are as large as waste allows.
+  """
+  return 256 if target.platform == "tpu" else 64
+
+
 def empty_pool(
   blocks: int,
   columns: int,
@@ -343,10 +350,26 @@ def write_pool(
   if pool.scale is not None:
     kv, size = quantized(kv)
     size = size[..., 0]
+  args = (pool.kv, pool.scale), (kv.astype(pool.kv.dtype), size), block, column
+  if not tpu_kernels.writes(pool.kv):
+    return BlockPool(*_scatter(*args))
+  heads, whole = (PartitionSpec(None, None, "tensor"), PartitionSpec())
+  if not sharding.axes_here(None):
+    heads = whole
+  kernel = _on_devices(tpu_kernels.write, (heads, heads, whole, whole), heads)
+  kv, size = jax.lax.platform_dependent(*args, tpu=kernel, default=_scatter)
+  return BlockPool(kv, size)
+
+
+def _scatter(
+  arrays: tuple[Array, Array | None],
+  new: tuple[Array, Array | None],
+  block: Int[Array, " B"],
+  column: Int[Array, " B"],
+) -> tuple[Array, Array | None]:
+  """`tpu_kernels.write` as one operation."""
   put = lambda x, y: x.at[block, :, :, column].set(y, mode="drop")
-  return BlockPool(
-    *jax.tree.map(put, tuple(pool), (kv.astype(pool.kv.dtype), size))
-  )
+  return jax.tree.map(put, arrays, new)
 
 
 def row_attention(
@@ -433,25 +456,37 @@ def attend_pool(
   tensor, expert = (axes.get(name, 1) for name in meshes.WITHIN)
   apart = all(n == 1 or a in meshes.WITHIN for a, n in axes.items())
   apart = apart and G % tensor == each % expert == 0
-  if target.platform == "gpu" and apart and kernel_supports(rows, pool):
-    fused = functools.partial(row_kernel, softcap=softcap)
+  kernel = None
+  if target.platform == "gpu" and kernel_supports(rows, pool):
+    kernel = row_kernel
+  elif target.platform == "tpu" and tpu_kernels.supports(rows, pool, table):
+    kernel = tpu_kernels.row_kernel
+  if kernel and apart:
     # Devices of axis `expert` share a key/value head and have its queries.
     cut = meshes.WITHIN if axes else ()
     heads, whole = PartitionSpec(None, *cut), PartitionSpec()
     blocks = PartitionSpec(None, None, *cut[:1])
     places = heads, heads, blocks, whole, whole, whole
-    # XLA cannot cut a kernel: it would gather all heads of the pool.
-    form = fused
-    if axes:
-      form = jax.shard_map(
-        fused,
-        in_specs=places,
-        out_specs=heads,
-        axis_names=set(axes),
-        check_vma=False,
-      )
+    form = functools.partial(kernel, softcap=softcap)
+    form = _on_devices(form, places, heads)
   out = form(rows, state, pool, table, first, stop)
   return out.reshape(A, R, H, K)
+
+
+def _on_devices(kernel: Callable, places: tuple, out: PartitionSpec):
+  """`kernel` on every device for its own key/value heads.
+
+  XLA cannot cut a kernel: it would gather all heads of the pool.
+  """
+  if not (axes := sharding.axes_here(None)):
+    return kernel
+  return jax.shard_map(
+    kernel,
+    in_specs=places,
+    out_specs=out,
+    axis_names=set(axes),
+    check_vma=False,
+  )
 
 
 # The least side of a matrix that tensor cores multiply.

@@ -360,7 +360,7 @@ class Policy(PolicySpec):
   @property
   def pool_columns(self) -> int:
     """Tokens of a block of the pool; 0: the target decodes over pages."""
-    return 0 if self.target.on_cpu else cache.POOL_COLUMNS
+    return 0 if self.target.on_cpu else cache.pool_columns(self.target)
 
   def pool(self, blocks: int, columns: int) -> list[cache.BlockPool]:
     """A pool of `blocks` blocks in which nothing is written, for each layer."""

@@ -14,7 +14,7 @@ from brorl_jax.model import attention
 from brorl_jax.model.spec import Rope
 from brorl_jax.model.target import Target
 
-CPU = Target("cpu", 1, 0)
+CPU, TPU = Target("cpu", 1, 0), Target("tpu", 1, 0)
 
 
 def at(position):
@@ -23,7 +23,7 @@ def at(position):
 
 def turned(x, position, rope):
   cos, sin = rope.turn(at(position), x.shape[-1])
-  return attention.rotate(x, cos, sin)
+  return attention.rotate(x, cos, sin, CPU)
 
 
 def test_rotation_by_hand():
@@ -45,7 +45,9 @@ def test_every_query_turns_by_its_own_position_and_every_head_alike():
   x = rng.normal(size=(2, 3, 4, 5, 6)).astype(np.float32)
   position = rng.integers(0, 50, (2, 3, 4))
   rope = Rope(20.0)
-  got = attention.rotate(jnp.asarray(x), *rope.turn(jnp.asarray(position), 6))
+  got = attention.rotate(
+    jnp.asarray(x), *rope.turn(jnp.asarray(position), 6), CPU
+  )
   pairs = x[..., :3] + 1j * x[..., 3:]
   for p, r, t, h, i in np.ndindex(pairs.shape):
     angle = position[p, r, t] * 20.0 ** (-i / 3)
@@ -62,6 +64,27 @@ def test_bfloat16_is_rotated_in_float32_and_stays_bfloat16():
   np.testing.assert_allclose(got.ravel().astype(np.float32), want, atol=1e-2)
   cos, sin = Rope(100.0).turn(at(1001), 4)
   assert cos.dtype == sin.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tpu_turns_by_a_product_to_the_same_numbers(dtype):
+  rng = np.random.default_rng(0)
+  x = jnp.asarray(rng.normal(size=(2, 3, 5, 3, 6)), dtype)
+  cos, sin = Rope(100.0).turn(jnp.asarray(rng.integers(0, 99, (2, 1, 5))), 6)
+  forms = [
+    lambda x, target=target: attention.rotate(x, cos, sin, target)
+    for target in (TPU, CPU)
+  ]
+  (got, pull), (want, reference) = (jax.vjp(form, x) for form in forms)
+  slope = jnp.asarray(rng.normal(size=x.shape), dtype)
+  # Where slopes are bfloat16, either form rounds them.
+  atol = 1e-6 if dtype == "float32" else 0.04
+  np.testing.assert_allclose(got, want, atol=atol / 10, rtol=0)
+  np.testing.assert_allclose(
+    *(np.asarray(f(slope)[0], np.float32) for f in (pull, reference)),
+    atol=atol,
+    rtol=0,
+  )
 
 
 def test_the_scale_of_a_rope_lengthens_what_it_turns():

@@ -102,6 +102,33 @@ def test_weights_come_first_for_few_rows_of_float32_on_a_cpu():
   assert not layers.few(rows(8, "float32"), GPU)
 
 
+@pytest.mark.parametrize("m, k, n", [(7, 5, 3), (64, 33, 16), (1, 4, 2)])
+def test_a_product_in_half_precision_and_its_gradients(m, k, n):
+  rng = np.random.default_rng(0)
+  draw = lambda *shape: jnp.asarray(rng.normal(size=shape), "bfloat16")
+  x, w, slope = draw(m, k), draw(k, n), draw(m, n).astype(jnp.float32)
+  got, pull = jax.vjp(layers.half_dot, x, w)
+  exact = lambda *a: np.matmul(*(np.asarray(y, np.float64) for y in a))
+  assert got.dtype == jnp.float32
+  np.testing.assert_allclose(got, exact(x, w), rtol=1e-5, atol=1e-4)
+  dx, dw = pull(slope)
+  assert dx.dtype == dw.dtype == jnp.bfloat16
+  near = functools.partial(np.testing.assert_allclose, rtol=2**-7, atol=0.1)
+  near(np.asarray(dx, np.float64), exact(slope, w.T))
+  near(np.asarray(dw, np.float64), exact(x.T, slope))
+  np.testing.assert_array_equal(layers.turned(x), x.T)
+
+
+def test_half_precision_is_multiplied_row_by_row_on_a_cpu():
+  """What is fast: no product sees a transposed operand."""
+  x, w = jnp.ones((64, 32), jnp.bfloat16), jnp.ones((32, 16), jnp.bfloat16)
+  both = lambda x, w: jax.vjp(layers.half_dot, x, w)[1](jnp.ones((64, 16)))
+  text = str(jax.make_jaxpr(both)(x, w))
+  assert text.count("concatenate") == 2 and text.count("dot_general") == 3
+  assert layers.half_on_cpu(x, CPU) and not layers.half_on_cpu(x, GPU)
+  assert not layers.half_on_cpu(x.astype(jnp.float32), CPU)
+
+
 def _gated(w):
   return lambda x: jnp.tanh(x @ w) * x
 
