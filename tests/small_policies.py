@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from brorl_jax.model import layers
 from brorl_jax.model.policy import Policy
 from brorl_jax.model.spec import Rope
 
@@ -67,3 +68,9 @@ def padded(rows, width, side):
 def some_ids(*lengths, seed=0):
   rng = np.random.default_rng(seed)
   return [rng.integers(0, TINY.vocab, length) for length in lengths]
+
+
+def response_logits(policy, params, prompt, mask, response):
+  """Logits from which `response_logp` takes its tokens."""
+  hidden = policy._response(params, prompt, mask, response)
+  return layers.head(policy, params, hidden)

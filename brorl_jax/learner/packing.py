@@ -1,17 +1,6 @@
-"""Groups of rollouts as batches of a few static shapes, on the host.
-
-Rollouts lie side by side in blocks of rows, or in trees that hold what they
-have in common once: whichever computes fewer positions.
-
-A block is up to M distinct rollouts of one prompt, read side by side. Rollouts
-of similar length share a block, and each length is one compiled program.
-
-A tree is a prompt with responses of which every common prefix is there once.
-512 answers of three tokens are some 45 distinct ones with 104 distinct
-prefixes, of which 63 are read: the last token of a response is only predicted.
-The tokens of a tree lie in the order of a walk that visits a token before those
-that follow it. A token's descendants are then its neighbours up to `end`, and
-token i sees token j if j <= i < end[j]. A row holds trees of several prompts.
+"""Groups of rollouts as batches of a few static shapes, on the host: blocks of
+rollouts side by side, or trees that hold what they have in common once,
+whichever computes fewer positions.
 """
 
 import dataclasses
@@ -36,8 +25,6 @@ _LEAST_QUARTERS = 128
 # Microbatches of a batch. The last batch of a shape is filled up with zeros,
 # which are copied to the devices but not computed (`Batch.used`).
 MICROBATCHES = 8
-# Few rows make fuller blocks and read the prompt more often.
-_FEWER = 4
 # Of a row of trees: every token attends to all of the row. At a width of 256 a
 # token of 512 costs 1.4 times what one of a block does.
 _LEAST_TREES, _MOST_TREES = 128, 512
@@ -52,8 +39,8 @@ _WORTH = 0.8
 class Layout:
   """The static shapes of batches.
 
-  A microbatch of shorter rollouts, or of fewer rows, has more blocks: as many
-  as have no more positions than one of the longest.
+  A microbatch of shorter rollouts has more blocks: as many as have no more
+  positions than one of the longest.
   """
 
   rows: int  # M, rollouts per block, all of one prompt, at most
@@ -75,20 +62,9 @@ class Layout:
       lengths.insert(0, -(-longest // 2))
     return lengths
 
-  @property
-  def fewer(self) -> int:
-    """Rows of a block where that makes less padding."""
-    return self.rows // _FEWER if self.rows >= 4 * _FEWER else self.rows
-
-  @property
-  def shapes(self) -> int:
-    """How many shapes of batches there may be."""
-    rows = len({self.rows, self.fewer})
-    return len(self.lengths) * rows + len(self.trees)
-
-  def blocks_of(self, length: int, rows: int) -> int:
-    """Blocks per microbatch of this length, each with `rows` rows."""
-    return self._fitting(self.prompt + rows * length)
+  def blocks_of(self, length: int) -> int:
+    """Blocks per microbatch of this length."""
+    return self._fitting(self.prompt + self.rows * length)
 
   @property
   def trees(self) -> list[tuple[int, int]]:
@@ -189,7 +165,6 @@ class BlockPlan:
   """Blocks of each length, and how many positions they take."""
 
   layout: Layout
-  rows: int  # M
   by_length: dict[int, list[Block]]
   positions: int  # with the prompts and all padding
 
@@ -197,9 +172,9 @@ class BlockPlan:
     """Batches in ascending order of length."""
     found = []
     for length, blocks in self.by_length.items():
-      each = self.layout.blocks_of(length, self.rows)
+      each = self.layout.blocks_of(length)
       for part in _parts(blocks, each * MICROBATCHES):
-        found.append(_block_batch(source, part, self.rows, each, length))
+        found.append(_block_batch(source, part, self.layout.rows, each, length))
     return found
 
 
@@ -220,7 +195,7 @@ def blocks(
 
 
 def plan_blocks(
-  source: Source, distinct: Distinct, layout: Layout, rows: int
+  source: Source, distinct: Distinct, layout: Layout
 ) -> BlockPlan:
   """Assigns blocks to lengths.
 
@@ -228,22 +203,22 @@ def plan_blocks(
   each block has at most twice the positions.
   """
   by_length = {length: [] for length in layout.lengths}
-  for block in blocks(source.rollouts, distinct, rows):
+  for block in blocks(source.rollouts, distinct, layout.rows):
     by_length[next(x for x in layout.lengths if x >= block.length)].append(
       block
     )
   S, positions = source.prompts.tokens.shape[1], 0
   for i, length in enumerate(layout.lengths):
-    each = layout.blocks_of(length, rows)
+    each = layout.blocks_of(length)
     these = by_length[length]
     rest = len(these) % each
     if 2 * rest < each and i + 1 < len(layout.lengths):
       longer = by_length[layout.lengths[i + 1]]
       longer += these[len(these) - rest :]
       del these[len(these) - rest :]
-    positions += -(-len(these) // each) * each * (S + rows * length)
+    positions += -(-len(these) // each) * each * (S + layout.rows * length)
   by_length = {length: these for length, these in by_length.items() if these}
-  return BlockPlan(layout, rows, by_length, positions)
+  return BlockPlan(layout, by_length, positions)
 
 
 def _block_batch(
@@ -265,7 +240,14 @@ def _block_batch(
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-  """A prompt with some of its distinct responses; `grow` makes its arrays."""
+  """A prompt with some of its distinct responses; `grow` makes its arrays.
+
+  Every common prefix is there once. 512 answers of three tokens are some 45
+  distinct ones with 104 distinct prefixes, of which 63 are read: the last token
+  of a response is only predicted. Tokens lie in the order of a walk that visits
+  a token before those that follow it. A token's descendants are then its
+  neighbours up to `end`, and token i sees token j if j <= i < end[j].
+  """
 
   prompt: int
   rollout: np.ndarray  # n of each response, in lexicographic order
@@ -296,14 +278,8 @@ def grow(
   """The arrays of a tree.
 
   Tokens that are read have numbers from 0. A target is a token that is
-  predicted, the same for all responses that begin alike.
-
-  Args:
-    prompt: Its tokens, without padding.
-    text: Distinct responses in lexicographic order, -1 behind the last token.
-
-  Returns:
-    Arrays of `types.Trees`, for one tree; `at` is 0 behind the last token.
+  predicted, the same for all responses that begin alike. `text` has distinct
+  responses in lexicographic order, -1 behind each; there `at` is 0.
   """
   S, t = len(prompt), np.arange(text.shape[1])
   length, shared, read, read_before = (x[:, None] for x in _lengths(text))
@@ -322,8 +298,8 @@ def grow(
 
 
 def _lengths(text: Int[np.ndarray, "M T"]) -> tuple[np.ndarray, ...]:
-  """Of each response: its tokens, those that it shares with the response before
-  it, those that are read, and those that are read of the response before it."""
+  """Of each response: tokens, those shared with the response before it, those
+  that are read, and those that are read of the response before it."""
   length = np.sum(text >= 0, axis=1)
   # Responses with a common prefix are neighbours: what one does not share with
   # the one before it, it shares with none before.
@@ -409,7 +385,6 @@ def room_of(tokens: int, length: int) -> tuple[int, int, int]:
   A response adds at most one target to the tokens that are read. The loss has a
   term for each of its `length` places, so there is room for 16 such terms per
   token: for responses that add a sixteenth of the longest length on average.
-
   `configs/smoke.py` has .6 responses for each token that is read, with N = 16
   .4, and `configs/n512.py` .02.
   """
@@ -510,13 +485,8 @@ def loss_scale(
   or over prompts of their means over rollouts. Rollouts without tokens are not
   counted.
 
-  Args:
-    length: Tokens of each rollout; 0 if the rollout does not count.
-    unit: Whether the loss has a value per token or per sequence.
-    constant: Tokens, such as the longest response.
-
-  Returns:
-    Factors, 0 for rollouts that do not count; None if all are 1.
+  Returns 0 for rollouts that do not count, and None if all are 1. `unit` says
+  whether the loss has a value per token or per sequence.
 
   References:
     Yu et al. 2025 (DAPO), arXiv:2503.14476, section 3.3.
@@ -556,14 +526,11 @@ def pack(
   """
   source = Source(prompts, rollouts, advantage, scale)
   distinct = [rollouts.distinct(p) for p in range(len(rollouts.tokens))]
-  best = plan_blocks(source, distinct, layout, layout.rows)
-  others: list[BlockPlan | TreePlan] = []
-  if layout.fewer < layout.rows:
-    others.append(plan_blocks(source, distinct, layout, layout.fewer))
-  others += [plan_trees(source, distinct, shape) for shape in layout.trees]
-  for other in others:
-    if other.positions < _WORTH * best.positions:
-      best = other
+  best: BlockPlan | TreePlan = plan_blocks(source, distinct, layout)
+  for shape in layout.trees:
+    plan = plan_trees(source, distinct, shape)
+    if plan.positions < _WORTH * best.positions:
+      best = plan
   return best.batches(source)
 
 

@@ -103,8 +103,7 @@ def state_places(
   Args:
     params: Arrays or shapes.
     keep_reference: Whether the loss has a KL term.
-    offload: What lies in host memory: "nothing", "reference", or "moments",
-      which moves both.
+    offload: What lies in host memory; "moments" moves the reference too.
   """
   make = functools.partial(init_state, tx=tx, keep_reference=keep_reference)
   shapes = jax.eval_shape(make, params)

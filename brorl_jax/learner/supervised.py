@@ -1,13 +1,9 @@
 """Supervised training on prompts with responses, packed side by side in rows.
 
-  loss = - sum over response tokens of log pi(token | what precedes it) / count
-
-Prompt tokens are read and not learned. The count is that of the whole update,
-so that neither microbatches nor packing change the loss: an update of the same
-pairs has the same gradient however they lie in their rows, which have one
-static shape and are packed on the host.
+loss = - sum over response tokens of log pi(token | what precedes it) / count
 """
 
+import collections
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
-from brorl_jax.many import meshes
+from brorl_jax.learner.update import placed
 from brorl_jax.model import sharding
 
 # (params, tokens [B,T], segment [B,T]) -> log-probabilities [B,T]
@@ -57,31 +53,28 @@ def epoch(
 ) -> Iterator[list[list[int]]]:
   """The rows of each update of one epoch, as indices of pairs.
 
-  A pair goes into the first row with room. A pair that fits into no row waits
-  for the next update, which begins with it. An update ends when as many pairs
-  wait as it has rows.
+  A pair goes into the first row with room. One that fits into no row waits for
+  the next update, which begins with it. An update ends when as many pairs wait
+  as it has rows.
 
   Args:
     lengths: Tokens of each pair; none is longer than a row.
   """
-  rows, waiting = layout.rows * layout.microbatches, list(order)
+  rows, waiting = layout.rows * layout.microbatches, collections.deque(order)
   while waiting:
     placed: list[list[int]] = [[] for _ in range(rows)]
     room = np.full(rows, layout.tokens)
     left = []
-    for number, pair in enumerate(waiting):
-      fits = room >= lengths[pair]
-      if fits.any():
-        row = int(fits.argmax())
-        placed[row].append(pair)
-        room[row] -= lengths[pair]
-        continue
-      left.append(pair)
-      if len(left) == rows:
-        left += waiting[number + 1 :]
-        break
+    while waiting and len(left) < rows:
+      pair = waiting.popleft()
+      fits = np.flatnonzero(room >= lengths[pair])
+      if fits.size:
+        placed[fits[0]].append(pair)
+        room[fits[0]] -= lengths[pair]
+      else:
+        left.append(pair)
     yield [row for row in placed if row]
-    waiting = left
+    waiting.extendleft(reversed(left))
 
 
 def updates(
@@ -91,11 +84,14 @@ def updates(
 
   The order is shuffled in each epoch anew.
   """
-  lengths = [len(x.prompt) + len(x.response) for x in pairs]
   for number in itertools.count():
     order = np.random.default_rng([seed, number]).permutation(len(pairs))
-    for rows in epoch(lengths, layout, order.tolist()):
+    for rows in epoch(_lengths(pairs), layout, order.tolist()):
       yield number, rows
+
+
+def _lengths(pairs: Sequence[Pair]) -> list[int]:
+  return [len(x.prompt) + len(x.response) for x in pairs]
 
 
 def updates_in(
@@ -130,11 +126,7 @@ def pack(
 def check(
   pairs: Sequence[Pair], layout: PairLayout, names: Sequence[str]
 ) -> None:
-  """Refuses pairs that cannot be trained on, by their names.
-
-  Raises:
-    ValueError: A pair has no prompt, no response, or is longer than a row.
-  """
+  """Raises ValueError for a pair without prompt or response, or too long."""
   for pair, name in zip(pairs, names, strict=True):
     for what, ids in zip(("prompt", "response"), pair, strict=True):
       if not ids:
@@ -171,6 +163,9 @@ def train(
 ) -> PyTree:
   """Minimises the negative log-likelihood of the responses.
 
+  The count is that of the whole update: neither microbatches nor packing change
+  the loss.
+
   Args:
     params: To begin with; donated.
     pairs: At least one, none longer than a row.
@@ -179,26 +174,35 @@ def train(
       ten times between them.
     heldout: Pairs that are only measured.
 
-  Raises:
-    FloatingPointError: A loss is not finite.
+  Raises FloatingPointError if a loss is not finite.
   """
-  place = functools.partial(_placed, mesh=mesh)
-  sums = jax.jit(functools.partial(_sums, packed_logp=packed_logp))
-  state = params, _moments(tx, params, mesh)
+  place = lambda rows: rows if mesh is None else placed(rows, mesh)
+  home = None  # of the moments: where their parameters lie
+  if mesh is not None:
+    home = sharding.state_shardings(
+      jax.eval_shape(tx.init, params), params, mesh
+    )
+  state = params, jax.jit(tx.init, out_shardings=home)(params)
   del params
-  learned, seen = 0, 0
+  sums = jax.jit(functools.partial(_sums, packed_logp=packed_logp))
+  learned = seen = 0
 
-  def report(number: int, loss: Array | None) -> None:
-    measured = None
-    if heldout:
-      measured = mean_loss(state[0], heldout, layout, sums=sums, place=place)
-    batch_loss = None if loss is None else float(loss)
-    for what, x in (("loss", batch_loss), ("held-out loss", measured)):
+  def mean_loss() -> float:
+    """Nats per response token over all pairs held out."""
+    total = count = 0.0
+    for rows in epoch(_lengths(heldout), layout, range(len(heldout))):
+      more = sums(state[0], place(pack(heldout, rows, layout)))
+      total, count = total + float(more[0]), count + float(more[1])
+    return total / count
+
+  def report(number: int, loss: float | None) -> None:
+    measured = mean_loss() if heldout else None
+    for what, x in (("loss", loss), ("held-out loss", measured)):
       if x is not None and not np.isfinite(x):
         raise FloatingPointError(
           f"update {number}: the {what} is {x}; lower the learning rate"
         )
-    look(Look(number, batch_loss, measured, seen / len(pairs), learned))
+    look(Look(number, loss, measured, seen / len(pairs), learned))
 
   report(0, None)
   plan = itertools.islice(updates(pairs, layout, seed=seed), count)
@@ -208,43 +212,8 @@ def train(
     seen += sum(map(len, rows))
     *state, loss = _update(*state, place(batch), packed_logp=packed_logp, tx=tx)
     if number % max(count // _LOOKS, 1) == 0 or number == count:
-      report(number, loss)
+      report(number, float(loss))
   return state[0]
-
-
-def mean_loss(
-  params: PyTree,
-  pairs: Sequence[Pair],
-  layout: PairLayout,
-  *,
-  sums: Callable[[PyTree, Rows], tuple[Array, Array]],
-  place: Callable[[Rows], Rows],
-) -> float:
-  """Nats per response token over all pairs."""
-  lengths = [len(x.prompt) + len(x.response) for x in pairs]
-  total = count = 0.0
-  for rows in epoch(lengths, layout, range(len(pairs))):
-    more = sums(params, place(pack(pairs, rows, layout)))
-    total, count = total + float(more[0]), count + float(more[1])
-  return total / count
-
-
-def _placed(rows: Rows, *, mesh: Mesh | None) -> Rows:
-  if mesh is None:
-    return rows
-  spread = lambda x: PartitionSpec(*(None, meshes.rows(mesh))[: x.ndim])
-  return jax.tree.map(lambda x: sharding.to_mesh(mesh, spread(x), x), rows)
-
-
-def _moments(
-  tx: optax.GradientTransformation, params: PyTree, mesh: Mesh | None
-) -> PyTree:
-  """The optimizer's, where their parameters lie."""
-  places = None
-  if mesh is not None:
-    abstract = jax.eval_shape(tx.init, params)
-    places = sharding.state_shardings(abstract, params, mesh)
-  return jax.jit(tx.init, out_shardings=places)(params)
 
 
 def _loss(

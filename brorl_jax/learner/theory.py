@@ -1,10 +1,6 @@
 """The theorem's quantities on the real policy, for a few prompts of a step.
 
-The theorem speaks of one softmax over tokens. Here whole responses to one
-prompt take the place of tokens. The probability of a sampled response is
-p = exp(sum of its log-probabilities), and it is correct if its reward is 1. Of
-the responses that were not sampled only the total probability is known: 1 minus
-that of the sampled ones.
+Whole responses to one prompt take the place of the theorem's tokens.
 """
 
 import dataclasses
@@ -30,7 +26,13 @@ _NOISE = 1e-4
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Probe:
-  """Distinct responses to a few prompts, most probable first, on the host."""
+  """Distinct responses to a few prompts, most probable first, on the host.
+
+  The probability of a sampled response is p = exp(sum of its
+  log-probabilities), and it is correct if its reward is 1. Of responses that
+  were not sampled only the total probability is known: 1 minus that of the
+  sampled ones.
+  """
 
   prompt: Int[Array, "P S"]
   prompt_mask: Bool[Array, "P S"]
@@ -57,15 +59,13 @@ def probe(
   """Takes the first `count` prompts and their `rows` likeliest responses.
 
   Its shapes depend on the arguments alone, not on what was sampled: an update
-  that reads it is compiled once, and what it needs can be planned.
+  that reads it is compiled once, and what it needs can be planned. Longer
+  responses than `tokens`, and rarer ones, are left out, but for their mass.
 
   Args:
     rollouts: Of temperature 1 with nothing cut, or the mass is that of the
       sampling distribution.
     reward: Raw.
-    count: Prompts, at most.
-    rows: Distinct responses per prompt; rarer ones are left out.
-    tokens: Longer responses are left out, but for their mass.
   """
   N, T = rollouts.tokens.shape[1:]
   count, T = min(count, len(reward)), min(tokens, T)
@@ -99,23 +99,14 @@ def probe(
 
 
 @jax.jit
-def sampled_terms(
-  probability: Float[Array, "P N"],
-  correct: Bool[Array, "P N"],
-  unsampled: Float[Array, " P"],
-  draws: Float[Array, " P"],
-) -> Float[Array, " P"]:
+def sampled_terms(probed: Probe) -> Float[Array, " P"]:
   """The two terms of Theorem 1 that are never negative, per unit of rate.
 
   The responses are the atoms of a softmax with a logit each, with rewards 1 and
-  -1 and one plain gradient step. The third term, of what was not sampled, would
-  need the single probabilities of what was not sampled, which are not known. So
-  this is no forecast of what Adam does to a network, in sign or in size (for
-  that, see `measure`); it shows how much of the theorem's push there is at this
-  N.
-
-  The arguments are `sampled`, `sampled_correct`, `unsampled` and `draws` of a
-  `Probe`.
+  -1 and one plain gradient step. The third term would need the single
+  probabilities of what was not sampled. So this is no forecast of what Adam
+  does to a network, in sign or in size (for that, see `measure`); it shows how
+  much of the theorem's push there is at this N.
   """
 
   def terms(probability, correct, unsampled, draws):
@@ -133,7 +124,9 @@ def sampled_terms(
     )
     return (balance.sampled_correct + balance.sampled_wrong) / draws
 
-  return jax.vmap(terms)(probability, correct, unsampled, draws)
+  return jax.vmap(terms)(
+    probed.sampled, probed.sampled_correct, probed.unsampled, probed.draws
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,12 +160,9 @@ compiled_mass = jax.jit(Mass.of_prompts, static_argnums=0)
 
 
 _NAMES = (
-  "unsampled_mass",
-  "correct_change",
-  "correct_change_first_order",
-  "sampled_terms_per_lr",
-  "fell_fraction",
-)
+  "unsampled_mass", "correct_change", "correct_change_first_order",
+  "sampled_terms_per_lr", "fell_fraction",
+)  # fmt: skip
 
 
 def unmeasured() -> dict[str, None]:
@@ -192,31 +182,22 @@ def measure(
     correct_change ~ sum over updates of <d Q / d params, params' - params>
 
   with Q the mean correct mass of the probe. Where the two agree the step is
-  small enough for first-order theory to speak about it.
+  small enough for first-order theory to speak about it. All are None where
+  float32 holds the probability of no response, as with hundreds of tokens.
 
   Args:
     after: From `Mass.of_prompts`, with the updated parameters.
     first_order: That sum.
-
-  Returns:
-    None for each where float32 can hold the probability of no response, as
-    with answers of hundreds of tokens: there is nothing to measure then.
   """
   if not probed.probability.any():
     return unmeasured()
   before = (probed.probability * probed.correct).sum(axis=1)
   change = after - before
-  terms = sampled_terms(
-    jnp.asarray(probed.sampled),
-    jnp.asarray(probed.sampled_correct),
-    jnp.asarray(probed.unsampled),
-    jnp.asarray(probed.draws),
-  )
   values = (
     probed.unsampled.mean(),
     change.mean(),
     first_order,
-    terms.mean(),
+    sampled_terms(probed).mean(),
     (change < -_NOISE).mean(),
   )
   return {

@@ -1,9 +1,7 @@
 """The optimizer updates of one step: minibatches of groups, one update each.
 
-A minibatch is a list of batches. The microbatches of a batch have one length
-(packing.py). One program per length sums the gradients of a batch's
-microbatches, and one more program applies the sum. The host does nothing
-between microbatches.
+One program per length sums the gradients of a batch's microbatches, and one
+more applies the sum of a minibatch. The host does nothing in between.
 """
 
 import dataclasses
@@ -191,7 +189,6 @@ def minibatch_step(
   """One optimizer update. `state` is donated; its step does not change.
 
   A gradient that cannot be trusted is not applied: see `Stats.skipped`.
-
   Moments in host memory are on the devices only during the last program.
 
   Args:
@@ -201,9 +198,6 @@ def minibatch_step(
       `Stats.watched` is its change by this update to first order:
       <d watch / d params, updates>.
     most_norm: Norm of the gradient above which it is not applied.
-
-  Returns:
-    The new state, and sums over the minibatch.
   """
   # On a mesh the zeros lie where the sums will: otherwise the first batch would
   # compile `_add` a second time.
@@ -231,15 +225,6 @@ def minibatch_step(
   return dataclasses.replace(
     state, opt=sharding.put_back(state.opt, home)
   ), stats
-
-
-def first_bad_path(params: PyTree, finite: np.ndarray) -> str | None:
-  """Path of the first parameter whose `finite` is False; None if all are."""
-  paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(params)]
-  bad = np.flatnonzero(~np.asarray(finite))
-  if not bad.size:
-    return None
-  return jax.tree_util.keystr(paths[bad[0]], simple=True, separator="/")
 
 
 Minibatches = list[list[Batch]]  # the batches of each minibatch
@@ -289,12 +274,8 @@ def scored(
 ) -> Minibatches:
   """Batches with the log-probabilities that the loss needs, on the host.
 
-  One batch at a time is on the devices.
-
-  Args:
-    state: Before the first update of the step.
-    logp_of: (parameters, batch) -> log-probabilities of the responses.
-    kl_term: Whether the loss compares with the reference.
+  One batch at a time is on the devices. `logp_of` scores a batch by parameters;
+  `kl_term` says whether the loss compares with the reference.
   """
   scorers = {}
   # From the second minibatch on the policy is not the one that sampled.
@@ -315,8 +296,8 @@ def scored(
   return [[score(batch) for batch in part] for part in parts]
 
 
-def placed(batch: Batch, mesh: Mesh) -> Batch:
-  """A batch of the host on the mesh: blocks are spread over its rows."""
+def placed(batch: PyTree, mesh: Mesh) -> PyTree:
+  """A batch of the host on the mesh: blocks, axis 1, spread over its rows."""
   spread = lambda x: PartitionSpec(*(None, meshes.rows(mesh))[: x.ndim])
   return jax.tree.map(lambda x: sharding.to_mesh(mesh, spread(x), x), batch)
 
@@ -357,13 +338,17 @@ def skipped(
 ) -> tuple[str, ...]:
   """Why each update of a step that was skipped was.
 
-  Raises:
-    FloatingPointError: An update that was applied made a parameter that is not
-      finite. The state must not be saved.
+  Raises FloatingPointError if an update that was applied made a parameter that
+  is not finite: the state must not be saved.
   """
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  paths = [
+    jax.tree_util.keystr(x, simple=True, separator="/") for x, _ in leaves
+  ]
   found = []
   for i, update in enumerate(stats):
-    path = first_bad_path(params, sharding.to_host(update.finite))
+    bad = np.flatnonzero(~sharding.to_host(update.finite))
+    path = paths[bad[0]] if bad.size else None
     if not update.skipped:
       if path is not None:
         raise FloatingPointError(

@@ -22,17 +22,14 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from brorl_jax.many import meshes
-from brorl_jax.model import sharding
-from brorl_jax.model.attention import MASKED, Softmax, capped
+from brorl_jax.model import sharding, tpu_kernels
+from brorl_jax.model.attention import MASKED, Softmax, added, capped
 from brorl_jax.model.target import Target
 
 # A piece of the prompts has at least 64 columns, and a prompt at most 4 pieces:
 # a branch that is not taken costs some microseconds.
 _LEAST_PIECE = 64
 _MOST_PIECES = 4
-# Tokens of a block of the pool. A row wastes half a block on average, .5 % of
-# 6,000 tokens; the kernel reads 64 at a time.
-POOL_COLUMNS = 64
 
 Used = int | Int[Array, ""]  # see `ages`
 
@@ -153,7 +150,6 @@ def attend_pages(
   holds all scores of a row.
 
   Args:
-    q: Queries, rotated, of R rows in each of A lanes.
     pages: The rows' own, oldest first; see `ages`.
     column: Of the last page; the newest.
     used: How many of the pages before it hold anything. The others are not
@@ -226,7 +222,7 @@ def prompt_softmax(
       part = SharedKeys(
         shared.k[:, :, at], shared.v[:, :, at], shared.mask[..., at]
       )
-      read = lambda state, part=part: _added(
+      read = lambda state, part=part: added(
         state, scores(part), lambda weight: values(weight, part)
       )
       state = jax.lax.cond(jnp.any(part.mask), read, lambda state: state, state)
@@ -245,29 +241,6 @@ def prompt_pieces(windows: int, columns: int) -> list[slice]:
   ]
 
 
-def _added(
-  state: Softmax,
-  score: Float[Array, "*rows C"],
-  values: Callable[[Float[Array, "*rows C"]], Float[Array, "*rows K"]],
-  seen: Bool[Array, "*#rows C"] | None = None,
-) -> Softmax:
-  """The softmax after more keys, whose score is MASKED where unseen.
-
-  With `seen` those are exactly left out, also where nothing was seen before.
-  """
-  before, total, out = state
-  top = jnp.maximum(before, jnp.max(score, axis=-1))
-  shrink = jnp.exp(before - top)
-  weight = jnp.exp(score - top[..., None])
-  if seen is not None:
-    weight = jnp.where(seen, weight, 0.0)
-  return (
-    top,
-    total * shrink + jnp.sum(weight, axis=-1),
-    out * shrink[..., None] + values(weight),
-  )
-
-
 def _row_pages(
   q: Float[Array, "B G J K"],
   state: Softmax,
@@ -284,7 +257,7 @@ def _row_pages(
   def add(state: Softmax, page: Page, age: Int[Array, "1 C"]) -> Softmax:
     seen = (age < limit[:, None])[:, None, None]
     score = jnp.where(seen, capped(_page_scores(q, page), softcap), MASKED)
-    return _added(state, score, lambda w: _page_values(w, page, q.dtype))
+    return added(state, score, lambda w: _page_values(w, page, q.dtype))
 
   state = add(state, pages[-1], circle[-1])
   # Newest first. A branch that is not taken costs some microseconds; a program
@@ -332,6 +305,16 @@ class BlockPool(NamedTuple):
   scale: Float[Array, "blocks 2 G C"] | None = None
 
 
+def pool_columns(target: Target) -> int:
+  """C, the tokens of a block, that suits an accelerator.
+
+  A row wastes half a block on average: 1 % of 6,000 tokens if C is 128. A GPU's
+  kernel reads 64 columns at a time. A step of a TPU's kernel costs .35 us
+  whatever it loads, the time of 1 MB: blocks are as large as waste allows.
+  """
+  return 256 if target.platform == "tpu" else 64
+
+
 def empty_pool(
   blocks: int,
   columns: int,
@@ -367,10 +350,26 @@ def write_pool(
   if pool.scale is not None:
     kv, size = quantized(kv)
     size = size[..., 0]
+  args = (pool.kv, pool.scale), (kv.astype(pool.kv.dtype), size), block, column
+  if not tpu_kernels.writes(pool.kv):
+    return BlockPool(*_scatter(*args))
+  heads, whole = (PartitionSpec(None, None, "tensor"), PartitionSpec())
+  if not sharding.axes_here(None):
+    heads = whole
+  kernel = _on_devices(tpu_kernels.write, (heads, heads, whole, whole), heads)
+  kv, size = jax.lax.platform_dependent(*args, tpu=kernel, default=_scatter)
+  return BlockPool(kv, size)
+
+
+def _scatter(
+  arrays: tuple[Array, Array | None],
+  new: tuple[Array, Array | None],
+  block: Int[Array, " B"],
+  column: Int[Array, " B"],
+) -> tuple[Array, Array | None]:
+  """`tpu_kernels.write` as one operation."""
   put = lambda x, y: x.at[block, :, :, column].set(y, mode="drop")
-  return BlockPool(
-    *jax.tree.map(put, tuple(pool), (kv.astype(pool.kv.dtype), size))
-  )
+  return jax.tree.map(put, arrays, new)
 
 
 def row_attention(
@@ -423,7 +422,7 @@ def row_attention(
         "bgjc,bgck->bgjk", weight.astype(q.dtype).astype(stored), v
       )
 
-    return _added(state, score, values, seen)
+    return added(state, score, values, seen)
 
   blocks = -(-jnp.max(stop) // C)
   _, total, out = jax.lax.fori_loop(0, blocks, add, state)
@@ -457,25 +456,37 @@ def attend_pool(
   tensor, expert = (axes.get(name, 1) for name in meshes.WITHIN)
   apart = all(n == 1 or a in meshes.WITHIN for a, n in axes.items())
   apart = apart and G % tensor == each % expert == 0
-  if target.platform == "gpu" and apart and kernel_supports(rows, pool):
-    fused = functools.partial(row_kernel, softcap=softcap)
+  kernel = None
+  if target.platform == "gpu" and kernel_supports(rows, pool):
+    kernel = row_kernel
+  elif target.platform == "tpu" and tpu_kernels.supports(rows, pool, table):
+    kernel = tpu_kernels.row_kernel
+  if kernel and apart:
     # Devices of axis `expert` share a key/value head and have its queries.
     cut = meshes.WITHIN if axes else ()
     heads, whole = PartitionSpec(None, *cut), PartitionSpec()
     blocks = PartitionSpec(None, None, *cut[:1])
     places = heads, heads, blocks, whole, whole, whole
-    # XLA cannot cut a kernel: it would gather all heads of the pool.
-    form = fused
-    if axes:
-      form = jax.shard_map(
-        fused,
-        in_specs=places,
-        out_specs=heads,
-        axis_names=set(axes),
-        check_vma=False,
-      )
+    form = functools.partial(kernel, softcap=softcap)
+    form = _on_devices(form, places, heads)
   out = form(rows, state, pool, table, first, stop)
   return out.reshape(A, R, H, K)
+
+
+def _on_devices(kernel: Callable, places: tuple, out: PartitionSpec):
+  """`kernel` on every device for its own key/value heads.
+
+  XLA cannot cut a kernel: it would gather all heads of the pool.
+  """
+  if not (axes := sharding.axes_here(None)):
+    return kernel
+  return jax.shard_map(
+    kernel,
+    in_specs=places,
+    out_specs=out,
+    axis_names=set(axes),
+    check_vma=False,
+  )
 
 
 # The least side of a matrix that tensor cores multiply.
@@ -516,8 +527,8 @@ def row_kernel(
 ) -> Float[Array, "B G J K"]:
   """`row_attention` as one kernel of a GPU, by Pallas' Triton backend.
 
-  Here each row reads the tokens that it sees, once and in place, and its
-  scores stay on chip. On an H100 it reads the keys and values of 512 rows of up
+  Each row reads the tokens that it sees, once and in place, and its scores stay
+  on chip. On an H100 it reads the keys and values of 512 rows of up
   to 2,048 tokens at .90 of the rate of a copy, in .19 ms where one gather of
   all blocks takes 1.2 (bfloat16, jax 0.11.2, 2026-11-26).
 
@@ -536,9 +547,7 @@ def row_kernel(
     arXiv:2309.06180: blocks behind a table. Flash-Decoding's split of one row
     over several programs is not done: there are many rows.
 
-  Arguments as of `row_attention`, and
-
-    interpret: Without a GPU, as XLA operations.
+  `interpret` runs it without a GPU, as XLA operations.
   """
   B, G, J, K = q.shape
   tile = _TILE_BYTES // (K * pool.kv.dtype.itemsize)

@@ -54,9 +54,6 @@ def locate(checkpoint: str) -> pathlib.Path:
 
   Args:
     checkpoint: A directory, "organisation/name", or a name of EMBEDDED.
-
-  Raises:
-    ValueError: It is neither, or there is no way to download it.
   """
   if checkpoint in EMBEDDED:
     return EMBEDDED[checkpoint]
@@ -254,6 +251,10 @@ def _write_json(path: pathlib.Path, value: dict[str, Any]) -> None:
   part.replace(path)
 
 
+is_stored = lambda x: isinstance(x, Stored)
+_map = functools.partial(jax.tree.map, is_leaf=is_stored)
+
+
 class Stored(NamedTuple):
   """How a parameter, or one layer of it, lies in the files."""
 
@@ -319,10 +320,11 @@ def open_tensors(
   if index.exists():
     where = architectures.read_json(index).get("weight_map")
     if not isinstance(where, dict) or not where:
-      raise ValueError(f"{index}: no weight_map from tensors to files")
+      raise ValueError(f"{index} has no 'weight_map' from tensors to files")
     for name in where.values():
       # A path would reach outside of the directory.
-      if not _is_name(name):
+      plain = isinstance(name, str) and name.isprintable()
+      if not plain or pathlib.PurePath(name).name != name:
         raise ValueError(f"{index}: {str(name)[:80]!r} is not a file name")
     files = sorted(set(where.values()))
   tensors = {}
@@ -341,15 +343,12 @@ def open_tensors(
     if where is not None:
       indexed = {key for key, at in where.items() if at == name}
       if wrong := indexed ^ slices.keys():
-        raise ValueError(f"{index} is not right about {_listed(wrong)}")
+        raise ValueError(
+          f"{index} does not match {name}: {_listed(wrong)} must be in both or "
+          "in neither; download the directory again"
+        )
     tensors |= slices
   return tensors
-
-
-def _is_name(value: Any) -> bool:
-  """Whether a value is the name of a file, with nothing that hides in it."""
-  text = isinstance(value, str) and value.isprintable() and len(value) < 256
-  return text and pathlib.PurePath(value).name == value
 
 
 def _instead(directory: pathlib.Path) -> str:
@@ -391,10 +390,6 @@ def check_tensors(
       )
 
 
-def is_stored(x: Any) -> bool:
-  return isinstance(x, Stored)
-
-
 def _listed(names: set[str]) -> str:
   plain = lambda name: name if name.isprintable() else repr(name)
   shown = [plain(name)[:200] for name in sorted(names)[:8]]
@@ -415,7 +410,12 @@ def read_tensors(
   put = lambda layer, tree: _map(
     lambda s: _put(s, layer, directory, files, mesh), tree
   )
-  turn = lambda s, x: _turn(s, x).astype(dtype)
+
+  def turn(s: Stored, x: jax.Array) -> jax.Array:
+    """From the files' layout to the policy's."""
+    x = jnp.swapaxes(x, -1, -2) if s.turned else x
+    return x.reshape(s.policy_shape).astype(dtype)
+
   at = lambda name: None if places is None else places[name]
 
   inside = stored["blocks"]
@@ -440,9 +440,6 @@ def read_tensors(
   return params
 
 
-_map = functools.partial(jax.tree.map, is_leaf=is_stored)
-
-
 def _put(
   s: Stored,
   layer: int,
@@ -451,14 +448,12 @@ def _put(
   mesh: Mesh | None,
 ) -> jax.Array:
   """A parameter of one layer as it is stored; each device reads its part."""
-  name = lambda expert: s.name.format(layer=layer, expert=expert)
 
   def one(expert: int, index: Any) -> np.ndarray:
-    value = files[name(expert)][index]
+    name = s.name.format(layer=layer, expert=expert)
+    value = files[name][index]
     if not np.isfinite(value).all():
-      raise ValueError(
-        f"{directory}: {name(expert)} holds values that are not finite"
-      )
+      raise ValueError(f"{directory}: {name} holds values that are not finite")
     return value
 
   def read(index: Any) -> np.ndarray:
@@ -471,11 +466,6 @@ def _put(
     return jnp.asarray(read((slice(None),) * len(s.shape)))
   place = NamedSharding(mesh, s.spec)
   return jax.make_array_from_callback(s.shape, place, read)
-
-
-def _turn(s: Stored, x: jax.Array) -> jax.Array:
-  """From the files' layout to the policy's."""
-  return (jnp.swapaxes(x, -1, -2) if s.turned else x).reshape(s.policy_shape)
 
 
 def tensor_name(keys: tuple[str, ...], policy: Policy) -> str:

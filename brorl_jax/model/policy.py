@@ -9,7 +9,7 @@ share, and to keys of its *own* row, in one softmax:
   prefill          none      the prompt's tokens, causal
   decode_step      prompt    pages with the row's response so far
   pool_step        prompt    blocks of a pool with the same
-  response_logits  prompt    the response's tokens, causal; response_logp too
+  response_logp    prompt    the response's tokens, causal
   logits           none      the row's tokens, causal
   packed_logp      none      the tokens of the same text, causal
   response_logp    none      of trees: a token's ancestors, see `types.Trees`
@@ -81,8 +81,8 @@ class Policy(PolicySpec):
   def unroll(self, params: PyTree) -> PyTree:
     """The parameters as `decode_step` reads them: one dict per layer.
 
-    Made once per call of the sampler, so that no step slices a stacked weight.
-    Joined or transposed where that is faster; see `layers.layer_form`.
+    Made once per call of the sampler, so that no step slices a stacked weight;
+    joined or transposed where that is faster, see `layers.layer_form`.
     """
     layer = lambda i: jax.tree.map(lambda x: x[i], params["blocks"])
     blocks = [layer(i) for i in range(self.layers)]
@@ -112,28 +112,10 @@ class Policy(PolicySpec):
 
     Long prompts are read in chunks that attend to the chunks before them, so
     that no array has S x S scores. Only the last position gets logits.
-
-    Args:
-      params: Nested dict of arrays, or what `unroll` made of it.
-      tokens: Left-padded, so that the last position is a real token.
+    `params` may be what `unroll` made of them; tokens are padded on the left.
     """
     last, prefix = self._read(params, tokens, mask)
     return layers.head(self, params, last), prefix
-
-  def response_logits(
-    self,
-    params: PyTree,
-    prompt: Int[Array, "P S"],
-    prompt_mask: Bool[Array, "P S"],
-    response: Int[Array, "P M T"],
-  ) -> Float[Array, "P M T V"]:
-    """Logits from which each response token is drawn.
-
-    The prompt is read once for its M responses, and gradients flow into it.
-    Equals `logits` of the prompt joined with the response, shifted by one.
-    """
-    hidden = self._response(params, prompt, prompt_mask, response)
-    return layers.head(self, params, hidden)
 
   def response_logp(
     self,
@@ -146,14 +128,12 @@ class Policy(PolicySpec):
   ) -> tuple[Float[Array, "P M T"], Float[Array, "P M T"]]:
     """Log-probability of each response token, and entropy, in nats.
 
-    Both are of `response_logits` / temperature, computed for a few tokens at a
-    time: all logits would be 1.2 GB for 2,048 tokens and V = 151,936. A mesh
+    The prompt is read once for its M responses, and gradients flow into it.
+    Both are of logits / temperature, computed for a few tokens at a time: all
+    logits would be 1.2 GB for 2,048 tokens and V = 151,936. A mesh
     spreads prompts over its rows, or their responses if prompts are too few.
-
-    Args:
-      prompt: Left-padded, so that the last position is a real token.
-      response: Of each prompt, padded on the right.
-      trees: Prompts and responses, read in place of the others; or None.
+    Prompts are padded on the left, responses on the right; `trees`, if given,
+    are read in place of both.
     """
     if trees is not None:
       found = self._tree_logp(params, trees, temperature)
@@ -196,13 +176,8 @@ class Policy(PolicySpec):
 
     A row holds several texts. No text attends to another, and the positions of
     each begin at 0, so the result equals that of `logits` of each text alone.
-    A mesh spreads them over its rows of devices.
-
-    Args:
-      segment: Number of the token's text, from 1; adjacent texts have different
-        numbers. 0 is padding, after the last text.
-
-    The first token of a text, and padding, have 0.
+    `segment` numbers them from 1, adjacent ones differently; 0 is padding,
+    behind the last. The first token of a text, and padding, have 0.
     """
 
     def here(params, tokens, segment):
@@ -385,7 +360,7 @@ class Policy(PolicySpec):
   @property
   def pool_columns(self) -> int:
     """Tokens of a block of the pool; 0: the target decodes over pages."""
-    return 0 if self.target.on_cpu else cache.POOL_COLUMNS
+    return 0 if self.target.on_cpu else cache.pool_columns(self.target)
 
   def pool(self, blocks: int, columns: int) -> list[cache.BlockPool]:
     """A pool of `blocks` blocks in which nothing is written, for each layer."""
@@ -419,8 +394,6 @@ class Policy(PolicySpec):
     """Next-token logits of every row, after one more token of each.
 
     Args:
-      weights: From `unroll`.
-      shared: From `lane_prompts`.
       pages: Cached keys and values, oldest page first; see `cache.ages`.
       token: The last token of each row, not yet in the cache.
       length: Response tokens of each row including `token`, whose position is
@@ -430,8 +403,7 @@ class Policy(PolicySpec):
         Attention ignores the order of columns, so rows of any length share it.
       used: How many pages before the last are read; see `cache.ages`.
 
-    Returns:
-      Logits, and the last page with the keys and values of `token`.
+    Returns the last page too, with the keys and values of `token`.
     """
     *older, newest = pages
     written = []
@@ -473,8 +445,7 @@ class Policy(PolicySpec):
       goes: Rows that advance. The logits of others mean nothing, and nothing of
         them is written.
 
-    Returns:
-      Logits, and the pools with the keys and values of `token`.
+    Returns the pools too, with the keys and values of `token`.
     """
     blocks, C = pools[0].kv.shape[0], pools[0].kv.shape[3]
     goes = goes.ravel()

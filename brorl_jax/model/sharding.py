@@ -75,8 +75,7 @@ def param_shardings(
 ) -> PyTree:
   """A `NamedSharding` for every parameter, in the same nested dict.
 
-  Raises:
-    ValueError: A parameter has no rule, or its shape does not fit its rule.
+  Raises ValueError if a parameter has no rule, or does not divide by it.
   """
 
   def place(path, leaf) -> NamedSharding:
@@ -111,15 +110,8 @@ def over_rows(
   By hand, because XLA left to itself cuts the sums of a product, sends
   activations of all tokens from device to device, and adds whole gradients
   where a device needs its shard.
-
-  Args:
-    f: (parameters, *arrays) -> arrays; reads parameters through `gathered`.
-
-  Returns:
-    Arrays -> arrays. The first axis of all is spread, a multiple of the rows.
-
-  Raises:
-    ValueError: A parameter does not divide over the mesh.
+  `f` maps (parameters, *arrays) to arrays and reads parameters through
+  `gathered`. The first axis of all arrays is spread, a multiple of the rows.
   """
   if mesh is None or meshes.of(mesh).rows == 1:
     return functools.partial(f, params)
@@ -152,11 +144,7 @@ def gathered(
   `dtype`, in which products compute, but norms as they are, and arrive in the
   dtype of the parameters. The devices' gradients are added in float32 (in
   bfloat16 256 + 1 is 256), and a device gets the sum of its shard alone.
-
-  Args:
-    dtype: Of products.
-    inside: Path of a part of the parameters; arrays in "blocks/" belong to
-      one layer.
+  `inside` is the path of `params`; those of "blocks/" belong to one layer.
   """
   if mesh is None or "fsdp" in axes_here(mesh):
     return params
@@ -237,9 +225,8 @@ def heads_apart(tree: PyTree, *, axis: int) -> PyTree:
 def blocks(prompts: int, rows: int, devices: int) -> tuple[int, int, int]:
   """How rows of a few prompts are cut into blocks that spread over devices.
 
-  Returns:
-    Blocks of each prompt, rows of each block, and all blocks, of which the last
-    ones are empty where prompts and rows do not divide.
+  Returns blocks of each prompt, rows of each block, and all blocks, of which
+  the last are empty where prompts and rows do not divide.
   """
   each = min(devices // math.gcd(prompts, devices), rows)
   return each, -(-rows // each), -(-prompts * each // devices) * devices
@@ -287,15 +274,9 @@ def _axes(name: str, leaf) -> tuple[str, ...]:
 def state_shardings(
   abstract_state: PyTree, params: PyTree, mesh: Mesh | AbstractMesh
 ):
-  """Shardings of a whole state: moments lie where their parameters lie.
+  """Shardings of any pytree that holds copies of the parameters' tree.
 
-  Args:
-    abstract_state: Any pytree that holds copies of the parameters' tree, such
-      as an optimizer state, beside small leaves.
-
-  Returns:
-    The same pytree, of shardings; leaves that are not like their parameter,
-    such as sums over its rows, are whole on every device.
+  Moments lie where their parameters lie; other leaves are whole everywhere.
   """
   spec = param_shardings(params, mesh)
   like = jax.tree.structure(params)
@@ -324,9 +305,8 @@ def in_host_memory(shardings: PyTree) -> PyTree:
 
 def on_device(tree: PyTree) -> PyTree:
   """Arrays that lie in host memory as they are on their devices; others."""
-  return put_back(
-    tree, jax.tree.map(lambda x: x.sharding.with_memory_kind("device"), tree)
-  )
+  place = lambda x: x.sharding.with_memory_kind("device")
+  return put_back(tree, jax.tree.map(place, tree))
 
 
 def put_back(tree: PyTree, shardings: PyTree) -> PyTree:

@@ -24,11 +24,7 @@ class Template(NamedTuple):
 
 
 def read_template(path: str | pathlib.Path) -> Template:
-  """The chat template of a file.
-
-  Raises:
-    ValueError: There is none, in one line.
-  """
+  """The chat template of a file."""
   try:
     # With line ends as transformers reads them, which become tokens.
     text = pathlib.Path(path).expanduser().read_text(encoding="utf-8")
@@ -56,12 +52,6 @@ class Tokenizer:
   def __init__(
     self, directory: str | pathlib.Path, template: Template | None = None
   ):
-    """Reads a Hugging Face directory.
-
-    Raises:
-      ValueError: It holds no tokenizer.json that can be read, or the template
-        does not pose a question.
-    """
     from transformers import PreTrainedTokenizerFast  # 1 s, not for --help
 
     directory = pathlib.Path(directory)
@@ -155,8 +145,7 @@ def left_pad(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Tokens and mask [P,S], every prompt's last token in the last place.
 
-  Raises:
-    ValueError: A prompt is empty, or longer than `width`.
+  Raises ValueError if a prompt is empty, or longer than `width`.
   """
   tokens = np.zeros((len(prompts), width), np.int32)
   mask = np.zeros((len(prompts), width), bool)

@@ -135,7 +135,7 @@ def of_decoding(
   """Of B rows of up to T tokens, one token more of each."""
   rng = np.random.default_rng(B)
   G, J, K = _M.kv_heads, _M.heads // _M.kv_heads, _M.head_size
-  C = cache.POOL_COLUMNS
+  C = cache.pool_columns(target.Target("gpu", 1, 0))
   most = -(-T // C)
   blocks = B * most + 1
   one, two = jax.random.split(jax.random.key(B))

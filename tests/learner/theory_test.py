@@ -52,37 +52,21 @@ def test_probe_holds_distinct_responses_by_probability():
   np.testing.assert_allclose(found.unsampled, [0.3, 0.25], rtol=1e-5)
   assert found.response[0, :3].tolist() == [[5, 1], [6, 1], [1, 0]]
   assert found.mask[0].tolist() == [[1, 1], [1, 1], [1, 0], [0, 0]]
-
-
-def test_rare_responses_beyond_the_rows_are_left_out_but_were_sampled():
-  found = probe(*groups(), count=1, rows=2)
-  assert found.probability.shape == (1, 2)
-  np.testing.assert_allclose(found.unsampled, [0.3], rtol=1e-5)
-  assert len(probe(*groups(), count=9, rows=2).unsampled) == 2
+  prompts, rollouts, reward = groups()
+  certain = dataclasses.replace(rollouts, logp=rollouts.logp * 0.0)
+  found = probe(prompts, certain, 0.75 * reward, count=1, rows=4)
+  assert found.unsampled.tolist() == [0.0]  # of mass beyond 1 by rounding
+  assert not found.correct.any()  # a partial reward
 
 
 def test_the_theorems_terms_count_responses_beyond_the_rows():
   every = probe(*groups(), count=2, rows=4)
   likeliest = probe(*groups(), count=2, rows=1)
+  np.testing.assert_allclose(likeliest.unsampled, [0.3, 0.25], rtol=1e-5)
   terms = lambda found: theory.measure(found, np.zeros(2), 0.0)[
     "theory/sampled_terms_per_lr"
   ]
   assert terms(likeliest) == terms(every) > 0.0
-
-
-def test_mass_beyond_1_by_rounding_leaves_nothing_unsampled():
-  prompts, rollouts, reward = groups()
-  certain = dataclasses.replace(rollouts, logp=rollouts.logp * 0.0)
-  found = probe(prompts, certain, reward, count=1, rows=4)
-  assert found.unsampled.tolist() == [0.0]
-
-
-def test_partial_rewards_are_not_correct():
-  prompts, rollouts, _ = groups()
-  found = probe(
-    prompts, rollouts, np.full((2, 4), 0.75, np.float32), count=2, rows=4
-  )
-  assert not found.correct.any()
 
 
 def test_nothing_is_reported_where_nothing_can_be_measured():
@@ -174,7 +158,7 @@ def test_correct_mass_is_that_of_the_policy():
   params = jax.tree.map(lambda x: x * 9.0, policy.init(jax.random.key(0)))
   prompts, _, _ = groups()
   found = probe(*groups(), count=2, rows=4)
-  mass = {x: theory.Mass(policy.response_logp, x) for x in (1.0, 0.5)}
+  mass = {x: theory.Mass(policy.response_logp, x) for x in (0.5,)}
   each = {x: mass[x].of_prompts(found, params) for x in mass}
   # The one right response to each prompt, by the plain form.
   for p, response in enumerate(([5, 1], [1])):

@@ -79,26 +79,17 @@ def llama3(**fields):
     {},
     {"rope_scaling": None},
     {"rope_parameters": None},
-    {"rope_scaling": {"rope_type": "default"}},
     {"rope_scaling": {"type": "default"}},
     {"rope_theta": GONE, "rope_parameters": {"rope_theta": 1e4}},
-    {
-      "rope_theta": GONE,
-      "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"},
-    },
     # rope_parameters is the newer field.
     {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 1e4}},
     {"partial_rotary_factor": 1.0},
     {"hidden_act": "swish"},
     {"hidden_act": GONE},
-    {"head_dim": 6},
     {"head_dim": None},
     {"use_sliding_window": False, "sliding_window": 4},
     {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2},
-    {"torch_dtype": "float16"},
-    {"dtype": "bfloat16"},
     {"something_else": {"unknown": 1}},
-    {"auto_map": None},
   ],
   ids=str,
 )
@@ -265,10 +256,9 @@ def refused(directory, part):
 POSITIVE = "is not a positive integer"
 TYPES = "gemma2, gemma3_text ... qwen2, qwen3, qwen3_moe"
 FULL = "full_attention"
-DEFAULT = {"rope_theta": 1e4}
 REFUSED = [
   *((QWEN, {"model_type": x}, f"model_type {x!r} ... {TYPES}")
-    for x in ("mamba", "", 2, ["qwen2"])),
+    for x in ("mamba", 2)),
   # What is missing.
   *((QWEN, {x: GONE}, f"no field '{x}'")
     for x in ("vocab_size", "intermediate_size", "rms_norm_eps", "rope_theta")),
@@ -280,25 +270,21 @@ REFUSED = [
   *((config, {field: x}, f"{field} {x!r} {POSITIVE}")
     for config, field, x in (
       (QWEN, "vocab_size", "many"), (QWEN, "num_hidden_layers", True),
-      (QWEN, "intermediate_size", None), (QWEN, "num_key_value_heads", -2),
-      (QWEN, "num_attention_heads", 0), (QWEN, "max_position_embeddings", 0),
-      (MOE, "moe_intermediate_size", 0), (MOE, "num_experts", 0),
+      (QWEN, "intermediate_size", None), (QWEN, "num_attention_heads", 0),
+      (QWEN, "max_position_embeddings", 0), (MOE, "num_experts", 0),
       (MOE, "num_experts_per_tok", -1), (GEMMA, "sliding_window", 0),
       (QWEN, "head_dim", 6.0), (GEMMA, "query_pre_attn_scalar", -2),
     )),
-  (QWEN, {"num_hidden_layers": 10_001}, "num_hidden_layers 10001 ... 10000"),
   *((QWEN, {"rms_norm_eps": x}, f"rms_norm_eps {x!r} ... positive")
-    for x in ("x", 0.0, True, None, float("nan"), float("inf"))),
+    for x in (0.0, float("nan"), float("inf"))),
+  (QWEN, {"rms_norm_eps": "x"}, "rms_norm_eps ... 'x'"),
   (QWEN, {"rope_theta": -5}, "rope_theta -5 ... positive"),
-  (QWEN, {"rope_theta": GONE, "rope_parameters": {"rope_theta": "y"}},
-   "rope_theta 'y' ... positive"),
   (GEMMA_LAYERS, {"rope_local_base_freq": -5}, "rope_theta -5 ... positive"),
   # What transformers refuses, in one line too.
   *((config, {field: "x"}, f"{field} ... 'x'")
     for config, field in (
-      (MOE, "num_experts_per_tok"), (GEMMA, "sliding_window"),
-      (QWEN, "max_position_embeddings"), (GEMMA, "attn_logit_softcapping"),
-      (GEMMA, "query_pre_attn_scalar"), (LLAMA, "head_dim"),
+      (MOE, "num_experts_per_tok"), (GEMMA, "attn_logit_softcapping"),
+      (LLAMA, "head_dim"), (LLAMA, "mlp_bias"),
     )),
   # Heads.
   (QWEN, {"num_attention_heads": 6, "num_key_value_heads": 4},
@@ -315,24 +301,17 @@ REFUSED = [
     for x in (0, "2", None)),
   (yarn(factor=-1), {}, "factor -1 ... positive"),
   (yarn(beta_slow=-1), {}, "beta_slow -1 ... positive"),
-  (yarn(beta_fast=-1), {}, "beta_fast -1 ... positive"),
   (yarn(attention_factor=0), {}, "attention_factor 0 ... positive"),
-  (yarn(beta_slow=40), {}, "beta_fast 32.0 ... above ... 40.0"),
+  (yarn(beta_slow=40), {}, "beta_fast 32.0 ... above 40.0"),
   (yarn(mscale="x", mscale_all_dim=1.0), {}, "mscale 'x' ... positive"),
-  (llama3(factor=0), {}, "factor 0 ... positive"),
   (llama3(low_freq_factor=0), {}, "low_freq_factor 0 ... positive"),
-  (llama3(high_freq_factor=-1), {}, "high_freq_factor -1 ... positive"),
   (llama3(low_freq_factor=GONE), {}, "llama3 ... low_freq_factor"),
-  (llama3(low_freq_factor=4.0), {}, "high_freq_factor 4.0 ... above ... 4.0"),
+  (llama3(low_freq_factor=4.0), {}, "high_freq_factor 4.0 ... above 4.0"),
   *((config(original_max_position_embeddings=1.5), {},
      f"original_max_position_embeddings 1.5 {POSITIVE}")
     for config in (yarn, llama3)),
-  *((config, {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is")
-    for config in (QWEN, LLAMA, GEMMA)),
-  (QWEN, {"rope_parameters": DEFAULT | {"partial_rotary_factor": 0.25}},
-   "partial_rotary_factor 0.25"),
+  (QWEN, {"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5 is"),
   (QWEN, {"rope_parameters": "x"}, "rope_parameters 'x'"),
-  (QWEN, {"rope_scaling": ["x"]}, "rope_scaling ['x']"),
   # Layers.
   (GEMMA, {"use_bidirectional_attention": True, "sliding_window": None},
    "use_bidirectional_attention True"),
@@ -341,7 +320,6 @@ REFUSED = [
   (QWEN, {"layer_types": [FULL, "chunked_attention"]},
    "layer_types ['chunked_attention']"),
   (GEMMA, {"layer_types": [FULL]}, "layer_types ... (1)"),
-  (GEMMA, {"layer_types": ["x", FULL]}, "layer_types ... 'x'"),
   # Activations and switches.
   (QWEN, {"hidden_act": "gelu"}, "hidden_act 'gelu' ... gelu_pytorch_tanh"),
   (GEMMA, {"hidden_activation": "relu"}, "hidden_activation 'relu'"),
@@ -350,7 +328,6 @@ REFUSED = [
   # transformers passes over these in silence.
   (GEMMA_LAYERS, {"attn_logit_softcapping": 3.0},
    "attn_logit_softcapping 3.0 ... gemma3_text"),
-  (LLAMA, {"final_logit_softcapping": 3.0}, "final_logit_softcapping 3.0"),
   (MOE, {"num_experts_per_tok": 6}, "num_experts_per_tok 6 ... 5"),
   (QWEN, {"tie_word_embeddings": "no"}, "tie_word_embeddings ... 'no'"),
   (LLAMA, {"attention_bias": "no"}, "attention_bias ... 'no'"),
@@ -366,10 +343,6 @@ def test_refuses_a_config_by_field_and_value(
   refused(written(tmp_path, but(config, **changes)), message)
 
 
-def test_as_many_layers_as_may_be_are_read(tmp_path):
-  assert read(tmp_path, but(QWEN, num_hidden_layers=10_000)).layers == 10_000
-
-
 def test_refuses_what_is_not_a_config(tmp_path):
   message = f"'{tmp_path / 'nowhere'}' ... checkpoint ... directory"
   with refuses(ValueError, message):
@@ -379,12 +352,8 @@ def test_refuses_what_is_not_a_config(tmp_path):
     architectures.read_policy(tmp_path, dtype="float32")
   assert str(e.value).startswith(f"{path} cannot be read: ")
   for text, why in (
-    ("{", "cannot be read: "),
-    ("", "cannot be read: "),
     ("\n{\n'x'\n}\n", "cannot be read: "),
     ("[1]", "is not a JSON object"),
-    ('"text"', "is not a JSON object"),
-    ("null", "is not a JSON object"),
   ):
     path.write_text(text)
     with pytest.raises(ValueError) as e:

@@ -14,7 +14,7 @@ from brorl_jax.model import attention
 from brorl_jax.model.spec import Rope
 from brorl_jax.model.target import Target
 
-CPU = Target("cpu", 1, 0)
+CPU, TPU = Target("cpu", 1, 0), Target("tpu", 1, 0)
 
 
 def at(position):
@@ -23,7 +23,7 @@ def at(position):
 
 def turned(x, position, rope):
   cos, sin = rope.turn(at(position), x.shape[-1])
-  return attention.rotate(x, cos, sin)
+  return attention.rotate(x, cos, sin, CPU)
 
 
 def test_rotation_by_hand():
@@ -45,7 +45,9 @@ def test_every_query_turns_by_its_own_position_and_every_head_alike():
   x = rng.normal(size=(2, 3, 4, 5, 6)).astype(np.float32)
   position = rng.integers(0, 50, (2, 3, 4))
   rope = Rope(20.0)
-  got = attention.rotate(jnp.asarray(x), *rope.turn(jnp.asarray(position), 6))
+  got = attention.rotate(
+    jnp.asarray(x), *rope.turn(jnp.asarray(position), 6), CPU
+  )
   pairs = x[..., :3] + 1j * x[..., 3:]
   for p, r, t, h, i in np.ndindex(pairs.shape):
     angle = position[p, r, t] * 20.0 ** (-i / 3)
@@ -62,6 +64,27 @@ def test_bfloat16_is_rotated_in_float32_and_stays_bfloat16():
   np.testing.assert_allclose(got.ravel().astype(np.float32), want, atol=1e-2)
   cos, sin = Rope(100.0).turn(at(1001), 4)
   assert cos.dtype == sin.dtype == jnp.float32
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tpu_turns_by_a_product_to_the_same_numbers(dtype):
+  rng = np.random.default_rng(0)
+  x = jnp.asarray(rng.normal(size=(2, 3, 5, 3, 6)), dtype)
+  cos, sin = Rope(100.0).turn(jnp.asarray(rng.integers(0, 99, (2, 1, 5))), 6)
+  forms = [
+    lambda x, target=target: attention.rotate(x, cos, sin, target)
+    for target in (TPU, CPU)
+  ]
+  (got, pull), (want, reference) = (jax.vjp(form, x) for form in forms)
+  slope = jnp.asarray(rng.normal(size=x.shape), dtype)
+  # Where slopes are bfloat16, either form rounds them.
+  atol = 1e-6 if dtype == "float32" else 0.04
+  np.testing.assert_allclose(got, want, atol=atol / 10, rtol=0)
+  np.testing.assert_allclose(
+    *(np.asarray(f(slope)[0], np.float32) for f in (pull, reference)),
+    atol=atol,
+    rtol=0,
+  )
 
 
 def test_the_scale_of_a_rope_lengthens_what_it_turns():
@@ -167,9 +190,13 @@ def test_pieces_by_hand():
   assert of(1, 1, on_cpu=True) == 1
 
 
-@pytest.mark.parametrize("softcap", [0.0, 1.5])
-@pytest.mark.parametrize("shared", tiers.some([None, *MASKS], 5))
-@pytest.mark.parametrize("pieces", tiers.some([1, 2, 3], 2))
+@pytest.mark.parametrize(
+  "shared, softcap, pieces",
+  [
+    (None, 0.0, 2), ("all", 1.5, 1), ("rows", 0.0, 2), ("queries", 1.5, 3),
+    ("", 0.0, 1),
+  ],
+)  # fmt: skip
 def test_attention_is_the_softmax_over_both_kinds_of_keys(
   shared, softcap, pieces, monkeypatch
 ):
@@ -210,56 +237,24 @@ def test_attention_is_the_softmax_over_both_kinds_of_keys(
   np.testing.assert_allclose(got, want, atol=2e-5)
 
 
-@pytest.mark.parametrize("softcap", [0.0, 50.0])
-def test_a_query_that_sees_nothing_stays_finite(softcap):
-  one = jnp.ones((1, 1, 1, 1, 2))
-  shared = jnp.ones((1, 1, 3, 2)), jnp.ones((1, 1, 3, 2))
-  blind = jnp.zeros((1, 1, 1, 3), bool), jnp.zeros((1, 1, 1, 1), bool)
-  got = attention.attend(
-    one,
-    (*shared, blind[0]),
-    (one, one, blind[1]),
-    scale=1.0,
-    softcap=softcap,
-    target=CPU,
-  )
-  assert np.isfinite(got).all()
-
-
-def test_the_softcap_bounds_scores_however_large():
-  # Scores of 2 and of -2 with any larger input: weights e^2 and e^-2.
-  q = jnp.full((1, 1, 2, 1, 1), 1e6)
-  k = jnp.asarray([1.0, -1.0]).reshape(1, 1, 1, 2, 1)
-  v = jnp.asarray([1.0, 0.0]).reshape(1, 1, 1, 2, 1)
-  see = jnp.tril(jnp.ones((1, 1, 2, 2), bool))
-  got = attention.attend(
-    q, None, (k, v, see), scale=1.0, softcap=2.0, target=CPU
-  )
-  assert float(got.ravel()[1]) == pytest.approx(
-    1 / (1 + math.exp(-4)), rel=1e-6
-  )
-
-
-@pytest.mark.ci
-@pytest.mark.parametrize("rows", [1, 3])
-def test_a_window_ends_at_its_own_size(rows):
+def test_a_window_ends_at_its_own_size():
   """Of the keys that a full layer sees, those nearer than `window`."""
+  rows = 3
   rng = np.random.default_rng(0)
   mask = rng.random((2, rows, 4, 9)) < 0.7
   query = rng.integers(0, 12, (2, 3, 4))
   key = rng.integers(0, 12, (2, rows, 9))
-  for window in (1, 2, 5, 100):
-    got = attention.windowed(
-      jnp.asarray(np.broadcast_to(mask, (2, 3, 4, 9))),
-      jnp.asarray(query),
-      jnp.asarray(key),
-      window,
+  for window in (1, 5):
+    got = np.asarray(
+      attention.windowed(
+        *map(jnp.asarray, (mask, query, key)),
+        window,
+      )
     )
     assert got.shape == (2, 3, 4, 9) and got.dtype == bool
     for p, r, q, t in np.ndindex(got.shape):
-      row = r if rows > 1 else 0
-      near = query[p, r, q] - key[p, row, t] < window
-      assert got[p, r, q, t] == (mask[p, row, q, t] and near)
+      near = query[p, r, q] - key[p, r, t] < window
+      assert got[p, r, q, t] == (mask[p, r, q, t] and near)
 
 
 GPU = Target("gpu", 1, 0)
@@ -309,9 +304,10 @@ def slopes(arrays, slope, dtype=jnp.float32, **options):
   return value, pull(slope.astype(value.dtype))
 
 
-@pytest.mark.parametrize("softcap", [0.0, 1.5])
-@pytest.mark.parametrize("masks", tiers.some([None, *MASKS], 2, 3))
-@pytest.mark.parametrize("pieces", tiers.some([2, 3, 10], 1, 1))
+@pytest.mark.parametrize(
+  "masks, softcap, pieces",
+  [(None, 0.0, 2), ("queries", 1.5, 3), tiers.at_night(("rows", 0.0, 10))],
+)
 def test_tiles_change_neither_output_nor_slopes(masks, softcap, pieces, tiled):
   """10 queries are padded to 4 + 4 + 4. What padding says counts nowhere."""
   arrays = draws(None if masks is None else MASKS[masks])
@@ -334,50 +330,6 @@ def test_a_query_that_sees_nothing_says_nothing(tiled):
   out, found = slopes(arrays, slope)
   assert not out[BLIND].any() and np.isfinite(out).all()
   assert not any(np.asarray(x).any() for x in jax.tree.leaves(found))
-
-
-@pytest.mark.ci
-def test_slopes_are_those_of_float64(tiled):
-  arrays = draws(MASKS["queries"])
-  slope = jnp.asarray(np.random.default_rng(1).normal(size=arrays[0].shape))
-  slope = slope.at[BLIND].set(0.0)
-  tiled(3)
-  got = slopes(arrays, slope, softcap=1.5)
-  _, prefix, own = arrays
-  P, M, Q, H, K = arrays[0].shape
-
-  def plain(q, k_shared, v_shared, k, v):
-    """One softmax over joined keys."""
-    G = k.shape[2]
-    q = q.reshape(P, M, Q, G, H // G, K)
-    score = jnp.concatenate(
-      [
-        jnp.einsum("pmqgjk,pgsk->pmgjqs", q, k_shared),
-        jnp.einsum("pmqgjk,pmgtk->pmgjqt", q, k),
-      ],
-      axis=-1,
-    )
-    seen = (
-      jnp.broadcast_to(x[2], (P, M, Q, x[2].shape[3])) for x in (prefix, own)
-    )
-    see = jnp.concatenate([*seen], axis=-1)[:, :, None, None]
-    score = jnp.where(see, 1.5 * jnp.tanh(0.3 * score / 1.5), -1e30)
-    weight = jax.nn.softmax(score, axis=-1)
-    S = k_shared.shape[2]
-    out = jnp.einsum("pmgjqs,pgsk->pmqgjk", weight[..., :S], v_shared)
-    out += jnp.einsum("pmgjqt,pmgtk->pmqgjk", weight[..., S:], v)
-    return out.reshape(P, M, Q, H, K)
-
-  with jax.enable_x64():
-    wide = [
-      np.asarray(x, np.float64) for x in (arrays[0], *prefix[:2], *own[:2])
-    ]
-    value, pull = jax.vjp(plain, *wide)
-    want = [value, *pull(np.asarray(slope, np.float64))]
-  want = [np.array(x) for x in want]
-  want[0][BLIND] = 0.0
-  for a, b in zip(jax.tree.leaves(got), want, strict=True):
-    np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 @pytest.mark.perf

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 from compiled import equations
 from jax.sharding import AbstractMesh, PartitionSpec
+from pools import Case, Sizes, draw, run, shapes, spoilt
 
 from brorl_jax.many import meshes
 from brorl_jax.many.meshes import Axes
@@ -180,87 +180,6 @@ def test_int8_scores_and_values_are_those_of_what_was_stored():
   np.testing.assert_allclose(run(pages=small), run(pages=large), atol=1e-6)
 
 
-class Sizes(NamedTuple):
-  columns: int = 3  # C
-  most: int = 4  # blocks of a row
-  each: int = 3  # J, heads of each key/value head
-  kv_heads: int = 2  # G
-  head_size: int = 4  # K
-
-
-SMALL = Sizes()
-
-
-class Case(NamedTuple):
-  """What `cache.row_attention` takes."""
-
-  q: jax.Array
-  state: tuple[jax.Array, jax.Array, jax.Array]
-  pool: BlockPool
-  table: jax.Array
-  first: jax.Array
-  stop: jax.Array
-
-
-def draw(z=SMALL, stored="float32", activations="float32", seed=0) -> Case:
-  """Rows that see nothing, a token, whole blocks, windows within and across.
-
-  Their blocks come in any order; two are no row's.
-  """
-  rng = np.random.default_rng(seed)
-  C, T = z.columns, z.columns * z.most
-  ends = [(0, n) for n in sorted({0, 1, C - 1, C, C + 1, T - 1, T})]
-  ends += [(2, 2), (C - 1, C), (C, C + 1), (1, T), (T // 2, T), (C - 1, T)]
-  normal = lambda dtype, *shape: jnp.asarray(rng.normal(size=shape), dtype)
-  B, G, J, K = len(ends), z.kv_heads, z.each, z.head_size
-  blocks = B * z.most + 2
-  table = rng.permutation(blocks)[: B * z.most].reshape(B, z.most)
-  shape = blocks, 2, G, C, K
-  if stored == "int8":
-    whole = jnp.asarray(rng.integers(-127, 128, shape), jnp.int8)
-    size = jnp.asarray(rng.random(shape[:-1]) / 60, jnp.float32)
-    held = BlockPool(whole, size)
-  else:
-    held = BlockPool(normal(stored, *shape))
-  state = (
-    normal("float32", B, G, J),
-    jnp.exp(normal("float32", B, G, J)),
-    normal("float32", B, G, J, K),
-  )
-  first, stop = jnp.asarray(ends, jnp.int32).T
-  table = jnp.asarray(table, jnp.int32)
-  return Case(normal(activations, B, G, J, K), state, held, table, first, stop)
-
-
-def shapes(z: Sizes, stored="bfloat16", activations="bfloat16") -> Case:
-  return jax.eval_shape(lambda: draw(z, stored, activations))
-
-
-def spoilt(case: Case, outside: int) -> Case:
-  """`outside` behind each row's last block, NaN in tokens that are not seen."""
-  blocks, _, _, C = case.pool.kv.shape[:4]
-  B, most = case.table.shape
-  token = np.arange(C * most)[None]
-  first, stop = (np.asarray(x)[:, None] for x in (case.first, case.stop))
-  used = np.zeros((blocks, C), bool)
-  seen = (token >= first) & (token < stop)
-  used[np.asarray(case.table)] = seen.reshape(B, most, C)
-  used = used[:, None, None]  # blocks 1 1 C
-  kv, scale = case.pool
-  if scale is None:
-    kv = jnp.where(used[..., None], kv, jnp.asarray(np.nan, kv.dtype))
-  else:
-    scale = jnp.where(used, scale, np.nan)
-  behind = np.arange(most)[None] * C >= stop
-  table = jnp.where(behind, outside, case.table)
-  return case._replace(pool=BlockPool(kv, scale), table=table)
-
-
-@functools.partial(jax.jit, static_argnames=("form", "softcap"))
-def run(form, case: Case, softcap=0.0) -> jax.Array:
-  return form(*case, softcap=softcap).astype(jnp.float32)
-
-
 def simple(case: Case, softcap: float) -> np.ndarray:
   """One row, head and token after the other, all scores at once."""
   q, kv = np.asarray(case.q, float), np.asarray(case.pool.kv, float)
@@ -328,31 +247,6 @@ def test_int8_tokens_keep_their_own_scale():
   np.testing.assert_allclose(new.scale[1, 0, 0, 2], 0.02, rtol=1e-6)
   assert jnp.sum(new.kv != 0) == 2 and jnp.sum(new.scale != 0) == 2
   assert new.scale[1, 1, 0, 2] > 0.0  # of zeros too: they are divided by it
-
-
-def test_a_pool_equals_pages():
-  """The same tokens, once in lock-step columns and once in blocks."""
-  rng = np.random.default_rng(0)
-  A, R, H, G, K, S, T, C = 2, 3, 6, 2, 4, 5, 7, 3
-  normal = lambda *shape: jnp.asarray(rng.normal(size=shape), jnp.float32)
-  mask = jnp.asarray(rng.random((A, R, S)) < 0.6)
-  shared = SharedKeys(normal(A, G, S, K), normal(A, G, S, K), mask)
-  q, k, v = normal(A, R, H, K), normal(T, A * R, G, K), normal(T, A * R, G, K)
-  page = Page(jnp.zeros((A * R, G, K, T)), jnp.zeros((A * R, G, T, K)))
-  held = cache.empty_pool(A * R * 3, C, G, K, "float32")
-  table = jnp.asarray(rng.permutation(A * R * 3).reshape(A * R, 3), jnp.int32)
-  full = lambda x: jnp.full(A * R, x, jnp.int32)
-  for i in range(T):
-    page = page.write(k[i], v[i], i)
-    held = cache.write_pool(held, k[i], v[i], table[:, i // C], full(i % C))
-  limit = jnp.asarray([[1, 2, 7], [3, 4, 6]], jnp.int32)
-  want = cache.attend_pages(
-    q, shared, [page], column=jnp.int32(T - 1), used=0, limit=limit,
-    scale=0.5, softcap=0.7,
-  )  # fmt: skip
-  decode = attending("gpu", scale=0.5, softcap=0.7)
-  got = decode(q, shared, held, table, T - limit.reshape(-1), full(T))
-  np.testing.assert_allclose(got, want, atol=1e-6)
 
 
 KERNEL = functools.partial(cache.row_kernel, interpret=True)

@@ -97,8 +97,10 @@ def counted(real, q):
   return np.asarray(jnp.broadcast_to(own, q.shape[:3]))[..., None, None]
 
 
-@pytest.mark.parametrize("how", ["none", "left"])
-@pytest.mark.parametrize("own", tiers.some(["all", "left", "right"], 1, 1))
+@pytest.mark.parametrize(
+  "how, own",
+  [("left", "all"), ("none", "left"), tiers.at_night(("left", "right"))],
+)
 def test_rows_as_sequences_are_the_softmax_over_both_kinds_of_keys(
   how, own, kernels
 ):
@@ -131,7 +133,8 @@ def test_texts_side_by_side_do_not_see_each_other_on_a_tpu(kernels):
   compare(form, plain, (q, sides, real, (None, see)), counted(real, q), 1e-4)
 
 
-@pytest.mark.parametrize("P", tiers.some([3, 8], 0, 1))
+@pytest.mark.ci
+@pytest.mark.parametrize("P", [8, tiers.at_night(3)])
 def test_a_mesh_cuts_prompts_and_heads(P, kernels):
   mesh = meshes.make_mesh(tensor=2)
   arrays = draw(P=P, H=4)

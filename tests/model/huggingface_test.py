@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import pathlib
-import shutil
 
 import jax
 import jax.numpy as jnp
@@ -34,10 +33,8 @@ from brorl_jax.model.spec import Rope
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("tied", [False, True])
-def test_what_is_saved_is_loaded_bit_for_bit(tmp_path, tied):
-  policy = dataclasses.replace(TINY, tied=tied)
-  params = random_params(policy)
+def test_what_is_saved_is_loaded_bit_for_bit(tmp_path):
+  policy, params = TINY, random_params()
   huggingface.save(tmp_path / "a" / "b", policy, params)
   got, loaded = huggingface.load(str(tmp_path / "a" / "b"))
   assert got == policy
@@ -89,7 +86,7 @@ def test_a_tensor_there_is_a_matrix_from_input_to_output(saved):
 
 @pytest.mark.ci
 @pytest.mark.parametrize(
-  "fsdp, tensor", tiers.some([(8, 1), (1, 2), (1, 4), (2, 4), (4, 2)], 2, 2)
+  "fsdp, tensor", tiers.some([(8, 1), (1, 4), (4, 2)], 1, 1)
 )
 def test_files_come_to_any_mesh_as_the_same_values(tmp_path, fsdp, tensor):
   """FSDP, tensor, and both; of a dense and of a routed policy."""
@@ -140,16 +137,6 @@ def test_several_files_with_an_index_are_one_checkpoint(saved):
   same(params, random_params())
 
 
-def test_half_precision_weights_become_the_same_float32(tmp_path):
-  params = jax.tree.map(lambda a: a.astype(jnp.bfloat16), random_params())
-  huggingface.save(tmp_path, TINY, params)
-  config = json.loads((tmp_path / "config.json").read_text())
-  assert config["dtype"] == config["torch_dtype"] == "bfloat16"
-  policy, loaded = huggingface.load(tmp_path, dtype="bfloat16")
-  assert policy.dtype == "bfloat16"
-  same(loaded, jax.tree.map(lambda a: a.astype(jnp.float32), params))
-
-
 def test_a_repeated_head_of_a_tied_policy_is_ignored(tmp_path):
   policy = dataclasses.replace(TINY, tied=True)
   huggingface.save(tmp_path, policy, random_params(policy))
@@ -168,11 +155,6 @@ def test_refuses_what_is_not_a_checkpoint(tmp_path, saved):
     refused(saved, saved / "config.json")
 
 
-def test_refuses_a_directory_without_safetensors(saved):
-  (saved / WEIGHTS).rename(saved / "pytorch_model.bin")
-  refused(saved, saved / WEIGHTS, "is missing")
-
-
 def test_refuses_a_config_of_other_sizes(saved):
   edit(saved, num_hidden_layers=3)
   refused(saved, "no tensor model.layers.2.")
@@ -180,6 +162,8 @@ def test_refuses_a_config_of_other_sizes(saved):
   refused(saved, "unknown tensors model.layers.1.")
   edit(saved, num_hidden_layers=2, vocab_size=33)
   refused(saved, "model.embed_tokens.weight is (32, 16), not (33, 16)")
+  edit(saved, num_hidden_layers=10_000)  # at once
+  refused(saved, "120,003 ... 27")
 
 
 def test_a_type_that_cannot_be_stored_is_refused(tmp_path):
@@ -295,34 +279,6 @@ def test_an_embedded_policy_is_a_directory_that_loads(name):
   assert params["embed"]["embedding"].shape == (policy.vocab, policy.width)
 
 
-def test_the_embedded_policies_are_small_together():
-  files = (f for f in huggingface.ASSETS.rglob("*") if f.is_file())
-  assert sum(f.stat().st_size for f in files) <= 6_000_000
-
-
-@pytest.mark.parametrize(
-  "fields, path, name",
-  [
-    ({}, "ln_mlp/scale", "post_attention_layernorm.weight"),
-    ({"post_norms": True}, "ln_mlp/scale", "pre_feedforward_layernorm.weight"),
-    ({"qk_norm": True}, "ln_q/scale", "self_attn.q_norm.weight"),
-    ({}, "o/bias", "self_attn.o_proj.bias"),
-    ({"experts": 4}, "router/kernel", "mlp.gate.weight"),
-    (
-      {"experts": 4},
-      "expert_up/kernel",
-      "mlp.experts.{expert}.up_proj.weight",
-    ),
-  ],
-)
-def test_names_of_tensors(fields, path, name):
-  """One name means the norm before the feed-forward elsewhere."""
-  policy = dataclasses.replace(TINY, **fields)
-  keys = ("blocks", *path.split("/"))
-  want = f"model.layers.{{layer}}.{name}"
-  assert huggingface.tensor_name(keys, policy) == want
-
-
 def test_a_device_reads_its_own_part_of_one_layer(tmp_path, monkeypatch):
   policy, _ = routed(tmp_path / "model")
   mesh = meshes.make_mesh(fsdp=2, tensor=4)
@@ -356,16 +312,12 @@ def damage_shape(t):
   t[Q] = t[Q][:-1]
 
 
+def damage_type(t):
+  t[Q] = t[Q].astype(np.int8)
+
+
 def damage_nan(t):
   t[Q][3, 2] = np.nan
-
-
-def damage_inf(t):
-  t[Q][0, 0] = -np.inf
-
-
-def damage_transposed(t):
-  t[Q] = np.ascontiguousarray(t[Q].T)
 
 
 @pytest.mark.parametrize(
@@ -373,19 +325,13 @@ def damage_transposed(t):
   tiers.some(
     [
       (lambda t: t.pop(Q), f"no tensor {Q}"),
-      (lambda t: t.pop("lm_head.weight"), "no tensor lm_head.weight"),
       (
         lambda t: t.update({"b.x": t[Q], "a.y": t[Q]}),
         "unknown tensors a.y, b.x",
       ),
-      (
-        lambda t: t.update({Q.replace("1", "2", 1): t[Q]}),
-        "unknown tensors model.layers.2.self_attn.q_proj.weight",
-      ),
       (damage_shape, f"{Q} is (23, 16), not (24, 16)"),
-      (damage_transposed, f"{Q} is (16, 24), not (24, 16)"),
       (damage_nan, f"{Q} ... finite"),
-      (damage_inf, f"{Q} ... finite"),
+      (damage_type, f"{Q} ... I8 ... of F32, BF16, F16"),
     ],
     2,
   ),
@@ -401,12 +347,8 @@ def test_refuses_damaged_bytes(saved):
   whole = path.read_bytes()
   for damaged in (
     whole[:-10],
-    whole[: len(whole) // 2],
     whole[:20],
-    whole[:4],
     b"",
-    b"\xff" * 64 + whole[64:],
-    whole[:8] + b"[" + whole[9:],
     whole[:8] + b"\xff\xfe\n" + whole[11:],
     b"<html>\nnot here\n</html>\n",
   ):
@@ -415,7 +357,7 @@ def test_refuses_damaged_bytes(saved):
 
 
 @pytest.mark.parametrize(
-  "name", tiers.some(["../x.safetensors", "/etc/passwd", "a/b", "..", ""], 1)
+  "name", tiers.some(["../x.safetensors", "/etc/passwd", ""], 1)
 )
 def test_refuses_an_index_that_points_outside(saved, name):
   where = split(saved)
@@ -423,7 +365,7 @@ def test_refuses_an_index_that_points_outside(saved, name):
   (saved / where[Q]).rename(outside)  # it exists, and is not read
   where = {k: name if v == where[Q] else v for k, v in where.items()}
   (saved / INDEX).write_text(json.dumps({"weight_map": where}))
-  refused(saved, saved, repr(name) if name not in ("", "..") else "")
+  refused(saved, saved, repr(name) if name else "")
 
 
 def test_refuses_an_index_that_is_not_whole(saved):
@@ -451,17 +393,9 @@ def test_what_is_missing_or_too_much_is_listed_up_to_eight(saved):
   assert str(e.value).endswith(" and 4 more")
 
 
-def test_a_type_that_is_not_a_weight_is_refused(saved):
-  rewrite(saved, lambda t: t.update({Q: t[Q].astype(np.int8)}))
-  refused(saved, f"{Q} ... I8 ... of F32, BF16, F16")
-
-
 def test_a_pickle_is_never_read(saved):
-  for name in ("pytorch_model.bin", "consolidated.00.pth", "model.gguf"):
-    copy = saved.parent / name
-    shutil.copytree(saved, copy)
-    (copy / WEIGHTS).rename(copy / name)
-    refused(copy, WEIGHTS, f"missing ... {name}")
+  (saved / WEIGHTS).rename(saved / "pytorch_model.bin")
+  refused(saved, WEIGHTS, "missing ... pytorch_model.bin")
 
 
 def test_an_index_is_believed_only_if_it_is_right(saved):
@@ -472,7 +406,7 @@ def test_an_index_is_believed_only_if_it_is_right(saved):
   again = {**tensors, Q: np.ones((24, 16), np.float32)}
   assert where[Q] != first
   safetensors.numpy.save_file(again, saved / first)
-  refused(saved, saved / INDEX, f"right about {Q}")
+  refused(saved, saved / INDEX, f"{first} ... {Q}")
   safetensors.numpy.save_file(tensors, saved / first)
   for wrong in (
     {**where, "nowhere": first},
@@ -480,23 +414,13 @@ def test_an_index_is_believed_only_if_it_is_right(saved):
     {k: {first: second, second: first}.get(v, v) for k, v in where.items()},
   ):
     (saved / INDEX).write_text(json.dumps({"weight_map": wrong}))
-    refused(saved, saved / INDEX, "is not right about")
+    refused(saved, saved / INDEX, "does not match")
 
 
 def test_a_pointer_of_git_lfs_is_told_apart(saved):
   text = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
   (saved / WEIGHTS).write_text(text)
   refused(saved, WEIGHTS, "is a pointer; run git lfs pull")
-
-
-def test_more_layers_than_anybody_has_are_refused_at_once(saved):
-  edit(saved, num_hidden_layers=10_000)
-  refused(saved, "120,003 ... 27")
-
-
-def test_names_of_others_stay_in_their_line(saved):
-  rewrite(saved, lambda t: t.update({"a\nb" + "c" * 999: t[Q]}))
-  refused(saved, "unknown tensors 'a\\nbccc")
 
 
 def test_rotary_frequencies_of_old_files_are_not_weights(saved):

@@ -4,6 +4,7 @@ torch is a development dependency on Python 3.11 only; elsewhere these are
 skipped.
 """
 
+import functools
 import json
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiers
+from small_policies import response_logits
 
 from brorl_jax.model import huggingface
 from brorl_jax.rollout import sampler
@@ -23,125 +25,60 @@ import transformers
 torch.set_num_threads(1)  # two workers share the cores
 
 SIZES = dict(
-  vocab_size=96,
-  hidden_size=64,
-  intermediate_size=160,
-  num_hidden_layers=3,
-  num_attention_heads=4,
-  num_key_value_heads=2,
-  max_position_embeddings=512,
-  rms_norm_eps=1e-5,
-  pad_token_id=0,
-  bos_token_id=None,
-  eos_token_id=None,
+  vocab_size=96, hidden_size=64, intermediate_size=160, num_hidden_layers=3,
+  num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=512,
+  rms_norm_eps=1e-5, pad_token_id=0, bos_token_id=None, eos_token_id=None,
   tie_word_embeddings=False,
-)
+)  # fmt: skip
 ROPE = dict(SIZES, rope_theta=1e4)
 WIDE = dict(ROPE, head_dim=24)  # a head is not width / heads
-scaled = lambda **rope: dict(ROPE, rope_scaling=rope)
+MOE = dict(WIDE, moe_intermediate_size=40, norm_topk_prob=True)
+GEMMA = dict(
+  head_dim=24, sliding_window=6, query_pre_attn_scalar=30,
+  tie_word_embeddings=True,
+)  # fmt: skip
+scaled = lambda kind, **rope: dict(
+  ROPE, rope_scaling=dict(rope_type=kind, factor=4.0, **rope)
+)
+TRAINED = dict(original_max_position_embeddings=64)
 KINDS = {
   "qwen2": ("qwen2", ROPE),
-  "qwen2, tied, upper layers slide": (
-    "qwen2",
-    dict(
-      ROPE,
-      tie_word_embeddings=True,
-      use_sliding_window=True,
-      sliding_window=7,
-      max_window_layers=1,
-    ),
-  ),
+  "qwen2, tied, upper layers slide": ("qwen2", dict(
+    ROPE, tie_word_embeddings=True, use_sliding_window=True, sliding_window=7,
+    max_window_layers=1,
+  )),
   "qwen3": ("qwen3", WIDE),
-  "qwen3, tied, biased": (
-    "qwen3",
-    dict(WIDE, attention_bias=True, tie_word_embeddings=True),
-  ),
-  "qwen3 moe": (
-    "qwen3_moe",
-    dict(
-      WIDE,
-      num_experts=8,
-      num_experts_per_tok=3,
-      moe_intermediate_size=40,
-      norm_topk_prob=True,
-    ),
-  ),
-  "qwen3 moe, shares as they are, slides": (
-    "qwen3_moe",
-    dict(
-      WIDE,
-      num_experts=4,
-      num_experts_per_tok=2,
-      moe_intermediate_size=40,
-      norm_topk_prob=False,
-      use_sliding_window=True,
-      sliding_window=9,
-    ),
-  ),
+  "qwen3, tied, biased": ("qwen3", dict(
+    WIDE, attention_bias=True, tie_word_embeddings=True,
+  )),
+  "qwen3 moe": ("qwen3_moe", dict(MOE, num_experts=8, num_experts_per_tok=3)),
+  "qwen3 moe, shares as they are, slides": ("qwen3_moe", dict(
+    MOE, num_experts=4, num_experts_per_tok=2, norm_topk_prob=False,
+    use_sliding_window=True, sliding_window=9,
+  )),
   "llama": ("llama", ROPE),
   "llama, biased": ("llama", dict(ROPE, attention_bias=True, mlp_bias=True)),
-  "llama 3 rope": (
-    "llama",
-    scaled(
-      rope_type="llama3",
-      factor=8.0,
-      low_freq_factor=1.0,
-      high_freq_factor=4.0,
-      original_max_position_embeddings=64,
-    ),
-  ),
-  "linear rope": ("llama", scaled(rope_type="linear", factor=4.0)),
-  "dynamic rope": ("llama", scaled(rope_type="dynamic", factor=4.0)),
-  "yarn": (
-    "qwen2",
-    scaled(rope_type="yarn", factor=4.0, original_max_position_embeddings=32),
-  ),
-  "yarn, every option": (
-    "llama",
-    scaled(
-      rope_type="yarn",
-      factor=4.0,
-      original_max_position_embeddings=64,
-      beta_fast=16.0,
-      beta_slow=2.0,
-      attention_factor=1.3,
-      truncate=False,
-    ),
-  ),
-  "yarn as DeepSeek scales": (
-    "llama",
-    scaled(
-      rope_type="yarn",
-      factor=4.0,
-      original_max_position_embeddings=64,
-      mscale=1.2,
-      mscale_all_dim=0.7,
-    ),
-  ),
+  "llama 3 rope": ("llama", scaled(
+    "llama3", low_freq_factor=1.0, high_freq_factor=4.0, **TRAINED
+  )),
+  "linear rope": ("llama", scaled("linear")),
+  "dynamic rope": ("llama", scaled("dynamic")),
+  "yarn": ("qwen2", scaled("yarn", **TRAINED)),
+  "yarn, every option": ("llama", scaled(
+    "yarn", beta_fast=16.0, beta_slow=2.0, attention_factor=1.3,
+    truncate=False, **TRAINED,
+  )),
+  "yarn as DeepSeek scales": ("llama", scaled(
+    "yarn", mscale=1.2, mscale_all_dim=0.7, **TRAINED
+  )),
   "mistral": ("mistral", dict(ROPE, sliding_window=5)),
   "mistral, no window": ("mistral", dict(WIDE, sliding_window=None)),
-  "gemma 2": (
-    "gemma2",
-    dict(
-      WIDE,
-      sliding_window=6,
-      query_pre_attn_scalar=30,
-      tie_word_embeddings=True,
-    ),
-  ),
-  "gemma 3": (
-    "gemma3_text",
-    dict(
-      SIZES,
-      head_dim=24,
-      sliding_window=6,
-      sliding_window_pattern=2,
-      query_pre_attn_scalar=30,
-      tie_word_embeddings=True,
-      rope_scaling=dict(rope_type="linear", factor=8.0),
-    ),
-  ),
-}
+  "gemma 2": ("gemma2", dict(ROPE, **GEMMA)),
+  "gemma 3": ("gemma3_text", dict(
+    SIZES, **GEMMA, sliding_window_pattern=2,
+    rope_scaling=dict(rope_type="linear", factor=8.0),
+  )),
+}  # fmt: skip
 LENGTHS = (24, 17, 9)  # of three prompts, left-padded
 
 
@@ -186,7 +123,7 @@ def random_model(name: str) -> Theirs:
   return Theirs(model, tokens, mask)
 
 
-@pytest.mark.parametrize("name", tiers.some(KINDS, 1, 2))
+@pytest.mark.parametrize("name", tiers.some(KINDS, 1, 1))
 def test_policy_is_transformers_in_every_form(tmp_path, name):
   theirs = random_model(name)
   theirs.model.save_pretrained(tmp_path / "theirs", max_shard_size="150KB")
@@ -227,7 +164,7 @@ def test_policy_is_transformers_in_every_form(tmp_path, name):
     assert np.abs(logp - out.logp[p])[out.mask[p]].max() <= 1e-5 * scale
 
   # What the update differentiates.
-  trained = jax.jit(policy.response_logits)(
+  trained = jax.jit(functools.partial(response_logits, policy))(
     params, jnp.asarray(theirs.tokens), jnp.asarray(theirs.mask), out.tokens
   )
   joined = np.concatenate([theirs.tokens, out.tokens[:, 0]], axis=1)
@@ -236,8 +173,8 @@ def test_policy_is_transformers_in_every_form(tmp_path, name):
   assert np.abs(trained[:, 0] - want)[out.mask[:, 0]].max() <= 1e-5 * scale
 
 
-@pytest.mark.parametrize("name", tiers.some(KINDS, 1, 3))
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", tiers.some(KINDS, 1, 2))
+@pytest.mark.parametrize("dtype", [tiers.at_night("float32"), "bfloat16"])
 def test_what_we_write_transformers_reads_bit_for_bit(tmp_path, name, dtype):
   theirs = random_model(name)
   model = theirs.model.to(getattr(torch, dtype))

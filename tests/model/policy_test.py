@@ -21,6 +21,7 @@ from small_policies import (
   TINY,
   changed,
   padded,
+  response_logits,
   shaken,
   some_ids,
 )
@@ -34,9 +35,6 @@ from brorl_jax.model.target import Target, here
 POLICIES = {
   "qwen2": TINY,
   "tied, without groups": changed(tied=True, qkv_bias=False, kv_heads=6),
-  "one group, deep": changed(
-    kv_heads=1, layers=3, rope=Rope(1e4), norm_eps=1e-6
-  ),
   "qwen3": changed(qkv_bias=False, qk_norm=True, head_size=6),
   "llama, biased": changed(
     output_bias=True, mlp_bias=True, rope=Rope(50.0, "linear", 3.0)
@@ -106,14 +104,14 @@ def test_no_gradient_flows_from_later_tokens_other_rows_or_padding():
     grad = jax.grad(one)(params)["embed"]["embedding"]
     return jnp.any(grad != 0.0, axis=1)
 
-  for b, t in np.argwhere(mask):
+  for b, t in ((0, 2), (0, 5), (1, 0), (1, 3)):
     want = tokens[b, : t + 1][mask[b, : t + 1]]
     np.testing.assert_array_equal(np.flatnonzero(reached(b, t)), want)
 
 
 @pytest.mark.parametrize(
   "name, length",
-  tiers.some([("qwen2", 1), *((name, 5) for name in NAMES)], 1),
+  tiers.some([("qwen2", 1), ("gemma2", 5), ("experts", 5)], 1),
 )
 def test_response_logits_are_logits_of_the_joined_row_shifted(name, length):
   policy = POLICIES[name]
@@ -122,7 +120,7 @@ def test_response_logits_are_logits_of_the_joined_row_shifted(name, length):
   prompt, prompt_mask = padded(prompts, 6, "left")
   response = jnp.asarray(some_ids(*[length] * 6, seed=1), jnp.int32)
   response = response.reshape(3, 2, length)
-  apply = jax.jit(policy.response_logits)
+  apply = jax.jit(functools.partial(response_logits, policy))
   got = apply(params, prompt, prompt_mask, response)
   assert got.shape == (3, 2, length, TINY.vocab) and got.dtype == jnp.float32
   rows = [[*prompts[p], *response[p, r]] for p, r in np.ndindex(3, 2)]
@@ -136,20 +134,14 @@ def test_response_logits_are_logits_of_the_joined_row_shifted(name, length):
 # Prompts of each lane, and columns of a page.
 WAYS = {
   "a lane each": ([[0], [1]], 4),
-  "one lane": ([[0, 1]], 4),
-  "pages of 2": ([[0], [1]], 2),
   "pages of 2, one lane and an empty one": ([[0, 1], [2, 2]], 2),
 }
-
-
-TURNS = [(name, "pages of 2, one lane and an empty one") for name in NAMES]
-
-
-TURNS += [(n, way) for n in ("qwen2", "gemma2") for way in list(WAYS)[:-1]]
+TURNS = [("qwen2", "a lane each")]
+TURNS += [(name, "pages of 2, one lane and an empty one") for name in NAMES]
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name, way", tiers.some(TURNS, 0, 2))
+@pytest.mark.parametrize("name, way", tiers.some(TURNS, 0, 1))
 def test_decoding_in_a_circle_of_columns_gives_the_logits_of_the_whole_row(
   name, way
 ):
@@ -237,10 +229,6 @@ def test_an_int8_cache_is_nearly_as_good_and_a_quarter_of_the_size(
   assert sizes[1] == sizes[0] * 20 // 64
 
 
-def last_by_logits(policy, params, rows, prompt):
-  return policy.logits(params, rows, jnp.ones(rows.shape, bool))[:, -1]
-
-
 def left_padded(tokens):
   """By two, whose content does not matter."""
   widths = (0, 0), (2, 0)
@@ -252,7 +240,7 @@ def last_by_response_logits(policy, params, rows, prompt):
   # One more token, whose own value does not matter.
   response = jnp.pad(rows, ((0, 0), (0, 1)))[:, None, prompt:]
   tokens, mask = left_padded(rows[:, :prompt])
-  return policy.response_logits(params, tokens, mask, response)[:, 0, -1]
+  return response_logits(policy, params, tokens, mask, response)[:, 0, -1]
 
 
 def last_by_decoding(policy, params, rows, prompt):
@@ -276,12 +264,11 @@ def last_by_decoding(policy, params, rows, prompt):
 @pytest.mark.parametrize(
   "prompt, last",
   [
-    (4, last_by_logits),
-    *((p, last_by_response_logits) for p in (2, 4, 6)),
-    *((p, last_by_decoding) for p in (2, 4, 6, 8)),
+    (2, last_by_response_logits),
+    (6, last_by_response_logits), (2, last_by_decoding), (8, last_by_decoding),
   ],
   ids=lambda x: getattr(x, "__name__", x),
-)
+)  # fmt: skip
 def test_a_sliding_layer_sees_its_window_and_no_further(last, prompt):
   """In one layer, so that nothing comes from further away through others."""
   window, T = 4, 8
@@ -300,12 +287,8 @@ def test_a_sliding_layer_sees_its_window_and_no_further(last, prompt):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize(
-  "changes",
-  [{}, {"dtype": "bfloat16"}, {"window": 3, "sliding": (True, False)}],
-)
-def test_unrolled_weights_read_a_prompt_as_the_stacked_ones(changes):
-  policy = changed(layers=2, **changes)
+def test_unrolled_weights_read_a_prompt_as_the_stacked_ones():
+  policy = changed(window=3, sliding=(True, False))
   params = policy.cast(shaken(policy))
   tokens, mask = padded([some_ids(n)[0] for n in (5, 9)], 9, "left")
   read = jax.jit(policy.prefill)
@@ -345,7 +328,7 @@ def test_bfloat16_activations_stay_so_and_logits_are_float32():
   outputs, caches = jax.eval_shape(decode, params)
   assert dtypes(outputs) == {"float32"} and dtypes(caches) == {"bfloat16"}
   # No product reads a wider operand: half the bytes of all weights and pages.
-  score = lambda p: policy.response_logits(p, prompt, mask, response)
+  score = lambda p: response_logits(policy, p, prompt, mask, response)
   for program in (decode, score):
     dots = list(equations(jax.make_jaxpr(program)(params).jaxpr, "dot_general"))
     assert dots
@@ -360,18 +343,19 @@ def asked(P, R, T=6, S=5):
   return tokens(P, S), mask, tokens(P, R, T)
 
 
-MESHES = [
-  dict(fsdp=8),
-  dict(fsdp=4, tensor=2),
-  dict(data=2, fsdp=2, expert=2),
-  dict(data=8),
-]
-
-
 @pytest.mark.parametrize(
-  "P, R", tiers.some([(2, 16), (3, 5), (1, 1), (8, 2), (4, 3)], 1, 1)
+  "P, R, axes",
+  tiers.some(
+    [
+      (3, 5, dict(fsdp=4, tensor=2)),
+      (2, 16, dict(data=2, fsdp=2, expert=2)),
+      (1, 1, dict(data=8)),
+    ],
+    1,
+    1,
+  ),
+  ids=str,
 )
-@pytest.mark.parametrize("axes", tiers.some(MESHES, 1, 2), ids=str)
 def test_a_mesh_changes_no_log_probability_however_few_prompts(P, R, axes):
   alone = changed(vocab=38)  # TINY's does not divide over 2 devices
   params = jax.tree.map(lambda x: x * 9.0, alone.init(jax.random.key(0)))
@@ -415,7 +399,7 @@ def logp_alone(policy, params, rows, width):
 
 
 @pytest.mark.ci
-@pytest.mark.parametrize("name", tiers.some(NAMES, 2, 2))
+@pytest.mark.parametrize("name", tiers.some(NAMES, 1, 1))
 def test_packed_texts_are_the_texts_alone(name):
   """0 for the first token of each, and in the padding; gradients too."""
   policy = POLICIES[name]
@@ -480,7 +464,7 @@ POOLED = Target("rocm", 8, 2**30)
 
 @pytest.mark.ci
 @pytest.mark.parametrize("name", tiers.some(NAMES, 1, 1))
-@pytest.mark.parametrize("W", [1, 2])
+@pytest.mark.parametrize("W", [2, tiers.at_night(1)])
 def test_rows_decode_at_their_own_pace_from_blocks_of_a_pool(name, W):
   """5 rows, of which some wait in a step; nothing else is in their blocks."""
   policy = dataclasses.replace(POLICIES[name], target=POOLED)
@@ -531,15 +515,12 @@ def test_rows_decode_at_their_own_pace_from_blocks_of_a_pool(name, W):
     np.testing.assert_array_equal(written, used)
 
 
-def test_pages_on_a_cpu_and_a_pool_elsewhere():
-  assert dataclasses.replace(TINY, target=here()).pool_columns == 0
-  for platform in ("gpu", "rocm", "tpu"):
-    target = Target(platform, 1, 2**30)
-    assert dataclasses.replace(TINY, target=target).pool_columns >= 64
-
-
-def test_pages_of_a_cpu_are_float32_whatever_the_policy_is():
+def test_a_cpu_has_pages_in_float32_and_others_a_pool():
   """In bfloat16 XLA would convert a whole page in every step."""
+  assert dataclasses.replace(TINY, target=here()).pool_columns == 0
+  for platform, columns in (("gpu", 64), ("rocm", 64), ("tpu", 256)):
+    target = Target(platform, 1, 2**30)
+    assert dataclasses.replace(TINY, target=target).pool_columns == columns
   half = changed(dtype="bfloat16")
   dtypes = lambda policy: {
     str(x.dtype)

@@ -59,6 +59,8 @@ def test_every_parameter_of_a_policy_matches_exactly_one_rule():
   for name in names:
     hits = [r for r, _ in sharding.PARAM_AXES if re.fullmatch(r, name)]
     assert len(hits) == 1, (name, hits)
+  axes = {axis for _, axes in sharding.PARAM_AXES for axis in axes}
+  assert axes == sharding.MESH_AXIS.keys()
   for rule, _ in sharding.PARAM_AXES:
     assert any(re.fullmatch(rule, name) for name in names), rule
 
@@ -124,11 +126,6 @@ def test_axes_have_the_sizes_that_they_are_named_for(name):
   assert used == (size.keys() if c.experts else size.keys() - {"router"})
 
 
-def test_every_axis_has_a_place():
-  axes = {axis for _, axes in sharding.PARAM_AXES for axis in axes}
-  assert axes == sharding.MESH_AXIS.keys()
-
-
 @pytest.mark.parametrize(
   "params, message",
   [
@@ -136,8 +133,6 @@ def test_every_axis_has_a_place():
       {"blocks": {"qq": {"kernel": leaf(3, 8, 4, 2)}}},
       "blocks/qq/kernel (3, 8, 4, 2)",
     ),
-    ({"lora": {"ln_final": {"scale": leaf(8)}}}, "lora/ln_final/scale (8,)"),
-    ({"ln_final": {"scale2": leaf(8)}}, "ln_final/scale2 (8,)"),
     (
       {"blocks": {"q": {"kernel": leaf(8, 4, 2)}}},
       "blocks/q/kernel (8, 4, 2) ... ('layer', 'width', 'heads', 'head_size')",
@@ -176,7 +171,7 @@ def test_moments_lie_where_their_parameters_lie(mesh):
 def test_host_arrays_become_global_arrays_in_order(mesh):
   host = np.arange(24, dtype=np.int32).reshape(8, 3)
   out = sharding.to_mesh(mesh, P("fsdp"), host)
-  np.testing.assert_array_equal(out, host)
+  np.testing.assert_array_equal(sharding.to_host(out), host)
   assert out.sharding.spec == P("fsdp") and out.dtype == np.int32
   for shard in out.addressable_shards:
     assert shard.data.shape == (2, 3)
@@ -185,9 +180,7 @@ def test_host_arrays_become_global_arrays_in_order(mesh):
 
 
 @pytest.mark.parametrize(
-  "axes",
-  [dict(fsdp=4, tensor=2), dict(fsdp=8), dict(data=2, fsdp=2, expert=2)],
-  ids=str,
+  "axes", [dict(fsdp=4, tensor=2), dict(data=2, fsdp=2, expert=2)], ids=str
 )
 def test_shards_travel_in_the_dtype_of_products_and_sums_do_not(axes):
   mesh = meshes.make_mesh(**axes)
@@ -250,8 +243,7 @@ def test_parameters_are_left_alone_where_no_device_lacks_them():
   "name, dtype, tied",
   [
     tiers.at_night(("plain", "bfloat16", False)),
-    tiers.at_night(("all", "float32", True)),
-    ("experts", "float32", False),
+    ("experts", "float32", True),
   ],
 )
 def test_a_mesh_changes_no_gradient_of_any_parameter(mesh, name, dtype, tied):
@@ -281,24 +273,14 @@ def test_a_mesh_changes_no_gradient_of_any_parameter(mesh, name, dtype, tied):
     )
 
 
-@pytest.mark.parametrize("spec", [P("fsdp"), P(None, "tensor"), P()])
-def test_a_global_array_comes_to_the_host_whole(mesh, spec):
-  host = np.arange(24, dtype=np.float32).reshape(4, 6)
-  out = sharding.to_host(sharding.to_mesh(mesh, spec, host))
-  assert type(out) is np.ndarray
-  np.testing.assert_array_equal(out, host)
-
-
 @pytest.mark.parametrize(
   "prompts, rows, data, want",
   [
     (2, 16, 1, (1, 16, 2)),  # as they are
-    (8, 16, 4, (1, 16, 8)),
     (2, 16, 8, (4, 4, 8)),
     (3, 16, 8, (8, 2, 24)),
     (2, 10, 8, (4, 3, 8)),  # 2 rows too many of each prompt
     (1, 2, 8, (2, 1, 8)),  # 6 blocks too many
-    (6, 16, 4, (2, 8, 12)),
   ],
 )
 def test_rows_of_few_prompts_are_cut_into_blocks(prompts, rows, data, want):
@@ -324,13 +306,6 @@ def test_heads_lie_apart_where_a_mesh_has_an_axis_for_them(mesh):
   assert [x.shape for x in make()] == [(3, 2, 4, 5)] * 2  # without a mesh
 
 
-def test_alone_nothing_changes():
-  mesh = meshes.make_mesh(fsdp=8)
-  assert sharding.local_mesh(mesh) is mesh
-  params = {"w": jax.numpy.ones(3)}
-  assert sharding.local_copy(params, mesh) is params
-
-
 def test_a_process_has_its_own_mesh(monkeypatch):
   mesh = meshes.make_mesh(fsdp=2, tensor=4)
   monkeypatch.setattr(jax, "process_count", lambda: 2)
@@ -339,9 +314,9 @@ def test_a_process_has_its_own_mesh(monkeypatch):
   assert sharding.local_mesh(mesh) is own
 
 
-@pytest.mark.parametrize("tensor", [1, 2])
-def test_a_process_has_all_parameters_once(monkeypatch, tensor):
+def test_a_process_has_all_parameters_once(monkeypatch):
   """Devices 0 to 3 as one of two processes: shards of the other are dropped."""
+  tensor = 2
   mesh = meshes.make_mesh(fsdp=8 // tensor, tensor=tensor)
   params = changed(vocab=40).init(jax.random.key(0))
   spread = jax.device_put(params, sharding.param_shardings(params, mesh))

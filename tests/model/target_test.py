@@ -1,8 +1,10 @@
-"""Tests of brorl_jax/model/target.py."""
+"""What an architecture is, and the machine for which programs are compiled."""
 
+import dataclasses
 import os
 
 import jax
+from small_policies import TINY
 
 from brorl_jax.model import target
 
@@ -34,3 +36,11 @@ def test_a_container_may_have_less_than_its_machine(tmp_path, monkeypatch):
   paths = (str(none), str(limit), str(tmp_path / "missing"))
   monkeypatch.setattr(target, "_LIMITS", paths)
   assert target.device_bytes() == 10**6
+
+
+def test_equal_architectures_share_their_programs_wherever_they_were_read():
+  assert TINY.attention_scale == 0.5
+  assert dataclasses.replace(TINY, query_scale=0.7).attention_scale == 0.7
+  same = dataclasses.replace(TINY, origin="{}")
+  assert same == TINY and hash(same) == hash(TINY)
+  assert dataclasses.replace(TINY, window=3) != TINY

@@ -1,7 +1,6 @@
 """Tests of brorl_jax/model/tokenizer.py."""
 
 import json
-import random
 import shutil
 
 import numpy as np
@@ -15,25 +14,6 @@ QWEN2 = {"model_type": "qwen2"}
 
 def asked(text):
   return [{"role": "user", "content": text}]
-
-
-def questions(count=600):
-  rng = random.Random(0)
-  texts = []
-  for _ in range(count):
-    a, b = rng.randrange(1000), rng.randrange(1000)
-    two = chr(97 + a % 26) + chr(97 + b % 26)
-    texts.append(
-      rng.choices(
-        [
-          f"Calculate the following sum: {a} + {b} = ?",
-          f"What is the greatest common divisor of {a} and {b}?",
-          f'How many times does the letter "{two}" appear?',
-        ],
-        weights=[4, 4, 1],
-      )[0]
-    )
-  return texts
 
 
 ODD = [
@@ -79,12 +59,9 @@ def test_transformers_reads_the_same_ids_from_a_qwen2_directory(copy, built):
 
   (copy / "config.json").write_text(json.dumps(QWEN2))
   theirs = AutoTokenizer.from_pretrained(copy)
-  for text in [*questions(), *ODD]:
+  for text in ODD:
     ids = built.encode(text)
     assert theirs.encode(text, add_special_tokens=False) == ids, text
-    assert (
-      tokenizer.Tokenizer(copy).encode(text) == ids if text in ODD else True
-    )
   rendered = theirs.apply_chat_template(
     asked(ODD[3]), add_generation_prompt=True, return_dict=False
   )
@@ -92,15 +69,13 @@ def test_transformers_reads_the_same_ids_from_a_qwen2_directory(copy, built):
 
 
 def test_text_survives(built):
-  texts = [*questions(20), *ODD]
-  assert built.decode(map(built.encode, texts)) == texts
+  assert built.decode(map(built.encode, ODD)) == ODD
   assert built.decode([]) == []
 
 
 def test_a_prompt_is_the_question_and_the_ask_token(built):
   (ask,) = built.encode("<|im_start|>")
-  for text in questions(5):
-    assert built.render(asked(text)) == [*built.encode(text), ask]
+  assert built.render(asked(ODD[3])) == [*built.encode(ODD[3]), ask]
   assert ask not in built.stop_ids
 
 
@@ -143,9 +118,7 @@ def write(path, text):
   [
     ({"eos_token_id": 7}, (7,)),
     ({"eos_token_id": [5, 7]}, (5, 7)),
-    ({"eos_token_id": 0}, (0,)),
     ({"temperature": 0.6}, (2,)),  # as the tokenizer says
-    ({"eos_token_id": None}, (2,)),
     (None, (2,)),
   ],
 )
@@ -166,31 +139,14 @@ def test_stop_ids_of_the_config_count_where_generation_has_none(copy):
   "ids, wrong",
   [
     ([2, "a"], "'a'"),
-    (2.5, "2.5"),
-    ("2", "'2'"),
-    ([[2]], "[2]"),
     (True, "True"),
     (-1, "-1"),
     (512, "512"),
-    ({"a": 1}, "{'a': 1}"),
   ],
 )
 def test_a_stop_id_that_is_none_is_refused(copy, ids, wrong):
   write(copy / "generation_config.json", {"eos_token_id": ids})
   refused(copy, f"{copy}: eos_token_id {wrong} ... 0 to 511")
-
-
-@pytest.mark.parametrize(
-  "template, message",
-  [
-    ("", " has no chat template; add one as chat_template.jinja, or"),
-    ("hello", ": its chat template leaves out the question"),
-    ("{% for %}", ": its chat template fails: "),
-  ],
-)
-def test_a_template_without_the_question_is_refused(copy, template, message):
-  (copy / "chat_template.jinja").write_text(template)
-  refused(copy, f"{copy}{message}")
 
 
 def test_padding_is_the_end_where_there_is_none(copy):
@@ -209,8 +165,8 @@ def test_a_directory_that_names_no_end_is_refused(copy):
   del config["eos_token"]
   write(path, config)
   refused(copy, f"{copy} ... token")
-  write(copy / "generation_config.json", {"eos_token_id": []})
-  refused(copy, f"{copy} ... token")
+  (copy / "chat_template.jinja").write_text("")
+  refused(copy, f"{copy} ... chat_template.jinja")
 
 
 def refused(directory, message):
@@ -221,9 +177,8 @@ def refused(directory, message):
 @pytest.mark.parametrize(
   "name, text",
   [
-    *(("tokenizer.json", text) for text in ("{", "", "[]", "{}", None)),
-    ("tokenizer.json", '{"version": "1.0"}'),
-    *(("generation_config.json", text) for text in ("{", "[1]")),
+    *(("tokenizer.json", text) for text in ("", "{}", None)),
+    ("generation_config.json", "{"),
   ],
 )
 def test_damaged_files_are_refused_in_one_line(copy, name, text):
@@ -245,19 +200,9 @@ def test_left_padding_by_hand():
     mask, np.asarray([[0, 0, 1], [1, 1, 1], [0, 1, 1]], bool)
   )
   assert tokens.dtype == np.int32 and mask.dtype == bool
-  assert tokenizer.left_pad([[1]], 4)[1].tolist() == [[False] * 3 + [True]]
-
-
-@pytest.mark.parametrize(
-  "prompts, message",
-  [
-    ([[1], [1, 2, 3, 4]], "prompt 1 ... 4 tokens ... 1 to 3"),
-    ([[]], "prompt 0 ... 0 tokens ... 1 to 3"),
-  ],
-)
-def test_left_padding_refuses_by_number(prompts, message):
-  with refuses(ValueError, message):
-    tokenizer.left_pad(prompts, 3)
+  for prompts, number in ([[1], [1, 2, 3, 4]], 1), ([[]], 0):
+    with refuses(ValueError, f"prompt {number} ... 1 to 3"):
+      tokenizer.left_pad(prompts, 3)
 
 
 def test_a_template_of_ones_own_takes_the_place_of_the_checkpoints(
@@ -290,7 +235,6 @@ def test_a_checkpoint_without_a_template_takes_one(copy):
   "data, says",
   [
     (b"hello", ": its chat template leaves out the question"),
-    (b"{% for %}", ": its chat template fails: "),
     (b"{{ raise_exception('a\nb') }}", ": its chat template fails: a"),
     (b"", ": its chat template is empty"),
     (b"{{ ().__class__.__base__.__subclasses__() }}", ": its chat template fa"),
@@ -316,9 +260,3 @@ def test_a_template_that_cannot_be_read_is_refused(tmp_path):
   path.write_bytes(b"\xff")
   with pytest.raises(ValueError, match=r"mine\.jinja.*UTF-8"):
     tokenizer.read_template(str(path))
-
-
-def test_the_digest_of_a_template_changes_with_any_character():
-  digests = {tokenizer.Template("a", text).digest for text in ("x", "y", "x ")}
-  assert len(digests) == 3
-  assert tokenizer.Template("b", "x").digest in digests

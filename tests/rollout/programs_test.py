@@ -440,7 +440,7 @@ POLICIES = {
   ),
 )
 def test_a_policy_draws_the_same_tokens_from_a_pool(changes, how, monkeypatch):
-  monkeypatch.setattr(cache, "POOL_COLUMNS", 4)
+  monkeypatch.setattr(cache, "pool_columns", lambda target: 4)
   policy = dataclasses.replace(POLICY, **changes)
   # Not "gpu": a CPU cannot run its kernels.
   pooled = dataclasses.replace(policy, target=Target("rocm", 8, 2**33))

@@ -31,6 +31,7 @@ from small_decoders import (
   with_two_ends,
 )
 from small_decoders import spec as spec_of
+from small_policies import response_logits
 
 from brorl_jax.model import sharding
 from brorl_jax.rollout import program_spec, sampler
@@ -270,7 +271,7 @@ def test_log_probabilities_are_those_of_scoring_the_response():
   tokens = np.zeros((len(prompts), 7), np.int32)
   for row, ids in zip(tokens, prompts, strict=True):
     row[7 - len(ids) :] = ids
-  logits = jax.jit(POLICY.response_logits)(
+  logits = jax.jit(functools.partial(response_logits, POLICY))(
     policy_params(), jnp.asarray(tokens), jnp.asarray(tokens > 0), out.tokens
   )
   logp = np.take_along_axis(
